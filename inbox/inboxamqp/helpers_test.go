@@ -170,16 +170,6 @@ func ready(t *testing.T, r *running) {
 	testenv.Eventually(t, func() error { return r.Ready(t.Context()) })
 }
 
-func awaitPaused(t *testing.T, r *running) {
-	t.Helper()
-	testenv.Eventually(t, func() error {
-		if r.Ready(t.Context()) == nil {
-			return errors.New("ready")
-		}
-		return nil
-	})
-}
-
 // order is a message as our own publisher writes it.
 func order() amqp.Publishing {
 	return amqp.Publishing{
@@ -208,10 +198,6 @@ func attempt(n int) amqp.Publishing {
 	p := order()
 	p.Headers = amqp.Table{"holdfast-attempt": strconv.Itoa(n), "holdfast-first-failed-at": time.Now().UTC().Format(time.RFC3339Nano)}
 	return p
-}
-
-func asMessage(p amqp.Publishing, attempt int) *inbox.Message {
-	return &inbox.Message{ID: uuid.MustParse(p.MessageId), Name: p.Type, Attempt: attempt}
 }
 
 // logBuffer keeps a log.

@@ -15,6 +15,7 @@ import (
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/inboxamqp"
 	"github.com/holdfast-go/holdfast/internal/amqptest"
+	"github.com/holdfast-go/holdfast/internal/ids"
 	"github.com/holdfast-go/holdfast/outbox/driver"
 	"github.com/holdfast-go/holdfast/outbox/outboxamqp"
 	"github.com/holdfast-go/holdfast/symfony"
@@ -157,27 +158,10 @@ func TestToSymfony(t *testing.T) {
 	format := symfony.Format{Classes: map[string]string{"order.placed": `App\OrderPlaced`}, IDStamp: `App\Uid`}
 	var got recorder
 	consume(t, b, &got, config{Queue: "go", Format: format, Retry: quick, Bindings: []inboxamqp.Binding{{Exchange: "events", Key: "order.*"}}})
-	publisher, err := outboxamqp.NewPublisher(b.Dial, outboxamqp.Config{Exchange: "events", Format: format})
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
-	go func() { ended <- publisher.Run(ctx) }()
-	defer func() {
-		cancel()
-		if err := <-ended; err != nil {
-			t.Error(err)
-		}
-	}()
 	m := driver.Message{
 		ID: uuid.MustParse(symfonyID), Name: "order.placed", Body: []byte(`{"orderId":"A-1","total":4200}`), CreatedAt: time.Now(),
 	}
-	published := make(chan error, 1)
-	publisher.Publish(ctx, m, func(err error) { published <- err })
-	if err := <-published; err != nil {
-		t.Fatal(err)
-	}
+	publishOne(t, b, outboxamqp.Config{Exchange: "events", Format: format}, m)
 	raw := b.Take(t, "php", 1, patience)[0]
 	class, ids := symfonyReads(t, raw)
 	if class != `App\OrderPlaced` || len(ids) != 1 || ids[0] != symfonyID || raw.ContentType != "application/json" {
@@ -245,6 +229,30 @@ func TestRecorded(t *testing.T) {
 		m := got.await(t, i+1)[i]
 		if m.ID != r.Want.ID || m.Name != r.Want.Name || string(m.Body) != r.Want.Body || m.ContentType != r.Want.ContentType {
 			t.Errorf("%s: %s: received %+v", path, r.About, m)
+		}
+	}
+}
+
+// A copy without the sender's headers is still the same message to us.
+func TestSymfonyProducerWithFullHeaders(t *testing.T) {
+	t.Parallel()
+	b := amqptest.New(t)
+	var got recorder
+	got.fail = func(m *inbox.Message) error {
+		if m.Attempt == 1 {
+			return errBroken
+		}
+		return nil
+	}
+	consume(t, b, &got, config{Queue: "orders", Retry: quick, Concurrency: 1})
+	for k, stamp := range []string{"X-Message-Stamp-MessageIdStamp", `X-Message-Stamp-App\Messenger\MessageIdStamp`} {
+		id := ids.New().String()
+		b.Publish(t, "", "orders", amqp.Publishing{Body: []byte(`{"n":1}`), Headers: amqp.Table{
+			"type": "order.placed", stamp: `[{"messageId":"` + id + `"}]`, "Content-Type": "application/json", "big": strings.Repeat("h", 100<<10),
+		}})
+		m := got.await(t, 2*k+2)[2*k+1]
+		if m.ID.String() != id || m.Name != "order.placed" || m.ContentType != "application/json" || m.Headers["big"] != "" || m.Attempt != 2 {
+			t.Errorf("%s: second attempt %+v", stamp, m)
 		}
 	}
 }

@@ -3,6 +3,8 @@ package inboxamqp_test
 import (
 	"context"
 	"errors"
+	"fmt"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -12,40 +14,22 @@ import (
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/internal/memory"
 	"github.com/holdfast-go/holdfast/internal/amqptest"
+	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
+// Retries and the dead letter keep the properties of AMQP that are the sender's, and drop those that would
+// lose the copy or be mistaken for the broker's.
 func TestRetries(t *testing.T) {
 	t.Parallel()
 	b := amqptest.New(t)
-	type try struct {
-		attempt int
-		at      time.Time
-	}
-	tries := make(chan try, 10)
-	r := consume(t, b, processorFunc(func(_ context.Context, m *inbox.Message) error {
-		tries <- try{m.Attempt, time.Now()}
-		return errBroken
-	}), config{Queue: "orders", Retry: quick})
+	got := recorder{fail: func(*inbox.Message) error { return errBroken }}
+	consume(t, b, &got, config{Queue: "orders", Retry: quick})
 	p := order()
 	p.Headers = amqp.Table{"tenant": "a", "x-death": "mine"}
 	p.Expiration = "60000"
 	b.Publish(t, "", "orders", p)
 	dead := b.Take(t, "failed.default", 1, patience)[0]
-	r.stop(t)
-	close(tries)
-	n := 0
-	var last time.Time
-	for got := range tries {
-		n++
-		if got.attempt != n {
-			t.Errorf("try %d has the attempt %d", n, got.attempt)
-		}
-		if least := 80 * time.Millisecond << max(n-2, 0); n > 1 && got.at.Sub(last) < least {
-			t.Errorf("try %d came after %v, before %v", n, got.at.Sub(last), least)
-		}
-		last = got.at
-	}
-	if n != 4 {
+	if n := len(got.messages()); n != 4 {
 		t.Errorf("%d tries, want 4", n)
 	}
 	if dead.Headers["holdfast-attempt"] != "4" || dead.Headers["holdfast-error"] != "broken" || dead.Headers["tenant"] != "a" ||
@@ -56,29 +40,6 @@ func TestRetries(t *testing.T) {
 	final, err2 := time.Parse(time.RFC3339Nano, dead.Headers["holdfast-last-failed-at"].(string))
 	if err := errors.Join(err1, err2); err != nil || !final.After(first) {
 		t.Errorf("first failure %v, last %v: %v", first, final, err)
-	}
-	awaitDepth(t, b, "orders", 0)
-}
-
-// Without its retry queue a message comes again, uncounted.
-func TestRetryQueueMissing(t *testing.T) {
-	t.Parallel()
-	b := amqptest.New(t)
-	b.Queue(t, "orders", nil)
-	var failing atomic.Bool
-	failing.Store(true)
-	got := recorder{fail: failWhile(&failing, errBroken)}
-	r := start(t, newConsumer(t, b.Dial, &got, config{Queue: "orders", Retry: quick}))
-	b.Publish(t, "", "orders", order())
-	if seen := got.await(t, 2); seen[1].Attempt != 1 {
-		t.Errorf("second delivery %+v", seen[1])
-	}
-	failing.Store(false)
-	got.await(t, 3)
-	r.stop(t)
-	awaitDepth(t, b, "orders", 0)
-	if n := len(got.messages()); n > 5 {
-		t.Errorf("%d deliveries: a hot loop", n)
 	}
 }
 
@@ -107,4 +68,56 @@ func TestShovelledBack(t *testing.T) {
 		t.Errorf("headers %v", again.Headers)
 	}
 	r.stop(t)
+}
+
+// Bad messages whose dead-letter queue takes none, more than the prefetch and at the head of the
+// queue, let the good ones pass. They end where they belong as soon as they can.
+func TestDeadLetterQueueTakesNone(t *testing.T) {
+	t.Parallel()
+	testenv.Nightly(t, "refused messages wait longer each time")
+	for name, refuse := range map[string]func(*testing.T, *amqptest.Broker) (mend func()){
+		"full": func(t *testing.T, b *amqptest.Broker) func() { return b.Full(t, "failed.validation") },
+		"missing": func(t *testing.T, b *amqptest.Broker) func() {
+			must(t, deleteQueue(t, b, "failed.validation"))
+			return func() { b.Queue(t, "failed.validation", amqp.Table{"x-queue-type": "quorum"}) }
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			const bad, good, prefetch = 6, 20, 4
+			b := amqptest.New(t)
+			var got recorder
+			c := newConsumer(t, b.Dial, processorFunc(func(ctx context.Context, m *inbox.Message) error {
+				if m.Name == "bad" {
+					return inbox.Invalid(errBroken)
+				}
+				return got.Process(ctx, []*inbox.Message{m})[0]
+			}), config{Retry: quick, Concurrency: 2, Prefetch: prefetch})
+			setUp(t, c)
+			mend := refuse(t, b)
+			publishAll(t, b, "orders", "bad", bad)
+			publishAll(t, b, "orders", "order.placed", good)
+			r := start(t, c)
+			got.distinct(t, good)
+			testenv.Eventually(t, func() error {
+				if err := r.Ready(t.Context()); err == nil || !strings.Contains(err.Error(), "failed.validation") {
+					return fmt.Errorf("ready: %v", err)
+				}
+				return nil
+			})
+			mend()
+			for letters := 0; letters < bad; {
+				d := b.Take(t, "failed.validation", 1, patience)[0]
+				if d.Type == "filler" {
+					continue
+				}
+				letters++
+				if d.Headers["holdfast-attempt"] != "1" {
+					t.Errorf("a dead letter after %v attempts", d.Headers["holdfast-attempt"])
+				}
+			}
+			r.stop(t)
+			awaitDepth(t, b, "orders", 0)
+		})
+	}
 }

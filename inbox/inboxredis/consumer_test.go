@@ -2,8 +2,11 @@ package inboxredis_test
 
 import (
 	"context"
+	"errors"
 	"log/slog"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 
@@ -12,6 +15,7 @@ import (
 	"github.com/holdfast-go/holdfast/inbox/inboxtest/conformance"
 	"github.com/holdfast-go/holdfast/internal/partition"
 	"github.com/holdfast-go/holdfast/internal/redistest"
+	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
 func TestConsumer(t *testing.T) {
@@ -95,5 +99,91 @@ func start(t *testing.T, c *inboxredis.Consumer) (stop func()) {
 		if err := <-ended; err != nil {
 			t.Error(err)
 		}
+	}
+}
+
+func TestConsumerCheck(t *testing.T) {
+	t.Parallel()
+	server := testenv.Private(t, testenv.Redis)
+	client := redistest.Client(t, server.URL())
+	c, err := inboxredis.NewConsumer(client, stream, inbox.NewMux(), inboxredis.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := func(texts ...string) {
+		t.Helper()
+		err := c.Check(t.Context())
+		if joined, ok := err.(interface{ Unwrap() []error }); (err != nil) != (len(texts) > 0) || ok && len(joined.Unwrap()) != len(texts) {
+			t.Errorf("%d findings wanted: %v", len(texts), err)
+			return
+		}
+		for _, text := range texts {
+			if _, mends := errors.AsType[interface {
+				error
+				Mend() string
+			}](err); !mends || !strings.Contains(err.Error(), text) {
+				t.Errorf("Check: %v, want a finding with %q", err, text)
+			}
+		}
+	}
+	want(`stream "orders" has no group "orders"; call Consumer.Setup`, `stream "{orders}:orders:retries" has no group`)
+	for range 2 {
+		if err := c.Setup(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want()
+	// Who reads a group, or did lately, is behind and no finding.
+	setup(t, client, "read")
+	publish(t, client, event())
+	if err := client.XReadGroup(t.Context(), &redis.XReadGroupArgs{Group: "read", Consumer: "c", Streams: []string{stream, ">"}}).Err(); err != nil {
+		t.Fatal(err)
+	}
+	want()
+	setup(t, client, "deserted")
+	want(`nobody reads the group "deserted", which is 1 messages behind`)
+	if err := client.XGroupDestroy(t.Context(), stream, "deserted").Err(); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(client.ConfigSet(t.Context(), "maxmemory", "100mb").Err(), client.ConfigSet(t.Context(), "maxmemory-policy", "allkeys-lru").Err()); err != nil {
+		t.Fatal(err)
+	}
+	want("maxmemory-policy is allkeys-lru: Redis may evict whole streams")
+	if err := client.ConfigSet(t.Context(), "maxmemory-policy", "noeviction").Err(); err != nil {
+		t.Fatal(err)
+	}
+	host, port, _ := strings.Cut(client.Options().Addr, ":")
+	testenv.Private(t, testenv.Redis, "--replicaof", host, port)
+	testenv.Eventually(t, func() error {
+		if err := c.Check(t.Context()); err == nil || !strings.Contains(err.Error(), "a failover loses them; CONFIG SET min-replicas-to-write 1") {
+			return errors.Join(errors.New("no finding"), err)
+		}
+		return nil
+	})
+	if err := client.ConfigSet(t.Context(), "min-replicas-to-write", "1").Err(); err != nil {
+		t.Fatal(err)
+	}
+	want()
+	ordered, err := inboxredis.NewConsumer(client, stream, inbox.NewMux(), inboxredis.Config{ConsumerConfig: inbox.ConsumerConfig{Ordered: true}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := ordered.Check(t.Context()); err == nil || !strings.Contains(err.Error(), "use a processor with a ledger") {
+		t.Errorf("an ordered consumer without a ledger: %v", err)
+	}
+}
+
+func TestConsumerConfig(t *testing.T) {
+	t.Parallel()
+	client := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"})
+	defer client.Close()
+	_, err := inboxredis.NewConsumer(nil, "a}b", nil, inboxredis.Config{Timeout: -time.Second, ConsumerConfig: inbox.ConsumerConfig{Batch: -1}})
+	for _, want := range []string{"client is nil", "no hash tag", "processor is nil", "Config.Timeout", "ConsumerConfig.Batch"} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
+		}
+	}
+	if _, err := inboxredis.NewConsumer(client, "orders", inbox.NewMux(), inboxredis.Config{}); err != nil {
+		t.Error(err)
 	}
 }

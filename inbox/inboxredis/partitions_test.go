@@ -238,6 +238,7 @@ func TestPartitionsOfADeadProcess(t *testing.T) {
 // A partition in which a message waits for its retry stays where it is, and others are passed on.
 func TestPartitionThatWaitsIsNotPassedOn(t *testing.T) {
 	t.Parallel()
+	testenv.Nightly(t, "a share is looked at again after 10 s")
 	client := redistest.New(t)
 	var failed atomic.Bool
 	var mended atomic.Bool

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -15,6 +16,7 @@ import (
 	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/inbox/inboxpgx"
 	"github.com/holdfast-go/holdfast/inbox/inboxredis"
+	"github.com/holdfast-go/holdfast/inbox/inboxtest"
 	"github.com/holdfast-go/holdfast/inbox/inboxtest/conformance"
 	"github.com/holdfast-go/holdfast/inbox/internal/memory"
 	"github.com/holdfast-go/holdfast/internal/redistest"
@@ -121,44 +123,40 @@ func TestShortcutAsksRedisFirst(t *testing.T) {
 	}
 }
 
-// A Redis that hangs delays a few messages by the timeout, and no more.
+// hangs answers nothing until the caller gives up.
+type hangs struct{ redis.Hook }
+
+func (hangs) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (hangs) ProcessHook(redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, _ redis.Cmder) error { <-ctx.Done(); return ctx.Err() }
+}
+
+func (hangs) ProcessPipelineHook(redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, _ []redis.Cmder) error { <-ctx.Done(); return ctx.Err() }
+}
+
+// A Redis that hangs delays messages until three answers did not come, and then one message a second.
 func TestShortcutWithHungRedis(t *testing.T) {
 	t.Parallel()
-	server := testenv.Private(t, testenv.Redis)
-	const n, timeout = 100, 300 * time.Millisecond
-	b := newBehind()
-	f := b.shortcut(t, redistest.Client(t, server.URL()), "a", succeed, timeout)
-	if err := process(t, f, event()); err != nil {
-		t.Fatal(err)
-	}
-	if err := server.Pause(); err != nil {
-		t.Fatal(err)
-	}
-	began := time.Now()
-	for range n {
-		if err := process(t, f, event()); err != nil {
-			t.Fatal(err)
+	synctest.Test(t, func(t *testing.T) {
+		const timeout = 300 * time.Millisecond
+		client := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"})
+		defer client.Close()
+		client.AddHook(hangs{})
+		f := newBehind().shortcut(t, client, "a", succeed, timeout)
+		for _, want := range []time.Duration{3 * timeout, timeout} {
+			began := time.Now()
+			for range 100 {
+				if err := process(t, f, event()); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if took := time.Since(began); took != want {
+				t.Errorf("100 messages took %v, want %v", took, want)
+			}
+			time.Sleep(2 * time.Second)
 		}
-	}
-	if took := time.Since(began); took > n/2*timeout {
-		t.Errorf("%d messages took %v", n, took)
-	}
-	if err := server.Resume(); err != nil {
-		t.Fatal(err)
-	}
-	testenv.Eventually(t, func() error { // it is asked again
-		m := event()
-		if err := process(t, f, m); err != nil {
-			t.Fatal(err)
-		}
-		before := b.manager.Stats().Attempts
-		if err := process(t, f, m); err != nil {
-			t.Fatal(err)
-		}
-		if b.manager.Stats().Attempts != before {
-			return errors.New("no copy is known")
-		}
-		return nil
 	})
 }
 
@@ -206,5 +204,87 @@ func TestPassesOn(t *testing.T) {
 	}
 	if limit, none := limited.Limit("a"), before.(driver.Limiter).Limit("a"); limit != 3 || none != 0 {
 		t.Errorf("limits %d and %d", limit, none)
+	}
+}
+
+// pausesSeen tells when a consumer logs that an operator has paused it.
+type pausesSeen struct {
+	slog.Handler
+	seen chan struct{}
+}
+
+func (pausesSeen) Enabled(context.Context, slog.Level) bool { return true }
+
+func (p pausesSeen) WithAttrs([]slog.Attr) slog.Handler { return p }
+
+func (p pausesSeen) Handle(_ context.Context, r slog.Record) error {
+	if r.Message == "paused by an operator" {
+		p.seen <- struct{}{}
+	}
+	return nil
+}
+
+// An operator pauses a store also where Redis is asked before it.
+func TestPauseOfTheStoreBehind(t *testing.T) {
+	t.Parallel()
+	client := redistest.New(t)
+	store, err := inboxtest.New(txretrytest.New(txretrytest.Config{}), groupName, inboxpgx.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	handled := make(chan struct{}, 10)
+	err = inboxpgx.Handle(store, conformance.Name, func(context.Context, pgx.Tx, conformance.Event) error {
+		handled <- struct{}{}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := inboxredis.NewProcessor(client, store, inboxredis.ProcessorConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := store.Pause(t.Context(), "ada", "a test"); err != nil {
+		t.Fatal(err)
+	}
+	paused := make(chan struct{}, 10)
+	c := newConsumer(t, client, p, inboxredis.Config{ConsumerConfig: inbox.ConsumerConfig{Logger: slog.New(pausesSeen{seen: paused})}})
+	publish(t, client, event())
+	defer start(t, c)()
+	select {
+	case <-paused:
+	case <-handled:
+		t.Fatal("a message is processed during the pause")
+	case <-time.After(patience):
+		t.Fatal("the consumer does not learn of the pause")
+	}
+	if err := store.Resume(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	awaitHandled(t, handled)
+}
+
+// A processor that cannot be paused is never paused.
+func TestNoPauseOfAMuxBehind(t *testing.T) {
+	t.Parallel()
+	client := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"})
+	defer client.Close()
+	p := newProcessor(t, client, inboxredis.ProcessorConfig{}, succeed)
+	if paused, err := p.Paused(t.Context()); err != nil || paused != (driver.Pause{}) {
+		t.Errorf("it is paused: %+v, %v", paused, err)
+	}
+	for what, err := range map[string]error{"Pause": p.Pause(t.Context(), "ada", ""), "Resume": p.Resume(t.Context())} {
+		if !errors.Is(err, errors.ErrUnsupported) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+}
+
+func awaitHandled(t *testing.T, handled <-chan struct{}) {
+	t.Helper()
+	select {
+	case <-handled:
+	case <-time.After(patience):
+		t.Fatal("no message is processed")
 	}
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/inbox/inboxredis"
+	"github.com/holdfast-go/holdfast/inbox/inboxtest/conformance"
 	"github.com/holdfast-go/holdfast/internal/redistest"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
@@ -23,6 +24,7 @@ import (
 // What a process held that died comes to another one; what a slow handler holds does not.
 func TestClaim(t *testing.T) {
 	t.Parallel()
+	testenv.Nightly(t, "messages are claimed after 8 s")
 	f := newFixture(t, false)
 	publish(t, f.direct, event(), event(), event())
 	died, _ := f.open(t, f.direct, groupName)
@@ -33,13 +35,11 @@ func TestClaim(t *testing.T) {
 
 	other, _ := f.open(t, f.direct, groupName)
 	s := open(t, running(t, other), 10)
-	began := time.Now()
 	for _, d := range receive(t, s, 2) {
 		if !d.Message().Redelivered || d.Message().ID == held[0].Message().ID {
 			t.Errorf("%+v", d.Message())
 		}
 	}
-	t.Logf("claimed after %v", time.Since(began))
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
 	defer cancel()
 	if ds, err := s.Receive(ctx, 10); len(ds) != 0 || !errors.Is(err, context.DeadlineExceeded) {
@@ -85,7 +85,10 @@ func TestLease(t *testing.T) {
 	publish(t, f.direct, want[:6]...)
 	stopped, _ := f.open(t, f.direct, groupName)
 	before := open(t, stopped, 3)
-	ds := receive(t, before, 3) // its lease is not prolonged
+	ds := receive(t, before, 3)                                                                 // its lease is not prolonged
+	if err := f.direct.Del(t.Context(), "{"+stream+"}:"+groupName+":owner").Err(); err != nil { // as if it had run out
+		t.Fatal(err)
+	}
 	next, _ := f.open(t, f.direct, groupName)
 	s := open(t, running(t, next), 10)
 	publish(t, f.direct, want[6:]...)
@@ -183,23 +186,19 @@ func TestWithoutMemory(t *testing.T) {
 // A consumer whose idle connections have all fallen silent is at work again soon.
 func TestHalfOpenConnections(t *testing.T) {
 	t.Parallel()
+	testenv.Nightly(t, "silence takes seconds")
 	f := newFixture(t, false)
-	handled := make(chan time.Time, 10)
+	handled := make(chan struct{}, 10)
 	mux := inbox.NewMux()
-	handle(t, mux, event().Name, func(context.Context) error { handled <- time.Now(); return nil })
+	handle(t, mux, event().Name, func(context.Context) error { handled <- struct{}{}; return nil })
 	c := newConsumer(t, f.through, mux, inboxredis.Config{Group: groupName})
 	stop := start(t, c)
 	defer stop()
 	testenv.Eventually(t, func() error { return c.Ready(t.Context()) })
 	f.network.SilenceConnections()
 	publish(t, f.direct, event())
-	began := time.Now()
 	select {
-	case at := <-handled:
-		t.Logf("handled after %v", at.Sub(began))
-		if took := at.Sub(began); took > time.Minute {
-			t.Errorf("handled after %v", took)
-		}
+	case <-handled:
 	case <-time.After(testenv.Patience):
 		t.Fatal("not handled")
 	}
@@ -208,54 +207,28 @@ func TestHalfOpenConnections(t *testing.T) {
 // What a living process holds is not claimed although all its idle connections have fallen silent.
 func TestHalfOpenRenewal(t *testing.T) {
 	t.Parallel()
+	testenv.Nightly(t, "it waits longer than claims take, and a machine that stalls is late to renew")
 	for _, ordered := range []bool{false, true} {
 		t.Run(fmt.Sprint("ordered ", ordered), func(t *testing.T) {
 			t.Parallel()
-			claimed, stall := halfOpenRenewal(t, ordered)
-			for tries := 1; claimed != nil && stall > time.Second && tries < 5; tries++ {
-				claimed, stall = halfOpenRenewal(t, ordered) // the machine is so busy that the renewal may have come late
+			f := newFixture(t, ordered)
+			publish(t, f.direct, event())
+			var idle sync.WaitGroup
+			for range 6 {
+				idle.Go(func() { _ = f.through.BLPop(t.Context(), time.Second, "nothing").Err() })
 			}
-			if claimed != nil {
-				t.Errorf("%v; the longest stall was %v", claimed, stall)
+			idle.Wait()
+			cfg := inboxredis.Config{ConsumerConfig: inbox.ConsumerConfig{Ordered: ordered}}
+			receive(t, open(t, running(t, newSource(t, f.through, cfg)), 1), 1)
+			other := open(t, running(t, newSource(t, f.direct, cfg)), 1)
+			f.network.SilenceConnections()
+			ctx, cancel := context.WithTimeout(t.Context(), 15*time.Second)
+			defer cancel()
+			if ds, err := other.Receive(ctx, 1); len(ds) > 0 || ctx.Err() == nil {
+				t.Errorf("%d messages of a living process, %v", len(ds), err)
 			}
 		})
 	}
-}
-
-// halfOpenRenewal tells whether a message of a living process was claimed, and for how long the machine stalled.
-func halfOpenRenewal(t *testing.T, ordered bool) (claimed error, stall time.Duration) {
-	t.Helper()
-	f := newFixture(t, ordered)
-	publish(t, f.direct, event())
-	var idle sync.WaitGroup
-	for range 6 {
-		idle.Go(func() { _ = f.through.BLPop(t.Context(), time.Second, "nothing").Err() })
-	}
-	idle.Wait()
-	cfg := inboxredis.Config{ConsumerConfig: inbox.ConsumerConfig{Ordered: ordered}}
-	receive(t, open(t, running(t, newSource(t, f.through, cfg)), 1), 1)
-	other := open(t, running(t, newSource(t, f.direct, cfg)), 1)
-	f.network.SilenceConnections()
-	ctx, cancel := context.WithTimeout(t.Context(), 15*time.Second)
-	defer cancel()
-	longest := make(chan time.Duration, 1)
-	go func() { longest <- longestGap(ctx, f.direct) }()
-	if ds, err := other.Receive(ctx, 1); len(ds) > 0 || ctx.Err() == nil {
-		claimed = fmt.Errorf("%d messages of a living process, %w", len(ds), err)
-	}
-	cancel()
-	return claimed, <-longest
-}
-
-// longestGap asks the server until ctx ends, and returns the longest time from one answer to the next.
-func longestGap(ctx context.Context, client redis.UniversalClient) (longest time.Duration) {
-	for last := time.Now(); ctx.Err() == nil; {
-		time.Sleep(20 * time.Millisecond)
-		_ = client.Ping(context.WithoutCancel(ctx)).Err()
-		now := time.Now()
-		longest, last = max(longest, now.Sub(last)), now
-	}
-	return longest
 }
 
 // All keys of a group are in one slot, whatever its names, and what has none is refused.
@@ -291,6 +264,9 @@ func TestCluster(t *testing.T) {
 func testOnCluster(t *testing.T, client *redis.ClusterClient, servers []*testenv.Server) {
 	for name, ordered := range map[string]bool{"shared": false, "ordered": true} {
 		t.Run(name, func(t *testing.T) {
+			if ordered {
+				testenv.Nightly(t, "the shared stream moves with every change")
+			}
 			var mu sync.Mutex
 			seen := map[string]int{}
 			mux := inbox.NewMux()
@@ -353,4 +329,45 @@ func testOnCluster(t *testing.T, client *redis.ClusterClient, servers []*testenv
 			})
 		})
 	}
+}
+
+// A replica that has taken over takes claims, though nobody refers the client to it.
+func TestClusterFailoverOfClaims(t *testing.T) {
+	t.Parallel()
+	testenv.Nightly(t, "a replica takes over after seconds")
+	client, failOver := redistest.Failover(t)
+	p := newProcessor(t, client, inboxredis.ProcessorConfig{Namespace: "failover"}, func(context.Context, conformance.Event) error { return nil })
+	claim := func() error { return process(t, p, event()) }
+	if err := claim(); err != nil {
+		t.Fatal(err)
+	}
+	failOver()
+	testenv.Eventually(t, claim)
+}
+
+// A consumer goes on there, too.
+func TestClusterFailoverOfAStream(t *testing.T) {
+	t.Parallel()
+	testenv.Nightly(t, "a replica takes over after seconds")
+	client, failOver := redistest.Failover(t)
+	handled := make(chan struct{}, 100)
+	mux := inbox.NewMux()
+	handle(t, mux, event().Name, func(context.Context) error {
+		handled <- struct{}{}
+		return nil
+	})
+	c := newConsumer(t, client, mux, inboxredis.Config{})
+	defer start(t, c)()
+	arrives := func() {
+		t.Helper()
+		select {
+		case <-handled:
+		case <-time.After(testenv.Patience):
+			t.Fatal("no message arrives")
+		}
+	}
+	publish(t, client, event())
+	arrives()
+	publish(t, failOver(), event())
+	arrives()
 }

@@ -2,7 +2,9 @@ package inboxredis_test
 
 import (
 	"context"
+	"flag"
 	"log/slog"
+	"os"
 	"testing"
 
 	"github.com/redis/go-redis/v9"
@@ -66,4 +68,12 @@ func newSource(t *testing.T, client redis.UniversalClient, cfg inboxredis.Config
 		t.Fatal(err)
 	}
 	return s
+}
+
+// The tests wait for servers that are silent more than they compute, so eight run at once.
+func TestMain(m *testing.M) {
+	if err := flag.Set("test.parallel", "8"); err != nil {
+		panic(err)
+	}
+	os.Exit(testenv.Run(m))
 }

@@ -26,8 +26,11 @@ func TestSlowWay(t *testing.T) {
 	for _, ordered := range []bool{false, true} {
 		t.Run(fmt.Sprint("ordered ", ordered), func(t *testing.T) {
 			t.Parallel()
+			if ordered {
+				testenv.Nightly(t, "the shared stream is read with every change")
+			}
 			f := newFixture(t, ordered)
-			const small, large = 200, 100
+			const small, large = 100, 30
 			for n := range small + large {
 				m := event()
 				if n >= small {
@@ -39,7 +42,7 @@ func TestSlowWay(t *testing.T) {
 			opts.Addr = slowWay(t, opts.Addr, 1<<20)
 			client := redis.NewClient(&opts)
 			defer func() { _ = client.Close() }()
-			source := running(t, newSource(t, client, inboxredis.Config{Timeout: time.Second, ConsumerConfig: inbox.ConsumerConfig{Ordered: ordered}}))
+			source := running(t, newSource(t, client, inboxredis.Config{Timeout: 2 * time.Second, ConsumerConfig: inbox.ConsumerConfig{Ordered: ordered}}))
 			ctx, cancel := context.WithTimeout(t.Context(), testenv.Patience)
 			defer cancel()
 			came := map[uuid.UUID]bool{}

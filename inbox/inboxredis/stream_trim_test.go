@@ -101,7 +101,7 @@ func TestTrim(t *testing.T) {
 func TestTrimKeepsUp(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t, false)
-	const n = 50_000
+	const n = 15_000
 	fill(t, f.direct, stream, n)
 	if err := inboxredis.Trim(t.Context(), newSource(t, f.direct, inboxredis.Config{})); err != nil {
 		t.Fatal(err)
