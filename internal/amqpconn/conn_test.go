@@ -61,3 +61,29 @@ func TestDialIgnoresContext(t *testing.T) {
 		return nil
 	})
 }
+
+// TestDialURLLeavesItsConfigAlone has connections dialled at once with one Config, whose properties
+// the client would write to.
+func TestDialURLLeavesItsConfigAlone(t *testing.T) {
+	t.Parallel()
+	properties := amqp.Table{"connection_name": "dialled twice"}
+	dial := amqpconn.DialURL(amqptest.New(t).URL, amqp.Config{Properties: properties})
+	ended := make(chan error)
+	for range 2 {
+		go func() {
+			conn, err := dial(t.Context())
+			if err == nil {
+				err = conn.Close()
+			}
+			ended <- err
+		}()
+	}
+	for range 2 {
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	}
+	if len(properties) != 1 {
+		t.Errorf("the client wrote to the properties: %v", properties)
+	}
+}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"sync"
 	"testing"
 	"time"
@@ -28,12 +29,13 @@ func TestNotConnected(t *testing.T) {
 	}
 }
 
-// The broker closes the connection again and again while the window is full.
+// The connection is lost again and again while messages are published.
 func TestConnectionLost(t *testing.T) {
 	t.Parallel()
 	b := amqptest.New(t)
 	b.Queue(t, "q", nil)
-	p := start(t, amqpconn.PublisherConfig{Dial: b.Dial, Window: 32, Channels: 3})
+	proxy, dial := through(t, b)
+	p := start(t, amqpconn.PublisherConfig{Dial: dial, Window: 32, Channels: 3})
 	var l ledger
 	stop := make(chan struct{})
 	var publishing sync.WaitGroup
@@ -49,10 +51,11 @@ func TestConnectionLost(t *testing.T) {
 			}
 		}
 	})
-	b.CloseConnections(t)
-	testenv.Eventually(t, p.Ready)
-	b.CloseConnections(t)
-	testenv.Eventually(t, p.Ready)
+	for i := range 3 {
+		testenv.Eventually(t, func() error { return p.Confirmed(t.Context(), out("", "q", fmt.Sprint("before ", i))) })
+		proxy.CutConnections()
+	}
+	testenv.Eventually(t, func() error { return p.Confirmed(t.Context(), out("", "q", "after")) })
 	close(stop)
 	publishing.Wait()
 	confirmed := l.confirmed(t)
@@ -70,37 +73,25 @@ func TestConnectionLost(t *testing.T) {
 	}
 }
 
+// through dials a broker through a network that can be cut.
+func through(t *testing.T, b *amqptest.Broker) (*testenv.Proxy, func(context.Context) (*amqp.Connection, error)) {
+	t.Helper()
+	proxy := testenv.NewProxy(t, b.URL)
+	return proxy, func(context.Context) (*amqp.Connection, error) { return amqp.Dial(proxy.URL()) }
+}
+
 // silenced returns a publisher whose broker has confirmed one message to the queue "q", and says
 // nothing more until the proxy resumes.
 func silenced(t *testing.T, cfg amqpconn.PublisherConfig) (*amqpconn.Publisher, *testenv.Proxy) {
 	t.Helper()
 	b := amqptest.New(t)
 	b.Queue(t, "q", nil)
-	proxy := testenv.NewProxy(t, b.URL)
-	cfg.Dial = func(context.Context) (*amqp.Connection, error) { return amqp.Dial(proxy.URL()) }
+	proxy, dial := through(t, b)
+	cfg.Dial = dial
 	p := start(t, cfg)
 	testenv.Eventually(t, func() error { return p.Confirmed(t.Context(), out("", "q", "first")) })
 	proxy.Pause()
 	return p, proxy
-}
-
-func TestSilentBroker(t *testing.T) {
-	t.Parallel()
-	p, proxy := silenced(t, amqpconn.PublisherConfig{Timeout: time.Second, ConfirmTimeout: time.Second, Window: 4})
-	var l ledger
-	for _, id := range []string{"2", "3", "4", "5", "6", "7"} {
-		p.Publish(t.Context(), out("", "q", id), l.done(id))
-	}
-	if got := l.confirmed(t); len(got) != 0 {
-		t.Errorf("confirmed by a silent broker: %v", got)
-	}
-	for id, errs := range l.outcomes {
-		if !errors.Is(errs[0], amqpconn.ErrUnavailable) {
-			t.Errorf("message %s: %v", id, errs[0])
-		}
-	}
-	proxy.Resume()
-	testenv.Eventually(t, func() error { return p.Confirmed(t.Context(), out("", "q", "8")) })
 }
 
 // A caller that leaves is told soon, and its places in the window stay accounted for.
@@ -147,4 +138,40 @@ func TestCallerLeavesSilentBroker(t *testing.T) {
 	case <-time.After(testenv.Patience):
 		t.Error("the connection is kept")
 	}
+}
+
+// The Done channel of context.Background is nil. A publisher that runs on it works like any other,
+// also after it has lost its connection.
+func TestRunOnBackground(t *testing.T) {
+	t.Parallel()
+	b := amqptest.New(t)
+	b.Queue(t, "q", nil)
+	ended, last := make(chan struct{}), make(chan struct{})
+	proxy, dial := through(t, b)
+	p := amqpconn.NewPublisher(amqpconn.PublisherConfig{Dial: dial, Logger: quiet, Down: func(error) {
+		select {
+		case <-last:
+			runtime.Goexit() // nothing else ends Run
+		default:
+		}
+	}})
+	var running sync.WaitGroup
+	running.Go(func() {
+		defer close(ended)
+		p.Run(context.Background())
+	})
+	for _, id := range []string{"first", "after a fault"} {
+		testenv.Eventually(t, func() error { return p.Confirmed(context.Background(), out("", "q", id)) })
+		select {
+		case <-ended:
+			t.Fatal("Run has ended")
+		default:
+		}
+		if id == "first" {
+			proxy.CutConnections()
+		}
+	}
+	close(last)
+	proxy.CutConnections()
+	running.Wait()
 }
