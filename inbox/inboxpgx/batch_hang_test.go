@@ -13,12 +13,15 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/inbox/inboxpgx"
 	"github.com/holdfast-go/holdfast/inbox/inboxtest"
 	"github.com/holdfast-go/holdfast/inbox/inboxtest/conformance"
+	"github.com/holdfast-go/holdfast/internal/pgtest"
+	"github.com/holdfast-go/holdfast/internal/silent"
 	"github.com/holdfast-go/holdfast/txretry"
 	"github.com/holdfast-go/holdfast/txretry/txretrytest"
 )
@@ -160,51 +163,55 @@ func TestBatchWithOneThatHangs(t *testing.T) {
 
 func TestBatchWithOneThatHangsOnPostgres(t *testing.T) {
 	t.Parallel()
-	s := newStore(t, newManager(t, newPool(t)), "a", inboxpgx.Config{})
-	consumeHanging(t, s, false, 8, 3*time.Second)
+	onSilent(t, func(t *testing.T, _ *silent.Postgres, pool *pgxpool.Pool) {
+		consumeHanging(t, newStore(t, newManager(t, pool), "a", inboxpgx.Config{}), false, 8, 3*time.Second)
+	})
 }
 
 // A batch whose time is over blames no message: each is tried alone.
 func TestBatchTimeIsOver(t *testing.T) {
 	t.Parallel()
+	pgtest.URL(t) // skips before there are subtests
 	for name, many := range map[string]bool{"a call for each": false, "one call": true} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			const n, number = 8, 3
-			s := newStore(t, newManager(t, newPool(t)), "a", inboxpgx.Config{})
-			h := newHanging(number)
-			h.register(t, s, many)
-			close(h.gate)
-			bounded := func(msgs []*inbox.Message) []error {
-				ctx, cancel := context.WithTimeout(t.Context(), 8*time.Second)
-				defer cancel()
-				return s.Process(ctx, msgs)
-			}
-			msgs := events(n)
-			for i, err := range bounded(msgs) {
-				if f := driver.Classify(err); f.Counted || !f.Unavailable {
-					t.Errorf("message %d: %v classified %+v", i, err, f)
+			onSilent(t, func(t *testing.T, _ *silent.Postgres, pool *pgxpool.Pool) {
+				const n, number = 8, 3
+				s := newStore(t, newManager(t, pool), "a", inboxpgx.Config{})
+				h := newHanging(number)
+				h.register(t, s, many)
+				close(h.gate)
+				bounded := func(msgs []*inbox.Message) []error {
+					ctx, cancel := context.WithTimeout(t.Context(), 8*time.Second)
+					defer cancel()
+					return s.Process(ctx, msgs)
 				}
-			}
-			for i, m := range msgs {
-				if i != number {
-					if err := process(t, s, m); err != nil {
-						t.Error(err)
+				msgs := events(n)
+				for i, err := range bounded(msgs) {
+					if f := driver.Classify(err); f.Counted || !f.Unavailable {
+						t.Errorf("message %d: %v classified %+v", i, err, f)
 					}
-					continue
 				}
-				if f := driver.Classify(bounded([]*inbox.Message{m})[0]); !f.Counted {
-					t.Errorf("the one that hangs, alone: classified %+v", f)
+				for i, m := range msgs {
+					if i != number {
+						if err := process(t, s, m); err != nil {
+							t.Error(err)
+						}
+						continue
+					}
+					if f := driver.Classify(bounded([]*inbox.Message{m})[0]); !f.Counted {
+						t.Errorf("the one that hangs, alone: classified %+v", f)
+					}
 				}
-			}
-			if got := h.effects(); !slices.Equal(got, others(n, number)) {
-				t.Errorf("effects of %v", got)
-			}
+				if got := h.effects(); !slices.Equal(got, others(n, number)) {
+					t.Errorf("effects of %v", got)
+				}
+			})
 		})
 	}
 }
 
-// The last of a batch that was divided may have no time left: it is tried anew, too.
+// The last of a batch that was divided may have no time left: it is tried again, too.
 func TestBatchTimeIsOverForTheLast(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

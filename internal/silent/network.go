@@ -56,6 +56,9 @@ func (n *network) SilenceConnections() {
 	defer n.mu.Unlock()
 	for c := range n.conns {
 		n.mute(c, false)
+		if c.server != nil {
+			_ = c.server.Close()
+		}
 	}
 }
 
@@ -135,6 +138,9 @@ func (n *network) dial(serve func(*conn) error) (net.Conn, error) {
 		n.mu.Lock()
 		defer n.mu.Unlock()
 		delete(n.conns, c)
+		if c.server != nil {
+			_ = c.server.Close()
+		}
 	}()
 	return client, nil
 }
@@ -146,7 +152,19 @@ type conn struct {
 	chunks  chan []byte
 	rest    []byte
 
-	lossy, silent bool // network.mu guards them. A lossy connection answers nothing; a silent one receives nothing either.
+	// network.mu guards these. A lossy connection answers nothing; a silent one receives nothing either.
+	lossy, silent bool
+	server        net.Conn // the connection to a real server, if there is one
+}
+
+// forgotten closes the connection to a real server once this one is silent, so that the server rolls back. Otherwise others
+// could wait for its locks while the clock stands still.
+func (c *conn) forgotten() {
+	c.network.mu.Lock()
+	defer c.network.mu.Unlock()
+	if c.silent && c.server != nil {
+		_ = c.server.Close()
+	}
 }
 
 // receive reads from the client as a kernel does: up to a limit, and whether or not the server is interested.
@@ -236,7 +254,11 @@ func (n *network) falls(c *conn, data []byte, answer bool) bool {
 	return true
 }
 
-// upstream opens a connection to a real server.
-func upstream(addr string) (net.Conn, error) {
-	return new(net.Dialer).DialContext(context.Background(), "tcp", addr)
+// upstream opens a connection to a real server, which ends with this one.
+func (c *conn) upstream(addr string) (net.Conn, error) {
+	server, err := new(net.Dialer).DialContext(context.Background(), "tcp", addr)
+	c.network.mu.Lock()
+	defer c.network.mu.Unlock()
+	c.server = server
+	return server, err
 }

@@ -91,11 +91,10 @@ func (s *Postgres) serve(c *conn, addr string) error {
 	}
 	exchange := (&script{Postgres: s, status: 'I'}).exchange
 	if s.url != "" {
-		server, err := upstream(addr)
+		server, err := c.upstream(addr)
 		if err != nil {
 			return err
 		}
-		defer server.Close()
 		exchange = func(request []byte) ([]byte, error) { return forward(server, request) }
 	}
 	for {
@@ -109,6 +108,7 @@ func (s *Postgres) serve(c *conn, addr string) error {
 				return err
 			}
 		}
+		c.forgotten()
 		request = nil
 		for frame := []byte{0}; !bytes.Contains([]byte("QScfpX"), frame[:1]); request = append(request, frame...) {
 			if frame, err = readFrame(c, true); err != nil {
