@@ -13,7 +13,16 @@ import (
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
-// The tests below run this test binary again, in one of these roles.
+func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// The tests of this package run this test binary again, in one of these roles.
 const (
 	roleVar   = "HOLDFAST_TESTENV_ROLE"
 	roleLeak  = "leak"
@@ -24,14 +33,14 @@ const (
 	portVar = "HOLDFAST_TESTENV_PORT"
 )
 
-// TestRole is what the child process runs; in the parent it does nothing.
+// TestRole is the child process. It does nothing in the parent.
 func TestRole(t *testing.T) {
 	switch os.Getenv(roleVar) {
 	case roleLeak:
-		*testenv.LeakPatience = time.Second
+		*testenv.LeakPatience = 100 * time.Millisecond
 		go func() { select {} }()
 	case roleServe:
-		s := testenv.Private(t, testenv.Postgres)
+		s := testenv.Private(t, testenv.Redis)
 		fmt.Printf("\nserving %s %d\n", testenv.Dir(s), testenv.Pid(s))
 		select {}
 	case rolePort:
@@ -43,7 +52,13 @@ func TestRole(t *testing.T) {
 	}
 }
 
-func TestRunFindsLeaks(t *testing.T) {
+func childCommand(ctx context.Context, role string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, os.Args[0], "-test.run=^TestRole$", "-test.v")
+	cmd.Env = append(os.Environ(), roleVar+"="+role)
+	return cmd
+}
+
+func TestRun_findsLeaks(t *testing.T) {
 	t.Parallel()
 	out, err := childCommand(t.Context(), roleLeak).CombinedOutput()
 	if err == nil || !strings.Contains(string(out), "TestRole") {
@@ -54,8 +69,17 @@ func TestRunFindsLeaks(t *testing.T) {
 	}
 }
 
-func childCommand(ctx context.Context, role string) *exec.Cmd {
-	cmd := exec.CommandContext(ctx, os.Args[0], "-test.run=^TestRole$", "-test.v")
-	cmd.Env = append(os.Environ(), roleVar+"="+role)
-	return cmd
+// The port of a server that is down goes to nobody else, in this process or another.
+func TestFreePort_isReserved(t *testing.T) {
+	t.Parallel()
+	port, err := testenv.FreePort()
+	must(t, err)
+	if testenv.Reserve(port) {
+		t.Errorf("port %d was given twice", port)
+	}
+	cmd := childCommand(t.Context(), rolePort)
+	cmd.Env = append(cmd.Env, fmt.Sprintf("%s=%d", portVar, port))
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
 }
