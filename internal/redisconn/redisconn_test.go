@@ -2,17 +2,18 @@ package redisconn_test
 
 import (
 	"context"
-	"crypto/rand"
+	"errors"
 	"fmt"
 	"os"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 
 	"github.com/holdfast-go/holdfast/internal/redisconn"
-	"github.com/holdfast-go/holdfast/internal/redistest"
+	"github.com/holdfast-go/holdfast/internal/silent"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
@@ -37,98 +38,131 @@ func TestTimeouts(t *testing.T) {
 	}
 }
 
-// pool is one of the pools of a client.
-type pool struct {
-	// pop waits on a connection of the pool until the list has something.
-	pop   func(ctx context.Context, client *redis.Client, list string) error
-	stats func(client *redis.Client) (conns, idle uint32)
+// cluster counts how often it is asked to reload its nodes.
+type cluster struct {
+	redis.UniversalClient
+	asked int
 }
 
-var pools = map[string]pool{
-	"commands": {
-		func(ctx context.Context, client *redis.Client, list string) error {
-			return client.BLPop(ctx, 0, list).Err()
-		},
-		func(client *redis.Client) (conns, idle uint32) {
-			s := client.PoolStats()
-			return s.TotalConns, s.IdleConns
-		},
-	},
-	"pipelines": {
-		func(ctx context.Context, client *redis.Client, list string) error {
-			pipe := client.Pipeline()
-			pipe.BLPop(ctx, 0, list)
-			_, err := pipe.Exec(ctx)
-			return err
-		},
-		func(client *redis.Client) (conns, idle uint32) {
-			s := client.PoolStats().PipelineStats
-			return s.TotalConns, s.IdleConns
-		},
-	},
+func (c *cluster) ReloadState(context.Context) { c.asked++ }
+
+type answer struct{ error }
+
+func (answer) RedisError() {}
+
+func TestFailed(t *testing.T) {
+	t.Parallel()
+	given, cancel := context.WithCancel(t.Context())
+	cancel()
+	for _, c := range []struct {
+		name string
+		ctx  context.Context
+		err  error
+		want int
+	}{
+		{"no error", t.Context(), nil, 0},
+		{"the server's answer", t.Context(), fmt.Errorf("script: %w", answer{errors.New("OOM")}), 0},
+		{"no such key", t.Context(), redis.Nil, 0},
+		{"a caller who gave up", given, context.Canceled, 0},
+		{"no answer", t.Context(), errors.New("connection refused"), 1},
+		{"no answer in time", t.Context(), context.DeadlineExceeded, 1},
+	} {
+		client := &cluster{}
+		redisconn.Failed(c.ctx, client, c.err)
+		if client.asked != c.want {
+			t.Errorf("%s: it asks %d times, want %d", c.name, client.asked, c.want)
+		}
+	}
+	alone := redis.NewClient(&redis.Options{})
+	redisconn.Failed(t.Context(), alone, errors.New("connection refused")) // no Cluster
+	if err := alone.Close(); err != nil {
+		t.Error(err)
+	}
 }
 
-// Connections that have fallen silent leave their pool, all at once; sound ones stay.
+// Connections that have fallen silent leave their pool, all at once and after Timeout; sound ones stay.
 func TestIdle(t *testing.T) {
 	t.Parallel()
 	const conns = 30
-	for name, p := range pools {
+	for name, pipelined := range map[string]bool{"commands": false, "pipelines": true} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			proxy := testenv.NewProxy(t, redistest.URL(t))
-			opts, err := redis.ParseURL(proxy.URL())
-			if err != nil {
-				t.Fatal(err)
-			}
-			opts.ContextTimeoutEnabled, opts.PoolSize, opts.PipelinePoolSize = true, 2*conns, 2*conns
-			client := redis.NewClient(opts)
-			defer func() { _ = client.Close() }()
-			p.fill(t, client, conns)
-			idle := &redisconn.Idle{Client: client, Timeout: time.Second}
+			synctest.Test(t, func(t *testing.T) {
+				gate := make(chan struct{})
+				s := silent.NewRedis(t, "")
+				s.Reply = func(args []string) string {
+					if args[0] == "get" {
+						<-gate
+					}
+					return ""
+				}
+				client := s.Client(t, func(o *redis.Options) {
+					o.ContextTimeoutEnabled, o.PoolSize, o.PipelinePoolSize = true, 2*conns, 2*conns
+				})
+				var all sync.WaitGroup
+				for range conns { // each holds a connection until the gate opens
+					all.Go(func() {
+						_, err := client.Pipelined(t.Context(), func(p redis.Pipeliner) error {
+							if pipelined {
+								p.Get(t.Context(), "key")
+								return nil
+							}
+							return client.Get(t.Context(), "key").Err()
+						})
+						if err != nil {
+							t.Error(err)
+						}
+					})
+				}
+				time.Sleep(time.Second)
+				close(gate)
+				all.Wait()
+				want := func(what string, conns uint32) {
+					t.Helper()
+					stats := client.PoolStats()
+					have, idle := stats.TotalConns, stats.IdleConns
+					if pipelined {
+						have, idle = stats.PipelineStats.TotalConns, stats.PipelineStats.IdleConns
+					}
+					if have != conns || idle != conns {
+						t.Errorf("%s: %d connections, %d of them idle; want %d", what, have, idle, conns)
+					}
+				}
 
-			idle.Test(t.Context(), "key")
-			p.until(t, client, conns, func() {})
-			proxy.SilenceConnections()
-			p.until(t, client, 0, func() { idle.Test(t.Context(), "key") }) // it does nothing while tests are under way
+				idle := &redisconn.Idle{Client: client, Timeout: time.Second}
+				idle.Test(t.Context(), "key")
+				synctest.Wait()
+				want("sound ones", conns)
+				s.SilenceConnections()
+				idle.Test(t.Context(), "key")
+				idle.Test(t.Context(), "key") // does nothing while tests are under way
+				time.Sleep(time.Second)
+				synctest.Wait()
+				want("silent ones", 0)
+				if n := s.Kept(); n > 0 {
+					t.Errorf("%d silent connections are open", n)
+				}
+			})
 		})
 	}
 }
 
-// fill leaves so many connections idle in the pool.
-func (p pool) fill(t *testing.T, client *redis.Client, n int) {
-	t.Helper()
-	list := rand.Text()
-	var all sync.WaitGroup
-	for range n {
-		all.Go(func() {
-			if err := p.pop(t.Context(), client, list); err != nil {
-				t.Error(err)
-			}
+// A call ends by its own timeout, or a second later if the client does not heed contexts.
+func TestWithin(t *testing.T) {
+	t.Parallel()
+	for heeds, want := range map[bool]time.Duration{true: 2 * time.Second, false: 3 * time.Second} {
+		t.Run(fmt.Sprint("heeds deadlines=", heeds), func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				s := silent.NewRedis(t, "")
+				client := s.Client(t, func(o *redis.Options) { o.ContextTimeoutEnabled, o.ReadTimeout = heeds, -1 })
+				s.SilenceOn(testenv.Silence{On: "ping"})
+				start := time.Now()
+				_, err := redisconn.Within(t.Context(), 2*time.Second, func(ctx context.Context) (string, error) { return client.Ping(ctx).Result() })
+				if took := time.Since(start); err == nil || took != want {
+					t.Errorf("error %v after %v, want %v", err, took, want)
+				}
+			})
 		})
 	}
-	testenv.Eventually(t, func() error {
-		if have, _ := p.stats(client); int(have) < n {
-			return fmt.Errorf("%d connections", have)
-		}
-		return nil
-	})
-	for range n {
-		if err := client.RPush(t.Context(), list, "").Err(); err != nil {
-			t.Fatal(err)
-		}
-	}
-	all.Wait()
-}
-
-// until waits for the end of the tests, after which so many connections are left, or
-// one more: that of fill.
-func (p pool) until(t *testing.T, client *redis.Client, want int, again func()) {
-	t.Helper()
-	testenv.Eventually(t, func() error {
-		again()
-		if have, idle := p.stats(client); int(have) < want || int(have) > want+1 || idle != have {
-			return fmt.Errorf("%d connections, %d of them idle; want %d", have, idle, want)
-		}
-		return nil
-	})
 }
