@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -16,81 +17,85 @@ import (
 	"github.com/holdfast-go/holdfast/idempotency/idempotencypgx"
 	pgxdriver "github.com/holdfast-go/holdfast/idempotency/idempotencypgx/driver"
 	"github.com/holdfast-go/holdfast/internal/pgtest"
+	silence "github.com/holdfast-go/holdfast/internal/silent"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
-// throughProxy returns a pool behind a proxy, on a schema that has the table.
-func throughProxy(t *testing.T) (*pgxpool.Pool, *testenv.Proxy) {
+// onSilent runs a test in a bubble, with a pool to the real server. The clock stands still while the server works.
+func onSilent(t *testing.T, test func(t *testing.T, s *silence.Postgres, pool *pgxpool.Pool)) {
 	t.Helper()
 	url := pgtest.URL(t)
-	proxy := testenv.NewProxy(t, url)
-	pool := pgtest.Pool(t, proxy.Rewrite(url), 10)
-	t.Cleanup(proxy.Cut) // before the pool is closed
-	if err := newStore(t, pool, idempotencypgx.Config{}).Migrate(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	return pool, proxy
+	synctest.Test(t, func(t *testing.T) {
+		s := silence.NewPostgres(t, url)
+		test(t, s, migrated(t, s.Pool(t, 10)))
+	})
 }
 
-// A connection that falls silent in the middle of a statement costs its caller a
-// second try on another one, and is no error: every statement may run again.
+// A connection that falls silent in the middle of a statement costs its caller 2 s
+// and a second try on another one, and is no error: every statement may run again.
 func TestSilentInTheMiddleOfAStatement(t *testing.T) {
 	t.Parallel()
+	pgtest.URL(t) // skips before there are subtests
 	for _, deliver := range []bool{false, true} {
 		t.Run(fmt.Sprint("delivered=", deliver), func(t *testing.T) {
 			t.Parallel()
-			pool, proxy := throughProxy(t)
-			s := newStore(t, pool, idempotencypgx.Config{Lease: time.Hour, Retention: time.Hour})
-			c := newClaim()
-			step := func(what string, take func(ctx context.Context) error) {
-				t.Helper()
-				testenv.Eventually(t, func() error { return pool.Ping(t.Context()) })
-				before := proxy.Silenced()
-				proxy.SilenceOn(testenv.Silence{Deliver: deliver}) // whatever is sent next
-				ctx, cancel := context.WithTimeout(t.Context(), testenv.Patience)
-				defer cancel()
-				start := time.Now()
-				if err := take(ctx); err != nil {
-					t.Errorf("%s: %v", what, err)
-				}
-				if took := time.Since(start); took > 30*time.Second || proxy.Silenced() != before+1 {
-					t.Errorf("%s: %v, %d connections silent", what, took, proxy.Silenced()-before)
-				}
-			}
-			begin := func(want driver.State) func(ctx context.Context) error {
-				return func(ctx context.Context) error {
-					out, err := s.Begin(ctx, c)
-					if err == nil && out.State != want {
-						err = fmt.Errorf("%+v", out)
-					}
-					return err
-				}
-			}
-			step("begin", begin(driver.Acquired))
-			step("extend", func(ctx context.Context) error { return s.Extend(ctx, c) })
-			step("release", func(ctx context.Context) error {
-				err := s.Release(ctx, c)
-				if deliver && errors.Is(err, idempotency.ErrLeaseLost) {
-					return nil // the first one freed it
-				}
-				return err
+			onSilent(t, func(t *testing.T, s *silence.Postgres, pool *pgxpool.Pool) {
+				testSilentInTheMiddleOfAStatement(t, s, pool, deliver)
 			})
-			step("begin again", begin(driver.Acquired))
-			step("complete", func(ctx context.Context) error { return s.Complete(ctx, c, driver.Response{Status: 201}) })
-			step("replay", begin(driver.Completed))
-
-			records := newRecords(t, pool)
-			step("look up", func(ctx context.Context) error {
-				_, found, err := records.Lookup(ctx, "claim:"+c.Key)
-				return errors.Join(err, foundAs(found, true))
-			})
-			step("resolve", func(ctx context.Context) error {
-				_, found, err := records.Resolve(ctx, driver.Key(idempotency.NewKey()))
-				return errors.Join(err, foundAs(found, false))
-			})
-			step("check", s.Check)
 		})
 	}
+}
+
+func testSilentInTheMiddleOfAStatement(t *testing.T, server *silence.Postgres, pool *pgxpool.Pool, deliver bool) {
+	s := newStore(t, pool, idempotencypgx.Config{Lease: time.Hour, Retention: time.Hour})
+	c := newClaim()
+	step := func(what string, take func(ctx context.Context) error) {
+		t.Helper()
+		if err := pool.Ping(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		before := server.Silenced()
+		server.SilenceOn(testenv.Silence{Deliver: deliver}) // whatever is sent next
+		start := time.Now()
+		if err := take(t.Context()); err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
+		if took := time.Since(start); took != 2*time.Second || server.Silenced() != before+1 {
+			t.Errorf("%s: %v, %d connections silent", what, took, server.Silenced()-before)
+		}
+	}
+	begin := func(want driver.State) func(ctx context.Context) error {
+		return func(ctx context.Context) error {
+			out, err := s.Begin(ctx, c)
+			if err == nil && out.State != want {
+				err = fmt.Errorf("%+v", out)
+			}
+			return err
+		}
+	}
+	step("begin", begin(driver.Acquired))
+	step("extend", func(ctx context.Context) error { return s.Extend(ctx, c) })
+	step("release", func(ctx context.Context) error {
+		err := s.Release(ctx, c)
+		if deliver && errors.Is(err, idempotency.ErrLeaseLost) {
+			return nil // the first one freed it
+		}
+		return err
+	})
+	step("begin again", begin(driver.Acquired))
+	step("complete", func(ctx context.Context) error { return s.Complete(ctx, c, driver.Response{Status: 201}) })
+	step("replay", begin(driver.Completed))
+
+	records := newRecords(t, pool)
+	step("look up", func(ctx context.Context) error {
+		_, found, err := records.Lookup(ctx, "claim:"+c.Key)
+		return errors.Join(err, foundAs(found, true))
+	})
+	step("resolve", func(ctx context.Context) error {
+		_, found, err := records.Resolve(ctx, driver.Key(idempotency.NewKey()))
+		return errors.Join(err, foundAs(found, false))
+	})
+	step("check", s.Check)
 }
 
 func foundAs(found, want bool) error {
@@ -103,74 +108,80 @@ func foundAs(found, want bool) error {
 // A claim whose statement falls silent after the look takes the key all the same.
 func TestSilentClaim(t *testing.T) {
 	t.Parallel()
+	pgtest.URL(t) // skips before there are subtests
 	for _, deliver := range []bool{false, true} {
-		pool, proxy := throughProxy(t)
-		s := newStore(t, pool, idempotencypgx.Config{})
-		proxy.SilenceOn(testenv.Silence{On: "INSERT INTO", Deliver: deliver})
-		ctx, cancel := context.WithTimeout(t.Context(), testenv.Patience)
-		out, err := s.Begin(ctx, newClaim())
-		if cancel(); err != nil || out.State != driver.Acquired || proxy.Silenced() != 1 {
-			t.Errorf("delivered %v: %+v, %v, %d connections silent", deliver, out, err, proxy.Silenced())
-		}
+		t.Run(fmt.Sprint("delivered=", deliver), func(t *testing.T) {
+			t.Parallel()
+			onSilent(t, func(t *testing.T, server *silence.Postgres, pool *pgxpool.Pool) {
+				s := newStore(t, pool, idempotencypgx.Config{})
+				server.SilenceOn(testenv.Silence{On: "INSERT INTO", Deliver: deliver})
+				start := time.Now()
+				out, err := s.Begin(t.Context(), newClaim())
+				if took := time.Since(start); err != nil || out.State != driver.Acquired || server.Silenced() != 1 || took != 2*time.Second {
+					t.Errorf("%+v, %v after %v, %d connections silent", out, err, took, server.Silenced())
+				}
+			})
+		})
 	}
 }
 
-// Connections that have all fallen silent are gone through in seconds.
+// All connections fall silent at once: the first caller has its answer after one wait, and all of them are closed.
 func TestHalfOpenConnections(t *testing.T) {
 	t.Parallel()
-	pool, proxy := throughProxy(t)
-	s := newStore(t, pool, idempotencypgx.Config{})
-	testenv.InTime(t, 10*time.Second, func() time.Duration {
+	onSilent(t, func(t *testing.T, server *silence.Postgres, pool *pgxpool.Pool) {
+		s := newStore(t, pool, idempotencypgx.Config{})
 		pgtest.Idle(t, pool, int(pool.Config().MaxConns))
-		proxy.SilenceConnections()
+		server.SilenceConnections()
 		start := time.Now()
-		testenv.Eventually(t, func() error {
-			_, err := s.Begin(t.Context(), newClaim())
-			return err
-		})
-		return time.Since(start)
+		if _, err := s.Begin(t.Context(), newClaim()); err != nil {
+			t.Error(err)
+		}
+		if took := time.Since(start); took != 2*time.Second {
+			t.Errorf("took %v", took)
+		}
+		time.Sleep(3 * time.Second) // 2 s for an answer, and a second for the farewell
+		synctest.Wait()
+		if n := server.Kept(); n > 0 || server.Silenced() != int(pool.Config().MaxConns) {
+			t.Errorf("%d of %d silent connections are open", n, server.Silenced())
+		}
 	})
 }
 
-// A server that answers no call costs a few callers their time, and the others
-// nothing; soon after it answers again all are served.
+// A server that answers no call costs a few callers their time, and the others nothing; a second after it answers
+// again all are served.
 func TestSilentServer(t *testing.T) {
 	t.Parallel()
-	pool, proxy := throughProxy(t)
-	s := newStore(t, pool, idempotencypgx.Config{})
-	ask := func() error {
-		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
-		defer cancel()
-		_, err := s.Begin(ctx, newClaim())
-		return err
-	}
-	if err := ask(); err != nil {
-		t.Fatal(err)
-	}
-	testenv.InTime(t, 10*time.Second, func() time.Duration {
-		proxy.Pause()
-		for range 5 {
-			if err := ask(); err == nil {
-				t.Error("a silent server answered")
-			}
+	onSilent(t, func(t *testing.T, server *silence.Postgres, pool *pgxpool.Pool) {
+		s := newStore(t, pool, idempotencypgx.Config{})
+		ask := func() (time.Duration, error) {
+			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+			defer cancel()
+			start := time.Now()
+			_, err := s.Begin(ctx, newClaim())
+			return time.Since(start), err
 		}
+		if _, err := ask(); err != nil {
+			t.Fatal(err)
+		}
+		server.Pause()
 		waited := 0
 		for range 50 {
-			start := time.Now()
-			if err := ask(); err == nil {
-				t.Error("a silent server answered")
+			took, err := ask()
+			if err == nil || took > 5*time.Second {
+				t.Errorf("error %v after %v", err, took)
 			}
-			if time.Since(start) > time.Second {
+			if took > 0 {
 				waited++
 			}
 		}
 		if waited > 5 {
-			t.Errorf("of 50 callers %d waited", waited)
+			t.Errorf("%d callers waited for a silent server", waited)
 		}
-		proxy.Resume()
-		start := time.Now()
-		testenv.Eventually(t, ask)
-		return time.Since(start)
+		server.Heal()
+		time.Sleep(time.Second)
+		if took, err := ask(); err != nil || took != 0 {
+			t.Errorf("back again: %v after %v", err, took)
+		}
 	})
 }
 
@@ -198,6 +209,19 @@ func TestErrorsBeforeMigrate(t *testing.T) {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
+}
+
+// throughProxy returns a pool behind a proxy, on a schema that has the table.
+func throughProxy(t *testing.T) (*pgxpool.Pool, *testenv.Proxy) {
+	t.Helper()
+	url := pgtest.URL(t)
+	proxy := testenv.NewProxy(t, url)
+	pool := pgtest.Pool(t, proxy.Rewrite(url), 10)
+	t.Cleanup(proxy.Cut) // before the pool is closed
+	if err := newStore(t, pool, idempotencypgx.Config{}).Migrate(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	return pool, proxy
 }
 
 // A search for a record whose client falls silent after its INSERT does not keep the key.
