@@ -4,9 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -15,55 +15,55 @@ import (
 	"github.com/holdfast-go/holdfast/idempotency/driver"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencyredis"
 	"github.com/holdfast-go/holdfast/internal/redistest"
+	"github.com/holdfast-go/holdfast/internal/silent"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
-// onBothClients runs a test with a client that heeds the deadlines of contexts and
-// with one that does not, behind a proxy.
-func onBothClients(t *testing.T, readTimeout time.Duration, test func(t *testing.T, client *redis.Client, proxy *testenv.Proxy)) {
+// onBothClients runs a test in a bubble, with a client of the real server that heeds the deadlines of contexts and with one
+// that does not. The clock stands still while the server works.
+func onBothClients(t *testing.T, readTimeout time.Duration, test func(t *testing.T, client *redis.Client, server *silent.Redis)) {
 	t.Parallel()
+	redistest.URL(t) // skips before there are subtests
 	for _, heeds := range []bool{false, true} {
 		t.Run(fmt.Sprint("heeds deadlines=", heeds), func(t *testing.T) {
 			t.Parallel()
-			proxy := testenv.NewProxy(t, redistest.URL(t))
-			opts, err := redis.ParseURL(proxy.URL())
-			if err != nil {
-				t.Fatal(err)
-			}
-			opts.ContextTimeoutEnabled, opts.ReadTimeout, opts.PoolSize = heeds, readTimeout, 100
-			client := redis.NewClient(opts)
-			t.Cleanup(func() {
-				proxy.Cut() // ends what waits for ever
-				if err := client.Close(); err != nil {
-					t.Error(err)
-				}
+			url := redistest.URL(t)
+			synctest.Test(t, func(t *testing.T) {
+				server := silent.NewRedis(t, url)
+				test(t, server.Client(t, func(o *redis.Options) {
+					o.ContextTimeoutEnabled, o.ReadTimeout, o.PoolSize = heeds, readTimeout, 100
+				}), server)
 			})
-			test(t, client, proxy)
 		})
 	}
 }
 
-// A connection that falls silent in the middle of a script costs its caller a
+func wantTook(t *testing.T, what string, start time.Time, want time.Duration) {
+	t.Helper()
+	if took := time.Since(start); took != want {
+		t.Errorf("%s took %v, want %v", what, took, want)
+	}
+}
+
+// A connection that falls silent in the middle of a script costs its caller 2 s and a
 // second try on another one, and is no error: every script may run again.
 func TestSilentInTheMiddleOfAScript(t *testing.T) {
-	onBothClients(t, -1, func(t *testing.T, client *redis.Client, proxy *testenv.Proxy) {
+	onBothClients(t, -1, func(t *testing.T, client *redis.Client, server *silent.Redis) {
 		s := newStore(t, client, idempotencyredis.Config{Lease: time.Hour, Retention: time.Hour})
 		for _, deliver := range []bool{false, true} {
 			c := driver.NewClaim(driver.Key(idempotency.NewKey()), fp)
 			step := func(what string, take func(ctx context.Context) error) {
 				t.Helper()
-				testenv.Eventually(t, func() error { return client.Ping(t.Context()).Err() })
-				before := proxy.Silenced()
-				proxy.SilenceOn(testenv.Silence{On: "evalsha", Deliver: deliver})
-				ctx, cancel := context.WithTimeout(t.Context(), testenv.Patience)
-				defer cancel()
+				if err := client.Ping(t.Context()).Err(); err != nil {
+					t.Fatal(err)
+				}
+				before := server.Silenced()
+				server.SilenceOn(testenv.Silence{On: "evalsha", Deliver: deliver})
 				start := time.Now()
-				if err := take(ctx); err != nil {
-					t.Errorf("%s, delivered %v: %v", what, deliver, err)
+				if err := take(t.Context()); err != nil || server.Silenced() != before+1 {
+					t.Errorf("%s, delivered %v: %v, %d connections silent", what, deliver, err, server.Silenced()-before)
 				}
-				if took := time.Since(start); took > 30*time.Second || proxy.Silenced() != before+1 {
-					t.Errorf("%s, delivered %v: %v, %d connections silent", what, deliver, took, proxy.Silenced()-before)
-				}
+				wantTook(t, what, start, 2*time.Second)
 			}
 			begin := func(want driver.State) func(ctx context.Context) error {
 				return func(ctx context.Context) error {
@@ -90,139 +90,118 @@ func TestSilentInTheMiddleOfAScript(t *testing.T) {
 	})
 }
 
-// What gathers behind lanes whose connections are silent is answered on others.
+// Calls that gather behind lanes whose connections are silent are answered on others.
 func TestGatheredTripsOnSilentConnections(t *testing.T) {
-	onBothClients(t, -1, func(t *testing.T, client *redis.Client, proxy *testenv.Proxy) {
+	onBothClients(t, -1, func(t *testing.T, client *redis.Client, server *silent.Redis) {
 		s := newStore(t, client, idempotencyredis.Config{})
 		if _, err := s.Begin(t.Context(), driver.NewClaim(key, fp)); err != nil {
 			t.Fatal(err)
 		}
-		proxy.SilenceOn(testenv.Silence{On: "evalsha", Connections: 4})
+		server.SilenceOn(testenv.Silence{On: "evalsha", Connections: 4})
+		start := time.Now()
 		var wg sync.WaitGroup
 		for range 200 {
 			wg.Go(func() {
-				c := driver.NewClaim(driver.Key(idempotency.NewKey()), fp)
-				testenv.Eventually(t, func() error { // the server is spared after five tries in a row
-					out, err := s.Begin(t.Context(), c)
-					if err == nil && out.State != driver.Acquired {
-						t.Errorf("Begin = %+v", out)
-					}
-					return err
-				})
+				out, err := s.Begin(t.Context(), driver.NewClaim(driver.Key(idempotency.NewKey()), fp))
+				if err != nil || out.State != driver.Acquired {
+					t.Errorf("Begin = %+v, %v", out, err)
+				}
 			})
 		}
-		if wg.Wait(); proxy.Silenced() != 4 {
-			t.Errorf("%d connections fell silent", proxy.Silenced())
+		if wg.Wait(); server.Silenced() != 4 {
+			t.Errorf("%d connections fell silent", server.Silenced())
 		}
+		wantTook(t, "the last", start, 2*time.Second)
 	})
 }
 
-// Connections that have all fallen silent, as behind a router that forgot them,
-// are gone through in seconds.
+// All connections fall silent at once, as behind a router that forgot them: the first caller has its answer after two
+// waits, and all of them are closed.
 func TestHalfOpenConnections(t *testing.T) {
-	onBothClients(t, 0, func(t *testing.T, client *redis.Client, proxy *testenv.Proxy) {
+	onBothClients(t, 0, func(t *testing.T, client *redis.Client, server *silent.Redis) {
 		s := newStore(t, client, idempotencyredis.Config{})
-		testenv.InTime(t, 10*time.Second, func() time.Duration {
-			openConnections(t, client, 40)
-			proxy.SilenceConnections()
-			start := time.Now()
-			testenv.Eventually(t, func() error {
-				_, err := s.Begin(t.Context(), driver.NewClaim(driver.Key(idempotency.NewKey()), fp))
-				return err
-			})
-			return time.Since(start)
-		})
+		openConnections(t, client, 40)
+		server.SilenceConnections()
+		start := time.Now()
+		if _, err := s.Begin(t.Context(), driver.NewClaim(driver.Key(idempotency.NewKey()), fp)); err != nil {
+			t.Error(err)
+		}
+		wantTook(t, "Begin", start, 4*time.Second) // its second try meets another one before they are closed
+		time.Sleep(5 * time.Second)
+		synctest.Wait()
+		if n := server.Kept(); n > 0 || server.Silenced() < 40 {
+			t.Errorf("%d of %d silent connections are open", n, server.Silenced())
+		}
 	})
 }
 
 // openConnections leaves so many connections idle in the client's pool.
 func openConnections(t *testing.T, client *redis.Client, n int) {
 	t.Helper()
-	var all sync.WaitGroup
-	block := "block:" + string(idempotency.NewKey())
+	var held []*redis.Conn
 	for range n {
-		all.Go(func() {
-			if err := client.BLPop(t.Context(), 0, block).Err(); err != nil {
-				t.Error(err)
-			}
-		})
-	}
-	testenv.Eventually(t, func() error {
-		if have := client.PoolStats().TotalConns; int(have) < n {
-			return fmt.Errorf("%d connections", have)
-		}
-		return nil
-	})
-	for range n {
-		if err := client.RPush(t.Context(), block, "x").Err(); err != nil {
+		conn := client.Conn()
+		if err := conn.Ping(t.Context()).Err(); err != nil {
 			t.Fatal(err)
 		}
+		held = append(held, conn)
 	}
-	all.Wait()
+	for _, conn := range held {
+		_ = conn.Close() // back to the pool
+	}
 }
 
 // A server that answers no call costs a few callers their time, and the others
-// nothing; soon after it answers again all are served.
+// nothing; a second after it answers again all are served.
 func TestSilentServer(t *testing.T) {
-	onBothClients(t, -1, func(t *testing.T, client *redis.Client, proxy *testenv.Proxy) {
+	onBothClients(t, -1, func(t *testing.T, client *redis.Client, server *silent.Redis) {
 		s := newStore(t, client, idempotencyredis.Config{})
-		ask := func() error {
+		ask := func() (time.Duration, error) {
 			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 			defer cancel()
+			start := time.Now()
 			_, err := s.Begin(ctx, driver.NewClaim(driver.Key(idempotency.NewKey()), fp))
-			return err
+			return time.Since(start), err
 		}
-		if err := ask(); err != nil {
+		if _, err := ask(); err != nil {
 			t.Fatal(err)
 		}
-		testenv.InTime(t, 10*time.Second, func() time.Duration {
-			proxy.Pause()
-			var wg sync.WaitGroup
-			for range 10 {
-				wg.Go(func() {
-					if err := ask(); err == nil {
-						t.Error("a silent server answered")
-					}
-				})
+		server.Pause()
+		waited := 0
+		for range 50 {
+			took, err := ask()
+			if err == nil || took > 5*time.Second {
+				t.Errorf("error %v after %v", err, took)
 			}
-			wg.Wait()
-			var waited []time.Duration
-			for range 50 {
-				start := time.Now()
-				if err := ask(); err == nil {
-					t.Error("a silent server answered")
-				}
-				if took := time.Since(start); took > time.Second {
-					waited = append(waited, took)
-				}
+			if took > 0 {
+				waited++
 			}
-			if len(waited) > 5 || slices.ContainsFunc(waited, func(d time.Duration) bool { return d > 30*time.Second }) {
-				t.Errorf("of 50 callers these waited: %v", waited)
-			}
-			proxy.Resume()
-			start := time.Now()
-			testenv.Eventually(t, ask)
-			return time.Since(start)
-		})
+		}
+		if waited > 5 {
+			t.Errorf("%d callers waited for a silent server", waited)
+		}
+		server.Heal()
+		time.Sleep(time.Second)
+		if took, err := ask(); err != nil || took != 0 {
+			t.Errorf("back again: %v after %v", err, took)
+		}
 	})
 }
 
 // Check says in time that a server does not answer, and that a client would not
 // notice.
 func TestCheckOfASilentServer(t *testing.T) {
-	onBothClients(t, -1, func(t *testing.T, client *redis.Client, proxy *testenv.Proxy) {
+	onBothClients(t, -1, func(t *testing.T, client *redis.Client, server *silent.Redis) {
 		s := newStore(t, client, idempotencyredis.Config{})
 		err := s.Check(t.Context())
 		if forEver := !client.Options().ContextTimeoutEnabled; (err != nil) != forEver || len(findingsOf(err)) > 1 {
 			t.Errorf("found %v", err)
 		}
-		proxy.Pause()
+		server.Pause()
 		start := time.Now()
-		if err := s.Check(context.Background()); err == nil || len(findingsOf(err)) > 0 {
+		if err := s.Check(t.Context()); err == nil || len(findingsOf(err)) > 0 {
 			t.Errorf("a silent server: %v", err)
 		}
-		if took := time.Since(start); took > time.Minute {
-			t.Errorf("it took %v", took)
-		}
+		wantTook(t, "Check", start, 6*time.Second)
 	})
 }
