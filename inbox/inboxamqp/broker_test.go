@@ -190,39 +190,35 @@ func testPartitionsRestart(t *testing.T, server *testenv.Server) {
 // A quorum queue that is too busy to count is not taken for an empty one.
 func testBusyQueue(t *testing.T, server *testenv.Server) {
 	const count = 2
-	// busy returns dead letters in a queue whose leader is suspended for so many milliseconds each time.
-	busy := func(ms int) (*amqptest.Broker, inbox.DeadLetters) {
+	// busy is a connection to a broker whose queue "q" has a leader that is suspended so often, for so many milliseconds each time.
+	busy := func(often, ms int, delay time.Duration) *amqpconn.Conn {
 		b := amqptest.On(t, server.URL(), server.AdminURL())
-		letters := afterSetup(t, b, config{}).DeadLetters()
-		for range count {
-			b.Publish(t, "", "failed.default", order())
+		for _, name := range []string{"q", "other"} {
+			b.Queue(t, name, amqp.Table{"x-queue-type": "quorum"})
 		}
-		awaitDepth(t, b, "failed.default", count)
+		publishAll(t, b, "q", "order.placed", count)
+		awaitDepth(t, b, "q", count)
 		must(t, server.Control(t.Context(), "eval", fmt.Sprintf(`
-			{ok, Queue} = rabbit_amqqueue:lookup(rabbit_misc:r(<<%q>>, queue, <<"failed.default">>)),
+			{ok, Queue} = rabbit_amqqueue:lookup(rabbit_misc:r(<<%q>>, queue, <<"q">>)),
 			{Name, _} = amqqueue:get_pid(Queue),
 			Leader = whereis(Name),
-			spawn(fun Again() -> sys:suspend(Leader), timer:sleep(%d), sys:resume(Leader), timer:sleep(50), Again() end),
-			ok.`, b.VHost, ms)))
-		return b, letters
+			spawn(fun() -> [begin sys:suspend(Leader), timer:sleep(%d), sys:resume(Leader), timer:sleep(50) end || _ <- lists:seq(1, %d)] end),
+			ok.`, b.VHost, ms, often)))
+		proxy := testenv.NewProxy(t, b.URL)
+		proxy.Delay(delay)
+		conn, err := amqpconn.Open(t.Context(), hasty(proxy.URL()), patience)
+		must(t, err)
+		t.Cleanup(conn.Close)
+		return conn
 	}
-	_, letters := busy(400)
-	if n, err := letters.Count(t.Context(), inbox.Filter{}); n != count || err != nil {
-		t.Errorf("%d of %d dead letters counted, error %v", n, count, err)
+	if q, err := busy(8, 400, 0).Count("q"); q.Messages != count || err != nil {
+		t.Errorf("%d of %d messages counted, error %v", q.Messages, count, err)
 	}
-	b, letters := busy(4_000)
-	if n, err := letters.Count(t.Context(), inbox.Filter{}); n == 0 && err == nil {
-		t.Error("a queue that does not reply was counted as empty")
-	}
-	far := testenv.NewProxy(t, b.URL)
-	far.Delay(150 * time.Millisecond)
-	conn, err := amqpconn.Open(t.Context(), hasty(far.URL()), testenv.Patience)
-	must(t, err)
-	defer conn.Close()
-	if q, err := conn.Count("failed.default"); q.Messages == 0 && err == nil {
+	conn := busy(2, 3_000, 150*time.Millisecond)
+	if q, err := conn.Count("q"); q.Messages == 0 && err == nil {
 		t.Error("a queue that does not reply, far away, was counted as empty")
 	}
-	if q, err := conn.Count("failed.validation"); q.Messages != 0 || err != nil {
+	if q, err := conn.Count("other"); q.Messages != 0 || err != nil {
 		t.Errorf("a queue far away: %d messages, error %v", q.Messages, err)
 	}
 }

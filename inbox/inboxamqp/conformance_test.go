@@ -56,7 +56,7 @@ func TestConsumer(t *testing.T) {
 			runs := runsOf(name)
 			runs.Variant = cfg.Classic || cfg.Partitions > 0
 			conformance.TestConsumer(t, conformance.ConsumerBackend{
-				Runs: runs, Ordered: cfg.Ordered, Partitioned: cfg.Partitions > 0,
+				Runs: runs, Ordered: cfg.Ordered,
 				New: func(t *testing.T) conformance.ConsumerFixture { return newConsumerFixture(t, amqptest.New(t), cfg) },
 			})
 		})

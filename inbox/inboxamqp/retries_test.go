@@ -1,10 +1,7 @@
 package inboxamqp_test
 
 import (
-	"context"
 	"errors"
-	"fmt"
-	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -14,7 +11,6 @@ import (
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/internal/memory"
 	"github.com/holdfast-go/holdfast/internal/amqptest"
-	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
 // Retries and the dead letter keep the properties of AMQP that are the sender's, and drop those that would
@@ -68,56 +64,4 @@ func TestShovelledBack(t *testing.T) {
 		t.Errorf("headers %v", again.Headers)
 	}
 	r.stop(t)
-}
-
-// Bad messages whose dead-letter queue takes none, more than the prefetch and at the head of the
-// queue, let the good ones pass. They end where they belong as soon as they can.
-func TestDeadLetterQueueTakesNone(t *testing.T) {
-	t.Parallel()
-	testenv.Nightly(t, "refused messages wait longer each time")
-	for name, refuse := range map[string]func(*testing.T, *amqptest.Broker) (mend func()){
-		"full": func(t *testing.T, b *amqptest.Broker) func() { return b.Full(t, "failed.validation") },
-		"missing": func(t *testing.T, b *amqptest.Broker) func() {
-			must(t, deleteQueue(t, b, "failed.validation"))
-			return func() { b.Queue(t, "failed.validation", amqp.Table{"x-queue-type": "quorum"}) }
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			const bad, good, prefetch = 6, 20, 4
-			b := amqptest.New(t)
-			var got recorder
-			c := newConsumer(t, b.Dial, processorFunc(func(ctx context.Context, m *inbox.Message) error {
-				if m.Name == "bad" {
-					return inbox.Invalid(errBroken)
-				}
-				return got.Process(ctx, []*inbox.Message{m})[0]
-			}), config{Retry: quick, Concurrency: 2, Prefetch: prefetch})
-			setUp(t, c)
-			mend := refuse(t, b)
-			publishAll(t, b, "orders", "bad", bad)
-			publishAll(t, b, "orders", "order.placed", good)
-			r := start(t, c)
-			got.distinct(t, good)
-			testenv.Eventually(t, func() error {
-				if err := r.Ready(t.Context()); err == nil || !strings.Contains(err.Error(), "failed.validation") {
-					return fmt.Errorf("ready: %v", err)
-				}
-				return nil
-			})
-			mend()
-			for letters := 0; letters < bad; {
-				d := b.Take(t, "failed.validation", 1, patience)[0]
-				if d.Type == "filler" {
-					continue
-				}
-				letters++
-				if d.Headers["holdfast-attempt"] != "1" {
-					t.Errorf("a dead letter after %v attempts", d.Headers["holdfast-attempt"])
-				}
-			}
-			r.stop(t)
-			awaitDepth(t, b, "orders", 0)
-		})
-	}
 }

@@ -231,24 +231,6 @@ func TestDeadLetter_headersOfSenderFillTheFrame(t *testing.T) {
 	awaitDepth(t, b, "orders", 0)
 }
 
-// A long delay takes several steps, and no handler sees the message meanwhile.
-func TestSourceLongDelay(t *testing.T) {
-	t.Parallel()
-	b := amqptest.New(t)
-	src := newSource(t, b.Dial, config{Retry: inbox.RetryPolicy{BaseDelay: 100 * time.Millisecond, MaxDelay: 200 * time.Millisecond, Jitter: -1}})
-	numbered(t, b, "orders", 1, 1)
-	s := open(t, src, 1)
-	ds := take(t, s, 1)
-	const delay = 1500 * time.Millisecond
-	began := time.Now()
-	must(t, src.Move(t.Context(), later(delay, ds...))...)
-	must(t, s.Ack(t.Context(), ds, false))
-	m := take(t, s, 1)[0].Message()
-	if waited := time.Since(began); waited < delay || m.Attempt != 2 || string(m.Body) != "1" {
-		t.Errorf("came after %v as %+v", waited, m)
-	}
-}
-
 // Where a retry queue is missing, what waits for the rest of a long delay goes behind the others, and
 // Ready says so.
 func TestSourceLongDelayRefused(t *testing.T) {
@@ -269,28 +251,6 @@ func TestSourceLongDelayRefused(t *testing.T) {
 	if err := src.Ready(t.Context()); err == nil || !strings.Contains(err.Error(), "orders.retry.60000") {
 		t.Errorf("ready: %v", err)
 	}
-}
-
-// Of a window that messages in work have nearly filled the last place is free again at once where the
-// acknowledgement may not wait.
-func TestAcksThatMayNotWait(t *testing.T) {
-	t.Parallel()
-	const window, more = 4, 50
-	b := amqptest.New(t)
-	s := open(t, newSource(t, b.Dial, config{}), window)
-	numbered(t, b, "orders", 1, window+more)
-	last := take(t, s, window)[window-1:]
-	shortest := time.Hour
-	for range more {
-		must(t, s.Ack(t.Context(), last, false))
-		began := time.Now()
-		last = take(t, s, 1)
-		shortest = min(shortest, time.Since(began))
-	}
-	if shortest > 100*time.Millisecond { // what each would wait at least, on a calm machine too
-		t.Errorf("of %d messages none came sooner than %v", more, shortest)
-	}
-	must(t, s.Close(t.Context()))
 }
 
 // Acknowledgements that wait for an earlier message are told when their time is over, when that message goes

@@ -27,7 +27,7 @@ func TestConsumer(t *testing.T) {
 			runs := runsOf(name)
 			runs.Variant = cfg.Partitions > 1
 			conformance.TestConsumer(t, conformance.ConsumerBackend{
-				Runs: runs, Ordered: cfg.Ordered, Partitioned: cfg.Partitions > 1,
+				Runs: runs, Ordered: cfg.Ordered,
 				New: func(t *testing.T) conformance.ConsumerFixture { return newConsumerFixture(t, cfg) },
 			})
 		})

@@ -179,31 +179,6 @@ func awaitShares(t *testing.T, client redis.UniversalClient, want ...int) {
 
 func effectless(*inbox.Message) error { return nil }
 
-// A process that comes gets its share, and what one has held that ends goes to the others.
-func TestPartitionsAreShared(t *testing.T) {
-	t.Parallel()
-	testenv.Nightly(t, "five processes pass partitions on for seconds")
-	client := redistest.New(t)
-	endFirst := start(t, partitioned(t, client, effectless))
-	awaitShares(t, client, 4)
-	endSecond := start(t, partitioned(t, client, effectless))
-	awaitShares(t, client, 2, 2)
-	ends := []func(){endFirst, endSecond}
-	for range 3 {
-		ends = append(ends, start(t, partitioned(t, client, effectless)))
-	}
-	// Of five processes one has none: it waits.
-	awaitShares(t, client, 1, 1, 1, 1)
-	for _, end := range ends[:4] {
-		end()
-	}
-	awaitShares(t, client, 4)
-	ends[4]()
-	if left := owners(t, client); left != [partitions]string{} {
-		t.Errorf("after the end the partitions are held by %v", left)
-	}
-}
-
 // What a process held that died goes to another one, which counts it until then.
 func TestPartitionsOfADeadProcess(t *testing.T) {
 	t.Parallel()

@@ -183,27 +183,6 @@ func TestWithoutMemory(t *testing.T) {
 	})
 }
 
-// A consumer whose idle connections have all fallen silent is at work again soon.
-func TestHalfOpenConnections(t *testing.T) {
-	t.Parallel()
-	testenv.Nightly(t, "silence takes seconds")
-	f := newFixture(t, false)
-	handled := make(chan struct{}, 10)
-	mux := inbox.NewMux()
-	handle(t, mux, event().Name, func(context.Context) error { handled <- struct{}{}; return nil })
-	c := newConsumer(t, f.through, mux, inboxredis.Config{Group: groupName})
-	stop := start(t, c)
-	defer stop()
-	testenv.Eventually(t, func() error { return c.Ready(t.Context()) })
-	f.network.SilenceConnections()
-	publish(t, f.direct, event())
-	select {
-	case <-handled:
-	case <-time.After(testenv.Patience):
-		t.Fatal("not handled")
-	}
-}
-
 // What a living process holds is not claimed although all its idle connections have fallen silent.
 func TestHalfOpenRenewal(t *testing.T) {
 	t.Parallel()

@@ -51,8 +51,7 @@ func newFixture(ordered bool) conformance.ConsumerFixture {
 					}
 				}
 			},
-			Network:  n,
-			InMemory: true,
+			Network: n,
 			Delete: func(*testing.T) func() {
 				queue.Delete()
 				return queue.Declare

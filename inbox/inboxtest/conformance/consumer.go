@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"slices"
 	"sync"
 	"testing"
@@ -45,8 +44,6 @@ type ConsumerBackend struct {
 	Runs
 	// Ordered says that the fixtures' sources are exclusive: the tests of order run, and no others.
 	Ordered bool
-	// Partitioned says that the fixtures' queue is split: keys are not parked then.
-	Partitioned bool
 	// New returns a fresh fixture.
 	New func(t *testing.T) ConsumerFixture
 }
@@ -57,10 +54,6 @@ func TestConsumer(t *testing.T, b ConsumerBackend) {
 	tests := consumerTests
 	if b.Ordered {
 		tests = orderTests
-	}
-	if b.Ordered && !b.Partitioned {
-		tests = maps.Clone(tests)
-		tests["parked keys and cut connections"] = subtest[ConsumerFixture]{fakes, testOrderParkedThroughCuts}
 	}
 	runAll(t, b.Runs, b.New, tests)
 }
@@ -74,7 +67,6 @@ var consumerTests = map[string]subtest[ConsumerFixture]{
 	"limit of messages, delays":       {once, testConsumerLimitWithDelays},
 	"drain":                           {once, testConsumerDrain},
 	"consumers share a queue":         {once, testConsumerShares},
-	"an outage costs nothing":         {fakes, testConsumerOutage},
 	"connections are cut":             {once, testConsumerCut},
 	"cut off while it runs":           {once, testConsumerTwin},
 	"given back for no reason":        {fakes, testConsumerGivenBack},
@@ -82,7 +74,6 @@ var consumerTests = map[string]subtest[ConsumerFixture]{
 	"processor's own work":            {fakes, testConsumerBackground},
 	"drain leaves handlers behind":    {fakes, testConsumerLeavesBehind},
 	"drain ends although others hang": {fakes, testConsumerOthersHang},
-	"drain closes runs":               {fakes, testConsumerDrainClosesRuns},
 	"context without an end":          {fakes, testConsumerOnBackground},
 	"second Run":                      {fakes, testConsumerRunsOnce},
 	"retries are noted":               {fakes, testConsumerNotesRetries},

@@ -325,23 +325,3 @@ func testConsumerLedgerDown(t *testing.T, f ConsumerFixture) {
 	}
 	w.awaitReady(true)
 }
-
-// A drain closes the runs it has to give up: it is not the messages that end the process.
-func testConsumerDrainClosesRuns(t *testing.T, f ConsumerFixture) {
-	ledger := memory.NewLedger()
-	release := make(chan struct{})
-	defer close(release)
-	r := &runs{do: func(context.Context, *inbox.Message) error { <-release; return nil }}
-	m := named("event")
-	failedOnce(t, f, m)
-	const limit = 20 * time.Second // a tenth of it is for the notes
-	w := consume(t, f, remembering{r, ledger}, ConsumerConfig{ConsumerConfig: inbox.ConsumerConfig{ShutdownTimeout: limit}})
-	awaitCount(t, "messages begun", 1, r.count)
-	if e := entry(t, ledger, m.ID); e.Open != 1 {
-		t.Errorf("while it runs: %+v", e)
-	}
-	wantEnd(t, w, limit)
-	if e := entry(t, ledger, m.ID); e.Open != 0 {
-		t.Errorf("after the drain: %+v", e)
-	}
-}

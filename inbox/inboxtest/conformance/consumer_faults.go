@@ -107,41 +107,6 @@ func testConsumerEndsInSilence(t *testing.T, f ConsumerFixture) {
 	})
 }
 
-var errDown = inbox.Unavailable(errBoom)
-
-// A real outage costs no message an attempt, however often it comes, and nothing spins.
-func testConsumerOutage(t *testing.T, f ConsumerFixture) {
-	var down atomic.Bool
-	r := &runs{do: func(context.Context, *inbox.Message) error {
-		if down.Load() {
-			return errDown
-		}
-		return nil
-	}}
-	w := consume(t, f, r, ConsumerConfig{ConsumerConfig: inbox.ConsumerConfig{Concurrency: 4}})
-	const n, outages = 30, 2
-	for k := range outages {
-		down.Store(true)
-		before := r.count()
-		publishMany(t, f, "event", n)
-		w.awaitReady(false)
-		probes := r.count() + 3
-		awaitCount(t, "probes", probes, r.count)
-		if tried := r.count() - before; tried > 2*n {
-			t.Errorf("%d deliveries in an outage: a hot loop", tried)
-		}
-		down.Store(false)
-		awaitCount(t, "messages done", (k+1)*n, r.finished) // what is left would fail in the next outage too
-		w.awaitReady(true)
-	}
-	r.wantFirst(t, anyMessage)
-	w.stop()
-	wantRest(t, f, 0)
-	if letters := dead(t, f); len(letters) != 0 {
-		t.Errorf("dead letters %+v", letters)
-	}
-}
-
 // switched is a processor that can be paused.
 type switched struct {
 	*runs

@@ -2,18 +2,15 @@ package conformance
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/google/uuid"
 
 	"github.com/holdfast-go/holdfast/inbox"
-	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/inbox/internal/memory"
 )
 
@@ -178,68 +175,6 @@ func testOrderSuspect(t *testing.T, f ConsumerFixture) {
 	inVain(t, f, 2*keys)
 	w := consume(t, f, remembering{s, ledger}, ordered(ConsumerConfig{}))
 	awaitCount(t, "messages done", keys*each, s.finished)
-	w.stop()
-	wantRest(t, f, 0)
-}
-
-// parker is a processor that keeps keys that wait.
-type parker struct {
-	remembering
-	parking driver.Parking
-}
-
-// Parking implements driver.Parker.
-func (p parker) Parking(bool) driver.Parking { return p.parking }
-
-func parked(s *sequence) parker {
-	return parker{remembering{s, memory.NewLedger()}, memory.NewParking()}
-}
-
-// Keys are parked and replayed all the time while connections are cut: none is out of order.
-func testOrderParkedThroughCuts(t *testing.T, f ConsumerFixture) {
-	needsNetwork(t, f)
-	const keys, each = 6, 20
-	s := publishKeyed(t, f, keys, each)
-	var faulty atomic.Bool
-	faulty.Store(true)
-	often := oneIn(8, inbox.Unrecoverable(errBoom))
-	s.fail = func(m *inbox.Message) error {
-		if !faulty.Load() {
-			return nil
-		}
-		return often(m)
-	}
-	p := parked(s)
-	cfg := ordered(ConsumerConfig{})
-	cfg.ParkKeys = true
-	w := consume(t, f, p, cfg)
-	operated := make(chan struct{})
-	var operator sync.WaitGroup
-	operator.Go(func() {
-		for {
-			select {
-			case <-operated:
-				return
-			case <-time.After(quiet / 4):
-				_, _ = w.DeadLetters().Replay(t.Context(), inbox.Filter{}, inbox.Replay{By: "suite"}) // the network may be cut
-			}
-		}
-	})
-	for k := range 3 {
-		awaitCount(t, "messages done", (k+1)*keys*each/8, s.finished)
-		f.Network.CutConnections()
-	}
-	faulty.Store(false)
-	awaitCount(t, "messages done", keys*each, s.finished)
-	close(operated)
-	operator.Wait()
-	await(t, func() error {
-		heads, err := p.parking.Heads(t.Context(), "", 10)
-		if len(heads) > 0 {
-			err = errors.Join(err, fmt.Errorf("%d keys wait", len(heads)))
-		}
-		return err
-	})
 	w.stop()
 	wantRest(t, f, 0)
 }

@@ -27,8 +27,6 @@ type SourceFixture struct {
 	// Network is what the sources' connections go through, and nothing else's. Without it the
 	// tests of faults are skipped.
 	Network Network
-	// InMemory says that there is no server that could fall silent.
-	InMemory bool
 	// Forgetful says that the queue may forget acknowledgements that are on their way when a session ends.
 	Forgetful bool
 	// Delete deletes the queue; declare makes it again, empty. Optional.
@@ -92,7 +90,6 @@ var sourceTests = map[string]subtest[SourceFixture]{
 	"concurrent scans":  {once, testScansAtOnce},
 	"scans with faults": {once, testScanFaults},
 
-	"silence":                   {fakes, testSourceSilence},
 	"network fails":             {fakes, testSourceFaults},
 	"answers of calls are lost": {once, testSourceCalls(Network.DropReplies)},
 	"calls are cut":             {fakes, testSourceCalls(Network.CutConnections)},

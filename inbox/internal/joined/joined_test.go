@@ -98,8 +98,7 @@ func fixture(o memqueue.Options) conformance.SourceFixture {
 				}
 			}
 		},
-		Network:  n,
-		InMemory: true,
+		Network: n,
 		Refuse: func(_ *testing.T, class string) func() {
 			queue.Refuse(class, true)
 			return func() { queue.Refuse(class, false) }

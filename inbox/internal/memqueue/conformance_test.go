@@ -53,8 +53,7 @@ func fixture(exclusive bool) conformance.SourceFixture {
 				}
 			}
 		},
-		Network:  n,
-		InMemory: true,
+		Network: n,
 		Refuse: func(_ *testing.T, class string) func() {
 			queue.Refuse(class, true)
 			return func() { queue.Refuse(class, false) }
