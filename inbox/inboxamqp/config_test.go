@@ -75,8 +75,6 @@ func newConsumer(t *testing.T, dial func(context.Context) (*amqp.Connection, err
 	}
 	c, err := inboxamqp.NewTuned(dial, cmp.Or(cfg.Queue, "orders"), p, cfg.public(),
 		inboxamqp.Tuning{MaxBodyBytes: cfg.MaxBodyBytes, ConfirmTimeout: cfg.ConfirmTimeout, Copies: cfg.Copies, Leveling: cfg.Leveling})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return c
 }

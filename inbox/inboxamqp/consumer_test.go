@@ -54,9 +54,7 @@ func TestPoison(t *testing.T) {
 	b := amqptest.New(t)
 	mux := inbox.NewMux()
 	var good atomic.Int64
-	if err := inbox.Handle(mux, "order.placed", func(context.Context, struct{ N int }) error { good.Add(1); return nil }); err != nil {
-		t.Fatal(err)
-	}
+	must(t, inbox.Handle(mux, "order.placed", func(context.Context, struct{ N int }) error { good.Add(1); return nil }))
 	r := consume(t, b, mux, config{Queue: "orders", Retry: quick, DeadLetterPrefix: "shop.", MaxBodyBytes: 1000, Name: "billing"})
 	poison := map[string]func(*amqp.Publishing){
 		"no id":        func(p *amqp.Publishing) { p.MessageId = "" },

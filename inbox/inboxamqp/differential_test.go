@@ -229,9 +229,7 @@ func (p *play) onFake(t *testing.T) []string {
 	consumer, err := inboxtest.NewConsumer(broker, "orders", a, inboxtest.Config{ConsumerConfig: inbox.ConsumerConfig{
 		Retry: differentialRetry, Batch: p.batch, Concurrency: p.workers, Logger: slog.New(slog.DiscardHandler),
 	}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	time.Sleep(time.Until(time.UnixMilli(idTime(p.ids)))) // the ids are of the time outside
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
@@ -244,13 +242,9 @@ func (p *play) onFake(t *testing.T) []string {
 	}()
 	return p.perform(t, a, consumer.DeadLetters(), func(i int) {
 		m := &inbox.Message{ID: p.ids[i], Name: p.name(i), ContentType: "application/json", Body: p.body(i)}
-		if err := broker.Send(t.Context(), m); err != nil {
-			t.Fatal(err)
-		}
+		must(t, broker.Send(t.Context(), m))
 	}, func(_ int, look func() string) string {
-		if err := broker.Idle(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must(t, broker.Idle(t.Context()))
 		return look()
 	})
 }

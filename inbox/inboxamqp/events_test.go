@@ -93,9 +93,7 @@ func checkEvent(t *testing.T, raw amqp.Delivery, m driver.Message, structured bo
 		return
 	}
 	var event map[string]json.RawMessage
-	if err := json.Unmarshal(raw.Body, &event); err != nil {
-		t.Fatal(err)
-	}
+	must(t, json.Unmarshal(raw.Body, &event))
 	want["datacontenttype"] = m.ContentType
 	for name, value := range want {
 		if string(event[name]) != `"`+value+`"` {
@@ -146,9 +144,7 @@ func publishOne(t *testing.T, b *amqptest.Broker, cfg outboxamqp.Config, m drive
 	t.Helper()
 	cfg.Timeout = patience
 	p, err := outboxamqp.NewPublisher(b.Dial, cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- p.Run(ctx) }()
@@ -160,9 +156,7 @@ func publishOne(t *testing.T, b *amqptest.Broker, cfg outboxamqp.Config, m drive
 	}()
 	published := make(chan error, 1)
 	p.Publish(ctx, m, func(err error) { published <- err })
-	if err := <-published; err != nil {
-		t.Fatal(err)
-	}
+	must(t, <-published)
 }
 
 // A message of ours whose content type and time are not on the wire has both for its handler, through
@@ -196,9 +190,7 @@ func TestLeftOut(t *testing.T) {
 	awaitDepth(t, b, "failed.default", 1)
 	letters := newDeadLetters(t, b, config{Queue: "orders"})
 	letter, err := letters.Show(t.Context(), m.ID)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	check(letter.Message)
 	broken.Store(false)
 	replayed, err := letters.Replay(t.Context(), inbox.Filter{Class: inboxdriver.ClassDefault}, inbox.Replay{By: "test"})

@@ -228,9 +228,7 @@ func setUp(t testing.TB, c *inboxamqp.Consumer) {
 func publishAll(t *testing.T, b *amqptest.Broker, queue, name string, n int) {
 	t.Helper()
 	ch := b.Channel(t)
-	if err := ch.Confirm(false); err != nil {
-		t.Fatal(err)
-	}
+	must(t, ch.Confirm(false))
 	var last *amqp.DeferredConfirmation
 	for range n {
 		p := order()

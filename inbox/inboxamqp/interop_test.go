@@ -33,17 +33,13 @@ type symfonyOrder struct {
 func readSymfony(t *testing.T, path string) amqp.Publishing {
 	t.Helper()
 	text, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var fixture struct {
 		ContentType string         `json:"content_type"`
 		Headers     map[string]any `json:"headers"`
 		Body        string         `json:"body"`
 	}
-	if err := json.Unmarshal(text, &fixture); err != nil {
-		t.Fatal(err)
-	}
+	must(t, json.Unmarshal(text, &fixture))
 	return amqp.Publishing{
 		Headers: amqpTable(fixture.Headers), ContentType: fixture.ContentType, DeliveryMode: amqp.Persistent,
 		Timestamp: time.Unix(1_700_000_000, 0), Body: []byte(fixture.Body),
@@ -125,9 +121,7 @@ func TestFromSymfony(t *testing.T) {
 					}
 					return inbox.Unrecoverable(errBroken)
 				})
-				if err != nil {
-					t.Fatal(err)
-				}
+				must(t, err)
 			}
 			consume(t, b, mux, config{Queue: "orders", Retry: quick, Concurrency: 1})
 			p := readSymfony(t, path)
@@ -215,9 +209,7 @@ func TestRecorded(t *testing.T) {
 	}
 	for i, path := range paths {
 		text, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		var r recorded
 		if err := json.Unmarshal(text, &r); err != nil {
 			t.Fatalf("%s: %v", path, err)

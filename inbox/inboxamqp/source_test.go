@@ -45,13 +45,9 @@ func runSource(t *testing.T, c *inboxamqp.Consumer) driver.Source {
 func open(t *testing.T, src driver.Source, window int) driver.Session {
 	t.Helper()
 	s, err := src.Open(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = s.Close(context.Background()) }) // the test may have ended it
-	if err := s.Start(t.Context(), window); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.Start(t.Context(), window))
 	return s
 }
 

@@ -64,9 +64,7 @@ func newConsumerFixture(t *testing.T, own inboxredis.Config) conformance.Consume
 				cfg.Classes = []string{conformance.OwnClass}
 			}
 			c, err := inboxredis.NewLimitedConsumer(f.through, stream, p, inboxredis.Config{Partitions: own.Partitions, ConsumerConfig: cfg.ConsumerConfig}, cfg.MaxBodyBytes)
-			if err != nil {
-				t.Fatal(err)
-			}
+			noError(t, err)
 			return c
 		},
 	}
@@ -79,12 +77,8 @@ func newConsumer(t *testing.T, client redis.UniversalClient, p inbox.Processor, 
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
 	c, err := inboxredis.NewConsumer(client, stream, p, cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := c.Setup(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
+	noError(t, c.Setup(t.Context()))
 	return c
 }
 
@@ -107,9 +101,7 @@ func TestConsumerCheck(t *testing.T) {
 	server := testenv.Private(t, testenv.Redis)
 	client := redistest.Client(t, server.URL())
 	c, err := inboxredis.NewConsumer(client, stream, inbox.NewMux(), inboxredis.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	want := func(texts ...string) {
 		t.Helper()
 		err := c.Check(t.Context())
@@ -128,30 +120,20 @@ func TestConsumerCheck(t *testing.T) {
 	}
 	want(`stream "orders" has no group "orders"; call Consumer.Setup`, `stream "{orders}:orders:retries" has no group`)
 	for range 2 {
-		if err := c.Setup(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, c.Setup(t.Context()))
 	}
 	want()
 	// Who reads a group, or did lately, is behind and no finding.
 	setup(t, client, "read")
 	publish(t, client, event())
-	if err := client.XReadGroup(t.Context(), &redis.XReadGroupArgs{Group: "read", Consumer: "c", Streams: []string{stream, ">"}}).Err(); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, client.XReadGroup(t.Context(), &redis.XReadGroupArgs{Group: "read", Consumer: "c", Streams: []string{stream, ">"}}).Err())
 	want()
 	setup(t, client, "deserted")
 	want(`nobody reads the group "deserted", which is 1 messages behind`)
-	if err := client.XGroupDestroy(t.Context(), stream, "deserted").Err(); err != nil {
-		t.Fatal(err)
-	}
-	if err := errors.Join(client.ConfigSet(t.Context(), "maxmemory", "100mb").Err(), client.ConfigSet(t.Context(), "maxmemory-policy", "allkeys-lru").Err()); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, client.XGroupDestroy(t.Context(), stream, "deserted").Err())
+	noError(t, errors.Join(client.ConfigSet(t.Context(), "maxmemory", "100mb").Err(), client.ConfigSet(t.Context(), "maxmemory-policy", "allkeys-lru").Err()))
 	want("maxmemory-policy is allkeys-lru: Redis may evict whole streams")
-	if err := client.ConfigSet(t.Context(), "maxmemory-policy", "noeviction").Err(); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, client.ConfigSet(t.Context(), "maxmemory-policy", "noeviction").Err())
 	host, port, _ := strings.Cut(client.Options().Addr, ":")
 	testenv.Private(t, testenv.Redis, "--replicaof", host, port)
 	testenv.Eventually(t, func() error {
@@ -160,14 +142,10 @@ func TestConsumerCheck(t *testing.T) {
 		}
 		return nil
 	})
-	if err := client.ConfigSet(t.Context(), "min-replicas-to-write", "1").Err(); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, client.ConfigSet(t.Context(), "min-replicas-to-write", "1").Err())
 	want()
 	ordered, err := inboxredis.NewConsumer(client, stream, inbox.NewMux(), inboxredis.Config{ConsumerConfig: inbox.ConsumerConfig{Ordered: true}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	if err := ordered.Check(t.Context()); err == nil || !strings.Contains(err.Error(), "use a processor with a ledger") {
 		t.Errorf("an ordered consumer without a ledger: %v", err)
 	}

@@ -92,9 +92,7 @@ func TestPartitionsSetupAndCheck(t *testing.T) {
 	cfg := orderedBy(partitions)
 	cfg.Logger = slog.New(slog.DiscardHandler)
 	c, err := inboxredis.NewConsumer(client, stream, inbox.NewMux(), cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	missing := func() (streams []string) {
 		err := c.Check(t.Context())
 		for i := range partitions + 1 {
@@ -108,9 +106,7 @@ func TestPartitionsSetupAndCheck(t *testing.T) {
 		t.Errorf("before Setup Check names %v", got)
 	}
 	for range 2 {
-		if err := c.Setup(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, c.Setup(t.Context()))
 	}
 	if got := missing(); len(got) != 0 {
 		t.Errorf("after Setup Check names %v", got)
@@ -187,14 +183,10 @@ func TestPartitionsOfADeadProcess(t *testing.T) {
 	first := "{" + partition.Name(stream, 0) + "}:" + groupName + ":"
 	now := client.Time(t.Context()).Val()
 	dead := redis.Z{Score: float64(now.Add(-7 * time.Second).UnixMilli()), Member: "dead"} // it counts for 8 s
-	if err := client.ZAdd(t.Context(), first+fmt.Sprint("processes.", partitions), dead).Err(); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, client.ZAdd(t.Context(), first+fmt.Sprint("processes.", partitions), dead).Err())
 	for i := range partitions {
 		key := fmt.Sprintf("{%s}:%s:owner", partition.Name(stream, i), groupName)
-		if err := client.Set(t.Context(), key, "dead-1", 500*time.Millisecond).Err(); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, client.Set(t.Context(), key, "dead-1", 500*time.Millisecond).Err())
 	}
 	if held := owners(t, client); held != [partitions]string{"dead", "dead", "dead", "dead"} {
 		t.Fatalf("the partitions are held by %v", held)
@@ -256,9 +248,7 @@ func testPartitionsOnCluster(t *testing.T, client *redis.ClusterClient) {
 	nodes := map[string]bool{}
 	for _, name := range partition.Names(stream, partitions) {
 		node, err := client.MasterForKey(t.Context(), name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		noError(t, err)
 		nodes[node.Options().Addr] = true
 	}
 	if len(nodes) < 2 {

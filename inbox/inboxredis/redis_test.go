@@ -36,13 +36,9 @@ func process(t *testing.T, p inbox.Processor, m *inbox.Message) error {
 func newProcessor(t *testing.T, client redis.UniversalClient, cfg inboxredis.ProcessorConfig, fn func(context.Context, conformance.Event) error) *inboxredis.Processor {
 	t.Helper()
 	mux := inbox.NewMux()
-	if err := inbox.Handle(mux, conformance.Name, fn); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, inbox.Handle(mux, conformance.Name, fn))
 	p, err := inboxredis.NewProcessor(client, mux, cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	return p
 }
 
@@ -110,9 +106,7 @@ func TestKeys(t *testing.T) {
 			}
 			return nil
 		})
-		if err := process(t, p, m); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, process(t, p, m))
 		value, ttl := client.Get(t.Context(), key).Val(), client.PTTL(t.Context(), key).Val()
 		if token, ok := strings.CutPrefix(value, "done:"); !ok || len(token) < 26 || ttl > 192*time.Hour || ttl < 191*time.Hour {
 			t.Errorf("afterwards: %s = %q for %v", key, value, ttl)
@@ -147,9 +141,7 @@ func TestForeignMarks(t *testing.T) {
 		"empty": func(key string) error { return client.Set(t.Context(), key, "", 0).Err() },
 	} {
 		m := event()
-		if err := mark("outbox:processed:" + m.ID.String()); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, mark("outbox:processed:"+m.ID.String()))
 		if err := process(t, newProcessor(t, client, inboxredis.ProcessorConfig{}, mustNotRun(t)), m); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -161,9 +153,7 @@ func TestClaimOfAnother(t *testing.T) {
 	client := redistest.New(t)
 	m := event()
 	key := "outbox:processed:" + m.ID.String()
-	if err := client.Set(t.Context(), key, "processing:other", time.Minute).Err(); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, client.Set(t.Context(), key, "processing:other", time.Minute).Err())
 	p := newProcessor(t, client, inboxredis.ProcessorConfig{}, succeed)
 	err := process(t, p, m)
 	f := driver.Classify(err)
@@ -171,9 +161,7 @@ func TestClaimOfAnother(t *testing.T) {
 		t.Fatalf("%v classified %+v", err, f)
 	}
 	// The other one has died: its lease runs out.
-	if err := client.PExpire(t.Context(), key, 100*time.Millisecond).Err(); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, client.PExpire(t.Context(), key, 100*time.Millisecond).Err())
 	testenv.Eventually(t, func() error { return process(t, p, m) })
 }
 
@@ -198,9 +186,7 @@ func TestLeaseIsProlonged(t *testing.T) {
 		}
 		return nil
 	})
-	if err := process(t, p, m); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, process(t, p, m))
 	if err := process(t, other, m); err != nil {
 		t.Error(err)
 	}
@@ -301,9 +287,7 @@ func TestRedisDown(t *testing.T) {
 		}
 		return nil
 	})
-	if err := process(t, p, event()); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, process(t, p, event()))
 	breakIt = true
 	if err := process(t, p, event()); err != nil {
 		t.Errorf("a message whose effect was taken: %v", err)
@@ -316,9 +300,7 @@ func TestRedisDown(t *testing.T) {
 		t.Errorf("%v classified %+v after %d runs", err, f, runs)
 	}
 	breakIt = false
-	if err := server.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, server.Start(t.Context()))
 	testenv.Eventually(t, func() error { return process(t, p, event()) })
 }
 

@@ -58,22 +58,16 @@ func (b *behind) taken(consumer string, number int) int {
 func (b *behind) shortcut(t *testing.T, client redis.UniversalClient, consumer string, h conformance.Handler, timeout time.Duration) *inboxredis.Processor {
 	t.Helper()
 	p, err := inboxpgx.New(b.manager, consumer, inboxpgx.Config{Entries: b.dedup})
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	err = inboxpgx.Handle(p, conformance.Name, func(ctx context.Context, tx pgx.Tx, e conformance.Event) error {
 		if err := txretrytest.Effect(tx, func() { b.add(consumer, e.Number, 1) }, func() { b.add(consumer, e.Number, -1) }); err != nil {
 			return err
 		}
 		return h(ctx, e)
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	f, err := inboxredis.NewProcessor(client, p, inboxredis.ProcessorConfig{Namespace: consumer, Logger: slog.New(slog.DiscardHandler)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	f.SetTimeout(timeout)
 	return f
 }
@@ -106,9 +100,7 @@ func TestShortcutAsksRedisFirst(t *testing.T) {
 	); err != nil {
 		t.Fatal(err)
 	}
-	if err := errors.Join(f.Process(t.Context(), []*inbox.Message{known, claimed, marked, fresh})...); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, errors.Join(f.Process(t.Context(), []*inbox.Message{known, claimed, marked, fresh})...))
 	if b.taken("a", 1) != 2 || b.dedup.Seen("a", known.ID) || b.dedup.Seen("a", marked.ID) {
 		t.Errorf("%d effects; those that Redis knows reached the store: %v, %v",
 			b.taken("a", 1), b.dedup.Seen("a", known.ID), b.dedup.Seen("a", marked.ID))
@@ -148,9 +140,7 @@ func TestShortcutWithHungRedis(t *testing.T) {
 		for _, want := range []time.Duration{3 * timeout, timeout} {
 			began := time.Now()
 			for range 100 {
-				if err := process(t, f, event()); err != nil {
-					t.Fatal(err)
-				}
+				noError(t, process(t, f, event()))
 			}
 			if took := time.Since(began); took != want {
 				t.Errorf("100 messages took %v, want %v", took, want)
@@ -169,9 +159,7 @@ func TestShortcutWithoutRedis(t *testing.T) {
 	f := b.shortcut(t, client, "a", succeed, patience)
 	m := event()
 	for range 2 {
-		if err := process(t, f, m); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, process(t, f, m))
 	}
 	if b.taken("a", 1) != 1 {
 		t.Errorf("%d effects", b.taken("a", 1))
@@ -195,13 +183,9 @@ func TestPassesOn(t *testing.T) {
 	cancel()
 	before.(driver.Background).Background(ctx) // returns
 	mux := inbox.NewMux()
-	if err := mux.SetLimit("a", 3); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, mux.SetLimit("a", 3))
 	limited, err := inboxredis.NewProcessor(client, mux, inboxredis.ProcessorConfig{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	if limit, none := limited.Limit("a"), before.(driver.Limiter).Limit("a"); limit != 3 || none != 0 {
 		t.Errorf("limits %d and %d", limit, none)
 	}
@@ -229,24 +213,16 @@ func TestPauseOfTheStoreBehind(t *testing.T) {
 	t.Parallel()
 	client := redistest.New(t)
 	store, err := inboxtest.New(txretrytest.New(txretrytest.Config{}), groupName, inboxpgx.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	handled := make(chan struct{}, 10)
 	err = inboxpgx.Handle(store, conformance.Name, func(context.Context, pgx.Tx, conformance.Event) error {
 		handled <- struct{}{}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	p, err := inboxredis.NewProcessor(client, store, inboxredis.ProcessorConfig{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := store.Pause(t.Context(), "ada", "a test"); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
+	noError(t, store.Pause(t.Context(), "ada", "a test"))
 	paused := make(chan struct{}, 10)
 	c := newConsumer(t, client, p, inboxredis.Config{ConsumerConfig: inbox.ConsumerConfig{Logger: slog.New(pausesSeen{seen: paused})}})
 	publish(t, client, event())
@@ -258,9 +234,7 @@ func TestPauseOfTheStoreBehind(t *testing.T) {
 	case <-time.After(patience):
 		t.Fatal("the consumer does not learn of the pause")
 	}
-	if err := store.Resume(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, store.Resume(t.Context()))
 	awaitHandled(t, handled)
 }
 

@@ -66,9 +66,7 @@ func newPartitions(t *testing.T, ordered bool, partitions int) *fixture {
 
 func (f *fixture) setup(t *testing.T, group string) {
 	t.Helper()
-	if err := inboxredis.Setup(t.Context(), f.direct, stream, inboxredis.Config{Group: group, Partitions: f.partitions, ConsumerConfig: inbox.ConsumerConfig{Ordered: f.ordered}}); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, inboxredis.Setup(t.Context(), f.direct, stream, inboxredis.Config{Group: group, Partitions: f.partitions, ConsumerConfig: inbox.ConsumerConfig{Ordered: f.ordered}}))
 }
 
 func (f *fixture) open(t *testing.T, client redis.UniversalClient, group string) (driver.Source, driver.Letters) {
@@ -76,9 +74,7 @@ func (f *fixture) open(t *testing.T, client redis.UniversalClient, group string)
 	s, l, err := inboxredis.NewSource(client, stream, inboxredis.Config{Group: group, Partitions: f.partitions, ConsumerConfig: inbox.ConsumerConfig{
 		Name: groupName, Ordered: f.ordered, Classes: []string{conformance.OwnClass}, Logger: slog.New(slog.DiscardHandler),
 	}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	return s, l
 }
 
@@ -96,9 +92,7 @@ func (f *fixture) source() conformance.SourceFixture {
 		Publish: func(t *testing.T, msgs ...*inbox.Message) { publishTo(t, f.direct, f.partitions, msgs...) },
 		Network: f.network,
 		Delete: func(t *testing.T) func() {
-			if err := f.direct.FlushDB(t.Context()).Err(); err != nil {
-				t.Fatal(err)
-			}
+			noError(t, f.direct.FlushDB(t.Context()).Err())
 			return func() { f.setup(t, groupName) }
 		},
 		Refuse: func(t *testing.T, class string) func() {
@@ -107,15 +101,11 @@ func (f *fixture) source() conformance.SourceFixture {
 				keys = append(keys, "{"+name+"}:"+groupName+":failed."+class)
 			}
 			for _, key := range keys {
-				if err := f.direct.Set(t.Context(), key, "", 0).Err(); err != nil {
-					t.Fatal(err)
-				}
+				noError(t, f.direct.Set(t.Context(), key, "", 0).Err())
 			}
 			return func() {
 				for _, key := range keys {
-					if err := f.direct.Del(t.Context(), key).Err(); err != nil {
-						t.Fatal(err)
-					}
+					noError(t, f.direct.Del(t.Context(), key).Err())
 				}
 			}
 		},
@@ -129,9 +119,7 @@ func (f *fixture) source() conformance.SourceFixture {
 
 func setup(t *testing.T, client redis.UniversalClient, group string) {
 	t.Helper()
-	if err := inboxredis.Setup(t.Context(), client, stream, inboxredis.Config{Group: group}); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, inboxredis.Setup(t.Context(), client, stream, inboxredis.Config{Group: group}))
 }
 
 // publish puts messages into the stream as a relay does.
@@ -144,9 +132,7 @@ func publish(t *testing.T, client redis.UniversalClient, msgs ...*inbox.Message)
 func publishTo(t *testing.T, client redis.UniversalClient, partitions int, msgs ...*inbox.Message) {
 	t.Helper()
 	p, err := outboxredis.NewPublisher(client, outboxredis.Config{Stream: stream, Partitions: map[string]int{stream: partitions}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	var all sync.WaitGroup
 	errs := make([]error, len(msgs))
 	for i, m := range msgs {

@@ -56,17 +56,11 @@ func TestClaimAmongMany(t *testing.T) {
 	fill(t, client, stream, n)
 	client.XGroupSetID(t.Context(), stream, groupName, "0")
 	read, err := client.XReadGroup(t.Context(), &redis.XReadGroupArgs{Group: groupName, Consumer: "c", Streams: []string{stream, ">"}}).Result()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := client.Do(t.Context(), "XCLAIM", stream, groupName, "c", 0, read[0].Messages[n/2].ID, "IDLE", time.Hour.Milliseconds()).Err(); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
+	noError(t, client.Do(t.Context(), "XCLAIM", stream, groupName, "c", 0, read[0].Messages[n/2].ID, "IDLE", time.Hour.Milliseconds()).Err())
 	receive(t, open(t, newSource(t, client, inboxredis.Config{}), 2), 1)
 	stats, err := client.InfoMap(t.Context(), "commandstats").Result()
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	calls, _, _ := strings.Cut(strings.TrimPrefix(stats["Commandstats"]["cmdstat_xautoclaim"], "calls="), ",")
 	if n, err := strconv.Atoi(calls); err != nil || n < 1 || n > 20 {
 		t.Errorf("XAUTOCLAIM was called %q times", calls)
@@ -155,9 +149,7 @@ func TestWithoutMemory(t *testing.T) {
 		}
 		publish(t, client, m)
 	}
-	if err := client.ConfigSet(t.Context(), "maxmemory", "1").Err(); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, client.ConfigSet(t.Context(), "maxmemory", "1").Err())
 	stop := start(t, c)
 	defer stop()
 	testenv.Eventually(t, func() error {
@@ -172,9 +164,7 @@ func TestWithoutMemory(t *testing.T) {
 	if n := count("bad"); n != 0 {
 		t.Errorf("%d retries without memory", n)
 	}
-	if err := client.ConfigSet(t.Context(), "maxmemory", "0").Err(); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, client.ConfigSet(t.Context(), "maxmemory", "0").Err())
 	testenv.Eventually(t, func() error {
 		if count("bad") < bad {
 			return fmt.Errorf("%d of %d retries", count("bad"), bad)
@@ -289,9 +279,7 @@ func testOnCluster(t *testing.T, client *redis.ClusterClient, servers []*testenv
 			left(n + 50)
 			move := redistest.NewMove(t, client, servers, stream)
 			for _, step := range []func(context.Context) error{move.Begin, move.Keys, move.End} {
-				if err := step(t.Context()); err != nil {
-					t.Fatal(err)
-				}
+				noError(t, step(t.Context()))
 				send(10)
 			}
 			send(50)
@@ -317,9 +305,7 @@ func TestClusterFailoverOfClaims(t *testing.T) {
 	client, failOver := redistest.Failover(t)
 	p := newProcessor(t, client, inboxredis.ProcessorConfig{Namespace: "failover"}, func(context.Context, conformance.Event) error { return nil })
 	claim := func() error { return process(t, p, event()) }
-	if err := claim(); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, claim())
 	failOver()
 	testenv.Eventually(t, claim)
 }

@@ -31,9 +31,7 @@ import (
 func phpEntry(t *testing.T, body string, headers any, php bool) map[string]any {
 	t.Helper()
 	text, err := json.Marshal(map[string]any{"body": body, "headers": headers})
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	if php {
 		text = fmt.Appendf(nil, `s:%d:"%s";`, len(text), text)
 	}
@@ -107,17 +105,13 @@ func TestSymfonyFormat(t *testing.T) {
 	}
 	done := make(chan error, 2)
 	p.Publish(t.Context(), m, func(err error) { done <- err })
-	if err := <-done; err != nil {
-		t.Fatal(err)
-	}
+	noError(t, <-done)
 	sent := f.direct.XRange(t.Context(), stream, "-", "+").Val()[0].Values
 	var parts struct {
 		Body    string
 		Headers map[string]string
 	}
-	if err := json.Unmarshal([]byte(sent["message"].(string)), &parts); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, json.Unmarshal([]byte(sent["message"].(string)), &parts))
 	want := map[string]string{
 		"type": `App\OrderPlaced`, `X-Message-Stamp-App\Uid`: `[{"messageId":"` + m.ID.String() + `"}]`, "tenant": "a", `X-Message-Stamp-App\Bus`: "[]",
 	}
@@ -155,9 +149,7 @@ func TestCloudEvents(t *testing.T) {
 		}
 		done := make(chan error, 1)
 		p.Publish(t.Context(), m, func(err error) { done <- err })
-		if err := <-done; err != nil {
-			t.Fatal(err)
-		}
+		noError(t, <-done)
 		sent := f.direct.XRange(t.Context(), stream, "-", "+").Val()[0].Values
 		if structured != (sent["content-type"] == "application/cloudevents+json; charset=utf-8") || structured == (sent["ce_source"] == "/shop") || sent["name"] != m.Name {
 			t.Errorf("structured %v: sent %v", structured, sent)
@@ -220,9 +212,7 @@ func must[T any](value T, err error) T {
 
 func add(t *testing.T, client redis.UniversalClient, fields map[string]any) {
 	t.Helper()
-	if err := client.XAdd(t.Context(), &redis.XAddArgs{Stream: stream, Values: fields}).Err(); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, client.XAdd(t.Context(), &redis.XAddArgs{Stream: stream, Values: fields}).Err())
 }
 
 // What cannot be read, or has more fields than a script can take, is a dead letter with all that it
@@ -323,9 +313,7 @@ func TestLettersThatCannotBeEdited(t *testing.T) {
 			t.Parallel()
 			f := newFixture(t, false)
 			failed := "{" + stream + "}:" + groupName + ":failed." + driver.ClassValidation
-			if err := f.direct.XAdd(t.Context(), &redis.XAddArgs{Stream: failed, Values: fields}).Err(); err != nil {
-				t.Fatal(err)
-			}
+			noError(t, f.direct.XAdd(t.Context(), &redis.XAddArgs{Stream: failed, Values: fields}).Err())
 			letters := newConsumer(t, f.direct, inbox.NewMux(), inboxredis.Config{Group: groupName}).DeadLetters()
 			edit := func(inbox.Message) ([]byte, error) { return []byte("edited"), nil }
 			done, err := letters.Replay(t.Context(), inbox.Filter{}, inbox.Replay{By: "test", Force: true, Edit: edit})
@@ -342,7 +330,5 @@ func TestLettersThatCannotBeEdited(t *testing.T) {
 
 func handle(t *testing.T, mux *inbox.Mux, name string, h func(context.Context) error) {
 	t.Helper()
-	if err := inbox.Handle(mux, name, func(ctx context.Context, _ map[string]any) error { return h(ctx) }); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, inbox.Handle(mux, name, func(ctx context.Context, _ map[string]any) error { return h(ctx) }))
 }

@@ -18,12 +18,8 @@ import (
 func open(t *testing.T, source driver.Source, window int) driver.Session {
 	t.Helper()
 	s, err := source.Open(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := s.Start(t.Context(), window); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
+	noError(t, s.Start(t.Context(), window))
 	return s
 }
 
@@ -64,9 +60,7 @@ func newSource(t *testing.T, client redis.UniversalClient, cfg inboxredis.Config
 	t.Helper()
 	cfg.Group, cfg.Name, cfg.Logger = groupName, groupName, slog.New(slog.DiscardHandler)
 	s, _, err := inboxredis.NewSource(client, stream, cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	return s
 }
 
@@ -76,4 +70,13 @@ func TestMain(m *testing.M) {
 		panic(err)
 	}
 	os.Exit(testenv.Run(m))
+}
+
+func noError(t *testing.T, errs ...error) {
+	t.Helper()
+	for _, err := range errs {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
 }

@@ -80,9 +80,7 @@ func consume(ctx context.Context, source driver.Source, want int, came map[uuid.
 func slowWay(t *testing.T, server string, rate int) string {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	var all sync.WaitGroup
 	t.Cleanup(func() {
 		_ = listener.Close()

@@ -97,9 +97,7 @@ func TestDeletedInWork(t *testing.T) {
 	source, letters := f.open(t, f.direct, groupName)
 	s := open(t, running(t, source), 2)
 	ds := receive(t, s, 2)
-	if err := f.direct.XTrimMaxLen(t.Context(), stream, 0).Err(); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, f.direct.XTrimMaxLen(t.Context(), stream, 0).Err())
 	testenv.Eventually(t, func() error { // Redis drops them when they are renewed
 		pending, err := f.direct.XPending(t.Context(), stream, groupName).Result()
 		if err == nil && pending.Count > 0 {
@@ -109,9 +107,7 @@ func TestDeletedInWork(t *testing.T) {
 	})
 	letter := driver.NewDeadLetter(ds[0].Message(), driver.Failure{Class: driver.ClassDefault}, "test", time.Now())
 	moves := []driver.Move{{Delivery: ds[0], Target: driver.ToDead, Letter: letter}, {Delivery: ds[1], Target: driver.ToLater}}
-	if err := errors.Join(source.Move(t.Context(), moves)...); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, errors.Join(source.Move(t.Context(), moves)...))
 	dead := 0
 	depths, err := letters.Depths(t.Context())
 	for _, d := range depths {
@@ -163,9 +159,7 @@ func TestForeignRetry(t *testing.T) {
 	// Text; lists of four texts, of a text and two lists, and with nothing and true in them.
 	members := []string{"junk", "\x94\xa1a\xa1b\xa1c\xa1d", "\x93\xa1a\x90\x90", "\x93\xa1a\xc0\xa1b", "\x93\xa1a\xc3\xa1b", "\x91\xa1a"}
 	for i, member := range members {
-		if err := f.direct.ZAdd(t.Context(), "{"+stream+"}:"+groupName+":later", redis.Z{Score: float64(i), Member: member}).Err(); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, f.direct.ZAdd(t.Context(), "{"+stream+"}:"+groupName+":later", redis.Z{Score: float64(i), Member: member}).Err())
 	}
 	source, _ := f.open(t, f.direct, groupName)
 	for i, d := range receive(t, open(t, running(t, source), 10), len(members)) {
@@ -186,15 +180,9 @@ func TestLeaseWithoutMemory(t *testing.T) {
 	source := newSource(t, client, inboxredis.Config{ConsumerConfig: inbox.ConsumerConfig{Ordered: true}})
 	running(t, source)
 	s := open(t, source, 2)
-	if err := source.Move(t.Context(), []driver.Move{{Delivery: receive(t, s, 2)[0], Target: driver.ToLater, Delay: time.Second}})[0]; err != nil {
-		t.Fatal(err)
-	}
-	if err := s.Close(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if err := client.ConfigSet(t.Context(), "maxmemory", "1").Err(); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, source.Move(t.Context(), []driver.Move{{Delivery: receive(t, s, 2)[0], Target: driver.ToLater, Delay: time.Second}})[0])
+	noError(t, s.Close(t.Context()))
+	noError(t, client.ConfigSet(t.Context(), "maxmemory", "1").Err())
 	receive(t, open(t, source, 2), 2)
 }
 

@@ -27,16 +27,12 @@ func TestTrim(t *testing.T) {
 		open[g] = map[string]bool{}
 	}
 	source, _, err := inboxredis.NewSource(client, stream, inboxredis.Config{Group: groupName})
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	pending := map[string][]string{}
 	all := 0
 	check := func() {
 		t.Helper()
-		if err := inboxredis.Trim(t.Context(), source); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, inboxredis.Trim(t.Context(), source))
 		there := map[string]bool{}
 		for _, m := range client.XRange(t.Context(), stream, "-", "+").Val() {
 			there[m.ID] = true
@@ -103,9 +99,7 @@ func TestTrimKeepsUp(t *testing.T) {
 	f := newFixture(t, false)
 	const n = 15_000
 	fill(t, f.direct, stream, n)
-	if err := inboxredis.Trim(t.Context(), newSource(t, f.direct, inboxredis.Config{})); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, inboxredis.Trim(t.Context(), newSource(t, f.direct, inboxredis.Config{})))
 	if left := f.direct.XLen(t.Context(), stream).Val(); left > n/10 {
 		t.Errorf("%d of %d entries are left", left, n)
 	}
@@ -119,9 +113,7 @@ func TestKeepProcessed(t *testing.T) {
 	retries := "{" + stream + "}:" + groupName + ":retries"
 	fill(t, f.direct, stream, n)
 	fill(t, f.direct, retries, n)
-	if err := inboxredis.Trim(t.Context(), newSource(t, f.direct, inboxredis.Config{KeepProcessed: true})); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, inboxredis.Trim(t.Context(), newSource(t, f.direct, inboxredis.Config{KeepProcessed: true})))
 	if left := f.direct.XLen(t.Context(), retries).Val(); left > n/2 {
 		t.Errorf("%d of %d retries are left", left, n)
 	}
@@ -151,9 +143,7 @@ func TestForget(t *testing.T) {
 	publish(t, f.direct, event())
 	s := open(t, source, 1)
 	ds := receive(t, s, 1)
-	if err := f.direct.XGroupCreateConsumer(t.Context(), stream, groupName, "gone").Err(); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, f.direct.XGroupCreateConsumer(t.Context(), stream, groupName, "gone").Err())
 	names := func() (n int) {
 		for _, c := range f.direct.XInfoConsumers(t.Context(), stream, groupName).Val() {
 			if c.Name == "gone" || c.Pending > 0 {
@@ -171,9 +161,7 @@ func TestForget(t *testing.T) {
 	if err := inboxredis.Forget(t.Context(), source, 0); err != nil || names() != 1 {
 		t.Errorf("%d names, want 1: %v", names(), err)
 	}
-	if err := s.Ack(t.Context(), ds, false); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, s.Ack(t.Context(), ds, false))
 	if err := s.Close(t.Context()); err != nil || len(f.direct.XInfoConsumers(t.Context(), stream, groupName).Val()) != 0 {
 		t.Errorf("a session leaves its name: %v", err)
 	}

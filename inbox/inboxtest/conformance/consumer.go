@@ -270,9 +270,7 @@ func rest(t *testing.T, f ConsumerFixture, least int) (left []inbox.Message) {
 			ended(t, s)
 			return left
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		noError(t, err)
 		for _, d := range ds {
 			left = append(left, *d.Message())
 		}
@@ -302,9 +300,7 @@ func inVain(t *testing.T, f ConsumerFixture, n int) {
 	t.Helper()
 	s := begin(t, running(t, f.SourceFixture), n)
 	take(t, s, n)
-	if err := s.Close(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, s.Close(t.Context()))
 }
 
 // failedOnce publishes messages as their second attempts.

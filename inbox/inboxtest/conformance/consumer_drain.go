@@ -218,18 +218,14 @@ func crashed(t *testing.T, l driver.Ledger, m *inbox.Message, attempt, times int
 	noted := *m
 	noted.Attempt = attempt
 	for range times {
-		if err := l.Start(t.Context(), &noted); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, l.Start(t.Context(), &noted))
 	}
 }
 
 func entry(t *testing.T, l driver.Ledger, id uuid.UUID) driver.LedgerEntry {
 	t.Helper()
 	e, err := l.Look(t.Context(), id)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	return e
 }
 

@@ -82,9 +82,7 @@ func testConsumerGivenBack(t *testing.T, f ConsumerFixture) {
 func testConsumerRefuses(t *testing.T, f ConsumerFixture) {
 	mux := inbox.NewMux()
 	var good atomic.Int64
-	if err := inbox.Handle(mux, "event", func(context.Context, Event) error { good.Add(1); return nil }); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, inbox.Handle(mux, "event", func(context.Context, Event) error { good.Add(1); return nil }))
 	spoilt := []func(m *inbox.Message){
 		func(m *inbox.Message) { m.ID = uuid.Nil },
 		func(m *inbox.Message) { m.ID = uuid.New() }, // of version 4

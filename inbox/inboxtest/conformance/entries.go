@@ -110,9 +110,7 @@ func testWithinTransaction(t *testing.T, d entriesTester) {
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 }
 
 func testSavepoint(t *testing.T, d entriesTester) {
@@ -132,9 +130,7 @@ func testSavepoint(t *testing.T, d entriesTester) {
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	d.want(t, "a", kept, false)
 	d.want(t, "a", dropped, true)
 }
@@ -153,9 +149,7 @@ func testRecordAll(t *testing.T, d entriesTester) {
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	for _, m := range msgs {
 		d.want(t, "a", m.ID, false)
 		d.want(t, "b", m.ID, true)
@@ -194,9 +188,7 @@ func testClosedTransaction(t *testing.T, d entriesTester) {
 		_, err := d.entries.Record(ctx, tx, "a", id)
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	for _, id := range []uuid.UUID{id, ids.New()} {
 		if first, err := d.entries.Record(t.Context(), closed, "a", id); err == nil || first {
 			t.Errorf("Record in a closed transaction = %v, %v", first, err)

@@ -291,9 +291,7 @@ func testParkingLateCopies(t *testing.T, p parkingTester) {
 	dead := p.fail(t, returned(first, 1), fmt.Errorf("again"))
 	late := dead
 	late.Error = "too late"
-	if err := p.Stop(t.Context(), "k", late); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, p.Stop(t.Context(), "k", late))
 	if got, err := p.letters().Show(t.Context(), first.ID); err != nil || got.Error != "again" {
 		t.Errorf("%+v, error %v", got, err)
 	}

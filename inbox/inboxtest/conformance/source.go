@@ -121,13 +121,9 @@ func run(t *testing.T, s driver.Source) driver.Source {
 func begin(t *testing.T, s driver.Source, window int) driver.Session {
 	t.Helper()
 	session, err := s.Open(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	t.Cleanup(func() { _ = session.Close(context.WithoutCancel(t.Context())) }) // as a rule it is closed
-	if err := session.Start(t.Context(), window); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, session.Start(t.Context(), window))
 	return session
 }
 
@@ -165,20 +161,14 @@ func wantNothing(t *testing.T, s driver.Session) {
 
 func acked(t *testing.T, s driver.Session, ds ...driver.Delivery) {
 	t.Helper()
-	if err := s.Ack(t.Context(), ds, false); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, s.Ack(t.Context(), ds, false))
 }
 
 // ended closes a session after everything written before has been read.
 func ended(t *testing.T, s driver.Session) {
 	t.Helper()
-	if err := s.Stop(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if err := s.Close(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, s.Stop(t.Context()))
+	noError(t, s.Close(t.Context()))
 }
 
 // move moves messages as an engine does: the originals are acknowledged unless the move has done so.
@@ -202,9 +192,7 @@ func move(t *testing.T, source driver.Source, s driver.Session, moves ...driver.
 
 func moved(t *testing.T, source driver.Source, s driver.Session, moves ...driver.Move) {
 	t.Helper()
-	if err := errors.Join(move(t, source, s, moves...)...); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, errors.Join(move(t, source, s, moves...)...))
 }
 
 // bury makes a dead letter of each message.

@@ -35,17 +35,13 @@ func testSourceBacklog(t *testing.T, f SourceFixture) {
 	ds := take(t, s, 3)
 	wants("3 taken", func(b driver.Backlog) bool { return b == driver.Backlog{Waiting: 1} })
 	moved(t, source, s, later(ds[0], time.Hour, driver.Progress{Attempt: 2}))
-	if err := s.Ack(t.Context(), ds[2:], false); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, s.Ack(t.Context(), ds[2:], false))
 	take(t, s, 1)
 	// A broker with shorter steps has the one that waits come back, and the session has room to send it on.
 	receiving(t, s, func() {
 		wants("1 moved, 1 done, the others taken", func(b driver.Backlog) bool { return b == driver.Backlog{Retrying: 1} })
 	})
-	if err := s.GiveBack(t.Context(), ds[1:2]); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, s.GiveBack(t.Context(), ds[1:2]))
 	ended(t, s) // with one unsettled
 	wants("given back", func(b driver.Backlog) bool {
 		left := b.Waiting + b.Retrying

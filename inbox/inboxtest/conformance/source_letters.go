@@ -110,9 +110,7 @@ func testScanReturns(t *testing.T, f SourceFixture) {
 		if m := d.Message(); m.Attempt != 2 || m.Replays != round {
 			t.Errorf("retried after its return: %+v", m)
 		}
-		if err := s.GiveBack(t.Context(), []driver.Delivery{d}); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, s.GiveBack(t.Context(), []driver.Delivery{d}))
 	}
 	acked(t, s, take(t, s, 1)...)
 	wantNothing(t, s)

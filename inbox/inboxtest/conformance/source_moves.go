@@ -209,9 +209,7 @@ func testMoveStale(t *testing.T, f SourceFixture) {
 	}
 	s := begin(t, source, 1)
 	stale := take(t, s, 1)[0]
-	if err := s.Close(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, s.Close(t.Context()))
 	s = begin(t, source, 1)
 	d := take(t, s, 1)[0]
 	if err := source.Move(t.Context(), []driver.Move{later(stale, 0, driver.Progress{Attempt: 2})})[0]; !errors.Is(err, driver.ErrStale) {

@@ -67,12 +67,8 @@ func testSourceWindow(t *testing.T, f SourceFixture) {
 	second := take(t, s, 2)
 	wantNothing(t, s)
 	wantNames(t, append(first, second...), all[:7])
-	if err := s.Stop(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if err := s.Start(t.Context(), 1); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, s.Stop(t.Context()))
+	noError(t, s.Start(t.Context(), 1))
 	third := take(t, s, 1)
 	wantNothing(t, s)
 	acked(t, s, first[0], first[2], first[4]) // of before: they make no room
@@ -158,9 +154,7 @@ func testSourceGiveBack(t *testing.T, f SourceFixture) {
 		if m.Attempt != 1 || len(m.History) != 0 || m.Redelivered != (i > 0) {
 			t.Fatalf("delivery %d: %+v", i+1, m)
 		}
-		if err := s.GiveBack(t.Context(), ds); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, s.GiveBack(t.Context(), ds))
 	}
 	acked(t, s, take(t, s, 1)...)
 	wantNothing(t, s)
@@ -179,9 +173,7 @@ func testSourceClose(t *testing.T, f SourceFixture) {
 	for range 2 { // twice in quick succession
 		s = begin(t, source, 50)
 		take(t, s, 3)
-		if err := s.Close(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, s.Close(t.Context()))
 	}
 	s = begin(t, source, 50)
 	var want []*inbox.Message
@@ -232,9 +224,7 @@ func testSourceStale(t *testing.T, f SourceFixture) {
 	source := running(t, f)
 	old := begin(t, source, 3)
 	stale := take(t, old, 3)
-	if err := old.Close(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, old.Close(t.Context()))
 	s := begin(t, source, 3)
 	ds := take(t, s, 3)
 	for what, err := range map[string]error{
@@ -250,9 +240,7 @@ func testSourceStale(t *testing.T, f SourceFixture) {
 		t.Error("a closed session delivers")
 	}
 	wantNothing(t, s) // the window is still full
-	if err := s.Close(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, s.Close(t.Context()))
 	s = begin(t, source, 3)
 	again := take(t, s, 3)
 	if len(again) != len(ds) {
@@ -285,16 +273,12 @@ func testSourceStop(t *testing.T, f SourceFixture) {
 			acked(t, s, ds...)
 			continue
 		}
-		if err := s.Stop(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, s.Stop(t.Context()))
 		if round%12 == 0 {
 			wantNothing(t, s)
 		}
 		acked(t, s, ds...)
-		if err := s.Start(t.Context(), 10); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, s.Start(t.Context(), 10))
 	}
 	wantNothing(t, s)
 	for id, times := range seen {

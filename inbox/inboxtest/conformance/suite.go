@@ -70,3 +70,10 @@ func await(t *testing.T, check func() error) {
 		}
 	}
 }
+
+func noError(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}

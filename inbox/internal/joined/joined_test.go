@@ -49,9 +49,7 @@ func (p *parts) source() *joined.Source {
 func (p *parts) put(t *testing.T, names ...string) {
 	t.Helper()
 	for i, name := range names {
-		if err := p.queues[i%len(p.queues)].Put(&inbox.Message{ID: ids.New(), Name: name}); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, p.queues[i%len(p.queues)].Put(&inbox.Message{ID: ids.New(), Name: name}))
 	}
 }
 
@@ -93,9 +91,7 @@ func fixture(o memqueue.Options) conformance.SourceFixture {
 		Letters: func(*testing.T) driver.Letters { return n.source().Letters() },
 		Publish: func(t *testing.T, msgs ...*inbox.Message) {
 			for _, m := range msgs {
-				if err := queue.Put(m); err != nil {
-					t.Fatal(err)
-				}
+				noError(t, queue.Put(m))
 			}
 		},
 		Network: n,
@@ -114,12 +110,8 @@ func fixture(o memqueue.Options) conformance.SourceFixture {
 func begun(t *testing.T, p *parts, window int) driver.Session {
 	t.Helper()
 	s, err := p.source().Open(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := s.Start(t.Context(), window); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
+	noError(t, s.Start(t.Context(), window))
 	return s
 }
 
@@ -128,9 +120,7 @@ func take(t *testing.T, s driver.Session, most int) []driver.Delivery {
 	t.Helper()
 	synctest.Wait()
 	ds, err := s.Receive(t.Context(), most)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	return ds
 }
 
@@ -195,9 +185,7 @@ func TestStopGivesBackWhatIsAhead(t *testing.T) {
 		s, other := begun(t, p, 1), begun(t, p, 10)
 		synctest.Wait()
 		mine := take(t, s, 1)
-		if err := s.Stop(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, s.Stop(t.Context()))
 		var theirs []driver.Delivery
 		for len(theirs) < 5 {
 			theirs = append(theirs, take(t, other, 10)...)
@@ -217,9 +205,7 @@ func TestNothingIsTakenAfterReceive(t *testing.T) {
 		p.put(t, "a1")
 		ctx, end := context.WithCancel(t.Context())
 		ds, err := s.Receive(ctx, 1)
-		if err != nil {
-			t.Fatal(err)
-		}
+		noError(t, err)
 		end()
 		synctest.Wait()
 		p.put(t, "a2", "b2", "c2")
@@ -273,9 +259,7 @@ func TestOnePartEnds(t *testing.T) {
 		}
 		p.queues[2].Declare()
 		again, err := source.Open(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		noError(t, err)
 		if err := again.Close(t.Context()); err != nil {
 			t.Error(err)
 		}
@@ -292,26 +276,18 @@ func TestLetters(t *testing.T) {
 		synctest.Wait()
 		p.put(t, "a1", "b1", "c1")
 		s, err := source.Open(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := s.Start(t.Context(), 10); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, err)
+		noError(t, s.Start(t.Context(), 10))
 		for range 3 {
 			for _, d := range take(t, s, 1) {
 				letter := inbox.DeadLetter{Message: *d.Message(), Class: conformance.OwnClass}
 				move := driver.Move{Delivery: d, Target: driver.ToDead, Letter: letter}
-				if err := source.Move(t.Context(), []driver.Move{move})[0]; err != nil {
-					t.Fatal(err)
-				}
+				noError(t, source.Move(t.Context(), []driver.Move{move})[0])
 			}
 		}
 		letters := source.Letters()
 		depths, err := letters.Depths(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		noError(t, err)
 		for _, d := range depths {
 			if want := map[bool]int{true: 3}[d.Class == conformance.OwnClass]; d.Messages != want {
 				t.Errorf("class %s has %d letters", d.Class, d.Messages)
@@ -369,5 +345,12 @@ func TestPartOfTheLetters(t *testing.T) {
 		if seen != 2 || !errors.Is(err, inbox.ErrHeld) {
 			t.Errorf("ended by %v: %d letters, error %v", end, seen, err)
 		}
+	}
+}
+
+func noError(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
 	}
 }
