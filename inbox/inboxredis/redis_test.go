@@ -6,10 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -227,49 +225,6 @@ func TestLostClaim(t *testing.T) {
 		got := client.Get(t.Context(), key).Val()
 		if !strings.HasPrefix(got, tt.want) || (tt.want == "") != (got == "") {
 			t.Errorf("%s: key holds %q, want %q", name, got, tt.want)
-		}
-	}
-}
-
-func TestDuplicateStorm(t *testing.T) {
-	t.Parallel()
-	const messages, copies, workers = 100, 10, 16
-	client := redistest.New(t)
-	var mu sync.Mutex
-	effects := map[string]int{}
-	p := newProcessor(t, client, inboxredis.ProcessorConfig{}, func(ctx context.Context, _ conformance.Event) error {
-		m, _ := inbox.FromContext(ctx)
-		mu.Lock()
-		defer mu.Unlock()
-		effects[m.ID.String()]++
-		return nil
-	})
-	var queue []*inbox.Message
-	for range messages {
-		m := event()
-		for range copies {
-			queue = append(queue, m)
-		}
-	}
-	rand.Shuffle(len(queue), func(i, j int) { queue[i], queue[j] = queue[j], queue[i] })
-	var next atomic.Int64
-	var wg sync.WaitGroup
-	for range workers {
-		wg.Go(func() {
-			for i := next.Add(1) - 1; i < int64(len(queue)); i = next.Add(1) - 1 {
-				if err := p.Process(t.Context(), queue[i:i+1])[0]; err != nil && !errors.Is(err, inboxredis.ErrInProgress) {
-					t.Errorf("message %d: %v", i, err)
-				}
-			}
-		})
-	}
-	wg.Wait()
-	if len(effects) != messages {
-		t.Errorf("%d messages took effect, want %d", len(effects), messages)
-	}
-	for id, n := range effects {
-		if n != 1 {
-			t.Errorf("message %s took effect %d times", id, n)
 		}
 	}
 }

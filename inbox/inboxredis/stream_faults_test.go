@@ -21,32 +21,6 @@ import (
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
-// What a process held that died comes to another one; what a slow handler holds does not.
-func TestClaim(t *testing.T) {
-	t.Parallel()
-	testenv.Nightly(t, "messages are claimed after 8 s")
-	f := newFixture(t, false)
-	publish(t, f.direct, event(), event(), event())
-	died, _ := f.open(t, f.direct, groupName)
-	receive(t, open(t, died, 2), 2) // its Run does not tell Redis of them
-	slow, _ := f.open(t, f.direct, groupName)
-	running(t, slow)
-	held := receive(t, open(t, slow, 1), 1)
-
-	other, _ := f.open(t, f.direct, groupName)
-	s := open(t, running(t, other), 10)
-	for _, d := range receive(t, s, 2) {
-		if !d.Message().Redelivered || d.Message().ID == held[0].Message().ID {
-			t.Errorf("%+v", d.Message())
-		}
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
-	defer cancel()
-	if ds, err := s.Receive(ctx, 10); len(ds) != 0 || !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("%d messages of a slow handler, %v", len(ds), err)
-	}
-}
-
 // What a dead process held is found among many that are in work, in a few commands.
 func TestClaimAmongMany(t *testing.T) {
 	t.Parallel()
@@ -110,67 +84,6 @@ func TestLease(t *testing.T) {
 	}
 	publish(t, f.direct, event())
 	receive(t, s, 1) // the lease is still the next one's
-}
-
-// While Redis has no memory for retries the other messages are handled, and Ready says so.
-func TestWithoutMemory(t *testing.T) {
-	t.Parallel()
-	server := testenv.Private(t, testenv.Redis, "--maxmemory-policy", "noeviction")
-	client := redistest.Client(t, server.URL())
-	var mu sync.Mutex
-	done := map[string]int{}
-	count := func(name string) int {
-		mu.Lock()
-		defer mu.Unlock()
-		return done[name]
-	}
-	mux := inbox.NewMux()
-	for _, name := range []string{"good", "bad"} {
-		handle(t, mux, name, func(ctx context.Context) error {
-			m, _ := inbox.FromContext(ctx)
-			if name == "bad" && m.Attempt == 1 {
-				return errors.New("broken")
-			}
-			mu.Lock()
-			defer mu.Unlock()
-			done[name]++
-			return nil
-		})
-	}
-	c := newConsumer(t, client, mux, inboxredis.Config{ConsumerConfig: inbox.ConsumerConfig{Concurrency: 4, Prefetch: 10, Retry: inbox.RetryPolicy{BaseDelay: 20 * time.Millisecond}}})
-	const bad, good = 5, 200
-	for i := range good {
-		m := event()
-		m.Name = "good"
-		if i < bad {
-			worse := event()
-			worse.Name = "bad"
-			publish(t, client, worse)
-		}
-		publish(t, client, m)
-	}
-	noError(t, client.ConfigSet(t.Context(), "maxmemory", "1").Err())
-	stop := start(t, c)
-	defer stop()
-	testenv.Eventually(t, func() error {
-		if count("good") < good {
-			return fmt.Errorf("%d of %d good messages", count("good"), good)
-		}
-		if err := c.Ready(t.Context()); err == nil {
-			return errors.New("ready, although failed messages have no place")
-		}
-		return nil
-	})
-	if n := count("bad"); n != 0 {
-		t.Errorf("%d retries without memory", n)
-	}
-	noError(t, client.ConfigSet(t.Context(), "maxmemory", "0").Err())
-	testenv.Eventually(t, func() error {
-		if count("bad") < bad {
-			return fmt.Errorf("%d of %d retries", count("bad"), bad)
-		}
-		return c.Ready(t.Context())
-	})
 }
 
 // What a living process holds is not claimed although all its idle connections have fallen silent.

@@ -169,21 +169,32 @@ func TestForeignRetry(t *testing.T) {
 	}
 }
 
-// Without memory an ordered consumer still takes over, and gets the retries that are due: else
-// nothing would ever make room.
-func TestLeaseWithoutMemory(t *testing.T) {
+// Without memory no message is moved, and it is not the message's fault. What makes room works on: messages are
+// acknowledged and given back, and a consumer takes over and gets the retries that are due.
+func TestWithoutMemory(t *testing.T) {
 	t.Parallel()
-	server := testenv.Private(t, testenv.Redis, "--maxmemory-policy", "noeviction")
-	client := redistest.Client(t, server.URL())
-	setup(t, client, groupName)
-	publish(t, client, event(), event())
-	source := newSource(t, client, inboxredis.Config{ConsumerConfig: inbox.ConsumerConfig{Ordered: true}})
-	running(t, source)
-	s := open(t, source, 2)
-	noError(t, source.Move(t.Context(), []driver.Move{{Delivery: receive(t, s, 2)[0], Target: driver.ToLater, Delay: time.Second}})[0])
-	noError(t, s.Close(t.Context()))
-	noError(t, client.ConfigSet(t.Context(), "maxmemory", "1").Err())
-	receive(t, open(t, source, 2), 2)
+	for _, ordered := range []bool{false, true} {
+		t.Run(fmt.Sprint("ordered ", ordered), func(t *testing.T) {
+			t.Parallel()
+			client := redistest.Client(t, testenv.Private(t, testenv.Redis, "--maxmemory-policy", "noeviction").URL())
+			setup(t, client, groupName)
+			publish(t, client, event(), event(), event(), event())
+			source := running(t, newSource(t, client, inboxredis.Config{ConsumerConfig: inbox.ConsumerConfig{Ordered: ordered}}))
+			s := open(t, source, 4)
+			ds := receive(t, s, 4)
+			later := func(d driver.Delivery) error {
+				return source.Move(t.Context(), []driver.Move{{Delivery: d, Target: driver.ToLater, Delay: 100 * time.Millisecond}})[0]
+			}
+			noError(t, later(ds[0]))
+			noError(t, client.ConfigSet(t.Context(), "maxmemory", "1").Err())
+			if err := later(ds[1]); !errors.Is(err, driver.ErrUnavailable) {
+				t.Errorf("move without memory: %v, want ErrUnavailable", err)
+			}
+			noError(t, s.Ack(t.Context(), ds[2:3], false), s.GiveBack(t.Context(), ds[3:]), s.Close(t.Context()))
+			receive(t, open(t, source, 3), 3)
+			noError(t, client.ConfigSet(t.Context(), "maxmemory", "0").Err())
+		})
+	}
 }
 
 // A blocked read that is ended from outside, as by a failover, does not say that the group is gone.

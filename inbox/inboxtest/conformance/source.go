@@ -90,7 +90,6 @@ var sourceTests = map[string]subtest[SourceFixture]{
 	"concurrent scans":  {once, testScansAtOnce},
 	"scans with faults": {once, testScanFaults},
 
-	"network fails":             {fakes, testSourceFaults},
 	"answers of calls are lost": {once, testSourceCalls(Network.DropReplies)},
 	"calls are cut":             {fakes, testSourceCalls(Network.CutConnections)},
 }
