@@ -26,19 +26,18 @@ const (
 	// NightlyVar, set to 1, runs the nightly tests.
 	NightlyVar = "HOLDFAST_NIGHTLY"
 
-	// RoundsVar makes tests run in their long form, and says how long: so many kills, or as
-	// much of other faults.
-	RoundsVar = "HOLDFAST_CHAOS_ROUNDS"
-
 	// SequencesVar is how many random sequences the differential tests run, which compare the
 	// answers of a fake with those of its server.
 	SequencesVar = "HOLDFAST_FUZZ_SEQUENCES"
 )
 
-// Rounds returns what RoundsVar says; 0 means the short form.
+// Rounds returns how many further rounds a test of random faults plays: none with every change, 20 at night.
 func Rounds(t testing.TB) int {
 	t.Helper()
-	return number(t, RoundsVar, 0)
+	if os.Getenv(NightlyVar) == "1" {
+		return 20
+	}
+	return 0
 }
 
 // Sequences returns what SequencesVar says, or few if it says nothing.

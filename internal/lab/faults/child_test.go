@@ -7,8 +7,8 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"os/signal"
 	"runtime"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -23,29 +23,17 @@ const (
 	jobVar  = "HOLDFAST_FAULTS_JOB"
 )
 
-// readyLine is what a child prints when it is at work.
-const readyLine = "ready"
-
-// roles are what a child can be. Each decodes its job, calls ready when it is at work, works until
-// ctx ends (SIGTERM) and returns what to report, as JSON.
-var roles = map[string]func(ctx context.Context, job []byte, ready func()) (any, error){
-	"relay":   relayRole,
-	"inbox":   inboxRole,
-	"deploy":  deployRole,
-	"backlog": backlogRole,
-
+// roles are the programs that a child can be. Each decodes its job, works until it is done or killed, and
+// returns a report, which is printed as JSON.
+var roles = map[string]func(ctx context.Context, job []byte) (any, error){
+	"relay":       relayRole,
+	"inbox":       inboxRole,
 	"idempotency": idempotencyRole,
+	"backlog":     backlogRole,
 }
 
 func runChild(role string) int {
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
-	defer stop()
-	work, ok := roles[role]
-	if !ok {
-		fmt.Fprintln(os.Stderr, "no such role:", role)
-		return 2
-	}
-	report, err := work(ctx, []byte(os.Getenv(jobVar)), func() { fmt.Println(readyLine) })
+	report, err := roles[role](context.Background(), []byte(os.Getenv(jobVar)))
 	if err == nil {
 		err = json.NewEncoder(os.Stdout).Encode(report)
 	}
@@ -56,14 +44,13 @@ func runChild(role string) int {
 	return 0
 }
 
-// child is this test binary in a process of its own, which a test may kill, stop and end.
+// child is this test binary in a process of its own.
 type child struct {
-	t      testing.TB
-	cmd    *exec.Cmd
-	out    *screen
-	errors bytes.Buffer // to be read once ended is closed
-	ended  chan struct{}
-	err    error // of Wait
+	t           testing.TB
+	cmd         *exec.Cmd
+	out, errors bytes.Buffer  // to be read once ended is closed
+	ended       chan struct{} // closed at its end
+	err         error         // of Wait
 }
 
 // spawn starts a child. It ends with the test, and with this process where the system can arrange
@@ -74,9 +61,9 @@ func spawn(t testing.TB, role string, job any) *child {
 	must(t, err)
 	self, err := os.Executable()
 	must(t, err)
-	c := &child{t: t, cmd: exec.Command(self), out: &screen{ready: make(chan struct{})}, ended: make(chan struct{})}
+	c := &child{t: t, cmd: exec.Command(self), ended: make(chan struct{})}
 	c.cmd.Env = append(os.Environ(), roleVar+"="+role, jobVar+"="+string(text))
-	c.cmd.Stdout, c.cmd.Stderr = c.out, &c.errors
+	c.cmd.Stdout, c.cmd.Stderr = &c.out, &c.errors
 	c.cmd.SysProcAttr = &syscall.SysProcAttr{}
 	testenv.DieWithParent(c.cmd.SysProcAttr)
 	started := make(chan error, 1)
@@ -91,79 +78,70 @@ func spawn(t testing.TB, role string, job any) *child {
 		}
 	}()
 	must(t, <-started)
-	t.Cleanup(c.kill)
+	t.Cleanup(func() {
+		_ = c.cmd.Process.Kill() // it may have ended
+		<-c.ended
+	})
 	return c
 }
 
-const childPatience = patience
-
-// awaitReady waits until the child is at work.
-func (c *child) awaitReady() {
-	c.t.Helper()
-	select {
-	case <-c.out.ready:
-	case <-c.ended:
-		c.t.Fatalf("the child ended at once: %v\n%s", c.err, c.errors.String())
-	case <-time.After(childPatience):
-		c.t.Fatal("the child does not get to work")
-	}
-}
-
-func (c *child) signal(sig syscall.Signal) {
-	c.t.Helper()
-	must(c.t, c.cmd.Process.Signal(sig))
-}
-
-// kill ends the child as a power cut would.
-func (c *child) kill() {
-	_ = c.cmd.Process.Kill() // it may have ended
-	<-c.ended
-}
-
-// end asks the child to end, wants it to do so well, and decodes its report.
-func (c *child) end(report any) {
-	c.t.Helper()
-	c.signal(syscall.SIGTERM)
-	c.wait(report)
-}
-
-// wait is end for a child that ends by itself.
-func (c *child) wait(report any) {
+// wait waits until the child has ended.
+func (c *child) wait() {
 	c.t.Helper()
 	select {
 	case <-c.ended:
-	case <-time.After(3 * childPatience):
+	case <-time.After(testenv.Patience):
 		c.t.Fatal("the child does not end")
 	}
+}
+
+// untilKilled waits until the child has killed itself.
+func (c *child) untilKilled() {
+	c.t.Helper()
+	c.wait()
+	if !c.killed() {
+		c.t.Fatalf("the child was not killed: %v\n%s", c.err, c.errors.String())
+	}
+}
+
+func (c *child) killed() bool {
+	status, ok := c.cmd.ProcessState.Sys().(syscall.WaitStatus)
+	return ok && status.Signal() == syscall.SIGKILL
+}
+
+// report waits until the child has ended well, and decodes its report.
+func (c *child) report(into any) {
+	c.t.Helper()
+	c.wait()
 	if c.err != nil {
-		c.t.Fatalf("the child ended badly: %v\n%s", c.err, c.errors.String())
+		c.t.Fatalf("the child failed: %v\n%s", c.err, c.errors.String())
 	}
-	must(c.t, json.Unmarshal(c.out.rest(), report))
+	must(c.t, json.Unmarshal([]byte(strings.TrimSpace(c.out.String())), into))
 }
 
-// screen is where a child prints to.
-type screen struct {
-	ready chan struct{} // closed by the first line
-
-	mu   sync.Mutex
-	text []byte
-	seen bool
+// crash kills this process at a point of its work.
+type crash struct {
+	Point string
+	After int // the process passes the point so often first
 }
 
-func (s *screen) Write(p []byte) (int, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.text = append(s.text, p...)
-	if !s.seen && bytes.HasPrefix(s.text, []byte(readyLine+"\n")) {
-		s.seen = true
-		close(s.ready)
+var crashing sync.Mutex
+
+func (c *crash) pass(point string) {
+	if point != c.Point {
+		return
 	}
-	return len(p), nil
+	crashing.Lock()
+	defer crashing.Unlock()
+	if c.After > 0 {
+		c.After--
+		return
+	}
+	killSelf()
 }
 
-// rest is what follows the first line.
-func (s *screen) rest() []byte {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return bytes.TrimPrefix(s.text, []byte(readyLine+"\n"))
+// killSelf ends the process as a power cut would.
+func killSelf() {
+	_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
+	select {} // the signal comes at once, but perhaps to another thread
 }

@@ -1,12 +1,9 @@
 package faults_test
 
 import (
-	"cmp"
 	"context"
 	"log/slog"
-	"math/rand/v2"
 	"os"
-	"strconv"
 	"sync"
 	"testing"
 
@@ -21,38 +18,6 @@ func TestMain(m *testing.M) {
 }
 
 var quiet = slog.New(slog.DiscardHandler)
-
-const seedVar = "HOLDFAST_CHAOS_SEED"
-
-// long reports whether the long form was asked for.
-func long(t testing.TB) bool {
-	t.Helper()
-	return testenv.Rounds(t) > 0
-}
-
-// scaled returns how many times something is done that the short form does n times.
-func scaled(t testing.TB, n int) int {
-	t.Helper()
-	const short = 10
-	return max(1, n*cmp.Or(testenv.Rounds(t), short)/short)
-}
-
-// seeded returns the source of a test's choices, whose seed is told when the test fails.
-func seeded(t testing.TB) *rand.Rand {
-	t.Helper()
-	seed := rand.Uint64()
-	if text := os.Getenv(seedVar); text != "" {
-		var err error
-		seed, err = strconv.ParseUint(text, 10, 64)
-		must(t, err)
-	}
-	t.Cleanup(func() {
-		if t.Failed() {
-			t.Logf("%s=%d", seedVar, seed)
-		}
-	})
-	return rand.New(rand.NewPCG(seed, 0))
-}
 
 func must(t testing.TB, err error) {
 	t.Helper()

@@ -3,133 +3,222 @@ package faults_test
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
+	"strings"
+	"testing"
 	"time"
 
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	amqp "github.com/rabbitmq/amqp091-go"
-	"go.opentelemetry.io/otel/sdk/metric"
-	"go.opentelemetry.io/otel/sdk/metric/metricdata"
+	"github.com/redis/go-redis/v9"
 
+	"github.com/holdfast-go/holdfast/internal/amqptest"
+	"github.com/holdfast-go/holdfast/internal/ids"
+	"github.com/holdfast-go/holdfast/internal/pgtest"
+	"github.com/holdfast-go/holdfast/internal/redistest"
+	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/outbox"
 	"github.com/holdfast-go/holdfast/outbox/driver"
 	"github.com/holdfast-go/holdfast/outbox/outboxamqp"
 	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
+	"github.com/holdfast-go/holdfast/outbox/outboxredis"
 )
 
-const (
-	// batch is the relays' BatchSize.
-	batch = 50
-	// inFlight is how many messages of one relay are claimed and not settled, at most.
-	inFlight = 3 * batch
-	// maxBody is the largest body the publisher sends.
-	maxBody = 16 << 20
-)
+// destination is the queue or the stream of all messages.
+const destination = "faults"
+
+// relayPoints are those where a relay is killed: before it publishes a message, and when the broker has
+// confirmed one.
+var relayPoints = []string{"publishing", "confirmed"}
 
 // relayJob is a relay between a database and a broker.
 type relayJob struct {
 	Database, Broker string
-	// Patience is the PublishTimeout; the lease is twice that, and the delay after a failed attempt a tenth.
-	// 0 means the relay's defaults in everything.
-	Patience time.Duration
-	// MaxAttempts as in outbox.RelayConfig.
-	MaxAttempts int
-
-	outcomes   *outcomes                   // what is told of the broker's answers; nil: nothing is
-	transports map[string]driver.Publisher // beside the broker, which is ""
+	Crash            crash
 }
 
-// shutdown is the relay's ShutdownTimeout.
-func (j relayJob) shutdown() time.Duration {
-	if j.Patience == 0 {
-		return 15 * time.Second
-	}
-	return 2 * j.Patience
-}
-
-func (j relayJob) config() outbox.RelayConfig {
-	if j.Patience == 0 {
-		return outbox.RelayConfig{}
-	}
-	return outbox.RelayConfig{
-		BatchSize: batch, PollInterval: 200 * time.Millisecond,
-		PublishTimeout: j.Patience, LeaseTTL: 2 * j.Patience, ShutdownTimeout: j.shutdown(),
-		Retry: outbox.RetryPolicy{MaxAttempts: j.MaxAttempts, BaseDelay: j.Patience / 10, MaxDelay: j.Patience},
-	}
-}
-
-// relayReport is what a relay did.
-type relayReport struct{ Published, Failed, Stale int64 }
-
-func relayRole(ctx context.Context, job []byte, ready func()) (any, error) {
+func relayRole(ctx context.Context, text []byte) (any, error) {
 	var j relayJob
-	if err := json.Unmarshal(job, &j); err != nil {
+	if err := json.Unmarshal(text, &j); err != nil {
 		return nil, err
 	}
-	return j.run(ctx, ready)
+	return struct{}{}, j.run(ctx)
 }
 
-// run relays until ctx ends.
-func (j relayJob) run(ctx context.Context, ready func()) (relayReport, error) {
+func (j relayJob) run(ctx context.Context) error {
 	pool, err := pgxpool.New(ctx, j.Database)
 	if err != nil {
-		return relayReport{}, err
+		return err
 	}
 	defer pool.Close()
-	publisher, err := outboxamqp.NewPublisher(outboxamqp.Dial(j.Broker, amqp.Config{}), outboxamqp.Config{
-		Exchange: exchange, Logger: quiet,
-		Timeout: j.Patience * 4 / 3, // a confirm has half as long again: as long as a lease
-	})
+	publisher, end, err := j.publisher()
 	if err != nil {
-		return relayReport{}, err
+		return err
 	}
-	if j.outcomes != nil {
-		return j.relay(ctx, pool, watched{publisher, j.outcomes}, ready)
-	}
-	return j.relay(ctx, pool, publisher, ready)
-}
-
-// relay runs a relay, and with it what its publisher needs.
-func (j relayJob) relay(ctx context.Context, pool *pgxpool.Pool, publisher driver.Publisher, ready func()) (relayReport, error) {
+	defer end()
 	store, err := outboxpgx.New(pool, outboxpgx.Config{Logger: quiet})
 	if err != nil {
-		return relayReport{}, err
+		return err
 	}
-	reader := metric.NewManualReader()
-	cfg := j.config()
-	cfg.Logger, cfg.Transports, cfg.MeterProvider = quiet, j.transports, metric.NewMeterProvider(metric.WithReader(reader))
-	relay, err := outbox.NewRelay(store, publisher, cfg)
+	relay, err := outbox.NewRelay(store, crashPublisher{publisher, &j.Crash}, outbox.RelayConfig{
+		Logger: quiet, PollInterval: 50 * time.Millisecond,
+		LeaseTTL: time.Second, PublishTimeout: time.Second, // the lanes of a killed relay are free soon
+	})
 	if err != nil {
-		return relayReport{}, err
+		return err
 	}
-	asked := make(chan time.Time, 1)
-	context.AfterFunc(ctx, func() { asked <- time.Now() })
-	ready()
-	err = relay.Run(ctx)
-	if took := time.Since(<-asked); took > j.shutdown()+10*time.Second {
-		err = errors.Join(err, fmt.Errorf("the relay ended after %v, it has %v", took, j.shutdown()))
-	}
-	if err != nil {
-		return relayReport{}, err
-	}
-	return reportOf(ctx, reader)
+	return relay.Run(ctx)
 }
 
-func reportOf(ctx context.Context, reader *metric.ManualReader) (relayReport, error) {
-	var all metricdata.ResourceMetrics
-	if err := reader.Collect(context.WithoutCancel(ctx), &all); err != nil {
-		return relayReport{}, err
+// publisher returns that of the job's broker, and what closes its client.
+func (j relayJob) publisher() (readyPublisher, func(), error) {
+	if strings.HasPrefix(j.Broker, "amqp") {
+		p, err := outboxamqp.NewPublisher(outboxamqp.Dial(j.Broker, amqp.Config{}), outboxamqp.Config{Logger: quiet})
+		return p, func() {}, err
 	}
-	sums := map[string]int64{}
-	for _, scope := range all.ScopeMetrics {
-		for _, m := range scope.Metrics {
-			if sum, ok := m.Data.(metricdata.Sum[int64]); ok {
-				for _, point := range sum.DataPoints {
-					sums[m.Name] += point.Value
-				}
+	client, err := openRedis(j.Broker)
+	if err != nil {
+		return nil, nil, err
+	}
+	p, err := outboxredis.NewPublisher(client, outboxredis.Config{Stream: destination})
+	return p, func() { _ = client.Close() }, err
+}
+
+func openRedis(url string) (*redis.Client, error) {
+	opts, err := redis.ParseURL(url)
+	if err != nil {
+		return nil, err
+	}
+	opts.ContextTimeoutEnabled = true
+	return redis.NewClient(opts), nil
+}
+
+// crashPublisher kills the process at a point of publishing.
+type crashPublisher struct {
+	readyPublisher
+	crash *crash
+}
+
+// Run runs the session of a publisher that has one.
+func (p crashPublisher) Run(ctx context.Context) error {
+	if session, ok := p.readyPublisher.(driver.Service); ok {
+		return session.Run(ctx)
+	}
+	<-ctx.Done()
+	return nil
+}
+
+func (p crashPublisher) Publish(ctx context.Context, m driver.Message, done func(error)) {
+	p.crash.pass("publishing")
+	p.readyPublisher.Publish(ctx, m, func(err error) {
+		if err == nil {
+			p.crash.pass("confirmed")
+		}
+		done(err)
+	})
+}
+
+// relayed is an outbox, and the messages that were written to it.
+type relayed struct {
+	t        *testing.T
+	job      relayJob
+	pool     *pgxpool.Pool
+	messages *outboxpgx.Store
+	sent     []uuid.UUID
+	arrived  func() []uuid.UUID // all so far, repeats included
+}
+
+func newRelayed(t *testing.T, broker string) *relayed {
+	t.Helper()
+	url := pgtest.URL(t)
+	r := &relayed{t: t, job: relayJob{Database: url, Broker: broker}, pool: pgtest.Pool(t, url, 4)}
+	var err error
+	r.messages, err = outboxpgx.New(r.pool, outboxpgx.Config{})
+	must(t, err)
+	must(t, r.messages.Migrate(t.Context()))
+	return r
+}
+
+func relayOnRabbitMQ(t *testing.T) work {
+	b := amqptest.New(t)
+	r := newRelayed(t, b.URL)
+	conn, err := amqp.Dial(b.URL)
+	must(t, err)
+	t.Cleanup(func() { _ = conn.Close() })
+	ch, err := conn.Channel()
+	must(t, err)
+	_, err = ch.QueueDeclare(destination, true, false, false, false, nil)
+	must(t, err)
+	var all []uuid.UUID
+	r.arrived = func() []uuid.UUID {
+		for {
+			d, ok, err := ch.Get(destination, true)
+			must(t, err)
+			if !ok {
+				return all
 			}
+			all = append(all, uuid.MustParse(d.MessageId))
 		}
 	}
-	return relayReport{sums["holdfast.outbox.published"], sums["holdfast.outbox.failed"], sums["holdfast.outbox.stale_leases"]}, nil
+	return r
+}
+
+func relayOnRedis(t *testing.T) work {
+	url := redistest.URL(t)
+	r := newRelayed(t, url)
+	client := redistest.Client(t, url)
+	r.arrived = func() (all []uuid.UUID) {
+		entries, err := client.XRange(t.Context(), destination, "-", "+").Result()
+		must(t, err)
+		for _, e := range entries {
+			all = append(all, uuid.MustParse(fmt.Sprint(e.Values["id"])))
+		}
+		return all
+	}
+	return r
+}
+
+func (r *relayed) prepare() {
+	r.t.Helper()
+	const n = 20
+	msgs := make([]outbox.Message, n) // of one key, so that all are in one batch, in order
+	for i := range msgs {
+		msgs[i] = outbox.Message{ID: ids.New(), Name: destination, Key: "key", Body: []byte("{}"), Route: outbox.Route{RoutingKey: destination}}
+		r.sent = append(r.sent, msgs[i].ID)
+	}
+	must(r.t, pgx.BeginFunc(r.t.Context(), r.pool, func(tx pgx.Tx) error { return r.messages.Write(r.t.Context(), tx, msgs...) }))
+}
+
+func (r *relayed) spawn(c crash) *child {
+	job := r.job
+	job.Crash = c
+	return spawn(r.t, "relay", job)
+}
+
+// finish relays what is left. All have arrived then, the first copies in order.
+func (r *relayed) finish() {
+	r.t.Helper()
+	stop := beside(r.t, r.job.run)
+	testenv.Eventually(r.t, func() error {
+		var n int
+		err := r.pool.QueryRow(r.t.Context(), `SELECT count(*) FROM holdfast_outbox`).Scan(&n)
+		if err == nil && n > 0 {
+			err = fmt.Errorf("%d messages left in the outbox", n)
+		}
+		return err
+	})
+	stop()
+	var firsts []uuid.UUID
+	seen := map[uuid.UUID]bool{}
+	for _, id := range r.arrived() {
+		if !seen[id] {
+			firsts = append(firsts, id)
+		}
+		seen[id] = true
+	}
+	if fmt.Sprint(firsts) != fmt.Sprint(r.sent) {
+		r.t.Errorf("%d of %d messages arrived, or not in order", len(firsts), len(r.sent))
+	}
 }

@@ -1,0 +1,311 @@
+package faults_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	amqp "github.com/rabbitmq/amqp091-go"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/driver"
+	"github.com/holdfast-go/holdfast/inbox/inboxamqp"
+	"github.com/holdfast-go/holdfast/inbox/inboxpgx"
+	"github.com/holdfast-go/holdfast/inbox/inboxredis"
+	"github.com/holdfast-go/holdfast/internal/amqptest"
+	"github.com/holdfast-go/holdfast/internal/ids"
+	"github.com/holdfast-go/holdfast/internal/pgtest"
+	"github.com/holdfast-go/holdfast/internal/redistest"
+	"github.com/holdfast-go/holdfast/internal/testenv"
+	"github.com/holdfast-go/holdfast/txretry"
+)
+
+// inboxPoints are those where a consumer is killed. The last two are of a message that fails: when its copy for
+// the retry is confirmed, and when the attempt is noted.
+var inboxPoints = []string{"handler started", "effect written", "committed", "copy confirmed", "attempt noted"}
+
+// maxCrashes is the consumers' MaxCrashes.
+const maxCrashes = 3
+
+// The kinds of messages, by what their handler does.
+const (
+	doWell = "well"
+	doFail = "fail" // at the first attempt
+	doKill = "kill" // kills the process
+)
+
+// event is the body of a message.
+type event struct{ Do string }
+
+// inboxJob is a consumer between a broker and a database.
+type inboxJob struct {
+	Database, Broker string
+	Crash            crash
+	MaxCrashes       int
+}
+
+// consumer is of inboxamqp or of inboxredis.
+type consumer interface {
+	Setup(ctx context.Context) error
+	Run(ctx context.Context) error
+	DeadLetters() inbox.DeadLetters
+	Stats(ctx context.Context) (inbox.Stats, error)
+}
+
+// consumer returns that of the job's broker, and what closes its client.
+func (j inboxJob) consumer(p inbox.Processor) (consumer, func(), error) {
+	cfg := inbox.ConsumerConfig{
+		Concurrency: 4, MaxCrashes: j.MaxCrashes, Logger: quiet,
+		Retry: inbox.RetryPolicy{MaxAttempts: 5, BaseDelay: 50 * time.Millisecond, MaxDelay: 200 * time.Millisecond},
+	}
+	if strings.HasPrefix(j.Broker, "amqp") {
+		c, err := inboxamqp.NewConsumer(inboxamqp.Dial(j.Broker, amqp.Config{}), destination, p, inboxamqp.Config{ConsumerConfig: cfg})
+		return c, func() {}, err
+	}
+	client, err := openRedis(j.Broker)
+	if err != nil {
+		return nil, nil, err
+	}
+	c, err := inboxredis.NewConsumer(client, destination, p, inboxredis.Config{ConsumerConfig: cfg})
+	return c, func() { _ = client.Close() }, err
+}
+
+func inboxRole(ctx context.Context, text []byte) (any, error) {
+	var j inboxJob
+	if err := json.Unmarshal(text, &j); err != nil {
+		return nil, err
+	}
+	return struct{}{}, j.run(ctx)
+}
+
+func (j inboxJob) run(ctx context.Context) error {
+	pool, err := pgxpool.New(context.WithoutCancel(ctx), j.Database)
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	manager, err := txretry.New(pool, txretry.Config{Logger: quiet})
+	if err != nil {
+		return err
+	}
+	processor, err := inboxpgx.New(manager, destination, inboxpgx.Config{})
+	if err != nil {
+		return err
+	}
+	if err := inboxpgx.Handle(processor, destination, j.Crash.handle); err != nil {
+		return err
+	}
+	c, end, err := j.consumer(&crashProcessor{processor, &crashLedger{processor.Ledger(), &j.Crash}, &j.Crash})
+	if err != nil {
+		return err
+	}
+	defer end()
+	return c.Run(ctx)
+}
+
+func (c *crash) handle(ctx context.Context, tx pgx.Tx, e event) error {
+	c.pass("handler started")
+	m, _ := inbox.FromContext(ctx)
+	if _, err := tx.Exec(ctx, `INSERT INTO effects (id) VALUES ($1)`, m.ID); err != nil {
+		return err
+	}
+	c.pass("effect written")
+	switch {
+	case e.Do == doFail && m.Attempt == 1:
+		return errors.New("fails once")
+	case e.Do == doKill:
+		killSelf()
+	}
+	return nil
+}
+
+// crashProcessor and its ledger kill the process at what the consumer does.
+type crashProcessor struct {
+	inbox.Processor
+	ledger driver.Ledger
+	crash  *crash
+}
+
+func (p *crashProcessor) Ledger() driver.Ledger    { return p.ledger }
+func (p *crashProcessor) Retention() time.Duration { return driver.DefaultRetention }
+
+func (p *crashProcessor) Process(ctx context.Context, msgs []*inbox.Message) []error {
+	results := p.Processor.Process(ctx, msgs)
+	for _, err := range results {
+		if err == nil {
+			p.crash.pass("committed")
+		}
+	}
+	return results
+}
+
+type crashLedger struct {
+	driver.Ledger
+	crash *crash
+}
+
+func (l *crashLedger) Pass(ctx context.Context, m *inbox.Message) error {
+	l.crash.pass("copy confirmed")
+	err := l.Ledger.Pass(ctx, m)
+	l.crash.pass("attempt noted")
+	return err
+}
+
+// intake is a queue with a table of effects behind it, and the messages that were sent to it.
+type intake struct {
+	t       *testing.T
+	job     inboxJob
+	pool    *pgxpool.Pool
+	look    consumer // that does not run
+	publish func(id uuid.UUID, body []byte)
+	sent    map[uuid.UUID]string
+}
+
+func newIntake(t *testing.T, broker string) *intake {
+	t.Helper()
+	url := pgtest.URL(t)
+	i := &intake{t: t, job: inboxJob{Database: url, Broker: broker, MaxCrashes: maxCrashes}, pool: pgtest.Pool(t, url, 4), sent: map[uuid.UUID]string{}}
+	manager, err := txretry.New(i.pool, txretry.Config{})
+	must(t, err)
+	store, err := inboxpgx.New(manager, destination, inboxpgx.Config{})
+	must(t, err)
+	must(t, store.Migrate(t.Context()))
+	_, err = i.pool.Exec(t.Context(), `CREATE TABLE effects (id uuid NOT NULL)`) // not unique: two effects must show
+	must(t, err)
+	var end func()
+	i.look, end, err = i.job.consumer(inbox.NewMux())
+	must(t, err)
+	t.Cleanup(end)
+	must(t, i.look.Setup(t.Context()))
+	return i
+}
+
+func inboxOnRabbitMQ(t *testing.T) work {
+	b := amqptest.New(t)
+	i := newIntake(t, b.URL)
+	conn, err := amqp.Dial(b.URL)
+	must(t, err)
+	t.Cleanup(func() { _ = conn.Close() })
+	ch, err := conn.Channel()
+	must(t, err)
+	must(t, ch.Confirm(false))
+	i.publish = func(id uuid.UUID, body []byte) {
+		confirm, err := ch.PublishWithDeferredConfirm("", destination, true, false, amqp.Publishing{
+			MessageId: id.String(), Type: destination, ContentType: "application/json", DeliveryMode: amqp.Persistent, Body: body,
+		})
+		must(t, err)
+		if !confirm.Wait() {
+			t.Fatal("the broker refused a message")
+		}
+	}
+	return i
+}
+
+func inboxOnRedis(t *testing.T) work {
+	url := redistest.URL(t)
+	client := redistest.Client(t, url)
+	i := newIntake(t, url)
+	i.publish = func(id uuid.UUID, body []byte) {
+		must(t, client.XAdd(t.Context(), &redis.XAddArgs{Stream: destination, Values: []any{
+			"id", id.String(), "name", destination, "content-type", "application/json", "body", body,
+		}}).Err())
+	}
+	return i
+}
+
+func (i *intake) send(kind string) {
+	i.t.Helper()
+	body, err := json.Marshal(event{kind})
+	must(i.t, err)
+	id := ids.New()
+	i.publish(id, body)
+	i.sent[id] = kind
+}
+
+func (i *intake) prepare() {
+	i.t.Helper()
+	for k := range 20 {
+		i.send([]string{doWell, doFail}[k%2])
+	}
+}
+
+func (i *intake) spawn(c crash) *child {
+	job := i.job
+	job.Crash = c
+	return spawn(i.t, "inbox", job)
+}
+
+// finish processes what is left. Each message has taken effect once then.
+func (i *intake) finish() {
+	i.t.Helper()
+	stop := beside(i.t, i.job.run)
+	testenv.Eventually(i.t, i.settled)
+	stop()
+	i.verify()
+	if n := len(i.letters()); n > 0 {
+		i.t.Errorf("%d dead letters", n)
+	}
+}
+
+func (i *intake) effects() (map[uuid.UUID]int, error) {
+	rows, _ := i.pool.Query(i.t.Context(), `SELECT id, count(*) FROM effects GROUP BY 1`) // ForEachRow returns its error
+	found := map[uuid.UUID]int{}
+	var id uuid.UUID
+	var n int
+	_, err := pgx.ForEachRow(rows, []any{&id, &n}, func() error {
+		found[id] = n
+		return nil
+	})
+	return found, err
+}
+
+// settled returns an error until all messages but killers have taken effect and none waits.
+func (i *intake) settled() error {
+	found, err := i.effects()
+	if err != nil {
+		return err
+	}
+	for id, kind := range i.sent {
+		if kind != doKill && found[id] == 0 {
+			return fmt.Errorf("a message that does %s has not taken effect", kind)
+		}
+	}
+	stats, err := i.look.Stats(i.t.Context())
+	if n := stats.Waiting + stats.Retrying; err == nil && n > 0 {
+		err = fmt.Errorf("%d messages wait", n)
+	}
+	return err
+}
+
+// verify fails the test unless each message but killers took effect once.
+func (i *intake) verify() {
+	i.t.Helper()
+	found, err := i.effects()
+	must(i.t, err)
+	for id, kind := range i.sent {
+		want := 1
+		if kind == doKill {
+			want = 0
+		}
+		if found[id] != want {
+			i.t.Errorf("message %s, which does %s, took effect %d times, want %d", id, kind, found[id], want)
+		}
+	}
+}
+
+func (i *intake) letters() (all []inbox.DeadLetter) {
+	i.t.Helper()
+	testenv.Eventually(i.t, func() (err error) { // a busy queue still holds the letters of an earlier list
+		all, err = i.look.DeadLetters().List(i.t.Context(), inbox.Filter{Limit: 1000})
+		return err
+	})
+	return all
+}
