@@ -13,6 +13,7 @@ import (
 	"net"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
@@ -34,11 +35,12 @@ func (n *network) init(t testing.TB) {
 	t.Cleanup(func() {
 		n.Heal()
 		n.mu.Lock()
-		defer n.mu.Unlock()
 		n.closed = true
 		for c := range n.conns {
 			_ = c.Close()
 		}
+		n.mu.Unlock()
+		time.Sleep(time.Minute) // goroutines that clients have left behind end, or the bubble would panic
 	})
 }
 
@@ -123,7 +125,7 @@ func (n *network) mute(c *conn, oneWay bool) {
 // dial opens a connection, which serve reads and answers. serve ends with its connection.
 func (n *network) dial(serve func(*conn) error) (net.Conn, error) {
 	client, server := net.Pipe()
-	c := &conn{Conn: server, network: n, chunks: make(chan []byte, 16)}
+	c := &conn{Conn: server, network: n, chunks: make(chan []byte, 16), done: make(chan struct{})}
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.closed {
@@ -134,6 +136,7 @@ func (n *network) dial(serve func(*conn) error) (net.Conn, error) {
 	go c.receive()
 	go func() {
 		_ = serve(c) // the client sees a closed connection
+		close(c.done)
 		_ = c.Close()
 		n.mu.Lock()
 		defer n.mu.Unlock()
@@ -151,6 +154,7 @@ type conn struct {
 	network *network
 	chunks  chan []byte
 	rest    []byte
+	done    chan struct{} // closed when the connection has ended
 
 	// network.mu guards these. A lossy connection answers nothing; a silent one receives nothing either.
 	lossy, silent bool
@@ -246,7 +250,7 @@ func (c *conn) answer(data []byte) error {
 // falls reports whether the connection falls silent because of data. The caller holds n.mu.
 func (n *network) falls(c *conn, data []byte, answer bool) bool {
 	s := &n.silence
-	if s.Connections == 0 || s.Answer != answer || !bytes.Contains(data, []byte(s.On)) {
+	if s.Connections == 0 || s.Answer != answer || len(data) == 0 || !bytes.Contains(data, []byte(s.On)) {
 		return false
 	}
 	s.Connections--

@@ -9,7 +9,9 @@ import (
 	"io"
 	"net"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5/pgproto3"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -95,7 +97,7 @@ func (s *Postgres) serve(c *conn, addr string) error {
 		if err != nil {
 			return err
 		}
-		exchange = func(request []byte) ([]byte, error) { return forward(server, request) }
+		exchange = (&relay{conn: c, server: server}).exchange
 	}
 	for {
 		if c.arrives(request) {
@@ -144,17 +146,66 @@ func readFrame(r io.Reader, typed bool) ([]byte, error) {
 	return frame, err
 }
 
-// forward sends a request to a real server and returns the answer up to the point where the client has to speak.
-func forward(server net.Conn, request []byte) ([]byte, error) {
-	if _, err := server.Write(request); err != nil {
+// relay forwards the requests of one connection to a real server.
+type relay struct {
+	conn   *conn
+	server net.Conn
+
+	mu        sync.Mutex // held while a request is at the server
+	listening bool
+}
+
+func (r *relay) exchange(request []byte) ([]byte, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	reply, err := r.forward(request)
+	if !r.listening && bytes.Contains(bytes.ToUpper(request), []byte("LISTEN ")) {
+		r.listening = true
+		go r.poll()
+	}
+	return reply, err
+}
+
+// poll asks the server for notifications, twenty times a second. A read that waits for them would stop the clock.
+func (r *relay) poll() {
+	empty, _ := (&pgproto3.Query{}).Encode(nil)
+	for {
+		select {
+		case <-r.conn.done:
+			return
+		case <-time.After(50 * time.Millisecond):
+		}
+		if !r.conn.arrives(nil) {
+			return
+		}
+		r.mu.Lock()
+		reply, err := r.forward(empty)
+		r.mu.Unlock()
+		var notifications []byte
+		for len(reply) > 0 {
+			size := 1 + int(binary.BigEndian.Uint32(reply[1:]))
+			if reply[0] == 'A' {
+				notifications = append(notifications, reply[:size]...)
+			}
+			reply = reply[size:]
+		}
+		if err != nil || r.conn.answer(notifications) != nil {
+			return
+		}
+	}
+}
+
+// forward sends a request to the server and returns the answer up to the point where the client has to speak.
+func (r *relay) forward(request []byte) ([]byte, error) {
+	if _, err := r.server.Write(request); err != nil {
 		return nil, err
 	}
 	if request[0] == 'X' {
 		return nil, io.EOF
 	}
 	var reply []byte
-	for r := bufio.NewReader(server); ; {
-		frame, err := readFrame(r, true)
+	for in := bufio.NewReader(r.server); ; {
+		frame, err := readFrame(in, true)
 		if err != nil {
 			return reply, err // after a request to cancel, or a fatal error
 		}
