@@ -7,7 +7,11 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/holdfast-go/holdfast/internal/testenv"
 )
+
+func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }
 
 const lab = ".."
 

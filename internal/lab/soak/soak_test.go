@@ -1,10 +1,19 @@
 package main
 
 import (
+	"context"
 	"math"
 	"math/rand/v2"
+	"os"
+	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/holdfast-go/holdfast/internal/testenv"
 )
+
+func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }
 
 // sampled is a series of 180 points, ten seconds apart.
 func sampled(value func(i int, r *rand.Rand) float64) series {
@@ -49,58 +58,77 @@ func TestJudge(t *testing.T) {
 	}
 }
 
-// Of a thousand series without a trend few may be called risen, and of as many with a leak of a fifth all are.
-func TestJudgeSeldomErrs(t *testing.T) {
-	t.Parallel()
-	wrong := [2]int{}
-	r := rand.New(rand.NewPCG(3, 4))
-	for range 1000 {
-		for leak := range 2 {
-			s := series{Tolerance: 0.1}
-			for i := range 60 {
-				s.Points = append(s.Points, point{float64(i), 100 + 8*r.NormFloat64() + float64(leak)*float64(i)})
-			}
-			if got, err := judge(s); err != nil || got.Flat != (leak == 0) {
-				wrong[leak]++
-			}
-		}
-	}
-	if wrong[0] > 5 || wrong[1] > 0 {
-		t.Errorf("of 1,000 level series %d are called leaks; of 1,000 leaks %d are called flat", wrong[0], wrong[1])
+// counter is a probe of what grows by step at every look.
+func counter(name string, k kind, from, step float64) probe {
+	return func(_ context.Context, note func(string, kind, float64)) error {
+		note(name, k, from)
+		from += step
+		return nil
 	}
 }
 
-// What stays is told from what comes and goes, also where the machine becomes busier all along.
-func TestJudgeLeftovers(t *testing.T) {
+// A sampler that is given a leak of every kind finds each, and nothing else.
+func TestSamplerFindsLeaks(t *testing.T) {
 	t.Parallel()
-	r := rand.New(rand.NewPCG(5, 6))
-	for name, c := range map[string]struct {
-		perHour, busier float64
-		flat            bool
-	}{
-		"nothing stays":                     {0, 1, true},
-		"nothing stays, ten times the load": {0, 10, true},
-		"a few hundred rows an hour":        {300, 1, false},
-		"the same beside that load":         {300, 10, false},
+	synctest.Test(t, func(t *testing.T) {
+		var leaking, level []probe
+		for _, m := range ofProcess {
+			leaking = append(leaking, counter("leaking: "+m.name, m.kind, 40, 1))
+			level = append(level, counter("level: "+m.name, m.kind, 40, 0.02))
+		}
+		table := func(name string, live, dead, size, growth float64) probe {
+			return func(_ context.Context, note func(string, kind, float64)) error {
+				noteTable(note, name, size, size, live, dead, 10)
+				size, live, dead = size*growth, live*growth, dead*growth
+				return nil
+			}
+		}
+		leaking = append(leaking, table("leaking", 100, 5000, 1e6, 1.02))
+		level = append(level, table("reservations", 1000, 100, 1e6, 1.02)) // it grows by design: each row takes as much as before
+		s := newSampler(append(append(leaking, level...), counter("bystander", kind{tolerance: 0.1}, 7, 0))...)
+		if err := s.run(t.Context(), time.Hour, samples); err != nil {
+			t.Fatal(err)
+		}
+		r := &report{}
+		if err := s.conclude(r); err != nil {
+			t.Fatal(err)
+		}
+		found := 0
+		for _, f := range r.Findings {
+			if f.OK {
+				continue
+			}
+			found++
+			if !strings.HasPrefix(f.What, "leaking: ") {
+				t.Error(f.What)
+			}
+		}
+		if want := len(ofProcess) + 4; found != want {
+			t.Errorf("%d leaks are found, want %d: %v", found, want, r.Findings)
+		}
+		for _, row := range r.Tables[0].Rows {
+			if row[0] == "bystander" {
+				t.Error("what never changed has a row")
+			}
+		}
+		if len(s.series["bystander"].Points) != samples {
+			t.Errorf("%d samples, want %d", len(s.series["bystander"].Points), samples)
+		}
+	})
+}
+
+// Seats that are held twice are found, and so is a run in which none was held when somebody looked.
+func TestSeats(t *testing.T) {
+	t.Parallel()
+	for s, ok := range map[seats]bool{
+		{looks: 9, held: 800}:           true,
+		{looks: 9, held: 800, twice: 1}: false,
+		{looks: 9}:                      false,
+		{}:                              false,
 	} {
-		for range 100 {
-			s := series{Slack: leftover.slack, Floor: leftover.floor}
-			for i := range samples {
-				comes := 8 * r.ExpFloat64() * (1 + (c.busier-1)*float64(i)/samples)
-				s.Points = append(s.Points, point{float64(10 * i), math.Floor(c.perHour*float64(10*i)/3600) + math.Floor(comes)})
-			}
-			if got, err := judge(s); err != nil || got.Flat != c.flat {
-				t.Errorf("%s: from %.1f to %.1f, flat: %v (%v), want flat: %v", name, got.From, got.To, got.Flat, err, c.flat)
-			}
+		r := &report{}
+		if s.judge(r); (r.verdict() == nil) != ok {
+			t.Errorf("%+v: %v, want %v", s, r.Findings, ok)
 		}
-	}
-}
-
-func TestJudgeWantsPoints(t *testing.T) {
-	t.Parallel()
-	s := sampled(func(int, *rand.Rand) float64 { return 1 })
-	s.Points = s.Points[:fewest]
-	if _, err := judge(s); err == nil {
-		t.Error("too few points are called flat")
 	}
 }
