@@ -56,7 +56,7 @@ func (v *visit) picture(example, name string) {
 	v.t.Helper()
 	dir := v.t.ArtifactDir()
 	if os.Getenv("RECORD") != "" {
-		dir = filepath.Join("../../../examples", example, "docs")
+		dir = filepath.Join("../../../../examples", example, "docs")
 	}
 	for _, scheme := range schemes {
 		v.scheme(scheme)

@@ -2,6 +2,6 @@
 // on real servers, and the tests click and type what a visitor would. The operator's page stands over very many dead
 // letters, too.
 //
-// go run ./internal/lab/servers -- go test ./internal/lab/browser finds the browser, or installs it. What a page looked
-// like when its test failed is kept with -artifacts.
+// `make browser` runs them in the night: the module is not in go.work, so that nobody else compiles its tools. The command
+// finds the browser, or installs it. The page of a failed test is kept with -artifacts.
 package browser

@@ -1,4 +1,3 @@
-// Package schematools has the files that `schema print` writes applied and undone by the tools that they are for.
 package schematools
 
 import (
