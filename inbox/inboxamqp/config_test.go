@@ -7,7 +7,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/uuid"
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/holdfast-go/holdfast/format"
@@ -24,10 +23,8 @@ type config struct {
 	Name                               string
 	Concurrency, Batch, Prefetch       int
 	MaxCrashes, MessageLimit           int
-	MemoryLimit                        uint64
 	HandlerTimeout, TimeLimit, Timeout time.Duration
 	ShutdownTimeout                    time.Duration
-	DeriveID                           func(m *inbox.Message) uuid.UUID
 	Retry                              inbox.RetryPolicy
 	DeadLetterPrefix                   string
 	Classes                            []string
@@ -40,9 +37,7 @@ type config struct {
 	Ledger    driver.Ledger // of the processor
 	Retention time.Duration // of the processor
 
-	MaxBodyBytes   int
 	ConfirmTimeout time.Duration
-	Copies         func(context.Context) (*amqp.Connection, error) // dials the connection for copies
 	Leveling       time.Duration
 }
 
@@ -50,8 +45,8 @@ func (c config) public() inboxamqp.Config {
 	return inboxamqp.Config{
 		ConsumerConfig: inbox.ConsumerConfig{
 			Name: c.Name, Concurrency: c.Concurrency, Batch: c.Batch, Prefetch: c.Prefetch, HandlerTimeout: c.HandlerTimeout,
-			MaxCrashes: c.MaxCrashes, DeriveID: c.DeriveID, Retry: c.Retry, DeadLetterPrefix: c.DeadLetterPrefix, Classes: c.Classes,
-			TimeLimit: c.TimeLimit, MessageLimit: c.MessageLimit, MemoryLimit: c.MemoryLimit, ShutdownTimeout: c.ShutdownTimeout,
+			MaxCrashes: c.MaxCrashes, Retry: c.Retry, DeadLetterPrefix: c.DeadLetterPrefix, Classes: c.Classes,
+			TimeLimit: c.TimeLimit, MessageLimit: c.MessageLimit, ShutdownTimeout: c.ShutdownTimeout,
 			Logger: cmp.Or(c.Logger, slog.New(slog.DiscardHandler)), Ordered: c.Ordered,
 		},
 		Bindings: c.Bindings, Classic: c.Classic, Partitions: c.Partitions, Format: c.Format, Timeout: c.Timeout,
@@ -74,7 +69,7 @@ func newConsumer(t *testing.T, dial func(context.Context) (*amqp.Connection, err
 		p = remembering{p, cfg.Ledger, cmp.Or(cfg.Retention, driver.DefaultRetention)}
 	}
 	c, err := inboxamqp.NewTuned(dial, cmp.Or(cfg.Queue, "orders"), p, cfg.public(),
-		inboxamqp.Tuning{MaxBodyBytes: cfg.MaxBodyBytes, ConfirmTimeout: cfg.ConfirmTimeout, Copies: cfg.Copies, Leveling: cfg.Leveling})
+		inboxamqp.Tuning{ConfirmTimeout: cfg.ConfirmTimeout, Leveling: cfg.Leveling})
 	must(t, err)
 	return c
 }

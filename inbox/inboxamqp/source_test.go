@@ -205,28 +205,6 @@ func TestSourceTooLarge(t *testing.T) {
 	}
 }
 
-// A sender's headers may fill a frame. The dead letter has the failure all the same, and drops the headers
-// that leave no room for it, also those that look like ours.
-func TestDeadLetter_headersOfSenderFillTheFrame(t *testing.T) {
-	t.Parallel()
-	b := amqptest.New(t)
-	consume(t, b, &recorder{fail: func(*inbox.Message) error { return inbox.Unrecoverable(errBroken) }}, config{})
-	const frame = 128 << 10
-	for _, name := range []string{"holdfast-junk", "holdfast-history", "holdfast-fingerprint", "holdfast-key", "foreign", "Content-Type"} {
-		p := order()
-		p.Headers = amqp.Table{name: strings.Repeat("h", frame-300)} // fits until we add ours
-		b.Publish(t, "", "orders", p)
-		d := b.Take(t, "failed.unrecoverable", 1, patience)[0]
-		if d.MessageId != p.MessageId || string(d.Body) != string(p.Body) || d.Headers["holdfast-error"] != "broken" || d.Headers["holdfast-attempt"] != "1" {
-			t.Errorf("%s: dead letter %.500v", name, d)
-		}
-		if text, _ := d.Headers[name].(string); len(text) > frame/2 {
-			t.Errorf("%s: the dead letter keeps %d bytes of it", name, len(text))
-		}
-	}
-	awaitDepth(t, b, "orders", 0)
-}
-
 // Where a retry queue is missing, what waits for the rest of a long delay goes behind the others, and
 // Ready says so.
 func TestSourceLongDelayRefused(t *testing.T) {
