@@ -1,6 +1,7 @@
 package expirypgx_test
 
 import (
+	"errors"
 	"fmt"
 	"log/slog"
 	"strings"
@@ -10,6 +11,7 @@ import (
 	"github.com/holdfast-go/holdfast/expiry"
 	"github.com/holdfast-go/holdfast/expiry/expirypgx"
 	"github.com/holdfast-go/holdfast/internal/pgtest"
+	"github.com/holdfast-go/holdfast/internal/silent"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
@@ -30,18 +32,29 @@ func cutOff(t *testing.T) (b *backend, far *backend, proxy *testenv.Proxy) {
 	return b, far, proxy
 }
 
-// back waits until a row has expired, once, and tells how long that took.
-func (b *backend) back(t *testing.T, id string, since time.Time) {
+// onSilent runs a test in a bubble: b reaches the real server always, far through connections that fall silent. The
+// clock stands still while the server works.
+func onSilent(t *testing.T, test func(t *testing.T, s *silent.Postgres, b, far *backend)) {
 	t.Helper()
+	url := pgtest.URL(t) + "&default_query_exec_mode=exec"
+	silent.Today(t, func(t *testing.T) {
+		s := silent.NewPostgres(t, url)
+		b := backendOn(t, silent.NewPostgres(t, url).Pool(t, 10))
+		test(t, s, b, &backend{pool: s.Pool(t, 4), silent: true})
+	})
+}
+
+// wantBack waits until a row has expired, once, and fails the test if that takes longer than the goal. Times are virtual.
+func (b *backend) wantBack(t *testing.T, id string) {
+	t.Helper()
+	start := time.Now()
 	testenv.Eventually(t, func() error {
 		if got := b.State(t, id); got != "expired" {
 			return fmt.Errorf("row %s is %s", id, got)
 		}
 		return nil
 	})
-	took := time.Since(since)
-	t.Logf("expired after %v", took.Round(10*time.Millisecond))
-	if took > soonBack+busy {
+	if took := time.Since(start); took > soonBack {
 		t.Errorf("row %s took %v", id, took)
 	}
 	if n := b.Announced(t, id); n != 1 {
@@ -53,30 +66,34 @@ func (b *backend) back(t *testing.T, id string, since time.Time) {
 // seconds, and accuses none.
 func TestSilentAtEachPoint(t *testing.T) {
 	t.Parallel()
+	pgtest.URL(t) // skips before there are subtests
 	for name, on := range map[string]string{
 		"begin": "begin", "claim": "FOR UPDATE SKIP LOCKED", "change": "UPDATE", "announce": "INSERT INTO events", "commit": "commit",
 		"look": "clock_timestamp()",
 	} {
-		for _, deliver := range []bool{false, true} {
-			t.Run(fmt.Sprintf("%s, delivered %v", name, deliver), func(t *testing.T) {
-				t.Parallel()
-				b, far, proxy := cutOff(t)
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			onSilent(t, func(t *testing.T, s *silent.Postgres, b, far *backend) {
 				log := &lines{}
 				store, sw := far.sweeper(t, expiry.SweeperConfig{Logger: slog.New(slog.NewTextHandler(log, nil))})
-				proxy.SilenceOn(testenv.Silence{On: on, Deliver: deliver})
-				b.Put(t, "row", "held", 0)
-				start := time.Now()
-				store.Wake(time.Time{})
-				b.back(t, "row", start)
-				if strings.Contains(log.String(), "row fails") {
-					t.Errorf("the row is accused:\n%s", log)
+				for _, deliver := range []bool{false, true} {
+					before, id := s.Silenced(), fmt.Sprint("delivered ", deliver)
+					s.SilenceOn(testenv.Silence{On: on, Deliver: deliver})
+					b.Put(t, id, "held", 0)
+					store.Wake(time.Time{})
+					b.wantBack(t, id)
+					if strings.Contains(log.String(), "row fails") {
+						t.Errorf("%s: the row is accused:\n%s", id, log)
+					}
+					eventually(t, func() error {
+						if s.Silenced() == before {
+							return errors.New("no connection fell silent")
+						}
+						return sw.Ready(t.Context())
+					})
 				}
-				if proxy.Silenced() == 0 {
-					t.Error("no connection fell silent")
-				}
-				eventually(t, func() error { return sw.Ready(t.Context()) })
 			})
-		}
+		})
 	}
 }
 
@@ -84,49 +101,49 @@ func TestSilentAtEachPoint(t *testing.T) {
 // make expire again, and wake-ups arrive.
 func TestAllConnectionsSilent(t *testing.T) {
 	t.Parallel()
-	b, far, proxy := cutOff(t)
-	far.sweeper(t, expiry.SweeperConfig{})
-	listening(t, b)
-	other := elsewhere(t, b)
-	proxy.SilenceConnections()
-	start := time.Now()
-	hold(t, other, "during", time.Second)
-	b.back(t, "during", start)
-	start = time.Now()
-	hold(t, other, "afterwards", time.Second)
-	b.back(t, "afterwards", start)
+	onSilent(t, func(t *testing.T, s *silent.Postgres, b, far *backend) {
+		far.sweeper(t, expiry.SweeperConfig{})
+		listening(t, b)
+		other := b.store(t, expirypgx.Config{})
+		s.SilenceConnections()
+		for _, id := range []string{"during", "afterwards"} {
+			hold(t, other, id, 0)
+			b.wantBack(t, id)
+		}
+	})
 }
 
 // A server that says nothing any more does not hold up the end.
 func TestEndWhileTheServerIsSilent(t *testing.T) {
 	t.Parallel()
+	pgtest.URL(t) // skips before there are subtests
 	for _, on := range []string{"UPDATE", "commit", "clock_timestamp()"} {
 		t.Run(on, func(t *testing.T) {
 			t.Parallel()
-			b, far, proxy := cutOff(t)
-			store := far.store(t, expirypgx.Config{Emit: announceAll(far)})
-			sw, err := expiry.NewSweeper(store, expiry.SweeperConfig{Logger: slog.New(slog.DiscardHandler)})
-			if err != nil {
-				t.Fatal(err)
-			}
-			stop := background(t, sw.Run)
-			eventually(t, func() error { return sw.Ready(t.Context()) })
-			listening(t, b)
-			proxy.SilenceOn(testenv.Silence{On: on, Connections: 100})
-			b.Put(t, "row", "held", 0)
-			store.Wake(time.Time{})
-			eventually(t, func() error {
-				if proxy.Silenced() == 0 {
-					return fmt.Errorf("no connection is silent yet")
+			onSilent(t, func(t *testing.T, s *silent.Postgres, b, far *backend) {
+				store := far.store(t, expirypgx.Config{Emit: announceAll(far)})
+				sw, err := expiry.NewSweeper(store, expiry.SweeperConfig{Logger: slog.New(slog.DiscardHandler)})
+				if err != nil {
+					t.Fatal(err)
 				}
-				return nil
+				stop := background(t, sw.Run)
+				eventually(t, func() error { return sw.Ready(t.Context()) })
+				listening(t, b)
+				s.SilenceOn(testenv.Silence{On: on, Connections: 100})
+				b.Put(t, "row", "held", 0)
+				store.Wake(time.Time{})
+				eventually(t, func() error {
+					if s.Silenced() == 0 {
+						return errors.New("no connection is silent yet")
+					}
+					return nil
+				})
+				start := time.Now()
+				stop()
+				if took := time.Since(start); took > 10*time.Second { // the default of ShutdownTimeout
+					t.Errorf("it took %v", took)
+				}
 			})
-			start := time.Now()
-			stop()
-			t.Logf("ended after %v", time.Since(start).Round(10*time.Millisecond))
-			if took := time.Since(start); took > 10*time.Second+busy {
-				t.Errorf("it took %v", took)
-			}
 		})
 	}
 }

@@ -13,10 +13,22 @@ import (
 	"net"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
+
+// Today runs a test in a bubble whose clock starts at the present time. A real server has that, too, and its clock stands
+// still while that of the bubble moves.
+func Today(t *testing.T, test func(t *testing.T)) {
+	t.Helper()
+	now := time.Now().Round(0)
+	synctest.Test(t, func(t *testing.T) {
+		time.Sleep(time.Until(now))
+		test(t)
+	})
+}
 
 // network holds the connections of a server and the faults on the way to it. Its methods are safe for concurrent use.
 type network struct {
