@@ -63,7 +63,7 @@ func testMemoryAlarm(t *testing.T, server *testenv.Server) {
 		return nil
 	}}
 	// The alarm must not outlast the wait for a confirm: the copy would be published once more.
-	c := newConsumer(t, b.Dial, &got, config{Queue: "orders", Retry: quick, ConfirmTimeout: patience})
+	c := newConsumer(t, b.Dial, &got, config{Queue: "orders", Retry: quick, ConfirmTimeout: testenv.Patience})
 	setUp(t, c)
 	const bad, good = 60, 200
 	publishAll(t, b, "orders", "bad", bad)
@@ -206,7 +206,7 @@ func testBusyQueue(t *testing.T, server *testenv.Server) {
 			ok.`, b.VHost, ms, often)))
 		proxy := testenv.NewProxy(t, b.URL)
 		proxy.Delay(delay)
-		conn, err := amqpconn.Open(t.Context(), hasty(proxy.URL()), patience)
+		conn, err := amqpconn.Open(t.Context(), hasty(proxy.URL()), testenv.Patience)
 		must(t, err)
 		t.Cleanup(conn.Close)
 		return conn

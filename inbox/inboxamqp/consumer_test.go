@@ -13,6 +13,7 @@ import (
 	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/inbox/inboxamqp"
 	"github.com/holdfast-go/holdfast/internal/amqptest"
+	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
 func TestConsume(t *testing.T) {
@@ -73,7 +74,7 @@ func TestDeadLetter_headersOfSenderFillTheFrame(t *testing.T) {
 		p := order()
 		p.Headers = headers
 		b.Publish(t, "", "orders", p)
-		d := b.Take(t, "shop.failed.validation", 1, patience)[0]
+		d := b.Take(t, "shop.failed.validation", 1, testenv.Patience)[0]
 		if d.MessageId != p.MessageId || string(d.Body) != string(p.Body) || d.Headers["holdfast-error"] == "" || d.Headers["holdfast-attempt"] != "1" ||
 			d.Headers["holdfast-failure-class"] != "validation" || d.Headers["holdfast-consumer"] != "billing" || d.Headers["holdfast-origin-queue"] != "orders" ||
 			d.Headers["holdfast-origin-routing-key"] != "orders" || d.DeliveryMode != amqp.Persistent {

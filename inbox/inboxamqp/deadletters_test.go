@@ -251,7 +251,7 @@ func TestReplayWithoutOrigin(t *testing.T) {
 		t.Errorf("retried %+v, error %v", n, err)
 	}
 	awaitDepth(t, b, "failed.default", 2)
-	d := b.Take(t, "orders", 1, patience)[0]
+	d := b.Take(t, "orders", 1, testenv.Patience)[0]
 	if d.Headers["holdfast-replays"] != "3" || d.Headers["holdfast-attempt"] != nil {
 		t.Errorf("headers %v", d.Headers)
 	}

@@ -274,7 +274,7 @@ func (p *play) onRabbitMQ(t *testing.T, b *amqptest.Broker, queue string, fake [
 		}
 		differs = differs || found != fake[step]
 		if step == len(p.work) {
-			time.Sleep(200 * time.Millisecond)
+			time.Sleep(100 * time.Millisecond)
 			return look()
 		}
 		return found

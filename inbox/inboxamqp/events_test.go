@@ -17,6 +17,7 @@ import (
 	inboxdriver "github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/internal/amqptest"
 	"github.com/holdfast-go/holdfast/internal/ids"
+	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/internal/wire"
 	"github.com/holdfast-go/holdfast/outbox/driver"
 	"github.com/holdfast-go/holdfast/outbox/outboxamqp"
@@ -37,7 +38,7 @@ func TestCloudEvents(t *testing.T) {
 				Headers: map[string]string{"cloudEvents:subject": "orders/1", "cloudEvents:datacontenttype": "x/y", "tenant": "a"}, RoutingKey: "others", CreatedAt: time.Unix(1_700_000_000, 0),
 			}
 			publishOne(t, b, outboxamqp.Config{Format: format}, m)
-			raw := b.Take(t, "others", 1, patience)[0]
+			raw := b.Take(t, "others", 1, testenv.Patience)[0]
 			checkEvent(t, raw, m, structured)
 			if foreign, there := raw.Headers["cloudEvents:datacontenttype"]; there {
 				t.Errorf("the header of a user says that the content is %v", foreign)
@@ -128,7 +129,7 @@ func TestCloudEventsThatCannotBeRead(t *testing.T) {
 		"application/cloudevents-batch+json": `[]`,
 	} {
 		b.Publish(t, "", "own", amqp.Publishing{MessageId: ids.New().String(), Type: "order.placed", ContentType: typ, Body: []byte(body)})
-		dead := b.Take(t, "failed.validation", 1, patience)[0]
+		dead := b.Take(t, "failed.validation", 1, testenv.Patience)[0]
 		if string(dead.Body) != body || dead.ContentType != typ {
 			t.Errorf("dead letter %+v", dead)
 		}
@@ -142,7 +143,7 @@ func TestCloudEventsThatCannotBeRead(t *testing.T) {
 // publishOne publishes a message as a relay does, and waits for its confirm.
 func publishOne(t *testing.T, b *amqptest.Broker, cfg outboxamqp.Config, m driver.Message) {
 	t.Helper()
-	cfg.Timeout = patience
+	cfg.Timeout = testenv.Patience
 	p, err := outboxamqp.NewPublisher(b.Dial, cfg)
 	must(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -169,7 +170,7 @@ func TestLeftOut(t *testing.T) {
 	b.Queue(t, "detour", amqp.Table{"x-message-ttl": int32(1), "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "orders"})
 	m := driver.Message{ID: ids.New(), Name: "order.placed", ContentType: "application/json", Body: []byte(`{"n":1}`), CreatedAt: time.Now()}
 	publishOne(t, b, outboxamqp.Config{}, m)
-	raw := b.Take(t, "order.placed", 1, patience)[0]
+	raw := b.Take(t, "order.placed", 1, testenv.Patience)[0]
 	if raw.ContentType != "" || !raw.Timestamp.IsZero() || len(raw.Headers) > 0 {
 		t.Errorf("on the wire: %+v", raw)
 	}

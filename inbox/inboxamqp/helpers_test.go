@@ -31,8 +31,6 @@ func TestMain(m *testing.M) {
 	os.Exit(testenv.Run(m))
 }
 
-const patience = testenv.Patience
-
 // quick is a policy with three retries soon after one another.
 var quick = inbox.RetryPolicy{MaxAttempts: 4, BaseDelay: 100 * time.Millisecond, Multiplier: 2, MaxDelay: 500 * time.Millisecond}
 
@@ -130,7 +128,7 @@ func (r *running) await(t *testing.T) {
 			t.Errorf("Run: %v", err)
 		}
 		close(r.ended)
-	case <-time.After(patience):
+	case <-time.After(testenv.Patience):
 		t.Fatal("Run does not return")
 	}
 }
@@ -238,7 +236,7 @@ func publishAll(t *testing.T, b *amqptest.Broker, queue, name string, n int) {
 			t.Fatal(err)
 		}
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), testenv.Patience)
 	defer cancel()
 	if ok, err := last.WaitContext(ctx); err != nil || !ok {
 		t.Fatal(errors.Join(err, errors.New("not confirmed")))

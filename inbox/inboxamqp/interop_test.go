@@ -16,6 +16,7 @@ import (
 	"github.com/holdfast-go/holdfast/inbox/inboxamqp"
 	"github.com/holdfast-go/holdfast/internal/amqptest"
 	"github.com/holdfast-go/holdfast/internal/ids"
+	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/outbox/driver"
 	"github.com/holdfast-go/holdfast/outbox/outboxamqp"
 	"github.com/holdfast-go/holdfast/symfony"
@@ -126,7 +127,7 @@ func TestFromSymfony(t *testing.T) {
 			consume(t, b, mux, config{Queue: "orders", Retry: quick, Concurrency: 1})
 			p := readSymfony(t, path)
 			b.Publish(t, "", "orders", p)
-			dead := b.Take(t, "failed.unrecoverable", 1, patience)[0]
+			dead := b.Take(t, "failed.unrecoverable", 1, testenv.Patience)[0]
 			if class, ids := symfonyReads(t, dead); class != p.Headers["type"] || len(ids) == 0 || ids[len(ids)-1] != symfonyID {
 				t.Errorf("after its retries it is %s, %v", class, ids)
 			}
@@ -156,7 +157,7 @@ func TestToSymfony(t *testing.T) {
 		ID: uuid.MustParse(symfonyID), Name: "order.placed", Body: []byte(`{"orderId":"A-1","total":4200}`), CreatedAt: time.Now(),
 	}
 	publishOne(t, b, outboxamqp.Config{Exchange: "events", Format: format}, m)
-	raw := b.Take(t, "php", 1, patience)[0]
+	raw := b.Take(t, "php", 1, testenv.Patience)[0]
 	class, ids := symfonyReads(t, raw)
 	if class != `App\OrderPlaced` || len(ids) != 1 || ids[0] != symfonyID || raw.ContentType != "application/json" {
 		t.Errorf("Symfony reads %s, %v: %+v", class, ids, raw)

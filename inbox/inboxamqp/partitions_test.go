@@ -228,7 +228,7 @@ func testPartitionsMissing(t *testing.T, b *amqptest.Broker) {
 		if r.MessageId != lost.MessageId {
 			t.Errorf("returned: %+v", r)
 		}
-	case <-time.After(patience):
+	case <-time.After(testenv.Patience):
 		t.Error("a message of a partition that is missing has a route")
 	}
 	must(t, c.Setup(t.Context()))

@@ -11,6 +11,7 @@ import (
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/internal/memory"
 	"github.com/holdfast-go/holdfast/internal/amqptest"
+	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
 // Retries and the dead letter keep the properties of AMQP that are the sender's, and drop those that would
@@ -24,7 +25,7 @@ func TestRetries(t *testing.T) {
 	p.Headers = amqp.Table{"tenant": "a", "x-death": "mine"}
 	p.Expiration = "60000"
 	b.Publish(t, "", "orders", p)
-	dead := b.Take(t, "failed.default", 1, patience)[0]
+	dead := b.Take(t, "failed.default", 1, testenv.Patience)[0]
 	if n := len(got.messages()); n != 4 {
 		t.Errorf("%d tries, want 4", n)
 	}
@@ -49,7 +50,7 @@ func TestShovelledBack(t *testing.T) {
 	got := recorder{fail: failWhile(&failing, errBroken)}
 	r := consume(t, b, &got, config{Queue: "orders", Retry: inbox.RetryPolicy{MaxAttempts: 2, BaseDelay: 50 * time.Millisecond}, Ledger: ledger})
 	b.Publish(t, "", "orders", order())
-	dead := b.Take(t, "failed.default", 1, patience)[0]
+	dead := b.Take(t, "failed.default", 1, testenv.Patience)[0]
 	before := len(got.messages())
 	b.Publish(t, "", "orders", amqp.Publishing{
 		Headers: dead.Headers, MessageId: dead.MessageId, Type: dead.Type, ContentType: dead.ContentType, DeliveryMode: 2, Body: dead.Body,
@@ -59,7 +60,7 @@ func TestShovelledBack(t *testing.T) {
 			t.Errorf("delivery %d: attempt %d, replays %d", i, m.Attempt, m.Replays)
 		}
 	}
-	again := b.Take(t, "failed.default", 1, patience)[0]
+	again := b.Take(t, "failed.default", 1, testenv.Patience)[0]
 	if again.Headers["holdfast-attempt"] != "2" || again.Headers["holdfast-replays"] != "1" {
 		t.Errorf("headers %v", again.Headers)
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/inbox/inboxamqp"
 	"github.com/holdfast-go/holdfast/internal/amqptest"
+	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
 // newSource is a source that runs, of a queue that is set up.
@@ -54,7 +55,7 @@ func open(t *testing.T, src driver.Source, window int) driver.Session {
 // take receives n deliveries.
 func take(t *testing.T, s driver.Session, n int) (ds []driver.Delivery) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), testenv.Patience)
 	defer cancel()
 	for len(ds) < n {
 		more, err := s.Receive(ctx, n-len(ds))
@@ -154,7 +155,7 @@ func TestSourceMove(t *testing.T) {
 			t.Errorf("came again as %+v", m)
 		}
 	}
-	dead := b.Take(t, "failed.default", 1, patience)[0]
+	dead := b.Take(t, "failed.default", 1, testenv.Patience)[0]
 	if string(dead.Body) != "0" || dead.Headers["holdfast-failure-class"] != "unknown" || dead.Headers["tenant"] != "acme" {
 		t.Errorf("dead letter %s %v", dead.Body, dead.Headers)
 	}

@@ -24,9 +24,6 @@ import (
 	"github.com/holdfast-go/holdfast/txretry/txretrytest"
 )
 
-// patience is for what must happen.
-const patience = testenv.Patience
-
 // behind is a processor that deduplicates by itself, on the fakes of inboxpgx.
 type behind struct {
 	manager *txretrytest.Manager
@@ -78,7 +75,7 @@ func TestShortcut(t *testing.T) {
 		client, b := redistest.New(t), newBehind()
 		return conformance.Fixture{
 			Processor: func(t *testing.T, consumer string, h conformance.Handler) inbox.Processor {
-				return b.shortcut(t, client, consumer, h, patience)
+				return b.shortcut(t, client, consumer, h, testenv.Patience)
 			},
 			Effects: func(_ *testing.T, consumer string, number int) int { return b.taken(consumer, number) },
 		}
@@ -90,7 +87,7 @@ func TestShortcutAsksRedisFirst(t *testing.T) {
 	t.Parallel()
 	client, b := redistest.New(t), newBehind()
 	key := func(m *inbox.Message) string { return "outbox:processed:a:" + m.ID.String() }
-	f := b.shortcut(t, client, "a", succeed, patience)
+	f := b.shortcut(t, client, "a", succeed, testenv.Patience)
 
 	known, marked, claimed, fresh := event(), event(), event(), event()
 	if err := errors.Join(
@@ -156,7 +153,7 @@ func TestShortcutWithoutRedis(t *testing.T) {
 	client := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", MaxRetries: -1})
 	defer client.Close()
 	b := newBehind()
-	f := b.shortcut(t, client, "a", succeed, patience)
+	f := b.shortcut(t, client, "a", succeed, testenv.Patience)
 	m := event()
 	for range 2 {
 		noError(t, process(t, f, m))
@@ -175,7 +172,7 @@ func TestPassesOn(t *testing.T) {
 	if alone.Ledger() != nil || alone.Retention() != time.Hour {
 		t.Errorf("ledger %v, retention %v", alone.Ledger(), alone.Retention())
 	}
-	var before driver.Deduplicator = newBehind().shortcut(t, client, "a", succeed, patience)
+	var before driver.Deduplicator = newBehind().shortcut(t, client, "a", succeed, testenv.Patience)
 	if before.Ledger() == nil || before.Retention() != driver.DefaultRetention {
 		t.Errorf("ledger %v, retention %v", before.Ledger(), before.Retention())
 	}
@@ -231,7 +228,7 @@ func TestPauseOfTheStoreBehind(t *testing.T) {
 	case <-paused:
 	case <-handled:
 		t.Fatal("a message is processed during the pause")
-	case <-time.After(patience):
+	case <-time.After(testenv.Patience):
 		t.Fatal("the consumer does not learn of the pause")
 	}
 	noError(t, store.Resume(t.Context()))
@@ -258,7 +255,7 @@ func awaitHandled(t *testing.T, handled <-chan struct{}) {
 	t.Helper()
 	select {
 	case <-handled:
-	case <-time.After(patience):
+	case <-time.After(testenv.Patience):
 		t.Fatal("no message is processed")
 	}
 }

@@ -17,10 +17,7 @@ import (
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
-const (
-	patience    = testenv.Patience
-	dialTimeout = 30 * time.Second
-)
+const dialTimeout = 30 * time.Second
 
 // Broker is a fresh virtual host.
 type Broker struct {
@@ -151,7 +148,7 @@ func (b *Broker) Full(t testing.TB, queue string) (empty func()) {
 		if err := ch.Confirm(false); err != nil {
 			return err
 		}
-		for deadline := time.Now().Add(patience); time.Now().Before(deadline); { // the policy takes a moment
+		for deadline := time.Now().Add(testenv.Patience); time.Now().Before(deadline); { // the policy takes a moment
 			confirm, err := ch.PublishWithDeferredConfirm("", queue, true, false, amqp.Publishing{Type: "filler"})
 			if err != nil {
 				return err

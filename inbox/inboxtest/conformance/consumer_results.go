@@ -146,7 +146,7 @@ type tidy struct {
 func (p *tidy) Background(ctx context.Context) {
 	p.begun.Add(1)
 	<-ctx.Done()
-	time.Sleep(200 * time.Millisecond)
+	time.Sleep(quiet)
 	p.ended.Add(1)
 }
 
