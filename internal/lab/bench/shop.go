@@ -137,13 +137,13 @@ func (s *composition) run(ctx context.Context, b *bench, clients int, length tim
 	var all shop.Roles
 	defer func() { err = errors.Join(err, all.Stop()) }()
 	for _, role := range s.roles {
-		process, err := data.Start(ctx, role, append(s.flags, "-time-limit=15m")...) // it ends by itself where nobody ends it
+		process, err := data.Start(role, append(s.flags, "-time-limit=15m")...) // it ends by itself where nobody ends it
 		if err != nil {
 			return nil, err
 		}
 		all = append(all, process)
 	}
-	hall, err := shop.OpenHall(ctx, all[slices.Index(s.roles, "api")].URL, clients, shop.EnoughSeats(shopWarmUp+length))
+	hall, err := shop.OpenHall(ctx, all[slices.Index(s.roles, "api")].URL(), clients, shop.EnoughSeats(shopWarmUp+length))
 	if err != nil {
 		return nil, err
 	}

@@ -7,8 +7,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/holdfast-go/holdfast/internal/lab/chaos/audit"
-	"github.com/holdfast-go/holdfast/internal/lab/crowd"
+	"github.com/holdfast-go/holdfast/internal/lab/harness"
+	"github.com/holdfast-go/holdfast/internal/lab/harness/audit"
 	"github.com/holdfast-go/holdfast/internal/runloop"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
@@ -101,14 +101,14 @@ func (s *system) noteLost(ctx context.Context, old *testenv.Server) error {
 		return err
 	}
 	defer conn.Close(ctx)
-	had, err := crowd.Changes(ctx, conn)
+	had, err := harness.Changes(ctx, conn)
 	if err != nil {
 		return err
 	}
 	// The new primary may be read later than the old one stopped: what it got since does no harm.
 	var has []audit.Change
-	err = poll(ctx, func() (err error) {
-		has, err = crowd.Changes(ctx, s.pool)
+	err = harness.Poll(ctx, func(ctx context.Context) (err error) {
+		has, err = harness.Changes(ctx, s.pool)
 		return err
 	})
 	if err != nil {
@@ -116,7 +116,7 @@ func (s *system) noteLost(ctx context.Context, old *testenv.Server) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.lost = append(s.lost, crowd.Lost(had, has)...)
+	s.lost = append(s.lost, harness.LostOf(had, has)...)
 	return nil
 }
 

@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	goredis "github.com/redis/go-redis/v9"
 
+	"github.com/holdfast-go/holdfast/internal/lab/harness"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
@@ -59,7 +60,7 @@ func (p *pair) await(ctx context.Context, sql, otherwise string) error {
 		return err
 	}
 	defer conn.Close(context.WithoutCancel(ctx))
-	return poll(ctx, func() error {
+	return harness.Poll(ctx, func(ctx context.Context) error {
 		var n int
 		if err := conn.QueryRow(ctx, sql).Scan(&n); err != nil {
 			return fmt.Errorf("%s: %w", otherwise, err)
@@ -80,7 +81,7 @@ func (p *pair) replicaFollows(ctx context.Context) error {
 		return err
 	}
 	client := goredis.NewClient(opts)
-	err = poll(ctx, func() error {
+	err = harness.Poll(ctx, func(ctx context.Context) error {
 		info, err := client.Info(ctx, "replication").Result()
 		if err != nil || !strings.Contains(info, "master_link_status:up") {
 			return errors.Join(errors.New("the replica does not follow"), err)

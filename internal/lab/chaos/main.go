@@ -32,6 +32,7 @@ import (
 
 	"github.com/redis/go-redis/v9/logging"
 
+	"github.com/holdfast-go/holdfast/internal/lab/harness"
 	"github.com/holdfast-go/holdfast/internal/lab/provenance"
 	"github.com/holdfast-go/holdfast/internal/lab/shop"
 )
@@ -77,7 +78,7 @@ func run(ctx context.Context, f flags) (Report, error) {
 	if err != nil {
 		return Report{}, err
 	}
-	r := Report{Head: provenance.Head(command(os.Args[1:]), time.Now()), Goal: recoveryGoal.Seconds()}
+	r := Report{Head: provenance.Head(command(os.Args[1:]), time.Now()), Goal: harness.Goal.Seconds()}
 	if err := getTools(ctx); err != nil {
 		return Report{}, err
 	}
@@ -116,7 +117,7 @@ func (r *Report) run(ctx context.Context, f flags, o options) error {
 			o.out = filepath.Join(f.out, "seed-"+strconv.FormatUint(seed, 10))
 		}
 		fmt.Fprintf(o.log, "seed %d\n", seed)
-		s, _, err := play(ctx, seed, o)
+		s, err := play(ctx, seed, o)
 		if err != nil {
 			s.Error = err.Error()
 			fmt.Fprintln(o.log, "the lab itself:", err)

@@ -12,8 +12,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/holdfast-go/holdfast/internal/lab/chaos/audit"
-	"github.com/holdfast-go/holdfast/internal/lab/ledger"
+	"github.com/holdfast-go/holdfast/internal/lab/harness"
+	"github.com/holdfast-go/holdfast/internal/lab/harness/audit"
 )
 
 // Report is what a run has shown.
@@ -118,16 +118,16 @@ func (o *Outcome) find(kind string, details ...string) {
 	}
 }
 
-func (o *Outcome) recovered(r recovery) {
-	total, last := r.total()
-	o.Recovery, o.Last, o.After, o.Slow = round(total), last, map[string]float64{}, total > recoveryGoal
-	for name, took := range r.after {
+func (o *Outcome) recovered(r harness.Recovery, ended []string) {
+	total, last := r.Total()
+	o.Recovery, o.Last, o.After, o.Slow = round(total), last, map[string]float64{}, total > harness.Goal
+	for name, took := range r.After {
 		o.After[name] = round(took)
 	}
-	for _, name := range sortedKeys(r.stuck) {
-		o.find(audit.Stuck, fmt.Sprintf("%s after %v: %v", name, recoveryPatience, r.stuck[name]))
+	for _, name := range sortedKeys(r.Stuck) {
+		o.find(audit.Stuck, fmt.Sprintf("%s after %v: %v", name, patience, r.Stuck[name]))
 	}
-	for _, name := range r.ended {
+	for _, name := range ended {
 		o.find(audit.Stuck, endedByItself(name))
 	}
 }
@@ -160,7 +160,8 @@ func (o Outcome) String() string {
 }
 
 // count sums a seed up.
-func (r *SeedReport) count(h audit.History, broker ledger.Verdict, took time.Duration) {
+func (r *SeedReport) count(j harness.Judged, took time.Duration) {
+	h := j.History
 	r.Took, r.Answers = round(took), map[int]int{}
 	keys := map[string]bool{}
 	for _, a := range h.Answers {
@@ -168,7 +169,7 @@ func (r *SeedReport) count(h audit.History, broker ledger.Verdict, took time.Dur
 		keys[a.Key] = true
 	}
 	delete(keys, "")
-	r.Keys, r.Messages, r.Repeats = len(keys), broker.Committed, broker.Duplicates
+	r.Keys, r.Messages, r.Repeats = len(keys), j.Broker.Committed, j.Broker.Duplicates
 	r.Limit = countLimited(h.Limit)
 }
 

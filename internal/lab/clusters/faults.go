@@ -105,7 +105,7 @@ func (h *house) eachRedis(ctx context.Context, do func(s *testenv.Server, c *red
 
 // redisPrimary is the node that answers for a key; nil if none says so.
 func (h *house) redisPrimary(key string) (found *testenv.Server) {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	h.eachRedis(ctx, func(s *testenv.Server, c *redis.Client) {
 		if err := c.Exists(ctx, key).Err(); err == nil {
@@ -220,7 +220,7 @@ func (h *house) leader(queue string) *testenv.Server { return h.member(queue, tr
 func (h *house) follower(queue string) *testenv.Server { return h.member(queue, false) }
 
 func (h *house) member(queue string, leads bool) *testenv.Server {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	for _, s := range h.rabbit {
 		var q struct{ Leader string }

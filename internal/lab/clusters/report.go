@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/holdfast-go/holdfast/internal/lab/harness"
 	"github.com/holdfast-go/holdfast/internal/lab/versions"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
@@ -30,32 +31,33 @@ and a Postgres with a synchronous standby, whose address moves to the standby; o
 `
 
 // render is the report.
-func render(head string, servers []string, scale rates, v verdict, took time.Duration) string {
+func render(head string, servers []string, v verdict, took time.Duration) string {
 	var text strings.Builder
 	fmt.Fprintf(&text, "# Clusters\n\n%s\n%s\nServers: %s. It took %.0f minutes.\n", head, introduction, strings.Join(servers, ", "), took.Minutes())
 	text.WriteString(`
 ## Faults
 
-Customers buy meanwhile, and a stream of messages with ordering keys goes through an outbox and a quorum queue. A number is
+Customers buy meanwhile. A number is
 how many seconds after the end of the fault a symptom was seen for the last time; a fault with an end lasts ` + fmt.Sprint(outage) + `.
-"Held meanwhile" are the seats that customers got while it lasted. The goal is that all is well after ` + fmt.Sprint(goal) + `.
+"Held meanwhile" are the seats that customers got while it lasted. The goal is that all is well after ` + fmt.Sprint(harness.Goal) + `.
 
 | fault | held meanwhile | all |`)
-	for _, s := range symptoms {
+	for _, s := range harness.Symptoms {
 		fmt.Fprintf(&text, " %s |", s)
 	}
-	fmt.Fprintf(&text, "\n|---|---|---|%s\n", strings.Repeat("---|", len(symptoms)))
+	fmt.Fprintf(&text, "\n|---|---|---|%s\n", strings.Repeat("---|", len(harness.Symptoms)))
 	for _, r := range v.recoveries {
-		all := fmt.Sprintf("%.1f", r.total().Seconds())
+		total, _ := r.Total()
+		all := fmt.Sprintf("%.1f", total.Seconds())
 		switch {
 		case r.err != nil:
 			all = "**not well**"
-		case r.total() > goal:
+		case total > harness.Goal:
 			all = "**" + all + "**"
 		}
 		fmt.Fprintf(&text, "| %s | %d | %s |", r.fault, r.held, all)
-		for _, s := range symptoms {
-			fmt.Fprintf(&text, " %.1f |", r.after[s].Seconds())
+		for _, s := range harness.Symptoms {
+			fmt.Fprintf(&text, " %.1f |", r.After[s].Seconds())
 		}
 		text.WriteByte('\n')
 	}
@@ -65,8 +67,8 @@ how many seconds after the end of the fault a symptom was seen for the last time
 
 - The shop: %d requests, %d seats held by as many keys. Each answer was compared with the database, each reservation with its
   seats, each of its two messages with the read model.
-- The stream: %s.
-`, v.requests, v.held, v.stream)
+- The broker, in the order of each reservation: %s.
+`, v.requests, v.held, v.broker)
 	if len(v.faults) == 0 {
 		text.WriteString("\nNothing was lost, doubled or out of order within its key.\n")
 	} else {
@@ -74,9 +76,6 @@ how many seconds after the end of the fault a symptom was seen for the last time
 		for _, f := range v.faults {
 			fmt.Fprintf(&text, "- %s\n", strings.ReplaceAll(f, "\n", "; "))
 		}
-	}
-	if scale != nil {
-		text.WriteString(scale.render())
 	}
 	return text.String()
 }
@@ -91,35 +90,6 @@ func crashLines(crashes []crash) string {
 	fmt.Fprintf(&text, "\nEnds of a PgBouncer by itself, after each of which the supervisor of its host started it again: %d\n\n", len(crashes))
 	for _, c := range crashes {
 		fmt.Fprintf(&text, "- on %s, in \"%s\": `%s`\n", c.host, c.during, c.said)
-	}
-	return text.String()
-}
-
-// render is the table of ratios.
-func (r rates) render() string {
-	var text strings.Builder
-	fmt.Fprintf(&text, `
-## More of each role
-
-Each role alone, on work that waits (%d reservations that are due, then their messages), and the api with %d clients. The middle of
-%d runs, divided by that of one process. Processes, clients and servers share this machine's processors, so a ratio says what more
-processes cost here, and that they share the work; on machines of their own they have more to gain.
-
-| role |`, backlog, clients, rounds)
-	for _, n := range counts {
-		fmt.Fprintf(&text, " %d |", n)
-	}
-	fmt.Fprintf(&text, " per second with one |\n|---|%s---|\n", strings.Repeat("---|", len(counts)))
-	row := func(role, unit string) {
-		fmt.Fprintf(&text, "| %s |", role)
-		for _, n := range counts {
-			fmt.Fprintf(&text, " %.2f |", r[role][n]/r[role][1])
-		}
-		fmt.Fprintf(&text, " %.0f %s |\n", r[role][1], unit)
-	}
-	row(apiRole, apiUnit)
-	for _, s := range stages {
-		row(s.role, s.unit)
 	}
 	return text.String()
 }

@@ -4,36 +4,22 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net/http"
 	"strings"
 	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/redis/go-redis/v9"
 
+	"github.com/holdfast-go/holdfast/internal/lab/harness"
 	"github.com/holdfast-go/holdfast/internal/lab/hosts"
-	"github.com/holdfast-go/holdfast/internal/runloop"
+	"github.com/holdfast-go/holdfast/internal/lab/shop"
 	"github.com/holdfast-go/holdfast/internal/testenv"
+	"github.com/holdfast-go/holdfast/outbox/outboxamqp"
 )
-
-// patience is how long a server or a cluster may take to be well.
-const patience = 5 * time.Minute
-
-// eventually asks until the answer is nil.
-func eventually(ctx context.Context, check func(context.Context) error) error {
-	ctx, cancel := context.WithTimeout(ctx, patience)
-	defer cancel()
-	for {
-		err := check(ctx)
-		if err == nil {
-			return nil
-		}
-		if runloop.Sleep(ctx, 100*time.Millisecond) != nil {
-			return err
-		}
-	}
-}
 
 // house is everything that the shop stands on, spread over hosts.
 type house struct {
@@ -102,7 +88,7 @@ func (h *house) startPostgres(ctx context.Context) (err error) {
 	if err := onPostgres(ctx, h.primary.URL(), "ALTER SYSTEM SET synchronous_standby_names = 'standby'", "SELECT pg_reload_conf()"); err != nil {
 		return err
 	}
-	if err := eventually(ctx, h.synchronous); err != nil {
+	if err := harness.Poll(ctx, h.synchronous); err != nil {
 		return err
 	}
 	for _, host := range h.apps {
@@ -204,12 +190,12 @@ func formCluster(ctx context.Context, servers []*testenv.Server) error {
 			return err
 		}
 		// The replica must have heard of its primary.
-		err = eventually(ctx, func(ctx context.Context) error { return nodes[primaries+i].ClusterReplicate(ctx, id).Err() })
+		err = harness.Poll(ctx, func(ctx context.Context) error { return nodes[primaries+i].ClusterReplicate(ctx, id).Err() })
 		if err != nil {
 			return err
 		}
 	}
-	return eventually(ctx, func(ctx context.Context) error {
+	return harness.Poll(ctx, func(ctx context.Context) error {
 		for _, n := range nodes {
 			info, err := n.ClusterInfo(ctx).Result()
 			if err == nil && (!strings.Contains(info, "cluster_state:ok") || !strings.Contains(info, fmt.Sprintf("cluster_known_nodes:%d", len(nodes)))) {
@@ -245,7 +231,7 @@ func (h *house) startRabbitMQ(ctx context.Context) error {
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	return eventually(ctx, h.brokersJoined)
+	return harness.Poll(ctx, h.brokersJoined)
 }
 
 // brokersJoined fails unless all three nodes of RabbitMQ are one cluster.
@@ -273,6 +259,46 @@ func askBroker(ctx context.Context, s *testenv.Server, path string, answer any) 
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	return testenv.Admin(ctx, s.AdminURL(), http.MethodGet, path, nil, answer)
+}
+
+// env is how the roles of an app host learn of the servers: their own PgBouncer, and all nodes of the clusters.
+func (h *house) env(app int) []string {
+	var brokers, more []string
+	for _, s := range h.rabbit {
+		brokers = append(brokers, s.URL())
+	}
+	for _, s := range h.redis[1:] {
+		more = append(more, "addr="+addressOf(s.URL()))
+	}
+	return shop.Servers{
+		Database: h.poolers[app].URL() + "&default_query_exec_mode=exec",
+		Redis:    "redis://" + addressOf(h.redis[0].URL()) + "?" + strings.Join(more, "&"),
+		Broker:   strings.Join(brokers, ","),
+	}.Env()
+}
+
+// addressOf is the host and port of a server's URL.
+func addressOf(rawURL string) string {
+	_, after, _ := strings.Cut(rawURL, "://")
+	if _, host, ok := strings.Cut(after, "@"); ok {
+		after = host
+	}
+	address, _, _ := strings.Cut(after, "/")
+	return address
+}
+
+// dial connects to any node of RabbitMQ.
+func (h *house) dial(ctx context.Context) (conn *amqp.Connection, err error) {
+	first := rand.IntN(len(h.rabbit))
+	for i := range h.rabbit {
+		attempt, cancel := context.WithTimeout(ctx, 5*time.Second)
+		conn, err = outboxamqp.Dial(h.rabbit[(first+i)%len(h.rabbit)].URL(), amqp.Config{Heartbeat: 3 * time.Second})(attempt)
+		cancel()
+		if err == nil {
+			return conn, nil
+		}
+	}
+	return nil, err
 }
 
 // close ends everything, the last first.

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"slices"
 	"sync"
 	"syscall"
 	"testing"
@@ -23,6 +24,8 @@ var ErrEnded = errors.New("the shop ended before it listened")
 type Process struct {
 	// Name is how the process is called in errors.
 	Name string
+	// On starts the command, elsewhere than in this network: see package hosts. Optional.
+	On   func(cmd *exec.Cmd) (ended <-chan error, err error)
 	args []string
 	env  []string
 
@@ -80,24 +83,37 @@ func (p *Process) Start(path string) error {
 	}}
 	r.cmd.SysProcAttr = &syscall.SysProcAttr{}
 	testenv.DieWithParent(r.cmd.SysProcAttr)
-	started := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread() // the child dies with this thread
-		defer runtime.UnlockOSThread()
-		err := r.cmd.Start()
-		started <- err
-		if err == nil {
-			r.err = r.cmd.Wait()
-			close(r.ended)
-		}
-	}()
-	if err := <-started; err != nil {
+	on := p.On
+	if on == nil {
+		on = startHere
+	}
+	ended, err := on(r.cmd)
+	if err != nil {
 		return fmt.Errorf("%s: %w", p.Name, err)
 	}
+	go func() {
+		r.err = <-ended
+		close(r.ended)
+	}()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.run = r
 	return nil
+}
+
+// startHere starts a command, and keeps the thread until it ends: the command dies with the thread.
+func startHere(cmd *exec.Cmd) (ended <-chan error, err error) {
+	started, done := make(chan error, 1), make(chan error, 1)
+	go func() {
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		err := cmd.Start()
+		started <- err
+		if err == nil {
+			done <- cmd.Wait()
+		}
+	}()
+	return done, <-started
 }
 
 func (p *Process) newest() *run {
@@ -136,6 +152,9 @@ func (p *Process) Ended() bool {
 	}
 }
 
+// PID is the id of the process.
+func (p *Process) PID() int { return p.newest().cmd.Process.Pid }
+
 // Signal sends a signal to the process.
 func (p *Process) Signal(sig syscall.Signal) error { return p.newest().cmd.Process.Signal(sig) }
 
@@ -167,13 +186,27 @@ func (p *Process) Terminate(patience time.Duration) (time.Duration, error) {
 	return time.Since(began), nil
 }
 
-// Ready asks /readyz, for as long as the client's timeout.
-func (p *Process) Ready(client *http.Client) error {
+// readyClient gives a process as long for an answer as a load balancer would.
+var readyClient = &http.Client{Timeout: 3 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
+
+// AllReady asks all at once.
+func AllReady[P interface{ Ready() error }](processes []P) error {
+	errs := make([]error, len(processes))
+	var asking sync.WaitGroup
+	for i, p := range processes {
+		asking.Go(func() { errs[i] = p.Ready() })
+	}
+	asking.Wait()
+	return errors.Join(errs...)
+}
+
+// Ready asks /readyz.
+func (p *Process) Ready() error {
 	url := p.URL()
 	if url == "" {
 		return fmt.Errorf("%s does not listen", p.Name)
 	}
-	resp, err := client.Get(url + "/readyz")
+	resp, err := readyClient.Get(url + "/readyz")
 	if err != nil {
 		return fmt.Errorf("%s: %w", p.Name, err)
 	}
@@ -182,6 +215,44 @@ func (p *Process) Ready(client *http.Client) error {
 		return fmt.Errorf("%s: %s", p.Name, resp.Status)
 	}
 	return nil
+}
+
+// EndsWithin is the time that a shop has for its end after a signal: it promises 44 s.
+const EndsWithin = 45 * time.Second
+
+// Roles are the processes of one shop.
+type Roles []*Process
+
+// Stop asks all to end, in their order.
+func (all Roles) Stop() error {
+	var errs []error
+	for _, p := range all {
+		if _, err := p.Terminate(EndsWithin); err != nil {
+			p.Kill()
+			errs = append(errs, fmt.Errorf("%w; its log ends in\n%s", err, p.Log()))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Start runs a process of a shop, and returns when it listens. The limits on the rate are counted and never reached. Later
+// flags replace earlier ones.
+func (d *Data) Start(role string, flags ...string) (*Process, error) {
+	path, err := Binary()
+	if err != nil {
+		return nil, err
+	}
+	named := d.Servers
+	named.Database += "&application_name=" + role // pg_stat_activity shows whose a connection is
+	p := New(role, named.Env(), slices.Concat([]string{"-backend=services", "-role=" + role, "-user-limit=1000000000", "-global-limit=1000000000"}, flags)...)
+	if err := p.Start(path); err != nil {
+		return nil, err
+	}
+	if err := p.AwaitListening(testenv.Patience); err != nil {
+		p.Kill()
+		return nil, fmt.Errorf("%w; its log ends in\n%s", err, p.Log())
+	}
+	return p, nil
 }
 
 // Log is the end of what the process and those before it have logged.

@@ -57,10 +57,10 @@ var ofProcess = []struct {
 }
 
 // processProbe reads /metrics of a role.
-func processProbe(role *shop.Role) probe {
+func processProbe(role *shop.Process) probe {
 	return func(ctx context.Context, note func(string, kind, float64)) error {
 		found := map[string]float64{}
-		err := ask(ctx, role.URL+"/metrics", func(resp *http.Response) error { return readMetrics(resp, found) })
+		err := ask(ctx, role.URL()+"/metrics", func(resp *http.Response) error { return readMetrics(resp, found) })
 		for _, m := range ofProcess {
 			value, ok := found[m.metric]
 			if err == nil && !ok {

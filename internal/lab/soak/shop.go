@@ -10,7 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
 
-	"github.com/holdfast-go/holdfast/internal/lab/crowd"
+	"github.com/holdfast-go/holdfast/internal/lab/harness"
 	"github.com/holdfast-go/holdfast/internal/lab/load"
 	"github.com/holdfast-go/holdfast/internal/lab/shop"
 	"github.com/holdfast-go/holdfast/internal/testenv"
@@ -96,7 +96,7 @@ func (k *soaking) open(ctx context.Context) (err error) {
 	k.redis = redis.NewClient(options)
 	limit := fmt.Sprintf("-time-limit=%v", k.length()+time.Hour) // they end by themselves where nobody ends them
 	for _, name := range []string{"api", "relay", "consumer", "sweeper"} {
-		role, err := k.data.Start(ctx, name, "-addr=127.0.0.1:0", "-hold="+holdTime.String(), limit)
+		role, err := k.data.Start(name, "-hold="+holdTime.String(), limit)
 		if err != nil {
 			return err
 		}
@@ -127,7 +127,7 @@ func (k *soaking) close() error {
 
 // openHall opens one with seats enough that one is free again long before its next turn.
 func (k *soaking) openHall(ctx context.Context) (err error) {
-	k.hall, err = shop.OpenHall(ctx, k.roles[0].URL, k.clients, shop.EnoughSeats(3*holdTime))
+	k.hall, err = shop.OpenHall(ctx, k.roles[0].URL(), k.clients, shop.EnoughSeats(3*holdTime))
 	return err
 }
 
@@ -248,7 +248,7 @@ func (k *soaking) audit(ctx context.Context, r *report) error {
 	if err := k.db.QueryRow(ctx, deadSQL).Scan(&dead); err != nil {
 		return err
 	}
-	given, err := crowd.DeadLetters(ctx, k.place.RabbitMQ.AdminURL())
+	given, err := harness.DeadLetters(ctx, k.place.RabbitMQ.AdminURL())
 	if err != nil {
 		return err
 	}

@@ -4,7 +4,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/holdfast-go/holdfast/internal/lab/chaos/audit"
+	"github.com/holdfast-go/holdfast/internal/lab/harness/audit"
 )
 
 // asked are so many requests, one after the other, each of which takes as long.

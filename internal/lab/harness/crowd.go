@@ -1,6 +1,7 @@
-// Package crowd has clients buy at the ticket shop of examples/reservation, over HTTP, and notes all that they are told.
-// The database notes every change meanwhile. Package audit compares the two.
-package crowd
+// Package harness drives the ticket shop of examples/reservation while a command breaks what it stands on. A Crowd buys
+// over HTTP and notes all answers, triggers note every change in the database, and a Ledger notes every message that reaches
+// the broker. A Watch measures recoveries and has package audit compare the three.
+package harness
 
 import (
 	"context"
@@ -11,7 +12,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/holdfast-go/holdfast/internal/lab/chaos/audit"
+	"github.com/holdfast-go/holdfast/internal/lab/harness/audit"
 	"github.com/holdfast-go/holdfast/internal/runloop"
 )
 
@@ -44,9 +45,9 @@ type Crowd struct {
 	stop    func()   // nil while nobody is there
 }
 
-// New opens the large events. Apis are the addresses of the processes that clients reach, "" for one that does not
+// newCrowd opens the large events. Apis are the addresses of the processes that clients reach, "" for one that does not
 // listen; it is called from many goroutines. The seed chooses what the clients do. The caller must Close the crowd.
-func New(ctx context.Context, apis func() []string, seed uint64) (*Crowd, error) {
+func newCrowd(ctx context.Context, apis func() []string, seed uint64) (*Crowd, error) {
 	c := &Crowd{apis: apis, http: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 100}, Timeout: answerTimeout}}
 	for i := range uint64(clientCount) {
 		c.rngs = append(c.rngs, rand.New(rand.NewPCG(seed, 100+i)))

@@ -1,4 +1,4 @@
-package crowd
+package harness
 
 import (
 	"context"
@@ -8,13 +8,12 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 
-	"github.com/holdfast-go/holdfast/internal/lab/chaos/audit"
-	"github.com/holdfast-go/holdfast/internal/lab/ledger"
+	"github.com/holdfast-go/holdfast/internal/lab/harness/audit"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
-// HistorySQL has every change of the shop's tables noted in its own transaction. It wants the tables to be there.
-const HistorySQL = `
+// historySQL has every change of the shop's tables noted in its own transaction. It wants the tables to be there.
+const historySQL = `
 create table chaos_history (
 	token uuid not null default gen_random_uuid(), id bigint generated always as identity, what text not null,
 	event uuid, reservation uuid, seat integer, seats integer[], status text, user_id text, message uuid);
@@ -77,8 +76,8 @@ func Changes(ctx context.Context, q Querier) ([]audit.Change, error) {
 	})
 }
 
-// History reads all that the database knows. The answers of clients are no part of it.
-func History(ctx context.Context, q Querier) (h audit.History, err error) {
+// readHistory reads all that the database knows. The answers of clients are no part of it.
+func readHistory(ctx context.Context, q Querier) (h audit.History, err error) {
 	if h.Changes, err = Changes(ctx, q); err != nil {
 		return h, err
 	}
@@ -108,20 +107,20 @@ func History(ctx context.Context, q Querier) (h audit.History, err error) {
 }
 
 // Deeds are the messages that must have reached the broker, in the order of their reservation.
-func Deeds(changes []audit.Change) []ledger.Deed {
-	var all []ledger.Deed
+func Deeds(changes []audit.Change) []Deed {
+	var all []Deed
 	places := map[string]int64{}
 	for _, c := range changes {
 		if c.What == audit.OfMessage {
 			places[c.Reservation]++
-			all = append(all, ledger.Deed{ID: c.Message, Key: c.Reservation, N: places[c.Reservation]})
+			all = append(all, Deed{ID: c.Message, Key: c.Reservation, N: places[c.Reservation]})
 		}
 	}
 	return all
 }
 
-// Lost are the changes that the one history has and the other lacks.
-func Lost(old, now []audit.Change) []audit.Change {
+// LostOf are the changes that the one history has and the other lacks.
+func LostOf(old, now []audit.Change) []audit.Change {
 	kept := make(map[uuid.UUID]bool, len(now))
 	for _, c := range now {
 		kept[c.Token] = true

@@ -1,0 +1,309 @@
+package harness
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5/pgxpool"
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/holdfast-go/holdfast/internal/lab/harness/audit"
+	"github.com/holdfast-go/holdfast/internal/runloop"
+)
+
+const (
+	// Goal is how soon after the end of any fault all should be well again.
+	Goal = 10 * time.Second
+	// observed is the queue that gets every message of the shop, from exchange.
+	observed, exchange = "observed", "reservation"
+)
+
+// Symptoms are those that a recovery ends, in the order of tables.
+var Symptoms = []string{"ready", "answers", "outbox", "read model", "due holds"}
+
+// Subject is a running shop.
+type Subject struct {
+	// APIs returns where the processes listen that clients reach, "" for one that does not listen.
+	APIs func() []string
+	// DB leads to the primary, whichever server that is.
+	DB *pgxpool.Pool
+	// Dial reaches the broker, and Admin is the base of its management API.
+	Dial  Dial
+	Admin func() string
+	// Queue are the arguments of the queue that gets a copy of every message.
+	Queue amqp.Table
+	// Hold is how long the shop holds a seat.
+	Hold time.Duration
+	// Lost returns the changes that failovers to asynchronous standbys have lost so far. Optional.
+	Lost func() []audit.Change
+	// Seed chooses what the clients do.
+	Seed uint64
+	// Patience is how long a recovery may take. A symptom that is left then is stuck.
+	Patience time.Duration
+}
+
+// Watch has clients buy at a shop, and looks whether it keeps its promises.
+type Watch struct {
+	Subject
+	Crowd  *Crowd
+	Ledger *Ledger
+	// settled is the newest change of the history when all was quiet for the last time.
+	settled int64
+	stop    func() // the observer of the broker
+}
+
+// NewWatch starts to note what happens in the database and at the broker. The shop has made its tables and its exchange. The
+// caller must Close the watch.
+func NewWatch(ctx context.Context, s Subject) (*Watch, error) {
+	if _, err := s.DB.Exec(ctx, historySQL); err != nil {
+		return nil, err
+	}
+	err := s.Dial.do(ctx, func(ch *amqp.Channel) error {
+		if _, err := ch.QueueDeclare(observed, true, false, false, false, s.Queue); err != nil {
+			return err
+		}
+		return ch.QueueBind(observed, "#", exchange, false, nil)
+	})
+	if err != nil {
+		return nil, err
+	}
+	w := &Watch{Subject: s, Ledger: NewLedger()}
+	if w.Crowd, err = newCrowd(ctx, s.APIs, s.Seed); err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		w.Ledger.observe(ctx, s.Dial, observed)
+	}()
+	w.stop = func() {
+		cancel()
+		<-ended
+	}
+	return w, nil
+}
+
+// Close ends the clients and the observer.
+func (w *Watch) Close() {
+	w.Crowd.Leave()
+	w.Crowd.Close()
+	w.stop()
+}
+
+// UnderLoad returns when the clients have held so many more seats.
+func (w *Watch) UnderLoad(ctx context.Context, holds int64) error {
+	before := w.Crowd.Holds()
+	return Poll(ctx, func(context.Context) error {
+		if n := w.Crowd.Holds() - before; n < holds {
+			return fmt.Errorf("%d of %d holds", n, holds)
+		}
+		return nil
+	})
+}
+
+// Recovery says when, after a fault's end, each symptom was seen for the last time.
+type Recovery struct {
+	After map[string]time.Duration
+	// Stuck says why a symptom was still there when patience was over.
+	Stuck map[string]error
+}
+
+// Total is when everything was well again, and the symptom that was last.
+func (r Recovery) Total() (longest time.Duration, last string) {
+	for _, name := range Symptoms {
+		if r.After[name] >= longest {
+			longest, last = r.After[name], name
+		}
+	}
+	return longest, last
+}
+
+// Recover measures how long it takes from now on until no symptom is left. The holds by which the apis have shown that they
+// answer must be published, taken and expired too: a part that has not yet noticed that its connection is dead has nothing
+// else to do. ready returns nil when all processes are ready.
+func (w *Watch) Recover(ctx context.Context, ready func(context.Context) error) (Recovery, error) {
+	r := Recovery{After: map[string]time.Duration{}, Stuck: map[string]error{}}
+	began := time.Now()
+	ctx, cancel := context.WithTimeout(ctx, w.Patience)
+	defer cancel()
+	var mu sync.Mutex
+	await := func(symptom string, look func(context.Context) error) bool {
+		took, err := untilWell(ctx, began, look)
+		mu.Lock()
+		defer mu.Unlock()
+		r.After[symptom] = took
+		if err != nil {
+			r.Stuck[symptom] = err
+		}
+		return err == nil
+	}
+	var all sync.WaitGroup
+	defer all.Wait()
+	all.Go(func() { await("ready", ready) })
+	if !await("answers", w.Crowd.AllAnswer()) {
+		all.Wait()
+		return r, nil
+	}
+	var change int64  // the newest of the history
+	var due time.Time // by the database's clock, when the holds of now are due
+	err := Poll(ctx, func(ctx context.Context) error {
+		return w.DB.QueryRow(ctx, "select (select last_value from chaos_history_id_seq), clock_timestamp() + $1", w.Hold).Scan(&change, &due)
+	})
+	if err != nil {
+		all.Wait() // until then the goroutine writes r
+		return r, fmt.Errorf("postgres does not answer the lab: %w", err)
+	}
+	all.Go(func() { await("outbox", w.none(outboxSQL, func() []any { return []any{change} })) })
+	all.Go(func() {
+		await("read model", w.none(untakenSQL, func() []any {
+			return []any{change, w.settled, append([]uuid.UUID{}, MessagesOf(w.lost())...)}
+		}))
+	})
+	all.Go(func() {
+		_ = runloop.Sleep(ctx, w.Hold) // nothing is due before
+		await("due holds", w.none(dueSQL, func() []any { return []any{due} }))
+		mu.Lock()
+		defer mu.Unlock()
+		r.After["due holds"] = max(0, r.After["due holds"]-w.Hold)
+	})
+	all.Wait()
+	return r, nil
+}
+
+func (w *Watch) lost() []audit.Change {
+	if w.Lost == nil {
+		return nil
+	}
+	return w.Lost()
+}
+
+// untilWell asks until the answer is nil, and returns when it asked for that answer.
+func untilWell(ctx context.Context, began time.Time, look func(context.Context) error) (time.Duration, error) {
+	for {
+		asked := time.Now()
+		err := look(ctx)
+		if err == nil {
+			return asked.Sub(began), nil
+		}
+		if runloop.Sleep(ctx, 100*time.Millisecond) != nil {
+			return time.Since(began), err
+		}
+	}
+}
+
+// pollPatience is how long a lab waits for anything that must come, such as a cluster that forms.
+const pollPatience = 5 * time.Minute
+
+// Poll calls look until it returns nil, and returns its last error when ctx ends, or after five minutes.
+func Poll(ctx context.Context, look func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, pollPatience)
+	defer cancel()
+	_, err := untilWell(ctx, time.Now(), look)
+	return err
+}
+
+const outboxSQL = `select count(*) from holdfast_outbox o join chaos_history h on h.message = o.id where h.what = 'message' and h.id <= $1`
+
+const untakenSQL = `select count(*) from chaos_history m where m.id <= $1 and m.id > $2 and m.what = 'message' and m.message <> all ($3)
+	and not exists (select from chaos_history t where t.message = m.message and t.what = 'taken')`
+
+const dueSQL = `select count(*) from reservations where status = 'held' and expires_at <= $1`
+
+const heldSQL = `select count(*) from reservations where status = 'held'`
+
+// none wants a count of 0.
+func (w *Watch) none(sql string, args func() []any) func(context.Context) error {
+	return func(ctx context.Context) error {
+		ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+		defer cancel()
+		var n int
+		if err := w.DB.QueryRow(ctx, sql, args()...).Scan(&n); err != nil {
+			return err
+		}
+		if n > 0 {
+			return fmt.Errorf("%d left", n)
+		}
+		return nil
+	}
+}
+
+// Quiet returns when nobody holds a seat and every message has been taken. The clients have left.
+func (w *Watch) Quiet(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, w.Patience)
+	defer cancel()
+	held := w.none(heldSQL, func() []any { return nil })
+	return Poll(ctx, func(ctx context.Context) error {
+		if err := held(ctx); err != nil {
+			return fmt.Errorf("holds: %w", err)
+		}
+		h, err := w.History(ctx)
+		if err != nil {
+			return err
+		}
+		w.Ledger.Excuse(MessagesOf(h.Lost)...)
+		if n := w.Ledger.Missing(Deeds(h.Changes)); n > 0 {
+			return fmt.Errorf("%d messages have not reached the broker", n)
+		}
+		if n := h.Left.Outbox; n > 0 {
+			return fmt.Errorf("%d messages are left in the outbox", n)
+		}
+		if n := h.Untaken(); n > 0 {
+			return fmt.Errorf("%d messages have taken no effect", n)
+		}
+		return nil
+	})
+}
+
+// History reads everything that is known.
+func (w *Watch) History(ctx context.Context) (audit.History, error) {
+	h, err := readHistory(ctx, w.DB)
+	if err != nil {
+		return h, err
+	}
+	h.Answers, _ = w.Crowd.Told()
+	h.Lost = w.lost()
+	h.Left.DeadInbox, err = DeadLetters(ctx, w.Admin())
+	return h, err
+}
+
+// Judged is the result of an audit.
+type Judged struct {
+	audit.Report
+	History audit.History
+	Broker  Verdict
+}
+
+// Audit waits until nothing is under way, and compares everything that has happened so far. amend adds to the history what
+// the caller knows. Optional.
+func (w *Watch) Audit(ctx context.Context, amend func(*audit.History)) (j Judged, err error) {
+	find := func(kind string, details ...string) {
+		for _, detail := range details {
+			j.Findings = append(j.Findings, audit.Finding{Kind: kind, Detail: detail})
+		}
+	}
+	quiet := w.Quiet(ctx)
+	if j.History, err = w.History(ctx); err != nil {
+		return j, errors.Join(quiet, err)
+	}
+	if amend != nil {
+		amend(&j.History)
+	}
+	j.Report = audit.Check(j.History)
+	if quiet != nil {
+		find(audit.Stuck, "not quiet: "+quiet.Error())
+	}
+	_, unmet := w.Crowd.Told()
+	find(audit.Refused, unmet...)
+	w.Ledger.Excuse(MessagesOf(j.History.Lost)...)
+	j.Broker = w.Ledger.Audit(Deeds(j.History.Changes))
+	find("at the broker", j.Broker.Faults...)
+	if n := len(j.History.Changes); n > 0 {
+		w.settled = j.History.Changes[n-1].ID
+	}
+	return j, nil
+}
