@@ -6,7 +6,6 @@ import (
 	"flag"
 	"fmt"
 	"os"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -136,12 +135,7 @@ func (r *running) await(t *testing.T) {
 // start runs a consumer until the test ends.
 func start(t *testing.T, c *inboxamqp.Consumer) *running {
 	t.Helper()
-	return startWith(context.Background(), t, c)
-}
-
-func startWith(ctx context.Context, t *testing.T, c *inboxamqp.Consumer) *running {
-	t.Helper()
-	ctx, cancel := context.WithCancel(ctx)
+	ctx, cancel := context.WithCancel(context.Background())
 	r := &running{Consumer: c, cancel: cancel, ended: make(chan error, 1)}
 	go func() { r.ended <- c.Run(ctx) }()
 	t.Cleanup(func() {
@@ -190,13 +184,6 @@ func depthIs(t *testing.T, b *amqptest.Broker, queue string, want int) error {
 }
 
 var errBroken = errors.New("broken")
-
-// attempt is an order that was tried before.
-func attempt(n int) amqp.Publishing {
-	p := order()
-	p.Headers = amqp.Table{"holdfast-attempt": strconv.Itoa(n), "holdfast-first-failed-at": time.Now().UTC().Format(time.RFC3339Nano)}
-	return p
-}
 
 // logBuffer keeps a log.
 type logBuffer struct {
