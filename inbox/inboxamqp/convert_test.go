@@ -36,7 +36,7 @@ func FuzzConvert(f *testing.F) {
 			"X-Message-Stamp-MessageIdStamp": stamp, wire.HeaderAttempt: attempt, wire.HeaderFirstFailed: failed, wire.HeaderWait: n,
 			wire.HeaderType: raw, "raw": raw, "list": []any{raw, n}, "table": amqp.Table{"n": n}, "none": nil, attempt: n,
 		}}
-		m := convert(d, "q", &plain)
+		m := convert(d, "q", &wire.Symfony{})
 		if m.Attempt < 1 || m.Attempt > maxAttempt {
 			t.Errorf("attempt %d", m.Attempt)
 		}
@@ -48,7 +48,7 @@ func FuzzConvert(f *testing.F) {
 		if wait := waitHeader(d, 1000); wait < 0 || wait > 1000 {
 			t.Errorf("wait %v", wait)
 		}
-		if dead := readDead(d, "default", &plain); dead.Attempts != m.Attempt {
+		if dead := readDead(d, "default", &wire.Symfony{}); dead.Attempts != m.Attempt {
 			t.Errorf("dead letter %+v", dead)
 		}
 	})

@@ -8,13 +8,17 @@ import (
 	"testing"
 )
 
+// acks are acknowledgements as they were written.
+type acks []string
+
+func (a *acks) ack(tag uint64, multiple bool) error {
+	*a = append(*a, fmt.Sprint(tag, multiple))
+	return nil
+}
+
 func TestTags(t *testing.T) {
 	t.Parallel()
-	var written []string
-	ack := func(tag uint64, multiple bool) error {
-		written = append(written, fmt.Sprint(tag, multiple))
-		return nil
-	}
+	var written acks
 	var s tags
 	for tag := range uint64(10) {
 		s.add(tag + 1)
@@ -34,10 +38,10 @@ func TestTags(t *testing.T) {
 	} {
 		written = nil
 		if step.settled != 0 {
-			_ = s.settle(step.settled, ack)
+			_ = s.settle(step.settled, written.ack)
 		}
 		if step.done != nil {
-			_, _ = s.acknowledge(step.done, 0, ack)
+			_, _ = s.acknowledge(step.done, 0, written.ack)
 		}
 		if !slices.Equal(written, step.want) {
 			t.Errorf("%v, %d: wrote %v, want %v", step.done, step.settled, written, step.want)
@@ -49,19 +53,15 @@ func TestTags(t *testing.T) {
 func TestTagsWait(t *testing.T) {
 	t.Parallel()
 	const most = 3
-	var written []string
-	ack := func(tag uint64, multiple bool) error {
-		written = append(written, fmt.Sprint(tag, multiple))
-		return nil
-	}
+	var written acks
 	var s tags
 	for tag := range uint64(20) {
 		s.add(tag + 1)
 	}
-	done := func(tags ...uint64) func() { return func() { _, _ = s.acknowledge(tags, most, ack) } }
+	done := func(tags ...uint64) func() { return func() { _, _ = s.acknowledge(tags, most, written.ack) } }
 	hasten := func(waits bool) func() {
 		return func() {
-			if got, _ := s.hasten(ack); got != waits {
+			if got, _ := s.hasten(written.ack); got != waits {
 				t.Errorf("after %v: waits: %v", written, got)
 			}
 		}
@@ -73,7 +73,7 @@ func TestTagsWait(t *testing.T) {
 		{done(2, 3), nil},
 		{done(1), []string{"3 true"}},
 		{done(5, 6), nil},
-		{func() { _ = s.settle(4, ack) }, []string{"6 true"}},
+		{func() { _ = s.settle(4, written.ack) }, []string{"6 true"}},
 		{done(8), nil},
 		{hasten(true), nil},
 		{done(9), nil},
@@ -83,12 +83,12 @@ func TestTagsWait(t *testing.T) {
 		{done(11, 13), nil},
 		{done(15, 17), []string{"11 false", "13 false", "15 false", "17 false"}},
 		{done(12), nil},
-		{func() { _ = s.flush(ack) }, []string{"12 false"}},
+		{func() { _ = s.flush(written.ack) }, []string{"12 false"}},
 		{done(10), []string{"10 false"}},
 		{done(14, 16), []string{"16 true"}},
 		{done(19), nil},
-		{done(19), nil},                         // twice is once
-		{func() { _ = s.settle(19, ack) }, nil}, // also in another way
+		{done(19), nil},                                 // twice is once
+		{func() { _ = s.settle(19, written.ack) }, nil}, // also in another way
 		{done(18), []string{"19 true"}},
 	} {
 		written = nil
@@ -102,16 +102,12 @@ func TestTagsWait(t *testing.T) {
 // Beyond a tag that nobody has seen every delivery is acknowledged by itself.
 func TestTagsGap(t *testing.T) {
 	t.Parallel()
-	var written []string
-	ack := func(tag uint64, multiple bool) error {
-		written = append(written, fmt.Sprint(tag, multiple))
-		return nil
-	}
+	var written acks
 	var s tags
 	for _, tag := range []uint64{1, 2, 4, 5} {
 		s.add(tag)
 	}
-	_, _ = s.acknowledge([]uint64{1, 2, 4, 5}, 0, ack)
+	_, _ = s.acknowledge([]uint64{1, 2, 4, 5}, 0, written.ack)
 	if want := []string{"2 true", "4 false", "5 false"}; !slices.Equal(written, want) {
 		t.Errorf("wrote %v, want %v", written, want)
 	}
