@@ -36,7 +36,6 @@ type director struct {
 type options struct {
 	kinds    []kind
 	whole    bool // the kinds are all there are
-	short    bool
 	binary   string
 	previous string // "" for none
 	out      string // for logs, "" for nowhere
@@ -60,7 +59,7 @@ func play(ctx context.Context, seed uint64, o options) (report SeedReport, err e
 	defer d.watch.Close()
 	defer func() { d.greedy.stop() }()
 	var last harness.Judged
-	dealer := &dealer{s: s, rng: rand.New(rand.NewPCG(seed, 1)), short: o.short, previous: o.previous}
+	dealer := &dealer{s: s, rng: rand.New(rand.NewPCG(seed, 1)), previous: o.previous}
 	report.Seed = seed
 	for _, f := range dealer.dealAll(o.kinds) {
 		if !o.deadline.IsZero() && time.Now().After(o.deadline) {

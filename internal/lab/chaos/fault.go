@@ -66,8 +66,6 @@ func missing(chosen []kind) map[string]string {
 type dealer struct {
 	s   *system
 	rng *rand.Rand
-	// short is for a test: one fault of each kind, and none lasts long.
-	short bool
 	// previous is the binary of the version to deploy from, "" for none.
 	previous string
 }
@@ -121,9 +119,6 @@ func (d *dealer) dealAll(chosen []kind) []fault {
 		}
 		faults := k.deal(d)
 		d.rng.Shuffle(len(faults), func(i, j int) { faults[i], faults[j] = faults[j], faults[i] })
-		if d.short && len(faults) > 1 {
-			faults = faults[:1]
-		}
 		for _, f := range faults {
 			f.kind = k.name
 			all = append(all, f)
@@ -135,9 +130,6 @@ func (d *dealer) dealAll(chosen []kind) []fault {
 
 // some is how long a fault lasts: mostly seconds, and now and then longer than the timeouts and pauses of most parts.
 func (d *dealer) some() time.Duration {
-	if d.short {
-		return time.Second
-	}
 	if d.rng.IntN(10) == 0 {
 		return longer
 	}
@@ -146,9 +138,6 @@ func (d *dealer) some() time.Duration {
 
 // brief is how long one of many faults of a kind lasts, so that a seed takes no longer than 20 minutes.
 func (d *dealer) brief() time.Duration {
-	if d.short {
-		return time.Second
-	}
 	return time.Duration(500+d.rng.IntN(2500)) * time.Millisecond
 }
 

@@ -43,7 +43,7 @@ func (d *dealer) toLinks(begin, end func(*testenv.Proxy)) []fault {
 		}
 		all = append(all, d.toLink(l.server, "all", d.s.processes, begin, end))
 	}
-	if end != nil && !d.short {
+	if end != nil {
 		all[d.rng.IntN(len(all))].lasts = longer
 	}
 	return all

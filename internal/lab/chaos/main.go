@@ -8,7 +8,7 @@
 // seed chooses: -seed S repeats these choices, though never the same moments. A whole seed takes about 20 minutes. After
 // each fault the command measures how long the way back takes, waits until nothing is under way, and compares what the
 // clients were told with what the database noted. A seed ends at its first finding. It runs for an hour, or for N seeds. As
-// root on Debian and Ubuntu it installs what it needs. With -out the report is written to report.json and report.md, beside
+// root on Debian and Ubuntu it installs what it needs. With -out the report is written to report.md, beside
 // what the processes logged where something was found.
 //
 // It exits with 1 if anything was lost, doubled or stuck, if an answer was none that its request may get, if a process ended

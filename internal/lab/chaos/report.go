@@ -2,7 +2,6 @@ package main
 
 import (
 	"cmp"
-	"encoding/json"
 	"fmt"
 	"maps"
 	"net/http"
@@ -19,49 +18,49 @@ import (
 // Report is what a run has shown.
 type Report struct {
 	// Head says what wrote it, when, of which commit and where.
-	Head string `json:"head"`
+	Head string
 	// Previous is the commit that it was deployed from.
-	Previous string `json:"previous,omitempty"`
+	Previous string
 	// Missing says which faults the machine cannot have, and why.
-	Missing map[string]string `json:"missing,omitempty"`
+	Missing map[string]string
 	// Goal is how many seconds a recovery may take, and Slow counts those above it: a loaded machine can make one so.
-	Goal  float64      `json:"goal"`
-	Slow  int          `json:"recoveriesAboveTheGoal"`
-	Seeds []SeedReport `json:"seeds"`
+	Goal  float64
+	Slow  int
+	Seeds []SeedReport
 }
 
 // SeedReport is what one seed has shown. Times are in seconds.
 type SeedReport struct {
-	Seed uint64  `json:"seed"`
-	Took float64 `json:"took"`
+	Seed uint64
+	Took float64
 	// Cut says that time was up before all faults had happened.
-	Cut      bool      `json:"cut,omitempty"`
-	Outcomes []Outcome `json:"outcomes"`
+	Cut      bool
+	Outcomes []Outcome
 	// Answers counts what clients were told, by status; 0 is no answer. Keys is how many keys they used.
-	Answers map[int]int `json:"answers"`
-	Keys    int         `json:"keys"`
+	Answers map[int]int
+	Keys    int
 	// Messages is how many committed, and Repeats how many the broker got again.
-	Messages int `json:"messages"`
-	Repeats  int `json:"repeats"`
+	Messages int
+	Repeats  int
 	// Limit is what the user was told who asks for more than the limit.
-	Limit Limited `json:"limit"`
+	Limit Limited
 	// Findings are those of no fault.
-	Findings []audit.Finding `json:"findings,omitempty"`
+	Findings []audit.Finding
 	// Error is the lab's own.
-	Error string `json:"error,omitempty"`
+	Error string
 }
 
 // Limited counts the answers to the user who asks for more than the limit admits in each window.
 type Limited struct {
-	Max       int `json:"max"`
-	Admitted  int `json:"admitted"`
-	Denied    int `json:"denied"`
-	Undecided int `json:"undecided"`
-	NoAnswer  int `json:"noAnswer"`
+	Max       int
+	Admitted  int
+	Denied    int
+	Undecided int
+	NoAnswer  int
 	// Fullest is the most that a window has surely admitted of those in which Redis forgot nothing.
-	Fullest int `json:"fullest"`
+	Fullest int
 	// Forgotten is how many times Redis may have forgotten its counts.
-	Forgotten int `json:"forgotten"`
+	Forgotten int
 }
 
 func countLimited(l audit.Limit) Limited {
@@ -91,25 +90,25 @@ func countLimited(l audit.Limit) Limited {
 
 // Outcome is what came of one fault. Times are in seconds.
 type Outcome struct {
-	Kind   string  `json:"kind"`
-	Target string  `json:"target"`
-	Lasts  float64 `json:"lasts"`
+	Kind   string
+	Target string
+	Lasts  float64
 	// Recovery is the time from the end of the fault until all was well, and Last what was last; After has each symptom.
-	Recovery float64            `json:"recovery"`
-	Last     string             `json:"last"`
-	After    map[string]float64 `json:"after"`
+	Recovery float64
+	Last     string
+	After    map[string]float64
 	// Slow says that the recovery is above the goal.
-	Slow bool `json:"aboveTheGoal,omitempty"`
+	Slow bool
 	// Slowest is the longest time that an answer took.
-	Slowest float64 `json:"slowest"`
+	Slowest float64
 	// Complaints is how many warnings and errors all processes have logged.
-	Complaints int             `json:"complaints"`
-	Findings   []audit.Finding `json:"findings,omitempty"`
+	Complaints int
+	Findings   []audit.Finding
 	// Lost is how many changes a failover to an asynchronous standby has lost; Excused counts what broken promises all
 	// losses of the seed explain.
-	Lost        int            `json:"lost,omitempty"`
-	Excused     map[string]int `json:"excused,omitempty"`
-	Explanation string         `json:"explanation,omitempty"`
+	Lost        int
+	Excused     map[string]int
+	Explanation string
 }
 
 func (o *Outcome) find(kind string, details ...string) {
@@ -244,16 +243,9 @@ func (r Report) failed() bool {
 	return slices.ContainsFunc(r.Seeds, func(s SeedReport) bool { return s.Error != "" || s.findings() > 0 })
 }
 
-// write writes report.json and report.md.
+// write writes report.md.
 func (r Report) write(dir string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return err
-	}
-	text, err := json.MarshalIndent(r, "", "\t")
-	if err != nil {
-		return err
-	}
-	if err := os.WriteFile(filepath.Join(dir, "report.json"), append(text, '\n'), 0o644); err != nil {
 		return err
 	}
 	return os.WriteFile(filepath.Join(dir, "report.md"), []byte(r.markdown()), 0o644)

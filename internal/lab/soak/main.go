@@ -22,8 +22,8 @@
 //     one of them keeps it from all that die later, thousands a minute.
 //
 // The machine may be shared, so that rates per second say little. What decides is processor time per operation: of
-// this process ("client"), and of Postgres with all its children. A report is printed as text; -json and
-// -markdown write it into files as each part ends. The exit code is 1 if something is not as it should be.
+// this process ("client"), and of Postgres with all its children. Each part prints its report as it ends, and
+// -markdown writes it into a file. The exit code is 1 if something is not as it should be.
 package main
 
 import (
@@ -106,7 +106,7 @@ func main() {
 func run(ctx context.Context, args []string, out io.Writer) error {
 	var s sizes
 	var name string
-	var to paths
+	var to string
 	flags := flag.NewFlagSet("soak", flag.ContinueOnError)
 	flags.StringVar(&name, "part", "shop", "shop, waiting, snapshot, dedup, or all of them one after the other")
 	flags.Float64Var(&s.minutes, "minutes", 0, "how many `minutes` the shop runs or the snapshot is held (default 30 and 10)")
@@ -115,8 +115,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	flags.Int64Var(&s.rows, "rows", 50_000_000, "`number` of entries that the inbox has")
 	flags.IntVar(&s.body, "body", 512, "`bytes` of a message")
 	flags.Float64Var(&s.secs, "secs", 0, "length of one measurement in `seconds` (default 20; 10 of snapshot, 5 of dedup)")
-	flags.StringVar(&to.json, "json", "", "write the report of one part into this `file`")
-	flags.StringVar(&to.markdown, "markdown", "", "write the report into this `file`, each part as its section when it ends")
+	flags.StringVar(&to, "markdown", "", "write the report into this `file`, each part as its section when it ends")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
@@ -127,14 +126,11 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	if s.minutes < 0 || s.clients < 0 || s.messages < 10*leastDrained || s.rows < 10_000 || s.body < 2 || s.secs < 0 {
 		return errors.New("no flag may be negative, -messages at least 100,000, -rows at least 10,000")
 	}
-	if to.json != "" && len(some) > 1 {
-		return errors.New("-json is for one part; -markdown takes all")
-	}
 	return runParts(ctx, some, s, flags, to, out)
 }
 
 // runParts runs the parts one after the other until ctx ends.
-func runParts(ctx context.Context, some []part, s sizes, given *flag.FlagSet, to paths, out io.Writer) error {
+func runParts(ctx context.Context, some []part, s sizes, given *flag.FlagSet, to string, out io.Writer) error {
 	commit := provenance.Commit() // before a report changes a file
 	var failed []error
 	for _, p := range some {
@@ -162,10 +158,14 @@ func command(part string, given *flag.FlagSet) string {
 }
 
 // run does the part and writes its report.
-func (p part) run(ctx context.Context, s sizes, r *report, to paths, out io.Writer) error {
+func (p part) run(ctx context.Context, s sizes, r *report, to string, out io.Writer) error {
 	if err := p.do(ctx, p.sized(s), r); err != nil {
 		return fmt.Errorf("%s: %w", p.name, err)
 	}
 	r.Took = time.Since(r.Began).Round(time.Second).String()
-	return errors.Join(r.text(out), r.save(to), r.verdict())
+	fmt.Fprintln(out, r.markdown())
+	if to == "" {
+		return r.verdict()
+	}
+	return errors.Join(r.save(to), r.verdict())
 }

@@ -1,43 +1,40 @@
 package main
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"strings"
-	"text/tabwriter"
 	"time"
 )
 
 // report is what a part found out.
 type report struct {
-	Part     string    `json:"part"`
-	Command  string    `json:"command"`
-	Commit   string    `json:"commit"`
-	Began    time.Time `json:"began"`
-	Took     string    `json:"took"`
-	Machine  string    `json:"machine"`
-	Notes    []string  `json:"notes"`
-	Tables   []table   `json:"tables"`
-	Findings []finding `json:"findings"`
+	Part     string
+	Command  string
+	Commit   string
+	Began    time.Time
+	Took     string
+	Machine  string
+	Notes    []string
+	Tables   []table
+	Findings []finding
 }
 
-// table has texts, so that all three forms of a report show the same figures.
+// table has texts.
 type table struct {
-	Title   string     `json:"title"`
-	Columns []string   `json:"columns"`
-	Rows    [][]string `json:"rows"`
+	Title   string
+	Columns []string
+	Rows    [][]string
 }
 
 func (t *table) add(cells ...string) { t.Rows = append(t.Rows, cells) }
 
 // finding is what had to be true.
 type finding struct {
-	What string `json:"what"`
-	OK   bool   `json:"ok"`
+	What string
+	OK   bool
 }
 
 func (r *report) note(format string, args ...any) {
@@ -77,29 +74,6 @@ func (f finding) word() string {
 	return "NOT SO"
 }
 
-// text is the report for a terminal.
-func (r *report) text(out io.Writer) error {
-	fmt.Fprintf(out, "\n%s: %s\n%s, commit %s, took %s, %s\n", r.Part, r.Command, r.Began.UTC().Format(time.DateTime), r.Commit, r.Took, r.Machine)
-	for _, note := range r.Notes {
-		fmt.Fprintln(out, note)
-	}
-	for _, t := range r.Tables {
-		w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-		fmt.Fprintf(w, "\n%s\n%s\n", t.Title, strings.Join(t.Columns, "\t"))
-		for _, row := range t.Rows {
-			fmt.Fprintln(w, strings.Join(row, "\t"))
-		}
-		if err := w.Flush(); err != nil {
-			return err
-		}
-	}
-	fmt.Fprintln(out)
-	for _, f := range r.Findings {
-		fmt.Fprintf(out, "%-8s%s\n", f.word(), f.What)
-	}
-	return nil
-}
-
 // markdown is the report as a section of a document.
 func (r *report) markdown() string {
 	var b strings.Builder
@@ -124,29 +98,13 @@ func heading(part string) string { return "## " + part }
 
 const title = "# Soak\n\nWritten by `go run ./internal/lab/soak`; what the columns mean is in its package comment.\n"
 
-// paths are the files into which reports are written; "" is none.
-type paths struct{ json, markdown string }
-
-// save writes the report as JSON into one file, and as a section into the other, where it replaces that
-// of the last run of its part.
-func (r *report) save(to paths) error {
-	if to.json != "" {
-		text, err := json.MarshalIndent(r, "", "  ")
-		if err == nil {
-			err = os.WriteFile(to.json, append(text, '\n'), 0o644)
-		}
-		if err != nil {
-			return err
-		}
-	}
-	if to.markdown == "" {
-		return nil
-	}
-	old, err := os.ReadFile(to.markdown)
+// save writes the report into a file, as a section that replaces that of the last run of its part.
+func (r *report) save(file string) error {
+	old, err := os.ReadFile(file)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	return os.WriteFile(to.markdown, []byte(replaceSection(string(old), r.Part, r.markdown())), 0o644)
+	return os.WriteFile(file, []byte(replaceSection(string(old), r.Part, r.markdown())), 0o644)
 }
 
 // replaceSection replaces the section of a part in a document, or appends it.

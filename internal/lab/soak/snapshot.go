@@ -16,6 +16,8 @@ import (
 )
 
 const (
+	// heldBytes is what a minute takes on disk at most: no dead row can be removed.
+	heldBytes = 400 << 20
 	// heldSlices is into how many rows the time of the snapshot is divided.
 	heldSlices = 5
 	// besideSnapshot is how much more a message may cost while no dead row can be removed. Each claim walks over the dead
@@ -41,7 +43,7 @@ type held struct {
 // soakSnapshot measures writers and a relay before, while and after a transaction holds an old snapshot, which
 // keeps Postgres from removing dead rows. They run at half of the rate that they reach without it.
 func soakSnapshot(ctx context.Context, s sizes, r *report) (err error) {
-	b, err := openBase(ctx, s.clients, 4<<30)
+	b, err := openBase(ctx, s.clients, int64(s.minutes*heldBytes))
 	if err != nil {
 		return err
 	}

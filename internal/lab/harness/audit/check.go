@@ -28,8 +28,8 @@ const (
 
 // Finding is a promise that was broken.
 type Finding struct {
-	Kind   string `json:"kind"`
-	Detail string `json:"detail"`
+	Kind   string
+	Detail string
 }
 
 // Report is what Check comes to.

@@ -23,20 +23,20 @@ const (
 // Answer is what a client was told.
 type Answer struct {
 	// Client gets its answers one after the other, but for those to requests that it sends twice at once.
-	Client int    `json:"client"`
-	Op     string `json:"op"`
+	Client int
+	Op     string
 	// Key is the idempotency key, "" for a read. The key of a hold or an event is used by one user alone, and is its name.
-	Key string `json:"key,omitempty"`
+	Key string
 	// Event and Reservation are those that the request named; for what it made, those of the answer.
-	Event       string `json:"event,omitempty"`
-	Reservation string `json:"reservation,omitempty"`
+	Event       string
+	Reservation string
 	// Status is that of HTTP, 0 where no answer came; Code is that of a problem.
-	Status int    `json:"status"`
-	Code   string `json:"code,omitempty"`
-	Body   string `json:"body,omitempty"`
+	Status int
+	Code   string
+	Body   string
 	// State and Seats are the reservation's, as told.
-	State string `json:"state,omitempty"`
-	Seats []int  `json:"seats,omitempty"`
+	State string
+	Seats []int
 }
 
 // What a Change is about.
