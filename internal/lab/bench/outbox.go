@@ -17,7 +17,6 @@ func outboxWorkload() workload {
 		{"wire", benchWire},
 		{"idle", benchIdle},
 		{"snapshot", benchSnapshot},
-		{"memory", benchMemory},
 	}}
 }
 

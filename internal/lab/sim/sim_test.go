@@ -233,44 +233,6 @@ func (s *summary) missed() (steps []string) {
 	return steps
 }
 
-// TestUntested: a run fails that has not met what it is there for.
-func TestUntested(t *testing.T) {
-	t.Parallel()
-	for name, tc := range map[string]struct {
-		schedules int
-		spoil     func(s *summary)
-		want      string // empty: all was tested
-	}{
-		"nothing":                {manySchedules, func(*summary) {}, ""},
-		"no outcome":             {1, func(s *summary) { delete(s.outcomes, "expired") }, "no reservation was expired"},
-		"no limit":               {1, func(s *summary) { s.denied = 0 }, "no request met the rate limit"},
-		"no fault at a step":     {manySchedules, func(s *summary) { s.forget("move") }, "no fault happened at the step move"},
-		"few schedules":          {manySchedules - 1, func(s *summary) { s.forget("move") }, ""},
-		"no fault at a rare one": {10 * manySchedules, func(s *summary) { s.forget("give back") }, "no fault happened at the step give back"},
-		"few for a rare one":     {manySchedules, func(s *summary) { s.forget("give back") }, ""},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			s := &summary{schedules: tc.schedules, denied: 1, outcomes: map[string]int{}, fired: map[place]int{}}
-			for _, outcome := range outcomes {
-				s.outcomes[outcome] = 1
-			}
-			for step, kinds := range sim.Possible() {
-				s.fired[place{kinds[0], step}] = 1
-			}
-			tc.spoil(s)
-			if got := strings.Join(s.untested(), "\n"); got != tc.want {
-				t.Errorf("untested: %q, want %q", got, tc.want)
-			}
-		})
-	}
-}
-
-// forget drops the faults of a step.
-func (s *summary) forget(step string) {
-	maps.DeleteFunc(s.fired, func(at place, _ int) bool { return at.step == step })
-}
-
 // outcomes are what becomes of reservations.
 var outcomes = []string{"held", "confirmed", "cancelled", "expired"}
 

@@ -253,86 +253,52 @@ func TestStatusOfSuccess(t *testing.T) {
 	}
 }
 
-// A stored event without an answer needs a key that never got a final one.
-func TestEventWithoutAnswer(t *testing.T) {
+// What a failover has lost, a clock that went back, or a request without an answer explains what concerns it, and nothing else.
+func TestExcuses(t *testing.T) {
 	t.Parallel()
-	for _, status := range []int{0, 503} {
+	lost := func(h *sound, id, status string) {
+		h.Lost = append(h.Lost, audit.Change{What: audit.OfReservation, Reservation: id, Status: status})
+	}
+	without := func(h *sound, id string) {
+		h.Reservations = slices.DeleteFunc(h.Reservations, func(r audit.Reservation) bool { return r.ID == id })
+	}
+	for name, c := range map[string]struct {
+		play    func(h *sound)
+		found   string // the kind of the only finding
+		excused string
+	}{
+		"a confirm of what is lost": {func(h *sound) { lost(h, "r9", audit.Held); h.answer(audit.OpConfirm, "key-x", 404, "e", "r9", "", nil) }, "", audit.Refused},
+		"a read of what is lost":    {func(h *sound) { lost(h, "r9", audit.Held); h.answer(audit.OpRead, "", 404, "e", "r9", "", nil) }, "", audit.Refused},
+		"a confirm of what is there": {func(h *sound) {
+			lost(h, "r2", audit.Cancelled)
+			h.answer(audit.OpConfirm, "key-x", 404, "e", "r2", "", nil)
+		}, audit.Refused, ""},
+		"a wrong refusal of what is lost": {func(h *sound) { lost(h, "r9", audit.Held); h.answer(audit.OpRead, "", 403, "e", "r9", "", nil) }, audit.Refused, ""},
+		"a hold of no event":              {func(h *sound) { h.answer(audit.OpHold, "key-x", 404, "e9", "", "", nil) }, audit.Refused, ""},
+		"a hold of a lost event": {func(h *sound) {
+			h.Lost = []audit.Change{{What: audit.OfEvent, Event: "e9"}}
+			h.answer(audit.OpHold, "key-x", 404, "e9", "", "", nil)
+		}, "", audit.Refused},
+		"a hold that is lost":   {func(h *sound) { lost(h, "r3", audit.Held); without(h, "r3") }, "", audit.NotDurable},
+		"an event that is lost": {func(h *sound) { h.Lost = []audit.Change{{What: audit.OfEvent, Event: "e"}}; h.Events = nil }, "", audit.NotDurable},
+		"an event without an answer": {func(h *sound) {
+			h.answer(audit.OpEvent, "key-e2", 503, "", "", "", nil)
+			h.Events = append(h.Events, "e2")
+		}, "", ""},
+		"an event beside its answer": {func(h *sound) {
+			h.answer(audit.OpEvent, "key-e2", 201, "e2", "", "", nil)
+			h.Events = append(h.Events, "e2", "e3")
+		}, audit.Unexplained, ""},
+		"expired, and then confirmed": {func(h *sound) { h.told(audit.OpRead, "r1").State = audit.Expired }, audit.NotDurable, ""},
+		"the same, the clock went back": {func(h *sound) {
+			h.told(audit.OpRead, "r1").State, h.ClockWentBack = audit.Expired, true
+		}, "", ""},
+	} {
 		h := newSound()
-		h.answer(audit.OpEvent, "key-e2", status, "", "", "", nil)
-		h.Events = append(h.Events, "e2")
-		if r := audit.Check(h.History); len(r.Findings) > 0 {
-			t.Errorf("%+v", r)
+		c.play(h)
+		r := audit.Check(h.History)
+		if c.found == "" && len(r.Findings) > 0 || c.found != "" && r.Counts[c.found] != 1 || c.excused != "" && r.Excused[c.excused] != 1 {
+			t.Errorf("%s: found %+v, excused %v; want %q and %q", name, r.Findings, r.Excused, c.found, c.excused)
 		}
-		h.answer(audit.OpEvent, "key-e2", 201, "e2", "", "", nil)
-		h.Events = append(h.Events, "e3")
-		if r := audit.Check(h.History); r.Counts[audit.Unexplained] != 1 {
-			t.Errorf("%+v", r)
-		}
-	}
-}
-
-// What a failover has lost is rightly not found, and only that.
-func TestLostIsNotFound(t *testing.T) {
-	t.Parallel()
-	for op, key := range map[string]string{audit.OpConfirm: "key-x", audit.OpCancel: "key-x", audit.OpRead: ""} {
-		h := newSound()
-		h.answer(op, key, 404, "e", "r9", "", nil)
-		h.Lost = []audit.Change{{What: audit.OfReservation, Reservation: "r9", Status: audit.Held}}
-		if r := audit.Check(h.History); len(r.Findings) > 0 || r.Excused[audit.Refused] != 1 {
-			t.Errorf("%s of what is lost: %+v", op, r)
-		}
-		h.Lost = append(h.Lost, audit.Change{What: audit.OfReservation, Reservation: "r2", Status: audit.Cancelled})
-		h.answer(op, key, 404, "e", "r2", "", nil)
-		if r := audit.Check(h.History); r.Counts[audit.Refused] != 1 {
-			t.Errorf("%s of what is there: %+v", op, r)
-		}
-		h.answer(op, key, 403, "e", "r9", "", nil)
-		if r := audit.Check(h.History); r.Counts[audit.Refused] != 2 {
-			t.Errorf("%s refused for what is lost: %+v", op, r)
-		}
-	}
-	h := newSound()
-	h.answer(audit.OpHold, "key-x", 404, "e9", "", "", nil)
-	if r := audit.Check(h.History); r.Counts[audit.Refused] != 1 {
-		t.Errorf("%+v", r)
-	}
-	h.Lost = []audit.Change{{What: audit.OfEvent, Event: "e9"}}
-	if r := audit.Check(h.History); len(r.Findings) > 0 || r.Excused[audit.Refused] != 1 {
-		t.Errorf("%+v", r)
-	}
-}
-
-// What a failover has lost explains what concerns it, and nothing else.
-func TestLostIsExcused(t *testing.T) {
-	t.Parallel()
-	h := newSound()
-	h.Reservations = slices.DeleteFunc(h.Reservations, func(r audit.Reservation) bool { return r.ID == "r3" })
-	h.Lost = []audit.Change{{What: audit.OfReservation, Reservation: "r3", Status: audit.Held}}
-	if r := audit.Check(h.History); len(r.Findings) > 0 || r.Excused[audit.NotDurable] != 1 {
-		t.Errorf("%+v", r)
-	}
-	h.Events = nil
-	h.Lost = append(h.Lost, audit.Change{What: audit.OfEvent, Event: "e"})
-	if r := audit.Check(h.History); len(r.Findings) > 0 || r.Excused[audit.NotDurable] != 2 {
-		t.Errorf("%+v", r)
-	}
-	h.row("r2").Status = audit.Expired
-	if r := audit.Check(h.History); r.Counts[audit.NotDurable] != 1 {
-		t.Errorf("%+v", r)
-	}
-}
-
-// A hold that was read as expired may be confirmed once the clock has gone back, and only then.
-func TestClockWentBack(t *testing.T) {
-	t.Parallel()
-	h := newSound()
-	at := slices.IndexFunc(h.Answers, func(a audit.Answer) bool { return a.Op == audit.OpRead })
-	h.Answers[at].State = audit.Expired
-	if r := audit.Check(h.History); r.Counts[audit.NotDurable] != 1 || r.Counts[audit.Contradicts] != 1 {
-		t.Errorf("%+v", r)
-	}
-	h.ClockWentBack = true
-	if r := audit.Check(h.History); len(r.Findings) > 0 {
-		t.Errorf("%+v", r)
 	}
 }
