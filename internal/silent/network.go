@@ -137,7 +137,7 @@ func (n *network) mute(c *conn, oneWay bool) {
 // dial opens a connection, which serve reads and answers. serve ends with its connection.
 func (n *network) dial(serve func(*conn) error) (net.Conn, error) {
 	client, server := net.Pipe()
-	c := &conn{Conn: server, network: n, chunks: make(chan []byte, 16), done: make(chan struct{})}
+	c := &conn{Conn: server, network: n, chunks: make(chan []byte, 1024), done: make(chan struct{})}
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.closed {

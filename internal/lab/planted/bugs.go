@@ -216,6 +216,14 @@ var bugs = []bug{
 		"begin: 2 * time.Second", "begin: 9 * time.Second", suite("txretry", "^(TestSilentBegin|TestSilentPool)$"),
 	},
 	{
+		"a broker that has vanished is waited for too long", "internal/amqpconn/pulse.go",
+		"pulsePatience = 5 * time.Second", "pulsePatience = 14 * time.Second", suite("internal/amqpconn", "^(TestSilentWhileIdle|TestSilentConnection)$"),
+	},
+	{
+		"a silent try takes all the time of its caller", "internal/tries/tries.go",
+		"Longest = 2 * time.Second", "Longest = 9 * time.Second", suite("idempotency/idempotencyredis", "^TestSilentInTheMiddleOfAScript$"),
+	},
+	{
 		"an entry that is there counts as new", "inbox/inboxpgx/once.go",
 		"return tag.RowsAffected() == 1, nil", "return true, nil", suite("inbox/inboxpgx", "^TestProcessorOnPostgres$"),
 	},
