@@ -2,17 +2,16 @@ package main_test
 
 import (
 	"bytes"
-	"context"
 	"crypto/rand"
 	"encoding/json"
 	"io"
 	"net/http"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/holdfast-go/holdfast/idempotency"
+	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
 // client speaks to one shop.
@@ -26,18 +25,7 @@ func newClient(t testing.TB, url string) *client {
 	t.Helper()
 	transport := &http.Transport{MaxIdleConnsPerHost: 1000}
 	t.Cleanup(transport.CloseIdleConnections)
-	return &client{t, url, &http.Client{Transport: transport, Timeout: 2 * patience}}
-}
-
-// startAPIs runs two processes that serve requests side by side, without a limit for all.
-func startAPIs(t testing.TB, s services, args ...string) []*client {
-	t.Helper()
-	var apis []*client
-	for range 2 {
-		api := start(t, s.env(), append([]string{"-backend=services", "-role=api", "-global-limit=0"}, args...)...)
-		apis = append(apis, newClient(t, api.url))
-	}
-	return apis
+	return &client{t, url, &http.Client{Transport: transport, Timeout: 2 * testenv.Patience}}
 }
 
 // reply is what came back.
@@ -112,20 +100,6 @@ func (r reply) code() string {
 	var p struct{ Code string }
 	_ = json.Unmarshal(r.body, &p) // then the code is missing
 	return p.Code
-}
-
-// waitAsTold waits for the seconds of Retry-After.
-func (r reply) waitAsTold(ctx context.Context) error {
-	seconds, err := strconv.Atoi(r.header.Get("Retry-After"))
-	if err != nil {
-		return err
-	}
-	select {
-	case <-time.After(time.Duration(seconds) * time.Second):
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
 }
 
 func (r reply) wants(status int, code string) reply {

@@ -20,100 +20,8 @@ import (
 // nowhere are servers that are not there.
 var nowhere = services{"postgres://x@127.0.0.1:1/x", "redis://127.0.0.1:1/0", "amqp://127.0.0.1:1/"}
 
-// TestServersHaveNoDefault wants nothing done on servers that nobody has named.
-func TestServersHaveNoDefault(t *testing.T) {
-	t.Parallel()
-	for args, names := range map[string]string{
-		"-backend=services": "DATABASE_URL REDIS_URL AMQP_URL", "-backend=services -role=relay": "DATABASE_URL REDIS_URL AMQP_URL",
-		"-broker=redis relay": "DATABASE_URL REDIS_URL", "setup": "DATABASE_URL REDIS_URL AMQP_URL",
-	} {
-		code, out, errs := command(t, []string{}, strings.Fields(args)...)
-		if code != 2 || out != "" || strings.Count(errs, "_URL is not set") != len(strings.Fields(names)) {
-			t.Errorf("%s exits with %d: %s%s", args, code, out, errs)
-		}
-		for _, name := range strings.Fields(names) {
-			if !strings.Contains(errs, name) {
-				t.Errorf("%s does not tell of %s: %s", args, name, errs)
-			}
-		}
-	}
-	for args, part := range map[string]string{
-		"help": "doctor", "relay --help": "--time-limit", "schema print": "CREATE TABLE", "completion bash": "reservation", "__complete sta": "status",
-	} {
-		if code, out, errs := command(t, []string{}, strings.Fields(args)...); code != 0 || !strings.Contains(out, part) {
-			t.Errorf("%s exits with %d: %s%s", args, code, out, errs)
-		}
-	}
-}
-
-func TestUsage(t *testing.T) {
-	t.Parallel()
-	for _, args := range [][]string{
-		{"-backend=memory", "-role=relay"},
-		{"-role=api"},
-		{"-backend=memory", "relay"},
-		{"-backend=floppy"},
-		{"-backend=services", "-role=boss"},
-		{"-hold=x"},
-		{"-hold=0s"},
-		{"-hold=-1m"},
-		{"-sweep=sometimes"},
-		{"-sweep=@every 1ns"},
-		{"-user-limit=0"},
-		{"-global-limit=-1"},
-		{"-without=keys"},
-		{"-backend=services", "-without=keys,seats"},
-		{"-backend=services", "-page", "-without=keys"},
-		{"-port=1"},
-		{"nonsense"},
-		{"-user-limit=1000000001"},
-		{"-global-limit=1000000001"},
-		{"-user-limit=9223372036854775807"},
-		{"-addr="},
-		{"-addr=8080"},
-		{"-addr=127.0.0.1:99999"},
-		{"-backend=services", "-role=api", "-addr="},
-		{"-ops-addr=9090"},
-		{"-backend=services", "-role=relay", "-ops-addr=127.0.0.1:0"},
-		{"relay", "x"},
-		{"relay", "--limit=0"},
-		{"relay", "--limit=x"},
-		{"relay", "--time-limit=-1s"},
-		{"relay", "--time-limit=99999999999"},
-		{"sweep", "--now"},
-		{"-backend=containers", "sweep"},
-	} {
-		code, out, errs := command(t, nowhere.env(), args...)
-		if code != 2 || strings.Contains(errs, "_URL") || out != "" || strings.Count(errs, "\n") != 1 || !strings.HasPrefix(errs, "reservation: ") {
-			t.Errorf("%q exits with %d, prints %q and %q; want 2 and one line", args, code, out, errs)
-		}
-	}
-	for part, args := range map[string][]string{
-		"reservation help": {"-h"}, "doctor": {"help"}, "--time-limit": {"relay", "-h"}, "--class": {"help", "retry"},
-	} {
-		if code, out, _ := command(t, nil, args...); code != 0 || !strings.Contains(out, part) {
-			t.Errorf("%q exits with %d: %s", args, code, out)
-		}
-	}
-}
-
-func TestLargestLimits(t *testing.T) {
-	t.Parallel()
-	shop := start(t, nil, "-user-limit=1000000000", "-global-limit=1000000000")
-	newClient(t, shop.url).newEvent(`{"name":"Concert","seats":1}`)
-	shop.stop()
-}
-
-func TestBadAddressesDoNotShowPasswords(t *testing.T) {
-	t.Parallel()
-	env := []string{"DATABASE_URL=mysql://root:secret@localhost/x", "AMQP_URL=amqp://guest:secret@%zz/"}
-	code, _, errs := command(t, env, "-backend=services")
-	if code != 2 || strings.Contains(errs, "secret") || !strings.Contains(errs, "DATABASE_URL") || !strings.Contains(errs, "AMQP_URL") {
-		t.Errorf("exit %d: %s", code, errs)
-	}
-}
-
-func TestOperatorCommands(t *testing.T) {
+// The commands of an operator work on the servers of a shop, and doctor reports a server it cannot reach once.
+func TestCommands_onServers(t *testing.T) {
 	t.Parallel()
 	s := newServices(t)
 	wants := func(want int, part string, args ...string) {
@@ -164,20 +72,17 @@ func TestOperatorCommands(t *testing.T) {
 	}
 	wants(1, "published 0, failed", "relay", "--limit=1", "--time-limit=300")
 	api.stop()
-}
 
-func TestDoctorSaysOnceWhatItCannotReach(t *testing.T) {
-	t.Parallel()
-	s := newServices(t)
-	s.databaseURL = "postgres://x@127.0.0.1:1/x"
-	code, _, errs := command(t, s.env(), "doctor")
+	nowhereDB := s
+	nowhereDB.databaseURL = nowhere.databaseURL
+	code, _, errs := command(t, nowhereDB.env(), "doctor")
 	if code != 1 || strings.Count(errs, "Postgres cannot be asked") != 1 || strings.Count(errs, "\n") != 1 {
 		t.Errorf("without a database doctor exits with %d: %s", code, errs)
 	}
 }
 
-// TestDeadLetters sends what no consumer can read, and has an operator look at it and drop it.
-func TestDeadLetters(t *testing.T) { brokers(t, testDeadLetters) }
+// TestCommands_deadLetters sends what no consumer can read, and has an operator look at it and drop it.
+func TestCommands_deadLetters(t *testing.T) { brokers(t, testDeadLetters) }
 
 func testDeadLetters(t *testing.T, flags ...string) {
 	broker := amqptest.New(t)
@@ -233,7 +138,7 @@ func testDeadLetters(t *testing.T, flags ...string) {
 	}
 }
 
-func TestBusyPort(t *testing.T) {
+func TestProcess_busyPort(t *testing.T) {
 	t.Parallel()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -248,7 +153,7 @@ func TestBusyPort(t *testing.T) {
 	}
 }
 
-func TestStoppedBeforeItsServersCame(t *testing.T) {
+func TestProcess_stopsBeforeItsServersCome(t *testing.T) {
 	t.Parallel()
 	p, _ := launch(t, nowhere.env(), "-backend=services")
 	testenv.Eventually(t, func() error {

@@ -2,9 +2,11 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"io"
 	"net/url"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -42,6 +44,52 @@ func TestDeployedEnvironment(t *testing.T) {
 	for name := range given {
 		if !read[name] {
 			t.Errorf("the program does not read %s", name)
+		}
+	}
+}
+
+// The commands of the crontab and of supervisord get the addresses of the file, in no other environment than theirs, and
+// fail without the file. A stub stands for the program: TestDeployedFlags checks the arguments.
+func TestDeployedCommands_environment(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	stub, file := filepath.Join(dir, "reservation"), filepath.Join(dir, "reservation.env")
+	err := os.WriteFile(stub, []byte("#!/bin/sh\necho \"$DATABASE_URL $REDIS_URL $AMQP_URL $*\"\n"), 0o700)
+	if err := errors.Join(err, os.WriteFile(file, []byte("DATABASE_URL='a b'\nREDIS_URL='c$d'\nAMQP_URL='e'\n"), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	commands, env := []string{}, []string{"HOME=/", "LOGNAME=shop"} // as cron sets them
+	for name, pattern := range map[string]string{"crontab": `(?m)^(?:[^#\s]\S*\s+){5}shop\s+([^%\n]+)$`, "supervisor.conf": `(?m)^command=/bin/sh -c "([^"]*)"$`} {
+		text, err := os.ReadFile(filepath.Join("deploy", name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		here := strings.NewReplacer("/usr/local/bin", dir, "/etc/", dir+"/").Replace(string(text))
+		for _, found := range regexp.MustCompile(pattern).FindAllStringSubmatch(here, -1) {
+			commands = append(commands, found[1])
+		}
+		env = append(env, regexp.MustCompile(`(?m)^[A-Z_]+=.+$`).FindAllString(here, -1)...)
+	}
+	if len(commands) != 6 {
+		t.Errorf("%d commands: %q", len(commands), commands)
+	}
+	run := func(command string) (string, error) {
+		cmd := exec.CommandContext(t.Context(), "/bin/sh", "-c", command)
+		cmd.Env = env
+		out, err := cmd.CombinedOutput()
+		return string(out), err
+	}
+	for _, command := range commands {
+		if out, err := run(command); err != nil || !strings.HasPrefix(out, "a b c$d e ") {
+			t.Errorf("%s: %v, %s", command, err, out)
+		}
+	}
+	if err := os.Remove(file); err != nil {
+		t.Fatal(err)
+	}
+	for _, command := range commands {
+		if out, err := run(command); err == nil || !strings.Contains(out, "reservation.env") {
+			t.Errorf("%s without the file: %v, %s", command, err, out)
 		}
 	}
 }

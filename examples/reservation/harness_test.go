@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -18,6 +19,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/holdfast-go/holdfast/internal/amqptest"
 	"github.com/holdfast-go/holdfast/internal/pgtest"
 	"github.com/holdfast-go/holdfast/internal/redistest"
@@ -25,34 +28,12 @@ import (
 	"github.com/holdfast-go/holdfast/internal/tries"
 )
 
-// buildDir holds the binary while the tests run.
-var buildDir string
-
-func TestMain(m *testing.M) {
-	var err error
-	if buildDir, err = os.MkdirTemp("", "reservation"); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
-	}
-	code := testenv.Run(m)
-	_ = os.RemoveAll(buildDir)
-	os.Exit(code)
-}
-
-// binary builds the program, once.
-var binary = sync.OnceValues(func() (string, error) {
-	path := filepath.Join(buildDir, "reservation")
-	out, err := exec.Command("go", "build", "-buildvcs=false", "-o", path, ".").CombinedOutput()
-	if err != nil {
-		return "", fmt.Errorf("go build: %w\n%s", err, out)
-	}
-	return path, nil
-})
-
+// shopBinary returns the path of the program: this test binary by another name, see TestMain.
 func shopBinary(t testing.TB) string {
 	t.Helper()
-	path, err := binary()
-	if err != nil {
+	self, err := os.Executable()
+	path := filepath.Join(t.TempDir(), "reservation")
+	if err := errors.Join(err, os.Symlink(self, path)); err != nil {
 		t.Fatal(err)
 	}
 	return path
@@ -72,6 +53,9 @@ func brokers(t *testing.T, test func(t *testing.T, flags ...string)) {
 	for name, flags := range map[string][]string{"RabbitMQ": nil, "Redis Streams": {"-broker=redis"}} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
+			if flags != nil {
+				testenv.Nightly(t, "the shop on its other broker")
+			}
 			test(t, flags...)
 		})
 	}
@@ -92,8 +76,6 @@ type process struct {
 	err    error         // of Wait
 }
 
-const patience = testenv.Patience
-
 // start runs the shop on a free port until the test ends, and waits until it listens.
 func start(t testing.TB, env []string, args ...string) *process {
 	t.Helper()
@@ -102,7 +84,7 @@ func start(t testing.TB, env []string, args ...string) *process {
 	case p.url = <-listening:
 	case <-p.ended:
 		t.Fatalf("%v ended before it listened: %v\n%s", args, p.err, p.stderr)
-	case <-time.After(patience):
+	case <-time.After(testenv.Patience):
 		t.Fatalf("%v does not listen\n%s", args, p.stderr)
 	}
 	return p
@@ -171,7 +153,7 @@ func (p *process) stop() {
 	}
 	select {
 	case <-p.ended:
-	case <-time.After(patience):
+	case <-time.After(testenv.Patience):
 		p.t.Fatalf("still there after SIGTERM\n%s", p.stderr)
 	}
 	if p.err != nil {
@@ -240,4 +222,70 @@ func (b *buffer) String() string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.b.String()
+}
+
+// pgxScan queries the test's schema for one row.
+func pgxScan(ctx context.Context, s services, target any, sql string, args ...any) error {
+	conn, err := pgx.Connect(ctx, s.databaseURL)
+	if err != nil {
+		return err
+	}
+	defer conn.Close(ctx)
+	return conn.QueryRow(ctx, sql, args...).Scan(target)
+}
+
+// hold runs a statement and keeps its locks until release is called.
+func hold(t *testing.T, s services, sql string, args ...any) (holder *pgx.Conn, release func()) {
+	t.Helper()
+	ctx := t.Context()
+	conn, err := pgx.Connect(ctx, s.databaseURL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close(context.WithoutCancel(ctx)) })
+	tx, err := conn.Begin(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tx.Exec(ctx, sql, args...); err != nil {
+		t.Fatal(err)
+	}
+	return conn, func() {
+		t.Helper()
+		if err := tx.Rollback(ctx); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// awaitBlocked waits until n sessions wait for a lock of holder.
+func awaitBlocked(t *testing.T, s services, holder *pgx.Conn, n int) {
+	t.Helper()
+	testenv.Eventually(t, func() error {
+		var waiting int
+		err := pgxScan(t.Context(), s, &waiting,
+			"select count(*) from pg_stat_activity where $1::integer = any(pg_blocking_pids(pid))", holder.PgConn().PID())
+		if err == nil && waiting < n {
+			err = fmt.Errorf("%d wait for the lock, want %d", waiting, n)
+		}
+		return err
+	})
+}
+
+// awaitReady waits until a process is ready.
+func awaitReady(t *testing.T, url string) { awaitReadyz(t, url, http.StatusOK) }
+
+// awaitUnready waits until a process is not ready.
+func awaitUnready(t *testing.T, url string) { awaitReadyz(t, url, http.StatusServiceUnavailable) }
+
+func awaitReadyz(t *testing.T, url string, status int) {
+	t.Helper()
+	c := newClient(t, url)
+	testenv.Eventually(t, func() error {
+		r, err := c.tryGet("/readyz")
+		if err == nil && r.status != status {
+			err = fmt.Errorf("%s answers %d, want %d: %s", url, r.status, status, r.body)
+		}
+		return err
+	})
 }

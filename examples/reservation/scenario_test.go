@@ -1,7 +1,9 @@
 package main_test
 
 import (
+	"cmp"
 	"fmt"
+	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -9,57 +11,113 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
-// The scenario confirms and cancels well before this is over, on a busy machine too.
-const scenarioHold = "-hold=30s"
-
-func TestScenarioInMemory(t *testing.T) {
+func TestScenario_inMemory(t *testing.T) {
 	t.Parallel()
-	shop := start(t, nil, "-backend=memory", scenarioHold)
-	c := newClient(t, shop.url)
-	scenario(t, c, inFlightByCrowd)
+	shop := start(t, nil, "-backend=memory")
+	scenario(t, newClient(t, shop.url), inFlightByCrowd)
 	shop.stop()
 }
 
-func TestScenarioOnServers(t *testing.T) { brokers(t, testScenarioOnServers) }
+// Each role runs in processes of its own, all of which end by a signal.
+func TestScenario_onServers(t *testing.T) { brokers(t, testScenarioOnServers) }
 
 func testScenarioOnServers(t *testing.T, flags ...string) {
 	s := newServices(t)
 	var all []*process
-	run := func(role string, n int) {
-		for range n {
-			args := []string{"-backend=services", "-role=" + role, scenarioHold, "-sweep=@every 1s"}
-			all = append(all, start(t, s.env(), slices.Concat(flags, args)...))
-		}
+	for _, role := range []string{"api", "relay", "relay", "consumer", "consumer", "sweeper"} {
+		all = append(all, start(t, s.env(), slices.Concat(flags, []string{"-backend=services", "-role=" + role, "-sweep=@every 1s"})...))
 	}
-	run("api", 1)
-	run("relay", 2)
-	run("consumer", 2)
-	run("sweeper", 2)
 	for _, p := range all {
 		awaitReady(t, p.url)
 	}
-	scenario(t, newClient(t, all[0].url), func(t *testing.T, c *client) { inFlightByLock(t, c, s) })
+	c := newClient(t, all[0].url)
+	event, lost := scenario(t, c, func(t *testing.T, c *client) { inFlightByLock(t, c, s) })
+	passDeadlines(t, s)
+	testenv.Eventually(t, func() error {
+		if got, want := c.stats(event), (stats{Confirmed: 1, Cancelled: 1, Expired: 2}); got != want {
+			return fmt.Errorf("stats are %+v, want %+v", got, want)
+		}
+		return nil
+	})
+	if got := c.seats(event); c.status(lost) != "expired" || got["confirmed"] != 2 || got["held"] != 0 || got["free"] != 28 {
+		t.Errorf("%s, seats are %v, want expired, 2 confirmed and 28 free", c.status(lost), got)
+	}
 	healthy(t, s.env(), flags...)
 	for _, p := range all {
 		p.stop()
 	}
 }
 
-// TestScenarioInOneProcess leaves the schedule at every half hour: holds expire when they fall due all the same.
-func TestScenarioInOneProcess(t *testing.T) {
+// passDeadlines moves the deadlines of all holds into the past.
+func passDeadlines(t *testing.T, s services) {
+	t.Helper()
+	var moved int
+	err := pgxScan(t.Context(), s, &moved, `with seats as (update seats set held_until = now() - interval '1 second' where state = 'held'),
+		due as (update reservations set expires_at = now() - interval '1 second' where status = 'held' returning id) select count(*) from due`)
+	if err != nil || moved == 0 {
+		t.Fatalf("moved %d deadlines: %v", moved, err)
+	}
+}
+
+// One process sweeps at every half hour, and expires a hold when it falls due all the same: without that, its next look
+// is after a minute and a half.
+func TestScenario_inOneProcess(t *testing.T) {
 	t.Parallel()
+	testenv.Nightly(t, "waits until holds of 30 s expire")
 	s := newServices(t)
-	shop := start(t, s.env(), "-backend=services", scenarioHold)
-	scenario(t, newClient(t, shop.url), func(t *testing.T, c *client) { inFlightByLock(t, c, s) })
+	shop := start(t, s.env(), "-backend=services", "-hold=30s")
+	c := newClient(t, shop.url)
+	began := time.Now()
+	event, lost := scenario(t, c, func(t *testing.T, c *client) { inFlightByLock(t, c, s) })
+	testenv.Eventually(t, func() error {
+		if got := c.stats(event); got.Expired != 2 {
+			return fmt.Errorf("stats are %+v, want 2 expired", got)
+		}
+		return nil
+	})
+	if took := time.Since(began); c.status(lost) != "expired" || took > time.Minute {
+		t.Errorf("%s after %v", c.status(lost), took)
+	}
 	shop.stop()
 }
 
-// TestPrintedLines runs what the shop prints for a new user to try.
-func TestPrintedLines(t *testing.T) {
+// Where there is a Docker engine, the shop runs on containers at night; elsewhere it fails with one line.
+func TestScenario_onContainers(t *testing.T) {
+	t.Parallel()
+	if dockerListens() {
+		testenv.Nightly(t, "pulls images")
+	}
+	shop, listening := launch(t, os.Environ(), "-backend=containers")
+	select {
+	case shop.url = <-listening:
+		scenario(t, newClient(t, shop.url), inFlightByCrowd)
+		shop.stop()
+	case <-shop.ended:
+		errs := shop.stderr.String()
+		if dockerListens() || shop.cmd.ProcessState.ExitCode() != 1 || shop.stdout.String() != "" ||
+			strings.Count(errs, "\n") != 1 || !strings.Contains(errs, "needs a Docker engine") {
+			t.Errorf("%v, %q, %q; want exit code 1 and one line", shop.err, shop.stdout, errs)
+		}
+	}
+}
+
+func dockerListens() bool {
+	network, address, _ := strings.Cut(cmp.Or(os.Getenv("DOCKER_HOST"), "unix:///var/run/docker.sock"), "://")
+	conn, err := net.Dial(network, address)
+	if err != nil {
+		return false
+	}
+	_ = conn.Close() // nothing was sent
+	return true
+}
+
+// A new user can run the lines that the shop prints.
+func TestScenario_printedLines(t *testing.T) {
 	t.Parallel()
 	for _, tool := range []string{"bash", "curl"} {
 		if _, err := exec.LookPath(tool); err != nil {
@@ -98,22 +156,11 @@ func TestPrintedLines(t *testing.T) {
 	shop.stop()
 }
 
-func awaitReady(t *testing.T, url string) {
+// scenario sells seats of an event, on any servers. It leaves two holds there, and returns one of them.
+func scenario(t *testing.T, c *client, inFlight func(*testing.T, *client)) (event, lost string) {
 	t.Helper()
-	c := newClient(t, url)
-	testenv.Eventually(t, func() error {
-		r, err := c.tryGet("/readyz")
-		if err == nil && r.status != http.StatusOK {
-			err = fmt.Errorf("%s is not ready: %s", url, r.body)
-		}
-		return err
-	})
-}
-
-// scenario is what a shop does, whatever it stands on.
-func scenario(t *testing.T, c *client, inFlight func(*testing.T, *client)) {
 	awaitReady(t, c.url)
-	event := c.newEvent(`{"name":"Concert","seats":30}`)
+	event = c.newEvent(`{"name":"Concert","seats":30}`)
 
 	ada := newUser()
 	kept := c.hold(ada, event, `"seats":["A1","A2"]`)
@@ -124,27 +171,18 @@ func scenario(t *testing.T, c *client, inFlight func(*testing.T, *client)) {
 
 	given := c.hold(ada, event, `"quantity":3`)
 	c.post(ada, newKey(), "/api/reservations/"+given.ID+"/cancel", "{}").wants(http.StatusOK, "")
-	lost := c.hold(newUser(), event, `"quantity":4`)
+	lost = c.hold(newUser(), event, `"quantity":4`).ID
 
 	replays(t, c, event)
 	inFlight(t, c)
 	limits(t, c)
 
 	testenv.Eventually(t, func() error {
-		if got := c.status(lost.ID); got != "expired" {
-			return fmt.Errorf("reservation is %s, want expired", got)
-		}
-		return nil
-	})
-	testenv.Eventually(t, func() error {
-		if got, want := c.stats(event), (stats{Confirmed: 1, Cancelled: 1, Expired: 2}); got != want {
+		if got, want := c.stats(event), (stats{Held: 2, Confirmed: 1, Cancelled: 1}); got != want && got.Expired == 0 {
 			return fmt.Errorf("stats are %+v, want %+v", got, want)
 		}
 		return nil
 	})
-	if got := c.seats(event); got["confirmed"] != 2 || got["held"] != 0 || got["free"] != 28 {
-		t.Errorf("seats are %v, want 2 confirmed and 28 free", got)
-	}
 
 	c.get("/healthz").wants(http.StatusOK, "")
 	metrics := c.get("/metrics").wants(http.StatusOK, "")
@@ -153,6 +191,7 @@ func scenario(t *testing.T, c *client, inFlight func(*testing.T, *client)) {
 			t.Errorf("no %s in the metrics", name)
 		}
 	}
+	return event, lost
 }
 
 // replays holds one seat, which nobody confirms.

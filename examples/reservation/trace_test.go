@@ -17,17 +17,18 @@ import (
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
-// One reservation is one trace: through three processes, from the request to the read model.
-func TestOneTrace(t *testing.T) {
+// One reservation is one trace: through three processes, from the request to the read model. Relay and consumer end by
+// themselves after one message.
+func TestTrace_acrossProcesses(t *testing.T) {
 	brokers(t, func(t *testing.T, flags ...string) {
 		spans := &collected{}
 		otlp := httptest.NewServer(spans)
 		t.Cleanup(otlp.Close)
 		env := append(newServices(t).env(), "OTEL_EXPORTER_OTLP_ENDPOINT="+otlp.URL, "OTEL_BSP_SCHEDULE_DELAY=50")
-		run := func(role string) *process {
-			return start(t, env, append([]string{"-backend=services", "-role=" + role}, flags...)...)
+		run := func(role string, more ...string) *process {
+			return start(t, env, slices.Concat([]string{"-backend=services", "-role=" + role}, flags, more)...)
 		}
-		api, _, _ := run("api"), run("relay"), run("consumer")
+		api, relay, consumer := run("api"), run("relay", "-message-limit=1"), run("consumer", "-message-limit=1")
 		c := newClient(t, api.url)
 		event := c.newEvent(`{"name":"Concert","seats":10}`)
 
@@ -50,42 +51,31 @@ func TestOneTrace(t *testing.T) {
 			t.Fatal(err)
 		}
 		answer.wants(http.StatusCreated, "")
-		// By the names of the spans, from the caller to the leaves.
-		want := []string{
-			"api POST /api/reservations",
-			"api POST /api/reservations > txretry.Do",
-			"api POST /api/reservations > txretry.Do > txretry.attempt",
-			"api POST /api/reservations > txretry.Do > txretry.attempt > create reservation.held",
-			"relay POST /api/reservations > txretry.Do > txretry.attempt > create reservation.held > send reservation.held",
-			"consumer POST /api/reservations > txretry.Do > txretry.attempt > create reservation.held > process QUEUE",
-			"consumer POST /api/reservations > txretry.Do > txretry.attempt > create reservation.held > process QUEUE > txretry.Do",
-			"consumer POST /api/reservations > txretry.Do > txretry.attempt > create reservation.held > process QUEUE > txretry.Do > txretry.attempt",
-			"consumer POST /api/reservations > txretry.Do > txretry.attempt > create reservation.held > process QUEUE > txretry.Do > txretry.attempt > read model",
-		}
-		testenv.Eventually(t, func() error {
-			got := spans.paths(traceID, caller)
-			for _, path := range want {
-				if !slices.Contains(got, path) {
-					return fmt.Errorf("no span %q among\n%s", path, strings.Join(got, "\n"))
-				}
-			}
-			return nil
-		})
-		for _, path := range spans.paths(traceID, caller) {
-			if !slices.Contains(want, path) {
-				t.Errorf("the trace has a span %q", path)
+		for _, p := range []*process{relay, consumer} {
+			<-p.ended
+			if p.err != nil || !strings.Contains(p.stderr.String(), "it has handled 1 messages") {
+				t.Errorf("ended with %v\n%s", p.err, p.stderr)
 			}
 		}
 		system := "rabbitmq"
 		if len(flags) > 0 {
 			system = "redis"
 		}
-		if got := spans.systems(traceID); !slices.Equal(got, []string{"process " + system, "send " + system}) {
-			t.Errorf("the trace names the brokers %q, want %s", got, system)
+		// By the names of the spans, from the caller to the leaves.
+		const request = "POST /api/reservations > txretry.Do > txretry.attempt > create reservation.held"
+		process := "consumer " + request + " > process QUEUE by " + system
+		want := []string{
+			"api POST /api/reservations", "api POST /api/reservations > txretry.Do", "api POST /api/reservations > txretry.Do > txretry.attempt",
+			"api " + request, "relay " + request + " > send reservation.held by " + system,
+			process, process + " > txretry.Do", process + " > txretry.Do > txretry.attempt", process + " > txretry.Do > txretry.attempt > read model",
 		}
-		if n := spans.instances(traceID); n != 3 {
-			t.Errorf("the trace is of %d instances, want 3", n)
-		}
+		slices.Sort(want)
+		testenv.Eventually(t, func() error {
+			if got := spans.paths(traceID, caller); !slices.Equal(got, want) {
+				return fmt.Errorf("the trace has the spans\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+			}
+			return nil
+		})
 	})
 }
 
@@ -95,7 +85,7 @@ type collected struct {
 	spans []collectedSpan
 }
 
-type collectedSpan struct{ trace, id, parent, name, role, instance, system string }
+type collectedSpan struct{ trace, id, parent, name, role string }
 
 func (c *collected) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	body, err := io.ReadAll(r.Body)
@@ -110,30 +100,32 @@ func (c *collected) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, process := range export.ResourceSpans {
-		attributes := map[string]string{}
+		role := ""
 		for _, kv := range process.Resource.Attributes {
-			attributes[kv.Key] = kv.Value.GetStringValue()
+			if kv.Key == "reservation.role" {
+				role = kv.Value.GetStringValue()
+			}
 		}
 		for _, scope := range process.ScopeSpans {
 			for _, s := range scope.Spans {
-				system := ""
+				span := collectedSpan{hex.EncodeToString(s.TraceId), hex.EncodeToString(s.SpanId), hex.EncodeToString(s.ParentSpanId), s.Name, role}
+				if strings.HasPrefix(s.Name, "process ") {
+					span.name = "process QUEUE" // or stream
+				}
 				for _, kv := range s.Attributes {
 					if kv.Key == "messaging.system" {
-						system = kv.Value.GetStringValue()
+						span.name += " by " + kv.Value.GetStringValue()
 					}
 				}
-				c.spans = append(c.spans, collectedSpan{
-					hex.EncodeToString(s.TraceId), hex.EncodeToString(s.SpanId), hex.EncodeToString(s.ParentSpanId), s.Name,
-					attributes["reservation.role"], attributes["service.instance.id"], system,
-				})
+				c.spans = append(c.spans, span)
 			}
 		}
 	}
 	w.Header().Set("Content-Type", "application/x-protobuf")
 }
 
-// paths returns the spans of a trace, each with its process and what is above it up to the caller. A parent that has not
-// come is a question mark.
+// paths returns the spans of a trace in order, each with its process and its parents up to the caller. A parent that is
+// not there is a question mark.
 func (c *collected) paths(traceID, caller string) []string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -145,18 +137,14 @@ func (c *collected) paths(traceID, caller string) []string {
 	}
 	var path func(id string) string
 	path = func(id string) string {
-		s, ok := byID[id]
-		name := s.name
-		if strings.HasPrefix(name, "process ") {
-			name = "process QUEUE" // or stream
-		}
-		switch {
+		switch s, ok := byID[id]; {
 		case !ok:
 			return "?"
 		case s.parent == caller:
-			return name
+			return s.name
+		default:
+			return path(s.parent) + " > " + s.name
 		}
-		return path(s.parent) + " > " + name
 	}
 	var all []string
 	for id, s := range byID {
@@ -164,31 +152,4 @@ func (c *collected) paths(traceID, caller string) []string {
 	}
 	slices.Sort(all)
 	return all
-}
-
-// systems returns the operations of a trace that name a broker, with it.
-func (c *collected) systems(traceID string) []string {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	var found []string
-	for _, s := range c.spans {
-		if operation, _, _ := strings.Cut(s.name, " "); s.trace == traceID && s.system != "" {
-			found = append(found, operation+" "+s.system)
-		}
-	}
-	slices.Sort(found)
-	return found
-}
-
-// instances counts the processes that a trace is of.
-func (c *collected) instances(traceID string) int {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	found := map[string]bool{}
-	for _, s := range c.spans {
-		if s.trace == traceID {
-			found[s.instance] = true
-		}
-	}
-	return len(found)
 }

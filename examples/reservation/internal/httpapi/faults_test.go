@@ -1,14 +1,19 @@
 package httpapi_test
 
 import (
+	"bytes"
 	"context"
+	"errors"
+	"log/slog"
 	"net/http"
 	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/holdfast-go/holdfast/examples/reservation/internal/booking"
+	"github.com/holdfast-go/holdfast/examples/reservation/internal/httpapi"
 	"github.com/holdfast-go/holdfast/examples/reservation/internal/memory"
 	"github.com/holdfast-go/holdfast/idempotency"
 	"github.com/holdfast-go/holdfast/txretry/txretrytest"
@@ -126,4 +131,104 @@ func TestPanic(t *testing.T) {
 	r := post("/api/events", createEvent)
 	s.do(r).wants(http.StatusInternalServerError, "INTERNAL")
 	s.do(r).wants(http.StatusCreated, "")
+}
+
+// hanging is a database that accepts everything and never answers.
+type hanging struct{ *memory.Shop }
+
+func (hanging) Events(ctx context.Context, _ string, _ int) ([]booking.Event, error) {
+	<-ctx.Done()
+	return nil, ctx.Err()
+}
+
+func (hanging) Once(ctx context.Context, _ string,
+	_ func(context.Context, booking.Work) (idempotency.Response, error),
+) (idempotency.Response, error) {
+	<-ctx.Done()
+	return idempotency.Response{}, ctx.Err()
+}
+
+func TestServerHangs(t *testing.T) {
+	t.Parallel()
+	for name, r := range map[string]request{"GET": get("/api/events"), "POST": post("/api/events", createEvent)} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				s := newShop(t, 0)
+				s.handler = newHandler(t, s.parts, hanging{s.parts.Shop}, 10)
+				begun := time.Now()
+				answered := make(chan answer)
+				go func() { answered <- s.do(r) }()
+				select {
+				case a := <-answered:
+					a.wants(http.StatusServiceUnavailable, "UNAVAILABLE")
+					if took := time.Since(begun); a.Header().Get("Retry-After") == "" || took < 55*time.Second {
+						t.Errorf("after %v, with %v", took, a.Header())
+					}
+				case <-time.After(time.Hour):
+					t.Fatal("not answered within an hour")
+				}
+			})
+		})
+	}
+}
+
+func TestClientHasGone(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, 0)
+	var log bytes.Buffer
+	handler, err := httpapi.New(httpapi.Config{
+		Backend: hanging{s.parts.Shop}, Keys: s.parts.Keys, Limiter: s.parts.Limiter, UserLimit: 10,
+		Logger: slog.New(slog.NewTextHandler(&log, nil)),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	s.handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { handler.ServeHTTP(w, r.WithContext(ctx)) })
+	s.do(get("/api/events"))
+	if log.Len() > 0 {
+		t.Errorf("a client that hangs up is logged: %s", &log)
+	}
+}
+
+// refusing is a database that is down.
+type refusing struct{ *memory.Shop }
+
+func (refusing) Events(context.Context, string, int) ([]booking.Event, error) {
+	return nil, errors.New("connection refused")
+}
+
+// TestOutageCostsFewLines sends 6000 requests to a database that is down.
+func TestOutageCostsFewLines(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newShop(t, 0)
+		var log bytes.Buffer
+		handler, err := httpapi.New(httpapi.Config{
+			Backend: refusing{s.parts.Shop}, Keys: s.parts.Keys, Limiter: s.parts.Limiter, UserLimit: 10,
+			Logger: slog.New(slog.NewTextHandler(&log, nil)),
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.handler = handler
+		for range 6000 {
+			s.do(get("/api/events")).wants(http.StatusServiceUnavailable, "UNAVAILABLE")
+			time.Sleep(10 * time.Millisecond)
+		}
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		text := log.String()
+		if lines := strings.Count(text, "\n"); lines != 3 || strings.Count(text, "connection refused") != lines ||
+			!strings.Contains(text, "repeats=2999") || !strings.Contains(text, "repeats=3000") {
+			t.Errorf("an outage of a minute costs %d lines:\n%.2000s", lines, text)
+		}
+		s.do(get("/api/events"))
+		if lines := strings.Count(log.String(), "\n"); lines != 4 {
+			t.Errorf("the next outage is not logged at once:\n%s", log.String())
+		}
+		time.Sleep(time.Minute) // its timer ends
+	})
 }

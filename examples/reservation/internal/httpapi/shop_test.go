@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/holdfast-go/holdfast/examples/reservation/internal/booking"
 	"github.com/holdfast-go/holdfast/examples/reservation/internal/httpapi"
@@ -26,6 +27,7 @@ type shop struct {
 	t       testing.TB
 	handler http.Handler
 	parts   *memory.Parts // nil on Postgres
+	pool    *pgxpool.Pool // nil in memory
 	// messages counts the messages in the outbox.
 	messages func() int
 }

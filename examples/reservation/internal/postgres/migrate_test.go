@@ -14,5 +14,6 @@ func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }
 // A process whose connection falls silent in the middle keeps no other from migrating.
 func TestMigrateThatFallsSilent(t *testing.T) {
 	t.Parallel()
+	testenv.Nightly(t, "waits for a timeout of the server")
 	pgtest.SilentMigration(t, "pg_advisory_xact_lock", postgres.Migrate)
 }

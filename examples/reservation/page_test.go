@@ -28,23 +28,12 @@ func acceptsHTML(t *testing.T, address string) (status int, body string) {
 	return resp.StatusCode, string(text)
 }
 
-// TestShopPage wants the page in memory unless it is switched off, and a stream that does not hold up the end.
-func TestShopPage(t *testing.T) {
+// The shop has its page in memory unless it is switched off, and a stream that does not hold up the end.
+func TestShopPage_inMemory(t *testing.T) {
 	t.Parallel()
 	shop := start(t, nil)
 	if status, body := acceptsHTML(t, shop.url); status != http.StatusOK || !strings.Contains(body, "Postgres off") || !strings.Contains(body, `href="/operator/"`) {
 		t.Errorf("the page: %d %s", status, body)
-	}
-	awaitReady(t, shop.url)
-	for _, on := range []string{"true", "false"} {
-		resp, err := http.PostForm(shop.url+"/shop/outage", url.Values{"server": {"redis"}, "on": {on}})
-		if err != nil || resp.StatusCode != http.StatusNoContent {
-			t.Fatalf("outage %s: %v, %v", on, resp, err)
-		}
-		_ = resp.Body.Close()
-		if on == "true" {
-			awaitUnready(t, newClient(t, shop.url))
-		}
 	}
 	awaitReady(t, shop.url)
 	resp, err := http.Get(shop.url + "/shop/live?user=ada")
@@ -66,8 +55,8 @@ func TestShopPage(t *testing.T) {
 	}
 }
 
-// TestShopPageOnServers wants nothing there that makes trouble, and the limits as Redis has them.
-func TestShopPageOnServers(t *testing.T) {
+// TestShopPage_onServers wants nothing there that makes trouble, and the limits as Redis has them.
+func TestShopPage_onServers(t *testing.T) {
 	t.Parallel()
 	shop := start(t, newServices(t).env(), "-backend=services", "-page")
 	awaitReady(t, shop.url)
@@ -94,4 +83,15 @@ func TestShopPageOnServers(t *testing.T) {
 		}
 	}
 	shop.stop()
+}
+
+// pressed does what a button of the page does, and returns the status.
+func pressed(t *testing.T, address string, fields url.Values) int {
+	t.Helper()
+	resp, err := http.PostForm(address, fields)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = resp.Body.Close() }()
+	return resp.StatusCode
 }

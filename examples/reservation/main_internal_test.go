@@ -1,0 +1,216 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/holdfast-go/holdfast/internal/testenv"
+)
+
+// TestMain runs the program instead of the tests where the binary has the program's name: tests start it by a link.
+func TestMain(m *testing.M) {
+	if filepath.Base(os.Args[0]) == "reservation" {
+		main()
+	}
+	os.Exit(testenv.Run(m))
+}
+
+// nowhere is an environment whose servers are not there.
+func nowhere(name string) string {
+	return map[string]string{
+		"DATABASE_URL": "postgres://x@127.0.0.1:1/x", "REDIS_URL": "redis://127.0.0.1:1/0", "AMQP_URL": "amqp://127.0.0.1:1/",
+	}[name]
+}
+
+// inProcess runs the program in this process. It sets the default logger, so its tests are not parallel.
+func inProcess(t *testing.T, getenv func(string) string, args ...string) (code int, stdout, stderr string) {
+	t.Helper()
+	defer slog.SetDefault(slog.Default())
+	var out, errs bytes.Buffer
+	code = run(t.Context(), args, getenv, &out, &errs)
+	return code, out.String(), errs.String()
+}
+
+func TestUsage_mistakes(t *testing.T) {
+	wrong := [][]string{{"-sweep=@every 1ns"}}
+	for _, args := range []string{
+		"-backend=memory -role=relay", "-role=api", "-backend=memory relay", "-backend=floppy", "-backend=services -role=boss",
+		"-hold=x", "-hold=0s", "-hold=-1m", "-sweep=sometimes",
+		"-user-limit=0", "-global-limit=-1", "-user-limit=1000000001", "-global-limit=1000000001", "-user-limit=9223372036854775807",
+		"-without=keys", "-backend=services -without=keys,seats", "-backend=services -page -without=keys",
+		"-port=1", "nonsense", "-addr=", "-addr=8080", "-addr=127.0.0.1:99999", "-backend=services -role=api -addr=",
+		"-ops-addr=9090", "-backend=services -role=relay -ops-addr=127.0.0.1:0",
+		"relay x", "relay --limit=0", "relay --limit=x", "relay --time-limit=-1s", "relay --time-limit=99999999999", "sweep --now",
+		"-backend=containers sweep",
+		"-trials -page=false", "-backend=services -trials -page=false",
+		"-memory-limit=-1", "-memory-limit=M", "-memory-limit=1KM", "-memory-limit=99999999999G", "-time-limit=-1s",
+		"-message-limit=-1", "-message-limit=1", "-backend=services -role=api -message-limit=1",
+	} {
+		wrong = append(wrong, strings.Fields(args))
+	}
+	for _, args := range wrong {
+		code, out, errs := inProcess(t, nowhere, args...)
+		if code != exitUsage || strings.Contains(errs, "_URL") || out != "" || strings.Count(errs, "\n") != 1 || !strings.HasPrefix(errs, "reservation: ") {
+			t.Errorf("%q exits with %d, prints %q and %q; want 2 and one line", args, code, out, errs)
+		}
+	}
+}
+
+// Servers have no default: nothing is done on servers that nobody has named.
+func TestUsage_addresses(t *testing.T) {
+	unset := func(string) string { return "" }
+	for args, names := range map[string]string{
+		"-backend=services": "DATABASE_URL REDIS_URL AMQP_URL", "-backend=services -role=relay": "DATABASE_URL REDIS_URL AMQP_URL",
+		"-broker=redis relay": "DATABASE_URL REDIS_URL", "setup": "DATABASE_URL REDIS_URL AMQP_URL",
+	} {
+		code, out, errs := inProcess(t, unset, strings.Fields(args)...)
+		if code != exitUsage || out != "" || strings.Count(errs, "_URL is not set") != len(strings.Fields(names)) {
+			t.Errorf("%s exits with %d: %s%s", args, code, out, errs)
+		}
+		for _, name := range strings.Fields(names) {
+			if !strings.Contains(errs, name) {
+				t.Errorf("%s does not name %s: %s", args, name, errs)
+			}
+		}
+	}
+	wrong := map[string]string{"DATABASE_URL": "mysql://root:secret@localhost/x", "AMQP_URL": "amqp://guest:secret@%zz/"}
+	code, _, errs := inProcess(t, func(name string) string { return wrong[name] }, "-backend=services")
+	if code != exitUsage || strings.Contains(errs, "secret") || !strings.Contains(errs, "DATABASE_URL") || !strings.Contains(errs, "AMQP_URL") {
+		t.Errorf("wrong addresses: exit %d: %s", code, errs)
+	}
+	for args, part := range map[string]string{
+		"-h": "reservation help", "help": "doctor", "relay -h": "--time-limit", "relay --help": "--time-limit", "help retry": "--class",
+		"schema print": "CREATE TABLE", "completion bash": "reservation", "__complete sta": "status",
+	} {
+		if code, out, errs := inProcess(t, unset, strings.Fields(args)...); code != exitOK || !strings.Contains(out, part) {
+			t.Errorf("%s exits with %d: %s%s", args, code, out, errs)
+		}
+	}
+}
+
+func TestConfig_defaults(t *testing.T) {
+	t.Parallel()
+	cfg, err := parseConfig(nil, nowhere, io.Discard)
+	if err != nil || cfg.sweep != "*/30 * * * *" {
+		t.Errorf("sweeps at %q, %v, want every half hour", cfg.sweep, err)
+	}
+	for args, want := range map[string]struct{ page, trials bool }{
+		"":                                         {true, true},
+		"-trials=false":                            {true, false},
+		"-page=false":                              {false, false},
+		"-backend=services":                        {false, false},
+		"-backend=services -page":                  {true, false},
+		"-backend=services -trials":                {true, true},
+		"-backend=services -role=api -page":        {true, false},
+		"-backend=services -role=relay -page":      {true, false},
+		"-backend=services -role=consumer -trials": {true, true},
+	} {
+		cfg, err := parseConfig(strings.Fields(args), nowhere, io.Discard)
+		if err != nil || cfg.page != want.page || cfg.trials != want.trials {
+			t.Errorf("%q: page %v, trials %v, %v", args, cfg.page, cfg.trials, err)
+		}
+	}
+	for text, want := range map[string]size{"0": 0, "1024": 1024, "3K": 3 << 10, "256M": 256 << 20, "2G": 2 << 30} {
+		c, err := parseConfig([]string{"-memory-limit=" + text, "-user-limit=1000000000", "-global-limit=1000000000"}, nowhere, io.Discard)
+		if err != nil || c.limits.memory != want {
+			t.Errorf("-memory-limit=%s is %d, error %v", text, c.limits.memory, err)
+		}
+	}
+}
+
+func TestLimits_endTheProcess(t *testing.T) {
+	t.Parallel()
+	all := limits{time: time.Minute, messages: 10, memory: 1 << 20}
+	for _, tc := range []struct {
+		l        limits
+		ran      time.Duration
+		messages int64
+		memory   size
+		want     string
+	}{
+		{all, time.Minute - 1, 9, 1 << 20, ""},
+		{all, time.Minute, 0, 0, "1m0s"},
+		{all, 0, 11, 0, "11 messages"},
+		{all, 0, 0, 1<<20 + 1, "1048577 bytes"},
+		{limits{}, 1 << 60, 1 << 60, 1 << 60, ""},
+	} {
+		if got := tc.l.reached(tc.ran, tc.messages, tc.memory); tc.want == "" && got != "" || !strings.Contains(got, tc.want) {
+			t.Errorf("%+v: %q", tc, got)
+		}
+	}
+	if held := memoryInUse(); held < 1<<20 || held > 1<<40 {
+		t.Errorf("the process holds %d bytes", held)
+	}
+	for name, tc := range map[string]struct {
+		l    limits
+		want time.Duration
+	}{"time": {limits{time: 2 * time.Second}, 2 * time.Second}, "memory": {limits{memory: 1}, 0}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				began := time.Now()
+				ctx, stop := tc.l.within(t.Context(), &handled{})
+				defer stop()
+				<-ctx.Done()
+				if took := time.Since(began); took != tc.want {
+					t.Errorf("ended after %v, want %v", took, tc.want)
+				}
+			})
+		})
+	}
+	ctx, stop := (limits{}).within(t.Context(), &handled{})
+	if ctx.Err() != nil {
+		t.Error("ended without a limit")
+	}
+	if stop(); context.Cause(ctx) == nil {
+		t.Error("not stopped")
+	}
+}
+
+func TestTraces_wanted(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		variables   map[string]string
+		want, wrong bool
+	}{
+		"nothing is set":                  {},
+		"an endpoint":                     {map[string]string{"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4318"}, true, false},
+		"an endpoint of traces":           {map[string]string{"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://127.0.0.1:4318/v1/traces"}, true, false},
+		"the default endpoint":            {map[string]string{"OTEL_TRACES_EXPORTER": "otlp"}, true, false},
+		"none in spite of an endpoint":    {map[string]string{"OTEL_TRACES_EXPORTER": "none", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4318"}, false, false},
+		"an exporter that is not in here": {map[string]string{"OTEL_TRACES_EXPORTER": "zipkin"}, false, true},
+	} {
+		got, err := tracesWanted(func(name string) string { return tc.variables[name] })
+		if got != tc.want || (err != nil) != tc.wrong {
+			t.Errorf("%s: wanted is %v (%v), want %v", name, got, err, tc.want)
+		}
+	}
+}
+
+// A page somewhere else cannot slow down consumers that run without -trials.
+func TestTrials_needTheFlag(t *testing.T) {
+	t.Parallel()
+	for _, flag := range []string{"-page", "-trials"} {
+		cfg, err := parseConfig([]string{"-backend=services", flag}, nowhere, io.Discard)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s, err := newServers(cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if slow := newParts(cfg, s).handled.slow; (slow != nil) != cfg.trials {
+			t.Errorf("%s: consumers ask: %v", flag, slow != nil)
+		}
+		s.farewell = nil // no message was sent
+		s.close()
+	}
+}
