@@ -66,17 +66,25 @@ func TestConsumer(t *testing.T) {
 func TestPartitions(t *testing.T) {
 	t.Parallel()
 	testenv.AMQPURL(t) // skips before there are subtests
-	cfg := config{Ordered: true, Partitions: conformance.Partitions, Leveling: 300 * time.Millisecond}
-	conformance.TestPartitions(t, conformance.PartitionsBackend{
-		Runs: runsOf("partitions"),
-		New:  func(t *testing.T) conformance.ConsumerFixture { return newConsumerFixture(t, amqptest.New(t), cfg) },
-		Of: func(m *inbox.Message) string {
-			if m.Key == "" {
-				return "orders.0"
+	for name, classic := range map[string]bool{"classic": true, "quorum": false} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			if !classic {
+				testenv.Nightly(t, "classic queues are declared sooner")
 			}
-			return fmt.Sprint("orders.", partition.Of(m.Key, "", partition.Slots)%conformance.Partitions)
-		},
-	})
+			cfg := config{Ordered: true, Classic: classic, Partitions: conformance.Partitions, Leveling: 300 * time.Millisecond}
+			conformance.TestPartitions(t, conformance.PartitionsBackend{
+				Runs: runsOf("partitions"),
+				New:  func(t *testing.T) conformance.ConsumerFixture { return newConsumerFixture(t, amqptest.New(t), cfg) },
+				Of: func(m *inbox.Message) string {
+					if m.Key == "" {
+						return "orders.0"
+					}
+					return fmt.Sprint("orders.", partition.Of(m.Key, "", partition.Slots)%conformance.Partitions)
+				},
+			})
+		})
+	}
 }
 
 func newConsumerFixture(t *testing.T, b *amqptest.Broker, base config) conformance.ConsumerFixture {

@@ -6,12 +6,13 @@ import (
 	"fmt"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/holdfast-go/holdfast/inbox"
-	"github.com/holdfast-go/holdfast/internal/amqptest"
+	"github.com/holdfast-go/holdfast/internal/silent"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
@@ -40,49 +41,71 @@ func hasty(url string) func(context.Context) (*amqp.Connection, error) {
 	}
 }
 
+// onBroker runs a test in a bubble. The broker has the queues of the test's consumer and knows what its connections fall silent on; its
+// heartbeats notice nothing.
+func onBroker(t *testing.T, test func(t *testing.T, b *silent.AMQP)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		b := silent.NewAMQP(t)
+		setUp(t, newConsumer(t, b.Dial, &recorder{}, config{Retry: quick}))
+		test(t, b)
+	})
+}
+
+// send publishes n messages of a name.
+func send(t *testing.T, b *silent.AMQP, name string, n int) {
+	t.Helper()
+	conn, err := b.Dial(t.Context())
+	must(t, err)
+	defer conn.Close()
+	ch, err := conn.Channel()
+	must(t, err)
+	must(t, ch.Confirm(false))
+	for range n {
+		m := order()
+		m.Type = name
+		confirm, err := ch.PublishWithDeferredConfirm("", "orders", false, false, m)
+		must(t, err)
+		confirm.Wait()
+	}
+}
+
 // A connection that falls silent, at any step, is replaced without anybody's help, and each
 // message is processed.
 func TestSilentConnection(t *testing.T) {
 	t.Parallel()
-	testenv.AMQPURL(t) // skips before there are subtests
 	for name, silence := range silences {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			b := amqptest.New(t)
-			proxy := testenv.NewProxy(t, b.URL)
-			var done sync.Map
-			processor := processorFunc(func(_ context.Context, m *inbox.Message) error {
-				if m.Attempt == 1 && m.Name == "flaky" {
-					return errBroken
+			onBroker(t, func(t *testing.T, b *silent.AMQP) {
+				var done sync.Map
+				processor := processorFunc(func(_ context.Context, m *inbox.Message) error {
+					if m.Attempt == 1 && m.Name == "flaky" {
+						return errBroken
+					}
+					done.Store(m.ID, true)
+					return nil
+				})
+				const n = 20
+				send(t, b, "order.placed", n)
+				send(t, b, "flaky", n)
+				b.SilenceOn(silence)
+				began := time.Now()
+				r := start(t, newConsumer(t, b.Dial, processor, config{Retry: quick, ConfirmTimeout: 10 * time.Minute}))
+				testenv.Eventually(t, func() error {
+					count := 0
+					done.Range(func(any, any) bool { count++; return true })
+					if silenced := b.Silenced(); count < 2*n || silenced == 0 {
+						return fmt.Errorf("%d of %d messages processed, %d connections fell silent", count, 2*n, silenced)
+					}
+					return r.Ready(t.Context())
+				})
+				t.Logf("%s: %.1f s", t.Name(), time.Since(began).Seconds())
+				r.stop(t)
+				if depth := b.Depth("failed.default"); depth > 0 {
+					t.Errorf("%d dead letters", depth)
 				}
-				done.Store(m.ID, true)
-				return nil
 			})
-			setUp(t, newConsumer(t, b.Dial, processor, config{Queue: "orders", Retry: quick}))
-			const n = 20
-			publishAll(t, b, "orders", "order.placed", n)
-			publishAll(t, b, "orders", "flaky", n)
-			proxy.SilenceOn(silence)
-			began := time.Now()
-			r := start(t, newConsumer(t, hasty(proxy.URL()), processor, config{
-				Queue: "orders", Retry: quick, ConfirmTimeout: 10 * time.Minute,
-			}))
-			helped := false
-			testenv.Eventually(t, func() error {
-				count := 0
-				done.Range(func(any, any) bool { count++; return true })
-				if proxy.Silenced() == max(silence.Connections, 1) && r.Ready(t.Context()) == nil && time.Since(began) > 8*time.Second && !helped {
-					helped = true
-					proxy.Heal() // the broker, too, notices by its heartbeats only, and has messages on the silent connection
-				}
-				if silenced := proxy.Silenced(); count < 2*n || silenced == 0 {
-					return fmt.Errorf("%d of %d messages processed, %d connections fell silent", count, 2*n, silenced)
-				}
-				return r.Ready(t.Context())
-			})
-			t.Logf("%.1f s", time.Since(began).Seconds())
-			r.stop(t)
-			awaitDepth(t, b, "failed.default", 0)
 		})
 	}
 }
@@ -90,67 +113,61 @@ func TestSilentConnection(t *testing.T) {
 // An idle consumer notices too, of each of its connections, or it would say that it is ready.
 func TestSilentWhileIdle(t *testing.T) {
 	t.Parallel()
-	b := amqptest.New(t)
-	proxy := testenv.NewProxy(t, b.URL)
-	c := newConsumer(t, hasty(proxy.URL()), &recorder{}, config{Queue: "orders", Retry: quick})
-	setUp(t, c)
-	r := start(t, c)
-	ready(t, r)
-	proxy.SilenceConnections()
-	began := time.Now()
-	testenv.Eventually(t, func() error {
-		if r.Ready(t.Context()) == nil {
-			return errors.New("ready")
-		}
-		return nil
+	onBroker(t, func(t *testing.T, b *silent.AMQP) {
+		r := start(t, newConsumer(t, b.Dial, &recorder{}, config{Retry: quick}))
+		ready(t, r)
+		b.SilenceConnections()
+		began := time.Now()
+		testenv.Eventually(t, func() error {
+			if r.Ready(t.Context()) == nil {
+				return errors.New("ready")
+			}
+			return nil
+		})
+		t.Logf("noticed after %.1f s", time.Since(began).Seconds())
+		ready(t, r)
+		t.Logf("ready after %.1f s", time.Since(began).Seconds())
 	})
-	t.Logf("noticed after %.1f s", time.Since(began).Seconds())
-	ready(t, r)
-	t.Logf("ready after %.1f s", time.Since(began).Seconds())
 }
 
 // Run ends within ShutdownTimeout, whatever does not answer.
 func TestShutdownWhileSilent(t *testing.T) {
 	t.Parallel()
 	const shutdown = 6 * time.Second
-	for name, fall := range map[string]func(p *testenv.Proxy){
-		"connections are silent":      (*testenv.Proxy).SilenceConnections,
-		"the broker is silent":        (*testenv.Proxy).Pause,
-		"the consumer is not ended":   func(p *testenv.Proxy) { p.SilenceOn(testenv.Silence{On: "\x00\x3c\x00\x1e"}) },
-		"the end is not answered":     func(p *testenv.Proxy) { p.SilenceOn(testenv.Silence{On: "\x00\x3c\x00\x1e", Deliver: true}) },
-		"acknowledgements do not end": func(p *testenv.Proxy) { p.SilenceOn(testenv.Silence{On: "\x00\x3c\x00\x50", Deliver: true}) },
-		"copies are not confirmed": func(p *testenv.Proxy) {
-			p.SilenceOn(testenv.Silence{On: "\x00\x3c\x00\x28", Deliver: true})
-		},
+	for name, fall := range map[string]func(b *silent.AMQP){
+		"connections are silent":    (*silent.AMQP).SilenceConnections,
+		"the broker is silent":      (*silent.AMQP).Pause,
+		"the consumer is not ended": func(b *silent.AMQP) { b.SilenceOn(testenv.Silence{On: "\x00\x3c\x00\x1e"}) },
+		"the end is not answered":   func(b *silent.AMQP) { b.SilenceOn(testenv.Silence{On: "\x00\x3c\x00\x1e", Deliver: true}) },
+		"acks do not arrive":        func(b *silent.AMQP) { b.SilenceOn(testenv.Silence{On: "\x00\x3c\x00\x50", Deliver: true}) },
+		"copies are not confirmed":  func(b *silent.AMQP) { b.SilenceOn(testenv.Silence{On: "\x00\x3c\x00\x28", Deliver: true}) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			b := amqptest.New(t)
-			proxy := testenv.NewProxy(t, b.URL)
-			started, release := make(chan struct{}, 2), make(chan struct{})
-			c := newConsumer(t, hasty(proxy.URL()), processorFunc(func(_ context.Context, m *inbox.Message) error {
-				started <- struct{}{}
-				<-release
-				if m.Name == "bad" {
-					return errBroken
+			onBroker(t, func(t *testing.T, b *silent.AMQP) {
+				started, release := make(chan struct{}, 2), make(chan struct{})
+				c := newConsumer(t, b.Dial, processorFunc(func(_ context.Context, m *inbox.Message) error {
+					started <- struct{}{}
+					<-release
+					if m.Name == "bad" {
+						return errBroken
+					}
+					return nil
+				}), config{Retry: quick, ShutdownTimeout: shutdown, ConfirmTimeout: 10 * time.Minute})
+				send(t, b, "bad", 1)
+				send(t, b, "order.placed", 1)
+				r := start(t, c)
+				<-started
+				<-started
+				fall(b)
+				close(release)
+				began := time.Now()
+				r.stop(t)
+				if took := time.Since(began); took > shutdown {
+					t.Errorf("Run took %v to end", took)
 				}
-				return nil
-			}), config{Queue: "orders", Retry: quick, ShutdownTimeout: shutdown, ConfirmTimeout: 10 * time.Minute})
-			setUp(t, c)
-			publishAll(t, b, "orders", "bad", 1)
-			publishAll(t, b, "orders", "order.placed", 1)
-			r := start(t, c)
-			<-started
-			<-started
-			fall(proxy)
-			close(release)
-			began := time.Now()
-			r.stop(t)
-			if took := time.Since(began); took > shutdown+testenv.Patience/10 {
-				t.Errorf("Run took %v to end", took)
-			} else {
-				t.Logf("%.1f s", took.Seconds())
-			}
+				t.Logf("%.1f s", time.Since(began).Seconds())
+			})
 		})
 	}
 }
