@@ -16,22 +16,33 @@ import (
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
-// What passes on the wire at each step, as a Silence looks for it: the ids of class and method.
-var silences = map[string]testenv.Silence{
-	"handshake begins":        {On: "AMQP\x00"},
-	"channel opens":           {On: "\x00\x14\x00\x0a"},
-	"prefetch is set":         {On: "\x00\x3c\x00\x0a"},
-	"consumer begins":         {On: "\x00\x3c\x00\x14"},
-	"consumer has begun":      {On: "\x00\x3c\x00\x15", Answer: true},
-	"delivery":                {On: "\x00\x3c\x00\x3c", Answer: true},
-	"ack":                     {On: "\x00\x3c\x00\x50"},
-	"ack, which arrives":      {On: "\x00\x3c\x00\x50", Deliver: true},
-	"ack, heard, unheard":     {On: "\x00\x3c\x00\x50", Deliver: true, OneWay: true},
-	"confirm mode":            {On: "\x00\x55\x00\x0a"},
-	"copy":                    {On: "\x00\x3c\x00\x28"},
-	"copy, which arrives":     {On: "\x00\x3c\x00\x28", Deliver: true},
-	"confirm of the copy":     {On: "\x00\x3c\x00\x50", Answer: true},
-	"two connections at once": {On: "\x00\x3c\x00\x50", Connections: 2},
+const (
+	// soonBack is within which time a connection is replaced.
+	soonBack = 10 * time.Second
+	// held is within which time messages are processed that the broker had given to a silent connection.
+	held = soonBack + silent.Notices
+)
+
+// silences are the steps of a connection: what passes on the wire then, as a Silence looks for it (the ids of class and
+// method), and within which time all messages are processed.
+var silences = map[string]struct {
+	testenv.Silence
+	within time.Duration
+}{
+	"handshake begins":        {testenv.Silence{On: "AMQP\x00"}, soonBack},
+	"channel opens":           {testenv.Silence{On: "\x00\x14\x00\x0a"}, soonBack},
+	"prefetch is set":         {testenv.Silence{On: "\x00\x3c\x00\x0a"}, soonBack},
+	"consumer begins":         {testenv.Silence{On: "\x00\x3c\x00\x14"}, soonBack},
+	"consumer has begun":      {testenv.Silence{On: "\x00\x3c\x00\x15", Answer: true}, held},
+	"delivery":                {testenv.Silence{On: "\x00\x3c\x00\x3c", Answer: true}, held},
+	"ack":                     {testenv.Silence{On: "\x00\x3c\x00\x50"}, held},
+	"ack, which arrives":      {testenv.Silence{On: "\x00\x3c\x00\x50", Deliver: true}, held},
+	"ack, heard, unheard":     {testenv.Silence{On: "\x00\x3c\x00\x50", Deliver: true, OneWay: true}, held},
+	"confirm mode":            {testenv.Silence{On: "\x00\x55\x00\x0a"}, soonBack},
+	"copy":                    {testenv.Silence{On: "\x00\x3c\x00\x28"}, soonBack},
+	"copy, which arrives":     {testenv.Silence{On: "\x00\x3c\x00\x28", Deliver: true}, soonBack},
+	"confirm of the copy":     {testenv.Silence{On: "\x00\x3c\x00\x50", Answer: true}, soonBack},
+	"two connections at once": {testenv.Silence{On: "\x00\x3c\x00\x50", Connections: 2}, soonBack + held},
 }
 
 // hasty dials with heartbeats that notice nothing in the time of a test.
@@ -41,8 +52,7 @@ func hasty(url string) func(context.Context) (*amqp.Connection, error) {
 	}
 }
 
-// onBroker runs a test in a bubble. The broker has the queues of the test's consumer and knows what its connections fall silent on; its
-// heartbeats notice nothing.
+// onBroker runs a test in a bubble. The broker has the queues of the test's consumer, and heartbeats that notice nothing.
 func onBroker(t *testing.T, test func(t *testing.T, b *silent.AMQP)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -89,7 +99,7 @@ func TestSilentConnection(t *testing.T) {
 				const n = 20
 				send(t, b, "order.placed", n)
 				send(t, b, "flaky", n)
-				b.SilenceOn(silence)
+				b.SilenceOn(silence.Silence)
 				began := time.Now()
 				r := start(t, newConsumer(t, b.Dial, processor, config{Retry: quick, ConfirmTimeout: 10 * time.Minute}))
 				testenv.Eventually(t, func() error {
@@ -100,7 +110,9 @@ func TestSilentConnection(t *testing.T) {
 					}
 					return r.Ready(t.Context())
 				})
-				t.Logf("%s: %.1f s", t.Name(), time.Since(began).Seconds())
+				if took := time.Since(began); took > silence.within {
+					t.Errorf("took %v, want %v at most", took, silence.within)
+				}
 				r.stop(t)
 				if depth := b.Depth("failed.default"); depth > 0 {
 					t.Errorf("%d dead letters", depth)
@@ -124,9 +136,11 @@ func TestSilentWhileIdle(t *testing.T) {
 			}
 			return nil
 		})
-		t.Logf("noticed after %.1f s", time.Since(began).Seconds())
+		noticed := time.Since(began)
 		ready(t, r)
-		t.Logf("ready after %.1f s", time.Since(began).Seconds())
+		if took := time.Since(began); noticed > 7*time.Second+100*time.Millisecond || took > soonBack { // a question after 2 s, an answer within 5
+			t.Errorf("noticed after %v, ready after %v", noticed, took)
+		}
 	})
 }
 
@@ -166,7 +180,6 @@ func TestShutdownWhileSilent(t *testing.T) {
 				if took := time.Since(began); took > shutdown {
 					t.Errorf("Run took %v to end", took)
 				}
-				t.Logf("%.1f s", time.Since(began).Seconds())
 			})
 		})
 	}

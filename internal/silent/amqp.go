@@ -15,8 +15,8 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 )
 
-// notices is after how long the broker finds out that a silent connection has ended, and delivers its messages again.
-const notices = 20 * time.Second
+// Notices is after how long the broker finds out that a silent connection has ended, and delivers its messages again.
+const Notices = 20 * time.Second
 
 // AMQP is a broker that falls silent. It must be used in the bubble that made it. It knows queues with a time to live, the
 // default exchange and exchanges that route to all their queues, confirms, returns, prefetch and redelivery.
@@ -182,7 +182,7 @@ func (l *link) end() {
 		}
 	}
 	if lossy {
-		time.AfterFunc(notices, requeue)
+		time.AfterFunc(Notices, requeue)
 		return
 	}
 	requeue()
