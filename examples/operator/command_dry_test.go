@@ -4,7 +4,6 @@ import (
 	"context"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -96,18 +95,4 @@ func TestRelayDryRun(t *testing.T) {
 	r.wants(t, 2, []string{"relay", "--dry-run", "--from=none"})
 	r.wants(t, 0, []string{"relay"}, "published 2")
 	r.wants(t, 0, []string{"relay", "--dry-run"}, "outbox: 0 ready to be published\n")
-}
-
-func TestRelayMemoryLimit(t *testing.T) {
-	t.Parallel()
-	r := newRig(t)
-	r.mended = true
-	began := time.Now()
-	r.wants(t, 0, []string{"retry", "--from=outbox", "--all"})
-	r.wants(t, 0, []string{"relay", "--time-limit=10m", "--memory-limit=1K"}, "published 2")
-	if took := time.Since(began); took > 5*time.Minute {
-		t.Errorf("at a limit of 1 KiB it ends after %v", took)
-	}
-	r.wants(t, 2, []string{"relay", "--memory-limit=much"})
-	r.wants(t, 2, []string{"relay", "--memory-limit=-1"})
 }

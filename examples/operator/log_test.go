@@ -14,6 +14,7 @@ import (
 	"github.com/holdfast-go/holdfast/examples/operator"
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/internal/pgtest"
+	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
 // unwritable is a log that cannot be written.
@@ -132,6 +133,7 @@ func TestSetupIsNoted(t *testing.T) {
 // A process whose connection falls silent in the middle keeps no other from migrating.
 func TestMigrateThatFallsSilent(t *testing.T) {
 	t.Parallel()
+	testenv.Nightly(t, "waits for a timeout of the server")
 	pgtest.SilentMigration(t, "pg_advisory_xact_lock", func(ctx context.Context, pool *pgxpool.Pool) error {
 		return must(operator.NewPostgresLog(pool))(t).Migrate(ctx)
 	})

@@ -3,6 +3,7 @@ package operator_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"html"
 	"net/http"
 	"net/url"
@@ -36,12 +37,13 @@ func (s *site) job(t *testing.T, form url.Values, parts ...string) {
 	t.Helper()
 	body := s.post(t, "apply", form, 200, append(parts, "begun by ada")...)
 	id := regexp.MustCompile(`progress\?id=(\d+)`).FindStringSubmatch(body)
-	for deadline := time.Now().Add(time.Minute); id != nil && !strings.Contains(body, "Ended"); {
-		if time.Now().After(deadline) {
-			t.Fatalf("the change does not end: %s", body)
+	testenv.Eventually(t, func() error {
+		if id != nil && !strings.Contains(body, "Ended") {
+			body = s.get(t, "job?id="+id[1], 200)
+			return fmt.Errorf("the change does not end: %s", body)
 		}
-		body = s.get(t, "job?id="+id[1], 200)
-	}
+		return nil
+	})
 }
 
 func TestPageChanges(t *testing.T) {

@@ -2,11 +2,19 @@ package operator
 
 import (
 	"context"
+	"os"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/holdfast-go/holdfast/internal/testenv"
 )
+
+func TestMain(m *testing.M) {
+	ratesApart, liveEvery = 10*time.Millisecond, 200*time.Millisecond
+	os.Exit(testenv.Run(m))
+}
 
 // Those who wait while a server is silent are told what the look before them has found: each look of its own would have
 // them wait for as many times as there are viewers.

@@ -9,9 +9,10 @@ import (
 	"time"
 )
 
+// liveEvery is how often a live page is brought up to date. Tests shorten it.
+var liveEvery = 2 * time.Second
+
 const (
-	// liveEvery is how often a live page is brought up to date.
-	liveEvery = 2 * time.Second
 	// progressEvery is how often the progress of a change is.
 	progressEvery = 500 * time.Millisecond
 	// streamTime is after how long a stream ends: the browser begins another, and is authorized anew.

@@ -45,8 +45,8 @@ func transportsOf(ctx context.Context, relay *outbox.Relay) []transportStatus {
 	return all
 }
 
-// ratesApart is how far apart two looks are that tell a rate.
-const ratesApart = time.Second
+// ratesApart is how far apart two looks are that tell a rate. Tests shorten it.
+var ratesApart = time.Second
 
 // lookForRates asks all parts, and the outboxes a second time, so that a single look tells rates, too.
 func (o *Operator) lookForRates(ctx context.Context) status {

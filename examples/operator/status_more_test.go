@@ -138,7 +138,6 @@ func TestPageRates(t *testing.T) {
 	s := newSite(t, operator.PageConfig{})
 	s.get(t, "", 200, "–, – /s", "0 held", "default closed")
 	testenv.Eventually(t, func() error {
-		time.Sleep(100 * time.Millisecond)
 		if body := s.get(t, "", 200); !strings.Contains(body, "0.0, 0.0 /s") {
 			return errors.New("no rate is shown")
 		}

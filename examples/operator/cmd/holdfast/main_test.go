@@ -1,4 +1,4 @@
-package main_test
+package main
 
 import (
 	"bytes"
@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -30,38 +29,25 @@ import (
 	"github.com/holdfast-go/holdfast/ratelimit/ratelimitredis"
 )
 
+// TestMain runs the program instead of the tests where the binary has the program's name: tests start it by a link.
 func TestMain(m *testing.M) {
-	code := testenv.Run(m)
-	if dir := filepath.Dir(builtAt); builtAt != "" {
-		_ = os.RemoveAll(dir) // whatever is left is in a folder for temporary files
+	if filepath.Base(os.Args[0]) == program {
+		main()
 	}
-	os.Exit(code)
+	os.Exit(testenv.Run(m))
 }
 
-var (
-	builtAt string
-	build   = sync.OnceValue(func() error {
-		dir, err := os.MkdirTemp("", "holdfast-")
-		if err != nil {
-			return err
-		}
-		builtAt = filepath.Join(dir, "holdfast")
-		out, err := exec.Command("go", "build", "-buildvcs=false", "-o", builtAt, ".").CombinedOutput()
-		if err != nil {
-			return fmt.Errorf("%w: %s", err, out)
-		}
-		return nil
-	})
-)
-
-// run runs the program in a folder.
-func run(t *testing.T, dir string, env []string, args ...string) (code int, stdout, stderr string) {
+// command runs the program in a folder.
+func command(t *testing.T, dir string, env []string, args ...string) (code int, stdout, stderr string) {
 	t.Helper()
-	must(t, build())
+	self, err := os.Executable()
+	must(t, err)
+	link := filepath.Join(t.TempDir(), program)
+	must(t, os.Symlink(self, link))
 	var out, errs bytes.Buffer
-	cmd := exec.CommandContext(t.Context(), builtAt, args...)
+	cmd := exec.CommandContext(t.Context(), link, args...)
 	cmd.Dir, cmd.Env, cmd.Stdout, cmd.Stderr = dir, env, &out, &errs
-	err := cmd.Run()
+	err = cmd.Run()
 	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
 		return exit.ExitCode(), out.String(), errs.String()
 	}
@@ -90,14 +76,14 @@ func inTheReadme(t *testing.T) string {
 }
 
 // The file of the README operates a service on real servers, with the commands of a cron relay.
-func TestProgram(t *testing.T) {
+func TestHoldfast_readme(t *testing.T) {
 	t.Parallel()
 	dir, database, redisURL, broker := t.TempDir(), pgtest.URL(t), redistest.URL(t), amqptest.New(t)
 	must(t, os.WriteFile(filepath.Join(dir, "holdfast.yaml"), []byte(inTheReadme(t)), 0o600))
 	env := []string{"DATABASE_URL=" + database, "REDIS_URL=" + redisURL, "AMQP_URL=" + broker.URL}
 	wants := func(want int, part string, args ...string) {
 		t.Helper()
-		code, out, errs := run(t, dir, env, args...)
+		code, out, errs := command(t, dir, env, args...)
 		if code != want || !strings.Contains(out+errs, part) {
 			t.Errorf("%q exits with %d, want %d and %q: %s%s", args, code, want, part, out, errs)
 		}
@@ -106,7 +92,7 @@ func TestProgram(t *testing.T) {
 	reads := func(part string, args ...string) {
 		t.Helper()
 		testenv.Eventually(t, func() error {
-			code, out, errs := run(t, dir, env, args...)
+			code, out, errs := command(t, dir, env, args...)
 			if code != 0 || !strings.Contains(out+errs, part) {
 				return fmt.Errorf("%q exits with %d, want 0 and %q: %s%s", args, code, part, out, errs)
 			}
@@ -169,7 +155,7 @@ func TestProgram(t *testing.T) {
 }
 
 // What the service still keeps is neither found fault with nor deleted.
-func TestRetentionIsThatOfTheService(t *testing.T) {
+func TestHoldfast_retention(t *testing.T) {
 	t.Parallel()
 	dir, database := t.TempDir(), pgtest.URL(t)
 	config := "outboxes: [{retention: 2160h}]\nconsumers: [{name: billing, queue: billing, table: holdfast_inbox, retention: 720h}]"
@@ -178,7 +164,7 @@ func TestRetentionIsThatOfTheService(t *testing.T) {
 	succeeds := func(args ...string) {
 		t.Helper()
 		testenv.Eventually(t, func() error {
-			if code, out, errs := run(t, dir, env, args...); code != 0 {
+			if code, out, errs := command(t, dir, env, args...); code != 0 {
 				return fmt.Errorf("%q exits with %d: %s%s", args, code, out, errs)
 			}
 			return nil
@@ -205,7 +191,7 @@ func TestRetentionIsThatOfTheService(t *testing.T) {
 }
 
 // Limits and keys are those that the service counts and keeps on Redis, not others of the same names.
-func TestKeysOnRedisAreThoseOfTheService(t *testing.T) {
+func TestHoldfast_keysOnRedis(t *testing.T) {
 	t.Parallel()
 	dir, redisURL := t.TempDir(), redistest.URL(t)
 	config := "limits: [{name: user, max: 100, window: 1h}, {name: user, max: 100, window: 1h, prefix: 'b:c', tag: t}]\n" +
@@ -229,7 +215,7 @@ func TestKeysOnRedisAreThoseOfTheService(t *testing.T) {
 	shows := func(want []string, args ...string) {
 		t.Helper()
 		testenv.Eventually(t, func() error {
-			code, out, errs := run(t, dir, []string{"REDIS_URL=" + redisURL}, args...)
+			code, out, errs := command(t, dir, []string{"REDIS_URL=" + redisURL}, args...)
 			for _, part := range want {
 				if code != 0 || !regexp.MustCompile(part).MatchString(out) {
 					return fmt.Errorf("%q exits with %d, want 0 and %q: %s%s", args, code, part, out, errs)
@@ -243,7 +229,7 @@ func TestKeysOnRedisAreThoseOfTheService(t *testing.T) {
 }
 
 // A database that the printed SQL has made is one that setup finds done, and the SQL takes all of it away again.
-func TestSchemaPrint(t *testing.T) {
+func TestHoldfast_schemaPrint(t *testing.T) {
 	t.Parallel()
 	dir, database := t.TempDir(), pgtest.URL(t)
 	config := "outboxes: [{retention: 0s}]\nidempotency: [{}]\nconsumers: [{name: a, queue: a, table: holdfast_inbox, retention: 1h}, {name: b, queue: b, table: holdfast_inbox, retention: 1h}, {name: c, queue: c, table: other, retention: 1h}]"
@@ -251,7 +237,7 @@ func TestSchemaPrint(t *testing.T) {
 	env := []string{"DATABASE_URL=" + database, "AMQP_URL=" + testenv.AMQPURL(t)}
 	holdfast := func(args ...string) string {
 		t.Helper()
-		code, out, errs := run(t, dir, env, args...)
+		code, out, errs := command(t, dir, env, args...)
 		if code != 0 {
 			t.Fatalf("%q exits with %d: %s", args, code, errs)
 		}
@@ -278,7 +264,7 @@ func TestSchemaPrint(t *testing.T) {
 	}
 }
 
-func TestSchemaFiles(t *testing.T) {
+func TestHoldfast_schemaFiles(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	must(t, os.WriteFile(filepath.Join(dir, "holdfast.yaml"), []byte("outboxes: [{retention: 0s}, {name: second, table: second, retention: 0s}]"), 0o600))
@@ -292,7 +278,7 @@ func TestSchemaFiles(t *testing.T) {
 		must(t, os.Mkdir(folder, 0o755))
 		print := func(args ...string) (int, string, string) {
 			t.Helper()
-			return run(t, dir, env, append([]string{"schema", "print", "--format=" + tool, "--dir=" + folder}, args...)...)
+			return command(t, dir, env, append([]string{"schema", "print", "--format=" + tool, "--dir=" + folder}, args...)...)
 		}
 		code, planned, _ := print("--dry-run")
 		if left, err := os.ReadDir(folder); code != 0 || len(left) != 0 || err != nil {
@@ -316,13 +302,13 @@ func TestSchemaFiles(t *testing.T) {
 		}
 	}
 	for _, args := range [][]string{{"--format=magic"}, {"--format=goose"}, {"--dir=x"}, {"--dry-run"}, {"--format=goose", "--dir=x", "--down"}, {"x"}} {
-		if code, _, errs := run(t, dir, env, append([]string{"schema", "print"}, args...)...); code != 2 {
+		if code, _, errs := command(t, dir, env, append([]string{"schema", "print"}, args...)...); code != 2 {
 			t.Errorf("%q exits with %d: %s", args, code, errs)
 		}
 	}
 }
 
-func TestMistakes(t *testing.T) {
+func TestHoldfast_mistakes(t *testing.T) {
 	t.Parallel()
 	for text, part := range map[string]string{
 		"outboxes: [{nome: x}]": "nome",
@@ -342,7 +328,7 @@ func TestMistakes(t *testing.T) {
 		dir := t.TempDir()
 		must(t, os.WriteFile(filepath.Join(dir, "holdfast.yaml"), []byte(text), 0o600))
 		env := []string{"DATABASE_URL=postgres://x@127.0.0.1:1/x", "REDIS_URL=redis://127.0.0.1:1", "AMQP_URL=amqp://127.0.0.1:1"}
-		if code, out, errs := run(t, dir, env, "status"); code != 2 || out != "" || strings.Count(errs, "\n") != 1 || !strings.Contains(errs, part) {
+		if code, out, errs := command(t, dir, env, "status"); code != 2 || out != "" || strings.Count(errs, "\n") != 1 || !strings.Contains(errs, part) {
 			t.Errorf("%s exits with %d: %s%s", text, code, out, errs)
 		}
 	}
@@ -351,20 +337,20 @@ func TestMistakes(t *testing.T) {
 		"there is no none.yaml": {"--config", "none.yaml", "status"}, "there is no holdfast.yaml": {"doctor"},
 		"--config has no value": {"status", "--config="}, "config": {"status", "--config"},
 	} {
-		if code, _, errs := run(t, dir, nil, args...); code != 2 || !strings.Contains(errs, part) {
+		if code, _, errs := command(t, dir, nil, args...); code != 2 || !strings.Contains(errs, part) {
 			t.Errorf("%q exits with %d: %s", args, code, errs)
 		}
 	}
 	must(t, os.WriteFile(filepath.Join(dir, "other.yaml"), []byte("outboxes: [{retention: 0s}]"), 0o600))
 	for _, env := range [][]string{{"HOLDFAST_CONFIG=other.yaml"}, {"HOLDFAST_CONFIG=other.yaml", "DATABASE_URL=mysql://root:secret@localhost/x"}} {
-		code, _, errs := run(t, dir, env, "status")
+		code, _, errs := command(t, dir, env, "status")
 		if code != 2 || !strings.Contains(errs, "DATABASE_URL is not") || strings.Contains(errs, "secret") {
 			t.Errorf("with %q it exits with %d: %s", env, code, errs)
 		}
 	}
 	for _, config := range []string{"none.yaml", "other.yaml"} {
 		for part, args := range map[string][]string{"doctor": {"help"}, "--config": {"retry", "--help"}, "__start_holdfast": {"completion", "bash"}} {
-			if code, out, errs := run(t, dir, []string{"HOLDFAST_CONFIG=" + config}, args...); code != 0 || !strings.Contains(out, part) {
+			if code, out, errs := command(t, dir, []string{"HOLDFAST_CONFIG=" + config}, args...); code != 0 || !strings.Contains(out, part) {
 				t.Errorf("%q with %s exits with %d: %.300s%s", args, config, code, out, errs)
 			}
 		}
@@ -372,16 +358,16 @@ func TestMistakes(t *testing.T) {
 }
 
 // A server that is down is said once, and ends no command later than doctor's limit.
-func TestServersThatAreDown(t *testing.T) {
+func TestHoldfast_serversDown(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	must(t, os.WriteFile(filepath.Join(dir, "holdfast.yaml"), []byte("outboxes: [{exchange: shop, retention: 0s}]\nconsumers: [{name: billing, queue: billing}]"), 0o600))
 	env := []string{"DATABASE_URL=postgres://x@127.0.0.1:1/x", "AMQP_URL=amqp://127.0.0.1:1"}
-	code, _, errs := run(t, dir, env, "doctor")
+	code, _, errs := command(t, dir, env, "doctor")
 	if code != 1 || strings.Count(errs, "\n") != 1 || strings.Count(errs, "Postgres cannot be asked") != 1 || strings.Count(errs, "RabbitMQ cannot be asked") != 1 {
 		t.Errorf("doctor exits with %d: %s", code, errs)
 	}
-	code, out, errs := run(t, dir, env, "status")
+	code, out, errs := command(t, dir, env, "status")
 	if code != 1 || !strings.Contains(out, "billing") || strings.Count(errs, "\n") != 1 {
 		t.Errorf("status exits with %d: %s%s", code, out, errs)
 	}

@@ -3,8 +3,11 @@ package operator_test
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/holdfast-go/holdfast/examples/operator"
 	"github.com/holdfast-go/holdfast/inbox"
@@ -103,4 +106,86 @@ func TestPageShowsPartOfTheLetters(t *testing.T) {
 	s.get(t, "preview?what=drop&from=billing", 200, said)
 	masked := serve(t, newPartlyRig(t), operator.PageConfig{Authorize: everything, Mask: func(operator.MaskedMessage) []byte { return nil }})
 	masked.get(t, "preview?what=retry&from=billing&patch=%7B%22a%22:1%7D", 200, "3 cannot be", "hides a part", "another session holds the rest")
+}
+
+// far is a time in milliseconds that was read as seconds.
+var far = time.Unix(1_800_000_000_000, 0)
+
+// farConsumer has letters of another program, whose times no JSON can tell.
+type farConsumer struct{ operator.DeadLetterer }
+
+func (c farConsumer) DeadLetters() inbox.DeadLetters { return farLetters{c.DeadLetterer.DeadLetters()} }
+
+type farLetters struct{ inbox.DeadLetters }
+
+func (l farLetters) List(ctx context.Context, f inbox.Filter) ([]inbox.DeadLetter, error) {
+	found, err := l.DeadLetters.List(ctx, f)
+	found = slices.Clone(found)
+	for i := range found {
+		l := &found[i]
+		l.Message.PublishedAt, l.Message.History, l.FailedAt, l.FirstFailedAt = far, []inbox.FailedAttempt{{At: far}}, far, far
+	}
+	return found, err
+}
+
+// One letter with an odd time does not hide the others from --json and from agents.
+func TestTimesThatJSONCannotTell(t *testing.T) {
+	t.Parallel()
+	a := newAgent(t, operator.MCPConfig{}, func(cfg *operator.Config) { cfg.Consumers[0].Consumer = farConsumer{cfg.Consumers[0].Consumer} })
+	a.wants(t, 0, []string{"inbox", "dead", "--json"}, a.ids["d"].String())
+	a.tells(t, "letters", nil, a.ids["d"].String())
+	a.tells(t, "explain", map[string]any{"id": a.ids["d"]}, "no handler for d")
+}
+
+// alone has dead letters that fail the test where two look at the same time.
+type alone struct {
+	inbox.DeadLetters
+	t     *testing.T
+	taken *sync.Mutex
+}
+
+// aloneConsumer has them.
+type aloneConsumer struct{ alone alone }
+
+func (c aloneConsumer) DeadLetters() inbox.DeadLetters { return c.alone }
+
+func (a alone) look() {
+	a.t.Helper()
+	if !a.taken.TryLock() {
+		a.t.Error("two look at the same time")
+		return
+	}
+	defer a.taken.Unlock()
+	time.Sleep(time.Millisecond)
+}
+
+func (a alone) List(ctx context.Context, f inbox.Filter) ([]inbox.DeadLetter, error) {
+	a.look()
+	return a.DeadLetters.List(ctx, f)
+}
+
+func (a alone) Groups(ctx context.Context, f inbox.Filter) ([]inbox.Group, error) {
+	a.look()
+	return a.DeadLetters.Groups(ctx, f)
+}
+
+func (a alone) Replay(ctx context.Context, f inbox.Filter, how inbox.Replay) (inbox.Replayed, error) {
+	a.look()
+	return a.DeadLetters.Replay(ctx, f, how)
+}
+
+// Of many who look at a consumer's dead letters each sees all of them, as they take turns.
+func TestPageViewersTakeTurns(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.cfg.Consumers = []operator.Consumer{{Name: "billing", Consumer: aloneConsumer{alone{r.cfg.Consumers[0].Consumer.DeadLetters(), t, &sync.Mutex{}}}}}
+	r.Operator = must(operator.New(r.cfg))(t)
+	s := serve(t, r, operator.PageConfig{Authorize: everything})
+	var viewers sync.WaitGroup
+	for range 10 {
+		for view, part := range map[string]string{"groups": "no handler for c", "letters?from=billing": "3 in all", "preview?what=retry&from=billing": "3 would be sent again"} {
+			viewers.Go(func() { s.get(t, view, 200, part) })
+		}
+	}
+	viewers.Wait()
 }
