@@ -150,7 +150,7 @@ func TestShortcutWithHungRedis(t *testing.T) {
 // Without Redis everything goes its way behind.
 func TestShortcutWithoutRedis(t *testing.T) {
 	t.Parallel()
-	client := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", MaxRetries: -1})
+	client := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", MaxRetries: -1, DialerRetries: 1})
 	defer client.Close()
 	b := newBehind()
 	f := b.shortcut(t, client, "a", succeed, testenv.Patience)

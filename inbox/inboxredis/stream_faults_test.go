@@ -16,7 +16,6 @@ import (
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/inbox/inboxredis"
-	"github.com/holdfast-go/holdfast/inbox/inboxtest/conformance"
 	"github.com/holdfast-go/holdfast/internal/redistest"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
@@ -211,41 +210,23 @@ func testOnCluster(t *testing.T, client *redis.ClusterClient, servers []*testenv
 	}
 }
 
-// A replica that has taken over takes claims, though nobody refers the client to it.
-func TestClusterFailoverOfClaims(t *testing.T) {
+// A replica that has taken over takes claims, and a consumer goes on there, though nobody refers the client to it.
+func TestClusterFailover(t *testing.T) {
 	t.Parallel()
 	testenv.Nightly(t, "a replica takes over after seconds")
 	client, failOver := redistest.Failover(t)
-	p := newProcessor(t, client, inboxredis.ProcessorConfig{Namespace: "failover"}, func(context.Context, conformance.Event) error { return nil })
-	claim := func() error { return process(t, p, event()) }
-	noError(t, claim())
-	failOver()
-	testenv.Eventually(t, claim)
-}
-
-// A consumer goes on there, too.
-func TestClusterFailoverOfAStream(t *testing.T) {
-	t.Parallel()
-	testenv.Nightly(t, "a replica takes over after seconds")
-	client, failOver := redistest.Failover(t)
+	p := newProcessor(t, client, inboxredis.ProcessorConfig{Namespace: "failover"}, succeed)
+	noError(t, process(t, p, event()))
 	handled := make(chan struct{}, 100)
 	mux := inbox.NewMux()
 	handle(t, mux, event().Name, func(context.Context) error {
 		handled <- struct{}{}
 		return nil
 	})
-	c := newConsumer(t, client, mux, inboxredis.Config{})
-	defer start(t, c)()
-	arrives := func() {
-		t.Helper()
-		select {
-		case <-handled:
-		case <-time.After(testenv.Patience):
-			t.Fatal("no message arrives")
-		}
-	}
+	defer start(t, newConsumer(t, client, mux, inboxredis.Config{}))()
 	publish(t, client, event())
-	arrives()
+	awaitHandled(t, handled)
 	publish(t, failOver(), event())
-	arrives()
+	awaitHandled(t, handled)
+	testenv.Eventually(t, func() error { return process(t, p, event()) })
 }
