@@ -24,17 +24,3 @@ func Eventually(t testing.TB, check func() error) {
 		time.Sleep(20 * time.Millisecond)
 	}
 }
-
-// InTime plays a scenario that returns how long it took, and promises at most limit. A busy machine may be late,
-// so the test fails only if three tries in a row are.
-func InTime(t testing.TB, limit time.Duration, play func() time.Duration) {
-	t.Helper()
-	var took []time.Duration
-	for range 3 {
-		took = append(took, play())
-		if took[len(took)-1] <= limit {
-			return
-		}
-	}
-	t.Errorf("took %v, want at most %v", took, limit)
-}
