@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -57,6 +59,14 @@ func onBroker(t *testing.T, test func(t *testing.T, b *silent.AMQP)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		b := silent.NewAMQP(t)
+		b.Expires = func(queue string) (time.Duration, string) { // as the retry queues are declared
+			ms, retry := strings.CutPrefix(queue, "orders.retry.")
+			ttl, err := strconv.Atoi(ms)
+			if !retry || err != nil {
+				return 0, ""
+			}
+			return time.Duration(ttl) * time.Millisecond, "orders"
+		}
 		setUp(t, newConsumer(t, b.Dial, &recorder{}, config{Retry: quick}))
 		test(t, b)
 	})

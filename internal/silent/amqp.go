@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
-	"errors"
 	"io"
 	"net"
 	"slices"
@@ -18,24 +17,23 @@ import (
 // Notices is after how long the broker finds out that a silent connection has ended, and delivers its messages again.
 const Notices = 20 * time.Second
 
-// AMQP is a broker that falls silent. It must be used in the bubble that made it. It knows queues with a time to live, the
+// AMQP is a broker that falls silent. It must be used in the bubble that made it. It knows queues, the
 // default exchange and exchanges that route to all their queues, confirms, returns, prefetch and redelivery.
 type AMQP struct {
 	network
+
+	// Expires returns the time to live of the messages in a queue, and the queue for those whose time is over; 0 is for ever.
+	Expires func(queue string) (ttl time.Duration, next string)
 
 	broker  sync.Mutex // guards the rest, and whatever belongs to a queue or a channel
 	queues  map[string]*queue
 	bound   map[string][]string // queues by exchange
 	blocked chan struct{}       // closed by Unblock; nil: the broker reads
-	sent    int                 // consumer tags and delivery tags
 }
 
 type queue struct {
-	messages   []*message
-	consumers  []*consumer
-	ttl        time.Duration
-	exchange   string // where messages go when their time is over
-	routingKey string
+	messages  []*message
+	consumers []*consumer
 }
 
 type message struct {
@@ -70,10 +68,7 @@ type link struct {
 	channels map[uint16]*channel
 	informed bool // that the broker is blocked
 
-	mu      sync.Mutex
-	queued  [][]byte
-	wake    chan struct{}
-	drained bool
+	out chan []byte // for the client, which may read slowly
 }
 
 // NewAMQP returns a broker without queues.
@@ -136,16 +131,24 @@ func (s *AMQP) Unblock() {
 }
 
 func (s *AMQP) serve(c *conn) error {
-	l := &link{AMQP: s, conn: c, channels: map[uint16]*channel{}, wake: make(chan struct{}, 1)}
-	go l.write()
+	l := &link{AMQP: s, conn: c, channels: map[uint16]*channel{}, out: make(chan []byte, 10_000)}
+	go func() {
+		for {
+			select {
+			case <-c.done:
+				return
+			case data := <-l.out:
+				_ = c.answer(data)
+			}
+		}
+	}()
 	defer l.end()
 	header := make([]byte, 8)
 	if _, err := io.ReadFull(c, header); err != nil {
 		return err
 	}
 	if c.arrives(header) {
-		capabilities := table("publisher_confirms", true, "basic.nack", true, "connection.blocked", true, "consumer_cancel_notify", true)
-		l.send(0, 10, 10, uint8(0), uint8(9), table("version", "3.13.0", "product", "RabbitMQ", "capabilities", capabilities), long("PLAIN"), long("en_US"))
+		l.send(0, 10, 10, uint8(0), uint8(9), long(""), long("PLAIN"), long("en_US")) // it has no properties
 	}
 	for {
 		frame := make([]byte, 7, 64)
@@ -159,18 +162,12 @@ func (s *AMQP) serve(c *conn) error {
 		if !c.arrives(frame) {
 			continue
 		}
-		if err := l.handle(frame[0], binary.BigEndian.Uint16(frame[1:]), frame[7:len(frame)-1]); err != nil {
-			return err
-		}
+		l.handle(frame[0], binary.BigEndian.Uint16(frame[1:]), frame[7:len(frame)-1])
 	}
 }
 
 // end requeues the messages of the connection, as soon as the broker knows that it has ended.
 func (l *link) end() {
-	l.mu.Lock()
-	l.drained = true
-	l.mu.Unlock()
-	l.signal()
 	l.conn.network.mu.Lock()
 	lossy := l.conn.lossy
 	l.conn.network.mu.Unlock()
@@ -188,44 +185,11 @@ func (l *link) end() {
 	requeue()
 }
 
-// write sends what the broker has queued for the client, which may read slowly.
-func (l *link) write() {
-	for {
-		l.mu.Lock()
-		queued, drained := l.queued, l.drained
-		l.queued = nil
-		l.mu.Unlock()
-		for _, data := range queued {
-			if l.conn.answer(data) != nil {
-				return
-			}
-		}
-		if drained {
-			return
-		}
-		<-l.wake
-	}
-}
-
-func (l *link) signal() {
-	select {
-	case l.wake <- struct{}{}:
-	default:
-	}
-}
-
-func (l *link) queue(data []byte) {
-	l.mu.Lock()
-	l.queued = append(l.queued, data)
-	l.mu.Unlock()
-	l.signal()
-}
-
 type long string
 
 // send queues a method for the client.
 func (l *link) send(channel uint16, class, method uint16, args ...any) {
-	l.queue(encode(channel, class, method, args...))
+	l.out <- encode(channel, class, method, args...)
 }
 
 func encode(channel uint16, class, method uint16, args ...any) []byte {
@@ -251,24 +215,6 @@ func pack(kind byte, channel uint16, payload []byte) []byte {
 	return append(append(data, payload...), 0xCE)
 }
 
-// table encodes pairs of a key and a value.
-func table(pairs ...any) []byte {
-	var fields []byte
-	for i := 0; i < len(pairs); i += 2 {
-		key := pairs[i].(string)
-		fields = append(append(fields, byte(len(key))), key...)
-		switch v := pairs[i+1].(type) {
-		case bool:
-			fields = append(fields, 't', 1)
-		case string:
-			fields = append(binary.BigEndian.AppendUint32(append(fields, 'S'), uint32(len(v))), v...)
-		case []byte:
-			fields = append(append(fields, 'F'), v...)
-		}
-	}
-	return append(binary.BigEndian.AppendUint32(nil, uint32(len(fields))), fields...)
-}
-
 // args reads the arguments of a method.
 type args struct{ rest []byte }
 
@@ -290,31 +236,14 @@ func (a *args) number(bytes int) (n uint64) {
 
 func (a *args) text() string { return string(a.take(int(a.number(1)))) }
 
-// table returns the texts and numbers of a table.
-func (a *args) table() (texts map[string]string, numbers map[string]uint64) {
-	fields := &args{a.take(int(a.number(4)))}
-	texts, numbers = map[string]string{}, map[string]uint64{}
-	for len(fields.rest) > 0 {
-		key := fields.text()
-		switch kind := fields.take(1)[0]; kind {
-		case 'S', 'F', 'A', 'x':
-			texts[key] = string(fields.take(int(fields.number(4))))
-		default:
-			numbers[key] = fields.number(map[byte]int{'t': 1, 'b': 1, 'B': 1, 's': 2, 'u': 2, 'I': 4, 'i': 4, 'f': 4, 'D': 5, 'l': 8, 'L': 8, 'd': 8, 'T': 8}[kind])
-		}
-	}
-	return texts, numbers
-}
-
-var errFarewell = errors.New("the client has closed the connection")
-
-func (l *link) handle(kind byte, id uint16, payload []byte) error {
+func (l *link) handle(kind byte, id uint16, payload []byte) {
 	l.broker.Lock()
 	defer l.broker.Unlock()
 	ch := l.channels[id]
 	switch kind {
 	case 1:
-		return l.method(ch, id, binary.BigEndian.Uint16(payload), binary.BigEndian.Uint16(payload[2:]), &args{payload[4:]})
+		l.method(ch, id, binary.BigEndian.Uint16(payload), binary.BigEndian.Uint16(payload[2:]), &args{payload[4:]})
+		return
 	case 2:
 		ch.incoming.header, ch.missing = bytes.Clone(payload), binary.BigEndian.Uint64(payload[4:])
 	case 3:
@@ -324,10 +253,9 @@ func (l *link) handle(kind byte, id uint16, payload []byte) error {
 	if kind != 8 && ch.missing == 0 {
 		l.publish(ch)
 	}
-	return nil
 }
 
-func (l *link) method(ch *channel, id, class, method uint16, a *args) error {
+func (l *link) method(ch *channel, id, class, method uint16, a *args) {
 	reply := func(values ...any) { l.send(id, class, method+1, values...) }
 	switch class<<8 | method {
 	case 10<<8 | 11: // start-ok
@@ -339,9 +267,6 @@ func (l *link) method(ch *channel, id, class, method uint16, a *args) error {
 			break
 		}
 		reply("")
-	case 10<<8 | 50:
-		reply()
-		return l.drain()
 	case 20<<8 | 40:
 		l.leave(ch)
 		delete(l.channels, id)
@@ -356,8 +281,7 @@ func (l *link) method(ch *channel, id, class, method uint16, a *args) error {
 			break
 		}
 		if q == nil {
-			texts, numbers := a.table()
-			q = &queue{ttl: time.Duration(numbers["x-message-ttl"]) * time.Millisecond, exchange: texts["x-dead-letter-exchange"], routingKey: texts["x-dead-letter-routing-key"]}
+			q = &queue{}
 			l.queues[name] = q
 		}
 		reply(name, uint32(len(q.messages)), uint32(len(q.consumers)))
@@ -397,19 +321,9 @@ func (l *link) method(ch *channel, id, class, method uint16, a *args) error {
 		ch.confirms = true
 		reply()
 	case 10<<8 | 31, 20<<8 | 41, 10<<8 | 51: // tune-ok, close-ok
-	default: // exchanges and bindings of which the broker needs to know nothing
+	default: // the farewell, and exchanges and bindings of which the broker needs to know nothing
 		reply()
 	}
-	return nil
-}
-
-// drain ends the connection when the reply to the farewell is sent.
-func (l *link) drain() error {
-	l.mu.Lock()
-	l.drained = true
-	l.mu.Unlock()
-	l.signal()
-	return errFarewell
 }
 
 // waitUnblocked holds the connection back while the broker is blocked.
@@ -445,9 +359,9 @@ func (l *link) publish(ch *channel) {
 }
 
 func (l *link) content(id uint16, m *message) {
-	l.queue(pack(2, id, m.header))
+	l.out <- pack(2, id, m.header)
 	if len(m.body) > 0 {
-		l.queue(pack(3, id, m.body))
+		l.out <- pack(3, id, m.body)
 	}
 }
 
@@ -465,15 +379,17 @@ func (s *AMQP) route(m *message) (routed bool) {
 		copied := *m
 		copied.queue = name
 		q.messages = append(q.messages, &copied)
-		if q.ttl > 0 {
-			time.AfterFunc(q.ttl, func() { s.expire(q, &copied) })
+		if s.Expires != nil {
+			if ttl, next := s.Expires(name); ttl > 0 {
+				time.AfterFunc(ttl, func() { s.expire(q, &copied, next) })
+			}
 		}
 		s.deliver(q)
 	}
 	return routed
 }
 
-func (s *AMQP) expire(q *queue, m *message) {
+func (s *AMQP) expire(q *queue, m *message, next string) {
 	s.broker.Lock()
 	defer s.broker.Unlock()
 	i := slices.Index(q.messages, m)
@@ -481,7 +397,7 @@ func (s *AMQP) expire(q *queue, m *message) {
 		return
 	}
 	q.messages = slices.Delete(q.messages, i, i+1)
-	m.exchange, m.key = q.exchange, q.routingKey
+	m.exchange, m.key = "", next
 	s.route(m)
 }
 
