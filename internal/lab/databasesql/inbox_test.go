@@ -12,7 +12,6 @@ import (
 	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/inbox/inboxpgx"
 	"github.com/holdfast-go/holdfast/inbox/inboxtest/conformance"
-	"github.com/holdfast-go/holdfast/internal/pgtest"
 	"github.com/holdfast-go/holdfast/txretry"
 	"github.com/holdfast-go/holdfast/txretry/txretrysql"
 )
@@ -39,25 +38,21 @@ func event(number string) *inbox.Message {
 
 func TestInboxProcessor(t *testing.T) {
 	t.Parallel()
-	pgtest.New(t) // skips before there are subtests
-	for name := range drivers {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			conformance.TestProcessor(t, conformance.Backend{New: func(t *testing.T) conformance.Fixture {
-				f := setup(t, name)
-				return conformance.Fixture{
-					Processor: func(t *testing.T, consumer string, h conformance.Handler) inbox.Processor {
-						return f.inbox(t, txretry.Config{}, consumer, func(ctx context.Context, _ pgx.Tx, number int) error {
-							return h(ctx, conformance.Event{Number: number})
-						})
-					},
-					Effects: func(t *testing.T, consumer string, number int) int {
-						return f.count(t, `SELECT count(*) FROM effects WHERE consumer = $1 AND number = $2`, consumer, number)
-					},
-				}
-			}})
-		})
-	}
+	onEach(t, func(t *testing.T, one *fixture) {
+		conformance.TestProcessor(t, conformance.Backend{New: func(t *testing.T) conformance.Fixture {
+			f := setup(t, one.driver)
+			return conformance.Fixture{
+				Processor: func(t *testing.T, consumer string, h conformance.Handler) inbox.Processor {
+					return f.inbox(t, txretry.Config{}, consumer, func(ctx context.Context, _ pgx.Tx, number int) error {
+						return h(ctx, conformance.Event{Number: number})
+					})
+				},
+				Effects: func(t *testing.T, consumer string, number int) int {
+					return f.count(t, `SELECT count(*) FROM effects WHERE consumer = $1 AND number = $2`, consumer, number)
+				},
+			}
+		}})
+	})
 }
 
 // In a batch a conflict runs all of it again; what fails otherwise fails alone.

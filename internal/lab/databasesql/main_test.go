@@ -1,4 +1,5 @@
-// Package databasesql tests what runs over database/sql, with both drivers: the suites that pgx passes.
+// Package databasesql tests what runs over database/sql: the suites that pgx passes, on pgx's own driver, and at night on
+// lib/pq, of which every run tests the errors and the round trips.
 package databasesql
 
 import (
@@ -67,13 +68,25 @@ func (c counting) Write(p []byte) (int, error) {
 	return c.Conn.Write(p)
 }
 
-// onEach runs a test with each driver, on a schema of its own.
+// onEach runs a test with each driver, on a schema of its own, with lib/pq at night.
 func onEach(t *testing.T, test func(t *testing.T, f *fixture)) {
+	t.Helper()
+	eachDriver(t, func(t *testing.T, name string) {
+		if name == "lib pq" {
+			testenv.Nightly(t, "the same tests on another driver")
+		}
+		test(t, setup(t, name))
+	})
+}
+
+// eachDriver runs a test of something that differs between the drivers.
+func eachDriver(t *testing.T, test func(t *testing.T, name string)) {
+	t.Helper()
 	pgtest.New(t) // skips before there are subtests
 	for name := range drivers {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			test(t, setup(t, name))
+			test(t, name)
 		})
 	}
 }

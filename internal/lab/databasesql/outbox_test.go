@@ -61,42 +61,38 @@ func backend(f *fixture, store *outboxpgx.Store, in inTx) conformance.Store {
 
 func TestOutboxWriter(t *testing.T) {
 	t.Parallel()
-	for name := range drivers {
-		t.Run(name+" managed", func(t *testing.T) {
-			t.Parallel()
-			conformance.TestWriter(t, conformance.Backend{Open: func(t *testing.T) conformance.Store {
-				f := setup(t, name)
-				m := f.manager(t, txretry.Config{})
-				return backend(f, f.outbox(t), func(ctx context.Context, fn func(tx pgx.Tx) error) error {
+	onEach(t, func(t *testing.T, one *fixture) {
+		managed := func(t *testing.T) conformance.Managed {
+			f := setup(t, one.driver)
+			m, store := f.manager(t, txretry.Config{}), f.outbox(t)
+			return conformance.Managed{
+				Store: backend(f, store, func(ctx context.Context, fn func(tx pgx.Tx) error) error {
 					return m.Do(ctx, func(_ context.Context, tx pgx.Tx) error { return fn(tx) })
-				})
-			}})
-		})
-		t.Run(name+" wrapped", func(t *testing.T) {
+				}),
+				Manager: m, Write: store.Write, WriteOnce: store.WriteOnce,
+				Break: func(ctx context.Context, tx pgx.Tx) error {
+					_, err := tx.Exec(ctx, "SELECT 1/0")
+					return err
+				},
+			}
+		}
+		t.Run("managed", func(t *testing.T) {
 			t.Parallel()
+			conformance.TestWriter(t, conformance.Backend{Open: func(t *testing.T) conformance.Store { return managed(t).Store }})
+		})
+		t.Run("errors", func(t *testing.T) {
+			t.Parallel()
+			conformance.TestManagedWriter(t, conformance.ManagedBackend{Open: managed})
+		})
+		t.Run("wrapped", func(t *testing.T) {
+			t.Parallel()
+			testenv.Nightly(t, "the same suite in transactions of the user's own")
 			conformance.TestWriter(t, conformance.Backend{Open: func(t *testing.T) conformance.Store {
-				f := setup(t, name)
+				f := setup(t, one.driver)
 				return backend(f, f.outbox(t), f.wrapped)
 			}})
 		})
-		t.Run(name+" errors", func(t *testing.T) {
-			t.Parallel()
-			conformance.TestManagedWriter(t, conformance.ManagedBackend{Open: func(t *testing.T) conformance.Managed {
-				f := setup(t, name)
-				m, store := f.manager(t, txretry.Config{}), f.outbox(t)
-				return conformance.Managed{
-					Store: backend(f, store, func(ctx context.Context, fn func(tx pgx.Tx) error) error {
-						return m.Do(ctx, func(_ context.Context, tx pgx.Tx) error { return fn(tx) })
-					}),
-					Manager: m, Write: store.Write, WriteOnce: store.WriteOnce,
-					Break: func(ctx context.Context, tx pgx.Tx) error {
-						_, err := tx.Exec(ctx, "SELECT 1/0")
-						return err
-					},
-				}
-			}})
-		})
-	}
+	})
 }
 
 // The commit of a Manager wakes a relay; that of the user's own transaction does so by Wake.

@@ -16,7 +16,6 @@ import (
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/inboxpgx"
 	inboxconformance "github.com/holdfast-go/holdfast/inbox/inboxtest/conformance"
-	"github.com/holdfast-go/holdfast/internal/pgtest"
 	"github.com/holdfast-go/holdfast/internal/sqlstate"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/outbox"
@@ -36,35 +35,31 @@ const tables = `
 // TestConformance: what a manager promises it promises over database/sql.
 func TestConformance(t *testing.T) {
 	t.Parallel()
-	pgtest.New(t) // skips before there are subtests
-	for name := range drivers {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			conformance.Run(t, func(t *testing.T) conformance.Backend {
-				f := setup(t, name)
-				f.exec(t, tables)
-				return conformance.Backend{
-					New: func(cfg txretry.Config) txretry.Transactor { return f.manager(t, cfg) },
-					Read: func(ctx context.Context) (n int, err error) {
-						err = f.pool.QueryRow(ctx, "select n from counter where id = 1").Scan(&n)
-						return n, err
-					},
-					Add: func(ctx context.Context, tx pgx.Tx, delta int) error {
-						_, err := tx.Exec(ctx, "update counter set n = n + $1 where id = 1", delta)
-						return err
-					},
-					Fail: func(ctx context.Context, tx pgx.Tx, sqlstate string) error {
-						_, err := tx.Exec(ctx, raise(sqlstate))
-						return err
-					},
-					FailAtCommit: func(ctx context.Context, tx pgx.Tx, sqlstate string) error {
-						_, err := tx.Exec(ctx, "insert into failure values ($1)", sqlstate)
-						return err
-					},
-				}
-			})
+	onEach(t, func(t *testing.T, one *fixture) {
+		conformance.Run(t, func(t *testing.T) conformance.Backend {
+			f := setup(t, one.driver)
+			f.exec(t, tables)
+			return conformance.Backend{
+				New: func(cfg txretry.Config) txretry.Transactor { return f.manager(t, cfg) },
+				Read: func(ctx context.Context) (n int, err error) {
+					err = f.pool.QueryRow(ctx, "select n from counter where id = 1").Scan(&n)
+					return n, err
+				},
+				Add: func(ctx context.Context, tx pgx.Tx, delta int) error {
+					_, err := tx.Exec(ctx, "update counter set n = n + $1 where id = 1", delta)
+					return err
+				},
+				Fail: func(ctx context.Context, tx pgx.Tx, sqlstate string) error {
+					_, err := tx.Exec(ctx, raise(sqlstate))
+					return err
+				},
+				FailAtCommit: func(ctx context.Context, tx pgx.Tx, sqlstate string) error {
+					_, err := tx.Exec(ctx, "insert into failure values ($1)", sqlstate)
+					return err
+				},
+			}
 		})
-	}
+	})
 }
 
 func raise(sqlstate string) string {
@@ -126,7 +121,8 @@ func TestErrorsOfTheTx(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			onEach(t, func(t *testing.T, f *fixture) {
+			eachDriver(t, func(t *testing.T, name string) {
+				f := setup(t, name)
 				f.exec(t, tables)
 				calls, committed := 0, false
 				err := f.manager(t, txretry.Config{}).Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
@@ -230,6 +226,7 @@ func TestCommitReplyLost(t *testing.T) {
 // A server that is silent is given up where the driver ends with its context.
 func TestSilence(t *testing.T) {
 	t.Parallel()
+	testenv.Nightly(t, "waits for timeouts")
 	f := setup(t, "pgx stdlib")
 	f.exec(t, tables)
 	proxy := testenv.NewProxy(t, f.pool.Config().ConnString())
@@ -258,9 +255,10 @@ func TestSilence(t *testing.T) {
 
 func TestConnectionLost(t *testing.T) {
 	t.Parallel()
-	onEach(t, func(t *testing.T, f *fixture) {
+	eachDriver(t, func(t *testing.T, name string) {
+		f := setup(t, name)
 		m := f.manager(t, txretry.Config{MaxAttempts: 1})
-		for name, end := range map[string]func(ctx context.Context, tx pgx.Tx, pid int) error{
+		for how, end := range map[string]func(ctx context.Context, tx pgx.Tx, pid int) error{
 			"by the handle": func(ctx context.Context, tx pgx.Tx, _ int) error {
 				_, err := tx.Exec(ctx, "select 1")
 				return err
@@ -277,7 +275,7 @@ func TestConnectionLost(t *testing.T) {
 				return end(ctx, tx, pid)
 			})
 			if _, ok := errors.AsType[*txretry.UnavailableError](err); !ok {
-				t.Errorf("%s: error %v, want *UnavailableError", name, err)
+				t.Errorf("%s: error %v, want *UnavailableError", how, err)
 			}
 			must(t, m.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error { return nil }))
 		}
@@ -288,46 +286,43 @@ func TestConnectionLost(t *testing.T) {
 func TestRoundTrips(t *testing.T) {
 	t.Parallel()
 	want := map[string][4]int64{"pgx stdlib": {3, 4, 4, 6}, "lib pq": {3, 5, 5, 9}}
-	for name := range drivers {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			f := setup(t, name)
-			f.db.SetMaxOpenConns(1)
-			store, m := f.outbox(t), f.manager(t, txretry.Config{})
-			books, err := inboxpgx.New(m, "a", inboxpgx.Config{})
-			must(t, err)
-			must(t, books.Migrate(t.Context()))
-			must(t, inboxpgx.Handle(books, inboxconformance.Name, func(context.Context, pgx.Tx, inboxconformance.Event) error { return nil }))
-			once := f.idempotency(t, idempotencypgx.Config{})
-			for i, do := range []func() error{
-				func() error {
-					return m.Do(t.Context(), func(context.Context, pgx.Tx) error { return nil })
-				},
-				func() error {
-					return m.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
-						return store.Write(ctx, tx, outbox.Message{Name: "a", Body: []byte("1")})
-					})
-				},
-				func() error { return books.Process(t.Context(), []*inbox.Message{event("1")})[0] },
-				func() error {
-					_, _, err := once.DoKey(t.Context(), idempotency.NewKey(), nil, func(context.Context, pgx.Tx) (idempotency.Response, error) {
-						return idempotency.Response{Status: 200}, nil
-					})
-					return err
-				},
-			} {
-				must(t, do()) // connects, and prepares statements
-				must(t, do()) // pings, before the connection is used again
-				least := int64(math.MaxInt64)
-				for tries := 0; tries < 10 && least > want[name][i]; tries++ { // one that takes a second pings once more
-					f.sent.Store(0)
-					must(t, do())
-					least = min(least, f.sent.Load())
-				}
-				if least != want[name][i] {
-					t.Errorf("transaction %d takes %d round trips, want %d", i, least, want[name][i])
-				}
+	eachDriver(t, func(t *testing.T, name string) {
+		f := setup(t, name)
+		f.db.SetMaxOpenConns(1)
+		store, m := f.outbox(t), f.manager(t, txretry.Config{})
+		books, err := inboxpgx.New(m, "a", inboxpgx.Config{})
+		must(t, err)
+		must(t, books.Migrate(t.Context()))
+		must(t, inboxpgx.Handle(books, inboxconformance.Name, func(context.Context, pgx.Tx, inboxconformance.Event) error { return nil }))
+		once := f.idempotency(t, idempotencypgx.Config{})
+		for i, do := range []func() error{
+			func() error {
+				return m.Do(t.Context(), func(context.Context, pgx.Tx) error { return nil })
+			},
+			func() error {
+				return m.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
+					return store.Write(ctx, tx, outbox.Message{Name: "a", Body: []byte("1")})
+				})
+			},
+			func() error { return books.Process(t.Context(), []*inbox.Message{event("1")})[0] },
+			func() error {
+				_, _, err := once.DoKey(t.Context(), idempotency.NewKey(), nil, func(context.Context, pgx.Tx) (idempotency.Response, error) {
+					return idempotency.Response{Status: 200}, nil
+				})
+				return err
+			},
+		} {
+			must(t, do()) // connects, and prepares statements
+			must(t, do()) // pings, before the connection is used again
+			least := int64(math.MaxInt64)
+			for tries := 0; tries < 10 && least > want[name][i]; tries++ { // one that takes a second pings once more
+				f.sent.Store(0)
+				must(t, do())
+				least = min(least, f.sent.Load())
 			}
-		})
-	}
+			if least != want[name][i] {
+				t.Errorf("transaction %d takes %d round trips, want %d", i, least, want[name][i])
+			}
+		}
+	})
 }
