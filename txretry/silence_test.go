@@ -41,14 +41,6 @@ func silentServer(t *testing.T, conns int, cfg txretry.Config, test func(t *test
 	})
 }
 
-// wantTook fails the test unless the virtual time since start is exactly want.
-func wantTook(t *testing.T, start time.Time, want time.Duration) {
-	t.Helper()
-	if took := time.Since(start); took != want {
-		t.Errorf("took %v, want %v", took, want)
-	}
-}
-
 func update(ctx context.Context, tx pgx.Tx) error {
 	_, err := tx.Exec(ctx, "update counter")
 	return err
@@ -82,7 +74,7 @@ func TestSilentBegin(t *testing.T) {
 					if err != nil || attempts != 1 || s.Silenced() != 1 || s.Effects() != 1 {
 						t.Errorf("error %v after %d attempts, %d connections silent, %d effects", err, attempts, s.Silenced(), s.Effects())
 					}
-					wantTook(t, start, 2*time.Second)
+					silent.Took(t, "the call", start, 2*time.Second)
 				})
 			})
 		}
@@ -105,7 +97,7 @@ func TestSilentServer(t *testing.T) {
 		if err := m.Do(t.Context(), update); err != nil || s.Effects() != 1 {
 			t.Errorf("back again: error %v, %d effects", err, s.Effects())
 		}
-		wantTook(t, start, 0)
+		silent.Took(t, "the call", start, 0)
 	})
 }
 
@@ -169,12 +161,12 @@ func TestSilentStatement(t *testing.T) {
 				if !errors.Is(err, driver.ErrSilent) || calls != 1 {
 					t.Errorf("error %v after %d calls, want ErrSilent after one", err, calls)
 				}
-				wantTook(t, start, 6*time.Second)
+				silent.Took(t, "the call", start, 6*time.Second)
 				start = time.Now()
 				if err := m.Do(t.Context(), update); err != nil || s.Effects() != 1 {
 					t.Errorf("afterwards: %v, %d effects", err, s.Effects())
 				}
-				wantTook(t, start, 0)
+				silent.Took(t, "the call", start, 0)
 			})
 		})
 	}
@@ -203,9 +195,9 @@ func TestSilentCommit(t *testing.T) {
 					start, want := time.Now(), 1
 					err := m.DoWith(t.Context(), txretry.Options{CommitTimeout: 3 * time.Second}, update)
 					if ask && !deliver {
-						wantTook(t, start, 3*time.Second+50*time.Millisecond) // and a pause before the retry
+						silent.Took(t, "the call", start, 3*time.Second+50*time.Millisecond) // and a pause before the retry
 					} else {
-						wantTook(t, start, 3*time.Second)
+						silent.Took(t, "the call", start, 3*time.Second)
 					}
 					if ask {
 						if err != nil {
@@ -284,7 +276,7 @@ func TestSilentPool(t *testing.T) {
 						if err := m.Do(t.Context(), update); err != nil {
 							t.Error(err)
 						}
-						wantTook(t, start, 2*time.Second)
+						silent.Took(t, "the call", start, 2*time.Second)
 					})
 				})
 			})
@@ -330,7 +322,7 @@ func TestSilentTransactionsStopNobody(t *testing.T) {
 					return err
 				})
 				wantUnavailable(t, err, "fn")
-				wantTook(t, start, 3*time.Second)
+				silent.Took(t, "the call", start, 3*time.Second)
 			})
 		}
 		synctest.Wait()
@@ -338,12 +330,12 @@ func TestSilentTransactionsStopNobody(t *testing.T) {
 			if err := m.Do(t.Context(), update); err != nil {
 				t.Errorf("beside them: %v", err)
 			}
-			wantTook(t, start, 0)
+			silent.Took(t, "the call", start, 0)
 		})
 		if err := m.DoWith(t.Context(), txretry.Options{SerialKey: "k"}, update); err != nil {
 			t.Errorf("the next in line: %v", err)
 		}
-		wantTook(t, start, 3*time.Second)
+		silent.Took(t, "the call", start, 3*time.Second)
 		all.Wait()
 	})
 }
@@ -376,7 +368,7 @@ func TestNoConnection(t *testing.T) {
 		if errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "2 are in use") {
 			t.Errorf("error %v", err)
 		}
-		wantTook(t, start, 30*time.Second)
+		silent.Took(t, "the call", start, 30*time.Second)
 	})
 }
 

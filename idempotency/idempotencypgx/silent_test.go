@@ -49,19 +49,21 @@ func TestSilentInTheMiddleOfAStatement(t *testing.T) {
 func testSilentInTheMiddleOfAStatement(t *testing.T, server *silence.Postgres, pool *pgxpool.Pool, deliver bool) {
 	s := newStore(t, pool, idempotencypgx.Config{Lease: time.Hour, Retention: time.Hour})
 	c := newClaim()
+	on := ""
 	step := func(what string, take func(ctx context.Context) error) {
 		t.Helper()
 		if err := pool.Ping(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		before := server.Silenced()
-		server.SilenceOn(testenv.Silence{Deliver: deliver}) // whatever is sent next
+		server.SilenceOn(testenv.Silence{On: on, Deliver: deliver})
 		start := time.Now()
 		if err := take(t.Context()); err != nil {
 			t.Errorf("%s: %v", what, err)
 		}
-		if took := time.Since(start); took != 2*time.Second || server.Silenced() != before+1 {
-			t.Errorf("%s: %v, %d connections silent", what, took, server.Silenced()-before)
+		silence.Took(t, what, start, 2*time.Second)
+		if n := server.Silenced() - before; n != 1 {
+			t.Errorf("%s: %d connections silent", what, n)
 		}
 	}
 	begin := func(want driver.State) func(ctx context.Context) error {
@@ -96,6 +98,9 @@ func testSilentInTheMiddleOfAStatement(t *testing.T, server *silence.Postgres, p
 		return errors.Join(err, foundAs(found, false))
 	})
 	step("check", s.Check)
+
+	on, c = "INSERT INTO", newClaim() // after the look
+	step("claim", begin(driver.Acquired))
 }
 
 func foundAs(found, want bool) error {
@@ -103,26 +108,6 @@ func foundAs(found, want bool) error {
 		return fmt.Errorf("found is %v", found)
 	}
 	return nil
-}
-
-// A claim whose statement falls silent after the look takes the key all the same.
-func TestSilentClaim(t *testing.T) {
-	t.Parallel()
-	pgtest.URL(t) // skips before there are subtests
-	for _, deliver := range []bool{false, true} {
-		t.Run(fmt.Sprint("delivered=", deliver), func(t *testing.T) {
-			t.Parallel()
-			onSilent(t, func(t *testing.T, server *silence.Postgres, pool *pgxpool.Pool) {
-				s := newStore(t, pool, idempotencypgx.Config{})
-				server.SilenceOn(testenv.Silence{On: "INSERT INTO", Deliver: deliver})
-				start := time.Now()
-				out, err := s.Begin(t.Context(), newClaim())
-				if took := time.Since(start); err != nil || out.State != driver.Acquired || server.Silenced() != 1 || took != 2*time.Second {
-					t.Errorf("%+v, %v after %v, %d connections silent", out, err, took, server.Silenced())
-				}
-			})
-		})
-	}
 }
 
 // All connections fall silent at once: the first caller has its answer after one wait, and all of them are closed.
@@ -136,51 +121,11 @@ func TestHalfOpenConnections(t *testing.T) {
 		if _, err := s.Begin(t.Context(), newClaim()); err != nil {
 			t.Error(err)
 		}
-		if took := time.Since(start); took != 2*time.Second {
-			t.Errorf("took %v", took)
-		}
+		silence.Took(t, "Begin", start, 2*time.Second)
 		time.Sleep(3 * time.Second) // 2 s for an answer, and a second for the farewell
 		synctest.Wait()
 		if n := server.Kept(); n > 0 || server.Silenced() != int(pool.Config().MaxConns) {
 			t.Errorf("%d of %d silent connections are open", n, server.Silenced())
-		}
-	})
-}
-
-// A server that answers no call costs a few callers their time, and the others nothing; a second after it answers
-// again all are served.
-func TestSilentServer(t *testing.T) {
-	t.Parallel()
-	onSilent(t, func(t *testing.T, server *silence.Postgres, pool *pgxpool.Pool) {
-		s := newStore(t, pool, idempotencypgx.Config{})
-		ask := func() (time.Duration, error) {
-			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
-			defer cancel()
-			start := time.Now()
-			_, err := s.Begin(ctx, newClaim())
-			return time.Since(start), err
-		}
-		if _, err := ask(); err != nil {
-			t.Fatal(err)
-		}
-		server.Pause()
-		waited := 0
-		for range 50 {
-			took, err := ask()
-			if err == nil || took > 5*time.Second {
-				t.Errorf("error %v after %v", err, took)
-			}
-			if took > 0 {
-				waited++
-			}
-		}
-		if waited > 5 {
-			t.Errorf("%d callers waited for a silent server", waited)
-		}
-		server.Heal()
-		time.Sleep(time.Second)
-		if took, err := ask(); err != nil || took != 0 {
-			t.Errorf("back again: %v after %v", err, took)
 		}
 	})
 }

@@ -19,36 +19,11 @@ import (
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
-// onBothClients runs a test in a bubble, with a client of the real server that heeds the deadlines of contexts and with one
-// that does not. The clock stands still while the server works.
-func onBothClients(t *testing.T, readTimeout time.Duration, test func(t *testing.T, client *redis.Client, server *silent.Redis)) {
-	t.Parallel()
-	redistest.URL(t) // skips before there are subtests
-	for _, heeds := range []bool{false, true} {
-		t.Run(fmt.Sprint("heeds deadlines=", heeds), func(t *testing.T) {
-			t.Parallel()
-			url := redistest.URL(t)
-			synctest.Test(t, func(t *testing.T) {
-				server := silent.NewRedis(t, url)
-				test(t, server.Client(t, func(o *redis.Options) {
-					o.ContextTimeoutEnabled, o.ReadTimeout, o.PoolSize = heeds, readTimeout, 100
-				}), server)
-			})
-		})
-	}
-}
-
-func wantTook(t *testing.T, what string, start time.Time, want time.Duration) {
-	t.Helper()
-	if took := time.Since(start); took != want {
-		t.Errorf("%s took %v, want %v", what, took, want)
-	}
-}
-
 // A connection that falls silent in the middle of a script costs its caller 2 s and a
 // second try on another one, and is no error: every script may run again.
 func TestSilentInTheMiddleOfAScript(t *testing.T) {
-	onBothClients(t, -1, func(t *testing.T, client *redis.Client, server *silent.Redis) {
+	t.Parallel()
+	silent.BothClients(t, redistest.URL, -1, func(t *testing.T, client *redis.Client, server *silent.Redis) {
 		s := newStore(t, client, idempotencyredis.Config{Lease: time.Hour, Retention: time.Hour})
 		for _, deliver := range []bool{false, true} {
 			c := driver.NewClaim(driver.Key(idempotency.NewKey()), fp)
@@ -63,7 +38,7 @@ func TestSilentInTheMiddleOfAScript(t *testing.T) {
 				if err := take(t.Context()); err != nil || server.Silenced() != before+1 {
 					t.Errorf("%s, delivered %v: %v, %d connections silent", what, deliver, err, server.Silenced()-before)
 				}
-				wantTook(t, what, start, 2*time.Second)
+				silent.Took(t, what, start, 2*time.Second)
 			}
 			begin := func(want driver.State) func(ctx context.Context) error {
 				return func(ctx context.Context) error {
@@ -92,7 +67,8 @@ func TestSilentInTheMiddleOfAScript(t *testing.T) {
 
 // Calls that gather behind lanes whose connections are silent are answered on others.
 func TestGatheredTripsOnSilentConnections(t *testing.T) {
-	onBothClients(t, -1, func(t *testing.T, client *redis.Client, server *silent.Redis) {
+	t.Parallel()
+	silent.BothClients(t, redistest.URL, -1, func(t *testing.T, client *redis.Client, server *silent.Redis) {
 		s := newStore(t, client, idempotencyredis.Config{})
 		if _, err := s.Begin(t.Context(), driver.NewClaim(key, fp)); err != nil {
 			t.Fatal(err)
@@ -111,22 +87,23 @@ func TestGatheredTripsOnSilentConnections(t *testing.T) {
 		if wg.Wait(); server.Silenced() != 4 {
 			t.Errorf("%d connections fell silent", server.Silenced())
 		}
-		wantTook(t, "the last", start, 2*time.Second)
+		silent.Took(t, "the last", start, 2*time.Second)
 	})
 }
 
 // All connections fall silent at once, as behind a router that forgot them: the first caller has its answer after two
 // waits, and all of them are closed.
 func TestHalfOpenConnections(t *testing.T) {
-	onBothClients(t, 0, func(t *testing.T, client *redis.Client, server *silent.Redis) {
+	t.Parallel()
+	silent.BothClients(t, redistest.URL, 0, func(t *testing.T, client *redis.Client, server *silent.Redis) {
 		s := newStore(t, client, idempotencyredis.Config{})
-		openConnections(t, client, 40)
+		silent.Fill(t, client, 40)
 		server.SilenceConnections()
 		start := time.Now()
 		if _, err := s.Begin(t.Context(), driver.NewClaim(driver.Key(idempotency.NewKey()), fp)); err != nil {
 			t.Error(err)
 		}
-		wantTook(t, "Begin", start, 4*time.Second) // its second try meets another one before they are closed
+		silent.Took(t, "Begin", start, 4*time.Second) // its second try meets another one before they are closed
 		time.Sleep(5 * time.Second)
 		synctest.Wait()
 		if n := server.Kept(); n > 0 || server.Silenced() < 40 {
@@ -135,63 +112,11 @@ func TestHalfOpenConnections(t *testing.T) {
 	})
 }
 
-// openConnections leaves so many connections idle in the client's pool.
-func openConnections(t *testing.T, client *redis.Client, n int) {
-	t.Helper()
-	var held []*redis.Conn
-	for range n {
-		conn := client.Conn()
-		if err := conn.Ping(t.Context()).Err(); err != nil {
-			t.Fatal(err)
-		}
-		held = append(held, conn)
-	}
-	for _, conn := range held {
-		_ = conn.Close() // back to the pool
-	}
-}
-
-// A server that answers no call costs a few callers their time, and the others
-// nothing; a second after it answers again all are served.
-func TestSilentServer(t *testing.T) {
-	onBothClients(t, -1, func(t *testing.T, client *redis.Client, server *silent.Redis) {
-		s := newStore(t, client, idempotencyredis.Config{})
-		ask := func() (time.Duration, error) {
-			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
-			defer cancel()
-			start := time.Now()
-			_, err := s.Begin(ctx, driver.NewClaim(driver.Key(idempotency.NewKey()), fp))
-			return time.Since(start), err
-		}
-		if _, err := ask(); err != nil {
-			t.Fatal(err)
-		}
-		server.Pause()
-		waited := 0
-		for range 50 {
-			took, err := ask()
-			if err == nil || took > 5*time.Second {
-				t.Errorf("error %v after %v", err, took)
-			}
-			if took > 0 {
-				waited++
-			}
-		}
-		if waited > 5 {
-			t.Errorf("%d callers waited for a silent server", waited)
-		}
-		server.Heal()
-		time.Sleep(time.Second)
-		if took, err := ask(); err != nil || took != 0 {
-			t.Errorf("back again: %v after %v", err, took)
-		}
-	})
-}
-
 // Check says in time that a server does not answer, and that a client would not
 // notice.
 func TestCheckOfASilentServer(t *testing.T) {
-	onBothClients(t, -1, func(t *testing.T, client *redis.Client, server *silent.Redis) {
+	t.Parallel()
+	silent.BothClients(t, redistest.URL, -1, func(t *testing.T, client *redis.Client, server *silent.Redis) {
 		s := newStore(t, client, idempotencyredis.Config{})
 		err := s.Check(t.Context())
 		if forEver := !client.Options().ContextTimeoutEnabled; (err != nil) != forEver || len(findingsOf(err)) > 1 {
@@ -202,6 +127,6 @@ func TestCheckOfASilentServer(t *testing.T) {
 		if err := s.Check(t.Context()); err == nil || len(findingsOf(err)) > 0 {
 			t.Errorf("a silent server: %v", err)
 		}
-		wantTook(t, "Check", start, 6*time.Second)
+		silent.Took(t, "Check", start, 6*time.Second)
 	})
 }

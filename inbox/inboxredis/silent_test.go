@@ -3,7 +3,6 @@ package inboxredis_test
 import (
 	"context"
 	"errors"
-	"fmt"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -18,20 +17,13 @@ import (
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
-// onSilent runs a test in a bubble. The clock stands still while the real server works.
-func onSilent(t *testing.T, set func(*redis.Options), test func(t *testing.T, server *silent.Redis, client *redis.Client)) {
-	t.Helper()
-	url := redistest.URL(t)
-	synctest.Test(t, func(t *testing.T) {
-		server := silent.NewRedis(t, url)
-		test(t, server, server.Client(t, set))
-	})
-}
-
 // A client whose own timeout ends a call leaves no claim behind.
 func TestClientWithATimeoutOfItsOwn(t *testing.T) {
 	t.Parallel()
-	onSilent(t, func(o *redis.Options) { o.ReadTimeout, o.MaxRetries = time.Second, -1 }, func(t *testing.T, server *silent.Redis, client *redis.Client) {
+	url := redistest.URL(t)
+	synctest.Test(t, func(t *testing.T) {
+		server := silent.NewRedis(t, url)
+		client := server.Client(t, func(o *redis.Options) { o.ReadTimeout, o.MaxRetries = time.Second, -1 })
 		p := newProcessor(t, client, inboxredis.ProcessorConfig{}, func(context.Context, conformance.Event) error { return nil })
 		server.SilenceOn(testenv.Silence{On: "processing:", Deliver: true})
 		m := event()
@@ -57,16 +49,12 @@ func TestSilentConnection(t *testing.T) {
 		"mark":                 {On: "done:"},
 		"mark, which arrives":  {On: "done:", Deliver: true},
 	} {
-		for _, heeds := range []bool{false, true} {
-			t.Run(fmt.Sprintf("%s/heeds deadlines %v", name, heeds), func(t *testing.T) {
-				t.Parallel()
-				onSilent(t, func(o *redis.Options) {
-					o.ContextTimeoutEnabled, o.ReadTimeout, o.PoolSize = heeds, -1, 50
-				}, func(t *testing.T, server *silent.Redis, client *redis.Client) {
-					testSilentConnection(t, server, client, silence)
-				})
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			silent.BothClients(t, redistest.URL, -1, func(t *testing.T, client *redis.Client, server *silent.Redis) {
+				testSilentConnection(t, server, client, silence)
 			})
-		}
+		})
 	}
 }
 
@@ -74,17 +62,7 @@ func testSilentConnection(t *testing.T, server *silent.Redis, client *redis.Clie
 	runs, want := 0, 2*time.Second // one try
 	p := newProcessor(t, client, inboxredis.ProcessorConfig{}, func(context.Context, conformance.Event) error { runs++; return nil })
 	if silence == (testenv.Silence{}) {
-		var held []*redis.Conn
-		for range 8 {
-			conn := client.Conn()
-			if err := conn.Ping(t.Context()).Err(); err != nil {
-				t.Fatal(err)
-			}
-			held = append(held, conn)
-		}
-		for _, conn := range held {
-			_ = conn.Close() // back to the pool
-		}
+		silent.Fill(t, client, 8)
 		server.SilenceConnections()
 		want = 5 * time.Second // two tries, and the second before the message is delivered again
 	} else {
@@ -102,9 +80,7 @@ func testSilentConnection(t *testing.T, server *silent.Redis, client *redis.Clie
 		}
 		time.Sleep(time.Second)
 	}
-	if took := time.Since(start); took != want {
-		t.Errorf("the message took %v, want %v", took, want)
-	}
+	silent.Took(t, "the message", start, want)
 	if err := process(t, p, m); err != nil || runs != 1 {
 		t.Errorf("the second delivery: %v after %d runs", err, runs)
 	}

@@ -38,13 +38,6 @@ func one(ctx context.Context, conn *pgxpool.Conn) error {
 	return err
 }
 
-func wantTook(t *testing.T, start time.Time, want time.Duration) {
-	t.Helper()
-	if took := time.Since(start); took != want {
-		t.Errorf("took %v, want %v", took, want)
-	}
-}
-
 // All idle connections are silent: one call that is not answered has all of them closed.
 func TestUseGetsOverSilentConnections(t *testing.T) {
 	onIdle(t, func(t *testing.T, s *silent.Postgres, pool *pgxpool.Pool) {
@@ -63,7 +56,7 @@ func TestUseGetsOverSilentConnections(t *testing.T) {
 		if err := pgcall.Use(t.Context(), pool, one); err != nil {
 			t.Errorf("behind it: %v", err)
 		}
-		wantTook(t, start, 0)
+		silent.Took(t, "the call", start, 0)
 	})
 }
 
@@ -75,7 +68,7 @@ func TestWithinProvesItsConnection(t *testing.T) {
 		if err := pgcall.Within(t.Context(), pool, time.Minute, one); err != nil {
 			t.Error(err)
 		}
-		wantTook(t, start, 2*time.Second)
+		silent.Took(t, "the call", start, 2*time.Second)
 	})
 }
 
@@ -88,13 +81,13 @@ func TestSilentInTheMiddle(t *testing.T) {
 		if err := pgcall.Within(t.Context(), pool, d, one); !errors.Is(err, pgcall.ErrSilent) || !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("the error is %v", err)
 		}
-		wantTook(t, start, d)
+		silent.Took(t, "the call", start, d)
 		start = time.Now()
 		s.SilenceOn(testenv.Silence{On: "SELECT 1"})
 		if err := pgcall.Twice(t.Context(), pool, d, one); err != nil {
 			t.Error(err)
 		}
-		wantTook(t, start, d)
+		silent.Took(t, "the call", start, d)
 		cancelled, cancel := context.WithCancel(t.Context())
 		cancel()
 		if err := pgcall.Within(cancelled, pool, d, one); !errors.Is(err, context.Canceled) || errors.Is(err, pgcall.ErrSilent) {
@@ -114,7 +107,7 @@ func TestSilentServer(t *testing.T) {
 				if err := pgcall.Within(t.Context(), pool, 3*time.Second, one); !errors.Is(err, pgcall.ErrSilent) {
 					t.Errorf("the error is %v", err)
 				}
-				wantTook(t, start, 3*time.Second)
+				silent.Took(t, "the call", start, 3*time.Second)
 			})
 		}
 		calls.Wait()

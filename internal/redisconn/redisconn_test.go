@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -89,10 +90,14 @@ func TestIdle(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				gate := make(chan struct{})
+				var tests atomic.Int64
 				s := silent.NewRedis(t, "")
 				s.Reply = func(args []string) string {
-					if args[0] == "get" {
+					switch args[0] {
+					case "get":
 						<-gate
+					case "mget":
+						tests.Add(1)
 					}
 					return ""
 				}
@@ -130,12 +135,16 @@ func TestIdle(t *testing.T) {
 				}
 
 				idle := &redisconn.Idle{Client: client, Timeout: time.Second}
-				idle.Test(t.Context(), "key")
+				for range 10 { // nine do nothing: tests are under way
+					idle.Test(t.Context(), "key")
+				}
 				synctest.Wait()
 				want("sound ones", conns)
+				if n := tests.Load(); n != conns {
+					t.Errorf("%d tests of %d connections", n, conns)
+				}
 				s.SilenceConnections()
 				idle.Test(t.Context(), "key")
-				idle.Test(t.Context(), "key") // does nothing while tests are under way
 				time.Sleep(time.Second)
 				synctest.Wait()
 				want("silent ones", 0)

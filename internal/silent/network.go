@@ -278,3 +278,11 @@ func (c *conn) upstream(addr string) (net.Conn, error) {
 	c.server = server
 	return server, err
 }
+
+// Took fails the test unless the time since start is want.
+func Took(t testing.TB, step string, start time.Time, want time.Duration) {
+	t.Helper()
+	if took := time.Since(start); took != want {
+		t.Errorf("%s took %v, want %v", step, took, want)
+	}
+}

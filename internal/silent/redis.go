@@ -3,11 +3,14 @@ package silent
 import (
 	"bufio"
 	"context"
+	"fmt"
 	"io"
 	"net"
 	"strconv"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 )
@@ -137,4 +140,39 @@ func readValue(r *bufio.Reader) (raw []byte, args []string, err error) {
 		raw, args = append(raw, part...), append(args, texts...)
 	}
 	return raw, args, nil
+}
+
+// BothClients runs a test in bubbles, with a client of the real server that heeds the deadlines of contexts and with one
+// that does not. url returns the address of a database.
+func BothClients(t *testing.T, url func(testing.TB) string, readTimeout time.Duration, test func(t *testing.T, client *redis.Client, server *Redis)) {
+	t.Helper()
+	url(t) // skips before there are subtests
+	for _, heeds := range []bool{false, true} {
+		t.Run(fmt.Sprint("heeds deadlines=", heeds), func(t *testing.T) {
+			t.Parallel()
+			address := url(t)
+			synctest.Test(t, func(t *testing.T) {
+				server := NewRedis(t, address)
+				test(t, server.Client(t, func(o *redis.Options) {
+					o.ContextTimeoutEnabled, o.ReadTimeout, o.PoolSize = heeds, readTimeout, 100
+				}), server)
+			})
+		})
+	}
+}
+
+// Fill leaves n connections idle in the pool of a client.
+func Fill(t testing.TB, client *redis.Client, n int) {
+	t.Helper()
+	var held []*redis.Conn
+	for range n {
+		conn := client.Conn()
+		if err := conn.Ping(t.Context()).Err(); err != nil {
+			t.Fatal(err)
+		}
+		held = append(held, conn)
+	}
+	for _, conn := range held {
+		_ = conn.Close() // back to the pool
+	}
 }
