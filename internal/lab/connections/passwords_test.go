@@ -48,7 +48,7 @@ func (p *passwords) read(context.Context) (string, error) { return *p.current.Lo
 func rotates(t *testing.T, secret *passwords, use func(context.Context) error, rotate func(password string), cause string) {
 	t.Helper()
 	try := func() error {
-		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		ctx, cancel := context.WithTimeout(t.Context(), testenv.Patience)
 		defer cancel()
 		return use(ctx)
 	}
@@ -67,6 +67,7 @@ func rotates(t *testing.T, secret *passwords, use func(context.Context) error, r
 
 func TestPasswordRotatesOnPostgres(t *testing.T) {
 	t.Parallel()
+	testenv.Nightly(t, "every run rotates the password of Redis")
 	dir, err := os.MkdirTemp("", "holdfast-") // t.TempDir is closed to the user postgres
 	must(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
@@ -162,6 +163,7 @@ func setCredentials(options *redis.Options, password func(context.Context) (stri
 
 func TestPasswordRotatesOnRabbitMQ(t *testing.T) {
 	t.Parallel()
+	testenv.Nightly(t, "every run rotates the password of Redis")
 	owner := amqptest.New(t)
 	broker := owner.User(t, user, amqptest.Rights{Read: ".*", Write: ".*"})
 	secret := newPasswords("password") // what amqptest gives

@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/holdfast-go/holdfast/internal/pgtest"
+	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
 var report = regexp.MustCompile("(?s)```sql\n([^`]*FROM pg_stat_activity[^`]*)```")
@@ -20,6 +21,7 @@ var report = regexp.MustCompile("(?s)```sql\n([^`]*FROM pg_stat_activity[^`]*)``
 // a pooler too.
 func TestReportByRoleAndState(t *testing.T) {
 	t.Parallel()
+	testenv.Nightly(t, "starts a PgBouncer, for one query of a guide")
 	text, err := os.ReadFile("../../../examples/guides/production.md")
 	must(t, err)
 	query := report.FindSubmatch(text)

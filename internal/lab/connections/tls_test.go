@@ -23,9 +23,6 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }
 
-// patience bounds one attempt to connect, its retries included.
-const patience = testenv.Patience
-
 // A server whose certificate a private authority has issued is used by who trusts that one. Who trusts
 // another, means another server or looks a year later gets an error that says which of these it is.
 func TestTLS(t *testing.T) {
@@ -35,6 +32,9 @@ func TestTLS(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
+			if name != "Postgres" {
+				testenv.Nightly(t, "a private server of each kind")
+			}
 			own, other := testenv.NewCertificate(t), testenv.NewCertificate(t)
 			use := start(t, own)
 			for _, tc := range []struct {
@@ -49,7 +49,7 @@ func TestTLS(t *testing.T) {
 				{"expired", &tls.Config{RootCAs: own.Pool, ServerName: "127.0.0.1", Time: nextYear}, "certificate has expired"},
 			} {
 				t.Run(tc.name, func(t *testing.T) {
-					ctx, cancel := context.WithTimeout(t.Context(), patience)
+					ctx, cancel := context.WithTimeout(t.Context(), testenv.Patience)
 					defer cancel()
 					testenv.Eventually(t, func() error { // a busy machine may need more than one call's time
 						err := use(ctx, tc.config)

@@ -6,68 +6,11 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
-func TestRead(t *testing.T) {
-	t.Parallel()
-	events := `{"Action":"output","Test":"TestA/part","Output":"broken\n"}
-{"Action":"fail","Test":"TestA/part"}
-{"Action":"fail","Test":"TestA"}
-{"Action":"output","Test":"TestB","Output":"fine\n"}
-{"Action":"pass","Test":"TestB/part"}
-{"Action":"pass","Test":"TestB"}
-{"Action":"skip","Test":"TestC"}
-{"Action":"fail"}
-`
-	var log strings.Builder
-	s, err := read("pack", strings.NewReader(events), &log)
-	if err != nil || s.String() != "failed: TestA" || s.Passed != 1 || s.Skipped != 1 {
-		t.Errorf("%+v, %v", s, err)
-	}
-	if log.String() != "broken\n" {
-		t.Errorf("said %q of the failed test", log.String())
-	}
-	s, err = read("pack", strings.NewReader(`{"Action":"fail"}`), &log)
-	if err != nil || s.String() != "failed: the package" {
-		t.Errorf("a package that does not build: %+v, %v", s, err)
-	}
-}
-
-func TestRender(t *testing.T) {
-	t.Parallel()
-	text := render("head", []outcome{
-		{"PostgreSQL", "15.1 with PgBouncer 1.18.0", "bookworm", []suite{{"a/pgx", 7, 0, nil}, {"b", 8, 1, nil}}},
-		{"PostgreSQL", "17.2 with PgBouncer 1.24.1", "trixie", []suite{{"a/pgx", 0, 0, []string{"TestX"}}, {"b", 8, 0, nil}}},
-		{"Valkey", "8.1.1", "trixie", []suite{{"c", 9, 0, nil}}},
-	})
-	for _, want := range []string{
-		"\n\nhead\n\n", "\n| version | release | pgx | b |\n|---|---|---|---|\n",
-		"\n| 15.1 with PgBouncer 1.18.0 | bookworm | 7 passed | 8 passed, 1 skipped |\n",
-		"\n| 17.2 with PgBouncer 1.24.1 | trixie | failed: TestX | 8 passed |\n",
-		"\n## Valkey\n\n| version | release | c |\n|---|---|---|\n| 8.1.1 | trixie | 9 passed |\n",
-	} {
-		if !strings.Contains(text, want) {
-			t.Errorf("no %q in\n%s", want, text)
-		}
-	}
-}
-
-func TestTested(t *testing.T) {
-	t.Parallel()
-	text := render("head", []outcome{
-		{"PostgreSQL", "15.18 with PgBouncer 1.18.0", "bookworm", []suite{{"b", 8, 0, nil}}},
-		{"PostgreSQL", "17.12 with PgBouncer 1.24.1", "trixie", []suite{{"b", 8, 0, nil}}},
-		{"PostgreSQL", "18.6 with PgBouncer 1.26.1", "forky", []suite{{"b", 8, 0, nil}}},
-		{"Redis", "8.0.2", "trixie", []suite{{"b", 8, 0, nil}}},
-		{"Redis", "8.0.6", "forky", []suite{{"b", 8, 0, nil}}},
-		{"RabbitMQ", "3.10.8", "bookworm", []suite{{"b", 8, 0, nil}}},
-		{"RabbitMQ", "4.0.5", "trixie", []suite{{"b", 8, 0, nil}}},
-	})
-	want := []string{"PostgreSQL 15, 17 and 18", "Redis 8.0", "RabbitMQ 3.10 and 4.0"}
-	if got := tested(text); !slices.Equal(got, want) {
-		t.Errorf("%q, want %q", got, want)
-	}
-}
+func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }
 
 // What the README, CI and compose.yaml name is what the committed report is about, and no suite failed.
 func TestNamedVersionsAreTested(t *testing.T) {

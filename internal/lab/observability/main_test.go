@@ -42,21 +42,6 @@ func TestFiles(t *testing.T) {
 	}
 }
 
-func TestWrite(t *testing.T) {
-	t.Parallel()
-	dir := t.TempDir()
-	if err := write(dir); err != nil {
-		t.Fatal(err)
-	}
-	written, err := os.ReadDir(dir)
-	if err != nil || len(written) != 3 {
-		t.Errorf("wrote %v (%v), want 3 files", written, err)
-	}
-	if err := write(filepath.Join(dir, "missing")); err == nil {
-		t.Error("wrote into a folder that does not exist")
-	}
-}
-
 // Each alert has a runbook, and each runbook an alert.
 func TestRunbooks(t *testing.T) {
 	t.Parallel()

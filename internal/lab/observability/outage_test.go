@@ -13,6 +13,7 @@ import (
 // are pending, since none of the outages lasts as long as they wait.
 func TestOutages(t *testing.T) {
 	t.Parallel()
+	testenv.Nightly(t, "takes each server away under a real Prometheus")
 	servers := shop.Shared(t)
 	database, redis, broker := testenv.NewProxy(t, servers.Database), testenv.NewProxy(t, servers.Redis), testenv.NewProxy(t, servers.Broker)
 	s := startShop(t, shop.Servers{Database: database.URL(), Redis: redis.URL(), Broker: broker.URL()}.Env(), "-backend=services")

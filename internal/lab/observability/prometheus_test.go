@@ -18,6 +18,7 @@ import (
 // A real Prometheus scrapes the shop under load, takes the rules, and has data for every panel of what is well.
 func TestPrometheus(t *testing.T) {
 	t.Parallel()
+	testenv.Nightly(t, "a real Prometheus, which is installed for the night")
 	t.Run("in memory", func(t *testing.T) {
 		t.Parallel()
 		api := observe(t, startShop(t, nil).URL(), func(q query) bool { return !q.rare && !q.servers })

@@ -4,7 +4,6 @@ import (
 	"regexp"
 	"slices"
 	"strings"
-	"testing"
 )
 
 // use is a metric that an expression selects, with the labels it asks for and their values.
@@ -54,21 +53,4 @@ func groupsOf(expr string) []string {
 	}
 	slices.Sort(all)
 	return slices.Compact(all)
-}
-
-func TestUsesOf(t *testing.T) {
-	t.Parallel()
-	uses := usesOf(`sum by (job, queue) (rate({__name__=~"holdfast_inbox_.+_settled_total",outcome=~"retried|dead"}[5m])) / holdfast_x > up{a="b",c=~".*"}`)
-	if len(uses) != 3 || uses[0].metric != "holdfast_inbox_.+_settled_total" || uses[1].metric != "holdfast_x" || uses[2].metric != "up" {
-		t.Fatalf("read %+v", uses)
-	}
-	if got := uses[0].labels["outcome"]; !slices.Equal(got, []string{"retried", "dead"}) {
-		t.Errorf("outcome is %q", got)
-	}
-	if got, ok := uses[2].labels["c"]; !ok || got != nil {
-		t.Errorf("c is %q, want no values that could be checked", got)
-	}
-	if got := groupsOf(`sum by (job, le) (x) unless on (job, queue) y`); !slices.Equal(got, []string{"job", "le", "queue"}) {
-		t.Errorf("groups are %q", got)
-	}
 }

@@ -8,17 +8,24 @@ import (
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
+// promtool runs it in a folder, at night: then it is installed.
+func promtool(t *testing.T, dir string, args ...string) (string, error) {
+	t.Helper()
+	testenv.Nightly(t, "promtool is installed for the night")
+	if _, err := exec.LookPath("promtool"); err != nil {
+		testenv.Missing(t, "promtool is not installed (the Debian package prometheus)")
+	}
+	cmd := exec.CommandContext(t.Context(), "promtool", args...)
+	cmd.Dir = dir
+	out, err := cmd.CombinedOutput()
+	return string(out), err
+}
+
 // Prometheus takes the rules, and they fire and stay silent as their tests say.
 func TestRules(t *testing.T) {
 	t.Parallel()
-	promtool, err := exec.LookPath("promtool")
-	if err != nil {
-		testenv.Missing(t, "promtool is not installed (the Debian package prometheus)")
-	}
 	for _, args := range [][]string{{"check", "rules", "rules.yaml"}, {"test", "rules", "rules_test.yaml"}} {
-		cmd := exec.CommandContext(t.Context(), promtool, args...)
-		cmd.Dir = folder
-		if out, err := cmd.CombinedOutput(); err != nil {
+		if out, err := promtool(t, folder, args...); err != nil {
 			t.Errorf("promtool %v: %v\n%s", args, err, out)
 		}
 	}
@@ -27,23 +34,14 @@ func TestRules(t *testing.T) {
 // A rule that does not do what its test says is found.
 func TestRulesThatAreWrong(t *testing.T) {
 	t.Parallel()
-	promtool, err := exec.LookPath("promtool")
-	if err != nil {
-		testenv.Missing(t, "promtool is not installed (the Debian package prometheus)")
-	}
 	for _, a := range alerts {
-		t.Run(a.name, func(t *testing.T) {
-			t.Parallel()
-			dir := t.TempDir()
-			deaf := a
-			deaf.expr = "vector(0) > 1"
-			writeFile(t, filepath.Join(dir, "rules.yaml"), rulesYAML([]alert{deaf}))
-			writeFile(t, filepath.Join(dir, "rules_test.yaml"), rulesTestYAML([]alert{a}))
-			cmd := exec.CommandContext(t.Context(), promtool, "test", "rules", "rules_test.yaml")
-			cmd.Dir = dir
-			if out, err := cmd.CombinedOutput(); err == nil {
-				t.Errorf("an alert that never fires passes:\n%s", out)
-			}
-		})
+		dir := t.TempDir()
+		deaf := a
+		deaf.expr = "vector(0) > 1"
+		writeFile(t, filepath.Join(dir, "rules.yaml"), rulesYAML([]alert{deaf}))
+		writeFile(t, filepath.Join(dir, "rules_test.yaml"), rulesTestYAML([]alert{a}))
+		if out, err := promtool(t, dir, "test", "rules", "rules_test.yaml"); err == nil {
+			t.Errorf("%s never fires, and passes:\n%s", a.name, out)
+		}
 	}
 }
