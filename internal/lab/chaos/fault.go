@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/holdfast-go/holdfast/internal/lab/harness"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
@@ -30,9 +31,6 @@ type fault struct {
 func (f fault) setsPostgresClock() bool {
 	return f.kind == "clock" && strings.HasPrefix(f.target, string(testenv.Postgres))
 }
-
-// errPromise marks what a fault finds that the shop should not do, such as a process that does not end when asked.
-var errPromise = errors.New("a promise of the shop is broken")
 
 // kind is a kind of fault.
 type kind struct {
@@ -178,7 +176,7 @@ func both(a, b fault) fault {
 		target: a.target + " + " + b.target, lasts: max(a.lasts, b.lasts), forgets: a.forgets + b.forgets,
 		begin: func(ctx context.Context) error {
 			err := a.begin(ctx)
-			if err != nil && !errors.Is(err, errPromise) {
+			if err != nil && !errors.Is(err, harness.ErrPromise) {
 				return err
 			}
 			return errors.Join(err, b.begin(ctx)) // what ends must have begun

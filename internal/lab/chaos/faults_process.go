@@ -4,12 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"sync"
 	"syscall"
 	"time"
 
-	"github.com/holdfast-go/holdfast/internal/lab/shop"
+	"github.com/holdfast-go/holdfast/internal/lab/harness"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
@@ -56,13 +55,11 @@ func (d *dealer) processKills() []fault {
 // kill ends the process. One that has ended by itself breaks a promise, which its successor would hide.
 func (p *process) kill() error {
 	if p.Ended() {
-		return fmt.Errorf("%w: %s", errPromise, endedByItself(p.Name))
+		return fmt.Errorf("%w: %s", harness.ErrPromise, harness.EndedByItself(p.Name))
 	}
 	p.Kill()
 	return nil
 }
-
-func endedByItself(name string) string { return name + " ended by itself" }
 
 // killedInHand are processes that are killed when they have messages in hand: their server holds the answers.
 func (d *dealer) killedInHand() []fault {
@@ -116,7 +113,7 @@ func (s *system) terminate(processes ...*process) error {
 		ending.Go(func() {
 			if _, err := p.Terminate(endPatience); err != nil {
 				p.Kill()
-				errs[i] = fmt.Errorf("%w: %w", errPromise, err)
+				errs[i] = fmt.Errorf("%w: %w", harness.ErrPromise, err)
 			}
 		})
 	}
@@ -138,7 +135,7 @@ func (d *dealer) deploys() []fault {
 			if err := p.Start(binary); err != nil {
 				return err
 			}
-			if err := p.AwaitListening(startPatience); err != nil {
+			if err := p.AwaitListening(harness.StartPatience); err != nil {
 				return err
 			}
 		}
@@ -148,24 +145,4 @@ func (d *dealer) deploys() []fault {
 		func(ctx context.Context) error { return roll(ctx, d.previous) },
 		func(ctx context.Context) error { return roll(ctx, d.s.binary) })
 	return []fault{f}
-}
-
-// ended are the processes that do not run.
-func (s *system) ended() []*process {
-	return slices.DeleteFunc(slices.Clone(s.processes), func(p *process) bool { return !p.Ended() })
-}
-
-// revive starts processes anew that have ended by themselves, and names them.
-func (s *system) revive() ([]string, error) {
-	var ended []string
-	for _, p := range s.ended() {
-		ended = append(ended, p.Name)
-		if err := s.replace(p); err != nil {
-			return ended, err
-		}
-		if err := p.AwaitListening(startPatience); err != nil && !errors.Is(err, shop.ErrEnded) {
-			return ended, err
-		}
-	}
-	return ended, nil
 }

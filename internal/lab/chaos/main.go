@@ -32,7 +32,6 @@ import (
 
 	"github.com/redis/go-redis/v9/logging"
 
-	"github.com/holdfast-go/holdfast/internal/lab/harness"
 	"github.com/holdfast-go/holdfast/internal/lab/provenance"
 	"github.com/holdfast-go/holdfast/internal/lab/shop"
 )
@@ -78,7 +77,7 @@ func run(ctx context.Context, f flags) (Report, error) {
 	if err != nil {
 		return Report{}, err
 	}
-	r := Report{Head: provenance.Head(command(os.Args[1:]), time.Now()), Goal: harness.Goal.Seconds()}
+	r := Report{Head: provenance.Head(command(os.Args[1:]), time.Now())}
 	if err := getTools(ctx); err != nil {
 		return Report{}, err
 	}
@@ -123,7 +122,7 @@ func (r *Report) run(ctx context.Context, f flags, o options) error {
 			fmt.Fprintln(o.log, "the lab itself:", err)
 		}
 		s.Seed = seed
-		r.add(s)
+		r.Seeds = append(r.Seeds, s)
 		if f.out != "" {
 			if err := r.write(f.out); err != nil {
 				return err

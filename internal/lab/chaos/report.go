@@ -23,10 +23,7 @@ type Report struct {
 	Previous string
 	// Missing says which faults the machine cannot have, and why.
 	Missing map[string]string
-	// Goal is how many seconds a recovery may take, and Slow counts those above it: a loaded machine can make one so.
-	Goal  float64
-	Slow  int
-	Seeds []SeedReport
+	Seeds   []SeedReport
 }
 
 // SeedReport is what one seed has shown. Times are in seconds.
@@ -35,7 +32,7 @@ type SeedReport struct {
 	Took float64
 	// Cut says that time was up before all faults had happened.
 	Cut      bool
-	Outcomes []Outcome
+	Outcomes []harness.Outcome
 	// Answers counts what clients were told, by status; 0 is no answer. Keys is how many keys they used.
 	Answers map[int]int
 	Keys    int
@@ -88,80 +85,10 @@ func countLimited(l audit.Limit) Limited {
 	return sum
 }
 
-// Outcome is what came of one fault. Times are in seconds.
-type Outcome struct {
-	Kind   string
-	Target string
-	Lasts  float64
-	// Recovery is the time from the end of the fault until all was well, and Last what was last; After has each symptom.
-	Recovery float64
-	Last     string
-	After    map[string]float64
-	// Slow says that the recovery is above the goal.
-	Slow bool
-	// Slowest is the longest time that an answer took.
-	Slowest float64
-	// Complaints is how many warnings and errors all processes have logged.
-	Complaints int
-	Findings   []audit.Finding
-	// Lost is how many changes a failover to an asynchronous standby has lost; Excused counts what broken promises all
-	// losses of the seed explain.
-	Lost        int
-	Excused     map[string]int
-	Explanation string
-}
-
-func (o *Outcome) find(kind string, details ...string) {
-	for _, detail := range details {
-		o.Findings = append(o.Findings, audit.Finding{Kind: kind, Detail: detail})
-	}
-}
-
-func (o *Outcome) recovered(r harness.Recovery, ended []string) {
-	total, last := r.Total()
-	o.Recovery, o.Last, o.After, o.Slow = round(total), last, map[string]float64{}, total > harness.Goal
-	for name, took := range r.After {
-		o.After[name] = round(took)
-	}
-	for _, name := range sortedKeys(r.Stuck) {
-		o.find(audit.Stuck, fmt.Sprintf("%s after %v: %v", name, patience, r.Stuck[name]))
-	}
-	for _, name := range ended {
-		o.find(audit.Stuck, endedByItself(name))
-	}
-}
-
-// endedBetween notes processes that ended by themselves while nothing was wrong.
-func (o *Outcome) endedBetween(when string, processes []*process) {
-	for _, p := range processes {
-		o.find(audit.Stuck, endedByItself(p.Name)+" "+when)
-	}
-}
-
-func round(d time.Duration) float64 {
-	return float64(d.Round(100*time.Millisecond)) / float64(time.Second)
-}
-
-// String is one line of a run.
-func (o Outcome) String() string {
-	line := fmt.Sprintf("%-14s %-52s lasts %4.1f s, well again %4.1f s after it (%s), slowest answer %4.1f s, %d complaints",
-		o.Kind, o.Target, o.Lasts, o.Recovery, o.Last, o.Slowest, o.Complaints)
-	if o.Lost > 0 {
-		line += fmt.Sprintf(", %d changes lost", o.Lost)
-	}
-	if o.Slow {
-		line += ", ABOVE THE GOAL"
-	}
-	for _, f := range o.Findings {
-		line += "\n    FOUND " + f.Kind + ": " + f.Detail
-	}
-	return line
-}
-
 // count sums a seed up.
 func (r *SeedReport) count(j harness.Judged, took time.Duration) {
 	h := j.History
-	r.Took, r.Answers = round(took), map[int]int{}
+	r.Took, r.Answers = harness.Seconds(took), map[int]int{}
 	keys := map[string]bool{}
 	for _, a := range h.Answers {
 		r.Answers[a.Status]++
@@ -200,15 +127,13 @@ func (r SeedReport) slow() int {
 	return n
 }
 
-// add adds a seed.
-func (r *Report) add(s SeedReport) {
-	r.Seeds = append(r.Seeds, s)
-	r.Slow += s.slow()
-}
-
-// aboveTheGoal tells in words how many recoveries are.
+// aboveTheGoal counts the recoveries that are above the goal, in words. A loaded machine can make one so.
 func (r Report) aboveTheGoal() string {
-	return counted(r.Slow, "recovery", "recoveries") + " above the goal"
+	n := 0
+	for _, s := range r.Seeds {
+		n += s.slow()
+	}
+	return counted(n, "recovery", "recoveries") + " above the goal"
 }
 
 // counted is a number of things.
@@ -235,7 +160,7 @@ func (r Report) verdict() string {
 	if broken > 0 {
 		line += ", the lab itself failed on " + counted(broken, "seed", "seeds")
 	}
-	return fmt.Sprintf("%s; %s of %.0f s", line, r.aboveTheGoal(), r.Goal)
+	return fmt.Sprintf("%s; %s of %v", line, r.aboveTheGoal(), harness.Goal)
 }
 
 // failed reports whether a promise was broken, or the lab itself failed. A slow recovery is no failure.
@@ -314,31 +239,31 @@ func (r Report) markdown() string {
 
 // recoveries is the table of how soon all was well again.
 func (r Report) recoveries(b *strings.Builder) {
-	all := map[string][]Outcome{}
+	all := map[string][]harness.Outcome{}
 	for _, s := range r.Seeds {
 		for _, o := range s.Outcomes {
 			all[o.Kind] = append(all[o.Kind], o)
 		}
 	}
 	fmt.Fprintf(b, "\n## Recovery\n\nSeconds from the end of a fault until every process was ready, every api answered for every event, and all that had"+
-		" happened\nby then was published, taken, and expired where it was due. The goal is %.0f s: %s.\n\n", r.Goal, r.aboveTheGoal())
+		" happened\nby then was published, taken, and expired where it was due. The goal is %v: %s.\n\n", harness.Goal, r.aboveTheGoal())
 	b.WriteString("| fault | how often | median | longest | of | last to recover | above the goal | slowest answer | findings |\n|---|---|---|---|---|---|---|---|---|\n")
 	for _, k := range kinds() {
 		outcomes := all[k.name]
 		if len(outcomes) == 0 {
 			continue
 		}
-		slices.SortFunc(outcomes, func(x, y Outcome) int { return cmp.Compare(x.Recovery, y.Recovery) })
+		slices.SortFunc(outcomes, func(x, y harness.Outcome) int { return cmp.Compare(x.Recovery, y.Recovery) })
 		worst := outcomes[len(outcomes)-1]
 		sum := SeedReport{Outcomes: outcomes}
-		slowest := slices.MaxFunc(outcomes, func(x, y Outcome) int { return cmp.Compare(x.Slowest, y.Slowest) }).Slowest
+		slowest := slices.MaxFunc(outcomes, func(x, y harness.Outcome) int { return cmp.Compare(x.Slowest, y.Slowest) }).Slowest
 		fmt.Fprintf(b, "| %s: %s | %d | %.1f | %s | %s | %s | %d | %.1f | %d |\n", k.name, k.what, len(outcomes), outcomes[len(outcomes)/2].Recovery,
-			worst.seconds(), worst.Target, worst.Last, sum.slow(), slowest, sum.findings())
+			seconds(worst), worst.Target, worst.Last, sum.slow(), slowest, sum.findings())
 	}
 }
 
 // seconds is the recovery, marked where it is above the goal.
-func (o Outcome) seconds() string {
+func seconds(o harness.Outcome) string {
 	if o.Slow {
 		return fmt.Sprintf("**%.1f**", o.Recovery)
 	}

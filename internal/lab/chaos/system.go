@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/holdfast-go/holdfast/internal/lab/harness"
 	"github.com/holdfast-go/holdfast/internal/lab/harness/audit"
 	"github.com/holdfast-go/holdfast/internal/lab/shop"
 	"github.com/holdfast-go/holdfast/internal/testenv"
@@ -25,9 +26,6 @@ var roles = []string{"api", "api", "relay", "relay", "consumer", "consumer", "sw
 
 // hold is how long the shop holds a seat.
 const hold = 2 * time.Second
-
-// startPatience is how long a process may take to listen, whatever the machine does besides.
-const startPatience = 2 * time.Minute
 
 // process is one process of the shop, with ways of its own to the servers.
 type process struct {
@@ -158,7 +156,7 @@ func (s *system) start(processes ...*process) error {
 	for i, p := range processes {
 		starting.Go(func() {
 			if errs[i] = p.Start(s.binary); errs[i] == nil {
-				errs[i] = p.AwaitListening(startPatience)
+				errs[i] = p.AwaitListening(harness.StartPatience)
 			}
 		})
 	}

@@ -10,75 +10,49 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/holdfast-go/holdfast/internal/lab/harness"
 	"github.com/holdfast-go/holdfast/internal/runloop"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
-// mishap is one thing that goes wrong and is put right again.
-type mishap struct {
-	name  string
-	begin func(ctx context.Context) error
-	// lasts is the time between begin and end.
-	lasts time.Duration
-	// end is nil where the fault is over as soon as it has begun.
-	end func(ctx context.Context) error
-	// mend brings the cluster back to where it was, once the recovery is measured; or nil.
-	mend func(ctx context.Context) error
-}
-
 // outage is how long a fault lasts that has an end: longer than any cluster here takes to notice it.
 const outage = 20 * time.Second
 
-// mishaps are what happens to the clusters and their hosts. The failover of Postgres is the last: no standby is left then.
-func (t *trial) mishaps() []mishap {
+// faults happen to the clusters and their hosts. The failover of Postgres is the last: no standby is left then.
+func (t *trial) faults() []harness.Fault {
 	h := t.house
-	kill := func(s func() *testenv.Server) (begin, end func(context.Context) error) {
+	whole := func(well func(context.Context) error) func(context.Context) error { // until the cluster is again what it was
+		return func(ctx context.Context) error { return harness.Poll(ctx, well) }
+	}
+	killed := func(kind testenv.Kind, target string, find func() *testenv.Server, well func(context.Context) error) harness.Fault {
 		var victim *testenv.Server
-		return func(context.Context) error {
-				if victim = s(); victim == nil {
+		return harness.Fault{
+			Kind: string(kind), Target: target + " killed", Lasts: outage, After: whole(well),
+			Begin: func(context.Context) error {
+				if victim = find(); victim == nil {
 					return errors.New("there is no such server")
 				}
 				return victim.Kill()
-			}, func(ctx context.Context) error {
-				return victim.Start(ctx)
-			}
-	}
-	withKill := func(name string, s func() *testenv.Server, mend func(context.Context) error) mishap {
-		m := mishap{name: name, lasts: outage, mend: mend}
-		m.begin, m.end = kill(s)
-		return m
+			},
+			End: func(ctx context.Context) error { return victim.Start(ctx) },
+		}
 	}
 	third := h.servers[2]
-	return []mishap{
-		withKill("Redis: the primary of the rate limits killed", func() *testenv.Server { return h.redisPrimary(limitsKey) }, h.redisWell),
-		{name: "Redis: the slot of the rate limits moved", begin: func(ctx context.Context) error { return h.moveSlot(ctx, limitsKey) }},
-		withKill("RabbitMQ: the leader of the shop's queue killed", func() *testenv.Server { return h.leader(shopQueue) }, h.brokersJoined),
-		withKill("RabbitMQ: a follower killed", func() *testenv.Server { return h.follower(shopQueue) }, h.brokersJoined),
+	return []harness.Fault{
+		killed(testenv.Redis, "the primary of the rate limits", func() *testenv.Server { return h.redisPrimary(limitsKey) }, h.redisWell),
+		{Kind: "redis", Target: "the slot of the rate limits moved", Begin: func(ctx context.Context) error { return h.moveSlot(ctx, limitsKey) }},
+		killed(testenv.RabbitMQ, "the leader of the shop's queue", func() *testenv.Server { return h.leader(shopQueue) }, h.brokersJoined),
+		killed(testenv.RabbitMQ, "a follower", func() *testenv.Server { return h.follower(shopQueue) }, h.brokersJoined),
 		{
-			name: "RabbitMQ: a node cut off from the others, clients reach it", lasts: outage,
-			begin: func(ctx context.Context) error { return third.CutFrom(ctx, h.servers[:2]...) },
-			end:   func(ctx context.Context) error { return third.HealTo(ctx, h.servers[:2]...) },
-			mend:  h.allWell,
+			Kind: "rabbitmq", Target: "a node cut off from the others, clients reach it", Lasts: outage, After: whole(h.allWell),
+			Begin: func(ctx context.Context) error { return third.CutFrom(ctx, h.servers[:2]...) },
+			End:   func(ctx context.Context) error { return third.HealTo(ctx, h.servers[:2]...) },
 		},
-		{
-			name: "a host of servers cut off", lasts: outage,
-			begin: third.Cut, end: third.Heal, mend: h.allWell,
-		},
-		{
-			name: "a host of the shop cut off", lasts: outage,
-			begin: h.apps[1].Cut, end: h.apps[1].Heal,
-		},
-		{
-			name: "PgBouncer of a host killed", lasts: outage,
-			begin: func(context.Context) error { return h.poolers[0].Kill() }, end: h.poolers[0].Start,
-		},
-		{
-			name: "Postgres: the synchronous standby killed", lasts: outage,
-			begin: func(context.Context) error { return h.standby.Kill() },
-			end:   func(ctx context.Context) error { return h.standby.Start(ctx) },
-			mend:  h.synchronous,
-		},
-		{name: "Postgres: the primary killed, the standby promoted", begin: h.failOver},
+		{Kind: "host", Target: "of servers cut off", Lasts: outage, Begin: third.Cut, End: third.Heal, After: whole(h.allWell)},
+		{Kind: "host", Target: "of the shop cut off", Lasts: outage, Begin: h.apps[1].Cut, End: h.apps[1].Heal},
+		{Kind: "pgbouncer", Target: "of a host killed", Lasts: outage, Begin: func(context.Context) error { return h.poolers[0].Kill() }, End: h.poolers[0].Start},
+		killed(testenv.Postgres, "the synchronous standby", func() *testenv.Server { return h.standby }, h.synchronous),
+		{Kind: "postgres", Target: "the primary killed, the standby promoted", Begin: h.failOver},
 	}
 }
 

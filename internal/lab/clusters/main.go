@@ -4,8 +4,8 @@
 //
 // It makes hosts of network namespaces: on three of them a RabbitMQ of three nodes with quorum queues, a Redis Cluster
 // of six, and a Postgres with a synchronous standby; on two more each role of the shop, behind a PgBouncer each. Then nodes
-// are killed, cut off and promoted, and slots moved, while customers buy. After each fault it measures how soon all is well;
-// at the end it compares all answers, all changes and all messages at the broker. It writes
+// are killed, cut off and promoted, and slots moved, while customers buy. After each fault it measures how soon all is well,
+// and compares all answers, all changes and all messages at the broker. It writes
 // internal/lab/clusters/report.md, and exits with 1 if something was lost, doubled, out of order, or not well again. With
 // -run it has only the faults happen whose name matches, and prints the report.
 //
@@ -140,7 +140,7 @@ func try(ctx context.Context, chosen *regexp.Regexp, report string) (code int, e
 	if len(v.faults) > 0 {
 		code = 1
 	}
-	if len(v.recoveries) == 0 {
+	if len(v.outcomes) == 0 {
 		return exitUnusable, fmt.Errorf("no fault has a name like %q", chosen)
 	}
 	if chosen.String() != "" {

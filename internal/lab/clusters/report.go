@@ -46,18 +46,14 @@ how many seconds after the end of the fault a symptom was seen for the last time
 		fmt.Fprintf(&text, " %s |", s)
 	}
 	fmt.Fprintf(&text, "\n|---|---|---|%s\n", strings.Repeat("---|", len(harness.Symptoms)))
-	for _, r := range v.recoveries {
-		total, _ := r.Total()
-		all := fmt.Sprintf("%.1f", total.Seconds())
-		switch {
-		case r.err != nil:
-			all = "**not well**"
-		case total > harness.Goal:
+	for _, o := range v.outcomes {
+		all := fmt.Sprintf("%.1f", o.Recovery)
+		if o.Slow {
 			all = "**" + all + "**"
 		}
-		fmt.Fprintf(&text, "| %s | %d | %s |", r.fault, r.held, all)
+		fmt.Fprintf(&text, "| %s: %s | %d | %s |", o.Kind, o.Target, o.Held, all)
 		for _, s := range harness.Symptoms {
-			fmt.Fprintf(&text, " %.1f |", r.After[s].Seconds())
+			fmt.Fprintf(&text, " %.1f |", o.After[s])
 		}
 		text.WriteByte('\n')
 	}

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -15,7 +14,6 @@ import (
 
 	"github.com/holdfast-go/holdfast/internal/lab/harness"
 	"github.com/holdfast-go/holdfast/internal/lab/shop"
-	"github.com/holdfast-go/holdfast/internal/runloop"
 )
 
 const (
@@ -34,14 +32,6 @@ type trial struct {
 	watch     *harness.Watch
 	// poolers starts those again that have ended by themselves.
 	poolers *supervisor
-}
-
-// recovery is the way back from one fault.
-type recovery struct {
-	harness.Recovery
-	fault string
-	held  int64 // seats that customers held while the fault lasted
-	err   error
 }
 
 // openTrial starts an api, a relay, a consumer and a sweeper on each app host.
@@ -83,13 +73,10 @@ func openTrial(ctx context.Context, h *house) (*trial, error) {
 		return t, err
 	}
 	t.watch, err = harness.NewWatch(ctx, harness.Subject{
-		APIs: func() []string { return t.apis }, DB: t.db, Dial: h.dial, Admin: h.rabbit[0].AdminURL,
+		Processes: t.processes, Binary: binary, APIs: func() []string { return t.apis }, DB: t.db, Dial: h.dial, Admin: h.rabbit[0].AdminURL,
 		Queue: amqp.Table{amqp.QueueTypeArg: amqp.QueueTypeQuorum, amqp.SingleActiveConsumerArg: true},
 		Hold:  hold, Seed: rand.Uint64(), Patience: giveUp,
 	})
-	if err == nil {
-		t.watch.Crowd.Come(ctx)
-	}
 	return t, err
 }
 
@@ -108,41 +95,6 @@ func (t *trial) close() error {
 	return err
 }
 
-// suffer lets a fault happen under load and measures the way back.
-func (t *trial) suffer(ctx context.Context, m mishap) recovery {
-	fmt.Fprintln(os.Stderr, "clusters:", m.name)
-	t.poolers.now(m.name)
-	if r := t.recover(ctx, "before "+m.name); r.err != nil {
-		return r
-	}
-	err := t.watch.UnderLoad(ctx, 20)
-	before := t.watch.Crowd.Holds()
-	if err == nil {
-		err = m.begin(ctx)
-	}
-	if err == nil {
-		err = runloop.Sleep(ctx, m.lasts)
-	}
-	during := t.watch.Crowd.Holds() - before
-	if err == nil && m.end != nil {
-		err = m.end(ctx)
-	}
-	if err != nil {
-		return recovery{fault: m.name, err: err}
-	}
-	r := t.recover(ctx, m.name)
-	r.held = during
-	if r.err != nil {
-		t.tell(os.Stderr)
-	}
-	if m.mend != nil {
-		r.err = errors.Join(r.err, harness.Poll(ctx, m.mend))
-	}
-	total, _ := r.Total()
-	fmt.Fprintf(os.Stderr, "clusters: %s: well after %.1f s: %v\n", m.name, total.Seconds(), r.err)
-	return r
-}
-
 // tell shows the ends of the logs.
 func (t *trial) tell(to io.Writer) {
 	for _, p := range t.processes {
@@ -151,53 +103,38 @@ func (t *trial) tell(to io.Writer) {
 	}
 }
 
-func (t *trial) recover(ctx context.Context, name string) (r recovery) {
-	r.fault = name
-	r.Recovery, r.err = t.watch.Recover(ctx, t.ready)
-	for symptom, err := range r.Stuck {
-		r.err = errors.Join(r.err, fmt.Errorf("%s: %s after %v: %w", name, symptom, giveUp, err))
-	}
-	return r
-}
-
 // verdict is the result of the whole trial.
 type verdict struct {
-	recoveries []recovery
-	requests   int64
-	held       int64
-	broker     harness.Verdict
-	crashes    []crash // of PgBouncer
-	faults     []string
+	outcomes []harness.Outcome
+	requests int64
+	held     int64
+	broker   harness.Verdict
+	crashes  []crash // of PgBouncer
+	faults   []string
 }
 
-// run has each chosen fault happen once, and judges.
+// run has each chosen fault happen once, until one breaks a promise.
 func (t *trial) run(ctx context.Context, chosen *regexp.Regexp) (v verdict, err error) {
-	for _, m := range t.mishaps() {
-		if !chosen.MatchString(m.name) {
+	for _, f := range t.faults() {
+		if !chosen.MatchString(f.Kind + ": " + f.Target) {
 			continue
 		}
-		r := t.suffer(ctx, m)
-		v.recoveries = append(v.recoveries, r)
-		if r.err != nil {
-			v.faults = append(v.faults, r.err.Error())
+		t.poolers.now(f.Target)
+		o, j, err := t.watch.Suffer(ctx, f)
+		fmt.Fprintln(os.Stderr, o)
+		if err != nil {
+			return v, fmt.Errorf("%s: %s: %w", f.Kind, f.Target, err)
 		}
-		if ctx.Err() != nil {
-			return v, ctx.Err()
+		v.outcomes, v.broker = append(v.outcomes, o), j.Broker
+		for _, f := range o.Findings {
+			v.faults = append(v.faults, fmt.Sprintf("%s: %s: %s", o.Target, f.Kind, f.Detail))
+		}
+		if len(v.faults) > 0 {
+			t.tell(os.Stderr)
+			break // the next fault would be blamed
 		}
 	}
-	t.watch.Crowd.Leave()
 	v.crashes = t.poolers.all()
 	v.requests, v.held = t.watch.Crowd.Requests(), t.watch.Crowd.Holds()
-	j, err := t.watch.Audit(ctx, nil)
-	if err != nil {
-		return v, err
-	}
-	if len(j.History.Reservations) == 0 {
-		return v, errors.New("no customer held a seat")
-	}
-	v.broker = j.Broker
-	for _, f := range j.Findings {
-		v.faults = append(v.faults, f.Kind+": "+f.Detail)
-	}
 	return v, nil
 }

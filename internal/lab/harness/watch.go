@@ -12,6 +12,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/holdfast-go/holdfast/internal/lab/harness/audit"
+	"github.com/holdfast-go/holdfast/internal/lab/shop"
 	"github.com/holdfast-go/holdfast/internal/runloop"
 )
 
@@ -27,6 +28,9 @@ var Symptoms = []string{"ready", "answers", "outbox", "read model", "due holds"}
 
 // Subject is a running shop.
 type Subject struct {
+	// Processes are all processes of the shop, and Binary is what starts one again that has ended by itself.
+	Processes shop.Roles
+	Binary    string
 	// APIs returns where the processes listen that clients reach, "" for one that does not listen.
 	APIs func() []string
 	// DB leads to the primary, whichever server that is.
@@ -40,6 +44,8 @@ type Subject struct {
 	Hold time.Duration
 	// Lost returns the changes that failovers to asynchronous standbys have lost so far. Optional.
 	Lost func() []audit.Change
+	// Amend adds to a history what only the caller knows, before it is compared. Optional.
+	Amend func(*audit.History)
 	// Seed chooses what the clients do.
 	Seed uint64
 	// Patience is how long a recovery may take. A symptom that is left then is stuck.
@@ -95,17 +101,6 @@ func (w *Watch) Close() {
 	w.stop()
 }
 
-// UnderLoad returns when the clients have held so many more seats.
-func (w *Watch) UnderLoad(ctx context.Context, holds int64) error {
-	before := w.Crowd.Holds()
-	return Poll(ctx, func(context.Context) error {
-		if n := w.Crowd.Holds() - before; n < holds {
-			return fmt.Errorf("%d of %d holds", n, holds)
-		}
-		return nil
-	})
-}
-
 // Recovery says when, after a fault's end, each symptom was seen for the last time.
 type Recovery struct {
 	After map[string]time.Duration
@@ -123,10 +118,10 @@ func (r Recovery) Total() (longest time.Duration, last string) {
 	return longest, last
 }
 
-// Recover measures how long it takes from now on until no symptom is left. The holds by which the apis have shown that they
+// recover measures how long it takes from now on until no symptom is left. The holds by which the apis have shown that they
 // answer must be published, taken and expired too: a part that has not yet noticed that its connection is dead has nothing
 // else to do. ready returns nil when all processes are ready.
-func (w *Watch) Recover(ctx context.Context, ready func(context.Context) error) (Recovery, error) {
+func (w *Watch) recover(ctx context.Context, ready func(context.Context) error) (Recovery, error) {
 	r := Recovery{After: map[string]time.Duration{}, Stuck: map[string]error{}}
 	began := time.Now()
 	ctx, cancel := context.WithTimeout(ctx, w.Patience)
@@ -232,8 +227,8 @@ func (w *Watch) none(sql string, args func() []any) func(context.Context) error 
 	}
 }
 
-// Quiet returns when nobody holds a seat and every message has been taken. The clients have left.
-func (w *Watch) Quiet(ctx context.Context) error {
+// quiet returns when nobody holds a seat and every message has been taken. The clients have left.
+func (w *Watch) quiet(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, w.Patience)
 	defer cancel()
 	held := w.none(heldSQL, func() []any { return nil })
@@ -241,7 +236,7 @@ func (w *Watch) Quiet(ctx context.Context) error {
 		if err := held(ctx); err != nil {
 			return fmt.Errorf("holds: %w", err)
 		}
-		h, err := w.History(ctx)
+		h, err := w.history(ctx)
 		if err != nil {
 			return err
 		}
@@ -259,8 +254,8 @@ func (w *Watch) Quiet(ctx context.Context) error {
 	})
 }
 
-// History reads everything that is known.
-func (w *Watch) History(ctx context.Context) (audit.History, error) {
+// history reads everything that is known.
+func (w *Watch) history(ctx context.Context) (audit.History, error) {
 	h, err := readHistory(ctx, w.DB)
 	if err != nil {
 		return h, err
@@ -278,20 +273,19 @@ type Judged struct {
 	Broker  Verdict
 }
 
-// Audit waits until nothing is under way, and compares everything that has happened so far. amend adds to the history what
-// the caller knows. Optional.
-func (w *Watch) Audit(ctx context.Context, amend func(*audit.History)) (j Judged, err error) {
+// audit waits until nothing is under way, and compares everything that has happened so far.
+func (w *Watch) audit(ctx context.Context) (j Judged, err error) {
 	find := func(kind string, details ...string) {
 		for _, detail := range details {
 			j.Findings = append(j.Findings, audit.Finding{Kind: kind, Detail: detail})
 		}
 	}
-	quiet := w.Quiet(ctx)
-	if j.History, err = w.History(ctx); err != nil {
+	quiet := w.quiet(ctx)
+	if j.History, err = w.history(ctx); err != nil {
 		return j, errors.Join(quiet, err)
 	}
-	if amend != nil {
-		amend(&j.History)
+	if w.Amend != nil {
+		w.Amend(&j.History)
 	}
 	j.Report = audit.Check(j.History)
 	if quiet != nil {
