@@ -214,3 +214,29 @@ func TestTrials_needTheFlag(t *testing.T) {
 		s.close()
 	}
 }
+
+// A role is unready without the servers that it needs, and ready without the others.
+func TestChecks_perRole(t *testing.T) {
+	t.Parallel()
+	for role, want := range map[string]string{
+		roleAll: "postgres,postgres of workers,redis", roleAPI: "postgres,redis",
+		roleRelay: "postgres of workers", roleConsumer: "postgres of workers", roleSweeper: "postgres of workers",
+	} {
+		cfg, err := parseConfig([]string{"-backend=services", "-role=" + role}, nowhere, io.Discard)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s, err := newServers(cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var names []string
+		for _, check := range s.checks(role) {
+			names = append(names, check.Name)
+		}
+		if got := strings.Join(names, ","); got != want {
+			t.Errorf("%s asks %s, want %s", role, got, want)
+		}
+		s.close()
+	}
+}

@@ -82,3 +82,47 @@ func TestClientsThatDoNotReadOrWrite(t *testing.T) {
 		})
 	}
 }
+
+// stuck is a service that ignores its context until a test ends.
+type stuck struct{ end chan struct{} }
+
+func (s stuck) Run(context.Context) error   { <-s.end; return nil }
+func (s stuck) Ready(context.Context) error { return nil }
+
+// A signal ends a process whose servers are silent: requests have drainTimeout, then the services have stopTimeout.
+func TestRunAll_endsWithStuckServices(t *testing.T) {
+	t.Parallel()
+	for name, requests := range map[string]int{"a request in flight": 1, "no request": 0} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				end := make(chan struct{})
+				listener := listenOnPipes()
+				client, conn := net.Pipe()
+				listener.conns <- conn
+				server := newServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { <-end }))
+				ctx, signal := context.WithCancel(t.Context())
+				ended := make(chan error)
+				go func() {
+					ended <- runAll(ctx, []service{{roleRelay, stuck{end}}}, func(ctx context.Context) error { return serveHTTP(ctx, listener, server) })
+				}()
+				if requests > 0 {
+					if _, err := fmt.Fprint(client, "GET / HTTP/1.1\r\nHost: shop\r\n\r\n"); err != nil {
+						t.Fatal(err)
+					}
+				} else {
+					_ = client.Close()
+				}
+				synctest.Wait()
+				began := time.Now()
+				signal()
+				err := <-ended
+				if took, want := time.Since(began), time.Duration(requests)*drainTimeout+stopTimeout; err == nil || took != want {
+					t.Errorf("ended after %v with %v, want %v and the name of the service", took, err, want)
+				}
+				close(end)
+				_ = client.Close()
+			})
+		})
+	}
+}
