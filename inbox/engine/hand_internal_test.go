@@ -11,6 +11,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/internal/ids"
+	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
 type delivered struct{ m inbox.Message }
@@ -259,7 +260,7 @@ func (h *handModel) count() {
 // TestHandModel plays with hands at random.
 func TestHandModel(t *testing.T) {
 	t.Parallel()
-	for range 3000 {
+	for range testenv.Sequences(t, 500) {
 		script := make([]byte, rand.N(200))
 		for i := range script {
 			script[i] = byte(rand.Uint32())

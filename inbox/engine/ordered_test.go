@@ -3,13 +3,10 @@ package engine_test
 import (
 	"context"
 	"fmt"
-	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
-
-	"github.com/google/uuid"
 
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/driver"
@@ -18,137 +15,6 @@ import (
 	"github.com/holdfast-go/holdfast/inbox/internal/memqueue"
 	"github.com/holdfast-go/holdfast/internal/ids"
 )
-
-// ledgerOfKeys is what handlers have done: effects by key, each once.
-type ledgerOfKeys struct {
-	mu      sync.Mutex
-	done    map[uuid.UUID]bool
-	running map[string]int
-	order   map[string][]int
-	number  map[uuid.UUID]int
-	wrong   []string
-}
-
-func newLedgerOfKeys() *ledgerOfKeys {
-	return &ledgerOfKeys{done: map[uuid.UUID]bool{}, running: map[string]int{}, order: map[string][]int{}, number: map[uuid.UUID]int{}}
-}
-
-func (l *ledgerOfKeys) put(t *testing.T, q *memqueue.Queue, keys, each int) {
-	t.Helper()
-	for n := range each {
-		for k := range keys {
-			m := &inbox.Message{ID: ids.New(), Name: "order", Key: fmt.Sprint("k", k), Body: []byte("{}")}
-			l.number[m.ID] = n
-			if err := q.Put(m); err != nil {
-				t.Fatal(err)
-			}
-		}
-	}
-}
-
-// process is a handler with deduplication.
-func (l *ledgerOfKeys) process(m *inbox.Message, fails bool) error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	switch {
-	case l.done[m.ID]:
-		return nil
-	case fails:
-		return errBroken
-	}
-	l.done[m.ID] = true
-	l.order[m.Key] = append(l.order[m.Key], l.number[m.ID])
-	return nil
-}
-
-func (l *ledgerOfKeys) check(t *testing.T, keys, each int) {
-	t.Helper()
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for k := range keys {
-		got := l.order[fmt.Sprint("k", k)]
-		if len(got) != each {
-			t.Errorf("key %d: %d of %d messages", k, len(got), each)
-		}
-		for i := 1; i < len(got); i++ {
-			if got[i] < got[i-1] {
-				t.Errorf("key %d out of order: %v", k, got)
-				break
-			}
-		}
-	}
-	for _, what := range l.wrong {
-		t.Error(what)
-	}
-}
-
-// Messages of a key are processed in order, retries included, through lost sessions, hand-overs and
-// batches.
-func TestOrdered(t *testing.T) {
-	t.Parallel()
-	for _, batch := range []int{1, 8} {
-		for _, noted := range []bool{false, true} {
-			t.Run(fmt.Sprintf("batch %d, ledger %v", batch, noted), func(t *testing.T) {
-				bubble(t, func(t *testing.T) {
-					const keys, each, processes = 16, 40, 4
-					broker := memqueue.NewBroker()
-					queue := broker.Queue("orders")
-					effects := newLedgerOfKeys()
-					effects.put(t, queue, keys, each)
-					ledger := memory.NewLedger()
-					p := processorFunc(func(_ context.Context, m *inbox.Message) error {
-						effects.mu.Lock()
-						effects.running[m.Key]++
-						effects.mu.Unlock()
-						time.Sleep(rand.N(20 * time.Millisecond))
-						err := effects.process(m, rand.N(10) == 0)
-						if err != nil && rand.N(5) == 0 {
-							err = inbox.Unavailable(err)
-						}
-						effects.mu.Lock()
-						effects.running[m.Key]--
-						effects.mu.Unlock()
-						return err
-					})
-					ctx, cancel := context.WithCancel(context.Background())
-					var all sync.WaitGroup
-					for range processes {
-						all.Go(func() {
-							for ctx.Err() == nil { // each lives for some seconds
-								var processor inbox.Processor = p
-								if noted {
-									processor = withLedger{p, ledger}
-								}
-								c := newConsumer(t, queue.Source(memqueue.Options{Exclusive: true}), processor, engine.Config{ConsumerConfig: inbox.ConsumerConfig{
-									Ordered: true, Concurrency: 4, Batch: batch, Prefetch: 50, TimeLimit: 3*time.Second + rand.N(3*time.Second),
-									Retry: inbox.RetryPolicy{MaxAttempts: 100, BaseDelay: 50 * time.Millisecond, MaxDelay: 200 * time.Millisecond},
-								}})
-								if err := c.Run(ctx); err != nil {
-									t.Error(err)
-								}
-							}
-						})
-					}
-					go func() {
-						for ctx.Err() == nil {
-							time.Sleep(rand.N(2 * time.Second))
-							queue.Cut()
-						}
-					}()
-					idle, end := context.WithTimeout(ctx, time.Hour)
-					defer end()
-					if err := broker.Idle(idle); err != nil {
-						t.Error(err)
-					}
-					cancel()
-					all.Wait()
-					time.Sleep(3 * time.Second)
-					effects.check(t, keys, each)
-				})
-			})
-		}
-	}
-}
 
 type processorFunc func(ctx context.Context, m *inbox.Message) error
 

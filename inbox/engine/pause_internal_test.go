@@ -8,6 +8,7 @@ import (
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/internal/ids"
+	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
 func newItem() *item {
@@ -20,7 +21,7 @@ func newItem() *item {
 // had failed, twice.
 func TestPauseModel(t *testing.T) {
 	t.Parallel()
-	for range 2000 {
+	for range testenv.Sequences(t, 200) {
 		cfg := &settings{Config: Config{ConsumerConfig: inbox.ConsumerConfig{Concurrency: 1 + rand.N(4), Prefetch: 50, Batch: 1}}}
 		tr, p := newTrial(cfg), &pause{cfg: cfg}
 		now := time.Unix(1_700_000_000, 0)

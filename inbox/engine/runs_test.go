@@ -4,17 +4,13 @@ import (
 	"context"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
-	"github.com/google/uuid"
-
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/engine"
 	"github.com/holdfast-go/holdfast/inbox/internal/memqueue"
-	"github.com/holdfast-go/holdfast/internal/ids"
 	"github.com/holdfast-go/holdfast/internal/metrictest"
 )
 
@@ -45,41 +41,6 @@ func TestLimits(t *testing.T) {
 			})
 		})
 	}
-}
-
-// Functions of the Config that panic cost one message its id or its key, and no more.
-func TestConfigPanics(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		derived := ids.New()
-		var processed atomic.Int64
-		p := processorFunc(func(_ context.Context, m *inbox.Message) error {
-			if m.ID != derived || !m.FirstFailedAt.IsZero() {
-				t.Errorf("%+v", m)
-			}
-			processed.Add(1)
-			return nil
-		})
-		b := newBench(t, p, engine.Config{ConsumerConfig: inbox.ConsumerConfig{
-			Ordered: true, Key: func(*inbox.Message) string { panic("no key") },
-			DeriveID: func(m *inbox.Message) uuid.UUID {
-				if m.Name == "strange" {
-					panic("no id")
-				}
-				return derived
-			},
-		}}, memqueue.Options{Exclusive: true})
-		for _, name := range []string{"strange", "good", "strange"} {
-			if err := b.queue.Put(&inbox.Message{Name: name}); err != nil {
-				t.Fatal(err)
-			}
-		}
-		b.start()
-		b.idle()
-		b.stop()
-		if n := processed.Load(); n != 1 || len(b.letters("validation")) != 2 {
-			t.Errorf("%d processed, %d refused", n, len(b.letters("validation")))
-		}
-	})
 }
 
 // What is settled is counted by outcome and class, what is in hand is shown, and every attempt is measured.

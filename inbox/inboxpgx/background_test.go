@@ -7,7 +7,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/inbox/inboxpgx"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
@@ -52,21 +51,4 @@ func TestConsumersPrune(t *testing.T) {
 	})
 	stop()
 	running.Wait()
-}
-
-func TestNegativePruneIntervalIsOff(t *testing.T) {
-	t.Parallel()
-	p := newStore(t, newManager(t, newPool(t)), "a", inboxpgx.Config{PruneInterval: -1})
-	p.Background(t.Context()) // ends by itself
-}
-
-// The store tells a consumer what it needs to know.
-func TestDeduplicator(t *testing.T) {
-	t.Parallel()
-	p, _ := fakeStore(t)
-	var d driver.Deduplicator = p
-	if d.Ledger() == nil || d.Retention() != 8*24*time.Hour {
-		t.Errorf("ledger %v, retention %v", d.Ledger(), d.Retention())
-	}
-	_ = driver.Background(p)
 }

@@ -65,25 +65,6 @@ func TestBatchUnavailable(t *testing.T) {
 	}
 }
 
-// A conflict runs the batch again; conflicts without end single out nobody for long.
-func TestBatchConflicts(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		conflict := txretrytest.Fault{Point: txretrytest.AtCommit, SQLSTATE: "40001"}
-		p, entries := fakeStore(t, slices.Repeat([]txretrytest.Fault{conflict}, 6)...)
-		handle(t, p, noEffect)
-		msgs := events(4)
-		if err := errors.Join(p.Process(t.Context(), msgs)...); err != nil {
-			t.Fatal(err)
-		}
-		for _, m := range msgs {
-			if !entries.Seen("a", m.ID) {
-				t.Error("not recorded")
-			}
-		}
-	})
-}
-
 // A handler that exits its goroutine leaves nobody behind.
 func TestBatchGoexit(t *testing.T) {
 	t.Parallel()

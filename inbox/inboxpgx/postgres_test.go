@@ -3,9 +3,7 @@ package inboxpgx_test
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io/fs"
-	"math/rand/v2"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -20,7 +18,6 @@ import (
 	"github.com/holdfast-go/holdfast/inbox/inboxpgx"
 	"github.com/holdfast-go/holdfast/inbox/inboxtest/conformance"
 	"github.com/holdfast-go/holdfast/internal/pgtest"
-	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/txretry"
 )
 
@@ -45,36 +42,6 @@ func wantOneEffectEach(t *testing.T, pool *pgxpool.Pool, messages int) {
 	if effects != messages || distinct != messages || entries != messages {
 		t.Errorf("%d effects of %d messages, %d entries; want %d", effects, distinct, entries, messages)
 	}
-}
-
-// Ten copies of each message, in any order, over 32 workers.
-func TestDuplicateStorm(t *testing.T) {
-	t.Parallel()
-	const messages, copies, workers = 500, 10, 32
-	pool := newPool(t)
-	p := effectStore(t, newManager(t, pool))
-
-	var queue []*inbox.Message
-	for range messages {
-		m := event()
-		for range copies {
-			queue = append(queue, m)
-		}
-	}
-	rand.Shuffle(len(queue), func(i, j int) { queue[i], queue[j] = queue[j], queue[i] })
-	var next atomic.Int64
-	var wg sync.WaitGroup
-	for range workers {
-		wg.Go(func() {
-			for i := next.Add(1) - 1; i < int64(len(queue)); i = next.Add(1) - 1 {
-				if err := p.Process(t.Context(), queue[i:i+1])[0]; err != nil {
-					t.Errorf("message %d: %v", i, err)
-				}
-			}
-		})
-	}
-	wg.Wait()
-	wantOneEffectEach(t, pool, messages)
 }
 
 func TestEntryIsLockedForLong(t *testing.T) {
@@ -141,56 +108,6 @@ func TestHandlersLockTimeout(t *testing.T) {
 	if err := process(t, p, m); err != nil {
 		t.Error(err)
 	}
-}
-
-// A server that restarts costs no message an attempt, and no effect is lost or doubled.
-func TestPostgresRestarts(t *testing.T) {
-	t.Parallel()
-	server := testenv.Private(t, testenv.Postgres)
-	pool := pgtest.Pool(t, server.URL(), 10)
-	createTables(t, pool)
-	p := effectStore(t, newManager(t, pool))
-
-	const workers = 8
-	var unavailable, done atomic.Int64
-	var over atomic.Bool
-	var wg sync.WaitGroup
-	for range workers {
-		wg.Go(func() {
-			for !over.Load() { // there is always something to do when the server stops
-				m := event()
-				for !deliver(t, p, m, &unavailable) {
-				}
-				done.Add(1)
-			}
-		})
-	}
-	for round := range 3 {
-		before := done.Load()
-		testenv.Eventually(t, func() error { return atLeast(&done, before+100) })
-		stop := server.Stop
-		if round == 1 {
-			stop = server.Kill
-		}
-		if err := stop(); err != nil {
-			t.Fatal(err)
-		}
-		before = unavailable.Load()
-		testenv.Eventually(t, func() error { return atLeast(&unavailable, before+1) })
-		if err := server.Start(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-	}
-	over.Store(true)
-	wg.Wait()
-	wantOneEffectEach(t, pool, int(done.Load()))
-}
-
-func atLeast(n *atomic.Int64, want int64) error {
-	if got := n.Load(); got < want {
-		return fmt.Errorf("%d of %d", got, want)
-	}
-	return nil
 }
 
 // deliver processes a message once and reports whether it is done.

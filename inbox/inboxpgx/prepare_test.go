@@ -2,15 +2,12 @@ package inboxpgx_test
 
 import (
 	"context"
-	"errors"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/holdfast-go/holdfast/inbox"
-	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/inbox/inboxpgx"
 	"github.com/holdfast-go/holdfast/inbox/inboxtest/conformance"
 	"github.com/holdfast-go/holdfast/inbox/internal/memory"
@@ -53,25 +50,5 @@ func TestPrepareRunsBeforeTheTransaction(t *testing.T) {
 	}
 	if got := strings.Join(trail, ", "); got != "wait, prepare, rate of the day, rate of the day" {
 		t.Errorf("trail = %s", got)
-	}
-}
-
-func TestPrepareFails(t *testing.T) {
-	t.Parallel()
-	p, entries := fakeStore(t)
-	err := inboxpgx.HandlePrepared(p, conformance.Name,
-		func(context.Context, conformance.Event) (int, error) {
-			return 0, inbox.RetryAfter(errors.New("429"), time.Minute)
-		},
-		func(context.Context, pgx.Tx, conformance.Event, int) error { t.Error("the handler ran"); return nil })
-	if err != nil {
-		t.Fatal(err)
-	}
-	m := event()
-	if f := driver.Classify(process(t, p, m)); f.After != time.Minute {
-		t.Errorf("classified %+v", f)
-	}
-	if entries.Seen("a", m.ID) {
-		t.Error("the message was recorded")
 	}
 }

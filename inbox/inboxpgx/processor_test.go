@@ -69,15 +69,6 @@ func TestNewNeedsAPool(t *testing.T) {
 	}
 }
 
-func TestLimit(t *testing.T) {
-	t.Parallel()
-	p, _ := fakeStoreWith(t, inboxpgx.HandlerConfig{Concurrency: 2})
-	var limiter driver.Limiter = p
-	if own, other := limiter.Limit(conformance.Name), limiter.Limit("other"); own != 2 || other != 0 {
-		t.Errorf("limits %d and %d", own, other)
-	}
-}
-
 func TestHandleRefuses(t *testing.T) {
 	t.Parallel()
 	p, _ := fakeStore(t)
@@ -249,20 +240,4 @@ func TestTimeout(t *testing.T) {
 			t.Errorf("error = %v", err)
 		}
 	})
-}
-
-func TestUse(t *testing.T) {
-	t.Parallel()
-	p, _ := fakeStore(t)
-	handle(t, p, noEffect)
-	var seen []error
-	p.Use(func(context.Context, *inbox.Message) (context.Context, func(error) error, error) {
-		return nil, func(result error) error { seen = append(seen, result); return result }, nil
-	})
-	if err := process(t, p, event()); err != nil {
-		t.Fatal(err)
-	}
-	if len(seen) != 1 || seen[0] != nil {
-		t.Errorf("middleware saw %v", seen)
-	}
 }
