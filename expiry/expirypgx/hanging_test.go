@@ -8,8 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
 	"github.com/holdfast-go/holdfast/expiry"
 	"github.com/holdfast-go/holdfast/expiry/expirypgx"
 	"github.com/holdfast-go/holdfast/internal/pgtest"
@@ -37,18 +35,8 @@ func (b *backend) lock(t *testing.T, sql string) {
 const trigger = `CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN %s; RETURN new; END $$;
 	CREATE TRIGGER slow BEFORE UPDATE ON holds FOR EACH ROW WHEN (old.id = '0') EXECUTE FUNCTION slow()`
 
-// hanging makes the row 0 hang.
+// hanging makes the row 0 hang on the server. (A handler that hangs: TestHangingRowStopsTheOthersOnlyBriefly of expiry.)
 var hanging = map[string]func(t *testing.T, b *backend) expirypgx.Config{
-	"handler": func(_ *testing.T, b *backend) expirypgx.Config {
-		return expirypgx.Config{Emit: func(ctx context.Context, tx pgx.Tx, rows []expiry.Row) error {
-			for _, row := range rows {
-				if row.ID == "0" {
-					<-ctx.Done()
-				}
-			}
-			return announceAll(b)(ctx, tx, rows)
-		}}
-	},
 	"row locked by another": func(t *testing.T, b *backend) expirypgx.Config {
 		b.lock(t, "SELECT FROM holds WHERE id = '0' FOR UPDATE")
 		return expirypgx.Config{Emit: announceAll(b)}

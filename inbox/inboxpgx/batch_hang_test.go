@@ -161,13 +161,6 @@ func TestBatchWithOneThatHangs(t *testing.T) {
 	}
 }
 
-func TestBatchWithOneThatHangsOnPostgres(t *testing.T) {
-	t.Parallel()
-	onSilent(t, func(t *testing.T, _ *silent.Postgres, pool *pgxpool.Pool) {
-		consumeHanging(t, newStore(t, newManager(t, pool), "a", inboxpgx.Config{}), false, 8, 3*time.Second)
-	})
-}
-
 // A batch whose time is over blames no message: each is tried alone.
 func TestBatchTimeIsOver(t *testing.T) {
 	t.Parallel()

@@ -14,6 +14,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/holdfast-go/holdfast/internal/redisconn"
+	"github.com/holdfast-go/holdfast/internal/redistest"
 	"github.com/holdfast-go/holdfast/internal/silent"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
@@ -174,4 +175,28 @@ func TestWithin(t *testing.T) {
 			})
 		})
 	}
+}
+
+// The silence of a real server on a real connection: a call that is not answered in time ends, and the next one has another
+// connection.
+func TestSilentConnection_onRedis(t *testing.T) {
+	t.Parallel()
+	proxy := testenv.NewProxy(t, redistest.URL(t))
+	opts, err := redis.ParseURL(proxy.URL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	opts.ContextTimeoutEnabled, opts.ReadTimeout = true, -1
+	client := redis.NewClient(opts)
+	t.Cleanup(func() { _ = client.Close() })
+	ping := func() error {
+		_, err := redisconn.Within(t.Context(), 300*time.Millisecond, func(ctx context.Context) (string, error) { return client.Ping(ctx).Result() })
+		return err
+	}
+	testenv.Eventually(t, ping)
+	proxy.SilenceConnections()
+	if ping() == nil {
+		t.Error("a silent connection has answered")
+	}
+	testenv.Eventually(t, ping)
 }

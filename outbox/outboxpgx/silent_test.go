@@ -46,13 +46,7 @@ func TestSilentInTheMiddleOfACall(t *testing.T) {
 			"list": {testenv.Silence{On: "died_at, seq LIMIT"}, func(ctx context.Context) error {
 				return second(far.dead.List(ctx, outbox.Filter{}))
 			}, false},
-			"count": {testenv.Silence{On: "SELECT count", Deliver: true}, func(ctx context.Context) error {
-				return second(far.dead.Count(ctx, outbox.Filter{}))
-			}, false},
 			"audit": {testenv.Silence{On: "actor, reason"}, func(ctx context.Context) error { return second(far.store.Audit(ctx, 0)) }, false},
-			"choose": {testenv.Silence{On: "array_agg"}, func(ctx context.Context) error {
-				return second(far.dead.Replay(ctx, letter(t, near.pool, "chosen"), outbox.Replay{DryRun: true}))
-			}, false},
 			"replay": {testenv.Silence{On: "'replay'"}, func(ctx context.Context) error {
 				return second(far.dead.Replay(ctx, letter(t, near.pool, "returned"), outbox.Replay{By: "me"}))
 			}, true},
