@@ -54,8 +54,12 @@ func (s *stopwatch) serverTimes() map[*testenv.Server]time.Duration {
 
 // sampleColumns are those of a sample: of some tables the first two.
 var sampleColumns = []column{
-	{name: "operations/s"}, {name: "client us each", decimals: 1},
-	{name: "Postgres us", decimals: 1}, {name: "RabbitMQ us", decimals: 1}, {name: "Redis us", decimals: 1}, {name: "busiest one %"},
+	{name: "operations/s"},
+	{name: "client us each", decimals: 1},
+	{name: "Postgres us", decimals: 1},
+	{name: "RabbitMQ us", decimals: 1},
+	{name: "Redis us", decimals: 1},
+	{name: "busiest one %"},
 }
 
 // sample is what n operations took. What no private server is there for is NaN. The last figure is the part that the busiest

@@ -189,6 +189,7 @@ func newIntake(t *testing.T, broker string) *intake {
 }
 
 func inboxOnRabbitMQ(t *testing.T) work {
+	t.Helper()
 	b := amqptest.New(t)
 	i := newIntake(t, b.URL)
 	conn, err := amqp.Dial(b.URL)
@@ -210,6 +211,7 @@ func inboxOnRabbitMQ(t *testing.T) work {
 }
 
 func inboxOnRedis(t *testing.T) work {
+	t.Helper()
 	url := redistest.URL(t)
 	client := redistest.Client(t, url)
 	i := newIntake(t, url)

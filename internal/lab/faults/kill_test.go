@@ -1,7 +1,6 @@
 package faults_test
 
 import (
-	"errors"
 	"slices"
 	"testing"
 
@@ -119,15 +118,4 @@ func TestKiller_isQuarantined(t *testing.T) {
 			i.verify()
 		})
 	}
-}
-
-// eventually waits until check is true.
-func eventually(t testing.TB, what string, check func() bool) {
-	t.Helper()
-	testenv.Eventually(t, func() error {
-		if !check() {
-			return errors.New("not yet: " + what)
-		}
-		return nil
-	})
 }

@@ -142,6 +142,7 @@ func newRelayed(t *testing.T, broker string) *relayed {
 }
 
 func relayOnRabbitMQ(t *testing.T) work {
+	t.Helper()
 	b := amqptest.New(t)
 	r := newRelayed(t, b.URL)
 	conn, err := amqp.Dial(b.URL)
@@ -166,6 +167,7 @@ func relayOnRabbitMQ(t *testing.T) work {
 }
 
 func relayOnRedis(t *testing.T) work {
+	t.Helper()
 	url := redistest.URL(t)
 	r := newRelayed(t, url)
 	client := redistest.Client(t, url)
