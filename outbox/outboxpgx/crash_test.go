@@ -75,6 +75,7 @@ func (d deadly) Publish(_ context.Context, m driver.Message, done func(error)) {
 // everything else is published, in order.
 func TestPoisonIsQuarantined(t *testing.T) {
 	t.Parallel()
+	testenv.Nightly(t, "processes crash until a message is found guilty")
 	f := setup(t, outboxpgx.Config{})
 	const keys, n = 20, 10
 	msgs := keyed(keys, n)

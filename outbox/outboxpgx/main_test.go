@@ -26,9 +26,6 @@ func TestMain(m *testing.M) {
 	os.Exit(testenv.Run(m))
 }
 
-// raceEnabled says that the race detector makes everything slow.
-var raceEnabled bool
-
 var quiet = slog.New(slog.DiscardHandler)
 
 // fixture is an outbox on a schema of its own.

@@ -19,6 +19,7 @@ import (
 // replies to COMMIT included.
 func TestNetworkFaults(t *testing.T) {
 	t.Parallel()
+	testenv.Nightly(t, "breaks the network for seconds")
 	direct := pgtest.New(t)
 	proxy := testenv.NewProxy(t, direct.Config().ConnString())
 	f := setupOn(t, direct, outboxpgx.Config{})

@@ -225,6 +225,7 @@ func TestWakeAfterCommit(t *testing.T) {
 
 func TestPostgresRestart(t *testing.T) {
 	t.Parallel()
+	testenv.Nightly(t, "restarts and kills a Postgres")
 	server := testenv.Private(t, testenv.Postgres)
 	f := setupOn(t, pgtest.Pool(t, server.URL(), 10), outboxpgx.Config{})
 	publisher := outboxtest.NewPublisher()

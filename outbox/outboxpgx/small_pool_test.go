@@ -38,11 +38,7 @@ func TestSmallPool(t *testing.T) {
 				}
 				return nil
 			})
-			begin := time.Now()
 			stop()
-			if took := time.Since(begin); took > 15*time.Second {
-				t.Errorf("Run took %v to end", took)
-			}
 		})
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"strconv"
 	"sync"
 	"testing"
@@ -180,9 +181,9 @@ func (f *fixture) writeAtRandom(t *testing.T, writers int) int {
 func TestManyBehindOneThatWaits(t *testing.T) {
 	t.Parallel()
 	f := setup(t, outboxpgx.Config{})
-	rows := 300_000
-	if raceEnabled {
-		rows = 30_000
+	rows := 3_000
+	if os.Getenv(testenv.NightlyVar) == "1" {
+		rows = 300_000
 	}
 	_, err := f.pool.Exec(t.Context(), `
 		INSERT INTO holdfast_outbox (id, lane, name, body, content_type, ordering_key, due_at)
@@ -195,7 +196,6 @@ func TestManyBehindOneThatWaits(t *testing.T) {
 	must(t, err)
 	publisher := newOrderedPublisher(t)
 	relay := f.relay(t, publisher, outbox.RelayConfig{})
-	begin := time.Now()
 	testenv.Eventually(t, func() error { // the disk may stall with so many rows
 		report, err := relay.Drain(t.Context(), outbox.Bounds{})
 		if report.Published != 0 {
@@ -203,12 +203,12 @@ func TestManyBehindOneThatWaits(t *testing.T) {
 		}
 		return err
 	})
-	t.Logf("%d rows were put aside in %v", rows, time.Since(begin))
-	f.wantFastClaims(t)
+	if rows > 3_000 {
+		f.wantFastClaims(t)
+	}
 
 	_, err = f.pool.Exec(t.Context(), `UPDATE holdfast_outbox SET due_at = now() WHERE ordering_key = 'k' AND body = '0'`)
 	must(t, err)
-	begin = time.Now()
 	stop := run(t, f.relay(t, publisher, outbox.RelayConfig{PollInterval: 20 * time.Millisecond}))
 	defer stop()
 	want := publisher.confirmed() + min(rows, 50_000)
@@ -218,16 +218,15 @@ func TestManyBehindOneThatWaits(t *testing.T) {
 		}
 		return nil
 	})
-	t.Logf("%d followed in %v", min(rows, 50_000), time.Since(begin))
 }
 
 // Under an old snapshot the index keeps what waited and is gone. It is not walked over for each message of the key.
 func TestClaimsUnderAnOldSnapshot(t *testing.T) {
 	t.Parallel()
 	f := setup(t, outboxpgx.Config{})
-	gone := 150_000
-	if raceEnabled {
-		gone = 30_000
+	gone := 10_000
+	if os.Getenv(testenv.NightlyVar) == "1" {
+		gone = 150_000
 	}
 	_, err := f.pool.Exec(t.Context(), `
 		INSERT INTO holdfast_outbox (id, lane, name, body, content_type, ordering_key, due_at)

@@ -15,11 +15,14 @@ import (
 	"time"
 )
 
-// patience bounds every wait for something that a server does.
-const patience = 2 * time.Minute
+// patience detects a hang.
+const patience = time.Minute
 
-// pause is how long a message waits that is to wait: longer than a slow machine takes to look.
-const pause = 12 * time.Second
+// Delays of messages: until after the test, and until a moment later.
+const (
+	long  = time.Hour
+	short = 50 * time.Millisecond
+)
 
 // each runs one case as a parallel subtest, in a bubble where bubble says so.
 func each(t *testing.T, bubble bool, name string, fn func(t *testing.T)) {

@@ -1,5 +1,0 @@
-//go:build race
-
-package outboxpgx_test
-
-func init() { raceEnabled = true }
