@@ -63,40 +63,6 @@ func TestDeploy_probes(t *testing.T) {
 	shop.stop()
 }
 
-// Each role is unready without the servers that it needs, and ready without the others.
-func TestReady_perRole(t *testing.T) {
-	t.Parallel()
-	testenv.Nightly(t, "each role in a process of its own, without each server in turn")
-	direct := newServices(t)
-	postgres, redis, rabbit := testenv.NewProxy(t, direct.databaseURL), testenv.NewProxy(t, direct.redisURL), testenv.NewProxy(t, direct.amqpURL)
-	s := services{postgres.URL(), redis.URL(), rabbit.URL()}
-	urls := map[string]string{}
-	for _, role := range []string{"api", "relay", "consumer", "sweeper"} {
-		urls[role] = start(t, s.env(), "-backend=services", "-role="+role).url
-		awaitReady(t, urls[role])
-	}
-	for _, fault := range []struct {
-		begin, end func()
-		unready    string
-	}{
-		{rabbit.Cut, rabbit.Heal, "relay consumer"}, {postgres.Pause, postgres.Resume, "api relay consumer sweeper"}, {redis.Cut, redis.Heal, "api"},
-	} {
-		fault.begin()
-		for role, url := range urls {
-			if strings.Contains(fault.unready, role) {
-				awaitUnready(t, url)
-			}
-		}
-		for role, url := range urls {
-			if !strings.Contains(fault.unready, role) {
-				awaitReady(t, url)
-			}
-		}
-		fault.end()
-	}
-	awaitReady(t, urls["api"])
-}
-
 // A signal ends each role while no server answers, on old connections or on new ones. Requests in flight have 20 s, then
 // services as long, then connections 2 s: a process without a request or a message in flight waits for its connections only.
 func TestSignal_silentServers(t *testing.T) {
@@ -139,44 +105,6 @@ func TestSignal_silentServers(t *testing.T) {
 			p.stop()
 			if took := time.Since(began); took > tc.drain+exit {
 				t.Errorf("ended after %v, want %v", took, tc.drain)
-			}
-		})
-	}
-}
-
-// Each layer does its work unless it is left out: a user with two units sends one request twice, then two others.
-func TestWithout(t *testing.T) {
-	t.Parallel()
-	testenv.Nightly(t, "layers are left out by the benchmark only")
-	for without, want := range map[string]string{
-		"":                     "answers [201 201 201 429], 2 seats held, 2 messages",
-		"limits":               "answers [201 201 201 201], 3 seats held, 3 messages",
-		"keys":                 "answers [201 201 429 429], 2 seats held, 2 messages",
-		"messages":             "answers [201 201 201 429], 2 seats held, 0 messages",
-		"limits,keys,messages": "answers [201 201 201 201], 4 seats held, 0 messages",
-	} {
-		t.Run(without, func(t *testing.T) {
-			t.Parallel()
-			s := newServices(t)
-			args := []string{"-backend=services", "-role=api", "-user-limit=2"}
-			if without != "" {
-				args = append(args, "-without="+without)
-			}
-			c := newClient(t, start(t, s.env(), args...).url)
-			event := c.newEvent(`{"name":"Concert","seats":5}`)
-			user, again := newUser(), newKey()
-			var answers []int
-			for _, key := range []string{again, again, newKey(), newKey()} {
-				answers = append(answers, c.post(user, key, "/api/reservations", holdBody(event, `"quantity":1`)).status)
-			}
-			c.post(newUser(), newKey(), "/api/reservations", strings.Repeat(" ", 1<<20+1)).wants(http.StatusRequestEntityTooLarge, "REQUEST_TOO_LARGE")
-			var messages int
-			if err := pgxScan(t.Context(), s, &messages, "select count(*) from holdfast_outbox"); err != nil {
-				t.Fatal(err)
-			}
-			got := fmt.Sprintf("answers %v, %d seats held, %d messages", answers, c.seats(event)["held"], messages)
-			if got != want {
-				t.Errorf("%s, want %s", got, want)
 			}
 		})
 	}

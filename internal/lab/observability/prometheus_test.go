@@ -87,21 +87,16 @@ type prometheusAPI struct {
 	url string
 }
 
-// query evaluates an expression now, and returns how many series come of it.
-func (p prometheusAPI) query(expr string) (results int, err error) {
+// evaluate evaluates an expression of the dashboard, and returns how many series come of it. Its rates look back over the
+// whole test, however long the machine takes for it.
+func (p prometheusAPI) evaluate(expr string) (results int, err error) {
 	p.t.Helper()
+	expr = strings.NewReplacer("$job", ".*", "$instance", ".*", "$__rate_interval", "10m").Replace(expr)
 	var data struct{ Result []json.RawMessage }
 	if err := p.get("/api/v1/query?query="+url.QueryEscape(expr), &data); err != nil {
 		return 0, fmt.Errorf("%w in %s", err, expr)
 	}
 	return len(data.Result), nil
-}
-
-// evaluate is query for an expression of the dashboard. Its rates look back over the whole test, however long the
-// machine takes for it.
-func (p prometheusAPI) evaluate(expr string) (results int, err error) {
-	p.t.Helper()
-	return p.query(strings.NewReplacer("$job", ".*", "$instance", ".*", "$__rate_interval", "10m").Replace(expr))
 }
 
 // rulesAreWell reports an error until Prometheus has evaluated all rules.

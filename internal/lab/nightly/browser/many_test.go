@@ -7,77 +7,12 @@ import (
 	"net/http"
 	"regexp"
 	"strings"
-	"sync"
 	"testing"
 	"time"
-
-	"github.com/chromedp/chromedp/kb"
 
 	"github.com/holdfast-go/holdfast/examples/operator"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
-
-// TestProgressOfManyIsShown has 10,000 dead letters retried, edited or dropped, and looks at the bar while half of them
-// are.
-func TestProgressOfManyIsShown(t *testing.T) {
-	t.Parallel()
-	const letters = 10_000
-	for name, newConsumer := range map[string]func(*testing.T, int) consumer{"memory": memoryConsumer, "RabbitMQ": rabbitConsumer, "Redis": redisConsumer} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			c, g := newConsumer(t, letters), newGate(t, letters/2)
-			showsProgress(t, operator.Config{Consumers: []operator.Consumer{{Name: "billing", Consumer: gatedConsumer{c, g}}}}, g, "retry", "")
-			stats, err := c.Stats(t.Context())
-			if err != nil || stats.Waiting != letters {
-				t.Errorf("%+v, %v: want %d to be processed", stats, err, letters)
-			}
-		})
-	}
-	for name, c := range map[string]struct {
-		what, patch string
-		ready       int
-	}{
-		"outbox":         {"retry", "", letters},
-		"outbox, edited": {"retry", `{"mended":true}`, letters},
-		"outbox, drop":   {"drop", "", 0},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			store, g := postgresOutbox(t, letters), newGate(t, letters/2)
-			showsProgress(t, operator.Config{Outboxes: []operator.Outbox{{Store: gatedOutbox{store, g}}}}, g, c.what, c.patch)
-			depth, err := store.Depth(t.Context())
-			if err != nil || depth.Ready != c.ready || depth.Dead != 0 {
-				t.Errorf("%+v, %v: want %d to be published", depth, err, c.ready)
-			}
-		})
-	}
-}
-
-// showsProgress retries or drops dead letters, twice as many as pass the gate at first, with a patch or as they are.
-func showsProgress(t *testing.T, cfg operator.Config, g *gate, what, patch string) {
-	t.Helper()
-	letters := 2 * g.middle
-	would := map[string]string{"retry": " would be sent again", "drop": " would be deleted for ever"}[what]
-	did := map[string]string{"retry": " retried", "drop": " dropped"}[what]
-	p := newTab(t)
-	p.open(site(t, cfg) + "preview?what=" + what)
-	p.awaitText(".headline", fmt.Sprint(letters, would))
-	if patch != "" {
-		p.press("summary", kb.Enter)
-		p.fill(`textarea[name="patch"]`, patch)
-		p.follow(`button[formaction="preview"]`, "Before it begins")
-		p.awaitText("pre", "mended")
-	}
-	p.follow(".actions button", "A change")
-	p.awaitText("#live", fmt.Sprintf("%d of %d", g.middle, letters))
-	p.await("the bar is half full", `document.querySelector("progress").position === 0.5`)
-	g.goOn()
-	p.awaitText("#live", "Ended")
-	p.awaitText("#live", fmt.Sprint(letters, did))
-	p.await("the bar is full", `document.querySelector("progress").position === 1`)
-	p.follow(`a[href="groups"]`, "Dead letters by kind")
-	p.awaitText("main", "There is none.")
-}
 
 // TestHundredThousandDeadLetters asks for the views of the page where an outbox and a consumer have so many, and logs how
 // long each takes. Kinds on RabbitMQ take longest: all letters are read, for which a page has a minute. There are fewer, so
@@ -141,23 +76,6 @@ func wantViews(t *testing.T, url string, letters int, status, begin string) {
 	wantView(t, url+"letters", fmt.Sprintf(begin, 100))
 	wantView(t, url+"letters?limit=1000", fmt.Sprintf(begin, 1000))
 	wantView(t, url+"groups", fmt.Sprintf(`<span class="count">%d</span>`, letters/kinds))
-}
-
-// TestViewersSeeAllLetters has some look at the same letters at the same time, which a queue hands out once.
-func TestViewersSeeAllLetters(t *testing.T) {
-	t.Parallel()
-	url := site(t, operator.Config{Consumers: []operator.Consumer{{Name: "billing", Consumer: rabbitConsumer(t, 1000)}}})
-	var viewers sync.WaitGroup
-	for range 2 {
-		for path, part := range map[string]string{"groups": `<span class="count">50</span>`, "preview?what=retry": `<span class="count">1000</span>`} {
-			viewers.Go(func() {
-				if _, err := view(t, url+path, part); err != nil {
-					t.Error(err)
-				}
-			})
-		}
-	}
-	viewers.Wait()
 }
 
 // wantView wants a view to be answered without a problem, such as that the page has waited for a minute, in at most a

@@ -5,7 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"slices"
+	"net/http"
+	"net/http/httptest"
 	"strconv"
 	"testing"
 	"time"
@@ -13,6 +14,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/redis/go-redis/v9"
 
+	"github.com/holdfast-go/holdfast/examples/operator"
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/inboxamqp"
 	"github.com/holdfast-go/holdfast/inbox/inboxredis"
@@ -27,14 +29,11 @@ import (
 
 var quiet = inbox.ConsumerConfig{Logger: slog.New(slog.DiscardHandler)}
 
-// kinds are those of the letters, but for those in memory.
+// kinds are those of the letters.
 const kinds = 20
 
-// memoryConsumer has so many dead letters in memory, and does not run any more.
-func memoryConsumer(t *testing.T, letters int) consumer {
-	t.Helper()
-	return consumerOf(t, slices.Repeat([]string{"order.placed"}, letters)...)
-}
+// consumer is one on any broker.
+type consumer interface{ operator.DeadLetterer }
 
 // consumerOf has dead letters of these names in memory, and does not run any more.
 func consumerOf(t *testing.T, names ...string) consumer {
@@ -139,4 +138,20 @@ func postgresOutbox(t *testing.T, letters int) *outboxpgx.Store {
 		FROM generate_series(1, $1::int) n`, letters, kinds)
 	check(t, err)
 	return store
+}
+
+// site is an operator's page in this process, and its address.
+func site(t *testing.T, cfg operator.Config) (url string) {
+	t.Helper()
+	cfg.Log = &operator.MemoryLog{}
+	o, err := operator.New(cfg)
+	check(t, err)
+	page, err := o.Handler(operator.PageConfig{Authorize: func(*http.Request) (operator.Access, error) {
+		return operator.Access{By: "ada", Bodies: true, Change: true}, nil
+	}})
+	check(t, err)
+	server := httptest.NewServer(page)
+	t.Cleanup(server.Close)
+	t.Cleanup(page.Close)
+	return server.URL + "/"
 }

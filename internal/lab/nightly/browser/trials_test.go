@@ -3,6 +3,10 @@ package browser_test
 import (
 	"fmt"
 	"testing"
+
+	"github.com/holdfast-go/holdfast/internal/amqptest"
+	"github.com/holdfast-go/holdfast/internal/lab/shop"
+	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
 func TestCrowdIsSoldEverySeatOnce(t *testing.T) { onBoth(t, walkCrowd) }
@@ -31,38 +35,6 @@ func walkDuplicates(v *visit) {
 	v.awaitCount("transaction", 2)
 }
 
-func TestOutageOfEachServer(t *testing.T) {
-	t.Parallel()
-	v := openShop(t)
-
-	v.click(`[data-server="postgres"]`)
-	v.awaitText("#stats", "The shop cannot be read now (503 DATABASE_UNAVAILABLE)")
-	v.click(seat("A1", "free"))
-	v.awaitText("#status", "503 IDEMPOTENCY_STORE_UNAVAILABLE: try again in")
-	v.click(`[data-server="postgres"]`)
-	v.awaitText("#stats", "0 held")
-	v.hold("A1")
-	v.awaitText("#stats", "1 held")
-
-	v.click(`[data-server="redis"]`)
-	v.awaitText("#limits", "Unknown")
-	v.click(seat("A2", "free"))
-	v.awaitText("#status", "503 RATE_LIMIT_UNAVAILABLE")
-	v.click(`[data-server="redis"]`)
-	v.awaitText("#limits", "of 10")
-	v.hold("A2")
-	v.awaitText("#stats", "2 held")
-
-	// The shop sells without the broker, and what it has to tell waits.
-	v.turn(`[data-server="rabbitmq"]`)
-	v.hold("A3")
-	v.awaitText("#count-outbox", "1")
-	v.awaitText("#stats", "2 held")
-	v.click(`[data-server="rabbitmq"]`)
-	v.awaitText("#stats", "3 held")
-	v.awaitText("#count-outbox", "0")
-}
-
 func TestPoisonMessage(t *testing.T) { onBoth(t, walkPoison) }
 
 func walkPoison(v *visit) {
@@ -73,22 +45,57 @@ func walkPoison(v *visit) {
 	v.awaitText("#steps", "failed: reservation.held, attempt 1")
 }
 
-func TestSlowConsumer(t *testing.T) { onBoth(t, walkSlowConsumer) }
-
-func walkSlowConsumer(v *visit) {
-	v.turn("#slow")
-	v.click("#burst")
-	v.await("messages wait", `Number(document.getElementById("count-queue").textContent) > 0`)
-	v.click("#slow")
-	v.awaitText("#oversold", "oversold: 0")
-	v.awaitCount("updated", 50)
-	v.awaitText("#count-queue", "0")
-	v.awaitText("#stats", "50 held")
-}
-
 // turn clicks a button that breaks something, and waits until it is broken.
 func (v *visit) turn(selector string) {
 	v.t.Helper()
 	v.click(selector)
 	v.await(selector+" is on", fmt.Sprintf(`document.querySelector(%q).getAttribute("aria-pressed") === "true"`, selector))
+}
+
+// TestServersKilled has Postgres and Redis killed and started again, and the network to RabbitMQ cut.
+func TestServersKilled(t *testing.T) {
+	t.Parallel()
+	database, redis := testenv.Private(t, testenv.Postgres), testenv.Private(t, testenv.Redis, "--appendonly", "yes")
+	broker := testenv.NewProxy(t, amqptest.New(t).URL)
+	v := openShopOn(t, shop.Servers{Database: database.URL(), Redis: redis.URL(), Broker: broker.URL()})
+	v.hold("A1")
+	v.awaitText("#stats", "1 held")
+
+	check(t, database.Kill())
+	v.awaitText("#stats", "The shop cannot be read now (503")
+	v.click(seat("A2", "free"))
+	v.awaitText("#status", "503 ")
+	v.awaitText("#count-outbox", "?")
+	check(t, database.Start(t.Context()))
+	v.awaitText("#stats", "1 held")
+	v.hold("A2")
+	v.awaitText("#stats", "2 held")
+
+	check(t, redis.Kill())
+	v.awaitText("#limits", "Unknown")
+	v.awaitText("#count-updated", "?")
+	v.click(seat("A3", "free"))
+	v.awaitText("#status", "503 ")
+	check(t, redis.Start(t.Context()))
+	v.awaitText("#limits", "of 10")
+	v.hold("A3")
+	v.awaitText("#stats", "3 held")
+
+	// The shop sells without the broker, and what it has to tell waits.
+	broker.Cut()
+	v.hold("A4")
+	v.awaitText("#count-queue", "?")
+	v.awaitText("#count-outbox", "1")
+	v.awaitText("#stats", "3 held")
+	broker.Heal()
+	v.awaitText("#stats", "4 held")
+	v.awaitText("#count-outbox", "0")
+	v.awaitCount("updated", 4)
+}
+
+func check(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
 }
