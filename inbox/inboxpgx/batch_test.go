@@ -19,11 +19,9 @@ import (
 	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/inbox/inboxpgx"
 	"github.com/holdfast-go/holdfast/inbox/inboxtest/conformance"
-	"github.com/holdfast-go/holdfast/inbox/internal/memory"
 	"github.com/holdfast-go/holdfast/internal/ids"
 	"github.com/holdfast-go/holdfast/internal/metrictest"
 	"github.com/holdfast-go/holdfast/txretry"
-	"github.com/holdfast-go/holdfast/txretry/txretrytest"
 )
 
 func events(n int) []*inbox.Message {
@@ -261,24 +259,6 @@ func TestBatchMiddleware(t *testing.T) {
 type traceKey struct{}
 
 var errLate = errors.New("too late")
-
-// A handler of a batch that begins another transaction is told so, as one alone is: it would wait for
-// a connection that this one holds.
-func TestBatchNestedTransaction(t *testing.T) {
-	t.Parallel()
-	manager := txretrytest.New(txretrytest.Config{})
-	p := newStore(t, manager, "a", inboxpgx.Config{Entries: memory.NewEntries(time.Hour)})
-	handle(t, p, func(ctx context.Context, _ pgx.Tx, e conformance.Event) error {
-		if e.Number != 1 {
-			return nil
-		}
-		return manager.Do(ctx, func(context.Context, pgx.Tx) error { return nil })
-	})
-	results := p.Process(t.Context(), events(3))
-	if got := failedOnes(results); !slices.Equal(got, []int{1}) || !errors.Is(results[1], txretry.ErrNested) {
-		t.Errorf("results %v", results)
-	}
-}
 
 // The Waiter of a name and the Fallback are for their messages only, and the middleware sees all.
 func TestBatchWaiterAndFallback(t *testing.T) {

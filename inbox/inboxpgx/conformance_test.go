@@ -16,6 +16,7 @@ import (
 	"github.com/holdfast-go/holdfast/inbox/inboxtest/conformance"
 	"github.com/holdfast-go/holdfast/inbox/internal/memory"
 	"github.com/holdfast-go/holdfast/internal/pgtest"
+	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/txretry"
 	"github.com/holdfast-go/holdfast/txretry/txretrytest"
 )
@@ -31,6 +32,7 @@ func TestProcessorOnPostgres(t *testing.T) {
 }
 
 func TestProcessorBehindPgBouncer(t *testing.T) {
+	testenv.Nightly(t, "TestQueryExecModes runs what a pooler can change")
 	t.Parallel()
 	conformance.TestProcessor(t, conformance.Backend{New: func(t *testing.T) conformance.Fixture { return postgres(t, newPooled(t), "") }})
 }
@@ -181,6 +183,7 @@ func TestLedgerOnPostgres(t *testing.T) {
 }
 
 func TestEntriesAndLedgerBehindPgBouncer(t *testing.T) {
+	testenv.Nightly(t, "TestQueryExecModes runs what a pooler can change")
 	t.Parallel()
 	t.Run("entries", func(t *testing.T) {
 		t.Parallel()

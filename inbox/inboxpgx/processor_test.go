@@ -194,6 +194,9 @@ func TestNestedTransaction(t *testing.T) {
 		}
 	}
 	check(process(t, p, event()))
+	for _, err := range p.Process(t.Context(), events(3)) {
+		check(err)
+	}
 	err := manager.Do(t.Context(), func(ctx context.Context, _ pgx.Tx) error {
 		return p.Process(ctx, []*inbox.Message{event()})[0]
 	})

@@ -14,13 +14,11 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }
 
-const seeds = 200
-
 // each runs a check with random numbers that a failure names.
 func each(t *testing.T, check func(t *testing.T, r *rand.Rand)) {
 	t.Helper()
 	t.Parallel()
-	for seed := range uint64(seeds) {
+	for seed := range uint64(testenv.Sequences(t, 60)) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) { check(t, rand.New(rand.NewPCG(seed, 1))) })
 	}
 }

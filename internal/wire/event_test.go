@@ -129,13 +129,13 @@ func TestOpen(t *testing.T) {
 	}
 }
 
-// An envelope of millions of members, or with something behind it, costs no more than itself; one with the
+// An envelope of very many members, or with something behind it, costs no more than itself; one with the
 // largest body in base64 is taken.
 func TestEventBounds(t *testing.T) {
 	const head = `{"specversion":"1.0","id":"1","source":"/s","type":"t"`
 	var many strings.Builder
 	many.WriteString(head)
-	for i := range 1_000_000 {
+	for i := range 300_000 {
 		fmt.Fprintf(&many, `,"a%d":1`, i)
 	}
 	many.WriteString("}")
