@@ -14,28 +14,68 @@ import (
 	"github.com/holdfast-go/holdfast/inbox/internal/memqueue"
 )
 
+// traffic is a bench whose messages named bad always lack a server, and the others only during an outage.
+type traffic struct {
+	*bench
+	takes             time.Duration // of a handler that does not fail
+	down              atomic.Bool
+	bad, good         atomic.Int32 // handlers that failed, and that went through
+	running, together atomic.Int32 // of the good ones: now, and at most
+}
+
+func newTraffic(t *testing.T, takes time.Duration, cfg inbox.ConsumerConfig, o memqueue.Options) *traffic {
+	t.Helper()
+	f := &traffic{takes: takes}
+	f.bench = newBench(t, f, engine.Config{ConsumerConfig: cfg}, o)
+	return f
+}
+
+func (f *traffic) Process(_ context.Context, msgs []*inbox.Message) []error {
+	results := make([]error, len(msgs))
+	for i, m := range msgs {
+		if m.Name == "bad" || f.down.Load() {
+			f.bad.Add(1)
+			results[i] = inbox.Unavailable(errBroken)
+			continue
+		}
+		f.together.Store(max(f.together.Load(), f.running.Add(1)))
+		time.Sleep(f.takes)
+		f.running.Add(-1)
+		f.good.Add(1)
+	}
+	return results
+}
+
+// pass waits until so many good messages went through since the start, and returns how long that took.
+func (f *traffic) pass(want int) time.Duration {
+	f.t.Helper()
+	began := time.Now()
+	eventually(f.t, "the good ones pass", func() bool { return f.good.Load() == int32(want) })
+	return time.Since(began)
+}
+
+// ready fails the test if the consumer is not ready.
+func (f *traffic) ready() {
+	f.t.Helper()
+	if err := ready(f.bench); err != nil {
+		f.t.Errorf("Ready = %v", err)
+	}
+}
+
+func retries(attempts int) inbox.RetryPolicy {
+	return inbox.RetryPolicy{MaxAttempts: attempts, BaseDelay: time.Second, MaxDelay: 2 * time.Second}
+}
+
 // More messages than are kept on trial lack a server that others do not need: those that make room go
 // behind the others, for the queue would hand them out first again.
 func TestManyMessagesLackTheirServer(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		const lacking, others = 600, 20
-		var passed atomic.Int32
-		p := processorFunc(func(_ context.Context, m *inbox.Message) error {
-			if m.Name == "lacking" {
-				return inbox.Unavailable(errBroken)
-			}
-			passed.Add(1)
-			return nil
-		})
-		b := newBench(t, p, engine.Config{}, memqueue.Options{Split: true})
-		b.put("lacking", lacking)
-		b.put("other", others)
-		b.start()
-		for end := time.Now().Add(10 * time.Minute); passed.Load() < others && time.Now().Before(end); {
-			time.Sleep(time.Second)
-		}
-		if n := passed.Load(); n != others {
-			t.Errorf("%d of %d other messages went through", n, others)
+		f := newTraffic(t, 0, inbox.ConsumerConfig{}, memqueue.Options{Split: true})
+		f.put("bad", 600)
+		f.put("good", 20)
+		f.start()
+		if took := f.pass(20); took > 10*time.Minute {
+			t.Errorf("the other messages took %v", took)
 		}
 	})
 }
@@ -44,49 +84,24 @@ func TestManyMessagesLackTheirServer(t *testing.T) {
 // pass them by, and the pause ends soon after the outage.
 func TestProbesPassByWhatFailsByItself(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		const bad, good = 200, 50
-		var down atomic.Bool
-		var passed atomic.Int32
-		p := processorFunc(func(_ context.Context, m *inbox.Message) error {
-			if m.Name == "bad" || down.Load() {
-				return inbox.Unavailable(errBroken)
-			}
-			passed.Add(1)
-			return nil
-		})
-		retry := inbox.RetryPolicy{MaxAttempts: 1000, BaseDelay: time.Second, MaxDelay: 2 * time.Second}
-		b := newBench(t, p, engine.Config{ConsumerConfig: inbox.ConsumerConfig{Retry: retry}}, memqueue.Options{})
-		b.put("bad", bad)
-		b.start()
+		f := newTraffic(t, 0, inbox.ConsumerConfig{Retry: retries(1000)}, memqueue.Options{})
+		f.put("bad", 200)
+		f.start()
 		for range 100 { // each bad one fails while others go through
-			b.put("good", 10)
+			f.put("good", 10)
 			time.Sleep(100 * time.Millisecond)
 		}
-		eventually(t, "the good ones pass", func() bool { return passed.Load() == 1000 })
-		down.Store(true)
-		b.put("good", 20)
+		f.pass(1000)
+		f.down.Store(true)
+		f.put("good", 20)
 		time.Sleep(10 * time.Second) // the bad ones are due again, and in the queue
-		b.put("good", good)
-		down.Store(false)
-		began := time.Now()
-		eventually(t, "the good ones pass after the outage", func() bool { return passed.Load() == 1000+20+good })
-		if took := time.Since(began); took > 6*time.Second {
+		f.put("good", 50)
+		f.down.Store(false)
+		if took := f.pass(1000 + 20 + 50); took > 6*time.Second {
 			t.Errorf("%v after the outage", took)
 		}
-		b.stop()
+		f.stop()
 	})
-}
-
-// slowBesideBad lacks a server for the bad messages, and takes its time for the others.
-func slowBesideBad(takes time.Duration, passed *atomic.Int32) processorFunc {
-	return func(_ context.Context, m *inbox.Message) error {
-		if m.Name == "bad" {
-			return inbox.Unavailable(errBroken)
-		}
-		time.Sleep(takes)
-		passed.Add(1)
-		return nil
-	}
 }
 
 // Handlers take longer than a message that lacks its server waits for another one: one that has begun is
@@ -94,21 +109,16 @@ func slowBesideBad(takes time.Duration, passed *atomic.Int32) processorFunc {
 func TestSlowHandlersTellWhatIsDown(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		const good, takes = 200, 2 * time.Second
-		var passed atomic.Int32
-		p := slowBesideBad(takes, &passed)
-		retry := inbox.RetryPolicy{MaxAttempts: 3, BaseDelay: time.Second, MaxDelay: 2 * time.Second}
-		b := newBench(t, p, engine.Config{ConsumerConfig: inbox.ConsumerConfig{Concurrency: 8, Retry: retry}}, memqueue.Options{})
+		f := newTraffic(t, takes, inbox.ConsumerConfig{Concurrency: 8, Retry: retries(3)}, memqueue.Options{})
 		for range good / 20 {
-			b.put("bad", 1)
-			b.put("good", 20)
+			f.put("bad", 1)
+			f.put("good", 20)
 		}
-		began := time.Now()
-		b.start()
-		eventually(t, "the good ones pass", func() bool { return passed.Load() == good })
-		if took, alone := time.Since(began), good/8*takes; took > alone*11/10 {
+		f.start()
+		if took, alone := f.pass(good), good/8*takes; took > alone*11/10 {
 			t.Errorf("%v, and %v without the bad ones", took, alone)
 		}
-		b.stop()
+		f.stop()
 	})
 }
 
@@ -121,104 +131,74 @@ func TestSilentQueueIsNoOutage(t *testing.T) {
 }
 
 func silences(t *testing.T, concurrency int) {
-	var sent, passed atomic.Int32
-	p := processorFunc(func(_ context.Context, m *inbox.Message) error {
-		if m.Name == "bad" {
-			return inbox.Unavailable(errBroken)
-		}
-		passed.Add(1)
-		return nil
-	})
-	retry := inbox.RetryPolicy{MaxAttempts: 3, BaseDelay: time.Second, MaxDelay: 2 * time.Second}
-	b := newBench(t, p, engine.Config{ConsumerConfig: inbox.ConsumerConfig{Concurrency: concurrency, Prefetch: 16, Retry: retry}}, memqueue.Options{})
-	b.start()
+	f := newTraffic(t, 0, inbox.ConsumerConfig{Concurrency: concurrency, Prefetch: 16, Retry: retries(3)}, memqueue.Options{})
+	f.start()
+	sent := 0
 	mixed := func() {
-		b.put("bad", 1)
-		b.put("good", 1)
-		sent.Add(1)
+		f.put("bad", 1)
+		f.put("good", 1)
+		sent++
 	}
 	for round := range 20 {
 		for range 100 {
 			mixed()
 			time.Sleep(10 * time.Millisecond)
 		}
-		b.put("bad", 1)
+		f.put("bad", 1)
 		time.Sleep(time.Second)
-		b.put("bad", 1)
+		f.put("bad", 1)
 		time.Sleep(150 * time.Millisecond)
 		for range 10 {
 			mixed()
 		}
-		began := time.Now()
-		eventually(t, "the good ones pass", func() bool { return passed.Load() == sent.Load() })
-		if took := time.Since(began); took > 50*time.Millisecond {
+		if took := f.pass(sent); took > 50*time.Millisecond {
 			t.Errorf("round %d: %v after a silence", round, took)
 		}
 	}
-	b.stop()
+	f.stop()
 }
 
 // A server is down that everything needs, and few messages come: they show it, and the last one is
 // processed soon after the server is back.
 func TestOutageOfFewMessages(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		var down atomic.Bool
-		var passed atomic.Int32
-		p := processorFunc(func(context.Context, *inbox.Message) error {
-			if down.Load() {
-				return inbox.Unavailable(errBroken)
-			}
-			passed.Add(1)
-			return nil
-		})
-		b := newBench(t, p, engine.Config{}, memqueue.Options{})
-		b.start()
-		down.Store(true)
-		b.put("few", 2)
+		f := newTraffic(t, 0, inbox.ConsumerConfig{}, memqueue.Options{})
+		f.start()
+		f.down.Store(true)
+		f.put("few", 2)
 		time.Sleep(time.Second)
-		if err := b.consumer.Ready(t.Context()); err != nil {
-			t.Errorf("Ready = %v before anything shows an outage", err)
-		}
+		f.ready() // nothing shows an outage yet
 		time.Sleep(time.Second)
-		if err := b.consumer.Ready(t.Context()); err == nil {
+		if ready(f.bench) == nil {
 			t.Error("Ready in an outage")
 		}
 		time.Sleep(time.Minute)
-		down.Store(false)
-		began := time.Now()
-		eventually(t, "both pass", func() bool { return passed.Load() == 2 })
-		if took := time.Since(began); took > 5*time.Second {
+		f.down.Store(false)
+		if took := f.pass(2); took > 5*time.Second {
 			t.Errorf("%v after the outage", took)
 		}
-		b.stop()
+		f.stop()
 	})
 }
 
-// A message fails once for want of a server, and nothing else is there to tell: it is tried again soon,
-// without a pause.
+// A message fails once because a server was unreachable, and nothing else is there to tell: it is tried again
+// soon, without a pause.
 func TestMomentOnQuietQueue(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		var calls atomic.Int32
-		p := processorFunc(func(context.Context, *inbox.Message) error {
-			if calls.Add(1) == 1 {
-				return inbox.Unavailable(errBroken)
-			}
-			return nil
-		})
-		b := newBench(t, p, engine.Config{}, memqueue.Options{})
-		b.start()
-		b.put("one", 1)
+		f := newTraffic(t, 0, inbox.ConsumerConfig{}, memqueue.Options{})
+		f.down.Store(true)
+		f.start()
+		f.put("one", 1)
 		began := time.Now()
-		for calls.Load() < 2 && time.Since(began) < time.Minute {
-			if err := b.consumer.Ready(t.Context()); err != nil && calls.Load() == 1 {
-				t.Fatalf("Ready = %v after %v", err, time.Since(began))
-			}
+		for f.good.Load() == 0 && time.Since(began) < time.Minute {
 			time.Sleep(10 * time.Millisecond)
+			f.down.Store(f.bad.Load() == 0)
+			f.ready()
 		}
 		if took := time.Since(began); took > 2*time.Second {
 			t.Errorf("tried again after %v", took)
 		}
-		b.stop()
+		f.stop()
 	})
 }
 
@@ -233,14 +213,10 @@ func TestOutageThatIsNoticedSlowly(t *testing.T) {
 		b := newBench(t, p, engine.Config{}, memqueue.Options{})
 		b.put("slow", 100)
 		b.start()
-		paused := false
-		for range 300 {
-			time.Sleep(100 * time.Millisecond)
-			err := b.consumer.Ready(t.Context())
-			paused = paused || err != nil && strings.Contains(err.Error(), "paused")
-		}
-		if !paused {
-			t.Error("no pause within 30 s")
+		began := time.Now()
+		eventually(t, "there is a pause", func() bool { err := ready(b); return err != nil && strings.Contains(err.Error(), "paused") })
+		if took := time.Since(began); took > 30*time.Second {
+			t.Errorf("a pause after %v", took)
 		}
 		b.stop()
 	})
@@ -250,30 +226,19 @@ func TestOutageThatIsNoticedSlowly(t *testing.T) {
 // through at once, and there is no pause.
 func TestMessageThatComesInDoubt(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		var bad, good atomic.Int32
-		p := processorFunc(func(_ context.Context, m *inbox.Message) error {
-			if m.Name == "bad" {
-				bad.Add(1)
-				return inbox.Unavailable(errBroken)
-			}
-			good.Add(1)
-			return nil
-		})
-		b := newBench(t, p, engine.Config{}, memqueue.Options{})
-		b.start()
-		b.put("bad", 1)
-		for began := time.Now(); bad.Load() < 2 && time.Since(began) < time.Minute; {
+		f := newTraffic(t, 0, inbox.ConsumerConfig{}, memqueue.Options{})
+		f.start()
+		f.put("bad", 1)
+		for began := time.Now(); f.bad.Load() < 2 && time.Since(began) < time.Minute; {
 			time.Sleep(10 * time.Millisecond)
 		}
-		b.put("good", 1)
+		f.put("good", 1)
 		time.Sleep(10 * time.Millisecond)
-		if good.Load() != 1 {
+		if f.good.Load() != 1 {
 			t.Error("the other one waits")
 		}
-		if err := b.consumer.Ready(t.Context()); err != nil {
-			t.Errorf("Ready = %v", err)
-		}
-		b.stop()
+		f.ready()
+		f.stop()
 	})
 }
 
@@ -309,37 +274,24 @@ func TestReadyMessagesAreTriedBeforeADoubt(t *testing.T) {
 // A server is down for a moment, and handlers take long: the others do not wait until the first probe has ended.
 func TestSlowHandlersAfterAnOutage(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		const good, takes = 64, 40 * time.Second
-		var down atomic.Bool
-		var running, most, passed atomic.Int32
-		p := processorFunc(func(context.Context, *inbox.Message) error {
-			if down.Load() {
-				return inbox.Unavailable(errBroken)
-			}
-			most.Store(max(most.Load(), running.Add(1)))
-			time.Sleep(takes)
-			running.Add(-1)
-			passed.Add(1)
-			return nil
-		})
-		b := newBench(t, p, engine.Config{ConsumerConfig: inbox.ConsumerConfig{Concurrency: 8, HandlerTimeout: time.Minute}}, memqueue.Options{})
-		down.Store(true)
-		b.put("good", good)
-		b.start()
+		f := newTraffic(t, 40*time.Second, inbox.ConsumerConfig{Concurrency: 8, HandlerTimeout: time.Minute}, memqueue.Options{})
+		f.down.Store(true)
+		f.put("good", 64)
+		f.start()
 		time.Sleep(100 * time.Millisecond)
-		if running.Load() != 0 || b.consumer.Ready(t.Context()) == nil {
+		if f.running.Load() != 0 || ready(f.bench) == nil {
 			t.Error("no pause")
 		}
-		down.Store(false)
+		f.down.Store(false)
 		time.Sleep(10 * time.Second)
-		if n := running.Load(); n != 8 {
+		if n := f.running.Load(); n != 8 {
 			t.Errorf("%d handlers run 10 s after the outage", n)
 		}
-		eventually(t, "the good ones pass", func() bool { return passed.Load() == good })
-		if n := most.Load(); n != 8 {
+		f.pass(64)
+		if n := f.together.Load(); n != 8 {
 			t.Errorf("%d ran at once", n)
 		}
-		b.stop()
+		f.stop()
 	})
 }
 
@@ -394,26 +346,20 @@ func TestSlowMessagesBesideOneThatFails(t *testing.T) {
 	for _, takes := range []time.Duration{3 * time.Second, 40 * time.Second} {
 		t.Run(takes.String(), func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
-				var passed atomic.Int32
-				p := slowBesideBad(takes, &passed)
-				retry := inbox.RetryPolicy{MaxAttempts: 2, BaseDelay: time.Second, MaxDelay: 2 * time.Second}
-				b := newBench(t, p, engine.Config{ConsumerConfig: inbox.ConsumerConfig{Concurrency: 4, HandlerTimeout: time.Minute, Retry: retry}}, memqueue.Options{})
-				b.start()
-				b.put("bad", 1)
+				f := newTraffic(t, takes, inbox.ConsumerConfig{Concurrency: 4, HandlerTimeout: time.Minute, Retry: retries(2)}, memqueue.Options{})
+				f.start()
+				f.put("bad", 1)
 				time.Sleep(10 * time.Second)
-				const good = 40
-				for range good {
-					b.put("good", 1)
+				for range 40 {
+					f.put("good", 1)
 					time.Sleep(15 * time.Second)
 				}
-				eventually(t, "the good ones pass", func() bool { return passed.Load() == good })
-				if n := len(b.letters("default")); n != 1 {
+				f.pass(40)
+				if n := len(f.letters("default")); n != 1 {
 					t.Errorf("%d dead letters", n)
 				}
-				if err := b.consumer.Ready(t.Context()); err != nil {
-					t.Errorf("Ready = %v", err)
-				}
-				b.stop()
+				f.ready()
+				f.stop()
 			})
 		})
 	}
