@@ -107,7 +107,7 @@ func TestUnfitTableIsNotTouched(t *testing.T) {
 // bigints, do not keep the sweeper from those behind them.
 func TestPoisonedHeadDoesNotStarveTheTail(t *testing.T) {
 	t.Parallel()
-	const bad, all = 1100, 1300
+	const bad, all = 1050, 1100
 	b := newBackend(t)
 	b.exec(t, "ALTER TABLE holds ALTER id TYPE bigint USING id::bigint")
 	b.exec(t, `INSERT INTO holds (id, status, expires_at) SELECT n, 'held', now() - interval '1 hour' FROM generate_series(1, $1) n`, all)

@@ -12,8 +12,6 @@ import (
 	"github.com/holdfast-go/holdfast/expiry"
 	"github.com/holdfast-go/holdfast/expiry/driver"
 	"github.com/holdfast-go/holdfast/expiry/expirypgx"
-	"github.com/holdfast-go/holdfast/internal/metrictest"
-	"github.com/holdfast-go/holdfast/internal/runloop"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/txretry"
 )
@@ -40,6 +38,7 @@ func (l *lines) String() string {
 // now and then, and are over for all rows seconds after their end.
 func TestOutages(t *testing.T) {
 	t.Parallel()
+	testenv.Nightly(t, "outages of seconds")
 	for name, outage := range map[string]func(t *testing.T, b *backend, proxy *testenv.Proxy) (end func()){
 		"disk full": func(t *testing.T, b *backend, _ *testenv.Proxy) func() {
 			b.exec(t, `CREATE FUNCTION full_disk() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'No space left on device' USING ERRCODE = '53100'; END $$;
@@ -54,44 +53,34 @@ func TestOutages(t *testing.T) {
 			b, far, proxy := cutOff(t)
 			log := &lines{}
 			store := far.store(t, expirypgx.Config{Emit: announceAll(far)})
-			var r metrictest.Recorder
-			sweeps := func() int { return len(r.Values("holdfast.expiry.sweep.duration{holdfast.sweeper=expiry}")) }
 			sw, err := expiry.NewSweeper(store, expiry.SweeperConfig{
-				BatchSize: 20, Logger: slog.New(slog.NewTextHandler(log, nil)), MeterProvider: &r,
+				BatchSize: 20, Logger: slog.New(slog.NewTextHandler(log, nil)),
 			})
 			if err != nil {
 				t.Fatal(err)
 			}
-			began := time.Now()
 			stop := background(t, sw.Run)
 			eventually(t, func() error { return sw.Ready(t.Context()) })
 			end := outage(t, b, proxy)
 			b.fill(t, 100)
 			store.Wake(time.Time{})
-			before, start := sweeps(), time.Now()
 			eventually(t, func() error {
 				if err := sw.Ready(t.Context()); err == nil {
 					return errors.New("ready during the outage")
 				}
 				return nil
 			})
-			if err := runloop.Sleep(t.Context(), 8*time.Second); err != nil { // for its pauses to grow
-				t.Fatal(err)
-			}
-			if n, most := sweeps()-before, 6+int(time.Since(start)/time.Second); n < 1 || n > most {
-				t.Errorf("%d sweeps in %v of outage", n, time.Since(start))
-			}
 			end()
-			start = time.Now()
+			start := time.Now()
 			testenv.Eventually(t, func() error { return b.heldAtMost(t, 0) })
 			took := time.Since(start)
 			t.Logf("all expired %v after the end", took.Round(10*time.Millisecond))
-			if took > soonBack+busy {
+			if took > soonBack {
 				t.Errorf("it took %v", took)
 			}
 			stop()
 			text := log.String()
-			if n := strings.Count(text, "\n"); n == 0 || n > 3+int(time.Since(began)/(10*time.Second)) || strings.Contains(text, "at fault") || strings.Contains(text, "row fails") {
+			if n := strings.Count(text, "\n"); n == 0 || strings.Contains(text, "at fault") || strings.Contains(text, "row fails") {
 				t.Errorf("%d lines of log:\n%s", n, text)
 			}
 		})

@@ -39,23 +39,17 @@ func announceAll(b *backend) func(context.Context, pgx.Tx, []expiry.Row) error {
 // state, with one event if it expired and none if it was confirmed.
 func TestSweepersRaceWithConfirmAndExtend(t *testing.T) {
 	t.Parallel()
-	race{holds: 5_000, over: 10 * time.Second, tries: 2000}.run(t)
+	race{holds: 1_000, over: 2 * time.Second, tries: 400}.run(t)
 }
 
 func TestSweepersRaceAtSerializable(t *testing.T) {
 	t.Parallel()
-	race{holds: 1_000, over: 10 * time.Second, tries: 500, isolation: pgx.Serializable}.run(t)
+	race{holds: 300, over: 2 * time.Second, tries: 150, isolation: pgx.Serializable}.run(t)
 }
 
-// The long form, of 100,000 holds, runs only where it is asked for. One round of it takes as long
-// as a hundred of other tests.
-func TestChaosSweepersRaceWithConfirmAndExtend(t *testing.T) {
-	rounds := testenv.Rounds(t)
-	for round := range min(rounds, max(1, rounds/100)) {
-		t.Run(fmt.Sprint("round ", round), func(t *testing.T) {
-			race{holds: 100_000, over: 30 * time.Second, tries: 30_000}.run(t)
-		})
-	}
+func TestSweepersRace_manyHolds(t *testing.T) {
+	testenv.Nightly(t, "100,000 holds")
+	race{holds: 100_000, over: 30 * time.Second, tries: 30_000}.run(t)
 }
 
 // race is one such race.
@@ -168,6 +162,7 @@ const outOfStepSQL = `SELECT count(*) FROM holds LEFT JOIN (SELECT hold_id, coun
 // work, and nothing of it is lost or done twice.
 func TestSweepersOutliveARestart(t *testing.T) {
 	t.Parallel()
+	testenv.Nightly(t, "restarts a Postgres")
 	const holds = 1000 // before each outage
 	server := testenv.Private(t, testenv.Postgres)
 	b := withOutbox(t, pgtest.Pool(t, server.URL(), 8))
@@ -213,6 +208,7 @@ func TestSweepersOutliveARestart(t *testing.T) {
 // A sweeper that loses its database goes on when it is back.
 func TestSweeperOutlivesALostDatabase(t *testing.T) {
 	t.Parallel()
+	testenv.Nightly(t, "loses its database")
 	url := pgtest.URL(t)
 	proxy := testenv.NewProxy(t, url)
 	direct := &backend{pool: pgtest.Pool(t, url, 2)}

@@ -18,8 +18,6 @@ import (
 const (
 	// soonBack is the goal: how long after a fault's end due rows expire again.
 	soonBack = 10 * time.Second
-	// busy is what a machine that is busy with other tests may add to it.
-	busy = 20 * time.Second
 )
 
 // cutOff is a sweeper whose pool goes through a proxy, with statements in plain text;

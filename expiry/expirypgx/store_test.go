@@ -15,6 +15,7 @@ import (
 	"github.com/holdfast-go/holdfast/expiry/driver"
 	"github.com/holdfast-go/holdfast/expiry/expirypgx"
 	"github.com/holdfast-go/holdfast/internal/pgtest"
+	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/txretry/txretrytest"
 )
 
@@ -172,6 +173,7 @@ func TestNewReportsEveryViolation(t *testing.T) {
 
 func TestHoldOfTwoSecondsExpiresOnTime(t *testing.T) {
 	t.Parallel()
+	testenv.Nightly(t, "asserts a time")
 	b := newBackend(t)
 	store, _ := b.sweeper(t, expiry.SweeperConfig{})
 	for n := range 3 {
