@@ -1,7 +1,7 @@
 // Command chaos breaks the ticket shop of examples/reservation in every way it knows, and looks whether it keeps its
 // promises:
 //
-//	go run ./internal/lab/chaos [-seeds N] [-seed S] [-minutes M] [-only kind,kind] [-out DIR]
+//	go run ./internal/lab/chaos [-seeds N] [-seed S] [-minutes M] [-only kind,kind] [-calm] [-out DIR]
 //
 // Each seed starts servers of its own, primaries and standbys, two processes of each role and some clients, and lets
 // every kind of fault happen, each to every role, server and standby that can have it, in an order and for times that the
@@ -13,7 +13,8 @@
 //
 // It exits with 1 if anything was lost, doubled or stuck, if an answer was none that its request may get, if a process ended
 // by itself, if more was admitted than a limit allows, or if a whole seed denied nothing. A recovery that took
-// longer than the goal is counted and told on the last line, and does not change the exit code: a loaded machine can cause it.
+// longer than the goal is counted and told on the last line, and changes the exit code with -calm alone: a loaded machine can
+// cause it.
 package main
 
 import (
@@ -47,6 +48,7 @@ type flags struct {
 	seed              uint64
 	minutes           float64
 	only, out, before string
+	calm              bool
 }
 
 func main() {
@@ -57,6 +59,7 @@ func main() {
 	flag.StringVar(&f.only, "only", "", "the `kinds` of faults, separated by commas (default all)")
 	flag.StringVar(&f.out, "out", "", "a `folder` for the report and for logs")
 	flag.StringVar(&f.before, "previous", "HEAD~20", "the `commit` of the version that a rolling deploy comes from")
+	flag.BoolVar(&f.calm, "calm", false, "fail, too, if a recovery takes longer than the goal: the machine does nothing else")
 	flag.Parse()
 	logging.Disable() // of go-redis: its errors come back to whoever asks, too
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
@@ -67,7 +70,7 @@ func main() {
 	case err != nil:
 		fmt.Fprintln(os.Stderr, "chaos:", err)
 		os.Exit(exitUnusable)
-	case report.failed():
+	case report.failed() || f.calm && report.slow() > 0:
 		os.Exit(exitFound)
 	}
 }

@@ -127,13 +127,17 @@ func (r SeedReport) slow() int {
 	return n
 }
 
-// aboveTheGoal counts the recoveries that are above the goal, in words. A loaded machine can make one so.
-func (r Report) aboveTheGoal() string {
-	n := 0
+// slow counts the recoveries that are above the goal.
+func (r Report) slow() (n int) {
 	for _, s := range r.Seeds {
 		n += s.slow()
 	}
-	return counted(n, "recovery", "recoveries") + " above the goal"
+	return n
+}
+
+// aboveTheGoal is slow in words.
+func (r Report) aboveTheGoal() string {
+	return counted(r.slow(), "recovery", "recoveries") + " above the goal"
 }
 
 // counted is a number of things.
