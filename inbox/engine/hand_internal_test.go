@@ -1,7 +1,9 @@
 package engine
 
 import (
+	"errors"
 	"fmt"
+	"log/slog"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -10,6 +12,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/internal/ids"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
@@ -274,4 +277,146 @@ func FuzzHand(f *testing.F) {
 	f.Fuzz(func(t *testing.T, ordered bool, batch byte, script []byte) {
 		newHandModel(t, ordered, 1+int(batch%8)).play(script[:min(len(script), 1000)])
 	})
+}
+
+// What was done for an earlier session says nothing of a key's first message that is in hand for this one.
+func TestParkedKeyAndAnEarlierSession(t *testing.T) {
+	t.Parallel()
+	cfg := &settings{Config: Config{ConsumerConfig: inbox.ConsumerConfig{Ordered: true, Prefetch: 10, Logger: slog.New(slog.DiscardHandler)}}}
+	earlier, session := &session{}, &session{}
+	h := newHand(cfg)
+	k := newKeeper(cfg, &signals{}, func(event) {})
+	p := &parked{hand: h, keeper: k, claims: &claims{hand: h, keeper: k}, most: 10, keys: map[string]*parkedKey{}}
+	h.parked = p
+	p.serve(session)
+	now := time.Now()
+	p.look(event{session: session, heads: []driver.Head{{Key: "k"}}, served: true}, now)
+	m := &inbox.Message{ID: ids.New(), Name: "order", Attempt: 1}
+	p.first(event{session: session, answer: answer{question: question{name: "k"}, message: m, until: now.Add(time.Minute), there: true}}, now)
+	if !p.keys["k"].busy {
+		t.Fatal("the message is not in hand")
+	}
+	p.settled([]driver.Delivery{&storedDelivery{"k", m, earlier}})
+	p.moved(&item{session: earlier, parkedAs: "k", m: m, order: order{target: toStop}})
+	if got := p.keys["k"]; !got.busy || got.stopped || p.inHand != 1 {
+		t.Errorf("the key is %+v, %d in hand", got, p.inHand)
+	}
+	p.settled([]driver.Delivery{&storedDelivery{"k", m, session}})
+	if got := p.keys["k"]; got.busy || p.inHand != 0 {
+		t.Errorf("in the end the key is %+v, %d in hand", got, p.inHand)
+	}
+}
+
+// Acknowledgements may wait only while the workers have half of what they take at once to do next.
+func TestAcksMayWait(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		running, queued int
+		want            bool
+	}{
+		"enough":         {running: 4, queued: 2, want: true},
+		"too little":     {running: 4, queued: 1},
+		"nothing":        {running: 4},
+		"nothing begun":  {queued: 2},
+		"one of many":    {running: 1, queued: 2, want: true},
+		"the last begun": {running: 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			cfg := &settings{Config: Config{ConsumerConfig: inbox.ConsumerConfig{Concurrency: 4, Batch: 1, Prefetch: 16}}}
+			h := newHand(cfg)
+			r := &receipts{cfg: cfg, hand: h, next: &settlement{acks: []driver.Delivery{&delivered{}}}, spare: &settlement{}}
+			for range c.running {
+				h.queues.limits.begin(&job{items: []*item{newItem()}})
+			}
+			for range c.queued {
+				h.queues.ready(newItem())
+			}
+			if got := r.outgoing().mayWait; got != c.want {
+				t.Errorf("may wait: %v, want %v", got, c.want)
+			}
+		})
+	}
+}
+
+func TestRefusals(t *testing.T) {
+	t.Parallel()
+	var r refusals
+	now := time.Unix(1_700_000_000, 0)
+	if place, _, _ := r.latest(); place != "" {
+		t.Errorf("%q refuses", place)
+	}
+	if !r.note("a", errTest, now) || r.note("a", errTest, now.Add(refusalLog)) || !r.note("a", errTest, now.Add(refusalLog+1)) {
+		t.Error("a place is named every 30 seconds")
+	}
+	r.note("b", errTest, now.Add(time.Minute))
+	if place, until, err := r.latest(); place != "b" || !errors.Is(err, errTest) || until != now.Add(time.Minute+refusalAge) {
+		t.Errorf("%q, %v, %v", place, err, until)
+	}
+	last := time.Duration(0)
+	for range 3000 {
+		d := r.pause(now)
+		if d < last || d > maxSlot {
+			t.Fatalf("pause %v after %v", d, last)
+		}
+		last = d
+	}
+	if last != maxSlot || !r.clear("b") || r.clear("b") || r.pause(now) > time.Second {
+		t.Errorf("the pauses of many grow to %v", last)
+	}
+}
+
+// TestRefusedGoesOn follows a message whose places refuse it one after the other.
+func TestRefusedGoesOn(t *testing.T) {
+	t.Parallel()
+	cfg := &settings{Config: Config{Queue: "q", ConsumerConfig: inbox.ConsumerConfig{Concurrency: 1, Prefetch: 10, Batch: 1, Rand: rand.Float64, Logger: slog.New(slog.DiscardHandler)}}}
+	signals, err := newSignals(cfg, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := newHand(cfg)
+	v := &moves{cfg: cfg, hand: h, receipts: &receipts{cfg: cfg, hand: h, signals: signals, next: &settlement{}, spare: &settlement{}}}
+	it := newItem()
+	now := time.Unix(1_700_000_000, 0)
+	h.add(it, now)
+	f := &fate{kind: hasFailed, failure: driver.Failure{Err: errTest, Class: "validation"}, decision: driver.Decision{Action: driver.ActionDead}}
+	it.fate = f
+	v.send(it, send(cfg, it.m, f), now)
+	settle := func(err error) {
+		t.Helper()
+		r := v.batch(now)
+		if r == nil || r.items[0] != it {
+			t.Fatal("it is not moved")
+		}
+		v.taken(r, now)
+		if v.batch(now) != nil {
+			t.Fatal("it is moved twice")
+		}
+		r.errs = []error{err}
+		v.moved(r, now)
+	}
+	if it.order.target != driver.ToDead {
+		t.Fatalf("%+v", it.order)
+	}
+	settle(driver.ErrUnavailable)
+	if v.batch(now) != nil {
+		t.Error("at once again")
+	}
+	now = now.Add(time.Second)
+	settle(driver.ErrRefused)
+	if it.order.target != driver.ToLater || it.order.outcome != displaced || it.order.next.Attempt != 1 {
+		t.Fatalf("%+v", it.order)
+	}
+	settle(errors.New("strange"))
+	if it.order.target != driver.ToTail || it.state != held || len(h.timed) != 1 {
+		t.Fatalf("%+v", it.order)
+	}
+	now = it.due
+	for _, due := range h.due(now) {
+		v.due(due)
+	}
+	settle(driver.ErrRefused)
+	if len(v.receipts.next.backs) != 1 || h.all.n != 0 || h.crowd.n != 0 || len(v.pending)+len(v.under) != 0 {
+		t.Errorf("%d given back, %d in hand", len(v.receipts.next.backs), h.all.n)
+	}
 }

@@ -4,12 +4,15 @@ import (
 	"context"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/inbox/engine"
+	"github.com/holdfast-go/holdfast/inbox/internal/memory"
 	"github.com/holdfast-go/holdfast/inbox/internal/memqueue"
 	"github.com/holdfast-go/holdfast/internal/metrictest"
 )
@@ -116,4 +119,139 @@ func TestNew(t *testing.T) {
 	if err := <-done; err != nil {
 		t.Error(err)
 	}
+}
+
+// Dead letters are counted by class about once a minute, and only while somebody looks.
+func TestDepthGauge(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		var counted atomic.Int64
+		meter := &metrictest.Recorder{}
+		p := &recorder{fail: func(_ context.Context, m *inbox.Message) error {
+			return inbox.Classed(inbox.Unrecoverable(errBroken), m.Name)
+		}}
+		b := newBench(t, p, engine.Config{ConsumerConfig: inbox.ConsumerConfig{MeterProvider: meter, Classes: []string{"payment"}}}, memqueue.Options{})
+		b.consumer = newConsumer(t, counting{b.source, &counted}, p, engine.Config{
+			ConsumerConfig: inbox.ConsumerConfig{MeterProvider: meter, Classes: []string{"payment"}},
+		})
+		b.start()
+		b.put("payment", 3)
+		b.put("unheard-of", 1)
+		time.Sleep(time.Hour)
+		if counted.Load() != 0 {
+			t.Errorf("counted %d times although nobody looked", counted.Load())
+		}
+		const payment, other = "holdfast.inbox.test.dead_letters{class=payment,queue=orders}", "holdfast.inbox.test.dead_letters{class=default,queue=orders}"
+		look := func() map[string]float64 {
+			seen, err := meter.Collect(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			return seen
+		}
+		look()
+		time.Sleep(6 * time.Second)
+		if seen := look(); seen[payment] != 3 || seen[other] != 1 {
+			t.Errorf("depths %v, want 3 and 1", seen)
+		}
+		if got := meter.Values("holdfast.inbox.test.settled{class=payment,outcome=dead,queue=orders}"); !slices.Equal(got, []float64{3}) {
+			t.Errorf("counted as dead of class payment %v, want 3", got)
+		}
+		before := counted.Load()
+		for range 600 { // somebody looks each second
+			time.Sleep(time.Second)
+			look()
+		}
+		if n := counted.Load() - before; n < 9 || n > 11 {
+			t.Errorf("counted %d times in ten minutes", n)
+		}
+		b.stop()
+		if seen := look(); len(seen) != 0 {
+			t.Errorf("after the end %v", seen)
+		}
+	})
+}
+
+// counting counts how often dead letters are counted.
+type counting struct {
+	driver.Source
+	n *atomic.Int64
+}
+
+func (s counting) Letters() driver.Letters {
+	return countingLetters{s.Source.(driver.Keeper).Letters(), s.n}
+}
+
+type countingLetters struct {
+	driver.Letters
+	n *atomic.Int64
+}
+
+func (l countingLetters) Depths(ctx context.Context) ([]driver.Depth, error) {
+	l.n.Add(1)
+	return l.Letters.Depths(ctx)
+}
+
+// Messages that wait for their handler's limit run in whole batches.
+func TestHandlerLimitInBatches(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		const messages, batch = 200, 10
+		got := &recorder{}
+		got.fail = func(context.Context, *inbox.Message) error { time.Sleep(100 * time.Millisecond); return nil }
+		b := newBench(t, limited{got}, engine.Config{ConsumerConfig: inbox.ConsumerConfig{Concurrency: 4, Batch: batch, Prefetch: 200}}, memqueue.Options{})
+		b.put("slow", messages)
+		b.start()
+		b.idle()
+		b.stop()
+		if n := len(got.sizes); n > 2*messages/batch {
+			t.Errorf("%d calls for %d messages", n, messages)
+		}
+		if n := len(got.messages()); n != messages {
+			t.Errorf("%d messages processed", n)
+		}
+	})
+}
+
+// A message that must run alone uses up the limit once, when it runs.
+func TestMessageLimitOfSuspects(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		ledger := memory.NewLedger()
+		got := &recorder{}
+		b := newBench(t, withLedger{got, ledger}, engine.Config{ConsumerConfig: inbox.ConsumerConfig{MessageLimit: 1}}, memqueue.Options{})
+		suspect := b.put("suspect", 1)[0]
+		deliverInVain(t, b)
+		if err := ledger.Start(t.Context(), &inbox.Message{ID: suspect, Attempt: 1}); err != nil {
+			t.Fatal(err)
+		}
+		b.start()
+		time.Sleep(time.Minute)
+		if n := len(got.messages()); n != 1 {
+			t.Errorf("%d messages processed", n)
+		}
+	})
+}
+
+// Messages of which too many wait for their handler come again about when it has time for them.
+func TestHandlerLimitAndManyMessages(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		const messages = 300
+		var moves atomic.Int64
+		got := &recorder{fail: func(context.Context, *inbox.Message) error { time.Sleep(2 * time.Second); return nil }}
+		b := newBench(t, limited{got}, engine.Config{ConsumerConfig: inbox.ConsumerConfig{Retry: inbox.RetryPolicy{MaxDelay: time.Minute}}}, memqueue.Options{
+			Fault: func(at memqueue.Step, _ *inbox.Message) memqueue.Outcome {
+				if at == memqueue.Move {
+					moves.Add(1)
+				}
+				return memqueue.OK
+			},
+		})
+		began := time.Now()
+		b.put("slow", messages)
+		b.start()
+		b.idle()
+		took := time.Since(began) // at two at once 300 s
+		b.stop()
+		if n := moves.Load(); n > 30*messages || took > 420*time.Second {
+			t.Errorf("%d moves, in %v", n, took)
+		}
+	})
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -22,6 +23,7 @@ import (
 	"github.com/holdfast-go/holdfast/internal/ids"
 	"github.com/holdfast-go/holdfast/internal/metrictest"
 	"github.com/holdfast-go/holdfast/txretry"
+	"github.com/holdfast-go/holdfast/txretry/txretrytest"
 )
 
 func events(n int) []*inbox.Message {
@@ -295,5 +297,157 @@ func TestBatchWaiterAndFallback(t *testing.T) {
 	}
 	if err := process(t, p, msgs[0]); err == nil || driver.Classify(err).Action != driver.ActionRetry {
 		t.Errorf("a panic of the fallback: %v", err)
+	}
+}
+
+func TestHandleBatch(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t)
+	p := newStore(t, newManager(t, pool), "a", inboxpgx.Config{})
+	var mu sync.Mutex
+	var sizes []int
+	err := inboxpgx.HandleBatch(p, conformance.Name, func(ctx context.Context, tx pgx.Tx, items []inboxpgx.Item[conformance.Event]) error {
+		mu.Lock()
+		sizes = append(sizes, len(items))
+		mu.Unlock()
+		rows := make([][]any, len(items))
+		for i, item := range items {
+			rows[i] = []any{"a", item.Value.Number, item.Message.ID}
+		}
+		if _, err := tx.CopyFrom(ctx, pgx.Identifier{"effects"}, []string{"consumer", "number", "message_id"}, pgx.CopyFromRows(rows)); err != nil {
+			return err
+		}
+		for _, item := range items {
+			if item.Value.Number == 5 {
+				return inbox.Unrecoverable(errors.New("five"))
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	msgs := events(16)
+	results := p.Process(t.Context(), msgs)
+	if got := failedOnes(results); !slices.Equal(got, []int{5}) || driver.Classify(results[5]).Action != driver.ActionDead {
+		t.Errorf("results %v", results)
+	}
+	if want := []int{16, 16, 8, 4, 4, 2, 1, 1, 2, 8}; !slices.Equal(sizes, want) {
+		t.Errorf("called with %v messages, want %v", sizes, want)
+	}
+	if got := numbersTaken(t, pool); len(got) != 15 {
+		t.Errorf("effects of %v", got)
+	}
+	if err := process(t, p, numbered(100)); err != nil || sizes[len(sizes)-1] != 1 {
+		t.Errorf("a single message: %v, sizes %v", err, sizes)
+	}
+}
+
+// Another name in between ends a call; the order stays.
+func TestHandleBatchNeighbours(t *testing.T) {
+	t.Parallel()
+	p, _ := fakeStore(t)
+	var trail []string
+	err := inboxpgx.HandleBatch(p, conformance.Name, func(_ context.Context, _ pgx.Tx, items []inboxpgx.Item[conformance.Event]) error {
+		trail = append(trail, fmt.Sprintf("%d from %d", len(items), items[0].Value.Number))
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := inboxpgx.Handle(p, "other", func(_ context.Context, _ pgx.Tx, e conformance.Event) error {
+		trail = append(trail, fmt.Sprintf("other %d", e.Number))
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	msgs := events(6)
+	msgs[2].Name = "other"
+	if err := errors.Join(p.Process(t.Context(), msgs)...); err != nil {
+		t.Fatal(err)
+	}
+	if got := strings.Join(trail, ", "); got != "2 from 0, other 2, 3 from 3" {
+		t.Error(got)
+	}
+}
+
+// A handler's Timeout ends its own call and no other's.
+func TestBatchTimeout(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		p, entries := fakeStoreWith(t, inboxpgx.HandlerConfig{Timeout: time.Minute})
+		handle(t, p, func(ctx context.Context, _ pgx.Tx, e conformance.Event) error {
+			if e.Number == 1 {
+				<-ctx.Done()
+				return context.Cause(ctx)
+			}
+			return nil
+		})
+		msgs := events(3)
+		results := p.Process(t.Context(), msgs)
+		if got := failedOnes(results); !slices.Equal(got, []int{1}) || !driver.Classify(results[1]).Counted {
+			t.Errorf("results %v", results)
+		}
+		if !entries.Seen("a", msgs[0].ID) || entries.Seen("a", msgs[1].ID) || !entries.Seen("a", msgs[2].ID) {
+			t.Error("entries of the wrong messages")
+		}
+	})
+}
+
+// A fault of the database is nobody's: all come again, uncounted.
+func TestBatchUnavailable(t *testing.T) {
+	t.Parallel()
+	for name, fault := range map[string]txretrytest.Fault{
+		"cannot begin":            {Point: txretrytest.AtBegin, SQLSTATE: "57P03"},
+		"reply to COMMIT is lost": {Point: txretrytest.ReplyLostApplied},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p, _ := fakeStore(t, fault)
+			runs := 0
+			handle(t, p, func(context.Context, pgx.Tx, conformance.Event) error { runs++; return nil })
+			msgs := events(5)
+			for _, err := range p.Process(t.Context(), msgs) {
+				if f := driver.Classify(err); !f.Unavailable || f.Counted {
+					t.Errorf("%v classified %+v", err, f)
+				}
+			}
+			if err := errors.Join(p.Process(t.Context(), msgs)...); err != nil || runs != 5 {
+				t.Errorf("%d runs, error %v", runs, err)
+			}
+		})
+	}
+}
+
+// A handler that exits its goroutine leaves nobody behind.
+func TestBatchGoexit(t *testing.T) {
+	t.Parallel()
+	for _, where := range []string{"prepare", "handler"} {
+		synctest.Test(t, func(t *testing.T) {
+			p, _ := fakeStore(t)
+			exit := func(at string, e conformance.Event) {
+				if at == where && e.Number == 1 {
+					runtime.Goexit()
+				}
+			}
+			err := inboxpgx.HandlePrepared(p, conformance.Name,
+				func(_ context.Context, e conformance.Event) (int, error) { exit("prepare", e); return 0, nil },
+				func(_ context.Context, _ pgx.Tx, e conformance.Event, _ int) error { exit("handler", e); return nil })
+			if err != nil {
+				t.Fatal(err)
+			}
+			ended := make(chan []error, 1)
+			go func() {
+				defer close(ended)
+				ended <- p.Process(t.Context(), events(3))
+			}()
+			results := <-ended
+			if where == "prepare" && !slices.Equal(failedOnes(results), []int{1}) {
+				t.Errorf("results %v", results)
+			}
+			if where == "handler" && results != nil {
+				t.Errorf("results %v of a goroutine that has exited", results)
+			}
+		})
 	}
 }

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"io/fs"
+	"net"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -165,5 +167,139 @@ func TestMigrateOwnSchemaAndTable(t *testing.T) {
 	}
 	if _, err := inboxpgx.New(newManager(t, pool), "a", inboxpgx.Config{Table: "a;b"}); err == nil {
 		t.Error("a table named a;b was accepted")
+	}
+}
+
+// However the client sends its statements, as poolers ask for: it encodes ids, arrays and
+// durations differently in each mode.
+func TestQueryExecModes(t *testing.T) {
+	t.Parallel()
+	pgtest.InEveryMode(t, func(t *testing.T, inMode func(*pgxpool.Pool) *pgxpool.Pool) {
+		pool := inMode(newPool(t))
+		p := newStore(t, newManager(t, pool), "a", inboxpgx.Config{})
+		handle(t, p, func(ctx context.Context, tx pgx.Tx, e conformance.Event) error {
+			if e.Number == 1 {
+				return errors.New("broken")
+			}
+			return insertEffect(ctx, tx, "a", e.Number)
+		})
+		m := numbered(99)
+		for range 2 {
+			if err := process(t, p, m); err != nil {
+				t.Fatal(err)
+			}
+		}
+		msgs := events(4)
+		for range 2 {
+			if got := failedOnes(p.Process(t.Context(), append(msgs, m))); !slices.Equal(got, []int{1}) {
+				t.Errorf("failed %v, want the second one", got)
+			}
+		}
+		wantOneEffectEach(t, pool, 4)
+		ledgerInMode(t, p.Ledger(), m)
+		if n, err := p.Prune(t.Context()); n != 0 || err != nil {
+			t.Errorf("pruned %d, error %v", n, err)
+		}
+		if err := p.Check(t.Context()); err != nil {
+			t.Errorf("Check: %v", err)
+		}
+	})
+}
+
+func ledgerInMode(t *testing.T, ledger driver.Ledger, m *inbox.Message) {
+	t.Helper()
+	err := errors.Join(ledger.Start(t.Context(), m), ledger.End(t.Context(), m), ledger.Pass(t.Context(), m), ledger.Start(t.Context(), m))
+	if err != nil {
+		t.Error(err)
+	}
+	if e, err := ledger.Look(t.Context(), m.ID); err != nil || e.Open != 1 || e.Attempt != 2 {
+		t.Errorf("entry %+v, error %v", e, err)
+	}
+	if err := ledger.Forget(t.Context(), m.ID); err != nil {
+		t.Error(err)
+	}
+}
+
+// countingConn counts what is sent.
+type countingConn struct {
+	net.Conn
+	sent *atomic.Int64
+}
+
+func (c countingConn) Write(p []byte) (int, error) {
+	c.sent.Add(1)
+	return c.Conn.Write(p)
+}
+
+// A message costs the round trips of its handler, one for BEGIN with the entry, and COMMIT.
+func TestRoundTrips(t *testing.T) {
+	t.Parallel()
+	cfg := newPool(t).Config()
+	var sent atomic.Int64
+	dial := cfg.ConnConfig.DialFunc
+	cfg.ConnConfig.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		conn, err := dial(ctx, network, addr)
+		return countingConn{conn, &sent}, err
+	}
+	cfg.MaxConns = 1
+	pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pool.Close()
+	p := effectStore(t, newManager(t, pool))
+	for _, want := range []int64{0, 3} { // the first message prepares the statements
+		sent.Store(0)
+		if err := process(t, p, event()); err != nil {
+			t.Fatal(err)
+		}
+		if got := sent.Load(); want != 0 && got != want {
+			t.Errorf("%d round trips for a message, want %d", got, want)
+		}
+	}
+	m := event()
+	if err := process(t, p, m); err != nil {
+		t.Fatal(err)
+	}
+	sent.Store(0)
+	if err := process(t, p, m); err != nil || sent.Load() != 2 {
+		t.Errorf("%d round trips for a duplicate, want 2: error %v", sent.Load(), err)
+	}
+}
+
+// plain is a Transactor that knows no Options, and whose handles nobody recognises.
+type plain struct{ txretry.Transactor }
+
+func (p plain) Pool() *pgxpool.Pool { return poolOf(p.Transactor) }
+
+func poolOf(t txretry.Transactor) *pgxpool.Pool { return t.(*txretry.Manager).Pool() }
+
+func (p plain) DoWith(ctx context.Context, _ txretry.Options, fn func(ctx context.Context, tx pgx.Tx) error) error {
+	return p.Do(ctx, func(ctx context.Context, tx pgx.Tx) error { return fn(ctx, struct{ pgx.Tx }{tx}) })
+}
+
+// wrapped passes the Options on, and wraps the handles.
+type wrapped struct{ txretry.Transactor }
+
+func (w wrapped) Pool() *pgxpool.Pool { return poolOf(w.Transactor) }
+
+func (w wrapped) DoWith(ctx context.Context, opts txretry.Options, fn func(ctx context.Context, tx pgx.Tx) error) error {
+	return w.Transactor.DoWith(ctx, opts, func(ctx context.Context, tx pgx.Tx) error { return fn(ctx, struct{ pgx.Tx }{tx}) })
+}
+
+// Under any Transactor a message is recorded once, and its first delivery is no duplicate.
+func TestForeignTransactors(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t)
+	manager := newManager(t, pool)
+	for n, transactor := range []txretry.Transactor{plain{manager}, wrapped{manager}} {
+		p := effectStore(t, transactor)
+		m := event()
+		for range 2 {
+			if err := process(t, p, m); err != nil {
+				t.Fatal(err)
+			}
+		}
+		wantOneEffectEach(t, pool, n+1)
 	}
 }

@@ -2,12 +2,16 @@ package inboxpgx_test
 
 import (
 	"context"
+	"errors"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/inbox/inboxpgx"
 	"github.com/holdfast-go/holdfast/inbox/inboxtest/conformance"
 	"github.com/holdfast-go/holdfast/inbox/internal/memory"
@@ -51,4 +55,62 @@ func TestPrepareRunsBeforeTheTransaction(t *testing.T) {
 	if got := strings.Join(trail, ", "); got != "wait, prepare, rate of the day, rate of the day" {
 		t.Errorf("trail = %s", got)
 	}
+}
+
+// A deadline of the consumer's that ends before the handler began, as while the database
+// hangs, is no message's failure.
+func TestNoChanceBeforeTheDeadline(t *testing.T) {
+	t.Parallel()
+	for name, n := range map[string]int{"alone": 1, "batch": 3} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				p, _ := fakeStore(t)
+				hold := make(chan struct{})
+				handle(t, p, func(context.Context, pgx.Tx, conformance.Event) error { <-hold; return nil })
+				first := make(chan error)
+				go func() { first <- process(t, p, event()) }() // holds the only transaction
+				synctest.Wait()
+				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+				defer cancel()
+				for _, err := range p.Process(ctx, events(n)) {
+					if f := driver.Classify(err); f.Counted || f.Action != driver.ActionRetry {
+						t.Errorf("%v classified %+v", err, f)
+					}
+				}
+				close(hold)
+				if err := <-first; err != nil {
+					t.Error(err)
+				}
+			})
+		})
+	}
+}
+
+// A Prepare step that takes all the time has failed, although it does not say so: uncounted,
+// the message would come for ever.
+func TestPrepareTakesAllTheTime(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		p, _ := fakeStoreWith(t, inboxpgx.HandlerConfig{Timeout: time.Minute})
+		err := inboxpgx.HandlePrepared(p, conformance.Name,
+			func(context.Context, conformance.Event) (int, error) { time.Sleep(2 * time.Minute); return 0, nil },
+			func(context.Context, pgx.Tx, conformance.Event, int) error { t.Error("the handler ran"); return nil })
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = process(t, p, event())
+		if f := driver.Classify(err); !f.Counted || f.Action != driver.ActionRetry {
+			t.Errorf("%v classified %+v", err, f)
+		}
+		ctx, cancel := context.WithCancelCause(t.Context())
+		go func() {
+			time.Sleep(time.Second)
+			cancel(inbox.ErrDraining)
+		}()
+		err = p.Process(ctx, events(1))[0]
+		if f := driver.Classify(err); f.Counted || f.Action != driver.ActionReturn || !errors.Is(err, inbox.ErrDraining) {
+			t.Errorf("while draining: %v classified %+v", err, f)
+		}
+	})
 }

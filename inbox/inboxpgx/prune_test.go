@@ -1,19 +1,29 @@
 package inboxpgx_test
 
 import (
+	"context"
 	"errors"
+	"fmt"
+	"log/slog"
 	"math"
 	"net/url"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
+	"time"
 
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/inbox/inboxpgx"
 	"github.com/holdfast-go/holdfast/inbox/inboxtest/conformance"
 	"github.com/holdfast-go/holdfast/internal/pgtest"
+	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
 func TestPrune(t *testing.T) {
@@ -173,4 +183,190 @@ func TestPruneLedger(t *testing.T) {
 	if err := pool.QueryRow(t.Context(), `SELECT count(*) FROM holdfast_inbox_attempts`).Scan(&left); err != nil || left != 7 {
 		t.Errorf("%d entries left, error %v", left, err)
 	}
+}
+
+// parkCopy processes a message and parks a copy of it behind a dead letter, as happens when the connection is
+// lost before the acknowledgements of both. It returns the message.
+func parkCopy(t *testing.T, s *inboxpgx.Store) *inbox.Message {
+	t.Helper()
+	m, head := numbered(0), numbered(1)
+	head.Queue = "orders"
+	if err := process(t, s, m); err != nil {
+		t.Fatal(err)
+	}
+	dead := driver.NewDeadLetter(head, driver.Classify(inbox.Unrecoverable(errors.New("no"))), "a", time.Now())
+	if err := errors.Join(s.Parking(true).Stop(t.Context(), "k", dead), s.Parking(true).Append(t.Context(), "k", m)); err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+// goOn removes the dead letter and has the copy behind it processed, as a consumer does.
+func goOn(t *testing.T, s *inboxpgx.Store, want uuid.UUID) {
+	t.Helper()
+	parking, lease := s.Parking(true), driver.Lease{Owner: uuid.New(), For: time.Minute}
+	letters := driver.NewDeadLetters(parking, s.Retention(), slog.New(slog.DiscardHandler))
+	if n, err := letters.Remove(t.Context(), inbox.Filter{}, inbox.Removal{By: "test", Reason: "test"}); n != 1 || err != nil {
+		t.Fatalf("%d dead letters removed, error %v", n, err)
+	}
+	m, _, err := parking.Claim(t.Context(), "k", lease)
+	if err != nil || m == nil || m.ID != want {
+		t.Fatalf("claimed %v, error %v", m, err)
+	}
+	if err := errors.Join(process(t, s, m), parking.Done(t.Context(), lease.Owner, m)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func prune(t *testing.T, s *inboxpgx.Store, want int) {
+	t.Helper()
+	if n, err := s.Prunable(t.Context()); n != want || err != nil {
+		t.Errorf("Prunable = %d, want %d, error %v", n, want, err)
+	}
+	if n, err := s.Prune(t.Context()); n != want || err != nil {
+		t.Errorf("pruned %d, want %d, error %v", n, want, err)
+	}
+}
+
+// A message that was processed and waits once more, behind a dead letter, is known for as long as it waits.
+func TestPruneKeepsWhatIsParked(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t)
+	s := effectStore(t, newManager(t, pool))
+	m := parkCopy(t, s)
+	other := newStore(t, newManager(t, pool), "b", inboxpgx.Config{})
+	handle(t, other, noEffect)
+	if err := process(t, other, m); err != nil { // nothing waits there
+		t.Fatal(err)
+	}
+	outlive := func() { exec(t, pool, `UPDATE holdfast_inbox SET processed_at = now() - interval '10 days'`) }
+	outlive()
+	if err := process(t, s, numbered(2)); err != nil {
+		t.Fatal(err)
+	}
+	prune(t, s, 0)
+	prune(t, other, 1)
+	if err := s.Check(t.Context()); err != nil {
+		t.Errorf("Check: %v", err)
+	}
+	goOn(t, s, m.ID)
+	wantOneEffectEach(t, pool, 2)
+	outlive()
+	prune(t, s, 2)
+}
+
+func TestFakeKeepsWhatIsParked(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s, entries := fakeStore(t)
+		runs := map[int]int{}
+		handle(t, s, func(_ context.Context, _ pgx.Tx, e conformance.Event) error { runs[e.Number]++; return nil })
+		m := parkCopy(t, s)
+		old := numbered(2)
+		if err := process(t, s, old); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(2 * time.Hour)
+		if err := process(t, s, numbered(3)); err != nil { // when others are written the old ones go
+			t.Fatal(err)
+		}
+		if entries.Seen("a", old.ID) {
+			t.Error("what waits nowhere is still known")
+		}
+		goOn(t, s, m.ID)
+		if runs[0] != 1 {
+			t.Errorf("%d runs of the message", runs[0])
+		}
+		time.Sleep(2 * time.Hour)
+		if err := process(t, s, numbered(4)); err != nil {
+			t.Fatal(err)
+		}
+		if entries.Seen("a", m.ID) {
+			t.Error("the message is known for ever")
+		}
+	})
+}
+
+// parkEntries parks some of the entries.
+func parkEntries(t *testing.T, pool *pgxpool.Pool, which string) {
+	t.Helper()
+	exec(t, pool, `INSERT INTO holdfast_inbox_parked (consumer, key, message_id, replays, name, envelope, body)
+		SELECT consumer, 'k', message_id, 0, 'x', '{}', '' FROM holdfast_inbox WHERE `+which)
+}
+
+// The table may be partitioned by the administrator. Rows of two partitions can have the same tuple id then, and
+// only what has outlived the retention, and waits nowhere, is pruned all the same.
+func TestPrunePartitioned(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.New(t)
+	createTables(t, pool)
+	for _, sql := range []string{
+		`ALTER TABLE holdfast_inbox RENAME TO plain`,
+		`CREATE TABLE holdfast_inbox (LIKE plain INCLUDING DEFAULTS, PRIMARY KEY (consumer, message_id)) PARTITION BY HASH (consumer, message_id)`,
+		`CREATE TABLE entries_0 PARTITION OF holdfast_inbox FOR VALUES WITH (MODULUS 2, REMAINDER 0)`,
+		`CREATE TABLE entries_1 PARTITION OF holdfast_inbox FOR VALUES WITH (MODULUS 2, REMAINDER 1)`,
+		`CREATE INDEX ON holdfast_inbox (consumer, processed_at)`,
+		`INSERT INTO holdfast_inbox (consumer, message_id, processed_at)
+			SELECT 'a', gen_random_uuid(), now() - CASE WHEN n % 2 = 0 THEN interval '9 days' ELSE interval '1 day' END FROM generate_series(1, 2000) n`,
+	} {
+		if _, err := pool.Exec(t.Context(), sql); err != nil {
+			t.Fatal(err)
+		}
+	}
+	parkEntries(t, pool, `processed_at < now() - interval '8 days' AND hashtext(message_id::text) % 2 = 0`)
+	var parked int
+	if err := pool.QueryRow(t.Context(), `SELECT count(*) FROM holdfast_inbox_parked`).Scan(&parked); err != nil || parked == 0 {
+		t.Fatalf("%d parked, error %v", parked, err)
+	}
+	n, err := newStore(t, newManager(t, pool), "a", inboxpgx.Config{}).Prune(t.Context())
+	var young, old int
+	if err == nil {
+		err = pool.QueryRow(t.Context(), `SELECT count(*) FILTER (WHERE processed_at > now() - interval '8 days'), count(*) FILTER (WHERE processed_at <= now() - interval '8 days')
+			FROM holdfast_inbox`).Scan(&young, &old)
+	}
+	if err != nil || n != 1000-parked || young != 1000 || old != parked {
+		t.Errorf("pruned %d (%v), left are %d of 1,000 that are young, and %d old ones, of which %d wait", n, err, young, old, parked)
+	}
+}
+
+// A consumer that runs prunes the entries of its store without being told, also when several
+// processes do, and ends with Run.
+func TestConsumersPrune(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t)
+	exec := func(sql string) {
+		t.Helper()
+		if _, err := pool.Exec(t.Context(), sql); err != nil {
+			t.Fatal(err)
+		}
+	}
+	left := func() (n int) {
+		t.Helper()
+		err := pool.QueryRow(t.Context(), `SELECT (SELECT count(*) FROM holdfast_inbox) + (SELECT count(*) FROM holdfast_inbox_attempts)`).Scan(&n)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	exec(`INSERT INTO holdfast_inbox (consumer, message_id, processed_at)
+		SELECT 'a', gen_random_uuid(), now() - interval '9 days' FROM generate_series(1, 3000)`)
+	exec(`INSERT INTO holdfast_inbox_attempts (consumer, message_id, replays, attempt, open, updated_at)
+		SELECT 'a', gen_random_uuid(), 0, 2, 0, now() - interval '9 days' FROM generate_series(1, 10)`)
+	exec(`INSERT INTO holdfast_inbox (consumer, message_id) VALUES ('a', gen_random_uuid())`)
+	exec(`INSERT INTO holdfast_inbox (consumer, message_id, processed_at) VALUES ('b', gen_random_uuid(), now() - interval '9 days')`)
+
+	ctx, stop := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	for range 3 {
+		p := newStore(t, newManager(t, pool), "a", inboxpgx.Config{PruneInterval: 50 * time.Millisecond})
+		running.Go(func() { p.Background(ctx) })
+	}
+	testenv.Eventually(t, func() error {
+		if n := left(); n != 2 { // the new one, and that of another consumer
+			return fmt.Errorf("%d rows are left", n)
+		}
+		return nil
+	})
+	stop()
+	running.Wait()
 }

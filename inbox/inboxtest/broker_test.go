@@ -8,10 +8,15 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
+
+	"github.com/google/uuid"
 
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/inboxtest"
+	"github.com/holdfast-go/holdfast/internal/ids"
+	"github.com/holdfast-go/holdfast/outbox/driver"
 )
 
 // A message comes again when it was lost on its way, before or after it was processed, and each copy
@@ -123,5 +128,151 @@ func TestNewConsumerRefuses(t *testing.T) {
 	}
 	if err := newRig(t, inbox.NewMux(), inboxtest.Config{}).Send(t.Context(), nil); err == nil {
 		t.Error("a nil message was sent")
+	}
+}
+
+var _ driver.Publisher = (*inboxtest.Broker)(nil)
+
+func TestNames(t *testing.T) {
+	t.Parallel()
+	for pattern, names := range map[string]map[string]bool{
+		"":             {"": true, "a": true, "order.placed": true}, // no pattern
+		"order.placed": {"order.placed": true, "order.placed.v2": false, "order": false},
+		"order.*":      {"order.placed": true, "order": false, "order.a.b": false, "user.a": false},
+		"order.#":      {"order.placed": true, "order": true, "order.a.b": true, "orders.a": false},
+		"#.placed":     {"order.placed": true, "placed": true, "a.b.placed": true, "placed.a": false},
+		"*.placed.#":   {"order.placed": true, "order.placed.v2": true, "placed": false},
+	} {
+		cfg := inboxtest.Config{}
+		if pattern != "" {
+			cfg.Names = []string{pattern}
+		}
+		b := newRig(t, inbox.NewMux(), cfg)
+		for name, want := range names {
+			m := &inbox.Message{ID: ids.New(), Name: name}
+			if err := b.Send(t.Context(), m); (err == nil) != want {
+				t.Errorf("%q to a queue for %q: %v", name, pattern, err)
+			}
+		}
+	}
+}
+
+// A relay's message comes to each queue that wants it, as the consumer's message; without any it
+// is unroutable.
+func TestPublish(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		broker := inboxtest.NewBroker()
+		var got [2][]*inbox.Message
+		ctx, stop := context.WithCancel(t.Context())
+		defer synctest.Wait()
+		defer stop()
+		for i, queue := range []string{"billing", "mail"} {
+			p := processor(func(_ context.Context, m *inbox.Message) error { got[i] = append(got[i], m); return nil })
+			c, err := inboxtest.NewConsumer(broker, queue, p, inboxtest.Config{Names: []string{"order.*"}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			go func() { _ = c.Run(ctx) }()
+		}
+		created := time.Now()
+		publish := func(ctx context.Context, name string) (err error) {
+			broker.Publish(ctx, driver.Message{
+				ID: uuid.Must(uuid.NewV7()), Name: name, Body: []byte("{}"), ContentType: "application/json",
+				Headers: map[string]string{"a": "b"}, CreatedAt: created, Key: "customer-7",
+			}, func(e error) { err = e })
+			return err
+		}
+		if err := publish(t.Context(), "order.placed"); err != nil {
+			t.Fatal(err)
+		}
+		if err := broker.Idle(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		for i, queue := range []string{"billing", "mail"} {
+			if len(got[i]) != 1 {
+				t.Fatalf("%s got %d messages", queue, len(got[i]))
+			}
+			if m := got[i][0]; m.Queue != queue || m.Name != "order.placed" || string(m.Body) != "{}" || m.Headers["a"] != "b" ||
+				m.ContentType != "application/json" || !m.PublishedAt.Equal(created) || m.Attempt != 1 || m.Key != "customer-7" {
+				t.Errorf("%s got %+v", queue, m)
+			}
+		}
+		if err := publish(t.Context(), "user.left"); driver.ClassOf(err) != driver.Unroutable {
+			t.Errorf("without a queue: %v", err)
+		}
+		for name, err := range map[string]error{
+			"large body": send(t, broker, &inbox.Message{Name: "order.placed", Body: make([]byte, 16<<20+1)}),
+			"long name":  send(t, broker, &inbox.Message{Name: "order." + strings.Repeat("x", 250)}),
+			"headers":    send(t, broker, &inbox.Message{Name: "order.placed", Headers: map[string]string{"a": strings.Repeat("x", 130<<10)}}),
+		} {
+			if err == nil {
+				t.Errorf("%s: taken", name)
+			}
+		}
+		ended, cancel := context.WithCancel(t.Context())
+		cancel()
+		if err := publish(ended, "order.placed"); driver.ClassOf(err) != driver.Unavailable || !errors.Is(err, context.Canceled) {
+			t.Errorf("with a context that has ended: %v", err)
+		}
+	})
+}
+
+func send(t *testing.T, b *inboxtest.Broker, m *inbox.Message) error {
+	t.Helper()
+	return b.Send(t.Context(), m)
+}
+
+// The budget is 60 seconds by default, handlers and all that follows them together.
+func TestShutdownTimeout(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		cfg            inbox.ConsumerConfig
+		deaf           bool // to the end of its context
+		hangs          inboxtest.Step
+		handler, whole time.Duration
+	}{
+		"default":                   {inbox.ConsumerConfig{HandlerTimeout: time.Hour}, false, 0, 54 * time.Second, 54 * time.Second},
+		"default, deaf handler":     {inbox.ConsumerConfig{HandlerTimeout: time.Hour}, true, 0, 54 * time.Second, 57 * time.Second},
+		"default, session hangs":    {inbox.ConsumerConfig{HandlerTimeout: time.Hour}, true, inboxtest.AtClose, 54 * time.Second, 60 * time.Second},
+		"default, giving back":      {inbox.ConsumerConfig{HandlerTimeout: time.Hour}, false, inboxtest.AtGiveBack, 54 * time.Second, 60 * time.Second},
+		"own":                       {inbox.ConsumerConfig{HandlerTimeout: time.Hour, ShutdownTimeout: 10 * time.Second}, false, 0, 9 * time.Second, 9 * time.Second},
+		"own, session hangs":        {inbox.ConsumerConfig{HandlerTimeout: time.Hour, ShutdownTimeout: 10 * time.Second}, true, inboxtest.AtClose, 9 * time.Second, 10 * time.Second},
+		"default of HandlerTimeout": {inbox.ConsumerConfig{ShutdownTimeout: time.Hour}, false, 0, 60 * time.Second, 60 * time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var stopped, ended time.Time
+			var cause error
+			p := processor(func(ctx context.Context, _ *inbox.Message) error {
+				<-ctx.Done()
+				ended, cause = time.Now(), context.Cause(ctx)
+				if tt.deaf {
+					time.Sleep(time.Hour)
+				}
+				return cause
+			})
+			cfg := inboxtest.Config{ConsumerConfig: tt.cfg, Fault: func(at inboxtest.Step, _ *inbox.Message) inboxtest.Outcome {
+				if at == tt.hangs {
+					return inboxtest.Hang
+				}
+				return inboxtest.OK
+			}}
+			bubble(t, p, cfg, func(t *testing.T, b rig, stop func()) {
+				publish(t, b, "a")
+				synctest.Wait()
+				stopped = time.Now()
+				stop()
+				whole := time.Since(stopped)
+				synctest.Wait() // the handler may be left behind
+				if handler := ended.Sub(stopped); whole != tt.whole || handler != tt.handler {
+					t.Errorf("ended after %v, the handler's context after %v; want %v and %v", whole, handler, tt.whole, tt.handler)
+				}
+				if draining := errors.Is(cause, inbox.ErrDraining); draining == (tt.cfg.HandlerTimeout == 0) {
+					t.Errorf("the context ended with %v", cause)
+				}
+				time.Sleep(2 * time.Hour) // what was left behind ends
+			})
+		})
 	}
 }

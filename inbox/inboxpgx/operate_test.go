@@ -6,19 +6,92 @@ import (
 	"fmt"
 	"log/slog"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/inbox/inboxpgx"
+	"github.com/holdfast-go/holdfast/inbox/inboxtest/conformance"
 	"github.com/holdfast-go/holdfast/internal/ids"
 	"github.com/holdfast-go/holdfast/internal/pgtest"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
+
+// A pause is known to all Stores of its consumer, those of other processes included, and to no other consumer.
+func TestPause(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t)
+	manager := newManager(t, pool)
+	here, there := newStore(t, manager, "a", inboxpgx.Config{}), newStore(t, manager, "a", inboxpgx.Config{})
+	checkPause(t, here, there)
+	noError(t, here.Pause(t.Context(), "ada", "a test"))
+	if p, err := newStore(t, manager, "b", inboxpgx.Config{}).Paused(t.Context()); err != nil || p != (driver.Pause{}) {
+		t.Errorf("another consumer: %+v, %v", p, err)
+	}
+}
+
+func TestPauseInMemory(t *testing.T) {
+	t.Parallel()
+	s, _ := fakeStore(t)
+	checkPause(t, s, s)
+}
+
+// checkPause pauses and resumes one Store, and has another one tell.
+func checkPause(t *testing.T, s, other *inboxpgx.Store) {
+	t.Helper()
+	told := make(chan driver.Pause, 10)
+	ctx, stop := context.WithCancel(t.Context())
+	var watching sync.WaitGroup
+	watching.Go(func() { other.WatchPause(ctx, func(p driver.Pause) { told <- p }) })
+	defer watching.Wait()
+	defer stop()
+	wants := func(by, reason string) (since time.Time) {
+		t.Helper()
+		select {
+		case p := <-told:
+			kept, err := s.Paused(t.Context())
+			if err != nil || p != kept || p.By != by || p.Reason != reason || p.Since.IsZero() != (by == "") {
+				t.Errorf("told %+v, kept %+v, %v, want %q, %q", p, kept, err, by, reason)
+			}
+			return p.Since
+		case <-time.After(testenv.Patience):
+			t.Fatal("nothing is told")
+			return time.Time{}
+		}
+	}
+	wants("", "")
+	noError(t, s.Pause(t.Context(), "ada", "the bank is down"))
+	since := wants("ada", "the bank is down")
+	noError(t, s.Pause(t.Context(), "bob", ""))
+	if again := wants("bob", ""); !again.Equal(since) {
+		t.Errorf("it began at %v, and then at %v", since, again)
+	}
+	for range 2 {
+		noError(t, s.Resume(t.Context()))
+	}
+	wants("", "")
+	for _, wrong := range [][2]string{{"", "x"}, {"a\nb", "x"}, {"a", strings.Repeat("x", 1001)}} {
+		if err := s.Pause(t.Context(), wrong[0], wrong[1]); err == nil {
+			t.Errorf("paused by %q for %.10q", wrong[0], wrong[1])
+		}
+	}
+	if p, err := s.Paused(t.Context()); err != nil || p != (driver.Pause{}) {
+		t.Errorf("paused %+v, %v", p, err)
+	}
+}
+
+func noError(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
 
 // parkAt parks a dead letter and a message behind it, stopped since a time.
 func parkAt(t *testing.T, pool *pgxpool.Pool, consumer, key string, ago time.Duration) {
@@ -166,4 +239,67 @@ func TestRemovalOfParkedWithoutAnswer(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// The counts are those of one consumer, of a time and of a key.
+func TestCounts(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t)
+	parkAt(t, pool, "a", "ada", time.Hour)
+	parkAt(t, pool, "b", "bob", time.Hour)
+	_, err := pool.Exec(t.Context(), `INSERT INTO holdfast_inbox (consumer, message_id, processed_at)
+		SELECT c, gen_random_uuid(), now() - age FROM unnest(ARRAY['a', 'a', 'a', 'b'], ARRAY['1 s', '2 s', '1 hour', '1 s']::interval[]) AS m (c, age)`)
+	noError(t, err)
+	s := newStore(t, newManager(t, pool), "a", inboxpgx.Config{})
+	if n, err := s.Processed(t.Context(), time.Minute); n != 2 || err != nil {
+		t.Errorf("%d processed in a minute, %v, want 2", n, err)
+	}
+	for key, want := range map[string]int{"ada": 1, "bob": 0} {
+		if n, err := s.Behind(t.Context(), key); n != want || err != nil {
+			t.Errorf("%d behind the letter of %s, %v, want %d", n, key, err, want)
+		}
+	}
+	fake, _ := fakeStore(t)
+	noError(t, inboxpgx.Handle(fake, conformance.Name, noEffect))
+	noError(t, errors.Join(fake.Process(t.Context(), []*inbox.Message{event(), event()})...))
+	if n, err := fake.Processed(t.Context(), time.Minute); n != 2 || err != nil {
+		t.Errorf("in memory %d processed in a minute, %v, want 2", n, err)
+	}
+	if n, err := fake.Behind(t.Context(), "ada"); n != 0 || err != nil {
+		t.Errorf("in memory %d behind a letter, %v", n, err)
+	}
+}
+
+// Whoever forgets Migrate is told so by whatever is called first.
+func TestErrorsBeforeMigrateNameIt(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.New(t)
+	for name, schema := range map[string]string{"no table": "", "no schema": "nowhere"} {
+		p := newStore(t, newManager(t, pool), "a", inboxpgx.Config{Schema: schema})
+		ledger := p.Ledger()
+		handle(t, p, noEffect)
+		for call, do := range map[string]func(ctx context.Context) error{
+			"process": func(context.Context) error { return process(t, p, event()) },
+			"process several": func(ctx context.Context) error {
+				return errors.Join(p.Process(ctx, []*inbox.Message{event(), event()})...)
+			},
+			"look":   func(ctx context.Context) error { _, err := ledger.Look(ctx, ids.New()); return err },
+			"start":  func(ctx context.Context) error { return ledger.Start(ctx, event()) },
+			"end":    func(ctx context.Context) error { return ledger.End(ctx, event()) },
+			"pass":   func(ctx context.Context) error { return ledger.Pass(ctx, event()) },
+			"forget": func(ctx context.Context) error { return ledger.Forget(ctx, ids.New()) },
+			"prune": func(ctx context.Context) error {
+				_, err := p.Prune(ctx)
+				return err
+			},
+		} {
+			err := do(t.Context())
+			if err == nil || !strings.Contains(err.Error(), "call Store.Migrate of inboxpgx first") {
+				t.Errorf("%s, %s: %v", name, call, err)
+			}
+			if _, ok := errors.AsType[*pgconn.PgError](err); !ok {
+				t.Errorf("%s, %s: no PgError in %v", name, call, err)
+			}
+		}
+	}
 }
