@@ -60,10 +60,10 @@ func (a *aged) Prune(context.Context) (int, error) {
 	return n, nil
 }
 
-// silent prunes, and does not tell how much that will be.
-type silent struct{ pruned bool }
+// mute prunes, and does not tell how much that will be.
+type mute struct{ pruned bool }
 
-func (s *silent) Prune(context.Context) (int, error) {
+func (s *mute) Prune(context.Context) (int, error) {
 	s.pruned = true
 	return 7, nil
 }
@@ -71,7 +71,7 @@ func (s *silent) Prune(context.Context) (int, error) {
 func TestPruneDryRun(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	quiet := &silent{}
+	quiet := &mute{}
 	r.cfg.Parts = []operator.Part{{Name: "aged", Part: &aged{3}}, {Name: "silent", Part: quiet}}
 	r.Operator = must(operator.New(r.cfg))(t)
 	for range 2 {

@@ -7,14 +7,15 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 
 	"github.com/jackc/pgx/v5/pgconn"
-	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/jackc/pgx/v5/pgproto3"
 
 	"github.com/holdfast-go/holdfast/examples/operator"
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/internal/pgtest"
-	"github.com/holdfast-go/holdfast/internal/testenv"
+	"github.com/holdfast-go/holdfast/internal/silent"
 )
 
 // unwritable is a log that cannot be written.
@@ -130,12 +131,20 @@ func TestSetupIsNoted(t *testing.T) {
 	r.wants(t, 0, []string{"log"}, "setup", "all parts", "ada", "the first time", "log: tables")
 }
 
-// A process whose connection falls silent in the middle keeps no other from migrating.
-func TestMigrateThatFallsSilent(t *testing.T) {
+// A migration whose connection falls silent keeps no other from migrating: its transaction bounds how long the server
+// keeps the lock.
+func TestLogMigrate_boundsItsLock(t *testing.T) {
 	t.Parallel()
-	testenv.Nightly(t, "waits for a timeout of the server")
-	pgtest.SilentMigration(t, "pg_advisory_xact_lock", func(ctx context.Context, pool *pgxpool.Pool) error {
-		return must(operator.NewPostgresLog(pool))(t).Migrate(ctx)
+	synctest.Test(t, func(t *testing.T) {
+		s, sent := silent.NewPostgres(t, ""), ""
+		s.Answer = func(sql string) (string, *pgproto3.ErrorResponse) {
+			sent += sql + "\n"
+			return "", nil
+		}
+		_ = must(operator.NewPostgresLog(s.Pool(t, 1)))(t).Migrate(t.Context()) // the script has no tables
+		if bound, lock := strings.Index(sent, "idle_in_transaction_session_timeout"), strings.Index(sent, "pg_advisory_xact_lock"); bound < 0 || lock < bound {
+			t.Errorf("it sends\n%s", sent)
+		}
 	})
 }
 

@@ -2,9 +2,12 @@ package postgres_test
 
 import (
 	"os"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/jackc/pgx/v5/pgproto3"
 
 	"github.com/holdfast-go/holdfast/examples/reservation/internal/postgres"
 	"github.com/holdfast-go/holdfast/internal/pgtest"
@@ -14,11 +17,21 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }
 
-// A process whose connection falls silent in the middle keeps no other from migrating.
-func TestMigrate_silentConnection(t *testing.T) {
+// A migration whose connection falls silent keeps no other from migrating: its transaction bounds how long the server
+// keeps the lock.
+func TestMigrate_boundsItsLock(t *testing.T) {
 	t.Parallel()
-	testenv.Nightly(t, "waits for a timeout of the server")
-	pgtest.SilentMigration(t, "pg_advisory_xact_lock", postgres.Migrate)
+	synctest.Test(t, func(t *testing.T) {
+		s, sent := silent.NewPostgres(t, ""), ""
+		s.Answer = func(sql string) (string, *pgproto3.ErrorResponse) {
+			sent += sql + "\n"
+			return "", nil
+		}
+		_ = postgres.Migrate(t.Context(), s.Pool(t, 1)) // the script has no tables
+		if bound, lock := strings.Index(sent, "idle_in_transaction_session_timeout"), strings.Index(sent, "pg_advisory_xact_lock"); bound < 0 || lock < bound {
+			t.Errorf("it sends\n%s", sent)
+		}
+	})
 }
 
 // A read on a connection that is silent goes to another one after a few seconds.
