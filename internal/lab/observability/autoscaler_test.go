@@ -34,6 +34,9 @@ func TestAutoscalerIsGivenTheLag(t *testing.T) {
 	if rule[0] != metric {
 		t.Errorf("the autoscaler reads %q, the adapter has %q", metric, rule[0])
 	}
+	if !strings.HasPrefix(rule[1], "max(") {
+		t.Errorf("%s grows with each relay", rule[1])
+	}
 	query := strings.NewReplacer("<<.Series>>", metric, "<<.LabelMatchers>>", `namespace="shop"`).Replace(rule[1])
 	for _, relays := range []int{1, 2, 8} {
 		t.Run(fmt.Sprint(relays, " relays"), func(t *testing.T) {
