@@ -91,8 +91,8 @@ func TestGatheredTripsOnSilentConnections(t *testing.T) {
 	})
 }
 
-// All connections fall silent at once, as behind a router that forgot them: the first caller has its answer after two
-// waits, and all of them are closed.
+// All connections fall silent at once, as behind a router that forgot them: the first caller has its answer after one wait
+// or two, and all of them are closed.
 func TestHalfOpenConnections(t *testing.T) {
 	t.Parallel()
 	silent.BothClients(t, redistest.URL, 0, func(t *testing.T, client *redis.Client, server *silent.Redis) {
@@ -103,7 +103,9 @@ func TestHalfOpenConnections(t *testing.T) {
 		if _, err := s.Begin(t.Context(), driver.NewClaim(driver.Key(idempotency.NewKey()), fp)); err != nil {
 			t.Error(err)
 		}
-		silent.Took(t, "Begin", start, 4*time.Second) // its second try meets another one before they are closed
+		if took := time.Since(start); took != 2*time.Second && took != 4*time.Second { // a second try before they are closed
+			t.Errorf("Begin took %v", took)
+		}
 		time.Sleep(5 * time.Second)
 		synctest.Wait()
 		if n := server.Kept(); n > 0 || server.Silenced() < 40 {

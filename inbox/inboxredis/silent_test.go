@@ -59,12 +59,11 @@ func TestSilentConnection(t *testing.T) {
 }
 
 func testSilentConnection(t *testing.T, server *silent.Redis, client *redis.Client, silence testenv.Silence) {
-	runs, want := 0, 2*time.Second // one try
+	runs := 0
 	p := newProcessor(t, client, inboxredis.ProcessorConfig{}, func(context.Context, conformance.Event) error { runs++; return nil })
 	if silence == (testenv.Silence{}) {
 		silent.Fill(t, client, 8)
 		server.SilenceConnections()
-		want = 5 * time.Second // two tries, and the second before the message is delivered again
 	} else {
 		server.SilenceOn(silence)
 	}
@@ -80,7 +79,11 @@ func testSilentConnection(t *testing.T, server *silent.Redis, client *redis.Clie
 		}
 		time.Sleep(time.Second)
 	}
-	silent.Took(t, "the message", start, want)
+	took := time.Since(start)
+	another := silence.On == "" && took == 5*time.Second // a second try before the idle ones are closed, and a redelivery
+	if took != 2*time.Second && !another {
+		t.Errorf("the message took %v", took)
+	}
 	if err := process(t, p, m); err != nil || runs != 1 {
 		t.Errorf("the second delivery: %v after %d runs", err, runs)
 	}
