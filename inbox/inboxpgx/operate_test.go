@@ -29,8 +29,23 @@ func TestPause(t *testing.T) {
 	pool := newPool(t)
 	manager := newManager(t, pool)
 	here, there := newStore(t, manager, "a", inboxpgx.Config{}), newStore(t, manager, "a", inboxpgx.Config{})
-	checkPause(t, here, there)
+	checkPause(t, here)
+	told := make(chan driver.Pause, 10)
+	ctx, stop := context.WithCancel(t.Context())
+	var watching sync.WaitGroup
+	watching.Go(func() { there.WatchPause(ctx, func(p driver.Pause) { told <- p }) })
+	defer watching.Wait()
+	defer stop()
+	<-told
 	noError(t, here.Pause(t.Context(), "ada", "a test"))
+	select { // within a poll interval of 2 s
+	case p := <-told:
+		if p.By != "ada" {
+			t.Errorf("another process: %+v", p)
+		}
+	case <-time.After(testenv.Patience):
+		t.Error("another process does not notice the pause")
+	}
 	if p, err := newStore(t, manager, "b", inboxpgx.Config{}).Paused(t.Context()); err != nil || p != (driver.Pause{}) {
 		t.Errorf("another consumer: %+v, %v", p, err)
 	}
@@ -39,16 +54,16 @@ func TestPause(t *testing.T) {
 func TestPauseInMemory(t *testing.T) {
 	t.Parallel()
 	s, _ := fakeStore(t)
-	checkPause(t, s, s)
+	checkPause(t, s)
 }
 
-// checkPause pauses and resumes one Store, and has another one tell.
-func checkPause(t *testing.T, s, other *inboxpgx.Store) {
+// checkPause pauses and resumes a Store that is watched.
+func checkPause(t *testing.T, s *inboxpgx.Store) {
 	t.Helper()
 	told := make(chan driver.Pause, 10)
 	ctx, stop := context.WithCancel(t.Context())
 	var watching sync.WaitGroup
-	watching.Go(func() { other.WatchPause(ctx, func(p driver.Pause) { told <- p }) })
+	watching.Go(func() { s.WatchPause(ctx, func(p driver.Pause) { told <- p }) })
 	defer watching.Wait()
 	defer stop()
 	wants := func(by, reason string) (since time.Time) {

@@ -150,9 +150,7 @@ func TestProve(t *testing.T) {
 		})
 	})
 	for name, process := range map[string]proven{
-		"statements":    {handle: bill},
-		"a step before": {handle: bill, prepare: nothing},
-		"a waiter":      {handle: bill, waiter: waiterFunc(nothing)},
+		"a step before, a waiter": {handle: bill, prepare: nothing, waiter: waiterFunc(nothing)},
 		"a harmless hook": {handle: func(ctx context.Context, tx pgx.Tx, o orderPlaced) error {
 			txretry.AfterCommit(tx, func() {})
 			return bill(ctx, tx, o)
