@@ -2,6 +2,7 @@ package engine_test
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -253,5 +254,45 @@ func TestHandlerLimitAndManyMessages(t *testing.T) {
 		if n := moves.Load(); n > 30*messages || took > 420*time.Second {
 			t.Errorf("%d moves, in %v", n, took)
 		}
+	})
+}
+
+var errUncounted = errors.New("uncounted")
+
+// brokenLetters cannot be counted.
+type brokenLetters struct{ driver.Source }
+
+func (s brokenLetters) Letters() driver.Letters { return s }
+
+func (brokenLetters) Depths(context.Context) ([]driver.Depth, error) { return nil, errUncounted }
+
+func (brokenLetters) Scan(context.Context, string, func(*inbox.DeadLetter) (driver.Fate, error), func(inbox.DeadLetter, error)) error {
+	return errUncounted
+}
+
+// What cannot be counted has no number, and hurts nothing.
+func TestDepthGaugeWithoutCounts(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		meter := &metrictest.Recorder{}
+		p := &recorder{}
+		cfg := engine.Config{ConsumerConfig: inbox.ConsumerConfig{MeterProvider: meter}}
+		b := newBench(t, p, cfg, memqueue.Options{})
+		b.consumer = newConsumer(t, brokenLetters{b.source}, p, cfg)
+		b.start()
+		for range 3 {
+			time.Sleep(time.Minute)
+			seen, err := meter.Collect(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			for key := range seen {
+				if strings.Contains(key, "dead_letters") {
+					t.Errorf("there is %s", key)
+				}
+			}
+		}
+		b.put("a", 1)
+		b.idle()
+		b.stop()
 	})
 }

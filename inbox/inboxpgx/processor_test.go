@@ -70,6 +70,14 @@ func TestNewNeedsAPool(t *testing.T) {
 	}
 }
 
+func TestLimit(t *testing.T) {
+	t.Parallel()
+	p, _ := fakeStoreWith(t, inboxpgx.HandlerConfig{Concurrency: 2})
+	if own, other := p.Limit(conformance.Name), p.Limit("other"); own != 2 || other != 0 {
+		t.Errorf("limits %d and %d", own, other)
+	}
+}
+
 func TestHandleRefuses(t *testing.T) {
 	t.Parallel()
 	p, _ := fakeStore(t)

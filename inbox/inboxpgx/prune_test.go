@@ -370,3 +370,9 @@ func TestConsumersPrune(t *testing.T) {
 	stop()
 	running.Wait()
 }
+
+func TestNegativePruneInterval_isOff(t *testing.T) {
+	t.Parallel()
+	p := newStore(t, newManager(t, newPool(t)), "a", inboxpgx.Config{PruneInterval: -1})
+	p.Background(t.Context()) // returns by itself
+}
