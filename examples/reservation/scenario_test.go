@@ -121,9 +121,6 @@ func TestScenario_printedLines(t *testing.T) {
 	t.Parallel()
 	for _, tool := range []string{"bash", "curl"} {
 		if _, err := exec.LookPath(tool); err != nil {
-			if os.Getenv(testenv.RequireVar) == "1" {
-				t.Fatal(err)
-			}
 			t.Skipf("the printed lines need %s: %v", tool, err)
 		}
 	}
