@@ -37,7 +37,7 @@ func TestLeasedAgainstModel(t *testing.T) {
 	for seed := range testenv.Sequences(t, 3) {
 		synctest.Test(t, func(t *testing.T) {
 			w := newLeasedWorld(t, uint64(seed), true)
-			w.run(8 * time.Second)
+			w.run(2500 * time.Millisecond)
 			w.check()
 			all.add(&w.tallies)
 		})
@@ -55,10 +55,10 @@ func TestLeasedAgainstModel(t *testing.T) {
 // and what the processes end with is given back.
 func TestLeasedUsesLimitsUp(t *testing.T) {
 	t.Parallel()
-	for seed := range testenv.Sequences(t, 2) {
+	for seed := range testenv.Sequences(t, 1) {
 		synctest.Test(t, func(t *testing.T) {
 			w := newLeasedWorld(t, uint64(seed), false)
-			w.run(5500 * time.Millisecond)
+			w.run(3500 * time.Millisecond)
 			w.check()
 			w.checkUsedUp()
 		})

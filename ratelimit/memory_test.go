@@ -80,9 +80,9 @@ func TestFloodOfKeysDoesNotResetTheSharedLimit(t *testing.T) {
 
 func TestSchedules(t *testing.T) {
 	t.Parallel()
-	for range 20 {
+	for range 2 + testenv.Rounds(t) {
 		synctest.Test(t, func(t *testing.T) {
-			conformance.TestSchedules(t, newMemory(t), func(_ *testing.T, d time.Duration) { time.Sleep(d) }, 2000)
+			conformance.TestSchedules(t, newMemory(t), func(_ *testing.T, d time.Duration) { time.Sleep(d) }, 1000)
 		})
 	}
 }

@@ -19,33 +19,22 @@ func TestCheck(t *testing.T) {
 	if err := open(t, client, ratelimitredis.Config{}).Check(t.Context()); err != nil {
 		t.Error(err)
 	}
-	gone := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", MaxRetries: -1})
-	defer func() {
-		if err := gone.Close(); err != nil {
-			t.Error(err)
-		}
-	}()
-	if err := open(t, gone, ratelimitredis.Config{}).Check(t.Context()); err == nil || hasMend(err) {
+	if err := open(t, impatient(t, "127.0.0.1:1", 0), ratelimitredis.Config{}).Check(t.Context()); err == nil || hasMend(err) {
 		t.Errorf("of a server that is not there it says %v", err)
 	}
 }
 
-// disguised is a client that does not show that it is one of a cluster.
-type disguised struct{ redis.UniversalClient }
-
 func TestCheckFindsWhatDecisionsWouldMeet(t *testing.T) {
 	t.Parallel()
-	cluster, _ := redistest.Cluster(t)
-	if err := open(t, disguised{cluster}, ratelimitredis.Config{Tag: "rl"}).Check(t.Context()); err != nil {
-		t.Errorf("with a tag: %v", err)
+	client := redistest.Client(t, testenv.Private(t, testenv.Redis, redistest.ClusterFlags...).URL()) // it does not show that it is of a cluster
+	if err := client.ClusterAddSlotsRange(t.Context(), 0, 16383).Err(); err != nil {
+		t.Fatal(err)
 	}
-	err := open(t, disguised{cluster}, ratelimitredis.Config{}).Check(t.Context())
+	testenv.Eventually(t, func() error { return open(t, client, ratelimitredis.Config{Tag: "rl"}).Check(t.Context()) })
+	err := open(t, client, ratelimitredis.Config{}).Check(t.Context())
 	if mend := findings(t, err, 1)[0].Mend(); !strings.Contains(mend, "Tag") {
 		t.Errorf("without a tag on a cluster: %v is mended by %q", err, mend)
 	}
-
-	server := testenv.Private(t, testenv.Redis)
-	client := redistest.Client(t, server.URL())
 	if err := client.ACLSetUser(t.Context(), "weak", "on", ">secret", "~*", "+@all", "-evalsha", "-eval").Err(); err != nil {
 		t.Fatal(err)
 	}
@@ -57,7 +46,7 @@ func TestCheckFindsWhatDecisionsWouldMeet(t *testing.T) {
 			t.Error(err)
 		}
 	}()
-	err = open(t, weak, ratelimitredis.Config{}).Check(t.Context())
+	err = open(t, weak, ratelimitredis.Config{Tag: "rl"}).Check(t.Context())
 	if mend := findings(t, err, 1)[0].Mend(); !strings.Contains(mend, "EVALSHA") {
 		t.Errorf("a user who may not run scripts: %v is mended by %q", err, mend)
 	}
@@ -67,7 +56,7 @@ func TestCheckFindsWhatDecisionsWouldMeet(t *testing.T) {
 	if err := client.ConfigSet(t.Context(), "maxmemory-policy", "allkeys-lru").Err(); err != nil {
 		t.Fatal(err)
 	}
-	err = open(t, client, ratelimitredis.Config{}).Check(t.Context())
+	err = open(t, client, ratelimitredis.Config{Tag: "rl"}).Check(t.Context())
 	if found := findings(t, err, 1)[0]; !strings.Contains(found.Error(), "allkeys-lru") {
 		t.Errorf("with eviction: %v", found)
 	}

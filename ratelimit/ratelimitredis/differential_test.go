@@ -27,7 +27,7 @@ func TestDifferentialMemoryAndRedis(t *testing.T) {
 	t.Parallel()
 	client := redistest.New(t)
 	allowed, denied := 0, 0
-	for n := range testenv.Sequences(t, 150) {
+	for n := range testenv.Sequences(t, 30) {
 		var p *pair
 		inBubble(t, func(m *bubbled) {
 			p = newPair(t, client, m, n)

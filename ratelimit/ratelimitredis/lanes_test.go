@@ -1,8 +1,9 @@
 package ratelimitredis_test
 
 import (
+	"context"
 	"fmt"
-	"runtime"
+	"log/slog"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -11,41 +12,34 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/holdfast-go/holdfast/internal/redistest"
+	"github.com/holdfast-go/holdfast/internal/silent"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/ratelimit"
 	"github.com/holdfast-go/holdfast/ratelimit/ratelimitredis"
 )
 
+// forgetful has the server know no script from time to time.
+type forgetful struct {
+	held
+	calls atomic.Int64
+}
+
+func (f *forgetful) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		if cmd.Name() == "evalsha" && f.calls.Add(1)%10 == 5 {
+			cmd.SetErr(redistest.Refusal("NOSCRIPT No matching script."))
+			return cmd.Err()
+		}
+		return next(ctx, cmd)
+	}
+}
+
 // Callers at the same time share round trips, and each gets its own answer, also
 // where the server forgets the script meanwhile.
 func TestCallersShareRoundTrips(t *testing.T) {
 	t.Parallel()
-	for _, heeds := range []bool{false, true} {
-		t.Run(fmt.Sprint("heeds deadlines=", heeds), func(t *testing.T) {
-			t.Parallel()
-			testShared(t, clientOf(t, testenv.Private(t, testenv.Redis).URL(), heeds)) // others need their scripts
-		})
-	}
-}
-
-// clientOf returns a client that heeds the deadlines of contexts, or not.
-func clientOf(t *testing.T, url string, heeds bool) *redis.Client {
-	t.Helper()
-	opts, err := redis.ParseURL(url)
-	if err != nil {
-		t.Fatal(err)
-	}
-	opts.ContextTimeoutEnabled = heeds
-	client := redis.NewClient(opts)
-	t.Cleanup(func() {
-		if err := client.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	return client
-}
-
-func testShared(t *testing.T, client *redis.Client) {
+	client := redistest.New(t)
+	client.AddHook(&forgetful{})
 	calls := &noted{}
 	client.AddHook(calls)
 	l := open(t, client, ratelimitredis.Config{DenyCache: -1}).OnePipeline()
@@ -54,12 +48,7 @@ func testShared(t *testing.T, client *redis.Client) {
 	for u := range users {
 		wg.Go(func() {
 			allowed := 0
-			for n := range each {
-				if u == 0 && n%10 == 5 {
-					if err := client.ScriptFlush(t.Context()).Err(); err != nil {
-						t.Error(err)
-					}
-				}
+			for range each {
 				d, err := l.Allow(t.Context(), ratelimit.Charge{Limit: ratelimit.Limit{Name: "user", Max: int64(1 + u%20), Window: day}, Key: fmt.Sprint(u)})
 				if err != nil {
 					t.Error(err)
@@ -162,77 +151,58 @@ func TestRefundsReachOtherProcesses(t *testing.T) {
 		"of one user":  {Limit: ratelimit.Limit{Name: "user", Max: 100, Window: day}, Key: "ann", Cost: 100},
 	} {
 		one := ratelimit.Charge{Limit: c.Limit, Key: c.Key}
-		taken, err := replaying.Allow(t.Context(), c)
-		if err != nil || !taken.Allowed {
-			t.Fatalf("%s: %+v, %v", name, taken, err)
-		}
-		if d, err := other.Allow(t.Context(), one); err != nil || d.Allowed || d.RetryAfter < time.Minute {
-			t.Fatalf("%s: %+v, %v, want a denial for long", name, d, err)
-		}
-		if err := replaying.Refund(t.Context(), taken.Charges()...); err != nil {
-			t.Fatal(err)
-		}
-		testenv.Eventually(t, func() error {
-			d, err := other.Allow(t.Context(), one)
-			if err == nil && !d.Allowed {
-				err = fmt.Errorf("%s: still denied, remembered: %v", name, d.Cached)
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			taken, err := replaying.Allow(t.Context(), c)
+			if err != nil || !taken.Allowed {
+				t.Fatalf("%+v, %v", taken, err)
 			}
-			return err
-		})
-	}
-}
-
-// However many callers ask, a server that does not answer holds a few goroutines
-// and no caller longer than the timeout, whether the client heeds deadlines or not. It counts the
-// goroutines of the process, so no other test runs beside it.
-func TestPausedServer(t *testing.T) {
-	for _, heeds := range []bool{false, true} {
-		t.Run(fmt.Sprint("heeds deadlines=", heeds), func(t *testing.T) { testPausedServer(t, heeds) })
-	}
-}
-
-func testPausedServer(t *testing.T, heeds bool) {
-	server := testenv.Private(t, testenv.Redis)
-	l := open(t, clientOf(t, server.URL(), heeds), ratelimitredis.Config{Timeout: time.Second, FailOpen: true})
-	c := ratelimit.Charge{Limit: perUser, Key: "ann"}
-	asked := func() error {
-		d, err := l.Allow(t.Context(), c)
-		if err == nil && d.Fallback {
-			err = fmt.Errorf("not asked")
-		}
-		return err
-	}
-	testenv.Eventually(t, asked)
-	before := runtime.NumGoroutine()
-	if err := server.Pause(); err != nil {
-		t.Fatal(err)
-	}
-	const callers = 200
-	var most atomic.Int64 // goroutines beyond the callers
-	var slow atomic.Int64
-	var wg sync.WaitGroup
-	for range callers {
-		wg.Go(func() {
-			for range 5 {
-				start := time.Now()
-				if d, err := l.Allow(t.Context(), c); err != nil || !d.Fallback {
-					t.Errorf("%+v, %v", d, err)
+			if d, err := other.Allow(t.Context(), one); err != nil || d.Allowed || d.RetryAfter < time.Minute {
+				t.Fatalf("%+v, %v, want a denial for long", d, err)
+			}
+			if err := replaying.Refund(t.Context(), taken.Charges()...); err != nil {
+				t.Fatal(err)
+			}
+			testenv.Eventually(t, func() error {
+				d, err := other.Allow(t.Context(), one)
+				if err == nil && !d.Allowed {
+					err = fmt.Errorf("still denied, remembered: %v", d.Cached)
 				}
-				raise(&slow, time.Since(start))
-				raise(&most, int64(runtime.NumGoroutine()-before-callers))
-			}
+				return err
+			})
 		})
 	}
-	wg.Wait()
-	if most.Load() > 50 {
-		t.Errorf("the outage took %d goroutines besides the callers", most.Load())
-	}
-	t.Logf("slowest call %v", time.Duration(slow.Load()))
-	if slow.Load() > int64(20*time.Second) {
-		t.Errorf("a call took %v with a timeout of 1s", time.Duration(slow.Load()))
-	}
-	if err := server.Resume(); err != nil {
-		t.Fatal(err)
-	}
-	testenv.Eventually(t, asked)
+}
+
+// However many callers ask, a server that does not answer holds a few pipelines, and no caller longer than the timeout.
+func TestPausedServer(t *testing.T) {
+	t.Parallel()
+	silent.BothClients(t, redistest.URL, -1, func(t *testing.T, client *redis.Client, server *silent.Redis) {
+		const timeout = time.Second
+		l := open(t, client, ratelimitredis.Config{Timeout: timeout, FailOpen: true, Logger: slog.New(slog.DiscardHandler)})
+		c := ratelimit.Charge{Limit: perUser, Key: "ann"}
+		if d, err := l.Allow(t.Context(), c); err != nil || d.Fallback {
+			t.Fatalf("%+v, %v", d, err)
+		}
+		server.Pause()
+		start := time.Now()
+		var most atomic.Int64
+		var wg sync.WaitGroup
+		for range 200 {
+			wg.Go(func() {
+				for range 5 {
+					if d, err := l.Allow(t.Context(), c); err != nil || !d.Fallback {
+						t.Errorf("%+v, %v", d, err)
+					}
+					pipelines, _ := l.Load()
+					most.Store(max(most.Load(), int64(pipelines)))
+				}
+			})
+		}
+		wg.Wait()
+		silent.Took(t, "five calls each", start, 2*timeout) // then the breaker is open
+		if most.Load() > 50 {
+			t.Errorf("the outage took %d pipelines", most.Load())
+		}
+	})
 }

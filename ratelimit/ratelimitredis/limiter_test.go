@@ -3,8 +3,6 @@ package ratelimitredis_test
 import (
 	"context"
 	"crypto/rand"
-	"errors"
-	"log/slog"
 	"os"
 	"strconv"
 	"strings"
@@ -46,14 +44,6 @@ func TestConformance(t *testing.T) {
 	client := redistest.New(t)
 	conformance.Test(t, func(t *testing.T) conformance.Limiter {
 		return open(t, client, ratelimitredis.Config{Prefix: "test:" + rand.Text()})
-	}, func(t *testing.T, body func(t *testing.T)) { body(t) })
-}
-
-func TestConformanceWithTag(t *testing.T) {
-	t.Parallel()
-	client := redistest.New(t)
-	conformance.Test(t, func(t *testing.T) conformance.Limiter {
-		return open(t, client, ratelimitredis.Config{Prefix: "test:" + rand.Text(), Tag: "rl", DenyCache: -1})
 	}, func(t *testing.T, body func(t *testing.T)) { body(t) })
 }
 
@@ -227,39 +217,6 @@ func TestOneRoundTripWhateverTheNumberOfLimits(t *testing.T) {
 	}
 	if n := calls.take(); n != 20 {
 		t.Errorf("20 decisions took %d calls", n)
-	}
-}
-
-func TestUnavailable(t *testing.T) {
-	t.Parallel()
-	proxy := testenv.NewProxy(t, redistest.URL(t))
-	client := redistest.Client(t, proxy.URL())
-	deny := open(t, client, ratelimitredis.Config{Timeout: 150 * time.Millisecond})
-	allow := open(t, client, ratelimitredis.Config{Timeout: 150 * time.Millisecond, FailOpen: true, Logger: slog.New(slog.DiscardHandler)})
-	c := ratelimit.Charge{Limit: perUser, Key: "a"}
-	works := func() error {
-		_, err := deny.Allow(t.Context(), c)
-		return err
-	}
-	testenv.Eventually(t, works)
-
-	for name, fault := range map[string]func(){"cut": proxy.Cut, "paused": proxy.Pause} {
-		fault()
-		start := time.Now()
-		if _, err := deny.Allow(t.Context(), c); !errors.Is(err, ratelimit.ErrUnavailable) {
-			t.Errorf("%s: deny says %v", name, err)
-		}
-		if took := time.Since(start); took > 5*time.Second {
-			t.Errorf("%s: the call took %v with a timeout of 150ms", name, took)
-		}
-		if d, err := allow.Allow(t.Context(), c); err != nil || !d.Allowed || !d.Fallback {
-			t.Errorf("%s: allow says %+v, %v", name, d, err)
-		}
-		if err := allow.Refund(t.Context(), c); !errors.Is(err, ratelimit.ErrUnavailable) {
-			t.Errorf("%s: a refund says %v", name, err)
-		}
-		proxy.Heal()
-		testenv.Eventually(t, works)
 	}
 }
 

@@ -18,16 +18,28 @@ import (
 	"github.com/holdfast-go/holdfast/ratelimit/ratelimitredis"
 )
 
-// What is configured for an outage holds while the server is dead, at no wait once that is known, and
-// ends when it is back.
+// impatient returns a client that gives up a server at once.
+func impatient(t *testing.T, addr string, db int) *redis.Client {
+	t.Helper()
+	client := redis.NewClient(&redis.Options{Addr: addr, DB: db, MaxRetries: -1, DialerRetries: 1})
+	t.Cleanup(func() {
+		if err := client.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return client
+}
+
+// What is configured for an outage holds while the server cannot be reached, and ends when it is back. It has lost its memory.
 func TestOutage(t *testing.T) {
 	t.Parallel()
-	server := testenv.Private(t, testenv.Redis)
+	url := redistest.URL(t)
+	server, direct := testenv.NewProxy(t, url), redistest.Client(t, url)
 	const closed, failOpen, counted = "fail closed", "fail open", "count here"
 	limits := map[string]*ratelimitredis.Limiter{}
 	for setting, cfg := range map[string]ratelimitredis.Config{closed: {Prefix: "closed"}, failOpen: {Prefix: "open", FailOpen: true}, counted: {Prefix: "counted", Replicas: 2}} {
 		cfg.Logger = slog.New(slog.DiscardHandler)
-		limits[setting] = open(t, redistest.Client(t, server.URL()), cfg)
+		limits[setting] = open(t, impatient(t, server.Addr(), direct.Options().DB), cfg).Probing(20 * time.Millisecond)
 	}
 	c := ratelimit.Charge{Limit: ratelimit.Limit{Name: "user", Max: 10, Window: day}, Key: "ann"}
 	tokens := ratelimit.Charge{Limit: ratelimit.Limit{Name: "tokens", Max: 10, Window: day, Algorithm: ratelimit.TokenBucket}}
@@ -36,9 +48,7 @@ func TestOutage(t *testing.T) {
 			t.Fatalf("%s: %+v, %v", setting, d, err)
 		}
 	}
-	if err := server.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	server.Cut()
 	for setting, l := range limits {
 		allowed, denied, refused := 0, 0, 0
 		var last ratelimit.Decision
@@ -59,14 +69,10 @@ func TestOutage(t *testing.T) {
 		if got := [3]int{allowed, denied, refused}; got != want {
 			t.Errorf("%s: allowed, denied, refused are %v, want %v", setting, got, want)
 		}
-		start := time.Now()
-		for range 100 {
-			_, _ = l.Allow(t.Context(), c)
-		}
-		if took := time.Since(start); took > 10*time.Second {
-			t.Errorf("%s: 100 calls of a server known to be dead took %v", setting, took)
-		}
 		if setting != counted {
+			if err := l.Refund(t.Context(), c); !errors.Is(err, ratelimit.ErrUnavailable) {
+				t.Errorf("%s: a refund says %v", setting, err)
+			}
 			continue
 		}
 		if err := l.Refund(t.Context(), last.Charges()...); err != nil {
@@ -79,9 +85,10 @@ func TestOutage(t *testing.T) {
 			t.Errorf("a reservation: %+v, %v", d, err)
 		}
 	}
-	if err := server.Start(t.Context()); err != nil {
+	if err := direct.FlushDB(t.Context()).Err(); err != nil {
 		t.Fatal(err)
 	}
+	server.Heal()
 	for setting, l := range limits {
 		testenv.Eventually(t, func() error {
 			d, err := l.Allow(t.Context(), c)
@@ -107,13 +114,7 @@ func TestOutage(t *testing.T) {
 // the outage, not for ever.
 func TestCostAboveTheLocalShare(t *testing.T) {
 	t.Parallel()
-	client := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", MaxRetries: -1})
-	defer func() {
-		if err := client.Close(); err != nil {
-			t.Error(err)
-		}
-	}()
-	l := open(t, client, ratelimitredis.Config{Replicas: 4, Logger: slog.New(slog.DiscardHandler)})
+	l := open(t, impatient(t, "127.0.0.1:1", 0), ratelimitredis.Config{Replicas: 4, Logger: slog.New(slog.DiscardHandler)})
 	for _, a := range []ratelimit.Algorithm{ratelimit.SlidingWindow, ratelimit.FixedWindow, ratelimit.TokenBucket} {
 		limit := ratelimit.Limit{Name: fmt.Sprint("limit", a), Max: 10, Algorithm: a}
 		d, err := l.Allow(t.Context(), ratelimit.Charge{Limit: limit, Cost: 3})
@@ -129,6 +130,7 @@ func TestCostAboveTheLocalShare(t *testing.T) {
 // A failover may forget what was not replicated: at most the limit once more.
 func TestFailover(t *testing.T) {
 	t.Parallel()
+	testenv.Nightly(t, "replication takes its time; TestOutage sees a loss of memory")
 	primary, replica := testenv.Private(t, testenv.Redis), testenv.Private(t, testenv.Redis)
 	from, to := redistest.Client(t, primary.URL()), redistest.Client(t, replica.URL())
 	host, port, err := net.SplitHostPort(from.Options().Addr)

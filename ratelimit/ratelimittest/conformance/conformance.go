@@ -233,7 +233,7 @@ func testRetryAfter(t *testing.T, l Limiter) {
 		{Limit: ratelimit.Limit{Name: "window", Max: 3, Window: window}, Cost: 2},
 		{Limit: bucket(5, 3, window), Cost: 2},
 	}
-	for round := range 3 {
+	for round := range 2 {
 		var denied ratelimit.Decision
 		for denied = allow(t, l, charges...); denied.Allowed; {
 			denied = allow(t, l, charges...)
