@@ -56,14 +56,14 @@ planted: ## known bugs, one after the other, each of which the simulation or a s
 browser: ## the pages in Chromium with a hundred thousand dead letters, and the schema files in other people's tools
 	HOLDFAST_NIGHTLY=1 $(SERVERS) sh -c 'cd internal/lab/nightly && GOWORK=off $(GO) test -count=1 -timeout=60m ./...'
 
-chaos: ## the shop as processes, and every kind of fault for MINUTES (10); SEEDS=3, or SEED=7 again, ONLY=kill,clock; the report is in OUT
-	@$(GO) run ./internal/lab/chaos $(if $(SEEDS),-seeds $(SEEDS)) -seed $(SEED) -minutes $(MINUTES) $(if $(ONLY),-only $(ONLY)) -out $(OUT)
+chaos: ## the shop as processes, and every kind of fault for MINUTES (10), each over within 10 s; SEED=7 again, ONLY=kill,clock; the report is in OUT
+	@$(GO) run ./internal/lab/chaos -calm $(if $(SEEDS),-seeds $(SEEDS)) -seed $(SEED) -minutes $(MINUTES) $(if $(ONLY),-only $(ONLY)) -out $(OUT)
 
 clusters: ## the shop on clusters of RabbitMQ, Redis and Postgres, whose nodes are killed and cut off; as root on Debian, six minutes and more
 	@$(GO) run ./internal/lab/clusters
 
-soak: ## what must stay flat: the shop for MINUTES, then many rows. PART=shop, waiting, snapshot or dedup
-	$(GO) run ./internal/lab/soak -part=$(or $(PART),all) -minutes=$(MINUTES) -markdown=internal/lab/soak/report.md
+soak: ## what must stay flat, in a quarter of an hour; LONG=1 takes two hours and writes the report; PART=shop, waiting, snapshot or dedup
+	$(GO) run ./internal/lab/soak -part=$(or $(PART),all) $(if $(LONG),-markdown=internal/lab/soak/report.md,-minutes=5 -messages=500000 -rows=2000000 -secs=5)
 
 matrix: ## the adapters' suites on every version of the servers that Debian packages; as root on Debian
 	@$(GO) run ./internal/lab/matrix

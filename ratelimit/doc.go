@@ -90,7 +90,7 @@
 // # Cost
 //
 // A decision of a [Memory] about a known key takes about 0.1 µs and allocates nothing;
-// `go run ./internal/lab/bench ratelimit` measures it beside its peers. That is why a [Decision] is a
+// `make bench RUN=ratelimit` measures it beside its peers. That is why a [Decision] is a
 // value that works its Limits and Charges out when they are asked for, and why the counters are in a
 // hash table of the package's own.
 //

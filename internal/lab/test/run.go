@@ -73,6 +73,9 @@ func runTests(ctx context.Context, o options, dir string, packages map[string]st
 	}
 	cmd := exec.Command("go", append(args, longestFirst(packages)...)...)
 	cmd.Env = append(slices.Concat(os.Environ(), inMemory("/dev/shm")), wrapperVar+"="+dir)
+	if o.tier == 3 && os.Getenv(sequencesVar) == "" {
+		cmd.Env = append(cmd.Env, sequencesVar+"=1000")
+	}
 	cmd.Stderr = os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // to end the go command with all of its tests
 	out, err := cmd.StdoutPipe()
@@ -207,6 +210,9 @@ func readUsage(dir, of string) usage {
 	}
 	return u
 }
+
+// sequencesVar is how many random sequences of calls the tests of models and fakes run; it is testenv.SequencesVar.
+const sequencesVar = "HOLDFAST_FUZZ_SEQUENCES"
 
 const modulePath = "github.com/holdfast-go/holdfast/"
 
