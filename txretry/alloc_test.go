@@ -28,12 +28,12 @@ func TestAllocations(t *testing.T) {
 	} {
 		ctx, cancel := newCtx()
 		defer cancel()
-		raw := testing.AllocsPerRun(500, func() {
+		raw := testing.AllocsPerRun(100, func() {
 			if err := rawOneTrip(ctx, pool); err != nil {
 				t.Fatal(err)
 			}
 		})
-		ours := testing.AllocsPerRun(500, func() {
+		ours := testing.AllocsPerRun(100, func() {
 			if err := m.Do(ctx, func(ctx context.Context, tx pgx.Tx) error { return add(ctx, tx, 1) }); err != nil {
 				t.Fatal(err)
 			}

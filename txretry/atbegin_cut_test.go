@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/txretry"
 	"github.com/holdfast-go/holdfast/txretry/driver"
 )
@@ -38,54 +39,60 @@ func (c severed) Read(p []byte) (int, error) {
 // or neither has, and Do says which, as far as anybody can know.
 func TestAtBeginConnectionLost(t *testing.T) {
 	t.Parallel()
-	inEveryMode(t, func(t *testing.T, inMode *txretry.Manager, direct *pgxpool.Pool) {
+	modes := []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement}
+	if testenv.Rounds(t) > 0 {
+		modes = append(modes, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol)
+	}
+	for _, mode := range modes {
+		direct := newCounter(t)
 		var left atomic.Int64
 		cfg := direct.Config()
 		cfg.MaxConns = 1
-		cfg.ConnConfig.DefaultQueryExecMode = modeOf(t, inMode)
+		cfg.ConnConfig.DefaultQueryExecMode = mode
 		cfg.ConnConfig.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
 			conn, err := new(net.Dialer).DialContext(ctx, network, address)
 			return severed{conn, &left}, err
 		}
-		pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
-		if err != nil {
+		left.Store(math.MaxInt64)
+		connectionLostWithin(t, direct, openPool(t, cfg), &left)
+	}
+}
+
+func connectionLostWithin(t *testing.T, direct, pool *pgxpool.Pool, left *atomic.Int64) {
+	t.Helper()
+	m := newManager(t, pool, txretry.Config{})
+	told, want := 0, 0
+	run := func() error {
+		return m.DoWith(t.Context(), txretry.Options{AtBegin: atBegin(&told)}, func(ctx context.Context, tx pgx.Tx) error {
+			return add(ctx, tx, 1)
+		})
+	}
+	lost := 0
+	for passed := int64(0); ; passed += 11 {
+		left.Store(math.MaxInt64)
+		if err := run(); err != nil { // statements are prepared
 			t.Fatal(err)
 		}
-		defer pool.Close()
-		m := newManager(t, pool, txretry.Config{})
-		told, want := 0, 0
-		run := func() error {
-			return m.DoWith(t.Context(), txretry.Options{AtBegin: atBegin(&told)}, func(ctx context.Context, tx pgx.Tx) error {
-				return add(ctx, tx, 1)
-			})
+		want += 2
+		left.Store(passed)
+		err := run()
+		n := settledCounter(t, direct)
+		var unknown *txretry.CommitUnknownError
+		var unavailable *txretry.UnavailableError
+		if err != nil && !errors.As(err, &unknown) && !errors.As(err, &unavailable) {
+			t.Errorf("%d bytes: error %v, want that the database is unavailable", passed, err)
 		}
-		lost := 0
-		for passed := int64(0); ; passed += 5 {
-			left.Store(math.MaxInt64)
-			if err := run(); err != nil { // statements are prepared
-				t.Fatal(err)
+		switch {
+		case err == nil:
+			if n != want+2 || lost < 10 {
+				t.Errorf("%d bytes: counter %d, want %d; lost %d times", passed, n, want+2, lost)
 			}
-			want += 2
-			left.Store(passed)
-			err := run()
-			n := settledCounter(t, direct)
-			var unknown *txretry.CommitUnknownError
-			var unavailable *txretry.UnavailableError
-			if err != nil && !errors.As(err, &unknown) && !errors.As(err, &unavailable) {
-				t.Errorf("%d bytes: error %v, want that the database is unavailable", passed, err)
-			}
-			switch {
-			case err == nil:
-				if n != want+2 || lost < 10 {
-					t.Errorf("%d bytes: counter %d, want %d; lost %d times", passed, n, want+2, lost)
-				}
-				return
-			case n != want && (n != want+2 || !errors.As(err, &unknown)):
-				t.Fatalf("%d bytes: counter %d, before %d; error %v", passed, n, want, err)
-			}
-			want, lost = n, lost+1
+			return
+		case n != want && (n != want+2 || !errors.As(err, &unknown)):
+			t.Fatalf("%d bytes: counter %d, before %d; error %v", passed, n, want, err)
 		}
-	})
+		want, lost = n, lost+1
+	}
 }
 
 // settledCounter waits for a transaction that nobody hears of any more.
@@ -95,17 +102,6 @@ func settledCounter(t *testing.T, pool *pgxpool.Pool) (n int) {
 		t.Fatal(err)
 	}
 	return n
-}
-
-func modeOf(t *testing.T, m *txretry.Manager) (mode pgx.QueryExecMode) {
-	t.Helper()
-	if err := m.Do(t.Context(), func(_ context.Context, tx pgx.Tx) error {
-		mode = tx.Conn().Config().DefaultQueryExecMode
-		return nil
-	}); err != nil {
-		t.Fatal(err)
-	}
-	return mode
 }
 
 // When Done panics, its transaction is rolled back and the connection is sound.

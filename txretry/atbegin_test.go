@@ -180,9 +180,9 @@ func TestAtBeginWaitsForLong(t *testing.T) {
 	t.Parallel()
 	pool := newCounter(t)
 	m := newManager(t, pool, txretry.Config{Logger: quiet})
-	m.SetWaits(time.Minute, 50*time.Millisecond)
+	m.SetWaits(time.Minute, 20*time.Millisecond)
 	calls := 0
-	opts := txretry.Options{MaxAttempts: 1, AtBegin: driver.Statement{SQL: "select pg_sleep(1)"}}
+	opts := txretry.Options{MaxAttempts: 1, AtBegin: driver.Statement{SQL: "select pg_sleep(0.4)"}}
 	err := m.DoWith(t.Context(), opts, func(context.Context, pgx.Tx) error {
 		calls++
 		return nil

@@ -54,42 +54,38 @@ func TestAtCommit(t *testing.T) {
 
 func TestAtCommitFails(t *testing.T) {
 	t.Parallel()
-	tests := map[string]struct {
-		sql  string
-		args []any
-		code string // "": differs between the modes
-	}{
-		"unique violation":  {"insert into counter values (1, 0)", nil, "23505"},
-		"no such table":     {"insert into missing values (1)", nil, "42P01"},
-		"bad argument":      {addSQL, []any{make(chan int)}, ""},
-		"too few arguments": {addSQL, nil, ""},
-	}
-	for name, tt := range tests {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			inEveryMode(t, func(t *testing.T, m *txretry.Manager, pool *pgxpool.Pool) {
-				calls := 0
-				err := m.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
-					calls++
-					txretry.AfterCommit(tx, func() { t.Error("AfterCommit ran") })
-					txretry.AtCommit(tx, addSQL, 1)
-					txretry.AtCommit(tx, tt.sql, tt.args...)
-					return add(ctx, tx, 10)
-				})
-				if err == nil || calls != 1 {
-					t.Fatalf("error %v after %d calls, want an error after one", err, calls)
-				}
-				var unknown *txretry.CommitUnknownError
-				if errors.As(err, &unknown) {
-					t.Errorf("a definite rollback is called unknown: %v", err)
-				}
-				if tt.code != "" {
-					wantSQLSTATE(t, err, tt.code)
-				}
-				wantCounter(t, pool, 0)
+	inEveryMode(t, func(t *testing.T, m *txretry.Manager, pool *pgxpool.Pool) {
+		for name, tt := range map[string]struct {
+			sql  string
+			args []any
+			code string // "": differs between the modes
+		}{
+			"unique violation":  {"insert into counter values (1, 0)", nil, "23505"},
+			"no such table":     {"insert into missing values (1)", nil, "42P01"},
+			"bad argument":      {addSQL, []any{make(chan int)}, ""},
+			"too few arguments": {addSQL, nil, ""},
+		} {
+			calls := 0
+			err := m.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
+				calls++
+				txretry.AfterCommit(tx, func() { t.Errorf("%s: AfterCommit ran", name) })
+				txretry.AtCommit(tx, addSQL, 1)
+				txretry.AtCommit(tx, tt.sql, tt.args...)
+				return add(ctx, tx, 10)
 			})
-		})
-	}
+			if err == nil || calls != 1 {
+				t.Errorf("%s: error %v after %d calls, want an error after one", name, err, calls)
+			}
+			var unknown *txretry.CommitUnknownError
+			if errors.As(err, &unknown) {
+				t.Errorf("%s: a definite rollback is called unknown: %v", name, err)
+			}
+			if tt.code != "" {
+				wantSQLSTATE(t, err, tt.code)
+			}
+		}
+		wantCounter(t, pool, 0)
+	})
 }
 
 func TestAtCommitRetried(t *testing.T) {

@@ -67,22 +67,3 @@ func TestConnectionLostWhileIdle(t *testing.T) {
 	}
 	wantCounter(t, pool, 1)
 }
-
-// A transaction whose client has vanished from the network gives up its locks.
-func TestGhostGivesUpItsLocks(t *testing.T) {
-	t.Parallel()
-	direct, pool, proxy := behindProxy(t, 1, addOne)
-	cut := newManager(t, pool, txretry.Config{IdleTimeout: 3 * time.Second, StatementTimeout: time.Second, Logger: quiet})
-	err := cut.Do(soon(t), func(ctx context.Context, tx pgx.Tx) error {
-		if err := add(ctx, tx, 1); err != nil {
-			return err
-		}
-		proxy.SilenceConnections()
-		return add(ctx, tx, 1)
-	})
-	wantUnavailable(t, err, "fn")
-	if err := newManager(t, direct, txretry.Config{}).Do(soon(t), addOne); err != nil {
-		t.Errorf("who wants the same row: %v", err)
-	}
-	wantCounter(t, direct, 2)
-}

@@ -26,93 +26,103 @@ func wantCancelled(t *testing.T, err error) {
 	}
 }
 
-func TestCancelledInTheQueue(t *testing.T) {
+// The context ends while the call waits for its key, for a connection, for the answer to BEGIN, or for one to fn: it has had
+// no effect, and the connection is sound afterwards.
+func TestCancelled(t *testing.T) {
 	t.Parallel()
-	pool := newCounter(t)
-	m := newManager(t, pool, txretry.Config{})
-	opts := txretry.Options{SerialKey: "k"}
-	err := m.DoWith(t.Context(), opts, func(ctx context.Context, tx pgx.Tx) error {
-		soon, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-		defer cancel()
-		wantCancelled(t, m.DoWith(soon, opts, func(context.Context, pgx.Tx) error {
-			t.Error("fn was run")
-			return nil
-		}))
-		return add(ctx, tx, 1)
-	})
-	if err != nil {
-		t.Error(err)
+	notRun := func(context.Context, pgx.Tx) error { return errors.New("fn was run") }
+	for name, test := range map[string]struct {
+		disturb func(t *testing.T, pool *pgxpool.Pool, proxy *testenv.Proxy) (settle func())
+		fn      func(ctx context.Context, tx pgx.Tx) error
+	}{
+		"in acquire": {func(t *testing.T, pool *pgxpool.Pool, _ *testenv.Proxy) func() {
+			conn, err := pool.Acquire(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			return conn.Release
+		}, notRun},
+		"in BEGIN": {func(_ *testing.T, _ *pgxpool.Pool, proxy *testenv.Proxy) func() {
+			proxy.Pause()
+			return proxy.Resume
+		}, notRun},
+		"in fn": {func(*testing.T, *pgxpool.Pool, *testenv.Proxy) func() { return func() {} }, func(ctx context.Context, tx pgx.Tx) error {
+			_, err := tx.Exec(ctx, "select pg_sleep(60)")
+			return err
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			direct, pool, proxy := behindProxy(t, 1, addOne)
+			m := newManager(t, pool, txretry.Config{})
+			settle := test.disturb(t, pool, proxy)
+			ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+			defer cancel()
+			wantCancelled(t, m.Do(ctx, test.fn))
+			settle()
+			if err := m.Do(t.Context(), addOne); err != nil {
+				t.Errorf("afterwards: %v", err)
+			}
+			wantCounter(t, direct, 2)
+		})
 	}
-	wantCounter(t, pool, 1)
 }
 
-func TestCancelledInAcquire(t *testing.T) {
-	t.Parallel()
-	pool := pgtest.Pool(t, newCounter(t).Config().ConnString(), 1)
+// heldCommit has each COMMIT that has touched the counter wait until release is called.
+func heldCommit(t *testing.T, pool *pgxpool.Pool) (release func()) {
+	t.Helper()
+	const key = "hashtext(current_schema())"
+	exec(t, pool, `create function dawdle() returns trigger language plpgsql as
+			$$ begin perform pg_advisory_xact_lock(`+key+`); return null; end $$;
+		create constraint trigger dawdle after update on counter deferrable initially deferred
+			for each row execute function dawdle()`)
 	conn, err := pool.Acquire(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer conn.Release()
-	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-	defer cancel()
-	wantCancelled(t, newManager(t, pool, txretry.Config{}).Do(ctx, func(context.Context, pgx.Tx) error {
-		t.Error("fn was run")
-		return nil
-	}))
-}
-
-func TestCancelledInBegin(t *testing.T) {
-	t.Parallel()
-	direct := newCounter(t)
-	proxy := testenv.NewProxy(t, direct.Config().ConnString())
-	pool := pgtest.Pool(t, proxy.URL(), 1)
-	m := newManager(t, pool, txretry.Config{})
-	work := func(ctx context.Context, tx pgx.Tx) error { return add(ctx, tx, 1) }
-	if err := m.Do(t.Context(), work); err != nil {
+	_, err = conn.Exec(t.Context(), "select pg_advisory_lock("+key+")")
+	if err != nil {
 		t.Fatal(err)
 	}
-	proxy.Pause()
-	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-	defer cancel()
-	wantCancelled(t, m.Do(ctx, work))
-	proxy.Resume()
-	if err := m.Do(t.Context(), work); err != nil {
-		t.Errorf("afterwards: %v", err)
+	return func() {
+		if _, err := conn.Exec(context.WithoutCancel(t.Context()), "select pg_advisory_unlock_all()"); err != nil {
+			t.Error(err)
+		}
+		conn.Release()
 	}
-	wantCounter(t, direct, 2)
 }
 
-func TestCancelledInFn(t *testing.T) {
-	t.Parallel()
-	pool := newCounter(t)
-	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
-	defer cancel()
-	wantCancelled(t, newManager(t, pool, txretry.Config{}).Do(ctx, func(ctx context.Context, tx pgx.Tx) error {
-		if err := add(ctx, tx, 1); err != nil {
-			return err
+// whileCommitting waits until a COMMIT waits for release, and asks for a value of that session.
+func whileCommitting(t *testing.T, pool *pgxpool.Pool, pid uint32, value string) {
+	t.Helper()
+	testenv.Eventually(t, func() error {
+		var done bool
+		err := pool.QueryRow(t.Context(), "select "+value+" from pg_stat_activity where pid = $1 and query = 'commit' and wait_event = 'advisory'", pid).Scan(&done)
+		if err == nil && !done {
+			err = errors.New("it is not so")
 		}
-		_, err := tx.Exec(ctx, "select pg_sleep(60)")
 		return err
-	}))
-	wantCounter(t, pool, 0)
+	})
 }
 
 // COMMIT goes on: a client that hangs up does not make its outcome unknown.
 func TestCancelledInCommit(t *testing.T) {
 	t.Parallel()
 	pool := newCounter(t)
-	exec(t, pool, `create function dawdle() returns trigger language plpgsql as
-			$$ begin perform pg_sleep(8); return null; end $$;
-		create constraint trigger dawdle after update on counter deferrable initially deferred
-			for each row execute function dawdle()`)
-	pgtest.Idle(t, pool, 2) // so that who watches need not wait for a connection
+	release := heldCommit(t, pool)
+	pgtest.Idle(t, pool, 2) // the goroutine below need not wait for a connection
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	committed := false
-	err := newManager(t, pool, txretry.Config{CommitTimeout: time.Minute}).Do(ctx, func(ctx context.Context, tx pgx.Tx) error {
+	opts := txretry.Options{CommitTimeout: time.Minute, LockTimeout: testenv.Patience}
+	err := newManager(t, pool, txretry.Config{}).DoWith(ctx, opts, func(ctx context.Context, tx pgx.Tx) error {
 		txretry.AfterCommit(tx, func() { committed = ctx.Err() != nil })
-		go cancelWhileCommitting(ctx, cancel, pool, tx.Conn().PgConn().PID())
+		pid := tx.Conn().PgConn().PID()
+		go func() {
+			defer release()
+			whileCommitting(t, pool, pid, "true")
+			cancel()
+		}()
 		return add(ctx, tx, 1)
 	})
 	if err != nil || !committed {
@@ -121,33 +131,25 @@ func TestCancelledInCommit(t *testing.T) {
 	wantCounter(t, pool, 1)
 }
 
-func cancelWhileCommitting(ctx context.Context, cancel func(), pool *pgxpool.Pool, pid uint32) {
-	for committing := false; !committing && ctx.Err() == nil; {
-		_ = pool.QueryRow(ctx, "select wait_event = 'PgSleep' from pg_stat_activity where pid = $1 and query = 'commit'", pid).Scan(&committing)
-	}
-	cancel()
-}
-
-func TestCancelledInSleep(t *testing.T) {
+// No connection is held while a call waits for its next attempt.
+func TestConnectionsAreFreeBetweenAttempts(t *testing.T) {
 	t.Parallel()
 	pool := newCounter(t)
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	cfg := txretry.Config{BaseDelay: time.Hour, MaxDelay: time.Hour}
+	cfg, _ := observed()
 	cfg.Rand = func() float64 { // asked right before the delay
 		if n := pool.Stat().AcquiredConns(); n != 0 {
 			t.Errorf("%d connections are held before the delay", n)
 		}
-		time.AfterFunc(50*time.Millisecond, cancel)
 		return 0
 	}
-	err := newManager(t, pool, cfg).Do(ctx, func(ctx context.Context, tx pgx.Tx) error {
-		if err := add(ctx, tx, 1); err != nil {
-			return err
+	calls := 0
+	err := newManager(t, pool, cfg).Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
+		if calls++; calls == 1 {
+			return fail(ctx, tx, "40001")
 		}
-		return fail(ctx, tx, "40001")
+		return nil
 	})
-	wantCancelled(t, err)
-	wantSQLSTATE(t, err, "40001")
-	wantCounter(t, pool, 0)
+	if err != nil || calls != 2 {
+		t.Errorf("error %v after %d calls", err, calls)
+	}
 }

@@ -8,11 +8,14 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/holdfast-go/holdfast/internal/pgtest"
+	"github.com/holdfast-go/holdfast/internal/silent"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/txretry"
 	"github.com/holdfast-go/holdfast/txretry/driver"
@@ -55,77 +58,75 @@ func wantFindings(t *testing.T, m *txretry.Manager, texts ...string) {
 
 func TestCheck(t *testing.T) {
 	t.Parallel()
-	server := testenv.Private(t, testenv.Postgres)
-	pool := preparedPool(t, server, 4)
-	m := newManager(t, pool, txretry.Config{})
-	wantFindings(t, m)
-	wantFindings(t, newManager(t, pool, txretry.Config{Isolation: pgx.ReadCommitted}))
-
-	raw, err := pgxpool.New(t.Context(), server.URL()+"&pool_max_conns=1000")
+	url := pgtest.URL(t)
+	pool := func(param, value string) *pgxpool.Pool {
+		cfg, err := pgxpool.ParseConfig(withParam(t, url, param, value))
+		if err != nil {
+			t.Fatal(err)
+		}
+		txretry.PreparePool(cfg)
+		return openPool(t, cfg)
+	}
+	wantFindings(t, newManager(t, pool("pool_max_conns", "4"), txretry.Config{}))
+	wantFindings(t, newManager(t, pool("pool_max_conns", "4"), txretry.Config{Isolation: pgx.ReadCommitted}))
+	wantFindings(t, newManager(t, pool("default_transaction_read_only", "on"), txretry.Config{}), "default_transaction_read_only")
+	raw, err := pgxpool.New(t.Context(), withParam(t, url, "pool_max_conns", "1000"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(raw.Close)
 	wantFindings(t, newManager(t, raw, txretry.Config{}), "1000 connections", "bound how long it connects")
+}
 
+// Check asks another connection where one falls silent. A server that is silent is an error.
+func TestCheckOfSilentServer(t *testing.T) {
+	t.Parallel()
+	url := pgtest.URL(t)
+	synctest.Test(t, func(t *testing.T) {
+		s := silent.NewPostgres(t, url)
+		cfg := s.Config(t, 2)
+		txretry.PreparePool(cfg)
+		m := newManager(t, s.Open(t, cfg), txretry.Config{})
+		s.SilenceOn(testenv.Silence{On: "server_version_num"})
+		start := time.Now()
+		err := m.Check(t.Context()) // it may find something
+		if errors.Is(err, driver.ErrSilent) || s.Silenced() != 1 {
+			t.Errorf("%v, %d connections silent", err, s.Silenced())
+		}
+		silent.Took(t, "Check", start, 5*time.Second)
+		s.Pause()
+		if err := m.Check(t.Context()); err == nil {
+			t.Error("no error")
+		}
+	})
+}
+
+// A server with few predicate locks, which then becomes a hot standby.
+func TestMisSetServer(t *testing.T) {
+	t.Parallel()
+	server := testenv.Private(t, testenv.Postgres, "-c", "max_pred_locks_per_transaction=10", "-c", "max_connections=12", "-c", "superuser_reserved_connections=0")
+	pool := preparedPool(t, server, 8)
+	m := newManager(t, pool, txretry.Config{})
+	wantFindings(t, m, "max_pred_locks_per_transaction is 10")
+	wantFindings(t, newManager(t, pool, txretry.Config{Isolation: pgx.ReadCommitted}))
+	t.Run("out of predicate locks", func(t *testing.T) { testOutOfPredicateLocks(t, m, pool) })
+	exec(t, pool, "create table counter (id int primary key, n int not null); insert into counter values (1, 7)")
 	var data string
 	if err := pool.QueryRow(t.Context(), "show data_directory").Scan(&data); err != nil {
 		t.Fatal(err)
 	}
-	if err := server.Stop(); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(data, "standby.signal"), nil, 0o644); err != nil {
-		t.Fatal(err)
-	}
-	if err := server.Start(t.Context()); err != nil {
+	err := errors.Join(server.Stop(), os.WriteFile(filepath.Join(data, "standby.signal"), nil, 0o644), server.Start(t.Context()))
+	if err != nil {
 		t.Fatal(err)
 	}
 	pool.Reset()
-	wantFindings(t, m, "hot standby")
-}
-
-func TestCheckOfMisSetServer(t *testing.T) {
-	t.Parallel()
-	server := testenv.Private(t, testenv.Postgres, "-c", "max_pred_locks_per_transaction=64", "-c", "default_transaction_read_only=on")
-	pool := preparedPool(t, server, 4)
-	const locks, readOnly = "max_pred_locks_per_transaction is 64", "default_transaction_read_only"
-	wantFindings(t, newManager(t, pool, txretry.Config{}), readOnly, locks)
-	wantFindings(t, newManager(t, pool, txretry.Config{Isolation: pgx.ReadCommitted}), readOnly)
-}
-
-// Check asks another connection where one falls silent.
-func TestCheckOnSilentConnection(t *testing.T) {
-	t.Parallel()
-	_, pool, proxy := behindProxy(t, 1, addOne)
-	proxy.SilenceOn(testenv.Silence{On: "server_version_num"})
-	err := newManager(t, pool, txretry.Config{}).Check(soon(t)) // it may find something
-	if errors.Is(err, driver.ErrSilent) || proxy.Silenced() != 1 {
-		t.Errorf("%v, %d connections silent", err, proxy.Silenced())
-	}
-}
-
-// A server that is silent is an error, in time.
-func TestCheckOfSilentServer(t *testing.T) {
-	t.Parallel()
-	_, pool, proxy := behindProxy(t, 1, addOne)
-	m := newManager(t, pool, txretry.Config{})
-	m.SetWaits(2*time.Second, time.Second)
-	proxy.Pause()
-	if err := m.Check(soon(t)); err == nil {
-		t.Error("no error")
-	}
-	proxy.Heal()
+	t.Run("hot standby", func(t *testing.T) { testHotStandby(t, m, pool) })
 }
 
 // The server's table of predicate locks is full: an answer that names the setting, and no retry,
 // which would need the same table.
-func TestOutOfPredicateLocks(t *testing.T) {
-	t.Parallel()
-	server := testenv.Private(t, testenv.Postgres, "-c", "max_pred_locks_per_transaction=10", "-c", "max_connections=12", "-c", "superuser_reserved_connections=0")
-	pool := preparedPool(t, server, 8)
+func testOutOfPredicateLocks(t *testing.T, m *txretry.Manager, pool *pgxpool.Pool) {
 	exec(t, pool, "create table seat (id int primary key, state int); insert into seat select g, 0 from generate_series(1, 50000) g; analyze seat")
-	m := newManager(t, pool, txretry.Config{})
 	look := func(ctx context.Context, tx pgx.Tx, id int) error {
 		return tx.QueryRow(ctx, "select state from seat where id = $1", id).Scan(new(int))
 	}
@@ -153,5 +154,41 @@ func TestOutOfPredicateLocks(t *testing.T) {
 	wantSQLSTATE(t, err, "53200")
 	if !strings.Contains(err.Error(), "max_pred_locks_per_transaction") {
 		t.Errorf("error %q does not name the setting", err)
+	}
+}
+
+func testHotStandby(t *testing.T, m *txretry.Manager, pool *pgxpool.Pool) {
+	if err := m.Check(t.Context()); err == nil || !strings.Contains(err.Error(), "hot standby") {
+		t.Errorf("Check: %v", err)
+	}
+	asking := newManager(t, pool, txretry.Config{XactStatus: true})
+	look := func(ctx context.Context, tx pgx.Tx) error {
+		var n int
+		return tx.QueryRow(ctx, "select n from counter").Scan(&n)
+	}
+	for name, test := range map[string]struct {
+		m    *txretry.Manager
+		opts txretry.Options
+		fn   func(ctx context.Context, tx pgx.Tx) error
+		code string // "" works
+	}{
+		"serializable":           {m, txretry.Options{}, look, "0A000"},
+		"write":                  {m, txretry.Options{Isolation: pgx.ReadCommitted}, func(ctx context.Context, tx pgx.Tx) error { return add(ctx, tx, 1) }, "25006"},
+		"write, error swallowed": {m, txretry.Options{Isolation: pgx.ReadCommitted}, func(ctx context.Context, tx pgx.Tx) error { _ = add(ctx, tx, 1); return nil }, "25006"},
+		"id of the transaction":  {asking, txretry.Options{Isolation: pgx.ReadCommitted}, look, "25006"},
+		"read only":              {m, txretry.Options{Isolation: pgx.RepeatableRead, ReadOnly: true}, look, ""},
+		"read only, asking":      {asking, txretry.Options{Isolation: pgx.ReadCommitted, ReadOnly: true}, look, ""},
+	} {
+		err := test.m.DoWith(t.Context(), test.opts, test.fn)
+		if test.code == "" {
+			if err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+			continue
+		}
+		if !errors.Is(err, txretry.ErrStandby) {
+			t.Errorf("%s: error %v, want ErrStandby", name, err)
+		}
+		wantSQLSTATE(t, err, test.code)
 	}
 }

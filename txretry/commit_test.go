@@ -62,7 +62,7 @@ func TestPanicDuringCommit(t *testing.T) {
 	}
 	defer pool.Close()
 	var s seen
-	m := newManager(t, pool, txretry.Config{CommitTimeout: 8 * time.Second, TracerProvider: tracerProvider{s: &s}})
+	m := newManager(t, pool, txretry.Config{CommitTimeout: time.Second, TracerProvider: tracerProvider{s: &s}})
 	func() {
 		defer func() {
 			if recover() != "boom" {
@@ -77,7 +77,7 @@ func TestPanicDuringCommit(t *testing.T) {
 	if got := s.span["outcome"]; got != "unknown" {
 		t.Errorf("outcome %s, want unknown", got)
 	}
-	if _, err := pool.Exec(t.Context(), "select pg_sleep(9)"); err != nil {
+	if _, err := pool.Exec(t.Context(), "select pg_sleep(1.2)"); err != nil {
 		t.Errorf("the connection was given back with the deadline of COMMIT: %v", err)
 	}
 }

@@ -208,33 +208,6 @@ func TestLockTimeout(t *testing.T) {
 	}
 }
 
-func TestNoLostUpdates(t *testing.T) {
-	t.Parallel()
-	const workers, each = 32, 5
-	pool := newCounter(t)
-	m := newManager(t, pool, txretry.Config{MaxAttempts: 1000, BaseDelay: time.Millisecond, MaxDelay: 50 * time.Millisecond})
-	var wg sync.WaitGroup
-	for range workers {
-		wg.Go(func() {
-			for range each {
-				err := m.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
-					var n int
-					if err := tx.QueryRow(ctx, "select n from counter where id = 1").Scan(&n); err != nil {
-						return err
-					}
-					_, err := tx.Exec(ctx, "update counter set n = $1 where id = 1", n+1)
-					return err
-				})
-				if err != nil {
-					t.Error(err)
-				}
-			}
-		})
-	}
-	wg.Wait()
-	wantCounter(t, pool, workers*each)
-}
-
 // Without the key this is a storm: every attempt but one in each round fails.
 func TestSerialKeyOnAHotRow(t *testing.T) {
 	t.Parallel()

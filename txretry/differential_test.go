@@ -27,7 +27,7 @@ func TestDifferentialTransactions(t *testing.T) {
 	network := &losses{}
 	real, fake := lossyBackend(t, network), fakeBackend()
 	var committed, retried, unknown int
-	for n := range testenv.Sequences(t, 200) {
+	for n := range testenv.Sequences(t, 60) {
 		on, off := newSequence(real, n), newSequence(fake, n)
 		on.run(t.Context())
 		off.run(t.Context())

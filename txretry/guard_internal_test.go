@@ -4,20 +4,22 @@ import (
 	"context"
 	"errors"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/holdfast-go/holdfast/internal/pgtest"
+	"github.com/holdfast-go/holdfast/internal/silent"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/txretry/driver"
 )
 
 // impatient returns a transaction that gives the server little time.
-func impatient(t *testing.T, url string, patience time.Duration) pgx.Tx {
+func impatient(t *testing.T, pool *pgxpool.Pool, patience time.Duration) pgx.Tx {
 	t.Helper()
-	source := poolSource{pgtest.Pool(t, url, 1)}
-	s, err := source.Acquire(t.Context(), driver.Limits{Acquire: time.Minute, Begin: time.Minute, Statement: patience})
+	s, err := poolSource{pool}.Acquire(t.Context(), driver.Limits{Acquire: time.Minute, Begin: time.Minute, Statement: patience})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -29,55 +31,64 @@ func impatient(t *testing.T, url string, patience time.Duration) pgx.Tx {
 	return s.Tx()
 }
 
+// slowly runs a test in a bubble, in a transaction on a Postgres that gives the server 8 s.
+func slowly(t *testing.T, test func(t *testing.T, tx pgx.Tx, pause func())) {
+	t.Helper()
+	t.Parallel()
+	url := pgtest.URL(t)
+	synctest.Test(t, func(t *testing.T) {
+		const patience = 8 * time.Second
+		tx := impatient(t, silent.NewPostgres(t, url).Pool(t, 1), patience)
+		test(t, tx, func() { time.Sleep(patience + patience/4) })
+	})
+}
+
 // The time that the caller takes between two rows is not the server's.
 func TestSlowReader(t *testing.T) {
-	t.Parallel()
-	const patience = 8 * time.Second
-	tx := impatient(t, pgtest.URL(t), patience)
-	// More than fits into the buffers between, so that it is sent while it is read.
-	const sql = "select i, repeat('x', 10000) from generate_series(1, 2000) i"
-	read := func(next func() (pgx.Rows, error)) {
-		t.Helper()
-		rows, err := next()
-		if err != nil {
-			t.Fatal(err)
-		}
-		n := 0
-		for rows.Next() {
-			if n++; n == 2 {
-				<-time.After(patience + patience/4)
+	slowly(t, func(t *testing.T, tx pgx.Tx, pause func()) {
+		const sql = "select i, repeat('x', 1000) from generate_series(1, 2000) i" // more than fits into the buffers between
+		read := func(rows pgx.Rows, err error) {
+			t.Helper()
+			if err != nil {
+				t.Fatal(err)
+			}
+			n := 0
+			for rows.Next() {
+				if n++; n == 2 {
+					pause()
+				}
+			}
+			if rows.Err() != nil || n != 2000 {
+				t.Errorf("%d rows, error %v", n, rows.Err())
 			}
 		}
-		if rows.Err() != nil || n != 2000 {
-			t.Errorf("%d rows, error %v", n, rows.Err())
-		}
-	}
-	read(func() (pgx.Rows, error) { return tx.Query(t.Context(), sql) })
+		read(tx.Query(t.Context(), sql))
 
-	var b pgx.Batch
-	b.Queue("select 1")
-	b.Queue(sql)
-	b.Queue("select 2")
-	results := tx.SendBatch(t.Context(), &b)
-	if _, err := results.Exec(); err != nil {
-		t.Fatal(err)
-	}
-	read(results.Query)
-	<-time.After(patience + patience/4)
-	if err := results.Close(); err != nil {
-		t.Error(err)
-	}
+		var b pgx.Batch
+		b.Queue("select 1")
+		b.Queue(sql)
+		b.Queue("select 2")
+		results := tx.SendBatch(t.Context(), &b)
+		if _, err := results.Exec(); err != nil {
+			t.Fatal(err)
+		}
+		read(results.Query())
+		pause()
+		if err := results.Close(); err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 // slowSource takes its time for the second of its rows.
 type slowSource struct {
 	row, rows int
-	delay     time.Duration
+	pause     func()
 }
 
 func (s *slowSource) Next() bool {
 	if s.row++; s.row == 2 {
-		<-time.After(s.delay)
+		s.pause()
 	}
 	return s.row <= s.rows
 }
@@ -87,16 +98,15 @@ func (s *slowSource) Err() error             { return nil }
 
 // The time that the source of a COPY takes is not the server's.
 func TestSlowSource(t *testing.T) {
-	t.Parallel()
-	const patience = 8 * time.Second
-	tx := impatient(t, pgtest.URL(t), patience)
-	if _, err := tx.Exec(t.Context(), "create table target (n int)"); err != nil {
-		t.Fatal(err)
-	}
-	n, err := tx.CopyFrom(t.Context(), pgx.Identifier{"target"}, []string{"n"}, &slowSource{rows: 3, delay: patience + patience/4})
-	if n != 3 || err != nil {
-		t.Errorf("%d rows, error %v", n, err)
-	}
+	slowly(t, func(t *testing.T, tx pgx.Tx, pause func()) {
+		if _, err := tx.Exec(t.Context(), "create table target (n int)"); err != nil {
+			t.Fatal(err)
+		}
+		n, err := tx.CopyFrom(t.Context(), pgx.Identifier{"target"}, []string{"n"}, &slowSource{rows: 3, pause: pause})
+		if n != 3 || err != nil {
+			t.Errorf("%d rows, error %v", n, err)
+		}
+	})
 }
 
 // A COPY into a network that takes nothing any more ends.
@@ -107,13 +117,13 @@ func TestCopyIntoSilence(t *testing.T) {
 		t.Fatal(err)
 	}
 	proxy := testenv.NewProxy(t, direct.Config().ConnString())
-	tx := impatient(t, proxy.URL(), time.Second)
-	started := &slowSource{rows: 1 << 40}
-	rows := pgx.CopyFromFunc(func() ([]any, error) {
-		if started.row++; started.row == 1000 {
+	tx := impatient(t, pgtest.Pool(t, proxy.URL(), 1), 200*time.Millisecond)
+	row := 0
+	rows := pgx.CopyFromFunc(func() ([]any, error) { // without end
+		if row++; row == 1000 {
 			proxy.Pause()
 		}
-		return []any{started.row}, nil
+		return []any{row}, nil
 	})
 	_, err := tx.CopyFrom(t.Context(), pgx.Identifier{"target"}, []string{"n"}, rows)
 	proxy.Heal()
@@ -126,7 +136,7 @@ func TestCopyIntoSilence(t *testing.T) {
 func TestCancelledBetweenRows(t *testing.T) {
 	t.Parallel()
 	proxy := testenv.NewProxy(t, pgtest.URL(t))
-	tx := impatient(t, proxy.URL(), time.Hour)
+	tx := impatient(t, pgtest.Pool(t, proxy.URL(), 1), time.Hour)
 	ctx, cancel := context.WithCancel(t.Context())
 	rows, err := tx.Query(ctx, "select repeat('x', 100000) from generate_series(1, 100000)")
 	if err != nil || !rows.Next() {

@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/holdfast-go/holdfast/internal/pgtest"
+	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/txretry"
 )
 
@@ -81,12 +82,8 @@ func (p *player) play(ctx context.Context, rng *rand.Rand, id int) error {
 // effect, once each, and as if they had run one after another.
 func TestHistoriesAreSerializable(t *testing.T) {
 	t.Parallel()
-	const workers = 8
-	rounds, each := 2, 12
-	if testing.Short() {
-		rounds, each = 1, 10
-	}
-	for seed := range uint64(rounds) {
+	const workers, each = 6, 6
+	for seed := range uint64(1 + testenv.Rounds(t)) {
 		pool := pgtest.New(t)
 		exec(t, pool, logSQL)
 		cfg := txretry.Config{MaxAttempts: 1000, BaseDelay: time.Millisecond, MaxDelay: 10 * time.Millisecond}

@@ -2,16 +2,17 @@ package txretry_test
 
 import (
 	"context"
-	"errors"
+	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/holdfast-go/holdfast/internal/pgtest"
-	"github.com/holdfast-go/holdfast/internal/testenv"
+	"github.com/holdfast-go/holdfast/internal/silent"
 	"github.com/holdfast-go/holdfast/txretry"
 )
 
@@ -19,51 +20,39 @@ import (
 // idle ones, those in a ping that was given up, and those in a statement that was.
 func TestPreparedPoolCloses(t *testing.T) {
 	t.Parallel()
-	const conns = 6
-	direct := newCounter(t)
-	proxy := testenv.NewProxy(t, direct.Config().ConnString())
-	cfg := proxiedConfig(t, proxy, conns)
-	cfg.ShouldPing = func(context.Context, pgxpool.ShouldPingParams) bool { return true }
-	var closing atomic.Int32
-	cfg.BeforeClose = func(*pgx.Conn) { closing.Add(1) }
-	txretry.PreparePool(cfg)
-	pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	pgtest.Idle(t, pool, conns)
-	m := newManager(t, pool, txretry.Config{Logger: quiet})
-
-	given, giveUp := context.WithCancel(soon(t))
-	hung := make(chan error)
-	go func() {
-		hung <- m.Do(given, func(ctx context.Context, tx pgx.Tx) error {
-			proxy.SilenceConnections()
-			return add(ctx, tx, 1)
+	synctest.Test(t, func(t *testing.T) {
+		const conns = 6
+		s := silent.NewPostgres(t, "")
+		cfg := s.Config(t, conns)
+		cfg.ShouldPing = func(context.Context, pgxpool.ShouldPingParams) bool { return true }
+		var closing atomic.Int32
+		cfg.BeforeClose = func(*pgx.Conn) { closing.Add(1) }
+		txretry.PreparePool(cfg)
+		pool := s.Open(t, cfg)
+		pgtest.Idle(t, pool, conns)
+		m := newManager(t, pool, txretry.Config{Logger: quiet})
+		given, giveUp := context.WithCancel(t.Context())
+		var calls sync.WaitGroup
+		calls.Go(func() {
+			_ = m.Do(given, func(ctx context.Context, tx pgx.Tx) error {
+				s.SilenceConnections()
+				return update(ctx, tx)
+			})
 		})
-	}()
-	pinged := make(chan struct{})
-	go func() {
-		defer close(pinged)
+		synctest.Wait()
 		for range 3 {
-			_ = pool.Ping(given)
+			calls.Go(func() { _ = pool.Ping(given) })
 		}
-	}()
-	testenv.Eventually(t, func() error {
-		if proxy.Silenced() < conns {
-			return errors.New("not yet")
+		synctest.Wait()
+		giveUp()
+		calls.Wait()
+		start := time.Now()
+		pool.Close()
+		if took := time.Since(start); took > 3*time.Second { // 2 s for an answer, and a second for the farewell
+			t.Errorf("Close took %v", took)
 		}
-		return nil
+		if closing.Load() == 0 {
+			t.Error("the pool's own BeforeClose was not called")
+		}
 	})
-	giveUp()
-	<-hung
-	<-pinged
-	start := time.Now()
-	pool.Close()
-	if took := time.Since(start); took > 10*time.Second {
-		t.Errorf("Close took %v", took)
-	}
-	if closing.Load() == 0 {
-		t.Error("the pool's own BeforeClose was not called")
-	}
 }

@@ -25,6 +25,7 @@ func TestConformance(t *testing.T) {
 
 func TestConformanceBehindPgBouncer(t *testing.T) {
 	t.Parallel()
+	testenv.Nightly(t, "a variant: all of it behind PgBouncer")
 	conformance.Run(t, func(t *testing.T) conformance.Backend {
 		t.Helper()
 		direct := newCounter(t)

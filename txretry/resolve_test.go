@@ -3,7 +3,9 @@ package txretry_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -11,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/holdfast-go/holdfast/internal/pgtest"
+	"github.com/holdfast-go/holdfast/internal/silent"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/txretry"
 )
@@ -37,50 +40,65 @@ var resolvers = map[string]struct {
 	"witness": {opts: txretry.Options{Witness: lookForWitness}},
 }
 
-// resolved runs work, which adds 1 and leaves the witness, and checks that it
-// took effect once, in this many calls of fn.
-func resolved(t *testing.T, m *txretry.Manager, opts txretry.Options, direct *pgxpool.Pool, wantCalls int, disturb func(ctx context.Context, tx pgx.Tx, call int)) {
-	t.Helper()
-	calls, committed := 0, 0
-	err := m.DoWith(t.Context(), opts, func(ctx context.Context, tx pgx.Tx) error {
-		calls++
-		txretry.AfterCommit(tx, func() { committed++ })
+// work adds 1 and leaves the witness.
+func work(calls, committed *int, disturb func(ctx context.Context, tx pgx.Tx)) func(ctx context.Context, tx pgx.Tx) error {
+	return func(ctx context.Context, tx pgx.Tx) error {
+		*calls++
+		txretry.AfterCommit(tx, func() { *committed++ })
 		if _, err := tx.Exec(ctx, witness); err != nil {
 			return err
 		}
 		if err := add(ctx, tx, 1); err != nil {
 			return err
 		}
-		disturb(ctx, tx, calls)
+		disturb(ctx, tx)
 		return nil
-	})
+	}
+}
+
+// resolved runs work, which adds 1 and leaves the witness, and checks that it
+// took effect once, in this many calls of fn.
+func resolved(t *testing.T, m *txretry.Manager, opts txretry.Options, direct *pgxpool.Pool, wantCalls int, disturb func(ctx context.Context, tx pgx.Tx, call int)) {
+	t.Helper()
+	calls, committed := 0, 0
+	err := m.DoWith(t.Context(), opts, work(&calls, &committed, func(ctx context.Context, tx pgx.Tx) { disturb(ctx, tx, calls) }))
 	if err != nil || calls != wantCalls || committed != 1 {
 		t.Errorf("error %v after %d calls, %d functions run; want success in %d", err, calls, committed, wantCalls)
 	}
 	wantCounter(t, direct, 1)
 }
 
-// The reply of COMMIT is dropped by the network, which then breaks and heals.
+// The connection is lost, or falls silent, when COMMIT has arrived.
 func TestResolveCommitReplyLost(t *testing.T) {
 	t.Parallel()
 	for name, resolver := range resolvers {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			direct := newCounter(t)
-			exec(t, direct, "create table witness (id int primary key)")
-			proxy := testenv.NewProxy(t, direct.Config().ConnString())
-			m := newManager(t, pgtest.Pool(t, proxy.URL(), 2), txretry.Config{XactStatus: resolver.status})
-			resolved(t, m, resolver.opts, direct, 1, func(context.Context, pgx.Tx, int) {
-				proxy.DropReplies()
-				go func() {
-					for n := 0; n < 1 && t.Context().Err() == nil; {
-						n, _ = read(t.Context(), direct)
+		for _, hangs := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, silent %v", name, hangs), func(t *testing.T) {
+				t.Parallel()
+				direct := newCounter(t)
+				exec(t, direct, "create table witness (id int primary key)")
+				synctest.Test(t, func(t *testing.T) {
+					s := silent.NewPostgres(t, direct.Config().ConnString())
+					m := newManager(t, s.Pool(t, 2), txretry.Config{XactStatus: resolver.status, Logger: quiet})
+					start := time.Now()
+					calls, committed := 0, 0
+					err := m.DoWith(t.Context(), resolver.opts, work(&calls, &committed, func(context.Context, pgx.Tx) {
+						if hangs {
+							s.SilenceOn(testenv.Silence{On: "commit", Deliver: true})
+						} else {
+							s.Hangup = func([]byte) []byte { return nil }
+						}
+					}))
+					if err != nil || calls != 1 || committed != 1 {
+						t.Errorf("error %v after %d calls, %d functions run", err, calls, committed)
 					}
-					proxy.Cut()
-					proxy.Heal()
-				}()
+					if hangs {
+						silent.Took(t, "the call", start, 9*time.Second)
+					}
+				})
+				wantCounter(t, direct, 1)
 			})
-		})
+		}
 	}
 }
 
@@ -102,47 +120,29 @@ func TestResolveTerminatedBeforeCommit(t *testing.T) {
 	}
 }
 
-// slowCommit makes the first COMMIT that has touched the counter take its time.
-const slowCommit = `
-	create sequence once;
-	create function dawdle() returns trigger language plpgsql as
-		$$ begin if nextval('once') = 1 then perform pg_sleep(60); end if; return null; end $$;
-	create constraint trigger dawdle after update on counter deferrable initially deferred
-		for each row execute function dawdle()`
-
-// COMMIT is at work when its backend ends, or when its time is up.
+// COMMIT is at work when its backend ends.
 func TestResolveDuringCommit(t *testing.T) {
 	t.Parallel()
-	for name, terminate := range map[string]bool{"terminated": true, "timed out": false} {
-		for kind, resolver := range resolvers {
-			t.Run(name+", "+kind, func(t *testing.T) {
-				t.Parallel()
-				pool := newCounter(t)
-				exec(t, pool, "create table witness (id int primary key);"+slowCommit)
-				cfg := txretry.Config{XactStatus: resolver.status, CommitTimeout: 8 * time.Second}
-				if terminate {
-					cfg.CommitTimeout = time.Minute
+	for name, resolver := range resolvers {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			pool := newCounter(t)
+			exec(t, pool, "create table witness (id int primary key)")
+			release := heldCommit(t, pool)
+			opts := resolver.opts
+			opts.CommitTimeout, opts.LockTimeout = time.Minute, testenv.Patience
+			resolved(t, newManager(t, pool, txretry.Config{XactStatus: resolver.status}), opts, pool, 2, func(_ context.Context, tx pgx.Tx, call int) {
+				if call > 1 {
+					return
 				}
-				resolved(t, newManager(t, pool, cfg), resolver.opts, pool, 2, func(_ context.Context, tx pgx.Tx, call int) {
-					if call > 1 || !terminate {
-						return
-					}
-					pid := tx.Conn().PgConn().PID()
-					go testenv.Eventually(t, func() error { return terminateWhileCommitting(t.Context(), pool, pid) })
-				})
+				pid := tx.Conn().PgConn().PID()
+				go func() {
+					defer release()
+					whileCommitting(t, pool, pid, "pg_terminate_backend(pid)")
+				}()
 			})
-		}
+		})
 	}
-}
-
-func terminateWhileCommitting(ctx context.Context, pool *pgxpool.Pool, pid uint32) error {
-	var ok bool
-	err := pool.QueryRow(ctx, `select pg_terminate_backend(pid) from pg_stat_activity
-		where pid = $1 and query = 'commit' and wait_event = 'PgSleep'`, pid).Scan(&ok)
-	if err == nil && !ok {
-		err = errors.New("not terminated")
-	}
-	return err
 }
 
 // A read-only transaction has no effect that could be unknown: it is repeated.
@@ -173,6 +173,7 @@ func TestReadOnlyCommitLost(t *testing.T) {
 // nothing was applied.
 func TestServerRestart(t *testing.T) {
 	t.Parallel()
+	testenv.Nightly(t, "restarts a server")
 	server := testenv.Private(t, testenv.Postgres)
 	pool := pgtest.Pool(t, server.URL(), 4)
 	testenv.Eventually(t, func() error { // a server that has just begun looks like one that has crashed

@@ -27,6 +27,9 @@ func TestResolveAfterACrash(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
+			if test.last == "" {
+				testenv.Nightly(t, "kills a server; the other test kills a backend")
+			}
 			// Nothing else takes an id, or writes down which is the next one.
 			server := testenv.Private(t, testenv.Postgres, "-c", "autovacuum=off", "-c", "wal_level=minimal", "-c", "max_wal_senders=0")
 			proxy := testenv.NewProxy(t, server.URL())

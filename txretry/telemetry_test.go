@@ -6,7 +6,6 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"testing/synctest"
 
@@ -35,42 +34,6 @@ type tracerProvider struct {
 }
 
 func (p tracerProvider) Tracer(string, ...trace.TracerOption) trace.Tracer { return tracer{s: p.s} }
-
-// byCall keeps the spans of calls that are made at once.
-type byCall struct {
-	noop.TracerProvider
-	mu    sync.Mutex
-	calls []*seen
-}
-
-func (p *byCall) Tracer(string, ...trace.TracerOption) trace.Tracer { return callTracer{p: p} }
-
-// eventsOf returns those of the call with the name.
-func (p *byCall) eventsOf(name string) []string {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for _, s := range p.calls {
-		if s.span["operation"] == name {
-			return s.events
-		}
-	}
-	return nil
-}
-
-type callTracer struct {
-	noop.Tracer
-	p *byCall
-}
-
-func (t callTracer) Start(ctx context.Context, name string, opts ...trace.SpanStartOption) (context.Context, trace.Span) {
-	s := &seen{}
-	if name == "txretry.Do" {
-		t.p.mu.Lock()
-		defer t.p.mu.Unlock()
-		t.p.calls = append(t.p.calls, s)
-	}
-	return tracer{s: s}.Start(ctx, name, opts...)
-}
 
 type tracer struct {
 	noop.Tracer

@@ -18,6 +18,7 @@ func TestNew(t *testing.T) {
 
 // The same on a server that the process starts.
 func TestNewOnAPrivateServer(t *testing.T) {
+	testenv.Nightly(t, "starts a server")
 	t.Setenv(testenv.PostgresVar, "")
 	checkSchemas(t)
 }

@@ -3,15 +3,12 @@ package txretrytest_test
 import (
 	"context"
 	"errors"
-	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/holdfast-go/holdfast/internal/metrictest"
 	"github.com/holdfast-go/holdfast/txretry"
 	"github.com/holdfast-go/holdfast/txretry/txretrytest"
 )
@@ -63,51 +60,4 @@ func TestCombinedCommitLost(t *testing.T) {
 			})
 		})
 	}
-}
-
-// Each of the calls that share a transaction is counted under its own name, with its own attempts.
-func TestCombinedTelemetry(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		var metrics metrictest.Recorder
-		m := txretrytest.New(txretrytest.Config{Retry: txretry.Config{MeterProvider: &metrics}})
-		failure := errors.New("business error")
-		errs := standInLine(t, m, txretry.Options{SerialKey: "k", Combine: 9}, 4, func(_ context.Context, _ pgx.Tx, name string) error {
-			if name == "C" {
-				return failure
-			}
-			return nil
-		})
-		if !errors.Is(errs[2], failure) || errors.Join(errs[0], errs[1], errs[3]) != nil {
-			t.Errorf("errors %v", errs)
-		}
-		for series, want := range map[string]float64{
-			"A,outcome=committed": 2, "B,outcome=committed": 2, "C,outcome=rolled_back": 2, "D,outcome=committed": 1,
-		} {
-			if got := metrics.Values("holdfast.txretry.attempts{operation=" + series + "}"); !slices.Equal(got, []float64{want}) {
-				t.Errorf("attempts of %s: %v, want %v", series, got, want)
-			}
-		}
-	})
-}
-
-// What the first call waits for the others is its commit phase, also where one of them fails.
-func TestCombinedPhases(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		var metrics metrictest.Recorder
-		m := txretrytest.New(txretrytest.Config{Retry: txretry.Config{MeterProvider: &metrics}})
-		standInLine(t, m, txretry.Options{SerialKey: "k", Combine: 9}, 2, func(_ context.Context, _ pgx.Tx, name string) error {
-			if name == "A" {
-				return nil
-			}
-			time.Sleep(time.Second)
-			return errors.New("business error")
-		})
-		for series, want := range map[string][]float64{"A,phase=acquire": nil, "A,phase=commit": {1}, "B,phase=fn": {2}} {
-			if got := metrics.Values("holdfast.txretry.phase.duration{operation=" + series + "}"); !slices.Equal(got, want) {
-				t.Errorf("%s: %v, want %v", series, got, want)
-			}
-		}
-	})
 }

@@ -25,7 +25,7 @@ import (
 // waiting (the bubble would notice), and the keys are free afterwards.
 func TestCombinedSchedules(t *testing.T) {
 	t.Parallel()
-	for seed := range uint64(500) {
+	for seed := range uint64(150) {
 		t.Run(strconv.FormatUint(seed, 10), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) { newSchedule(t, seed).run() })
 		})

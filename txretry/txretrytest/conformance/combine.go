@@ -214,27 +214,14 @@ func testCombinedLater(f *fixture) {
 }
 
 // A part that fails ends the transaction. Those before it share the next one, and it fails alone.
-func testCombinedFailure(way func(f *fixture, ctx context.Context, tx pgx.Tx) error) func(f *fixture) {
-	return func(f *fixture) {
-		l := f.line(caller{}, caller{}, caller{fn: func(ctx context.Context, tx pgx.Tx, _ int) error {
-			txretry.AfterCommit(tx, func() { f.Error("a call that failed has committed") })
-			f.add(ctx, tx, worth(2))
-			return way(f, ctx, tx)
-		}}, caller{})
-		l.ended("ABCABCD", "AB D")
-		if l.errs[2] == nil {
-			f.Error("no error of the call that failed")
-		}
-	}
-}
-
-func failBusiness(*fixture, context.Context, pgx.Tx) error { return errBusiness }
-
-func failStatement(f *fixture, ctx context.Context, tx pgx.Tx) error { return f.Fail(ctx, tx, "23503") }
-
-func failMuted(f *fixture, ctx context.Context, tx pgx.Tx) error {
-	_ = f.Fail(ctx, tx, "23503")
-	return nil
+func testCombinedFailure(f *fixture) {
+	l := f.line(caller{}, caller{}, caller{fn: func(ctx context.Context, tx pgx.Tx, _ int) error {
+		txretry.AfterCommit(tx, func() { f.Error("a call that failed has committed") })
+		f.add(ctx, tx, worth(2))
+		return errBusiness
+	}}, caller{})
+	l.ended("ABCABCD", "AB D")
+	f.is(l.errs[2], errBusiness)
 }
 
 // A panic and an exit come out of Do at once, as a goroutine that has ended cannot run its fn again.
@@ -254,24 +241,6 @@ func testCombinedNoReturn(leave func(), want string) func(f *fixture) {
 }
 
 func boom() { panic("boom") }
-
-func testCombinedLeaderFails(f *fixture) {
-	l := f.line(caller{fn: func(context.Context, pgx.Tx, int) error { return errBusiness }}, caller{}, caller{})
-	l.ended("ABC", "BC")
-	f.is(l.errs[0], errBusiness)
-}
-
-func testCombinedTransient(sqlstate string) func(f *fixture) {
-	return func(f *fixture) {
-		l := f.line(caller{}, caller{fn: func(ctx context.Context, tx pgx.Tx, run int) error {
-			if run == 1 {
-				return f.Fail(ctx, tx, sqlstate)
-			}
-			return f.Add(ctx, tx, worth(1))
-		}}, caller{})
-		l.ended("ABABC", "A BC")
-	}
-}
 
 // COMMIT fails for one of three followers and does not tell for which: half of them come back.
 func testCombinedCommitRefused(sqlstate string) func(f *fixture) {
@@ -296,30 +265,6 @@ func testCombinedCommitConflict(f *fixture) {
 	l.ended("ABCABC", "AB C")
 }
 
-func testCombinedCancelledInside(f *fixture) {
-	ctx, cancel := context.WithCancel(f.Context())
-	l := f.line(caller{}, caller{ctx: ctx, fn: func(ctx context.Context, tx pgx.Tx, _ int) error {
-		f.add(ctx, tx, worth(1))
-		cancel()
-		return f.Add(ctx, tx, worth(1))
-	}}, caller{})
-	f.is(l.errs[1], context.Canceled)
-	l.ended("ABAC", "A C")
-}
-
-// Its failure is not hidden by that of a further attempt, which could not begin.
-func testCombinedCancelledFailing(f *fixture) {
-	ctx, cancel := context.WithCancel(f.Context())
-	l := f.line(caller{}, caller{ctx: ctx, fn: func(ctx context.Context, tx pgx.Tx, _ int) error {
-		err := f.Fail(ctx, tx, "40001")
-		cancel()
-		return err
-	}}, caller{})
-	f.is(l.errs[1], context.Canceled)
-	f.sqlstate(l.errs[1], "40001")
-	l.ended("ABAC", "A C")
-}
-
 func testCombinedCancelledInLine(f *fixture) {
 	ctx, cancel := context.WithCancel(f.Context())
 	l := f.line(caller{fn: func(ctx context.Context, tx pgx.Tx, _ int) error {
@@ -328,79 +273,4 @@ func testCombinedCancelledInLine(f *fixture) {
 	}}, caller{ctx: ctx}, caller{})
 	f.is(l.errs[1], context.Canceled)
 	l.ended("AC", "AC")
-}
-
-// A context that ends when its fn has succeeded changes nothing, but no more calls join.
-func testCombinedCancelledAfter(cancelled int) func(f *fixture) {
-	return func(f *fixture) {
-		ctx, cancel := context.WithCancel(f.Context())
-		calls := []caller{{}, {}, {}, {}}
-		calls[cancelled].ctx = ctx
-		calls[cancelled+1].fn = func(ctx context.Context, tx pgx.Tx, _ int) error {
-			cancel()
-			return f.Add(ctx, tx, worth(cancelled+1))
-		}
-		l := f.line(calls...)
-		l.ended("ABCD", []string{"AB CD", "ABC D"}[cancelled])
-	}
-}
-
-func testCombinedHandles(f *fixture) {
-	var first pgx.Tx
-	f.line(caller{fn: func(ctx context.Context, tx pgx.Tx, _ int) error {
-		first = tx
-		open, err := tx.Begin(ctx) // and left open
-		if err != nil {
-			return err
-		}
-		return f.Add(ctx, open, worth(0))
-	}}, caller{fn: func(ctx context.Context, tx pgx.Tx, _ int) error {
-		f.is(f.Add(ctx, first, 1), pgx.ErrTxClosed)
-		f.equal("AfterCommit on another call's handle", txretry.AfterCommit(first, func() {}), false)
-		f.add(ctx, tx, worth(1))
-		own, err := tx.Begin(ctx)
-		if err != nil {
-			return err
-		}
-		f.add(ctx, own, 100)
-		return own.Rollback(ctx)
-	}}).ended("AB", "AB")
-}
-
-func testCombinedNested(f *fixture) {
-	l := &line{fixture: f, m: f.New(quick())}
-	l.run(caller{}, caller{fn: func(ctx context.Context, tx pgx.Tx, _ int) error {
-		f.is(l.m.Do(ctx, func(context.Context, pgx.Tx) error { return nil }), txretry.ErrNested)
-		f.is(l.m.DoWith(ctx, txretry.Options{Savepoint: true}, func(ctx context.Context, tx pgx.Tx) error {
-			f.add(ctx, tx, 100)
-			return errBusiness
-		}), errBusiness)
-		return f.Add(ctx, tx, worth(1))
-	}}, caller{})
-	l.ended("ABC", "ABC")
-}
-
-// Of many callers at once every one takes effect once.
-func testCombinedMany(f *fixture) {
-	const workers, each = 8, 5
-	m := f.New(quick())
-	var all sync.WaitGroup
-	for range workers {
-		all.Go(func() {
-			for n := range each {
-				err := m.DoWith(f.Context(), shared, func(ctx context.Context, tx pgx.Tx) error {
-					f.add(ctx, tx, 1)
-					if n == 2 {
-						return errBusiness
-					}
-					return nil
-				})
-				if (err != nil) != (n == 2) || err != nil && !errors.Is(err, errBusiness) {
-					f.Errorf("call %d: %v", n, err)
-				}
-			}
-		})
-	}
-	all.Wait()
-	f.want(workers * (each - 1))
 }
