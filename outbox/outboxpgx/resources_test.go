@@ -60,6 +60,9 @@ func TestPostgresRunsOut(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
+			if c.change == "DELETE" {
+				testenv.Nightly(t, "a lane whose settlement failed rests for 30 s")
+			}
 			f := setup(t, outboxpgx.Config{})
 			publisher := outboxtest.NewPublisher()
 			publisher.Respond(func(m driver.Message) error {
