@@ -17,14 +17,14 @@ import (
 	"github.com/holdfast-go/holdfast/txretry/txretrytest"
 )
 
-// ends checks what is left until a time in the table's one row, which was set
-// after since: no more than want, and no less than the time since then explains.
-func ends(t *testing.T, pool *pgxpool.Pool, column string, want time.Duration, since time.Time) {
+// ends checks how much is left until a time in the table's one row, which was set a moment ago: less is only what a
+// busy machine takes.
+func ends(t *testing.T, pool *pgxpool.Pool, column string, want time.Duration) {
 	t.Helper()
 	var left time.Duration
 	err := pool.QueryRow(t.Context(), `SELECT `+column+` - clock_timestamp() FROM holdfast_idempotency`).Scan(&left)
-	if took := time.Since(since); err != nil || left > want || left < want-took-time.Millisecond {
-		t.Errorf("%s ends in %v, %v; want %v less at most %v", column, left, err, want, took)
+	if err != nil || left > want || left < want-15*time.Second {
+		t.Errorf("%s ends in %v, %v; want %v", column, left, err, want)
 	}
 }
 
@@ -35,20 +35,18 @@ func TestDefaultTimes(t *testing.T) {
 		t.Parallel()
 		pool := newPool(t)
 		store, c := newStore(t, pool, idempotencypgx.Config{}), newClaim()
-		claimed := time.Now()
 		if out, err := store.Begin(t.Context(), c); err != nil || out.Lease != 30*time.Second {
 			t.Fatalf("Begin = %+v, %v", out, err)
 		}
-		ends(t, pool, "lease_until", 30*time.Second, claimed)
-		start := time.Now()
+		ends(t, pool, "lease_until", 30*time.Second)
 		if err := store.Extend(t.Context(), c); err != nil {
 			t.Fatal(err)
 		}
-		ends(t, pool, "lease_until", 30*time.Second, start)
+		ends(t, pool, "lease_until", 30*time.Second)
 		if err := store.Complete(t.Context(), c, driver.Response{Status: 200}); err != nil {
 			t.Fatal(err)
 		}
-		ends(t, pool, "expires_at", 48*time.Hour, claimed)
+		ends(t, pool, "expires_at", 48*time.Hour)
 	})
 	t.Run("long work", func(t *testing.T) {
 		t.Parallel()
@@ -60,23 +58,22 @@ func TestDefaultTimes(t *testing.T) {
 		if _, err := pool.Exec(t.Context(), `UPDATE holdfast_idempotency SET expires_at = expires_at - interval '1 hour'`); err != nil {
 			t.Fatal(err)
 		}
-		start := time.Now()
 		if err := store.Complete(t.Context(), c, driver.Response{Status: 200}); err != nil {
 			t.Fatal(err)
 		}
-		ends(t, pool, "expires_at", 48*time.Hour-30*time.Second, start)
+		ends(t, pool, "expires_at", 48*time.Hour-30*time.Second)
 	})
 	t.Run("records", func(t *testing.T) {
 		t.Parallel()
 		pool := newPool(t)
-		records, start := newRecords(t, pool), time.Now()
+		records := newRecords(t, pool)
 		err := pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
 			return records.Insert(t.Context(), tx, pgxdriver.Record{Key: driver.Key(idempotency.NewKey()), Response: driver.Response{Status: 200}})
 		})
 		if err != nil {
 			t.Fatal(err)
 		}
-		ends(t, pool, "expires_at", 48*time.Hour, start)
+		ends(t, pool, "expires_at", 48*time.Hour)
 	})
 }
 

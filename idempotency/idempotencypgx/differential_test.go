@@ -10,7 +10,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/holdfast-go/holdfast/idempotency"
@@ -28,7 +27,8 @@ func TestDifferentialStores(t *testing.T) {
 	t.Parallel()
 	const budget = time.Second // of a sequence: less than what lies between its times and any end
 	pool, client := newPool(t), redistest.New(t)
-	onPostgres := steppedStore{newStore(t, pool, idempotencypgx.Config{}), ageRow(t, pool)}
+	pass := backend(t, pool).Pass
+	onPostgres := steppedStore{newStore(t, pool, idempotencypgx.Config{}), func(key driver.Key, d time.Duration) { pass(t, key, d) }}
 	gate, err := idempotencyredis.New(client, idempotencyredis.Config{})
 	if err != nil {
 		t.Fatal(err)
@@ -58,16 +58,6 @@ func TestDifferentialStores(t *testing.T) {
 type steppedStore struct {
 	driver.Store
 	pass func(key driver.Key, d time.Duration)
-}
-
-func ageRow(t *testing.T, pool *pgxpool.Pool) func(driver.Key, time.Duration) {
-	return func(key driver.Key, d time.Duration) {
-		_, err := pool.Exec(t.Context(), `UPDATE holdfast_idempotency
-			SET lease_until = lease_until - $2::interval, expires_at = expires_at - $2::interval WHERE key = $1`, "claim:"+string(key), d)
-		if err != nil {
-			t.Error(err)
-		}
-	}
 }
 
 func ageKeys(t *testing.T, client *redis.Client) func(driver.Key, time.Duration) {

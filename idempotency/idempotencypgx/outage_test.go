@@ -16,7 +16,6 @@ import (
 	"github.com/holdfast-go/holdfast/idempotency/idempotencypgx"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencytest"
 	"github.com/holdfast-go/holdfast/internal/metrictest"
-	"github.com/holdfast-go/holdfast/internal/pgtest"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
@@ -24,13 +23,10 @@ import (
 // lost, and whoever asked for the key.
 func TestOutageIsCounted(t *testing.T) {
 	t.Parallel()
-	server := testenv.Private(t, testenv.Postgres)
-	pool := migrated(t, pgtest.Pool(t, server.URL(), 10))
+	pool, proxy := throughProxy(t)
 	quiet := slog.New(slog.DiscardHandler)
 	lose := func(ctx context.Context, tx pgx.Tx) (idempotency.Response, error) {
-		if err := server.Stop(); err != nil {
-			t.Error(err)
-		}
+		proxy.Cut()
 		_, err := tx.Exec(ctx, `SELECT`)
 		return idempotency.Response{Status: http.StatusCreated}, err
 	}
@@ -72,9 +68,7 @@ func TestOutageIsCounted(t *testing.T) {
 			t.Fatal(err)
 		}
 		h := protect(tt.handler(store))
-		if err := server.Start(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		proxy.Heal()
 		testenv.Eventually(t, func() error { return pool.Ping(t.Context()) })
 		for range 2 { // the first one loses the server, the other one finds none
 			req := httptest.NewRequest(http.MethodPost, "/", nil)

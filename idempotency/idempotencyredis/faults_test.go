@@ -92,6 +92,7 @@ func TestLostAnswers(t *testing.T) {
 // who gave up become free when it comes back.
 func TestHungServer(t *testing.T) {
 	t.Parallel()
+	testenv.Nightly(t, "it stops a server under 1,000 requests, and asserts a time")
 	server := testenv.Private(t, testenv.Redis)
 	opts, err := redis.ParseURL(server.URL())
 	if err != nil {

@@ -55,7 +55,7 @@ func TestInFlight(t *testing.T) {
 func TestInFlightOfManyKeys(t *testing.T) {
 	t.Parallel()
 	client := redistest.New(t)
-	const locks = 20_000
+	const locks = 10_000
 	pipe := client.Pipeline()
 	for n := range locks {
 		pipe.Set(t.Context(), fmt.Sprintf("idempotency:lock:%d", n), "token", time.Minute)
@@ -67,11 +67,11 @@ func TestInFlightOfManyKeys(t *testing.T) {
 		t.Fatal(err)
 	}
 	s := newStore(t, client, idempotencyredis.Config{})
-	n, exact, err := s.InFlightOf(t.Context(), 10_000, testenv.Patience)
+	n, exact, err := s.InFlightOf(t.Context(), 5_000, testenv.Patience)
 	if err != nil || exact || n < locks*9/10 || n > locks*11/10 {
 		t.Errorf("%d, exact: %v, %v: want about %d", n, exact, err, locks)
 	}
-	if n, exact, err := s.InFlightOf(t.Context(), 10_000, 0); err != nil || exact || n < locks/2 || n > locks*2 {
+	if n, exact, err := s.InFlightOf(t.Context(), 5_000, 0); err != nil || exact || n < locks/2 || n > locks*2 {
 		t.Errorf("in no time %d, exact: %v, %v: want some %d", n, exact, err, locks)
 	}
 }
@@ -79,21 +79,14 @@ func TestInFlightOfManyKeys(t *testing.T) {
 // disguised is a client of a kind that is not known.
 type disguised struct{ redis.UniversalClient }
 
-// The keys of the one node that answers are not passed off as those of all nodes behind a client.
-func TestInFlightOfUnknownNodes(t *testing.T) {
-	t.Parallel()
-	cluster, _ := redistest.Cluster(t)
+// All nodes of a cluster and all shards of a ring are asked. The keys of the one node that answers are not passed
+// off as those of all nodes behind a client of an unknown kind.
+func testInFlightOfNodes(t *testing.T, cluster *redis.ClusterClient) {
 	s := newStore(t, disguised{cluster}, idempotencyredis.Config{HashTag: true})
 	begin(t, s, driver.NewClaim(driver.Key(idempotency.NewKey()), fp))
 	if n, exact, err := s.InFlight(t.Context()); !errors.Is(err, errors.ErrUnsupported) {
 		t.Errorf("%d, exact: %v, %v: want that it is unsupported", n, exact, err)
 	}
-}
-
-// All nodes of a cluster and all shards of a ring are asked.
-func TestInFlightOfNodes(t *testing.T) {
-	t.Parallel()
-	cluster, _ := redistest.Cluster(t)
 	shards := map[string]*redis.Options{}
 	for _, addr := range []string{"one:1", "two:1"} {
 		opts, err := redis.ParseURL(redistest.URL(t))
@@ -108,7 +101,7 @@ func TestInFlightOfNodes(t *testing.T) {
 	})
 	defer func() { _ = ring.Close() }()
 	for name, client := range map[string]redis.UniversalClient{"cluster": cluster, "ring": ring} {
-		s := newStore(t, client, idempotencyredis.Config{})
+		s := newStore(t, client, idempotencyredis.Config{Prefix: "inflight"})
 		const claims = 60
 		for range claims {
 			begin(t, s, driver.NewClaim(driver.Key(idempotency.NewKey()), fp))

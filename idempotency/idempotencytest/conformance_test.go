@@ -2,7 +2,6 @@ package idempotencytest_test
 
 import (
 	"testing"
-	"time"
 
 	"github.com/holdfast-go/holdfast/idempotency/driver"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencytest"
@@ -10,10 +9,7 @@ import (
 )
 
 var backend = conformance.Backend{
-	New: func(*testing.T) driver.Store { return idempotencytest.NewStore() },
-	Fading: func(*testing.T) (driver.Store, time.Duration) {
-		return idempotencytest.NewStore(), 48 * time.Hour
-	},
+	New:    func(*testing.T) driver.Store { return idempotencytest.NewStore() },
 	Bubble: true,
 }
 

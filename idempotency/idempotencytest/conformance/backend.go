@@ -10,23 +10,25 @@ import (
 	"github.com/holdfast-go/holdfast/idempotency/driver"
 )
 
+// The times of a store with the default configuration.
+const (
+	lease     = 30 * time.Second
+	retention = 48 * time.Hour
+)
+
 // Backend makes the stores under test.
 type Backend struct {
-	// New returns an empty store whose leases outlast any pause of a loaded
-	// machine; the default of 30 s is right.
+	// New returns an empty store with the default lease and retention.
 	New func(t *testing.T) driver.Store
-	// Brief returns an empty store for the tests that wait for leases to run
-	// out: let them be a few seconds. nil: New, which is right with Bubble.
-	Brief func(t *testing.T) driver.Store
-	// Fading returns an empty store and how long its completed records last: let
-	// that and its leases be a few seconds. With Bubble they may be long.
-	Fading func(t *testing.T) (store driver.Store, retention time.Duration)
-	// Bubble runs each test in a testing/synctest bubble. For stores whose
-	// leases are on the clock of package time, and that need no network.
+	// Pass makes d pass for a key of every store that New returns: what is left of the key's lease and record
+	// gets shorter by d. nil is right with Bubble.
+	Pass func(t *testing.T, key driver.Key, d time.Duration)
+	// Bubble runs each test in a testing/synctest bubble. It is for stores whose leases are on the clock of
+	// package time, and that need no network.
 	Bubble bool
 }
 
-// run runs fn as a subtest on a fresh store.
+// run runs fn as a subtest on a new store.
 func (b Backend) run(t *testing.T, name string, fn func(t *testing.T, store driver.Store)) {
 	t.Helper()
 	t.Run(name, func(t *testing.T) {
@@ -43,37 +45,24 @@ func inBubble(t *testing.T, bubble bool, fn func(t *testing.T)) {
 	fn(t)
 }
 
-// runFading is run on a store whose records can be waited for.
-func (b Backend) runFading(t *testing.T, name string, fn func(t *testing.T, store driver.Store, retention time.Duration)) {
+// aged is a store for whose keys time passes.
+type aged struct {
+	driver.Store
+	pass func(key driver.Key, d time.Duration)
+}
+
+// runAged runs fn as a subtest on a store for whose keys time passes.
+func (b Backend) runAged(t *testing.T, name string, fn func(t *testing.T, store aged)) {
 	t.Helper()
-	t.Run(name, func(t *testing.T) {
-		t.Parallel()
-		inBubble(t, b.Bubble, func(t *testing.T) {
-			store, retention := b.Fading(t)
-			fn(t, store, retention)
-		})
+	b.run(t, name, func(t *testing.T, store driver.Store) {
+		fn(t, aged{store, func(key driver.Key, d time.Duration) {
+			if b.Pass == nil {
+				time.Sleep(d)
+				return
+			}
+			b.Pass(t, key, d)
+		}})
 	})
-}
-
-// runBrief is run on a store whose leases can be waited for.
-func (b Backend) runBrief(t *testing.T, name string, fn func(t *testing.T, store driver.Store)) {
-	t.Helper()
-	if b.Brief != nil {
-		b.New = b.Brief
-	}
-	b.run(t, name, fn)
-}
-
-// until polls check until it is true, and fails the test after the patience.
-func until(t *testing.T, patience time.Duration, what string, check func() bool) {
-	t.Helper()
-	deadline := time.Now().Add(patience)
-	for !check() {
-		if time.Now().After(deadline) {
-			t.Fatalf("not within %v: %s", patience, what)
-		}
-		<-time.After(10 * time.Millisecond)
-	}
 }
 
 func newClaim() driver.Claim {
@@ -85,14 +74,12 @@ func rival(c driver.Claim) driver.Claim {
 	return driver.NewClaim(c.Key, driver.FingerprintOf("another request"))
 }
 
-// acquire begins a claim that must be acquired, and returns its lease.
-func acquire(t *testing.T, store driver.Store, c driver.Claim) time.Duration {
+// acquire begins a claim that must be acquired, with a whole lease.
+func acquire(t *testing.T, store driver.Store, c driver.Claim) {
 	t.Helper()
-	out, err := store.Begin(t.Context(), c)
-	if err != nil || out.State != driver.Acquired || out.Lease <= 0 {
-		t.Fatalf("Begin = %+v, %v; want acquired with a lease", out, err)
+	if out := begin(t, store, c); out.State != driver.Acquired || out.Lease != lease {
+		t.Fatalf("Begin = %+v; want acquired with a lease of %v", out, lease)
 	}
-	return out.Lease
 }
 
 func begin(t *testing.T, store driver.Store, c driver.Claim) driver.BeginResult {

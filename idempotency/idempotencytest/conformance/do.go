@@ -48,6 +48,15 @@ func TestDo(t *testing.T, b RecordsBackend) {
 	b.run(t, "the records alone, an answer given without a transaction", testAloneRefusal)
 }
 
+// TestGate tests an idempotencypgx.Store behind the gate of a database: what a gate on another server can change
+// of TestDo.
+func TestGate(t *testing.T, b RecordsBackend) {
+	b.run(t, "an answer outlives the gate", testGateLost)
+	b.run(t, "requests at the same time", testRunStampede)
+	b.run(t, "without the gate the records decide", testGateDown)
+	b.run(t, "a run that has lost its lease commits nothing", testRunLeaseLost)
+}
+
 // work is the function of a transaction.
 type work func(ctx context.Context, tx pgx.Tx) (idempotency.Response, error)
 

@@ -42,7 +42,7 @@ func (s *shop) stampede(t *testing.T, gate driver.Store, clients int) {
 	var wg sync.WaitGroup
 	for range clients {
 		wg.Go(func() {
-			for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); <-time.After(5 * time.Millisecond) {
+			for ; ; <-time.After(time.Millisecond) {
 				r := service.post(key)
 				if r.status == http.StatusCreated {
 					bodies.Store(r.body, true)
@@ -56,7 +56,6 @@ func (s *shop) stampede(t *testing.T, gate driver.Store, clients int) {
 					return
 				}
 			}
-			t.Error("no answer within a minute")
 		})
 	}
 	wg.Wait()
@@ -69,21 +68,21 @@ func (s *shop) stampede(t *testing.T, gate driver.Store, clients int) {
 
 func testRunStampede(t *testing.T, db Database) {
 	s, gate := newShop(db, idempotency.MiddlewareConfig{}), db.gate(t)
-	for range 10 {
+	for range 5 {
 		s.stampede(t, gate, 16)
 	}
 }
 
 func testGateDownStampede(t *testing.T, db Database) {
 	s := newShop(db, idempotency.MiddlewareConfig{})
-	for range 5 {
+	for range 3 {
 		s.stampede(t, gone{}, 8)
 	}
 }
 
 func testAloneStampede(t *testing.T, db Database) {
 	s := newShop(db, idempotency.MiddlewareConfig{})
-	for range 5 {
+	for range 3 {
 		s.stampede(t, nil, 8)
 	}
 }
@@ -164,6 +163,17 @@ func testRefusal(t *testing.T, db Database, gate driver.Store) {
 	}
 }
 
+// hasty is a gate whose leases are renewed soon.
+type hasty struct{ driver.Store }
+
+func (h hasty) Begin(ctx context.Context, c driver.Claim) (driver.BeginResult, error) {
+	out, err := h.Store.Begin(ctx, c)
+	if out.State == driver.Acquired {
+		out.Lease = 300 * time.Millisecond // a third of that before it is renewed
+	}
+	return out, err
+}
+
 func testRunLeaseLost(t *testing.T, db Database) {
 	for what, end := range map[string]func(ctx context.Context) error{
 		"goes on":     func(context.Context) error { return nil },
@@ -171,7 +181,7 @@ func testRunLeaseLost(t *testing.T, db Database) {
 		"asks for it": context.Cause,
 	} {
 		s, key, gate := newShop(db, idempotency.MiddlewareConfig{}), idempotency.NewKey(), db.gate(t)
-		s.behind(t, gate, func(ctx context.Context, tx pgx.Tx) (idempotency.Response, error) {
+		s.behind(t, hasty{gate}, func(ctx context.Context, tx pgx.Tx) (idempotency.Response, error) {
 			if err := db.Add(ctx, tx, string(key)); err != nil {
 				return idempotency.Response{}, err
 			}

@@ -14,8 +14,8 @@ import (
 // testOrders has two runs of one key take their steps in every order there is,
 // repetitions and steps out of place among them, and compares each answer with
 // that of a model.
-func testOrders(t *testing.T, store driver.Store) {
-	const steps, length, workers = 8, 5, 8
+func testOrders(t *testing.T, store driver.Store, length int) {
+	const steps, workers = 8, 8
 	orders := make(chan int)
 	var wg sync.WaitGroup
 	for range workers {
