@@ -1,6 +1,7 @@
 package httpapi_test
 
 import (
+	"log/slog"
 	"net/http"
 	"strings"
 	"testing"
@@ -133,5 +134,17 @@ func TestLimitsAtConstruction(t *testing.T) {
 		if err == nil {
 			t.Errorf("limits of %v are taken", limits)
 		}
+	}
+}
+
+// A shop without idempotency keys bounds bodies as well.
+func TestWithout_keysBodiesAreBounded(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, 0)
+	handler, err := httpapi.New(httpapi.Config{Backend: s.parts.Shop, Limiter: s.parts.Limiter, UserLimit: 10, Logger: slog.New(slog.DiscardHandler)})
+	noError(t, err)
+	s.handler = handler
+	if got := s.do(post("/api/events", `{"name":"`+strings.Repeat("x", 1<<20)+`"}`)); got.Code != http.StatusRequestEntityTooLarge {
+		t.Errorf("status %d: %s", got.Code, got.Body)
 	}
 }
