@@ -340,64 +340,6 @@ func TestLeasedHoldsNoMore(t *testing.T) {
 	})
 }
 
-// Units are not spent after their window, by whatever clock: what was held is given back to it, and
-// an answer from the next window does not spend it either.
-func TestLeasedUnitsLapse(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		l, store, end := leasedOf(t, ratelimit.LeasedConfig{Share: 1})
-		defer end()
-		c := ratelimit.Charge{Limit: ratelimit.Limit{Name: "user", Max: 100, Window: 2 * time.Second}}
-		small := ratelimit.Charge{Limit: ratelimit.Limit{Name: "tokens", Max: 1000, Algorithm: ratelimit.TokenBucket}}
-		toEnd := func(left time.Duration) {
-			time.Sleep(time.Until(time.Now().Truncate(2 * time.Second).Add(2*time.Second - left)))
-		}
-		toEnd(50 * time.Millisecond)
-		spent := hold(t, l, store, c, 8)
-		toEnd(time.Millisecond) // which might be over by the store's clock
-		d := mustAllow(t, l, store, 1, c)
-		if left := d.Limits()[0].Remaining; left != 100-spent-1 {
-			t.Errorf("%d remain, want %d: the units were not given back", left, 100-spent-1)
-		}
-
-		time.Sleep(11 * time.Second) // everything has lapsed
-		toEnd(50 * time.Millisecond)
-		spent = hold(t, l, store, c, 4)
-		store.before = func([]ratelimit.Charge) error {
-			store.before = nil
-			time.Sleep(60 * time.Millisecond)
-			return nil
-		}
-		trips := store.trips
-		d = mustAllowAny(t, l, small, c)
-		if store.trips != trips+2 || d.At.UnixMilli()%2000 > 100 {
-			t.Errorf("%d trips, decided at %v", store.trips-trips, d.At)
-		}
-		time.Sleep(250 * time.Millisecond)
-		now := time.Now().UnixMilli() % 2000
-		if left := remaining(t, store, c); left != (100*2000-spent*(2000-now)-2000)/2000 {
-			t.Errorf("%d remain of 100 at %d, %d were spent before", left, now, spent)
-		}
-	})
-}
-
-// The clock of the store may run a hundredth faster, and its answer may be late.
-func TestLeasedClockDrift(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		l, store, end := leasedOf(t, ratelimit.LeasedConfig{Share: 1})
-		defer end()
-		c := ratelimit.Charge{Limit: ratelimit.Limit{Name: "user", Max: 100, Window: 2 * time.Second}}
-		time.Sleep(time.Until(time.Now().Truncate(2 * time.Second).Add(2*time.Second - 905*time.Millisecond)))
-		mustAllow(t, l, store, 1, c)
-		store.after = func() { time.Sleep(896 * time.Millisecond) }
-		mustAllow(t, l, store, 1, c)
-		if d, err := l.Allow(t.Context(), c); err != nil || !d.Allowed || store.trips != 3 {
-			t.Errorf("%d trips: %+v, %v; want the units given up 9 ms before the end, as the store may be there", store.trips, d, err)
-		}
-	})
-}
-
 // While the store is away what is held is spent; then the store's policy decides.
 func TestLeasedOutage(t *testing.T) {
 	t.Parallel()

@@ -78,24 +78,6 @@ func served(t *testing.T, l ratelimit.Limiter, charges func(*http.Request) ([]ra
 
 func noContent(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) }
 
-func TestHeaderFormats(t *testing.T) {
-	t.Parallel()
-	for legacy, want := range map[bool]string{false: "", true: "2 1 60"} {
-		synctest.Test(t, func(t *testing.T) {
-			h := served(t, newMemory(t), byUser, noContent, ratelimit.MiddlewareConfig{LegacyHeaders: legacy})
-			got := call(h, http.MethodPost, "ann").Header()
-			fields := strings.TrimSpace(got.Get("X-RateLimit-Limit") + " " + got.Get("X-RateLimit-Remaining") + " " + got.Get("X-RateLimit-Reset"))
-			if got.Get("RateLimit") != `"user";r=1;t=60, "global";r=999;t=60` || fields != want {
-				t.Errorf("legacy %v: got %v", legacy, got)
-			}
-			call(h, http.MethodPost, "ann")
-			if w := call(h, http.MethodPost, "ann"); w.Code != http.StatusTooManyRequests || w.Header().Get("Retry-After") == "" {
-				t.Errorf("legacy %v: a denial is %d with %v", legacy, w.Code, w.Header())
-			}
-		})
-	}
-}
-
 func wantProblem(t *testing.T, w *httptest.ResponseRecorder, status int, code string) map[string]any {
 	t.Helper()
 	var body map[string]any

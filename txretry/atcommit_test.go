@@ -3,12 +3,15 @@ package txretry_test
 import (
 	"context"
 	"errors"
+	"path"
+	"strings"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/holdfast-go/holdfast/internal/pgtest"
+	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/txretry"
 )
 
@@ -16,6 +19,9 @@ import (
 func inEveryMode(t *testing.T, test func(t *testing.T, m *txretry.Manager, pool *pgxpool.Pool)) {
 	t.Helper()
 	pgtest.InEveryMode(t, func(t *testing.T, inMode func(*pgxpool.Pool) *pgxpool.Pool) {
+		if strings.HasPrefix(path.Base(t.Name()), "PgBouncer") {
+			testenv.Nightly(t, "a variant")
+		}
 		pool := newCounter(t)
 		observed, _ := observed()
 		test(t, newManager(t, inMode(pool), observed), pool)

@@ -6,14 +6,12 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/holdfast-go/holdfast/internal/pgtest"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/txretry"
 )
@@ -205,33 +203,5 @@ func TestLockTimeout(t *testing.T) {
 			}
 			retries.want(t, "55P03", "fn")
 		})
-	}
-}
-
-// Without the key this is a storm: every attempt but one in each round fails.
-func TestSerialKeyOnAHotRow(t *testing.T) {
-	t.Parallel()
-	pool := pgtest.New(t)
-	m := newManager(t, pool, txretry.Config{})
-	if _, err := pool.Exec(t.Context(), `CREATE TABLE hot (n int); INSERT INTO hot VALUES (0)`); err != nil {
-		t.Fatal(err)
-	}
-	var attempts atomic.Int64
-	var wg sync.WaitGroup
-	for range 32 {
-		wg.Go(func() {
-			err := m.DoWith(t.Context(), txretry.Options{SerialKey: "hot"}, func(ctx context.Context, tx pgx.Tx) error {
-				attempts.Add(1)
-				_, err := tx.Exec(ctx, `UPDATE hot SET n = n + 1`)
-				return err
-			})
-			if err != nil {
-				t.Error(err)
-			}
-		})
-	}
-	wg.Wait()
-	if got := attempts.Load(); got != 32 {
-		t.Errorf("%d attempts for 32 calls", got)
 	}
 }

@@ -131,28 +131,6 @@ func TestCommitReplyLost(t *testing.T) {
 	}
 }
 
-// The caller's cancellation reaches statements, not COMMIT.
-func TestCancelDuringLockWait(t *testing.T) {
-	t.Parallel()
-	pool := newCounter(t)
-	blocker, err := pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = blocker.Rollback(context.WithoutCancel(t.Context())) }()
-	if err := add(t.Context(), blocker, 1); err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
-	defer cancel()
-	err = newManager(t, pool, txretry.Config{}).Do(ctx, func(ctx context.Context, tx pgx.Tx) error {
-		return add(ctx, tx, 1)
-	})
-	if !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("error %v, want deadline exceeded", err)
-	}
-}
-
 func TestFnEndsTheTransaction(t *testing.T) {
 	t.Parallel()
 	for _, sql := range []string{"commit", "rollback"} {

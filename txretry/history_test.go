@@ -192,37 +192,3 @@ func acyclic(before map[int][]int) error {
 	}
 	return nil
 }
-
-// The checker finds what it is there to find.
-func TestHistoryCheck(t *testing.T) {
-	t.Parallel()
-	type reads = map[int]int
-	write := func(r reads, keys ...int) *deed {
-		d := &deed{reads: r, writes: map[int]bool{}}
-		for _, k := range keys {
-			d.writes[k] = true
-		}
-		return d
-	}
-	for name, tt := range map[string]struct {
-		all   map[int]*deed
-		order [][]int
-		ok    bool
-	}{
-		"one after another":  {map[int]*deed{1: write(reads{0: 0}, 0), 2: write(reads{0: 1}, 0)}, [][]int{{1, 2}}, true},
-		"lost update":        {map[int]*deed{1: write(reads{0: 0}, 0), 2: write(reads{0: 0}, 0)}, [][]int{{2}}, false},
-		"applied twice":      {map[int]*deed{1: write(reads{0: 0}, 0)}, [][]int{{1, 1}}, false},
-		"abandoned, applied": {map[int]*deed{}, [][]int{{1}}, false},
-		"write skew":         {map[int]*deed{1: write(reads{0: 0, 1: 0}, 0), 2: write(reads{0: 0, 1: 0}, 1)}, [][]int{{1}, {2}}, false},
-		"read-only anomaly": {map[int]*deed{
-			1: write(reads{0: 0}, 0), 2: write(reads{0: 0, 1: 0}, 1), 3: write(reads{0: 1, 1: 0}),
-		}, [][]int{{1}, {2}}, false},
-		"readers of one moment": {map[int]*deed{
-			1: write(reads{0: 0}, 0), 2: write(reads{0: 1, 1: 0}, 1), 3: write(reads{0: 1, 1: 0}),
-		}, [][]int{{1}, {2}}, true},
-	} {
-		if err := check(tt.all, tt.order); (err == nil) != tt.ok {
-			t.Errorf("%s: %v", name, err)
-		}
-	}
-}

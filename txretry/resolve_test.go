@@ -12,7 +12,6 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/holdfast-go/holdfast/internal/pgtest"
 	"github.com/holdfast-go/holdfast/internal/silent"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/txretry"
@@ -167,40 +166,6 @@ func TestReadOnlyCommitLost(t *testing.T) {
 		t.Errorf("%d calls, want two", calls)
 	}
 	wantUnavailable(t, err, "commit")
-}
-
-// The server restarts while fn runs. With XactStatus the call survives, because
-// nothing was applied.
-func TestServerRestart(t *testing.T) {
-	t.Parallel()
-	testenv.Nightly(t, "restarts a server")
-	server := testenv.Private(t, testenv.Postgres)
-	pool := pgtest.Pool(t, server.URL(), 4)
-	testenv.Eventually(t, func() error { // a server that has just begun looks like one that has crashed
-		var young bool
-		err := pool.QueryRow(t.Context(), "select stats_reset > clock_timestamp() - interval '2 s' from pg_stat_bgwriter").Scan(&young)
-		if err == nil && young {
-			err = errors.New("the server is young")
-		}
-		return err
-	})
-	exec(t, pool, "create table counter (id int primary key, n int not null); insert into counter values (1, 0)")
-	run := func(cfg txretry.Config) (calls int, err error) {
-		err = newManager(t, pool, cfg).Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
-			if calls++; calls > 1 {
-				return add(ctx, tx, 1)
-			}
-			if err := add(ctx, tx, 1); err != nil {
-				return err
-			}
-			return server.Restart(ctx)
-		})
-		return calls, err
-	}
-	if calls, err := run(txretry.Config{XactStatus: true}); calls != 2 || err != nil {
-		t.Errorf("error %v after %d calls with XactStatus", err, calls)
-	}
-	wantCounter(t, pool, 1)
 }
 
 // A Witness whose client vanishes gives its locks up as a transaction of fn does.

@@ -68,36 +68,6 @@ func TestCallersShareRoundTrips(t *testing.T) {
 	}
 }
 
-// Limits that differ in Max alone share a counter, also within one round trip.
-func TestPlansInOneRoundTrip(t *testing.T) {
-	t.Parallel()
-	l := open(t, redistest.New(t), ratelimitredis.Config{DenyCache: -1}).OnePipeline()
-	plans := []ratelimit.Limit{
-		{Name: "user", Max: 10, Window: day},
-		{Name: "user", Max: 50, Window: day},
-		{Name: "user", Max: 30, Window: day, Algorithm: ratelimit.FixedWindow},
-	}
-	var allowed [3]atomic.Int64
-	var wg sync.WaitGroup
-	for g := range 30 {
-		wg.Go(func() {
-			for range 20 {
-				d, err := l.Allow(t.Context(), ratelimit.Charge{Limit: plans[g%3], Key: "ann"})
-				if err != nil {
-					t.Error(err)
-				}
-				if d.Allowed {
-					allowed[g%3].Add(1)
-				}
-			}
-		})
-	}
-	wg.Wait()
-	if sum := allowed[0].Load() + allowed[1].Load() + allowed[2].Load(); sum != 50 || allowed[0].Load() > 10 {
-		t.Errorf("the plans of 10, 50 and 30 got %d, %d and %d of one counter, want 50 together", allowed[0].Load(), allowed[1].Load(), allowed[2].Load())
-	}
-}
-
 // Of a flood of denied requests one a second reaches Redis.
 func TestDenialsAreRemembered(t *testing.T) {
 	t.Parallel()

@@ -1,12 +1,9 @@
 package ratelimitredis_test
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -124,93 +121,5 @@ func TestCostAboveTheLocalShare(t *testing.T) {
 		if d, err := l.Allow(t.Context(), ratelimit.Charge{Limit: limit, Cost: 11}); err != nil || d.Allowed || !d.Never {
 			t.Errorf("a cost above the limit: %+v, %v, want never", d, err)
 		}
-	}
-}
-
-// A failover may forget what was not replicated: at most the limit once more.
-func TestFailover(t *testing.T) {
-	t.Parallel()
-	testenv.Nightly(t, "replication takes its time; TestOutage sees a loss of memory")
-	primary, replica := testenv.Private(t, testenv.Redis), testenv.Private(t, testenv.Redis)
-	from, to := redistest.Client(t, primary.URL()), redistest.Client(t, replica.URL())
-	host, port, err := net.SplitHostPort(from.Options().Addr)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := to.ReplicaOf(t.Context(), host, port).Err(); err != nil {
-		t.Fatal(err)
-	}
-	testenv.Eventually(t, func() error {
-		if n, err := from.Wait(t.Context(), 1, time.Second).Result(); err != nil || n != 1 {
-			return fmt.Errorf("%d replicas, %w", n, err)
-		}
-		return nil
-	})
-	var current atomic.Pointer[string] // where the client connects, as a failover client learns it
-	addr := from.Options().Addr
-	current.Store(&addr)
-	client := redis.NewClient(&redis.Options{Dialer: func(ctx context.Context, network, _ string) (net.Conn, error) {
-		return (&net.Dialer{}).DialContext(ctx, network, *current.Load())
-	}})
-	t.Cleanup(func() {
-		if err := client.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	l := open(t, client, ratelimitredis.Config{DenyCache: -1})
-	c := ratelimit.Charge{Limit: ratelimit.Limit{Name: "user", Max: 100, Window: day}, Key: "ann"}
-	allowed := 0
-	ask := func() error {
-		d, err := l.Allow(t.Context(), c)
-		if err == nil && d.Allowed {
-			allowed++
-		}
-		return err
-	}
-	for range 60 {
-		if err := ask(); err != nil {
-			t.Fatal(err)
-		}
-	}
-	testenv.Eventually(t, func() error { // WAIT would tell of writes of its own connection only
-		keys, err := to.Keys(t.Context(), "rate_limit:user:ann:*").Result()
-		if err != nil || len(keys) != 1 {
-			return fmt.Errorf("keys %q, %w", keys, err)
-		}
-		if n, err := to.Get(t.Context(), keys[0]).Int(); err != nil || n != allowed {
-			return fmt.Errorf("the replica has %d of %d, %w", n, allowed, err)
-		}
-		return nil
-	})
-	if err := replica.Pause(); err != nil { // what comes now is lost
-		t.Fatal(err)
-	}
-	for range 20 {
-		if err := ask(); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := primary.Kill(); err != nil {
-		t.Fatal(err)
-	}
-	if err := ask(); !errors.Is(err, ratelimit.ErrUnavailable) {
-		t.Errorf("between the two: %v", err)
-	}
-	if err := replica.Resume(); err != nil {
-		t.Fatal(err)
-	}
-	if err := to.ReplicaOf(t.Context(), "NO", "ONE").Err(); err != nil {
-		t.Fatal(err)
-	}
-	addr2 := to.Options().Addr
-	current.Store(&addr2)
-	testenv.Eventually(t, ask)
-	for range 100 {
-		if err := ask(); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if allowed < 100 || allowed > 120 {
-		t.Errorf("%d were allowed, want the limit of 100 and at most the 20 that the failover forgot", allowed)
 	}
 }

@@ -3,12 +3,14 @@ package txretrytest_test
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/holdfast-go/holdfast/internal/metrictest"
 	"github.com/holdfast-go/holdfast/txretry"
 	"github.com/holdfast-go/holdfast/txretry/txretrytest"
 )
@@ -60,4 +62,28 @@ func TestCombinedCommitLost(t *testing.T) {
 			})
 		})
 	}
+}
+
+// An attempt that meets a conflict at COMMIT is counted for each of the calls that shared it.
+func TestCombinedFailuresAreCounted(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var metrics metrictest.Recorder
+		m := txretrytest.New(txretrytest.Config{
+			Script: []txretrytest.Fault{{}, {Point: txretrytest.AtCommit, SQLSTATE: "40001"}},
+			Retry:  txretry.Config{MeterProvider: &metrics},
+		})
+		errs := standInLine(t, m, txretry.Options{SerialKey: "k", Combine: 9}, 3, func(context.Context, pgx.Tx, string) error { return nil })
+		if err := errors.Join(errs...); err != nil {
+			t.Error(err)
+		}
+		for _, name := range []string{"A", "B", "C"} {
+			if got := metrics.Values("holdfast.txretry.failures{operation=" + name + ",phase=commit,sqlstate=40001}"); len(got) != 1 {
+				t.Errorf("call %s: %v failures are counted, want 1", name, got)
+			}
+			if got := metrics.Values("holdfast.txretry.attempts{operation=" + name + ",outcome=committed}"); !slices.Equal(got, []float64{2}) {
+				t.Errorf("call %s: attempts %v, want 2", name, got)
+			}
+		}
+	})
 }

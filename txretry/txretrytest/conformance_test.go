@@ -54,7 +54,7 @@ func newBackend(*testing.T) conformance.Backend {
 			return txretrytest.Fail(tx, &pgconn.PgError{Severity: "ERROR", Code: sqlstate, Message: "test"})
 		},
 		FailAtCommit: func(_ context.Context, tx pgx.Tx, sqlstate string) error {
-			return failAtCommit(tx, &pgconn.PgError{Severity: "ERROR", Code: sqlstate, Message: "test"})
+			return txretrytest.EffectAtCommit(tx, func() error { return &pgconn.PgError{Severity: "ERROR", Code: sqlstate, Message: "test"} }, nil, nil)
 		},
 	}
 }

@@ -3,6 +3,7 @@ package txretrytest_test
 import (
 	"context"
 	"log/slog"
+	"path"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
@@ -11,6 +12,7 @@ import (
 	"github.com/holdfast-go/holdfast/internal/pgtest"
 	"github.com/holdfast-go/holdfast/internal/prove"
 	"github.com/holdfast-go/holdfast/internal/prove/provetest"
+	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/txretry"
 	"github.com/holdfast-go/holdfast/txretry/txretrytest"
 )
@@ -55,6 +57,9 @@ func sell(ctx context.Context, tx pgx.Tx, seats ...string) error {
 func TestProve(t *testing.T) {
 	t.Parallel()
 	pgtest.InEveryMode(t, func(t *testing.T, inMode func(*pgxpool.Pool) *pgxpool.Pool) {
+		if path.Base(t.Name()) != "cache_statement" {
+			testenv.Nightly(t, "a variant")
+		}
 		proveSale(t, inMode(newStock(t)), txretry.Config{}, func(*pgxpool.Pool) transaction {
 			return func(ctx context.Context, tx pgx.Tx) error { return sell(ctx, tx, "A1", "A2") }
 		})
@@ -111,6 +116,9 @@ func TestProveCatches(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
+			if name == "a connection that is kept" {
+				testenv.Nightly(t, "Prove waits 10 s for it")
+			}
 			pool := newStock(t)
 			provetest.Caught(t, func(t prove.TB) { proveSale(t, pool, txretry.Config{}, plant.process) }, plant.want...)
 		})

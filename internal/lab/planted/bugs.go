@@ -205,7 +205,7 @@ var bugs = []bug{
 	},
 	{
 		"statements for COMMIT of calls that share it are lost", "txretry/combine.go",
-		"\t\tall = append(all, f.call.last.atCommit...)\n", "\t\t_ = f\n", suite("txretry", "^TestCombinedAtCommit$"),
+		"\t\tall = append(all, f.call.last.atCommit...)\n", "\t\t_ = f\n", suite("txretry/txretrytest", "^TestCombinedSchedules$"),
 	},
 	{
 		"the lock timeout is not set", "txretry/begin.go",

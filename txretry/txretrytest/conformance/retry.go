@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"runtime"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -143,51 +142,33 @@ func testRefusedCommit(f *fixture) {
 	f.want(0)
 }
 
+// A transient error is known, whatever fn makes of it.
 func testMasked(f *fixture) {
-	calls := 0
-	f.ok(f.do(func(ctx context.Context, tx pgx.Tx) error {
-		calls++
-		if calls == 1 {
-			return fmt.Errorf("lost its cause: %v", scripted(f.Fail(ctx, tx, "40001")))
-		}
-		return f.Add(ctx, tx, 1)
-	}))
-	f.equal("calls", calls, 2)
-	f.want(1)
+	for name, mask := range map[string]func(ctx context.Context, tx pgx.Tx, err error) error{
+		"masked": func(_ context.Context, _ pgx.Tx, err error) error {
+			return fmt.Errorf("lost its cause: %v", scripted(err))
+		},
+		"masked by a later error": func(ctx context.Context, tx pgx.Tx, _ error) error {
+			err := f.Add(ctx, tx, 1)
+			f.sqlstate(err, "25P02")
+			return err
+		},
+		"swallowed": func(context.Context, pgx.Tx, error) error { return nil },
+	} {
+		calls := 0
+		f.ok(f.do(func(ctx context.Context, tx pgx.Tx) error {
+			if calls++; calls == 1 {
+				return mask(ctx, tx, f.Fail(ctx, tx, "40001"))
+			}
+			return f.Add(ctx, tx, 1)
+		}))
+		f.equal(name+": calls", calls, 2)
+	}
+	f.want(3)
 }
 
 // scripted keeps go vet from suggesting %w.
 func scripted(err error) string { return err.Error() }
-
-func testMaskedByAborted(f *fixture) {
-	calls := 0
-	f.ok(f.do(func(ctx context.Context, tx pgx.Tx) error {
-		calls++
-		if calls == 1 {
-			_ = f.Fail(ctx, tx, "40P01")
-			err := f.Add(ctx, tx, 1)
-			f.sqlstate(err, "25P02")
-			return err
-		}
-		return f.Add(ctx, tx, 1)
-	}))
-	f.equal("calls", calls, 2)
-	f.want(1)
-}
-
-func testSwallowedTransient(f *fixture) {
-	calls := 0
-	f.ok(f.do(func(ctx context.Context, tx pgx.Tx) error {
-		calls++
-		if calls == 1 {
-			_ = f.Fail(ctx, tx, "40001")
-			return nil
-		}
-		return f.Add(ctx, tx, 1)
-	}))
-	f.equal("calls", calls, 2)
-	f.want(1)
-}
 
 func testSwallowedPermanent(f *fixture) {
 	calls := 0
@@ -203,35 +184,25 @@ func testSwallowedPermanent(f *fixture) {
 	f.want(0)
 }
 
-func testPanic(f *fixture) {
-	m := f.New(quick())
-	func() {
-		defer func() { f.equal("panic value", recover(), "boom") }()
-		_ = m.Do(f.Context(), func(ctx context.Context, tx pgx.Tx) error {
-			f.add(ctx, tx, 1)
-			panic("boom")
-		})
-	}()
-	f.want(0)
-	f.ok(m.Do(f.Context(), func(ctx context.Context, tx pgx.Tx) error { return f.Add(ctx, tx, 1) }))
-	f.want(1)
-}
-
-func testGoexit(f *fixture) {
-	m := f.New(quick())
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		_ = m.Do(f.Context(), func(ctx context.Context, tx pgx.Tx) error {
-			f.add(ctx, tx, 1)
-			runtime.Goexit()
-			return nil
-		})
-	}()
-	<-done
-	f.want(0)
-	f.ok(m.Do(f.Context(), func(ctx context.Context, tx pgx.Tx) error { return f.Add(ctx, tx, 1) }))
-	f.want(1)
+// A panic and runtime.Goexit leave nothing, and a sound Transactor.
+func testNoReturn(leave func(), want any) func(f *fixture) {
+	return func(f *fixture) {
+		m := f.New(quick())
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			defer func() { f.equal("recovered", recover(), want) }()
+			_ = m.Do(f.Context(), func(ctx context.Context, tx pgx.Tx) error {
+				f.add(ctx, tx, 1)
+				leave()
+				return nil
+			})
+		}()
+		<-done
+		f.want(0)
+		f.ok(m.Do(f.Context(), func(ctx context.Context, tx pgx.Tx) error { return f.Add(ctx, tx, 1) }))
+		f.want(1)
+	}
 }
 
 func testCancelledBefore(f *fixture) {
