@@ -48,9 +48,7 @@ func TestMuxRoutesByName(t *testing.T) {
 		return nil
 	}
 	for _, name := range []string{"order.placed", "order.placed.v2"} {
-		if err := inbox.Handle(mux, name, handle); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, inbox.Handle(mux, name, handle))
 	}
 	results := mux.Process(t.Context(), []*inbox.Message{
 		message("order.placed", `{"number":"1"}`),
@@ -69,9 +67,7 @@ func TestMuxRefusesBadRegistrations(t *testing.T) {
 	t.Parallel()
 	mux := inbox.NewMux()
 	noop := func(context.Context, order) error { return nil }
-	if err := inbox.Handle(mux, "a", noop); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, inbox.Handle(mux, "a", noop))
 	var none func(context.Context, order) error
 	for name, err := range map[string]error{
 		"twice":      inbox.Handle(mux, "a", noop),
@@ -98,13 +94,9 @@ func TestMuxMiddlewareOrder(t *testing.T) {
 	mux := inbox.NewMux()
 	mux.Use(step("all 1"), step("all 2"))
 	err := inbox.Handle(mux, "a", func(context.Context, order) error { trail = append(trail, "work"); return nil }, step("own 1"), step("own 2"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	mux.Use(step("all 3"))
-	if err := process(t, mux, message("a", `{}`)); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, process(t, mux, message("a", `{}`)))
 	want := "all 1, all 2, all 3, own 1, own 2, work, end of own 2, end of own 1, end of all 3, end of all 2, end of all 1"
 	if got := strings.Join(trail, ", "); got != want {
 		t.Errorf("trail = %s, want %s", got, want)
@@ -160,9 +152,7 @@ func TestMuxMiddlewareDecides(t *testing.T) {
 			}
 			return nil
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		noError(t, err)
 		err = process(t, mux, message("a", `{}`))
 		if !errors.Is(err, tt.want) || ran != tt.ran || len(ends) != 1 || !errors.Is(ends[0], tt.want) {
 			t.Errorf("%s: ran %v, result %v, outer middleware saw %v", name, ran, err, ends)
@@ -178,9 +168,7 @@ func TestMuxGoexit(t *testing.T) {
 	mux.Use(func(context.Context, *inbox.Message) (context.Context, func(error) error, error) {
 		return nil, func(result error) error { seen = result; return result }, nil
 	})
-	if err := inbox.Handle(mux, "a", func(context.Context, order) error { runtime.Goexit(); return nil }); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, inbox.Handle(mux, "a", func(context.Context, order) error { runtime.Goexit(); return nil }))
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
@@ -205,9 +193,7 @@ func TestDecode(t *testing.T) {
 		}
 		return "work on " + string(m.Body), nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	calls := mux.Decode([]*inbox.Message{message("a", "1"), message("a", "bad"), message("a", "panic"), message("b", "2")})
 	for i, want := range []any{"work on 1", nil, nil, nil} {
 		_, err := calls[i].Begin(t.Context())
@@ -226,9 +212,7 @@ func TestDecode(t *testing.T) {
 func TestMuxRecoversPanics(t *testing.T) {
 	t.Parallel()
 	mux := inbox.NewMux()
-	if err := inbox.Handle(mux, "a", func(context.Context, order) error { panic("secret of the stack") }); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, inbox.Handle(mux, "a", func(context.Context, order) error { panic("secret of the stack") }))
 	err := process(t, mux, message("a", `{}`))
 	caught, ok := errors.AsType[*base.Panic](err)
 	if !ok || !strings.Contains(string(caught.Stack), "TestMuxRecoversPanics") {
@@ -250,9 +234,7 @@ func TestMuxDraining(t *testing.T) {
 		cancel(inbox.ErrDraining)
 		return ctx.Err()
 	}
-	if err := inbox.Handle(mux, "a", handler); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, inbox.Handle(mux, "a", handler))
 	results := mux.Process(ctx, []*inbox.Message{message("a", `{}`), message("a", `{}`)})
 	for i, err := range results {
 		if f := driver.Classify(err); f.Action != driver.ActionReturn || f.Counted {
@@ -334,9 +316,7 @@ func TestMessageValidate(t *testing.T) {
 func TestSetLimit(t *testing.T) {
 	t.Parallel()
 	mux := inbox.NewMux()
-	if err := mux.SetLimit("a", 3); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, mux.SetLimit("a", 3))
 	if err := mux.SetLimit("a", -1); err == nil {
 		t.Error("a negative limit was accepted")
 	}
@@ -361,5 +341,14 @@ func TestFallback(t *testing.T) {
 	m.ID = uuid.Nil
 	if f := driver.Classify(one()); f.Class != driver.ClassValidation {
 		t.Errorf("without an id: %+v", f)
+	}
+}
+
+func noError(t testing.TB, errs ...error) {
+	t.Helper()
+	for _, err := range errs {
+		if err != nil {
+			t.Fatal(err)
+		}
 	}
 }

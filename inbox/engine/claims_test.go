@@ -25,9 +25,7 @@ func (y *yard) left(key string, numbers ...int) {
 	for _, n := range numbers {
 		m := &inbox.Message{ID: ids.New(), Name: "order", Key: key, Attempt: 1}
 		y.number[m.ID] = n
-		if err := y.parking.Append(y.t.Context(), key, m); err != nil {
-			y.t.Fatal(err)
-		}
+		noError(y.t, y.parking.Append(y.t.Context(), key, m))
 	}
 }
 
@@ -164,9 +162,7 @@ func TestParkedMessageThatRunsAlready(t *testing.T) {
 		run(t, y.consumer(patient, memqueue.Options{}))
 		id := y.put("a", 1)
 		time.Sleep(time.Second)
-		if err := y.parking.Append(t.Context(), "a", &inbox.Message{ID: id, Name: "order", Key: "a", Attempt: 1}); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, y.parking.Append(t.Context(), "a", &inbox.Message{ID: id, Name: "order", Key: "a", Attempt: 1}))
 		time.Sleep(time.Minute)
 		y.put("a", 2)
 		time.Sleep(10 * time.Minute)
@@ -248,9 +244,7 @@ func TestParkedKeysThatGoOnAtOnce(t *testing.T) {
 		for n := range keys * each {
 			m := &inbox.Message{ID: ids.New(), Name: "order", Key: fmt.Sprint(n % keys), Attempt: 1}
 			y.number[m.ID] = n
-			if err := y.parking.Append(t.Context(), m.Key, m); err != nil {
-				t.Fatal(err)
-			}
+			noError(t, y.parking.Append(t.Context(), m.Key, m))
 		}
 		run(t, y.consumer(func(cfg *engine.Config) { cfg.Prefetch = window }, memqueue.Options{}))
 		y.put("other", 1)
@@ -343,9 +337,7 @@ func TestParkedMessagesOfBeforeAreBounded(t *testing.T) {
 		y := newYard(t)
 		y.fail = func(*inbox.Message) error { return nil }
 		dead := driver.NewDeadLetter(&inbox.Message{ID: ids.New(), Name: "order", Key: "a"}, driver.Classify(errBroken), "test", time.Now())
-		if err := y.parking.Stop(t.Context(), "a", dead); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, y.parking.Stop(t.Context(), "a", dead))
 		for n := range most {
 			y.left("a", n)
 		}
@@ -359,40 +351,6 @@ func TestParkedMessagesOfBeforeAreBounded(t *testing.T) {
 		}
 		if err := c.Ready(t.Context()); err == nil || !strings.Contains(err.Error(), "MaxParked") {
 			t.Errorf("Ready: %v", err)
-		}
-	})
-}
-
-// slowParking takes its time to store a message.
-type slowParking struct {
-	driver.Parking
-	takes time.Duration
-}
-
-func (p slowParking) Append(ctx context.Context, key string, m *inbox.Message) error {
-	time.Sleep(p.takes)
-	return p.Parking.Append(ctx, key, m)
-}
-
-// A message is stored with its key while there is no session: the next one has it processed.
-func TestParkedBetweenSessions(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		y := newYard(t)
-		y.fail = func(*inbox.Message) error { return nil }
-		y.parking = slowParking{y.parking, 5 * time.Second}
-		left := &inbox.Message{ID: ids.New(), Name: "order", Key: "a", Attempt: 1}
-		y.number[left.ID] = 1
-		if err := y.parking.Append(t.Context(), "a", left); err != nil {
-			t.Fatal(err)
-		}
-		run(t, y.consumer(func(*engine.Config) {}, memqueue.Options{}))
-		y.put("a", 2)
-		time.Sleep(4990 * time.Millisecond)
-		y.queue.Cut() // the next session begins at least 50 ms later
-		y.idle()
-		time.Sleep(time.Hour)
-		if got := y.orderOf("a"); !slices.Equal(got, []int{1, 2}) || len(y.parked()) > 0 {
-			t.Errorf("a has done %v, parked %v", got, y.parked())
 		}
 	})
 }

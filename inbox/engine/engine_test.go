@@ -41,9 +41,7 @@ func TestConsume(t *testing.T) {
 		for _, name := range []string{"good", "bad", "hopeless", "exit", "panic"} {
 			b.put(name, 20)
 		}
-		if err := b.queue.Put(&inbox.Message{Name: "nameless"}); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, b.queue.Put(&inbox.Message{Name: "nameless"}))
 		if err := ready(b); err == nil || err.Error() != "inboxtest: not running" {
 			t.Errorf("before Run: %v", err)
 		}
@@ -74,55 +72,6 @@ func TestConsume(t *testing.T) {
 			t.Errorf("%+v", d)
 		}
 	})
-}
-
-// Faults at every step lose nothing.
-func TestFaultsLoseNothing(t *testing.T) {
-	t.Parallel()
-	for _, batch := range []int{1, 10} {
-		split := batch == 10
-		for at := memqueue.Open; at <= memqueue.Close; at++ {
-			for what := memqueue.FailBefore; what <= memqueue.Refuse; what++ {
-				t.Run(fmt.Sprintf("batch %d, step %d, outcome %d", batch, at, what), func(t *testing.T) {
-					bubble(t, func(t *testing.T) {
-						var asked atomic.Int64
-						done := sync.Map{}
-						got := &recorder{fail: func(_ context.Context, m *inbox.Message) error {
-							if m.Name == "bad" && m.Attempt < 2 || m.Name == "dead" {
-								return errBroken
-							}
-							done.Store(m.ID, true)
-							return nil
-						}}
-						b := newBench(t, got, engine.Config{ConsumerConfig: inbox.ConsumerConfig{Concurrency: 3, Batch: batch}}, memqueue.Options{
-							Split: split,
-							Fault: func(step memqueue.Step, _ *inbox.Message) memqueue.Outcome {
-								if step == at && asked.Load() < 100 && asked.Add(1)%5 == 1 {
-									return what
-								}
-								return memqueue.OK
-							},
-						})
-						all := append(b.put("good", 20), b.put("bad", 10)...)
-						b.put("dead", 3)
-						b.start()
-						b.idle()
-						b.put("good", 1)
-						b.idle()
-						b.stop()
-						for _, id := range all {
-							if _, ok := done.Load(id); !ok {
-								t.Errorf("%v was lost", id)
-							}
-						}
-						if n := len(b.letters("default")); n < 3 {
-							t.Errorf("%d dead letters", n)
-						}
-					})
-				})
-			}
-		}
-	}
 }
 
 // While a server is down messages wait uncounted, and nothing spins.
@@ -475,14 +424,10 @@ func TestLedger(t *testing.T) {
 		b.put("good", 8)
 		for id, n := range map[uuid.UUID]int{killer: 3, suspect: 2} {
 			for range n {
-				if err := ledger.Start(t.Context(), &inbox.Message{ID: id, Attempt: 1}); err != nil {
-					t.Fatal(err)
-				}
+				noError(t, ledger.Start(t.Context(), &inbox.Message{ID: id, Attempt: 1}))
 			}
 		}
-		if err := ledger.Pass(t.Context(), &inbox.Message{ID: leftover, Attempt: 1}); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, ledger.Pass(t.Context(), &inbox.Message{ID: leftover, Attempt: 1}))
 		b.start()
 		b.idle()
 		b.stop()
@@ -531,9 +476,7 @@ func TestNewerCopyNoted(t *testing.T) {
 					memqueue.Options{Split: c.split, Exclusive: c.ordered})
 				id := b.put("event", 1)[0]
 				deliverInVain(t, b)
-				if err := ledger.Pass(t.Context(), &inbox.Message{ID: id, Attempt: 1, Replays: c.replays}); err != nil {
-					t.Fatal(err)
-				}
+				noError(t, ledger.Pass(t.Context(), &inbox.Message{ID: id, Attempt: 1, Replays: c.replays}))
 				b.start()
 				b.idle()
 				b.stop()
@@ -550,35 +493,12 @@ func deliverInVain(t *testing.T, b *bench) {
 	t.Helper()
 	source := b.queue.Source(memqueue.Options{})
 	s, err := source.Open(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := s.Start(t.Context(), 100); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
+	noError(t, s.Start(t.Context(), 100))
 	if _, err := s.Receive(t.Context(), 100); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.Close(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-}
-
-// A copy of what still runs for a lost session is not run beside it: the result settles it.
-func TestTwin(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		got := &recorder{fail: func(context.Context, *inbox.Message) error { time.Sleep(10 * time.Second); return nil }}
-		b := newBench(t, got, engine.Config{ConsumerConfig: inbox.ConsumerConfig{Concurrency: 2}}, memqueue.Options{})
-		b.put("slow", 4)
-		b.start()
-		time.Sleep(time.Second)
-		b.queue.Cut()
-		b.idle()
-		b.stop()
-		if n := len(got.messages()); n != 4 {
-			t.Errorf("%d runs of 4 messages", n)
-		}
-	})
+	noError(t, s.Close(t.Context()))
 }
 
 // A queue that is deleted and comes again is consumed again.

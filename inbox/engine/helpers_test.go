@@ -100,9 +100,7 @@ func newConsumer(t *testing.T, s driver.Source, p inbox.Processor, cfg engine.Co
 		cfg.Logger = slog.New(slog.NewTextHandler(out, nil))
 	}
 	c, err := engine.New(s, p, cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	return c
 }
 
@@ -135,9 +133,7 @@ func (b *bench) put(name string, n int) (all []uuid.UUID) {
 	b.t.Helper()
 	for range n {
 		m := &inbox.Message{ID: ids.New(), Name: name, Body: []byte("{}")}
-		if err := b.queue.Put(m); err != nil {
-			b.t.Fatal(err)
-		}
+		noError(b.t, b.queue.Put(m))
 		all = append(all, m.ID)
 	}
 	return all
@@ -148,9 +144,7 @@ func (b *bench) idle() {
 	b.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 24*time.Hour)
 	defer cancel()
-	if err := b.broker.Idle(ctx); err != nil {
-		b.t.Fatal(err)
-	}
+	noError(b.t, b.broker.Idle(ctx))
 }
 
 // letters are the dead letters of a class.
@@ -160,9 +154,7 @@ func (b *bench) letters(class string) (all []inbox.DeadLetter) {
 		all = append(all, *d)
 		return driver.Keep, nil
 	}, func(inbox.DeadLetter, error) {})
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	noError(b.t, err)
 	return all
 }
 
@@ -186,3 +178,12 @@ func bubble(t *testing.T, test func(t *testing.T)) {
 }
 
 func ready(b *bench) error { return b.consumer.Ready(context.Background()) }
+
+func noError(t testing.TB, errs ...error) {
+	t.Helper()
+	for _, err := range errs {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}

@@ -43,9 +43,7 @@ func TestOrderedRetries(t *testing.T) {
 		b := newBench(t, p, engine.Config{ConsumerConfig: inbox.ConsumerConfig{Ordered: true, Concurrency: 1, Prefetch: 10}}, memqueue.Options{Exclusive: true})
 		for _, m := range []inbox.Message{{Key: "a", Name: "bad"}, {Key: "a", Name: "x"}, {Key: "b", Name: "y"}, {Name: "z"}} {
 			m.ID = ids.New()
-			if err := b.queue.Put(&m); err != nil {
-				t.Fatal(err)
-			}
+			noError(t, b.queue.Put(&m))
 		}
 		b.start()
 		b.idle()
@@ -89,9 +87,7 @@ func TestOrderedHold(t *testing.T) {
 				}})}
 				b := &bench{t: t, broker: broker, queue: queue, source: source.Source}
 				b.consumer = newConsumer(t, source, processor, engine.Config{ConsumerConfig: inbox.ConsumerConfig{Ordered: true, Retry: inbox.RetryPolicy{MaxAge: 2 * time.Hour}}})
-				if err := queue.Put(&inbox.Message{ID: ids.New(), Name: "x", Key: "k"}); err != nil {
-					t.Fatal(err)
-				}
+				noError(t, queue.Put(&inbox.Message{ID: ids.New(), Name: "x", Key: "k"}))
 				b.start()
 				b.idle()
 				b.stop()

@@ -104,9 +104,7 @@ func TestNew(t *testing.T) {
 	}
 	source := memqueue.NewBroker().Queue("q").Source(memqueue.Options{})
 	c, err := engine.New(source, &recorder{}, engine.Config{Package: "inboxtest", Queue: "q"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- c.Run(ctx) }()
@@ -144,9 +142,7 @@ func TestDepthGauge(t *testing.T) {
 		const payment, other = "holdfast.inbox.test.dead_letters{class=payment,queue=orders}", "holdfast.inbox.test.dead_letters{class=default,queue=orders}"
 		look := func() map[string]float64 {
 			seen, err := meter.Collect(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
+			noError(t, err)
 			return seen
 		}
 		look()
@@ -220,9 +216,7 @@ func TestMessageLimitOfSuspects(t *testing.T) {
 		b := newBench(t, withLedger{got, ledger}, engine.Config{ConsumerConfig: inbox.ConsumerConfig{MessageLimit: 1}}, memqueue.Options{})
 		suspect := b.put("suspect", 1)[0]
 		deliverInVain(t, b)
-		if err := ledger.Start(t.Context(), &inbox.Message{ID: suspect, Attempt: 1}); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, ledger.Start(t.Context(), &inbox.Message{ID: suspect, Attempt: 1}))
 		b.start()
 		time.Sleep(time.Minute)
 		if n := len(got.messages()); n != 1 {
@@ -282,9 +276,7 @@ func TestDepthGaugeWithoutCounts(t *testing.T) {
 		for range 3 {
 			time.Sleep(time.Minute)
 			seen, err := meter.Collect(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
+			noError(t, err)
 			for key := range seen {
 				if strings.Contains(key, "dead_letters") {
 					t.Errorf("there is %s", key)

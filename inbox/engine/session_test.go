@@ -59,9 +59,7 @@ func TestTwinsWithoutID(t *testing.T) {
 		b.start()
 		b.put("first", 1) // what comes now gathers
 		for _, text := range []string{"a", "b"} {
-			if err := b.queue.Put(&inbox.Message{ID: uuid.Nil, Name: "nameless", Body: []byte(text)}); err != nil {
-				t.Fatal(err)
-			}
+			noError(t, b.queue.Put(&inbox.Message{ID: uuid.Nil, Name: "nameless", Body: []byte(text)}))
 		}
 		b.put("second", 1)
 		time.Sleep(1500 * time.Millisecond)
@@ -95,9 +93,7 @@ func TestOrderedMoveWithoutAnswer(t *testing.T) {
 			return memqueue.OK
 		}})
 		for _, name := range []string{"bad", "good"} {
-			if err := b.queue.Put(&inbox.Message{ID: ids.New(), Name: name, Key: "k"}); err != nil {
-				t.Fatal(err)
-			}
+			noError(t, b.queue.Put(&inbox.Message{ID: ids.New(), Name: name, Key: "k"}))
 		}
 		b.start()
 		b.idle()
@@ -125,9 +121,7 @@ func TestForeignFunctionsThatExit(t *testing.T) {
 		}}, memqueue.Options{Exclusive: true})
 		b.start()
 		for range 2 {
-			if err := b.queue.Put(&inbox.Message{Name: "nameless"}); err != nil {
-				t.Fatal(err)
-			}
+			noError(t, b.queue.Put(&inbox.Message{Name: "nameless"}))
 			b.put("good", 1)
 			b.idle()
 			time.Sleep(time.Nanosecond)
@@ -189,9 +183,7 @@ func TestSuspectsShareTheirPatience(t *testing.T) {
 		b := newBench(t, withLedger{p, ledger}, engine.Config{ConsumerConfig: inbox.ConsumerConfig{Concurrency: 4, Prefetch: 100}}, memqueue.Options{})
 		b.put("deaf", 1)
 		for _, id := range b.put("suspect", 20) {
-			if err := ledger.Start(t.Context(), &inbox.Message{ID: id, Attempt: 1}); err != nil {
-				t.Fatal(err)
-			}
+			noError(t, ledger.Start(t.Context(), &inbox.Message{ID: id, Attempt: 1}))
 		}
 		deliverInVain(t, b)
 		b.start()

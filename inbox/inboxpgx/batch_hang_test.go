@@ -13,15 +13,12 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/inbox/inboxpgx"
 	"github.com/holdfast-go/holdfast/inbox/inboxtest"
 	"github.com/holdfast-go/holdfast/inbox/inboxtest/conformance"
-	"github.com/holdfast-go/holdfast/internal/pgtest"
-	"github.com/holdfast-go/holdfast/internal/silent"
 	"github.com/holdfast-go/holdfast/txretry"
 	"github.com/holdfast-go/holdfast/txretry/txretrytest"
 )
@@ -75,9 +72,7 @@ func (h *hanging) register(t *testing.T, s *inboxpgx.Store, many bool) {
 		}
 		return h.do(ctx, tx, numbers...)
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 }
 
 // others are the numbers below n but for one.
@@ -109,22 +104,16 @@ func consumeHanging(t *testing.T, s *inboxpgx.Store, many bool, n int, timeout t
 			return inboxtest.OK
 		},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	for _, m := range events(n) {
-		if err := broker.Send(t.Context(), m); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, broker.Send(t.Context(), m))
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error)
 	go func() { ended <- consumer.Run(ctx) }()
 	err = broker.Idle(t.Context())
 	letters, listed := consumer.DeadLetters().List(t.Context(), inbox.Filter{Limit: n})
-	if err := errors.Join(err, listed); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, errors.Join(err, listed))
 	if len(letters) != 1 || string(letters[0].Message.Body) != fmt.Sprintf(`{"number":%d}`, h.number) {
 		t.Errorf("%d dead letters, want the one that hangs", len(letters))
 	}
@@ -155,49 +144,6 @@ func TestBatchWithOneThatHangs(t *testing.T) {
 				consumeHanging(t, s, tt.many, 200, time.Minute)
 				if took := time.Since(began); took > tt.most {
 					t.Errorf("took %v, want %v at most", took, tt.most)
-				}
-			})
-		})
-	}
-}
-
-// A batch whose time is over blames no message: each is tried alone.
-func TestBatchTimeIsOver(t *testing.T) {
-	t.Parallel()
-	pgtest.URL(t) // skips before there are subtests
-	for name, many := range map[string]bool{"a call for each": false, "one call": true} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			onSilent(t, func(t *testing.T, _ *silent.Postgres, pool *pgxpool.Pool) {
-				const n, number = 8, 3
-				s := newStore(t, newManager(t, pool), "a", inboxpgx.Config{})
-				h := newHanging(number)
-				h.register(t, s, many)
-				close(h.gate)
-				bounded := func(msgs []*inbox.Message) []error {
-					ctx, cancel := context.WithTimeout(t.Context(), 8*time.Second)
-					defer cancel()
-					return s.Process(ctx, msgs)
-				}
-				msgs := events(n)
-				for i, err := range bounded(msgs) {
-					if f := driver.Classify(err); f.Counted || !f.Unavailable {
-						t.Errorf("message %d: %v classified %+v", i, err, f)
-					}
-				}
-				for i, m := range msgs {
-					if i != number {
-						if err := process(t, s, m); err != nil {
-							t.Error(err)
-						}
-						continue
-					}
-					if f := driver.Classify(bounded([]*inbox.Message{m})[0]); !f.Counted {
-						t.Errorf("the one that hangs, alone: classified %+v", f)
-					}
-				}
-				if got := h.effects(); !slices.Equal(got, others(n, number)) {
-					t.Errorf("effects of %v", got)
 				}
 			})
 		})

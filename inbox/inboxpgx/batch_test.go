@@ -51,9 +51,7 @@ func failedOnes(results []error) (failed []int) {
 func numbersTaken(t *testing.T, pool *pgxpool.Pool) (numbers []int) {
 	t.Helper()
 	rows, err := pool.Query(t.Context(), `SELECT number FROM effects ORDER BY number`)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	if numbers, err = pgx.CollectRows(rows, pgx.RowTo[int]); err != nil {
 		t.Fatal(err)
 	}
@@ -89,11 +87,8 @@ func TestBatchFailures(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			pool := newPool(t)
-			_, err := pool.Exec(t.Context(), `CREATE TABLE strict (n int CHECK (n > 0)); CREATE TABLE known (n int PRIMARY KEY);
+			exec(t, pool, `CREATE TABLE strict (n int CHECK (n > 0)); CREATE TABLE known (n int PRIMARY KEY);
 				CREATE TABLE late (n int REFERENCES known DEFERRABLE INITIALLY DEFERRED)`)
-			if err != nil {
-				t.Fatal(err)
-			}
 			p := newStore(t, newManager(t, pool), "a", inboxpgx.Config{})
 			var sound atomic.Bool
 			handle(t, p, func(ctx context.Context, tx pgx.Tx, e conformance.Event) error {
@@ -119,9 +114,7 @@ func TestBatchFailures(t *testing.T) {
 				t.Errorf("effects of %v", got)
 			}
 			sound.Store(true)
-			if err := errors.Join(p.Process(t.Context(), msgs)...); err != nil {
-				t.Fatal(err)
-			}
+			noError(t, errors.Join(p.Process(t.Context(), msgs)...))
 			wantOneEffectEach(t, pool, n)
 		})
 	}
@@ -147,28 +140,20 @@ func TestBatchIsOneTransaction(t *testing.T) {
 	pool := newPool(t)
 	var commits atomic.Int64
 	inner, err := txretry.New(pool, txretry.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	meter := &metrictest.Recorder{}
 	p := newStore(t, counted{inner, &commits}, "a", inboxpgx.Config{MeterProvider: meter})
 	handle(t, p, func(ctx context.Context, tx pgx.Tx, e conformance.Event) error {
 		return insertEffect(ctx, tx, "a", e.Number)
 	})
 	msgs := events(50)
-	if err := errors.Join(p.Process(t.Context(), msgs[:10])...); err != nil {
-		t.Fatal(err)
-	}
-	if err := errors.Join(p.Process(t.Context(), msgs)...); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, errors.Join(p.Process(t.Context(), msgs[:10])...))
+	noError(t, errors.Join(p.Process(t.Context(), msgs)...))
 	if skipped := meter.Values("holdfast.inbox.messages{consumer=a,name=" + conformance.Name + ",outcome=duplicate}"); commits.Load() != 2 || !slices.Equal(skipped, []float64{10}) {
 		t.Errorf("%d transactions, %v copies skipped", commits.Load(), skipped)
 	}
 	more := events(2)
-	if err := errors.Join(p.Process(t.Context(), []*inbox.Message{more[0], more[1], more[0], more[0]})...); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, errors.Join(p.Process(t.Context(), []*inbox.Message{more[0], more[1], more[0], more[0]})...))
 	wantOneEffectEach(t, pool, 52)
 }
 
@@ -238,9 +223,7 @@ func TestBatchMiddleware(t *testing.T) {
 				}
 				return nil
 			})
-		if err != nil {
-			t.Fatal(err)
-		}
+		noError(t, err)
 		start := time.Now()
 		results := p.Process(t.Context(), events(4))
 		if took := time.Since(start); took != 2*time.Minute {
@@ -324,9 +307,7 @@ func TestHandleBatch(t *testing.T) {
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	msgs := events(16)
 	results := p.Process(t.Context(), msgs)
 	if got := failedOnes(results); !slices.Equal(got, []int{5}) || driver.Classify(results[5]).Action != driver.ActionDead {
@@ -352,9 +333,7 @@ func TestHandleBatchNeighbours(t *testing.T) {
 		trail = append(trail, fmt.Sprintf("%d from %d", len(items), items[0].Value.Number))
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	if err := inboxpgx.Handle(p, "other", func(_ context.Context, _ pgx.Tx, e conformance.Event) error {
 		trail = append(trail, fmt.Sprintf("other %d", e.Number))
 		return nil
@@ -363,9 +342,7 @@ func TestHandleBatchNeighbours(t *testing.T) {
 	}
 	msgs := events(6)
 	msgs[2].Name = "other"
-	if err := errors.Join(p.Process(t.Context(), msgs)...); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, errors.Join(p.Process(t.Context(), msgs)...))
 	if got := strings.Join(trail, ", "); got != "2 from 0, other 2, 3 from 3" {
 		t.Error(got)
 	}
@@ -433,9 +410,7 @@ func TestBatchGoexit(t *testing.T) {
 			err := inboxpgx.HandlePrepared(p, conformance.Name,
 				func(_ context.Context, e conformance.Event) (int, error) { exit("prepare", e); return 0, nil },
 				func(_ context.Context, _ pgx.Tx, e conformance.Event, _ int) error { exit("handler", e); return nil })
-			if err != nil {
-				t.Fatal(err)
-			}
+			noError(t, err)
 			ended := make(chan []error, 1)
 			go func() {
 				defer close(ended)
@@ -448,6 +423,36 @@ func TestBatchGoexit(t *testing.T) {
 			if where == "handler" && results != nil {
 				t.Errorf("results %v of a goroutine that has exited", results)
 			}
+		})
+	}
+}
+
+// A conflict that comes and goes costs a batch no message; one that stays is tried for each message alone.
+func TestBatchConflicts(t *testing.T) {
+	t.Parallel()
+	const attempts = 6 // of a transaction
+	conflict := txretrytest.Fault{Point: txretrytest.AtCommit, SQLSTATE: "40001"}
+	for name, tt := range map[string]struct{ conflicts, runs int }{
+		"it goes":  {attempts - 1, 3 * attempts},
+		"it stays": {attempts, 3*attempts + 3},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				p, entries := fakeStore(t, slices.Repeat([]txretrytest.Fault{conflict}, tt.conflicts)...)
+				runs := 0
+				handle(t, p, func(context.Context, pgx.Tx, conformance.Event) error { runs++; return nil })
+				msgs := events(3)
+				noError(t, p.Process(t.Context(), msgs)...)
+				for _, m := range msgs {
+					if !entries.Seen("a", m.ID) {
+						t.Errorf("message %s has no entry", m.Body)
+					}
+				}
+				if runs != tt.runs {
+					t.Errorf("%d runs, want %d", runs, tt.runs)
+				}
+			})
 		})
 	}
 }

@@ -75,38 +75,27 @@ func newPooled(t *testing.T) *pgxpool.Pool {
 
 func createTables(t *testing.T, pool *pgxpool.Pool) {
 	t.Helper()
-	if err := newStore(t, newManager(t, pool), "a", inboxpgx.Config{}).Migrate(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	_, err := pool.Exec(t.Context(), `CREATE TABLE effects (consumer text, number int, message_id uuid)`)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, newStore(t, newManager(t, pool), "a", inboxpgx.Config{}).Migrate(t.Context()))
+	exec(t, pool, `CREATE TABLE effects (consumer text, number int, message_id uuid)`)
 }
 
 func newManager(t *testing.T, pool *pgxpool.Pool) *txretry.Manager {
 	t.Helper()
 	manager, err := txretry.New(pool, txretry.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	return manager
 }
 
 func newStore(t *testing.T, transactor txretry.Transactor, consumer string, cfg inboxpgx.Config) *inboxpgx.Store {
 	t.Helper()
 	p, err := inboxpgx.New(transactor, consumer, cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	return p
 }
 
 func handle(t *testing.T, p *inboxpgx.Store, fn func(ctx context.Context, tx pgx.Tx, e conformance.Event) error) {
 	t.Helper()
-	if err := inboxpgx.Handle(p, conformance.Name, fn); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, inboxpgx.Handle(p, conformance.Name, fn))
 }
 
 func insertEffect(ctx context.Context, tx pgx.Tx, consumer string, number int) error {
@@ -131,9 +120,7 @@ func postgres(t *testing.T, pool *pgxpool.Pool, isolation pgx.TxIsoLevel) confor
 		},
 		Effects: func(t *testing.T, consumer string, number int) (n int) {
 			err := pool.QueryRow(t.Context(), `SELECT count(*) FROM effects WHERE consumer = $1 AND number = $2`, consumer, number).Scan(&n)
-			if err != nil {
-				t.Fatal(err)
-			}
+			noError(t, err)
 			return n
 		},
 	}

@@ -163,9 +163,7 @@ func (s *siding) start(process *mortal) (letters inbox.DeadLetters, stop func())
 		ConsumerConfig: inbox.ConsumerConfig{Ordered: true, ParkKeys: true, ShutdownTimeout: 10 * time.Second},
 		Fault:          process.fault,
 	})
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	noError(s.t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
 	running.Go(func() {
@@ -190,9 +188,7 @@ func (s *siding) put(key string, numbers ...int) {
 	for _, n := range numbers {
 		s.sent++
 		id := ids.Deterministic(time.Now(), fmt.Sprint(s.sent))
-		if err := s.broker.Send(s.t.Context(), &inbox.Message{ID: id, Name: conformance.Name, Key: key, Body: fmt.Appendf(nil, `{"number":%d}`, n)}); err != nil {
-			s.t.Fatal(err)
-		}
+		noError(s.t, s.broker.Send(s.t.Context(), &inbox.Message{ID: id, Name: conformance.Name, Key: key, Body: fmt.Appendf(nil, `{"number":%d}`, n)}))
 	}
 }
 

@@ -38,9 +38,7 @@ func wantOneEffectEach(t *testing.T, pool *pgxpool.Pool, messages int) {
 	var effects, distinct, entries int
 	err := pool.QueryRow(t.Context(), `SELECT count(*), count(DISTINCT message_id), (SELECT count(*) FROM holdfast_inbox) FROM effects`).
 		Scan(&effects, &distinct, &entries)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	if effects != messages || distinct != messages || entries != messages {
 		t.Errorf("%d effects of %d messages, %d entries; want %d", effects, distinct, entries, messages)
 	}
@@ -50,16 +48,12 @@ func TestEntryIsLockedForLong(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t)
 	manager, err := txretry.New(pool, txretry.Config{MaxAttempts: 2, LockTimeout: 20 * time.Millisecond, BaseDelay: time.Millisecond})
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	p := effectStore(t, manager)
 	m := event()
 
 	other, err := pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	if _, err := other.Exec(t.Context(), `INSERT INTO holdfast_inbox (consumer, message_id) VALUES ('a', $1)`, m.ID); err != nil {
 		t.Fatal(err)
 	}
@@ -67,49 +61,11 @@ func TestEntryIsLockedForLong(t *testing.T) {
 	if _, ok := errors.AsType[*txretry.LockTimeoutError](err); !ok || driver.Classify(err).Counted {
 		t.Errorf("while a copy is in progress: %v classified %+v", err, driver.Classify(err))
 	}
-	if err := other.Rollback(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, other.Rollback(t.Context()))
 	if err := process(t, p, m); err != nil {
 		t.Error(err)
 	}
 	wantOneEffectEach(t, pool, 1)
-}
-
-func TestHandlersLockTimeout(t *testing.T) {
-	t.Parallel()
-	pool := newPool(t)
-	if _, err := pool.Exec(t.Context(), `CREATE TABLE stock (n int); INSERT INTO stock VALUES (1)`); err != nil {
-		t.Fatal(err)
-	}
-	manager, err := txretry.New(pool, txretry.Config{MaxAttempts: 2, LockTimeout: 20 * time.Millisecond, BaseDelay: time.Millisecond})
-	if err != nil {
-		t.Fatal(err)
-	}
-	p := newStore(t, manager, "a", inboxpgx.Config{})
-	handle(t, p, func(ctx context.Context, tx pgx.Tx, _ conformance.Event) error {
-		_, err := tx.Exec(ctx, `UPDATE stock SET n = n - 1`)
-		return err
-	})
-
-	other, err := pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := other.Exec(t.Context(), `SELECT FROM stock FOR UPDATE`); err != nil {
-		t.Fatal(err)
-	}
-	m := event()
-	err = process(t, p, m)
-	if f := driver.Classify(err); f.Action != driver.ActionRetry || !f.Unlimited || !f.Counted {
-		t.Errorf("%v classified %+v", err, f)
-	}
-	if err := other.Rollback(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if err := process(t, p, m); err != nil {
-		t.Error(err)
-	}
 }
 
 // deliver processes a message once and reports whether it is done.
@@ -132,15 +88,6 @@ func deliver(t *testing.T, p inbox.Processor, m *inbox.Message, unavailable *ato
 	return false
 }
 
-func TestTableMissing(t *testing.T) {
-	t.Parallel()
-	p := effectStore(t, newManager(t, pgtest.New(t)))
-	err := process(t, p, event())
-	if !errors.Is(err, driver.ErrUnavailable) || !strings.Contains(err.Error(), "holdfast_inbox") {
-		t.Errorf("error = %v", err)
-	}
-}
-
 func TestMigrateOwnSchemaAndTable(t *testing.T) {
 	t.Parallel()
 	pool, schema := pgtest.NewSchema(t)
@@ -155,9 +102,7 @@ func TestMigrateOwnSchemaAndTable(t *testing.T) {
 	}
 	wg.Wait()
 	handle(t, p, noEffect)
-	if err := process(t, p, event()); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, process(t, p, event()))
 	if err := p.Check(t.Context()); err != nil {
 		t.Errorf("Check: %v", err)
 	}
@@ -185,9 +130,7 @@ func TestQueryExecModes(t *testing.T) {
 		})
 		m := numbered(99)
 		for range 2 {
-			if err := process(t, p, m); err != nil {
-				t.Fatal(err)
-			}
+			noError(t, process(t, p, m))
 		}
 		msgs := events(4)
 		for range 2 {
@@ -243,24 +186,18 @@ func TestRoundTrips(t *testing.T) {
 	}
 	cfg.MaxConns = 1
 	pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	defer pool.Close()
 	p := effectStore(t, newManager(t, pool))
 	for _, want := range []int64{0, 3} { // the first message prepares the statements
 		sent.Store(0)
-		if err := process(t, p, event()); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, process(t, p, event()))
 		if got := sent.Load(); want != 0 && got != want {
 			t.Errorf("%d round trips for a message, want %d", got, want)
 		}
 	}
 	m := event()
-	if err := process(t, p, m); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, process(t, p, m))
 	sent.Store(0)
 	if err := process(t, p, m); err != nil || sent.Load() != 2 {
 		t.Errorf("%d round trips for a duplicate, want 2: error %v", sent.Load(), err)
@@ -296,9 +233,7 @@ func TestForeignTransactors(t *testing.T) {
 		p := effectStore(t, transactor)
 		m := event()
 		for range 2 {
-			if err := process(t, p, m); err != nil {
-				t.Fatal(err)
-			}
+			noError(t, process(t, p, m))
 		}
 		wantOneEffectEach(t, pool, n+1)
 	}

@@ -46,12 +46,8 @@ func TestPrepareRunsBeforeTheTransaction(t *testing.T) {
 			trail = append(trail, rate)
 			return nil
 		})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := process(t, p, event()); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
+	noError(t, process(t, p, event()))
 	if got := strings.Join(trail, ", "); got != "wait, prepare, rate of the day, rate of the day" {
 		t.Errorf("trail = %s", got)
 	}
@@ -96,9 +92,7 @@ func TestPrepareTakesAllTheTime(t *testing.T) {
 		err := inboxpgx.HandlePrepared(p, conformance.Name,
 			func(context.Context, conformance.Event) (int, error) { time.Sleep(2 * time.Minute); return 0, nil },
 			func(context.Context, pgx.Tx, conformance.Event, int) error { t.Error("the handler ran"); return nil })
-		if err != nil {
-			t.Fatal(err)
-		}
+		noError(t, err)
 		err = process(t, p, event())
 		if f := driver.Classify(err); !f.Counted || f.Action != driver.ActionRetry {
 			t.Errorf("%v classified %+v", err, f)

@@ -116,6 +116,10 @@ func TestVerdict(t *testing.T) {
 			script: []txretrytest.Fault{locked, locked, locked, locked, locked, locked},
 			want:   driver.Failure{Class: "default", Action: driver.ActionRetry, Unlimited: true}, again: true,
 		},
+		"handler waits for a lock for too long": {
+			err:  &pgconn.PgError{Code: "55P03"},
+			want: driver.Failure{Class: "default", Action: driver.ActionRetry, Counted: true, Unlimited: true}, again: true,
+		},
 		"starting up": {
 			script: []txretrytest.Fault{{Point: txretrytest.AtBegin, SQLSTATE: "57P03"}},
 			want:   driver.Failure{Class: "default", Action: driver.ActionReturn, Unavailable: true}, again: true,
@@ -166,7 +170,7 @@ func TestVerdict(t *testing.T) {
 					t.Fatalf("%v classified %+v, want %+v", err, got, tt.want)
 				}
 				_, wrapped := errors.AsType[manyErrors](err)
-				wrapped = wrapped || got.Unavailable && errors.Is(err, tt.err)
+				wrapped = wrapped || (got.Unavailable || got.Unlimited) && errors.Is(err, tt.err)
 				if tt.err != nil && tt.err.Error() != err.Error() && !wrapped {
 					t.Errorf("error = %v, want %v", err, tt.err)
 				}
@@ -226,9 +230,7 @@ func TestTimeout(t *testing.T) {
 			}
 		}
 		handle(t, p, slow)
-		if err := inboxpgx.Handle(p, "unbounded", slow); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, inboxpgx.Handle(p, "unbounded", slow))
 		m := event()
 		start := time.Now()
 		err := process(t, p, m)
@@ -255,13 +257,10 @@ func TestTimeout(t *testing.T) {
 }
 
 // A handler that loses its transaction by its own doing has failed: as the server's failure
-// it would come again for ever and stop the messages behind it.
+// it would come again for ever and stop the messages behind it. TestBatchFailures has further ways.
 func TestHandlerLosesItsTransaction(t *testing.T) {
 	t.Parallel()
 	for name, work := range map[string]func(t *testing.T, ctx context.Context, tx pgx.Tx) error{
-		"own deadline, reported": func(_ *testing.T, ctx context.Context, tx pgx.Tx) error {
-			return sleepTooLong(ctx, tx)
-		},
 		"own deadline, swallowed": func(_ *testing.T, ctx context.Context, tx pgx.Tx) error {
 			_ = sleepTooLong(ctx, tx)
 			return nil
@@ -274,10 +273,6 @@ func TestHandlerLosesItsTransaction(t *testing.T) {
 		"idle for too long, then nothing": func(t *testing.T, ctx context.Context, tx pgx.Tx) error {
 			idleTooLong(t, ctx, tx)
 			return nil
-		},
-		"rolled back by a statement": func(_ *testing.T, ctx context.Context, tx pgx.Tx) error {
-			_, err := tx.Exec(ctx, `ROLLBACK`)
-			return err
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

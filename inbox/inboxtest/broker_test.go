@@ -170,9 +170,7 @@ func TestPublish(t *testing.T) {
 		for i, queue := range []string{"billing", "mail"} {
 			p := processor(func(_ context.Context, m *inbox.Message) error { got[i] = append(got[i], m); return nil })
 			c, err := inboxtest.NewConsumer(broker, queue, p, inboxtest.Config{Names: []string{"order.*"}})
-			if err != nil {
-				t.Fatal(err)
-			}
+			noError(t, err)
 			go func() { _ = c.Run(ctx) }()
 		}
 		created := time.Now()
@@ -183,12 +181,8 @@ func TestPublish(t *testing.T) {
 			}, func(e error) { err = e })
 			return err
 		}
-		if err := publish(t.Context(), "order.placed"); err != nil {
-			t.Fatal(err)
-		}
-		if err := broker.Idle(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, publish(t.Context(), "order.placed"))
+		noError(t, broker.Idle(t.Context()))
 		for i, queue := range []string{"billing", "mail"} {
 			if len(got[i]) != 1 {
 				t.Fatalf("%s got %d messages", queue, len(got[i]))

@@ -46,9 +46,7 @@ func newFixture(ordered bool) conformance.ConsumerFixture {
 			Letters: func(*testing.T) driver.Letters { return queue.Source(memqueue.Options{}).Letters() },
 			Publish: func(t *testing.T, msgs ...*inbox.Message) {
 				for _, m := range msgs {
-					if err := queue.Put(m); err != nil {
-						t.Fatal(err)
-					}
+					noError(t, queue.Put(m))
 				}
 			},
 			Network: n,
@@ -67,9 +65,7 @@ func newFixture(ordered bool) conformance.ConsumerFixture {
 				ConsumerConfig: cfg.ConsumerConfig,
 				Fault:          func(inboxtest.Step, *inbox.Message) inboxtest.Outcome { return inboxtest.Outcome(n.outcome.Load()) },
 			}, cfg.MaxBodyBytes)
-			if err != nil {
-				t.Fatal(err)
-			}
+			noError(t, err)
 			return c
 		},
 	}

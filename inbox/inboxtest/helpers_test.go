@@ -36,9 +36,7 @@ func newRig(t *testing.T, p inbox.Processor, cfg inboxtest.Config) rig {
 	t.Helper()
 	b := inboxtest.NewBroker()
 	c, err := inboxtest.NewConsumer(b, "inbox", p, cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	return rig{b, c}
 }
 
@@ -74,9 +72,7 @@ func publish(t *testing.T, b rig, names ...string) (published []uuid.UUID) {
 		// Of the bubble's time: ids.New does not go back behind what it gave outside.
 		id := ids.Deterministic(time.Now(), rand.Text())
 		m := &inbox.Message{ID: id, Name: name, Body: []byte(`{}`), Attempt: 7, Queue: "elsewhere"}
-		if err := b.Send(t.Context(), m); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, b.Send(t.Context(), m))
 		published = append(published, m.ID)
 	}
 	return published
@@ -84,16 +80,21 @@ func publish(t *testing.T, b rig, names ...string) (published []uuid.UUID) {
 
 func idle(t *testing.T, b rig) {
 	t.Helper()
-	if err := b.Idle(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, b.Idle(t.Context()))
 }
 
 func letters(t *testing.T, b rig, f inbox.Filter) []inbox.DeadLetter {
 	t.Helper()
 	found, err := b.DeadLetters().List(t.Context(), f)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	return found
+}
+
+func noError(t testing.TB, errs ...error) {
+	t.Helper()
+	for _, err := range errs {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
 }

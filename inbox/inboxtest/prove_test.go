@@ -76,20 +76,12 @@ func newProvePool(t *testing.T) *pgxpool.Pool {
 	t.Helper()
 	pool := pgtest.New(t)
 	manager, err := txretry.New(pool, txretry.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	books, err := inboxpgx.New(manager, "billing", inboxpgx.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	messages, err := outboxpgx.New(pool, outboxpgx.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmp.Or(books.Migrate(t.Context()), messages.Migrate(t.Context())); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
+	noError(t, cmp.Or(books.Migrate(t.Context()), messages.Migrate(t.Context())))
 	if _, err := pool.Exec(t.Context(), proveTables, pgx.QueryExecModeSimpleProtocol); err != nil {
 		t.Fatal(err)
 	}
@@ -137,9 +129,7 @@ func TestProve(t *testing.T) {
 		t.Parallel()
 		proveHandler(t, newProvePool(t), nil, func(own *pgxpool.Pool) proven {
 			messages, err := outboxpgx.New(own, outboxpgx.Config{Logger: slog.New(slog.DiscardHandler)})
-			if err != nil {
-				t.Fatal(err)
-			}
+			noError(t, err)
 			return proven{handle: func(ctx context.Context, tx pgx.Tx, o orderPlaced) error {
 				m, err := outbox.NewMessage("order.billed", o)
 				if err != nil {

@@ -75,7 +75,6 @@ var consumerTests = map[string]subtest[ConsumerFixture]{
 	"drain leaves handlers behind":    {fakes, testConsumerLeavesBehind},
 	"drain ends although others hang": {fakes, testConsumerOthersHang},
 	"context without an end":          {fakes, testConsumerOnBackground},
-	"second Run":                      {fakes, testConsumerRunsOnce},
 	"retries are noted":               {fakes, testConsumerNotesRetries},
 	"open runs of other copies":       {fakes, testConsumerOtherCopies},
 	"no answer from the ledger":       {fakes, testConsumerLedgerDown},

@@ -154,18 +154,6 @@ func testConsumerOnBackground(t *testing.T, f ConsumerFixture) {
 	}
 }
 
-func testConsumerRunsOnce(t *testing.T, f ConsumerFixture) {
-	w := consume(t, f, &runs{}, ConsumerConfig{})
-	if err := w.Run(t.Context()); err == nil {
-		t.Error("a second Run was accepted")
-	}
-	w.awaitReady(true)
-	w.stop()
-	if err := w.Ready(t.Context()); err == nil {
-		t.Error("ready after Run")
-	}
-}
-
 func testConsumerBatchLimit(t *testing.T, f ConsumerFixture) {
 	p := &batches{runs: &runs{}}
 	publishMany(t, f, "event", 60)
