@@ -1,8 +1,13 @@
 package txretry
 
 import (
+	"context"
+	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
+
+	"github.com/jackc/pgx/v5"
 )
 
 // A lock that a statement waits for on its way with COMMIT is reported by the server before COMMIT is given up.
@@ -27,4 +32,87 @@ func TestCommitOutlastsLockWaits(t *testing.T) {
 				c.cfg.LockTimeout, c.cfg.CommitTimeout, c.call.LockTimeout, c.call.CommitTimeout, got, c.want)
 		}
 	}
+}
+
+func TestBeginMessage(t *testing.T) {
+	t.Parallel()
+	for want, key := range map[string]beginKey{
+		"begin isolation level read committed": {isolation: pgx.ReadCommitted},
+		"begin isolation level serializable read only; set local lock_timeout = '8000ms'": {
+			isolation: pgx.Serializable, readOnly: true, lockTimeout: 8 * time.Second,
+		},
+		"begin isolation level serializable; set local lock_timeout = '1ms'; set local statement_timeout = '2ms'; " +
+			"set local idle_in_transaction_session_timeout = '3ms'; select pg_current_xact_id()": {
+			isolation: pgx.Serializable, wantsXID: true, lockTimeout: time.Millisecond, statementTimeout: 1001 * time.Microsecond,
+			idleTimeout: 3 * time.Millisecond,
+		},
+	} {
+		if spec := key.spec(); spec.SQL != want || spec.WantsXID != key.wantsXID {
+			t.Errorf("%+v: %+v", key, spec)
+		}
+	}
+}
+
+// A caller that computes its timeouts does not fill the memory.
+func TestBeginCacheIsBounded(t *testing.T) {
+	t.Parallel()
+	var c beginCache
+	for i := range 10 * maxBeginCache {
+		c.spec(beginKey{isolation: pgx.Serializable, lockTimeout: time.Duration(i) * time.Second})
+	}
+	if len(c.specs) != maxBeginCache {
+		t.Errorf("%d messages are remembered", len(c.specs))
+	}
+}
+
+func wanting(key string) *call { return &call{opts: Options{SerialKey: key}} }
+
+func TestTurnsAreFirstComeFirstServed(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var all turns
+		var order []int
+		all.wait(all.enter(t.Context(), wanting("seat:1")))
+		for i := range 10 {
+			go func() {
+				all.wait(all.enter(t.Context(), wanting("seat:1")))
+				defer all.pass("seat:1")
+				order = append(order, i) // the race detector would see two at once
+				time.Sleep(time.Second)
+			}()
+			synctest.Wait()
+		}
+		all.wait(all.enter(t.Context(), wanting("seat:2"))) // another key is free
+		all.pass("seat:2")
+		all.pass("seat:1")
+		time.Sleep(11 * time.Second)
+		synctest.Wait()
+		if !slices.IsSorted(order) || len(order) != 10 {
+			t.Errorf("order = %v", order)
+		}
+		if len(all.lines) != 0 {
+			t.Errorf("%d keys are left behind", len(all.lines))
+		}
+	})
+}
+
+func TestTurnGivenUpByContext(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var all turns
+		all.wait(all.enter(t.Context(), wanting("k")))
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if _, left := all.wait(all.enter(ctx, wanting("k"))); !left {
+			t.Error("called although the key is held")
+		}
+		all.pass("k")
+		if _, left := all.wait(all.enter(t.Context(), wanting("k"))); left {
+			t.Error("not called")
+		}
+		all.pass("k")
+		if len(all.lines) != 0 {
+			t.Errorf("%d keys are left behind", len(all.lines))
+		}
+	})
 }

@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"fmt"
 	"net/url"
+	"os"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
@@ -139,3 +140,5 @@ func fail(ctx context.Context, tx pgx.Tx, sqlstate string) error {
 	_, err := tx.Exec(ctx, fmt.Sprintf("do $$ begin raise exception 'test' using errcode = '%s'; end $$", sqlstate))
 	return err
 }
+
+func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }

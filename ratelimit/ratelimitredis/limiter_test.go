@@ -241,3 +241,20 @@ func TestNewReportsEveryViolation(t *testing.T) {
 		t.Errorf("with both FailOpen and Replicas it says %v", err)
 	}
 }
+
+func testSchedules(t *testing.T, client redis.UniversalClient) {
+	t.Helper()
+	l, advance := ratelimitredis.NewWithClock(t, client, ratelimitredis.Config{Prefix: "test:" + rand.Text(), Timeout: patient})
+	conformance.TestSchedules(t, l, advance, 300)
+}
+
+func TestSchedules(t *testing.T) {
+	t.Parallel()
+	testSchedules(t, redistest.New(t))
+}
+
+func TestClockSetBack(t *testing.T) {
+	t.Parallel()
+	l, advance := ratelimitredis.NewWithClock(t, redistest.New(t), ratelimitredis.Config{Timeout: patient})
+	conformance.TestClockSetBack(t, l, advance)
+}

@@ -2,12 +2,14 @@ package txretrytest_test
 
 import (
 	"context"
+	"os"
 	"sync"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/txretry"
 	"github.com/holdfast-go/holdfast/txretry/txretrytest"
 	"github.com/holdfast-go/holdfast/txretry/txretrytest/conformance"
@@ -58,3 +60,5 @@ func newBackend(*testing.T) conformance.Backend {
 		},
 	}
 }
+
+func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }

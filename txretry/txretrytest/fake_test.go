@@ -213,28 +213,3 @@ func TestOneAtATime(t *testing.T) {
 		}
 	})
 }
-
-func TestSerialKeyQueuesWithoutASession(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		m := txretrytest.New(txretrytest.Config{})
-		hot := txretry.Options{SerialKey: "event:1"}
-		go func() {
-			_ = m.DoWith(t.Context(), hot, func(context.Context, pgx.Tx) error {
-				time.Sleep(time.Minute)
-				return nil
-			})
-		}()
-		synctest.Wait()
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-		defer cancel()
-		err := m.DoWith(ctx, hot, func(context.Context, pgx.Tx) error { return nil })
-		if !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("error = %v, want DeadlineExceeded", err)
-		}
-		if got := m.Stats().Attempts; got != 1 {
-			t.Errorf("attempts = %d: the waiting call must not begin one", got)
-		}
-		time.Sleep(time.Minute) // lets the first call end
-	})
-}
