@@ -45,9 +45,7 @@ func newKey() string { return string(idempotency.NewKey()) }
 func (c *client) post(user, key, path, body string) reply {
 	c.t.Helper()
 	r, err := c.tryPost(user, key, path, body)
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	noError(c.t, err)
 	return r
 }
 
@@ -68,9 +66,7 @@ func (c *client) tryPost(user, key, path, body string) (reply, error) {
 func (c *client) get(path string) reply {
 	c.t.Helper()
 	r, err := c.tryGet(path)
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	noError(c.t, err)
 	return r
 }
 

@@ -97,9 +97,7 @@ func testDeadLetters(t *testing.T, flags ...string) {
 		})
 	} else {
 		entry := &redis.XAddArgs{Stream: "reservation", Values: []string{"id", id, "name", "reservation.held", "body", body}}
-		if err := redistest.Client(t, s.redisURL).XAdd(t.Context(), entry).Err(); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, redistest.Client(t, s.redisURL).XAdd(t.Context(), entry).Err())
 	}
 	operate := func(args ...string) string {
 		t.Helper()
@@ -141,9 +139,7 @@ func testDeadLetters(t *testing.T, flags ...string) {
 func TestProcess_busyPort(t *testing.T) {
 	t.Parallel()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	defer listener.Close()
 	for _, flag := range []string{"-addr", "-ops-addr"} {
 		args := []string{"-addr=127.0.0.1:0", flag + "=" + listener.Addr().String()}

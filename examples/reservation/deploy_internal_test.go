@@ -26,9 +26,7 @@ var (
 func TestDeployedEnvironment(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile("deploy/reservation.env")
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	given := map[string]string{}
 	for _, match := range regexp.MustCompile(`(?m)^([A-Z_]+)='([^']*)'$`).FindAllStringSubmatch(string(text), -1) {
 		given[match[1]] = match[2]
@@ -55,15 +53,11 @@ func TestDeployedCommands_environment(t *testing.T) {
 	dir := t.TempDir()
 	stub, file := filepath.Join(dir, "reservation"), filepath.Join(dir, "reservation.env")
 	err := os.WriteFile(stub, []byte("#!/bin/sh\necho \"$DATABASE_URL $REDIS_URL $AMQP_URL $*\"\n"), 0o700)
-	if err := errors.Join(err, os.WriteFile(file, []byte("DATABASE_URL='a b'\nREDIS_URL='c$d'\nAMQP_URL='e'\n"), 0o600)); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, errors.Join(err, os.WriteFile(file, []byte("DATABASE_URL='a b'\nREDIS_URL='c$d'\nAMQP_URL='e'\n"), 0o600)))
 	commands, env := []string{}, []string{"HOME=/", "LOGNAME=shop"} // as cron sets them
 	for name, pattern := range map[string]string{"crontab": `(?m)^(?:[^#\s]\S*\s+){5}shop\s+([^%\n]+)$`, "supervisor.conf": `(?m)^command=/bin/sh -c "([^"]*)"$`} {
 		text, err := os.ReadFile(filepath.Join("deploy", name))
-		if err != nil {
-			t.Fatal(err)
-		}
+		noError(t, err)
 		here := strings.NewReplacer("/usr/local/bin", dir, "/etc/", dir+"/").Replace(string(text))
 		for _, found := range regexp.MustCompile(pattern).FindAllStringSubmatch(here, -1) {
 			commands = append(commands, found[1])
@@ -84,9 +78,7 @@ func TestDeployedCommands_environment(t *testing.T) {
 			t.Errorf("%s: %v, %s", command, err, out)
 		}
 	}
-	if err := os.Remove(file); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, os.Remove(file))
 	for _, command := range commands {
 		if out, err := run(command); err == nil || !strings.Contains(out, "reservation.env") {
 			t.Errorf("%s without the file: %v, %s", command, err, out)
@@ -98,9 +90,7 @@ func TestDeployedCommands_environment(t *testing.T) {
 func TestDeployedUser(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile("deploy/supervisor.conf")
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	programs := strings.Split(string(text), "[program:")[1:]
 	if len(programs) != 3 {
 		t.Errorf("%d programs", len(programs))
@@ -116,15 +106,11 @@ func TestDeployedUser(t *testing.T) {
 func TestDeployedFlags(t *testing.T) {
 	t.Parallel()
 	files, err := filepath.Glob("deploy/*")
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	runs := map[string]int{}
 	for _, file := range files {
 		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		noError(t, err)
 		var all [][]string
 		for _, match := range deployed.FindAllStringSubmatch(string(text), -1) {
 			all = append(all, strings.Fields(match[1]))
@@ -164,9 +150,7 @@ func checkArgs(t *testing.T, file string, args []string) {
 		return
 	}
 	o, err := operator.New(operator.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	cmd, rest, err := o.Command().Find(cfg.command)
 	if err == nil {
 		err = cmd.ParseFlags(rest)
@@ -180,13 +164,9 @@ func checkArgs(t *testing.T, file string, args []string) {
 func TestComposedEnvironment(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile("compose.env")
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	composed, err := os.ReadFile("../../compose.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	given := map[string]string{}
 	for _, match := range regexp.MustCompile(`(?m)^export ([A-Z_]+)='([^']*)'$`).FindAllStringSubmatch(string(text), -1) {
 		given[match[1]] = match[2]

@@ -33,9 +33,7 @@ func shopBinary(t testing.TB) string {
 	t.Helper()
 	self, err := os.Executable()
 	path := filepath.Join(t.TempDir(), "reservation")
-	if err := errors.Join(err, os.Symlink(self, path)); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, errors.Join(err, os.Symlink(self, path)))
 	return path
 }
 
@@ -97,9 +95,7 @@ func launch(t testing.TB, env []string, args ...string) (*process, <-chan string
 	p.cmd = exec.Command(shopBinary(t), append([]string{"-addr=127.0.0.1:0"}, args...)...)
 	p.cmd.Env, p.cmd.Stderr = env, p.stderr
 	stdout, err := p.cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	dieWithTests(p.cmd)
 	started, listening := make(chan error, 1), make(chan string, 1)
 	go func() {
@@ -121,9 +117,7 @@ func launch(t testing.TB, env []string, args ...string) (*process, <-chan string
 		}
 		p.err = p.cmd.Wait()
 	}()
-	if err := <-started; err != nil {
-		t.Fatal(err)
-	}
+	noError(t, <-started)
 	t.Cleanup(func() {
 		p.kill()
 		if t.Failed() {
@@ -148,9 +142,7 @@ func (p *process) kill() {
 // stop ends the process by a signal and wants exit code 0.
 func (p *process) stop() {
 	p.t.Helper()
-	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
-		p.t.Fatal(err)
-	}
+	noError(p.t, p.cmd.Process.Signal(syscall.SIGTERM))
 	select {
 	case <-p.ended:
 	case <-time.After(testenv.Patience):
@@ -174,9 +166,7 @@ func command(t testing.TB, env []string, args ...string) (code int, stdout, stde
 	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
 		return exit.ExitCode(), out.String(), errs.String()
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	return 0, out.String(), errs.String()
 }
 
@@ -239,22 +229,16 @@ func hold(t *testing.T, s services, sql string, args ...any) (holder *pgx.Conn, 
 	t.Helper()
 	ctx := t.Context()
 	conn, err := pgx.Connect(ctx, s.databaseURL)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	t.Cleanup(func() { _ = conn.Close(context.WithoutCancel(ctx)) })
 	tx, err := conn.Begin(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	if _, err := tx.Exec(ctx, sql, args...); err != nil {
 		t.Fatal(err)
 	}
 	return conn, func() {
 		t.Helper()
-		if err := tx.Rollback(ctx); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, tx.Rollback(ctx))
 	}
 }
 
@@ -288,4 +272,13 @@ func awaitReadyz(t *testing.T, url string, status int) {
 		}
 		return err
 	})
+}
+
+func noError(t testing.TB, errs ...error) {
+	t.Helper()
+	for _, err := range errs {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
 }

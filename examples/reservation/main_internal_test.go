@@ -200,13 +200,9 @@ func TestTrials_needTheFlag(t *testing.T) {
 	t.Parallel()
 	for _, flag := range []string{"-page", "-trials"} {
 		cfg, err := parseConfig([]string{"-backend=services", flag}, nowhere, io.Discard)
-		if err != nil {
-			t.Fatal(err)
-		}
+		noError(t, err)
 		s, err := newServers(cfg)
-		if err != nil {
-			t.Fatal(err)
-		}
+		noError(t, err)
 		if slow := newParts(cfg, s).handled.slow; (slow != nil) != cfg.trials {
 			t.Errorf("%s: consumers ask: %v", flag, slow != nil)
 		}
@@ -223,13 +219,9 @@ func TestChecks_perRole(t *testing.T) {
 		roleRelay: "postgres of workers", roleConsumer: "postgres of workers", roleSweeper: "postgres of workers",
 	} {
 		cfg, err := parseConfig([]string{"-backend=services", "-role=" + role}, nowhere, io.Discard)
-		if err != nil {
-			t.Fatal(err)
-		}
+		noError(t, err)
 		s, err := newServers(cfg)
-		if err != nil {
-			t.Fatal(err)
-		}
+		noError(t, err)
 		var names []string
 		for _, check := range s.checks(role) {
 			names = append(names, check.Name)
@@ -238,5 +230,14 @@ func TestChecks_perRole(t *testing.T) {
 			t.Errorf("%s asks %s, want %s", role, got, want)
 		}
 		s.close()
+	}
+}
+
+func noError(t testing.TB, errs ...error) {
+	t.Helper()
+	for _, err := range errs {
+		if err != nil {
+			t.Fatal(err)
+		}
 	}
 }

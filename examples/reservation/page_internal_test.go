@@ -33,9 +33,7 @@ func TestOperatorPage(t *testing.T) {
 			parts := tc.cfg
 			parts.backend, parts.userLimit, parts.globalLimit = backendMemory, 10, 1000
 			b, err := open(t.Context(), parts)
-			if err != nil {
-				t.Fatal(err)
-			}
+			noError(t, err)
 			f := &front{page: newPage(tc.cfg, b.operator)}
 			r := httptest.NewRequest(http.MethodGet, "http://shop"+tc.path, nil)
 			if tc.password != "" {

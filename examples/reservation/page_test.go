@@ -12,19 +12,13 @@ import (
 func acceptsHTML(t *testing.T, address string) (status int, body string) {
 	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, address+"/", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	req.Header.Set("Accept", "text/html")
 	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	defer func() { _ = resp.Body.Close() }()
 	text, err := io.ReadAll(resp.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	return resp.StatusCode, string(text)
 }
 
@@ -37,9 +31,7 @@ func TestShopPage_inMemory(t *testing.T) {
 	}
 	awaitReady(t, shop.url)
 	resp, err := http.Get(shop.url + "/shop/live?user=ada")
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	defer func() { _ = resp.Body.Close() }()
 	if line := "the shop's page is " + shop.url + "/\n"; !strings.Contains(shop.stdout.String(), line) {
 		t.Errorf("it says %q", shop.stdout)
@@ -70,9 +62,7 @@ func TestShopPage_onServers(t *testing.T) {
 	}
 	newClient(t, shop.url).newEvent(`{"name":"Concert","seats":50}`)
 	resp, err := http.Get(shop.url + "/shop/live?user=nobody")
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	defer func() { _ = resp.Body.Close() }()
 	for lines := bufio.NewScanner(resp.Body); lines.Scan(); {
 		if data, ok := strings.CutPrefix(lines.Text(), "data: "); ok {
@@ -89,9 +79,7 @@ func TestShopPage_onServers(t *testing.T) {
 func pressed(t *testing.T, address string, fields url.Values) int {
 	t.Helper()
 	resp, err := http.PostForm(address, fields)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	defer func() { _ = resp.Body.Close() }()
 	return resp.StatusCode
 }

@@ -40,9 +40,7 @@ func TestOps_address(t *testing.T) {
 func TestDeploy_probes(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile("deploy/kubernetes.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	shop := start(t, nil)
 	c := newClient(t, shop.url)
 	for _, match := range regexp.MustCompile(`metric: \{name: ([a-z_]+)\}`).FindAllStringSubmatch(string(text), -1) {

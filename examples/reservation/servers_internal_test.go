@@ -20,9 +20,7 @@ func TestDialAny(t *testing.T) {
 	dial := dialAny([]string{"amqp://127.0.0.1:1/", amqptest.New(t).URL}, amqp.Config{})
 	for range 20 {
 		conn, err := dial(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		noError(t, err)
 		if err := conn.Close(); err != nil {
 			t.Error(err)
 		}
@@ -50,9 +48,7 @@ func TestNewRedis(t *testing.T) {
 		t.Errorf("one server: %T, %v", one, err)
 	}
 	many, err := newRedis("redis://127.0.0.1:1?addr=127.0.0.1:2&addr=127.0.0.1:3")
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	c, ok := many.(*redis.ClusterClient)
 	if !ok {
 		t.Fatalf("three nodes: %T", many)

@@ -37,9 +37,7 @@ func TestTrace_acrossProcesses(t *testing.T) {
 			caller  = "b7ad6b7169203331"
 		)
 		req, err := http.NewRequest(http.MethodPost, api.url+"/api/reservations", strings.NewReader(holdBody(event, `"seats":["A1"]`)))
-		if err != nil {
-			t.Fatal(err)
-		}
+		noError(t, err)
 		for name, value := range map[string]string{
 			"X-Mock-User-Id": newUser(), "Idempotency-Key": newKey(), "Content-Type": "application/json",
 			"traceparent": "00-" + traceID + "-" + caller + "-01",
@@ -47,9 +45,7 @@ func TestTrace_acrossProcesses(t *testing.T) {
 			req.Header.Set(name, value)
 		}
 		answer, err := c.send(req)
-		if err != nil {
-			t.Fatal(err)
-		}
+		noError(t, err)
 		answer.wants(http.StatusCreated, "")
 		for _, p := range []*process{relay, consumer} {
 			<-p.ended

@@ -113,9 +113,7 @@ func TestStatsInAnyOrder(t *testing.T) {
 		msgs := s.parts.Outbox.Pending()
 		slices.Reverse(msgs)
 		for _, m := range append(msgs, msgs...) {
-			if err := s.parts.Broker.Send(t.Context(), &inbox.Message{ID: m.ID, Name: m.Name, Body: m.Body}); err != nil {
-				t.Fatal(err)
-			}
+			noError(t, s.parts.Broker.Send(t.Context(), &inbox.Message{ID: m.ID, Name: m.Name, Body: m.Body}))
 		}
 		defer s.run()() // the relay sends all of them once more
 		time.Sleep(10 * time.Second)

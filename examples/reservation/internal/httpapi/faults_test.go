@@ -181,9 +181,7 @@ func TestClientHasGone(t *testing.T) {
 		Backend: hanging{s.parts.Shop}, Keys: s.parts.Keys, Limiter: s.parts.Limiter, UserLimit: 10,
 		Logger: slog.New(slog.NewTextHandler(&log, nil)),
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	s.handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { handler.ServeHTTP(w, r.WithContext(ctx)) })
@@ -210,9 +208,7 @@ func TestOutageCostsFewLines(t *testing.T) {
 			Backend: refusing{s.parts.Shop}, Keys: s.parts.Keys, Limiter: s.parts.Limiter, UserLimit: 10,
 			Logger: slog.New(slog.NewTextHandler(&log, nil)),
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		noError(t, err)
 		s.handler = handler
 		for range 6000 {
 			s.do(get("/api/events")).wants(http.StatusServiceUnavailable, "UNAVAILABLE")

@@ -38,9 +38,7 @@ func newPostgresShop(t *testing.T) *shop {
 	pool := pgtest.New(t)
 	must := func(err error) {
 		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
+		noError(t, err)
 	}
 	store, err := outboxpgx.New(pool, outboxpgx.Config{})
 	must(err)
@@ -70,9 +68,7 @@ func (s *shop) expire() {
 	s.t.Helper()
 	_, err := s.pool.Exec(s.t.Context(), `with seats as (update seats set held_until = now() - interval '1 second' where state = 'held')
 		update reservations set expires_at = now() - interval '1 second' where status = 'held'`)
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	noError(s.t, err)
 }
 
 // There is no sweeper: a hold past its deadline is over all the same, and buyers take over its seats.
@@ -105,9 +101,7 @@ func TestPostgres_deadlineWhileWaiting(t *testing.T) {
 	s := newPostgresShop(t)
 	r := s.hold(s.event(`{"name":"Concert","seats":3}`).ID, `"quantity":1`)
 	tx, err := s.pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	defer func() { _ = tx.Rollback(t.Context()) }() // it is over already
 	const lock = "update reservations set expires_at = clock_timestamp() where id = $1"
 	if _, err := tx.Exec(t.Context(), lock, r.ID); err != nil {
@@ -124,9 +118,7 @@ func TestPostgres_deadlineWhileWaiting(t *testing.T) {
 		return err
 	})
 	_, err = tx.Exec(t.Context(), lock, r.ID) // a moment after the other transaction began
-	if err := errors.Join(err, tx.Commit(t.Context())); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, errors.Join(err, tx.Commit(t.Context())))
 	(<-confirm).wants(http.StatusConflict, "RESERVATION_EXPIRED")
 }
 

@@ -42,9 +42,7 @@ func newShop(t testing.TB, limit int) *shop {
 func newFaultyShop(t testing.TB, limit int, faults ...txretrytest.Fault) *shop {
 	t.Helper()
 	parts, err := memory.Open(memory.Config{Faults: faults, Logger: slog.New(slog.DiscardHandler)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	if limit == 0 {
 		limit = 1_000_000
 	}
@@ -64,9 +62,7 @@ func newHandler(t testing.TB, parts *memory.Parts, backend httpapi.Backend, limi
 		Backend: backend, Keys: parts.Keys, Limiter: parts.Limiter, UserLimit: limit,
 		Logger: slog.New(slog.DiscardHandler),
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	return handler
 }
 
@@ -194,3 +190,12 @@ func (s *shop) taken(eventID string) int {
 
 // forgetKeys empties the gate.
 func (s *shop) forgetKeys() { s.parts.Keys.Store = idempotencytest.NewStore() }
+
+func noError(t testing.TB, errs ...error) {
+	t.Helper()
+	for _, err := range errs {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}

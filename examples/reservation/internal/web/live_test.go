@@ -38,13 +38,9 @@ type state struct {
 func (s *shop) follow() <-chan state {
 	s.t.Helper()
 	req, err := http.NewRequestWithContext(s.t.Context(), http.MethodGet, s.url+"/shop/live?user=ada", nil)
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	noError(s.t, err)
 	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	noError(s.t, err)
 	if kind := resp.Header.Get("Content-Type"); kind != "text/event-stream" {
 		text, _ := io.ReadAll(resp.Body)
 		s.t.Fatalf("%d %s: %s", resp.StatusCode, kind, text)
@@ -154,9 +150,7 @@ func TestUnknownIsNull(t *testing.T) {
 		cfg.Limits = web.Limits{Limiter: blind{}, Global: ratelimit.Limit{Max: 1}}
 	})
 	resp, err := http.Get(s.url + "/shop/live?user=ada")
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	defer func() { _ = resp.Body.Close() }()
 	const want = `data: {"counts":null,"steps":null,"limits":null,"backlog":{"outbox":null,"queue":null,"dead":null}}`
 	lines := bufio.NewScanner(resp.Body)
@@ -183,16 +177,12 @@ func TestEndOfStreamTellsNothing(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		memory, err := ratelimit.NewMemory(ratelimit.MemoryConfig{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		noError(t, err)
 		page, err := web.New(web.Config{
 			API: http.NotFoundHandler(), Flow: flow.New(), Backlog: func(context.Context) (flow.Backlog, error) { return flow.Backlog{}, nil },
 			Limits: web.Limits{Limiter: remote{memory}, User: ratelimit.Limit{Name: "user", Max: 10}},
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		noError(t, err)
 		const streams = 20
 		for range streams {
 			w := httptest.NewRecorder()

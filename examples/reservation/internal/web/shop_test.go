@@ -39,16 +39,12 @@ func newShop(t testing.TB, change ...func(*web.Config)) *shop {
 	quiet := slog.New(slog.DiscardHandler)
 	tracker := flow.New()
 	parts, err := memory.Open(memory.Config{Logger: quiet, Flow: tracker})
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	api, err := httpapi.New(httpapi.Config{
 		Shop:    booking.Shop{Hold: time.Minute, NewID: func() string { return uuid.Must(uuid.NewV7()).String() }},
 		Backend: parts.Shop, Keys: parts.Keys, Limiter: parts.Limiter, UserLimit: userLimit, Logger: quiet,
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	user, global := httpapi.Limits(userLimit, 0)
 	cfg := web.Config{
 		API: api, Flow: tracker, Backlog: parts.Demo.Backlog, Trials: parts.Demo, Limits: web.Limits{Limiter: parts.Limiter, User: user, Global: global},
@@ -60,9 +56,7 @@ func newShop(t testing.TB, change ...func(*web.Config)) *shop {
 		c(&cfg)
 	}
 	page, err := web.New(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	var running sync.WaitGroup
 	for _, run := range []func(context.Context) error{parts.Relay.Run, parts.Consumer.Run, parts.Sweeper.Run} {
@@ -91,21 +85,15 @@ type answer struct {
 func (s *shop) do(method, path, body string, header ...string) answer {
 	s.t.Helper()
 	req, err := http.NewRequestWithContext(s.t.Context(), method, s.url+path, strings.NewReader(body))
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	noError(s.t, err)
 	for i := 0; i < len(header); i += 2 {
 		req.Header.Set(header[i], header[i+1])
 	}
 	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	noError(s.t, err)
 	defer func() { _ = resp.Body.Close() }()
 	text, err := io.ReadAll(resp.Body)
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	noError(s.t, err)
 	return answer{resp, string(text)}
 }
 
@@ -135,4 +123,13 @@ func (s *shop) newEvent() string {
 func (s *shop) hold(event string) answer {
 	s.t.Helper()
 	return s.post("/api/reservations", `{"event_id":"`+event+`","quantity":1}`)
+}
+
+func noError(t testing.TB, errs ...error) {
+	t.Helper()
+	for _, err := range errs {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
 }
