@@ -17,9 +17,7 @@ import (
 )
 
 func TestPassingFaultIsBackedOff(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
+	inBubble(t, func(t *testing.T, w *world) {
 		sw := newSweeper(t, w, expiry.SweeperConfig{})
 		if err := sw.Ready(t.Context()); err == nil {
 			t.Errorf("ready before Run: %v", err)
@@ -50,9 +48,7 @@ func TestPassingFaultIsBackedOff(t *testing.T) {
 }
 
 func TestShutdownFinishesTheBatchInHand(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
+	inBubble(t, func(t *testing.T, w *world) {
 		for n := range 10 {
 			w.hold(t, fmt.Sprint(n), -time.Second)
 		}
@@ -71,9 +67,7 @@ func TestShutdownFinishesTheBatchInHand(t *testing.T) {
 }
 
 func TestShutdownTimeoutAndBatchTimeout(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
+	inBubble(t, func(t *testing.T, w *world) {
 		w.set(nil, time.Hour)
 		stop := run(t, newSweeper(t, w, expiry.SweeperConfig{ShutdownTimeout: 5 * time.Second, BatchTimeout: time.Minute}))
 		time.Sleep(time.Second)
@@ -92,9 +86,7 @@ func TestShutdownTimeoutAndBatchTimeout(t *testing.T) {
 }
 
 func TestQuarantineEndsAndIsBounded(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
+	inBubble(t, func(t *testing.T, w *world) {
 		var mu sync.Mutex
 		bad := true
 		store, err := expirytest.New(w.manager, expirytest.Config{
@@ -108,9 +100,7 @@ func TestQuarantineEndsAndIsBounded(t *testing.T) {
 				return nil
 			},
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		for n := range 5 {
 			w.hold(t, fmt.Sprint(n), -time.Second)
 		}
@@ -146,9 +136,7 @@ func (s slow) SweepBatch(ctx context.Context, req driver.Request) (driver.Batch,
 }
 
 func TestBatchesThatTakeTooLongShrink(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
+	inBubble(t, func(t *testing.T, w *world) {
 		for n := range 500 {
 			w.hold(t, fmt.Sprint(n), -time.Second)
 		}
@@ -172,11 +160,8 @@ func (blind) Look(context.Context, []string) (driver.Outlook, error) {
 }
 
 func TestStoreThatCannotLookAheadIsSweptNevertheless(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
-		stop := run(t, newSweeper(t, blind{w}, expiry.SweeperConfig{}))
-		defer stop()
+	inBubble(t, func(t *testing.T, w *world) {
+		defer run(t, newSweeper(t, blind{w}, expiry.SweeperConfig{}))()
 		time.Sleep(time.Second)
 		deadline := w.hold(t, "row", time.Minute)
 		time.Sleep(time.Hour)

@@ -57,8 +57,7 @@ func TestUnfitStoreIsNotTouched(t *testing.T) {
 		}
 
 		c.answer(errors.New("server is down"))
-		stop := run(t, sw)
-		defer stop()
+		defer run(t, sw)()
 		time.Sleep(time.Minute)
 		if len(c.table.Active()) != 1 {
 			t.Error("swept without a check")

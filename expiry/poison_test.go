@@ -33,8 +33,7 @@ func TestPoisonedHeadDoesNotStarveTheTail(t *testing.T) {
 				w.hold(t, fmt.Sprintf("bad %03d", n), -time.Hour+time.Duration(n)*step)
 				w.hold(t, fmt.Sprintf("tail %03d", n), -time.Hour+time.Duration(100+n)*step)
 			}
-			stop := run(t, newSweeper(t, store, expiry.SweeperConfig{BatchSize: 8}).Tune(expiry.Tuning{MaxQuarantine: 15}))
-			defer stop()
+			defer run(t, newSweeper(t, store, expiry.SweeperConfig{BatchSize: 8}).Tune(expiry.Tuning{MaxQuarantine: 15}))()
 			time.Sleep(5 * time.Minute)
 			for _, row := range w.table.Active() {
 				if !strings.HasPrefix(row.ID, "bad") {
@@ -50,9 +49,7 @@ func TestPoisonedHeadDoesNotStarveTheTail(t *testing.T) {
 
 // Who knows the row at fault names it, and no search is needed.
 func TestNamedRowIsNotSearchedFor(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
+	inBubble(t, func(t *testing.T, w *world) {
 		calls := 0
 		store := w.emitting(t, func(_ context.Context, rows []expiry.Row) error {
 			calls++
@@ -116,8 +113,7 @@ func TestRowThatFailsLikeAnOutage(t *testing.T) {
 			for n := range 20 {
 				w.hold(t, fmt.Sprint(n), -time.Minute)
 			}
-			stop := run(t, newSweeper(t, d, expiry.SweeperConfig{BatchSize: size, Rand: func() float64 { return 0.5 }}))
-			defer stop()
+			defer run(t, newSweeper(t, d, expiry.SweeperConfig{BatchSize: size, Rand: func() float64 { return 0.5 }}))()
 			time.Sleep(10 * time.Second)
 			if left := len(w.table.Active()); left != 1 {
 				t.Errorf("batches of %d: %d rows are left, want the bad one", size, left)
@@ -168,8 +164,7 @@ func TestManyRowsThatFailLikeAnOutage(t *testing.T) {
 				}
 				w.hold(t, id, -time.Hour+time.Duration(n)*time.Second)
 			}
-			stop := run(t, newSweeper(t, d, expiry.SweeperConfig{BatchSize: 10}).Tune(expiry.Tuning{MaxQuarantine: 20}))
-			defer stop()
+			defer run(t, newSweeper(t, d, expiry.SweeperConfig{BatchSize: 10}).Tune(expiry.Tuning{MaxQuarantine: 20}))()
 			for end := time.Now().Add(goal.within); len(w.table.Active()) > bad+goal.others && time.Now().Before(end); {
 				time.Sleep(time.Minute)
 			}

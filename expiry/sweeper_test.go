@@ -16,15 +16,12 @@ import (
 )
 
 func TestShortHoldExpiresOnTimeWithTheHalfHourSchedule(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
+	inBubble(t, func(t *testing.T, w *world) {
 		before := w.hold(t, "before", 2*time.Second)
 		overdue := w.hold(t, "overdue", -time.Hour)
 		start := time.Now()
 		sw := newSweeper(t, w, expiry.SweeperConfig{})
-		stop := run(t, sw)
-		defer stop()
+		defer run(t, sw)()
 		synctest.Wait()
 		w.expiredWithin(t, "overdue", overdue, time.Hour+time.Since(start))
 
@@ -39,23 +36,6 @@ func TestShortHoldExpiresOnTimeWithTheHalfHourSchedule(t *testing.T) {
 		foreign := w.hold(t, "foreign", 15*time.Minute) // made by another process: no Wake
 		time.Sleep(16 * time.Minute)
 		w.expiredWithin(t, "foreign", foreign, time.Second)
-	})
-}
-
-func TestScheduleSweepsEvenIfTheStoreForesawNothing(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
-		stop := run(t, newSweeper(t, w, expiry.SweeperConfig{}).Tune(expiry.Tuning{PollInterval: 24 * time.Hour}))
-		defer stop()
-		time.Sleep(time.Minute) // by now it has looked
-		deadline := w.hold(t, "unseen", time.Second)
-		time.Sleep(29*time.Minute - time.Second) // a bubble begins at midnight
-		if len(w.table.Active()) != 1 {
-			t.Errorf("expired before the half hour: %v", w.when)
-		}
-		time.Sleep(time.Minute)
-		w.expiredWithin(t, "unseen", deadline, 30*time.Minute)
 	})
 }
 
@@ -113,8 +93,7 @@ func TestScheduledSweepDelaysNoRow(t *testing.T) {
 					deadline = w.hold(t, "row", tc.due)
 				}
 				sw := newSweeper(t, w, expiry.SweeperConfig{Schedule: "@every " + tc.every.String(), PollInterval: time.Minute})
-				stop := run(t, sw)
-				defer stop()
+				defer run(t, sw)()
 				time.Sleep(tc.made)
 				if tc.made > 0 {
 					deadline = w.hold(t, "row", tc.due-tc.made)
@@ -137,8 +116,7 @@ func TestSkewedClock(t *testing.T) {
 			w := newWorld(t)
 			w.ahead = skew
 			sw := newSweeper(t, w, expiry.SweeperConfig{})
-			stop := run(t, sw)
-			defer stop()
+			defer run(t, sw)()
 			synctest.Wait()
 			real := time.Now()
 			w.Wake(w.hold(t, "row", 2*time.Second))
@@ -149,9 +127,7 @@ func TestSkewedClock(t *testing.T) {
 }
 
 func TestOneSweepAtATime(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
+	inBubble(t, func(t *testing.T, w *world) {
 		w.set(nil, time.Second)
 		sw := newSweeper(t, w, expiry.SweeperConfig{})
 		start := time.Now()
@@ -225,9 +201,7 @@ func TestDefaultSchedule(t *testing.T) {
 
 // Run goes on where its context cannot be cancelled.
 func TestRunOnBackground(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
+	inBubble(t, func(t *testing.T, w *world) {
 		returned := false
 		ended := make(chan struct{})
 		sw := newSweeper(t, leaving{w, time.Now().Add(time.Hour)}, expiry.SweeperConfig{})
@@ -282,9 +256,7 @@ func (s twice) Next(t time.Time) time.Time {
 // A schedule is kept to the moment, due rows or not, and may end: what is due
 // expires all the same.
 func TestScheduleThatEnds(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
+	inBubble(t, func(t *testing.T, w *world) {
 		start := time.Now()
 		s := twice{start.Add(10*time.Minute + time.Millisecond), start.Add(40 * 24 * time.Hour)}
 		sw := newSweeper(t, w, expiry.SweeperConfig{}).Tune(expiry.Tuning{Schedule: s, PollInterval: 60 * 24 * time.Hour})

@@ -43,8 +43,7 @@ func TestFigures(t *testing.T) {
 			}
 			return nil
 		})
-		stop := run(t, newSweeper(t, w, expiry.SweeperConfig{MeterProvider: &r}))
-		defer stop()
+		defer run(t, newSweeper(t, w, expiry.SweeperConfig{MeterProvider: &r}))()
 		time.Sleep(10 * time.Second)
 		want := map[string]float64{
 			"claimed": 2, "expired": 2, "raced": 0, "poisoned": 1, "sweep.duration": 0, "lag": 20,
@@ -95,11 +94,8 @@ func TestRowsWithoutDeadlineAreReported(t *testing.T) {
 		log := logged{slog.DiscardHandler, "no deadline", new(atomic.Int64)}
 		u := undated{newWorld(t), new(atomic.Int64)}
 		sw, err := expiry.NewSweeper(u, expiry.SweeperConfig{MeterProvider: &r, Logger: slog.New(log)})
-		if err != nil {
-			t.Fatal(err)
-		}
-		stop := run(t, sw)
-		defer stop()
+		must(t, err)
+		defer run(t, sw)()
 		for i, rows := range []int64{0, 3, 0, 2} {
 			u.rows.Store(rows)
 			time.Sleep(time.Hour)

@@ -12,12 +12,9 @@ import (
 
 // What comes in during the schedule's own sweep is not lost.
 func TestWakeDuringAScheduledSweep(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
+	inBubble(t, func(t *testing.T, w *world) {
 		sw := newSweeper(t, w, expiry.SweeperConfig{Schedule: "@every 10m"}).Tune(expiry.Tuning{PollInterval: time.Hour})
-		stop := run(t, sw)
-		defer stop()
+		defer run(t, sw)()
 		synctest.Wait()
 		w.set(nil, 2*time.Second) // how long a batch takes
 		time.Sleep(10*time.Minute + time.Second)
@@ -31,12 +28,9 @@ func TestWakeDuringAScheduledSweep(t *testing.T) {
 }
 
 func TestWakeLooksOnlyForWhatComesBeforeTheNextLook(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
+	inBubble(t, func(t *testing.T, w *world) {
 		sw := newSweeper(t, w, expiry.SweeperConfig{Schedule: "@never"})
-		stop := run(t, sw)
-		defer stop()
+		defer run(t, sw)()
 		time.Sleep(time.Second)
 		_, before := w.counts()
 		for range 1000 {
@@ -65,9 +59,7 @@ func TestWakeLooksOnlyForWhatComesBeforeTheNextLook(t *testing.T) {
 }
 
 func TestWakesCoalesce(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
+	inBubble(t, func(t *testing.T, w *world) {
 		sw := newSweeper(t, w, expiry.SweeperConfig{})
 		stop := run(t, sw)
 		synctest.Wait()
@@ -84,9 +76,7 @@ func TestWakesCoalesce(t *testing.T) {
 
 // Each call of Run hears of every Wake, whatever becomes of the other.
 func TestWakeReachesTheRunThatIsLeft(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
+	inBubble(t, func(t *testing.T, w *world) {
 		sw := newSweeper(t, w, expiry.SweeperConfig{}).Tune(expiry.Tuning{PollInterval: time.Hour})
 		defer run(t, sw)()
 		time.Sleep(time.Second)
@@ -103,9 +93,7 @@ func TestWakeReachesTheRunThatIsLeft(t *testing.T) {
 // Who has reached the store ends the pause that its failure brought about, but does
 // not have a store that goes on failing swept at every turn.
 func TestWakeEndsThePauseAfterAFault(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
+	inBubble(t, func(t *testing.T, w *world) {
 		w.set(errors.New("server is down"), 0)
 		sw := newSweeper(t, w, expiry.SweeperConfig{Rand: func() float64 { return 0.5 }}).Tune(expiry.Tuning{MaxBackoff: time.Hour})
 		defer run(t, sw)()

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -72,12 +73,24 @@ func newWorld(t *testing.T) *world {
 	t.Helper()
 	w := &world{manager: txretrytest.New(txretrytest.Config{}), when: map[string]time.Time{}}
 	plain, err := expirytest.New(w.manager, expirytest.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	w.table = &rows{Store: plain}
 	w.store = w.emitting(t, func(context.Context, []expiry.Row) error { return nil })
 	return w
+}
+
+// inBubble runs a test in parallel, on a world of its own and a virtual clock.
+func inBubble(t *testing.T, test func(t *testing.T, w *world)) {
+	t.Helper()
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) { test(t, newWorld(t)) })
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
 }
 
 func (w *world) SweepBatch(ctx context.Context, req driver.Request) (driver.Batch, error) {
@@ -151,9 +164,7 @@ func (w *world) hold(t *testing.T, id string, d time.Duration) time.Time {
 	err := w.manager.Do(t.Context(), func(_ context.Context, tx pgx.Tx) error {
 		return w.table.put(tx, id, deadline, "held")
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return deadline
 }
 
@@ -194,9 +205,7 @@ func (w *world) emitting(t *testing.T, first func(ctx context.Context, rows []ex
 			return nil
 		},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return store
 }
 
@@ -210,9 +219,7 @@ func newSweeper(t *testing.T, s driver.Store, cfg expiry.SweeperConfig) *expiry.
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
 	sw, err := expiry.NewSweeper(s, cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return sw
 }
 

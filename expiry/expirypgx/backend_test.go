@@ -3,6 +3,7 @@ package expirypgx_test
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"log/slog"
 	"testing"
 	"time"
@@ -74,18 +75,14 @@ func (b *backend) scan(t *testing.T, dest any, sql string, args ...any) {
 func (b *backend) store(t *testing.T, cfg expirypgx.Config) *expirypgx.Store {
 	t.Helper()
 	manager, err := txretry.New(b.pool, txretry.Config{BaseDelay: time.Millisecond})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var transactor txretry.Transactor = patient{manager}
 	if b.silent {
 		transactor = manager
 	}
 	cfg.Logger = slog.New(slog.DiscardHandler)
 	s, err := expirypgx.New(transactor, cmp.Or(b.table, "holds"), cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return s
 }
 
@@ -121,6 +118,35 @@ func (b *backend) Announced(t *testing.T, id string) (n int) {
 	t.Helper()
 	b.scan(t, &n, "SELECT count(*) FROM events WHERE hold_id = $1", id)
 	return n
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// untilState waits until a row is in a state.
+func (b *backend) untilState(t *testing.T, id, want string) {
+	t.Helper()
+	eventually(t, func() error {
+		if got := b.State(t, id); got != want {
+			return fmt.Errorf("row %s is %s, want %s", id, got, want)
+		}
+		return nil
+	})
+}
+
+// newSweeper returns a sweeper that writes no log unless the configuration has a logger.
+func newSweeper(t *testing.T, store driver.Store, cfg expiry.SweeperConfig) *expiry.Sweeper {
+	t.Helper()
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	sw, err := expiry.NewSweeper(store, cfg)
+	must(t, err)
+	return sw
 }
 
 func plain(t *testing.T, body func(t *testing.T)) { body(t) }

@@ -2,7 +2,6 @@ package expirypgx_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/url"
 	"strings"
@@ -14,9 +13,9 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/holdfast-go/holdfast/expiry"
+	"github.com/holdfast-go/holdfast/expiry/driver"
 	"github.com/holdfast-go/holdfast/expiry/expirypgx"
 	"github.com/holdfast-go/holdfast/internal/pgtest"
-	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
 // skewed is a backend whose database clock differs from this host's: functions of
@@ -24,9 +23,7 @@ import (
 func skewed(t *testing.T, ahead time.Duration) *backend {
 	t.Helper()
 	u, err := url.Parse(pgtest.URL(t))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	query := u.Query()
 	query.Set("search_path", query.Get("search_path")+",pg_catalog")
 	u.RawQuery = query.Encode()
@@ -67,74 +64,37 @@ func TestClockSkew(t *testing.T) {
 }
 
 // statements counts what a pool sends.
-type statements struct {
-	n      atomic.Int64
-	looked atomic.Bool
-}
+type statements struct{ n atomic.Int64 }
 
 func (s *statements) TraceQueryStart(ctx context.Context, _ *pgx.Conn, q pgx.TraceQueryStartData) context.Context {
 	if !strings.HasPrefix(q.SQL, "-- ping") {
 		s.n.Add(1)
-		s.looked.Store(strings.HasPrefix(q.SQL, "SELECT clock_timestamp()"))
 	}
 	return ctx
 }
 
 func (*statements) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
 
-// After its start an idle sweeper is quiet: with nothing due it sends nothing
-// before the next look, holds with time to spare included.
-func TestIdleSweeperIsQuiet(t *testing.T) {
+// A look is one statement, and a sweep with nothing due is begin, claim and commit. How often an idle sweeper does either:
+// TestIdleCostsAtMostOneQueryAMinute of expiry.
+func TestIdleStatements(t *testing.T) {
 	t.Parallel()
-	testenv.Nightly(t, "watches five idle seconds")
 	b := newBackend(t)
 	b.Put(t, "later", "held", time.Hour)
-	cfg, err := pgxpool.ParseConfig(b.pool.Config().ConnString())
-	if err != nil {
-		t.Fatal(err)
-	}
+	cfg := b.pool.Config()
 	var sent statements
 	cfg.ConnConfig.Tracer = &sent
 	pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(pool.Close)
-	traced := &backend{pool: pool}
-	store := traced.store(t, expirypgx.Config{PollOnly: true}) // a connection that listens tests itself
-	sw, err := expiry.NewSweeper(store, quiet())
-	if err != nil {
-		t.Fatal(err)
+	store := (&backend{pool: pool}).store(t, expirypgx.Config{PollOnly: true})
+	_, err = store.Look(t.Context(), nil)
+	must(t, err)
+	if n := sent.n.Swap(0); n != 1 {
+		t.Errorf("a look is %d statements", n)
 	}
-	background(t, sw.Run)
-	eventually(t, func() error {
-		if !sent.looked.Load() {
-			return errors.New("the look that ends the start is not to be seen")
-		}
-		return nil
-	})
-	before := sent.n.Load()
-	for range 50 { // that nothing is sent shows in time alone
-		store.Wake(time.Now().Add(15 * time.Minute))
-		time.Sleep(100 * time.Millisecond)
-	}
-	if n := sent.n.Load() - before; n > 0 {
-		t.Errorf("five idle seconds cost %d statements", n)
-	}
-	store.Wake(time.Time{})
-	eventually(t, func() error {
-		if n := sent.n.Load() - before; n != 1 {
-			return fmt.Errorf("a look is %d statements", n)
-		}
-		return nil
-	})
-	before = sent.n.Load()
-	if r, err := sw.Sweep(t.Context()); err != nil || r.Claimed > 0 {
-		t.Fatalf("got %+v, %v, want nothing due", r, err)
-	}
-	n := sent.n.Load() - before
-	t.Logf("a sweep with nothing due is %d statements", n)
-	if n < 1 || n > 3 { // begin, claim, commit: 40 looks and two sweeps stay below 60 an hour
-		t.Errorf("a sweep with nothing due is %d statements", n)
+	batch, err := store.SweepBatch(t.Context(), driver.Request{Limit: 10})
+	if n := sent.n.Load(); err != nil || batch.Claimed > 0 || n < 1 || n > 3 {
+		t.Errorf("a batch with nothing due is %d statements: %+v, %v", n, batch, err)
 	}
 }

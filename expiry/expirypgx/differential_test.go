@@ -161,10 +161,7 @@ func (tw *twins) sweep(t *testing.T) {
 		cfg.BatchSize, cfg.BatchTimeout, cfg.Rand = size, time.Minute, func() float64 { return 0.5 }
 		log := &lines{}
 		cfg.Logger = slog.New(slog.NewTextHandler(log, nil))
-		sw, err := expiry.NewSweeper(store, cfg)
-		if err != nil {
-			t.Fatal(err)
-		}
+		sw := newSweeper(t, store, cfg)
 		r, err := sw.Sweep(t.Context())
 		_, unfit := errors.AsType[finding](err)
 		told[i] = fmt.Sprintf("%d batches, claimed %d, expired %d, raced %d, poisoned %d %v, failed %v, unfit %v",

@@ -129,9 +129,7 @@ func TestMain(m *testing.M) {
 func child(t *testing.T, rawURL string, step int) (killed bool) {
 	t.Helper()
 	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	runtime.LockOSThread() // a child that dies with its parent dies with the thread
 	defer runtime.UnlockOSThread()
 	cmd := exec.CommandContext(t.Context(), self)

@@ -70,39 +70,6 @@ func TestMessagesMakesOneWrite(t *testing.T) {
 	}
 }
 
-// What a Store finds unfit is not touched, and the error says how to mend it.
-func TestUnfitTableIsNotTouched(t *testing.T) {
-	t.Parallel()
-	for name, sql := range map[string]string{
-		"table":         "ALTER TABLE holds RENAME TO elsewhere",
-		"column":        "ALTER TABLE holds RENAME expires_at TO deadline",
-		"index":         "DROP INDEX holds_expires_at_id_idx",
-		"without zone":  "ALTER TABLE holds ALTER expires_at TYPE timestamp",
-		"null deadline": "ALTER TABLE holds ALTER expires_at DROP NOT NULL; INSERT INTO holds (id, status) VALUES ('null', 'held')",
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			b := newBackend(t)
-			b.fill(t, 3)
-			if _, err := b.pool.Exec(t.Context(), sql, pgx.QueryExecModeSimpleProtocol); err != nil {
-				t.Fatal(err)
-			}
-			sw, err := expiry.NewSweeper(b.Store(t, announceAll(b)), quiet())
-			if err != nil {
-				t.Fatal(err)
-			}
-			err = sw.Run(t.Context())
-			if found := findings(t, err); len(found) == 0 || found[0].Mend() == "" {
-				t.Errorf("Run returned %v, want what to mend", err)
-			}
-			var events int
-			if b.scan(t, &events, "SELECT count(*) FROM events"); events > 0 {
-				t.Errorf("%d rows were swept", events)
-			}
-		})
-	}
-}
-
 // More bad rows than the quarantine holds, at the head, in the real order of
 // bigints, do not keep the sweeper from those behind them.
 func TestPoisonedHeadDoesNotStarveTheTail(t *testing.T) {
@@ -121,10 +88,7 @@ func TestPoisonedHeadDoesNotStarveTheTail(t *testing.T) {
 	}})
 	cfg := quiet()
 	cfg.BatchSize = 10
-	sw, err := expiry.NewSweeper(store, cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	sw := newSweeper(t, store, cfg)
 	background(t, sw.Run)
 	testenv.Eventually(t, func() error {
 		if left := b.count(t, "status = 'held' AND id > "+strconv.Itoa(bad)); left > 0 {

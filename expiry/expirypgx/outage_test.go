@@ -53,12 +53,9 @@ func TestOutages(t *testing.T) {
 			b, far, proxy := cutOff(t)
 			log := &lines{}
 			store := far.store(t, expirypgx.Config{Emit: announceAll(far)})
-			sw, err := expiry.NewSweeper(store, expiry.SweeperConfig{
+			sw := newSweeper(t, store, expiry.SweeperConfig{
 				BatchSize: 20, Logger: slog.New(slog.NewTextHandler(log, nil)),
 			})
-			if err != nil {
-				t.Fatal(err)
-			}
 			stop := background(t, sw.Run)
 			eventually(t, func() error { return sw.Ready(t.Context()) })
 			end := outage(t, b, proxy)
@@ -104,13 +101,9 @@ func TestMissingTableIsNamed(t *testing.T) {
 	}
 	log := &lines{}
 	manager, err := txretry.New(b.pool, txretry.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	loud, err := expirypgx.New(manager, "holds", expirypgx.Config{Logger: slog.New(slog.NewTextHandler(log, nil))})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	loud.Wake(time.Time{})
 	eventually(t, func() error {
 		if !strings.Contains(log.String(), "the table does not exist") {

@@ -22,12 +22,8 @@ func withOutbox(t *testing.T, pool *pgxpool.Pool) *backend {
 	b := &backend{pool: pool}
 	b.exec(t, schema)
 	store, err := outboxpgx.New(pool, outboxpgx.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := store.Migrate(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, store.Migrate(t.Context()))
 	b.exec(t, "DROP TABLE events")
 	b.exec(t, "CREATE VIEW events AS SELECT ordering_key AS hold_id, id AS event_id, created_at AS at FROM holdfast_outbox")
 	return b
@@ -54,9 +50,7 @@ func toOutbox(pool *pgxpool.Pool) (emit, error) {
 func mustOutbox(t *testing.T, pool *pgxpool.Pool) emit {
 	t.Helper()
 	write, err := toOutbox(pool)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return write
 }
 
@@ -70,9 +64,7 @@ func TestMessagesGoToTheOutbox(t *testing.T) {
 		t.Errorf("got %+v, want three rows", r)
 	}
 	rows, err := b.pool.Query(t.Context(), "SELECT h.id, h.expires_at, e.event_id::text FROM holds h JOIN events e ON e.hold_id = h.id")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var row expiry.Row
 	var event string
 	n := 0

@@ -21,9 +21,7 @@ func TestOverdue(t *testing.T) {
 		want  []string
 	}{{0, 10, []string{"f", "b", "a", "c"}}, {time.Minute, 10, []string{"f", "b", "a"}}, {150 * time.Minute, 10, []string{"f", "b"}}, {0, 2, []string{"f", "b"}}} {
 		rows, err := store.Overdue(t.Context(), tc.by, tc.limit)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		var got []string
 		for _, r := range rows {
 			got = append(got, r.ID)

@@ -13,7 +13,6 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/holdfast-go/holdfast/expiry"
-	"github.com/holdfast-go/holdfast/expiry/expirypgx"
 	"github.com/holdfast-go/holdfast/internal/pgtest"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
@@ -98,12 +97,7 @@ func (r race) run(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	testenv.Eventually(t, func() error {
-		if left := b.count(t, "status = 'held'"); left > 0 {
-			return fmt.Errorf("%d are still held", left)
-		}
-		return nil
-	})
+	eventually(t, func() error { return b.heldAtMost(t, 0) })
 	cancel()
 	sweeping.Wait()
 	b.audit(t, int64(r.holds), confirmed.Load(), extended.Load())
@@ -169,10 +163,7 @@ func TestSweepersOutliveARestart(t *testing.T) {
 	for range 2 {
 		cfg := quiet()
 		cfg.BatchSize, cfg.PollInterval = 20, time.Second
-		sw, err := expiry.NewSweeper(b.Store(t, mustOutbox(t, b.pool)), cfg)
-		if err != nil {
-			t.Fatal(err)
-		}
+		sw := newSweeper(t, b.Store(t, mustOutbox(t, b.pool)), cfg)
 		background(t, sw.Run)
 	}
 	for _, outage := range []func() error{server.Kill, server.Stop} {
@@ -188,67 +179,12 @@ func TestSweepersOutliveARestart(t *testing.T) {
 			}
 			return nil
 		})
-		if err := errors.Join(outage(), server.Start(t.Context())); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errors.Join(outage(), server.Start(t.Context())))
 		eventually(t, func() error { return b.pool.Ping(t.Context()) })
 	}
-	testenv.Eventually(t, func() error {
-		if left := b.count(t, "status = 'held'"); left > 0 {
-			return fmt.Errorf("%d are still held", left)
-		}
-		return nil
-	})
+	eventually(t, func() error { return b.heldAtMost(t, 0) })
 	var wrong int
 	if b.scan(t, &wrong, outOfStepSQL); wrong > 0 {
 		t.Errorf("%d rows are out of step with their events", wrong)
-	}
-}
-
-// A sweeper that loses its database goes on when it is back.
-func TestSweeperOutlivesALostDatabase(t *testing.T) {
-	t.Parallel()
-	testenv.Nightly(t, "loses its database")
-	url := pgtest.URL(t)
-	proxy := testenv.NewProxy(t, url)
-	direct := &backend{pool: pgtest.Pool(t, url, 2)}
-	direct.exec(t, schema)
-	b := &backend{pool: pgtest.Pool(t, proxy.URL(), 4)}
-	cfg := quiet()
-	store := b.store(t, expirypgx.Config{Emit: announceAll(b)})
-	sw, err := expiry.NewSweeper(store, cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- sw.Run(ctx) }()
-	eventually(t, func() error { return sw.Ready(ctx) })
-
-	for round := range 3 {
-		id := fmt.Sprint("hold-", round)
-		proxy.Cut()
-		store.Wake(time.Time{})
-		eventually(t, func() error {
-			if sw.Ready(ctx) == nil {
-				return errors.New("ready without a database")
-			}
-			return nil
-		})
-		direct.Put(t, id, "held", -time.Second)
-		proxy.Heal()
-		eventually(t, func() error {
-			if got := direct.State(t, id); got != "expired" {
-				return fmt.Errorf("hold is %s", got)
-			}
-			return sw.Ready(ctx)
-		})
-		if n := direct.Announced(t, id); n != 1 {
-			t.Errorf("the hold was announced %d times", n)
-		}
-	}
-	cancel()
-	if err := <-done; err != nil {
-		t.Errorf("Run returned %v", err)
 	}
 }

@@ -25,15 +25,9 @@ func quiet() expiry.SweeperConfig {
 
 func sweep(t *testing.T, s driver.Store, cfg expiry.SweeperConfig) expiry.Report {
 	t.Helper()
-	cfg.Logger, cfg.BatchTimeout = slog.New(slog.DiscardHandler), time.Minute
-	sw, err := expiry.NewSweeper(s, cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	report, err := sw.Sweep(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	cfg.BatchTimeout = time.Minute
+	report, err := newSweeper(t, s, cfg).Sweep(t.Context())
+	must(t, err)
 	return report
 }
 
@@ -110,9 +104,7 @@ func TestLockedRowsArePassedOver(t *testing.T) {
 	b.Put(t, "busy", "held", -time.Minute)
 	b.Put(t, "free", "held", -time.Minute)
 	tx, err := b.pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if _, err := tx.Exec(t.Context(), "UPDATE holds SET expires_at = now() + interval '1 hour' WHERE id = 'busy'"); err != nil {
 		t.Fatal(err)
 	}
@@ -120,9 +112,7 @@ func TestLockedRowsArePassedOver(t *testing.T) {
 	if report := sweep(t, store, expiry.SweeperConfig{}); report.Expired != 1 {
 		t.Errorf("got %+v, want the free row", report)
 	}
-	if err := tx.Commit(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, tx.Commit(t.Context()))
 	if report := sweep(t, store, expiry.SweeperConfig{}); report.Expired != 0 {
 		t.Errorf("got %+v, the extended row must survive", report)
 	}
@@ -191,10 +181,7 @@ func TestDeadlineLostOnTheWay(t *testing.T) {
 	b := newBackend(t)
 	b.exec(t, `ALTER TABLE holds ALTER expires_at DROP NOT NULL`)
 	store := b.store(t, expirypgx.Config{Emit: announceAll(b)})
-	sw, err := expiry.NewSweeper(store, quiet())
-	if err != nil {
-		t.Fatal(err)
-	}
+	sw := newSweeper(t, store, quiet())
 	background(t, sw.Run)
 	eventually(t, func() error { return sw.Ready(t.Context()) })
 	b.exec(t, `INSERT INTO holds VALUES ('null', NULL, 'held'), ('due', now() - interval '1 hour', 'held')`)

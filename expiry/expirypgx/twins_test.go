@@ -68,9 +68,7 @@ func newTwins(t *testing.T) *twins {
 	retry := txretry.Config{BaseDelay: time.Millisecond, MaxAttempts: 2}
 	tw.manager = txretrytest.New(txretrytest.Config{Retry: retry})
 	manager, err := txretry.New(tw.b.pool, retry)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if tw.real, err = expirypgx.New(patient{manager}, "twins", expirypgx.Config{Emit: tw.emit(1, realSide{})}); err != nil {
 		t.Fatal(err)
 	}
@@ -78,9 +76,7 @@ func newTwins(t *testing.T) *twins {
 		t.Fatal(err)
 	}
 	tw.fake, err = expirytest.New(tw.manager, expirytest.Config{Active: tw.active, Expire: tw.expire, Emit: tw.emit(0, fakeSide{tw})})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return tw
 }
 
@@ -119,9 +115,7 @@ func (tw *twins) fakeRows() map[string]string {
 func (tw *twins) compareRows(t *testing.T) {
 	t.Helper()
 	rows, err := tw.b.pool.Query(t.Context(), "SELECT id, status, expires_at, (SELECT count(*) FROM told WHERE told.id = twins.id) FROM twins")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	real := map[string]string{}
 	var id, state string
 	var deadline *time.Time
@@ -134,9 +128,7 @@ func (tw *twins) compareRows(t *testing.T) {
 		deadline = nil
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if fake := tw.fakeRows(); !maps.Equal(fake, real) {
 		t.Errorf("the fake's rows: %v\nthose of Postgres: %v", fake, real)
 	}
@@ -159,9 +151,7 @@ func (tw *twins) put(t *testing.T) {
 func (tw *twins) putFake(t *testing.T, id string, deadline time.Time, state string) {
 	t.Helper()
 	err := tw.manager.Do(t.Context(), func(_ context.Context, tx pgx.Tx) error { return tw.table.Put(tx, id, deadline, state) })
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 }
 
 func allIDs() (ids []string) {
@@ -195,9 +185,7 @@ func (tw *twins) lock(t *testing.T, ids map[string]bool) (unlock func()) {
 		return func() {}
 	}
 	tx, err := tw.b.pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if _, err := tx.Exec(t.Context(), "SELECT FROM twins WHERE id = ANY($1) FOR UPDATE", slices.Collect(maps.Keys(ids))); err != nil {
 		t.Fatal(err)
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"sync"
 	"testing"
 	"time"
@@ -37,14 +36,8 @@ func background(t *testing.T, fn func(context.Context) error) (stop func()) {
 // sweeper runs one on all rows of b until the test ends.
 func (b *backend) sweeper(t *testing.T, cfg expiry.SweeperConfig) (*expirypgx.Store, *expiry.Sweeper) {
 	t.Helper()
-	if cfg.Logger == nil {
-		cfg.Logger = slog.New(slog.DiscardHandler)
-	}
 	store := b.store(t, expirypgx.Config{Emit: announceAll(b), Isolation: b.isolation})
-	sw, err := expiry.NewSweeper(store, cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	sw := newSweeper(t, store, cfg)
 	background(t, sw.Run)
 	eventually(t, func() error { return sw.Ready(t.Context()) })
 	return store, sw
@@ -76,9 +69,7 @@ func (b *backend) latest(t *testing.T, n int) (late time.Duration) {
 func hold(t *testing.T, store *expirypgx.Store, id string, in time.Duration) {
 	t.Helper()
 	manager, err := txretry.New(expirypgx.PoolOf(store), txretry.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	err = manager.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
 		deadline, err := insertHold(ctx, tx, id, in)
 		if err == nil && !store.Due(tx, deadline) {
@@ -86,9 +77,7 @@ func hold(t *testing.T, store *expirypgx.Store, id string, in time.Duration) {
 		}
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 }
 
 func insertHold(ctx context.Context, tx pgx.Tx, id string, in time.Duration) (deadline time.Time, err error) {
@@ -137,36 +126,15 @@ func TestWakeAfterARawTransaction(t *testing.T) {
 	listening(t, b)
 	other := elsewhere(t, b)
 	tx, err := b.pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	deadline, err := insertHold(t.Context(), tx, "row", 300*time.Millisecond)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if other.Due(tx, deadline) {
 		t.Error("Due knows the transaction")
 	}
-	if err := tx.Commit(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, tx.Commit(t.Context()))
 	other.Wake(deadline)
 	b.latest(t, 1)
-}
-
-// Without a wake-up such a hold is found when the sweeper looks again.
-func TestHoldsMadeElsewhereAreFoundAtTheNextLook(t *testing.T) {
-	t.Parallel()
-	testenv.Nightly(t, "polls every 15 s")
-	b := newBackend(t)
-	b.sweeper(t, expiry.SweeperConfig{PollInterval: 15 * time.Second})
-	silent := (&backend{pool: b.pool}).store(t, expirypgx.Config{PollOnly: true})
-	for n := range 3 {
-		hold(t, silent, fmt.Sprint(n), 16*time.Second)
-	}
-	if late := b.latest(t, 3); late > onTime {
-		t.Errorf("expired %v late", late)
-	}
 }
 
 // woken is a store whose wake-ups a test receives, until it ends.
