@@ -22,17 +22,23 @@ var (
 	listed   = regexp.MustCompile(`(?:args: |CMD )(\[[^\]]*\])`)
 )
 
+func read(t *testing.T, path ...string) string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(path...))
+	noError(t, err)
+	return string(text)
+}
+
 // The environment that a deployed shop is given sets what the program reads, and nothing else.
 func TestDeployedEnvironment(t *testing.T) {
 	t.Parallel()
-	text, err := os.ReadFile("deploy/reservation.env")
-	noError(t, err)
+	text := read(t, "deploy/reservation.env")
 	given := map[string]string{}
-	for _, match := range regexp.MustCompile(`(?m)^([A-Z_]+)='([^']*)'$`).FindAllStringSubmatch(string(text), -1) {
+	for _, match := range regexp.MustCompile(`(?m)^([A-Z_]+)='([^']*)'$`).FindAllStringSubmatch(text, -1) {
 		given[match[1]] = match[2]
 	}
 	read := map[string]bool{}
-	_, err = parseConfig([]string{"-backend=services"}, func(name string) string {
+	_, err := parseConfig([]string{"-backend=services"}, func(name string) string {
 		read[name] = true
 		return given[name]
 	}, io.Discard)
@@ -56,9 +62,8 @@ func TestDeployedCommands_environment(t *testing.T) {
 	noError(t, errors.Join(err, os.WriteFile(file, []byte("DATABASE_URL='a b'\nREDIS_URL='c$d'\nAMQP_URL='e'\n"), 0o600)))
 	commands, env := []string{}, []string{"HOME=/", "LOGNAME=shop"} // as cron sets them
 	for name, pattern := range map[string]string{"crontab": `(?m)^(?:[^#\s]\S*\s+){5}shop\s+([^%\n]+)$`, "supervisor.conf": `(?m)^command=/bin/sh -c "([^"]*)"$`} {
-		text, err := os.ReadFile(filepath.Join("deploy", name))
-		noError(t, err)
-		here := strings.NewReplacer("/usr/local/bin", dir, "/etc/", dir+"/").Replace(string(text))
+		text := read(t, "deploy", name)
+		here := strings.NewReplacer("/usr/local/bin", dir, "/etc/", dir+"/").Replace(text)
 		for _, found := range regexp.MustCompile(pattern).FindAllStringSubmatch(here, -1) {
 			commands = append(commands, found[1])
 		}
@@ -89,9 +94,8 @@ func TestDeployedCommands_environment(t *testing.T) {
 // TestDeployedUser wants no program of supervisord, which is root, to be run as root: its shell runs what a file says.
 func TestDeployedUser(t *testing.T) {
 	t.Parallel()
-	text, err := os.ReadFile("deploy/supervisor.conf")
-	noError(t, err)
-	programs := strings.Split(string(text), "[program:")[1:]
+	text := read(t, "deploy/supervisor.conf")
+	programs := strings.Split(text, "[program:")[1:]
 	if len(programs) != 3 {
 		t.Errorf("%d programs", len(programs))
 	}
@@ -109,13 +113,12 @@ func TestDeployedFlags(t *testing.T) {
 	noError(t, err)
 	runs := map[string]int{}
 	for _, file := range files {
-		text, err := os.ReadFile(file)
-		noError(t, err)
+		text := read(t, file)
 		var all [][]string
-		for _, match := range deployed.FindAllStringSubmatch(string(text), -1) {
+		for _, match := range deployed.FindAllStringSubmatch(text, -1) {
 			all = append(all, strings.Fields(match[1]))
 		}
-		for _, match := range listed.FindAllStringSubmatch(string(text), -1) {
+		for _, match := range listed.FindAllStringSubmatch(text, -1) {
 			var args []string
 			if err := json.Unmarshal([]byte(match[1]), &args); err != nil {
 				t.Errorf("%s: %s: %v", file, match[1], err)
@@ -163,15 +166,13 @@ func checkArgs(t *testing.T, file string, args []string) {
 // The addresses of compose.env are those of compose.yaml.
 func TestComposedEnvironment(t *testing.T) {
 	t.Parallel()
-	text, err := os.ReadFile("compose.env")
-	noError(t, err)
-	composed, err := os.ReadFile("../../compose.yaml")
-	noError(t, err)
+	text := read(t, "compose.env")
+	composed := read(t, "../../compose.yaml")
 	given := map[string]string{}
-	for _, match := range regexp.MustCompile(`(?m)^export ([A-Z_]+)='([^']*)'$`).FindAllStringSubmatch(string(text), -1) {
+	for _, match := range regexp.MustCompile(`(?m)^export ([A-Z_]+)='([^']*)'$`).FindAllStringSubmatch(text, -1) {
 		given[match[1]] = match[2]
 		u, err := url.Parse(match[2])
-		if err != nil || !strings.Contains(string(composed), `"`+u.Host+":"+u.Port()+`"`) {
+		if err != nil || !strings.Contains(composed, `"`+u.Host+":"+u.Port()+`"`) {
 			t.Errorf("%s: compose.yaml has no %s, %v", match[1], u, err)
 		}
 	}

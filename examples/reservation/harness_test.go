@@ -257,18 +257,13 @@ func awaitBlocked(t *testing.T, s services, holder *pgx.Conn, n int) {
 }
 
 // awaitReady waits until a process is ready.
-func awaitReady(t *testing.T, url string) { awaitReadyz(t, url, http.StatusOK) }
-
-// awaitUnready waits until a process is not ready.
-func awaitUnready(t *testing.T, url string) { awaitReadyz(t, url, http.StatusServiceUnavailable) }
-
-func awaitReadyz(t *testing.T, url string, status int) {
+func awaitReady(t *testing.T, url string) {
 	t.Helper()
 	c := newClient(t, url)
 	testenv.Eventually(t, func() error {
 		r, err := c.tryGet("/readyz")
-		if err == nil && r.status != status {
-			err = fmt.Errorf("%s answers %d, want %d: %s", url, r.status, status, r.body)
+		if err == nil && r.status != http.StatusOK {
+			err = fmt.Errorf("%s answers %d: %s", url, r.status, r.body)
 		}
 		return err
 	})

@@ -7,7 +7,6 @@ import (
 	"regexp"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
@@ -59,51 +58,4 @@ func TestDeploy_probes(t *testing.T) {
 		t.Errorf("%d probes", len(probed))
 	}
 	shop.stop()
-}
-
-// A signal ends each role while no server answers, on old connections or on new ones. Requests in flight have 20 s, then
-// services as long, then connections 2 s: a process without a request or a message in flight waits for its connections only.
-func TestSignal_silentServers(t *testing.T) {
-	t.Parallel()
-	testenv.Nightly(t, "promises in seconds")
-	const exit = time.Second // of a process
-	for name, tc := range map[string]struct {
-		role  string
-		busy  bool
-		drain time.Duration
-	}{
-		"all, busy": {"all", true, 42 * time.Second},
-		"api, idle": {"api", false, 2 * time.Second},
-		"relay":     {"relay", false, 22 * time.Second},
-		"consumer":  {"consumer", false, 22 * time.Second},
-		"sweeper":   {"sweeper", false, 22 * time.Second},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			direct := newServices(t)
-			api := start(t, direct.env(), "-backend=services", "-role=api", "-hold=1s", "-user-limit=1000")
-			postgres, redis, rabbit := testenv.NewProxy(t, direct.databaseURL), testenv.NewProxy(t, direct.redisURL), testenv.NewProxy(t, direct.amqpURL)
-			s := services{postgres.URL(), redis.URL(), rabbit.URL()}
-			p := start(t, s.env(), "-backend=services", "-role="+tc.role, "-hold=1s", "-sweep=@every 1s")
-			awaitReady(t, p.url)
-			c := newClient(t, api.url)
-			event := c.newEvent(`{"name":"Concert","seats":50}`)
-			c.hold(newUser(), event, `"quantity":1`)
-			for _, proxy := range []*testenv.Proxy{postgres, redis, rabbit} {
-				proxy.SilenceConnections()
-				proxy.Pause()
-			}
-			if tc.busy {
-				mine := newClient(t, p.url)
-				go func() { _, _ = mine.tryPost(newUser(), newKey(), "/api/reservations", holdBody(event, `"quantity":1`)) }()
-			}
-			c.hold(newUser(), event, `"quantity":1`) // there is work for a relay, a consumer and a sweeper
-			awaitUnready(t, p.url)
-			began := time.Now()
-			p.stop()
-			if took := time.Since(began); took > tc.drain+exit {
-				t.Errorf("ended after %v, want %v", took, tc.drain)
-			}
-		})
-	}
 }

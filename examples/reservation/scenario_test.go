@@ -11,7 +11,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
@@ -62,28 +61,6 @@ func passDeadlines(t *testing.T, s services) {
 	if err != nil || moved == 0 {
 		t.Fatalf("moved %d deadlines: %v", moved, err)
 	}
-}
-
-// One process sweeps at every half hour, and expires a hold when it falls due all the same: without that, its next look
-// is after a minute and a half.
-func TestScenario_inOneProcess(t *testing.T) {
-	t.Parallel()
-	testenv.Nightly(t, "waits until holds of 30 s expire")
-	s := newServices(t)
-	shop := start(t, s.env(), "-backend=services", "-hold=30s")
-	c := newClient(t, shop.url)
-	began := time.Now()
-	event, lost := scenario(t, c, func(t *testing.T, c *client) { inFlightByLock(t, c, s) })
-	testenv.Eventually(t, func() error {
-		if got := c.stats(event); got.Expired != 2 {
-			return fmt.Errorf("stats are %+v, want 2 expired", got)
-		}
-		return nil
-	})
-	if took := time.Since(began); c.status(lost) != "expired" || took > time.Minute {
-		t.Errorf("%s after %v", c.status(lost), took)
-	}
-	shop.stop()
 }
 
 // Where there is a Docker engine, the shop runs on containers at night; elsewhere it fails with one line.

@@ -13,45 +13,43 @@ import (
 	"github.com/holdfast-go/holdfast/inbox"
 )
 
-// TestDeadline has no sweeper: the deadline alone decides.
+// There is no sweeper: a hold past its deadline is over all the same, and buyers take over its seats.
 func TestDeadline(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		s := newShop(t, 0)
-		e := s.event(`{"name":"Concert","seats":3}`)
-		r := s.hold(e.ID, `"seats":["A1","A2"]`)
-		other := s.hold(e.ID, `"seats":["A3"]`)
-		time.Sleep(time.Minute - time.Millisecond)
-		s.do(post("/api/reservations/"+other.ID+"/confirm", "")).wants(http.StatusOK, "")
-		if n := s.taken(e.ID); n != 3 {
-			t.Errorf("%d seats are taken before the deadline, want 3", n)
-		}
-		time.Sleep(time.Millisecond)
-
-		var shown reservation
-		s.do(get("/api/reservations/"+r.ID)).wants(http.StatusOK, "").into(&shown)
-		if shown.Status != "expired" || s.taken(e.ID) != 1 {
-			t.Errorf("at the deadline: %s, %d seats taken", shown.Status, s.taken(e.ID))
-		}
-		for _, path := range []string{"/confirm", "/cancel"} {
-			s.do(post("/api/reservations/"+r.ID+path, "")).wants(http.StatusConflict, "RESERVATION_EXPIRED")
-		}
-		s.do(post("/api/reservations", holdBody(e.ID, `"seats":["A2","A3"]`)).as("bob")).wants(http.StatusConflict, "SEATS_UNAVAILABLE")
-		s.do(post("/api/reservations", holdBody(e.ID, `"quantity":3`)).as("bob")).wants(http.StatusConflict, "SEATS_UNAVAILABLE")
-		s.do(post("/api/reservations", holdBody(e.ID, `"seats":["A2"]`)).as("bob")).wants(http.StatusCreated, "")
-		s.do(post("/api/reservations", holdBody(e.ID, `"quantity":1`)).as("bob")).wants(http.StatusCreated, "")
-		s.do(post("/api/reservations/"+r.ID+"/confirm", "")).wants(http.StatusConflict, "RESERVATION_EXPIRED")
-
-		var names []string
-		for _, m := range s.parts.Outbox.Pending() {
-			names = append(names, m.Name)
-		}
-		slices.Sort(names)
-		want := []string{booking.MessageConfirmed, booking.MessageExpired, booking.MessageHeld, booking.MessageHeld, booking.MessageHeld, booking.MessageHeld}
-		if !slices.Equal(names, want) {
-			t.Errorf("messages are %q, want %q", names, want)
-		}
+	t.Run("memory", func(t *testing.T) {
+		t.Parallel()
+		synctest.Test(t, func(t *testing.T) { testDeadline(t, newShop(t, 0), func() { time.Sleep(time.Minute) }) })
 	})
+	t.Run("postgres", func(t *testing.T) {
+		t.Parallel()
+		s := newPostgresShop(t)
+		testDeadline(t, s, func() { // moves the deadline of every hold into the past
+			_, err := s.pool.Exec(t.Context(), `with seats as (update seats set held_until = now() - interval '1 second' where state = 'held')
+				update reservations set expires_at = now() - interval '1 second' where status = 'held'`)
+			noError(t, err)
+		})
+	})
+}
+
+func testDeadline(t *testing.T, s *shop, expire func()) {
+	e := s.event(`{"name":"Concert","seats":3}`)
+	named, counted := s.hold(e.ID, `"seats":["A1"]`), s.hold(e.ID, `"quantity":2`)
+	s.do(post("/api/reservations", holdBody(e.ID, `"quantity":1`)).as("bob")).wants(http.StatusConflict, "SEATS_UNAVAILABLE")
+	expire()
+	var shown reservation
+	s.do(get("/api/reservations/"+counted.ID)).wants(http.StatusOK, "").into(&shown)
+	if shown.Status != "expired" || s.taken(e.ID) != 0 {
+		t.Errorf("past the deadline: %s, %d seats taken", shown.Status, s.taken(e.ID))
+	}
+	for _, path := range []string{"/confirm", "/cancel"} {
+		s.do(post("/api/reservations/"+named.ID+path, "")).wants(http.StatusConflict, "RESERVATION_EXPIRED")
+	}
+	for _, rest := range []string{`"seats":["A1"]`, `"quantity":1`} { // the second frees both seats of the hold it takes over
+		s.do(post("/api/reservations", holdBody(e.ID, rest)).as("bob")).wants(http.StatusCreated, "")
+	}
+	if s.taken(e.ID) != 2 || s.messages() != 6 {
+		t.Errorf("%d seats taken, %d messages, want 2, and 6 of 4 holds and 2 expiries", s.taken(e.ID), s.messages())
+	}
 }
 
 // run runs relay, consumer and sweeper until the returned function is called.

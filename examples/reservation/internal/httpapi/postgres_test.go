@@ -63,38 +63,6 @@ func newPostgresShop(t *testing.T) *shop {
 	}
 }
 
-// expire moves the deadline of every hold into the past.
-func (s *shop) expire() {
-	s.t.Helper()
-	_, err := s.pool.Exec(s.t.Context(), `with seats as (update seats set held_until = now() - interval '1 second' where state = 'held')
-		update reservations set expires_at = now() - interval '1 second' where status = 'held'`)
-	noError(s.t, err)
-}
-
-// There is no sweeper: a hold past its deadline is over all the same, and buyers take over its seats.
-func TestPostgres_deadline(t *testing.T) {
-	t.Parallel()
-	s := newPostgresShop(t)
-	e := s.event(`{"name":"Concert","seats":3}`)
-	named, counted := s.hold(e.ID, `"seats":["A1"]`), s.hold(e.ID, `"quantity":2`)
-	s.do(post("/api/reservations", holdBody(e.ID, `"quantity":1`)).as("bob")).wants(http.StatusConflict, "SEATS_UNAVAILABLE")
-	s.expire()
-	var shown reservation
-	s.do(get("/api/reservations/"+counted.ID)).wants(http.StatusOK, "").into(&shown)
-	if shown.Status != "expired" || s.taken(e.ID) != 0 {
-		t.Errorf("past the deadline: %s, %d seats taken", shown.Status, s.taken(e.ID))
-	}
-	for _, path := range []string{"/confirm", "/cancel"} {
-		s.do(post("/api/reservations/"+named.ID+path, "")).wants(http.StatusConflict, "RESERVATION_EXPIRED")
-	}
-	for _, rest := range []string{`"seats":["A1"]`, `"quantity":1`} { // the second frees both seats of the hold it takes over
-		s.do(post("/api/reservations", holdBody(e.ID, rest)).as("bob")).wants(http.StatusCreated, "")
-	}
-	if s.taken(e.ID) != 2 || s.messages() != 6 {
-		t.Errorf("%d seats taken, %d messages, want 2, and 6 of 4 holds and 2 expiries", s.taken(e.ID), s.messages())
-	}
-}
-
 // A confirm waits for the lock of its reservation until the deadline is over.
 func TestPostgres_deadlineWhileWaiting(t *testing.T) {
 	t.Parallel()

@@ -112,20 +112,6 @@ func TestStreamsAreBounded(t *testing.T) {
 	}
 }
 
-func TestCloseEndsStreams(t *testing.T) {
-	t.Parallel()
-	s := newShop(t)
-	states := s.follow()
-	<-states
-	s.page.Close()
-	testenv.Eventually(t, func() error {
-		if _, open := <-states; open {
-			return fmt.Errorf("the stream goes on")
-		}
-		return nil
-	})
-}
-
 // blind stands for servers that tell nothing.
 type blind struct{ flow.Flow }
 
