@@ -14,27 +14,26 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/holdfast-go/holdfast/idempotency"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencytest"
-	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
 // guarded is a server whose handler answers with the length of the body, and
 // that counts what reaches its store.
 type guarded struct {
 	t     *testing.T
-	addr  string
+	conns pipes
 	begun atomic.Int64
 	ran   atomic.Int64
 }
 
-// guard gives clients a long time to send, unless patience is short because one
-// stops in the middle.
-func guard(t *testing.T, patience time.Duration) *guarded {
+// guard serves connections in memory. A client that stops in the middle has 5 s.
+func guard(t *testing.T) *guarded {
 	t.Helper()
-	g := &guarded{t: t}
+	g := &guarded{t: t, conns: make(pipes)}
 	store := &faulty{Store: idempotencytest.NewStore(), begin: func() error { g.begun.Add(1); return nil }}
 	h := protect(t, store, idempotency.MiddlewareConfig{MaxRequestBytes: 64 << 10, CanonicalJSON: true},
 		func(w http.ResponseWriter, r *http.Request) {
@@ -45,28 +44,42 @@ func guard(t *testing.T, patience time.Duration) *guarded {
 			}
 			fmt.Fprint(w, n)
 		})
-	server := httptest.NewUnstartedServer(h)
-	server.Config.ReadTimeout = patience
-	server.Start()
-	t.Cleanup(server.Close)
-	g.addr = server.Listener.Addr().String()
+	server := &http.Server{Handler: h, ReadTimeout: 5 * time.Second}
+	ended := make(chan struct{})
+	go func() { defer close(ended); _ = server.Serve(g.conns) }()
+	t.Cleanup(func() {
+		close(g.conns)
+		<-ended
+		_ = server.Close()
+		time.Sleep(time.Second) // of the bubble: a connection ends a little after its answer
+	})
 	return g
 }
+
+// pipes is a listener whose connections the test makes.
+type pipes chan net.Conn
+
+func (p pipes) Accept() (net.Conn, error) {
+	if conn, ok := <-p; ok {
+		return conn, nil
+	}
+	return nil, net.ErrClosed
+}
+
+func (pipes) Close() error   { return nil }
+func (pipes) Addr() net.Addr { return &net.TCPAddr{} }
 
 // say sends text as it is and returns the status line and the rest of the answer.
 func (g *guarded) say(text io.Reader) string {
 	g.t.Helper()
-	conn, err := net.Dial("tcp", g.addr)
-	if err != nil {
-		g.t.Fatal(err)
-	}
+	conn, theirs := net.Pipe()
 	defer conn.Close()
+	g.conns <- theirs
 	sent := make(chan struct{})
 	go func() {
 		defer close(sent)
 		_, _ = io.Copy(conn, text) // the server may not want all of it
 	}()
-	_ = conn.SetReadDeadline(time.Now().Add(testenv.Patience))
 	res, err := http.ReadResponse(bufio.NewReader(conn), nil)
 	if err != nil {
 		g.t.Errorf("no answer: %v", err)
@@ -100,24 +113,22 @@ func TestBadInputOverTheWire(t *testing.T) {
 		"declared 100 MB":    {strings.NewReader(head + key + "Content-Length: 100000000\r\n\r\nx"), "413 Request Entity Too Large " + `{"code":"REQUEST_TOO_LARGE"`},
 		"sent 100 MB":        {io.MultiReader(strings.NewReader(head+key+"Content-Length: 100000000\r\n\r\n"), io.LimitReader(endless{}, 100_000_000)), "413 "},
 		"endless chunks":     {io.MultiReader(strings.NewReader(head+key+"Transfer-Encoding: chunked\r\n\r\n"), chunks{}), "413 "},
-		"chunks that stop":   {io.MultiReader(strings.NewReader(head+key+"Transfer-Encoding: chunked\r\n\r\n5\r\nabcde\r\n"), stuck{t.Context().Done()}), `400 Bad Request {"code":"INVALID_REQUEST"`},
+		"chunks that stop":   {io.MultiReader(strings.NewReader(head+key+"Transfer-Encoding: chunked\r\n\r\n5\r\nabcde\r\n"), stuck{}), `400 Bad Request {"code":"INVALID_REQUEST"`},
 		"malformed chunk":    {strings.NewReader(head + key + "Transfer-Encoding: chunked\r\n\r\nZ\r\n"), `400 Bad Request {"code":"INVALID_REQUEST"`},
-		"shorter than said":  {io.MultiReader(strings.NewReader(head+key+"Content-Length: 10\r\n\r\nabc"), stuck{t.Context().Done()}), `400 Bad Request {"code":"INVALID_REQUEST"`},
+		"shorter than said":  {io.MultiReader(strings.NewReader(head+key+"Content-Length: 10\r\n\r\nabc"), stuck{}), `400 Bad Request {"code":"INVALID_REQUEST"`},
 		"declared 2^63 more": {strings.NewReader(head + key + "Content-Length: 9223372036854775808\r\n\r\n"), "400 Bad Request"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			patience := testenv.Patience
-			if name == "chunks that stop" || name == "shorter than said" {
-				patience = 5 * time.Second
-			}
-			g := guard(t, patience)
-			if got := g.say(tt.text); !strings.Contains(got, tt.want) {
-				t.Errorf("answer %.300q; want %q", got, tt.want)
-			}
-			if g.begun.Load() != 0 || g.ran.Load() != 0 {
-				t.Errorf("the store was asked %d times, the handler ran %d times", g.begun.Load(), g.ran.Load())
-			}
+			synctest.Test(t, func(t *testing.T) {
+				g := guard(t)
+				if got := g.say(tt.text); !strings.Contains(got, tt.want) {
+					t.Errorf("answer %.300q; want %q", got, tt.want)
+				}
+				if g.begun.Load() != 0 || g.ran.Load() != 0 {
+					t.Errorf("the store was asked %d times, the handler ran %d times", g.begun.Load(), g.ran.Load())
+				}
+			})
 		})
 	}
 }
@@ -134,14 +145,11 @@ func (chunks) Read(p []byte) (int, error) {
 	return n + copy(p[n:], "\r\n"), nil
 }
 
-// stuck sends nothing, for as long as the connection is there.
-type stuck struct{ ended <-chan struct{} }
+// stuck sends nothing for longer than the server waits.
+type stuck struct{}
 
-func (s stuck) Read([]byte) (int, error) {
-	select {
-	case <-s.ended:
-	case <-time.After(3 * time.Second):
-	}
+func (stuck) Read([]byte) (int, error) {
+	time.Sleep(time.Minute)
 	return 0, io.EOF
 }
 
@@ -162,16 +170,18 @@ func TestOddBodies(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			g := guard(t, testenv.Patience)
-			text := fmt.Sprintf("%sIdempotency-Key: %s\r\n%sContent-Length: %d\r\n\r\n%s", head, goodKey, tt.head, len(tt.body), tt.body)
-			for range 2 {
-				if got, want := g.say(strings.NewReader(text)), fmt.Sprintf("200 OK %d", len(tt.body)); got != want {
-					t.Errorf("answer %.200q; want %q", got, want)
+			synctest.Test(t, func(t *testing.T) {
+				g := guard(t)
+				text := fmt.Sprintf("%sIdempotency-Key: %s\r\n%sContent-Length: %d\r\n\r\n%s", head, goodKey, tt.head, len(tt.body), tt.body)
+				for range 2 {
+					if got, want := g.say(strings.NewReader(text)), fmt.Sprintf("200 OK %d", len(tt.body)); got != want {
+						t.Errorf("answer %.200q; want %q", got, want)
+					}
 				}
-			}
-			if g.ran.Load() != 1 {
-				t.Errorf("the handler ran %d times", g.ran.Load())
-			}
+				if g.ran.Load() != 1 {
+					t.Errorf("the handler ran %d times", g.ran.Load())
+				}
+			})
 		})
 	}
 }

@@ -42,9 +42,7 @@ func newBench(t testing.TB, protected bool) *bench {
 		protect, err := idempotency.NewMiddleware(idempotencytest.NewStore(), idempotency.UnsafeGlobalScope, idempotency.MiddlewareConfig{
 			Logger: slog.New(slog.DiscardHandler),
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		b.handler = protect(b.handler)
 	}
 	b.request = httptest.NewRequest(http.MethodPost, "/things", nil)
@@ -67,22 +65,4 @@ func keys(n int) [][]string {
 		all[i] = []string{string(idempotency.NewKey())}
 	}
 	return all
-}
-
-func BenchmarkMiddleware(b *testing.B) {
-	for name, protected := range map[string]bool{"bare": false, "first": true, "replay": true} {
-		b.Run(name, func(b *testing.B) {
-			h, all := newBench(b, protected), keys(b.N)
-			if name == "replay" {
-				for i := range all {
-					all[i] = all[0]
-				}
-			}
-			b.ReportAllocs()
-			b.ResetTimer()
-			for i := range b.N {
-				h.send(all[i])
-			}
-		})
-	}
 }

@@ -110,9 +110,7 @@ func TestClientHangsUp(t *testing.T) {
 	ctx, hangUp := context.WithCancel(t.Context())
 	defer hangUp()
 	r, err := http.NewRequestWithContext(ctx, http.MethodPost, server.URL, http.NoBody)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	r.Header.Set(idempotency.Header, goodKey)
 	go func() {
 		<-entered

@@ -1,7 +1,6 @@
 package idempotency_test
 
 import (
-	"context"
 	"net/http"
 	"strings"
 	"testing"
@@ -9,7 +8,6 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/idempotency"
-	"github.com/holdfast-go/holdfast/idempotency/driver"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencytest"
 )
 
@@ -36,29 +34,6 @@ func TestDefaultResponseLimit(t *testing.T) {
 		if rec := send(h, post(goodKey, nil)); rec.Code != status {
 			t.Errorf("%d bytes: %d again, want %d", size, rec.Code, status)
 		}
-	}
-}
-
-func TestDefaultStoreTimeout(t *testing.T) {
-	t.Parallel()
-	for name, ask := range map[string]func(t *testing.T, store driver.Store){
-		"middleware": func(t *testing.T, store driver.Store) {
-			send(protect(t, store, idempotency.MiddlewareConfig{}, unreached(t)), post(goodKey, nil))
-		},
-		"Do": func(t *testing.T, store driver.Store) {
-			_, _, err := idempotency.Do(t.Context(), store, goodKey, fp, func(context.Context) (int, error) { return 0, nil })
-			if err == nil {
-				t.Error("no error")
-			}
-		},
-	} {
-		synctest.Test(t, func(t *testing.T) {
-			start := time.Now()
-			ask(t, hanging{idempotencytest.NewStore()})
-			if took := time.Since(start); took != 5*time.Second {
-				t.Errorf("%s: waited %v", name, took)
-			}
-		})
 	}
 }
 

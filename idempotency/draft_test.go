@@ -139,9 +139,7 @@ func TestDraft(t *testing.T) {
 func TestDraftInGuide(t *testing.T) {
 	t.Parallel()
 	guide, err := os.ReadFile("../examples/guides/idempotency-key.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var rows []string
 	for _, row := range regexp.MustCompile("`TestDraft/([^`]+)`").FindAllStringSubmatch(string(guide), -1) {
 		rows = append(rows, row[1])

@@ -46,9 +46,7 @@ func TestLogOfAnOutage(t *testing.T) {
 				scope = func(*http.Request) (string, error) { return "", errors.New("no user") }
 			}
 			protect, err := idempotency.NewMiddleware(tt.store, scope, cfg)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			h := protect(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
 			start := time.Now()
 			requests := 0

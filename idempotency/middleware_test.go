@@ -18,6 +18,13 @@ import (
 	"github.com/holdfast-go/holdfast/idempotency/idempotencytest"
 )
 
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 func protect(t *testing.T, store driver.Store, cfg idempotency.MiddlewareConfig, fn http.HandlerFunc) http.Handler {
 	t.Helper()
 	return protectIn(t, idempotency.UnsafeGlobalScope, store, cfg, fn)
@@ -27,9 +34,7 @@ func protectIn(t *testing.T, scope func(*http.Request) (string, error), store dr
 	t.Helper()
 	cfg.Logger = slog.New(slog.DiscardHandler)
 	middleware, err := idempotency.NewMiddleware(store, scope, cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return middleware(fn)
 }
 
@@ -73,21 +78,6 @@ func TestBadKeysReachNothing(t *testing.T) {
 	twice := post(goodKey, nil)
 	twice.Header.Add(idempotency.Header, goodKey)
 	wantCode(t, "twice", send(h, twice), 400, "IDEMPOTENCY_KEY_INVALID")
-}
-
-func TestOtherMethodsPass(t *testing.T) {
-	t.Parallel()
-	h := protect(t, &faulty{begin: down}, idempotency.MiddlewareConfig{}, func(w http.ResponseWriter, r *http.Request) {
-		if _, ok := driver.ClaimFrom(r.Context()); ok {
-			t.Errorf("%s has a claim", r.Method)
-		}
-		w.WriteHeader(http.StatusTeapot)
-	})
-	for _, method := range []string{http.MethodGet, http.MethodHead, http.MethodOptions, http.MethodDelete} {
-		if rec := send(h, httptest.NewRequest(method, "/", nil)); rec.Code != http.StatusTeapot {
-			t.Errorf("%s: %d", method, rec.Code)
-		}
-	}
 }
 
 func TestStoreDown(t *testing.T) {

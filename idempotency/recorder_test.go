@@ -63,19 +63,13 @@ func overWire(t *testing.T, h http.Handler) string {
 	server := httptest.NewServer(h)
 	defer server.Close()
 	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, server.URL, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	r.Header.Set(idempotency.Header, goodKey)
 	res, err := server.Client().Do(r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer res.Body.Close()
 	body, err := io.ReadAll(res.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	res.Header.Del("Date")
 	text := res.Status + "\n"
 	for _, h := range []http.Header{res.Header, res.Trailer} {
@@ -117,9 +111,7 @@ func TestHijackLeavesATombstone(t *testing.T) {
 	defer server.Close()
 	for _, want := range []string{"201", "409", "409"} {
 		conn, err := net.Dial("tcp", server.Listener.Addr().String())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		_, _ = io.WriteString(conn, "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\nIdempotency-Key: "+goodKey+"\r\n\r\n")
 		line, err := bufio.NewReader(conn).ReadString('\n')
 		if err != nil || !strings.Contains(line, want) {
@@ -188,9 +180,7 @@ func TestDateIsFresh(t *testing.T) {
 		r.RequestURI = ""
 		r.URL.Scheme, r.URL.Host = "http", server.Listener.Addr().String()
 		res, err := server.Client().Do(r)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		_ = res.Body.Close()
 		if date, err := http.ParseTime(res.Header.Get("Date")); err != nil || date.Year() != want && date.Year() != want+1 {
 			t.Errorf("Date is %q; want one of %d", res.Header.Get("Date"), want)

@@ -69,19 +69,13 @@ type heard struct {
 func exchange(t *testing.T, client *http.Client, method, url string) heard {
 	t.Helper()
 	r, err := http.NewRequestWithContext(t.Context(), method, url, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	r.Header.Set(idempotency.Header, goodKey)
 	res, err := client.Do(r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer res.Body.Close()
 	body, err := io.ReadAll(res.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return heard{res.Header, res.StatusCode, string(body)}
 }
 

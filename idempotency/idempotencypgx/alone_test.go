@@ -22,9 +22,7 @@ func TestAloneInUse(t *testing.T) {
 	t.Parallel()
 	store := newAlone(t, newPool(t), idempotencypgx.Config{})
 	protect, err := idempotency.NewMiddleware(store, idempotency.UnsafeGlobalScope, idempotency.MiddlewareConfig{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	entered, leave := make(chan struct{}), make(chan struct{})
 	h := protect(store.Handler(func(_ context.Context, _ pgx.Tx, r *http.Request) (idempotency.Response, error) {
 		if r.Header.Get("X-Slow") != "" {
@@ -84,9 +82,7 @@ func TestStorePrunesByItself(t *testing.T) {
 			_, err := pool.Exec(t.Context(), `INSERT INTO holdfast_idempotency
 				(key, fingerprint, fingerprint_version, status, token, lease_until, expires_at)
 				VALUES ('old', '', 0, 'completed', '', NULL, clock_timestamp() - interval '1 s')`)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			testenv.Eventually(t, func() error {
 				_, _, err := store.DoKey(t.Context(), idempotency.NewKey(), nil, func(context.Context, pgx.Tx) (idempotency.Response, error) {
 					return idempotency.Response{Status: http.StatusOK}, nil
@@ -150,9 +146,7 @@ func TestRefusalOvertaken(t *testing.T) {
 			}}
 		}
 		protect, err := idempotency.NewMiddleware(store, idempotency.UnsafeGlobalScope, idempotency.MiddlewareConfig{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		h = protect(handler)
 		for range 2 {
 			rec := post(key)

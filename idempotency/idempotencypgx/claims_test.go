@@ -27,9 +27,7 @@ func TestTripsOfClaims(t *testing.T) {
 		}
 	}
 	begin(done, driver.Acquired, 1)
-	if err := store.Complete(t.Context(), done, driver.Response{Status: 201}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, store.Complete(t.Context(), done, driver.Response{Status: 201}))
 	begin(newClaim(), driver.Acquired, 1)
 	begin(done, driver.Completed, 2) // the last one was a first run
 	begin(done, driver.Completed, 1)

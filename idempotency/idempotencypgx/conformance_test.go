@@ -25,6 +25,13 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }
 
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 // newPool returns a pool on a schema that has the table.
 func newPool(t *testing.T) *pgxpool.Pool {
 	t.Helper()
@@ -39,9 +46,7 @@ func pooled(t *testing.T) *pgxpool.Pool {
 
 func migrated(t *testing.T, pool *pgxpool.Pool) *pgxpool.Pool {
 	t.Helper()
-	if err := newStore(t, pool, idempotencypgx.Config{}).Migrate(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, newStore(t, pool, idempotencypgx.Config{}).Migrate(t.Context()))
 	return pool
 }
 
@@ -99,9 +104,7 @@ func databases(t *testing.T) conformance.RecordsBackend {
 func newManager(t *testing.T, pool *pgxpool.Pool) *txretry.Manager {
 	t.Helper()
 	manager, err := txretry.New(pool, txretry.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return manager
 }
 
@@ -129,9 +132,7 @@ func TestDoBehindRedis(t *testing.T) {
 		db := tables(t)
 		db.Gate = func(t *testing.T) driver.Store {
 			gate, err := idempotencyredis.New(client, idempotencyredis.Config{Prefix: rand.Text()})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			return gate
 		}
 		return db
@@ -153,9 +154,7 @@ func TestResolveWaitsForAnOpenTransaction(t *testing.T) {
 			records := newRecords(t, pool)
 			rec := pgxdriver.Record{Key: driver.Key(idempotency.NewKey()), Token: "t", Response: driver.Response{Status: 200}}
 			tx, err := pool.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: pgx.Serializable})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			defer func() { _ = tx.Rollback(context.Background()) }()
 			if err := records.Insert(t.Context(), tx, rec); err != nil { // a raw tx: inserted at once
 				t.Fatal(err)

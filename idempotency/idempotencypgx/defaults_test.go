@@ -39,13 +39,9 @@ func TestDefaultTimes(t *testing.T) {
 			t.Fatalf("Begin = %+v, %v", out, err)
 		}
 		ends(t, pool, "lease_until", 30*time.Second)
-		if err := store.Extend(t.Context(), c); err != nil {
-			t.Fatal(err)
-		}
+		must(t, store.Extend(t.Context(), c))
 		ends(t, pool, "lease_until", 30*time.Second)
-		if err := store.Complete(t.Context(), c, driver.Response{Status: 200}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, store.Complete(t.Context(), c, driver.Response{Status: 200}))
 		ends(t, pool, "expires_at", 48*time.Hour)
 	})
 	t.Run("long work", func(t *testing.T) {
@@ -58,9 +54,7 @@ func TestDefaultTimes(t *testing.T) {
 		if _, err := pool.Exec(t.Context(), `UPDATE holdfast_idempotency SET expires_at = expires_at - interval '1 hour'`); err != nil {
 			t.Fatal(err)
 		}
-		if err := store.Complete(t.Context(), c, driver.Response{Status: 200}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, store.Complete(t.Context(), c, driver.Response{Status: 200}))
 		ends(t, pool, "expires_at", 48*time.Hour-30*time.Second)
 	})
 	t.Run("records", func(t *testing.T) {
@@ -70,9 +64,7 @@ func TestDefaultTimes(t *testing.T) {
 		err := pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
 			return records.Insert(t.Context(), tx, pgxdriver.Record{Key: driver.Key(idempotency.NewKey()), Response: driver.Response{Status: 200}})
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		ends(t, pool, "expires_at", 48*time.Hour)
 	})
 }
@@ -90,9 +82,7 @@ func TestDefaultsOfDo(t *testing.T) {
 	run := func(t *testing.T, records pgxdriver.Records, size int) error {
 		t.Helper()
 		store, err := idempotencypgx.New(txretrytest.New(txretrytest.Config{}), idempotencypgx.Config{Gate: idempotencytest.NewStore(), Records: records})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		_, _, err = store.DoKey(t.Context(), goodKey, nil, func(context.Context, pgx.Tx) (idempotency.Response, error) {
 			if size == 0 {
 				return idempotency.Response{}, context.Canceled

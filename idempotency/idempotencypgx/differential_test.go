@@ -30,9 +30,7 @@ func TestDifferentialStores(t *testing.T) {
 	pass := backend(t, pool).Pass
 	onPostgres := steppedStore{newStore(t, pool, idempotencypgx.Config{}), func(key driver.Key, d time.Duration) { pass(t, key, d) }}
 	gate, err := idempotencyredis.New(client, idempotencyredis.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	onRedis := steppedStore{gate, ageKeys(t, client)}
 	compared := 0
 	for n := range testenv.Sequences(t, 200) {

@@ -23,16 +23,12 @@ func TestForeignRecordOfTheGate(t *testing.T) {
 	t.Parallel()
 	pool, client := newPool(t), redistest.New(t)
 	gate, err := idempotencyredis.New(client, idempotencyredis.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	store := newAlone(t, pool, idempotencypgx.Config{Gate: gate})
 	protect, err := idempotency.NewMiddleware(store, idempotency.UnsafeGlobalScope, idempotency.MiddlewareConfig{
 		FailOpen: func(*http.Request) bool { return true }, Logger: slog.New(slog.DiscardHandler),
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	runs := 0
 	place := func(context.Context, pgx.Tx) (idempotency.Response, error) {
 		runs++
@@ -46,9 +42,7 @@ func TestForeignRecordOfTheGate(t *testing.T) {
 		"type":   func(record string) error { return client.Set(t.Context(), record, "done", time.Hour).Err() },
 	} {
 		key := idempotency.NewKey()
-		if err := write("idempotency:" + string(key)); err != nil {
-			t.Fatal(err)
-		}
+		must(t, write("idempotency:"+string(key)))
 		r := httptest.NewRequest(http.MethodPost, "/", nil)
 		r.Header.Set(idempotency.Header, string(key))
 		rec := httptest.NewRecorder()

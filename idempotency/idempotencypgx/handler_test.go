@@ -34,13 +34,9 @@ func handle(t *testing.T, faults []txretrytest.Fault, work func(context.Context,
 	h := handled{log: &bytes.Buffer{}}
 	logger := slog.New(slog.NewTextHandler(h.log, nil))
 	store, err := idempotencytest.New(txretrytest.New(txretrytest.Config{Script: faults}), idempotencypgx.Config{Logger: logger})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	protect, err := idempotency.NewMiddleware(store, idempotency.UnsafeGlobalScope, idempotency.MiddlewareConfig{Optional: true, Logger: logger})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	h.Handler = protect(store.Handler(work))
 	return h
 }
@@ -108,18 +104,14 @@ func TestHandlerAnswersErrors(t *testing.T) {
 func TestHandlerLinksToDocumentation(t *testing.T) {
 	t.Parallel()
 	store, err := idempotencytest.New(txretrytest.New(txretrytest.Config{}), idempotencypgx.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for document, want := range map[string]string{
 		"":                         "https://github.com/holdfast-go/holdfast/blob/main/examples/guides/problems.md#not_committed",
 		"https://example.com/docs": "https://example.com/docs#not_committed",
 	} {
 		cfg := idempotency.MiddlewareConfig{Optional: true, Documentation: document}
 		protect, err := idempotency.NewMiddleware(store, idempotency.UnsafeGlobalScope, cfg)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		h := handled{Handler: protect(store.Handler(func(context.Context, pgx.Tx, *http.Request) (idempotency.Response, error) {
 			return idempotency.Response{}, idempotencypgx.ErrNotCommitted
 		}))}
@@ -135,9 +127,7 @@ func TestHandlerLinksToDocumentation(t *testing.T) {
 func TestHandlerWithoutMiddleware(t *testing.T) {
 	t.Parallel()
 	store, err := idempotencytest.New(txretrytest.New(txretrytest.Config{}), idempotencypgx.Config{Logger: slog.New(slog.DiscardHandler)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	h := handled{Handler: store.Handler(func(context.Context, pgx.Tx, *http.Request) (idempotency.Response, error) {
 		t.Error("it ran")
 		return idempotency.Response{Status: 200}, nil
@@ -188,9 +178,7 @@ func TestDoRefusesSavepoints(t *testing.T) {
 	t.Parallel()
 	manager := txretrytest.New(txretrytest.Config{})
 	store, err := idempotencytest.New(manager, idempotencypgx.Config{Gate: idempotencytest.NewStore()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	lost := errors.New("the outer transaction fails")
 	call := func(runs *int) error {
 		_, _, err := idempotency.Do(t.Context(), store, goodKey, nil, func(ctx context.Context) (int, error) {

@@ -17,9 +17,7 @@ import (
 func TestLookFindsTheRecordOfATransaction(t *testing.T) {
 	t.Parallel()
 	fake, err := idempotencytest.New(txretrytest.New(txretrytest.Config{}), idempotencypgx.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	pool := newPool(t)
 	for name, store := range map[string]*idempotencypgx.Store{
 		"alone": newAlone(t, pool, idempotencypgx.Config{}), "lease": newStore(t, pool, idempotencypgx.Config{}), "fake": fake,

@@ -61,9 +61,7 @@ func traced(t *testing.T, direct *pgxpool.Pool) (*pgxpool.Pool, *trips) {
 	counter, cfg := &trips{}, direct.Config()
 	cfg.ConnConfig.Tracer = counter
 	pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(pool.Close)
 	return pool, counter
 }
@@ -97,9 +95,7 @@ func effect(name string) func(ctx context.Context, tx pgx.Tx) (idempotency.Respo
 func protected(t *testing.T, store *idempotencypgx.Store, work func(context.Context, pgx.Tx, *http.Request) (idempotency.Response, error)) func(key idempotency.Key, body string) *httptest.ResponseRecorder {
 	t.Helper()
 	protect, err := idempotency.NewMiddleware(store, idempotency.UnsafeGlobalScope, idempotency.MiddlewareConfig{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	h := protect(store.Handler(work))
 	return func(key idempotency.Key, body string) *httptest.ResponseRecorder {
 		r := httptest.NewRequest(http.MethodPost, "/", strings.NewReader(body))
@@ -227,13 +223,9 @@ func TestRecordBetweenLookAndLock(t *testing.T) {
 			pool, tracer := traced(t, direct)
 			// With XactStatus the look, BEGIN and the lock are messages of their own.
 			manager, err := txretry.New(pool, txretry.Config{XactStatus: true, Isolation: level})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			late, err := idempotencypgx.New(manager, idempotencypgx.Config{})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			early, key := newAlone(t, direct, idempotencypgx.Config{}), idempotency.NewKey()
 			between := 0
 			tracer.text, tracer.before = "pg_try_advisory_xact_lock", func() {

@@ -64,9 +64,7 @@ func TestOutageIsCounted(t *testing.T) {
 		protect, err := idempotency.NewMiddleware(store, idempotency.UnsafeGlobalScope, idempotency.MiddlewareConfig{
 			MeterProvider: &r, Logger: quiet, FailOpen: func(*http.Request) bool { return tt.open },
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		h := protect(tt.handler(store))
 		proxy.Heal()
 		testenv.Eventually(t, func() error { return pool.Ping(t.Context()) })

@@ -33,9 +33,7 @@ func newStore(t *testing.T, pool *pgxpool.Pool, cfg idempotencypgx.Config) *idem
 func newAlone(t *testing.T, pool *pgxpool.Pool, cfg idempotencypgx.Config) *idempotencypgx.Store {
 	t.Helper()
 	store, err := idempotencypgx.New(newManager(t, pool), cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return store
 }
 
@@ -101,9 +99,7 @@ func TestPrune(t *testing.T) {
 		UNION ALL SELECT 'abandoned', '', 0, 'processing', '', clock_timestamp() - interval '1 s', clock_timestamp() - interval '1 s'
 		UNION ALL SELECT 'running', '', 0, 'processing', '', clock_timestamp() + interval '1 h', clock_timestamp() - interval '1 s'
 		UNION ALL SELECT 'fresh', '', 0, 'completed', '', NULL, clock_timestamp() + interval '1 h'`)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	store := newAlone(t, pool, idempotencypgx.Config{PruneInterval: -1})
 	for _, want := range []int{2501, 0} {
 		if n, err := store.Prunable(t.Context()); n != want || err != nil {
@@ -126,42 +122,16 @@ func TestPruneReadsWhatIsDue(t *testing.T) {
 	pool := newPool(t)
 	_, err := pool.Exec(t.Context(), `INSERT INTO holdfast_idempotency (key, fingerprint, fingerprint_version, status, token, expires_at)
 		SELECT n::text, '', 0, 'completed', '', now() + n * interval '1 minute' FROM generate_series(-4, 10000) n`)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if _, err := pool.Exec(t.Context(), `ANALYZE holdfast_idempotency`); err != nil {
 		t.Fatal(err)
 	}
 	rows, err := pool.Query(t.Context(), `EXPLAIN `+idempotencypgx.PruneSQL(), pgx.QueryExecModeExec, 1000)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	plan, err := pgx.CollectRows(rows, pgx.RowTo[string])
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if text := strings.Join(plan, "\n"); !strings.Contains(text, "Index Cond: (expires_at <= now())") {
 		t.Errorf("the plan is\n%s", text)
-	}
-}
-
-func TestExpiredRecordIsFree(t *testing.T) {
-	t.Parallel()
-	pool := newPool(t)
-	store := newStore(t, pool, idempotencypgx.Config{})
-	c := driver.NewClaim(driver.Key(idempotency.NewKey()), driver.FingerprintOf("old"))
-	if _, err := store.Begin(t.Context(), c); err != nil {
-		t.Fatal(err)
-	}
-	if err := store.Complete(t.Context(), c, driver.Response{Status: 200, Body: []byte("old")}); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := pool.Exec(t.Context(), `UPDATE holdfast_idempotency SET expires_at = clock_timestamp()`); err != nil {
-		t.Fatal(err)
-	}
-	next := driver.NewClaim(c.Key, driver.FingerprintOf("new"))
-	if out, err := store.Begin(t.Context(), next); err != nil || out.State != driver.Acquired {
-		t.Errorf("Begin = %+v, %v", out, err)
 	}
 }
 
@@ -170,9 +140,7 @@ func TestRivalsUnderSerializable(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t, pgtest.URL(t)+"&default_transaction_isolation=serializable", 10)
 	store := newStore(t, pool, idempotencypgx.Config{})
-	if err := store.Migrate(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, store.Migrate(t.Context()))
 	for range 30 {
 		key, winner := driver.Key(idempotency.NewKey()), make(chan driver.Claim, 10)
 		var wg sync.WaitGroup
@@ -205,16 +173,12 @@ func TestReplayWritesNothing(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t, pgtest.URL(t), 1) // one session
 	store := newStore(t, pool, idempotencypgx.Config{})
-	if err := store.Migrate(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, store.Migrate(t.Context()))
 	c := newClaim()
 	if _, err := store.Begin(t.Context(), c); err != nil {
 		t.Fatal(err)
 	}
-	if err := store.Complete(t.Context(), c, driver.Response{Status: 200}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, store.Complete(t.Context(), c, driver.Response{Status: 200}))
 	if _, err := pool.Exec(t.Context(), `SET default_transaction_read_only = on`); err != nil {
 		t.Fatal(err)
 	}

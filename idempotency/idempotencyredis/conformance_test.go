@@ -21,12 +21,17 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }
 
-func newStore(t *testing.T, client redis.UniversalClient, cfg idempotencyredis.Config) *idempotencyredis.Store {
+func must(t testing.TB, err error) {
 	t.Helper()
-	store, err := idempotencyredis.New(client, cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
+}
+
+func newStore(t *testing.T, client redis.UniversalClient, cfg idempotencyredis.Config) *idempotencyredis.Store {
+	t.Helper()
+	store, err := idempotencyredis.New(client, cfg)
+	must(t, err)
 	return store
 }
 
@@ -123,18 +128,14 @@ func testSilentNode(t *testing.T, client *redis.ClusterClient, servers []*testen
 	tested := make(testedKeys, 1000)
 	client.AddHook(tested)
 	for _, server := range servers {
-		if err := server.Pause(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, server.Pause())
 	}
 	claim := driver.NewClaim(driver.Key(idempotency.NewKey()), fp)
 	if _, err := s.Begin(t.Context(), claim); err == nil {
 		t.Error("a silent cluster answered")
 	}
 	for _, server := range servers {
-		if err := server.Resume(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, server.Resume())
 	}
 	select {
 	case name := <-tested:
@@ -174,9 +175,7 @@ func TestClusterFailover(t *testing.T) {
 		_, err := s.Begin(t.Context(), driver.NewClaim(driver.Key(idempotency.NewKey()), fp))
 		return err
 	}
-	if err := begin(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, begin())
 	failOver()
 	testenv.Eventually(t, begin)
 }

@@ -95,18 +95,14 @@ func TestHungServer(t *testing.T) {
 	testenv.Nightly(t, "it stops a server under 1,000 requests, and asserts a time")
 	server := testenv.Private(t, testenv.Redis)
 	opts, err := redis.ParseURL(server.URL())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	opts.ContextTimeoutEnabled = true
 	client := redis.NewClient(opts)
 	defer func() { _ = client.Close() }()
 	protect, err := idempotency.NewMiddleware(newStore(t, client, idempotencyredis.Config{}), idempotency.UnsafeGlobalScope, idempotency.MiddlewareConfig{
 		Logger: slog.New(slog.DiscardHandler),
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var runs atomic.Int64
 	h := protect(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { runs.Add(1) }))
 	post := func(key idempotency.Key) int {
@@ -120,9 +116,7 @@ func TestHungServer(t *testing.T) {
 		t.Fatalf("before: %d", status)
 	}
 
-	if err := server.Pause(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, server.Pause())
 	keys, start := make([]idempotency.Key, 1000), time.Now()
 	var wg sync.WaitGroup
 	for i := range keys {
@@ -137,9 +131,7 @@ func TestHungServer(t *testing.T) {
 	if took := time.Since(start); took > 20*time.Second {
 		t.Errorf("the last one waited %v", took)
 	}
-	if err := server.Resume(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, server.Resume())
 	for _, key := range keys {
 		testenv.Eventually(t, func() error { // at once, or with the lease if the release was late too
 			if status := post(key); status != 200 {

@@ -90,9 +90,7 @@ func testInFlightOfNodes(t *testing.T, cluster *redis.ClusterClient) {
 	shards := map[string]*redis.Options{}
 	for _, addr := range []string{"one:1", "two:1"} {
 		opts, err := redis.ParseURL(redistest.URL(t))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		shards[addr] = opts
 	}
 	ring := redis.NewRing(&redis.RingOptions{

@@ -77,9 +77,7 @@ func TestHugeRecords(t *testing.T) {
 		if field == "response" {
 			delete(fields, "code")
 		}
-		if err := client.HSet(t.Context(), record, fields).Err(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, client.HSet(t.Context(), record, fields).Err())
 		var out driver.BeginResult
 		testenv.Eventually(t, func() (err error) { // a busy server may need longer than its 6 s
 			out, err = s.Begin(t.Context(), driver.NewClaim(key, fp))
@@ -134,9 +132,7 @@ func TestCompletedByAnotherSystemMeanwhile(t *testing.T) {
 	begin(t, s, c)
 	record := "idempotency:" + string(key)
 	theirs := map[string]any{"status": "completed", "response": "theirs"}
-	if err := client.HSet(t.Context(), record, theirs).Err(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, client.HSet(t.Context(), record, theirs).Err())
 	before := hash(t, client, record)
 	client.Expire(t.Context(), record, time.Hour)
 	if err := s.Extend(t.Context(), c); err != nil {

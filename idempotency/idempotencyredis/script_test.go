@@ -29,9 +29,7 @@ func TestScriptsAreTaught(t *testing.T) {
 				}
 			})
 		}
-		if err := client.ScriptFlush(t.Context()).Err(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, client.ScriptFlush(t.Context()).Err())
 		wg.Wait()
 	}
 }

@@ -24,18 +24,14 @@ var fp = driver.FingerprintOf("request")
 func begin(t *testing.T, s *idempotencyredis.Store, c driver.Claim) driver.BeginResult {
 	t.Helper()
 	out, err := s.Begin(t.Context(), c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return out
 }
 
 func hash(t *testing.T, client *redis.Client, name string) map[string]string {
 	t.Helper()
 	fields, err := client.HGetAll(t.Context(), name).Result()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return fields
 }
 
@@ -65,16 +61,12 @@ func TestLayout(t *testing.T) {
 	}
 	ends(t, client, lock, 30*time.Second)
 	ends(t, client, record, 30*time.Second)
-	if err := s.Extend(t.Context(), c); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.Extend(t.Context(), c))
 	ends(t, client, lock, 30*time.Second)
 	ends(t, client, record, 30*time.Second)
 
 	resp := driver.Response{Status: 201, Header: map[string][]string{"Location": {"/1"}}, Body: []byte(`{"id":1}`)}
-	if err := s.Complete(t.Context(), c, resp); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.Complete(t.Context(), c, resp))
 	want := map[string]string{
 		"status": "completed", "token": c.Token, "fp": fp.Sum, "fpv": "1",
 		"code": "201", "hdr": `{"Location":["/1"]}`, "body": `{"id":1}`, "created": created,
@@ -142,9 +134,7 @@ func TestWriteResponse(t *testing.T) {
 	s := newStore(t, client, idempotencyredis.Config{WriteResponse: true})
 	c := driver.NewClaim(key, fp)
 	begin(t, s, c)
-	if err := s.Complete(t.Context(), c, driver.Response{Status: 201, Body: []byte(`{"id":1}`)}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.Complete(t.Context(), c, driver.Response{Status: 201, Body: []byte(`{"id":1}`)}))
 	if fields := hash(t, client, "idempotency:"+string(key)); fields["status"] != "completed" || fields["response"] != `{"id":1}` {
 		t.Errorf("record %v", fields)
 	}
@@ -235,9 +225,7 @@ func TestRoundTrips(t *testing.T) {
 	run := func(k driver.Key) {
 		c := driver.NewClaim(k, fp)
 		if begin(t, s, c).State == driver.Acquired {
-			if err := s.Complete(t.Context(), c, driver.Response{Status: 200}); err != nil {
-				t.Fatal(err)
-			}
+			must(t, s.Complete(t.Context(), c, driver.Response{Status: 200}))
 		}
 	}
 	run(driver.Key(idempotency.NewKey())) // the server may have to be taught the scripts
