@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"net/http"
 	"testing"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -46,20 +45,6 @@ func newSchema(t *testing.T) *pgxpool.Pool {
 	}
 	must(pool.Exec(t.Context(), tables))
 	return pool
-}
-
-func TestAnOrderIsStoredWithItsMessage(t *testing.T) {
-	pool := newSchema(t)
-	p := newOnPostgres(pool)
-	if w := post(p.handler(p.once), idempotency.NewKey()); w.Code != http.StatusCreated {
-		t.Fatalf("%d %s", w.Code, w.Body)
-	}
-	var orders, messages int
-	check(pool.QueryRow(t.Context(), "SELECT count(*) FROM orders WHERE cents = 4200").Scan(&orders))
-	check(pool.QueryRow(t.Context(), "SELECT count(*) FROM holdfast_outbox WHERE name = 'order.placed'").Scan(&messages))
-	if orders != 1 || messages != 1 {
-		t.Errorf("%d orders, %d messages, want one each", orders, messages)
-	}
 }
 
 // Killed, cut off or refused at any statement, and by two requests at once: one key, one order with one
