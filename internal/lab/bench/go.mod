@@ -12,7 +12,6 @@ require (
 	github.com/ThreeDotsLabs/watermill-sql/v4 v4.0.0
 	github.com/cockroachdb/cockroach-go/v2 v2.4.2
 	github.com/go-redis/redis_rate/v10 v10.0.1
-	github.com/google/pprof v0.0.0-20261105003125-4bf881d7fb0b
 	github.com/google/uuid v1.6.0
 	github.com/holdfast-go/holdfast v0.0.0
 	github.com/holdfast-go/holdfast/internal/lab v0.0.0

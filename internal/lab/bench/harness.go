@@ -19,9 +19,8 @@ type bench struct {
 	out      io.Writer
 	length   time.Duration // of one run
 	rounds   int
-	messages int       // drained by one run
-	rows     int       // of a table in which a tenth is due
-	profiler *profiler // nil: no CPU profiles are taken
+	messages int // drained by one run
+	rows     int // of a table in which a tenth is due
 
 	workload string  // that runs
 	report   *report // nil: none is kept
@@ -56,28 +55,23 @@ type sample []float64
 
 // results are the samples of a table by contender and round.
 type results struct {
-	table  table
-	runs   map[string][]sample
-	used   map[string][]shares
-	layers map[string]layers // of the last round's stretch
+	table table
+	runs  map[string][]sample
+	used  map[string][]shares
 }
 
 // measure warms every contender up, lets them take turns, and prints the table.
 func (b *bench) measure(ctx context.Context, t table) (results, error) {
-	r := results{table: t, runs: map[string][]sample{}, used: map[string][]shares{}, layers: map[string]layers{}}
+	r := results{table: t, runs: map[string][]sample{}, used: map[string][]shares{}}
 	for _, c := range t.contenders {
 		if _, err := t.runOnce(ctx, c, min(b.length/2, time.Second)); err != nil {
 			return r, err
 		}
 	}
-	for round := range b.rounds {
+	for range b.rounds {
 		for _, c := range t.contenders {
-			b.profiler.arm(round == b.rounds-1)
 			s, used, err := b.runObserved(ctx, t, c)
 			if err != nil {
-				return r, err
-			}
-			if r.layers[c.name], err = b.profiler.take(t.title + " " + c.name); err != nil {
 				return r, err
 			}
 			r.runs[c.name], r.used[c.name] = append(r.runs[c.name], s), append(r.used[c.name], used)

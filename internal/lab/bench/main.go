@@ -4,7 +4,7 @@
 //	GOWORK=off go -C internal/lab/bench run . txretry
 //	GOWORK=off go -C internal/lab/bench run . all -rounds=5 -report=../performance
 //
-// The second runs every workload but scale and writes the report as Markdown, JSON and plots. A report that is there keeps
+// The second runs every workload but scale and writes the report as Markdown and JSON. A report that is there keeps
 // the workloads that are not measured again.
 // It uses the servers in HOLDFAST_TEST_POSTGRES_URL and its like, and starts
 // private ones of the installed binaries where those are not set; shop and scale
@@ -58,7 +58,7 @@ func main() {
 
 func run(ctx context.Context, args []string, out io.Writer) (err error) {
 	b := &bench{out: out}
-	var only, save, previous, profiles string
+	var only, save string
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
 	flags.SetOutput(io.Discard)
 	secs := flags.Float64("secs", 2, "length of one run in `seconds`")
@@ -66,9 +66,7 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 	flags.IntVar(&b.messages, "messages", 100_000, "`number` of messages that one run drains, where it does so")
 	flags.IntVar(&b.rows, "rows", 2_000_000, "`number` of rows in a table of which a tenth is due, at least 2000")
 	flags.StringVar(&only, "part", "", "run only the part of that `name`")
-	flags.StringVar(&save, "report", "", "write what was measured into `file`.md, .json and -WORKLOAD.svg, beside the other workloads that it has of this machine")
-	flags.StringVar(&previous, "previous", "", "compare the ratios with those of this report, a JSON `file`, and fail if some are worse")
-	flags.StringVar(&profiles, "profile", "", "write a CPU profile of every row's last run into this `folder`")
+	flags.StringVar(&save, "report", "", "write what was measured into `file`.md and .json, beside the other workloads that it has of this machine")
 
 	names, err := parse(flags, args)
 	if errors.Is(err, flag.ErrHelp) {
@@ -86,21 +84,12 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 	if err != nil {
 		return err
 	}
-	var before report
-	if previous != "" {
-		if before, err = readReport(previous); err != nil {
-			return err
-		}
-	}
 	b.report = &report{Machine: provenance.Machine()}
 	var earlier report
 	if save != "" {
 		if earlier, err = earlierReport(save+".json", b.report.Machine); err != nil {
 			return err
 		}
-	}
-	if save != "" || profiles != "" {
-		b.profiler = &profiler{folder: profiles}
 	}
 	command := strings.Join(append([]string{"GOWORK=off go -C internal/lab/bench run ."}, args...), " ")
 	commit := provenance.Commit() // before the report changes files
@@ -121,11 +110,7 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 			}
 		}
 	}
-	failed = errors.Join(failed, b.printGoals())
-	if previous != "" {
-		failed = errors.Join(failed, b.report.regressions(before, out))
-	}
-	return failed
+	return errors.Join(failed, b.printGoals())
 }
 
 func (b *bench) runAll(ctx context.Context, w workload) (err error) {

@@ -14,7 +14,6 @@ func outboxWorkload() workload {
 		{"latency", benchLatency},
 		{"write", benchWrite},
 		{"database-sql", benchDatabaseSQL},
-		{"wire", benchWire},
 		{"idle", benchIdle},
 		{"snapshot", benchSnapshot},
 	}}

@@ -7,13 +7,12 @@ import (
 	"io/fs"
 	"math"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"time"
 )
 
-// report is what was measured on a machine. As JSON it is what -previous reads.
+// report is what was measured on a machine.
 type report struct {
 	Machine string     `json:"machine"`
 	Runs    []ran      `json:"runs"`
@@ -40,14 +39,13 @@ type measured struct {
 	Summary    standing     `json:"summary"`
 }
 
-// contestant is a contender with its figures, by column, its ratios, by yardstick, the percentages of processor time,
-// by user, and those of this process's own time, by layer.
+// contestant is a contender with its figures, by column, its ratios, by yardstick, and the percentages of processor time,
+// by user.
 type contestant struct {
-	Name    string    `json:"name"`
-	Figures []spread  `json:"figures"`
-	Ratios  []spread  `json:"ratios,omitempty"`
-	Used    []spread  `json:"used,omitempty"`
-	Layers  []float64 `json:"layers,omitempty"`
+	Name    string   `json:"name"`
+	Figures []spread `json:"figures"`
+	Ratios  []spread `json:"ratios,omitempty"`
+	Used    []spread `json:"used,omitempty"`
 }
 
 // standing compares ours with the best of others by the first column. A name is empty where there is none.
@@ -109,9 +107,6 @@ func (r *report) table(workload string, from results) {
 		}
 		for user := range users {
 			one.Used = append(one.Used, from.share(c.name, user))
-		}
-		if l := from.layers[c.name]; !unprofiled(l) {
-			one.Layers = l[:]
 		}
 		m.Rows = append(m.Rows, one)
 	}
@@ -178,20 +173,13 @@ func better(column string, one, other float64) bool {
 	return one < other
 }
 
-// save writes the report as name.json and name.md, with a plot for each workload beside them.
+// save writes the report as name.json and name.md.
 func (r *report) save(name string) error {
 	data, err := json.MarshalIndent(r, "", "\t")
 	if err != nil {
 		return err
 	}
-	errs := []error{
-		os.WriteFile(name+".json", append(data, '\n'), 0o644),
-		os.WriteFile(name+".md", []byte(r.markdown(filepath.Base(name))), 0o644),
-	}
-	for _, workload := range r.workloads() {
-		errs = append(errs, os.WriteFile(name+"-"+workload+".svg", []byte(r.plot(workload)), 0o644))
-	}
-	return errors.Join(errs...)
+	return errors.Join(os.WriteFile(name+".json", append(data, '\n'), 0o644), os.WriteFile(name+".md", []byte(r.markdown()), 0o644))
 }
 
 // workloads are those with a table, in their order.

@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// markdown shows the report, whose plots have names that begin with the given one.
-func (r *report) markdown(name string) string {
+// markdown shows the report.
+func (r *report) markdown() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "# Performance\n\n%s. Contenders of a table took turns, round after round. A figure is the median [least .. most] of the rounds, a ratio the median of the ratios within a round: ratios count, absolute figures are the machine's.\n\n", r.Machine)
 	b.WriteString("| workload | command | commit | begun | rounds |\n|---|---|---|---|---|\n")
@@ -19,7 +19,7 @@ func (r *report) markdown(name string) string {
 	r.standings(&b)
 	r.goals(&b)
 	for _, workload := range r.workloads() {
-		fmt.Fprintf(&b, "\n## %s\n\n![%s](%s-%s.svg)\n", workload, workload, name, workload)
+		fmt.Fprintf(&b, "\n## %s\n", workload)
 		for _, t := range r.Tables {
 			if t.Workload == workload {
 				t.markdown(&b)
@@ -37,11 +37,11 @@ func (r *report) shares(b *strings.Builder) {
 	}) {
 		return
 	}
-	b.WriteString("\n## Where the processors' time goes\n\nIn percent of all their time: what is idle waits for answers. Servers share the machine with this process. The columns from holdfast on divide this process's own time, in percent of it, by a CPU profile of the last round: a function of the standard library works for the module that calls it, and system calls are sending, receiving and waking.\n\n| what | |")
-	for _, name := range append(userNames[:], layerNames[:]...) {
+	b.WriteString("\n## Where the processors' time goes\n\nIn percent of all their time: what is idle waits for answers. Servers share the machine with this process.\n\n| what | |")
+	for _, name := range userNames {
 		fmt.Fprintf(b, " %s |", name)
 	}
-	b.WriteString("\n|" + strings.Repeat("---|", 2+int(users)+int(layerCount)) + "\n")
+	b.WriteString("\n|" + strings.Repeat("---|", 2+int(users)) + "\n")
 	for _, t := range r.Tables {
 		for _, row := range t.Rows {
 			if len(row.Used) == int(users) {
@@ -55,12 +55,6 @@ func (r *report) shares(b *strings.Builder) {
 func (c contestant) spent() (cells string) {
 	for _, used := range c.Used {
 		cells += " " + written(used.median, 0) + " |"
-	}
-	if len(c.Layers) != int(layerCount) {
-		return cells + strings.Repeat(" - |", int(layerCount))
-	}
-	for _, percent := range c.Layers {
-		cells += " " + written(percent, 0) + " |"
 	}
 	return cells
 }

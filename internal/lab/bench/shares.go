@@ -49,13 +49,11 @@ func (r results) share(contender string, user int) spread {
 	return spreadOf(percent)
 }
 
-// observe begins a stretch, whose end notes the shares in b.used. A profile is of the last stretch that began.
+// observe begins a stretch, whose end notes the shares in b.used.
 func (b *bench) observe() (end func()) {
-	b.profiler.start()
 	before, err := processorTimes()
 	return func() {
 		after, endErr := processorTimes()
-		b.profiler.stop() // later, since writing the profile takes time
 		if err != nil || endErr != nil {
 			b.used = unmeasured()
 			return
