@@ -1,8 +1,13 @@
 package driver_test
 
 import (
+	"context"
+	"encoding/json"
 	"errors"
+	"fmt"
 	"math"
+	"os"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -10,6 +15,8 @@ import (
 
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/driver"
+	"github.com/holdfast-go/holdfast/inbox/internal/base"
+	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
 const ms = time.Millisecond
@@ -202,3 +209,184 @@ func TestHorizon(t *testing.T) {
 		t.Errorf("horizon of the retries %v", got)
 	}
 }
+
+func TestClassify(t *testing.T) {
+	t.Parallel()
+	boom := errors.New("boom")
+	retry := driver.Failure{Class: "default", Action: driver.ActionRetry, Counted: true}
+	dead := driver.Failure{Class: "unrecoverable", Action: driver.ActionDead, Counted: true}
+	recoverable := retry
+	recoverable.Unlimited = true
+	after := func(f driver.Failure, d time.Duration) driver.Failure { f.After = d; return f }
+	class := func(f driver.Failure, c string) driver.Failure { f.Class = c; return f }
+
+	for name, tt := range map[string]struct {
+		err  error
+		want driver.Failure
+	}{
+		"nil":                        {nil, driver.Failure{}},
+		"unmarked":                   {boom, retry},
+		"deadline":                   {context.DeadlineExceeded, retry},
+		"unrecoverable":              {inbox.Unrecoverable(boom), dead},
+		"wrapped":                    {fmt.Errorf("a: %w", inbox.Unrecoverable(boom)), dead},
+		"outermost wins":             {inbox.Recoverable(inbox.Unrecoverable(boom)), recoverable},
+		"outermost wins, reversed":   {inbox.Unrecoverable(inbox.RetryAfter(boom, time.Second)), dead},
+		"retry after":                {inbox.RetryAfter(boom, time.Minute), after(recoverable, time.Minute)},
+		"invalid":                    {inbox.Invalid(boom), class(dead, "validation")},
+		"own class":                  {inbox.Classed(boom, "payment"), class(retry, "payment")},
+		"own class, dead":            {inbox.Classed(inbox.Unrecoverable(boom), "payment"), class(dead, "payment")},
+		"own class inside":           {inbox.Unrecoverable(inbox.Classed(boom, "payment")), class(dead, "payment")},
+		"impossible class":           {inbox.Classed(boom, "No Class"), retry},
+		"panic":                      {&base.Panic{Value: "x"}, retry},
+		"panic with an error":        {&base.Panic{Value: inbox.Unrecoverable(boom)}, dead},
+		"joined: any recoverable":    {errors.Join(inbox.Unrecoverable(boom), boom, inbox.RetryAfter(boom, 2), inbox.RetryAfter(boom, 3)), after(recoverable, 3)},
+		"joined: all unrecoverable":  {errors.Join(inbox.Unrecoverable(boom), inbox.Invalid(boom)), class(dead, "validation")},
+		"joined: some unrecoverable": {errors.Join(inbox.Unrecoverable(boom), boom), retry},
+		"joined: nested":             {errors.Join(boom, fmt.Errorf("%w, %w", boom, inbox.Recoverable(boom))), recoverable},
+		"joined inside a marker":     {inbox.Unrecoverable(errors.Join(boom, inbox.Recoverable(boom))), dead},
+		"postponed":                  {inbox.Postpone(boom, 7), driver.Failure{Class: "default", Action: driver.ActionRetry, After: 7, Unlimited: true}},
+		"unavailable":                {inbox.Unavailable(boom), driver.Failure{Class: "default", Action: driver.ActionReturn, Unavailable: true}},
+		"unavailable, the sentinel":  {fmt.Errorf("a: %w", driver.ErrUnavailable), driver.Failure{Class: "default", Action: driver.ActionReturn, Unavailable: true}},
+		"joined: unavailable":        {errors.Join(inbox.Unrecoverable(boom), inbox.Unavailable(boom)), driver.Failure{Class: "default", Action: driver.ActionReturn, Unavailable: true}},
+		"draining":                   {inbox.Unrecoverable(fmt.Errorf("x: %w", inbox.ErrDraining)), driver.Failure{Class: "default", Action: driver.ActionReturn}},
+	} {
+		got := driver.Classify(tt.err)
+		if !errors.Is(got.Err, tt.err) {
+			t.Errorf("%s: Err = %v", name, got.Err)
+		}
+		got.Err = nil
+		if got != tt.want {
+			t.Errorf("%s: %+v, want %+v", name, got, tt.want)
+		}
+	}
+}
+
+type brokenError struct{ inner error }
+
+func (e *brokenError) Error() string { return "broken: " + e.inner.Error() }
+func (e *brokenError) Unwrap() error { return e.inner }
+
+// A nil pointer that became an error is one message's failure, not the consumer's end.
+func TestClassifyBrokenError(t *testing.T) {
+	t.Parallel()
+	var broken *brokenError
+	for _, err := range []error{broken, inbox.Unrecoverable(broken), errors.Join(inbox.ErrDraining, broken), &base.Panic{Value: broken}} {
+		f := driver.Classify(err)
+		if f.Class != driver.ClassDefault || f.Action != driver.ActionRetry || !f.Counted {
+			t.Errorf("%T: %+v", err, f)
+		}
+		if letter := driver.NewDeadLetter(&inbox.Message{}, f, "c", time.Time{}); letter.Error == "" {
+			t.Errorf("%T: the dead letter tells no error", err)
+		}
+	}
+}
+
+func TestMarkersKeepTheError(t *testing.T) {
+	t.Parallel()
+	boom := errors.New("boom")
+	for name, err := range map[string]error{
+		"Unrecoverable": inbox.Unrecoverable(boom), "Recoverable": inbox.Recoverable(boom), "Invalid": inbox.Invalid(boom),
+		"RetryAfter": inbox.RetryAfter(boom, 1), "Postpone": inbox.Postpone(boom, 1), "Unavailable": inbox.Unavailable(boom),
+		"Classed": inbox.Classed(boom, "x"),
+	} {
+		if err.Error() != "boom" || !errors.Is(err, boom) {
+			t.Errorf("%s: %v", name, err)
+		}
+		if errors.Is(err, driver.ErrUnavailable) != (name == "Unavailable") {
+			t.Errorf("%s: ErrUnavailable = %v", name, errors.Is(err, driver.ErrUnavailable))
+		}
+	}
+	for name, err := range map[string]error{
+		"Unrecoverable": inbox.Unrecoverable(nil), "Recoverable": inbox.Recoverable(nil), "Invalid": inbox.Invalid(nil),
+		"RetryAfter": inbox.RetryAfter(nil, 1), "Postpone": inbox.Postpone(nil, 1), "Unavailable": inbox.Unavailable(nil),
+		"Classed": inbox.Classed(nil, "x"),
+	} {
+		if err != nil {
+			t.Errorf("%s(nil) = %v", name, err)
+		}
+	}
+}
+
+func TestValidClass(t *testing.T) {
+	t.Parallel()
+	for class, want := range map[string]bool{
+		"default": true, "a.b-c_9": true, strings.Repeat("x", 64): true,
+		"": false, "A": false, "a b": false, "ä": false, strings.Repeat("x", 65): false,
+	} {
+		if driver.ValidClass(class) != want {
+			t.Errorf("ValidClass(%q) = %v", class, !want)
+		}
+	}
+}
+
+type payload struct {
+	Number int            `json:"number"`
+	At     time.Time      `json:"at"`
+	More   map[string]any `json:"more"`
+}
+
+func TestDecode(t *testing.T) {
+	t.Parallel()
+	for _, contentType := range []string{"", "application/json", "application/json; charset=utf-8", "application/cloudevents+json", "APPLICATION/JSON"} {
+		m := &inbox.Message{Body: []byte(` {"number": 7, "new": [1]} `), ContentType: contentType}
+		if got, err := driver.Decode[payload](m); err != nil || got.Number != 7 {
+			t.Errorf("%q: %+v, %v", contentType, got, err)
+		}
+	}
+	if got, err := driver.Decode[*payload](&inbox.Message{Body: []byte(`{"number":7}`)}); err != nil || got.Number != 7 {
+		t.Errorf("pointer: %+v, %v", got, err)
+	}
+}
+
+func TestDecodeRefuses(t *testing.T) {
+	t.Parallel()
+	for name, m := range map[string]*inbox.Message{
+		"nothing":      {},
+		"null":         {Body: []byte(" null\n")},
+		"broken":       {Body: []byte(`{"number":`)},
+		"trailing":     {Body: []byte(`{"number":1} {"number":2}`)},
+		"wrong type":   {Body: []byte(`{"number":"secret"}`)},
+		"own decoding": {Body: []byte(`{"at":"secret"}`)},
+		"not JSON":     {Body: []byte(`{}`), ContentType: "application/x-protobuf"},
+		"bad type":     {Body: []byte(`{}`), ContentType: ";;"},
+		"deep":         {Body: []byte(`{"more":{"a":` + strings.Repeat("[", 20_000) + strings.Repeat("]", 20_000) + `}}`)},
+		"huge":         {Body: make([]byte, driver.MaxBodyBytes+1)},
+	} {
+		got, err := driver.Decode[payload](m)
+		if f := driver.Classify(err); f.Class != driver.ClassValidation || f.Action != driver.ActionDead {
+			t.Errorf("%s: error %v classified %+v", name, err, f)
+			continue
+		}
+		if strings.Contains(err.Error(), "secret") || !reflect.ValueOf(got).IsZero() {
+			t.Errorf("%s: error %q, value %+v", name, err, got)
+		}
+	}
+}
+
+func FuzzDecode(f *testing.F) {
+	for _, seed := range []string{`{"number":1}`, `null`, ``, `[]`, `{"number":1e400}`, `{"at":"x"}`, "\xff"} {
+		f.Add([]byte(seed), "application/json")
+	}
+	f.Fuzz(func(t *testing.T, body []byte, contentType string) {
+		_, err := driver.Decode[payload](&inbox.Message{Body: body, ContentType: contentType})
+		switch {
+		case err == nil && !json.Valid(body):
+			t.Errorf("accepted %q", body)
+		case err != nil && driver.Classify(err).Class != driver.ClassValidation:
+			t.Errorf("class of %v", err)
+		}
+	})
+}
+
+func TestMaxParked(t *testing.T) {
+	t.Parallel()
+	if n := driver.ConsumerDefaults(inbox.ConsumerConfig{}, "orders").MaxParked; n != 100_000 {
+		t.Errorf("the default is %d", n)
+	}
+	err := driver.CheckConsumer(driver.ConsumerDefaults(inbox.ConsumerConfig{MaxParked: -1}, "orders"))
+	if err == nil || !strings.Contains(err.Error(), "MaxParked -1") {
+		t.Errorf("a negative one: %v", err)
+	}
+}
+
+func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }

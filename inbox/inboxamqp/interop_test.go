@@ -1,21 +1,28 @@
 package inboxamqp_test
 
 import (
+	"context"
 	"encoding/json"
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/google/uuid"
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"github.com/holdfast-go/holdfast/cloudevents"
 	"github.com/holdfast-go/holdfast/inbox"
+	inboxdriver "github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/inbox/inboxamqp"
 	"github.com/holdfast-go/holdfast/internal/amqptest"
 	"github.com/holdfast-go/holdfast/internal/ids"
 	"github.com/holdfast-go/holdfast/internal/testenv"
+	"github.com/holdfast-go/holdfast/internal/wire"
 	"github.com/holdfast-go/holdfast/outbox/driver"
 	"github.com/holdfast-go/holdfast/outbox/outboxamqp"
 	"github.com/holdfast-go/holdfast/symfony"
@@ -197,5 +204,196 @@ func TestSymfonyProducerWithFullHeaders(t *testing.T) {
 		if m.ID.String() != id || m.Name != "order.placed" || m.ContentType != "application/json" || m.Headers["big"] != "" || m.Attempt != 2 {
 			t.Errorf("%s: second attempt %+v", stamp, m)
 		}
+	}
+}
+
+// Events in both modes are what the AMQP binding wants to others, and messages to us without any setting:
+// at first, at a retry, as a dead letter, and when another sender has set no property of AMQP.
+func TestCloudEvents(t *testing.T) {
+	t.Parallel()
+	for name, structured := range map[string]bool{"binary": false, "structured": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := amqptest.New(t)
+			b.Queue(t, "others", nil)
+			format := cloudevents.Format{Source: "/shop", Structured: structured}
+			m := driver.Message{
+				ID: ids.New(), Name: "order.placed", Body: []byte(`{"cents": 4200}`), ContentType: "application/json", Key: "A-1",
+				Headers: map[string]string{"cloudEvents:subject": "orders/1", "cloudEvents:datacontenttype": "x/y", "tenant": "a"}, RoutingKey: "others", CreatedAt: time.Unix(1_700_000_000, 0),
+			}
+			publishOne(t, b, outboxamqp.Config{Format: format}, m)
+			raw := b.Take(t, "others", 1, testenv.Patience)[0]
+			checkEvent(t, raw, m, structured)
+			if foreign, there := raw.Headers["cloudEvents:datacontenttype"]; there {
+				t.Errorf("the header of a user says that the content is %v", foreign)
+			}
+
+			var first sync.Once
+			got := recorder{fail: func(*inbox.Message) (err error) {
+				first.Do(func() { err = errors.New("not yet") })
+				return err
+			}}
+			consume(t, b, &got, config{Queue: "own", Retry: quick})
+			b.Publish(t, "", "own", amqp.Publishing{ContentType: raw.ContentType, Headers: withoutOwn(raw.Headers), Body: raw.Body})
+			for i, own := range got.await(t, 2) {
+				if own.ID != m.ID || own.Name != m.Name || own.Key != m.Key || string(own.Body) != string(m.Body) || own.ContentType != m.ContentType ||
+					own.Headers["cloudEvents:subject"] != "orders/1" || own.Headers["cloudEvents:source"] != "/shop" || own.Headers["tenant"] != "a" ||
+					!own.PublishedAt.Equal(m.CreatedAt) || own.Attempt != i+1 {
+					t.Errorf("attempt %d: %+v", i+1, own)
+				}
+			}
+			dead := withoutOwn(raw.Headers)
+			dead[wire.HeaderOrigin] = "own"
+			b.Publish(t, "", "failed.validation", amqp.Publishing{ContentType: raw.ContentType, Headers: dead, Body: raw.Body})
+			letters := newDeadLetters(t, b, config{Queue: "own"})
+			list, err := letters.List(t.Context(), inbox.Filter{Name: m.Name})
+			if err != nil || len(list) != 1 || list[0].Message.ID != m.ID {
+				t.Errorf("dead letters %+v, %v", list, err)
+			}
+			edit := func(inbox.Message) ([]byte, error) { return []byte("{}"), nil }
+			edited, err := letters.Replay(t.Context(), inbox.Filter{Name: m.Name}, inbox.Replay{By: "test", Force: true, Edit: edit})
+			if refused := edited.Failed == 1 && errors.Is(err, inboxdriver.ErrNotEditable); refused != structured || edited.Returned+edited.Failed != 1 {
+				t.Errorf("edited: %+v, %v", edited, err)
+			}
+		})
+	}
+}
+
+// checkEvent reads an event as anybody does who has the specification only.
+func checkEvent(t *testing.T, raw amqp.Delivery, m driver.Message, structured bool) {
+	t.Helper()
+	want := map[string]string{
+		"specversion": "1.0", "id": m.ID.String(), "source": "/shop", "type": "order.placed", "subject": "orders/1",
+		"partitionkey": "A-1", "time": "2023-11-14T22:13:20Z",
+	}
+	if !structured {
+		for name, value := range want {
+			if raw.Headers["cloudEvents:"+name] != value {
+				t.Errorf("%s is %v, want %s", name, raw.Headers["cloudEvents:"+name], value)
+			}
+		}
+		if raw.ContentType != m.ContentType || string(raw.Body) != string(m.Body) || raw.Headers["cloudEvents:datacontenttype"] != nil {
+			t.Errorf("%+v", raw)
+		}
+		return
+	}
+	var event map[string]json.RawMessage
+	must(t, json.Unmarshal(raw.Body, &event))
+	want["datacontenttype"] = m.ContentType
+	for name, value := range want {
+		if string(event[name]) != `"`+value+`"` {
+			t.Errorf("%s is %s, want %q", name, event[name], value)
+		}
+	}
+	if raw.ContentType != "application/cloudevents+json; charset=utf-8" || string(event["data"]) != string(m.Body) {
+		t.Errorf("%+v", raw)
+	}
+}
+
+// withoutOwn leaves out what only we send.
+func withoutOwn(headers amqp.Table) amqp.Table {
+	others := amqp.Table{}
+	for name, value := range headers {
+		if name != "holdfast-key" && name != "CC" {
+			others[name] = value
+		}
+	}
+	return others
+}
+
+// An envelope that cannot be read never reaches a handler, which might take it for its own JSON, whatever
+// the properties say; and it is a dead letter as it came.
+func TestCloudEventsThatCannotBeRead(t *testing.T) {
+	t.Parallel()
+	b := amqptest.New(t)
+	var got recorder
+	consume(t, b, &got, config{Queue: "own"})
+	for typ, body := range map[string]string{
+		"application/cloudevents+json":       `{"specversion":"0.3","id":"1","source":"/s","type":"order.placed","data":{}}`,
+		"application/cloudevents-batch+json": `[]`,
+	} {
+		b.Publish(t, "", "own", amqp.Publishing{MessageId: ids.New().String(), Type: "order.placed", ContentType: typ, Body: []byte(body)})
+		dead := b.Take(t, "failed.validation", 1, testenv.Patience)[0]
+		if string(dead.Body) != body || dead.ContentType != typ {
+			t.Errorf("dead letter %+v", dead)
+		}
+	}
+	b.Publish(t, "", "own", amqp.Publishing{MessageId: ids.New().String(), Type: "order.placed", ContentType: "application/json", Body: []byte("{}")})
+	if all := got.await(t, 1); len(all) != 1 || all[0].ID == uuid.Nil {
+		t.Errorf("processed %+v", all)
+	}
+}
+
+// publishOne publishes a message as a relay does, and waits for its confirm.
+func publishOne(t *testing.T, b *amqptest.Broker, cfg outboxamqp.Config, m driver.Message) {
+	t.Helper()
+	cfg.Timeout = testenv.Patience
+	p, err := outboxamqp.NewPublisher(b.Dial, cfg)
+	must(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- p.Run(ctx) }()
+	defer func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	}()
+	published := make(chan error, 1)
+	p.Publish(ctx, m, func(err error) { published <- err })
+	must(t, <-published)
+}
+
+// A message of ours whose content type and time are not on the wire has both for its handler, through
+// retries, as a dead letter and when it returns; and it is the message that another sender writes out in
+// full, or that has come through a queue that routes it on by another key.
+func TestLeftOut(t *testing.T) {
+	t.Parallel()
+	b := amqptest.New(t)
+	b.Queue(t, "order.placed", nil)
+	b.Queue(t, "detour", amqp.Table{"x-message-ttl": int32(1), "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "orders"})
+	m := driver.Message{ID: ids.New(), Name: "order.placed", ContentType: "application/json", Body: []byte(`{"n":1}`), CreatedAt: time.Now()}
+	publishOne(t, b, outboxamqp.Config{}, m)
+	raw := b.Take(t, "order.placed", 1, testenv.Patience)[0]
+	if raw.ContentType != "" || !raw.Timestamp.IsZero() || len(raw.Headers) > 0 {
+		t.Errorf("on the wire: %+v", raw)
+	}
+
+	var broken atomic.Bool
+	broken.Store(true)
+	got := recorder{fail: failWhile(&broken, errBroken)}
+	consume(t, b, &got, config{Queue: "orders", Retry: inbox.RetryPolicy{MaxAttempts: 2, BaseDelay: 50 * time.Millisecond}})
+	check := func(read inbox.Message) {
+		t.Helper()
+		if read.ID != m.ID || read.Name != m.Name || read.ContentType != m.ContentType || string(read.Body) != string(m.Body) ||
+			!read.PublishedAt.Equal(ids.Time(m.ID)) || read.PublishedAt.Sub(m.CreatedAt).Abs() > time.Second {
+			t.Errorf("received %+v", read)
+		}
+	}
+	light := amqp.Publishing{MessageId: raw.MessageId, Type: raw.Type, DeliveryMode: raw.DeliveryMode, Body: raw.Body}
+	b.Publish(t, "", "orders", light)
+	awaitDepth(t, b, "failed.default", 1)
+	letters := newDeadLetters(t, b, config{Queue: "orders"})
+	letter, err := letters.Show(t.Context(), m.ID)
+	must(t, err)
+	check(letter.Message)
+	broken.Store(false)
+	replayed, err := letters.Replay(t.Context(), inbox.Filter{Class: inboxdriver.ClassDefault}, inbox.Replay{By: "test"})
+	if err != nil || replayed.Returned != 1 {
+		t.Errorf("replayed %+v, %v", replayed, err)
+	}
+	got.await(t, 3)
+
+	b.Publish(t, "", "detour", light)
+	got.await(t, 4)
+	full := light
+	full.ContentType, full.Timestamp = "application/json", ids.Time(m.ID).Truncate(time.Second)
+	b.Publish(t, "", "orders", full)
+	seen := got.await(t, 5)
+	for _, read := range seen[:4] {
+		check(read)
+	}
+	if read := seen[4]; read.ID != m.ID || read.ContentType != m.ContentType || !read.PublishedAt.Equal(full.Timestamp) {
+		t.Errorf("written out in full: %+v", read)
 	}
 }

@@ -2,10 +2,16 @@ package inboxpgx_test
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
@@ -15,6 +21,7 @@ import (
 	pgdriver "github.com/holdfast-go/holdfast/inbox/inboxpgx/driver"
 	"github.com/holdfast-go/holdfast/inbox/inboxtest/conformance"
 	"github.com/holdfast-go/holdfast/inbox/internal/memory"
+	"github.com/holdfast-go/holdfast/internal/ids"
 	"github.com/holdfast-go/holdfast/internal/pgtest"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/txretry"
@@ -208,4 +215,179 @@ func TestParkingOnFake(t *testing.T) {
 	conformance.TestParking(t, func(*testing.T) func(string) driver.Parking {
 		return memory.NewEntries(time.Hour).Parking
 	})
+}
+
+// Random transactions over a few ids, with savepoints and rollbacks, get the same answers of the
+// fake and of Postgres. A sequence is told by its number.
+func TestDifferentialDedup(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t)
+	manager := newManager(t, pool)
+	table := newStore(t, manager, "a", inboxpgx.Config{}).Entries()
+	known := 0
+	for n := range testenv.Sequences(t, 60) {
+		random := rand.New(rand.NewPCG(5, uint64(n)))
+		s := dedupSequence{consumer: fmt.Sprintf("sequence %d", n), random: random}
+		for range 4 {
+			s.ids = append(s.ids, event())
+		}
+		real := s.run(t, manager, table)
+		s.random = rand.New(rand.NewPCG(5, uint64(n)))
+		fake := s.run(t, txretrytest.New(txretrytest.Config{}), memory.NewEntries(time.Hour))
+		if !slices.Equal(real, fake) {
+			t.Fatalf("sequence %d:\nPostgres\n%s\nfake\n%s", n, strings.Join(real, "\n"), strings.Join(fake, "\n"))
+		}
+		known += strings.Count(strings.Join(real, "\n"), "false")
+	}
+	if known == 0 {
+		t.Error("no id was known: that proves little")
+	}
+}
+
+// dedupSequence is some transactions of one consumer.
+type dedupSequence struct {
+	consumer string
+	ids      []*inbox.Message
+	random   *rand.Rand
+}
+
+func (s *dedupSequence) run(t *testing.T, m txretry.Transactor, d pgdriver.Entries) (log []string) {
+	t.Helper()
+	for range 6 {
+		abort := s.random.IntN(3) == 0
+		seed := s.random.Uint64()
+		var steps []string
+		err := m.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
+			steps = nil // a new attempt
+			random := rand.New(rand.NewPCG(seed, 0))
+			if err := s.steps(ctx, tx, d, random, 0, &steps); err != nil {
+				return err
+			}
+			if abort {
+				return errAborted
+			}
+			return nil
+		})
+		log = append(append(log, steps...), fmt.Sprintf("end: %v", err))
+	}
+	return log
+}
+
+var errAborted = errors.New("aborted")
+
+// steps works in a transaction or a savepoint.
+func (s *dedupSequence) steps(ctx context.Context, tx pgx.Tx, d pgdriver.Entries, random *rand.Rand, depth int, log *[]string) error {
+	var mine []uuid.UUID // recorded here for the first time
+	for range 1 + random.IntN(4) {
+		switch k := random.IntN(8); {
+		case k < 3:
+			id := s.ids[random.IntN(len(s.ids))].ID
+			first, err := d.Record(ctx, tx, s.consumer, id)
+			if err != nil {
+				return err
+			}
+			if first {
+				mine = append(mine, id)
+			}
+			*log = append(*log, fmt.Sprintf("record %s: %v", id, first))
+		case k < 5:
+			chosen := slices.Clone(s.ids)
+			random.Shuffle(len(chosen), func(a, b int) { chosen[a], chosen[b] = chosen[b], chosen[a] })
+			chosen = chosen[:1+random.IntN(len(chosen))]
+			first, err := d.RecordAll(ctx, tx, s.consumer, chosen)
+			if err != nil {
+				return err
+			}
+			for i, m := range chosen {
+				if first[i] {
+					mine = append(mine, m.ID)
+				}
+			}
+			*log = append(*log, fmt.Sprintf("record %d: %v", len(chosen), first))
+		case k == 5 && depth == 0 && len(mine) > 0: // as its only user does: at the end of the transaction
+			if err := d.Forget(ctx, tx, s.consumer, mine[:1]); err != nil {
+				return err
+			}
+			*log = append(*log, fmt.Sprintf("forget %s", mine[0]))
+			return nil
+		case depth < 2:
+			if err := s.savepoint(ctx, tx, d, random, depth, log); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (s *dedupSequence) savepoint(ctx context.Context, tx pgx.Tx, d pgdriver.Entries, random *rand.Rand, depth int, log *[]string) error {
+	sp, err := tx.Begin(ctx)
+	if err != nil {
+		return err
+	}
+	if err := s.steps(ctx, sp, d, random, depth+1, log); err != nil {
+		return err
+	}
+	if random.IntN(2) == 0 {
+		*log = append(*log, "back to the savepoint")
+		return sp.Rollback(ctx)
+	}
+	*log = append(*log, "release the savepoint")
+	return sp.Commit(ctx)
+}
+
+// Random notes on a few messages leave the same entries in the fake ledger and in Postgres.
+func TestDifferentialLedger(t *testing.T) {
+	t.Parallel()
+	real := newStore(t, newManager(t, newPool(t)), "a", inboxpgx.Config{}).Entries()
+	fake := memory.NewEntries(time.Hour)
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	compared, open := 0, 0
+sequences:
+	for n := range testenv.Sequences(t, 60) {
+		random := rand.New(rand.NewPCG(6, uint64(n)))
+		var all []uuid.UUID
+		for range 3 {
+			all = append(all, ids.New())
+		}
+		var log []string
+		for range 25 {
+			m := &inbox.Message{ID: all[random.IntN(len(all))], Name: "event", Attempt: random.IntN(5), Replays: random.IntN(3)}
+			consumer := []string{"a", "b"}[random.IntN(2)]
+			ctx := t.Context()
+			if random.IntN(12) == 0 {
+				ctx = ended
+			}
+			step := random.IntN(4)
+			err1, err2 := note(ctx, real.Ledger(consumer), step, m), note(ctx, fake.Ledger(consumer), step, m)
+			e1, looked1 := real.Ledger(consumer).Look(t.Context(), m.ID)
+			e2, looked2 := fake.Ledger(consumer).Look(t.Context(), m.ID)
+			if errors.Is(errors.Join(err1, looked1), context.DeadlineExceeded) {
+				continue sequences // the machine stalled, and whether the note was taken is not known
+			}
+			log = append(log, fmt.Sprintf("%s of attempt %d, replay %d for %s: Postgres %+v %v, fake %+v %v",
+				[]string{"start", "end", "pass", "forget"}[step], m.Attempt, m.Replays, consumer, e1, err1, e2, err2))
+			if e1 != e2 || (err1 == nil) != (err2 == nil) || looked1 != nil || looked2 != nil {
+				t.Fatalf("sequence %d:\n%s", n, strings.Join(log, "\n"))
+			}
+			open += e1.Open
+		}
+		compared++
+	}
+	if t.Logf("%d sequences compared", compared); compared == 0 || open == 0 {
+		t.Errorf("%d runs were open: that proves little", open)
+	}
+}
+
+func note(ctx context.Context, l driver.Ledger, step int, m *inbox.Message) error {
+	switch step {
+	case 0:
+		return l.Start(ctx, m)
+	case 1:
+		return l.End(ctx, m)
+	case 2:
+		return l.Pass(ctx, m)
+	default:
+		return l.Forget(ctx, m.ID)
+	}
 }

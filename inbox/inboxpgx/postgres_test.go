@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io/fs"
 	"net"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -20,6 +21,7 @@ import (
 	"github.com/holdfast-go/holdfast/inbox/inboxpgx"
 	"github.com/holdfast-go/holdfast/inbox/inboxtest/conformance"
 	"github.com/holdfast-go/holdfast/internal/pgtest"
+	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/txretry"
 )
 
@@ -238,3 +240,5 @@ func TestForeignTransactors(t *testing.T) {
 		wantOneEffectEach(t, pool, n+1)
 	}
 }
+
+func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }

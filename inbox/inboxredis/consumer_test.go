@@ -3,8 +3,11 @@ package inboxredis_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -13,6 +16,7 @@ import (
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/inboxredis"
 	"github.com/holdfast-go/holdfast/inbox/inboxtest/conformance"
+	"github.com/holdfast-go/holdfast/internal/ids"
 	"github.com/holdfast-go/holdfast/internal/partition"
 	"github.com/holdfast-go/holdfast/internal/redistest"
 	"github.com/holdfast-go/holdfast/internal/testenv"
@@ -164,4 +168,257 @@ func TestConsumerConfig(t *testing.T) {
 	if _, err := inboxredis.NewConsumer(client, "orders", inbox.NewMux(), inboxredis.Config{}); err != nil {
 		t.Error(err)
 	}
+}
+
+const partitions = 4
+
+// processor is a function as an inbox.Processor.
+type processor func(*inbox.Message) error
+
+// Process implements inbox.Processor.
+func (p processor) Process(_ context.Context, msgs []*inbox.Message) []error {
+	results := make([]error, len(msgs))
+	for i, m := range msgs {
+		results[i] = p(m)
+	}
+	return results
+}
+
+// partitioned returns a consumer of all partitions, as of one more process, which is set up.
+func partitioned(t *testing.T, client redis.UniversalClient, p processor) *inboxredis.Consumer {
+	t.Helper()
+	cfg := orderedBy(partitions)
+	cfg.Group, cfg.Concurrency = groupName, 2
+	cfg.Retry = inbox.RetryPolicy{MaxAttempts: 50, BaseDelay: 10 * time.Millisecond, MaxDelay: 30 * time.Millisecond}
+	return newConsumer(t, client, p, cfg)
+}
+
+func keyed(key string) *inbox.Message {
+	return &inbox.Message{ID: ids.New(), Name: "order.placed", Key: key, Body: []byte("{}"), PublishedAt: time.Now()}
+}
+
+// keyOf returns a key of a partition.
+func keyOf(t *testing.T, n int) string {
+	t.Helper()
+	for i := range 1000 {
+		if key := fmt.Sprintf("key-%d", i); partition.Of(key, "", partitions) == n {
+			return key
+		}
+	}
+	t.Fatalf("no key of partition %d", n)
+	return ""
+}
+
+func TestPartitionsRefused(t *testing.T) {
+	t.Parallel()
+	client := redis.NewClient(&redis.Options{})
+	defer client.Close()
+	for name, tt := range map[string]struct {
+		stream string
+		cfg    inboxredis.Config
+		want   string // none: it is not refused
+	}{
+		"not ordered": {stream, inboxredis.Config{Partitions: 2}, "needs ConsumerConfig.Ordered"},
+		"own keys":    {stream, inboxredis.Config{Partitions: 2, ConsumerConfig: inbox.ConsumerConfig{Ordered: true, Key: func(*inbox.Message) string { return "" }}}, "excludes ConsumerConfig.Key"},
+		"parked keys": {stream, inboxredis.Config{Partitions: 2, ConsumerConfig: inbox.ConsumerConfig{Ordered: true, ParkKeys: true}}, "excludes ConsumerConfig.ParkKeys"},
+		"too many":    {stream, orderedBy(65), "65 is not from 0 to 64"},
+		"negative":    {stream, orderedBy(-1), "-1 is not from 0 to 64"},
+		"name":        {strings.Repeat("s", 511), orderedBy(2), "longer than 512 bytes"},
+		"one":         {stream, inboxredis.Config{Partitions: 1}, ""},
+		"most":        {stream, orderedBy(64), ""},
+	} {
+		_, err := inboxredis.NewConsumer(client, tt.stream, inbox.NewMux(), tt.cfg)
+		if (err == nil) != (tt.want == "") || err != nil && !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("%s: %v, want %q", name, err, tt.want)
+		}
+	}
+}
+
+// Setup makes all partitions, Check looks at all, and for one too many.
+func TestPartitionsSetupAndCheck(t *testing.T) {
+	t.Parallel()
+	client := redistest.New(t)
+	cfg := orderedBy(partitions)
+	cfg.Logger = slog.New(slog.DiscardHandler)
+	c, err := inboxredis.NewConsumer(client, stream, inbox.NewMux(), cfg)
+	noError(t, err)
+	missing := func() (streams []string) {
+		err := c.Check(t.Context())
+		for i := range partitions + 1 {
+			if name := partition.Name(stream, i); err != nil && strings.Contains(err.Error(), fmt.Sprintf("%q", name)) {
+				streams = append(streams, name)
+			}
+		}
+		return streams
+	}
+	if got := missing(); len(got) != partitions {
+		t.Errorf("before Setup Check names %v", got)
+	}
+	for range 2 {
+		noError(t, c.Setup(t.Context()))
+	}
+	if got := missing(); len(got) != 0 {
+		t.Errorf("after Setup Check names %v", got)
+	}
+	keys := client.Keys(t.Context(), stream+"*").Val()
+	if slices.Sort(keys); !slices.Equal(keys, partition.Names(stream, partitions)) {
+		t.Errorf("Setup made %v", keys)
+	}
+	options := *client.Options()
+	options.PoolSize = partitions
+	narrow := redis.NewClient(&options)
+	defer narrow.Close()
+	if err := partitioned(t, narrow, nil).Check(t.Context()); err == nil || !strings.Contains(err.Error(), "the client has 4 connections") {
+		t.Errorf("with a small pool Check finds %v", err)
+	}
+	publishTo(t, client, partitions+1, keyed(extraKey(t)))
+	if got := missing(); !slices.Equal(got, []string{partition.Name(stream, partitions)}) {
+		t.Errorf("with one partition too many Check names %v", got)
+	}
+}
+
+// extraKey is a key of the partition that another number of them would add.
+func extraKey(t *testing.T) string {
+	t.Helper()
+	for i := range 1000 {
+		if key := fmt.Sprintf("key-%d", i); partition.Of(key, "", partitions+1) == partitions {
+			return key
+		}
+	}
+	t.Fatal("no such key")
+	return ""
+}
+
+// owners returns by which process each partition is served; "" by none.
+func owners(t *testing.T, client redis.UniversalClient) (processes [partitions]string) {
+	t.Helper()
+	for i := range processes {
+		token := client.Get(t.Context(), fmt.Sprintf("{%s}:%s:owner", partition.Name(stream, i), groupName)).Val()
+		processes[i] = token[:max(strings.LastIndexByte(token, '-'), 0)] // after it is the number of the session
+	}
+	return processes
+}
+
+// awaitShares waits until the processes hold so many partitions each, in any order.
+func awaitShares(t *testing.T, client redis.UniversalClient, want ...int) {
+	t.Helper()
+	testenv.Eventually(t, func() error {
+		counts := map[string]int{}
+		for i, process := range owners(t, client) {
+			if process == "" {
+				return fmt.Errorf("partition %d has no owner", i)
+			}
+			counts[process]++
+		}
+		var got []int
+		for _, n := range counts {
+			got = append(got, n)
+		}
+		slices.Sort(got)
+		if !slices.Equal(got, want) {
+			return fmt.Errorf("the processes hold %v partitions, want %v", got, want)
+		}
+		return nil
+	})
+}
+
+func effectless(*inbox.Message) error { return nil }
+
+// What a process held that died goes to another one, which counts it until then.
+func TestPartitionsOfADeadProcess(t *testing.T) {
+	t.Parallel()
+	client := redistest.New(t)
+	next := partitioned(t, client, effectless)
+	first := "{" + partition.Name(stream, 0) + "}:" + groupName + ":"
+	now := client.Time(t.Context()).Val()
+	dead := redis.Z{Score: float64(now.Add(-7 * time.Second).UnixMilli()), Member: "dead"} // it counts for 8 s
+	noError(t, client.ZAdd(t.Context(), first+fmt.Sprint("processes.", partitions), dead).Err())
+	for i := range partitions {
+		key := fmt.Sprintf("{%s}:%s:owner", partition.Name(stream, i), groupName)
+		noError(t, client.Set(t.Context(), key, "dead-1", 500*time.Millisecond).Err())
+	}
+	if held := owners(t, client); held != [partitions]string{"dead", "dead", "dead", "dead"} {
+		t.Fatalf("the partitions are held by %v", held)
+	}
+	end := start(t, next)
+	testenv.Eventually(t, func() error {
+		held := owners(t, client)
+		if slices.Contains(held[:], "dead") || slices.Contains(held[:], "") {
+			return fmt.Errorf("the partitions are held by %v", held)
+		}
+		return nil
+	})
+	end()
+}
+
+// A partition in which a message waits for its retry stays where it is, and others are passed on.
+func TestPartitionThatWaitsIsNotPassedOn(t *testing.T) {
+	t.Parallel()
+	testenv.Nightly(t, "a share is looked at again after 10 s")
+	client := redistest.New(t)
+	var failed atomic.Bool
+	var mended atomic.Bool
+	cfg := orderedBy(partitions)
+	cfg.Group = groupName
+	cfg.Retry = inbox.RetryPolicy{BaseDelay: time.Second, MaxDelay: time.Second, MaxAttempts: 10_000}
+	first := newConsumer(t, client, processor(func(*inbox.Message) error {
+		if mended.Load() {
+			return nil
+		}
+		failed.Store(true)
+		return errors.New("for now")
+	}), cfg)
+	for i := range 3 {
+		publishTo(t, client, partitions, keyed(keyOf(t, i)))
+	}
+	endFirst := start(t, first)
+	awaitShares(t, client, 4)
+	testenv.Eventually(t, func() error {
+		if !failed.Load() {
+			return errors.New("no message was tried")
+		}
+		return nil
+	})
+	before := owners(t, client)
+	endSecond := start(t, partitioned(t, client, effectless))
+	awaitShares(t, client, 1, 3)
+	after := owners(t, client)
+	if after[3] == before[3] || !slices.Equal(after[:3], before[:3]) {
+		t.Errorf("partition 3 has nothing that waits; before %v, after %v", before, after)
+	}
+	mended.Store(true)
+	awaitShares(t, client, 2, 2)
+	endFirst()
+	endSecond()
+}
+
+// The partitions are in slots of their own, on several nodes, and one consumer reads all of them.
+func testPartitionsOnCluster(t *testing.T, client *redis.ClusterClient) {
+	nodes := map[string]bool{}
+	for _, name := range partition.Names(stream, partitions) {
+		node, err := client.MasterForKey(t.Context(), name)
+		noError(t, err)
+		nodes[node.Options().Addr] = true
+	}
+	if len(nodes) < 2 {
+		t.Errorf("all partitions are on %v", nodes)
+	}
+	var done atomic.Int64
+	defer start(t, partitioned(t, client, func(m *inbox.Message) error {
+		if m.Attempt == 1 {
+			return errors.New("at first")
+		}
+		done.Add(1)
+		return nil
+	}))()
+	const n = 100
+	for i := range n {
+		publishTo(t, client, partitions, keyed(fmt.Sprintf("key-%d", i%20)))
+	}
+	testenv.Eventually(t, func() error {
+		if got := done.Load(); got < n {
+			return fmt.Errorf("%d of %d messages", got, n)
+		}
+		return nil
+	})
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/rand"
 	"log/slog"
+	"os"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -14,6 +15,7 @@ import (
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/inboxtest"
 	"github.com/holdfast-go/holdfast/internal/ids"
+	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
 type processor func(ctx context.Context, m *inbox.Message) error
@@ -98,3 +100,5 @@ func noError(t testing.TB, errs ...error) {
 		}
 	}
 }
+
+func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }
