@@ -2,7 +2,6 @@ package outbox_test
 
 import (
 	"context"
-	"log/slog"
 	"runtime"
 	"sync/atomic"
 	"testing"
@@ -30,14 +29,11 @@ func (e *exits) Claim(ctx context.Context, r driver.Claim) (driver.Batch, error)
 func TestRunOnBackground(t *testing.T) {
 	inBubble(t, outbox.RelayConfig{}, func(b *bench) {
 		source := &exits{Source: b.store}
-		relay, err := outbox.NewRelay(source, b.publisher, outbox.RelayConfig{Logger: slog.New(slog.DiscardHandler)})
-		if err != nil {
-			b.Fatal(err)
-		}
+		b.over(source, outbox.RelayConfig{})
 		ended := make(chan struct{})
 		go func() {
 			defer close(ended)
-			b.Errorf("Run returned %v", relay.Run(context.Background()))
+			b.Errorf("Run returned %v", b.relay.Run(context.Background()))
 		}()
 		for _, n := range []int{1, 2} {
 			b.write(message("k", n))

@@ -13,6 +13,7 @@ func TestDefaults(t *testing.T) {
 		"BatchSize":       {c.BatchSize, 500},
 		"PublishTimeout":  {c.PublishTimeout, 10 * time.Second},
 		"ShutdownTimeout": {c.ShutdownTimeout, 15 * time.Second},
+		"Retry.Attempts":  {c.Retry.MaxAttempts, 10},
 		"Retry.MaxDelay":  {c.Retry.MaxDelay, 5 * time.Minute},
 		"storeTimeout":    {c.storeTimeout(), 5 * time.Second},
 		"longest pause":   {unavailable.Max, 2 * time.Second},

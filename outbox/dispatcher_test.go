@@ -1,20 +1,14 @@
 package outbox_test
 
 import (
-	"context"
 	"errors"
-	"log/slog"
 	"strconv"
 	"testing"
 	"testing/synctest"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
 	"github.com/holdfast-go/holdfast/outbox"
 	"github.com/holdfast-go/holdfast/outbox/driver"
-	"github.com/holdfast-go/holdfast/outbox/outboxtest"
-	"github.com/holdfast-go/holdfast/txretry/txretrytest"
 )
 
 func TestBatchesOverlap(t *testing.T) {
@@ -46,7 +40,7 @@ func TestDrainKeepsItsLimitOverManyBatches(t *testing.T) {
 					b.write(message("", i))
 				}
 				report := b.drain(outbox.Bounds{Limit: limit})
-				if got := len(b.publisher.Received()); got != limit || report.Published != limit {
+				if got := len(b.publisher.Received()); got != limit || report.Published != limit || report.Ended != "limit" {
 					b.Errorf("received %d, reported %+v, want %d", got, report, limit)
 				}
 			})
@@ -74,17 +68,9 @@ func TestParkedMessageIsNotLate(t *testing.T) {
 
 // Once it is known that a transport is silent, one batch at a time tries it, and the others go on.
 func TestSilentTransportLeavesRoomForOthers(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		manager, store, good := txretrytest.New(txretrytest.Config{}), outboxtest.New(), outboxtest.NewPublisher()
-		relay, err := outbox.NewRelay(store, good, outbox.RelayConfig{
-			Transports: map[string]driver.Publisher{"silent": silent{}},
-			BatchSize:  4, Logger: slog.New(slog.DiscardHandler),
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
-		relay.SetPauses(200*time.Millisecond, 200*time.Millisecond)
+	inBubble(t, outbox.RelayConfig{}, func(b *bench) {
+		b.between(b.store, b.publisher, outbox.RelayConfig{Transports: map[string]driver.Publisher{"silent": silent{}}, BatchSize: 4})
+		b.relay.SetPauses(200*time.Millisecond, 200*time.Millisecond)
 		write := func(transport string, n int) {
 			var msgs []outbox.Message
 			for i := range n {
@@ -92,32 +78,22 @@ func TestSilentTransportLeavesRoomForOthers(t *testing.T) {
 				m.Transport = transport
 				msgs = append(msgs, m)
 			}
-			if err := manager.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error { return store.Write(ctx, tx, msgs...) }); err != nil {
-				t.Fatal(err)
-			}
+			b.write(msgs...)
 		}
 		write("silent", 100)
-		ctx, cancel := context.WithCancel(t.Context())
-		ended := make(chan error, 1)
-		go func() { ended <- relay.Run(ctx) }()
-		for stats, err := relay.Stats(ctx); stats.Transports["silent"].State == "closed"; stats, err = relay.Stats(ctx) {
-			if err != nil {
-				t.Fatal(err)
-			}
+		defer b.start()()
+		for stats, err := b.relay.Stats(b.Context()); stats.Transports["silent"].State == "closed"; stats, err = b.relay.Stats(b.Context()) {
+			must(b, err)
 			time.Sleep(10 * time.Millisecond)
 		}
 		time.Sleep(5 * time.Second) // it is being tried again
 		write("", 100)
-		relay.Wake()
+		b.relay.Wake()
 		time.Sleep(time.Second)
 		synctest.Wait()
 		// The batch that tries the silent transport holds its lanes.
-		if got := len(good.Received()); got < 50 {
-			t.Errorf("%d of 100 messages of the other transport were sent", got)
-		}
-		cancel()
-		if err := <-ended; err != nil {
-			t.Error(err)
+		if got := len(b.publisher.Received()); got < 50 {
+			b.Errorf("%d of 100 messages of the other transport were sent", got)
 		}
 	})
 }

@@ -9,16 +9,6 @@ import (
 )
 
 func TestDrainBounds(t *testing.T) {
-	t.Run("limit", func(t *testing.T) {
-		inBubble(t, outbox.RelayConfig{BatchSize: 3}, func(b *bench) {
-			for n := range 20 {
-				b.write(message("", n))
-			}
-			if report := b.drain(outbox.Bounds{Limit: 7}); report.Published != 7 || report.Ended != "limit" || len(b.publisher.Received()) != 7 {
-				b.Errorf("report %+v, received %d", report, len(b.publisher.Received()))
-			}
-		})
-	})
 	t.Run("default limit", func(t *testing.T) {
 		inBubble(t, outbox.RelayConfig{}, func(b *bench) {
 			var msgs []outbox.Message

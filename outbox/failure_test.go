@@ -3,7 +3,6 @@ package outbox_test
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"slices"
 	"strconv"
@@ -12,12 +11,9 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
 	"github.com/holdfast-go/holdfast/outbox"
 	"github.com/holdfast-go/holdfast/outbox/driver"
 	"github.com/holdfast-go/holdfast/outbox/outboxtest"
-	"github.com/holdfast-go/holdfast/txretry/txretrytest"
 )
 
 func TestFailureHoldsBackItsKeyOnly(t *testing.T) {
@@ -46,36 +42,6 @@ func TestFailureHoldsBackItsKeyOnly(t *testing.T) {
 			b.Errorf("report %+v", report)
 		}
 	})
-}
-
-func TestClassesDecideTheAttempts(t *testing.T) {
-	for _, tc := range []struct {
-		class    driver.Class
-		cfg      outbox.RelayConfig
-		attempts int
-	}{
-		{driver.Retryable, outbox.RelayConfig{}, 10},
-		{driver.Unroutable, outbox.RelayConfig{Retry: outbox.RetryPolicy{MaxAttempts: 3}}, 3},
-		{driver.Permanent, outbox.RelayConfig{}, 1},
-		{"nonsense", outbox.RelayConfig{Retry: outbox.RetryPolicy{MaxAttempts: 2}}, 2},
-	} {
-		t.Run(fmt.Sprintf("%s_%d", tc.class, tc.attempts), func(t *testing.T) {
-			tc.cfg.Retry.MaxDelay = time.Minute
-			inBubble(t, tc.cfg, func(b *bench) {
-				calls := 0
-				b.publisher.Respond(func(driver.Message) error { calls++; return failure(tc.class) })
-				b.write(message("k", 1))
-				report := b.drain(outbox.Bounds{TimeLimit: time.Hour})
-				dead := b.dead()
-				if calls != tc.attempts || report.Failed != tc.attempts || report.Dead != 1 || len(dead) != 1 {
-					b.Fatalf("%d calls, report %+v, %d dead letters", calls, report, len(dead))
-				}
-				if dead[0].Attempts != tc.attempts || dead[0].Class != string(driver.ClassOf(failure(tc.class))) || dead[0].Error == "" {
-					b.Errorf("dead letter %+v", dead[0])
-				}
-			})
-		})
-	}
 }
 
 func TestUnavailableCostsNothingAndResumes(t *testing.T) {
@@ -111,31 +77,20 @@ func TestUnavailableCostsNothingAndResumes(t *testing.T) {
 }
 
 func TestOneTransportDownLeavesTheOthers(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		manager, store := txretrytest.New(txretrytest.Config{}), outboxtest.New()
-		good, bad := outboxtest.NewPublisher(), outboxtest.NewPublisher()
+	inBubble(t, outbox.RelayConfig{}, func(b *bench) {
+		bad := outboxtest.NewPublisher()
 		bad.Respond(func(driver.Message) error { return failure(driver.Unavailable) })
-		relay, err := outbox.NewRelay(store, good,
-			outbox.RelayConfig{Transports: map[string]driver.Publisher{"other": bad}, BatchSize: 2, Logger: slog.New(slog.DiscardHandler)})
-		if err != nil {
-			t.Fatal(err)
-		}
+		b.between(b.store, b.publisher, outbox.RelayConfig{Transports: map[string]driver.Publisher{"other": bad}, BatchSize: 2})
 		for n := range 20 {
 			m := message("", n)
 			if n < 10 {
 				m.Transport = "other"
 			}
-			if err := manager.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error { return store.Write(ctx, tx, m) }); err != nil {
-				t.Fatal(err)
-			}
+			b.write(m)
 		}
-		report, err := relay.Drain(t.Context(), outbox.Bounds{})
-		if report.Published != 10 || report.Failed != 0 {
-			t.Errorf("report %+v", report)
-		}
-		if driver.ClassOf(err) != driver.Unavailable {
-			t.Errorf("Drain says %v, want that a transport is unavailable", err)
+		report, err := b.relay.Drain(b.Context(), outbox.Bounds{})
+		if report.Published != 10 || report.Failed != 0 || driver.ClassOf(err) != driver.Unavailable {
+			b.Errorf("report %+v, %v, want that a transport is unavailable", report, err)
 		}
 	})
 }
@@ -178,26 +133,19 @@ func (silent) Publish(ctx context.Context, _ driver.Message, done func(error)) {
 }
 
 func TestNoConfirmIsUnavailable(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		manager, store := txretrytest.New(txretrytest.Config{}), outboxtest.New()
+	inBubble(t, outbox.RelayConfig{}, func(b *bench) {
 		const timeout = 9*time.Second + time.Millisecond // not when the relay looks again, which may come before the pause begins
-		relay, err := outbox.NewRelay(store, silent{}, outbox.RelayConfig{PublishTimeout: timeout, Logger: slog.New(slog.DiscardHandler)})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := manager.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error { return store.Write(ctx, tx, message("k", 1)) }); err != nil {
-			t.Fatal(err)
-		}
+		b.between(b.store, silent{}, outbox.RelayConfig{PublishTimeout: timeout})
+		b.write(message("k", 1))
 		begin := time.Now()
-		if _, err := relay.Drain(t.Context(), outbox.Bounds{}); driver.ClassOf(err) != driver.Unavailable {
-			t.Errorf("Drain: %v", err)
+		if _, err := b.relay.Drain(b.Context(), outbox.Bounds{}); driver.ClassOf(err) != driver.Unavailable {
+			b.Errorf("Drain: %v", err)
 		}
 		if took := time.Since(begin); took != timeout {
-			t.Errorf("it took %v, want PublishTimeout", took)
+			b.Errorf("it took %v, want PublishTimeout", took)
 		}
-		if left := store.Pending(); len(left) != 1 || left[0].Attempts != 0 {
-			t.Errorf("left %+v", left)
+		if left := b.store.Pending(); len(left) != 1 || left[0].Attempts != 0 {
+			b.Errorf("left %+v", left)
 		}
 	})
 }
@@ -217,28 +165,19 @@ func (u *unruly) Publish(_ context.Context, m driver.Message, done func(error)) 
 }
 
 func TestUnrulyPublisher(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		manager, store := txretrytest.New(txretrytest.Config{}), outboxtest.New()
+	inBubble(t, outbox.RelayConfig{}, func(b *bench) {
 		publisher := &unruly{}
-		relay, err := outbox.NewRelay(store, publisher, outbox.RelayConfig{Logger: slog.New(slog.DiscardHandler)})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := manager.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
-			return store.Write(ctx, tx, message("k", 1), message("k", 2), message("k", 3))
-		}); err != nil {
-			t.Fatal(err)
-		}
-		report, err := relay.Drain(t.Context(), outbox.Bounds{})
+		b.between(b.store, publisher, outbox.RelayConfig{})
+		b.write(message("k", 1), message("k", 2), message("k", 3))
+		report, err := b.relay.Drain(b.Context(), outbox.Bounds{})
 		if report != (outbox.Report{Published: 1}) || driver.ClassOf(err) != driver.Unavailable {
-			t.Errorf("report %+v, %v", report, err)
+			b.Errorf("report %+v, %v", report, err)
 		}
 		for _, done := range publisher.late {
 			done(nil)
 		}
-		if left := bodies(store.Pending()); !slices.Equal(left, []string{"2", "3"}) {
-			t.Errorf("left %v", left)
+		if left := bodies(b.store.Pending()); !slices.Equal(left, []string{"2", "3"}) {
+			b.Errorf("left %v", left)
 		}
 	})
 }
@@ -247,17 +186,10 @@ func TestOutcomesAreSettledAndLogged(t *testing.T) {
 	inBubble(t, outbox.RelayConfig{}, func(b *bench) {
 		text := b.logging(outbox.RelayConfig{})
 		s := &settled{Source: b.store}
-		relay, err := outbox.NewRelay(s, b.publisher, outbox.RelayConfig{
-			Retry: outbox.RetryPolicy{MaxAttempts: 2}, Rand: half, Logger: b.relay.Logger(),
-		})
-		if err != nil {
-			b.Fatal(err)
-		}
+		b.over(s, outbox.RelayConfig{Retry: outbox.RetryPolicy{MaxAttempts: 2}, Rand: half, Logger: b.relay.Logger()})
 		b.publisher.Script(failure(driver.Unavailable), errors.New("first"), errors.New("second"))
 		b.write(message("k", 1), message("k", 2))
-		if _, err := relay.Drain(b.Context(), outbox.Bounds{TimeLimit: time.Minute}); err != nil {
-			b.Error(err)
-		}
+		b.drain(outbox.Bounds{TimeLimit: time.Minute})
 		if got := strings.Count(text(), "transport paused"); got != 1 {
 			b.Errorf("%d pauses: %s", got, text())
 		}
@@ -285,9 +217,7 @@ func TestPauseIsForgottenWithItsMessages(t *testing.T) {
 		}
 		// Another relay, with a way to the broker, takes the message.
 		other, err := outbox.NewRelay(b.store, outboxtest.NewPublisher(), outbox.RelayConfig{Logger: slog.New(slog.DiscardHandler)})
-		if err != nil {
-			b.Fatal(err)
-		}
+		must(b, err)
 		if _, err := other.Drain(b.Context(), outbox.Bounds{TimeLimit: time.Minute}); err != nil || len(b.store.Pending()) > 0 {
 			b.Fatalf("%v, left %d", err, len(b.store.Pending()))
 		}

@@ -13,41 +13,6 @@ import (
 	"github.com/holdfast-go/holdfast/outbox/driver"
 )
 
-// A relay that was killed holds its lanes, and another one publishes all of them within 10 s.
-func TestKilledRelayIsReplaced(t *testing.T) {
-	inBubble(t, outbox.RelayConfig{}, func(b *bench) {
-		for n := range 20 {
-			b.write(message("k", n), message("", n))
-		}
-		defer b.start()()
-		synctest.Wait()
-		b.wantReceivedCount(40)
-
-		for n := range 20 {
-			b.write(message("k", n), message("", n))
-		}
-		for { // all its lanes
-			killed, err := b.store.Claim(b.Context(), driver.Claim{Limit: 500, Lease: 6 * time.Second})
-			if err != nil {
-				b.Fatal(err)
-			}
-			if len(killed.Messages) == 0 {
-				break
-			}
-		}
-		time.Sleep(10 * time.Second)
-		synctest.Wait()
-		b.wantReceivedCount(80)
-	})
-}
-
-func (b *bench) wantReceivedCount(want int) {
-	b.Helper()
-	if got := len(b.publisher.Received()); got != want {
-		b.Errorf("%d received, want %d", got, want)
-	}
-}
-
 // A batch that takes longer than a lease keeps its lanes.
 func TestSlowBatchKeepsItsLanes(t *testing.T) {
 	inBubble(t, outbox.RelayConfig{}, func(b *bench) {

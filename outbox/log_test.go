@@ -18,14 +18,10 @@ import (
 func TestLogOfAStream(t *testing.T) {
 	inBubble(t, outbox.RelayConfig{}, func(b *bench) {
 		var text bytes.Buffer
-		var err error
-		b.relay, err = outbox.NewRelay(b.store, b.publisher, outbox.RelayConfig{
+		b.over(b.store, outbox.RelayConfig{
 			Transports: map[string]driver.Publisher{"other": outboxtest.NewPublisher()},
 			Retry:      outbox.RetryPolicy{MaxAttempts: 2}, Logger: slog.New(slog.NewTextHandler(&text, nil)),
 		})
-		if err != nil {
-			b.Fatal(err)
-		}
 		b.publisher.Respond(func(m driver.Message) error {
 			switch m.Name {
 			case "panics":

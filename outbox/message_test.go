@@ -77,9 +77,7 @@ func TestPrepareRefuses(t *testing.T) {
 func TestPrepareReportsEverything(t *testing.T) {
 	t.Parallel()
 	m, err := outbox.NewMessage("order.placed", 1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	_, err = outbox.Prepare(t.Context(), []outbox.Message{{Name: "A", Body: []byte("x")}, m, m}, 0)
 	if err == nil {
 		t.Fatal("accepted")
@@ -99,9 +97,7 @@ func TestPrepareAccepts(t *testing.T) {
 		{Name: "blob", ContentType: "application/octet-stream"},
 	}
 	got, err := outbox.Prepare(context.Background(), msgs, 10)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for i, m := range got {
 		if m.ID.Version() != 7 || m.ContentType == "" {
 			t.Errorf("message %d: %+v", i, m)
@@ -136,9 +132,7 @@ type placed struct {
 func TestTypes(t *testing.T) {
 	t.Parallel()
 	types := new(outbox.Types)
-	if err := outbox.Register[placed](types, "order.placed", outbox.Route{Exchange: "orders"}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, outbox.Register[placed](types, "order.placed", outbox.Route{Exchange: "orders"}))
 	m, err := types.NewMessage(placed{7})
 	if err != nil || m.Name != "order.placed" || string(m.Body) != `{"total":7}` || m.Route.Exchange != "orders" || m.ID.Version() != 7 {
 		t.Errorf("%+v, %v", m, err)
@@ -179,9 +173,7 @@ func TestLaneOf(t *testing.T) {
 	used := map[int]bool{}
 	for range 1000 {
 		m, err := outbox.NewMessage("a", 1)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		used[driver.LaneOf(driver.Message{ID: m.ID})] = true
 	}
 	if len(used) != driver.Lanes {

@@ -1,7 +1,6 @@
 package outbox_test
 
 import (
-	"log/slog"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -29,6 +28,7 @@ func TestPolicyByName(t *testing.T) {
 	}{
 		{"other", driver.Retryable, 3, 3 * time.Minute},
 		{"other", driver.Unroutable, 3, 3 * time.Minute},
+		{"other", "nonsense", 3, 3 * time.Minute},
 		{"other", driver.Permanent, 1, 0},
 		{"few", driver.Retryable, 2, time.Minute},
 		{"few", driver.Permanent, 1, 0},
@@ -49,6 +49,9 @@ func TestPolicyByName(t *testing.T) {
 				}
 				took := time.Since(begin)
 				stop()
+				if d := b.dead()[0]; d.Attempts != tc.attempts || d.Class != string(driver.ClassOf(failure(tc.class))) || d.Error == "" {
+					b.Errorf("dead letter %+v", d)
+				}
 				if calls != tc.attempts || took < tc.took || took > tc.took+10*time.Second {
 					b.Errorf("%d attempts in %v, want %d in %v", calls, took, tc.attempts, tc.took)
 				}
@@ -59,21 +62,13 @@ func TestPolicyByName(t *testing.T) {
 
 // What the caller does to the map later changes nothing.
 func TestPolicyIsCopied(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		byName := map[string]outbox.RetryPolicy{"order.placed": {MaxAttempts: 1}}
-		cfg := outbox.RelayConfig{ByName: byName, Logger: slog.New(slog.DiscardHandler)}
-		store, publisher := outboxtest.New(), outboxtest.NewPublisher()
-		relay, err := outbox.NewRelay(store, publisher, cfg)
-		if err != nil {
-			t.Fatal(err)
-		}
+	byName := map[string]outbox.RetryPolicy{"order.placed": {MaxAttempts: 1}}
+	inBubble(t, outbox.RelayConfig{ByName: byName}, func(b *bench) {
 		byName["order.placed"] = outbox.RetryPolicy{MaxAttempts: 9}
-		b := &bench{T: t, manager: newManager(), store: store, publisher: publisher, relay: relay}
-		publisher.Respond(func(driver.Message) error { return failure(driver.Retryable) })
+		b.publisher.Respond(func(driver.Message) error { return failure(driver.Retryable) })
 		b.write(message("k", 1))
 		if report := b.drain(outbox.Bounds{}); report.Dead != 1 {
-			t.Errorf("%+v", report)
+			b.Errorf("%+v", report)
 		}
 	})
 }

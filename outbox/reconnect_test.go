@@ -2,8 +2,6 @@ package outbox_test
 
 import (
 	"context"
-	"errors"
-	"log/slog"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -56,15 +54,8 @@ func (c *connected) listening() int {
 func (b *bench) reconnecting(source driver.Source) *connected {
 	b.Helper()
 	c := &connected{Publisher: b.publisher, listeners: map[*func()]bool{}}
-	relay, err := outbox.NewRelay(source, c, outbox.RelayConfig{
-		Transports: map[string]driver.Publisher{"other": outboxtest.NewPublisher()},
-		Logger:     slog.New(slog.DiscardHandler),
-	})
-	if err != nil {
-		b.Fatal(err)
-	}
-	relay.SetPauses(24*time.Hour, 48*time.Hour)
-	b.relay = relay
+	b.between(source, c, outbox.RelayConfig{Transports: map[string]driver.Publisher{"other": outboxtest.NewPublisher()}})
+	b.relay.SetPauses(24*time.Hour, 48*time.Hour)
 	return c
 }
 
@@ -154,40 +145,6 @@ func TestReconnectDuringDrain(t *testing.T) {
 		}
 		if n := c.listening(); n > 0 {
 			b.Errorf("%d listeners left", n)
-		}
-	})
-}
-
-// The longest pause is shorter than what users wait for.
-func TestPausesAreShort(t *testing.T) {
-	inBubble(t, outbox.RelayConfig{}, func(b *bench) {
-		f := b.wrap()
-		for _, down := range []func(bool){
-			func(down bool) {
-				b.publisher.Respond(nil)
-				if down {
-					b.publisher.Respond(func(driver.Message) error { return failure(driver.Unavailable) })
-				}
-			},
-			func(down bool) {
-				f.set(nil, nil)
-				if down {
-					f.set(errors.New("down"), nil)
-				}
-			},
-		} {
-			before := len(b.publisher.Received())
-			down(true)
-			b.write(message("k", 1))
-			stop := b.start()
-			time.Sleep(10 * time.Minute)
-			down(false)
-			time.Sleep(3 * time.Second)
-			synctest.Wait()
-			if len(b.publisher.Received()) != before+1 {
-				b.Error("still paused 3 s after the end of the fault")
-			}
-			stop()
 		}
 	})
 }

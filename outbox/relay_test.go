@@ -41,29 +41,28 @@ func inBubble(t *testing.T, cfg outbox.RelayConfig, fn func(b *bench)) {
 			T: t, manager: txretrytest.New(txretrytest.Config{}),
 			store: outboxtest.New(), publisher: outboxtest.NewPublisher(),
 		}
-		cfg.Logger = slog.New(slog.DiscardHandler)
-		var err error
-		if b.relay, err = outbox.NewRelay(b.store, b.publisher, cfg); err != nil {
-			t.Fatal(err)
-		}
+		b.over(b.store, cfg)
 		fn(b)
 	})
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
 }
 
 func (b *bench) write(msgs ...outbox.Message) {
 	b.Helper()
 	err := b.manager.Do(b.Context(), func(ctx context.Context, tx pgx.Tx) error { return b.store.Write(ctx, tx, msgs...) })
-	if err != nil {
-		b.Fatal(err)
-	}
+	must(b, err)
 }
 
 func (b *bench) dead() []outbox.DeadLetter {
 	b.Helper()
 	letters, err := b.store.DeadLetters().List(b.Context(), outbox.Filter{})
-	if err != nil {
-		b.Fatal(err)
-	}
+	must(b, err)
 	return letters
 }
 
@@ -84,9 +83,7 @@ func (b *bench) start() (stop func()) {
 func (b *bench) drain(bounds outbox.Bounds) outbox.Report {
 	b.Helper()
 	report, err := b.relay.Drain(b.Context(), bounds)
-	if err != nil {
-		b.Fatal(err)
-	}
+	must(b, err)
 	return report
 }
 
@@ -128,17 +125,6 @@ func TestRunPublishesOnWake(t *testing.T) {
 		if err := b.relay.Ready(b.Context()); err != nil {
 			b.Errorf("Ready: %v", err)
 		}
-	})
-}
-
-func TestRunPollsWithoutWake(t *testing.T) {
-	inBubble(t, outbox.RelayConfig{}, func(b *bench) {
-		defer b.start()()
-		synctest.Wait()
-		b.write(message("k", 1))
-		time.Sleep(time.Second + time.Millisecond)
-		synctest.Wait()
-		b.wantReceived("1")
 	})
 }
 
@@ -192,10 +178,7 @@ func (b *bench) logging(cfg outbox.RelayConfig) (text func() string) {
 	b.Helper()
 	var out syncBuffer
 	cfg.Logger = slog.New(slog.NewTextHandler(&out, nil))
-	var err error
-	if b.relay, err = outbox.NewRelay(b.store, b.publisher, cfg); err != nil {
-		b.Fatal(err)
-	}
+	b.over(b.store, cfg)
 	return out.String
 }
 

@@ -89,11 +89,7 @@ func (b *bench) serving(linger time.Duration, cfg outbox.RelayConfig) (*serving,
 	j := &journal{}
 	s := &serving{Publisher: b.publisher, journal: j}
 	source := &background{b.store, j, make(chan func() bool, 1), linger}
-	cfg.Logger = slog.New(slog.DiscardHandler)
-	var err error
-	if b.relay, err = outbox.NewRelay(source, s, cfg); err != nil {
-		b.Fatal(err)
-	}
+	b.between(source, s, cfg)
 	return s, source
 }
 
@@ -139,50 +135,50 @@ func TestLastWakeUp(t *testing.T) {
 	})
 }
 
-// A relay that cannot do anything lets another one be woken.
+// A relay that cannot do anything, since its default transport or its store is paused, lets another one be woken.
 func TestWakeIsRefused(t *testing.T) {
-	inBubble(t, outbox.RelayConfig{}, func(b *bench) {
-		_, source := b.serving(0, outbox.RelayConfig{})
-		b.relay.SetPauses(time.Minute, time.Minute)
-		defer b.start()()
-		wake := <-source.wake
-		synctest.Wait()
-		if !wake() {
-			b.Error("refused while all is well")
-		}
-		b.publisher.Respond(func(driver.Message) error { return failure(driver.Unavailable) })
-		b.write(message("k", 1))
-		time.Sleep(2 * time.Second)
-		if wake() {
-			b.Error("accepted while the default transport is paused")
-		}
-		b.publisher.Respond(nil)
-		time.Sleep(2 * time.Minute)
-		if !wake() {
-			b.Error("refused after the pause")
-		}
-	})
-}
-
-func TestWakeIsRefusedWithoutAStore(t *testing.T) {
-	inBubble(t, outbox.RelayConfig{}, func(b *bench) {
-		f := &faulty{Source: b.store}
-		source := &background{f, &journal{}, make(chan func() bool, 1), 0}
-		b.over(source, outbox.RelayConfig{})
-		b.relay.SetPauses(time.Minute, time.Minute)
-		defer b.start()()
-		wake := <-source.wake
-		f.set(errors.New("down"), nil)
-		time.Sleep(5 * time.Second)
-		if wake() {
-			b.Error("accepted while the store is paused")
-		}
-		f.set(nil, nil)
-		time.Sleep(2 * time.Minute)
-		if !wake() {
-			b.Error("refused after the pause")
-		}
-	})
+	for name, set := range map[string]func(b *bench, f *faulty, down bool){
+		"transport": func(b *bench, _ *faulty, down bool) {
+			b.publisher.Respond(func(driver.Message) error {
+				if down {
+					return failure(driver.Unavailable)
+				}
+				return nil
+			})
+			b.write(message("k", 1))
+		},
+		"store": func(_ *bench, f *faulty, down bool) {
+			f.set(nil, nil)
+			if down {
+				f.set(errors.New("down"), nil)
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, outbox.RelayConfig{}, func(b *bench) {
+				f := &faulty{Source: b.store}
+				source := &background{f, &journal{}, make(chan func() bool, 1), 0}
+				b.over(source, outbox.RelayConfig{})
+				b.relay.SetPauses(time.Minute, time.Minute)
+				defer b.start()()
+				wake := <-source.wake
+				synctest.Wait()
+				if !wake() {
+					b.Error("refused while all is well")
+				}
+				set(b, f, true)
+				time.Sleep(5 * time.Second)
+				if wake() {
+					b.Error("accepted in the pause")
+				}
+				set(b, f, false)
+				time.Sleep(2 * time.Minute)
+				if !wake() {
+					b.Error("refused after the pause")
+				}
+			})
+		})
+	}
 }
 
 // A Drain keeps the connection as well, and ends with a pass of pruning that has a bound.
@@ -213,11 +209,7 @@ func TestCancelledDrainDoesNotPrune(t *testing.T) {
 func TestPublisherThatEnds(t *testing.T) {
 	inBubble(t, outbox.RelayConfig{}, func(b *bench) {
 		var text syncBuffer
-		relay, err := outbox.NewRelay(b.store, ending{b.publisher}, outbox.RelayConfig{Logger: slog.New(slog.NewTextHandler(&text, nil))})
-		if err != nil {
-			b.Fatal(err)
-		}
-		b.relay = relay
+		b.between(b.store, ending{b.publisher}, outbox.RelayConfig{Logger: slog.New(slog.NewTextHandler(&text, nil))})
 		stop := b.start()
 		synctest.Wait()
 		b.write(message("k", 1))
@@ -278,9 +270,7 @@ func TestCheckJoinsTheFindings(t *testing.T) {
 	}{{nil, nil, 0}, {two.Err(), nil, 2}, {two.Err(), away, 3}, {nil, away, 1}} {
 		relay, err := outbox.NewRelay(checkedStore{outboxtest.New(), tc.store}, checkedPublisher{outboxtest.NewPublisher(), tc.publisher},
 			outbox.RelayConfig{Transports: map[string]driver.Publisher{"plain": outboxtest.NewPublisher()}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		var single []error
 		if err := relay.Check(t.Context()); err != nil {
 			single = err.(interface{ Unwrap() []error }).Unwrap()

@@ -39,9 +39,7 @@ func measured(t *testing.T, source func(*outboxtest.Store) driver.Source, fn fun
 				Rand:  half,
 				Retry: outbox.RetryPolicy{BaseDelay: time.Hour, MaxDelay: time.Hour},
 			})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		b.relay.SetPauses(time.Minute, time.Minute)
 		fn(b, r)
 	})
@@ -103,9 +101,7 @@ func TestBreakerStates(t *testing.T) {
 			b.Helper()
 			synctest.Wait()
 			stats, err := b.relay.Stats(b.Context())
-			if err != nil {
-				b.Fatal(err)
-			}
+			must(b, err)
 			if s := stats.Transports[""]; s.State != state || s.Failures != failures || (s.Err != nil) != (failures > 0) {
 				b.Errorf("%s: %+v, want %s after %d failures", when, s, state, failures)
 			}
@@ -235,17 +231,6 @@ func TestStatsWithoutAMeasuredSource(t *testing.T) {
 		got, err := r.Collect(b.Context())
 		if _, ok := got["holdfast.outbox.oldest.age"]; err != nil || ok || len(got) != 7 {
 			b.Errorf("%v, %v", got, err)
-		}
-	})
-}
-
-func TestStatsOfTheStore(t *testing.T) {
-	measured(t, itself, func(b *bench, _ *metrictest.Recorder) {
-		b.write(message("a", 1), message("a", 2))
-		time.Sleep(time.Minute)
-		stats, err := b.relay.Stats(b.Context())
-		if err != nil || stats.Ready != 2 || stats.Parked+stats.Dead != 0 || stats.OldestAge != time.Minute {
-			b.Errorf("%+v, %v", stats, err)
 		}
 	})
 }

@@ -72,7 +72,7 @@ func TestStoreFaults(t *testing.T) {
 				b.Error("Ready while the store is down")
 			}
 			f.set(nil, nil)
-			time.Sleep(time.Minute)
+			time.Sleep(3 * time.Second) // the longest pause
 			synctest.Wait()
 			b.wantReceived("1")
 		})
@@ -140,38 +140,19 @@ func (b *bench) wrap() *faulty {
 	return f
 }
 
-// over makes the relay anew, over another source.
+// over makes the bench's relay again, over another source.
 func (b *bench) over(source driver.Source, cfg outbox.RelayConfig) {
 	b.Helper()
-	cfg.Logger = slog.New(slog.DiscardHandler)
-	var err error
-	if b.relay, err = outbox.NewRelay(source, b.publisher, cfg); err != nil {
-		b.Fatal(err)
-	}
+	b.between(source, b.publisher, cfg)
 }
 
-// A relay whose process was frozen wakes up beside the one that took over.
-func TestPausedRelayWakesUpFenced(t *testing.T) {
-	inBubble(t, outbox.RelayConfig{}, func(b *bench) {
-		for n := range 4 {
-			b.write(message("k", n))
-		}
-		frozen, err := b.store.Claim(b.Context(), driver.Claim{Limit: 10, Lease: 30 * time.Second})
-		if err != nil {
-			b.Fatal(err)
-		}
-		b.publisher.Publish(b.Context(), frozen.Messages[0], func(error) {})
-		stop := b.start()
-		time.Sleep(time.Minute)
-		stop()
-		b.write(message("k", 4))
-		// It goes on with its batch: late, but nothing arrives first out of order, and nothing is
-		// lost.
-		settled, err := b.store.Settle(b.Context(), frozen, []driver.Settlement{{ID: frozen.Messages[0].ID, Verdict: driver.Dead}})
-		if err != nil || len(settled.Stale) != 1 {
-			b.Errorf("stale %v, %v", settled.Stale, err)
-		}
-		b.drain(outbox.Bounds{})
-		b.wantReceived("0", "0", "1", "2", "3", "4")
-	})
+// between makes the bench's relay again, over another source and with another publisher.
+func (b *bench) between(source driver.Source, p driver.Publisher, cfg outbox.RelayConfig) {
+	b.Helper()
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	var err error
+	b.relay, err = outbox.NewRelay(source, p, cfg)
+	must(b, err)
 }

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -92,8 +91,7 @@ func TestChangesNeedAnActor(t *testing.T) {
 func TestAuditFailsWithItsChange(t *testing.T) {
 	t.Parallel()
 	f, _ := withDeadLetters(t)
-	_, err := f.pool.Exec(t.Context(), `ALTER TABLE holdfast_outbox_audit ADD CHECK (actor <> 'eve')`)
-	must(t, err)
+	f.exec(t, `ALTER TABLE holdfast_outbox_audit ADD CHECK (actor <> 'eve')`)
 	if _, err := f.dead.Replay(t.Context(), outbox.Filter{}, outbox.Replay{By: "eve"}); err == nil {
 		t.Error("retried without a note")
 	}
@@ -106,32 +104,6 @@ func TestAuditFailsWithItsChange(t *testing.T) {
 	}
 }
 
-// Every letter is retried once and noted once, however many ask for it at the same time.
-func TestRetriesAtOnce(t *testing.T) {
-	t.Parallel()
-	f, _ := withDeadLetters(t)
-	var all sync.WaitGroup
-	for range 8 {
-		all.Go(func() {
-			if _, err := f.dead.Replay(t.Context(), outbox.Filter{}, byAda); err != nil {
-				t.Error(err)
-			}
-		})
-	}
-	all.Wait()
-	entries, err := f.store.Audit(t.Context(), 0)
-	must(t, err)
-	var sum int
-	for _, e := range entries {
-		sum += e.Count
-	}
-	stats, err := f.store.Depth(t.Context())
-	must(t, err)
-	if sum != 3 || stats.Ready != 3 || stats.Dead != 0 {
-		t.Errorf("%d in %d entries, %+v", sum, len(entries), stats)
-	}
-}
-
 func TestPruneForgetsOldAuditEntries(t *testing.T) {
 	t.Parallel()
 	f, ids := withDeadLetters(t)
@@ -139,9 +111,8 @@ func TestPruneForgetsOldAuditEntries(t *testing.T) {
 		_, err := f.dead.Remove(t.Context(), outbox.Filter{IDs: []uuid.UUID{ids[name]}}, outbox.Removal{By: name})
 		must(t, err)
 	}
-	_, err := f.pool.Exec(t.Context(), `UPDATE holdfast_outbox_audit SET at = at - CASE actor WHEN 'a' THEN interval '366 days' ELSE interval '364 days' END`)
-	must(t, err)
-	_, err = f.store.Prune(t.Context())
+	f.exec(t, `UPDATE holdfast_outbox_audit SET at = at - CASE actor WHEN 'a' THEN interval '366 days' ELSE interval '364 days' END`)
+	_, err := f.store.Prune(t.Context())
 	must(t, err)
 	entries, err := f.store.Audit(t.Context(), 0)
 	must(t, err)
@@ -162,10 +133,8 @@ func TestReplayKeepsTheOrderOfAKey(t *testing.T) {
 			refuse.Respond(func(driver.Message) error { return &driver.PublishError{Class: driver.Permanent} })
 			message := func(name string) outbox.Message { return outbox.Message{Name: name, Key: "k", Body: []byte("1")} }
 			f.write(t, message("m1"), message("m2"), message("m3"))
-			_, err := f.relay(t, refuse, outbox.RelayConfig{}).Drain(t.Context(), outbox.Bounds{})
-			must(t, err)
-			_, err = f.pool.Exec(t.Context(), `UPDATE holdfast_outbox_dead SET died_at = died_at - seq * interval '1 minute'`)
-			must(t, err)
+			drainAll(t, f.relay(t, refuse, outbox.RelayConfig{}))
+			f.exec(t, `UPDATE holdfast_outbox_dead SET died_at = died_at - seq * interval '1 minute'`)
 			f.write(t, message("before"))
 			n, err := f.dead.Replay(t.Context(), outbox.Filter{}, outbox.Replay{By: "ada", PerSecond: perSecond})
 			must(t, err)

@@ -2,12 +2,10 @@ package outboxpgx_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	ossignal "os/signal"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -127,36 +125,4 @@ func TestPoisonIsQuarantined(t *testing.T) {
 		received = append(received, driver.Message{Key: key, Body: []byte(body)})
 	}
 	checkLedger(t, received, keys, n)
-}
-
-// What a relay loses in an outage costs smaller batches for a while, and no message.
-func TestLostLeasesCostNothing(t *testing.T) {
-	t.Parallel()
-	f := setup(t, outboxpgx.Config{})
-	const keys, n = 30, 20
-	f.write(t, keyed(keys, n)...)
-	for i := range 3 {
-		testenv.Eventually(t, func() error {
-			b, err := f.store.Claim(t.Context(), driver.Claim{Limit: 500, Lease: 50 * time.Millisecond, Alone: i > 0})
-			if err == nil && len(b.Messages) == 0 {
-				err = errors.New("nothing claimed")
-			}
-			return err
-		})
-		time.Sleep(100 * time.Millisecond)
-	}
-	publisher := newOrderedPublisher(t)
-	defer run(t, f.relay(t, publisher, outbox.RelayConfig{PollInterval: 20 * time.Millisecond}))()
-	f.untilEmpty(t, testenv.Patience)
-	if count, err := f.dead.Count(t.Context(), outbox.Filter{}); err != nil || count > 0 {
-		t.Errorf("%d dead letters, %v", count, err)
-	}
-	if got := publisher.confirmed(); got != keys*n {
-		t.Errorf("%s of %d arrived", strconv.Itoa(got), keys*n)
-	}
-	var doubtful int
-	must(t, f.pool.QueryRow(t.Context(), `SELECT count(*) FROM holdfast_outbox_lanes WHERE suspect IS NOT NULL OR token IS NOT NULL`).Scan(&doubtful))
-	if doubtful > 0 {
-		t.Errorf("%d lanes are still under suspicion", doubtful)
-	}
 }

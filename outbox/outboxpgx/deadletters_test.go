@@ -39,8 +39,7 @@ func withDeadLetters(t *testing.T) (*fixture, map[string]uuid.UUID) {
 	ids := map[string]uuid.UUID{}
 	for _, name := range []string{"a", "b", "c"} {
 		f.write(t, outbox.Message{Name: name, Key: "k" + name, Body: []byte("1"), Headers: map[string]string{"h": name}})
-		_, err := relay.Drain(t.Context(), outbox.Bounds{})
-		must(t, err)
+		drainAll(t, relay)
 	}
 	letters, err := f.dead.List(t.Context(), outbox.Filter{})
 	must(t, err)
@@ -106,8 +105,7 @@ func TestDeadLetterGroups(t *testing.T) {
 	})
 	relay := f.relay(t, again, outbox.RelayConfig{Retry: outbox.RetryPolicy{MaxAttempts: 1}})
 	f.write(t, outbox.Message{Name: "a", Body: []byte("2"), Headers: map[string]string{"h": "x"}})
-	_, err := relay.Drain(t.Context(), outbox.Bounds{})
-	must(t, err)
+	drainAll(t, relay)
 
 	groups, err := f.dead.Groups(t.Context(), outbox.Filter{})
 	must(t, err)
@@ -158,70 +156,11 @@ func TestDeadLetterFingerprints(t *testing.T) {
 	} {
 		f.write(t, outbox.Message{Name: "a", ContentType: "text/plain", Body: []byte(text)})
 	}
-	_, err := relay.Drain(t.Context(), outbox.Bounds{})
-	must(t, err)
+	drainAll(t, relay)
 	groups, err := f.dead.Groups(t.Context(), outbox.Filter{})
 	must(t, err)
 	if len(groups) != 3 || groups[0].Count != 2 {
 		t.Errorf("%+v", groups)
-	}
-}
-
-func TestDeadLetterShow(t *testing.T) {
-	t.Parallel()
-	f, ids := withDeadLetters(t)
-	l, err := f.dead.Show(t.Context(), ids["b"])
-	must(t, err)
-	if l.Name != "b" || l.Key != "kb" || l.Headers["h"] != "b" || string(l.Body) != "1" || l.Attempts != 1 ||
-		l.Class != string(driver.Unroutable) || l.Error != "outbox: publish: unroutable: no place for b" || l.FailedAt.IsZero() || l.CreatedAt.IsZero() {
-		t.Errorf("%+v", l)
-	}
-	if _, err := f.dead.Show(t.Context(), uuid.New()); !errors.Is(err, outbox.ErrNotFound) {
-		t.Errorf("an unknown id: %v", err)
-	}
-}
-
-func TestDeadLetterReplayReentersAtTheTail(t *testing.T) {
-	t.Parallel()
-	f, _ := withDeadLetters(t)
-	f.write(t, outbox.Message{Name: "later", Key: "ka", Body: []byte("2")})
-	n, err := f.dead.Replay(t.Context(), outbox.Filter{Class: string(driver.Permanent)}, byAda)
-	must(t, err)
-	if n.Returned != 2 {
-		t.Errorf("%+v, want 2", n)
-	}
-	publisher := outboxtest.NewPublisher()
-	drain(t, f.relay(t, publisher, outbox.RelayConfig{}), 3)
-	var key []string
-	for _, m := range publisher.Received() {
-		if m.Attempts != 0 {
-			t.Errorf("%s has %d attempts", m.Name, m.Attempts)
-		}
-		if m.Key == "ka" {
-			key = append(key, m.Name)
-		}
-	}
-	if !slices.Equal(key, []string{"later", "a"}) {
-		t.Errorf("the key went out as %v", key)
-	}
-	letters, err := f.dead.List(t.Context(), outbox.Filter{})
-	must(t, err)
-	if len(letters) != 1 || letters[0].Name != "b" {
-		t.Errorf("left: %+v", letters)
-	}
-}
-
-// A letter whose id was written again neither doubles the message nor stops the other letters.
-func TestDeadLetterReplayLeavesWhatIsThereAgain(t *testing.T) {
-	t.Parallel()
-	f, ids := withDeadLetters(t)
-	f.write(t, outbox.Message{ID: ids["b"], Name: "b", Body: []byte("1")})
-	n, err := f.dead.Replay(t.Context(), outbox.Filter{}, byAda)
-	must(t, err)
-	letters, err := f.dead.List(t.Context(), outbox.Filter{})
-	must(t, err)
-	if want := (outbox.Replayed{Returned: 2, Failed: 1}); n != want || len(letters) != 1 || letters[0].ID != ids["b"] {
-		t.Errorf("%+v, left %+v", n, letters)
 	}
 }
 
@@ -258,18 +197,6 @@ func TestDeadLetterReplayMeetsAnIDOnItsWay(t *testing.T) {
 	}
 }
 
-func TestDeadLetterRemove(t *testing.T) {
-	t.Parallel()
-	f, ids := withDeadLetters(t)
-	n, err := f.dead.Remove(t.Context(), outbox.Filter{IDs: []uuid.UUID{ids["a"]}}, outbox.Removal{By: "ada"})
-	must(t, err)
-	stats, err := f.store.Depth(t.Context())
-	must(t, err)
-	if n != 1 || stats.Dead != 2 {
-		t.Errorf("%d removed, %+v", n, stats)
-	}
-}
-
 func TestRetentionAndPrune(t *testing.T) {
 	t.Parallel()
 	f := setup(t, outboxpgx.Config{Retention: time.Hour})
@@ -280,7 +207,7 @@ func TestRetentionAndPrune(t *testing.T) {
 		t.Fatalf("%+v", report)
 	}
 	kept := func() (n int) {
-		must(t, f.pool.QueryRow(t.Context(), `SELECT count(*) FROM holdfast_outbox WHERE published_at IS NOT NULL`).Scan(&n))
+		f.scan(t, `SELECT count(*) FROM holdfast_outbox WHERE published_at IS NOT NULL`, &n)
 		return n
 	}
 	n, err := f.store.Prune(t.Context())
@@ -288,8 +215,7 @@ func TestRetentionAndPrune(t *testing.T) {
 	if n != 0 || kept() != 1500 {
 		t.Errorf("%d pruned too early, %d kept", n, kept())
 	}
-	_, err = f.pool.Exec(t.Context(), `UPDATE holdfast_outbox SET published_at = published_at - interval '2 hours' WHERE seq % 10 <> 0`)
-	must(t, err)
+	f.exec(t, `UPDATE holdfast_outbox SET published_at = published_at - interval '2 hours' WHERE seq % 10 <> 0`)
 	f.write(t, outbox.Message{Name: "new", Body: []byte("1")})
 	prunable, err := f.store.Prunable(t.Context())
 	must(t, err)
@@ -330,8 +256,7 @@ func TestBatchIsBoundedInBytes(t *testing.T) {
 	}
 	_, err = f.store.Settle(t.Context(), batch, nil)
 	must(t, err)
-	report, err := f.relay(t, outboxtest.NewPublisher(), outbox.RelayConfig{}).Drain(t.Context(), outbox.Bounds{})
-	must(t, err)
+	report := drainAll(t, f.relay(t, outboxtest.NewPublisher(), outbox.RelayConfig{}))
 	if report.Published != 10 {
 		t.Errorf("%+v", report)
 	}
@@ -361,11 +286,10 @@ func TestReplayAtARate(t *testing.T) {
 func TestReplayRefusesTheOutlived(t *testing.T) {
 	t.Parallel()
 	f := setup(t, outboxpgx.Config{})
-	_, err := f.pool.Exec(t.Context(), `
+	f.exec(t, `
 		INSERT INTO holdfast_outbox_dead (id, seq, lane, name, body, content_type, transport_name, exchange, routing_key, created_at, attempts, error_class, last_error, died_at)
 		SELECT gen_random_uuid(), n, 0, 'a', '1', 'application/json', '', '', '', now() - n * interval '1 day', 1, 'quarantined', 'lost', now() - n * interval '1 hour'
 		FROM generate_series(4, 10) n`)
-	must(t, err)
 	for i, c := range []struct {
 		limit   int
 		options outbox.Replay
@@ -389,6 +313,74 @@ func TestReplayRefusesTheOutlived(t *testing.T) {
 	for _, rate := range []float64{-1, math.NaN()} {
 		if _, err := f.dead.Replay(t.Context(), outbox.Filter{}, outbox.Replay{By: "me", PerSecond: rate}); err == nil {
 			t.Errorf("%v per second was accepted", rate)
+		}
+	}
+}
+
+// An edited letter keeps all but its body; one that cannot be edited stays, and others are as far apart as
+// they are to be, however many are in memory at a time.
+func TestReplayEdited(t *testing.T) {
+	t.Parallel()
+	f := setup(t, outboxpgx.Config{})
+	const n = 45
+	f.exec(t, `
+		INSERT INTO holdfast_outbox_dead (id, seq, lane, name, body, content_type, ordering_key, transport_name, exchange, routing_key, created_at, attempts,
+			error_class, last_error)
+		SELECT gen_random_uuid(), n, 0, 'order', convert_to(n::text, 'UTF8'), '', 'k', '', '', '', now(), 3, 'permanent', 'no' FROM generate_series(1, $1) n`, n)
+	edit := func(m outbox.Message) ([]byte, error) {
+		if string(m.Body) == "7" {
+			return nil, errOnPurpose
+		}
+		return append([]byte("edited "), m.Body...), nil
+	}
+	for _, r := range []outbox.Replay{{DryRun: true, Edit: edit}, {By: "ada", Edit: edit, PerSecond: 1.0 / 60}} {
+		got, err := f.dead.Replay(t.Context(), outbox.Filter{}, r)
+		if want := (outbox.Replayed{Returned: n - 1, Failed: 1}); got != want || !errors.Is(err, errOnPurpose) {
+			t.Errorf("%+v, %v, want %+v", got, err, want)
+		}
+	}
+	rows, _ := f.pool.Query(t.Context(), `
+		SELECT convert_from(body, 'UTF8') || ' ' || name || ' ' || ordering_key || ' ' || round(extract(epoch FROM due_at - min(due_at) OVER ()) / 60)
+		FROM holdfast_outbox ORDER BY seq`)
+	got, err := pgx.CollectRows(rows, pgx.RowTo[string]) // the error of Query too
+	must(t, err)
+	if len(got) != n-1 || got[0] != "edited 1 order k 0" || got[n-2] != fmt.Sprintf("edited %d order k %d", n, n-2) {
+		t.Errorf("%d messages: %v", len(got), got)
+	}
+	entries, err := f.store.Audit(t.Context(), 0)
+	if err != nil || len(entries) != 1 || entries[0].Action != "edit" || entries[0].Count != n-1 || entries[0].Filter.IDs != nil {
+		t.Errorf("audit %+v, %v", entries, err)
+	}
+	left, err := f.dead.List(t.Context(), outbox.Filter{})
+	if err != nil || len(left) != 1 || string(left[0].Body) != "7" {
+		t.Errorf("left %+v, %v", left, err)
+	}
+}
+
+// A list goes on behind letters that died at no time, of another program, and between those that died at the same time.
+func TestPagesOfOddTimes(t *testing.T) {
+	t.Parallel()
+	f := setup(t, outboxpgx.Config{})
+	f.exec(t, `
+		INSERT INTO holdfast_outbox_dead (id, seq, lane, name, body, content_type, transport_name, exchange, routing_key, created_at, attempts, error_class, last_error, died_at)
+		SELECT gen_random_uuid(), n, 0, 'n' || n, '', '', '', '', '', now(), 1, '', '', (ARRAY['-infinity', '1969-07-20', '2026-01-01', 'infinity'])[1 + n / 3]::timestamptz
+		FROM generate_series(0, 11) n`)
+	all, err := f.dead.List(t.Context(), outbox.Filter{})
+	must(t, err)
+	after := ""
+	for i, want := range all {
+		page, err := f.dead.List(t.Context(), outbox.Filter{Limit: 1, After: after})
+		if err != nil || len(page) != 1 || page[0].ID != want.ID {
+			t.Fatalf("page %d behind %q: %+v, %v, want %s", i, after, page, err, want.Name)
+		}
+		after = page[0].Cursor
+	}
+	if page, err := f.dead.List(t.Context(), outbox.Filter{After: after}); len(page) != 0 || err != nil {
+		t.Errorf("behind the last: %+v, %v", page, err)
+	}
+	for _, wrong := range []string{".", "1", "1.", ".1", "x.1", "1.x", "1.2.3", "infinity"} {
+		if _, err := f.dead.List(t.Context(), outbox.Filter{After: wrong}); err == nil {
+			t.Errorf("%q is a cursor", wrong)
 		}
 	}
 }

@@ -69,10 +69,9 @@ type side struct {
 // side empties the tables.
 func (f *fixture) side(t *testing.T) side {
 	t.Helper()
-	_, err := f.pool.Exec(t.Context(), `
+	f.exec(t, `
 		DELETE FROM holdfast_outbox; DELETE FROM holdfast_outbox_dead; DELETE FROM holdfast_outbox_dedup;
 		UPDATE holdfast_outbox_lanes SET token = NULL, lease_until = '-infinity', batch = 0, suspect = NULL, alone = NULL, losses = 0`)
-	must(t, err)
 	return side{
 		manager: f.manager, writer: f.store, source: f.store,
 		fail: func(ctx context.Context, tx pgx.Tx) error { return second(tx.Exec(ctx, "SELECT 1/0")) },

@@ -61,9 +61,8 @@ func TestForeignRows(t *testing.T) {
 			for n := range 4 {
 				f.write(t, outbox.Message{Name: fmt.Sprintf("a.%d", n), Key: "k", Body: []byte("1")})
 			}
-			_, err := f.pool.Exec(t.Context(), `UPDATE holdfast_outbox SET `+c.set+` WHERE name = 'a.1'`)
-			must(t, err)
-			_, err = f.store.Depth(t.Context())
+			f.exec(t, `UPDATE holdfast_outbox SET `+c.set+` WHERE name = 'a.1'`)
+			_, err := f.store.Depth(t.Context())
 			must(t, err)
 			publisher := outboxtest.NewPublisher()
 			publisher.Respond(func(m driver.Message) error {
@@ -73,8 +72,7 @@ func TestForeignRows(t *testing.T) {
 				return nil
 			})
 			relay := f.relay(t, publisher, outbox.RelayConfig{Retry: outbox.RetryPolicy{MaxAttempts: 1}})
-			_, err = relay.Drain(t.Context(), outbox.Bounds{})
-			must(t, err)
+			drainAll(t, relay)
 			f.wantForeign(t, publisher.Received(), c.dead)
 		})
 	}
@@ -126,8 +124,7 @@ func (f *fixture) retryForeign(t *testing.T, letter outbox.DeadLetter) {
 	}
 	_, err := f.store.Depth(t.Context())
 	must(t, err)
-	_, err = f.relay(t, outboxtest.NewPublisher(), outbox.RelayConfig{Retry: outbox.RetryPolicy{MaxAttempts: 1}}).Drain(t.Context(), outbox.Bounds{})
-	must(t, err)
+	drainAll(t, f.relay(t, outboxtest.NewPublisher(), outbox.RelayConfig{Retry: outbox.RetryPolicy{MaxAttempts: 1}}))
 	_, err = f.store.Prune(t.Context())
 	must(t, err)
 	if _, err := f.store.Audit(t.Context(), 0); err != nil {
@@ -142,11 +139,9 @@ func TestForeignTimes(t *testing.T) {
 	for _, key := range []string{"infinity", "-infinity", "290000-01-01", "sound"} {
 		f.write(t, outbox.Message{Name: "a", Key: key, Body: []byte("1")}, outbox.Message{Name: "b", Key: key, Body: []byte("2")})
 	}
-	_, err := f.pool.Exec(t.Context(), `UPDATE holdfast_outbox SET due_at = ordering_key::timestamptz WHERE name = 'a' AND ordering_key <> 'sound'`)
-	must(t, err)
+	f.exec(t, `UPDATE holdfast_outbox SET due_at = ordering_key::timestamptz WHERE name = 'a' AND ordering_key <> 'sound'`)
 	publisher := outboxtest.NewPublisher()
-	_, err = f.relay(t, publisher, outbox.RelayConfig{}).Drain(t.Context(), outbox.Bounds{})
-	must(t, err)
+	drainAll(t, f.relay(t, publisher, outbox.RelayConfig{}))
 	var got []string
 	for _, m := range publisher.Received() {
 		got = append(got, m.Key+" "+m.Name)
@@ -166,9 +161,8 @@ func TestForeignTimes(t *testing.T) {
 func TestForeignDeaths(t *testing.T) {
 	t.Parallel()
 	f, ids := withDeadLetters(t)
-	_, err := f.pool.Exec(t.Context(), `UPDATE holdfast_outbox_dead SET died_at = CASE name WHEN 'a' THEN 'infinity' ELSE '-infinity' END::timestamptz, name = 'x',
+	f.exec(t, `UPDATE holdfast_outbox_dead SET died_at = CASE name WHEN 'a' THEN 'infinity' ELSE '-infinity' END::timestamptz, name = 'x',
 		last_error = 'no' WHERE name <> 'b'; UPDATE holdfast_outbox_dead SET name = 'x', last_error = 'no', error_class = 'permanent'`)
-	must(t, err)
 	letters, err := f.dead.List(t.Context(), outbox.Filter{})
 	must(t, err)
 	if len(letters) != 3 || letters[0].ID != ids["c"] || letters[1].FailedAt.IsZero() || !letters[2].FailedAt.IsZero() || letters[2].Unreadable != nil {
@@ -186,8 +180,7 @@ func TestForeignDeaths(t *testing.T) {
 	}
 	_, err = f.dead.Remove(t.Context(), outbox.Filter{}, outbox.Removal{By: "ada"})
 	must(t, err)
-	_, err = f.pool.Exec(t.Context(), `UPDATE holdfast_outbox_audit SET at = 'infinity'`)
-	must(t, err)
+	f.exec(t, `UPDATE holdfast_outbox_audit SET at = 'infinity'`)
 	entries, err := f.store.Audit(t.Context(), 0)
 	if err != nil || len(entries) != 1 || entries[0].Count != 3 || !entries[0].At.IsZero() {
 		t.Errorf("the entries are %+v, %v", entries, err)
@@ -212,10 +205,8 @@ func TestForeignEmptyKey(t *testing.T) {
 	for n := range 3 {
 		f.write(t, outbox.Message{Name: fmt.Sprintf("a.%d", n), Key: "k", Body: []byte("1")})
 	}
-	_, err := f.pool.Exec(t.Context(), `UPDATE holdfast_outbox SET ordering_key = '', due_at = CASE WHEN name = 'a.0' THEN now() + interval '1 hour' END`)
-	must(t, err)
-	report, err := f.relay(t, outboxtest.NewPublisher(), outbox.RelayConfig{}).Drain(t.Context(), outbox.Bounds{})
-	must(t, err)
+	f.exec(t, `UPDATE holdfast_outbox SET ordering_key = '', due_at = CASE WHEN name = 'a.0' THEN now() + interval '1 hour' END`)
+	report := drainAll(t, f.relay(t, outboxtest.NewPublisher(), outbox.RelayConfig{}))
 	if report.Published != 2 {
 		t.Errorf("%d published, want the two that do not wait", report.Published)
 	}
@@ -225,11 +216,10 @@ func TestForeignEmptyKey(t *testing.T) {
 func TestListIsBounded(t *testing.T) {
 	t.Parallel()
 	f := setup(t, outboxpgx.Config{})
-	_, err := f.pool.Exec(t.Context(), `
+	f.exec(t, `
 		INSERT INTO holdfast_outbox_dead (id, seq, lane, name, body, content_type, transport_name, exchange, routing_key, created_at, attempts, error_class, last_error)
 		SELECT gen_random_uuid(), n, 0, 'a', decode(repeat('00', 10 * 1024 * 1024), 'hex'), 'application/json', '', '', '', now(), 1, 'permanent', repeat('x', 100000)
 		FROM generate_series(1, 6) n`)
-	must(t, err)
 	letters, err := f.dead.List(t.Context(), outbox.Filter{})
 	must(t, err)
 	for i, l := range letters {
@@ -248,11 +238,10 @@ func TestListIsBounded(t *testing.T) {
 func TestForeignAudit(t *testing.T) {
 	t.Parallel()
 	f := setup(t, outboxpgx.Config{})
-	_, err := f.pool.Exec(t.Context(), `
+	f.exec(t, `
 		INSERT INTO holdfast_outbox_audit (actor, reason, action, count, filter) VALUES
 		('me', 'by hand', 'remove', 1, '{"limit": 5}'), ('me', 'by hand', 'remove', 2, '["all"]'),
 		('me', 'by hand', 'remove', 3, '{"failed_after": 5}')`)
-	must(t, err)
 	entries, err := f.store.Audit(t.Context(), 0)
 	must(t, err)
 	if len(entries) != 3 || entries[2].Filter.Limit != 5 || entries[2].Unreadable != nil || entries[1].Unreadable == nil || entries[0].Unreadable == nil {

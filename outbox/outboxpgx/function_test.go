@@ -129,8 +129,7 @@ func TestFunctionWrites(t *testing.T) {
 		}
 		var bySQL, byGo string
 		must(t, f.pool.QueryRow(t.Context(), row, id, m.ID != uuid.Nil).Scan(&bySQL))
-		_, err = f.pool.Exec(t.Context(), `DELETE FROM holdfast_outbox`)
-		must(t, err)
+		f.exec(t, `DELETE FROM holdfast_outbox`)
 		given := m.ID != uuid.Nil
 		if !given {
 			m.ID = uuid.Must(uuid.NewV7())
@@ -147,8 +146,7 @@ func TestFunctionWrites(t *testing.T) {
 func TestFunctionIDs(t *testing.T) {
 	t.Parallel()
 	f := setup(t, outboxpgx.Config{})
-	_, err := f.pool.Exec(t.Context(), `SELECT holdfast_outbox_write('a', '1') FROM generate_series(1, 1000)`)
-	must(t, err)
+	f.exec(t, `SELECT holdfast_outbox_write('a', '1') FROM generate_series(1, 1000)`)
 	publisher := outboxtest.NewPublisher()
 	drain(t, f.relay(t, publisher, outbox.RelayConfig{}), 1000) // a relay checks each id
 	for _, m := range publisher.Received() {

@@ -43,21 +43,8 @@ func (f *fixture) raiseFloorsAbove(t *testing.T, r *outbox.Relay, seq int64) {
 // floors returns the lowest and the highest floor.
 func (f *fixture) floors(t *testing.T) (low, high int64) {
 	t.Helper()
-	must(t, f.pool.QueryRow(t.Context(), `SELECT min(floor), max(floor) FROM holdfast_outbox_lanes`).Scan(&low, &high))
+	f.scan(t, `SELECT min(floor), max(floor) FROM holdfast_outbox_lanes`, &low, &high)
 	return low, high
-}
-
-func TestFloorsRise(t *testing.T) {
-	t.Parallel()
-	f := setup(t, outboxpgx.Config{})
-	relay := f.relay(t, outboxtest.NewPublisher(), outbox.RelayConfig{})
-	testenv.Eventually(t, func() error {
-		f.raiseFloors(t, relay)
-		if low, _ := f.floors(t); low == 0 {
-			return errors.New("the floor of a lane stays at 0")
-		}
-		return nil
-	})
 }
 
 // A transaction that took its number early and commits late is published all the same, at once, and
@@ -108,12 +95,10 @@ func TestFloorsGoDownToParkedMessages(t *testing.T) {
 	relay := f.relay(t, publisher, outbox.RelayConfig{Retry: outbox.RetryPolicy{BaseDelay: time.Hour, MaxDelay: time.Hour}})
 	publisher.Script(errors.New("once"))
 	f.write(t, outbox.Message{Name: "first", Key: "k", Body: []byte("1")})
-	_, err := relay.Drain(t.Context(), outbox.Bounds{})
-	must(t, err)
+	drainAll(t, relay)
 	f.raiseFloorsAbove(t, relay, 1)
 	f.write(t, outbox.Message{Name: "second", Key: "k", Body: []byte("2")})
-	_, err = f.pool.Exec(t.Context(), `UPDATE holdfast_outbox SET due_at = now() WHERE name = 'first'`)
-	must(t, err)
+	f.exec(t, `UPDATE holdfast_outbox SET due_at = now() WHERE name = 'first'`)
 	before := len(publisher.Received())
 	report, err := relay.Drain(t.Context(), outbox.Bounds{Limit: 2, TimeLimit: testenv.Patience})
 	must(t, err)
@@ -141,8 +126,7 @@ func TestFloorsWhenNumbersBeginAnew(t *testing.T) {
 			return nil
 		})
 	}
-	_, err = f.pool.Exec(t.Context(), `TRUNCATE holdfast_outbox RESTART IDENTITY`)
-	must(t, err)
+	f.exec(t, `TRUNCATE holdfast_outbox RESTART IDENTITY`)
 	f.write(t, keyed(64, 1)...) // of every lane
 	testenv.Eventually(t, func() error {
 		for _, relay := range relays {
@@ -167,13 +151,12 @@ func TestFloorsAfterAFailoverThatLostNumbers(t *testing.T) {
 	relay := f.relay(t, outboxtest.NewPublisher(), outbox.RelayConfig{})
 	last := func() (seq int64) {
 		t.Helper()
-		must(t, f.pool.QueryRow(t.Context(), `SELECT last_value FROM holdfast_outbox_seq_seq`).Scan(&seq))
+		f.scan(t, `SELECT last_value FROM holdfast_outbox_seq_seq`, &seq)
 		return seq
 	}
 	exec := func(sql string, args ...any) {
 		t.Helper()
-		_, err := f.pool.Exec(t.Context(), sql, args...)
-		must(t, err)
+		f.exec(t, sql, args...)
 	}
 	raise := func(above int64) {
 		t.Helper()
@@ -216,12 +199,10 @@ func TestNumbersThatReachTheFloors(t *testing.T) {
 			drain(t, relay, 1)
 			must(t, server.Restart(t.Context()))
 			f.pool.Reset()
-			_, err := f.pool.Exec(t.Context(), raise)
-			must(t, err)
+			f.exec(t, raise)
 		},
 		"after a look": func(t *testing.T, f *fixture, relay *outbox.Relay, _ *testenv.Server) {
-			_, err := f.pool.Exec(t.Context(), raise)
-			must(t, err)
+			f.exec(t, raise)
 			f.write(t, keyed(1, 1)...)
 			drainLate(t, relay, 1)
 		},
@@ -234,8 +215,7 @@ func TestNumbersThatReachTheFloors(t *testing.T) {
 			relay := f.relay(t, publisher, outbox.RelayConfig{})
 			prepare(t, f, relay, server)
 			f.write(t, outbox.Message{Name: "a", Key: "k", Body: []byte("1")})
-			_, err := f.pool.Exec(t.Context(), `SELECT setval('holdfast_outbox_seq_seq', $1)`, floor)
-			must(t, err)
+			f.exec(t, `SELECT setval('holdfast_outbox_seq_seq', $1)`, floor)
 			f.write(t, outbox.Message{Name: "a", Key: "k", Body: []byte("2")})
 			drainLate(t, relay, 2)
 			wantKey(t, publisher, "k", "1", "2")
@@ -265,7 +245,7 @@ func drainLate(t *testing.T, r *outbox.Relay, want int) {
 func (f *fixture) emptyNow(t *testing.T) error {
 	t.Helper()
 	var left int
-	must(t, f.pool.QueryRow(t.Context(), `SELECT count(*) FROM holdfast_outbox`).Scan(&left))
+	f.scan(t, `SELECT count(*) FROM holdfast_outbox`, &left)
 	if left > 0 {
 		return fmt.Errorf("%d messages left", left)
 	}
@@ -279,12 +259,10 @@ func TestWrongFloorLosesNothing(t *testing.T) {
 	publisher := outboxtest.NewPublisher()
 	relay := f.relay(t, publisher, outbox.RelayConfig{})
 	drain(t, relay, 0)
-	_, err := f.pool.Exec(t.Context(), `UPDATE holdfast_outbox_lanes SET floor = 1000000`)
-	must(t, err)
+	f.exec(t, `UPDATE holdfast_outbox_lanes SET floor = 1000000`)
 	const keys, n = 50, 40 // more than one batch
 	f.write(t, keyed(keys, n)...)
-	_, err = relay.Drain(t.Context(), outbox.Bounds{}) // finds nothing, unless it is time to look below the floors
-	must(t, err)
+	drainAll(t, relay) // finds nothing, unless it is time to look below the floors
 	defer run(t, relay)()
 	f.untilEmpty(t, testenv.Patience)
 	checkLedger(t, publisher.Received(), keys, n)
@@ -328,8 +306,7 @@ func TestLookBelowFloorsHoldsUpNoClaim(t *testing.T) {
 	t.Parallel()
 	f := setup(t, outboxpgx.Config{})
 	f.write(t, keyed(1, 1)...)
-	_, err := f.pool.Exec(t.Context(), `UPDATE holdfast_outbox_lanes SET floor = 10`)
-	must(t, err)
+	f.exec(t, `UPDATE holdfast_outbox_lanes SET floor = 10`)
 	tx, err := f.pool.Begin(t.Context())
 	must(t, err)
 	defer tx.Rollback(context.WithoutCancel(t.Context()))
@@ -341,4 +318,30 @@ func TestLookBelowFloorsHoldsUpNoClaim(t *testing.T) {
 		cancel()
 		must(t, err)
 	}
+}
+
+// A transaction that is prepared keeps its locks and its name among their holders, without a session.
+func TestFloorsWaitForPreparedTransactions(t *testing.T) {
+	t.Parallel()
+	server := testenv.Private(t, testenv.Postgres, "-c", "max_prepared_transactions=2")
+	f := setupOn(t, pgtest.Pool(t, server.URL(), 8), outboxpgx.Config{})
+	publisher := outboxtest.NewPublisher()
+	relay := f.relay(t, publisher, outbox.RelayConfig{})
+	f.raiseFloors(t, relay)
+	conn, err := f.pool.Acquire(t.Context())
+	must(t, err)
+	defer conn.Release()
+	late, err := conn.Begin(t.Context())
+	must(t, err)
+	seq := f.writeLate(t, late)
+	f.raiseFloors(t, relay)
+	_, err = conn.Exec(t.Context(), `PREPARE TRANSACTION 'late'`)
+	must(t, err)
+	defer func() { _, _ = f.pool.Exec(context.WithoutCancel(t.Context()), `ROLLBACK PREPARED 'late'`) }()
+	f.raiseFloors(t, relay)
+	f.raiseFloors(t, relay)
+	f.wantLateFirst(t, relay, publisher, seq, func() error {
+		_, err := f.pool.Exec(t.Context(), `COMMIT PREPARED 'late'`)
+		return err
+	})
 }

@@ -76,10 +76,8 @@ func TestWaitingRowLockedElsewhere(t *testing.T) {
 			f := setup(t, outboxpgx.Config{})
 			publisher, relay := f.failingOnce(t, time.Hour)
 			f.write(t, keyed(1, 4)...)
-			_, err := relay.Drain(t.Context(), outbox.Bounds{}) // one fails, three are held behind it
-			must(t, err)
-			_, err = f.pool.Exec(t.Context(), `UPDATE holdfast_outbox SET due_at = now() WHERE NOT held`)
-			must(t, err)
+			drainAll(t, relay) // one fails, three are held behind it
+			f.exec(t, `UPDATE holdfast_outbox SET due_at = now() WHERE NOT held`)
 			unlock := f.lockRow(t, "key-0", locked)
 			for n := range 3 {
 				f.write(t, outbox.Message{Name: "other", Key: sharing("key-0"), Body: []byte(strconv.Itoa(n))})
@@ -104,15 +102,13 @@ func TestReadyRowLockedBehindAWaitingOne(t *testing.T) {
 	f := setup(t, outboxpgx.Config{})
 	publisher, relay := f.failingOnce(t, time.Hour)
 	f.write(t, keyed(1, 1)...)
-	_, err := relay.Drain(t.Context(), outbox.Bounds{})
-	must(t, err)
+	drainAll(t, relay)
 	f.write(t, keyed(1, 4)[1:]...)
 	unlock := f.lockRow(t, "key-0", "2")
 	drain(t, relay, 0)
 	unlock()
-	_, err = f.pool.Exec(t.Context(), `UPDATE holdfast_outbox SET due_at = now() WHERE due_at IS NOT NULL AND NOT held`)
-	must(t, err)
-	_, err = relay.Drain(t.Context(), outbox.Bounds{Limit: 4, TimeLimit: testenv.Patience})
+	f.exec(t, `UPDATE holdfast_outbox SET due_at = now() WHERE due_at IS NOT NULL AND NOT held`)
+	_, err := relay.Drain(t.Context(), outbox.Bounds{Limit: 4, TimeLimit: testenv.Patience})
 	must(t, err)
 	wantKey(t, publisher, "key-0", "0", "1", "2", "3")
 }
@@ -185,8 +181,7 @@ func TestPublishedRowThatCannotBeDeleted(t *testing.T) {
 			publisher := outboxtest.NewPublisher()
 			relay := f.relay(t, publisher, outbox.RelayConfig{})
 			f.write(t, keyed(8, 2)...)
-			_, err := f.pool.Exec(t.Context(), sql)
-			must(t, err)
+			f.exec(t, sql)
 			drain(t, relay, 16)
 			drain(t, relay, 0)
 			f.untilEmpty(t, 0)
@@ -200,11 +195,9 @@ func TestWaitingRowThatCannotBeReleased(t *testing.T) {
 	f := setup(t, outboxpgx.Config{})
 	_, relay := f.failingOnce(t, time.Millisecond)
 	f.write(t, keyed(1, 1)...)
-	_, err := f.pool.Exec(t.Context(), `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'not this one'; END $$;
+	f.exec(t, `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'not this one'; END $$;
 		CREATE TRIGGER refuse BEFORE UPDATE ON holdfast_outbox FOR EACH ROW WHEN (NEW.due_at IS NULL) EXECUTE FUNCTION refuse()`)
-	must(t, err)
-	_, err = relay.Drain(t.Context(), outbox.Bounds{})
-	must(t, err)
+	drainAll(t, relay)
 	for range 3 {
 		f.write(t, outbox.Message{Name: "other", Key: sharing("key-0"), Body: []byte("1")})
 		drain(t, relay, 1)

@@ -2,6 +2,8 @@ package outboxpgx_test
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"log/slog"
 	"os"
 	"testing"
@@ -15,6 +17,7 @@ import (
 	"github.com/holdfast-go/holdfast/outbox"
 	"github.com/holdfast-go/holdfast/outbox/driver"
 	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
+	"github.com/holdfast-go/holdfast/outbox/outboxtest"
 	"github.com/holdfast-go/holdfast/outbox/outboxtest/conformance"
 	"github.com/holdfast-go/holdfast/txretry"
 )
@@ -69,6 +72,49 @@ func must(t testing.TB, err error) {
 	if err != nil {
 		t.Fatal(err)
 	}
+}
+
+// until waits for a condition; failure says what is wrong until it holds.
+func until(t *testing.T, failure string, holds func() bool) {
+	t.Helper()
+	testenv.Eventually(t, func() error {
+		if !holds() {
+			return errors.New(failure)
+		}
+		return nil
+	})
+}
+
+// untilReceived waits until so many messages have come.
+func untilReceived(t *testing.T, p *outboxtest.Publisher, n int) {
+	t.Helper()
+	testenv.Eventually(t, func() error {
+		if got := len(p.Received()); got < n {
+			return fmt.Errorf("%d of %d received", got, n)
+		}
+		return nil
+	})
+}
+
+// exec runs statements on the database.
+func (f *fixture) exec(t testing.TB, sql string, args ...any) {
+	t.Helper()
+	_, err := f.pool.Exec(t.Context(), sql, args...)
+	must(t, err)
+}
+
+// scan reads the one row of a query.
+func (f *fixture) scan(t testing.TB, sql string, into ...any) {
+	t.Helper()
+	must(t, f.pool.QueryRow(t.Context(), sql).Scan(into...))
+}
+
+// drainAll drains a relay and returns its report.
+func drainAll(t *testing.T, r *outbox.Relay) outbox.Report {
+	t.Helper()
+	report, err := r.Drain(t.Context(), outbox.Bounds{})
+	must(t, err)
+	return report
 }
 
 func (f *fixture) write(t testing.TB, msgs ...outbox.Message) {

@@ -21,14 +21,12 @@ func TestQueriesUseTheirIndexes(t *testing.T) {
 	f := setup(t, outboxpgx.Config{Retention: time.Hour})
 	// The worst case for statistics: analysed while empty, then filled; published rows are the
 	// most.
-	_, err := f.pool.Exec(t.Context(), `ANALYZE holdfast_outbox`)
-	must(t, err)
-	_, err = f.pool.Exec(t.Context(), `
+	f.exec(t, `ANALYZE holdfast_outbox`)
+	f.exec(t, `
 		INSERT INTO holdfast_outbox (id, lane, name, body, content_type, ordering_key, published_at, due_at)
 		SELECT gen_random_uuid(), n % 16, 'a', '1', 'application/json', 'k' || n % 1000,
 		       CASE WHEN n % 10 < 8 THEN now() END, CASE WHEN n % 10 = 9 THEN now() + interval '1 hour' END
 		FROM generate_series(1, 50000) n`)
-	must(t, err)
 	for name, args := range map[string][]any{
 		"lower":     {},
 		"read":      {int64(7), 500, []string{}, 32 << 20},
@@ -93,8 +91,7 @@ func TestChangesLookLettersUp(t *testing.T) {
 		 SELECT id, seq, lane, name, body, '', '', '', '', now(), 1, '', '' FROM holdfast_outbox`,
 		`DELETE FROM holdfast_outbox`, `DELETE FROM holdfast_outbox_dead`, `ANALYZE holdfast_outbox, holdfast_outbox_dead`,
 	} {
-		_, err := f.pool.Exec(t.Context(), sql)
-		must(t, err)
+		f.exec(t, sql)
 	}
 	var ids []string
 	for range 500 {
@@ -132,8 +129,7 @@ func TestChangesOfWhatWasEmpty(t *testing.T) {
 			t.Parallel()
 			f := setup(t, outboxpgx.Config{})
 			for _, sql := range append(statements, `UPDATE holdfast_outbox_lanes SET token = 7, lease_until = now() WHERE lane = 2`) {
-				_, err := f.pool.Exec(t.Context(), sql)
-				must(t, err)
+				f.exec(t, sql)
 			}
 			for statement, args := range map[string][]any{
 				"hold": {int64(7), 1000, []string{}}, "hold due": {[]int16{1}, 500}, "release": {[]int16{1}, 500, 5000, 500, 10, int64(100_000)},
@@ -145,8 +141,7 @@ func TestChangesOfWhatWasEmpty(t *testing.T) {
 					t.Errorf("%s:\n%s", statement, plan)
 				}
 			}
-			_, err := f.pool.Exec(t.Context(), fill)
-			must(t, err)
+			f.exec(t, fill)
 			f.settlesByID(t)
 		})
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"slices"
 	"strconv"
 	"sync"
@@ -12,6 +11,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/holdfast-go/holdfast/internal/pgtest"
 	"github.com/holdfast-go/holdfast/internal/testenv"
@@ -87,60 +87,6 @@ func run(t *testing.T, relays ...*outbox.Relay) (stop func()) {
 	return func() { cancel(); wg.Wait() }
 }
 
-func TestFourRelaysWithFailures(t *testing.T) {
-	t.Parallel()
-	f := setup(t, outboxpgx.Config{})
-	publisher := outboxtest.NewPublisher()
-	publisher.Latency(time.Millisecond)
-	publisher.Respond(func(driver.Message) error {
-		switch n := rand.IntN(1000); {
-		case n < 20:
-			return errors.New("some fault")
-		case n < 23:
-			return &driver.PublishError{Class: driver.Unavailable}
-		}
-		return nil
-	})
-	cfg := outbox.RelayConfig{
-		BatchSize: 200, Retry: outbox.RetryPolicy{MaxAttempts: 100, BaseDelay: 10 * time.Millisecond, MaxDelay: 50 * time.Millisecond},
-		PollInterval: 20 * time.Millisecond, LeaseTTL: time.Minute, // which no stall outlasts
-	}
-	var relays []*outbox.Relay
-	for range 4 {
-		relays = append(relays, f.relay(t, publisher, cfg))
-	}
-	const keys, n = 100, 50
-	stop := run(t, relays...)
-	defer stop()
-	msgs := keyed(keys, n)
-	for chunk := 0; chunk < len(msgs); chunk += 100 {
-		f.write(t, msgs[chunk:chunk+100]...)
-	}
-	f.untilEmpty(t, testenv.Patience)
-	stop()
-	if duplicates := checkLedger(t, publisher.Received(), keys, n); duplicates > 0 {
-		t.Errorf("%d duplicates without a crash", duplicates)
-	}
-}
-
-func TestLateCommitIsFound(t *testing.T) {
-	t.Parallel()
-	f := setup(t, outboxpgx.Config{})
-	publisher := outboxtest.NewPublisher()
-	relay := f.relay(t, publisher, outbox.RelayConfig{})
-	late, err := f.pool.Begin(t.Context())
-	must(t, err)
-	defer late.Rollback(context.WithoutCancel(t.Context()))
-	must(t, f.store.Write(t.Context(), late, outbox.Message{Name: "late", Key: "k", Body: []byte("1")}))
-	f.write(t, outbox.Message{Name: "early", Key: "k", Body: []byte("2")})
-	drain(t, relay, 1)
-	must(t, late.Commit(t.Context()))
-	drain(t, relay, 1)
-	if got := publisher.Received(); len(got) != 2 || got[1].Name != "late" {
-		t.Errorf("received %+v", got)
-	}
-}
-
 func drain(t *testing.T, r *outbox.Relay, want int) {
 	t.Helper()
 	report, err := r.Drain(t.Context(), outbox.Bounds{})
@@ -200,27 +146,9 @@ func TestClockSetBackHoldsNoFreeLane(t *testing.T) {
 	relay := f.relay(t, outboxtest.NewPublisher(), outbox.RelayConfig{})
 	f.write(t, keyed(10, 1)...)
 	drain(t, relay, 10)
-	_, err := f.pool.Exec(t.Context(), `UPDATE holdfast_outbox_lanes SET lease_until = lease_until + interval '1 hour'`)
-	must(t, err)
+	f.exec(t, `UPDATE holdfast_outbox_lanes SET lease_until = lease_until + interval '1 hour'`)
 	f.write(t, keyed(10, 1)...)
 	drain(t, relay, 10)
-}
-
-func TestWakeAfterCommit(t *testing.T) {
-	t.Parallel()
-	f := setup(t, outboxpgx.Config{PollOnly: true})
-	publisher := outboxtest.NewPublisher()
-	relay := f.relay(t, publisher, outbox.RelayConfig{PollInterval: time.Hour})
-	defer run(t, relay)()
-	for n := 1; n <= 3; n++ {
-		f.write(t, outbox.Message{Name: "a", Body: []byte("1")})
-		testenv.Eventually(t, func() error {
-			if got := len(publisher.Received()); got != n {
-				return fmt.Errorf("%d of %d received", got, n)
-			}
-			return nil
-		})
-	}
 }
 
 func TestPostgresRestart(t *testing.T) {
@@ -258,4 +186,29 @@ func TestPostgresRestart(t *testing.T) {
 	stop()
 	duplicates := checkLedger(t, publisher.Received(), keys, n)
 	t.Logf("%d duplicates over two crashes", duplicates)
+}
+
+// Relays, pruning and writers get on with one connection, slowly: none holds one while it waits for another.
+func TestSmallPool(t *testing.T) {
+	t.Parallel()
+	for _, size := range []int32{1, 2} {
+		t.Run(fmt.Sprint(size), func(t *testing.T) {
+			t.Parallel()
+			cfg := pgtest.New(t).Config()
+			cfg.MaxConns = size
+			pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
+			must(t, err)
+			t.Cleanup(pool.Close)
+			f := setupOn(t, pool, outboxpgx.Config{Retention: time.Millisecond, PruneInterval: 10 * time.Millisecond})
+			publisher := outboxtest.NewPublisher()
+			stop := run(t, f.relay(t, publisher, outbox.RelayConfig{BatchSize: 5}), f.relay(t, publisher, outbox.RelayConfig{BatchSize: 5}))
+			untilListening(t, f.store)
+			for range 10 {
+				f.write(t, keyed(5, 4)...)
+			}
+			untilReceived(t, publisher, 200)
+			testenv.Eventually(t, func() error { return f.emptyNow(t) }) // what is published is pruned
+			stop()
+		})
+	}
 }

@@ -37,14 +37,12 @@ func (s *screen) count(text string) int {
 // refuse has Postgres refuse a kind of change of a table, as one that has run out of something does.
 func (f *fixture) refuse(t *testing.T, change, table, code string) (lift func()) {
 	t.Helper()
-	_, err := f.pool.Exec(t.Context(), `
+	f.exec(t, `
 		CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'run out' USING ERRCODE = '`+code+`'; END $$;
 		CREATE TRIGGER refuse BEFORE `+change+` ON `+table+` FOR EACH ROW EXECUTE FUNCTION refuse()`)
-	must(t, err)
 	return func() {
 		t.Helper()
-		_, err := f.pool.Exec(t.Context(), `DROP FUNCTION refuse CASCADE`)
-		must(t, err)
+		f.exec(t, `DROP FUNCTION refuse CASCADE`)
 	}
 }
 
@@ -80,18 +78,8 @@ func TestPostgresRunsOut(t *testing.T) {
 			f.write(t, keyed(8, 2)...)
 			f.write(t, outbox.Message{Name: "bad", Key: "bad", Body: []byte("1")})
 			defer run(t, relay)()
-			testenv.Eventually(t, func() error {
-				if relay.Ready(t.Context()) == nil {
-					return errors.New("the relay is ready, and its store is full")
-				}
-				return nil
-			})
-			testenv.Eventually(t, func() error {
-				if log.count("run out") == 0 {
-					return errors.New("the log does not name the fault")
-				}
-				return nil
-			})
+			until(t, "the relay is ready, and its store is full", func() bool { return relay.Ready(t.Context()) != nil })
+			until(t, "the log does not name the fault", func() bool { return log.count("run out") != 0 })
 			lift()
 			f.untilEmpty(t, testenv.Patience)
 			letters, err := f.dead.List(t.Context(), outbox.Filter{})

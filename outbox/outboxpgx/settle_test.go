@@ -32,7 +32,7 @@ func TestLookComesAfterTheRelease(t *testing.T) {
 	}()
 	testenv.Eventually(t, func() error {
 		var waits bool
-		must(t, f.pool.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND objid = 'holdfast_outbox'::regclass AND NOT granted)`).Scan(&waits))
+		f.scan(t, `SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND objid = 'holdfast_outbox'::regclass AND NOT granted)`, &waits)
 		if !waits {
 			return errors.New("the settlement does not commit yet")
 		}
@@ -55,10 +55,9 @@ func TestLookComesAfterTheRelease(t *testing.T) {
 // holdUpCommits has every transaction that deletes messages wait at its COMMIT, until goOn is called.
 func (f *fixture) holdUpCommits(t *testing.T) (goOn func()) {
 	t.Helper()
-	_, err := f.pool.Exec(t.Context(), `
+	f.exec(t, `
 		CREATE FUNCTION hold_up() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_advisory_xact_lock('holdfast_outbox'::regclass::oid::bigint); RETURN NULL; END $$;
 		CREATE CONSTRAINT TRIGGER hold_up AFTER DELETE ON holdfast_outbox DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION hold_up()`)
-	must(t, err)
 	tx, err := f.pool.Begin(t.Context())
 	must(t, err)
 	t.Cleanup(func() { _ = tx.Rollback(context.Background()) })
@@ -80,7 +79,7 @@ func TestDoubtfulLaneThatIsLeft(t *testing.T) {
 	}
 	testenv.Eventually(t, func() error {
 		var over bool
-		must(t, f.pool.QueryRow(t.Context(), "SELECT bool_and(lease_until <= now()) FROM holdfast_outbox_lanes WHERE token IS NOT NULL").Scan(&over))
+		f.scan(t, "SELECT bool_and(lease_until <= now()) FROM holdfast_outbox_lanes WHERE token IS NOT NULL", &over)
 		if !over {
 			return errors.New("the lease goes on")
 		}
@@ -105,9 +104,8 @@ func TestLookThatFailsAfterTheCommit(t *testing.T) {
 	f.write(t, outbox.Message{Name: "first", Key: "k", Body: []byte("1")})
 	batch, err := f.store.Claim(t.Context(), driver.Claim{Limit: 10, Lease: time.Minute})
 	must(t, err)
-	_, err = f.pool.Exec(t.Context(), `DROP FUNCTION holdfast_outbox_look;
+	f.exec(t, `DROP FUNCTION holdfast_outbox_look;
 		CREATE FUNCTION holdfast_outbox_look(smallint[]) RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN RAISE query_canceled; END $$`)
-	must(t, err)
 	settled, err := f.store.Settle(t.Context(), batch, []driver.Settlement{{ID: batch.Messages[0].ID, Verdict: driver.Published}})
 	must(t, err)
 	if !settled.More || len(settled.Stale) > 0 {
@@ -124,17 +122,16 @@ func TestLookThatFailsAfterTheCommit(t *testing.T) {
 func TestCancelledClaimIsSentOnce(t *testing.T) {
 	t.Parallel()
 	f := setup(t, outboxpgx.Config{})
-	_, err := f.pool.Exec(t.Context(), `DROP FUNCTION holdfast_outbox_claim;
+	f.exec(t, `DROP FUNCTION holdfast_outbox_claim;
 		CREATE SEQUENCE claims;
 		CREATE FUNCTION holdfast_outbox_claim(bigint, bigint, integer, text[], integer, boolean, bigint[])
 			RETURNS TABLE (lane smallint, single boolean, doubtful boolean, era bigint, due_us bigint, ends_us bigint)
 			LANGUAGE plpgsql AS $$ BEGIN PERFORM nextval('claims'); RAISE query_canceled; END $$`)
-	must(t, err)
 	if _, err := f.store.Claim(t.Context(), driver.Claim{Limit: 10, Lease: time.Minute}); err == nil {
 		t.Error("the claim has worked")
 	}
 	var claims int
-	must(t, f.pool.QueryRow(t.Context(), "SELECT last_value FROM claims").Scan(&claims))
+	f.scan(t, "SELECT last_value FROM claims", &claims)
 	if claims != 1 {
 		t.Errorf("%d claims were sent, want 1", claims)
 	}

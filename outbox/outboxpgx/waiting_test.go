@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"strconv"
 	"sync"
 	"testing"
@@ -185,15 +186,13 @@ func TestManyBehindOneThatWaits(t *testing.T) {
 	if os.Getenv(testenv.NightlyVar) == "1" {
 		rows = 300_000
 	}
-	_, err := f.pool.Exec(t.Context(), `
+	f.exec(t, `
 		INSERT INTO holdfast_outbox (id, lane, name, body, content_type, ordering_key, due_at)
 		SELECT overlay(gen_random_uuid()::text PLACING '7' FROM 15)::uuid, $2, 'a', n::text::bytea, 'application/json', 'k', CASE WHEN n = 0 THEN now() + interval '1 day' END
 		FROM generate_series(0, $1::int) n`, rows, driver.LaneOf(driver.Message{Key: "k"}))
-	must(t, err)
-	_, err = f.pool.Exec(t.Context(), `
+	f.exec(t, `
 		INSERT INTO holdfast_outbox (id, lane, name, body, content_type, due_at)
 		SELECT gen_random_uuid(), n % 16, 'later', '1', 'application/json', now() + interval '1 day' FROM generate_series(1, $1::int / 3) n`, rows)
-	must(t, err)
 	publisher := newOrderedPublisher(t)
 	relay := f.relay(t, publisher, outbox.RelayConfig{})
 	testenv.Eventually(t, func() error { // the disk may stall with so many rows
@@ -203,12 +202,7 @@ func TestManyBehindOneThatWaits(t *testing.T) {
 		}
 		return err
 	})
-	if rows > 3_000 {
-		f.wantFastClaims(t)
-	}
-
-	_, err = f.pool.Exec(t.Context(), `UPDATE holdfast_outbox SET due_at = now() WHERE ordering_key = 'k' AND body = '0'`)
-	must(t, err)
+	f.exec(t, `UPDATE holdfast_outbox SET due_at = now() WHERE ordering_key = 'k' AND body = '0'`)
 	stop := run(t, f.relay(t, publisher, outbox.RelayConfig{PollInterval: 20 * time.Millisecond}))
 	defer stop()
 	want := publisher.confirmed() + min(rows, 50_000)
@@ -228,18 +222,16 @@ func TestClaimsUnderAnOldSnapshot(t *testing.T) {
 	if os.Getenv(testenv.NightlyVar) == "1" {
 		gone = 150_000
 	}
-	_, err := f.pool.Exec(t.Context(), `
+	f.exec(t, `
 		INSERT INTO holdfast_outbox (id, lane, name, body, content_type, ordering_key, due_at)
 		SELECT gen_random_uuid(), $2, 'a', '0', 'application/json', 'key-0', now() + interval '1 day' FROM generate_series(1, $1::int) n`,
 		gone, driver.LaneOf(driver.Message{Key: "key-0"}))
-	must(t, err)
 	old, err := f.pool.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: pgx.RepeatableRead})
 	must(t, err)
 	defer old.Rollback(context.WithoutCancel(t.Context()))
 	_, err = old.Exec(t.Context(), `SELECT FROM holdfast_outbox_lanes`)
 	must(t, err)
-	_, err = f.pool.Exec(t.Context(), `DELETE FROM holdfast_outbox`)
-	must(t, err)
+	f.exec(t, `DELETE FROM holdfast_outbox`)
 	f.write(t, keyed(1, 500)...)
 	defer run(t, f.relay(t, newOrderedPublisher(t), outbox.RelayConfig{}))()
 	f.untilEmpty(t, testenv.Patience)
@@ -251,41 +243,13 @@ func TestRunsBehindOneThatWaits(t *testing.T) {
 	f := setup(t, outboxpgx.Config{})
 	f.store.SlowClaims()
 	f.write(t, keyed(3, 20)...)
-	_, err := f.pool.Exec(t.Context(), `UPDATE holdfast_outbox SET due_at = now() + interval '1 day' WHERE (ordering_key, body) IN (('key-0', '0'), ('key-1', '7'))`)
-	must(t, err)
+	f.exec(t, `UPDATE holdfast_outbox SET due_at = now() + interval '1 day' WHERE (ordering_key, body) IN (('key-0', '0'), ('key-1', '7'))`)
 	publisher := outboxtest.NewPublisher()
 	drain(t, f.relay(t, publisher, outbox.RelayConfig{}), 27)
 	for key, want := range map[string]int{"key-0": 0, "key-1": 7, "key-2": 20} {
 		if got := len(of(publisher.Received(), key)); got != want {
 			t.Errorf("%d of %s arrived, want %d", got, key, want)
 		}
-	}
-}
-
-// wantFastClaims compares claims of other messages with those of an empty table.
-func (f *fixture) wantFastClaims(t *testing.T) {
-	t.Helper()
-	empty := setup(t, outboxpgx.Config{})
-	took := func(f *fixture) time.Duration {
-		best := time.Hour
-		for i := range 30 {
-			f.write(t, outbox.Message{Name: "other", Key: "key-" + strconv.Itoa(i%5), Body: []byte(strconv.Itoa(i))})
-			begin := time.Now()
-			b, err := f.store.Claim(t.Context(), driver.Claim{Limit: 500, Lease: time.Minute})
-			best = min(best, time.Since(begin))
-			must(t, err)
-			if len(b.Messages) != 1 {
-				t.Fatalf("claimed %d", len(b.Messages))
-			}
-			_, err = f.store.Settle(t.Context(), b, []driver.Settlement{{ID: b.Messages[0].ID, Verdict: driver.Published}})
-			must(t, err)
-		}
-		return best
-	}
-	full, bare := took(f), took(empty)
-	t.Logf("the fastest claim took %v, %v without the others", full, bare)
-	if full > 3*bare+time.Millisecond {
-		t.Errorf("a claim takes %v, %v without the others", full, bare)
 	}
 }
 
@@ -318,4 +282,98 @@ func TestDrainTakesAllPortions(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// What waits is listed as it was stored, also behind a parked message of its key; what is parked by the
+// time when it is due.
+func TestWaiting(t *testing.T) {
+	t.Parallel()
+	f := setup(t, outboxpgx.Config{})
+	publisher := outboxtest.NewPublisher()
+	publisher.Respond(func(m driver.Message) error {
+		return &driver.PublishError{Class: driver.Unroutable, Err: errors.New("no place for " + m.Name)}
+	})
+	f.write(t, outbox.Message{Name: "failed", Key: "k", Body: []byte("1"), Headers: map[string]string{"h": "1"}})
+	retry := outbox.RetryPolicy{BaseDelay: time.Hour, MaxDelay: time.Hour}
+	relay := f.relay(t, publisher, outbox.RelayConfig{Retry: retry})
+	drainAll(t, relay)
+	f.write(t, outbox.Message{Name: "later", Body: []byte("2"), NotBefore: time.Now().Add(24 * time.Hour)})
+	f.write(t, outbox.Message{Name: "follows", Key: "k", Body: []byte("3")})
+	drainAll(t, relay) // holds it behind the first of its key
+	f.write(t, outbox.Message{Name: "ready", Body: []byte("4")})
+	f.exec(t, `INSERT INTO holdfast_outbox (id, lane, name, body, content_type, headers) VALUES (gen_random_uuid(), 1, 'foreign', '5', 'text/plain', '[1]')`)
+
+	for _, tc := range []struct {
+		filter outbox.WaitingFilter
+		want   []string
+	}{
+		{outbox.WaitingFilter{}, []string{"follows", "ready", "foreign"}},
+		{outbox.WaitingFilter{Limit: 2}, []string{"follows", "ready"}},
+		{outbox.WaitingFilter{Key: "k"}, []string{"follows"}},
+		{outbox.WaitingFilter{Name: "ready"}, []string{"ready"}},
+		{outbox.WaitingFilter{Parked: true}, []string{"failed", "later"}},
+		{outbox.WaitingFilter{Parked: true, Key: "k"}, []string{"failed"}},
+		{outbox.WaitingFilter{Parked: true, Limit: 1}, []string{"failed"}},
+		{outbox.WaitingFilter{Parked: true, Name: "ready"}, nil},
+	} {
+		found, err := f.store.Waiting(t.Context(), tc.filter)
+		must(t, err)
+		var got []string
+		for _, w := range found {
+			got = append(got, w.Name)
+		}
+		if !slices.Equal(got, tc.want) {
+			t.Errorf("%+v: %v, want %v", tc.filter, got, tc.want)
+		}
+	}
+	parked, err := f.store.Waiting(t.Context(), outbox.WaitingFilter{Parked: true})
+	must(t, err)
+	if w := parked[0]; w.Key != "k" || string(w.Body) != "1" || w.Headers["h"] != "1" || w.Attempts != 1 || w.Class != string(driver.Unroutable) ||
+		w.Error != "outbox: publish: unroutable: no place for failed" || time.Until(w.DueAt) < 30*time.Minute || w.CreatedAt.IsZero() || w.Unreadable != nil {
+		t.Errorf("%+v", w)
+	}
+	ready, err := f.store.Waiting(t.Context(), outbox.WaitingFilter{})
+	must(t, err)
+	if !ready[0].DueAt.IsZero() || ready[2].Unreadable == nil {
+		t.Errorf("%+v", ready)
+	}
+	for _, bad := range []outbox.WaitingFilter{{Limit: -1}, {Name: fmt.Sprintf("%01001d", 0)}} {
+		if _, err := f.store.Waiting(t.Context(), bad); err == nil {
+			t.Errorf("%.60v was accepted", bad)
+		}
+	}
+}
+
+func TestStatsAreBounded(t *testing.T) {
+	t.Parallel()
+	testenv.Nightly(t, "300,000 rows")
+	f := setup(t, outboxpgx.Config{Retention: time.Hour})
+	f.exec(t, `
+		INSERT INTO holdfast_outbox (id, lane, name, body, content_type, created_at, published_at, due_at, attempts)
+		SELECT gen_random_uuid(), n % 16, 'a', '1', 'application/json', now() - interval '1 minute',
+		       CASE n % 3 WHEN 0 THEN now() END, CASE n % 3 WHEN 1 THEN now() + interval '1 hour' END, 1
+		FROM generate_series(1, 303000) n`)
+	stats, err := f.store.Depth(t.Context())
+	must(t, err)
+	if stats.Ready != driver.StatsLimit || stats.Parked != driver.StatsLimit || stats.Dead != 0 {
+		t.Errorf("%+v", stats)
+	}
+	if stats.OldestAge < time.Minute || stats.OldestAge > 5*time.Minute {
+		t.Errorf("the oldest is %v old", stats.OldestAge)
+	}
+}
+
+// A letter that waits for an hour that somebody chose is not late, one that failed is.
+func TestOldestAgeOfWaitingMessages(t *testing.T) {
+	t.Parallel()
+	f := setup(t, outboxpgx.Config{})
+	f.exec(t, `
+		INSERT INTO holdfast_outbox (id, lane, name, body, content_type, created_at, due_at, attempts)
+		SELECT gen_random_uuid(), 0, 'a', '1', 'application/json', now() - n * interval '1 hour', now() + interval '1 day', 2 - n
+		FROM generate_series(1, 2) n`)
+	stats, err := f.store.Depth(t.Context())
+	must(t, err)
+	if stats.Parked != 2 || stats.OldestAge < time.Hour || stats.OldestAge > time.Hour+time.Minute {
+		t.Errorf("%+v", stats)
+	}
 }

@@ -85,45 +85,7 @@ func TestWriteWakesTheRelayOfAnotherProcess(t *testing.T) {
 	untilListening(t, f.store)
 	for n := 1; n <= 20; n++ {
 		elsewhere.write(t, outbox.Message{Name: "a", Body: []byte("1")})
-		testenv.Eventually(t, func() error {
-			if got := len(publisher.Received()); got != n {
-				return fmt.Errorf("%d of %d received", got, n)
-			}
-			return nil
-		})
-	}
-}
-
-func TestNotificationsAreFew(t *testing.T) {
-	t.Parallel()
-	testenv.Nightly(t, "counts wake-ups in real time")
-	f, other := setup(t, outboxpgx.Config{}), setup(t, outboxpgx.Config{})
-	woken, elsewhere := listens(t, f.store), listens(t, other.store)
-	untilListening(t, f.store)
-	untilListening(t, other.store)
-	for len(woken)+len(elsewhere) > 0 { // each wakes its relay when it begins, and when it has connected
-		select {
-		case <-woken:
-		case <-elsewhere:
-		}
-	}
-	writer := fixtureOn(t, f.pool, outboxpgx.Config{}).store
-	began := time.Now()
-	for range 1000 {
-		writer.Wake()
-	}
-	testenv.Eventually(t, func() error {
-		if len(woken) == 0 {
-			return errors.New("not woken up")
-		}
-		return nil
-	})
-	time.Sleep(100 * time.Millisecond) // for what is superfluous
-	if got, most := len(woken), int(time.Since(began)/(2*time.Millisecond)); got > min(100, most) {
-		t.Errorf("woken up %d times in %v", got, time.Since(began))
-	}
-	if len(elsewhere) > 0 {
-		t.Errorf("the relay of another outbox was woken up %d times", len(elsewhere))
+		untilReceived(t, publisher, n)
 	}
 }
 
@@ -143,12 +105,7 @@ func TestRelaysAreAskedInTurn(t *testing.T) {
 		t.Error("the relay of the process was not asked")
 	}
 	background(t, f.store, func() bool { near.Add(1); return true })
-	testenv.Eventually(t, func() error {
-		if near.Load() == 0 {
-			return errors.New("not woken up at its beginning")
-		}
-		return nil
-	})
+	until(t, "not woken up at its beginning", func() bool { return near.Load() != 0 })
 	began := near.Load()
 	f.store.Wake()
 	if near.Load() == began {
@@ -197,33 +154,11 @@ func TestListeningReconnects(t *testing.T) {
 	untilListening(t, store)
 	for _, outage := range []func(){proxy.Cut, proxy.Pause} {
 		outage()
-		testenv.Eventually(t, func() error {
-			if store.Listening() == nil {
-				return errors.New("it has not noticed the outage")
-			}
-			return nil
-		})
+		until(t, "it has not noticed the outage", func() bool { return store.Listening() != nil })
 		proxy.Heal()
 		untilListening(t, store)
 		woken.hears(t, writer.Wake)
 	}
-}
-
-func TestTellingOutlivesAnOutage(t *testing.T) {
-	t.Parallel()
-	direct := pgtest.New(t)
-	proxy := testenv.NewProxy(t, direct.Config().ConnString())
-	f := setupOn(t, direct, outboxpgx.Config{})
-	woken := listens(t, f.store)
-	untilListening(t, f.store)
-	<-woken
-	proxy.Cut()
-	warned := make(signal, 100)
-	writer, err := outboxpgx.New(pgtest.Pool(t, proxy.URL(), 2), outboxpgx.Config{Logger: slog.New(slog.NewTextHandler(warned, nil))})
-	must(t, err)
-	writer.Wake()
-	<-warned
-	woken.hears(t, func() { proxy.Heal() }) // the notification of the outage is made good
 }
 
 func TestSwallowedNotificationsAreReported(t *testing.T) {
@@ -261,12 +196,7 @@ func TestRolledBackWritesWakeNobody(t *testing.T) {
 	f := setup(t, outboxpgx.Config{PollOnly: true})
 	var woken atomic.Int64
 	background(t, f.store, func() bool { woken.Add(1); return true })
-	testenv.Eventually(t, func() error {
-		if woken.Load() == 0 {
-			return errors.New("not woken up at the beginning")
-		}
-		return nil
-	})
+	until(t, "not woken up at the beginning", func() bool { return woken.Load() != 0 })
 	write := func(ctx context.Context, tx pgx.Tx) error {
 		return f.store.Write(ctx, tx, outbox.Message{Name: "a", Body: []byte("1")})
 	}
@@ -335,29 +265,6 @@ func ofOutbox() string {
 	return strings.Join(found, "\n\n")
 }
 
-// With a relay running the tables stop growing.
-func TestRelaysPrune(t *testing.T) {
-	t.Parallel()
-	f := setup(t, outboxpgx.Config{Retention: time.Millisecond, DedupRetention: time.Millisecond, PruneInterval: 50 * time.Millisecond})
-	defer run(t, f.relay(t, outboxtest.NewPublisher(), outbox.RelayConfig{}))()
-	for round := range 3 {
-		for n := range 20 {
-			must(t, f.manager.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
-				key := fmt.Sprint(round, n)
-				return second2(f.store.WriteOnce(ctx, tx, key, outbox.Message{Name: "a", Body: []byte("1")}))
-			}))
-		}
-		testenv.Eventually(t, func() error {
-			var messages, keys int
-			must(t, f.pool.QueryRow(t.Context(), `SELECT (SELECT count(*) FROM holdfast_outbox), (SELECT count(*) FROM holdfast_outbox_dedup)`).Scan(&messages, &keys))
-			if messages+keys > 0 {
-				return fmt.Errorf("%d messages and %d keys are left", messages, keys)
-			}
-			return nil
-		})
-	}
-}
-
 // A Drain prunes as Run does: not at all where PruneInterval turns it off.
 func TestDrainPrunesUnlessItIsOff(t *testing.T) {
 	t.Parallel()
@@ -367,10 +274,9 @@ func TestDrainPrunesUnlessItIsOff(t *testing.T) {
 			return second2(f.store.WriteOnce(ctx, tx, "once", outbox.Message{Name: "a", Body: []byte("1")}))
 		}))
 		must(t, runloop.Sleep(t.Context(), 5*time.Millisecond))
-		_, err := f.relay(t, outboxtest.NewPublisher(), outbox.RelayConfig{}).Drain(t.Context(), outbox.Bounds{})
-		must(t, err)
+		drainAll(t, f.relay(t, outboxtest.NewPublisher(), outbox.RelayConfig{}))
 		var keys int
-		must(t, f.pool.QueryRow(t.Context(), `SELECT count(*) FROM holdfast_outbox_dedup`).Scan(&keys))
+		f.scan(t, `SELECT count(*) FROM holdfast_outbox_dedup`, &keys)
 		if keys != left {
 			t.Errorf("PruneInterval %v: %d keys after Drain, want %d", interval, keys, left)
 		}
@@ -378,3 +284,32 @@ func TestDrainPrunesUnlessItIsOff(t *testing.T) {
 }
 
 func second2[A, B any](_ A, _ B, err error) error { return err }
+
+func TestDedupKeysRunOut(t *testing.T) {
+	t.Parallel()
+	f := setup(t, outboxpgx.Config{})
+	short, err := outboxpgx.New(f.pool, outboxpgx.Config{DedupRetention: time.Millisecond})
+	must(t, err)
+	once := func(w *outboxpgx.Store, key string) (first bool) {
+		t.Helper()
+		must(t, f.manager.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) (err error) {
+			_, first, err = w.WriteOnce(ctx, tx, key, outbox.Message{Name: "a", Body: []byte("1")})
+			return err
+		}))
+		return first
+	}
+	once(short, "taken over")
+	once(short, "pruned")
+	f.exec(t, `SELECT pg_sleep(0.002)`)
+	if !once(f.store, "taken over") || once(f.store, "taken over") {
+		t.Error("a key that ran out is not free, or not taken again")
+	}
+	_, err = f.store.Prune(t.Context())
+	must(t, err)
+	rows, _ := f.pool.Query(t.Context(), `SELECT key FROM holdfast_outbox_dedup`) // CollectRows returns its error
+	keys, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	must(t, err)
+	if len(keys) != 1 || keys[0] != "taken over" {
+		t.Errorf("keys after Prune: %v", keys)
+	}
+}
