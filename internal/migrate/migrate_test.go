@@ -1,19 +1,22 @@
 package migrate_test
 
 import (
-	"context"
+	"errors"
 	"io/fs"
-	"net/url"
 	"os"
 	"strings"
 	"sync"
 	"testing"
 	"testing/fstest"
+	"testing/synctest"
 
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgproto3"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/holdfast-go/holdfast/internal/migrate"
 	"github.com/holdfast-go/holdfast/internal/pgtest"
+	"github.com/holdfast-go/holdfast/internal/silent"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
@@ -31,19 +34,25 @@ func set(table string, files fs.FS) migrate.Set {
 	return migrate.Set{Component: "demo", Files: files, Names: map[string]string{"table": table}}
 }
 
-func TestApplyBySeveralAtOnce(t *testing.T) {
-	t.Parallel()
-	for _, isolation := range []string{"read committed", "serializable"} {
-		t.Run("default "+isolation, func(t *testing.T) {
-			t.Parallel()
-			applyBySeveral(t, isolation)
-		})
+func apply(t *testing.T, pool *pgxpool.Pool, s migrate.Set) {
+	t.Helper()
+	if err := migrate.Apply(t.Context(), pool, s); err != nil {
+		t.Fatal(err)
 	}
 }
 
-func applyBySeveral(t *testing.T, defaultIsolation string) {
+func wantRows(t *testing.T, pool *pgxpool.Pool, want int) {
 	t.Helper()
-	pool := pgtest.Pool(t, pgtest.URL(t)+"&default_transaction_isolation="+url.PathEscape(defaultIsolation), 8)
+	var n int
+	if err := pool.QueryRow(t.Context(), `SELECT count(*) FROM demo`).Scan(&n); err != nil || n != want {
+		t.Fatalf("%d rows, %v; want %d", n, err, want)
+	}
+}
+
+// Several processes apply the files once, in a database whose default isolation would make them fail.
+func TestApplyBySeveralAtOnce(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t, pgtest.URL(t)+"&default_transaction_isolation=serializable", 8)
 	var wg sync.WaitGroup
 	for range 8 {
 		wg.Go(func() {
@@ -53,13 +62,8 @@ func applyBySeveral(t *testing.T, defaultIsolation string) {
 		})
 	}
 	wg.Wait()
-	var rows int
-	if err := pool.QueryRow(t.Context(), `SELECT count(*) FROM demo`).Scan(&rows); err != nil || rows != 1 {
-		t.Fatalf("rows = %d, %v; the second file must run once", rows, err)
-	}
-	if err := migrate.Apply(t.Context(), pool, set("demo_two", files)); err != nil {
-		t.Fatalf("a second table of the same component: %v", err)
-	}
+	wantRows(t, pool, 1)
+	apply(t, pool, set("demo_two", files)) // a second table of the same component
 }
 
 func TestApplyOnlyWhatIsNew(t *testing.T) {
@@ -67,14 +71,9 @@ func TestApplyOnlyWhatIsNew(t *testing.T) {
 	pool := pgtest.New(t)
 	first := fstest.MapFS{"0001_create.sql": files["0001_create.sql"]}
 	for _, step := range []fs.FS{first, files, files} {
-		if err := migrate.Apply(t.Context(), pool, set("demo", step)); err != nil {
-			t.Fatal(err)
-		}
+		apply(t, pool, set("demo", step))
 	}
-	var rows int
-	if err := pool.QueryRow(t.Context(), `SELECT count(*) FROM demo`).Scan(&rows); err != nil || rows != 1 {
-		t.Fatalf("rows = %d, %v", rows, err)
-	}
+	wantRows(t, pool, 1)
 }
 
 func TestFailingFileLeavesNothing(t *testing.T) {
@@ -97,6 +96,9 @@ func TestExport(t *testing.T) {
 	out, err := migrate.Export(s)
 	if err != nil {
 		t.Fatal(err)
+	}
+	if err := fstest.TestFS(out, "0001_create.down.sql", "0001_create.sql", "0002_fill.down.sql", "0002_fill.sql"); err != nil {
+		t.Error(err)
 	}
 	text, err := fs.ReadFile(out, "0001_create.sql")
 	want := `CREATE TABLE "app"."orders" (n int); CREATE INDEX orders_n ON "app"."orders" (n);`
@@ -127,32 +129,14 @@ func TestExportedFilesAreNoted(t *testing.T) {
 			}
 		}
 	}
-	wants := func(want int) {
-		t.Helper()
-		if err := migrate.Apply(t.Context(), pool, demo); err != nil {
-			t.Fatal(err)
-		}
-		var n int
-		if err := pool.QueryRow(t.Context(), `SELECT count(*) FROM demo`).Scan(&n); err != nil || n != want {
-			t.Errorf("%d rows, %v; want %d", n, err, want)
-		}
-	}
-	run("0001_create.sql", "0002_fill.sql")
-	wants(1)
-	run("0002_fill.down.sql")
-	wants(1)
-	run("0002_fill.down.sql", "0001_create.down.sql", "0001_create.sql")
-	wants(1)
-}
-
-func TestExportIsAFileSystem(t *testing.T) {
-	t.Parallel()
-	out, err := migrate.Export(set("orders", files))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := fstest.TestFS(out, "0001_create.down.sql", "0001_create.sql", "0002_fill.down.sql", "0002_fill.sql"); err != nil {
-		t.Error(err)
+	for _, names := range [][]string{
+		{"0001_create.sql", "0002_fill.sql"},
+		{"0002_fill.down.sql"},
+		{"0002_fill.down.sql", "0001_create.down.sql", "0001_create.sql"},
+	} {
+		run(names...)
+		apply(t, pool, demo)
+		wantRows(t, pool, 1)
 	}
 }
 
@@ -171,10 +155,46 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// A process whose connection falls silent in the middle keeps no other from migrating.
-func TestApplyThatFallsSilent(t *testing.T) {
+// A migration whose connection falls silent keeps no other from migrating: its transaction bounds how long the server
+// keeps the lock.
+func TestApply_boundsItsLock(t *testing.T) {
 	t.Parallel()
-	pgtest.SilentMigration(t, "INSERT INTO", func(ctx context.Context, pool *pgxpool.Pool) error {
-		return migrate.Apply(ctx, pool, set("demo", files))
+	synctest.Test(t, func(t *testing.T) {
+		s, sent := silent.NewPostgres(t, ""), ""
+		s.Answer = func(sql string) (string, *pgproto3.ErrorResponse) {
+			sent += sql + "\n"
+			return "", nil
+		}
+		_ = migrate.Apply(t.Context(), s.Pool(t, 1), set("demo", files)) // the script has no tables
+		if bound, lock := strings.Index(sent, "idle_in_transaction_session_timeout', '5s'"), strings.Index(sent, "pg_advisory_xact_lock"); bound < 0 || lock < bound {
+			t.Errorf("it sends\n%s", sent)
+		}
 	})
+}
+
+func TestMissing(t *testing.T) {
+	t.Parallel()
+	ours := migrate.Missing{Call: "Migrate", Tables: []string{`"shop"."holdfast_outbox"`, `"shop"."holdfast_outbox_lanes"`}}
+	for _, tc := range []struct {
+		code, message string
+		want          bool
+	}{
+		{"42P01", `relation "holdfast_outbox" does not exist`, true},
+		{"42P01", `relation "shop.holdfast_outbox_lanes" does not exist`, true},
+		{"42P01", `relation "shop.orders" does not exist`, false},
+		{"3F000", `schema "shop" does not exist`, true},
+		{"3F000", `schema "other" does not exist`, false},
+		{"42703", `column "holdfast_outbox" does not exist`, false},
+	} {
+		err := ours.Explain(&pgconn.PgError{Code: tc.code, Message: tc.message})
+		if got := strings.HasPrefix(err.Error(), "call Migrate first"); got != tc.want {
+			t.Errorf("%s %s: %v", tc.code, tc.message, err)
+		}
+	}
+	if err := ours.Explain(nil); err != nil {
+		t.Error(err)
+	}
+	if other := errors.New("other"); ours.Explain(other) != other {
+		t.Error("another error was changed")
+	}
 }

@@ -2,11 +2,16 @@ package pgfault
 
 import (
 	"bytes"
+	"os"
 	"slices"
 	"testing"
 
 	"github.com/jackc/pgx/v5/pgproto3"
+
+	"github.com/holdfast-go/holdfast/internal/testenv"
 )
+
+func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }
 
 type encoder interface {
 	Encode(dst []byte) ([]byte, error)

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"os"
 	"slices"
@@ -14,6 +15,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/holdfast-go/holdfast/internal/metrictest"
@@ -31,12 +33,7 @@ func old(due int) []pgprune.Statement {
 // table makes a table with the rows 1 to n; those to due are due.
 func table(t *testing.T, pool *pgxpool.Pool, n, due int) pgprune.Config {
 	t.Helper()
-	for _, sql := range []string{`CREATE TABLE old (n int PRIMARY KEY)`, `INSERT INTO old SELECT generate_series(1, $1::int)`} {
-		args := []any{n}[:strings.Count(sql, "$1")]
-		if _, err := pool.Exec(t.Context(), sql, args...); err != nil {
-			t.Fatal(err)
-		}
-	}
+	exec(t, pool, fmt.Sprintf(`CREATE TABLE old (n int PRIMARY KEY); INSERT INTO old SELECT generate_series(1, %d)`, n))
 	return pgprune.Config{Pool: pool, Table: `"old"`, Core: "outbox", Statements: old(due)}
 }
 
@@ -49,6 +46,30 @@ func newPruner(t *testing.T, cfg pgprune.Config) *pgprune.Pruner {
 	return p
 }
 
+// execer is a pool or a transaction.
+type execer interface {
+	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
+}
+
+func exec(t *testing.T, on execer, sql string) {
+	t.Helper()
+	if _, err := on.Exec(t.Context(), sql, pgx.QueryExecModeSimpleProtocol); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// begin returns a transaction that is rolled back when the test ends.
+func begin(t *testing.T, pool *pgxpool.Pool, sql string) pgx.Tx {
+	t.Helper()
+	tx, err := pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) })
+	exec(t, tx, sql)
+	return tx
+}
+
 func rows(t *testing.T, pool *pgxpool.Pool) (n int) {
 	t.Helper()
 	if err := pool.QueryRow(t.Context(), `SELECT count(*) FROM old`).Scan(&n); err != nil {
@@ -57,14 +78,29 @@ func rows(t *testing.T, pool *pgxpool.Pool) (n int) {
 	return n
 }
 
-// eventually waits until the table has this many rows.
-func eventually(t *testing.T, pool *pgxpool.Pool, want int) {
+func wantRows(t *testing.T, pool *pgxpool.Pool, want int) {
 	t.Helper()
-	for deadline := time.Now().Add(testenv.Patience); rows(t, pool) != want; time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("%d rows left, want %d", rows(t, pool), want)
-		}
+	if n := rows(t, pool); n != want {
+		t.Errorf("%d rows left, want %d", n, want)
 	}
+}
+
+func wantPruned(t *testing.T, p *pgprune.Pruner, want int) {
+	t.Helper()
+	if n, err := p.Prune(t.Context()); n != want || err != nil {
+		t.Errorf("Prune = %d, %v, want %d", n, err, want)
+	}
+}
+
+// untilRows waits until the table has this many rows.
+func untilRows(t *testing.T, pool *pgxpool.Pool, want int) {
+	t.Helper()
+	testenv.Eventually(t, func() error {
+		if n := rows(t, pool); n != want {
+			return fmt.Errorf("%d rows left, want %d", n, want)
+		}
+		return nil
+	})
 }
 
 // Several processes at once, in a database whose default would make them fail.
@@ -82,9 +118,7 @@ func TestPrune(t *testing.T) {
 			if err != nil {
 				t.Error(err)
 			}
-			if left := rows(t, pool); left != 100 {
-				t.Errorf("%d rows left after a Prune", left)
-			}
+			wantRows(t, pool, 100)
 			deleted.Add(int64(n))
 		})
 	}
@@ -97,38 +131,19 @@ func TestPrune(t *testing.T) {
 	}
 }
 
-// A count is what Prune deletes, and deletes nothing. What somebody has locked counts, too.
+// Count returns the number of rows that Prune deletes, and deletes none. It counts locked rows, too.
 func TestCount(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
-	p := newPruner(t, table(t, pool, 1500, 1200))
-	other, err := pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
+	cfg := table(t, pool, 1500, 1200)
+	begin(t, pool, `SELECT FROM old WHERE n = 3 FOR UPDATE`)
+	if n, err := newPruner(t, cfg).Count(t.Context()); n != 1200 || err != nil {
+		t.Errorf("Count = %d, %v, want 1200", n, err)
 	}
-	defer other.Rollback(context.WithoutCancel(t.Context()))
-	if _, err := other.Exec(t.Context(), `SELECT FROM old WHERE n = 3 FOR UPDATE`); err != nil {
-		t.Fatal(err)
-	}
-	if n, err := p.Count(t.Context()); n != 1200 || err != nil || rows(t, pool) != 1500 {
-		t.Errorf("Count = %d, %v, and left %d rows", n, err, rows(t, pool))
-	}
-	if _, err := pool.Exec(t.Context(), `INSERT INTO old SELECT generate_series(-200000, 0)`); err != nil {
-		t.Fatal(err)
-	}
-	if n, err := p.Count(t.Context()); n != pgprune.MaxCount || err != nil {
+	wantRows(t, pool, 1500)
+	cfg.Statements[0].Table = "generate_series(-200000, 0) n"
+	if n, err := newPruner(t, cfg).Count(t.Context()); n != pgprune.MaxCount || err != nil {
 		t.Errorf("Count = %d, %v, want the bound", n, err)
-	}
-}
-
-func TestPruneEnds(t *testing.T) {
-	t.Parallel()
-	pool := pgtest.New(t)
-	p := newPruner(t, table(t, pool, 10, 10))
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	if n, err := p.Prune(ctx); n != 0 || !errors.Is(err, context.Canceled) {
-		t.Errorf("Prune = %d, %v", n, err)
 	}
 }
 
@@ -142,37 +157,21 @@ func TestPruneTaken(t *testing.T) {
 	cfg.Logger = slog.New(slog.NewTextHandler(&log, nil))
 	p := newPruner(t, cfg)
 
-	other, err := pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer other.Rollback(context.WithoutCancel(t.Context()))
-	lock := `SELECT n, pg_try_advisory_xact_lock(hashtextextended('holdfast prune ' || 'old'::regclass::oid, 0)) FROM old WHERE n = 3 FOR UPDATE`
-	if _, err := other.Exec(t.Context(), lock); err != nil {
-		t.Fatal(err)
-	}
+	other := begin(t, pool, `SELECT n, pg_try_advisory_xact_lock(hashtextextended('holdfast prune ' || 'old'::regclass::oid, 0)) FROM old WHERE n = 3 FOR UPDATE`)
 	p.Pass(t.Context())
 	if n := rows(t, pool); n != 20 || log.Len() > 0 {
 		t.Errorf("a pass left %d rows of 20 in the hand of another; log %q", n, log.String())
 	}
-	short, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	short, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
 	if n, err := p.Prune(short); n != 0 || !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("Prune in the hand of another = %d, %v", n, err)
 	}
 
-	if _, err := other.Exec(t.Context(), `COMMIT; BEGIN; SELECT FROM old WHERE n = 3 FOR UPDATE`, pgx.QueryExecModeSimpleProtocol); err != nil {
-		t.Fatal(err)
-	}
-	if n, err := p.Prune(t.Context()); n != 9 || err != nil {
-		t.Errorf("Prune beside a locked row = %d, %v, want 9", n, err)
-	}
-	if err := other.Rollback(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if n, err := p.Prune(t.Context()); n != 1 || err != nil {
-		t.Errorf("Prune = %d, %v, want the row that was locked", n, err)
-	}
+	exec(t, other, `COMMIT; BEGIN; SELECT FROM old WHERE n = 3 FOR UPDATE`)
+	wantPruned(t, p, 9)
+	exec(t, other, `ROLLBACK`)
+	wantPruned(t, p, 1)
 }
 
 func TestRun(t *testing.T) {
@@ -186,11 +185,9 @@ func TestRun(t *testing.T) {
 		defer close(ended)
 		newPruner(t, cfg).Run(ctx)
 	}()
-	eventually(t, pool, 10)
-	if _, err := pool.Exec(t.Context(), `INSERT INTO old VALUES (-1), (-2)`); err != nil {
-		t.Fatal(err)
-	}
-	eventually(t, pool, 10)
+	untilRows(t, pool, 10)
+	exec(t, pool, `INSERT INTO old VALUES (-1), (-2)`)
+	untilRows(t, pool, 10)
 	stop()
 	<-ended
 }
@@ -202,10 +199,13 @@ func TestWritten(t *testing.T) {
 	cfg := table(t, pool, 20, 10)
 	cfg.Interval = time.Millisecond
 	p := newPruner(t, cfg)
-	for deadline := time.Now().Add(testenv.Patience); rows(t, pool) != 10 && time.Now().Before(deadline); {
+	testenv.Eventually(t, func() error {
 		p.Written()
-	}
-	eventually(t, pool, 10)
+		if n := rows(t, pool); n != 10 {
+			return fmt.Errorf("%d rows left", n)
+		}
+		return nil
+	})
 }
 
 // A negative interval turns passes off; Prune still works.
@@ -218,12 +218,8 @@ func TestOff(t *testing.T) {
 	p.Run(t.Context())
 	p.Written()
 	p.Pass(t.Context())
-	if n := rows(t, pool); n != 20 {
-		t.Errorf("%d rows left", n)
-	}
-	if n, err := p.Prune(t.Context()); n != 10 || err != nil {
-		t.Errorf("Prune = %d, %v", n, err)
-	}
+	wantRows(t, pool, 20)
+	wantPruned(t, p, 10)
 }
 
 // A failing pass is one line, and the next one works.
@@ -246,21 +242,21 @@ func TestFailure(t *testing.T) {
 	}
 	table(t, pool, 20, 10)
 	p.Pass(t.Context())
-	if n := rows(t, pool); n != 10 {
-		t.Errorf("%d rows left", n)
-	}
+	wantRows(t, pool, 10)
 	if busy := pool.Stat().AcquiredConns(); busy != 0 {
 		t.Errorf("%d connections were not given back", busy)
 	}
 }
 
-// A step of 1,000 rows that takes longer than its bound is repeated with 100.
-func TestSlowStep(t *testing.T) {
+// A step of 1,000 rows that takes longer than its bound is repeated with 100. The server bounds each step.
+func TestPrune_smallerStepsAfterATimeout(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
 	cfg := table(t, pool, 250, 250)
-	cfg.Statements[0] = pgprune.Statement{Table: "old", ID: "n", Due: "pg_sleep(CASE WHEN $1 > 100 THEN 60 ELSE 0 END)::text = '' ORDER BY n"}
-	if n, err := newPruner(t, cfg).Prune(t.Context()); n != 250 || err != nil {
-		t.Errorf("Prune = %d, %v, want 250", n, err)
-	}
+	exec(t, pool, `CREATE FUNCTION due(rows int) RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN
+		IF current_setting('statement_timeout') <> '5s' THEN RAISE 'the step has no bound'; END IF;
+		IF rows > 100 THEN RAISE SQLSTATE '57014' USING MESSAGE = 'canceling statement due to statement timeout'; END IF;
+		RETURN true; END $$`)
+	cfg.Statements[0] = pgprune.Statement{Table: "old", ID: "n", Due: "due($1::int) ORDER BY n"}
+	wantPruned(t, newPruner(t, cfg), 250)
 }

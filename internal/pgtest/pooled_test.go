@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"testing"
 
@@ -12,12 +13,16 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/holdfast-go/holdfast/internal/pgtest"
+	"github.com/holdfast-go/holdfast/internal/testenv"
 )
+
+func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }
 
 // The ways of executing statements behind a PgBouncer in transaction mode, which gives each message
 // outside of a transaction another connection: the table of the guide to production.
 func TestStatementModesBehindPgBouncer(t *testing.T) {
 	t.Parallel()
+	testenv.Nightly(t, "five pools behind PgBouncer")
 	const exists, missing = "42P05", "26000"
 	for mode, want := range map[pgx.QueryExecMode]struct{ alone, inTx []string }{
 		pgx.QueryExecModeCacheStatement: {[]string{"", exists, missing}, []string{"", exists, missing}}, // "" from 1.24 on

@@ -6,8 +6,10 @@ import (
 	"os"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/holdfast-go/holdfast/internal/pgnotify"
@@ -38,18 +40,18 @@ func heard(t *testing.T, c pgnotify.Channel) <-chan time.Time {
 	return times
 }
 
-// next returns the next time that is heard. What was missed is told again.
+// next returns the next time that is heard. It repeats a notification that a new connection may have missed.
 func next(t *testing.T, times <-chan time.Time, again func()) (at time.Time) {
 	t.Helper()
-	for range 10 {
+	testenv.Eventually(t, func() error {
 		select {
-		case at := <-times:
-			return at
+		case at = <-times:
+			return nil
 		case <-time.After(10 * time.Second):
 			again()
+			return errors.New("nothing was heard")
 		}
-	}
-	t.Fatal("nothing was heard")
+	})
 	return at
 }
 
@@ -123,16 +125,51 @@ func TestSenderKeeps(t *testing.T) {
 	}
 }
 
-// A pool that is closed ends the sender, and nothing is said of it.
+// A pool that is closed ends the sender, which reports no failure.
 func TestSenderOnAClosedPool(t *testing.T) {
 	t.Parallel()
 	pool, c := table(t)
-	var failures atomic.Int64
-	s := sender(t, c, time.Hour, &failures)
 	pool.Close()
-	s.Tell(time.Now()) // the leak check of the package fails if its goroutine stays
-	time.Sleep(200 * time.Millisecond)
-	if failures.Load() > 0 {
-		t.Error("the end of the pool was reported")
+	synctest.Test(t, func(t *testing.T) { // it fails if the sender's goroutine stays
+		var failures atomic.Int64
+		sender(t, c, time.Hour, &failures).Tell(time.Now())
+		time.Sleep(time.Minute)
+		if failures.Load() > 0 {
+			t.Error("the end of the pool was reported")
+		}
+	})
+}
+
+// A busy server that once takes seconds to open a connection does not keep Probe from its answer.
+func TestProbeOnBusyServer(t *testing.T) {
+	t.Parallel()
+	_, c := table(t)
+	testenv.Eventually(t, func() error { return probeWithOneFailure(t, c) }) // the server may be busy indeed
+}
+
+// probeWithOneFailure probes where the first try cannot open its second connection, which is for the notification.
+func probeWithOneFailure(t *testing.T, c pgnotify.Channel) error {
+	t.Helper()
+	cfg := c.Pool.Config()
+	var opened atomic.Int64
+	cfg.BeforeConnect = func(context.Context, *pgx.ConnConfig) error {
+		if n := opened.Add(1); n == 2 {
+			return context.DeadlineExceeded
+		}
+		return nil
 	}
+	busy, err := pgxpool.NewWithConfig(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer busy.Close()
+	c.Pool = busy
+	probed := pgnotify.NewListener(pgnotify.ListenerConfig{
+		Channel: c, Wake: func(time.Time) {}, ProbeInterval: time.Minute, Failed: func(context.Context, error) {},
+	})
+	err = probed.Probe(t.Context())
+	if n := opened.Load(); err == nil && n < 4 {
+		t.Errorf("%d connections were asked for, so none failed", n)
+	}
+	return err
 }
