@@ -24,11 +24,8 @@ func TestConformance(t *testing.T) {
 		b := amqptest.New(t)
 		b.Queue(t, "order.placed", amqp.Table{"x-queue-type": "quorum"})
 		proxy := testenv.NewProxy(t, b.URL)
-		dial := func(context.Context) (*amqp.Connection, error) { return amqp.Dial(proxy.URL()) }
-		p, err := outboxamqp.NewPublisherWithWindow(dial, outboxamqp.Config{Logger: slog.New(slog.DiscardHandler)}, 64)
-		if err != nil {
-			t.Fatal(err)
-		}
+		p, err := outboxamqp.NewPublisherWithWindow(through(proxy), outboxamqp.Config{Logger: slog.New(slog.DiscardHandler)}, 64)
+		must(t, err)
 		run(t, p)
 		return conformance.PublisherCase{
 			Publisher:  p,
@@ -43,13 +40,31 @@ func TestConformance(t *testing.T) {
 // running returns a publisher whose Run ends with the test.
 func running(t testing.TB, dial func(context.Context) (*amqp.Connection, error), cfg outboxamqp.Config) *outboxamqp.Publisher {
 	t.Helper()
-	cfg.Logger = slog.New(slog.DiscardHandler)
+	p := newPublisher(t, dial, cfg)
+	run(t, p)
+	return p
+}
+
+func newPublisher(t testing.TB, dial func(context.Context) (*amqp.Connection, error), cfg outboxamqp.Config) *outboxamqp.Publisher {
+	t.Helper()
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
 	p, err := outboxamqp.NewPublisher(dial, cfg)
+	must(t, err)
+	return p
+}
+
+// through dials by way of a proxy.
+func through(proxy *testenv.Proxy) func(context.Context) (*amqp.Connection, error) {
+	return func(context.Context) (*amqp.Connection, error) { return amqp.Dial(proxy.URL()) }
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
 	if err != nil {
 		t.Fatal(err)
 	}
-	run(t, p)
-	return p
 }
 
 // run has p run until the end of the test.

@@ -4,7 +4,11 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
+	"encoding/json"
 	"net"
+	"os"
+	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -81,9 +85,7 @@ func TestProperties(t *testing.T) {
 			dial := func(context.Context) (*amqp.Connection, error) {
 				return amqp.DialConfig(b.URL, amqp.Config{Dial: written.dial})
 			}
-			if err := publish(t, running(t, dial, tt.cfg), tt.m); err != nil {
-				t.Fatal(err)
-			}
+			must(t, publish(t, running(t, dial, tt.cfg), tt.m))
 			got := written.properties(t)
 			if tt.want != "" && string(got) != tt.want {
 				t.Errorf("properties %q, want %q", got, tt.want)
@@ -135,4 +137,51 @@ func (t *wireLog) properties(tb testing.TB) []byte {
 	}
 	tb.Fatal("no message was written")
 	return nil
+}
+
+// What is published is what a real Symfony Messenger has handled, as `make interop RECORD=1` has seen
+// it; above all there is no stamp that PHP would not know.
+func TestRecorded(t *testing.T) {
+	t.Parallel()
+	b := amqptest.New(t)
+	b.Queue(t, "order.placed", nil)
+	classes := map[string]string{"order.placed": `App\Message\OrderPlaced`}
+	for name, format := range map[string]symfony.Format{
+		"stock": symfony.Stock(classes), "stamp": {Classes: classes, IDStamp: `App\Messenger\MessageIdStamp`}, "library": symfony.Freyr02(),
+	} {
+		text, err := os.ReadFile(filepath.Join("testdata/recorded", name+".json"))
+		must(t, err)
+		var want struct {
+			Properties struct {
+				MessageID   string `json:"message_id"`
+				Type        string
+				ContentType string `json:"content_type"`
+				Timestamp   int64
+			}
+			Headers map[string]any
+			Body    string
+		}
+		must(t, json.Unmarshal(text, &want))
+		p := running(t, b.Dial, outboxamqp.Config{Format: format})
+		err = publish(t, p, driver.Message{
+			ID: uuid.MustParse(want.Properties.MessageID), Name: "order.placed", Body: []byte(want.Body), ContentType: "application/json",
+			Headers: map[string]string{"tenant": "go"}, CreatedAt: time.Unix(want.Properties.Timestamp, 0),
+		})
+		must(t, err)
+		d := b.Take(t, "order.placed", 1, testenv.Patience)[0]
+		if d.MessageId != want.Properties.MessageID || d.Type != want.Properties.Type || d.ContentType != want.Properties.ContentType ||
+			d.Timestamp.Unix() != want.Properties.Timestamp || string(d.Body) != want.Body {
+			t.Errorf("%s: %+v", name, d)
+		}
+		for header, value := range d.Headers {
+			if (header == "type" || strings.HasPrefix(header, "X-Message-Stamp-")) && want.Headers[header] != value {
+				t.Errorf("%s: header %s is %v, recorded was %v", name, header, value, want.Headers[header])
+			}
+		}
+		for header, value := range want.Headers {
+			if d.Headers[header] != value {
+				t.Errorf("%s: header %s is %v, recorded was %v", name, header, d.Headers[header], value)
+			}
+		}
+	}
 }

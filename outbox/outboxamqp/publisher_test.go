@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"net"
 	"os"
 	"strings"
 	"sync"
@@ -58,9 +59,7 @@ func TestWireFormat(t *testing.T) {
 		return outbox.Route{Exchange: "events", Headers: m.Route.Headers}
 	}})
 	for _, p := range []*outboxamqp.Publisher{plain, compat} {
-		if err := publish(t, p, m); err != nil {
-			t.Fatal(err)
-		}
+		must(t, publish(t, p, m))
 	}
 	for i, d := range b.Take(t, "q", 2, testenv.Patience) {
 		if d.MessageId != m.ID.String() || d.Type != "order.placed" ||
@@ -117,9 +116,7 @@ func TestClasses(t *testing.T) {
 		"to.missing": {Exchange: "missing"}, "too.long": {RoutingKey: strings.Repeat("k", 256)},
 	}})
 	direct := running(t, b.Dial, outboxamqp.Config{})
-	if err := publish(t, direct, message(t, "full")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, publish(t, direct, message(t, "full")))
 	large, nameless := message(t, "order.placed"), message(t, "order.placed")
 	large.Body = make([]byte, 16<<20+1)
 	nameless.ID = uuid.New()
@@ -158,11 +155,7 @@ func TestStartsBeforeItsBroker(t *testing.T) {
 	b.Queue(t, "q", nil)
 	proxy := testenv.NewProxy(t, b.URL)
 	proxy.Cut()
-	p, err := outboxamqp.NewPublisher(func(context.Context) (*amqp.Connection, error) { return amqp.Dial(proxy.URL()) },
-		outboxamqp.Config{Logger: slog.New(slog.DiscardHandler)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := newPublisher(t, through(proxy), outboxamqp.Config{})
 	ctx, cancel := context.WithCancel(t.Context())
 	var running sync.WaitGroup
 	running.Go(func() { _ = p.Run(ctx) })
@@ -191,10 +184,7 @@ func TestDrain(t *testing.T) {
 	t.Parallel()
 	b := amqptest.New(t)
 	b.Queue(t, "q", nil)
-	p, err := outboxamqp.NewPublisher(b.Dial, outboxamqp.Config{Logger: slog.New(slog.DiscardHandler)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := newPublisher(t, b.Dial, outboxamqp.Config{})
 	ctx, cancel := context.WithCancel(t.Context())
 	var running sync.WaitGroup
 	running.Go(func() { _ = p.Run(ctx) })
@@ -210,9 +200,7 @@ func TestDrain(t *testing.T) {
 	}
 	close(outcomes)
 	for err := range outcomes {
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 	}
 	if depth := b.Depth(t, "q"); depth != n {
 		t.Errorf("%d messages in the queue", depth)
@@ -224,10 +212,7 @@ func TestRunTwiceAtOnce(t *testing.T) {
 	t.Parallel()
 	b := amqptest.New(t)
 	b.Queue(t, "q", nil)
-	p, err := outboxamqp.NewPublisher(b.Dial, outboxamqp.Config{Logger: slog.New(slog.DiscardHandler)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := newPublisher(t, b.Dial, outboxamqp.Config{})
 	for round := range 2 {
 		var cancels [2]context.CancelFunc
 		ended := make(chan error, 2)
@@ -259,11 +244,8 @@ func TestWindow(t *testing.T) {
 	b := amqptest.New(t)
 	b.Queue(t, "q", nil)
 	proxy := testenv.NewProxy(t, b.URL)
-	dial := func(context.Context) (*amqp.Connection, error) { return amqp.Dial(proxy.URL()) }
-	p, err := outboxamqp.NewPublisherWithWindow(dial, outboxamqp.Config{Logger: slog.New(slog.DiscardHandler)}, 7)
-	if err != nil {
-		t.Fatal(err)
-	}
+	p, err := outboxamqp.NewPublisherWithWindow(through(proxy), outboxamqp.Config{Logger: slog.New(slog.DiscardHandler)}, 7)
+	must(t, err)
 	run(t, p)
 	wants := func(want int) {
 		t.Helper()
@@ -291,10 +273,7 @@ func TestWindow(t *testing.T) {
 func TestErrorsUnwrap(t *testing.T) {
 	t.Parallel()
 	refused := errors.New("refused")
-	p, err := outboxamqp.NewPublisher(func(context.Context) (*amqp.Connection, error) { return nil, refused }, outboxamqp.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := newPublisher(t, func(context.Context) (*amqp.Connection, error) { return nil, refused }, outboxamqp.Config{})
 	if err := p.Check(t.Context()); !errors.Is(err, refused) {
 		t.Errorf("Check: %v", err)
 	}
@@ -331,5 +310,48 @@ func TestOnReady(t *testing.T) {
 	testenv.Eventually(t, func() error { return publish(t, p, message(t, "q")) })
 	if len(ready) > 0 {
 		t.Error("told although nobody listens")
+	}
+}
+
+func TestDial(t *testing.T) {
+	t.Parallel()
+	b := amqptest.New(t)
+	b.Queue(t, "q", nil)
+	var dialled net.Conn
+	for name, cfg := range map[string]amqp.Config{
+		"zero": {},
+		"own dial function": {Dial: func(network, addr string) (net.Conn, error) {
+			conn, err := amqp.DefaultDial(10*time.Second)(network, addr)
+			dialled = conn
+			return conn, err
+		}},
+	} {
+		p := running(t, outboxamqp.Dial(b.URL, cfg), outboxamqp.Config{})
+		if err := publish(t, p, message(t, "q")); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if dialled == nil {
+		t.Error("the own dial function was not called")
+	}
+	b.Take(t, "q", 2, testenv.Patience)
+}
+
+// A host that accepts connections and says nothing must not hold the caller longer than its deadline.
+func TestDialHonoursDeadline(t *testing.T) {
+	t.Parallel()
+	silent, err := net.Listen("tcp", "127.0.0.1:0")
+	must(t, err)
+	defer silent.Close()
+	dial := outboxamqp.Dial("amqp://"+silent.Addr().String(), amqp.Config{})
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	if _, err := dial(ctx); err == nil {
+		t.Error("connected to a host that says nothing")
+	}
+	cancelled, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := dial(cancelled); !errors.Is(err, context.Canceled) {
+		t.Errorf("cancelled: %v", err)
 	}
 }

@@ -1,10 +1,15 @@
 package outboxamqp_test
 
 import (
+	"context"
+	"log/slog"
+	"runtime"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/holdfast-go/holdfast/internal/amqptest"
+	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/outbox"
 	"github.com/holdfast-go/holdfast/outbox/outboxamqp"
 )
@@ -12,17 +17,15 @@ import (
 func TestSetupAndCheck(t *testing.T) {
 	t.Parallel()
 	b := amqptest.New(t)
-	p, err := outboxamqp.NewPublisher(b.Dial, outboxamqp.Config{Exchange: "events"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := newPublisher(t, b.Dial, outboxamqp.Config{Exchange: "events"})
 	if err := p.Check(t.Context()); err == nil || !strings.Contains(err.Error(), `"events"`) {
 		t.Fatalf("found %v", err)
 	}
+	fanout := newPublisher(t, b.Dial, outboxamqp.Config{Exchange: "fanout"})
+	b.Exchange(t, "fanout", "fanout")
+	must(t, fanout.Setup(t.Context())) // an exchange is used as it is
 	for range 2 {
-		if err := p.Setup(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must(t, p.Setup(t.Context()))
 	}
 	if err := p.Check(t.Context()); err != nil {
 		t.Errorf("after Setup: %v", err)
@@ -38,25 +41,16 @@ func TestCheckFollowsTheRoutes(t *testing.T) {
 	b := amqptest.New(t)
 	b.Exchange(t, "default", "topic")
 	b.Queue(t, "there", nil)
-	p, err := outboxamqp.NewPublisher(b.Dial, outboxamqp.Config{Exchange: "default", Routes: map[string]outbox.Route{
+	p := newPublisher(t, b.Dial, outboxamqp.Config{Exchange: "default", Routes: map[string]outbox.Route{
 		"a": {Exchange: "missing"}, "b": {RoutingKey: "x"},
 	}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	direct, err := outboxamqp.NewPublisher(b.Dial, outboxamqp.Config{Routes: map[string]outbox.Route{
+	direct := newPublisher(t, b.Dial, outboxamqp.Config{Routes: map[string]outbox.Route{
 		"there": {}, "x": {RoutingKey: "there"}, "y": {RoutingKey: "nowhere"}, "z": {},
 	}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	routed, err := outboxamqp.NewPublisher(b.Dial, outboxamqp.Config{
+	routed := newPublisher(t, b.Dial, outboxamqp.Config{
 		Routes: map[string]outbox.Route{"a": {Exchange: "missing"}, "z": {}},
 		Router: func(outbox.Message) outbox.Route { return outbox.Route{Exchange: "default"} },
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
 	for _, tt := range []struct {
 		p    *outboxamqp.Publisher
 		want []string
@@ -84,16 +78,33 @@ func TestCheckFollowsTheRoutes(t *testing.T) {
 	}
 }
 
-// Existing exchanges are used as they are.
-func TestSetupFindsExchange(t *testing.T) {
+// exits is a log handler that ends the goroutine of the caller.
+type exits struct{ slog.Handler }
+
+func (e exits) Handle(context.Context, slog.Record) error {
+	runtime.Goexit()
+	return nil
+}
+
+func (e exits) WithAttrs([]slog.Attr) slog.Handler { return e }
+
+// The Done channel of context.Background is nil, and Run works on it like on any other.
+func TestRunOnBackground(t *testing.T) {
 	t.Parallel()
 	b := amqptest.New(t)
-	b.Exchange(t, "events", "fanout")
-	p, err := outboxamqp.NewPublisher(b.Dial, outboxamqp.Config{Exchange: "events"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := p.Setup(t.Context()); err != nil {
+	b.Queue(t, "q", nil)
+	// Nothing ends Run but the log line about a lost connection.
+	p := newPublisher(t, b.Dial, outboxamqp.Config{Logger: slog.New(exits{slog.Default().Handler()})})
+	var running sync.WaitGroup
+	running.Go(func() {
+		if err := p.Run(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
+	testenv.Eventually(t, func() error { return publish(t, p, message(t, "q")) })
+	if err := p.Ready(t.Context()); err != nil {
 		t.Error(err)
 	}
+	b.CloseConnections(t)
+	running.Wait()
 }

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/holdfast-go/holdfast/internal/amqptest"
 	"github.com/holdfast-go/holdfast/internal/testenv"
@@ -29,16 +28,10 @@ func TestRelayEndsInTimeWithoutAnswers(t *testing.T) {
 	proxy := testenv.NewProxy(t, b.URL)
 	quiet := slog.New(slog.DiscardHandler)
 	const limit, forever = 3 * time.Second, 2 * testenv.Patience
-	p, err := outboxamqp.NewPublisher(func(context.Context) (*amqp.Connection, error) { return amqp.Dial(proxy.URL()) },
-		outboxamqp.Config{Timeout: forever, Logger: quiet})
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := newPublisher(t, through(proxy), outboxamqp.Config{Timeout: forever, Logger: quiet})
 	store := outboxtest.New()
 	relay, err := outbox.NewRelay(store, p, outbox.RelayConfig{ShutdownTimeout: limit, PublishTimeout: forever, Logger: quiet})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
 	ended := make(chan error, 1)

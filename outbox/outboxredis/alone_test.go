@@ -55,9 +55,7 @@ func wantAloneToFail(t *testing.T, p *outboxredis.Publisher, bad driver.Message,
 func TestWrongTypeFailsAlone(t *testing.T) {
 	t.Parallel()
 	client := redistest.New(t)
-	if err := client.Set(t.Context(), "text", "1", 0).Err(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, client.Set(t.Context(), "text", "1", 0).Err())
 	bad := driver.Message{Name: "bad", Exchange: "text"}
 	wantAloneToFail(t, newPublisher(t, client, outboxredis.Config{}), bad, driver.Unroutable)
 }
@@ -68,9 +66,7 @@ func TestForbiddenStreamFailsAlone(t *testing.T) {
 	server := testenv.Private(t, testenv.Redis)
 	admin := redistest.Client(t, server.URL())
 	as := func(user string, rules ...any) *redis.Client {
-		if err := admin.Do(t.Context(), append([]any{"ACL", "SETUSER", user, "on", ">password"}, rules...)...).Err(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, admin.Do(t.Context(), append([]any{"ACL", "SETUSER", user, "on", ">password"}, rules...)...).Err())
 		opts := *admin.Options()
 		opts.Username, opts.Password = user, "password"
 		client := redis.NewClient(&opts)

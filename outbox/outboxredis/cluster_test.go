@@ -32,15 +32,11 @@ func newShards(t *testing.T) *shards {
 	err := client.ForEachMaster(t.Context(), func(ctx context.Context, node *redis.Client) error {
 		return node.ConfigSet(ctx, "cluster-require-full-coverage", "no").Err()
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	s := &shards{client: client, healthy: "healthy"}
 	of := func(stream string) string {
 		node, err := client.MasterForKey(t.Context(), stream)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		return node.Options().Addr
 	}
 	for n := 0; s.sick == "" || s.addr == of(s.healthy); n++ {
@@ -89,13 +85,9 @@ func TestClusterSilentNode(t *testing.T) {
 	const each = 50
 	s := newShards(t)
 	p := newPublisher(t, s.client, outboxredis.Config{})
-	if err := s.sicks.Pause(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.sicks.Pause())
 	s.publishMixed(t, p, each)
-	if err := s.sicks.Resume(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.sicks.Resume())
 	if n := s.client.XLen(t.Context(), s.healthy).Val(); n != each {
 		t.Errorf("%d messages are stored, want %d", n, each)
 	}
@@ -118,13 +110,9 @@ func TestClusterNodeBehindAClosedDoor(t *testing.T) {
 	client := redis.NewClusterClient(&opts)
 	defer client.Close()
 	p := newPublisher(t, client, outboxredis.Config{})
-	if err := publish(t, p, driver.Message{Name: "a", Exchange: s.sick}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, publish(t, p, driver.Message{Name: "a", Exchange: s.sick}))
 	gone.Store(true)
-	if err := s.sicks.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.sicks.Kill())
 	for range 5 {
 		s.publishMixed(t, p, 10)
 	}
@@ -134,9 +122,7 @@ func TestClusterNodeBehindAClosedDoor(t *testing.T) {
 func closedDoor(t *testing.T) string {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	ended := make(chan struct{})
 	t.Cleanup(func() {
 		_ = listener.Close() // it has nothing to lose
@@ -153,4 +139,15 @@ func closedDoor(t *testing.T) string {
 		}
 	}()
 	return listener.Addr().String()
+}
+
+// A replica that has taken over takes messages, though nobody refers the client to it.
+func TestClusterFailover(t *testing.T) {
+	t.Parallel()
+	client, failOver := redistest.Failover(t)
+	p := newPublisher(t, client, outboxredis.Config{})
+	send := func() error { return publish(t, p, driver.Message{Name: "a"}) }
+	must(t, send())
+	failOver()
+	testenv.Eventually(t, send)
 }

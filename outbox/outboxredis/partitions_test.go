@@ -1,9 +1,14 @@
 package outboxredis_test
 
 import (
+	"encoding/json"
 	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/uuid"
 
@@ -12,6 +17,7 @@ import (
 	"github.com/holdfast-go/holdfast/outbox"
 	"github.com/holdfast-go/holdfast/outbox/driver"
 	"github.com/holdfast-go/holdfast/outbox/outboxredis"
+	"github.com/holdfast-go/holdfast/symfony"
 )
 
 // Messages of a split stream are in the partitions of their keys, in their order; others are as before.
@@ -38,9 +44,7 @@ func TestPartitions(t *testing.T) {
 			stream = partition.Name("orders", partition.Of(m.Key, "", 4))
 		}
 		want[stream] = append(want[stream], m.ID)
-		if err := publish(t, p, m); err != nil {
-			t.Fatal(err)
-		}
+		must(t, publish(t, p, m))
 	}
 	if len(want) != 6 {
 		t.Fatalf("messages for %d streams, want 6", len(want))
@@ -66,9 +70,7 @@ func TestPartitions(t *testing.T) {
 func TestPartitionsChecked(t *testing.T) {
 	t.Parallel()
 	client := redistest.New(t)
-	if err := client.Set(t.Context(), "orders.3", "1", 0).Err(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, client.Set(t.Context(), "orders.3", "1", 0).Err())
 	for n, want := range map[int]int{0: 0, 3: 0, 4: 1} {
 		p := newPublisher(t, client, outboxredis.Config{Partitions: map[string]int{"orders": n}})
 		if err := p.Check(t.Context()); mends(err) != want {
@@ -78,5 +80,35 @@ func TestPartitionsChecked(t *testing.T) {
 	_, err := outboxredis.NewPublisher(client, outboxredis.Config{Partitions: map[string]int{"a": 65, "b": -1, "c": 64}})
 	if err == nil || !strings.Contains(err.Error(), `of "a": 65`) || !strings.Contains(err.Error(), `of "b": -1`) || strings.Contains(err.Error(), `"c"`) {
 		t.Errorf("refused with %v", err)
+	}
+}
+
+// What is published is what a real Symfony Messenger has handled, as `make interop RECORD=1` has seen it.
+func TestRecorded(t *testing.T) {
+	t.Parallel()
+	client := redistest.New(t)
+	classes := map[string]string{"order.placed": `App\Message\OrderPlaced`}
+	for name, format := range map[string]symfony.Format{
+		"stock": symfony.Stock(classes), "stamp": {Classes: classes, IDStamp: `App\Messenger\MessageIdStamp`}, "library": symfony.Freyr02(),
+	} {
+		text, err := os.ReadFile(filepath.Join("testdata/recorded", name+".json"))
+		must(t, err)
+		var want struct {
+			Fields map[string]any
+			Want   struct{ Body string }
+		}
+		must(t, json.Unmarshal(text, &want))
+		field := func(name string) string { s, _ := want.Fields[name].(string); return s }
+		created, err := time.Parse(time.RFC3339Nano, field("created-at"))
+		must(t, err)
+		p := newPublisher(t, client, outboxredis.Config{Stream: name, Format: format})
+		err = publish(t, p, driver.Message{
+			ID: uuid.MustParse(field("id")), Name: field("name"), Body: []byte(want.Want.Body), ContentType: field("content-type"),
+			Headers: map[string]string{"tenant": "go"}, CreatedAt: created,
+		})
+		must(t, err)
+		if got := client.XRange(t.Context(), name, "-", "+").Val(); len(got) != 1 || !maps.Equal(got[0].Values, want.Fields) {
+			t.Errorf("%s: published %v, recorded was %v", name, got, want.Fields)
+		}
 	}
 }

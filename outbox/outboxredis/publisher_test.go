@@ -8,7 +8,6 @@ import (
 	"os"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
@@ -31,9 +30,7 @@ func TestConformance(t *testing.T) {
 		url := redistest.URL(t)
 		proxy := testenv.NewProxy(t, url)
 		direct := redistest.Client(t, url)
-		if err := direct.Set(t.Context(), "not-a-stream", "1", 0).Err(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, direct.Set(t.Context(), "not-a-stream", "1", 0).Err())
 		lost := driver.Message{ID: uuid.Must(uuid.NewV7()), Name: "lost", Body: []byte("1"), Exchange: "not-a-stream"}
 		p := newPublisher(t, redistest.Client(t, proxy.URL()), outboxredis.Config{})
 		return conformance.PublisherCase{
@@ -51,9 +48,7 @@ func TestConformance(t *testing.T) {
 func newPublisher(t *testing.T, client redis.UniversalClient, cfg outboxredis.Config) *outboxredis.Publisher {
 	t.Helper()
 	p, err := outboxredis.NewPublisher(client, cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return p
 }
 
@@ -78,6 +73,13 @@ func received(ctx context.Context, client *redis.Client, stream string) ([]drive
 	return msgs, nil
 }
 
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 // publish returns the outcome of one message.
 func publish(t *testing.T, p *outboxredis.Publisher, m driver.Message) error {
 	t.Helper()
@@ -95,9 +97,7 @@ func TestRouteChoosesTheStream(t *testing.T) {
 	for _, name := range []string{"order.placed", "audit.done"} {
 		m := conformance.NewMessage(t, name, 1)
 		m.ContentType = "" // as outside of a store
-		if err := publish(t, p, m); err != nil {
-			t.Fatal(err)
-		}
+		must(t, publish(t, p, m))
 	}
 	for stream, name := range map[string]string{"shop": "order.placed", "audit": "audit.done"} {
 		got, err := received(t.Context(), client, stream)
@@ -119,9 +119,7 @@ func TestMaxLen(t *testing.T) {
 		p.Publish(t.Context(), driver.Message{Name: "a"}, func(err error) { outcomes <- err })
 	}
 	for range 1000 {
-		if err := <-outcomes; err != nil {
-			t.Fatal(err)
-		}
+		must(t, <-outcomes)
 	}
 	if n := client.XLen(t.Context(), "outbox").Val(); n < 10 || n > 300 {
 		t.Errorf("%d entries are kept", n) // whole nodes of about 100 entries are dropped
@@ -142,24 +140,6 @@ func TestOutOfMemoryIsBlocked(t *testing.T) {
 	}
 }
 
-func TestTimeoutBoundsAPipeline(t *testing.T) {
-	t.Parallel()
-	proxy := testenv.NewProxy(t, redistest.URL(t))
-	opts, err := redis.ParseURL(proxy.URL())
-	if err != nil {
-		t.Fatal(err)
-	}
-	opts.ContextTimeoutEnabled, opts.ReadTimeout = true, time.Hour
-	client := redis.NewClient(opts)
-	defer client.Close()
-	p := newPublisher(t, client, outboxredis.Config{Timeout: 300 * time.Millisecond})
-	testenv.Eventually(t, func() error { return publish(t, p, driver.Message{Name: "a"}) })
-	proxy.Pause()
-	if err := publish(t, p, driver.Message{Name: "a"}); driver.ClassOf(err) != driver.Unavailable {
-		t.Errorf("a server that hangs: %v", err)
-	}
-}
-
 func TestCheckAndReady(t *testing.T) {
 	t.Parallel()
 	client := redistest.New(t)
@@ -170,9 +150,7 @@ func TestCheckAndReady(t *testing.T) {
 	if err := p.Check(t.Context()); err != nil {
 		t.Error(err)
 	}
-	if err := client.Set(t.Context(), "s", "1", 0).Err(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, client.Set(t.Context(), "s", "1", 0).Err())
 	if err := p.Check(t.Context()); mends(err) != 1 {
 		t.Error(err)
 	}
