@@ -5,13 +5,20 @@ import (
 	"context"
 	"io"
 	"log/slog"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	amqp "github.com/rabbitmq/amqp091-go"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/holdfast-go/holdfast/internal/amqptest"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
@@ -239,5 +246,108 @@ func noError(t testing.TB, errs ...error) {
 		if err != nil {
 			t.Fatal(err)
 		}
+	}
+}
+
+// A node that is gone costs no connection, wherever the search begins.
+func TestDialAny(t *testing.T) {
+	t.Parallel()
+	dial := dialAny([]string{"amqp://127.0.0.1:1/", amqptest.New(t).URL}, amqp.Config{})
+	for range 20 {
+		conn, err := dial(t.Context())
+		noError(t, err)
+		if err := conn.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	if _, err := dialAny([]string{"amqp://127.0.0.1:1/", "amqp://127.0.0.1:2/"}, amqp.Config{})(t.Context()); err == nil {
+		t.Error("nodes that are gone are reached")
+	}
+}
+
+func TestPartOf(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+	defer cancel()
+	part, cancelPart := partOf(ctx, 3)
+	defer cancelPart()
+	if end, ok := part.Deadline(); !ok || time.Until(end) > 20*time.Minute || time.Until(end) < 10*time.Minute {
+		t.Errorf("a third of an hour ends at %v", end)
+	}
+}
+
+func TestNewRedis(t *testing.T) {
+	t.Parallel()
+	one, err := newRedis("redis://127.0.0.1:1/2")
+	if c, ok := one.(*redis.Client); err != nil || !ok || c.Options().DB != 2 || c.Close() != nil {
+		t.Errorf("one server: %T, %v", one, err)
+	}
+	many, err := newRedis("redis://127.0.0.1:1?addr=127.0.0.1:2&addr=127.0.0.1:3")
+	noError(t, err)
+	c, ok := many.(*redis.ClusterClient)
+	if !ok {
+		t.Fatalf("three nodes: %T", many)
+	}
+	slices.Sort(c.Options().Addrs)
+	if got := strings.Join(c.Options().Addrs, " "); got != "127.0.0.1:1 127.0.0.1:2 127.0.0.1:3" || !c.Options().ContextTimeoutEnabled || c.Close() != nil {
+		t.Errorf("three nodes: %s", got)
+	}
+}
+
+func TestAddressesOfBrokers(t *testing.T) {
+	t.Parallel()
+	for addresses, fine := range map[string]bool{
+		"amqp://a/": true, "amqp://a/,amqps://b/": true, "amqp://a/,http://b/": false, "amqp://a/,": false,
+	} {
+		getenv := func(name string) string {
+			if name == "AMQP_URL" {
+				return addresses
+			}
+			return nowhere(name)
+		}
+		if _, err := parseConfig([]string{"-backend=services"}, getenv, io.Discard); (err == nil) != fine {
+			t.Errorf("%s: %v", addresses, err)
+		}
+	}
+}
+
+// The operator's page in memory is its visitor's own; on servers it wants the password, and is not there
+// where none is set.
+func TestOperatorPage(t *testing.T) {
+	t.Parallel()
+	next := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "next", http.StatusTeapot) })
+	for name, tc := range map[string]struct {
+		cfg            config
+		path, password string
+		code           int
+		part           string
+	}{
+		"memory":         {config{backend: backendMemory}, "/operator/", "", 200, "visitor"},
+		"a view":         {config{backend: backendMemory}, "/operator/groups", "", 200, "visitor"},
+		"no slash":       {config{backend: backendMemory}, "/operator", "", 307, ""},
+		"beside it":      {config{backend: backendMemory}, "/operators", "", 418, "next"},
+		"elsewhere":      {config{backend: backendMemory}, "//api", "", 418, "next"},
+		"no password":    {config{backend: backendServices}, "/operator/", "x", 418, "next"},
+		"who":            {config{backend: backendServices, operatorPassword: "x"}, "/operator/", "", 401, "say who"},
+		"wrong password": {config{backend: backendServices, operatorPassword: "x"}, "/operator/", "y", 403, "may not"},
+		"right password": {config{backend: backendServices, operatorPassword: "x"}, "/operator/", "x", 200, "ada"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			parts := tc.cfg
+			parts.backend, parts.userLimit, parts.globalLimit = backendMemory, 10, 1000
+			b, err := open(t.Context(), parts)
+			noError(t, err)
+			f := &front{page: newPage(tc.cfg, b.operator)}
+			r := httptest.NewRequest(http.MethodGet, "http://shop"+tc.path, nil)
+			if tc.password != "" {
+				r.SetBasicAuth("ada", tc.password)
+			}
+			w := httptest.NewRecorder()
+			f.withPage(tc.cfg, next).ServeHTTP(w, r)
+			if w.Code != tc.code || !strings.Contains(w.Body.String(), tc.part) {
+				t.Errorf("%d: %s", w.Code, w.Body)
+			}
+		})
 	}
 }

@@ -4,11 +4,13 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"os"
 	"testing"
 
 	"connectrpc.com/connect"
 
 	"github.com/holdfast-go/holdfast/idempotency/idempotencytest"
+	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/ratelimit"
 	"github.com/holdfast-go/holdfast/ratelimit/ratelimittest"
 	"github.com/holdfast-go/holdfast/rpc/internal/shopv1"
@@ -55,3 +57,5 @@ func TestSharedError(t *testing.T) {
 		t.Errorf("the error has %v", shared.Meta())
 	}
 }
+
+func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }

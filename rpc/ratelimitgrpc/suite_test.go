@@ -1,8 +1,10 @@
 package ratelimitgrpc_test
 
 import (
+	"os"
 	"testing"
 
+	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/rpc/internal/suite"
 	"github.com/holdfast-go/holdfast/rpc/internal/suite/grpcserver"
 )
@@ -11,3 +13,5 @@ func TestLimits(t *testing.T) {
 	t.Parallel()
 	suite.TestLimits(t, grpcserver.Start)
 }
+
+func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }

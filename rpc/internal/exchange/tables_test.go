@@ -6,6 +6,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
 // problems finds what the guide of problems says of each: its word and its HTTP status.
@@ -47,3 +49,5 @@ func read(t *testing.T, file string) string {
 	}
 	return string(data)
 }
+
+func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }

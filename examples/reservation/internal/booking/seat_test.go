@@ -1,10 +1,12 @@
 package booking_test
 
 import (
+	"os"
 	"testing"
 	"time"
 
 	"github.com/holdfast-go/holdfast/examples/reservation/internal/booking"
+	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
 func TestSeatNames(t *testing.T) {
@@ -60,3 +62,5 @@ func TestOverdueHoldsCountAsOver(t *testing.T) {
 		t.Error("a confirmed reservation expired")
 	}
 }
+
+func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }
