@@ -30,19 +30,13 @@ func newHolds(t *testing.T) *pgxpool.Pool {
 	t.Helper()
 	pool := pgtest.New(t)
 	messages, err := outboxpgx.New(pool, outboxpgx.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := messages.Migrate(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, messages.Migrate(t.Context()))
 	_, err = pool.Exec(t.Context(), `
 		CREATE TABLE holds (id text PRIMARY KEY, expires_at timestamptz NOT NULL, status text NOT NULL);
 		CREATE INDEX ON holds (expires_at, id) WHERE status = 'held';
 		CREATE TABLE freed (seat text NOT NULL)`, pgx.QueryExecModeSimpleProtocol)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return pool
 }
 

@@ -24,6 +24,13 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }
 
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 func TestConformance(t *testing.T) {
 	t.Parallel()
 	conformance.Test(t, func(t *testing.T) conformance.Backend { return newBackend(t) }, synctest.Test)
@@ -52,9 +59,7 @@ func newBackend(t *testing.T) *backend {
 func (b *backend) store(t *testing.T, cfg expirytest.Config) *expirytest.Store {
 	t.Helper()
 	s, err := expirytest.New(b.manager, cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return s
 }
 
@@ -69,9 +74,7 @@ func (b *backend) Put(t *testing.T, id, state string, in time.Duration) {
 	err := b.manager.Do(t.Context(), func(_ context.Context, tx pgx.Tx) error {
 		return b.table.Put(tx, id, time.Now().Add(in), state)
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 }
 
 func (b *backend) State(t *testing.T, id string) string {
@@ -124,9 +127,7 @@ func TestDueWakesTheSweeper(t *testing.T) {
 			return nil
 		}})
 		sweeper, err := expiry.NewSweeper(holds, expiry.SweeperConfig{Logger: slog.New(slog.DiscardHandler)})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		ctx, stop := context.WithCancel(t.Context())
 		done := make(chan error, 1)
 		go func() { done <- sweeper.Run(ctx) }()

@@ -13,7 +13,6 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 
-	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/outbox"
 	"github.com/holdfast-go/holdfast/outbox/driver"
 	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
@@ -22,21 +21,26 @@ import (
 
 var byAda = outbox.Replay{By: "ada"}
 
+// burying returns a relay whose publisher answers as respond does, and for which each failure is the last.
+func (f *fixture) burying(t *testing.T, respond func(driver.Message) error) *outbox.Relay {
+	t.Helper()
+	publisher := outboxtest.NewPublisher()
+	publisher.Respond(respond)
+	return f.relay(t, publisher, outbox.RelayConfig{Retry: outbox.RetryPolicy{MaxAttempts: 1}})
+}
+
 // withDeadLetters has three: names a, b, c, keys ka, kb, kc; b died of unroutable, the others of
 // permanent failures.
 func withDeadLetters(t *testing.T) (*fixture, map[string]uuid.UUID) {
 	t.Helper()
 	f := setup(t, outboxpgx.Config{})
-	publisher := outboxtest.NewPublisher()
-	publisher.Respond(func(m driver.Message) error {
+	relay := f.burying(t, func(m driver.Message) error {
 		class := driver.Permanent
 		if m.Name == "b" {
 			class = driver.Unroutable
 		}
 		return &driver.PublishError{Class: class, Err: errors.New("no place for " + m.Name)}
 	})
-	relay := f.relay(t, publisher, outbox.RelayConfig{Retry: outbox.RetryPolicy{MaxAttempts: 1}})
-	ids := map[string]uuid.UUID{}
 	for _, name := range []string{"a", "b", "c"} {
 		f.write(t, outbox.Message{Name: name, Key: "k" + name, Body: []byte("1"), Headers: map[string]string{"h": name}})
 		drainAll(t, relay)
@@ -46,6 +50,7 @@ func withDeadLetters(t *testing.T) (*fixture, map[string]uuid.UUID) {
 	if len(letters) != 3 {
 		t.Fatalf("%d dead letters", len(letters))
 	}
+	ids := map[string]uuid.UUID{}
 	for _, l := range letters {
 		ids[l.Name] = l.ID
 	}
@@ -89,6 +94,15 @@ func TestDeadLetterFilters(t *testing.T) {
 			t.Errorf("%s: counted %d, want %d", name, n, len(tc.want))
 		}
 	}
+	l, err := f.dead.Show(t.Context(), ids["b"])
+	must(t, err)
+	if l.Name != "b" || l.Key != "kb" || l.Headers["h"] != "b" || string(l.Body) != "1" || l.Attempts != 1 || l.Class != string(driver.Unroutable) ||
+		l.Error != "outbox: publish: unroutable: no place for b" || l.FailedAt.IsZero() || l.CreatedAt.IsZero() {
+		t.Errorf("shown is %+v", l)
+	}
+	if _, err := f.dead.Show(t.Context(), uuid.New()); !errors.Is(err, outbox.ErrNotFound) {
+		t.Errorf("an unknown id: %v", err)
+	}
 	for _, bad := range []outbox.Filter{{Limit: -1}, {IDs: make([]uuid.UUID, 10_001)}, {ErrorContains: strings.Repeat("x", 1001)}} {
 		if _, err := f.dead.Remove(t.Context(), bad, outbox.Removal{By: "ada"}); err == nil {
 			t.Errorf("%.100v was accepted", bad)
@@ -99,11 +113,9 @@ func TestDeadLetterFilters(t *testing.T) {
 func TestDeadLetterGroups(t *testing.T) {
 	t.Parallel()
 	f, ids := withDeadLetters(t)
-	again := outboxtest.NewPublisher()
-	again.Respond(func(m driver.Message) error {
+	relay := f.burying(t, func(m driver.Message) error {
 		return &driver.PublishError{Class: driver.Permanent, Err: fmt.Errorf("no place for %s", m.Name)}
 	})
-	relay := f.relay(t, again, outbox.RelayConfig{Retry: outbox.RetryPolicy{MaxAttempts: 1}})
 	f.write(t, outbox.Message{Name: "a", Body: []byte("2"), Headers: map[string]string{"h": "x"}})
 	drainAll(t, relay)
 
@@ -145,11 +157,9 @@ func TestDeadLetterGroups(t *testing.T) {
 func TestDeadLetterFingerprints(t *testing.T) {
 	t.Parallel()
 	f := setup(t, outboxpgx.Config{})
-	publisher := outboxtest.NewPublisher()
-	publisher.Respond(func(m driver.Message) error {
+	relay := f.burying(t, func(m driver.Message) error {
 		return &driver.PublishError{Class: driver.Permanent, Err: errors.New(string(m.Body))}
 	})
-	relay := f.relay(t, publisher, outbox.RelayConfig{Retry: outbox.RetryPolicy{MaxAttempts: 1}})
 	for _, text := range []string{
 		`order 17 of "Ada" refused by 'x' at 10:20`, "order 4711 of \"Grace\" refused by 'y' at 10:21", // one kind
 		`order 17 of "Ada" refused by x at 10:20`, `order lost`,
@@ -181,14 +191,7 @@ func TestDeadLetterReplayMeetsAnIDOnItsWay(t *testing.T) {
 		n, err := f.dead.Replay(t.Context(), outbox.Filter{}, byAda)
 		results <- result{n, err}
 	}()
-	testenv.Eventually(t, func() error { // a step gives up after a minute
-		var waits bool
-		must(t, f.pool.QueryRow(t.Context(), "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE $1 = ANY(pg_blocking_pids(pid)))", writer.Conn().PgConn().PID()).Scan(&waits))
-		if !waits {
-			return errors.New("no step waits for the writer yet")
-		}
-		return nil
-	})
+	f.untilTrue(t, "no step waits for the writer yet", "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE $1 = ANY(pg_blocking_pids(pid)))", writer.Conn().PgConn().PID()) // a step gives up after a minute
 	must(t, writer.Commit(t.Context()))
 	r := <-results
 	must(t, r.err)

@@ -109,6 +109,15 @@ func (f *fixture) scan(t testing.TB, sql string, into ...any) {
 	must(t, f.pool.QueryRow(t.Context(), sql).Scan(into...))
 }
 
+// untilTrue waits until a query returns true.
+func (f *fixture) untilTrue(t *testing.T, failure, sql string, args ...any) {
+	t.Helper()
+	until(t, failure, func() (holds bool) {
+		must(t, f.pool.QueryRow(t.Context(), sql, args...).Scan(&holds))
+		return holds
+	})
+}
+
 // drainAll drains a relay and returns its report.
 func drainAll(t *testing.T, r *outbox.Relay) outbox.Report {
 	t.Helper()

@@ -2,8 +2,6 @@ package outboxpgx_test
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"testing"
 	"time"
 
@@ -46,11 +44,8 @@ func TestNetworkFaults(t *testing.T) {
 		proxy.CutConnections() // noticed or not
 		progress(t, publisher, 200, keys*n)
 		outage()
-		testenv.Eventually(t, func() error {
-			if relays[0].Ready(t.Context()) == nil || relays[1].Ready(t.Context()) == nil {
-				return errors.New("a relay has not noticed the outage")
-			}
-			return nil
+		until(t, "a relay has not noticed the outage", func() bool {
+			return relays[0].Ready(t.Context()) != nil && relays[1].Ready(t.Context()) != nil
 		})
 		proxy.Heal()
 	}
@@ -62,13 +57,7 @@ func TestNetworkFaults(t *testing.T) {
 // progress waits until n more messages have arrived, or all.
 func progress(t *testing.T, p *outboxtest.Publisher, n, all int) {
 	t.Helper()
-	want := min(len(p.Received())+n, all)
-	testenv.Eventually(t, func() error {
-		if got := len(p.Received()); got < want {
-			return fmt.Errorf("%d received", got)
-		}
-		return nil
-	})
+	untilReceived(t, p, min(len(p.Received())+n, all))
 }
 
 // A claim whose COMMIT took effect and whose reply was lost holds lanes for nobody. The next claim of

@@ -174,12 +174,7 @@ func TestPostgresRestart(t *testing.T) {
 		testenv.Eventually(t, func() error {
 			return f.manager.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error { return f.store.Write(ctx, tx, parts[i]...) })
 		})
-		testenv.Eventually(t, func() error {
-			if got := len(publisher.Received()); got < before+300 {
-				return fmt.Errorf("%d received", got)
-			}
-			return nil
-		})
+		untilReceived(t, publisher, before+300)
 		must(t, fault())
 	}
 	f.untilEmpty(t, testenv.Patience)

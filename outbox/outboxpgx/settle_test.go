@@ -2,11 +2,9 @@ package outboxpgx_test
 
 import (
 	"context"
-	"errors"
 	"testing"
 	"time"
 
-	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/outbox"
 	"github.com/holdfast-go/holdfast/outbox/driver"
 	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
@@ -30,14 +28,7 @@ func TestLookComesAfterTheRelease(t *testing.T) {
 		settled, err := f.store.Settle(t.Context(), batch, []driver.Settlement{{ID: batch.Messages[0].ID, Verdict: driver.Published}})
 		results <- result{settled, err}
 	}()
-	testenv.Eventually(t, func() error {
-		var waits bool
-		f.scan(t, `SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND objid = 'holdfast_outbox'::regclass AND NOT granted)`, &waits)
-		if !waits {
-			return errors.New("the settlement does not commit yet")
-		}
-		return nil
-	})
+	f.untilTrue(t, "the settlement does not commit yet", `SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND objid = 'holdfast_outbox'::regclass AND NOT granted)`)
 	f.write(t, outbox.Message{Name: "second", Key: "k", Body: []byte("1")})
 	other, err := f.store.Claim(t.Context(), driver.Claim{Limit: 10, Lease: time.Minute})
 	must(t, err)
@@ -77,14 +68,7 @@ func TestDoubtfulLaneThatIsLeft(t *testing.T) {
 	if len(lost.Messages) != 1 {
 		t.Fatalf("claimed %d messages, want 1", len(lost.Messages))
 	}
-	testenv.Eventually(t, func() error {
-		var over bool
-		f.scan(t, "SELECT bool_and(lease_until <= now()) FROM holdfast_outbox_lanes WHERE token IS NOT NULL", &over)
-		if !over {
-			return errors.New("the lease goes on")
-		}
-		return nil
-	})
+	f.untilTrue(t, "the lease goes on", "SELECT bool_and(lease_until <= now()) FROM holdfast_outbox_lanes WHERE token IS NOT NULL")
 	sound := "b"
 	for driver.LaneOf(driver.Message{Key: sound}) == lost.Leases[0].Lane {
 		sound += "b"

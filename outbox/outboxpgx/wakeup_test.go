@@ -143,24 +143,6 @@ func TestListeningIsTakenOver(t *testing.T) {
 	woken.hears(t, writer.Wake)
 }
 
-func TestListeningReconnects(t *testing.T) {
-	t.Parallel()
-	testenv.Nightly(t, "waits for a broken connection to be noticed")
-	direct := pgtest.New(t)
-	proxy := testenv.NewProxy(t, direct.Config().ConnString())
-	writer := setupOn(t, direct, outboxpgx.Config{}).store
-	store := fixtureOn(t, pgtest.Pool(t, proxy.URL(), 5), outboxpgx.Config{}).store
-	woken := listens(t, store)
-	untilListening(t, store)
-	for _, outage := range []func(){proxy.Cut, proxy.Pause} {
-		outage()
-		until(t, "it has not noticed the outage", func() bool { return store.Listening() != nil })
-		proxy.Heal()
-		untilListening(t, store)
-		woken.hears(t, writer.Wake)
-	}
-}
-
 func TestSwallowedNotificationsAreReported(t *testing.T) {
 	t.Parallel()
 	f := setup(t, outboxpgx.Config{})

@@ -38,6 +38,13 @@ type Once func(key string, m outbox.Message) (id uuid.UUID, first bool, err erro
 
 const lease = time.Minute
 
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 func (s Store) write(t *testing.T, msgs ...outbox.Message) {
 	t.Helper()
 	if err := s.tryWrite(t.Context(), msgs...); err != nil {
@@ -76,6 +83,18 @@ func (s Store) claimAlone(t *testing.T, req driver.Claim) driver.Batch {
 	t.Helper()
 	req.Alone = true
 	return s.claim(t, req)
+}
+
+// claimLate is claimAlone that waits until there is something, as when the lease of a relay that is gone runs out.
+func (s Store) claimLate(t *testing.T, req driver.Claim) (b driver.Batch) {
+	t.Helper()
+	eventually(t, func() string {
+		if b = s.claimAlone(t, req); len(b.Messages) == 0 {
+			return "nothing to claim"
+		}
+		return ""
+	})
+	return b
 }
 
 func (s Store) settle(t *testing.T, b driver.Batch, outcomes ...driver.Settlement) []driver.Lease {

@@ -112,9 +112,7 @@ func replaysEdited(t *testing.T, s Store) {
 func removesInSteps(t *testing.T, s Store) {
 	s.bury(t, manyDead)
 	before, err := s.DeadLetters.List(t.Context(), outbox.Filter{Limit: manyDead})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	const gone = manyDead - 1
 	var told []int
 	n, err := s.DeadLetters.Remove(t.Context(), outbox.Filter{Limit: gone}, outbox.Removal{By: "ada", Progress: func(removed int) { told = append(told, removed) }})

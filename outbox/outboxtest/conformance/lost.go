@@ -12,14 +12,7 @@ import (
 // lose claims and never settles, as a relay that was killed.
 func (s Store) lose(t *testing.T, limit int) driver.Batch {
 	t.Helper()
-	var b driver.Batch
-	eventually(t, func() string {
-		if b = s.claimAlone(t, driver.Claim{Limit: limit, Lease: 100 * time.Millisecond}); len(b.Messages) == 0 {
-			return "nothing to claim"
-		}
-		return ""
-	})
-	return b
+	return s.claimLate(t, driver.Claim{Limit: limit, Lease: 100 * time.Millisecond})
 }
 
 func suspectsTheLost(t *testing.T, s Store) {
@@ -96,12 +89,7 @@ func countsLossesInARow(t *testing.T, s Store) {
 	if b.Unsettled == 0 {
 		t.Fatal("no loss is counted")
 	}
-	eventually(t, func() string {
-		if b = s.claimAlone(t, driver.Claim{Limit: 1}); len(b.Messages) == 0 {
-			return "nothing to claim"
-		}
-		return ""
-	})
+	b = s.claimLate(t, driver.Claim{Limit: 1})
 	s.settle(t, b)
 	if b = s.claimAlone(t, driver.Claim{Limit: 1}); len(b.Messages) != 1 || b.Unsettled != 0 {
 		t.Errorf("%v, unsettled %d after it was given back", bodies(b), b.Unsettled)

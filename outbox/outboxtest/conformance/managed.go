@@ -57,9 +57,7 @@ func wantState(t *testing.T, what string, err error, want string) {
 func (m Managed) stored(t *testing.T) outbox.Message {
 	t.Helper()
 	msg, err := outbox.NewMessage("order.placed", "1")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	m.write(t, msg)
 	return msg
 }
@@ -85,9 +83,7 @@ func refusesAtCommit(t *testing.T, m Managed) {
 
 func refusesItsOwnDuplicate(t *testing.T, m Managed) {
 	msg, err := outbox.NewMessage("order.placed", "1")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	err = m.Manager.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
 		return errors.Join(m.Write(ctx, tx, msg), m.Write(ctx, tx, msg))
 	})
@@ -160,9 +156,7 @@ func writesIntoClosed(t *testing.T, m Managed) {
 	m.writeOnce(t, "known")
 	var closed pgx.Tx
 	err := m.Manager.Do(t.Context(), func(_ context.Context, tx pgx.Tx) error { closed = tx; return nil })
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if err := m.Write(t.Context(), closed, message("", "never")); !errors.Is(err, pgx.ErrTxClosed) {
 		t.Errorf("Write: %v", err)
 	}
@@ -180,7 +174,5 @@ func (m Managed) writeOnce(t *testing.T, key string) {
 		_, _, err := m.WriteOnce(ctx, tx, key, message("", "once"))
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 }

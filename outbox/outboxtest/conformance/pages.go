@@ -97,9 +97,7 @@ func listsWaitingInPages(t *testing.T, s Store) {
 func wantPages(t *testing.T, all []listed, list func(limit int, after string) ([]listed, error)) {
 	t.Helper()
 	got, err := inPages(len(all), list)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if !slices.Equal(got, all) {
 		t.Errorf("in pages %d are listed: %v, want %v", len(got), got, all)
 	}

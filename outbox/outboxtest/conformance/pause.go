@@ -18,9 +18,7 @@ func pauses(t *testing.T, s Store) {
 	claimed := s.claim(t, driver.Claim{Limit: 1})
 	began := time.Now()
 	for _, reason := range []string{"", "the consumer is down"} {
-		if err := p.Pause(t.Context(), "ada", reason); err != nil {
-			t.Fatal(err)
-		}
+		must(t, p.Pause(t.Context(), "ada", reason))
 		wantPause(t, p, driver.Pause{By: "ada", Reason: reason})
 	}
 	s.settle(t, claimed, outcomes(driver.Published, claimed.Messages...)...)
@@ -37,9 +35,7 @@ func pauses(t *testing.T, s Store) {
 		}
 	}
 	for range 2 {
-		if err := p.Resume(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must(t, p.Resume(t.Context()))
 		wantPause(t, p, driver.Pause{})
 	}
 	s.wantReady(t, quoted("2", "3")...)

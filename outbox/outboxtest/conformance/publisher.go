@@ -119,9 +119,7 @@ func newMessage(t *testing.T, body string) driver.Message {
 func NewMessage(t testing.TB, name string, v any) driver.Message {
 	t.Helper()
 	m, err := outbox.NewMessage(name, v)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return driver.Message{ID: m.ID, Name: m.Name, Body: m.Body, ContentType: m.ContentType}
 }
 

@@ -62,9 +62,7 @@ func measuresHeldMessages(t *testing.T, s Store) {
 	time.Sleep(time.Millisecond)
 	for _, when := range []string{"before a claim", "after a claim"} {
 		stats, err := source.Depth(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if stats.Ready != 2 || stats.Parked != 1 || stats.OldestAge <= 0 || stats.OldestAge > 30*time.Minute {
 			t.Errorf("%s: %+v", when, stats)
 		}

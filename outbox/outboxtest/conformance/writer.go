@@ -49,9 +49,7 @@ func commitAndRollback(t *testing.T, s Store) {
 
 func storesWhole(t *testing.T, s Store) {
 	m, err := outbox.NewMessage("order.placed.v2", map[string]string{"ü": "\x00\t\"'"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	m.Headers = map[string]string{"tenant": `a "quoted", {braced} ünïcode`}
 	m.Key, m.Transport = `k'{},"`, "audit"
 	m.Route = outbox.Route{Exchange: "ex", RoutingKey: "a.b", Headers: map[string]string{"h": "v"}}
@@ -85,9 +83,7 @@ func fillsIn(t *testing.T, s Store) {
 
 func storesTrace(t *testing.T, s Store) {
 	span := trace.NewSpanContext(trace.SpanContextConfig{TraceID: trace.TraceID{1}, SpanID: trace.SpanID{2}})
-	if err := s.tryWrite(trace.ContextWithSpanContext(t.Context(), span), message("k", "1")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.tryWrite(trace.ContextWithSpanContext(t.Context(), span), message("k", "1")))
 	m := s.claim(t, driver.Claim{}).Messages[0]
 	if want := "00-01000000000000000000000000000000-0200000000000000-00"; m.Headers["traceparent"] != want {
 		t.Errorf("headers %v", m.Headers)
@@ -105,9 +101,7 @@ func refusesBad(t *testing.T, s Store) {
 		}
 		return write(message("k", "later")) // the transaction is still good
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	s.wantReady(t, quoted("later")...)
 }
 
@@ -173,9 +167,7 @@ func writesOnce(t *testing.T, s Store) {
 		}
 		return errors.Join(err, err2)
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	b := s.claim(t, driver.Claim{})
 	s.settle(t, b, outcomes(driver.Published, b.Messages...)...) // the key is remembered all the same
 	err = s.OnceInTx(t.Context(), func(once Once) error {
@@ -192,9 +184,7 @@ func writesOnce(t *testing.T, s Store) {
 		}
 		return errors.Join(err, err2)
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	s.wantReady(t, quoted("2")...)
 }
 
@@ -246,9 +236,7 @@ func oneIsFirst(t *testing.T, s Store) {
 
 func refusesDuplicate(t *testing.T, s Store) {
 	m, err := outbox.NewMessage("order.placed", "1")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	s.write(t, m)
 	again := m
 	again.Body = []byte(`"2"`)
