@@ -26,6 +26,10 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }
 
+// short is the form of Watermill's suite with every change. At night it sends more messages and tests subscribers that
+// close again and again.
+var short = os.Getenv(testenv.NightlyVar) != "1"
+
 // oneByOne is the consumer of a subscription: Watermill expects the next message after an answer.
 var oneByOne = inbox.ConsumerConfig{
 	Concurrency: 1, Logger: slog.New(slog.DiscardHandler), ShutdownTimeout: testenv.Patience,
@@ -71,7 +75,7 @@ func TestRedisStreams(t *testing.T) {
 			return inboxredis.NewConsumer(client, topic, p, inboxredis.Config{Group: group, ConsumerConfig: oneByOne, Timeout: testenv.Patience})
 		})
 	}
-	features := tests.Features{ConsumerGroups: true, GuaranteedOrder: true, GuaranteedOrderWithSingleSubscriber: true, Persistent: true}
+	features := tests.Features{ForceShort: short, ConsumerGroups: true, GuaranteedOrder: true, GuaranteedOrderWithSingleSubscriber: true, Persistent: true}
 	tests.TestPubSub(t, features, func(t *testing.T) (message.Publisher, message.Subscriber) { return inGroup(t, "suite") }, inGroup)
 }
 
@@ -98,6 +102,6 @@ func TestRabbitMQ(t *testing.T) {
 			return inboxamqp.NewConsumer(b.Dial, topic, p, inboxamqp.Config{ConsumerConfig: oneByOne, Timeout: testenv.Patience})
 		})
 	}
-	features := tests.Features{GuaranteedOrder: true, GuaranteedOrderWithSingleSubscriber: true, Persistent: true}
+	features := tests.Features{ForceShort: short, GuaranteedOrder: true, GuaranteedOrderWithSingleSubscriber: true, Persistent: true}
 	tests.TestPubSub(t, features, open, nil)
 }
