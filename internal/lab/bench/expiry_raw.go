@@ -15,7 +15,7 @@ const holdExpired = "hold.expired"
 
 // rawSweeper is the loop without a library: claim and change in one statement, the
 // messages in another.
-func (h *holds) rawSweeper() (func(context.Context) error, error) {
+func (h *holds) rawSweeper() func(context.Context) error {
 	claim := `UPDATE ` + h.table + ` SET status = 'expired' WHERE id = ANY(ARRAY(
 		SELECT id FROM ` + h.table + ` WHERE status = 'held' AND expires_at <= now() ORDER BY expires_at, id LIMIT 200 FOR UPDATE SKIP LOCKED)) RETURNING id`
 	return func(ctx context.Context) error {
@@ -36,7 +36,7 @@ func (h *holds) rawSweeper() (func(context.Context) error, error) {
 				return err
 			}
 		}
-	}, nil
+	}
 }
 
 // rawMessages stores what a relay needs of one message per row, with the ids that any

@@ -23,6 +23,7 @@ type bench struct {
 	rows     int // of a table in which a tenth is due
 
 	workload string  // that runs
+	at       string  // what of it runs, for errors
 	report   *report // nil: none is kept
 	goals    []goal
 	servers  servers
@@ -47,7 +48,7 @@ type column struct {
 
 type contender struct {
 	name string
-	run  func(ctx context.Context, length time.Duration) (sample, error)
+	run  func(ctx context.Context, length time.Duration) sample
 }
 
 // sample is what one run measured, column by column.
@@ -61,65 +62,54 @@ type results struct {
 }
 
 // measure warms every contender up, lets them take turns, and prints the table.
-func (b *bench) measure(ctx context.Context, t table) (results, error) {
+func (b *bench) measure(ctx context.Context, t table) results {
 	r := results{table: t, runs: map[string][]sample{}, used: map[string][]shares{}}
 	for _, c := range t.contenders {
-		if _, err := t.runOnce(ctx, c, min(b.length/2, time.Second)); err != nil {
-			return r, err
-		}
+		b.at = t.title + ": " + c.name
+		t.runOnce(ctx, c, min(b.length/2, time.Second))
 	}
 	for range b.rounds {
 		for _, c := range t.contenders {
-			s, used, err := b.runObserved(ctx, t, c)
-			if err != nil {
-				return r, err
-			}
+			b.at = t.title + ": " + c.name
+			s, used := b.runObserved(ctx, t, c)
 			r.runs[c.name], r.used[c.name] = append(r.runs[c.name], s), append(r.used[c.name], used)
 		}
 	}
 	if b.report != nil {
 		b.report.table(b.workload, r)
 	}
-	return r, r.print(b.out)
+	check(r.print(b.out))
+	return r
 }
 
 // runObserved returns the shares of the processors during the stretch that the run delimits, else during the whole run.
-func (b *bench) runObserved(ctx context.Context, t table, c contender) (sample, shares, error) {
+func (b *bench) runObserved(ctx context.Context, t table, c contender) (sample, shares) {
 	b.used = shares{}
-	if err := t.prepared(ctx); err != nil {
-		return nil, b.used, err
-	}
+	t.prepared(ctx)
 	end := b.observe()
-	s, err := t.runPrepared(ctx, c, b.length)
+	s := t.runPrepared(ctx, c, b.length)
 	if b.used == (shares{}) {
 		end()
 	}
-	return s, b.used, err
+	return s, b.used
 }
 
-func (t table) runOnce(ctx context.Context, c contender, length time.Duration) (sample, error) {
-	if err := t.prepared(ctx); err != nil {
-		return nil, err
-	}
+func (t table) runOnce(ctx context.Context, c contender, length time.Duration) sample {
+	t.prepared(ctx)
 	return t.runPrepared(ctx, c, length)
 }
 
-func (t table) prepared(ctx context.Context) error {
+func (t table) prepared(ctx context.Context) {
 	if t.prepare == nil {
-		return nil
+		return
 	}
-	return t.prepare(ctx)
+	check(t.prepare(ctx))
 }
 
-func (t table) runPrepared(ctx context.Context, c contender, length time.Duration) (sample, error) {
-	s, err := c.run(ctx, length)
-	if err == nil {
-		err = ctx.Err()
-	}
-	if err != nil {
-		return nil, fmt.Errorf("%s: %s: %w", t.title, c.name, err)
-	}
-	return s, nil
+func (t table) runPrepared(ctx context.Context, c contender, length time.Duration) sample {
+	s := c.run(ctx, length)
+	check(ctx.Err())
+	return s
 }
 
 // spread is the middle and the ends of some figures.

@@ -3,7 +3,6 @@ package main
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -65,14 +64,11 @@ var reply http.Handler = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Re
 	_, _ = w.Write(body)
 })
 
-func behind(store driver.Store, next http.Handler) (http.Handler, error) {
-	protect, err := idempotency.NewMiddleware(store, idempotency.UnsafeGlobalScope, idempotency.MiddlewareConfig{
+func behind(store driver.Store, next http.Handler) http.Handler {
+	protect := must(idempotency.NewMiddleware(store, idempotency.UnsafeGlobalScope, idempotency.MiddlewareConfig{
 		Logger: slog.New(slog.DiscardHandler),
-	})
-	if err != nil {
-		return nil, err
-	}
-	return protect(next), nil
+	}))
+	return protect(next)
 }
 
 // sink is a client that throws the answer away.
@@ -105,29 +101,28 @@ func send(ctx context.Context, h http.Handler, key idempotency.Key) error {
 
 // firstRuns sends a new key each time.
 func (k keeper) firstRuns(clients int) contender {
-	return contender{k.name, func(ctx context.Context, length time.Duration) (sample, error) {
+	return contender{k.name, func(ctx context.Context, length time.Duration) sample {
 		return k.drive(ctx, clients, length, idempotency.NewKey)
 	}}
 }
 
 // replays sends keys that are completed.
 func (k keeper) replays(clients int) contender {
-	return contender{k.name, func(ctx context.Context, length time.Duration) (sample, error) {
+	return contender{k.name, func(ctx context.Context, length time.Duration) sample {
 		stored := make([]idempotency.Key, storedKeys)
 		for i := range stored {
 			stored[i] = idempotency.NewKey()
-			if err := k.once(ctx, stored[i]); err != nil {
-				return nil, err
-			}
+			check(k.once(ctx, stored[i]))
 		}
 		return k.drive(ctx, clients, length, func() idempotency.Key { return stored[rand.IntN(storedKeys)] })
 	}}
 }
 
-func (k keeper) drive(ctx context.Context, clients int, length time.Duration, key func() idempotency.Key) (sample, error) {
+func (k keeper) drive(ctx context.Context, clients int, length time.Duration, key func() idempotency.Key) sample {
 	before := load.CPUTime()
 	l, err := load.Drive(ctx, clients, length, func(ctx context.Context, _ int) error { return k.once(ctx, key()) })
-	return sample{l.Rate, (load.CPUTime() - before).Seconds() * 1e6 / float64(l.Done)}, err
+	check(err)
+	return sample{l.Rate, (load.CPUTime() - before).Seconds() * 1e6 / float64(l.Done)}
 }
 
 var requestColumns = []column{{name: "requests/s"}, {name: "client us/request", decimals: 1}}
@@ -143,11 +138,8 @@ type rival struct {
 // compare with bare commands of the same client what a Store does (Begin and Complete, or the
 // Begin of a completed key), and all that the middleware does around it: a request with its body,
 // the fingerprint, the response held back.
-func (b *bench) share(ctx context.Context, store driver.Store, rival rival) error {
-	handler, err := behind(store, reply)
-	if err != nil {
-		return err
-	}
+func (b *bench) share(ctx context.Context, store driver.Store, rival rival) {
+	handler := behind(store, reply)
 	ours, whole := keeper{oursOnServer, onStore(store)}, over(oursOverHTTP, handler)
 	for _, clients := range []int{1, 50} {
 		for _, c := range []struct {
@@ -159,15 +151,12 @@ func (b *bench) share(ctx context.Context, store driver.Store, rival rival) erro
 			{"replay", rival.replay, keeper.replays},
 		} {
 			title := fmt.Sprintf("%s, clients: %d", c.kind, clients)
-			r, err := b.measure(ctx, table{
+			r := b.measure(ctx, table{
 				title:      "idempotency on " + rival.server + ", " + title,
 				columns:    requestColumns,
 				contenders: []contender{c.as(c.raw, clients), c.as(ours, clients), c.as(whole, clients)},
 				yardsticks: []string{c.raw.name},
 			})
-			if err != nil {
-				return err
-			}
 			if bound, ok := rival.goals[title]; ok {
 				for _, k := range []keeper{ours, whole} {
 					b.atLeast(bound, r.ratio(k.name, c.raw.name), fmt.Sprintf("of %s, %s, %s", c.raw.name, title, k.name))
@@ -175,7 +164,6 @@ func (b *bench) share(ctx context.Context, store driver.Store, rival rival) erro
 			}
 		}
 	}
-	return nil
 }
 
 // onStore asks the store without the middleware.
@@ -201,15 +189,11 @@ func onStore(store driver.Store) func(ctx context.Context, key idempotency.Key) 
 
 // benchKeysInMemory tells what the middleware itself costs, and a store in
 // memory that does not grow.
-func benchKeysInMemory(ctx context.Context, b *bench) error {
-	handler, err1 := behind(newRecent(), reply)
-	keepsAll, err2 := behind(idempotencytest.NewStore(), reply)
-	if err := errors.Join(err1, err2); err != nil {
-		return err
-	}
+func benchKeysInMemory(ctx context.Context, b *bench) {
+	handler, keepsAll := behind(newRecent(), reply), behind(idempotencytest.NewStore(), reply)
 	bare, ours, again := over(bareHandler, reply), over(oursInMemory, handler), over("holdfast, memory, replay", keepsAll)
 	for _, clients := range []int{1, 50} {
-		r, err := b.measure(ctx, table{
+		r := b.measure(ctx, table{
 			title:   fmt.Sprintf("idempotency in memory, clients: %d", clients),
 			columns: []column{{name: "requests/s"}, {name: "client us/request", decimals: 2}},
 			contenders: []contender{
@@ -217,9 +201,6 @@ func benchKeysInMemory(ctx context.Context, b *bench) error {
 			},
 			yardsticks: []string{bareHandler},
 		})
-		if err != nil {
-			return err
-		}
 		if clients == 1 {
 			var over []float64
 			for round, s := range r.runs[oursInMemory] {
@@ -228,10 +209,10 @@ func benchKeysInMemory(ctx context.Context, b *bench) error {
 			b.atMost(2, spreadOf(over), "us over the bare handler, first run in memory, 1 client")
 		}
 	}
-	return b.countRequestAllocations(ctx, keepsAll)
+	b.countRequestAllocations(ctx, keepsAll)
 }
 
-func (b *bench) countRequestAllocations(ctx context.Context, handler http.Handler) error {
+func (b *bench) countRequestAllocations(ctx context.Context, handler http.Handler) {
 	const calls = 2000
 	keys := make([]idempotency.Key, 2*calls)
 	for i := range keys {
@@ -240,12 +221,7 @@ func (b *bench) countRequestAllocations(ctx context.Context, handler http.Handle
 	var counts [2]float64
 	for i, h := range []http.Handler{reply, handler} {
 		n := 0
-		var err error
-		counts[i], err = allocations(calls, func() error { n++; return send(ctx, h, keys[n-1]) })
-		if err != nil {
-			return err
-		}
+		counts[i] = must(allocations(calls, func() error { n++; return send(ctx, h, keys[n-1]) }))
 	}
 	b.atMost(8, exactly(counts[1]-counts[0]), "allocations over the bare handler, first run in memory, the growth of the store included")
-	return nil
 }

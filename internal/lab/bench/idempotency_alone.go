@@ -21,63 +21,36 @@ type aloneKeys struct {
 	look              keeper // a SELECT of what is kept
 }
 
-func newAloneKeys(ctx context.Context, pool *pgxpool.Pool) (k aloneKeys, err error) {
-	manager, err := txretry.New(pool, txretry.Config{})
-	if err != nil {
-		return k, err
-	}
-	store, err := idempotencypgx.New(manager, idempotencypgx.Config{})
-	if err != nil {
-		return k, err
-	}
-	if err := store.Migrate(ctx); err != nil {
-		return k, err
-	}
-	ours, err := behind(store, store.Handler(func(ctx context.Context, tx pgx.Tx, _ *http.Request) (idempotency.Response, error) {
+func newAloneKeys(ctx context.Context, pool *pgxpool.Pool) (k aloneKeys) {
+	manager := must(txretry.New(pool, txretry.Config{}))
+	store := must(idempotencypgx.New(manager, idempotencypgx.Config{}))
+	check(store.Migrate(ctx))
+	ours := behind(store, store.Handler(func(ctx context.Context, tx pgx.Tx, _ *http.Request) (idempotency.Response, error) {
 		return created, insertThing(ctx, tx)
 	}))
-	if err != nil {
-		return k, err
-	}
-	own, err := behind(store, doHandler(store))
+	own := behind(store, doHandler(store))
 	return aloneKeys{
 		alone: over(transactionOnly, transactionHandler(manager)), hand: over(keptByHand, handKept{pool: pool}), ours: over(oursAlone, ours), own: over("holdfast, no gate, own handler", own),
 		look: keeper{rawPostgresLook, rawPostgres(pool, true)},
-	}, err
+	}
 }
 
 // benchAlone tells what exactly once costs without a gate beside the business transaction alone, and what
 // a replay costs beside a SELECT: where the two cores are the limit, and where the trips are.
-func benchAlone(ctx context.Context, b *bench) error {
-	pool, _, err := b.tieredDatabase(ctx)
-	if err != nil {
-		return err
-	}
-	if _, err := pool.Exec(ctx, "CREATE TABLE raw (key text PRIMARY KEY, body bytea)"); err != nil {
-		return err
-	}
+func benchAlone(ctx context.Context, b *bench) {
+	pool, _ := b.tieredDatabase(ctx)
+	must(pool.Exec(ctx, "CREATE TABLE raw (key text PRIMARY KEY, body bytea)"))
 	const trip = time.Millisecond
-	far, err := b.far(ctx, pool, trip)
-	if err != nil {
-		return err
-	}
-	near, err := newAloneKeys(ctx, pool)
-	if err != nil {
-		return err
-	}
-	distant, err := newAloneKeys(ctx, far)
-	if err != nil {
-		return err
-	}
+	far := b.far(ctx, pool, trip)
+	near := newAloneKeys(ctx, pool)
+	distant := newAloneKeys(ctx, far)
 	for _, clients := range []int{1, 8, 50} {
-		if err := b.compareAlone(ctx, near, clients, ""); err != nil {
-			return err
-		}
+		b.compareAlone(ctx, near, clients, "")
 	}
-	return b.compareAlone(ctx, distant, 8, fmt.Sprintf(", %v more per trip", trip))
+	b.compareAlone(ctx, distant, 8, fmt.Sprintf(", %v more per trip", trip))
 }
 
-func (b *bench) compareAlone(ctx context.Context, k aloneKeys, clients int, where string) error {
+func (b *bench) compareAlone(ctx context.Context, k aloneKeys, clients int, where string) {
 	for _, c := range []struct {
 		kind string
 		rows []contender
@@ -91,13 +64,9 @@ func (b *bench) compareAlone(ctx context.Context, k aloneKeys, clients int, wher
 		if c.rows[1].name == keptByHand {
 			yardsticks = append(yardsticks, keptByHand)
 		}
-		r, err := b.measure(ctx, table{
+		r := b.measure(ctx, table{
 			title: "idempotency without a gate, " + title, columns: requestColumns, contenders: c.rows, yardsticks: yardsticks,
 		})
-		if err != nil {
-			return err
-		}
 		b.atLeast(0.8, r.ratio(oursAlone, yardstick), fmt.Sprintf("of %s, no gate, %s", yardstick, title))
 	}
-	return nil
 }

@@ -21,30 +21,22 @@ import (
 // recordLife keeps a shared server from filling up.
 const recordLife = 2 * time.Minute
 
-func (b *bench) redisKeys(ctx context.Context) (*redis.Client, *idempotencyredis.Store, error) {
-	url, err := b.server(ctx, testenv.Redis, testenv.RedisVar)
-	if err != nil {
-		return nil, nil, err
-	}
-	opts, err := redis.ParseURL(url)
-	if err != nil {
-		return nil, nil, err
-	}
+func (b *bench) redisKeys(ctx context.Context) (*redis.Client, *idempotencyredis.Store) {
+	url := b.server(ctx, testenv.Redis, testenv.RedisVar)
+	opts := must(redis.ParseURL(url))
 	opts.PoolSize = 50
 	client := redis.NewClient(opts)
 	b.atEnd(client.Close)
 	store, err := idempotencyredis.New(client, idempotencyredis.Config{Prefix: "bench:idempotency", Retention: recordLife})
-	return client, store, err
+	check(err)
+	return client, store
 }
 
 // benchRedisKeys compares with the fewest commands that keep a response under a key: without token,
 // fingerprint, headers, and a lease that ends before the record.
-func benchRedisKeys(ctx context.Context, b *bench) error {
-	client, store, err := b.redisKeys(ctx)
-	if err != nil {
-		return err
-	}
-	return b.share(ctx, store, rival{
+func benchRedisKeys(ctx context.Context, b *bench) {
+	client, store := b.redisKeys(ctx)
+	b.share(ctx, store, rival{
 		server: "redis",
 		first:  keeper{rawRedisTwo, rawRedis(client, false)}, replay: keeper{rawRedisOne, rawRedis(client, true)},
 		goals: map[string]float64{
@@ -73,26 +65,13 @@ func rawRedis(client *redis.Client, get bool) func(ctx context.Context, key idem
 }
 
 // benchPostgresKeys compares with the fewest statements that do it.
-func benchPostgresKeys(ctx context.Context, b *bench) error {
-	pool, err := b.postgres(ctx)
-	if err != nil {
-		return err
-	}
-	manager, err := txretry.New(pool, txretry.Config{})
-	if err != nil {
-		return err
-	}
-	store, err := idempotencypgx.New(manager, idempotencypgx.Config{Lease: 30 * time.Second})
-	if err != nil {
-		return err
-	}
-	if err := store.Migrate(ctx); err != nil {
-		return err
-	}
-	if _, err := pool.Exec(ctx, "CREATE TABLE raw (key text PRIMARY KEY, body bytea)"); err != nil {
-		return err
-	}
-	return b.share(ctx, store, rival{
+func benchPostgresKeys(ctx context.Context, b *bench) {
+	pool := b.postgres(ctx)
+	manager := must(txretry.New(pool, txretry.Config{}))
+	store := must(idempotencypgx.New(manager, idempotencypgx.Config{Lease: 30 * time.Second}))
+	check(store.Migrate(ctx))
+	must(pool.Exec(ctx, "CREATE TABLE raw (key text PRIMARY KEY, body bytea)"))
+	b.share(ctx, store, rival{
 		server: "postgres",
 		first:  keeper{rawPostgresTwo, rawPostgres(pool, false)}, replay: keeper{rawPostgresLook, rawPostgres(pool, true)},
 		goals: map[string]float64{"first run, clients: 1": 0.85, "first run, clients: 50": 0.85, "replay, clients: 1": 0.8, "replay, clients: 50": 0.8},
@@ -124,52 +103,30 @@ type twoTiers struct {
 	statements        *statementCounter // of all
 }
 
-func (b *bench) twoTiers(ctx context.Context) (t twoTiers, err error) {
-	client, gate, err := b.redisKeys(ctx)
-	if err != nil {
-		return t, err
-	}
-	pool, statements, err := b.tieredDatabase(ctx)
-	if err != nil {
-		return t, err
-	}
-	manager, err := txretry.New(pool, txretry.Config{})
-	if err != nil {
-		return t, err
-	}
-	store, err := idempotencypgx.New(manager, idempotencypgx.Config{Gate: gate})
-	if err != nil {
-		return t, err
-	}
-	if err := store.Migrate(ctx); err != nil {
-		return t, err
-	}
-	ours, err := behind(store, doHandler(store))
-	return twoTiers{transactionHandler(manager), handKept{pool, client}, ours, client, statements}, err
+func (b *bench) twoTiers(ctx context.Context) (t twoTiers) {
+	client, gate := b.redisKeys(ctx)
+	pool, statements := b.tieredDatabase(ctx)
+	manager := must(txretry.New(pool, txretry.Config{}))
+	store := must(idempotencypgx.New(manager, idempotencypgx.Config{Gate: gate}))
+	check(store.Migrate(ctx))
+	ours := behind(store, doHandler(store))
+	return twoTiers{transactionHandler(manager), handKept{pool, client}, ours, client, statements}
 }
 
 // benchTiers tells what exactly once costs beside the business transaction alone.
-func benchTiers(ctx context.Context, b *bench) error {
-	t, err := b.twoTiers(ctx)
-	if err != nil {
-		return err
-	}
+func benchTiers(ctx context.Context, b *bench) {
+	t := b.twoTiers(ctx)
 	alone, hand, ours := over(transactionOnly, t.alone), over(keptByHand, t.hand), over(oursTwoTiers, t.ours)
 	for _, clients := range []int{1, 50} {
-		r, err := b.measure(ctx, table{
+		r := b.measure(ctx, table{
 			title:      "idempotency on two tiers, clients: " + map[int]string{1: "1", 50: "50"}[clients],
 			columns:    requestColumns,
 			contenders: []contender{alone.firstRuns(clients), hand.firstRuns(clients), ours.firstRuns(clients), {"holdfast, two tiers, replay", ours.replays(clients).run}},
 			yardsticks: []string{transactionOnly, keptByHand},
 		})
-		if err != nil {
-			return err
-		}
 		b.atLeast(map[int]float64{1: 0.6, 50: 0.65}[clients], r.ratio(oursTwoTiers, transactionOnly), fmt.Sprintf("of the %s, two tiers, clients: %d", transactionOnly, clients))
 	}
-	extra, err := t.statements.extra(ctx, alone, ours)
-	b.atMost(1, exactly(extra), "statements more in the business transaction, two tiers")
-	return err
+	b.atMost(1, exactly(t.statements.extra(ctx, alone, ours)), "statements more in the business transaction, two tiers")
 }
 
 func insertThing(ctx context.Context, tx pgx.Tx) error {

@@ -31,33 +31,26 @@ func (c *statementCounter) TraceBatchQuery(context.Context, *pgx.Conn, pgx.Trace
 func (*statementCounter) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData) {}
 
 // extra returns how many statements more ours sends for a first run.
-func (c *statementCounter) extra(ctx context.Context, alone, ours keeper) (float64, error) {
+func (c *statementCounter) extra(ctx context.Context, alone, ours keeper) float64 {
 	const runs = 100
 	var counts [2]int64
 	for i, k := range []keeper{alone, ours} {
 		before := c.n.Load()
 		for range runs {
-			if err := k.once(ctx, idempotency.NewKey()); err != nil {
-				return 0, err
-			}
+			check(k.once(ctx, idempotency.NewKey()))
 		}
 		counts[i] = c.n.Load() - before
 	}
-	return float64(counts[1]-counts[0]) / runs, nil
+	return float64(counts[1]-counts[0]) / runs
 }
 
 // tieredDatabase is a pool with the tables of the business and of the records.
-func (b *bench) tieredDatabase(ctx context.Context) (*pgxpool.Pool, *statementCounter, error) {
-	plain, err := b.postgres(ctx)
-	if err != nil {
-		return nil, nil, err
-	}
-	if _, err := plain.Exec(ctx, thingsTable+byHandTable); err != nil {
-		return nil, nil, err
-	}
+func (b *bench) tieredDatabase(ctx context.Context) (*pgxpool.Pool, *statementCounter) {
+	plain := b.postgres(ctx)
+	must(plain.Exec(ctx, thingsTable+byHandTable))
 	counter := &statementCounter{}
 	cfg := plain.Config()
 	cfg.ConnConfig.Tracer = counter
-	pool, err := b.pool(ctx, cfg)
-	return pool, counter, err
+	pool := b.pool(ctx, cfg)
+	return pool, counter
 }

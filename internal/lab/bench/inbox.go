@@ -7,9 +7,9 @@ import (
 
 func inboxWorkload() workload {
 	return workload{"inbox", []part{
-		{"1", func(ctx context.Context, b *bench) error { return benchInboxSingle(ctx, b, 1, 20) }},
-		{"8", func(ctx context.Context, b *bench) error { return benchInboxSingle(ctx, b, 8, 8) }},
-		{"32", func(ctx context.Context, b *bench) error { return benchInboxSingle(ctx, b, 32, 6) }},
+		{"1", func(ctx context.Context, b *bench) { benchInboxSingle(ctx, b, 1, 20) }},
+		{"8", func(ctx context.Context, b *bench) { benchInboxSingle(ctx, b, 8, 8) }},
+		{"32", func(ctx context.Context, b *bench) { benchInboxSingle(ctx, b, 32, 6) }},
 		{"batch", benchInboxBatch},
 		{"streams", benchInboxStreams},
 	}}
@@ -36,12 +36,9 @@ var inboxColumns = []column{{name: "messages/s"}, {name: "client us/message", de
 
 // benchInboxSingle has so many handlers work side by side, each message in a transaction of
 // its own: the dedup entry and one business row, SERIALIZABLE.
-func benchInboxSingle(ctx context.Context, b *bench, handlers, part int) error {
-	i, err := newIntake(ctx, b)
-	if err != nil {
-		return err
-	}
-	r, err := b.measure(ctx, table{
+func benchInboxSingle(ctx context.Context, b *bench, handlers, part int) {
+	i := newIntake(ctx, b)
+	r := b.measure(ctx, table{
 		title:      fmt.Sprintf("inbox, %d handlers, %d messages of %d bytes, classic queue", handlers, b.messages/part, len(body)),
 		columns:    inboxColumns,
 		yardsticks: []string{rawSingle, rawFolded, inboxNoDedup, watermillInbox},
@@ -55,23 +52,16 @@ func benchInboxSingle(ctx context.Context, b *bench, handlers, part int) error {
 			i.contender(watermillInbox, part, i.watermill(handlers)),
 		},
 	})
-	if err != nil {
-		return err
-	}
 	for _, raw := range []string{rawSingle, rawFolded} {
 		b.atLeast(0.95, r.ratio(inboxSingle, raw), fmt.Sprintf("of %s, %d handlers", raw, handlers))
 	}
-	return nil
 }
 
 // benchInboxBatch compares one transaction for many messages with the best of the others.
-func benchInboxBatch(ctx context.Context, b *bench) error {
-	i, err := newIntake(ctx, b)
-	if err != nil {
-		return err
-	}
+func benchInboxBatch(ctx context.Context, b *bench) {
+	i := newIntake(ctx, b)
 	const most = 32
-	r, err := b.measure(ctx, table{
+	r := b.measure(ctx, table{
 		title:      fmt.Sprintf("inbox, batches, %d messages of %d bytes, classic queue", b.messages, len(body)),
 		columns:    inboxColumns,
 		yardsticks: []string{rawBatch, inboxSingle, watermillInbox},
@@ -86,9 +76,6 @@ func benchInboxBatch(ctx context.Context, b *bench) error {
 			i.contender(watermillInbox, 6, i.watermill(most)),
 		},
 	})
-	if err != nil {
-		return err
-	}
 	b.atLeast(0.92, r.ratio(inboxMany, rawBatch), "of the raw batch consumer, a batch handler")
 	b.atLeast(5, r.ratio(inboxMany, watermillInbox), fmt.Sprintf("x watermill with %d handlers, a batch handler", most))
 	b.atLeast(1.2, r.ratio(inboxManyTwo, inboxMany), "x one worker, a batch handler, 2 workers")
@@ -96,5 +83,4 @@ func benchInboxBatch(ctx context.Context, b *bench) error {
 	for _, single := range []string{inboxFew, inboxSingle} {
 		b.atLeast(2, r.ratio(inboxSavepointFour, single), "x "+single+", a handler per message in batches, 4 workers")
 	}
-	return nil
 }

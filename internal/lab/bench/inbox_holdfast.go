@@ -16,12 +16,9 @@ import (
 )
 
 // holdfast runs a consumer until it has processed n messages.
-func (i *intake) holdfast(workers, batch int, newProcessor func() (inbox.Processor, error)) intakeRun {
-	return func(ctx context.Context, n int, watch *stopwatch) error {
-		processor, err := newProcessor()
-		if err != nil {
-			return err
-		}
+func (i *intake) holdfast(workers, batch int, newProcessor func() inbox.Processor) intakeRun {
+	return func(ctx context.Context, n int, watch *stopwatch) {
+		processor := newProcessor()
 		// As for the raw consumer the watch starts when there is a connection.
 		start := sync.OnceFunc(watch.start)
 		dial := func(context.Context) (*amqp.Connection, error) {
@@ -29,14 +26,11 @@ func (i *intake) holdfast(workers, batch int, newProcessor func() (inbox.Process
 			start()
 			return conn, err
 		}
-		consumer, err := inboxamqp.NewConsumer(dial, i.queue, processor, inboxamqp.Config{
+		consumer := must(inboxamqp.NewConsumer(dial, i.queue, processor, inboxamqp.Config{
 			ConsumerConfig: inbox.ConsumerConfig{Concurrency: workers, Batch: batch, MessageLimit: n, Logger: quiet},
-		})
-		if err != nil {
-			return err
-		}
+		}))
 		defer watch.stop()
-		return consumer.Run(ctx)
+		check(consumer.Run(ctx))
 	}
 }
 
@@ -46,54 +40,45 @@ func (i *intake) event(ctx context.Context, tx pgx.Tx, v string) error {
 }
 
 // perMessage has dedup and effect in one transaction.
-func (i *intake) perMessage() (inbox.Processor, error) {
-	p, err := inboxpgx.New(i.manager, "bench", inboxpgx.Config{})
-	if err != nil {
-		return nil, err
-	}
-	return p, inboxpgx.Handle(p, eventName, i.event)
+func (i *intake) perMessage() inbox.Processor {
+	p := must(inboxpgx.New(i.manager, "bench", inboxpgx.Config{}))
+	check(inboxpgx.Handle(p, eventName, i.event))
+	return p
 }
 
 // batchHandler is that with one statement for all messages.
-func (i *intake) batchHandler() (inbox.Processor, error) {
-	p, err := inboxpgx.New(i.manager, "bench", inboxpgx.Config{})
-	if err != nil {
-		return nil, err
-	}
-	return p, inboxpgx.HandleBatch(p, eventName, func(ctx context.Context, tx pgx.Tx, items []inboxpgx.Item[string]) error {
+func (i *intake) batchHandler() inbox.Processor {
+	p := must(inboxpgx.New(i.manager, "bench", inboxpgx.Config{}))
+	check(inboxpgx.HandleBatch(p, eventName, func(ctx context.Context, tx pgx.Tx, items []inboxpgx.Item[string]) error {
 		bodies := make([]string, len(items))
 		for k, item := range items {
 			bodies[k] = item.Value
 		}
 		_, err := tx.Exec(ctx, insertEvents, bodies)
 		return err
-	})
+	}))
+	return p
 }
 
 // noDedup has the effect in a transaction, and nothing else.
-func (i *intake) noDedup() (inbox.Processor, error) {
+func (i *intake) noDedup() inbox.Processor {
 	mux := inbox.NewMux()
-	return mux, inbox.Handle(mux, eventName, func(ctx context.Context, v string) error {
+	check(inbox.Handle(mux, eventName, func(ctx context.Context, v string) error {
 		return i.manager.Do(ctx, func(ctx context.Context, tx pgx.Tx) error { return i.event(ctx, tx, v) })
-	})
+	}))
+	return mux
 }
 
 // onRedis claims each message in Redis around that.
-func (i *intake) onRedis() (inbox.Processor, error) {
-	next, err := i.noDedup()
-	if err != nil {
-		return nil, err
-	}
-	return inboxredis.NewProcessor(i.redis, next, i.redisConfig())
+func (i *intake) onRedis() inbox.Processor {
+	next := i.noDedup()
+	return must(inboxredis.NewProcessor(i.redis, next, i.redisConfig()))
 }
 
 // redisFirst asks Redis before Postgres.
-func (i *intake) redisFirst() (inbox.Processor, error) {
-	next, err := i.perMessage()
-	if err != nil {
-		return nil, err
-	}
-	return inboxredis.NewProcessor(i.redis, next, i.redisConfig())
+func (i *intake) redisFirst() inbox.Processor {
+	next := i.perMessage()
+	return must(inboxredis.NewProcessor(i.redis, next, i.redisConfig()))
 }
 
 func (i *intake) redisConfig() inboxredis.ProcessorConfig {

@@ -32,71 +32,45 @@ type intake struct {
 	queue   string
 }
 
-func newIntake(ctx context.Context, b *bench) (*intake, error) {
-	pool, err := b.postgres(ctx)
-	if err != nil {
-		return nil, err
-	}
-	url, err := b.rabbitmq(ctx)
-	if err != nil {
-		return nil, err
-	}
-	redisURL, err := b.server(ctx, testenv.Redis, testenv.RedisVar)
-	if err != nil {
-		return nil, err
-	}
-	options, err := redis.ParseURL(redisURL)
-	if err != nil {
-		return nil, err
-	}
+func newIntake(ctx context.Context, b *bench) *intake {
+	pool := b.postgres(ctx)
+	url := b.rabbitmq(ctx)
+	redisURL := b.server(ctx, testenv.Redis, testenv.RedisVar)
+	options := must(redis.ParseURL(redisURL))
 	client := redis.NewClient(options)
 	b.atEnd(client.Close)
-	if _, err := pool.Exec(ctx, "CREATE TABLE bench_events (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, body text NOT NULL)"); err != nil {
-		return nil, err
-	}
-	manager, err := txretry.New(pool, txretry.Config{Logger: quiet})
-	if err != nil {
-		return nil, err
-	}
-	store, err := inboxpgx.New(manager, "bench", inboxpgx.Config{})
-	if err != nil {
-		return nil, err
-	}
-	if err := store.Migrate(ctx); err != nil {
-		return nil, err
-	}
+	must(pool.Exec(ctx, "CREATE TABLE bench_events (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, body text NOT NULL)"))
+	manager := must(txretry.New(pool, txretry.Config{Logger: quiet}))
+	store := must(inboxpgx.New(manager, "bench", inboxpgx.Config{}))
+	check(store.Migrate(ctx))
 	i := &intake{
 		bench: b, pool: pool, manager: manager, redis: client, url: url,
 		queue: "holdfast_bench_" + strconv.FormatInt(time.Now().UnixNano(), 10),
 	}
 	b.atEnd(func() error { return i.onBroker(i.deleteQueue) })
-	return i, nil
+	return i
 }
 
 // intakeRun takes n messages out of the queue, between the start and the stop of the watch.
-type intakeRun func(ctx context.Context, n int, watch *stopwatch) error
+type intakeRun func(ctx context.Context, n int, watch *stopwatch)
 
 // contender has a run take in that part of the messages, fewer to warm up.
 func (i *intake) contender(name string, part int, run intakeRun) contender {
-	return contender{name, func(ctx context.Context, length time.Duration) (sample, error) {
+	return contender{name, func(ctx context.Context, length time.Duration) sample {
 		n := max(1, int(float64(i.bench.messages)*length.Seconds()/i.bench.length.Seconds())/part)
-		if err := i.fill(ctx, n); err != nil {
-			return nil, err
-		}
+		i.fill(ctx, n)
 		watch := stopwatch{bench: i.bench}
-		if err := run(ctx, n, &watch); err != nil {
-			return nil, err
-		}
-		return watch.sample(n), errors.Join(watch.err, i.expect(ctx, n))
+		run(ctx, n, &watch)
+		check(watch.err)
+		i.expect(ctx, n)
+		return watch.sample(n)
 	}}
 }
 
 // fill makes every run start from empty tables and a new queue with n messages.
-func (i *intake) fill(ctx context.Context, n int) error {
-	if _, err := i.pool.Exec(ctx, "TRUNCATE holdfast_inbox, bench_events"); err != nil {
-		return err
-	}
-	return i.onBroker(func(ch *amqp.Channel) error {
+func (i *intake) fill(ctx context.Context, n int) {
+	must(i.pool.Exec(ctx, "TRUNCATE holdfast_inbox, bench_events"))
+	check(i.onBroker(func(ch *amqp.Channel) error {
 		if err := i.deleteQueue(ch); err != nil {
 			return err
 		}
@@ -110,7 +84,7 @@ func (i *intake) fill(ctx context.Context, n int) error {
 			m.MessageId, m.Type = ids.New().String(), eventName
 			m.Headers = amqp.Table{watermillID: m.MessageId}
 		})
-	})
+	}))
 }
 
 func (i *intake) deleteQueue(ch *amqp.Channel) error {
@@ -119,11 +93,9 @@ func (i *intake) deleteQueue(ch *amqp.Channel) error {
 }
 
 // expect is an error unless each message took effect once and left the queue.
-func (i *intake) expect(ctx context.Context, n int) error {
+func (i *intake) expect(ctx context.Context, n int) {
 	var effects, left int
-	if err := i.pool.QueryRow(ctx, "SELECT count(*) FROM bench_events").Scan(&effects); err != nil {
-		return err
-	}
+	check(i.pool.QueryRow(ctx, "SELECT count(*) FROM bench_events").Scan(&effects))
 	err := i.onBroker(func(ch *amqp.Channel) error {
 		q, err := ch.QueueDeclarePassive(i.queue, true, false, false, false, nil)
 		left = q.Messages
@@ -132,7 +104,7 @@ func (i *intake) expect(ctx context.Context, n int) error {
 	if err == nil && (effects != n || left != 0) {
 		err = fmt.Errorf("%d effects of %d messages, %d left in the queue", effects, n, left)
 	}
-	return err
+	check(err)
 }
 
 func (i *intake) onBroker(do func(*amqp.Channel) error) error {

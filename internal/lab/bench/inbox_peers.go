@@ -18,18 +18,12 @@ const watermillID = wamqp.DefaultMessageUUIDHeaderKey
 // watermill runs its router with as many handlers, since each takes one message at a time,
 // and the transaction of the raw consumer in them. Its own deduplicator is in memory.
 func (i *intake) watermill(handlers int) intakeRun {
-	return func(ctx context.Context, n int, watch *stopwatch) error {
+	return func(ctx context.Context, n int, watch *stopwatch) {
 		logger := watermill.NopLogger{}
 		cfg := wamqp.NewDurableQueueConfig(i.url)
 		cfg.Consume.Qos.PrefetchCount = 50
-		subscriber, err := wamqp.NewSubscriber(cfg, logger)
-		if err != nil {
-			return err
-		}
-		router, err := message.NewRouter(message.RouterConfig{}, logger)
-		if err != nil {
-			return err
-		}
+		subscriber := must(wamqp.NewSubscriber(cfg, logger))
+		router := must(message.NewRouter(message.RouterConfig{}, logger))
 		done := newFinish(n, watch)
 		for h := range handlers {
 			router.AddConsumerHandler(fmt.Sprint("bench", h), i.queue, subscriber, func(m *message.Message) error {
@@ -45,8 +39,7 @@ func (i *intake) watermill(handlers int) intakeRun {
 		ended := make(chan error, 1)
 		watch.start()
 		go func() { ended <- router.Run(running) }()
-		err = done.wait(ctx)
-		return errors.Join(err, router.Close(), <-ended, subscriber.Close())
+		check(errors.Join(done.wait(ctx), router.Close(), <-ended, subscriber.Close()))
 	}
 }
 

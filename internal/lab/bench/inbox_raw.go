@@ -28,8 +28,8 @@ const leastWindow = 64
 
 // rawSingle is a consumer as one writes it by hand, with as many goroutines.
 func (i *intake) rawSingle(handlers int, transaction rawTransaction) intakeRun {
-	return func(ctx context.Context, n int, watch *stopwatch) error {
-		return i.consume(max(leastWindow, 4*handlers), n, watch, func(deliveries <-chan amqp.Delivery) error {
+	return func(ctx context.Context, n int, watch *stopwatch) {
+		check(i.consume(max(leastWindow, 4*handlers), n, watch, func(deliveries <-chan amqp.Delivery) error {
 			work := make(chan amqp.Delivery)
 			errs := make([]error, handlers)
 			var running sync.WaitGroup
@@ -48,7 +48,7 @@ func (i *intake) rawSingle(handlers int, transaction rawTransaction) intakeRun {
 			close(work)
 			running.Wait()
 			return errors.Join(errs...)
-		})
+		}))
 	}
 }
 
@@ -108,15 +108,15 @@ func (i *intake) rawFolded(ctx context.Context, d amqp.Delivery, v string) error
 
 // rawBatch is one goroutine with one transaction for so many messages.
 func (i *intake) rawBatch(size int) intakeRun {
-	return func(ctx context.Context, n int, watch *stopwatch) error {
-		return i.consume(4*size, n, watch, func(deliveries <-chan amqp.Delivery) error {
+	return func(ctx context.Context, n int, watch *stopwatch) {
+		check(i.consume(4*size, n, watch, func(deliveries <-chan amqp.Delivery) error {
 			for left := n; left > 0; left -= min(size, left) {
 				if err := i.rawMany(ctx, deliveries, min(size, left)); err != nil {
 					return err
 				}
 			}
 			return nil
-		})
+		}))
 	}
 }
 

@@ -18,15 +18,12 @@ import (
 const watermillStreams = "watermill router on its Redis subscriber, dedup insert"
 
 // benchInboxStreams empties a Redis stream into Postgres as the other parts empty a queue.
-func benchInboxStreams(ctx context.Context, b *bench) error {
-	i, err := newIntake(ctx, b)
-	if err != nil {
-		return err
-	}
+func benchInboxStreams(ctx context.Context, b *bench) {
+	i := newIntake(ctx, b)
 	s := &streamIntake{i, "holdfast_bench_" + strconv.FormatInt(time.Now().UnixNano(), 10)}
 	b.atEnd(func() error { return s.clear(context.WithoutCancel(ctx)) })
 	const handlers = 8
-	single, err := b.measure(ctx, table{
+	single := b.measure(ctx, table{
 		title:      fmt.Sprintf("inbox, %d handlers, %d messages of %d bytes, Redis stream", handlers, b.messages/8, len(body)),
 		columns:    inboxColumns,
 		yardsticks: []string{rawSingle, watermillStreams},
@@ -36,12 +33,9 @@ func benchInboxStreams(ctx context.Context, b *bench) error {
 			s.contender(watermillStreams, 8, s.watermill(handlers)),
 		},
 	})
-	if err != nil {
-		return err
-	}
 	b.atLeast(0.85, single.ratio(inboxSingle, rawSingle), fmt.Sprintf("of the raw consumer of a Redis stream, a transaction each, %d handlers", handlers))
 	const most = 32
-	batches, err := b.measure(ctx, table{
+	batches := b.measure(ctx, table{
 		title:      fmt.Sprintf("inbox, batches, %d messages of %d bytes, Redis stream", b.messages, len(body)),
 		columns:    inboxColumns,
 		yardsticks: []string{rawBatch, watermillStreams},
@@ -53,12 +47,8 @@ func benchInboxStreams(ctx context.Context, b *bench) error {
 			s.contender(watermillStreams, 6, s.watermill(most)),
 		},
 	})
-	if err != nil {
-		return err
-	}
 	b.atLeast(0.85, batches.ratio(inboxMany, rawBatch), "of the raw batch consumer of a Redis stream, a batch handler")
 	b.atLeast(3, batches.ratio(inboxMany, watermillStreams), fmt.Sprintf("x watermill on a Redis stream with %d handlers, a batch handler", most))
-	return nil
 }
 
 // streamIntake is an intake whose messages are in a Redis stream.
@@ -70,16 +60,14 @@ type streamIntake struct {
 const streamGroup = "bench"
 
 func (s *streamIntake) contender(name string, part int, run intakeRun) contender {
-	return contender{name, func(ctx context.Context, length time.Duration) (sample, error) {
+	return contender{name, func(ctx context.Context, length time.Duration) sample {
 		n := max(1, int(float64(s.bench.messages)*length.Seconds()/s.bench.length.Seconds())/part)
-		if err := s.fill(ctx, n); err != nil {
-			return nil, err
-		}
+		s.fill(ctx, n)
 		watch := stopwatch{bench: s.bench}
-		if err := run(ctx, n, &watch); err != nil {
-			return nil, err
-		}
-		return watch.sample(n), errors.Join(watch.err, s.expect(ctx, n))
+		run(ctx, n, &watch)
+		check(watch.err)
+		s.expect(ctx, n)
+		return watch.sample(n)
 	}}
 }
 
@@ -88,20 +76,11 @@ func (s *streamIntake) clear(ctx context.Context) error {
 }
 
 // fill makes every run start from empty tables and a new stream with n messages.
-func (s *streamIntake) fill(ctx context.Context, n int) error {
-	if _, err := s.pool.Exec(ctx, "TRUNCATE holdfast_inbox, bench_events"); err != nil {
-		return err
-	}
-	if err := s.clear(ctx); err != nil {
-		return err
-	}
-	consumer, err := s.consumer(inbox.NewMux(), inbox.ConsumerConfig{})
-	if err != nil {
-		return err
-	}
-	if err := consumer.Setup(ctx); err != nil {
-		return err
-	}
+func (s *streamIntake) fill(ctx context.Context, n int) {
+	must(s.pool.Exec(ctx, "TRUNCATE holdfast_inbox, bench_events"))
+	check(s.clear(ctx))
+	consumer := s.consumer(inbox.NewMux(), inbox.ConsumerConfig{})
+	check(consumer.Setup(ctx))
 	for n > 0 {
 		pipe := s.redis.Pipeline()
 		for range min(n, 1000) {
@@ -111,36 +90,29 @@ func (s *streamIntake) fill(ctx context.Context, n int) error {
 			}})
 			n--
 		}
-		if _, err := pipe.Exec(ctx); err != nil {
-			return err
-		}
+		must(pipe.Exec(ctx))
 	}
-	return nil
 }
 
 // expect is an error unless each message took effect once and is not pending.
-func (s *streamIntake) expect(ctx context.Context, n int) error {
+func (s *streamIntake) expect(ctx context.Context, n int) {
 	var effects int
-	if err := s.pool.QueryRow(ctx, "SELECT count(*) FROM bench_events").Scan(&effects); err != nil {
-		return err
-	}
+	check(s.pool.QueryRow(ctx, "SELECT count(*) FROM bench_events").Scan(&effects))
 	for begin := time.Now(); ; time.Sleep(10 * time.Millisecond) { // the last acknowledgements may be on their way
-		pending, err := s.redis.XPending(ctx, s.stream, streamGroup).Result()
-		if err != nil {
-			return err
-		}
+		pending := must(s.redis.XPending(ctx, s.stream, streamGroup).Result())
 		if effects == n && pending.Count == 0 {
-			return nil
+			return
 		}
 		if time.Since(begin) > 10*time.Second {
-			return fmt.Errorf("%d effects of %d messages, %d pending", effects, n, pending.Count)
+			check(fmt.Errorf("%d effects of %d messages, %d pending", effects, n, pending.Count))
+			return
 		}
 	}
 }
 
-func (s *streamIntake) consumer(p inbox.Processor, cfg inbox.ConsumerConfig) (*inboxredis.Consumer, error) {
+func (s *streamIntake) consumer(p inbox.Processor, cfg inbox.ConsumerConfig) *inboxredis.Consumer {
 	cfg.Logger = quiet
-	return inboxredis.NewConsumer(s.redis, s.stream, p, inboxredis.Config{Group: streamGroup, ConsumerConfig: cfg})
+	return must(inboxredis.NewConsumer(s.redis, s.stream, p, inboxredis.Config{Group: streamGroup, ConsumerConfig: cfg}))
 }
 
 // counted tells when so many messages went through, as watermill's handlers do.
@@ -161,18 +133,12 @@ func (c counted) Process(ctx context.Context, msgs []*inbox.Message) []error {
 
 // holdfast runs a consumer until it has processed n messages. Its end is not measured: it may wait a
 // second for a read that Redis keeps.
-func (s *streamIntake) holdfast(workers, batch int, newProcessor func() (inbox.Processor, error)) intakeRun {
-	return func(ctx context.Context, n int, watch *stopwatch) error {
-		processor, err := newProcessor()
-		if err != nil {
-			return err
-		}
-		consumer, err := s.consumer(counted{processor, newFinish(n, watch)}, inbox.ConsumerConfig{Concurrency: workers, Batch: batch, MessageLimit: n})
-		if err != nil {
-			return err
-		}
+func (s *streamIntake) holdfast(workers, batch int, newProcessor func() inbox.Processor) intakeRun {
+	return func(ctx context.Context, n int, watch *stopwatch) {
+		processor := newProcessor()
+		consumer := s.consumer(counted{processor, newFinish(n, watch)}, inbox.ConsumerConfig{Concurrency: workers, Batch: batch, MessageLimit: n})
 		watch.start()
-		return consumer.Run(ctx)
+		check(consumer.Run(ctx))
 	}
 }
 
@@ -192,7 +158,7 @@ func (s *streamIntake) read(ctx context.Context, count int) ([]redis.XMessage, e
 
 // rawSingle is a consumer as one writes it by hand, with as many goroutines.
 func (s *streamIntake) rawSingle(handlers int) intakeRun {
-	return func(ctx context.Context, n int, watch *stopwatch) error {
+	return func(ctx context.Context, n int, watch *stopwatch) {
 		watch.start()
 		defer watch.stop()
 		work := make(chan redis.XMessage)
@@ -218,6 +184,6 @@ func (s *streamIntake) rawSingle(handlers int) intakeRun {
 		}
 		close(work)
 		running.Wait()
-		return errors.Join(append(errs, err)...)
+		check(errors.Join(append(errs, err)...))
 	}
 }

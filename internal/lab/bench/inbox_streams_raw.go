@@ -35,14 +35,11 @@ func (s *streamIntake) rawOne(ctx context.Context, m redis.XMessage) error {
 
 // rawBatch is one goroutine with one transaction for so many messages.
 func (s *streamIntake) rawBatch(size int) intakeRun {
-	return func(ctx context.Context, n int, watch *stopwatch) error {
+	return func(ctx context.Context, n int, watch *stopwatch) {
 		watch.start()
 		defer watch.stop()
 		for left := n; left > 0; {
-			messages, err := s.read(ctx, min(size, left))
-			if err != nil {
-				return err
-			}
+			messages := must(s.read(ctx, min(size, left)))
 			if len(messages) == 0 {
 				continue
 			}
@@ -51,33 +48,22 @@ func (s *streamIntake) rawBatch(size int) intakeRun {
 			for k, m := range messages {
 				entries[k], deliveries[k] = m.ID, asDelivery(m)
 			}
-			if err := s.rawTogether(ctx, deliveries); err != nil {
-				return err
-			}
-			if err := s.redis.XAck(ctx, s.stream, streamGroup, entries...).Err(); err != nil {
-				return err
-			}
+			check(s.rawTogether(ctx, deliveries))
+			check(s.redis.XAck(ctx, s.stream, streamGroup, entries...).Err())
 			left -= len(messages)
 		}
-		return nil
 	}
 }
 
 // watermill is intake.watermill on a stream.
 func (s *streamIntake) watermill(handlers int) intakeRun {
-	return func(ctx context.Context, n int, watch *stopwatch) error {
+	return func(ctx context.Context, n int, watch *stopwatch) {
 		logger := watermill.NopLogger{}
-		subscriber, err := redisstream.NewSubscriber(redisstream.SubscriberConfig{
+		subscriber := must(redisstream.NewSubscriber(redisstream.SubscriberConfig{
 			Client: redis.NewClient(s.redis.Options()), ConsumerGroup: streamGroup, Consumer: "watermill", Unmarshaller: fields{},
 			BlockTime: 100 * time.Millisecond, DisableIndefiniteInitialBlock: true,
-		}, logger)
-		if err != nil {
-			return err
-		}
-		router, err := message.NewRouter(message.RouterConfig{}, logger)
-		if err != nil {
-			return err
-		}
+		}, logger))
+		router := must(message.NewRouter(message.RouterConfig{}, logger))
 		done := newFinish(n, watch)
 		for h := range handlers {
 			router.AddConsumerHandler(fmt.Sprint("bench", h), s.stream, subscriber, func(m *message.Message) error {
@@ -93,8 +79,9 @@ func (s *streamIntake) watermill(handlers int) intakeRun {
 		ended := make(chan error, 1)
 		watch.start()
 		go func() { ended <- router.Run(running) }()
-		err = errors.Join(done.wait(ctx), s.expect(ctx, n)) // it acknowledges nothing more once it is closed
-		return errors.Join(err, router.Close(), <-ended)    // that ends the subscriber, which closes its client
+		check(done.wait(ctx))
+		s.expect(ctx, n)                            // it acknowledges nothing more once it is closed
+		check(errors.Join(router.Close(), <-ended)) // that ends the subscriber, which closes its client
 	}
 }
 

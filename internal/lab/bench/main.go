@@ -39,7 +39,7 @@ type workload struct {
 // part is a piece of a workload that can be run alone.
 type part struct {
 	name string
-	run  func(ctx context.Context, b *bench) error
+	run  func(ctx context.Context, b *bench)
 }
 
 func workloads() []workload {
@@ -116,12 +116,36 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 func (b *bench) runAll(ctx context.Context, w workload) (err error) {
 	b.workload = w.name
 	defer func() { err = errors.Join(err, b.endWorkload()) }()
-	for _, p := range w.parts {
-		if err := p.run(ctx, b); err != nil {
-			return fmt.Errorf("%s, %s: %w", w.name, p.name, err)
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel() // what a part that failed has left running
+	defer func() {
+		switch r := recover().(type) {
+		case nil:
+		case failure:
+			err = fmt.Errorf("%s, %s: %w", w.name, b.at, r.error)
+		default:
+			panic(r)
 		}
+	}()
+	for _, p := range w.parts {
+		b.at = p.name
+		p.run(ctx, b)
 	}
 	return nil
+}
+
+// failure is what check and must end a part with. They are for the goroutine of the part alone.
+type failure struct{ error }
+
+func check(err error) {
+	if err != nil {
+		panic(failure{err})
+	}
+}
+
+func must[T any](v T, err error) T {
+	check(err)
+	return v
 }
 
 // parse takes flags before and after the names.

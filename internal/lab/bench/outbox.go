@@ -39,23 +39,20 @@ type queueKind struct {
 
 var queueKinds = [...]queueKind{{"classic", nil}, {"quorum", amqp.Table{"x-queue-type": "quorum"}}}
 
-func benchClassic(ctx context.Context, b *bench) error {
-	return benchDrain(ctx, b, queueKinds[0], 0.85, 1.8)
+func benchClassic(ctx context.Context, b *bench) {
+	benchDrain(ctx, b, queueKinds[0], 0.85, 1.8)
 }
 
-func benchQuorum(ctx context.Context, b *bench) error {
-	return benchDrain(ctx, b, queueKinds[1], 0.80, 2)
+func benchQuorum(ctx context.Context, b *bench) {
+	benchDrain(ctx, b, queueKinds[1], 0.80, 2)
 }
 
 // benchDrain empties a table of persistent messages of 512 bytes into a queue, with
 // confirms. Its goals: the share of what the bare client publishes, and the factor over
 // the peers.
-func benchDrain(ctx context.Context, b *bench, kind queueKind, share, factor float64) error {
-	d, err := newDrain(ctx, b, kind.args)
-	if err != nil {
-		return err
-	}
-	r, err := b.measure(ctx, table{
+func benchDrain(ctx context.Context, b *bench, kind queueKind, share, factor float64) {
+	d := newDrain(ctx, b, kind.args)
+	r := b.measure(ctx, table{
 		title:      fmt.Sprintf("outbox, %d messages of %d bytes to a %s queue", b.messages, len(body), kind.name),
 		columns:    []column{{name: "messages/s"}, {name: "client us/message", decimals: 1}},
 		yardsticks: []string{publishAlone, publishSame, unkeyed},
@@ -73,9 +70,6 @@ func benchDrain(ctx context.Context, b *bench, kind queueKind, share, factor flo
 			d.contender(watermillBest, 1, d.watermill),
 		},
 	})
-	if err != nil {
-		return err
-	}
 	for _, limit := range []string{publishAlone, publishSame} {
 		b.atLeast(share, r.ratio(unkeyed, limit), fmt.Sprintf("of %s, unkeyed, %s", limit, kind.name))
 	}
@@ -86,5 +80,4 @@ func benchDrain(ctx context.Context, b *bench, kind queueKind, share, factor flo
 	for _, peer := range []string{riverBest, watermillBest} {
 		b.atLeast(factor, r.ratio(unkeyed, peer), fmt.Sprintf("x %s, unkeyed, %s", peer, kind.name))
 	}
-	return nil
 }

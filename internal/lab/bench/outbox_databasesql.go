@@ -24,32 +24,18 @@ const (
 
 // benchDatabaseSQL is what the same write costs over database/sql: an UPDATE and a message in a transaction
 // of txretry, beside pgx and beside what a user of database/sql writes by hand.
-func benchDatabaseSQL(ctx context.Context, b *bench) error {
+func benchDatabaseSQL(ctx context.Context, b *bench) {
 	const goroutines = 8
-	pool, manager, err := accountBank(ctx, b)
-	if err != nil {
-		return err
-	}
-	store, err := outboxpgx.New(pool, outboxpgx.Config{PollOnly: true})
-	if err != nil {
-		return err
-	}
-	if err := store.Migrate(ctx); err != nil {
-		return err
-	}
-	at, err := url.Parse(pool.Config().ConnString())
-	if err != nil {
-		return err
-	}
+	pool, manager := accountBank(ctx, b)
+	store := must(outboxpgx.New(pool, outboxpgx.Config{PollOnly: true}))
+	check(store.Migrate(ctx))
+	at := must(url.Parse(pool.Config().ConnString()))
 	query := at.Query()
 	for name, value := range pool.Config().ConnConfig.RuntimeParams {
 		query.Set(name, value)
 	}
 	at.RawQuery = query.Encode()
-	connector, err := pq.NewConnector(at.String())
-	if err != nil {
-		return err
-	}
+	connector := must(pq.NewConnector(at.String()))
 	std, libpq := b.open(stdlib.OpenDB(*pool.Config().ConnConfig), goroutines), b.open(sql.OpenDB(connector), goroutines)
 	t := table{
 		title:      fmt.Sprintf("outbox, a write over database/sql, UPDATE and one message of %d bytes, goroutines: %d", len(body), goroutines),
@@ -65,19 +51,12 @@ func benchDatabaseSQL(ctx context.Context, b *bench) error {
 		name string
 		db   *sql.DB
 	}{{onStdlib, std}, {onLibPQ, libpq}} {
-		m, err := txretrysql.New(over.db, pool, txretry.Config{})
-		if err != nil {
-			return err
-		}
+		m := must(txretrysql.New(over.db, pool, txretry.Config{}))
 		t.contenders = append(t.contenders, contender{over.name, priced(managed(m), store.Write, goroutines)})
 	}
 	t.contenders = append(t.contenders, contender{byHandStdlib, priced(inSQL(std), insertNow, goroutines)})
-	r, err := b.measure(ctx, t)
-	if err != nil {
-		return err
-	}
+	r := b.measure(ctx, t)
 	b.atLeast(0.9, r.ratio(onStdlib, byHandStdlib), "of the rate of the same statements by hand, pgx stdlib")
-	return nil
 }
 
 // open has a database end with the run.

@@ -37,59 +37,42 @@ type drain struct {
 }
 
 // newDrain returns a drain from empty tables to a queue.
-func newDrain(ctx context.Context, b *bench, queue amqp.Table) (*drain, error) {
-	d, err := newStore(ctx, b)
-	if err != nil {
-		return nil, err
-	}
-	if d.url, err = b.rabbitmq(ctx); err != nil {
-		return nil, err
-	}
+func newDrain(ctx context.Context, b *bench, queue amqp.Table) *drain {
+	d := newStore(ctx, b)
+	d.url = b.rabbitmq(ctx)
 	d.args = queue
 	b.atEnd(func() error { return d.onBroker(d.deleteQueue) })
-	return d, nil
+	return d
 }
 
 // newStore returns a drain without a broker.
-func newStore(ctx context.Context, b *bench) (*drain, error) {
-	pool, err := b.postgres(ctx)
-	if err != nil {
-		return nil, err
-	}
-	store, err := outboxpgx.New(pool, outboxpgx.Config{Logger: quiet})
-	if err != nil {
-		return nil, err
-	}
-	if err := store.Migrate(ctx); err != nil {
-		return nil, err
-	}
-	if _, err := pool.Exec(ctx, rawBacklogSQL); err != nil {
-		return nil, err
-	}
+func newStore(ctx context.Context, b *bench) *drain {
+	pool := b.postgres(ctx)
+	store := must(outboxpgx.New(pool, outboxpgx.Config{Logger: quiet}))
+	check(store.Migrate(ctx))
+	must(pool.Exec(ctx, rawBacklogSQL))
 	d := &drain{
 		bench: b, pool: pool, store: store,
 		queue: "bench." + strconv.FormatInt(time.Now().UnixNano(), 36), // as long as the name of a message is
 	}
-	return d, d.migrateRiver(ctx)
+	d.migrateRiver(ctx)
+	return d
 }
 
 // drainRun prepares n messages, moves them between the start and the stop of the watch,
 // and returns how many of them must be in the queue now.
-type drainRun func(ctx context.Context, n int, watch *stopwatch) (queued int, err error)
+type drainRun func(ctx context.Context, n int, watch *stopwatch) (queued int)
 
 // contender has a run move that part of the messages, fewer to warm up.
 func (d *drain) contender(name string, part int, run drainRun) contender {
-	return contender{name, func(ctx context.Context, length time.Duration) (sample, error) {
+	return contender{name, func(ctx context.Context, length time.Duration) sample {
 		n := max(1, int(float64(d.bench.messages)*length.Seconds()/d.bench.length.Seconds())/part)
-		if err := d.reset(ctx); err != nil {
-			return nil, err
-		}
+		check(d.reset(ctx))
 		watch := stopwatch{bench: d.bench}
-		want, err := run(ctx, n, &watch)
-		if err != nil {
-			return nil, err
-		}
-		return watch.sample(n), errors.Join(watch.err, d.expect(ctx, want))
+		want := run(ctx, n, &watch)
+		check(watch.err)
+		d.expect(ctx, want)
+		return watch.sample(n)
 	}}
 }
 
@@ -113,11 +96,11 @@ func (d *drain) deleteQueue(ch *amqp.Channel) error {
 }
 
 // expect is an error unless each message arrived once. A queue counts a little late.
-func (d *drain) expect(ctx context.Context, want int) error {
+func (d *drain) expect(ctx context.Context, want int) {
 	if d.url == "" {
-		return nil
+		return
 	}
-	return d.onBroker(func(ch *amqp.Channel) error {
+	check(d.onBroker(func(ch *amqp.Channel) error {
 		var depth int
 		for range 100 {
 			q, err := ch.QueueDeclarePassive(d.queue, true, false, false, false, d.args)
@@ -132,7 +115,7 @@ func (d *drain) expect(ctx context.Context, want int) error {
 			}
 		}
 		return fmt.Errorf("%d messages in the queue, want %d", depth, want)
-	})
+	}))
 }
 
 func (d *drain) onBroker(do func(*amqp.Channel) error) error {
@@ -148,12 +131,12 @@ func (d *drain) onBroker(do func(*amqp.Channel) error) error {
 }
 
 // fill commits n messages, with so many keys.
-func (d *drain) fill(ctx context.Context, n, keys int) error {
-	return d.fillWith(ctx, n, keys, d.message())
+func (d *drain) fill(ctx context.Context, n, keys int) {
+	d.fillWith(ctx, n, keys, d.message())
 }
 
 // fillWith commits copies of m.
-func (d *drain) fillWith(ctx context.Context, n, keys int, m outbox.Message) error {
+func (d *drain) fillWith(ctx context.Context, n, keys int, m outbox.Message) {
 	const atOnce = 1000
 	for first := 0; first < n; first += atOnce {
 		msgs := make([]outbox.Message, min(atOnce, n-first))
@@ -163,13 +146,10 @@ func (d *drain) fillWith(ctx context.Context, n, keys int, m outbox.Message) err
 				msgs[i].Key = "key " + strconv.Itoa((first+i)%keys)
 			}
 		}
-		err := pgx.BeginFunc(ctx, d.pool, func(tx pgx.Tx) error { return d.store.Write(ctx, tx, msgs...) })
-		if err != nil {
-			return err
-		}
+		check(pgx.BeginFunc(ctx, d.pool, func(tx pgx.Tx) error { return d.store.Write(ctx, tx, msgs...) }))
 	}
 	_, err := d.pool.Exec(ctx, "VACUUM (ANALYZE) holdfast_outbox")
-	return err
+	check(err)
 }
 
 // message goes to the queue through the default exchange.
@@ -179,13 +159,12 @@ func (d *drain) message() outbox.Message {
 
 // holdfast drains to the broker with default settings throughout.
 func (d *drain) holdfast(keys int) drainRun {
-	return func(ctx context.Context, n int, watch *stopwatch) (int, error) {
-		if err := d.fill(ctx, n, keys); err != nil {
-			return 0, err
-		}
-		return n, d.withPublisher(ctx, func(publisher *outboxamqp.Publisher) error {
+	return func(ctx context.Context, n int, watch *stopwatch) int {
+		d.fill(ctx, n, keys)
+		check(d.withPublisher(ctx, func(publisher *outboxamqp.Publisher) error {
 			return d.relay(ctx, publisher, n, watch, func(int) {})
-		})
+		}))
+		return n
 	}
 }
 
@@ -216,13 +195,13 @@ func (d *drain) relay(ctx context.Context, publisher driver.Publisher, n int, wa
 }
 
 // publisherAlone publishes without a database.
-func (d *drain) publisherAlone(ctx context.Context, n int, watch *stopwatch) (int, error) {
+func (d *drain) publisherAlone(ctx context.Context, n int, watch *stopwatch) int {
 	msgs := make([]driver.Message, n)
 	for i := range msgs {
 		m := d.message()
 		msgs[i] = driver.Message{ID: ids.New(), Name: m.Name, Key: m.Key, Body: m.Body}
 	}
-	return n, d.withPublisher(ctx, func(publisher *outboxamqp.Publisher) error {
+	check(d.withPublisher(ctx, func(publisher *outboxamqp.Publisher) error {
 		var open sync.WaitGroup
 		var once sync.Once
 		var failure error
@@ -239,7 +218,8 @@ func (d *drain) publisherAlone(ctx context.Context, n int, watch *stopwatch) (in
 		open.Wait()
 		watch.stop()
 		return failure
-	})
+	}))
+	return n
 }
 
 // withPublisher runs do beside a connected publisher.

@@ -28,34 +28,27 @@ const (
 // settings: whatever is written to a socket and then answered, a batch of statements being one. The
 // pool's own pings, of every connection that was idle for a second, are counted apart. Pruning is left out:
 // it takes six round trips, once a minute, which fall into some runs and not into others.
-func benchIdle(ctx context.Context, b *bench) error {
-	d, err := newStore(ctx, b)
-	if err != nil {
-		return err
-	}
-	watch := func(listen bool) func(context.Context, time.Duration) (sample, error) {
-		return func(ctx context.Context, length time.Duration) (sample, error) {
+func benchIdle(ctx context.Context, b *bench) {
+	d := newStore(ctx, b)
+	watch := func(listen bool) func(context.Context, time.Duration) sample {
+		return func(ctx context.Context, length time.Duration) sample {
 			if length < b.length {
-				return sample{0, 0}, nil // a warm-up
+				return sample{0, 0} // a warm-up
 			}
 			return d.idleTrips(ctx, listen)
 		}
 	}
-	r, err := b.measure(ctx, table{
+	r := b.measure(ctx, table{
 		title:      "outbox, nothing to do",
 		columns:    []column{{name: "round trips/s", decimals: 2}, {name: "pings of the pool/s", decimals: 2}},
 		prepare:    d.reset,
 		contenders: []contender{{idleRelay, watch(false)}, {idleListener, watch(true)}},
 	})
-	if err != nil {
-		return err
-	}
 	b.atMost(1, r.column(idleRelay, 0), "round trips per second when idle, without the pool's pings, "+idleRelay)
 	b.atMost(0.5, r.column(idleListener, 0), "round trips per second when idle, without the pool's pings, "+idleListener)
-	return nil
 }
 
-func (d *drain) idleTrips(ctx context.Context, listen bool) (sample, error) {
+func (d *drain) idleTrips(ctx context.Context, listen bool) sample {
 	var queries, pings trips
 	cfg := d.pool.Config()
 	dial := cfg.ConnConfig.DialFunc
@@ -63,19 +56,10 @@ func (d *drain) idleTrips(ctx context.Context, listen bool) (sample, error) {
 		conn, err := dial(ctx, network, addr)
 		return &countedConn{Conn: conn, queries: &queries, pings: &pings}, err
 	}
-	pool, err := pgxpool.NewWithConfig(ctx, cfg)
-	if err != nil {
-		return nil, err
-	}
+	pool := must(pgxpool.NewWithConfig(ctx, cfg))
 	defer pool.Close()
-	store, err := outboxpgx.New(pool, outboxpgx.Config{PollOnly: !listen, PruneInterval: -1, Logger: quiet})
-	if err != nil {
-		return nil, err
-	}
-	relay, err := outbox.NewRelay(store, backlog.Confirms{}, outbox.RelayConfig{Logger: quiet})
-	if err != nil {
-		return nil, err
-	}
+	store := must(outboxpgx.New(pool, outboxpgx.Config{PollOnly: !listen, PruneInterval: -1, Logger: quiet}))
+	relay := must(outbox.NewRelay(store, backlog.Confirms{}, outbox.RelayConfig{Logger: quiet}))
 	ctx, cancel := context.WithTimeout(ctx, idleWarmUp+idleLength)
 	defer cancel()
 	stop := beside(ctx, relay.Run)
@@ -83,7 +67,8 @@ func (d *drain) idleTrips(ctx context.Context, listen bool) (sample, error) {
 	queries.reset()
 	pings.reset()
 	<-ctx.Done()
-	return sample{queries.rate(), pings.rate()}, stop()
+	check(stop())
+	return sample{queries.rate(), pings.rate()}
 }
 
 // trips counts requests.

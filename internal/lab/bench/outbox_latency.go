@@ -40,21 +40,16 @@ const (
 
 // benchLatency measures from the return of the commit to the confirm, and to a consumer
 // that acknowledges automatically, at a steady rate and with default settings.
-func benchLatency(ctx context.Context, b *bench) error {
-	d, err := newDrain(ctx, b, nil)
-	if err != nil {
-		return err
-	}
-	if _, err := d.pool.Exec(ctx, "CREATE TABLE raw_outbox (id uuid PRIMARY KEY, body bytea NOT NULL)"); err != nil {
-		return err
-	}
+func benchLatency(ctx context.Context, b *bench) {
+	d := newDrain(ctx, b, nil)
+	must(d.pool.Exec(ctx, "CREATE TABLE raw_outbox (id uuid PRIMARY KEY, body bytea NOT NULL)"))
 	for _, rate := range []int{50, 1000} {
-		at := func(start startRelay) func(context.Context, time.Duration) (sample, error) {
-			return func(ctx context.Context, length time.Duration) (sample, error) {
+		at := func(start startRelay) func(context.Context, time.Duration) sample {
+			return func(ctx context.Context, length time.Duration) sample {
 				return d.travel(ctx, rate, latencyPart*length, start)
 			}
 		}
-		r, err := b.measure(ctx, table{
+		r := b.measure(ctx, table{
 			title: fmt.Sprintf("outbox, latency from commit at %d messages/s", rate),
 			columns: []column{
 				{name: "confirm p50 ms", decimals: 2},
@@ -72,9 +67,6 @@ func benchLatency(ctx context.Context, b *bench) error {
 				{waterPoll, at(d.startWatermill)},
 			},
 		})
-		if err != nil {
-			return err
-		}
 		for _, name := range []string{oursWake, oursNotify} {
 			most := 1.7
 			if name == oursWake && rate == 50 { // a message that comes alone costs four statements
@@ -84,7 +76,6 @@ func benchLatency(ctx context.Context, b *bench) error {
 			b.atMost(2.5, r.ratioOf(name, rawNotify, colConfirm99), fmt.Sprintf("x %s, p99 commit to confirm at %d/s, %s", rawNotify, rate, name))
 		}
 	}
-	return nil
 }
 
 // journey notes when each message passed a point.
@@ -120,24 +111,15 @@ func (j *journey) waits(at map[uuid.UUID]time.Time) (p50, p99 float64) {
 }
 
 // startRelay starts what carries the messages, and returns what stores one.
-type startRelay func(context.Context, *journey) (store write, stop func() error, err error)
+type startRelay func(context.Context, *journey) (store write, stop func() error)
 
 // travel commits messages at a steady rate and follows them.
-func (d *drain) travel(ctx context.Context, rate int, length time.Duration, start startRelay) (sample, error) {
+func (d *drain) travel(ctx context.Context, rate int, length time.Duration, start startRelay) sample {
 	j := &journey{committed: map[uuid.UUID]time.Time{}, confirmed: map[uuid.UUID]time.Time{}, arrived: map[uuid.UUID]time.Time{}}
-	conn, err := amqp.Dial(d.url)
-	if err != nil {
-		return nil, err
-	}
+	conn := must(amqp.Dial(d.url))
 	defer conn.Close()
-	ch, err := conn.Channel()
-	if err != nil {
-		return nil, err
-	}
-	deliveries, err := ch.Consume(d.queue, "", true, false, false, false, nil)
-	if err != nil {
-		return nil, err
-	}
+	ch := must(conn.Channel())
+	deliveries := must(ch.Consume(d.queue, "", true, false, false, false, nil))
 	go func() {
 		for delivery := range deliveries {
 			if id, err := uuid.Parse(delivery.MessageId); err == nil {
@@ -145,25 +127,20 @@ func (d *drain) travel(ctx context.Context, rate int, length time.Duration, star
 			}
 		}
 	}()
-	store, stop, err := start(ctx, j)
-	if err != nil {
-		return nil, err
-	}
+	store, stop := start(ctx, j)
 	n := max(1, int(float64(rate)*length.Seconds()))
-	err = d.commitSteadily(ctx, n, time.Second/time.Duration(rate), store, j)
+	err := d.commitSteadily(ctx, n, time.Second/time.Duration(rate), store, j)
 	for patience := time.Now().Add(20 * time.Second); err == nil && !j.complete(n); {
 		if time.Now().After(patience) {
 			err = fmt.Errorf("not all of %d messages were confirmed and arrived", n)
 		}
 		time.Sleep(5 * time.Millisecond)
 	}
-	if err := errors.Join(err, stop()); err != nil {
-		return nil, err
-	}
+	check(errors.Join(err, stop()))
 	s := make(sample, 4)
 	s[colConfirm50], s[colConfirm99] = j.waits(j.confirmed)
 	s[colArrival50], s[colArrival99] = j.waits(j.arrived)
-	return s, nil
+	return s
 }
 
 // commitSteadily has a few writers share the work, so that a slow commit delays no other.
@@ -216,28 +193,17 @@ func (p noting) Publish(ctx context.Context, m driver.Message, done func(error))
 
 // startHoldfast starts a relay that is woken in the process, or by way of the database.
 func (d *drain) startHoldfast(notify bool) startRelay {
-	return func(ctx context.Context, j *journey) (write, func() error, error) {
-		publisher, err := outboxamqp.NewPublisher(outboxamqp.Dial(d.url, amqp.Config{}), outboxamqp.Config{Logger: quiet})
-		if err != nil {
-			return nil, nil, err
-		}
-		store, err := outboxpgx.New(d.pool, outboxpgx.Config{PollOnly: !notify, Logger: quiet})
-		if err != nil {
-			return nil, nil, err
-		}
-		relay, err := outbox.NewRelay(store, noting{publisher, j}, outbox.RelayConfig{Logger: quiet})
-		if err != nil {
-			return nil, nil, err
-		}
+	return func(ctx context.Context, j *journey) (write, func() error) {
+		publisher := must(outboxamqp.NewPublisher(outboxamqp.Dial(d.url, amqp.Config{}), outboxamqp.Config{Logger: quiet}))
+		store := must(outboxpgx.New(d.pool, outboxpgx.Config{PollOnly: !notify, Logger: quiet}))
+		relay := must(outbox.NewRelay(store, noting{publisher, j}, outbox.RelayConfig{Logger: quiet}))
 		writer := store
 		if notify { // one that knows nothing of the relay, as in another process
-			if writer, err = outboxpgx.New(d.pool, outboxpgx.Config{Logger: quiet}); err != nil {
-				return nil, nil, err
-			}
+			writer = must(outboxpgx.New(d.pool, outboxpgx.Config{Logger: quiet}))
 		}
 		stop := beside(ctx, relay.Run)
 		untilReady(ctx, publisher.Ready)
 		untilReady(ctx, relay.Ready)
-		return writer.Write, stop, nil
+		return writer.Write, stop
 	}
 }

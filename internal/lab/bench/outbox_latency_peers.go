@@ -16,20 +16,12 @@ import (
 )
 
 // startRiver starts a client that is notified of every job inserted.
-func (d *drain) startRiver(ctx context.Context, j *journey) (write, func() error, error) {
-	pool, err := d.ownPool(ctx, 20)
-	if err != nil {
-		return nil, nil, err
-	}
-	client, hangUp, err := d.riverClient(pool, time.Second, func(args publishArgs) {
+func (d *drain) startRiver(ctx context.Context, j *journey) (write, func() error) {
+	pool := d.ownPool(ctx, 20)
+	client, hangUp := d.riverClient(pool, time.Second, func(args publishArgs) {
 		j.note(j.confirmed, uuid.MustParse(args.ID))
 	})
-	if err != nil {
-		return nil, nil, err
-	}
-	if err := client.Start(ctx); err != nil {
-		return nil, nil, err
-	}
+	check(client.Start(ctx))
 	store := func(ctx context.Context, tx pgx.Tx, msgs ...outbox.Message) error {
 		_, err := client.InsertTx(ctx, tx, publishArgs{msgs[0].ID.String(), msgs[0].Body}, nil)
 		return err
@@ -39,7 +31,7 @@ func (d *drain) startRiver(ctx context.Context, j *journey) (write, func() error
 		hangUp()
 		pool.Close()
 		return err
-	}, nil
+	}
 }
 
 // confirming tells a journey of the confirms of watermill.
@@ -59,22 +51,11 @@ func (p confirming) Publish(topic string, msgs ...*message.Message) error {
 }
 
 // startWatermill starts one forwarder, which polls every millisecond.
-func (d *drain) startWatermill(ctx context.Context, j *journey) (write, func() error, error) {
-	pool, err := d.ownPool(ctx, 4)
-	if err != nil {
-		return nil, nil, err
-	}
-	if err := d.dropWatermill(ctx); err != nil {
-		return nil, nil, err
-	}
-	broker, err := d.watermillBroker(1)
-	if err != nil {
-		return nil, nil, err
-	}
-	forwarders, err := startForwarders(ctx, pool, confirming{broker, j}, 1)
-	if err != nil {
-		return nil, nil, err
-	}
+func (d *drain) startWatermill(ctx context.Context, j *journey) (write, func() error) {
+	pool := d.ownPool(ctx, 4)
+	d.dropWatermill(ctx)
+	broker := d.watermillBroker(1)
+	forwarders := startForwarders(ctx, pool, confirming{broker, j}, 1)
 	<-forwarders[0].Running() // the tables are there
 	store := func(_ context.Context, tx pgx.Tx, msgs ...outbox.Message) error {
 		writer, err := wsql.NewPublisher(wsql.TxFromPgx(tx), wsql.PublisherConfig{SchemaAdapter: watermillSchema}, watermill.NopLogger{})
@@ -88,5 +69,5 @@ func (d *drain) startWatermill(ctx context.Context, j *journey) (write, func() e
 		err := forwarders[0].Close()
 		pool.Close()
 		return errors.Join(err, broker.Close())
-	}, nil
+	}
 }

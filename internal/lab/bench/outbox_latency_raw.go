@@ -13,25 +13,12 @@ import (
 
 // startRaw starts the least that does the same: notified inside the business transaction, it
 // reads what there is, publishes, awaits the confirms and deletes.
-func (d *drain) startRaw(ctx context.Context, j *journey) (write, func() error, error) {
-	listening, err := d.pool.Acquire(ctx)
-	if err != nil {
-		return nil, nil, err
-	}
-	if _, err := listening.Exec(ctx, "LISTEN raw_outbox"); err != nil {
-		return nil, nil, err
-	}
-	conn, err := amqp.Dial(d.url)
-	if err != nil {
-		return nil, nil, err
-	}
-	ch, err := conn.Channel()
-	if err != nil {
-		return nil, nil, err
-	}
-	if err := ch.Confirm(false); err != nil {
-		return nil, nil, err
-	}
+func (d *drain) startRaw(ctx context.Context, j *journey) (write, func() error) {
+	listening := must(d.pool.Acquire(ctx))
+	must(listening.Exec(ctx, "LISTEN raw_outbox"))
+	conn := must(amqp.Dial(d.url))
+	ch := must(conn.Channel())
+	check(ch.Confirm(false))
 	stop := beside(ctx, func(ctx context.Context) error {
 		for {
 			if _, err := listening.Conn().WaitForNotification(ctx); err != nil {
@@ -51,7 +38,7 @@ func (d *drain) startRaw(ctx context.Context, j *journey) (write, func() error, 
 		_ = listening.Conn().Close(context.WithoutCancel(ctx)) // its wait was broken off
 		listening.Release()
 		return errors.Join(err, conn.Close())
-	}, nil
+	}
 }
 
 func (d *drain) relayRaw(ctx context.Context, ch *amqp.Channel, j *journey) error {

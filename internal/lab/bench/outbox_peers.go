@@ -52,21 +52,17 @@ func (f *finish) wait(ctx context.Context) error {
 }
 
 // ownPool returns a pool of that size on the same schema, for a contender alone.
-func (d *drain) ownPool(ctx context.Context, conns int32) (*pgxpool.Pool, error) {
+func (d *drain) ownPool(ctx context.Context, conns int32) *pgxpool.Pool {
 	cfg := d.pool.Config()
 	cfg.MaxConns = conns
-	return pgxpool.NewWithConfig(ctx, cfg)
+	return must(pgxpool.NewWithConfig(ctx, cfg))
 }
 
 // River: the job publishes and waits for its confirm, over two shared channels.
 
-func (d *drain) migrateRiver(ctx context.Context) error {
-	migrator, err := rivermigrate.New(riverpgxv5.New(d.pool), &rivermigrate.Config{Logger: quiet})
-	if err != nil {
-		return err
-	}
-	_, err = migrator.Migrate(ctx, rivermigrate.DirectionUp, nil)
-	return err
+func (d *drain) migrateRiver(ctx context.Context) {
+	migrator := must(rivermigrate.New(riverpgxv5.New(d.pool), &rivermigrate.Config{Logger: quiet}))
+	must(migrator.Migrate(ctx, rivermigrate.DirectionUp, nil))
 }
 
 type publishArgs struct {
@@ -98,67 +94,46 @@ func (w *publishWorker) Work(ctx context.Context, job *river.Job[publishArgs]) e
 	return nil
 }
 
-func (d *drain) river(ctx context.Context, n int, watch *stopwatch) (int, error) {
-	pool, err := d.ownPool(ctx, 20)
-	if err != nil {
-		return 0, err
-	}
+func (d *drain) river(ctx context.Context, n int, watch *stopwatch) int {
+	pool := d.ownPool(ctx, 20)
 	defer pool.Close()
 	finish := newFinish(n, watch)
-	client, hangUp, err := d.riverClient(pool, 10*time.Millisecond, func(publishArgs) { finish.one() })
-	if err != nil {
-		return 0, err
-	}
+	client, hangUp := d.riverClient(pool, 10*time.Millisecond, func(publishArgs) { finish.one() })
 	defer hangUp()
-	if err := fillRiver(ctx, client, n); err != nil {
-		return 0, err
-	}
-	if _, err := pool.Exec(ctx, "VACUUM (ANALYZE) river_job"); err != nil {
-		return 0, err
-	}
+	fillRiver(ctx, client, n)
+	must(pool.Exec(ctx, "VACUUM (ANALYZE) river_job"))
 	watch.start()
-	if err := client.Start(ctx); err != nil {
-		return 0, err
-	}
-	return n, errors.Join(finish.wait(ctx), client.Stop(context.WithoutCancel(ctx)))
+	check(client.Start(ctx))
+	check(errors.Join(finish.wait(ctx), client.Stop(context.WithoutCancel(ctx))))
+	return n
 }
 
-func (d *drain) riverClient(pool *pgxpool.Pool, poll time.Duration, confirmed func(publishArgs)) (client *river.Client[pgx.Tx], hangUp func(), err error) {
-	conn, err := amqp.Dial(d.url)
-	if err != nil {
-		return nil, nil, err
-	}
+func (d *drain) riverClient(pool *pgxpool.Pool, poll time.Duration, confirmed func(publishArgs)) (client *river.Client[pgx.Tx], hangUp func()) {
+	conn := must(amqp.Dial(d.url))
 	w := &publishWorker{queue: d.queue, confirmed: confirmed, channels: make([]*amqp.Channel, 2)}
 	for i := range w.channels {
-		if w.channels[i], err = conn.Channel(); err != nil {
-			return nil, nil, err
-		}
-		if err := w.channels[i].Confirm(false); err != nil {
-			return nil, nil, err
-		}
+		w.channels[i] = must(conn.Channel())
+		check(w.channels[i].Confirm(false))
 	}
 	workers := river.NewWorkers()
 	river.AddWorker(workers, w)
-	client, err = river.NewClient(riverpgxv5.New(pool), &river.Config{
+	client = must(river.NewClient(riverpgxv5.New(pool), &river.Config{
 		Queues:        map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 2000}},
 		FetchCooldown: time.Millisecond, FetchPollInterval: poll,
 		Workers: workers, Logger: quiet,
-	})
-	return client, func() { _ = conn.Close() }, err
+	}))
+	return client, func() { _ = conn.Close() }
 }
 
-func fillRiver(ctx context.Context, client *river.Client[pgx.Tx], n int) error {
+func fillRiver(ctx context.Context, client *river.Client[pgx.Tx], n int) {
 	const atOnce = 5000
 	for first := 0; first < n; first += atOnce {
 		jobs := make([]river.InsertManyParams, min(atOnce, n-first))
 		for i := range jobs {
 			jobs[i].Args = publishArgs{Body: body}
 		}
-		if _, err := client.InsertManyFast(ctx, jobs); err != nil {
-			return err
-		}
+		must(client.InsertManyFast(ctx, jobs))
 	}
-	return nil
 }
 
 // Watermill: a topic is a table of its own with one message in flight, so many topics
@@ -183,37 +158,26 @@ func (p countingPublisher) Publish(topic string, msgs ...*message.Message) error
 	return err
 }
 
-func (d *drain) watermill(ctx context.Context, n int, watch *stopwatch) (int, error) {
-	pool, err := d.ownPool(ctx, 2*watermillTopics)
-	if err != nil {
-		return 0, err
-	}
+func (d *drain) watermill(ctx context.Context, n int, watch *stopwatch) int {
+	pool := d.ownPool(ctx, 2*watermillTopics)
 	defer pool.Close()
 	logger := watermill.NopLogger{}
-	if err := d.dropWatermill(ctx); err != nil {
-		return 0, err
-	}
-	if err := d.fillWatermill(pool, n, logger); err != nil {
-		return 0, err
-	}
-	broker, err := d.watermillBroker(watermillTopics)
-	if err != nil {
-		return 0, err
-	}
+	d.dropWatermill(ctx)
+	d.fillWatermill(pool, n, logger)
+	broker := d.watermillBroker(watermillTopics)
 	out := countingPublisher{broker, newFinish(n, watch)}
 	watch.start()
-	forwarders, err := startForwarders(ctx, pool, out, watermillTopics)
-	if err == nil {
-		err = out.finish.wait(ctx)
-	}
+	forwarders := startForwarders(ctx, pool, out, watermillTopics)
+	err := out.finish.wait(ctx)
 	for _, f := range forwarders {
 		err = errors.Join(err, f.Close())
 	}
-	return n, errors.Join(err, broker.Close())
+	check(errors.Join(err, broker.Close()))
+	return n
 }
 
 // watermillBroker sends the id as the property too.
-func (d *drain) watermillBroker(channels int) (*wamqp.Publisher, error) {
+func (d *drain) watermillBroker(channels int) *wamqp.Publisher {
 	cfg := wamqp.NewDurableQueueConfig(d.url)
 	cfg.Publish.ConfirmDelivery = true
 	cfg.Publish.ChannelPoolSize = channels
@@ -221,7 +185,7 @@ func (d *drain) watermillBroker(channels int) (*wamqp.Publisher, error) {
 		m.MessageId, _ = m.Headers[wamqp.DefaultMessageUUIDHeaderKey].(string)
 		return m
 	}}
-	return wamqp.NewPublisher(cfg, watermill.NopLogger{})
+	return must(wamqp.NewPublisher(cfg, watermill.NopLogger{}))
 }
 
 var (
@@ -230,21 +194,15 @@ var (
 )
 
 // dropWatermill removes what the run before has left: closing rolls open batches back.
-func (d *drain) dropWatermill(ctx context.Context) error {
+func (d *drain) dropWatermill(ctx context.Context) {
 	for topic := range watermillTopics {
-		if _, err := d.pool.Exec(ctx, "DROP TABLE IF EXISTS "+watermillSchema.MessagesTable(watermillTopic(topic))); err != nil {
-			return err
-		}
+		must(d.pool.Exec(ctx, "DROP TABLE IF EXISTS "+watermillSchema.MessagesTable(watermillTopic(topic))))
 	}
-	return nil
 }
 
 // fillWatermill spreads the messages evenly over the topics.
-func (d *drain) fillWatermill(pool *pgxpool.Pool, n int, logger watermill.LoggerAdapter) error {
-	writer, err := wsql.NewPublisher(wsql.BeginnerFromPgx(pool), wsql.PublisherConfig{SchemaAdapter: watermillSchema, AutoInitializeSchema: true}, logger)
-	if err != nil {
-		return err
-	}
+func (d *drain) fillWatermill(pool *pgxpool.Pool, n int, logger watermill.LoggerAdapter) {
+	writer := must(wsql.NewPublisher(wsql.BeginnerFromPgx(pool), wsql.PublisherConfig{SchemaAdapter: watermillSchema, AutoInitializeSchema: true}, logger))
 	for topic := range watermillTopics {
 		into := forwarder.NewPublisher(writer, forwarder.PublisherConfig{ForwarderTopic: watermillTopic(topic)})
 		var msgs []*message.Message
@@ -254,30 +212,21 @@ func (d *drain) fillWatermill(pool *pgxpool.Pool, n int, logger watermill.Logger
 		if len(msgs) == 0 {
 			continue
 		}
-		if err := into.Publish(d.queue, msgs...); err != nil {
-			return err
-		}
+		check(into.Publish(d.queue, msgs...))
 	}
-	return nil
 }
 
-func startForwarders(ctx context.Context, pool *pgxpool.Pool, out message.Publisher, topics int) ([]*forwarder.Forwarder, error) {
+func startForwarders(ctx context.Context, pool *pgxpool.Pool, out message.Publisher, topics int) []*forwarder.Forwarder {
 	logger := watermill.NopLogger{}
 	var started []*forwarder.Forwarder
 	for topic := range topics {
-		sub, err := wsql.NewSubscriber(wsql.BeginnerFromPgx(pool), wsql.SubscriberConfig{
+		sub := must(wsql.NewSubscriber(wsql.BeginnerFromPgx(pool), wsql.SubscriberConfig{
 			SchemaAdapter: watermillSchema, OffsetsAdapter: watermillOffsets,
 			PollInterval: time.Millisecond, InitializeSchema: true,
-		}, logger)
-		if err != nil {
-			return started, err
-		}
-		f, err := forwarder.NewForwarder(sub, out, logger, forwarder.Config{ForwarderTopic: watermillTopic(topic)})
-		if err != nil {
-			return started, err
-		}
+		}, logger))
+		f := must(forwarder.NewForwarder(sub, out, logger, forwarder.Config{ForwarderTopic: watermillTopic(topic)}))
 		started = append(started, f)
 		go func() { _ = f.Run(ctx) }() // ends with Close
 	}
-	return started, nil
+	return started
 }

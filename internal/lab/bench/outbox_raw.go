@@ -21,37 +21,30 @@ const (
 )
 
 // publishAlone is the broker's limit, for messages of body and content type alone.
-func (d *drain) publishAlone(_ context.Context, n int, watch *stopwatch) (int, error) {
+func (d *drain) publishAlone(_ context.Context, n int, watch *stopwatch) int {
 	return d.publishRaw(n, watch, false, func(*amqp.Publishing) {})
 }
 
 // publishSame is its limit for what the relay sends: mandatory, with id and name, and without a content
 // type.
-func (d *drain) publishSame(_ context.Context, n int, watch *stopwatch) (int, error) {
+func (d *drain) publishSame(_ context.Context, n int, watch *stopwatch) int {
 	return d.publishRaw(n, watch, true, func(m *amqp.Publishing) {
 		m.MessageId, m.Type, m.ContentType = ids.New().String(), d.queue, ""
 	})
 }
 
-func (d *drain) publishRaw(n int, watch *stopwatch, mandatory bool, complete func(*amqp.Publishing)) (int, error) {
-	conn, err := amqp.DialConfig(d.url, amqp.Config{Dial: func(network, addr string) (net.Conn, error) {
+func (d *drain) publishRaw(n int, watch *stopwatch, mandatory bool, complete func(*amqp.Publishing)) int {
+	conn := must(amqp.DialConfig(d.url, amqp.Config{Dial: func(network, addr string) (net.Conn, error) {
 		conn, err := amqp.DefaultDial(10*time.Second)(network, addr)
 		if err != nil {
 			return nil, err
 		}
 		return amqpconn.GatherWrites(conn), nil
-	}})
-	if err != nil {
-		return 0, err
-	}
+	}}))
 	channels := make([]*amqp.Channel, rawChannels)
 	for i := range channels {
-		if channels[i], err = conn.Channel(); err != nil {
-			return 0, err
-		}
-		if err := channels[i].Confirm(false); err != nil {
-			return 0, err
-		}
+		channels[i] = must(conn.Channel())
+		check(channels[i].Confirm(false))
 	}
 	errs := make([]error, rawChannels)
 	var running sync.WaitGroup
@@ -65,7 +58,8 @@ func (d *drain) publishRaw(n int, watch *stopwatch, mandatory bool, complete fun
 	}
 	running.Wait()
 	watch.stop()
-	return n, errors.Join(errors.Join(errs...), conn.Close())
+	check(errors.Join(errors.Join(errs...), conn.Close()))
+	return n
 }
 
 var errNotConfirmed = errors.New("a message was not confirmed")

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 
 	"github.com/jackc/pgx/v5"
@@ -16,20 +15,17 @@ const snapshotBacklog = 3
 // benchSnapshot drains without a broker, beside a session that holds an old snapshot: until it ends
 // no row that was deleted can be cleaned up, and whoever reads from the start reads all of them
 // again and again.
-func benchSnapshot(ctx context.Context, b *bench) error {
-	d, err := newStore(ctx, b)
-	if err != nil {
-		return err
-	}
+func benchSnapshot(ctx context.Context, b *bench) {
+	d := newStore(ctx, b)
 	ways := []struct {
 		name  string
-		fill  func(ctx context.Context, n int) error
-		drain func(ctx context.Context, n int, watch *stopwatch) error
+		fill  func(ctx context.Context, n int)
+		drain func(ctx context.Context, n int, watch *stopwatch)
 	}{
 		{readAndDelete, d.fillRaw, d.rawClaimAll},
 		{claimAlone, d.fillUnkeyed, d.claimAll},
-		{unkeyed, d.fillUnkeyed, func(ctx context.Context, n int, watch *stopwatch) error {
-			return d.relay(ctx, backlog.Confirms{}, n, watch, func(int) {})
+		{unkeyed, d.fillUnkeyed, func(ctx context.Context, n int, watch *stopwatch) {
+			check(d.relay(ctx, backlog.Confirms{}, n, watch, func(int) {}))
 		}},
 	}
 	t := table{
@@ -38,12 +34,11 @@ func benchSnapshot(ctx context.Context, b *bench) error {
 	}
 	const beside = ", old snapshot"
 	for _, w := range ways {
-		row := func(name string, drain func(context.Context, int, *stopwatch) error) {
-			t.contenders = append(t.contenders, d.contender(name, 1, func(ctx context.Context, n int, watch *stopwatch) (int, error) {
-				if err := w.fill(ctx, n); err != nil {
-					return 0, err
-				}
-				return 0, drain(ctx, n, watch)
+		row := func(name string, drain func(context.Context, int, *stopwatch)) {
+			t.contenders = append(t.contenders, d.contender(name, 1, func(ctx context.Context, n int, watch *stopwatch) int {
+				w.fill(ctx, n)
+				drain(ctx, n, watch)
+				return 0
 			}))
 		}
 		row(w.name, w.drain)
@@ -52,29 +47,20 @@ func benchSnapshot(ctx context.Context, b *bench) error {
 	longer := *b
 	longer.messages *= snapshotBacklog
 	d.bench = &longer
-	r, err := b.measure(ctx, t)
-	if err != nil {
-		return err
-	}
+	r := b.measure(ctx, t)
 	for _, w := range ways[1:] {
 		b.atLeast(0.9, r.ratio(w.name+beside, w.name), "of the rate without an old snapshot, "+w.name)
 	}
-	return nil
 }
 
-func (d *drain) fillUnkeyed(ctx context.Context, n int) error { return d.fill(ctx, n, 0) }
+func (d *drain) fillUnkeyed(ctx context.Context, n int) { d.fill(ctx, n, 0) }
 
 // besideSnapshot has a transaction look once before the drain, and stay open.
-func (d *drain) besideSnapshot(drain func(context.Context, int, *stopwatch) error) func(context.Context, int, *stopwatch) error {
-	return func(ctx context.Context, n int, watch *stopwatch) error {
-		tx, err := d.pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.RepeatableRead})
-		if err != nil {
-			return err
-		}
-		_, err = tx.Exec(ctx, "SELECT")
-		if err == nil {
-			err = drain(ctx, n, watch)
-		}
-		return errors.Join(err, tx.Rollback(ctx))
+func (d *drain) besideSnapshot(drain func(context.Context, int, *stopwatch)) func(context.Context, int, *stopwatch) {
+	return func(ctx context.Context, n int, watch *stopwatch) {
+		tx := must(d.pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.RepeatableRead}))
+		must(tx.Exec(ctx, "SELECT"))
+		drain(ctx, n, watch)
+		check(tx.Rollback(ctx))
 	}
 }

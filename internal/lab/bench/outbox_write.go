@@ -27,11 +27,8 @@ const (
 // benchWrite is what a message costs the transaction that writes it: an UPDATE and a write,
 // in txretry, both sent in as few trips as there can be. No relay takes the messages away,
 // for it would take the processor too; some are woken.
-func benchWrite(ctx context.Context, b *bench) error {
-	pool, manager, err := accountBank(ctx, b)
-	if err != nil {
-		return err
-	}
+func benchWrite(ctx context.Context, b *bench) {
+	pool, manager := accountBank(ctx, b)
 	stores := map[string]write{insertByHand: insertAtCommit}
 	var relays []func(context.Context) error
 	for name, of := range map[string]struct {
@@ -43,21 +40,13 @@ func benchWrite(ctx context.Context, b *bench) error {
 		writerNotify: {outboxpgx.Config{Logger: quiet}, false},
 		"listener":   {outboxpgx.Config{Logger: quiet}, true},
 	} {
-		store, err := outboxpgx.New(pool, of.cfg)
-		if err != nil {
-			return err
-		}
-		if err := store.Migrate(ctx); err != nil {
-			return err
-		}
+		store := must(outboxpgx.New(pool, of.cfg))
+		check(store.Migrate(ctx))
 		stores[name] = store.Write
 		if !of.woken {
 			continue
 		}
-		relay, err := outbox.NewRelay(idleSource{store}, noPublisher{}, outbox.RelayConfig{Logger: quiet})
-		if err != nil {
-			return err
-		}
+		relay := must(outbox.NewRelay(idleSource{store}, noPublisher{}, outbox.RelayConfig{Logger: quiet}))
 		relays = append(relays, relay.Run)
 	}
 	stop := beside(ctx, relays...)
@@ -76,21 +65,18 @@ func benchWrite(ctx context.Context, b *bench) error {
 		for _, name := range []string{insertByHand, writerNoWake, writerWake, writerNotify} {
 			t.contenders = append(t.contenders, contender{name, priced(managed(manager), stores[name], goroutines)})
 		}
-		r, err := pairs.measure(ctx, t)
-		if err != nil {
-			return errors.Join(err, stop())
-		}
+		r := pairs.measure(ctx, t)
 		where := fmt.Sprintf("goroutines: %d", goroutines)
 		b.atLeast(0.95, r.ratio(writerNoWake, insertByHand), "of the rate with an INSERT by hand, "+where)
 		least := map[int]float64{1: 0.85, 32: 0.95}[goroutines] // one writer shares its processors with the relay that it wakes
 		b.atLeast(least, r.ratio(writerWake, writerNoWake), "of the rate without a wake-up, relay beside, "+where)
 		b.atLeast(least, r.ratio(writerNotify, writerNoWake), "of the rate without a wake-up, relay elsewhere, "+where)
 	}
-	return stop()
+	check(stop())
 }
 
-func priced(w way, store write, goroutines int) func(ctx context.Context, length time.Duration) (sample, error) {
-	return func(ctx context.Context, length time.Duration) (sample, error) {
+func priced(w way, store write, goroutines int) func(ctx context.Context, length time.Duration) sample {
+	return func(ctx context.Context, length time.Duration) sample {
 		l, err := load.Drive(ctx, goroutines, length, func(ctx context.Context, worker int) error {
 			id := ownAccount(worker)
 			return w(ctx, id, func(ctx context.Context, tx pgx.Tx) error {
@@ -101,7 +87,8 @@ func priced(w way, store write, goroutines int) func(ctx context.Context, length
 				return store(ctx, tx, m)
 			})
 		})
-		return sample{l.Rate, milliseconds(l.Percentile(0.5))}, err
+		check(err)
+		return sample{l.Rate, milliseconds(l.Percentile(0.5))}
 	}
 }
 

@@ -28,21 +28,16 @@ var errWrongWay = errors.New("a decision that the workload does not expect")
 const plenty = 1 << 29 // a limit that never denies
 
 // benchRateMemory compares decisions within the process.
-func benchRateMemory(ctx context.Context, b *bench) error {
+func benchRateMemory(ctx context.Context, b *bench) {
 	for _, keys := range []int{1, 100_000} {
 		for _, allowed := range []bool{true, false} {
-			if err := benchRateMemoryKeys(ctx, b, keys, 1, allowed); err != nil {
-				return err
-			}
+			benchRateMemoryKeys(ctx, b, keys, 1, allowed)
 		}
-		if err := benchRateMemoryKeys(ctx, b, keys, runtime.GOMAXPROCS(0), true); err != nil {
-			return err
-		}
+		benchRateMemoryKeys(ctx, b, keys, runtime.GOMAXPROCS(0), true)
 	}
-	return nil
 }
 
-func benchRateMemoryKeys(ctx context.Context, b *bench, keys, goroutines int, allowed bool) error {
+func benchRateMemoryKeys(ctx context.Context, b *bench, keys, goroutines int, allowed bool) {
 	most, what := int64(1), "denied"
 	if allowed {
 		most, what = plenty, "allowed"
@@ -51,29 +46,18 @@ func benchRateMemoryKeys(ctx context.Context, b *bench, keys, goroutines int, al
 	for i := range names {
 		names[i] = fmt.Sprintf("user-%06d", i)
 	}
-	store, err := memorystore.New(&memorystore.Config{Tokens: uint64(most), Interval: time.Hour})
-	if err != nil {
-		return err
-	}
+	store := must(memorystore.New(&memorystore.Config{Tokens: uint64(most), Interval: time.Hour}))
 	b.atEnd(func() error { return store.Close(context.Background()) })
 	ulule := limiter.New(memory.NewStore(), limiter.Rate{Period: time.Hour, Limit: most})
-	throttledStore, err := memstore.NewCtx(4 * max(keys, 1000))
-	if err != nil {
-		return err
-	}
-	throttled, err := throttledDecider(throttledStore, most, time.Hour)
-	if err != nil {
-		return err
-	}
+	throttledStore := must(memstore.NewCtx(4 * max(keys, 1000)))
+	throttled := throttledDecider(throttledStore, most, time.Hour)
 	var rates rateMap
 	window := ratelimit.Limit{Name: "user", Max: most, Window: time.Hour}
 	bucket := ratelimit.Limit{Name: "tokens", Max: most, Window: time.Hour, Algorithm: ratelimit.TokenBucket}
 	global := ratelimit.Limit{Name: "global", Max: plenty, Window: time.Hour}
 	var ours [3]*ratelimit.Memory // as each peer has its own
 	for i := range ours {
-		if ours[i], err = ratelimit.NewMemory(ratelimit.MemoryConfig{MaxKeys: 4 * max(keys, 1000)}); err != nil {
-			return err
-		}
+		ours[i] = must(ratelimit.NewMemory(ratelimit.MemoryConfig{MaxKeys: 4 * max(keys, 1000)}))
 	}
 	contenders := []struct {
 		name string
@@ -109,27 +93,24 @@ func benchRateMemoryKeys(ctx context.Context, b *bench, keys, goroutines int, al
 	}
 	for _, c := range contenders {
 		for _, name := range names { // every key is known, and used up where that is wanted
-			if _, err := c.run(ctx, strings.Clone(name)); err != nil { // asked for by another copy, as in life
-				return err
-			}
+			must(c.run(ctx, strings.Clone(name)))
 		}
 		t.contenders = append(t.contenders, contender{c.name, decisions(c.run, names, goroutines, allowed)})
 	}
-	r, err := b.measure(ctx, t)
-	if err != nil || goroutines > 1 {
-		return err
+	r := b.measure(ctx, t)
+	if goroutines > 1 {
+		return
 	}
 	for _, c := range contenders[:4] {
 		b.atMost(1, r.ratio(rateOurs, c.name), fmt.Sprintf("x %s in memory, %d keys, %s", c.name, keys, what))
 	}
 	b.atMost(0, r.column(rateOurs, 1), fmt.Sprintf("allocations in memory, %d keys, %s", keys, what))
-	return nil
 }
 
 // decisions measures a decision, and the allocations of one, in a quarter of the
 // length: it is nanoseconds that are counted.
-func decisions(decide decider, names []string, goroutines int, allowed bool) func(context.Context, time.Duration) (sample, error) {
-	return func(ctx context.Context, length time.Duration) (sample, error) {
+func decisions(decide decider, names []string, goroutines int, allowed bool) func(context.Context, time.Duration) sample {
+	return func(ctx context.Context, length time.Duration) sample {
 		length /= 4
 		const stretch = 4096 // between two looks at the clock
 		var (
@@ -172,14 +153,16 @@ func decisions(decide decider, names []string, goroutines int, allowed bool) fun
 		took := time.Since(start)
 		runtime.ReadMemStats(&after)
 		if fault != nil {
-			return nil, fault
+			check(fault)
+			return nil
 		}
 		if wrong.Load() {
-			return nil, errWrongWay
+			check(errWrongWay)
+			return nil
 		}
 		n := float64(total.Load())
 		allocations := float64(after.Mallocs-before.Mallocs) / n
-		return sample{float64(took.Nanoseconds()) / n, math.Trunc(100*allocations) / 100}, nil
+		return sample{float64(took.Nanoseconds()) / n, math.Trunc(100*allocations) / 100}
 	}
 }
 

@@ -36,30 +36,21 @@ const (
 const rateUsers = 1000
 
 // benchRateRedis compares decisions on one Redis.
-func benchRateRedis(allowed bool) func(context.Context, *bench) error {
-	return func(ctx context.Context, b *bench) error {
+func benchRateRedis(allowed bool) func(context.Context, *bench) {
+	return func(ctx context.Context, b *bench) {
 		for _, goroutines := range []int{1, 50} {
-			if err := benchRateRedisBy(ctx, b, goroutines, allowed); err != nil {
-				return err
-			}
+			benchRateRedisBy(ctx, b, goroutines, allowed)
 		}
-		return nil
 	}
 }
 
-func benchRateRedisBy(ctx context.Context, b *bench, goroutines int, allowed bool) error {
-	client, err := b.redisClient(ctx, goroutines)
-	if err != nil {
-		return err
-	}
+func benchRateRedisBy(ctx context.Context, b *bench, goroutines int, allowed bool) {
+	client := b.redisClient(ctx, goroutines)
 	most, what := int64(1), "denied"
 	if allowed {
 		most, what = 100_000_000, "allowed"
 	}
-	deciders, err := rateDeciders(client, most, goroutines)
-	if err != nil {
-		return err
-	}
+	deciders := rateDeciders(client, most, goroutines)
 	t := table{
 		title:      fmt.Sprintf("ratelimit on Redis, %d goroutines, %s", goroutines, what),
 		columns:    []column{{name: "decisions/s"}, {name: "client us/decision", decimals: 1}},
@@ -70,15 +61,13 @@ func benchRateRedisBy(ctx context.Context, b *bench, goroutines int, allowed boo
 			continue
 		}
 		for user := range rateUsers { // uses up what is to be denied
-			if _, err := d.run(ctx, strconv.Itoa(user)); err != nil {
-				return err
-			}
+			must(d.run(ctx, strconv.Itoa(user)))
 		}
 		t.contenders = append(t.contenders, contender{d.name, rateLoad(d, goroutines, allowed)})
 	}
-	r, err := b.measure(ctx, t)
-	if err != nil || !allowed {
-		return err
+	r := b.measure(ctx, t)
+	if !allowed {
+		return
 	}
 	at := fmt.Sprintf(", %d goroutines", goroutines)
 	b.atLeast(0.65, r.ratio(rateBoth, rawCounter), "of "+rawCounter+", "+rateBoth+at)
@@ -89,7 +78,6 @@ func benchRateRedisBy(ctx context.Context, b *bench, goroutines int, allowed boo
 		b.atLeast(2, r.ratio(rateBoth, redisRateOne), "x "+redisRateOne+", "+rateBoth+at)
 		b.atLeast(2, r.ratio(rateOne, redisRateOne), "x "+redisRateOne+", "+rateOne+at)
 	}
-	return nil
 }
 
 type namedDecider struct {
@@ -108,7 +96,7 @@ func (d namedDecider) of(worker int) decider {
 	return d.each[worker]
 }
 
-func rateDeciders(client *redis.Client, most int64, goroutines int) ([]namedDecider, error) {
+func rateDeciders(client *redis.Client, most int64, goroutines int) []namedDecider {
 	const window = time.Hour
 	counter := redis.NewScript(`local n = redis.call('INCRBY', KEYS[1], ARGV[1])
 if n == tonumber(ARGV[1]) then redis.call('PEXPIRE', KEYS[1], ARGV[2]) end
@@ -116,31 +104,13 @@ return n`)
 	rates := redis_rate.NewLimiter(client)
 	limit := redis_rate.Limit{Rate: int(most), Burst: int(most), Period: window}
 	wide := redis_rate.Limit{Rate: 100_000_000, Burst: 100_000_000, Period: window}
-	store, err := ululeredis.NewStore(client)
-	if err != nil {
-		return nil, err
-	}
+	store := must(ululeredis.NewStore(client))
 	ulule := limiter.New(store, limiter.Rate{Period: window, Limit: most})
-	throttledStore, err := goredisstore.NewCtx(client, "bench:throttled:")
-	if err != nil {
-		return nil, err
-	}
-	throttled, err := throttledDecider(throttledStore, most, window)
-	if err != nil {
-		return nil, err
-	}
-	shared, err := ratelimitredis.New(client, ratelimitredis.Config{Prefix: "bench:shared", DenyCache: -1, Timeout: 10 * time.Second})
-	if err != nil {
-		return nil, err
-	}
-	cached, err := ratelimitredis.New(client, ratelimitredis.Config{Prefix: "bench:cached", Timeout: 10 * time.Second})
-	if err != nil {
-		return nil, err
-	}
-	gathered, err := client.AutoPipeline() // the client closes it
-	if err != nil {
-		return nil, err
-	}
+	throttledStore := must(goredisstore.NewCtx(client, "bench:throttled:"))
+	throttled := throttledDecider(throttledStore, most, window)
+	shared := must(ratelimitredis.New(client, ratelimitredis.Config{Prefix: "bench:shared", DenyCache: -1, Timeout: 10 * time.Second}))
+	cached := must(ratelimitredis.New(client, ratelimitredis.Config{Prefix: "bench:cached", Timeout: 10 * time.Second}))
+	gathered := must(client.AutoPipeline())
 	evalsha := func(by redis.Scripter) decider {
 		return func(ctx context.Context, key string) (bool, error) {
 			return true, counter.EvalSha(ctx, by, []string{"bench:raw:" + key}, 1, window.Milliseconds()).Err()
@@ -162,12 +132,10 @@ return n`)
 	}
 	each := make([]decider, goroutines) // by a limiter each nothing travels together, as from so many processes
 	for i := range each {
-		own, err := ratelimitredis.New(client, ratelimitredis.Config{Prefix: "bench:each", DenyCache: -1, Timeout: 10 * time.Second})
-		if err != nil {
-			return nil, err
-		}
+		own := must(ratelimitredis.New(client, ratelimitredis.Config{Prefix: "bench:each", DenyCache: -1, Timeout: 10 * time.Second}))
 		each[i] = both(own)
 	}
+	check(counter.Load(context.Background(), client).Err())
 	return []namedDecider{
 		{name: rawCounter, run: evalsha(client), free: true},
 		{name: rawGathered, run: evalsha(gathered), free: true},
@@ -192,84 +160,61 @@ return n`)
 		{name: rateEach, run: each[0], each: each},
 		{name: rateBoth, run: both(shared)},
 		{name: rateCached, run: both(cached)},
-	}, counter.Load(context.Background(), client).Err()
+	}
 }
 
 // throttledDecider is GCRA by throttled: a read, then a compare and swap, which is repeated for as long as others are faster.
 // The ten times of its default fail on a hot key.
-func throttledDecider(store throttled.GCRAStoreCtx, most int64, window time.Duration) (decider, error) {
-	limiter, err := throttled.NewGCRARateLimiterCtx(store, throttled.RateQuota{MaxRate: throttled.PerDuration(int(most), window), MaxBurst: int(most) - 1})
-	if err != nil {
-		return nil, err
-	}
+func throttledDecider(store throttled.GCRAStoreCtx, most int64, window time.Duration) decider {
+	limiter := must(throttled.NewGCRARateLimiterCtx(store, throttled.RateQuota{MaxRate: throttled.PerDuration(int(most), window), MaxBurst: int(most) - 1}))
 	limiter.SetMaxCASAttemptsLimit(1 << 20)
 	return func(ctx context.Context, key string) (bool, error) {
 		limited, _, err := limiter.RateLimitCtx(ctx, key, 1)
 		return !limited, err
-	}, nil
+	}
 }
 
-func rateLoad(d namedDecider, goroutines int, allowed bool) func(context.Context, time.Duration) (sample, error) {
+func rateLoad(d namedDecider, goroutines int, allowed bool) func(context.Context, time.Duration) sample {
 	keys := make([]string, rateUsers)
 	for i := range keys {
 		keys[i] = strconv.Itoa(i)
 	}
-	return func(ctx context.Context, length time.Duration) (sample, error) {
+	return func(ctx context.Context, length time.Duration) sample {
 		next := make([]int, 8*goroutines) // far enough apart for a cache line each
 		before := load.CPUTime()
-		l, err := load.Drive(ctx, goroutines, length, func(ctx context.Context, worker int) error {
+		l := must(load.Drive(ctx, goroutines, length, func(ctx context.Context, worker int) error {
 			next[8*worker]++
 			ok, err := d.of(worker)(ctx, keys[(worker*37+next[8*worker])%rateUsers])
 			if err == nil && ok != allowed && !d.free {
 				err = errWrongWay
 			}
 			return err
-		})
-		if err != nil {
-			return nil, err
-		}
-		return sample{l.Rate, float64((load.CPUTime() - before).Microseconds()) / float64(max(1, l.Done))}, nil
+		}))
+		return sample{l.Rate, float64((load.CPUTime() - before).Microseconds()) / float64(max(1, l.Done))}
 	}
 }
 
 // benchRateCached measures what a denied request costs that is known to be.
-func benchRateCached(ctx context.Context, b *bench) error {
-	client, err := b.redisClient(ctx, 1)
-	if err != nil {
-		return err
-	}
-	deciders, err := rateDeciders(client, 1, 1)
-	if err != nil {
-		return err
-	}
+func benchRateCached(ctx context.Context, b *bench) {
+	client := b.redisClient(ctx, 1)
+	deciders := rateDeciders(client, 1, 1)
 	cached := deciders[len(deciders)-1]
 	for range 2 {
-		if _, err := cached.run(ctx, "flood"); err != nil {
-			return err
-		}
+		must(cached.run(ctx, "flood"))
 	}
-	r, err := b.measure(ctx, table{
+	r := b.measure(ctx, table{
 		title:      "ratelimit on Redis, denied and remembered, 1 goroutine",
 		columns:    []column{{name: "ns/decision", decimals: 1}, {name: "allocations", decimals: 2}},
 		contenders: []contender{{cached.name, decisions(cached.run, []string{"flood"}, 1, false)}},
 	})
-	if err == nil {
-		b.atMost(150, r.column(cached.name, 0), "ns for a denial that is remembered, user and global")
-	}
-	return err
+	b.atMost(150, r.column(cached.name, 0), "ns for a denial that is remembered, user and global")
 }
 
 // redisClient returns a client with a connection for each
 // goroutine.
-func (b *bench) redisClient(ctx context.Context, goroutines int) (*redis.Client, error) {
-	url, err := b.server(ctx, testenv.Redis, testenv.RedisVar)
-	if err != nil {
-		return nil, err
-	}
-	opts, err := redis.ParseURL(url)
-	if err != nil {
-		return nil, err
-	}
+func (b *bench) redisClient(ctx context.Context, goroutines int) *redis.Client {
+	url := b.server(ctx, testenv.Redis, testenv.RedisVar)
+	opts := must(redis.ParseURL(url))
 	opts.PoolSize, opts.ContextTimeoutEnabled = goroutines, true
 	client := redis.NewClient(opts)
 	b.atEnd(func() error {
@@ -289,5 +234,5 @@ func (b *bench) redisClient(ctx context.Context, goroutines int) (*redis.Client,
 		}
 		return errors.Join(err, client.Close())
 	})
-	return client, nil
+	return client
 }

@@ -22,20 +22,23 @@ func scaleWorkload() workload {
 }
 
 // alone runs a part on private servers, whose processor time can be read, and on none that another part has used.
-func alone(part func(context.Context, *bench) error) func(context.Context, *bench) error {
-	return func(ctx context.Context, b *bench) (err error) {
+func alone(part func(context.Context, *bench)) func(context.Context, *bench) {
+	return func(ctx context.Context, b *bench) {
 		for _, variable := range []string{testenv.PostgresVar, testenv.RedisVar, testenv.AMQPVar} {
 			if os.Getenv(variable) != "" {
-				return errors.New("scale reads the processor time of servers of its own: unset " + variable)
+				check(errors.New("scale reads the processor time of servers of its own: unset " + variable))
 			}
 		}
 		own := *b
 		own.servers = servers{}
 		defer func() {
-			err = errors.Join(err, own.close())
 			b.goals = own.goals
+			err := own.close()
+			b.atEnd(func() error { return err })
 		}()
-		return part(ctx, &own)
+		ctx, cancel := context.WithCancel(ctx)
+		defer cancel()
+		part(ctx, &own)
 	}
 }
 
@@ -44,12 +47,13 @@ const scaleClients = 8
 
 // driven has clients repeat an operation.
 func (b *bench) driven(name string, op func(ctx context.Context, worker int) error) contender {
-	return contender{name, func(ctx context.Context, length time.Duration) (sample, error) {
+	return contender{name, func(ctx context.Context, length time.Duration) sample {
 		watch := stopwatch{bench: b}
 		watch.start()
 		l, err := load.Drive(ctx, scaleClients, length, op)
 		watch.stop()
-		return watch.sample(l.Done), errors.Join(err, watch.err)
+		check(errors.Join(err, watch.err))
+		return watch.sample(l.Done)
 	}}
 }
 
@@ -61,16 +65,13 @@ func (t table) only(places ...int) table {
 	all := t.contenders
 	t.contenders = nil
 	for _, c := range all {
-		t.contenders = append(t.contenders, contender{c.name, func(ctx context.Context, length time.Duration) (sample, error) {
-			whole, err := c.run(ctx, length)
-			if err != nil {
-				return nil, err
-			}
+		t.contenders = append(t.contenders, contender{c.name, func(ctx context.Context, length time.Duration) sample {
+			whole := c.run(ctx, length)
 			var some sample
 			for _, place := range places {
 				some = append(some, whole[place])
 			}
-			return some, nil
+			return some
 		}})
 	}
 	return t

@@ -18,24 +18,18 @@ import (
 )
 
 // benchScaleMessages is what a message costs each server on its way: the write, the relay, the consumer.
-func benchScaleMessages(ctx context.Context, b *bench) error {
-	i, err := newIntake(ctx, b)
-	if err != nil {
-		return err
-	}
+func benchScaleMessages(ctx context.Context, b *bench) {
+	i := newIntake(ctx, b)
 	s := &streamIntake{i, "holdfast_bench_" + strconv.FormatInt(time.Now().UnixNano(), 10)}
 	var out []contender
 	for _, kind := range queueKinds {
-		d, err := newDrain(ctx, b, kind.args)
-		if err != nil {
-			return err
-		}
+		d := newDrain(ctx, b, kind.args)
 		if len(out) == 0 {
 			out = append(out, b.driven("written, a transaction each", d.writeOne), d.contender("relay to a Redis stream", 1, d.toStream(i)))
 		}
 		out = append(out, d.contender("relay to a "+kind.name+" queue", 1, d.holdfast(0)))
 	}
-	_, err = b.measure(ctx, table{
+	b.measure(ctx, table{
 		title:   fmt.Sprintf("scale, what a message of %d bytes costs", len(body)),
 		columns: sampleColumns[:5],
 		contenders: append(out,
@@ -45,7 +39,6 @@ func benchScaleMessages(ctx context.Context, b *bench) error {
 			s.contender("consumer of a Redis stream, a batch handler", 1, s.holdfast(1, 200, i.batchHandler)),
 		),
 	})
-	return err
 }
 
 func (d *drain) writeOne(ctx context.Context, _ int) error {
@@ -54,36 +47,24 @@ func (d *drain) writeOne(ctx context.Context, _ int) error {
 
 // toStream drains to a Redis stream.
 func (d *drain) toStream(i *intake) drainRun {
-	return func(ctx context.Context, n int, watch *stopwatch) (int, error) {
-		if err := d.fill(ctx, n, 0); err != nil {
-			return 0, err
-		}
+	return func(ctx context.Context, n int, watch *stopwatch) int {
+		d.fill(ctx, n, 0)
 		stream := "bench:" + d.queue
-		publisher, err := outboxredis.NewPublisher(i.redis, outboxredis.Config{Stream: stream})
-		if err != nil {
-			return 0, err
-		}
-		if err := d.relay(ctx, publisher, n, watch, func(int) {}); err != nil {
-			return 0, err
-		}
-		return 0, i.redis.Unlink(ctx, stream).Err()
+		publisher := must(outboxredis.NewPublisher(i.redis, outboxredis.Config{Stream: stream}))
+		check(d.relay(ctx, publisher, n, watch, func(int) {}))
+		check(i.redis.Unlink(ctx, stream).Err())
+		return 0
 	}
 }
 
 // benchScaleRequests is what a request costs each server: its key, its limits, and the transaction itself.
-func benchScaleRequests(ctx context.Context, b *bench) error {
-	t, err := b.twoTiers(ctx)
-	if err != nil {
-		return err
-	}
-	limiter, err := scaleLimiters(t.redis, "")
-	if err != nil {
-		return err
-	}
+func benchScaleRequests(ctx context.Context, b *bench) {
+	t := b.twoTiers(ctx)
+	limiter := scaleLimiters(t.redis, "")
 	over := func(h http.Handler) func(context.Context, int) error {
 		return func(ctx context.Context, _ int) error { return send(ctx, h, idempotency.NewKey()) }
 	}
-	_, err = b.measure(ctx, table{
+	b.measure(ctx, table{
 		title:   "scale, what a request costs",
 		columns: sampleColumns[:5],
 		contenders: []contender{
@@ -93,7 +74,6 @@ func benchScaleRequests(ctx context.Context, b *bench) error {
 			b.driven("a limit for each user and one for all", limitUsers(limiter, ratelimit.Charge{Limit: everybody})),
 		},
 	})
-	return err
 }
 
 // everybody is one counter, whoever asks.
@@ -112,13 +92,10 @@ func limitUsers(limiters []*ratelimitredis.Limiter, further ...ratelimit.Charge)
 }
 
 // scaleLimiters returns one limiter for each tag. The busy servers here have time to answer.
-func scaleLimiters(client redis.UniversalClient, tags ...string) (all []*ratelimitredis.Limiter, err error) {
+func scaleLimiters(client redis.UniversalClient, tags ...string) (all []*ratelimitredis.Limiter) {
 	for _, tag := range tags {
-		l, err := ratelimitredis.New(client, ratelimitredis.Config{Prefix: "bench:scale", Tag: tag, Timeout: 10 * time.Second})
-		if err != nil {
-			return nil, err
-		}
+		l := must(ratelimitredis.New(client, ratelimitredis.Config{Prefix: "bench:scale", Tag: tag, Timeout: 10 * time.Second}))
 		all = append(all, l)
 	}
-	return all, nil
+	return all
 }

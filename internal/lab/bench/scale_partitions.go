@@ -38,15 +38,9 @@ type runner interface {
 }
 
 // benchScalePartitions has ordered messages relayed and consumed by way of 1, 2 and 4 queues, and as many streams.
-func benchScalePartitions(ctx context.Context, b *bench) error {
-	i, err := newIntake(ctx, b)
-	if err != nil {
-		return err
-	}
-	d, err := newDrain(ctx, b, nil)
-	if err != nil {
-		return err
-	}
+func benchScalePartitions(ctx context.Context, b *bench) {
+	i := newIntake(ctx, b)
+	d := newDrain(ctx, b, nil)
 	t := table{title: fmt.Sprintf("scale, ordered messages of %d keys by the number of partitions", partitionKeys)}
 	for _, kind := range []struct {
 		name  string
@@ -54,7 +48,7 @@ func benchScalePartitions(ctx context.Context, b *bench) error {
 	}{{"RabbitMQ", d.splitQueue}, {"Redis Streams", i.splitStream}} {
 		for _, what := range []string{"relay", "consumer"} {
 			for _, n := range []int{1, 2, 4} {
-				t.contenders = append(t.contenders, contender{fmt.Sprintf("%s, %s, partitions: %d", kind.name, what, n), func(ctx context.Context, length time.Duration) (sample, error) {
+				t.contenders = append(t.contenders, contender{fmt.Sprintf("%s, %s, partitions: %d", kind.name, what, n), func(ctx context.Context, length time.Duration) sample {
 					messages := max(partitionKeys, int(float64(b.messages)*length.Seconds()/b.length.Seconds())/8)
 					s := kind.split("bench_"+strconv.FormatInt(time.Now().UnixNano(), 10), n)
 					return s.run(ctx, d, i, messages, what == "consumer")
@@ -62,49 +56,30 @@ func benchScalePartitions(ctx context.Context, b *bench) error {
 			}
 		}
 	}
-	_, err = b.measure(ctx, t.only(0, 1, 2, 3, 4, 5))
-	return err
+	b.measure(ctx, t.only(0, 1, 2, 3, 4, 5))
 }
 
 // run has messages relayed and then consumed, and measures one of the two.
-func (s split) run(ctx context.Context, d *drain, i *intake, messages int, consumed bool) (sample, error) {
+func (s split) run(ctx context.Context, d *drain, i *intake, messages int, consumed bool) sample {
 	relay, consume := &stopwatch{bench: d.bench}, &stopwatch{bench: d.bench}
-	processor, err := i.perMessage()
-	if err != nil {
-		return nil, err
-	}
+	processor := i.perMessage()
 	done := newFinish(messages, consume)
-	consumer, err := s.consumer(counted{processor, done})
-	if err != nil {
-		return nil, err
-	}
-	err = s.setup(ctx)
-	if err == nil {
-		err = consumer.Setup(ctx)
-	}
-	if err == nil {
-		err = d.fillWith(ctx, messages, partitionKeys, outbox.Message{Name: eventName, Body: body, Route: s.route})
-	}
-	if err == nil {
-		err = s.publish(ctx, func(p driver.Publisher) error { return d.relay(ctx, p, messages, relay, func(int) {}) })
-	}
-	if err != nil {
-		return nil, err
-	}
-	sizes, err := s.partitions(ctx)
-	if err != nil {
-		return nil, err
-	}
+	consumer := must(s.consumer(counted{processor, done}))
+	check(s.setup(ctx))
+	check(consumer.Setup(ctx))
+	d.fillWith(ctx, messages, partitionKeys, outbox.Message{Name: eventName, Body: body, Route: s.route})
+	check(s.publish(ctx, func(p driver.Publisher) error { return d.relay(ctx, p, messages, relay, func(int) {}) }))
+	sizes := must(s.partitions(ctx))
 	consume.start()
 	stop := beside(ctx, consumer.Run)
-	err = errors.Join(done.wait(ctx), stop(), relay.err, consume.err)
+	check(errors.Join(done.wait(ctx), stop(), relay.err, consume.err))
 	watch := relay
 	if consumed {
 		watch = consume
 	}
 	result := watch.sample(messages)
 	result[len(result)-1] = 100 * float64(slices.Max(sizes)) / float64(messages)
-	return result, err
+	return result
 }
 
 // splitQueue is a queue of RabbitMQ behind a topic exchange.

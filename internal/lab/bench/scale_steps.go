@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"hash/crc32"
 	"strconv"
@@ -27,60 +26,39 @@ import (
 )
 
 // benchScaleTables records messages in an inbox whose table is split, as its administrator can do, beside one that is not.
-func benchScaleTables(ctx context.Context, b *bench) error {
+func benchScaleTables(ctx context.Context, b *bench) {
 	t := table{title: "scale, an inbox entry in a table of partitions"}
 	for _, parts := range []int{1, 4, 16} {
-		pool, err := b.postgres(ctx)
-		if err != nil {
-			return err
-		}
-		manager, err := txretry.New(pool, txretry.Config{Logger: quiet})
-		if err != nil {
-			return err
-		}
-		store, err := inboxpgx.New(manager, "bench", inboxpgx.Config{Logger: quiet})
-		if err != nil {
-			return err
-		}
-		if err := inboxpgx.Handle(store, eventName, func(context.Context, pgx.Tx, string) error { return nil }); err != nil {
-			return err
-		}
-		if err := store.Migrate(ctx); err != nil {
-			return err
-		}
+		pool := b.postgres(ctx)
+		manager := must(txretry.New(pool, txretry.Config{Logger: quiet}))
+		store := must(inboxpgx.New(manager, "bench", inboxpgx.Config{Logger: quiet}))
+		check(inboxpgx.Handle(store, eventName, func(context.Context, pgx.Tx, string) error { return nil }))
+		check(store.Migrate(ctx))
 		name := "one table"
 		if parts > 1 {
 			name = fmt.Sprintf("%d partitions by hash", parts)
-			if err := splitInbox(ctx, pool, parts); err != nil {
-				return err
-			}
+			splitInbox(ctx, pool, parts)
 		}
 		t.contenders = append(t.contenders, b.driven(name, func(ctx context.Context, _ int) error {
 			return store.Process(ctx, []*inbox.Message{{ID: ids.New(), Name: eventName, Body: body}})[0]
 		}))
 	}
-	_, err := b.measure(ctx, t.only(0, 1, 2))
-	return err
+	b.measure(ctx, t.only(0, 1, 2))
 }
 
 // splitInbox replaces the table by one of so many partitions.
-func splitInbox(ctx context.Context, pool *pgxpool.Pool, parts int) error {
+func splitInbox(ctx context.Context, pool *pgxpool.Pool, parts int) {
 	for _, sql := range []string{
 		`ALTER TABLE holdfast_inbox RENAME TO plain`,
 		`CREATE TABLE holdfast_inbox (LIKE plain INCLUDING DEFAULTS, PRIMARY KEY (consumer, message_id)) PARTITION BY HASH (consumer, message_id)`,
 		`CREATE INDEX ON holdfast_inbox (consumer, processed_at)`,
 	} {
-		if _, err := pool.Exec(ctx, sql); err != nil {
-			return err
-		}
+		must(pool.Exec(ctx, sql))
 	}
 	for n := range parts {
 		sql := fmt.Sprintf(`CREATE TABLE entries_%d PARTITION OF holdfast_inbox FOR VALUES WITH (MODULUS %d, REMAINDER %d)`, n, parts, n)
-		if _, err := pool.Exec(ctx, sql); err != nil {
-			return err
-		}
+		must(pool.Exec(ctx, sql))
 	}
-	return nil
 }
 
 // shard is a database with an outbox of its own.
@@ -90,37 +68,22 @@ type shard struct {
 }
 
 // benchScaleShards has writers and relays work on one Postgres, and on two: the customer decides which.
-func benchScaleShards(ctx context.Context, b *bench) error {
+func benchScaleShards(ctx context.Context, b *bench) {
 	var all []shard
 	for range 2 {
-		server, err := b.launch(ctx, testenv.Postgres)
-		if err != nil {
-			return err
-		}
-		cfg, err := pgxpool.ParseConfig(server.URL())
-		if err != nil {
-			return err
-		}
+		server := b.launch(ctx, testenv.Postgres)
+		cfg := must(pgxpool.ParseConfig(server.URL()))
 		cfg.MaxConns = maxConns
-		pool, err := b.pool(ctx, cfg)
-		if err != nil {
-			return err
-		}
-		store, err := outboxpgx.New(pool, outboxpgx.Config{Logger: quiet})
-		if err != nil {
-			return err
-		}
-		if err := store.Migrate(ctx); err != nil {
-			return err
-		}
+		pool := b.pool(ctx, cfg)
+		store := must(outboxpgx.New(pool, outboxpgx.Config{Logger: quiet}))
+		check(store.Migrate(ctx))
 		all = append(all, shard{pool, store})
 	}
 	t := table{
 		title:      "scale, a message written and published, by the number of databases",
 		contenders: []contender{b.sharded("one Postgres", all[:1]), b.sharded("two Postgres", all)},
 	}
-	_, err := b.measure(ctx, t.only(0, 1, 2, 5))
-	return err
+	b.measure(ctx, t.only(0, 1, 2, 5))
 }
 
 // sharded has each client write for customer after customer, while a relay publishes what is in each shard.
@@ -137,45 +100,31 @@ func (b *bench) sharded(name string, shards []shard) contender {
 }
 
 func withRelays(c contender, shards []shard) contender {
-	return contender{c.name, func(ctx context.Context, length time.Duration) (sample, error) {
+	return contender{c.name, func(ctx context.Context, length time.Duration) sample {
 		var relays []func(context.Context) error
 		for _, s := range shards {
-			relay, err := outbox.NewRelay(s.store, backlog.Confirms{}, outbox.RelayConfig{Logger: quiet})
-			if err != nil {
-				return nil, err
-			}
+			relay := must(outbox.NewRelay(s.store, backlog.Confirms{}, outbox.RelayConfig{Logger: quiet}))
 			relays = append(relays, relay.Run)
 		}
 		stop := beside(ctx, relays...)
-		result, err := c.run(ctx, length)
-		return result, errors.Join(err, stop())
+		result := c.run(ctx, length)
+		check(stop())
+		return result
 	}}
 }
 
 // benchScaleCluster has limits and keys kept by one Redis, and by a cluster of three.
-func benchScaleCluster(ctx context.Context, b *bench) error {
-	single, err := b.launch(ctx, testenv.Redis)
-	if err != nil {
-		return err
-	}
-	opts, err := redis.ParseURL(single.URL())
-	if err != nil {
-		return err
-	}
+func benchScaleCluster(ctx context.Context, b *bench) {
+	single := b.launch(ctx, testenv.Redis)
+	opts := must(redis.ParseURL(single.URL()))
 	one := redis.NewClient(opts)
 	b.atEnd(one.Close)
 	var nodes []*testenv.Server
 	for range 3 {
-		node, err := b.launch(ctx, testenv.Redis, redistest.ClusterFlags...)
-		if err != nil {
-			return err
-		}
+		node := b.launch(ctx, testenv.Redis, redistest.ClusterFlags...)
 		nodes = append(nodes, node)
 	}
-	three, err := redistest.Join(ctx, nodes)
-	if err != nil {
-		return err
-	}
+	three := must(redistest.Join(ctx, nodes))
 	b.atEnd(three.Close)
 	t := table{title: "scale, limits and keys by the number of Redis"}
 	for _, on := range []struct {
@@ -187,28 +136,18 @@ func benchScaleCluster(ctx context.Context, b *bench) error {
 		{"a cluster of three", three, []string{"rl"}},
 		{"a cluster of three, 16 tags", three, tagNames(16)},
 	} {
-		limiters, err := scaleLimiters(on.client, on.tags...)
-		if err != nil {
-			return err
-		}
+		limiters := scaleLimiters(on.client, on.tags...)
 		t.contenders = append(t.contenders, b.driven("a limit for each user, "+on.name, limitUsers(limiters)))
 	}
 	for _, on := range []struct {
 		name   string
 		client redis.UniversalClient
 	}{{"one Redis", one}, {"a cluster of three", three}} {
-		keys, err := idempotencyredis.New(on.client, idempotencyredis.Config{Prefix: "bench:scale", Retention: recordLife})
-		if err != nil {
-			return err
-		}
-		keyed, err := behind(keys, reply)
-		if err != nil {
-			return err
-		}
+		keys := must(idempotencyredis.New(on.client, idempotencyredis.Config{Prefix: "bench:scale", Retention: recordLife}))
+		keyed := behind(keys, reply)
 		t.contenders = append(t.contenders, b.driven("a key, "+on.name, func(ctx context.Context, _ int) error { return send(ctx, keyed, idempotency.NewKey()) }))
 	}
-	_, err = b.measure(ctx, t.only(0, 1, 4, 5))
-	return err
+	b.measure(ctx, t.only(0, 1, 4, 5))
 }
 
 func tagNames(n int) (names []string) {

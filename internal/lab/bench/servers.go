@@ -49,82 +49,67 @@ func (b *bench) atEnd(f func() error) { b.servers.endings = append(b.servers.end
 
 // server returns the address of a server: the one in the environment, else that
 // of a private instance, started when it is first asked for.
-func (b *bench) server(ctx context.Context, kind testenv.Kind, variable string) (string, error) {
+func (b *bench) server(ctx context.Context, kind testenv.Kind, variable string) string {
 	if url := os.Getenv(variable); url != "" {
-		return url, nil
+		return url
 	}
 	if url := b.servers.urls[kind]; url != "" {
-		return url, nil
+		return url
 	}
 	var extra []string
 	if kind == testenv.RabbitMQ { // what waits in its queues is not to stop it: the tests' limit is low
 		extra = append(extra, "vm_memory_high_watermark.absolute = 8GB")
 	}
-	s, err := b.launch(ctx, kind, extra...)
+	s, err := testenv.Launch(ctx, kind, extra...)
 	if errors.Is(err, testenv.ErrNotInstalled) {
-		return "", fmt.Errorf("%w: set %s, or put `go run ./internal/lab/servers --` before the command", err, variable)
+		check(fmt.Errorf("%w: set %s, or put `go run ./internal/lab/servers --` before the command", err, variable))
 	}
-	if err != nil {
-		return "", err
-	}
+	check(err)
+	b.servers.launched = append(b.servers.launched, s)
 	if b.servers.urls == nil {
 		b.servers.urls = map[testenv.Kind]string{}
 	}
 	b.servers.urls[kind] = s.URL()
-	return s.URL(), nil
+	return s.URL()
 }
 
 // launch starts a private server.
-func (b *bench) launch(ctx context.Context, kind testenv.Kind, extra ...string) (*testenv.Server, error) {
-	s, err := testenv.Launch(ctx, kind, extra...)
-	if err != nil {
-		return nil, err
-	}
+func (b *bench) launch(ctx context.Context, kind testenv.Kind, extra ...string) *testenv.Server {
+	s := must(testenv.Launch(ctx, kind, extra...))
 	b.servers.launched = append(b.servers.launched, s)
-	return s, nil
+	return s
 }
 
 // postgres returns a pool whose tables live in a schema of their own, for as
 // long as the workload runs.
-func (b *bench) postgres(ctx context.Context) (*pgxpool.Pool, error) {
-	url, err := b.server(ctx, testenv.Postgres, testenv.PostgresVar)
-	if err != nil {
-		return nil, err
-	}
+func (b *bench) postgres(ctx context.Context) *pgxpool.Pool {
+	url := b.server(ctx, testenv.Postgres, testenv.PostgresVar)
 	schema := fmt.Sprintf("holdfast_bench_%d", time.Now().UnixNano())
-	if err := execOn(ctx, url, "CREATE SCHEMA "+schema); err != nil {
-		return nil, err
-	}
+	check(execOn(ctx, url, "CREATE SCHEMA "+schema))
 	b.atEnd(func() error {
 		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 		defer cancel()
 		return execOn(ctx, url, "DROP SCHEMA "+schema+" CASCADE")
 	})
-	cfg, err := pgxpool.ParseConfig(url)
-	if err != nil {
-		return nil, err
-	}
+	cfg := must(pgxpool.ParseConfig(url))
 	cfg.MaxConns = maxConns
 	cfg.ConnConfig.RuntimeParams["search_path"] = schema
 	return b.pool(ctx, cfg)
 }
 
 // rabbitmq returns the address of a broker.
-func (b *bench) rabbitmq(ctx context.Context) (string, error) {
+func (b *bench) rabbitmq(ctx context.Context) string {
 	return b.server(ctx, testenv.RabbitMQ, testenv.AMQPVar)
 }
 
 // pool returns a pool that is closed at the end.
-func (b *bench) pool(ctx context.Context, cfg *pgxpool.Config) (*pgxpool.Pool, error) {
-	pool, err := pgxpool.NewWithConfig(ctx, cfg)
-	if err != nil {
-		return nil, err
-	}
+func (b *bench) pool(ctx context.Context, cfg *pgxpool.Config) *pgxpool.Pool {
+	pool := must(pgxpool.NewWithConfig(ctx, cfg))
 	b.atEnd(func() error {
 		pool.Close()
 		return nil
 	})
-	return pool, nil
+	return pool
 }
 
 func execOn(ctx context.Context, url, sql string) error {

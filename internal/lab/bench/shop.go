@@ -77,11 +77,9 @@ func shops() []*composition {
 // processes left out. Each sends its next request when it has an answer. A rate is that of clients who got
 // their seat or learnt that it is taken. Clients, processes and servers share the machine. A seat that is
 // sold twice fails the benchmark.
-func benchShop(clients int) func(context.Context, *bench) error {
-	return func(ctx context.Context, b *bench) error {
-		if err := b.openShops(ctx); err != nil {
-			return err
-		}
+func benchShop(clients int) func(context.Context, *bench) {
+	return func(ctx context.Context, b *bench) {
+		b.openShops(ctx)
 		t := table{
 			title:   fmt.Sprintf("shop, clients: %d", clients),
 			columns: shopColumns, yardsticks: []string{wholeShop},
@@ -89,18 +87,16 @@ func benchShop(clients int) func(context.Context, *bench) error {
 		all := shops()
 		for _, s := range all {
 			s.told = shop.Answers{}
-			t.contenders = append(t.contenders, contender{s.name, func(ctx context.Context, length time.Duration) (sample, error) {
+			t.contenders = append(t.contenders, contender{s.name, func(ctx context.Context, length time.Duration) sample {
 				if length < b.length { // each run warms up the processes it starts
-					return make(sample, len(shopColumns)), nil
+					return make(sample, len(shopColumns))
 				}
-				return s.run(ctx, b, clients, length)
+				return must(s.run(ctx, b, clients, length))
 			}})
 		}
-		r, err := b.measure(ctx, t)
-		if err != nil {
-			return err
-		}
+		r := b.measure(ctx, t)
 		fmt.Fprintln(b.out)
+		var err error
 		for _, s := range all {
 			fmt.Fprintf(b.out, "answers, %s: %s\n", s.name, s.told)
 			if sold := r.column(s.name, colOversold).most; sold > 0 {
@@ -108,23 +104,21 @@ func benchShop(clients int) func(context.Context, *bench) error {
 			}
 		}
 		b.atMost(0, r.column(wholeShop, colErrors), fmt.Sprintf("errors of the shop with %s, clients: %d", wholeShop, clients))
-		return err
+		check(err)
 	}
 }
 
 // openShops starts the servers of shops when they are first asked for.
-func (b *bench) openShops(ctx context.Context) (err error) {
+func (b *bench) openShops(ctx context.Context) {
 	if b.shops != nil {
-		return nil
+		return
 	}
-	if b.shops, err = shop.Open(ctx); err == nil {
-		b.atEnd(func() error {
-			err := b.shops.Close()
-			b.shops = nil
-			return err
-		})
-	}
-	return err
+	b.shops = must(shop.Open(ctx))
+	b.atEnd(func() error {
+		err := b.shops.Close()
+		b.shops = nil
+		return err
+	})
 }
 
 // run starts a shop on servers without data, and ends it.
@@ -148,12 +142,12 @@ func (s *composition) run(ctx context.Context, b *bench, clients int, length tim
 		return nil, err
 	}
 	defer hall.Close()
-	return b.measureShop(ctx, hall, data, clients, length, s.silent, s.told)
+	return b.measureShop(ctx, hall, data, clients, length, s.silent, s.told), nil
 }
 
 // measureShop warms a shop up, has clients hold seats, and adds what they were answered to total. silent says that there
 // is no read model that hears of it.
-func (b *bench) measureShop(ctx context.Context, h *shop.Hall, data *shop.Data, clients int, length time.Duration, silent bool, total shop.Answers) (sample, error) {
+func (b *bench) measureShop(ctx context.Context, h *shop.Hall, data *shop.Data, clients int, length time.Duration, silent bool, total shop.Answers) sample {
 	rush := func(length time.Duration) (load.Load, shop.Answers, error) {
 		l, err := load.Drive(ctx, clients, length, h.Hold)
 		if err == nil && !silent {
@@ -161,36 +155,25 @@ func (b *bench) measureShop(ctx context.Context, h *shop.Hall, data *shop.Data, 
 		}
 		return l, h.TakeAnswers(), err
 	}
-	if err := data.Vacuum(ctx); err != nil {
-		return nil, err
-	}
+	check(data.Vacuum(ctx))
 	_, warm, err := rush(shopWarmUp)
-	if err != nil {
-		return nil, err
-	}
-	began, err := data.Now(ctx)
-	if err != nil {
-		return nil, err
-	}
+	check(err)
+	began := must(data.Now(ctx))
 	end := b.observe()
 	l, told, err := rush(length)
 	end()
-	if err != nil {
-		return nil, err
-	}
+	check(err)
 	total.Add(told)
-	oversold, err := data.Audit(ctx, warm[shop.AnswerHeld]+told[shop.AnswerHeld])
-	if err != nil {
-		return nil, err
-	}
+	oversold := must(data.Audit(ctx, warm[shop.AnswerHeld]+told[shop.AnswerHeld]))
 	learnt := [2]float64{math.NaN(), math.NaN()}
 	if !silent {
 		learnt, err = data.Learnt(ctx, began)
 	}
+	check(err)
 	return sample{
 		colRequests: l.Rate,
 		colAnswer50: milliseconds(l.Percentile(0.5)), colAnswer99: milliseconds(l.Percentile(0.99)),
 		colErrors: float64(told.Errors()), colOversold: float64(oversold),
 		colLearnt50: learnt[0], colLearnt99: learnt[1],
-	}, err
+	}
 }

@@ -38,16 +38,10 @@ type program struct {
 }
 
 // programs builds them. In a clone without the earlier commit that one is left out, which is said.
-func (b *bench) programs(ctx context.Context) ([]*program, error) {
+func (b *bench) programs(ctx context.Context) []*program {
 	whole := []string{"-backend=services", "-user-limit=1000000000", "-global-limit=1000000000"}
-	now, err := shop.Binary()
-	if err != nil {
-		return nil, err
-	}
-	bare, err := shop.Build(ctx, bareShop)
-	if err != nil {
-		return nil, err
-	}
+	now := must(shop.Binary())
+	bare := must(shop.Build(ctx, bareShop))
 	all := []*program{
 		{name: wholeNow, path: now, flags: whole, told: shop.Answers{}},
 		{name: wholeLocked, path: bare, silent: true, told: shop.Answers{}},
@@ -56,9 +50,10 @@ func (b *bench) programs(ctx context.Context) ([]*program, error) {
 	once, err := shop.BinaryOf(ctx, onceCommit)
 	if errors.Is(err, shop.ErrNoCommit) {
 		fmt.Fprintf(b.out, "\nwithout a comparison: %v\n", err)
-		return all, nil
+		return all
 	}
-	return append(all, &program{name: wholeOnce, path: once, flags: whole, told: shop.Answers{}}), err
+	check(err)
+	return append(all, &program{name: wholeOnce, path: once, flags: whole, told: shop.Answers{}})
 }
 
 // benchWhole compares the shop, with all roles in one process, with itself at an earlier commit, and with the same holds
@@ -66,32 +61,24 @@ func (b *bench) programs(ctx context.Context) ([]*program, error) {
 // all guarantees there is only the lock on the seat. The goal is held against a transaction that locks, reads and
 // writes, as the shop does; one statement is the bound of what there can be. Each run has a fresh database, virtual
 // host and Redis.
-func benchWhole(clients int) func(context.Context, *bench) error {
-	return func(ctx context.Context, b *bench) error {
-		if err := b.openShops(ctx); err != nil {
-			return err
-		}
-		all, err := b.programs(ctx)
-		if err != nil {
-			return err
-		}
+func benchWhole(clients int) func(context.Context, *bench) {
+	return func(ctx context.Context, b *bench) {
+		b.openShops(ctx)
+		all := b.programs(ctx)
 		t := table{title: fmt.Sprintf("whole shop in one process, clients: %d", clients), columns: shopColumns}
 		for _, p := range all {
-			t.contenders = append(t.contenders, contender{p.name, func(ctx context.Context, length time.Duration) (sample, error) {
+			t.contenders = append(t.contenders, contender{p.name, func(ctx context.Context, length time.Duration) sample {
 				if length < b.length { // each run warms up the process it starts
-					return make(sample, len(shopColumns)), nil
+					return make(sample, len(shopColumns))
 				}
-				return p.run(ctx, b, clients, length)
+				return must(p.run(ctx, b, clients, length))
 			}})
 			if p.name != wholeNow {
 				t.yardsticks = append(t.yardsticks, p.name)
 			}
 		}
-		r, err := b.measure(ctx, t)
-		if err != nil {
-			return err
-		}
-		return b.judgeWhole(r, all, clients)
+		r := b.measure(ctx, t)
+		check(b.judgeWhole(r, all, clients))
 	}
 }
 
@@ -138,5 +125,5 @@ func (p *program) run(ctx context.Context, b *bench, clients int, length time.Du
 		return nil, err
 	}
 	defer hall.Close()
-	return b.measureShop(ctx, hall, data, clients, length, p.silent, p.told)
+	return b.measureShop(ctx, hall, data, clients, length, p.silent, p.told), nil
 }

@@ -23,15 +23,12 @@ type slowLink struct {
 }
 
 // newSlowLink starts a relay to target. It must be closed.
-func newSlowLink(target string, delay time.Duration) (*slowLink, error) {
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return nil, err
-	}
+func newSlowLink(target string, delay time.Duration) *slowLink {
+	listener := must(net.Listen("tcp", "127.0.0.1:0"))
 	ctx, cancel := context.WithCancel(context.Background())
 	l := &slowLink{target: target, delay: delay, listener: listener, cancel: cancel}
 	l.wg.Go(func() { l.accept(ctx) })
-	return l, nil
+	return l
 }
 
 func (l *slowLink) addr() *net.TCPAddr { return l.listener.Addr().(*net.TCPAddr) }

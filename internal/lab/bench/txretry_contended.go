@@ -32,14 +32,11 @@ const (
 )
 
 // benchContended has 32 goroutines read and then write few accounts.
-func benchContended(ctx context.Context, b *bench) error {
-	pool, manager, err := accountBank(ctx, b)
-	if err != nil {
-		return err
-	}
+func benchContended(ctx context.Context, b *bench) {
+	pool, manager := accountBank(ctx, b)
 	for _, hot := range []int{1, 10} {
-		under := func(w way, goroutines int) func(context.Context, time.Duration) (sample, error) {
-			return func(ctx context.Context, length time.Duration) (sample, error) {
+		under := func(w way, goroutines int) func(context.Context, time.Duration) sample {
+			return func(ctx context.Context, length time.Duration) sample {
 				return contend(ctx, pool, w, goroutines, hot, length)
 			}
 		}
@@ -66,14 +63,11 @@ func benchContended(ctx context.Context, b *bench) error {
 			},
 		}
 		if hot == 1 {
-			t.contenders = append(t.contenders, contender{byHand, func(ctx context.Context, length time.Duration) (sample, error) {
+			t.contenders = append(t.contenders, contender{byHand, func(ctx context.Context, length time.Duration) sample {
 				return shareCommits(ctx, pool, length)
 			}})
 		}
-		r, err := b.measure(ctx, t)
-		if err != nil {
-			return err
-		}
+		r := b.measure(ctx, t)
 		b.atLeast(0.8, r.ratio(inTurn, sequential), fmt.Sprintf("of the sequential rate, SerialKey, %d rows", hot))
 		b.atMost(2, r.column(inTurn, colShare), fmt.Sprintf("worst wait / the queue's fair share, SerialKey, %d rows", hot))
 		b.atMost(0, r.column(inTurn, colGaveUp), fmt.Sprintf("exhausted calls, SerialKey, %d rows", hot))
@@ -82,7 +76,6 @@ func benchContended(ctx context.Context, b *bench) error {
 			b.atLeast(0.8, r.ratio(combined, byHand), "of 16 calls a COMMIT by hand, SerialKey and Combine, 1 row")
 		}
 	}
-	return nil
 }
 
 // oneAtATime is the least that a queue per account can cost.
@@ -96,10 +89,10 @@ func oneAtATime(w way, hot int) way {
 }
 
 // shareCommits is the limit of what a shared COMMIT can give: one connection, without callers that wait for each other.
-func shareCommits(ctx context.Context, pool *pgxpool.Pool, length time.Duration) (sample, error) {
+func shareCommits(ctx context.Context, pool *pgxpool.Pool, length time.Duration) sample {
 	const calls = 16 // of 32 goroutines, as many as stand in line while the others commit
 	transaction := oneTrip(pool, nil)
-	l, err := load.Drive(ctx, 1, length, func(ctx context.Context, _ int) error {
+	l := must(load.Drive(ctx, 1, length, func(ctx context.Context, _ int) error {
 		return transaction(ctx, 1, func(ctx context.Context, tx pgx.Tx) error {
 			for range calls {
 				if err := readThenWrite(ctx, tx, 1); err != nil {
@@ -108,19 +101,16 @@ func shareCommits(ctx context.Context, pool *pgxpool.Pool, length time.Duration)
 			}
 			return nil
 		})
-	})
-	if err != nil {
-		return nil, err
-	}
+	}))
 	worst := milliseconds(l.Percentile(1))
-	return sample{colRate: calls * l.Rate, colAttempts: 1, colP99: milliseconds(l.Percentile(0.99)), colWorst: worst, colShare: 1, colGaveUp: 0}, nil
+	return sample{colRate: calls * l.Rate, colAttempts: 1, colP99: milliseconds(l.Percentile(0.99)), colWorst: worst, colShare: 1, colGaveUp: 0}
 }
 
 // contend makes one run and checks that no update was lost.
-func contend(ctx context.Context, pool *pgxpool.Pool, w way, goroutines, hot int, length time.Duration) (sample, error) {
+func contend(ctx context.Context, pool *pgxpool.Pool, w way, goroutines, hot int, length time.Duration) sample {
 	queues := make([]queue, hot)
 	var attempts atomic.Int64
-	l, err := load.Drive(ctx, goroutines, length, func(ctx context.Context, _ int) error {
+	l := must(load.Drive(ctx, goroutines, length, func(ctx context.Context, _ int) error {
 		account := rand.IntN(hot)
 		queues[account].join()
 		defer queues[account].leave()
@@ -128,16 +118,12 @@ func contend(ctx context.Context, pool *pgxpool.Pool, w way, goroutines, hot int
 			attempts.Add(1)
 			return readThenWrite(ctx, tx, 1+account)
 		})
-	})
-	if err != nil {
-		return nil, err
-	}
+	}))
 	var total int
-	if err := pool.QueryRow(ctx, "SELECT sum(v) FROM account").Scan(&total); err != nil {
-		return nil, err
-	}
+	check(pool.QueryRow(ctx, "SELECT sum(v) FROM account").Scan(&total))
 	if total != l.Done {
-		return nil, fmt.Errorf("%d commits, but %d updates in the table", l.Done, total)
+		check(fmt.Errorf("%d commits, but %d updates in the table", l.Done, total))
+		return nil
 	}
 	worst := l.Percentile(1)
 	return sample{
@@ -147,7 +133,7 @@ func contend(ctx context.Context, pool *pgxpool.Pool, w way, goroutines, hot int
 		colWorst:    milliseconds(worst),
 		colShare:    float64(worst) / float64(fairShare(l.Waits, queues)),
 		colGaveUp:   float64(l.GaveUp),
-	}, nil
+	}
 }
 
 func readThenWrite(ctx context.Context, tx pgx.Tx, id int) error {

@@ -24,51 +24,25 @@ const (
 
 // benchOutboxWrite runs {SELECT FOR UPDATE, UPDATE, outbox write}: five round
 // trips in plain code whose BEGIN is one, four in ours. Nobody contends.
-func benchOutboxWrite(ctx context.Context, b *bench) error {
-	pool, manager, err := accountBank(ctx, b)
-	if err != nil {
-		return err
-	}
-	store, err := outboxpgx.New(pool, outboxpgx.Config{PollOnly: true})
-	if err != nil {
-		return err
-	}
-	if err := store.Migrate(ctx); err != nil {
-		return err
-	}
-	r, err := compareWrites(ctx, b, "loopback", pool, manager, store)
-	if err != nil {
-		return err
-	}
+func benchOutboxWrite(ctx context.Context, b *bench) {
+	pool, manager := accountBank(ctx, b)
+	store := must(outboxpgx.New(pool, outboxpgx.Config{PollOnly: true}))
+	check(store.Migrate(ctx))
+	r := compareWrites(ctx, b, "loopback", pool, manager, store)
 	b.atLeast(1.04, r.ratio(oursWriter, plainInsert), "x plain five trips with INSERT by hand, loopback")
 
 	const trip = 2 * time.Millisecond
-	far, err := b.far(ctx, pool, trip)
-	if err != nil {
-		return err
-	}
-	if err := printTrip(ctx, b, far); err != nil {
-		return err
-	}
-	farManager, err := txretry.New(far, txretry.Config{})
-	if err != nil {
-		return err
-	}
-	r, err = compareWrites(ctx, b, fmt.Sprintf("%v more per trip", trip), far, farManager, store)
-	if err != nil {
-		return err
-	}
+	far := b.far(ctx, pool, trip)
+	printTrip(ctx, b, far)
+	farManager := must(txretry.New(far, txretry.Config{}))
+	r = compareWrites(ctx, b, fmt.Sprintf("%v more per trip", trip), far, farManager, store)
 	b.atLeast(1.2, r.ratio(oursWriter, plainInsert), fmt.Sprintf("x plain five trips with INSERT by hand, %v more per trip", trip))
-	return nil
 }
 
 // far returns a pool for the same tables behind a slow link.
-func (b *bench) far(ctx context.Context, pool *pgxpool.Pool, trip time.Duration) (*pgxpool.Pool, error) {
+func (b *bench) far(ctx context.Context, pool *pgxpool.Pool, trip time.Duration) *pgxpool.Pool {
 	cfg := pool.Config()
-	link, err := newSlowLink(fmt.Sprintf("%s:%d", cfg.ConnConfig.Host, cfg.ConnConfig.Port), trip/2)
-	if err != nil {
-		return nil, err
-	}
+	link := newSlowLink(fmt.Sprintf("%s:%d", cfg.ConnConfig.Host, cfg.ConnConfig.Port), trip/2)
 	b.atEnd(link.Close)
 	cfg.ConnConfig.Host, cfg.ConnConfig.Port = link.addr().IP.String(), uint16(link.addr().Port)
 	cfg.ConnConfig.Fallbacks = nil
@@ -76,20 +50,18 @@ func (b *bench) far(ctx context.Context, pool *pgxpool.Pool, trip time.Duration)
 }
 
 // printTrip shows what a trip costs on the slow link, timers and scheduling included.
-func printTrip(ctx context.Context, b *bench, pool *pgxpool.Pool) error {
+func printTrip(ctx context.Context, b *bench, pool *pgxpool.Pool) {
 	var trips []float64
 	for range 50 {
 		start := time.Now()
-		if err := pool.Ping(ctx); err != nil {
-			return err
-		}
+		check(pool.Ping(ctx))
 		trips = append(trips, milliseconds(time.Since(start)))
 	}
 	_, err := fmt.Fprintf(b.out, "\none empty trip over the slow link: %.2f ms\n", spreadOf(trips).median)
-	return err
+	check(err)
 }
 
-func compareWrites(ctx context.Context, b *bench, where string, pool *pgxpool.Pool, manager *txretry.Manager, store *outboxpgx.Store) (results, error) {
+func compareWrites(ctx context.Context, b *bench, where string, pool *pgxpool.Pool, manager *txretry.Manager, store *outboxpgx.Store) results {
 	plain, do := oneTrip(pool, nil), managed(manager)
 	t := table{
 		title:   fmt.Sprintf("txretry, SELECT FOR UPDATE, UPDATE, outbox write, goroutines: 8, %s", where),
@@ -128,13 +100,14 @@ func insertAtCommit(_ context.Context, tx pgx.Tx, msgs ...outbox.Message) error 
 	return nil
 }
 
-func writeLoad(w way, store write) func(ctx context.Context, length time.Duration) (sample, error) {
-	return func(ctx context.Context, length time.Duration) (sample, error) {
+func writeLoad(w way, store write) func(ctx context.Context, length time.Duration) sample {
+	return func(ctx context.Context, length time.Duration) sample {
 		l, err := load.Drive(ctx, 8, length, func(ctx context.Context, worker int) error {
 			id := ownAccount(worker)
 			return w(ctx, id, func(ctx context.Context, tx pgx.Tx) error { return changeAndTell(ctx, tx, id, store) })
 		})
-		return sample{l.Rate, milliseconds(l.Percentile(0.5))}, err
+		check(err)
+		return sample{l.Rate, milliseconds(l.Percentile(0.5))}
 	}
 }
 

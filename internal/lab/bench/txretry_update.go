@@ -14,15 +14,9 @@ import (
 )
 
 // benchUpdate runs one UPDATE by key per transaction; nobody contends.
-func benchUpdate(ctx context.Context, b *bench) error {
-	pool, manager, err := accountBank(ctx, b)
-	if err != nil {
-		return err
-	}
-	resolving, err := txretry.New(pool, txretry.Config{XactStatus: true})
-	if err != nil {
-		return err
-	}
+func benchUpdate(ctx context.Context, b *bench) {
+	pool, manager := accountBank(ctx, b)
+	resolving := must(txretry.New(pool, txretry.Config{XactStatus: true}))
 	ways := []struct {
 		name string
 		way  way
@@ -41,30 +35,28 @@ func benchUpdate(ctx context.Context, b *bench) error {
 			yardsticks: []string{rawFourTrips, rawOneTrip, crdbPgx},
 		}
 		for _, w := range ways {
-			t.contenders = append(t.contenders, contender{w.name, func(ctx context.Context, length time.Duration) (sample, error) {
+			t.contenders = append(t.contenders, contender{w.name, func(ctx context.Context, length time.Duration) sample {
 				return driveUpdates(ctx, w.way, goroutines, length)
 			}})
 		}
-		r, err := b.measure(ctx, t)
-		if err != nil {
-			return err
-		}
+		r := b.measure(ctx, t)
 		b.atLeast(0.97, r.ratio(ours, rawOneTrip), fmt.Sprintf("of raw one-trip begin, goroutines: %d", goroutines))
 		if goroutines == 8 {
 			b.atLeast(1.25, r.ratio(ours, crdbPgx), "x crdbpgxv5, goroutines: 8")
 		}
 	}
-	return countAllocations(ctx, b, ways[1].way, ways[3].way)
+	countAllocations(ctx, b, ways[1].way, ways[3].way)
 }
 
-func driveUpdates(ctx context.Context, w way, goroutines int, length time.Duration) (sample, error) {
+func driveUpdates(ctx context.Context, w way, goroutines int, length time.Duration) sample {
 	var attempts atomic.Int64
 	before := load.CPUTime()
 	l, err := load.Drive(ctx, goroutines, length, func(ctx context.Context, worker int) error {
 		return update(ctx, w, worker, &attempts)
 	})
 	perTx := 1 / float64(l.Done)
-	return sample{l.Rate, (load.CPUTime() - before).Seconds() * 1e6 * perTx, float64(attempts.Load()) * perTx}, err
+	check(err)
+	return sample{l.Rate, (load.CPUTime() - before).Seconds() * 1e6 * perTx, float64(attempts.Load()) * perTx}
 }
 
 func update(ctx context.Context, w way, worker int, attempts *atomic.Int64) error {
@@ -75,31 +67,20 @@ func update(ctx context.Context, w way, worker int, attempts *atomic.Int64) erro
 	})
 }
 
-func countAllocations(ctx context.Context, b *bench, raw, managed way) error {
+func countAllocations(ctx context.Context, b *bench, raw, managed way) {
 	const calls = 2000
 	var attempts atomic.Int64
-	rawAllocs, err := allocations(calls, func() error { return update(ctx, raw, 0, &attempts) })
-	if err != nil {
-		return err
-	}
-	allocs, err := allocations(calls, func() error { return update(ctx, managed, 0, &attempts) })
-	if err != nil {
-		return err
-	}
+	rawAllocs := must(allocations(calls, func() error { return update(ctx, raw, 0, &attempts) }))
+	allocs := must(allocations(calls, func() error { return update(ctx, managed, 0, &attempts) }))
 	fmt.Fprintf(b.out, "\nallocations per call: %s %.1f, %s %.1f\n", rawOneTrip, rawAllocs, ours, allocs)
 	b.atMost(6, exactly(allocs-rawAllocs), "allocations per call beyond raw one-trip begin")
-	return nil
 }
 
 // accountBank returns what all parts run on.
-func accountBank(ctx context.Context, b *bench) (*pgxpool.Pool, *txretry.Manager, error) {
-	pool, err := b.postgres(ctx)
-	if err != nil {
-		return nil, nil, err
-	}
-	if _, err := pool.Exec(ctx, accountSQL); err != nil {
-		return nil, nil, err
-	}
+func accountBank(ctx context.Context, b *bench) (*pgxpool.Pool, *txretry.Manager) {
+	pool := b.postgres(ctx)
+	must(pool.Exec(ctx, accountSQL))
 	manager, err := txretry.New(pool, txretry.Config{})
-	return pool, manager, err
+	check(err)
+	return pool, manager
 }
