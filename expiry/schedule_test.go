@@ -78,3 +78,83 @@ func FuzzParseSchedule(f *testing.F) {
 		}
 	})
 }
+
+func location(t *testing.T, name string) *time.Location {
+	t.Helper()
+	loc, err := time.LoadLocation(name)
+	must(t, err)
+	return loc
+}
+
+// Every time of day that the expression names comes once a day, whatever the
+// clocks do: a time left out comes when they jump, one that is repeated does not.
+func TestTimesOfDayWhenTheClocksChange(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct {
+		zone, expr, from string
+		want             []string
+	}{
+		{"Europe/Berlin", "30 2 * * *", "2026-03-28T12:00:00+01:00", []string{"2026-03-29T03:00:00+02:00", "2026-03-30T02:30:00+02:00"}},
+		{"Europe/Berlin", "*/30 1-3 * * *", "2026-03-29T01:00:00+01:00", []string{
+			"2026-03-29T01:30:00+01:00", "2026-03-29T03:00:00+02:00", "2026-03-29T03:30:00+02:00", "2026-03-30T01:00:00+02:00",
+		}},
+		{"Europe/Berlin", "30 2 * * *", "2026-10-24T12:00:00+02:00", []string{"2026-10-25T02:30:00+02:00", "2026-10-26T02:30:00+01:00"}},
+		{"Europe/Berlin", "*/30 * * * *", "2026-10-25T01:45:00+02:00", []string{
+			"2026-10-25T02:00:00+02:00", "2026-10-25T02:30:00+02:00", "2026-10-25T03:00:00+01:00",
+		}},
+		{"Europe/Berlin", "15 2 * * *", "2026-10-25T02:10:00+01:00", []string{"2026-10-26T02:15:00+01:00"}}, // asked within the repeated hour
+		{"America/New_York", "30 2 * * *", "2026-03-07T12:00:00-05:00", []string{"2026-03-08T03:00:00-04:00", "2026-03-09T02:30:00-04:00"}},
+		{"America/New_York", "30 1 * * *", "2026-10-31T12:00:00-04:00", []string{"2026-11-01T01:30:00-04:00", "2026-11-02T01:30:00-05:00"}},
+		{"America/New_York", "0 2 * * *", "2026-10-31T12:00:00-04:00", []string{"2026-11-01T02:00:00-05:00", "2026-11-02T02:00:00-05:00"}},
+		{"Australia/Lord_Howe", "15 2 * * *", "2026-10-03T12:00:00+10:30", []string{"2026-10-04T02:30:00+11:00", "2026-10-05T02:15:00+11:00"}},
+		{"Australia/Lord_Howe", "45 1 * * *", "2026-04-04T12:00:00+11:00", []string{"2026-04-05T01:45:00+11:00", "2026-04-06T01:45:00+10:30"}},
+		{"Australia/Lord_Howe", "*/15 1-2 * * *", "2026-10-04T01:30:00+10:30", []string{ // two times left out, both at the jump
+			"2026-10-04T01:45:00+10:30", "2026-10-04T02:30:00+11:00", "2026-10-04T02:45:00+11:00", "2026-10-05T01:00:00+11:00",
+		}},
+		{"Australia/Lord_Howe", "*/15 1-2 * * *", "2026-04-05T01:30:00+11:00", []string{ // half an hour is repeated
+			"2026-04-05T01:45:00+11:00", "2026-04-05T02:00:00+10:30", "2026-04-05T02:15:00+10:30",
+		}},
+		{"Asia/Beirut", "0 0 * * *", "2026-03-28T12:00:00+02:00", []string{"2026-03-29T01:00:00+03:00", "2026-03-30T00:00:00+03:00"}}, // no midnight
+		{"Asia/Beirut", "30 23 * * *", "2026-10-24T12:00:00+03:00", []string{"2026-10-24T23:30:00+03:00", "2026-10-25T23:30:00+02:00"}},
+		{"Asia/Beirut", "0 0 * * *", "2026-10-24T12:00:00+03:00", []string{"2026-10-25T00:00:00+02:00", "2026-10-26T00:00:00+02:00"}}, // from midnight back to 23:00
+		{"Asia/Beirut", "30 0 * * *", "2026-03-28T12:00:00+02:00", []string{"2026-03-29T01:00:00+03:00", "2026-03-30T00:30:00+03:00"}},
+		{"Pacific/Apia", "0 12 * * *", "2011-12-29T13:00:00-10:00", []string{"2011-12-31T00:00:00+14:00", "2011-12-31T12:00:00+14:00"}}, // a day left out
+		{"UTC", "30 2 * * *", "2026-03-28T12:00:00Z", []string{"2026-03-29T02:30:00Z"}},
+	} {
+		s, err := expiry.ParseSchedule("CRON_TZ=" + tc.zone + " " + tc.expr)
+		must(t, err)
+		next := at(tc.from)
+		for _, want := range tc.want {
+			if next = s.Next(next); !next.Equal(at(want)) {
+				t.Errorf("%s, %q from %s comes at %s, want %s", tc.zone, tc.expr, tc.from, next.Format(time.RFC3339), want)
+				break
+			}
+		}
+	}
+}
+
+// Through a whole year each day has its one activation, however often the zone
+// changes its clocks.
+func TestDailyComesOnceADay(t *testing.T) {
+	t.Parallel()
+	for _, zone := range []string{"Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "Asia/Beirut", "America/Havana", "Africa/Casablanca"} {
+		loc := location(t, zone)
+		for _, expr := range []string{"0 0 * * *", "15 0 * * *", "15 1 * * *", "0 2 * * *", "15 2 * * *", "30 2 * * *", "59 23 * * *"} {
+			s, err := expiry.ParseSchedule("CRON_TZ=" + zone + " " + expr)
+			must(t, err)
+			days := map[string]int{}
+			end := time.Date(2027, time.January, 1, 0, 0, 0, 0, loc)
+			for next := s.Next(time.Date(2025, time.December, 31, 23, 59, 59, 0, loc)); next.Before(end); next = s.Next(next) {
+				days[next.In(loc).Format(time.DateOnly)]++
+			}
+			for day, n := range days {
+				if n != 1 {
+					t.Errorf("%s, %q came %d times on %s", zone, expr, n, day)
+				}
+			}
+			if len(days) != 365 {
+				t.Errorf("%s, %q came on %d days of 365", zone, expr, len(days))
+			}
+		}
+	}
+}

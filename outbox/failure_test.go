@@ -1,15 +1,19 @@
 package outbox_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"log/slog"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/google/uuid"
 
 	"github.com/holdfast-go/holdfast/outbox"
 	"github.com/holdfast-go/holdfast/outbox/driver"
@@ -224,6 +228,226 @@ func TestPauseIsForgottenWithItsMessages(t *testing.T) {
 		time.Sleep(time.Minute)
 		if err := b.relay.Ready(b.Context()); err != nil {
 			b.Errorf("Ready: %v", err)
+		}
+	})
+}
+
+func TestPolicyByName(t *testing.T) {
+	cfg := outbox.RelayConfig{
+		Retry: outbox.RetryPolicy{MaxAttempts: 3, BaseDelay: time.Minute, MaxDelay: time.Hour},
+		ByName: map[string]outbox.RetryPolicy{
+			"few":   {MaxAttempts: 2},
+			"quick": {BaseDelay: time.Second, MaxDelay: 2 * time.Second},
+		},
+		Rand: half,
+	}
+	for _, tc := range []struct {
+		name     string
+		class    driver.Class
+		attempts int
+		took     time.Duration // over all attempts
+	}{
+		{"other", driver.Retryable, 3, 3 * time.Minute},
+		{"other", driver.Unroutable, 3, 3 * time.Minute},
+		{"other", "nonsense", 3, 3 * time.Minute},
+		{"other", driver.Permanent, 1, 0},
+		{"few", driver.Retryable, 2, time.Minute},
+		{"few", driver.Permanent, 1, 0},
+		{"quick", driver.Retryable, 3, 3 * time.Second},
+	} {
+		t.Run(tc.name+" "+string(tc.class), func(t *testing.T) {
+			inBubble(t, cfg, func(b *bench) {
+				calls := 0
+				b.publisher.Respond(func(driver.Message) error { calls++; return failure(tc.class) })
+				m := message("k", 1)
+				m.Name = tc.name
+				b.write(m)
+				begin := time.Now()
+				stop := b.start()
+				for len(b.dead()) == 0 {
+					time.Sleep(time.Second)
+					synctest.Wait()
+				}
+				took := time.Since(begin)
+				stop()
+				if d := b.dead()[0]; d.Attempts != tc.attempts || d.Class != string(driver.ClassOf(failure(tc.class))) || d.Error == "" {
+					b.Errorf("dead letter %+v", d)
+				}
+				if calls != tc.attempts || took < tc.took || took > tc.took+10*time.Second {
+					b.Errorf("%d attempts in %v, want %d in %v", calls, took, tc.attempts, tc.took)
+				}
+			})
+		})
+	}
+}
+
+// What the caller does to the map later changes nothing.
+func TestPolicyIsCopied(t *testing.T) {
+	byName := map[string]outbox.RetryPolicy{"order.placed": {MaxAttempts: 1}}
+	inBubble(t, outbox.RelayConfig{ByName: byName}, func(b *bench) {
+		byName["order.placed"] = outbox.RetryPolicy{MaxAttempts: 9}
+		b.publisher.Respond(func(driver.Message) error { return failure(driver.Retryable) })
+		b.write(message("k", 1))
+		if report := b.drain(outbox.Bounds{}); report.Dead != 1 {
+			b.Errorf("%+v", report)
+		}
+	})
+}
+
+func TestPolicyIsValidated(t *testing.T) {
+	t.Parallel()
+	_, err := outbox.NewRelay(outboxtest.New(), outboxtest.NewPublisher(), outbox.RelayConfig{
+		Retry: outbox.RetryPolicy{MaxAttempts: -1},
+		ByName: map[string]outbox.RetryPolicy{
+			"Bad Name": {},
+			"a":        {MaxAttempts: -2},
+			"b":        {BaseDelay: time.Hour},
+		},
+	})
+	if err == nil {
+		t.Fatal("accepted")
+	}
+	for _, want := range []string{
+		"RelayConfig.Retry.MaxAttempts is -1", `ByName: "Bad Name"`, `ByName["a"].MaxAttempts is -2`,
+		`ByName["b"].BaseDelay is 1h0m0s`,
+	} {
+		if !strings.Contains(err.Error(), want) {
+			t.Errorf("%q is not in\n%v", want, err)
+		}
+	}
+}
+
+// garbled is a Source whose messages with the body "0" could not be decoded.
+type garbled struct{ driver.Source }
+
+func (s garbled) Claim(ctx context.Context, req driver.Claim) (driver.Batch, error) {
+	b, err := s.Source.Claim(ctx, req)
+	b.Unreadable = map[int]error{}
+	for i, m := range b.Messages {
+		if string(m.Body) == "0" {
+			b.Unreadable[i] = errors.New("headers of another kind")
+		}
+	}
+	return b, err
+}
+
+// What could not be decoded is a dead letter, its key goes on, and no publisher sees it.
+func TestUnreadableMessages(t *testing.T) {
+	inBubble(t, outbox.RelayConfig{}, func(b *bench) {
+		b.over(garbled{b.store}, outbox.RelayConfig{})
+		for n := range 3 {
+			b.write(message("k", n), message("", n))
+		}
+		if report := b.drain(outbox.Bounds{}); report.Published != 4 || report.Dead != 2 {
+			b.Errorf("report %+v", report)
+		}
+		for _, m := range b.publisher.Received() {
+			if string(m.Body) == "0" {
+				b.Error("published what could not be read")
+			}
+		}
+		for _, d := range b.dead() {
+			if d.Class != string(driver.Permanent) || !strings.Contains(d.Error, "headers of another kind") {
+				b.Errorf("dead letter %+v", d)
+			}
+		}
+	})
+}
+
+// It says nothing about a transport that is paused, either.
+func TestUnreadableMessagesEndNoPause(t *testing.T) {
+	inBubble(t, outbox.RelayConfig{}, func(b *bench) {
+		b.over(garbled{b.store}, outbox.RelayConfig{})
+		b.publisher.Respond(func(driver.Message) error { return failure(driver.Unavailable) })
+		b.write(message("k", 1))
+		defer b.start()()
+		time.Sleep(time.Minute)
+		b.write(message("", 0))
+		time.Sleep(time.Minute)
+		if len(b.dead()) != 1 {
+			b.Fatalf("dead letters %+v", b.dead())
+		}
+		if b.relay.Ready(b.Context()) == nil {
+			b.Error("a message that was not sent has ended the pause")
+		}
+	})
+}
+
+// foreignIDs is a Source of messages that another program gave ids or names of its own.
+type foreignIDs struct{ driver.Source }
+
+func (s foreignIDs) Claim(ctx context.Context, req driver.Claim) (driver.Batch, error) {
+	b, err := s.Source.Claim(ctx, req)
+	for i := range b.Messages {
+		switch string(b.Messages[i].Body) {
+		case "0":
+			b.Messages[i].ID = uuid.MustParse("a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11")
+		case "1":
+			b.Messages[i].Name = `App\OrderPlaced`
+		}
+	}
+	return b, err
+}
+
+func TestForeignMessagesAreNotPublished(t *testing.T) {
+	inBubble(t, outbox.RelayConfig{}, func(b *bench) {
+		s := &settled{Source: foreignIDs{b.store}}
+		b.over(s, outbox.RelayConfig{})
+		b.write(message("", 0), message("", 1), message("", 2))
+		b.drain(outbox.Bounds{Limit: 3})
+		b.wantReceived("2")
+		for body, want := range map[string]string{"0": "version 7", "1": "lower-case words"} {
+			if f := s.of(body); f.Class != driver.Permanent || !strings.Contains(f.Err, want) {
+				b.Errorf("message %s: %+v", body, f)
+			}
+		}
+	})
+}
+
+// A stream of messages that fail costs a line of each kind now and then, and not one for each message.
+func TestLogOfAStream(t *testing.T) {
+	inBubble(t, outbox.RelayConfig{}, func(b *bench) {
+		var text bytes.Buffer
+		b.over(b.store, outbox.RelayConfig{
+			Transports: map[string]driver.Publisher{"other": outboxtest.NewPublisher()},
+			Retry:      outbox.RetryPolicy{MaxAttempts: 2}, Logger: slog.New(slog.NewTextHandler(&text, nil)),
+		})
+		b.publisher.Respond(func(m driver.Message) error {
+			switch m.Name {
+			case "panics":
+				panic("boom")
+			case "down":
+				return failure(driver.Unavailable)
+			default:
+				return failure(driver.Unroutable)
+			}
+		})
+		stop := b.start()
+		const seconds = 25
+		for range 10 * seconds {
+			for _, name := range []string{"one", "another", "panics", "down"} {
+				m := message("", 0)
+				m.Name = name
+				b.write(m)
+			}
+			b.relay.Wake()
+			time.Sleep(100 * time.Millisecond)
+		}
+		synctest.Wait()
+		stop()
+		lines := strings.Count(text.String(), "\n")
+		// Failed, for good, by three names; panicked, paused, resumed: nine kinds, each at 0, 10 and 20 s, and one more
+		// for what begins later.
+		if most := 9 * 4; lines > most || lines < 9 {
+			b.Errorf("%d lines, want 9 to %d:\n%s", lines, most, text.String())
+		}
+		for _, want := range []string{"name=one class=unroutable", "name=another", "dead letter", "panicked", "paused"} {
+			if !strings.Contains(text.String(), want) {
+				b.Errorf("the log does not say %q:\n%s", want, text.String())
+			}
+		}
+		if !regexp.MustCompile(`repeats=[1-9]`).MatchString(text.String()) {
+			b.Errorf("the log does not say how many lines it left out:\n%s", text.String())
 		}
 	})
 }

@@ -1,11 +1,14 @@
 package outboxpgx_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -204,6 +207,178 @@ func TestSmallPool(t *testing.T) {
 			untilReceived(t, publisher, 200)
 			testenv.Eventually(t, func() error { return f.emptyNow(t) }) // what is published is pruned
 			stop()
+		})
+	}
+}
+
+// The network between relays and Postgres fails in every way at moments of its own choosing, lost
+// replies to COMMIT included.
+func TestNetworkFaults(t *testing.T) {
+	t.Parallel()
+	testenv.Nightly(t, "breaks the network for seconds")
+	direct := pgtest.New(t)
+	proxy := testenv.NewProxy(t, direct.Config().ConnString())
+	f := setupOn(t, direct, outboxpgx.Config{})
+	far, err := outboxpgx.New(pgtest.Pool(t, proxy.URL(), 10), outboxpgx.Config{})
+	must(t, err)
+
+	const keys, n = 40, 100
+	f.write(t, keyed(keys, n)...)
+	publisher := outboxtest.NewPublisher()
+	publisher.Latency(2 * time.Millisecond)
+	var relays []*outbox.Relay
+	for range 2 {
+		relay, err := outbox.NewRelay(far, publisher, outbox.RelayConfig{
+			BatchSize: 40, PollInterval: 20 * time.Millisecond, PublishTimeout: 500 * time.Millisecond,
+			LeaseTTL: time.Second, ShutdownTimeout: 2 * time.Second, Logger: quiet,
+		})
+		must(t, err)
+		relays = append(relays, relay)
+	}
+	stop := run(t, relays...)
+	defer stop()
+	for _, outage := range []func(){proxy.DropReplies, proxy.Cut, proxy.Pause, proxy.DropReplies} {
+		progress(t, publisher, 200, keys*n)
+		proxy.CutConnections() // noticed or not
+		progress(t, publisher, 200, keys*n)
+		outage()
+		until(t, "a relay has not noticed the outage", func() bool {
+			return relays[0].Ready(t.Context()) != nil && relays[1].Ready(t.Context()) != nil
+		})
+		proxy.Heal()
+	}
+	f.untilEmpty(t, testenv.Patience)
+	stop()
+	t.Logf("%d duplicates", checkLedger(t, publisher.Received(), keys, n))
+}
+
+// progress waits until n more messages have arrived, or all.
+func progress(t *testing.T, p *outboxtest.Publisher, n, all int) {
+	t.Helper()
+	untilReceived(t, p, min(len(p.Received())+n, all))
+}
+
+// A claim whose COMMIT took effect and whose reply was lost holds lanes for nobody. The next claim of
+// the Store gives them back, and nothing is under suspicion.
+func TestClaimWithLostReplyIsGivenBack(t *testing.T) {
+	t.Parallel()
+	direct := pgtest.New(t)
+	proxy := testenv.NewProxy(t, direct.Config().ConnString())
+	f := setupOn(t, direct, outboxpgx.Config{})
+	far, err := outboxpgx.New(pgtest.Pool(t, proxy.URL(), 1), outboxpgx.Config{})
+	must(t, err)
+	far.Claims(driver.Lanes, 0)
+	far.SlowClaims() // so that both claims send the same, which is prepared by then
+	f.write(t, keyed(20, 2)...)
+	req := driver.Claim{Limit: 500, Lease: time.Minute}
+	whole, err := far.Claim(t.Context(), req)
+	must(t, err)
+	_, err = far.Settle(t.Context(), whole, nil)
+	must(t, err)
+
+	leased := func() (n int) {
+		must(t, direct.QueryRow(t.Context(), `SELECT count(*) FROM holdfast_outbox_lanes WHERE token IS NOT NULL`).Scan(&n))
+		return n
+	}
+	proxy.DropReplies()
+	ctx, cancel := context.WithTimeout(t.Context(), testenv.Patience)
+	defer cancel()
+	go func() {
+		for ctx.Err() == nil && leased() == 0 {
+			time.Sleep(5 * time.Millisecond)
+		}
+		cancel()
+	}()
+	if b, err := far.Claim(ctx, req); err == nil {
+		t.Fatalf("claimed %d messages without a reply", len(b.Messages))
+	}
+	proxy.Heal()
+	if leased() == 0 {
+		t.Fatal("the claim has not taken effect")
+	}
+	again, err := far.Claim(t.Context(), req)
+	must(t, err)
+	if len(again.Messages) != len(whole.Messages) || again.Suspect {
+		t.Errorf("claimed %d, suspect %v, want all %d", len(again.Messages), again.Suspect, len(whole.Messages))
+	}
+}
+
+// screen is a log to be read while it is written.
+type screen struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (s *screen) Write(p []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.text.Write(p)
+}
+
+func (s *screen) count(text string) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return strings.Count(s.text.String(), text)
+}
+
+// refuse has Postgres refuse a kind of change of a table, as one that has run out of something does.
+func (f *fixture) refuse(t *testing.T, change, table, code string) (lift func()) {
+	t.Helper()
+	f.exec(t, `
+		CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'run out' USING ERRCODE = '`+code+`'; END $$;
+		CREATE TRIGGER refuse BEFORE `+change+` ON `+table+` FOR EACH ROW EXECUTE FUNCTION refuse()`)
+	return func() {
+		t.Helper()
+		f.exec(t, `DROP FUNCTION refuse CASCADE`)
+	}
+}
+
+// A Postgres that runs out of memory or disk is not the fault of any message: none is accused, what was
+// published is settled, and the log names the fault. All goes on when there is room again.
+func TestPostgresRunsOut(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct{ change, table, code string }{
+		"disk, dead letters":  {"INSERT", "holdfast_outbox_dead", "53100"},
+		"memory, claims":      {"UPDATE", "holdfast_outbox_lanes", "53200"},
+		"disk, settlements":   {"DELETE", "holdfast_outbox", "53100"},
+		"memory, settlements": {"DELETE", "holdfast_outbox", "53200"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			if c.change == "DELETE" {
+				testenv.Nightly(t, "a lane whose settlement failed rests for 30 s")
+			}
+			f := setup(t, outboxpgx.Config{})
+			publisher := outboxtest.NewPublisher()
+			publisher.Respond(func(m driver.Message) error {
+				if m.Name == "bad" {
+					return &driver.PublishError{Class: driver.Permanent, Err: errors.New("refused")}
+				}
+				return nil
+			})
+			log := &screen{}
+			relay, err := outbox.NewRelay(f.store, publisher, outbox.RelayConfig{
+				PollInterval: 50 * time.Millisecond, Logger: slog.New(slog.NewTextHandler(log, nil)),
+			})
+			must(t, err)
+			lift := f.refuse(t, c.change, c.table, c.code)
+			f.write(t, keyed(8, 2)...)
+			f.write(t, outbox.Message{Name: "bad", Key: "bad", Body: []byte("1")})
+			defer run(t, relay)()
+			until(t, "the relay is ready, and its store is full", func() bool { return relay.Ready(t.Context()) != nil })
+			until(t, "the log does not name the fault", func() bool { return log.count("run out") != 0 })
+			lift()
+			f.untilEmpty(t, testenv.Patience)
+			letters, err := f.dead.List(t.Context(), outbox.Filter{})
+			must(t, err)
+			if len(letters) != 1 || letters[0].Class != string(driver.Permanent) || letters[0].Attempts != 1 {
+				t.Errorf("dead letters %+v", letters)
+			}
+			testenv.Eventually(t, func() error { return relay.Ready(t.Context()) })
+			checkLedger(t, publisher.Received(), 8, 2)
+			if c.table == "holdfast_outbox_dead" && len(publisher.Received()) != 16 {
+				t.Errorf("%d received, want each of 16 once", len(publisher.Received()))
+			}
 		})
 	}
 }
