@@ -256,9 +256,7 @@ func TestDialAny(t *testing.T) {
 	for range 20 {
 		conn, err := dial(t.Context())
 		noError(t, err)
-		if err := conn.Close(); err != nil {
-			t.Error(err)
-		}
+		noError(t, conn.Close())
 	}
 	if _, err := dialAny([]string{"amqp://127.0.0.1:1/", "amqp://127.0.0.1:2/"}, amqp.Config{})(t.Context()); err == nil {
 		t.Error("nodes that are gone are reached")

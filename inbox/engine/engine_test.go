@@ -48,9 +48,7 @@ func TestConsume(t *testing.T) {
 		b.start()
 		b.idle()
 		synctest.Wait()
-		if err := ready(b); err != nil {
-			t.Error(err)
-		}
+		noError(t, ready(b))
 		if took := b.stop(); took != 0 {
 			t.Errorf("it took %v to stop", took)
 		}
@@ -188,9 +186,7 @@ func TestRefused(t *testing.T) {
 		full.Store(false)
 		b.idle()
 		time.Sleep(2 * time.Minute)
-		if err := ready(b); err != nil {
-			t.Error(err)
-		}
+		noError(t, ready(b))
 		b.stop()
 		letters := b.letters("validation")
 		if len(letters) != 40 {
@@ -318,9 +314,7 @@ func TestHandlerTimeout(t *testing.T) {
 		close(release)
 		b.idle()
 		synctest.Wait()
-		if err := ready(b); err != nil {
-			t.Error(err)
-		}
+		noError(t, ready(b))
 		b.stop()
 	})
 }
@@ -341,9 +335,7 @@ func TestBatches(t *testing.T) {
 		b.put("bad", 10)
 		b.put("good", 30)
 		b.start()
-		if err := <-b.ended; err != nil {
-			t.Error(err)
-		}
+		noError(t, <-b.ended)
 		if n := len(got.messages()); n != 330 {
 			t.Errorf("%d messages handed out", n)
 		}

@@ -115,9 +115,7 @@ func TestNew(t *testing.T) {
 		t.Errorf("a second Run: %v", err)
 	}
 	cancel()
-	if err := <-done; err != nil {
-		t.Error(err)
-	}
+	noError(t, <-done)
 }
 
 // Dead letters are counted by class about once a minute, and only while somebody looks.

@@ -1,10 +1,7 @@
 package inboxamqp_test
 
 import (
-	"context"
-	"errors"
 	"fmt"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -29,7 +26,6 @@ func TestOwnBroker(t *testing.T) {
 		{"long delay during an alarm", "", testLongDelayDuringAlarm},
 		{"count of a busy queue", "", testBusyQueue},
 		{"retry finds no queue", "the broker tries again after 5 s", testRetryFindsNoQueue},
-		{"restarts", "RabbitMQ starts twice", testRestarts},
 		{"partitions after a restart", "RabbitMQ starts once more", testPartitionsRestart},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -92,60 +88,6 @@ func testMemoryAlarm(t *testing.T, server *testenv.Server) {
 	r.stop(t)
 	awaitDepth(t, b, "orders", 0)
 	awaitDepth(t, b, "failed.default", 0)
-}
-
-func testRestarts(t *testing.T, server *testenv.Server) {
-	var got recorder
-	var failed, succeeded sync.Map
-	got.fail = func(m *inbox.Message) error {
-		if _, before := failed.LoadOrStore(m.ID, true); !before {
-			return errBroken
-		}
-		succeeded.Store(m.ID, true)
-		return nil
-	}
-	b := amqptest.On(t, server.URL(), server.AdminURL())
-	proxy := testenv.NewProxy(t, b.URL)
-	proxy.Cut()
-	var refused atomic.Int64
-	dial := func(context.Context) (*amqp.Connection, error) {
-		conn, err := amqp.Dial(proxy.URL())
-		if err != nil {
-			refused.Add(1)
-		}
-		return conn, err
-	}
-	c := newConsumer(t, dial, &got, config{Queue: "orders", Retry: quick})
-	r := start(t, c) // before its broker is there
-	testenv.Eventually(t, func() error {
-		if refused.Load() == 0 {
-			return errors.New("not tried yet")
-		}
-		return nil
-	})
-	proxy.Heal()
-	setUp(t, c)
-	ready(t, r)
-	const n = 60
-	for i := range n {
-		b.Publish(t, "", "orders", order())
-		switch i {
-		case 20:
-			must(t, server.Restart(t.Context()))
-		case 40:
-			must(t, server.Kill(), server.Start(t.Context()))
-		}
-	}
-	testenv.Eventually(t, func() error {
-		done := 0
-		succeeded.Range(func(any, any) bool { done++; return true })
-		if done < n {
-			return fmt.Errorf("%d of %d messages processed", done, n)
-		}
-		return nil
-	})
-	awaitDepth(t, b, "orders", 0) // what a lost acknowledgement brings again is handled, too
-	r.stop(t)
 }
 
 // A retry whose queue is missing when its time is up waits for it: the broker tries again

@@ -183,30 +183,6 @@ func TestRecorded(t *testing.T) {
 	}
 }
 
-// A copy without the sender's headers is still the same message to us.
-func TestSymfonyProducerWithFullHeaders(t *testing.T) {
-	t.Parallel()
-	b := amqptest.New(t)
-	var got recorder
-	got.fail = func(m *inbox.Message) error {
-		if m.Attempt == 1 {
-			return errBroken
-		}
-		return nil
-	}
-	consume(t, b, &got, config{Queue: "orders", Retry: quick, Concurrency: 1})
-	for k, stamp := range []string{"X-Message-Stamp-MessageIdStamp", `X-Message-Stamp-App\Messenger\MessageIdStamp`} {
-		id := ids.New().String()
-		b.Publish(t, "", "orders", amqp.Publishing{Body: []byte(`{"n":1}`), Headers: amqp.Table{
-			"type": "order.placed", stamp: `[{"messageId":"` + id + `"}]`, "Content-Type": "application/json", "big": strings.Repeat("h", 100<<10),
-		}})
-		m := got.await(t, 2*k+2)[2*k+1]
-		if m.ID.String() != id || m.Name != "order.placed" || m.ContentType != "application/json" || m.Headers["big"] != "" || m.Attempt != 2 {
-			t.Errorf("%s: second attempt %+v", stamp, m)
-		}
-	}
-}
-
 // Events in both modes are what the AMQP binding wants to others, and messages to us without any setting:
 // at first, at a retry, as a dead letter, and when another sender has set no property of AMQP.
 func TestCloudEvents(t *testing.T) {

@@ -557,9 +557,7 @@ func consumeHanging(t *testing.T, s *inboxpgx.Store, many bool, n int, timeout t
 		t.Errorf("effects of %v", got)
 	}
 	cancel()
-	if err := <-ended; err != nil {
-		t.Error(err)
-	}
+	noError(t, <-ended)
 }
 
 // A handler that hangs is the failure of its message alone, and keeps the others waiting for minutes at most.

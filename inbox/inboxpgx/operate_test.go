@@ -215,9 +215,7 @@ func TestCheckWithoutTheRightToSeeParked(t *testing.T) {
 	own, err := pgxpool.NewWithConfig(t.Context(), cfg)
 	noError(t, err)
 	defer own.Close()
-	if err := newStore(t, newManager(t, own), "a", inboxpgx.Config{}).Check(t.Context()); err != nil {
-		t.Error(err)
-	}
+	noError(t, newStore(t, newManager(t, own), "a", inboxpgx.Config{}).Check(t.Context()))
 }
 
 // The answer to a removal is lost, which may have been done: no further letter is removed in its place.

@@ -64,9 +64,7 @@ func TestEntryIsLockedForLong(t *testing.T) {
 		t.Errorf("while a copy is in progress: %v classified %+v", err, driver.Classify(err))
 	}
 	noError(t, other.Rollback(t.Context()))
-	if err := process(t, p, m); err != nil {
-		t.Error(err)
-	}
+	noError(t, process(t, p, m))
 	wantOneEffectEach(t, pool, 1)
 }
 
@@ -160,9 +158,7 @@ func ledgerInMode(t *testing.T, ledger driver.Ledger, m *inbox.Message) {
 	if e, err := ledger.Look(t.Context(), m.ID); err != nil || e.Open != 1 || e.Attempt != 2 {
 		t.Errorf("entry %+v, error %v", e, err)
 	}
-	if err := ledger.Forget(t.Context(), m.ID); err != nil {
-		t.Error(err)
-	}
+	noError(t, ledger.Forget(t.Context(), m.ID))
 }
 
 // countingConn counts what is sent.

@@ -382,9 +382,7 @@ func TestNoChanceBeforeTheDeadline(t *testing.T) {
 					}
 				}
 				close(hold)
-				if err := <-first; err != nil {
-					t.Error(err)
-				}
+				noError(t, <-first)
 			})
 		})
 	}

@@ -137,7 +137,11 @@ func TestConsumerCheck(t *testing.T) {
 	noError(t, client.XGroupDestroy(t.Context(), stream, "deserted").Err())
 	noError(t, errors.Join(client.ConfigSet(t.Context(), "maxmemory", "100mb").Err(), client.ConfigSet(t.Context(), "maxmemory-policy", "allkeys-lru").Err()))
 	want("maxmemory-policy is allkeys-lru: Redis may evict whole streams")
-	noError(t, client.ConfigSet(t.Context(), "maxmemory-policy", "noeviction").Err())
+	marks := newProcessor(t, client, inboxredis.ProcessorConfig{}, succeed)
+	if err := marks.Check(t.Context()); err == nil || !strings.Contains(err.Error(), "may evict the marks") {
+		t.Errorf("Check of a Processor: %v", err)
+	}
+	noError(t, client.ConfigSet(t.Context(), "maxmemory-policy", "noeviction").Err(), marks.Check(t.Context()))
 	host, port, _ := strings.Cut(client.Options().Addr, ":")
 	testenv.Private(t, testenv.Redis, "--replicaof", host, port)
 	testenv.Eventually(t, func() error {

@@ -75,12 +75,8 @@ func TestLease(t *testing.T) {
 	if ds, err := before.Receive(t.Context(), 1); err == nil {
 		t.Errorf("who has lost the lease gets %d messages", len(ds))
 	}
-	if err := before.Close(t.Context()); err != nil {
-		t.Error(err)
-	}
-	if err := s.Ack(t.Context(), got, false); err != nil {
-		t.Error(err)
-	}
+	noError(t, before.Close(t.Context()))
+	noError(t, s.Ack(t.Context(), got, false))
 	publish(t, f.direct, event())
 	receive(t, s, 1) // the lease is still the next one's
 }

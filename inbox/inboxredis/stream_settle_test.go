@@ -90,9 +90,7 @@ func TestGiveBackMeetsClaim(t *testing.T) {
 	if took := time.Since(began); took > 7*time.Second { // after 8 s it is anybody's
 		t.Errorf("it came again after %v", took)
 	}
-	if err := <-given; err != nil {
-		t.Error(err)
-	}
+	noError(t, <-given)
 }
 
 // What was deleted from the stream while it was in work is moved all the same.

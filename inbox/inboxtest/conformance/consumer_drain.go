@@ -146,9 +146,7 @@ func testConsumerOnBackground(t *testing.T, f ConsumerFixture) {
 	over := make(chan error, 1)
 	go func() { over <- c.Run(context.Background()) }()
 	publishMany(t, f, "event", 1)
-	if err := <-over; err != nil {
-		t.Error(err)
-	}
+	noError(t, <-over)
 	if seen := r.messages(); len(seen) != 2 || seen[1].Attempt != 2 {
 		t.Errorf("deliveries %+v", seen)
 	}

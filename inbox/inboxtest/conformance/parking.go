@@ -390,9 +390,7 @@ func testParkingLetters(t *testing.T, p parkingTester) {
 	if found, err := p.letters().Count(t.Context(), inbox.Filter{Class: "payment"}); found != n/3+n || err != nil {
 		t.Errorf("%d letters in the end, error %v", found, err)
 	}
-	if err := p.Scan(t.Context(), "", func(*inbox.DeadLetter) (driver.Fate, error) { return driver.Drop, nil }, nil); err != nil {
-		t.Error(err)
-	}
+	noError(t, p.Scan(t.Context(), "", func(*inbox.DeadLetter) (driver.Fate, error) { return driver.Drop, nil }, nil))
 }
 
 // A letter that returns has the body that it was given; one that cannot be edited stays.

@@ -172,9 +172,7 @@ func testMoveRefused(t *testing.T, f SourceFixture) {
 	}
 	mend()
 	await(t, func() error { return move(t, source, s, moves[2])[0] })
-	if err := s.GiveBack(t.Context(), ds[4:5]); err != nil {
-		t.Error(err)
-	}
+	noError(t, s.GiveBack(t.Context(), ds[4:5]))
 	if m := take1(t, s, func(d driver.Delivery) { acked(t, s, d) }); m.ID != all[4].ID {
 		t.Errorf("%s was given back", m.Name)
 	}

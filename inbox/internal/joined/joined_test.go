@@ -146,15 +146,11 @@ func TestParts(t *testing.T) {
 		if got := strings.Join(four, ""); !slices.Contains([]string{"a1a2b1c1", "a1b1b2c1", "a1b1c1c2"}, got) {
 			t.Errorf("handed out %s", got)
 		}
-		if err := s.Ack(t.Context(), []driver.Delivery{first[0], second[1]}, false); err != nil {
-			t.Error(err)
-		}
+		noError(t, s.Ack(t.Context(), []driver.Delivery{first[0], second[1]}, false))
 		if got := named(take(t, s, 10)); len(strings.Fields(got)) != 2 {
 			t.Errorf("two are settled, and %s came", got)
 		}
-		if err := s.Close(t.Context()); err != nil {
-			t.Error(err)
-		}
+		noError(t, s.Close(t.Context()))
 		next := begun(t, p, 100)
 		var all []driver.Delivery
 		for len(all) < 7 {
@@ -170,9 +166,7 @@ func TestParts(t *testing.T) {
 				t.Errorf("part %c came again as %v", part, names)
 			}
 		}
-		if err := errors.Join(next.Ack(t.Context(), all, false), next.Close(t.Context())); err != nil {
-			t.Error(err)
-		}
+		noError(t, errors.Join(next.Ack(t.Context(), all, false), next.Close(t.Context())))
 	})
 }
 
@@ -190,9 +184,7 @@ func TestStopGivesBackWhatIsAhead(t *testing.T) {
 		for len(theirs) < 5 {
 			theirs = append(theirs, take(t, other, 10)...)
 		}
-		if err := errors.Join(s.Ack(t.Context(), mine, false), other.Ack(t.Context(), theirs, false), s.Close(t.Context()), other.Close(t.Context())); err != nil {
-			t.Error(err)
-		}
+		noError(t, errors.Join(s.Ack(t.Context(), mine, false), other.Ack(t.Context(), theirs, false), s.Close(t.Context()), other.Close(t.Context())))
 	})
 }
 
@@ -220,15 +212,11 @@ func TestNothingIsTakenAfterReceive(t *testing.T) {
 		if got := named(append(take(t, other, 1), ds...)); got != "a3 a1" {
 			t.Errorf("received %s", got)
 		}
-		if err := other.Close(t.Context()); err != nil {
-			t.Error(err)
-		}
+		noError(t, other.Close(t.Context()))
 		if again, err := s.Receive(ctx, 10); err != nil || len(again) == 0 {
 			t.Errorf("received %s, %v", named(again), err)
 		}
-		if err := s.Close(t.Context()); err != nil {
-			t.Error(err)
-		}
+		noError(t, s.Close(t.Context()))
 	})
 }
 
@@ -244,9 +232,7 @@ func TestOnePartEnds(t *testing.T) {
 		if ds, err := s.Receive(t.Context(), 1); err == nil {
 			t.Errorf("one part is lost, and %s came", named(ds))
 		}
-		if err := s.Close(t.Context()); err != nil {
-			t.Error(err)
-		}
+		noError(t, s.Close(t.Context()))
 		if err := s.Ack(t.Context(), held, false); !errors.Is(err, driver.ErrStale) {
 			t.Errorf("acknowledged after the end: %v", err)
 		}
@@ -260,9 +246,7 @@ func TestOnePartEnds(t *testing.T) {
 		p.queues[2].Declare()
 		again, err := source.Open(t.Context())
 		noError(t, err)
-		if err := again.Close(t.Context()); err != nil {
-			t.Error(err)
-		}
+		noError(t, again.Close(t.Context()))
 	})
 }
 
@@ -306,9 +290,7 @@ func TestLetters(t *testing.T) {
 		if back := take(t, s, 1)[0].Message(); back.Name != "a1" || back.Queue != "orders.0" {
 			t.Errorf("%s is back in %s", back.Name, back.Queue)
 		}
-		if err := s.Close(t.Context()); err != nil {
-			t.Error(err)
-		}
+		noError(t, s.Close(t.Context()))
 	})
 }
 
