@@ -47,29 +47,6 @@ func TestNames(t *testing.T) {
 	checkDocuments(t, known)
 }
 
-// What is not exported is found.
-func TestNamesThatAreWrong(t *testing.T) {
-	t.Parallel()
-	known := exported{
-		"holdfast_a_total":            {"outcome": {"done": true}},
-		"holdfast_inbox_amqp_b_total": {"queue": {"orders": true}},
-	}
-	for expr, want := range map[string]int{
-		`sum by (outcome) (rate(holdfast_a_total{outcome="done",job=~"$job"}[5m]))`: 0,
-		`{__name__=~"holdfast_inbox_.+_b_total",queue=~".*"}`:                       0,
-		`up == 0`:                                          0,
-		`rate(holdfast_renamed_total[5m])`:                 1,
-		`rate(holdfast_a_total{result="done"}[5m])`:        1,
-		`rate(holdfast_a_total{outcome=~"done|gone"}[5m])`: 1,
-		`sum by (result) (rate(holdfast_a_total[5m]))`:     1,
-		`{__name__=~"holdfast_inbox_.+_renamed_total"}`:    1,
-	} {
-		if got := known.problems(expr); len(got) != want {
-			t.Errorf("%s has the problems %q, want %d", expr, got, want)
-		}
-	}
-}
-
 // problems tells what an expression names that is not exported.
 func (e exported) problems(expr string) []string {
 	var found []string

@@ -2,8 +2,6 @@ package main
 
 import (
 	"context"
-	"math"
-	"math/rand/v2"
 	"os"
 	"strings"
 	"testing"
@@ -14,49 +12,6 @@ import (
 )
 
 func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }
-
-// sampled is a series of 180 points, ten seconds apart.
-func sampled(value func(i int, r *rand.Rand) float64) series {
-	s := series{Name: "s", Tolerance: 0.1, Slack: 4}
-	r := rand.New(rand.NewPCG(1, 2))
-	for i := range 180 {
-		s.Points = append(s.Points, point{float64(10 * i), value(i, r)})
-	}
-	return s
-}
-
-func TestJudge(t *testing.T) {
-	t.Parallel()
-	noise := func(r *rand.Rand) float64 { return r.NormFloat64() * 8 }
-	for name, c := range map[string]struct {
-		value func(i int, r *rand.Rand) float64
-		flat  bool
-	}{
-		"a level":                          {func(int, *rand.Rand) float64 { return 100 }, true},
-		"nothing":                          {func(int, *rand.Rand) float64 { return 0 }, true},
-		"noise":                            {func(_ int, r *rand.Rand) float64 { return 100 + noise(r) }, true},
-		"a saw":                            {func(i int, _ *rand.Rand) float64 { return 50 + float64(i%23)*4 }, true},
-		"a warm-up that ends":              {func(i int, r *rand.Rand) float64 { return 100 + 2*float64(min(i, 50)) + noise(r)/8 }, true},
-		"what shrinks":                     {func(i int, r *rand.Rand) float64 { return 500 - float64(i) + noise(r) }, true},
-		"a twentieth more":                 {func(i int, r *rand.Rand) float64 { return 1000 + 0.42*float64(i-60) + noise(r)/8 }, true},
-		"little, within the slack":         {func(i int, _ *rand.Rand) float64 { return 5 + float64(i)/60 }, true},
-		"spikes at the end":                {func(i int, _ *rand.Rand) float64 { return 100 + 900*math.Floor(float64(i)/165) }, true},
-		"a leak":                           {func(i int, r *rand.Rand) float64 { return 100 + float64(i)/4 + noise(r) }, false},
-		"a leak below a saw":               {func(i int, _ *rand.Rand) float64 { return 50 + float64(i%23)*4 + float64(i)/2 }, false},
-		"a leak that began late":           {func(i int, r *rand.Rand) float64 { return 100 + float64(max(0, i-100)) + noise(r)/8 }, false},
-		"one more goroutine every minute":  {func(i int, _ *rand.Rand) float64 { return 30 + float64(i/6) }, false},
-		"a queue that grows from nothing":  {func(i int, _ *rand.Rand) float64 { return float64(max(0, i-40)) * 3 }, false},
-		"a leak beside collections' peaks": {func(i int, _ *rand.Rand) float64 { return 100 + float64(i)/3 + 300*float64((i+1)%9/8) }, false},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			got, err := judge(sampled(c.value))
-			if err != nil || got.Flat != c.flat {
-				t.Errorf("from %.1f to %.1f, rises: %v, flat: %v (%v), want flat: %v", got.From, got.To, got.Rises, got.Flat, err, c.flat)
-			}
-		})
-	}
-}
 
 // counter is a probe of what grows by step at every look.
 func counter(name string, k kind, from, step float64) probe {
