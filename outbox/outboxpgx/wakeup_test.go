@@ -128,7 +128,7 @@ func TestRelaysAreAskedInTurn(t *testing.T) {
 	})
 }
 
-// Of several relays on a Store one listens, and the next takes over.
+// Of several relays on a Store one listens, and the next takes over. Those of other outboxes hear nothing.
 func TestListeningIsTakenOver(t *testing.T) {
 	t.Parallel()
 	f := setup(t, outboxpgx.Config{})
@@ -141,6 +141,18 @@ func TestListeningIsTakenOver(t *testing.T) {
 	stop()
 	untilListening(t, f.store)
 	woken.hears(t, writer.Wake)
+	other := setup(t, outboxpgx.Config{})
+	elsewhere := listens(t, other.store)
+	untilListening(t, other.store)
+	until(t, "the relay of another outbox is woken up, too", func() bool {
+		for len(elsewhere) > 0 { // a connection that is new wakes as well
+			<-elsewhere
+		}
+		for range 3 {
+			woken.hears(t, writer.Wake)
+		}
+		return len(elsewhere) == 0
+	})
 }
 
 func TestSwallowedNotificationsAreReported(t *testing.T) {
