@@ -152,7 +152,6 @@ func TestGrantsConsume(t *testing.T) {
 	t.Parallel()
 	d := newDatabase(t)
 	p := d.role(t, "consume")
-	broker := inboxtest.NewBroker()
 	var broken, handled atomic.Int32
 	check(t, inboxpgx.Handle(p.inbox, "order.paid", func(context.Context, pgx.Tx, map[string]string) error {
 		handled.Add(1)
@@ -161,17 +160,10 @@ func TestGrantsConsume(t *testing.T) {
 		}
 		return nil
 	}))
-	consumer := must(inboxtest.NewConsumer(broker, "billing", p.inbox, inboxtest.Config{ConsumerConfig: inbox.ConsumerConfig{
-		Logger: quiet, Ordered: true, ParkKeys: true, Retry: inbox.RetryPolicy{MaxAttempts: 2, BaseDelay: time.Millisecond, MaxDelay: time.Millisecond},
-	}}))(t)
-	ctx, stop := context.WithCancel(t.Context())
-	defer stop()
-	ended := make(chan error, 1)
-	go func() { ended <- consumer.Run(ctx) }()
+	letters, sendTo, stop := p.consume(t)
 	send := func(id uuid.UUID) {
 		t.Helper()
-		check(t, broker.Send(t.Context(), &inbox.Message{ID: id, Name: "order.paid", Key: "one key", Body: []byte("{}")}))
-		check(t, broker.Idle(t.Context()))
+		sendTo(id, "one key")
 	}
 	first := must(uuid.NewV7())(t)
 	check(t, p.inbox.Check(t.Context()))
@@ -184,11 +176,11 @@ func TestGrantsConsume(t *testing.T) {
 	send(must(uuid.NewV7())(t))
 	send(must(uuid.NewV7())(t)) // waits behind the dead letter of its key
 	broken.Store(0)
-	if n := must(consumer.DeadLetters().Count(t.Context(), inbox.Filter{}))(t); n != 1 {
+	if n := must(letters.Count(t.Context(), inbox.Filter{}))(t); n != 1 {
 		t.Errorf("%d dead letters", n)
 	}
 	handled.Store(0)
-	must(consumer.DeadLetters().Replay(t.Context(), inbox.Filter{}, inbox.Replay{By: "ada"}))(t)
+	must(letters.Replay(t.Context(), inbox.Filter{}, inbox.Replay{By: "ada"}))(t)
 	testenv.Eventually(t, func() error {
 		if n := handled.Load(); n != 2 {
 			return fmt.Errorf("after the replay %d are handled", n)
@@ -196,7 +188,6 @@ func TestGrantsConsume(t *testing.T) {
 		return nil
 	})
 	stop()
-	check(t, <-ended)
 	d.exec(t, "UPDATE holdfast_inbox SET processed_at = now() - interval '1 year'")
 	if n := must(p.inbox.Prune(t.Context()))(t); n != 3 {
 		t.Errorf("%d entries are pruned, want 3", n)
@@ -206,24 +197,37 @@ func TestGrantsConsume(t *testing.T) {
 	})...)
 }
 
+// consume runs a consumer that parks keys, until stop is called.
+func (p parts) consume(t *testing.T) (letters inbox.DeadLetters, send func(id uuid.UUID, key string), stop func()) {
+	t.Helper()
+	broker := inboxtest.NewBroker()
+	consumer := must(inboxtest.NewConsumer(broker, "billing", p.inbox, inboxtest.Config{ConsumerConfig: inbox.ConsumerConfig{
+		Logger: quiet, Ordered: true, ParkKeys: true, Retry: inbox.RetryPolicy{MaxAttempts: 2, BaseDelay: time.Millisecond, MaxDelay: time.Millisecond},
+	}}))(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- consumer.Run(ctx) }()
+	return consumer.DeadLetters(), func(id uuid.UUID, key string) {
+			t.Helper()
+			check(t, broker.Send(t.Context(), &inbox.Message{ID: id, Name: "order.paid", Key: key, Body: []byte("{}")}))
+			check(t, broker.Idle(t.Context()))
+		}, func() {
+			cancel()
+			check(t, <-ended)
+		}
+}
+
 // park has a message of each key become a dead letter for which the key waits.
 func (p parts) park(t *testing.T, keys ...string) {
 	t.Helper()
-	broker := inboxtest.NewBroker()
 	check(t, inboxpgx.Handle(p.inbox, "order.paid", func(context.Context, pgx.Tx, map[string]string) error {
 		return inbox.Unrecoverable(errors.New("no such order"))
 	}))
-	consumer := must(inboxtest.NewConsumer(broker, "billing", p.inbox, inboxtest.Config{ConsumerConfig: inbox.ConsumerConfig{Logger: quiet, Ordered: true, ParkKeys: true}}))(t)
-	ctx, stop := context.WithCancel(t.Context())
-	defer stop()
-	ended := make(chan error, 1)
-	go func() { ended <- consumer.Run(ctx) }()
+	_, send, stop := p.consume(t)
 	for _, key := range keys {
-		check(t, broker.Send(t.Context(), &inbox.Message{ID: must(uuid.NewV7())(t), Name: "order.paid", Key: key, Body: []byte("{}")}))
+		send(must(uuid.NewV7())(t), key)
 	}
-	check(t, broker.Idle(t.Context()))
 	stop()
-	check(t, <-ended)
 }
 
 func TestGrantsIdempotency(t *testing.T) {

@@ -97,24 +97,12 @@ func TestPartOfTheLetters(t *testing.T) {
 	if out := newPartlyRig(t).wants(t, 0, []string{"outbox", "dead", "--json"}); strings.Contains(out, `"part"`) {
 		t.Errorf("an outbox has no parts: %s", out)
 	}
-}
-
-// The page shows it, too.
-func TestPageShowsPartOfTheLetters(t *testing.T) {
-	t.Parallel()
-	const said = "a part only: another session holds the rest"
-	s := serve(t, newPartlyRig(t), operator.PageConfig{Authorize: everything})
-	if body := s.get(t, "", 200, "and those that another session holds"); strings.Contains(body, "none") {
-		t.Errorf("the status has none: %s", body)
-	}
-	s.get(t, "groups?from=billing", 200, said, "2+")
-	s.get(t, "groups?from=billing&key=none", 200, "None could be seen.")
-	s.get(t, "letters?from=billing", 200, said, "3 that could be seen, a part only.")
-	s.get(t, "letters?from=billing&key=none", 200, "None could be seen.")
-	s.get(t, "preview?what=retry&from=billing", 200, said)
-	s.get(t, "preview?what=drop&from=billing", 200, said)
-	masked := serve(t, newPartlyRig(t), operator.PageConfig{Authorize: everything, Mask: func(operator.MaskedMessage) []byte { return nil }})
-	masked.get(t, "preview?what=retry&from=billing&patch=%7B%22a%22:1%7D", 200, "3 cannot be", "hides a part", "another session holds the rest")
+	page := serve(t, newPartlyRig(t), operator.PageConfig{Authorize: everything, Mask: func(operator.MaskedMessage) []byte { return nil }})
+	page.get(t, "", 200, "and those that another session holds")
+	page.get(t, "groups?from=billing", 200, "another session holds the rest", "2+")
+	page.get(t, "letters?from=billing", 200, "3 that could be seen, a part only.")
+	page.get(t, "letters?from=billing&key=none", 200, "None could be seen.")
+	page.get(t, "preview?what=retry&from=billing&patch=%7B%22a%22:1%7D", 200, "3 cannot be", "another session holds the rest")
 }
 
 // far is a time in milliseconds that was read as seconds.

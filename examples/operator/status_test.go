@@ -24,7 +24,6 @@ import (
 	"github.com/holdfast-go/holdfast/idempotency/idempotencytest"
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/internal/redistest"
-	"github.com/holdfast-go/holdfast/internal/testenv"
 	outboxdriver "github.com/holdfast-go/holdfast/outbox/driver"
 	"github.com/holdfast-go/holdfast/outbox/outboxtest"
 	"github.com/holdfast-go/holdfast/ratelimit"
@@ -205,19 +204,6 @@ func TestStatusOfOneGoodAnswer(t *testing.T) {
 	r.cfg.Outboxes[0].Store = &faltering{Store: r.cfg.Outboxes[0].Store.(*outboxtest.Store)}
 	r.Operator = must(operator.New(r.cfg))(t)
 	r.wants(t, 0, []string{"status"}, "outbox  0      0       2     0s      -         -       0 held")
-}
-
-// The page tells how many messages a second come and go, once it has looked twice.
-func TestPageRates(t *testing.T) {
-	t.Parallel()
-	s := newSite(t, operator.PageConfig{})
-	s.get(t, "", 200, "–, – /s", "0 held", "default closed")
-	testenv.Eventually(t, func() error {
-		if body := s.get(t, "", 200); !strings.Contains(body, "0.0, 0.0 /s") {
-			return errors.New("no rate is shown")
-		}
-		return nil
-	})
 }
 
 func TestRedisConnections(t *testing.T) {
