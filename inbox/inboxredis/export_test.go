@@ -2,6 +2,7 @@ package inboxredis
 
 import (
 	"context"
+	"testing"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -62,4 +63,22 @@ func Trim(ctx context.Context, s driver.Source) error { return s.(*source).chore
 // Forget removes the names of consumers that have been idle for longer.
 func Forget(ctx context.Context, s driver.Source, idle time.Duration) error {
 	return s.(*source).chores.forgetIdle(ctx, idle)
+}
+
+// Groups of streams whose names look alike share no keys.
+func TestKeysOfNoTwoGroups(t *testing.T) {
+	t.Parallel()
+	owners := map[string][2]string{}
+	for _, stream := range []string{"orders", "{orders}", "orders:a", "{orders}:a", "{orders}:", "{orders}a", "o{rders}"} {
+		for _, group := range []string{"g", "a:g", ":g", "a", "a%3Ag", "a:b:g", "orders:g"} {
+			k, err := newKeys(stream, group)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if other, taken := owners[k.later()]; taken {
+				t.Errorf("%s of %s and %s of %s share %s", group, stream, other[1], other[0], k.later())
+			}
+			owners[k.later()] = [2]string{stream, group}
+		}
+	}
 }
