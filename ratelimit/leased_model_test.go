@@ -37,7 +37,7 @@ func TestLeasedAgainstModel(t *testing.T) {
 	for seed := range testenv.Sequences(t, 3) {
 		synctest.Test(t, func(t *testing.T) {
 			w := newLeasedWorld(t, uint64(seed), true)
-			w.run(2500 * time.Millisecond)
+			w.run(2 * time.Second)
 			w.check()
 			all.add(&w.tallies)
 		})
@@ -58,7 +58,7 @@ func TestLeasedUsesLimitsUp(t *testing.T) {
 	for seed := range testenv.Sequences(t, 1) {
 		synctest.Test(t, func(t *testing.T) {
 			w := newLeasedWorld(t, uint64(seed), false)
-			w.run(3500 * time.Millisecond)
+			w.run(3 * time.Second)
 			w.check()
 			w.checkUsedUp()
 		})

@@ -97,7 +97,7 @@ func chargeTogether(t *testing.T, limits []ratelimit.Limit, open func(client int
 	t.Helper()
 	clients, each := 4, 80
 	if rounds := testenv.Rounds(t); rounds > 0 {
-		clients, each = 50, 100*rounds
+		clients, each = 50, 20*rounds
 	}
 	const callers = 4
 	all := tallies{}
