@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strconv"
 	"time"
@@ -24,12 +23,11 @@ const (
 
 // intake is where the contenders empty a queue into Postgres.
 type intake struct {
+	brokerQueue
 	bench   *bench
 	pool    *pgxpool.Pool
 	manager *txretry.Manager
 	redis   *redis.Client
-	url     string // of the broker
-	queue   string
 }
 
 func newIntake(ctx context.Context, b *bench) *intake {
@@ -44,8 +42,8 @@ func newIntake(ctx context.Context, b *bench) *intake {
 	store := must(inboxpgx.New(manager, "bench", inboxpgx.Config{}))
 	check(store.Migrate(ctx))
 	i := &intake{
-		bench: b, pool: pool, manager: manager, redis: client, url: url,
-		queue: "holdfast_bench_" + strconv.FormatInt(time.Now().UnixNano(), 10),
+		bench: b, pool: pool, manager: manager, redis: client,
+		brokerQueue: brokerQueue{url: url, queue: "holdfast_bench_" + strconv.FormatInt(time.Now().UnixNano(), 10)},
 	}
 	b.atEnd(func() error { return i.onBroker(i.deleteQueue) })
 	return i
@@ -57,7 +55,7 @@ type intakeRun func(ctx context.Context, n int, watch *stopwatch)
 // contender has a run take in that part of the messages, fewer to warm up.
 func (i *intake) contender(name string, part int, run intakeRun) contender {
 	return contender{name, func(ctx context.Context, length time.Duration) sample {
-		n := max(1, int(float64(i.bench.messages)*length.Seconds()/i.bench.length.Seconds())/part)
+		n := i.bench.portion(length, part)
 		i.fill(ctx, n)
 		watch := stopwatch{bench: i.bench}
 		run(ctx, n, &watch)
@@ -71,10 +69,7 @@ func (i *intake) contender(name string, part int, run intakeRun) contender {
 func (i *intake) fill(ctx context.Context, n int) {
 	must(i.pool.Exec(ctx, "TRUNCATE holdfast_inbox, bench_events"))
 	check(i.onBroker(func(ch *amqp.Channel) error {
-		if err := i.deleteQueue(ch); err != nil {
-			return err
-		}
-		if _, err := ch.QueueDeclare(i.queue, true, false, false, false, nil); err != nil {
+		if err := i.renewQueue(ch); err != nil {
 			return err
 		}
 		if err := ch.Confirm(false); err != nil {
@@ -85,11 +80,6 @@ func (i *intake) fill(ctx context.Context, n int) {
 			m.Headers = amqp.Table{watermillID: m.MessageId}
 		})
 	}))
-}
-
-func (i *intake) deleteQueue(ch *amqp.Channel) error {
-	_, err := ch.QueueDelete(i.queue, false, false, false)
-	return err
 }
 
 // expect is an error unless each message took effect once and left the queue.
@@ -105,16 +95,4 @@ func (i *intake) expect(ctx context.Context, n int) {
 		err = fmt.Errorf("%d effects of %d messages, %d left in the queue", effects, n, left)
 	}
 	check(err)
-}
-
-func (i *intake) onBroker(do func(*amqp.Channel) error) error {
-	conn, err := amqp.Dial(i.url)
-	if err != nil {
-		return err
-	}
-	ch, err := conn.Channel()
-	if err == nil {
-		err = do(ch)
-	}
-	return errors.Join(err, conn.Close())
 }

@@ -61,7 +61,7 @@ const streamGroup = "bench"
 
 func (s *streamIntake) contender(name string, part int, run intakeRun) contender {
 	return contender{name, func(ctx context.Context, length time.Duration) sample {
-		n := max(1, int(float64(s.bench.messages)*length.Seconds()/s.bench.length.Seconds())/part)
+		n := s.bench.portion(length, part)
 		s.fill(ctx, n)
 		watch := stopwatch{bench: s.bench}
 		run(ctx, n, &watch)

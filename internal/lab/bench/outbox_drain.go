@@ -28,12 +28,17 @@ var quiet = slog.New(slog.DiscardHandler)
 
 // drain is where the contenders of a drain work.
 type drain struct {
+	brokerQueue
 	bench *bench
 	pool  *pgxpool.Pool
+	store *outboxpgx.Store
+}
+
+// brokerQueue is a queue of RabbitMQ that every run makes again.
+type brokerQueue struct {
 	url   string // of the broker, "" for none
 	queue string
 	args  amqp.Table
-	store *outboxpgx.Store
 }
 
 // newDrain returns a drain from empty tables to a queue.
@@ -53,7 +58,7 @@ func newStore(ctx context.Context, b *bench) *drain {
 	must(pool.Exec(ctx, rawBacklogSQL))
 	d := &drain{
 		bench: b, pool: pool, store: store,
-		queue: "bench." + strconv.FormatInt(time.Now().UnixNano(), 36), // as long as the name of a message is
+		brokerQueue: brokerQueue{queue: "bench." + strconv.FormatInt(time.Now().UnixNano(), 36)}, // as long as the name of a message is
 	}
 	d.migrateRiver(ctx)
 	return d
@@ -63,10 +68,15 @@ func newStore(ctx context.Context, b *bench) *drain {
 // and returns how many of them must be in the queue now.
 type drainRun func(ctx context.Context, n int, watch *stopwatch) (queued int)
 
+// portion is that part of the messages, fewer in a warm-up.
+func (b *bench) portion(length time.Duration, part int) int {
+	return max(1, int(float64(b.messages)*length.Seconds()/b.length.Seconds())/part)
+}
+
 // contender has a run move that part of the messages, fewer to warm up.
 func (d *drain) contender(name string, part int, run drainRun) contender {
 	return contender{name, func(ctx context.Context, length time.Duration) sample {
-		n := max(1, int(float64(d.bench.messages)*length.Seconds()/d.bench.length.Seconds())/part)
+		n := d.bench.portion(length, part)
 		check(d.reset(ctx))
 		watch := stopwatch{bench: d.bench}
 		want := run(ctx, n, &watch)
@@ -81,17 +91,19 @@ func (d *drain) reset(ctx context.Context) error {
 	if _, err := d.pool.Exec(ctx, "TRUNCATE holdfast_outbox, river_job, raw_backlog"); err != nil || d.url == "" {
 		return err
 	}
-	return d.onBroker(func(ch *amqp.Channel) error {
-		if err := d.deleteQueue(ch); err != nil {
-			return err
-		}
-		_, err := ch.QueueDeclare(d.queue, true, false, false, false, d.args)
-		return err
-	})
+	return d.onBroker(d.renewQueue)
 }
 
-func (d *drain) deleteQueue(ch *amqp.Channel) error {
-	_, err := ch.QueueDelete(d.queue, false, false, false)
+func (q brokerQueue) renewQueue(ch *amqp.Channel) error {
+	if err := q.deleteQueue(ch); err != nil {
+		return err
+	}
+	_, err := ch.QueueDeclare(q.queue, true, false, false, false, q.args)
+	return err
+}
+
+func (q brokerQueue) deleteQueue(ch *amqp.Channel) error {
+	_, err := ch.QueueDelete(q.queue, false, false, false)
 	return err
 }
 
@@ -118,8 +130,8 @@ func (d *drain) expect(ctx context.Context, want int) {
 	}))
 }
 
-func (d *drain) onBroker(do func(*amqp.Channel) error) error {
-	conn, err := amqp.Dial(d.url)
+func (q brokerQueue) onBroker(do func(*amqp.Channel) error) error {
+	conn, err := amqp.Dial(q.url)
 	if err != nil {
 		return err
 	}

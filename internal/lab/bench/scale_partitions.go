@@ -49,7 +49,7 @@ func benchScalePartitions(ctx context.Context, b *bench) {
 		for _, what := range []string{"relay", "consumer"} {
 			for _, n := range []int{1, 2, 4} {
 				t.contenders = append(t.contenders, contender{fmt.Sprintf("%s, %s, partitions: %d", kind.name, what, n), func(ctx context.Context, length time.Duration) sample {
-					messages := max(partitionKeys, int(float64(b.messages)*length.Seconds()/b.length.Seconds())/8)
+					messages := max(partitionKeys, b.portion(length, 8))
 					s := kind.split("bench_"+strconv.FormatInt(time.Now().UnixNano(), 10), n)
 					return s.run(ctx, d, i, messages, what == "consumer")
 				}})
