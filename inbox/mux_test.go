@@ -228,23 +228,6 @@ func TestMuxRecoversPanics(t *testing.T) {
 	}
 }
 
-func TestMuxDraining(t *testing.T) {
-	t.Parallel()
-	mux := inbox.NewMux()
-	ctx, cancel := context.WithCancelCause(t.Context())
-	handler := func(ctx context.Context, _ order) error {
-		cancel(inbox.ErrDraining)
-		return ctx.Err()
-	}
-	noError(t, inbox.Handle(mux, "a", handler))
-	results := mux.Process(ctx, []*inbox.Message{message("a", `{}`), message("a", `{}`)})
-	for i, err := range results {
-		if f := driver.Classify(err); f.Action != driver.ActionReturn || f.Counted {
-			t.Errorf("message %d: %v classified %+v", i, err, f)
-		}
-	}
-}
-
 type waiter struct{ err error }
 
 func (w waiter) Wait(context.Context) error { return w.err }

@@ -177,15 +177,21 @@ func TestServerHangs(t *testing.T) {
 	}
 }
 
+// logged is a handler on another back end, whose log is kept.
+func (s *shop) logged(backend httpapi.Backend, log *bytes.Buffer) http.Handler {
+	s.t.Helper()
+	handler, err := httpapi.New(httpapi.Config{
+		Backend: backend, Keys: s.parts.Keys, Limiter: s.parts.Limiter, UserLimit: 10, Logger: slog.New(slog.NewTextHandler(log, nil)),
+	})
+	noError(s.t, err)
+	return handler
+}
+
 func TestClientHasGone(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, 0)
 	var log bytes.Buffer
-	handler, err := httpapi.New(httpapi.Config{
-		Backend: hanging{s.parts.Shop}, Keys: s.parts.Keys, Limiter: s.parts.Limiter, UserLimit: 10,
-		Logger: slog.New(slog.NewTextHandler(&log, nil)),
-	})
-	noError(t, err)
+	handler := s.logged(hanging{s.parts.Shop}, &log)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	s.handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { handler.ServeHTTP(w, r.WithContext(ctx)) })
@@ -208,12 +214,7 @@ func TestOutageCostsFewLines(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newShop(t, 0)
 		var log bytes.Buffer
-		handler, err := httpapi.New(httpapi.Config{
-			Backend: refusing{s.parts.Shop}, Keys: s.parts.Keys, Limiter: s.parts.Limiter, UserLimit: 10,
-			Logger: slog.New(slog.NewTextHandler(&log, nil)),
-		})
-		noError(t, err)
-		s.handler = handler
+		s.handler = s.logged(refusing{s.parts.Shop}, &log)
 		for range 6000 {
 			s.do(get("/api/events")).wants(http.StatusServiceUnavailable, "UNAVAILABLE")
 			time.Sleep(10 * time.Millisecond)
