@@ -5,11 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"slices"
 	"time"
 
 	"github.com/holdfast-go/holdfast/internal/lab/load"
 	"github.com/holdfast-go/holdfast/internal/lab/shop"
+	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
 func shopWorkload() workload {
@@ -49,12 +49,13 @@ var shopColumns = []column{
 // shopWarmUp is how long a run uses its new processes and connections before it measures them.
 const shopWarmUp = time.Second
 
-// composition is the example with some of its layers and processes.
+// composition is a shop with some of its layers and processes.
 type composition struct {
 	name  string
-	roles []string
+	path  string   // of a program with all roles in one process; "" for the processes of roles
+	roles []string // the api first
 	flags []string
-	// silent says that the read model hears of nothing.
+	// silent says that there is no read model that hears of anything.
 	silent bool
 	// told is what clients were answered in all runs.
 	told shop.Answers
@@ -79,33 +80,35 @@ func shops() []*composition {
 // sold twice fails the benchmark.
 func benchShop(clients int) func(context.Context, *bench) {
 	return func(ctx context.Context, b *bench) {
-		b.openShops(ctx)
-		t := table{
-			title:   fmt.Sprintf("shop, clients: %d", clients),
-			columns: shopColumns, yardsticks: []string{wholeShop},
-		}
-		all := shops()
-		for _, s := range all {
-			s.told = shop.Answers{}
-			t.contenders = append(t.contenders, contender{s.name, func(ctx context.Context, length time.Duration) sample {
-				if length < b.length { // each run warms up the processes it starts
-					return make(sample, len(shopColumns))
-				}
-				return must(s.run(ctx, b, clients, length))
-			}})
-		}
-		r := b.measure(ctx, t)
-		fmt.Fprintln(b.out)
-		var err error
-		for _, s := range all {
-			fmt.Fprintf(b.out, "answers, %s: %s\n", s.name, s.told)
-			if sold := r.column(s.name, colOversold).most; sold > 0 {
-				err = errors.Join(err, fmt.Errorf("%s: %.0f seats are sold twice", s.name, sold))
-			}
-		}
+		r := b.compareShops(ctx, fmt.Sprintf("shop, clients: %d", clients), shops(), clients, wholeShop)
 		b.atMost(0, r.column(wholeShop, colErrors), fmt.Sprintf("errors of the shop with %s, clients: %d", wholeShop, clients))
-		check(err)
 	}
+}
+
+// compareShops measures shops and prints what clients were answered.
+func (b *bench) compareShops(ctx context.Context, title string, all []*composition, clients int, yardsticks ...string) results {
+	b.openShops(ctx)
+	t := table{title: title, columns: shopColumns, yardsticks: yardsticks}
+	for _, s := range all {
+		s.told = shop.Answers{}
+		t.contenders = append(t.contenders, contender{s.name, func(ctx context.Context, length time.Duration) sample {
+			if length < b.length { // each run warms up the processes it starts
+				return make(sample, len(shopColumns))
+			}
+			return must(s.run(ctx, b, clients, length))
+		}})
+	}
+	r := b.measure(ctx, t)
+	fmt.Fprintln(b.out)
+	var err error
+	for _, s := range all {
+		fmt.Fprintf(b.out, "answers, %s: %s\n", s.name, s.told)
+		if sold := r.column(s.name, colOversold).most; sold > 0 {
+			err = errors.Join(err, fmt.Errorf("%s: %.0f seats are sold twice", s.name, sold))
+		}
+	}
+	check(err)
+	return r
 }
 
 // openShops starts the servers of shops when they are first asked for.
@@ -130,6 +133,18 @@ func (s *composition) run(ctx context.Context, b *bench, clients int, length tim
 	defer func() { err = errors.Join(err, data.Drop()) }()
 	var all shop.Roles
 	defer func() { err = errors.Join(err, all.Stop()) }()
+	seats := shop.EnoughSeats(shopWarmUp + length)
+	if s.path != "" {
+		seats *= bareFaster
+		process := shop.New(s.name, data.Servers.Env(), s.flags...)
+		if err := process.Start(s.path); err != nil {
+			return nil, err
+		}
+		all = append(all, process)
+		if err := process.AwaitListening(testenv.Patience); err != nil {
+			return nil, fmt.Errorf("%w:\n%s", err, process.Log())
+		}
+	}
 	for _, role := range s.roles {
 		process, err := data.Start(role, append(s.flags, "-time-limit=15m")...) // it ends by itself where nobody ends it
 		if err != nil {
@@ -137,7 +152,7 @@ func (s *composition) run(ctx context.Context, b *bench, clients int, length tim
 		}
 		all = append(all, process)
 	}
-	hall, err := shop.OpenHall(ctx, all[slices.Index(s.roles, "api")].URL(), clients, shop.EnoughSeats(shopWarmUp+length))
+	hall, err := shop.OpenHall(ctx, all[0].URL(), clients, seats)
 	if err != nil {
 		return nil, err
 	}
