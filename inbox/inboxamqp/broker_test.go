@@ -93,6 +93,7 @@ func testMemoryAlarm(t *testing.T, server *testenv.Server) {
 // A retry whose queue is missing when its time is up waits for it: the broker tries again
 // after dead_letter_worker_publisher_confirm_timeout, which is 5 s here.
 func testRetryFindsNoQueue(t *testing.T, server *testenv.Server) {
+	testenv.Nightly(t, "waits until a retry is due, and for the broker's next try")
 	b := amqptest.On(t, server.URL(), server.AdminURL())
 	var got recorder
 	c := newConsumer(t, b.Dial, &got, config{Queue: "orders", Retry: quick})
