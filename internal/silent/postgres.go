@@ -11,10 +11,13 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgproto3"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
 // Postgres is a server that falls silent. It must be used in the bubble that made it.
@@ -30,6 +33,13 @@ type Postgres struct {
 	Hangup func(answer []byte) []byte
 
 	effects int // statements "update" of committed transactions
+}
+
+// SilenceOn makes the next connections that x describes fall silent, once every goroutine of the bubble is at rest: what
+// an earlier call still does in the background sets nothing off.
+func (s *Postgres) SilenceOn(x testenv.Silence) {
+	synctest.Wait()
+	s.network.SilenceOn(x)
 }
 
 // NewPostgres returns a server that forwards requests to the one of the address, or answers from a script if that is "".

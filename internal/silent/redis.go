@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
 // Redis is a server that falls silent. It must be used in the bubble that made it.
@@ -22,6 +24,13 @@ type Redis struct {
 
 	// Reply scripts the answer to a command, as RESP; "" is +OK. It is called from any goroutine, and may block.
 	Reply func(args []string) string
+}
+
+// SilenceOn makes the next connections that x describes fall silent, once every goroutine of the bubble is at rest: what
+// an earlier call still does in the background sets nothing off.
+func (s *Redis) SilenceOn(x testenv.Silence) {
+	synctest.Wait()
+	s.network.SilenceOn(x)
 }
 
 // NewRedis returns a server that forwards commands to the one of the address, or answers from a script if that is "".
