@@ -421,16 +421,6 @@ func soon(t *testing.T) context.Context {
 	return ctx
 }
 
-func proxiedConfig(t *testing.T, proxy *testenv.Proxy, conns int32) *pgxpool.Config {
-	t.Helper()
-	cfg, err := pgxpool.ParseConfig(proxy.URL())
-	if err != nil {
-		t.Fatal(err)
-	}
-	cfg.MaxConns = conns
-	return cfg
-}
-
 func openPool(t *testing.T, cfg *pgxpool.Config) *pgxpool.Pool {
 	t.Helper()
 	pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
