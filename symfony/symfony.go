@@ -13,7 +13,8 @@ package symfony
 
 // Format is how messages look to a Symfony application. The zero Format sends nothing for Symfony; on
 // the way in it reads the id and the name from stamps MessageIdStamp and MessageNameStamp of any
-// namespace, and takes the class of a message for its name.
+// namespace, and takes the class of a message for its name. Bodies that PHP has serialized are read by any
+// symfony.Format, and by no other consumer.
 type Format struct {
 	// Classes are the PHP classes of messages by their names: "order.placed" to
 	// `App\Message\OrderPlaced`, without a leading backslash. Each class stands for one name. A name

@@ -65,6 +65,14 @@ type Delivery interface {
 	Message() *inbox.Message
 }
 
+// SlowDelivery is an optional interface of a Delivery. The engine asks it on the goroutine that receives, before Message.
+type SlowDelivery interface {
+	Delivery
+	// Slow reports, at once, whether Message decodes a large body. The engine then calls Message on another
+	// goroutine, unless the consumer is ordered.
+	Slow() bool
+}
+
 // Target is where a Move takes a message.
 type Target int
 

@@ -130,13 +130,17 @@ func (r *receiver) listen(s *session, w wish) error {
 		return err
 	}
 	r.post(event{kind: started, session: s, serial: w.serial})
+	o := newOpener(r, s, w.ctx)
+	defer o.running.Wait()
 	for w.ctx.Err() == nil {
 		ds, err := s.Receive(w.ctx, w.window)
 		if len(ds) > 0 {
 			if err := r.served(w.ctx, s); err != nil {
 				return err
 			}
-			r.post(event{kind: arrived, session: s, items: r.take(s, ds)})
+			if items := o.take(ds); len(items) > 0 {
+				r.post(event{kind: arrived, session: s, items: items})
+			}
 		}
 		if err != nil && w.ctx.Err() == nil {
 			return err
@@ -160,24 +164,20 @@ func (r *receiver) served(ctx context.Context, s *session) error {
 	return nil
 }
 
-// take makes items of what has arrived.
-func (r *receiver) take(s *session, ds []driver.Delivery) []item {
-	items := make([]item, len(ds))
-	now := time.Now()
-	for i, d := range ds {
-		m := d.Message()
-		if m.FirstFailedAt.After(now) { // a sender's, or another clock's: its age would never end the retries
-			m.FirstFailedAt = time.Time{}
-		}
-		if r.cfg.DeriveID != nil && ids.Check(m.ID) != nil {
-			m.ID = r.derive(m)
-		}
-		items[i] = item{d: d, m: m, session: s}
-		if r.cfg.Ordered {
-			items[i].key = r.key(m)
-		}
+// item makes an item of a delivery.
+func (r *receiver) item(s *session, d driver.Delivery, now time.Time) item {
+	m := d.Message()
+	if m.FirstFailedAt.After(now) { // a sender's, or another clock's: its age would never end the retries
+		m.FirstFailedAt = time.Time{}
 	}
-	return items
+	if r.cfg.DeriveID != nil && ids.Check(m.ID) != nil {
+		m.ID = r.derive(m)
+	}
+	it := item{d: d, m: m, session: s}
+	if r.cfg.Ordered {
+		it.key = r.key(m)
+	}
+	return it
 }
 
 // derive is the id by DeriveID. A message at which that panics or exits has none, and is refused.

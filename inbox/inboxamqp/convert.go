@@ -36,7 +36,7 @@ func isDead(d amqp.Delivery) bool { return d.Headers[wire.HeaderClass] != nil }
 // convert returns the message in a delivery. What cannot be read stays empty, for
 // inbox.Message.Validate to find.
 func convert(d amqp.Delivery, queue string, by *wire.Symfony) *inbox.Message {
-	headers, body, media, readable := wire.Opened(textHeaders(d.Headers), d.Body, contentType(d))
+	headers, body, media, readable := by.Opened(textHeaders(d.Headers), d.Body, contentType(d))
 	m := &inbox.Message{
 		ID:            by.ID(d.MessageId, headers),
 		Name:          by.Name(d.Type, headers),

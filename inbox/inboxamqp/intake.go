@@ -126,7 +126,6 @@ func (i *intake) accept(raw amqp.Delivery) {
 		i.src.passing.add(d)
 		return
 	}
-	d.msg = arrived(raw, i.src.queue, i.src.cfg.symfony)
 	i.kept = append(i.kept, d)
 }
 

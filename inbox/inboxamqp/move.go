@@ -52,10 +52,10 @@ func (c *copier) outgoing(d *delivery, m driver.Move) *outgoing {
 	case driver.ToDead:
 		return &outgoing{queue: c.cfg.deadLetterQueue(m.Letter.Class), copied: deadCopy(d.raw, m.Letter)}
 	case driver.ToLater:
-		copied := nextCopy(d.raw, d.msg, m.Next)
+		copied := nextCopy(d.raw, d.Message(), m.Next)
 		return &outgoing{queue: c.toWait(copied, m.Delay), copied: copied}
 	default:
-		return &outgoing{queue: d.session.src.queue, copied: nextCopy(d.raw, d.msg, m.Next)}
+		return &outgoing{queue: d.session.src.queue, copied: nextCopy(d.raw, d.Message(), m.Next)}
 	}
 }
 

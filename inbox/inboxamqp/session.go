@@ -44,12 +44,19 @@ const ackPatience = 100 * time.Millisecond
 type delivery struct {
 	session *session
 	raw     amqp.Delivery
+	read    sync.Once
 	msg     *inbox.Message
 	wait    time.Duration // what remains of a long delay; the message only passes through
 }
 
 // Message implements driver.Delivery.
-func (d *delivery) Message() *inbox.Message { return d.msg }
+func (d *delivery) Message() *inbox.Message {
+	d.read.Do(func() { d.msg = arrived(d.raw, d.session.src.queue, d.session.src.cfg.symfony) })
+	return d.msg
+}
+
+// Slow implements driver.SlowDelivery.
+func (d *delivery) Slow() bool { return d.session.src.cfg.symfony.Slow(d.raw.Body, contentType(d.raw)) }
 
 func newSession(src *source, conn *amqpconn.Conn, ch *amqp.Channel) *session {
 	s := &session{src: src, conn: conn, ch: ch, crowded: make(chan struct{}, 1)}

@@ -37,7 +37,7 @@ func retryCopy(d *delivery, next driver.Progress) []any {
 	return copied(d.fields, map[string]string{
 		wire.HeaderAttempt:     strconv.Itoa(max(next.Attempt, 1)),
 		wire.HeaderRecovered:   count(next.Recovered),
-		wire.HeaderReplays:     count(d.msg.Replays),
+		wire.HeaderReplays:     count(d.Message().Replays),
 		wire.HeaderFirstFailed: timeText(next.FirstFailedAt),
 		wire.HeaderHistory:     driver.EncodeHistory(next.History),
 	})

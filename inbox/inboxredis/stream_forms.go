@@ -33,6 +33,8 @@ const (
 	maxHeaderBytes = 1 << 20
 	// maxEnvelopeBytes bounds Symfony's field: JSON may need six bytes for one of the body.
 	maxEnvelopeBytes = 6*driver.MaxBodyBytes + maxHeaderBytes
+	// maxPackedBytes bounds fieldPacked, whose values are in base64.
+	maxPackedBytes = 2 * maxEnvelopeBytes
 	// maxAttempt bounds the counts read from fields.
 	maxAttempt = 1_000_000
 	// maxFields is how many fields a copy has. Lua's stack has room for 8000 values.
@@ -51,6 +53,17 @@ func message(e entry, stream string, by *wire.Symfony) *inbox.Message {
 	return m
 }
 
+// slow reports whether read decodes so much that it does not belong on the goroutine that receives.
+func slow(fields map[string]any, by *wire.Symfony) bool {
+	for _, decoded := range [...]string{fieldPacked, fieldSymfony, fieldHeaders} {
+		if wire.SlowText(text(fields[decoded])) {
+			return true
+		}
+	}
+	body := text(fields[fieldBody])
+	return wire.SlowText(body) && by.Slow([]byte(body), text(fields[fieldContentType]))
+}
+
 // read returns the message in the fields of an entry.
 func read(fields map[string]any, by *wire.Symfony) *inbox.Message {
 	fields = unpacked(fields)
@@ -59,7 +72,7 @@ func read(fields map[string]any, by *wire.Symfony) *inbox.Message {
 		sent, named = ofTransport(envelope)
 	}
 	media := cmp.Or(text(fields[fieldContentType]), named["Content-Type"])
-	headers, body, media, readable := wire.Opened(withAttributes(named, fields), []byte(sent), media)
+	headers, body, media, readable := by.Opened(withAttributes(named, fields), []byte(sent), media)
 	attempt := min(max(number(fields[wire.HeaderAttempt]), 1), maxAttempt)
 	m := &inbox.Message{
 		ID:            by.ID(text(fields[fieldID]), headers),
@@ -174,7 +187,7 @@ func packed(fields map[string]any) map[string]any {
 // unpacked returns the fields that packed has made short.
 func unpacked(fields map[string]any) map[string]any {
 	data := text(fields[fieldPacked])
-	if data == "" {
+	if data == "" || len(data) > maxPackedBytes {
 		return fields
 	}
 	var raw map[string][]byte

@@ -27,14 +27,24 @@ type entry struct {
 type delivery struct {
 	place
 
-	session *session
-	start   int            // of the session; 0: not handed out yet
-	fields  map[string]any // as they came
-	msg     *inbox.Message
+	session     *session
+	start       int            // of the session; 0: not handed out yet
+	fields      map[string]any // as they came
+	redelivered bool
+	read        sync.Once
+	msg         *inbox.Message
 }
 
 // Message implements driver.Delivery.
-func (d *delivery) Message() *inbox.Message { return d.msg }
+func (d *delivery) Message() *inbox.Message {
+	d.read.Do(func() {
+		d.msg = message(entry{d.place, d.fields, d.redelivered}, d.session.group.keys.stream, d.session.group.cfg.symfony)
+	})
+	return d.msg
+}
+
+// Slow implements driver.SlowDelivery.
+func (d *delivery) Slow() bool { return slow(d.fields, d.session.group.cfg.symfony) }
 
 // hand is what a session has read and not settled.
 type hand struct {

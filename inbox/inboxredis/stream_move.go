@@ -52,7 +52,7 @@ func millis(d time.Duration) string {
 func portion(orders []*order) int {
 	size := 0
 	for n, o := range orders {
-		if size += len(o.delivery.msg.Body); size > maxPipeline && n > 0 {
+		if size += len(o.delivery.Message().Body); size > maxPipeline && n > 0 {
 			return n
 		}
 	}

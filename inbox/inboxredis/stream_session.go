@@ -85,7 +85,7 @@ func (s *session) Receive(ctx context.Context, most int) ([]driver.Delivery, err
 		entries, err := s.read(ctx, room)
 		deliveries := make([]*delivery, len(entries))
 		for i, e := range entries {
-			deliveries[i] = &delivery{place: e.place, session: s, fields: e.fields, msg: message(e, s.group.keys.stream, s.group.cfg.symfony)}
+			deliveries[i] = &delivery{place: e.place, session: s, fields: e.fields, redelivered: e.redelivered}
 		}
 		s.hand.add(deliveries)
 		if err != nil {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/cloudevents"
 	"github.com/holdfast-go/holdfast/internal/wire"
+	"github.com/holdfast-go/holdfast/symfony"
 )
 
 const eventType = "application/cloudevents+json; charset=utf-8"
@@ -71,7 +72,7 @@ func TestEnvelope(t *testing.T) {
 		if err := json.Unmarshal(envelope, &members); err != nil || members[tt.member] == nil || members["datacontenttype"] != tt.typ || members["id"] != "1" {
 			t.Errorf("%s: envelope %s, %v", tt.typ, envelope, err)
 		}
-		headers, body, dataType, ok := wire.Opened(map[string]string{"tenant": "a"}, envelope, typ)
+		headers, body, dataType, ok := newSymfony(t, symfony.Format{}).Opened(map[string]string{"tenant": "a"}, envelope, typ)
 		want := map[string]string{"tenant": "a"}
 		for name, value := range attributes {
 			want["cloudEvents:"+name] = value
@@ -99,7 +100,7 @@ func TestOpen(t *testing.T) {
 		`{` + head + `,"datacontenttype":"image/png","data_base64":"AP8="}`:   "\x00\xff image/png",
 		`{` + head + `,"flag":true,"n":7,"odd":{},"Upper":"x","data":[true]}`: `[true] application/json`,
 	} {
-		headers, body, typ, ok := wire.Opened(nil, []byte(envelope), eventType)
+		headers, body, typ, ok := newSymfony(t, symfony.Format{}).Opened(nil, []byte(envelope), eventType)
 		if got := string(body) + " " + typ; !ok || got != want || wire.EventAttribute(headers, "id") != "1" {
 			t.Errorf("%s: %q, %v", envelope, got, ok)
 		}
@@ -112,7 +113,7 @@ func TestOpen(t *testing.T) {
 		`{"specversion":"1.0","id":"1","type":"t"}`, `{` + head + `,"data_base64":"?"}`, `{` + head + `,"data_base64":1}`,
 		`{` + head + `,"data":1,"data_base64":"AA=="}`,
 	} {
-		headers, body, typ, ok := wire.Opened(map[string]string{"a": "b"}, []byte(envelope), eventType)
+		headers, body, typ, ok := newSymfony(t, symfony.Format{}).Opened(map[string]string{"a": "b"}, []byte(envelope), eventType)
 		if ok || len(headers) != 1 || string(body) != envelope || typ != eventType {
 			t.Errorf("%s was taken for an event: %v", envelope, headers)
 		}
@@ -122,7 +123,7 @@ func TestOpen(t *testing.T) {
 		"application/cloudevents+json; charset": false,
 	} {
 		body := `{` + head + `}`
-		headers, got, gotType, ok := wire.Opened(nil, []byte(body), typ)
+		headers, got, gotType, ok := newSymfony(t, symfony.Format{}).Opened(nil, []byte(body), typ)
 		if ok != readable || headers != nil || string(got) != body || gotType != typ {
 			t.Errorf("%s: readable %v, %s", typ, ok, got)
 		}
@@ -151,7 +152,7 @@ func TestEventBounds(t *testing.T) {
 	} {
 		var before, after runtime.MemStats
 		runtime.ReadMemStats(&before)
-		_, _, _, ok := wire.Opened(nil, []byte(tt.envelope), eventType)
+		_, _, _, ok := newSymfony(t, symfony.Format{}).Opened(nil, []byte(tt.envelope), eventType)
 		runtime.ReadMemStats(&after)
 		if took := after.TotalAlloc - before.TotalAlloc; ok != tt.taken || took > 200<<20 {
 			t.Errorf("%s: taken %v, %d MiB", name, ok, took>>20)
@@ -163,7 +164,7 @@ func TestEventBounds(t *testing.T) {
 func TestOpenBesideAttributes(t *testing.T) {
 	t.Parallel()
 	beside := map[string]string{"cloudEvents:partitionkey": "foreign", "cloudEvents_time": "2000-01-01T00:00:00Z", "tenant": "a"}
-	headers, _, _, ok := wire.Opened(beside, []byte(`{"specversion":"1.0","id":"1","source":"/s","type":"t"}`), eventType)
+	headers, _, _, ok := newSymfony(t, symfony.Format{}).Opened(beside, []byte(`{"specversion":"1.0","id":"1","source":"/s","type":"t"}`), eventType)
 	if !ok || wire.EventAttribute(headers, "partitionkey") != "" || wire.EventAttribute(headers, "time") != "" || headers["tenant"] != "a" || len(beside) != 3 {
 		t.Errorf("headers %v", headers)
 	}

@@ -19,7 +19,7 @@ func (f Form) Own() bool { return f.Events == nil && !f.Symfony.On() }
 
 // NewForm returns what goes by a format, or every violation in it.
 func NewForm(f format.Format) (Form, error) {
-	plain, _ := NewSymfony(symfony.Format{}) // nothing in it can be wrong
+	plain := &Symfony{}
 	switch f := f.(type) {
 	case nil:
 		return Form{Symfony: plain}, nil

@@ -33,7 +33,7 @@ var errPHP = errors.New("not what Symfony's PhpSerializer writes")
 // in headers, class and stamps, and the message's properties as JSON. Stamps over 8 KiB, and those of what is
 // no class, are left out. In the others null or U+FFFD replaces what JSON has no form for. False: the
 // body is something else, its message has what JSON has no form for, such as a reference, or it is over 16 MiB,
-// as it is or as JSON.
+// as it is or as JSON. Time and memory grow with the length of the body, whatever its bytes are.
 func FromPHP(body []byte) (headers map[string]string, properties []byte, ok bool) {
 	switch {
 	case len(body) > maxBody:
@@ -48,12 +48,14 @@ func FromPHP(body []byte) (headers map[string]string, properties []byte, ok bool
 	default:
 		return nil, nil, false
 	}
-	p := php{in: unslash(body)}
-	headers, properties, err := p.envelope()
-	if err != nil || len(p.in) > 0 {
+	body = unslash(body)
+	first := php{in: body, planning: true}
+	if _, _, err := first.envelope(); err != nil || len(first.in) > 0 {
 		return nil, nil, false
 	}
-	return headers, properties, true
+	second := php{in: body, plan: first.plan}
+	headers, properties, err := second.envelope()
+	return headers, properties, err == nil
 }
 
 // unslash is PHP's stripslashes.
@@ -72,11 +74,15 @@ func unslash(body []byte) []byte {
 	return plain
 }
 
-// php reads serialized values and writes them as JSON.
+// php reads serialized values and writes them as JSON, in two passes: some of the JSON depends on bytes that
+// come later, and moving what is written would take time that grows with the square of the body. The first
+// pass decides and writes nothing. The second pass writes, by the decisions in the same order.
 type php struct {
-	in    []byte // what is left
-	out   []byte
-	depth int
+	in       []byte // what is left
+	out      []byte
+	depth    int
+	planning bool   // this is the first pass
+	plan     []bool // of each array whether it is a list, of each property of a class whether it is left out
 	// stamps tells that stamps are read, which must not keep their message from its handler: what JSON has
 	// no form for is replaced, and what is over maxHeader is not written.
 	stamps bool
@@ -102,7 +108,10 @@ func (p *php) envelope() (headers map[string]string, properties []byte, err erro
 		}
 		p.out = nil
 		if name == "message" && properties == nil {
-			p.out = make([]byte, 0, len(p.in)) // JSON of the usual is shorter
+			p.out = []byte{}
+			if !p.planning {
+				p.out = make([]byte, 0, len(p.in)) // JSON of the usual is shorter
+			}
 			if headers[HeaderType], err = p.message(); err != nil {
 				return nil, nil, err
 			}
@@ -251,16 +260,4 @@ func (p *php) number() error {
 		return errPHP
 	}
 	return p.write(text)
-}
-
-// array reads a list, whose keys count from 0, or a map.
-func (p *php) array() error {
-	n, err := p.open()
-	if err != nil {
-		return err
-	}
-	if n == 0 || bytes.HasPrefix(p.in, []byte("i:0;")) {
-		return p.list(n)
-	}
-	return p.properties(n)
 }

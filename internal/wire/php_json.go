@@ -3,7 +3,6 @@ package wire
 import (
 	"bytes"
 	"encoding/json"
-	"slices"
 	"strconv"
 	"strings"
 	"unicode/utf8"
@@ -11,6 +10,9 @@ import (
 
 // quote writes a text in pieces, since each byte may become six.
 func (p *php) quote(text string) error {
+	if p.planning {
+		return nil
+	}
 	if err := p.write(`"`); err != nil {
 		return err
 	}
@@ -40,7 +42,7 @@ func (p *php) comma(i int) error {
 func (p *php) full() bool { return p.stamps && len(p.out) > maxHeader }
 
 func (p *php) write(text string) error {
-	if p.full() {
+	if p.planning || p.full() {
 		return nil
 	}
 	if len(p.out)+len(text) > maxBody {
@@ -50,47 +52,52 @@ func (p *php) write(text string) error {
 	return nil
 }
 
-// members writes the properties of an object up to the closing brace. Classes above may have private ones
-// of the same name: the object's own wins, and where only those above have it nothing tells whose counts.
+// decide notes a decision of the first pass, to be changed until its end, and returns its number.
+func (p *php) decide(yes bool) int {
+	p.plan = append(p.plan, yes)
+	return len(p.plan) - 1
+}
+
+// decided returns the next decision of the first pass.
+func (p *php) decided() bool {
+	yes := p.plan[0]
+	p.plan = p.plan[1:]
+	return yes
+}
+
+// members reads the properties of an object up to the closing brace. Classes above may have private ones
+// of the same name: the object's own wins. Where only classes above have the name, the message is refused.
 func (p *php) members(class string, n int) error {
 	if class != "stdClass" && n > maxProperties {
 		return errPHP
 	}
-	open := len(p.out)
 	if err := p.write("{"); err != nil {
 		return err
 	}
-	seen := map[string]member{}
+	own := &members{class: class, seen: map[string]member{}}
+	written := 0
 	for range n {
 		name, err := p.key()
 		if err != nil {
 			return err
 		}
-		now := member{start: len(p.out)}
-		if i := strings.LastIndexByte(name, 0); i >= 0 {
-			owner := strings.TrimPrefix(name[:i], "\x00")
-			name, now.hidden = name[i+1:], owner != "*" && owner != class
+		left := false            // out of the JSON
+		if class != "stdClass" { // whose properties are all its own, and may be many
+			if p.planning {
+				name, err = own.add(p, name)
+			} else {
+				name, left = name[strings.LastIndexByte(name, 0)+1:], p.decided()
+			}
 		}
-		other, twice := seen[name]
-		if p.write(",") != nil || p.quote(name) != nil || p.write(":") != nil || p.value() != nil || twice && other.hidden == now.hidden {
+		start := len(p.out)
+		if err != nil || p.comma(written) != nil || p.quote(name) != nil || p.write(":") != nil || p.value() != nil {
 			return errPHP
 		}
-		now.end = len(p.out)
-		switch {
-		case twice && now.hidden:
-			p.out = p.out[:now.start]
+		if left {
+			p.out = p.out[:start]
 			continue
-		case twice:
-			p.out = slices.Delete(p.out, other.start, other.end)
-			shift(seen, other)
-			now.start, now.end = now.start-(other.end-other.start), len(p.out)
 		}
-		if class != "stdClass" { // whose properties are all its own, and may be many
-			seen[name] = now
-		}
-	}
-	if n > 0 && !p.full() {
-		p.out = slices.Delete(p.out, open+1, open+2) // the first comma
+		written++
 	}
 	if err := p.write("}"); err != nil {
 		return err
@@ -98,101 +105,75 @@ func (p *php) members(class string, n int) error {
 	return p.expect("}")
 }
 
-// member is a property as it is written, with the comma before it.
+// members are the properties of one object in the first pass.
+type members struct {
+	class string
+	seen  map[string]member
+}
+
 type member struct {
-	start, end int
-	hidden     bool // it is private to a class above
+	decision int  // that it is left out
+	hidden   bool // it is private to a class above
 }
 
-// shift moves the members behind one that is deleted.
-func shift(seen map[string]member, gone member) {
-	for name, m := range seen {
-		if m.start >= gone.end {
-			m.start, m.end = m.start-(gone.end-gone.start), m.end-(gone.end-gone.start)
-			seen[name] = m
-		}
+// add notes a property, and returns its name without what tells who may see it.
+func (m *members) add(p *php, name string) (string, error) {
+	now := member{decision: p.decide(false)}
+	if i := strings.LastIndexByte(name, 0); i >= 0 {
+		owner := strings.TrimPrefix(name[:i], "\x00")
+		name, now.hidden = name[i+1:], owner != "*" && owner != m.class
 	}
+	other, twice := m.seen[name]
+	switch {
+	case twice && other.hidden == now.hidden:
+		return "", errPHP
+	case twice && now.hidden:
+		p.plan[now.decision] = true
+		return name, nil
+	case twice:
+		p.plan[other.decision] = true
+	}
+	m.seen[name] = now
+	return name, nil
 }
 
-// list reads values whose keys count from 0. Where that ends it is a map after all.
-func (p *php) list(n int) error {
-	open := len(p.out)
-	var starts []int // of the values
-	if err := p.write("["); err != nil {
+// array reads a list, whose keys count from 0, or a map. The first pass finds out which of them.
+func (p *php) array() error {
+	n, err := p.open()
+	if err != nil {
+		return err
+	}
+	isList := true
+	decision := 0
+	if p.planning {
+		decision = p.decide(true)
+	} else {
+		isList = p.decided()
+	}
+	brackets := "{}"
+	if isList {
+		brackets = "[]"
+	}
+	if err := p.write(brackets[:1]); err != nil {
 		return err
 	}
 	for i := range n {
-		if !bytes.HasPrefix(p.in, []byte("i:"+strconv.Itoa(i)+";")) {
-			if err := p.giveKeys(open, starts); err != nil {
-				return err
-			}
-			return p.rest(i, n)
+		counts := bytes.HasPrefix(p.in, []byte("i:"+strconv.Itoa(i)+";"))
+		if p.planning && !counts {
+			p.plan[decision] = false
 		}
-		if _, err := p.scalar("i:"); err != nil {
-			return err
+		name, err := p.key()
+		if err != nil || p.comma(i) != nil {
+			return errPHP
 		}
-		if err := p.comma(i); err != nil {
-			return err
+		if !isList && (p.quote(name) != nil || p.write(":") != nil) {
+			return errPHP
 		}
-		starts = append(starts, len(p.out))
 		if err := p.value(); err != nil {
 			return err
 		}
 	}
-	if err := p.write("]"); err != nil {
-		return err
-	}
-	return p.expect("}")
-}
-
-// giveKeys makes the beginning of a map of that of a list, in place and from its end, since a copy at each
-// level of nesting would be many times the body.
-func (p *php) giveKeys(open int, starts []int) error {
-	if p.full() {
-		return nil
-	}
-	room, end := 0, len(p.out)
-	for i := range starts {
-		room += len(listKey(i))
-	}
-	if end+room > maxBody {
-		return errPHP
-	}
-	p.out = append(p.out, make([]byte, room)...)
-	for i := len(starts) - 1; i >= 0; i-- {
-		copy(p.out[starts[i]+room:], p.out[starts[i]:end])
-		key := listKey(i)
-		room -= len(key)
-		copy(p.out[starts[i]+room:], key)
-		end = starts[i] - 1 // before the comma, or the bracket
-		p.out[end+room] = ','
-	}
-	p.out[open] = '{'
-	return nil
-}
-
-func listKey(i int) string { return `"` + strconv.Itoa(i) + `":` }
-
-// properties reads names with values up to the closing brace.
-func (p *php) properties(n int) error {
-	if err := p.write("{"); err != nil {
-		return err
-	}
-	return p.rest(0, n)
-}
-
-// rest reads the properties from the i-th on.
-func (p *php) rest(i, n int) error {
-	for ; i < n; i++ {
-		name, err := p.key()
-		if err != nil {
-			return err
-		}
-		if p.comma(i) != nil || p.quote(name) != nil || p.write(":") != nil || p.value() != nil {
-			return errPHP
-		}
-	}
-	if err := p.write("}"); err != nil {
+	if err := p.write(brackets[1:]); err != nil {
 		return err
 	}
 	return p.expect("}")

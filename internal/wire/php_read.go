@@ -64,7 +64,7 @@ func (p *php) quoted(kind string) (string, error) {
 // count reads a length, which is never more than what is left.
 func (p *php) count() (int, error) {
 	digits := 0
-	for digits < len(p.in) && p.in[digits] >= '0' && p.in[digits] <= '9' {
+	for digits < min(len(p.in), 20) && p.in[digits] >= '0' && p.in[digits] <= '9' {
 		digits++
 	}
 	n, err := strconv.Atoi(string(p.in[:digits]))

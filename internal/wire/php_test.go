@@ -113,6 +113,77 @@ func TestFromPHPBounded(t *testing.T) {
 	}
 }
 
+// adversary is a body of about so many bytes for which a reader that moves what it has written, or reads on for
+// each value, would need time that grows with the square of them.
+func adversary(kind string, size int) []byte {
+	fill := func(n int) string { return fmt.Sprintf(`s:%d:\"%s\";`, n, strings.Repeat("x", n)) }
+	// Each level has private properties of a class above in front of the large one, and after it own ones of their names.
+	level := func(value string) string {
+		var above, own strings.Builder
+		for i := range 400 {
+			fmt.Fprintf(&above, `s:8:\"\0Top\0%03d\";N;`, i)
+			fmt.Fprintf(&own, `s:3:\"%03d\";N;`, i)
+		}
+		return `O:5:\"Child\":801:{` + above.String() + `s:1:\"v\";` + value + own.String() + `}`
+	}
+	const depth = 58
+	switch kind {
+	case "hidden properties, nested":
+		value := fill(size - depth*len(level("")))
+		for range depth {
+			value = level(value)
+		}
+		return []byte(envelope(value))
+	case "hidden properties, many objects":
+		n := size / len(level("N;"))
+		var all strings.Builder
+		for i := range n {
+			fmt.Fprintf(&all, `i:%d;%s`, i, level("N;"))
+		}
+		return []byte(envelope(fmt.Sprintf(`a:%d:{%s}`, n, all.String())))
+	case "lists that are maps after all":
+		return []byte(envelope(strings.Repeat(`a:2:{i:0;`, depth) + fill(size) + strings.Repeat(`s:1:\"k\";N;}`, depth)))
+	case "digits":
+		return []byte(envelope(`s:` + strings.Repeat("1", size)))
+	case "stamps":
+		return []byte(withStamps(fmt.Sprintf(`a:%d:{%s}`, size/30, strings.Repeat(`s:1:"Z";a:1:{i:0;N;}`, size/30))))
+	}
+	panic(kind)
+}
+
+// The quadratic reader took 113 s for 15 MiB: such a reader does not come to the end of this test.
+func TestFromPHP_readsAdversariesInLinearTime(t *testing.T) {
+	t.Parallel()
+	for kind, taken := range map[string]bool{
+		"hidden properties, nested": true, "hidden properties, many objects": true, "lists that are maps after all": true,
+		"digits": false, "stamps": true,
+	} {
+		body := adversary(kind, 15<<20)
+		_, properties, ok := wire.FromPHP(body)
+		if ok != taken || ok && !json.Valid(properties) {
+			t.Errorf("%s: taken %v: %.100s", kind, ok, properties)
+		}
+	}
+}
+
+// Who has not asked for Symfony's form does not read PHP's.
+func TestOpened_leavesPHPToSymfony(t *testing.T) {
+	t.Parallel()
+	plain, _ := wire.NewForm(nil)
+	asked, _ := wire.NewForm(symfony.Format{})
+	body := []byte(envelope(`N;`))
+	if _, same, typ, ok := plain.Symfony.Opened(nil, body, ""); string(same) != string(body) || typ != "" || !ok {
+		t.Errorf("without a format: %s, %q, %v", same, typ, ok)
+	}
+	if _, opened, typ, ok := asked.Symfony.Opened(nil, body, ""); string(opened) != `{"a":null}` || typ != wire.JSON || !ok {
+		t.Errorf("with it: %s, %q, %v", opened, typ, ok)
+	}
+	large := []byte(envelope(fmt.Sprintf(`s:100000:\"%s\";`, strings.Repeat("x", 100_000))))
+	if plain.Symfony.Slow(large, "") || !asked.Symfony.Slow(large, "") || asked.Symfony.Slow(body, "") {
+		t.Error("a wrong body is slow")
+	}
+}
+
 // withStamps is an envelope with stamps, serialized as PHP has them before it puts slashes.
 func withStamps(stamps string) string {
 	slashed := strings.NewReplacer(`\`, `\\`, `"`, `\"`, "\x00", `\0`).Replace(stamps)

@@ -37,11 +37,12 @@ var class = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*(\\[A-Za-z_][A-Za-z0-9_]*
 type Symfony struct {
 	format symfony.Format
 	names  map[string]string // by class
+	php    bool              // bodies of PhpSerializer are read
 }
 
-// NewSymfony returns what goes by a format, or every violation in it.
+// NewSymfony returns what goes by a format, or every violation in it. It reads bodies of PhpSerializer.
 func NewSymfony(f symfony.Format) (*Symfony, error) {
-	s := &Symfony{format: f, names: make(map[string]string, len(f.Classes))}
+	s := &Symfony{format: f, php: true, names: make(map[string]string, len(f.Classes))}
 	s.format.Classes = maps.Clone(f.Classes)
 	var problems []error
 	refuse := func(what, name string) {

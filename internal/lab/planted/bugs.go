@@ -259,4 +259,8 @@ var bugs = []bug{
 		"a refused message counts as confirmed", "internal/amqpconn/window.go",
 		"\tcase !ack:\n", "\tcase !ack && false:\n", suite("internal/amqpconn", "^TestNackedBehindOthers$"),
 	},
+	{
+		"a large body is decoded on the goroutine that receives", "inbox/engine/opener.go",
+		"slow.Slow() {", "slow.Slow() && false {", suite("inbox/engine", "^TestOpener_slowBodiesHoldUpNobody$"),
+	},
 }
