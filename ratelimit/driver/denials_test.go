@@ -145,7 +145,7 @@ func TestDenyCacheAllocatesNothing(t *testing.T) {
 func TestDenyCacheOfSeveralLimits(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		m, cache := newMemory(t), driver.NewDenyCache(64)
+		m, cache := newMemory(t), driver.NewDenyCache(640)
 		time.Sleep(800 * time.Millisecond) // into a window
 		long := strings.Repeat("ann", 50)
 		charges := []ratelimit.Charge{
