@@ -16,8 +16,8 @@ const holdExpired = "hold.expired"
 // rawSweeper is the loop without a library: claim and change in one statement, the
 // messages in another.
 func (h *holds) rawSweeper() func(context.Context) error {
-	claim := `UPDATE ` + h.table + ` SET status = 'expired' WHERE id = ANY(ARRAY(
-		SELECT id FROM ` + h.table + ` WHERE status = 'held' AND expires_at <= now() ORDER BY expires_at, id LIMIT 200 FOR UPDATE SKIP LOCKED)) RETURNING id`
+	const claim = `UPDATE holds SET status = 'expired' WHERE id = ANY(ARRAY(
+		SELECT id FROM holds WHERE status = 'held' AND expires_at <= now() ORDER BY expires_at, id LIMIT 200 FOR UPDATE SKIP LOCKED)) RETURNING id`
 	return func(ctx context.Context) error {
 		for {
 			var n int

@@ -132,12 +132,10 @@ func (r results) column(contender string, col int) spread {
 }
 
 // ratio compares the first column, round by round.
-func (r results) ratio(contender, yardstick string) spread { return r.ratioOf(contender, yardstick, 0) }
-
-func (r results) ratioOf(contender, yardstick string, col int) spread {
+func (r results) ratio(contender, yardstick string) spread {
 	var ratios []float64
 	for round, s := range r.runs[contender] {
-		ratios = append(ratios, s[col]/r.runs[yardstick][round][col])
+		ratios = append(ratios, s[0]/r.runs[yardstick][round][0])
 	}
 	return spreadOf(ratios)
 }

@@ -21,9 +21,7 @@ func idempotencyWorkload() workload {
 	return workload{"idempotency", []part{
 		{"memory", benchKeysInMemory},
 		{"redis", benchRedisKeys},
-		{"postgres", benchPostgresKeys},
 		{"alone", benchAlone},
-		{"tiers", benchTiers},
 	}}
 }
 
@@ -35,11 +33,9 @@ const (
 	oursOverHTTP    = "holdfast, middleware"
 	rawRedisTwo     = "raw redis, SET NX, then SET"
 	rawRedisOne     = "raw redis, SET NX GET"
-	rawPostgresTwo  = "raw postgres, INSERT .. DO NOTHING, then UPDATE"
 	rawPostgresLook = "raw postgres, SELECT"
 	transactionOnly = "transaction alone"
 	keptByHand      = "transaction and record by hand"
-	oursTwoTiers    = "holdfast, two tiers"
 	oursAlone       = "holdfast, no gate"
 )
 
@@ -127,45 +123,6 @@ func (k keeper) drive(ctx context.Context, clients int, length time.Duration, ke
 
 var requestColumns = []column{{name: "requests/s"}, {name: "client us/request", decimals: 1}}
 
-// rival is what a store is held against on its server.
-type rival struct {
-	server        string
-	first, replay keeper // the fewest round trips that do it
-	goals         map[string]float64
-}
-
-// share measures first runs and replays, with 1 client and with 50. The goals
-// compare with bare commands of the same client what a Store does (Begin and Complete, or the
-// Begin of a completed key), and all that the middleware does around it: a request with its body,
-// the fingerprint, the response held back.
-func (b *bench) share(ctx context.Context, store driver.Store, rival rival) {
-	handler := behind(store, reply)
-	ours, whole := keeper{oursOnServer, onStore(store)}, over(oursOverHTTP, handler)
-	for _, clients := range []int{1, 50} {
-		for _, c := range []struct {
-			kind string
-			raw  keeper
-			as   func(k keeper, clients int) contender
-		}{
-			{"first run", rival.first, keeper.firstRuns},
-			{"replay", rival.replay, keeper.replays},
-		} {
-			title := fmt.Sprintf("%s, clients: %d", c.kind, clients)
-			r := b.measure(ctx, table{
-				title:      "idempotency on " + rival.server + ", " + title,
-				columns:    requestColumns,
-				contenders: []contender{c.as(c.raw, clients), c.as(ours, clients), c.as(whole, clients)},
-				yardsticks: []string{c.raw.name},
-			})
-			if bound, ok := rival.goals[title]; ok {
-				for _, k := range []keeper{ours, whole} {
-					b.atLeast(bound, r.ratio(k.name, c.raw.name), fmt.Sprintf("of %s, %s, %s", c.raw.name, title, k.name))
-				}
-			}
-		}
-	}
-}
-
 // onStore asks the store without the middleware.
 func onStore(store driver.Store) func(ctx context.Context, key idempotency.Key) error {
 	fp := driver.FingerprintOf("things")
@@ -192,23 +149,17 @@ func onStore(store driver.Store) func(ctx context.Context, key idempotency.Key) 
 func benchKeysInMemory(ctx context.Context, b *bench) {
 	handler, keepsAll := behind(newRecent(), reply), behind(idempotencytest.NewStore(), reply)
 	bare, ours, again := over(bareHandler, reply), over(oursInMemory, handler), over("holdfast, memory, replay", keepsAll)
-	for _, clients := range []int{1, 50} {
-		r := b.measure(ctx, table{
-			title:   fmt.Sprintf("idempotency in memory, clients: %d", clients),
-			columns: []column{{name: "requests/s"}, {name: "client us/request", decimals: 2}},
-			contenders: []contender{
-				bare.firstRuns(clients), ours.firstRuns(clients), again.replays(clients),
-			},
-			yardsticks: []string{bareHandler},
-		})
-		if clients == 1 {
-			var over []float64
-			for round, s := range r.runs[oursInMemory] {
-				over = append(over, 1e6/s[0]-1e6/r.runs[bareHandler][round][0])
-			}
-			b.atMost(2, spreadOf(over), "us over the bare handler, first run in memory, 1 client")
-		}
+	r := b.measure(ctx, table{
+		title:      "idempotency in memory, clients: 1",
+		columns:    []column{{name: "requests/s"}, {name: "client us/request", decimals: 2}},
+		contenders: []contender{bare.firstRuns(1), ours.firstRuns(1), again.replays(1)},
+		yardsticks: []string{bareHandler},
+	})
+	var extra []float64
+	for round, s := range r.runs[oursInMemory] {
+		extra = append(extra, 1e6/s[0]-1e6/r.runs[bareHandler][round][0])
 	}
+	b.atMost(2, spreadOf(extra), "us over the bare handler, first run in memory, 1 client")
 	b.countRequestAllocations(ctx, keepsAll)
 }
 

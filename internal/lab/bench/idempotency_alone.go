@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"net/http"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -17,7 +16,6 @@ import (
 // aloneKeys is a business transaction, alone and under keys that Postgres alone keeps.
 type aloneKeys struct {
 	alone, hand, ours keeper
-	own               keeper // with a handler around Do, so that the middleware asks first
 	look              keeper // a SELECT of what is kept
 }
 
@@ -28,37 +26,32 @@ func newAloneKeys(ctx context.Context, pool *pgxpool.Pool) (k aloneKeys) {
 	ours := behind(store, store.Handler(func(ctx context.Context, tx pgx.Tx, _ *http.Request) (idempotency.Response, error) {
 		return created, insertThing(ctx, tx)
 	}))
-	own := behind(store, doHandler(store))
 	return aloneKeys{
-		alone: over(transactionOnly, transactionHandler(manager)), hand: over(keptByHand, handKept{pool: pool}), ours: over(oursAlone, ours), own: over("holdfast, no gate, own handler", own),
-		look: keeper{rawPostgresLook, rawPostgres(pool, true)},
+		alone: over(transactionOnly, transactionHandler(manager)), hand: over(keptByHand, handKept{pool}), ours: over(oursAlone, ours),
+		look: keeper{rawPostgresLook, rawPostgres(pool)},
 	}
 }
 
 // benchAlone tells what exactly once costs without a gate beside the business transaction alone, and what
-// a replay costs beside a SELECT: where the two cores are the limit, and where the trips are.
+// a replay costs beside a SELECT.
 func benchAlone(ctx context.Context, b *bench) {
-	pool, _ := b.tieredDatabase(ctx)
-	must(pool.Exec(ctx, "CREATE TABLE raw (key text PRIMARY KEY, body bytea)"))
-	const trip = time.Millisecond
-	far := b.far(ctx, pool, trip)
-	near := newAloneKeys(ctx, pool)
-	distant := newAloneKeys(ctx, far)
-	for _, clients := range []int{1, 8, 50} {
-		b.compareAlone(ctx, near, clients, "")
+	pool := b.postgres(ctx)
+	must(pool.Exec(ctx, thingsTable+byHandTable+"CREATE TABLE raw (key text PRIMARY KEY, body bytea)"))
+	keys := newAloneKeys(ctx, pool)
+	for _, clients := range []int{8, 50} {
+		b.compareAlone(ctx, keys, clients)
 	}
-	b.compareAlone(ctx, distant, 8, fmt.Sprintf(", %v more per trip", trip))
 }
 
-func (b *bench) compareAlone(ctx context.Context, k aloneKeys, clients int, where string) {
+func (b *bench) compareAlone(ctx context.Context, k aloneKeys, clients int) {
 	for _, c := range []struct {
 		kind string
 		rows []contender
 	}{
-		{"first run", []contender{k.alone.firstRuns(clients), k.hand.firstRuns(clients), k.ours.firstRuns(clients), k.own.firstRuns(clients)}},
+		{"first run", []contender{k.alone.firstRuns(clients), k.hand.firstRuns(clients), k.ours.firstRuns(clients)}},
 		{"replay", []contender{k.look.replays(clients), k.ours.replays(clients)}},
 	} {
-		title := fmt.Sprintf("%s, clients: %d%s", c.kind, clients, where)
+		title := fmt.Sprintf("%s, clients: %d", c.kind, clients)
 		yardstick := c.rows[0].name
 		yardsticks := []string{yardstick}
 		if c.rows[1].name == keptByHand {

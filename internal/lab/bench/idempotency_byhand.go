@@ -8,48 +8,28 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
-	"github.com/redis/go-redis/v9"
 
 	"github.com/holdfast-go/holdfast/idempotency"
 )
 
 // handKept keeps the answer in the transaction of its effect by bare clients: what any library has to send. It does
 // without all that a failure, another request with the key or a replay needs.
-type handKept struct {
-	pool  *pgxpool.Pool
-	redis *redis.Client // nil: the transaction claims the key
-}
+type handKept struct{ pool *pgxpool.Pool }
 
 const (
 	thingsTable = "CREATE TABLE things (id bigserial PRIMARY KEY, body bytea);"
 	byHandTable = `CREATE TABLE kept (key text PRIMARY KEY, body bytea, expires_at timestamptz NOT NULL);
-		CREATE INDEX ON kept (expires_at)`
+		CREATE INDEX ON kept (expires_at);`
 	byHandClaim  = "SELECT WHERE pg_try_advisory_xact_lock(hashtextextended($1, 0))"
 	byHandRecord = "INSERT INTO kept (key, body, expires_at) VALUES ($1, $2, now() + interval '2 days')"
 )
 
 func (k handKept) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	if err := k.run(r.Context(), r.Header.Get(idempotency.Header)); err != nil {
+	if err := k.transaction(r.Context(), r.Header.Get(idempotency.Header)); err != nil {
 		http.Error(w, err.Error(), http.StatusServiceUnavailable)
 		return
 	}
 	reply.ServeHTTP(w, r)
-}
-
-// run has a command before and after the transaction where Redis claims the key.
-func (k handKept) run(ctx context.Context, key string) error {
-	if k.redis == nil {
-		return k.transaction(ctx, key)
-	}
-	name := "bench:byhand:" + key
-	_, err := k.redis.SetArgs(ctx, name, rawPending, redis.SetArgs{Mode: "NX", TTL: recordLife}).Result()
-	if err == nil {
-		err = k.transaction(ctx, key)
-	}
-	if err == nil {
-		err = k.redis.Set(ctx, name, body, recordLife).Err()
-	}
-	return err
 }
 
 // transaction has three round trips: the claim goes with BEGIN, the record with COMMIT.
@@ -58,14 +38,12 @@ func (k handKept) transaction(ctx context.Context, key string) error {
 		var begin pgx.Batch
 		begin.BeginTx(pgx.TxOptions{IsoLevel: pgx.Serializable})
 		begin.Queue(rawLockTimeout)
-		if k.redis == nil {
-			begin.Queue(byHandClaim, key).Exec(func(tag pgconn.CommandTag) error {
-				if tag.RowsAffected() == 0 {
-					return errors.New("key is in use")
-				}
-				return nil
-			})
-		}
+		begin.Queue(byHandClaim, key).Exec(func(tag pgconn.CommandTag) error {
+			if tag.RowsAffected() == 0 {
+				return errors.New("key is in use")
+			}
+			return nil
+		})
 		results := c.SendBatch(ctx, &begin)
 		tx := results.Tx()
 		err := results.Close()

@@ -2,9 +2,7 @@ package main
 
 import (
 	"context"
-	"strconv"
 	"sync"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	amqp "github.com/rabbitmq/amqp091-go"
@@ -12,7 +10,6 @@ import (
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/inboxamqp"
 	"github.com/holdfast-go/holdfast/inbox/inboxpgx"
-	"github.com/holdfast-go/holdfast/inbox/inboxredis"
 )
 
 // holdfast runs a consumer until it has processed n messages.
@@ -58,31 +55,4 @@ func (i *intake) batchHandler() inbox.Processor {
 		return err
 	}))
 	return p
-}
-
-// noDedup has the effect in a transaction, and nothing else.
-func (i *intake) noDedup() inbox.Processor {
-	mux := inbox.NewMux()
-	check(inbox.Handle(mux, eventName, func(ctx context.Context, v string) error {
-		return i.manager.Do(ctx, func(ctx context.Context, tx pgx.Tx) error { return i.event(ctx, tx, v) })
-	}))
-	return mux
-}
-
-// onRedis claims each message in Redis around that.
-func (i *intake) onRedis() inbox.Processor {
-	next := i.noDedup()
-	return must(inboxredis.NewProcessor(i.redis, next, i.redisConfig()))
-}
-
-// redisFirst asks Redis before Postgres.
-func (i *intake) redisFirst() inbox.Processor {
-	next := i.perMessage()
-	return must(inboxredis.NewProcessor(i.redis, next, i.redisConfig()))
-}
-
-func (i *intake) redisConfig() inboxredis.ProcessorConfig {
-	return inboxredis.ProcessorConfig{
-		Namespace: "bench-" + strconv.FormatInt(time.Now().UnixNano(), 10), Retention: 2 * time.Minute, Logger: quiet,
-	}
 }

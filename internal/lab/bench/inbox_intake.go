@@ -75,7 +75,7 @@ func (i *intake) fill(ctx context.Context, n int) {
 		if err := ch.Confirm(false); err != nil {
 			return err
 		}
-		return publishWindow(ch, i.queue, n, true, func(m *amqp.Publishing) {
+		return publishWindow(ch, i.queue, n, func(m *amqp.Publishing) {
 			m.MessageId, m.Type = ids.New().String(), eventName
 			m.Headers = amqp.Table{watermillID: m.MessageId}
 		})

@@ -27,7 +27,7 @@ var errDuplicate = errors.New("a duplicate where there is none")
 const leastWindow = 64
 
 // rawSingle is a consumer as one writes it by hand, with as many goroutines.
-func (i *intake) rawSingle(handlers int, transaction rawTransaction) intakeRun {
+func (i *intake) rawSingle(handlers int) intakeRun {
 	return func(ctx context.Context, n int, watch *stopwatch) {
 		check(i.consume(max(leastWindow, 4*handlers), n, watch, func(deliveries <-chan amqp.Delivery) error {
 			work := make(chan amqp.Delivery)
@@ -36,7 +36,7 @@ func (i *intake) rawSingle(handlers int, transaction rawTransaction) intakeRun {
 			for w := range handlers {
 				running.Go(func() {
 					for d := range work {
-						if err := rawOne(ctx, d, transaction); err != nil && errs[w] == nil {
+						if err := i.rawOne(ctx, d); err != nil && errs[w] == nil {
 							errs[w] = err
 						}
 					}
@@ -52,42 +52,24 @@ func (i *intake) rawSingle(handlers int, transaction rawTransaction) intakeRun {
 	}
 }
 
-// rawTransaction records a message and does its work.
-type rawTransaction func(ctx context.Context, d amqp.Delivery, v string) error
-
-func rawOne(ctx context.Context, d amqp.Delivery, transaction rawTransaction) error {
+func (i *intake) rawOne(ctx context.Context, d amqp.Delivery) error {
 	var v string
 	if err := json.Unmarshal(d.Body, &v); err != nil {
 		return err
 	}
-	if err := transaction(ctx, d, v); err != nil {
+	if err := i.rawFolded(ctx, d.MessageId, v); err != nil {
 		return err
 	}
 	return d.Ack(false)
 }
 
-// rawPlain is the transaction as one writes it by hand, of four round trips.
-func (i *intake) rawPlain(ctx context.Context, d amqp.Delivery, v string) error {
-	return pgx.BeginTxFunc(ctx, i.pool, pgx.TxOptions{BeginQuery: rawBegin}, func(tx pgx.Tx) error {
-		tag, err := tx.Exec(ctx, rawDedup, "raw", d.MessageId)
-		if err != nil {
-			return err
-		}
-		if tag.RowsAffected() == 0 {
-			return errDuplicate
-		}
-		_, err = tx.Exec(ctx, insertEvent, v)
-		return err
-	})
-}
-
-// rawFolded saves one of them: the dedup entry travels with BEGIN.
-func (i *intake) rawFolded(ctx context.Context, d amqp.Delivery, v string) error {
+// rawFolded is a transaction of three round trips: the dedup entry travels with BEGIN.
+func (i *intake) rawFolded(ctx context.Context, id, v string) error {
 	return i.pool.AcquireFunc(ctx, func(c *pgxpool.Conn) error {
 		var b pgx.Batch
 		b.BeginTx(pgx.TxOptions{IsoLevel: pgx.Serializable})
 		b.Queue(rawLockTimeout)
-		b.Queue(rawDedup, "raw", d.MessageId).Exec(func(tag pgconn.CommandTag) error {
+		b.Queue(rawDedup, "raw", id).Exec(func(tag pgconn.CommandTag) error {
 			if tag.RowsAffected() == 0 {
 				return errDuplicate
 			}

@@ -2,10 +2,7 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"strconv"
-	"sync"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -14,42 +11,6 @@ import (
 	"github.com/holdfast-go/holdfast/inbox/inboxredis"
 	"github.com/holdfast-go/holdfast/internal/ids"
 )
-
-const watermillStreams = "watermill router on its Redis subscriber, dedup insert"
-
-// benchInboxStreams empties a Redis stream into Postgres as the other parts empty a queue.
-func benchInboxStreams(ctx context.Context, b *bench) {
-	i := newIntake(ctx, b)
-	s := &streamIntake{i, "holdfast_bench_" + strconv.FormatInt(time.Now().UnixNano(), 10)}
-	b.atEnd(func() error { return s.clear(context.WithoutCancel(ctx)) })
-	const handlers = 8
-	single := b.measure(ctx, table{
-		title:      fmt.Sprintf("inbox, %d handlers, %d messages of %d bytes, Redis stream", handlers, b.messages/8, len(body)),
-		columns:    inboxColumns,
-		yardsticks: []string{rawSingle, watermillStreams},
-		contenders: []contender{
-			s.contender(rawSingle, 8, s.rawSingle(handlers)),
-			s.contender(inboxSingle, 8, s.holdfast(handlers, 1, i.perMessage)),
-			s.contender(watermillStreams, 8, s.watermill(handlers)),
-		},
-	})
-	b.atLeast(0.85, single.ratio(inboxSingle, rawSingle), fmt.Sprintf("of the raw consumer of a Redis stream, a transaction each, %d handlers", handlers))
-	const most = 32
-	batches := b.measure(ctx, table{
-		title:      fmt.Sprintf("inbox, batches, %d messages of %d bytes, Redis stream", b.messages, len(body)),
-		columns:    inboxColumns,
-		yardsticks: []string{rawBatch, watermillStreams},
-		contenders: []contender{
-			s.contender(rawBatch, 1, s.rawBatch(200)),
-			s.contender(inboxMany, 1, s.holdfast(1, 200, i.batchHandler)),
-			s.contender(inboxManyTwo, 1, s.holdfast(2, 200, i.batchHandler)),
-			s.contender(inboxSavepoint, 3, s.holdfast(1, 200, i.perMessage)),
-			s.contender(watermillStreams, 6, s.watermill(most)),
-		},
-	})
-	b.atLeast(0.85, batches.ratio(inboxMany, rawBatch), "of the raw batch consumer of a Redis stream, a batch handler")
-	b.atLeast(3, batches.ratio(inboxMany, watermillStreams), fmt.Sprintf("x watermill on a Redis stream with %d handlers, a batch handler", most))
-}
 
 // streamIntake is an intake whose messages are in a Redis stream.
 type streamIntake struct {
@@ -139,51 +100,5 @@ func (s *streamIntake) holdfast(workers, batch int, newProcessor func() inbox.Pr
 		consumer := s.consumer(counted{processor, newFinish(n, watch)}, inbox.ConsumerConfig{Concurrency: workers, Batch: batch, MessageLimit: n})
 		watch.start()
 		check(consumer.Run(ctx))
-	}
-}
-
-// read takes up to so many messages of the stream as one does by hand.
-func (s *streamIntake) read(ctx context.Context, count int) ([]redis.XMessage, error) {
-	found, err := s.redis.XReadGroup(ctx, &redis.XReadGroupArgs{
-		Group: streamGroup, Consumer: "raw", Streams: []string{s.stream, ">"}, Count: int64(count), Block: time.Second,
-	}).Result()
-	if errors.Is(err, redis.Nil) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	return found[0].Messages, nil
-}
-
-// rawSingle is a consumer as one writes it by hand, with as many goroutines.
-func (s *streamIntake) rawSingle(handlers int) intakeRun {
-	return func(ctx context.Context, n int, watch *stopwatch) {
-		watch.start()
-		defer watch.stop()
-		work := make(chan redis.XMessage)
-		errs := make([]error, handlers)
-		var running sync.WaitGroup
-		for w := range handlers {
-			running.Go(func() {
-				for m := range work {
-					if err := s.rawOne(ctx, m); err != nil && errs[w] == nil {
-						errs[w] = err
-					}
-				}
-			})
-		}
-		var err error
-		for left := n; left > 0 && err == nil; {
-			var messages []redis.XMessage
-			messages, err = s.read(ctx, 2*handlers)
-			for _, m := range messages {
-				work <- m
-			}
-			left -= len(messages)
-		}
-		close(work)
-		running.Wait()
-		check(errors.Join(append(errs, err)...))
 	}
 }

@@ -13,7 +13,6 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	amqp "github.com/rabbitmq/amqp091-go"
 
-	"github.com/holdfast-go/holdfast/internal/ids"
 	"github.com/holdfast-go/holdfast/internal/lab/backlog"
 	"github.com/holdfast-go/holdfast/internal/runloop"
 	"github.com/holdfast-go/holdfast/outbox"
@@ -36,31 +35,23 @@ type drain struct {
 
 // brokerQueue is a queue of RabbitMQ that every run makes again.
 type brokerQueue struct {
-	url   string // of the broker, "" for none
+	url   string // of the broker
 	queue string
 	args  amqp.Table
 }
 
 // newDrain returns a drain from empty tables to a queue.
 func newDrain(ctx context.Context, b *bench, queue amqp.Table) *drain {
-	d := newStore(ctx, b)
-	d.url = b.rabbitmq(ctx)
-	d.args = queue
-	b.atEnd(func() error { return d.onBroker(d.deleteQueue) })
-	return d
-}
-
-// newStore returns a drain without a broker.
-func newStore(ctx context.Context, b *bench) *drain {
 	pool := b.postgres(ctx)
 	store := must(outboxpgx.New(pool, outboxpgx.Config{Logger: quiet}))
 	check(store.Migrate(ctx))
-	must(pool.Exec(ctx, rawBacklogSQL))
 	d := &drain{
 		bench: b, pool: pool, store: store,
-		brokerQueue: brokerQueue{queue: "bench." + strconv.FormatInt(time.Now().UnixNano(), 36)}, // as long as the name of a message is
+		// The queue's name is as long as the name of a message is.
+		brokerQueue: brokerQueue{b.rabbitmq(ctx), "bench." + strconv.FormatInt(time.Now().UnixNano(), 36), queue},
 	}
 	d.migrateRiver(ctx)
+	b.atEnd(func() error { return d.onBroker(d.deleteQueue) })
 	return d
 }
 
@@ -88,7 +79,7 @@ func (d *drain) contender(name string, part int, run drainRun) contender {
 
 // reset makes every run start from empty tables and a new queue.
 func (d *drain) reset(ctx context.Context) error {
-	if _, err := d.pool.Exec(ctx, "TRUNCATE holdfast_outbox, river_job, raw_backlog"); err != nil || d.url == "" {
+	if _, err := d.pool.Exec(ctx, "TRUNCATE holdfast_outbox, river_job"); err != nil {
 		return err
 	}
 	return d.onBroker(d.renewQueue)
@@ -109,9 +100,6 @@ func (q brokerQueue) deleteQueue(ch *amqp.Channel) error {
 
 // expect is an error unless each message arrived once. A queue counts a little late.
 func (d *drain) expect(ctx context.Context, want int) {
-	if d.url == "" {
-		return
-	}
 	check(d.onBroker(func(ch *amqp.Channel) error {
 		var depth int
 		for range 100 {
@@ -174,14 +162,14 @@ func (d *drain) holdfast(keys int) drainRun {
 	return func(ctx context.Context, n int, watch *stopwatch) int {
 		d.fill(ctx, n, keys)
 		check(d.withPublisher(ctx, func(publisher *outboxamqp.Publisher) error {
-			return d.relay(ctx, publisher, n, watch, func(int) {})
+			return d.relay(ctx, publisher, n, watch)
 		}))
 		return n
 	}
 }
 
-// relay runs a relay until it has published n messages. It tells of each.
-func (d *drain) relay(ctx context.Context, publisher driver.Publisher, n int, watch *stopwatch, each func(published int)) error {
+// relay runs a relay until it has published n messages.
+func (d *drain) relay(ctx context.Context, publisher driver.Publisher, n int, watch *stopwatch) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	var mu sync.Mutex
@@ -189,13 +177,9 @@ func (d *drain) relay(ctx context.Context, publisher driver.Publisher, n int, wa
 	store := backlog.Counting{Store: d.store, Published: func(more int) {
 		mu.Lock()
 		defer mu.Unlock()
-		for range more {
-			published++
-			each(published)
-			if published == n {
-				watch.stop()
-				cancel()
-			}
+		if published += more; published == n {
+			watch.stop()
+			cancel()
 		}
 	}}
 	relay, err := outbox.NewRelay(store, publisher, outbox.RelayConfig{Logger: quiet})
@@ -204,34 +188,6 @@ func (d *drain) relay(ctx context.Context, publisher driver.Publisher, n int, wa
 	}
 	watch.start()
 	return relay.Run(ctx)
-}
-
-// publisherAlone publishes without a database.
-func (d *drain) publisherAlone(ctx context.Context, n int, watch *stopwatch) int {
-	msgs := make([]driver.Message, n)
-	for i := range msgs {
-		m := d.message()
-		msgs[i] = driver.Message{ID: ids.New(), Name: m.Name, Key: m.Key, Body: m.Body}
-	}
-	check(d.withPublisher(ctx, func(publisher *outboxamqp.Publisher) error {
-		var open sync.WaitGroup
-		var once sync.Once
-		var failure error
-		open.Add(n)
-		watch.start()
-		for _, m := range msgs {
-			publisher.Publish(ctx, m, func(err error) {
-				if err != nil {
-					once.Do(func() { failure = err })
-				}
-				open.Done()
-			})
-		}
-		open.Wait()
-		watch.stop()
-		return failure
-	}))
-	return n
 }
 
 // withPublisher runs do beside a connected publisher.
@@ -247,5 +203,20 @@ func (d *drain) withPublisher(ctx context.Context, do func(*outboxamqp.Publisher
 
 func untilReady(ctx context.Context, ready func(context.Context) error) {
 	for ready(ctx) != nil && runloop.Sleep(ctx, time.Millisecond) == nil {
+	}
+}
+
+// beside runs services until stop is called, which returns their errors.
+func beside(ctx context.Context, services ...func(context.Context) error) (stop func() error) {
+	ctx, cancel := context.WithCancel(ctx)
+	errs := make([]error, len(services))
+	var running sync.WaitGroup
+	for i, run := range services {
+		running.Go(func() { errs[i] = run(ctx) })
+	}
+	return func() error {
+		cancel()
+		running.Wait()
+		return errors.Join(errs...)
 	}
 }

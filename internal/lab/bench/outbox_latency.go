@@ -23,10 +23,7 @@ import (
 
 const (
 	rawNotify   = "raw, NOTIFY in the transaction"
-	oursWake    = "holdfast, Relay.Wake"
 	oursNotify  = "holdfast, Notifier and Listener"
-	riverNotify = "river, fetch cooldown 1 ms"
-	waterPoll   = "watermill forwarder, poll 1 ms"
 	latencyPart = 4 // a run is that many times as long as others: p99 wants many messages
 )
 
@@ -61,22 +58,16 @@ func benchLatency(ctx context.Context, b *bench) {
 			prepare:    d.reset,
 			contenders: []contender{
 				{rawNotify, at(d.startRaw)},
-				{oursWake, at(d.startHoldfast(false))},
+				{"holdfast, Relay.Wake", at(d.startHoldfast(false))},
 				{oursNotify, at(d.startHoldfast(true))},
-				{riverNotify, at(d.startRiver)},
-				{waterPoll, at(d.startWatermill)},
 			},
 		})
-		for _, name := range []string{oursWake, oursNotify} {
-			most := 1.7
-			if name == oursWake && rate == 50 { // a message that comes alone costs four statements
-				most = 1.3
-			}
-			b.atMost(most, r.ratioOf(name, rawNotify, colConfirm50), fmt.Sprintf("x %s, p50 commit to confirm at %d/s, %s", rawNotify, rate, name))
-			b.atMost(2.5, r.ratioOf(name, rawNotify, colConfirm99), fmt.Sprintf("x %s, p99 commit to confirm at %d/s, %s", rawNotify, rate, name))
-		}
+		b.atMost(1.7, r.ratio(oursNotify, rawNotify), fmt.Sprintf("x %s, p50 commit to confirm at %d/s, %s", rawNotify, rate, oursNotify))
 	}
 }
+
+// write stores one message in the transaction.
+type write func(ctx context.Context, tx pgx.Tx, msgs ...outbox.Message) error
 
 // journey notes when each message passed a point.
 type journey struct {

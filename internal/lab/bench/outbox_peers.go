@@ -66,7 +66,6 @@ func (d *drain) migrateRiver(ctx context.Context) {
 }
 
 type publishArgs struct {
-	ID   string `json:"id"`
 	Body []byte `json:"body"`
 }
 
@@ -76,13 +75,13 @@ type publishWorker struct {
 	river.WorkerDefaults[publishArgs]
 	queue     string
 	channels  []*amqp.Channel
-	confirmed func(publishArgs)
+	confirmed func()
 }
 
 func (w *publishWorker) Work(ctx context.Context, job *river.Job[publishArgs]) error {
 	ch := w.channels[int(job.ID)%len(w.channels)]
 	confirm, err := ch.PublishWithDeferredConfirm("", w.queue, true, false, amqp.Publishing{
-		DeliveryMode: amqp.Persistent, ContentType: "application/json", MessageId: job.Args.ID, Body: job.Args.Body,
+		DeliveryMode: amqp.Persistent, ContentType: "application/json", Body: job.Args.Body,
 	})
 	if err != nil {
 		return err
@@ -90,16 +89,17 @@ func (w *publishWorker) Work(ctx context.Context, job *river.Job[publishArgs]) e
 	if ok, err := confirm.WaitContext(ctx); err != nil || !ok {
 		return errors.Join(err, errNotConfirmed)
 	}
-	w.confirmed(job.Args)
+	w.confirmed()
 	return nil
 }
 
 func (d *drain) river(ctx context.Context, n int, watch *stopwatch) int {
 	pool := d.ownPool(ctx, 20)
 	defer pool.Close()
+	conn := must(amqp.Dial(d.url))
+	defer conn.Close()
 	finish := newFinish(n, watch)
-	client, hangUp := d.riverClient(pool, 10*time.Millisecond, func(publishArgs) { finish.one() })
-	defer hangUp()
+	client := d.riverClient(pool, conn, finish.one)
 	fillRiver(ctx, client, n)
 	must(pool.Exec(ctx, "VACUUM (ANALYZE) river_job"))
 	watch.start()
@@ -108,8 +108,7 @@ func (d *drain) river(ctx context.Context, n int, watch *stopwatch) int {
 	return n
 }
 
-func (d *drain) riverClient(pool *pgxpool.Pool, poll time.Duration, confirmed func(publishArgs)) (client *river.Client[pgx.Tx], hangUp func()) {
-	conn := must(amqp.Dial(d.url))
+func (d *drain) riverClient(pool *pgxpool.Pool, conn *amqp.Connection, confirmed func()) *river.Client[pgx.Tx] {
 	w := &publishWorker{queue: d.queue, confirmed: confirmed, channels: make([]*amqp.Channel, 2)}
 	for i := range w.channels {
 		w.channels[i] = must(conn.Channel())
@@ -117,12 +116,11 @@ func (d *drain) riverClient(pool *pgxpool.Pool, poll time.Duration, confirmed fu
 	}
 	workers := river.NewWorkers()
 	river.AddWorker(workers, w)
-	client = must(river.NewClient(riverpgxv5.New(pool), &river.Config{
+	return must(river.NewClient(riverpgxv5.New(pool), &river.Config{
 		Queues:        map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 2000}},
-		FetchCooldown: time.Millisecond, FetchPollInterval: poll,
+		FetchCooldown: time.Millisecond, FetchPollInterval: 10 * time.Millisecond,
 		Workers: workers, Logger: quiet,
 	}))
-	return client, func() { _ = conn.Close() }
 }
 
 func fillRiver(ctx context.Context, client *river.Client[pgx.Tx], n int) {
@@ -162,12 +160,18 @@ func (d *drain) watermill(ctx context.Context, n int, watch *stopwatch) int {
 	pool := d.ownPool(ctx, 2*watermillTopics)
 	defer pool.Close()
 	logger := watermill.NopLogger{}
-	d.dropWatermill(ctx)
+	// The run before may have left messages: closing rolls open batches back.
+	for topic := range watermillTopics {
+		must(d.pool.Exec(ctx, "DROP TABLE IF EXISTS "+watermillSchema.MessagesTable(watermillTopic(topic))))
+	}
 	d.fillWatermill(pool, n, logger)
-	broker := d.watermillBroker(watermillTopics)
+	cfg := wamqp.NewDurableQueueConfig(d.url)
+	cfg.Publish.ConfirmDelivery = true
+	cfg.Publish.ChannelPoolSize = watermillTopics
+	broker := must(wamqp.NewPublisher(cfg, logger))
 	out := countingPublisher{broker, newFinish(n, watch)}
 	watch.start()
-	forwarders := startForwarders(ctx, pool, out, watermillTopics)
+	forwarders := startForwarders(ctx, pool, out)
 	err := out.finish.wait(ctx)
 	for _, f := range forwarders {
 		err = errors.Join(err, f.Close())
@@ -176,29 +180,10 @@ func (d *drain) watermill(ctx context.Context, n int, watch *stopwatch) int {
 	return n
 }
 
-// watermillBroker sends the id as the property too.
-func (d *drain) watermillBroker(channels int) *wamqp.Publisher {
-	cfg := wamqp.NewDurableQueueConfig(d.url)
-	cfg.Publish.ConfirmDelivery = true
-	cfg.Publish.ChannelPoolSize = channels
-	cfg.Marshaler = wamqp.DefaultMarshaler{PostprocessPublishing: func(m amqp.Publishing) amqp.Publishing {
-		m.MessageId, _ = m.Headers[wamqp.DefaultMessageUUIDHeaderKey].(string)
-		return m
-	}}
-	return must(wamqp.NewPublisher(cfg, watermill.NopLogger{}))
-}
-
 var (
 	watermillSchema  = wsql.PostgreSQLQueueSchema{SubscribeBatchSize: 1000}
 	watermillOffsets = wsql.PostgreSQLQueueOffsetsAdapter{DeleteOnAck: true}
 )
-
-// dropWatermill removes what the run before has left: closing rolls open batches back.
-func (d *drain) dropWatermill(ctx context.Context) {
-	for topic := range watermillTopics {
-		must(d.pool.Exec(ctx, "DROP TABLE IF EXISTS "+watermillSchema.MessagesTable(watermillTopic(topic))))
-	}
-}
 
 // fillWatermill spreads the messages evenly over the topics.
 func (d *drain) fillWatermill(pool *pgxpool.Pool, n int, logger watermill.LoggerAdapter) {
@@ -216,10 +201,10 @@ func (d *drain) fillWatermill(pool *pgxpool.Pool, n int, logger watermill.Logger
 	}
 }
 
-func startForwarders(ctx context.Context, pool *pgxpool.Pool, out message.Publisher, topics int) []*forwarder.Forwarder {
+func startForwarders(ctx context.Context, pool *pgxpool.Pool, out message.Publisher) []*forwarder.Forwarder {
 	logger := watermill.NopLogger{}
 	var started []*forwarder.Forwarder
-	for topic := range topics {
+	for topic := range watermillTopics {
 		sub := must(wsql.NewSubscriber(wsql.BeginnerFromPgx(pool), wsql.SubscriberConfig{
 			SchemaAdapter: watermillSchema, OffsetsAdapter: watermillOffsets,
 			PollInterval: time.Millisecond, InitializeSchema: true,

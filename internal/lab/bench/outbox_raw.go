@@ -10,7 +10,6 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/holdfast-go/holdfast/internal/amqpconn"
-	"github.com/holdfast-go/holdfast/internal/ids"
 )
 
 // The bare client is fastest like this, on classic and quorum queues alike: one connection
@@ -22,18 +21,6 @@ const (
 
 // publishAlone is the broker's limit, for messages of body and content type alone.
 func (d *drain) publishAlone(_ context.Context, n int, watch *stopwatch) int {
-	return d.publishRaw(n, watch, false, func(*amqp.Publishing) {})
-}
-
-// publishSame is its limit for what the relay sends: mandatory, with id and name, and without a content
-// type.
-func (d *drain) publishSame(_ context.Context, n int, watch *stopwatch) int {
-	return d.publishRaw(n, watch, true, func(m *amqp.Publishing) {
-		m.MessageId, m.Type, m.ContentType = ids.New().String(), d.queue, ""
-	})
-}
-
-func (d *drain) publishRaw(n int, watch *stopwatch, mandatory bool, complete func(*amqp.Publishing)) int {
 	conn := must(amqp.DialConfig(d.url, amqp.Config{Dial: func(network, addr string) (net.Conn, error) {
 		conn, err := amqp.DefaultDial(10*time.Second)(network, addr)
 		if err != nil {
@@ -54,7 +41,7 @@ func (d *drain) publishRaw(n int, watch *stopwatch, mandatory bool, complete fun
 		if i == 0 {
 			share += n % rawChannels
 		}
-		running.Go(func() { errs[i] = publishWindow(ch, d.queue, share, mandatory, complete) })
+		running.Go(func() { errs[i] = publishWindow(ch, d.queue, share, func(*amqp.Publishing) {}) })
 	}
 	running.Wait()
 	watch.stop()
@@ -65,14 +52,14 @@ func (d *drain) publishRaw(n int, watch *stopwatch, mandatory bool, complete fun
 var errNotConfirmed = errors.New("a message was not confirmed")
 
 // publishWindow publishes n messages with at most rawWindow unconfirmed.
-func publishWindow(ch *amqp.Channel, queue string, n int, mandatory bool, complete func(*amqp.Publishing)) error {
+func publishWindow(ch *amqp.Channel, queue string, n int, complete func(*amqp.Publishing)) error {
 	confirms := ch.NotifyPublish(make(chan amqp.Confirmation, rawWindow))
 	open := 0
 	for sent := 0; sent < n || open > 0; {
 		if sent < n && open < rawWindow && len(confirms) == 0 {
 			m := amqp.Publishing{DeliveryMode: amqp.Persistent, ContentType: "application/json", Body: body}
 			complete(&m)
-			if err := ch.Publish("", queue, mandatory, false, m); err != nil {
+			if err := ch.Publish("", queue, false, false, m); err != nil {
 				return err
 			}
 			sent++

@@ -3,9 +3,7 @@ package main
 func ratelimitWorkload() workload {
 	return workload{"ratelimit", []part{
 		{"memory", benchRateMemory},
-		{"redis", benchRateRedis(true)},
-		{"denied", benchRateRedis(false)},
-		{"cached", benchRateCached},
+		{"redis", benchRateRedis},
 		{"leased", benchRateLeased},
 	}}
 }

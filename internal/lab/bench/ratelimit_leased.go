@@ -13,8 +13,7 @@ import (
 )
 
 const (
-	rateLeasedOne  = "holdfast, leased, user"
-	rateLeasedBoth = "holdfast, leased, user and global"
+	rateLeasedOne = "holdfast, leased, user"
 	// rateHot is the number of keys that are asked about all the time.
 	rateHot = 10
 	// rateStretch is how many decisions are made between two looks at the clock, which costs as much as
@@ -38,7 +37,6 @@ func benchRateLeased(ctx context.Context, b *bench) {
 		return <-ended
 	})
 	user := ratelimit.Limit{Name: "user", Max: most, Window: window}
-	global := ratelimit.Limit{Name: "global", Max: most, Window: window}
 	one := func(l ratelimit.Limiter) decider {
 		return func(ctx context.Context, key string) (bool, error) {
 			d, err := l.Allow(ctx, ratelimit.Charge{Limit: user, Key: key})
@@ -55,10 +53,6 @@ func benchRateLeased(ctx context.Context, b *bench) {
 			}, goroutines)},
 			{rateOne, rateHotLoad(one(store), goroutines)},
 			{rateLeasedOne, rateHotLoad(one(leased), goroutines)},
-			{rateLeasedBoth, rateHotLoad(func(ctx context.Context, key string) (bool, error) {
-				d, err := leased.Allow(ctx, ratelimit.Charge{Limit: user, Key: key}, ratelimit.Charge{Limit: global})
-				return d.Allowed, err
-			}, goroutines)},
 		},
 		yardsticks: []string{redisRateOne},
 	})

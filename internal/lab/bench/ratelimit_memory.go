@@ -8,7 +8,6 @@ import (
 	"runtime"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/sethvargo/go-limiter/memorystore"
@@ -27,44 +26,33 @@ var errWrongWay = errors.New("a decision that the workload does not expect")
 
 const plenty = 1 << 29 // a limit that never denies
 
-// benchRateMemory compares decisions within the process.
-func benchRateMemory(ctx context.Context, b *bench) {
-	for _, keys := range []int{1, 100_000} {
-		for _, allowed := range []bool{true, false} {
-			benchRateMemoryKeys(ctx, b, keys, 1, allowed)
-		}
-		benchRateMemoryKeys(ctx, b, keys, runtime.GOMAXPROCS(0), true)
-	}
-}
+const bestInMemory = "sethvargo/go-limiter"
 
-func benchRateMemoryKeys(ctx context.Context, b *bench, keys, goroutines int, allowed bool) {
-	most, what := int64(1), "denied"
-	if allowed {
-		most, what = plenty, "allowed"
-	}
+// benchRateMemory compares decisions within the process, about many keys.
+func benchRateMemory(ctx context.Context, b *bench) {
+	const keys = 100_000
 	names := make([]string, keys)
 	for i := range names {
 		names[i] = fmt.Sprintf("user-%06d", i)
 	}
-	store := must(memorystore.New(&memorystore.Config{Tokens: uint64(most), Interval: time.Hour}))
+	store := must(memorystore.New(&memorystore.Config{Tokens: plenty, Interval: time.Hour}))
 	b.atEnd(func() error { return store.Close(context.Background()) })
-	ulule := limiter.New(memory.NewStore(), limiter.Rate{Period: time.Hour, Limit: most})
-	throttledStore := must(memstore.NewCtx(4 * max(keys, 1000)))
-	throttled := throttledDecider(throttledStore, most, time.Hour)
+	ulule := limiter.New(memory.NewStore(), limiter.Rate{Period: time.Hour, Limit: plenty})
+	throttled := throttledDecider(must(memstore.NewCtx(4*keys)), plenty, time.Hour)
 	var rates rateMap
-	window := ratelimit.Limit{Name: "user", Max: most, Window: time.Hour}
-	bucket := ratelimit.Limit{Name: "tokens", Max: most, Window: time.Hour, Algorithm: ratelimit.TokenBucket}
-	global := ratelimit.Limit{Name: "global", Max: plenty, Window: time.Hour}
-	var ours [3]*ratelimit.Memory // as each peer has its own
-	for i := range ours {
-		ours[i] = must(ratelimit.NewMemory(ratelimit.MemoryConfig{MaxKeys: 4 * max(keys, 1000)}))
+	user := ratelimit.Limit{Name: "user", Max: plenty, Window: time.Hour}
+	ours := must(ratelimit.NewMemory(ratelimit.MemoryConfig{MaxKeys: 4 * keys}))
+	t := table{
+		title:      fmt.Sprintf("ratelimit in memory, %d keys", keys),
+		columns:    []column{{name: "ns/decision", decimals: 1}, {name: "allocations", decimals: 2}},
+		yardsticks: []string{bestInMemory},
 	}
-	contenders := []struct {
+	for _, c := range []struct {
 		name string
 		run  decider
 	}{
-		{"x/time/rate in a map", func(_ context.Context, key string) (bool, error) { return rates.get(key, int(most)).Allow(), nil }},
-		{"sethvargo/go-limiter", func(ctx context.Context, key string) (bool, error) {
+		{"x/time/rate in a map", func(_ context.Context, key string) (bool, error) { return rates.get(key).Allow(), nil }},
+		{bestInMemory, func(ctx context.Context, key string) (bool, error) {
 			_, _, _, ok, err := store.Take(ctx, key)
 			return ok, err
 		}},
@@ -74,95 +62,42 @@ func benchRateMemoryKeys(ctx context.Context, b *bench, keys, goroutines int, al
 		}},
 		{peerThrottled, throttled},
 		{rateOurs, func(ctx context.Context, key string) (bool, error) {
-			d, err := ours[0].Allow(ctx, ratelimit.Charge{Limit: window, Key: key})
+			d, err := ours.Allow(ctx, ratelimit.Charge{Limit: user, Key: key})
 			return d.Allowed, err
 		}},
-		{"holdfast, token bucket", func(ctx context.Context, key string) (bool, error) {
-			d, err := ours[1].Allow(ctx, ratelimit.Charge{Limit: bucket, Key: key})
-			return d.Allowed, err
-		}},
-		{"holdfast, user and global", func(ctx context.Context, key string) (bool, error) {
-			d, err := ours[2].Allow(ctx, ratelimit.Charge{Limit: window, Key: key}, ratelimit.Charge{Limit: global})
-			return d.Allowed, err
-		}},
-	}
-	t := table{
-		title:      fmt.Sprintf("ratelimit in memory, %d keys, %d goroutines, %s", keys, goroutines, what),
-		columns:    []column{{name: "ns/decision", decimals: 1}, {name: "allocations", decimals: 2}},
-		yardsticks: []string{"sethvargo/go-limiter"},
-	}
-	for _, c := range contenders {
-		for _, name := range names { // every key is known, and used up where that is wanted
+	} {
+		for _, name := range names { // every key is known
 			must(c.run(ctx, strings.Clone(name)))
 		}
-		t.contenders = append(t.contenders, contender{c.name, decisions(c.run, names, goroutines, allowed)})
+		t.contenders = append(t.contenders, contender{c.name, decisions(c.run, names)})
 	}
 	r := b.measure(ctx, t)
-	if goroutines > 1 {
-		return
-	}
-	for _, c := range contenders[:4] {
-		b.atMost(1, r.ratio(rateOurs, c.name), fmt.Sprintf("x %s in memory, %d keys, %s", c.name, keys, what))
-	}
-	b.atMost(0, r.column(rateOurs, 1), fmt.Sprintf("allocations in memory, %d keys, %s", keys, what))
+	b.atMost(1, r.ratio(rateOurs, bestInMemory), "x "+bestInMemory+" in memory")
+	b.atMost(0, r.column(rateOurs, 1), "allocations in memory")
 }
 
 // decisions measures a decision, and the allocations of one, in a quarter of the
 // length: it is nanoseconds that are counted.
-func decisions(decide decider, names []string, goroutines int, allowed bool) func(context.Context, time.Duration) sample {
+func decisions(decide decider, names []string) func(context.Context, time.Duration) sample {
 	return func(ctx context.Context, length time.Duration) sample {
 		length /= 4
 		const stretch = 4096 // between two looks at the clock
-		var (
-			wg    sync.WaitGroup
-			total atomic.Int64
-			wrong atomic.Bool
-			mu    sync.Mutex
-			fault error
-		)
-		note := func(err error) {
-			mu.Lock()
-			defer mu.Unlock()
-			fault = err
-		}
 		var before, after runtime.MemStats
 		runtime.ReadMemStats(&before)
 		start := time.Now()
-		for g := range goroutines {
-			wg.Go(func() {
-				done, next := 0, g*len(names)/goroutines
-				for ; time.Since(start) < length && ctx.Err() == nil; done += stretch {
-					for range stretch {
-						ok, err := decide(ctx, names[next])
-						if err != nil {
-							note(err)
-							return
-						}
-						if ok != allowed {
-							wrong.Store(true)
-						}
-						if next++; next == len(names) {
-							next = 0
-						}
-					}
+		done := 0
+		for time.Since(start) < length && ctx.Err() == nil {
+			for range stretch {
+				if ok := must(decide(ctx, names[done%len(names)])); !ok {
+					check(errWrongWay)
 				}
-				total.Add(int64(done))
-			})
+				done++
+			}
 		}
-		wg.Wait()
 		took := time.Since(start)
 		runtime.ReadMemStats(&after)
-		if fault != nil {
-			check(fault)
-			return nil
-		}
-		if wrong.Load() {
-			check(errWrongWay)
-			return nil
-		}
-		n := float64(total.Load())
-		allocations := float64(after.Mallocs-before.Mallocs) / n
-		return sample{float64(took.Nanoseconds()) / n, math.Trunc(100*allocations) / 100}
+		allocations := float64(after.Mallocs-before.Mallocs) / float64(done)
+		return sample{float64(took.Nanoseconds()) / float64(done), math.Trunc(100*allocations) / 100}
 	}
 }
 
@@ -172,7 +107,7 @@ type rateMap struct {
 	known map[string]*rate.Limiter
 }
 
-func (m *rateMap) get(key string, burst int) *rate.Limiter {
+func (m *rateMap) get(key string) *rate.Limiter {
 	m.mu.RLock()
 	l := m.known[key]
 	m.mu.RUnlock()
@@ -184,7 +119,7 @@ func (m *rateMap) get(key string, burst int) *rate.Limiter {
 	if m.known == nil {
 		m.known = map[string]*rate.Limiter{}
 	}
-	l = rate.NewLimiter(rate.Every(time.Hour), burst)
+	l = rate.NewLimiter(rate.Every(time.Hour), plenty)
 	m.known[key] = l
 	return l
 }

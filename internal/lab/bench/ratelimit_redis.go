@@ -22,144 +22,72 @@ import (
 
 // Names of contenders that goals refer to.
 const (
-	rawCounter    = "raw EVALSHA, one counter"
 	rawGathered   = "raw EVALSHA by AutoPipeline, one counter"
 	redisRateOne  = "redis_rate"
-	redisRateTwo  = "redis_rate, user, then global"
 	peerThrottled = "throttled"
 	rateOne       = "holdfast, user"
 	rateBoth      = "holdfast, user and global"
-	rateEach      = "holdfast, user and global, a call each"
-	rateCached    = "holdfast, user and global, remembered"
 )
 
 const rateUsers = 1000
 
 // benchRateRedis compares decisions on one Redis.
-func benchRateRedis(allowed bool) func(context.Context, *bench) {
-	return func(ctx context.Context, b *bench) {
-		for _, goroutines := range []int{1, 50} {
-			benchRateRedisBy(ctx, b, goroutines, allowed)
-		}
-	}
-}
-
-func benchRateRedisBy(ctx context.Context, b *bench, goroutines int, allowed bool) {
+func benchRateRedis(ctx context.Context, b *bench) {
+	const goroutines = 50
 	client := b.redisClient(ctx, goroutines)
-	most, what := int64(1), "denied"
-	if allowed {
-		most, what = 100_000_000, "allowed"
-	}
-	deciders := rateDeciders(client, most, goroutines)
 	t := table{
-		title:      fmt.Sprintf("ratelimit on Redis, %d goroutines, %s", goroutines, what),
+		title:      fmt.Sprintf("ratelimit on Redis, %d goroutines", goroutines),
 		columns:    []column{{name: "decisions/s"}, {name: "client us/decision", decimals: 1}},
-		yardsticks: []string{rawCounter, rawGathered, redisRateOne, redisRateTwo},
+		yardsticks: []string{rawGathered, redisRateOne},
 	}
-	for _, d := range deciders {
-		if allowed && d.name == rateCached || goroutines == 1 && d.name == rateEach { // of one goroutine all have one
-			continue
-		}
-		for user := range rateUsers { // uses up what is to be denied
-			must(d.run(ctx, strconv.Itoa(user)))
-		}
-		t.contenders = append(t.contenders, contender{d.name, rateLoad(d, goroutines, allowed)})
+	for _, d := range rateDeciders(ctx, client) {
+		t.contenders = append(t.contenders, contender{d.name, rateLoad(d.run, goroutines)})
 	}
 	r := b.measure(ctx, t)
-	if !allowed {
-		return
-	}
-	at := fmt.Sprintf(", %d goroutines", goroutines)
-	b.atLeast(0.65, r.ratio(rateBoth, rawCounter), "of "+rawCounter+", "+rateBoth+at)
-	b.atLeast(1.4, r.ratio(rateBoth, redisRateTwo), "x "+redisRateTwo+", "+rateBoth+at)
-	if goroutines > 1 {
-		b.atLeast(0.6, r.ratio(rateEach, rawCounter), "of "+rawCounter+", "+rateEach+at)
-		b.atLeast(0.9, r.ratio(rateBoth, rawGathered), "of "+rawGathered+", "+rateBoth+at)
-		b.atLeast(2, r.ratio(rateBoth, redisRateOne), "x "+redisRateOne+", "+rateBoth+at)
-		b.atLeast(2, r.ratio(rateOne, redisRateOne), "x "+redisRateOne+", "+rateOne+at)
-	}
+	b.atLeast(0.9, r.ratio(rateBoth, rawGathered), "of "+rawGathered+", "+rateBoth)
+	b.atLeast(2, r.ratio(rateOne, redisRateOne), "x "+redisRateOne+", "+rateOne)
 }
 
 type namedDecider struct {
 	name string
 	run  decider
-	free bool // it denies nothing
-	// each has a decider for each goroutine, in place of run for all of them. Optional.
-	each []decider
 }
 
-// of is the decider of a goroutine.
-func (d namedDecider) of(worker int) decider {
-	if d.each == nil {
-		return d.run
-	}
-	return d.each[worker]
-}
-
-func rateDeciders(client *redis.Client, most int64, goroutines int) []namedDecider {
-	const window = time.Hour
+func rateDeciders(ctx context.Context, client *redis.Client) []namedDecider {
+	const most, window = 100_000_000, time.Hour
 	counter := redis.NewScript(`local n = redis.call('INCRBY', KEYS[1], ARGV[1])
 if n == tonumber(ARGV[1]) then redis.call('PEXPIRE', KEYS[1], ARGV[2]) end
 return n`)
-	rates := redis_rate.NewLimiter(client)
-	limit := redis_rate.Limit{Rate: int(most), Burst: int(most), Period: window}
-	wide := redis_rate.Limit{Rate: 100_000_000, Burst: 100_000_000, Period: window}
-	store := must(ululeredis.NewStore(client))
-	ulule := limiter.New(store, limiter.Rate{Period: window, Limit: most})
-	throttledStore := must(goredisstore.NewCtx(client, "bench:throttled:"))
-	throttled := throttledDecider(throttledStore, most, window)
-	shared := must(ratelimitredis.New(client, ratelimitredis.Config{Prefix: "bench:shared", DenyCache: -1, Timeout: 10 * time.Second}))
-	cached := must(ratelimitredis.New(client, ratelimitredis.Config{Prefix: "bench:cached", Timeout: 10 * time.Second}))
+	check(counter.Load(ctx, client).Err())
 	gathered := must(client.AutoPipeline())
-	evalsha := func(by redis.Scripter) decider {
-		return func(ctx context.Context, key string) (bool, error) {
-			return true, counter.EvalSha(ctx, by, []string{"bench:raw:" + key}, 1, window.Milliseconds()).Err()
-		}
-	}
+	rates := redis_rate.NewLimiter(client)
+	limit := redis_rate.Limit{Rate: most, Burst: most, Period: window}
+	ulule := limiter.New(must(ululeredis.NewStore(client)), limiter.Rate{Period: window, Limit: most})
+	throttled := throttledDecider(must(goredisstore.NewCtx(client, "bench:throttled:")), most, window)
+	ours := must(ratelimitredis.New(client, ratelimitredis.Config{Prefix: "bench:shared", DenyCache: -1, Timeout: 10 * time.Second}))
 	user := ratelimit.Limit{Name: "user", Max: most, Window: window}
-	global := ratelimit.Limit{Name: "global", Max: 100_000_000, Window: window}
-	one := func(l *ratelimitredis.Limiter) decider {
-		return func(ctx context.Context, key string) (bool, error) {
-			d, err := l.Allow(ctx, ratelimit.Charge{Limit: user, Key: "one-" + key})
-			return d.Allowed, err
-		}
-	}
-	both := func(l *ratelimitredis.Limiter) decider {
-		return func(ctx context.Context, key string) (bool, error) {
-			d, err := l.Allow(ctx, ratelimit.Charge{Limit: user, Key: key}, ratelimit.Charge{Limit: global})
-			return d.Allowed, err
-		}
-	}
-	each := make([]decider, goroutines) // by a limiter each nothing travels together, as from so many processes
-	for i := range each {
-		own := must(ratelimitredis.New(client, ratelimitredis.Config{Prefix: "bench:each", DenyCache: -1, Timeout: 10 * time.Second}))
-		each[i] = both(own)
-	}
-	check(counter.Load(context.Background(), client).Err())
+	global := ratelimit.Limit{Name: "global", Max: most, Window: window}
 	return []namedDecider{
-		{name: rawCounter, run: evalsha(client), free: true},
-		{name: rawGathered, run: evalsha(gathered), free: true},
-		{name: redisRateOne, run: func(ctx context.Context, key string) (bool, error) {
+		{rawGathered, func(ctx context.Context, key string) (bool, error) {
+			return true, counter.EvalSha(ctx, gathered, []string{"bench:raw:" + key}, 1, window.Milliseconds()).Err()
+		}},
+		{redisRateOne, func(ctx context.Context, key string) (bool, error) {
 			r, err := rates.Allow(ctx, "one:"+key, limit)
 			return err == nil && r.Allowed > 0, err
 		}},
-		{name: redisRateTwo, run: func(ctx context.Context, key string) (bool, error) {
-			r, err := rates.Allow(ctx, "two:"+key, limit)
-			if err != nil || r.Allowed == 0 {
-				return false, err
-			}
-			r, err = rates.Allow(ctx, "global", wide)
-			return err == nil && r.Allowed > 0, err
-		}},
-		{name: "ulule/limiter", run: func(ctx context.Context, key string) (bool, error) {
+		{"ulule/limiter", func(ctx context.Context, key string) (bool, error) {
 			c, err := ulule.Get(ctx, key)
 			return !c.Reached, err
 		}},
-		{name: peerThrottled, run: throttled},
-		{name: rateOne, run: one(shared)},
-		{name: rateEach, run: each[0], each: each},
-		{name: rateBoth, run: both(shared)},
-		{name: rateCached, run: both(cached)},
+		{peerThrottled, throttled},
+		{rateOne, func(ctx context.Context, key string) (bool, error) {
+			d, err := ours.Allow(ctx, ratelimit.Charge{Limit: user, Key: "one-" + key})
+			return d.Allowed, err
+		}},
+		{rateBoth, func(ctx context.Context, key string) (bool, error) {
+			d, err := ours.Allow(ctx, ratelimit.Charge{Limit: user, Key: key}, ratelimit.Charge{Limit: global})
+			return d.Allowed, err
+		}},
 	}
 }
 
@@ -174,7 +102,7 @@ func throttledDecider(store throttled.GCRAStoreCtx, most int64, window time.Dura
 	}
 }
 
-func rateLoad(d namedDecider, goroutines int, allowed bool) func(context.Context, time.Duration) sample {
+func rateLoad(decide decider, goroutines int) func(context.Context, time.Duration) sample {
 	keys := make([]string, rateUsers)
 	for i := range keys {
 		keys[i] = strconv.Itoa(i)
@@ -184,30 +112,14 @@ func rateLoad(d namedDecider, goroutines int, allowed bool) func(context.Context
 		before := load.CPUTime()
 		l := must(load.Drive(ctx, goroutines, length, func(ctx context.Context, worker int) error {
 			next[8*worker]++
-			ok, err := d.of(worker)(ctx, keys[(worker*37+next[8*worker])%rateUsers])
-			if err == nil && ok != allowed && !d.free {
+			ok, err := decide(ctx, keys[(worker*37+next[8*worker])%rateUsers])
+			if err == nil && !ok {
 				err = errWrongWay
 			}
 			return err
 		}))
 		return sample{l.Rate, float64((load.CPUTime() - before).Microseconds()) / float64(max(1, l.Done))}
 	}
-}
-
-// benchRateCached measures what a denied request costs that is known to be.
-func benchRateCached(ctx context.Context, b *bench) {
-	client := b.redisClient(ctx, 1)
-	deciders := rateDeciders(client, 1, 1)
-	cached := deciders[len(deciders)-1]
-	for range 2 {
-		must(cached.run(ctx, "flood"))
-	}
-	r := b.measure(ctx, table{
-		title:      "ratelimit on Redis, denied and remembered, 1 goroutine",
-		columns:    []column{{name: "ns/decision", decimals: 1}, {name: "allocations", decimals: 2}},
-		contenders: []contender{{cached.name, decisions(cached.run, []string{"flood"}, 1, false)}},
-	})
-	b.atMost(150, r.column(cached.name, 0), "ns for a denial that is remembered, user and global")
 }
 
 // redisClient returns a client with a connection for each

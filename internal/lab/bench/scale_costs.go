@@ -12,15 +12,18 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/holdfast-go/holdfast/idempotency"
+	"github.com/holdfast-go/holdfast/idempotency/idempotencypgx"
 	"github.com/holdfast-go/holdfast/outbox/outboxredis"
 	"github.com/holdfast-go/holdfast/ratelimit"
 	"github.com/holdfast-go/holdfast/ratelimit/ratelimitredis"
+	"github.com/holdfast-go/holdfast/txretry"
 )
 
 // benchScaleMessages is what a message costs each server on its way: the write, the relay, the consumer.
 func benchScaleMessages(ctx context.Context, b *bench) {
 	i := newIntake(ctx, b)
 	s := &streamIntake{i, "holdfast_bench_" + strconv.FormatInt(time.Now().UnixNano(), 10)}
+	b.atEnd(func() error { return s.clear(context.WithoutCancel(ctx)) })
 	var out []contender
 	for _, kind := range queueKinds {
 		d := newDrain(ctx, b, kind.args)
@@ -51,7 +54,7 @@ func (d *drain) toStream(i *intake) drainRun {
 		d.fill(ctx, n, 0)
 		stream := "bench:" + d.queue
 		publisher := must(outboxredis.NewPublisher(i.redis, outboxredis.Config{Stream: stream}))
-		check(d.relay(ctx, publisher, n, watch, func(int) {}))
+		check(d.relay(ctx, publisher, n, watch))
 		check(i.redis.Unlink(ctx, stream).Err())
 		return 0
 	}
@@ -59,8 +62,13 @@ func (d *drain) toStream(i *intake) drainRun {
 
 // benchScaleRequests is what a request costs each server: its key, its limits, and the transaction itself.
 func benchScaleRequests(ctx context.Context, b *bench) {
-	t := b.twoTiers(ctx)
-	limiter := scaleLimiters(t.redis, "")
+	client, gate := b.redisKeys(ctx)
+	pool := b.postgres(ctx)
+	must(pool.Exec(ctx, thingsTable))
+	manager := must(txretry.New(pool, txretry.Config{}))
+	store := must(idempotencypgx.New(manager, idempotencypgx.Config{Gate: gate}))
+	check(store.Migrate(ctx))
+	limiter := scaleLimiters(client, "")
 	over := func(h http.Handler) func(context.Context, int) error {
 		return func(ctx context.Context, _ int) error { return send(ctx, h, idempotency.NewKey()) }
 	}
@@ -68,11 +76,22 @@ func benchScaleRequests(ctx context.Context, b *bench) {
 		title:   "scale, what a request costs",
 		columns: sampleColumns[:5],
 		contenders: []contender{
-			b.driven("a transaction with one INSERT", over(t.alone)),
-			b.driven("the same under a key, two tiers", over(t.ours)),
+			b.driven("a transaction with one INSERT", over(transactionHandler(manager))),
+			b.driven("the same under a key, two tiers", over(behind(store, doHandler(store)))),
 			b.driven("a limit for each user", limitUsers(limiter)),
 			b.driven("a limit for each user and one for all", limitUsers(limiter, ratelimit.Charge{Limit: everybody})),
 		},
+	})
+}
+
+func doHandler(store *idempotencypgx.Store) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, err := store.Do(r.Context(), func(ctx context.Context, tx pgx.Tx) (idempotency.Response, error) {
+			return created, insertThing(ctx, tx)
+		})
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusServiceUnavailable)
+		}
 	})
 }
 

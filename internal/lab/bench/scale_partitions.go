@@ -68,7 +68,7 @@ func (s split) run(ctx context.Context, d *drain, i *intake, messages int, consu
 	check(s.setup(ctx))
 	check(consumer.Setup(ctx))
 	d.fillWith(ctx, messages, partitionKeys, outbox.Message{Name: eventName, Body: body, Route: s.route})
-	check(s.publish(ctx, func(p driver.Publisher) error { return d.relay(ctx, p, messages, relay, func(int) {}) }))
+	check(s.publish(ctx, func(p driver.Publisher) error { return d.relay(ctx, p, messages, relay) }))
 	sizes := must(s.partitions(ctx))
 	consume.start()
 	stop := beside(ctx, consumer.Run)

@@ -13,17 +13,20 @@ import (
 )
 
 func shopWorkload() workload {
-	return workload{"shop", []part{
-		{"1", benchShop(1)},
-		{"50", benchShop(50)},
-		{"500", benchShop(500)},
-		{"whole 1", benchWhole(1)},
-		{"whole 50", benchWhole(50)},
-	}}
+	return workload{"shop", []part{{"50", benchShop}}}
 }
 
-// wholeShop is the contender that the others are divided by.
-const wholeShop = "all layers"
+// Contenders, each in one process.
+const (
+	wholeShop   = "holdfast, all roles"
+	wholeLocked = "bare SQL, SELECT FOR UPDATE"
+)
+
+// bareShop is the command that holds seats without the guarantees of the shop.
+const bareShop = "github.com/holdfast-go/holdfast/internal/lab/bench/bareshop"
+
+// bareFaster is how many times more than a shop bare SQL may sell.
+const bareFaster = 3
 
 // Columns of a shop's table.
 const (
@@ -49,11 +52,10 @@ var shopColumns = []column{
 // shopWarmUp is how long a run uses its new processes and connections before it measures them.
 const shopWarmUp = time.Second
 
-// composition is a shop with some of its layers and processes.
-type composition struct {
+// program holds seats over HTTP.
+type program struct {
 	name  string
-	path  string   // of a program with all roles in one process; "" for the processes of roles
-	roles []string // the api first
+	path  string
 	flags []string
 	// silent says that there is no read model that hears of anything.
 	silent bool
@@ -61,34 +63,19 @@ type composition struct {
 	told shop.Answers
 }
 
-func shops() []*composition {
-	all := []string{"api", "relay", "consumer", "sweeper"}
-	return []*composition{
-		{name: wholeShop, roles: all},
-		{name: "without limits", roles: all, flags: []string{"-without=limits"}},
-		{name: "without keys", roles: all, flags: []string{"-without=keys"}},
-		{name: "without messages", roles: all, flags: []string{"-without=messages"}, silent: true},
-		{name: "without any of these", roles: all, flags: []string{"-without=limits,keys,messages"}, silent: true},
-		{name: "all layers, only the api runs", roles: []string{"api"}, silent: true},
-		{name: "all layers, Redis Streams", roles: all, flags: []string{"-broker=redis"}},
-	}
-}
-
-// benchShop has clients hold seats in examples/reservation over HTTP: in the whole shop, and with layers or
-// processes left out. Each sends its next request when it has an answer. A rate is that of clients who got
-// their seat or learnt that it is taken. Clients, processes and servers share the machine. A seat that is
-// sold twice fails the benchmark.
-func benchShop(clients int) func(context.Context, *bench) {
-	return func(ctx context.Context, b *bench) {
-		r := b.compareShops(ctx, fmt.Sprintf("shop, clients: %d", clients), shops(), clients, wholeShop)
-		b.atMost(0, r.column(wholeShop, colErrors), fmt.Sprintf("errors of the shop with %s, clients: %d", wholeShop, clients))
-	}
-}
-
-// compareShops measures shops and prints what clients were answered.
-func (b *bench) compareShops(ctx context.Context, title string, all []*composition, clients int, yardsticks ...string) results {
+// benchShop has clients hold seats in examples/reservation over HTTP, and do the same holds as bare SQL: requests,
+// answers, tables and connections are as in the shop, and of all guarantees there is only the lock on the seat. Each
+// client sends its next request when it has an answer. A rate is that of clients who got their seat or learnt that it
+// is taken. Clients, processes and servers share the machine. Each run has a fresh database, virtual host and Redis. A
+// seat that is sold twice fails the benchmark.
+func benchShop(ctx context.Context, b *bench) {
+	const clients = 50
 	b.openShops(ctx)
-	t := table{title: title, columns: shopColumns, yardsticks: yardsticks}
+	all := []*program{
+		{name: wholeShop, path: must(shop.Binary()), flags: []string{"-backend=services", "-user-limit=1000000000", "-global-limit=1000000000"}},
+		{name: wholeLocked, path: must(shop.Build(ctx, bareShop)), silent: true},
+	}
+	t := table{title: fmt.Sprintf("whole shop in one process, clients: %d", clients), columns: shopColumns, yardsticks: []string{wholeLocked}}
 	for _, s := range all {
 		s.told = shop.Answers{}
 		t.contenders = append(t.contenders, contender{s.name, func(ctx context.Context, length time.Duration) sample {
@@ -108,7 +95,8 @@ func (b *bench) compareShops(ctx context.Context, title string, all []*compositi
 		}
 	}
 	check(err)
-	return r
+	b.atLeast(0.5, r.ratio(wholeShop, wholeLocked), fmt.Sprintf("whole shop / %s, clients: %d", wholeLocked, clients))
+	b.atMost(0, r.column(wholeShop, colErrors), fmt.Sprintf("errors of the whole shop, clients: %d", clients))
 }
 
 // openShops starts the servers of shops when they are first asked for.
@@ -124,40 +112,28 @@ func (b *bench) openShops(ctx context.Context) {
 	})
 }
 
-// run starts a shop on servers without data, and ends it.
-func (s *composition) run(ctx context.Context, b *bench, clients int, length time.Duration) (_ sample, err error) {
+// run starts a program on servers without data, and ends it.
+func (p *program) run(ctx context.Context, b *bench, clients int, length time.Duration) (_ sample, err error) {
 	data, err := b.shops.NewData(ctx)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, data.Drop()) }()
-	var all shop.Roles
-	defer func() { err = errors.Join(err, all.Stop()) }()
-	seats := shop.EnoughSeats(shopWarmUp + length)
-	if s.path != "" {
-		seats *= bareFaster
-		process := shop.New(s.name, data.Servers.Env(), s.flags...)
-		if err := process.Start(s.path); err != nil {
-			return nil, err
-		}
-		all = append(all, process)
-		if err := process.AwaitListening(testenv.Patience); err != nil {
-			return nil, fmt.Errorf("%w:\n%s", err, process.Log())
-		}
+	process := shop.New(p.name, data.Servers.Env(), p.flags...)
+	if err := process.Start(p.path); err != nil {
+		return nil, err
 	}
-	for _, role := range s.roles {
-		process, err := data.Start(role, append(s.flags, "-time-limit=15m")...) // it ends by itself where nobody ends it
-		if err != nil {
-			return nil, err
-		}
-		all = append(all, process)
+	defer func() { err = errors.Join(err, shop.Roles{process}.Stop()) }()
+	if err := process.AwaitListening(testenv.Patience); err != nil {
+		return nil, fmt.Errorf("%w:\n%s", err, process.Log())
 	}
-	hall, err := shop.OpenHall(ctx, all[0].URL(), clients, seats)
+	seats := bareFaster * shop.EnoughSeats(shopWarmUp+length)
+	hall, err := shop.OpenHall(ctx, process.URL(), clients, seats)
 	if err != nil {
 		return nil, err
 	}
 	defer hall.Close()
-	return b.measureShop(ctx, hall, data, clients, length, s.silent, s.told), nil
+	return b.measureShop(ctx, hall, data, clients, length, p.silent, p.told), nil
 }
 
 // measureShop warms a shop up, has clients hold seats, and adds what they were answered to total. silent says that there

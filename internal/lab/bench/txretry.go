@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"time"
 
 	"github.com/cockroachdb/cockroach-go/v2/crdb/crdbpgxv5"
 	"github.com/jackc/pgx/v5"
@@ -13,24 +12,21 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/holdfast-go/holdfast/internal/lab/load"
-	"github.com/holdfast-go/holdfast/internal/runloop"
 	"github.com/holdfast-go/holdfast/txretry"
 )
 
 func txretryWorkload() workload {
 	return workload{"txretry", []part{
 		{"update", benchUpdate},
-		{"outbox-write", benchOutboxWrite},
 		{"contended", benchContended},
 	}}
 }
 
 // Names of contenders that goals refer to.
 const (
-	rawFourTrips = "raw pgx, four trips"
-	rawOneTrip   = "raw pgx, one-trip begin"
-	crdbPgx      = "crdbpgxv5.ExecuteTx"
-	ours         = "txretry"
+	rawOneTrip = "raw pgx, one-trip begin"
+	crdbPgx    = "crdbpgxv5.ExecuteTx"
+	ours       = "txretry"
 )
 
 const (
@@ -66,35 +62,13 @@ type way func(ctx context.Context, account int, fn work) error
 // beginOneTrip is the begin that txretry sends.
 const beginOneTrip = "begin isolation level serializable; set local lock_timeout = '8000ms'"
 
-// fourTrips is what most people write.
-func fourTrips(pool *pgxpool.Pool) way {
-	return plainLoop(pool, pgx.TxOptions{IsoLevel: pgx.Serializable}, nil, func(fn work) work {
-		return func(ctx context.Context, tx pgx.Tx) error {
-			if _, err := tx.Exec(ctx, "set local lock_timeout = '8000ms'"); err != nil {
-				return err
-			}
-			return fn(ctx, tx)
-		}
-	})
-}
-
-func oneTrip(pool *pgxpool.Pool, wait func(ctx context.Context, failed int) error) way {
-	return plainLoop(pool, pgx.TxOptions{BeginQuery: beginOneTrip}, wait, func(fn work) work { return fn })
-}
-
-// plainLoop repeats the transaction until it is not the victim of a conflict.
-func plainLoop(pool *pgxpool.Pool, opts pgx.TxOptions, wait func(ctx context.Context, failed int) error, wrap func(work) work) way {
+// oneTrip repeats the transaction until it is not the victim of a conflict.
+func oneTrip(pool *pgxpool.Pool) way {
 	return func(ctx context.Context, _ int, fn work) error {
-		fn = wrap(fn)
-		for failed := 1; ; failed++ {
-			err := pgx.BeginTxFunc(ctx, pool, opts, func(tx pgx.Tx) error { return fn(ctx, tx) })
+		for {
+			err := pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{BeginQuery: beginOneTrip}, func(tx pgx.Tx) error { return fn(ctx, tx) })
 			if !isConflict(err) {
 				return err
-			}
-			if wait != nil {
-				if err := wait(ctx, failed); err != nil {
-					return err
-				}
 			}
 		}
 	}
@@ -106,11 +80,6 @@ func isConflict(err error) bool {
 	}
 	var pgErr *pgconn.PgError
 	return errors.As(err, &pgErr) && (pgErr.Code == "40001" || pgErr.Code == "40P01")
-}
-
-// fullJitter waits up to 1 ms x 2^n, at most 64 ms.
-func fullJitter(ctx context.Context, failed int) error {
-	return runloop.Sleep(ctx, rand.N(time.Millisecond<<min(failed, 6)))
 }
 
 // crdbExecuteTx gives the peer the one-trip begin as well.

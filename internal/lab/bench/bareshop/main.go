@@ -40,7 +40,6 @@ func main() {
 
 func run(ctx context.Context) error {
 	addr := flag.String("addr", "127.0.0.1:0", "`address` to listen on")
-	atOnce := flag.Bool("one-statement", false, "hold a seat in one statement instead of a transaction")
 	flag.Parse()
 	cfg, err := pgxpool.ParseConfig(os.Getenv("DATABASE_URL"))
 	if err != nil {
@@ -59,7 +58,7 @@ func run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return serve(ctx, l, seats{pool, *atOnce}.handler())
+	return serve(ctx, l, seats{pool}.handler())
 }
 
 func serve(ctx context.Context, l net.Listener, h http.Handler) error {

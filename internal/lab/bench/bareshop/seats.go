@@ -24,11 +24,7 @@ const (
 var errTaken = errors.New("the seat is taken")
 
 // seats are those in a database.
-type seats struct {
-	pool *pgxpool.Pool
-	// atOnce says that a hold is one statement.
-	atOnce bool
-}
+type seats struct{ pool *pgxpool.Pool }
 
 type event struct {
 	ID    string `json:"id"`
@@ -97,11 +93,7 @@ func (s seats) hold(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	made := reservation{uuid.NewString(), wish.EventID, wish.Seats, "held", time.Now().UTC().Add(hold)}
-	take := s.take
-	if s.atOnce {
-		take = s.takeAtOnce
-	}
-	answer(w, http.StatusCreated, made, take(r.Context(), made, number, r.Header.Get("X-Mock-User-Id")))
+	answer(w, http.StatusCreated, made, s.take(r.Context(), made, number, r.Header.Get("X-Mock-User-Id")))
 }
 
 const lockSQL = `select state from seats where event_id = $1 and number = $2 for update`
@@ -128,24 +120,6 @@ func (s seats) take(ctx context.Context, made reservation, number int, user stri
 		_, err := tx.Exec(ctx, addSQL, made.ID, made.EventID, user, []int{number}, made.Status, made.ExpiresAt)
 		return err
 	})
-}
-
-const takeAtOnceSQL = `
-with taken as (
-	update seats set state = 'held', reservation_id = $1, held_until = $6
-	where event_id = $2 and number = $4 and state = 'free'
-	returning number
-)
-insert into reservations (id, event_id, user_id, seats, status, expires_at)
-select $1, $2, $3, array[number], $5, $6 from taken`
-
-// takeAtOnce is take with the fewest round trips that there can be: the condition of the update takes the lock.
-func (s seats) takeAtOnce(ctx context.Context, made reservation, number int, user string) error {
-	tag, err := s.pool.Exec(ctx, takeAtOnceSQL, made.ID, made.EventID, user, number, made.Status, made.ExpiresAt)
-	if err == nil && tag.RowsAffected() == 0 {
-		err = errTaken
-	}
-	return err
 }
 
 // read decodes a request, and answers one that it cannot.
