@@ -25,10 +25,10 @@ var ErrHeld = errors.New("inbox: a part of the dead letters only: another sessio
 // returns them. It may be used from many goroutines. Each method can fail with ErrHeld beside its result,
 // unless it has found each of Filter.IDs, one copy at least, or as many as Filter.Limit.
 type DeadLetters interface {
-	// List returns the dead letters that the filter selects, bodies included, and leaves them
-	// where they are. Filter.Limit bounds the memory it takes; 0 means 100.
+	// List returns the dead letters that the filter selects and leaves them where they are. They are without
+	// the bodies and the headers of their messages, unless Filter.Whole is set. A Filter.Limit of 0 means 100.
 	List(ctx context.Context, f Filter) ([]DeadLetter, error)
-	// Show returns the dead letter with the message id, the latest seen of several, or ErrNotFound;
+	// Show returns the whole dead letter with the message id, the latest seen of several, or ErrNotFound;
 	// ErrHeld where it may be among those not seen.
 	Show(ctx context.Context, id uuid.UUID) (DeadLetter, error)
 	// Count returns how many dead letters the filter selects.
@@ -72,6 +72,8 @@ type DeadLetter struct {
 	FirstFailedAt, FailedAt time.Time
 	// Consumer names who gave the message up.
 	Consumer string
+	// Omitted says that List left out the body and the headers of the message.
+	Omitted bool
 }
 
 // Group are dead letters of one kind.
@@ -106,6 +108,9 @@ type Filter struct {
 	// Limit bounds how many are listed, removed or returned; those that a replay leaves where
 	// they are do not count. Default: 100 for List, none for the others.
 	Limit int
+	// Whole has List include bodies and headers, until they are 32 MiB together: it omits those of further
+	// letters. Without effect on the others.
+	Whole bool
 }
 
 // LogValue implements slog.LogValuer with the fields that are set.

@@ -19,7 +19,9 @@ func (i inboxShelf) list(ctx context.Context, s selection, whole bool) ([]letter
 	if s.Behind != "" {
 		return nil, errors.New("the letters of a consumer have no order to go on in")
 	}
-	found, err := i.letters.List(ctx, inboxFilter(s))
+	filter := inboxFilter(s)
+	filter.Whole = whole
+	found, err := i.letters.List(ctx, filter)
 	part, err := inPart(err)
 	return mapped(found, func(d inbox.DeadLetter) letter {
 		l := i.letter(d, whole)
@@ -49,7 +51,10 @@ func (i inboxShelf) letter(d inbox.DeadLetter, whole bool) letter {
 	for _, a := range m.History {
 		l.History = append(l.History, failure{told(a.At), a.Consumer, a.Error})
 	}
-	if whole {
+	switch {
+	case whole && d.Omitted:
+		l.Unreadable = "left out: the letters before it are too large together"
+	case whole:
 		l.fill(m.Headers, m.Body)
 	}
 	return l

@@ -20,6 +20,9 @@ import (
 // defaultListed is how many dead letters List returns where nothing else is asked for, as in outbox.
 const defaultListed = 100
 
+// listBytes bounds the bodies and headers of one List together, as in outbox.
+const listBytes = 32 << 20
+
 // NewDeadLetters makes the dead letters that users work with of those that a transport keeps.
 // Retention is how long the consumer remembers what it has processed; replays of what is older are
 // refused. Who has changed dead letters, and why, goes to the logger.
@@ -40,8 +43,32 @@ func (l *deadLetters) List(ctx context.Context, filter inbox.Filter) ([]inbox.De
 		filter.Limit = defaultListed
 	}
 	var found []inbox.DeadLetter
-	err := l.look(ctx, filter, func(dead inbox.DeadLetter) { found = append(found, dead) })
+	left := 0
+	if filter.Whole {
+		left = listBytes
+	}
+	err := l.look(ctx, filter, func(dead inbox.DeadLetter) {
+		if left -= contentBytes(dead); left < 0 {
+			dead = withoutContent(dead)
+		}
+		found = append(found, dead)
+	})
 	return found, wrap("list", err)
+}
+
+// contentBytes is at least 1.
+func contentBytes(dead inbox.DeadLetter) int {
+	n := 1 + len(dead.Message.Body)
+	for name, value := range dead.Message.Headers {
+		n += len(name) + len(value)
+	}
+	return n
+}
+
+// withoutContent is a letter without what may be large: a hundred bodies are more than a gigabyte.
+func withoutContent(dead inbox.DeadLetter) inbox.DeadLetter {
+	dead.Message.Body, dead.Message.Headers, dead.Omitted = nil, nil, true
+	return dead
 }
 
 // Show implements inbox.DeadLetters. Of several with one id it returns the latest.

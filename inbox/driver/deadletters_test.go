@@ -141,6 +141,34 @@ func TestFilter(t *testing.T) {
 	}
 }
 
+// A list holds no content that it was not asked for, and 32 MiB of it at most.
+func TestList_boundsContentInBytes(t *testing.T) {
+	t.Parallel()
+	var s shelf
+	body, headers := make([]byte, 10<<20), map[string]string{"tenant": "a"}
+	for range 6 {
+		s.put(func(d *inbox.DeadLetter) { d.Message.Body, d.Message.Headers = body, headers })
+	}
+	for whole, want := range map[bool]int{false: 0, true: 3} {
+		found, err := access(&s).List(t.Context(), inbox.Filter{Whole: whole})
+		n := 0
+		for _, d := range found {
+			if d.Omitted != (d.Message.Body == nil && d.Message.Headers == nil) {
+				t.Errorf("whole %v: omitted %v of a body of %d bytes", whole, d.Omitted, len(d.Message.Body))
+			}
+			if !d.Omitted {
+				n++
+			}
+		}
+		if len(found) != 6 || n != want || err != nil {
+			t.Errorf("whole %v: %d letters, %d of them whole, want %d, error %v", whole, len(found), n, want, err)
+		}
+	}
+	if d, err := access(&s).Show(t.Context(), s.dead[5].Message.ID); len(d.Message.Body) != len(body) || err != nil {
+		t.Errorf("shown with %d bytes, error %v", len(d.Message.Body), err)
+	}
+}
+
 // A negative limit, as one that was computed and fell below zero, selects nothing at all.
 func TestLimit(t *testing.T) {
 	t.Parallel()

@@ -34,8 +34,7 @@ func (g *groups) add(dead inbox.DeadLetter) {
 		group.First = dead.FailedAt
 	}
 	if group.Count == 1 || !dead.FailedAt.Before(group.Last) {
-		group.Last, group.Sample = dead.FailedAt, dead
-		group.Sample.Message.Body, group.Sample.Message.Headers = nil, nil
+		group.Last, group.Sample = dead.FailedAt, withoutContent(dead)
 	}
 }
 

@@ -44,8 +44,21 @@ func (l *letters) Scan(
 	return nil
 }
 
-// scanWindow is how many letters a scan is sent before it has looked at them: they are in memory.
-const scanWindow = 50
+// A scan is sent so many letters before it has looked at them, which are in memory: RabbitMQ counts letters,
+// not bytes. The first window is small, and the later ones have about scanBytes, going by the largest letter so far.
+const (
+	firstScan = 4
+	maxScan   = 16
+	scanBytes = 8 << 20
+)
+
+// nextWindow is how many letters the next window has, after one of so many and a largest letter of so many bytes.
+func nextWindow(before, largest int) int {
+	if before == 0 {
+		return firstScan
+	}
+	return min(2*before, maxScan, max(scanBytes/max(largest, 1), 1))
+}
 
 // scan goes through a dead-letter queue. It receives without acknowledging, so that every message
 // comes once, and gives everything back that it does not delete. It consumes, for closing the channel
@@ -64,6 +77,8 @@ type scan struct {
 	tag        string
 	deliveries <-chan amqp.Delivery
 	window     int // of the consumer: letters that it may still be sent
+	size       int // of the window when it was new
+	largest    int // bytes of a body so far
 }
 
 // run visits the queue as far as it is filled at the beginning. A session with letters in hand is waited
@@ -118,13 +133,15 @@ func (s *scan) next(ctx context.Context, n, left int) (raw amqp.Delivery, found 
 		return raw, false, err
 	}
 	if s.window == 0 {
-		if err := s.consume(fmt.Sprintf("scan-%08d", n), min(left, scanWindow)); err != nil {
+		s.size = nextWindow(s.size, s.largest)
+		if err := s.consume(fmt.Sprintf("scan-%08d", n), min(left, s.size)); err != nil {
 			return raw, false, err
 		}
 	}
 	raw, found, err = s.await(ctx)
 	if found {
 		s.window--
+		s.largest = max(s.largest, len(raw.Body))
 	}
 	return raw, found, err
 }

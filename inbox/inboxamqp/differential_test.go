@@ -199,7 +199,7 @@ func (p *play) act(t *testing.T, d deadLetters, work string, random *rand.Rand) 
 // state is all that can be seen: the runs of each message, and the dead letters.
 func state(t *testing.T, a *actor, d deadLetters) string {
 	t.Helper()
-	found, err := d.List(t.Context(), inbox.Filter{})
+	found, err := d.List(t.Context(), inbox.Filter{Whole: true})
 	var texts []string
 	for _, l := range found {
 		texts = append(texts, fmt.Sprintf("letter %s: %s after %d, %d replays: %s",

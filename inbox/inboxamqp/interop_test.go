@@ -109,7 +109,7 @@ func TestToSymfony(t *testing.T) {
 	}
 	// An operator finds the dead letters by the name.
 	b.Publish(t, "", "failed.validation", amqp.Publishing{Headers: raw.Headers, Body: raw.Body})
-	letters, err := newDeadLetters(t, b, config{Queue: "go", Format: format}).List(t.Context(), inbox.Filter{Name: m.Name})
+	letters, err := newDeadLetters(t, b, config{Queue: "go", Format: format}).List(t.Context(), inbox.Filter{Name: m.Name, Whole: true})
 	if err != nil || len(letters) != 1 || letters[0].Message.ID != m.ID {
 		t.Errorf("dead letters %+v, %v", letters, err)
 	}
@@ -222,12 +222,12 @@ func TestCloudEvents(t *testing.T) {
 			dead[wire.HeaderOrigin] = "own"
 			b.Publish(t, "", "failed.validation", amqp.Publishing{ContentType: raw.ContentType, Headers: dead, Body: raw.Body})
 			letters := newDeadLetters(t, b, config{Queue: "own"})
-			list, err := letters.List(t.Context(), inbox.Filter{Name: m.Name})
+			list, err := letters.List(t.Context(), inbox.Filter{Name: m.Name, Whole: true})
 			if err != nil || len(list) != 1 || list[0].Message.ID != m.ID {
 				t.Errorf("dead letters %+v, %v", list, err)
 			}
 			edit := func(inbox.Message) ([]byte, error) { return []byte("{}"), nil }
-			edited, err := letters.Replay(t.Context(), inbox.Filter{Name: m.Name}, inbox.Replay{By: "test", Force: true, Edit: edit})
+			edited, err := letters.Replay(t.Context(), inbox.Filter{Name: m.Name, Whole: true}, inbox.Replay{By: "test", Force: true, Edit: edit})
 			if refused := edited.Failed == 1 && errors.Is(err, inboxdriver.ErrNotEditable); refused != structured || edited.Returned+edited.Failed != 1 {
 				t.Errorf("edited: %+v, %v", edited, err)
 			}

@@ -275,3 +275,15 @@ func TestDefaults(t *testing.T) {
 		}
 	}
 }
+
+// What a scan is sent ahead stays small where letters are large, and grows slowly where they are not.
+func TestNextWindow_boundsBytes(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct{ before, largest, want int }{
+		{0, 0, 4}, {4, 100, 8}, {8, 0, 16}, {16, 100, 16}, {4, 4 << 20, 2}, {16, 16 << 20, 1}, {1, 16 << 20, 1},
+	} {
+		if got := nextWindow(tt.before, tt.largest); got != tt.want {
+			t.Errorf("after %d letters of up to %d bytes: %d, want %d", tt.before, tt.largest, got, tt.want)
+		}
+	}
+}

@@ -35,6 +35,8 @@ const (
 	maxEnvelopeBytes = 6*driver.MaxBodyBytes + maxHeaderBytes
 	// maxPackedBytes bounds fieldPacked, whose values are in base64.
 	maxPackedBytes = 2 * maxEnvelopeBytes
+	// maxShortBytes bounds names, keys and content types, as headers are bounded.
+	maxShortBytes = 8 << 10
 	// maxAttempt bounds the counts read from fields.
 	maxAttempt = 1_000_000
 	// maxFields is how many fields a copy has. Lua's stack has room for 8000 values.
@@ -61,7 +63,7 @@ func slow(fields map[string]any, by *wire.Symfony) bool {
 		}
 	}
 	body := text(fields[fieldBody])
-	return wire.SlowText(body) && by.Slow([]byte(body), text(fields[fieldContentType]))
+	return wire.SlowText(body) && by.Slow([]byte(body), short(fields[fieldContentType]))
 }
 
 // read returns the message in the fields of an entry.
@@ -71,15 +73,15 @@ func read(fields map[string]any, by *wire.Symfony) *inbox.Message {
 	if envelope := text(fields[fieldSymfony]); envelope != "" {
 		sent, named = ofTransport(envelope)
 	}
-	media := cmp.Or(text(fields[fieldContentType]), named["Content-Type"])
+	media := cmp.Or(short(fields[fieldContentType]), named["Content-Type"])
 	headers, body, media, readable := by.Opened(withAttributes(named, fields), []byte(sent), media)
 	attempt := min(max(number(fields[wire.HeaderAttempt]), 1), maxAttempt)
 	m := &inbox.Message{
-		ID:            by.ID(text(fields[fieldID]), headers),
-		Name:          by.Name(text(fields[fieldName]), headers),
+		ID:            by.ID(short(fields[fieldID]), headers),
+		Name:          by.Name(short(fields[fieldName]), headers),
 		Body:          body,
 		ContentType:   media,
-		Key:           cmp.Or(text(fields[fieldKey]), wire.EventAttribute(headers, "partitionkey")),
+		Key:           cmp.Or(short(fields[fieldKey]), wire.EventAttribute(headers, "partitionkey")),
 		Headers:       headers,
 		Attempt:       attempt,
 		Recovered:     min(max(number(fields[wire.HeaderRecovered]), 0), attempt-1),
@@ -151,6 +153,15 @@ func decodeHeaders(data []byte) map[string]string {
 		}
 	}
 	return headers
+}
+
+// short returns a text that a handler or a list is shown; one that is too long to be of use is none.
+func short(value any) string {
+	s := text(value)
+	if len(s) > maxShortBytes {
+		return ""
+	}
+	return s
 }
 
 // number returns 0 for what is no number.

@@ -15,10 +15,11 @@ import (
 )
 
 const (
-	// pageBytes and maxPage bound what one page of dead letters holds, as far as the last page tells.
+	// pageBytes and maxPage bound what one page of dead letters holds, as far as the largest letter so far tells.
+	// Redis counts letters, not bytes: a page is at most twice as long as the page before.
 	pageBytes = 4 << 20
-	maxPage   = 100
-	firstPage = 10
+	maxPage   = 32
+	firstPage = 8
 )
 
 // letters are the dead letters of a group: driver.Letters.
@@ -70,7 +71,7 @@ func (l *letters) Scan(ctx context.Context, class string, visit func(*inbox.Dead
 	if err != nil || len(last) == 0 {
 		return l.group.fault("read dead letters", err)
 	}
-	size := int64(firstPage)
+	size, largest := int64(firstPage), 0
 	for after := "-"; ; {
 		page, err := within(ctx, l.group, func(ctx context.Context) ([]redis.XMessage, error) {
 			return l.group.client.XRangeN(ctx, key, after, last[0].ID, size).Result()
@@ -78,10 +79,9 @@ func (l *letters) Scan(ctx context.Context, class string, visit func(*inbox.Dead
 		if err != nil || len(page) == 0 {
 			return l.group.fault("read dead letters", err)
 		}
-		bytes := 0
 		for _, m := range page {
 			letter := readDead(m.Values, l.group.keys.stream, class, l.group.cfg.symfony)
-			bytes += len(letter.Message.Body)
+			largest = max(largest, len(letter.Message.Body))
 			body := letter.Message.Body
 			fate, err := visit(&letter)
 			switch {
@@ -99,7 +99,7 @@ func (l *letters) Scan(ctx context.Context, class string, visit func(*inbox.Dead
 			}
 		}
 		after = "(" + page[len(page)-1].ID
-		size = int64(max(1, min(maxPage, len(page)*pageBytes/max(bytes, 1))))
+		size = min(2*size, maxPage, max(1, int64(pageBytes/max(largest, 1))))
 	}
 }
 
