@@ -1,4 +1,4 @@
-package main
+package observability
 
 import (
 	"fmt"
@@ -22,6 +22,9 @@ func found(t *testing.T, manifest, expression string) []string {
 	}
 	return all[0][1:]
 }
+
+// quoted is a text in YAML's single quotes, in which only they have a meaning.
+func quoted(text string) string { return "'" + strings.ReplaceAll(text, "'", "''") + "'" }
 
 // The autoscaler of the relays reads the metric that the adapter has. However many relays report the same lag, the adapter
 // returns that lag, of the namespace that it is asked for.

@@ -1,4 +1,4 @@
-package main
+package observability
 
 import (
 	"fmt"
@@ -10,37 +10,19 @@ import (
 // ofPrometheus are the labels that a scrape adds, and that of the buckets.
 var ofPrometheus = []string{"job", "instance", "le"}
 
-// everyExpr returns all expressions by where they stand.
-func everyExpr() map[string]string {
-	all := map[string]string{}
-	for _, r := range rows {
-		for _, p := range r.panels {
-			for i, q := range p.queries {
-				all[fmt.Sprintf("dashboard, %s, %s, query %d", r.title, p.title, i+1)] = q.forGrafana()
-			}
-		}
-	}
-	for _, a := range alerts {
-		all["alert "+a.name] = a.expr
-	}
-	return all
-}
-
 // Every metric, label and value that the dashboard, the rules, their tests and the documents name is exported by the code.
 func TestNames(t *testing.T) {
 	t.Parallel()
 	known := exercise(t)
-	for where, expr := range everyExpr() {
+	for where, expr := range everyExpr(t) {
 		for _, problem := range known.problems(expr) {
 			t.Errorf("%s: %s in %s", where, problem, expr)
 		}
 	}
-	for _, a := range alerts {
-		for _, e := range a.examples {
-			for _, s := range e.series {
-				for _, problem := range known.misnamed(s.name) {
-					t.Errorf("example %q of %s: %s in %s", e.name, a.name, problem, s.name)
-				}
+	for _, test := range readRuleTests(t) {
+		for _, s := range test.InputSeries {
+			for _, problem := range known.misnamed(s.Series) {
+				t.Errorf("example %q: %s in %s", test.Name, problem, s.Series)
 			}
 		}
 	}

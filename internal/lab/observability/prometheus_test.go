@@ -1,4 +1,4 @@
-package main
+package observability
 
 import (
 	"encoding/json"
@@ -21,12 +21,12 @@ func TestPrometheus(t *testing.T) {
 	testenv.Nightly(t, "a real Prometheus, which is installed for the night")
 	t.Run("in memory", func(t *testing.T) {
 		t.Parallel()
-		api := observe(t, startShop(t, nil).URL(), func(q query) bool { return !q.rare && !q.servers })
-		for _, a := range alerts {
+		api := observe(t, startShop(t, nil).URL(), func(expr string) bool { return !ofServers.MatchString(expr) })
+		for _, r := range readRules(t) {
 			testenv.Eventually(t, func() error {
-				results, err := api.evaluate(a.expr)
+				results, err := api.evaluate(r.Expr)
 				if err == nil && results > 0 {
-					err = fmt.Errorf("%s is about to fire in a shop that is well", a.name)
+					err = fmt.Errorf("%s is about to fire in a shop that is well", r.Alert)
 				}
 				return err
 			})
@@ -34,32 +34,30 @@ func TestPrometheus(t *testing.T) {
 	})
 	t.Run("on servers", func(t *testing.T) {
 		t.Parallel()
-		observe(t, startShop(t, shop.Shared(t).Env(), "-backend=services").URL(), func(q query) bool { return !q.rare })
+		observe(t, startShop(t, shop.Shared(t).Env(), "-backend=services").URL(), func(string) bool { return true })
 	})
 }
 
-// observe has a Prometheus scrape a shop under load until it has data for the queries that must have some, and has
-// evaluated each rule.
-func observe(t *testing.T, address string, must func(query) bool) prometheusAPI {
+// observe has a Prometheus scrape a shop under load until it has data for the queries of the dashboard that are served and not
+// rare, and has evaluated each rule.
+func observe(t *testing.T, address string, served func(expr string) bool) prometheusAPI {
 	t.Helper()
 	api := scrape(t, address)
 	go load(t.Context(), address)
-	for _, r := range rows {
-		for _, panel := range r.panels {
-			for _, q := range panel.queries {
-				testenv.Eventually(t, func() error {
-					results, err := api.evaluate(q.forGrafana())
-					if err == nil && results == 0 && must(q) {
-						err = fmt.Errorf("%s, %s: no data for %s", r.title, panel.title, q.forGrafana())
-					}
-					return err
-				})
-			}
+	for _, panel := range readDashboard(t).Panels {
+		for _, q := range panel.Targets {
+			testenv.Eventually(t, func() error {
+				results, err := api.evaluate(q.Expr)
+				if err == nil && results == 0 && served(q.Expr) && !rare.MatchString(q.Expr) {
+					err = fmt.Errorf("%s: no data for %s", panel.Title, q.Expr)
+				}
+				return err
+			})
 		}
 	}
-	for _, a := range alerts { // what is wrong with an expression may show only where there is data
-		if _, err := api.evaluate(a.expr); err != nil {
-			t.Errorf("alert %s: %v", a.name, err)
+	for _, r := range readRules(t) { // what is wrong with an expression may show only where there is data
+		if _, err := api.evaluate(r.Expr); err != nil {
+			t.Errorf("alert %s: %v", r.Alert, err)
 		}
 	}
 	testenv.Eventually(t, api.rulesAreWell)
@@ -118,8 +116,8 @@ func (p prometheusAPI) rulesAreWell() error {
 			}
 		}
 	}
-	if loaded != len(alerts) {
-		return fmt.Errorf("Prometheus has %d rules, want %d", loaded, len(alerts))
+	if want := len(readRules(p.t)); loaded != want {
+		return fmt.Errorf("Prometheus has %d rules, want %d", loaded, want)
 	}
 	return nil
 }
