@@ -26,9 +26,14 @@
 // says where that goes. On Redis Streams let it return the name as Exchange, the stream. On RabbitMQ the
 // default exchange takes it to the queue of that name.
 //
-// Metadata travels as headers, within the limits of outbox.Message.Headers. Content-Type there is the
-// content type; without it a payload that is JSON is application/json and any other
-// application/octet-stream. [MetadataKey] there is the ordering key. A UUID of version 7 is the message's
+// Metadata travels as headers, whatever texts it has, so that errors enter a PoisonQueue. A name or value
+// that outbox.Message.Headers does not take, such as an error of several lines, is escaped, and a [Subscriber] restores it;
+// the header watermill-escaped lists those names. A value over 4 KiB is cut. Of more than 56 entries, or 12 KiB,
+// some are left out: the header watermill-left-out has how many. A payload that is too large for the outbox is refused.
+//
+// Content-Type there is the content type; without it a payload is application/json if it is JSON, and else
+// application/octet-stream. One that the payload belies is application/octet-stream on its way, too. [MetadataKey] there is the ordering key; one that is
+// no key of an outbox travels as its hash, and in a header. A UUID of version 7 is the message's
 // id, by which consumers tell duplicates; any other, as watermill.NewUUID makes them, travels in a header,
 // and each Publish is a message of its own to consumers of this module.
 //

@@ -2,7 +2,6 @@ package watermillbridge
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -20,10 +19,11 @@ const (
 	// MetadataKey is the metadata with the ordering key: the messages of one key stay in order.
 	MetadataKey = "ordering-key"
 
-	// headerUUID has the UUID of a message whose id is another one.
-	headerUUID = "watermill-uuid"
 	// metadataType is where Watermill's users put a content type.
 	metadataType = "Content-Type"
+
+	typeJSON  = "application/json"
+	typeBytes = "application/octet-stream"
 )
 
 // Publisher is a message.Publisher of Watermill. Its methods may be called from any goroutine, if its
@@ -70,24 +70,35 @@ func (p *Publisher) Publish(topic string, messages ...*message.Message) error {
 // Close does nothing: Publish has returned with everything sent, and what sends is the caller's.
 func (p *Publisher) Close() error { return nil }
 
-// outgoing is a message of Watermill as one of ours.
+// outgoing is a message of Watermill as one of ours. Whatever texts it has, an outbox takes them.
 func outgoing(topic string, m *message.Message) outbox.Message {
-	headers := make(map[string]string, len(m.Metadata)+1)
-	maps.Copy(headers, m.Metadata)
-	out := outbox.Message{Name: topic, Body: m.Payload, ContentType: headers[metadataType], Key: headers[MetadataKey], Headers: headers}
-	delete(headers, metadataType)
-	delete(headers, MetadataKey)
+	metadata := maps.Clone(map[string]string(m.Metadata))
+	if metadata == nil {
+		metadata = map[string]string{}
+	}
+	typ, key := metadata[metadataType], metadata[MetadataKey]
+	for _, own := range []string{metadataType, MetadataKey, headerUUID, headerType, headerKey, headerEscaped, headerLeftOut} {
+		delete(metadata, own)
+	}
+	out := outbox.Message{Name: topic, Body: m.Payload, ContentType: typ, Key: keyOf(key)}
+	if out.Key != key {
+		metadata[headerKey] = key
+	}
+	if typ == "" {
+		out.ContentType = typeJSON
+	}
+	if !fits(out.ContentType, m.Payload) {
+		out.ContentType = typeBytes
+		if typ != "" {
+			metadata[headerType] = typ
+		}
+	}
 	if id, err := ids.Parse(m.UUID); err == nil && id.String() == m.UUID {
 		out.ID = id
 	} else {
 		out.ID = uuid.Must(uuid.NewV7())
-		headers[headerUUID] = m.UUID
+		metadata[headerUUID] = m.UUID
 	}
-	if out.ContentType == "" {
-		out.ContentType = "application/octet-stream"
-		if json.Valid(m.Payload) {
-			out.ContentType = "application/json"
-		}
-	}
+	out.Headers = carried(metadata)
 	return out
 }

@@ -1,10 +1,10 @@
 package watermillbridge
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"sync"
 
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -185,18 +185,21 @@ func answered(m *message.Message, open error) error {
 
 // incoming is a message of ours as one of Watermill.
 func incoming(m *inbox.Message) *message.Message {
-	id, named := m.Headers[headerUUID]
+	metadata := restored(m.Headers)
+	id, named := metadata[headerUUID]
 	if !named {
 		id = m.ID.String()
 	}
 	in := message.NewMessage(id, m.Body)
-	maps.Copy(in.Metadata, m.Headers)
-	delete(in.Metadata, headerUUID)
-	if m.ContentType != "" {
-		in.Metadata[metadataType] = m.ContentType
+	in.Metadata = metadata
+	if typ := cmp.Or(metadata[headerType], m.ContentType); typ != "" {
+		in.Metadata[metadataType] = typ
 	}
-	if m.Key != "" {
-		in.Metadata[MetadataKey] = m.Key
+	if key := cmp.Or(metadata[headerKey], m.Key); key != "" {
+		in.Metadata[MetadataKey] = key
+	}
+	for _, own := range []string{headerUUID, headerType, headerKey} {
+		delete(in.Metadata, own)
 	}
 	return in
 }

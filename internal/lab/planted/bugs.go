@@ -267,4 +267,12 @@ var bugs = []bug{
 		"a list of dead letters holds their bodies", "inbox/driver/deadletters.go",
 		"left < 0 {", "left < -(1 << 40) {", suite("inbox/driver", "^TestList_boundsContentInBytes$"),
 	},
+	{
+		"a text of several lines becomes a header as it is", "watermillbridge/foreign.go",
+		"if !isName(name) || !isText(value) {", "if !isName(name) {", suite("watermillbridge", "^TestForeign_errorsEnterThePoisonQueue$"),
+	},
+	{
+		"a connection without an address is refused whatever is configured", "ratelimit/clientip.go",
+		"case !ok && len(c.TrustedProxies) == 0:", "case !ok:", suite("ratelimit", "^TestClientIP_overUnixSocket$"),
+	},
 }
