@@ -3,6 +3,7 @@ package ratelimit
 import (
 	"errors"
 	"fmt"
+	"net"
 	"net/http"
 	"net/netip"
 	"strings"
@@ -12,7 +13,8 @@ import (
 // right where clients connect directly.
 type ClientIPConfig struct {
 	// TrustedProxies are the networks of the proxies in front. What they report is believed; the
-	// client is the last address that is not one of theirs. Not together with Hops. Optional.
+	// client is the last address that is not one of theirs. Who connects over a unix socket is on this host, has no
+	// address and is believed, too. Not together with Hops. Optional.
 	TrustedProxies []netip.Prefix
 	// Hops is the number of proxies in front, at most 32, where their addresses are not known: the
 	// client is what the outermost of them reports. Nobody may be able to connect past them.
@@ -82,12 +84,16 @@ func unmapped(networks []netip.Prefix) (all []netip.Prefix, err error) {
 const maxHops = 32
 
 func (c *ClientIPConfig) find(r *http.Request) (netip.Addr, error) {
-	peer, ok := parseIP(r.RemoteAddr)
-	if !ok {
-		return netip.Addr{}, fmt.Errorf("%w: the connection has no address", ErrNoKey)
-	}
-	if c.Hops == 0 && !c.trusts(peer) {
-		return peer, nil
+	if c.Hops == 0 {
+		peer, ok := parseIP(r.RemoteAddr)
+		switch {
+		case ok && !c.trusts(peer):
+			return peer, nil
+		case !ok && len(c.TrustedProxies) == 0:
+			return netip.Addr{}, fmt.Errorf("%w: the connection's address %.100q is no IP address: set ClientIPConfig.Hops or TrustedProxies where it comes from a proxy", ErrNoKey, r.RemoteAddr)
+		case !ok && !overUnixSocket(r):
+			return netip.Addr{}, fmt.Errorf("%w: the connection's address %.100q is no IP address", ErrNoKey, r.RemoteAddr)
+		}
 	}
 	reported := r.Header.Values(c.Header)
 	for hop := 1; hop <= maxHops; hop++ {
@@ -105,6 +111,15 @@ func (c *ClientIPConfig) find(r *http.Request) (netip.Addr, error) {
 		reported = rest
 	}
 	return netip.Addr{}, fmt.Errorf("%w: more than %d proxies", ErrNoKey, maxHops)
+}
+
+// overUnixSocket reports whether a request came over a unix socket. Servers other than that of net/http do not tell
+// their own address: there the client's address, which has the form of a path, does.
+func overUnixSocket(r *http.Request) bool {
+	if own, ok := r.Context().Value(http.LocalAddrContextKey).(net.Addr); ok {
+		return own.Network() == "unix"
+	}
+	return r.RemoteAddr == "" || r.RemoteAddr[0] == '@' || r.RemoteAddr[0] == '/'
 }
 
 func (c *ClientIPConfig) trusts(addr netip.Addr) bool {

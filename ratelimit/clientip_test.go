@@ -1,10 +1,15 @@
 package ratelimit_test
 
 import (
+	"context"
 	"errors"
+	"fmt"
+	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -39,6 +44,11 @@ func TestClientIP(t *testing.T) {
 		"a /56":                          {ratelimit.ClientIPConfig{IPv6Prefix: 56}, "[2001:db8:1:2ff::1]:1", nil, "2001:db8:1:200::/56"},
 		"no address":                     {direct, "@", nil, ""},
 		"empty address":                  {direct, "", nil, ""},
+		"no address, two hops":           {hops, "@", []string{"8.8.8.8, 192.0.2.7, 172.16.0.2"}, "192.0.2.7"},
+		"no address, proxied":            {behind, "@", []string{"8.8.8.8, 192.0.2.7, 10.2.2.2"}, "192.0.2.7"},
+		"a path, proxied":                {behind, "/run/proxy.sock", []string{"192.0.2.7"}, "192.0.2.7"},
+		"no address, none told":          {behind, "@", nil, ""},
+		"garbage, proxied":               {behind, "evil", []string{"192.0.2.7"}, ""},
 		"proxied":                        {behind, "10.1.1.1:1", []string{"192.0.2.7"}, "192.0.2.7"},
 		"proxied, forged in front":       {behind, "10.1.1.1:1", []string{"1.1.1.1, 8.8.8.8, 192.0.2.7"}, "192.0.2.7"},
 		"proxied, forged as a proxy":     {behind, "10.1.1.1:1", []string{"10.9.9.9, 192.0.2.7"}, "192.0.2.7"},
@@ -73,6 +83,55 @@ func TestClientIP(t *testing.T) {
 		got, err := key(r)
 		if got != c.want || (err != nil) != (c.want == "") || err != nil && !errors.Is(err, ratelimit.ErrNoKey) {
 			t.Errorf("%s: got %q, %v, want %q", name, got, err, c.want)
+		}
+	}
+}
+
+// Behind a proxy on the same host that connects over a unix socket, clients are told apart by what it reports.
+func TestClientIP_overUnixSocket(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		cfg  ratelimit.ClientIPConfig
+		want string
+	}{
+		"hops":            {ratelimit.ClientIPConfig{Hops: 1}, "192.0.2.7"},
+		"trusted proxies": {ratelimit.ClientIPConfig{TrustedProxies: proxies("10.0.0.0/8")}, "192.0.2.7"},
+		"direct":          {ratelimit.ClientIPConfig{}, ""},
+	} {
+		key, err := ratelimit.ClientIP(c.cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		socket := filepath.Join(t.TempDir(), "s")
+		listener, err := net.Listen("unix", socket)
+		if err != nil {
+			t.Fatal(err)
+		}
+		server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			client, _ := key(r)
+			fmt.Fprint(w, client)
+		}))
+		server.Listener.Close()
+		server.Listener = listener
+		server.Start()
+		defer server.Close()
+		client := http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "unix", socket)
+		}}}
+		defer client.CloseIdleConnections()
+		request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://api/", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		request.Header.Set("X-Forwarded-For", "8.8.8.8, 192.0.2.7")
+		answer, err := client.Do(request)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := io.ReadAll(answer.Body)
+		answer.Body.Close()
+		if string(got) != c.want || err != nil {
+			t.Errorf("%s: the client is %q, error %v, want %q", name, got, err, c.want)
 		}
 	}
 }
