@@ -2,6 +2,7 @@ package driver
 
 import (
 	"context"
+	"time"
 
 	"github.com/google/uuid"
 
@@ -24,9 +25,9 @@ type Ledger interface {
 	Start(ctx context.Context, m *inbox.Message) error
 	// End notes that the process has survived the run: no run is open any more.
 	End(ctx context.Context, m *inbox.Message) error
-	// Pass is End for an attempt whose retry is stored elsewhere: what comes with this
-	// Attempt, or one before it, is superseded from now on.
-	Pass(ctx context.Context, m *inbox.Message) error
+	// Pass is End for an attempt whose retry is stored elsewhere and due after a time: what comes with
+	// this Attempt, or one before it, is superseded from now on.
+	Pass(ctx context.Context, m *inbox.Message, after time.Duration) error
 	// Forget drops the entry.
 	Forget(ctx context.Context, id uuid.UUID) error
 }
@@ -37,10 +38,12 @@ type LedgerEntry struct {
 	Replays, Attempt int
 	// Open is how many runs have begun since one was survived.
 	Open int
+	// Overdue is how long ago that copy was due, or began to run, by the clock of the ledger. 0: it is not due yet.
+	Overdue time.Duration
 }
 
-// Supersedes reports whether a newer copy than m is known of. Then m is a leftover, but where
-// Traits.MoveSettles is set: the server has lost the newer copy there.
+// Supersedes reports whether a newer copy than m is known of. Then m is a leftover, unless the newer copy is long
+// overdue, or Traits.MoveSettles is set: the server has lost the newer copy there.
 func (e LedgerEntry) Supersedes(m *inbox.Message) bool {
 	if e.Replays != m.Replays {
 		return e.Replays > m.Replays

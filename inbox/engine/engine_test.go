@@ -419,7 +419,7 @@ func TestLedger(t *testing.T) {
 				noError(t, ledger.Start(t.Context(), &inbox.Message{ID: id, Attempt: 1}))
 			}
 		}
-		noError(t, ledger.Pass(t.Context(), &inbox.Message{ID: leftover, Attempt: 1}))
+		noError(t, ledger.Pass(t.Context(), &inbox.Message{ID: leftover, Attempt: 1}, time.Second))
 		b.start()
 		b.idle()
 		b.stop()
@@ -444,11 +444,16 @@ func TestNewerCopyNoted(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		split, ordered bool
-		replays        int // of the copy, at its second attempt
-		want           int // the attempt that runs; 0: none
+		replays        int           // of the copy, at its second attempt
+		late           time.Duration // when its message comes again after its time
+		want           int           // the attempt that runs; 0: none
 	}{
 		{split: true},
 		{split: true, replays: 1},
+		{split: true, late: 4 * time.Minute},
+		{split: true, late: 6 * time.Minute, want: 2}, // the copy is lost
+		{split: true, replays: 1, late: 6 * time.Minute, want: 2},
+		{split: true, ordered: true, replays: 1, late: 6 * time.Minute, want: 2},
 		{split: true, ordered: true, want: 2}, // it was in hand
 		{split: true, ordered: true, replays: 1},
 		{want: 2},
@@ -468,7 +473,10 @@ func TestNewerCopyNoted(t *testing.T) {
 					memqueue.Options{Split: c.split, Exclusive: c.ordered})
 				id := b.put("event", 1)[0]
 				deliverInVain(t, b)
-				noError(t, ledger.Pass(t.Context(), &inbox.Message{ID: id, Attempt: 1, Replays: c.replays}))
+				noError(t, ledger.Pass(t.Context(), &inbox.Message{ID: id, Attempt: 1, Replays: c.replays}, time.Hour))
+				if c.late > 0 {
+					time.Sleep(time.Hour + c.late)
+				}
 				b.start()
 				b.idle()
 				b.stop()

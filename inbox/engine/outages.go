@@ -18,6 +18,7 @@ type outages struct {
 // keep holds a message that could not be processed for want of a server.
 func (o *outages) keep(it *item, now time.Time) {
 	it.state = held
+	o.pause.cause = it.fate.failure.Err
 	if o.trial.struck(it) {
 		o.hand.crowd.add(it)
 	}
@@ -101,7 +102,8 @@ func (o *outages) doubt(now time.Time) {
 
 func (o *outages) shut(now time.Time) {
 	delay := o.pause.shut(now, o.cfg.Rand())
-	o.cfg.Logger.Warn("paused", slog.String("why", "a server that processing needs is unavailable"), slog.Duration("again_in", delay))
+	o.cfg.Logger.Warn("paused", slog.String("why", "a server that processing needs is unavailable"),
+		slog.Duration("again_in", delay), slog.Any("error", o.pause.cause))
 }
 
 // reopen ends a pause. Those that have failed before come again later: at once they would look like the

@@ -50,6 +50,7 @@ type pause struct {
 	aside   int       // messages that arrived and would show nothing
 	down    bool      // one of them could not be processed
 	inPlace bool      // the trial's own messages are the probe
+	cause   error     // the last failure that looked like an outage
 }
 
 // room is how many messages may begin now, together. Probes are tried one by one.

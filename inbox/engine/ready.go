@@ -31,9 +31,9 @@ type status struct {
 	shown atomic.Pointer[readiness]
 }
 
-// show shows a condition, if it has changed. Session is why there is none, and refused why a place
-// takes nothing.
-func (s *status) show(c condition, session, refused error) {
+// show shows a condition, if it has changed. Session is why there is none, pause why the consumer is paused, and
+// refused why a place takes nothing.
+func (s *status) show(c condition, session, pause, refused error) {
 	if s.last == c && s.shown.Load() != nil {
 		return
 	}
@@ -47,6 +47,8 @@ func (s *status) show(c condition, session, refused error) {
 		r.err = s.cfg.errorf("no session with the broker: %w", session)
 	case !c.session:
 		r.err = s.cfg.errorf("no session with the broker")
+	case c.paused && pause != nil:
+		r.err = s.cfg.errorf("paused: a server that processing needs is unavailable: %w", pause)
 	case c.paused:
 		r.err = s.cfg.errorf("paused: a server that processing needs is unavailable")
 	case c.stuck > 0:
@@ -71,7 +73,7 @@ func (s *status) update(l *loop) {
 	}
 	var err error
 	c.place, c.until, err = l.moves.refusals.latest()
-	s.show(c, l.control.err, err)
+	s.show(c, l.control.err, l.pause.cause, err)
 	l.signals.inHand.Store(int64(l.hand.all.n))
 	l.signals.waiting.Store(int64(l.hand.crowd.n))
 	if p := l.hand.parked; p != nil {

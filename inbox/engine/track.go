@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
+	"time"
 
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/driver"
@@ -38,9 +39,10 @@ func (t *tracker) look(m *inbox.Message, alone bool) (*inbox.Message, *fate, err
 		return m, nil, inbox.Classed(inbox.Unrecoverable(fmt.Errorf(
 			"%s: the process ended %d times while this message was being processed", t.cfg.Package, open)), driver.ClassQuarantined)
 	}
-	if entry.Replays == m.Replays && entry.Supersedes(m) { // it goes on where its retry would have
+	overdue := entry.Overdue > overdueMargin
+	if entry.Supersedes(m) && (entry.Replays == m.Replays || overdue) { // it goes on where its retry would have
 		later := *m
-		later.Attempt = entry.Attempt
+		later.Replays, later.Attempt = entry.Replays, entry.Attempt
 		if entry.Attempt > t.cfg.Retry.MaxAttempts { // some failures were recoverable; the ledger does not tell which
 			later.Recovered = entry.Attempt - 1
 		}
@@ -52,11 +54,16 @@ func (t *tracker) look(m *inbox.Message, alone bool) (*inbox.Message, *fate, err
 	return m, nil, nil
 }
 
+// overdueMargin is how long after its time a retry counts as lost. Should it only be late, the message goes on
+// with that retry's number all the same, and the retry then counts as its leftover.
+const overdueMargin = 5 * time.Minute
+
 // isLeftover reports whether a newer copy than m is stored elsewhere. The retry of an ordered message is
 // not: it was in the hand of a process that is gone. Neither is a copy whose move also ended the
-// original, as long as that comes again: a failover or a crash of the server has undone both.
+// original, as long as that comes again: a failover or a crash of the server has undone both. A copy that is
+// long overdue counts as lost: its queue was purged, for example, and the sender sent the message again.
 func (t *tracker) isLeftover(entry driver.LedgerEntry, m *inbox.Message) bool {
-	if t.cfg.traits.MoveSettles || !entry.Supersedes(m) {
+	if t.cfg.traits.MoveSettles || !entry.Supersedes(m) || entry.Overdue > overdueMargin {
 		return false
 	}
 	return !t.cfg.Ordered || entry.Replays != m.Replays
@@ -92,7 +99,7 @@ func (t *tracker) moved(m *inbox.Message, f *fate) {
 		case f.failure.Class == driver.ClassQuarantined: // the entry keeps what comes again from running
 			return nil
 		case f.decision.Action == driver.ActionRetry && f.decision.Counted:
-			return l.Pass(ctx, m)
+			return l.Pass(ctx, m, f.decision.Delay)
 		case f.decision.Action == driver.ActionDead && (t.cfg.Ordered || t.cfg.tracks(m)):
 			return l.Forget(ctx, m.ID)
 		}

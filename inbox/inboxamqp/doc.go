@@ -113,7 +113,8 @@
 // well, from the second on, so that a message that goes well at once pays nothing. An attempt is
 // noted as over when its retry is confirmed and before the original is acknowledged: when the
 // process dies in between, the original is known as a leftover and dropped, where it would run
-// again and schedule a retry of its own. The beginning and the end of each run are noted, too.
+// again and schedule a retry of its own. When the retry is overdue by 5 minutes, as after a purge of its
+// queue, the original runs in its place. The beginning and the end of each run are noted, too.
 // When a run began and the process did not survive it, the message runs alone from then on, for
 // half a minute each time, so that no other message is blamed, and after Config.MaxCrashes such
 // runs its next redelivery goes unrun to the class quarantined. That holds for a good message,

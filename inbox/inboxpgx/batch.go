@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/google/uuid"
@@ -36,6 +37,10 @@ func (s *Store) together(ctx context.Context, members []*member) {
 
 // settled runs the transaction of some members. It is false when they are better divided.
 func (s *Store) settled(ctx context.Context, members []*member) bool {
+	members = left(members)
+	if len(members) == 0 {
+		return true
+	}
 	if len(members) == 1 {
 		b := members[0]
 		bounded, cancel := withTimeout(b.ctx, b.work.timeout)
@@ -55,6 +60,9 @@ func (s *Store) settled(ctx context.Context, members []*member) bool {
 	switch {
 	case err == nil:
 		t.settle(ctx)
+	case errors.Is(err, errNoEntry):
+		t.settleWithoutEntry(ctx)
+		return s.settled(ctx, members)
 	case t.hopeless(ctx, err):
 		t.settleAll(ctx, err)
 	default:
@@ -105,16 +113,17 @@ func (t *batch) record(ctx context.Context, tx pgx.Tx) error {
 	for i, b := range t.members {
 		b.first, b.failed = first[i], nil
 	}
+	if slices.Contains(first, false) {
+		return errNoEntry
+	}
 	return nil
 }
 
-// neighbours are the members that are no duplicates, those together that one call handles.
+// neighbours are the members, those together that one call handles.
 func (t *batch) neighbours() (all [][]*member) {
 	var many *batchHandler // of the last ones
 	for _, b := range t.members {
 		switch {
-		case !b.first:
-			many = nil
 		case many != nil && b.work.many == many:
 			all[len(all)-1] = append(all[len(all)-1], b)
 		default:
@@ -174,16 +183,7 @@ func guarded(ctx context.Context, tx pgx.Tx, some []*member) error {
 // checkOpen returns an error if a handler has ended or broken the transaction: the next one
 // needs it open.
 func checkOpen(tx pgx.Tx) error {
-	state := txdriver.StateOf(tx)
-	if conn := tx.Conn(); conn != nil {
-		switch conn.PgConn().TxStatus() {
-		case 'I':
-			state = txdriver.Idle
-		case 'E':
-			state = txdriver.Failed
-		}
-	}
-	switch state {
+	switch txdriver.StateOf(tx) {
 	case txdriver.Idle:
 		return fmt.Errorf("inboxpgx: the handler ended the transaction: %w", txretry.ErrManaged)
 	case txdriver.Failed:
@@ -270,8 +270,26 @@ func (t *batch) hopeless(ctx context.Context, err error) bool {
 // settle ends the members as the committed transaction left them.
 func (t *batch) settle(ctx context.Context) {
 	for _, b := range t.members {
-		t.s.count.add(ctx, b.message().Name, !b.first, b.failed)
+		t.s.count.add(ctx, b.message().Name, false, b.failed)
 		b.end(b.failed)
+	}
+}
+
+// settleWithoutEntry ends the members for which the transaction, which is rolled back, made no entry.
+func (t *batch) settleWithoutEntry(ctx context.Context) {
+	var without []*member
+	var msgs []*inbox.Message
+	for _, b := range t.members {
+		if !b.first {
+			without, msgs = append(without, b), append(msgs, b.message())
+		}
+	}
+	for i, err := range t.s.entriesThere(ctx, msgs...) {
+		if err != nil {
+			err = inbox.Unavailable(err)
+		}
+		t.s.count.add(ctx, msgs[i].Name, err == nil, err)
+		without[i].end(err)
 	}
 }
 

@@ -136,7 +136,8 @@ func (c counted) DoWith(ctx context.Context, opts txretry.Options, fn func(ctx c
 // Pool implements driver.Pooler of txretry.
 func (c counted) Pool() *pgxpool.Pool { return poolOf(c.Transactor) }
 
-// What does not fail costs one transaction, also with copies in the batch and before it.
+// What does not fail costs one transaction. Copies of what was processed before cost one more, which makes no entry
+// of theirs and is rolled back.
 func TestBatchIsOneTransaction(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t)
@@ -151,7 +152,7 @@ func TestBatchIsOneTransaction(t *testing.T) {
 	msgs := events(50)
 	noError(t, errors.Join(p.Process(t.Context(), msgs[:10])...))
 	noError(t, errors.Join(p.Process(t.Context(), msgs)...))
-	if skipped := meter.Values("holdfast.inbox.messages{consumer=a,name=" + conformance.Name + ",outcome=duplicate}"); commits.Load() != 2 || !slices.Equal(skipped, []float64{10}) {
+	if skipped := meter.Values("holdfast.inbox.messages{consumer=a,name=" + conformance.Name + ",outcome=duplicate}"); commits.Load() != 3 || !slices.Equal(skipped, []float64{10}) {
 		t.Errorf("%d transactions, %v copies skipped", commits.Load(), skipped)
 	}
 	more := events(2)
@@ -541,7 +542,8 @@ func consumeHanging(t *testing.T, s *inboxpgx.Store, many bool, n int, timeout t
 		},
 	})
 	noError(t, err)
-	for _, m := range events(n) {
+	msgs := events(n)
+	for _, m := range msgs {
 		noError(t, broker.Send(t.Context(), m))
 	}
 	ctx, cancel := context.WithCancel(t.Context())
@@ -550,7 +552,7 @@ func consumeHanging(t *testing.T, s *inboxpgx.Store, many bool, n int, timeout t
 	err = broker.Idle(t.Context())
 	letters, listed := consumer.DeadLetters().List(t.Context(), inbox.Filter{Limit: n})
 	noError(t, errors.Join(err, listed))
-	if len(letters) != 1 || string(letters[0].Message.Body) != fmt.Sprintf(`{"number":%d}`, h.number) {
+	if len(letters) != 1 || letters[0].Message.ID != msgs[h.number].ID {
 		t.Errorf("%d dead letters, want the one that hangs", len(letters))
 	}
 	if got := h.effects(); !slices.Equal(got, others(n, h.number)) {

@@ -3,6 +3,7 @@ package inboxpgx
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/google/uuid"
@@ -12,20 +13,33 @@ import (
 
 	"github.com/holdfast-go/holdfast/inbox"
 	inboxdriver "github.com/holdfast-go/holdfast/inbox/driver"
+	"github.com/holdfast-go/holdfast/internal/pgcall"
 )
 
-// Claim implements driver.Parking. Two that claim a message at once wait for each other at its row.
+// Claim implements driver.Parking. Two that claim a message at once wait for each other at its row: one of them
+// finds it open and does not get it, and looks again.
 func (p *parking) Claim(ctx context.Context, key string, l inboxdriver.Lease) (m *inbox.Message, there bool, err error) {
-	var envelope, body []byte
-	err = p.read(ctx, func(ctx context.Context, conn *pgxpool.Conn) error {
-		return conn.QueryRow(ctx, p.claim, p.consumer, key, uuidOf(l.Owner), l.For).Scan(&envelope, &body)
-	})
-	switch {
-	case errors.Is(err, pgx.ErrNoRows):
-		return nil, false, nil
-	case err != nil || envelope == nil:
-		return nil, err == nil, err
+	for range 2 {
+		var open bool
+		var envelope, body []byte
+		err = p.read(ctx, func(ctx context.Context, conn *pgxpool.Conn) error {
+			return conn.QueryRow(ctx, p.claim, p.consumer, key, uuidOf(l.Owner), l.For).Scan(&open, &envelope, &body)
+		})
+		switch {
+		case errors.Is(err, pgx.ErrNoRows):
+			return nil, false, nil
+		case err != nil:
+			return nil, false, err
+		case envelope != nil:
+			return claimed(envelope, body)
+		case !open:
+			return nil, true, nil
+		}
 	}
+	return nil, true, p.wrap(pgcall.Ignored(p.table, fmt.Sprintf("the claim of ordering key %q", key)))
+}
+
+func claimed(envelope, body []byte) (m *inbox.Message, there bool, err error) {
 	dead, err := letterOf(envelope, body)
 	if err != nil {
 		return nil, true, err
@@ -64,16 +78,16 @@ func (p *parking) Fail(ctx context.Context, owner uuid.UUID, dead inbox.DeadLett
 	}
 	m := &dead.Message
 	n, err := p.exec(ctx, p.fail, m.ID, m.Replays, uuidOf(owner), dead.Class, dead.FailedAt, envelope)
-	if err == nil && n == 0 {
-		return p.wrap(inboxdriver.ErrStale)
+	if err := p.ended(ctx, n, err, `replays = $3 AND `+ofOwner, m.ID, m.Replays, uuidOf(owner)); err != nil || n > 0 {
+		return err
 	}
-	return err
+	return p.wrap(inboxdriver.ErrStale)
 }
 
 // Done implements driver.Parking.
 func (p *parking) Done(ctx context.Context, owner uuid.UUID, m *inbox.Message) error {
-	_, err := p.exec(ctx, p.done, m.ID, m.Replays, uuidOf(owner))
-	return err
+	n, err := p.exec(ctx, p.done, m.ID, m.Replays, uuidOf(owner))
+	return p.ended(ctx, n, err, ofOwner, m.ID, m.Replays, uuidOf(owner))
 }
 
 // Count implements driver.Parking.

@@ -16,9 +16,12 @@
 //
 //	INSERT INTO holdfast_inbox … ON CONFLICT DO NOTHING
 //
-// in one round trip with BEGIN, then the handler, and commits. When the row was there already
-// the handler is skipped and the message counts as done. When the handler fails the row is
-// rolled back with its other writes, so a retry runs it again.
+// in one round trip with BEGIN, then the handler, and commits. When no row was inserted the
+// transaction is rolled back, and the Store looks for the entry: the message counts as done if that is
+// there. If not, a trigger or a policy has dropped the row. The error is then ErrIgnored, and the message
+// is not done. The same holds for every other change of the Store's tables.
+//
+// When the handler fails its entry is rolled back with its other writes, so a retry runs it again.
 //
 // # Guarantees
 //

@@ -6,10 +6,12 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/internal/pgcall"
 	"github.com/holdfast-go/holdfast/internal/sqlstate"
 	"github.com/holdfast-go/holdfast/txretry"
 	txdriver "github.com/holdfast-go/holdfast/txretry/driver"
@@ -21,10 +23,9 @@ type delivery struct {
 	m  *inbox.Message
 	fn func(ctx context.Context, tx pgx.Tx) error
 
-	recorded  *pgconn.CommandTag // of the insert that travelled with BEGIN, in this attempt
-	handled   bool               // the entry was made and fn began, in some attempt
-	duplicate bool
-	lost      bool // the connection was lost under fn, before its context ended
+	recorded *pgconn.CommandTag // of the insert that travelled with BEGIN, in this attempt
+	handled  bool               // the entry was made and fn began, in some attempt
+	lost     bool               // the connection was lost under fn, before its context ended
 }
 
 // handlerError tells the errors of fn from those of the transaction around it.
@@ -44,8 +45,13 @@ func (s *Store) alone(ctx context.Context, b *member) {
 			opts.AtBegin = s.table.atBegin(s.consumer, m.ID)
 			opts.AtBegin.Done = func(tag pgconn.CommandTag) { d.recorded = &tag }
 		}
-		err := d.verdict(ctx, s.transactor.DoWith(ctx, opts, d.attempt))
-		s.count.add(ctx, m.Name, d.duplicate, err)
+		err := s.transactor.DoWith(ctx, opts, d.attempt)
+		duplicate := errors.Is(err, errNoEntry)
+		if duplicate {
+			err = s.entriesThere(ctx, m)[0]
+		}
+		err = d.verdict(ctx, err)
+		s.count.add(ctx, m.Name, duplicate, err)
 		return err
 	}))
 }
@@ -56,9 +62,8 @@ func (d *delivery) attempt(ctx context.Context, tx pgx.Tx) error {
 	if err != nil {
 		return err
 	}
-	d.duplicate = !first
 	if !first {
-		return nil
+		return errNoEntry
 	}
 	d.handled = true
 	err = d.fn(ctx, tx)
@@ -78,14 +83,40 @@ func (d *delivery) record(ctx context.Context, tx pgx.Tx) (first bool, err error
 	return d.s.entries.Record(ctx, tx, d.s.consumer, d.m.ID)
 }
 
+// errNoEntry rolls back a transaction that could not make the entry of a message. The message is a duplicate if its
+// entry is there already.
+var errNoEntry = errors.New("inboxpgx: no entry was made")
+
+// entriesThere returns nil for each message that has an entry. A message without one is no duplicate: its entry
+// could not be made, and acknowledging it would lose it.
+func (s *Store) entriesThere(ctx context.Context, msgs ...*inbox.Message) (missing []error) {
+	ids := make([]uuid.UUID, len(msgs))
+	for i, m := range msgs {
+		ids[i] = m.ID
+	}
+	missing = make([]error, len(msgs))
+	there, err := s.entries.Recorded(ctx, s.consumer, ids)
+	for i, id := range ids {
+		switch {
+		case err != nil:
+			missing[i] = err
+		case !there[i]:
+			missing[i] = fmt.Errorf("inboxpgx: record message %s: %w", id, s.ignored("its entry"))
+		}
+	}
+	return missing
+}
+
+// ignored returns the error of a change of an entry that had no effect.
+func (s *Store) ignored(change string) error {
+	if s.table != nil {
+		return pgcall.Ignored(s.table.names.entries, change)
+	}
+	return fmt.Errorf("Config.Entries ignored %s: %w", change, ErrIgnored)
+}
+
 func connectionLost(ctx context.Context, tx pgx.Tx) bool {
-	if ctx.Err() != nil {
-		return false
-	}
-	if conn := tx.Conn(); conn != nil {
-		return conn.IsClosed()
-	}
-	return txdriver.StateOf(tx) == txdriver.Lost
+	return ctx.Err() == nil && txdriver.StateOf(tx) == txdriver.Lost
 }
 
 // verdict says whose failure an error of the transaction is: see the package comment.

@@ -303,7 +303,7 @@ func TestErrorsBeforeMigrateNameIt(t *testing.T) {
 			"look":   func(ctx context.Context) error { _, err := ledger.Look(ctx, ids.New()); return err },
 			"start":  func(ctx context.Context) error { return ledger.Start(ctx, event()) },
 			"end":    func(ctx context.Context) error { return ledger.End(ctx, event()) },
-			"pass":   func(ctx context.Context) error { return ledger.Pass(ctx, event()) },
+			"pass":   func(ctx context.Context) error { return ledger.Pass(ctx, event(), time.Hour) },
 			"forget": func(ctx context.Context) error { return ledger.Forget(ctx, ids.New()) },
 			"prune": func(ctx context.Context) error {
 				_, err := p.Prune(ctx)

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -35,18 +36,24 @@ type parking struct {
 	depths, newest, page, giveBack, remove            string
 }
 
+// What a statement changes of a consumer's rows, and what a look finds if it was ignored.
+const (
+	ofMessage = `consumer = $1 AND message_id = $2`
+	ofOwner   = ofMessage + ` AND replays <= $3 AND claimed_by = $4`
+	ofLetter  = ofMessage + ` AND class IS NOT NULL AND failed_at = $3`
+)
+
 func newParking(pool *pgxpool.Pool, names tables, consumer string) *parking {
 	name := names.parked
 	insert := `INSERT INTO ` + name + ` AS p (consumer, key, message_id, replays, class, failed_at, stopped_at, name, envelope, body)
 		VALUES ($1, $2, $3, $4, $5, $6, CASE WHEN $5::text IS NOT NULL THEN now() END, $7, $8, $9) ON CONFLICT (consumer, message_id) DO `
 	const free = `(p.claimed_until IS NULL OR p.claimed_until <= clock_timestamp())`
-	const letter = ` WHERE consumer = $1 AND message_id = $2 AND class IS NOT NULL AND failed_at = $3`
 	head := func(after string) string {
 		return `(SELECT key, class IS NOT NULL AS stopped FROM ` + name + ` WHERE consumer = $1 AND key COLLATE "C" > ` + after +
 			` ORDER BY key COLLATE "C", seq LIMIT 1)`
 	}
 	return &parking{
-		parkedRows: parkedRows{pool, consumer, names.missing()},
+		parkedRows: parkedRows{pool, consumer, name, names.missing()},
 		stop: insert + `UPDATE SET replays = excluded.replays, class = excluded.class, failed_at = excluded.failed_at,
 			stopped_at = excluded.stopped_at, envelope = excluded.envelope, claimed_by = NULL, claimed_until = NULL
 			WHERE p.class IS NULL AND p.replays <= excluded.replays AND ` + free,
@@ -55,24 +62,23 @@ func newParking(pool *pgxpool.Pool, names tables, consumer string) *parking {
 		heads: `WITH RECURSIVE heads AS (` + head("$2") + ` UNION ALL
 			SELECT next.* FROM heads CROSS JOIN LATERAL ` + head("heads.key") + ` AS next) SELECT key, stopped FROM heads LIMIT $3`,
 		count: `SELECT count(*) FROM (SELECT FROM ` + name + ` WHERE consumer = $1 LIMIT $2) AS counted`,
-		claim: `WITH head AS (SELECT seq FROM ` + name + ` WHERE consumer = $1 AND key COLLATE "C" = $2 ORDER BY seq LIMIT 1),
+		claim: `WITH head AS (SELECT seq, class IS NULL AND (p.claimed_by = $3 OR ` + free + `) AS open FROM ` + name + ` AS p WHERE consumer = $1 AND key COLLATE "C" = $2 ORDER BY seq LIMIT 1),
 			mine AS (UPDATE ` + name + ` AS p SET claimed_by = $3, claimed_until = clock_timestamp() + $4::interval FROM head
 				WHERE p.consumer = $1 AND p.key COLLATE "C" = $2 AND p.seq = head.seq AND p.class IS NULL AND (p.claimed_by = $3 OR ` + free + `)
 				RETURNING envelope, body)
-			SELECT envelope, body FROM head LEFT JOIN mine ON true`,
+			SELECT coalesce(open, false), envelope, body FROM head LEFT JOIN mine ON true`,
 		renew: `UPDATE ` + name + ` SET claimed_until = clock_timestamp() + $3::interval
 			WHERE consumer = $1 AND message_id = ANY($4::uuid[]) AND claimed_by = $2 RETURNING message_id`,
-		fail: `UPDATE ` + name + ` SET class = $5, failed_at = $6, stopped_at = now(), envelope = $7
-			WHERE consumer = $1 AND message_id = $2 AND replays = $3 AND claimed_by = $4`,
-		done: `DELETE FROM ` + name + ` WHERE consumer = $1 AND message_id = $2 AND replays <= $3 AND claimed_by = $4`,
+		fail: `UPDATE ` + name + ` SET class = $5, failed_at = $6, stopped_at = now(), envelope = $7 WHERE replays = $3 AND ` + ofOwner,
+		done: `DELETE FROM ` + name + ` WHERE ` + ofOwner,
 		depths: `SELECT class, count(*), min(failed_at) FROM ` + name + ` WHERE consumer = $1 AND class IS NOT NULL
 			GROUP BY class ORDER BY class COLLATE "C"`,
 		newest: `SELECT coalesce(max(seq), 0) FROM ` + name + ` WHERE consumer = $1 AND class COLLATE "C" = $2`,
 		page: `SELECT seq, envelope, body FROM ` + name + ` WHERE consumer = $1 AND class COLLATE "C" = $2 AND seq > $3 AND seq <= $4
 			ORDER BY seq LIMIT $5`,
 		giveBack: `UPDATE ` + name + ` SET class = NULL, failed_at = NULL, stopped_at = NULL, claimed_by = NULL, claimed_until = NULL,
-			replays = $4, envelope = $5, body = $6` + letter,
-		remove: `DELETE FROM ` + name + letter,
+			replays = $4, envelope = $5, body = $6 WHERE ` + ofLetter,
+		remove: `DELETE FROM ` + name + ` WHERE ` + ofLetter,
 	}
 }
 
@@ -84,8 +90,7 @@ func (p *parking) Stop(ctx context.Context, key string, dead inbox.DeadLetter) e
 		return err
 	}
 	m := &dead.Message
-	_, err = p.exec(ctx, p.stop, key, m.ID, m.Replays, dead.Class, dead.FailedAt, m.Name, envelope, bodyOf(m))
-	return err
+	return p.put(ctx, p.stop, key, m, dead.Class, dead.FailedAt, envelope)
 }
 
 // Append implements driver.Parking.
@@ -94,7 +99,19 @@ func (p *parking) Append(ctx context.Context, key string, m *inbox.Message) erro
 	if err != nil {
 		return err
 	}
-	_, err = p.exec(ctx, p.add, key, m.ID, m.Replays, nil, nil, m.Name, envelope, bodyOf(m))
+	return p.put(ctx, p.add, key, m, nil, nil, envelope)
+}
+
+// put stores a message. Where it changes nothing the message must be there.
+func (p *parking) put(ctx context.Context, sql, key string, m *inbox.Message, class, failedAt any, envelope []byte) error {
+	n, err := p.exec(ctx, sql, key, m.ID, m.Replays, class, failedAt, m.Name, envelope, bodyOf(m))
+	if err != nil || n > 0 {
+		return err
+	}
+	there, err := p.finds(ctx, ofMessage, m.ID)
+	if err == nil && !there {
+		err = p.ignored(m.ID)
+	}
 	return err
 }
 
@@ -152,7 +169,7 @@ func (p *parking) Scan(
 			}
 			if err := p.end(ctx, dead, fate); err != nil {
 				failed(dead, err)
-				if !ofLetter(err) {
+				if !concernsOne(err) {
 					return err
 				}
 			}
@@ -160,8 +177,11 @@ func (p *parking) Scan(
 	}
 }
 
-// ofLetter reports whether a failure concerns one letter alone: the server has answered, and is not unfit for all.
-func ofLetter(err error) bool {
+// concernsOne reports whether a failure concerns one letter alone: the server has answered, and is not unfit for all.
+func concernsOne(err error) bool {
+	if errors.Is(err, ErrIgnored) {
+		return true
+	}
 	answer, answered := errors.AsType[*pgconn.PgError](err)
 	return answered && !slices.Contains([]string{"08", "25", "42", "53", "57", "58"}, answer.Code[:2])
 }
@@ -189,19 +209,33 @@ func (p *parking) letters(ctx context.Context, class string, after, last int64) 
 func (p *parking) end(ctx context.Context, dead inbox.DeadLetter, fate inboxdriver.Fate) error {
 	switch fate {
 	case inboxdriver.Drop:
-		_, err := p.exec(ctx, p.remove, dead.Message.ID, dead.FailedAt)
-		return err
+		n, err := p.exec(ctx, p.remove, dead.Message.ID, dead.FailedAt)
+		return p.ended(ctx, n, err, ofLetter, dead.Message.ID, dead.FailedAt)
 	case inboxdriver.Return:
 		m := dead.Message
 		m.Attempt, m.Recovered, m.FirstFailedAt, m.History = 1, 0, time.Time{}, nil
 		m.Replays++
 		envelope, err := envelopeOf(inbox.DeadLetter{Message: m})
-		if err == nil {
-			_, err = p.exec(ctx, p.giveBack, m.ID, dead.FailedAt, m.Replays, envelope, bodyOf(&m))
+		if err != nil {
+			return err
 		}
-		return err
+		n, err := p.exec(ctx, p.giveBack, m.ID, dead.FailedAt, m.Replays, envelope, bodyOf(&m))
+		return p.ended(ctx, n, err, ofLetter, m.ID, dead.FailedAt)
 	}
 	return nil
+}
+
+// ended returns an error if a statement changed no row although there is one that it should have changed. Without
+// such a row somebody else was faster.
+func (p *parking) ended(ctx context.Context, n int64, err error, where string, id uuid.UUID, args ...any) error {
+	if err != nil || n > 0 {
+		return err
+	}
+	left, err := p.finds(ctx, where, append([]any{id}, args...)...)
+	if err == nil && left {
+		err = p.ignored(id)
+	}
+	return err
 }
 
 // envelopeOf is a message, or a dead letter, without its body.
@@ -243,7 +277,20 @@ func bodyOf(m *inbox.Message) []byte { return append([]byte{}, m.Body...) }
 type parkedRows struct {
 	pool     *pgxpool.Pool
 	consumer string
+	table    string
 	missing  migrate.Missing
+}
+
+// finds reports whether the consumer has a row.
+func (p parkedRows) finds(ctx context.Context, where string, args ...any) (found bool, err error) {
+	err = p.read(ctx, func(ctx context.Context, conn *pgxpool.Conn) error {
+		return conn.QueryRow(ctx, `SELECT EXISTS (SELECT FROM `+p.table+` WHERE `+where+`)`, append([]any{p.consumer}, args...)...).Scan(&found)
+	})
+	return found, err
+}
+
+func (p parkedRows) ignored(id uuid.UUID) error {
+	return p.wrap(pgcall.Ignored(p.table, "a change of message "+id.String()))
 }
 
 func (p parkedRows) read(ctx context.Context, fn func(context.Context, *pgxpool.Conn) error) error {

@@ -28,7 +28,7 @@ type member struct {
 	result error
 
 	// Of the last attempt of a batch's transaction:
-	first  bool  // it was not recorded before
+	first  bool  // its entry was made
 	failed error // its handler has failed and is undone
 }
 

@@ -47,7 +47,7 @@ func TestSilentConnections(t *testing.T) {
 	}{
 		"look":  {func(ctx context.Context, p *inboxpgx.Store) error { return second(p.Ledger().Look(ctx, ids.New())) }, 2, 4 * time.Second},
 		"start": {func(ctx context.Context, p *inboxpgx.Store) error { return p.Ledger().Start(ctx, event()) }, 2, 4 * time.Second},
-		"pass":  {func(ctx context.Context, p *inboxpgx.Store) error { return p.Ledger().Pass(ctx, event()) }, 2, 4 * time.Second},
+		"pass":  {func(ctx context.Context, p *inboxpgx.Store) error { return p.Ledger().Pass(ctx, event(), time.Hour) }, 2, 4 * time.Second},
 		"prune": {func(ctx context.Context, p *inboxpgx.Store) error { return second(p.Prune(ctx)) }, 1, 2 * time.Second},
 		"check": {func(ctx context.Context, p *inboxpgx.Store) error { return p.Check(ctx) }, 1, 2 * time.Second},
 	} {

@@ -13,7 +13,7 @@ import (
 	"github.com/holdfast-go/holdfast/inbox"
 	inboxdriver "github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/internal/migrate"
-	"github.com/holdfast-go/holdfast/txretry"
+	"github.com/holdfast-go/holdfast/internal/pgcall"
 	txdriver "github.com/holdfast-go/holdfast/txretry/driver"
 )
 
@@ -24,7 +24,7 @@ type table struct {
 	files   fs.FS // the migrations
 	missing migrate.Missing
 
-	insert, insertAll, forget string
+	insert, insertAll, recorded, forget string
 }
 
 func newTable(pool *pgxpool.Pool, names tables) (*table, error) {
@@ -42,7 +42,8 @@ func newTable(pool *pgxpool.Pool, names tables) (*table, error) {
 		// In the order of the ids: two batches with the same copies must not deadlock.
 		insertAll: `INSERT INTO ` + names.entries + ` (consumer, message_id) SELECT $1, m.id
 			FROM unnest($2::uuid[]) AS m (id) ORDER BY m.id ON CONFLICT DO NOTHING RETURNING message_id`,
-		forget: `DELETE FROM ` + names.entries + ` WHERE consumer = $1 AND message_id = ANY($2::uuid[])`,
+		recorded: `SELECT message_id FROM ` + names.entries + ` WHERE consumer = $1 AND message_id = ANY($2::uuid[])`,
+		forget:   `DELETE FROM ` + names.entries + ` WHERE consumer = $1 AND message_id = ANY($2::uuid[])`,
 	}, nil
 }
 
@@ -77,37 +78,71 @@ func (t *table) RecordAll(ctx context.Context, tx pgx.Tx, consumer string, msgs 
 	for i, m := range msgs {
 		ids[i], position[m.ID] = uuidOf(m.ID), i
 	}
-	rows, err := tx.Query(ctx, t.insertAll, consumer, ids)
+	first, err = marked(position, func() (pgx.Rows, error) { return tx.Query(ctx, t.insertAll, consumer, ids) })
 	if err != nil {
-		return nil, fmt.Errorf("inboxpgx: record messages: %w", t.missing.Explain(err))
-	}
-	first = make([]bool, len(msgs))
-	var id pgtype.UUID
-	if _, err := pgx.ForEachRow(rows, []any{&id}, func() error {
-		first[position[id.Bytes]] = true
-		return nil
-	}); err != nil {
 		return nil, fmt.Errorf("inboxpgx: record messages: %w", t.missing.Explain(err))
 	}
 	return first, nil
 }
 
-// Forget implements driver.Entries.
-func (t *table) Forget(ctx context.Context, tx pgx.Tx, consumer string, ids []uuid.UUID) error {
-	all := make(uuids, len(ids))
+// Recorded implements driver.Entries. It runs outside of the transaction that made no entry: a trigger may have
+// put the row elsewhere, which that transaction would take for an entry.
+func (t *table) Recorded(ctx context.Context, consumer string, ids []uuid.UUID) (recorded []bool, err error) {
+	position := make(map[uuid.UUID]int, len(ids))
 	for i, id := range ids {
-		all[i] = uuidOf(id)
+		position[id] = i
 	}
-	if txretry.AtCommit(tx, t.forget, consumer, all) {
+	ctx, cancel := context.WithTimeout(ctx, ledgerTimeout)
+	defer cancel()
+	err = pgcall.Use(ctx, t.pool, func(ctx context.Context, conn *pgxpool.Conn) (err error) {
+		recorded, err = marked(position, func() (pgx.Rows, error) { return conn.Query(ctx, t.recorded, consumer, uuidsOf(ids)) })
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("inboxpgx: look for entries: %w", t.missing.Explain(err))
+	}
+	return recorded, nil
+}
+
+// marked reports for each position whether the query returned its id.
+func marked(position map[uuid.UUID]int, query func() (pgx.Rows, error)) ([]bool, error) {
+	rows, err := query()
+	if err != nil {
+		return nil, err
+	}
+	found := make([]bool, len(position))
+	var id pgtype.UUID
+	_, err = pgx.ForEachRow(rows, []any{&id}, func() error {
+		if at, asked := position[id.Bytes]; asked {
+			found[at] = true
+		}
 		return nil
-	}
-	if _, err := tx.Exec(ctx, t.forget, consumer, all); err != nil {
+	})
+	return found, err
+}
+
+// Forget implements driver.Entries. It does not wait for COMMIT: with an entry that stays, the retry of its
+// message would count as a duplicate.
+func (t *table) Forget(ctx context.Context, tx pgx.Tx, consumer string, ids []uuid.UUID) error {
+	tag, err := tx.Exec(ctx, t.forget, consumer, uuidsOf(ids))
+	if err != nil {
 		return fmt.Errorf("inboxpgx: forget messages: %w", t.missing.Explain(err))
+	}
+	if deleted := tag.RowsAffected(); deleted != int64(len(ids)) {
+		return fmt.Errorf("inboxpgx: forget messages: %w", pgcall.Ignored(t.names.entries, fmt.Sprintf("the DELETE of %d entries of %d", int64(len(ids))-deleted, len(ids))))
 	}
 	return nil
 }
 
 // uuids is an array that the client encodes in binary. Of []uuid.UUID it makes texts first.
 type uuids = pgtype.FlatArray[pgtype.UUID]
+
+func uuidsOf(ids []uuid.UUID) uuids {
+	all := make(uuids, len(ids))
+	for i, id := range ids {
+		all[i] = uuidOf(id)
+	}
+	return all
+}
 
 func uuidOf(id uuid.UUID) pgtype.UUID { return pgtype.UUID{Bytes: id, Valid: true} }

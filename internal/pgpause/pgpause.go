@@ -5,6 +5,7 @@ package pgpause
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -37,18 +38,29 @@ func (s Switch) Set(ctx context.Context, by, reason string) error {
 	if err := actor.Check("by", "reason", by, reason); err != nil {
 		return err
 	}
-	return s.change(ctx, `INSERT INTO `+s.Table+` (part, actor, reason) VALUES ($1, $2, $3)
+	n, err := pgcall.Exec(ctx, s.Pool, `INSERT INTO `+s.Table+` (part, actor, reason) VALUES ($1, $2, $3)
 		ON CONFLICT (part) DO UPDATE SET actor = excluded.actor, reason = excluded.reason`, s.Part, by, reason)
+	if err == nil && n == 0 {
+		return s.ignored()
+	}
+	return s.Missing.Explain(err)
 }
 
 // Clear ends the pause, if there is one.
 func (s Switch) Clear(ctx context.Context) error {
-	return s.change(ctx, `DELETE FROM `+s.Table+` WHERE part = $1`, s.Part)
+	n, err := pgcall.Exec(ctx, s.Pool, `DELETE FROM `+s.Table+` WHERE part = $1`, s.Part)
+	if err != nil || n > 0 {
+		return s.Missing.Explain(err)
+	}
+	left, err := s.Get(ctx)
+	if err == nil && left != (State{}) {
+		err = s.ignored()
+	}
+	return err
 }
 
-func (s Switch) change(ctx context.Context, sql string, args ...any) error {
-	_, err := pgcall.Exec(ctx, s.Pool, sql, args...)
-	return s.Missing.Explain(err)
+func (s Switch) ignored() error {
+	return pgcall.Ignored(s.Table, fmt.Sprintf("the change of the pause of %q", s.Part))
 }
 
 // Get returns the pause.

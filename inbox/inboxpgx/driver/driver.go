@@ -16,14 +16,17 @@ import (
 // Entries records which messages a consumer has processed, as part of a transaction. The suite is
 // in inboxtest/conformance. It must be safe for concurrent use.
 type Entries interface {
-	// Record reports whether this is the first time that the consumer records the id,
-	// and records it. The entry commits and rolls back with tx. While another transaction
-	// that recorded the same id is open it waits, or fails so that txretry tries again.
+	// Record records the id and reports whether it made an entry. If it made none, the id was recorded
+	// before, or the store ignored the entry: roll tx back and ask Recorded. The entry commits and rolls
+	// back with tx. While another transaction that recorded the same id is open it waits, or fails so that
+	// txretry tries again.
 	Record(ctx context.Context, tx pgx.Tx, consumer string, id uuid.UUID) (first bool, err error)
 	// RecordAll is Record for several messages with different ids, in one step.
 	RecordAll(ctx context.Context, tx pgx.Tx, consumer string, msgs []*inbox.Message) (first []bool, err error)
-	// Forget takes back, within the same transaction, what Record or RecordAll has
-	// recorded there for the first time.
+	// Recorded reports for each id whether a committed transaction of the consumer has recorded it.
+	Recorded(ctx context.Context, consumer string, ids []uuid.UUID) ([]bool, error)
+	// Forget deletes, within the same transaction, entries that Record or RecordAll has made there. It
+	// returns an error if one of them stays.
 	Forget(ctx context.Context, tx pgx.Tx, consumer string, ids []uuid.UUID) error
 	// Processed returns how many ids the consumer has recorded in the last d: at most 100,000, which means as many
 	// or more.

@@ -11,7 +11,7 @@ CREATE TABLE {{table}} (
 CREATE INDEX "{{raw.table}}_processed_at_idx" ON {{table}} (consumer, processed_at);
 
 -- What became of messages that did not go through at their first delivery: the newest
--- attempt that is known of, and how many runs of the message the process has not survived.
+-- attempt that is known of, when it is due, and how many runs of the message the process has not survived.
 CREATE TABLE {{attempts}} (
     consumer   text        NOT NULL,
     message_id uuid        NOT NULL,
@@ -19,6 +19,7 @@ CREATE TABLE {{attempts}} (
     attempt    integer     NOT NULL,
     open       integer     NOT NULL,
     name       text        NOT NULL DEFAULT '',
+    due_at     timestamptz NOT NULL DEFAULT now(),
     updated_at timestamptz NOT NULL DEFAULT now(),
     PRIMARY KEY (consumer, message_id)
 );

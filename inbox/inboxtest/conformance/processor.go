@@ -327,6 +327,7 @@ func TestLedger(t *testing.T, newLedgers func(t *testing.T) func(consumer string
 		"runs":       testLedgerRuns,
 		"leftovers":  testLedgerLeftovers,
 		"replays":    testLedgerReplays,
+		"overdue":    testLedgerOverdue,
 		"concurrent": testLedgerConcurrent,
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -352,7 +353,7 @@ func (l ledgerTester) do(t *testing.T, m *inbox.Message, steps ...string) {
 		case "end":
 			err = l.End(t.Context(), m)
 		case "pass":
-			err = l.Pass(t.Context(), m)
+			err = l.Pass(t.Context(), m, time.Hour)
 		case "forget":
 			err = l.Forget(t.Context(), m.ID)
 		default:
@@ -407,6 +408,27 @@ func testLedgerLeftovers(t *testing.T, l ledgerTester) {
 	l.want(t, &third, 0, false)
 	l.do(t, &third, "forget")
 	l.want(t, first, 0, false)
+}
+
+// A copy is overdue from its time on. A leftover does not change that time.
+func testLedgerOverdue(t *testing.T, l ledgerTester) {
+	m := event(1)
+	second := *m
+	second.Attempt = 2
+	pass := func(m *inbox.Message, after time.Duration, late bool) {
+		t.Helper()
+		if err := l.Pass(t.Context(), m, after); err != nil {
+			t.Fatal(err)
+		}
+		e, err := l.Look(t.Context(), m.ID)
+		if err != nil || late != (e.Overdue >= time.Hour) || !late && e.Overdue != 0 {
+			t.Errorf("%v after a retry in %v: %+v, error %v", m.Attempt, after, e, err)
+		}
+	}
+	pass(m, time.Hour, false)
+	pass(&second, -time.Hour, true)
+	pass(m, time.Hour, true)
+	pass(&second, time.Hour, false)
 }
 
 func testLedgerReplays(t *testing.T, l ledgerTester) {

@@ -60,6 +60,15 @@ func (e *Entries) RecordAll(ctx context.Context, tx pgx.Tx, consumer string, msg
 	return first, nil
 }
 
+// Recorded implements driver.Entries.
+func (e *Entries) Recorded(_ context.Context, consumer string, ids []uuid.UUID) ([]bool, error) {
+	recorded := make([]bool, len(ids))
+	for i, id := range ids {
+		recorded[i] = e.Seen(consumer, id)
+	}
+	return recorded, nil
+}
+
 // Forget implements driver.Entries.
 func (e *Entries) Forget(_ context.Context, tx pgx.Tx, consumer string, ids []uuid.UUID) error {
 	for _, id := range ids {

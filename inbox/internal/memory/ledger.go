@@ -4,6 +4,7 @@ package memory
 import (
 	"context"
 	"sync"
+	"time"
 
 	"github.com/google/uuid"
 
@@ -14,11 +15,17 @@ import (
 // Ledger is a driver.Ledger in memory. It is safe for concurrent use.
 type Ledger struct {
 	mu      sync.Mutex
-	entries map[uuid.UUID]driver.LedgerEntry
+	entries map[uuid.UUID]ledgerEntry
+}
+
+// ledgerEntry is a driver.LedgerEntry with the time at which its copy is due.
+type ledgerEntry struct {
+	driver.LedgerEntry
+	due time.Time
 }
 
 // NewLedger returns a Ledger without entries.
-func NewLedger() *Ledger { return &Ledger{entries: map[uuid.UUID]driver.LedgerEntry{}} }
+func NewLedger() *Ledger { return &Ledger{entries: map[uuid.UUID]ledgerEntry{}} }
 
 // Look implements driver.Ledger.
 func (l *Ledger) Look(ctx context.Context, id uuid.UUID) (driver.LedgerEntry, error) {
@@ -27,13 +34,17 @@ func (l *Ledger) Look(ctx context.Context, id uuid.UUID) (driver.LedgerEntry, er
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.entries[id], nil
+	e := l.entries[id]
+	if !e.due.IsZero() {
+		e.Overdue = max(time.Since(e.due), 0)
+	}
+	return e.LedgerEntry, nil
 }
 
 // Start implements driver.Ledger.
 func (l *Ledger) Start(ctx context.Context, m *inbox.Message) error {
-	return l.change(ctx, m, func(e driver.LedgerEntry) driver.LedgerEntry {
-		e = newest(e, m, 0)
+	return l.change(ctx, m.ID, func(e ledgerEntry) ledgerEntry {
+		e = newest(e, m, 0, 0)
 		e.Open++
 		return e
 	})
@@ -41,29 +52,29 @@ func (l *Ledger) Start(ctx context.Context, m *inbox.Message) error {
 
 // End implements driver.Ledger.
 func (l *Ledger) End(ctx context.Context, m *inbox.Message) error {
-	return l.change(ctx, m, func(e driver.LedgerEntry) driver.LedgerEntry {
+	return l.change(ctx, m.ID, func(e ledgerEntry) ledgerEntry {
 		e.Open = 0
 		return e
 	})
 }
 
 // Pass implements driver.Ledger.
-func (l *Ledger) Pass(ctx context.Context, m *inbox.Message) error {
-	return l.change(ctx, m, func(e driver.LedgerEntry) driver.LedgerEntry {
-		e = newest(e, m, 1)
+func (l *Ledger) Pass(ctx context.Context, m *inbox.Message, after time.Duration) error {
+	return l.change(ctx, m.ID, func(e ledgerEntry) ledgerEntry {
+		e = newest(e, m, 1, after)
 		e.Open = 0
 		return e
 	})
 }
 
-// newest is the entry with the message, so many attempts on, taken into account.
-func newest(e driver.LedgerEntry, m *inbox.Message, on int) driver.LedgerEntry {
-	attempt := max(m.Attempt, 1) + on
+// newest is the entry with the message, so many attempts on and due after a time, taken into account.
+func newest(e ledgerEntry, m *inbox.Message, on int, after time.Duration) ledgerEntry {
+	attempt, due := max(m.Attempt, 1)+on, time.Now().Add(after)
 	switch {
 	case m.Replays > e.Replays:
-		return driver.LedgerEntry{Replays: m.Replays, Attempt: attempt}
-	case m.Replays == e.Replays:
-		e.Attempt = max(e.Attempt, attempt)
+		return ledgerEntry{driver.LedgerEntry{Replays: m.Replays, Attempt: attempt}, due}
+	case m.Replays == e.Replays && attempt >= e.Attempt:
+		e.Attempt, e.due = attempt, due
 	}
 	return e
 }
@@ -79,12 +90,12 @@ func (l *Ledger) Forget(ctx context.Context, id uuid.UUID) error {
 	return nil
 }
 
-func (l *Ledger) change(ctx context.Context, m *inbox.Message, with func(driver.LedgerEntry) driver.LedgerEntry) error {
+func (l *Ledger) change(ctx context.Context, id uuid.UUID, with func(ledgerEntry) ledgerEntry) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.entries[m.ID] = with(l.entries[m.ID])
+	l.entries[id] = with(l.entries[id])
 	return nil
 }

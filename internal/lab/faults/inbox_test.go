@@ -152,9 +152,9 @@ type crashLedger struct {
 	crash *crash
 }
 
-func (l *crashLedger) Pass(ctx context.Context, m *inbox.Message) error {
+func (l *crashLedger) Pass(ctx context.Context, m *inbox.Message, after time.Duration) error {
 	l.crash.pass("copy confirmed")
-	err := l.Ledger.Pass(ctx, m)
+	err := l.Ledger.Pass(ctx, m, after)
 	l.crash.pass("attempt noted")
 	return err
 }

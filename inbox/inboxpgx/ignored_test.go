@@ -1,0 +1,244 @@
+package inboxpgx_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/driver"
+	"github.com/holdfast-go/holdfast/inbox/inboxpgx"
+	"github.com/holdfast-go/holdfast/inbox/inboxtest"
+	"github.com/holdfast-go/holdfast/inbox/inboxtest/conformance"
+	"github.com/holdfast-go/holdfast/internal/ids"
+	"github.com/holdfast-go/holdfast/internal/testenv"
+)
+
+// ignore makes a table ignore a kind of change. The body of the trigger's function returns null for a row to be
+// ignored, as RETURN NEW does in a trigger on DELETE.
+func ignore(t *testing.T, pool *pgxpool.Pool, table, change, body string) {
+	t.Helper()
+	exec(t, pool, `CREATE OR REPLACE FUNCTION ignored() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN `+body+` END $$`)
+	exec(t, pool, `CREATE TRIGGER ignoring BEFORE `+change+` ON `+table+` FOR EACH ROW EXECUTE FUNCTION ignored()`)
+}
+
+func wantIgnored(t *testing.T, err error) {
+	t.Helper()
+	if f := driver.Classify(err); !errors.Is(err, inboxpgx.ErrIgnored) || !f.Unavailable || f.Counted {
+		t.Errorf("a message without entry: %v classified %+v", err, f)
+	}
+}
+
+// A table that takes no entry makes no duplicates of new messages, however the row was lost: alone and in batches,
+// beside a message that is a duplicate. With the isolation levels the same.
+func TestIgnoredEntry_isNoDuplicate(t *testing.T) {
+	t.Parallel()
+	const partitioned = `CREATE TABLE part (LIKE holdfast_inbox INCLUDING ALL) INHERITS (holdfast_inbox)`
+	for name, body := range map[string]string{
+		"dropped":              `RETURN NULL;`,
+		"partitioned":          `INSERT INTO part SELECT NEW.*; RETURN NULL;`,
+		"partitioned, guarded": `BEGIN INSERT INTO part SELECT NEW.*; EXCEPTION WHEN undefined_table THEN RAISE; END; RETURN NULL;`,
+	} {
+		for _, isolation := range []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.Serializable} {
+			t.Run(name+" "+string(isolation), func(t *testing.T) {
+				t.Parallel()
+				pool := newPool(t)
+				p := newStore(t, newManager(t, pool), "a", inboxpgx.Config{Isolation: isolation})
+				handle(t, p, func(ctx context.Context, tx pgx.Tx, e conformance.Event) error {
+					return insertEffect(ctx, tx, "a", e.Number)
+				})
+				known := event()
+				noError(t, process(t, p, known))
+				exec(t, pool, partitioned)
+				ignore(t, pool, "holdfast_inbox", "INSERT", body)
+
+				wantIgnored(t, process(t, p, event()))
+				noError(t, process(t, p, known))
+				results := p.Process(t.Context(), []*inbox.Message{event(), known, event()})
+				wantIgnored(t, results[0])
+				noError(t, results[1])
+				wantIgnored(t, results[2])
+				wantOneEffectEach(t, pool, 1)
+			})
+		}
+	}
+}
+
+// A trigger that ignores some entries holds up none but their messages.
+func TestIgnoredEntry_leavesTheOthers(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t)
+	p := effectStore(t, newManager(t, pool))
+	msgs := events(4)
+	ignore(t, pool, "holdfast_inbox", "INSERT", `IF NEW.message_id = '`+msgs[2].ID.String()+`' THEN RETURN NULL; END IF; RETURN NEW;`)
+	results := p.Process(t.Context(), msgs)
+	wantIgnored(t, results[2])
+	if got := failedOnes(results); !slices.Equal(got, []int{2}) {
+		t.Errorf("failed %v, want the third one", got)
+	}
+	wantOneEffectEach(t, pool, 3)
+}
+
+// A consumer whose entries are ignored pauses and gives the reason, and goes on when they are kept again.
+func TestIgnoredEntry_pausesTheConsumer(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t)
+	p := effectStore(t, newManager(t, pool))
+	ignore(t, pool, "holdfast_inbox", "INSERT", `RETURN NULL;`)
+	broker := inboxtest.NewBroker()
+	consumer, err := inboxtest.NewConsumer(broker, "orders", p, inboxtest.Config{ConsumerConfig: inbox.ConsumerConfig{Logger: slog.New(slog.DiscardHandler)}})
+	noError(t, err)
+	for _, m := range events(5) {
+		noError(t, broker.Send(t.Context(), m))
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error)
+	go func() { ended <- consumer.Run(ctx) }()
+	testenv.Eventually(t, func() error {
+		if err := consumer.Ready(t.Context()); !errors.Is(err, inboxpgx.ErrIgnored) {
+			return fmt.Errorf("Ready = %w", err)
+		}
+		return nil
+	})
+	exec(t, pool, `DROP TRIGGER ignoring ON holdfast_inbox`)
+	noError(t, broker.Idle(t.Context()))
+	wantOneEffectEach(t, pool, 5)
+	cancel()
+	noError(t, <-ended)
+}
+
+// The entry of a failed message of a batch that could not be deleted would make a duplicate of its retry.
+func TestIgnoredForget_commitsNothing(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t)
+	p := newStore(t, newManager(t, pool), "a", inboxpgx.Config{})
+	handle(t, p, func(ctx context.Context, tx pgx.Tx, e conformance.Event) error {
+		if e.Number == 1 {
+			return errors.New("broken")
+		}
+		return insertEffect(ctx, tx, "a", e.Number)
+	})
+	ignore(t, pool, "holdfast_inbox", "DELETE", `RETURN NEW;`)
+	for _, err := range p.Process(t.Context(), events(3)) {
+		wantIgnored(t, err)
+	}
+	wantOneEffectEach(t, pool, 0)
+}
+
+// Every statement of the ledger and of the parked messages returns an error where the table ignores it, and none
+// where there was nothing to change.
+func TestIgnoredNotes(t *testing.T) {
+	t.Parallel()
+	for _, change := range []string{"INSERT", "UPDATE", "DELETE"} {
+		t.Run(change, func(t *testing.T) {
+			t.Parallel()
+			testIgnoredNotes(t, change)
+		})
+	}
+}
+
+func testIgnoredNotes(t *testing.T, change string) {
+	pool := newPool(t)
+	p := newStore(t, newManager(t, pool), "a", inboxpgx.Config{})
+	n := newNotes(p)
+	statements := n.prepare(t)
+	for _, table := range []string{"holdfast_inbox_attempts", "holdfast_inbox_parked", "holdfast_inbox_pause"} {
+		ignore(t, pool, table, change, `RETURN NULL;`)
+	}
+	for _, s := range statements {
+		err := s.call(t.Context())
+		if want := s.does == change; errors.Is(err, inboxpgx.ErrIgnored) != want || !want && err != nil {
+			t.Errorf("%s where %s is ignored: %v", s.name, change, err)
+		}
+	}
+}
+
+// notes are the ledger, the parked messages and the pause of one consumer.
+type notes struct {
+	p       *inboxpgx.Store
+	ledger  driver.Ledger
+	parking driver.Parking
+	owner   uuid.UUID
+}
+
+// statement is a call, and the change that its SQL consists of.
+type statement struct {
+	name, does string
+	call       func(context.Context) error
+}
+
+func newNotes(p *inboxpgx.Store) notes {
+	return notes{p, p.Ledger(), p.Parking(true), ids.New()}
+}
+
+// prepare stores what the statements change, and returns them.
+func (n notes) prepare(t *testing.T) []statement {
+	t.Helper()
+	ctx := t.Context()
+	noted, stopped, dropped := event(), dead(event()), dead(event())
+	dropped.Class = "validation"
+	claimed, waiting := event(), event()
+	noError(t, n.ledger.Start(ctx, noted))
+	noError(t, n.parking.Stop(ctx, "stopped", stopped))
+	noError(t, n.parking.Stop(ctx, "dropped", dropped))
+	for key, m := range map[string]*inbox.Message{"claimed": claimed, "waiting": waiting} {
+		noError(t, n.parking.Append(ctx, key, m))
+	}
+	lease := driver.Lease{Owner: n.owner, For: time.Hour}
+	if _, _, err := n.parking.Claim(ctx, "claimed", lease); err != nil {
+		t.Fatal(err)
+	}
+	scan := func(class string, fate driver.Fate) func(context.Context) error {
+		return func(ctx context.Context) (failure error) {
+			err := n.parking.Scan(ctx, class, func(*inbox.DeadLetter) (driver.Fate, error) { return fate, nil },
+				func(_ inbox.DeadLetter, err error) { failure = err })
+			return errors.Join(err, failure)
+		}
+	}
+	claim := func(key string) func(context.Context) error {
+		return func(ctx context.Context) error {
+			_, _, err := n.parking.Claim(ctx, key, lease)
+			return err
+		}
+	}
+	return []statement{
+		{"Ledger.Start", "INSERT", func(ctx context.Context) error { return n.ledger.Start(ctx, event()) }},
+		{"Ledger.Pass", "INSERT", func(ctx context.Context) error { return n.ledger.Pass(ctx, event(), time.Hour) }},
+		{"Ledger.End", "UPDATE", func(ctx context.Context) error { return n.ledger.End(ctx, noted) }},
+		{"Ledger.End of nothing", "", func(ctx context.Context) error { return n.ledger.End(ctx, event()) }},
+		{"Ledger.Forget", "DELETE", func(ctx context.Context) error { return n.ledger.Forget(ctx, noted.ID) }},
+		{"Ledger.Forget of nothing", "", func(ctx context.Context) error { return n.ledger.Forget(ctx, ids.New()) }},
+		{"Parking.Append", "INSERT", func(ctx context.Context) error { return n.parking.Append(ctx, "new", event()) }},
+		{"Parking.Append again", "", func(ctx context.Context) error { return n.parking.Append(ctx, "waiting", waiting) }},
+		{"Parking.Stop", "INSERT", func(ctx context.Context) error { return n.parking.Stop(ctx, "new", dead(event())) }},
+		{"Parking.Claim", "UPDATE", claim("waiting")},
+		{"Parking.Claim of nothing", "", claim("none")},
+		{"Parking.Claim of a stopped key", "", claim("stopped")},
+		{"Parking.Fail", "UPDATE", func(ctx context.Context) error { return n.parking.Fail(ctx, n.owner, dead(claimed)) }},
+		{"Parking.Done", "DELETE", func(ctx context.Context) error { return n.parking.Done(ctx, n.owner, claimed) }},
+		{"Parking.Done of nothing", "", func(ctx context.Context) error { return n.parking.Done(ctx, n.owner, event()) }},
+		{"Parking.Scan, Return", "UPDATE", scan(stopped.Class, driver.Return)},
+		{"Parking.Scan, Drop", "DELETE", scan(dropped.Class, driver.Drop)},
+		{"Pause", "INSERT", func(ctx context.Context) error { return n.p.Pause(ctx, "ops", "test") }},
+		{"Resume", "DELETE", func(ctx context.Context) error { return n.p.Resume(ctx) }},
+		{"Resume again", "", func(ctx context.Context) error {
+			if err := n.p.Resume(ctx); !errors.Is(err, inboxpgx.ErrIgnored) {
+				return err
+			}
+			return nil
+		}},
+	}
+}
+
+// dead is a message as a dead letter.
+func dead(m *inbox.Message) inbox.DeadLetter {
+	return inbox.DeadLetter{Message: *m, Class: "default", FailedAt: time.Now()}
+}
