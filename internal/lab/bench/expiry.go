@@ -36,7 +36,7 @@ func benchExpiryDrain(ctx context.Context, b *bench) {
 	check(messages.Migrate(ctx))
 	r := b.measure(ctx, table{
 		title:      fmt.Sprintf("expiry, %d due rows of %d", h.rows/dueShare, h.rows),
-		columns:    []column{{name: "rows/s"}, {name: "client us/row", decimals: 1}},
+		columns:    []string{"rows/s", "client us/row"},
 		yardsticks: []string{rawSweep},
 		prepare:    h.fallDue,
 		contenders: []contender{

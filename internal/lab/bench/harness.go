@@ -1,14 +1,13 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"io"
 	"math"
 	"slices"
 	"strconv"
-	"text/tabwriter"
+	"strings"
 	"time"
 
 	"github.com/holdfast-go/holdfast/internal/lab/shop"
@@ -22,10 +21,9 @@ type bench struct {
 	messages int // drained by one run
 	rows     int // of a table in which a tenth is due
 
-	workload string  // that runs
-	at       string  // what of it runs, for errors
-	report   *report // nil: none is kept
-	goals    []goal
+	workload string // that runs
+	at       string // what of it runs, for errors
+	report   *report
 	servers  servers
 	shops    *shop.Place // once it is asked for
 	used     shares      // in the last stretch that was observed
@@ -34,16 +32,10 @@ type bench struct {
 // table compares contenders that do the same work in ways of their own.
 type table struct {
 	title      string
-	columns    []column                        // of a sample; ratios compare the first one
+	columns    []string                        // of a sample; ratios compare the first one
 	prepare    func(ctx context.Context) error // before every run; nil for nothing
 	contenders []contender
 	yardsticks []string // contenders that the others are divided by
-}
-
-type column struct {
-	name     string
-	decimals int
-	most     bool // show the most of all rounds, not their median
 }
 
 type contender struct {
@@ -75,10 +67,9 @@ func (b *bench) measure(ctx context.Context, t table) results {
 			r.runs[c.name], r.used[c.name] = append(r.runs[c.name], s), append(r.used[c.name], used)
 		}
 	}
-	if b.report != nil {
-		b.report.table(b.workload, r)
-	}
-	check(r.print(b.out))
+	var text strings.Builder
+	b.report.add(b.workload, r).markdown(&text)
+	fmt.Fprint(b.out, text.String())
 	return r
 }
 
@@ -140,49 +131,6 @@ func (r results) ratio(contender, yardstick string) spread {
 	return spreadOf(ratios)
 }
 
-func (r results) print(out io.Writer) error {
-	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintf(w, "\n%s\n", r.table.title)
-	fmt.Fprintf(w, "\t%s\t[min .. max]\t", r.table.columns[0].name)
-	for _, name := range r.table.yardsticks {
-		fmt.Fprintf(w, "x %s\t", name)
-	}
-	for _, c := range r.table.columns[1:] {
-		fmt.Fprintf(w, "%s\t", c.name)
-	}
-	fmt.Fprintln(w)
-	for _, c := range r.table.contenders {
-		r.printRow(w, c.name)
-	}
-	return w.Flush()
-}
-
-// nameWidth aligns the names on the left, in a table whose figures are on the right.
-func (r results) nameWidth() (width int) {
-	for _, c := range r.table.contenders {
-		width = max(width, len(c.name))
-	}
-	return width
-}
-
-func (r results) printRow(w io.Writer, name string) {
-	first := r.column(name, 0)
-	decimals := r.table.columns[0].decimals
-	fmt.Fprintf(w, "%-*s\t%.*f\t[%.*f .. %.*f]\t", r.nameWidth(), name, decimals, first.median, decimals, first.least, decimals, first.most)
-	for _, yardstick := range r.table.yardsticks {
-		fmt.Fprintf(w, "%.2f\t", r.ratio(name, yardstick).median)
-	}
-	for i, c := range r.table.columns[1:] {
-		s := r.column(name, i+1)
-		figure := s.median
-		if c.most {
-			figure = s.most
-		}
-		fmt.Fprintf(w, "%s\t", written(figure, c.decimals))
-	}
-	fmt.Fprintln(w)
-}
-
 // written shows a figure that there is not, which is NaN, as a dash.
 func written(figure float64, decimals int) string {
 	if math.IsNaN(figure) {
@@ -191,48 +139,11 @@ func written(figure float64, decimals int) string {
 	return strconv.FormatFloat(figure, 'f', decimals, 64)
 }
 
-// goal is a figure and the bound it is held against.
-type goal struct {
-	text    string
-	got     spread
-	bound   float64
-	atLeast bool // else at most
-}
-
-func (g goal) met() bool {
-	order := cmp.Compare(g.got.median, g.bound)
-	return order == 0 || (order > 0) == g.atLeast
-}
-
 // atLeast and atMost note a goal; its median decides.
 func (b *bench) atLeast(bound float64, got spread, text string) {
-	b.hold(goal{text, got, bound, true})
+	b.report.Goals = append(b.report.Goals, kept{b.workload, text, got, bound, true, got.median >= bound})
 }
 
 func (b *bench) atMost(bound float64, got spread, text string) {
-	b.hold(goal{text, got, bound, false})
-}
-
-func (b *bench) hold(g goal) {
-	b.goals = append(b.goals, g)
-	if b.report != nil {
-		b.report.goal(b.workload, g)
-	}
-}
-
-func (b *bench) printGoals() error {
-	w := tabwriter.NewWriter(b.out, 0, 0, 2, ' ', 0)
-	fmt.Fprintf(w, "\ngoals\n")
-	for _, g := range b.goals {
-		verdict, sign := "missed", "<="
-		if g.met() {
-			verdict = "met"
-		}
-		if g.atLeast {
-			sign = ">="
-		}
-		bound := strconv.FormatFloat(g.bound, 'f', -1, 64)
-		fmt.Fprintf(w, "%s\t%.2f\t[%.2f .. %.2f]\t%s %s\t%s\n", verdict, g.got.median, g.got.least, g.got.most, sign, bound, g.text)
-	}
-	return w.Flush()
+	b.report.Goals = append(b.report.Goals, kept{b.workload, text, got, bound, false, got.median <= bound})
 }

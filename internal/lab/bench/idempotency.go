@@ -121,7 +121,7 @@ func (k keeper) drive(ctx context.Context, clients int, length time.Duration, ke
 	return sample{l.Rate, (load.CPUTime() - before).Seconds() * 1e6 / float64(l.Done)}
 }
 
-var requestColumns = []column{{name: "requests/s"}, {name: "client us/request", decimals: 1}}
+var requestColumns = []string{"requests/s", "client us/request"}
 
 // onStore asks the store without the middleware.
 func onStore(store driver.Store) func(ctx context.Context, key idempotency.Key) error {
@@ -151,7 +151,7 @@ func benchKeysInMemory(ctx context.Context, b *bench) {
 	bare, ours, again := over(bareHandler, reply), over(oursInMemory, handler), over("holdfast, memory, replay", keepsAll)
 	r := b.measure(ctx, table{
 		title:      "idempotency in memory, clients: 1",
-		columns:    []column{{name: "requests/s"}, {name: "client us/request", decimals: 2}},
+		columns:    []string{"requests/s", "client us/request"},
 		contenders: []contender{bare.firstRuns(1), ours.firstRuns(1), again.replays(1)},
 		yardsticks: []string{bareHandler},
 	})

@@ -22,7 +22,7 @@ const (
 	watermillInbox = "watermill router, dedup insert"
 )
 
-var inboxColumns = []column{{name: "messages/s"}, {name: "client us/message", decimals: 1}}
+var inboxColumns = []string{"messages/s", "client us/message"}
 
 // benchInboxSingle has so many handlers work side by side, each message in a transaction of
 // its own: the dedup entry and one business row, SERIALIZABLE.

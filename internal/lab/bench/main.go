@@ -110,7 +110,10 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 			}
 		}
 	}
-	return errors.Join(failed, b.printGoals())
+	var goals strings.Builder
+	b.report.goals(&goals)
+	fmt.Fprint(out, goals.String())
+	return failed
 }
 
 func (b *bench) runAll(ctx context.Context, w workload) (err error) {

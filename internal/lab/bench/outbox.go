@@ -56,7 +56,7 @@ func benchQuorum(ctx context.Context, b *bench) {
 func (d *drain) measure(ctx context.Context, kind string, others ...contender) results {
 	return d.bench.measure(ctx, table{
 		title:      fmt.Sprintf("outbox, %d messages of %d bytes to a %s queue", d.bench.messages, len(body), kind),
-		columns:    []column{{name: "messages/s"}, {name: "client us/message", decimals: 1}},
+		columns:    []string{"messages/s", "client us/message"},
 		yardsticks: []string{publishAlone, unkeyed},
 		contenders: append([]contender{
 			d.contender(publishAlone, 1, d.publishAlone),

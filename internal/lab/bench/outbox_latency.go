@@ -48,11 +48,11 @@ func benchLatency(ctx context.Context, b *bench) {
 		}
 		r := b.measure(ctx, table{
 			title: fmt.Sprintf("outbox, latency from commit at %d messages/s", rate),
-			columns: []column{
-				{name: "confirm p50 ms", decimals: 2},
-				{name: "p99 ms", decimals: 2},
-				{name: "consumer p50 ms", decimals: 2},
-				{name: "p99 ms", decimals: 2},
+			columns: []string{
+				"confirm p50 ms",
+				"p99 ms",
+				"consumer p50 ms",
+				"p99 ms",
 			},
 			yardsticks: []string{rawNotify},
 			prepare:    d.reset,

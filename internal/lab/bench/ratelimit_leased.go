@@ -45,7 +45,7 @@ func benchRateLeased(ctx context.Context, b *bench) {
 	}
 	r := b.measure(ctx, table{
 		title:   "ratelimit on Redis, 10 hot keys, 50 goroutines",
-		columns: []column{{name: "decisions/s"}, {name: "client us/decision", decimals: 2}},
+		columns: []string{"decisions/s", "client us/decision"},
 		contenders: []contender{
 			{redisRateOne, rateHotLoad(func(ctx context.Context, key string) (bool, error) {
 				r, err := rates.Allow(ctx, "hot:"+key, rate)

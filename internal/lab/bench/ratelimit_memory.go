@@ -44,7 +44,7 @@ func benchRateMemory(ctx context.Context, b *bench) {
 	ours := must(ratelimit.NewMemory(ratelimit.MemoryConfig{MaxKeys: 4 * keys}))
 	t := table{
 		title:      fmt.Sprintf("ratelimit in memory, %d keys", keys),
-		columns:    []column{{name: "ns/decision", decimals: 1}, {name: "allocations", decimals: 2}},
+		columns:    []string{"ns/decision", "allocations"},
 		yardsticks: []string{bestInMemory},
 	}
 	for _, c := range []struct {

@@ -37,7 +37,7 @@ func benchRateRedis(ctx context.Context, b *bench) {
 	client := b.redisClient(ctx, goroutines)
 	t := table{
 		title:      fmt.Sprintf("ratelimit on Redis, %d goroutines", goroutines),
-		columns:    []column{{name: "decisions/s"}, {name: "client us/decision", decimals: 1}},
+		columns:    []string{"decisions/s", "client us/decision"},
 		yardsticks: []string{rawGathered, redisRateOne},
 	}
 	for _, d := range rateDeciders(ctx, client) {

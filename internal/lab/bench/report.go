@@ -92,11 +92,9 @@ func (s *spread) UnmarshalJSON(text []byte) error {
 	return fmt.Errorf("a figure has %d parts, want a median and two ends", len(ends))
 }
 
-func (r *report) table(workload string, from results) {
-	m := measured{Workload: workload, Title: from.table.title, Yardsticks: from.table.yardsticks, Summary: from.standing()}
-	for _, c := range from.table.columns {
-		m.Columns = append(m.Columns, c.name)
-	}
+// add returns what the report has of a table.
+func (r *report) add(workload string, from results) measured {
+	m := measured{Workload: workload, Title: from.table.title, Columns: from.table.columns, Yardsticks: from.table.yardsticks, Summary: from.standing()}
 	for _, c := range from.table.contenders {
 		one := contestant{Name: c.name}
 		for col := range from.table.columns {
@@ -111,10 +109,7 @@ func (r *report) table(workload string, from results) {
 		m.Rows = append(m.Rows, one)
 	}
 	r.Tables = append(r.Tables, m)
-}
-
-func (r *report) goal(workload string, g goal) {
-	r.Goals = append(r.Goals, kept{workload, g.text, g.got, g.bound, g.atLeast, g.met()})
+	return m
 }
 
 // The beginnings of contenders' names; all others are raw clients.
@@ -148,7 +143,7 @@ func (r results) standing() (s standing) {
 		case len(r.table.yardsticks) > 0 && !slices.Contains(r.table.yardsticks, c.name): // it does a part of the work
 			continue
 		}
-		if *best == "" || better(r.table.columns[0].name, r.column(c.name, 0).median, r.column(*best, 0).median) {
+		if *best == "" || better(r.table.columns[0], r.column(c.name, 0).median, r.column(*best, 0).median) {
 			*best = c.name
 		}
 	}

@@ -32,7 +32,6 @@ func alone(part func(context.Context, *bench)) func(context.Context, *bench) {
 		own := *b
 		own.servers = servers{}
 		defer func() {
-			b.goals = own.goals
 			err := own.close()
 			b.atEnd(func() error { return err })
 		}()

@@ -39,14 +39,14 @@ const (
 	colLearnt99
 )
 
-var shopColumns = []column{
-	colRequests: {name: "requests/s"},
-	colAnswer50: {name: "p50 ms", decimals: 1},
-	colAnswer99: {name: "p99 ms", decimals: 1},
-	colErrors:   {name: "errors", most: true},
-	colOversold: {name: "oversold", most: true},
-	colLearnt50: {name: "read model p50 ms", decimals: 1},
-	colLearnt99: {name: "p99 ms", decimals: 1},
+var shopColumns = []string{
+	colRequests: "requests/s",
+	colAnswer50: "p50 ms",
+	colAnswer99: "p99 ms",
+	colErrors:   "errors",
+	colOversold: "oversold",
+	colLearnt50: "read model p50 ms",
+	colLearnt99: "p99 ms",
 }
 
 // shopWarmUp is how long a run uses its new processes and connections before it measures them.

@@ -32,7 +32,7 @@ func benchContended(ctx context.Context, b *bench) {
 	}
 	r := b.measure(ctx, table{
 		title:      fmt.Sprintf("txretry, read then write one hot row, goroutines: %d", goroutines),
-		columns:    []column{{name: "commits/s"}, {name: "attempts/commit", decimals: 3}, {name: "p99 ms", decimals: 1}, {name: "exhausted", most: true}},
+		columns:    []string{"commits/s", "attempts/commit", "p99 ms", "exhausted"},
 		prepare:    func(ctx context.Context) error { return resetAccounts(ctx, pool) },
 		yardsticks: []string{sequential},
 		contenders: []contender{

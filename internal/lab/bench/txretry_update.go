@@ -19,7 +19,7 @@ func benchUpdate(ctx context.Context, b *bench) {
 	pool, manager := accountBank(ctx, b)
 	t := table{
 		title:      fmt.Sprintf("txretry, one UPDATE by key, goroutines: %d", goroutines),
-		columns:    []column{{name: "tx/s"}, {name: "client us/tx", decimals: 1}, {name: "attempts/tx", decimals: 4}},
+		columns:    []string{"tx/s", "client us/tx", "attempts/tx"},
 		prepare:    func(ctx context.Context) error { return resetAccounts(ctx, pool) },
 		yardsticks: []string{rawOneTrip, crdbPgx},
 	}
