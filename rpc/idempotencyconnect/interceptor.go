@@ -20,7 +20,8 @@ import (
 // of idempotency.NewMiddleware; Methods and CanonicalJSON of cfg must be zero, and
 // MaxRequestBytes is the handler's own limit by default. needs says whether calls of a
 // procedure (/package.Service/Method) need a key; others pass untouched. nil: all do but
-// those whose idempotency_level is NO_SIDE_EFFECTS. For procedures whose clients may send
+// those whose idempotency_level is NO_SIDE_EFFECTS. gRPC's own services (/grpc.…), such as
+// health and reflection, never need one. For procedures whose clients may send
 // none, add a second one with Optional.
 func New(store driver.Store, scope func(*http.Request) (string, error), needs func(procedure string) bool, cfg idempotency.MiddlewareConfig) (connect.Interceptor, error) {
 	guard, err := once.New(store, scope, needs, cfg)

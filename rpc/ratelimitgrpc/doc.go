@@ -8,7 +8,8 @@
 // The middleware of package ratelimit decides: to it and to charges a call is the HTTP
 // request that it is on the wire (POST, the path /package.Service/Method, the metadata as
 // header, the address of the peer, and the context of the call), so ratelimit.HeaderKey and
-// ratelimit.ClientIP serve both. No charges let a call pass.
+// ratelimit.ClientIP serve both. No charges let a call pass, and
+// calls of grpc.health.v1.Health always pass: a probe has nobody to charge.
 //
 // # What a client gets
 //

@@ -275,4 +275,12 @@ var bugs = []bug{
 		"a connection without an address is refused whatever is configured", "ratelimit/clientip.go",
 		"case !ok && len(c.TrustedProxies) == 0:", "case !ok:", suite("ratelimit", "^TestClientIP_overUnixSocket$"),
 	},
+	{
+		"a probe of a gRPC server needs an idempotency key", "rpc/internal/once/guard.go",
+		"!exchange.OfGRPC(procedure) && g.needs", "g.needs", suite("rpc/idempotencygrpc", "^TestOnce$"),
+	},
+	{
+		"a probe of a gRPC server is charged", "rpc/internal/limit/guard.go",
+		"if exchange.OfHealth(about.Procedure) {", "if false {", suite("rpc/ratelimitconnect", "^TestLimits$"),
+	},
 }

@@ -9,7 +9,16 @@ import (
 	"io"
 	"net/http"
 	"net/url"
+	"strings"
 )
+
+// OfGRPC reports whether a procedure is one of gRPC's own services, such as health and reflection, which have no side
+// effects that a key could protect. Connect serves them under the same names.
+func OfGRPC(procedure string) bool { return strings.HasPrefix(procedure, "/grpc.") }
+
+// OfHealth reports whether a procedure is one of the service grpc.health.v1.Health. Who asks it, such as Kubernetes,
+// sends no metadata, and ends a server that refuses.
+func OfHealth(procedure string) bool { return strings.HasPrefix(procedure, "/grpc.health.") }
 
 // Call is what a middleware gets to know of an RPC.
 type Call struct {

@@ -27,9 +27,13 @@ func New(l ratelimit.Limiter, charges func(*http.Request) ([]ratelimit.Charge, e
 type runKey struct{}
 
 // Do calls run unless a limit denies the call or could not be asked, for which it returns the
-// status. run gets the context under which units can be given back. The header is for the
+// status. Calls of the health service are not charged. run gets the context under which units can be given back. The header is for the
 // client; run sees it as it is before the call, and a refund changes it.
 func (g *Guard) Do(ctx context.Context, about exchange.Call, run func(ctx context.Context, header http.Header)) (http.Header, *spb.Status) {
+	if exchange.OfHealth(about.Procedure) {
+		run(ctx, http.Header{})
+		return nil, nil
+	}
 	w := exchange.NewWriter()
 	g.handler.ServeHTTP(w, about.Request(context.WithValue(ctx, runKey{}, run)))
 	refused := w.Refusal()

@@ -63,8 +63,10 @@ func New(store driver.Store, scope func(*http.Request) (string, error), needs fu
 	return &Guard{handler: protect(http.HandlerFunc(serve)), needs: needs}, nil
 }
 
-// Needs reports whether calls of the procedure need a key.
-func (g *Guard) Needs(procedure string) bool { return g.needs(procedure) }
+// Needs reports whether calls of the procedure need a key. Those of gRPC's own services never do.
+func (g *Guard) Needs(procedure string) bool {
+	return !exchange.OfGRPC(procedure) && g.needs(procedure)
+}
 
 // hasSideEffects is true for a procedure that is not known.
 func hasSideEffects(procedure string) bool {

@@ -114,6 +114,8 @@ type Reply struct {
 type Client interface {
 	Place(ctx context.Context, a Ask) Reply
 	Get(ctx context.Context, a Ask) Reply
+	// Health asks the service grpc.health.v1.Health, with no metadata at all, once and by a stream.
+	Health(ctx context.Context) error
 	// Watch returns how the stream ends, and its header.
 	Watch(ctx context.Context, a Ask) Reply
 }

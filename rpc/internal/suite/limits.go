@@ -53,6 +53,7 @@ func testLimits(t *testing.T, start Protocol, newLimiter func() (ratelimit.Limit
 		"the replay of a key":       testRefund,
 		"a handler that fails":      testFailedCall,
 		"the address of the client": testAddress,
+		"health":                    testHealthIsFree,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -266,4 +267,21 @@ func testAddress(t *testing.T, l limits) {
 	}, ratelimit.MiddlewareConfig{})
 	c.Place(t.Context(), Ask{}).is(t, codes.OK, "")
 	c.Watch(t.Context(), Ask{}).is(t, codes.OK, "")
+}
+
+// testHealthIsFree: a probe passes although it does not say whom to charge, and as often as it likes.
+func testHealthIsFree(t *testing.T, l limits) {
+	for _, charges := range []func(*http.Request) ([]ratelimit.Charge, error){
+		byUser,
+		func(*http.Request) ([]ratelimit.Charge, error) {
+			return []ratelimit.Charge{{Limit: perUser, Key: "all"}}, nil
+		},
+	} {
+		c := l.start(t, Setup{Limiter: l.limiter, Charges: charges})
+		for range perUser.Max + 1 {
+			if err := c.Health(t.Context()); err != nil {
+				t.Errorf("health: %v", err)
+			}
+		}
+	}
 }

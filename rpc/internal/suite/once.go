@@ -57,6 +57,7 @@ func testOnce(t *testing.T, o once) {
 		"32 calls with one key, 20 times":    testStampede,
 		"no key, a wrong one, two":           testKeys,
 		"procedures that need no key":        testNeeds,
+		"health":                             testHealth,
 		"a store that is down":               testStoreDown,
 		"a scope that fails":                 testScopeFails,
 	} {
@@ -259,6 +260,16 @@ func testKeys(t *testing.T, o once) {
 		r := o.serve(t, tt.cfg, counted(&runs)).Place(t.Context(), Ask{Keys: tt.keys})
 		if r.is(t, tt.code, tt.reason); runs.Load()-before != map[bool]int64{true: 1}[tt.code == codes.OK] {
 			t.Errorf("%s: %d runs", name, runs.Load()-before)
+		}
+	}
+}
+
+// testHealth: a probe that sends no key is answered, whatever needs one.
+func testHealth(t *testing.T, o once) {
+	for _, needs := range []func(string) bool{nil, func(string) bool { return true }} {
+		c := o.start(t, Setup{Store: o.store, Needs: needs})
+		if err := c.Health(t.Context()); err != nil {
+			t.Errorf("health: %v", err)
 		}
 	}
 }

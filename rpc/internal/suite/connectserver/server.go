@@ -12,6 +12,7 @@ import (
 
 	"connectrpc.com/connect"
 	spb "google.golang.org/genproto/googleapis/rpc/status"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 
 	"github.com/holdfast-go/holdfast/rpc/idempotencyconnect"
 	"github.com/holdfast-go/holdfast/rpc/internal/connectform"
@@ -45,6 +46,8 @@ func Start(options ...connect.ClientOption) suite.Protocol {
 		})
 		mux := http.NewServeMux()
 		mux.Handle(shopv1connect.NewShopHandler(&shop{setup: s}, recovering, connect.WithInterceptors(interceptors...)))
+		mux.Handle(checkHealth, connect.NewUnaryHandler(checkHealth, healthy, recovering, connect.WithInterceptors(interceptors...)))
+		mux.Handle(watchHealth, connect.NewServerStreamHandler(watchHealth, watch, recovering, connect.WithInterceptors(interceptors...)))
 		server := httptest.NewUnstartedServer(mux)
 		server.Config.Protocols = protocols()
 		server.Start()
@@ -53,7 +56,12 @@ func Start(options ...connect.ClientOption) suite.Protocol {
 			transport.CloseIdleConnections()
 			server.Close()
 		})
-		return client{shopv1connect.NewShopClient(&http.Client{Transport: transport}, server.URL, options...)}
+		caller := &http.Client{Transport: transport}
+		return client{
+			shopv1connect.NewShopClient(caller, server.URL, options...),
+			connect.NewClient[healthRequest, healthResponse](caller, server.URL+checkHealth, options...),
+			connect.NewClient[healthRequest, healthResponse](caller, server.URL+watchHealth, options...),
+		}
 	}
 }
 
@@ -101,7 +109,36 @@ func (s *shop) WatchOrders(ctx context.Context, _ *connect.Request[shopv1.WatchO
 	return stream.Send(&shopv1.Order{})
 }
 
-type client struct{ shopv1connect.ShopClient }
+const checkHealth, watchHealth = healthpb.Health_Check_FullMethodName, healthpb.Health_Watch_FullMethodName
+
+type (
+	healthRequest  = healthpb.HealthCheckRequest
+	healthResponse = healthpb.HealthCheckResponse
+)
+
+func healthy(context.Context, *connect.Request[healthRequest]) (*connect.Response[healthResponse], error) {
+	return connect.NewResponse(&healthResponse{Status: healthpb.HealthCheckResponse_SERVING}), nil
+}
+
+func watch(_ context.Context, _ *connect.Request[healthRequest], stream *connect.ServerStream[healthResponse]) error {
+	return stream.Send(&healthResponse{Status: healthpb.HealthCheckResponse_SERVING})
+}
+
+type client struct {
+	shopv1connect.ShopClient
+	check, watch *connect.Client[healthRequest, healthResponse]
+}
+
+func (c client) Health(ctx context.Context) error {
+	_, err := c.check.CallUnary(ctx, connect.NewRequest(&healthRequest{}))
+	stream, opened := c.watch.CallServerStream(ctx, connect.NewRequest(&healthRequest{}))
+	if opened != nil {
+		return errors.Join(err, opened)
+	}
+	for stream.Receive() {
+	}
+	return errors.Join(err, stream.Err(), stream.Close())
+}
 
 func asking[M any](m *M, a suite.Ask) *connect.Request[M] {
 	req := connect.NewRequest(m)

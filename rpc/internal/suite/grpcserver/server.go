@@ -13,6 +13,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/health"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
@@ -44,6 +46,7 @@ func Start(t *testing.T, s suite.Setup) suite.Client {
 	}
 	server := grpc.NewServer(grpc.ChainUnaryInterceptor(unary...), grpc.ChainStreamInterceptor(stream...))
 	shopv1.RegisterShopServer(server, &shop{setup: s})
+	healthpb.RegisterHealthServer(server, health.NewServer())
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -63,7 +66,7 @@ func Start(t *testing.T, s suite.Setup) suite.Client {
 			t.Error(err)
 		}
 	})
-	return client{shopv1.NewShopClient(conn)}
+	return client{shopv1.NewShopClient(conn), healthpb.NewHealthClient(conn)}
 }
 
 // recovering turns panics into errors, as servers do.
@@ -109,7 +112,22 @@ func (s *shop) WatchOrders(_ *shopv1.WatchOrdersRequest, stream grpc.ServerStrea
 	return stream.Send(&shopv1.Order{})
 }
 
-type client struct{ shopv1.ShopClient }
+type client struct {
+	shopv1.ShopClient
+	health healthpb.HealthClient
+}
+
+func (c client) Health(ctx context.Context) error {
+	_, err := c.health.Check(ctx, &healthpb.HealthCheckRequest{})
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stream, opened := c.health.Watch(ctx, &healthpb.HealthCheckRequest{})
+	if opened != nil {
+		return errors.Join(err, opened)
+	}
+	_, received := stream.Recv()
+	return errors.Join(err, received)
+}
 
 func outgoing(ctx context.Context, a suite.Ask) context.Context {
 	return metadata.NewOutgoingContext(ctx, grpcform.Metadata(a.Header()))
