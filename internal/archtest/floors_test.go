@@ -61,6 +61,7 @@ var floors = slices.Concat(
 	[]floor{
 		{pkg: "internal/migrate", clients: []string{pgx}, on: with(ground, "internal/pgcall")},
 		{pkg: "internal/pgcall", clients: []string{pgx}, noTesting: true},
+		{pkg: "internal/pgcheck", clients: []string{pgx}, on: ground, noTesting: true},
 		{pkg: "internal/pgnotify", clients: []string{pgx}, on: with(ground, "internal/pgcall"), noTesting: true},
 		{pkg: "internal/pgpause", clients: []string{pgx}, on: with(ground, "internal/pgcall", "internal/migrate"), noTesting: true},
 		{pkg: "internal/pgprune", clients: []string{pgx}, on: with(ground, "internal/pgcall"), noTesting: true},
@@ -160,7 +161,7 @@ func core(name string, adapters ...string) []floor {
 	}
 	onPostgres := []string{
 		"txretry", "txretry/driver", name + "/" + name + "pgx/driver",
-		"internal/migrate", "internal/pgcall", "internal/pgnotify", "internal/pgpause", "internal/pgprune",
+		"internal/migrate", "internal/pgcall", "internal/pgcheck", "internal/pgnotify", "internal/pgpause", "internal/pgprune",
 	}
 	for _, adapter := range adapters {
 		pkg := name + "/" + name + adapter

@@ -1,0 +1,112 @@
+// Package pgcheck finds what can make Postgres drop a change of a row without an error. All Checks of stores on
+// Postgres share it.
+package pgcheck
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/holdfast-go/holdfast/internal/check"
+)
+
+// Querier is a connection, a pool or a transaction.
+type Querier interface {
+	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
+}
+
+// Drops adds a finding for each trigger, rule, inheritance and row-level security by which Postgres may drop or hide
+// a row of the tables that the statements of the current role insert, update or delete. It also looks at the partitions of
+// the tables. The names are qualified and quoted. A table that does not exist has no finding.
+//
+// Not every BEFORE trigger is a fault. Drops reads the source of the trigger's function and reports a function that
+// may return NULL, or the wrong row. It does not report a function in C, which has no source.
+func Drops(ctx context.Context, q Querier, found *check.Findings, tables ...string) error {
+	for _, look := range []func(context.Context, Querier, *check.Findings, []string) error{triggers, rules, children, policies} {
+		if err := look(ctx, q, found, tables); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// everySQL are the tables of $1, each with its partitions and the tables that inherit from it.
+const everySQL = `
+WITH RECURSIVE every (oid) AS (
+  SELECT to_regclass(name)::oid FROM unnest($1::text[]) AS name WHERE to_regclass(name) IS NOT NULL
+  UNION SELECT i.inhrelid FROM pg_inherits i JOIN every e ON i.inhparent = e.oid)`
+
+// triggersSQL are the enabled row triggers that run before a change, or instead of it.
+const triggersSQL = everySQL + `
+SELECT t.tgrelid::regclass::text, quote_ident(t.tgname), t.tgfoid::regproc::text, l.lanname::text, p.prosrc, (t.tgtype & 20) <> 0, (t.tgtype & 8) <> 0
+FROM every e JOIN pg_trigger t ON t.tgrelid = e.oid JOIN pg_proc p ON p.oid = t.tgfoid JOIN pg_language l ON l.oid = p.prolang
+WHERE NOT t.tgisinternal AND t.tgenabled IN ('O', 'A') AND (t.tgtype & 1) <> 0 AND (t.tgtype & 66) <> 0
+ORDER BY 1, 2`
+
+func triggers(ctx context.Context, q Querier, found *check.Findings, tables []string) error {
+	var table, name, function string
+	var f body
+	rows, _ := q.Query(ctx, triggersSQL, tables) // ForEachRow returns its error
+	_, err := pgx.ForEachRow(rows, []any{&table, &name, &function, &f.language, &f.source, &f.writes, &f.deletes}, func() error {
+		if why := f.drops(); why != "" {
+			found.Add(fmt.Sprintf("correct function %s, or DROP TRIGGER %s ON %s", function, name, table),
+				"trigger %s of table %s may drop changes without an error: %s", name, table, why)
+		}
+		return nil
+	})
+	return err
+}
+
+// rulesSQL are the enabled rules that replace a change by something else.
+const rulesSQL = everySQL + `
+SELECT r.ev_class::regclass::text, quote_ident(r.rulename) FROM every e JOIN pg_rewrite r ON r.ev_class = e.oid
+WHERE r.is_instead AND r.ev_type <> '1' AND r.ev_enabled IN ('O', 'A') ORDER BY 1, 2`
+
+func rules(ctx context.Context, q Querier, found *check.Findings, tables []string) error {
+	return pairs(ctx, q, rulesSQL, tables, func(table, name string) {
+		found.Add(fmt.Sprintf("DROP RULE %s ON %s", name, table), "rule %s of table %s replaces changes of its rows", name, table)
+	})
+}
+
+// childrenSQL are tables that inherit from one that is not partitioned by Postgres itself.
+const childrenSQL = everySQL + `
+SELECT DISTINCT ON (1) i.inhparent::regclass::text, i.inhrelid::regclass::text
+FROM every e JOIN pg_class c ON c.oid = e.oid AND c.relkind = 'r' JOIN pg_inherits i ON i.inhparent = c.oid ORDER BY 1, 2`
+
+func children(ctx context.Context, q Querier, found *check.Findings, tables []string) error {
+	return pairs(ctx, q, childrenSQL, tables, func(table, child string) {
+		found.Add(fmt.Sprintf("move the rows to table %s and drop the tables that inherit from it", table),
+			"table %s is partitioned by inheritance (%s): a row there is in no unique index of the table", table, child)
+	})
+}
+
+// policiesSQL are the tables whose row security applies to the current role. A policy that lets the role do everything
+// with every row makes up for it, if no restrictive one is beside it.
+const policiesSQL = everySQL + `
+SELECT e.oid::regclass::text, quote_ident(current_user) FROM every e
+WHERE row_security_active(e.oid) AND (
+  EXISTS (SELECT FROM pg_policy p WHERE p.polrelid = e.oid AND NOT p.polpermissive)
+  OR NOT EXISTS (
+    SELECT FROM pg_policy p WHERE p.polrelid = e.oid AND p.polpermissive AND p.polcmd = '*' AND pg_get_expr(p.polqual, p.polrelid) = 'true'
+      AND coalesce(pg_get_expr(p.polwithcheck, p.polrelid), 'true') = 'true'
+      AND EXISTS (SELECT FROM unnest(p.polroles) AS r WHERE r = 0 OR pg_has_role(r, 'USAGE'))))
+ORDER BY 1`
+
+func policies(ctx context.Context, q Querier, found *check.Findings, tables []string) error {
+	return pairs(ctx, q, policiesSQL, tables, func(table, role string) {
+		found.Add(fmt.Sprintf("CREATE POLICY holdfast ON %s TO %s USING (true), or ALTER ROLE %[2]s BYPASSRLS", table, role),
+			"row-level security of table %s hides rows from role %s and drops its changes", table, role)
+	})
+}
+
+// pairs calls add with each row of two names.
+func pairs(ctx context.Context, q Querier, sql string, tables []string, add func(a, b string)) error {
+	var a, b string
+	rows, _ := q.Query(ctx, sql, tables) // ForEachRow returns its error
+	_, err := pgx.ForEachRow(rows, []any{&a, &b}, func() error {
+		add(a, b)
+		return nil
+	})
+	return err
+}
