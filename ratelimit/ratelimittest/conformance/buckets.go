@@ -14,24 +14,6 @@ func bucket(n, burst int64, window time.Duration) ratelimit.Limit {
 	return ratelimit.Limit{Name: "bucket", Max: n, Window: window, Algorithm: ratelimit.TokenBucket, Burst: burst}
 }
 
-func testBucket(t *testing.T, l Limiter) {
-	const token, burst = 100 * time.Millisecond, 4
-	c := ratelimit.Charge{Limit: bucket(10, burst, time.Second)}
-	start := allow(t, l, c)
-	held, last := (burst-1)*token, start.At // as the time in which it would fill to that
-	for last.Sub(start.At) <= time.Second {
-		d := allow(t, l, c)
-		held, last = min(held+d.At.Sub(last), burst*token), d.At
-		if want := held >= token; d.Allowed != want {
-			t.Fatalf("allowed %v after %v, with %v of %v held", d.Allowed, last.Sub(start.At), held, token)
-		}
-		if d.Allowed {
-			held -= token
-		}
-		pause(t, 7*time.Millisecond)
-	}
-}
-
 func testReserve(t *testing.T, l Limiter) {
 	c := ratelimit.Charge{Limit: bucket(1, 2, 10*time.Second)} // one per 10 s, two at once
 	var first time.Time

@@ -31,18 +31,15 @@ type Limiter interface {
 func Test(t *testing.T, open func(t *testing.T) Limiter, run func(t *testing.T, body func(t *testing.T))) {
 	for name, test := range map[string]func(t *testing.T, l Limiter){
 		"RandomScheduleAgainstModel":  testModel,
-		"DenialChargesNothing":        testDenialChargesNothing,
 		"ExactUnderConcurrency":       testConcurrency,
 		"LimitsInAnyOrder":            testAnyOrder,
 		"WindowsCountApart":           testWindows,
 		"RefundRestores":              testRefund,
 		"RefundOfLapsedChargesIsNone": testLapsedRefund,
 		"RefundWhateverTheKey":        testRefundOfOddKeys,
-		"RetryAfterIsHonest":          testRetryAfter,
 		"PeekChargesNothing":          testPeek,
 		"ResetForgets":                testReset,
 		"NeverForTooMuch":             testNever,
-		"BucketBurstsAndRefills":      testBucket,
 		"ReservationsQueueUp":         testReserve,
 		"CancelRestores":              testCancel,
 		"BadChargesAreRefused":        testInvalid,
@@ -91,23 +88,6 @@ func admitted(t *testing.T, l ratelimit.Limiter, n int, charges ...ratelimit.Cha
 		}
 	}
 	return count
-}
-
-func testDenialChargesNothing(t *testing.T, l Limiter) {
-	greedy := ratelimit.Charge{Limit: user(1), Key: "greedy"}
-	all := ratelimit.Charge{Limit: global(10)}
-	if n := admitted(t, l, 20, greedy, all); n != 1 {
-		t.Errorf("the greedy user got %d, want 1", n)
-	}
-	if d := allow(t, l, greedy, all); d.Denied != "user" || !d.Cached && d.Limits()[1].Remaining != 9 {
-		t.Errorf("got %+v, want a denial by user and 9 left of global", d)
-	}
-	if n := admitted(t, l, 20, ratelimit.Charge{Limit: ratelimit.Limit{Name: "other", Max: 100, Window: day}}, all); n != 9 {
-		t.Errorf("the others got %d, want 9", n)
-	}
-	if d := allow(t, l, ratelimit.Charge{Limit: user(1), Key: "patient"}, all); d.Denied != "global" || !d.Cached && d.Limits()[0].Remaining != 1 {
-		t.Errorf("got %+v, want a denial by global and the user's one left", d)
-	}
 }
 
 // flood lets 64 goroutines charge users and the global limit, and returns what
@@ -217,37 +197,6 @@ func testLapsedRefund(t *testing.T, l Limiter) {
 	}
 	if n := admitted(t, l, 5, c); n != 2 {
 		t.Errorf("%d more were allowed, want 2", n)
-	}
-}
-
-func testRetryAfter(t *testing.T, l Limiter) {
-	const window = time.Second
-	charges := []ratelimit.Charge{
-		{Limit: ratelimit.Limit{Name: "window", Max: 3, Window: window}, Cost: 2},
-		{Limit: bucket(5, 3, window), Cost: 2},
-	}
-	for round := range 2 {
-		var denied ratelimit.Decision
-		for denied = allow(t, l, charges...); denied.Allowed; {
-			denied = allow(t, l, charges...)
-		}
-		want := denied.At.Add(denied.RetryAfter)
-		for {
-			d := allow(t, l, charges...)
-			if d.Allowed {
-				if d.At.Before(want) {
-					t.Errorf("round %d: allowed %v earlier than told", round, want.Sub(d.At))
-				}
-				break
-			}
-			if !d.At.Before(want) {
-				t.Errorf("round %d: still denied %v later than told", round, d.At.Sub(want))
-			}
-			if again := d.At.Add(d.RetryAfter); !again.Equal(want) {
-				t.Errorf("round %d: the time to retry moved by %v although nothing was charged", round, again.Sub(want))
-			}
-			pause(t, time.Millisecond)
-		}
 	}
 }
 
