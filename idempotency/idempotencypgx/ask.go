@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/holdfast-go/holdfast/internal/migrate"
+	"github.com/holdfast-go/holdfast/internal/pgcall"
 	"github.com/holdfast-go/holdfast/internal/tries"
 )
 
@@ -17,12 +18,13 @@ import (
 // connection on which the server is silent costs a short wait.
 type asker struct {
 	pool    *pgxpool.Pool
+	reserve *pgcall.Reserve // for renewals
 	server  *tries.Server
 	missing migrate.Missing
 }
 
 func newAsker(pool *pgxpool.Pool, table string) *asker {
-	a := &asker{pool: pool, missing: migrate.Missing{Call: "Migrate of the idempotencypgx.Store", Tables: []string{table}}}
+	a := &asker{pool: pool, reserve: pgcall.NewReserve(pool), missing: migrate.Missing{Call: "Migrate of the idempotencypgx.Store", Tables: []string{table}}}
 	a.server = tries.New(answered, a.testIdle)
 	return a
 }
@@ -59,6 +61,19 @@ func (a *asker) exec(ctx context.Context, guarded bool, sql string, args ...any)
 		return err
 	})
 	return rows, err
+}
+
+// renew is exec for a statement that renews a lease: it does not wait for the pool, whose connections the work under
+// the leases may hold.
+func (a *asker) renew(ctx context.Context, sql string, args ...any) (rows int64, err error) {
+	err = a.server.Ask(ctx, false, func(ctx context.Context) error {
+		return a.reserve.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error {
+			tag, err := conn.Exec(ctx, sql, args...)
+			rows = tag.RowsAffected()
+			return err
+		})
+	})
+	return rows, a.missing.Explain(err)
 }
 
 // farewell is how long a connection that was given up may take to cancel what it

@@ -12,6 +12,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/idempotency/driver"
 	"github.com/holdfast-go/holdfast/idempotency/internal/headers"
+	"github.com/holdfast-go/holdfast/internal/pgcall"
 	"github.com/holdfast-go/holdfast/internal/sqlstate"
 )
 
@@ -28,8 +29,8 @@ type claims struct {
 // rowOf is the key of the claim's row.
 func rowOf(claim driver.Claim) string { return "claim:" + string(claim.Key) }
 
-// beginTries bounds the races that one Begin may lose: each needs a record
-// that came or went between two statements.
+// beginTries bounds the races that one Begin may lose: each needs a record that came or went between two
+// statements. After so many the table ignores the claim.
 const beginTries = 5
 
 // Begin implements driver.Store. A replay writes nothing. It is one SELECT where a replay was
@@ -56,7 +57,7 @@ func (c *claims) Begin(ctx context.Context, claim driver.Claim) (driver.BeginRes
 			return out, err
 		}
 	}
-	return driver.BeginResult{}, errors.New("idempotencypgx: begin: the record keeps changing")
+	return driver.BeginResult{}, fmt.Errorf("idempotencypgx: begin: %w", pgcall.Ignored(c.table.name, "a claim"))
 }
 
 // read returns what the table knows; known is false if the key is free, or the
@@ -118,8 +119,9 @@ const whileHeld = ` WHERE key = $1 AND token = $2 AND lease_until > clock_timest
 
 // Extend implements driver.Store.
 func (c *claims) Extend(ctx context.Context, claim driver.Claim) error {
-	return c.change(ctx, "extend", `UPDATE `+c.table.name+` SET lease_until = clock_timestamp() + $3::interval`+whileHeld,
+	rows, err := c.table.asker.renew(ctx, `UPDATE `+c.table.name+` SET lease_until = clock_timestamp() + $3::interval`+whileHeld,
 		rowOf(claim), claim.Token, c.lease)
+	return c.changed(ctx, "extend", claim, rows, err)
 }
 
 // Complete implements driver.Store. Retention counts from the claim for work that is done within a
@@ -129,51 +131,43 @@ func (c *claims) Complete(ctx context.Context, claim driver.Claim, resp driver.R
 	if err != nil {
 		return fmt.Errorf("idempotencypgx: complete: %w", err)
 	}
-	err = c.change(ctx, "complete", `UPDATE `+c.table.name+` SET status = 'completed', lease_until = NULL,
+	rows, err := c.table.asker.exec(ctx, false, `UPDATE `+c.table.name+` SET status = 'completed', lease_until = NULL,
 			fingerprint_version = $3, fingerprint = $4, code = $5, headers = $6, body = $7,
 			expires_at = greatest(expires_at, clock_timestamp() + $8::interval)`+whileHeld,
 		rowOf(claim), claim.Token, claim.Fingerprint.Version, claim.Fingerprint.Sum,
 		resp.Status, header, resp.Body, c.table.retention-c.lease)
-	if !errors.Is(err, driver.ErrLeaseLost) {
+	if err = c.changed(ctx, "complete", claim, rows, err); !errors.Is(err, driver.ErrLeaseLost) {
 		c.written()
-		return err
-	}
-	done, lookErr := c.completedBy(ctx, claim)
-	if lookErr != nil {
-		return lookErr
-	}
-	if done {
-		return nil
 	}
 	return err
 }
 
 // Release implements driver.Store.
 func (c *claims) Release(ctx context.Context, claim driver.Claim) error {
-	return c.change(ctx, "release", `DELETE FROM `+c.table.name+whileHeld, rowOf(claim), claim.Token)
+	rows, err := c.table.asker.exec(ctx, false, `DELETE FROM `+c.table.name+whileHeld, rowOf(claim), claim.Token)
+	return c.changed(ctx, "release", claim, rows, err)
 }
 
-// change runs a statement that touches the row only while the claim holds it.
-func (c *claims) change(ctx context.Context, step, sql string, args ...any) error {
-	rows, err := c.table.asker.exec(ctx, false, sql, args...)
-	if err != nil {
-		return fmt.Errorf("idempotencypgx: %s: %w", step, err)
+// changed returns why a statement of the holder changed no row: the lease is lost, or the table has ignored the change.
+// An answer that is stored already is no failure of a Complete that is repeated.
+func (c *claims) changed(ctx context.Context, step string, claim driver.Claim, rows int64, err error) error {
+	if err == nil && rows > 0 {
+		return nil
 	}
-	if rows == 0 {
-		return fmt.Errorf("idempotencypgx: %s: %w", step, driver.ErrLeaseLost)
+	var held, completed bool
+	if err == nil {
+		err = c.table.asker.ask(ctx, false, func(ctx context.Context, conn *pgxpool.Conn) error {
+			return conn.QueryRow(ctx, `SELECT coalesce(lease_until > clock_timestamp(), false), status = 'completed' AND expires_at > clock_timestamp()
+				FROM `+c.table.name+` WHERE key = $1 AND token = $2`, rowOf(claim), claim.Token).Scan(&held, &completed)
+		})
 	}
-	return nil
-}
-
-// completedBy tells a repeated Complete from a lost lease.
-func (c *claims) completedBy(ctx context.Context, claim driver.Claim) (done bool, err error) {
-	err = c.table.asker.ask(ctx, false, func(ctx context.Context, conn *pgxpool.Conn) error {
-		return conn.QueryRow(ctx, `SELECT EXISTS (SELECT FROM `+c.table.name+`
-			WHERE key = $1 AND token = $2 AND status = 'completed' AND expires_at > clock_timestamp())`,
-			rowOf(claim), claim.Token).Scan(&done)
-	})
-	if err != nil {
-		return false, fmt.Errorf("idempotencypgx: complete: %w", err)
+	switch {
+	case completed && step == "complete":
+		return nil
+	case held:
+		err = pgcall.Ignored(c.table.name, "a change of a claim")
+	case err == nil, errors.Is(err, pgx.ErrNoRows):
+		err = driver.ErrLeaseLost
 	}
-	return done, nil
+	return fmt.Errorf("idempotencypgx: %s: %w", step, err)
 }

@@ -46,6 +46,7 @@
 //   - A transaction is tried again (40001): each attempt looks and claims anew.
 //   - Two keys have the same lock, one pair of 2^64: one gets 409 while the other runs.
 //   - A response that is not kept (503, 429 …) rolls its transaction back.
+//   - A trigger or a policy drops the record: the transaction is rolled back with [ErrIgnored].
 //   - The gate takes the key away from a run (its lease ran out): the run commits
 //     nothing any more.
 //   - A connection falls silent after BEGIN, and nothing is in front: until the server
@@ -76,6 +77,6 @@
 // undone with it and needs an idempotency key of its own (idempotency.ChildKey).
 // The table must be in the same database as the business data.
 //
-// With Lease a Store renews leases while handlers run. Give its manager a pool of its own
-// where handlers may hold every connection of theirs for as long as a lease.
+// With Lease a Store renews leases while handlers run, over one connection beside the pool: handlers may
+// hold every connection of the pool. It is opened for the first renewal, and closed after 15 s without one.
 package idempotencypgx

@@ -14,6 +14,8 @@ import (
 	pgxdriver "github.com/holdfast-go/holdfast/idempotency/idempotencypgx/driver"
 	"github.com/holdfast-go/holdfast/idempotency/internal/headers"
 	"github.com/holdfast-go/holdfast/internal/check"
+	"github.com/holdfast-go/holdfast/internal/pgcall"
+	"github.com/holdfast-go/holdfast/internal/pgcheck"
 	"github.com/holdfast-go/holdfast/internal/pgprune"
 )
 
@@ -39,13 +41,21 @@ func (t *table) Insert(ctx context.Context, tx pgx.Tx, rec pgxdriver.Record) err
 	if err != nil {
 		return err
 	}
-	if t.asker.missing.AtCommit(tx, sql, args...) {
+	h, ok := tx.(interface {
+		AtCommitExplained(explain func(error) error, sql string, args ...any) bool
+	})
+	if ok && h.AtCommitExplained(t.explain, sql, args...) {
 		return nil
 	}
 	if _, err := tx.Exec(ctx, sql, args...); err != nil {
-		return fmt.Errorf("idempotencypgx: insert record: %w", t.asker.missing.Explain(err))
+		return fmt.Errorf("idempotencypgx: insert record: %w", t.explain(err))
 	}
 	return nil
+}
+
+// explain says of an error that the table is missing, or has ignored a record.
+func (t *table) explain(err error) error {
+	return pgcall.ExplainOneRow(t.name, t.asker.missing.Explain(err))
 }
 
 // insert has no ON CONFLICT: the unique violation is what stops a second
@@ -56,9 +66,9 @@ func (t *table) insert(rec pgxdriver.Record) (sql string, args []any, err error)
 	if err != nil {
 		return "", nil, fmt.Errorf("idempotencypgx: insert record: %w", err)
 	}
-	sql = `INSERT INTO ` + t.name + `
+	sql = pgcall.OneRow(`INSERT INTO ` + t.name + `
 		(key, fingerprint_version, fingerprint, status, code, headers, body, token, expires_at)
-		VALUES ($1, $2, $3, 'completed', $4, $5, $6, $7, clock_timestamp() + $8::interval)`
+		VALUES ($1, $2, $3, 'completed', $4, $5, $6, $7, clock_timestamp() + $8::interval)`)
 	return sql, []any{
 		string(rec.Key), rec.Fingerprint.Version, rec.Fingerprint.Sum, rec.Response.Status,
 		header, rec.Response.Body, rec.Token, t.retention,
@@ -116,7 +126,7 @@ func (t *table) probe(ctx context.Context, key driver.Key) (free bool, err error
 		if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok && pgErr.Code == uniqueViolation {
 			return nil
 		}
-		return err
+		return t.explain(err)
 	})
 	return free && err == nil, err
 }
@@ -139,11 +149,18 @@ func (t *table) due() pgprune.Statement {
 	}
 }
 
-// check reports a table that is not there, or is not as this version needs it.
+// check reports a table that is not there, is not as this version needs it, or may drop what is written.
 func (t *table) check(ctx context.Context) error {
-	_, err := t.asker.exec(ctx, false, `SELECT key, status, created_at, expires_at, lease_until, `+recordColumns+` FROM `+t.name+` LIMIT 0`)
+	found := check.Findings{Component: component}
+	err := t.asker.ask(ctx, false, func(ctx context.Context, conn *pgxpool.Conn) error {
+		found = check.Findings{Component: component}
+		if _, err := conn.Exec(ctx, `SELECT key, status, created_at, expires_at, lease_until, `+recordColumns+` FROM `+t.name+` LIMIT 0`); err != nil {
+			return err
+		}
+		return pgcheck.Drops(ctx, conn, &found, t.name)
+	})
 	if err == nil {
-		return nil
+		return found.Err()
 	}
 	if answer, ok := errors.AsType[*pgconn.PgError](err); ok {
 		switch answer.Code {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/internal/check"
 	"github.com/holdfast-go/holdfast/internal/pgcall"
+	"github.com/holdfast-go/holdfast/internal/pgcheck"
 )
 
 const component = "inboxpgx"
@@ -24,8 +25,8 @@ const checkTimeout = 10 * time.Second
 // pruneGrace is how much older than the retention an entry may get before Check tells.
 const pruneGrace = 24 * time.Hour
 
-// Check looks for what is missing or mis-set: tables, the key, the right to insert, entries that
-// should long have been pruned, ordering keys that have been stopped for more than 24 hours, parked
+// Check looks for what is missing or mis-set: tables, the key, the right to insert, triggers, rules and
+// policies that may drop what the Store writes, entries that should long have been pruned, ordering keys that have been stopped for more than 24 hours, parked
 // messages where ParkKeys has been switched off for the consumers built on this Store, and names in
 // Config.ByName that have no handler. It returns nil
 // when all is well, else the findings, or why it could not look, which it finds out within 20
@@ -79,6 +80,9 @@ func (s *Store) look(ctx context.Context, conn *pgxpool.Conn, found *check.Findi
 	var noLedger, noPause, noParked bool
 	if err := conn.QueryRow(ctx, `SELECT to_regclass($1) IS NULL, to_regclass($2) IS NULL, to_regclass($3) IS NULL`,
 		names.attempts, names.pause, names.parked).Scan(&noLedger, &noPause, &noParked); err != nil {
+		return err
+	}
+	if err := pgcheck.Drops(ctx, conn, found, names.entries, names.attempts, names.parked, names.pause); err != nil {
 		return err
 	}
 	if noLedger {

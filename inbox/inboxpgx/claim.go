@@ -47,13 +47,16 @@ func claimed(envelope, body []byte) (m *inbox.Message, there bool, err error) {
 	return &dead.Message, true, nil
 }
 
-// Renew implements driver.Parking.
+// renewTimeout bounds one try of a renewal. An engine gives both tries 10 s.
+const renewTimeout = 4 * time.Second
+
+// Renew implements driver.Parking. It does not wait for the pool, whose connections the handlers may hold.
 func (p *parking) Renew(ctx context.Context, l inboxdriver.Lease, messages []uuid.UUID) (kept []uuid.UUID, err error) {
 	ids := make(uuids, len(messages))
 	for i, id := range messages {
 		ids[i] = uuidOf(id)
 	}
-	err = p.read(ctx, func(ctx context.Context, conn *pgxpool.Conn) error {
+	err = p.reserve.Twice(ctx, renewTimeout, func(ctx context.Context, conn *pgx.Conn) error {
 		kept = nil // it may be the second try
 		rows, err := conn.Query(ctx, p.renew, p.consumer, uuidOf(l.Owner), l.For, ids)
 		if err != nil {
@@ -66,7 +69,7 @@ func (p *parking) Renew(ctx context.Context, l inboxdriver.Lease, messages []uui
 		})
 		return err
 	})
-	return kept, err
+	return kept, p.wrap(err)
 }
 
 // Fail implements driver.Parking.

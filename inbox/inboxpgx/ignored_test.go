@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -108,6 +109,9 @@ func TestIgnoredEntry_pausesTheConsumer(t *testing.T) {
 		}
 		return nil
 	})
+	if err := p.Check(t.Context()); err == nil || !strings.Contains(err.Error(), "trigger ignoring of table holdfast_inbox") {
+		t.Errorf("Check = %v", err)
+	}
 	exec(t, pool, `DROP TRIGGER ignoring ON holdfast_inbox`)
 	noError(t, broker.Idle(t.Context()))
 	wantOneEffectEach(t, pool, 5)

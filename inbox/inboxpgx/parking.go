@@ -32,6 +32,8 @@ const (
 // is the order in which its consumer, one process, stores them.
 type parking struct {
 	parkedRows
+	reserve *pgcall.Reserve // for renewals
+
 	stop, add, heads, count, claim, renew, fail, done string
 	depths, newest, page, giveBack, remove            string
 }
@@ -54,6 +56,7 @@ func newParking(pool *pgxpool.Pool, names tables, consumer string) *parking {
 	}
 	return &parking{
 		parkedRows: parkedRows{pool, consumer, name, names.missing()},
+		reserve:    pgcall.NewReserve(pool),
 		stop: insert + `UPDATE SET replays = excluded.replays, class = excluded.class, failed_at = excluded.failed_at,
 			stopped_at = excluded.stopped_at, envelope = excluded.envelope, claimed_by = NULL, claimed_until = NULL
 			WHERE p.class IS NULL AND p.replays <= excluded.replays AND ` + free,
