@@ -1,6 +1,7 @@
 package operator
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -10,6 +11,7 @@ import (
 	"text/tabwriter"
 	"time"
 	"unicode"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 )
@@ -24,10 +26,40 @@ func wantsJSON(cmd *cobra.Command) bool {
 func printJSON(cmd *cobra.Command, v any) error { return printJSONTo(cmd.OutOrStdout(), v) }
 
 func printJSONTo(w io.Writer, v any) error {
-	e := json.NewEncoder(w)
+	var text bytes.Buffer
+	e := json.NewEncoder(&text)
 	e.SetEscapeHTML(false)
 	e.SetIndent("", "  ")
-	return e.Encode(v)
+	if err := e.Encode(v); err != nil {
+		return err
+	}
+	_, err := w.Write(escaped(text.Bytes()))
+	return err
+}
+
+// escaped writes those characters of a JSON text as \uXXXX that change a terminal: encoding/json leaves
+// the ones beyond ASCII as they are. They occur within strings only, so the value stays the same.
+func escaped(text []byte) []byte {
+	if !bytes.ContainsFunc(text, unsafeInJSON) {
+		return text
+	}
+	safe := make([]byte, 0, len(text)+64)
+	for _, r := range string(text) {
+		if unsafeInJSON(r) {
+			safe = fmt.Appendf(safe, `\u%04x`, r)
+		} else {
+			safe = utf8.AppendRune(safe, r)
+		}
+	}
+	return safe
+}
+
+func unsafeInJSON(r rune) bool { return r != '\n' && changesTerminal(r) }
+
+// changesTerminal reports whether a character does more to a terminal than appear: it controls it, ends a line or turns
+// the direction of one.
+func changesTerminal(r rune) bool {
+	return unicode.IsControl(r) || unicode.Is(unicode.Bidi_Control, r) || r == '\u2028' || r == '\u2029'
 }
 
 // table prints rows below their heads, in columns. Nothing is printed where there are no rows.
@@ -67,7 +99,7 @@ func (t *table) below(w io.Writer) error {
 // and those that turn the direction of a line are shown as spaces.
 func plain(text string) string {
 	return strings.Map(func(r rune) rune {
-		if unicode.IsControl(r) || r >= '\u2028' && r <= '\u202e' || r >= '\u2066' && r <= '\u2069' {
+		if changesTerminal(r) {
 			return ' '
 		}
 		return r

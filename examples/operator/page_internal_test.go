@@ -1,7 +1,10 @@
 package operator
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
+	"net/http/httptest"
 	"os"
 	"strings"
 	"testing"
@@ -72,5 +75,39 @@ func TestWhatAFormWouldChange(t *testing.T) {
 		if one.Editable != want {
 			t.Errorf("%.10q may be edited: %v", body, one.Editable)
 		}
+	}
+}
+
+// JSON for a terminal is the same value and controls no terminal, whatever its texts have.
+func TestPrintJSON_escapesWhatChangesATerminal(t *testing.T) {
+	t.Parallel()
+	text := "a\x1b[2J \x7f \u0085 \u009b2J \u061c \u200f \u202e \u2066 \u2028\u2029 ü \U0001f600 \\u202e <b>"
+	var out bytes.Buffer
+	if err := printJSONTo(&out, map[string]string{"name": text}); err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range strings.TrimSuffix(out.String(), "\n") {
+		if r != '\n' && changesTerminal(r) {
+			t.Errorf("%U is printed", r)
+		}
+	}
+	var back map[string]string
+	if err := json.Unmarshal(out.Bytes(), &back); err != nil || back["name"] != text {
+		t.Errorf("%s is read as %q, error %v", out.String(), back["name"], err)
+	}
+	if !strings.Contains(out.String(), "ü \U0001f600") || !strings.Contains(out.String(), "<b>") {
+		t.Errorf("%s escapes more than it has to", out.String())
+	}
+}
+
+// No text in a page ends its event early or begins another.
+func TestSendEvent_keepsItsLines(t *testing.T) {
+	t.Parallel()
+	w := httptest.NewRecorder()
+	if err := sendEvent(visit{w: w}, "<p>a\rdata: b\r\n\r\revent: end</p>\n", false); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := w.Body.String(), "data: <p>a data: b \ndata:   event: end</p>\n\n"; got != want {
+		t.Errorf("%q, want %q", got, want)
 	}
 }

@@ -91,8 +91,8 @@ func sendEvent(v visit, html string, last bool) error {
 	if last {
 		event.WriteString("event: end\n")
 	}
-	for line := range strings.Lines(html) {
-		event.WriteString("data: " + strings.TrimRight(line, "\r\n") + "\n")
+	for line := range strings.Lines(strings.ReplaceAll(html, "\r", " ")) { // which would end a line, too
+		event.WriteString("data: " + strings.TrimRight(line, "\n") + "\n")
 	}
 	event.WriteString("\n")
 	control := http.NewResponseController(v.w)
