@@ -167,10 +167,10 @@ func membersOf(envelope []byte) (map[string]json.RawMessage, error) {
 		return nil, errEnvelope
 	}
 	members := make(map[string]json.RawMessage, 16)
-	for d.More() {
+	for read := 0; d.More(); read++ {
 		token, err := d.Token()
 		name, named := token.(string)
-		if err != nil || !named || len(members) == maxMembers {
+		if err != nil || !named || read == maxMembers {
 			return nil, errEnvelope
 		}
 		var value json.RawMessage

@@ -203,3 +203,49 @@ func TestEventIdentity(t *testing.T) {
 		}
 	}
 }
+
+// Whatever an envelope has in it, reading it takes time and memory in proportion to its length. A reader that begins
+// again for each member would not come to the end of this test.
+func TestOpened_readsAdversariesInLinearTime(t *testing.T) {
+	const size = 4 << 20
+	head := `{"specversion":"1.0","id":"1","source":"/s","type":"t",`
+	fill := func(of string, size int) string { return strings.Repeat(of, size/len(of)) }
+	var members strings.Builder
+	for i := range 250 {
+		fmt.Fprintf(&members, `"a%d":"%s",`, i, fill("x", 16<<10))
+	}
+	for name, tt := range map[string]struct {
+		envelope string
+		ok       bool
+	}{
+		"one name again and again": {head + fill(`"a":1,`, size) + `"data":1}`, false},
+		"many names": {head + func() string {
+			var all strings.Builder
+			for i := range 300_000 {
+				fmt.Fprintf(&all, `"n%d":1,`, i)
+			}
+			return all.String()
+		}() + `"data":1}`, false},
+		"large attributes":          {head + members.String() + `"data":1}`, true},
+		"a large value, then small": {head + `"data":"` + fill("x", size/2) + `",` + fill(`"a":1,`, size/2) + `"b":1}`, false},
+		"escapes":                   {head + `"datacontenttype":"text/plain","data":"` + fill(`\u0001`, size) + `"}`, true},
+		"base64":                    {head + `"data_base64":"` + fill("AAAA", size) + `"}`, true},
+		"nested":                    {head + `"data":` + fill("[", 9000) + fill("1,", size) + "1" + fill("]", 9000) + `}`, true},
+		"nested too deep":           {head + `"data":` + fill("[", size) + `}`, false},
+		"a long name":               {head + `"` + fill("x", size) + `":1,"data":1}`, true},
+		"no end":                    {head + `"data":"` + fill("x", size), false},
+		"a long content type":       {head + `"datacontenttype":"` + fill("a;", size) + `","data":"x"}`, true},
+	} {
+		body := []byte(tt.envelope)
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		_, _, _, ok := newSymfony(t, symfony.Format{}).Opened(nil, body, eventType)
+		runtime.ReadMemStats(&after)
+		if ok != tt.ok {
+			t.Errorf("%s: opened %v", name, ok)
+		}
+		if used := int(after.TotalAlloc-before.TotalAlloc) / len(body); used > 12 {
+			t.Errorf("%s: %d bytes were allocated for each byte", name, used)
+		}
+	}
+}

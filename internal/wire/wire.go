@@ -19,6 +19,10 @@ const (
 	HeaderRecovered = "holdfast-recovered"
 	// HeaderWait is what remains of a long delay, in milliseconds.
 	HeaderWait = "holdfast-wait"
+	// HeaderDelay is the delay queue that a message waited in, as its delay in milliseconds.
+	HeaderDelay = "holdfast-delay"
+	// HeaderPutOff is "true" for a message that waits and has not failed.
+	HeaderPutOff = "holdfast-put-off"
 	// HeaderClass is the failure class of a dead letter.
 	HeaderClass = "holdfast-failure-class"
 	// HeaderError is the last error of a dead letter, cut short.
@@ -54,7 +58,7 @@ const HeaderRoutes = "CC"
 // Own reports whether a header is one of ours. A name that only resembles ours is a sender's.
 func Own(name string) bool {
 	switch name {
-	case HeaderAttempt, HeaderRecovered, HeaderWait, HeaderClass, HeaderError, HeaderFirstFailed, HeaderLastFailed,
+	case HeaderAttempt, HeaderRecovered, HeaderWait, HeaderDelay, HeaderPutOff, HeaderClass, HeaderError, HeaderFirstFailed, HeaderLastFailed,
 		HeaderConsumer, HeaderOrigin, HeaderOriginExchange, HeaderOriginKey, HeaderReplays,
 		HeaderErrorType, HeaderSQLState, HeaderFingerprint, HeaderHistory, HeaderKey:
 		return true
