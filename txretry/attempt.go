@@ -53,7 +53,7 @@ func (c *call) attempt(ctx context.Context) result {
 		return res
 	}
 	defer c.lap(&c.phases.commit)
-	if !c.runFollowers(ctx, s) {
+	if !c.runFollowers(ctx, s, t.pending) {
 		return c.followerFailed(t)
 	}
 	return c.commit(t)
@@ -138,7 +138,7 @@ func (c *call) failedFn(t *transaction, err error) result {
 // commit sends COMMIT.
 func (c *call) commit(t *transaction) result {
 	c.outcome = driver.Unknown // unless it returns: a tracer may panic
-	outcome, err := t.session.Commit((*detached)(&t.ctx), c.opts.CommitTimeout, c.statementsAtCommit(t))
+	outcome, err := t.session.Commit((*detached)(&t.ctx), c.opts.CommitTimeout, t.pending.atCommit())
 	switch outcome {
 	case driver.Committed:
 		c.outcome, t.committed = driver.Committed, true
@@ -183,7 +183,7 @@ func committable(t *transaction) error {
 		return because("rolled back: fn returned with the rows of a query still open", pgx.ErrTxCommitRollback, nil)
 	}
 	if t.broken != nil {
-		return because("rolled back: a savepoint could not be ended", pgx.ErrTxCommitRollback, t.broken)
+		return because("rolled back", pgx.ErrTxCommitRollback, t.broken)
 	}
 	if t.ctx.Err() != nil {
 		return because("rolled back: context ended before COMMIT", ended(&t.ctx), nil)

@@ -117,7 +117,7 @@ func TestCancelledInCommit(t *testing.T) {
 	opts := txretry.Options{CommitTimeout: time.Minute, LockTimeout: testenv.Patience}
 	err := newManager(t, pool, txretry.Config{}).DoWith(ctx, opts, func(ctx context.Context, tx pgx.Tx) error {
 		txretry.AfterCommit(tx, func() { committed = ctx.Err() != nil })
-		pid := tx.Conn().PgConn().PID()
+		pid := pidOf(t, tx)
 		go func() {
 			defer release()
 			whileCommitting(t, pool, pid, "true")

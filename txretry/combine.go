@@ -63,14 +63,14 @@ func (c *call) startGroup() {
 }
 
 // runFollowers has the followers run their fn, and reports whether all have succeeded.
-func (c *call) runFollowers(ctx context.Context, s driver.Session) bool {
+func (c *call) runFollowers(ctx context.Context, s driver.Session, p *pending) bool {
 	g := &c.group
 	for !g.closed(ctx) {
 		next := c.m.turns.take(c.opts.SerialKey, c.combines)
 		if next == nil {
 			break
 		}
-		next.granted <- grant{s}
+		next.granted <- grant{s, p}
 		next.ended = <-next.part
 		if next.ended == partSkipped {
 			continue
@@ -106,19 +106,10 @@ func (c *call) followerFailed(t *transaction) result {
 	}
 	c.outcome = driver.Unknown
 	res := result{err: &CommitUnknownError{c.opts.Name, errFollowerEnded}, phase: phaseFn}
-	if len(c.statementsAtCommit(t)) == 0 { // else it may have committed without them
+	if len(t.pending.statements) == 0 { // else it may have committed without them
 		res.lost, res.xid = errFollowerEnded, t.session.XID()
 	}
 	return res
-}
-
-// statementsAtCommit are those of the whole group.
-func (c *call) statementsAtCommit(t *transaction) []driver.Statement {
-	all := t.atCommit
-	for _, f := range c.group.followers {
-		all = append(all, f.call.last.atCommit...)
-	}
-	return all
 }
 
 // settleGroup tells the followers what became of an attempt. If it was rolled back they stand first in line
@@ -154,7 +145,7 @@ func (c *call) failedShared(res result) {
 }
 
 // follow has the call take part in the transaction of its leader. If over is false it is in line again.
-func (c *call) follow(ctx context.Context, own *turn, s driver.Session) (over bool, err error) {
+func (c *call) follow(ctx context.Context, own *turn, got grant) (over bool, err error) {
 	over = true
 	var begun, returned bool
 	defer func() { // a tracer may panic, and others wait for this call
@@ -171,7 +162,7 @@ func (c *call) follow(ctx context.Context, own *turn, s driver.Session) (over bo
 	c.attempts++
 	res := c.traced(ctx, func(ctx context.Context) result {
 		begun = true
-		res := c.followerAttempt(ctx, own, s)
+		res := c.followerAttempt(ctx, own, got)
 		over = !res.again
 		return res
 	})
@@ -185,8 +176,9 @@ func endedInLine(ctx context.Context) error {
 
 // followerAttempt is an attempt in the transaction of the leader. If another one may succeed the call is in
 // line for it.
-func (c *call) followerAttempt(ctx context.Context, own *turn, s driver.Session) result {
-	t := c.transaction(ctx, s)
+func (c *call) followerAttempt(ctx context.Context, own *turn, got grant) result {
+	t := c.transaction(ctx, got.session)
+	t.pending = got.pending
 	c.last = t
 	res, group := c.runPart(t, own)
 	c.lap(&c.phases.commit)

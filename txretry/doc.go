@@ -92,7 +92,8 @@
 //     (txretrytest.Prove finds where that is forgotten.)
 //   - It does not end the transaction: Commit and Rollback on tx return
 //     [ErrManaged]. tx.Begin starts a savepoint, whose handle has both; what is
-//     registered while it is open is dropped when it rolls back.
+//     registered while it is open is dropped when it rolls back. The same holds
+//     for a savepoint of a statement.
 //   - It does not call Do on the same database with the context it was given
 //     ([ErrNested]): pass tx on, or set Options.Savepoint.
 //   - What it obtains from tx, Conn and LargeObjects too, is used inside fn only.
@@ -116,6 +117,8 @@
 // Options{Isolation: pgx.ReadCommitted}, since skipped rows count as read. A
 // failure of a statement run directly on tx.Conn() or through LargeObjects is
 // known to Do only if fn returns it. LargeObjects costs a round trip of its own.
+// From the first call of tx.Conn on nothing is deferred to COMMIT, since statements
+// on the connection are not seen.
 //
 // Postgres keeps predicate locks of SERIALIZABLE transactions as long as others
 // overlap with them. Where its table is full, statements fail with 53200, "out of

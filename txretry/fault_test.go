@@ -23,6 +23,15 @@ func wantSQLSTATE(t *testing.T, err error, want string) {
 	}
 }
 
+// pidOf asks the server: Conn of the handle would change what travels with COMMIT.
+func pidOf(t *testing.T, tx pgx.Tx) (pid uint32) {
+	t.Helper()
+	if err := tx.QueryRow(t.Context(), "select pg_backend_pid()").Scan(&pid); err != nil {
+		t.Error(err)
+	}
+	return pid
+}
+
 func wantUnknown(t *testing.T, err error) {
 	t.Helper()
 	var unknown *txretry.CommitUnknownError
@@ -57,7 +66,7 @@ func TestBackendTerminated(t *testing.T) {
 				if err := add(ctx, tx, 1); err != nil {
 					return err
 				}
-				pid := tx.Conn().PgConn().PID()
+				pid := pidOf(t, tx)
 				exec(t, pool, "select pg_terminate_backend($1, 5000)", pid)
 				if test.swallow {
 					return nil
@@ -212,7 +221,7 @@ func TestIdleTimeout(t *testing.T) {
 	err := m.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
 		calls++
 		late := time.After(1100 * time.Millisecond)
-		gone(t, pool, tx.Conn().PgConn().PID())
+		gone(t, pool, pidOf(t, tx))
 		<-late
 		return nil
 	})
@@ -234,7 +243,7 @@ func TestConnectionLostWhileIdle(t *testing.T) {
 			return add(ctx, tx, 1)
 		}
 		late := time.After(1100 * time.Millisecond)
-		exec(t, pool, "select pg_terminate_backend($1, 5000)", tx.Conn().PgConn().PID())
+		exec(t, pool, "select pg_terminate_backend($1, 5000)", pidOf(t, tx))
 		<-late
 		return nil
 	})

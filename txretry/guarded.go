@@ -16,6 +16,9 @@ type guardedRows struct {
 	err error // of Query, or that the server was silent
 }
 
+// Conn returns nil, as pgx.Rows may: the handle gives the connection away, and keeps track of that.
+func (r *guardedRows) Conn() *pgx.Conn { return nil }
+
 func (r *guardedRows) Next() bool {
 	r.g.expectMore(r.ctx)
 	if r.Rows.Next() {

@@ -21,18 +21,17 @@ type transaction struct {
 	committed bool
 	root      handle
 
-	// What happens with COMMIT and after it. A savepoint remembers how long these
-	// lists were, whichever handle they were filled through: what the server
-	// executes while a savepoint is open belongs to that savepoint.
-	atCommit    []driver.Statement
-	afterCommit []func()
+	// What happens with COMMIT and after it, whichever handle it was registered through.
+	pending     *pending // own, or that of the call whose transaction this is
+	own         pending
+	afterCommit []hook
 
 	savepoints []savepoint // open ones, outermost first
 	savepointN int         // number of the last one
 
 	rows    pgx.Rows // of the last Query: its error shows only later
 	failure error    // what made the server abort the transaction
-	broken  error    // a savepoint whose end did not reach the server
+	broken  error    // why it must not commit, although the server would
 }
 
 // handle is the pgx.Tx that fn works with: the outer one (id 0) or that of a
@@ -47,6 +46,7 @@ type handle struct {
 func (t *transaction) open(ctx context.Context, m *Manager, s driver.Session, isolation pgx.TxIsoLevel, readOnly bool) {
 	t.session, t.isolation, t.readOnly = s, isolation, readOnly
 	t.ctx = fnContext{ctx, t, m.marker}
+	t.pending = &t.own
 	t.root = handle{t: t, managed: true}
 }
 
@@ -99,13 +99,45 @@ func (h *handle) Statement(run func(s driver.Session) error) error {
 	return h.t.record(run(h.t.session))
 }
 
+// before sends what waits for COMMIT where a statement is not plain.
+func (h *handle) before(ctx context.Context, sql string, args []any) error {
+	if h.closed() {
+		return nil // pgx.ErrTxClosed will be the answer
+	}
+	h.t.settle()
+	return h.t.before(ctx, func() bool { return isPlain(sql, args) })
+}
+
+// Expose lets txretrysql hand out the transaction below the handle.
+func (h *handle) Expose() {
+	if !h.closed() {
+		h.t.settle()
+		h.t.expose()
+	}
+}
+
 func (h *handle) AfterCommit(fn func()) bool {
 	if h.closed() {
 		return false
 	}
-	if fn != nil {
-		h.t.afterCommit = append(h.t.afterCommit, fn)
+	t := h.t
+	if fn == nil || t.doomed() {
+		return true
 	}
+	t.afterCommit = append(t.afterCommit, hook{fn: fn, stretch: t.pending.stretch()})
+	t.pending.unmarked++
+	if t.pending.exposed {
+		t.flushUnseen()
+	}
+	return true
+}
+
+// HintAfterCommit implements driver.Hint.
+func (h *handle) HintAfterCommit(fn func()) bool {
+	if h.closed() {
+		return false
+	}
+	h.t.afterCommit = append(h.t.afterCommit, hook{fn: fn, hint: true})
 	return true
 }
 
@@ -115,10 +147,13 @@ func (h *handle) AtCommit(sql string, args ...any) bool {
 
 // AtCommitExplained is AtCommit for a caller that knows more about the error of COMMIT.
 func (h *handle) AtCommitExplained(explain func(error) error, sql string, args ...any) bool {
-	if h.closed() {
+	if h.closed() || h.t.pending.exposed {
 		return false
 	}
-	h.t.atCommit = append(h.t.atCommit, driver.Statement{SQL: sql, Args: args, Explain: explain})
+	if h.t.doomed() {
+		return true
+	}
+	h.t.pending.statements = append(h.t.pending.statements, driver.Statement{SQL: sql, Args: args, Explain: explain})
 	return true
 }
 
@@ -127,16 +162,24 @@ func (h *handle) EffectAtCommit(e driver.Effect) bool {
 	if h.closed() {
 		return false
 	}
-	h.t.atCommit = append(h.t.atCommit, driver.Statement{Effect: &e})
+	if !h.t.doomed() {
+		h.t.pending.statements = append(h.t.pending.statements, driver.Statement{Effect: &e})
+	}
 	return true
 }
 
 func (h *handle) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
+	if err := h.before(ctx, sql, args); err != nil {
+		return pgconn.CommandTag{}, err
+	}
 	tag, err := h.tx().Exec(ctx, sql, args...)
 	return tag, h.t.record(err)
 }
 
 func (h *handle) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
+	if err := h.before(ctx, sql, args); err != nil {
+		return pgx.FailedBatchResults(&pgx.Batch{}, err).Query()
+	}
 	rows, err := h.tx().Query(ctx, sql, args...)
 	if !h.closed() {
 		h.t.rows = rows
@@ -145,10 +188,19 @@ func (h *handle) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, 
 }
 
 func (h *handle) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
+	if err := h.before(ctx, sql, args); err != nil {
+		return pgx.FailedBatchResults(&pgx.Batch{}, err).QueryRow()
+	}
 	return &row{h.tx().QueryRow(ctx, sql, args...), h.t}
 }
 
 func (h *handle) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
+	if !h.closed() {
+		h.t.settle()
+		if err := h.t.before(ctx, func() bool { return isPlainBatch(b) }); err != nil {
+			return pgx.FailedBatchResults(b, err)
+		}
+	}
 	return &batchResults{h.tx().SendBatch(ctx, b), h.t}
 }
 
@@ -158,14 +210,21 @@ func (h *handle) CopyFrom(ctx context.Context, table pgx.Identifier, columns []s
 }
 
 func (h *handle) Prepare(ctx context.Context, name, sql string) (*pgconn.StatementDescription, error) {
+	if isPlain(name, nil) && !isPlain(sql, nil) && !h.closed() {
+		h.t.pending.anyText = true
+	}
 	sd, err := h.tx().Prepare(ctx, name, sql)
 	return sd, h.t.record(err)
 }
 
 func (h *handle) LargeObjects() pgx.LargeObjects { return h.tx().LargeObjects() }
 
-// Conn returns nil once the handle is stale: the connection is another's then.
-func (h *handle) Conn() *pgx.Conn { return h.tx().Conn() }
+// Conn returns nil once the handle is stale: the connection is another's then. What waits for COMMIT is sent
+// first, and from now on nothing waits.
+func (h *handle) Conn() *pgx.Conn {
+	h.Expose()
+	return h.tx().Conn()
+}
 
 // row records the error of a QueryRow.
 type row struct {
@@ -182,3 +241,11 @@ type batchResults struct {
 }
 
 func (b *batchResults) Close() error { return b.t.record(b.BatchResults.Close()) }
+
+// Tx returns a closed transaction where the batch has tried to begin one inside this one.
+func (b *batchResults) Tx() pgx.Tx {
+	if b.BatchResults.Tx() == nil {
+		return nil
+	}
+	return closedTx()
+}

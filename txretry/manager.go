@@ -156,7 +156,7 @@ func (m *Manager) inTurn(ctx context.Context, c *call) error {
 		case got.session == nil:
 			return c.lead(ctx)
 		}
-		if over, err := c.follow(ctx, own, got.session); over {
+		if over, err := c.follow(ctx, own, got); over {
 			return err
 		}
 	}

@@ -188,17 +188,9 @@ func (s *pgSession) sendCommit(ctx context.Context, last []driver.Statement) (pg
 	if len(last) == 0 {
 		return s.conn.Exec(ctx, "commit")
 	}
-	var ended error
-	watch := func(t pgconn.CommandTag) error {
-		if endsTransaction(t.String()) {
-			ended = errEndedAtCommit
-		}
-		return nil
-	}
 	var batch pgx.Batch
-	for _, st := range last {
-		batch.Queue(st.SQL, st.Args...).Exec(watch)
-	}
+	var ended error
+	queue(&batch, last, &ended)
 	var tag pgconn.CommandTag
 	batch.Queue("commit").Exec(func(t pgconn.CommandTag) error {
 		tag = t
@@ -208,12 +200,44 @@ func (s *pgSession) sendCommit(ctx context.Context, last []driver.Statement) (pg
 	if ended != nil { // and the COMMIT behind it found no transaction to end
 		return pgconn.CommandTag{}, ended
 	}
-	for _, st := range last {
+	return tag, explained(last, err)
+}
+
+// Run implements driver.Runner: it sends the statements in one pipeline.
+func (s *pgSession) Run(ctx context.Context, statements []driver.Statement) error {
+	var batch pgx.Batch
+	var ended error
+	queue(&batch, statements, &ended)
+	if err := s.SendBatch(ctx, &batch).Close(); err != nil {
+		return explained(statements, err)
+	}
+	return ended
+}
+
+// queue adds deferred statements to a batch. ended is set where one of them ends the transaction.
+func queue(batch *pgx.Batch, statements []driver.Statement, ended *error) {
+	watch := func(t pgconn.CommandTag) error {
+		if endsTransaction(t.String()) {
+			*ended = errEndedAtCommit
+		}
+		return nil
+	}
+	for _, st := range statements {
+		if q := batch.Queue(st.SQL, st.Args...); st.Read != nil {
+			q.QueryRow(st.Read)
+		} else {
+			q.Exec(watch)
+		}
+	}
+}
+
+func explained(statements []driver.Statement, err error) error {
+	for _, st := range statements {
 		if err != nil && st.Explain != nil {
 			err = st.Explain(err)
 		}
 	}
-	return tag, err
+	return err
 }
 
 var errEndedAtCommit = fmt.Errorf("a statement of AtCommit ended the transaction: %w", ErrManaged)

@@ -112,7 +112,7 @@ func TestResolveTerminatedBeforeCommit(t *testing.T) {
 			m := newManager(t, pool, txretry.Config{XactStatus: resolver.status})
 			resolved(t, m, resolver.opts, pool, 2, func(_ context.Context, tx pgx.Tx, call int) {
 				if call == 1 {
-					exec(t, pool, "select pg_terminate_backend($1, 5000)", tx.Conn().PgConn().PID())
+					exec(t, pool, "select pg_terminate_backend($1, 5000)", pidOf(t, tx))
 				}
 			})
 		})
@@ -134,7 +134,7 @@ func TestResolveDuringCommit(t *testing.T) {
 				if call > 1 {
 					return
 				}
-				pid := tx.Conn().PgConn().PID()
+				pid := pidOf(t, tx)
 				go func() {
 					defer release()
 					whileCommitting(t, pool, pid, "pg_terminate_backend(pid)")
@@ -152,7 +152,7 @@ func TestReadOnlyCommitLost(t *testing.T) {
 	run := func(terminations int) (calls int, err error) {
 		err = m.DoWith(t.Context(), txretry.Options{ReadOnly: true, MaxAttempts: 2}, func(_ context.Context, tx pgx.Tx) error {
 			if calls++; calls <= terminations {
-				exec(t, pool, "select pg_terminate_backend($1, 5000)", tx.Conn().PgConn().PID())
+				exec(t, pool, "select pg_terminate_backend($1, 5000)", pidOf(t, tx))
 			}
 			return nil
 		})
@@ -177,7 +177,7 @@ func TestWitnessIsBounded(t *testing.T) {
 		return true, tx.QueryRow(ctx, "show idle_in_transaction_session_timeout").Scan(&bound)
 	}}
 	err := newManager(t, pool, txretry.Config{}).DoWith(t.Context(), opts, func(_ context.Context, tx pgx.Tx) error {
-		exec(t, pool, "select pg_terminate_backend($1, 5000)", tx.Conn().PgConn().PID())
+		exec(t, pool, "select pg_terminate_backend($1, 5000)", pidOf(t, tx))
 		return nil
 	})
 	if err != nil || bound != "7s" {

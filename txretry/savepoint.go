@@ -2,15 +2,18 @@ package txretry
 
 import (
 	"context"
+	"fmt"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/holdfast-go/holdfast/txretry/driver"
 )
 
-// savepoint marks the lengths of a transaction's lists at its beginning.
+// savepoint remembers what was registered before it began.
 type savepoint struct {
-	id, atCommit, committed int
+	id      int
+	pending pending
+	hooks   int
 }
 
 func (t *transaction) savepointIndex(id int) int {
@@ -42,7 +45,7 @@ func (h *handle) savepoint(ctx context.Context) (*handle, error) {
 		return nil, t.record(err)
 	}
 	t.savepointN = id
-	t.savepoints = append(t.savepoints, savepoint{id: id, atCommit: len(t.atCommit), committed: len(t.afterCommit)})
+	t.savepoints = append(t.savepoints, savepoint{id, *t.pending, len(t.afterCommit)})
 	return &handle{t: t, id: id}, nil
 }
 
@@ -89,9 +92,9 @@ func (h *handle) rollback(ctx context.Context) error {
 	if err := t.session.RollbackTo(ctx, h.id); err != nil {
 		return t.ended(err)
 	}
-	clear(t.atCommit[sp.atCommit:])
-	clear(t.afterCommit[sp.committed:])
-	t.atCommit, t.afterCommit, t.failure = t.atCommit[:sp.atCommit], t.afterCommit[:sp.committed], nil
+	clear(t.afterCommit[sp.hooks:])
+	t.afterCommit, t.failure = t.afterCommit[:sp.hooks], nil
+	t.restore(sp.pending)
 	return nil
 }
 
@@ -111,7 +114,7 @@ func (h *handle) endSavepoint() (savepoint, error) {
 // it, the server may not know of it: the transaction must not commit then.
 func (t *transaction) ended(err error) error {
 	if err != nil && t.broken == nil && t.session.State() != driver.Failed {
-		t.broken = err
+		t.broken = fmt.Errorf("a savepoint could not be ended: %w", err)
 	}
 	return t.record(err)
 }

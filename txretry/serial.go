@@ -33,7 +33,10 @@ type turn struct {
 
 // grant ends a wait in line. The zero value gives the caller the key, which it must pass on. One with a
 // session has the caller follow the one that holds the key.
-type grant struct{ session driver.Session }
+type grant struct {
+	session driver.Session
+	pending *pending // of the transaction
+}
 
 // enter puts a caller in line; wait must follow.
 func (t *turns) enter(ctx context.Context, c *call) *turn {

@@ -4,10 +4,13 @@ import (
 	"context"
 	"database/sql"
 	_ "embed"
+	"errors"
 	"os"
+	"slices"
 	"testing"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/stdlib"
 	"gorm.io/driver/postgres"
 	"gorm.io/gorm"
@@ -17,6 +20,7 @@ import (
 	"github.com/holdfast-go/holdfast/examples/databasesql/invoices"
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/internal/testenv"
+	"github.com/holdfast-go/holdfast/outbox"
 	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
 	"github.com/holdfast-go/holdfast/txretry"
 	"github.com/holdfast-go/holdfast/txretry/pgtest"
@@ -72,6 +76,41 @@ func TestPlace(t *testing.T) {
 		if orders, messages := counts(t, db); orders != n+1 || messages != n+1 {
 			t.Errorf("%d orders, %d messages, want %d", orders, messages, n+1)
 		}
+	}
+}
+
+// A nested transaction of GORM is a savepoint. When it rolls back, so do its message and its function.
+func TestPlace_nestedTransaction(t *testing.T) {
+	t.Parallel()
+	shop, db := open(t)
+	refused := errors.New("refused")
+	for _, failure := range []error{refused, nil} {
+		var ran []string
+		must(t, shop.Manager.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
+			session := shop.DB.Session(&gorm.Session{NewDB: true, Context: ctx})
+			session.Statement.ConnPool = txretrysql.Tx(tx)
+			place := func(orm *gorm.DB, name string) error {
+				txretry.AfterCommit(tx, func() { ran = append(ran, name) })
+				return errors.Join(orm.Create(&databasesql.Order{ID: uuid.NewString()}).Error,
+					shop.Outbox.Write(ctx, tx, outbox.Message{Name: name, Body: []byte("{}")}))
+			}
+			must(t, place(session, "before"))
+			err := session.Transaction(func(inner *gorm.DB) error { return errors.Join(place(inner, "nested"), failure) })
+			if !errors.Is(err, failure) {
+				t.Errorf("the nested transaction returned %v", err)
+			}
+			return place(session, "after")
+		}))
+		want := []string{"before", "nested", "after"}
+		if failure != nil {
+			want = []string{"before", "after"}
+		}
+		orders, messages := counts(t, db)
+		if !slices.Equal(ran, want) || orders != messages || orders != len(want) {
+			t.Errorf("%d orders, %d messages, functions %q, want %q", orders, messages, ran, want)
+		}
+		_, err := db.ExecContext(t.Context(), "TRUNCATE orders, holdfast_outbox")
+		must(t, err)
 	}
 }
 

@@ -154,7 +154,7 @@ func (s *Store) attempt(ctx context.Context, tx pgx.Tx, req driver.Request, a *a
 	}
 	if err := s.emit(ctx, tx, rows); err != nil {
 		err = fmt.Errorf("expirypgx: emit: %w", err) // which can be compared, whatever it wraps
-		if !tx.Conn().IsClosed() {
+		if txdriver.StateOf(tx) != txdriver.Lost {
 			a.Own = err
 		}
 		return err

@@ -8,7 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/holdfast-go/holdfast/internal/pgnotify"
-	"github.com/holdfast-go/holdfast/txretry"
+	txdriver "github.com/holdfast-go/holdfast/txretry/driver"
 )
 
 const (
@@ -36,7 +36,7 @@ const (
 // Due returns false if tx is not one of a txretry.Manager, such as a transaction of
 // the pool: call Wake after its commit.
 func (s *Store) Due(tx pgx.Tx, deadline time.Time) bool {
-	return txretry.AfterCommit(tx, func() { s.Wake(deadline) })
+	return txdriver.Hint(tx, func() { s.Wake(deadline) })
 }
 
 // Wake does at once what Due does after a commit. The deadline is the one that is

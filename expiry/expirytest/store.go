@@ -16,6 +16,7 @@ import (
 	"github.com/holdfast-go/holdfast/expiry/internal/wakeups"
 	"github.com/holdfast-go/holdfast/internal/check"
 	"github.com/holdfast-go/holdfast/txretry"
+	txdriver "github.com/holdfast-go/holdfast/txretry/driver"
 )
 
 // Config says where the rows are. The zero value keeps them in the Store itself,
@@ -86,7 +87,7 @@ func (s *Store) Get(id string) (deadline time.Time, state string, ok bool) {
 // It wakes the sweepers on this Store after the commit. It returns false if tx is not
 // one of a txretry.Manager or a txretrytest.Manager.
 func (s *Store) Due(tx pgx.Tx, deadline time.Time) bool {
-	return txretry.AfterCommit(tx, func() { s.Wake(deadline) })
+	return txdriver.Hint(tx, func() { s.Wake(deadline) })
 }
 
 // Wake does at once what Due does after a commit. Zero means an unknown time.

@@ -9,12 +9,15 @@ import (
 
 	"github.com/holdfast-go/holdfast/outbox"
 	"github.com/holdfast-go/holdfast/outbox/driver"
-	"github.com/holdfast-go/holdfast/txretry"
+	txdriver "github.com/holdfast-go/holdfast/txretry/driver"
 )
 
 // Write stores messages as part of tx, in their order, with one statement. On a handle of txretry
-// the statement runs together with COMMIT and its error comes out of Do; on any other transaction
+// the statement waits for COMMIT, if possible, and its error comes out of Do; on any other transaction
 // it runs at once. For a *sql.Tx see package txretrysql.
+//
+// The messages belong to the savepoint that is open at the call, whoever has set it and however, and
+// to the role and the search_path of that moment: see txretry.AtCommit.
 //
 // What outbox.Prepare refuses is refused here, as joined *outbox.MessageError, before anything is
 // sent, and the transaction stays usable. A message id that is in the table already is the unique
@@ -51,7 +54,7 @@ func (s *Store) put(ctx context.Context, tx pgx.Tx, prepared []driver.Message) e
 			return fmt.Errorf("outboxpgx: write: %w", s.t.explain(err))
 		}
 	}
-	txretry.AfterCommit(tx, s.afterCommit)
+	txdriver.Hint(tx, s.afterCommit)
 	return nil
 }
 

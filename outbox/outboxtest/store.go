@@ -14,7 +14,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/outbox"
 	"github.com/holdfast-go/holdfast/outbox/driver"
-	"github.com/holdfast-go/holdfast/txretry"
+	txdriver "github.com/holdfast-go/holdfast/txretry/driver"
 	"github.com/holdfast-go/holdfast/txretry/txretrytest"
 )
 
@@ -86,7 +86,7 @@ func (s *Store) store(tx pgx.Tx, prepared []driver.Message) error {
 	if err != nil {
 		return fmt.Errorf("outboxtest: write: %w", err)
 	}
-	txretry.AfterCommit(tx, s.Wake)
+	txdriver.Hint(tx, s.Wake)
 	return nil
 }
 

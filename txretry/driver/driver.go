@@ -78,6 +78,14 @@ type Session interface {
 	Close()
 }
 
+// Runner is an optional interface of a Session: users run statements on it, and one of them may roll back
+// to a savepoint that the manager does not know.
+type Runner interface {
+	// Run runs statements at once, in their order, in one round trip where the session can do that. The
+	// first one that fails ends it.
+	Run(ctx context.Context, statements []Statement) error
+}
+
 // Spec says how a transaction begins.
 type Spec struct {
 	SQL      string   // one message: begin and its settings
@@ -97,6 +105,9 @@ type Statement struct {
 
 	// Look is a query that travels with BEGIN, ahead of it. Optional.
 	Look *Look
+
+	// Read scans the row of a statement that travels with COMMIT. Optional.
+	Read func(row pgx.Row) error
 
 	// Explain wraps the error of COMMIT that the statement may have caused. Optional.
 	Explain func(error) error

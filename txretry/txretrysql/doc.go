@@ -31,6 +31,10 @@
 //	with an inbox entry                    2        4        5
 //	with an idempotency record             2        6        9
 //
+// Where [Tx] is used nothing waits for COMMIT, because Do does not see the statements on it: a message is sent
+// at once, which costs the same, and each function of txretry.AfterCommit costs a round trip, and one more
+// before COMMIT. So a savepoint of GORM, bun or ent takes back what was registered in it.
+//
 // pgx's stdlib also pings a connection that was idle for a second.
 //
 // # What is different
@@ -40,6 +44,7 @@
 //     only if the driver ends with its context: pgx's does, lib/pq needs a tcp_user_timeout.
 //   - An error that fn hides is not seen where it came from Tx, so it is not retried: Do then returns
 //     pgx.ErrTxCommitRollback. Return errors, wrapped by %w.
+//   - fn closes the rows of its queries before it writes a message or registers a function, and before it returns.
 //   - A COMMIT without an answer has an unknown outcome, as ever. Config.XactStatus costs a round trip.
 //   - CopyFrom, Prepare and LargeObjects of the handle are refused with [errors.ErrUnsupported].
 //     Arguments are those of database/sql, and slices of what pgx knows by itself.

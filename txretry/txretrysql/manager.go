@@ -31,6 +31,7 @@ func Tx(tx pgx.Tx) *sql.Tx {
 	}
 	var found *sql.Tx
 	if h, ok := tx.(interface {
+		Expose()
 		Statement(run func(s driver.Session) error) error
 	}); ok {
 		_ = h.Statement(func(s driver.Session) error { // its error says that the handle is stale
@@ -39,6 +40,9 @@ func Tx(tx pgx.Tx) *sql.Tx {
 			}
 			return nil
 		})
+		if found != nil {
+			h.Expose()
+		}
 	}
 	return found
 }

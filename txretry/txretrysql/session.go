@@ -233,25 +233,46 @@ func (s *session) Commit(ctx context.Context, timeout time.Duration, last []driv
 
 var errEnded = fmt.Errorf("a statement of AtCommit ended the transaction: %w", txretry.ErrManaged)
 
+var errRowsOpen = errors.New("txretrysql: the rows of a query are still open, close them before fn returns")
+
 // before does what comes before COMMIT. Until that is sent nothing can have committed.
 func (s *session) before(ctx context.Context, last []driver.Statement) error {
 	if len(last) == 0 && time.Since(s.since) > maxSilence && !s.alive(ctx) {
 		return driver.ErrNotSent
 	}
-	for _, st := range last {
-		_, err := s.bridge.Exec(ctx, st.SQL, st.Args...)
-		if err == nil {
-			continue
-		}
-		if s.State() == driver.Lost && sqlstate.Of(err) == "" {
-			err = fmt.Errorf("%w: %w", driver.ErrNotSent, err)
-		}
-		if st.Explain != nil {
+	if conn, _ := s.below(); len(last) > 0 && conn != nil && conn.PgConn().IsBusy() {
+		return errRowsOpen
+	}
+	err := s.Run(ctx, last)
+	if sqlstate.Of(err) == "25P02" { // of a driver that does not tell the state
+		return fmt.Errorf("%w: %w", pgx.ErrTxCommitRollback, err)
+	}
+	if err != nil && s.State() == driver.Lost && sqlstate.Of(err) == "" {
+		err = fmt.Errorf("%w: %w", driver.ErrNotSent, err)
+	}
+	return err
+}
+
+// Run implements driver.Runner: it sends the statements one after the other.
+func (s *session) Run(ctx context.Context, statements []driver.Statement) error {
+	for _, st := range statements {
+		err := s.run(ctx, st)
+		if err != nil && st.Explain != nil {
 			err = st.Explain(err)
 		}
-		return err
+		if err != nil {
+			return err
+		}
 	}
 	return nil
+}
+
+func (s *session) run(ctx context.Context, st driver.Statement) error {
+	if st.Read != nil {
+		return st.Read(s.bridge.QueryRow(ctx, st.SQL, st.Args...))
+	}
+	_, err := s.bridge.Exec(ctx, st.SQL, st.Args...)
+	return err
 }
 
 // alive asks the server.

@@ -1,0 +1,221 @@
+package txretry_test
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/holdfast-go/holdfast/internal/pgtest"
+	"github.com/holdfast-go/holdfast/internal/testenv"
+	"github.com/holdfast-go/holdfast/txretry"
+)
+
+// sender is a way by which a user sends a statement in a transaction.
+var senders = map[string]func(ctx context.Context, tx pgx.Tx, sql string) error{
+	"Exec": func(ctx context.Context, tx pgx.Tx, sql string) error {
+		_, err := tx.Exec(ctx, sql)
+		return err
+	},
+	"Query": func(ctx context.Context, tx pgx.Tx, sql string) error {
+		rows, err := tx.Query(ctx, sql)
+		rows.Close()
+		return errors.Join(err, rows.Err())
+	},
+	"QueryRow": func(ctx context.Context, tx pgx.Tx, sql string) error {
+		if err := tx.QueryRow(ctx, sql).Scan(); !errors.Is(err, pgx.ErrNoRows) {
+			return err
+		}
+		return nil
+	},
+	"SendBatch": func(ctx context.Context, tx pgx.Tx, sql string) error {
+		var batch pgx.Batch
+		batch.Queue("select 1")
+		batch.Queue(sql)
+		return tx.SendBatch(ctx, &batch).Close()
+	},
+	"Prepare": func(ctx context.Context, tx pgx.Tx, sql string) error {
+		if _, err := tx.Prepare(ctx, "select "+sql, sql); err != nil {
+			return err
+		}
+		_, err := tx.Exec(ctx, "select "+sql)
+		return err
+	},
+	"Conn": func(ctx context.Context, tx pgx.Tx, sql string) error {
+		_, err := tx.Conn().Exec(ctx, sql)
+		return err
+	},
+	"a handle of a savepoint": func(ctx context.Context, tx pgx.Tx, sql string) error {
+		return pgx.BeginFunc(ctx, tx, func(sp pgx.Tx) error {
+			_, err := sp.Exec(ctx, "select 1")
+			return err
+		})
+	},
+	"comments, cases and quotes": func(ctx context.Context, tx pgx.Tx, sql string) error {
+		switch sql {
+		case "savepoint a":
+			sql = "/* select /* 1 */ */ -- select\n SAVEpoint \"a\""
+		case "rollback to a":
+			sql = "\tRollBack /**/ TRANSACTION\nto SavePoint A;"
+		}
+		_, err := tx.Exec(ctx, sql)
+		return err
+	},
+	"several statements in a text": func(ctx context.Context, tx pgx.Tx, sql string) error {
+		_, err := tx.Exec(ctx, "select 1; "+sql)
+		return err
+	},
+	"after a failed statement": func(ctx context.Context, tx pgx.Tx, sql string) error {
+		if sql == "rollback to a" {
+			_, _ = tx.Exec(ctx, "select 1/0")
+			txretry.AfterCommit(tx, func() { panic("registered in a failed transaction") })
+			txretry.AtCommit(tx, addSQL, 1000)
+		}
+		_, err := tx.Exec(ctx, sql)
+		return err
+	},
+}
+
+// later runs a statement with COMMIT where the handle can do that.
+func later(ctx context.Context, tx pgx.Tx, sql string, args ...any) error {
+	if txretry.AtCommit(tx, sql, args...) {
+		return nil
+	}
+	_, err := tx.Exec(ctx, sql, args...)
+	return err
+}
+
+// What is registered belongs to the savepoint of that moment, whoever has set it, by whatever statement.
+func TestDeferred_belongsToTheSavepoint(t *testing.T) {
+	t.Parallel()
+	pgtest.New(t)
+	for name, send := range senders {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			pool := newCounter(t)
+			m := newManager(t, pool, txretry.Config{})
+			for last, want := range map[string]int{"rollback to a": 101, "release a": 111} {
+				if name == "a handle of a savepoint" { // which sets none
+					want = 111
+				}
+				exec(t, pool, "update counter set n = 0")
+				var ran []int
+				err := m.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
+					work := func(n int) error {
+						txretry.AfterCommit(tx, func() { ran = append(ran, n) })
+						return later(ctx, tx, addSQL, n)
+					}
+					return errors.Join(work(1), send(ctx, tx, "savepoint a"), work(10), send(ctx, tx, last), work(100))
+				})
+				wanted := []int{1, 10, 100}
+				if want == 101 {
+					wanted = []int{1, 100}
+				}
+				if err != nil || !slices.Equal(ran, wanted) {
+					t.Errorf("%s: functions %v, error %v", last, ran, err)
+				}
+				wantCounter(t, pool, want)
+			}
+		})
+	}
+}
+
+// A statement runs with the settings of the moment in which it was deferred.
+func TestDeferred_keepsRoleAndSearchPath(t *testing.T) {
+	t.Parallel()
+	for name, sql := range map[string]string{
+		"SET LOCAL search_path": "set local search_path = elsewhere",
+		"SET search_path":       "-- a comment\nSET search_path TO elsewhere",
+		"set_config":            "select set_config('search_path', 'elsewhere', true)",
+		"pg_settings":           "update pg_settings set setting = 'elsewhere' where name = 'search_path'",
+		"a block":               "do $$ begin perform set_config('search_path', 'elsewhere', true); end $$",
+		"SET LOCAL ROLE":        "set local role pg_monitor",
+		"SESSION AUTHORIZATION": "set local session authorization pg_monitor",
+		"several in one text":   "select 1; set local role pg_monitor",
+		"DISCARD":               "discard plans",
+		"SET CONSTRAINTS":       "set constraints all immediate",
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			pool := newCounter(t)
+			ran, own := false, pgtest.Pool(t, pool.Config().ConnString(), 1) // some settings outlast the transaction
+			err := newManager(t, own, txretry.Config{}).Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
+				txretry.AtCommit(tx, addSQL, 1)
+				txretry.AfterCommit(tx, func() { ran = true })
+				_, err := tx.Exec(ctx, sql)
+				return err
+			})
+			if err != nil || !ran {
+				t.Errorf("error %v, function ran %v", err, ran)
+			}
+			wantCounter(t, pool, 1)
+		})
+	}
+}
+
+// The error of a deferred statement comes out where it is sent, and nothing commits.
+func TestDeferred_failsWhereItIsSent(t *testing.T) {
+	t.Parallel()
+	pool := newCounter(t)
+	err := newManager(t, pool, txretry.Config{}).Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
+		txretry.AtCommit(tx, addSQL, 1)
+		txretry.AtCommit(tx, "insert into counter values (1, 0)")
+		_, err := tx.Exec(ctx, "savepoint a")
+		wantSQLSTATE(t, err, "23505")
+		return nil
+	})
+	if !errors.Is(err, pgx.ErrTxCommitRollback) {
+		t.Errorf("error %v", err)
+	}
+	wantSQLSTATE(t, err, "23505")
+	wantCounter(t, pool, 0)
+}
+
+// Calls that share a transaction share what waits for its COMMIT.
+func TestDeferred_sharedTransaction(t *testing.T) {
+	t.Parallel()
+	pool := newCounter(t)
+	m := newManager(t, pool, txretry.Config{})
+	var ran [2][]int
+	held, release := make(chan struct{}), make(chan struct{})
+	call := func(i int, sql ...string) error {
+		return m.DoWith(t.Context(), txretry.Options{SerialKey: "key", Combine: 2}, func(ctx context.Context, tx pgx.Tx) error {
+			for n, sql := range sql {
+				txretry.AfterCommit(tx, func() { ran[i] = append(ran[i], n) })
+				if err := errors.Join(later(ctx, tx, addSQL, 1), senders["Exec"](ctx, tx, sql)); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	first := make(chan error, 1)
+	go func() {
+		first <- m.DoWith(t.Context(), txretry.Options{SerialKey: "key"}, func(context.Context, pgx.Tx) error {
+			close(held)
+			<-release
+			return nil
+		})
+	}()
+	<-held
+	both := make(chan error, 2)
+	for i, sql := range [][]string{{"savepoint a", "select 1"}, {"select 1", "rollback to a", "select 1"}} {
+		go func() { both <- call(i, sql...) }()
+		testenv.Eventually(t, func() error {
+			if m.Waiting("key") <= i {
+				return errors.New("not in line")
+			}
+			return nil
+		})
+	}
+	close(release)
+	if err := errors.Join(<-first, <-both, <-both); err != nil {
+		t.Fatal(err)
+	}
+	if !slices.Equal(ran[0], []int{0}) || !slices.Equal(ran[1], []int{2}) {
+		t.Errorf("functions %v", ran)
+	}
+	wantCounter(t, pool, 2)
+}
