@@ -29,7 +29,6 @@ var roles = map[string]func(ctx context.Context, job []byte) (any, error){
 	"relay":       relayRole,
 	"inbox":       inboxRole,
 	"idempotency": idempotencyRole,
-	"backlog":     backlogRole,
 }
 
 func runChild(role string) int {
