@@ -17,11 +17,13 @@ import (
 	"github.com/holdfast-go/holdfast/expiry/driver"
 	"github.com/holdfast-go/holdfast/internal/check"
 	"github.com/holdfast-go/holdfast/internal/pgcall"
+	"github.com/holdfast-go/holdfast/internal/pgcheck"
 	"github.com/holdfast-go/holdfast/internal/pgnotify"
 )
 
-// Check returns what is missing or wrong, or nil: everything that Fit looks at, and
-// whether notifications arrive on a connection of the pool, unless PollOnly is set.
+// Check returns what is missing or wrong, or nil: everything that Fit looks at;
+// triggers, rules and row-level security that drop changes of the table or hide rows;
+// and whether notifications arrive on a connection of the pool, unless PollOnly is set.
 // Findings are joined; each has a method Mend() string that says how to put it right.
 // Any other error in it says that Check could not look. Nothing is changed.
 func (s *Store) Check(ctx context.Context) error {
@@ -29,8 +31,30 @@ func (s *Store) Check(ctx context.Context) error {
 	if errors.Is(err, pgcall.ErrSilent) { // another connection may answer
 		err = s.Fit(ctx)
 	}
-	if err != nil || s.cfg.PollOnly {
+	if err != nil {
 		return err
+	}
+	found, err := s.checkDrops(ctx)
+	found.Join(err)
+	found.Join(s.checkWakeUps(ctx))
+	return found.Err()
+}
+
+// checkDrops is not a part of Fit: a trigger that may drop a change is no reason not to sweep.
+func (s *Store) checkDrops(ctx context.Context) (found check.Findings, err error) {
+	err = pgcall.Twice(ctx, s.pool, checkTimeout, func(ctx context.Context, conn *pgxpool.Conn) error {
+		found = check.Findings{Component: "expirypgx"}
+		return pgcheck.Drops(ctx, conn, &found, s.qualified())
+	})
+	if err != nil {
+		return found, fmt.Errorf("expirypgx: check: %w", err)
+	}
+	return found, nil
+}
+
+func (s *Store) checkWakeUps(ctx context.Context) error {
+	if s.cfg.PollOnly {
+		return nil
 	}
 	switch err := s.listener.Probe(ctx); {
 	case err == nil:
@@ -83,6 +107,14 @@ func (s *Store) table() string {
 	return s.cfg.Schema + "." + s.name
 }
 
+// qualified is the quoted name of the table.
+func (s *Store) qualified() string {
+	if s.cfg.Schema == "" {
+		return pgx.Identifier{s.name}.Sanitize()
+	}
+	return pgx.Identifier{s.cfg.Schema, s.name}.Sanitize()
+}
+
 const columnTypesSQL = `
 SELECT a.attname::text, format_type(coalesce(nullif(t.typbasetype, 0), t.oid), NULL)
 FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
@@ -90,11 +122,7 @@ WHERE a.attrelid = to_regclass($1) AND a.attnum > 0 AND NOT a.attisdropped`
 
 // columnTypes returns the type of every column, of a domain the one below, or nil if there is no table.
 func (s *Store) columnTypes(ctx context.Context, conn *pgx.Conn) (map[string]string, error) {
-	name := pgx.Identifier{s.name}
-	if s.cfg.Schema != "" {
-		name = pgx.Identifier{s.cfg.Schema, s.name}
-	}
-	rows, err := conn.Query(ctx, columnTypesSQL, name.Sanitize())
+	rows, err := conn.Query(ctx, columnTypesSQL, s.qualified())
 	if err != nil {
 		return nil, err
 	}

@@ -96,6 +96,22 @@ func TestCheck(t *testing.T) {
 	}
 }
 
+// A trigger that may drop the change of a row is a finding, and no reason not to sweep.
+func TestCheck_findsTriggersThatDropChanges(t *testing.T) {
+	t.Parallel()
+	b := newBackend(t)
+	b.exec(t, `CREATE FUNCTION keep() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$;
+		CREATE TRIGGER keep BEFORE UPDATE ON holds FOR EACH ROW EXECUTE FUNCTION keep()`)
+	store := b.store(t, expirypgx.Config{PollOnly: true})
+	found := findings(t, checked(t, store))
+	if len(found) != 1 || !strings.Contains(found[0].Error(), "trigger keep of table holds may drop changes") || !strings.Contains(found[0].Mend(), "DROP TRIGGER keep") {
+		t.Errorf("found %v, want the trigger", found)
+	}
+	if err := store.Fit(t.Context()); err != nil {
+		t.Errorf("Fit found %v, want nothing", err)
+	}
+}
+
 // Check asks another connection where one falls silent.
 func TestCheckOnSilentConnection(t *testing.T) {
 	t.Parallel()

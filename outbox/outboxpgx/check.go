@@ -10,13 +10,14 @@ import (
 
 	"github.com/holdfast-go/holdfast/internal/check"
 	"github.com/holdfast-go/holdfast/internal/pgcall"
+	"github.com/holdfast-go/holdfast/internal/pgcheck"
 	"github.com/holdfast-go/holdfast/outbox/driver"
 )
 
 const mendMigrate = "call Migrate, or apply the files of Schema"
 
 // Check compares the server with what the outbox needs: tables, columns, indexes, lanes and functions;
-// autovacuum, and nothing that keeps it from its work for more than 10 minutes; a clock that agrees
+// no trigger, rule or row-level security that drops changes of its tables; autovacuum, and nothing that keeps it from its work for more than 10 minutes; a clock that agrees
 // with this host's to a second; and, unless Config.PollOnly is set, notifications that arrive. It
 // returns nil where nothing is to be mended. Else Unwrap() []error of the error gives each finding,
 // which has a method Mend() string, and why it could not look, which has none.
@@ -53,6 +54,9 @@ func (s *Store) check(ctx context.Context, conn *pgxpool.Conn, found *check.Find
 		return false, err
 	}
 	if err := s.checkFunctions(ctx, conn, found); err != nil {
+		return false, err
+	}
+	if err := pgcheck.Drops(ctx, conn, found, s.t.outbox, s.t.lanes, s.t.dead, s.t.audit, s.t.pause, s.t.dedup); err != nil {
 		return false, err
 	}
 	return true, s.checkServer(ctx, conn, found)
