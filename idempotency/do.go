@@ -12,7 +12,7 @@ import (
 )
 
 // Do runs fn once per key and returns its value; a repeated call returns the
-// value of the first one, with replayed true. The value is kept as JSON; a
+// value of the first one, with replayed true; with an error replayed is false. The value is kept as JSON; a
 // Response is kept as it is. request says what the call asks for: the same key
 // with other words is ErrKeyReused. nil: the key alone.
 //
@@ -45,7 +45,7 @@ func Do[T any](ctx context.Context, store driver.Store, key Key, request []strin
 	case replayed:
 		err = decode(resp, &value)
 	}
-	return value, replayed, err
+	return value, replayed && err == nil, err
 }
 
 func encode(value any) (driver.Response, error) {
@@ -106,7 +106,7 @@ func (r *run) execute(ctx context.Context, fn func(context.Context) (driver.Resp
 	if s := r.settled.Load(); s != nil {
 		// The record is durable; the store's copy is only the faster way to it.
 		_ = r.close(nil)
-		return resp, s.replayed, err
+		return resp, s.replayed && err == nil, err
 	}
 	kept := &resp
 	if err != nil {

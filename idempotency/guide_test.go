@@ -45,11 +45,20 @@ func place(ctx context.Context, tx pgx.Tx, r *http.Request) (idempotency.Respons
 	if err := json.NewDecoder(r.Body).Decode(&o); err != nil {
 		return idempotency.JSON(http.StatusBadRequest, "an order is a JSON object")
 	}
+	if o.Cents > 100_000 {
+		return idempotency.Response{}, tooDear{}
+	}
 	if _, err := tx.Exec(ctx, "INSERT INTO orders (id, cents) VALUES ($1, $2)", o.ID, o.Cents); err != nil {
 		return idempotency.Response{}, err
 	}
 	return idempotency.JSON(http.StatusCreated, o)
 }
+
+type tooDear struct{}
+
+func (tooDear) Error() string   { return "an order costs 1,000 euros at most" }
+func (tooDear) Code() string    { return "TOO_DEAR" }
+func (tooDear) HTTPStatus() int { return http.StatusUnprocessableEntity }
 
 func guideGate(manager *txretry.Manager, client redis.UniversalClient) (*idempotencypgx.Store, error) {
 	gate, err := idempotencyredis.New(client, idempotencyredis.Config{})

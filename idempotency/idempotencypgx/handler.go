@@ -40,7 +40,8 @@ var ErrNotCommitted error = &problem.Error{
 // start. An error that has the methods Code() string and HTTPStatus() int, 400 to 599
 // (and, if waiting helps, RetryAfter() time.Duration), is answered with them, any other
 // with a 500 and a line in the log, which an unavailable database has as well. In both
-// cases the transaction is rolled back.
+// cases the transaction is rolled back. Whether the answer is kept for repetitions is decided by
+// its status alone, as that of a Response is: by default a 409 is, a 503 is not.
 //
 // A request that the middleware lets pass, since it has no key or its method needs none,
 // is one transaction and leaves no record. The middleware's MaxRequestBytes and Keep hold

@@ -136,7 +136,7 @@ func withCause(ctx context.Context, err error) error {
 // DoKey is Do outside HTTP: it takes the claim for key by itself, or does without the
 // gate if that cannot be asked. request says what the call asks for: the same key with
 // other words is idempotency.ErrKeyReused. nil: the key alone. replayed says that the
-// response is an earlier run's. Errors are those of Do and of idempotency.Do.
+// response is an earlier run's; with an error it is false. An error of fn frees the key, whatever its status. Errors are those of Do and of idempotency.Do.
 func (s *Store) DoKey(ctx context.Context, key idempotency.Key, request []string, fn func(ctx context.Context, tx pgx.Tx) (idempotency.Response, error)) (resp idempotency.Response, replayed bool, err error) {
 	var released idempotency.Response
 	resp, replayed, err = idempotency.Do(ctx, s.claimingAtBegin(), key, request, func(ctx context.Context) (idempotency.Response, error) {

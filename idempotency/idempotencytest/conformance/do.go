@@ -42,6 +42,8 @@ func TestDo(t *testing.T, b RecordsBackend) {
 	b.run(t, "requests at the same time without the gate", testGateDownStampede)
 	b.run(t, "an answer given without a transaction, without the gate", testGateDownRefusal)
 	b.run(t, "a run that has lost its lease commits nothing", testRunLeaseLost)
+	b.run(t, "the status decides what is kept", testStatusDecides)
+	b.run(t, "outside HTTP, an error is no replay", testErrorIsNoReplay)
 	b.run(t, "the records alone", testAlone)
 	b.run(t, "the records alone, outside HTTP", testAloneKey)
 	b.run(t, "the records alone, requests at the same time", testAloneStampede)
