@@ -88,7 +88,23 @@ func (o *Operator) change(cmd *cobra.Command, what string, from *placeFlag, sele
 		}
 		return []changed{{p.name, r.Returned, r.Outlived, r.Failed, c.DryRun}}, err
 	})
-	return errors.Join(printChanged(cmd, what, done), failed)
+	return errors.Join(printChanged(cmd, what, done), failed, allFound(s, done, failed))
+}
+
+// allFound returns an error where fewer letters were found than were asked for by id. A failure may be why.
+func allFound(s selection, done []changed, failed error) error {
+	found := 0
+	for _, c := range done {
+		found += c.Count + c.Outlived + c.Failed
+	}
+	asked := len(s.IDs)
+	switch {
+	case failed != nil || found >= asked:
+		return nil
+	case asked == 1:
+		return fmt.Errorf("there is no such dead letter: %s", s.IDs[0])
+	}
+	return fmt.Errorf("%d of the %d ids are no such dead letters", asked-found, asked)
 }
 
 // apply changes what is chosen of one place and has it noted, by the place itself or in the log.

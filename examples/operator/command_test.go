@@ -194,6 +194,12 @@ func TestRetryAndDropAreNoted(t *testing.T) {
 	r.wants(t, 0, []string{"retry", "--from=outbox", "--all", "--by=ada", "--reason=the exchange is back"}, "outbox: 2 retried")
 	r.wants(t, 0, []string{"relay"}, "published 2, failed 0, dead 0")
 	r.wants(t, 0, []string{"drop", "--by=bob", r.ids["d"].String()}, "billing: 1 dropped")
+	for _, args := range [][]string{{"drop"}, {"retry"}, {"drop", "--dry-run"}, {"drop", "--from=billing", uuid.NewString()}} {
+		args = append(args, "--by=bob", r.ids["d"].String()) // which is gone
+		if code, _, errs := r.run(t, args...); code != 1 || !strings.Contains(errs, "no such dead letter") {
+			t.Errorf("%q exits with %d: %s", args, code, errs)
+		}
+	}
 	log := r.wants(t, 0, []string{"log"}, "the exchange is back", "ada", "bob", "--all")
 	if strings.Index(log, "bob") > strings.Index(log, "ada") {
 		t.Errorf("not the newest first: %s", log)

@@ -57,7 +57,8 @@ func Execute(ctx context.Context, root *cobra.Command, args []string, stdout, st
 	root.SetErr(stderr)
 	cmd, err := root.ExecuteContextC(ctx)
 	if err != nil && err.Error() != "" {
-		fmt.Fprintf(stderr, "%s: %s%s\n", root.Name(), plain(oneLine(err)), hint(cmd, err))
+		text := strings.TrimPrefix(plain(oneLine(err)), root.Name()+": ") // of a place with the name of the program
+		fmt.Fprintf(stderr, "%s: %s%s\n", root.Name(), text, hint(cmd, err))
 	}
 	return ExitCode(err)
 }

@@ -2,11 +2,14 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
 	"os"
+	"regexp"
+	"strings"
 	"time"
 
 	"go.yaml.in/yaml/v3"
@@ -129,7 +132,34 @@ func readFile(path string) (file, error) {
 	decoder := yaml.NewDecoder(bytes.NewReader(text))
 	decoder.KnownFields(true)
 	if err := decoder.Decode(&f); err != nil && !errors.Is(err, io.EOF) {
-		return f, fmt.Errorf("%s: %w", path, err)
+		return f, fmt.Errorf("%s: %s", path, inWords(err))
 	}
 	return f, nil
+}
+
+// What yaml says of a file names types of Go, which no one who writes it knows.
+var (
+	unknownField = regexp.MustCompile(`field (\S+) not found in type \S+`)
+	wrongValue   = regexp.MustCompile("cannot unmarshal !!(\\w+)( `[^`]*`)? into (\\S+)")
+	kinds        = map[string]string{"str": "the text", "int": "the number", "float": "the number", "bool": "the truth value", "seq": "a list", "map": "fields", "timestamp": "the time"}
+	wanted       = map[string]string{
+		"string": "a text", "bool": "true or false", "int": "a whole number", "int64": "a whole number", "float64": "a number",
+		"time.Duration": `a duration such as "720h"`, "[]string": "a list of texts",
+	}
+)
+
+// inWords is an error of yaml without types of Go.
+func inWords(err error) string {
+	text := unknownField.ReplaceAllString(err.Error(), "there is no field $1")
+	return wrongValue.ReplaceAllStringFunc(text, func(s string) string {
+		part := wrongValue.FindStringSubmatch(s)
+		want, known := wanted[strings.TrimPrefix(part[3], "*")]
+		switch {
+		case !known && strings.HasPrefix(part[3], "[]"):
+			want = "a list of entries"
+		case !known:
+			want = "fields"
+		}
+		return "got " + cmp.Or(kinds[part[1]], part[1]) + part[2] + ", want " + want
+	})
 }

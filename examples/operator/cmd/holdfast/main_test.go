@@ -311,8 +311,13 @@ func TestHoldfast_schemaFiles(t *testing.T) {
 func TestHoldfast_mistakes(t *testing.T) {
 	t.Parallel()
 	for text, part := range map[string]string{
-		"outboxes: [{nome: x}]": "nome",
-		"outboxes: {":           "yaml",
+		"outboxes: [{nome: x}]":                                      "there is no field nome",
+		"outboxes: [{retention: soon}]":                              "got the text `soon`, want a duration",
+		"outboxes: {a: 1}":                                           "got fields, want a list of entries",
+		"consumers: [{name: x, partitions: many}]":                   "got the text `many`, want a whole number",
+		"consumers: [{name: x, retry: often}]":                       "got the text `often`, want fields",
+		"consumers: [{name: x, classes: urgent}]":                    "got the text `urgent`, want a list of texts",
+		"outboxes: {":                                                "yaml",
 		"outboxes: [{retention: 0s, exchange: a, stream: b}]":        "both set",
 		"outboxes: [{exchange: a}]":                                  "retention",
 		"consumers: [{name: x, queue: x, table: x}]":                 "retention",
@@ -328,7 +333,7 @@ func TestHoldfast_mistakes(t *testing.T) {
 		dir := t.TempDir()
 		must(t, os.WriteFile(filepath.Join(dir, "holdfast.yaml"), []byte(text), 0o600))
 		env := []string{"DATABASE_URL=postgres://x@127.0.0.1:1/x", "REDIS_URL=redis://127.0.0.1:1", "AMQP_URL=amqp://127.0.0.1:1"}
-		if code, out, errs := command(t, dir, env, "status"); code != 2 || out != "" || strings.Count(errs, "\n") != 1 || !strings.Contains(errs, part) {
+		if code, out, errs := command(t, dir, env, "status"); code != 2 || out != "" || strings.Count(errs, "\n") != 1 || !strings.Contains(errs, part) || strings.Contains(errs, "main.") {
 			t.Errorf("%s exits with %d: %s%s", text, code, out, errs)
 		}
 	}
