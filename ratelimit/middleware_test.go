@@ -36,18 +36,6 @@ func byUser(r *http.Request) ([]ratelimit.Charge, error) {
 	return []ratelimit.Charge{{Limit: perUser, Key: user}, {Limit: global}}, nil
 }
 
-func serve(t *testing.T, l ratelimit.Limiter, charges func(*http.Request) ([]ratelimit.Charge, error), handler http.HandlerFunc) http.Handler {
-	t.Helper()
-	middleware, err := ratelimit.NewMiddleware(l, charges, ratelimit.MiddlewareConfig{Logger: slog.New(slog.DiscardHandler)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if handler == nil {
-		handler = func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(http.StatusNoContent) }
-	}
-	return middleware(handler)
-}
-
 func call(h http.Handler, method string, users ...string) *httptest.ResponseRecorder {
 	r := httptest.NewRequest(method, "/", nil)
 	for _, user := range users {
@@ -58,12 +46,15 @@ func call(h http.Handler, method string, users ...string) *httptest.ResponseReco
 	return w
 }
 
-// served returns a handler behind middlewares, the first one outermost. Without any configuration it
-// has one of the zero value.
-func served(t *testing.T, l ratelimit.Limiter, charges func(*http.Request) ([]ratelimit.Charge, error), handler http.HandlerFunc, configs ...ratelimit.MiddlewareConfig) http.Handler {
+// serve returns a handler behind middlewares, the first one outermost. Without any configuration it has one that logs
+// nothing; without a handler the answer is 204.
+func serve(t *testing.T, l ratelimit.Limiter, charges func(*http.Request) ([]ratelimit.Charge, error), handler http.HandlerFunc, configs ...ratelimit.MiddlewareConfig) http.Handler {
 	t.Helper()
 	if len(configs) == 0 {
-		configs = []ratelimit.MiddlewareConfig{{}}
+		configs = []ratelimit.MiddlewareConfig{{Logger: slog.New(slog.DiscardHandler)}}
+	}
+	if handler == nil {
+		handler = func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) }
 	}
 	var h http.Handler = handler
 	for _, cfg := range slices.Backward(configs) {
@@ -75,8 +66,6 @@ func served(t *testing.T, l ratelimit.Limiter, charges func(*http.Request) ([]ra
 	}
 	return h
 }
-
-func noContent(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) }
 
 func wantProblem(t *testing.T, w *httptest.ResponseRecorder, status int, code string) map[string]any {
 	t.Helper()
@@ -194,7 +183,7 @@ func TestShadow(t *testing.T) {
 	t.Parallel()
 	var would []string
 	shadow := ratelimit.MiddlewareConfig{Shadow: func(_ *http.Request, d ratelimit.Decision) { would = append(would, d.Denied) }}
-	h := served(t, newMemory(t), byUser, noContent, shadow)
+	h := serve(t, newMemory(t), byUser, nil, shadow)
 	for n := range 4 {
 		if w := call(h, http.MethodPost, "ann"); w.Code != http.StatusNoContent || len(w.Header()) != 0 {
 			t.Errorf("request %d got %d with %v", n, w.Code, w.Header())
@@ -208,7 +197,7 @@ func TestShadow(t *testing.T) {
 	}
 	down := ratelimittest.New()
 	down.Fail(ratelimit.ErrUnavailable)
-	if w := call(served(t, down, byUser, noContent, shadow), http.MethodPost, "ann"); w.Code != http.StatusNoContent {
+	if w := call(serve(t, down, byUser, nil, shadow), http.MethodPost, "ann"); w.Code != http.StatusNoContent {
 		t.Errorf("without a store a request got %d", w.Code)
 	}
 }
@@ -219,14 +208,14 @@ func TestLimitsPerRequest(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		plans := map[string]int64{"ann": 1, "bob": 3}
-		h := served(t, newMemory(t), func(r *http.Request) ([]ratelimit.Charge, error) {
+		h := serve(t, newMemory(t), func(r *http.Request) ([]ratelimit.Charge, error) {
 			user := r.Header.Get("X-Mock-User-Id")
 			c := ratelimit.Charge{Limit: ratelimit.Limit{Name: "user", Max: plans[user]}, Key: user}
 			if r.Method == http.MethodPut {
 				c.Cost = 2
 			}
 			return []ratelimit.Charge{c}, nil
-		}, noContent)
+		}, nil)
 		for _, step := range []struct {
 			method, user string
 			want         int
@@ -260,7 +249,7 @@ func TestDeniedNamesEveryViolatedLimit(t *testing.T) {
 	both := func(*http.Request) ([]ratelimit.Charge, error) {
 		return []ratelimit.Charge{{Limit: ratelimit.Limit{Name: "a", Max: 1}}, {Limit: ratelimit.Limit{Name: "b", Max: 1}}, {Limit: ratelimit.Limit{Name: "c", Max: 9}}}, nil
 	}
-	h := served(t, m, both, noContent)
+	h := serve(t, m, both, nil)
 	call(h, http.MethodPost)
 	body := wantProblem(t, call(h, http.MethodPost), http.StatusTooManyRequests, "RATE_LIMITED")
 	if got, ok := body["violated-policies"].([]any); !ok || len(got) != 2 || got[0] != "a" || got[1] != "b" {
@@ -280,7 +269,7 @@ func TestOutageIsLoggedSeldom(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log bytes.Buffer
 		down := ratelimittest.New()
-		h := served(t, down, byUser, func(http.ResponseWriter, *http.Request) {}, ratelimit.MiddlewareConfig{Logger: slog.New(slog.NewTextHandler(&log, nil))})
+		h := serve(t, down, byUser, func(http.ResponseWriter, *http.Request) {}, ratelimit.MiddlewareConfig{Logger: slog.New(slog.NewTextHandler(&log, nil))})
 		for range 1000 {
 			down.Fail(ratelimit.ErrUnavailable)
 			if w := call(h, http.MethodPost, "ann"); w.Code != http.StatusServiceUnavailable {
@@ -299,10 +288,10 @@ func TestHeadersNameALimitOnce(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		limit, n := ratelimit.Limit{Name: "account", Max: 3}, 0
-		h := served(t, newMemory(t), func(*http.Request) ([]ratelimit.Charge, error) {
+		h := serve(t, newMemory(t), func(*http.Request) ([]ratelimit.Charge, error) {
 			n++
 			return []ratelimit.Charge{{Limit: limit, Key: "from", Cost: int64(n % 2)}, {Limit: limit, Key: "to", Cost: 2}, {Limit: global}}, nil
-		}, noContent, ratelimit.MiddlewareConfig{LegacyHeaders: true})
+		}, nil, ratelimit.MiddlewareConfig{LegacyHeaders: true})
 		got := call(h, http.MethodPost).Header()
 		if got.Get("RateLimit") != `"account";r=1;t=60, "global";r=999;t=60` || got.Get("RateLimit-Policy") != `"account";q=3;w=60, "global";q=1000;w=60` {
 			t.Errorf("got %v", got)
@@ -318,7 +307,7 @@ func TestHeadersNameALimitOnce(t *testing.T) {
 func TestHeadersAfterARefund(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		h := served(t, newMemory(t), byUser, func(w http.ResponseWriter, r *http.Request) {
+		h := serve(t, newMemory(t), byUser, func(w http.ResponseWriter, r *http.Request) {
 			if r.Header.Get("Replay") != "" {
 				if err := ratelimit.RefundFrom(r.Context()); err != nil {
 					t.Error(err)

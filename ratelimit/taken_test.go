@@ -45,7 +45,7 @@ func TestRefundsAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMemory(t)
 		limit := ratelimit.Limit{Name: "user", Max: 2, Algorithm: ratelimit.FixedWindow}
-		h := served(t, m, func(r *http.Request) ([]ratelimit.Charge, error) {
+		h := serve(t, m, func(r *http.Request) ([]ratelimit.Charge, error) {
 			return []ratelimit.Charge{{Limit: limit, Key: r.Header.Get("X-Mock-User-Id")}}, nil
 		}, func(w http.ResponseWriter, r *http.Request) {
 			if err := ratelimit.RefundFrom(r.Context()); err != nil {
@@ -78,7 +78,7 @@ func TestRefundOfTheLargestLimit(t *testing.T) {
 	t.Parallel()
 	c := ratelimit.Charge{Limit: ratelimit.Limit{Name: "user", Max: 1 << 35, Algorithm: ratelimit.TokenBucket}}
 	m := newMemory(t)
-	h := served(t, m, charging(c), func(_ http.ResponseWriter, r *http.Request) {
+	h := serve(t, m, charging(c), func(_ http.ResponseWriter, r *http.Request) {
 		if err := ratelimit.RefundFrom(r.Context()); err != nil {
 			t.Error(err)
 		}
@@ -93,7 +93,7 @@ func TestRefundOfTheLargestLimit(t *testing.T) {
 func TestRefundOfNestedMiddlewares(t *testing.T) {
 	t.Parallel()
 	l := ratelimittest.New()
-	h := served(t, l, byUser, func(w http.ResponseWriter, r *http.Request) {
+	h := serve(t, l, byUser, func(w http.ResponseWriter, r *http.Request) {
 		for range 2 { // twice is once
 			if err := ratelimit.RefundFrom(r.Context()); err != nil {
 				t.Error(err)
@@ -111,7 +111,7 @@ func TestRefundOfAClientThatHasGone(t *testing.T) {
 	t.Parallel()
 	m := newMemory(t)
 	c := ratelimit.Charge{Limit: ratelimit.Limit{Name: "user", Max: 9, Window: 24 * time.Hour}}
-	h := served(t, uncertain{m}, charging(c), func(_ http.ResponseWriter, r *http.Request) {
+	h := serve(t, uncertain{m}, charging(c), func(_ http.ResponseWriter, r *http.Request) {
 		ctx, cancel := context.WithCancel(r.Context())
 		cancel()
 		if err := ratelimit.RefundFrom(ctx); !errors.Is(err, ratelimit.ErrUnavailable) {
