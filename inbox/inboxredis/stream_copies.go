@@ -47,6 +47,7 @@ func retryCopy(d *delivery, next driver.Progress) []any {
 func deadCopy(d *delivery, letter inbox.DeadLetter) []any {
 	return copied(d.fields, map[string]string{
 		wire.HeaderAttempt:     strconv.Itoa(letter.Attempts),
+		wire.HeaderRecovered:   count(letter.Message.Recovered),
 		wire.HeaderReplays:     count(letter.Message.Replays),
 		wire.HeaderClass:       letter.Class,
 		wire.HeaderError:       letter.Error,

@@ -79,6 +79,7 @@ var sourceTests = map[string]subtest[SourceFixture]{
 	"moved as it is":        {once, testMoveKeepsAll},
 	"moved to the tail":     {once, testMoveTail},
 	"moved to dead letters": {always, testMoveDead},
+	"dead after retries":    {once, testDeadKeepsProgress},
 	"place takes none":      {once, testMoveRefused},
 	"moved without Run":     {fakes, testMoveWithoutRun},
 	"moved when stale":      {once, testMoveStale},
