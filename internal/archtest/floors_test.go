@@ -98,6 +98,8 @@ var floors = slices.Concat(
 		{pkg: "rpc/example", clients: heavy, on: []string{"..."}, anyModule: true, publicOnly: true, noTesting: true},
 		{pkg: "rpc/internal/shopv1/...", clients: []string{grpc, connect, protobuf}, on: []string{"rpc/internal/shopv1"}},
 
+		{pkg: "modules/service", stdOnly: true, noTesting: true},
+
 		{pkg: "watermillbridge", clients: []string{watermill}, on: with(ground, "inbox", "inbox/internal/...", "outbox", "outbox/driver", "outbox/internal/..."), noTesting: true},
 
 		{pkg: "examples/databasesql/...", clients: []string{pgx}, on: []string{"..."}, anyModule: true, publicOnly: true},

@@ -1,0 +1,4 @@
+package service
+
+// Refusal is for tests.
+var Refusal = refusal
