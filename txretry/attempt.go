@@ -125,7 +125,7 @@ func (c *call) failedFn(t *transaction, err error) result {
 		return res
 	}
 	server := c.failedIn(phaseFn, t.failure)
-	server.outOfOrder = t.lost() || outOfOrder(t.failure)
+	server.outOfOrder = t.lost() || c.outOfOrder(t.failure)
 	if !server.again && !server.outOfOrder {
 		return res
 	}

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
@@ -17,8 +16,9 @@ import (
 // UnavailableError says that the database could not do its work, whatever the
 // work was: no connection was to be had, the connection was lost or the server
 // silent on it, or it reported a failure of class 08 (connection), 53
-// (out of memory, disk or connections) or 57P (shut down, starting up). The
-// transaction is rolled back. It maps to HTTP 503 with
+// (out of memory, disk or connections) or 57P (shut down, starting up), or that it
+// refuses writes: 25006 (read-only, as a hot standby is; not of a ReadOnly call), 58030 (disk) or
+// 54000 (no transaction ids left). The transaction is rolled back. It maps to HTTP 503 with
 // code DATABASE_UNAVAILABLE.
 //
 // SQLSTATE 53200 with a hint at max_pred_locks_per_transaction or
@@ -62,7 +62,7 @@ func hint(err error) string {
 
 // explain returns the error of a call that was not tried again.
 func (c *call) explain(res result) error {
-	if !res.outOfOrder && !outOfOrder(res.err) {
+	if !res.outOfOrder && !c.outOfOrder(res.err) {
 		return res.err
 	}
 	return &UnavailableError{Name: c.opts.Name, Phase: res.phase, Err: res.err, retryAfter: c.m.retryAfter()}
@@ -70,7 +70,7 @@ func (c *call) explain(res result) error {
 
 // outOfOrder reports whether err shows a database that cannot work. What another manager has
 // said about its own is not repeated.
-func outOfOrder(err error) bool {
+func (c *call) outOfOrder(err error) bool {
 	var locked *LockTimeoutError
 	var unknown *CommitUnknownError
 	var unavailable *UnavailableError
@@ -80,8 +80,11 @@ func outOfOrder(err error) bool {
 	if errors.Is(err, driver.ErrSilent) || errors.Is(err, driver.ErrNotBegun) {
 		return true
 	}
-	code := sqlstate.Of(err)
-	return strings.HasPrefix(code, "08") || strings.HasPrefix(code, "53") || strings.HasPrefix(code, "57P")
+	standby := errors.Is(err, ErrStandby)
+	if c.opts.ReadOnly && (standby || sqlstate.Of(err) == "25006") { // the call's own mistake
+		return false
+	}
+	return standby || sqlstate.Unavailable(err)
 }
 
 // lost reports whether the connection of the transaction was lost, and not closed because a

@@ -34,14 +34,14 @@ func rowOf(claim driver.Claim) string { return "claim:" + string(claim.Key) }
 const beginTries = 5
 
 // Begin implements driver.Store. A replay writes nothing. It is one SELECT where a replay was
-// expected, and a first run one INSERT where none was. A server that is read-only still replays.
+// expected, and a first run one INSERT where none was. A server that refuses writes still replays.
 func (c *claims) Begin(ctx context.Context, claim driver.Claim) (driver.BeginResult, error) {
 	if err := claim.Key.Validate(); err != nil {
 		return driver.BeginResult{}, err
 	}
 	if !c.expected.isReplay() {
 		out, claimed, err := c.claim(ctx, claim, leaveIt)
-		if claimed || err != nil && sqlstate.Of(err) != readOnly {
+		if claimed || err != nil && !sqlstate.RefusesWrites(err) {
 			return out, err
 		}
 	}

@@ -176,5 +176,4 @@ func (t *table) check(ctx context.Context) error {
 const (
 	uniqueViolation      = "23505"
 	serializationFailure = "40001"
-	readOnly             = "25006"
 )

@@ -261,7 +261,7 @@ func (t *batch) hopeless(ctx context.Context, err error) bool {
 		return true
 	case endedByHandler(err), lockTimeout:
 		return false
-	case t.lost && !contextEnded(err), outOfService(err):
+	case t.lost && !contextEnded(err), sqlstate.Unavailable(err):
 		return true
 	}
 	return !handlers && !commitRefused(t.handled, err)

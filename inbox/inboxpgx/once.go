@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
@@ -135,7 +134,7 @@ func (d *delivery) verdict(ctx context.Context, err error) error {
 		return inbox.Recoverable(err)
 	case lockTimeout:
 		return inbox.Postpone(err, 0)
-	case d.lost && !contextEnded(err), outOfService(err):
+	case d.lost && !contextEnded(err), sqlstate.Unavailable(err):
 		return inbox.Unavailable(err)
 	case handlers || commitRefused(d.handled, err):
 		return plain(err)
@@ -199,12 +198,4 @@ func commitRefused(handled bool, err error) bool {
 		return false
 	}
 	return sqlstate.Of(err) != "" || errors.Is(err, pgx.ErrTxCommitRollback)
-}
-
-// outOfService reports whether the server says that it cannot work at present: class 08
-// (connection), 53 (resources), 57P0x (shutdown, start-up), 25006 (read only, as a standby is).
-func outOfService(err error) bool {
-	code := sqlstate.Of(err)
-	return strings.HasPrefix(code, "08") || strings.HasPrefix(code, "53") ||
-		strings.HasPrefix(code, "57P0") || code == "25006"
 }

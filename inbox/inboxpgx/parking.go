@@ -18,6 +18,7 @@ import (
 	inboxdriver "github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/internal/migrate"
 	"github.com/holdfast-go/holdfast/internal/pgcall"
+	"github.com/holdfast-go/holdfast/internal/sqlstate"
 )
 
 const (
@@ -186,7 +187,7 @@ func concernsOne(err error) bool {
 		return true
 	}
 	answer, answered := errors.AsType[*pgconn.PgError](err)
-	return answered && !slices.Contains([]string{"08", "25", "42", "53", "57", "58"}, answer.Code[:2])
+	return answered && !sqlstate.Unavailable(err) && !slices.Contains([]string{"25", "42", "57", "58"}, answer.Code[:2])
 }
 
 // letters reads the next dead letters of a class, and the number of the last one.

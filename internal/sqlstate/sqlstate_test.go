@@ -34,3 +34,42 @@ func TestOf(t *testing.T) {
 		t.Errorf("nil has %q", got)
 	}
 }
+
+// otherClient is an error as lib/pq has them: with a field of the same name.
+type otherClient struct{ Code, Routine string }
+
+func (e *otherClient) Error() string    { return e.Code }
+func (e *otherClient) SQLState() string { return e.Code }
+
+func TestUnavailable(t *testing.T) {
+	t.Parallel()
+	const xid = "GetNewTransactionId"
+	for _, tc := range []struct {
+		err                        error
+		unavailable, refusesWrites bool
+	}{
+		{&pgconn.PgError{Code: "08006"}, true, false},
+		{&pgconn.PgError{Code: "53300"}, true, false},
+		{&pgconn.PgError{Code: "57P03"}, true, false},
+		{&pgconn.PgError{Code: "25006"}, true, true},
+		{&pgconn.PgError{Code: "53100"}, true, true},
+		{&pgconn.PgError{Code: "58030"}, true, true},
+		{fmt.Errorf("wrapped: %w", &pgconn.PgError{Code: "54000", Routine: xid}), true, true},
+		{&pgconn.PgError{Code: "54000", Routine: "GetNewMultiXactId"}, true, true},
+		{&otherClient{"54000", xid}, true, true},
+		{&otherClient{"54000", "index_form_tuple_context"}, false, false},
+		{&pgconn.PgError{Code: "54000"}, false, false},
+		{&pgconn.PgError{Code: "57014"}, false, false},
+		{&pgconn.PgError{Code: "23505"}, false, false},
+		{foreign{}, false, false},
+		{errors.New("no answer"), false, false},
+		{nil, false, false},
+	} {
+		if got := sqlstate.Unavailable(tc.err); got != tc.unavailable {
+			t.Errorf("%v: unavailable %v", tc.err, got)
+		}
+		if got := sqlstate.RefusesWrites(tc.err); got != tc.refusesWrites {
+			t.Errorf("%v: refuses writes %v", tc.err, got)
+		}
+	}
+}

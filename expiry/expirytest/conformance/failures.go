@@ -26,7 +26,7 @@ func testFailedStatements(t *testing.T, b Backend) {
 	for sqlState, doubtful := range map[string]bool{
 		"22012": false, "23505": false, "23503": false, "54000": false, "57014": false, "P0001": false, "UE001": false, "25P02": false,
 		"0A000": true, "25006": true, "40001": true, "40P01": true, "42P01": true, "42703": true, "42501": true,
-		"53100": true, "53200": true, "55P03": true, "57P01": true, "08006": true, "XX000": true,
+		"53100": true, "53200": true, "55P03": true, "57P01": true, "08006": true, "58030": true, "XX000": true,
 	} {
 		fails := func(ctx context.Context, tx pgx.Tx) error { return b.Fail(ctx, tx, sqlState) }
 		for name, tc := range map[string]struct {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/expiry"
 	"github.com/holdfast-go/holdfast/expiry/driver"
+	"github.com/holdfast-go/holdfast/internal/sqlstate"
 )
 
 // Attempt is what is known of the attempt that ended the transaction of a batch.
@@ -45,7 +46,7 @@ func (a Attempt) Failure(ctx context.Context, err error, unknown bool) *driver.B
 // error of its own.
 func (a Attempt) named(err error) string {
 	row, ok := errors.AsType[*expiry.RowError](a.Own)
-	if !ok || !slices.Contains(a.Rows, row.ID) || sqlState(err) == transactionFailed {
+	if !ok || !slices.Contains(a.Rows, row.ID) || sqlstate.Of(err) == transactionFailed {
 		return ""
 	}
 	return row.ID
@@ -55,7 +56,10 @@ func (a Attempt) named(err error) string {
 // of a callback's own or of its statements, bad data, a constraint, a trigger, but
 // not what would hit any row.
 func (a Attempt) causedByRow(err error) bool {
-	switch code := sqlState(err); code {
+	if sqlstate.Unavailable(err) {
+		return false
+	}
+	switch code := sqlstate.Of(err); code {
 	case "":
 		return a.Own != nil && errors.Is(err, a.Own)
 	case statementTimeout, transactionFailed:
@@ -65,26 +69,14 @@ func (a Attempt) causedByRow(err error) bool {
 	}
 }
 
-// sqlState is that of the first error of a server in the tree, or "".
-func sqlState(err error) string {
-	var server interface {
-		error
-		SQLState() string
-	}
-	if !errors.As(err, &server) {
-		return ""
-	}
-	return server.SQLState()
-}
-
 const (
 	statementTimeout  = "57014" // a row may be slow
 	transactionFailed = "25P02" // a callback went on after a statement that failed
 )
 
-// noRowsFault are the SQLSTATE classes of connections, features, the state of
+// noRowsFault are, beside those of sqlstate.Unavailable, the SQLSTATE classes of features, the state of
 // the transaction, authorization, catalogs, conflicts, schema and permissions,
-// resources, locks, shutdown and the server's own faults. Everything else,
+// locks, shutdown and the server's own faults. Everything else,
 // states that triggers make up included, may come from a row: to suspect one
 // wrongly delays it, to overlook it stops all the others.
-var noRowsFault = []string{"08", "0A", "25", "26", "28", "34", "3B", "3D", "3F", "40", "42", "53", "55", "57", "58", "F0", "XX"}
+var noRowsFault = []string{"0A", "25", "26", "28", "34", "3B", "3D", "3F", "40", "42", "55", "57", "58", "F0", "XX"}

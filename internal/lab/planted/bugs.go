@@ -208,6 +208,10 @@ var bugs = []bug{
 		"\tt.pending = got.pending\n", "", suite("txretry/txretrytest", "^TestCombinedSchedules$"),
 	},
 	{
+		"a server that refuses writes is no outage", "internal/sqlstate/unavailable.go",
+		" || RefusesWrites(err)", "", suite("idempotency/idempotencypgx", "^TestReadOnlyServer_answers503$"),
+	},
+	{
 		"a deferred statement waits across a savepoint of the user", "txretry/pending.go",
 		"\tif !p.anyText && tame() {\n", "\tif p.anyText || tame() || true {\n", suite("txretry", "^TestDeferred_belongsToTheSavepoint$"),
 	},

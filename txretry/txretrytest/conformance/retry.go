@@ -38,7 +38,7 @@ func testPermanent(f *fixture) {
 }
 
 // outOfOrder are failures that are nobody's fault but the server's.
-var outOfOrder = []string{"08006", "53100", "53200", "53300", "57P01", "57P03"}
+var outOfOrder = []string{"08006", "25006", "53100", "53200", "53300", "57P01", "57P03", "58030"}
 
 func testOutOfOrder(f *fixture) {
 	for _, sqlstate := range outOfOrder {
@@ -123,6 +123,7 @@ func testRefusedCommit(f *fixture) {
 		"40001": {6, new(*txretry.LockTimeoutError)},
 		"23514": {1, nil},
 		"53100": {1, new(*txretry.UnavailableError)},
+		"25006": {1, new(*txretry.UnavailableError)},
 		"40003": {1, new(*txretry.CommitUnknownError)},
 		"08006": {1, new(*txretry.CommitUnknownError)},
 	} {
