@@ -21,7 +21,8 @@ type ConsumerConfig struct {
 	// failed before are processed one by one. Default: 1.
 	Batch int
 	// Prefetch is how many messages the broker hands out before they are settled: from
-	// Concurrency to 2000. Default: twice Concurrency times Batch, at most 2000.
+	// Concurrency to 2000. Brokers count messages and not bytes, so that so many bodies, of up to 16 MiB
+	// each, may be in memory. Default: twice Concurrency times Batch, at most 2000.
 	Prefetch int
 	// HandlerTimeout bounds the work on one message. The wait for a rate limit is part of it, and
 	// takes half of it at most. The context then ends, and the message has failed. A batch of n

@@ -16,7 +16,7 @@
 // # Exit codes
 //
 //	0  done, or nothing to do
-//	1  it failed, or it found what must be looked at: a finding of doctor, a poisoned row, a message that
+//	1  it failed, an id is no dead letter, or it found what must be looked at: a finding of doctor, a poisoned row, a message that
 //	   relay could not publish
 //	2  a mistake in the command line, or a relay that could not run
 package operator

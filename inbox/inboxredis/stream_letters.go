@@ -15,10 +15,10 @@ import (
 )
 
 const (
-	// pageBytes and maxPage bound what one page of dead letters holds, as far as the largest letter so far tells.
-	// Redis counts letters, not bytes: a page is at most twice as long as the page before.
+	// pageBytes bounds what one read asks for, but for its first entry.
 	pageBytes = 4 << 20
-	maxPage   = 32
+	// maxPage is how many dead letters a page has at most, and firstPage how many entries a session's first read asks for.
+	maxPage   = 100
 	firstPage = 8
 )
 
@@ -32,24 +32,49 @@ func (l *letters) Depths(ctx context.Context) ([]driver.Depth, error) {
 	for i, class := range classes {
 		key := l.group.keys.dead(l.group.cfg.DeadLetterPrefix, class)
 		depths[i].Class = class
-		n, err := within(ctx, l.group, func(ctx context.Context) (int64, error) { return l.group.client.XLen(ctx, key).Result() })
+		counted, err := l.ask(ctx, depthScript, key)
 		if err != nil {
 			return nil, l.group.fault("count dead letters", err)
 		}
-		if depths[i].Messages = int(n); n == 0 {
-			continue
-		}
-		first, err := within(ctx, l.group, func(ctx context.Context) ([]redis.XMessage, error) {
-			return l.group.client.XRangeN(ctx, key, "-", "+", 1).Result()
-		})
-		if err != nil {
-			return nil, l.group.fault("count dead letters", err)
-		}
-		if len(first) > 0 {
-			depths[i].Oldest = timeOf(first[0].ID)
-		}
+		n, _ := counted[0].(int64)
+		depths[i].Messages, depths[i].Oldest = int(n), timeOf(text(counted[1]))
 	}
 	return depths, nil
+}
+
+// ask runs a script that changes nothing and answers with a pair.
+func (l *letters) ask(ctx context.Context, script *redis.Script, key string, args ...any) ([]any, error) {
+	pair, err := within(ctx, l.group, func(ctx context.Context) ([]any, error) {
+		return script.Run(ctx, l.group.client, []string{key}, args...).Slice()
+	})
+	if err == nil && len(pair) != 2 {
+		err = errReply
+	}
+	return pair, err
+}
+
+// page returns the dead letters behind a place, and the last id of the scan, which the first page finds out.
+func (l *letters) page(ctx context.Context, key, after, last string) (page []redis.XMessage, end string, err error) {
+	pair, err := l.ask(ctx, pageScript, key, after, last, pageBytes, maxPage)
+	if err != nil {
+		return nil, "", err
+	}
+	entries, ok := pair[1].([]any)
+	if !ok {
+		return nil, "", errReply
+	}
+	for _, e := range entries {
+		parts, _ := e.([]any)
+		if len(parts) != 2 {
+			return nil, "", errReply
+		}
+		values, err := parseFields(parts[1])
+		if err != nil {
+			return nil, "", err
+		}
+		page = append(page, redis.XMessage{ID: text(parts[0]), Values: values})
+	}
+	return page, text(pair[0]), nil
 }
 
 // timeOf is when an entry was added, by the server's clock.
@@ -64,24 +89,15 @@ func timeOf(id string) time.Time {
 
 // Scan implements driver.Letters.
 func (l *letters) Scan(ctx context.Context, class string, visit func(*inbox.DeadLetter) (driver.Fate, error), failed func(inbox.DeadLetter, error)) error {
-	key := l.group.keys.dead(l.group.cfg.DeadLetterPrefix, class)
-	last, err := within(ctx, l.group, func(ctx context.Context) ([]redis.XMessage, error) {
-		return l.group.client.XRevRangeN(ctx, key, "+", "-", 1).Result()
-	})
-	if err != nil || len(last) == 0 {
-		return l.group.fault("read dead letters", err)
-	}
-	size, largest := int64(firstPage), 0
+	key, last := l.group.keys.dead(l.group.cfg.DeadLetterPrefix, class), ""
 	for after := "-"; ; {
-		page, err := within(ctx, l.group, func(ctx context.Context) ([]redis.XMessage, error) {
-			return l.group.client.XRangeN(ctx, key, after, last[0].ID, size).Result()
-		})
+		page, end, err := l.page(ctx, key, after, last)
 		if err != nil || len(page) == 0 {
 			return l.group.fault("read dead letters", err)
 		}
+		last = end
 		for _, m := range page {
 			letter := readDead(m.Values, l.group.keys.stream, class, l.group.cfg.symfony)
-			largest = max(largest, len(letter.Message.Body))
 			body := letter.Message.Body
 			fate, err := visit(&letter)
 			switch {
@@ -99,7 +115,6 @@ func (l *letters) Scan(ctx context.Context, class string, visit func(*inbox.Dead
 			}
 		}
 		after = "(" + page[len(page)-1].ID
-		size = min(2*size, maxPage, max(1, int64(pageBytes/max(largest, 1))))
 	}
 }
 

@@ -28,6 +28,10 @@ var (
 	returnLua string
 	//go:embed stream_share.lua
 	shareLua string
+	//go:embed stream_page.lua
+	pageLua string
+	//go:embed stream_depth.lua
+	depthLua string
 
 	holdScript   = redis.NewScript(holdLua)
 	leaveScript  = redis.NewScript(leaveLua)
@@ -39,6 +43,8 @@ var (
 	forgetScript = redis.NewScript(forgetLua)
 	returnScript = redis.NewScript(returnLua)
 	shareScript  = redis.NewScript(shareLua)
+	pageScript   = redis.NewScript(pageLua)
+	depthScript  = redis.NewScript(depthLua)
 )
 
 // once is a command that the client must not repeat: the second one would find what the first has

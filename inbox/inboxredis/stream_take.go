@@ -63,17 +63,26 @@ func parseEntries(list any, redelivered bool) ([]entry, error) {
 			return nil, errReply
 		}
 		stream, ok1 := parts[0].(int64)
-		fields, ok2 := parts[2].([]any)
-		if !ok1 || !ok2 || stream < 1 || stream > 2 || len(fields)%2 != 0 {
+		values, err := parseFields(parts[2])
+		if !ok1 || err != nil || stream < 1 || stream > 2 {
 			return nil, errReply
-		}
-		values := make(map[string]any, len(fields)/2)
-		for n := 0; n < len(fields); n += 2 {
-			values[text(fields[n])] = fields[n+1]
 		}
 		entries[i] = entry{place: place{int(stream - 1), text(parts[1])}, fields: values, redelivered: redelivered}
 	}
 	return entries, nil
+}
+
+// parseFields returns the fields of an entry by their names.
+func parseFields(list any) (map[string]any, error) {
+	fields, ok := list.([]any)
+	if !ok || len(fields)%2 != 0 {
+		return nil, errReply
+	}
+	values := make(map[string]any, len(fields)/2)
+	for n := 0; n < len(fields); n += 2 {
+		values[text(fields[n])] = fields[n+1]
+	}
+	return values, nil
 }
 
 func text(value any) string {

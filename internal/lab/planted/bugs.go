@@ -303,4 +303,8 @@ var bugs = []bug{
 		"a probe of a gRPC server is charged", "rpc/internal/limit/guard.go",
 		"if exchange.OfHealth(about.Procedure) {", "if false {", suite("rpc/ratelimitconnect", "^TestLimits$"),
 	},
+	{
+		"a page of dead letters of Redis is bounded by their number alone", "inbox/inboxredis/stream_page.lua",
+		"while bytes < tonumber(ARGV[3]) and #page", "while #page", suite("inbox/inboxredis", "^TestDeadLetters_pagesHaveABoundInBytes$"),
+	},
 }
