@@ -17,7 +17,8 @@ import (
 const (
 	// shortcutTimeout is how long the shortcut waits for Redis before it does without. After
 	// failuresInARow answers that did not come it asks once a second only, so that a Redis that
-	// hangs delays hardly any message.
+	// hangs delays hardly any message. It may be short: where Redis is late nothing fails, and the message
+	// costs its transaction.
 	shortcutTimeout = 100 * time.Millisecond
 	failuresInARow  = 3
 	probeEvery      = time.Second

@@ -24,7 +24,9 @@ type Config struct {
 	// Timeout bounds a call, whatever the client's own timeouts and retries are. With a client whose
 	// ContextTimeoutEnabled is set, a call that waits for no other is made by the goroutine that
 	// asks, which is faster; it then ends with the timeout or the deadline of its context, not when
-	// that is cancelled. Default: 100 ms.
+	// that is cancelled. Default: 1 s, ten times the period after which a container that has used up its
+	// share of the CPU runs again. What a silent Redis costs is bounded by the five failures after which
+	// nobody waits for it.
 	Timeout time.Duration
 
 	// DenyCache is how many denials are remembered, at least 64: each until Redis would admit it, for
@@ -53,7 +55,7 @@ func (c Config) withDefaults(client redis.UniversalClient) Config {
 		c.Prefix = "rate_limit"
 	}
 	if c.Timeout == 0 {
-		c.Timeout = 100 * time.Millisecond
+		c.Timeout = time.Second
 	}
 	if c.DenyCache == 0 {
 		c.DenyCache = 10_000

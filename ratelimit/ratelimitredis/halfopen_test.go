@@ -126,3 +126,23 @@ func TestCheckOfASilentServer(t *testing.T) {
 		silent.Took(t, "Check", start, 5*time.Second)
 	})
 }
+
+// A server or a process that stands still for half a second, as on a busy machine, refuses no request.
+func TestDefaultTimeout_outlastsAStall(t *testing.T) {
+	t.Parallel()
+	silent.BothClients(t, redistest.URL, 0, func(t *testing.T, client *redis.Client, server *silent.Redis) {
+		l, err := ratelimitredis.New(client, ratelimitredis.Config{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := ratelimit.Charge{Limit: perUser, Key: "ann"}
+		if _, err := l.Allow(t.Context(), c); err != nil {
+			t.Fatal(err)
+		}
+		server.Pause()
+		time.AfterFunc(500*time.Millisecond, server.Heal)
+		if d, err := l.Allow(t.Context(), c); err != nil || d.Fallback {
+			t.Errorf("after a stall: %+v, %v", d, err)
+		}
+	})
+}
