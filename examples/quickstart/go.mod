@@ -4,9 +4,9 @@ go 1.26.0
 
 require (
 	github.com/holdfast-go/holdfast v0.0.0
+	github.com/holdfast-go/holdfast/modules/service v0.0.0
 	github.com/jackc/pgx/v5 v5.12.0
 	github.com/rabbitmq/amqp091-go v1.16.0
-	golang.org/x/sync v0.23.0
 )
 
 require (
@@ -24,8 +24,11 @@ require (
 	go.opentelemetry.io/otel/metric v1.47.0 // indirect
 	go.opentelemetry.io/otel/trace v1.47.0 // indirect
 	go.uber.org/atomic v1.12.0 // indirect
+	golang.org/x/sync v0.23.0 // indirect
 	golang.org/x/sys v0.48.0 // indirect
 	golang.org/x/text v0.42.0 // indirect
 )
 
 replace github.com/holdfast-go/holdfast => ../..
+
+replace github.com/holdfast-go/holdfast/modules/service => ../../modules/service

@@ -6,25 +6,22 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/json"
-	"errors"
 	"flag"
 	"log"
 	"net"
 	"net/http"
 	"os"
-	"os/signal"
-	"syscall"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	amqp "github.com/rabbitmq/amqp091-go"
-	"golang.org/x/sync/errgroup"
 
 	"github.com/holdfast-go/holdfast/idempotency"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencypgx"
 	"github.com/holdfast-go/holdfast/inbox/inboxamqp"
 	"github.com/holdfast-go/holdfast/inbox/inboxpgx"
+	"github.com/holdfast-go/holdfast/modules/service"
 	"github.com/holdfast-go/holdfast/outbox"
 	"github.com/holdfast-go/holdfast/outbox/outboxamqp"
 	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
@@ -74,12 +71,13 @@ func (s shop) bill(ctx context.Context, tx pgx.Tx, o order) error {
 	return s.addInvoice(ctx, tx, o)
 }
 
-func (s shop) handler(once *idempotencypgx.Store) http.Handler {
+func (s shop) handler(once *idempotencypgx.Store, ready http.Handler) http.Handler {
 	// whose keys they are; yours comes from authentication
 	user := func(r *http.Request) (string, error) { return r.Header.Get("X-User-Id"), nil }
 	protect := must(idempotency.NewMiddleware(once, user, idempotency.MiddlewareConfig{}))
 	mux := http.NewServeMux()
 	mux.Handle("POST /orders", protect(once.Handler(s.place)))
+	mux.Handle("GET /readyz", ready)
 	return mux
 }
 
@@ -107,14 +105,13 @@ var (
 
 func main() {
 	flag.Parse()
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
+	ctx, group := service.Signals(), &service.Group{}
 	if *backend == "memory" {
-		check(inMemory(ctx))
+		inMemory(group)
+		check(group.Run(ctx))
 		return
 	}
 	pool := must(pgxpool.New(ctx, os.Getenv("DATABASE_URL")))
-	defer pool.Close()
 	dial := outboxamqp.Dial(os.Getenv("AMQP_URL"), amqp.Config{})
 	manager := must(txretry.New(pool, txretry.Config{}))
 	once := must(idempotencypgx.New(manager, idempotencypgx.Config{}))
@@ -125,47 +122,22 @@ func main() {
 	consumer := must(inboxamqp.NewConsumer(dial, "billing", books, inboxamqp.Config{Bindings: orders}))
 	s := shop{insert(addOrder), insert(addInvoice), store}
 	check(inboxpgx.Handle(books, "order.placed", s.bill))
-	for _, step := range []func(context.Context) error{ // safe in many processes at once
-		store.Migrate, books.Migrate, once.Migrate, publisher.Setup, consumer.Setup,
-		func(ctx context.Context) error { _, err := pool.Exec(ctx, tables); return err },
-	} {
-		check(step(ctx))
-	}
-	check(serve(ctx, s.handler(once), consumer.Run, relay.Run))
+
+	createTables := func(ctx context.Context) error { _, err := pool.Exec(ctx, tables); return err }
+	check(group.Prepare(ctx, "postgres", createTables, store.Migrate, books.Migrate, once.Migrate))
+	serve(group, s.handler(once, group.Ready(map[string]func(context.Context) error{"postgres": pool.Ping})))
+	group.Add("billing", consumer, publisher.Setup, consumer.Setup)
+	group.Last("relay", relay, publisher.Setup, consumer.Setup) // it publishes when the queue is there
+	check(group.Run(ctx))
+	pool.Close()
 }
 
-// serve runs until ctx ends. Then requests and consumer finish what they have in
-// hand; the relay, which publishes what they wrote, ends last.
-func serve(ctx context.Context, handler http.Handler, consume, relay func(context.Context) error) error {
-	listener := listen()
-	behind, stop := context.WithCancel(context.WithoutCancel(ctx))
-	ctx, cancel := context.WithCancel(ctx)
-	var last errgroup.Group
-	last.Go(func() error { defer cancel(); return relay(behind) })
-	first, ctx := errgroup.WithContext(ctx)
-	first.Go(func() error { return consume(ctx) })
-	server := &http.Server{Handler: handler, ReadTimeout: 10 * time.Second, WriteTimeout: 30 * time.Second}
-	first.Go(func() error { return except(server.Serve(listener), http.ErrServerClosed) })
-	first.Go(func() error { <-ctx.Done(); return server.Shutdown(context.WithoutCancel(ctx)) })
-	err := first.Wait()
-	stop()
-	return errors.Join(err, last.Wait())
-}
-
-// listen takes the port, and says how to send an order.
-func listen() net.Listener {
+// serve takes the port, and says how to send an order.
+func serve(group *service.Group, handler http.Handler) {
 	listener := must(net.Listen("tcp", *addr))
 	const curl = "listening; try\ncurl -i http://%s/orders -H 'X-User-Id: me' -H 'Idempotency-Key: %s' -d '{\"cents\": 4200}'"
 	log.Printf(curl, listener.Addr(), idempotency.NewKey())
-	return listener
-}
-
-// except returns err, unless it is the one that is expected.
-func except(err, expected error) error {
-	if errors.Is(err, expected) {
-		return nil
-	}
-	return err
+	group.Serve(listener, &http.Server{Handler: handler, ReadTimeout: 10 * time.Second, WriteTimeout: 30 * time.Second})
 }
 
 func must[T any](v T, err error) T { check(err); return v } // a constructor fails for a wrong Config only

@@ -11,6 +11,7 @@ import (
 	"github.com/holdfast-go/holdfast/idempotency/idempotencytest"
 	"github.com/holdfast-go/holdfast/inbox/inboxpgx"
 	"github.com/holdfast-go/holdfast/inbox/inboxtest"
+	"github.com/holdfast-go/holdfast/modules/service"
 	"github.com/holdfast-go/holdfast/outbox"
 	"github.com/holdfast-go/holdfast/outbox/outboxtest"
 	"github.com/holdfast-go/holdfast/txretry/txretrytest"
@@ -25,7 +26,7 @@ type app struct {
 }
 
 // newApp makes the same shop, relay and consumer on fakes. Tests give it faults.
-func newApp(cfg inboxtest.Config, faults ...txretrytest.Fault) app {
+func newApp(group *service.Group, cfg inboxtest.Config, faults ...txretrytest.Fault) app {
 	manager := txretrytest.New(txretrytest.Config{Script: faults})
 	store, broker := outboxtest.New(), inboxtest.NewBroker()
 	once := must(idempotencytest.New(manager, idempotencypgx.Config{})) // a real store, its records in memory
@@ -35,12 +36,14 @@ func newApp(cfg inboxtest.Config, faults ...txretrytest.Fault) app {
 	check(inboxpgx.Handle(books, "order.placed", s.bill))
 	relay := must(outbox.NewRelay(store, broker, outbox.RelayConfig{}))
 	consumer := must(inboxtest.NewConsumer(broker, "billing", books, cfg))
-	return app{s.handler(once), relay, consumer, data}
+	return app{s.handler(once, group.Ready(nil)), relay, consumer, data}
 }
 
-func inMemory(ctx context.Context) error {
-	a := newApp(inboxtest.Config{Names: []string{"order.*"}})
-	return serve(ctx, a.handler, a.consumer.Run, a.relay.Run)
+func inMemory(group *service.Group) {
+	a := newApp(group, inboxtest.Config{Names: []string{"order.*"}})
+	serve(group, a.handler)
+	group.Add("billing", a.consumer)
+	group.Last("relay", a.relay)
 }
 
 // memory takes the place of two tables: how often each order was placed and billed.

@@ -12,6 +12,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/idempotency"
 	"github.com/holdfast-go/holdfast/inbox/inboxtest"
+	"github.com/holdfast-go/holdfast/modules/service"
 	"github.com/holdfast-go/holdfast/txretry/txretrytest"
 )
 
@@ -28,7 +29,7 @@ func post(handler http.Handler, key idempotency.Key) *httptest.ResponseRecorder 
 // reply is lost.
 func TestAnOrderIsBilledOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		a := newApp(inboxtest.Config{Fault: inboxtest.DeliverTwice},
+		a := newApp(&service.Group{}, inboxtest.Config{Fault: inboxtest.DeliverTwice},
 			txretrytest.Fault{Point: txretrytest.AtCommit, SQLSTATE: "40001"},
 			txretrytest.Fault{Point: txretrytest.ReplyLostApplied})
 		ctx, stop := context.WithCancel(t.Context())
@@ -50,7 +51,7 @@ func TestAnOrderIsBilledOnce(t *testing.T) {
 }
 
 func TestABadOrderChangesNothing(t *testing.T) {
-	a := newApp(inboxtest.Config{})
+	a := newApp(&service.Group{}, inboxtest.Config{})
 	r := httptest.NewRequest(http.MethodPost, "/orders", strings.NewReader("4200"))
 	r.Header.Set(idempotency.Header, string(idempotency.NewKey()))
 	r.Header.Set("X-User-Id", "me")

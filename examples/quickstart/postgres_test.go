@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"net/http"
 	"testing"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -56,7 +57,7 @@ func TestPlaceIsProven(t *testing.T) {
 		Rows:  []string{"SELECT cents FROM orders", "SELECT m.name FROM holdfast_outbox m JOIN orders o ON o.id = m.ordering_key"},
 	}, func(pool *pgxpool.Pool) (func(context.Context, idempotency.Key) (idempotency.Response, error), error) {
 		p := newOnPostgres(pool)
-		handler := p.handler(p.once)
+		handler := p.handler(p.once, http.NotFoundHandler())
 		return func(_ context.Context, key idempotency.Key) (idempotency.Response, error) {
 			w := post(handler, key)
 			return idempotency.Response{Status: w.Code, Header: w.Header(), Body: w.Body.Bytes()}, nil

@@ -143,23 +143,26 @@ func TestPrepare_refusalsOfServers(t *testing.T) {
 	}
 	options.Username, options.Password = "nobody", "wrong"
 	client := redis.NewClient(options)
-	defer client.Close()
+	t.Cleanup(func() { _ = client.Close() })
 	for name, tc := range map[string]struct {
-		err     error
+		ask     func() error
 		refused bool
 	}{
-		"unknown database":     {connect(inPath(postgres, "nowhere")), true},
-		"no Postgres":          {connect("postgres://x@127.0.0.1:1/x"), false},
-		"no vhost":             {dial(inPath(broker, "nowhere")), true},
-		"wrong password":       {dial(withUser(broker)), true},
-		"no broker":            {dial("amqp://127.0.0.1:1/"), false},
-		"no broker's address":  {dial(""), true},
-		"wrong Redis password": {client.Ping(t.Context()).Err(), true},
-		"bad address":          {dial("amqp://%zz/"), true},
+		"unknown database":     {func() error { return connect(inPath(postgres, "nowhere")) }, true},
+		"no Postgres":          {func() error { return connect("postgres://x@127.0.0.1:1/x") }, false},
+		"unknown vhost":        {func() error { return dial(inPath(broker, "nowhere")) }, true},
+		"wrong password":       {func() error { return dial(withUser(broker)) }, true},
+		"no broker":            {func() error { return dial("amqp://127.0.0.1:1/") }, false},
+		"broker's address":     {func() error { return dial("") }, true},
+		"wrong Redis password": {func() error { return client.Ping(t.Context()).Err() }, true},
+		"bad address":          {func() error { return dial("amqp://%zz/") }, true},
 	} {
-		if tc.err == nil || service.Refusal(tc.err) != tc.refused {
-			t.Errorf("%s: %v; want a refusal: %v", name, tc.err, tc.refused)
-		}
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			if err := tc.ask(); err == nil || service.Refusal(err) != tc.refused {
+				t.Errorf("%v; want a refusal: %v", err, tc.refused)
+			}
+		})
 	}
 }
 
