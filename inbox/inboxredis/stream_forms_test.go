@@ -171,6 +171,29 @@ func TestCloudEvents(t *testing.T) {
 	}
 }
 
+// Entries that take long to decode are received as what they are, and said to be slow.
+func TestForms_largeOnesAreSlow(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t, false)
+	text := `"` + strings.Repeat("x", 100_000) + `"`
+	event := `{"specversion":"1.0","id":"1","source":"/s","type":"large","data":` + text + `}`
+	for _, fields := range []map[string]any{
+		phpEntry(t, text, map[string]string{"type": "large"}, true),
+		{"name": "large", "content-type": "application/cloudevents+json", "body": event},
+		{"name": "large", "body": text, "headers": `{"a":` + text + `}`},
+		{"name": "plain", "body": text},
+		{"name": "plain", "body": `{}`},
+	} {
+		add(t, f.direct, fields)
+	}
+	for _, d := range receive(t, open(t, running(t, newSource(t, f.direct, inboxredis.Config{})), 5), 5) {
+		slow := d.(driver.SlowDelivery).Slow()
+		if m := d.Message(); slow != (m.Name == "large") || slow && string(m.Body) != text {
+			t.Errorf("slow %v: %.200v", slow, m)
+		}
+	}
+}
+
 // What a real Symfony has sent, put back or given up is a message to us, as `make interop RECORD=1` has
 // seen it.
 func TestRecorded(t *testing.T) {

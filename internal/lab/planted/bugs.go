@@ -307,4 +307,8 @@ var bugs = []bug{
 		"a page of dead letters of Redis is bounded by their number alone", "inbox/inboxredis/stream_page.lua",
 		"while bytes < tonumber(ARGV[3]) and #page", "while #page", suite("inbox/inboxredis", "^TestDeadLetters_pagesHaveABoundInBytes$"),
 	},
+	{
+		"a large entry of Symfony counts as quick to decode", "inbox/inboxredis/stream_forms.go",
+		"range [...]string{fieldPacked, fieldSymfony, fieldHeaders}", "range [...]string{fieldPacked}", suite("inbox/inboxredis", "^TestForms_largeOnesAreSlow$"),
+	},
 }
