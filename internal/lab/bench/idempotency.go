@@ -35,7 +35,6 @@ const (
 	rawRedisOne     = "raw redis, SET NX GET"
 	rawPostgresLook = "raw postgres, SELECT"
 	transactionOnly = "transaction alone"
-	keptByHand      = "transaction and record by hand"
 	oursAlone       = "holdfast, no gate"
 )
 

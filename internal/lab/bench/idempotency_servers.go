@@ -59,6 +59,8 @@ func benchRedisKeys(ctx context.Context, b *bench) {
 	}
 }
 
+const thingsTable = "CREATE TABLE things (id bigserial PRIMARY KEY, body bytea);"
+
 const rawPending = "-"
 
 // rawRedis claims with SET NX, and with get also learns the response by it.

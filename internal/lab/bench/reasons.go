@@ -87,8 +87,7 @@ var reasons = []reason{
 	{
 		"idempotency",
 		[]string{"of transaction alone, no gate, first run"},
-		"A record is one more row to write, in a table with two indexes. " +
-			"The contender that keeps its record by hand sends the fewest statements that do, and shows how much of the distance they are.",
+		"A record is one more row to write, in a table with two indexes.",
 	},
 	{
 		"ratelimit",
