@@ -64,12 +64,13 @@ type ConsumerConfig struct {
 
 	// Retry says how often and how late a failed message is tried again.
 	Retry RetryPolicy
-	// DeadLetterPrefix is put before the names of the dead-letter queues: the class
-	// validation goes to <prefix>failed.validation. At most 128 bytes. Optional.
+	// DeadLetterPrefix is put before the names of the dead-letter queues, such as <prefix>failed.default. On RabbitMQ
+	// two consumers with the same prefix share their dead letters. At most 128 bytes. Default: on RabbitMQ the
+	// queue's name and a dot; the keys of Redis Streams have the names of stream and group without it.
 	DeadLetterPrefix string
-	// Classes are the classes with a dead-letter queue of their own, besides default,
-	// validation, unrecoverable and quarantined. A failure of any other class goes to the queue
-	// of default. Optional.
+	// Classes are the classes with a dead-letter queue of their own, besides default. On Redis and in memory
+	// validation, unrecoverable and quarantined have one as well; on RabbitMQ they may be listed here. Dead letters
+	// of any other class are in the queue of default, and keep their class. Each is one more queue. Optional.
 	Classes []string
 
 	// TimeLimit, MessageLimit and MemoryLimit end Run in good order, so that a supervisor

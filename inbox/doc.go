@@ -36,15 +36,14 @@
 // A handler's error decides by its marker:
 //
 //   - none: RetryPolicy, by default 6 attempts, the retries after 1, 2, 4, 8 and 16 seconds, ±20 %;
-//     then the dead-letter queue failed.default;
+//     then a dead letter of class default;
 //   - Recoverable and RetryAfter: retried until older than RetryPolicy.MaxAge, without using
 //     up the attempts of the others;
-//   - Unrecoverable: failed.unrecoverable at once;
-//   - Invalid: failed.validation at once. A missing or wrong id, an unknown name and an
+//   - Unrecoverable: a dead letter of class unrecoverable at once;
+//   - Invalid: a dead letter of class validation at once. A missing or wrong id, an unknown name and an
 //     undecodable body are this, too: such messages are never passed over silently. Another
 //     policy is a Mux.Fallback, a middleware, or ConsumerConfig.DeriveID;
-//   - Classed: failed.<class> when it is given up, or failed.default where ConsumerConfig.Classes
-//     lacks the class;
+//   - Classed: a dead letter of that class when it is given up;
 //   - Postpone and Unavailable: not the message's failure; it comes again, uncounted.
 //
 // A panic counts as an unmarked error. While a message waits for its retry the messages
@@ -79,7 +78,7 @@
 // transport: a crash between the retry and the acknowledgement of the original leaves two of
 // them, and a handler that ends the process (out of memory, a panic in a goroutine of its
 // own) is never counted. A processor with a ledger, as inboxpgx is, covers both: it knows
-// leftovers, and gives up a message (failed.quarantined) during which the process has ended
+// leftovers, and gives up a message (class quarantined) during which the process has ended
 // several times.
 //
 // A message may come again for as long as its retries take, the time it lies in the dead

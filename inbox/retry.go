@@ -5,7 +5,7 @@ import "time"
 // RetryPolicy says how often and how late a failed message is tried again. The zero value
 // is 6 attempts: the retries come after 1, 2, 4, 8 and 16 seconds, each ±20 %.
 //
-// Delays are fixed, so that a broker can keep one queue for each.
+// RabbitMQ waits up to half of a delay and 1.5 s longer, because its delays are fixed.
 type RetryPolicy struct {
 	// MaxAttempts bounds the attempts of messages whose failures are neither recoverable nor
 	// unrecoverable, the first one included: 1 means no retry. Default: 6.

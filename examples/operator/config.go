@@ -50,7 +50,7 @@ type OutboxStore interface {
 	DeadLetters() outbox.DeadLetters
 }
 
-// Consumer is one consumer, whatever its broker. Consumers on RabbitMQ whose queues have the same
+// Consumer is one consumer, whatever its broker. Consumers on RabbitMQ that set the same
 // DeadLetterPrefix share their dead letters: what is done to those of one is done to those of all. Give
 // each a prefix, or list them in one Consumer only.
 type Consumer struct {

@@ -101,9 +101,17 @@ func CheckConsumer(c inbox.ConsumerConfig) error {
 	return errors.Join(errors.Join(problems...), CheckRetry(c.Retry))
 }
 
-// AllClasses are the classes with a dead-letter queue, sorted, without repetition.
+// AllClasses are the classes of this SDK and own, sorted, without repetition.
 func AllClasses(own []string) []string {
-	all := append([]string{ClassDefault, ClassValidation, ClassUnrecoverable, ClassQuarantined}, own...)
+	return Places(Traits{}, own)
+}
+
+// Places are the classes with a dead-letter queue of their own, sorted, without repetition.
+func Places(t Traits, own []string) []string {
+	all := append([]string{ClassDefault}, own...)
+	if !t.FewPlaces {
+		all = append(all, ClassValidation, ClassUnrecoverable, ClassQuarantined)
+	}
 	slices.Sort(all)
 	return slices.Compact(all)
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"slices"
 	"time"
 
 	"github.com/holdfast-go/holdfast/inbox"
@@ -18,8 +17,6 @@ const (
 	defaultMaxDelay    = 60 * time.Second
 	defaultJitter      = 0.2
 	defaultMaxAge      = 24 * time.Hour
-
-	maxSteps = 20
 )
 
 // RetryDefaults returns the policy with every zero field replaced by its default.
@@ -58,17 +55,13 @@ func CheckRetry(p inbox.RetryPolicy) error {
 	if p.MaxAge < 0 {
 		fail("MaxAge %v is negative", p.MaxAge)
 	}
-	if len(problems) == 0 && len(bases(p)) > maxSteps {
-		fail("Multiplier %v makes more than %d steps from BaseDelay %v to MaxDelay %v", p.Multiplier, maxSteps, p.BaseDelay, p.MaxDelay)
-	}
 	return errors.Join(problems...)
 }
 
 // Decision is what happens to a message now.
 type Decision struct {
 	Action Action
-	// Delay is how long ActionRetry waits: one of Steps, or what the error asked for,
-	// at most MaxAge.
+	// Delay is how long ActionRetry waits, at most MaxAge.
 	Delay time.Duration
 	// Counted says that the next delivery's Attempt is one higher, and that
 	// FirstFailedAt is to be set if it is zero.
@@ -112,32 +105,6 @@ func Horizon(p inbox.RetryPolicy) time.Duration {
 	return max(retries, 2*p.MaxAge)
 }
 
-// Steps returns every delay that Next takes of itself, ascending, without repetition:
-// each step of the back-off up to MaxDelay, in up to three variants for the jitter.
-func Steps(p inbox.RetryPolicy) []time.Duration {
-	p = RetryDefaults(p)
-	var steps []time.Duration
-	for _, base := range bases(p) {
-		for i := range 3 {
-			steps = append(steps, variant(p, base, i))
-		}
-	}
-	slices.Sort(steps)
-	return slices.Compact(steps)
-}
-
-// Cover returns the step that a broker with only these fixed delays waits for a delay of d, and what
-// is left to wait after it: the shortest step of at least d or, where that would come more than 1.2
-// times d and 1.5 s late, or there is none, the longest one below d.
-func Cover(p inbox.RetryPolicy, d time.Duration) (step, rest time.Duration) {
-	steps := Steps(p)
-	i, _ := slices.BinarySearch(steps, d)
-	if i == 0 || i < len(steps) && steps[i] <= d+d/5+1500*time.Millisecond {
-		return steps[i], 0
-	}
-	return steps[i-1], d - steps[i-1]
-}
-
 // delayOf is the delay before retry n = 1, 2, …, without jitter:
 // BaseDelay × Multiplier^(n-1), at most MaxDelay, in whole milliseconds.
 func delayOf(p inbox.RetryPolicy, n int) time.Duration {
@@ -146,15 +113,6 @@ func delayOf(p inbox.RetryPolicy, n int) time.Duration {
 		return p.MaxDelay
 	}
 	return wholeMillis(d)
-}
-
-// bases are the distinct delays without jitter, at most maxSteps + 1 of them.
-func bases(p inbox.RetryPolicy) []time.Duration {
-	all := []time.Duration{delayOf(p, 1)}
-	for n := 2; p.Multiplier > 1 && all[len(all)-1] < p.MaxDelay && len(all) <= maxSteps; n++ {
-		all = append(all, delayOf(p, n))
-	}
-	return all
 }
 
 func jittered(p inbox.RetryPolicy, base time.Duration, random float64) time.Duration {
@@ -167,7 +125,7 @@ func variant(p inbox.RetryPolicy, base time.Duration, i int) time.Duration {
 	return min(wholeMillis(float64(base)*(1+jitter*float64(i-1))), p.MaxDelay)
 }
 
-// wholeMillis rounds to milliseconds, the unit of a queue's time to live, and to at least one.
+// wholeMillis rounds to milliseconds, and to at least one.
 func wholeMillis(d float64) time.Duration {
 	return max(time.Duration(math.Round(d/float64(time.Millisecond))), 1) * time.Millisecond
 }

@@ -78,7 +78,7 @@ type Target int
 
 // The targets.
 const (
-	// ToLater is this consumer alone, not before Move.Delay and at most 1.2 times that and 1.5 s
+	// ToLater is this consumer alone, not before Move.Delay and at most 1.5 times that and 1.5 s
 	// later; no other consumer of the same messages gets it.
 	ToLater Target = iota + 1
 	// ToTail is the end of the consumer's own queue, where ToLater is refused.
@@ -95,6 +95,8 @@ type Move struct {
 	// Delay is how long ToLater waits; any. A transport with fixed steps takes several by itself,
 	// and the engine never sees a message that only passes through.
 	Delay time.Duration
+	// PutOff says that the message has not failed: for ToLater, where a transport counts those apart.
+	PutOff bool
 	// Next is what the copy carries for ToLater and ToTail.
 	Next Progress
 	// Letter is the dead letter that the copy is, for ToDead.
@@ -118,6 +120,9 @@ type Traits struct {
 	Hold time.Duration
 	// MoveSettles says that Move also ends the original, atomically.
 	MoveSettles bool
+	// FewPlaces says that of the classes of this SDK only default has a place for its dead letters. Those of the
+	// others are there, too.
+	FewPlaces bool
 	// Exclusive says that one session at a time is served, over all processes, and that Close
 	// keeps the order. Ordered consumers need it.
 	Exclusive bool
@@ -149,7 +154,11 @@ type Measured interface {
 }
 
 // Backlog is what inbox.Stats says of messages that are no dead letters.
-type Backlog struct{ Waiting, Retrying int }
+type Backlog struct {
+	Waiting  int // nobody has them
+	Retrying int // failed, and wait for their next attempt
+	PutOff   int // wait, and have not failed
+}
 
 // Keeper is an optional interface of a Source that can reach its consumer's dead letters. The engine
 // counts them for a gauge.

@@ -55,7 +55,7 @@ func newSettings(source driver.Source, p inbox.Processor, cfg Config) *settings 
 	s.background, _ = p.(driver.Background)
 	s.pausable, _ = p.(driver.Pausable)
 	s.parking = driver.ParkingOf(p, cfg.ConsumerConfig)
-	for _, class := range driver.AllClasses(cfg.Classes) {
+	for _, class := range driver.Places(s.traits, cfg.Classes) {
 		s.classes[class] = true
 	}
 	return s

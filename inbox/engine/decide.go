@@ -38,6 +38,7 @@ type order struct {
 	outcome outcome
 	next    driver.Progress
 	counted bool // the copy is the next attempt
+	ran     bool // the message was processed, so that the ledger may know of the run
 }
 
 // parks reports whether the order is to store a message with its parked key.
@@ -65,9 +66,13 @@ func own(cfg *settings, m *inbox.Message, f *fate, now time.Time) *fate {
 func send(cfg *settings, m *inbox.Message, f *fate) order {
 	switch f.decision.Action {
 	case driver.ActionRetry:
-		return order{target: driver.ToLater, delay: f.decision.Delay, outcome: retried, next: driver.Progressed(m, f.failure, f.decision, cfg.Name, f.at), counted: f.decision.Counted}
+		o := order{target: driver.ToLater, delay: f.decision.Delay, outcome: putOff, next: driver.Progressed(m, f.failure, f.decision, cfg.Name, f.at), ran: true}
+		if f.decision.Counted {
+			o.outcome, o.counted = retried, true
+		}
+		return o
 	case driver.ActionDead:
-		return order{target: driver.ToDead, outcome: dead}
+		return order{target: driver.ToDead, outcome: dead, ran: true}
 	}
 	return away(m, returnPause)
 }

@@ -143,7 +143,7 @@ func (m *mover) park(it *item) error {
 
 // of is the move of a message.
 func (m *mover) of(it *item) driver.Move {
-	move := driver.Move{Delivery: it.d, Target: it.order.target, Delay: it.order.delay, Next: it.order.next}
+	move := driver.Move{Delivery: it.d, Target: it.order.target, Delay: it.order.delay, PutOff: !it.order.counted, Next: it.order.next}
 	if it.order.target == driver.ToDead {
 		move.Letter = it.letter(m.cfg.Name)
 	}
@@ -157,7 +157,7 @@ func (m *mover) note(r *removal) {
 	}
 	var all sync.WaitGroup
 	for i, it := range r.items {
-		if r.errs[i] == nil && it.order.outcome != displaced {
+		if r.errs[i] == nil && it.order.ran {
 			all.Go(func() { m.tracker.moved(it.m, it.fate) })
 		}
 	}

@@ -22,7 +22,8 @@ type outcome string
 
 const (
 	acked      outcome = "acked"
-	retried    outcome = "retried"
+	retried    outcome = "retried" // it has failed and comes again as its next attempt
+	putOff     outcome = "put_off" // it has not failed and comes again, uncounted
 	dead       outcome = "dead"
 	stored     outcome = "stored" // behind a dead letter that has stopped its key
 	returned   outcome = "returned"

@@ -17,7 +17,7 @@ func (c *Consumer) Stats(ctx context.Context) (inbox.Stats, error) {
 		if err != nil {
 			return stats, fmt.Errorf("%s: stats: %w", c.cfg.Package, err)
 		}
-		stats.Waiting, stats.Retrying = backlog.Waiting, backlog.Retrying
+		stats.Waiting, stats.Retrying, stats.PutOff = backlog.Waiting, backlog.Retrying, backlog.PutOff
 	}
 	dead, held, err := c.signals.depths.byClass(ctx)
 	if err != nil {

@@ -7,29 +7,23 @@ import (
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/internal/amqpconn"
-	"github.com/holdfast-go/holdfast/internal/partition"
 )
 
 // Backlog implements driver.Measured, for the queue or all its partitions. A missing queue is empty.
 func (s *source) Backlog(ctx context.Context) (b driver.Backlog, err error) {
-	own := []string{s.cfg.queue}
-	if s.cfg.partitioned() {
-		own = partition.Names(s.cfg.queue, s.cfg.Partitions)
-	}
 	err = amqpconn.Use(ctx, s.dial, s.cfg.Timeout, func(conn *amqpconn.Conn) error {
-		for _, queue := range own {
+		for _, queue := range s.cfg.read() {
 			n, err := depth(conn, queue)
 			if err != nil {
 				return fmt.Errorf("queue %q: %w", queue, err)
 			}
 			b.Waiting += n
 		}
-		for _, delay := range driver.Steps(s.cfg.Retry) {
-			n, err := depth(conn, retryQueue(s.cfg.queue, delay))
-			if err != nil {
-				return fmt.Errorf("queue %q: %w", retryQueue(s.cfg.queue, delay), err)
-			}
-			b.Retrying += n
+		if b.Retrying, err = depth(conn, s.cfg.noteQueue(false)); err != nil {
+			return fmt.Errorf("queue %q: %w", s.cfg.noteQueue(false), err)
+		}
+		if b.PutOff, err = depth(conn, s.cfg.noteQueue(true)); err != nil {
+			return fmt.Errorf("queue %q: %w", s.cfg.noteQueue(true), err)
 		}
 		return nil
 	})

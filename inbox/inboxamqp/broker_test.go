@@ -25,7 +25,6 @@ func TestOwnBroker(t *testing.T) {
 		{"memory alarm", "", testMemoryAlarm},
 		{"long delay during an alarm", "", testLongDelayDuringAlarm},
 		{"count of a busy queue", "", testBusyQueue},
-		{"retry finds no queue", "the broker tries again after 5 s", testRetryFindsNoQueue},
 		{"partitions after a restart", "RabbitMQ starts once more", testPartitionsRestart},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -87,23 +86,7 @@ func testMemoryAlarm(t *testing.T, server *testenv.Server) {
 	ready(t, r)
 	r.stop(t)
 	awaitDepth(t, b, "orders", 0)
-	awaitDepth(t, b, "failed.default", 0)
-}
-
-// A retry whose queue is missing when its time is up waits for it: the broker tries again
-// after dead_letter_worker_publisher_confirm_timeout, which is 5 s here.
-func testRetryFindsNoQueue(t *testing.T, server *testenv.Server) {
-	testenv.Nightly(t, "waits until a retry is due, and for the broker's next try")
-	b := amqptest.On(t, server.URL(), server.AdminURL())
-	var got recorder
-	c := newConsumer(t, b.Dial, &got, config{Queue: "orders", Retry: quick})
-	setUp(t, c)
-	must(t, deleteQueue(t, b, "orders"))
-	b.Publish(t, "", "orders.retry.100", order())
-	time.Sleep(time.Second) // the time of the retry is up
-	setUp(t, c)
-	start(t, c)
-	got.await(t, 1)
+	awaitDepth(t, b, "orders.failed.default", 0)
 }
 
 // A key has its partition for good: an exchange that goes by a ring of hashes makes a new one when its

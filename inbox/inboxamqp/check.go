@@ -2,23 +2,20 @@ package inboxamqp
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"maps"
 	"strings"
 	"time"
-
-	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/internal/amqpconn"
 	"github.com/holdfast-go/holdfast/internal/check"
 )
 
-// Check looks which of the queues and of the exchanges of the bindings are missing, whether the
-// retry queues return their messages when they should, and whether the times in the Config fit
-// together; then it asks the processor, if that has a Check of its own. It cannot see the bindings
-// themselves: AMQP has no question for them.
+// Check looks which queues and exchanges are missing, whether queues were declared with other arguments than
+// Setup's, whether the user may publish to the exchange of the delay queues, which queues of older versions are
+// left over, and whether the times in the Config fit together; then it asks the processor, if that has a Check
+// of its own. AMQP has no question for bindings and policies, so Check sees neither. To compare the arguments of
+// a queue it declares the queue again, which needs the permission to configure it and changes nothing.
 //
 // It returns nil when there is nothing to mend. Otherwise the error joins all findings, each
 // with a method Mend() string, and what it failed to look at.
@@ -50,6 +47,12 @@ func (c *Consumer) checkTopology(ctx context.Context, found *check.Findings) err
 			found.Add("declare them, or call Consumer.Setup", "%d queues do not exist: %s", len(missing), strings.Join(missing, ", "))
 		}
 		if err := c.cfg.checkSlots(conn, found); err != nil {
+			return err
+		}
+		if err := c.cfg.checkOldQueues(conn, found); err != nil {
+			return err
+		}
+		if err := c.cfg.checkShared(conn, found); err != nil {
 			return err
 		}
 		return checkExchanges(conn, c.cfg.Bindings, found)
@@ -97,57 +100,4 @@ func (s *settings) checkTimes(found *check.Findings) {
 			"%d prefetched messages, %d at once in up to %v, may take longer than the %v after which the broker takes them back",
 			s.Prefetch, together, limit, hold)
 	}
-}
-
-// checkQueue looks at a queue that exists. Of one that holds messages for a time, and of an ordered
-// consumer's own, it compares the arguments by declaring it again as it should be: the broker refuses
-// that when they differ, and changes nothing when they do not.
-func checkQueue(conn *amqpconn.Conn, spec queueSpec, found *check.Findings) error {
-	held, ordered := spec.args["x-message-ttl"] != nil, spec.args[singleActive] != nil
-	if !held && !ordered {
-		return nil
-	}
-	differs, err := difference(conn, spec)
-	switch {
-	case err != nil || differs == "":
-		return err
-	case held:
-		found.Add("delete the queue when it is empty and call Consumer.Setup; leave it if a policy sets the same",
-			"retry queue %q differs from what this consumer needs: %s", spec.name, differs)
-	case strings.Contains(differs, singleActive):
-		found.Add("stop its consumers, move its messages elsewhere, delete it and call Consumer.Setup",
-			"queue %q serves several consumers at once, so messages of one key may overtake each other: %s", spec.name, differs)
-	default:
-		found.Add("see that it was declared with "+singleActive+"; leave it if it was",
-			"queue %q was not declared by Consumer.Setup, and may serve several consumers at once: %s", spec.name, differs)
-	}
-	return nil
-}
-
-// difference is why the broker does not take a queue for the one that Setup declares, of either type; ""
-// if it does.
-func difference(conn *amqpconn.Conn, spec queueSpec) (string, error) {
-	differs := "it is of another type"
-	for _, kind := range []string{quorum, classic} {
-		args := maps.Clone(spec.args)
-		if kind == classic {
-			delete(args, "x-dead-letter-strategy")
-			delete(args, "x-overflow")
-		}
-		err := conn.Try(func(ch *amqp.Channel) error {
-			_, err := ch.QueueDeclare(spec.name, true, false, false, false, queueArgs(conn, kind, args))
-			return err
-		})
-		reply, refused := errors.AsType[*amqp.Error](err)
-		switch {
-		case err == nil:
-			return "", nil
-		case !refused || reply.Code != amqp.PreconditionFailed:
-			return "", err
-		}
-		if !strings.Contains(reply.Reason, "x-queue-type") { // of the queue's own type
-			differs = reply.Reason
-		}
-	}
-	return differs, nil
 }

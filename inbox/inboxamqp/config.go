@@ -5,12 +5,15 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/holdfast-go/holdfast/format"
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/internal/amqpconn"
+	"github.com/holdfast-go/holdfast/internal/partition"
 	"github.com/holdfast-go/holdfast/internal/wire"
 )
 
@@ -82,6 +85,7 @@ type settings struct {
 func newSettings(queue string, p inbox.Processor, cfg Config, t tuning) *settings {
 	cfg.ConsumerConfig = driver.ConsumerDefaults(cfg.ConsumerConfig, queue)
 	cfg.Timeout = cmp.Or(cfg.Timeout, 5*time.Second)
+	cfg.DeadLetterPrefix = cmp.Or(cfg.DeadLetterPrefix, queue+".")
 	cfg.Logger = cfg.Logger.With(slog.String("component", component), slog.String("queue", queue))
 	form, _ := wire.NewForm(cfg.Format) // validate has the error
 	s := &settings{
@@ -95,14 +99,20 @@ func newSettings(queue string, p inbox.Processor, cfg Config, t tuning) *setting
 	return s
 }
 
+// traits are those of the source.
+func (s *settings) traits() driver.Traits {
+	return driver.Traits{System: "rabbitmq", MaxWindow: maxWindow, Hold: hold, FewPlaces: true, Exclusive: s.Ordered}
+}
+
+// places are the classes with a dead-letter queue of their own.
+func (s *settings) places() []string { return driver.Places(s.traits(), s.Classes) }
+
 // deadLetterQueue is the queue of a class, or that of the default class where it has none.
 func (s *settings) deadLetterQueue(class string) string {
-	for _, own := range driver.AllClasses(s.Classes) {
-		if own == class {
-			return driver.DeadLetterQueue(s.DeadLetterPrefix, class)
-		}
+	if !slices.Contains(s.places(), class) {
+		class = driver.ClassDefault
 	}
-	return driver.DeadLetterQueue(s.DeadLetterPrefix, driver.ClassDefault)
+	return driver.DeadLetterQueue(s.DeadLetterPrefix, class)
 }
 
 // validate returns every violation of what is RabbitMQ's own.
@@ -111,8 +121,17 @@ func (s *settings) validate() error {
 	fail := func(format string, args ...any) {
 		problems = append(problems, fmt.Errorf("inboxamqp: "+format, args...))
 	}
-	if longest := retryQueue(s.queue, s.Retry.MaxDelay); s.queue == "" || len(longest) > maxShort {
-		fail("the queue is empty, or so long that %d bytes do not hold the names of its retry queues", maxShort)
+	if s.queue == "" || strings.HasPrefix(s.queue, sharedPrefix) {
+		fail("queue %q: the name is empty, or begins with %s", s.queue, sharedPrefix)
+	}
+	longest := s.queues
+	if s.Partitions > partition.Max { // which is reported below
+		longest = sharedQueues
+	}
+	for _, spec := range longest() {
+		if len(spec.name) > maxShort {
+			fail("queue %q has more than %d bytes", spec.name, maxShort)
+		}
 	}
 	s.validatePartitions(fail)
 	if _, err := wire.NewForm(s.Format); err != nil {

@@ -42,9 +42,11 @@ func newConsumer(dial func(context.Context) (*amqp.Connection, error), queue str
 		err = errors.Join(errors.New("inboxamqp: dial is nil"), err)
 	}
 	c := &Consumer{cfg: s, source: newSource(dial, s), processor: p}
+	engineConfig := cfg.ConsumerConfig
+	engineConfig.DeadLetterPrefix = s.DeadLetterPrefix
 	var wrong error
 	c.engine, wrong = engine.New(c.source.whole(), p, engine.Config{
-		ConsumerConfig: cfg.ConsumerConfig, Queue: queue, Package: component, Timeout: cfg.Timeout, MaxBodyBytes: t.maxBodyBytes,
+		ConsumerConfig: engineConfig, Queue: queue, Package: component, Timeout: cfg.Timeout, MaxBodyBytes: t.maxBodyBytes,
 	})
 	if err := errors.Join(err, wrong); err != nil {
 		return nil, err

@@ -22,6 +22,7 @@ func duplicate(d amqp.Delivery) amqp.Publishing {
 			headers[name] = value
 		}
 	}
+	delete(headers, wire.HeaderDelay)
 	if slot := slotOf(d.Headers); slot != "" {
 		headers[wire.HeaderRoutes] = []any{slot}
 	}
@@ -61,6 +62,8 @@ func nextCopy(d amqp.Delivery, m *inbox.Message, next driver.Progress) amqp.Publ
 	if isDead(d) { // one that came back is none any more
 		revive(p.Headers, m.Replays)
 	}
+	delete(p.Headers, wire.HeaderPutOff)
+	delete(p.Headers, wire.HeaderWait)
 	set(p.Headers, wire.HeaderAttempt, strconv.Itoa(next.Attempt), next.Attempt > 1)
 	set(p.Headers, wire.HeaderRecovered, strconv.Itoa(next.Recovered), next.Recovered > 0)
 	set(p.Headers, wire.HeaderFirstFailed, timeText(next.FirstFailedAt), !next.FirstFailedAt.IsZero())
@@ -115,7 +118,7 @@ func ofSender(name string) bool {
 	return name == wire.HeaderKey || name == wire.HeaderOriginExchange || name == wire.HeaderOriginKey
 }
 
-// setWait records what remains of a delay that no retry queue is long enough for.
+// setWait records what remains of a delay that no delay queue is long enough for.
 func setWait(p amqp.Publishing, rest time.Duration) {
 	if rest <= 0 {
 		delete(p.Headers, wire.HeaderWait)
@@ -128,6 +131,7 @@ func setWait(p amqp.Publishing, rest time.Duration) {
 func deadCopy(d amqp.Delivery, dead inbox.DeadLetter) amqp.Publishing {
 	p := duplicate(d)
 	delete(p.Headers, wire.HeaderWait)
+	delete(p.Headers, wire.HeaderPutOff)
 	p.Headers[wire.HeaderAttempt] = strconv.Itoa(dead.Attempts)
 	if dead.Message.Replays > 0 {
 		p.Headers[wire.HeaderReplays] = strconv.Itoa(dead.Message.Replays)

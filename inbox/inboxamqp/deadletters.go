@@ -25,7 +25,7 @@ type letters struct {
 }
 
 func newLetters(dial amqpconn.Dial, cfg *settings) *letters {
-	return &letters{dial: dial, timeout: cfg.Timeout, logger: cfg.Logger, prefix: cfg.DeadLetterPrefix, classes: driver.AllClasses(cfg.Classes), returned: cfg.returned, symfony: cfg.symfony}
+	return &letters{dial: dial, timeout: cfg.Timeout, logger: cfg.Logger, prefix: cfg.DeadLetterPrefix, classes: cfg.places(), returned: cfg.returned, symfony: cfg.symfony}
 }
 
 // Depths implements driver.Letters.

@@ -21,8 +21,8 @@ func shelf(t *testing.T, cfg config, n int) (*amqptest.Broker, *inboxamqp.Consum
 	t.Helper()
 	b := amqptest.New(t)
 	c := afterSetup(t, b, cfg)
-	publishAll(t, b, "failed.default", "order.placed", n)
-	awaitDepth(t, b, "failed.default", n)
+	publishAll(t, b, "orders.failed.default", "order.placed", n)
+	awaitDepth(t, b, "orders.failed.default", n)
 	return b, c
 }
 
@@ -33,8 +33,8 @@ func TestRemoveSomeOfManyLetters(t *testing.T) {
 	t.Parallel()
 	const each = 80 // more than a scan is sent at once
 	b, c := shelf(t, config{}, each)
-	publishAll(t, b, "failed.default", "odd", each)
-	awaitDepth(t, b, "failed.default", 2*each)
+	publishAll(t, b, "orders.failed.default", "odd", each)
+	awaitDepth(t, b, "orders.failed.default", 2*each)
 	for _, filter := range []inbox.Filter{{Name: "odd"}, {}} {
 		if n, err := c.DeadLetters().Remove(t.Context(), filter, inbox.Removal{By: "test"}); n != each || err != nil {
 			t.Errorf("%+v: removed %d of %d, error %v", filter, n, each, err)
@@ -47,7 +47,7 @@ func hold(t *testing.T, b *amqptest.Broker, n int) (release func()) {
 	t.Helper()
 	ch := b.Channel(t)
 	must(t, ch.Qos(n, 0, false))
-	deliveries, err := ch.Consume("failed.default", "", false, false, false, false, nil)
+	deliveries, err := ch.Consume("orders.failed.default", "", false, false, false, false, nil)
 	must(t, err)
 	late := time.After(testenv.Patience)
 	for range n {
@@ -198,7 +198,7 @@ func TestScanIsSeenByOthers(t *testing.T) {
 	go func() {
 		<-begun
 		for {
-			q, err := ch.QueueDeclarePassive("failed.default", true, false, false, false, nil)
+			q, err := ch.QueueDeclarePassive("orders.failed.default", true, false, false, false, nil)
 			select {
 			case <-over:
 				watched <- nil
@@ -240,17 +240,17 @@ func TestReplayWithoutOrigin(t *testing.T) {
 	t.Parallel()
 	b := amqptest.New(t)
 	b.Queue(t, "orders", nil)
-	b.Queue(t, "failed.default", nil)
+	b.Queue(t, "orders.failed.default", nil)
 	for _, origin := range []any{nil, "gone", "orders"} {
 		p := order()
 		p.Headers = amqp.Table{"holdfast-origin-queue": origin, "holdfast-replays": int32(2), "holdfast-attempt": "9"}
-		b.Publish(t, "", "failed.default", p)
+		b.Publish(t, "", "orders.failed.default", p)
 	}
 	letters := newDeadLetters(t, b, config{})
 	if n, err := letters.Replay(t.Context(), inbox.Filter{}, inbox.Replay{By: "test"}); n != (inbox.Replayed{Returned: 1, Failed: 2}) || err == nil {
 		t.Errorf("retried %+v, error %v", n, err)
 	}
-	awaitDepth(t, b, "failed.default", 2)
+	awaitDepth(t, b, "orders.failed.default", 2)
 	d := b.Take(t, "orders", 1, testenv.Patience)[0]
 	if d.Headers["holdfast-replays"] != "3" || d.Headers["holdfast-attempt"] != nil {
 		t.Errorf("headers %v", d.Headers)

@@ -11,12 +11,12 @@
 // # Settling
 //
 // A message is acknowledged after the processor returned nil for it, or after a
-// copy of it is confirmed elsewhere: in a retry queue, or in the dead-letter queue
-// of its class. Copies are mandatory, persistent and confirmed, over a connection
+// copy of it is confirmed elsewhere: in a delay queue, or in a dead-letter queue.
+// Copies are mandatory, persistent and confirmed, over a connection
 // of their own. While that connection is down, or the broker blocks publishers, failed
 // messages wait, up to 1000 of them and 64 MiB, and the others are processed. A failed message
 // whose queue is missing, full or closed to the consumer goes behind the others, uncounted: through
-// a retry queue, or else to the end of its own queue. It comes again after 1 to 5 seconds; about 20
+// a delay queue, or else to the end of its own queue. It comes again after 1 to 5 seconds; about 20
 // such messages a second do. Ready names the queue meanwhile.
 //
 // Acknowledgements of messages that follow one another are written as one. Those of messages that are done
@@ -31,18 +31,42 @@
 // between the confirm of a copy and the acknowledgement of the original, a crash
 // leaves two of them. Processors with deduplication (inboxpgx, inboxredis) absorb that.
 //
+// # Queues
+//
+// Setup declares four queues for a consumer of "billing", one more for each of Config.Classes, and with
+// Config.Partitions one for each partition in place of the first:
+//
+//	billing                 its messages
+//	billing.failed.default  its dead letters, of all classes that are not in Config.Classes
+//	billing.retrying        one empty message for each message that waits for its next attempt
+//	billing.putoff          one empty message for each message that waits and has not failed
+//
+// All consumers of a virtual host share 20 delay queues, holdfast.delay.100 to holdfast.delay.960000, the queue
+// holdfast.lost, and the exchanges holdfast.delay, holdfast.return and holdfast.lost. A message that is to wait
+// goes to the exchange holdfast.delay with the name of its queue as routing key and its delay in milliseconds in
+// the header holdfast-delay, which selects the delay queue. When its time is up, it returns by holdfast.return.
+// If its queue is gone, it goes to holdfast.lost, so that it blocks nobody; watch that queue, and move what is
+// there by a shovel.
+//
+// The queues are quorum queues; with Config.Classic those of the consumer are classic. Delay queues dead-letter
+// at least once. Every quorum queue has x-delivery-limit 1,000,000,000, on all versions of RabbitMQ: without one
+// RabbitMQ 4 drops messages that were given back 20 times, dead letters too, as each look at them gives them back.
+// A queue that was declared without it, by an older version of this package for example, needs a policy with the
+// same delivery-limit before its broker is upgraded to RabbitMQ 4. Check names such queues.
+//
+// Whoever calls Setup needs the permissions to configure, write and read holdfast\..* and the consumer's own
+// names, and to read the exchanges of Config.Bindings. Run needs to read the consumer's queues and to write to
+// amq.default and holdfast.delay.
+//
 // # Retries
 //
-// Each step of Config.Retry is a queue <queue>.retry.<milliseconds>, whose
-// messages the broker returns to the queue when their time is up; by default each
-// step has three queues of 0.8, 1.0 and 1.2 times its delay, one picked at random.
-// A delay that inbox.RetryAfter asks for takes the smallest queue that is long
-// enough, or passes through the longest several times. The count of attempts
-// travels in the header holdfast-attempt. Later messages overtake a failed one. When the
-// broker ends while it returns a message from a quorum retry queue, or the queue is missing
-// then, it tries again after three minutes: that retry is late. The broker's setting
-// dead_letter_worker_publisher_confirm_timeout (advanced.config, application rabbit, in
-// milliseconds) shortens that.
+// A delay queue waits for 0.1, 0.25, 0.5, 1, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48 or 64 seconds, or for 2, 4, 8
+// or 16 minutes. A message takes the shortest one that is long enough, so it is never early and up to half of its
+// delay and 1.5 seconds late. Where that would be later, and for longer delays, it passes through several, and
+// through its own queue in between. The count of attempts travels in the header holdfast-attempt. Later messages
+// overtake a failed one. When the broker ends while it returns a message from a delay queue, it tries again after
+// three minutes: that retry is late. The broker's setting dead_letter_worker_publisher_confirm_timeout
+// (advanced.config, application rabbit, in milliseconds) shortens that.
 //
 // # Order
 //
@@ -122,10 +146,12 @@
 //
 // # Dead letters
 //
-// They lie in <prefix>failed.<class> with their envelope and headers, and in
+// They lie in <prefix>failed.<class>, for the classes default and those of Config.Classes, and the others in
+// that of default. The prefix is the name of the consumer's queue and a dot, unless Config.DeadLetterPrefix is set.
+// A dead letter has its envelope and headers, and in
 // headers of ours the class, the error with its Go type and SQLSTATE, the fingerprint, the attempts
 // and their history, the times of the first and the last failure, the consumer, and the queue, exchange
-// and routing key they came from. Left out of every copy are the broker's own x- headers, BCC, what is not
+// and routing key they came from. Left out of every copy are the broker's own headers, BCC, what is not
 // the slot in CC, the expiration and the user id. Of more than 64 KiB of headers only ours and those that
 // name the message are kept. Consumer.DeadLetters lists, counts, returns and removes them.
 //
@@ -176,10 +202,7 @@
 // message_id, else that of a stamp MessageIdStamp. Without content_type the body is JSON, and without timestamp the message
 // was written at the time in its id. CloudEvents are read as package cloudevents says. A body of more than 16 MiB is a dead letter of class validation. Dead letters that
 // were moved back by other means than Replay, a shovel for example, begin anew. Queues are
-// declared by Setup and by nothing else, and those that exist are used as they are. On RabbitMQ 4
-// and later a quorum queue that was not declared by Setup should have x-delivery-limit -1, or the
-// broker drops messages that were given back 20 times: dead letters too, as each look at them gives
-// them back. A consumer_timeout of the broker below its default of 30 minutes is too short for
+// declared by Setup and by nothing else, and those that exist are used as they are. A consumer_timeout of the broker below its default of 30 minutes is too short for
 // large batches: the consumer counts on the default.
 //
 // RabbitMQ 3.10 may not tell the consumers of a quorum queue that it was deleted, or lose the way

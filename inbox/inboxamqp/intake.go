@@ -120,6 +120,9 @@ func (i *intake) accept(raw amqp.Delivery) {
 	i.received = true
 	i.session.tags.add(raw.DeliveryTag)
 	i.src.silence.received(len(raw.Body))
+	if queue := i.src.cfg.noteOf(raw); queue != "" {
+		i.session.notes.take(queue)
+	}
 	d := &delivery{session: i.session, raw: raw, wait: waitHeader(raw, i.src.cfg.Retry.MaxAge)}
 	if d.wait > 0 {
 		i.session.passing.Add(1)

@@ -108,7 +108,7 @@ func TestToSymfony(t *testing.T) {
 		t.Errorf("we read %+v", own)
 	}
 	// An operator finds the dead letters by the name.
-	b.Publish(t, "", "failed.validation", amqp.Publishing{Headers: raw.Headers, Body: raw.Body})
+	b.Publish(t, "", "go.failed.default", amqp.Publishing{Headers: raw.Headers, Body: raw.Body})
 	letters, err := newDeadLetters(t, b, config{Queue: "go", Format: format}).List(t.Context(), inbox.Filter{Name: m.Name, Whole: true})
 	if err != nil || len(letters) != 1 || letters[0].Message.ID != m.ID {
 		t.Errorf("dead letters %+v, %v", letters, err)
@@ -161,7 +161,7 @@ func TestRecorded(t *testing.T) {
 			Timestamp: time.Unix(r.Properties.Timestamp, 0), Headers: amqpTable(r.Headers), Body: []byte(r.Body),
 		}
 		b.Publish(t, "", "orders", p)
-		dead := b.Take(t, "failed.unrecoverable", 1, testenv.Patience)[0]
+		dead := b.Take(t, "orders.failed.default", 1, testenv.Patience)[0]
 		for attempt, m := range got.messages()[2*i:] {
 			if m.ID != r.Want.ID || m.Name != r.Want.Name || string(m.Body) != r.Want.Body || m.ContentType != r.Want.ContentType || m.Attempt != attempt+1 {
 				t.Errorf("%s: %s: received %+v", path, r.About, m)
@@ -220,7 +220,7 @@ func TestCloudEvents(t *testing.T) {
 			}
 			dead := withoutOwn(raw.Headers)
 			dead[wire.HeaderOrigin] = "own"
-			b.Publish(t, "", "failed.validation", amqp.Publishing{ContentType: raw.ContentType, Headers: dead, Body: raw.Body})
+			b.Publish(t, "", "own.failed.default", amqp.Publishing{ContentType: raw.ContentType, Headers: dead, Body: raw.Body})
 			letters := newDeadLetters(t, b, config{Queue: "own"})
 			list, err := letters.List(t.Context(), inbox.Filter{Name: m.Name, Whole: true})
 			if err != nil || len(list) != 1 || list[0].Message.ID != m.ID {
@@ -289,7 +289,7 @@ func TestCloudEventsThatCannotBeRead(t *testing.T) {
 		"application/cloudevents-batch+json": `[]`,
 	} {
 		b.Publish(t, "", "own", amqp.Publishing{MessageId: ids.New().String(), Type: "order.placed", ContentType: typ, Body: []byte(body)})
-		dead := b.Take(t, "failed.validation", 1, testenv.Patience)[0]
+		dead := b.Take(t, "own.failed.default", 1, testenv.Patience)[0]
 		if string(dead.Body) != body || dead.ContentType != typ {
 			t.Errorf("dead letter %+v", dead)
 		}
@@ -348,7 +348,7 @@ func TestLeftOut(t *testing.T) {
 	}
 	light := amqp.Publishing{MessageId: raw.MessageId, Type: raw.Type, DeliveryMode: raw.DeliveryMode, Body: raw.Body}
 	b.Publish(t, "", "orders", light)
-	awaitDepth(t, b, "failed.default", 1)
+	awaitDepth(t, b, "orders.failed.default", 1)
 	letters := newDeadLetters(t, b, config{Queue: "orders"})
 	letter, err := letters.Show(t.Context(), m.ID)
 	must(t, err)

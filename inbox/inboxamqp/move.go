@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
 	"sync"
 	"time"
 
@@ -41,27 +42,36 @@ func newCopier(dial amqpconn.Dial, cfg *settings) *copier {
 
 // outgoing is a copy on its way to a queue, and then what became of it.
 type outgoing struct {
-	queue  string
-	copied amqp.Publishing
-	err    error
+	exchange, key string
+	copied        amqp.Publishing
+	note          string // the queue for the note of a copy that waits; empty: it does not wait
+	err           error
+}
+
+// place names where the copy goes.
+func (o *outgoing) place() string {
+	if o.exchange == "" {
+		return "queue " + strconv.Quote(o.key)
+	}
+	return fmt.Sprintf("exchange %q", o.exchange)
 }
 
 // outgoing is the copy that a move makes.
 func (c *copier) outgoing(d *delivery, m driver.Move) *outgoing {
 	switch m.Target {
 	case driver.ToDead:
-		return &outgoing{queue: c.cfg.deadLetterQueue(m.Letter.Class), copied: deadCopy(d.raw, m.Letter)}
+		return &outgoing{key: c.cfg.deadLetterQueue(m.Letter.Class), copied: deadCopy(d.raw, m.Letter)}
 	case driver.ToLater:
-		copied := nextCopy(d.raw, d.Message(), m.Next)
-		return &outgoing{queue: c.toWait(copied, m.Delay), copied: copied}
+		return c.toWait(d.session.src.queue, nextCopy(d.raw, d.Message(), m.Next), m.Delay, m.PutOff)
 	default:
-		return &outgoing{queue: d.session.src.queue, copied: nextCopy(d.raw, d.Message(), m.Next)}
+		return &outgoing{key: d.session.src.queue, copied: nextCopy(d.raw, d.Message(), m.Next)}
 	}
 }
 
 // publish publishes copies and waits for all outcomes. Those that are too large for the broker lose
 // headers, step by step.
 func (c *copier) publish(ctx context.Context, outs []*outgoing) {
+	defer c.leave(ctx, outs)
 	for step := 0; len(outs) > 0; step++ {
 		c.publishOnce(ctx, outs)
 		if step == len(cuts) {
@@ -82,7 +92,7 @@ func (c *copier) publishOnce(ctx context.Context, outs []*outgoing) {
 	var under sync.WaitGroup
 	under.Add(len(outs))
 	for _, out := range outs {
-		c.publisher.Publish(ctx, amqpconn.Out{Key: out.queue, Message: out.copied}, func(err error) {
+		c.publisher.Publish(ctx, amqpconn.Out{Exchange: out.exchange, Key: out.key, Message: out.copied}, func(err error) {
 			out.err = err
 			under.Done()
 		})
@@ -98,20 +108,13 @@ func (o *outgoing) result() error {
 	case unavailable(o.err):
 		return fmt.Errorf("%w: %w", driver.ErrUnavailable, o.err)
 	case errors.Is(o.err, amqpconn.ErrInvalid):
-		return fmt.Errorf("queue %q: %w: %w", o.queue, driver.ErrTooLarge, o.err)
+		return fmt.Errorf("%s: %w: %w", o.place(), driver.ErrTooLarge, o.err)
 	default:
-		return fmt.Errorf("queue %q: %w: %w", o.queue, driver.ErrRefused, o.err)
+		return fmt.Errorf("%s: %w: %w", o.place(), driver.ErrRefused, o.err)
 	}
 }
 
 // unavailable reports whether copies cannot be published for now, whatever they are.
 func unavailable(err error) bool {
 	return errors.Is(err, amqpconn.ErrUnavailable) || errors.Is(err, amqpconn.ErrBlocked)
-}
-
-// toWait makes a copy that waits for a delay, and returns the queue that it goes to.
-func (c *copier) toWait(copied amqp.Publishing, delay time.Duration) (queue string) {
-	step, rest := driver.Cover(c.cfg.Retry, delay)
-	setWait(copied, rest)
-	return retryQueue(c.cfg.queue, step)
 }

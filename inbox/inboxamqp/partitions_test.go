@@ -112,13 +112,14 @@ func testPartitionsWait(t *testing.T, b *amqptest.Broker) {
 	const keys = 8
 	for k := range keys {
 		p := keyed(fmt.Sprint("k", k))
-		p.Headers["holdfast-wait"] = "600" // more than any retry queue holds
-		b.Publish(t, "", "orders.retry.100", p)
+		p.Headers["holdfast-wait"] = "600" // beyond its first delay
+		p.Headers["holdfast-delay"] = "100"
+		b.Publish(t, "holdfast.delay", fmt.Sprint("orders.", k%cfg.Partitions), p)
 	}
 	got := &recorder{}
 	start(t, newConsumer(t, b.Dial, got, cfg))
 	for _, m := range got.await(t, keys) {
-		if want := fmt.Sprint("orders.", partition.Of(m.Key, "", partition.Slots)%cfg.Partitions); m.Queue != want {
+		if want := fmt.Sprint("orders.", m.Key[1]%byte(cfg.Partitions)); m.Queue != want {
 			t.Errorf("a message of %s came back to %s, not to %s", m.Key, m.Queue, want)
 		}
 	}
@@ -266,7 +267,7 @@ func testPartitionsSplit(t *testing.T, b *amqptest.Broker) {
 		if k%2 == 0 {
 			delete(p.Headers, "CC") // of another sender
 		}
-		b.Publish(t, "", "failed.validation", p)
+		b.Publish(t, "", "orders.failed.default", p)
 	}
 	if n, err := c.DeadLetters().Replay(t.Context(), inbox.Filter{}, inbox.Replay{By: "test"}); n.Returned != 8 || err != nil {
 		t.Fatalf("%+v, %v", n, err)

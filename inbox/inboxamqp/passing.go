@@ -10,12 +10,13 @@ import (
 	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/internal/runloop"
 	"github.com/holdfast-go/holdfast/internal/telemetry"
+	"github.com/holdfast-go/holdfast/internal/wire"
 )
 
 const (
 	// passPause is how often messages are tried again that cannot be published for now.
 	passPause = 250 * time.Millisecond
-	// refusedPause is between two messages whose retry queue takes none: it is missing, or closed
+	// refusedPause is between two messages whose delay queue takes none: it is missing, or closed
 	// to this user. Each goes behind the others of the consumer's own queue, and comes again.
 	refusedPause = 50 * time.Millisecond
 	// refusedAge is how long Ready remembers such a queue.
@@ -24,7 +25,7 @@ const (
 	maxRenewals = 4
 )
 
-// passing are the messages of all sessions that wait longer than any retry queue does. They go from
+// passing are the messages of all sessions that wait longer than any delay queue does. They go from
 // one to the next, and only the transport sees them.
 type passing struct {
 	copies  *copier
@@ -32,7 +33,7 @@ type passing struct {
 	seldom  telemetry.Seldom
 	mu      sync.Mutex
 	waiting []*delivery
-	last    error // why a retry queue took none,
+	last    error // why a delay queue took none,
 	when    time.Time
 }
 
@@ -71,21 +72,21 @@ func (p *passing) take() (ds []*delivery) {
 	return ds
 }
 
-// refuse remembers that a retry queue took none.
+// refuse remembers that a delay queue took none.
 func (p *passing) refuse(err error, now time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.last, p.when = err, now
 }
 
-// refused returns why a retry queue took none lately.
+// refused returns why a delay queue took none lately.
 func (p *passing) refused(now time.Time) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.last == nil || now.Sub(p.when) > refusedAge {
 		return nil
 	}
-	return fmt.Errorf("a retry queue takes no messages: %w", p.last)
+	return fmt.Errorf("a delay queue takes no messages: %w", p.last)
 }
 
 // run has the messages wait on until ctx ends. What is left then is unsettled.
@@ -111,7 +112,7 @@ func (p *passing) forward(ctx context.Context, ds []*delivery) (later bool) {
 	outs := make([]*outgoing, len(ds))
 	for i, d := range ds {
 		copied := duplicate(d.raw)
-		outs[i] = &outgoing{queue: p.copies.toWait(copied, d.wait), copied: copied}
+		outs[i] = p.copies.toWait(d.session.src.queue, copied, d.wait, copied.Headers[wire.HeaderPutOff] != nil)
 	}
 	p.copies.publish(ctx, outs)
 	for i, out := range outs {
@@ -145,14 +146,14 @@ func (p *passing) keep(d *delivery) {
 	}
 }
 
-// detour puts a message behind the others of its own queue, since no retry queue takes it.
+// detour puts a message behind the others of its own queue, since no delay queue takes it.
 func (p *passing) detour(ctx context.Context, d *delivery, why error) {
 	p.refuse(why, time.Now())
 	if repeats, due := p.seldom.Due(); due {
-		p.copies.cfg.Logger.ErrorContext(ctx, "a retry queue takes no messages: they go behind the others", slog.Any("error", why), slog.Int("repeats", repeats))
+		p.copies.cfg.Logger.ErrorContext(ctx, "a delay queue takes no messages: they go behind the others", slog.Any("error", why), slog.Int("repeats", repeats))
 	}
 	_ = runloop.Sleep(ctx, refusedPause) // the end of ctx shows in what follows
-	out := &outgoing{queue: d.session.src.queue, copied: duplicate(d.raw)}
+	out := &outgoing{key: d.session.src.queue, copied: duplicate(d.raw)}
 	p.copies.publish(ctx, []*outgoing{out})
 	if out.err == nil {
 		p.passed(ctx, d)

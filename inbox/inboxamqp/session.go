@@ -23,6 +23,7 @@ type session struct {
 	shared bool // the connection is not the session's own
 	ch     *amqp.Channel
 	intake intake
+	notes  *notes
 
 	tags    tags
 	passing atomic.Int64  // messages in hand that only pass through
@@ -59,7 +60,7 @@ func (d *delivery) Message() *inbox.Message {
 func (d *delivery) Slow() bool { return d.session.src.cfg.symfony.Slow(d.raw.Body, contentType(d.raw)) }
 
 func newSession(src *source, conn *amqpconn.Conn, ch *amqp.Channel) *session {
-	s := &session{src: src, conn: conn, ch: ch, crowded: make(chan struct{}, 1)}
+	s := &session{src: src, conn: conn, ch: ch, crowded: make(chan struct{}, 1), notes: newNotes(conn)}
 	s.intake = intake{
 		session: s, src: src, conn: conn, ch: ch,
 		closes:  ch.NotifyClose(make(chan *amqp.Error, 1)),
@@ -190,6 +191,8 @@ func (s *session) gone() bool {
 // anything; a cancelled one would let the next consumer begin before.
 func (s *session) Close(ctx context.Context) error {
 	defer bound(ctx, s.conn)()
+	s.notes.end()
+	defer s.notes.done.Wait()
 	s.mu.Lock()
 	if !s.over && !s.gone() {
 		_ = s.conn.Within(func() error { return s.tags.flush(s.ch.Ack) }) // without it they come again

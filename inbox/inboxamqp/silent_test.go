@@ -1,11 +1,12 @@
 package inboxamqp_test
 
 import (
+	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"strconv"
-	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -59,13 +60,14 @@ func onBroker(t *testing.T, test func(t *testing.T, b *silent.AMQP)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		b := silent.NewAMQP(t)
-		b.Expires = func(queue string) (time.Duration, string) { // as the retry queues are declared
-			ms, retry := strings.CutPrefix(queue, "orders.retry.")
-			ttl, err := strconv.Atoi(ms)
-			if !retry || err != nil {
-				return 0, ""
+		b.Delay = func(exchange string, header []byte) time.Duration { // as the delay queues are declared
+			_, value, _ := bytes.Cut(header, []byte("holdfast-delayS"))
+			if exchange != "holdfast.delay" || len(value) < 4 {
+				return 0
 			}
-			return time.Duration(ttl) * time.Millisecond, "orders"
+			ms, err := strconv.Atoi(string(value[4 : 4+binary.BigEndian.Uint32(value)]))
+			must(t, err)
+			return time.Duration(ms) * time.Millisecond
 		}
 		setUp(t, newConsumer(t, b.Dial, &recorder{}, config{Retry: quick}))
 		test(t, b)
@@ -124,7 +126,7 @@ func TestSilentConnection(t *testing.T) {
 					t.Errorf("took %v, want %v at most", took, silence.within)
 				}
 				r.stop(t)
-				if depth := b.Depth("failed.default"); depth > 0 {
+				if depth := b.Depth("orders.failed.default"); depth > 0 {
 					t.Errorf("%d dead letters", depth)
 				}
 			})

@@ -43,7 +43,7 @@ func (s *source) of(queue string) *source {
 
 // Traits implements driver.Source.
 func (s *source) Traits() driver.Traits {
-	return driver.Traits{System: "rabbitmq", MaxWindow: maxWindow, Hold: hold, Exclusive: s.cfg.Ordered}
+	return s.cfg.traits()
 }
 
 // Letters implements driver.Keeper.
@@ -101,7 +101,7 @@ func (s *source) missing() error {
 }
 
 // Run implements driver.Source: it keeps the connection for copies, and has messages wait on whose
-// delay is longer than any retry queue's.
+// delay is longer than any delay queue's.
 func (s *source) Run(ctx context.Context) {
 	var running sync.WaitGroup
 	running.Go(func() { s.passing.run(ctx) })

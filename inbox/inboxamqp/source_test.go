@@ -117,8 +117,8 @@ func TestSourceMove(t *testing.T) {
 	t.Parallel()
 	b := amqptest.New(t)
 	src := newSource(t, b.Dial, config{Retry: quick, Classes: []string{"full", "gone"}})
-	must(t, deleteQueue(t, b, "failed.gone"))
-	b.Full(t, "failed.full")
+	must(t, deleteQueue(t, b, "orders.failed.gone"))
+	b.Full(t, "orders.failed.full")
 	for n := range 5 {
 		p := order()
 		p.Body = fmt.Append(nil, n)
@@ -157,7 +157,7 @@ func TestSourceMove(t *testing.T) {
 			t.Errorf("came again as %+v", m)
 		}
 	}
-	dead := b.Take(t, "failed.default", 1, testenv.Patience)[0]
+	dead := b.Take(t, "orders.failed.default", 1, testenv.Patience)[0]
 	if string(dead.Body) != "0" || dead.Headers["holdfast-failure-class"] != "unknown" || dead.Headers["tenant"] != "acme" {
 		t.Errorf("dead letter %s %v", dead.Body, dead.Headers)
 	}
@@ -208,13 +208,13 @@ func TestSourceTooLarge(t *testing.T) {
 	}
 }
 
-// Where a retry queue is missing, what waits for the rest of a long delay goes behind the others, and
+// Where a delay queue is missing, what waits for the rest of a long delay goes behind the others, and
 // Ready says so.
 func TestSourceLongDelayRefused(t *testing.T) {
 	t.Parallel()
 	b := amqptest.New(t)
 	src := newSource(t, b.Dial, config{})
-	must(t, deleteQueue(t, b, "orders.retry.60000"))
+	must(t, deleteQueue(t, b, "holdfast.delay.64000"))
 	for range 4 {
 		p := order()
 		p.Headers = amqp.Table{"holdfast-wait": "61000"}
@@ -225,7 +225,7 @@ func TestSourceLongDelayRefused(t *testing.T) {
 	for range 3 {
 		must(t, s.Ack(t.Context(), take(t, s, 1), false))
 	}
-	if err := src.Ready(t.Context()); err == nil || !strings.Contains(err.Error(), "orders.retry.60000") {
+	if err := src.Ready(t.Context()); err == nil || !strings.Contains(err.Error(), "holdfast.delay") {
 		t.Errorf("ready: %v", err)
 	}
 }
@@ -388,7 +388,7 @@ func newSourceFixture(t *testing.T, b *amqptest.Broker, cfg config) (f conforman
 			return setup
 		},
 		Refuse: func(t *testing.T, class string) func() {
-			must(t, deleteQueue(t, b, "failed."+class))
+			must(t, deleteQueue(t, b, "orders.failed."+class))
 			return setup
 		},
 	}, dial

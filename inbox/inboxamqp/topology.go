@@ -3,8 +3,8 @@ package inboxamqp
 import (
 	"context"
 	"fmt"
-	"strconv"
-	"time"
+	"maps"
+	"slices"
 
 	amqp "github.com/rabbitmq/amqp091-go"
 
@@ -22,18 +22,45 @@ const (
 // singleActive is the argument of a queue that serves one consumer at a time.
 const singleActive = "x-single-active-consumer"
 
-// retryQueue is the name of the queue that holds messages of a queue for a delay.
-func retryQueue(queue string, delay time.Duration) string {
-	return queue + ".retry." + strconv.FormatInt(delay.Milliseconds(), 10)
-}
+// unlimited is a delivery limit that no message reaches. A quorum queue drops a message that was returned more
+// often than its limit, which is 20 on RabbitMQ 4 where none is declared. All versions keep this value: -1, which
+// means no limit on RabbitMQ 4, drops messages at once on older ones.
+const unlimited = 1_000_000_000
 
 // queueSpec is a queue the consumer needs.
 type queueSpec struct {
 	name string
+	kind string // quorum or classic
+	use  use
 	args amqp.Table
 }
 
-// queueType is the type of the queues that Setup declares.
+// use is the purpose of a queue. It says which arguments Check compares.
+type use int
+
+const (
+	own    use = iota + 1 // the consumer reads it
+	dead                  // it has dead letters
+	noted                 // it counts messages that wait
+	shared                // all consumers of the vhost share it
+)
+
+// table are all arguments of the queue.
+func (q queueSpec) table(kind string) amqp.Table {
+	args := maps.Clone(q.args)
+	args["x-queue-type"] = kind
+	if kind == quorum {
+		args["x-delivery-limit"] = int64(unlimited)
+	}
+	return args
+}
+
+func (q queueSpec) declare(ch *amqp.Channel) error {
+	_, err := ch.QueueDeclare(q.name, true, false, false, false, q.table(q.kind))
+	return err
+}
+
+// queueType is the type of the consumer's own queues.
 func (s *settings) queueType() string {
 	if s.Classic {
 		return classic
@@ -44,60 +71,40 @@ func (s *settings) queueType() string {
 // queues returns all queues the consumer needs, its own first.
 func (s *settings) queues() []queueSpec {
 	specs := s.ownQueues()
-	for _, delay := range driver.Steps(s.Retry) {
-		args := s.back()
-		args["x-message-ttl"] = delay.Milliseconds()
-		if !s.Classic {
-			// The message stays here until the queue it returns to has taken it.
-			args["x-dead-letter-strategy"] = "at-least-once"
-			args["x-overflow"] = "reject-publish"
-		}
-		specs = append(specs, queueSpec{retryQueue(s.queue, delay), args})
+	for _, class := range s.places() {
+		specs = append(specs, queueSpec{driver.DeadLetterQueue(s.DeadLetterPrefix, class), s.queueType(), dead, amqp.Table{}})
 	}
-	for _, class := range driver.AllClasses(s.Classes) {
-		specs = append(specs, queueSpec{driver.DeadLetterQueue(s.DeadLetterPrefix, class), amqp.Table{}})
+	return slices.Concat(specs, s.noteQueues(), sharedQueues())
+}
+
+// read are the names of the queues that the consumer reads.
+func (s *settings) read() []string {
+	if s.partitioned() {
+		return partition.Names(s.queue, s.Partitions)
+	}
+	return []string{s.queue}
+}
+
+// ownQueues are those that the consumer reads, and the one by which processes are counted.
+func (s *settings) ownQueues() (specs []queueSpec) {
+	for _, name := range s.read() {
+		args := amqp.Table{}
+		if s.Ordered {
+			args[singleActive] = true
+		}
+		specs = append(specs, queueSpec{name, s.queueType(), own, args})
+	}
+	if s.partitioned() {
+		specs = append(specs, queueSpec{s.members(), s.queueType(), own, amqp.Table{}})
 	}
 	return specs
 }
 
-// ownQueues are those that the consumer reads.
-func (s *settings) ownQueues() (specs []queueSpec) {
-	if s.partitioned() {
-		for _, name := range partition.Names(s.queue, s.Partitions) {
-			specs = append(specs, queueSpec{name, amqp.Table{singleActive: true}})
-		}
-		return append(specs, queueSpec{s.members(), amqp.Table{}})
-	}
-	own := amqp.Table{}
-	if s.Ordered {
-		own[singleActive] = true
-	}
-	return []queueSpec{{s.queue, own}}
-}
-
-// back has a retry queue return its messages. Those of a partition keep their routes, and so their slot.
-func (s *settings) back() amqp.Table {
-	if s.partitioned() {
-		return amqp.Table{"x-dead-letter-exchange": s.queue}
-	}
-	return amqp.Table{"x-dead-letter-exchange": "", "x-dead-letter-routing-key": s.queue}
-}
-
-// queueArgs completes the arguments of a queue of that type for the broker's version.
-func queueArgs(conn *amqpconn.Conn, kind string, args amqp.Table) amqp.Table {
-	args["x-queue-type"] = kind
-	if kind == quorum && conn.ServerMajor() >= 4 {
-		// RabbitMQ 4 drops a message that was returned 20 times. Older ones have no
-		// such limit, and do not know this value.
-		args["x-delivery-limit"] = int32(-1)
-	}
-	return args
-}
-
-// Setup declares what is missing of the queue or its partitions, its retry queues, the dead-letter
-// queues and the exchanges of Config.Bindings, and makes the bindings. All are durable; the exchanges
-// are of type topic. What exists is used as it is. Setup may be called any number of times, by many
-// processes at once, before or after the Setup of a publisher to the same exchange.
+// Setup declares what is missing of the queue or its partitions, the dead-letter queues, the queues and exchanges
+// that all consumers of the vhost share, and the exchanges of Config.Bindings, and makes the bindings. All are
+// durable; the exchanges of the bindings are of type topic. Queues that exist are used as they are. Setup may be
+// called any number of times, by many processes at once, before or after the Setup of a publisher to the same
+// exchange. "Queues" in the package's doc lists the names and the permissions it needs.
 //
 // With Config.Partitions it fails where queues or exchanges of another number of partitions exist: they
 // would go on taking messages. See "Partitions" in the package's doc.
@@ -106,10 +113,16 @@ func (c *Consumer) Setup(ctx context.Context) error {
 		if err := c.cfg.declareSlots(conn); err != nil {
 			return err
 		}
+		if err := declareShared(conn); err != nil {
+			return err
+		}
 		for _, spec := range c.cfg.queues() {
-			if err := declareQueue(conn, spec, c.cfg.queueType()); err != nil {
+			if err := declareQueue(conn, spec); err != nil {
 				return fmt.Errorf("queue %q: %w", spec.name, err)
 			}
+		}
+		if err := c.cfg.bindShared(conn); err != nil {
+			return err
 		}
 		if err := c.cfg.bindPartitions(conn); err != nil {
 			return err
@@ -130,13 +143,8 @@ func (c *Consumer) Setup(ctx context.Context) error {
 	return nil
 }
 
-func declareQueue(conn *amqpconn.Conn, spec queueSpec, kind string) error {
-	return declare(func() (bool, error) { return conn.QueueExists(spec.name) }, func() error {
-		return conn.Try(func(ch *amqp.Channel) error {
-			_, err := ch.QueueDeclare(spec.name, true, false, false, false, queueArgs(conn, kind, spec.args))
-			return err
-		})
-	})
+func declareQueue(conn *amqpconn.Conn, spec queueSpec) error {
+	return declare(func() (bool, error) { return conn.QueueExists(spec.name) }, func() error { return conn.Try(spec.declare) })
 }
 
 func declareExchange(conn *amqpconn.Conn, name string) error {

@@ -54,7 +54,7 @@ func NewLimitedConsumer(client redis.UniversalClient, stream string, p inbox.Pro
 // Keys returns all keys of a group.
 func Keys(stream, group string) ([]string, error) {
 	k, err := newKeys(stream, group)
-	return append(k.read(), k.later(), k.probe(), k.dead("", driver.ClassDefault)), err
+	return append(k.read(), k.later(), k.putOff(), k.probe(), k.dead("", driver.ClassDefault)), err
 }
 
 // Trim trims the streams of a source.

@@ -19,11 +19,13 @@ func (s *source) Backlog(ctx context.Context) (b driver.Backlog, err error) {
 		}
 		b.Waiting += n
 	}
-	n, err := within(ctx, g, func(ctx context.Context) (int64, error) { return g.client.ZCard(ctx, g.keys.later()).Result() })
-	if err != nil {
-		return b, g.fault("count retries", err)
+	for putOff, sum := range map[bool]*int{false: &b.Retrying, true: &b.PutOff} {
+		n, err := within(ctx, g, func(ctx context.Context) (int64, error) { return g.client.ZCard(ctx, g.keys.waiting(putOff)).Result() })
+		if err != nil {
+			return b, g.fault("count waiting messages", err)
+		}
+		*sum = int(n)
 	}
-	b.Retrying = int(n)
 	return b, nil
 }
 

@@ -119,12 +119,18 @@ func (c *chores) promote(ctx context.Context) {
 
 // due takes retries to their stream, and returns when to look again.
 func (c *chores) due(ctx context.Context) (time.Duration, error) {
-	keys := []string{c.group.keys.later(), c.group.keys.retries()}
-	millis, err := c.group.script(ctx, dueScript, keys, dueAtOnce)
-	if err != nil || millis < 0 {
-		return dueEvery, err
+	next := dueEvery
+	for _, putOff := range []bool{false, true} {
+		keys := []string{c.group.keys.waiting(putOff), c.group.keys.retries()}
+		millis, err := c.group.script(ctx, dueScript, keys, dueAtOnce)
+		if err != nil {
+			return dueEvery, err
+		}
+		if millis >= 0 {
+			next = min(next, time.Duration(millis)*time.Millisecond)
+		}
 	}
-	return min(time.Duration(millis)*time.Millisecond, dueEvery), nil
+	return next, nil
 }
 
 // look has promote look at once.

@@ -44,6 +44,17 @@ func (k keys) retries() string { return k.own + "retries" }
 // later are the retries that wait, by the time when they are due.
 func (k keys) later() string { return k.own + "later" }
 
+// putOff are the messages that wait and have not failed, by the time when they are due.
+func (k keys) putOff() string { return k.own + "putoff" }
+
+// waiting is where a message waits.
+func (k keys) waiting(putOff bool) string {
+	if putOff {
+		return k.putOff()
+	}
+	return k.later()
+}
+
 // owner is the lease of ordered consumers.
 func (k keys) owner() string { return k.own + "owner" }
 

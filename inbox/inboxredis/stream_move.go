@@ -33,10 +33,10 @@ func (g *group) order(m driver.Move, result *error) *order {
 	case driver.ToDead:
 		target, fields = g.keys.dead(g.cfg.DeadLetterPrefix, g.cfg.place(m.Letter.Class)), deadCopy(d, m.Letter)
 	case driver.ToLater:
-		target, fields = g.keys.later(), retryCopy(d, m.Next)
+		target, fields = g.keys.waiting(m.PutOff), retryCopy(d, m.Next)
 		delay = millis(m.Delay)
 	default:
-		target, fields = g.keys.later(), retryCopy(d, m.Next)
+		target, fields = g.keys.waiting(m.PutOff), retryCopy(d, m.Next)
 		delay = millis(tailDelay)
 	}
 	keys := []string{g.keys.read()[d.stream], target, g.keys.owner()}

@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
-	"strconv"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -225,15 +223,4 @@ func Use(ctx context.Context, dial Dial, timeout time.Duration, do func(*Conn) e
 		return err
 	}
 	return nil
-}
-
-// ServerMajor returns the broker's major version, 0 when it does not tell.
-func (c *Conn) ServerMajor() int {
-	version, _ := c.raw.Properties["version"].(string)
-	major, _, _ := strings.Cut(version, ".")
-	n, err := strconv.Atoi(major)
-	if err != nil {
-		return 0
-	}
-	return n
 }

@@ -60,8 +60,10 @@ func On(t testing.TB, rawURL, adminURL string) *Broker {
 }
 
 // Rights are those of a user in the virtual host, as regular expressions of the names that the user
-// may write to and read from. The zero Rights allow nothing.
+// may declare, write to and read from. The zero Rights allow nothing.
 type Rights struct {
+	// Exchanges and queues to declare.
+	Configure string
 	// Queues to consume.
 	Read string
 	// Exchanges and queues.
@@ -85,7 +87,7 @@ func (b *Broker) User(t testing.TB, name string, rights Rights) *Broker {
 		_ = b.call(context.WithoutCancel(t.Context()), http.MethodDelete, "/api/users/"+name, nil, nil) // an earlier call may have removed it
 	})
 	b.mustCall(t, http.MethodPut, "/api/permissions/"+b.VHost+"/"+name,
-		map[string]string{"configure": "", "write": rights.Write, "read": rights.Read}, nil)
+		map[string]string{"configure": rights.Configure, "write": rights.Write, "read": rights.Read}, nil)
 	for exchange, topics := range rights.Topics {
 		b.mustCall(t, http.MethodPut, "/api/topic-permissions/"+b.VHost+"/"+name,
 			map[string]string{"exchange": exchange, "write": topics, "read": ""}, nil)
@@ -191,6 +193,21 @@ func (b *Broker) Publish(t testing.TB, exchange, key string, msg amqp.Publishing
 		}
 		return err
 	})
+}
+
+// Queues returns the arguments of all queues, by name.
+func (b *Broker) Queues(t testing.TB) map[string]map[string]any {
+	t.Helper()
+	var all []struct {
+		Name      string
+		Arguments map[string]any
+	}
+	b.mustCall(t, http.MethodGet, "/api/queues/"+b.VHost, nil, &all)
+	queues := map[string]map[string]any{}
+	for _, q := range all {
+		queues[q.Name] = q.Arguments
+	}
+	return queues
 }
 
 // Depth returns how many messages of the queue are ready for delivery.

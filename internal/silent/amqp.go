@@ -22,8 +22,9 @@ const Notices = 20 * time.Second
 type AMQP struct {
 	network
 
-	// Expires returns the time to live of the messages in a queue, and the queue for those whose time is over; 0 is for ever.
-	Expires func(queue string) (ttl time.Duration, next string)
+	// Delay returns how long a message waits that was published to an exchange, going by the payload of its header
+	// frame; then it goes to the queue that its key names. 0: it is routed at once.
+	Delay func(exchange string, header []byte) time.Duration
 
 	broker  sync.Mutex // guards the rest, and whatever belongs to a queue or a channel
 	queues  map[string]*queue
@@ -317,6 +318,8 @@ func (l *link) method(ch *channel, id, class, method uint16, a *args) {
 		tag := a.number(8)
 		bits := a.number(1)
 		l.settle(ch, tag, method != 90 && bits&1 != 0, method == 90 && bits&1 != 0 || method == 120 && bits&2 != 0)
+	case 60<<8 | 70: // get: a queue has none for it
+		l.send(id, 60, 72, "")
 	case 85<<8 | 10:
 		ch.confirms = true
 		reply()
@@ -366,6 +369,12 @@ func (l *link) content(id uint16, m *message) {
 }
 
 func (s *AMQP) route(m *message) (routed bool) {
+	if s.Delay != nil && m.exchange != "" {
+		if delay := s.Delay(m.exchange, m.header); delay > 0 {
+			time.AfterFunc(delay, func() { s.expire(m) })
+			return true
+		}
+	}
 	names := s.bound[m.exchange]
 	if m.exchange == "" {
 		names = []string{m.key}
@@ -379,25 +388,15 @@ func (s *AMQP) route(m *message) (routed bool) {
 		copied := *m
 		copied.queue = name
 		q.messages = append(q.messages, &copied)
-		if s.Expires != nil {
-			if ttl, next := s.Expires(name); ttl > 0 {
-				time.AfterFunc(ttl, func() { s.expire(q, &copied, next) })
-			}
-		}
 		s.deliver(q)
 	}
 	return routed
 }
 
-func (s *AMQP) expire(q *queue, m *message, next string) {
+func (s *AMQP) expire(m *message) {
 	s.broker.Lock()
 	defer s.broker.Unlock()
-	i := slices.Index(q.messages, m)
-	if i < 0 {
-		return
-	}
-	q.messages = slices.Delete(q.messages, i, i+1)
-	m.exchange, m.key = "", next
+	m.exchange = ""
 	s.route(m)
 }
 

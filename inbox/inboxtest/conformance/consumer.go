@@ -325,8 +325,10 @@ func failedOnce(t *testing.T, f ConsumerFixture, msgs ...*inbox.Message) {
 // dead returns the dead letters of all classes.
 func dead(t *testing.T, f ConsumerFixture) (all []inbox.DeadLetter) {
 	t.Helper()
-	for _, class := range driver.AllClasses([]string{OwnClass}) {
-		all = append(all, scan(t, f.SourceFixture, class)...)
+	depths, err := f.Letters(t).Depths(t.Context())
+	noError(t, err)
+	for _, depth := range depths {
+		all = append(all, scan(t, f.SourceFixture, depth.Class)...)
 	}
 	return all
 }

@@ -16,7 +16,7 @@ func (s *Source) Backlog(ctx context.Context) (sum driver.Backlog, err error) {
 		return err
 	})
 	for _, b := range all {
-		sum.Waiting, sum.Retrying = sum.Waiting+b.Waiting, sum.Retrying+b.Retrying
+		sum.Waiting, sum.Retrying, sum.PutOff = sum.Waiting+b.Waiting, sum.Retrying+b.Retrying, sum.PutOff+b.PutOff
 	}
 	return sum, err
 }

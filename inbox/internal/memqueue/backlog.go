@@ -10,5 +10,5 @@ import (
 func (s *Source) Backlog(ctx context.Context) (driver.Backlog, error) {
 	s.queue.broker.mu.Lock()
 	defer s.queue.broker.mu.Unlock()
-	return driver.Backlog{Waiting: len(s.queue.ready), Retrying: s.queue.waiting}, ctx.Err()
+	return driver.Backlog{Waiting: len(s.queue.ready), Retrying: s.queue.waiting - s.queue.putOff, PutOff: s.queue.putOff}, ctx.Err()
 }

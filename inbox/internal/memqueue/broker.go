@@ -44,7 +44,8 @@ type Queue struct {
 	hands     []*hand  // of the sessions that were started, in that order
 	last      int64    // the place of the latest message
 	ready     []*entry // by their places
-	waiting   int      // for a retry
+	waiting   int      // for a retry, or put off
+	putOff    int      // of those
 	unsettled int
 	dead      map[string][]*letter // by class, oldest first
 	refused   map[string]bool      // classes whose place takes none
@@ -178,12 +179,15 @@ func (q *Queue) back(e *entry) {
 }
 
 // later puts a message at the end after a delay. The lock is held.
-func (q *Queue) later(m *inbox.Message, delay time.Duration) {
+func (q *Queue) later(m *inbox.Message, delay time.Duration, putOff bool) {
 	if delay <= 0 {
 		q.append(m)
 		return
 	}
 	q.waiting++
+	if putOff {
+		q.putOff++
+	}
 	time.AfterFunc(delay, func() {
 		q.broker.mu.Lock()
 		defer q.broker.mu.Unlock()
@@ -191,6 +195,9 @@ func (q *Queue) later(m *inbox.Message, delay time.Duration) {
 			return
 		}
 		q.waiting--
+		if putOff {
+			q.putOff--
+		}
 		q.append(m)
 	})
 }
@@ -246,7 +253,7 @@ func (q *Queue) Delete() {
 	q.broker.mu.Lock()
 	defer q.broker.mu.Unlock()
 	cut(q, fmt.Errorf("queue %s: %w", q.name, driver.ErrMissing))
-	q.missing, q.ready, q.waiting = true, nil, 0
+	q.missing, q.ready, q.waiting, q.putOff = true, nil, 0, 0
 	q.broker.change()
 }
 

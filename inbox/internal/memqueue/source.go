@@ -154,7 +154,7 @@ func (s *Source) store(d *delivery, m driver.Move) error {
 	}
 	switch m.Target {
 	case driver.ToLater:
-		s.queue.later(next(), m.Delay)
+		s.queue.later(next(), m.Delay, m.PutOff)
 	case driver.ToTail:
 		s.queue.append(next())
 	case driver.ToDead:

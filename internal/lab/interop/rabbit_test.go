@@ -37,7 +37,7 @@ func (b *rabbit) kind() string { return "amqp" }
 
 func (b *rabbit) task() task { return task{"broker": "amqp", "dsn": b.URL} }
 
-func (b *rabbit) dead() string { return "failed.unrecoverable" }
+func (b *rabbit) dead() string { return "orders.go.failed.default" }
 
 func (b *rabbit) publish(t *testing.T, format symfony.Format, msgs ...outbox.Message) {
 	t.Helper()

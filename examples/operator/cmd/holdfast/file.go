@@ -52,24 +52,14 @@ type consumerEntry struct {
 	ParkKeys   bool     `yaml:"park_keys"`
 	Classes    []string `yaml:"classes"`
 	// DeadLetterPrefix is that of the consumer's own settings.
-	DeadLetterPrefix string `yaml:"dead_letter_prefix"`
-	// Retry is what the consumer's own settings say: retry queues are named by it.
-	Retry    retryEntry     `yaml:"retry"`
-	Bindings []bindingEntry `yaml:"bindings"`
+	DeadLetterPrefix string         `yaml:"dead_letter_prefix"`
+	Bindings         []bindingEntry `yaml:"bindings"`
 	// Consumer is the name in the table of processed messages. Default: Name.
 	Consumer string `yaml:"consumer"`
 	Schema   string `yaml:"schema"`
 	Table    string `yaml:"table"`
 	// Retention is the service's own, of the table: prune and retry go by it, so that it has to be said.
 	Retention *time.Duration `yaml:"retention"`
-}
-
-type retryEntry struct {
-	MaxAttempts int           `yaml:"max_attempts"`
-	BaseDelay   time.Duration `yaml:"base_delay"`
-	MaxDelay    time.Duration `yaml:"max_delay"`
-	Multiplier  float64       `yaml:"multiplier"`
-	Jitter      float64       `yaml:"jitter"`
 }
 
 type bindingEntry struct {

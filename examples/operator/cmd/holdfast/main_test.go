@@ -150,8 +150,8 @@ func TestHoldfast_readme(t *testing.T) {
 	wants(1, "published 0, failed 1", "relay", "--limit=1000", "--time-limit=0")
 	wants(2, "must be at least 1", "--config="+filepath.Join(dir, "holdfast.yaml"), "relay", "--limit=0")
 
-	broker.Publish(t, "", "billing.failed.validation", amqp.Publishing{Body: []byte("{}")})
-	reads("validation 1", "status")
+	broker.Publish(t, "", "billing.failed.default", amqp.Publishing{Body: []byte("{}")})
+	reads("default 1", "status")
 }
 
 // What the service still keeps is neither found fault with nor deleted.
@@ -315,7 +315,7 @@ func TestHoldfast_mistakes(t *testing.T) {
 		"outboxes: [{retention: soon}]":                              "got the text `soon`, want a duration",
 		"outboxes: {a: 1}":                                           "got fields, want a list of entries",
 		"consumers: [{name: x, partitions: many}]":                   "got the text `many`, want a whole number",
-		"consumers: [{name: x, retry: often}]":                       "got the text `often`, want fields",
+		"consumers: [{name: x, bindings: [often]}]":                  "got the text `often`, want fields",
 		"consumers: [{name: x, classes: urgent}]":                    "got the text `urgent`, want a list of texts",
 		"outboxes: {":                                                "yaml",
 		"outboxes: [{retention: 0s, exchange: a, stream: b}]":        "both set",

@@ -146,9 +146,7 @@ func (s *service) consumer(e consumerEntry) {
 	}
 	common := inbox.ConsumerConfig{
 		Name: e.Name, Ordered: e.Ordered, ParkKeys: e.ParkKeys, Classes: e.Classes,
-		DeadLetterPrefix: e.DeadLetterPrefix, Retry: inbox.RetryPolicy{
-			MaxAttempts: e.Retry.MaxAttempts, BaseDelay: e.Retry.BaseDelay, MaxDelay: e.Retry.MaxDelay, Multiplier: e.Retry.Multiplier, Jitter: e.Retry.Jitter,
-		},
+		DeadLetterPrefix: e.DeadLetterPrefix,
 	}
 	var err error
 	switch {

@@ -59,7 +59,7 @@ func consumerOf(t *testing.T, names ...string) consumer {
 // rabbitConsumer has so many dead letters of all kinds on RabbitMQ, and does not run.
 func rabbitConsumer(t *testing.T, letters int) consumer {
 	t.Helper()
-	const queue = "failed.unrecoverable"
+	const queue = "billing.failed.default"
 	broker := amqptest.New(t)
 	c, err := inboxamqp.NewConsumer(broker.Dial, "billing", inbox.NewMux(), inboxamqp.Config{ConsumerConfig: quiet})
 	check(t, err)
