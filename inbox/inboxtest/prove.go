@@ -20,19 +20,26 @@ const handlerTime = 30 * time.Second
 // start makes a process as your program does: on the pool that it is given, it makes the inboxpgx.Store
 // and registers the handlers. Each attempt is one delivery of the message, which comes again until it is
 // processed, or until its error makes it a dead letter, which is a failure. The message needs a Name and
-// a Body; an ID that it lacks is made up, one for all schedules.
+// a Body. An ID that it lacks is made up, and reads <key> in Proof.Rows: one for all schedules, or, with
+// Proof.Effects, one for each, so that another side that deduplicates by it is asked anew. With an ID of
+// yours, Proof.Reset must reset the other side too.
 func Prove(t txretrytest.TB, p txretrytest.Proof, m inbox.Message, start func(pool *pgxpool.Pool) (inbox.Processor, error)) {
 	t.Helper()
-	if m.ID == uuid.Nil {
-		m.ID = uuid.Must(uuid.NewV7())
-	}
-	prove.Run(t, prove.Proof(p), prove.Work{
+	work := prove.Work{
 		Name: "inboxtest.Prove", Keyed: true,
 		Start: func(_ context.Context, pool *pgxpool.Pool) (func(ctx context.Context) prove.Outcome, error) {
 			processor, err := start(pool)
-			return func(ctx context.Context) prove.Outcome { return deliver(ctx, processor, m) }, err
+			sent := m
+			return func(ctx context.Context) prove.Outcome { return deliver(ctx, processor, sent) }, err
 		},
-	})
+	}
+	if m.ID == uuid.Nil {
+		work.Fresh = func() uuid.UUID {
+			m.ID = uuid.Must(uuid.NewV7())
+			return m.ID
+		}
+	}
+	prove.Run(t, prove.Proof(p), work)
 }
 
 func deliver(ctx context.Context, p inbox.Processor, m inbox.Message) prove.Outcome {

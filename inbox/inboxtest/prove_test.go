@@ -125,6 +125,28 @@ func (f waiterFunc) Wait(ctx context.Context) error { return f(ctx) }
 func TestProve(t *testing.T) {
 	t.Parallel()
 	nothing := func(context.Context) error { return nil }
+	t.Run("a mailer that deduplicates by the message's id", func(t *testing.T) {
+		t.Parallel()
+		var sent sync.Map
+		count := func() (n int) {
+			sent.Range(func(any, any) bool { n++; return true })
+			return n
+		}
+		proveHandler(t, newProvePool(t), count, func(*pgxpool.Pool) proven {
+			return proven{
+				prepare: func(ctx context.Context) error {
+					m, _ := inbox.FromContext(ctx)
+					sent.LoadOrStore(m.ID, true)
+					return nil
+				},
+				handle: func(ctx context.Context, tx pgx.Tx, o orderPlaced) error {
+					m, _ := inbox.FromContext(ctx)
+					_, err := tx.Exec(ctx, "INSERT INTO invoices (order_id, note) VALUES ($1, $2)", o.Order, m.ID.String())
+					return err
+				},
+			}
+		})
+	})
 	t.Run("a message", func(t *testing.T) {
 		t.Parallel()
 		proveHandler(t, newProvePool(t), nil, func(own *pgxpool.Pool) proven {

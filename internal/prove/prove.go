@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/holdfast-go/holdfast/internal/pgfault"
@@ -44,6 +45,10 @@ type Work struct {
 	// called from several goroutines.
 	Start func(ctx context.Context, pool *pgxpool.Pool) (do func(ctx context.Context) Outcome, err error)
 
+	// Fresh has the work done under a new key from now on, and returns it. It is called before a process of a
+	// schedule starts. Optional.
+	Fresh func() uuid.UUID
+
 	// Keyed work may be done again when it is done already: it has no second effect.
 	Keyed bool
 	// Sweeps says that work which succeeded may have left something to do to another one.
@@ -63,9 +68,10 @@ type runner struct {
 	work Work
 	ctx  context.Context // of the present schedule
 
-	before    rows // what Reset leaves
-	clean     rows // what an undisturbed run leaves after it
-	effects   int  // of an undisturbed run
+	key       uuid.UUID // of the present schedule, if the work has one of ours
+	before    rows      // what Reset leaves
+	clean     rows      // what an undisturbed run leaves after it
+	effects   int       // of an undisturbed run
 	steps     []pgfault.Step
 	schedules int // how many there were
 }

@@ -15,7 +15,7 @@ type rows []result
 type result struct {
 	query   string
 	columns []string
-	values  [][]string // as text, row by row
+	values  [][]string // as text, row by row; the key of the schedule reads <key>
 }
 
 // read runs the queries.
@@ -38,6 +38,7 @@ func (r *runner) ask(query string) (result, error) {
 		return found, err
 	}
 	defer answer.Close()
+	keyless := strings.NewReplacer(r.key.String(), "<key>", strings.ReplaceAll(r.key.String(), "-", ""), "<key>")
 	for answer.Next() {
 		var row []string
 		for _, value := range answer.RawValues() {
@@ -45,7 +46,7 @@ func (r *runner) ask(query string) (result, error) {
 				row = append(row, "NULL")
 				continue
 			}
-			row = append(row, string(value))
+			row = append(row, keyless.Replace(string(value)))
 		}
 		found.values = append(found.values, row)
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 
 	"github.com/holdfast-go/holdfast/internal/pgfault"
@@ -14,7 +15,13 @@ import (
 // an undisturbed run.
 
 // reset brings the database to the state in which the work is to be done.
+//
+// Where Effects counts what the work does elsewhere, each schedule has a key of its own: the other side rightly does
+// nothing for one that it knows.
 func (r *runner) reset() (effects int, err error) {
+	if r.work.Fresh != nil && (r.Effects != nil || r.key == uuid.Nil) {
+		r.key = r.work.Fresh()
+	}
 	if _, err := r.Pool.Exec(r.ctx, r.Reset, pgx.QueryExecModeSimpleProtocol); err != nil {
 		return 0, fmt.Errorf("Proof.Reset: %w", err)
 	}
