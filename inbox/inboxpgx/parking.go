@@ -25,8 +25,9 @@ const (
 	// parkingTimeout bounds one call: a body may have 16 MiB.
 	parkingTimeout = 20 * time.Second
 
-	// scanPage is how many dead letters a scan reads at once, which bounds its memory.
-	scanPage = 10
+	// A scan reads so many dead letters at once, and bodies of so many bytes: one letter at least.
+	scanPage  = 100
+	scanBytes = 4 << 20
 )
 
 // parking is a driver.Parking in Postgres. Its statements stand alone: the order of a key's messages
@@ -78,8 +79,9 @@ func newParking(pool *pgxpool.Pool, names tables, consumer string) *parking {
 		depths: `SELECT class, count(*), min(failed_at) FROM ` + name + ` WHERE consumer = $1 AND class IS NOT NULL
 			GROUP BY class ORDER BY class COLLATE "C"`,
 		newest: `SELECT coalesce(max(seq), 0) FROM ` + name + ` WHERE consumer = $1 AND class COLLATE "C" = $2`,
-		page: `SELECT seq, envelope, body FROM ` + name + ` WHERE consumer = $1 AND class COLLATE "C" = $2 AND seq > $3 AND seq <= $4
-			ORDER BY seq LIMIT $5`,
+		page: `SELECT seq, envelope, body FROM (SELECT *, sum(octet_length(body)) OVER (ORDER BY seq) - octet_length(body) AS before
+			FROM (SELECT seq, envelope, body FROM ` + name + ` WHERE consumer = $1 AND class COLLATE "C" = $2 AND seq > $3 AND seq <= $4
+				ORDER BY seq LIMIT $5) AS found) AS page WHERE before < $6 ORDER BY seq`,
 		giveBack: `UPDATE ` + name + ` SET class = NULL, failed_at = NULL, stopped_at = NULL, claimed_by = NULL, claimed_until = NULL,
 			replays = $4, envelope = $5, body = $6 WHERE ` + ofLetter,
 		remove: `DELETE FROM ` + name + ` WHERE ` + ofLetter,
@@ -194,7 +196,7 @@ func concernsOne(err error) bool {
 func (p *parking) letters(ctx context.Context, class string, after, last int64) (page []inbox.DeadLetter, upTo int64, err error) {
 	err = p.read(ctx, func(ctx context.Context, conn *pgxpool.Conn) error {
 		page = nil // it may be the second try
-		rows, err := conn.Query(ctx, p.page, p.consumer, class, after, last, scanPage)
+		rows, err := conn.Query(ctx, p.page, p.consumer, class, after, last, scanPage, scanBytes)
 		if err != nil {
 			return err
 		}
