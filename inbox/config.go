@@ -55,11 +55,13 @@ type ConsumerConfig struct {
 	// or removed. A dead letter is stored all the same. It bounds the processor's store: 100,000
 	// messages of 10 kB are 1 GB. Default: 100,000.
 	MaxParked int
-	// Key returns the ordering key of a message, for senders that set none. Default: Message.Key.
+	// Key returns the ordering key of a message, for senders that set none. The goroutine that receives
+	// calls it, so it must be quick whatever the body is. Default: Message.Key.
 	Key func(m *Message) string
 	// DeriveID is called for messages whose id is missing or not a UUID v7, for senders that
 	// set none, and returns the id to use: the same for every copy of a message. uuid.Nil
-	// or a panic refuses the message. Optional; without it all such messages are refused.
+	// or a panic refuses the message. The goroutine that receives calls it, so it must be quick whatever
+	// the body is. Optional; without it all such messages are refused.
 	DeriveID func(m *Message) uuid.UUID
 
 	// Retry says how often and how late a failed message is tried again.
