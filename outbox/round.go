@@ -48,7 +48,7 @@ func (rs *rounds) claim(ctx context.Context, limit int, alone bool, begin time.T
 	defer cancel()
 	skip := rs.transports.leftAlone()
 	batch, err := rs.source.Claim(ctx, driver.Claim{Limit: limit, Lease: rs.cfg.LeaseTTL, Skip: skip, Alone: alone})
-	rs.health.saw(err)
+	rs.health.saw(cmp.Or(err, batch.Refused))
 	if err == nil && len(batch.Messages) == 0 {
 		for name, t := range rs.transports {
 			if !slices.Contains(skip, name) {
@@ -76,7 +76,7 @@ func (rs *rounds) run(send context.Context, life spans, batch driver.Batch, begi
 	settlements, failures := rs.judge(batch.Messages, outcomes)
 	settled, err := rs.settle(work, batch, settlements)
 	release()
-	rs.health.saw(cmp.Or(err, settled.unrecorded))
+	rs.health.saw(cmp.Or(err, settled.unrecorded, settled.Refused))
 
 	rs.reports.Lock()
 	defer rs.reports.Unlock()

@@ -7,6 +7,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/holdfast-go/holdfast/internal/pgcall"
 )
 
 // Missing explains errors about tables and functions that were never created.
@@ -17,10 +19,13 @@ type Missing struct {
 	Tables []string
 }
 
-// Explain puts Call into the text of an error that says that one of them does not exist. It
-// returns every other error, and nil, as it is.
+// Explain puts Call into the text of an error that says that one of them does not exist, and pgcall.ErrIgnored into
+// the error of a statement that has found out that a table ignored its change. It returns every other error, and nil, as it is.
 func (m Missing) Explain(err error) error {
 	answer, ok := errors.AsType[*pgconn.PgError](err)
+	if ok && answer.Code == changeIgnored && !errors.Is(err, pgcall.ErrIgnored) {
+		return fmt.Errorf("%w: %w", err, pgcall.ErrIgnored)
+	}
 	if !ok || answer.Code != undefinedTable && answer.Code != undefinedFunction && answer.Code != undefinedSchema {
 		return err
 	}
@@ -41,6 +46,7 @@ const (
 	undefinedTable    = "42P01"
 	undefinedFunction = "42883"
 	undefinedSchema   = "3F000"
+	changeIgnored     = "HF001" // a code of ours
 )
 
 // AtCommit is txretry.AtCommit, and the error of COMMIT is explained.

@@ -23,7 +23,7 @@ type Querier interface {
 // Not every BEFORE trigger is a fault. Drops reads the source of the trigger's function and reports a function that
 // may return NULL, or the wrong row. It does not report a function in C, which has no source.
 func Drops(ctx context.Context, q Querier, found *check.Findings, tables ...string) error {
-	for _, look := range []func(context.Context, Querier, *check.Findings, []string) error{triggers, rules, children, policies} {
+	for _, look := range []func(context.Context, Querier, *check.Findings, []string) error{triggers, rules, children, hidden} {
 		if err := look(ctx, q, found, tables); err != nil {
 			return err
 		}
@@ -93,7 +93,12 @@ WHERE row_security_active(e.oid) AND (
       AND EXISTS (SELECT FROM unnest(p.polroles) AS r WHERE r = 0 OR pg_has_role(r, 'USAGE'))))
 ORDER BY 1`
 
-func policies(ctx context.Context, q Querier, found *check.Findings, tables []string) error {
+// Hidden adds the findings of Drops about row-level security alone: the current role does not see rows of the table.
+func Hidden(ctx context.Context, q Querier, found *check.Findings, tables ...string) error {
+	return hidden(ctx, q, found, tables)
+}
+
+func hidden(ctx context.Context, q Querier, found *check.Findings, tables []string) error {
 	return pairs(ctx, q, policiesSQL, tables, func(table, role string) {
 		found.Add(fmt.Sprintf("CREATE POLICY holdfast ON %s TO %s USING (true), or ALTER ROLE %[2]s BYPASSRLS", table, role),
 			"row-level security of table %s hides rows from role %s and drops its changes", table, role)

@@ -73,3 +73,20 @@ func TestUnavailable(t *testing.T) {
 		}
 	}
 }
+
+func TestRefused(t *testing.T) {
+	t.Parallel()
+	for want, codes := range map[bool][]string{
+		true:  {"P0001", "22001", "23503", "42501", "42P01", "54000", "HF001", "XX002"},
+		false: {"", "08006", "25006", "40001", "40P01", "53100", "55P03", "57014", "58030"},
+	} {
+		for _, code := range codes {
+			if got := sqlstate.Refused(&pgconn.PgError{Code: code}); got != want {
+				t.Errorf("%q: refused %v, want %v", code, got, want)
+			}
+		}
+	}
+	if sqlstate.Refused(&pgconn.PgError{Code: "54000", Routine: "GetNewTransactionId"}) || sqlstate.Refused(nil) {
+		t.Error("what concerns every statement is refused")
+	}
+}

@@ -63,6 +63,8 @@ type Settled struct {
 	// More says that some message of the batch's lanes was ready after their release, or might have been. Where it is
 	// false, whoever commits one later and wakes a relay finds the lanes released.
 	More bool
+	// Refused is that of a Batch: some settlements could not be recorded, of this batch or of earlier ones.
+	Refused error
 }
 
 // Claim says what a relay wants.
@@ -98,6 +100,9 @@ type Batch struct {
 	// Suspect says that the messages are under suspicion, and that nothing else should be published
 	// beside them; or, where the relay was not Alone, that there are such messages.
 	Suspect bool
+	// Refused says why the store cannot record the outcomes of some messages, or sees none. It returns such messages from no
+	// claim, so that they are not published again, and tries to record the outcomes later. It is nil where all is well.
+	Refused error
 	// Unsettled is how many claims in a row, of exactly this message alone, ended without being
 	// settled. It is 0 in a Batch of several.
 	Unsettled int

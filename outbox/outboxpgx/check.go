@@ -43,6 +43,9 @@ const checkTimeout = 10 * time.Second
 
 // check returns whether the table is complete. If it is not, other looks would fail.
 func (s *Store) check(ctx context.Context, conn *pgxpool.Conn, found *check.Findings) (complete bool, err error) {
+	if err := pgcheck.Settings(ctx, conn, found); err != nil {
+		return false, err
+	}
 	complete, err = s.checkColumns(ctx, conn, found)
 	if err != nil || !complete {
 		return false, err
@@ -76,7 +79,7 @@ func (s *Store) checkLanes(ctx context.Context, conn *pgxpool.Conn, found *check
 }
 
 func (s *Store) checkFunctions(ctx context.Context, conn *pgxpool.Conn, found *check.Findings) error {
-	for _, function := range []string{s.t.write, s.t.claim, s.t.settle, s.t.look} {
+	for _, function := range []string{s.t.write, s.t.claim, s.t.settle, s.t.record, s.t.look, s.t.ignored} {
 		var exists bool
 		if err := conn.QueryRow(ctx, `SELECT to_regproc($1) IS NOT NULL`, function).Scan(&exists); err != nil {
 			return err

@@ -15,6 +15,8 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/holdfast-go/holdfast/internal/pgcall"
+	"github.com/holdfast-go/holdfast/internal/sqlstate"
 	"github.com/holdfast-go/holdfast/outbox/driver"
 )
 
@@ -28,25 +30,40 @@ func (s *Store) Claim(ctx context.Context, req driver.Claim) (driver.Batch, erro
 		req.Skip = []string{}
 	}
 	c := claim{req: req}
-	var refused error // what is due may be beyond us, and must not keep what is ready
-	if s.nextDue.passed() {
-		refused = s.release(ctx)
+	err := s.forgetGone(ctx)
+	if err == nil {
+		err = s.claimOrRelease(ctx, &c)
 	}
-	err := s.take(ctx, &c)
-	if err == nil && refused == nil && len(c.batch.Leases) == 0 && !c.batch.More && s.nextDue.passed() {
-		if refused = s.release(ctx); refused == nil {
-			err = s.take(ctx, &c)
-		}
+	if err == nil && len(c.batch.Leases) == 0 {
+		err = s.checkHidden(ctx)
 	}
 	if err != nil {
 		s.horizon.forget()
 		return driver.Batch{}, fmt.Errorf("outboxpgx: claim: %w", s.t.explain(err))
 	}
-	if refused != nil {
-		s.complain(ctx, "outboxpgx: messages that are due cannot be released", slog.Any("error", refused))
+	if c.refused != nil {
+		s.complain(ctx, "outboxpgx: messages that wait cannot be changed", slog.Any("error", c.refused))
+	}
+	if rest := s.refusals.rest(!c.aside || len(c.batch.Leases) > 0); rest || c.refused != nil {
+		c.batch.More = c.batch.More && len(c.batch.Leases) > 0
 		c.batch.Due = refusedDelay
 	}
+	c.batch.Refused = errors.Join(s.refusals.err(), s.t.explain(c.refused), s.hidden.err())
 	return c.batch, nil
+}
+
+// claimOrRelease claims, and releases what is due. What is due may be beyond us, and must not keep what is ready.
+func (s *Store) claimOrRelease(ctx context.Context, c *claim) error {
+	if s.nextDue.passed() {
+		c.refused = s.release(ctx)
+	}
+	err := s.take(ctx, c)
+	if err == nil && c.refused == nil && len(c.batch.Leases) == 0 && !c.batch.More && s.nextDue.passed() {
+		if c.refused = s.release(ctx); c.refused == nil {
+			err = s.take(ctx, c)
+		}
+	}
+	return err
 }
 
 // claim is what one claim asks for and has read.
@@ -55,32 +72,39 @@ type claim struct {
 	token int64
 
 	batch  driver.Batch
-	era    int64  // of the lanes
-	seen   int64  // the highest sequence number
-	looked bool   // below the floors, right before
-	single bool   // a lane under suspicion gives one message at a time
-	behind bool   // ready rows were met behind a waiting one of their key
+	era    int64 // of the lanes
+	seen   int64 // the highest sequence number
+	looked bool  // below the floors, right before
+	single bool  // a lane under suspicion gives one message at a time
+	behind bool  // ready rows were met behind a waiting one of their key
+	aside  bool  // ready rows were met whose outcomes were refused
+	store  *Store
 	due    *int64 // microseconds until the first waiting row is due; 0 or less: it is; nil: none waits
 	ends   *int64 // microseconds until the first lease of another claim ends; nil: there is none
-}
 
-// refusedDelay is when to ask again for rows that could not be released.
-const refusedDelay = time.Second
+	ignored int64 // leases that the table ignored
+	refused error // why rows that wait could not be held or released
+}
 
 // overdueDelay is when to ask again for rows that are due and whose lanes are busy.
 const overdueDelay = 10 * time.Millisecond
 
 // take leases lanes and reads their messages. If its end is not known, the next claim gives the lanes back.
 func (s *Store) take(ctx context.Context, c *claim) error {
-	*c = claim{req: c.req, token: newToken()}
+	*c = claim{req: c.req, token: newToken(), store: s, refused: c.refused}
 	begin := time.Now()
 	err := s.sendClaim(ctx, c)
+	if err == nil && c.ignored > 0 {
+		err = pgcall.Ignored(s.t.lanes, fmt.Sprintf("the lease of %d lanes", c.ignored))
+	}
 	s.slow.took(time.Since(begin))
 	if err == nil && len(c.batch.Leases) > 0 && s.horizon.saw(c.era, c.seen) && !c.looked {
 		c.batch.Messages, c.batch.Unreadable = nil, nil // given back
 	}
 	if err == nil && c.behind {
-		err = s.hold(ctx, c.batch, c.req.Skip)
+		if err = s.hold(ctx, c.batch, c.req.Skip); sqlstate.Refused(err) {
+			c.refused, err = err, nil
+		}
 	}
 	if err == nil && len(c.batch.Leases) > 0 && len(c.batch.Messages) == 0 {
 		_, err = s.Settle(ctx, c.batch, nil)
@@ -161,7 +185,7 @@ func (c *claim) leases(rows pgx.Rows) error {
 	var lane *int
 	var single, doubtful bool
 	var era int64
-	_, err := pgx.ForEachRow(rows, []any{&lane, &single, &doubtful, &era, &c.due, &c.ends}, func() error {
+	_, err := pgx.ForEachRow(rows, []any{&lane, &single, &doubtful, &era, &c.due, &c.ends, &c.ignored}, func() error {
 		c.batch.Suspect = c.batch.Suspect || doubtful
 		if lane != nil {
 			c.era = era
@@ -181,6 +205,11 @@ func (c *claim) messages(rows pgx.Rows) error {
 	_, err := pgx.ForEachRow(rows, r.dest(&seq, &behind, &locked), func() error {
 		c.seen = max(c.seen, seq)
 		c.behind = c.behind || behind
+		if outcome, known := c.store.refusals.of(r.id); known {
+			c.aside = true
+			stuck.leaveOut(r.key.String, outcome.Verdict != driver.Published)
+			return nil
+		}
 		if stuck.leaveOut(r.key.String, behind || locked) {
 			return nil
 		}

@@ -2,16 +2,15 @@ package outboxpgx
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/holdfast-go/holdfast/internal/pgcall"
+	"github.com/holdfast-go/holdfast/internal/sqlstate"
 	"github.com/holdfast-go/holdfast/outbox"
 	"github.com/holdfast-go/holdfast/outbox/internal/deadletter"
 )
@@ -62,8 +61,6 @@ func (c *change) ids(ctx context.Context, sql string, args []any, more ...any) (
 	return ids, nil
 }
 
-const uniqueViolation = "23505"
-
 // Return implements deadletter.Store. A step that meets an id which has come to the outbox since it began is tried once more:
 // it then sees that one.
 func (c *change) Return(ctx context.Context, s deadletter.Step, r outbox.Replay) (moved outbox.Replayed, err error) {
@@ -73,7 +70,7 @@ func (c *change) Return(ctx context.Context, s deadletter.Step, r outbox.Replay)
 	}
 	for range 2 {
 		err = c.step(ctx, c.sql.replay, s.Filter, []any{between, s.Before, s.Bodies}, &moved.Returned, &moved.Failed)
-		if known, ok := errors.AsType[*pgconn.PgError](err); !ok || known.Code != uniqueViolation {
+		if sqlstate.Of(err) != uniqueViolation {
 			break
 		}
 	}

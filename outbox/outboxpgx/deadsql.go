@@ -89,6 +89,8 @@ const deadNoted = `
        SELECT $11::text, $12::text, {action}, n, $13::text::jsonb FROM changed WHERE n > 0 AND NOT EXISTS (SELECT FROM counted) RETURNING id),
      note AS (SELECT coalesce((SELECT id FROM counted), (SELECT id FROM noted), 0))`
 
+// A change that a table ignores fails: a letter that left its table and did not arrive in the outbox would be lost.
+//
 // Locked in one order before they are deleted, so that two at once do not return one letter twice; the second waits, so
 // that it brings nothing back before what the first does. $14 microseconds between two, $15 how many were
 // returned before, $16 the bodies of $1 where they are edited.
@@ -103,12 +105,17 @@ WITH again AS MATERIALIZED (SELECT FROM {dead} d WHERE {again} AND {match}),
        FROM gone LEFT JOIN unnest(CASE WHEN $16::bytea[] IS NOT NULL THEN $1::uuid[] END, $16::bytea[]) AS edited (edited_id, edited_body) ON edited_id = id
        ORDER BY seq RETURNING 1),
      changed AS (SELECT count(*) AS n FROM back),{replayNoted}
-SELECT n, (SELECT count(*) FROM again), (TABLE note) FROM changed`
+SELECT n, (SELECT count(*) FROM again), (TABLE note) FROM changed
+WHERE (CASE WHEN (SELECT count(*) FROM gone) < (SELECT count(*) FROM chosen) THEN {ignored}({deadName}, (SELECT count(*) FROM chosen) - (SELECT count(*) FROM gone))
+  WHEN n < (SELECT count(*) FROM gone) THEN {ignored}({outboxName}, (SELECT count(*) FROM gone) - n)
+  WHEN n > 0 AND (TABLE note) = 0 THEN {ignored}({auditName}, 1) END) IS NULL`
 
 const deadRemoveSQL = `
 WITH chosen AS MATERIALIZED (SELECT id FROM {dead} WHERE {match} ORDER BY id LIMIT $7 FOR UPDATE),
      gone AS (DELETE FROM {dead} WHERE id = ANY(ARRAY(SELECT id FROM chosen)) RETURNING 1),
      changed AS (SELECT count(*) AS n FROM gone),{removeNoted}
-SELECT n, (TABLE note) FROM changed`
+SELECT n, (TABLE note) FROM changed
+WHERE (CASE WHEN n < (SELECT count(*) FROM chosen) THEN {ignored}({deadName}, (SELECT count(*) FROM chosen) - n)
+  WHEN n > 0 AND (TABLE note) = 0 THEN {ignored}({auditName}, 1) END) IS NULL`
 
 const auditSQL = `SELECT at, actor, reason, action, count, filter FROM {audit} ORDER BY id DESC LIMIT $1`

@@ -99,4 +99,9 @@
 // A message whose row another session has locked is left alone until that session ends: one that waits with its key, and
 // one that is ready with its lane. Locked while it was published, it is published again then, with the later ones of its
 // key. One that a trigger or a constraint of yours keeps from being deleted is marked as published, as with Retention.
+//
+// A trigger, a rule or row-level security of yours on these tables may drop a change without an error. A call that finds this
+// out returns [ErrIgnored] and changes nothing; Check names the cause. An outcome that the table ignores, or refuses for one
+// message, does not keep the others of its batch. A relay does not publish that message again: it records the outcome
+// later, and Ready returns the reason until then. It keeps this in memory, so another process publishes the message once more.
 package outboxpgx

@@ -56,3 +56,16 @@ func (s *Store) Hasten(d time.Duration) { s.dead.readTimeout, s.dead.changeTimeo
 
 // Listening returns nil while notifications arrive.
 func (s *Store) Listening() error { return s.listener.State() }
+
+// RetryRefused has the next settlement try what was refused again, and the next claim look what became of it.
+func (s *Store) RetryRefused() {
+	s.refusals.mu.Lock()
+	defer s.refusals.mu.Unlock()
+	s.refusals.looked = time.Time{}
+	for _, known := range s.refusals.byID {
+		known.tried = time.Time{}
+	}
+}
+
+// Explain words an error of the server as the Store does.
+func (s *Store) Explain(err error) error { return s.t.explain(err) }

@@ -27,14 +27,14 @@ func (s *Store) Grants(job string) []string {
 		return sqlident.Granted(s.cfg.Schema,
 			`INSERT (`+columns+`, due_at) ON `+t.outbox,
 			`SELECT (key, id, expires_at), INSERT (key, id, expires_at), UPDATE (id, expires_at) ON `+t.dedup,
-			`EXECUTE ON FUNCTION `+t.write)
+			`EXECUTE ON FUNCTION `+t.write+`, `+t.ignored)
 	case "relay":
 		return sqlident.Granted(s.cfg.Schema, append(prunes,
 			`SELECT, UPDATE (published_at, due_at, held, attempts, error_class, last_error), DELETE ON `+t.outbox,
 			`SELECT, UPDATE (token, lease_until, floor, batch, suspect, alone, losses, era) ON `+t.lanes,
 			`SELECT ON `+t.pause,
 			`SELECT, INSERT (`+letter+`), UPDATE (`+again+`) ON `+t.dead,
-			`EXECUTE ON FUNCTION `+t.claim+`, `+t.settle+`, `+t.look)...)
+			`EXECUTE ON FUNCTION `+t.claim+`, `+t.settle+`, `+t.record+`, `+t.look+`, `+t.ignored)...)
 	case "operate":
 		return sqlident.Granted(s.cfg.Schema, append(prunes,
 			`SELECT, INSERT (`+columns+`, created_at, due_at), UPDATE (held), DELETE ON `+t.outbox,
@@ -42,7 +42,8 @@ func (s *Store) Grants(job string) []string {
 			`SELECT ON SEQUENCE `+t.sequence,
 			`SELECT, UPDATE (fingerprint), DELETE ON `+t.dead,
 			`SELECT, INSERT (part, actor, reason), UPDATE (actor, reason), DELETE ON `+t.pause,
-			`SELECT, INSERT (actor, reason, action, count, filter), UPDATE (count) ON `+t.audit)...)
+			`SELECT, INSERT (actor, reason, action, count, filter), UPDATE (count) ON `+t.audit,
+			`EXECUTE ON FUNCTION `+t.ignored)...)
 	}
 	return nil
 }

@@ -130,8 +130,6 @@ func (s *Store) lower(queue *pgx.Batch, looked func()) {
 	queue.Queue(commitSQL)
 }
 
-const queryCanceled = "57014"
-
 // forget is called when the database has failed: it may be another one afterwards, with lower
 // numbers.
 func (h *horizon) forget() {

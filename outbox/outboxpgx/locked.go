@@ -2,13 +2,11 @@ package outboxpgx
 
 import (
 	"context"
-	"errors"
 	"log/slog"
 	"slices"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/holdfast-go/holdfast/outbox/driver"
 )
@@ -16,12 +14,6 @@ import (
 // A session may lock a message for as long as it likes: somebody has changed it by hand and not committed, or a row of
 // another table refers to it. The message is left alone then, and the later ones of its key with it, since they must not
 // overtake it. See free in sql.go.
-
-const (
-	lockNotAvailable   = "55P03"
-	raisedException    = "P0001"
-	integrityViolation = "23" // a class
-)
 
 // stuckKeys are those of which a message was left alone.
 type stuckKeys map[string]bool
@@ -33,14 +25,6 @@ func (s stuckKeys) leaveOut(key string, locked bool) bool {
 		s[key] = true
 	}
 	return locked || s[key]
-}
-
-// code returns the server's code of an error, "" where it is not the server's.
-func code(err error) string {
-	if refused, ok := errors.AsType[*pgconn.PgError](err); ok {
-		return refused.Code
-	}
-	return ""
 }
 
 // withoutLocked returns the outcomes that can be recorded now: those of messages that another session has locked, and of

@@ -8,6 +8,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 
+	"github.com/holdfast-go/holdfast/internal/pgcall"
 	"github.com/holdfast-go/holdfast/outbox"
 	"github.com/holdfast-go/holdfast/outbox/driver"
 )
@@ -31,17 +32,20 @@ func (s *Store) WriteOnce(ctx context.Context, tx pgx.Tx, key string, m outbox.M
 	if err != nil {
 		return uuid.Nil, false, err
 	}
-	id = prepared[0].ID
-	tag, err := tx.Exec(ctx, s.sql.remember, key, id, s.cfg.DedupRetention.Microseconds())
-	if err != nil {
-		return uuid.Nil, false, fmt.Errorf("outboxpgx: write once: %w", s.t.explain(err))
-	}
-	if tag.RowsAffected() == 0 {
-		// A statement of its own: what the one before has met may be newer than its snapshot.
-		if err := tx.QueryRow(ctx, s.sql.recall, key).Scan(&id); err != nil {
-			return uuid.Nil, false, fmt.Errorf("outboxpgx: write once: %w", s.t.explain(err))
+	for range 2 { // a key may expire and be pruned between the two statements
+		tag, err := tx.Exec(ctx, s.sql.remember, key, prepared[0].ID, s.cfg.DedupRetention.Microseconds())
+		if err == nil && tag.RowsAffected() > 0 {
+			return prepared[0].ID, true, s.put(ctx, tx, prepared)
 		}
-		return id, false, nil
+		if err == nil { // a statement of its own: what the one before has met may be newer than its snapshot
+			err = tx.QueryRow(ctx, s.sql.recall, key).Scan(&id)
+		}
+		if !errors.Is(err, pgx.ErrNoRows) {
+			if err != nil {
+				return uuid.Nil, false, fmt.Errorf("outboxpgx: write once: %w", s.t.explain(err))
+			}
+			return id, false, nil
+		}
 	}
-	return id, true, s.put(ctx, tx, prepared)
+	return uuid.Nil, false, fmt.Errorf("outboxpgx: write once: %w", pgcall.Ignored(s.t.dedup, fmt.Sprintf("key %q", key)))
 }

@@ -6,7 +6,9 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/holdfast-go/holdfast/internal/pgcall"
 	"github.com/holdfast-go/holdfast/outbox/driver"
 )
 
@@ -22,9 +24,17 @@ func (s *Store) Renew(ctx context.Context, leases []driver.Lease, ttl time.Durat
 	queue.Queue(settingsSQL)
 	queue.Queue(asyncCommitSQL)
 	queue.Queue(s.sql.lock, lanes, tokens).Query(held.read)
-	queue.Queue(s.sql.renew, lanes, tokens, ttl.Microseconds())
+	var renewed int64
+	queue.Queue(s.sql.renew, lanes, tokens, ttl.Microseconds()).Exec(func(tag pgconn.CommandTag) error {
+		renewed = tag.RowsAffected()
+		return nil
+	})
 	queue.Queue(commitSQL)
-	if err := s.send(ctx, queue); err != nil {
+	err = s.send(ctx, queue)
+	if lost := int64(len(held)) - renewed; err == nil && lost > 0 {
+		err = pgcall.Ignored(s.t.lanes, fmt.Sprintf("the renewal of %d leases", lost))
+	}
+	if err != nil {
 		return nil, fmt.Errorf("outboxpgx: renew: %w", s.t.explain(err))
 	}
 	return held.stale(leases), nil
@@ -36,16 +46,6 @@ type heldLanes map[int16]bool
 // read takes the result of lock.
 func (h heldLanes) read(rows pgx.Rows) error {
 	lanes, err := pgx.CollectRows(rows, pgx.RowTo[int16])
-	for _, lane := range lanes {
-		h[lane] = true
-	}
-	return err
-}
-
-// readArray takes the result of settle.
-func (h heldLanes) readArray(row pgx.Row) error {
-	var lanes []int16
-	err := row.Scan(&lanes)
 	for _, lane := range lanes {
 		h[lane] = true
 	}

@@ -43,7 +43,7 @@ func migrations(schema, table string) (migrate.Set, fs.FS, error) {
 		Component: "outbox", Files: embedded, Schema: schema,
 		Names: map[string]string{
 			"table": table, "lanes": table + "_lanes", "dead": table + "_dead", "audit": table + "_audit", "pause": table + "_pause", "dedup": table + "_dedup",
-			"write": table + "_write", "claim": table + "_claim", "settle": table + "_settle", "look": table + "_look",
+			"write": table + "_write", "claim": table + "_claim", "record": table + "_record", "settle": table + "_settle", "ignored": table + "_ignored", "look": table + "_look",
 		},
 	}
 	exported, err := migrate.Export(set)
@@ -56,8 +56,8 @@ func migrations(schema, table string) (migrate.Set, fs.FS, error) {
 // tables are the qualified and quoted names, those of the functions and of the identity column's sequence
 // among them.
 type tables struct {
-	outbox, lanes, dead, audit, pause, dedup string
-	write, claim, settle, look, sequence     string
+	outbox, lanes, dead, audit, pause, dedup              string
+	write, claim, settle, record, look, ignored, sequence string
 }
 
 func tablesOf(schema, table string) (tables, error) {
@@ -67,7 +67,7 @@ func tablesOf(schema, table string) (tables, error) {
 	var t tables
 	for suffix, name := range map[string]*string{
 		"": &t.outbox, "_lanes": &t.lanes, "_dead": &t.dead, "_audit": &t.audit, "_pause": &t.pause, "_dedup": &t.dedup,
-		"_write": &t.write, "_claim": &t.claim, "_settle": &t.settle, "_look": &t.look, "_seq_seq": &t.sequence,
+		"_write": &t.write, "_claim": &t.claim, "_settle": &t.settle, "_record": &t.record, "_ignored": &t.ignored, "_look": &t.look, "_seq_seq": &t.sequence,
 	} {
 		var err error
 		if *name, err = sqlident.Qualify(schema, table+suffix); err != nil {
@@ -81,12 +81,18 @@ func tablesOf(schema, table string) (tables, error) {
 func (t tables) explain(err error) error { return t.missing().Explain(err) }
 
 func (t tables) missing() migrate.Missing {
-	return migrate.Missing{Call: "Store.Migrate", Tables: []string{t.outbox, t.lanes, t.dead, t.audit, t.pause, t.dedup, t.claim, t.settle, t.look}}
+	return migrate.Missing{Call: "Store.Migrate", Tables: []string{t.outbox, t.lanes, t.dead, t.audit, t.pause, t.dedup, t.claim, t.settle, t.record, t.look, t.ignored}}
 }
 
 // fill puts the names into a statement.
 func (t tables) fill(sql string) string {
 	return strings.NewReplacer("{outbox}", t.outbox, "{lanes}", t.lanes, "{dead}", t.dead,
 		"{audit}", t.audit, "{pause}", t.pause, "{sequence}", t.sequence, "{dedup}", t.dedup,
-		"{claim}", t.claim, "{settle}", t.settle, "{look}", t.look, "{columns}", columns).Replace(sql)
+		"{claim}", t.claim, "{settle}", t.settle, "{look}", t.look, "{ignored}", t.ignored, "{columns}", columns,
+		"{outboxName}", literal(t.outbox), "{lanesName}", literal(t.lanes), "{deadName}", literal(t.dead), "{auditName}", literal(t.audit)).Replace(sql)
+}
+
+// literal is a qualified and quoted name as a text.
+func literal(name string) string {
+	return "'" + strings.ReplaceAll(strings.ReplaceAll(name, `"`, ""), "'", "''") + "'"
 }

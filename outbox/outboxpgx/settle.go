@@ -2,53 +2,106 @@ package outboxpgx
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
-	"strings"
+	"slices"
 
+	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgtype"
 
+	"github.com/holdfast-go/holdfast/internal/pgcall"
+	"github.com/holdfast-go/holdfast/internal/sqlstate"
 	"github.com/holdfast-go/holdfast/outbox/driver"
 )
 
-// Settle implements driver.Source. A message that another session has locked is given back, so that it holds up no other;
-// and one that a trigger or a constraint keeps from being deleted is marked, and left to Prune.
+// Settle implements driver.Source. A message that another session has locked is given back, so that it holds up no other.
+// Where the server refuses the outcomes together, they are recorded one by one: published messages are marked then, and left to
+// Prune. An outcome that is refused alone is kept in memory and tried again: see refusals.
 func (s *Store) Settle(ctx context.Context, b driver.Batch, outcomes []driver.Settlement) (driver.Settled, error) {
 	if len(b.Leases) == 0 {
 		return driver.Settled{}, nil
 	}
+	outcomes = append(slices.Clone(outcomes), s.refusals.again(b.Leases)...)
 	keep := s.cfg.Retention > 0
-	settled, err := s.settle(ctx, b, outcomes, keep)
-	switch c := code(err); {
-	case c == lockNotAvailable:
-		var free []driver.Settlement
-		if free, err = s.withoutLocked(ctx, b, outcomes); err == nil {
-			s.complain(ctx, "outboxpgx: messages whose rows another session has locked are published again", slog.Int("messages", len(outcomes)-len(free)))
-			settled, err = s.settle(ctx, b, free, keep)
+	r, err := s.settle(ctx, b, outcomes, keep, false)
+	if sqlstate.Of(err) == lockNotAvailable {
+		all := len(outcomes)
+		if outcomes, err = s.withoutLocked(ctx, b, outcomes); err == nil {
+			s.complain(ctx, "outboxpgx: messages whose rows another session has locked are published again", slog.Int("messages", all-len(outcomes)))
+			r, err = s.settle(ctx, b, outcomes, keep, false)
 		}
-	case !keep && (c == raisedException || strings.HasPrefix(c, integrityViolation)):
-		refused := err
-		if settled, err = s.settle(ctx, b, outcomes, true); err == nil {
-			s.complain(ctx, "outboxpgx: published messages cannot be deleted, and are marked", slog.Any("error", refused))
+	}
+	if sqlstate.Refused(err) {
+		whole := err
+		if r, err = s.settle(ctx, b, outcomes, true, true); err == nil && !keep && len(r.ids) < len(outcomes) {
+			s.complain(ctx, "outboxpgx: published messages cannot be deleted, and are marked", slog.Any("error", whole))
 		}
 	}
 	if err != nil {
 		return driver.Settled{}, fmt.Errorf("outboxpgx: settle: %w", s.t.explain(err))
 	}
-	return settled, nil
+	return s.settled(ctx, b, outcomes, r), nil
+}
+
+// settled notes what a settlement could not record.
+func (s *Store) settled(ctx context.Context, b driver.Batch, outcomes []driver.Settlement, r recorded) driver.Settled {
+	if r.marked > 0 {
+		s.complain(ctx, "outboxpgx: published messages cannot be deleted, and are marked", slog.Any("error", pgcall.Ignored(s.t.outbox, "their DELETE")))
+	}
+	s.refusals.note(b, outcomes, r.failures(s.t.outbox))
+	settled := driver.Settled{Stale: r.held.stale(b.Leases), More: r.more, Refused: s.refusals.err()}
+	if r.dropped > 0 {
+		settled.Refused = errors.Join(settled.Refused, pgcall.Ignored(s.t.lanes, fmt.Sprintf("the release of %d leases", r.dropped)))
+	}
+	if settled.Refused != nil {
+		s.complain(ctx, "outboxpgx: could not record outcomes", slog.Any("error", settled.Refused))
+	}
+	return settled
+}
+
+// recorded is what came of a settlement at the server.
+type recorded struct {
+	held    heldLanes
+	more    bool
+	marked  int        // messages that should be gone
+	ids     [][16]byte // whose outcomes could not be recorded
+	reasons []string   // for each of ids, where there was an error
+	dropped int        // leases that could not be released
+}
+
+func (r *recorded) read(row pgx.Row) error {
+	var lanes []int16
+	err := row.Scan(&lanes, &r.marked, &r.ids, &r.reasons, &r.dropped)
+	for _, lane := range lanes {
+		r.held[lane] = true
+	}
+	return err
+}
+
+// failures returns why the outcome of each message could not be recorded.
+func (r *recorded) failures(table string) map[uuid.UUID]error {
+	failures := make(map[uuid.UUID]error, len(r.ids))
+	for i, id := range r.ids {
+		if i < len(r.reasons) && r.reasons[i] != "" {
+			failures[id] = errors.New(r.reasons[i])
+		} else {
+			failures[id] = pgcall.Ignored(table, "the outcome")
+		}
+	}
+	return failures
 }
 
 // settle takes one round trip, and looks at what is left after its commit: whoever was woken for that before has found the
 // lanes leased.
-func (s *Store) settle(ctx context.Context, b driver.Batch, outcomes []driver.Settlement, keep bool) (driver.Settled, error) {
+func (s *Store) settle(ctx context.Context, b driver.Batch, outcomes []driver.Settlement, keep, singly bool) (recorded, error) {
 	lanes, tokens := columnsOfLeases(b.Leases)
-	held := heldLanes{}
-	var settled driver.Settled
+	r := recorded{held: heldLanes{}}
 	queue := &pgx.Batch{}
 	queue.Queue(beginSQL)
-	queue.Queue(s.sql.settle, s.settlement(lanes, tokens, outcomes, keep)...).QueryRow(held.readArray)
+	queue.Queue(s.sql.settle, append(s.settlement(lanes, tokens, outcomes, keep), singly)...).QueryRow(r.read)
 	ask := s.horizon.question()
 	var writers []string
 	if ask.number != 0 {
@@ -62,22 +115,21 @@ func (s *Store) settle(ctx context.Context, b driver.Batch, outcomes []driver.Se
 		committed = true
 		return nil
 	})
-	queue.Queue(s.sql.look, lanes).QueryRow(func(row pgx.Row) error { return row.Scan(&settled.More) })
+	queue.Queue(s.sql.look, lanes).QueryRow(func(row pgx.Row) error { return row.Scan(&r.more) })
 	queue.Queue(commitSQL)
 	err := s.send(ctx, queue)
 	if err != nil && committed { // the batch is settled: only the look at what is left has failed
-		settled.More, err = true, nil
+		r.more, err = true, nil
 	}
 	if err != nil {
 		s.horizon.forget()
-		return driver.Settled{}, err
+		return recorded{}, err
 	}
 	s.horizon.answer(ask, writers)
-	settled.Stale = held.stale(b.Leases)
-	return settled, nil
+	return r, nil
 }
 
-// settlement returns the arguments of settleSQL.
+// settlement returns the arguments of settleSQL, but the last.
 func (s *Store) settlement(lanes []int16, tokens []int64, outcomes []driver.Settlement, keep bool) []any {
 	published, failed, dead := newColumns(len(outcomes)), newColumns(0), newColumns(0)
 	by := map[driver.Verdict]*columnsOf{driver.Published: published, driver.Failed: failed, driver.Dead: dead}

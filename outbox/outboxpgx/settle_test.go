@@ -109,7 +109,7 @@ func TestCancelledClaimIsSentOnce(t *testing.T) {
 	f.exec(t, `DROP FUNCTION holdfast_outbox_claim;
 		CREATE SEQUENCE claims;
 		CREATE FUNCTION holdfast_outbox_claim(bigint, bigint, integer, text[], integer, boolean, bigint[])
-			RETURNS TABLE (lane smallint, single boolean, doubtful boolean, era bigint, due_us bigint, ends_us bigint)
+			RETURNS TABLE (lane smallint, single boolean, doubtful boolean, era bigint, due_us bigint, ends_us bigint, dropped bigint)
 			LANGUAGE plpgsql AS $$ BEGIN PERFORM nextval('claims'); RAISE query_canceled; END $$`)
 	if _, err := f.store.Claim(t.Context(), driver.Claim{Limit: 10, Lease: time.Minute}); err == nil {
 		t.Error("the claim has worked")

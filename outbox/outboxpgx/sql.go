@@ -10,10 +10,12 @@ type statements struct {
 	lower, writers                       string
 	lockDue, holdDue, holdReady, release string
 	settle, locked, look, lock, renew    string
+	stillReady                           string
 }
 
 func (t tables) statements() statements {
 	parts := strings.NewReplacer("{ready}", ready, "{waiting}", waiting, "{before}", before, "{free}", free, "{heldUntil}", heldUntil,
+		"{held}", strings.ReplaceAll(heldSQL, "{heldUntil}", heldUntil),
 		"{fits}", strings.ReplaceAll(fits, "{max}", "$4::bigint"), "{record}", recordColumns)
 	fill := func(sql string) string { return t.fill(parts.Replace(sql)) } // a part may name a table
 	read := func(rows string) string {
@@ -26,6 +28,7 @@ func (t tables) statements() statements {
 		lower: fill(lowerSQL), writers: writersSQL,
 		lockDue: fill(lockDueSQL), holdDue: fill(holdDueSQL), holdReady: fill(holdReadySQL), release: fill(releaseSQL),
 		settle: fill(settleSQL), locked: fill(lockedSQL), look: fill(lookSQL), lock: fill(lockSQL), renew: fill(renewSQL),
+		stillReady: fill(stillReadySQL),
 	}
 }
 

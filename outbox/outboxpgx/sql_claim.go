@@ -3,7 +3,7 @@ package outboxpgx
 // claimSQL leases lanes: see migrations/0006_outbox_relay.sql. $1 token, $2 microseconds of the lease, $3 lanes, $4
 // transports to skip, $5 limit, $6 whether the relay has no other batch in hand, $7 tokens of lost claims.
 const claimSQL = `
-SELECT lane, single, doubtful, era, due_us, ends_us
+SELECT lane, single, doubtful, era, due_us, ends_us, dropped
 FROM {claim}($1::bigint, $2::bigint, $3::integer, $4::text[], $5::integer, $6::boolean, $7::bigint[])`
 
 // readSQL reads the rows of the lanes just leased: of each lane its share of the limit, in order, until the
@@ -53,6 +53,9 @@ WITH low AS MATERIALIZED (
   SELECT l.lane, (SELECT o.seq FROM {outbox} o WHERE o.lane = l.lane AND o.seq < l.floor AND {ready}
                   ORDER BY o.seq LIMIT 1) AS seq
   FROM {lanes} l),
-locked AS MATERIALIZED (SELECT l.lane FROM {lanes} l WHERE EXISTS (SELECT FROM low WHERE seq IS NOT NULL) ORDER BY l.lane FOR UPDATE OF l)
-UPDATE {lanes} l SET floor = least(l.floor, coalesce(low.seq, 0)), era = (SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint)
-FROM locked JOIN low ON low.lane = locked.lane WHERE l.lane = locked.lane`
+locked AS MATERIALIZED (SELECT l.lane FROM {lanes} l WHERE EXISTS (SELECT FROM low WHERE seq IS NOT NULL) ORDER BY l.lane FOR UPDATE OF l),
+lowered AS (
+  UPDATE {lanes} l SET floor = least(l.floor, coalesce(low.seq, 0)), era = (SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint)
+  FROM locked JOIN low ON low.lane = locked.lane WHERE l.lane = locked.lane RETURNING 1)
+SELECT CASE WHEN locked > lowered THEN {ignored}({lanesName}, locked - lowered) END
+FROM (SELECT (SELECT count(*) FROM locked) AS locked, (SELECT count(*) FROM lowered) AS lowered) n`

@@ -1,14 +1,19 @@
 package outboxpgx
 
-// settleSQL settles a batch, and returns the lanes that it still had; lookSQL says whether a row of these is ready: see
-// migrations/0006_outbox_relay.sql. $1 lanes, $2 tokens, $3 published ids, $4 whether they are kept, $5 failed ids, $6
-// microseconds, $7 classes, $8 errors, $9 dead ids, $10 classes, $11 errors, $12 horizon, $13 its era.
+// settleSQL settles a batch, and returns the lanes that it still had and what could not be recorded; lookSQL says whether a row
+// of these is ready: see migrations/0006_outbox_relay.sql. $1 lanes, $2 tokens, $3 published ids, $4 whether they are kept, $5 failed ids, $6
+// microseconds, $7 classes, $8 errors, $9 dead ids, $10 classes, $11 errors, $12 horizon, $13 its era, $14 whether outcomes
+// are recorded one by one.
 const (
 	settleSQL = `
-SELECT {settle}($1::smallint[], $2::bigint[], $3::uuid[], $4::boolean, $5::uuid[], $6::bigint[], $7::text[], $8::text[],
-  $9::uuid[], $10::text[], $11::text[], $12::bigint, $13::bigint)`
+SELECT ours, marked, refused, reasons, dropped
+FROM {settle}($1::smallint[], $2::bigint[], $3::uuid[], $4::boolean, $5::uuid[], $6::bigint[], $7::text[], $8::text[],
+  $9::uuid[], $10::text[], $11::text[], $12::bigint, $13::bigint, $14::boolean)`
 	lookSQL = `SELECT {look}($1::smallint[])`
 )
+
+// stillReadySQL returns those messages that are ready. $1 ids.
+const stillReadySQL = `SELECT o.id FROM {outbox} o WHERE o.id = ANY($1::uuid[]) AND {ready}`
 
 // lockedSQL returns those messages that another session has locked. $1 ids.
 const lockedSQL = `SELECT o.id FROM {outbox} o WHERE o.id = ANY($1::uuid[]) AND ({free}) IS NULL`

@@ -10,6 +10,11 @@ const lockDueSQL = `
 WITH due AS MATERIALIZED (SELECT o.lane FROM {outbox} o WHERE {waiting} AND o.due_at <= now() AND {free} ORDER BY o.due_at LIMIT $1)
 SELECT l.lane FROM {lanes} l WHERE l.lane IN (SELECT lane FROM due) ORDER BY l.lane FOR UPDATE OF l SKIP LOCKED`
 
+// heldSQL holds the rows that behind has, and fails where the table ignores all of that.
+const heldSQL = `held AS (
+  UPDATE {outbox} u SET held = true, due_at = {heldUntil} FROM behind p WHERE u.id = ANY (ARRAY[p.id]) AND p.found > 0 RETURNING 1)
+SELECT CASE WHEN EXISTS (SELECT FROM behind) AND NOT EXISTS (SELECT FROM held) THEN {ignored}({outboxName}, (SELECT count(*) FROM behind)) END`
+
 // holdDueSQL holds the rows that are due behind a waiting row of their key. $1 lanes, $2 limit of rows.
 //
 // The count reads its whole input before it returns a row, so all looks precede the first write. Otherwise each look walks
@@ -20,26 +25,24 @@ SELECT l.lane FROM {lanes} l WHERE l.lane IN (SELECT lane FROM due) ORDER BY l.l
 // handful of rows where it takes the table for empty, as it was when it was last analysed.
 const holdDueSQL = `
 WITH due AS MATERIALIZED (
-  SELECT o.id, o.seq, o.ordering_key FROM {outbox} o WHERE {waiting} AND o.due_at <= now() AND o.lane = ANY($1::smallint[]) AND {free} ORDER BY o.due_at LIMIT $2)
-UPDATE {outbox} u SET held = true, due_at = {heldUntil}
-FROM (
+  SELECT o.id, o.seq, o.ordering_key FROM {outbox} o WHERE {waiting} AND o.due_at <= now() AND o.lane = ANY($1::smallint[]) AND {free} ORDER BY o.due_at LIMIT $2),
+behind AS MATERIALIZED (
   SELECT o.id, p.due_at, p.held, count(*) OVER () AS found
-  FROM due o CROSS JOIN LATERAL (SELECT p.due_at, p.held FROM {outbox} p WHERE {before}) p) p
-WHERE u.id = ANY (ARRAY[p.id]) AND p.found > 0`
+  FROM due o CROSS JOIN LATERAL (SELECT p.due_at, p.held FROM {outbox} p WHERE {before}) p),
+{held}`
 
 // holdReadySQL holds the ready rows that are behind a waiting row of their key. $1 token, $2 limit of rows of a
 // lane, $3 transports to skip.
 const holdReadySQL = `
-UPDATE {outbox} u SET held = true, due_at = {heldUntil}
-FROM (
+WITH behind AS MATERIALIZED (
   SELECT o.id, p.due_at, p.held, count(*) OVER () AS found
   FROM {lanes} l
     CROSS JOIN LATERAL (
       SELECT o.id, o.seq, o.ordering_key FROM {outbox} o
       WHERE o.lane = l.lane AND o.seq >= l.floor AND {ready} AND o.transport_name <> ALL($3::text[]) AND {free} ORDER BY o.seq LIMIT $2) o
     CROSS JOIN LATERAL (SELECT p.due_at, p.held FROM {outbox} p WHERE {before}) p
-  WHERE l.token = $1) p
-WHERE u.id = ANY (ARRAY[p.id]) AND p.found > 0`
+  WHERE l.token = $1),
+{held}`
 
 // releaseSQL releases two kinds of rows: those that are due and the first of their key (head), and those held
 // behind them, up to the next row that waits on its own account (behind). Where too many are behind, the
@@ -68,5 +71,7 @@ back AS (
         UNION ALL SELECT id, late FROM behind WHERE head NOT IN (SELECT head FROM stuck)) b
   WHERE u.id = ANY (ARRAY[b.id])
   RETURNING u.lane, u.seq),
-low AS MATERIALIZED (SELECT lane, min(seq) AS seq FROM back GROUP BY lane)
-UPDATE {lanes} l SET floor = least(l.floor, low.seq) FROM low WHERE l.lane = low.lane`
+low AS MATERIALIZED (SELECT lane, min(seq) AS seq FROM back GROUP BY lane),
+lowered AS (UPDATE {lanes} l SET floor = least(l.floor, low.seq) FROM low WHERE l.lane = low.lane RETURNING 1)
+SELECT CASE WHEN EXISTS (SELECT FROM head) AND NOT EXISTS (SELECT FROM back) THEN {ignored}({outboxName}, (SELECT count(*) FROM head))
+  WHEN (SELECT count(*) FROM lowered) < (SELECT count(*) FROM low) THEN {ignored}({lanesName}, (SELECT count(*) FROM low) - (SELECT count(*) FROM lowered)) END`

@@ -63,6 +63,8 @@ type Store struct {
 	nextDue       nextDue
 	lost          lostClaims
 	slow          slowClaims
+	refusals      refusals
+	hidden        hidden
 
 	pruner      *pgprune.Pruner
 	relays      relays

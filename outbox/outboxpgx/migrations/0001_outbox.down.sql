@@ -1,1 +1,2 @@
+DROP FUNCTION {{ignored}};
 DROP TABLE {{table}}, {{lanes}}, {{dead}}, {{audit}}, {{pause}}, {{dedup}};

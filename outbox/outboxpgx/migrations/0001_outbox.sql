@@ -1,6 +1,7 @@
 -- The table of messages. seq is the stored order; a row is ready while published_at and due_at are null,
 -- and waits for its first or next attempt until due_at. A held row waits for the one before it in its key;
 -- its due_at is a safety net, or the time at which it follows. Rows are short-lived, so they are vacuumed early.
+-- The sizes are those of the Go writer: a longer ordering key would not fit into an index once the message waits.
 CREATE TABLE {{table}} (
     id             uuid        NOT NULL,
     seq            bigint      GENERATED ALWAYS AS IDENTITY,
@@ -22,7 +23,9 @@ CREATE TABLE {{table}} (
     error_class    text,
     last_error     text,
     CONSTRAINT "{{raw.table}}_pkey" PRIMARY KEY (id),
-    CONSTRAINT "{{raw.table}}_lane" CHECK (lane BETWEEN 0 AND 15)
+    CONSTRAINT "{{raw.table}}_lane" CHECK (lane BETWEEN 0 AND 15),
+    CONSTRAINT "{{raw.table}}_sizes" CHECK (octet_length(name) <= 128 AND octet_length(content_type) <= 127 AND octet_length(ordering_key) <= 255
+        AND octet_length(transport_name) <= 64 AND octet_length(exchange) <= 127 AND octet_length(routing_key) <= 255)
 ) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 500, autovacuum_vacuum_cost_delay = 0);
 
 CREATE INDEX "{{raw.table}}_ready" ON {{table}} (lane, seq) WHERE published_at IS NULL AND due_at IS NULL;
@@ -106,7 +109,16 @@ CREATE TABLE {{dedup}} (
     key        text        NOT NULL,
     id         uuid        NOT NULL,
     expires_at timestamptz NOT NULL,
-    CONSTRAINT "{{raw.dedup}}_pkey" PRIMARY KEY (key)
+    CONSTRAINT "{{raw.dedup}}_pkey" PRIMARY KEY (key),
+    CONSTRAINT "{{raw.dedup}}_sizes" CHECK (octet_length(key) BETWEEN 1 AND 255)
 );
 
 CREATE INDEX "{{raw.dedup}}_expires" ON {{dedup}} (expires_at);
+
+-- Fails, for a statement that has changed fewer rows than it should: a trigger, a rule or row-level security drops changes
+-- without an error. A statement calls it for that case alone. It returns nothing.
+CREATE FUNCTION {{ignored}}(name text, dropped bigint) RETURNS integer LANGUAGE plpgsql AS $ignored$
+BEGIN
+    RAISE EXCEPTION 'table % ignored the change of % rows', name, dropped USING ERRCODE = 'HF001';
+END
+$ignored$;

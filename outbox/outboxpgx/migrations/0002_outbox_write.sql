@@ -106,6 +106,9 @@ BEGIN
     VALUES (message_id, (hash # (hash >> 16)) % 16, name, sent, media_type, CASE WHEN headers NOT IN ('{}', '[]', 'null') THEN headers END, nullif(key, ''),
         coalesce(transport, ''), coalesce(exchange, ''), coalesce(routing_key, ''),
         CASE WHEN route_headers NOT IN ('{}', '[]', 'null') THEN route_headers END, CASE WHEN not_before > now() THEN not_before END);
+    IF NOT FOUND THEN
+        PERFORM {{ignored}}('{{raw.table}}', 1);
+    END IF;
     RETURN message_id;
 END
 $write$;

@@ -1,1 +1,1 @@
-DROP FUNCTION {{claim}}, {{settle}}, {{look}};
+DROP FUNCTION {{claim}}, {{settle}}, {{record}}, {{look}};

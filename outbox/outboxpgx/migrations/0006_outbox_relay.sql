@@ -22,13 +22,13 @@
 -- the relay has no other batch in hand, and the tokens of claims whose COMMIT may have been lost on its way: their
 -- leases end. The last row has no lane. It says whether doubtful lanes were left, and the
 -- microseconds until the first waiting row is due and until the first lease of another claim ends, at most a year. NULL:
--- there is none.
+-- there is none. It also has the number of lanes whose lease the table ignored.
 --
 -- The era of a lane is told with the start of the server added: a standby that was promoted may have lost numbers, and
 -- gives them again. No error need tell a relay of it, since a pool replaces idle connections without a word.
 CREATE FUNCTION {{claim}}(
     claim_token bigint, lease_us bigint, most_lanes integer, skip text[], most integer, by_itself boolean, lost_tokens bigint[]
-) RETURNS TABLE (lane smallint, single boolean, doubtful boolean, era bigint, due_us bigint, ends_us bigint) LANGUAGE plpgsql AS $claim$
+) RETURNS TABLE (lane smallint, single boolean, doubtful boolean, era bigint, due_us bigint, ends_us bigint, dropped bigint) LANGUAGE plpgsql AS $claim$
 #variable_conflict use_column
 DECLARE
     server_start bigint := extract(epoch FROM pg_postmaster_start_time()) * 1000000;
@@ -62,7 +62,7 @@ BEGIN
                         AND o.transport_name <> ALL(skip) ORDER BY o.seq LIMIT l.batch) h) END
         FROM free f WHERE l.lane = f.lane
         RETURNING l.lane, l.suspect IS NOT NULL AND l.batch = 1 AS single, l.era + server_start AS era)
-    SELECT l.lane, l.single, (SELECT k.doubtful FROM kind k), l.era, NULL::bigint, NULL::bigint FROM leased l
+    SELECT l.lane, l.single, (SELECT k.doubtful FROM kind k), l.era, NULL::bigint, NULL::bigint, 0::bigint FROM leased l
     UNION ALL
     SELECT NULL, false, EXISTS (SELECT FROM able a WHERE a.doubtful) AND NOT coalesce((SELECT k.doubtful FROM kind k), false), 0,
         (SELECT CASE WHEN o.due_at > now() THEN ceil(extract(epoch FROM least(o.due_at, now() + interval '1 year') - now()) * 1000000)::bigint ELSE 0 END
@@ -70,16 +70,93 @@ BEGIN
              AND CASE WHEN o.xmax = 0 THEN true ELSE (SELECT true FROM {{table}} x WHERE x.id = o.id FOR UPDATE SKIP LOCKED) END
          ORDER BY o.due_at LIMIT 1),
         (SELECT ceil(extract(epoch FROM min(least(l.lease_until, now() + interval '1 year')) - now()) * 1000000)::bigint
-         FROM {{lanes}} l WHERE l.token IS NOT NULL AND l.lease_until > now());
+         FROM {{lanes}} l WHERE l.token IS NOT NULL AND l.lease_until > now()),
+        (SELECT count(*) FROM free) - (SELECT count(*) FROM leased);
 END
 $claim$;
+
+-- Records outcomes of messages in lanes that the caller has locked. Published messages are deleted, or marked and kept
+-- until they are pruned. Failed ones count an attempt and wait. Dead ones move to the dead letters: a letter with the id may be
+-- there already, if the message was written again after it was given up, and the newer one replaces it.
+--
+-- A message that the table does not let go without an error, as with a trigger that returns NULL, is marked as published.
+-- Returned are the number of these, and the messages that are still ready: their outcome could not be recorded at all. An id
+-- that is not in the table is none of both, since somebody has removed the message. Where the dead letters ignore a message, all fails.
+CREATE FUNCTION {{record}}(
+    ours smallint[], published uuid[], keep boolean,
+    failed uuid[], delays_us bigint[], failed_classes text[], failed_errors text[],
+    dead uuid[], dead_classes text[], dead_errors text[],
+    OUT marked bigint, OUT ignored uuid[]
+) LANGUAGE plpgsql AS $record$
+#variable_conflict use_column
+DECLARE
+    n bigint := 0;
+    m bigint;
+BEGIN
+    marked := 0;
+    ignored := '{}';
+    IF published <> '{}' AND NOT keep THEN
+        DELETE FROM {{table}} o WHERE o.id = ANY(published) AND o.lane = ANY(ours);
+        GET DIAGNOSTICS n = ROW_COUNT;
+    END IF;
+    IF n < cardinality(published) THEN
+        WITH put AS (
+            UPDATE {{table}} o SET published_at = now() WHERE o.id = ANY(published) AND o.lane = ANY(ours) AND o.published_at IS NULL
+            RETURNING o.published_at)
+        SELECT count(p.published_at) INTO m FROM put p;
+        IF NOT keep THEN
+            marked := m;
+        END IF;
+        IF n + m < cardinality(published) THEN
+            ignored := ARRAY(SELECT o.id FROM {{table}} o WHERE o.id = ANY(published) AND o.lane = ANY(ours) AND o.published_at IS NULL);
+        END IF;
+    END IF;
+    IF failed <> '{}' THEN
+        WITH put AS (
+            UPDATE {{table}} o SET attempts = least(o.attempts, 2147483646) + 1, held = false, due_at = now() + f.delay * interval '1 microsecond',
+                error_class = f.class, last_error = f.error
+            FROM unnest(failed, delays_us, failed_classes, failed_errors) AS f(id, delay, class, error)
+            WHERE o.id = ANY (ARRAY[f.id]) AND o.lane = ANY(ours) -- by index, whatever the statistics say: see sql_wait.go
+            RETURNING o.due_at)
+        SELECT count(p.due_at) INTO n FROM put p;
+        IF n < cardinality(failed) THEN
+            ignored := ignored || ARRAY(SELECT o.id FROM {{table}} o WHERE o.id = ANY(failed) AND o.lane = ANY(ours) AND o.published_at IS NULL AND o.due_at IS NULL);
+        END IF;
+    END IF;
+    IF dead <> '{}' THEN
+        WITH gone AS (DELETE FROM {{table}} o WHERE o.id = ANY(dead) AND o.lane = ANY(ours) RETURNING o.*),
+        buried AS (
+            INSERT INTO {{dead}} AS d (id, lane, name, body, content_type, headers, ordering_key, transport_name, exchange, routing_key, route_headers,
+                seq, created_at, attempts, error_class, last_error)
+            SELECT g.id, g.lane, g.name, g.body, g.content_type, g.headers, g.ordering_key, g.transport_name, g.exchange, g.routing_key, g.route_headers,
+                g.seq, g.created_at, least(g.attempts, 2147483646) + 1, f.class, f.error
+            FROM gone g JOIN unnest(dead, dead_classes, dead_errors) AS f(id, class, error) ON f.id = g.id
+            ORDER BY g.seq
+            ON CONFLICT (id) DO UPDATE SET (
+                lane, name, body, content_type, headers, ordering_key, transport_name, exchange, routing_key, route_headers,
+                seq, created_at, attempts, error_class, last_error, died_at) = (
+                EXCLUDED.lane, EXCLUDED.name, EXCLUDED.body, EXCLUDED.content_type, EXCLUDED.headers, EXCLUDED.ordering_key, EXCLUDED.transport_name,
+                EXCLUDED.exchange, EXCLUDED.routing_key, EXCLUDED.route_headers, EXCLUDED.seq, EXCLUDED.created_at, EXCLUDED.attempts,
+                EXCLUDED.error_class, EXCLUDED.last_error, EXCLUDED.died_at)
+            RETURNING 1)
+        SELECT (SELECT count(*) FROM gone), (SELECT count(*) FROM buried) INTO n, m;
+        IF m < n THEN
+            PERFORM {{ignored}}('{{raw.dead}}', n - m);
+        END IF;
+        IF n < cardinality(dead) THEN
+            ignored := ignored || ARRAY(SELECT o.id FROM {{table}} o WHERE o.id = ANY(dead) AND o.lane = ANY(ours) AND o.published_at IS NULL);
+        END IF;
+    END IF;
+END
+$record$;
 
 -- Settles a batch, and returns the lanes whose token was still that of its lease. For the messages of others nothing is
 -- changed. Without its token a batch is settled once.
 --
--- Published messages are deleted, or marked and kept until they are pruned. Failed ones count an attempt and wait. Dead
--- ones move to the dead letters: a letter with the id may be there already, if the message was written again after
--- it was given up, and the newer one replaces it.
+-- Outcomes are recorded together. If that fails, it is called again for one after the other: an outcome that fails then
+-- does not keep the others from being recorded. Returned are also the number of messages that should be gone and are marked, the
+-- ids whose outcome could not be recorded, and why, where the reason is an error; and the number of lanes whose release the table
+-- ignored.
 --
 -- Each floor rises to the first ready row, but not above the horizon, and not in another era than the horizon's, which is
 -- told as above. The suspicion of a lane whose floor is past it ends, and so does a row of losses.
@@ -88,48 +165,51 @@ $claim$;
 CREATE FUNCTION {{settle}}(
     lanes smallint[], tokens bigint[], published uuid[], keep boolean,
     failed uuid[], delays_us bigint[], failed_classes text[], failed_errors text[],
-    dead uuid[], dead_classes text[], dead_errors text[], horizon bigint, horizon_era bigint
-) RETURNS smallint[] LANGUAGE plpgsql AS $settle$
+    dead uuid[], dead_classes text[], dead_errors text[], horizon bigint, horizon_era bigint, singly boolean,
+    OUT ours smallint[], OUT marked bigint, OUT refused uuid[], OUT reasons text[], OUT dropped bigint
+) LANGUAGE plpgsql AS $settle$
 #variable_conflict use_column
 DECLARE
-    ours smallint[];
     server_start bigint := extract(epoch FROM pg_postmaster_start_time()) * 1000000;
+    one record;
+    nth_failed integer;
+    nth_dead integer;
 BEGIN
     PERFORM set_config('idle_in_transaction_session_timeout', '5s', true), set_config('plan_cache_mode', 'force_generic_plan', true),
         set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true), set_config('enable_hashjoin', 'off', true),
         set_config('enable_mergejoin', 'off', true), set_config('jit', 'off', true);
+    marked := 0;
+    refused := '{}';
+    reasons := '{}';
+    dropped := 0;
     ours := ARRAY(
         SELECT l.lane FROM {{lanes}} l JOIN unnest(lanes, tokens) AS b(lane, token) ON l.lane = b.lane AND l.token = b.token
         ORDER BY l.lane FOR UPDATE OF l);
     IF ours = '{}' THEN
-        RETURN ours;
+        RETURN;
     END IF;
-    PERFORM set_config('lock_timeout', '1s', true);
-    IF published <> '{}' AND keep THEN
-        UPDATE {{table}} o SET published_at = now() WHERE o.id = ANY(published) AND o.lane = ANY(ours) AND o.published_at IS NULL;
-    ELSIF published <> '{}' THEN
-        DELETE FROM {{table}} o WHERE o.id = ANY(published) AND o.lane = ANY(ours);
-    END IF;
-    IF failed <> '{}' THEN
-        UPDATE {{table}} o SET attempts = least(o.attempts, 2147483646) + 1, held = false, due_at = now() + f.delay * interval '1 microsecond',
-            error_class = f.class, last_error = f.error
-        FROM unnest(failed, delays_us, failed_classes, failed_errors) AS f(id, delay, class, error)
-        WHERE o.id = ANY (ARRAY[f.id]) AND o.lane = ANY(ours); -- by index, whatever the statistics say: see sql_wait.go
-    END IF;
-    IF dead <> '{}' THEN
-        WITH gone AS (DELETE FROM {{table}} o WHERE o.id = ANY(dead) AND o.lane = ANY(ours) RETURNING o.*)
-        INSERT INTO {{dead}} AS d (id, lane, name, body, content_type, headers, ordering_key, transport_name, exchange, routing_key, route_headers,
-            seq, created_at, attempts, error_class, last_error)
-        SELECT g.id, g.lane, g.name, g.body, g.content_type, g.headers, g.ordering_key, g.transport_name, g.exchange, g.routing_key, g.route_headers,
-            g.seq, g.created_at, least(g.attempts, 2147483646) + 1, f.class, f.error
-        FROM gone g JOIN unnest(dead, dead_classes, dead_errors) AS f(id, class, error) ON f.id = g.id
-        ORDER BY g.seq
-        ON CONFLICT (id) DO UPDATE SET (
-            lane, name, body, content_type, headers, ordering_key, transport_name, exchange, routing_key, route_headers,
-            seq, created_at, attempts, error_class, last_error, died_at) = (
-            EXCLUDED.lane, EXCLUDED.name, EXCLUDED.body, EXCLUDED.content_type, EXCLUDED.headers, EXCLUDED.ordering_key, EXCLUDED.transport_name,
-            EXCLUDED.exchange, EXCLUDED.routing_key, EXCLUDED.route_headers, EXCLUDED.seq, EXCLUDED.created_at, EXCLUDED.attempts,
-            EXCLUDED.error_class, EXCLUDED.last_error, EXCLUDED.died_at);
+    IF NOT singly THEN
+        PERFORM set_config('lock_timeout', '1s', true);
+        SELECT r.marked, r.ignored INTO marked, refused
+        FROM {{record}}(ours, published, keep, failed, delays_us, failed_classes, failed_errors, dead, dead_classes, dead_errors) AS r;
+    ELSE
+        PERFORM set_config('lock_timeout', '100ms', true);
+        FOR n IN 1 .. cardinality(published) + cardinality(failed) + cardinality(dead) LOOP
+            nth_failed := n - cardinality(published);
+            nth_dead := nth_failed - cardinality(failed);
+            BEGIN -- a slice beyond the end of an array is empty
+                SELECT r.marked, r.ignored INTO one
+                FROM {{record}}(ours, published[n:n], keep, failed[nth_failed:nth_failed], delays_us[nth_failed:nth_failed],
+                    failed_classes[nth_failed:nth_failed], failed_errors[nth_failed:nth_failed],
+                    dead[nth_dead:nth_dead], dead_classes[nth_dead:nth_dead], dead_errors[nth_dead:nth_dead]) AS r;
+                marked := marked + one.marked;
+                refused := refused || one.ignored;
+                reasons := reasons || array_fill(''::text, ARRAY[cardinality(one.ignored)]);
+            EXCEPTION WHEN OTHERS THEN
+                refused := refused || published[n:n] || failed[nth_failed:nth_failed] || dead[nth_dead:nth_dead];
+                reasons := reasons || format('%s (SQLSTATE %s)', left(SQLERRM, 500), SQLSTATE);
+            END;
+        END LOOP;
     END IF;
     UPDATE {{lanes}} l SET token = NULL, lease_until = now(), losses = 0,
         floor = CASE WHEN l.era + server_start = horizon_era THEN greatest(l.floor, least(horizon, f.seq)) ELSE l.floor END,
@@ -138,7 +218,8 @@ BEGIN
                           ORDER BY o.seq LIMIT 1) AS seq
           FROM {{lanes}} h WHERE h.lane = ANY(ours)) f
     WHERE l.lane = f.lane;
-    RETURN ours;
+    GET DIAGNOSTICS dropped = ROW_COUNT;
+    dropped := cardinality(ours) - dropped;
 END
 $settle$;
 

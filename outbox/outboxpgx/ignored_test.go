@@ -1,0 +1,360 @@
+package outboxpgx_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/holdfast-go/holdfast/internal/pgtest"
+	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/driver"
+	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
+	"github.com/holdfast-go/holdfast/outbox/outboxtest"
+)
+
+// ignore makes a table ignore a kind of change: of all rows, or of those that meet a condition on OLD or NEW.
+func (f *fixture) ignore(t *testing.T, table, change, when string) {
+	t.Helper()
+	name := "ignore_" + strings.ToLower(change) + "_" + table
+	if when != "" {
+		when = "WHEN (" + when + ")"
+	}
+	f.exec(t, `CREATE FUNCTION `+name+`() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$`)
+	f.exec(t, `CREATE TRIGGER `+name+` BEFORE `+change+` ON `+table+` FOR EACH ROW `+when+` EXECUTE FUNCTION `+name+`()`)
+}
+
+// heed ends what ignore has begun.
+func (f *fixture) heed(t *testing.T, table, change string) {
+	t.Helper()
+	f.exec(t, `DROP FUNCTION ignore_`+strings.ToLower(change)+`_`+table+` CASCADE`)
+}
+
+// ignoring are all calls that change something, each with the changes of the tables that it needs. Of each of these a
+// call returns ErrIgnored where the table ignores it. Those of a settlement are below.
+var ignoring = []struct {
+	name, table, change string
+	prepare             func(t *testing.T, f *fixture)
+	call                func(ctx context.Context, f *fixture) error
+}{
+	{"write", "holdfast_outbox", "INSERT", nil, func(ctx context.Context, f *fixture) error { return f.put(ctx, 1) }},
+	{"write many", "holdfast_outbox", "INSERT", nil, func(ctx context.Context, f *fixture) error { return f.put(ctx, 3) }},
+	{"write by function", "holdfast_outbox", "INSERT", nil, func(ctx context.Context, f *fixture) error {
+		_, err := f.pool.Exec(ctx, `SELECT holdfast_outbox_write('a', '1')`)
+		return f.store.Explain(err)
+	}},
+	{"write once", "holdfast_outbox_dedup", "INSERT", nil, func(ctx context.Context, f *fixture) error { return f.once(ctx, "k") }},
+	{"write once after the key", "holdfast_outbox_dedup", "UPDATE", func(t *testing.T, f *fixture) {
+		f.exec(t, `INSERT INTO holdfast_outbox_dedup VALUES ('k', gen_random_uuid(), now() - interval '1 hour')`)
+	}, func(ctx context.Context, f *fixture) error { return f.once(ctx, "k") }},
+	{"claim", "holdfast_outbox_lanes", "UPDATE", written, func(ctx context.Context, f *fixture) error {
+		return second(f.store.Claim(ctx, driver.Claim{Limit: 10, Lease: time.Minute}))
+	}},
+	{"replay", "holdfast_outbox_dead", "DELETE", buried, replay},
+	{"replay", "holdfast_outbox", "INSERT", buried, replay},
+	{"replay", "holdfast_outbox_audit", "INSERT", buried, replay},
+	{"remove", "holdfast_outbox_dead", "DELETE", buried, remove},
+	{"remove", "holdfast_outbox_audit", "INSERT", buried, remove},
+	{"pause", "holdfast_outbox_pause", "INSERT", nil, func(ctx context.Context, f *fixture) error { return f.store.Pause(ctx, "ada", "") }},
+	{"resume", "holdfast_outbox_pause", "DELETE", func(t *testing.T, f *fixture) { must(t, f.store.Pause(t.Context(), "ada", "")) },
+		func(ctx context.Context, f *fixture) error { return f.store.Resume(ctx) }},
+}
+
+func written(t *testing.T, f *fixture) {
+	f.write(t, outbox.Message{Name: "a", Key: "k", Body: []byte("1")})
+}
+
+func buried(t *testing.T, f *fixture) {
+	written(t, f)
+	drainAll(t, f.burying(t, func(driver.Message) error {
+		return &driver.PublishError{Class: driver.Permanent, Err: errors.New("no")}
+	}))
+}
+
+func replay(ctx context.Context, f *fixture) error {
+	return second(f.dead.Replay(ctx, outbox.Filter{}, byAda))
+}
+
+func remove(ctx context.Context, f *fixture) error {
+	return second(f.dead.Remove(ctx, outbox.Filter{}, outbox.Removal{By: "ada"}))
+}
+
+func (f *fixture) put(ctx context.Context, n int) error {
+	msgs := slices.Repeat([]outbox.Message{{Name: "a", Body: []byte("1")}}, n)
+	return f.manager.Do(ctx, func(ctx context.Context, tx pgx.Tx) error { return f.store.Write(ctx, tx, msgs...) })
+}
+
+func (f *fixture) once(ctx context.Context, key string) error {
+	return f.manager.Do(ctx, func(ctx context.Context, tx pgx.Tx) error {
+		_, _, err := f.store.WriteOnce(ctx, tx, key, outbox.Message{Name: "a", Body: []byte("1")})
+		return err
+	})
+}
+
+// rows is how many there are in all tables but the lanes.
+const rows = `SELECT (SELECT count(*) FROM holdfast_outbox) + 100 * (SELECT count(*) FROM holdfast_outbox_dead)
+	+ 10000 * (SELECT count(*) FROM holdfast_outbox_audit) + 1000000 * (SELECT count(*) FROM holdfast_outbox_dedup WHERE expires_at > now())`
+
+func TestIgnoredChange_isAnErrorAndChangesNothing(t *testing.T) {
+	t.Parallel()
+	pgtest.New(t) // skips before there are subtests
+	for _, c := range ignoring {
+		t.Run(c.name+" "+c.change+" "+c.table, func(t *testing.T) {
+			t.Parallel()
+			f := setup(t, outboxpgx.Config{Retention: time.Hour})
+			if c.prepare != nil {
+				c.prepare(t, f)
+			}
+			var before, after int
+			f.scan(t, rows, &before)
+			f.ignore(t, c.table, c.change, "")
+			if err := c.call(t.Context(), f); !errors.Is(err, outboxpgx.ErrIgnored) || !strings.Contains(err.Error(), c.table) {
+				t.Errorf("the error is %v, want ErrIgnored of %s", err, c.table)
+			}
+			f.scan(t, rows, &after)
+			if after != before {
+				t.Errorf("rows: %d, want %d as before", after, before)
+			}
+			if err := f.store.Check(t.Context()); err == nil || !strings.Contains(err.Error(), "of table "+c.table+" may drop changes") {
+				t.Errorf("Check returns %v, want the trigger", err)
+			}
+			f.heed(t, c.table, c.change)
+			must(t, c.call(t.Context(), f))
+		})
+	}
+}
+
+// outcomes are what becomes of a message, and the changes of the tables that could record it.
+var outcomes = []struct {
+	name    string
+	verdict driver.Verdict
+	ignored [][2]string // table and kind of change
+	marked  bool        // the message is marked as published in place of the change
+}{
+	{"published", driver.Published, [][2]string{{"holdfast_outbox", "DELETE"}}, true},
+	{"published, not markable", driver.Published, [][2]string{{"holdfast_outbox", "DELETE"}, {"holdfast_outbox", "UPDATE"}}, false},
+	{"failed", driver.Failed, [][2]string{{"holdfast_outbox", "UPDATE"}}, false},
+	{"dead, not deletable", driver.Dead, [][2]string{{"holdfast_outbox", "DELETE"}}, false},
+	{"dead, not storable", driver.Dead, [][2]string{{"holdfast_outbox_dead", "INSERT"}}, false},
+}
+
+// A message whose outcome the table ignores is not published again. The others of its batch are recorded, and its own outcome
+// as soon as the table takes it.
+func TestIgnoredOutcome_isNotPublishedAgain(t *testing.T) {
+	t.Parallel()
+	pgtest.New(t) // skips before there are subtests
+	for _, c := range outcomes {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			f := setup(t, outboxpgx.Config{})
+			for n := range 4 {
+				f.write(t, outbox.Message{Name: fmt.Sprintf("a.%d", n), Key: fmt.Sprint("k", n%2), Body: []byte("1")})
+			}
+			for _, i := range c.ignored {
+				row := "OLD"
+				if i[1] == "INSERT" {
+					row = "NEW"
+				}
+				f.ignore(t, i[0], i[1], row+`.name = 'a.0'`)
+			}
+			batch, err := f.store.Claim(t.Context(), driver.Claim{Limit: 10, Lease: time.Minute})
+			must(t, err)
+			settled := f.settleAll(t, batch, c.verdict)
+			if (settled.Refused == nil) != c.marked || !c.marked && !errors.Is(settled.Refused, outboxpgx.ErrIgnored) && !strings.Contains(settled.Refused.Error(), "HF001") {
+				t.Errorf("Refused is %v", settled.Refused)
+			}
+			f.wantStuck(t, c.verdict, c.marked)
+			for _, i := range c.ignored {
+				f.heed(t, i[0], i[1])
+			}
+			f.store.RetryRefused()
+			again, err := f.store.Claim(t.Context(), driver.Claim{Limit: 10, Lease: time.Minute})
+			must(t, err)
+			if len(again.Messages) > 0 {
+				t.Errorf("%d messages are published again", len(again.Messages))
+			}
+			_, err = f.store.Claim(t.Context(), driver.Claim{Limit: 10, Lease: time.Minute}) // it looks at the row
+			must(t, err)
+			f.wantStuck(t, c.verdict, true)
+		})
+	}
+}
+
+// wantStuck wants that a claim returns no message, and whether all outcomes are recorded.
+func (f *fixture) wantStuck(t *testing.T, verdict driver.Verdict, recorded bool) {
+	t.Helper()
+	batch, err := f.store.Claim(t.Context(), driver.Claim{Limit: 10, Lease: time.Minute})
+	must(t, err)
+	if len(batch.Messages) > 0 || (batch.Refused == nil) != recorded {
+		t.Errorf("claimed %d messages, Refused: %v", len(batch.Messages), batch.Refused)
+	}
+	var ready, waiting, dead int
+	f.scan(t, `SELECT count(*) FILTER (WHERE published_at IS NULL AND due_at IS NULL), count(*) FILTER (WHERE published_at IS NULL AND due_at IS NOT NULL),
+		(SELECT count(*) FROM holdfast_outbox_dead) FROM holdfast_outbox`, &ready, &waiting, &dead)
+	want := map[driver.Verdict][2]int{driver.Published: {0, 0}, driver.Failed: {4, 0}, driver.Dead: {0, 4}}[verdict]
+	stuck := 0
+	if !recorded {
+		stuck = 1
+		for i, n := range want {
+			want[i] = max(0, n-1)
+		}
+	}
+	if ready != stuck || waiting != want[0] || dead != want[1] {
+		t.Errorf("%d ready, %d wait, %d dead, want %d, %v", ready, waiting, dead, stuck, want)
+	}
+}
+
+func (f *fixture) settleAll(t *testing.T, batch driver.Batch, verdict driver.Verdict) driver.Settled {
+	t.Helper()
+	var outcomes []driver.Settlement
+	for _, m := range batch.Messages {
+		outcomes = append(outcomes, driver.Settlement{ID: m.ID, Verdict: verdict, Delay: time.Hour, Class: driver.Permanent, Err: "no"})
+	}
+	settled, err := f.store.Settle(t.Context(), batch, outcomes)
+	must(t, err)
+	return settled
+}
+
+// A batch that the server refuses for one message is recorded but for that one, whatever the error.
+func TestRefusedOutcome_leavesTheOthers(t *testing.T) {
+	t.Parallel()
+	pgtest.New(t) // skips before there are subtests
+	for _, code := range []string{"P0001", "22001", "42501", "42P01", "54000", "23503"} {
+		for _, verdict := range []driver.Verdict{driver.Published, driver.Failed, driver.Dead} {
+			t.Run(fmt.Sprint(code, " ", verdict), func(t *testing.T) {
+				t.Parallel()
+				f := setup(t, outboxpgx.Config{})
+				for n := range 4 {
+					f.write(t, outbox.Message{Name: fmt.Sprintf("a.%d", n), Key: fmt.Sprint("k", n%2), Body: []byte("1")})
+				}
+				f.exec(t, `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+					IF OLD.name = 'a.1' THEN RAISE EXCEPTION 'not a.1' USING ERRCODE = '`+code+`'; END IF; RETURN NULL; END $$;
+					CREATE TRIGGER refuse AFTER DELETE OR UPDATE ON holdfast_outbox FOR EACH ROW EXECUTE FUNCTION refuse()`)
+				batch, err := f.store.Claim(t.Context(), driver.Claim{Limit: 10, Lease: time.Minute})
+				must(t, err)
+				if settled := f.settleAll(t, batch, verdict); settled.Refused == nil || !strings.Contains(settled.Refused.Error(), "not a.1") {
+					t.Errorf("Refused is %v", settled.Refused)
+				}
+				f.wantStuck(t, verdict, false)
+			})
+		}
+	}
+}
+
+// A relay goes on beside a message whose outcome is refused, and is not ready.
+func TestRelay_isNotReadyWithRefusedOutcomes(t *testing.T) {
+	t.Parallel()
+	f := setup(t, outboxpgx.Config{})
+	f.ignore(t, "holdfast_outbox", "DELETE", "OLD.name = 'a'")
+	f.ignore(t, "holdfast_outbox", "UPDATE", "OLD.name = 'a'")
+	publisher := outboxtest.NewPublisher()
+	relay := f.relay(t, publisher, outbox.RelayConfig{})
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	done := make(chan error, 1)
+	go func() { done <- relay.Run(ctx) }()
+	written(t, f)
+	untilReceived(t, publisher, 1)
+	until(t, "the relay is ready", func() bool { return errors.Is(relay.Ready(t.Context()), outboxpgx.ErrIgnored) })
+	f.write(t, outbox.Message{Name: "b", Key: "k", Body: []byte("1")})
+	untilReceived(t, publisher, 2)
+	f.heed(t, "holdfast_outbox", "DELETE")
+	f.store.RetryRefused()
+	f.store.Wake()
+	untilReady(t, f, relay)
+	cancel()
+	<-done
+	var names []string
+	for _, m := range publisher.Received() {
+		names = append(names, m.Name)
+	}
+	if !slices.Equal(names, []string{"a", "b"}) {
+		t.Errorf("received %q, want each once", names)
+	}
+}
+
+// untilReady waits until the relay is ready and its outbox is empty.
+func untilReady(t *testing.T, f *fixture, relay *outbox.Relay) {
+	t.Helper()
+	until(t, "the relay is not ready", func() bool { return relay.Ready(t.Context()) == nil })
+	f.untilTrue(t, "rows are left", `SELECT NOT EXISTS (SELECT FROM holdfast_outbox)`)
+}
+
+// A renewal that the lanes ignore is an error, and so is a release, which ends with the lease.
+func TestIgnoredLease_isAnError(t *testing.T) {
+	t.Parallel()
+	f := setup(t, outboxpgx.Config{})
+	written(t, f)
+	batch, err := f.store.Claim(t.Context(), driver.Claim{Limit: 10, Lease: time.Minute})
+	must(t, err)
+	f.ignore(t, "holdfast_outbox_lanes", "UPDATE", "")
+	if _, err := f.store.Renew(t.Context(), batch.Leases, time.Minute); !errors.Is(err, outboxpgx.ErrIgnored) {
+		t.Errorf("Renew returns %v", err)
+	}
+	if settled := f.settleAll(t, batch, driver.Published); !errors.Is(settled.Refused, outboxpgx.ErrIgnored) {
+		t.Errorf("Refused is %v", settled.Refused)
+	}
+}
+
+// Messages that wait and that the table does not let go are told of, and keep nothing else.
+func TestIgnoredRelease_leavesTheOthers(t *testing.T) {
+	t.Parallel()
+	f := setup(t, outboxpgx.Config{})
+	f.write(t, outbox.Message{Name: "a", Key: "k", Body: []byte("1")}, outbox.Message{Name: "b", Key: "k", Body: []byte("1")})
+	f.exec(t, `UPDATE holdfast_outbox SET due_at = now() + interval '1 hour' WHERE name = 'a'`)
+	f.ignore(t, "holdfast_outbox", "UPDATE", "OLD.name IN ('a', 'b')")
+	f.write(t, outbox.Message{Name: "c", Key: "other", Body: []byte("1")})
+	batch, err := f.store.Claim(t.Context(), driver.Claim{Limit: 10, Lease: time.Minute})
+	must(t, err)
+	if len(batch.Messages) != 1 || batch.Messages[0].Name != "c" || !errors.Is(batch.Refused, outboxpgx.ErrIgnored) {
+		t.Errorf("claimed %+v, Refused: %v", batch.Messages, batch.Refused)
+	}
+}
+
+// A relay from which row-level security hides the messages is not ready.
+func TestHiddenRows_areTold(t *testing.T) {
+	t.Parallel()
+	f := setup(t, outboxpgx.Config{})
+	written(t, f)
+	hidden := f.withoutBypass(t)
+	f.exec(t, `ALTER TABLE holdfast_outbox ENABLE ROW LEVEL SECURITY`)
+	batch, err := hidden.Claim(t.Context(), driver.Claim{Limit: 10, Lease: time.Minute})
+	must(t, err)
+	if len(batch.Messages) > 0 || batch.Refused == nil || !strings.Contains(batch.Refused.Error(), "row-level security of table holdfast_outbox") {
+		t.Errorf("claimed %d messages, Refused: %v", len(batch.Messages), batch.Refused)
+	}
+}
+
+// withoutBypass is a Store whose role has the rights of a relay and no more.
+func (f *fixture) withoutBypass(t *testing.T) *outboxpgx.Store {
+	t.Helper()
+	role := "relay_" + strings.ReplaceAll(uuid.NewString(), "-", "")
+	f.exec(t, `CREATE ROLE `+role)
+	t.Cleanup(func() {
+		_, err := f.pool.Exec(context.Background(), `DROP OWNED BY `+role)
+		_, err2 := f.pool.Exec(context.Background(), `DROP ROLE `+role)
+		must(t, errors.Join(err, err2))
+	})
+	var schema string
+	f.scan(t, `SELECT quote_ident(current_schema())`, &schema)
+	f.exec(t, `GRANT USAGE ON SCHEMA `+schema+` TO `+role)
+	for _, grant := range f.store.Grants("relay") {
+		f.exec(t, `GRANT `+grant+` TO `+role)
+	}
+	cfg := f.pool.Config()
+	cfg.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
+		_, err := conn.Exec(ctx, `SET ROLE `+role)
+		return err
+	}
+	pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
+	must(t, err)
+	t.Cleanup(pool.Close)
+	return fixtureOn(t, pool, outboxpgx.Config{}).store
+}
