@@ -67,7 +67,7 @@
 // A request is the same request when its fingerprint is: method, path as the client sent
 // it, sorted query, media type, what FingerprintParts adds, and the body. The host is no
 // part of it: a service of several hosts puts it into the scope. Bodies count byte by
-// byte, JSON ones in a canonical form if CanonicalJSON says so. Bodies that were summed in
+// byte, JSON ones in a canonical form if CanonicalJSON says so, multipart ones without their boundary. Bodies that were summed in
 // different ways are not compared; everything else always is.
 //
 // # What is kept

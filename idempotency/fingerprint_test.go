@@ -105,6 +105,38 @@ func TestCanonicalJSON(t *testing.T) {
 	}
 }
 
+// A form is the same request under another boundary, as a browser sends it again. The boundary of a reader who divides
+// it otherwise counts.
+func TestFingerprint_multipartBoundary(t *testing.T) {
+	t.Parallel()
+	type form struct{ boundary, body string }
+	post := func(f form) *http.Request {
+		r := jsonPost(strings.ReplaceAll(f.body, "B", f.boundary))
+		r.Header.Set("Content-Type", `multipart/form-data; boundary="`+f.boundary+`"`)
+		return r
+	}
+	const usual = "--B\r\nContent-Disposition: form-data; name=\"a\"\r\n\r\none\r\n--B\r\n\r\ntwo\r\n--B--\r\n"
+	for _, tt := range []struct {
+		name string
+		a, b form
+		want bool
+	}{
+		{"another boundary", form{"x1", usual}, form{"y--22", usual}, true},
+		{"another value", form{"x1", usual}, form{"y2", strings.Replace(usual, "two", "three", 1)}, false},
+		{"another number of parts", form{"x1", usual}, form{"y2", strings.Replace(usual, "\r\n--B\r\n\r\ntwo", "two", 1)}, false},
+		{"a line that only begins as the boundary", form{"x", "--B\r\n\r\n\r\n--Bz\r\n--B--"}, form{"y", "--B\r\n\r\n\r\n--Bz\r\n--B--"}, false},
+		{"no boundary in the body", form{"x", "one"}, form{"y", "two"}, false},
+		{"the same without a boundary", form{"x", "one"}, form{"y", "one"}, true},
+		{"another text before the first part", form{"x", "one\r\n--B--"}, form{"y", "two\r\n--B--"}, false},
+	} {
+		for _, cfg := range []idempotency.MiddlewareConfig{{}, {CanonicalJSON: true}} {
+			if got := same(t, cfg, post(tt.a), post(tt.b)); got != tt.want {
+				t.Errorf("%s, %+v: the same is %v, want %v", tt.name, cfg.CanonicalJSON, got, tt.want)
+			}
+		}
+	}
+}
+
 // No document makes the middleware allocate a large multiple of it.
 func TestCanonicalJSONIsBounded(t *testing.T) {
 	const size = 1 << 20

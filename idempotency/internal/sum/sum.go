@@ -18,6 +18,7 @@ import (
 const (
 	rawVersion       = 1
 	canonicalVersion = 2
+	multipartVersion = 3
 )
 
 // Half is the length of either half of a sum, in hex digits.
@@ -54,13 +55,22 @@ func OfRequest(r *http.Request, body []byte, extra []string, canonical bool) (ve
 	if canonical {
 		version = canonicalVersion
 	}
-	if canonical && isJSON(media) {
+	all := [][]byte{body}
+	switch {
+	case isMultipart(media):
+		version = multipartVersion
+		if found, ok := parts(r.Header.Get("Content-Type"), body); ok {
+			kind, all = "multipart", found
+		}
+	case canonical && isJSON(media):
 		if doc, ok := canonicalJSON(body); ok {
-			kind, body = "json", doc
+			kind, all = "json", [][]byte{doc}
 		}
 	}
-	s.begin(kind, 1)
-	s.bytes(body)
+	s.begin(kind, len(all))
+	for _, part := range all {
+		s.bytes(part)
+	}
 	s.end(Half)
 	return version, s.done()
 }
