@@ -22,14 +22,15 @@ func Recoverable(err error) error { return base.Mark(err, base.Verdict{Kind: bas
 
 // RetryAfter is Recoverable with the delay before the next attempt, for example out of a
 // Retry-After header. A broker with fixed delays waits at least d. Nil stays nil; d of
-// zero or less leaves the delay to the policy.
+// zero or less leaves the delay to the policy, and a shorter one than 100 ms counts as 100 ms, or as
+// RetryPolicy.BaseDelay if that is shorter.
 func RetryAfter(err error, d time.Duration) error {
 	return base.Mark(err, base.Verdict{Kind: base.Recoverable, After: max(d, 0)})
 }
 
 // Postpone marks an error that is no failure of the message: it is delivered again after
 // about d, as often as it takes, and nothing is counted. Nil stays nil; d of zero or less
-// takes the policy's first delay.
+// takes the policy's first delay, and a short one is lengthened as by RetryAfter.
 func Postpone(err error, d time.Duration) error {
 	return base.Mark(err, base.Verdict{Kind: base.Postponed, After: max(d, 0)})
 }

@@ -17,6 +17,10 @@ const (
 	defaultMaxDelay    = 60 * time.Second
 	defaultJitter      = 0.2
 	defaultMaxAge      = 24 * time.Hour
+
+	// minAfter is the shortest delay that an error may ask for, unless BaseDelay is shorter still: a message
+	// must not come again hundreds of times a second.
+	minAfter = 100 * time.Millisecond
 )
 
 // RetryDefaults returns the policy with every zero field replaced by its default.
@@ -84,6 +88,9 @@ func Next(p inbox.RetryPolicy, m *inbox.Message, f Failure, now time.Time, rando
 		return Decision{Action: ActionDead, Counted: f.Counted}
 	}
 	delay := min(f.After, p.MaxAge)
+	if delay > 0 {
+		delay = max(delay, min(minAfter, p.BaseDelay))
+	}
 	switch {
 	case delay == 0 && f.Counted:
 		delay = jittered(p, delayOf(p, attempt), random)

@@ -99,6 +99,18 @@ func TestNext(t *testing.T) {
 			msg: inbox.Message{Attempt: 5}, err: inbox.Postpone(boom, 0),
 			want: driver.Decision{Action: driver.ActionRetry, Delay: time.Second},
 		},
+		"a delay that is too short": {
+			err:  inbox.RetryAfter(boom, 1),
+			want: driver.Decision{Action: driver.ActionRetry, Delay: 100 * time.Millisecond, Counted: true, Recovered: true},
+		},
+		"postponed by too little": {
+			err:  inbox.Postpone(boom, 1),
+			want: driver.Decision{Action: driver.ActionRetry, Delay: 100 * time.Millisecond},
+		},
+		"a short delay of a quick policy": {
+			policy: inbox.RetryPolicy{BaseDelay: 20 * time.Millisecond}, err: inbox.Postpone(boom, 1),
+			want: driver.Decision{Action: driver.ActionRetry, Delay: 20 * time.Millisecond},
+		},
 		"unavailable": {
 			msg: inbox.Message{Attempt: 6}, err: inbox.Unavailable(boom),
 			want: driver.Decision{Action: driver.ActionReturn},
