@@ -54,7 +54,7 @@ var bugs = []bug{
 	},
 	{
 		"a duplicate is handled", "inbox/inboxpgx/once.go",
-		"\tif !first {\n\t\treturn nil\n\t}\n", "", simulation,
+		"\tif !first {\n\t\treturn errNoEntry\n\t}\n", "", simulation,
 	},
 	{
 		"a failed message is acknowledged", "inbox/engine/conclude.go",
@@ -62,7 +62,7 @@ var bugs = []bug{
 	},
 	{
 		"a message is acknowledged before its transaction", "inbox/inboxpgx/once.go",
-		"\t\terr := d.verdict(ctx, s.transactor.DoWith(ctx, opts, d.attempt))\n",
+		"\t\terr := s.transactor.DoWith(ctx, opts, d.attempt)\n",
 		"\t\tgo s.transactor.DoWith(context.WithoutCancel(ctx), opts, d.attempt)\n\t\tvar err error\n", simulation,
 	},
 	{
@@ -310,5 +310,25 @@ var bugs = []bug{
 	{
 		"a large entry of Symfony counts as quick to decode", "inbox/inboxredis/stream_forms.go",
 		"range [...]string{fieldPacked, fieldSymfony, fieldHeaders}", "range [...]string{fieldPacked}", suite("inbox/inboxredis", "^TestForms_largeOnesAreSlow$"),
+	},
+	{
+		"an entry that the table ignored is a duplicate", "inbox/inboxpgx/once.go",
+		"case !there[i]:", "case false:", suite("inbox/inboxpgx", "^TestIgnoredEntry_isNoDuplicate$"),
+	},
+	{
+		"the effect of a record that the table ignored is committed", "internal/pgcall/ignored.go",
+		"SELECT CASE count(*) WHEN 1 THEN", "SELECT CASE WHEN true THEN", suite("idempotency/idempotencypgx", "^TestIgnoredRecord_commitsNothing$"),
+	},
+	{
+		"a lost retry is waited for", "inbox/engine/track.go",
+		" || entry.Overdue > overdueMargin {", " {", suite("inbox/engine", "^TestNewerCopyNoted$"),
+	},
+	{
+		"renewals wait for the pool", "idempotency/idempotencypgx/claims.go",
+		"c.table.asker.renew(ctx, `", "c.table.asker.exec(ctx, false, `", suite("idempotency/idempotencypgx", "^TestLease_renewedBesideAFullPool$"),
+	},
+	{
+		"an error counts as a replay", "idempotency/do.go",
+		"return resp, s.replayed && err == nil, err", "return resp, s.replayed, err", suite("idempotency/idempotencytest", "^TestDo$"),
 	},
 }
