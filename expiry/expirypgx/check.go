@@ -44,6 +44,9 @@ func (s *Store) Check(ctx context.Context) error {
 func (s *Store) checkDrops(ctx context.Context) (found check.Findings, err error) {
 	err = pgcall.Twice(ctx, s.pool, checkTimeout, func(ctx context.Context, conn *pgxpool.Conn) error {
 		found = check.Findings{Component: "expirypgx"}
+		if err := pgcheck.Settings(ctx, conn, &found); err != nil {
+			return err
+		}
 		return pgcheck.Drops(ctx, conn, &found, s.qualified())
 	})
 	if err != nil {

@@ -154,6 +154,9 @@ func (t *table) check(ctx context.Context) error {
 	found := check.Findings{Component: component}
 	err := t.asker.ask(ctx, false, func(ctx context.Context, conn *pgxpool.Conn) error {
 		found = check.Findings{Component: component}
+		if err := pgcheck.Settings(ctx, conn, &found); err != nil {
+			return err
+		}
 		if _, err := conn.Exec(ctx, `SELECT key, status, created_at, expires_at, lease_until, `+recordColumns+` FROM `+t.name+` LIMIT 0`); err != nil {
 			return err
 		}

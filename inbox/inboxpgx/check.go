@@ -48,10 +48,13 @@ func (s *Store) checkTables(ctx context.Context) error {
 	var found check.Findings
 	err := pgcall.Twice(ctx, s.pool, checkTimeout, func(ctx context.Context, conn *pgxpool.Conn) error {
 		found = check.Findings{Component: component}
+		if err := pgcheck.Settings(ctx, conn, &found); err != nil {
+			return err
+		}
 		return s.look(ctx, conn, &found)
 	})
 	if err != nil {
-		return fmt.Errorf("inboxpgx: check: %w", err)
+		found.Join(fmt.Errorf("inboxpgx: check: %w", err))
 	}
 	return found.Err()
 }

@@ -208,6 +208,10 @@ var bugs = []bug{
 		"\tt.pending = got.pending\n", "", suite("txretry/txretrytest", "^TestCombinedSchedules$"),
 	},
 	{
+		"Check overlooks a DateStyle that pgx cannot read", "internal/pgcheck/settings.go",
+		"len(dates) < 3 || dates[:3] != \"ISO\"", "len(dates) < 3", suite("internal/pgcheck", "^TestSettings_workOrAreReported$"),
+	},
+	{
 		"a server that refuses writes is no outage", "internal/sqlstate/unavailable.go",
 		" || RefusesWrites(err)", "", suite("idempotency/idempotencypgx", "^TestReadOnlyServer_answers503$"),
 	},
