@@ -158,7 +158,7 @@ func TestFromPHP_readsAdversariesInLinearTime(t *testing.T) {
 		"hidden properties, nested": true, "hidden properties, many objects": true, "lists that are maps after all": true,
 		"digits": false, "stamps": true,
 	} {
-		body := adversary(kind, 6<<20)
+		body := adversary(kind, 4<<20)
 		_, properties, ok := wire.FromPHP(body)
 		if ok != taken || ok && !json.Valid(properties) {
 			t.Errorf("%s: taken %v: %.100s", kind, ok, properties)
