@@ -126,7 +126,7 @@ func TestPruneReadsWhatIsDue(t *testing.T) {
 	if _, err := pool.Exec(t.Context(), `ANALYZE holdfast_idempotency`); err != nil {
 		t.Fatal(err)
 	}
-	rows, err := pool.Query(t.Context(), `EXPLAIN `+idempotencypgx.PruneSQL(), pgx.QueryExecModeExec, 1000)
+	rows, err := pool.Query(t.Context(), `EXPLAIN `+idempotencypgx.PruneSQL(), pgx.QueryExecModeExec, 1000, 0)
 	must(t, err)
 	plan, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	must(t, err)

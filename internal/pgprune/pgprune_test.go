@@ -19,6 +19,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/holdfast-go/holdfast/internal/metrictest"
+	"github.com/holdfast-go/holdfast/internal/pgcall"
 	"github.com/holdfast-go/holdfast/internal/pgprune"
 	"github.com/holdfast-go/holdfast/internal/pgtest"
 	"github.com/holdfast-go/holdfast/internal/testenv"
@@ -245,6 +246,44 @@ func TestFailure(t *testing.T) {
 	wantRows(t, pool, 10)
 	if busy := pool.Stat().AcquiredConns(); busy != 0 {
 		t.Errorf("%d connections were not given back", busy)
+	}
+}
+
+// Rows that cannot be deleted are left and told of, and neither the other rows nor the other tables are kept by them.
+func TestPrune_leavesRowsThatAreRefused(t *testing.T) {
+	t.Parallel()
+	pgtest.New(t) // skips before there are subtests
+	const held = `n IN (1, 2, 700, 1000, 1099)`
+	for name, c := range map[string]struct{ sql, mend, want string }{
+		"foreign key": {`CREATE TABLE kept (n int REFERENCES old); INSERT INTO kept SELECT n FROM old WHERE ` + held, `DROP TABLE kept`, "violates foreign key constraint"},
+		"trigger that fails": {`CREATE FUNCTION keep() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'kept' USING ERRCODE = '22001'; END $$;
+			CREATE TRIGGER keep BEFORE DELETE ON old FOR EACH ROW WHEN (OLD.` + held + `) EXECUTE FUNCTION keep()`, `DROP FUNCTION keep CASCADE`, "kept"},
+		"trigger that drops": {`CREATE FUNCTION keep() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$;
+			CREATE TRIGGER keep BEFORE DELETE ON old FOR EACH ROW WHEN (OLD.` + held + `) EXECUTE FUNCTION keep()`, `DROP FUNCTION keep CASCADE`, pgcall.ErrIgnored.Error()},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			pool := pgtest.New(t)
+			cfg := table(t, pool, 1200, 1100)
+			var log bytes.Buffer
+			cfg.Logger = slog.New(slog.NewTextHandler(&log, nil))
+			exec(t, pool, `CREATE TABLE other (n int PRIMARY KEY); INSERT INTO other VALUES (1)`)
+			cfg.Statements = append(cfg.Statements, pgprune.Statement{Table: "missing", ID: "n", Due: "n < $1", Args: []any{9}}, pgprune.Statement{Table: "other", ID: "n", Due: "n < $1", Args: []any{9}})
+			exec(t, pool, c.sql)
+			p := newPruner(t, cfg)
+			n, err := p.Prune(t.Context())
+			if n != 1096 || err == nil || !strings.Contains(err.Error(), "row 1 of table old cannot be deleted") || !strings.Contains(err.Error(), c.want) ||
+				!strings.Contains(err.Error(), "and 4 more rows") || !strings.Contains(err.Error(), `"missing" does not exist`) {
+				t.Errorf("Prune = %d, %v", n, err)
+			}
+			wantRows(t, pool, 105)
+			p.Pass(t.Context())
+			if strings.Count(log.String(), "\n") != 1 || !strings.Contains(log.String(), c.want) {
+				t.Errorf("log: %s", log.String())
+			}
+			exec(t, pool, c.mend+`; CREATE TABLE missing (n int)`)
+			wantPruned(t, p, 5)
+		})
 	}
 }
 

@@ -3,6 +3,7 @@ package pgprune
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -10,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/holdfast-go/holdfast/internal/pgcall"
+	"github.com/holdfast-go/holdfast/internal/sqlstate"
 )
 
 const (
@@ -31,33 +33,80 @@ const (
 	lockSQL  = `SELECT pg_try_advisory_xact_lock(hashtextextended('holdfast prune ' || $1::text::regclass::oid, 0))`
 )
 
-// step is one statement of a pass, repeated until it deletes fewer rows than its limit.
+// step is one statement of a pass, repeated until it chooses fewer rows than its limit.
 type step struct {
 	pool      *pgxpool.Pool
 	table     string
 	statement Statement
 	limit     int
+	most      int // the limit while all goes well
+	skip      int // rows at the beginning that cannot be deleted
+	refused   int // those of this pass
+	why       error
 	done      bool
 }
 
 // do runs the statement once and returns how many rows it deleted. Its error is errTaken where
-// another process has the lock.
+// another process has the lock. Where the server refuses the rows, the next call tries fewer; one row that is refused alone is
+// left out from then on.
 func (s *step) do(ctx context.Context) (int, error) {
-	n, err := s.transaction(ctx)
+	chosen, gone, err := s.transaction(ctx)
 	if tookTooLong(err) && s.limit > fewRows {
-		s.limit = fewRows
-		n, err = s.transaction(ctx)
+		s.limit, s.most = fewRows, fewRows
+		chosen, gone, err = s.transaction(ctx)
 	}
-	if err != nil {
+	switch {
+	case sqlstate.Refused(err) && s.limit > 1:
+		s.limit /= 10
+		return 0, nil
+	case sqlstate.Refused(err):
+		return 0, s.leave(ctx, 1, err)
+	case err != nil:
 		return 0, err
+	case gone < chosen:
+		if err := s.leave(ctx, chosen-gone, pgcall.Ignored(s.statement.Table, "the DELETE")); err != nil {
+			return gone, err
+		}
 	}
-	s.done = n < s.limit
-	return n, nil
+	s.done = chosen < s.limit
+	s.limit = min(s.limit*10, s.most)
+	return gone, nil
+}
+
+// leave leaves out the next n rows, and notes why for the first one. It returns why if there is no such row: then no row is at
+// fault.
+func (s *step) leave(ctx context.Context, n int, why error) error {
+	if s.why == nil {
+		id, err := s.name(ctx)
+		if err != nil {
+			return why
+		}
+		s.why = fmt.Errorf("row %s of table %s cannot be deleted: %w", id, s.statement.Table, why)
+	}
+	s.skip += n
+	s.refused += n
+	return nil
+}
+
+// name returns the ID of the next row.
+func (s *step) name(ctx context.Context) (id string, err error) {
+	err = pgcall.Within(ctx, s.pool, stepTimeout, func(ctx context.Context, conn *pgxpool.Conn) error {
+		return conn.QueryRow(ctx, s.statement.nameSQL(), s.statement.args(s.skip)...).Scan(&id)
+	})
+	return id, err
+}
+
+// err returns why rows could not be deleted.
+func (s *step) err() error {
+	if s.refused > 1 {
+		return fmt.Errorf("%w (and %d more rows)", s.why, s.refused-1)
+	}
+	return s.why
 }
 
 // transaction takes two round trips: DELETE and COMMIT share one, so that no lock on a row outlives
 // a connection that falls silent.
-func (s *step) transaction(ctx context.Context) (n int, err error) {
+func (s *step) transaction(ctx context.Context) (chosen, gone int, err error) {
 	err = pgcall.Within(ctx, s.pool, stepTimeout, func(ctx context.Context, conn *pgxpool.Conn) error {
 		locked, err := s.lock(ctx, conn)
 		if err != nil {
@@ -66,10 +115,10 @@ func (s *step) transaction(ctx context.Context) (n int, err error) {
 		if !locked {
 			return errors.Join(errTaken, rollback(ctx, conn))
 		}
-		n, err = s.delete(ctx, conn)
+		chosen, gone, err = s.delete(ctx, conn)
 		return err
 	})
-	return n, err
+	return chosen, gone, err
 }
 
 func (s *step) lock(ctx context.Context, conn *pgxpool.Conn) (locked bool, err error) {
@@ -83,17 +132,14 @@ func (s *step) lock(ctx context.Context, conn *pgxpool.Conn) (locked bool, err e
 	return locked, nil
 }
 
-func (s *step) delete(ctx context.Context, conn *pgxpool.Conn) (n int, err error) {
+func (s *step) delete(ctx context.Context, conn *pgxpool.Conn) (chosen, gone int, err error) {
 	queue := &pgx.Batch{}
-	queue.Queue(s.statement.DeleteSQL(), s.statement.args(s.limit)...).Exec(func(tag pgconn.CommandTag) error {
-		n = int(tag.RowsAffected())
-		return nil
-	})
+	queue.Queue(s.statement.DeleteSQL(), s.statement.args(s.limit, s.skip)...).QueryRow(func(row pgx.Row) error { return row.Scan(&chosen, &gone) })
 	queue.Queue(`COMMIT`)
 	if err := conn.SendBatch(ctx, queue).Close(); err != nil {
-		return 0, errors.Join(err, rollback(ctx, conn))
+		return 0, 0, errors.Join(err, rollback(ctx, conn))
 	}
-	return n, nil
+	return chosen, gone, nil
 }
 
 // rollback does nothing where the connection was closed: the server ends the transaction then.

@@ -65,6 +65,10 @@ var ignoring = []struct {
 	{"pause", "holdfast_outbox_pause", "INSERT", nil, func(ctx context.Context, f *fixture) error { return f.store.Pause(ctx, "ada", "") }},
 	{"resume", "holdfast_outbox_pause", "DELETE", func(t *testing.T, f *fixture) { must(t, f.store.Pause(t.Context(), "ada", "")) },
 		func(ctx context.Context, f *fixture) error { return f.store.Resume(ctx) }},
+	{"prune", "holdfast_outbox", "DELETE", func(t *testing.T, f *fixture) {
+		written(t, f)
+		f.exec(t, `UPDATE holdfast_outbox SET published_at = now() - interval '1 year'`)
+	}, func(ctx context.Context, f *fixture) error { return second(f.store.Prune(ctx)) }},
 }
 
 func written(t *testing.T, f *fixture) {

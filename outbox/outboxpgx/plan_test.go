@@ -39,7 +39,7 @@ func TestQueriesUseTheirIndexes(t *testing.T) {
 		"hold due":  {[]int16{1}, 500},
 		"hold":      {int64(7), 1000, []string{}},
 		"release":   {[]int16{1}, 500, 5000, 500, 10, int64(100_000)},
-		"prune":     {int64(1), 1000},
+		"prune":     {int64(1), 1000, 0},
 		"stats":     {1000},
 	} {
 		plan := f.explain(t, "setup", outboxpgx.Statement(name), args)
