@@ -8,7 +8,6 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
-	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -23,20 +22,15 @@ const (
 	jobVar  = "HOLDFAST_FAULTS_JOB"
 )
 
-// roles are the programs that a child can be. Each decodes its job, works until it is done or killed, and
-// returns a report, which is printed as JSON.
-var roles = map[string]func(ctx context.Context, job []byte) (any, error){
+// roles are the programs that a child can be. Each decodes its job, and works until it is killed.
+var roles = map[string]func(ctx context.Context, job []byte) error{
 	"relay":       relayRole,
 	"inbox":       inboxRole,
 	"idempotency": idempotencyRole,
 }
 
 func runChild(role string) int {
-	report, err := roles[role](context.Background(), []byte(os.Getenv(jobVar)))
-	if err == nil {
-		err = json.NewEncoder(os.Stdout).Encode(report)
-	}
-	if err != nil {
+	if err := roles[role](context.Background(), []byte(os.Getenv(jobVar))); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
@@ -45,11 +39,11 @@ func runChild(role string) int {
 
 // child is this test binary in a process of its own.
 type child struct {
-	t           testing.TB
-	cmd         *exec.Cmd
-	out, errors bytes.Buffer  // to be read once ended is closed
-	ended       chan struct{} // closed at its end
-	err         error         // of Wait
+	t      testing.TB
+	cmd    *exec.Cmd
+	errors bytes.Buffer  // to be read once ended is closed
+	ended  chan struct{} // closed at its end
+	err    error         // of Wait
 }
 
 // spawn starts a child. It ends with the test, and with this process where the system can arrange
@@ -62,7 +56,7 @@ func spawn(t testing.TB, role string, job any) *child {
 	must(t, err)
 	c := &child{t: t, cmd: exec.Command(self), ended: make(chan struct{})}
 	c.cmd.Env = append(os.Environ(), roleVar+"="+role, jobVar+"="+string(text))
-	c.cmd.Stdout, c.cmd.Stderr = &c.out, &c.errors
+	c.cmd.Stderr = &c.errors
 	c.cmd.SysProcAttr = &syscall.SysProcAttr{}
 	testenv.DieWithParent(c.cmd.SysProcAttr)
 	started := make(chan error, 1)
@@ -84,20 +78,14 @@ func spawn(t testing.TB, role string, job any) *child {
 	return c
 }
 
-// wait waits until the child has ended.
-func (c *child) wait() {
+// untilKilled waits until the child has killed itself.
+func (c *child) untilKilled() {
 	c.t.Helper()
 	select {
 	case <-c.ended:
 	case <-time.After(testenv.Patience):
 		c.t.Fatal("the child does not end")
 	}
-}
-
-// untilKilled waits until the child has killed itself.
-func (c *child) untilKilled() {
-	c.t.Helper()
-	c.wait()
 	if !c.killed() {
 		c.t.Fatalf("the child was not killed: %v\n%s", c.err, c.errors.String())
 	}
@@ -106,16 +94,6 @@ func (c *child) untilKilled() {
 func (c *child) killed() bool {
 	status, ok := c.cmd.ProcessState.Sys().(syscall.WaitStatus)
 	return ok && status.Signal() == syscall.SIGKILL
-}
-
-// report waits until the child has ended well, and decodes its report.
-func (c *child) report(into any) {
-	c.t.Helper()
-	c.wait()
-	if c.err != nil {
-		c.t.Fatalf("the child failed: %v\n%s", c.err, c.errors.String())
-	}
-	must(c.t, json.Unmarshal([]byte(strings.TrimSpace(c.out.String())), into))
 }
 
 // crash kills this process at a point of its work.

@@ -78,12 +78,12 @@ func (j inboxJob) consumer(p inbox.Processor) (consumer, func(), error) {
 	return c, func() { _ = client.Close() }, err
 }
 
-func inboxRole(ctx context.Context, text []byte) (any, error) {
+func inboxRole(ctx context.Context, text []byte) error {
 	var j inboxJob
 	if err := json.Unmarshal(text, &j); err != nil {
-		return nil, err
+		return err
 	}
-	return struct{}{}, j.run(ctx)
+	return j.run(ctx)
 }
 
 func (j inboxJob) run(ctx context.Context) error {
@@ -281,7 +281,7 @@ func (i *intake) settled() error {
 		}
 	}
 	stats, err := i.look.Stats(i.t.Context())
-	if n := stats.Waiting + stats.Retrying; err == nil && n > 0 {
+	if n := stats.Waiting + stats.Retrying + stats.PutOff; err == nil && n > 0 {
 		err = fmt.Errorf("%d messages wait", n)
 	}
 	return err

@@ -39,12 +39,12 @@ type relayJob struct {
 	Crash            crash
 }
 
-func relayRole(ctx context.Context, text []byte) (any, error) {
+func relayRole(ctx context.Context, text []byte) error {
 	var j relayJob
 	if err := json.Unmarshal(text, &j); err != nil {
-		return nil, err
+		return err
 	}
-	return struct{}{}, j.run(ctx)
+	return j.run(ctx)
 }
 
 func (j relayJob) run(ctx context.Context) error {
