@@ -308,6 +308,27 @@ func TestGrantsOperate(t *testing.T) {
 	})...)
 }
 
+// A service that calls Migrate at each start has no right to create tables.
+func TestGrants_migrate(t *testing.T) {
+	t.Parallel()
+	d := newDatabase(t)
+	for job, migrations := range map[string]func(p parts) []func(context.Context) error{
+		"write":       func(p parts) []func(context.Context) error { return []func(context.Context) error{p.outbox.Migrate} },
+		"relay":       func(p parts) []func(context.Context) error { return []func(context.Context) error{p.outbox.Migrate} },
+		"consume":     func(p parts) []func(context.Context) error { return []func(context.Context) error{p.inbox.Migrate} },
+		"idempotency": func(p parts) []func(context.Context) error { return []func(context.Context) error{p.keys.Migrate} },
+		"operate": func(p parts) []func(context.Context) error {
+			return []func(context.Context) error{p.outbox.Migrate, p.inbox.Migrate, p.keys.Migrate, p.log.Migrate}
+		},
+	} {
+		for _, migrate := range migrations(d.role(t, job)) {
+			if err := migrate(t.Context()); err != nil {
+				t.Errorf("%s: %v", job, err)
+			}
+		}
+	}
+}
+
 func TestGrantsMistakes(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

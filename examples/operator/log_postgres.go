@@ -44,6 +44,10 @@ const migrateLock = 7_204_118_332
 // Migrate creates the table if there is none. Several processes may do so at once.
 func (l *PostgresLog) Migrate(ctx context.Context) error {
 	return l.within(ctx, "migrate", func(ctx context.Context) error {
+		var made bool // then a role needs no right to create it
+		if err := l.pool.QueryRow(ctx, "SELECT to_regclass($1) IS NOT NULL", logTable).Scan(&made); err == nil && made {
+			return nil
+		}
 		return pgx.BeginFunc(ctx, l.pool, func(tx pgx.Tx) error {
 			// The lock must not outlive a connection that falls silent.
 			if _, err := tx.Exec(ctx, "SELECT set_config('idle_in_transaction_session_timeout', '5s', true)"); err != nil {

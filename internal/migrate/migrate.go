@@ -46,7 +46,7 @@ type Set struct {
 const timeout = 5 * time.Minute
 
 // Apply brings the schema up to date in one transaction. A lock on the version
-// table makes others wait until it is done.
+// table makes others wait until it is done. Where nothing is to be done it needs the rights of Grant alone.
 func Apply(ctx context.Context, pool *pgxpool.Pool, s Set) error {
 	files, err := s.render()
 	if err != nil {
@@ -60,12 +60,46 @@ func Apply(ctx context.Context, pool *pgxpool.Pool, s Set) error {
 	// lock was granted would not show what the others have applied.
 	readCommitted := pgx.TxOptions{IsoLevel: pgx.ReadCommitted}
 	err = pgcall.Within(ctx, pool, timeout, func(ctx context.Context, conn *pgxpool.Conn) error {
+		if s.done(ctx, conn, versions, files) {
+			return nil
+		}
 		return pgx.BeginTxFunc(ctx, conn, readCommitted, func(tx pgx.Tx) error { return s.apply(ctx, tx, versions, files) })
 	})
 	if err != nil {
 		return fmt.Errorf("migrate %s: %w", s.Component, err)
 	}
 	return nil
+}
+
+// Grant is what a role needs to see that nothing is to be done, the text between GRANT and TO. Without a valid schema
+// there is none.
+func Grant(schema string) []string {
+	versions, err := sqlident.Qualify(schema, versionsTable)
+	if err != nil {
+		return nil
+	}
+	return []string{"SELECT ON " + versions}
+}
+
+// done reports whether the last file is known to be applied. Whatever keeps it from looking, such as a table that is not
+// there, shows again in apply.
+func (s Set) done(ctx context.Context, conn *pgxpool.Conn, versions string, files []file) bool {
+	last := 0
+	for _, f := range files {
+		last = max(last, f.version)
+	}
+	applied, err := s.applied(ctx, conn, versions)
+	return err == nil && applied >= last
+}
+
+type querier interface {
+	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
+}
+
+// applied returns the number of the last file that was applied.
+func (s Set) applied(ctx context.Context, q querier, versions string) (version int, err error) {
+	err = q.QueryRow(ctx, `SELECT coalesce(max(version), 0) FROM `+versions+` WHERE component = $1`, s.key()).Scan(&version)
+	return version, err
 }
 
 func (s Set) apply(ctx context.Context, tx pgx.Tx, versions string, files []file) error {
@@ -81,8 +115,7 @@ func (s Set) apply(ctx context.Context, tx pgx.Tx, versions string, files []file
 	if _, err := tx.Exec(ctx, createVersions(versions)); err != nil {
 		return err
 	}
-	var applied int
-	err := tx.QueryRow(ctx, `SELECT coalesce(max(version), 0) FROM `+versions+` WHERE component = $1`, s.key()).Scan(&applied)
+	applied, err := s.applied(ctx, tx, versions)
 	if err != nil {
 		return err
 	}

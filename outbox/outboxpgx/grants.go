@@ -3,6 +3,7 @@ package outboxpgx
 import (
 	"strings"
 
+	"github.com/holdfast-go/holdfast/internal/migrate"
 	"github.com/holdfast-go/holdfast/internal/sqlident"
 )
 
@@ -14,20 +15,20 @@ import (
 // it may change a column that nothing reads, or that the server fills.
 func (s *Store) Grants(job string) []string {
 	t := s.t
+	noted := migrate.Grant(s.cfg.Schema) // so that Migrate finds that nothing is to be done
 	// Pruning is part of two jobs.
-	prunes := []string{
-		`SELECT (id, at), UPDATE (id), DELETE ON ` + t.audit,
-		`SELECT (key, expires_at), UPDATE (expires_at), DELETE ON ` + t.dedup,
-	}
+	prunes := append(noted,
+		`SELECT (id, at), UPDATE (id), DELETE ON `+t.audit,
+		`SELECT (key, expires_at), UPDATE (expires_at), DELETE ON `+t.dedup)
 	// What is buried again replaces all of a letter but its id, which the server counts as reading it.
 	const letter = columns + `, seq, created_at, attempts, error_class, last_error`
 	again := strings.TrimPrefix(letter, "id, ") + ", died_at"
 	switch job {
 	case "write":
-		return sqlident.Granted(s.cfg.Schema,
+		return sqlident.Granted(s.cfg.Schema, append(noted,
 			`INSERT (`+columns+`, due_at) ON `+t.outbox,
 			`SELECT (key, id, expires_at), INSERT (key, id, expires_at), UPDATE (id, expires_at) ON `+t.dedup,
-			`EXECUTE ON FUNCTION `+t.write+`, `+t.ignored)
+			`EXECUTE ON FUNCTION `+t.write+`, `+t.ignored)...)
 	case "relay":
 		return sqlident.Granted(s.cfg.Schema, append(prunes,
 			`SELECT, UPDATE (published_at, due_at, held, attempts, error_class, last_error), DELETE ON `+t.outbox,
