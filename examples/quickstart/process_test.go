@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net/http"
 	"os"
 	"os/exec"
@@ -63,6 +64,26 @@ func (p *program) billed(t *testing.T, conn *pgx.Conn) {
 		}
 		return err
 	})
+}
+
+// Orders are taken while the broker is away at the start; the parts that need it are not ready.
+func TestQuickstart_withoutBroker(t *testing.T) {
+	t.Parallel()
+	p := start(t, append(os.Environ(), "DATABASE_URL="+pgtest.URL(t), "AMQP_URL=amqp://127.0.0.1:1/"), "-backend=services")
+	p.order(t)
+	testenv.Eventually(t, func() error {
+		answer, err := http.Get(strings.TrimSuffix(p.url, "/orders") + "/readyz")
+		if err != nil {
+			return err
+		}
+		defer answer.Body.Close()
+		body, err := io.ReadAll(answer.Body)
+		if err == nil && (answer.StatusCode != http.StatusServiceUnavailable || !strings.Contains(string(body), `["billing","relay"]`)) {
+			err = fmt.Errorf("%s: %s", answer.Status, body)
+		}
+		return err
+	})
+	p.stop(t)
 }
 
 // The line that the program prints is one that works.

@@ -95,6 +95,7 @@ func testDeadLetters(t *testing.T, flags ...string) {
 	s := services{pgtest.URL(t), redistest.URL(t), broker.URL}
 	asConsumer := slices.Concat(flags, []string{"-backend=services", "-role=consumer"})
 	consumer := start(t, s.env(), asConsumer...)
+	awaitReady(t, consumer.url) // its queue is there
 	id := uuid.Must(uuid.NewV7()).String()
 	body := `{"reservation_id":7}`
 	if len(flags) == 0 {
@@ -244,13 +245,13 @@ func TestShopPage_inMemory(t *testing.T) {
 		t.Errorf("it says %q", shop.stdout)
 	}
 	shop.stop()
-	if strings.Contains(shop.stderr.String(), "cut off") {
+	if strings.Contains(shop.stderr.String(), "did not stop") {
 		t.Errorf("the stream held up the end: %s", shop.stderr)
 	}
 
 	bare := start(t, nil, "-page=false")
-	if status, _ := acceptsHTML(t, bare.url); status != http.StatusNotFound {
-		t.Errorf("without the page: %d", status)
+	if status, body := acceptsHTML(t, bare.url); status != http.StatusOK || !strings.HasPrefix(body, "A ticket shop.") {
+		t.Errorf("without the page: %d %s", status, body)
 	}
 }
 

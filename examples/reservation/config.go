@@ -201,8 +201,11 @@ func (c config) offline() bool {
 		slices.Contains(c.command, "-h") || slices.Contains(c.command, "--help")
 }
 
+// runs tells whether the process has this role.
+func (c config) runs(role string) bool { return c.role == roleAll || c.role == role }
+
 // hasAPI tells whether the process serves customers.
-func (c config) hasAPI() bool { return c.role == roleAll || c.role == roleAPI }
+func (c config) hasAPI() bool { return c.runs(roleAPI) }
 
 // checkAddr finds what would only be seen when the servers are connected to, or have been started.
 func checkAddr(addr string) error {

@@ -10,12 +10,11 @@ import (
 	"net/http"
 	"time"
 
-	"golang.org/x/sync/errgroup"
-
 	"github.com/holdfast-go/holdfast/examples/operator"
 	"github.com/holdfast-go/holdfast/examples/reservation/internal/booking"
 	"github.com/holdfast-go/holdfast/examples/reservation/internal/httpapi"
 	"github.com/holdfast-go/holdfast/examples/reservation/internal/web"
+	"github.com/holdfast-go/holdfast/modules/service"
 )
 
 // front is where a process listens: on one address, or on a second one for operators alone.
@@ -39,18 +38,14 @@ func newFront(ctx context.Context, cfg config, b *backend, metrics http.Handler)
 	if err != nil {
 		return nil, err
 	}
-	checks := b.checks
-	for _, s := range b.services {
-		checks = append(checks, httpapi.Check{Name: s.name, Ready: s.Ready})
-	}
 	f := &front{page: newPage(cfg, b.operator)}
 	api = f.withShopPage(cfg, b, api)
 	if cfg.opsAddr == "" {
-		return f, f.open(ctx, "-addr", cfg.addr, f.withPage(cfg, httpapi.Ops(checks, metrics, api, slog.Default())))
+		return f, f.open(ctx, "-addr", cfg.addr, f.withPage(cfg, httpapi.Ops(b.ready, metrics, api)))
 	}
 	return f, errors.Join(
 		f.open(ctx, "-addr", cfg.addr, api),
-		f.open(ctx, "-ops-addr", cfg.opsAddr, f.withPage(cfg, httpapi.Ops(checks, metrics, nil, slog.Default()))))
+		f.open(ctx, "-ops-addr", cfg.opsAddr, f.withPage(cfg, httpapi.Ops(b.ready, metrics, nil))))
 }
 
 // newAPI returns what customers see, nil in roles that have nothing for them.
@@ -98,9 +93,8 @@ func (f *front) announce(w io.Writer, cfg config) {
 	}
 }
 
-// serve serves until ctx ends and requests in hand are done.
-func (f *front) serve(ctx context.Context) error {
-	group, ctx := errgroup.WithContext(ctx)
+// join adds the HTTP servers to the group.
+func (f *front) join(group *service.Group) {
 	for _, d := range f.doors {
 		server := newServer(d.handler)
 		if f.page != nil {
@@ -109,13 +103,15 @@ func (f *front) serve(ctx context.Context) error {
 		if f.shopPage != nil {
 			server.RegisterOnShutdown(f.shopPage.Close)
 		}
-		group.Go(func() error { return serveHTTP(ctx, d.listener, server) })
+		group.Serve(d.listener, server)
 	}
-	err := group.Wait()
+}
+
+// close ends what the operator's page has begun, which is noted before the servers are left.
+func (f *front) close() {
 	if f.page != nil {
-		f.page.Close() // what it has begun is noted before the servers are left
+		f.page.Close()
 	}
-	return err
 }
 
 // newServer bounds what a client can keep a connection for. An answer may take the body's time and a minute to be
@@ -130,22 +126,4 @@ func newServer(handler http.Handler) *http.Server {
 		MaxHeaderBytes:    64 << 10,
 		ErrorLog:          slog.NewLogLogger(slog.Default().Handler(), slog.LevelWarn),
 	}
-}
-
-func serveHTTP(ctx context.Context, listener net.Listener, server *http.Server) error {
-	drained := make(chan error, 1)
-	stop := context.AfterFunc(ctx, func() {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), drainTimeout)
-		defer cancel()
-		drained <- server.Shutdown(ctx)
-	})
-	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
-		stop()
-		return err
-	}
-	if err := <-drained; err != nil {
-		slog.WarnContext(ctx, "requests were cut off", slog.Any("error", err))
-		return server.Close()
-	}
-	return nil
 }

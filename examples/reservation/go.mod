@@ -14,7 +14,6 @@ require (
 	go.opentelemetry.io/otel/sdk v1.47.0
 	go.opentelemetry.io/otel/sdk/metric v1.47.0
 	go.opentelemetry.io/proto/otlp v1.11.0
-	golang.org/x/sync v0.23.0
 )
 
 require (
@@ -36,6 +35,7 @@ require (
 	go.opentelemetry.io/otel/exporters/otlp/otlptrace v1.47.0 // indirect
 	golang.org/x/net v0.59.0 // indirect
 	golang.org/x/oauth2 v0.37.0 // indirect
+	golang.org/x/sync v0.23.0 // indirect
 	golang.org/x/term v0.46.0 // indirect
 	golang.org/x/time v0.15.0 // indirect
 	google.golang.org/genproto/googleapis/api v0.0.0-20260928230214-8a89bd6388cc // indirect
@@ -66,6 +66,7 @@ require (
 	github.com/google/uuid v1.6.0
 	github.com/holdfast-go/holdfast v0.0.0
 	github.com/holdfast-go/holdfast/examples/operator v0.0.0
+	github.com/holdfast-go/holdfast/modules/service v0.0.0
 	github.com/jackc/pgpassfile v1.0.0 // indirect
 	github.com/jackc/pgservicefile v0.0.0-20240606120523-5a60cdf6a761 // indirect
 	github.com/jackc/puddle/v2 v2.2.3 // indirect
@@ -111,4 +112,5 @@ require (
 replace (
 	github.com/holdfast-go/holdfast => ../..
 	github.com/holdfast-go/holdfast/examples/operator => ../operator
+	github.com/holdfast-go/holdfast/modules/service => ../../modules/service
 )

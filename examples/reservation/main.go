@@ -12,8 +12,8 @@ import (
 	"io"
 	"log/slog"
 	"os"
-	"os/signal"
-	"syscall"
+
+	"github.com/holdfast-go/holdfast/modules/service"
 )
 
 // The exit codes of the shop; package operator says what those of commands mean.
@@ -24,10 +24,7 @@ const (
 )
 
 func main() {
-	// Once the first signal has begun the shutdown, a second one ends the process at once.
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
-	context.AfterFunc(ctx, stop)
-	os.Exit(run(ctx, os.Args[1:], os.Getenv, os.Stdout, os.Stderr))
+	os.Exit(run(service.Signals(), os.Args[1:], os.Getenv, os.Stdout, os.Stderr))
 }
 
 // run is the program; it returns the exit code.

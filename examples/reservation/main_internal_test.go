@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -27,6 +28,7 @@ import (
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/internal/amqptest"
 	"github.com/holdfast-go/holdfast/internal/testenv"
+	"github.com/holdfast-go/holdfast/modules/service"
 	"github.com/holdfast-go/holdfast/outbox/driver"
 )
 
@@ -237,11 +239,7 @@ func TestChecks_perRole(t *testing.T) {
 		noError(t, err)
 		s, err := newServers(cfg)
 		noError(t, err)
-		var names []string
-		for _, check := range s.checks(role) {
-			names = append(names, check.Name)
-		}
-		if got := strings.Join(names, ","); got != want {
+		if got := strings.Join(slices.Sorted(maps.Keys(s.checks(role))), ","); got != want {
 			t.Errorf("%s asks %s, want %s", role, got, want)
 		}
 		s.close()
@@ -408,7 +406,9 @@ func TestClientsThatDoNotReadOrWrite(t *testing.T) {
 				listener.conns <- conn
 				ctx, cancel := context.WithCancel(t.Context())
 				ended := make(chan error)
-				go func() { ended <- serveHTTP(ctx, listener, newServer(handler)) }()
+				group := &service.Group{}
+				group.Serve(listener, newServer(handler))
+				go func() { ended <- group.Run(ctx) }()
 				if _, err := fmt.Fprint(client, sends); err != nil {
 					t.Fatal(err)
 				}
@@ -434,23 +434,23 @@ type stuck struct{ end chan struct{} }
 func (s stuck) Run(context.Context) error   { <-s.end; return nil }
 func (s stuck) Ready(context.Context) error { return nil }
 
-// A signal ends a process whose servers are silent: requests have drainTimeout, then the services have stopTimeout.
-func TestRunAll_endsWithStuckServices(t *testing.T) {
+// A signal ends a process whose servers are silent: running requests, consumer and sweeper, and the relay have
+// stopTimeout each.
+func TestGroup_endsWithStuckParts(t *testing.T) {
 	t.Parallel()
 	for name, requests := range map[string]int{"a request in flight": 1, "no request": 0} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				end := make(chan struct{})
+				part := stuck{make(chan struct{})}
 				listener := listenOnPipes()
 				client, conn := net.Pipe()
 				listener.conns <- conn
-				server := newServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { <-end }))
+				group := newGroup(config{role: roleAll}, part, part, part)
+				group.Serve(listener, newServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { <-part.end })))
 				ctx, signal := context.WithCancel(t.Context())
 				ended := make(chan error)
-				go func() {
-					ended <- runAll(ctx, []service{{roleRelay, stuck{end}}}, func(ctx context.Context) error { return serveHTTP(ctx, listener, server) })
-				}()
+				go func() { ended <- group.Run(ctx) }()
 				if requests > 0 {
 					if _, err := fmt.Fprint(client, "GET / HTTP/1.1\r\nHost: shop\r\n\r\n"); err != nil {
 						t.Fatal(err)
@@ -462,10 +462,15 @@ func TestRunAll_endsWithStuckServices(t *testing.T) {
 				began := time.Now()
 				signal()
 				err := <-ended
-				if took, want := time.Since(began), time.Duration(requests)*drainTimeout+stopTimeout; err == nil || took != want {
-					t.Errorf("ended after %v with %v, want %v and the name of the service", took, err, want)
+				if took, want := time.Since(began), time.Duration(requests+2)*stopTimeout; err == nil || took != want {
+					t.Errorf("ended after %v with %v, want %v and the names of the parts", took, err, want)
 				}
-				close(end)
+				for _, name := range []string{roleSweeper, roleConsumer, roleRelay} {
+					if !strings.Contains(fmt.Sprint(err), name) {
+						t.Errorf("%v does not name the %s", err, name)
+					}
+				}
+				close(part.end)
 				_ = client.Close()
 			})
 		})

@@ -4,7 +4,6 @@ import (
 	"context"
 
 	"github.com/holdfast-go/holdfast/examples/reservation/internal/flow"
-	"github.com/holdfast-go/holdfast/examples/reservation/internal/httpapi"
 	"github.com/holdfast-go/holdfast/examples/reservation/internal/memory"
 	"github.com/holdfast-go/holdfast/examples/reservation/internal/web"
 )
@@ -41,18 +40,18 @@ func openMemory(cfg config) (*backend, error) {
 	if err != nil {
 		return nil, err
 	}
-	var checks []httpapi.Check
+	checks := map[string]func(context.Context) error{}
 	var outages []web.Server
 	for _, server := range parts.Demo.Servers() {
 		outages = append(outages, server)
 		if server != parts.Demo.RabbitMQ { // requests are served without the broker
-			checks = append(checks, httpapi.Check{Name: server.Name(), Ready: server.Ready})
+			checks[server.Name()] = server.Ready
 		}
 	}
+	group := newGroup(cfg, parts.Sweeper, parts.Consumer, parts.Relay)
 	b := &backend{
-		shop: parts.Shop, keys: parts.Keys, limiter: parts.Limiter,
-		services: []service{{roleSweeper, parts.Sweeper}, {roleRelay, parts.Relay}, {roleConsumer, parts.Consumer}},
-		checks:   checks, operator: memoryOperator(cfg, parts), handled: &handled{},
+		shop: parts.Shop, keys: parts.Keys, limiter: parts.Limiter, group: group, ready: group.Ready(checks),
+		operator: memoryOperator(cfg, parts), handled: &handled{},
 		flow: tracker, backlog: parts.Demo.Backlog, close: func() {},
 	}
 	if cfg.trials {

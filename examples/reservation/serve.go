@@ -4,33 +4,26 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"net/http"
 	"time"
-
-	"golang.org/x/sync/errgroup"
 
 	"github.com/holdfast-go/holdfast/examples/operator"
 	"github.com/holdfast-go/holdfast/examples/reservation/internal/flow"
 	"github.com/holdfast-go/holdfast/examples/reservation/internal/httpapi"
 	"github.com/holdfast-go/holdfast/examples/reservation/internal/web"
 	"github.com/holdfast-go/holdfast/idempotency/driver"
+	"github.com/holdfast-go/holdfast/modules/service"
 	"github.com/holdfast-go/holdfast/ratelimit"
 )
 
-// After a signal requests in hand have drainTimeout, then what runs behind them has stopTimeout, then
-// connections have closeTimeout to end as their servers like it. What still hangs is left to the
-// end of the process.
+// After a signal the running requests have stopTimeout, then consumer and sweeper, then the relay. After that,
+// connections have closeTimeout to end as their servers like it.
 const (
-	drainTimeout = 20 * time.Second
-	stopTimeout  = 20 * time.Second
+	stopTimeout  = 18 * time.Second
 	closeTimeout = 2 * time.Second
 )
 
-// service is a part of the process that runs until it is told to stop.
-type service struct {
-	name string
-	runner
-}
-
+// runner is a part of the process that runs until it is stopped.
 type runner interface {
 	Run(ctx context.Context) error
 	Ready(ctx context.Context) error
@@ -41,12 +34,12 @@ type backend struct {
 	shop    httpapi.Backend
 	keys    driver.Store // nil: left out
 	limiter limiter      // nil: left out
-	// services are those of the role.
-	services []service
-	// handled counts the messages of the services.
+	// group has the parts of the role.
+	group *service.Group
+	// handled counts the messages of the parts.
 	handled *handled
-	// checks ask the servers.
-	checks []httpapi.Check
+	// ready answers readiness probes.
+	ready http.Handler
 	// operator knows all parts.
 	operator *operator.Operator
 	// flow counts what the shop's page shows, and backlog what waits.
@@ -88,7 +81,7 @@ func serve(ctx context.Context, cfg config, stdout io.Writer) error {
 	defer end()
 	if cfg.addr == "" {
 		fmt.Fprintf(stdout, "reservation: running (backend %s, role %s)\n", cfg.backend, cfg.role)
-		return runAll(ctx, b.services, nil)
+		return b.group.Run(ctx)
 	}
 
 	front, err := newFront(ctx, cfg, b, metrics)
@@ -96,51 +89,23 @@ func serve(ctx context.Context, cfg config, stdout io.Writer) error {
 		return err
 	}
 	front.announce(stdout, cfg)
-	return runAll(ctx, b.services, front.serve)
+	front.join(b.group)
+	defer front.close()
+	return b.group.Run(ctx)
 }
 
-// runAll runs the services, and front before them: it has ended before they are
-// told to stop, so that what it still accepts is still served. Services that do
-// not stop in time are an error.
-func runAll(ctx context.Context, services []service, front func(context.Context) error) error {
-	behind, stop := context.WithCancel(context.WithoutCancel(ctx))
-	defer stop()
-	group, ctx := errgroup.WithContext(ctx)
-	for _, s := range services {
-		group.Go(func() error {
-			if err := s.Run(behind); err != nil {
-				return fmt.Errorf("%s: %w", s.name, err)
-			}
-			return nil
-		})
+// newGroup returns a group with the parts of the role. The parts that need the broker set it up first; requests are
+// served meanwhile.
+func newGroup(cfg config, sweeper, consumer, relay runner, broker ...func(context.Context) error) *service.Group {
+	group := &service.Group{StopTimeout: stopTimeout}
+	if cfg.runs(roleSweeper) {
+		group.Add(roleSweeper, sweeper)
 	}
-	group.Go(func() error {
-		defer stop()
-		if front != nil {
-			return front(ctx)
-		}
-		<-ctx.Done()
-		return nil
-	})
-	ended := make(chan error, 1)
-	go func() { ended <- group.Wait() }()
-	select {
-	case err := <-ended:
-		return err
-	case <-behind.Done():
+	if cfg.runs(roleConsumer) {
+		group.Add(roleConsumer, consumer, broker...)
 	}
-	select {
-	case err := <-ended:
-		return err
-	case <-time.After(stopTimeout):
-		return fmt.Errorf("role %v did not stop within %v", names(services), stopTimeout)
+	if cfg.runs(roleRelay) {
+		group.Last(roleRelay, relay, broker...)
 	}
-}
-
-func names(services []service) []string {
-	var all []string
-	for _, s := range services {
-		all = append(all, s.name)
-	}
-	return all
+	return group
 }

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"log/slog"
 	"math/rand/v2"
 	"net/url"
 	"strings"
@@ -17,7 +16,6 @@ import (
 	"github.com/redis/go-redis/v9/logging"
 
 	"github.com/holdfast-go/holdfast/examples/operator"
-	"github.com/holdfast-go/holdfast/examples/reservation/internal/httpapi"
 	"github.com/holdfast-go/holdfast/outbox/outboxamqp"
 	"github.com/holdfast-go/holdfast/txretry"
 )
@@ -138,18 +136,15 @@ func newPool(url string, conns int32, settings map[string]string) (*pgxpool.Pool
 
 // checks ask the servers that a role cannot work without. None asks the broker: the relay and the consumer know best
 // whether they reach it, and requests are served while it is down.
-func (s *servers) checks(role string) []httpapi.Check {
-	shop := httpapi.Check{Name: "postgres", Ready: s.shop.Ping}
-	workers := httpapi.Check{Name: "postgres of workers", Ready: s.workers.Ping}
-	redis := httpapi.Check{Name: "redis", Ready: s.pingRedis}
-	switch role {
-	case roleAPI:
-		return []httpapi.Check{shop, redis}
-	case roleAll:
-		return []httpapi.Check{shop, workers, redis}
-	default:
-		return []httpapi.Check{workers}
+func (s *servers) checks(role string) map[string]func(context.Context) error {
+	checks := map[string]func(context.Context) error{}
+	if role != roleAPI {
+		checks["postgres of workers"] = s.workers.Ping
 	}
+	if role == roleAPI || role == roleAll {
+		checks["postgres"], checks["redis"] = s.shop.Ping, s.pingRedis
+	}
+	return checks
 }
 
 func (s *servers) pingRedis(ctx context.Context) error { return s.redis.Ping(ctx).Err() }
@@ -202,27 +197,5 @@ func (s *servers) close() {
 	}
 }
 
-// startTimeout is how long a process waits for servers that are starting, too.
+// startTimeout is how long a process waits for a Postgres that is starting, too.
 const startTimeout = 60 * time.Second
-
-// patiently tries the steps, one after the other, until all have succeeded or startTimeout is over.
-func patiently(ctx context.Context, what string, steps ...func(context.Context) error) error {
-	ctx, cancel := context.WithTimeout(ctx, startTimeout)
-	defer cancel()
-	pause := 100 * time.Millisecond
-	for len(steps) > 0 {
-		err := steps[0](ctx)
-		if err == nil {
-			steps = steps[1:]
-			continue
-		}
-		slog.WarnContext(ctx, "start: trying again", slog.String("step", what), slog.Any("error", err))
-		select {
-		case <-time.After(pause):
-			pause = min(2*pause, 5*time.Second)
-		case <-ctx.Done():
-			return fmt.Errorf("%s: %w", what, err)
-		}
-	}
-	return nil
-}

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"slices"
 	"time"
 
 	"github.com/holdfast-go/holdfast/examples/operator"
@@ -13,6 +12,7 @@ import (
 	"github.com/holdfast-go/holdfast/idempotency/idempotencypgx"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencyredis"
 	"github.com/holdfast-go/holdfast/inbox/inboxpgx"
+	"github.com/holdfast-go/holdfast/modules/service"
 	"github.com/holdfast-go/holdfast/outbox"
 	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
 	"github.com/holdfast-go/holdfast/ratelimit/ratelimitredis"
@@ -82,31 +82,28 @@ func newParts(cfg config, s *servers) *parts {
 	return p
 }
 
-// prepare creates the tables and what the broker needs. Many processes may do so at once.
-func (p *parts) prepare(ctx context.Context) error {
-	err := patiently(ctx, "migrate the database", p.messages.Migrate, p.inbox.Migrate, p.once.Migrate, p.log.Migrate, shopTables{p}.Migrate)
-	if err != nil {
-		return err
-	}
-	return patiently(ctx, "set up the broker", p.broker.setup...)
+// prepare creates the tables, and waits for Postgres as long as startTimeout. Many processes may do so at once.
+func (p *parts) prepare(ctx context.Context, group *service.Group) error {
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	return group.Prepare(ctx, "postgres", p.messages.Migrate, p.inbox.Migrate, p.once.Migrate, p.log.Migrate, shopTables{p}.Migrate)
 }
 
-// openServices is the back end on real servers, with the services of the role.
+// openServices is the back end on real servers, with the parts of the role.
 func openServices(ctx context.Context, cfg config) (*backend, error) {
 	s, err := newServers(cfg)
 	if err != nil {
 		return nil, err
 	}
 	p := newParts(cfg, s)
-	if err := p.prepare(ctx); err != nil {
+	group := newGroup(cfg, p.sweeper, p.broker.consumer, p.relay, p.broker.setup...)
+	if err := p.prepare(ctx, group); err != nil {
 		s.close()
 		return nil, err
 	}
-	services := []service{{roleSweeper, p.sweeper}, {roleRelay, p.relay}, {roleConsumer, p.broker.consumer}}
 	b := &backend{
 		shop: postgres.NewShop(s.shop, p.once, p.outbox, p.holds, p.flow), keys: p.once, limiter: p.limiter,
-		services: slices.DeleteFunc(services, func(s service) bool { return cfg.role != roleAll && cfg.role != s.name }),
-		checks:   s.checks(cfg.role), operator: p.operator(cfg), handled: p.handled,
+		group: group, ready: group.Ready(s.checks(cfg.role)), operator: p.operator(cfg), handled: p.handled,
 		flow: p.flow, close: s.close,
 	}
 	if cfg.page {

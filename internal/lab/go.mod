@@ -54,3 +54,5 @@ replace github.com/holdfast-go/holdfast => ../..
 replace github.com/holdfast-go/holdfast/examples/operator => ../../examples/operator
 
 replace github.com/holdfast-go/holdfast/examples/reservation => ../../examples/reservation
+
+replace github.com/holdfast-go/holdfast/modules/service => ../../modules/service

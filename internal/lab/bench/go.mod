@@ -113,6 +113,7 @@ require (
 	github.com/hashicorp/go-multierror v1.1.1 // indirect
 	github.com/hashicorp/golang-lru v0.5.4 // indirect
 	github.com/holdfast-go/holdfast/examples/reservation v0.0.0 // indirect
+	github.com/holdfast-go/holdfast/modules/service v0.0.0 // indirect
 	github.com/jackc/pgpassfile v1.0.0 // indirect
 	github.com/jackc/pgservicefile v0.0.0-20240606120523-5a60cdf6a761 // indirect
 	github.com/jackc/puddle/v2 v2.2.3 // indirect
@@ -146,4 +147,5 @@ replace (
 	github.com/holdfast-go/holdfast/examples/operator => ../../../examples/operator
 	github.com/holdfast-go/holdfast/examples/reservation => ../../../examples/reservation
 	github.com/holdfast-go/holdfast/internal/lab => ..
+	github.com/holdfast-go/holdfast/modules/service => ../../../modules/service
 )

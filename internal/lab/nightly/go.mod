@@ -53,6 +53,7 @@ require (
 	github.com/grpc-ecosystem/grpc-gateway/v2 v2.30.0 // indirect
 	github.com/hashicorp/hcl/v2 v2.13.0 // indirect
 	github.com/holdfast-go/holdfast/examples/reservation v0.0.0 // indirect
+	github.com/holdfast-go/holdfast/modules/service v0.0.0 // indirect
 	github.com/inconshreveable/mousetrap v1.1.0 // indirect
 	github.com/jackc/pgerrcode v0.0.0-20240316143900-6e2875d9b438 // indirect
 	github.com/jackc/pgpassfile v1.0.0 // indirect
@@ -135,4 +136,5 @@ replace (
 	github.com/holdfast-go/holdfast/examples/operator => ../../../examples/operator
 	github.com/holdfast-go/holdfast/examples/reservation => ../../../examples/reservation
 	github.com/holdfast-go/holdfast/internal/lab => ..
+	github.com/holdfast-go/holdfast/modules/service => ../../../modules/service
 )

@@ -217,8 +217,8 @@ func (p *Process) Ready() error {
 	return nil
 }
 
-// EndsWithin is the time that a shop has for its end after a signal: it promises 44 s.
-const EndsWithin = 45 * time.Second
+// EndsWithin is the time that a shop has for its end after a signal: it promises 58 s.
+const EndsWithin = 59 * time.Second
 
 // Roles are the processes of one shop.
 type Roles []*Process

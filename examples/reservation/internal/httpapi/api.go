@@ -43,7 +43,7 @@ type api struct {
 	log     *seldom
 }
 
-// New returns the handler of everything below /api/.
+// New returns the handler of everything below /api/, and of a list of that at /.
 func New(cfg Config) (http.Handler, error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.Default()
@@ -65,6 +65,7 @@ func New(cfg Config) (http.Handler, error) {
 	mux.Handle("/api/reservations/{id}", methods{"GET": get(a.showReservation)})
 	mux.Handle("/api/reservations/{id}/confirm", methods{"POST": post(a.confirm)})
 	mux.Handle("/api/reservations/{id}/cancel", methods{"POST": post(a.cancel)})
+	mux.Handle("/{$}", methods{"GET": http.HandlerFunc(showIndex)})
 	mux.HandleFunc("/", notFound)
 	var routes http.Handler = mux
 	if cfg.Trace != nil {

@@ -182,7 +182,8 @@ func testBadInput(t *testing.T, s *shop) {
 		code   string
 	}{
 		"unknown route":                   {post("/api/nothing", "{}"), 404, "NOT_FOUND"},
-		"root":                            {get("/"), 404, "NOT_FOUND"},
+		"root":                            {get("/"), 200, ""},
+		"method of the root":              {post("/", "{}"), 405, "METHOD_NOT_ALLOWED"},
 		"trailing slash":                  {get("/api/events/"), 404, "NOT_FOUND"},
 		"unknown route before method":     {request{method: "BREW", path: "/api/x"}, 404, "NOT_FOUND"},
 		"event that is no id":             {get("/api/events/x"), 404, "NOT_FOUND"},

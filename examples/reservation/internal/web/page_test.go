@@ -19,10 +19,10 @@ func TestHomeIsForBrowsers(t *testing.T) {
 	if browser.StatusCode != http.StatusOK || !strings.HasPrefix(browser.Header.Get("Content-Type"), "text/html") {
 		t.Errorf("a browser is answered %d, %s", browser.StatusCode, browser.Header.Get("Content-Type"))
 	}
-	if other := s.do(http.MethodGet, "/", "", "Accept", "*/*"); other.StatusCode != http.StatusNotFound || !strings.Contains(other.body, "NOT_FOUND") {
+	if other := s.do(http.MethodGet, "/", "", "Accept", "*/*"); other.StatusCode != http.StatusOK || !strings.Contains(other.body, "POST /api/reservations") {
 		t.Errorf("others are answered %d, %s", other.StatusCode, other.body)
 	}
-	if post := s.do(http.MethodPost, "/", "", "Accept", "text/html"); post.StatusCode != http.StatusNotFound {
+	if post := s.do(http.MethodPost, "/", "", "Accept", "text/html"); post.StatusCode != http.StatusMethodNotAllowed {
 		t.Errorf("a POST is answered %d", post.StatusCode)
 	}
 	if browser.Header.Get("Vary") != "Accept" {
