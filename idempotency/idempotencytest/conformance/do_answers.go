@@ -17,7 +17,7 @@ import (
 type refused struct{ status int }
 
 func (r refused) Error() string   { return fmt.Sprintf("refused with %d", r.status) }
-func (refused) Code() string      { return "REFUSED" }
+func (refused) Code() string      { return "INVALID_REQUEST" }
 func (r refused) HTTPStatus() int { return r.status }
 
 // testStatusDecides answers in both ways that a handler has: by a Response and by an error.
