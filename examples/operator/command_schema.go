@@ -7,7 +7,9 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -25,8 +27,8 @@ func (o *Operator) schemaPrint() *cobra.Command {
 		Long: "Print the tables as SQL, or write the files of a migration tool.\n\n" +
 			"Setup and a service's Migrate find done what the tool has done. Files that are there\n" +
 			"already are left as they are; one with another content is an error. For atlas run `atlas migrate hash` afterwards.\n\n" +
-			"Numbers are from 000100 to 090099, the same in every project: a tool that only goes forward does not apply them behind\n" +
-			"migrations with higher ones. Give Holdfast a folder and a table of versions of its own there.",
+			"A file that is new in the folder gets the number after the highest one there, so tools that only go forward apply it after\n" +
+			"all others. The folder may be that of your own migrations. Keep it in version control, and print again after an upgrade.",
 	}
 	tool := cmd.Flags().String("format", "sql", "sql, or files for `tool`: "+strings.Join(tools, ", "))
 	dir := cmd.Flags().String("dir", "", "the `folder` of the tool's files")
@@ -109,11 +111,52 @@ func writeSchema(cmd *cobra.Command, all []migration, files func(migration) map[
 	return nil
 }
 
+// numbered is the name of a migration tool's file.
+var numbered = regexp.MustCompile(`^(\d{1,18})_(.+)$`)
+
+// numbersIn returns the numbers of the files in a folder, by the rest of their names, and the highest one.
+func numbersIn(dir string) (numbers map[string]int, highest int, err error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, 0, err
+	}
+	numbers = map[string]int{}
+	for _, entry := range entries {
+		if match := numbered.FindStringSubmatch(entry.Name()); match != nil {
+			number, _ := strconv.Atoi(match[1]) // 18 digits at most
+			numbers[match[2]] = number
+			highest = max(highest, number)
+		}
+	}
+	return numbers, highest, nil
+}
+
+func withoutNumber(name string) string {
+	if match := numbered.FindStringSubmatch(name); match != nil {
+		return match[2]
+	}
+	return name
+}
+
 // missingFiles are the texts of files that are not there, by their paths. All are compared before any is
 // written.
 func missingFiles(all []migration, files func(migration) map[string]string, dir string) (map[string]string, error) {
 	missing := map[string]string{}
+	numbers, highest, err := numbersIn(dir)
+	if err != nil {
+		return nil, err
+	}
 	for _, m := range all {
+		m.number = 0
+		for name := range files(m) {
+			if number, there := numbers[withoutNumber(name)]; there {
+				m.number = number
+			}
+		}
+		if m.number == 0 {
+			highest++
+			m.number = highest
+		}
 		for name, text := range files(m) {
 			path := filepath.Join(dir, name)
 			there, err := os.ReadFile(path)

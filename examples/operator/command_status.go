@@ -132,10 +132,10 @@ func (s outboxStatus) breakers() string {
 }
 
 func printConsumers(w io.Writer, consumers []consumerStatus) error {
-	t := newTable(w, "CONSUMER", "WAITING", "RETRYING", "PROCESSED/S", "DEAD", "OF CLASS")
+	t := newTable(w, "CONSUMER", "WAITING", "RETRYING", "PUT OFF", "PROCESSED/S", "DEAD", "OF CLASS")
 	for _, c := range consumers {
 		if c.Error != "" {
-			t.row(c.Name, "?", "?", "?", "?", "")
+			t.row(c.Name, "?", "?", "?", "?", "?", "")
 			continue
 		}
 		dead, classes := 0, []string(nil)
@@ -149,7 +149,7 @@ func printConsumers(w io.Writer, consumers []consumerStatus) error {
 		if c.Part {
 			more = "+"
 		}
-		t.row(c.Name, c.Waiting, c.Retrying, perSecond(c.Rate), fmt.Sprint(dead, more), strings.Join(classes, ", "))
+		t.row(c.Name, c.Waiting, c.Retrying, c.PutOff, perSecond(c.Rate), fmt.Sprint(dead, more), strings.Join(classes, ", "))
 	}
 	return t.below(w)
 }

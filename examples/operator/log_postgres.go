@@ -22,7 +22,7 @@ const logTable = "holdfast_operator_log"
 //go:embed migrations/*.sql
 var logFiles embed.FS
 
-//go:embed migrations/0900_operator_log.sql
+//go:embed migrations/0007_operator_log.sql
 var createLogSQL string
 
 // PostgresLog keeps actions in a table, for a year. It is safe for concurrent use.

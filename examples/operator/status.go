@@ -56,6 +56,7 @@ type consumerStatus struct {
 	Name     string         `json:"name"`
 	Waiting  int            `json:"waiting"`
 	Retrying int            `json:"retrying"`
+	PutOff   int            `json:"put_off"`
 	Dead     map[string]int `json:"dead"` // by class
 	// Part says that another session may hold further dead letters.
 	Part bool `json:"part,omitempty"`
@@ -143,7 +144,7 @@ func lookAtConsumer(ctx context.Context, c Consumer) consumerStatus {
 		return s
 	}
 	stats, err := consumer.Stats(ctx)
-	s.Waiting, s.Retrying, s.Dead, s.Part = stats.Waiting, stats.Retrying, stats.Dead, stats.Held
+	s.Waiting, s.Retrying, s.PutOff, s.Dead, s.Part = stats.Waiting, stats.Retrying, stats.PutOff, stats.Dead, stats.Held
 	if p, ok := c.Inbox.(processor); ok && err == nil {
 		var n int
 		n, err = p.Processed(ctx, rateWindow)

@@ -61,7 +61,7 @@ func (b *backlog) Look(context.Context) (flow.Backlog, error) {
 
 func inOutbox(depth driver.Depth) int { return depth.Ready + depth.Parked }
 
-func inQueue(queue inbox.Stats) int { return queue.Waiting + queue.Retrying }
+func inQueue(queue inbox.Stats) int { return queue.Waiting + queue.Retrying + queue.PutOff }
 
 func dead(depth driver.Depth, queue inbox.Stats) int {
 	n := depth.Dead

@@ -34,6 +34,7 @@ type control struct {
 	serial   int                // of the window
 	returned bool               // in a drain, what was not begun is given back
 	closed   bool               // the receiver has left
+	lookAt   time.Time          // when the next window may begin because of messages that a limit keeps back
 }
 
 // steer tells the receiver what to do.
@@ -48,7 +49,7 @@ func (c *control) steer(now time.Time) {
 	case c.pause.gate == probing && !c.pause.early:
 		c.wants(listen, c.pause.window(), -c.pause.round)
 	default:
-		if c.crowded() && !c.full() {
+		if c.crowded() && !c.full() && c.looksBehind(now) {
 			c.serial++
 		}
 		c.wants(listen, c.cfg.Prefetch, c.serial)
@@ -118,15 +119,44 @@ func (c *control) ended(why error) {
 // current reports whether an event is about the wish that holds.
 func (c *control) current(ev event) bool { return ev.serial == c.last.serial }
 
+// lookPause is between two new windows because of messages that a limit keeps back. A new window costs the broker
+// two calls, and a fast handler fills one in no time.
+const lookPause = time.Second
+
+// looksBehind reports whether a new window may begin now. Because of messages that a limit keeps back one begins
+// only while few of them wait, and not at once after another.
+func (c *control) looksBehind(now time.Time) bool {
+	limits := &c.hand.queues.limits
+	if limits.blocked == 0 {
+		return true
+	}
+	if limits.full() || now.Before(c.lookAt) {
+		return false
+	}
+	c.lookAt = now.Add(lookPause)
+	return true
+}
+
+// wake returns when a new window may begin that no event tells of; zero: at no time known.
+func (c *control) wake(now time.Time) time.Time {
+	if limits := &c.hand.queues.limits; limits.blocked == 0 || limits.full() || !c.crowded() {
+		return time.Time{}
+	}
+	return later(c.lookAt, now)
+}
+
 // crowded reports whether messages that wait without a worker have half of the window. A new one
 // has all of it.
 func (c *control) crowded() bool { return c.hand.crowd.now >= (c.cfg.Prefetch+1)/2 }
 
-// full reports whether so many wait that no more may come.
+// full reports whether so many wait that no more may come. Those that a limit keeps back wait for nothing that has
+// to be fixed.
 func (c *control) full() bool {
 	crowd := &c.hand.crowd
+	limits := &c.hand.queues.limits
+	n := crowd.n - limits.blocked
 	if c.cfg.Ordered {
-		return crowd.n >= c.cfg.Prefetch
+		return n >= c.cfg.Prefetch
 	}
-	return crowd.n >= maxWaiting || crowd.bytes >= maxWaitingBytes
+	return n >= maxWaiting || crowd.bytes-limits.bytes >= maxWaitingBytes
 }

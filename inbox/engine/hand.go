@@ -32,7 +32,9 @@ type note struct {
 }
 
 func newHand(cfg *settings) *hand {
-	return &hand{cfg: cfg, keys: keys{}, queues: queues{cfg: cfg, limits: newLimits(cfg)}, orphans: map[twin]*item{}, memory: map[twin]note{}}
+	h := &hand{cfg: cfg, keys: keys{}, orphans: map[twin]*item{}, memory: map[twin]note{}}
+	h.queues = queues{cfg: cfg, limits: newLimits(cfg, &h.crowd)}
+	return h
 }
 
 // add takes what has arrived. A copy of what still runs for an ended session takes its place: the

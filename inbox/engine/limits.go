@@ -11,13 +11,24 @@ const (
 
 	// gatherMost bounds how long a batch gathers beside another one.
 	gatherMost = 50 * time.Millisecond
+
+	// heldWindows is how many windows of messages may wait in hand for the limits of their handlers.
+	heldWindows = 8
+
+	// mixedFor is how long a name counts as one of those that share the queue.
+	mixedFor = 10 * time.Minute
 )
+
+// maxHeld bounds the messages that wait in hand because of a limit. While there are fewer, the consumer looks
+// behind them for messages of other names. With more it sends them away, if other names share the queue.
+func maxHeld(cfg *settings) int { return min(heldWindows*cfg.Prefetch, maxWaiting) }
 
 // limits say how much may run at once: in all, beside a suspect, beside another batch, and of one
 // handler.
 type limits struct {
-	cfg  *settings
-	jobs []*job // that run
+	cfg   *settings
+	crowd *crowd
+	jobs  []*job // that run
 
 	suspect   *job      // that runs alone
 	openAt    time.Time // when others may begin beside it all the same
@@ -28,6 +39,15 @@ type limits struct {
 
 	names   map[string]*named // of handlers with a limit
 	blocked int               // messages that wait for their handlers
+	bytes   int               // of their bodies
+
+	latest, before arrival // the last message, and the last one of another name
+}
+
+// arrival is when a message of a name was last taken out of its queue.
+type arrival struct {
+	name string
+	at   time.Time
 }
 
 // named is a handler with a limit.
@@ -38,7 +58,35 @@ type named struct {
 	turn    time.Time     // when it may have time for what was sent away last
 }
 
-func newLimits(cfg *settings) limits { return limits{cfg: cfg, names: map[string]*named{}} }
+func newLimits(cfg *settings, crowd *crowd) limits {
+	return limits{cfg: cfg, crowd: crowd, names: map[string]*named{}}
+}
+
+// note notes the name of a message that is about to begin.
+func (l *limits) note(name string, now time.Time) {
+	if l.latest.name != name {
+		l.before, l.latest = l.latest, arrival{name: name}
+	}
+	l.latest.at = now
+}
+
+// alone reports whether a name has the queue for itself, as far as is known.
+func (l *limits) alone(name string, now time.Time) bool {
+	other := l.latest
+	if other.name == name {
+		other = l.before
+	}
+	return other.at.IsZero() || now.Sub(other.at) > mixedFor
+}
+
+// full reports whether no more messages are to wait for their handlers.
+func (l *limits) full() bool { return l.blocked >= maxHeld(l.cfg) || l.bytes >= maxWaitingBytes }
+
+// sendsAway reports whether a message that its handler's limit keeps back is sent away: others may be behind those
+// that wait.
+func (l *limits) sendsAway(it *item, now time.Time) bool {
+	return !l.cfg.Ordered && l.full() && !l.alone(it.m.Name, now)
+}
 
 // free reports whether there is a worker for one more job.
 func (l *limits) free() bool { return len(l.jobs) < l.cfg.Concurrency }
@@ -87,7 +135,9 @@ func (l *limits) end(j *job, now time.Time) (freed []*item) {
 				break
 			}
 			freed = append(freed, it)
+			l.crowd.remove(it)
 			l.blocked--
+			l.bytes -= len(it.m.Body)
 			if it.single {
 				break
 			}
@@ -151,7 +201,9 @@ func (l *limits) admit(j *job, it *item) bool {
 func (l *limits) block(it *item) {
 	it.state = queued
 	l.names[it.m.Name].waiting.push(it)
+	l.crowd.add(it)
 	l.blocked++
+	l.bytes += len(it.m.Body)
 }
 
 // away is how long a message stays away of whose handler's too many wait: until that may have time for
@@ -170,9 +222,11 @@ func (l *limits) away(it *item, now time.Time) time.Duration {
 
 // empty forgets what waits.
 func (l *limits) empty() {
-	l.blocked = 0
+	l.blocked, l.bytes = 0, 0
 	for _, n := range l.names {
-		n.waiting = fifo{}
+		for it := n.waiting.pop(); it != nil; it = n.waiting.pop() {
+			l.crowd.remove(it)
+		}
 	}
 }
 

@@ -237,7 +237,9 @@ func (l *loop) handOut(now time.Time) {
 		l.jobs <- j // it has a place for each worker
 	}
 	for _, it := range queues.excess {
-		l.moves.send(it, away(it.m, queues.limits.away(it, now)), now)
+		o := away(it.m, queues.limits.away(it, now))
+		o.outcome = putOff
+		l.moves.send(it, o, now)
 	}
 	queues.excess = queues.excess[:0]
 	if queues.used() {
@@ -267,6 +269,7 @@ func (l *loop) arm(now time.Time) {
 	if !l.drain.on {
 		at = earlier(at, earlier(l.hand.wake(), l.pause.wake()))
 		at = earlier(at, later(l.hand.renewAt(), now))
+		at = earlier(at, l.control.wake(now))
 		if !l.pause.halted && l.pause.gate == open && len(l.trial.held) > 0 {
 			at = earlier(at, l.trial.wake(l.hand.queues.limits.newest()))
 		}

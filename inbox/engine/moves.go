@@ -59,7 +59,29 @@ func (v *moves) send(it *item, o order, now time.Time) {
 			return
 		}
 	}
+	if v.lingers(o) {
+		v.linger(it, now)
+		return
+	}
 	v.due(it)
+}
+
+// lingerMost is the longest time for which a message that is put off stays in hand.
+const lingerMost = 5 * time.Second
+
+// lingers reports whether a message waits in hand: it has not failed and comes again soon. On its way by the broker it
+// would lose its place, and be received once more.
+func (v *moves) lingers(o order) bool {
+	return o.outcome == putOff && o.ran && o.delay <= lingerMost && !v.draining && v.hand.crowd.n < maxHeld(v.cfg)
+}
+
+// linger has a message wait in hand that is put off.
+func (v *moves) linger(it *item, now time.Time) {
+	v.receipts.signals.count(it.order.outcome, it.class(), 1)
+	due := now.Add(it.order.delay)
+	it.alone, it.asked, it.order, it.fate = false, false, order{}, nil
+	v.hand.crowd.add(it)
+	v.hand.hold(it, due)
 }
 
 // again has an ordered message wait in hand for its next attempt.

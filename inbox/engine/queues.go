@@ -89,10 +89,11 @@ func (q *queues) form(from *fifo, room int, now time.Time) *job {
 	j := q.job(now)
 	for from.n > 0 && len(j.items) < most {
 		it := from.pop()
+		q.limits.note(it.m.Name, now)
 		switch {
 		case q.limits.admit(j, it):
 			j.items = append(j.items, it)
-		case !q.cfg.Ordered && q.limits.blocked > q.cfg.Prefetch/2:
+		case q.limits.sendsAway(it, now):
 			q.excess = append(q.excess, it)
 		default:
 			q.limits.block(it)

@@ -72,7 +72,7 @@ func newSignals(cfg *settings, source driver.Source) (*signals, error) {
 	hand, err4 := kit.Meter.Int64ObservableGauge(cfg.metric("in_hand"),
 		metric.WithDescription("Messages that were received and are not settled"))
 	held, err5 := kit.Meter.Int64ObservableGauge(cfg.metric("held"),
-		metric.WithDescription("Messages in hand that wait for a retry or for a place to go"))
+		metric.WithDescription("Messages in hand that wait for a retry, for a limit or for a place to go"))
 	keys, err7 := kit.Meter.Int64ObservableGauge(cfg.metric("parked_keys"),
 		metric.WithDescription("Ordering keys that wait for their dead letters, as far as this process knows"))
 	kept, err8 := kit.Meter.Int64ObservableGauge(cfg.metric("parked_messages"),

@@ -5,13 +5,12 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
 	amqp "github.com/rabbitmq/amqp091-go"
 
-	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/internal/amqptest"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
@@ -62,38 +61,32 @@ func TestDelays_lostTargetBlocksNobody(t *testing.T) {
 	awaitDepth(t, b, "holdfast.lost", lost)
 }
 
-// Stats counts the messages that wait for a retry apart from those that are put off, and neither when they are back.
-func TestStats_retryingAndPutOffApart(t *testing.T) {
+// The messages that wait for a retry are counted apart from those that are put off, and neither when they are back.
+func TestBacklog_countsRetriesAndPutOffApart(t *testing.T) {
 	t.Parallel()
 	b := amqptest.New(t)
-	var failing atomic.Bool
-	failing.Store(true)
-	got := &recorder{fail: func(m *inbox.Message) error {
-		switch {
-		case !failing.Load():
-			return nil
-		case m.Name == "bad":
-			return inbox.RetryAfter(errBroken, 2*time.Second)
-		}
-		return inbox.Postpone(errBroken, 2*time.Second)
-	}}
-	c := consume(t, b, got, config{})
-	publishAll(t, b, "orders", "bad", 3)
-	publishAll(t, b, "orders", "early", 2)
-	counts := func(want inbox.Stats) {
+	src := newSource(t, b.Dial, config{})
+	s := open(t, src, 5)
+	publishAll(t, b, "orders", "order.placed", 5)
+	moves := later(time.Second, take(t, s, 5)...)
+	moves[0].PutOff, moves[1].PutOff = true, true
+	must(t, src.Move(t.Context(), moves)...)
+	for _, m := range moves {
+		must(t, s.Ack(t.Context(), []driver.Delivery{m.Delivery}, false))
+	}
+	counts := func(want driver.Backlog) {
 		t.Helper()
 		testenv.Eventually(t, func() error {
-			s, err := c.Stats(t.Context())
-			if s.Retrying != want.Retrying || s.PutOff != want.PutOff {
-				err = errors.Join(err, fmt.Errorf("%d retrying, %d put off", s.Retrying, s.PutOff))
+			got, err := src.(driver.Measured).Backlog(t.Context())
+			if got != want {
+				err = errors.Join(err, fmt.Errorf("%+v", got))
 			}
 			return err
 		})
 	}
-	counts(inbox.Stats{Retrying: 3, PutOff: 2})
-	failing.Store(false)
-	got.await(t, 10)
-	counts(inbox.Stats{})
+	counts(driver.Backlog{Retrying: 3, PutOff: 2})
+	must(t, s.Ack(t.Context(), take(t, s, 5), false))
+	counts(driver.Backlog{})
 }
 
 // Check names a delivery limit that another one than Setup has declared, on queues of the consumer and of its dead

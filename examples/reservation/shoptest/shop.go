@@ -138,7 +138,7 @@ func (s *Shop) State(ctx context.Context) (State, error) {
 		return State{}, err
 	}
 	claims, _, err := s.parts.Keys.InFlight(ctx)
-	state := State{Outbox: depth.Ready + depth.Parked, Queue: queue.Waiting + queue.Retrying, Dead: depth.Dead, Claims: claims}
+	state := State{Outbox: depth.Ready + depth.Parked, Queue: queue.Waiting + queue.Retrying + queue.PutOff, Dead: depth.Dead, Claims: claims}
 	for _, n := range queue.Dead {
 		state.Dead += n
 	}

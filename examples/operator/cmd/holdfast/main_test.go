@@ -270,9 +270,9 @@ func TestHoldfast_schemaFiles(t *testing.T) {
 	must(t, os.WriteFile(filepath.Join(dir, "holdfast.yaml"), []byte("outboxes: [{retention: 0s}, {name: second, table: second, retention: 0s}]"), 0o600))
 	env := []string{"DATABASE_URL=postgres://x@127.0.0.1:1/x"} // it is not asked
 	for tool, want := range map[string][]string{
-		"goose":          {"000100_holdfast_outbox.sql", "000101_holdfast_outbox_1.sql", "000200_holdfast_outbox_write.sql", "000201_holdfast_outbox_write_1.sql"},
-		"atlas":          {"000100_holdfast_outbox.sql", "000101_holdfast_outbox_1.sql", "000200_holdfast_outbox_write.sql", "000201_holdfast_outbox_write_1.sql"},
-		"golang-migrate": {"000100_holdfast_outbox.down.sql", "000100_holdfast_outbox.up.sql", "000101_holdfast_outbox_1.down.sql"},
+		"goose":          {"000001_holdfast_outbox.sql", "000002_holdfast_outbox_1.sql", "000003_holdfast_outbox_write.sql", "000004_holdfast_outbox_write_1.sql"},
+		"atlas":          {"000001_holdfast_outbox.sql", "000002_holdfast_outbox_1.sql", "000003_holdfast_outbox_write.sql", "000004_holdfast_outbox_write_1.sql"},
+		"golang-migrate": {"000001_holdfast_outbox.down.sql", "000001_holdfast_outbox.up.sql", "000002_holdfast_outbox_1.down.sql"},
 	} {
 		folder := filepath.Join(dir, tool)
 		must(t, os.Mkdir(folder, 0o755))

@@ -76,7 +76,7 @@ func (d *Demo) Backlog(ctx context.Context) (flow.Backlog, error) {
 	for _, n := range queue.Dead {
 		dead += n
 	}
-	inQueue := queue.Waiting + queue.Retrying + int(d.inHand.Load())
+	inQueue := queue.Waiting + queue.Retrying + queue.PutOff + int(d.inHand.Load())
 	return flow.Backlog{Outbox: new(depth.Ready + depth.Parked), Queue: &inQueue, Dead: &dead}, nil
 }
 

@@ -1,0 +1,126 @@
+package engine_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/driver"
+	"github.com/holdfast-go/holdfast/inbox/engine"
+	"github.com/holdfast-go/holdfast/inbox/internal/memqueue"
+	"github.com/holdfast-go/holdfast/internal/metrictest"
+)
+
+// A name that has the queue for itself keeps it: its messages wait in hand for the limit, in their order, and none
+// goes by the broker again.
+func TestLimit_holdsBackAndMovesNothing(t *testing.T) {
+	const mails = 1006
+	bubble(t, func(t *testing.T) {
+		meter := &metrictest.Recorder{}
+		turns := time.NewTicker(time.Second / 5)
+		got := &recorder{fail: func(context.Context, *inbox.Message) error {
+			<-turns.C
+			return nil
+		}}
+		b := newBench(t, limited{got}, engine.Config{ConsumerConfig: inbox.ConsumerConfig{MeterProvider: meter}}, memqueue.Options{})
+		ids := b.put("slow", mails)
+		b.start()
+		b.idle()
+		b.stop()
+		seen := got.messages()
+		if len(seen) != mails {
+			t.Fatalf("%d deliveries of %d messages", len(seen), mails)
+		}
+		for i, m := range seen {
+			if m.ID != ids[i] && (i == 0 || m.ID != ids[i-1]) && (i == mails-1 || m.ID != ids[i+1]) { // two run at once
+				t.Fatalf("message %d is out of order", i)
+			}
+		}
+		for _, outcome := range []string{"retried", "put_off", "displaced"} {
+			if n := settledAs(meter, outcome); n != 0 {
+				t.Errorf("%v messages are %s", n, outcome)
+			}
+		}
+	})
+}
+
+// Where names share the queue, those that a limit keeps back go aside once so many wait that others could be behind
+// them. They are put off, and no retries.
+func TestLimit_putsOffAmongOthers(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		meter := &metrictest.Recorder{}
+		got := &recorder{fail: func(_ context.Context, m *inbox.Message) error {
+			if m.Name == "slow" {
+				time.Sleep(10 * time.Second)
+			}
+			return nil
+		}}
+		b := newBench(t, limited{got}, engine.Config{ConsumerConfig: inbox.ConsumerConfig{MeterProvider: meter, Retry: driver.RetryDefaults(inbox.RetryPolicy{})}}, memqueue.Options{})
+		b.put("quick", 1)
+		b.put("slow", 300)
+		b.put("quick", 1)
+		b.start()
+		eventually(t, "the quick ones have passed", func() bool {
+			n := 0
+			for _, m := range got.messages() {
+				if m.Name == "quick" {
+					n++
+				}
+			}
+			return n == 2
+		})
+		if n := len(got.messages()); n > 20 {
+			t.Errorf("the last one came after %d slow ones", n)
+		}
+		b.idle()
+		b.stop()
+		if retried, putOff := settledAs(meter, "retried"), settledAs(meter, "put_off"); retried != 0 || putOff == 0 {
+			t.Errorf("%v are retried and %v put off", retried, putOff)
+		}
+		for _, m := range got.messages() {
+			if m.Attempt != 1 {
+				t.Errorf("attempt %d", m.Attempt)
+			}
+		}
+	})
+}
+
+// A message that a Waiter puts off for a short time waits in hand.
+func TestPostpone_waitsInHand(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		busy := true
+		got := &recorder{fail: func(context.Context, *inbox.Message) error {
+			if busy {
+				return inbox.Postpone(errors.New("no turn yet"), 2*time.Second)
+			}
+			return nil
+		}}
+		b := newBench(t, got, engine.Config{}, memqueue.Options{})
+		b.put("mail", 20)
+		b.start()
+		time.Sleep(time.Second)
+		if stats, err := b.consumer.Stats(t.Context()); err != nil || stats.PutOff+stats.Retrying+stats.Waiting != 0 {
+			t.Errorf("%+v, %v", stats, err)
+		}
+		busy = false
+		b.idle()
+		b.stop()
+		for _, m := range got.messages() {
+			if m.Attempt != 1 || m.Redelivered {
+				t.Errorf("%+v", m)
+			}
+		}
+	})
+}
+
+// settledAs is how many deliveries were settled with an outcome.
+func settledAs(meter *metrictest.Recorder, outcome string) (n float64) {
+	for _, of := range []string{"outcome=" + outcome, "class=default,outcome=" + outcome} {
+		for _, sum := range meter.Values("holdfast.inbox.test.settled{" + of + ",queue=orders}") {
+			n += sum
+		}
+	}
+	return n
+}
