@@ -55,8 +55,8 @@ func (r Report) ExitCode() int {
 // Drain publishes what is ready until a bound is reached or ctx ends. Unless ctx has ended, it then
 // has the store delete what is due, for ShutdownTimeout at most, if the store prunes by itself. Drain
 // is the form for cron; it keeps the publishers' connections while it works.
-// The Report is valid also with an error: the store could not be reached, or a transport was
-// unavailable to the end. A claim that fails is tried once more. It may hold messages all the same:
+// The Report is valid also with an error: the store could not be reached or could not record an outcome, or a transport
+// was unavailable to the end. A claim that fails is tried once more. It may hold messages all the same:
 // Drain then ends as empty only after LeaseTTL. Messages that wait for their next attempt are not
 // waited for, unless it is due within 200 ms.
 func (r *Relay) Drain(ctx context.Context, b Bounds) (Report, error) {
@@ -78,7 +78,7 @@ func (r *Relay) Drain(ctx context.Context, b Bounds) (Report, error) {
 	ended, err := d.drain(ctx, b)
 	wait()
 	prune(parent, r.source, r.cfg.ShutdownTimeout)
-	if err := cmp.Or(err, d.err); err != nil {
+	if err := cmp.Or(err, d.err, r.rounds.health.err()); err != nil { // the last is that of outcomes that the store refused
 		return d.report, fmt.Errorf("outbox: drain: %w", err)
 	}
 	if err := r.transports.paused(); err != nil {

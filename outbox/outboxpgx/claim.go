@@ -59,9 +59,8 @@ func (s *Store) claimOrRelease(ctx context.Context, c *claim) error {
 	}
 	err := s.take(ctx, c)
 	if err == nil && c.refused == nil && len(c.batch.Leases) == 0 && !c.batch.More && s.nextDue.passed() {
-		if c.refused = s.release(ctx); c.refused == nil {
-			err = s.take(ctx, c)
-		}
+		c.refused = s.release(ctx)
+		err = s.take(ctx, c)
 	}
 	return err
 }

@@ -65,6 +65,9 @@ func (s *Store) RetryRefused() {
 	for _, known := range s.refusals.byID {
 		known.tried = time.Time{}
 	}
+	s.refusedDue.mu.Lock()
+	defer s.refusedDue.mu.Unlock()
+	s.refusedDue.byID = nil
 }
 
 // Explain words an error of the server as the Store does.

@@ -322,6 +322,40 @@ func TestIgnoredRelease_leavesTheOthers(t *testing.T) {
 	}
 }
 
+// Of messages that are due, one that the server does not let go does not keep the others. It is tried again.
+func TestRefusedRelease_leavesTheOthers(t *testing.T) {
+	t.Parallel()
+	pgtest.New(t) // skips before there are subtests
+	for name, body := range map[string]string{"ignored": `RETURN NULL;`, "refused": `RAISE EXCEPTION 'not due' USING ERRCODE = '22001';`} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := setup(t, outboxpgx.Config{})
+			for n := range 6 {
+				f.write(t, outbox.Message{Name: fmt.Sprintf("a.%d", n), Body: []byte("1"), NotBefore: time.Now().Add(time.Hour)})
+			}
+			f.exec(t, `UPDATE holdfast_outbox SET due_at = now() - interval '1 s'`)
+			f.exec(t, `CREATE FUNCTION keep() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN `+body+` END $$`)
+			f.exec(t, `CREATE TRIGGER keep BEFORE UPDATE ON holdfast_outbox FOR EACH ROW WHEN (OLD.name IN ('a.1', 'a.4')) EXECUTE FUNCTION keep()`)
+			publisher := outboxtest.NewPublisher()
+			_, err := f.relay(t, publisher, outbox.RelayConfig{}).Drain(t.Context(), outbox.Bounds{})
+			if n := len(publisher.Received()); n != 4 || err == nil || !strings.Contains(err.Error(), "2 messages that are due") {
+				t.Errorf("%d messages received, %v, want the other 4 and why", n, err)
+			}
+			batch, err := f.store.Claim(t.Context(), driver.Claim{Limit: 10, Lease: time.Minute})
+			must(t, err)
+			if batch.Refused == nil || !strings.Contains(batch.Refused.Error(), "2 messages that are due") || batch.Due != time.Second {
+				t.Errorf("Refused: %v, due in %v", batch.Refused, batch.Due)
+			}
+			f.exec(t, `DROP FUNCTION keep CASCADE`)
+			f.store.RetryRefused()
+			drainAll(t, f.relay(t, publisher, outbox.RelayConfig{}))
+			if n := len(publisher.Received()); n != 6 {
+				t.Errorf("%d messages received in the end, want 6", n)
+			}
+		})
+	}
+}
+
 // A relay from which row-level security hides the messages is not ready.
 func TestHiddenRows_areTold(t *testing.T) {
 	t.Parallel()

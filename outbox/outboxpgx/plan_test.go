@@ -35,10 +35,10 @@ func TestQueriesUseTheirIndexes(t *testing.T) {
 		"lower":     {},
 		"read":      {int64(7), 500, []string{}, 32 << 20},
 		"read runs": {int64(7), 500, []string{}, 32 << 20},
-		"overdue":   {500},
-		"hold due":  {[]int16{1}, 500},
+		"overdue":   {500, []string{}, nil},
+		"hold due":  {[]int16{1}, 500, []string{}, nil},
 		"hold":      {int64(7), 1000, []string{}},
-		"release":   {[]int16{1}, 500, 5000, 500, 10, int64(100_000)},
+		"release":   {[]int16{1}, 500, 5000, 500, 10, int64(100_000), []string{}, nil},
 		"prune":     {int64(1), 1000, 0},
 		"stats":     {1000},
 	} {
@@ -136,7 +136,7 @@ func TestChangesOfWhatWasEmpty(t *testing.T) {
 				f.exec(t, sql)
 			}
 			for statement, args := range map[string][]any{
-				"hold": {int64(7), 1000, []string{}}, "hold due": {[]int16{1}, 500}, "release": {[]int16{1}, 500, 5000, 500, 10, int64(100_000)},
+				"hold": {int64(7), 1000, []string{}}, "hold due": {[]int16{1}, 500, []string{}, nil}, "release": {[]int16{1}, 500, 5000, 500, 10, int64(100_000), []string{}, nil},
 			} {
 				plan := f.explain(t, "setup", outboxpgx.Statement(statement), args)
 				before, change, _ := strings.Cut(plan, "Update on holdfast_outbox u")

@@ -10,7 +10,7 @@ type statements struct {
 	lower, writers                       string
 	lockDue, holdDue, holdReady, release string
 	settle, locked, look, lock, renew    string
-	stillReady                           string
+	stillReady, due                      string
 }
 
 func (t tables) statements() statements {
@@ -18,6 +18,10 @@ func (t tables) statements() statements {
 		"{held}", strings.ReplaceAll(heldSQL, "{heldUntil}", heldUntil),
 		"{fits}", strings.ReplaceAll(fits, "{max}", "$4::bigint"), "{record}", recordColumns)
 	fill := func(sql string) string { return t.fill(parts.Replace(sql)) } // a part may name a table
+	due := func(sql, skip, only string) string {
+		rows := strings.NewReplacer("{skip}", skip, "{only}", only).Replace(dueRowsSQL)
+		return fill(strings.ReplaceAll(sql, "{dueRows}", rows))
+	}
 	read := func(rows string) string {
 		return fill(strings.ReplaceAll(strings.ReplaceAll(readSQL, "{rows}", rows), "{share}", shareSQL))
 	}
@@ -26,7 +30,8 @@ func (t tables) statements() statements {
 		remember: fill(rememberSQL), recall: fill(recallSQL),
 		claim: fill(claimSQL), read: read(rowsSQL), readRuns: read(runsSQL), countLosses: fill(countLossesSQL),
 		lower: fill(lowerSQL), writers: writersSQL,
-		lockDue: fill(lockDueSQL), holdDue: fill(holdDueSQL), holdReady: fill(holdReadySQL), release: fill(releaseSQL),
+		lockDue: due(lockDueSQL, "$2", "$3"), due: due(dueSQL, "$2", "$3"),
+		holdDue: due(holdDueSQL, "$3", "$4"), holdReady: fill(holdReadySQL), release: due(releaseSQL, "$7", "$8"),
 		settle: fill(settleSQL), locked: fill(lockedSQL), look: fill(lookSQL), lock: fill(lockSQL), renew: fill(renewSQL),
 		stillReady: fill(stillReadySQL),
 	}

@@ -64,6 +64,7 @@ type Store struct {
 	lost          lostClaims
 	slow          slowClaims
 	refusals      refusals
+	refusedDue    refusedDue
 	hidden        hidden
 
 	pruner      *pgprune.Pruner
