@@ -216,6 +216,10 @@ var bugs = []bug{
 		"if s.done(ctx, conn, versions, files) {", "if false {", suite("examples/operator", "^TestGrants_migrate$"),
 	},
 	{
+		"a new file of the schema has a number below those that are there", "examples/operator/command_schema.go",
+		"\t\t\thighest = max(highest, number)\n", "", suite("examples/operator/cmd/holdfast", "^TestHoldfast_schemaFiles$"),
+	},
+	{
 		"a server that refuses writes is no outage", "internal/sqlstate/unavailable.go",
 		" || RefusesWrites(err)", "", suite("idempotency/idempotencypgx", "^TestReadOnlyServer_answers503$"),
 	},
@@ -302,6 +306,22 @@ var bugs = []bug{
 	{
 		"a connection without an address is refused whatever is configured", "ratelimit/clientip.go",
 		"case !ok && len(c.TrustedProxies) == 0:", "case !ok:", suite("ratelimit", "^TestClientIP_overUnixSocket$"),
+	},
+	{
+		"the relay stops beside the parts whose messages it publishes", "modules/service/group.go",
+		"g.add(stageLast,", "g.add(stageAdd,", suite("modules/service", "^TestRun_stopsInOrder$"),
+	},
+	{
+		"readiness does not fail before the listener closes", "modules/service/group.go",
+		"\tg.enter(stopping)\n", "", suite("modules/service", "^TestRun_stopsInOrder$"),
+	},
+	{
+		"a part that ends by itself is not missed", "modules/service/part.go",
+		"case err == nil && ctx.Err() == nil:", "case false:", suite("modules/service", "^TestRun_endsWithAnyPart$"),
+	},
+	{
+		"the shop waits for its broker before it serves", "examples/reservation/services.go",
+		"\"postgres\", p.messages", "\"postgres\", p.broker.setup[0], p.messages", suite("examples/reservation", "^TestStart_withoutBroker$"),
 	},
 	{
 		"a probe of a gRPC server needs an idempotency key", "rpc/internal/once/guard.go",

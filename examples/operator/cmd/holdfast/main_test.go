@@ -293,6 +293,16 @@ func TestHoldfast_schemaFiles(t *testing.T) {
 				t.Errorf("%s: %s is not among %s", tool, name, written)
 			}
 		}
+		if tool != "golang-migrate" { // which has two files for each number
+			renamed := strings.Replace(want[0], "000001", "20260101120000", 1)
+			must(t, os.Rename(filepath.Join(folder, want[0]), filepath.Join(folder, renamed)))
+			must(t, os.Remove(filepath.Join(folder, want[1])))
+			next := "20260101120001" + want[1][6:]
+			if _, later, _ := print(); later != filepath.Join(folder, next)+"\n" {
+				t.Errorf("%s: beside %s it writes %q, want %s", tool, renamed, later, next)
+			}
+			must(t, os.Rename(filepath.Join(folder, renamed), filepath.Join(folder, want[0])))
+		}
 		if code, again, _ := print(); code != 0 || again != "" {
 			t.Errorf("%s: the second time it exits with %d and writes %q", tool, code, again)
 		}

@@ -5,8 +5,11 @@ import (
 	"context"
 	"database/sql"
 	"log/slog"
+	"maps"
 	"net/url"
 	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -39,7 +42,10 @@ type service struct {
 	manager  *txretry.Manager
 	outbox   *outboxpgx.Store
 	operator *operator.Operator
-	dir      string // of the tool's files
+	older    *operator.Operator // of the release before, which had fewer files
+	dir      string             // of the tool's files
+
+	revisions revisions // what atlas has noted
 }
 
 // tool applies all files of a folder, and undoes them.
@@ -71,6 +77,38 @@ func TestTools(t *testing.T) {
 	}
 }
 
+// TestTools_upgrade has each tool apply what a release has beyond the one before, behind a migration of the user's own
+// in the same folder.
+func TestTools_upgrade(t *testing.T) {
+	t.Parallel()
+	server := testenv.Private(t, testenv.Postgres)
+	for format, tool := range map[string]tool{"goose": {gooseUp, nil}, "golang-migrate": {migrateUp, nil}, "atlas": {atlasUp, nil}} {
+		t.Run(format, func(t *testing.T) {
+			s := newService(t, database(t, server.URL(), format))
+			newer := s.operator
+			s.operator = s.older
+			s.run(t, 0, "schema", "print", "--format="+format, "--dir="+s.dir)
+			tool.up(t, s)
+			s.run(t, 0, "doctor")
+			name, text := "20260101120000_orders.sql", "CREATE TABLE orders (id int);\n"
+			switch format {
+			case "goose":
+				text = "-- +goose Up\n" + text
+			case "golang-migrate":
+				name = "20260101120000_orders.up.sql"
+			}
+			must(t, os.WriteFile(filepath.Join(s.dir, name), []byte(text), 0o600))
+			tool.up(t, s)
+			s.operator = newer
+			s.run(t, 1, "doctor")
+			s.run(t, 0, "schema", "print", "--format="+format, "--dir="+s.dir)
+			tool.up(t, s)
+			s.run(t, 0, "doctor")
+			s.use(t)
+		})
+	}
+}
+
 // database makes one and returns its address.
 func database(t *testing.T, server, name string) string {
 	t.Helper()
@@ -85,7 +123,7 @@ func database(t *testing.T, server, name string) string {
 
 func newService(t *testing.T, url string) *service {
 	t.Helper()
-	s := &service{db: pgtest.Pool(t, url, 4), dir: t.TempDir()}
+	s := &service{db: pgtest.Pool(t, url, 4), dir: t.TempDir(), revisions: revisions{}}
 	quiet := slog.New(slog.DiscardHandler)
 	manager, err := txretry.New(s.db, txretry.Config{})
 	must(t, err)
@@ -100,11 +138,12 @@ func newService(t *testing.T, url string) *service {
 	log, err := operator.NewPostgresLog(s.db)
 	must(t, err)
 	s.manager, s.outbox = manager, store
-	s.operator, err = operator.New(operator.Config{
-		Outboxes: []operator.Outbox{{Store: store}, {Name: "audit", Store: other}},
-		Parts:    []operator.Part{{Name: "inbox", Part: books}, {Name: "idempotency", Part: keys}},
-		Log:      log,
-	})
+	config := operator.Config{Outboxes: []operator.Outbox{{Store: store}}, Parts: []operator.Part{{Name: "inbox", Part: books}}, Log: log}
+	s.older, err = operator.New(config)
+	must(t, err)
+	config.Outboxes = append(config.Outboxes, operator.Outbox{Name: "audit", Store: other})
+	config.Parts = append(config.Parts, operator.Part{Name: "idempotency", Part: keys})
+	s.operator, err = operator.New(config)
 	must(t, err)
 	return s
 }
@@ -214,7 +253,7 @@ func atlasUp(t *testing.T, s *service) {
 	defer func() { must(t, db.Close()) }()
 	driver, err := postgres.Open(db)
 	must(t, err)
-	executor, err := migrate.NewExecutor(driver, dir, revisions{}, migrate.WithAllowDirty(true)) // of holdfast_migrations, the second time
+	executor, err := migrate.NewExecutor(driver, dir, s.revisions, migrate.WithAllowDirty(true)) // of holdfast_migrations, the second time
 	must(t, err)
 	must(t, executor.ExecuteN(t.Context(), 0))
 }
@@ -224,7 +263,10 @@ type revisions map[string]*migrate.Revision
 
 func (r revisions) Ident() *migrate.TableIdent { return &migrate.TableIdent{Name: "atlas_revisions"} }
 
-func (r revisions) ReadRevisions(context.Context) ([]*migrate.Revision, error) { return nil, nil }
+func (r revisions) ReadRevisions(context.Context) ([]*migrate.Revision, error) {
+	byVersion := func(a, b *migrate.Revision) int { return strings.Compare(a.Version, b.Version) }
+	return slices.SortedFunc(maps.Values(r), byVersion), nil
+}
 
 func (r revisions) ReadRevision(_ context.Context, version string) (*migrate.Revision, error) {
 	if one, ok := r[version]; ok {
@@ -247,6 +289,7 @@ func (r revisions) DeleteRevision(_ context.Context, version string) error {
 func plainDown(t *testing.T, s *service) {
 	_, err := s.db.Exec(t.Context(), s.run(t, 0, "schema", "print", "--down"))
 	must(t, err)
+	clear(s.revisions)
 }
 
 func must(t *testing.T, err error) {
