@@ -40,7 +40,7 @@ func TestConsume(t *testing.T) {
 		m.Queue != "orders" || m.ContentType != "application/json" || !m.PublishedAt.Equal(p.Timestamp) || !m.FirstFailedAt.IsZero() {
 		t.Errorf("message %+v", m)
 	}
-	want := map[string]string{"tenant": "a", "n": "7", "flag": "true", "when": "1970-01-01T00:00:01Z", "raw": "text", "f": "1.5", "holdfast-tenant": "b"}
+	want := map[string]string{"tenant": "a", "n": "7", "flag": "true", "when": "1970-01-01T00:00:01Z", "raw": "text", "f": "1.5", "holdfast-tenant": "b", "x-own": "broker"}
 	if fmt.Sprint(m.Headers) != fmt.Sprint(want) {
 		t.Errorf("headers %v, want %v", m.Headers, want)
 	}

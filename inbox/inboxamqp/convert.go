@@ -3,7 +3,6 @@ package inboxamqp
 import (
 	"cmp"
 	"strconv"
-	"strings"
 	"time"
 
 	amqp "github.com/rabbitmq/amqp091-go"
@@ -87,7 +86,7 @@ func stampHeader(headers amqp.Table) string {
 func textHeaders(table amqp.Table) map[string]string {
 	var headers map[string]string
 	for name, value := range table {
-		if brokerHeader(name) || wire.Own(name) {
+		if wire.OfBroker(name) || wire.Own(name) {
 			continue
 		}
 		if text, ok := wire.HeaderString(value); ok {
@@ -98,12 +97,6 @@ func textHeaders(table amqp.Table) map[string]string {
 		}
 	}
 	return headers
-}
-
-// brokerHeader reports whether RabbitMQ gives a meaning to a header. Sent back in a
-// copy, CC and BCC would deliver it to other queues as well.
-func brokerHeader(name string) bool {
-	return strings.HasPrefix(name, "x-") || name == "CC" || name == "BCC"
 }
 
 // header returns a header as text, empty when it is missing or has none.

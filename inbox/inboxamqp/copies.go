@@ -18,7 +18,7 @@ import (
 func duplicate(d amqp.Delivery) amqp.Publishing {
 	headers := make(amqp.Table, len(d.Headers)+8)
 	for name, value := range d.Headers {
-		if !brokerHeader(name) && (!wire.Own(name) || credible(name, value)) {
+		if !wire.OfBroker(name) && (!wire.Own(name) || credible(name, value)) {
 			headers[name] = value
 		}
 	}

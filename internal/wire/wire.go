@@ -5,13 +5,14 @@ package wire
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
+	"strings"
 	"time"
 	"unicode/utf8"
 )
 
-// Headers of our own. None begins with "x-": those belong to the broker, which
-// since RabbitMQ 4.0 ignores such headers of a client. Own lists them.
+// Headers of our own. None begins with "x-", as those of the broker do. Own lists them.
 const (
 	// HeaderAttempt counts the deliveries that reached a handler, from 1.
 	HeaderAttempt = "holdfast-attempt"
@@ -54,6 +55,15 @@ const (
 // HeaderRoutes is RabbitMQ's own header with an array of further routing keys. Messages with an
 // ordering key have the name of its slot there, as package partition computes it.
 const HeaderRoutes = "CC"
+
+// ofBroker begins the names of RabbitMQ's own headers. All others that begin with "x-" are a sender's.
+var ofBroker = [...]string{"x-death", "x-first-death-", "x-last-death-", "x-delivery-", "x-acquired-", "x-opt-"}
+
+// OfBroker reports whether RabbitMQ writes a header, or gives it a meaning. The outbox accepts no message with one.
+// The name must be in lower case, but for CC and BCC.
+func OfBroker(name string) bool {
+	return name == HeaderRoutes || name == "BCC" || slices.ContainsFunc(ofBroker[:], func(prefix string) bool { return strings.HasPrefix(name, prefix) })
+}
 
 // Own reports whether a header is one of ours. A name that only resembles ours is a sender's.
 func Own(name string) bool {

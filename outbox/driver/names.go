@@ -5,6 +5,8 @@ import (
 	"strings"
 	"unicode"
 	"unicode/utf8"
+
+	"github.com/holdfast-go/holdfast/internal/wire"
 )
 
 const (
@@ -47,18 +49,13 @@ func CheckDedupKey(key string) error {
 
 // Reserved reports whether a header name belongs to the transports or to Holdfast, so that a
 // message may not carry it: "type", "CC" and "BCC" (RabbitMQ routes by them), and everything that
-// begins with "holdfast-", "x-death", "x-first-death-", "x-last-death-" or "x-delivery-". Case does not
-// matter.
+// begins with "holdfast-", "x-death", "x-first-death-", "x-last-death-", "x-delivery-", "x-acquired-" or "x-opt-".
+// Case does not matter.
 func Reserved(name string) bool {
 	name = strings.ToLower(name)
 	switch name {
 	case "type", "cc", "bcc":
 		return true
 	}
-	for _, prefix := range []string{"holdfast-", "x-death", "x-first-death-", "x-last-death-", "x-delivery-"} {
-		if strings.HasPrefix(name, prefix) {
-			return true
-		}
-	}
-	return false
+	return strings.HasPrefix(name, "holdfast-") || wire.OfBroker(name)
 }

@@ -22,7 +22,10 @@ import (
 func full() *inbox.Message {
 	m := named("order.placed")
 	m.Body, m.ContentType, m.Key = []byte(`{"n":"ü\u0000"}`), "application/json; charset=utf-8", "customer-7"
-	m.Headers = map[string]string{"tenant": "a", "traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "holdfast-tenant": "ü"}
+	m.Headers = map[string]string{
+		"tenant": "a", "traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "holdfast-tenant": "ü",
+		"x-tenant": "b", "x-request-id": "7", "X-Upper": "c", "x-delay": "5000", "x-match": "any", "reply-to": "d", "!#$%&'*+.^_`|~": "e", "empty": "",
+	}
 	m.PublishedAt = time.Unix(1_700_000_000, 0)
 	return m
 }
