@@ -265,7 +265,7 @@ func (s *script) measure(ctx context.Context) {
 			slices.SortFunc(found, func(a, b outbox.Waiting) int { return slices.Compare(a.ID[:], b.ID[:]) })
 		}
 		for _, w := range found {
-			s.note("  %s %s %q, %d attempts, due %t", w.ID, w.Name, w.Body, w.Attempts, !w.DueAt.IsZero())
+			s.note("  %s %s %q, %d attempts, due %t, %s %q", w.ID, w.Name, w.Body, w.Attempts, !w.DueAt.IsZero(), w.Class, w.Error)
 		}
 	}
 }

@@ -76,10 +76,10 @@ func (s *Store) choose(ready []*entry, alone bool, batch *driver.Batch, now time
 // lost reports whether the last claim of a lane that is free now was not settled.
 func (l *lane) lost() bool { return !l.until.IsZero() }
 
-func (l *lane) doubtful() bool { return l.lost() || len(l.suspect) > 0 }
+func (l *lane) doubtful() bool { return l.lost() || l.suspect > 0 }
 
 // single reports whether the lane gives one message at a time.
-func (l *lane) single() bool { return len(l.suspect) > 0 && l.batch == 1 }
+func (l *lane) single() bool { return l.suspect > 0 && l.batch == 1 }
 
 // lease takes lane n, which is free, and returns how many messages it gives.
 func (l *lane) lease(n int, req driver.Claim, now time.Time, ready []*entry) int {
@@ -88,14 +88,16 @@ func (l *lane) lease(n int, req driver.Claim, now time.Time, ready []*entry) int
 		if l.batch == 1 {
 			l.losses++
 		}
-		l.suspect = map[uuid.UUID]bool{}
+		l.suspect = 0
+		left := l.batch
 		for _, e := range ready {
-			if len(l.suspect) < l.batch && driver.LaneOf(e.Message) == n {
-				l.suspect[e.ID] = true
+			if left > 0 && driver.LaneOf(e.Message) == n {
+				l.suspect = e.seq
+				left--
 			}
 		}
 		l.batch = max(1, l.batch/8)
-	case len(l.suspect) == 0:
+	case l.suspect == 0:
 		l.batch = req.Limit
 	}
 	l.token++
@@ -220,13 +222,18 @@ func (s *Store) Settle(ctx context.Context, b driver.Batch, outcomes []driver.Se
 	return settled, nil
 }
 
-// acquit ends the suspicion of messages that are gone or wait.
+// acquit ends the suspicion of lanes whose first ready message is past it, whether or not the claims skipped messages.
 func (s *Store) acquit(lanes map[int]bool) {
+	first := map[int]int{}
+	for _, e := range s.ready(nil) {
+		if n := driver.LaneOf(e.Message); first[n] == 0 {
+			first[n] = e.seq
+		}
+	}
 	for n := range lanes {
-		maps.DeleteFunc(s.lanes[n].suspect, func(id uuid.UUID, _ bool) bool {
-			e := s.byID[id]
-			return e == nil || !e.due.IsZero()
-		})
+		if first[n] == 0 || first[n] > s.lanes[n].suspect {
+			s.lanes[n].suspect = 0
+		}
 	}
 }
 
@@ -238,7 +245,7 @@ func (s *Store) settle(e *entry, o driver.Settlement, now time.Time) {
 		delete(s.byID, e.ID)
 	case driver.Failed:
 		e.Attempts++
-		e.due = now.Add(o.Delay)
+		e.due, e.class, e.err = now.Add(o.Delay), o.Class, o.Err
 	case driver.Dead:
 		e.Attempts++
 		// An id that was written again after it died: the newer message replaces the older.

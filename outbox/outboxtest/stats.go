@@ -22,7 +22,7 @@ func (s *Store) Depth(ctx context.Context) (driver.Depth, error) {
 		if leased {
 			stats.Leased++
 		}
-		if len(l.suspect) > 0 || l.lost() && !leased {
+		if l.suspect > 0 || l.lost() && !leased {
 			stats.Doubtful++
 		}
 	}

@@ -42,16 +42,18 @@ type entry struct {
 	seq       int
 	committed bool
 	due       time.Time // zero: ready
+	class     driver.Class
+	err       string // of the last attempt
 }
 
 type lane struct {
 	token int64
 	until time.Time // of the lease; zero: nobody holds the lane
 
-	batch   int                // the most messages of the last claim
-	suspect map[uuid.UUID]bool // the messages under suspicion
-	alone   uuid.UUID          // the last message that was claimed alone
-	losses  int                // how many such claims were lost in a row
+	batch   int       // the most messages of the last claim
+	suspect int       // the seq up to which messages are under suspicion; 0: none are
+	alone   uuid.UUID // the last message that was claimed alone
+	losses  int       // how many such claims were lost in a row
 }
 
 // New returns an empty Store.

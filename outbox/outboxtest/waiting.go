@@ -14,7 +14,7 @@ import (
 	"github.com/holdfast-go/holdfast/outbox/internal/stored"
 )
 
-// Waiting returns the messages that f selects. Of what the last attempt met the fake keeps nothing.
+// Waiting returns the messages that f selects.
 func (s *Store) Waiting(ctx context.Context, f outbox.WaitingFilter) ([]outbox.Waiting, error) {
 	limit := cmp.Or(f.Limit, deadletter.ListLimit)
 	after, err := parseWaitingCursor(f.After)
@@ -34,7 +34,7 @@ func (s *Store) Waiting(ctx context.Context, f outbox.WaitingFilter) ([]outbox.W
 		}
 		found = append(found, outbox.Waiting{
 			Message: stored.Message(clone(e.Message)), CreatedAt: e.CreatedAt, DueAt: e.due, Attempts: e.Attempts,
-			Cursor: cursorOf(e).String(),
+			Class: string(e.class), Error: e.err, Cursor: cursorOf(e).String(),
 		})
 	}
 	slices.SortStableFunc(found, func(a, b outbox.Waiting) int { return a.DueAt.Compare(b.DueAt) })

@@ -26,6 +26,7 @@ func TestDeadLetters(t *testing.T, b Backend) {
 		"a removal that is cancelled stops":     cancelsRemoval,
 		"a list goes on behind a letter":        listsDeadInPages,
 		"a list goes on behind what waits":      listsWaitingInPages,
+		"a list says why messages wait":         listsWhyMessagesWait,
 	} {
 		each(t, b.Bubble, name, func(t *testing.T) { fn(t, b.Open(t)) })
 	}

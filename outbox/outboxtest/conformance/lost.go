@@ -59,6 +59,28 @@ func (s Store) settleSound(t *testing.T) {
 	s.settle(t, b, outcomes(driver.Published, b.Messages...)...)
 }
 
+// A message of a transport that a claim skips may have been in the lost batch, so it stays under suspicion.
+func suspectsTheSkipped(t *testing.T, s Store) {
+	skipped, other := message("a", "skipped"), message("a", "other")
+	skipped.Transport = "away"
+	s.write(t, skipped, other)
+	s.lose(t, 16)
+	b := s.claimLate(t, driver.Claim{Limit: 16, Skip: []string{"away"}})
+	if !b.Suspect || len(b.Messages) != 1 || string(b.Messages[0].Body) != `"other"` {
+		t.Fatalf("%v, suspect %v, want the other one under suspicion", bodies(b), b.Suspect)
+	}
+	s.settle(t, b, outcomes(driver.Published, b.Messages...)...)
+	if b = s.claim(t, driver.Claim{}); len(b.Messages) > 0 || !b.Suspect {
+		t.Errorf("a relay that is not alone was given %v, suspect %v", bodies(b), b.Suspect)
+	}
+	b = s.claimAlone(t, driver.Claim{Limit: 16})
+	if !b.Suspect || len(b.Messages) != 1 {
+		t.Errorf("a relay that is alone was given %v, suspect %v", bodies(b), b.Suspect)
+	}
+	s.settle(t, b, outcomes(driver.Published, b.Messages...)...)
+	s.wantReady(t)
+}
+
 func countsLosses(t *testing.T, s Store) {
 	for i := range 10 {
 		s.write(t, message("k", strconv.Itoa(i)))

@@ -11,6 +11,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/driver"
 )
 
 // listed is an entry of a list, and where it is in it.
@@ -90,6 +91,23 @@ func listsWaitingInPages(t *testing.T, s Store) {
 		if _, err := list(1, "the last one"); err == nil {
 			t.Error("what is no place in a list is accepted")
 		}
+	}
+}
+
+// A message that waits after an attempt has the class and the error of that attempt.
+func listsWhyMessagesWait(t *testing.T, s Store) {
+	store, ok := s.Source.(interface {
+		Waiting(ctx context.Context, f outbox.WaitingFilter) ([]outbox.Waiting, error)
+	})
+	if !ok {
+		t.Fatal("the store does not list what waits")
+	}
+	s.write(t, message("", "0"))
+	b := s.claimAlone(t, driver.Claim{Limit: 1})
+	s.settle(t, b, driver.Settlement{ID: b.Messages[0].ID, Verdict: driver.Failed, Delay: time.Hour, Class: driver.Retryable, Err: "no route"})
+	found, err := store.Waiting(t.Context(), outbox.WaitingFilter{Parked: true})
+	if err != nil || len(found) != 1 || found[0].Class != string(driver.Retryable) || found[0].Error != "no route" || found[0].Attempts != 1 {
+		t.Errorf("listed %+v, %v", found, err)
 	}
 }
 

@@ -29,6 +29,7 @@ func TestSource(t *testing.T, b Backend) {
 		"a lease is renewed":                  renewsLeases,
 		"what was taken is not renewed":       renewsNoStaleLease,
 		"lost claims put under suspicion":     suspectsTheLost,
+		"what a claim skips is suspected":     suspectsTheSkipped,
 		"a message that is lost is counted":   countsLosses,
 		"losses count in a row":               countsLossesInARow,
 		"a batch is settled once":             settlesOnce,
