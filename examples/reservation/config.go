@@ -52,6 +52,8 @@ type config struct {
 	trials      bool // whether the page may make trouble, and this process heeds it
 	without     layers
 
+	// drain is the time between the first failing readiness probe and the end of the listeners.
+	drain time.Duration
 	// limits are those of the process.
 	limits limits
 
@@ -80,6 +82,7 @@ func parseConfig(args []string, getenv func(string) string, usage io.Writer) (co
 	flags.StringVar(&c.sweep, "sweep", "*/30 * * * *", "`schedule` of the sweeper: cron in UTC, or @every 1s")
 	flags.IntVar(&c.userLimit, "user-limit", 10, "POSTs per user and minute")
 	flags.IntVar(&c.globalLimit, "global-limit", 1000, "POSTs per minute, 0 for no limit")
+	flags.DurationVar(&c.drain, "drain", 0, "how long /readyz answers 503 before the end of the listeners, for a load balancer to find out")
 	flags.DurationVar(&c.limits.time, "time-limit", 0, "end after so long, for a supervisor to start anew (0: never)")
 	flags.Int64Var(&c.limits.messages, "message-limit", 0, "end after so many messages were published or processed, or a few more (0: never)")
 	flags.Var(&c.limits.memory, "memory-limit", "end when the process holds more `bytes`, such as 256M (0: never)")
@@ -172,6 +175,9 @@ func (c config) validate() error {
 	}
 	if c.globalLimit < 0 || c.globalLimit > maxLimit {
 		report("-global-limit is %d, must be from 0 to %d", c.globalLimit, maxLimit)
+	}
+	if c.drain < 0 {
+		report("-drain must not be negative")
 	}
 	if c.limits.time < 0 || c.limits.messages < 0 {
 		report("-time-limit and -message-limit must not be negative")

@@ -60,7 +60,7 @@ func TestUsage_mistakes(t *testing.T) {
 	wrong := [][]string{{"-sweep=@every 1ns"}}
 	for _, args := range []string{
 		"-backend=memory -role=relay", "-role=api", "-backend=memory relay", "-backend=floppy", "-backend=services -role=boss",
-		"-hold=x", "-hold=0s", "-hold=-1m", "-sweep=sometimes",
+		"-drain=-1s", "-hold=x", "-hold=0s", "-hold=-1m", "-sweep=sometimes",
 		"-user-limit=0", "-global-limit=-1", "-user-limit=1000000001", "-global-limit=1000000001", "-user-limit=9223372036854775807",
 		"-without=keys", "-backend=services -without=keys,seats", "-backend=services -page -without=keys",
 		"-port=1", "nonsense", "-addr=", "-addr=8080", "-addr=127.0.0.1:99999", "-backend=services -role=api -addr=",

@@ -97,7 +97,7 @@ func serve(ctx context.Context, cfg config, stdout io.Writer) error {
 // newGroup returns a group with the parts of the role. The parts that need the broker set it up first; requests are
 // served meanwhile.
 func newGroup(cfg config, sweeper, consumer, relay runner, broker ...func(context.Context) error) *service.Group {
-	group := &service.Group{StopTimeout: stopTimeout}
+	group := &service.Group{DrainDelay: cfg.drain, StopTimeout: stopTimeout}
 	if cfg.runs(roleSweeper) {
 		group.Add(roleSweeper, sweeper)
 	}

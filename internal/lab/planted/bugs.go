@@ -220,6 +220,10 @@ var bugs = []bug{
 		"\t\t\thighest = max(highest, number)\n", "", suite("examples/operator/cmd/holdfast", "^TestHoldfast_schemaFiles$"),
 	},
 	{
+		"a server ends the session that listens because it is idle", "internal/pgnotify/channel.go",
+		"WHERE name = 'idle_session_timeout'", "WHERE name = ''", suite("internal/pgnotify", "^TestListen_outlivesIdleSessionTimeout$"),
+	},
+	{
 		"a server that refuses writes is no outage", "internal/sqlstate/unavailable.go",
 		" || RefusesWrites(err)", "", suite("idempotency/idempotencypgx", "^TestReadOnlyServer_answers503$"),
 	},
