@@ -31,12 +31,13 @@ type DeadLetters interface {
 	// Replay moves dead letters back into the outbox with their attempts forgotten. It chooses them when
 	// it begins, and moves at most 500 in one transaction, so that others wait for none of it. They keep
 	// the order in which they were stored, behind all messages that the outbox holds at that time; what is
-	// written meanwhile may come between them. With an error it returns what became of those before.
+	// written meanwhile may come between them. A letter that the store refuses stays, and does not keep the others; the
+	// error then names the first such letter. With any other error it returns what became of those before.
 	// When the server does not answer, it is not known whether some more moved: calling again does no
 	// harm.
 	Replay(ctx context.Context, f Filter, r Replay) (Replayed, error)
 	// Remove deletes dead letters, the oldest first, and returns how many, also with an error. It chooses
-	// them when it begins, and deletes at most 500 in one transaction.
+	// them when it begins, and deletes at most 500 in one transaction. A letter that the store refuses stays, as in Replay.
 	Remove(ctx context.Context, f Filter, r Removal) (int, error)
 }
 
@@ -135,6 +136,6 @@ type Replayed struct {
 	Returned int
 	// Outlived were refused for their age, and stay. The error of Replay is then ErrOutlived.
 	Outlived int
-	// Failed could not be edited, or the outbox holds their id again. They stay.
+	// Failed could not be edited, or the outbox holds their id again or refuses them. They stay.
 	Failed int
 }

@@ -396,3 +396,44 @@ func (f *fixture) withoutBypass(t *testing.T) *outboxpgx.Store {
 	t.Cleanup(pool.Close)
 	return fixtureOn(t, pool, outboxpgx.Config{}).store
 }
+
+// A dead letter that cannot be returned or removed does not keep the others. The error names it, and the audit counts the others.
+func TestRefusedDeadLetter_leavesTheOthers(t *testing.T) {
+	t.Parallel()
+	pgtest.New(t) // skips before there are subtests
+	changes := map[string]func(t *testing.T, f *fixture) (int, error){
+		"replay": func(t *testing.T, f *fixture) (int, error) {
+			r, err := f.dead.Replay(t.Context(), outbox.Filter{}, byAda)
+			if r.Failed != 1 {
+				t.Errorf("%d have failed, want 1", r.Failed)
+			}
+			return r.Returned, err
+		},
+		"edit": func(t *testing.T, f *fixture) (int, error) {
+			r, err := f.dead.Replay(t.Context(), outbox.Filter{}, outbox.Replay{By: "ada", Edit: func(m outbox.Message) ([]byte, error) { return m.Body, nil }})
+			return r.Returned, err
+		},
+		"remove": func(t *testing.T, f *fixture) (int, error) {
+			return f.dead.Remove(t.Context(), outbox.Filter{}, outbox.Removal{By: "ada"})
+		},
+	}
+	for name, change := range changes {
+		for _, body := range []string{`RETURN NULL;`, `RAISE EXCEPTION 'not b' USING ERRCODE = '42501';`} {
+			t.Run(name+" "+body, func(t *testing.T) {
+				t.Parallel()
+				f, ids := withDeadLetters(t)
+				f.exec(t, `CREATE FUNCTION keep() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN `+body+` END $$`)
+				f.exec(t, `CREATE TRIGGER keep BEFORE DELETE ON holdfast_outbox_dead FOR EACH ROW WHEN (OLD.name = 'b') EXECUTE FUNCTION keep()`)
+				n, err := change(t, f)
+				if n != 2 || err == nil || !strings.Contains(err.Error(), ids["b"].String()) {
+					t.Errorf("%d are changed, %v, want 2, and the other named", n, err)
+				}
+				entries, err := f.store.Audit(t.Context(), 0)
+				must(t, err)
+				if letters, err := f.dead.List(t.Context(), outbox.Filter{}); err != nil || len(letters) != 1 || len(entries) != 1 || entries[0].Count != 2 {
+					t.Errorf("%d letters left, audit %+v, %v", len(letters), entries, err)
+				}
+			})
+		}
+	}
+}

@@ -12,7 +12,8 @@ import (
 	"github.com/holdfast-go/holdfast/outbox/driver"
 )
 
-// Renew implements driver.Source. Like a claim it does not wait for the disk.
+// Renew implements driver.Source. Like a claim it does not wait for the disk. Nor does it wait for the pool: handlers
+// and requests of the process may hold all its connections for longer than a lease.
 func (s *Store) Renew(ctx context.Context, leases []driver.Lease, ttl time.Duration) (stale []driver.Lease, err error) {
 	if ttl < time.Microsecond {
 		return nil, fmt.Errorf("outboxpgx: renewal for %v", ttl)
@@ -30,7 +31,9 @@ func (s *Store) Renew(ctx context.Context, leases []driver.Lease, ttl time.Durat
 		return nil
 	})
 	queue.Queue(commitSQL)
-	err = s.send(ctx, queue)
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	err = s.renewals.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error { return conn.SendBatch(ctx, queue).Close() })
 	if lost := int64(len(held)) - renewed; err == nil && lost > 0 {
 		err = pgcall.Ignored(s.t.lanes, fmt.Sprintf("the renewal of %d leases", lost))
 	}

@@ -50,12 +50,13 @@ type Config struct {
 // It is safe for concurrent use, by any number of relays in any number of processes. Two Stores of one
 // table know nothing of each other, so a process best has one.
 type Store struct {
-	pool   *pgxpool.Pool
-	cfg    Config
-	t      tables
-	sql    statements
-	set    migrate.Set
-	schema fs.FS
+	pool     *pgxpool.Pool
+	renewals *pgcall.Reserve
+	cfg      Config
+	t        tables
+	sql      statements
+	set      migrate.Set
+	schema   fs.FS
 
 	lanesPerClaim int
 	maxBatchBytes int64
@@ -103,7 +104,7 @@ func New(pool *pgxpool.Pool, cfg Config) (*Store, error) {
 		return nil, err
 	}
 	s := &Store{
-		pool: pool, cfg: cfg, t: t, sql: t.statements(), set: set, schema: schema,
+		pool: pool, renewals: pgcall.NewReserve(pool), cfg: cfg, t: t, sql: t.statements(), set: set, schema: schema,
 		lanesPerClaim: defaultLanesPerClaim, maxBatchBytes: defaultMaxBatchBytes,
 	}
 	s.dead = newDeadLetters(pool, t, s.Wake)

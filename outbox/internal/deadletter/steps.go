@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/uuid"
 
+	"github.com/holdfast-go/holdfast/internal/sqlstate"
 	"github.com/holdfast-go/holdfast/outbox"
 )
 
@@ -17,6 +18,9 @@ const (
 	stepSize = 500
 	// editedStepSize is how many are edited before they move: their bodies are in memory.
 	editedStepSize = 20
+	// maxRefused is how many letters a call leaves out because the store refuses them. If there are more, it ends: the table is
+	// at fault, or what has been given.
+	maxRefused = 100
 )
 
 // Store is what a Replay or a Remove needs of dead letters. One is for one call.
@@ -28,10 +32,11 @@ type Store interface {
 	Selected(ctx context.Context, f outbox.Filter) ([]uuid.UUID, error)
 	// Returnable returns the ids of what a replay returns, in stored order, and counts what stays.
 	Returnable(ctx context.Context, f outbox.Filter, r outbox.Replay) ([]uuid.UUID, outbox.Replayed, error)
-	// Return brings letters back, however old, all of a step or none. What the outbox holds again stays
+	// Return brings letters back, however old, all of a step or none. The error of one that cannot be returned is
+	// sqlstate.Refused. What the outbox holds again stays
 	// and counts as failed.
 	Return(ctx context.Context, s Step, r outbox.Replay) (outbox.Replayed, error)
-	// Delete removes letters, all that f selects or none, and returns how many.
+	// Delete removes letters, all that f selects or none, and returns how many. Its error is like that of Return.
 	Delete(ctx context.Context, f outbox.Filter, r outbox.Removal) (int, error)
 }
 
@@ -94,12 +99,52 @@ func step(ctx context.Context, s Store, f outbox.Filter, r outbox.Replay, total 
 		}
 		total.Failed += len(all) - len(one.Bodies)
 	}
-	moved := outbox.Replayed{Returned: len(one.Filter.IDs)}
-	if !r.DryRun && moved.Returned > 0 {
-		moved, err = s.Return(ctx, one, r)
+	switch {
+	case len(one.Filter.IDs) == 0:
+		return why, nil
+	case r.DryRun:
+		total.Returned += len(one.Filter.IDs)
+		return why, nil
 	}
-	total.Returned, total.Failed = total.Returned+moved.Returned, total.Failed+moved.Failed
-	return why, err
+	refused, err := part(ctx, s, one, r, total)
+	return cmp.Or(why, refused), err
+}
+
+// part returns letters. Where the store refuses them together, it returns them by halves, so that those at fault do not keep the
+// others: they stay and count as failed. Why is the reason of the first one.
+func part(ctx context.Context, s Store, one Step, r outbox.Replay, total *outbox.Replayed) (why, err error) {
+	one.Before = total.Returned
+	moved, err := s.Return(ctx, one, r)
+	ids := one.Filter.IDs
+	switch {
+	case !sqlstate.Refused(err):
+		total.Returned, total.Failed = total.Returned+moved.Returned, total.Failed+moved.Failed
+		return nil, err
+	case total.Failed >= maxRefused:
+		return nil, err
+	case len(ids) == 1:
+		total.Failed++
+		return fmt.Errorf("outbox: message %s cannot be returned: %w", ids[0], err), nil
+	}
+	for _, half := range one.halves() {
+		first, err := part(ctx, s, half, r, total)
+		why = cmp.Or(why, first)
+		if err != nil {
+			return why, err
+		}
+	}
+	return why, nil
+}
+
+// halves divides a step of several letters.
+func (one Step) halves() [2]Step {
+	n := len(one.Filter.IDs) / 2
+	first, second := one, one
+	first.Filter.IDs, second.Filter.IDs = one.Filter.IDs[:n], one.Filter.IDs[n:]
+	if one.Bodies != nil {
+		first.Bodies, second.Bodies = one.Bodies[:n], one.Bodies[n:]
+	}
+	return [2]Step{first, second}
 }
 
 // edit asks for the bodies of letters, and leaves those out of the step that are not edited.
@@ -137,17 +182,46 @@ func Remove(ctx context.Context, s Store, f outbox.Filter, r outbox.Removal) (re
 	if err != nil {
 		return 0, err
 	}
+	var refused refusals
 	for page := range slices.Chunk(ids, stepSize) {
 		if err := ctx.Err(); err != nil {
 			return removed, err
 		}
-		n, err := s.Delete(context.WithoutCancel(ctx), narrowed(f, page), r)
+		n, err := refused.remove(context.WithoutCancel(ctx), s, narrowed(f, page), r)
 		removed += n
 		if err != nil {
 			return removed, err
 		}
 		if r.Progress != nil {
 			r.Progress(removed)
+		}
+	}
+	return removed, refused.why
+}
+
+// refusals are the letters that cannot be removed.
+type refusals struct {
+	n   int
+	why error // of the first one
+}
+
+// remove deletes letters, by halves where the store refuses them together.
+func (refused *refusals) remove(ctx context.Context, s Store, f outbox.Filter, r outbox.Removal) (removed int, err error) {
+	removed, err = s.Delete(ctx, f, r)
+	ids := f.IDs
+	switch {
+	case !sqlstate.Refused(err) || refused.n >= maxRefused:
+		return removed, err
+	case len(ids) == 1:
+		refused.n++
+		refused.why = cmp.Or(refused.why, fmt.Errorf("outbox: message %s cannot be removed: %w", ids[0], err))
+		return 0, nil
+	}
+	for _, half := range [][]uuid.UUID{ids[:len(ids)/2], ids[len(ids)/2:]} {
+		n, err := refused.remove(ctx, s, narrowed(f, half), r)
+		removed += n
+		if err != nil {
+			return removed, err
 		}
 	}
 	return removed, nil
