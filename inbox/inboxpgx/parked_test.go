@@ -265,3 +265,23 @@ func parkedKeyThroughCrash(t *testing.T, process *mortal) {
 	}
 	t.Logf("%d steps", process.steps.Load())
 }
+
+// Claims of parked messages are renewed while handlers hold every connection of the pool.
+func TestParkingRenew_besideAFullPool(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t)
+	parking := newStore(t, newManager(t, pool), "a", inboxpgx.Config{}).Parking(true)
+	m, lease := event(), driver.Lease{Owner: ids.New(), For: time.Minute}
+	noError(t, parking.Append(t.Context(), "key", m))
+	if _, _, err := parking.Claim(t.Context(), "key", lease); err != nil {
+		t.Fatal(err)
+	}
+	for range pool.Config().MaxConns {
+		conn, err := pool.Acquire(t.Context())
+		noError(t, err)
+		defer conn.Release()
+	}
+	if kept, err := parking.Renew(t.Context(), lease, []uuid.UUID{m.ID}); err != nil || len(kept) != 1 {
+		t.Errorf("%d claims kept, error %v", len(kept), err)
+	}
+}

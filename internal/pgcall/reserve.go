@@ -47,6 +47,9 @@ func (r *Reserve) Use(ctx context.Context, fn func(context.Context, *pgx.Conn) e
 		r.conn = conn
 	}
 	err := fn(ctx, r.conn)
+	if r.conn.PgConn().TxStatus() != 'I' { // fn has left a transaction open
+		_ = r.conn.Close(ctx)
+	}
 	r.idle = time.AfterFunc(reserveIdle, r.close)
 	return err
 }
