@@ -13,7 +13,7 @@ import (
 // exec modes that read values as text, exec and simple_protocol.
 func Settings(ctx context.Context, conn *pgxpool.Conn, found *check.Findings) error {
 	var bytea, dates, encoding string
-	err := conn.QueryRow(ctx, `SELECT current_setting('bytea_output'), current_setting('DateStyle'), current_setting('client_encoding')`).
+	err := conn.QueryRow(ctx, `SELECT pg_catalog.current_setting('bytea_output'), pg_catalog.current_setting('DateStyle'), pg_catalog.current_setting('client_encoding')`).
 		Scan(&bytea, &dates, &encoding)
 	if err != nil {
 		return err

@@ -26,7 +26,9 @@ type Channel struct {
 }
 
 const (
-	channelSQL = `SELECT $1::text || $2::text::regclass::oid`
+	// channelSQL also keeps the server from ending the session: one that listens is idle by design. Postgres 13 has no
+	// such timeout.
+	channelSQL = `SELECT $1::text || $2::text::regclass::oid, count(set_config(name, '0', false)) FROM pg_settings WHERE name = 'idle_session_timeout'`
 	notifySQL  = `SELECT pg_notify($1::text || $2::text::regclass::oid, $3)`
 )
 
@@ -59,7 +61,7 @@ func (c Channel) listen(ctx context.Context) (*pgx.Conn, error) {
 		return nil, err
 	}
 	var name string
-	if err = conn.QueryRow(ctx, channelSQL, c.Prefix, c.Table).Scan(&name); err == nil {
+	if err = conn.QueryRow(ctx, channelSQL, c.Prefix, c.Table).Scan(&name, nil); err == nil {
 		_, err = conn.Exec(ctx, "LISTEN "+pgx.Identifier{name}.Sanitize())
 	}
 	if err != nil {

@@ -194,20 +194,6 @@ var bugs = []bug{
 		"c.outcome != driver.Committed {", "c.outcome == driver.Unknown {", suite("txretry", "^TestConformance$"),
 	},
 	{
-		"calls that share a COMMIT which failed hear that it committed", "txretry/combine.go",
-		"\t\tc.m.turns.putBack(c.opts.SerialKey, followers)\n",
-		"\t\tif res.phase == phaseCommit {\n\t\t\tc.outcome = driver.Committed\n\t\t} else {\n\t\t\tc.m.turns.putBack(c.opts.SerialKey, followers)\n\t\t}\n",
-		suite("txretry", "^TestConformance$"),
-	},
-	{
-		"what a failed call has done commits with the calls that shared its transaction", "txretry/combine.go",
-		"\t\tif next.ended != partDone {\n", "\t\tif next.ended == partGone {\n", suite("txretry", "^TestConformance$"),
-	},
-	{
-		"statements for COMMIT of calls that share it are lost", "txretry/combine.go",
-		"\tt.pending = got.pending\n", "", suite("txretry/txretrytest", "^TestCombinedSchedules$"),
-	},
-	{
 		"Check overlooks a DateStyle that pgx cannot read", "internal/pgcheck/settings.go",
 		"len(dates) < 3 || dates[:3] != \"ISO\"", "len(dates) < 3", suite("internal/pgcheck", "^TestSettings_workOrAreReported$"),
 	},
