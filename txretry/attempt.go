@@ -34,7 +34,6 @@ func (c *call) failedIn(phase string, err error) result {
 // attempt runs fn in one fresh transaction. However it is left, by panic or
 // runtime.Goexit too, the transaction is over and the connection released.
 func (c *call) attempt(ctx context.Context) result {
-	c.startGroup()
 	s, tag, failed := c.open(ctx)
 	if s == nil {
 		return failed
@@ -53,9 +52,6 @@ func (c *call) attempt(ctx context.Context) result {
 		return res
 	}
 	defer c.lap(&c.phases.commit)
-	if !c.runFollowers(ctx, s, t.pending) {
-		return c.followerFailed(t)
-	}
 	return c.commit(t)
 }
 

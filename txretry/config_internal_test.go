@@ -2,6 +2,7 @@ package txretry
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"testing"
 	"testing/synctest"
@@ -65,24 +66,29 @@ func TestBeginCacheIsBounded(t *testing.T) {
 	}
 }
 
-func wanting(key string) *call { return &call{opts: Options{SerialKey: key}} }
+func take(t *testing.T, all *turns, key string) {
+	t.Helper()
+	if err := all.take(t.Context(), key); err != nil {
+		t.Error(err)
+	}
+}
 
 func TestTurnsAreFirstComeFirstServed(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		var all turns
 		var order []int
-		all.wait(all.enter(t.Context(), wanting("seat:1")))
+		take(t, &all, "seat:1")
 		for i := range 10 {
 			go func() {
-				all.wait(all.enter(t.Context(), wanting("seat:1")))
+				take(t, &all, "seat:1")
 				defer all.pass("seat:1")
 				order = append(order, i) // the race detector would see two at once
 				time.Sleep(time.Second)
 			}()
 			synctest.Wait()
 		}
-		all.wait(all.enter(t.Context(), wanting("seat:2"))) // another key is free
+		take(t, &all, "seat:2") // another key is free
 		all.pass("seat:2")
 		all.pass("seat:1")
 		time.Sleep(11 * time.Second)
@@ -90,8 +96,8 @@ func TestTurnsAreFirstComeFirstServed(t *testing.T) {
 		if !slices.IsSorted(order) || len(order) != 10 {
 			t.Errorf("order = %v", order)
 		}
-		if len(all.lines) != 0 {
-			t.Errorf("%d keys are left behind", len(all.lines))
+		if len(all.waiting) != 0 {
+			t.Errorf("%d keys are left behind", len(all.waiting))
 		}
 	})
 }
@@ -100,19 +106,17 @@ func TestTurnGivenUpByContext(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		var all turns
-		all.wait(all.enter(t.Context(), wanting("k")))
+		take(t, &all, "k")
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		if _, left := all.wait(all.enter(ctx, wanting("k"))); !left {
-			t.Error("called although the key is held")
+		if err := all.take(ctx, "k"); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("error %v although the key is held", err)
 		}
 		all.pass("k")
-		if _, left := all.wait(all.enter(t.Context(), wanting("k"))); left {
-			t.Error("not called")
-		}
+		take(t, &all, "k")
 		all.pass("k")
-		if len(all.lines) != 0 {
-			t.Errorf("%d keys are left behind", len(all.lines))
+		if len(all.waiting) != 0 {
+			t.Errorf("%d keys are left behind", len(all.waiting))
 		}
 	})
 }

@@ -9,7 +9,6 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/holdfast-go/holdfast/internal/pgtest"
-	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/txretry"
 )
 
@@ -171,51 +170,4 @@ func TestDeferred_failsWhereItIsSent(t *testing.T) {
 	}
 	wantSQLSTATE(t, err, "23505")
 	wantCounter(t, pool, 0)
-}
-
-// Calls that share a transaction share what waits for its COMMIT.
-func TestDeferred_sharedTransaction(t *testing.T) {
-	t.Parallel()
-	pool := newCounter(t)
-	m := newManager(t, pool, txretry.Config{})
-	var ran [2][]int
-	held, release := make(chan struct{}), make(chan struct{})
-	call := func(i int, sql ...string) error {
-		return m.DoWith(t.Context(), txretry.Options{SerialKey: "key", Combine: 2}, func(ctx context.Context, tx pgx.Tx) error {
-			for n, sql := range sql {
-				txretry.AfterCommit(tx, func() { ran[i] = append(ran[i], n) })
-				if err := errors.Join(later(ctx, tx, addSQL, 1), senders["Exec"](ctx, tx, sql)); err != nil {
-					return err
-				}
-			}
-			return nil
-		})
-	}
-	first := make(chan error, 1)
-	go func() {
-		first <- m.DoWith(t.Context(), txretry.Options{SerialKey: "key"}, func(context.Context, pgx.Tx) error {
-			close(held)
-			<-release
-			return nil
-		})
-	}()
-	<-held
-	both := make(chan error, 2)
-	for i, sql := range [][]string{{"savepoint a", "select 1"}, {"select 1", "rollback to a", "select 1"}} {
-		go func() { both <- call(i, sql...) }()
-		testenv.Eventually(t, func() error {
-			if m.Waiting("key") <= i {
-				return errors.New("not in line")
-			}
-			return nil
-		})
-	}
-	close(release)
-	if err := errors.Join(<-first, <-both, <-both); err != nil {
-		t.Fatal(err)
-	}
-	if !slices.Equal(ran[0], []int{0}) || !slices.Equal(ran[1], []int{2}) {
-		t.Errorf("functions %v", ran)
-	}
-	wantCounter(t, pool, 2)
 }

@@ -45,9 +45,6 @@
 // turns instead: Options{SerialKey: "event:42"} queues them in this process,
 // without a connection. Conflicts with other processes are still retried, after
 // delays of min(1000ms, U(0.5, 1.5) × 1ms × 4^n), since the whole queue waits.
-// With Options.Combine those in the queue also share a transaction: each has its
-// own result, all of them one COMMIT. A failing one is left out, and then has a
-// transaction of its own.
 //
 // # Three outcomes
 //
@@ -103,11 +100,7 @@
 // OpenTelemetry sees each call with its outcome, attempts and the time per phase:
 // a span txretry.Do, and by operation the metrics holdfast.txretry.duration,
 // holdfast.txretry.attempts, holdfast.txretry.phase.duration, and
-// holdfast.txretry.failures by SQLSTATE. Without a listener they cost nothing. Calls
-// that share a transaction are reported one by one; their commit phase begins when
-// their own fn has returned. What ends it for all of them is an attempt of each. A
-// COMMIT that fails for a transient reason is a failure of each, too; an fn that does
-// is one of its own call alone.
+// holdfast.txretry.failures by SQLSTATE. Without a listener they cost nothing.
 //
 // # Limits
 //

@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
-	"sync/atomic"
 
 	"github.com/jackc/pgx/v5"
 
@@ -98,33 +96,4 @@ func ExampleOptions_savepoint() {
 	// held B1
 	// held B3
 	// <nil>
-}
-
-// Many buyers want the same two seats. Those that wait for the key share transactions, and each
-// has a result of its own.
-func ExampleOptions_combine() {
-	manager := txretrytest.New(txretrytest.Config{})
-	opts := txretry.Options{Name: "tickets.buy", SerialKey: "event:42", Combine: 32}
-	seats := 2
-	buy := func(_ context.Context, tx pgx.Tx) error {
-		if seats == 0 {
-			return errSoldOut
-		}
-		return txretrytest.Effect(tx, func() { seats-- }, func() { seats++ })
-	}
-	var sold, refused atomic.Int32
-	var buyers sync.WaitGroup
-	for range 10 {
-		buyers.Go(func() {
-			switch err := manager.DoWith(context.Background(), opts, buy); {
-			case err == nil:
-				sold.Add(1)
-			case errors.Is(err, errSoldOut):
-				refused.Add(1)
-			}
-		})
-	}
-	buyers.Wait()
-	fmt.Println("sold:", sold.Load(), "refused:", refused.Load(), "left:", seats)
-	// Output: sold: 2 refused: 8 left: 0
 }

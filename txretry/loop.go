@@ -24,12 +24,9 @@ type call struct {
 
 	attempts int       // begun so far
 	failed   []Attempt // those that another one may follow
-	reported []Attempt // the same in order with those of shared transactions, which do not count for MaxAttempts
 	outcome  driver.Outcome
 	last     *transaction // the last one that fn has seen
 	first    transaction  // of the first attempt
-
-	group group
 
 	phases phases
 	mark   time.Time // since when the present phase lasts
@@ -51,19 +48,13 @@ func (c *call) run(ctx context.Context) error {
 		if res.lost != nil {
 			res = c.resolve(ctx, res, start)
 		}
-		again := c.settleGroup(res)
 		switch {
 		case res.err == nil:
 			return nil
-		case again:
-			c.failedShared(res)
-			c.lap(&c.phases.sleep)
-			continue
 		case !res.again:
 			return c.final(ctx, res)
 		}
-		failed := Attempt{res.sqlstate, res.phase, time.Since(start), res.err}
-		c.failed, c.reported = append(c.failed, failed), append(c.reported, failed)
+		c.failed = append(c.failed, Attempt{res.sqlstate, res.phase, time.Since(start), res.err})
 		if err := c.pause(ctx); err != nil {
 			return err
 		}

@@ -141,25 +141,18 @@ func (m *Manager) observe(ctx context.Context, c *call) (err error) {
 	return err
 }
 
-// inTurn runs a call when its turn within its serial key has come, or as a follower before that.
+// inTurn runs a call when its turn within its serial key has come.
 func (m *Manager) inTurn(ctx context.Context, c *call) error {
 	if c.opts.SerialKey == "" {
 		return c.run(ctx)
 	}
-	own := m.turns.enter(ctx, c)
-	for {
-		got, left := m.turns.wait(own)
-		c.lap(&c.phases.queue)
-		switch {
-		case left:
-			return endedInLine(ctx)
-		case got.session == nil:
-			return c.lead(ctx)
-		}
-		if over, err := c.follow(ctx, own, got); over {
-			return err
-		}
+	err := m.turns.take(ctx, c.opts.SerialKey)
+	c.lap(&c.phases.queue)
+	if err != nil {
+		return err
 	}
+	defer m.turns.pass(c.opts.SerialKey)
+	return c.run(ctx)
 }
 
 // DoValue is Do for an fn that returns a value. On error the value is zero.

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -41,7 +40,7 @@ type Options struct {
 	// same database: fn then runs in a savepoint of the running transaction. If fn
 	// fails, what it did is rolled back and the error returned, and the outer fn
 	// goes on. Nothing commits before the outer call does. Attempts, timeouts,
-	// SerialKey, Combine and Witness are those of the outer call, which alone retries: its
+	// SerialKey and Witness are those of the outer call, which alone retries: its
 	// fn should return a transient error. An Isolation above that of the outer call
 	// and ReadOnly inside one that writes are refused. Without Savepoint such a call
 	// returns ErrNested.
@@ -53,32 +52,6 @@ type Options struct {
 	// instead of a storm of serialization failures. As all of them wait for the one
 	// that is retried, its delays are shorter; see Config.BaseDelay. "" does not queue.
 	SerialKey string
-
-	// Combine lets up to this many calls that wait for one SerialKey share a
-	// transaction, so that they pay for one BEGIN and one COMMIT; that of the call which
-	// begins it counts. Default: 0, each has its own.
-	//
-	// The call whose turn it is begins the transaction and runs its fn. Then the calls
-	// that were in line before run theirs, in order, each on its own goroutine, with
-	// its own context, handle and AfterCommit functions. If one of them fails, for
-	// whatever reason, all is rolled back: those before it share a new transaction,
-	// and it has the next turn, in which it runs again and its failure is its own.
-	// So fn runs more often, also with MaxAttempts 1. If COMMIT fails it is repeated
-	// with half of them. The outcome of COMMIT is the same for all, also an unknown
-	// one. A context that ends after its fn has succeeded does not end the call: no
-	// further fn joins, and Do returns the outcome.
-	//
-	// The calls see what the others have done, as if they had committed, but not what
-	// [AtCommit] keeps until all have returned: no fn may need to see that of another
-	// call. now() is the same for all, and what lasts until the end of a transaction
-	// meets the next fn: a SET LOCAL (also of a role or a tenant), an advisory lock, a
-	// temporary table. Do not combine where that matters. An fn that is slow delays all
-	// of them.
-	//
-	// Calls of different isolation, ReadOnly or timeouts do not share a transaction. A
-	// call with a Witness shares none, for that speaks of its own row only; XactStatus
-	// speaks for all. A call with AtBegin only shares one that it begins itself.
-	Combine int
 
 	// Witness finds out what became of this call's COMMIT if its answer is lost, by
 	// a row that fn has written. It runs in a READ COMMITTED transaction of its own,
@@ -144,18 +117,7 @@ func (o *Options) validate() error {
 		checkOptionalTimeout("Options.IdleTimeout", o.IdleTimeout),
 		checkPositive("Options.CommitTimeout", o.CommitTimeout),
 		o.checkAtBegin(),
-		o.checkCombine(),
 	)
-}
-
-func (o *Options) checkCombine() error {
-	switch {
-	case o.Combine < 0:
-		return fmt.Errorf("txretry: Options.Combine is %d, must be at least 0", o.Combine)
-	case o.Combine > 1 && o.SerialKey == "":
-		return errors.New("txretry: Options.Combine needs a SerialKey")
-	}
-	return nil
 }
 
 func (o *Options) checkAtBegin() error {

@@ -12,7 +12,7 @@ import (
 )
 
 // pending is the work of a transaction that waits for COMMIT: deferred statements, and functions that
-// run after it. Calls that share a transaction (Options.Combine) share it.
+// run after it.
 //
 // A savepoint may roll part of the transaction back, and the user may have set it by a statement of any
 // form, as GORM, bun and ent do. So nothing waits across a statement that could set one, end one, or change

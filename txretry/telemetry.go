@@ -105,7 +105,7 @@ func describe(span trace.Span, c *call, err error) {
 	c.phases.each(func(phase string, spent time.Duration) {
 		span.SetAttributes(attribute.Float64("holdfast.phase."+phase, spent.Seconds()))
 	})
-	for _, a := range c.reported {
+	for _, a := range c.failed {
 		span.AddEvent("attempt failed", trace.WithAttributes(
 			attribute.String("holdfast.sqlstate", a.SQLSTATE), attribute.String("holdfast.phase", a.Phase)))
 	}
@@ -128,8 +128,8 @@ func (t *telemetry) measure(ctx context.Context, c *call, took time.Duration) {
 			t.phases.Record(ctx, spent.Seconds(), metric.WithAttributes(operation, attribute.String("phase", phase)))
 		})
 	}
-	if len(c.reported) > 0 && t.failures.Enabled(ctx) {
-		for _, a := range c.reported {
+	if len(c.failed) > 0 && t.failures.Enabled(ctx) {
+		for _, a := range c.failed {
 			t.failures.Add(ctx, 1, metric.WithAttributes(operation,
 				attribute.String("phase", a.Phase), attribute.String("sqlstate", a.SQLSTATE)))
 		}

@@ -12,8 +12,7 @@ import (
 
 // Effect changes memory as part of a fake transaction: apply runs at once, undo
 // runs if the transaction, or the savepoint open at this moment, rolls back.
-// Several undos run in reverse order, on the goroutine of the call that holds the
-// transaction, which Options.Combine may make another one. Neither may use tx.
+// Several undos run in reverse order. Neither function may use tx.
 //
 // It returns an error, and runs neither, if tx is not a transaction of a
 // [Manager] (the error names what it is), is closed (pgx.ErrTxClosed) or read

@@ -21,9 +21,9 @@ import (
 	"github.com/holdfast-go/holdfast/txretry/txretrytest"
 )
 
-// Whatever befalls calls that share transactions, each is told what became of its own work, none is left
+// Under random faults each call that queues for a key returns the outcome of its own work, none is left
 // waiting (the bubble would notice), and the keys are free afterwards.
-func TestCombinedSchedules(t *testing.T) {
+func TestSerialKey_randomSchedules(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(150) {
 		t.Run(strconv.FormatUint(seed, 10), func(t *testing.T) {
@@ -177,7 +177,6 @@ func (c *scheduled) call() {
 	}
 	opts := txretry.Options{
 		SerialKey:   c.key,
-		Combine:     []int{0, 2, 4, 9, 9, 9}[c.throw(6)],
 		MaxAttempts: 1 + c.throw(3),
 	}
 	c.err = errNoReturn

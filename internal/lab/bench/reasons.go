@@ -33,11 +33,6 @@ var reasons = []reason{
 		"The peer sends a SAVEPOINT and its RELEASE, two round trips more. Where all clients together take both cores, a trip that is saved is worth its processor time alone.",
 	},
 	{
-		"txretry",
-		[]string{"x the sequential rate, SerialKey and Combine"},
-		"Calls that share a transaction share BEGIN and COMMIT. Each still sends a SELECT and an UPDATE of its own, one after the other on one connection.",
-	},
-	{
 		"outbox",
 		[]string{"of publish alone, raw client, unkeyed", "x river, 2000 workers, fetch cooldown 1 ms, unkeyed"},
 		"A relay also claims, reads and deletes, on the same two cores as the broker and Postgres. " +

@@ -93,13 +93,13 @@ func managed(m *txretry.Manager) way {
 	return func(ctx context.Context, _ int, fn work) error { return gaveUp(m.Do(ctx, fn)) }
 }
 
-func managedInTurn(m *txretry.Manager, combine int) way {
+func managedInTurn(m *txretry.Manager) way {
 	keys := make([]string, accounts+1)
 	for id := range keys {
 		keys[id] = fmt.Sprintf("account:%d", id)
 	}
 	return func(ctx context.Context, account int, fn work) error {
-		return gaveUp(m.DoWith(ctx, txretry.Options{SerialKey: keys[account], Combine: combine}, fn))
+		return gaveUp(m.DoWith(ctx, txretry.Options{SerialKey: keys[account]}, fn))
 	}
 }
 

@@ -15,7 +15,6 @@ import (
 const (
 	sequential = "one connection, in sequence"
 	inTurn     = "txretry, SerialKey"
-	combined   = "txretry, SerialKey, Combine: 32"
 )
 
 // hotAccount is the one that all contend for.
@@ -37,13 +36,11 @@ func benchContended(ctx context.Context, b *bench) {
 		yardsticks: []string{sequential},
 		contenders: []contender{
 			{sequential, under(oneTrip(pool), 1)},
-			{inTurn, under(managedInTurn(manager, 0), goroutines)},
+			{inTurn, under(managedInTurn(manager), goroutines)},
 			{ours, under(managed(manager), goroutines)},
-			{combined, under(managedInTurn(manager, 32), goroutines)},
 		},
 	})
 	b.atLeast(0.8, r.ratio(inTurn, sequential), "of the sequential rate, SerialKey")
-	b.atLeast(4, r.ratio(combined, sequential), "x the sequential rate, SerialKey and Combine")
 }
 
 // contend makes one run and checks that no update was lost.

@@ -103,17 +103,6 @@ var suite = map[string]func(f *fixture){
 	"nested savepoint is transient":   testNestedTransient,
 	"nested savepoint refused":        testNestedRefused,
 	"serial turn ends before hooks":   testSerialTurn,
-	"combined":                        testCombined,
-	"combined up to a limit":          testCombinedLimit,
-	"combined if alike":               testCombinedApart,
-	"combined, not with a Witness":    testCombinedWitness,
-	"combined, not with later ones":   testCombinedLater,
-	"combined, business error":        testCombinedFailure,
-	"combined, panic":                 testCombinedNoReturn(boom, "panic: boom"),
-	"combined, goexit":                testCombinedNoReturn(runtime.Goexit, errNoReturn.Error()),
-	"combined, COMMIT refused":        testCombinedCommitRefused("23505"),
-	"combined, COMMIT conflicts":      testCombinedCommitConflict,
-	"combined, cancelled in line":     testCombinedCancelledInLine,
 }
 
 // errBusiness is a permanent error of fn.
@@ -224,8 +213,6 @@ func testBadOptions(f *fixture) {
 		{StatementTimeout: time.Microsecond},
 		{IdleTimeout: time.Microsecond},
 		{CommitTimeout: -1},
-		{Combine: 2},
-		{Combine: -1, SerialKey: "k"},
 	} {
 		err := m.DoWith(f.Context(), opts, func(context.Context, pgx.Tx) error {
 			f.Errorf("%+v: fn was run", opts)

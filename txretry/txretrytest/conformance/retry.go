@@ -374,3 +374,5 @@ func testSerialTurn(f *fixture) {
 	}))
 	f.want(11)
 }
+
+func boom() { panic("boom") }
