@@ -13,6 +13,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/expiry"
 	"github.com/holdfast-go/holdfast/expiry/driver"
+	"github.com/holdfast-go/holdfast/internal/pgtest"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
@@ -88,23 +89,36 @@ func TestRetriedAttemptLeavesNothing(t *testing.T) {
 }
 
 // A trigger that silently keeps a row as it is makes it a bad row: it must
-// neither stop the others nor come back in every batch.
+// neither stop the others nor come back in every batch, nor be announced.
 func TestRowsThatDoNotChange(t *testing.T) {
 	t.Parallel()
-	b := newBackend(t)
-	b.exec(t, `CREATE FUNCTION keep() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$;
-		CREATE TRIGGER keep BEFORE UPDATE ON holds FOR EACH ROW WHEN (old.seat = 'kept') EXECUTE FUNCTION keep()`)
-	b.exec(t, `INSERT INTO holds SELECT n, now() - interval '1 hour', 'held', CASE WHEN n % 3 = 0 THEN 'kept' END FROM generate_series(1, 12) n`)
-	ctx, cancel := context.WithTimeout(t.Context(), testenv.Patience)
-	defer cancel()
-	sw := newSweeper(t, b.Store(t, announceAll(b)), expiry.SweeperConfig{BatchSize: 2, Logger: slog.New(slog.DiscardHandler)})
-	if report, err := sw.Sweep(ctx); err != nil || report.Expired != 8 || report.Poisoned != 4 {
-		t.Errorf("got %+v, %v, want 8 expired and 4 set aside", report, err)
-	}
-	var events int
-	b.scan(t, &events, "SELECT count(*) FROM events")
-	if events != 8 {
-		t.Errorf("%d events, want 8", events)
+	pgtest.New(t)                                    // skips before there are subtests
+	for name, trigger := range map[string][2]string{ // the time of the trigger, and the body of its function
+		"dropped":           {"BEFORE UPDATE", `RETURN NULL;`},
+		"the old row":       {"BEFORE UPDATE", `RETURN OLD;`},
+		"the old status":    {"BEFORE UPDATE", `NEW.status := OLD.status; RETURN NEW;`},
+		"postponed":         {"BEFORE UPDATE", `NEW.status := OLD.status; NEW.expires_at := now() + interval '1 day'; RETURN NEW;`},
+		"undone afterwards": {"AFTER UPDATE", `IF NEW.status = 'expired' THEN UPDATE holds SET status = 'held' WHERE id = NEW.id; END IF; RETURN NULL;`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newBackend(t)
+			b.exec(t, `CREATE FUNCTION keep() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN `+trigger[1]+` END $$;
+				CREATE TRIGGER keep `+trigger[0]+` ON holds FOR EACH ROW WHEN (OLD.seat = 'kept') EXECUTE FUNCTION keep()`)
+			b.exec(t, `INSERT INTO holds SELECT n, now() - interval '1 hour', 'held', CASE WHEN n % 3 = 0 THEN 'kept' END FROM generate_series(1, 12) n`)
+			ctx, cancel := context.WithTimeout(t.Context(), testenv.Patience)
+			defer cancel()
+			sw := newSweeper(t, b.Store(t, announceAll(b)), expiry.SweeperConfig{BatchSize: 2, Logger: slog.New(slog.DiscardHandler)})
+			if report, err := sw.Sweep(ctx); err != nil || report.Expired != 8 || report.Poisoned != 4 {
+				t.Errorf("got %+v, %v, want 8 expired and 4 set aside", report, err)
+			}
+			var events, expired int
+			b.scan(t, &events, "SELECT count(*) FROM events")
+			b.scan(t, &expired, "SELECT count(*) FROM holds WHERE status = 'expired'")
+			if events != 8 || expired != 8 {
+				t.Errorf("%d events, %d expired, want 8", events, expired)
+			}
+		})
 	}
 }
 

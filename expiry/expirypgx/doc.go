@@ -30,16 +30,18 @@
 //
 // # A batch
 //
-// One batch is one transaction of two statements, and of what [Config].Emit adds:
+// One batch is one transaction of three statements in two trips, and of what [Config].Emit adds:
 //
 //	SELECT … WHERE status = 'held' AND expires_at <= now() AND (expires_at, id) > (…)
 //	ORDER BY expires_at, id LIMIT 200 FOR UPDATE SKIP LOCKED;
 //	UPDATE … SET status = 'expired'
-//	WHERE id = ANY(…) AND status = 'held' AND expires_at <= now();
+//	WHERE id = ANY(…) AND status = 'held' AND expires_at <= now() RETURNING …;
+//	SELECT count(*) … WHERE id = ANY(…) AND status = 'held' AND expires_at <= now();
 //
-// The conditions stand in both: the second statement alone then never touches
+// The conditions stand in all: the second statement alone then never touches
 // a row that is not due, whatever the first one locked. Two statements keep the
-// order. Each batch starts behind the last one, so it does not read again the index
+// order. The third finds rows that a trigger has made due again. A batch whose rows do
+// not all change, once each, fails with [ErrIgnored]. Each batch starts behind the last one, so it does not read again the index
 // entries of rows that have just expired.
 //
 // Only the database's clock decides. The transaction is READ COMMITTED unless

@@ -14,7 +14,8 @@ type statements struct {
 	claim      string   // $1 ids to leave alone
 	claimAfter string   // the same, $2 deadline and $3 id after which to start
 	claimOnly  string   // $1 the only ids
-	expire     string   // $1 ids
+	expire     string   // returns how many rows have another status now. $1 ids
+	still      string   // how many are active and due. $1 ids
 	look       string   // $1 ids to leave alone
 	overdue    string   // $1 for how many microseconds at least, $2 limit
 	plans      []string // what claim reads, without its locks: all active rows, and those that meet Where
@@ -68,7 +69,9 @@ func newStatements(name string, c Config) (statements, error) {
 		claim:      claim(id + " <> ALL($1)"),
 		claimAfter: claim("(" + deadline + ", " + id + ") > ($2, $3) AND " + id + " <> ALL($1)"),
 		claimOnly:  claim(id + " = ANY($1)"),
-		expire:     update + " WHERE " + id + " = ANY($1) AND " + due,
+		expire: "WITH put AS (" + update + " WHERE " + id + " = ANY($1) AND " + due + " RETURNING " + held + " AS held) " +
+			"SELECT count(*) FILTER (WHERE NOT held) FROM put",
+		still: "SELECT count(*) FROM " + table + " WHERE " + id + " = ANY($1) AND " + due,
 		look: "SELECT clock_timestamp(), " + earliest + "), " + earliest + " AND " + id + " <> ALL($1)), " +
 			"(SELECT count(*) FROM (SELECT FROM " + table + " WHERE " + due + " LIMIT " + most + ") overdue), " +
 			"(SELECT count(*) FROM (SELECT " + undated + " LIMIT " + most + ") undated)",

@@ -144,12 +144,13 @@ func (s *Store) attempt(ctx context.Context, tx pgx.Tx, req driver.Request, a *a
 	for _, row := range rows {
 		a.Rows = append(a.Rows, row.ID)
 	}
-	tag, err := tx.Exec(ctx, s.sql.expire, array(a.Rows))
+	changed, still, err := s.expire(ctx, tx, a.Rows)
 	if err != nil {
 		return err
 	}
-	if n := tag.RowsAffected(); n != int64(len(rows)) {
-		a.Own = fmt.Errorf("%w: %d rows locked, %d changed", errNotChanged, len(rows), n)
+	if changed != len(rows) || still > 0 {
+		a.Own = fmt.Errorf("expirypgx: of %d rows %d have changed, and %d are due again; if Config.ID is unique: %w",
+			len(rows), changed, still, pgcall.Ignored(s.table(), "the new status"))
 		return a.Own
 	}
 	if err := s.emit(ctx, tx, rows); err != nil {
@@ -169,10 +170,19 @@ func (s *Store) emit(ctx context.Context, tx pgx.Tx, rows []expiry.Row) error {
 	return guarded("Emit", func() error { return s.cfg.Emit(ctx, tx, rows) })
 }
 
-// errNotChanged is the failure of a batch whose rows are locked, active and due
-// and yet do not all change, once each: left alone they would come back in every
-// batch, or expire unannounced.
-var errNotChanged = errors.New("expirypgx: a trigger keeps rows from changing, or Config.ID is not unique")
+// ErrIgnored is inside the error of a batch whose rows are locked, active and due and do not all change, once
+// each: a trigger, a rule or row-level security of the table drops the change or undoes it. Left alone such rows would come
+// back in every batch, or expire unannounced. Check names the cause.
+var ErrIgnored = pgcall.ErrIgnored
+
+// expire changes the status of rows, and returns how many have changed and how many are due all the
+// same: a trigger may also undo the change afterwards.
+func (s *Store) expire(ctx context.Context, tx pgx.Tx, ids []string) (changed, still int, err error) {
+	queue := &pgx.Batch{}
+	queue.Queue(s.sql.expire, array(ids)).QueryRow(func(row pgx.Row) error { return row.Scan(&changed) })
+	queue.Queue(s.sql.still, array(ids)).QueryRow(func(row pgx.Row) error { return row.Scan(&still) })
+	return changed, still, tx.SendBatch(ctx, queue).Close()
+}
 
 // claim locks the rows that are due, longest overdue first, and notes in b what
 // it got.
