@@ -1,7 +1,6 @@
 package driver
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"math"
@@ -12,7 +11,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/internal/actor"
-	"github.com/holdfast-go/holdfast/internal/ids"
+	"github.com/holdfast-go/holdfast/internal/wire"
 )
 
 // NewDeadLetter makes the dead letter of a message that failed at the time now.
@@ -85,17 +84,21 @@ func checkReplay(r inbox.Replay) error {
 }
 
 // outlived reports whether a dead letter is too old to be returned now: what was processed is
-// remembered for retention only. A letter whose own id is no UUID v7, since its consumer
-// derives one, is as old as its first failure.
+// remembered for retention only.
 func outlived(r inbox.Replay, d inbox.DeadLetter, retention time.Duration, now time.Time) bool {
-	born := d.FirstFailedAt
-	if ids.Check(d.Message.ID) == nil {
-		born = time.UnixMilli(int64(binary.BigEndian.Uint64(d.Message.ID[:8]) >> 16))
+	born := bornAt(d)
+	return !r.Force && !born.IsZero() && now.Sub(born) > retention
+}
+
+// bornAt is when a message was sent: its time stamp, else the time in its id. The time in the id may be another one, as
+// that of an expiry's event, which is a deadline. A message that failed before that is as old as its first failure: the clock
+// of its sender is wrong, or its consumer derives the id.
+func bornAt(d inbox.DeadLetter) time.Time {
+	sent := wire.PublishedAt(d.Message.PublishedAt, nil, d.Message.ID)
+	if sent.IsZero() || !d.FirstFailedAt.IsZero() && d.FirstFailedAt.Before(sent) {
+		return d.FirstFailedAt
 	}
-	if r.Force || born.IsZero() {
-		return false
-	}
-	return now.Sub(born) > retention
+	return sent
 }
 
 // pause is the time from one returned message to the next.

@@ -383,16 +383,23 @@ func TestReplayRefuses(t *testing.T) {
 		id     uuid.UUID
 		failed time.Time
 		want   bool
+		sent   time.Time
 	}{
-		"fresh":                            {ids.Deterministic(now, "a"), now, false},
-		"old":                              {ids.Deterministic(old, "a"), now, true},
-		"no id, fresh":                     {uuid.Nil, now, false},
-		"no id, failed long ago":           {uuid.Nil, old, true},
-		"of version 4, failed long ago":    {uuid.MustParse("9d1a1a0e-3a68-4f8c-9a3e-0d1a3c0f6a11"), old, true},
-		"no id, and nobody knows how long": {uuid.Nil, time.Time{}, false},
+		"fresh":                             {ids.Deterministic(now, "a"), now, false, time.Time{}},
+		"old":                               {ids.Deterministic(old, "a"), now, true, time.Time{}},
+		"old by its stamp":                  {ids.Deterministic(old, "a"), now, true, old},
+		"a deadline long ago, sent now":     {ids.Deterministic(old, "a"), now, false, now},
+		"a deadline to come, sent long ago": {ids.Deterministic(now.Add(time.Hour), "a"), now, true, old},
+		"sent in the future":                {ids.Deterministic(now, "a"), old, true, now.Add(1000 * time.Hour)},
+		"no id, fresh":                      {uuid.Nil, now, false, time.Time{}},
+		"no id, failed long ago":            {uuid.Nil, old, true, time.Time{}},
+		"of version 4, failed long ago":     {uuid.MustParse("9d1a1a0e-3a68-4f8c-9a3e-0d1a3c0f6a11"), old, true, time.Time{}},
+		"no id, and nobody knows how long":  {uuid.Nil, time.Time{}, false, time.Time{}},
 	} {
 		var s shelf
-		s.put(func(d *inbox.DeadLetter) { d.Message.ID, d.FirstFailedAt = tc.id, tc.failed })
+		s.put(func(d *inbox.DeadLetter) {
+			d.Message.ID, d.FirstFailedAt, d.Message.PublishedAt = tc.id, tc.failed, tc.sent
+		})
 		got, err := access(&s).Replay(t.Context(), inbox.Filter{}, inbox.Replay{DryRun: true})
 		if errors.Is(err, inbox.ErrOutlived) != tc.want || got.Outlived == 1 != tc.want {
 			t.Errorf("%s: %+v, error %v", name, got, err)
