@@ -47,7 +47,7 @@ func (g *Group) prepare(ctx context.Context, name string, steps []func(context.C
 		}
 	}
 	if w.failures > 0 {
-		w.log.InfoContext(ctx, "preparation succeeded", slog.String("name", name), slog.Int("failures", w.failures), slog.Duration("waited", time.Since(w.began)))
+		w.log.InfoContext(ctx, "preparation succeeded", slog.String("name", name), slog.Int("failures", w.failures), slog.Duration("waited", w.lasted()))
 	}
 	return nil
 }
@@ -62,6 +62,8 @@ type wait struct {
 	failures int
 	last     error
 }
+
+func (w *wait) lasted() time.Duration { return time.Since(w.began).Round(100 * time.Millisecond) }
 
 // insist tries one step until it succeeds.
 func (w *wait) insist(ctx context.Context, step func(context.Context) error) error {
@@ -99,15 +101,7 @@ func (w *wait) gaveUp(ctx context.Context, err error) error {
 	if w.last != nil && errors.Is(err, ctx.Err()) {
 		err = w.last
 	}
-	return fmt.Errorf("gave up after %v: %w: %w", time.Since(w.began).Round(time.Millisecond), cause(ctx), err)
-}
-
-// cause is why ctx has ended, in a form that errors.Is finds ctx.Err() in.
-func cause(ctx context.Context) error {
-	if c := context.Cause(ctx); !errors.Is(c, ctx.Err()) {
-		return fmt.Errorf("%w: %w", ctx.Err(), c)
-	}
-	return ctx.Err()
+	return fmt.Errorf("gave up after %v: %w: %w", w.lasted(), context.Cause(ctx), err)
 }
 
 // fail notes a failure, and logs the first.
@@ -147,7 +141,7 @@ func (w *wait) stillWaiting(ctx context.Context) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.log.WarnContext(ctx, "still preparing", slog.String("name", w.name),
-		slog.Duration("waited", time.Since(w.began)), slog.Int("failures", w.failures), slog.Any("error", w.last))
+		slog.Duration("waited", w.lasted()), slog.Int("failures", w.failures), slog.Any("error", w.last))
 }
 
 // refusals are parts of the messages of RabbitMQ and Redis, whose clients have no method that tells.
