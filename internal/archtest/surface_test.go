@@ -15,7 +15,7 @@ import (
 // The limits of the public surface. What a user must learn grows with each name and each field, so a
 // change that needs more says so here.
 const (
-	maxNames  = 273 // 3 are ErrIgnored of the stores on Postgres; 2 are of modules/service; 1 is what a part of the dead letters is told by, 3 are of a Leased limiter, which is run and has a share to choose; 2 of them are Removal, as Replay is: who removes, why, and how far it is; 6 prove a user's code (Prove for four kinds, Proof, TB), 16 are steps and outcomes of inboxtest's scripts, 6 say how messages look to others, 10 are of rpc, 7 of watermillbridge, 3 of database/sql
+	maxNames  = 274 // 4 are ErrIgnored of the stores on Postgres; 2 are of modules/service; 1 is what a part of the dead letters is told by, 3 are of a Leased limiter, which is run and has a share to choose; 2 of them are Removal, as Replay is: who removes, why, and how far it is; 6 prove a user's code (Prove for four kinds, Proof, TB), 16 are steps and outcomes of inboxtest's scripts, 6 say how messages look to others, 10 are of rpc, 7 of watermillbridge, 3 of database/sql
 	maxFields = 179 // Struck tells which scripted faults have happened; MaxParked and Partitions: only a user knows the database's disk and how many processes there are
 )
 

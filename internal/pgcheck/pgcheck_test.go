@@ -2,6 +2,7 @@ package pgcheck_test
 
 import (
 	"crypto/rand"
+	"os"
 	"strings"
 	"testing"
 
@@ -10,7 +11,10 @@ import (
 	"github.com/holdfast-go/holdfast/internal/check"
 	"github.com/holdfast-go/holdfast/internal/pgcheck"
 	"github.com/holdfast-go/holdfast/internal/pgtest"
+	"github.com/holdfast-go/holdfast/internal/testenv"
 )
+
+func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }
 
 // cases are the ways in which a table of users' own making drops changes, and others that do not. want is a part of the
 // one finding, "" where there is none.
