@@ -23,7 +23,7 @@ import (
 func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }
 
 // modules are the folders of the repository's modules.
-var modules = []string{".", "examples/databasesql", "examples/operator", "examples/quickstart", "examples/reservation", "internal/lab", "modules/service", "rpc", "watermillbridge"}
+var modules = []string{".", "examples/databasesql", "examples/operator", "examples/quickstart", "examples/reservation", "internal/lab", "modules/rpc", "modules/service", "modules/watermill"}
 
 // listed is what the go command tells about a package.
 type listed struct {

@@ -93,14 +93,14 @@ var floors = slices.Concat(
 		// For users' tests. The servers that it can start bring the clients that ask them whether they answer.
 		{pkg: "txretry/pgtest", clients: []string{pgx, redis, amqp}, on: []string{"internal/testenv", "internal/pgtest"}},
 
-		{pkg: "rpc/internal/...", clients: []string{protobuf, statusProto}, on: with(ground, "idempotency/...", "ratelimit/...", "rpc/internal/..."), noTesting: true},
-		{pkg: "rpc/internal/suite/...", clients: heavy, on: []string{"..."}, anyModule: true},
-		{pkg: "rpc/example", clients: heavy, on: []string{"..."}, anyModule: true, publicOnly: true, noTesting: true},
-		{pkg: "rpc/internal/shopv1/...", clients: []string{grpc, connect, protobuf}, on: []string{"rpc/internal/shopv1"}},
+		{pkg: "modules/rpc/internal/...", clients: []string{protobuf, statusProto}, on: with(ground, "idempotency/...", "ratelimit/...", "modules/rpc/internal/..."), noTesting: true},
+		{pkg: "modules/rpc/internal/suite/...", clients: heavy, on: []string{"..."}, anyModule: true},
+		{pkg: "modules/rpc/example", clients: heavy, on: []string{"..."}, anyModule: true, publicOnly: true, noTesting: true},
+		{pkg: "modules/rpc/internal/shopv1/...", clients: []string{grpc, connect, protobuf}, on: []string{"modules/rpc/internal/shopv1"}},
 
 		{pkg: "modules/service", stdOnly: true, noTesting: true},
 
-		{pkg: "watermillbridge", clients: []string{watermill}, on: with(ground, "inbox", "inbox/internal/...", "outbox", "outbox/driver", "outbox/internal/..."), noTesting: true},
+		{pkg: "modules/watermill", clients: []string{watermill}, on: with(ground, "inbox", "inbox/internal/...", "outbox", "outbox/driver", "outbox/internal/..."), noTesting: true},
 
 		{pkg: "examples/databasesql/...", clients: []string{pgx}, on: []string{"..."}, anyModule: true, publicOnly: true},
 		{pkg: "examples/operator/...", clients: heavy, on: []string{"..."}, anyModule: true, publicOnly: true},
@@ -117,16 +117,16 @@ var floors = slices.Concat(
 	core("expiry", "pgx"),
 )
 
-// protocols returns the floors of the interceptors for one protocol, in the module rpc.
+// protocols returns the floors of the interceptors for one protocol, in modules/rpc.
 func protocols(name, client string) []floor {
 	clients := []string{client, protobuf, statusProto}
-	shared := []string{"rpc/internal/exchange", "rpc/internal/" + name + "form"}
-	once := with(ground, with(shared, "idempotency", "idempotency/driver", "idempotency/internal/...", "rpc/internal/answer", "rpc/internal/once")...)
-	limits := with(ground, with(shared, "ratelimit", "ratelimit/internal/...", "rpc/internal/limit")...)
+	shared := []string{"modules/rpc/internal/exchange", "modules/rpc/internal/" + name + "form"}
+	once := with(ground, with(shared, "idempotency", "idempotency/driver", "idempotency/internal/...", "modules/rpc/internal/answer", "modules/rpc/internal/once")...)
+	limits := with(ground, with(shared, "ratelimit", "ratelimit/internal/...", "modules/rpc/internal/limit")...)
 	return []floor{
-		{pkg: "rpc/idempotency" + name, clients: clients, on: once, noTesting: true},
-		{pkg: "rpc/ratelimit" + name, clients: clients, on: limits, noTesting: true},
-		{pkg: "rpc/internal/" + name + "form", clients: clients, on: with(ground, shared...), noTesting: true},
+		{pkg: "modules/rpc/idempotency" + name, clients: clients, on: once, noTesting: true},
+		{pkg: "modules/rpc/ratelimit" + name, clients: clients, on: limits, noTesting: true},
+		{pkg: "modules/rpc/internal/" + name + "form", clients: clients, on: with(ground, shared...), noTesting: true},
 	}
 }
 

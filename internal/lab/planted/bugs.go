@@ -290,8 +290,8 @@ var bugs = []bug{
 		"left < 0 {", "left < -(1 << 40) {", suite("inbox/driver", "^TestList_boundsContentInBytes$"),
 	},
 	{
-		"a text of several lines becomes a header as it is", "watermillbridge/foreign.go",
-		"if !isName(name) || !isText(value) {", "if !isName(name) {", suite("watermillbridge", "^TestForeign_errorsEnterThePoisonQueue$"),
+		"a text of several lines becomes a header as it is", "modules/watermill/foreign.go",
+		"if !isName(name) || !isText(value) {", "if !isName(name) {", suite("modules/watermill", "^TestForeign_errorsEnterThePoisonQueue$"),
 	},
 	{
 		"a connection without an address is refused whatever is configured", "ratelimit/clientip.go",
@@ -314,12 +314,12 @@ var bugs = []bug{
 		"\"postgres\", p.messages", "\"postgres\", p.broker.setup[0], p.messages", suite("examples/reservation", "^TestStart_withoutBroker$"),
 	},
 	{
-		"a probe of a gRPC server needs an idempotency key", "rpc/internal/once/guard.go",
-		"!exchange.OfGRPC(procedure) && g.needs", "g.needs", suite("rpc/idempotencygrpc", "^TestOnce$"),
+		"a probe of a gRPC server needs an idempotency key", "modules/rpc/internal/once/guard.go",
+		"!exchange.OfGRPC(procedure) && g.needs", "g.needs", suite("modules/rpc/idempotencygrpc", "^TestOnce$"),
 	},
 	{
-		"a probe of a gRPC server is charged", "rpc/internal/limit/guard.go",
-		"if exchange.OfHealth(about.Procedure) {", "if false {", suite("rpc/ratelimitconnect", "^TestLimits$"),
+		"a probe of a gRPC server is charged", "modules/rpc/internal/limit/guard.go",
+		"if exchange.OfHealth(about.Procedure) {", "if false {", suite("modules/rpc/ratelimitconnect", "^TestLimits$"),
 	},
 	{
 		"a page of dead letters of Redis is bounded by their number alone", "inbox/inboxredis/stream_page.lua",

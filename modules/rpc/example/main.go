@@ -1,0 +1,139 @@
+// Command example is a shop that takes orders over gRPC and over Connect: rate limits and
+// idempotency keys before both, on one limiter and one store, here in memory.
+//
+//	go run ./modules/rpc/example
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"log"
+	"net"
+	"net/http"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"connectrpc.com/connect"
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc"
+
+	"github.com/holdfast-go/holdfast/idempotency"
+	"github.com/holdfast-go/holdfast/idempotency/driver"
+	"github.com/holdfast-go/holdfast/idempotency/idempotencytest"
+	"github.com/holdfast-go/holdfast/modules/rpc/idempotencyconnect"
+	"github.com/holdfast-go/holdfast/modules/rpc/idempotencygrpc"
+	"github.com/holdfast-go/holdfast/modules/rpc/internal/shopv1"
+	"github.com/holdfast-go/holdfast/modules/rpc/internal/shopv1/shopv1connect"
+	"github.com/holdfast-go/holdfast/modules/rpc/ratelimitconnect"
+	"github.com/holdfast-go/holdfast/modules/rpc/ratelimitgrpc"
+	"github.com/holdfast-go/holdfast/ratelimit"
+)
+
+// user is whose keys and whose limit they are; yours comes from authentication.
+func user(r *http.Request) (string, error) { return ratelimit.HeaderKey("X-User-Id")(r) }
+
+// charges are what a call costs: orders one of ten a minute and user, everything else nothing.
+func charges(r *http.Request) ([]ratelimit.Charge, error) {
+	if r.URL.Path != shopv1.Shop_PlaceOrder_FullMethodName {
+		return nil, nil
+	}
+	id, err := user(r)
+	return []ratelimit.Charge{{Limit: ratelimit.Limit{Name: "orders", Max: 10}, Key: id}}, err
+}
+
+// keys are opaque, as clients send them, and a replay costs nothing.
+var keys = idempotency.MiddlewareConfig{
+	ParseKey: idempotency.ParseOpaque,
+	OnReplay: func(r *http.Request) {
+		if err := ratelimit.RefundFrom(r.Context()); err != nil {
+			log.Print(err)
+		}
+	},
+}
+
+func grpcServer(store driver.Store, limiter ratelimit.Limiter, s *shop) (*grpc.Server, error) {
+	limits, err := ratelimitgrpc.New(limiter, charges, ratelimit.MiddlewareConfig{})
+	if err != nil {
+		return nil, err
+	}
+	once, err := idempotencygrpc.New(store, user, nil, keys) // nil: whatever has side effects needs a key
+	if err != nil {
+		return nil, err
+	}
+	server := grpc.NewServer(
+		grpc.ChainUnaryInterceptor(limits.Unary, once.Unary), // behind authentication
+		grpc.ChainStreamInterceptor(limits.Stream),
+	)
+	shopv1.RegisterShopServer(server, grpcShop{shop: s})
+	return server, nil
+}
+
+func connectHandler(store driver.Store, limiter ratelimit.Limiter, s *shop) (http.Handler, error) {
+	limits, err := ratelimitconnect.New(limiter, charges, ratelimit.MiddlewareConfig{})
+	if err != nil {
+		return nil, err
+	}
+	once, err := idempotencyconnect.New(store, user, nil, keys)
+	if err != nil {
+		return nil, err
+	}
+	mux := http.NewServeMux()
+	mux.Handle(shopv1connect.NewShopHandler(connectShop{s}, connect.WithInterceptors(limits, once)))
+	return mux, nil
+}
+
+func main() {
+	grpcAddr := flag.String("grpc", "127.0.0.1:50051", "`address` for gRPC")
+	connectAddr := flag.String("connect", "127.0.0.1:8080", "`address` for Connect")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	forGRPC, err := net.Listen("tcp", *grpcAddr)
+	check(err)
+	forConnect, err := net.Listen("tcp", *connectAddr)
+	check(err)
+	log.Printf("listening; try\ncurl -i http://%s%s -H 'Content-Type: application/json' -H 'X-User-Id: me' -H 'Idempotency-Key: order-1' -d '{\"cents\": 4200}'",
+		forConnect.Addr(), shopv1connect.ShopPlaceOrderProcedure)
+	check(serve(ctx, forGRPC, forConnect))
+}
+
+// serve runs both servers until ctx ends.
+func serve(ctx context.Context, forGRPC, forConnect net.Listener) error {
+	limiter, err := ratelimit.NewMemory(ratelimit.MemoryConfig{}) // ratelimitredis.New in production
+	if err != nil {
+		return err
+	}
+	store, s := idempotencytest.NewStore(), &shop{} // idempotencypgx.New, with Record and Reply, in production
+	byGRPC, err := grpcServer(store, limiter, s)
+	if err != nil {
+		return err
+	}
+	byConnect, err := connectHandler(store, limiter, s)
+	if err != nil {
+		return err
+	}
+	server := &http.Server{Handler: byConnect, ReadTimeout: 10 * time.Second, WriteTimeout: 30 * time.Second}
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return byGRPC.Serve(forGRPC) })
+	group.Go(func() error {
+		if err := server.Serve(forConnect); !errors.Is(err, http.ErrServerClosed) {
+			return err
+		}
+		return nil
+	})
+	group.Go(func() error {
+		<-ctx.Done()
+		byGRPC.GracefulStop()
+		return server.Shutdown(context.WithoutCancel(ctx))
+	})
+	return group.Wait()
+}
+
+func check(err error) {
+	if err != nil {
+		log.Fatal(err)
+	}
+}

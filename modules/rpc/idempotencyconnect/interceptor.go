@@ -1,0 +1,105 @@
+package idempotencyconnect
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+
+	"connectrpc.com/connect"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/dynamicpb"
+
+	"github.com/holdfast-go/holdfast/idempotency"
+	"github.com/holdfast-go/holdfast/idempotency/driver"
+	"github.com/holdfast-go/holdfast/modules/rpc/internal/connectform"
+	"github.com/holdfast-go/holdfast/modules/rpc/internal/once"
+)
+
+// New returns an interceptor that lets each key reach a handler once. scope and cfg are those
+// of idempotency.NewMiddleware; Methods and CanonicalJSON of cfg must be zero, and
+// MaxRequestBytes is the handler's own limit by default. needs says whether calls of a
+// procedure (/package.Service/Method) need a key; others pass untouched. nil: all do but
+// those whose idempotency_level is NO_SIDE_EFFECTS. gRPC's own services (/grpc.…), such as
+// health and reflection, never need one. For procedures whose clients may send
+// none, add a second one with Optional.
+func New(store driver.Store, scope func(*http.Request) (string, error), needs func(procedure string) bool, cfg idempotency.MiddlewareConfig) (connect.Interceptor, error) {
+	guard, err := once.New(store, scope, needs, cfg)
+	if err != nil {
+		return nil, fmt.Errorf("idempotencyconnect: %w", err)
+	}
+	return &interceptor{guard: guard, bySpec: needs == nil}, nil
+}
+
+type interceptor struct {
+	guard  *once.Guard
+	bySpec bool // handlers say which procedures have no side effects
+}
+
+// WrapUnary implements connect.Interceptor.
+func (i *interceptor) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
+	return func(ctx context.Context, req connect.AnyRequest) (connect.AnyResponse, error) {
+		if req.Spec().IsClient || !i.needs(req.Spec()) {
+			return next(ctx, req)
+		}
+		message, ok := req.Any().(proto.Message)
+		if !ok {
+			return nil, connect.NewError(connect.CodeInternal, fmt.Errorf("idempotencyconnect: a %T is no protobuf message", req.Any()))
+		}
+		var resp connect.AnyResponse
+		var failure error
+		about := connectform.About(req.Spec(), req.Peer(), req.Header())
+		a, fresh := i.guard.Do(ctx, about, message, func(ctx context.Context) once.Answer {
+			resp, failure = next(ctx, req)
+			return answerOf(ctx, resp, failure)
+		})
+		connectform.Send(ctx, a.Header, a.Trailer)
+		switch {
+		case a.Status != nil:
+			return nil, keep(failure, a, fresh)
+		case fresh:
+			return resp, nil
+		}
+		return replay(a.Message), nil
+	}
+}
+
+func (i *interceptor) needs(spec connect.Spec) bool {
+	return i.guard.Needs(spec.Procedure) && !(i.bySpec && spec.IdempotencyLevel == connect.IdempotencyNoSideEffects)
+}
+
+func answerOf(ctx context.Context, resp connect.AnyResponse, failure error) (a once.Answer) {
+	a.Header, a.Trailer = connectform.Sent(ctx, resp, failure)
+	if failure != nil {
+		a.Status = connectform.StatusOf(failure)
+		return a
+	}
+	a.Message, _ = resp.Any().(proto.Message) // anything else cannot be kept
+	return a
+}
+
+// keep returns the handler's own error if that is what the client gets.
+func keep(failure error, a once.Answer, fresh bool) error {
+	if own, ok := errors.AsType[*connect.Error](failure); fresh && ok && own.Code() == connect.Code(a.Status.GetCode()) {
+		return failure
+	}
+	return connectform.Error(a.Status)
+}
+
+// replay returns a kept message. Its type is known at run time alone, so it is a dynamic
+// message, which every codec for protobuf takes.
+func replay(kept proto.Message) connect.AnyResponse {
+	m := dynamicpb.NewMessage(kept.ProtoReflect().Descriptor())
+	proto.Merge(m, kept)
+	return connect.NewResponse(m)
+}
+
+// WrapStreamingHandler implements connect.Interceptor.
+func (i *interceptor) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.StreamingHandlerFunc {
+	return next
+}
+
+// WrapStreamingClient implements connect.Interceptor.
+func (i *interceptor) WrapStreamingClient(next connect.StreamingClientFunc) connect.StreamingClientFunc {
+	return next
+}

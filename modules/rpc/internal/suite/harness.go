@@ -1,0 +1,172 @@
+// Package suite tests the interceptors of both protocols, over real connections.
+package suite
+
+import (
+	"context"
+	"net/http"
+	"testing"
+	"time"
+
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	spb "google.golang.org/genproto/googleapis/rpc/status"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/anypb"
+
+	"github.com/holdfast-go/holdfast/idempotency"
+	"github.com/holdfast-go/holdfast/idempotency/driver"
+	"github.com/holdfast-go/holdfast/modules/rpc/internal/exchange"
+	"github.com/holdfast-go/holdfast/modules/rpc/internal/shopv1"
+	"github.com/holdfast-go/holdfast/ratelimit"
+)
+
+// Setup is a server to be tested: the shop behind the limits, if there are some, and behind
+// idempotency, if it has a store.
+type Setup struct {
+	Place func(ctx context.Context, req *shopv1.PlaceOrderRequest, set Set) (*shopv1.Order, error)
+	Watch func(ctx context.Context) error // before the stream's message; optional
+
+	Store driver.Store
+	Needs func(procedure string) bool
+	Once  idempotency.MiddlewareConfig
+
+	Limiter ratelimit.Limiter
+	Charges func(*http.Request) ([]ratelimit.Charge, error)
+	Limits  ratelimit.MiddlewareConfig
+}
+
+// Watching calls Watch, if there is one.
+func (s Setup) Watching(ctx context.Context) error {
+	if s.Watch == nil {
+		return nil
+	}
+	return s.Watch(ctx)
+}
+
+// User is the scope of every server: who calls. Nobody is an empty one.
+func User(r *http.Request) (string, error) {
+	if user := r.Header.Get("X-User"); user != "nobody" {
+		return user, nil
+	}
+	return "", nil
+}
+
+// Set adds metadata to the answer of a handler.
+type Set func(header, trailer http.Header)
+
+// Failure is an error of a handler, which a protocol writes in its own way.
+type Failure struct{ Status *spb.Status }
+
+// Error implements error.
+func (f *Failure) Error() string { return f.Status.GetMessage() }
+
+// Fail returns a Failure.
+func Fail(code codes.Code, message string, details ...proto.Message) error {
+	f := &Failure{Status: &spb.Status{Code: int32(code), Message: message}}
+	for _, d := range details {
+		packed, err := anypb.New(d)
+		if err != nil {
+			return err
+		}
+		f.Status.Details = append(f.Status.Details, packed)
+	}
+	return f
+}
+
+// Ask is what a client sends.
+type Ask struct {
+	Keys   []string // none: no key
+	User   string   // empty: ann
+	Cents  int64
+	Labels map[string]string
+	// Unknown are fields that the server does not know, as they are on the wire.
+	Unknown []byte
+}
+
+// Order returns the message of a call that places an order.
+func (a Ask) Order() *shopv1.PlaceOrderRequest {
+	m := &shopv1.PlaceOrderRequest{Cents: a.Cents, Labels: a.Labels}
+	m.ProtoReflect().SetUnknown(a.Unknown)
+	return m
+}
+
+// Header returns the metadata of an Ask.
+func (a Ask) Header() http.Header {
+	h := http.Header{"X-User": {a.User}}
+	if a.User == "" {
+		h.Set("X-User", "ann")
+	}
+	if a.Keys != nil {
+		h["Idempotency-Key"] = a.Keys
+	}
+	return h
+}
+
+// Reply is what a client gets.
+type Reply struct {
+	Order   *shopv1.Order
+	Status  *spb.Status // nil after success
+	Header  http.Header
+	Trailer http.Header
+}
+
+// Client calls a server.
+type Client interface {
+	Place(ctx context.Context, a Ask) Reply
+	Get(ctx context.Context, a Ask) Reply
+	// Health asks the service grpc.health.v1.Health, with no metadata at all, once and by a stream.
+	Health(ctx context.Context) error
+	// Watch returns how the stream ends, and its header.
+	Watch(ctx context.Context, a Ask) Reply
+}
+
+// Protocol starts a server that ends with the test, and returns its client.
+type Protocol func(t *testing.T, s Setup) Client
+
+// Patience bounds what a test waits for.
+const Patience = 30 * time.Second
+
+func (r Reply) replayed() bool { return r.Header.Get(idempotency.ReplayedHeader) == "true" }
+
+// code is OK after success.
+func (r Reply) code() codes.Code { return codes.Code(r.Status.GetCode()) }
+
+// detail returns the first detail of a type.
+func detail[M proto.Message](r Reply) (found M, ok bool) {
+	for _, packed := range r.Status.GetDetails() {
+		if m, err := packed.UnmarshalNew(); err == nil {
+			if found, ok = m.(M); ok {
+				return found, true
+			}
+		}
+	}
+	return found, false
+}
+
+// is checks the code and, for a refusal, its word.
+func (r Reply) is(t *testing.T, code codes.Code, reason string) {
+	t.Helper()
+	if r.code() != code {
+		t.Errorf("got %v %v; want %v %s", r.Order, r.Status, code, reason)
+		return
+	}
+	if reason == "" {
+		return
+	}
+	info, _ := detail[*errdetails.ErrorInfo](r)
+	help, _ := detail[*errdetails.Help](r)
+	if info.GetReason() != reason || info.GetDomain() != exchange.Domain || r.Status.GetMessage() == "" {
+		t.Errorf("got %v; want the reason %s", r.Status, reason)
+	}
+	if linked := len(help.GetLinks()) == 1; linked != (reason != "INTERNAL") {
+		t.Errorf("%s links to %v", reason, help)
+	}
+}
+
+// waits checks that a refusal says how long to wait.
+func (r Reply) waits(t *testing.T) {
+	t.Helper()
+	if retry, ok := detail[*errdetails.RetryInfo](r); !ok || retry.GetRetryDelay().AsDuration() <= 0 {
+		t.Errorf("%v has no delay", r.Status)
+	}
+}
