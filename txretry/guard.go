@@ -3,9 +3,12 @@ package txretry
 import (
 	"context"
 	"fmt"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/holdfast-go/holdfast/txretry/driver"
 )
@@ -71,4 +74,229 @@ func (g *guard) setDeadline(at time.Time) {
 	if pg := g.conn.PgConn(); !pg.IsClosed() {
 		_ = pg.Conn().SetDeadline(at)
 	}
+}
+
+// connTx runs the statements of the transaction that a connection is in. The
+// session begins and ends transactions and savepoints, so those methods of pgx.Tx
+// are not called here.
+type connTx struct{ guard }
+
+func (t *connTx) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
+	t.expect(t.patience)
+	tag, err := t.conn.Exec(ctx, sql, args...)
+	return tag, t.answered(ctx, err)
+}
+
+func (t *connTx) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
+	t.expect(t.patience)
+	rows, err := t.conn.Query(ctx, sql, args...)
+	if err != nil {
+		err = t.answered(ctx, err)
+	}
+	return &guardedRows{rows, ctx, &t.guard, err}, err
+}
+
+func (t *connTx) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
+	t.expect(t.patience)
+	return &guardedRow{t.conn.QueryRow(ctx, sql, args...), ctx, &t.guard}
+}
+
+func (t *connTx) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
+	t.expect(t.patience)
+	return &guardedResults{t.conn.SendBatch(ctx, b), ctx, &t.guard}
+}
+
+func (t *connTx) CopyFrom(ctx context.Context, table pgx.Identifier, columns []string, src pgx.CopyFromSource) (int64, error) {
+	if t.patience == 0 {
+		return t.conn.CopyFrom(ctx, table, columns, src)
+	}
+	watched := watchCopy(&t.guard, src)
+	n, err := t.conn.CopyFrom(ctx, table, columns, watched)
+	watched.stop()
+	return n, t.answered(ctx, err)
+}
+
+func (t *connTx) Prepare(ctx context.Context, name, sql string) (*pgconn.StatementDescription, error) {
+	t.expect(t.patience)
+	sd, err := t.conn.Prepare(ctx, name, sql)
+	return sd, t.answered(ctx, err)
+}
+
+func (t *connTx) Conn() *pgx.Conn { return t.conn }
+
+// LargeObjects needs a transaction of pgx's own making. The statement that is
+// to begin it does nothing, at the price of a round trip.
+func (t *connTx) LargeObjects() pgx.LargeObjects {
+	t.expect(t.patience)
+	tx, err := t.conn.BeginTx(context.Background(), pgx.TxOptions{BeginQuery: "select"})
+	if t.answered(context.Background(), err) != nil {
+		tx = closedTx()
+	}
+	return tx.LargeObjects()
+}
+
+func (t *connTx) Begin(context.Context) (pgx.Tx, error) { return nil, ErrManaged }
+func (t *connTx) Commit(context.Context) error          { return ErrManaged }
+func (t *connTx) Rollback(context.Context) error        { return ErrManaged }
+
+// closedTx returns a pgx.Tx all of whose methods answer pgx.ErrTxClosed.
+func closedTx() pgx.Tx {
+	var b pgx.Batch
+	b.BeginTx(pgx.TxOptions{})
+	return pgx.FailedBatchResults(&b, pgx.ErrTxClosed).Tx()
+}
+
+// guardedRows gives the server as much time for every row as for a statement. The caller may take
+// as long as it likes between them.
+type guardedRows struct {
+	pgx.Rows
+	ctx context.Context
+	g   *guard
+	err error // of Query, or that the server was silent
+}
+
+// Conn returns nil, as pgx.Rows may: the handle gives the connection away, and keeps track of that.
+func (r *guardedRows) Conn() *pgx.Conn { return nil }
+
+func (r *guardedRows) Next() bool {
+	r.g.expectMore(r.ctx)
+	if r.Rows.Next() {
+		return true
+	}
+	r.ended()
+	return false
+}
+
+func (r *guardedRows) Close() {
+	r.g.expectMore(r.ctx)
+	r.Rows.Close()
+	r.ended()
+}
+
+func (r *guardedRows) ended() {
+	if err := r.Rows.Err(); r.err == nil {
+		r.err = r.g.answered(r.ctx, err)
+	}
+}
+
+func (r *guardedRows) Err() error {
+	if r.err != nil {
+		return r.err
+	}
+	return r.Rows.Err()
+}
+
+// guardedRow is the one row of a QueryRow.
+type guardedRow struct {
+	pgx.Row
+	ctx context.Context
+	g   *guard
+}
+
+func (r *guardedRow) Scan(dest ...any) error {
+	r.g.expectMore(r.ctx)
+	return r.g.answered(r.ctx, r.Row.Scan(dest...))
+}
+
+// guardedResults gives the server as much time for every result that is asked for as for a
+// statement; for all that are left when it is closed, as much once.
+type guardedResults struct {
+	pgx.BatchResults
+	ctx context.Context
+	g   *guard
+}
+
+func (b *guardedResults) Exec() (pgconn.CommandTag, error) {
+	b.g.expectMore(b.ctx)
+	tag, err := b.BatchResults.Exec()
+	return tag, b.failed(err)
+}
+
+func (b *guardedResults) Query() (pgx.Rows, error) {
+	b.g.expectMore(b.ctx)
+	rows, err := b.BatchResults.Query()
+	err = b.failed(err)
+	return &guardedRows{rows, b.ctx, b.g, err}, err
+}
+
+func (b *guardedResults) QueryRow() pgx.Row {
+	b.g.expectMore(b.ctx)
+	return &guardedRow{b.BatchResults.QueryRow(), b.ctx, b.g}
+}
+
+func (b *guardedResults) Close() error {
+	b.g.expectMore(b.ctx)
+	return b.g.answered(b.ctx, b.BatchResults.Close())
+}
+
+// failed looks at the error of one result; without one, the wait is not over.
+func (b *guardedResults) failed(err error) error {
+	if err == nil {
+		return nil
+	}
+	return b.g.answered(b.ctx, err)
+}
+
+// copyLooks is how often a COPY is looked at within the time that the server has.
+const copyLooks = 4
+
+// copyWatch ends a COPY during which the server takes no more rows and does not answer. The time
+// that the caller's source needs is its own.
+type copyWatch struct {
+	pgx.CopyFromSource
+	g *guard
+
+	steps atomic.Int64 // taken by the source; odd while it is at work
+	mu    sync.Mutex
+	timer *time.Timer
+	seen  int64 // steps at the last look
+	quiet int   // looks since a step
+	done  bool
+}
+
+func watchCopy(g *guard, src pgx.CopyFromSource) *copyWatch {
+	w := &copyWatch{CopyFromSource: src, g: g}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.timer = time.AfterFunc(g.patience/copyLooks, w.look)
+	return w
+}
+
+func (w *copyWatch) Next() bool {
+	w.steps.Add(1)
+	defer w.steps.Add(1)
+	return w.CopyFromSource.Next()
+}
+
+func (w *copyWatch) Values() ([]any, error) {
+	w.steps.Add(1)
+	defer w.steps.Add(1)
+	return w.CopyFromSource.Values()
+}
+
+func (w *copyWatch) look() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.done {
+		return
+	}
+	steps := w.steps.Load()
+	if steps != w.seen || steps%2 == 1 {
+		w.seen, w.quiet = steps, 0
+	} else {
+		w.quiet++
+	}
+	if w.quiet < copyLooks {
+		w.timer.Reset(w.g.patience / copyLooks)
+		return
+	}
+	w.g.until = time.Now()
+	_ = w.g.conn.PgConn().Conn().SetDeadline(w.g.until)
+}
+
+func (w *copyWatch) stop() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.done = true
+	w.timer.Stop()
 }

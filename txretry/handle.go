@@ -2,7 +2,10 @@ package txretry
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"sync/atomic"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -41,6 +44,33 @@ type handle struct {
 	id      int
 	managed bool // by Do, not by fn
 }
+
+// running is the context key under which fn's context carries its transaction.
+// Managers on one source share it.
+type running struct{ source any }
+
+// fnContext is the context that fn gets. It leads a nested Do to the running
+// transaction.
+type fnContext struct {
+	context.Context
+	t      *transaction
+	marker any // a running
+}
+
+func (c *fnContext) Value(key any) any {
+	if key == c.marker {
+		return c.t
+	}
+	return c.Context.Value(key)
+}
+
+// detached is a view of fn's context that does not end: COMMIT is not
+// interrupted, but a tracer finds its values.
+type detached fnContext
+
+func (*detached) Deadline() (deadline time.Time, ok bool) { return time.Time{}, false }
+func (*detached) Done() <-chan struct{}                   { return nil }
+func (*detached) Err() error                              { return nil }
 
 // open prepares the state of a new transaction.
 func (t *transaction) open(ctx context.Context, m *Manager, s driver.Session, isolation pgx.TxIsoLevel, readOnly bool) {
@@ -114,58 +144,6 @@ func (h *handle) Expose() {
 		h.t.settle()
 		h.t.expose()
 	}
-}
-
-func (h *handle) AfterCommit(fn func()) bool {
-	if h.closed() {
-		return false
-	}
-	t := h.t
-	if fn == nil || t.doomed() {
-		return true
-	}
-	t.afterCommit = append(t.afterCommit, hook{fn: fn, stretch: t.pending.stretch()})
-	t.pending.unmarked++
-	if t.pending.exposed {
-		t.flushUnseen()
-	}
-	return true
-}
-
-// HintAfterCommit implements driver.Hint.
-func (h *handle) HintAfterCommit(fn func()) bool {
-	if h.closed() {
-		return false
-	}
-	h.t.afterCommit = append(h.t.afterCommit, hook{fn: fn, hint: true})
-	return true
-}
-
-func (h *handle) AtCommit(sql string, args ...any) bool {
-	return h.AtCommitExplained(nil, sql, args...)
-}
-
-// AtCommitExplained is AtCommit for a caller that knows more about the error of COMMIT.
-func (h *handle) AtCommitExplained(explain func(error) error, sql string, args ...any) bool {
-	if h.closed() || h.t.pending.exposed {
-		return false
-	}
-	if h.t.doomed() {
-		return true
-	}
-	h.t.pending.statements = append(h.t.pending.statements, driver.Statement{SQL: sql, Args: args, Explain: explain})
-	return true
-}
-
-// EffectAtCommit is AtCommit for txretrytest.
-func (h *handle) EffectAtCommit(e driver.Effect) bool {
-	if h.closed() {
-		return false
-	}
-	if !h.t.doomed() {
-		h.t.pending.statements = append(h.t.pending.statements, driver.Statement{Effect: &e})
-	}
-	return true
 }
 
 func (h *handle) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
@@ -248,4 +226,165 @@ func (b *batchResults) Tx() pgx.Tx {
 		return nil
 	}
 	return closedTx()
+}
+
+// savepoint remembers what was registered before it began.
+type savepoint struct {
+	id      int
+	pending pending
+	hooks   int
+}
+
+func (t *transaction) savepointIndex(id int) int {
+	for i, sp := range t.savepoints {
+		if sp.id == id {
+			return i
+		}
+	}
+	return -1
+}
+
+// Begin starts a savepoint and returns its handle.
+func (h *handle) Begin(ctx context.Context) (pgx.Tx, error) {
+	sp, err := h.savepoint(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return sp, nil
+}
+
+func (h *handle) savepoint(ctx context.Context) (*handle, error) {
+	t := h.t
+	if h.closed() {
+		return nil, pgx.ErrTxClosed
+	}
+	t.settle()
+	id := t.savepointN + 1
+	if err := t.session.Savepoint(ctx, id); err != nil {
+		return nil, t.record(err)
+	}
+	t.savepointN = id
+	t.savepoints = append(t.savepoints, savepoint{id, *t.pending, len(t.afterCommit)})
+	return &handle{t: t, id: id}, nil
+}
+
+// Commit releases the savepoint; on a handle that Do gave to fn it is refused.
+func (h *handle) Commit(ctx context.Context) error {
+	if err := h.endable(); err != nil {
+		return err
+	}
+	return h.release(ctx)
+}
+
+// Rollback rolls back to the savepoint and releases it; on a handle that Do gave
+// to fn it is refused.
+func (h *handle) Rollback(ctx context.Context) error {
+	if err := h.endable(); err != nil {
+		return err
+	}
+	return h.rollback(ctx)
+}
+
+func (h *handle) endable() error {
+	switch {
+	case h.closed():
+		return pgx.ErrTxClosed
+	case h.managed:
+		return ErrManaged
+	}
+	return nil
+}
+
+func (h *handle) release(ctx context.Context) error {
+	if _, err := h.endSavepoint(); err != nil {
+		return err
+	}
+	return h.t.ended(h.t.session.Release(ctx, h.id))
+}
+
+func (h *handle) rollback(ctx context.Context) error {
+	sp, err := h.endSavepoint()
+	if err != nil {
+		return err
+	}
+	t := h.t
+	if err := t.session.RollbackTo(ctx, h.id); err != nil {
+		return t.ended(err)
+	}
+	clear(t.afterCommit[sp.hooks:])
+	t.afterCommit, t.failure = t.afterCommit[:sp.hooks], nil
+	t.restore(sp.pending)
+	return nil
+}
+
+// endSavepoint makes the handle of a savepoint stale, and those inside it.
+func (h *handle) endSavepoint() (savepoint, error) {
+	if h.closed() {
+		return savepoint{}, pgx.ErrTxClosed
+	}
+	h.t.settle()
+	i := h.t.savepointIndex(h.id)
+	sp := h.t.savepoints[i]
+	h.t.savepoints = h.t.savepoints[:i]
+	return sp, nil
+}
+
+// ended looks at the error of a savepoint's end. If the server did not refuse
+// it, the server may not know of it: the transaction must not commit then.
+func (t *transaction) ended(err error) error {
+	if err != nil && t.broken == nil && t.session.State() != driver.Failed {
+		t.broken = fmt.Errorf("a savepoint could not be ended: %w", err)
+	}
+	return t.record(err)
+}
+
+// nested runs fn in a savepoint of the transaction t, or refuses to.
+func (m *Manager) nested(ctx context.Context, t *transaction, opts Options, fn func(ctx context.Context, tx pgx.Tx) error) error {
+	full := opts.withDefaults(&m.cfg)
+	if err := full.validate(); err != nil {
+		return err
+	}
+	if !opts.Savepoint {
+		return ErrNested
+	}
+	if opts.AtBegin.SQL != "" {
+		return errors.New("txretry: Options.AtBegin of a nested call, which has no BEGIN")
+	}
+	if strength(opts.Isolation) > strength(t.isolation) {
+		return fmt.Errorf("txretry: Options.Isolation %q of a nested call is above %q of the outer one", opts.Isolation, t.isolation)
+	}
+	if opts.ReadOnly && !t.readOnly {
+		return errors.New("txretry: Options.ReadOnly of a nested call, but the outer one may write")
+	}
+	sp, err := t.root.savepoint(ctx)
+	if err != nil {
+		return fmt.Errorf("txretry: savepoint of a nested call: %w", err)
+	}
+	sp.managed = true
+	ended := false
+	defer func() {
+		if !ended { // fn panicked: the outer fn may recover and go on
+			_ = m.undo(ctx, sp)
+		}
+	}()
+	err = fn(ctx, sp)
+	t.settle()
+	if err == nil && t.session.State() == driver.Failed {
+		err = because("savepoint rolled back: a statement failed and fn returned nil", pgx.ErrTxCommitRollback, t.failure)
+	}
+	ended = true
+	if err == nil {
+		return sp.release(ctx)
+	}
+	if undone := m.undo(ctx, sp); undone != nil {
+		return fmt.Errorf("%w (and its savepoint: %w)", err, undone)
+	}
+	return err
+}
+
+// undo rolls back to a savepoint. Like every rollback it is not interrupted.
+func (m *Manager) undo(ctx context.Context, sp *handle) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), m.bounds.rollback)
+	defer cancel()
+	return sp.rollback(ctx)
 }

@@ -11,6 +11,45 @@ import (
 	"github.com/holdfast-go/holdfast/txretry/driver"
 )
 
+// AfterCommit has fn run once after the transaction of tx has definitely
+// committed: on the goroutine that called Do, before Do returns, with the
+// connection already released. fn is dropped when the transaction or the
+// savepoint it was registered in rolls back, and when the outcome of COMMIT is
+// unknown. Functions run in the order of registration. A panic of one comes out
+// of Do, although the transaction has committed, and those after it do not run.
+//
+// The savepoint may be one of tx.Begin or of a statement of any form, as of GORM, bun or ent. For
+// the latter Postgres keeps a mark, which costs a round trip before the next statement that is not
+// plain: see [AtCommit]. RESET ALL forgets the marks, and so the functions before it. So does a
+// COMMIT without an answer that is found committed later.
+//
+// It returns false, and does nothing, if tx is not an open handle of a Manager.
+func AfterCommit(tx pgx.Tx, fn func()) bool {
+	h, ok := tx.(interface{ AfterCommit(fn func()) bool })
+	return ok && h.AfterCommit(fn)
+}
+
+// AtCommit has one statement run together with COMMIT, in one round trip: a write
+// whose result nobody reads and that no later statement of the transaction
+// needs to see. If it fails nothing commits, and its error comes out of Do (or
+// is retried, like any other). args are kept until then and must not be changed.
+// A sql that ends the transaction itself makes the outcome unknown.
+//
+// The statement belongs to the savepoint, the role and the search_path at the call. So it is sent
+// earlier, in a round trip of its own, before any statement that could change these: one that is not
+// plainly a single SELECT, INSERT, UPDATE, DELETE, MERGE, VALUES, TABLE or WITH, or that calls
+// set_config. Its error is then that of the statement it precedes. (A function that changes such a
+// setting inside a SELECT is not recognised.)
+//
+// It returns false, and does nothing, if tx is not an open handle of a Manager, or if tx.Conn or
+// txretrysql.Tx was called, whose statements are not seen here: the caller then runs the statement itself.
+func AtCommit(tx pgx.Tx, sql string, args ...any) bool {
+	h, ok := tx.(interface {
+		AtCommit(sql string, args ...any) bool
+	})
+	return ok && h.AtCommit(sql, args...)
+}
+
 // pending is the work of a transaction that waits for COMMIT: deferred statements, and functions that
 // run after it.
 //
@@ -42,6 +81,58 @@ type hook struct {
 	fn      func()
 	stretch int  // where it was registered
 	hint    bool // it may run although its savepoint was rolled back
+}
+
+func (h *handle) AfterCommit(fn func()) bool {
+	if h.closed() {
+		return false
+	}
+	t := h.t
+	if fn == nil || t.doomed() {
+		return true
+	}
+	t.afterCommit = append(t.afterCommit, hook{fn: fn, stretch: t.pending.stretch()})
+	t.pending.unmarked++
+	if t.pending.exposed {
+		t.flushUnseen()
+	}
+	return true
+}
+
+// HintAfterCommit implements driver.Hint.
+func (h *handle) HintAfterCommit(fn func()) bool {
+	if h.closed() {
+		return false
+	}
+	h.t.afterCommit = append(h.t.afterCommit, hook{fn: fn, hint: true})
+	return true
+}
+
+func (h *handle) AtCommit(sql string, args ...any) bool {
+	return h.AtCommitExplained(nil, sql, args...)
+}
+
+// AtCommitExplained is AtCommit for a caller that knows more about the error of COMMIT.
+func (h *handle) AtCommitExplained(explain func(error) error, sql string, args ...any) bool {
+	if h.closed() || h.t.pending.exposed {
+		return false
+	}
+	if h.t.doomed() {
+		return true
+	}
+	h.t.pending.statements = append(h.t.pending.statements, driver.Statement{SQL: sql, Args: args, Explain: explain})
+	return true
+}
+
+// EffectAtCommit is AtCommit for txretrytest.
+func (h *handle) EffectAtCommit(e driver.Effect) bool {
+	if h.closed() {
+		return false
+	}
+	if !h.t.doomed() {
+		h.t.pending.statements = append(h.t.pending.statements, driver.Statement{Effect: &e})
+	}
+	return true
 }
 
 func (p *pending) stretch() int { return len(p.gone) }
@@ -162,4 +253,110 @@ func (t *transaction) expose() {
 		t.flushUnseen()
 		t.pending.exposed = true
 	}
+}
+
+// runAfterCommit runs what fn has registered, if the transaction has committed.
+func (c *call) runAfterCommit() {
+	if c.last == nil || c.outcome != driver.Committed {
+		return
+	}
+	for _, h := range c.last.afterCommit {
+		if c.last.pending.runs(h) {
+			h.fn()
+		}
+	}
+}
+
+// plainVerbs begin the statements that read and write rows. None of them can set or end a savepoint.
+var plainVerbs = map[string]bool{
+	"select": true, "insert": true, "update": true, "delete": true, "merge": true, "with": true, "values": true, "table": true,
+}
+
+// isPlain reports whether the text is certainly one statement that reads or writes rows. What is not
+// recognised is not plain, and costs a round trip at most: the name of a prepared statement, a text with
+// a semicolon in it, a rewriter of the user, or a query that changes a setting.
+func isPlain(sql string, args []any) bool {
+	if !plainArgs(args) {
+		return false
+	}
+	sql = strings.TrimRight(withoutComments(sql), "; \t\r\n\f\v")
+	end := strings.IndexFunc(sql, func(r rune) bool { return (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') })
+	if end < 0 || !strings.ContainsRune(" \t\r\n\f*('", rune(sql[end])) || !plainVerbs[strings.ToLower(sql[:end])] {
+		return false
+	}
+	return strings.IndexByte(sql, ';') < 0 && !containsFold(sql, "set_config") && !containsFold(sql, "pg_settings")
+}
+
+func isPlainBatch(b *pgx.Batch) bool {
+	for _, q := range b.QueuedQueries {
+		if !isPlain(q.SQL, q.Arguments) {
+			return false
+		}
+	}
+	return true
+}
+
+// plainArgs reports whether no argument can change the text.
+func plainArgs(args []any) bool {
+	for _, arg := range args {
+		switch arg.(type) {
+		case pgx.NamedArgs, pgx.StrictNamedArgs:
+		case pgx.QueryRewriter:
+			return false
+		}
+	}
+	return true
+}
+
+// withoutComments returns the text from its first word on, or "" where a comment does not end. Comments
+// of Postgres nest.
+func withoutComments(sql string) string {
+	for {
+		sql = strings.TrimLeft(sql, " \t\r\n\f\v")
+		switch {
+		case strings.HasPrefix(sql, "--"):
+			end := strings.IndexAny(sql, "\r\n")
+			if end < 0 {
+				return ""
+			}
+			sql = sql[end:]
+		case strings.HasPrefix(sql, "/*"):
+			end := commentEnd(sql)
+			if end < 0 {
+				return ""
+			}
+			sql = sql[end:]
+		default:
+			return sql
+		}
+	}
+}
+
+// commentEnd returns where the comment at the beginning ends, or -1.
+func commentEnd(sql string) int {
+	depth := 0
+	for i := 0; i+1 < len(sql); i++ {
+		switch sql[i : i+2] {
+		case "/*":
+			depth++
+			i++
+		case "*/":
+			depth--
+			i++
+			if depth == 0 {
+				return i + 1
+			}
+		}
+	}
+	return -1
+}
+
+// containsFold reports whether sql contains the word, in letters of either case.
+func containsFold(sql, word string) bool {
+	for i := 0; i+len(word) <= len(sql); i++ {
+		if sql[i]|0x20 == word[0] && strings.EqualFold(sql[i:i+len(word)], word) {
+			return true
+		}
+	}
+	return false
 }

@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/holdfast-go/holdfast/internal/sqlstate"
@@ -20,6 +22,36 @@ const farewell = time.Second
 // silence is how long a caller waits, and then leaves, for the idle connections to be looked at. Without
 // that the next caller would get the next silent one.
 const silence = 500 * time.Millisecond
+
+// PreparePool fills in what a pool needs to get over connections on which the
+// server has fallen silent, as behind a router that has forgotten them, and
+// which the defaults of pgxpool do not bound:
+//
+//   - ConnConfig.ConnectTimeout is 5 s if it is 0, which means 2 minutes;
+//   - PingTimeout is 2 s if it is 0, which means no bound;
+//   - BeforeClose, after what it does already, leaves a connection that was given
+//     up a second for its farewell: pgx takes 15, in which the connection keeps
+//     its place in the pool, and Pool.Close waits.
+//
+// A [Manager] works on any pool, but on one that is not prepared it may need 20 s
+// to get over the loss of all connections at once. [Manager.Check] tells.
+func PreparePool(cfg *pgxpool.Config) {
+	if cfg.ConnConfig.ConnectTimeout == 0 {
+		cfg.ConnConfig.ConnectTimeout = 5 * time.Second
+	}
+	if cfg.PingTimeout == 0 {
+		cfg.PingTimeout = 2 * time.Second
+	}
+	before := cfg.BeforeClose
+	cfg.BeforeClose = func(conn *pgx.Conn) {
+		if before != nil {
+			before(conn)
+		}
+		if pg := conn.PgConn(); pg.IsClosed() {
+			time.AfterFunc(farewell, func() { _ = pg.Conn().Close() })
+		}
+	}
+}
 
 // poolSource hands out the connections of a pool.
 type poolSource struct{ pool *pgxpool.Pool }
@@ -120,4 +152,267 @@ func (p poolSource) Fate(ctx context.Context, limits driver.Limits, xid string, 
 	var status *string
 	err = g.answered(ctx, g.conn.QueryRow(ctx, driver.AskFate, pgx.QueryExecModeExec, xid, driver.AgeOf(begun)).Scan(&status, nil))
 	return driver.FateOf(status, sqlstate.Of(err), err)
+}
+
+// pgSession runs one transaction on a pooled connection.
+type pgSession struct {
+	connTx
+	source poolSource
+	pooled *pgxpool.Conn
+	limits driver.Limits
+	begun  bool // BEGIN was answered
+	xid    string
+}
+
+func (s *pgSession) Begin(ctx context.Context, spec *driver.Spec, first *driver.Statement) (tag pgconn.CommandTag, err error) {
+	if first != nil && !spec.WantsXID {
+		s.expect(s.limits.First)
+		tag, err = s.beginWith(ctx, spec, first)
+	} else {
+		s.expect(s.limits.Begin)
+		if first != nil && first.Look != nil {
+			err = first.Look.Read(s.conn.QueryRow(ctx, first.Look.SQL, first.Look.Args...))
+		}
+		if err == nil {
+			err = s.begin(ctx, spec)
+		}
+		if err == nil && first != nil {
+			s.hasBegun()
+			tag, err = s.conn.Exec(ctx, first.SQL, first.Args...)
+		}
+	}
+	err = s.answered(ctx, err)
+	if err != nil && !s.begun && s.conn.IsClosed() && ctx.Err() == nil {
+		err = fmt.Errorf("%w: %w", driver.ErrNotBegun, err)
+	}
+	return tag, err
+}
+
+// hasBegun gives the first statement as much time as any other.
+func (s *pgSession) hasBegun() {
+	s.begun = true
+	s.clear()
+	s.expect(s.patience)
+}
+
+// beginWith sends everything in one pipeline.
+func (s *pgSession) beginWith(ctx context.Context, spec *driver.Spec, first *driver.Statement) (tag pgconn.CommandTag, err error) {
+	var batch pgx.Batch
+	if first.Look != nil {
+		batch.Queue("begin isolation level read committed read only")
+		batch.Queue(first.Look.SQL, first.Look.Args...).QueryRow(first.Look.Read)
+		batch.Queue("commit")
+	}
+	begin := batch.Len()
+	for _, part := range spec.Parts {
+		batch.Queue(part)
+	}
+	batch.QueuedQueries[begin].Exec(func(pgconn.CommandTag) error {
+		s.hasBegun()
+		return nil
+	})
+	batch.Queue(first.SQL, first.Args...).Exec(func(t pgconn.CommandTag) error {
+		tag = t
+		return nil
+	})
+	err = s.conn.SendBatch(ctx, &batch).Close()
+	return tag, err
+}
+
+func (s *pgSession) begin(ctx context.Context, spec *driver.Spec) error {
+	if !spec.WantsXID {
+		_, err := s.conn.Exec(ctx, spec.SQL)
+		return err
+	}
+	// pgx itself would throw the results away.
+	results, err := s.conn.PgConn().Exec(ctx, spec.SQL).ReadAll()
+	if err != nil {
+		return err
+	}
+	if last := results[len(results)-1]; len(last.Rows) == 1 {
+		s.xid = string(last.Rows[0][0])
+	}
+	return nil
+}
+
+func (s *pgSession) Tx() pgx.Tx { return &s.connTx }
+
+func (s *pgSession) XID() string { return s.xid }
+
+func (s *pgSession) Standby() bool {
+	return s.conn.PgConn().ParameterStatus("in_hot_standby") == "on"
+}
+
+func (s *pgSession) State() driver.State {
+	if s.conn.IsClosed() {
+		return driver.Lost
+	}
+	if s.conn.PgConn().IsBusy() {
+		return driver.Busy
+	}
+	switch s.conn.PgConn().TxStatus() {
+	case 'T':
+		return driver.Open
+	case 'E':
+		return driver.Failed
+	}
+	return driver.Idle
+}
+
+func (s *pgSession) Savepoint(ctx context.Context, id int) error {
+	_, err := s.Exec(ctx, "savepoint "+savepointName(id))
+	return err
+}
+
+func (s *pgSession) Release(ctx context.Context, id int) error {
+	_, err := s.Exec(ctx, "release savepoint "+savepointName(id))
+	return err
+}
+
+// RollbackTo also releases: a savepoint that stays costs every later reader of
+// the rows a look at its subtransaction.
+func (s *pgSession) RollbackTo(ctx context.Context, id int) error {
+	name := savepointName(id)
+	_, err := s.Exec(ctx, "rollback to savepoint "+name+"; release savepoint "+name)
+	return err
+}
+
+func savepointName(id int) string { return "holdfast_" + strconv.Itoa(id) }
+
+// Commit believes only what the server said. Everything that is neither the tag
+// of COMMIT or ROLLBACK nor an error report of the server leaves the outcome open,
+// also where pgconn.SafeToRetry says that nothing was sent.
+func (s *pgSession) Commit(ctx context.Context, timeout time.Duration, last []driver.Statement) (driver.Outcome, error) {
+	defer s.clear() // a tracer may panic
+	if time.Since(s.since) > maxSilence {
+		if err := s.ping(ctx); err != nil {
+			return driver.RolledBack, err
+		}
+	}
+	s.expect(timeout)
+	tag, err := s.sendCommit(ctx, last)
+	err = s.answered(ctx, err)
+	switch {
+	case tag.String() == "COMMIT":
+		return driver.Committed, nil
+	case err == nil && tag.String() == "ROLLBACK":
+		return driver.RolledBack, pgx.ErrTxCommitRollback
+	case err == nil: // of an AtCommit that was several statements
+		return driver.Unknown, fmt.Errorf("the answer to COMMIT is hidden by that of another statement: %q", tag)
+	case s.refused(err):
+		return driver.RolledBack, err
+	}
+	return driver.Unknown, err
+}
+
+// maxSilence is how long a transaction may send nothing before COMMIT is preceded by a ping. A COMMIT
+// on a lost connection would have an unknown outcome. (A pool pings after the same time.)
+const maxSilence = time.Second
+
+// ping returns ErrNotSent if the connection is lost. If the server has ended it because fn took too
+// long (25P03, 25P04), that is an answer, and the error is the server's.
+func (s *pgSession) ping(ctx context.Context) error {
+	s.expect(s.limits.Begin)
+	err := s.answered(ctx, s.conn.Ping(ctx))
+	var answer *pgconn.PgError
+	if err == nil || errors.As(err, &answer) && (answer.Code == "25P03" || answer.Code == "25P04") {
+		return err
+	}
+	return fmt.Errorf("%w: %w", driver.ErrNotSent, err)
+}
+
+// sendCommit sends COMMIT, alone or at the end of one pipeline. (pgx 5.9 to 5.12
+// may report a connection that was lost meanwhile as one that had been closed
+// before. It is not believed.)
+func (s *pgSession) sendCommit(ctx context.Context, last []driver.Statement) (pgconn.CommandTag, error) {
+	if len(last) == 0 {
+		return s.conn.Exec(ctx, "commit")
+	}
+	var batch pgx.Batch
+	var ended error
+	queue(&batch, last, &ended)
+	var tag pgconn.CommandTag
+	batch.Queue("commit").Exec(func(t pgconn.CommandTag) error {
+		tag = t
+		return nil
+	})
+	err := s.conn.SendBatch(ctx, &batch).Close()
+	if ended != nil { // and the COMMIT behind it found no transaction to end
+		return pgconn.CommandTag{}, ended
+	}
+	return tag, explained(last, err)
+}
+
+// Run implements driver.Runner: it sends the statements in one pipeline.
+func (s *pgSession) Run(ctx context.Context, statements []driver.Statement) error {
+	var batch pgx.Batch
+	var ended error
+	queue(&batch, statements, &ended)
+	if err := s.SendBatch(ctx, &batch).Close(); err != nil {
+		return explained(statements, err)
+	}
+	return ended
+}
+
+// queue adds deferred statements to a batch. ended is set where one of them ends the transaction.
+func queue(batch *pgx.Batch, statements []driver.Statement, ended *error) {
+	watch := func(t pgconn.CommandTag) error {
+		if endsTransaction(t.String()) {
+			*ended = errEndedAtCommit
+		}
+		return nil
+	}
+	for _, st := range statements {
+		if q := batch.Queue(st.SQL, st.Args...); st.Read != nil {
+			q.QueryRow(st.Read)
+		} else {
+			q.Exec(watch)
+		}
+	}
+}
+
+func explained(statements []driver.Statement, err error) error {
+	for _, st := range statements {
+		if err != nil && st.Explain != nil {
+			err = st.Explain(err)
+		}
+	}
+	return err
+}
+
+var errEndedAtCommit = fmt.Errorf("a statement of AtCommit ended the transaction: %w", ErrManaged)
+
+func endsTransaction(tag string) bool {
+	return tag == "COMMIT" || tag == "ROLLBACK" || tag == "PREPARE TRANSACTION"
+}
+
+// refused reports whether err proves that the transaction did not commit.
+func (s *pgSession) refused(err error) bool {
+	if state := s.State(); state == driver.Open || state == driver.Failed {
+		return true // in step with the server, which says that it is not over
+	}
+	var unsent pgx.ErrPreprocessingBatch
+	if errors.As(err, &unsent) {
+		return true
+	}
+	var answer *pgconn.PgError
+	return errors.As(err, &answer) && driver.Refuses(answer)
+}
+
+func (s *pgSession) Rollback(ctx context.Context) error {
+	if state := s.State(); state == driver.Idle || state == driver.Lost {
+		return nil
+	}
+	s.clear() // of a statement whose tracer panicked
+	_, err := s.conn.Exec(ctx, "rollback")
+	return err
+}
+
+// Close gives the connection back; the pool destroys one that is not idle.
+func (s *pgSession) Close() {
+	s.clear()
+	s.source.put(s.pooled, s.silent)
+	if s.silent {
+		s.source.sweep(s.limits.Begin)
+	}
 }

@@ -76,6 +76,7 @@ func TestResolveCommitReplyLost(t *testing.T) {
 				t.Parallel()
 				direct := newCounter(t)
 				exec(t, direct, "create table witness (id int primary key)")
+				olderThan(t, direct, 15*time.Second)
 				synctest.Test(t, func(t *testing.T) {
 					s := silent.NewPostgres(t, direct.Config().ConnString())
 					m := newManager(t, s.Pool(t, 2), txretry.Config{XactStatus: resolver.status, Logger: quiet})
@@ -99,6 +100,20 @@ func TestResolveCommitReplyLost(t *testing.T) {
 			})
 		}
 	}
+}
+
+// olderThan waits until the server has been up for longer than a call takes on the clock of a bubble. Of a younger
+// server the Manager cannot know that it has not crashed meanwhile, and the outcome is unknown.
+func olderThan(t *testing.T, pool *pgxpool.Pool, age time.Duration) {
+	t.Helper()
+	testenv.Eventually(t, func() error {
+		var old bool
+		err := pool.QueryRow(t.Context(), "select stats_reset < now() - make_interval(secs => $1) from pg_stat_bgwriter", age.Seconds()).Scan(&old)
+		if err == nil && !old {
+			err = errors.New("the server has just started")
+		}
+		return err
+	})
 }
 
 // The backend ends before it sees COMMIT: nothing is applied, so fn runs again.

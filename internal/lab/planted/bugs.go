@@ -75,7 +75,8 @@ var bugs = []bug{
 	},
 	{
 		"a refused COMMIT is taken for success", "txretry/attempt.go",
-		"\tcase driver.RolledBack:\n\t\tc.outcome = driver.RolledBack\n", "\tcase driver.RolledBack:\n\t\treturn result{}\n", simulation,
+		"\tcase driver.RolledBack:\n\t\tc.outcome = driver.RolledBack\n\t\tres := c.failedIn(phaseCommit, err)\n",
+		"\tcase driver.RolledBack:\n\t\treturn result{}\n\t\tres := c.failedIn(phaseCommit, err)\n", simulation,
 	},
 	{
 		"an unanswered COMMIT is taken for success", "txretry/attempt.go",
@@ -190,7 +191,7 @@ var bugs = []bug{
 		"phase: phaseCommit, lost: err, xid: t.session.XID()}", "phase: phaseCommit, again: true}", suite("txretry", "^TestCommitReplyLost$"),
 	},
 	{
-		"effects after a commit run after a rollback, too", "txretry/aftercommit.go",
+		"effects after a commit run after a rollback, too", "txretry/pending.go",
 		"c.outcome != driver.Committed {", "c.outcome == driver.Unknown {", suite("txretry", "^TestConformance$"),
 	},
 	{
@@ -218,7 +219,7 @@ var bugs = []bug{
 		"\tif !p.anyText && tame() {\n", "\tif p.anyText || tame() || true {\n", suite("txretry", "^TestDeferred_belongsToTheSavepoint$"),
 	},
 	{
-		"a text with a savepoint behind its first statement is taken for plain", "txretry/plain.go",
+		"a text with a savepoint behind its first statement is taken for plain", "txretry/pending.go",
 		"strings.IndexByte(sql, ';') < 0 && ", "", suite("txretry", "^(TestDeferred_belongsToTheSavepoint|TestIsPlain_onlyRowStatements)$"),
 	},
 	{
@@ -226,11 +227,11 @@ var bugs = []bug{
 		"\tp.gone = append(p.gone, marks)\n", "\tp.gone = append(p.gone, false)\n", suite("txretry", "^TestEffectsStayTogether$"),
 	},
 	{
-		"what was sent inside a savepoint that is rolled back is lost", "txretry/savepoint.go",
+		"what was sent inside a savepoint that is rolled back is lost", "txretry/handle.go",
 		"\tt.restore(sp.pending)\n", "", suite("txretry", "^TestEffectsStayTogether$"),
 	},
 	{
-		"the lock timeout is not set", "txretry/begin.go",
+		"the lock timeout is not set", "txretry/attempt.go",
 		"\tparts = appendTimeout(parts, \"lock_timeout\", k.lockTimeout)\n", "", suite("txretry", "^TestBeginMessage$"),
 	},
 	{
