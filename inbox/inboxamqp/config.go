@@ -9,12 +9,12 @@ import (
 	"strings"
 	"time"
 
-	"github.com/holdfast-go/holdfast/format"
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/internal/amqpconn"
 	"github.com/holdfast-go/holdfast/internal/partition"
 	"github.com/holdfast-go/holdfast/internal/wire"
+	"github.com/holdfast-go/holdfast/outbox/format"
 )
 
 const component = "inboxamqp"
@@ -41,9 +41,9 @@ type Binding struct {
 type Config struct {
 	inbox.ConsumerConfig
 
-	// Format is how messages look: a symfony.Format has the classes of a Symfony application by the names
+	// Format is how messages look: a format.Symfony has the classes of a Symfony application by the names
 	// of messages, and its stamps. Senders of this module need the same one. Default: this module's own
-	// form, with what the zero symfony.Format reads.
+	// form, with what the zero format.Symfony reads.
 	Format format.Format
 	// Bindings are made by Setup, and by nothing else. Optional.
 	Bindings []Binding

@@ -15,7 +15,6 @@ import (
 	"github.com/google/uuid"
 	amqp "github.com/rabbitmq/amqp091-go"
 
-	"github.com/holdfast-go/holdfast/cloudevents"
 	"github.com/holdfast-go/holdfast/inbox"
 	inboxdriver "github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/inbox/inboxamqp"
@@ -24,8 +23,8 @@ import (
 	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/internal/wire"
 	"github.com/holdfast-go/holdfast/outbox/driver"
+	"github.com/holdfast-go/holdfast/outbox/format"
 	"github.com/holdfast-go/holdfast/outbox/outboxamqp"
-	"github.com/holdfast-go/holdfast/symfony"
 )
 
 const symfonyID = "018f8fad-5bd9-7b46-8f16-570867728950"
@@ -87,13 +86,13 @@ func TestToSymfony(t *testing.T) {
 	b.Exchange(t, "events", "topic")
 	b.Queue(t, "php", nil)
 	b.Bind(t, "php", "order.*", "events")
-	format := symfony.Format{Classes: map[string]string{"order.placed": `App\OrderPlaced`}, IDStamp: `App\Uid`}
+	form := format.Symfony{Classes: map[string]string{"order.placed": `App\OrderPlaced`}, IDStamp: `App\Uid`}
 	var got recorder
-	consume(t, b, &got, config{Queue: "go", Format: format, Retry: quick, Bindings: []inboxamqp.Binding{{Exchange: "events", Key: "order.*"}}})
+	consume(t, b, &got, config{Queue: "go", Format: form, Retry: quick, Bindings: []inboxamqp.Binding{{Exchange: "events", Key: "order.*"}}})
 	m := driver.Message{
 		ID: uuid.MustParse(symfonyID), Name: "order.placed", Body: []byte(`{"orderId":"A-1","total":4200}`), CreatedAt: time.Now(),
 	}
-	publishOne(t, b, outboxamqp.Config{Exchange: "events", Format: format}, m)
+	publishOne(t, b, outboxamqp.Config{Exchange: "events", Format: form}, m)
 	raw := b.Take(t, "php", 1, testenv.Patience)[0]
 	class, ids := symfonyReads(t, raw)
 	if class != `App\OrderPlaced` || len(ids) != 1 || ids[0] != symfonyID || raw.ContentType != "application/json" {
@@ -109,7 +108,7 @@ func TestToSymfony(t *testing.T) {
 	}
 	// An operator finds the dead letters by the name.
 	b.Publish(t, "", "go.failed.default", amqp.Publishing{Headers: raw.Headers, Body: raw.Body})
-	letters, err := newDeadLetters(t, b, config{Queue: "go", Format: format}).List(t.Context(), inbox.Filter{Name: m.Name, Whole: true})
+	letters, err := newDeadLetters(t, b, config{Queue: "go", Format: form}).List(t.Context(), inbox.Filter{Name: m.Name, Whole: true})
 	if err != nil || len(letters) != 1 || letters[0].Message.ID != m.ID {
 		t.Errorf("dead letters %+v, %v", letters, err)
 	}
@@ -139,14 +138,14 @@ type recorded struct {
 func TestRecorded(t *testing.T) {
 	t.Parallel()
 	b := amqptest.New(t)
-	format := symfony.Format{Classes: map[string]string{"order.placed": `App\Message\OrderPlaced`}, IDStamp: `App\Messenger\MessageIdStamp`}
+	form := format.Symfony{Classes: map[string]string{"order.placed": `App\Message\OrderPlaced`}, IDStamp: `App\Messenger\MessageIdStamp`}
 	got := recorder{fail: func(m *inbox.Message) error {
 		if m.Attempt < 2 {
 			return errBroken
 		}
 		return inbox.Unrecoverable(errBroken)
 	}}
-	consume(t, b, &got, config{Queue: "orders", Format: format, Retry: quick, Concurrency: 1})
+	consume(t, b, &got, config{Queue: "orders", Format: form, Retry: quick, Concurrency: 1})
 	paths, err := filepath.Glob("testdata/recorded/*.json")
 	if err != nil || len(paths) < 6 {
 		t.Fatalf("fixtures %v, error %v", paths, err)
@@ -192,12 +191,12 @@ func TestCloudEvents(t *testing.T) {
 			t.Parallel()
 			b := amqptest.New(t)
 			b.Queue(t, "others", nil)
-			format := cloudevents.Format{Source: "/shop", Structured: structured}
+			form := format.CloudEvents{Source: "/shop", Structured: structured}
 			m := driver.Message{
 				ID: ids.New(), Name: "order.placed", Body: []byte(`{"cents": 4200}`), ContentType: "application/json", Key: "A-1",
 				Headers: map[string]string{"cloudEvents:subject": "orders/1", "cloudEvents:datacontenttype": "x/y", "tenant": "a"}, RoutingKey: "others", CreatedAt: time.Unix(1_700_000_000, 0),
 			}
-			publishOne(t, b, outboxamqp.Config{Format: format}, m)
+			publishOne(t, b, outboxamqp.Config{Format: form}, m)
 			raw := b.Take(t, "others", 1, testenv.Patience)[0]
 			checkEvent(t, raw, m, structured)
 			if foreign, there := raw.Headers["cloudEvents:datacontenttype"]; there {

@@ -8,11 +8,11 @@ import (
 	"slices"
 	"time"
 
-	"github.com/holdfast-go/holdfast/format"
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/internal/partition"
 	"github.com/holdfast-go/holdfast/internal/wire"
+	"github.com/holdfast-go/holdfast/outbox/format"
 )
 
 const component = "inboxredis"
@@ -24,9 +24,9 @@ type Config struct {
 	// Group is the consumer group. Each group of a stream gets all its messages, and shares them
 	// among its consumers. Default: ConsumerConfig.Name, which is the stream's name by default.
 	Group string
-	// Format is how messages look: a symfony.Format has the classes of a Symfony application by the names
+	// Format is how messages look: a format.Symfony has the classes of a Symfony application by the names
 	// of messages, and its stamps. Senders of this module need the same one. Default: this module's own
-	// form, with what the zero symfony.Format reads.
+	// form, with what the zero format.Symfony reads.
 	Format format.Format
 	// Partitions is how many streams the stream is split into, at most 64, so that several processes
 	// share an Ordered one: those of orders are orders.0, orders.1 and so on. The senders need the same

@@ -16,15 +16,14 @@ import (
 	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
 
-	"github.com/holdfast-go/holdfast/cloudevents"
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/inbox/inboxredis"
 	"github.com/holdfast-go/holdfast/internal/ids"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 	outbox "github.com/holdfast-go/holdfast/outbox/driver"
+	"github.com/holdfast-go/holdfast/outbox/format"
 	"github.com/holdfast-go/holdfast/outbox/outboxredis"
-	"github.com/holdfast-go/holdfast/symfony"
 )
 
 // phpEntry is an entry as Symfony's transport writes it; php says that PHP's client serializes it.
@@ -97,8 +96,8 @@ func TestForms(t *testing.T) {
 func TestSymfonyFormat(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t, false)
-	format := symfony.Format{Classes: map[string]string{"order.placed": `App\OrderPlaced`}, IDStamp: `App\Uid`}
-	p := must(outboxredis.NewPublisher(f.direct, outboxredis.Config{Stream: stream, Format: format}))
+	form := format.Symfony{Classes: map[string]string{"order.placed": `App\OrderPlaced`}, IDStamp: `App\Uid`}
+	p := must(outboxredis.NewPublisher(f.direct, outboxredis.Config{Stream: stream, Format: form}))
 	m := outbox.Message{
 		ID: ids.New(), Name: "order.placed", Body: []byte(`{"order":"ü<"}`), ContentType: "application/json", Key: "k",
 		Headers: map[string]string{"tenant": "a", `X-Message-Stamp-App\Bus`: "[]"}, CreatedAt: time.Unix(1_700_000_000, 0),
@@ -119,7 +118,7 @@ func TestSymfonyFormat(t *testing.T) {
 		t.Errorf("sent %+v", sent)
 	}
 	add(t, f.direct, map[string]any{"message": sent["message"]})
-	source := running(t, newSource(t, f.direct, inboxredis.Config{Format: format}))
+	source := running(t, newSource(t, f.direct, inboxredis.Config{Format: form}))
 	for i, d := range receive(t, open(t, source, 2), 2) {
 		got := d.Message()
 		if got.ID != m.ID || got.Name != m.Name || string(got.Body) != string(m.Body) || got.Headers["tenant"] != "a" {
@@ -141,8 +140,8 @@ func TestCloudEvents(t *testing.T) {
 	t.Parallel()
 	for _, structured := range []bool{false, true} {
 		f := newFixture(t, false)
-		format := cloudevents.Format{Source: "/shop", Structured: structured}
-		p := must(outboxredis.NewPublisher(f.direct, outboxredis.Config{Stream: stream, Format: format}))
+		form := format.CloudEvents{Source: "/shop", Structured: structured}
+		p := must(outboxredis.NewPublisher(f.direct, outboxredis.Config{Stream: stream, Format: form}))
 		m := outbox.Message{
 			ID: ids.New(), Name: "order.placed", Body: []byte(`{"cents": 4200}`), ContentType: "application/json", Key: "A-1",
 			Headers: map[string]string{"cloudEvents:subject": "orders/1"}, CreatedAt: time.Unix(1_700_000_000, 0),
@@ -199,12 +198,12 @@ func TestForms_largeOnesAreSlow(t *testing.T) {
 func TestRecorded(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t, false)
-	format := symfony.Format{Classes: map[string]string{"order.placed": `App\Message\OrderPlaced`}, IDStamp: `App\Messenger\MessageIdStamp`}
+	form := format.Symfony{Classes: map[string]string{"order.placed": `App\Message\OrderPlaced`}, IDStamp: `App\Messenger\MessageIdStamp`}
 	paths := must(filepath.Glob("testdata/recorded/*.json"))
 	if len(paths) < 5 {
 		t.Fatalf("fixtures %v", paths)
 	}
-	session := open(t, running(t, newSource(t, f.direct, inboxredis.Config{Format: format})), len(paths))
+	session := open(t, running(t, newSource(t, f.direct, inboxredis.Config{Format: form})), len(paths))
 	for _, path := range paths {
 		var r struct {
 			About  string

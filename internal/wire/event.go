@@ -16,7 +16,7 @@ import (
 
 	"github.com/google/uuid"
 
-	"github.com/holdfast-go/holdfast/cloudevents"
+	"github.com/holdfast-go/holdfast/outbox/format"
 )
 
 const (
@@ -49,9 +49,9 @@ type Event struct {
 }
 
 // Events writes CloudEvents; nil writes none.
-type Events struct{ format cloudevents.Format }
+type Events struct{ format format.CloudEvents }
 
-func newEvents(f cloudevents.Format) (*Events, error) {
+func newEvents(f format.CloudEvents) (*Events, error) {
 	_, err := url.Parse(f.Source)
 	if f.Source == "" || len(f.Source) > maxSource || !utf8.ValidString(f.Source) || err != nil {
 		return nil, fmt.Errorf("Source: %.100q is no URI reference of 1 to %d bytes", f.Source, maxSource)

@@ -11,14 +11,13 @@ import (
 
 	"github.com/google/uuid"
 
-	"github.com/holdfast-go/holdfast/cloudevents"
 	"github.com/holdfast-go/holdfast/internal/wire"
-	"github.com/holdfast-go/holdfast/symfony"
+	"github.com/holdfast-go/holdfast/outbox/format"
 )
 
 const eventType = "application/cloudevents+json; charset=utf-8"
 
-func events(t *testing.T, f cloudevents.Format) *wire.Events {
+func events(t *testing.T, f format.CloudEvents) *wire.Events {
 	t.Helper()
 	form, err := wire.NewForm(f)
 	if err != nil {
@@ -39,7 +38,7 @@ func TestEventAttributes(t *testing.T) {
 		"specversion": "1.0", "id": id.String(), "type": "order.placed", "source": "/other", "subject": "orders/1",
 		"time": "2023-11-14T22:13:20Z", "partitionkey": "A-1",
 	}
-	if got := events(t, cloudevents.Format{Source: "/shop"}).Attributes(e, headers); !maps.Equal(got, want) {
+	if got := events(t, format.CloudEvents{Source: "/shop"}).Attributes(e, headers); !maps.Equal(got, want) {
 		t.Errorf("attributes %v, want %v", got, want)
 	}
 }
@@ -47,7 +46,7 @@ func TestEventAttributes(t *testing.T) {
 func TestEventSource(t *testing.T) {
 	t.Parallel()
 	for _, source := range []string{"", ":", strings.Repeat("x", 1025), "\xff"} {
-		if _, err := wire.NewForm(cloudevents.Format{Source: source}); err == nil {
+		if _, err := wire.NewForm(format.CloudEvents{Source: source}); err == nil {
 			t.Errorf("the source %.20q was taken", source)
 		}
 	}
@@ -72,7 +71,7 @@ func TestEnvelope(t *testing.T) {
 		if err := json.Unmarshal(envelope, &members); err != nil || members[tt.member] == nil || members["datacontenttype"] != tt.typ || members["id"] != "1" {
 			t.Errorf("%s: envelope %s, %v", tt.typ, envelope, err)
 		}
-		headers, body, dataType, ok := newSymfony(t, symfony.Format{}).Opened(map[string]string{"tenant": "a"}, envelope, typ)
+		headers, body, dataType, ok := newSymfony(t, format.Symfony{}).Opened(map[string]string{"tenant": "a"}, envelope, typ)
 		want := map[string]string{"tenant": "a"}
 		for name, value := range attributes {
 			want["cloudEvents:"+name] = value
@@ -100,7 +99,7 @@ func TestOpen(t *testing.T) {
 		`{` + head + `,"datacontenttype":"image/png","data_base64":"AP8="}`:   "\x00\xff image/png",
 		`{` + head + `,"flag":true,"n":7,"odd":{},"Upper":"x","data":[true]}`: `[true] application/json`,
 	} {
-		headers, body, typ, ok := newSymfony(t, symfony.Format{}).Opened(nil, []byte(envelope), eventType)
+		headers, body, typ, ok := newSymfony(t, format.Symfony{}).Opened(nil, []byte(envelope), eventType)
 		if got := string(body) + " " + typ; !ok || got != want || wire.EventAttribute(headers, "id") != "1" {
 			t.Errorf("%s: %q, %v", envelope, got, ok)
 		}
@@ -113,7 +112,7 @@ func TestOpen(t *testing.T) {
 		`{"specversion":"1.0","id":"1","type":"t"}`, `{` + head + `,"data_base64":"?"}`, `{` + head + `,"data_base64":1}`,
 		`{` + head + `,"data":1,"data_base64":"AA=="}`,
 	} {
-		headers, body, typ, ok := newSymfony(t, symfony.Format{}).Opened(map[string]string{"a": "b"}, []byte(envelope), eventType)
+		headers, body, typ, ok := newSymfony(t, format.Symfony{}).Opened(map[string]string{"a": "b"}, []byte(envelope), eventType)
 		if ok || len(headers) != 1 || string(body) != envelope || typ != eventType {
 			t.Errorf("%s was taken for an event: %v", envelope, headers)
 		}
@@ -123,7 +122,7 @@ func TestOpen(t *testing.T) {
 		"application/cloudevents+json; charset": false,
 	} {
 		body := `{` + head + `}`
-		headers, got, gotType, ok := newSymfony(t, symfony.Format{}).Opened(nil, []byte(body), typ)
+		headers, got, gotType, ok := newSymfony(t, format.Symfony{}).Opened(nil, []byte(body), typ)
 		if ok != readable || headers != nil || string(got) != body || gotType != typ {
 			t.Errorf("%s: readable %v, %s", typ, ok, got)
 		}
@@ -152,7 +151,7 @@ func TestEventBounds(t *testing.T) {
 	} {
 		var before, after runtime.MemStats
 		runtime.ReadMemStats(&before)
-		_, _, _, ok := newSymfony(t, symfony.Format{}).Opened(nil, []byte(tt.envelope), eventType)
+		_, _, _, ok := newSymfony(t, format.Symfony{}).Opened(nil, []byte(tt.envelope), eventType)
 		runtime.ReadMemStats(&after)
 		if took := after.TotalAlloc - before.TotalAlloc; ok != tt.taken || took > 200<<20 {
 			t.Errorf("%s: taken %v, %d MiB", name, ok, took>>20)
@@ -164,7 +163,7 @@ func TestEventBounds(t *testing.T) {
 func TestOpenBesideAttributes(t *testing.T) {
 	t.Parallel()
 	beside := map[string]string{"cloudEvents:partitionkey": "foreign", "cloudEvents_time": "2000-01-01T00:00:00Z", "tenant": "a"}
-	headers, _, _, ok := newSymfony(t, symfony.Format{}).Opened(beside, []byte(`{"specversion":"1.0","id":"1","source":"/s","type":"t"}`), eventType)
+	headers, _, _, ok := newSymfony(t, format.Symfony{}).Opened(beside, []byte(`{"specversion":"1.0","id":"1","source":"/s","type":"t"}`), eventType)
 	if !ok || wire.EventAttribute(headers, "partitionkey") != "" || wire.EventAttribute(headers, "time") != "" || headers["tenant"] != "a" || len(beside) != 3 {
 		t.Errorf("headers %v", headers)
 	}
@@ -239,7 +238,7 @@ func TestOpened_readsAdversariesInLinearTime(t *testing.T) {
 		body := []byte(tt.envelope)
 		var before, after runtime.MemStats
 		runtime.ReadMemStats(&before)
-		_, _, _, ok := newSymfony(t, symfony.Format{}).Opened(nil, body, eventType)
+		_, _, _, ok := newSymfony(t, format.Symfony{}).Opened(nil, body, eventType)
 		runtime.ReadMemStats(&after)
 		if ok != tt.ok {
 			t.Errorf("%s: opened %v", name, ok)

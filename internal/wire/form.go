@@ -3,9 +3,7 @@ package wire
 import (
 	"fmt"
 
-	"github.com/holdfast-go/holdfast/cloudevents"
-	"github.com/holdfast-go/holdfast/format"
-	"github.com/holdfast-go/holdfast/symfony"
+	"github.com/holdfast-go/holdfast/outbox/format"
 )
 
 // Form is what goes by a format.
@@ -23,10 +21,10 @@ func NewForm(f format.Format) (Form, error) {
 	switch f := f.(type) {
 	case nil:
 		return Form{Symfony: plain}, nil
-	case symfony.Format:
+	case format.Symfony:
 		s, err := NewSymfony(f)
 		return Form{Symfony: s}, err
-	case cloudevents.Format:
+	case format.CloudEvents:
 		e, err := newEvents(f)
 		return Form{Symfony: plain, Events: e}, err
 	}

@@ -12,7 +12,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/holdfast-go/holdfast/internal/wire"
-	"github.com/holdfast-go/holdfast/symfony"
+	"github.com/holdfast-go/holdfast/outbox/format"
 )
 
 // envelope is what PhpSerializer of Symfony 5.4 writes for a message Msg with one property, a.
@@ -78,7 +78,7 @@ func TestFromPHPStamps(t *testing.T) {
 	t.Parallel()
 	body := strings.Replace(envelope(`N;`), `a:0:{}`, `a:1:{s:28:\"App\\Messenger\\MessageIdStamp\";a:1:{i:0;O:28:\"App\\Messenger\\MessageIdStamp\":1:{s:9:\"messageId\";s:36:\"`+a+`\";}}}`, 1)
 	headers, _, ok := wire.FromPHP([]byte(body))
-	s := newSymfony(t, symfony.Stock(map[string]string{"msg.sent": "Msg"}))
+	s := newSymfony(t, format.Symfony{Classes: map[string]string{"msg.sent": "Msg"}})
 	if !ok || s.ID("", headers) != uuid.MustParse(a) || s.Name("", headers) != "msg.sent" {
 		t.Errorf("headers %v, %v", headers, ok)
 	}
@@ -170,7 +170,7 @@ func TestFromPHP_readsAdversariesInLinearTime(t *testing.T) {
 func TestOpened_leavesPHPToSymfony(t *testing.T) {
 	t.Parallel()
 	plain, _ := wire.NewForm(nil)
-	asked, _ := wire.NewForm(symfony.Format{})
+	asked, _ := wire.NewForm(format.Symfony{})
 	body := []byte(envelope(`N;`))
 	if _, same, typ, ok := plain.Symfony.Opened(nil, body, ""); string(same) != string(body) || typ != "" || !ok {
 		t.Errorf("without a format: %s, %q, %v", same, typ, ok)

@@ -11,7 +11,7 @@ import (
 
 	"github.com/google/uuid"
 
-	"github.com/holdfast-go/holdfast/symfony"
+	"github.com/holdfast-go/holdfast/outbox/format"
 )
 
 // Headers that Symfony Messenger writes and reads.
@@ -33,15 +33,15 @@ const maxClass = 200
 
 var class = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*(\\[A-Za-z_][A-Za-z0-9_]*)*$`)
 
-// Symfony writes and reads the headers of a symfony.Format.
+// Symfony writes and reads the headers of a format.Symfony.
 type Symfony struct {
-	format symfony.Format
+	format format.Symfony
 	names  map[string]string // by class
 	php    bool              // bodies of PhpSerializer are read
 }
 
 // NewSymfony returns what goes by a format, or every violation in it. It reads bodies of PhpSerializer.
-func NewSymfony(f symfony.Format) (*Symfony, error) {
+func NewSymfony(f format.Symfony) (*Symfony, error) {
 	s := &Symfony{format: f, php: true, names: make(map[string]string, len(f.Classes))}
 	s.format.Classes = maps.Clone(f.Classes)
 	var problems []error

@@ -8,12 +8,12 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/holdfast-go/holdfast/internal/wire"
-	"github.com/holdfast-go/holdfast/symfony"
+	"github.com/holdfast-go/holdfast/outbox/format"
 )
 
 const a, b = "018f8fad-5bd9-7b46-8f16-570867728950", "018f8fad-5bd9-7b46-8f16-570867728951"
 
-func newSymfony(t *testing.T, f symfony.Format) *wire.Symfony {
+func newSymfony(t *testing.T, f format.Symfony) *wire.Symfony {
 	t.Helper()
 	s, err := wire.NewSymfony(f)
 	if err != nil {
@@ -29,25 +29,25 @@ func TestSymfonyHeaders(t *testing.T) {
 	classes := map[string]string{"order.placed": `App\Message\OrderPlaced`}
 	stock := map[string]string{"type": `App\Message\OrderPlaced`}
 	for name, tt := range map[string]struct {
-		format symfony.Format
-		want   map[string]string
+		form format.Symfony
+		want map[string]string
 	}{
-		"zero":           {symfony.Format{}, map[string]string{}},
-		"stock":          {symfony.Stock(classes), stock},
-		"no class":       {symfony.Stock(map[string]string{"other": "Other"}), map[string]string{"type": "order.placed"}},
-		"the bare stamp": {symfony.Format{IDStamp: "MessageIdStamp"}, map[string]string{"type": "order.placed", "X-Message-Stamp-MessageIdStamp": `[{"messageId":"` + a + `"}]`}},
-		"the library": {symfony.Freyr02(), map[string]string{
+		"zero":           {format.Symfony{}, map[string]string{}},
+		"stock":          {format.Symfony{Classes: classes}, stock},
+		"no class":       {format.Symfony{Classes: map[string]string{"other": "Other"}}, map[string]string{"type": "order.placed"}},
+		"the bare stamp": {format.Symfony{IDStamp: "MessageIdStamp"}, map[string]string{"type": "order.placed", "X-Message-Stamp-MessageIdStamp": `[{"messageId":"` + a + `"}]`}},
+		"the library": {format.Freyr02(), map[string]string{
 			"type": "order.placed",
 			`X-Message-Stamp-Freyr\MessageBroker\Inbox\MessageIdStamp`:        `[{"messageId":"` + a + `"}]`,
 			`X-Message-Stamp-Freyr\MessageBroker\Serializer\MessageNameStamp`: `[{"messageName":"order.placed"}]`,
 		}},
-		"the library, later": {symfony.Freyr03(), map[string]string{
+		"the library, later": {format.Freyr03(), map[string]string{
 			"type": "order.placed",
 			`X-Message-Stamp-Freyr\MessageBroker\Contracts\MessageIdStamp`:   `[{"messageId":"` + a + `"}]`,
 			`X-Message-Stamp-Freyr\MessageBroker\Contracts\MessageNameStamp`: `[{"messageName":"order.placed"}]`,
 		}},
 	} {
-		s, got := newSymfony(t, tt.format), map[string]string{}
+		s, got := newSymfony(t, tt.form), map[string]string{}
 		s.Headers(uuid.MustParse(a), "order.placed", func(name, value string) { got[name] = value })
 		if !maps.Equal(got, tt.want) || s.On() != (len(tt.want) > 0) {
 			t.Errorf("%s: %q, on %v, want %q", name, got, s.On(), tt.want)
@@ -57,7 +57,7 @@ func TestSymfonyHeaders(t *testing.T) {
 
 func TestSymfonyID(t *testing.T) {
 	t.Parallel()
-	plain, own := newSymfony(t, symfony.Format{}), newSymfony(t, symfony.Format{IDStamp: `App\Uid`})
+	plain, own := newSymfony(t, format.Symfony{}), newSymfony(t, format.Symfony{IDStamp: `App\Uid`})
 	stamp := func(id string) string { return `[{"messageId":"` + id + `"}]` }
 	several := map[string]string{`X-Message-Stamp-A\MessageIdStamp`: stamp(a)}
 	for _, vendor := range []string{"B", "C", "D", "E", "F"} { // the id is the same at each delivery
@@ -100,7 +100,7 @@ func TestSymfonyID(t *testing.T) {
 
 func TestSymfonyName(t *testing.T) {
 	t.Parallel()
-	s := newSymfony(t, symfony.Format{Classes: map[string]string{"order.placed": `App\OrderPlaced`}, NameStamp: `App\Name`})
+	s := newSymfony(t, format.Symfony{Classes: map[string]string{"order.placed": `App\OrderPlaced`}, NameStamp: `App\Name`})
 	class := map[string]string{"type": `App\OrderPlaced`}
 	for name, tt := range map[string]struct {
 		property string
@@ -124,7 +124,7 @@ func TestSymfonyName(t *testing.T) {
 
 func TestSymfonyRefuses(t *testing.T) {
 	t.Parallel()
-	_, err := wire.NewSymfony(symfony.Format{
+	_, err := wire.NewSymfony(format.Symfony{
 		Classes: map[string]string{"a": `\App\A`, "b": "App.B", "c": `App\C`, "d": `App\C`, "e": "", "f": "A" + strings.Repeat("a", 200)},
 		IDStamp: `App\`, NameStamp: "App\nX",
 	})
@@ -133,7 +133,7 @@ func TestSymfonyRefuses(t *testing.T) {
 			t.Errorf("%v does not name %s", err, want)
 		}
 	}
-	if _, err := wire.NewSymfony(symfony.Format{IDStamp: "A", NameStamp: "A"}); err == nil {
+	if _, err := wire.NewSymfony(format.Symfony{IDStamp: "A", NameStamp: "A"}); err == nil {
 		t.Error("one class for two stamps is taken")
 	}
 }
@@ -141,7 +141,7 @@ func TestSymfonyRefuses(t *testing.T) {
 func FuzzSymfony(f *testing.F) {
 	f.Add(`[{"messageId":"019da3b2-7c4d-7e8f-a1b2-c3d4e5f60718","messageName":"a"}]`)
 	f.Add(`[[]]`)
-	s, _ := wire.NewSymfony(symfony.Format{})
+	s, _ := wire.NewSymfony(format.Symfony{})
 	f.Fuzz(func(t *testing.T, value string) {
 		headers := map[string]string{"X-Message-Stamp-MessageIdStamp": value, "X-Message-Stamp-MessageNameStamp": value}
 		if s.ID("", headers) != uuid.Nil != wire.CarriesID("X-Message-Stamp-MessageIdStamp", value) {

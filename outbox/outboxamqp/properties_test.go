@@ -16,13 +16,12 @@ import (
 	"github.com/google/uuid"
 	amqp "github.com/rabbitmq/amqp091-go"
 
-	"github.com/holdfast-go/holdfast/cloudevents"
 	"github.com/holdfast-go/holdfast/internal/amqptest"
 	"github.com/holdfast-go/holdfast/internal/ids"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/outbox/driver"
+	"github.com/holdfast-go/holdfast/outbox/format"
 	"github.com/holdfast-go/holdfast/outbox/outboxamqp"
-	"github.com/holdfast-go/holdfast/symfony"
 )
 
 // fastProperties is how many bytes of properties a classic queue takes without losing speed.
@@ -72,8 +71,8 @@ func TestProperties(t *testing.T) {
 			m:    with(func(m *driver.Message) { m.Headers = map[string]string{"a": "b"} }),
 			want: "\x30\xa0\x00\x00\x00\x08\x01aS\x00\x00\x00\x01b\x02" + id + "\x0corder.placed",
 		},
-		"for Symfony":     {cfg: outboxamqp.Config{Format: symfony.Stock(map[string]string{"order.placed": `App\OrderPlaced`})}, m: ordinary},
-		"as a CloudEvent": {cfg: outboxamqp.Config{Format: cloudevents.Format{Source: "/shop"}}, m: ordinary},
+		"for Symfony":     {cfg: outboxamqp.Config{Format: format.Symfony{Classes: map[string]string{"order.placed": `App\OrderPlaced`}}}, m: ordinary},
+		"as a CloudEvent": {cfg: outboxamqp.Config{Format: format.CloudEvents{Source: "/shop"}}, m: ordinary},
 		"a byte too long": {
 			m:    with(func(m *driver.Message) { m.RoutingKey, m.Name = "order.placed", "reservation.were-expired" }),
 			want: "\x10\xa0\x02" + id + "\x18reservation.were-expired",
@@ -146,8 +145,8 @@ func TestRecorded(t *testing.T) {
 	b := amqptest.New(t)
 	b.Queue(t, "order.placed", nil)
 	classes := map[string]string{"order.placed": `App\Message\OrderPlaced`}
-	for name, format := range map[string]symfony.Format{
-		"stock": symfony.Stock(classes), "stamp": {Classes: classes, IDStamp: `App\Messenger\MessageIdStamp`}, "library": symfony.Freyr02(),
+	for name, form := range map[string]format.Symfony{
+		"stock": {Classes: classes}, "stamp": {Classes: classes, IDStamp: `App\Messenger\MessageIdStamp`}, "library": format.Freyr02(),
 	} {
 		text, err := os.ReadFile(filepath.Join("testdata/recorded", name+".json"))
 		must(t, err)
@@ -162,7 +161,7 @@ func TestRecorded(t *testing.T) {
 			Body    string
 		}
 		must(t, json.Unmarshal(text, &want))
-		p := running(t, b.Dial, outboxamqp.Config{Format: format})
+		p := running(t, b.Dial, outboxamqp.Config{Format: form})
 		err = publish(t, p, driver.Message{
 			ID: uuid.MustParse(want.Properties.MessageID), Name: "order.placed", Body: []byte(want.Body), ContentType: "application/json",
 			Headers: map[string]string{"tenant": "go"}, CreatedAt: time.Unix(want.Properties.Timestamp, 0),

@@ -12,12 +12,12 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 	"go.opentelemetry.io/otel/metric"
 
-	"github.com/holdfast-go/holdfast/format"
 	"github.com/holdfast-go/holdfast/internal/amqpconn"
 	"github.com/holdfast-go/holdfast/internal/telemetry"
 	"github.com/holdfast-go/holdfast/internal/wire"
 	"github.com/holdfast-go/holdfast/outbox"
 	"github.com/holdfast-go/holdfast/outbox/driver"
+	"github.com/holdfast-go/holdfast/outbox/format"
 	"github.com/holdfast-go/holdfast/outbox/internal/stored"
 )
 
@@ -49,8 +49,8 @@ type Config struct {
 	// Where the exchange is empty Config.Exchange takes the message, and where the routing key is
 	// empty it is the message's name. Several goroutines call it at once. Default: Message.Route.
 	Router func(outbox.Message) outbox.Route
-	// Format is how messages look: a symfony.Format adds the headers by which Symfony Messenger reads
-	// them, a cloudevents.Format makes CloudEvents of them. Default: this module's own form.
+	// Format is how messages look: a format.Symfony adds the headers by which Symfony Messenger reads
+	// them, a format.CloudEvents makes CloudEvents of them. Default: this module's own form.
 	Format format.Format
 	// Timeout bounds the dial and every call to the broker, and the wait for the confirms still open
 	// when Run ends. A message has half as long again for its confirm; then the connection is

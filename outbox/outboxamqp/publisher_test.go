@@ -18,9 +18,9 @@ import (
 	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/outbox"
 	"github.com/holdfast-go/holdfast/outbox/driver"
+	"github.com/holdfast-go/holdfast/outbox/format"
 	"github.com/holdfast-go/holdfast/outbox/outboxamqp"
 	"github.com/holdfast-go/holdfast/outbox/outboxtest/conformance"
-	"github.com/holdfast-go/holdfast/symfony"
 )
 
 func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }
@@ -54,7 +54,7 @@ func TestWireFormat(t *testing.T) {
 	m.RouteHeaders = map[string]string{"region": "us"}
 	m.CreatedAt = time.Unix(1_700_000_000, 0)
 	plain := running(t, b.Dial, outboxamqp.Config{Exchange: "events"})
-	php := symfony.Format{Classes: map[string]string{"order.placed": `App\OrderPlaced`}, IDStamp: `App\MessageIdStamp`}
+	php := format.Symfony{Classes: map[string]string{"order.placed": `App\OrderPlaced`}, IDStamp: `App\MessageIdStamp`}
 	compat := running(t, b.Dial, outboxamqp.Config{Exchange: "elsewhere", Format: php, Router: func(m outbox.Message) outbox.Route {
 		return outbox.Route{Exchange: "events", Headers: m.Route.Headers}
 	}})
@@ -140,7 +140,7 @@ func TestClasses(t *testing.T) {
 
 func TestConfig(t *testing.T) {
 	t.Parallel()
-	_, err := outboxamqp.NewPublisher(nil, outboxamqp.Config{Timeout: -1, Format: symfony.Format{IDStamp: "no class"}})
+	_, err := outboxamqp.NewPublisher(nil, outboxamqp.Config{Timeout: -1, Format: format.Symfony{IDStamp: "no class"}})
 	for _, want := range []string{"dial", "Timeout", "Format"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("error %v does not name %s", err, want)

@@ -16,8 +16,8 @@ import (
 	"github.com/holdfast-go/holdfast/internal/redistest"
 	"github.com/holdfast-go/holdfast/outbox"
 	"github.com/holdfast-go/holdfast/outbox/driver"
+	"github.com/holdfast-go/holdfast/outbox/format"
 	"github.com/holdfast-go/holdfast/outbox/outboxredis"
-	"github.com/holdfast-go/holdfast/symfony"
 )
 
 // Messages of a split stream are in the partitions of their keys, in their order; others are as before.
@@ -88,8 +88,8 @@ func TestRecorded(t *testing.T) {
 	t.Parallel()
 	client := redistest.New(t)
 	classes := map[string]string{"order.placed": `App\Message\OrderPlaced`}
-	for name, format := range map[string]symfony.Format{
-		"stock": symfony.Stock(classes), "stamp": {Classes: classes, IDStamp: `App\Messenger\MessageIdStamp`}, "library": symfony.Freyr02(),
+	for name, form := range map[string]format.Symfony{
+		"stock": {Classes: classes}, "stamp": {Classes: classes, IDStamp: `App\Messenger\MessageIdStamp`}, "library": format.Freyr02(),
 	} {
 		text, err := os.ReadFile(filepath.Join("testdata/recorded", name+".json"))
 		must(t, err)
@@ -101,7 +101,7 @@ func TestRecorded(t *testing.T) {
 		field := func(name string) string { s, _ := want.Fields[name].(string); return s }
 		created, err := time.Parse(time.RFC3339Nano, field("created-at"))
 		must(t, err)
-		p := newPublisher(t, client, outboxredis.Config{Stream: name, Format: format})
+		p := newPublisher(t, client, outboxredis.Config{Stream: name, Format: form})
 		err = publish(t, p, driver.Message{
 			ID: uuid.MustParse(field("id")), Name: field("name"), Body: []byte(want.Want.Body), ContentType: field("content-type"),
 			Headers: map[string]string{"tenant": "go"}, CreatedAt: created,

@@ -14,11 +14,11 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/holdfast-go/holdfast/format"
 	"github.com/holdfast-go/holdfast/internal/partition"
 	"github.com/holdfast-go/holdfast/internal/wire"
 	"github.com/holdfast-go/holdfast/outbox"
 	"github.com/holdfast-go/holdfast/outbox/driver"
+	"github.com/holdfast-go/holdfast/outbox/format"
 	"github.com/holdfast-go/holdfast/outbox/internal/stored"
 )
 
@@ -38,9 +38,9 @@ type Config struct {
 	// Router returns the route of a message, in place of its own, Message.Route, which it sees.
 	// Several goroutines call it at once. Default: Message.Route.
 	Router func(outbox.Message) outbox.Route
-	// Format is how messages look: a symfony.Format puts body and headers of a message into the field of
+	// Format is how messages look: a format.Symfony puts body and headers of a message into the field of
 	// Symfony Messenger's transport, in its form, in place of the fields body and headers. Such a body is
-	// UTF-8. A cloudevents.Format makes CloudEvents of them. Default: this module's own form.
+	// UTF-8. A format.CloudEvents makes CloudEvents of them. Default: this module's own form.
 	Format format.Format
 	// Partitions is into how many streams a stream is split, by its name, at most 64: those of orders
 	// are orders.0, orders.1 and so on. A message is in the one of its key, CRC-32 (IEEE) modulo their

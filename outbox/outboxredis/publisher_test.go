@@ -16,9 +16,9 @@ import (
 	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/outbox"
 	"github.com/holdfast-go/holdfast/outbox/driver"
+	"github.com/holdfast-go/holdfast/outbox/format"
 	"github.com/holdfast-go/holdfast/outbox/outboxredis"
 	"github.com/holdfast-go/holdfast/outbox/outboxtest/conformance"
-	"github.com/holdfast-go/holdfast/symfony"
 )
 
 func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }
@@ -200,7 +200,7 @@ func TestCheckWithoutConfiguration(t *testing.T) {
 
 func TestNewPublisherRefuses(t *testing.T) {
 	t.Parallel()
-	_, err := outboxredis.NewPublisher(nil, outboxredis.Config{MaxLen: -1, Timeout: -1, Format: symfony.Format{IDStamp: "no class"}})
+	_, err := outboxredis.NewPublisher(nil, outboxredis.Config{MaxLen: -1, Timeout: -1, Format: format.Symfony{IDStamp: "no class"}})
 	var joined interface{ Unwrap() []error }
 	if !errors.As(err, &joined) || len(joined.Unwrap()) != 4 {
 		t.Errorf("refused with %v", err)

@@ -22,7 +22,7 @@ import (
 	"github.com/holdfast-go/holdfast/internal/ids"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 	outbox "github.com/holdfast-go/holdfast/outbox/driver"
-	"github.com/holdfast-go/holdfast/symfony"
+	"github.com/holdfast-go/holdfast/outbox/format"
 )
 
 func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }
@@ -118,9 +118,9 @@ type broker interface {
 	// task tells a peer where it is.
 	task() task
 	// publish has our publisher send messages to the orders.
-	publish(t *testing.T, format symfony.Format, msgs ...outbox.Message)
+	publish(t *testing.T, form format.Symfony, msgs ...outbox.Message)
 	// consume has our consumer read a place until the test ends.
-	consume(t *testing.T, place string, format symfony.Format, handle func(*inbox.Message) error)
+	consume(t *testing.T, place string, form format.Symfony, handle func(*inbox.Message) error)
 	// dead is where our consumer's dead letters of the orders are, of class unrecoverable.
 	dead() string
 	// tap remembers all that comes to a place from now on, and returns what has.
@@ -201,7 +201,7 @@ const (
 	libraryStamp = `Freyr\MessageBroker\Inbox\MessageIdStamp`
 )
 
-func stamped() symfony.Format { return symfony.Format{Classes: classes, IDStamp: appStamp} }
+func stamped() format.Symfony { return format.Symfony{Classes: classes, IDStamp: appStamp} }
 
 func order(id string) outbox.Message {
 	return outbox.Message{

@@ -16,9 +16,9 @@ import (
 	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/outbox"
 	outboxdriver "github.com/holdfast-go/holdfast/outbox/driver"
+	"github.com/holdfast-go/holdfast/outbox/format"
 	"github.com/holdfast-go/holdfast/outbox/outboxamqp"
 	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
-	"github.com/holdfast-go/holdfast/symfony"
 )
 
 // languages are those of the peers beside PHP, with Debian's Python.
@@ -55,7 +55,7 @@ func TestLanguagesToGo(t *testing.T) {
 			messages = append(messages, m)
 		}
 		plain := make(received, 100)
-		b.consume(t, "orders", symfony.Format{}, plain.handle)
+		b.consume(t, "orders", format.Symfony{}, plain.handle)
 		events := peer(t, program, task{"action": "send", "dsn": b.URL, "messages": messages})
 		sent := map[string]event{}
 		for _, e := range events {
@@ -87,7 +87,7 @@ func TestGoToLanguages(t *testing.T) {
 		light, full := order("A-1"), order("A-2")
 		light.Headers = nil
 		full.Key, full.ContentType, full.CreatedAt = "customer-7", "application/vnd.shop+json", time.Unix(1_700_000_000, 0)
-		b.publish(t, symfony.Format{}, light, full)
+		b.publish(t, format.Symfony{}, light, full)
 		events := peer(t, program, task{"action": "receive", "dsn": b.URL, "from": "orders.php", "limit": 2})
 		if len(events) != 2 {
 			t.Fatalf("received %+v", events)
@@ -113,7 +113,7 @@ func TestStreamsWithPython(t *testing.T) {
 	options := b.client.Options()
 	url := fmt.Sprintf("redis://%s/%d", options.Addr, options.DB)
 	got := make(received, 10)
-	b.consume(t, "orders", symfony.Format{}, got.handle)
+	b.consume(t, "orders", format.Symfony{}, got.handle)
 	events := peer(t, program, task{"action": "send", "redis": url, "stream": "orders", "messages": []task{
 		{"orderId": "A-1", "total": 4200}, {"orderId": "A-2", "total": 4200, "key": "Kunde Ü"},
 	}})
@@ -128,7 +128,7 @@ func TestStreamsWithPython(t *testing.T) {
 	m := order("A-3")
 	m.Key = "customer-7"
 	other := newRedis(t)
-	other.publish(t, symfony.Format{}, m)
+	other.publish(t, format.Symfony{}, m)
 	options = other.client.Options()
 	events = peer(t, program, task{"action": "receive", "redis": fmt.Sprintf("redis://%s/%d", options.Addr, options.DB), "stream": "orders"})
 	if len(events) != 2 || events[1].Pending != 0 {

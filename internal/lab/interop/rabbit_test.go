@@ -16,8 +16,8 @@ import (
 	"github.com/holdfast-go/holdfast/internal/amqptest"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 	outbox "github.com/holdfast-go/holdfast/outbox/driver"
+	"github.com/holdfast-go/holdfast/outbox/format"
 	"github.com/holdfast-go/holdfast/outbox/outboxamqp"
-	"github.com/holdfast-go/holdfast/symfony"
 )
 
 // rabbit is a virtual host of RabbitMQ: exchanges orders and orders.failed, and queues for each side.
@@ -39,9 +39,9 @@ func (b *rabbit) task() task { return task{"broker": "amqp", "dsn": b.URL} }
 
 func (b *rabbit) dead() string { return "orders.go.failed.default" }
 
-func (b *rabbit) publish(t *testing.T, format symfony.Format, msgs ...outbox.Message) {
+func (b *rabbit) publish(t *testing.T, form format.Symfony, msgs ...outbox.Message) {
 	t.Helper()
-	p, err := outboxamqp.NewPublisher(b.Dial, outboxamqp.Config{Exchange: "orders", Format: format})
+	p, err := outboxamqp.NewPublisher(b.Dial, outboxamqp.Config{Exchange: "orders", Format: form})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -64,10 +64,10 @@ func (b *rabbit) publish(t *testing.T, format symfony.Format, msgs ...outbox.Mes
 	}
 }
 
-func (b *rabbit) consume(t *testing.T, place string, format symfony.Format, handle func(*inbox.Message) error) {
+func (b *rabbit) consume(t *testing.T, place string, form format.Symfony, handle func(*inbox.Message) error) {
 	t.Helper()
 	c, err := inboxamqp.NewConsumer(b.Dial, place+".go", processor(handle), inboxamqp.Config{
-		ConsumerConfig: consumerConfig(), Bindings: []inboxamqp.Binding{{Exchange: place, Key: "#"}}, Classic: true, Format: format,
+		ConsumerConfig: consumerConfig(), Bindings: []inboxamqp.Binding{{Exchange: place, Key: "#"}}, Classic: true, Format: form,
 	})
 	if err != nil {
 		t.Fatal(err)

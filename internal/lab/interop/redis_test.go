@@ -12,8 +12,8 @@ import (
 	"github.com/holdfast-go/holdfast/inbox/inboxredis"
 	"github.com/holdfast-go/holdfast/internal/redistest"
 	outbox "github.com/holdfast-go/holdfast/outbox/driver"
+	"github.com/holdfast-go/holdfast/outbox/format"
 	"github.com/holdfast-go/holdfast/outbox/outboxredis"
-	"github.com/holdfast-go/holdfast/symfony"
 )
 
 // redisServer is a database of Redis: streams orders and orders.failed, a group for each side.
@@ -33,9 +33,9 @@ func (b *redisServer) task() task {
 
 func (b *redisServer) dead() string { return "{orders}:go:failed.unrecoverable" }
 
-func (b *redisServer) publish(t *testing.T, format symfony.Format, msgs ...outbox.Message) {
+func (b *redisServer) publish(t *testing.T, form format.Symfony, msgs ...outbox.Message) {
 	t.Helper()
-	p, err := outboxredis.NewPublisher(b.client, outboxredis.Config{Stream: "orders", Format: format})
+	p, err := outboxredis.NewPublisher(b.client, outboxredis.Config{Stream: "orders", Format: form})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -48,10 +48,10 @@ func (b *redisServer) publish(t *testing.T, format symfony.Format, msgs ...outbo
 	}
 }
 
-func (b *redisServer) consume(t *testing.T, place string, format symfony.Format, handle func(*inbox.Message) error) {
+func (b *redisServer) consume(t *testing.T, place string, form format.Symfony, handle func(*inbox.Message) error) {
 	t.Helper()
 	c, err := inboxredis.NewConsumer(b.client, place, processor(handle), inboxredis.Config{
-		ConsumerConfig: consumerConfig(), KeepProcessed: true, Format: format,
+		ConsumerConfig: consumerConfig(), KeepProcessed: true, Format: form,
 	})
 	if err != nil {
 		t.Fatal(err)

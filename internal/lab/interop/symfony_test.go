@@ -14,7 +14,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/inbox"
 	outbox "github.com/holdfast-go/holdfast/outbox/driver"
-	"github.com/holdfast-go/holdfast/symfony"
+	"github.com/holdfast-go/holdfast/outbox/format"
 )
 
 // each runs a test on each broker.
@@ -27,11 +27,11 @@ func each(t *testing.T, run func(t *testing.T, b broker)) {
 // names and stamps of the library. A header of the user's is there.
 func TestGoToSymfony(t *testing.T) {
 	each(t, func(t *testing.T, b broker) {
-		for name, format := range map[string]symfony.Format{"stock": symfony.Stock(classes), "stamp": stamped(), "library": symfony.Freyr02()} {
+		for name, form := range map[string]format.Symfony{"stock": {Classes: classes}, "stamp": stamped(), "library": format.Freyr02()} {
 			t.Run(name, func(t *testing.T) {
 				seen := b.tap(t, "orders")
 				m := order("A-1")
-				b.publish(t, format, m)
+				b.publish(t, form, m)
 				serializer := "json"
 				if name == "library" {
 					serializer = "names"
@@ -47,7 +47,7 @@ func TestGoToSymfony(t *testing.T) {
 				if b.kind() == "amqp" && (got.MessageID != m.ID.String() || got.Type != m.Name || got.Tenant != "go") {
 					t.Errorf("properties %+v", got)
 				}
-				if (got.Stamp == m.ID.String()) != (format.IDStamp != "") || (got.Name == m.Name) != (format.NameStamp != "") {
+				if (got.Stamp == m.ID.String()) != (form.IDStamp != "") || (got.Name == m.Name) != (form.NameStamp != "") {
 					t.Errorf("stamps %+v", got)
 				}
 				first(t, seen).keep(t, b, "outbox", name, "what we publish, and Symfony handled: "+name, want{m.ID, m.Name, string(m.Body), m.ContentType})
