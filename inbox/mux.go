@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 
 	"github.com/holdfast-go/holdfast/inbox/internal/base"
 )
@@ -88,7 +90,8 @@ func (m *Mux) Use(wrap ...Middleware) { m.steps = append(m.steps, wrap...) }
 
 // SetLimit bounds how many messages of a name a consumer in this process works on at once, for a
 // handler that needs something scarce; the other messages of its queue go on. 0 means no bound but
-// ConsumerConfig.Concurrency. It is an error when the limit is negative.
+// ConsumerConfig.Concurrency. It is an error when the limit is negative. Run of a consumer refuses a name that has no
+// handler then, unless there is a Fallback.
 func (m *Mux) SetLimit(name string, limit int) error {
 	if limit < 0 {
 		return fmt.Errorf("inbox: limit %d of %q is negative", limit, name)
@@ -99,6 +102,20 @@ func (m *Mux) SetLimit(name string, limit int) error {
 
 // Limit implements driver.Limiter: it returns what SetLimit was given.
 func (m *Mux) Limit(name string) int { return m.limits[name] }
+
+// Configured implements driver.Configured: it names each limit of SetLimit that is of no handler.
+func (m *Mux) Configured() error {
+	if m.fallback != nil {
+		return nil
+	}
+	var problems []error
+	for _, name := range slices.Sorted(maps.Keys(m.limits)) {
+		if _, ok := m.routes[name]; !ok {
+			problems = append(problems, fmt.Errorf("inbox: SetLimit names %q, which has no handler", name))
+		}
+	}
+	return errors.Join(problems...)
+}
 
 // Process implements Processor, one message after the other. A panic counts as
 // an unmarked error. Results of handlers whose context a draining consumer has cancelled are

@@ -101,6 +101,20 @@ func CheckConsumer(c inbox.ConsumerConfig) error {
 	return errors.Join(errors.Join(problems...), CheckRetry(c.Retry))
 }
 
+// Unworkable returns why a consumer must not run with a processor, naming the settings: its retries outlast what the
+// processor remembers, or its settings name handlers that it has not. It asks no server.
+func Unworkable(c inbox.ConsumerConfig, p inbox.Processor) error {
+	var problems []error
+	if d, ok := p.(Deduplicator); ok && d.Retention() > 0 && d.Retention() < Horizon(c.Retry) {
+		problems = append(problems, fmt.Errorf("inbox: ConsumerConfig.Retry.MaxAge %v: a message may be retried for %v, "+
+			"and the processor's Retention is %v: after that the message takes effect again", c.Retry.MaxAge, Horizon(c.Retry), d.Retention()))
+	}
+	if named, ok := p.(Configured); ok {
+		problems = append(problems, named.Configured())
+	}
+	return errors.Join(problems...)
+}
+
 // AllClasses are the classes of this SDK and own, sorted, without repetition.
 func AllClasses(own []string) []string {
 	return Places(Traits{}, own)

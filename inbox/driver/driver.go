@@ -29,6 +29,13 @@ type Deduplicator interface {
 	Retention() time.Duration
 }
 
+// Configured is an optional interface of an inbox.Processor whose settings name its handlers.
+type Configured interface {
+	// Configured returns what is wrong with the settings now that all handlers are registered. A consumer's Run asks
+	// once, and returns the error.
+	Configured() error
+}
+
 // Limiter is an optional interface of an inbox.Processor whose handlers have limits of their own.
 type Limiter interface {
 	// Limit returns how many messages of a name may be processed at once, together with others of

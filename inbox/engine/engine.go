@@ -56,8 +56,12 @@ func New(source driver.Source, processor inbox.Processor, cfg Config) (*Consumer
 // Run consumes until ctx is cancelled or a limit of the Config is reached. Then it takes no
 // more messages, gives those back that are not begun, lets the others finish, settles them and
 // returns nil, after ShutdownTimeout at the latest. The broker may be down when it starts, or
-// go down later: Run goes on trying. Calling it while it runs is an error.
+// go down later: Run goes on trying. Calling it while it runs is an error, and so are settings that
+// cannot work with the processor; see driver.Unworkable.
 func (c *Consumer) Run(ctx context.Context) error {
+	if err := driver.Unworkable(c.cfg.ConsumerConfig, c.processor); err != nil {
+		return c.cfg.errorf("run: %w", err)
+	}
 	if !c.running.CompareAndSwap(false, true) {
 		return c.cfg.errorf("Run is running already")
 	}

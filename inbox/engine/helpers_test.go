@@ -64,7 +64,7 @@ type withLedger struct {
 }
 
 func (p withLedger) Ledger() driver.Ledger    { return p.ledger }
-func (p withLedger) Retention() time.Duration { return time.Hour }
+func (p withLedger) Retention() time.Duration { return driver.DefaultRetention }
 
 // bench is a consumer of a queue in memory.
 type bench struct {

@@ -3,12 +3,14 @@ package engine_test
 import (
 	"context"
 	"errors"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/inbox/engine"
+	"github.com/holdfast-go/holdfast/inbox/internal/memory"
 	"github.com/holdfast-go/holdfast/inbox/internal/memqueue"
 	"github.com/holdfast-go/holdfast/internal/metrictest"
 )
@@ -123,4 +125,38 @@ func settledAs(meter *metrictest.Recorder, outcome string) (n float64) {
 		}
 	}
 	return n
+}
+
+// Run refuses settings that cannot work with the processor, and names them.
+func TestRun_refusesSettingsThatCannotWork(t *testing.T) {
+	t.Parallel()
+	typo := inbox.NewMux()
+	noError(t, typo.Register("mail", func(context.Context, *inbox.Message) error { return nil }), typo.SetLimit("mial", 2))
+	every := inbox.NewMux()
+	every.Fallback(func(context.Context, *inbox.Message) error { return nil })
+	noError(t, every.SetLimit("mail", 2))
+	short := withLedger{inbox.NewMux(), memory.NewLedger()}
+	for name, tt := range map[string]struct {
+		processor inbox.Processor
+		retry     inbox.RetryPolicy
+		want      string // empty: it runs
+	}{
+		"limit of no handler":       {processor: typo, want: `SetLimit names "mial"`},
+		"limit for the fallback":    {processor: every},
+		"retries outlast memory":    {short, inbox.RetryPolicy{MaxAge: 5 * 24 * time.Hour}, "MaxAge 120h0m0s"},
+		"retries do not outlast":    {short, inbox.RetryPolicy{MaxAge: 24 * time.Hour}, ""},
+		"memory that has no ledger": {inbox.NewMux(), inbox.RetryPolicy{MaxAge: 5 * 24 * time.Hour}, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				b := newBench(t, tt.processor, engine.Config{ConsumerConfig: inbox.ConsumerConfig{Retry: tt.retry}}, memqueue.Options{})
+				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+				defer cancel()
+				err := b.consumer.Run(ctx)
+				if tt.want == "" && err != nil || tt.want != "" && (err == nil || !strings.Contains(err.Error(), tt.want)) {
+					t.Errorf("Run returns %v, want %q", err, tt.want)
+				}
+			})
+		})
+	}
 }

@@ -265,7 +265,7 @@ type trackedWorld struct {
 }
 
 func (p trackedWorld) Ledger() driver.Ledger    { return p.ledger }
-func (p trackedWorld) Retention() time.Duration { return time.Hour }
+func (p trackedWorld) Retention() time.Duration { return driver.DefaultRetention }
 
 // trouble cuts sessions and lets outages happen, while messages arrive.
 func (w *world) trouble() {

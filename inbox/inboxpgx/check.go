@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
-	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -33,10 +31,8 @@ const pruneGrace = 24 * time.Hour
 // seconds.
 func (s *Store) Check(ctx context.Context) error {
 	found := check.Findings{Component: component}
-	for _, name := range slices.Sorted(maps.Keys(s.cfg.ByName)) {
-		if !s.handled[name] {
-			found.Add("correct the name, or register the handler", "Config.ByName names %q, which has no handler", name)
-		}
+	for _, name := range s.unhandled() {
+		found.Add("correct the name, or register the handler", "Config.ByName names %q, which has no handler", name)
 	}
 	if s.table != nil {
 		found.Join(s.checkTables(ctx))

@@ -30,7 +30,7 @@ type Config struct {
 	// of messages whose ordering keys wait <Table>_parked, and that of paused consumers <Table>_pause.
 	// Default: holdfast_inbox.
 	Table string
-	// ByName configures the handlers of single message names. Optional.
+	// ByName configures the handlers of single message names. Run of a consumer refuses a name without a handler. Optional.
 	ByName map[string]HandlerConfig
 	// Isolation of the transactions; the entry is as sure at every level.
 	// Default: the Transactor's own, which is SERIALIZABLE unless configured.

@@ -429,7 +429,11 @@ func TestCheck(t *testing.T) {
 			t.Errorf("Check: %v, want one finding with %q", err, problem)
 		}
 	}
+	if err := p.Configured(); err == nil || !strings.Contains(err.Error(), "ByName names") {
+		t.Errorf("a name without a handler: %v", err)
+	}
 	handle(t, p, noEffect)
+	noError(t, p.Configured())
 	want("does not exist")
 	createTables(t, pool)
 	want("")

@@ -2,6 +2,9 @@ package inboxpgx
 
 import (
 	"errors"
+	"fmt"
+	"maps"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -98,6 +101,25 @@ func (s *Store) Ledger() inboxdriver.Ledger { return s.ledger }
 
 // Limit implements driver.Limiter of inbox, by Config.ByName.
 func (s *Store) Limit(name string) int { return s.cfg.ByName[name].Concurrency }
+
+// Configured implements driver.Configured of inbox: it names each name of Config.ByName that has no handler.
+func (s *Store) Configured() error {
+	var problems []error
+	for _, name := range s.unhandled() {
+		problems = append(problems, fmt.Errorf("inboxpgx: Config.ByName names %q, which has no handler", name))
+	}
+	return errors.Join(problems...)
+}
+
+// unhandled are the names of Config.ByName that have no handler.
+func (s *Store) unhandled() (names []string) {
+	for _, name := range slices.Sorted(maps.Keys(s.cfg.ByName)) {
+		if !s.handled[name] {
+			names = append(names, name)
+		}
+	}
+	return names
+}
 
 // Parking implements driver.Parker of inbox. Check goes by whether a consumer uses it.
 func (s *Store) Parking(used bool) inboxdriver.Parking {

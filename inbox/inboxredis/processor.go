@@ -163,6 +163,14 @@ func (p *Processor) Limit(name string) int {
 	return 0
 }
 
+// Configured implements driver.Configured: it is that of the next processor, if it has one.
+func (p *Processor) Configured() error {
+	if c, ok := p.next.(driver.Configured); ok {
+		return c.Configured()
+	}
+	return nil
+}
+
 // Background implements driver.Background: it runs that of the next processor.
 func (p *Processor) Background(ctx context.Context) {
 	if b, ok := p.next.(driver.Background); ok {
