@@ -163,6 +163,42 @@ var bugs = []bug{
 		suite("outbox/outboxpgx", "^TestConformance$"),
 	},
 	{
+		"a DELETE that a trigger drops is taken for done", "outbox/outboxpgx/migrations/0006_outbox_relay.sql",
+		"    IF n < cardinality(published) THEN\n", "    IF keep AND published <> '{}' THEN\n", suite("outbox/outboxpgx", "^TestIgnoredOutcome_isNotPublishedAgain$"),
+	},
+	{
+		"an INSERT that a trigger drops is taken for a write", "outbox/outboxpgx/sql_write.go",
+		"count(*) < 1 THEN", "count(*) < 0 THEN", suite("outbox/outboxpgx", "^TestIgnoredChange_isAnErrorAndChangesNothing$"),
+	},
+	{
+		"one outcome that is refused decides for its batch", "outbox/outboxpgx/settle.go",
+		"if sqlstate.Refused(err) {", "if false {", suite("outbox/outboxpgx", "^TestRefusedOutcome_leavesTheOthers$"),
+	},
+	{
+		"one dead letter that is refused ends a replay", "outbox/internal/deadletter/steps.go",
+		"\tcase total.Failed >= maxRefused:\n", "\tcase true:\n", suite("outbox/outboxpgx", "^TestRefusedDeadLetter_leavesTheOthers$"),
+	},
+	{
+		"one row that is refused ends the pruning", "internal/pgprune/step.go",
+		"return 0, s.leave(ctx, 1, err)", "return 0, err", suite("internal/pgprune", "^TestPrune_leavesRowsThatAreRefused$"),
+	},
+	{
+		"a trigger for DELETE that returns NEW is not found", "internal/pgcheck/function.go",
+		"case b.deletes && !old:", "case false && old:", suite("internal/pgcheck", "^TestDrops_namesTheCause$"),
+	},
+	{
+		"a row that a trigger makes active again is announced", "expiry/expirypgx/store.go",
+		"if changed != len(rows) || still > 0 {", "if changed != len(rows) {", suite("expiry/expirypgx", "^TestRowsThatDoNotChange$"),
+	},
+	{
+		"a dead letter is as old as its id", "inbox/driver/deadletter.go",
+		"wire.PublishedAt(d.Message.PublishedAt, nil,", "wire.PublishedAt(time.Time{}, nil,", suite("inbox/driver", "^TestReplayRefuses$"),
+	},
+	{
+		"what a claim skips is not under suspicion", "outbox/outboxtest/source.go",
+		"range s.ready(nil) {", "range s.ready([]string{\"away\"}) {", suite("outbox/outboxtest", "^TestStore$"),
+	},
+	{
 		"a relay looks before its settlement is committed", "outbox/outboxpgx/settle.go",
 		"\tqueue.Queue(commitGoOnSQL).Exec(", "\tqueue.Queue(`SELECT`).Exec(", suite("outbox/outboxpgx", "^TestLookComesAfterTheRelease$"),
 	},
@@ -252,7 +288,7 @@ var bugs = []bug{
 	},
 	{
 		"a sweep does not look at the status again", "expiry/expirypgx/sql.go",
-		"\" WHERE \" + id + \" = ANY($1) AND \" + due,", "\" WHERE \" + id + \" = ANY($1)\",", suite("expiry/expirypgx", "^TestOnlyDueVersionsOfARowChange$"),
+		"\" = ANY($1) AND \" + due + \" RETURNING \"", "\" = ANY($1) RETURNING \"", suite("expiry/expirypgx", "^TestOnlyDueVersionsOfARowChange$"),
 	},
 	{
 		"a transaction does not heed that another one has its key", "idempotency/idempotencypgx/opening.go",
@@ -349,5 +385,25 @@ var bugs = []bug{
 	{
 		"an error counts as a replay", "idempotency/do.go",
 		"return resp, s.replayed && err == nil, err", "return resp, s.replayed, err", suite("idempotency/idempotencytest", "^TestDo$"),
+	},
+	{
+		"a delay queue keeps messages whose queue is gone", "inbox/inboxamqp/delays.go",
+		"amqp.Table{\"alternate-exchange\": lostName}", "nil", suite("inbox/inboxamqp", "^TestDelays_lostTargetBlocksNobody$"),
+	},
+	{
+		"queues of dead letters have the broker's own delivery limit", "inbox/inboxamqp/topology.go",
+		"\tif kind == quorum {\n", "\tif kind == quorum && q.use == own {\n", suite("inbox/inboxamqp", "^TestSetup_deliveryLimitOfAllQueues$"),
+	},
+	{
+		"a limit sends away a name that has the queue for itself", "inbox/engine/limits.go",
+		"l.full() && !l.alone(it.m.Name, now)", "l.blocked > l.cfg.Prefetch/2", suite("inbox/engine", "^TestLimit_holdsBackAndMovesNothing$"),
+	},
+	{
+		"a sender's header is taken for the broker's", "internal/wire/wire.go",
+		"\"x-death\", \"x-first", "\"x-\", \"x-first", suite("inbox/inboxamqp", "^TestConsume$"),
+	},
+	{
+		"retries outlast what the processor remembers", "inbox/driver/consumer.go",
+		"d.Retention() < Horizon(c.Retry) {", "d.Retention() < 0 {", suite("inbox/engine", "^TestRun_refusesSettingsThatCannotWork$"),
 	},
 }
