@@ -15,13 +15,73 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/holdfast-go/holdfast/internal/pgtest"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/txretry"
 	"github.com/holdfast-go/holdfast/txretry/driver"
 	"github.com/holdfast-go/holdfast/txretry/txretrytest"
 	"github.com/holdfast-go/holdfast/txretry/txretrytest/conformance"
 )
+
+var _ txretry.Transactor = (*txretry.Manager)(nil)
+
+func TestConformance(t *testing.T) {
+	t.Parallel()
+	conformance.Run(t, newBackend)
+}
+
+func TestConformanceBehindPgBouncer(t *testing.T) {
+	t.Parallel()
+	testenv.Nightly(t, "a variant: all of it behind PgBouncer")
+	conformance.Run(t, func(t *testing.T) conformance.Backend {
+		t.Helper()
+		direct := newCounter(t)
+		return backendOn(t, pgtest.Behind(t, direct.Config().ConnString(), pgx.QueryExecModeExec))
+	})
+}
+
+func newBackend(t *testing.T) conformance.Backend {
+	t.Helper()
+	b, _ := newBackendOn(t)
+	return b
+}
+
+func newBackendOn(t *testing.T) (conformance.Backend, *pgxpool.Pool) {
+	t.Helper()
+	pool := newCounter(t)
+	return backendOn(t, pool), pool
+}
+
+// backendOn wants a pool on a table of counters.
+func backendOn(t *testing.T, pool *pgxpool.Pool) conformance.Backend {
+	t.Helper()
+	exec(t, pool, deferredFailure)
+	return conformance.Backend{
+		New:          func(cfg txretry.Config) txretry.Transactor { return newManager(t, pool, cfg) },
+		Add:          add,
+		Read:         func(ctx context.Context) (int, error) { return read(ctx, pool) },
+		Fail:         fail,
+		FailAtCommit: failAtCommit,
+	}
+}
+
+// deferredFailure makes COMMIT fail with the SQLSTATE that was inserted.
+const deferredFailure = `
+	create table failure (sqlstate text);
+	create function fail() returns trigger language plpgsql as $$ begin raise exception 'test' using errcode = new.sqlstate; end $$;
+	create constraint trigger fail after insert on failure deferrable initially deferred for each row execute function fail()`
+
+func failAtCommit(ctx context.Context, tx pgx.Tx, sqlstate string) error {
+	_, err := tx.Exec(ctx, "insert into failure values ($1)", sqlstate)
+	return err
+}
+
+func fail(ctx context.Context, tx pgx.Tx, sqlstate string) error {
+	_, err := tx.Exec(ctx, fmt.Sprintf("do $$ begin raise exception 'test' using errcode = '%s'; end $$", sqlstate))
+	return err
+}
 
 // Random calls come to the same on Postgres and on the fake, step by step, but for the texts of
 // errors. A sequence is told by its number.

@@ -4,10 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
-	"net/http"
 	"strings"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -22,8 +19,6 @@ import (
 	"github.com/holdfast-go/holdfast/txretry"
 	"github.com/holdfast-go/holdfast/txretry/driver"
 )
-
-var quiet = slog.New(slog.DiscardHandler)
 
 // silentServer runs a test in a bubble, with a manager on a prepared pool of idle connections, which has room for as many
 // again: a connection that is closed keeps its place for a second. Times are virtual.
@@ -44,17 +39,6 @@ func silentServer(t *testing.T, conns int, cfg txretry.Config, test func(t *test
 func update(ctx context.Context, tx pgx.Tx) error {
 	_, err := tx.Exec(ctx, "update counter")
 	return err
-}
-
-func wantUnavailable(t *testing.T, err error, phase string) {
-	t.Helper()
-	var unavailable *txretry.UnavailableError
-	if !errors.As(err, &unavailable) || unavailable.Phase != phase {
-		t.Fatalf("error %v, want *UnavailableError of phase %s", err, phase)
-	}
-	if unavailable.HTTPStatus() != http.StatusServiceUnavailable || unavailable.Code() != "DATABASE_UNAVAILABLE" || unavailable.RetryAfter() != time.Second {
-		t.Errorf("maps to %d %s after %v", unavailable.HTTPStatus(), unavailable.Code(), unavailable.RetryAfter())
-	}
 }
 
 // BEGIN has no effect: it is sent again on another connection after 2 s, and the call does not notice.
@@ -258,120 +242,6 @@ func TestHangUpDuringCommit(t *testing.T) {
 	}
 }
 
-// Connections that fell silent while nobody used them cost each caller one wait of 2 s, not one for each connection.
-func TestSilentPool(t *testing.T) {
-	t.Parallel()
-	const conns = 8
-	for _, pings := range []bool{false, true} {
-		for _, callers := range []int{1, conns} {
-			t.Run(fmt.Sprintf("pinged %v, %d callers", pings, callers), func(t *testing.T) {
-				t.Parallel()
-				silentServer(t, conns, txretry.Config{}, func(t *testing.T, s *silent.Postgres, _ *pgxpool.Pool, m *txretry.Manager) {
-					if pings {
-						time.Sleep(2 * time.Second) // the pool pings a connection that was idle for a second
-					}
-					s.SilenceConnections()
-					start := time.Now()
-					together(callers, func() {
-						if err := m.Do(t.Context(), update); err != nil {
-							t.Error(err)
-						}
-						silent.Took(t, "the call", start, 2*time.Second)
-					})
-				})
-			})
-		}
-	}
-}
-
-// A caller who leaves after half a second, before a ping is given up, has the silent idle connections closed.
-func TestSilentPoolOfTheImpatient(t *testing.T) {
-	t.Parallel()
-	silentServer(t, 20, txretry.Config{}, func(t *testing.T, s *silent.Postgres, _ *pgxpool.Pool, m *txretry.Manager) {
-		time.Sleep(2 * time.Second)
-		s.SilenceConnections()
-		ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
-		defer cancel()
-		if err := m.Do(ctx, update); err == nil {
-			t.Error("a silent connection has answered")
-		}
-		time.Sleep(3 * time.Second) // 2 s for an answer, and a second for the farewell
-		synctest.Wait()
-		if n := s.Kept(); n > 0 || s.Silenced() != 20 {
-			t.Errorf("%d of %d silent connections are open", n, s.Silenced())
-		}
-	})
-}
-
-// Transactions that hang do not stop the others, and give up their turn.
-func TestSilentTransactionsStopNobody(t *testing.T) {
-	t.Parallel()
-	const hung = 6
-	silentServer(t, hung+1, txretry.Config{}, func(t *testing.T, s *silent.Postgres, _ *pgxpool.Pool, m *txretry.Manager) {
-		s.SilenceOn(testenv.Silence{On: "select 'hang'", Connections: hung})
-		start := time.Now()
-		var all sync.WaitGroup
-		for n := range hung {
-			all.Go(func() {
-				opts := txretry.Options{StatementTimeout: 2 * time.Second}
-				if n == 0 {
-					opts.SerialKey = "k"
-				}
-				err := m.DoWith(t.Context(), opts, func(ctx context.Context, tx pgx.Tx) error {
-					_, err := tx.Exec(ctx, "select 'hang'")
-					return err
-				})
-				wantUnavailable(t, err, "fn")
-				silent.Took(t, "the call", start, 3*time.Second)
-			})
-		}
-		synctest.Wait()
-		together(hung, func() {
-			if err := m.Do(t.Context(), update); err != nil {
-				t.Errorf("beside them: %v", err)
-			}
-			silent.Took(t, "the call", start, 0)
-		})
-		if err := m.DoWith(t.Context(), txretry.Options{SerialKey: "k"}, update); err != nil {
-			t.Errorf("the next in line: %v", err)
-		}
-		silent.Took(t, "the call", start, 3*time.Second)
-		all.Wait()
-	})
-}
-
-func together(n int, do func()) {
-	var all sync.WaitGroup
-	for range n {
-		all.Go(do)
-	}
-	all.Wait()
-}
-
-// A pool without a free connection is no deadline of the caller's.
-func TestNoConnection(t *testing.T) {
-	t.Parallel()
-	silentServer(t, 1, txretry.Config{}, func(t *testing.T, _ *silent.Postgres, pool *pgxpool.Pool, m *txretry.Manager) {
-		for range pool.Config().MaxConns {
-			conn, err := pool.Acquire(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer conn.Release()
-		}
-		start := time.Now()
-		err := m.Do(t.Context(), func(context.Context, pgx.Tx) error {
-			t.Error("fn was run")
-			return nil
-		})
-		wantUnavailable(t, err, "acquire")
-		if errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "2 are in use") {
-			t.Errorf("error %v", err)
-		}
-		silent.Took(t, "the call", start, 30*time.Second)
-	})
-}
-
 // The silence of a real server on a real connection: the transaction takes effect once.
 func TestSilentConnection_onPostgres(t *testing.T) {
 	t.Parallel()
@@ -385,48 +255,4 @@ func TestSilentConnection_onPostgres(t *testing.T) {
 		}
 	}
 	wantCounter(t, direct, 4)
-}
-
-// behindProxy returns a counter, and a pool that reaches it through a proxy. Its connections are
-// open, and have prepared the statement of work.
-func behindProxy(t *testing.T, conns int, work func(ctx context.Context, tx pgx.Tx) error) (direct, pool *pgxpool.Pool, proxy *testenv.Proxy) {
-	t.Helper()
-	direct = newCounter(t)
-	proxy = testenv.NewProxy(t, direct.Config().ConnString())
-	pool = pgtest.Pool(t, proxy.URL(), int32(conns))
-	var held []*pgxpool.Conn
-	for range conns {
-		conn, err := pool.Acquire(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
-		held = append(held, conn)
-		if err := pgx.BeginFunc(t.Context(), conn, func(tx pgx.Tx) error { return work(t.Context(), tx) }); err != nil {
-			t.Fatal(err)
-		}
-	}
-	for _, conn := range held {
-		conn.Release()
-	}
-	return direct, pool, proxy
-}
-
-func addOne(ctx context.Context, tx pgx.Tx) error { return add(ctx, tx, 1) }
-
-// soon detects a call that hangs.
-func soon(t *testing.T) context.Context {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), testenv.Patience)
-	t.Cleanup(cancel)
-	return ctx
-}
-
-func openPool(t *testing.T, cfg *pgxpool.Config) *pgxpool.Pool {
-	t.Helper()
-	pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(pool.Close)
-	return pool
 }
