@@ -122,7 +122,7 @@ func (g *Group) Run(ctx context.Context) error {
 	<-ctx.Done()
 	g.enter(stopping)
 	g.logger().InfoContext(detached, "stopping", slog.Any("cause", context.Cause(ctx)))
-	time.Sleep(g.DrainDelay)
+	<-time.After(g.DrainDelay)
 	var failed []error
 	for _, stage := range g.stages {
 		failed = append(failed, g.stop(detached, stage)...)

@@ -111,7 +111,8 @@ func (p *pipes) Addr() net.Addr { return &net.UnixAddr{Name: "pipes"} }
 
 // get sends a request on a connection of its own and returns the status and the body.
 func (p *pipes) get(ctx context.Context, path string) string {
-	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true,
+	client := &http.Client{Transport: &http.Transport{
+		DisableKeepAlives: true,
 		DialContext: func(context.Context, string, string) (net.Conn, error) {
 			here, there := net.Pipe()
 			select {
@@ -120,7 +121,8 @@ func (p *pipes) get(ctx context.Context, path string) string {
 			case <-p.done:
 				return nil, errors.New("refused")
 			}
-		}}}
+		},
+	}}
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://service"+path, nil)
 	if err != nil {
 		return err.Error()

@@ -36,7 +36,9 @@ func (p *part) start(ctx context.Context, g *Group, end context.CancelCauseFunc)
 	go func() {
 		defer func() {
 			close(p.ended)
-			end(fmt.Errorf("part %s ended: %v", p.name, p.err))
+			if p.err != nil {
+				end(fmt.Errorf("part %s ended: %w", p.name, p.err))
+			}
 		}()
 		p.err = errGoexit
 		p.err = p.run(ctx, g)

@@ -18,6 +18,7 @@ import (
 
 // started runs a group with a part, whose Ready returns what state says, until the test ends.
 func started(t *testing.T, g *service.Group) {
+	t.Helper()
 	ctx, stop := context.WithCancel(context.Background())
 	ended := make(chan struct{})
 	go func() { defer close(ended); _ = g.Run(ctx) }()

@@ -20,12 +20,12 @@ import (
 func stuckProgram() {
 	g := &service.Group{StopTimeout: time.Hour}
 	g.Add("stuck", run(func(ctx context.Context) error {
-		fmt.Println("running")
+		fmt.Fprintln(os.Stdout, "running")
 		<-ctx.Done()
-		fmt.Println("stopping")
+		fmt.Fprintln(os.Stdout, "stopping")
 		select {}
 	}))
-	fmt.Println(g.Run(service.Signals()))
+	fmt.Fprintln(os.Stdout, g.Run(service.Signals()))
 	os.Exit(3)
 }
 
