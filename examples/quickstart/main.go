@@ -111,8 +111,8 @@ func main() {
 		check(group.Run(ctx))
 		return
 	}
-	pool := must(pgxpool.New(ctx, os.Getenv("DATABASE_URL")))
-	dial := outboxamqp.Dial(os.Getenv("AMQP_URL"), amqp.Config{})
+	pool := must(pgxpool.New(ctx, env("DATABASE_URL")))
+	dial := outboxamqp.Dial(env("AMQP_URL"), amqp.Config{})
 	manager := must(txretry.New(pool, txretry.Config{}))
 	once := must(idempotencypgx.New(manager, idempotencypgx.Config{}))
 	store := must(outboxpgx.New(pool, outboxpgx.Config{}))
@@ -138,6 +138,15 @@ func serve(group *service.Group, handler http.Handler) {
 	const curl = "listening; try\ncurl -i http://%s/orders -H 'X-User-Id: me' -H 'Idempotency-Key: %s' -d '{\"cents\": 4200}'"
 	log.Printf(curl, listener.Addr(), idempotency.NewKey())
 	group.Serve(listener, &http.Server{Handler: handler, ReadTimeout: 10 * time.Second, WriteTimeout: 30 * time.Second})
+}
+
+// env is an address that has no default: a service must not write to a server that nobody named.
+func env(name string) string {
+	value := os.Getenv(name)
+	if value == "" {
+		log.Fatalf("%s is not set", name)
+	}
+	return value
 }
 
 func must[T any](v T, err error) T { check(err); return v } // a constructor fails for a wrong Config only

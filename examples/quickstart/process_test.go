@@ -86,6 +86,22 @@ func TestQuickstart_withoutBroker(t *testing.T) {
 	p.stop(t)
 }
 
+// A server that nobody named is not written to.
+func TestQuickstart_addresses(t *testing.T) {
+	t.Parallel()
+	self, err := os.Executable()
+	noError(t, err)
+	binary := filepath.Join(t.TempDir(), "quickstart")
+	noError(t, os.Symlink(self, binary))
+	for _, name := range []string{"DATABASE_URL", "AMQP_URL"} {
+		cmd := exec.CommandContext(t.Context(), binary, "-backend=services", "-addr=127.0.0.1:0")
+		cmd.Env = append(os.Environ(), "DATABASE_URL=postgres://x@127.0.0.1:1/x", "AMQP_URL=amqp://127.0.0.1:1/", name+"=")
+		if out, err := cmd.CombinedOutput(); err == nil || !strings.Contains(string(out), name+" is not set") {
+			t.Errorf("without %s: %v, %s", name, err, out)
+		}
+	}
+}
+
 // The line that the program prints is one that works.
 func TestQuickstart_printedLine(t *testing.T) {
 	t.Parallel()
