@@ -291,7 +291,7 @@ var bugs = []bug{
 		"\" = ANY($1) AND \" + due + \" RETURNING \"", "\" = ANY($1) RETURNING \"", suite("expiry/expirypgx", "^TestOnlyDueVersionsOfARowChange$"),
 	},
 	{
-		"a transaction does not heed that another one has its key", "idempotency/idempotencypgx/opening.go",
+		"a transaction does not heed that another one has its key", "idempotency/idempotencypgx/run.go",
 		"at.locked = tag.RowsAffected() == 1", "at.locked = true", suite("idempotency/idempotencypgx", "^TestAttemptsClaimAnew$"),
 	},
 	{
