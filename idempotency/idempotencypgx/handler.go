@@ -6,7 +6,6 @@ import (
 	"errors"
 	"io"
 	"net/http"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -16,18 +15,6 @@ import (
 	"github.com/holdfast-go/holdfast/internal/problem"
 	"github.com/holdfast-go/holdfast/txretry"
 )
-
-// ErrNotCommitted says that the outcome of a COMMIT was unknown and is known
-// now: there is no record, so the transaction was rolled back, and the request
-// may be sent again with the same key. Should the lost transaction commit after
-// all, the repetition gets its answer. 503 NOT_COMMITTED.
-var ErrNotCommitted error = &problem.Error{
-	Text: "idempotencypgx: transaction was not committed",
-	Problem: problem.Problem{
-		Status: http.StatusServiceUnavailable, Code: "NOT_COMMITTED",
-		Detail: "Nothing was done. Try again with the same Idempotency-Key.", RetryAfter: time.Second,
-	},
-}
 
 // Handler returns the handler of requests whose work is one transaction: Do, and the
 // answer to the client. Put it behind the middleware of this store: without it every

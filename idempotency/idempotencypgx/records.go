@@ -19,6 +19,18 @@ import (
 	"github.com/holdfast-go/holdfast/internal/pgprune"
 )
 
+// recordColumns are read by row.scan.
+const recordColumns = `fingerprint_version, fingerprint, code, headers, body, token`
+
+// row is a record as the table holds it.
+type row struct {
+	fingerprint driver.Fingerprint
+	code        int
+	headers     string
+	body        []byte
+	token       string
+}
+
 // table is Records on a Postgres table. It is safe for concurrent use.
 type table struct {
 	asker     *asker
@@ -32,6 +44,34 @@ func newTable(pool *pgxpool.Pool, name string, retention time.Duration) *table {
 		asker: newAsker(pool, name), name: name, retention: retention,
 		find: `SELECT ` + recordColumns + ` FROM ` + name + ` WHERE key = $1 AND status = 'completed'`,
 	}
+}
+
+// recordOf reads the record of key, if there is one.
+func recordOf(key driver.Key, found pgx.Row) (pgxdriver.Record, bool, error) {
+	var r row
+	err := found.Scan(r.fields()...)
+	switch {
+	case errors.Is(err, pgx.ErrNoRows):
+		return pgxdriver.Record{}, false, nil
+	case err != nil:
+		return pgxdriver.Record{}, false, err
+	}
+	return pgxdriver.Record{Key: key, Token: r.token, Fingerprint: r.fingerprint, Response: r.response()}, true, nil
+}
+
+// fields are the places for recordColumns, in their order.
+func (r *row) fields() []any {
+	return []any{&r.fingerprint.Version, &r.fingerprint.Sum, &r.code, &r.headers, &r.body, &r.token}
+}
+
+// response returns the stored response. What cannot be read is a tombstone:
+// the work was done.
+func (r *row) response() driver.Response {
+	header, err := headers.Decode(r.headers)
+	if err != nil {
+		return driver.Response{}
+	}
+	return driver.Response{Status: r.code, Header: header, Body: r.body}
 }
 
 // Insert implements pgxdriver.Records: one statement, sent together with COMMIT when tx
@@ -180,3 +220,65 @@ const (
 	uniqueViolation      = "23505"
 	serializationFailure = "40001"
 )
+
+// Look implements driver.Looker. It tells what the table knows: a Gate is asked by itself. Where
+// Records are in place of the table it tells of no times.
+func (s *Store) Look(ctx context.Context, key driver.Key) (driver.Known, error) {
+	if err := key.Validate(); err != nil {
+		return driver.Known{}, err
+	}
+	if s.table != nil {
+		return s.table.look(ctx, key)
+	}
+	rec, found, err := s.records.Lookup(ctx, key)
+	if err != nil || !found {
+		return driver.Known{}, err
+	}
+	return driver.Known{State: driver.Completed, Fingerprint: rec.Fingerprint, Response: rec.Response}, nil
+}
+
+// look prefers the record of a transaction to the claim of its key, which is under way as long as the
+// answer is, and to the claim's copy of the record.
+func (t *table) look(ctx context.Context, key driver.Key) (driver.Known, error) {
+	var r row
+	var known driver.Known
+	var completed bool
+	err := t.asker.ask(ctx, false, func(ctx context.Context, conn *pgxpool.Conn) error {
+		return conn.QueryRow(ctx, `SELECT `+recordColumns+`, status = 'completed', created_at,
+				greatest(coalesce(lease_until, expires_at) - clock_timestamp(), interval '0')
+			FROM `+t.name+` WHERE key = $1 AND status = 'completed'
+				OR key = $2 AND coalesce(lease_until, expires_at) > clock_timestamp()
+			ORDER BY key = $1 DESC LIMIT 1`, string(key), rowOf(driver.Claim{Key: key}),
+		).Scan(append(r.fields(), &completed, &known.Since, &known.Left)...)
+	})
+	switch {
+	case errors.Is(err, pgx.ErrNoRows):
+		return driver.Known{}, nil
+	case err != nil:
+		return driver.Known{}, fmt.Errorf("idempotencypgx: look: %w", err)
+	}
+	known.State, known.Fingerprint = driver.InProgress, r.fingerprint
+	if completed {
+		known.State, known.Response = driver.Completed, r.response()
+	}
+	return known, nil
+}
+
+// newest bounds how many rows InFlight reads.
+const newest = 10_000
+
+// InFlight returns how many claims are held now, of the 10,000 newest keys, and whether it is exact: there are fewer keys.
+// Claims of a Gate are not among them. With Config.Records it is 0.
+func (s *Store) InFlight(ctx context.Context) (n int, exact bool, err error) {
+	if s.table == nil {
+		return 0, true, nil
+	}
+	err = s.table.asker.ask(ctx, false, func(ctx context.Context, conn *pgxpool.Conn) error {
+		return conn.QueryRow(ctx, `SELECT count(*) FILTER (WHERE lease_until > clock_timestamp()), count(*) < $1
+			FROM (SELECT lease_until FROM `+s.table.name+` ORDER BY expires_at DESC LIMIT $1) AS newest`, newest).Scan(&n, &exact)
+	})
+	if err != nil {
+		return 0, false, fmt.Errorf("idempotencypgx: in flight: %w", err)
+	}
+	return n, exact, nil
+}

@@ -2,6 +2,8 @@ package idempotencypgx
 
 import (
 	"context"
+	"embed"
+	"fmt"
 	"io/fs"
 	"log/slog"
 
@@ -10,10 +12,22 @@ import (
 	"github.com/holdfast-go/holdfast/idempotency/driver"
 	pgxdriver "github.com/holdfast-go/holdfast/idempotency/idempotencypgx/driver"
 	"github.com/holdfast-go/holdfast/internal/migrate"
+	"github.com/holdfast-go/holdfast/internal/pgcall"
 	"github.com/holdfast-go/holdfast/internal/pgprune"
+	"github.com/holdfast-go/holdfast/internal/sqlident"
 	"github.com/holdfast-go/holdfast/internal/telemetry"
 	"github.com/holdfast-go/holdfast/txretry"
 )
+
+// ErrIgnored is inside every error about a change of the Store's table that Postgres accepted and did not make: a
+// trigger, a rule or a row-level-security policy dropped it. A transaction whose record was dropped is rolled back. Check
+// names the cause.
+var ErrIgnored = pgcall.ErrIgnored
+
+const component = "idempotencypgx"
+
+//go:embed migrations/*.sql
+var files embed.FS
 
 // Store runs business transactions that take effect once per key, whatever crashes
 // in between: the answer is stored in the transaction itself. It is also the store
@@ -154,4 +168,32 @@ func (s *Store) Check(ctx context.Context) error {
 		return nil
 	}
 	return s.table.check(ctx)
+}
+
+func (c Config) set() (migrate.Set, error) {
+	dir, err := fs.Sub(files, "migrations")
+	if err != nil {
+		return migrate.Set{}, fmt.Errorf("idempotencypgx: %w", err)
+	}
+	return migrate.Set{Component: component, Files: dir, Schema: c.Schema, Names: map[string]string{"table": c.Table}}, nil
+}
+
+// Schema returns the numbered SQL files that Migrate applies, and the .down.sql files that undo them,
+// for a migration tool. No other package has the same numbers. Each file notes that it was applied:
+// Migrate finds done what the tool has done.
+func (s *Store) Schema() fs.FS { return s.schema }
+
+// Grants returns what a role of the database needs for one job and no more, each the text between GRANT
+// and TO. The job "idempotency" is that of the middleware and of Do, "operate" is Look, Check and Prune.
+// Of another job it is nil, and with Config.Records too.
+func (s *Store) Grants(job string) []string {
+	noted := migrate.Grant(s.cfg.Schema) // so that Migrate finds that nothing is to be done
+	switch {
+	case s.table == nil:
+	case job == "idempotency":
+		return sqlident.Granted(s.cfg.Schema, append(noted, `SELECT, INSERT, UPDATE, DELETE ON `+s.table.name)...)
+	case job == "operate":
+		return sqlident.Granted(s.cfg.Schema, append(noted, `SELECT, UPDATE (token), DELETE ON `+s.table.name)...)
+	}
+	return nil
 }
