@@ -44,7 +44,7 @@ func errorText(f Failure, most int) string {
 }
 
 // DeadLetterQueue returns the name of the queue that holds a class, such as
-// failed.validation; prefix is put before it as it is, and is usually empty.
+// billing.failed.validation; prefix is put before it as it is.
 func DeadLetterQueue(prefix, class string) string { return prefix + "failed." + class }
 
 // checkFilter returns an error for a negative Limit, which must not count as none.
