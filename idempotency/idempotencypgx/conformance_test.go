@@ -3,7 +3,6 @@ package idempotencypgx_test
 import (
 	"context"
 	"crypto/rand"
-	"errors"
 	"os"
 	"testing"
 	"time"
@@ -11,44 +10,13 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/holdfast-go/holdfast/idempotency"
 	"github.com/holdfast-go/holdfast/idempotency/driver"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencypgx"
-	pgxdriver "github.com/holdfast-go/holdfast/idempotency/idempotencypgx/driver"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencyredis"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencytest/conformance"
-	"github.com/holdfast-go/holdfast/internal/pgtest"
 	"github.com/holdfast-go/holdfast/internal/redistest"
 	"github.com/holdfast-go/holdfast/internal/testenv"
-	"github.com/holdfast-go/holdfast/txretry"
 )
-
-func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }
-
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
-// newPool returns a pool on a schema that has the table.
-func newPool(t *testing.T) *pgxpool.Pool {
-	t.Helper()
-	return migrated(t, pgtest.New(t))
-}
-
-// pooled is newPool behind a PgBouncer.
-func pooled(t *testing.T) *pgxpool.Pool {
-	t.Helper()
-	return migrated(t, pgtest.NewPooled(t))
-}
-
-func migrated(t *testing.T, pool *pgxpool.Pool) *pgxpool.Pool {
-	t.Helper()
-	must(t, newStore(t, pool, idempotencypgx.Config{}).Migrate(t.Context()))
-	return pool
-}
 
 // backend gives the subtests one table: keys are random.
 func backend(t *testing.T, pool *pgxpool.Pool) conformance.Backend {
@@ -101,18 +69,6 @@ func databases(t *testing.T) conformance.RecordsBackend {
 	}}
 }
 
-func newManager(t *testing.T, pool *pgxpool.Pool) *txretry.Manager {
-	t.Helper()
-	manager, err := txretry.New(pool, txretry.Config{})
-	must(t, err)
-	return manager
-}
-
-func newRecords(t *testing.T, pool *pgxpool.Pool) pgxdriver.Records {
-	t.Helper()
-	return idempotencypgx.NewRecords(pool)
-}
-
 func TestRecords(t *testing.T) {
 	t.Parallel()
 	conformance.TestRecords(t, databases(t))
@@ -142,60 +98,4 @@ func TestDoBehindRedis(t *testing.T) {
 		return
 	}
 	conformance.TestGate(t, b)
-}
-
-// A SELECT would find nothing while the other transaction is committing.
-func TestResolveWaitsForAnOpenTransaction(t *testing.T) {
-	t.Parallel()
-	for name, commit := range map[string]bool{"commits": true, "rolls back": false} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			pool := newPool(t)
-			records := newRecords(t, pool)
-			rec := pgxdriver.Record{Key: driver.Key(idempotency.NewKey()), Token: "t", Response: driver.Response{Status: 200}}
-			tx, err := pool.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: pgx.Serializable})
-			must(t, err)
-			defer func() { _ = tx.Rollback(context.Background()) }()
-			if err := records.Insert(t.Context(), tx, rec); err != nil { // a raw tx: inserted at once
-				t.Fatal(err)
-			}
-
-			type answer struct {
-				found bool
-				err   error
-			}
-			resolved := make(chan answer, 1)
-			go func() {
-				_, found, err := records.Resolve(t.Context(), rec.Key)
-				resolved <- answer{found, err}
-			}()
-			testenv.Eventually(t, func() error { return waiting(t, pool) })
-			select {
-			case a := <-resolved:
-				t.Fatalf("Resolve did not wait: %+v", a)
-			default:
-			}
-			if commit {
-				err = tx.Commit(t.Context())
-			} else {
-				err = tx.Rollback(t.Context())
-			}
-			if a := <-resolved; err != nil || a.err != nil || a.found != commit {
-				t.Errorf("Resolve = %+v (end of transaction: %v); want found %v", a, err, commit)
-			}
-		})
-	}
-}
-
-// waiting returns nil when a backend waits for a transaction of this schema's table.
-func waiting(t *testing.T, pool *pgxpool.Pool) error {
-	t.Helper()
-	var n int
-	err := pool.QueryRow(t.Context(), `SELECT count(*) FROM pg_locks w JOIN pg_locks r USING (pid)
-		WHERE NOT w.granted AND w.locktype = 'transactionid'
-		AND r.relation = to_regclass('holdfast_idempotency')`).Scan(&n)
-	if err == nil && n == 0 {
-		err = errors.New("nobody waits")
-	}
-	return err
 }

@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"io/fs"
+	"net/http"
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -15,27 +17,12 @@ import (
 	"github.com/holdfast-go/holdfast/idempotency"
 	"github.com/holdfast-go/holdfast/idempotency/driver"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencypgx"
+	pgxdriver "github.com/holdfast-go/holdfast/idempotency/idempotencypgx/driver"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencytest"
 	"github.com/holdfast-go/holdfast/internal/pgtest"
+	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/txretry/txretrytest"
 )
-
-// newStore returns a store whose claims are rows, under a lease of 30 s unless cfg says otherwise.
-func newStore(t *testing.T, pool *pgxpool.Pool, cfg idempotencypgx.Config) *idempotencypgx.Store {
-	t.Helper()
-	if cfg.Lease == 0 {
-		cfg.Lease = 30 * time.Second
-	}
-	return newAlone(t, pool, cfg)
-}
-
-// newAlone returns a store of which the records alone decide, unless cfg says otherwise.
-func newAlone(t *testing.T, pool *pgxpool.Pool, cfg idempotencypgx.Config) *idempotencypgx.Store {
-	t.Helper()
-	store, err := idempotencypgx.New(newManager(t, pool), cfg)
-	must(t, err)
-	return store
-}
 
 func TestMigrateSideBySide(t *testing.T) {
 	t.Parallel()
@@ -57,10 +44,6 @@ func TestMigrateSideBySide(t *testing.T) {
 	if out, err := store.Begin(t.Context(), c); err != nil || out.State != driver.Acquired {
 		t.Errorf("Begin = %+v, %v", out, err)
 	}
-}
-
-func newClaim() driver.Claim {
-	return driver.NewClaim(driver.Key(idempotency.NewKey()), driver.FingerprintOf())
 }
 
 func TestSchema(t *testing.T) {
@@ -211,4 +194,139 @@ func TestConfig(t *testing.T) {
 		Lease: time.Second, Records: idempotencypgx.NewRecords(pgtest.New(t)),
 	})
 	wantNames(err, "Lease and Records")
+}
+
+// A store prunes by itself, started by what it stores.
+func TestStorePrunesByItself(t *testing.T) {
+	t.Parallel()
+	for name, cfg := range map[string]idempotencypgx.Config{
+		"the records alone": {PruneInterval: time.Millisecond},
+		"claims in rows":    {PruneInterval: time.Millisecond, Lease: 30 * time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			pool := newPool(t)
+			store := newAlone(t, pool, cfg)
+			_, err := pool.Exec(t.Context(), `INSERT INTO holdfast_idempotency
+				(key, fingerprint, fingerprint_version, status, token, lease_until, expires_at)
+				VALUES ('old', '', 0, 'completed', '', NULL, clock_timestamp() - interval '1 s')`)
+			must(t, err)
+			testenv.Eventually(t, func() error {
+				_, _, err := store.DoKey(t.Context(), idempotency.NewKey(), nil, func(context.Context, pgx.Tx) (idempotency.Response, error) {
+					return idempotency.Response{Status: http.StatusOK}, nil
+				})
+				if err != nil {
+					return err
+				}
+				var n int
+				err = pool.QueryRow(t.Context(), `SELECT count(*) FROM holdfast_idempotency WHERE key = 'old'`).Scan(&n)
+				if err == nil && n > 0 {
+					err = errors.New("it is still there")
+				}
+				return err
+			})
+		})
+	}
+}
+
+// ends checks how much is left until a time in the table's one row, which was set a moment ago: less is only what a
+// busy machine takes.
+func ends(t *testing.T, pool *pgxpool.Pool, column string, want time.Duration) {
+	t.Helper()
+	var left time.Duration
+	err := pool.QueryRow(t.Context(), `SELECT `+column+` - clock_timestamp() FROM holdfast_idempotency`).Scan(&left)
+	if err != nil || left > want || left < want-15*time.Second {
+		t.Errorf("%s ends in %v, %v; want %v", column, left, err, want)
+	}
+}
+
+// A lease lasts 30 s and a record 48 h.
+func TestDefaultTimes(t *testing.T) {
+	t.Parallel()
+	t.Run("store", func(t *testing.T) {
+		t.Parallel()
+		pool := newPool(t)
+		store, c := newStore(t, pool, idempotencypgx.Config{}), newClaim()
+		if out, err := store.Begin(t.Context(), c); err != nil || out.Lease != 30*time.Second {
+			t.Fatalf("Begin = %+v, %v", out, err)
+		}
+		ends(t, pool, "lease_until", 30*time.Second)
+		must(t, store.Extend(t.Context(), c))
+		ends(t, pool, "lease_until", 30*time.Second)
+		must(t, store.Complete(t.Context(), c, driver.Response{Status: 200}))
+		ends(t, pool, "expires_at", 48*time.Hour)
+	})
+	t.Run("long work", func(t *testing.T) {
+		t.Parallel()
+		pool := newPool(t)
+		store, c := newStore(t, pool, idempotencypgx.Config{}), newClaim()
+		if _, err := store.Begin(t.Context(), c); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := pool.Exec(t.Context(), `UPDATE holdfast_idempotency SET expires_at = expires_at - interval '1 hour'`); err != nil {
+			t.Fatal(err)
+		}
+		must(t, store.Complete(t.Context(), c, driver.Response{Status: 200}))
+		ends(t, pool, "expires_at", 48*time.Hour-30*time.Second)
+	})
+	t.Run("records", func(t *testing.T) {
+		t.Parallel()
+		pool := newPool(t)
+		records := newRecords(t, pool)
+		err := pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
+			return records.Insert(t.Context(), tx, pgxdriver.Record{Key: driver.Key(idempotency.NewKey()), Response: driver.Response{Status: 200}})
+		})
+		must(t, err)
+		ends(t, pool, "expires_at", 48*time.Hour)
+	})
+}
+
+// silent records never answer.
+type silent struct{ pgxdriver.Records }
+
+func (silent) Lookup(ctx context.Context, _ driver.Key) (pgxdriver.Record, bool, error) {
+	<-ctx.Done()
+	return pgxdriver.Record{}, false, ctx.Err()
+}
+
+func TestDefaultsOfDo(t *testing.T) {
+	t.Parallel()
+	run := func(t *testing.T, records pgxdriver.Records, size int) error {
+		t.Helper()
+		store, err := idempotencypgx.New(txretrytest.New(txretrytest.Config{}), idempotencypgx.Config{Gate: idempotencytest.NewStore(), Records: records})
+		must(t, err)
+		_, _, err = store.DoKey(t.Context(), goodKey, nil, func(context.Context, pgx.Tx) (idempotency.Response, error) {
+			if size == 0 {
+				return idempotency.Response{}, context.Canceled
+			}
+			return idempotency.Response{Status: 200, Body: make([]byte, size)}, nil
+		})
+		return err
+	}
+	synctest.Test(t, func(t *testing.T) {
+		start := time.Now()
+		if err := run(t, silent{}, 0); err == nil || time.Since(start) != 10*time.Second {
+			t.Errorf("%v after %v; want an error after 10 s", err, time.Since(start))
+		}
+	})
+	for size, unavailable := range map[int]bool{1 << 20: false, 1<<20 + 1: true} {
+		records := &one{}
+		if err := run(t, records, size); err != nil {
+			t.Error(err)
+		}
+		if records.rec.Key != goodKey || records.rec.Response.Unavailable() != unavailable {
+			t.Errorf("%d bytes: record of %q, a tombstone %v", size, records.rec.Key, records.rec.Response.Unavailable())
+		}
+	}
+}
+
+// one holds the last record.
+type one struct {
+	pgxdriver.Records
+	rec pgxdriver.Record
+}
+
+func (o *one) Insert(_ context.Context, _ pgx.Tx, rec pgxdriver.Record) error {
+	o.rec = rec
+	return nil
 }

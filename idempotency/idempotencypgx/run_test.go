@@ -12,6 +12,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -20,91 +21,13 @@ import (
 	"github.com/holdfast-go/holdfast/idempotency"
 	"github.com/holdfast-go/holdfast/idempotency/driver"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencypgx"
+	"github.com/holdfast-go/holdfast/idempotency/idempotencyredis"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencytest"
 	"github.com/holdfast-go/holdfast/internal/pgtest"
+	"github.com/holdfast-go/holdfast/internal/redistest"
 	"github.com/holdfast-go/holdfast/txretry"
 	txdriver "github.com/holdfast-go/holdfast/txretry/driver"
 )
-
-// trips counts the messages of a pool that wait for an answer, and calls before, if it is set, ahead of
-// a statement that contains the text.
-type trips struct {
-	n      atomic.Int32
-	text   string
-	before func()
-}
-
-func (c *trips) TraceQueryStart(ctx context.Context, _ *pgx.Conn, q pgx.TraceQueryStartData) context.Context {
-	if strings.HasPrefix(q.SQL, "--") { // a ping of the pool
-		return ctx
-	}
-	c.n.Add(1)
-	if c.before != nil && strings.Contains(q.SQL, c.text) {
-		c.before()
-	}
-	return ctx
-}
-
-func (c *trips) TraceBatchStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceBatchStartData) context.Context {
-	c.n.Add(1)
-	return ctx
-}
-
-func (*trips) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
-func (*trips) TraceBatchQuery(context.Context, *pgx.Conn, pgx.TraceBatchQueryData) {
-}
-func (*trips) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData) {}
-
-// traced returns a pool like direct, and what counts its trips.
-func traced(t *testing.T, direct *pgxpool.Pool) (*pgxpool.Pool, *trips) {
-	t.Helper()
-	counter, cfg := &trips{}, direct.Config()
-	cfg.ConnConfig.Tracer = counter
-	pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
-	must(t, err)
-	t.Cleanup(pool.Close)
-	return pool, counter
-}
-
-// effects returns a pool with the table of records and one of effects, and how many there are of a name.
-func effects(t *testing.T, pool *pgxpool.Pool) (*pgxpool.Pool, func(name string) int) {
-	t.Helper()
-	if _, err := pool.Exec(t.Context(), `CREATE TABLE effects (name text NOT NULL)`); err != nil {
-		t.Fatal(err)
-	}
-	return pool, func(name string) (n int) {
-		if err := pool.QueryRow(t.Context(), `SELECT count(*) FROM effects WHERE name = $1`, name).Scan(&n); err != nil {
-			t.Error(err)
-		}
-		return n
-	}
-}
-
-// effect is work that answers with the number of its run.
-func effect(name string) func(ctx context.Context, tx pgx.Tx) (idempotency.Response, error) {
-	var runs atomic.Int32
-	return func(ctx context.Context, tx pgx.Tx) (idempotency.Response, error) {
-		if _, err := tx.Exec(ctx, `INSERT INTO effects VALUES ($1)`, name); err != nil {
-			return idempotency.Response{}, err
-		}
-		return idempotency.JSON(http.StatusCreated, fmt.Sprintf("run %d", runs.Add(1)))
-	}
-}
-
-// protected returns what sends a request with a key and a body to work behind the middleware.
-func protected(t *testing.T, store *idempotencypgx.Store, work func(context.Context, pgx.Tx, *http.Request) (idempotency.Response, error)) func(key idempotency.Key, body string) *httptest.ResponseRecorder {
-	t.Helper()
-	protect, err := idempotency.NewMiddleware(store, idempotency.UnsafeGlobalScope, idempotency.MiddlewareConfig{})
-	must(t, err)
-	h := protect(store.Handler(work))
-	return func(key idempotency.Key, body string) *httptest.ResponseRecorder {
-		r := httptest.NewRequest(http.MethodPost, "/", strings.NewReader(body))
-		r.Header.Set(idempotency.Header, string(key))
-		rec := httptest.NewRecorder()
-		h.ServeHTTP(rec, r)
-		return rec
-	}
-}
 
 // A first run takes no more round trips than its transaction does without a key. The first replay rolls
 // one back, those behind it are one SELECT each, and a first run behind them is one SELECT more.
@@ -432,4 +355,119 @@ func TestHandlerLeavesOtherStores(t *testing.T) {
 	if got := leased.Handler(nil).(driver.Claimer).StoreFor(leased); got != driver.Store(leased) { //nolint:errcheck // it is one
 		t.Errorf("%T in place of a store with leases", got)
 	}
+}
+
+// A record of the gate that may mean "done" is no outage: the records do not decide in its place, and no
+// route opens.
+func TestForeignRecordOfTheGate(t *testing.T) {
+	t.Parallel()
+	pool, client := newPool(t), redistest.New(t)
+	gate, err := idempotencyredis.New(client, idempotencyredis.Config{})
+	must(t, err)
+	store := newAlone(t, pool, idempotencypgx.Config{Gate: gate})
+	protect, err := idempotency.NewMiddleware(store, idempotency.UnsafeGlobalScope, idempotency.MiddlewareConfig{
+		FailOpen: func(*http.Request) bool { return true }, Logger: slog.New(slog.DiscardHandler),
+	})
+	must(t, err)
+	runs := 0
+	place := func(context.Context, pgx.Tx) (idempotency.Response, error) {
+		runs++
+		return idempotency.JSON(http.StatusCreated, "placed")
+	}
+	h := protect(store.Handler(func(ctx context.Context, tx pgx.Tx, _ *http.Request) (idempotency.Response, error) {
+		return place(ctx, tx)
+	}))
+	for name, write := range map[string]func(record string) error{
+		"status": func(record string) error { return client.HSet(t.Context(), record, "status", "archived").Err() },
+		"type":   func(record string) error { return client.Set(t.Context(), record, "done", time.Hour).Err() },
+	} {
+		key := idempotency.NewKey()
+		must(t, write("idempotency:"+string(key)))
+		r := httptest.NewRequest(http.MethodPost, "/", nil)
+		r.Header.Set(idempotency.Header, string(key))
+		rec := httptest.NewRecorder()
+		if h.ServeHTTP(rec, r); rec.Code != http.StatusServiceUnavailable || rec.Header().Get("Idempotency-Bypassed") != "" {
+			t.Errorf("%s: %d %v %s", name, rec.Code, rec.Header(), rec.Body)
+		}
+		if _, _, err := store.DoKey(t.Context(), key, nil, place); !errors.Is(err, idempotency.ErrStoreUnavailable) {
+			t.Errorf("%s: DoKey: %v", name, err)
+		}
+	}
+	if runs > 0 {
+		t.Errorf("%d runs", runs)
+	}
+}
+
+// A refusal whose key another run has taken meanwhile is answered with what that one has committed.
+func TestRefusalOvertaken(t *testing.T) {
+	t.Parallel()
+	store := newAlone(t, newPool(t), idempotencypgx.Config{})
+	for name, own := range map[string]bool{"a handler of one's own": true, "Handler": false} {
+		runs := 0
+		var h http.Handler
+		post := func(key string) *httptest.ResponseRecorder {
+			r := httptest.NewRequest(http.MethodPost, "/", nil)
+			r.Header.Set(idempotency.Header, key)
+			rec := httptest.NewRecorder()
+			h.ServeHTTP(rec, r)
+			return rec
+		}
+		key := string(idempotency.NewKey())
+		work := func(context.Context, pgx.Tx) (idempotency.Response, error) {
+			if runs++; runs == 1 {
+				return idempotency.Response{}, soldOut{}
+			}
+			return idempotency.JSON(http.StatusCreated, "done")
+		}
+		handler := http.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			first := runs == 0
+			resp, err := store.Do(r.Context(), work)
+			if first { // the transaction is rolled back
+				w.Header().Set("Location", "/nowhere")
+				post(key)
+			}
+			if err != nil {
+				http.Error(w, err.Error(), http.StatusConflict)
+				return
+			}
+			resp.Send(w)
+		}))
+		if !own {
+			inner := store.Handler(func(ctx context.Context, tx pgx.Tx, _ *http.Request) (idempotency.Response, error) {
+				return work(ctx, tx)
+			})
+			handler = claiming{inner, func() {
+				if runs == 1 {
+					post(key)
+				}
+			}}
+		}
+		protect, err := idempotency.NewMiddleware(store, idempotency.UnsafeGlobalScope, idempotency.MiddlewareConfig{})
+		must(t, err)
+		h = protect(handler)
+		for range 2 {
+			rec := post(key)
+			if rec.Code != 201 || rec.Body.String() != `"done"` || rec.Header().Get(idempotency.ReplayedHeader) != "true" || rec.Header().Get("Location") != "" {
+				t.Errorf("%s: %d %v %s", name, rec.Code, rec.Header(), rec.Body)
+			}
+		}
+		if runs != 2 {
+			t.Errorf("%s: %d runs", name, runs)
+		}
+	}
+}
+
+// claiming is a handler that the middleware takes for that of the store, and that does something after it.
+type claiming struct {
+	http.Handler
+	after func()
+}
+
+func (c claiming) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	c.Handler.ServeHTTP(w, r)
+	c.after()
+}
+
+func (c claiming) StoreFor(store driver.Store) driver.Store {
+	return c.Handler.(driver.Claimer).StoreFor(store)
 }

@@ -9,7 +9,9 @@ import (
 	"github.com/holdfast-go/holdfast/idempotency"
 	"github.com/holdfast-go/holdfast/idempotency/driver"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencypgx"
+	pgxdriver "github.com/holdfast-go/holdfast/idempotency/idempotencypgx/driver"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencytest"
+	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/txretry/txretrytest"
 )
 
@@ -51,5 +53,48 @@ func TestLookFindsTheRecordOfATransaction(t *testing.T) {
 		if known.Fingerprint.Sum == "" || name != "fake" && (known.Left <= 0 || known.Since.IsZero()) {
 			t.Errorf("%s: Look does not tell whose it is, or since when: %+v", name, known)
 		}
+	}
+}
+
+// A SELECT would find nothing while the other transaction is committing.
+func TestResolveWaitsForAnOpenTransaction(t *testing.T) {
+	t.Parallel()
+	for name, commit := range map[string]bool{"commits": true, "rolls back": false} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			pool := newPool(t)
+			records := newRecords(t, pool)
+			rec := pgxdriver.Record{Key: driver.Key(idempotency.NewKey()), Token: "t", Response: driver.Response{Status: 200}}
+			tx, err := pool.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: pgx.Serializable})
+			must(t, err)
+			defer func() { _ = tx.Rollback(context.Background()) }()
+			if err := records.Insert(t.Context(), tx, rec); err != nil { // a raw tx: inserted at once
+				t.Fatal(err)
+			}
+
+			type answer struct {
+				found bool
+				err   error
+			}
+			resolved := make(chan answer, 1)
+			go func() {
+				_, found, err := records.Resolve(t.Context(), rec.Key)
+				resolved <- answer{found, err}
+			}()
+			testenv.Eventually(t, func() error { return waiting(t, pool) })
+			select {
+			case a := <-resolved:
+				t.Fatalf("Resolve did not wait: %+v", a)
+			default:
+			}
+			if commit {
+				err = tx.Commit(t.Context())
+			} else {
+				err = tx.Rollback(t.Context())
+			}
+			if a := <-resolved; err != nil || a.err != nil || a.found != commit {
+				t.Errorf("Resolve = %+v (end of transaction: %v); want found %v", a, err, commit)
+			}
+		})
 	}
 }
