@@ -18,6 +18,7 @@ import (
 	"github.com/holdfast-go/holdfast/internal/amqptest"
 	"github.com/holdfast-go/holdfast/internal/pgtest"
 	"github.com/holdfast-go/holdfast/internal/redistest"
+	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/modules/service"
 	"github.com/holdfast-go/holdfast/outbox/outboxamqp"
 )
@@ -159,6 +160,9 @@ func TestPrepare_refusalsOfServers(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
+			if name == "wrong password" {
+				testenv.Nightly(t, "RabbitMQ answers after 3 s")
+			}
 			if err := tc.ask(); err == nil || service.Refusal(err) != tc.refused {
 				t.Errorf("%v; want a refusal: %v", err, tc.refused)
 			}
