@@ -1,10 +1,13 @@
 package idempotency
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
+	"maps"
 	"net/http"
 	"time"
 
@@ -16,6 +19,33 @@ import (
 
 // Header is the request header that carries the key.
 const Header = "Idempotency-Key"
+
+type middleware struct {
+	store  driver.Store
+	scope  func(*http.Request) (string, error)
+	cfg    MiddlewareConfig
+	keys   keyReader
+	meter  *meter
+	seldom *telemetry.SeldomEach // a line of log a while for each kind of fault
+	next   http.Handler
+	onLost func(*run) // lost, made once for all requests
+	passed inctx.Passed
+}
+
+// exchange is one request on its way through the middleware. All that it needs
+// is in here, so that it is one allocation.
+type exchange struct {
+	run
+	m        *middleware
+	w        http.ResponseWriter
+	r        *http.Request
+	came     time.Time
+	rec      recorder
+	body     body
+	bypassed bool
+	result   result // how the request ends
+	err      error  // why it was refused, or its result not stored
+}
 
 // NewMiddleware returns the middleware that lets each key reach the handler
 // once. Put authentication, RequireKey and rate limits before it, in this order,
@@ -61,18 +91,6 @@ func storeFor(next http.Handler, store driver.Store) driver.Store {
 		return claimer.StoreFor(store)
 	}
 	return store
-}
-
-type middleware struct {
-	store  driver.Store
-	scope  func(*http.Request) (string, error)
-	cfg    MiddlewareConfig
-	keys   keyReader
-	meter  *meter
-	seldom *telemetry.SeldomEach // a line of log a while for each kind of fault
-	next   http.Handler
-	onLost func(*run) // lost, made once for all requests
-	passed inctx.Passed
 }
 
 func (m *middleware) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -140,6 +158,66 @@ func (x *exchange) read() error {
 	return nil
 }
 
+// body gives a request's body, which was read whole, to the handler.
+type body struct{ bytes.Reader }
+
+func (*body) Close() error { return nil }
+
+// trustedLength is how much of a declared length is taken for true before the
+// bytes are there.
+const trustedLength = 64 << 10
+
+// readBody reads the whole body, of at most limit bytes.
+func readBody(w http.ResponseWriter, r *http.Request, limit int64) ([]byte, error) {
+	if r.ContentLength > limit {
+		return nil, errBodyTooLarge
+	}
+	size := r.ContentLength + 1 // room to see the end
+	if size <= 0 {
+		size = bytes.MinRead
+	}
+	data := make([]byte, 0, min(size, trustedLength))
+	for {
+		if len(data) == cap(data) {
+			data = append(data, 0)[:len(data)]
+		}
+		room := data[len(data):cap(data)]
+		if left := limit - int64(len(data)); int64(len(room)) > left {
+			room = room[:left]
+		}
+		if len(room) == 0 {
+			return data, atEnd(w, r.Body)
+		}
+		n, err := r.Body.Read(room)
+		data = data[:len(data)+n]
+		if errors.Is(err, io.EOF) {
+			return data, nil
+		}
+		if err != nil {
+			return nil, unread(err)
+		}
+	}
+}
+
+// atEnd returns nil if nothing is left of a body. A server closes the connection
+// when something is: MaxBytesReader tells it to.
+func atEnd(w http.ResponseWriter, rest io.ReadCloser) error {
+	_, err := http.MaxBytesReader(w, rest, 0).Read(make([]byte, 1))
+	if errors.Is(err, io.EOF) {
+		return nil
+	}
+	return unread(err)
+}
+
+// unread says why a body was not read to its end. The limit may be one that
+// stands around the middleware.
+func unread(err error) error {
+	if _, tooLarge := errors.AsType[*http.MaxBytesError](err); tooLarge {
+		return errBodyTooLarge
+	}
+	return errBodyUnreadable
+}
+
 // ask begins the claim, in the store or in what stands behind it.
 func (x *exchange) ask() (driver.BeginResult, error) {
 	// A client that hangs up now must not leave a claim that nobody knows of.
@@ -165,6 +243,128 @@ func (x *exchange) ask() (driver.BeginResult, error) {
 	return driver.BeginResult{}, err
 }
 
+// serve runs the handler under the claim and closes the claim before the
+// client sees a byte.
+func (x *exchange) serve() {
+	ctx := x.start(x.r.Context(), true)
+	defer x.end()
+	x.rec.reset(x.w, x.maxBytes, x)
+	x.m.meter.active.Add(ctx, 1)
+	defer x.m.meter.active.Add(x.r.Context(), -1)
+
+	returned := false
+	defer func() {
+		if !returned { // the panic goes on to whoever recovers it
+			x.finish(x.unkept())
+		}
+	}()
+	x.m.next.ServeHTTP(&x.rec, x.r.WithContext(ctx))
+	returned = true
+
+	if x.rec.spilled {
+		x.finish(x.unkept())
+		return
+	}
+	if s := x.settled.Load(); s != nil {
+		x.finish(nil)
+		x.sendSettled(s)
+		return
+	}
+	if x.rec.status == 0 && !x.effect.Load() && ctx.Err() != nil { // it was cut short: this is no implicit 200
+		x.finish(nil)
+		x.rec.rewind()
+		x.m.cfg.refuse(x.w, ErrLeaseLost) // what it says holds for a deadline, too
+		return
+	}
+	resp := x.rec.response(x.m.cfg.KeepHeaders)
+	if x.effect.Load() || x.keep(x.rec.status) {
+		x.finish(&resp)
+	} else {
+		x.finish(nil)
+	}
+	if x.replays() { // another run has completed the key meanwhile
+		x.sendSettled(x.settled.Load())
+		return
+	}
+	x.rec.send()
+}
+
+// spills records, before the first byte leaves, that the work was done and
+// that its response cannot be kept.
+func (x *exchange) spills(status int) {
+	hijacked := status == 0
+	if hijacked || x.effect.Load() || x.keep(status) {
+		x.finish(&driver.Response{})
+	}
+}
+
+func (x *exchange) replays() bool {
+	s := x.settled.Load()
+	return s != nil && s.replayed
+}
+
+// finish tells the store how the run ended. A failure leaves the key taken until
+// its lease runs out; the client gets its answer all the same.
+func (x *exchange) finish(resp *driver.Response) {
+	if x.closed {
+		return
+	}
+	if x.bypassed {
+		x.closed = true // nobody holds it
+		if x.result = resultOfRun(x.settled.Load(), resp, x.refused.Load(), nil); x.result != resultStoreDown {
+			x.result = resultBypassed
+		}
+		return
+	}
+	x.err = x.close(resp)
+	x.result = resultOfRun(x.settled.Load(), resp, x.refused.Load(), x.err)
+	if x.err != nil && !x.replays() {
+		x.log("idempotency: result could not be stored", x.err)
+	}
+}
+
+// sendSettled answers from the record that the handler settled. A tombstone of
+// this very run is for later requests; this one gets what the handler wrote.
+func (x *exchange) sendSettled(s *settlement) {
+	switch {
+	case s.replayed:
+		x.rec.rewind()
+		x.answer(s.record)
+	case s.record.Response.Unavailable() && x.rec.status == 0: // it was left to the middleware, which does not have it
+		x.m.cfg.refuse(x.w, ErrResultUnavailable)
+	case s.record.Response.Unavailable():
+		x.rec.send()
+	default:
+		x.rec.WriteHeader(http.StatusOK) // for a handler that wrote nothing
+		header := x.w.Header()
+		clear(header)
+		maps.Copy(header, x.rec.sent)
+		header.Del("Content-Length")
+		Response(s.record.Response).Send(x.w)
+	}
+}
+
+// answer serves a request whose work is done, or being done, by another run.
+func (x *exchange) answer(out driver.BeginResult) {
+	if err := refusal(out, x.claim.Fingerprint); err != nil {
+		x.refuse(err)
+		return
+	}
+	x.result, x.err = resultReplayed, nil
+	x.m.cfg.OnReplay(x.r)
+	x.w.Header().Set(ReplayedHeader, "true")
+	Response(out.Response).Send(x.w)
+}
+
+// refuse answers with the problem that stands for err.
+func (x *exchange) refuse(err error) {
+	if errors.Is(err, errScope) {
+		x.log("idempotency: scope failed", err)
+	}
+	x.result, x.err = resultOf(err), err
+	x.m.cfg.refuse(x.w, err)
+}
+
 // log writes a line about a failure, unless there was one about its like just before:
 // while a store is down every request fails alike. The metrics count each.
 func (x *exchange) log(msg string, err error) {
@@ -187,4 +387,24 @@ func (m *middleware) lost(r *run) {
 // done reports the end of the request.
 func (x *exchange) done() {
 	x.m.meter.done(x.r.Context(), x.result, time.Since(x.came))
+}
+
+// RequireKey returns a middleware that refuses requests whose key is missing or
+// malformed, as NewMiddleware does with the same Methods, Optional, ParseKey and
+// Documentation of cfg, and asks no store. Put it before the rate limit: a client that sends no usable key is
+// then told so without being charged.
+func RequireKey(cfg MiddlewareConfig) func(http.Handler) http.Handler {
+	cfg = cfg.withDefaults()
+	keys := newKeyReader(cfg.ParseKey)
+	return func(next http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if cfg.needsKey(r) {
+				if _, err := keys.read(r.Header[Header]); err != nil {
+					cfg.refuse(w, err)
+					return
+				}
+			}
+			next.ServeHTTP(w, r)
+		})
+	}
 }

@@ -105,7 +105,7 @@ var bugs = []bug{
 		"f.Version == other.Version && body != otherBody", "false && body != otherBody", simulation,
 	},
 	{
-		"a replay answers with status 200", "idempotency/exchange.go",
+		"a replay answers with status 200", "idempotency/middleware.go",
 		"\tx.w.Header().Set(ReplayedHeader, \"true\")\n", "\tx.w.Header().Set(ReplayedHeader, \"true\")\n\tout.Response.Status = 200\n", simulation,
 	},
 	{
