@@ -4,15 +4,15 @@ import (
 	"bytes"
 	"errors"
 	"log/slog"
+	"net/http"
 	"regexp"
 	"strings"
 	"testing"
 
 	"github.com/holdfast-go/holdfast/idempotency"
 	"github.com/holdfast-go/holdfast/idempotency/driver"
+	"github.com/holdfast-go/holdfast/idempotency/idempotencytest"
 )
-
-const goodKey = "a0eebc999c0b4ef8bb6d6bb9bd380a11"
 
 // malformed are header values that are no key.
 var malformed = map[string]string{
@@ -145,6 +145,189 @@ func TestFingerprint(t *testing.T) {
 		f := driver.Fingerprint{Version: 1, Sum: who + who}
 		if g := (driver.Fingerprint{Version: tt.version, Sum: tt.sum}); f.Conflicts(g) != tt.want || g.Conflicts(f) != tt.want {
 			t.Errorf("%v and %v: conflict is %v", f, g, !tt.want)
+		}
+	}
+}
+
+// sameKeys are forms of the key goodKey, and where they are first taken.
+var sameKeys = map[string]string{
+	goodKey:                                goodKey,
+	"quoted":                               `"` + goodKey + `"`,
+	"UUID, hyphens":                        "a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11",
+	"UUID, quoted hyphens":                 `"a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11"`,
+	"UUID, upper case":                     "A0EEBC99-9C0B-4EF8-BB6D-6BB9BD380A11",
+	"UUID, mixed case":                     "a0eebc999c0b4ef8bb6d6bb9bd380A11",
+	"UUID, braces":                         "{a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11}",
+	"UUID, braces without hyphens, quoted": `"{` + goodKey + `}"`,
+	"UUID, URN":                            "urn:uuid:a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11",
+	"UUID, URN in capitals":                "URN:UUID:A0EEBC99-9C0B-4EF8-BB6D-6BB9BD380A11",
+}
+
+func TestFormsOfOneKey(t *testing.T) {
+	t.Parallel()
+	for name, header := range sameKeys {
+		strict, err := idempotency.ParseKey(header)
+		if taken := !strings.HasPrefix(name, "UUID"); taken && strict != goodKey || !taken && !errors.Is(err, idempotency.ErrKeyInvalid) {
+			t.Errorf("%s: ParseKey = %q, %v", name, strict, err)
+		}
+		uuid, err := idempotency.ParseUUID(header)
+		if uuid != goodKey || err != nil {
+			t.Errorf("%s: ParseUUID = %q, %v", name, uuid, err)
+		}
+		opaque, err := idempotency.ParseOpaque(header)
+		if opaque != goodKey || err != nil {
+			t.Errorf("%s: ParseOpaque = %q, %v", name, opaque, err)
+		}
+	}
+}
+
+func TestParseUUID(t *testing.T) {
+	t.Parallel()
+	for header, want := range map[string]idempotency.Key{
+		"01890a5d-ac96-774b-bcce-b302099a8057": "01890a5dac96774bbcceb302099a8057", // version 7
+		"c232ab00-9414-11ec-b3c8-9f6bdeced846": "c232ab00941411ecb3c89f6bdeced846", // version 1
+	} {
+		if key, err := idempotency.ParseUUID(header); key != want || err != nil || key.Validate() != nil {
+			t.Errorf("ParseUUID(%q) = %q, %v", header, key, err)
+		}
+	}
+	for name, header := range map[string]string{
+		"empty": "", "quotes alone": `""`, "short": goodKey[:31], "long": goodKey + "0",
+		"nil UUID": "00000000-0000-0000-0000-000000000000", "max UUID": "ffffffff-ffff-ffff-ffff-ffffffffffff",
+		"variant c":          "a0eebc99-9c0b-4ef8-cb6d-6bb9bd380a11",
+		"version 0":          "a0eebc99-9c0b-0ef8-bb6d-6bb9bd380a11",
+		"version 9":          "a0eebc99-9c0b-9ef8-bb6d-6bb9bd380a11",
+		"hyphens elsewhere":  "a0eebc999-c0b-4ef8-bb6d-6bb9bd380a11",
+		"some hyphens":       "a0eebc99-9c0b4ef8bb6d6bb9bd380a11",
+		"half a brace":       "{a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11",
+		"other brackets":     "(a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11)",
+		"URN in braces":      "{urn:uuid:a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11}",
+		"URN alone":          "urn:uuid:",
+		"half quoted":        `"a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11`,
+		"quoted, parameter":  `"a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11";a=1`,
+		"list":               goodKey + "," + goodKey,
+		"trailing newline":   goodKey + "\n",
+		"Kelvin signs":       strings.ReplaceAll(goodKey, "e", "\u212a"),
+		"not hex":            "g0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11",
+		"opaque":             "order-42",
+		"scoped":             "@a:" + goodKey,
+		"kept form of a sum": "~" + goodKey + goodKey,
+	} {
+		if key, err := idempotency.ParseUUID(header); !errors.Is(err, idempotency.ErrKeyInvalid) || key != "" {
+			t.Errorf("%s: ParseUUID = %q, %v; want ErrKeyInvalid", name, key, err)
+		}
+	}
+}
+
+func TestParseOpaque(t *testing.T) {
+	t.Parallel()
+	taken := map[idempotency.Key]string{}
+	for _, forms := range [][]string{ // of one key
+		{"a", `"a"`},
+		{"A"}, // case counts
+		{"order-42", `"order-42"`},
+		{`say"hi`, `"say\"hi"`},
+		{`back\slash`, `"back\\slash"`},
+		{`back\\slash`},
+		{"@a:b"}, {"lock:a"}, {"{a}"}, {"%41"}, {"a,b"}, {":YWJj:"}, {"~"}, {"'a'"},
+		{"~" + goodKey + goodKey},
+		{strings.Repeat("x", 255), `"` + strings.Repeat("x", 255) + `"`},
+		{`"` + strings.Repeat(`\"`, 255) + `"`},
+	} {
+		first, err := idempotency.ParseOpaque(forms[0])
+		if err != nil || first.Validate() != nil || len(first) != 65 {
+			t.Errorf("ParseOpaque(%q) = %q, %v", forms[0], first, err)
+		}
+		if other, known := taken[first]; known {
+			t.Errorf("%q and %q are one key", forms[0], other)
+		}
+		taken[first] = forms[0]
+		for _, form := range forms[1:] {
+			if key, err := idempotency.ParseOpaque(form); key != first || err != nil {
+				t.Errorf("ParseOpaque(%q) = %q, %v; want that of %q", form, key, err, forms[0])
+			}
+		}
+	}
+	for name, header := range map[string]string{
+		"empty": "", "quotes alone": `""`, "one quote": `"`, "two quotes and more": `"a"b"`,
+		"256 characters": strings.Repeat("x", 256), "256 characters, quoted": `"` + strings.Repeat("x", 256) + `"`,
+		"space": "a b", "quoted space": `"a b"`, "leading space": " a", "tab": "a\tb", "newline": "a\n",
+		"control byte": "a\x00", "delete": "a\x7f", "not ASCII": "größe", "invalid UTF-8": "a\xff",
+		"half quoted": `"a`, "half quoted, end": `a"`, "parameter": `"a";b=1`, "list": `"a", "b"`,
+		"escape of something else": `"\a"`, "escape at the end": `"a\"`, "a megabyte": strings.Repeat("a", 1<<20),
+	} {
+		if key, err := idempotency.ParseOpaque(header); !errors.Is(err, idempotency.ErrKeyInvalid) || key != "" {
+			t.Errorf("%s: ParseOpaque = %q, %v; want ErrKeyInvalid", name, key, err)
+		}
+	}
+}
+
+// A service may change to a wider grammar while keys are in use.
+func FuzzGrammarsAgree(f *testing.F) {
+	for _, header := range sameKeys {
+		f.Add(header)
+	}
+	f.Add(`"say \"hi\""`)
+	f.Add("~" + goodKey + goodKey)
+	f.Fuzz(func(t *testing.T, header string) {
+		strict, strictErr := idempotency.ParseKey(header)
+		uuid, uuidErr := idempotency.ParseUUID(header)
+		opaque, opaqueErr := idempotency.ParseOpaque(header)
+		if strictErr == nil && (uuidErr != nil || uuid != strict) || uuidErr == nil && (opaqueErr != nil || opaque != uuid) {
+			t.Errorf("%q: %q %v, %q %v, %q %v", header, strict, strictErr, uuid, uuidErr, opaque, opaqueErr)
+		}
+		if opaqueErr == nil && (opaque.Validate() != nil || opaque.In("a").In("b") != opaque.In("b") || opaque.In("a").Validate() != nil) {
+			t.Errorf("%q: kept as %q", header, opaque)
+		}
+	})
+}
+
+func TestGrammarOfTheMiddleware(t *testing.T) {
+	t.Parallel()
+	version7 := func(header string) (idempotency.Key, error) {
+		key, err := idempotency.ParseUUID(header)
+		if err == nil && key[12] != '7' {
+			err = errors.New("of another version")
+		}
+		return key, err
+	}
+	const ofVersion7 = "01890a5d-ac96-774b-bcce-b302099a8057"
+	for name, tt := range map[string]struct {
+		parse         func(string) (idempotency.Key, error)
+		good, bad     string
+		ask, inDetail string
+	}{
+		"default": {nil, goodKey, ofVersion7, "lowercase and without hyphens", "lowercase and without hyphens"},
+		"UUID":    {idempotency.ParseUUID, ofVersion7, "order-42", "a UUID, such as a0eebc99-", "a UUID, such as a0eebc99-"},
+		"opaque":  {idempotency.ParseOpaque, `"order-42"`, "order 42", "1 to 255 visible", "1 to 255 visible"},
+		"own":     {version7, ofVersion7, goodKey, "a UUID", "asks for"},
+		"none":    {func(string) (idempotency.Key, error) { return "x", nil }, "", goodKey, "needs the header", "asks for"},
+	} {
+		cfg := idempotency.MiddlewareConfig{ParseKey: tt.parse}
+		runs := 0
+		h := idempotency.RequireKey(cfg)(protect(t, idempotencytest.NewStore(), cfg, func(w http.ResponseWriter, _ *http.Request) { runs++ }))
+		wantProblem := func(code, detail string, keys ...string) {
+			r := post("", nil)
+			r.Header["Idempotency-Key"] = keys
+			rec := send(h, r)
+			wantCode(t, name, rec, 400, code)
+			if !strings.Contains(rec.Body.String(), detail) {
+				t.Errorf("%s: %s; want %q in its detail", name, rec.Body, detail)
+			}
+		}
+		wantProblem("IDEMPOTENCY_KEY_REQUIRED", tt.ask)
+		wantProblem("IDEMPOTENCY_KEY_INVALID", tt.inDetail, tt.bad)
+		if tt.good == "" {
+			continue
+		}
+		wantProblem("IDEMPOTENCY_KEY_INVALID", "must be there once", tt.good, tt.good)
+		for _, replayed := range []string{"", "true"} {
+			if rec := send(h, post(tt.good, nil)); rec.Code != 200 || rec.Header().Get(idempotency.ReplayedHeader) != replayed {
+				t.Errorf("%s: %d %v", name, rec.Code, rec.Header())
+			}
+		}
+		if runs != 1 {
+			t.Errorf("%s: %d runs", name, runs)
 		}
 	}
 }

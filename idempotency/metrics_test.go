@@ -12,17 +12,6 @@ import (
 	"github.com/holdfast-go/holdfast/internal/metrictest"
 )
 
-// counted returns how many requests were counted by result, and by nothing else.
-func counted(r *metrictest.Recorder) map[string]int64 {
-	by := map[string]int64{}
-	for key, values := range r.Take() {
-		if result, ok := strings.CutPrefix(key, "holdfast.idempotency.requests{result="); ok {
-			by[strings.TrimSuffix(result, "}")] = int64(values[0])
-		}
-	}
-	return by
-}
-
 func TestEachRequestIsCountedOnce(t *testing.T) {
 	t.Parallel()
 	kept := func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusCreated) }

@@ -1,7 +1,9 @@
 package idempotency_test
 
 import (
+	"bytes"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"math"
@@ -15,52 +17,9 @@ import (
 
 	"github.com/holdfast-go/holdfast/idempotency"
 	"github.com/holdfast-go/holdfast/idempotency/driver"
+	"github.com/holdfast-go/holdfast/idempotency/idempotencypgx"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencytest"
 )
-
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
-func protect(t *testing.T, store driver.Store, cfg idempotency.MiddlewareConfig, fn http.HandlerFunc) http.Handler {
-	t.Helper()
-	return protectIn(t, idempotency.UnsafeGlobalScope, store, cfg, fn)
-}
-
-func protectIn(t *testing.T, scope func(*http.Request) (string, error), store driver.Store, cfg idempotency.MiddlewareConfig, fn http.HandlerFunc) http.Handler {
-	t.Helper()
-	cfg.Logger = slog.New(slog.DiscardHandler)
-	middleware, err := idempotency.NewMiddleware(store, scope, cfg)
-	must(t, err)
-	return middleware(fn)
-}
-
-func send(h http.Handler, r *http.Request) *httptest.ResponseRecorder {
-	rec := httptest.NewRecorder()
-	h.ServeHTTP(rec, r)
-	return rec
-}
-
-func post(key string, body io.Reader) *http.Request {
-	r := httptest.NewRequest(http.MethodPost, "/", body)
-	r.Header.Set(idempotency.Header, key)
-	return r
-}
-
-func wantCode(t *testing.T, what string, rec *httptest.ResponseRecorder, status int, code string) {
-	t.Helper()
-	if rec.Code != status || !strings.Contains(rec.Body.String(), `"code":"`+code+`"`) {
-		t.Errorf("%s: %d %s; want %d %s", what, rec.Code, rec.Body, status, code)
-	}
-}
-
-func unreached(t *testing.T) http.HandlerFunc {
-	t.Helper()
-	return func(_ http.ResponseWriter, r *http.Request) { t.Errorf("handler ran: %s %v", r.Method, r.Header) }
-}
 
 func TestBadKeysReachNothing(t *testing.T) {
 	t.Parallel()
@@ -215,22 +174,6 @@ func TestScope(t *testing.T) {
 	}
 }
 
-func TestMiddlewareConfig(t *testing.T) {
-	t.Parallel()
-	_, err := idempotency.NewMiddleware(nil, nil, idempotency.MiddlewareConfig{
-		KeepHeaders:     []string{"Set-Cookie"},
-		MaxRequestBytes: -1, MaxResponseBytes: -1, Documentation: "/docs",
-	})
-	if err == nil {
-		t.Fatal("no error")
-	}
-	for _, field := range []string{"store", "scope", "KeepHeaders", "MaxRequestBytes", "MaxResponseBytes", "Documentation"} {
-		if !strings.Contains(err.Error(), field) {
-			t.Errorf("error does not name %s: %v", field, err)
-		}
-	}
-}
-
 func TestPanicAfterSettling(t *testing.T) {
 	t.Parallel()
 	runs := 0
@@ -252,5 +195,179 @@ func TestPanicAfterSettling(t *testing.T) {
 	}()
 	if rec := send(h, post(goodKey, nil)); rec.Code != 201 || runs != 1 {
 		t.Errorf("%d after %d runs; what was settled stays done", rec.Code, runs)
+	}
+}
+
+// RequireKey and the middleware refuse the same requests with the same answers.
+func TestRequireKey(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		method, path string
+		keys         []string
+		refused      string
+	}{
+		{"POST", "/", nil, "IDEMPOTENCY_KEY_REQUIRED"},
+		{"POST", "/", []string{goodKey}, ""},
+		{"POST", "/", []string{`"` + goodKey + `"`}, ""},
+		{"POST", "/", []string{"a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11"}, "IDEMPOTENCY_KEY_INVALID"},
+		{"POST", "/", []string{goodKey, goodKey}, "IDEMPOTENCY_KEY_INVALID"},
+		{"GET", "/", nil, ""},
+		{"GET", "/", []string{"malformed"}, ""},
+		{"POST", "/optional", nil, ""},
+		{"POST", "/optional", []string{"malformed"}, "IDEMPOTENCY_KEY_INVALID"},
+	} {
+		request := func() *http.Request {
+			r := httptest.NewRequest(tt.method, tt.path, nil)
+			r.Header[idempotency.Header] = tt.keys
+			if tt.keys == nil {
+				delete(r.Header, idempotency.Header)
+			}
+			return r
+		}
+		cfg := idempotency.MiddlewareConfig{Optional: tt.path == "/optional"}
+		passed := 0
+		charged := http.HandlerFunc(func(http.ResponseWriter, *http.Request) { passed++ })
+		before := send(idempotency.RequireKey(cfg)(charged), request())
+		if (passed == 0) != (tt.refused != "") {
+			t.Errorf("%+v: passed %d times", tt, passed)
+		}
+		if tt.refused != "" {
+			wantCode(t, "before", before, 400, tt.refused)
+		}
+		within := send(protect(t, idempotencytest.NewStore(), cfg, charged), request())
+		if before.Code != within.Code || before.Body.String() != within.Body.String() {
+			t.Errorf("%+v: RequireKey answers %d %s, the middleware %d %s", tt, before.Code, before.Body, within.Code, within.Body)
+		}
+	}
+	byDefault := idempotency.RequireKey(idempotency.MiddlewareConfig{})(unreached(t))
+	wantCode(t, "by default", send(byDefault, httptest.NewRequest(http.MethodPut, "/", nil)), 400, "IDEMPOTENCY_KEY_REQUIRED")
+}
+
+// A limit set around the middleware is a limit, not a body that broke off.
+func TestBodyLimitAround(t *testing.T) {
+	t.Parallel()
+	h := protect(t, idempotencytest.NewStore(), idempotency.MiddlewareConfig{}, unreached(t))
+	outer := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		r.Body = http.MaxBytesReader(w, r.Body, 10)
+		h.ServeHTTP(w, r)
+	})
+	wantCode(t, "limited", send(outer, post(goodKey, strings.NewReader(strings.Repeat("x", 11)))), 413, "REQUEST_TOO_LARGE")
+}
+
+// Functions of the request may read its body, as FormValue does: it still counts
+// in the fingerprint, and the handler still gets it.
+func TestFunctionsThatReadTheBody(t *testing.T) {
+	t.Parallel()
+	read := func(r *http.Request) string {
+		body, err := io.ReadAll(r.Body)
+		if err != nil {
+			t.Error(err)
+		}
+		return string(body)
+	}
+	parts := func(r *http.Request) []string { return []string{read(r)[:4]} }
+	scope := func(r *http.Request) (string, error) { return "user " + read(r)[:4], nil }
+	for name, reads := range map[string]struct {
+		scope func(*http.Request) (string, error)
+		parts func(*http.Request) []string
+	}{"scope": {scope, nil}, "FingerprintParts": {idempotency.GlobalScope, parts}} {
+		cfg := idempotency.MiddlewareConfig{FingerprintParts: reads.parts}
+		h := protectIn(t, reads.scope, idempotencytest.NewStore(), cfg, func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, read(r)) })
+		if rec := send(h, post(goodKey, strings.NewReader("ann pays 1"))); rec.Code != 200 || rec.Body.String() != "ann pays 1" {
+			t.Errorf("%s: %d, handler read %q", name, rec.Code, rec.Body)
+		}
+		wantCode(t, name, send(h, post(goodKey, strings.NewReader("ann pays 2"))), 422, "IDEMPOTENCY_KEY_REUSED")
+	}
+}
+
+// Errors that reach a client carry their code and HTTP status.
+func TestCodes(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		err    error
+		code   string
+		status int
+		waits  bool
+	}{
+		{idempotency.ErrKeyInvalid, "IDEMPOTENCY_KEY_INVALID", http.StatusBadRequest, false},
+		{idempotency.ErrKeyInUse, "IDEMPOTENCY_KEY_IN_USE", http.StatusConflict, true},
+		{idempotency.ErrKeyReused, "IDEMPOTENCY_KEY_REUSED", http.StatusUnprocessableEntity, false},
+		{idempotency.ErrResultUnavailable, "IDEMPOTENCY_RESULT_UNAVAILABLE", http.StatusConflict, false},
+		{idempotency.ErrStoreUnavailable, "IDEMPOTENCY_STORE_UNAVAILABLE", http.StatusServiceUnavailable, true},
+		{idempotency.ErrLeaseLost, "IDEMPOTENCY_STORE_UNAVAILABLE", http.StatusServiceUnavailable, true},
+		{idempotencypgx.ErrNotCommitted, "NOT_COMMITTED", http.StatusServiceUnavailable, true},
+	} {
+		err := fmt.Errorf("wrapped: %w", tt.err)
+		coded, ok := errors.AsType[interface {
+			error
+			Code() string
+			HTTPStatus() int
+			RetryAfter() time.Duration
+		}](err)
+		if !ok || coded.Code() != tt.code || coded.HTTPStatus() != tt.status || (coded.RetryAfter() > 0) != tt.waits {
+			t.Errorf("%v: want %d %s, and to wait is %v", tt.err, tt.status, tt.code, tt.waits)
+		}
+		if !errors.Is(err, tt.err) {
+			t.Errorf("%v is not itself", tt.err)
+		}
+	}
+	for _, err := range []error{idempotency.ErrNotStored, idempotency.ErrNoClaim} { // no client sees them
+		if _, ok := errors.AsType[interface {
+			error
+			Code() string
+		}](err); ok {
+			t.Errorf("%v has a code", err)
+		}
+	}
+}
+
+// An outage costs a line every ten seconds for each kind of fault, not one for
+// every request.
+func TestLogOfAnOutage(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		store driver.Store
+		cfg   idempotency.MiddlewareConfig
+		want  []string
+	}{
+		"begin": {&faulty{begin: down}, idempotency.MiddlewareConfig{}, []string{"store is unavailable"}},
+		"fallback": {
+			twoTiers{&faulty{begin: down}, &faulty{begin: down}},
+			idempotency.MiddlewareConfig{},
+			[]string{"store is unavailable", "fallback is unavailable"},
+		},
+		"complete": {&faulty{Store: idempotencytest.NewStore(), complete: down}, idempotency.MiddlewareConfig{}, []string{"result could not be stored"}},
+		"scope": {
+			idempotencytest.NewStore(),
+			idempotency.MiddlewareConfig{},
+			[]string{"scope failed"},
+		},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			var out bytes.Buffer
+			cfg := tt.cfg
+			cfg.Logger = slog.New(slog.NewTextHandler(&out, nil))
+			scope := idempotency.UnsafeGlobalScope
+			if name == "scope" {
+				scope = func(*http.Request) (string, error) { return "", errors.New("no user") }
+			}
+			protect, err := idempotency.NewMiddleware(tt.store, scope, cfg)
+			must(t, err)
+			h := protect(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+			start := time.Now()
+			requests := 0
+			for ; time.Since(start) <= 10*time.Second; time.Sleep(100 * time.Millisecond) {
+				send(h, post(string(idempotency.NewKey()), nil))
+				requests++
+			}
+			for _, want := range tt.want {
+				if n := strings.Count(out.String(), `msg="idempotency: `+want); n < 1 || n > 2 {
+					t.Errorf("%s: %d lines of %q for %d requests:\n%s", name, n, want, requests, out.String())
+				}
+			}
+			if n := strings.Count(out.String(), "\n"); n > 2*len(tt.want) || !strings.Contains(out.String(), "skipped=") {
+				t.Errorf("%s: %d lines:\n%s", name, n, out.String())
+			}
+		})
 	}
 }

@@ -20,6 +20,93 @@ import (
 	"github.com/holdfast-go/holdfast/internal/metrictest"
 )
 
+func TestMiddlewareConfig(t *testing.T) {
+	t.Parallel()
+	_, err := idempotency.NewMiddleware(nil, nil, idempotency.MiddlewareConfig{
+		KeepHeaders:     []string{"Set-Cookie"},
+		MaxRequestBytes: -1, MaxResponseBytes: -1, Documentation: "/docs",
+	})
+	if err == nil {
+		t.Fatal("no error")
+	}
+	for _, field := range []string{"store", "scope", "KeepHeaders", "MaxRequestBytes", "MaxResponseBytes", "Documentation"} {
+		if !strings.Contains(err.Error(), field) {
+			t.Errorf("error does not name %s: %v", field, err)
+		}
+	}
+}
+
+const mebibyte = 1 << 20
+
+func TestDefaultRequestLimit(t *testing.T) {
+	t.Parallel()
+	h := protect(t, idempotencytest.NewStore(), idempotency.MiddlewareConfig{}, func(http.ResponseWriter, *http.Request) {})
+	if rec := send(h, post(goodKey, strings.NewReader(strings.Repeat("x", mebibyte)))); rec.Code != 200 {
+		t.Errorf("1 MiB: %d", rec.Code)
+	}
+	more := post(string(idempotency.NewKey()), strings.NewReader(strings.Repeat("x", mebibyte+1)))
+	wantCode(t, "a byte more", send(h, more), 413, "REQUEST_TOO_LARGE")
+}
+
+func TestDefaultResponseLimit(t *testing.T) {
+	t.Parallel()
+	for size, status := range map[int]int{mebibyte: 200, mebibyte + 1: 409} {
+		h := protect(t, idempotencytest.NewStore(), idempotency.MiddlewareConfig{}, func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Set-Cookie", "not kept, not counted")
+			_, _ = w.Write(make([]byte, size))
+		})
+		send(h, post(goodKey, nil))
+		if rec := send(h, post(goodKey, nil)); rec.Code != status {
+			t.Errorf("%d bytes: %d again, want %d", size, rec.Code, status)
+		}
+	}
+}
+
+func TestDefaultKeepHeaders(t *testing.T) {
+	t.Parallel()
+	kept := []string{
+		"Cache-Control", "Content-Disposition", "Content-Encoding", "Content-Language", "Content-Type", "Etag",
+		"Last-Modified", "Link", "Location", "X-Content-Type-Options",
+	}
+	h := protect(t, idempotencytest.NewStore(), idempotency.MiddlewareConfig{}, func(w http.ResponseWriter, _ *http.Request) {
+		for _, name := range append(kept, "X-Other", "Vary", "Server") {
+			w.Header().Set(name, "value")
+		}
+		w.WriteHeader(http.StatusCreated)
+	})
+	send(h, post(goodKey, nil))
+	again := send(h, post(goodKey, nil)).Header()
+	for _, name := range kept {
+		if again.Get(name) != "value" {
+			t.Errorf("%s is not in the replay", name)
+		}
+	}
+	if len(again) != len(kept)+2 { // Content-Length, and the mark
+		t.Errorf("replayed headers %v", again)
+	}
+}
+
+// final says which statuses are kept by default.
+func final(status int) bool {
+	return status != 401 && status != 408 && status != 425 && status != 429 && status != 499 && status < 500
+}
+
+func TestDefaultKeep(t *testing.T) {
+	t.Parallel()
+	for status := 200; status < 600; status++ {
+		runs := 0
+		h := protect(t, idempotencytest.NewStore(), idempotency.MiddlewareConfig{}, func(w http.ResponseWriter, _ *http.Request) {
+			runs++
+			w.WriteHeader(status)
+		})
+		send(h, post(goodKey, nil))
+		send(h, post(goodKey, nil))
+		if final(status) != (runs == 1) {
+			t.Errorf("%d: %d runs", status, runs)
+		}
+	}
+}
+
 func TestMethodsAndOptional(t *testing.T) {
 	t.Parallel()
 	mux := http.NewServeMux()
@@ -221,4 +308,45 @@ func TestLeaseLostIsLogged(t *testing.T) {
 			t.Errorf("log %q", line)
 		}
 	})
+}
+
+// Callers never share answers by a setting that was left out.
+func TestGlobalScope(t *testing.T) {
+	t.Parallel()
+	caller := func(r *http.Request) []string { return []string{r.Header.Get("X-User")} }
+	wrapped := func(r *http.Request) (string, error) { return idempotency.GlobalScope(r) }
+	for name, tt := range map[string]struct {
+		scope           func(*http.Request) (string, error)
+		parts           func(*http.Request) []string
+		refused         bool
+		alice, stranger int
+	}{
+		"without the caller":          {scope: idempotency.GlobalScope, refused: true},
+		"with the caller":             {scope: idempotency.GlobalScope, parts: caller, alice: 200, stranger: 422},
+		"behind a function":           {scope: wrapped, alice: 500, stranger: 500},
+		"behind a function, callers":  {scope: wrapped, parts: caller, alice: 200, stranger: 422},
+		"unsafe":                      {scope: idempotency.UnsafeGlobalScope, alice: 200, stranger: 200},
+		"unsafe, and with the caller": {scope: idempotency.UnsafeGlobalScope, parts: caller, alice: 200, stranger: 422},
+	} {
+		protect, err := idempotency.NewMiddleware(idempotencytest.NewStore(), tt.scope, idempotency.MiddlewareConfig{
+			FingerprintParts: tt.parts, Logger: slog.New(slog.DiscardHandler),
+		})
+		if refused := err != nil && strings.Contains(err.Error(), "UnsafeGlobalScope"); refused != tt.refused {
+			t.Errorf("%s: NewMiddleware says %v", name, err)
+		}
+		if err != nil {
+			continue
+		}
+		h := protect(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+		for _, call := range []struct {
+			user string
+			want int
+		}{{"alice", tt.alice}, {"mallory", tt.stranger}} {
+			r := post(goodKey, nil)
+			r.Header.Set("X-User", call.user)
+			if rec := send(h, r); rec.Code != call.want {
+				t.Errorf("%s: %s got %d %s, want %d", name, call.user, rec.Code, rec.Body, call.want)
+			}
+		}
+	}
 }

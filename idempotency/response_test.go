@@ -4,11 +4,10 @@ import (
 	"bufio"
 	"errors"
 	"io"
-	"maps"
 	"net"
 	"net/http"
 	"net/http/httptest"
-	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -55,30 +54,6 @@ func trailers(flush bool) http.HandlerFunc {
 		w.Header().Set("X-Sum", "1")
 		w.Header().Set(http.TrailerPrefix+"X-More", "2")
 	}
-}
-
-// overWire returns what a client gets of h, in one text.
-func overWire(t *testing.T, h http.Handler) string {
-	t.Helper()
-	server := httptest.NewServer(h)
-	defer server.Close()
-	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, server.URL, nil)
-	must(t, err)
-	r.Header.Set(idempotency.Header, goodKey)
-	res, err := server.Client().Do(r)
-	must(t, err)
-	defer res.Body.Close()
-	body, err := io.ReadAll(res.Body)
-	must(t, err)
-	res.Header.Del("Date")
-	text := res.Status + "\n"
-	for _, h := range []http.Header{res.Header, res.Trailer} {
-		for _, name := range slices.Sorted(maps.Keys(h)) {
-			text += name + ": " + strings.Join(h[name], ", ") + "\n"
-		}
-		text += "\n"
-	}
-	return text + string(body)
 }
 
 func TestInvalidStatusPanics(t *testing.T) {
@@ -246,5 +221,145 @@ func TestWriterRefusesWhatItCannotDo(t *testing.T) {
 		if rec := send(h, post(goodKey, nil)); rec.Code != 204 || rec.Body.Len() != 0 {
 			t.Errorf("%d %q", rec.Code, rec.Body)
 		}
+	}
+}
+
+func TestDeniedHeadersAreNeverReplayed(t *testing.T) {
+	t.Parallel()
+	denied := []string{
+		"Set-Cookie", "Date", "Connection", "Keep-Alive", "Transfer-Encoding", "Trailer", "Upgrade", "Www-Authenticate",
+		"Access-Control-Allow-Origin", "Ratelimit-Remaining", "X-Ratelimit-Reset", "Retry-After", "Authorization",
+	}
+	for _, name := range denied {
+		_, err := idempotency.NewMiddleware(idempotencytest.NewStore(), idempotency.UnsafeGlobalScope, idempotency.MiddlewareConfig{
+			KeepHeaders: []string{"Location", strings.ToLower(name)},
+		})
+		if err == nil || !strings.Contains(err.Error(), name) {
+			t.Errorf("KeepHeaders with %s: %v", name, err)
+		}
+	}
+
+	if clean := driver.CleanHeader(http.Header{"Idempotency-Replayed": {"true"}, "Location": {"/1"}}); len(clean) != 1 {
+		t.Errorf("CleanHeader leaves %v", clean)
+	}
+
+	// A record that another system wrote may hold anything.
+	store, header := idempotencytest.NewStore(), http.Header{"Location": {"/1"}}
+	for _, name := range denied {
+		header[name] = []string{"x"}
+	}
+	h := protect(t, store, idempotency.MiddlewareConfig{}, func(_ http.ResponseWriter, r *http.Request) {
+		claim, _ := driver.ClaimFrom(r.Context())
+		claim.Settle(driver.BeginResult{
+			State: driver.Completed, Fingerprint: claim.Fingerprint,
+			Response: driver.Response{Status: 201, Header: header},
+		}, false)
+	})
+	for range 2 {
+		rec := send(h, post(goodKey, nil))
+		if rec.Code != 201 || rec.Header().Get("Location") != "/1" {
+			t.Errorf("%d %v", rec.Code, rec.Header())
+		}
+		for _, name := range denied {
+			if rec.Header().Get(name) != "" {
+				t.Errorf("%s was sent", name)
+			}
+		}
+	}
+}
+
+func TestKeepHeadersOfYourOwn(t *testing.T) {
+	t.Parallel()
+	h := protect(t, idempotencytest.NewStore(), idempotency.MiddlewareConfig{KeepHeaders: []string{"x-order"}},
+		func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("X-Order", "1")
+			w.Header().Set("Location", "/1")
+		})
+	send(h, post(goodKey, nil))
+	again := send(h, post(goodKey, nil)).Header()
+	if again.Get("X-Order") != "1" || again.Get("Location") != "" {
+		t.Errorf("replayed headers %v", again)
+	}
+}
+
+// A header that is allowed twice does not let another one through.
+func TestKeepHeadersNamedTwice(t *testing.T) {
+	t.Parallel()
+	h := protect(t, idempotencytest.NewStore(), idempotency.MiddlewareConfig{KeepHeaders: []string{"Location", "location"}},
+		func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Location", "/1")
+			w.Header().Set("X-Session", "secret")
+		})
+	for _, want := range []string{"secret", ""} {
+		if got := send(h, post(goodKey, nil)).Header(); got.Get("X-Session") != want || got.Get("Location") != "/1" {
+			t.Errorf("header %v; want X-Session %q", got, want)
+		}
+	}
+}
+
+// A replay says on the wire what the first answer said, with its length.
+func TestReplayOverTheWire(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		method, body string
+		status       int
+	}{
+		"a body":          {http.MethodPost, `{"id":1}`, 201},
+		"no body":         {http.MethodPost, "", 200},
+		"a long body":     {http.MethodPut, strings.Repeat("long ", 100_000), 200},
+		"a redirection":   {http.MethodPost, "see other", 303},
+		"a refusal":       {http.MethodPatch, "<p>no</p>", 404},
+		"204":             {http.MethodPost, "", 204},
+		"304 with a body": {http.MethodPost, "nothing of this is sent", 304},
+		"HEAD":            {http.MethodHead, "its length", 200},
+		"odd status":      {http.MethodPost, "?", 498},
+	} {
+		server := httptest.NewServer(protect(t, idempotencytest.NewStore(), idempotency.MiddlewareConfig{
+			Methods: []string{http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodHead},
+		}, func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Location", "/1")
+			w.WriteHeader(http.StatusEarlyHints)
+			w.WriteHeader(tt.status)
+			w.WriteHeader(http.StatusInternalServerError) // the first one counts
+			_, _ = io.WriteString(w, tt.body)
+		}))
+		client := server.Client()
+		client.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+		first := exchange(t, client, tt.method, server.URL)
+		for range 2 { // on the same connection
+			again := exchange(t, client, tt.method, server.URL)
+			if again.status != first.status || again.status != tt.status || again.body != first.body ||
+				again.Get("Content-Type") != first.Get("Content-Type") || again.Get("Location") != "/1" || again.Get(idempotency.ReplayedHeader) != "true" {
+				t.Errorf("%s: %d %v %.100q, then %d %v %.100q", name, first.status, first.Header, first.body, again.status, again.Header, again.body)
+			}
+			want := strconv.Itoa(len(tt.body))
+			if tt.status == 204 || tt.status == 304 {
+				want = ""
+			}
+			if got := again.Get("Content-Length"); got != want {
+				t.Errorf("%s: Content-Length %q, want %q", name, got, want)
+			}
+		}
+		server.Close()
+	}
+}
+
+// An answer that the handler itself has found counts as a replay also where a response may be no longer as
+// long as it.
+func TestReplayLongerThanTheLimit(t *testing.T) {
+	t.Parallel()
+	long, replays := strings.Repeat("long ", 100), 0
+	cfg := idempotency.MiddlewareConfig{MaxResponseBytes: 100, OnReplay: func(*http.Request) { replays++ }}
+	h := protect(t, idempotencytest.NewStore(), cfg, func(w http.ResponseWriter, r *http.Request) {
+		claim, _ := driver.ClaimFrom(r.Context())
+		claim.Settle(driver.BeginResult{
+			State: driver.Completed, Fingerprint: claim.Fingerprint, Response: driver.Response{Status: 201, Body: []byte(long)},
+		}, true)
+		w.WriteHeader(http.StatusOK)
+		_, _ = io.WriteString(w, long)
+	})
+	rec := send(h, post(goodKey, nil))
+	if rec.Code != 201 || rec.Body.String() != long || rec.Header().Get(idempotency.ReplayedHeader) != "true" || replays != 1 {
+		t.Errorf("%d %.100s %v, %d replays", rec.Code, rec.Body, rec.Header(), replays)
 	}
 }
