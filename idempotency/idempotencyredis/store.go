@@ -5,6 +5,7 @@ import (
 	_ "embed"
 	"errors"
 	"fmt"
+	"net/http"
 	"strconv"
 	"strings"
 	"time"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/idempotency/driver"
 	"github.com/holdfast-go/holdfast/idempotency/internal/headers"
+	"github.com/holdfast-go/holdfast/internal/check"
 	"github.com/holdfast-go/holdfast/internal/lanes"
 	"github.com/holdfast-go/holdfast/internal/redisconn"
 	"github.com/holdfast-go/holdfast/internal/tries"
@@ -191,4 +193,153 @@ func explain(step string, err error) error {
 func milliseconds(text string) (time.Duration, error) {
 	n, err := strconv.ParseInt(text, 10, 64)
 	return time.Duration(n) * time.Millisecond, err
+}
+
+var (
+	//go:embed look.lua
+	lookText   string
+	lookScript = newScript(lookText)
+)
+
+// Look implements driver.Looker.
+func (s *Store) Look(ctx context.Context, key driver.Key) (driver.Known, error) {
+	if err := key.Validate(); err != nil {
+		return driver.Known{}, err
+	}
+	reply, err := s.run(ctx, false, lookScript, driver.Claim{Key: key})
+	if err != nil {
+		return driver.Known{}, explain("look", err)
+	}
+	return decodeKnown(reply)
+}
+
+// decodeKnown reads the reply of look.lua.
+func decodeKnown(reply any) (driver.Known, error) {
+	fields, _ := reply.([]any)
+	if len(fields) > 0 && fields[0] == "free" {
+		return driver.Known{}, nil
+	}
+	out, err := decodeOutcome("look", reply)
+	if err != nil {
+		return driver.Known{}, err
+	}
+	known := driver.Known{State: out.State, Fingerprint: out.Fingerprint, Response: out.Response}
+	if len(fields) < 9 {
+		return known, nil
+	}
+	text, _ := fields[7].(string)
+	if created, err := strconv.ParseInt(text, 10, 64); err == nil { // another system does not tell
+		known.Since = time.UnixMilli(created)
+	}
+	if left, ok := fields[8].(int64); ok { // less than 0: it has no end
+		known.Left = time.Duration(max(0, left)) * time.Millisecond
+	}
+	return known, nil
+}
+
+// decodeOutcome reads the reply of begin.lua, or of look.lua: 1 when acquired, else a status and
+// what is known.
+func decodeOutcome(step string, reply any) (driver.BeginResult, error) {
+	if reply == int64(1) {
+		return driver.BeginResult{State: driver.Acquired}, nil
+	}
+	fields, _ := reply.([]any)
+	field := func(i int) (string, bool) {
+		if i >= len(fields) {
+			return "", false
+		}
+		text, ok := fields[i].(string)
+		return text, ok
+	}
+	state, _ := field(0)
+	out := driver.BeginResult{Fingerprint: decodeFingerprint(field)}
+	switch state {
+	case "processing":
+		left, _ := field(3)
+		lease, err := milliseconds(left)
+		if err != nil {
+			return out, fmt.Errorf("idempotencyredis: %s: lease left: %w", step, err)
+		}
+		out.State, out.Lease = driver.InProgress, lease
+		return out, nil
+	case "completed":
+		out.State, out.Response = driver.Completed, decodeResponse(field)
+		return out, nil
+	}
+	return out, fmt.Errorf("idempotencyredis: %s: record has an unknown status: %w", step, driver.ErrForeignRecord)
+}
+
+func decodeFingerprint(field func(int) (string, bool)) driver.Fingerprint {
+	version, _ := field(1)
+	sum, _ := field(2)
+	n, _ := strconv.Atoi(version) // an unreadable version is one that no request has
+	return driver.Fingerprint{Version: n, Sum: sum}
+}
+
+// decodeResponse reads a completed record: ours, or one of a system that
+// writes the body alone, into the field response. What cannot be read is a
+// tombstone: the work was done.
+func decodeResponse(field func(int) (string, bool)) driver.Response {
+	code, ours := field(3)
+	if !ours {
+		body, ok := field(6)
+		if !ok {
+			return driver.Response{}
+		}
+		return driver.Response{
+			Status: http.StatusOK,
+			Header: http.Header{"Content-Type": {"application/json"}},
+			Body:   []byte(body),
+		}
+	}
+	status, err := strconv.Atoi(code)
+	if err != nil {
+		return driver.Response{}
+	}
+	hdr, _ := field(4)
+	header, err := headers.Decode(hdr)
+	if err != nil {
+		return driver.Response{}
+	}
+	body, _ := field(5)
+	return driver.Response{Status: status, Header: header, Body: []byte(body)}
+}
+
+// Check looks for settings of the server under which records can vanish before
+// their time, and for a client that waits for ever. nil: nothing is wrong. Otherwise
+// each joined error is a finding, with the method Mend, or says that the server could
+// not be looked at, which it finds out within seconds.
+func (s *Store) Check(ctx context.Context) error {
+	found := check.Findings{Component: "idempotencyredis"}
+	var policy string
+	err := s.server.Ask(ctx, false, func(ctx context.Context) (err error) {
+		policy, err = within(ctx, s.evictionPolicy)
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("idempotencyredis: check: %w", err)
+	}
+	if policy != "" {
+		found.Add("CONFIG SET maxmemory-policy noeviction, or give the store a Redis of its own",
+			"maxmemory-policy is %s: a full server drops keys, and a dropped key runs again", policy)
+	}
+	if heedsDeadlines, bounded := redisconn.Timeouts(s.client); !heedsDeadlines && !bounded {
+		found.Add("set ContextTimeoutEnabled of the client's options, or a ReadTimeout",
+			"the client waits for ever for a connection that has fallen silent, and loses it for its pool")
+	}
+	return found.Err()
+}
+
+// evictionPolicy returns the policy by which the server drops keys, "" if it drops none.
+func (s *Store) evictionPolicy(ctx context.Context) (string, error) {
+	info, err := s.client.InfoMap(ctx, "memory").Result()
+	if err != nil {
+		return "", err
+	}
+	memory := info["Memory"]
+	policy := memory["maxmemory_policy"]
+	if memory["maxmemory"] == "0" || policy == "noeviction" {
+		return "", nil
+	}
+	return policy, nil
 }
