@@ -123,7 +123,11 @@ func testDeadLetters(t *testing.T, flags ...string) {
 			return nil
 		})
 	}
-	wantsStatus("validation 1")
+	counted := "validation 1"
+	if len(flags) == 0 {
+		counted = "default 1" // RabbitMQ counts by queue, and this class has none of its own
+	}
+	wantsStatus(counted)
 	consumer.stop()
 	if out := operate("show", id); !strings.Contains(out, body) || !strings.Contains(out, "validation") {
 		t.Errorf("show prints %q", out)
@@ -132,7 +136,7 @@ func testDeadLetters(t *testing.T, flags ...string) {
 		t.Errorf("retry prints %q", out)
 	}
 	consumer = start(t, s.env(), asConsumer...) // it reads no better now
-	wantsStatus("validation 1")
+	wantsStatus(counted)
 	consumer.stop()
 	if out := operate("drop", id, "--by=ada"); out != "outbox: 0 dropped\nreservation.stats: 1 dropped\n" {
 		t.Errorf("drop prints %q", out)
