@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
-	"os"
 	"strings"
 	"testing"
 	"time"
@@ -18,22 +17,6 @@ import (
 	"github.com/holdfast-go/holdfast/internal/redistest"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
-
-func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }
-
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
-func newStore(t *testing.T, client redis.UniversalClient, cfg idempotencyredis.Config) *idempotencyredis.Store {
-	t.Helper()
-	store, err := idempotencyredis.New(client, cfg)
-	must(t, err)
-	return store
-}
 
 // backend gives the subtests stores on one client: keys are random. names returns the names of a key's record and lock.
 func backend(client redis.UniversalClient, cfg idempotencyredis.Config, names func(driver.Key) []string) conformance.Backend {

@@ -3,8 +3,10 @@ package idempotencyredis_test
 import (
 	"context"
 	"errors"
+	"maps"
+	"net"
+	"os"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -16,32 +18,6 @@ import (
 	"github.com/holdfast-go/holdfast/internal/redistest"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
-
-const key = driver.Key("a0eebc999c0b4ef8bb6d6bb9bd380a11")
-
-var fp = driver.FingerprintOf("request")
-
-func begin(t *testing.T, s *idempotencyredis.Store, c driver.Claim) driver.BeginResult {
-	t.Helper()
-	out, err := s.Begin(t.Context(), c)
-	must(t, err)
-	return out
-}
-
-func hash(t *testing.T, client *redis.Client, name string) map[string]string {
-	t.Helper()
-	fields, err := client.HGetAll(t.Context(), name).Result()
-	must(t, err)
-	return fields
-}
-
-// ends checks a TTL that was set a moment ago: less is only what a busy machine takes.
-func ends(t *testing.T, client *redis.Client, name string, want time.Duration) {
-	t.Helper()
-	if ttl, err := client.PTTL(t.Context(), name).Result(); err != nil || ttl > want || ttl < want-15*time.Second {
-		t.Errorf("TTL of %s is %v, %v; want %v", name, ttl, err, want)
-	}
-}
 
 func TestLayout(t *testing.T) {
 	t.Parallel()
@@ -203,21 +179,6 @@ func TestUnknownStatus(t *testing.T) {
 	}
 }
 
-// trips counts commands on their way to the server.
-type trips struct{ n atomic.Int64 }
-
-func (*trips) DialHook(next redis.DialHook) redis.DialHook { return next }
-func (h *trips) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
-	return func(ctx context.Context, cmd redis.Cmder) error {
-		h.n.Add(1)
-		return next(ctx, cmd)
-	}
-}
-
-func (*trips) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return next
-}
-
 func TestRoundTrips(t *testing.T) {
 	t.Parallel()
 	client := redistest.New(t)
@@ -296,21 +257,247 @@ func TestCheck(t *testing.T) {
 	}
 }
 
-type finding interface {
-	error
-	Mend() string
-}
-
-// findingsOf returns the findings that Check has joined.
-func findingsOf(err error) (all []finding) {
-	joined, ok := err.(interface{ Unwrap() []error })
-	if !ok {
-		return nil
-	}
-	for _, err := range joined.Unwrap() {
-		if f, ok := err.(finding); ok {
-			all = append(all, f)
+// Where the lock holds a token only, the processing record of that token tells
+// what it was asked.
+func TestProcessingRecordsOfOtherSystems(t *testing.T) {
+	t.Parallel()
+	client := redistest.New(t)
+	s := newStore(t, client, idempotencyredis.Config{})
+	record, lock := "idempotency:"+string(key), "idempotency:lock:"+string(key)
+	asked := driver.FingerprintOf("what the other system was asked")
+	fields := map[string]any{"status": "processing", "token": "theirs", "fpv": asked.Version, "fp": asked.Sum}
+	for holder, want := range map[string]driver.Fingerprint{
+		"theirs":      asked,
+		"a later one": {},
+		"host:1:abc":  {},
+		"":            {},
+	} {
+		client.Del(t.Context(), record, lock)
+		client.HSet(t.Context(), record, fields)
+		client.Set(t.Context(), lock, holder, time.Minute)
+		out := begin(t, s, driver.NewClaim(key, fp))
+		if out.State != driver.InProgress || out.Fingerprint != want || out.Lease > time.Minute || out.Lease < 50*time.Second {
+			t.Errorf("lock %q: %+v, want in progress with fingerprint %+v", holder, out, want)
 		}
 	}
-	return all
+	client.Del(t.Context(), lock)
+	if out := begin(t, s, driver.NewClaim(key, fp)); out.State != driver.Acquired || hash(t, client, record)["token"] == "theirs" {
+		t.Errorf("no lock: %+v, or the old record is still there", out)
+	}
+}
+
+// A fingerprint counts also where its version cannot be read: the answer of one
+// caller is not for another.
+func TestFingerprintWithoutAVersion(t *testing.T) {
+	t.Parallel()
+	client := redistest.New(t)
+	s := newStore(t, client, idempotencyredis.Config{})
+	for _, version := range []string{"", "x", "99999999999999999999"} {
+		client.HSet(t.Context(), "idempotency:"+string(key), "status", "completed", "code", "200", "fp", fp.Sum, "fpv", version)
+		out := begin(t, s, driver.NewClaim(key, fp))
+		if fp.Conflicts(out.Fingerprint) || !driver.FingerprintOf("another").Conflicts(out.Fingerprint) {
+			t.Errorf("version %q: %+v", version, out)
+		}
+	}
+}
+
+// What another system has stored is read up to a bound: beyond it the work was done,
+// and its response is not there.
+func TestHugeRecords(t *testing.T) {
+	t.Parallel()
+	const limit = 64 << 20
+	client := redistest.New(t)
+	s := newStore(t, client, idempotencyredis.Config{})
+	record := "idempotency:" + string(key)
+	fields := []string{"response", "hdr", "fp"}
+	if os.Getenv(testenv.NightlyVar) == "1" { // each is a record of 64 MiB
+		fields = append(fields, "body", "code", "fpv")
+	}
+	for _, field := range fields {
+		client.Del(t.Context(), record)
+		fields := map[string]any{"status": "completed", "code": 200, field: strings.Repeat("x", limit+1)}
+		if field == "response" {
+			delete(fields, "code")
+		}
+		must(t, client.HSet(t.Context(), record, fields).Err())
+		var out driver.BeginResult
+		testenv.Eventually(t, func() (err error) { // a busy server may need longer than its 6 s
+			out, err = s.Begin(t.Context(), driver.NewClaim(key, fp))
+			return err
+		})
+		if len(out.Response.Body)+len(out.Fingerprint.Sum) > 1000 {
+			t.Errorf("%s: a body of %d bytes and a fingerprint of %d were read", field, len(out.Response.Body), len(out.Fingerprint.Sum))
+		}
+		switch field {
+		case "fp": // another request's
+			if !fp.Conflicts(out.Fingerprint) {
+				t.Errorf("a fingerprint of %d bytes fits", limit)
+			}
+		case "fpv": // the response is there
+		default:
+			if out.State != driver.Completed || !out.Response.Unavailable() {
+				t.Errorf("%s: state %v, status %d", field, out.State, out.Response.Status)
+			}
+		}
+	}
+}
+
+// A token that another one begins with, or that could be mistaken for more than
+// a token, holds nothing.
+func TestTokensAreComparedWhole(t *testing.T) {
+	t.Parallel()
+	s := newStore(t, redistest.New(t), idempotencyredis.Config{})
+	c := driver.Claim{Key: key, Token: "abc", Fingerprint: fp}
+	begin(t, s, c)
+	for _, token := range []string{"", "ab", "abcd", "abc:1", "bc"} {
+		other := c
+		other.Token = token
+		if err := s.Extend(t.Context(), other); err == nil {
+			t.Errorf("%q extended the lease of %q", token, c.Token)
+		}
+		if err := s.Complete(t.Context(), other, driver.Response{Status: 200}); err == nil {
+			t.Errorf("%q completed the run of %q", token, c.Token)
+		}
+		if err := s.Release(t.Context(), other); err == nil {
+			t.Errorf("%q released the lease of %q", token, c.Token)
+		}
+	}
+}
+
+// A system that does not compare tokens may complete a key that it has lost. Its
+// answer may have been given already, so it stays the answer, whole.
+func TestCompletedByAnotherSystemMeanwhile(t *testing.T) {
+	t.Parallel()
+	client := redistest.New(t)
+	s := newStore(t, client, idempotencyredis.Config{})
+	c := driver.NewClaim(key, fp)
+	begin(t, s, c)
+	record := "idempotency:" + string(key)
+	theirs := map[string]any{"status": "completed", "response": "theirs"}
+	must(t, client.HSet(t.Context(), record, theirs).Err())
+	before := hash(t, client, record)
+	client.Expire(t.Context(), record, time.Hour)
+	if err := s.Extend(t.Context(), c); err != nil {
+		t.Error(err)
+	}
+	ends(t, client, record, time.Hour)
+	if err := s.Complete(t.Context(), c, driver.Response{Status: 201}); !errors.Is(err, idempotency.ErrLeaseLost) {
+		t.Errorf("Complete = %v; want ErrLeaseLost", err)
+	}
+	if out := begin(t, s, driver.NewClaim(key, fp)); out.State != driver.Completed || string(out.Response.Body) != "theirs" {
+		t.Errorf("Begin = %+v; want their answer", out)
+	}
+	if err := s.Release(t.Context(), c); err != nil {
+		t.Error(err)
+	}
+	if fields := hash(t, client, record); !maps.Equal(fields, before) {
+		t.Errorf("the record was changed from %v to %v", before, fields)
+	}
+}
+
+// A look tells of another system's records what is in them, and nothing of what may mean anything.
+func TestLookAtRecordsOfOtherSystems(t *testing.T) {
+	t.Parallel()
+	client := redistest.New(t)
+	s := newStore(t, client, idempotencyredis.Config{})
+	record, lock := "idempotency:"+string(key), "idempotency:lock:"+string(key)
+	client.Set(t.Context(), lock, "host:1:abc", time.Minute)
+	known, err := s.Look(t.Context(), key)
+	if err != nil || known.State != driver.InProgress || known.Left < 50*time.Second || !known.Since.IsZero() || known.Fingerprint.Sum != "" {
+		t.Errorf("a lock alone: %+v, %v", known, err)
+	}
+	client.Del(t.Context(), lock)
+	client.HSet(t.Context(), record, "status", "completed", "response", `{"id":1}`, "created", "yesterday")
+	known, err = s.Look(t.Context(), key)
+	if err != nil || known.State != driver.Completed || known.Left != 0 || !known.Since.IsZero() || string(known.Response.Body) != `{"id":1}` {
+		t.Errorf("a record without an end: %+v, %v", known, err)
+	}
+	client.HSet(t.Context(), record, "status", "archived")
+	if known, err := s.Look(t.Context(), key); err == nil || known.State != 0 {
+		t.Errorf("a record of another status: %+v, %v", known, err)
+	}
+}
+
+// A cluster client that dials nowhere tells the names by the slots it asks for.
+func TestKeyNames(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		client func(hook redis.Hook) redis.UniversalClient
+		cfg    idempotencyredis.Config
+		key    driver.Key
+		want   []string
+	}{
+		"literal": {
+			single,
+			idempotencyredis.Config{},
+			key,
+			[]string{"idempotency:" + string(key), "idempotency:lock:" + string(key)},
+		},
+		"prefix": {
+			single,
+			idempotencyredis.Config{Prefix: "app:idem"},
+			key,
+			[]string{"app:idem:" + string(key), "app:idem:lock:" + string(key)},
+		},
+		"scope": {
+			single,
+			idempotencyredis.Config{},
+			driver.Key(idempotency.Key(key).In("{a}:b")),
+			[]string{"idempotency:@%7Ba%7D%3Ab:" + string(key), "idempotency:lock:@%7Ba%7D%3Ab:" + string(key)},
+		},
+		"asked for": {
+			single,
+			idempotencyredis.Config{HashTag: true},
+			key,
+			[]string{"idempotency:{" + string(key) + "}", "idempotency:lock:{" + string(key) + "}"},
+		},
+		"cluster": {
+			cluster,
+			idempotencyredis.Config{},
+			driver.Key(idempotency.Key(key).In("a")),
+			[]string{"idempotency:{@a:" + string(key) + "}", "idempotency:lock:{@a:" + string(key) + "}"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			hook := &names{}
+			client := tt.client(hook)
+			defer func() { _ = client.Close() }()
+			s := newStore(t, client, tt.cfg)
+			_, _ = s.Begin(t.Context(), driver.NewClaim(tt.key, fp))
+			if strings.Join(hook.keys, " ") != strings.Join(tt.want, " ") {
+				t.Errorf("keys %q, want %q", hook.keys, tt.want)
+			}
+		})
+	}
+}
+
+func nowhere(context.Context, string, string) (net.Conn, error) { return nil, net.ErrClosed }
+
+func single(hook redis.Hook) redis.UniversalClient {
+	c := redis.NewClient(&redis.Options{Dialer: nowhere})
+	c.AddHook(hook)
+	return c
+}
+
+func cluster(hook redis.Hook) redis.UniversalClient {
+	c := redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{"nowhere:1"}, Dialer: nowhere})
+	c.AddHook(hook)
+	return c
+}
+
+// names remembers the keys of a script and sends nothing.
+type names struct {
+	trips
+	keys []string
+}
+
+func (h *names) ProcessHook(redis.ProcessHook) redis.ProcessHook {
+	return func(_ context.Context, cmd redis.Cmder) error {
+		if args := cmd.Args(); len(args) > 4 && args[0] == "evalsha" {
+			h.keys = []string{args[3].(string), args[4].(string)}
+		}
+		cmd.SetErr(net.ErrClosed)
+		return net.ErrClosed
+	}
 }

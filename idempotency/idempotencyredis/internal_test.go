@@ -1,12 +1,20 @@
 package idempotencyredis
 
 import (
+	"context"
 	"net/http/httptest"
 	"testing"
+	"time"
 
 	"github.com/holdfast-go/holdfast/idempotency"
 	"github.com/holdfast-go/holdfast/idempotency/driver"
 )
+
+// InFlightOf is InFlight of at most so many keys of each node, for at most so long.
+func (s *Store) InFlightOf(ctx context.Context, most int, bound time.Duration) (n int, exact bool, err error) {
+	found, err := s.inFlight(ctx, most, bound)
+	return found.count, !found.estimated, err
+}
 
 // FuzzDecodeOutcome: whatever a record holds, it is refused, is a tombstone, or
 // is an answer that can be sent.
