@@ -80,7 +80,7 @@ func (b *backend) store(t *testing.T, cfg expirypgx.Config) *expirypgx.Store {
 	if b.silent {
 		transactor = manager
 	}
-	cfg.Logger = slog.New(slog.DiscardHandler)
+	cfg.Logger = cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))
 	s, err := expirypgx.New(transactor, cmp.Or(b.table, "holds"), cfg)
 	must(t, err)
 	return s

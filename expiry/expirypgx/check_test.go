@@ -2,10 +2,15 @@ package expirypgx_test
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
+	"log/slog"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/holdfast-go/holdfast/expiry/expirypgx"
 	"github.com/holdfast-go/holdfast/internal/pgcall"
@@ -110,6 +115,67 @@ func TestCheck_findsTriggersThatDropChanges(t *testing.T) {
 	if err := store.Fit(t.Context()); err != nil {
 		t.Errorf("Fit found %v, want nothing", err)
 	}
+}
+
+// A sweeper from which row-level security hides rows logs it, and Check finds it.
+func TestHiddenRows_areTold(t *testing.T) {
+	t.Parallel()
+	b := newBackend(t)
+	role := "sweeper_" + strings.ToLower(rand.Text())
+	var schema string
+	b.scan(t, &schema, "SELECT quote_ident(current_schema())")
+	b.exec(t, `CREATE ROLE `+role+`; GRANT USAGE ON SCHEMA `+schema+` TO `+role+`; GRANT SELECT, UPDATE ON holds TO `+role+`; ALTER TABLE holds ENABLE ROW LEVEL SECURITY`)
+	cfg := b.pool.Config()
+	cfg.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
+		_, err := conn.Exec(ctx, `SET ROLE `+role)
+		return err
+	}
+	pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		pool.Close()
+		if _, err := b.pool.Exec(context.Background(), `DROP OWNED BY `+role+`; DROP ROLE `+role, pgx.QueryExecModeSimpleProtocol); err != nil {
+			t.Error(err)
+		}
+	})
+	lines := make(chan string, 1)
+	logger := slog.New(slog.NewTextHandler(lineWriter(lines), nil))
+	store := (&backend{pool: pool}).store(t, expirypgx.Config{PollOnly: true, Logger: logger})
+	if found := findings(t, checked(t, store)); len(found) != 1 || !strings.Contains(found[0].Error(), "row-level security of table holds") {
+		t.Errorf("found %v", found)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		store.Background(ctx, func(time.Time) {})
+	}()
+	testenv.Eventually(t, func() error {
+		select {
+		case line := <-lines:
+			if !strings.Contains(line, "rows are hidden from the sweeper") {
+				t.Errorf("logged %s", line)
+			}
+			return nil
+		default:
+			return errors.New("nothing is logged")
+		}
+	})
+	cancel()
+	<-ended
+}
+
+// lineWriter sends lines, and drops those that nobody waits for.
+type lineWriter chan string
+
+func (w lineWriter) Write(line []byte) (int, error) {
+	select {
+	case w <- string(line):
+	default:
+	}
+	return len(line), nil
 }
 
 // Check asks another connection where one falls silent.

@@ -6,7 +6,11 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/holdfast-go/holdfast/internal/check"
+	"github.com/holdfast-go/holdfast/internal/pgcall"
+	"github.com/holdfast-go/holdfast/internal/pgcheck"
 	"github.com/holdfast-go/holdfast/internal/pgnotify"
 	txdriver "github.com/holdfast-go/holdfast/txretry/driver"
 )
@@ -55,6 +59,7 @@ func (s *Store) Wake(deadline time.Time) {
 func (s *Store) Background(ctx context.Context, wake func(at time.Time)) {
 	defer s.sweepers.Add(wake)()
 	wake(time.Time{}) // for rows of this process since the sweeper's first look
+	s.warnOfHidden(ctx)
 	if s.cfg.PollOnly {
 		<-ctx.Done()
 		return
@@ -66,6 +71,18 @@ func (s *Store) Background(ctx context.Context, wake func(at time.Time)) {
 		return
 	}
 	s.listener.Run(ctx)
+}
+
+// warnOfHidden logs once that row-level security hides rows: a sweeper that sees none has nothing to do, and nobody else
+// would notice.
+func (s *Store) warnOfHidden(ctx context.Context) {
+	found := check.Findings{Component: "expirypgx"}
+	err := pgcall.Within(ctx, s.pool, checkTimeout, func(ctx context.Context, conn *pgxpool.Conn) error {
+		return pgcheck.Hidden(ctx, conn, &found, s.qualified())
+	})
+	if hidden := found.Err(); err == nil && hidden != nil {
+		s.cfg.Logger.WarnContext(ctx, "expirypgx: rows are hidden from the sweeper", slog.String("table", s.table()), slog.Any("error", hidden))
+	}
 }
 
 // connect makes what sends and receives notifications. Both are at rest until they
