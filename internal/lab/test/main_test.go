@@ -4,6 +4,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -59,7 +60,7 @@ func TestReport_failsOverBudget(t *testing.T) {
 // A failed test is in the summary, and so is the reason of a skip. A package that did not run fails the run.
 func TestReport_namesFailuresAndSkips(t *testing.T) {
 	t.Parallel()
-	r := &results{packages: map[string]*packageResult{}, skips: map[string]int{}, outputs: map[string][]string{}, total: 2}
+	r := &results{packages: map[string]*packageResult{}, skips: map[string]int{}, outputs: map[string][]string{}, paused: map[string]bool{}, total: 2}
 	for _, e := range []event{
 		{Action: "output", Package: modulePath + "a", Test: "TestSkip", Output: "    a_test.go:1: nightly: it is slow\n"},
 		{Action: "skip", Package: modulePath + "a", Test: "TestSkip"},
@@ -80,6 +81,54 @@ func TestReport_namesFailuresAndSkips(t *testing.T) {
 	r.failed = nil
 	if err := r.report(&text, options{tier: 1}, newClock(), 0); !errors.Is(err, errFailed) {
 		t.Errorf("a package did not run: error %v", err)
+	}
+}
+
+// A test binary that ends with tests unfinished names them. Tests that waited for their turn are left out.
+func TestResults_nameUnfinishedTests(t *testing.T) {
+	t.Parallel()
+	r := &results{packages: map[string]*packageResult{}, skips: map[string]int{}, outputs: map[string][]string{}, paused: map[string]bool{}, total: 1}
+	const pkg = modulePath + "a"
+	for _, e := range []event{
+		{Action: "output", Test: "TestWaits", Output: "=== PAUSE TestWaits\n"},
+		{Action: "pause", Test: "TestWaits"},
+		{Action: "output", Test: "TestHangs", Output: "=== PAUSE TestHangs\n"},
+		{Action: "pause", Test: "TestHangs"},
+		{Action: "cont", Test: "TestHangs"},
+		{Action: "output", Test: "TestHangs", Output: "    a_test.go:1: waiting\n"},
+		{Action: "output", Test: "TestEnds", Output: "--- PASS: TestEnds (0.00s)\n"},
+		{Action: "pass", Test: "TestEnds"},
+		{Action: "fail", Elapsed: 2},
+	} {
+		e.Package = pkg
+		r.add(t.TempDir(), nil, e)
+	}
+	if want := []string{"a TestHangs (did not end)", "a"}; !slices.Equal(r.failed, want) {
+		t.Errorf("failed: %q, want %q", r.failed, want)
+	}
+	if r.packages[pkg].failed != 1 {
+		t.Errorf("%d failed tests, want 1", r.packages[pkg].failed)
+	}
+}
+
+// The go command prints a panic under the name of the test that printed last. It is kept when that test has passed.
+func TestResults_keepPanicAfterPassedTest(t *testing.T) {
+	t.Parallel()
+	for _, ended := range []string{"pass", "skip"} {
+		r := &results{packages: map[string]*packageResult{}, skips: map[string]int{}, outputs: map[string][]string{}, paused: map[string]bool{}, total: 1}
+		const pkg = modulePath + "a"
+		for _, e := range []event{
+			{Action: "output", Test: "TestA/sub", Output: "    a_test.go:1: a log\n"},
+			{Action: "output", Test: "TestA/sub", Output: "    --- " + strings.ToUpper(ended) + ": TestA/sub (0.00s)\n"},
+			{Action: "output", Test: "TestA/sub", Output: "panic: boom\n"},
+			{Action: ended, Test: "TestA/sub"},
+		} {
+			e.Package = pkg
+			r.add(t.TempDir(), nil, e)
+		}
+		if got := r.outputs[pkg+" "]; !slices.Equal(got, []string{"panic: boom\n"}) {
+			t.Errorf("%s: output of the package: %q", ended, got)
+		}
 	}
 }
 

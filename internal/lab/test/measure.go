@@ -38,18 +38,20 @@ func measured(dir string, args []string) int {
 		fmt.Fprintln(os.Stderr, "test:", err)
 		return exitUnusable
 	}
-	cmd := exec.Command(args[0], args[1:]...)
-	cmd.Stderr = os.Stderr
-	cmd.Env = append(os.Environ(), env...)
-	cmd.SysProcAttr = dieWithParent()
-	out, err := cmd.StdoutPipe()
-	if err == nil {
-		err = cmd.Start()
-	}
+	out, in, err := os.Pipe()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "test:", err)
 		return exitUnusable
 	}
+	cmd := exec.Command(args[0], args[1:]...)
+	cmd.Stdout, cmd.Stderr = in, in // one pipe keeps a panic after the lines before it
+	cmd.Env = append(os.Environ(), env...)
+	cmd.SysProcAttr = dieWithParent()
+	if err := cmd.Start(); err != nil {
+		fmt.Fprintln(os.Stderr, "test:", err)
+		return exitUnusable
+	}
+	_ = in.Close()
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, os.Interrupt, syscall.SIGTERM, syscall.SIGQUIT) // SIGQUIT: go test's timeout
 	go func() {
@@ -57,18 +59,25 @@ func measured(dir string, args []string) int {
 			_ = cmd.Process.Signal(s)
 		}
 	}()
-	u := usage{Tests: attribute(out, os.Stdout, func() time.Duration { return cpuTime(cmd.Process.Pid) })}
+	tests := make(chan map[string]time.Duration, 1)
+	go func() { tests <- attribute(out, os.Stdout, func() time.Duration { return cpuTime(cmd.Process.Pid) }) }()
 	_ = cmd.Wait()
+	_ = out.SetReadDeadline(time.Now().Add(10 * time.Second)) // a process that was left behind may keep the pipe open
+	u := usage{Tests: <-tests}
 	u.CPU = cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()
 	u.Dir, _ = os.Getwd()
 	if text, err := json.Marshal(u); err == nil {
 		name := strings.NewReplacer("/", "-", " ", "-").Replace(u.Dir) + ".usage"
 		_ = os.WriteFile(filepath.Join(dir, name), text, 0o644)
 	}
-	if code := cmd.ProcessState.ExitCode(); code >= 0 {
-		return code
+	code := cmd.ProcessState.ExitCode()
+	if code != 0 && code != 1 { // 1 is that of a failed test
+		fmt.Printf("test binary ended: %s\n", cmd.ProcessState)
 	}
-	return 1
+	if code < 0 { // a signal
+		return 1
+	}
+	return code
 }
 
 // awaitServers returns the variables that name the servers. How long they take depends on what is to be installed.

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -35,11 +36,12 @@ type event struct {
 type results struct {
 	packages map[string]*packageResult
 	tests    []testResult
-	skips    map[string]int // by reason
-	failed   []string       // packages and tests
-	outputs  map[string][]string
-	compile  time.Duration // CPU time of linking and vetting
-	total    int           // packages to be tested
+	skips    map[string]int      // by reason
+	failed   []string            // packages and tests
+	outputs  map[string][]string // by package and test, of those that have not ended
+	paused   map[string]bool     // tests that wait for their turn, by package and test
+	compile  time.Duration       // CPU time of linking and vetting
+	total    int                 // packages to be tested
 	usages   map[string]usage
 }
 
@@ -57,7 +59,7 @@ type testResult struct {
 
 // runTests runs `go test` over the packages and prints what happens. It returns an error if something failed.
 func runTests(ctx context.Context, o options, dir string, packages map[string]string) (*results, error) {
-	r := &results{packages: map[string]*packageResult{}, skips: map[string]int{}, outputs: map[string][]string{}, total: len(packages)}
+	r := &results{packages: map[string]*packageResult{}, skips: map[string]int{}, outputs: map[string][]string{}, paused: map[string]bool{}, total: len(packages)}
 	self, err := os.Executable()
 	if err != nil {
 		return r, err
@@ -137,6 +139,8 @@ func (r *results) add(dir string, packages map[string]string, e event) {
 		fmt.Print(e.Output)
 	case "output":
 		r.outputs[key] = append(r.outputs[key], e.Output)
+	case "pause", "cont":
+		r.paused[key] = e.Action == "pause"
 	case "pass", "fail", "skip":
 		output := r.outputs[key]
 		delete(r.outputs, key)
@@ -146,7 +150,9 @@ func (r *results) add(dir string, packages map[string]string, e event) {
 		}
 		p.took = took
 		if e.Action == "fail" {
+			r.addUnfinished(p, e.Package)
 			r.failed = append(r.failed, p.name)
+			fmt.Println("FAIL", p.name)
 			printLines(output)
 		}
 		p.usage = readUsage(dir, packages[e.Package])
@@ -165,7 +171,37 @@ func (r *results) add(dir string, packages map[string]string, e event) {
 	}
 }
 
+// addUnfinished prints the output of the tests that never ended because their process did, and counts them as failed.
+// A test that only waited for its turn is left out.
+func (r *results) addUnfinished(p *packageResult, importPath string) {
+	for _, key := range slices.Sorted(maps.Keys(r.outputs)) {
+		pkg, test, _ := strings.Cut(key, " ")
+		if pkg != importPath || test == "" {
+			continue
+		}
+		output := r.outputs[key]
+		delete(r.outputs, key)
+		if !r.paused[key] {
+			p.failed++
+			r.failed = append(r.failed, p.name+" "+test+" (did not end)")
+			fmt.Println("FAIL", p.name, test, "(did not end)")
+			printLines(output)
+		}
+	}
+}
+
 func (r *results) addTest(p *packageResult, e event, took time.Duration, output []string) {
+	if e.Action != "fail" {
+		// A panic or a timeout is printed under the name of the test that printed last, even if it has ended.
+		end := slices.IndexFunc(output, func(line string) bool {
+			line = strings.TrimLeft(line, " ")
+			return strings.HasPrefix(line, "--- PASS") || strings.HasPrefix(line, "--- SKIP")
+		})
+		if end >= 0 {
+			r.outputs[e.Package+" "] = append(r.outputs[e.Package+" "], output[end+1:]...)
+			output = output[:end]
+		}
+	}
 	switch e.Action {
 	case "pass":
 		p.passed++
@@ -176,6 +212,7 @@ func (r *results) addTest(p *packageResult, e event, took time.Duration, output 
 	case "fail":
 		p.failed++
 		r.failed = append(r.failed, p.name+" "+e.Test)
+		fmt.Println("FAIL", p.name, e.Test)
 		printLines(output)
 	}
 	r.tests = append(r.tests, testResult{p.name, e.Test, took})
