@@ -1,10 +1,15 @@
 package ratelimit
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net/http"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
 
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
@@ -164,3 +169,146 @@ func HeaderKey(name string) func(*http.Request) (string, error) {
 		return values[0], nil
 	}
 }
+
+// taken is what a request was charged.
+type taken struct {
+	limiter  Limiter
+	refunds  Limiter // bounds what is given back
+	decision Decision
+	header   http.Header // of the answer; nil in shadow
+	legacy   bool
+	outer    *taken // by another middleware before this one
+
+	mu   sync.Mutex
+	done bool
+}
+
+type takenKey struct{}
+
+// remember lets the handlers inside find what the request was charged.
+func (h *handler) remember(w http.ResponseWriter, r *http.Request, d Decision) *http.Request {
+	t := &taken{limiter: h.limiter, refunds: h.refunds, decision: d, legacy: h.cfg.LegacyHeaders}
+	if h.cfg.Shadow == nil {
+		t.header = w.Header()
+	}
+	t.outer, _ = r.Context().Value(takenKey{}).(*taken)
+	return r.WithContext(context.WithValue(r.Context(), takenKey{}, t))
+}
+
+// RefundFrom gives back what the request of ctx was charged, for a request that turns out to be free,
+// such as the replay of an answer, also if its client has gone meanwhile. Call it before the answer is
+// written: the headers then tell of the refund. Further calls do nothing, also after ErrUnavailable:
+// units given back twice would be somebody else's. Outside the middleware it does nothing.
+//
+// Of each limit and key a process gives back at most ten times what the limit admits: what is free is
+// bounded too. Requests beyond that stay charged, which is no error.
+func RefundFrom(ctx context.Context) error {
+	var errs []error
+	for t, _ := ctx.Value(takenKey{}).(*taken); t != nil; t = t.outer {
+		errs = append(errs, t.refund(ctx))
+	}
+	return errors.Join(errs...)
+}
+
+func (t *taken) refund(ctx context.Context) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	charges := t.decision.Charges()
+	if t.done || len(charges) == 0 {
+		return nil
+	}
+	t.done = true
+	ctx = context.WithoutCancel(ctx)
+	if d, err := t.refunds.Allow(ctx, allowances(charges)...); err != nil || !d.Allowed {
+		return err
+	}
+	if err := t.limiter.Refund(ctx, charges...); err != nil {
+		return err
+	}
+	if t.header != nil {
+		writeHeaders(t.header, t.decision.refunded(), t.legacy)
+	}
+	return nil
+}
+
+// refundsPerUnit is how many units are given back for each that a limit admits.
+const refundsPerUnit = 10
+
+// allowances are charges to the limits of what is given back.
+func allowances(charges []Charge) []Charge {
+	wider := slices.Clone(charges)
+	for i := range wider {
+		l := &wider[i].Limit
+		l.Max, l.Burst = refundsPerUnit*l.Max, refundsPerUnit*l.Burst
+		if l.Validate() != nil { // too large to count exactly
+			*l = charges[i].Limit
+		}
+	}
+	return wider
+}
+
+// writeHeaders tells the client of its limits: in the form of
+// draft-ietf-httpapi-ratelimit-headers-10, and with legacy in the X-RateLimit- fields too.
+func writeHeaders(h http.Header, d Decision, legacy bool) {
+	writeDraft10(h, d)
+	if legacy {
+		writeLegacy(h, d)
+	}
+}
+
+// writeDraft10 writes every limit into two structured lists: q is its quota, w its window in seconds,
+// r what remains, t the seconds until more comes.
+func writeDraft10(h http.Header, d Decision) {
+	var policySpace, stateSpace [128]byte
+	policy, state := policySpace[:0], stateSpace[:0]
+	for i, p := range d.parts() {
+		s := d.state(p)
+		if d.outdone(i, s) {
+			continue
+		}
+		if len(policy) > 0 {
+			policy, state = append(policy, ", "...), append(state, ", "...)
+		}
+		policy = appendItem(policy, s.Name, ";q=", s.Max, ";w=", s.Window)
+		state = appendItem(state, s.Name, ";r=", s.Remaining, ";t=", s.Reset)
+	}
+	if len(policy) > 0 {
+		h.Set("RateLimit-Policy", string(policy))
+		h.Set("RateLimit", string(state))
+	}
+}
+
+// outdone reports whether another part of the same limit, charged for another key, is nearer to its
+// end: the draft wants one item per limit.
+func (d *Decision) outdone(i int, s State) bool {
+	for j, p := range d.parts() {
+		if j == i || p.rule.Name != s.Name {
+			continue
+		}
+		if left := d.state(p).Remaining; left < s.Remaining || left == s.Remaining && j < i {
+			return true
+		}
+	}
+	return false
+}
+
+// appendItem needs no escapes: names are plain.
+func appendItem(b []byte, name, of string, n int64, within string, d time.Duration) []byte {
+	b = append(append(append(b, '"'), name...), '"')
+	b = strconv.AppendInt(append(b, of...), n, 10)
+	return strconv.AppendInt(append(b, within...), seconds(d), 10)
+}
+
+// writeLegacy writes the limit that is nearest to its end.
+func writeLegacy(h http.Header, d Decision) {
+	s, ok := d.Binding()
+	if !ok {
+		return
+	}
+	h.Set("X-RateLimit-Limit", strconv.FormatInt(s.Max, 10))
+	h.Set("X-RateLimit-Remaining", strconv.FormatInt(s.Remaining, 10))
+	h.Set("X-RateLimit-Reset", strconv.FormatInt(seconds(s.Reset), 10))
+}
+
+// seconds rounds up, so that a client which obeys is never too early.
+func seconds(d time.Duration) int64 { return int64((d + time.Second - 1) / time.Second) }

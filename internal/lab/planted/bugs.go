@@ -137,11 +137,11 @@ var bugs = []bug{
 		"switch status := r.StatusAt(now); status {", "switch status := r.Status; status {", simulation,
 	},
 	{
-		"a refund gives back two units", "ratelimit/rule.go",
+		"a refund gives back two units", "ratelimit/limit.go",
 		"\tcost = min(cost, r.most) //", "\tcost = min(2*cost, r.most) //", simulation,
 	},
 	{
-		"the window before does not count", "ratelimit/rule.go",
+		"the window before does not count", "ratelimit/limit.go",
 		"\treturn c.Prev*(r.w-elapsed) + c.Cur*r.w\n", "\treturn c.Cur * r.w\n", simulation,
 	},
 	{
@@ -303,7 +303,7 @@ var bugs = []bug{
 		"r.lease/3-took, r.renew)", "r.lease*100, r.renew)", suite("idempotency", "^TestRenewals$"),
 	},
 	{
-		"a unit is given back twice", "ratelimit/taken.go",
+		"a unit is given back twice", "ratelimit/middleware.go",
 		"\tt.done = true\n", "", suite("ratelimit", "^TestSecondRefundChangesNothing$"),
 	},
 	{
