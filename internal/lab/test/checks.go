@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"crypto/x509"
 	"errors"
 	"fmt"
@@ -9,6 +10,7 @@ import (
 	"io/fs"
 	"maps"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -77,6 +79,24 @@ func sums(dir string) (map[string]string, error) {
 	return found, err
 }
 
+// checkSums fails if compiling has changed a file that the go command maintains, or if an earlier run did and the change
+// is in no commit yet. It looks at go.work.sum only for the latter: the go command changes no other file by itself.
+func checkSums(ctx context.Context, before map[string]string) error {
+	after, err := sums(".")
+	if err != nil {
+		return err
+	}
+	if err := unchanged(before, after); err != nil {
+		return err
+	}
+	var exit *exec.ExitError
+	err = exec.CommandContext(ctx, "git", "diff", "--quiet", "--", "go.work.sum").Run()
+	if errors.As(err, &exit) && exit.ExitCode() == 1 { // other codes: not a clone, or no git
+		return errors.New("go.work.sum has changed: commit it (git add go.work.sum)")
+	}
+	return nil
+}
+
 // unchanged names the files that differ. The change is left where it is, ready to be committed.
 func unchanged(before, after map[string]string) error {
 	var changed []string
@@ -86,7 +106,7 @@ func unchanged(before, after map[string]string) error {
 		}
 	}
 	if len(changed) > 0 {
-		return errors.New("building has changed what is to be committed: " + strings.Join(changed, " "))
+		return fmt.Errorf("the go command has changed %s: commit the change (git add %[1]s)", strings.Join(changed, " "))
 	}
 	return nil
 }

@@ -14,6 +14,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -34,6 +35,11 @@ const exitUnusable = 2
 // errUnusable marks an error that is about the machine and not about the repository.
 var errUnusable = errors.New("missing")
 
+// usageError is about the arguments.
+type usageError string
+
+func (e usageError) Error() string { return string(e) }
+
 // options are the flags.
 type options struct {
 	tier     int
@@ -50,6 +56,7 @@ func main() {
 	night := flag.Bool("nightly", false, "run all parts of the night and write the report")
 	flag.IntVar(&o.tier, "tier", 2, "1: without servers, 2: on real servers, 3: with the nightly tests")
 	flag.BoolVar(&o.race, "race", false, "use the race detector (needs a C compiler)")
+	flag.Usage = usageText
 	flag.Parse()
 	o.packages = flag.Args()
 	ctx, stop := untilEnded()
@@ -57,7 +64,7 @@ func main() {
 	var err error
 	switch {
 	case o.tier < 1 || o.tier > 3:
-		err = fmt.Errorf("%w: a tier from 1 to 3, not %d", errUnusable, o.tier)
+		err = usageError(fmt.Sprintf("unknown tier %d; tiers: 1, 2, 3", o.tier))
 	case *night || *part != "":
 		err = nightly(ctx, *part)
 	default:
@@ -66,11 +73,25 @@ func main() {
 	if err == nil {
 		return
 	}
+	if ctx.Err() != nil {
+		err = errors.New("interrupted")
+	}
 	fmt.Fprintln(os.Stderr, "test:", err)
-	if errors.Is(err, errUnusable) {
+	if usage := usageError(""); errors.As(err, &usage) || errors.Is(err, errUnusable) {
 		os.Exit(exitUnusable)
 	}
 	os.Exit(1)
+}
+
+func usageText() {
+	fmt.Fprint(flag.CommandLine.Output(), `usage: go run ./internal/lab/test [FLAG…] [PACKAGE…]
+
+PACKAGE is a pattern of the go command, relative to the current folder:
+  go run ./internal/lab/test ./outbox/... ./inbox
+Without one, every module of the repository is tested.
+
+`)
+	flag.PrintDefaults()
 }
 
 // untilEnded returns a context that ends at SIGINT, at SIGTERM, or when the go command that runs this program is gone:
@@ -94,6 +115,9 @@ func untilEnded() (context.Context, context.CancelFunc) {
 func run(ctx context.Context, o options) error {
 	root, err := repository()
 	if err != nil {
+		return err
+	}
+	if o.packages, err = fromRoot(root, o.packages); err != nil {
 		return err
 	}
 	if err := os.Chdir(root); err != nil {
@@ -127,19 +151,25 @@ func run(ctx context.Context, o options) error {
 		if err := servers.start(ctx); err != nil {
 			return err
 		}
-	} else if err := os.WriteFile(servers.environment(), nil, 0o644); err != nil {
-		return err
 	}
 	packages, err := compile(ctx, o)
 	if err != nil {
 		return errors.Join(err, servers.stop())
 	}
 	clock.done("compile")
-	results, err := runTests(ctx, o, dir, packages)
+	if err := checkSums(ctx, before); err != nil {
+		return errors.Join(err, servers.stop())
+	}
+	env, err := servers.await(ctx)
+	if err != nil {
+		return cmp.Or(servers.stop(), err)
+	}
+	clock.done("servers")
+	results, err := runTests(ctx, o, dir, packages, env)
 	clock.done("tests")
 	err = errors.Join(err, servers.stop())
 	if ctx.Err() != nil {
-		return errors.Join(errors.New("interrupted"), err)
+		return err
 	}
 	err = errors.Join(err, results.report(os.Stdout, o, clock, servers.cpu))
 	after, sumsErr := sums(".")
@@ -150,7 +180,11 @@ func run(ctx context.Context, o options) error {
 func announce(o options) {
 	times := map[int]string{1: "a minute, three with a cold build cache", 2: "four minutes, six with a cold build cache", 3: "half an hour"}
 	what := map[int]string{1: "the tests that need no server", 2: "the tests, on Postgres, Redis and RabbitMQ that this command starts", 3: "the tests and the nightly tests"}
-	fmt.Printf("test: runs %s, %d packages at a time on %d CPUs; takes about %s\n", what[o.tier], atOnce(o), runtime.NumCPU(), times[o.tier])
+	fmt.Printf("test: runs %s, %d packages at a time on %d CPUs", what[o.tier], atOnce(o), runtime.NumCPU())
+	if len(o.packages) == 0 && !o.race {
+		fmt.Printf("; takes about %s", times[o.tier])
+	}
+	fmt.Println()
 }
 
 // repository returns the folder of the go.work that this program was started with.
@@ -166,6 +200,26 @@ func repository() (string, error) {
 	return filepath.Dir(work), nil
 }
 
+// fromRoot returns patterns of packages that are relative to the current folder as relative to root.
+func fromRoot(root string, patterns []string) ([]string, error) {
+	here, err := os.Getwd()
+	if err != nil {
+		return nil, err
+	}
+	var found []string
+	for _, pattern := range patterns {
+		if pattern == "." || pattern == ".." || strings.HasPrefix(pattern, "./") || strings.HasPrefix(pattern, "../") {
+			path, err := filepath.Rel(root, filepath.Join(here, pattern))
+			if err != nil {
+				return nil, err
+			}
+			pattern = "./" + filepath.ToSlash(path)
+		}
+		found = append(found, pattern)
+	}
+	return found, nil
+}
+
 // download gets the modules that the tests are built from.
 func download(ctx context.Context) error {
 	_, err := goCommand(ctx, "list", "-deps", "-test", "work")
@@ -178,7 +232,7 @@ func download(ctx context.Context) error {
 // compile builds every package with its tests, all but the last step, and returns the folders of the packages that have
 // tests by their import paths.
 func compile(ctx context.Context, o options) (map[string]string, error) {
-	args := []string{"list", "-export", "-test", "-f", "{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}\t{{.Dir}}{{end}}"}
+	args := []string{"list", "-export", "-test", "-v", "-f", "{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}\t{{.Dir}}{{end}}"}
 	if o.race {
 		args = append(args, "-race")
 	}
@@ -186,12 +240,16 @@ func compile(ctx context.Context, o options) (map[string]string, error) {
 	if len(patterns) == 0 {
 		patterns = []string{"work"}
 	}
-	out, err := goCommand(ctx, append(args, patterns...)...)
+	cmd := exec.CommandContext(ctx, "go", append(args, patterns...)...)
+	progress := newProgress(os.Stderr)
+	cmd.Stderr = progress
+	out, err := cmd.Output()
+	progress.stop()
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("go list: %w", err)
 	}
 	packages := map[string]string{}
-	for line := range strings.Lines(out) {
+	for line := range strings.Lines(string(out)) {
 		name, dir, ok := strings.Cut(strings.TrimSpace(line), "\t")
 		if ok && !strings.Contains(name, " ") {
 			packages[name] = dir
@@ -227,9 +285,10 @@ type phase struct {
 
 func newClock() *clock { return &clock{began: time.Now(), last: time.Now()} }
 
-// done ends a phase.
+// done ends a phase and prints its time.
 func (c *clock) done(name string) {
 	now := time.Now()
+	fmt.Printf("%s: %.1f s\n", name, now.Sub(c.last).Seconds())
 	c.phases = append(c.phases, phase{name, now.Sub(c.last)})
 	c.last = now
 }

@@ -1,11 +1,15 @@
 package main
 
 import (
+	"context"
 	"errors"
+	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -46,7 +50,8 @@ func TestReport_failsOverBudget(t *testing.T) {
 		{"within", time.Second, time.Second, 2, false},
 		{"package over", packageBudget + 1, 0, 2, true},
 		{"test over", time.Second, testBudget + 1, 2, true},
-		{"another tier", packageBudget + 1, 0, 3, false},
+		{"tier 1", packageBudget + 1, 0, 1, true},
+		{"nightly", packageBudget + 1, 0, 3, false},
 	} {
 		p := &packageResult{name: "none/such", took: 1, passed: 1, usage: usage{CPU: tc.cpu, Tests: map[string]time.Duration{"TestA": tc.test}}}
 		r := &results{packages: map[string]*packageResult{"p": p}, total: 1}
@@ -54,6 +59,118 @@ func TestReport_failsOverBudget(t *testing.T) {
 		if err := r.report(&text, options{tier: tc.tier}, newClock(), 0); errors.Is(err, errFailed) != tc.want {
 			t.Errorf("%s: error %v\n%s", tc.name, err, text.String())
 		}
+	}
+}
+
+func TestReport_failsIfServersAreOverBudget(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct {
+		name     string
+		used     time.Duration
+		packages []string
+		want     bool
+	}{
+		{"within", time.Minute, nil, false},
+		{"over", budgets["servers"] + 1, nil, true},
+		{"over in some packages", budgets["servers"] + 1, []string{"./outbox"}, false},
+	} {
+		r := &results{}
+		var text strings.Builder
+		if err := r.report(&text, options{tier: 2, packages: tc.packages}, newClock(), tc.used); errors.Is(err, errFailed) != tc.want {
+			t.Errorf("%s: error %v\n%s", tc.name, err, text.String())
+		}
+	}
+}
+
+// A passed package fails the run if its CPU time was not measured, because no budget was checked.
+func TestResults_failWithoutUsage(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	if err := os.WriteFile(usageFile(dir, "/a"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(usageFile(dir, "/b"), []byte("{}"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r := &results{packages: map[string]*packageResult{}}
+	for _, pkg := range []string{"a", "b", "c"} {
+		r.add(dir, map[string]string{"a": "/a", "b": "/b", "c": "/c"}, event{Action: "pass", Package: pkg})
+	}
+	if len(r.failed) != 2 || !strings.HasPrefix(r.failed[0], "a ") || !strings.HasPrefix(r.failed[1], "c ") {
+		t.Errorf("failed: %q, want a and c", r.failed)
+	}
+}
+
+func TestWithoutServers_dropsAddresses(t *testing.T) {
+	t.Parallel()
+	got := withoutServers([]string{"HOME=/h", "HOLDFAST_TEST_REDIS_URL=redis://r", "HOLDFAST_TEST_PRIVATE=1", "HOLDFAST_REQUIRE_SERVERS=1", "HOLDFAST_NIGHTLY=1", "HOLDFAST_FUZZ_SEQUENCES=9"})
+	if want := []string{"HOME=/h", "HOLDFAST_FUZZ_SEQUENCES=9"}; !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
+	}
+}
+
+func TestFromRoot_resolvesInCurrentFolder(t *testing.T) {
+	t.Parallel()
+	root, err := filepath.Abs("../../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := fromRoot(root, []string{".", "./...", "../sim", "work", "example.com/p"})
+	if want := []string{"./internal/lab/test", "./internal/lab/test/...", "./internal/lab/sim", "work", "example.com/p"}; err != nil || !slices.Equal(got, want) {
+		t.Errorf("%q, error %v; want %q", got, err, want)
+	}
+}
+
+func TestProgress_countsPackagesAndPrintsErrors(t *testing.T) {
+	t.Parallel()
+	var text strings.Builder
+	p := newProgress(&text)
+	for _, part := range []string{"runt", "ime\nexample.com/a\n# example.com/b\na.go:1:1: unde", "fined: x\nno end: b"} {
+		if _, err := p.Write([]byte(part)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p.stop()
+	if want := "# example.com/b\na.go:1:1: undefined: x\nno end: b\n"; p.compiled != 2 || text.String() != want {
+		t.Errorf("%d packages, output %q; want 2, %q", p.compiled, text.String(), want)
+	}
+}
+
+func TestNightly_listsPartsThatNeverRan(t *testing.T) {
+	t.Parallel()
+	text := nightlyText(map[string]string{"race": "| `make race` | … | passed |"})
+	for _, want := range []string{"| `make race` | … | passed |\n", "| `make faults` | every test, with outages, stalls, kills and the promised times | | | | not run |\n"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("no %q in\n%s", want, text)
+		}
+	}
+}
+
+// An interrupt reaches the whole process group. A process that ignores the signal is killed.
+func TestEndGroup_killsProcessesThatIgnoreSignal(t *testing.T) {
+	t.Parallel()
+	for _, script := range []string{"echo; sleep 1000", "trap '' INT; sleep 1000 & echo; sleep 1000"} {
+		out, in, err := os.Pipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		cmd := exec.Command("sh", "-c", script)
+		cmd.Stdout, cmd.SysProcAttr = in, &syscall.SysProcAttr{Setpgid: true}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		_ = in.Close()
+		_, _ = out.Read(make([]byte, 1)) // the trap is set
+		wait := endGroup(ctx, cmd.Process.Pid, syscall.SIGINT, 100*time.Millisecond)
+		cancel()
+		_ = out.SetReadDeadline(time.Now().Add(testenv.Patience))
+		if _, err := io.ReadAll(out); err != nil { // it ends when every process has
+			t.Errorf("%s: processes are still there: %v", script, err)
+		}
+		_ = cmd.Wait()
+		wait()
+		_ = out.Close()
 	}
 }
 

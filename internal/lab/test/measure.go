@@ -19,7 +19,7 @@ import (
 
 // go test runs this program around each test binary, as `-exec` says.
 const (
-	wrapperVar = "HOLDFAST_TEST_WRAPPER" // the folder of servers
+	wrapperVar = "HOLDFAST_TEST_WRAPPER" // the folder of the measurements
 	wrapperArg = "run-test-binary"
 )
 
@@ -30,14 +30,9 @@ type usage struct {
 	Tests map[string]time.Duration // of the top-level tests; see attribute
 }
 
-// measured waits for the servers, runs a test binary on them, writes down its CPU time, and returns its exit code.
+// measured runs a test binary, writes down its CPU time, and returns its exit code.
 func measured(dir string, args []string) int {
 	runtime.LockOSThread() // the test binary ends with the thread that started it
-	env, err := awaitServers(dir)
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "test:", err)
-		return exitUnusable
-	}
 	out, in, err := os.Pipe()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "test:", err)
@@ -45,7 +40,6 @@ func measured(dir string, args []string) int {
 	}
 	cmd := exec.Command(args[0], args[1:]...)
 	cmd.Stdout, cmd.Stderr = in, in // one pipe keeps a panic after the lines before it
-	cmd.Env = append(os.Environ(), env...)
 	cmd.SysProcAttr = dieWithParent()
 	if err := cmd.Start(); err != nil {
 		fmt.Fprintln(os.Stderr, "test:", err)
@@ -67,8 +61,7 @@ func measured(dir string, args []string) int {
 	u.CPU = cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()
 	u.Dir, _ = os.Getwd()
 	if text, err := json.Marshal(u); err == nil {
-		name := strings.NewReplacer("/", "-", " ", "-").Replace(u.Dir) + ".usage"
-		_ = os.WriteFile(filepath.Join(dir, name), text, 0o644)
+		_ = os.WriteFile(usageFile(dir, u.Dir), text, 0o644) // the runner fails if it is missing
 	}
 	code := cmd.ProcessState.ExitCode()
 	if code != 0 && code != 1 { // 1 is that of a failed test
@@ -80,17 +73,18 @@ func measured(dir string, args []string) int {
 	return code
 }
 
-// awaitServers returns the variables that name the servers. How long they take depends on what is to be installed.
-func awaitServers(dir string) ([]string, error) {
-	for {
-		if text, err := os.ReadFile(filepath.Join(dir, environmentFile)); err == nil {
-			return strings.Fields(string(text)), nil
-		}
-		if _, err := os.Stat(filepath.Join(dir, failedFile)); err == nil {
-			return nil, fmt.Errorf("the servers did not start")
-		}
-		time.Sleep(50 * time.Millisecond)
+// usageFile is the file in dir with the usage of the package in the folder of.
+func usageFile(dir, of string) string {
+	return filepath.Join(dir, strings.NewReplacer("/", "-", " ", "-").Replace(of)+".usage")
+}
+
+func readUsage(dir, of string) (usage, error) {
+	var u usage
+	text, err := os.ReadFile(usageFile(dir, of))
+	if err == nil {
+		err = json.Unmarshal(text, &u)
 	}
+	return u, err
 }
 
 // marker is a line in which a top-level test starts, stops or resumes running.

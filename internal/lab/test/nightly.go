@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -9,6 +10,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 )
 
@@ -50,7 +52,7 @@ func nightly(ctx context.Context, only string) error {
 		return err
 	}
 	if only != "" && !slices.Contains(partNames(), only) {
-		return fmt.Errorf("%w: a part named %q, there are %s", errUnusable, only, strings.Join(partNames(), ", "))
+		return usageError(fmt.Sprintf("unknown part %q; parts: %s", only, strings.Join(partNames(), ", ")))
 	}
 	rows, err := readNightly()
 	if err != nil {
@@ -64,7 +66,7 @@ func nightly(ctx context.Context, only string) error {
 		fmt.Printf("nightly: make %s: %s\n", p.name, p.does)
 		row := runPart(ctx, p)
 		if ctx.Err() != nil {
-			return errors.New("interrupted")
+			return ctx.Err()
 		}
 		if rows[p.name] = row; !strings.HasSuffix(row, "| passed |") {
 			failed = append(failed, p.name)
@@ -86,11 +88,18 @@ func runPart(ctx context.Context, p part) string {
 		commit = []byte("unknown")
 	}
 	began := time.Now()
-	cmd := exec.CommandContext(ctx, "make", p.name)
+	cmd := exec.Command("make", p.name)
 	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
-	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	result := "passed"
-	if err := cmd.Run(); err != nil {
+	err = cmd.Start()
+	if err == nil {
+		// A part that runs tests gives them 15 s to end.
+		wait := endGroup(ctx, cmd.Process.Pid, syscall.SIGINT, 20*time.Second)
+		err = cmd.Wait()
+		wait()
+	}
+	if err != nil {
 		result = "FAILED: " + err.Error()
 	}
 	return fmt.Sprintf("| `make %s` | %s | %s | %s | %v | %s |", p.name, p.does, began.UTC().Format("2006-01-02"),
@@ -116,6 +125,10 @@ func readNightly() (map[string]string, error) {
 }
 
 func writeNightly(rows map[string]string) error {
+	return os.WriteFile(nightlyReport, []byte(nightlyText(rows)), 0o644)
+}
+
+func nightlyText(rows map[string]string) string {
 	lines := []string{
 		"# The last night", "",
 		fmt.Sprintf("Written by `make nightly`, and by `go run ./internal/lab/test -part=PART` for one part. Machine: %s/%s, %d CPUs, %s.",
@@ -123,9 +136,7 @@ func writeNightly(rows map[string]string) error {
 		nightlyHead, "|---|---|---|---|---|---|",
 	}
 	for _, p := range parts {
-		if row, ok := rows[p.name]; ok {
-			lines = append(lines, row)
-		}
+		lines = append(lines, cmp.Or(rows[p.name], fmt.Sprintf("| `make %s` | %s | | | | not run |", p.name, p.does)))
 	}
-	return os.WriteFile(nightlyReport, []byte(strings.Join(lines, "\n")+"\n"), 0o644)
+	return strings.Join(lines, "\n") + "\n"
 }

@@ -91,8 +91,11 @@ func (r *results) report(w io.Writer, o options, c *clock, servers time.Duration
 	}
 	fmt.Fprintf(w, " all %.0f\n", time.Since(c.began).Seconds())
 	var over []string
-	if o.tier == 2 && !o.race {
+	if o.tier < 3 && !o.race {
 		over = r.overBudget()
+		if budget := budgets["servers"]; servers > budget && len(o.packages) == 0 {
+			over = append(over, fmt.Sprintf("the servers used %.1f CPU s, their budget is %.1f", servers.Seconds(), budget.Seconds()))
+		}
 	}
 	for _, line := range over {
 		fmt.Fprintln(w, "over budget:", line)

@@ -10,7 +10,6 @@ import (
 	"maps"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
@@ -57,8 +56,8 @@ type testResult struct {
 	took      time.Duration
 }
 
-// runTests runs `go test` over the packages and prints what happens. It returns an error if something failed.
-func runTests(ctx context.Context, o options, dir string, packages map[string]string) (*results, error) {
+// runTests runs `go test` over the packages, with env in addition, and prints what happens. It returns an error if something failed.
+func runTests(ctx context.Context, o options, dir string, packages map[string]string, env []string) (*results, error) {
 	r := &results{packages: map[string]*packageResult{}, skips: map[string]int{}, outputs: map[string][]string{}, paused: map[string]bool{}, total: len(packages)}
 	self, err := os.Executable()
 	if err != nil {
@@ -74,7 +73,11 @@ func runTests(ctx context.Context, o options, dir string, packages map[string]st
 		args = append(args, "-race")
 	}
 	cmd := exec.Command("go", append(args, longestFirst(packages)...)...)
-	cmd.Env = append(slices.Concat(os.Environ(), inMemory("/dev/shm")), wrapperVar+"="+dir)
+	own := os.Environ()
+	if o.tier == 1 {
+		own = withoutServers(own)
+	}
+	cmd.Env = append(slices.Concat(own, inMemory("/dev/shm"), env), wrapperVar+"="+dir)
 	if o.tier == 3 && os.Getenv(sequencesVar) == "" {
 		cmd.Env = append(cmd.Env, sequencesVar+"=1000")
 	}
@@ -87,20 +90,7 @@ func runTests(ctx context.Context, o options, dir string, packages map[string]st
 	if err != nil {
 		return r, err
 	}
-	ended := make(chan struct{})
-	defer close(ended)
-	go func() {
-		select {
-		case <-ended:
-		case <-ctx.Done():
-			_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGTERM)
-			select {
-			case <-ended:
-			case <-time.After(15 * time.Second): // private servers end meanwhile
-				_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
-			}
-		}
-	}()
+	defer endGroup(ctx, cmd.Process.Pid, syscall.SIGTERM, 15*time.Second)() // private servers end meanwhile
 	lines := bufio.NewReader(out)
 	for {
 		line, err := lines.ReadBytes('\n')
@@ -123,6 +113,37 @@ func runTests(ctx context.Context, o options, dir string, packages map[string]st
 		return r, nil // the report says it
 	}
 	return r, err
+}
+
+// endGroup signals a process group when ctx ends, and kills it if it is still there after patience. The returned function
+// waits for that, if ctx has ended; it must be called when the first process of the group has ended.
+func endGroup(ctx context.Context, pid int, sig syscall.Signal, patience time.Duration) (wait func()) {
+	ended, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		select {
+		case <-ended:
+			return
+		case <-ctx.Done():
+		}
+		_ = syscall.Kill(-pid, sig)
+		for deadline := time.Now().Add(patience); syscall.Kill(-pid, 0) == nil; time.Sleep(50 * time.Millisecond) {
+			if time.Now().After(deadline) {
+				_ = syscall.Kill(-pid, syscall.SIGKILL)
+				return
+			}
+		}
+	}()
+	return func() { close(ended); <-done }
+}
+
+// withoutServers returns an environment without the variables that make tests reach for servers or run at night.
+func withoutServers(env []string) []string {
+	return slices.DeleteFunc(slices.Clone(env), func(variable string) bool {
+		name, _, _ := strings.Cut(variable, "=")
+		return strings.HasPrefix(name, "HOLDFAST_TEST_") && strings.HasSuffix(name, "_URL") ||
+			slices.Contains([]string{"HOLDFAST_TEST_PRIVATE", "HOLDFAST_REQUIRE_SERVERS", "HOLDFAST_NIGHTLY"}, name)
+	})
 }
 
 // add takes note of an event and prints what a reader wants to see at once: failures, and a line for each package.
@@ -155,7 +176,10 @@ func (r *results) add(dir string, packages map[string]string, e event) {
 			fmt.Println("FAIL", p.name)
 			printLines(output)
 		}
-		p.usage = readUsage(dir, packages[e.Package])
+		var err error
+		if p.usage, err = readUsage(dir, packages[e.Package]); err != nil && e.Action == "pass" {
+			r.failed = append(r.failed, fmt.Sprintf("%s (its CPU time is unknown: %v)", p.name, err))
+		}
 		done := 0
 		for _, q := range r.packages {
 			if q.took > 0 || q == p {
@@ -237,15 +261,6 @@ func printLines(output []string) {
 			_, _ = io.WriteString(os.Stdout, line)
 		}
 	}
-}
-
-func readUsage(dir, of string) usage {
-	var u usage
-	name := strings.NewReplacer("/", "-", " ", "-").Replace(of) + ".usage"
-	if text, err := os.ReadFile(filepath.Join(dir, name)); err == nil {
-		_ = json.Unmarshal(text, &u)
-	}
-	return u
 }
 
 // sequencesVar is how many random sequences of calls the tests of models and fakes run; it is testenv.SequencesVar.

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"time"
 )
@@ -29,6 +30,24 @@ const (
 
 // environment is the file that names the servers, a variable in a line. It appears when they answer.
 func (s *servers) environment() string { return filepath.Join(s.dir, environmentFile) }
+
+// await waits until the servers answer and returns the variables that name them. How long that takes depends on how much
+// is to be installed.
+func (s *servers) await(ctx context.Context) ([]string, error) {
+	if s.cmd == nil {
+		return nil, nil
+	}
+	for ctx.Err() == nil {
+		if text, err := os.ReadFile(s.environment()); err == nil {
+			return strings.Fields(string(text)), nil
+		}
+		if _, err := os.Stat(filepath.Join(s.dir, failedFile)); err == nil {
+			return nil, fmt.Errorf("%w: servers (see above)", errUnusable)
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+	return nil, ctx.Err()
+}
 
 // start builds the command and starts it. It does not wait for the servers.
 func (s *servers) start(ctx context.Context) error {
