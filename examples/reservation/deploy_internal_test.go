@@ -12,7 +12,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/holdfast-go/holdfast/examples/operator"
+	"github.com/holdfast-go/holdfast/modules/operator"
+	"github.com/holdfast-go/holdfast/modules/operator/command"
 )
 
 // deployed matches the program's arguments: behind its name in a crontab, a unit or a configuration, and
@@ -152,9 +153,9 @@ func checkArgs(t *testing.T, file string, args []string) {
 	if len(cfg.command) == 0 {
 		return
 	}
-	o, err := operator.New(operator.Config{})
+	root, err := command.New(operator.Config{})
 	noError(t, err)
-	cmd, rest, err := o.Command().Find(cfg.command)
+	cmd, rest, err := root.Find(cfg.command)
 	if err == nil {
 		err = cmd.ParseFlags(rest)
 	}

@@ -10,10 +10,10 @@ import (
 	"net/http"
 	"time"
 
-	"github.com/holdfast-go/holdfast/examples/operator"
 	"github.com/holdfast-go/holdfast/examples/reservation/internal/booking"
 	"github.com/holdfast-go/holdfast/examples/reservation/internal/httpapi"
 	"github.com/holdfast-go/holdfast/examples/reservation/internal/web"
+	"github.com/holdfast-go/holdfast/modules/operator/page"
 	"github.com/holdfast-go/holdfast/modules/service"
 )
 
@@ -21,7 +21,7 @@ import (
 type front struct {
 	doors []door
 	// page is the operator's; nil: none.
-	page *operator.Page
+	page *page.Page
 	// shopPage is the shop's own page; nil: none.
 	shopPage *web.Page
 }

@@ -65,7 +65,7 @@ require (
 	github.com/go-ole/go-ole v1.3.0 // indirect
 	github.com/google/uuid v1.6.0
 	github.com/holdfast-go/holdfast v0.0.0
-	github.com/holdfast-go/holdfast/examples/operator v0.0.0
+	github.com/holdfast-go/holdfast/modules/operator v0.0.0
 	github.com/holdfast-go/holdfast/modules/service v0.0.0
 	github.com/jackc/pgpassfile v1.0.0 // indirect
 	github.com/jackc/pgservicefile v0.0.0-20240606120523-5a60cdf6a761 // indirect
@@ -111,6 +111,6 @@ require (
 
 replace (
 	github.com/holdfast-go/holdfast => ../..
-	github.com/holdfast-go/holdfast/examples/operator => ../operator
+	github.com/holdfast-go/holdfast/modules/operator => ../../modules/operator
 	github.com/holdfast-go/holdfast/modules/service => ../../modules/service
 )

@@ -5,11 +5,12 @@ import (
 	"fmt"
 	"io"
 
-	"github.com/holdfast-go/holdfast/examples/operator"
 	"github.com/holdfast-go/holdfast/examples/reservation/internal/httpapi"
 	"github.com/holdfast-go/holdfast/examples/reservation/internal/memory"
 	"github.com/holdfast-go/holdfast/examples/reservation/internal/messages"
 	"github.com/holdfast-go/holdfast/examples/reservation/internal/postgres"
+	"github.com/holdfast-go/holdfast/modules/operator"
+	"github.com/holdfast-go/holdfast/modules/operator/command"
 	"github.com/holdfast-go/holdfast/ratelimit"
 )
 
@@ -21,12 +22,12 @@ func operate(ctx context.Context, cfg config, stdout, stderr io.Writer) int {
 		return exitFailed
 	}
 	defer servers.close()
-	return newParts(cfg, servers).operator(cfg).Run(ctx, cfg.command, stdout, stderr)
+	return command.Run(ctx, newParts(cfg, servers).operator(cfg), cfg.command, stdout, stderr)
 }
 
 // operator lists all parts of the shop, for whoever operates it.
-func (p *parts) operator(cfg config) *operator.Operator {
-	return must(operator.New(operator.Config{
+func (p *parts) operator(cfg config) operator.Config {
+	return operator.Config{
 		Program:   "reservation",
 		Outboxes:  []operator.Outbox{{Store: p.messages, Relay: p.relay}},
 		Consumers: []operator.Consumer{{Name: messages.Queue, Consumer: p.broker.consumer, Inbox: p.inbox}},
@@ -41,12 +42,12 @@ func (p *parts) operator(cfg config) *operator.Operator {
 		},
 		Servers: p.servers.pings(),
 		Log:     p.log,
-	}))
+	}
 }
 
 // memoryOperator lists the parts of a shop in memory.
-func memoryOperator(cfg config, p *memory.Parts) *operator.Operator {
-	return must(operator.New(operator.Config{
+func memoryOperator(cfg config, p *memory.Parts) operator.Config {
+	return operator.Config{
 		Program:   "reservation",
 		Outboxes:  []operator.Outbox{{Store: p.Outbox, Relay: p.Relay}},
 		Consumers: []operator.Consumer{{Name: messages.Queue, Consumer: p.Consumer, Inbox: p.Inbox}},
@@ -54,7 +55,7 @@ func memoryOperator(cfg config, p *memory.Parts) *operator.Operator {
 		Limiters:  limiters(cfg, p.Limiter),
 		Parts:     []operator.Part{{Name: "idempotency", Part: p.Keys}},
 		Log:       &operator.MemoryLog{},
-	}))
+	}
 }
 
 // limiters are those of each user, and that of all together, if there is one.

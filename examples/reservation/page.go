@@ -6,7 +6,8 @@ import (
 	"net/http"
 	"strings"
 
-	"github.com/holdfast-go/holdfast/examples/operator"
+	"github.com/holdfast-go/holdfast/modules/operator"
+	"github.com/holdfast-go/holdfast/modules/operator/page"
 )
 
 // pagePath is where the operator's page is.
@@ -14,11 +15,11 @@ const pagePath = "/operator/"
 
 // newPage is the operator's page. On real servers it is there only where a password is set; whoever knows
 // that may do everything, under the name they give. A shop in memory is its visitor's own.
-func newPage(cfg config, o *operator.Operator) *operator.Page {
+func newPage(cfg config, service operator.Config) *page.Page {
 	if cfg.operatorPassword == "" && cfg.backend != backendMemory {
 		return nil
 	}
-	return must(o.Handler(operator.PageConfig{Authorize: func(r *http.Request) (operator.Access, error) {
+	return must(page.New(service, page.Config{Authorize: func(r *http.Request) (operator.Access, error) {
 		name, password, given := r.BasicAuth()
 		if cfg.operatorPassword == "" {
 			return operator.Access{By: "visitor", Bodies: true, Change: true}, nil
@@ -35,7 +36,7 @@ func (f *front) withPage(cfg config, next http.Handler) http.Handler {
 	if f.page == nil {
 		return next
 	}
-	page := http.StripPrefix(strings.TrimSuffix(pagePath, "/"), f.page)
+	shown := http.StripPrefix(strings.TrimSuffix(pagePath, "/"), f.page)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		_, _, given := r.BasicAuth()
 		switch {
@@ -45,7 +46,7 @@ func (f *front) withPage(cfg config, next http.Handler) http.Handler {
 			w.Header().Set("WWW-Authenticate", `Basic realm="operator", charset="UTF-8"`)
 			http.Error(w, "say who you are", http.StatusUnauthorized)
 		default:
-			page.ServeHTTP(w, r)
+			shown.ServeHTTP(w, r)
 		}
 	})
 }

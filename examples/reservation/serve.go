@@ -7,11 +7,11 @@ import (
 	"net/http"
 	"time"
 
-	"github.com/holdfast-go/holdfast/examples/operator"
 	"github.com/holdfast-go/holdfast/examples/reservation/internal/flow"
 	"github.com/holdfast-go/holdfast/examples/reservation/internal/httpapi"
 	"github.com/holdfast-go/holdfast/examples/reservation/internal/web"
 	"github.com/holdfast-go/holdfast/idempotency/driver"
+	"github.com/holdfast-go/holdfast/modules/operator"
 	"github.com/holdfast-go/holdfast/modules/service"
 	"github.com/holdfast-go/holdfast/ratelimit"
 )
@@ -41,7 +41,7 @@ type backend struct {
 	// ready answers readiness probes.
 	ready http.Handler
 	// operator knows all parts.
-	operator *operator.Operator
+	operator operator.Config
 	// flow counts what the shop's page shows, and backlog what waits.
 	flow    flow.Flow
 	backlog func(context.Context) (flow.Backlog, error)

@@ -23,7 +23,7 @@ import (
 func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }
 
 // modules are the folders of the repository's modules.
-var modules = []string{".", "examples/databasesql", "examples/operator", "examples/quickstart", "examples/reservation", "internal/lab", "modules/rpc", "modules/service", "modules/watermill"}
+var modules = []string{".", "examples/databasesql", "examples/quickstart", "examples/reservation", "internal/lab", "modules/operator", "modules/rpc", "modules/service", "modules/watermill"}
 
 // listed is what the go command tells about a package.
 type listed struct {
@@ -178,6 +178,9 @@ func TestRules(t *testing.T) {
 		{name: "conformance with testing", pkg: "outbox/outboxtest/conformance", deps: []string{"testing"}},
 		{name: "fake with its Postgres adapter", pkg: "idempotency/idempotencytest", deps: []string{own("idempotency/idempotencypgx"), pgx}},
 		{name: "fake without a Postgres adapter with pgx", pkg: "ratelimit/ratelimittest", deps: []string{pgx}, want: "compiles " + pgx},
+		{name: "operator's page with the commands' library", pkg: "modules/operator/page", deps: []string{cobra}, want: "compiles " + cobra},
+		{name: "operator's page with the agents", pkg: "modules/operator/page", deps: []string{mcp}, want: "compiles " + mcp},
+		{name: "operator's agents with a progress bar", pkg: "modules/operator/agents", deps: []string{mcp, bar}, want: "compiles " + bar},
 		{name: "example with an internal package", pkg: "examples/reservation", imports: []string{own("internal/ids")}, want: "internal package"},
 		{name: "booking with uuid", pkg: "examples/reservation/internal/booking", imports: []string{uuid}, want: "standard library only"},
 		{name: "booking with a public package", pkg: "examples/reservation/internal/booking", imports: []string{own("outbox")}, want: "standard library only"},

@@ -21,15 +21,21 @@ const (
 	connect       = "connectrpc.com/connect"
 	protobuf      = "google.golang.org/protobuf"
 	watermill     = "github.com/ThreeDotsLabs/watermill"
+	cobra         = "github.com/spf13/cobra"
+	mcp           = "github.com/modelcontextprotocol/go-sdk"
+	bar           = "github.com/schollz/progressbar/v3"
 	chromedp      = "github.com/chromedp/chromedp"
 	statusProto   = "google.golang.org/genproto/googleapis/rpc"
 )
 
 // heavy are the modules whose presence below a package is checked through all floors.
-var heavy = []string{pgx, redis, amqp, cron, containers, telemetrySDK, grpc, connect, watermill, chromedp}
+var heavy = []string{pgx, redis, amqp, cron, containers, telemetrySDK, grpc, connect, watermill, cobra, mcp, bar, chromedp}
 
 // light are the modules any package may import.
 var light = []string{openTelemetry, uuid}
+
+// operated are the clients of what the operator looks at.
+var operated = []string{pgx, cron, redis}
 
 // floor says what a package may stand on. Test files are free.
 type floor struct {
@@ -93,6 +99,14 @@ var floors = slices.Concat(
 		// For users' tests. The servers that it can start bring the clients that ask them whether they answer.
 		{pkg: "txretry/pgtest", clients: []string{pgx, redis, amqp}, on: []string{"internal/testenv", "internal/pgtest"}},
 
+		// Who mounts the page compiles neither the commands' libraries nor those of the agents.
+		{pkg: "modules/operator", clients: []string{pgx, cron}, on: []string{"..."}, anyModule: true, publicOnly: true, noTesting: true},
+		{pkg: "modules/operator/internal/core", clients: operated, on: []string{"..."}, anyModule: true, publicOnly: true, noTesting: true},
+		{pkg: "modules/operator/page", clients: operated, on: []string{"..."}, anyModule: true, publicOnly: true, noTesting: true},
+		{pkg: "modules/operator/agents", clients: with(operated, mcp), on: []string{"..."}, anyModule: true, publicOnly: true, noTesting: true},
+		{pkg: "modules/operator/command", clients: with(operated, mcp, cobra, bar), on: []string{"..."}, anyModule: true, publicOnly: true, noTesting: true},
+		{pkg: "modules/operator/cmd/holdfast", clients: heavy, on: []string{"..."}, anyModule: true, publicOnly: true},
+
 		{pkg: "modules/rpc/internal/...", clients: []string{protobuf, statusProto}, on: with(ground, "idempotency/...", "ratelimit/...", "modules/rpc/internal/..."), noTesting: true},
 		{pkg: "modules/rpc/internal/suite/...", clients: heavy, on: []string{"..."}, anyModule: true},
 		{pkg: "modules/rpc/example", clients: heavy, on: []string{"..."}, anyModule: true, publicOnly: true, noTesting: true},
@@ -103,7 +117,6 @@ var floors = slices.Concat(
 		{pkg: "modules/watermill", clients: []string{watermill}, on: with(ground, "inbox", "inbox/internal/...", "outbox", "outbox/driver", "outbox/internal/..."), noTesting: true},
 
 		{pkg: "examples/databasesql/...", clients: []string{pgx}, on: []string{"..."}, anyModule: true, publicOnly: true},
-		{pkg: "examples/operator/...", clients: heavy, on: []string{"..."}, anyModule: true, publicOnly: true},
 		{pkg: "examples/quickstart", clients: []string{pgx, amqp, cron}, on: []string{"..."}, anyModule: true, publicOnly: true},
 		{pkg: "examples/reservation/internal/booking", stdOnly: true},
 		{pkg: "examples/reservation/...", clients: heavy, on: []string{"..."}, anyModule: true, publicOnly: true},

@@ -51,7 +51,7 @@ require (
 
 replace github.com/holdfast-go/holdfast => ../..
 
-replace github.com/holdfast-go/holdfast/examples/operator => ../../examples/operator
+replace github.com/holdfast-go/holdfast/modules/operator => ../../modules/operator
 
 replace github.com/holdfast-go/holdfast/examples/reservation => ../../examples/reservation
 

@@ -45,7 +45,7 @@ require (
 	github.com/go-ole/go-ole v1.3.0 // indirect
 	github.com/google/jsonschema-go v0.4.3 // indirect
 	github.com/grpc-ecosystem/grpc-gateway/v2 v2.30.0 // indirect
-	github.com/holdfast-go/holdfast/examples/operator v0.0.0 // indirect
+	github.com/holdfast-go/holdfast/modules/operator v0.0.0 // indirect
 	github.com/inconshreveable/mousetrap v1.1.0 // indirect
 	github.com/klauspost/compress v1.20.1 // indirect
 	github.com/lufia/plan9stats v0.0.0-20260330125221-c963978e514e // indirect
@@ -144,8 +144,8 @@ require (
 
 replace (
 	github.com/holdfast-go/holdfast => ../../..
-	github.com/holdfast-go/holdfast/examples/operator => ../../../examples/operator
 	github.com/holdfast-go/holdfast/examples/reservation => ../../../examples/reservation
 	github.com/holdfast-go/holdfast/internal/lab => ..
+	github.com/holdfast-go/holdfast/modules/operator => ../../../modules/operator
 	github.com/holdfast-go/holdfast/modules/service => ../../../modules/service
 )

@@ -11,8 +11,8 @@ require (
 	github.com/chromedp/chromedp v0.23.0
 	github.com/golang-migrate/migrate/v4 v4.19.1
 	github.com/holdfast-go/holdfast v0.0.0
-	github.com/holdfast-go/holdfast/examples/operator v0.0.0
 	github.com/holdfast-go/holdfast/internal/lab v0.0.0
+	github.com/holdfast-go/holdfast/modules/operator v0.0.0
 	github.com/jackc/pgx/v5 v5.12.0
 	github.com/pressly/goose/v3 v3.27.1
 	github.com/rabbitmq/amqp091-go v1.16.0
@@ -133,8 +133,8 @@ require (
 
 replace (
 	github.com/holdfast-go/holdfast => ../../..
-	github.com/holdfast-go/holdfast/examples/operator => ../../../examples/operator
 	github.com/holdfast-go/holdfast/examples/reservation => ../../../examples/reservation
 	github.com/holdfast-go/holdfast/internal/lab => ..
+	github.com/holdfast-go/holdfast/modules/operator => ../../../modules/operator
 	github.com/holdfast-go/holdfast/modules/service => ../../../modules/service
 )

@@ -14,7 +14,7 @@ import (
 )
 
 // folder is where the files are kept.
-const folder = "../../../examples/operator/observability"
+const folder = "../../../modules/operator/observability"
 
 // dashboard is what the tests read of dashboard.json.
 type dashboard struct {

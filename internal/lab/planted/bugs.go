@@ -236,11 +236,11 @@ var bugs = []bug{
 	},
 	{
 		"Migrate wants the right to create although nothing is to be done", "internal/migrate/migrate.go",
-		"if s.done(ctx, conn, versions, files) {", "if false {", suite("examples/operator", "^TestGrants_migrate$"),
+		"if s.done(ctx, conn, versions, files) {", "if false {", suite("modules/operator", "^TestGrants_migrate$"),
 	},
 	{
-		"a new file of the schema has a number below those that are there", "examples/operator/command_schema.go",
-		"\t\t\thighest = max(highest, number)\n", "", suite("examples/operator/cmd/holdfast", "^TestHoldfast_schemaFiles$"),
+		"a new file of the schema has a number below those that are there", "modules/operator/command/schema.go",
+		"\t\t\thighest = max(highest, number)\n", "", suite("modules/operator/cmd/holdfast", "^TestHoldfast_schemaFiles$"),
 	},
 	{
 		"a server ends the session that listens because it is idle", "internal/pgnotify/channel.go",

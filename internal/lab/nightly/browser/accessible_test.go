@@ -8,7 +8,7 @@ import (
 	"github.com/chromedp/chromedp"
 	"github.com/chromedp/chromedp/kb"
 
-	"github.com/holdfast-go/holdfast/examples/operator"
+	"github.com/holdfast-go/holdfast/modules/operator"
 )
 
 var schemes = []string{"light", "dark"}

@@ -10,8 +10,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/holdfast-go/holdfast/examples/operator"
 	"github.com/holdfast-go/holdfast/internal/testenv"
+	"github.com/holdfast-go/holdfast/modules/operator"
 )
 
 // TestHundredThousandDeadLetters asks for the views of the page where an outbox and a consumer have so many, and logs how

@@ -14,7 +14,6 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/redis/go-redis/v9"
 
-	"github.com/holdfast-go/holdfast/examples/operator"
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/inboxamqp"
 	"github.com/holdfast-go/holdfast/inbox/inboxredis"
@@ -24,6 +23,8 @@ import (
 	"github.com/holdfast-go/holdfast/internal/pgtest"
 	"github.com/holdfast-go/holdfast/internal/redistest"
 	"github.com/holdfast-go/holdfast/internal/testenv"
+	"github.com/holdfast-go/holdfast/modules/operator"
+	"github.com/holdfast-go/holdfast/modules/operator/page"
 	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
 )
 
@@ -144,14 +145,12 @@ func postgresOutbox(t *testing.T, letters int) *outboxpgx.Store {
 func site(t *testing.T, cfg operator.Config) (url string) {
 	t.Helper()
 	cfg.Log = &operator.MemoryLog{}
-	o, err := operator.New(cfg)
-	check(t, err)
-	page, err := o.Handler(operator.PageConfig{Authorize: func(*http.Request) (operator.Access, error) {
+	handler, err := page.New(cfg, page.Config{Authorize: func(*http.Request) (operator.Access, error) {
 		return operator.Access{By: "ada", Bodies: true, Change: true}, nil
 	}})
 	check(t, err)
-	server := httptest.NewServer(page)
+	server := httptest.NewServer(handler)
 	t.Cleanup(server.Close)
-	t.Cleanup(page.Close)
+	t.Cleanup(handler.Close)
 	return server.URL + "/"
 }

@@ -24,11 +24,12 @@ import (
 	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/pressly/goose/v3"
 
-	"github.com/holdfast-go/holdfast/examples/operator"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencypgx"
 	"github.com/holdfast-go/holdfast/inbox/inboxpgx"
 	"github.com/holdfast-go/holdfast/internal/pgtest"
 	"github.com/holdfast-go/holdfast/internal/testenv"
+	"github.com/holdfast-go/holdfast/modules/operator"
+	"github.com/holdfast-go/holdfast/modules/operator/command"
 	"github.com/holdfast-go/holdfast/outbox"
 	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
 	"github.com/holdfast-go/holdfast/txretry"
@@ -41,9 +42,9 @@ type service struct {
 	db       *pgxpool.Pool
 	manager  *txretry.Manager
 	outbox   *outboxpgx.Store
-	operator *operator.Operator
-	older    *operator.Operator // of the release before, which had fewer files
-	dir      string             // of the tool's files
+	operator operator.Config
+	older    operator.Config // of the release before, which had fewer files
+	dir      string          // of the tool's files
 
 	revisions revisions // what atlas has noted
 }
@@ -139,12 +140,10 @@ func newService(t *testing.T, url string) *service {
 	must(t, err)
 	s.manager, s.outbox = manager, store
 	config := operator.Config{Outboxes: []operator.Outbox{{Store: store}}, Parts: []operator.Part{{Name: "inbox", Part: books}}, Log: log}
-	s.older, err = operator.New(config)
-	must(t, err)
+	s.older = config
 	config.Outboxes = append(config.Outboxes, operator.Outbox{Name: "audit", Store: other})
 	config.Parts = append(config.Parts, operator.Part{Name: "idempotency", Part: keys})
-	s.operator, err = operator.New(config)
-	must(t, err)
+	s.operator = config
 	return s
 }
 
@@ -152,7 +151,7 @@ func newService(t *testing.T, url string) *service {
 func (s *service) run(t *testing.T, code int, args ...string) string {
 	t.Helper()
 	var out, errs bytes.Buffer
-	if got := s.operator.Run(t.Context(), args, &out, &errs); got != code {
+	if got := command.Run(t.Context(), s.operator, args, &out, &errs); got != code {
 		t.Fatalf("%v exits with %d: %s%s", args, got, out.String(), errs.String())
 	}
 	return out.String()

@@ -1,0 +1,200 @@
+package command
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"os/user"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/spf13/cobra"
+
+	"github.com/holdfast-go/holdfast/modules/operator/internal/core"
+)
+
+// selectFlags are those that choose dead letters.
+type selectFlags struct {
+	s            core.Selection
+	since, until string
+}
+
+// addSelectFlags adds them to a command about the places of a kind, or about all.
+func (o *commands) addSelectFlags(cmd *cobra.Command, kind string) *selectFlags {
+	f := &selectFlags{}
+	flags := cmd.Flags()
+	flags.StringVar(&f.s.Name, "name", "", "only messages of this `name`")
+	flags.StringVar(&f.s.Key, "key", "", "only messages of this ordering `key`")
+	flags.StringVar(&f.s.Class, "class", "", "only failures of this `class`")
+	flags.StringVar(&f.s.Group, "group", "", "only failures of this `kind`, as groups prints it")
+	flags.StringVar(&f.s.ErrorContains, "error", "", "only failures with this `text` in the error")
+	flags.StringVar(&f.since, "since", "", "only failures since this `time`: 2h for two hours ago, or 2026-01-02T15:04:05Z")
+	flags.StringVar(&f.until, "until", "", "only failures before this `time`")
+	flags.IntVar(&f.s.Limit, "limit", 0, "at most so many of each place (of groups: so many groups)")
+	for flag, value := range letterValues {
+		complete(cmd, flag, o.completing(kind, value))
+	}
+	return f
+}
+
+// selection is what the flags and the ids choose.
+func (f *selectFlags) selection(ids []string) (s core.Selection, err error) {
+	s = f.s
+	for _, text := range ids {
+		id, err := uuid.Parse(text)
+		if err != nil {
+			return s, core.Mistakef("%.40q is not an id", text)
+		}
+		s.IDs = append(s.IDs, id)
+	}
+	if s.Limit < 0 {
+		return s, core.Mistakef("--limit must not be negative")
+	}
+	if s.After, err = core.ParseMoment(f.since); err != nil {
+		return s, core.Mistakef("--since: %w", err)
+	}
+	if s.Before, err = core.ParseMoment(f.until); err != nil {
+		return s, core.Mistakef("--until: %w", err)
+	}
+	return s, nil
+}
+
+// placeFlag is --from.
+type placeFlag struct{ names []string }
+
+// addFrom adds it to a command about the places of a kind, or about all.
+func (o *commands) addFrom(cmd *cobra.Command, kind string) *placeFlag {
+	f := &placeFlag{}
+	known := o.PlaceNames(kind)
+	usage := "only of this `place`: " + strings.Join(known, ", ")
+	if kind == "" {
+		usage += ", or all outboxes (outbox) or consumers (inbox)"
+		known = append(known, core.KindOutbox, core.KindInbox)
+	}
+	cmd.Flags().StringSliceVar(&f.names, "from", nil, usage)
+	complete(cmd, "from", several(known))
+	return f
+}
+
+// changeFlags say who changes something, and how.
+type changeFlags struct{ c core.Change }
+
+func addChangeFlags(cmd *cobra.Command) *changeFlags {
+	return addNotedFlags(cmd, "only tell what would be done")
+}
+
+// addNotedFlags are those of a command that says what its dry run tells.
+func addNotedFlags(cmd *cobra.Command, dryRun string) *changeFlags {
+	f := &changeFlags{}
+	flags := cmd.Flags()
+	flags.StringVar(&f.c.By, "by", osUser(), "`who` does it; kept in the log")
+	flags.StringVar(&f.c.Reason, "reason", "", "`why`; kept, too")
+	flags.BoolVar(&f.c.DryRun, "dry-run", false, dryRun)
+	return f
+}
+
+// editFlags replace bodies.
+type editFlags struct{ file, patch string }
+
+func addEditFlags(cmd *cobra.Command) *editFlags {
+	f := &editFlags{}
+	cmd.Flags().StringVar(&f.file, "body", "", "the one message gets the content of this `file` as its body (-: of the standard input)")
+	cmd.Flags().StringVar(&f.patch, "patch", "", "the bodies are changed by this JSON merge `patch` (RFC 7396), such as '{\"currency\":\"EUR\",\"total\":null}'")
+	return f
+}
+
+// edit is what the flags say of the messages that are named.
+func (f *editFlags) edit(cmd *cobra.Command, ids []string) (e core.Edit, err error) {
+	e.Patch = f.patch
+	if f.file != "" {
+		if len(ids) != 1 {
+			return e, core.Mistakef("--body: name the one message that gets it")
+		}
+		if e.Body, err = readFile(cmd, f.file); err != nil {
+			return e, core.Mistakef("--body: %w", err)
+		}
+	}
+	if err := e.Validate(); err != nil {
+		return e, core.Mistakef("%w", err)
+	}
+	return e, nil
+}
+
+// readFile reads what a body may have, and a byte more.
+func readFile(cmd *cobra.Command, name string) ([]byte, error) {
+	in := cmd.InOrStdin()
+	if name != "-" {
+		file, err := os.Open(name)
+		if err != nil {
+			return nil, err
+		}
+		defer file.Close()
+		in = file
+	}
+	return io.ReadAll(io.LimitReader(in, core.MaxEdit+1))
+}
+
+// change is what the flags say.
+func (f *changeFlags) change() (core.Change, error) {
+	if f.c.By == "" && !f.c.DryRun {
+		return f.c, core.Mistakef("say --by")
+	}
+	if err := f.c.Validate(); err != nil {
+		return f.c, core.Mistakef("--%w", err)
+	}
+	return f.c, nil
+}
+
+// osUser is who runs the program: in a container maybe a number without a name.
+func osUser() string {
+	u, err := user.Current()
+	if err != nil || u.Username == "" {
+		return fmt.Sprintf("uid %d", os.Getuid())
+	}
+	return u.Username
+}
+
+// seconds is a duration whose bare numbers are seconds.
+type seconds time.Duration
+
+func (s *seconds) String() string { return time.Duration(*s).String() }
+
+func (s *seconds) Type() string { return "time" }
+
+func (s *seconds) Set(text string) error {
+	if n, err := strconv.ParseUint(text, 10, 31); err == nil {
+		*s = seconds(time.Duration(n) * time.Second)
+		return nil
+	}
+	d, err := time.ParseDuration(text)
+	if err != nil || d < 0 {
+		return fmt.Errorf("want seconds or a duration such as 55s, not negative")
+	}
+	*s = seconds(d)
+	return nil
+}
+
+// size is a number of bytes, with K, M or G behind it or nothing.
+type size uint64
+
+func (s *size) String() string { return strconv.FormatUint(uint64(*s), 10) }
+
+func (s *size) Type() string { return "bytes" }
+
+func (s *size) Set(text string) error {
+	shift := 0
+	for suffix, n := range map[string]int{"K": 10, "M": 20, "G": 30} {
+		if number, ok := strings.CutSuffix(text, suffix); ok {
+			text, shift = number, n
+			break
+		}
+	}
+	n, err := strconv.ParseUint(text, 10, 32)
+	if err != nil {
+		return fmt.Errorf("want bytes, or a number with K, M or G behind it")
+	}
+	*s = size(n << shift)
+	return nil
+}

@@ -1,0 +1,75 @@
+package operator_test
+
+import (
+	"context"
+	"log/slog"
+	"net/http"
+	"os"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/holdfast-go/holdfast/inbox/inboxamqp"
+	"github.com/holdfast-go/holdfast/inbox/inboxpgx"
+	"github.com/holdfast-go/holdfast/modules/operator"
+	"github.com/holdfast-go/holdfast/modules/operator/command"
+	"github.com/holdfast-go/holdfast/modules/operator/page"
+	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
+)
+
+// What a service has already.
+var (
+	pool     *pgxpool.Pool
+	store    *outboxpgx.Store
+	relay    *outbox.Relay
+	consumer *inboxamqp.Consumer
+	books    *inboxpgx.Store
+)
+
+// A service mounts the commands in its own binary.
+func Example() {
+	ctx := context.Background()
+	log, err := operator.NewPostgresLog(pool)
+	if err != nil {
+		slog.Error("no operator", slog.Any("error", err))
+		os.Exit(1)
+	}
+
+	service := operator.Config{
+		Outboxes:  []operator.Outbox{{Store: store, Relay: relay}},
+		Consumers: []operator.Consumer{{Name: "billing", Consumer: consumer, Inbox: books}},
+		Log:       log,
+	}
+	os.Exit(command.Run(ctx, service, os.Args[1:], os.Stdout, os.Stderr))
+}
+
+type person struct {
+	Name              string
+	Support, Operator bool
+}
+
+// What the service knows of its visitors and its messages.
+var (
+	service      operator.Config
+	mux          *http.ServeMux
+	server       *http.Server
+	whoIs        func(*http.Request) (person, error)
+	withoutNames func(body []byte) []byte
+)
+
+// A service mounts the page beside its own addresses.
+func Example_page() {
+	handler, err := page.New(service, page.Config{
+		Authorize: func(r *http.Request) (operator.Access, error) {
+			user, err := whoIs(r)
+			return operator.Access{By: user.Name, Bodies: user.Support, Change: user.Operator}, err
+		},
+		Mask: func(m operator.MaskedMessage) []byte { return withoutNames(m.Body) },
+	})
+	if err != nil {
+		slog.Error("no operator", slog.Any("error", err))
+		os.Exit(1)
+	}
+	mux.Handle("/operator/", http.StripPrefix("/operator", handler))
+	server.RegisterOnShutdown(handler.Close)
+}

@@ -1,0 +1,54 @@
+package core
+
+import (
+	"context"
+	"errors"
+	"slices"
+
+	"github.com/holdfast-go/holdfast/modules/operator"
+	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
+)
+
+// auditor is a store that keeps by itself who has changed its dead letters.
+type auditor interface {
+	Audit(ctx context.Context, limit int) ([]outboxpgx.AuditEntry, error)
+}
+
+// Actions are the newest, of the log and of the outboxes that keep their own.
+func (o *Operator) Actions(ctx context.Context, f operator.LogFilter) ([]operator.Action, error) {
+	all := []operator.Action{}
+	var failed []error
+	if o.Config.Log != nil {
+		noted, err := o.Config.Log.List(ctx, f)
+		all, failed = append(all, noted...), append(failed, err)
+	}
+	for _, b := range o.Config.Outboxes {
+		store, ok := b.Store.(auditor)
+		if !ok {
+			continue
+		}
+		entries, err := store.Audit(ctx, f.Limit)
+		failed = append(failed, err)
+		for _, e := range entries {
+			all = append(all, auditAction(b.Name, e))
+		}
+	}
+	slices.SortStableFunc(all, func(a, b operator.Action) int { return b.At.Compare(a.At) })
+	return all[:min(f.Limit, len(all))], errors.Join(failed...)
+}
+
+func auditAction(name string, e outboxpgx.AuditEntry) operator.Action {
+	what := map[string]string{"replay": "retry", "edit": editAndRetry, "remove": "drop"}[e.Action]
+	if what == "" {
+		what = e.Action
+	}
+	return operator.Action{At: e.At, What: what, On: name, Chosen: selectionOf(e.Filter).String(), By: e.By, Reason: e.Reason, Count: &e.Count}
+}
+
+func selectionOf(f outbox.Filter) Selection {
+	return Selection{
+		IDs: f.IDs, Name: f.Name, Key: f.Key, Class: f.Class, Group: f.Fingerprint, ErrorContains: f.ErrorContains,
+		After: f.FailedAfter, Before: f.FailedBefore, Limit: f.Limit,
+	}
+}

@@ -1,0 +1,133 @@
+// Package core has what the page, the commands and the agents share: the status, dead letters, changes of them, pauses,
+// limits and the log of one service.
+package core
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"regexp"
+	"time"
+
+	"github.com/holdfast-go/holdfast/modules/operator"
+)
+
+// Operator is the operator's side of one service. Make it with New. It is safe for concurrent use.
+type Operator struct {
+	Config operator.Config
+	// turns are those of who looks at the dead letters of a consumer, by its name.
+	turns map[string]turn
+	// claims are the last counts of the parts that count them, in their order.
+	claims []claimsCount
+}
+
+// New returns an Operator. The error names every violation in cfg. Nothing is asked of a server yet.
+func New(cfg operator.Config) (*Operator, error) {
+	cfg = withDefaults(cfg)
+	if err := validate(cfg); err != nil {
+		return nil, err
+	}
+	o := &Operator{Config: cfg, turns: map[string]turn{}}
+	o.claims = make([]claimsCount, len(o.counters()))
+	for _, c := range cfg.Consumers {
+		o.turns[c.Name] = make(turn, 1)
+	}
+	return o, nil
+}
+
+// Mistake is an error in what was asked for, such as a name that there is not.
+type Mistake struct{ err error }
+
+func (e *Mistake) Error() string { return e.err.Error() }
+
+func (e *Mistake) Unwrap() error { return e.err }
+
+// Mistakef is a mistake in what was asked for.
+func Mistakef(format string, args ...any) error { return &Mistake{fmt.Errorf(format, args...)} }
+
+// name is what a part may be called: it stands in flags and addresses.
+var name = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$`)
+
+// withDefaults is a Config in which every outbox has a name.
+func withDefaults(c operator.Config) operator.Config {
+	c.Program = cmp.Or(c.Program, "holdfast")
+	outboxes := make([]operator.Outbox, len(c.Outboxes))
+	for i, o := range c.Outboxes {
+		o.Name = cmp.Or(o.Name, "outbox")
+		outboxes[i] = o
+	}
+	c.Outboxes = outboxes
+	return c
+}
+
+// validate returns every violation in a Config.
+func validate(c operator.Config) error {
+	var errs []error
+	taken := map[string]bool{}
+	check := func(kind, text string, missing bool) {
+		switch {
+		case !name.MatchString(text):
+			errs = append(errs, fmt.Errorf("operator: %s %.70q: a name is 1 to 64 letters, digits, dots, dashes and underscores", kind, text))
+		case taken[text]:
+			errs = append(errs, fmt.Errorf("operator: %s %s: the name is taken", kind, text))
+		case missing:
+			errs = append(errs, fmt.Errorf("operator: %s %s is nil", kind, text))
+		}
+		taken[text] = true
+	}
+	for _, o := range c.Outboxes {
+		check("outbox", o.Name, o.Store == nil)
+	}
+	for _, q := range c.Consumers {
+		check("consumer", q.Name, q.Consumer == nil)
+	}
+	for _, s := range c.Sweeps {
+		check("sweep", s.Name, s.Store == nil)
+	}
+	for _, l := range c.Limiters {
+		check("limiter", l.Name, l.Limiter == nil)
+	}
+	for _, p := range c.Parts {
+		check("part", p.Name, p.Part == nil)
+	}
+	for _, s := range c.Servers {
+		if s.Name == "" || s.Ping == nil {
+			errs = append(errs, errors.New("operator: a server needs a name and a Ping"))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Parts are all parts by their names, those of one outbox or consumer one after the other.
+func (o *Operator) Parts() []operator.Part {
+	var all []operator.Part
+	add := func(name string, part any) {
+		if part != nil {
+			all = append(all, operator.Part{Name: name, Part: part})
+		}
+	}
+	for _, b := range o.Config.Outboxes {
+		add(b.Name, b.Store)
+		if b.Relay != nil {
+			add(b.Name, b.Relay)
+		}
+	}
+	for _, q := range o.Config.Consumers {
+		add(q.Name, q.Inbox)
+		add(q.Name, q.Consumer)
+	}
+	for _, s := range o.Config.Sweeps {
+		add(s.Name, s.Store)
+	}
+	for _, l := range o.Config.Limiters {
+		add(l.Name, l.Limiter)
+	}
+	all = append(all, o.Config.Parts...)
+	if o.Config.Log != nil {
+		add("log", o.Config.Log)
+	}
+	return all
+}
+
+// ReadTimeout bounds a look at dead letters: a queue may hold very many.
+const ReadTimeout = 60 * time.Second

@@ -1,0 +1,311 @@
+package core
+
+import (
+	"cmp"
+	"context"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/modules/operator"
+	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/driver"
+)
+
+// statusTimeout bounds what is asked of one part: a server that hangs must not keep the others from telling.
+const statusTimeout = 10 * time.Second
+
+// Status is the state of all parts. Its JSON is what status --json prints.
+type Status struct {
+	At        time.Time        `json:"at"`
+	Outboxes  []OutboxStatus   `json:"outboxes"`
+	Consumers []ConsumerStatus `json:"consumers"`
+	Sweeps    []SweepStatus    `json:"sweeps"`
+	// Limits are those of Limiter.Keys, those first that have least left.
+	Limits      []LimitState        `json:"limits"`
+	Claims      []claimsStatus      `json:"claims"`
+	Connections []connectionsStatus `json:"connections"`
+	// Failed says which limits could not be asked.
+	Failed []string `json:"failed,omitempty"`
+}
+
+// OutboxStatus is the state of an outbox. No count goes above 100,000: that means as many or more.
+type OutboxStatus struct {
+	Name      string  `json:"name"`
+	Ready     int     `json:"ready"`
+	Parked    int     `json:"parked"`
+	Dead      int     `json:"dead"`
+	OldestAge float64 `json:"oldest_age_seconds"`
+	// Lanes of the outbox that relays hold now, and that were lost by one.
+	Leased   int `json:"lanes_leased"`
+	Doubtful int `json:"lanes_doubtful"`
+	// Stored is how many messages were ever stored; 0: the store does not tell.
+	Stored int64 `json:"stored"`
+	// StoredRate and LeftRate are how many a second were stored, and published or given up, since the look before.
+	// Nil: there was none, or they cannot be told.
+	StoredRate *float64 `json:"stored_per_second,omitempty"`
+	LeftRate   *float64 `json:"left_per_second,omitempty"`
+	// Transports are those of a relay of this process.
+	Transports []transportStatus `json:"transports,omitempty"`
+	// Paused is nil where it works.
+	Paused   *pauseState `json:"paused,omitempty"`
+	Pausable bool        `json:"-"`
+	Error    string      `json:"error,omitempty"`
+}
+
+type ConsumerStatus struct {
+	Name     string         `json:"name"`
+	Waiting  int            `json:"waiting"`
+	Retrying int            `json:"retrying"`
+	PutOff   int            `json:"put_off"`
+	Dead     map[string]int `json:"dead"` // by class
+	// Part says that another session may hold further dead letters.
+	Part bool `json:"part,omitempty"`
+	// Rate is how many a second were processed in the last 10 s. Nil: the consumer does not tell.
+	Rate     *float64    `json:"processed_per_second,omitempty"`
+	Paused   *pauseState `json:"paused,omitempty"`
+	Pausable bool        `json:"-"`
+	Error    string      `json:"error,omitempty"`
+}
+
+// Letters are the classes of Dead that have any.
+func (c ConsumerStatus) Letters() map[string]int {
+	some := maps.Clone(c.Dead)
+	maps.DeleteFunc(some, func(_ string, n int) bool { return n == 0 })
+	return some
+}
+
+type SweepStatus struct {
+	Name    string  `json:"name"`
+	Overdue int     `json:"overdue"` // 10,000 means as many or more
+	Lag     float64 `json:"lag_seconds"`
+	// Next is in how many seconds the next row falls due; null: none will.
+	Next    *float64 `json:"next_seconds"`
+	Undated int      `json:"undated"`
+	Error   string   `json:"error,omitempty"`
+}
+
+// measured is a consumer that can count its messages.
+type measured interface {
+	Stats(ctx context.Context) (inbox.Stats, error)
+}
+
+// Look asks all parts, at the same time.
+func (o *Operator) Look(ctx context.Context) Status {
+	s := Status{
+		At: time.Now(), Outboxes: make([]OutboxStatus, len(o.Config.Outboxes)), Consumers: make([]ConsumerStatus, len(o.Config.Consumers)),
+		Sweeps: make([]SweepStatus, len(o.Config.Sweeps)),
+	}
+	counters, connected := o.counters(), o.connected()
+	s.Claims, s.Connections = make([]claimsStatus, len(counters)), make([]connectionsStatus, len(connected))
+	ctx, cancel := context.WithTimeout(ctx, statusTimeout)
+	defer cancel()
+	var asking sync.WaitGroup
+	for i, b := range o.Config.Outboxes {
+		asking.Go(func() { s.Outboxes[i] = LookAtOutbox(ctx, b) })
+	}
+	for i, c := range o.Config.Consumers {
+		asking.Go(func() { s.Consumers[i] = lookAtConsumer(ctx, c) })
+	}
+	for i, w := range o.Config.Sweeps {
+		asking.Go(func() { s.Sweeps[i] = lookAtSweep(ctx, w) })
+	}
+	for i, p := range counters {
+		asking.Go(func() { s.Claims[i] = o.claims[i].look(ctx, p) })
+	}
+	for i, c := range connected {
+		asking.Go(func() { s.Connections[i] = lookAtConnections(ctx, c) })
+	}
+	asking.Go(func() { s.Limits, s.Failed = o.lookAtLimits(ctx) })
+	asking.Wait()
+	s.Claims = slices.DeleteFunc(s.Claims, func(c claimsStatus) bool { return c.hidden })
+	return s
+}
+
+func LookAtOutbox(ctx context.Context, b operator.Outbox) OutboxStatus {
+	s := OutboxStatus{Name: b.Name}
+	store, ok := b.Store.(driver.Measured)
+	if !ok {
+		s.Error = "the store does not tell"
+		return s
+	}
+	depth, err := store.Depth(ctx)
+	s.Ready, s.Parked, s.Dead, s.OldestAge = depth.Ready, depth.Parked, depth.Dead, depth.OldestAge.Seconds()
+	s.Leased, s.Doubtful, s.Stored = depth.Leased, depth.Doubtful, depth.Stored
+	s.Transports = transportsOf(ctx, b.Relay)
+	s.Paused, s.Pausable, s.Error = lookAtPause(ctx, b.Name, b.Store, err)
+	return s
+}
+
+func lookAtConsumer(ctx context.Context, c operator.Consumer) ConsumerStatus {
+	s := ConsumerStatus{Name: c.Name}
+	consumer, ok := c.Consumer.(measured)
+	if !ok {
+		s.Error = "the consumer does not tell"
+		return s
+	}
+	stats, err := consumer.Stats(ctx)
+	s.Waiting, s.Retrying, s.PutOff, s.Dead, s.Part = stats.Waiting, stats.Retrying, stats.PutOff, stats.Dead, stats.Held
+	if p, ok := c.Inbox.(processor); ok && err == nil {
+		var n int
+		n, err = p.Processed(ctx, rateWindow)
+		rate := float64(n) / rateWindow.Seconds()
+		s.Rate = &rate
+	}
+	s.Paused, s.Pausable, s.Error = lookAtPause(ctx, c.Name, c.Inbox, err)
+	return s
+}
+
+// lookAtPause asks for the pause of a part, unless the part has failed to answer.
+func lookAtPause(ctx context.Context, name string, store any, err error) (state *pauseState, pausable bool, failure string) {
+	p := pausableOf(name, store)
+	if err == nil {
+		state, err = p.state(ctx)
+	}
+	return state, p != nil, TextOf(err)
+}
+
+func lookAtSweep(ctx context.Context, w operator.Sweep) SweepStatus {
+	s := SweepStatus{Name: w.Name}
+	outlook, err := w.Store.Look(ctx, nil)
+	s.Overdue, s.Lag, s.Undated, s.Error = outlook.Overdue, outlook.Lag.Seconds(), outlook.Undated, TextOf(err)
+	if outlook.Pending {
+		next := max(0, outlook.Due.Seconds())
+		s.Next = &next
+	}
+	return s
+}
+
+// CanPause says that there is a part that can be paused.
+func (s Status) CanPause() bool {
+	return slices.ContainsFunc(s.Outboxes, func(b OutboxStatus) bool { return b.Pausable }) ||
+		slices.ContainsFunc(s.Consumers, func(c ConsumerStatus) bool { return c.Pausable })
+}
+
+// Paused are the parts that are paused, by name.
+func (s Status) Paused() map[string]pauseState {
+	paused := map[string]pauseState{}
+	for _, b := range s.Outboxes {
+		if b.Paused != nil {
+			paused[b.Name] = *b.Paused
+		}
+	}
+	for _, c := range s.Consumers {
+		if c.Paused != nil {
+			paused[c.Name] = *c.Paused
+		}
+	}
+	return paused
+}
+
+// Failures are the parts that could not be asked.
+func (s Status) Failures() []string {
+	var failed []string
+	note := func(name, text string) {
+		if text != "" {
+			failed = append(failed, name+": "+text)
+		}
+	}
+	for _, b := range s.Outboxes {
+		note(b.Name, b.Error)
+	}
+	for _, c := range s.Consumers {
+		note(c.Name, c.Error)
+	}
+	for _, w := range s.Sweeps {
+		note(w.Name, w.Error)
+	}
+	for _, c := range s.Claims {
+		note(c.Part, c.Error)
+	}
+	for _, c := range s.Connections {
+		note(c.Server, c.Error)
+	}
+	return append(failed, s.Failed...)
+}
+
+// rateWindow is the time over which the rate of a consumer is told.
+const rateWindow = 10 * time.Second
+
+// processor is an inbox that counts what was processed.
+type processor interface {
+	Processed(ctx context.Context, d time.Duration) (int, error)
+}
+
+// transportStatus is a relay's way to a broker, and the breaker before it.
+type transportStatus struct {
+	Name   string  `json:"name"`
+	State  string  `json:"state"` // closed, paused or probing
+	Window float64 `json:"window"`
+	Error  string  `json:"error,omitempty"`
+}
+
+// transportsOf are those of a relay that has run in this process.
+func transportsOf(ctx context.Context, relay *outbox.Relay) []transportStatus {
+	if relay == nil {
+		return nil
+	}
+	ready := relay.Ready(ctx)
+	ended, cancel := context.WithCancel(ctx)
+	cancel() // the store was asked already, and the transports are told all the same
+	stats, _ := relay.Stats(ended)
+	var all []transportStatus
+	for name, t := range stats.Transports {
+		if ready == nil || t.Failures > 0 {
+			all = append(all, transportStatus{cmp.Or(name, "default"), t.State, t.Window, TextOf(t.Err)})
+		}
+	}
+	slices.SortFunc(all, func(a, b transportStatus) int { return cmp.Compare(a.Name, b.Name) })
+	return all
+}
+
+// The pace of looks. Tests shorten it.
+var (
+	// RatesApart is how far apart two looks are that tell a rate.
+	RatesApart = time.Second
+	// LiveEvery is how often a live page is brought up to date.
+	LiveEvery = 2 * time.Second
+)
+
+// LookForRates asks all parts, and the outboxes a second time, so that a single look tells rates, too.
+func (o *Operator) LookForRates(ctx context.Context) Status {
+	s := o.Look(ctx)
+	if !slices.ContainsFunc(s.Outboxes, func(b OutboxStatus) bool { return b.Error == "" && b.Stored > 0 }) {
+		return s
+	}
+	select {
+	case <-time.After(RatesApart):
+	case <-ctx.Done():
+		return s
+	}
+	outboxes := Operator{Config: operator.Config{Outboxes: o.Config.Outboxes}}
+	again := outboxes.Look(ctx)
+	again.AddRates(s)
+	s.At = again.At
+	for i, b := range again.Outboxes {
+		if b.Error == "" || s.Outboxes[i].Error != "" { // a good answer is better than a failure behind it
+			s.Outboxes[i] = b
+		}
+	}
+	return s
+}
+
+// AddRates tells how many messages were stored and have left since an earlier look at the same parts.
+func (s *Status) AddRates(before Status) {
+	passed := s.At.Sub(before.At).Seconds()
+	if before.At.IsZero() || passed <= 0 || len(before.Outboxes) != len(s.Outboxes) {
+		return
+	}
+	for i := range s.Outboxes {
+		now, then := &s.Outboxes[i], before.Outboxes[i]
+		if now.Error != "" || then.Error != "" || now.Stored == 0 || max(now.Ready, now.Parked, then.Ready, then.Parked) >= driver.StatsLimit {
+			continue
+		}
+		stored := float64(now.Stored - then.Stored)
+		left := max(0, stored-float64(now.Ready+now.Parked-then.Ready-then.Parked)) / passed
+		stored /= passed
+		now.StoredRate, now.LeftRate = &stored, &left
+	}
+}

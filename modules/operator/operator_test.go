@@ -1,0 +1,329 @@
+package operator_test
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/modules/operator"
+	"github.com/holdfast-go/holdfast/modules/operator/command"
+	"github.com/holdfast-go/holdfast/ratelimit"
+)
+
+func TestMistakesInTheCommandLine(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	for _, args := range [][]string{
+		{"nonsense"},
+		{"status", "x"},
+		{"status", "--watch=x"},
+		{"--nonsense"},
+		{"outbox"},
+		{"outbox", "raise"},
+		{"outbox", "pending", "--limit=0"},
+		{"outbox", "dead", "--limit=-1"},
+		{"inbox", "dead", "--since=yesterday"},
+		{"inbox", "dead", "--from=x"},
+		{"groups", "--limit=x"},
+		{"show"},
+		{"show", "x"},
+		{"show", uuid.NewString(), uuid.NewString()},
+		{"retry"},
+		{"drop"},
+		{"retry", "x"},
+		{"drop", "--class=unrecoverable", "--key="},
+		{"drop", "--all", "--from="},
+		{"outbox", "parked", "--name="},
+		{"outbox", "dead", "--from=billing"},
+		{"sweep", "--dry-run", "--from=x"},
+		{"retry", "--all", "--by="},
+		{"retry", "--all", "--by=a\nb"},
+		{"retry", "--all", "--rate=-1"},
+		{"retry", "--all", "--rate=NaN"},
+		{"drop", "--all", "--reason=" + strings.Repeat("x", 1001)},
+		{"log", "--limit=0"},
+		{"limits"},
+		{"limits", "show"},
+		{"limits", "show", "ada", "--limit=x"},
+		{"relay", "--limit=0"},
+		{"relay", "--limit=x"},
+		{"relay", "--time-limit=-1s"},
+		{"relay", "--time-limit=99999999999"},
+		{"relay", "--from=x"},
+		{"relay", "--from="},
+		{"limits", "reset", "ada", "--limit="},
+		{"page", "--addr="},
+		{"idempotency", "show", "k", "--scope="},
+		{"expiry"},
+		{"expiry", "stuck", "--limit=0"},
+		{"expiry", "stuck", "--after=-1s"},
+		{"sweep", "--from=x"},
+		{"sweep", "--from="},
+		{"sweep", "--now"},
+		{"prune", "x"},
+		{"setup", "x"},
+		{"doctor", "x"},
+	} {
+		code, out, errs := r.run(t, args...)
+		if code != 2 || out != "" || strings.Count(errs, "\n") != 1 || !strings.HasPrefix(errs, "holdfast: ") {
+			t.Errorf("%q exits with %d, prints %q and %q; want 2 and one line", args, code, out, errs)
+		}
+	}
+	if left := r.groups(t); len(left) != 4 {
+		t.Errorf("left are %+v", left)
+	}
+	r.wants(t, 0, nil, "doctor")
+	r.wants(t, 0, []string{"help", "retry"}, "--dry-run")
+	for _, shell := range []string{"bash", "zsh", "fish"} {
+		r.wants(t, 0, []string{"completion", shell}, "holdfast")
+	}
+}
+
+// Below the root of another program, errors are that program's to print.
+func TestCommandOfAnotherProgram(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	root := &cobra.Command{Use: "shop"}
+	root.AddCommand(must(command.New(r.cfg))(t))
+	var out, errs bytes.Buffer
+	code := command.Execute(t.Context(), root, []string{"holdfast", "limits", "show"}, &out, &errs)
+	if code != 2 || out.Len() > 0 || errs.String() != "shop: shop holdfast limits show: say the key of one caller\n" {
+		t.Errorf("exits with %d: %q %q", code, out.String(), errs.String())
+	}
+	out.Reset()
+	errs.Reset()
+	r.cfg.Consumers = []operator.Consumer{{Name: "new", Consumer: unmigrated{}}}
+	root = &cobra.Command{Use: "shop"}
+	root.AddCommand(must(command.New(r.cfg))(t))
+	code = command.Execute(t.Context(), root, []string{"holdfast", "groups", "--from=new"}, &out, &errs)
+	if code != 1 || !strings.HasSuffix(errs.String(), "; run `shop holdfast setup` first\n") {
+		t.Errorf("without tables it exits with %d: %q", code, errs.String())
+	}
+}
+
+// unmigrated is a consumer without its tables.
+type unmigrated struct{}
+
+func (unmigrated) DeadLetters() inbox.DeadLetters { return noTables{} }
+
+type noTables struct{ inbox.DeadLetters }
+
+func (noTables) Groups(context.Context, inbox.Filter) ([]inbox.Group, error) {
+	return nil, &pgconn.PgError{Code: "42P01"}
+}
+
+func TestConfig(t *testing.T) {
+	t.Parallel()
+	_, err := command.New(operator.Config{
+		Outboxes:  []operator.Outbox{{}, {}},
+		Consumers: []operator.Consumer{{Name: "a b"}},
+		Sweeps:    []operator.Sweep{{Name: "outbox"}},
+		Servers:   []operator.Server{{}},
+	})
+	if err == nil {
+		t.Fatal("no error")
+	}
+	for _, part := range []string{"outbox outbox is nil", `consumer "a b"`, "sweep outbox: the name is taken", "a server needs"} {
+		if !strings.Contains(err.Error(), part) {
+			t.Errorf("the error lacks %q: %v", part, err)
+		}
+	}
+}
+
+// What the commands complete, by what is typed before. An argument or a flag that is not here completes nothing.
+func completed() map[string]string {
+	const (
+		names, classes = "a\nb\nc\nd\n", "permanent\nunrecoverable\n"
+		jobs           = "consume\nidempotency\noperate\nrelay\nsweep\nwrite\n"
+	)
+	want := map[string]string{
+		"pause": "billing\noutbox\n", "resume": "billing\noutbox\n",
+		"limits show": "ada\n", "limits reset": "ada\n", "limits show --limit": "all\nuser\n", "limits reset --limit": "all\nuser\n",
+		"relay --from": "outbox\n", "sweep --from": "holds\n",
+		"outbox pending --from": "outbox\n", "outbox pending --name": "ready\n", "outbox pending --key": "key ready\n",
+		"outbox parked --from": "outbox\n", "outbox parked --name": "parked\n", "outbox parked --key": "key parked\n",
+		"schema grants --job": jobs, "schema print --format": "atlas\ngolang-migrate\ngoose\nsql\n",
+		"outbox dead --from": "outbox\n", "outbox dead --name": "a\nb\n", "outbox dead --key": "key a\nkey b\n", "outbox dead --class": "permanent\n",
+		"inbox dead --from": "billing\n", "inbox dead --name": "c\nd\n", "inbox dead --class": "unrecoverable\n",
+	}
+	for _, cmd := range []string{"groups", "retry", "drop"} {
+		want[cmd+" --from"], want[cmd+" --name"], want[cmd+" --class"], want[cmd+" --key"] = "billing\ninbox\noutbox\n", names, classes, "key a\nkey b\n"
+	}
+	want["show --from"] = want["retry --from"]
+	return want
+}
+
+func TestEveryCommandCompletes(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.cfg.Limiters[0].Keys = []string{"", "ada"}
+	r.cfg.Limiters = append(r.cfg.Limiters, operator.Limiter{Name: "more", Limiter: r.limiter, Limits: []ratelimit.Limit{{Name: "all", Max: 1}}})
+	r.write("ready", time.Time{})
+	r.write("parked", time.Now().Add(time.Hour))
+	want := completed()
+	asked := map[string]bool{}
+	ask := func(path string) {
+		t.Helper()
+		asked[path] = true
+		out := r.wants(t, 0, append([]string{"__complete"}, append(strings.Fields(path), "")...))
+		switch path {
+		case "show", "retry", "drop":
+			if !strings.Contains(out, r.ids["a"].String()+"\ta: outbox: publish: permanent: no exchange a\n") || !strings.HasSuffix(out, "\n:4\n") {
+				t.Errorf("%s: completes %q", path, out)
+			}
+		case "outbox dead --group", "groups --group", "retry --group", "drop --group":
+			if !strings.Contains(out, "\toutbox: publish: permanent: no exchange a\n") || strings.Contains(out, "no handler for c") == (path == "outbox dead --group") {
+				t.Errorf("%s: completes %q", path, out)
+			}
+		case "inbox dead --group":
+			if !strings.Contains(out, "\tno handler for c") || strings.Contains(out, "no exchange") {
+				t.Errorf("%s: completes %q", path, out)
+			}
+		case "retry --body":
+			wantCompleted(t, path, out, ":0\n") // any file
+		case "schema print --dir":
+			wantCompleted(t, path, out, ":16\n") // folders
+		default:
+			wantCompleted(t, path, out, want[path]+":4\n")
+		}
+	}
+	eachCommand(must(command.New(r.cfg))(t), func(path string, cmd *cobra.Command) {
+		ask(path)
+		cmd.LocalFlags().VisitAll(func(flag *pflag.Flag) {
+			if flag.NoOptDefVal == "" {
+				ask(path + " --" + flag.Name)
+			}
+		})
+	})
+	for path := range want {
+		if !asked[path] {
+			t.Errorf("there is no %s", path)
+		}
+	}
+	for typed, want := range map[string]string{
+		"pause outbox|": "billing\n", "pause bi": "billing\n", "show 1|": "", "limits show ada|": "", "retry --from outbox,": "outbox,billing\noutbox,inbox\n",
+		"schema grants --job relay,w": "relay,write\n", "drop --class un": "unrecoverable\n", "groups --from=outbox --name|": "a\nb\n",
+	} {
+		args := append([]string{"__complete"}, strings.Fields(strings.TrimSuffix(typed, "|"))...)
+		if strings.HasSuffix(typed, "|") {
+			args = append(args, "")
+		}
+		wantCompleted(t, typed, r.wants(t, 0, args), want+":4\n")
+	}
+}
+
+// together are dead letters that are listed together with others, a few of them, and never counted.
+type together struct {
+	inbox.DeadLetters
+	t      *testing.T
+	listed *sync.WaitGroup
+}
+
+func (l together) List(ctx context.Context, f inbox.Filter) ([]inbox.DeadLetter, error) {
+	if f.Limit < 1 || f.Limit > 100 {
+		l.t.Errorf("%d letters are listed", f.Limit)
+	}
+	l.listed.Done()
+	both := make(chan struct{})
+	go func() {
+		l.listed.Wait()
+		close(both)
+	}()
+	select {
+	case <-both:
+	case <-ctx.Done():
+		l.t.Error("one consumer waits for the other")
+	}
+	return l.DeadLetters.List(ctx, f)
+}
+
+func (l together) Groups(context.Context, inbox.Filter) ([]inbox.Group, error) {
+	l.t.Error("all letters are taken for their kinds")
+	return nil, nil
+}
+
+type togetherConsumer struct{ letters together }
+
+func (c togetherConsumer) DeadLetters() inbox.DeadLetters { return c.letters }
+
+// A key that is pressed does not take all dead letters of a queue away from others, and consumers are asked at the same time.
+func TestCompletionTakesFewLetters(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	var listed sync.WaitGroup
+	letters := togetherConsumer{together{r.cfg.Consumers[0].Consumer.DeadLetters(), t, &listed}}
+	r.cfg.Consumers = []operator.Consumer{{Name: "billing", Consumer: letters}, {Name: "mail", Consumer: letters}}
+	for _, typed := range []string{"show", "retry", "drop", "drop --key", "retry --group", "inbox dead --name"} {
+		listed.Add(2)
+		out := r.wants(t, 0, append([]string{"__complete"}, append(strings.Fields(typed), "")...))
+		if typed == "inbox dead --name" && out != "c\nd\n:4\n" {
+			t.Errorf("%s completes %q", typed, out)
+		}
+	}
+}
+
+func wantCompleted(t *testing.T, typed, got, want string) {
+	t.Helper()
+	if got != want {
+		t.Errorf("%s completes %q, want %q", typed, got, want)
+	}
+}
+
+// eachCommand visits those that do something, by what is typed to call them.
+func eachCommand(root *cobra.Command, visit func(path string, cmd *cobra.Command)) {
+	for _, child := range root.Commands() {
+		if child.HasSubCommands() {
+			eachCommand(child, visit)
+			continue
+		}
+		_, path, _ := strings.Cut(child.CommandPath(), " ")
+		visit(path, child)
+	}
+}
+
+var commandInText = regexp.MustCompile("`holdfast ([^`]+)`")
+
+// What runbooks tell an operator to type is taken.
+func TestRunbookCommands(t *testing.T) {
+	t.Parallel()
+	runbooks, err := filepath.Glob("observability/runbooks/*.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	commands := 0
+	for _, runbook := range runbooks {
+		text, err := os.ReadFile(runbook)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, found := range commandInText.FindAllStringSubmatch(string(text), -1) {
+			commands++
+			args := strings.Fields(found[1])
+			cmd, rest, err := must(command.New(operator.Config{}))(t).Find(args)
+			if err == nil {
+				err = cmd.ParseFlags(rest)
+			}
+			if err == nil {
+				err = cmd.ValidateArgs(cmd.Flags().Args())
+			}
+			if err != nil || !cmd.Runnable() {
+				t.Errorf("%s: %s: %v", runbook, found[0], err)
+			}
+		}
+	}
+	if commands == 0 {
+		t.Error("the runbooks name no command")
+	}
+}

@@ -1,0 +1,276 @@
+package page
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/modules/operator"
+	"github.com/holdfast-go/holdfast/modules/operator/internal/core"
+	"github.com/holdfast-go/holdfast/outbox"
+)
+
+// part is what a change is about in one place.
+type part struct {
+	place core.Place
+	s     core.Selection
+}
+
+// plan is a change that was asked for and is not begun.
+type plan struct {
+	query
+	What   string // "retry" or "drop"
+	Rate   string // as it was typed
+	Force  bool
+	Reason string
+	// Edited is the body of the one message that is retried, as it was typed, and Patch one for all.
+	Edited *string
+	Patch  string
+	change core.Change
+}
+
+// parsePlan reads what a form asks for.
+func (p *Page) parsePlan(v visit) (plan, error) {
+	if err := v.ParseForm(); err != nil {
+		return plan{}, errors.New("the form cannot be read")
+	}
+	if v.Form.Get("matching") != "" {
+		v.Form.Del("id") // what is marked is not asked for
+	}
+	v.Form.Del("after") // a page of a list is no choice
+	q, err := p.parseQuery(v.Form, "")
+	if err != nil {
+		return plan{}, err
+	}
+	l := plan{query: q, What: v.Form.Get("what"), Rate: v.Form.Get("rate"), Force: v.Form.Get("force") != "", Reason: v.Form.Get("reason")}
+	if v.Form.Get("chosen") != "" && q.ids == nil {
+		return l, errors.New("no message is marked")
+	}
+	if l.What != "retry" && l.What != "drop" {
+		return l, fmt.Errorf("%.40q is neither retry nor drop", l.What)
+	}
+	l.change = core.Change{By: v.access.By, Reason: l.Reason, Force: l.Force}
+	if err := p.parseEdit(v, &l); err != nil {
+		return l, err
+	}
+	if l.Rate != "" {
+		if l.change.PerSecond, err = strconv.ParseFloat(l.Rate, 64); err != nil {
+			return l, fmt.Errorf("%.40q is no number of messages a second", l.Rate)
+		}
+	}
+	return l, l.change.Validate()
+}
+
+// parseEdit reads what becomes of bodies.
+func (p *Page) parseEdit(v visit, l *plan) error {
+	var e core.Edit
+	if v.Form.Has("edited") {
+		text := unixLines(v.Form.Get("edited"))
+		l.Edited, e.Body = &text, compact([]byte(text))
+	}
+	l.Patch = unixLines(v.Form.Get("patch"))
+	e.Patch = l.Patch
+	switch {
+	case e.None():
+		return nil
+	case !v.access.Bodies:
+		return errors.New("you may not see bodies, and so not edit them")
+	case l.What != "retry":
+		return errors.New("a message that is dropped cannot be edited")
+	case e.Body != nil && len(l.ids) != 1:
+		return errors.New("one message alone gets a body")
+	}
+	l.change.Edit = e.Function(core.MayEdit(p.cfg.Mask))
+	return e.Validate()
+}
+
+// unixLines undoes what forms do to the ends of lines.
+func unixLines(text string) string { return strings.ReplaceAll(text, "\r\n", "\n") }
+
+// compact undoes what the page does to JSON for the eye.
+func compact(body []byte) []byte {
+	var short bytes.Buffer
+	if json.Compact(&short, body) != nil {
+		return body
+	}
+	return append([]byte{}, short.Bytes()...)
+}
+
+// previewed is what a change would do in one place.
+type previewed struct {
+	From string
+	core.Replayed
+	Error string
+}
+
+// previewView is what is shown before a change begins.
+type previewView struct {
+	plan
+	Parts           []previewed
+	Count, Outlived int
+	Fields          url.Values // of the form that begins it
+	Chosen          bool
+	// Sample is the first body as it would be, where bodies are edited.
+	Sample *string
+}
+
+// settleTimes has the form that begins the change choose what its preview counted: times that are relative would move
+// on until then, and what fails from now on was not looked at.
+func (l *plan) settleTimes(now time.Time) {
+	if l.ids != nil {
+		return
+	}
+	if l.s.Before.IsZero() || l.s.Before.After(now) {
+		l.s.Before = now.UTC().Truncate(time.Microsecond)
+	}
+	l.Values.Set("until", l.s.Before.UTC().Format(time.RFC3339Nano))
+	if !l.s.After.IsZero() {
+		l.Values.Set("since", l.s.After.UTC().Format(time.RFC3339Nano))
+	}
+}
+
+// preview shows what a change would do, and asks for why.
+func (p *Page) preview(v visit) {
+	l, err := p.parsePlan(v)
+	if err != nil {
+		p.fail(v.w, http.StatusBadRequest, core.OneLine(err))
+		return
+	}
+	l.settleTimes(time.Now())
+	ctx, cancel := context.WithTimeout(v.Context(), core.ReadTimeout)
+	defer cancel()
+	shown := previewView{plan: l, Fields: l.Values, Chosen: l.ids != nil}
+	if edit := l.change.Edit; edit != nil {
+		l.change.Edit = func(m operator.MaskedMessage) ([]byte, error) {
+			body, err := edit(m)
+			if shown.Sample == nil && err == nil {
+				shown.Sample = readable(body)
+			}
+			return body, err
+		}
+	}
+	for _, at := range l.places {
+		r, err := p.previewAt(ctx, l, at)
+		shown.Parts = append(shown.Parts, previewed{at.Name, r, core.TextOf(err)})
+		shown.Count, shown.Outlived = shown.Count+r.Returned, shown.Outlived+r.Outlived
+	}
+	p.render(v, "preview", "Before it begins", shown, nil)
+}
+
+func (p *Page) previewAt(ctx context.Context, l plan, at core.Place) (core.Replayed, error) {
+	c := l.change
+	c.DryRun = true
+	r, err := p.o.Apply(ctx, l.What, at, l.at(at), c)
+	switch {
+	case r.Failed == 0 && errors.Is(err, inbox.ErrHeld):
+		err = core.ErrPart
+	case r.Failed == 0 && (errors.Is(err, inbox.ErrOutlived) || errors.Is(err, outbox.ErrOutlived)):
+		err = nil // they are counted
+	}
+	return r, err
+}
+
+// apply begins a change and leads to its progress.
+func (p *Page) apply(v visit) {
+	l, err := p.parsePlan(v)
+	if err != nil {
+		p.fail(v.w, http.StatusBadRequest, core.OneLine(err))
+		return
+	}
+	total, _ := strconv.Atoi(v.Form.Get("count")) // for the bar alone
+	state := jobState{What: l.What, Edited: l.change.Edit != nil, By: l.change.By, Reason: l.change.Reason, Total: max(0, total)}
+	var parts []part
+	for _, at := range l.places {
+		parts = append(parts, part{at, l.at(at)})
+		state.Parts = append(state.Parts, jobPart{From: at.Name, Chosen: l.at(at).String()})
+	}
+	id, err := p.jobs.begin(state, func(ctx context.Context, j *job) { p.changeParts(ctx, j, l.What, parts, l.change) })
+	if err != nil {
+		code := http.StatusTooManyRequests
+		if errors.Is(err, errEnding) {
+			code = http.StatusServiceUnavailable
+		}
+		p.fail(v.w, code, core.OneLine(err))
+		return
+	}
+	seeOther(v, "job?id="+strconv.Itoa(id))
+}
+
+// changeParts does what a job is about, one place after the other. What one place refuses does not keep
+// the others from it.
+func (p *Page) changeParts(ctx context.Context, j *job, what string, parts []part, c core.Change) {
+	for i, at := range parts {
+		if ctx.Err() != nil {
+			j.update(func(s *jobState) { s.Parts[i].Error = "not begun" })
+			continue
+		}
+		c.Progress = func(done int) { j.update(func(s *jobState) { s.Parts[i].Done = done }) }
+		r, err := p.o.Apply(ctx, what, at.place, at.s, c)
+		j.update(func(s *jobState) {
+			s.Parts[i].Done = max(s.Parts[i].Done, r.Returned)
+			s.Parts[i].Result = &core.Changed{From: at.place.Name, Count: r.Returned, Outlived: r.Outlived, Failed: r.Failed}
+			s.Parts[i].Error = core.TextOf(err)
+		})
+	}
+}
+
+// stop ends a change that runs. What it has done stays done.
+func (p *Page) stop(v visit) {
+	if j := p.jobOf(v); j != nil {
+		j.stop(v.access.By)
+		seeOther(v, "job?id="+strconv.Itoa(j.snapshot().ID))
+	}
+}
+
+// reset forgets what the caller of a key has used.
+func (p *Page) reset(v visit) {
+	key := v.PostFormValue("key")
+	c := core.Change{By: v.access.By, Reason: v.PostFormValue("reason")}
+	if err := c.Validate(); err != nil || key == "" {
+		p.fail(v.w, http.StatusBadRequest, "Say the key, and a reason of at most 1,000 bytes.")
+		return
+	}
+	ctx, cancel := context.WithTimeout(v.Context(), core.ReadTimeout)
+	defer cancel()
+	if _, err := p.o.ResetLimits(ctx, "", key, c); err != nil {
+		p.fail(v.w, http.StatusBadGateway, core.OneLine(err))
+		return
+	}
+	seeOther(v, "limits?done=1&key="+url.QueryEscape(key))
+}
+
+// pause pauses or resumes a part.
+func (p *Page) pause(v visit) {
+	what := v.PostFormValue("what")
+	part, err := p.o.PausableNamed(v.PostFormValue("part"))
+	c := core.Change{By: v.access.By, Reason: v.PostFormValue("reason")}
+	if what != core.Pausing && what != core.Resuming {
+		err = fmt.Errorf("%.40q is neither pause nor resume", what)
+	}
+	if err := errors.Join(err, c.Validate()); err != nil {
+		p.fail(v.w, http.StatusBadRequest, core.OneLine(err))
+		return
+	}
+	ctx, cancel := context.WithTimeout(v.Context(), core.ReadTimeout)
+	defer cancel()
+	if err := p.o.Turn(ctx, what, part, c); err != nil {
+		p.fail(v.w, http.StatusBadGateway, core.OneLine(err))
+		return
+	}
+	p.samples.forget()
+	seeOther(v, "./")
+}
+
+// seeOther leads to another address of the page. It is relative, and so right below any prefix.
+func seeOther(v visit, address string) {
+	v.w.Header().Set("Location", address)
+	v.w.WriteHeader(http.StatusSeeOther)
+}

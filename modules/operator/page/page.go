@@ -1,0 +1,199 @@
+// Package page has the operator as a web page, which a service mounts beside its own addresses. It compiles neither the
+// commands nor the agents.
+package page
+
+import (
+	"embed"
+	"errors"
+	"net/http"
+	"net/url"
+	"strings"
+	"sync"
+	"time"
+	"unicode/utf8"
+
+	"github.com/holdfast-go/holdfast/modules/operator"
+	"github.com/holdfast-go/holdfast/modules/operator/internal/core"
+)
+
+// Config says who may do what on the page, and what they see of bodies.
+type Config struct {
+	// Authorize says what the sender of a request may do; an error refuses the request with 403.
+	// Default: everybody who reaches the page may read it, bodies excepted, and change nothing.
+	Authorize func(r *http.Request) (operator.Access, error)
+	// Mask returns what is shown of a body: all of it, less, or nil for nothing. Default: all of it. A
+	// message of which it hides anything cannot be edited. A Mask that panics hides all.
+	Mask func(m operator.MaskedMessage) []byte
+	// Title is the name of the service. Default: Config.Program.
+	Title string
+}
+
+// Page is the operator as a web page. It is an http.Handler for any path prefix that ends in a slash:
+//
+//	mux.Handle("/operator/", http.StripPrefix("/operator", page))
+//
+// It needs nothing from other hosts, works without scripts, which only keep it up to date, and refuses
+// changes that another site asks for. It is safe for concurrent use.
+type Page struct {
+	o       *core.Operator
+	cfg     Config
+	routes  http.Handler
+	samples sampler
+	known   known
+	jobs    jobs
+	ended   chan struct{} // closed by end
+	end     func()
+	streams chan struct{} // one for each live page that may be open
+}
+
+// maxStreams is how many pages are kept up to date at a time; others are as old as their last load.
+const maxStreams = 100
+
+// New returns the page of a service. The error names every violation in service, or what is wrong with cfg.
+func New(service operator.Config, cfg Config) (*Page, error) {
+	o, err := core.New(service)
+	if err != nil {
+		return nil, err
+	}
+	if cfg.Title == "" {
+		cfg.Title = o.Config.Program
+	}
+	if !utf8.ValidString(cfg.Title) || len(cfg.Title) > 100 {
+		return nil, errors.New("operator: the title of the page is no text of at most 100 bytes")
+	}
+	cfg.Mask = core.Masking(cfg.Mask)
+	p := &Page{o: o, cfg: cfg, streams: make(chan struct{}, maxStreams)}
+	p.samples.look = o.Look
+	p.ended = make(chan struct{})
+	p.end = sync.OnceFunc(func() { close(p.ended) })
+	p.routes = p.guarded(p.mux())
+	return p, nil
+}
+
+// Close ends what the page does for its viewers and what they have begun: changes stop after what they are
+// at, and it waits for them, 15 s at most. Give it to http.Server.RegisterOnShutdown, so that a live page does not hold up
+// the shutdown, and call it once more before what the changes use is closed.
+func (p *Page) Close() {
+	p.end()
+	p.jobs.end(closeTimeout)
+}
+
+// closeTimeout is for how long Close waits for changes: the last of a change is a note in the log, which has 10 s.
+const closeTimeout = 15 * time.Second
+
+// ServeHTTP implements http.Handler.
+func (p *Page) ServeHTTP(w http.ResponseWriter, r *http.Request) { p.routes.ServeHTTP(w, r) }
+
+//go:embed assets
+var pageFiles embed.FS
+
+// mux has all addresses of the page at one level, so that relative links work below any prefix.
+func (p *Page) mux() *http.ServeMux {
+	mux := http.NewServeMux()
+	for name, kind := range map[string]string{
+		"style.css": "text/css; charset=utf-8", "page.js": "text/javascript; charset=utf-8", "icon.svg": "image/svg+xml",
+	} {
+		mux.HandleFunc("GET /"+name, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Content-Type", kind)
+			w.Header().Set("Cache-Control", "max-age=300")
+			http.ServeFileFS(w, r, pageFiles, "assets/"+name)
+		})
+	}
+	mux.Handle("GET /{$}", p.reader(p.showStatus))
+	mux.Handle("GET /live", p.reader(p.live))
+	mux.Handle("GET /groups", p.reader(p.showGroups))
+	mux.Handle("GET /letters", p.reader(p.showLetters))
+	mux.Handle("GET /letter", p.reader(p.showLetter))
+	mux.Handle("GET /waiting", p.reader(p.showWaiting))
+	mux.Handle("GET /limits", p.reader(p.showLimits))
+	mux.Handle("GET /log", p.reader(p.showLog))
+	mux.Handle("GET /job", p.reader(p.showJob))
+	mux.Handle("GET /progress", p.reader(p.progress))
+	mux.Handle("GET /preview", p.changer(p.preview))
+	mux.Handle("POST /preview", p.changer(p.preview)) // a body is too long for an address
+	mux.Handle("POST /apply", p.changer(p.apply))
+	mux.Handle("POST /stop", p.changer(p.stop))
+	mux.Handle("POST /reset", p.changer(p.reset))
+	mux.Handle("POST /pause", p.changer(p.pause))
+	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
+		p.fail(w, http.StatusNotFound, "There is no such page.")
+	})
+	return mux
+}
+
+// policy lets the page load nothing but its own files, and no other site show it in a frame.
+const policy = "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self'; " +
+	"base-uri 'none'; frame-ancestors 'none'"
+
+// guarded sets the headers of every answer, and refuses requests that change something on behalf of another site.
+func (p *Page) guarded(next http.Handler) http.Handler {
+	origin := http.NewCrossOriginProtection()
+	origin.SetDenyHandler(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		p.fail(w, http.StatusForbidden, "Another site asked for this.")
+	}))
+	next = origin.Handler(next)
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		h := w.Header()
+		h.Set("Content-Security-Policy", policy)
+		h.Set("X-Content-Type-Options", "nosniff")
+		h.Set("Referrer-Policy", "same-origin")
+		h.Set("Cache-Control", "no-store")
+		if withSlash(w, r) {
+			return
+		}
+		if !strings.HasPrefix(r.URL.Path, "/") { // the prefix was stripped with its slash
+			r = r.Clone(r.Context())
+			r.URL.Path = "/" + r.URL.Path
+		}
+		r.Body = http.MaxBytesReader(w, r.Body, maxForm)
+		next.ServeHTTP(w, r)
+	})
+}
+
+// withSlash redirects a request for the page itself whose address has no slash at its end, and reports whether
+// it did: relative links would miss the page.
+func withSlash(w http.ResponseWriter, r *http.Request) bool {
+	u, err := url.ParseRequestURI(r.RequestURI)
+	if err != nil || strings.Trim(r.URL.Path, "/") != "" || strings.HasSuffix(u.Path, "/") {
+		return false
+	}
+	w.Header().Set("Location", "./"+u.EscapedPath()[strings.LastIndexByte(u.EscapedPath(), '/')+1:]+"/")
+	w.WriteHeader(http.StatusTemporaryRedirect)
+	return true
+}
+
+// maxForm bounds what a request may carry: an edited body is the largest.
+const maxForm = 4 << 20
+
+// visit is one request and who sent it.
+type visit struct {
+	w http.ResponseWriter
+	*http.Request
+	access operator.Access
+}
+
+// reader answers those who may read.
+func (p *Page) reader(answer func(visit)) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		var access operator.Access
+		if p.cfg.Authorize != nil {
+			var err error
+			if access, err = p.cfg.Authorize(r); err != nil {
+				p.fail(w, http.StatusForbidden, "You may not see this.")
+				return
+			}
+		}
+		answer(visit{w, r, access})
+	})
+}
+
+// changer answers those who may change something.
+func (p *Page) changer(answer func(visit)) http.Handler {
+	return p.reader(func(v visit) {
+		if !v.access.Change || v.access.By == "" || (core.Change{By: v.access.By}).Validate() != nil {
+			p.fail(v.w, http.StatusForbidden, "You may only look.")
+			return
+		}
+		answer(v)
+	})
+}

@@ -1,0 +1,87 @@
+package page
+
+import (
+	"context"
+	"net/http/httptest"
+	"os"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/holdfast-go/holdfast/internal/testenv"
+	"github.com/holdfast-go/holdfast/modules/operator/internal/core"
+)
+
+func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }
+
+// Those who wait while a server is silent are told what the look before them has found: each look of its own would have
+// them wait for as many times as there are viewers.
+func TestSilentServerIsAskedOnce(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		looks := 0
+		s := sampler{look: func(context.Context) core.Status {
+			looks++
+			now := core.Status{At: time.Now()}
+			time.Sleep(10 * time.Second)
+			return now
+		}}
+		for range 10 {
+			s.sample(t.Context())
+		}
+		if looks != 1 {
+			t.Errorf("it is asked %d times", looks)
+		}
+		time.Sleep(core.LiveEvery)
+		s.sample(t.Context())
+		s.forget()
+		s.sample(t.Context())
+		if looks != 3 {
+			t.Errorf("later it is asked %d times, want 3", looks)
+		}
+	})
+}
+
+// A body is made readable, but not into something far larger.
+func TestReadable(t *testing.T) {
+	t.Parallel()
+	long := "[" + strings.Repeat("1,", core.MaxEdit/4) + "1]"
+	deep := strings.Repeat("[", 9999) + strings.Repeat("]", 9999)
+	for body, want := range map[string]string{
+		`{"a":[1]}`: "{\n  \"a\": [\n    1\n  ]\n}", "no JSON": "no JSON", "\xff": "1 bytes that are no text, in base64:\n/w==", deep: deep, long: long,
+	} {
+		if got := *readable([]byte(body)); got != want {
+			t.Errorf("%.20q is shown as %.100q, %d bytes", body, got, len(got))
+		}
+	}
+	large := strings.Repeat("ö", maxShown)
+	if got := *readable([]byte(large)); len(got) > maxShown+200 || !strings.Contains(got, "all 2097152 of the body") {
+		t.Errorf("a large body is shown in %d bytes: …%s", len(got), got[len(got)-100:])
+	}
+}
+
+// What a form would change on its way is not edited in one.
+func TestWhatAFormWouldChange(t *testing.T) {
+	t.Parallel()
+	for body, want := range map[string]bool{"a\nb": true, "a\r\nb": false, "a\x00b": false, "\xff": false, strings.Repeat("x", core.MaxEdit+1): false} {
+		one := oneLetter{}
+		one.Fill(nil, []byte(body))
+		(&Page{}).uncover(&one)
+		if one.Editable != want {
+			t.Errorf("%.10q may be edited: %v", body, one.Editable)
+		}
+	}
+}
+
+// No text in a page ends its event early or begins another.
+func TestSendEvent_keepsItsLines(t *testing.T) {
+	t.Parallel()
+	w := httptest.NewRecorder()
+	if err := sendEvent(visit{w: w}, "<p>a\rdata: b\r\n\r\revent: end</p>\n", false); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := w.Body.String(), "data: <p>a data: b \ndata:   event: end</p>\n\n"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+}

@@ -1,0 +1,372 @@
+package page
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"html/template"
+	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/google/uuid"
+
+	"github.com/holdfast-go/holdfast/modules/operator"
+	"github.com/holdfast-go/holdfast/modules/operator/internal/core"
+	"github.com/holdfast-go/holdfast/outbox"
+)
+
+func (p *Page) showStatus(v visit) {
+	p.render(v, "status", "Status", p.samples.sample(v.Context()), nil)
+}
+
+// asked is a view of what a query chooses.
+type asked struct {
+	View   string // its address
+	Query  query
+	Places []string // all that can be chosen
+	// Names and Classes are some that can be.
+	Names, Classes []string
+	Found          any
+	// More says that there may be more than what was found.
+	More bool
+	// Next is the cursor of the last that was found where all are of one outbox, and its list goes on behind it.
+	Next string
+	// First says that the list begins with its first.
+	First bool
+	// Part says that not all could be seen.
+	Part bool
+}
+
+// ask answers with what the query of a request finds.
+func (p *Page) ask(v visit, name, heading, kind string, find func(context.Context, *query) (any, bool, error)) {
+	if err := v.ParseForm(); err != nil {
+		p.fail(v.w, http.StatusBadRequest, "The address cannot be read.")
+		return
+	}
+	q, err := p.parseQuery(v.Form, kind)
+	if err != nil {
+		p.fail(v.w, http.StatusBadRequest, core.OneLine(err))
+		return
+	}
+	ctx, cancel := context.WithTimeout(v.Context(), core.ReadTimeout)
+	defer cancel()
+	found, more, err := find(ctx, &q)
+	if refused, ok := errors.AsType[refusal](err); ok {
+		p.fail(v.w, refused.code, refused.text)
+		return
+	}
+	p.known.learn(found)
+	names, classes := p.known.lists()
+	shown := asked{View: name, Query: q, Places: p.o.PlaceNames(kind), Names: names, Classes: classes, Found: found, More: more, First: q.s.Behind == "", Part: err != nil}
+	if more && len(q.places) == 1 {
+		shown.Next = lastCursor(found)
+	}
+	p.render(v, name, heading, shown, err)
+}
+
+// Several says that an outbox is among several places: alone its list would have a next page.
+func (a asked) Several() bool {
+	return len(a.Query.places) > 1 && slices.ContainsFunc(a.Query.places, func(p core.Place) bool { return p.Kind == core.KindOutbox })
+}
+
+// lastCursor is that of the last letter that was found; empty: there is none.
+func lastCursor(found any) string {
+	if waiting, ok := found.(waitingView); ok {
+		found = waiting.Letters
+	}
+	letters, _ := found.([]core.Letter)
+	if len(letters) == 0 {
+		return ""
+	}
+	return letters[len(letters)-1].Cursor
+}
+
+// refusal is an error that is the whole answer.
+type refusal struct {
+	code int
+	text string
+}
+
+func (r refusal) Error() string { return r.text }
+
+func (p *Page) showGroups(v visit) {
+	p.ask(v, "groups", "Dead letters by kind", "", func(ctx context.Context, q *query) (any, bool, error) {
+		q.s.Behind = ""
+		q.Del("after") // a page of a list is no choice
+		all, err := core.EachPlace(ctx, q.places, func(ctx context.Context, at core.Place) ([]core.Group, error) { return at.Groups(ctx, q.s) })
+		slices.SortStableFunc(all, func(a, b core.Group) int { return cmp.Compare(b.Count, a.Count) })
+		return all, false, err
+	})
+}
+
+func (p *Page) showLetters(v visit) {
+	p.ask(v, "letters", "Dead letters", "", func(ctx context.Context, q *query) (any, bool, error) {
+		q.s.Limit = cmp.Or(q.s.Limit, core.Listed)
+		all, err := core.EachPlace(ctx, q.places, func(ctx context.Context, at core.Place) ([]core.Letter, error) { return at.List(ctx, q.at(at), false) })
+		if len(q.places) > 1 { // a list of one goes on behind its last
+			slices.SortStableFunc(all, func(a, b core.Letter) int { return a.FailedAt.Compare(b.FailedAt) })
+		}
+		more := len(all) >= q.s.Limit
+		return all[:min(len(all), q.s.Limit)], more, err
+	})
+}
+
+func (p *Page) showWaiting(v visit) {
+	parked := v.FormValue("parked") != ""
+	p.ask(v, "waiting", "Messages to be published", core.KindOutbox, func(ctx context.Context, q *query) (any, bool, error) {
+		f := outbox.WaitingFilter{Parked: parked, Name: q.s.Name, Key: q.s.Key, Limit: cmp.Or(q.s.Limit, core.Listed), After: q.s.Behind}
+		all, err := core.EachPlace(ctx, q.places, func(ctx context.Context, at core.Place) ([]core.Letter, error) { return p.o.WaitingAt(ctx, at.Name, f) })
+		return waitingView{parked, all}, len(all) >= f.Limit, err
+	})
+}
+
+// waitingView are messages that an outbox holds.
+type waitingView struct {
+	Parked  bool
+	Letters []core.Letter
+}
+
+// oneLetter is a letter with what stands around it.
+type oneLetter struct {
+	core.Letter
+	Trace string
+	// Body says what may be seen of the body: it is nil where it was not asked for.
+	Body     *string
+	Editable bool
+	// Behind are messages of the same key that wait in the outbox, and Parked how many wait for a consumer.
+	Behind []core.Letter
+	Parked int
+}
+
+func (p *Page) showLetter(v visit) {
+	p.ask(v, "letter", "One dead letter", "", func(ctx context.Context, q *query) (any, bool, error) {
+		at, s, err := q.one()
+		if err != nil {
+			return nil, false, err
+		}
+		found, err := at.List(ctx, s, true)
+		if err != nil {
+			return nil, false, err
+		}
+		if len(found) == 0 {
+			return nil, false, refusal{http.StatusNotFound, "There is no such dead letter. It was retried or dropped."}
+		}
+		one := oneLetter{Letter: found[0], Trace: core.TraceID(found[0].Headers["traceparent"])}
+		if v.access.Bodies && v.FormValue("body") != "" {
+			p.uncover(&one)
+		} else {
+			one.Headers = nil
+		}
+		one.Behind, one.Parked, err = p.o.Behind(ctx, at, one.Key)
+		return one, false, err
+	})
+}
+
+// uncover adds the body, as far as the service lets it be seen.
+func (p *Page) uncover(one *oneLetter) {
+	body := one.Bytes()
+	shown := one.Masked(p.cfg.Mask)
+	// Forms change the ends of lines that are not those of Unix, and no page can have a NUL.
+	one.Editable = bytes.Equal(shown, body) && utf8.Valid(body) && !bytes.ContainsAny(body, "\r\x00") && len(body) <= core.MaxEdit
+	if shown == nil {
+		hidden := core.HiddenByService
+		one.Body = &hidden
+		return
+	}
+	one.Body = readable(shown)
+}
+
+// readable is a body for the eye. It is not much longer than the body, whoever has sent that.
+func readable(body []byte) *string {
+	text := string(body)
+	var indented bytes.Buffer
+	switch {
+	case !utf8.Valid(body):
+		text = fmt.Sprintf("%d bytes that are no text, in base64:\n%s", len(body), base64.StdEncoding.EncodeToString(body))
+	case !nestsDeep(body) && json.Indent(&indented, body, "", "  ") == nil && indented.Len() <= maxShown:
+		text = indented.String()
+	}
+	if len(text) > maxShown {
+		text = fmt.Sprintf("%s\n… the first %d bytes; `show` of the terminal prints all %d of the body", strings.ToValidUTF8(text[:maxShown], ""), maxShown, len(body))
+	}
+	return &text
+}
+
+// maxShown bounds what is shown of a body, in bytes. What may be edited is shown whole.
+const maxShown = core.MaxEdit
+
+// nestsDeep reports whether JSON may nest so deep that its indents are longer than all else.
+func nestsDeep(body []byte) bool {
+	const deep = 50
+	depth := 0
+	for _, c := range body {
+		switch c {
+		case '[', '{':
+			depth++
+		case ']', '}':
+			depth--
+		}
+		if depth > deep {
+			return true
+		}
+	}
+	return false
+}
+
+func (p *Page) showLog(v visit) {
+	without := v.FormValue("without-upkeep") != ""
+	actions, err := p.o.Actions(v.Context(), operator.LogFilter{Limit: core.Listed, WithoutUpkeep: without})
+	p.render(v, "log", "What operators did", struct {
+		Jobs          []jobState
+		Actions       []operator.Action
+		WithoutUpkeep bool
+	}{p.jobs.list(), actions, without}, err)
+}
+
+func (p *Page) showJob(v visit) {
+	if j := p.jobOf(v); j != nil {
+		s := j.snapshot()
+		p.render(v, "job", "A change", s, nil)
+	}
+}
+
+func (p *Page) progress(v visit) {
+	if j := p.jobOf(v); j != nil {
+		p.stream(v, progressEvery, func() (string, bool) {
+			s := j.snapshot()
+			return p.fragment("job", "progress", s), !s.Running()
+		})
+	}
+}
+
+// jobOf is the job that a request names; where there is none, it is answered.
+func (p *Page) jobOf(v visit) *job {
+	id, err := strconv.Atoi(v.FormValue("id"))
+	if j := p.jobs.find(id); err == nil && j != nil {
+		return j
+	}
+	p.fail(v.w, http.StatusNotFound, "This process knows no such change; see the log.")
+	return nil
+}
+
+// limitsView is what the callers of a key have left.
+type limitsView struct {
+	Key    string
+	States []core.LimitState
+	Done   bool // they were just reset
+}
+
+func (p *Page) showLimits(v visit) {
+	key := v.FormValue("key")
+	data := limitsView{Key: key, Done: v.FormValue("done") != ""}
+	var err error
+	if key != "" {
+		ctx, cancel := context.WithTimeout(v.Context(), core.ReadTimeout)
+		defer cancel()
+		data.States, err = p.o.LimitStates(ctx, "", key)
+	}
+	p.render(v, "limits", "Rate limits", data, err)
+}
+
+// query is what the address or the form of a request chooses. The zero query is all.
+type query struct {
+	url.Values
+	places []core.Place
+	ids    map[string][]uuid.UUID // by place; nil: all that the selection chooses
+	s      core.Selection
+}
+
+// fields are those of a query, as forms and addresses carry them.
+var fields = []string{"from", "name", "key", "class", "group", "error", "since", "until", "limit", "parked", "after", "id"}
+
+// parseQuery reads what was chosen, of the places of a kind or of all.
+func (p *Page) parseQuery(form url.Values, kind string) (q query, err error) {
+	q.Values = url.Values{}
+	for _, field := range fields {
+		if values := slices.DeleteFunc(slices.Clone(form[field]), func(v string) bool { return v == "" }); len(values) > 0 {
+			q.Values[field] = values
+		}
+	}
+	q.s = core.Selection{
+		Name: q.Get("name"), Key: q.Get("key"), Class: q.Get("class"), Group: q.Get("group"), ErrorContains: q.Get("error"),
+		Behind: q.Get("after"),
+	}
+	if q.s.After, err = core.ParseMoment(q.Get("since")); err != nil {
+		return q, fmt.Errorf("since: %w", err)
+	}
+	if q.s.Before, err = core.ParseMoment(q.Get("until")); err != nil {
+		return q, fmt.Errorf("until: %w", err)
+	}
+	if text := q.Get("limit"); text != "" {
+		if q.s.Limit, err = strconv.Atoi(text); err != nil || q.s.Limit < 1 || q.s.Limit > core.MaxPerPage {
+			return q, fmt.Errorf("limit must be from 1 to %d", core.MaxPerPage)
+		}
+	}
+	if q.places, err = p.o.Chosen(q.Values["from"], kind); err != nil {
+		return q, err
+	}
+	return q, q.parseIDs()
+}
+
+// parseIDs reads the letters that were marked: the place and the id of each.
+func (q *query) parseIDs() error {
+	marked := q.Values["id"]
+	if len(marked) > core.MaxPerPage {
+		return fmt.Errorf("at most %d messages at a time", core.MaxPerPage)
+	}
+	for _, text := range marked {
+		from, id, _ := strings.Cut(text, "/")
+		parsed, err := uuid.Parse(id)
+		if err != nil || !slices.ContainsFunc(q.places, func(p core.Place) bool { return p.Name == from }) {
+			return fmt.Errorf("%.80q is no message of these", text)
+		}
+		if q.ids == nil {
+			q.ids = map[string][]uuid.UUID{}
+		}
+		q.ids[from] = append(q.ids[from], parsed)
+	}
+	if q.ids != nil {
+		q.places = slices.DeleteFunc(q.places, func(p core.Place) bool { return q.ids[p.Name] == nil })
+	}
+	return nil
+}
+
+// at is what is chosen of one place.
+func (q query) at(p core.Place) core.Selection {
+	if q.ids != nil {
+		return core.Selection{IDs: q.ids[p.Name]}
+	}
+	return q.s
+}
+
+// one is the single letter that is asked for.
+func (q query) one() (core.Place, core.Selection, error) {
+	if len(q.places) != 1 || len(q.Values["id"]) != 1 {
+		return core.Place{}, core.Selection{}, refusal{http.StatusBadRequest, "Say which message, and of which outbox or consumer."}
+	}
+	return q.places[0], q.at(q.places[0]), nil
+}
+
+// With is the address of the same query with other values: fields and values take turns. An empty value
+// leaves the field out.
+func (q query) With(pairs ...string) template.URL {
+	values := url.Values{}
+	for field, v := range q.Values {
+		values[field] = v
+	}
+	for i := 0; i+1 < len(pairs); i += 2 {
+		values.Del(pairs[i])
+		if pairs[i+1] != "" {
+			values.Set(pairs[i], pairs[i+1])
+		}
+	}
+	return template.URL(values.Encode()) // it is escaped
+}
