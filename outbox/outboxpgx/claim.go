@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/binary"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/holdfast-go/holdfast/internal/pgcall"
@@ -238,6 +240,80 @@ func (s *Store) countLosses(ctx context.Context, c *claim) (losses int, err erro
 	return losses, err
 }
 
+// A session may lock a message for as long as it likes: somebody has changed it by hand and not committed, or a row of
+// another table refers to it. The message is left alone then, and the later ones of its key with it, since they must not
+// overtake it. See free in store.go.
+
+// stuckKeys are those of which a message was left alone.
+type stuckKeys map[string]bool
+
+// leaveOut reports whether to leave out a message too, since it is locked or behind one that is. Messages must come in
+// their order.
+func (s stuckKeys) leaveOut(key string, locked bool) bool {
+	if locked && key != "" {
+		s[key] = true
+	}
+	return locked || s[key]
+}
+
+// Other programs write to the table too. A row of theirs that is no message must not keep the others
+// from being read: every column is scanned as something that cannot fail, and decoded by itself.
+
+// record is a row of the columns of recordColumns. The id is scanned as bytes: of a uuid.UUID the
+// client makes a text first.
+type record struct {
+	id                              [16]byte
+	name, contentType               string
+	body                            []byte
+	headers                         []byte
+	key                             pgtype.Text
+	transport, exchange, routingKey string
+	routeHeaders                    []byte
+	createdAt                       pgtype.Timestamptz
+	attempts                        int
+	size                            int64 // of the body
+	whole                           bool
+}
+
+// dest are the destinations of recordColumns, and of more behind them.
+func (r *record) dest(more ...any) []any {
+	return append([]any{
+		&r.id, &r.name, &r.contentType, &r.body, &r.headers, &r.key, &r.transport, &r.exchange, &r.routingKey, &r.routeHeaders,
+		&r.createdAt, &r.attempts, &r.size, &r.whole,
+	}, more...)
+}
+
+// message decodes the record. With an error the message has what could be decoded.
+func (r *record) message() (driver.Message, error) {
+	m := driver.Message{
+		ID: r.id, Name: r.name, ContentType: r.contentType, Body: r.body, Key: r.key.String, Transport: r.transport,
+		Exchange: r.exchange, RoutingKey: r.routingKey,
+		CreatedAt: r.createdAt.Time, Attempts: max(0, r.attempts),
+	}
+	var err1, err2, err3, err4 error
+	if !r.whole {
+		err4 = fmt.Errorf("too large to be read: a body of %d bytes, or more than 64 KiB beside it", r.size)
+	}
+	m.Headers, err1 = decodeHeaders("headers", r.headers)
+	m.RouteHeaders, err2 = decodeHeaders("route_headers", r.routeHeaders)
+	if r.createdAt.InfinityModifier != pgtype.Finite {
+		err3 = errors.New("created_at is infinite")
+	}
+	return m, errors.Join(err1, err2, err3, err4)
+}
+
+// decodeHeaders takes [] for no headers: PHP writes an empty map like that.
+func decodeHeaders(column string, text []byte) (map[string]string, error) {
+	if len(text) == 0 || string(text) == "[]" {
+		return nil, nil
+	}
+	var headers map[string]string
+	if err := json.Unmarshal(text, &headers); err != nil {
+		return nil, fmt.Errorf("%s is not a JSON object of strings: %w", column, err)
+	}
+	return headers, nil
+}
+
 // slowClaims notes when a claim was slow, as it is for the reason that runsSQL has.
 type slowClaims struct {
 	mu   sync.Mutex
@@ -304,3 +380,60 @@ func (l *lostClaims) tokens() []int64 {
 	}
 	return tokens
 }
+
+// recordColumns are what a record is scanned from: texts where the row has texts, and a body where it
+// is whole.
+const recordColumns = `id, CASE WHEN texts THEN name ELSE left(name, 128) END, CASE WHEN texts THEN content_type ELSE '' END, CASE WHEN whole THEN body END,
+  CASE WHEN texts THEN headers END, CASE WHEN texts THEN ordering_key END, CASE WHEN texts THEN transport_name ELSE '' END,
+  CASE WHEN texts THEN exchange ELSE '' END, CASE WHEN texts THEN routing_key ELSE '' END, CASE WHEN texts THEN route_headers END,
+  created_at, attempts, octet_length(body), whole`
+
+// fits bounds what is read of a row o: its texts and headers as they are stored. A message that
+// outbox.Prepare takes has less.
+const fits = `octet_length(o.body) <= {max} AND octet_length(o.name) + octet_length(o.content_type) + octet_length(o.transport_name) + octet_length(o.exchange)
+  + octet_length(o.routing_key) + coalesce(octet_length(o.ordering_key), 0) + coalesce(pg_column_size(o.headers), 0) + coalesce(pg_column_size(o.route_headers), 0) <= 65536`
+
+// claimSQL leases lanes: see migrations/0006_outbox_relay.sql. $1 token, $2 microseconds of the lease, $3 lanes, $4
+// transports to skip, $5 limit, $6 whether the relay has no other batch in hand, $7 tokens of lost claims.
+const claimSQL = `
+SELECT lane, single, doubtful, era, due_us, ends_us, dropped
+FROM {claim}($1::bigint, $2::bigint, $3::integer, $4::text[], $5::integer, $6::boolean, $7::bigint[])`
+
+// readSQL reads the rows of the lanes just leased: of each lane its share of the limit, in order, until the
+// bodies exceed the bytes. Rows behind a waiting one of their key, those that another session has locked, and rows too large
+// by themselves come without a body. It follows claimSQL, under its settings: its snapshot must be newer than the lock on the
+// lane. $1 token, $2 limit, $3 transports to skip, $4 bytes.
+const readSQL = `
+SELECT {record}, seq, behind, locked
+FROM (
+  SELECT m.*, fits AS texts, fits AND NOT behind AND NOT locked AS whole,
+    sum(octet_length(m.body)) FILTER (WHERE fits AND NOT behind AND NOT locked) OVER (ORDER BY m.seq) - octet_length(m.body) AS bytes_before
+  FROM {lanes} l CROSS JOIN LATERAL ({rows}) m
+  WHERE l.token = $1) q
+WHERE NOT whole OR bytes_before < $4::bigint
+ORDER BY seq
+LIMIT $2::int`
+
+// rowsSQL are the rows of a lane l. Each is looked at back to the nearest waiting row of its key.
+//
+// runsSQL are the same for less where very many rows of a key were released under an old snapshot: their index entries are
+// walked over for each row of it. Of a run of rows of one key each is looked at only back to the one before it (previous). So
+// a row behind one that is behind may not be said to be; that one's key is told, as it fits. It costs a claim a third more, so
+// it is for those that are slow.
+const (
+	rowsSQL = `
+    SELECT o.*, (SELECT true FROM {outbox} p WHERE {before}) IS NOT NULL AS behind, ({free}) IS NULL AS locked, {fits} AS fits FROM {share}`
+	runsSQL = `
+    SELECT o.*, (SELECT true FROM {outbox} p WHERE p.seq > coalesce(o.previous, 0) AND {before}) IS NOT NULL AS behind
+    FROM (SELECT r.*, CASE WHEN lag(r.ordering_key) OVER w = r.ordering_key AND lag(r.fits) OVER w THEN lag(r.seq) OVER w END AS previous
+      FROM (SELECT o.*, ({free}) IS NULL AS locked, {fits} AS fits FROM {share}) r
+      WINDOW w AS (ORDER BY r.seq)) o`
+	shareSQL = `{outbox} o
+    WHERE o.lane = l.lane AND o.seq >= l.floor AND {ready} AND o.transport_name <> ALL($3::text[])
+    ORDER BY o.seq LIMIT greatest(1, least(l.batch, $2::int / (SELECT count(*)::int FROM {lanes} WHERE token = $1)))`
+)
+
+// countLossesSQL returns how many claims in a row, of exactly this message alone, were lost. $1 token, $2 seq
+// of the message.
+const countLossesSQL = `
+UPDATE {lanes} SET losses = CASE WHEN alone = $2::bigint THEN losses ELSE 0 END, alone = $2::bigint WHERE token = $1 RETURNING losses`

@@ -1,9 +1,14 @@
 package outboxpgx
 
 import (
+	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/google/uuid"
@@ -12,6 +17,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/holdfast-go/holdfast/internal/pgcall"
+	"github.com/holdfast-go/holdfast/internal/sqlstate"
 	"github.com/holdfast-go/holdfast/outbox"
 	"github.com/holdfast-go/holdfast/outbox/internal/deadletter"
 	"github.com/holdfast-go/holdfast/outbox/internal/stored"
@@ -131,3 +137,373 @@ func optional[T comparable](v T) *T {
 	}
 	return &v
 }
+
+// Groups implements outbox.DeadLetters.
+func (d *deadLetters) Groups(ctx context.Context, f outbox.Filter) ([]outbox.Group, error) {
+	limit := cmp.Or(f.Limit, deadletter.GroupsLimit)
+	f.Limit = min(f.Limit, 0) // it bounds the groups, not the letters; a negative one is refused
+	if err := deadletter.CheckFilter(f); err != nil {
+		return nil, err
+	}
+	return collect(ctx, d, "group dead letters", scanGroup, d.sql.groups, append(filterArgs(f), limit)...)
+}
+
+func scanGroup(row pgx.CollectableRow) (g outbox.Group, err error) {
+	s := &g.Sample
+	var id [16]byte
+	var key pgtype.Text
+	var first, last, created, failed pgtype.Timestamptz // each may be infinite, which is the zero time
+	err = row.Scan(&g.Count, &first, &last, &id, &s.Name, &key, &s.Transport, &created, &s.Attempts,
+		&s.Class, &s.Error, &failed, &s.Fingerprint)
+	g.First, g.Last, g.Fingerprint = first.Time, last.Time, s.Fingerprint
+	s.ID, s.Key, s.CreatedAt, s.FailedAt = id, key.String, created.Time, failed.Time
+	return g, err
+}
+
+// Replay implements outbox.DeadLetters.
+func (d *deadLetters) Replay(ctx context.Context, f outbox.Filter, r outbox.Replay) (outbox.Replayed, error) {
+	return deadletter.Replay(ctx, &change{deadLetters: d, what: "replay", by: r.By, reason: r.Reason, chosenBy: f}, f, r)
+}
+
+// Remove implements outbox.DeadLetters.
+func (d *deadLetters) Remove(ctx context.Context, f outbox.Filter, r outbox.Removal) (int, error) {
+	return deadletter.Remove(ctx, &change{deadLetters: d, what: "remove", by: r.By, reason: r.Reason, chosenBy: f}, f, r)
+}
+
+// change is one Replay or Remove, with what the audit keeps of it.
+type change struct {
+	*deadLetters
+	what, by, reason string
+	chosenBy         outbox.Filter
+	entry            int // of the audit; 0: none yet
+}
+
+// Selected implements deadletter.Store.
+func (c *change) Selected(ctx context.Context, f outbox.Filter) (ids []uuid.UUID, err error) {
+	return c.ids(ctx, c.sql.selected, filterArgs(f))
+}
+
+// Returnable implements deadletter.Store.
+func (c *change) Returnable(ctx context.Context, f outbox.Filter, r outbox.Replay) (ids []uuid.UUID, stay outbox.Replayed, err error) {
+	args := append(filterArgs(f), deadletter.Retention.Microseconds(), r.Force)
+	ids, err = c.ids(ctx, c.sql.returnable, args, &stay.Outlived, &stay.Failed)
+	return ids, stay, err
+}
+
+// ids reads a row that begins with ids.
+func (c *change) ids(ctx context.Context, sql string, args []any, more ...any) ([]uuid.UUID, error) {
+	var found uuids
+	err := pgcall.Twice(ctx, c.pool, c.changeTimeout, func(ctx context.Context, conn *pgxpool.Conn) error {
+		return queryPlanned(ctx, conn, beginReadSQL, sql, args, append([]any{&found}, more...))
+	})
+	if err != nil {
+		return nil, fmt.Errorf("outboxpgx: %s dead letters: %w", c.what, c.t.explain(err))
+	}
+	ids := make([]uuid.UUID, len(found))
+	for i, id := range found {
+		ids[i] = id.Bytes
+	}
+	return ids, nil
+}
+
+// Return implements deadletter.Store. A step that meets an id which has come to the outbox since it began is tried once more:
+// it then sees that one.
+func (c *change) Return(ctx context.Context, s deadletter.Step, r outbox.Replay) (moved outbox.Replayed, err error) {
+	var between int64 // microseconds
+	if r.PerSecond > 0 {
+		between = int64(min(float64(time.Second/time.Microsecond)/r.PerSecond, float64(365*24*time.Hour/time.Microsecond)))
+	}
+	for range 2 {
+		err = c.step(ctx, c.sql.replay, s.Filter, []any{between, s.Before, s.Bodies}, &moved.Returned, &moved.Failed)
+		if sqlstate.Of(err) != uniqueViolation {
+			break
+		}
+	}
+	if moved.Returned > 0 {
+		c.wake()
+	}
+	return moved, err
+}
+
+// Delete implements deadletter.Store.
+func (c *change) Delete(ctx context.Context, f outbox.Filter, _ outbox.Removal) (n int, err error) {
+	err = c.step(ctx, c.sql.remove, f, nil, &n)
+	return n, err
+}
+
+// step runs a statement that changes dead letters and notes who did so, in one round trip, so that no
+// lock outlives a connection that falls silent. It scans the statement's one row into counts, which
+// stay as they are on an error.
+func (c *change) step(ctx context.Context, sql string, f outbox.Filter, more []any, counts ...*int) error {
+	chosenBy, err := encodeFilter(c.chosenBy)
+	if err != nil {
+		return err
+	}
+	args := append(append(filterArgs(f), c.entry, c.by, c.reason, chosenBy), more...)
+	counts = append(counts, &c.entry)
+	got, dest := make([]int, len(counts)), make([]any, len(counts))
+	for i := range got {
+		dest[i] = &got[i]
+	}
+	err = pgcall.Within(ctx, c.pool, c.changeTimeout, func(ctx context.Context, conn *pgxpool.Conn) error {
+		return queryPlanned(ctx, conn, beginSQL, sql, args, dest)
+	})
+	if err != nil {
+		return fmt.Errorf("outboxpgx: %s dead letters: %w", c.what, c.t.explain(err))
+	}
+	for i, count := range counts {
+		*count = got[i]
+	}
+	return nil
+}
+
+// queryPlanned scans the one row of a statement in a transaction, in one round trip.
+func queryPlanned(ctx context.Context, conn *pgxpool.Conn, begin, sql string, args, dest []any) error {
+	return planned(ctx, conn, begin, sql, args, func(q *pgx.QueuedQuery) {
+		q.QueryRow(func(row pgx.Row) error { return row.Scan(dest...) })
+	})
+}
+
+// planned runs a statement under deadPlansSQL in a transaction, in one round trip. read says what becomes of its rows.
+func planned(ctx context.Context, conn *pgxpool.Conn, begin, sql string, args []any, read func(*pgx.QueuedQuery)) error {
+	queue := &pgx.Batch{}
+	queue.Queue(begin)
+	queue.Queue(deadPlansSQL)
+	read(queue.Queue(sql, args...))
+	queue.Queue(commitSQL)
+	return conn.SendBatch(ctx, queue).Close()
+}
+
+// cursor is the place of a row in a list: the time by which the list is sorted first, and seq. As a text it is
+// "microseconds.seq", infinite times by their names.
+type cursor struct {
+	at  pgtype.Timestamptz
+	seq int64
+}
+
+// start is before every row.
+var start = cursor{pgtype.Timestamptz{InfinityModifier: pgtype.NegativeInfinity, Valid: true}, math.MinInt64}
+
+func (c cursor) String() string {
+	at := c.at.InfinityModifier.String()
+	if c.at.InfinityModifier == pgtype.Finite {
+		at = strconv.FormatInt(c.at.Time.UnixMicro(), 10)
+	}
+	return at + "." + strconv.FormatInt(c.seq, 10)
+}
+
+// parseCursor reads a cursor; "" is the start.
+func parseCursor(text string) (cursor, error) {
+	if text == "" {
+		return start, nil
+	}
+	at, seq, _ := strings.Cut(text, ".")
+	c := cursor{at: pgtype.Timestamptz{Valid: true}}
+	var err1, err2 error
+	switch at {
+	case pgtype.Infinity.String():
+		c.at.InfinityModifier = pgtype.Infinity
+	case pgtype.NegativeInfinity.String():
+		c.at.InfinityModifier = pgtype.NegativeInfinity
+	default:
+		var micro int64
+		micro, err1 = strconv.ParseInt(at, 10, 64)
+		c.at.Time = time.UnixMicro(micro)
+	}
+	c.seq, err2 = strconv.ParseInt(seq, 10, 64)
+	if err1 != nil || err2 != nil {
+		return c, fmt.Errorf("outboxpgx: %.80q is no cursor of a list", text)
+	}
+	return c, nil
+}
+
+// auditRetention is for how long it is known who changed dead letters.
+const auditRetention = 365 * 24 * time.Hour
+
+// auditLimit is how many entries an Audit without a limit returns.
+const auditLimit = 100
+
+// AuditEntry is one Replay or Remove of dead letters that changed something.
+type AuditEntry struct {
+	// At is by the database's clock.
+	At time.Time
+	// By and Reason are as the caller gave them.
+	By, Reason string
+	// Action is "replay", "edit" for a replay that replaced bodies, or "remove".
+	Action string
+	// Count is how many dead letters it changed.
+	Count int
+	// Filter is what selected them.
+	Filter outbox.Filter
+	// Unreadable is why Filter is missing: another program wrote the entry. Nil: it is there.
+	Unreadable error
+}
+
+// Audit returns the newest entries, the newest first. A limit of 0 means 100. An entry is written in
+// the transaction of the change's first step, counts the others in theirs, and is kept for a year.
+func (s *Store) Audit(ctx context.Context, limit int) ([]AuditEntry, error) {
+	if limit < 0 {
+		return nil, fmt.Errorf("outboxpgx: audit: the limit is %d, want 0 or more", limit)
+	}
+	if limit == 0 {
+		limit = auditLimit
+	}
+	return collect(ctx, s.dead, "audit", scanAudit, s.dead.sql.audit, limit)
+}
+
+func scanAudit(row pgx.CollectableRow) (AuditEntry, error) {
+	var e AuditEntry
+	var chosenBy []byte
+	var at pgtype.Timestamptz // infinite, of another program: the zero time
+	if err := row.Scan(&at, &e.By, &e.Reason, &e.Action, &e.Count, &chosenBy); err != nil {
+		return e, err
+	}
+	e.At = at.Time
+	var filter storedFilter
+	if err := json.Unmarshal(chosenBy, &filter); err != nil {
+		e.Unreadable = fmt.Errorf("filter: %w", err)
+		return e, nil
+	}
+	e.Filter = outbox.Filter(filter)
+	return e, nil
+}
+
+// storedFilter is a Filter as the table holds it, without what is not set.
+type storedFilter struct {
+	IDs           []uuid.UUID `json:"ids,omitempty"`
+	Class         string      `json:"class,omitempty"`
+	Name          string      `json:"name,omitempty"`
+	Key           string      `json:"key,omitempty"`
+	Fingerprint   string      `json:"fingerprint,omitempty"`
+	ErrorContains string      `json:"error_contains,omitempty"`
+	FailedAfter   time.Time   `json:"failed_after,omitzero"`
+	FailedBefore  time.Time   `json:"failed_before,omitzero"`
+	Limit         int         `json:"limit,omitempty"`
+	After         string      `json:"-"` // no change has it
+}
+
+func encodeFilter(f outbox.Filter) (string, error) {
+	b, err := json.Marshal(storedFilter(f))
+	if err != nil {
+		return "", fmt.Errorf("outboxpgx: encode the filter: %w", err)
+	}
+	return string(b), nil
+}
+
+// deadStatements are the SQL of lists for operators, with the table names filled in.
+type deadStatements struct {
+	list, count, groups, selected, returnable, replay, remove, audit string
+
+	waitingReady, waitingParked string
+}
+
+func (t tables) deadStatements() deadStatements {
+	parts := strings.NewReplacer("{where}", deadWhere, "{match}", deadMatch, "{again}", deadAgain,
+		"{replayNoted}", strings.ReplaceAll(deadNoted, "{action}", "CASE WHEN $16::bytea[] IS NULL THEN 'replay' ELSE 'edit' END"),
+		"{removeNoted}", strings.ReplaceAll(deadNoted, "{action}", "'remove'"),
+		"{fits}", strings.ReplaceAll(fits, "{max}", "$10::bigint"),
+		"{record}", recordColumns)
+	fill := func(sql string) string { return t.fill(parts.Replace(parts.Replace(sql))) }
+	waiting := func(rows string) string {
+		sql := strings.ReplaceAll(waitingListSQL, "{waitingRows}", rows)
+		return t.fill(strings.NewReplacer("{fits}", strings.ReplaceAll(fits, "{max}", "$4::bigint"), "{record}", recordColumns).Replace(sql))
+	}
+	return deadStatements{
+		waitingReady: waiting(waitingReadySQL), waitingParked: waiting(waitingParkedSQL),
+		list: fill(deadListSQL), count: fill(deadCountSQL), groups: fill(deadGroupsSQL),
+		selected: fill(deadSelectedSQL), returnable: fill(deadReturnableSQL), replay: fill(deadReplaySQL), remove: fill(deadRemoveSQL), audit: fill(auditSQL),
+	}
+}
+
+// deadWhere is the filter of dead letters: an argument that is null does not filter. $1 ids, $2 class,
+// $3 name, $4 key, $5 and $6 the times between which they failed, $7 limit, $8 a part of the error, $9 fingerprint.
+const deadWhere = deadMatch + `
+ORDER BY died_at, seq LIMIT $7`
+
+const deadMatch = `
+  ($1::uuid[] IS NULL OR id = ANY($1)) AND ($2::text IS NULL OR error_class = $2) AND ($3::text IS NULL OR name = $3)
+  AND ($4::text IS NULL OR ordering_key = $4) AND ($5::timestamptz IS NULL OR died_at >= $5) AND ($6::timestamptz IS NULL OR died_at < $6)
+  AND ($8::text IS NULL OR position($8 IN last_error) > 0) AND ($9::text IS NULL OR fingerprint = $9)`
+
+// $10 bytes of all bodies, $11 and $12 where the list begins.
+const deadListSQL = `
+SELECT {record}, left(error_class, 100), left(last_error, 1000), died_at, fingerprint, seq
+FROM (SELECT d.*, fits AS texts, fits AND sum(octet_length(body)) FILTER (WHERE fits) OVER (ORDER BY died_at, seq) <= $10 AS whole
+      FROM (SELECT o.*, {fits} AS fits FROM {dead} o WHERE (died_at, seq) > ($11::timestamptz, $12::bigint) AND {where}) d) d
+ORDER BY died_at, seq`
+
+const deadCountSQL = `SELECT count(*) FROM (SELECT FROM {dead} WHERE {where}) d`
+
+// $10 groups. The sample is the latest of its kind. Times that another program has made infinite do not count.
+const deadGroupsSQL = `
+WITH chosen AS MATERIALIZED (SELECT id, seq, died_at, fingerprint FROM {dead} WHERE {where}),
+     kinds AS (
+       SELECT fingerprint, count(*) AS n, min(died_at) FILTER (WHERE isfinite(died_at)) AS first, max(died_at) FILTER (WHERE isfinite(died_at)) AS last FROM chosen
+       GROUP BY fingerprint ORDER BY n DESC, fingerprint LIMIT $10),
+     latest AS (SELECT DISTINCT ON (fingerprint) fingerprint, id FROM chosen ORDER BY fingerprint, isfinite(died_at) DESC, died_at DESC, seq DESC)
+SELECT k.n, k.first, k.last, d.id, left(d.name, 128), left(d.ordering_key, 1000), left(d.transport_name, 128), d.created_at, d.attempts,
+  left(d.error_class, 100), left(d.last_error, 1000), d.died_at, d.fingerprint
+FROM kinds k JOIN latest USING (fingerprint) JOIN {dead} d ON d.id = latest.id
+ORDER BY k.n DESC, k.fingerprint`
+
+// deadPlansSQL has letters found by index: the tables are often empty when they are analysed, and hold very many a moment
+// later. The filter has arguments that are null, so that one plan is not for all; Postgres would keep one that was made while
+// there was nothing, and read the whole table for every page. Nor do the statements join tables: a plan
+// for few rows compares all with all.
+const deadPlansSQL = `
+SELECT set_config('plan_cache_mode', 'force_custom_plan', true), set_config('enable_seqscan', 'off', true), set_config('jit', 'off', true)`
+
+const beginReadSQL = `BEGIN ISOLATION LEVEL READ COMMITTED READ ONLY`
+
+// What becomes of letters d that are to be tried again: outlived stay because they were stored more than
+// $10 microseconds ago, unless $11 forces them; again, because the outbox holds their id; the others go.
+const deadReturnableSQL = `
+WITH outlived AS MATERIALIZED (SELECT FROM {dead} d WHERE NOT $11::boolean AND created_at < now() - $10::bigint * interval '1 microsecond' AND {where}),
+     again AS MATERIALIZED (SELECT FROM {dead} d WHERE ($11 OR created_at >= now() - $10 * interval '1 microsecond') AND {again} AND {where}),
+     others AS MATERIALIZED (SELECT id, seq FROM {dead} d WHERE ($11 OR created_at >= now() - $10 * interval '1 microsecond') AND NOT ({again}) AND {where})
+SELECT (SELECT coalesce(array_agg(id ORDER BY seq), '{}') FROM others), (SELECT count(*) FROM outlived), (SELECT count(*) FROM again)`
+
+// deadAgain looks for each letter alone, as an EXISTS may not.
+const deadAgain = `(SELECT true FROM {outbox} o WHERE o.id = d.id LIMIT 1) IS NOT NULL`
+
+const deadSelectedSQL = `SELECT coalesce(array_agg(id ORDER BY died_at, seq), '{}') FROM (SELECT id, died_at, seq FROM {dead} WHERE {where}) d`
+
+// deadNoted keeps who has changed so many, where there are any: once for a change of many steps. $10 the
+// note of the steps before, $11 who, $12 why, $13 the filter.
+const deadNoted = `
+     counted AS (UPDATE {audit} a SET count = a.count + n FROM changed WHERE a.id = $10::bigint RETURNING a.id),
+     noted AS (
+       INSERT INTO {audit} (actor, reason, action, count, filter)
+       SELECT $11::text, $12::text, {action}, n, $13::text::jsonb FROM changed WHERE n > 0 AND NOT EXISTS (SELECT FROM counted) RETURNING id),
+     note AS (SELECT coalesce((SELECT id FROM counted), (SELECT id FROM noted), 0))`
+
+// A change that a table ignores fails: a letter that left its table and did not arrive in the outbox would be lost.
+//
+// Locked in one order before they are deleted, so that two at once do not return one letter twice; the second waits, so
+// that it brings nothing back before what the first does. $14 microseconds between two, $15 how many were
+// returned before, $16 the bodies of $1 where they are edited.
+const deadReplaySQL = `
+WITH again AS MATERIALIZED (SELECT FROM {dead} d WHERE {again} AND {match}),
+     chosen AS MATERIALIZED (SELECT id FROM {dead} d WHERE NOT ({again}) AND {match} ORDER BY id LIMIT $7 FOR UPDATE),
+     gone AS (DELETE FROM {dead} WHERE id = ANY(ARRAY(SELECT id FROM chosen)) RETURNING *),
+     back AS (
+       INSERT INTO {outbox} ({columns}, created_at, due_at)
+       SELECT id, lane, name, coalesce(edited_body, body), content_type, headers, ordering_key, transport_name, exchange, routing_key, route_headers,
+              created_at, CASE WHEN $14::bigint > 0 THEN now() + ($15::bigint + row_number() OVER (ORDER BY seq) - 1) * $14::bigint * interval '1 microsecond' END
+       FROM gone LEFT JOIN unnest(CASE WHEN $16::bytea[] IS NOT NULL THEN $1::uuid[] END, $16::bytea[]) AS edited (edited_id, edited_body) ON edited_id = id
+       ORDER BY seq RETURNING 1),
+     changed AS (SELECT count(*) AS n FROM back),{replayNoted}
+SELECT n, (SELECT count(*) FROM again), (TABLE note) FROM changed
+WHERE (CASE WHEN (SELECT count(*) FROM gone) < (SELECT count(*) FROM chosen) THEN {ignored}({deadName}, (SELECT count(*) FROM chosen) - (SELECT count(*) FROM gone))
+  WHEN n < (SELECT count(*) FROM gone) THEN {ignored}({outboxName}, (SELECT count(*) FROM gone) - n)
+  WHEN n > 0 AND (TABLE note) = 0 THEN {ignored}({auditName}, 1) END) IS NULL`
+
+const deadRemoveSQL = `
+WITH chosen AS MATERIALIZED (SELECT id FROM {dead} WHERE {match} ORDER BY id LIMIT $7 FOR UPDATE),
+     gone AS (DELETE FROM {dead} WHERE id = ANY(ARRAY(SELECT id FROM chosen)) RETURNING 1),
+     changed AS (SELECT count(*) AS n FROM gone),{removeNoted}
+SELECT n, (TABLE note) FROM changed
+WHERE (CASE WHEN n < (SELECT count(*) FROM chosen) THEN {ignored}({deadName}, (SELECT count(*) FROM chosen) - n)
+  WHEN n > 0 AND (TABLE note) = 0 THEN {ignored}({auditName}, 1) END) IS NULL`
+
+const auditSQL = `SELECT at, actor, reason, action, count, filter FROM {audit} ORDER BY id DESC LIMIT $1`

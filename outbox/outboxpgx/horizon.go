@@ -117,17 +117,11 @@ func (h *horizon) answer(q question, writers []string) {
 	}
 }
 
-// lower looks below the floors, in a transaction of its own. It calls looked when that look was answered.
-func (s *Store) lower(queue *pgx.Batch, looked func()) {
-	queue.Queue(beginSQL)
-	queue.Queue(settingsSQL)
-	queue.Queue(asyncCommitSQL)
-	queue.Queue(lookTimeoutSQL)
-	queue.Queue(s.sql.lower).Exec(func(pgconn.CommandTag) error {
-		looked()
-		return nil
-	})
-	queue.Queue(commitSQL)
+// limit returns the number that no floor may be above, and the era in which that holds.
+func (h *horizon) limit() (seq, era int64) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.safe + 1, h.era
 }
 
 // forget is called when the database has failed: it may be another one afterwards, with lower
@@ -143,9 +137,37 @@ func (h *horizon) reset() {
 	h.seen, h.safe, h.pending, h.writers, h.asking = 0, 0, 0, nil, 0
 }
 
-// limit returns the number that no floor may be above, and the era in which that holds.
-func (h *horizon) limit() (seq, era int64) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return h.safe + 1, h.era
+// lower looks below the floors, in a transaction of its own. It calls looked when that look was answered.
+func (s *Store) lower(queue *pgx.Batch, looked func()) {
+	queue.Queue(beginSQL)
+	queue.Queue(settingsSQL)
+	queue.Queue(asyncCommitSQL)
+	queue.Queue(lookTimeoutSQL)
+	queue.Queue(s.sql.lower).Exec(func(pgconn.CommandTag) error {
+		looked()
+		return nil
+	})
+	queue.Queue(commitSQL)
 }
+
+// lowerSQL lowers the floors to ready rows that lie below them. None should. One that does shows that
+// sequence numbers have begun anew, so all lanes get a new era. No floor is believed any more: what a lane gets next may lie
+// below its floor, and what it gets later above.
+const lowerSQL = `
+WITH low AS MATERIALIZED (
+  SELECT l.lane, (SELECT o.seq FROM {outbox} o WHERE o.lane = l.lane AND o.seq < l.floor AND {ready}
+                  ORDER BY o.seq LIMIT 1) AS seq
+  FROM {lanes} l),
+locked AS MATERIALIZED (SELECT l.lane FROM {lanes} l WHERE EXISTS (SELECT FROM low WHERE seq IS NOT NULL) ORDER BY l.lane FOR UPDATE OF l),
+lowered AS (
+  UPDATE {lanes} l SET floor = least(l.floor, coalesce(low.seq, 0)), era = (SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint)
+  FROM locked JOIN low ON low.lane = locked.lane WHERE l.lane = locked.lane RETURNING 1)
+SELECT CASE WHEN locked > lowered THEN {ignored}({lanesName}, locked - lowered) END
+FROM (SELECT (SELECT count(*) FROM locked) AS locked, (SELECT count(*) FROM lowered) AS lowered) n`
+
+// writersSQL returns the transactions that may yet insert a row whose number was passed already: see horizon.
+// $1 table.
+const writersSQL = `
+SELECT virtualtransaction FROM pg_locks
+WHERE locktype = 'relation' AND relation = $1::text::regclass AND mode = 'RowExclusiveLock' AND granted
+  AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) AND pid IS DISTINCT FROM pg_backend_pid()`

@@ -6,11 +6,14 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"sync"
+	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgtype"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/holdfast-go/holdfast/internal/pgcall"
 	"github.com/holdfast-go/holdfast/internal/sqlstate"
@@ -175,3 +178,275 @@ func columnsOfLeases(leases []driver.Lease) (lanes []int16, tokens []int64) {
 	}
 	return lanes, tokens
 }
+
+// withoutLocked returns the outcomes that can be recorded now: those of messages that another session has locked, and of
+// the later ones of their keys, are left out.
+func (s *Store) withoutLocked(ctx context.Context, b driver.Batch, outcomes []driver.Settlement) ([]driver.Settlement, error) {
+	ids := newColumns(len(b.Messages))
+	for _, m := range b.Messages {
+		ids.add(driver.Settlement{ID: m.ID})
+	}
+	locked := map[uuid.UUID]bool{}
+	queue := &pgx.Batch{}
+	queue.Queue(beginSQL)
+	queue.Queue(settingsSQL)
+	queue.Queue(s.sql.locked, ids.ids).Query(func(rows pgx.Rows) error {
+		var id [16]byte
+		_, err := pgx.ForEachRow(rows, []any{&id}, func() error {
+			locked[id] = true
+			return nil
+		})
+		return err
+	})
+	queue.Queue(commitSQL)
+	if err := s.send(ctx, queue); err != nil {
+		return nil, err
+	}
+	left, stuck := map[uuid.UUID]bool{}, stuckKeys{}
+	for _, m := range b.Messages {
+		left[m.ID] = stuck.leaveOut(m.Key, locked[m.ID])
+	}
+	return slices.DeleteFunc(slices.Clone(outcomes), func(o driver.Settlement) bool { return left[o.ID] }), nil
+}
+
+// complain writes what happens again and again seldom.
+func (s *Store) complain(ctx context.Context, what string, attrs ...slog.Attr) {
+	if repeats, ok := s.complaints.Due(what); ok {
+		s.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, what, append(attrs, slog.Int("repeats", repeats))...)
+	}
+}
+
+// refusals are the outcomes that the table has refused, or ignored. Their messages are still ready in the table. This Store
+// does not return them from a claim: they are not published again. It tries to record the outcome again with later
+// settlements of the lane. A message that failed also holds back the later ones of its key, which a published one does not.
+//
+// There are few: such messages are the first ones of their lane, and a claim reads no more of a lane than it returns.
+type refusals struct {
+	mu      sync.Mutex
+	byID    map[uuid.UUID]*refusal
+	looked  time.Time // for messages that are gone meanwhile
+	empties int       // claims in a row that found nothing else
+}
+
+type refusal struct {
+	outcome driver.Settlement
+	lane    int
+	reason  error
+	tried   time.Time
+}
+
+const (
+	// refusedDelay is when to ask again for rows that could not be released, or whose outcomes were refused.
+	refusedDelay = time.Second
+	// retryRefused is the time between two tries to record an outcome that was refused.
+	retryRefused = 5 * time.Second
+)
+
+// of returns the outcome of a message that the table has refused.
+func (r *refusals) of(id uuid.UUID) (driver.Settlement, bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if known := r.byID[id]; known != nil {
+		return known.outcome, true
+	}
+	return driver.Settlement{}, false
+}
+
+// again returns the outcomes of the leased lanes that are to be tried again.
+func (r *refusals) again(leases []driver.Lease) (outcomes []driver.Settlement) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if len(r.byID) == 0 {
+		return nil
+	}
+	leased := map[int]bool{}
+	for _, l := range leases {
+		leased[l.Lane] = true
+	}
+	for _, known := range r.byID {
+		if leased[known.lane] && time.Since(known.tried) >= retryRefused {
+			outcomes = append(outcomes, known.outcome)
+		}
+	}
+	return outcomes
+}
+
+// note takes what came of outcomes: those in failures were refused.
+func (r *refusals) note(b driver.Batch, outcomes []driver.Settlement, failures map[uuid.UUID]error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if len(r.byID) == 0 && len(failures) == 0 {
+		return
+	}
+	lanes := map[uuid.UUID]int{}
+	for _, m := range b.Messages {
+		lanes[m.ID] = driver.LaneOf(m)
+	}
+	for _, o := range outcomes {
+		reason := failures[o.ID]
+		known := r.byID[o.ID]
+		switch {
+		case reason == nil && known != nil:
+			r.looked = time.Time{} // it is recorded, or the lease was not held any more
+		case reason == nil:
+		case known != nil:
+			known.reason, known.tried = reason, time.Now()
+		default:
+			if r.byID == nil {
+				r.byID = map[uuid.UUID]*refusal{}
+			}
+			r.byID[o.ID] = &refusal{outcome: o, lane: lanes[o.ID], reason: reason, tried: time.Now()}
+		}
+	}
+}
+
+// err names one of the messages, nil if there is none.
+func (r *refusals) err() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for id, known := range r.byID {
+		return fmt.Errorf("outboxpgx: outcomes of %d messages cannot be recorded; message %s: %w", len(r.byID), id, known.reason)
+	}
+	return nil
+}
+
+// rest reports whether to wait before the next claim. A claim returns a few lanes of many, so it takes several claims to
+// find out that nothing else is ready.
+func (r *refusals) rest(found bool) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if found {
+		r.empties = 0
+		return false
+	}
+	r.empties++
+	return r.empties > driver.Lanes/defaultLanesPerClaim
+}
+
+// ids returns the messages when it is time to look whether they are gone: another relay has settled them, or somebody has
+// removed them.
+func (r *refusals) ids() (ids uuids) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if len(r.byID) == 0 || time.Since(r.looked) < retryRefused {
+		return nil
+	}
+	r.looked = time.Now()
+	for id := range r.byID {
+		ids = append(ids, pgtype.UUID{Bytes: id, Valid: true})
+	}
+	return ids
+}
+
+// keep forgets all but these of the messages asked for.
+func (r *refusals) keep(asked uuids, there map[uuid.UUID]bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, id := range asked {
+		if !there[id.Bytes] {
+			delete(r.byID, id.Bytes)
+		}
+	}
+}
+
+// forgetGone forgets refused outcomes of messages that are not ready any more.
+func (s *Store) forgetGone(ctx context.Context) error {
+	ids := s.refusals.ids()
+	if len(ids) == 0 {
+		return nil
+	}
+	there := map[uuid.UUID]bool{}
+	err := s.use(ctx, func(ctx context.Context, conn *pgxpool.Conn) error {
+		rows, _ := conn.Query(ctx, s.sql.stillReady, ids) // ForEachRow returns its error
+		var id [16]byte
+		_, err := pgx.ForEachRow(rows, []any{&id}, func() error {
+			there[id] = true
+			return nil
+		})
+		return err
+	})
+	if err == nil {
+		s.refusals.keep(ids, there)
+	}
+	return err
+}
+
+// Renew implements driver.Source. Like a claim it does not wait for the disk. Nor does it wait for the pool: handlers
+// and requests of the process may hold all its connections for longer than a lease.
+func (s *Store) Renew(ctx context.Context, leases []driver.Lease, ttl time.Duration) (stale []driver.Lease, err error) {
+	if ttl < time.Microsecond {
+		return nil, fmt.Errorf("outboxpgx: renewal for %v", ttl)
+	}
+	lanes, tokens := columnsOfLeases(leases)
+	held := heldLanes{}
+	queue := &pgx.Batch{}
+	queue.Queue(beginSQL)
+	queue.Queue(settingsSQL)
+	queue.Queue(asyncCommitSQL)
+	queue.Queue(s.sql.lock, lanes, tokens).Query(held.read)
+	var renewed int64
+	queue.Queue(s.sql.renew, lanes, tokens, ttl.Microseconds()).Exec(func(tag pgconn.CommandTag) error {
+		renewed = tag.RowsAffected()
+		return nil
+	})
+	queue.Queue(commitSQL)
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	err = s.renewals.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error { return conn.SendBatch(ctx, queue).Close() })
+	if lost := int64(len(held)) - renewed; err == nil && lost > 0 {
+		err = pgcall.Ignored(s.t.lanes, fmt.Sprintf("the renewal of %d leases", lost))
+	}
+	if err != nil {
+		return nil, fmt.Errorf("outboxpgx: renew: %w", s.t.explain(err))
+	}
+	return held.stale(leases), nil
+}
+
+// heldLanes are those whose token is still that of their lease.
+type heldLanes map[int16]bool
+
+// read takes the result of lock.
+func (h heldLanes) read(rows pgx.Rows) error {
+	lanes, err := pgx.CollectRows(rows, pgx.RowTo[int16])
+	for _, lane := range lanes {
+		h[lane] = true
+	}
+	return err
+}
+
+func (h heldLanes) stale(leases []driver.Lease) (stale []driver.Lease) {
+	for _, l := range leases {
+		if !h[int16(l.Lane)] {
+			stale = append(stale, l)
+		}
+	}
+	return stale
+}
+
+// settleSQL settles a batch, and returns the lanes that it still had and what could not be recorded; lookSQL says whether a row
+// of these is ready: see migrations/0006_outbox_relay.sql. $1 lanes, $2 tokens, $3 published ids, $4 whether they are kept, $5 failed ids, $6
+// microseconds, $7 classes, $8 errors, $9 dead ids, $10 classes, $11 errors, $12 horizon, $13 its era, $14 whether outcomes
+// are recorded one by one.
+const (
+	settleSQL = `
+SELECT ours, marked, refused, reasons, dropped
+FROM {settle}($1::smallint[], $2::bigint[], $3::uuid[], $4::boolean, $5::uuid[], $6::bigint[], $7::text[], $8::text[],
+  $9::uuid[], $10::text[], $11::text[], $12::bigint, $13::bigint, $14::boolean)`
+	lookSQL = `SELECT {look}($1::smallint[])`
+)
+
+// stillReadySQL returns those messages that are ready. $1 ids.
+const stillReadySQL = `SELECT o.id FROM {outbox} o WHERE o.id = ANY($1::uuid[]) AND {ready}`
+
+// lockedSQL returns those messages that another session has locked. $1 ids.
+const lockedSQL = `SELECT o.id FROM {outbox} o WHERE o.id = ANY($1::uuid[]) AND ({free}) IS NULL`
+
+// lockSQL locks and returns the lanes whose token is still the lease's. $1 lanes, $2 tokens.
+const lockSQL = `
+SELECT l.lane FROM {lanes} l JOIN unnest($1::smallint[], $2::bigint[]) AS b(lane, token) ON l.lane = b.lane AND l.token = b.token
+ORDER BY l.lane FOR UPDATE OF l`
+
+// renewSQL extends the leases that lockSQL has locked. $1 lanes, $2 tokens, $3 microseconds.
+const renewSQL = `
+UPDATE {lanes} l SET lease_until = now() + $3 * interval '1 microsecond'
+FROM unnest($1::smallint[], $2::bigint[]) AS b(lane, token) WHERE l.lane = b.lane AND l.token = b.token`

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -15,8 +16,20 @@ import (
 	"github.com/holdfast-go/holdfast/internal/migrate"
 	"github.com/holdfast-go/holdfast/internal/pgcall"
 	"github.com/holdfast-go/holdfast/internal/pgnotify"
+	"github.com/holdfast-go/holdfast/internal/pgpause"
 	"github.com/holdfast-go/holdfast/internal/pgprune"
 	"github.com/holdfast-go/holdfast/internal/telemetry"
+	"github.com/holdfast-go/holdfast/outbox/driver"
+)
+
+// ErrIgnored is inside every error about a change of the Store's tables that Postgres accepted and did not make: a
+// trigger, a rule or row-level security dropped it. Check names the cause.
+var ErrIgnored = pgcall.ErrIgnored
+
+const (
+	lockNotAvailable = "55P03"
+	uniqueViolation  = "23505"
+	queryCanceled    = "57014"
 )
 
 // Config tunes a Store. The zero value works. All Stores of one outbox must agree on Schema and Table.
@@ -152,3 +165,181 @@ func (s *Store) use(ctx context.Context, fn func(context.Context, *pgxpool.Conn)
 func (s *Store) send(ctx context.Context, queue *pgx.Batch) error {
 	return s.use(ctx, func(ctx context.Context, conn *pgxpool.Conn) error { return conn.SendBatch(ctx, queue).Close() })
 }
+
+// Depth implements driver.Measured. The oldest age is that of the message stored first in each lane, and
+// of the waiting ones that are counted; what lies below a floor that is wrong is not seen
+// until a claim has put the floor right. What was stored is told to roles that may read the sequence of the
+// table. With 100,000 messages or more of a kind it takes
+// some 0.3 s of the database: ask every few seconds, not more often.
+func (s *Store) Depth(ctx context.Context) (driver.Depth, error) {
+	var stats driver.Depth
+	var oldest *int64
+	queue := &pgx.Batch{}
+	queue.Queue(beginSQL)
+	queue.Queue(settingsSQL)
+	queue.Queue(s.t.fill(statsSQL), driver.StatsLimit).QueryRow(func(row pgx.Row) error {
+		return row.Scan(&stats.Ready, &stats.Parked, &stats.Dead, &oldest, &stats.Leased, &stats.Doubtful, &stats.Stored)
+	})
+	queue.Queue(commitSQL)
+	if err := s.send(ctx, queue); err != nil {
+		return driver.Depth{}, fmt.Errorf("outboxpgx: stats: %w", s.t.explain(err))
+	}
+	if oldest != nil {
+		stats.OldestAge = max(0, time.Duration(*oldest)*time.Microsecond)
+	}
+	return stats, nil
+}
+
+// Pause implements driver.Pausable.
+func (s *Store) Pause(ctx context.Context, by, reason string) error {
+	return s.pauseError("pause", s.pause().Set(ctx, by, reason))
+}
+
+// Resume implements driver.Pausable. It wakes a relay.
+func (s *Store) Resume(ctx context.Context) error {
+	if err := s.pause().Clear(ctx); err != nil {
+		return s.pauseError("resume", err)
+	}
+	s.Wake()
+	return nil
+}
+
+// Paused implements driver.Pausable.
+func (s *Store) Paused(ctx context.Context) (driver.Pause, error) {
+	state, err := s.pause().Get(ctx)
+	return driver.Pause(state), s.pauseError("paused", err)
+}
+
+func (s *Store) pause() pgpause.Switch {
+	return pgpause.Switch{Pool: s.pool, Table: s.t.pause, Missing: s.t.missing()}
+}
+
+func (s *Store) pauseError(what string, err error) error {
+	if err != nil {
+		return fmt.Errorf("outboxpgx: %s: %w", what, err)
+	}
+	return nil
+}
+
+// due are the rows that are pruned: the keys of WriteOnce that have run out, what operators did long ago,
+// and messages that were published. These also without a Retention: rows may remain of a time with one.
+func (t tables) due(retention time.Duration) []pgprune.Statement {
+	const published = `published_at IS NOT NULL AND published_at < now() - $1 * interval '1 microsecond' ORDER BY published_at`
+	return []pgprune.Statement{
+		{Table: t.dedup, ID: "key", Due: `expires_at <= now() ORDER BY expires_at`},
+		{Table: t.audit, ID: "id", Due: `at < now() - $1 * interval '1 microsecond' ORDER BY at`, Args: []any{auditRetention.Microseconds()}},
+		{Table: t.outbox, ID: "id", Due: published, Args: []any{retention.Microseconds()}},
+	}
+}
+
+func (s *Store) newPruner() (*pgprune.Pruner, error) {
+	return pgprune.New(pgprune.Config{
+		Pool: s.pool, Table: s.t.outbox, Core: "outbox", Statements: s.t.due(s.cfg.Retention), Interval: s.cfg.PruneInterval,
+		Explain: s.t.explain, Logger: s.cfg.Logger,
+	})
+}
+
+// Prune deletes published messages older than Config.Retention (all of them where it is 0), the keys of WriteOnce that have run
+// out, and what is older than a year of Audit, and returns how many rows that was, also with an error.
+// A relay on the Store does it by itself every Config.PruneInterval. It works in small transactions
+// and may be cut short by ctx at any time.
+func (s *Store) Prune(ctx context.Context) (int, error) { return s.pruner.Prune(ctx) }
+
+// Prunable returns how many rows Prune would delete by now. Of each kind it counts 100,000 at most: that
+// means as many or more.
+func (s *Store) Prunable(ctx context.Context) (int, error) { return s.pruner.Count(ctx) }
+
+// PrunePass implements driver.Pruner: it does nothing where Config.PruneInterval is negative.
+func (s *Store) PrunePass(ctx context.Context) { s.pruner.Pass(ctx) }
+
+// Every part walks an index from its begin and stops at the limit. Of the waiting messages those are late
+// that have failed, or that others hold up. $1 limit.
+const statsSQL = `
+SELECT
+  least($1, waiting.held + (SELECT count(*) FROM (
+     SELECT FROM {lanes} l CROSS JOIN LATERAL (
+       SELECT FROM {outbox} o WHERE o.lane = l.lane AND o.seq >= l.floor AND o.published_at IS NULL AND o.due_at IS NULL ORDER BY o.seq LIMIT $1::int) r
+     LIMIT $1) ready)),
+  waiting.parked,
+  (SELECT count(*) FROM (SELECT FROM {dead} ORDER BY died_at, seq LIMIT $1) dead),
+  (extract(epoch FROM clock_timestamp() - least(waiting.oldest, (SELECT min(r.created_at) FILTER (WHERE isfinite(r.created_at)) FROM {lanes} l CROSS JOIN LATERAL (
+     SELECT o.created_at FROM {outbox} o WHERE o.lane = l.lane AND o.seq >= l.floor AND o.published_at IS NULL AND o.due_at IS NULL ORDER BY o.seq LIMIT 1) r))) * 1000000)::bigint,
+  lanes.leased, lanes.doubtful, CASE WHEN has_sequence_privilege('{sequence}', 'SELECT') THEN coalesce(pg_sequence_last_value('{sequence}'), 0) ELSE 0 END
+FROM (SELECT count(*) FILTER (WHERE held) AS held, count(*) FILTER (WHERE NOT held) AS parked,
+             min(created_at) FILTER (WHERE (held OR attempts > 0) AND isfinite(created_at)) AS oldest
+      FROM (SELECT held, attempts, created_at FROM {outbox} WHERE published_at IS NULL AND due_at IS NOT NULL ORDER BY due_at LIMIT $1) w) waiting,
+     (SELECT count(*) FILTER (WHERE token IS NOT NULL AND lease_until > now()) AS leased,
+             count(*) FILTER (WHERE suspect IS NOT NULL OR token IS NOT NULL AND lease_until <= now()) AS doubtful FROM {lanes}) lanes`
+
+// statements are the SQL of writing and of relays, with the names of the tables filled in.
+type statements struct {
+	insertOne, insert                    string
+	remember, recall                     string
+	claim, read, readRuns, countLosses   string
+	lower, writers                       string
+	lockDue, holdDue, holdReady, release string
+	settle, locked, look, lock, renew    string
+	stillReady, due                      string
+}
+
+func (t tables) statements() statements {
+	parts := strings.NewReplacer("{ready}", ready, "{waiting}", waiting, "{before}", before, "{free}", free, "{heldUntil}", heldUntil,
+		"{held}", strings.ReplaceAll(heldSQL, "{heldUntil}", heldUntil),
+		"{fits}", strings.ReplaceAll(fits, "{max}", "$4::bigint"), "{record}", recordColumns)
+	fill := func(sql string) string { return t.fill(parts.Replace(sql)) } // a part may name a table
+	due := func(sql, skip, only string) string {
+		rows := strings.NewReplacer("{skip}", skip, "{only}", only).Replace(dueRowsSQL)
+		return fill(strings.ReplaceAll(sql, "{dueRows}", rows))
+	}
+	read := func(rows string) string {
+		return fill(strings.ReplaceAll(strings.ReplaceAll(readSQL, "{rows}", rows), "{share}", shareSQL))
+	}
+	return statements{
+		insertOne: fill(insertOneSQL), insert: fill(insertSQL),
+		remember: fill(rememberSQL), recall: fill(recallSQL),
+		claim: fill(claimSQL), read: read(rowsSQL), readRuns: read(runsSQL), countLosses: fill(countLossesSQL),
+		lower: fill(lowerSQL), writers: writersSQL,
+		lockDue: due(lockDueSQL, "$2", "$3"), due: due(dueSQL, "$2", "$3"),
+		holdDue: due(holdDueSQL, "$3", "$4"), holdReady: fill(holdReadySQL), release: due(releaseSQL, "$7", "$8"),
+		settle: fill(settleSQL), locked: fill(lockedSQL), look: fill(lookSQL), lock: fill(lockSQL), renew: fill(renewSQL),
+		stillReady: fill(stillReadySQL),
+	}
+}
+
+// A transaction of a relay is one round trip at READ COMMITTED. A queue at SERIALIZABLE would abort
+// itself, because rows that SKIP LOCKED passes over count as read.
+const (
+	beginSQL      = `BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE`
+	commitSQL     = `COMMIT`
+	commitGoOnSQL = `COMMIT AND CHAIN` // begins another transaction like this one
+)
+
+// settingsSQL comes first in each transaction of a relay that no function of the schema begins: see
+// migrations/0006_outbox_relay.sql, which has the same settings, and why.
+const settingsSQL = `
+SELECT set_config('idle_in_transaction_session_timeout', '5s', true), set_config('plan_cache_mode', 'force_generic_plan', true),
+       set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true), set_config('enable_hashjoin', 'off', true),
+       set_config('enable_mergejoin', 'off', true), set_config('jit', 'off', true)`
+
+// asyncCommitSQL lets a claim commit without waiting for the disk. A claim that a crash of the database
+// undoes is noticed when it is settled, since no other claim has its token. A settlement waits for the
+// disk, and makes durable what its claim wrote.
+const asyncCommitSQL = `SELECT set_config('synchronous_commit', 'off', true)`
+
+// lookTimeoutSQL bounds a look below the floors to a twentieth of the time between two looks.
+const lookTimeoutSQL = `SELECT set_config('statement_timeout', '250ms', true)`
+
+// The states of a row o that is not published.
+const (
+	ready   = `o.published_at IS NULL AND o.due_at IS NULL`
+	waiting = `o.published_at IS NULL AND o.due_at IS NOT NULL`
+)
+
+// free is NULL for a row o that another session has locked, be it to change it or for a foreign key. Waiting for such a row
+// would hold up all the others for as long as that session likes. Few rows have an xmax, by which some session has
+// locked them at some time, so few are asked for.
+const free = `CASE WHEN o.xmax = 0 THEN true ELSE (SELECT true FROM {outbox} x WHERE x.id = o.id FOR UPDATE SKIP LOCKED) END`
+
+// before finds the waiting row p nearest before o in its key. It takes the nearest, since before the first
+// may lie the index entries of many rows that are gone. An empty key has no order. o must not be published.
+const before = `p.ordering_key = o.ordering_key AND o.ordering_key <> '' AND p.seq < o.seq AND p.published_at IS NULL AND p.due_at IS NOT NULL ORDER BY p.seq DESC LIMIT 1`

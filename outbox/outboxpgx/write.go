@@ -2,11 +2,16 @@ package outboxpgx
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"time"
 
+	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
 
+	"github.com/holdfast-go/holdfast/internal/pgcall"
 	"github.com/holdfast-go/holdfast/outbox"
 	"github.com/holdfast-go/holdfast/outbox/driver"
 	txdriver "github.com/holdfast-go/holdfast/txretry/driver"
@@ -71,3 +76,144 @@ func (s *Store) insert(msgs []driver.Message) (string, []any, error) {
 	args, err := insertArgs(msgs)
 	return s.sql.insert, args, err
 }
+
+// WriteOnce is Write for one message that may be written only once: while a message was written with
+// the key within Config.DedupRetention, it writes nothing and returns that message's id and
+// false. The key is remembered with the commit of tx, whatever becomes of the message; see
+// driver.CheckDedupKey for its form.
+//
+// Unlike the message, the key is written at once: of two transactions with one key, the second waits
+// for the end of the first. At REPEATABLE READ and above it may then fail with 40001, which txretry
+// tries again.
+func (s *Store) WriteOnce(ctx context.Context, tx pgx.Tx, key string, m outbox.Message) (id uuid.UUID, first bool, err error) {
+	if tx == nil {
+		return uuid.Nil, false, errors.New("outboxpgx: WriteOnce needs a transaction")
+	}
+	prepared, err := outbox.Prepare(ctx, []outbox.Message{m}, s.cfg.MaxBodyBytes)
+	if refused := driver.CheckDedupKey(key); refused != nil {
+		err = errors.Join(&outbox.MessageError{Field: "DedupKey", Problem: refused.Error()}, err)
+	}
+	if err != nil {
+		return uuid.Nil, false, err
+	}
+	for range 2 { // a key may expire and be pruned between the two statements
+		tag, err := tx.Exec(ctx, s.sql.remember, key, prepared[0].ID, s.cfg.DedupRetention.Microseconds())
+		if err == nil && tag.RowsAffected() > 0 {
+			return prepared[0].ID, true, s.put(ctx, tx, prepared)
+		}
+		if err == nil { // a statement of its own: what the one before has met may be newer than its snapshot
+			err = tx.QueryRow(ctx, s.sql.recall, key).Scan(&id)
+		}
+		if !errors.Is(err, pgx.ErrNoRows) {
+			if err != nil {
+				return uuid.Nil, false, fmt.Errorf("outboxpgx: write once: %w", s.t.explain(err))
+			}
+			return id, false, nil
+		}
+	}
+	return uuid.Nil, false, fmt.Errorf("outboxpgx: write once: %w", pgcall.Ignored(s.t.dedup, fmt.Sprintf("key %q", key)))
+}
+
+// row is a message as its columns.
+type row struct {
+	id                              pgtype.UUID
+	lane                            int16
+	name, contentType               string
+	body                            []byte
+	headers, key                    *string
+	transport, exchange, routingKey string
+	routeHeaders                    *string
+	notBefore                       *time.Time
+}
+
+func rowOf(m driver.Message) (row, error) {
+	headers, err1 := encodeHeaders(m.Headers)
+	routeHeaders, err2 := encodeHeaders(m.RouteHeaders)
+	r := row{
+		id: pgtype.UUID{Bytes: m.ID, Valid: true}, lane: int16(driver.LaneOf(m)), name: m.Name, contentType: m.ContentType, body: m.Body,
+		headers: headers, key: nullable(m.Key), transport: m.Transport,
+		exchange: m.Exchange, routingKey: m.RoutingKey, routeHeaders: routeHeaders,
+	}
+	if r.body == nil {
+		r.body = []byte{}
+	}
+	if !m.NotBefore.IsZero() {
+		r.notBefore = &m.NotBefore
+	}
+	return r, errors.Join(err1, err2)
+}
+
+// insertArgs are the columns of the messages as one array each.
+func insertArgs(msgs []driver.Message) ([]any, error) {
+	n := len(msgs)
+	ids, lanes, bodies := make(uuids, n), make([]int16, n), make([][]byte, n)
+	names, types, transports := make([]string, n), make([]string, n), make([]string, n)
+	exchanges, routingKeys := make([]string, n), make([]string, n)
+	headers, routeHeaders, keys := make([]*string, n), make([]*string, n), make([]*string, n)
+	notBefores := make([]*time.Time, n)
+	for i, m := range msgs {
+		r, err := rowOf(m)
+		if err != nil {
+			return nil, err
+		}
+		ids[i], lanes[i], names[i], bodies[i], types[i] = r.id, r.lane, r.name, r.body, r.contentType
+		headers[i], keys[i], transports[i] = r.headers, r.key, r.transport
+		exchanges[i], routingKeys[i], routeHeaders[i] = r.exchange, r.routingKey, r.routeHeaders
+		notBefores[i] = r.notBefore
+	}
+	return []any{ids, lanes, names, bodies, types, headers, keys, transports, exchanges, routingKeys, routeHeaders, notBefores}, nil
+}
+
+func encodeHeaders(headers map[string]string) (*string, error) {
+	if len(headers) == 0 {
+		return nil, nil
+	}
+	text, err := json.Marshal(headers)
+	if err != nil {
+		return nil, fmt.Errorf("outboxpgx: encode headers: %w", err)
+	}
+	s := string(text)
+	return &s, nil
+}
+
+func nullable(s string) *string {
+	if s == "" {
+		return nil
+	}
+	return &s
+}
+
+// columns are those that every form of a message shares.
+const columns = `id, lane, name, body, content_type, headers, ordering_key, transport_name, exchange, routing_key, route_headers`
+
+// insertOneSQL stores one message, the usual case: it costs the server less than insertSQL. Like that it fails where the
+// table ignores a message. Nobody reads its result, since COMMIT may travel with it.
+const insertOneSQL = `
+WITH stored AS (
+  INSERT INTO {outbox} ({columns}, due_at)
+  VALUES ($1, $2, $3, $4, $5, $6::text::jsonb, $7, $8, $9, $10, $11::text::jsonb, CASE WHEN $12::timestamptz > now() THEN $12::timestamptz END)
+  RETURNING 1)
+SELECT CASE WHEN count(*) < 1 THEN {ignored}({outboxName}, 1) END FROM stored`
+
+// insertSQL stores messages, one array per column. seq follows the order of the arguments, so a key keeps
+// its order.
+const insertSQL = `
+WITH stored AS (
+  INSERT INTO {outbox} ({columns}, due_at)
+  SELECT id, lane, name, body, content_type, headers::jsonb, ordering_key, transport_name, exchange, routing_key, route_headers::jsonb,
+         CASE WHEN not_before > now() THEN not_before END
+  FROM unnest($1::uuid[], $2::smallint[], $3::text[], $4::bytea[], $5::text[], $6::text[], $7::text[], $8::text[], $9::text[], $10::text[], $11::text[],
+              $12::timestamptz[])
+       WITH ORDINALITY AS m(id, lane, name, body, content_type, headers, ordering_key, transport_name, exchange, routing_key, route_headers, not_before, n)
+  ORDER BY n
+  RETURNING 1)
+SELECT CASE WHEN count(*) < cardinality($1::uuid[]) THEN {ignored}({outboxName}, cardinality($1::uuid[]) - count(*)) END FROM stored`
+
+// rememberSQL stores a key of WriteOnce. No row is changed where the key is remembered already. A key that
+// has expired is taken over. $1 key, $2 id, $3 microseconds until it expires.
+const rememberSQL = `
+INSERT INTO {dedup} AS d (key, id, expires_at) VALUES ($1, $2, now() + $3 * interval '1 microsecond')
+ON CONFLICT (key) DO UPDATE SET id = EXCLUDED.id, expires_at = EXCLUDED.expires_at WHERE d.expires_at <= now()`
+
+// recallSQL returns the id of the message that was written with a key that has not expired. $1 key.
+const recallSQL = `SELECT id FROM {dedup} WHERE key = $1 AND expires_at > now()`

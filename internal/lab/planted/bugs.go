@@ -167,7 +167,7 @@ var bugs = []bug{
 		"    IF n < cardinality(published) THEN\n", "    IF keep AND published <> '{}' THEN\n", suite("outbox/outboxpgx", "^TestIgnoredOutcome_isNotPublishedAgain$"),
 	},
 	{
-		"an INSERT that a trigger drops is taken for a write", "outbox/outboxpgx/sql_write.go",
+		"an INSERT that a trigger drops is taken for a write", "outbox/outboxpgx/write.go",
 		"count(*) < 1 THEN", "count(*) < 0 THEN", suite("outbox/outboxpgx", "^TestIgnoredChange_isAnErrorAndChangesNothing$"),
 	},
 	{
