@@ -149,7 +149,7 @@ func (chunks) Read(p []byte) (int, error) {
 type stuck struct{}
 
 func (stuck) Read([]byte) (int, error) {
-	time.Sleep(time.Minute)
+	time.Sleep(time.Minute) // timing: in a bubble
 	return 0, io.EOF
 }
 

@@ -75,7 +75,7 @@ func (b *background) Background(ctx context.Context, wake func() bool) {
 	b.note("store works")
 	b.wake <- wake
 	<-ctx.Done()
-	time.Sleep(b.linger)
+	time.Sleep(b.linger) // timing: in a bubble
 	b.note("store ends")
 }
 

@@ -84,7 +84,7 @@ func ExampleNewWaiter() {
 			panic(err)
 		}
 	}
-	fmt.Println("the third waited:", time.Since(start) > 500*time.Millisecond)
+	fmt.Println("the third waited:", time.Since(start) > 500*time.Millisecond) // timing: shows that a caller waited, and no bound above
 	// Output:
 	// the third waited: true
 }

@@ -124,7 +124,7 @@ func newLeasedWorld(t *testing.T, seed uint64, faults bool) *leasedWorld {
 
 // run has all processes charge for a while, one after the other of which dies and is started again.
 func (w *leasedWorld) run(length time.Duration) {
-	ctx, cancel := context.WithTimeout(w.t.Context(), length)
+	ctx, cancel := context.WithTimeout(w.t.Context(), length) // timing: how long the model runs
 	defer cancel()
 	running := make([]*leasedProcess, leasing)
 	for i := range running {
@@ -480,8 +480,8 @@ func (s *exactStore) clock() int64 {
 
 func (s *exactStore) tick() int64 {
 	now := time.Now()
-	s.now += now.Sub(s.read) / 10_000 * time.Duration(s.rate)
-	s.now += now.Sub(s.read) % 10_000 * time.Duration(s.rate) / 10_000
+	s.now += now.Sub(s.read) / 10_000 * time.Duration(s.rate)          // timing: a clock that runs at another rate
+	s.now += now.Sub(s.read) % 10_000 * time.Duration(s.rate) / 10_000 // timing: a clock that runs at another rate
 	s.read = now
 	return s.now.Milliseconds()
 }

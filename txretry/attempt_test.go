@@ -181,7 +181,7 @@ func TestCancelled(t *testing.T) {
 			direct, pool, proxy := behindProxy(t, 1, addOne)
 			m := newManager(t, pool, txretry.Config{})
 			settle := test.disturb(t, pool, proxy)
-			ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+			ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond) // timing: it must pass
 			defer cancel()
 			wantCancelled(t, m.Do(ctx, test.fn))
 			settle()
@@ -526,7 +526,7 @@ func TestIdleTimeout(t *testing.T) {
 	calls := 0
 	err := m.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
 		calls++
-		late := time.After(1100 * time.Millisecond)
+		late := time.After(1100 * time.Millisecond) // timing: a second of silence brings a ping before COMMIT
 		gone(t, pool, pidOf(t, tx))
 		<-late
 		return nil
@@ -548,7 +548,7 @@ func TestConnectionLostWhileIdle(t *testing.T) {
 		if calls++; calls > 1 {
 			return add(ctx, tx, 1)
 		}
-		late := time.After(1100 * time.Millisecond)
+		late := time.After(1100 * time.Millisecond) // timing: a second of silence brings a ping before COMMIT
 		exec(t, pool, "select pg_terminate_backend($1, 5000)", pidOf(t, tx))
 		<-late
 		return nil

@@ -142,7 +142,7 @@ func (tw *twins) look(t *testing.T) {
 	}
 	sane(t, fake.Due-real.Due)
 	sane(t, fake.Lag-real.Lag)
-	sane(t, fake.Now.Sub(real.Now))
+	sane(t, fake.Now.Sub(real.Now)) // timing: the clocks of the stores, far apart at most
 }
 
 // poisoned finds the rows in a log that were put in quarantine.

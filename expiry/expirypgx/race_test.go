@@ -78,7 +78,7 @@ func (r race) run(t *testing.T) {
 	var wg sync.WaitGroup
 	for range clients {
 		wg.Go(func() {
-			for n := 0; n < r.tries || time.Since(begun) < r.over; n++ {
+			for n := 0; n < r.tries || time.Since(begun) < r.over; n++ { // timing: how long the race lasts
 				if n >= r.tries {
 					time.Sleep(5 * time.Millisecond)
 				}
@@ -120,7 +120,7 @@ func (b *backend) sweepInShifts(ctx context.Context, t *testing.T, write emit) {
 			t.Error(err)
 			return
 		}
-		shift, end := context.WithTimeout(ctx, time.Duration(100+rand.IntN(400))*time.Millisecond)
+		shift, end := context.WithTimeout(ctx, time.Duration(100+rand.IntN(400))*time.Millisecond) // timing: a sweeper ends at a random time
 		if err := sw.Run(shift); err != nil {
 			t.Error(err)
 		}

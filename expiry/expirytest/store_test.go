@@ -72,7 +72,7 @@ func (b *backend) Store(t *testing.T, emit conformance.Emit) driver.Store {
 func (b *backend) Put(t *testing.T, id, state string, in time.Duration) {
 	t.Helper()
 	err := b.manager.Do(t.Context(), func(_ context.Context, tx pgx.Tx) error {
-		return b.table.Put(tx, id, time.Now().Add(in), state)
+		return b.table.Put(tx, id, time.Now().Add(in), state) // timing: a deadline of the row
 	})
 	must(t, err)
 }

@@ -87,7 +87,7 @@ func testSlotMovesDuringARun(t *testing.T, client *redis.ClusterClient, servers 
 	moved := make(chan error, 1)
 	got, _, err := idempotency.Do(t.Context(), s, idempotency.Key(key), nil, func(ctx context.Context) (int, error) {
 		err := move.Begin(ctx)
-		time.AfterFunc(300*time.Millisecond, func() { moved <- errors.Join(move.Keys(t.Context()), move.End(t.Context())) })
+		time.AfterFunc(300*time.Millisecond, func() { moved <- errors.Join(move.Keys(t.Context()), move.End(t.Context())) }) // timing: the keys move while the call waits
 		return 7, err
 	})
 	if err := errors.Join(err, <-moved); err != nil || got != 7 {

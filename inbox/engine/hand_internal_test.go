@@ -95,7 +95,7 @@ func (h *handModel) check(j *job, room int) {
 	if room < 0 || len(j.items) > h.cfg.Batch || len(h.running) >= h.cfg.Concurrency {
 		h.t.Fatalf("%d messages in a job, beside %d jobs, %d too many", len(j.items), len(h.running), -room)
 	}
-	if h.solo != nil && h.now.Before(h.soloAt.Add(soloPatience)) {
+	if h.solo != nil && h.now.Before(h.soloAt.Add(soloPatience)) { // timing: the model's own clock
 		h.t.Fatal("something begins beside a suspect")
 	}
 	slow := 0
@@ -109,7 +109,7 @@ func (h *handModel) check(j *job, room int) {
 	}
 	if j.alone {
 		for _, other := range h.running {
-			if h.now.Before(other.began.Add(soloPatience)) {
+			if h.now.Before(other.began.Add(soloPatience)) { // timing: the model's own clock
 				h.t.Fatal("a suspect begins beside others")
 			}
 		}

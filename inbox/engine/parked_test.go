@@ -299,7 +299,7 @@ func TestParkedKeyThatEndsAsAMessageArrives(t *testing.T) {
 type slowStores struct{ driver.Parking }
 
 func (s slowStores) Append(ctx context.Context, key string, m *inbox.Message) error {
-	time.Sleep(200 * time.Millisecond)
+	time.Sleep(200 * time.Millisecond) // timing: in a bubble
 	return s.Parking.Append(ctx, key, m)
 }
 

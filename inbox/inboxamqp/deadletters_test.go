@@ -179,7 +179,7 @@ func TestScanConnectsUntilItsDeadline(t *testing.T) {
 		<-ctx.Done()
 		return nil, ctx.Err()
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond) // timing: it must pass
 	defer cancel()
 	err := inboxamqp.LettersOf(newConsumer(t, dial, &recorder{}, config{})).Scan(ctx, driver.ClassDefault, nil, nil)
 	if !errors.Is(err, context.DeadlineExceeded) {

@@ -341,7 +341,7 @@ func TestLeftOut(t *testing.T) {
 	check := func(read inbox.Message) {
 		t.Helper()
 		if read.ID != m.ID || read.Name != m.Name || read.ContentType != m.ContentType || string(read.Body) != string(m.Body) ||
-			!read.PublishedAt.Equal(ids.Time(m.ID)) || read.PublishedAt.Sub(m.CreatedAt).Abs() > time.Second {
+			!read.PublishedAt.Equal(ids.Time(m.ID)) || read.PublishedAt.Sub(m.CreatedAt).Abs() > time.Second { // timing: two times of the message
 			t.Errorf("received %+v", read)
 		}
 	}

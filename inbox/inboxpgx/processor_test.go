@@ -291,7 +291,7 @@ func TestHandlerLosesItsTransaction(t *testing.T) {
 }
 
 func sleepTooLong(ctx context.Context, tx pgx.Tx) error {
-	ctx, cancel := context.WithTimeout(ctx, 20*time.Millisecond)
+	ctx, cancel := context.WithTimeout(ctx, 20*time.Millisecond) // timing: it must pass
 	defer cancel()
 	_, err := tx.Exec(ctx, `SELECT pg_sleep(10)`)
 	return err

@@ -44,7 +44,7 @@ func TestConnectionLost(t *testing.T) {
 			select {
 			case <-stop:
 				return
-			case <-time.After(time.Millisecond):
+			case <-time.After(time.Millisecond): // timing: a message each millisecond
 				o := out("", "q", fmt.Sprint(i))
 				o.Stripe = uint32(i)
 				p.Publish(t.Context(), o, l.done(o.Message.MessageId))
@@ -128,7 +128,7 @@ func TestCallerLeavesSilentBroker(t *testing.T) {
 	for len(down) > 0 {
 		<-down
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond) // timing: it must pass
 	defer cancel()
 	if err := p.Confirmed(ctx, out("", "q", "1")); !errors.Is(err, amqpconn.ErrUnavailable) {
 		t.Fatal(err)

@@ -228,7 +228,7 @@ func (b *Broker) Take(t testing.TB, queue string, want int, timeout time.Duratio
 	t.Helper()
 	var taken []amqp.Delivery
 	b.once(t, func(ch *amqp.Channel) error {
-		deadline := time.Now().Add(timeout)
+		deadline := time.Now().Add(timeout) // timing: the caller gives testenv.Patience
 		for len(taken) < want {
 			msg, ok, err := ch.Get(queue, true)
 			switch {

@@ -4,7 +4,9 @@ import (
 	"go/ast"
 	"go/parser"
 	"go/token"
+	"maps"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -12,80 +14,172 @@ import (
 	"time"
 )
 
-// mayTakeTime are the functions that sleep or compare a time with every change, each with its reason.
-var mayTakeTime = map[string]string{
-	"idempotency.Read": "a client of a server in a bubble",
-	"idempotency/idempotencypgx.TestDifferentialStores":   "leaves out a sequence that a busy machine made old",
-	"expiry/expirypgx.TestOverdue":                        "a deadline of long ago",
-	"inbox/engine.Append":                                 "a slow store in a bubble",
-	"outbox/outboxpgx.TestChangesOfDeadLettersAreAudited": "the time of an entry",
-	"outbox/outboxpgx.TestFunctionIDs":                    "the time of an id",
-	"outbox/outboxtest/conformance.renewsLeases":          "waits until a short lease is over",
-	"outbox/outboxtest/conformance.renewsNoStaleLease":    "waits until a short lease is over",
-	"ratelimit.ExampleNewWaiter":                          "shows that a caller waited",
-}
+// longestSleep is how long a test may sleep outside bubbles, and hang is the shortest deadline that only detects a hang:
+// testenv.Patience.
+const (
+	longestSleep = 100 * time.Millisecond
+	hang         = 60 * time.Second
+)
 
-// longestSleep is how long a test may sleep outside bubbles.
-const longestSleep = 100 * time.Millisecond
-
-// No test that runs with every change asserts a time or sleeps for long. Bubbles of testing/synctest and nightly
-// tests may.
+// No test that runs with every change asserts a time or sleeps for long. Bubbles of testing/synctest and nightly tests
+// may, and so may a statement, a function or a package of helpers whose comment gives the reason after "timing:".
 func TestTiming(t *testing.T) {
 	t.Parallel()
+	sources := map[string]string{}
+	helpers := map[string]bool{} // folders of packages that import testing outside their tests
+	for _, file := range files(t, ".go") {
+		text := read(t, file)
+		if strings.HasPrefix(text, "//go:build interop") || strings.HasPrefix(file, "../../internal/lab/nightly/") { // all of it is nightly
+			continue
+		}
+		sources[file] = text
+		if !strings.HasSuffix(file, "_test.go") && importsTesting.MatchString(text) {
+			helpers[filepath.Dir(file)] = true
+		}
+	}
+	for file := range sources {
+		if !strings.HasSuffix(file, "_test.go") && !helpers[filepath.Dir(file)] {
+			delete(sources, file)
+		}
+	}
+	complaints, err := checkTiming(sources)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, complaint := range complaints {
+		t.Error(strings.TrimPrefix(complaint, "../../"))
+	}
+}
+
+var importsTesting = regexp.MustCompile(`(?m)^(import )?\s*"testing"$`)
+
+// Every way to assert a time is found.
+func TestTiming_findsAssertsOfSpeed(t *testing.T) {
+	t.Parallel()
+	check := func(snippet string) []string {
+		t.Helper()
+		complaints, err := checkTiming(map[string]string{"p/a_test.go": "package p\n\nconst long = time.Minute\n\nfunc TestA(t *testing.T) {\n" + snippet + "\n}\n"})
+		if err != nil {
+			t.Fatalf("%s: %v", snippet, err)
+		}
+		return complaints
+	}
+	for _, bad := range []string{
+		`if time.Since(start) > 2*time.Second { t.Error() }`,
+		`if time.Now().Sub(start) > 2*time.Second { t.Error() }`,
+		`if end.Sub(start) > limit { t.Error() }`,
+		`if end.After(start.Add(2 * time.Second)) { t.Error() }`,
+		`if start.Add(2 * time.Second).Before(end) { t.Error() }`,
+		`took := time.Since(start); if took > limit { t.Error() }`,
+		`var took = time.Since(start); if took > limit { t.Error() }`,
+		`took := time.Since(start); s := took.Seconds(); if s > 2 { t.Error() }`,
+		`if time.Since(start).Seconds() > 2 { t.Error() }`,
+		`within(t, time.Since(start), 2*time.Second)`,
+		`took := time.Since(start); within(t, took, 2*time.Second)`,
+		`f := func() time.Duration { return time.Since(start) }; _ = f`,
+		`r.took = time.Since(start)`,
+		`select { case <-done: case <-time.After(2 * time.Second): t.Error() }`,
+		`select { case <-done: case <-time.After(limit): t.Error() }`,
+		`ctx, cancel := context.WithTimeout(ctx, 2*time.Second); defer cancel(); if err := f(ctx); err != nil { t.Error(err) }`,
+		`ctx, cancel := context.WithTimeoutCause(ctx, 2*time.Second, errSlow); defer cancel(); _ = ctx`,
+		`deadline := time.Now().Add(2 * time.Second); _ = deadline`,
+		`for time.Since(start) < 2*time.Second { f() }`,
+		`timer := time.NewTimer(2 * time.Second); _ = timer`,
+		`time.AfterFunc(2*time.Second, func() { t.Error() })`,
+		`time.Sleep(2 * time.Second)`,
+		`time.Sleep(2e9)`,
+		`time.Sleep(d)`,
+		`d := 2 * time.Second; time.Sleep(d)`,
+		`<-time.After(time.Second)`,
+		`t.Run("a", func(t *testing.T) { time.Sleep(2 * time.Second) })`,
+	} {
+		if len(check(bad)) == 0 {
+			t.Errorf("not found: %s", bad)
+		}
+	}
+	for _, good := range []string{
+		`time.Sleep(20 * time.Millisecond)`,
+		`const d = 20 * time.Millisecond; time.Sleep(d)`,
+		`time.Sleep(2 * time.Second) // timing: a reason`,
+		"// timing: a reason\ntime.Sleep(2 * time.Second)",
+		`synctest.Test(t, func(t *testing.T) { time.Sleep(2 * time.Second) })`,
+		`testenv.Nightly(t, "slow"); time.Sleep(2 * time.Second)`,
+		`t.Logf("took %v", time.Since(start))`,
+		`select { case <-done: case <-time.After(testenv.Patience): t.Error() }`,
+		`select { case <-done: case <-time.After(long): t.Error() }`,
+		`ctx, cancel := context.WithTimeout(ctx, testenv.Patience); defer cancel(); _ = ctx`,
+		`for deadline := time.Now().Add(testenv.Patience); time.Now().Before(deadline); { f() }`,
+		`for time.Since(start) < testenv.Patience { f() }`,
+		`m := message{At: time.Now().Add(time.Hour), Created: time.Now().Add(-time.Second)}; _ = m`,
+	} {
+		if complaints := check(good); len(complaints) > 0 {
+			t.Errorf("%s: %s", good, complaints)
+		}
+	}
+}
+
+// checkTiming returns the complaints about the files, by their paths.
+func checkTiming(sources map[string]string) ([]string, error) {
 	packages := map[string]*tests{}
 	set := token.NewFileSet()
-	for _, file := range files(t, ".go") {
-		suite := strings.Contains(file, "/conformance/")
-		if !suite && !strings.HasSuffix(file, "_test.go") {
-			continue
-		}
-		text := read(t, file)
-		if strings.HasPrefix(text, "//go:build interop") { // its peers are nightly
-			continue
-		}
-		syntax, err := parser.ParseFile(set, file, text, parser.SkipObjectResolution)
+	for _, file := range slices.Sorted(maps.Keys(sources)) {
+		syntax, err := parser.ParseFile(set, file, sources[file], parser.SkipObjectResolution|parser.ParseComments)
 		if err != nil {
-			t.Fatal(err)
+			return nil, err
 		}
 		name := filepath.Dir(file) + " " + syntax.Name.Name
 		p := packages[name]
 		if p == nil {
-			p = &tests{t: t, dir: strings.TrimPrefix(filepath.Dir(file), "../../"), set: set, bodies: map[string][]*ast.FuncDecl{}, consts: map[string]ast.Expr{}, bubble: map[string]bool{}, seen: map[*ast.FuncDecl]bool{}, subtests: map[*ast.FuncLit]bool{}}
+			p = &tests{set: set, bodies: map[string][]*ast.FuncDecl{}, consts: map[string]ast.Expr{}, bubble: map[string]bool{}, seen: map[*ast.FuncDecl]bool{}, subtests: map[*ast.FuncLit]bool{}, reasons: map[string]bool{}}
 			packages[name] = p
 		}
-		p.add(syntax, suite)
+		p.add(syntax, !strings.HasSuffix(file, "_test.go"))
 	}
-	for name, p := range packages {
+	var complaints []string
+	for _, name := range slices.Sorted(maps.Keys(packages)) {
+		p := packages[name]
 		if !strings.Contains(name, "/conformance ") { // its backends are in bubbles or not
 			p.findBubbles()
 		}
 		for _, root := range p.roots {
 			p.walk(root)
 		}
+		complaints = append(complaints, p.complaints...)
 	}
+	return complaints, nil
 }
 
 // tests are those of a package, with the functions that they may call.
 type tests struct {
-	t      *testing.T
-	dir    string
-	set    *token.FileSet
-	roots  []*ast.FuncDecl
-	bodies map[string][]*ast.FuncDecl // functions and methods by their name
-	consts map[string]ast.Expr
-	bubble map[string]bool // helpers that run a function in a bubble
-	seen   map[*ast.FuncDecl]bool
+	complaints []string
+	set        *token.FileSet
+	roots      []*ast.FuncDecl
+	bodies     map[string][]*ast.FuncDecl // functions and methods by their name
+	consts     map[string]ast.Expr
+	bubble     map[string]bool // helpers that run a function in a bubble
+	seen       map[*ast.FuncDecl]bool
+	exempt     bool            // the comment of the package gives a reason, for all but its own tests
+	reasons    map[string]bool // file:line where a comment gives a reason
 	// subtests are the functions that t.Run gets.
 	subtests map[*ast.FuncLit]bool
 }
 
-func (p *tests) add(file *ast.File, suite bool) {
+func (p *tests) add(file *ast.File, helper bool) {
+	p.exempt = p.exempt || helper && strings.Contains(file.Doc.Text(), "timing: ")
+	for _, comment := range file.Comments {
+		if _, reason, ok := strings.Cut(comment.Text(), "timing: "); ok && reason != "" {
+			first, last := p.set.Position(comment.Pos()), p.set.Position(comment.End())
+			for line := first.Line; line <= last.Line+1; line++ {
+				p.reasons[lineOf(first.Filename, line)] = true
+			}
+		}
+	}
 	ast.Inspect(file, func(n ast.Node) bool {
 		switch n := n.(type) {
 		case *ast.FuncDecl:
 			name := n.Name.Name
 			p.bodies[name] = append(p.bodies[name], n)
-			if n.Recv == nil && (strings.HasPrefix(name, "Test") || strings.HasPrefix(name, "Example") || suite && n.Name.IsExported()) {
+			if n.Recv == nil && (strings.HasPrefix(name, "Test") || strings.HasPrefix(name, "Example") || strings.HasPrefix(name, "Fuzz")) || helper && n.Name.IsExported() {
 				p.roots = append(p.roots, n)
 			}
 		case *ast.GenDecl:
@@ -95,8 +189,8 @@ func (p *tests) add(file *ast.File, suite bool) {
 					continue
 				}
 				for i, name := range values.Names {
-					if name.Name == "patience" && !suite && slices.Contains(file.Decls, ast.Decl(n)) {
-						p.complain(name.Pos(), "a patience of its own: use testenv.Patience")
+					if strings.EqualFold(name.Name, "patience") && !helper && slices.Contains(file.Decls, ast.Decl(n)) {
+						p.complain(name, "a patience of its own: use testenv.Patience")
 					}
 					if i < len(values.Values) {
 						p.consts[name.Name] = values.Values[i]
@@ -105,16 +199,21 @@ func (p *tests) add(file *ast.File, suite bool) {
 			}
 		case *ast.SelectorExpr:
 			if n.Sel.Name == "InTime" {
-				p.complain(n.Pos(), "InTime asserts a time")
+				p.complain(n, "InTime asserts a time")
 			}
 		}
 		return true
 	})
 }
 
-func (p *tests) complain(at token.Pos, text string) {
-	p.t.Helper()
-	p.t.Errorf("%s: %s", strings.TrimPrefix(p.set.Position(at).String(), "../../"), text)
+func lineOf(file string, line int) string { return file + ":" + strconv.Itoa(line) }
+
+// complain notes a complaint about a node, unless a comment gives a reason on its line or the line above.
+func (p *tests) complain(at ast.Node, text string) {
+	pos := p.set.Position(at.Pos())
+	if !p.reasons[lineOf(pos.Filename, pos.Line)] {
+		p.complaints = append(p.complaints, pos.String()+": "+text)
+	}
 }
 
 // findBubbles finds the functions that take a function and call synctest.Test, or another such helper.
@@ -168,28 +267,82 @@ func (p *tests) isBubble(n ast.Node) bool {
 
 // walk checks a function and those that it names.
 func (p *tests) walk(fn *ast.FuncDecl) {
-	if p.seen[fn] || fn.Body == nil || mayTakeTime[p.dir+"."+fn.Name.Name] != "" {
+	if p.seen[fn] || fn.Body == nil || strings.Contains(fn.Doc.Text(), "timing: ") {
+		return
+	}
+	if p.exempt && !strings.HasSuffix(p.set.Position(fn.Pos()).Filename, "_test.go") {
 		return
 	}
 	p.seen[fn] = true
-	elapsed := map[string]bool{} // variables that hold a time that has passed
+	v := p.variables(fn)
 	inBubble := p.startsBubble(fn)
-	allowed := map[ast.Node]bool{}
+	selected := map[ast.Node]bool{} // the cases of a select, which do not sleep, and those that poll
 	ast.Inspect(fn.Body, func(n ast.Node) bool {
 		switch n := n.(type) {
 		case *ast.BlockStmt:
 			return !nightly(n)
+		case *ast.CommClause:
+			selected[n.Comm] = true
+			if poll := pollOf(n); poll != nil {
+				d, known := p.duration(poll.Args[0], v)
+				selected[poll] = known && d <= longestSleep
+			}
 		case *ast.FuncLit: // a table's or a variable's belong to the bubble, those of t.Run do not
 			return !inBubble || p.subtests[n]
-		case *ast.CommClause:
-			allowed[n.Comm] = true // a timeout
-		case *ast.ForStmt: // it ends a loop
-			if n.Cond != nil {
-				ast.Inspect(n.Cond, func(part ast.Node) bool { allowed[part] = true; return true })
+		}
+		return selected[n] || p.check(n, v)
+	})
+}
+
+// pollOf returns the timer of a case of a select that does nothing but wait for it, or nil.
+func pollOf(c *ast.CommClause) *ast.CallExpr {
+	if wait, ok := c.Comm.(*ast.ExprStmt); ok && len(c.Body) == 0 {
+		if receive, ok := wait.X.(*ast.UnaryExpr); ok && isCall(receive.X, "time", "After") {
+			return receive.X.(*ast.CallExpr)
+		}
+	}
+	return nil
+}
+
+// variables are the local variables of a function by name.
+type variables struct {
+	elapsed map[string]bool     // hold a time that has passed
+	values  map[string]ast.Expr // are assigned once
+}
+
+func (p *tests) variables(fn *ast.FuncDecl) variables {
+	v := variables{map[string]bool{}, map[string]ast.Expr{}}
+	assign := func(to ast.Expr, value ast.Expr, fresh bool) {
+		name, ok := to.(*ast.Ident)
+		if !ok || name.Name == "_" {
+			return
+		}
+		if v.measured(value) {
+			v.elapsed[name.Name] = true
+		}
+		if _, again := v.values[name.Name]; again || !fresh {
+			value = nil // its value depends on where it is read
+		}
+		v.values[name.Name] = value
+	}
+	ast.Inspect(fn.Body, func(n ast.Node) bool {
+		switch n := n.(type) {
+		case *ast.AssignStmt:
+			for i, to := range n.Lhs {
+				if len(n.Lhs) == len(n.Rhs) {
+					assign(to, n.Rhs[i], n.Tok == token.DEFINE)
+				}
+			}
+		case *ast.ValueSpec:
+			for i, to := range n.Names {
+				if i < len(n.Values) {
+					assign(to, n.Values[i], true)
+				}
 			}
 		}
-		return allowed[n] || p.check(n, elapsed)
+		return true
 	})
+	return v
 }
 
 // startsBubble reports whether a function starts a bubble, and finds its subtests.
@@ -208,31 +361,32 @@ func (p *tests) startsBubble(fn *ast.FuncDecl) (found bool) {
 	return found
 }
 
-// check reports what a node does with the clock, and whether to look below it.
-func (p *tests) check(n ast.Node, elapsed map[string]bool) bool {
+// check reports how a node uses the clock, and returns whether to look below it.
+func (p *tests) check(n ast.Node, v variables) bool {
 	switch n := n.(type) {
 	case *ast.CallExpr:
 		if p.isBubble(n) {
 			return false
 		}
-		if isCall(n, "time", "Sleep") && p.duration(n.Args[0]) > longestSleep {
-			p.complain(n.Pos(), "sleeps for "+p.duration(n.Args[0]).String())
-		}
+		p.checkCall(n, v)
 	case *ast.ExprStmt:
 		if wait, ok := n.X.(*ast.UnaryExpr); ok && isCall(wait.X, "time", "After") {
-			if d := p.duration(wait.X.(*ast.CallExpr).Args[0]); d > longestSleep {
-				p.complain(n.Pos(), "sleeps for "+d.String())
-			}
+			p.checkSleep(n, wait.X.(*ast.CallExpr).Args[0], v)
+			return false
 		}
 	case *ast.AssignStmt:
-		for i, value := range n.Rhs {
-			if name, ok := n.Lhs[i].(*ast.Ident); ok && isCall(value, "time", "Since") {
-				elapsed[name.Name] = true
+		for i, to := range n.Lhs {
+			if _, local := to.(*ast.Ident); !local && len(n.Lhs) == len(n.Rhs) && v.measured(n.Rhs[i]) {
+				p.complain(n, "stores a time that has passed")
 			}
 		}
+	case *ast.ReturnStmt:
+		if slices.ContainsFunc(n.Results, v.isMeasured) {
+			p.complain(n, "returns a time that has passed")
+		}
 	case *ast.BinaryExpr:
-		if compares(n.Op) && (measured(n.X, elapsed) || measured(n.Y, elapsed)) {
-			p.complain(n.Pos(), "compares a time that has passed with a bound")
+		if compares(n.Op) && (v.measured(n.X) && !p.detectsHang(n.Y, v) || v.measured(n.Y) && !p.detectsHang(n.X, v)) {
+			p.complain(n, "compares a time that has passed with a bound")
 		}
 	case *ast.Ident:
 		for _, called := range p.bodies[n.Name] {
@@ -240,6 +394,60 @@ func (p *tests) check(n ast.Node, elapsed map[string]bool) bool {
 		}
 	}
 	return true
+}
+
+func (p *tests) checkCall(call *ast.CallExpr, v variables) {
+	deadline := func(d ast.Expr, of string) {
+		if !p.detectsHang(d, v) {
+			p.complain(call, of+" that is not testenv.Patience")
+		}
+	}
+	method, ok := call.Fun.(*ast.SelectorExpr)
+	switch {
+	case isCall(call, "time", "Sleep"):
+		p.checkSleep(call, call.Args[0], v)
+	case isCall(call, "time", "After"), isCall(call, "time", "NewTimer"), isCall(call, "time", "AfterFunc"):
+		deadline(call.Args[0], "a timer")
+	case isCall(call, "context", "WithTimeout"), isCall(call, "context", "WithTimeoutCause"):
+		deadline(call.Args[1], "a timeout")
+	case ok && method.Sel.Name == "Add" && isCall(method.X, "time", "Now"):
+		if d, known := p.duration(call.Args[0], v); !known || d > 0 && d < hang { // others are no deadlines
+			deadline(call.Args[0], "a deadline")
+		}
+	case ok && (method.Sel.Name == "After" || method.Sel.Name == "Before" || method.Sel.Name == "Compare") && len(call.Args) == 1:
+		for _, side := range []ast.Expr{method.X, call.Args[0]} {
+			if sum, ok := side.(*ast.CallExpr); ok && isMethod(sum, "Add") && !p.detectsHang(sum.Args[0], v) {
+				p.complain(call, "compares a time with a bound")
+			}
+		}
+	case ok && prints(method):
+	default:
+		if slices.ContainsFunc(call.Args, v.isMeasured) {
+			p.complain(call, "passes a time that has passed on")
+		}
+	}
+}
+
+// prints reports whether a function only formats or logs its arguments.
+func prints(f *ast.SelectorExpr) bool {
+	if from, ok := f.X.(*ast.Ident); ok && (from.Name == "fmt" || from.Name == "log" || from.Name == "slog") {
+		return true
+	}
+	return slices.Contains([]string{"Log", "Logf", "Error", "Errorf", "Fatal", "Fatalf", "Skip", "Skipf"}, f.Sel.Name)
+}
+
+func (p *tests) checkSleep(at ast.Node, d ast.Expr, v variables) {
+	if sleep, ok := p.duration(d, v); !ok {
+		p.complain(at, "sleeps for a time that is not a constant")
+	} else if sleep > longestSleep {
+		p.complain(at, "sleeps for "+sleep.String())
+	}
+}
+
+// detectsHang reports whether a deadline is testenv.Patience, or another that is not shorter.
+func (p *tests) detectsHang(e ast.Expr, v variables) bool {
+	d, ok := p.duration(e, v)
+	return ok && d >= hang
 }
 
 func compares(op token.Token) bool {
@@ -273,37 +481,82 @@ func isName(e ast.Expr, pkg, name string) bool {
 	return ok && from.Name == pkg
 }
 
-// measured reports whether an expression holds a time that has passed.
-func measured(e ast.Expr, elapsed map[string]bool) (found bool) {
-	ast.Inspect(e, func(n ast.Node) bool {
-		if name, ok := n.(*ast.Ident); ok && elapsed[name.Name] || isCall(n, "time", "Since") {
-			found = true
-		}
-		return !found
-	})
-	return found
+func isMethod(call *ast.CallExpr, name string) bool {
+	f, ok := call.Fun.(*ast.SelectorExpr)
+	return ok && f.Sel.Name == name && len(call.Args) == 1
 }
 
-// duration is the value of a constant, such as 2*time.Second, or 0 of anything else.
-func (p *tests) duration(e ast.Expr) time.Duration {
+// isMeasured reports whether an expression is a time that has passed, perhaps in other units.
+func (v variables) isMeasured(e ast.Expr) bool {
+	switch e := e.(type) {
+	case *ast.Ident:
+		return v.elapsed[e.Name]
+	case *ast.BinaryExpr:
+		return !compares(e.Op) && (v.isMeasured(e.X) || v.isMeasured(e.Y))
+	case *ast.ParenExpr:
+		return v.isMeasured(e.X)
+	case *ast.CallExpr:
+		if isCall(e, "time", "Since") || isMethod(e, "Sub") {
+			return true
+		}
+		if f, ok := e.Fun.(*ast.SelectorExpr); ok && v.isMeasured(f.X) { // such as Seconds
+			return true
+		}
+		return len(e.Args) == 1 && v.isMeasured(e.Args[0]) // a conversion
+	}
+	return false
+}
+
+// measured is isMeasured, also of nothing.
+func (v variables) measured(e ast.Expr) bool { return e != nil && v.isMeasured(e) }
+
+// duration returns the value of a constant, such as 2*time.Second, and whether it is known.
+func (p *tests) duration(e ast.Expr, v variables) (time.Duration, bool) {
 	switch e := e.(type) {
 	case *ast.BasicLit:
-		n, _ := strconv.Atoi(e.Value)
-		return time.Duration(n)
+		n, err := strconv.ParseFloat(e.Value, 64)
+		return time.Duration(n), err == nil
+	case *ast.ParenExpr:
+		return p.duration(e.X, v)
 	case *ast.Ident:
+		if value, local := v.values[e.Name]; local {
+			return p.duration(value, v)
+		}
 		if value := p.consts[e.Name]; value != nil {
-			return p.duration(value)
+			return p.duration(value, v)
 		}
 	case *ast.SelectorExpr:
-		units := map[string]time.Duration{"Millisecond": time.Millisecond, "Second": time.Second, "Minute": time.Minute, "Hour": time.Hour}
-		return units[e.Sel.Name]
+		if isName(e, "testenv", "Patience") || isName(e, "suite", "Patience") {
+			return hang, true
+		}
+		units := map[string]time.Duration{"Nanosecond": 1, "Microsecond": time.Microsecond, "Millisecond": time.Millisecond, "Second": time.Second, "Minute": time.Minute, "Hour": time.Hour}
+		unit, ok := units[e.Sel.Name]
+		return unit, ok && isName(e, "time", e.Sel.Name)
+	case *ast.UnaryExpr:
+		x, ok := p.duration(e.X, v)
+		return -x, ok && e.Op == token.SUB
 	case *ast.BinaryExpr:
-		switch x, y := p.duration(e.X), p.duration(e.Y); e.Op {
+		x, ok := p.duration(e.X, v)
+		y, also := p.duration(e.Y, v)
+		switch e.Op {
 		case token.MUL:
-			return x * y
+			return x * y, ok && also
 		case token.ADD:
-			return x + y
+			return x + y, ok && also
+		case token.SUB:
+			return x - y, ok && also
+		case token.QUO:
+			return x / max(y, 1), ok && also
+		}
+	case *ast.CallExpr:
+		if isName(e.Fun, "time", "Duration") {
+			return p.duration(e.Args[0], v)
+		}
+		for _, random := range []string{"N", "IntN", "Int64N"} { // the longest counts
+			if isName(e.Fun, "rand", random) {
+				return p.duration(e.Args[0], v)
+			}
 		}
 	}
-	return 0
+	return 0, false
 }

@@ -163,7 +163,7 @@ func TestPruneTaken(t *testing.T) {
 	if n := rows(t, pool); n != 20 || log.Len() > 0 {
 		t.Errorf("a pass left %d rows of 20 in the hand of another; log %q", n, log.String())
 	}
-	short, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	short, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond) // timing: it must pass
 	defer cancel()
 	if n, err := p.Prune(short); n != 0 || !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("Prune in the hand of another = %d, %v", n, err)

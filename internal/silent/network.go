@@ -3,6 +3,8 @@
 //
 // Postgres and Redis answer from a script, or forward each request to a real server. While a request is at a real server
 // the clock of the bubble stands still. RabbitMQ always answers from a script. Only tests import the package.
+//
+// timing: all of it runs in a bubble.
 package silent
 
 import (

@@ -65,7 +65,7 @@ func contained(ctx context.Context, missing error) (*exec.Cmd, string, error) {
 	if err != nil {
 		return nil, "", missing
 	}
-	asked, cancel := context.WithTimeout(ctx, 5*time.Second)
+	asked, cancel := context.WithTimeout(ctx, 5*time.Second) // timing: a Docker that does not answer counts as missing
 	defer cancel()
 	if exec.CommandContext(asked, docker, "info").Run() != nil {
 		return nil, "", missing
@@ -120,7 +120,7 @@ func startSupervised(ctx context.Context, server *exec.Cmd, dir, url string) err
 
 func awaitAnswer(ctx context.Context, url string) error {
 	for {
-		attempt, done := context.WithTimeout(ctx, 2*time.Second)
+		attempt, done := context.WithTimeout(ctx, 2*time.Second) // timing: it tries again
 		err := pingPostgres(attempt, url)
 		done()
 		if err == nil {

@@ -19,7 +19,7 @@ func (p *Proxy) serve(client net.Conn) {
 	p.mu.Lock()
 	target := p.target
 	p.mu.Unlock()
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second) // timing: a client meanwhile waits as long as it wants
 	server, err := (&net.Dialer{}).DialContext(ctx, "tcp", target)
 	cancel()
 	if err != nil {
@@ -70,7 +70,7 @@ func (p *Proxy) wait() {
 	delay := p.delay
 	p.mu.Unlock()
 	if delay > 0 {
-		time.Sleep(delay)
+		time.Sleep(delay) // timing: the delay that a test asked for
 	}
 }
 

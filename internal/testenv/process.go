@@ -91,7 +91,7 @@ func (p *process) terminate(sig syscall.Signal, patience time.Duration) error {
 	select {
 	case <-p.done:
 		return waitGone(helpers, Patience)
-	case <-time.After(patience):
+	case <-time.After(patience): // timing: the caller gives Patience
 		return p.kill()
 	}
 }
@@ -169,7 +169,7 @@ func tree(root int) ([]int, error) {
 }
 
 func waitGone(pids []int, patience time.Duration) error {
-	deadline := time.Now().Add(patience)
+	deadline := time.Now().Add(patience) // timing: the caller gives Patience
 	for {
 		parents, err := parentsOfAll()
 		if err != nil {

@@ -70,7 +70,7 @@ func (c *client) want(line string) {
 
 func (c *client) wantSilence() {
 	c.t.Helper()
-	must(c.t, c.conn.SetReadDeadline(time.Now().Add(50*time.Millisecond)))
+	must(c.t, c.conn.SetReadDeadline(time.Now().Add(50*time.Millisecond))) // timing: it must pass
 	if got, err := c.in.ReadString('\n'); !errors.Is(err, os.ErrDeadlineExceeded) {
 		c.t.Fatalf("received %q, %v; want silence", got, err)
 	}

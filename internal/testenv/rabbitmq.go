@@ -96,7 +96,7 @@ func (r *rabbitmq) startMapper(ctx context.Context) error {
 	if r.mapper, err = startProcess(cmd, r.host.Enter); err != nil {
 		return fmt.Errorf("epmd: %w", err)
 	}
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, Patience)
 	defer cancel()
 	for {
 		conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", r.host.at(r.epmdPort))

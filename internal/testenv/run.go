@@ -67,7 +67,7 @@ func closeOnSignal() (stop func()) {
 // leaked returns the stacks of goroutines that were not there before and do not end in time.
 func leaked(before map[string]string, patience time.Duration) []string {
 	http.DefaultClient.CloseIdleConnections()
-	deadline := time.Now().Add(patience)
+	deadline := time.Now().Add(patience) // timing: it is Patience, and shorter in the test of Run
 	for {
 		var left []string
 		for id, stack := range goroutines() {

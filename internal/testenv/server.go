@@ -126,7 +126,7 @@ func (s *Server) awaitReady(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, startPatience)
 	defer cancel()
 	for {
-		attempt, done := context.WithTimeout(ctx, 2*time.Second)
+		attempt, done := context.WithTimeout(ctx, 2*time.Second) // timing: it tries again
 		err := Ping(attempt, s.kind, s.URL(), s.AdminURL())
 		done()
 		if err == nil && !s.proc.ended() { // else another server answers at this port

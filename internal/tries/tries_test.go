@@ -36,7 +36,7 @@ func newServer(answer func(n int, ctx context.Context) error) *server {
 
 func (s *server) ask(ctx context.Context, guarded bool) error {
 	return s.Ask(ctx, guarded, func(ctx context.Context) error {
-		s.asked = append(s.asked, time.Since(s.start))
+		s.asked = append(s.asked, time.Since(s.start)) // timing: in a bubble
 		return s.answer(len(s.asked), ctx)
 	})
 }

@@ -417,7 +417,7 @@ func TestChangesOfDeadLettersAreAudited(t *testing.T) {
 		t.Fatalf("%+v", got)
 	}
 	for i := range got {
-		if age := time.Since(got[i].At); age < -time.Minute || age > time.Minute {
+		if age := time.Since(got[i].At); age < -time.Minute || age > time.Minute { // timing: the time of an entry, roughly
 			t.Errorf("entry %d is of %v", i, got[i].At)
 		}
 		got[i].At = time.Time{}

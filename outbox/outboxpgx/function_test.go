@@ -151,7 +151,7 @@ func TestFunctionIDs(t *testing.T) {
 	drain(t, f.relay(t, publisher, outbox.RelayConfig{}), 1000) // a relay checks each id
 	for _, m := range publisher.Received() {
 		sec, nsec := m.ID.Time().UnixTime()
-		if age := time.Since(time.Unix(sec, nsec)); age < -time.Minute || age > 10*time.Minute {
+		if age := time.Since(time.Unix(sec, nsec)); age < -time.Minute || age > 10*time.Minute { // timing: the time of an id, roughly
 			t.Fatalf("the id %s is of %v ago", m.ID, age)
 		}
 	}

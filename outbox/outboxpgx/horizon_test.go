@@ -21,7 +21,7 @@ import (
 // raiseFloors drains messages for longer than the floors lag behind.
 func (f *fixture) raiseFloors(t *testing.T, r *outbox.Relay) {
 	t.Helper()
-	for begin := time.Now(); time.Since(begin) < 4*outboxpgx.AskInterval; {
+	for begin := time.Now(); time.Since(begin) < 4*outboxpgx.AskInterval; { // timing: the floors move once per interval
 		f.write(t, keyed(64, 1)...)
 		drain(t, r, 64)
 	}
@@ -313,7 +313,7 @@ func TestLookBelowFloorsHoldsUpNoClaim(t *testing.T) {
 	_, err = tx.Exec(t.Context(), `SELECT FROM holdfast_outbox_lanes FOR UPDATE`)
 	must(t, err)
 	for range 3 {
-		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), testenv.Patience)
 		_, err := f.store.Claim(ctx, driver.Claim{Limit: 1, Lease: time.Minute})
 		cancel()
 		must(t, err)

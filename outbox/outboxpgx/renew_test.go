@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/outbox/driver"
 	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
 )
@@ -21,7 +22,7 @@ func TestRenew_besideAFullPool(t *testing.T) {
 		must(t, err)
 		defer conn.Release()
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), testenv.Patience)
 	defer cancel()
 	if stale, err := f.store.Renew(ctx, batch.Leases, time.Minute); err != nil || len(stale) > 0 {
 		t.Errorf("Renew: %d leases are lost, error %v", len(stale), err)

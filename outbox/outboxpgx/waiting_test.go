@@ -150,7 +150,7 @@ func (f *fixture) writeAtRandom(t *testing.T, writers int) int {
 				for range size {
 					m := outbox.Message{Name: "a.b", Key: key, Body: []byte(strconv.Itoa(i))}
 					if rand.IntN(20) == 0 {
-						m.NotBefore = time.Now().Add(time.Duration(rand.IntN(300)) * time.Millisecond)
+						m.NotBefore = time.Now().Add(time.Duration(rand.IntN(300)) * time.Millisecond) // timing: when a message is due
 					}
 					msgs = append(msgs, m)
 					i++

@@ -279,7 +279,7 @@ func (m *bubbled) now() (now time.Time) {
 	return now
 }
 
-func (m *bubbled) advance(d time.Duration) { m.do(func() { time.Sleep(d) }) }
+func (m *bubbled) advance(d time.Duration) { m.do(func() { time.Sleep(d) }) } // timing: in a bubble
 
 func (m *bubbled) Allow(ctx context.Context, charges ...ratelimit.Charge) (d ratelimit.Decision, err error) {
 	m.do(func() { d, err = m.memory.Allow(ctx, charges...) })

@@ -93,7 +93,7 @@ func TestDenialsAreRemembered(t *testing.T) {
 			asked++
 		}
 	}
-	if most := 2 + int(time.Since(start)/time.Second); asked > most {
+	if most := 2 + int(time.Since(start)/time.Second); asked > most { // timing: a slow machine may ask more
 		t.Errorf("%d of 1000 requests were asked about in %v, want %d at most", asked, time.Since(start), most)
 	}
 	if n := calls.take(); n > 2*asked+2 { // some may find the script unknown

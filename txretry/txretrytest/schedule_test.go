@@ -121,7 +121,7 @@ func (s *schedule) run() {
 	for _, c := range s.calls {
 		all.Go(c.call)
 		if c.throw(2) == 0 {
-			time.Sleep(time.Duration(c.throw(3)) * time.Millisecond)
+			time.Sleep(time.Duration(c.throw(3)) * time.Millisecond) // timing: in a bubble
 		}
 		synctest.Wait()
 	}
@@ -173,7 +173,7 @@ func (c *scheduled) call() {
 	defer cancel()
 	c.cancel = cancel
 	if c.throw(5) == 0 {
-		time.AfterFunc(time.Duration(c.throw(8))*time.Millisecond, cancel)
+		time.AfterFunc(time.Duration(c.throw(8))*time.Millisecond, cancel) // timing: in a bubble
 	}
 	opts := txretry.Options{
 		SerialKey:   c.key,
@@ -212,7 +212,7 @@ func (c *scheduled) fn(ctx context.Context, tx pgx.Tx) error {
 	if err := txretrytest.Effect(tx, func() { c.now++ }, func() { c.now-- }); err != nil {
 		return err
 	}
-	time.Sleep(time.Duration(c.throw(2)) * time.Millisecond)
+	time.Sleep(time.Duration(c.throw(2)) * time.Millisecond) // timing: in a bubble
 	return c.end(ctx, tx)
 }
 

@@ -57,7 +57,7 @@ func (b Backend) runAged(t *testing.T, name string, fn func(t *testing.T, store 
 	b.run(t, name, func(t *testing.T, store driver.Store) {
 		fn(t, aged{store, func(key driver.Key, d time.Duration) {
 			if b.Pass == nil {
-				time.Sleep(d)
+				time.Sleep(d) // timing: in a bubble
 				return
 			}
 			b.Pass(t, key, d)

@@ -262,7 +262,7 @@ func rest(t *testing.T, f ConsumerFixture, least int) (left []inbox.Message) {
 		if len(left) >= least {
 			wait = 2 * quiet
 		}
-		ctx, cancel := context.WithTimeout(t.Context(), wait)
+		ctx, cancel := context.WithTimeout(t.Context(), wait) // timing: it must pass once nothing is left
 		ds, err := s.Receive(ctx, 100)
 		cancel()
 		if errors.Is(err, context.DeadlineExceeded) {

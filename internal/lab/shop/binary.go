@@ -1,5 +1,7 @@
 // Package shop runs the reservation example as processes, for tests and commands of other packages. They call Remove
 // at their end.
+//
+// timing: its processes serve nightly tests and commands.
 package shop
 
 import (

@@ -32,4 +32,6 @@
 // and of idempotency keys. Conflicts of transactions end after 400 attempts, not with the other faults. Statements
 // on the tables of idempotency records and of failed attempts of messages meet no fault of their own.
 // Packages faults and chaos test these on real servers.
+//
+// timing: all of it runs in a bubble.
 package sim

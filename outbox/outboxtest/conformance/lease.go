@@ -29,7 +29,7 @@ func renewsLeases(t *testing.T, s Store) {
 		if other := s.claimAlone(t, driver.Claim{}); len(other.Messages) > 0 {
 			t.Fatalf("claimed %v beside a lease that was renewed", bodies(other))
 		}
-		if time.Since(claimed) < 2*short {
+		if time.Since(claimed) < 2*short { // timing: waits until a short lease is over
 			return "the first lease is not long over"
 		}
 		return ""
@@ -48,7 +48,7 @@ func renewsNoStaleLease(t *testing.T, s Store) {
 	paused := s.claim(t, driver.Claim{Lease: 10 * time.Millisecond})
 	claimed := time.Now()
 	eventually(t, func() string {
-		if time.Since(claimed) < 50*time.Millisecond {
+		if time.Since(claimed) < 50*time.Millisecond { // timing: waits until a short lease is over
 			return "the lease is not long over"
 		}
 		return ""

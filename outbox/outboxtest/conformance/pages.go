@@ -71,7 +71,7 @@ func listsWaitingInPages(t *testing.T, s Store) {
 	var msgs []outbox.Message
 	for i := range n {
 		later := message("", strconv.Itoa(i))
-		later.NotBefore = time.Now().Add(time.Duration(1+i/5) * time.Hour)
+		later.NotBefore = time.Now().Add(time.Duration(1+i/5) * time.Hour) // timing: when a message is due
 		msgs = append(msgs, later, message(fmt.Sprint(i%3), strconv.Itoa(i)))
 	}
 	s.write(t, msgs...)

@@ -238,7 +238,7 @@ func resumesAfterOutage(t *testing.T, c PublisherCase) {
 
 	c.Break()
 	during := newMessage(t, "during")
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second) // timing: it must pass
 	l.publish(ctx, c.Publisher, during)
 	err := l.wait(t)[during.ID]
 	cancel()
@@ -250,7 +250,7 @@ func resumesAfterOutage(t *testing.T, c PublisherCase) {
 	eventually(t, func() string {
 		again := newLedger()
 		m := newMessage(t, "after")
-		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second) // timing: it tries again
 		defer cancel()
 		again.publish(ctx, c.Publisher, m)
 		if err := again.wait(t)[m.ID]; err != nil {

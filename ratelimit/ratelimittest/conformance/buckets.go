@@ -25,7 +25,7 @@ func testReserve(t *testing.T, l Limiter) {
 		if n == 0 {
 			first = d.At
 		}
-		want := max(0, time.Duration(n-1)*10*time.Second-d.At.Sub(first))
+		want := max(0, time.Duration(n-1)*10*time.Second-d.At.Sub(first)) // timing: times that the limiter gave
 		if d.Delay != want {
 			t.Errorf("reservation %d is to wait %v, want %v", n, d.Delay, want)
 		}
@@ -84,7 +84,7 @@ func testCancel(t *testing.T, l Limiter) {
 			t.Fatal(err)
 		}
 	}
-	if _, again := reserve(); again.Sub(place).Abs() > time.Millisecond {
+	if _, again := reserve(); again.Sub(place).Abs() > time.Millisecond { // timing: times that the limiter gave
 		t.Errorf("after a cancel the next place is %v away from the one given up", again.Sub(place))
 	}
 	if _, err := waiter.Reserve(t.Context(), time.Second); !errors.Is(err, ratelimit.ErrWaitTooLong) {

@@ -80,12 +80,12 @@ func (m *model) forget(taken []ratelimit.Charge, now time.Time) []ratelimit.Char
 	}
 	l := taken[0].Limit
 	if l.Algorithm == ratelimit.TokenBucket {
-		if full := time.Duration(l.Burst) * l.Window / time.Duration(l.Max); now.Sub(taken[len(taken)-1].At) > full {
+		if full := time.Duration(l.Burst) * l.Window / time.Duration(l.Max); now.Sub(taken[len(taken)-1].At) > full { // timing: the model's own clock
 			return nil
 		}
 		return taken
 	}
-	return slices.DeleteFunc(taken, func(c ratelimit.Charge) bool { return now.Sub(c.At) > 2*l.Window })
+	return slices.DeleteFunc(taken, func(c ratelimit.Charge) bool { return now.Sub(c.At) > 2*l.Window }) // timing: the model's own clock
 }
 
 // giveBack forgets the last charge like c.

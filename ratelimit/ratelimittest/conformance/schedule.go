@@ -194,7 +194,7 @@ func TestClockSetBack(t *testing.T, l Limiter, advance func(t *testing.T, d time
 		if !d.At.Equal(now.Add(-back.Truncate(time.Millisecond))) || d.Limits()[0].Remaining != 1 {
 			t.Errorf("algorithm %d, set back within its window: %+v of %v at %v", a, d.Limits(), now, d.At)
 		}
-		advance(t, back)
+		advance(t, back) // timing: times that the limiter gave
 		if got := admitted(t, l, 5, c); got != 1 {
 			t.Errorf("algorithm %d, right again: %d were admitted, want 1", a, got)
 		}

@@ -26,7 +26,7 @@ func testHoldConfirmCancel(t *testing.T, s *shop) {
 	if !slices.Equal(r.Seats, []string{"A10", "B2"}) || r.Status != "held" || r.EventID != e.ID {
 		t.Errorf("reservation is %+v", r)
 	}
-	if d := r.ExpiresAt.Sub(before); d < 50*time.Second || d > 70*time.Second {
+	if d := r.ExpiresAt.Sub(before); d < 50*time.Second || d > 70*time.Second { // timing: two times that the service gave
 		t.Errorf("held for %v, want a minute", d)
 	}
 	var shown reservation

@@ -5,7 +5,6 @@ import (
 	"context"
 	"net/http"
 	"testing"
-	"time"
 
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	spb "google.golang.org/genproto/googleapis/rpc/status"
@@ -15,6 +14,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/idempotency"
 	"github.com/holdfast-go/holdfast/idempotency/driver"
+	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/modules/rpc/internal/exchange"
 	"github.com/holdfast-go/holdfast/modules/rpc/internal/shopv1"
 	"github.com/holdfast-go/holdfast/ratelimit"
@@ -123,8 +123,8 @@ type Client interface {
 // Protocol starts a server that ends with the test, and returns its client.
 type Protocol func(t *testing.T, s Setup) Client
 
-// Patience bounds what a test waits for.
-const Patience = 30 * time.Second
+// Patience is how long a test waits for something that must happen. It detects a hang.
+const Patience = testenv.Patience
 
 func (r Reply) replayed() bool { return r.Header.Get(idempotency.ReplayedHeader) == "true" }
 

@@ -160,12 +160,12 @@ func TestTakeover(t *testing.T, start Protocol) {
 				t.Fatal(out, err)
 			}
 			busy := c.Place(t.Context(), ask)
-			if time.Since(begun) < lease {
+			if time.Since(begun) < lease { // timing: a slow call finds the lease over
 				busy.is(t, codes.Aborted, "IDEMPOTENCY_KEY_IN_USE")
 			}
 			for busy.code() == codes.Aborted && time.Since(begun) < Patience {
 				retry, _ := detail[*errdetails.RetryInfo](busy)
-				time.Sleep(min(retry.GetRetryDelay().AsDuration(), lease))
+				time.Sleep(min(retry.GetRetryDelay().AsDuration(), lease)) // timing: waits until the lease is over
 				busy = c.Place(t.Context(), ask)
 			}
 			if busy.Order.GetId() != "order 1" || busy.replayed() {
