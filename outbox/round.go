@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -146,6 +147,32 @@ func (rs *rounds) judge(messages []driver.Message, outcomes []outcome) ([]driver
 	return settlements, failures
 }
 
+// failure is a failed attempt to publish.
+type failure struct {
+	class   driver.Class
+	err     error
+	attempt int           // its number, from 1
+	dead    bool          // it was the last one: the message becomes a dead letter
+	delay   time.Duration // until the next one, if not dead
+}
+
+func (rs *rounds) failure(m driver.Message, err error) failure {
+	f := failure{class: driver.ClassOf(err), err: err, attempt: m.Attempts + 1}
+	policy := rs.cfg.retry(m.Name)
+	f.dead = policy.last(f.attempt, f.class)
+	if !f.dead {
+		f.delay = policy.delay(f.attempt, rs.cfg.Rand())
+	}
+	return f
+}
+
+// quarantine is the outcome of a message that is not published any more, since relays were lost that
+// had nothing else in hand.
+func quarantine(losses int) []outcome {
+	err := fmt.Errorf("%d relays in a row were lost with this message", losses)
+	return []outcome{{done: true, err: &driver.PublishError{Class: driver.Quarantined, Err: err}}}
+}
+
 // settlement is what the store took of a batch.
 type settlement struct {
 	driver.Settled
@@ -192,4 +219,99 @@ func publishedOnly(verdicts []driver.Settlement) []driver.Settlement {
 		}
 	}
 	return sound
+}
+
+func (rs *rounds) report(ctx context.Context, messages []driver.Message, outcomes []outcome, failures map[int]failure) round {
+	res := round{claimed: len(messages)}
+	for i, o := range outcomes {
+		f, failed := failures[i]
+		switch {
+		case !o.done:
+		case !failed:
+			res.published++
+		default:
+			res.failed++
+			if f.dead {
+				res.dead++
+			}
+			rs.reportFailure(ctx, messages[i], f)
+		}
+	}
+	rs.telemetry.published.Add(ctx, int64(res.published))
+	rs.telemetry.givenBack.Add(ctx, int64(res.claimed-res.published-res.failed))
+	return res
+}
+
+func (rs *rounds) reportFailure(ctx context.Context, m driver.Message, f failure) {
+	rs.telemetry.countFailure(ctx, f)
+	text := "outbox: publishing failed, will be tried again"
+	if f.dead {
+		text = "outbox: publishing failed for good, the message is a dead letter"
+	}
+	rs.log(ctx, slog.LevelWarn, text, string(f.class)+" "+m.Name, slog.Any("id", m.ID), slog.String("name", m.Name),
+		slog.Any("class", f.class), slog.Int("attempt", f.attempt), slog.Any("error", f.err))
+}
+
+// maxError bounds the stored text of an error, in bytes.
+const maxError = 1000
+
+// errorText is what is stored of an error: bounded, and without what a database refuses.
+func errorText(err error) string {
+	text := err.Error()
+	if len(text) > maxError {
+		text = text[:maxError]
+	}
+	return strings.ReplaceAll(strings.ToValidUTF8(text, ""), "\x00", "")
+}
+
+// Leases are short, so that the lanes of a relay that was killed are soon free. Few batches take
+// longer than a quarter of one: these renew theirs.
+const (
+	renewalsPerLease = 4
+	retriesPerLease  = 16
+)
+
+// hold renews leases that began at begin, until release is called. The context that it returns ends
+// when they could not be renewed in time, or another relay has one of them.
+func (rs *rounds) hold(ctx context.Context, leases []driver.Lease, begin time.Time) (held context.Context, release func()) {
+	held, lose := context.WithCancel(ctx)
+	var renewing sync.WaitGroup
+	renewing.Add(1)
+	first := begin.Add(rs.cfg.LeaseTTL / renewalsPerLease)
+	timer := time.AfterFunc(time.Until(first), func() {
+		defer renewing.Done()
+		defer lose()
+		rs.renew(held, leases, begin.Add(rs.cfg.LeaseTTL))
+	})
+	return held, func() {
+		if timer.Stop() {
+			renewing.Done()
+		}
+		lose()
+		renewing.Wait()
+	}
+}
+
+// renew returns when the leases, which end at end, are lost or ctx has ended.
+func (rs *rounds) renew(ctx context.Context, leases []driver.Lease, end time.Time) {
+	for {
+		begin := time.Now()
+		// Half of what is left, so that a connection that is silent leaves time for another one.
+		try, cancel := context.WithTimeout(ctx, max(end.Sub(begin)/2, rs.cfg.LeaseTTL/retriesPerLease))
+		stale, err := rs.source.Renew(try, leases, rs.cfg.LeaseTTL)
+		cancel()
+		pause := rs.cfg.LeaseTTL / retriesPerLease
+		if err == nil && len(stale) == 0 {
+			end = begin.Add(rs.cfg.LeaseTTL)
+			pause = rs.cfg.LeaseTTL / renewalsPerLease
+		}
+		if runloop.Sleep(ctx, min(pause, time.Until(end))) != nil {
+			return
+		}
+		if len(stale) > 0 || !time.Now().Before(end) {
+			rs.log(ctx, slog.LevelWarn, "outbox: leases ran out, nothing more of their batch is sent", "",
+				slog.Int("lanes", len(leases)), slog.Any("error", err))
+			return
+		}
+	}
 }

@@ -215,11 +215,11 @@ var bugs = []bug{
 		"return h.safe + 1, h.era", "return h.seen + 1, h.era", suite("outbox/outboxpgx", "^TestFloorsWaitForOpenTransactions$"),
 	},
 	{
-		"a pause of a transport has no end", "outbox/breaker.go",
+		"a pause of a transport has no end", "outbox/transport.go",
 		"\tif !answered {\n\t\tb.pause.trying = false\n", "\tif !answered {\n", suite("outbox", "^TestTryThatAskedNothing$"),
 	},
 	{
-		"leases are not renewed", "outbox/lease.go",
+		"leases are not renewed", "outbox/round.go",
 		"\tfirst := begin.Add(rs.cfg.LeaseTTL / renewalsPerLease)\n", "\tfirst := begin.Add(rs.cfg.LeaseTTL * 1000)\n", suite("outbox", "^TestSlowBatchKeepsItsLanes$"),
 	},
 	{
