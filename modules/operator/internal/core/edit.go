@@ -23,8 +23,10 @@ type Edit struct {
 	Patch string // a JSON merge patch of each: https://www.rfc-editor.org/rfc/rfc7396
 }
 
+// None reports whether the bodies stay as they are.
 func (e Edit) None() bool { return e.Body == nil && e.Patch == "" }
 
+// Validate refuses a body beside a patch, one that is too large, and a patch that is no JSON object.
 func (e Edit) Validate() error {
 	var object map[string]json.RawMessage
 	switch {

@@ -30,6 +30,8 @@ type KnownKey struct {
 	BodyBase64  string  `json:"body_base64,omitempty"` // of a body that is no text
 }
 
+// LookAtKey asks every store of idempotency keys what it knows of a key, with the stored answer where body is true. A store that
+// fails does not keep the others from answering.
 func (o *Operator) LookAtKey(ctx context.Context, key driver.Key, body bool) ([]KnownKey, error) {
 	found := []KnownKey{} // not null in JSON
 	var failed []error

@@ -55,6 +55,7 @@ type OutboxStatus struct {
 	Error    string      `json:"error,omitempty"`
 }
 
+// ConsumerStatus is the state of a consumer.
 type ConsumerStatus struct {
 	Name     string         `json:"name"`
 	Waiting  int            `json:"waiting"`
@@ -77,6 +78,7 @@ func (c ConsumerStatus) Letters() map[string]int {
 	return some
 }
 
+// SweepStatus is the state of a table whose rows expire.
 type SweepStatus struct {
 	Name    string  `json:"name"`
 	Overdue int     `json:"overdue"` // 10,000 means as many or more
@@ -124,6 +126,7 @@ func (o *Operator) Look(ctx context.Context) Status {
 	return s
 }
 
+// LookAtOutbox asks one outbox for its state.
 func LookAtOutbox(ctx context.Context, b operator.Outbox) OutboxStatus {
 	s := OutboxStatus{Name: b.Name}
 	store, ok := b.Store.(driver.Measured)

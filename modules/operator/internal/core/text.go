@@ -12,6 +12,7 @@ import (
 // OneLine is an error on one line, however many are joined in it.
 func OneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }
 
+// TextOf is an error on one line; empty for nil.
 func TextOf(err error) string {
 	if err == nil {
 		return ""
@@ -19,6 +20,7 @@ func TextOf(err error) string {
 	return OneLine(err)
 }
 
+// Age is a number of seconds in a column.
 func Age(seconds float64) string { return span(time.Duration(seconds * float64(time.Second))) }
 
 // ChangesTerminal reports whether a character does more to a terminal than appear: it controls it, ends a line or turns
