@@ -129,13 +129,6 @@ func TestPanicIsAFailure(t *testing.T) {
 	})
 }
 
-// silent never confirms, as a broker that is stopped.
-type silent struct{}
-
-func (silent) Publish(ctx context.Context, _ driver.Message, done func(error)) {
-	context.AfterFunc(ctx, func() { done(failure(driver.Unavailable)) })
-}
-
 func TestNoConfirmIsUnavailable(t *testing.T) {
 	inBubble(t, outbox.RelayConfig{}, func(b *bench) {
 		const timeout = 9*time.Second + time.Millisecond // not when the relay looks again, which may come before the pause begins

@@ -4,111 +4,20 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"os"
+	"runtime"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
-	"github.com/google/uuid"
-	"github.com/jackc/pgx/v5"
-
-	"github.com/holdfast-go/holdfast/internal/testenv"
+	"github.com/holdfast-go/holdfast/internal/check"
 	"github.com/holdfast-go/holdfast/outbox"
 	"github.com/holdfast-go/holdfast/outbox/driver"
 	"github.com/holdfast-go/holdfast/outbox/outboxtest"
-	"github.com/holdfast-go/holdfast/txretry/txretrytest"
 )
-
-func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }
-
-// bench is a relay over the fakes, inside a bubble.
-type bench struct {
-	*testing.T
-	manager   *txretrytest.Manager
-	store     *outboxtest.Store
-	publisher *outboxtest.Publisher
-	relay     *outbox.Relay
-}
-
-func inBubble(t *testing.T, cfg outbox.RelayConfig, fn func(b *bench)) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		b := &bench{
-			T: t, manager: txretrytest.New(txretrytest.Config{}),
-			store: outboxtest.New(), publisher: outboxtest.NewPublisher(),
-		}
-		b.over(b.store, cfg)
-		fn(b)
-	})
-}
-
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
-func (b *bench) write(msgs ...outbox.Message) {
-	b.Helper()
-	err := b.manager.Do(b.Context(), func(ctx context.Context, tx pgx.Tx) error { return b.store.Write(ctx, tx, msgs...) })
-	must(b, err)
-}
-
-func (b *bench) dead() []outbox.DeadLetter {
-	b.Helper()
-	letters, err := b.store.DeadLetters().List(b.Context(), outbox.Filter{})
-	must(b, err)
-	return letters
-}
-
-// start runs the relay until stop is called.
-func (b *bench) start() (stop func()) {
-	ctx, cancel := context.WithCancel(b.Context())
-	ended := make(chan error, 1)
-	go func() { ended <- b.relay.Run(ctx) }()
-	return func() {
-		b.Helper()
-		cancel()
-		if err := <-ended; err != nil {
-			b.Errorf("Run returned %v", err)
-		}
-	}
-}
-
-func (b *bench) drain(bounds outbox.Bounds) outbox.Report {
-	b.Helper()
-	report, err := b.relay.Drain(b.Context(), bounds)
-	must(b, err)
-	return report
-}
-
-func message(key string, n int) outbox.Message {
-	return outbox.Message{Name: "order.placed", Key: key, Body: []byte(strconv.Itoa(n))}
-}
-
-func bodies(msgs []driver.Message) []string {
-	var out []string
-	for _, m := range msgs {
-		out = append(out, string(m.Body))
-	}
-	return out
-}
-
-func (b *bench) wantReceived(want ...string) {
-	b.Helper()
-	if got := bodies(b.publisher.Received()); !slices.Equal(got, want) {
-		b.Errorf("received %v, want %v", got, want)
-	}
-}
-
-func failure(class driver.Class) error {
-	return &driver.PublishError{Class: class, Err: errors.New("scripted")}
-}
 
 func TestRunPublishesOnWake(t *testing.T) {
 	inBubble(t, outbox.RelayConfig{PollInterval: time.Hour}, func(b *bench) {
@@ -173,71 +82,6 @@ func TestLongKeyIsNoOutage(t *testing.T) {
 	})
 }
 
-// logging makes the relay anew with a logger, and returns what it has written so far.
-func (b *bench) logging(cfg outbox.RelayConfig) (text func() string) {
-	b.Helper()
-	var out syncBuffer
-	cfg.Logger = slog.New(slog.NewTextHandler(&out, nil))
-	b.over(b.store, cfg)
-	return out.String
-}
-
-// syncBuffer is a buffer for several goroutines.
-type syncBuffer struct {
-	mu   sync.Mutex
-	text strings.Builder
-}
-
-func (s *syncBuffer) Write(p []byte) (int, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.text.Write(p)
-}
-
-func (s *syncBuffer) String() string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.text.String()
-}
-
-// settled is a Source that notes what a relay has settled.
-type settled struct {
-	driver.Source
-	mu   sync.Mutex
-	all  []driver.Settlement
-	body map[uuid.UUID]string
-}
-
-func (s *settled) Settle(ctx context.Context, b driver.Batch, settlements []driver.Settlement) (driver.Settled, error) {
-	came, err := s.Source.Settle(ctx, b, settlements)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.body == nil {
-		s.body = map[uuid.UUID]string{}
-	}
-	for _, m := range b.Messages {
-		s.body[m.ID] = string(m.Body)
-	}
-	if err == nil {
-		s.all = append(s.all, settlements...)
-	}
-	return came, err
-}
-
-// of returns the last settlement of the message with the body.
-func (s *settled) of(body string) (last driver.Settlement) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, one := range s.all {
-		if s.body[one.ID] == body {
-			last = one
-		}
-	}
-	return last
-}
-
-func half() float64 { return 0.5 }
-
 func TestShutdownSettlesWhatIsInFlight(t *testing.T) {
 	inBubble(t, outbox.RelayConfig{}, func(b *bench) {
 		b.publisher.Latency(2 * time.Second)
@@ -299,4 +143,336 @@ func TestNewRelayRefuses(t *testing.T) {
 			t.Errorf("%s: accepted", name)
 		}
 	}
+}
+
+// journal notes what happens, in order.
+type journal struct {
+	mu    sync.Mutex
+	lines []string
+}
+
+func (j *journal) note(line string) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.lines = append(j.lines, line)
+}
+
+func (j *journal) want(t *testing.T, want ...string) {
+	t.Helper()
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if !slices.Equal(j.lines, want) {
+		t.Errorf("%q, want %q", j.lines, want)
+	}
+}
+
+// serving is a Publisher with a Run.
+type serving struct {
+	*outboxtest.Publisher
+	*journal
+	ready error
+}
+
+func (s *serving) Run(ctx context.Context) error {
+	s.note("publisher runs")
+	<-ctx.Done()
+	s.note("publisher ends")
+	return nil
+}
+
+func (s *serving) Ready(context.Context) error { return s.ready }
+
+func (s *serving) Publish(ctx context.Context, m driver.Message, done func(error)) {
+	s.Publisher.Publish(ctx, m, func(err error) {
+		s.note("confirm")
+		done(err)
+	})
+}
+
+// background is a store that works beside its relay.
+type background struct {
+	driver.Source
+	*journal
+	wake   chan func() bool
+	linger time.Duration
+}
+
+func (b *background) Background(ctx context.Context, wake func() bool) {
+	b.note("store works")
+	b.wake <- wake
+	<-ctx.Done()
+	time.Sleep(b.linger) // timing: in a bubble
+	b.note("store ends")
+}
+
+func (b *background) PrunePass(ctx context.Context) {
+	b.note("prune")
+	if deadline, ok := ctx.Deadline(); !ok || time.Until(deadline) > 15*time.Second {
+		b.note("for ever")
+	}
+}
+
+func (b *bench) serving(linger time.Duration, cfg outbox.RelayConfig) (*serving, *background) {
+	b.Helper()
+	j := &journal{}
+	s := &serving{Publisher: b.publisher, journal: j}
+	source := &background{b.store, j, make(chan func() bool, 1), linger}
+	b.between(source, s, cfg)
+	return s, source
+}
+
+// The publisher's connection ends after the last confirm, and Run after everything that it started.
+func TestRunOwnsPublishersAndBackground(t *testing.T) {
+	inBubble(t, outbox.RelayConfig{}, func(b *bench) {
+		s, _ := b.serving(5*time.Second, outbox.RelayConfig{})
+		b.publisher.Latency(2 * time.Second)
+		stop := b.start()
+		synctest.Wait()
+		b.write(message("k", 1))
+		time.Sleep(1500 * time.Millisecond) // the poll found it
+		stop()
+		if len(s.lines) < 2 {
+			b.Fatal(s.lines)
+		}
+		slices.Sort(s.lines[:2]) // they begin together
+		s.want(b.T, "publisher runs", "store works", "confirm", "store ends", "publisher ends")
+	})
+}
+
+// A wake-up that was accepted is honoured by one last claim, and none is accepted afterwards.
+func TestLastWakeUp(t *testing.T) {
+	inBubble(t, outbox.RelayConfig{}, func(b *bench) {
+		_, source := b.serving(0, outbox.RelayConfig{PollInterval: time.Hour})
+		ctx, cancel := context.WithCancel(b.Context())
+		ended := make(chan error, 1)
+		go func() { ended <- b.relay.Run(ctx) }()
+		wake := <-source.wake
+		synctest.Wait()
+		b.write(message("k", 1))
+		if !wake() {
+			b.Error("not woken")
+		}
+		cancel()
+		if err := <-ended; err != nil {
+			b.Error(err)
+		}
+		b.wantReceived("1")
+		if wake() {
+			b.Error("woken after the end of Run")
+		}
+	})
+}
+
+// A relay that cannot do anything, since its default transport or its store is paused, lets another one be woken.
+func TestWakeIsRefused(t *testing.T) {
+	for name, set := range map[string]func(b *bench, f *faulty, down bool){
+		"transport": func(b *bench, _ *faulty, down bool) {
+			b.publisher.Respond(func(driver.Message) error {
+				if down {
+					return failure(driver.Unavailable)
+				}
+				return nil
+			})
+			b.write(message("k", 1))
+		},
+		"store": func(_ *bench, f *faulty, down bool) {
+			f.set(nil, nil)
+			if down {
+				f.set(errors.New("down"), nil)
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, outbox.RelayConfig{}, func(b *bench) {
+				f := &faulty{Source: b.store}
+				source := &background{f, &journal{}, make(chan func() bool, 1), 0}
+				b.over(source, outbox.RelayConfig{})
+				b.relay.SetPauses(time.Minute, time.Minute)
+				defer b.start()()
+				wake := <-source.wake
+				synctest.Wait()
+				if !wake() {
+					b.Error("refused while all is well")
+				}
+				set(b, f, true)
+				time.Sleep(5 * time.Second)
+				if wake() {
+					b.Error("accepted in the pause")
+				}
+				set(b, f, false)
+				time.Sleep(2 * time.Minute)
+				if !wake() {
+					b.Error("refused after the pause")
+				}
+			})
+		})
+	}
+}
+
+// A Drain keeps the connection as well, and ends with a pass of pruning that has a bound.
+func TestDrainRunsPublishersAndPrunes(t *testing.T) {
+	inBubble(t, outbox.RelayConfig{}, func(b *bench) {
+		s, _ := b.serving(0, outbox.RelayConfig{})
+		b.write(message("k", 1))
+		b.drain(outbox.Bounds{TimeLimit: time.Second})
+		slices.Sort(s.lines[:2]) // they begin together
+		s.want(b.T, "confirm", "publisher runs", "prune", "publisher ends")
+	})
+}
+
+// A Drain that is told to end deletes nothing any more: whoever ends it waits.
+func TestCancelledDrainDoesNotPrune(t *testing.T) {
+	inBubble(t, outbox.RelayConfig{}, func(b *bench) {
+		s, _ := b.serving(0, outbox.RelayConfig{})
+		ctx, cancel := context.WithCancel(b.Context())
+		time.AfterFunc(time.Second, cancel)
+		if _, err := b.relay.Drain(ctx, outbox.Bounds{TimeLimit: time.Hour}); err != nil {
+			b.Error(err)
+		}
+		s.want(b.T, "publisher runs", "publisher ends")
+	})
+}
+
+// A publisher that ends by itself is a fault of its own: it is logged, and Run goes on.
+func TestPublisherThatEnds(t *testing.T) {
+	inBubble(t, outbox.RelayConfig{}, func(b *bench) {
+		var text syncBuffer
+		b.between(b.store, ending{b.publisher}, outbox.RelayConfig{Logger: slog.New(slog.NewTextHandler(&text, nil))})
+		stop := b.start()
+		synctest.Wait()
+		b.write(message("k", 1))
+		time.Sleep(time.Minute)
+		stop()
+		b.wantReceived("1")
+		if !strings.Contains(text.String(), "ended before its relay") {
+			b.Errorf("logged %s", text.String())
+		}
+	})
+}
+
+type ending struct{ *outboxtest.Publisher }
+
+func (ending) Run(context.Context) error { return errors.New("a wrong password") }
+
+func (ending) Ready(context.Context) error { return nil }
+
+func TestReadyAsksThePublisher(t *testing.T) {
+	inBubble(t, outbox.RelayConfig{}, func(b *bench) {
+		s, _ := b.serving(0, outbox.RelayConfig{})
+		defer b.start()()
+		synctest.Wait()
+		if err := b.relay.Ready(b.Context()); err != nil {
+			b.Error(err)
+		}
+		s.ready = errors.New("no connection")
+		if err := b.relay.Ready(b.Context()); !errors.Is(err, s.ready) {
+			b.Errorf("ready without a connection: %v", err)
+		}
+	})
+}
+
+// checkedStore and checkedPublisher find what they are told.
+type checkedStore struct {
+	driver.Source
+	found error
+}
+
+func (c checkedStore) Check(context.Context) error { return c.found }
+
+type checkedPublisher struct {
+	*outboxtest.Publisher
+	found error
+}
+
+func (c checkedPublisher) Check(context.Context) error { return c.found }
+
+func TestCheckJoinsTheFindings(t *testing.T) {
+	t.Parallel()
+	two := check.Findings{Component: "store"}
+	two.Add("call Migrate", "no table")
+	two.Add("call Migrate", "no index")
+	away := errors.New("publisher: check: no connection")
+	for _, tc := range []struct {
+		store, publisher error
+		want             int
+	}{{nil, nil, 0}, {two.Err(), nil, 2}, {two.Err(), away, 3}, {nil, away, 1}} {
+		relay, err := outbox.NewRelay(checkedStore{outboxtest.New(), tc.store}, checkedPublisher{outboxtest.NewPublisher(), tc.publisher},
+			outbox.RelayConfig{Transports: map[string]driver.Publisher{"plain": outboxtest.NewPublisher()}})
+		must(t, err)
+		var single []error
+		if err := relay.Check(t.Context()); err != nil {
+			single = err.(interface{ Unwrap() []error }).Unwrap()
+		}
+		if len(single) != tc.want {
+			t.Errorf("found %v, want %d", single, tc.want)
+		}
+		for _, err := range single {
+			if _, ok := err.(interface{ Mend() string }); ok == errors.Is(err, away) {
+				t.Errorf("%v: a finding is %t", err, ok)
+			}
+		}
+	}
+}
+
+// exits is a Source that ends the goroutine of the caller when told to.
+type exits struct {
+	driver.Source
+	now atomic.Bool
+}
+
+func (e *exits) Claim(ctx context.Context, r driver.Claim) (driver.Batch, error) {
+	if e.now.Load() {
+		runtime.Goexit()
+	}
+	return e.Source.Claim(ctx, r)
+}
+
+// The Done channel of context.Background is nil, and Run works on it like on any other.
+func TestRunOnBackground(t *testing.T) {
+	inBubble(t, outbox.RelayConfig{}, func(b *bench) {
+		source := &exits{Source: b.store}
+		b.over(source, outbox.RelayConfig{})
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			b.Errorf("Run returned %v", b.relay.Run(context.Background()))
+		}()
+		for _, n := range []int{1, 2} {
+			b.write(message("k", n))
+			time.Sleep(time.Minute)
+			synctest.Wait()
+		}
+		b.wantReceived("1", "2")
+		source.now.Store(true) // nothing else ends Run
+		<-ended
+	})
+}
+
+func TestDrainOnBackground(t *testing.T) {
+	inBubble(t, outbox.RelayConfig{}, func(b *bench) {
+		b.write(message("k", 1))
+		for _, bounds := range []outbox.Bounds{{}, {TimeLimit: time.Minute}} {
+			if _, err := b.relay.Drain(context.Background(), bounds); err != nil {
+				b.Error(err)
+			}
+		}
+		b.wantReceived("1")
+	})
+}
+
+// A relay that has ended is not ready, whatever its last look found.
+func TestNotReadyAfterRun(t *testing.T) {
+	inBubble(t, outbox.RelayConfig{}, func(b *bench) {
+		for range 2 {
+			stop := b.start()
+			time.Sleep(time.Minute)
+			if err := b.relay.Ready(b.Context()); err != nil {
+				b.Errorf("while it runs: %v", err)
+			}
+			stop()
+			if b.relay.Ready(b.Context()) == nil {
+				b.Error("ready after Run has ended")
+			}
+		}
+	})
 }
