@@ -1,10 +1,19 @@
 package expiry
 
 import (
+	"cmp"
 	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
 	"time"
 
+	"github.com/google/uuid"
+
 	"github.com/holdfast-go/holdfast/expiry/driver"
+	"github.com/holdfast-go/holdfast/internal/ids"
+	"github.com/holdfast-go/holdfast/internal/runloop"
 )
 
 // Report is what one sweep did. The counts are of committed batches only.
@@ -16,6 +25,40 @@ type Report struct {
 	Poisoned int           // rows put in quarantine
 	Lag      time.Duration // how long the longest overdue row had been due
 	Duration time.Duration // of the sweep
+}
+
+// Row is one row that expires.
+type Row struct {
+	// ID is the primary key as text.
+	ID string
+	// Deadline is the moment from which the row counts as expired.
+	Deadline time.Time
+	// Values holds the further columns that the store was configured to read, as
+	// text in the database's form. A column that is NULL is missing.
+	Values map[string]string
+}
+
+// RowError is an error of a callback that knows which row is at fault. The
+// others then need no search for it.
+type RowError struct {
+	// ID is the row's primary key as text.
+	ID string
+	// Err is what went wrong.
+	Err error
+}
+
+// Error implements error.
+func (e *RowError) Error() string { return fmt.Sprintf("expiry: row %s: %v", e.ID, e.Err) }
+
+// Unwrap returns what went wrong.
+func (e *RowError) Unwrap() error { return e.Err }
+
+// EventID returns the id of the message that announces an expiry. It is a UUID
+// of version 7 whose time is the deadline, and it is the same whenever kind, row
+// and deadline (to the microsecond) are: a batch that is run again cannot
+// announce the same expiry under a second id. kind is usually the message name.
+func EventID(kind, rowID string, deadline time.Time) uuid.UUID {
+	return ids.Deterministic(deadline, kind, rowID)
 }
 
 func (r *Report) add(b driver.Batch) {
@@ -69,4 +112,238 @@ func (s *Sweeper) fit(ctx context.Context) error {
 	err := s.bounded(ctx, "fit", store.Fit)
 	s.left.fit = err == nil
 	return err
+}
+
+// pass is the work of one sweep, whose caller holds the sweeper's slot. It drains:
+// it takes batch after batch of due rows and sets those of failed batches aside.
+// Then it searches them for the rows at fault; see search.
+type pass struct {
+	s      *Sweeper
+	left   *leftover
+	report Report
+}
+
+func (p *pass) sweep(ctx context.Context) error {
+	suspects := p.s.suspects
+	suspects.release(time.Now())
+	for done := false; !done; {
+		var err error
+		done, err = p.drain(ctx)
+		full := isUnsure(err) && p.crowded()
+		if err != nil && !full {
+			return err
+		}
+		if (done || full) && suspects.resting(time.Now()) {
+			return err
+		}
+		if searchErr := p.search(ctx); searchErr != nil || err != nil {
+			return cmp.Or(searchErr, err)
+		}
+	}
+	return nil
+}
+
+// crowded reports whether so many rows are set aside that the search for the ones at
+// fault comes first.
+func (p *pass) crowded() bool { return p.s.suspects.crowded() }
+
+// drain runs batches until one is short, or until so many rows are set aside
+// that they come first. It begins where the last sweep was stopped, so that bad
+// rows at the head cannot keep it from the others, and then once more at the head.
+// One batch that takes too long, or fails by what is rarely a row's fault, may
+// be due to a row of it; a second one ends the drain.
+func (p *pass) drain(ctx context.Context) (done bool, err error) {
+	var unsure error
+	for whole := p.left.cursor == (driver.Cursor{}); ; {
+		if err := ctx.Err(); err != nil {
+			return false, err
+		}
+		req := driver.Request{Limit: p.left.size, After: p.left.cursor, Skip: p.s.suspects.skip()}
+		batch, err := p.batch(ctx, req)
+		switch {
+		case err == nil && batch.Claimed == req.Limit && batch.Expired > 0:
+			p.left.cursor = batch.Last
+			continue
+		case err == nil && whole:
+			p.left.cursor = driver.Cursor{}
+			return true, unsure
+		case err == nil:
+			whole, p.left.cursor = true, driver.Cursor{}
+			continue
+		case unsure != nil && isUnsure(err):
+			return false, err
+		}
+		if err := p.passBy(ctx, err); err != nil {
+			return false, err
+		}
+		if isUnsure(err) {
+			unsure = err
+		}
+		if p.crowded() {
+			return false, unsure
+		}
+	}
+}
+
+// passBy has the drain go on without the rows of a failed batch. It returns the
+// error if none of them is to blame.
+func (p *pass) passBy(ctx context.Context, err error) error {
+	blamed := blame(ctx, err)
+	switch {
+	case blamed == nil:
+		return err
+	case len(blamed.Rows) == 1 && !isUnsure(err):
+		return p.isolate(ctx, blamed)
+	}
+	p.left.cursor = blamed.Last
+	if blamed.Doubtful && p.s.suspects.full() {
+		return err // an outage: enough of its rows are set aside
+	}
+	p.s.suspects.setAside(blamed.Rows)
+	return nil
+}
+
+// batch runs one batch on a context that outlives ctx's cancellation for a while,
+// and sets the size of the next. It grows only where twice the rows leave half of
+// BatchTimeout, and within a sweep, since the one after an outage is the longest.
+func (p *pass) batch(ctx context.Context, req driver.Request) (b driver.Batch, err error) {
+	begun := time.Now()
+	detached, cancel := runloop.Detach(ctx, p.s.cfg.ShutdownTimeout)
+	defer cancel()
+	err = p.s.bounded(detached, "batch", func(ctx context.Context) error {
+		b, err = p.s.store.SweepBatch(ctx, req)
+		if err != nil && errors.Is(context.Cause(ctx), errTooSlow) {
+			err = fmt.Errorf("%w of %v, with a limit of %d rows: %w", errTooSlow, p.s.cfg.BatchTimeout, req.Limit, err)
+		}
+		return err
+	})
+	slow := errors.Is(err, errTooSlow)
+	p.left.works = (p.left.works || b.Expired > 0) && !slow
+	switch {
+	case len(req.Only) > 0: // suspects say nothing about the others
+	case slow:
+		p.left.size = max(1, req.Limit/2)
+	case err == nil && time.Since(begun) < p.s.cfg.BatchTimeout/4:
+		p.left.size = min(2*p.left.size, p.s.cfg.BatchSize)
+	}
+	if err != nil {
+		return driver.Batch{}, err
+	}
+	p.report.add(b)
+	return b, nil
+}
+
+// isUnsure reports whether the failure of a batch may well be no row's fault.
+func isUnsure(err error) bool {
+	blamed, ok := errors.AsType[*driver.BatchError](err)
+	return errors.Is(err, errTooSlow) || ok && blamed.Doubtful
+}
+
+// blame returns which rows may have made a batch fail; nil if none did, or if the
+// sweep was told to end.
+func blame(ctx context.Context, err error) *driver.BatchError {
+	var blamed *driver.BatchError
+	if ctx.Err() != nil || !errors.As(err, &blamed) || len(blamed.Rows) == 0 {
+		return nil
+	}
+	return blamed
+}
+
+// anOutage is how many batches in a row may fail by what is rarely a row's fault
+// before the search for the row is put off.
+const anOutage = 3
+
+// errQuarantineFull stops a sweep that has met more bad rows than
+// tuning.maxQuarantine.
+var errQuarantineFull = errors.New("expiry: too many rows fail")
+
+// search looks for the rows at fault among those set aside, by halving the batches
+// that fail. A batch that takes too long ends it, so that rows which fall due
+// meanwhile do not wait.
+func (p *pass) search(ctx context.Context) error {
+	suspects := p.s.suspects
+	doubtful := 0 // batches in a row
+	for {
+		rows, again := suspects.next(p.left.size)
+		if len(rows) == 0 {
+			p.left.doubts = 0
+			return nil
+		}
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		works := p.left.works || again
+		_, err := p.batch(ctx, driver.Request{Limit: len(rows), Only: rows})
+		if err == nil {
+			suspects.clear(rows)
+			doubtful = 0
+			continue
+		}
+		blamed := blame(ctx, err)
+		if blamed == nil || len(blamed.Rows) == 1 && innocent(err, works) {
+			suspects.setAside(rows) // the others first, next time
+			p.rest()
+			return err
+		}
+		if err := p.divide(ctx, rows, blamed); err != nil {
+			return err
+		}
+		if errors.Is(err, errTooSlow) {
+			return err
+		}
+		if !blamed.Doubtful {
+			continue
+		}
+		if doubtful++; doubtful == anOutage {
+			p.rest()
+			return err
+		}
+	}
+}
+
+// innocent reports whether an error says nothing against the one row of its batch:
+// rows rarely cause it, or everything may be too slow, for all that is known.
+func innocent(err error, works bool) bool {
+	if errors.Is(err, errTooSlow) {
+		return !works
+	}
+	return isUnsure(err)
+}
+
+// rest leaves all that is set aside alone for a while, longer and longer as long
+// as nothing expires. Other rows do not wait for it.
+func (p *pass) rest() {
+	if p.report.Expired > 0 {
+		p.left.doubts = 0
+	}
+	p.s.suspects.rest(time.Now().Add(p.s.backoff.Delay(p.left.doubts, p.s.cfg.Rand())))
+	p.left.doubts++
+}
+
+// divide isolates the row at fault among those that were tried, or has them
+// tried again in two halves. Rows that the batch did not get are in other hands.
+func (p *pass) divide(ctx context.Context, tried []string, blamed *driver.BatchError) error {
+	if len(blamed.Rows) > 1 {
+		p.s.suspects.divide(tried, blamed.Rows)
+		return nil
+	}
+	if err := p.isolate(ctx, blamed); err != nil {
+		return err
+	}
+	rest := slices.DeleteFunc(slices.Clone(tried), func(id string) bool { return id == blamed.Rows[0] })
+	p.s.suspects.setAside(rest)
+	return nil
+}
+
+// isolate puts the one row that failed by itself in quarantine.
+func (p *pass) isolate(ctx context.Context, e *driver.BatchError) error {
+	if p.report.Poisoned >= p.s.tuning.maxQuarantine {
+		return fmt.Errorf("%w: %d in one sweep: %w", errQuarantineFull, p.report.Poisoned, e.Err)
+	}
+	id := e.Rows[0]
+	p.s.suspects.isolate(id, time.Now())
+	p.report.Poisoned++
+	p.s.cfg.Logger.ErrorContext(ctx, "expiry: row fails, left alone for now", slog.String("sweeper", p.s.cfg.Name),
+		slog.String("row", id), slog.Any("error", e.Err), slog.Duration("quarantine", p.s.cfg.Quarantine))
+	return nil
 }
