@@ -287,7 +287,7 @@ var bugs = []bug{
 		"return tag.RowsAffected() == 1, nil", "return true, nil", suite("inbox/inboxpgx", "^TestProcessorOnPostgres$"),
 	},
 	{
-		"a sweep does not look at the status again", "expiry/expirypgx/sql.go",
+		"a sweep does not look at the status again", "expiry/expirypgx/store.go",
 		"\" = ANY($1) AND \" + due + \" RETURNING \"", "\" = ANY($1) RETURNING \"", suite("expiry/expirypgx", "^TestOnlyDueVersionsOfARowChange$"),
 	},
 	{
