@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/holdfast-go/holdfast/internal/actor"
 	"github.com/holdfast-go/holdfast/outbox"
 	"github.com/holdfast-go/holdfast/outbox/driver"
 	txdriver "github.com/holdfast-go/holdfast/txretry/driver"
@@ -162,4 +163,122 @@ func (s *Store) Published() []driver.Message {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.Clone(s.published)
+}
+
+// dedupRetention is the default of outboxpgx.
+const dedupRetention = 24 * time.Hour
+
+// remembered is a key that was written with.
+type remembered struct {
+	id      uuid.UUID
+	expires time.Time
+}
+
+// WriteOnce is Write for one message, unless a message was written with the key within 24 h: then it
+// writes nothing and returns that message's id and false.
+func (s *Store) WriteOnce(ctx context.Context, tx pgx.Tx, key string, m outbox.Message) (id uuid.UUID, first bool, err error) {
+	if tx == nil {
+		return uuid.Nil, false, errors.New("outboxtest: WriteOnce needs a transaction")
+	}
+	prepared, err := outbox.Prepare(ctx, []outbox.Message{m}, 0)
+	if refused := driver.CheckDedupKey(key); refused != nil {
+		err = errors.Join(&outbox.MessageError{Field: "DedupKey", Problem: refused.Error()}, err)
+	}
+	if err != nil {
+		return uuid.Nil, false, err
+	}
+	now := time.Now()
+	s.mu.Lock()
+	old, known := s.once[key]
+	s.mu.Unlock()
+	id, first = prepared[0].ID, !known || !now.Before(old.expires)
+	remember, forget := func() {}, func() {}
+	if first {
+		remember = func() { s.setOnce(key, remembered{id, now.Add(dedupRetention)}) }
+		forget = func() { s.setOnce(key, old) }
+	}
+	if err := txretrytest.Effect(tx, remember, forget); err != nil {
+		return uuid.Nil, false, fmt.Errorf("outboxtest: write once: %w", err)
+	}
+	if !first {
+		return old.id, false, nil
+	}
+	return id, true, s.store(tx, prepared)
+}
+
+// setOnce takes a zero remembered as none.
+func (s *Store) setOnce(key string, r remembered) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.once[key] = r; r.id == uuid.Nil {
+		delete(s.once, key)
+	}
+}
+
+// Pause implements driver.Pausable.
+func (s *Store) Pause(_ context.Context, by, reason string) error {
+	if err := actor.Check("by", "reason", by, reason); err != nil {
+		return fmt.Errorf("outboxtest: pause: %w", err)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.pause.By, s.pause.Reason = by, reason
+	if s.pause.Since.IsZero() {
+		s.pause.Since = time.Now()
+	}
+	return nil
+}
+
+// Resume implements driver.Pausable. It wakes a relay.
+func (s *Store) Resume(context.Context) error {
+	s.mu.Lock()
+	s.pause = driver.Pause{}
+	s.mu.Unlock()
+	s.Wake()
+	return nil
+}
+
+// Paused implements driver.Pausable.
+func (s *Store) Paused(context.Context) (driver.Pause, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.pause, nil
+}
+
+// Depth implements driver.Measured.
+func (s *Store) Depth(ctx context.Context) (driver.Depth, error) {
+	if err := ctx.Err(); err != nil {
+		return driver.Depth{}, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := time.Now()
+	stats := driver.Depth{Dead: len(s.dead), Stored: int64(s.seq)}
+	for i := range s.lanes {
+		l := &s.lanes[i]
+		leased := now.Before(l.until)
+		if leased {
+			stats.Leased++
+		}
+		if l.suspect > 0 || l.lost() && !leased {
+			stats.Doubtful++
+		}
+	}
+	for _, e := range s.entries {
+		if !e.committed {
+			continue
+		}
+		if e.due.IsZero() {
+			stats.Ready++
+		} else {
+			stats.Parked++
+		}
+		if e.due.IsZero() || e.Attempts > 0 {
+			stats.OldestAge = max(stats.OldestAge, now.Sub(e.CreatedAt))
+		}
+	}
+	for _, n := range []*int{&stats.Ready, &stats.Parked, &stats.Dead} {
+		*n = min(*n, driver.StatsLimit)
+	}
+	return stats, nil
 }
