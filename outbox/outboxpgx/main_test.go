@@ -6,7 +6,11 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"slices"
+	"strconv"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
@@ -154,3 +158,124 @@ func (f *fixture) backend(inTx func(context.Context, func(func(...outbox.Message
 		DeadLetters: f.dead,
 	}
 }
+
+// keyed makes messages 0 to n-1 of each key, mixed over the keys.
+func keyed(keys, n int) []outbox.Message {
+	var msgs []outbox.Message
+	for i := range n {
+		for k := range keys {
+			msgs = append(msgs, outbox.Message{Name: "order.placed", Key: "key-" + strconv.Itoa(k), Body: []byte(strconv.Itoa(i))})
+		}
+	}
+	return msgs
+}
+
+// checkLedger looks at what arrived: everything, and the first arrivals of each key in order.
+func checkLedger(t *testing.T, received []driver.Message, keys, n int) (duplicates int) {
+	t.Helper()
+	next := map[string]int{}
+	for _, m := range received {
+		i, err := strconv.Atoi(string(m.Body))
+		must(t, err)
+		switch {
+		case i == next[m.Key]:
+			next[m.Key]++
+		case i < next[m.Key]:
+			duplicates++
+		default:
+			t.Fatalf("%s: %d arrived, want %d first", m.Key, i, next[m.Key])
+		}
+	}
+	if len(next) != keys {
+		t.Errorf("%d of %d keys arrived", len(next), keys)
+	}
+	for key, got := range next {
+		if got != n {
+			t.Errorf("%s: %d of %d arrived", key, got, n)
+		}
+	}
+	return duplicates
+}
+
+// untilEmpty does not ask Stats, which believes the floors.
+func (f *fixture) untilEmpty(t *testing.T, patience time.Duration) {
+	t.Helper()
+	testenv.Eventually(t, func() error {
+		var left int
+		err := f.pool.QueryRow(t.Context(), `SELECT count(*) FROM holdfast_outbox WHERE published_at IS NULL`).Scan(&left)
+		if err == nil && left > 0 {
+			err = fmt.Errorf("%d left", left)
+		}
+		return err
+	})
+}
+
+// run starts relays, and stop ends them.
+func run(t *testing.T, relays ...*outbox.Relay) (stop func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	for _, r := range relays {
+		wg.Go(func() {
+			if err := r.Run(ctx); err != nil {
+				t.Errorf("Run: %v", err)
+			}
+		})
+	}
+	return func() { cancel(); wg.Wait() }
+}
+
+func drain(t *testing.T, r *outbox.Relay, want int) {
+	t.Helper()
+	report, err := r.Drain(t.Context(), outbox.Bounds{})
+	must(t, err)
+	if report.Published != want {
+		t.Errorf("published %d, want %d", report.Published, want)
+	}
+}
+
+func untilListening(t *testing.T, store *outboxpgx.Store) {
+	t.Helper()
+	testenv.Eventually(t, store.Listening)
+}
+
+func second[T any](_ T, err error) error { return err }
+
+// wantKey compares what came of a key.
+func wantKey(t *testing.T, p *outboxtest.Publisher, key string, want ...string) {
+	t.Helper()
+	if got := of(p.Received(), key); !slices.Equal(got, want) {
+		t.Errorf("of %s came %q, want %q", key, got, want)
+	}
+}
+
+// of returns the bodies of what was received of a key, in order.
+func of(received []driver.Message, key string) (bodies []string) {
+	for _, m := range received {
+		if m.Key == key {
+			bodies = append(bodies, string(m.Body))
+		}
+	}
+	return bodies
+}
+
+// kind is what two errors must have in common.
+func kind(err error) string {
+	var state interface{ SQLState() string }
+	var refused *outbox.MessageError
+	switch {
+	case err == nil:
+		return "done"
+	case errors.Is(err, errOnPurpose):
+		return "on purpose"
+	case errors.As(err, &refused):
+		return "refused " + refused.Field
+	case errors.As(err, &state):
+		return state.SQLState()
+	case errors.Is(err, pgx.ErrTxClosed):
+		return "closed"
+	}
+	return err.Error()
+}
+
+var errOnPurpose = errors.New("on purpose")

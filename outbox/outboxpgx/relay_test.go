@@ -6,10 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
+	"os/exec"
+	ossignal "os/signal"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -23,81 +26,6 @@ import (
 	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
 	"github.com/holdfast-go/holdfast/outbox/outboxtest"
 )
-
-// keyed makes messages 0 to n-1 of each key, mixed over the keys.
-func keyed(keys, n int) []outbox.Message {
-	var msgs []outbox.Message
-	for i := range n {
-		for k := range keys {
-			msgs = append(msgs, outbox.Message{Name: "order.placed", Key: "key-" + strconv.Itoa(k), Body: []byte(strconv.Itoa(i))})
-		}
-	}
-	return msgs
-}
-
-// checkLedger looks at what arrived: everything, and the first arrivals of each key in order.
-func checkLedger(t *testing.T, received []driver.Message, keys, n int) (duplicates int) {
-	t.Helper()
-	next := map[string]int{}
-	for _, m := range received {
-		i, err := strconv.Atoi(string(m.Body))
-		must(t, err)
-		switch {
-		case i == next[m.Key]:
-			next[m.Key]++
-		case i < next[m.Key]:
-			duplicates++
-		default:
-			t.Fatalf("%s: %d arrived, want %d first", m.Key, i, next[m.Key])
-		}
-	}
-	if len(next) != keys {
-		t.Errorf("%d of %d keys arrived", len(next), keys)
-	}
-	for key, got := range next {
-		if got != n {
-			t.Errorf("%s: %d of %d arrived", key, got, n)
-		}
-	}
-	return duplicates
-}
-
-// untilEmpty does not ask Stats, which believes the floors.
-func (f *fixture) untilEmpty(t *testing.T, patience time.Duration) {
-	t.Helper()
-	testenv.Eventually(t, func() error {
-		var left int
-		err := f.pool.QueryRow(t.Context(), `SELECT count(*) FROM holdfast_outbox WHERE published_at IS NULL`).Scan(&left)
-		if err == nil && left > 0 {
-			err = fmt.Errorf("%d left", left)
-		}
-		return err
-	})
-}
-
-// run starts relays, and stop ends them.
-func run(t *testing.T, relays ...*outbox.Relay) (stop func()) {
-	t.Helper()
-	ctx, cancel := context.WithCancel(t.Context())
-	var wg sync.WaitGroup
-	for _, r := range relays {
-		wg.Go(func() {
-			if err := r.Run(ctx); err != nil {
-				t.Errorf("Run: %v", err)
-			}
-		})
-	}
-	return func() { cancel(); wg.Wait() }
-}
-
-func drain(t *testing.T, r *outbox.Relay, want int) {
-	t.Helper()
-	report, err := r.Drain(t.Context(), outbox.Bounds{})
-	must(t, err)
-	if report.Published != want {
-		t.Errorf("published %d, want %d", report.Published, want)
-	}
-}
 
 func TestKilledBetweenPublishAndSettle(t *testing.T) {
 	t.Parallel()
@@ -381,4 +309,112 @@ func TestPostgresRunsOut(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A relay in a process of its own: the test binary, started again with these set.
+const (
+	crashURL    = "HOLDFAST_CRASH_POSTGRES_URL"
+	crashLedger = "HOLDFAST_CRASH_LEDGER" // the file that it publishes to
+)
+
+const (
+	poison    = `"poison"`
+	crashCode = 137
+)
+
+// crashRelay runs until it is interrupted, or meets the poison.
+func crashRelay() int {
+	ctx, stop := ossignal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	pool, err := pgxpool.New(ctx, os.Getenv(crashURL))
+	if err != nil {
+		return 1
+	}
+	defer pool.Close()
+	ledger, err := os.OpenFile(os.Getenv(crashLedger), os.O_APPEND|os.O_WRONLY, 0)
+	if err != nil {
+		return 1
+	}
+	defer ledger.Close()
+	store, err := outboxpgx.New(pool, outboxpgx.Config{})
+	if err != nil {
+		return 1
+	}
+	relay, err := outbox.NewRelay(store, deadly{ledger}, outbox.RelayConfig{
+		LeaseTTL: 3 * time.Second, PublishTimeout: time.Second,
+		ShutdownTimeout: 2 * time.Second, PollInterval: 20 * time.Millisecond, Logger: quiet,
+	})
+	if err != nil || relay.Run(ctx) != nil {
+		return 1
+	}
+	return 0
+}
+
+// deadly publishes to a file, and ends the process over the poison.
+type deadly struct{ ledger *os.File }
+
+func (d deadly) Publish(_ context.Context, m driver.Message, done func(error)) {
+	if string(m.Body) == poison {
+		os.Exit(crashCode)
+	}
+	_, err := fmt.Fprintf(d.ledger, "%s %s\n", m.Key, m.Body)
+	done(err)
+}
+
+// One message ends every process that publishes it. It is found out among the others of its lane, and
+// everything else is published, in order.
+func TestPoisonIsQuarantined(t *testing.T) {
+	t.Parallel()
+	testenv.Nightly(t, "processes crash until a message is found guilty")
+	f := setup(t, outboxpgx.Config{})
+	const keys, n = 20, 10
+	msgs := keyed(keys, n)
+	at := len(msgs) / 2
+	f.write(t, msgs[:at]...)
+	f.write(t, outbox.Message{Name: "bad", Key: "key-3", Body: []byte(poison)})
+	f.write(t, msgs[at:]...)
+	path := t.TempDir() + "/ledger"
+	must(t, os.WriteFile(path, nil, 0o600))
+
+	exe, err := os.Executable()
+	must(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	crashes := make(chan int, 1)
+	go func() {
+		n := 0
+		defer func() { crashes <- n }()
+		for ctx.Err() == nil {
+			cmd := exec.CommandContext(ctx, exe)
+			cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGINT) }
+			cmd.Env = append(os.Environ(), crashURL+"="+f.pool.Config().ConnString(), crashLedger+"="+path)
+			switch _ = cmd.Run(); cmd.ProcessState.ExitCode() {
+			case crashCode:
+				n++
+			case 1:
+				t.Error("a relay could not run")
+				return
+			}
+		}
+	}()
+	f.untilEmpty(t, testenv.Patience)
+	cancel()
+	got := <-crashes
+	if got < 4 || got > 9 {
+		t.Errorf("%d processes were lost", got)
+	}
+	t.Logf("%d processes were lost", got)
+
+	letters, err := f.dead.List(t.Context(), outbox.Filter{})
+	must(t, err)
+	if len(letters) != 1 || string(letters[0].Body) != poison || letters[0].Class != string(driver.Quarantined) {
+		t.Fatalf("dead letters %+v", letters)
+	}
+	ledger, err := os.ReadFile(path)
+	must(t, err)
+	var received []driver.Message
+	for line := range strings.Lines(string(ledger)) {
+		key, body, _ := strings.Cut(strings.TrimSuffix(line, "\n"), " ")
+		received = append(received, driver.Message{Key: key, Body: []byte(body)})
+	}
+	checkLedger(t, received, keys, n)
 }

@@ -2,12 +2,17 @@ package outboxpgx_test
 
 import (
 	"context"
+	"errors"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/outbox"
 	"github.com/holdfast-go/holdfast/outbox/driver"
 	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
+	"github.com/holdfast-go/holdfast/outbox/outboxtest"
 )
 
 // A message that commits while a settlement does is found: the relay that was woken for it has found the lane leased, so
@@ -118,5 +123,198 @@ func TestCancelledClaimIsSentOnce(t *testing.T) {
 	f.scan(t, "SELECT last_value FROM claims", &claims)
 	if claims != 1 {
 		t.Errorf("%d claims were sent, want 1", claims)
+	}
+}
+
+// Leases are renewed while the process uses every connection of the pool for something else.
+func TestRenew_besideAFullPool(t *testing.T) {
+	t.Parallel()
+	f := setup(t, outboxpgx.Config{})
+	written(t, f)
+	batch, err := f.store.Claim(t.Context(), driver.Claim{Limit: 10, Lease: time.Minute})
+	must(t, err)
+	for range f.pool.Config().MaxConns {
+		conn, err := f.pool.Acquire(t.Context())
+		must(t, err)
+		defer conn.Release()
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), testenv.Patience)
+	defer cancel()
+	if stale, err := f.store.Renew(ctx, batch.Leases, time.Minute); err != nil || len(stale) > 0 {
+		t.Errorf("Renew: %d leases are lost, error %v", len(stale), err)
+	}
+}
+
+// lockRow has a session change a message and stay open until unlock is called.
+func (f *fixture) lockRow(t *testing.T, key, body string) (unlock func()) {
+	t.Helper()
+	tx, err := f.pool.Begin(t.Context())
+	must(t, err)
+	t.Cleanup(func() { _ = tx.Rollback(context.Background()) })
+	tag, err := tx.Exec(t.Context(), `UPDATE holdfast_outbox SET headers = NULL WHERE ordering_key = $1 AND body = $2`, key, []byte(body))
+	must(t, err)
+	if tag.RowsAffected() != 1 {
+		t.Fatalf("%d rows are locked, want 1", tag.RowsAffected())
+	}
+	return func() { must(t, tx.Commit(t.Context())) }
+}
+
+// failingOnce returns a publisher that refuses its first message, and a relay that tries again after so long.
+func (f *fixture) failingOnce(t *testing.T, delay time.Duration) (*outboxtest.Publisher, *outbox.Relay) {
+	t.Helper()
+	publisher := outboxtest.NewPublisher()
+	publisher.Script(errors.New("once"))
+	return publisher, f.relay(t, publisher, outbox.RelayConfig{Retry: outbox.RetryPolicy{BaseDelay: delay, MaxDelay: delay}})
+}
+
+// sharing returns another key of the key's lane.
+func sharing(key string) string {
+	other := key
+	for {
+		other += "'"
+		if driver.LaneOf(driver.Message{Key: other}) == driver.LaneOf(driver.Message{Key: key}) {
+			return other
+		}
+	}
+}
+
+// A session that has locked a message which waits for its next attempt, or one held behind it, keeps its key waiting
+// and nothing else.
+func TestWaitingRowLockedElsewhere(t *testing.T) {
+	t.Parallel()
+	for _, locked := range []string{"0", "2"} {
+		t.Run(locked, func(t *testing.T) {
+			t.Parallel()
+			f := setup(t, outboxpgx.Config{})
+			publisher, relay := f.failingOnce(t, time.Hour)
+			f.write(t, keyed(1, 4)...)
+			drainAll(t, relay) // one fails, three are held behind it
+			f.exec(t, `UPDATE holdfast_outbox SET due_at = now() WHERE NOT held`)
+			unlock := f.lockRow(t, "key-0", locked)
+			for n := range 3 {
+				f.write(t, outbox.Message{Name: "other", Key: sharing("key-0"), Body: []byte(strconv.Itoa(n))})
+				drain(t, relay, 1)
+			}
+			wantKey(t, publisher, "key-0")
+			unlock()
+			report, err := relay.Drain(t.Context(), outbox.Bounds{Limit: 4, TimeLimit: testenv.Patience})
+			must(t, err)
+			wantKey(t, publisher, "key-0", "0", "1", "2", "3")
+			if report.Published != 4 {
+				t.Errorf("%+v", report)
+			}
+		})
+	}
+}
+
+// A message whose row is locked, and which came behind a waiting one of its key, does not keep the others of its key from
+// being put aside.
+func TestReadyRowLockedBehindAWaitingOne(t *testing.T) {
+	t.Parallel()
+	f := setup(t, outboxpgx.Config{})
+	publisher, relay := f.failingOnce(t, time.Hour)
+	f.write(t, keyed(1, 1)...)
+	drainAll(t, relay)
+	f.write(t, keyed(1, 4)[1:]...)
+	unlock := f.lockRow(t, "key-0", "2")
+	drain(t, relay, 0)
+	unlock()
+	f.exec(t, `UPDATE holdfast_outbox SET due_at = now() WHERE due_at IS NOT NULL AND NOT held`)
+	_, err := relay.Drain(t.Context(), outbox.Bounds{Limit: 4, TimeLimit: testenv.Patience})
+	must(t, err)
+	wantKey(t, publisher, "key-0", "0", "1", "2", "3")
+}
+
+// A session that locks a message while it is published costs the others nothing: only that one and the later ones of its
+// key are published again, when the session has ended, and in order.
+func TestPublishedRowLockedElsewhere(t *testing.T) {
+	t.Parallel()
+	for name, retention := range map[string]time.Duration{"deleted": 0, "kept": time.Hour} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := setup(t, outboxpgx.Config{Retention: retention})
+			f.store.Claims(driver.Lanes, 0)
+			f.write(t, keyed(8, 4)...)
+			batch, err := f.store.Claim(t.Context(), driver.Claim{Limit: 500, Lease: time.Minute})
+			must(t, err)
+			unlock := f.lockRow(t, "key-0", "1")
+			var published []driver.Settlement
+			for _, m := range batch.Messages {
+				published = append(published, driver.Settlement{ID: m.ID, Verdict: driver.Published})
+			}
+			settled, err := f.store.Settle(t.Context(), batch, published)
+			must(t, err)
+			if len(batch.Messages) != 32 || len(settled.Stale) > 0 {
+				t.Errorf("of %d messages: %+v", len(batch.Messages), settled)
+			}
+			publisher := outboxtest.NewPublisher()
+			relay := f.relay(t, publisher, outbox.RelayConfig{})
+			drain(t, relay, 0)
+			unlock()
+			drain(t, relay, 3)
+			wantKey(t, publisher, "key-0", "1", "2", "3")
+			f.untilEmpty(t, 0)
+		})
+	}
+}
+
+// A message that a session has locked before it is claimed is published once, when the session has ended.
+func TestReadyRowLockedElsewhere(t *testing.T) {
+	t.Parallel()
+	f := setup(t, outboxpgx.Config{})
+	publisher := outboxtest.NewPublisher()
+	relay := f.relay(t, publisher, outbox.RelayConfig{})
+	other := sharing("key-0")
+	before := outbox.Message{Name: "other", Key: other, Body: []byte("0")}
+	f.write(t, append([]outbox.Message{before}, keyed(1, 3)...)...)
+	unlock := f.lockRow(t, "key-0", "0")
+	drain(t, relay, 1)
+	wantKey(t, publisher, other, "0")
+	f.write(t, outbox.Message{Name: "else", Body: []byte("1"), Key: "key-1"})
+	drain(t, relay, 1)
+	unlock()
+	drain(t, relay, 3)
+	wantKey(t, publisher, "key-0", "0", "1", "2")
+}
+
+// A message that a trigger or a constraint of the user keeps from being deleted is marked as published, with those of its
+// batch, so that nothing is published again.
+func TestPublishedRowThatCannotBeDeleted(t *testing.T) {
+	t.Parallel()
+	for name, sql := range map[string]string{
+		"trigger": `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'not this one'; END $$;
+			CREATE TRIGGER refuse BEFORE DELETE ON holdfast_outbox FOR EACH ROW WHEN (OLD.ordering_key = 'key-0') EXECUTE FUNCTION refuse()`,
+		"foreign key": `CREATE TABLE seen (id uuid REFERENCES holdfast_outbox); INSERT INTO seen SELECT id FROM holdfast_outbox WHERE ordering_key = 'key-0'`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := setup(t, outboxpgx.Config{})
+			f.store.Claims(driver.Lanes, 0)
+			publisher := outboxtest.NewPublisher()
+			relay := f.relay(t, publisher, outbox.RelayConfig{})
+			f.write(t, keyed(8, 2)...)
+			f.exec(t, sql)
+			drain(t, relay, 16)
+			drain(t, relay, 0)
+			f.untilEmpty(t, 0)
+		})
+	}
+}
+
+// A message that cannot be released, since a trigger of the user refuses it, keeps no other from being published.
+func TestWaitingRowThatCannotBeReleased(t *testing.T) {
+	t.Parallel()
+	f := setup(t, outboxpgx.Config{})
+	_, relay := f.failingOnce(t, time.Millisecond)
+	f.write(t, keyed(1, 1)...)
+	f.exec(t, `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'not this one'; END $$;
+		CREATE TRIGGER refuse BEFORE UPDATE ON holdfast_outbox FOR EACH ROW WHEN (NEW.due_at IS NULL) EXECUTE FUNCTION refuse()`)
+	_, _ = relay.Drain(t.Context(), outbox.Bounds{}) // it may end before the message is due
+	for range 3 {
+		f.write(t, outbox.Message{Name: "other", Key: sharing("key-0"), Body: []byte("1")})
+		report, err := relay.Drain(t.Context(), outbox.Bounds{})
+		if report.Published != 1 || err == nil || !strings.Contains(err.Error(), "not this one") {
+			t.Errorf("%+v, %v, want the other message published, and why one is not", report, err)
+		}
 	}
 }

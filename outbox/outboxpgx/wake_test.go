@@ -42,11 +42,6 @@ func listens(t *testing.T, store *outboxpgx.Store) signal {
 	return woken
 }
 
-func untilListening(t *testing.T, store *outboxpgx.Store) {
-	t.Helper()
-	testenv.Eventually(t, store.Listening)
-}
-
 // hears waits for a wake-up after tell.
 func (s signal) hears(t *testing.T, tell func()) {
 	t.Helper()
@@ -71,8 +66,6 @@ func (s signal) Write(p []byte) (int, error) {
 	}
 	return len(p), nil
 }
-
-func second[T any](_ T, err error) error { return err }
 
 // The writer's Store is another one than the relay's, as in another process.
 func TestWriteWakesTheRelayOfAnotherProcess(t *testing.T) {
