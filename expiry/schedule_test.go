@@ -2,24 +2,12 @@ package expiry_test
 
 import (
 	"errors"
-	"os"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/holdfast-go/holdfast/expiry"
-	"github.com/holdfast-go/holdfast/internal/testenv"
 )
-
-func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }
-
-func at(s string) time.Time {
-	t, err := time.Parse(time.RFC3339, s)
-	if err != nil {
-		panic(err)
-	}
-	return t
-}
 
 func TestParseSchedule(t *testing.T) {
 	t.Parallel()

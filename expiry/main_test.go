@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"os"
 	"slices"
 	"sync"
 	"testing"
@@ -15,8 +16,19 @@ import (
 	"github.com/holdfast-go/holdfast/expiry"
 	"github.com/holdfast-go/holdfast/expiry/driver"
 	"github.com/holdfast-go/holdfast/expiry/expirytest"
+	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/txretry/txretrytest"
 )
+
+func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }
+
+func at(s string) time.Time {
+	t, err := time.Parse(time.RFC3339, s)
+	if err != nil {
+		panic(err)
+	}
+	return t
+}
 
 // rows is a table in memory that lists what is held.
 type rows struct {
