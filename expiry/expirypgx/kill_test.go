@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"net"
 	"os"
 	"os/exec"
@@ -111,21 +110,6 @@ func sweepAndDie(rawURL string, step int64) error {
 	s.armed.Store(true)
 	_, err = sweeper.Sweep(ctx)
 	return err
-}
-
-func TestMain(m *testing.M) {
-	rawURL := os.Getenv(killURLVar)
-	if rawURL == "" {
-		os.Exit(testenv.Run(m))
-	}
-	step, err := strconv.ParseInt(os.Getenv(killStepVar), 10, 64)
-	if err == nil {
-		err = sweepAndDie(rawURL, step)
-	}
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
-	}
 }
 
 // child sweeps in a process of its own that is killed at the step, and reports

@@ -17,22 +17,6 @@ import (
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
-func eventually(t *testing.T, check func() error) {
-	t.Helper()
-	testenv.Eventually(t, check)
-}
-
-func announceAll(b *backend) func(context.Context, pgx.Tx, []expiry.Row) error {
-	return func(ctx context.Context, tx pgx.Tx, rows []expiry.Row) error {
-		for _, row := range rows {
-			if err := b.Announce(ctx, tx, row); err != nil {
-				return err
-			}
-		}
-		return nil
-	}
-}
-
 // Four sweepers race with clients who confirm and extend holds that are about to
 // expire, and each sweeper is replaced all the time. Every hold must end in one
 // state, with one event if it expired and none if it was confirmed.

@@ -4,86 +4,21 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
+	"net/url"
+	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/holdfast-go/holdfast/expiry"
+	"github.com/holdfast-go/holdfast/expiry/driver"
 	"github.com/holdfast-go/holdfast/expiry/expirypgx"
 	"github.com/holdfast-go/holdfast/internal/pgtest"
 	"github.com/holdfast-go/holdfast/internal/testenv"
-	"github.com/holdfast-go/holdfast/txretry"
 )
-
-// background runs fn until the test ends, or stop is called.
-func background(t *testing.T, fn func(context.Context) error) (stop func()) {
-	t.Helper()
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- fn(ctx) }()
-	stop = sync.OnceFunc(func() {
-		cancel()
-		if err := <-done; err != nil {
-			t.Errorf("Run returned %v", err)
-		}
-	})
-	t.Cleanup(stop)
-	return stop
-}
-
-// sweeper runs one on all rows of b until the test ends.
-func (b *backend) sweeper(t *testing.T, cfg expiry.SweeperConfig) (*expirypgx.Store, *expiry.Sweeper) {
-	t.Helper()
-	store := b.store(t, expirypgx.Config{Emit: announceAll(b), Isolation: b.isolation})
-	sw := newSweeper(t, store, cfg)
-	background(t, sw.Run)
-	eventually(t, func() error { return sw.Ready(t.Context()) })
-	return store, sw
-}
-
-// onTime is how late a row may expire. A calm machine needs a tenth of it, and a
-// sweeper that was not woken up would be late by more.
-const onTime = 10 * time.Second
-
-// latest waits until so many rows have expired, and returns by how much the worst
-// was late.
-func (b *backend) latest(t *testing.T, n int) (late time.Duration) {
-	t.Helper()
-	eventually(t, func() error {
-		var events int
-		var seconds float64
-		err := b.pool.QueryRow(t.Context(), `SELECT count(*), coalesce(extract(epoch FROM max(at - expires_at)), 0)::float8
-			FROM events JOIN holds ON holds.id = hold_id`).Scan(&events, &seconds)
-		if err == nil && events < n {
-			err = fmt.Errorf("%d of %d rows have expired", events, n)
-		}
-		late = time.Duration(seconds * float64(time.Second))
-		return err
-	})
-	return late
-}
-
-// hold makes a row in a transaction of its own, of which the store knows.
-func hold(t *testing.T, store *expirypgx.Store, id string, in time.Duration) {
-	t.Helper()
-	manager, err := txretry.New(expirypgx.PoolOf(store), txretry.Config{})
-	must(t, err)
-	err = manager.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
-		deadline, err := insertHold(ctx, tx, id, in)
-		if err == nil && !store.Due(tx, deadline) {
-			err = errors.New("Due does not know the transaction")
-		}
-		return err
-	})
-	must(t, err)
-}
-
-func insertHold(ctx context.Context, tx pgx.Tx, id string, in time.Duration) (deadline time.Time, err error) {
-	err = tx.QueryRow(ctx, "INSERT INTO holds (id, status, expires_at) VALUES ($1, 'held', clock_timestamp() + $2) RETURNING expires_at", id, in).Scan(&deadline)
-	return deadline, err
-}
 
 // elsewhere is a store as another process has it.
 func elsewhere(t *testing.T, b *backend) *expirypgx.Store {
@@ -284,4 +219,85 @@ func TestPollOnly(t *testing.T) {
 	}
 	store.Wake(last)
 	next(t, times, last)
+}
+
+// skewed is a backend whose database clock differs from this host's: functions of
+// its schema stand in front of those of Postgres.
+func skewed(t *testing.T, ahead time.Duration) *backend {
+	t.Helper()
+	u, err := url.Parse(pgtest.URL(t))
+	must(t, err)
+	query := u.Query()
+	query.Set("search_path", query.Get("search_path")+",pg_catalog")
+	u.RawQuery = query.Encode()
+	b := &backend{pool: pgtest.Pool(t, u.String(), 10)}
+	for _, f := range []string{"now", "clock_timestamp"} {
+		b.exec(t, fmt.Sprintf(`CREATE FUNCTION %s() RETURNS timestamptz LANGUAGE sql STABLE AS 'SELECT pg_catalog.%s() + interval ''%d s'''`,
+			f, f, int(ahead.Seconds())))
+	}
+	b.exec(t, schema)
+	return b
+}
+
+// Five minutes of skew to either side change nothing: the database's clock
+// decides, and the wake-up of another process goes by it too.
+func TestClockSkew(t *testing.T) {
+	t.Parallel()
+	for _, ahead := range []time.Duration{5 * time.Minute, -5 * time.Minute} {
+		t.Run(ahead.String(), func(t *testing.T) {
+			t.Parallel()
+			b := skewed(t, ahead)
+			o, err := b.store(t, expirypgx.Config{}).Look(t.Context(), nil)
+			if off := time.Until(o.Now) - ahead; err != nil || off.Abs() > time.Minute {
+				t.Fatalf("the database's clock is not skewed: %v, %v", off, err)
+			}
+			store, _ := b.sweeper(t, expiry.SweeperConfig{})
+			listening(t, b)
+			hold(t, store, "woken", time.Second)
+			hold(t, elsewhere(t, b), "notified", time.Second)
+			hold(t, store, "later", 10*time.Minute)
+			if late := b.latest(t, 2); late < 0 {
+				t.Errorf("expired %v before the deadline by the database's clock", -late)
+			}
+			if got := b.State(t, "later"); got != "held" {
+				t.Errorf("the row that has ten minutes is %s", got)
+			}
+		})
+	}
+}
+
+// statements counts what a pool sends.
+type statements struct{ n atomic.Int64 }
+
+func (s *statements) TraceQueryStart(ctx context.Context, _ *pgx.Conn, q pgx.TraceQueryStartData) context.Context {
+	if !strings.HasPrefix(q.SQL, "-- ping") {
+		s.n.Add(1)
+	}
+	return ctx
+}
+
+func (*statements) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+
+// A look is one statement, and a sweep with nothing due is begin, claim and commit. How often an idle sweeper does either:
+// TestIdleCostsAtMostOneQueryAMinute of expiry.
+func TestIdleStatements(t *testing.T) {
+	t.Parallel()
+	b := newBackend(t)
+	b.Put(t, "later", "held", time.Hour)
+	cfg := b.pool.Config()
+	var sent statements
+	cfg.ConnConfig.Tracer = &sent
+	pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
+	must(t, err)
+	t.Cleanup(pool.Close)
+	store := (&backend{pool: pool}).store(t, expirypgx.Config{PollOnly: true})
+	_, err = store.Look(t.Context(), nil)
+	must(t, err)
+	if n := sent.n.Swap(0); n != 1 {
+		t.Errorf("a look is %d statements", n)
+	}
+	batch, err := store.SweepBatch(t.Context(), driver.Request{Limit: 10})
+	if n := sent.n.Load(); err != nil || batch.Claimed > 0 || n < 1 || n > 3 {
+		t.Errorf("a batch with nothing due is %d statements: %+v, %v", n, batch, err)
+	}
 }
