@@ -22,6 +22,30 @@ import (
 	"github.com/holdfast-go/holdfast/outbox/driver"
 )
 
+// How a claim works:
+//
+//	Claim
+//	├─ forgetGone      forget refused outcomes of messages that are no longer ready (settle.go)
+//	├─ release         if a waiting message is due (waiting.go)
+//	├─ take            one round trip:
+//	│    lower           every 5 s: look below the floors (horizon.go)
+//	│    claimSQL        end the leases of lost claims, lease free lanes
+//	│    readSQL         read the ready messages of these lanes, in stored order
+//	│    COMMIT          without waiting for the disk
+//	│                  more only if needed:
+//	│    hold            set messages aside that are behind a waiting one of their key (waiting.go)
+//	│    Settle          release the lanes if the batch has no message
+//	│    countLosses     if a lane under suspicion returned a single message
+//	├─ release, take   again, if nothing was ready and a waiting message has become due
+//	└─ checkHidden     if nothing was ready, every 30 s at most (check.go)
+//
+// A message that was read is left out of the batch in three cases: another session has locked its row, its outcome
+// was refused, or it is behind a waiting message of its key. Later messages of its key are left out too, unless the
+// refused outcome is that it was published.
+//
+// A claim whose COMMIT was not answered may have leased lanes. The next claim sends its token (lostClaims), and the
+// server ends these leases. A lane has one token at a time, so a settlement with an older token changes nothing.
+
 // Claim implements driver.Source. Of the messages it writes only those that are held or released: see
 // waiting.go. A claim that finds nothing releases what has become due meanwhile, and looks once more.
 func (s *Store) Claim(ctx context.Context, req driver.Claim) (driver.Batch, error) {

@@ -20,6 +20,13 @@ import (
 //  2. A settlement asks which transactions hold a lock on the table (question, answer).
 //  3. When all of these have ended, nothing can appear at or below n: it is safe.
 //
+// An example with the transactions A, B, C and D:
+//
+//	asked at   answer   still open   pending   safe
+//	seen 97    A, B     A, B         97        0      97 waits for A and B
+//	seen 101   B, C     B            97        0      A has ended
+//	seen 104   C, D     C, D         104       97     A and B have ended: 97 is safe, 104 waits for C and D
+//
 // All of that is void when the numbers begin anew. TRUNCATE … RESTART IDENTITY leaves messages below the
 // floors: the first look that finds one begins a new era in all lanes, and the other relays learn of it from
 // the era of the lanes they claim. A failover that lost numbers takes the floors back with them: an era is that

@@ -116,7 +116,7 @@ BEGIN
             UPDATE {{table}} o SET attempts = least(o.attempts, 2147483646) + 1, held = false, due_at = now() + f.delay * interval '1 microsecond',
                 error_class = f.class, last_error = f.error
             FROM unnest(failed, delays_us, failed_classes, failed_errors) AS f(id, delay, class, error)
-            WHERE o.id = ANY (ARRAY[f.id]) AND o.lane = ANY(ours) -- by index, whatever the statistics say: see sql_wait.go
+            WHERE o.id = ANY (ARRAY[f.id]) AND o.lane = ANY(ours) -- by index, whatever the statistics say: see waiting.go
             RETURNING o.due_at)
         SELECT count(p.due_at) INTO n FROM put p;
         IF n < cardinality(failed) THEN
