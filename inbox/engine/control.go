@@ -34,7 +34,7 @@ type control struct {
 	serial   int                // of the window
 	returned bool               // in a drain, what was not begun is given back
 	closed   bool               // the receiver has left
-	lookAt   time.Time          // when the next window may begin because of messages that a limit keeps back
+	lookAt   time.Time          // when the next window may begin because of messages of one name that its limit keeps back
 }
 
 // steer tells the receiver what to do.
@@ -119,18 +119,24 @@ func (c *control) ended(why error) {
 // current reports whether an event is about the wish that holds.
 func (c *control) current(ev event) bool { return ev.serial == c.last.serial }
 
-// lookPause is between two new windows because of messages that a limit keeps back. A new window costs the broker
-// two calls, and a fast handler fills one in no time.
+// lookPause is the time between two new windows because of messages that a limit keeps back, while their name is
+// the only one in the queue. A new window costs the broker two calls, and a fast handler uses one up in milliseconds.
 const lookPause = time.Second
 
-// looksBehind reports whether a new window may begin now. Because of messages that a limit keeps back one begins
-// only while few of them wait, and not at once after another.
+// looksBehind reports whether a new window may begin now. Because of messages that a limit keeps back, one begins
+// only while few of them wait. It begins at once where names share the queue, and else after lookPause.
 func (c *control) looksBehind(now time.Time) bool {
 	limits := &c.hand.queues.limits
 	if limits.blocked == 0 {
 		return true
 	}
-	if limits.full() || now.Before(c.lookAt) {
+	if limits.full() {
+		return false
+	}
+	if !limits.alone(limits.latest.name, now) {
+		return true
+	}
+	if now.Before(c.lookAt) {
 		return false
 	}
 	c.lookAt = now.Add(lookPause)

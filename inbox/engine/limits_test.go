@@ -49,44 +49,57 @@ func TestLimit_holdsBackAndMovesNothing(t *testing.T) {
 }
 
 // Where names share the queue, those that a limit keeps back go aside once so many wait that others could be behind
-// them. They are put off, and no retries.
+// them. They are put off, and no retries. A fast handler changes nothing about that.
 func TestLimit_putsOffAmongOthers(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		meter := &metrictest.Recorder{}
-		got := &recorder{fail: func(_ context.Context, m *inbox.Message) error {
-			if m.Name == "slow" {
-				time.Sleep(10 * time.Second)
-			}
-			return nil
-		}}
-		b := newBench(t, limited{got}, engine.Config{ConsumerConfig: inbox.ConsumerConfig{MeterProvider: meter, Retry: driver.RetryDefaults(inbox.RetryPolicy{})}}, memqueue.Options{})
-		b.put("quick", 1)
-		b.put("slow", 300)
-		b.put("quick", 1)
-		b.start()
-		eventually(t, "the quick ones have passed", func() bool {
-			n := 0
-			for _, m := range got.messages() {
-				if m.Name == "quick" {
-					n++
-				}
-			}
-			return n == 2
+	for name, tt := range map[string]struct {
+		takes     time.Duration
+		slow, few int
+	}{
+		"slow handler": {10 * time.Second, 300, 20},
+		"fast handler": {10 * time.Millisecond, 2000, 100},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) { putsOffAmongOthers(t, tt.takes, tt.slow, tt.few) })
 		})
-		if n := len(got.messages()); n > 20 {
-			t.Errorf("the last one came after %d slow ones", n)
+	}
+}
+
+func putsOffAmongOthers(t *testing.T, takes time.Duration, slow, few int) {
+	t.Helper()
+	meter := &metrictest.Recorder{}
+	got := &recorder{fail: func(_ context.Context, m *inbox.Message) error {
+		if m.Name == "slow" {
+			time.Sleep(takes)
 		}
-		b.idle()
-		b.stop()
-		if retried, putOff := settledAs(meter, "retried"), settledAs(meter, "put_off"); retried != 0 || putOff == 0 {
-			t.Errorf("%v are retried and %v put off", retried, putOff)
-		}
+		return nil
+	}}
+	b := newBench(t, limited{got}, engine.Config{ConsumerConfig: inbox.ConsumerConfig{MeterProvider: meter, Retry: driver.RetryDefaults(inbox.RetryPolicy{})}}, memqueue.Options{})
+	b.put("quick", 1)
+	b.put("slow", slow)
+	b.put("quick", 1)
+	b.start()
+	passed := func() (n int) {
 		for _, m := range got.messages() {
-			if m.Attempt != 1 {
-				t.Errorf("attempt %d", m.Attempt)
+			if m.Name == "quick" {
+				n++
 			}
 		}
-	})
+		return n
+	}
+	eventually(t, "the quick ones have passed", func() bool { return passed() == 2 })
+	if n := len(got.messages()); n > few {
+		t.Errorf("the last one came after %d slow ones", n)
+	}
+	b.idle()
+	b.stop()
+	if retried, putOff := settledAs(meter, "retried"), settledAs(meter, "put_off"); retried != 0 || putOff == 0 {
+		t.Errorf("%v are retried and %v put off", retried, putOff)
+	}
+	for _, m := range got.messages() {
+		if m.Attempt != 1 {
+			t.Errorf("attempt %d", m.Attempt)
+		}
+	}
 }
 
 // A message that a Waiter puts off for a short time waits in hand.
