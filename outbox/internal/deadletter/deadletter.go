@@ -4,6 +4,9 @@ package deadletter
 import (
 	"errors"
 	"fmt"
+	"hash/fnv"
+	"regexp"
+	"strings"
 	"time"
 
 	"github.com/holdfast-go/holdfast/internal/actor"
@@ -69,4 +72,14 @@ func Outlived(n int) error {
 		return nil
 	}
 	return fmt.Errorf("%d dead letters: %w", n, outbox.ErrOutlived)
+}
+
+// changing is what differs between failures of one kind: quotations, and words with a digit.
+var changing = regexp.MustCompile("\"[^\"]*\"|'[^']*'|`[^`]*`|\\S*[0-9]\\S*")
+
+// Fingerprint is outbox.DeadLetter.Fingerprint, for a store that does not reckon it itself.
+func Fingerprint(class, transport, name, text string) string {
+	h := fnv.New64a()
+	h.Write([]byte(strings.Join([]string{class, transport, name, changing.ReplaceAllString(text, "#")}, "\n")))
+	return fmt.Sprintf("%016x", h.Sum64())
 }

@@ -2,6 +2,8 @@
 package stored
 
 import (
+	"maps"
+
 	"github.com/holdfast-go/holdfast/outbox"
 	"github.com/holdfast-go/holdfast/outbox/driver"
 )
@@ -13,4 +15,46 @@ func Message(m driver.Message) outbox.Message {
 		Transport: m.Transport, NotBefore: m.NotBefore,
 		Route: outbox.Route{Exchange: m.Exchange, RoutingKey: m.RoutingKey, Headers: m.RouteHeaders},
 	}
+}
+
+// Rules choose where a publisher sends a message. For each field of the route the first of these that
+// is not empty decides:
+//
+//  1. ByName[message name]
+//  2. what Router returns; without a Router, the message's own route
+//  3. Exchange below, and the message's name as routing key
+//
+// Headers of the first two are merged; the earlier rule wins.
+type Rules struct {
+	ByName   map[string]outbox.Route
+	Router   func(outbox.Message) outbox.Route
+	Exchange string
+}
+
+// Route returns the route of m. Its headers are to be read only.
+func (r Rules) Route(m driver.Message) outbox.Route {
+	own := outbox.Route{Exchange: m.Exchange, RoutingKey: m.RoutingKey, Headers: m.RouteHeaders}
+	if r.Router != nil {
+		own = r.Router(Message(m))
+	}
+	convention := outbox.Route{Exchange: r.Exchange, RoutingKey: m.Name}
+	return overlay(overlay(convention, own), r.ByName[m.Name])
+}
+
+// overlay returns route with the fields of by that are not empty.
+func overlay(route, by outbox.Route) outbox.Route {
+	if by.Exchange != "" {
+		route.Exchange = by.Exchange
+	}
+	if by.RoutingKey != "" {
+		route.RoutingKey = by.RoutingKey
+	}
+	if len(by.Headers) == 0 {
+		return route
+	}
+	merged := make(map[string]string, len(route.Headers)+len(by.Headers))
+	maps.Copy(merged, route.Headers)
+	maps.Copy(merged, by.Headers)
+	route.Headers = merged
+	return route
 }
