@@ -36,7 +36,7 @@ func TestPoisonedHeadDoesNotStarveTheTail(t *testing.T) {
 				w.hold(t, fmt.Sprintf("tail %03d", n), -time.Hour+time.Duration(100+n)*step)
 			}
 			defer run(t, newSweeper(t, store, expiry.SweeperConfig{BatchSize: 8}).Tune(expiry.Tuning{MaxQuarantine: 15}))()
-			time.Sleep(5 * time.Minute)
+			time.Sleep(3 * time.Minute)
 			for _, row := range w.table.Active() {
 				if !strings.HasPrefix(row.ID, "bad") {
 					t.Fatalf("%s: %q and others still wait behind the bad rows", name, row.ID)

@@ -21,7 +21,7 @@ import (
 )
 
 var (
-	seeds = flag.Int("seeds", 200, "how many schedules TestSchedules runs")
+	seeds = flag.Int("seeds", 100, "how many schedules TestSchedules runs")
 	first = flag.Uint64("first", 1, "the seed of the first")
 	seed  = flag.Uint64("seed", 0, "the seed that TestSeed runs; 0: none")
 	to    = flag.String("report", "", "a file for the report of TestSchedules, as Markdown")
