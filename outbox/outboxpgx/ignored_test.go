@@ -135,6 +135,60 @@ func TestIgnoredChange_isAnErrorAndChangesNothing(t *testing.T) {
 	}
 }
 
+// WriteOnce does not take the row of its own key for that of another call where a trigger put it elsewhere.
+func TestWriteOnce_routedKeyIsIgnored(t *testing.T) {
+	t.Parallel()
+	pgtest.New(t) // skips before there are subtests
+	const insert, child = `INSERT INTO routed VALUES (NEW.*);`, `CREATE TABLE routed () INHERITS (holdfast_outbox_dedup);`
+	for name, c := range map[string]struct{ table, body string }{
+		"child":              {child, insert},
+		"child in savepoint": {child, `BEGIN ` + insert + ` EXCEPTION WHEN undefined_table THEN RAISE; END;`},
+		"same table":         {"", `IF pg_trigger_depth() > 1 THEN RETURN NEW; END IF; INSERT INTO holdfast_outbox_dedup VALUES (NEW.*);`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := setup(t, outboxpgx.Config{})
+			f.exec(t, c.table+`CREATE FUNCTION route() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN `+c.body+` RETURN NULL; END $$;
+				CREATE TRIGGER route BEFORE INSERT ON holdfast_outbox_dedup FOR EACH ROW EXECUTE FUNCTION route()`)
+			inSavepoint := func(ctx context.Context, f *fixture) error {
+				return f.manager.Do(ctx, func(ctx context.Context, tx pgx.Tx) error {
+					return pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error {
+						_, _, err := f.store.WriteOnce(ctx, tx, "k", outbox.Message{Name: "a", Body: []byte("1")})
+						return err
+					})
+				})
+			}
+			for _, err := range []error{f.once(t.Context(), "k"), inSavepoint(t.Context(), f)} {
+				if !errors.Is(err, outboxpgx.ErrIgnored) || !strings.Contains(err.Error(), "holdfast_outbox_dedup") {
+					t.Errorf("the error is %v, want ErrIgnored", err)
+				}
+			}
+			var left int
+			f.scan(t, rows, &left)
+			if left != 0 {
+				t.Errorf("rows: %d, want none", left)
+			}
+		})
+	}
+}
+
+// A key may be written twice in one transaction, also with the same id.
+func TestWriteOnce_twiceInOneTransaction(t *testing.T) {
+	t.Parallel()
+	f := setup(t, outboxpgx.Config{})
+	m := outbox.Message{ID: uuid.Must(uuid.NewV7()), Name: "a", Body: []byte("1")}
+	for _, firsts := range [][]bool{{true, false}, {false, false}} {
+		must(t, f.manager.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
+			for _, want := range firsts {
+				if id, first, err := f.store.WriteOnce(ctx, tx, "k", m); err != nil || id != m.ID || first != want {
+					t.Errorf("WriteOnce returns %v, %v, %v, want %v", id, first, err, want)
+				}
+			}
+			return nil
+		}))
+	}
+}
+
 // outcomes are what becomes of a message, and the changes of the tables that could record it.
 var outcomes = []struct {
 	name    string

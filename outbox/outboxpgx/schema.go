@@ -117,7 +117,7 @@ func (s *Store) Grants(job string) []string {
 	case "write":
 		return sqlident.Granted(s.cfg.Schema, append(noted,
 			`INSERT (`+columns+`, due_at) ON `+t.outbox,
-			`SELECT (key, id, expires_at), INSERT (key, id, expires_at), UPDATE (id, expires_at) ON `+t.dedup,
+			`SELECT, INSERT (key, id, expires_at), UPDATE (id, expires_at) ON `+t.dedup,
 			`EXECUTE ON FUNCTION `+t.write+`, `+t.ignored)...)
 	case "relay":
 		return sqlident.Granted(s.cfg.Schema, append(prunes,

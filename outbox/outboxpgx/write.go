@@ -97,21 +97,30 @@ func (s *Store) WriteOnce(ctx context.Context, tx pgx.Tx, key string, m outbox.M
 		return uuid.Nil, false, err
 	}
 	for range 2 { // a key may expire and be pruned between the two statements
-		tag, err := tx.Exec(ctx, s.sql.remember, key, prepared[0].ID, s.cfg.DedupRetention.Microseconds())
-		if err == nil && tag.RowsAffected() > 0 {
+		var stored bool
+		var written pgtype.UUID
+		err := tx.QueryRow(ctx, s.sql.remember, key, prepared[0].ID, s.cfg.DedupRetention.Microseconds()).Scan(&stored, &written)
+		if err == nil && stored {
 			return prepared[0].ID, true, s.put(ctx, tx, prepared)
 		}
-		if err == nil { // a statement of its own: what the one before has met may be newer than its snapshot
-			err = tx.QueryRow(ctx, s.sql.recall, key).Scan(&id)
+		routed := false
+		if err == nil && !written.Valid { // a statement of its own: the key may be newer than the snapshot of the one before
+			err = tx.QueryRow(ctx, s.sql.recall, key).Scan(&written, &routed)
 		}
-		if !errors.Is(err, pgx.ErrNoRows) {
-			if err != nil {
-				return uuid.Nil, false, fmt.Errorf("outboxpgx: write once: %w", s.t.explain(err))
-			}
-			return id, false, nil
+		switch {
+		case err == nil && !routed:
+			return written.Bytes, false, nil
+		case err == nil:
+			return uuid.Nil, false, s.keyIgnored(key)
+		case !errors.Is(err, pgx.ErrNoRows):
+			return uuid.Nil, false, fmt.Errorf("outboxpgx: write once: %w", s.t.explain(err))
 		}
 	}
-	return uuid.Nil, false, fmt.Errorf("outboxpgx: write once: %w", pgcall.Ignored(s.t.dedup, fmt.Sprintf("key %q", key)))
+	return uuid.Nil, false, s.keyIgnored(key)
+}
+
+func (s *Store) keyIgnored(key string) error {
+	return fmt.Errorf("outboxpgx: write once: %w", pgcall.Ignored(s.t.dedup, fmt.Sprintf("key %q", key)))
 }
 
 // row is a message as its columns.
@@ -209,11 +218,18 @@ WITH stored AS (
   RETURNING 1)
 SELECT CASE WHEN count(*) < cardinality($1::uuid[]) THEN {ignored}({outboxName}, cardinality($1::uuid[]) - count(*)) END FROM stored`
 
-// rememberSQL stores a key of WriteOnce. No row is changed where the key is remembered already. A key that
-// has expired is taken over. $1 key, $2 id, $3 microseconds until it expires.
+// rememberSQL stores a key of WriteOnce. It returns whether it did, and the id that was remembered before. No row is changed
+// where the key is remembered already. A key that has expired is taken over. $1 key, $2 id, $3 microseconds until it expires.
 const rememberSQL = `
-INSERT INTO {dedup} AS d (key, id, expires_at) VALUES ($1, $2, now() + $3 * interval '1 microsecond')
-ON CONFLICT (key) DO UPDATE SET id = EXCLUDED.id, expires_at = EXCLUDED.expires_at WHERE d.expires_at <= now()`
+WITH stored AS (
+  INSERT INTO {dedup} AS d (key, id, expires_at) VALUES ($1, $2, now() + $3 * interval '1 microsecond')
+  ON CONFLICT (key) DO UPDATE SET id = EXCLUDED.id, expires_at = EXCLUDED.expires_at WHERE d.expires_at <= now()
+  RETURNING 1)
+SELECT EXISTS (SELECT FROM stored), (SELECT id FROM {dedup} WHERE key = $1 AND expires_at > now() LIMIT 1)`
 
-// recallSQL returns the id of the message that was written with a key that has not expired. $1 key.
-const recallSQL = `SELECT id FROM {dedup} WHERE key = $1 AND expires_at > now()`
+// recallSQL returns the id of a key that rememberSQL met but did not see, and whether this transaction wrote the row. Such a
+// row is no duplicate: a trigger of rememberSQL put it there. A row of a savepoint has an xid of its own, which
+// pg_xact_status counts as in progress until the transaction ends. It takes 64 bits, and xmin has 32. $1 key.
+const recallSQL = `
+SELECT id, pg_xact_status((top + ((xmin::text::bigint - top + (1::bigint << 31)) & ((1::bigint << 32) - 1)) - (1::bigint << 31))::text::xid8) = 'in progress'
+FROM {dedup}, CAST(pg_current_xact_id()::text AS bigint) AS top WHERE key = $1 AND expires_at > now() LIMIT 1`
