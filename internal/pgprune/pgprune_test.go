@@ -254,10 +254,20 @@ func TestPrune_leavesRowsThatAreRefused(t *testing.T) {
 	t.Parallel()
 	pgtest.New(t) // skips before there are subtests
 	const held = `n IN (1, 2, 700, 1000, 1099)`
+	raise := func(code string) string {
+		return `CREATE FUNCTION keep() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'kept' USING ERRCODE = '` + code + `'; END $$;
+			CREATE TRIGGER keep BEFORE DELETE ON old FOR EACH ROW WHEN (OLD.` + held + `) EXECUTE FUNCTION keep()`
+	}
 	for name, c := range map[string]struct{ sql, mend, want string }{
-		"foreign key": {`CREATE TABLE kept (n int REFERENCES old); INSERT INTO kept SELECT n FROM old WHERE ` + held, `DROP TABLE kept`, "violates foreign key constraint"},
-		"trigger that fails": {`CREATE FUNCTION keep() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'kept' USING ERRCODE = '22001'; END $$;
-			CREATE TRIGGER keep BEFORE DELETE ON old FOR EACH ROW WHEN (OLD.` + held + `) EXECUTE FUNCTION keep()`, `DROP FUNCTION keep CASCADE`, "kept"},
+		"foreign key":           {`CREATE TABLE kept (n int REFERENCES old); INSERT INTO kept SELECT n FROM old WHERE ` + held, `DROP TABLE kept`, "violates foreign key constraint"},
+		"class 22":              {raise("22001"), `DROP FUNCTION keep CASCADE`, "kept"},
+		"class 55":              {raise("55000"), `DROP FUNCTION keep CASCADE`, "kept"},
+		"class 55, a parameter": {raise("55P02"), `DROP FUNCTION keep CASCADE`, "kept"},
+		"class 40":              {raise("40002"), `DROP FUNCTION keep CASCADE`, "kept"},
+		"assertion":             {raise("P0004"), `DROP FUNCTION keep CASCADE`, "kept"},
+		"at COMMIT": {`CREATE FUNCTION keep() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'kept'; END $$;
+			CREATE CONSTRAINT TRIGGER keep AFTER DELETE ON old DEFERRABLE INITIALLY DEFERRED FOR EACH ROW WHEN (OLD.` + held + `) EXECUTE FUNCTION keep()`,
+			`DROP FUNCTION keep CASCADE`, "kept"},
 		"trigger that drops": {`CREATE FUNCTION keep() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$;
 			CREATE TRIGGER keep BEFORE DELETE ON old FOR EACH ROW WHEN (OLD.` + held + `) EXECUTE FUNCTION keep()`, `DROP FUNCTION keep CASCADE`, pgcall.ErrIgnored.Error()},
 	} {

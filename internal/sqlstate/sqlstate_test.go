@@ -77,8 +77,8 @@ func TestUnavailable(t *testing.T) {
 func TestRefused(t *testing.T) {
 	t.Parallel()
 	for want, codes := range map[bool][]string{
-		true:  {"P0001", "22001", "23503", "42501", "42P01", "54000", "HF001", "XX002"},
-		false: {"", "08006", "25006", "40001", "40P01", "53100", "55P03", "57014", "58030"},
+		true:  {"P0001", "P0004", "22001", "23503", "25001", "40002", "42501", "42P01", "54000", "55000", "55P02", "57000", "HF001", "XX002"},
+		false: {"", "08006", "25006", "25P02", "25P03", "25P04", "40001", "40P01", "53100", "55006", "55P03", "57014", "57P01", "57P05", "58030"},
 	} {
 		for _, code := range codes {
 			if got := sqlstate.Refused(&pgconn.PgError{Code: code}); got != want {

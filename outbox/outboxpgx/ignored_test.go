@@ -31,6 +31,25 @@ func (f *fixture) ignore(t *testing.T, table, change, when string) {
 	f.exec(t, `CREATE TRIGGER `+name+` BEFORE `+change+` ON `+table+` FOR EACH ROW `+when+` EXECUTE FUNCTION `+name+`()`)
 }
 
+// refusals are how a table may refuse a change of one row: with an error of any class, a failed assertion of PL/pgSQL (P0004)
+// among them, or by a constraint that fails at COMMIT.
+var refusals = []string{"P0001", "P0004", "22001", "23503", "40002", "42501", "42P01", "54000", "55000", "55P02", "deferred"}
+
+// refuseRows makes a table refuse changes of the rows that meet a condition: as one of refusals says, or without an error where
+// that is "ignored".
+func (f *fixture) refuseRows(t *testing.T, change, table, why, code, when string) {
+	t.Helper()
+	trigger, deferred, body := "TRIGGER refuse BEFORE", "", `RAISE EXCEPTION '`+why+`' USING ERRCODE = '`+code+`';`
+	switch code {
+	case "ignored":
+		body = "RETURN NULL;"
+	case "deferred":
+		trigger, deferred, body = "CONSTRAINT TRIGGER refuse AFTER", "DEFERRABLE INITIALLY DEFERRED", `RAISE EXCEPTION '`+why+`';`
+	}
+	f.exec(t, `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN `+body+` END $$;
+		CREATE `+trigger+` `+change+` ON `+table+` `+deferred+` FOR EACH ROW WHEN (`+when+`) EXECUTE FUNCTION refuse()`)
+}
+
 // heed ends what ignore has begun.
 func (f *fixture) heed(t *testing.T, table, change string) {
 	t.Helper()
@@ -284,7 +303,7 @@ func (f *fixture) settleAll(t *testing.T, batch driver.Batch, verdict driver.Ver
 func TestRefusedOutcome_leavesTheOthers(t *testing.T) {
 	t.Parallel()
 	pgtest.New(t) // skips before there are subtests
-	for _, code := range []string{"P0001", "22001", "42501", "42P01", "54000", "23503"} {
+	for _, code := range refusals {
 		for _, verdict := range []driver.Verdict{driver.Published, driver.Failed, driver.Dead} {
 			t.Run(fmt.Sprint(code, " ", verdict), func(t *testing.T) {
 				t.Parallel()
@@ -292,9 +311,7 @@ func TestRefusedOutcome_leavesTheOthers(t *testing.T) {
 				for n := range 4 {
 					f.write(t, outbox.Message{Name: fmt.Sprintf("a.%d", n), Key: fmt.Sprint("k", n%2), Body: []byte("1")})
 				}
-				f.exec(t, `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
-					IF OLD.name = 'a.1' THEN RAISE EXCEPTION 'not a.1' USING ERRCODE = '`+code+`'; END IF; RETURN NULL; END $$;
-					CREATE TRIGGER refuse AFTER DELETE OR UPDATE ON holdfast_outbox FOR EACH ROW EXECUTE FUNCTION refuse()`)
+				f.refuseRows(t, "DELETE OR UPDATE", "holdfast_outbox", "not a.1", code, `OLD.name = 'a.1'`)
 				batch, err := f.store.Claim(t.Context(), driver.Claim{Limit: 10, Lease: time.Minute})
 				must(t, err)
 				if settled := f.settleAll(t, batch, verdict); settled.Refused == nil || !strings.Contains(settled.Refused.Error(), "not a.1") {
@@ -380,16 +397,15 @@ func TestIgnoredRelease_leavesTheOthers(t *testing.T) {
 func TestRefusedRelease_leavesTheOthers(t *testing.T) {
 	t.Parallel()
 	pgtest.New(t) // skips before there are subtests
-	for name, body := range map[string]string{"ignored": `RETURN NULL;`, "refused": `RAISE EXCEPTION 'not due' USING ERRCODE = '22001';`} {
-		t.Run(name, func(t *testing.T) {
+	for _, code := range append([]string{"ignored"}, refusals...) {
+		t.Run(code, func(t *testing.T) {
 			t.Parallel()
 			f := setup(t, outboxpgx.Config{})
 			for n := range 6 {
 				f.write(t, outbox.Message{Name: fmt.Sprintf("a.%d", n), Body: []byte("1"), NotBefore: time.Now().Add(time.Hour)})
 			}
 			f.exec(t, `UPDATE holdfast_outbox SET due_at = now() - interval '1 s'`)
-			f.exec(t, `CREATE FUNCTION keep() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN `+body+` END $$`)
-			f.exec(t, `CREATE TRIGGER keep BEFORE UPDATE ON holdfast_outbox FOR EACH ROW WHEN (OLD.name IN ('a.1', 'a.4')) EXECUTE FUNCTION keep()`)
+			f.refuseRows(t, "UPDATE", "holdfast_outbox", "not due", code, `OLD.name IN ('a.1', 'a.4')`)
 			publisher := outboxtest.NewPublisher()
 			_, err := f.relay(t, publisher, outbox.RelayConfig{}).Drain(t.Context(), outbox.Bounds{})
 			if n := len(publisher.Received()); n != 4 || err == nil || !strings.Contains(err.Error(), "2 messages that are due") {
@@ -400,7 +416,7 @@ func TestRefusedRelease_leavesTheOthers(t *testing.T) {
 			if batch.Refused == nil || !strings.Contains(batch.Refused.Error(), "2 messages that are due") || batch.Due != time.Second {
 				t.Errorf("Refused: %v, due in %v", batch.Refused, batch.Due)
 			}
-			f.exec(t, `DROP FUNCTION keep CASCADE`)
+			f.exec(t, `DROP FUNCTION refuse CASCADE`)
 			f.store.RetryRefused()
 			drainAll(t, f.relay(t, publisher, outbox.RelayConfig{}))
 			if n := len(publisher.Received()); n != 6 {
@@ -472,12 +488,11 @@ func TestRefusedDeadLetter_leavesTheOthers(t *testing.T) {
 		},
 	}
 	for name, change := range changes {
-		for _, body := range []string{`RETURN NULL;`, `RAISE EXCEPTION 'not b' USING ERRCODE = '42501';`} {
-			t.Run(name+" "+body, func(t *testing.T) {
+		for _, code := range append([]string{"ignored"}, refusals...) {
+			t.Run(name+" "+code, func(t *testing.T) {
 				t.Parallel()
 				f, ids := withDeadLetters(t)
-				f.exec(t, `CREATE FUNCTION keep() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN `+body+` END $$`)
-				f.exec(t, `CREATE TRIGGER keep BEFORE DELETE ON holdfast_outbox_dead FOR EACH ROW WHEN (OLD.name = 'b') EXECUTE FUNCTION keep()`)
+				f.refuseRows(t, "DELETE", "holdfast_outbox_dead", "not b", code, `OLD.name = 'b'`)
 				n, err := change(t, f)
 				if n != 2 || err == nil || !strings.Contains(err.Error(), ids["b"].String()) {
 					t.Errorf("%d are changed, %v, want 2, and the other named", n, err)

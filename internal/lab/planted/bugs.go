@@ -179,6 +179,18 @@ var bugs = []bug{
 		"if sqlstate.Refused(err) {", "if false {", suite("outbox/outboxpgx", "^TestRefusedOutcome_leavesTheOthers$"),
 	},
 	{
+		"an error that a trigger raises for one row decides for its batch", "internal/sqlstate/refused.go",
+		"\t\"40001\",", "\t\"55000\", \"40001\",", suite("outbox/outboxpgx", "^TestRefusedOutcome_leavesTheOthers$"),
+	},
+	{
+		"a constraint that fails at COMMIT decides for its batch", "outbox/outboxpgx/migrations/0006_outbox_relay.sql",
+		"        SET CONSTRAINTS ALL IMMEDIATE;", "       ", suite("outbox/outboxpgx", "^TestRefusedOutcome_leavesTheOthers$"),
+	},
+	{
+		"a failed assertion decides for its batch", "outbox/outboxpgx/migrations/0006_outbox_relay.sql",
+		"WHEN OTHERS OR assert_failure THEN", "WHEN OTHERS THEN", suite("outbox/outboxpgx", "^TestRefusedOutcome_leavesTheOthers$"),
+	},
+	{
 		"one dead letter that is refused ends a replay", "outbox/internal/deadletter/steps.go",
 		"\tcase total.Failed >= maxRefused:\n", "\tcase true:\n", suite("outbox/outboxpgx", "^TestRefusedDeadLetter_leavesTheOthers$"),
 	},

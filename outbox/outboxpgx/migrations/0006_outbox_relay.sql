@@ -194,6 +194,7 @@ BEGIN
         FROM {{record}}(ours, published, keep, failed, delays_us, failed_classes, failed_errors, dead, dead_classes, dead_errors) AS r;
     ELSE
         PERFORM set_config('lock_timeout', '100ms', true);
+        SET CONSTRAINTS ALL IMMEDIATE; -- a deferred one would fail at COMMIT, for all
         FOR n IN 1 .. cardinality(published) + cardinality(failed) + cardinality(dead) LOOP
             nth_failed := n - cardinality(published);
             nth_dead := nth_failed - cardinality(failed);
@@ -205,7 +206,7 @@ BEGIN
                 marked := marked + one.marked;
                 refused := refused || one.ignored;
                 reasons := reasons || array_fill(''::text, ARRAY[cardinality(one.ignored)]);
-            EXCEPTION WHEN OTHERS THEN
+            EXCEPTION WHEN OTHERS OR assert_failure THEN -- OTHERS has no failed assertions
                 refused := refused || published[n:n] || failed[nth_failed:nth_failed] || dead[nth_dead:nth_dead];
                 reasons := reasons || format('%s (SQLSTATE %s)', left(SQLERRM, 500), SQLSTATE);
             END;
