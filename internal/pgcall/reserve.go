@@ -14,12 +14,15 @@ const reserveIdle = 15 * time.Second
 
 // Reserve is one connection beside a pool. Leases are renewed over it: the work under them may hold every connection
 // of the pool for longer than they last. It is opened when it is needed, as the pool opens its own, and closed after
-// 15 s without use. Make it with NewReserve. It is safe for concurrent use; calls take turns.
+// 15 s without use, also where the pool is closed before. BeforeConnect, AfterConnect and PrepareConn or BeforeAcquire of the
+// pool's configuration are called as the pool calls them. Make it with NewReserve. It is safe for concurrent use; calls take
+// turns.
 type Reserve struct {
-	pool *pgxpool.Pool
-	turn chan struct{} // full while a call has its turn, which guards the fields below
-	conn *pgx.Conn     // nil: none is open
-	idle *time.Timer
+	pool    *pgxpool.Pool
+	turn    chan struct{} // full while a call has its turn, which guards the fields below
+	conn    *pgx.Conn     // nil: none is open
+	prepare func(context.Context, *pgx.Conn) (bool, error)
+	idle    *time.Timer
 }
 
 // NewReserve returns a Reserve that connects as the pool does.
@@ -39,12 +42,8 @@ func (r *Reserve) Use(ctx context.Context, fn func(context.Context, *pgx.Conn) e
 	if r.idle != nil {
 		r.idle.Stop()
 	}
-	if r.conn == nil || r.conn.IsClosed() {
-		conn, err := r.connect(ctx)
-		if err != nil {
-			return r.usePool(ctx, err, fn)
-		}
-		r.conn = conn
+	if err := r.open(ctx); err != nil {
+		return r.usePool(ctx, err, fn)
 	}
 	err := fn(ctx, r.conn)
 	if r.conn.PgConn().TxStatus() != 'I' { // fn has left a transaction open
@@ -70,24 +69,57 @@ func (r *Reserve) Twice(ctx context.Context, d time.Duration, fn func(context.Co
 	return err
 }
 
-func (r *Reserve) connect(ctx context.Context) (*pgx.Conn, error) {
+// open prepares the connection that is open, or else a new one. A new one that is not accepted is an error.
+func (r *Reserve) open(ctx context.Context) error {
+	if r.conn != nil && !r.conn.IsClosed() {
+		if ok, err := r.prepared(ctx); ok || err != nil {
+			return err
+		}
+	}
+	if err := r.connect(ctx); err != nil {
+		return err
+	}
+	ok, err := r.prepared(ctx)
+	if !ok && err == nil {
+		err = errors.New("PrepareConn or BeforeAcquire of the pool rejected a new connection")
+	}
+	return err
+}
+
+// prepared asks the pool's configuration whether the connection may be used, and closes it if not.
+func (r *Reserve) prepared(ctx context.Context) (ok bool, err error) {
+	if r.prepare == nil {
+		return true, nil
+	}
+	ok, err = r.prepare(ctx, r.conn)
+	if !ok || err != nil {
+		_ = r.conn.Close(ctx)
+	}
+	return ok, err
+}
+
+func (r *Reserve) connect(ctx context.Context) error {
 	cfg := r.pool.Config()
 	if cfg.BeforeConnect != nil {
 		if err := cfg.BeforeConnect(ctx, cfg.ConnConfig); err != nil {
-			return nil, err
+			return err
 		}
 	}
 	conn, err := pgx.ConnectConfig(ctx, cfg.ConnConfig)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	if cfg.AfterConnect != nil {
 		if err := cfg.AfterConnect(ctx, conn); err != nil {
 			_ = conn.Close(ctx)
-			return nil, err
+			return err
 		}
 	}
-	return conn, nil
+	r.conn, r.prepare = conn, cfg.PrepareConn
+	if before := cfg.BeforeAcquire; r.prepare == nil && before != nil { // the older form
+		r.prepare = func(ctx context.Context, conn *pgx.Conn) (bool, error) { return before(ctx, conn), nil }
+	}
+	return nil
 }
 
 func (r *Reserve) usePool(ctx context.Context, refused error, fn func(context.Context, *pgx.Conn) error) error {

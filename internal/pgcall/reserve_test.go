@@ -79,3 +79,64 @@ func TestReserve_withoutAPlace(t *testing.T) {
 		t.Error("it is not the pool's one connection")
 	}
 }
+
+// A Reserve prepares its connection for each use, as the pool does, and replaces one that is rejected.
+func TestReserve_preparesItsConnection(t *testing.T) {
+	t.Parallel()
+	broken := errors.New("broken")
+	accept, fail := true, error(nil)
+	prepare := func(ctx context.Context, conn *pgx.Conn) (bool, error) {
+		_, err := conn.Exec(ctx, `SET application_name = 'prepared'`)
+		ok := accept
+		accept = true
+		return ok, errors.Join(err, fail)
+	}
+	for name, set := range map[string]func(*pgxpool.Config){
+		"PrepareConn": func(cfg *pgxpool.Config) { cfg.PrepareConn = prepare },
+		"BeforeAcquire": func(cfg *pgxpool.Config) {
+			cfg.BeforeAcquire = func(ctx context.Context, conn *pgx.Conn) bool {
+				ok, err := prepare(ctx, conn)
+				return ok && err == nil
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cfg, err := pgxpool.ParseConfig(pgtest.URL(t))
+			if err != nil {
+				t.Fatal(err)
+			}
+			set(cfg)
+			pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer pool.Close()
+			r := pgcall.NewReserve(pool)
+			use := func() (is string, err error) {
+				err = r.Use(t.Context(), func(ctx context.Context, conn *pgx.Conn) error {
+					if err := conn.QueryRow(ctx, `SHOW application_name`).Scan(&is); err != nil {
+						return err
+					}
+					_, err := conn.Exec(ctx, `SET application_name = 'used'`)
+					return err
+				})
+				return is, err
+			}
+			for range 2 {
+				if is, err := use(); is != "prepared" || err != nil {
+					t.Errorf("the connection is %q, %v", is, err)
+				}
+			}
+			first := backend(t, r)
+			accept = false
+			if again := backend(t, r); again == first {
+				t.Error("a connection that was rejected is used")
+			}
+			fail = broken
+			defer func() { fail = nil }()
+			if _, err := use(); err == nil || name == "PrepareConn" && !errors.Is(err, broken) {
+				t.Errorf("Use returns %v, want the error of the hook", err)
+			}
+		})
+	}
+}
