@@ -23,6 +23,9 @@ import (
 // plain: see [AtCommit]. RESET ALL forgets the marks, and so the functions before it. So does a
 // COMMIT without an answer that is found committed later.
 //
+// Close rows before the call if tx.Conn or txretrysql.Tx was called: the mark needs the connection. While
+// rows are open the transaction is rolled back, and Do returns "conn busy".
+//
 // It returns false, and does nothing, if tx is not an open handle of a Manager.
 func AfterCommit(tx pgx.Tx, fn func()) bool {
 	h, ok := tx.(interface{ AfterCommit(fn func()) bool })
