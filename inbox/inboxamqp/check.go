@@ -12,8 +12,8 @@ import (
 )
 
 // Check looks which queues and exchanges are missing, whether queues were declared with other arguments than
-// Setup's, whether the user may publish to the exchange of the delay queues, which queues of older versions are
-// left over, and whether the times in the Config fit together; then it asks the processor, if that has a Check
+// Setup's, whether the user may publish to the exchange of the delay queues, whether messages are in the queue
+// holdfast.lost, which queues of older versions are left over, and whether the times in the Config fit together; then it asks the processor, if that has a Check
 // of its own. AMQP has no question for bindings and policies, so Check sees neither. To compare the arguments of
 // a queue it declares the queue again, which needs the permission to configure it and changes nothing.
 //
@@ -31,7 +31,7 @@ func (c *Consumer) Check(ctx context.Context) error {
 
 func (c *Consumer) checkTopology(ctx context.Context, found *check.Findings) error {
 	err := amqpconn.Use(ctx, c.source.dial, c.cfg.Timeout, func(conn *amqpconn.Conn) error {
-		var missing []string
+		var missing, closed []string
 		for _, spec := range c.cfg.queues() {
 			exists, err := conn.QueueExists(spec.name)
 			if err != nil {
@@ -39,12 +39,18 @@ func (c *Consumer) checkTopology(ctx context.Context, found *check.Findings) err
 			}
 			if !exists {
 				missing = append(missing, spec.name)
-			} else if err := checkQueue(conn, spec, found); err != nil {
+			} else if compared, err := checkQueue(conn, spec, found); err != nil {
 				return err
+			} else if !compared {
+				closed = append(closed, spec.name)
 			}
 		}
 		if len(missing) > 0 { // one finding, since one call mends it
 			found.Add("declare them, or call Consumer.Setup", "%d queues do not exist: %s", len(missing), strings.Join(missing, ", "))
+		}
+		if len(closed) > 0 { // one call as another user mends it
+			found.Add("call Check once as the user that calls Setup, or grant configure on them",
+				"the arguments of %d queues were not compared, because the user may not configure them: %s", len(closed), strings.Join(closed, ", "))
 		}
 		if err := c.cfg.checkSlots(conn, found); err != nil {
 			return err
@@ -53,6 +59,9 @@ func (c *Consumer) checkTopology(ctx context.Context, found *check.Findings) err
 			return err
 		}
 		if err := c.cfg.checkShared(conn, found); err != nil {
+			return err
+		}
+		if err := checkLost(conn, found); err != nil {
 			return err
 		}
 		return checkExchanges(conn, c.cfg.Bindings, found)

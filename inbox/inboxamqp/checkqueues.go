@@ -19,6 +19,9 @@ import (
 // difference is an argument of a queue that is not the one that Setup declares.
 type difference struct{ name, is, reason string }
 
+// overflow is the argument with what a full queue does.
+const overflow = "x-overflow"
+
 // notCompared is the number of arguments after which a comparison gives up.
 const notCompared = 20
 
@@ -46,7 +49,7 @@ func differences(conn *amqpconn.Conn, spec queueSpec) (all []difference, err err
 		if is == classic && name == "x-queue-type" {
 			delete(args, "x-delivery-limit")
 			delete(args, "x-dead-letter-strategy")
-			delete(args, "x-overflow")
+			delete(args, overflow)
 		}
 		if setArgument(args, name, is); name == "x-queue-type" && is == quorum {
 			args["x-delivery-limit"] = int64(unlimited)
@@ -81,28 +84,26 @@ func (q queueSpec) matters(d difference) bool {
 	case q.use == shared:
 		return true
 	case q.use == own:
-		return d.name == singleActive
+		return d.name == singleActive || d.name == overflow && strings.HasPrefix(d.is, "reject-publish")
 	}
 	return d.name == "x-message-ttl"
 }
 
-// checkQueue compares the arguments of a queue that exists.
-func checkQueue(conn *amqpconn.Conn, spec queueSpec, found *check.Findings) error {
+// checkQueue compares the arguments of a queue that exists. It reports whether the user may do that.
+func checkQueue(conn *amqpconn.Conn, spec queueSpec, found *check.Findings) (compared bool, err error) {
 	all, err := differences(conn, spec)
-	if reply, refused := errors.AsType[*amqp.Error](err); refused && reply.Code == amqp.AccessRefused {
-		found.Add("grant it, or call Check as the user that calls Setup",
-			"queue %q: its arguments were not compared, because the user may not configure it: %s", spec.name, reply.Reason)
-		return nil
+	if isRefused(err) {
+		return false, nil
 	}
 	if err != nil {
-		return err
+		return false, err
 	}
 	for _, d := range all {
 		if spec.matters(d) {
 			found.Add(fix(spec, d), "queue %q differs from the one that Consumer.Setup declares: %s", spec.name, d.reason)
 		}
 	}
-	return nil
+	return true, nil
 }
 
 // fix says what to do about an argument that differs.
@@ -112,8 +113,12 @@ func fix(spec queueSpec, d difference) string {
 		return fmt.Sprintf("set a policy with delivery-limit %d for the queue before the broker is upgraded to RabbitMQ 4, "+
 			"which drops a message that was returned 20 times; Check cannot see policies, so leave it if the policy is set", unlimited)
 	case d.name == singleActive:
-		return "stop its consumers, move its messages elsewhere, delete it and call Consumer.Setup: " +
+		return "stop its consumers, wait until nothing waits for a retry, move its messages elsewhere, delete it and call Consumer.Setup: " +
 			"messages of one key may overtake each other, because the queue serves several consumers at once"
+	case d.name == overflow && spec.use == own:
+		return "let the queue refuse nothing: its retries stay in the delay queues while it is full, and some dozens of them block " +
+			"the retries of all consumers of the virtual host. To replace it, wait until nothing waits for a retry, " +
+			"move its messages elsewhere, delete it and call Consumer.Setup"
 	case spec.use == shared:
 		return "delete the queue when it is empty and call Consumer.Setup; leave it if a policy sets the same"
 	}
@@ -152,11 +157,31 @@ func (s *settings) checkShared(conn *amqpconn.Conn, found *check.Findings) error
 			return err
 		}
 	})
-	if reply, refused := errors.AsType[*amqp.Error](err); refused && reply.Code == amqp.AccessRefused {
-		found.Add("grant write on "+delayExchange, "the user may not publish to exchange %q, so no message can wait for a retry: %s", delayExchange, reply.Reason)
+	if isRefused(err) {
+		found.Add("grant write on "+delayExchange, "the user may not publish to exchange %q, so no message can wait for a retry: %v", delayExchange, err)
 		return nil
 	}
 	return err
+}
+
+// isRefused reports whether the user lacks a permission.
+func isRefused(err error) bool {
+	reply, ok := errors.AsType[*amqp.Error](err)
+	return ok && reply.Code == amqp.AccessRefused
+}
+
+// checkLost looks for messages that could not return to their queue.
+func checkLost(conn *amqpconn.Conn, found *check.Findings) error {
+	n, err := depth(conn, lostName)
+	if err != nil {
+		return err
+	}
+	if n > 0 {
+		found.Add("call the Setup of the consumer of that queue, and move them to exchange "+returnExchange+" by a shovel that keeps the routing key",
+			"%d messages are in queue %q: when their delay was over, the queue that their routing key names did not exist or was not bound to exchange %q",
+			n, lostName, returnExchange)
+	}
+	return nil
 }
 
 // oldRetries are the delays, in seconds without jitter, of the default retry queues of versions that had them for each consumer.

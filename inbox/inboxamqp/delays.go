@@ -84,17 +84,24 @@ func (e sharedExchange) declare(ch *amqp.Channel) error {
 }
 
 // declareShared declares the exchanges that all consumers share. Those that exist as they should are left alone.
-func declareShared(conn *amqpconn.Conn) error {
+func declareShared(conn *amqpconn.Conn) (made bool, err error) {
 	for _, e := range sharedExchanges {
-		if err := conn.Try(e.declare); err != nil {
-			return fmt.Errorf("exchange %q: %w", e.name, err)
+		one, err := declareSame(conn, e.name, e.declare)
+		if err != nil {
+			return made, fmt.Errorf("exchange %q: %w", e.name, err)
 		}
+		made = made || one
 	}
-	return nil
+	return made, nil
 }
 
-// bindShared binds the shared queues, and the consumer's own ones to the exchange by which messages return.
+// bindShared binds the consumer's own queues to the exchange by which messages return, and the shared queues.
 func (s *settings) bindShared(conn *amqpconn.Conn) error {
+	for _, name := range s.read() {
+		if err := bindReturn(conn, name); err != nil {
+			return err
+		}
+	}
 	return conn.Try(func(ch *amqp.Channel) error {
 		if err := ch.QueueBind(lostName, "", lostName, false, nil); err != nil {
 			return fmt.Errorf("binding of queue %q: %w", lostName, err)
@@ -105,13 +112,13 @@ func (s *settings) bindShared(conn *amqpconn.Conn) error {
 				return fmt.Errorf("binding of queue %q: %w", delayQueue(step), err)
 			}
 		}
-		for _, name := range s.read() {
-			if err := ch.QueueBind(name, name, returnExchange, false, nil); err != nil {
-				return fmt.Errorf("binding of queue %q to exchange %q: %w", name, returnExchange, err)
-			}
-		}
 		return nil
 	})
+}
+
+// bindReturn binds a queue to the exchange by which messages return.
+func bindReturn(conn *amqpconn.Conn, queue string) error {
+	return bindQueue(conn, queue, queue, returnExchange)
 }
 
 // toWait makes a copy that waits for a delay and then goes to a queue.

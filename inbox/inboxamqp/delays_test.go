@@ -11,22 +11,33 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/holdfast-go/holdfast/inbox/driver"
+	"github.com/holdfast-go/holdfast/inbox/inboxamqp"
+	"github.com/holdfast-go/holdfast/internal/amqpconn"
 	"github.com/holdfast-go/holdfast/internal/amqptest"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
-// One consumer declares 6 queues at most, and all together share 24 at most.
+// One consumer declares four queues and one for each class, with partitions one for each in place of the first and
+// one to count processes. All together share 21.
 func TestSetup_declaresFewQueues(t *testing.T) {
 	t.Parallel()
 	b := amqptest.New(t)
-	shared, own := 0, 0
-	for _, queue := range []string{"a", "b", "c", "d"} {
-		setUp(t, newConsumer(t, b.Dial, &recorder{}, config{Queue: queue, Classes: []string{"payment", "stock"}}))
-		if shared, own = countQueues(t, b); shared > 24 || own > 6*int(queue[0]-'a'+1) {
-			t.Errorf("after consumer %s: %d shared queues, %d others", queue, shared, own)
+	want := 0
+	for _, tt := range []struct {
+		cfg config
+		own int
+	}{
+		{config{Queue: "a"}, 4},
+		{config{Queue: "b", Classes: []string{"payment", "stock", "mail"}}, 7},
+		{config{Queue: "c", Ordered: true, Partitions: 3}, 7},
+		{config{Queue: "d", Ordered: true, Partitions: 3, Classes: []string{"payment"}}, 8},
+	} {
+		setUp(t, newConsumer(t, b.Dial, &recorder{}, tt.cfg))
+		want += tt.own
+		if shared, own := countQueues(t, b); shared != 21 || own != want {
+			t.Errorf("after consumer %s: %d shared queues, %d others, want 21 and %d", tt.cfg.Queue, shared, own, want)
 		}
 	}
-	t.Logf("four consumers with two classes each: %d shared queues, %d others", shared, own)
 }
 
 func countQueues(t *testing.T, b *amqptest.Broker) (shared, own int) {
@@ -59,6 +70,40 @@ func TestDelays_lostTargetBlocksNobody(t *testing.T) {
 	b.Publish(t, "holdfast.delay", "orders", p)
 	got.await(t, 1)
 	awaitDepth(t, b, "holdfast.lost", lost)
+	found := findings(t, newConsumer(t, b.Dial, &recorder{}, config{}))
+	if want := fmt.Sprintf(`%d messages are in queue "holdfast.lost"`, lost); len(found) != 1 || !strings.Contains(found[0].Error(), want) {
+		t.Errorf("findings %v, want %q", found, want)
+	}
+}
+
+// A queue that was declared again without Setup has its retries all the same, where the user may bind it. Where the
+// user may not, the retries are kept.
+func TestDelays_queueDeclaredAgain(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		rights         amqptest.Rights
+		returned, lost int
+	}{
+		"may bind":     {amqptest.Rights{Read: `^(orders.*|holdfast\.return)$`, Write: `^(orders.*|amq\.default|holdfast\.delay)$`, Configure: "^$"}, 1, 0},
+		"may not bind": {amqptest.Rights{Read: `^orders`, Write: `^(amq\.default|holdfast\.delay)$`, Configure: "^$"}, 0, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := amqptest.New(t)
+			setUp(t, newConsumer(t, b.Dial, &recorder{}, config{}))
+			must(t, deleteQueue(t, b, "orders"))
+			time.Sleep(2 * time.Second) // RabbitMQ 3.10 may else lose the way to the new queue
+			b.Queue(t, "orders", amqp.Table{"x-queue-type": "quorum"})
+			got := &recorder{}
+			r := start(t, newConsumer(t, b.User(t, "run", tt.rights).Dial, got, config{}))
+			ready(t, r)
+			p := order()
+			p.Headers = amqp.Table{"holdfast-delay": "100"}
+			b.Publish(t, "holdfast.delay", "orders", p)
+			got.await(t, tt.returned)
+			awaitDepth(t, b, "holdfast.lost", tt.lost)
+		})
+	}
 }
 
 // The messages that wait for a retry are counted apart from those that are put off, and neither when they are back.
@@ -103,6 +148,8 @@ func TestCheck_comparesArguments(t *testing.T) {
 		"plain.failed.default":   quorum(amqp.Table{"x-max-length": 100_000, "x-overflow": "reject-publish", "x-delivery-limit": 20}),
 		"foreign":                quorum(amqp.Table{"x-delivery-limit": int64(2_000_000_000), "x-max-length": 100_000, "x-dead-letter-exchange": "amq.topic"}),
 		"foreign.failed.default": {"x-queue-type": "classic", "x-max-priority": 3},
+		"full":                   quorum(amqp.Table{"x-max-length": 100_000, "x-overflow": "reject-publish", "x-delivery-limit": int64(2_000_000_000)}),
+		"classic":                {"x-max-length": 100_000, "x-overflow": "reject-publish-dlx", "x-dead-letter-exchange": "amq.topic"},
 		"holdfast.delay.1000":    quorum(amqp.Table{"x-message-ttl": 999, "x-dead-letter-exchange": "holdfast.return"}),
 	} {
 		b.Queue(t, name, args)
@@ -110,12 +157,15 @@ func TestCheck_comparesArguments(t *testing.T) {
 	for queue, want := range map[string][]string{
 		"plain":   {`queue "plain" differs`, `queue "plain.failed.default" differs`},
 		"foreign": nil,
+		"full":    {`queue "full" differs`},
+		"classic": {`queue "classic" differs`},
 	} {
 		var got []string
 		for _, found := range findings(t, afterSetup(t, b, config{Queue: queue})) {
 			switch {
 			case strings.Contains(found.Error(), "holdfast.delay.1000"):
-			case strings.Contains(found.Error(), "x-delivery-limit") && strings.Contains(found.Mend(), "policy"):
+			case strings.Contains(found.Error(), "x-delivery-limit") && strings.Contains(found.Mend(), "policy"),
+				strings.Contains(found.Error(), "x-overflow") && strings.Contains(found.Mend(), "refuse nothing"):
 				got = append(got, found.Error())
 			default:
 				t.Errorf("%s: finding %v, to mend by %s", queue, found, found.Mend())
@@ -150,7 +200,7 @@ func TestCheck_namesOldQueues(t *testing.T) {
 	}
 }
 
-// Check names the permission that is missing: to publish to the delay queues, or to compare arguments.
+// Check names the permission that is missing, once for all queues: to publish to the delay queues, or to compare arguments.
 func TestCheck_namesMissingPermissions(t *testing.T) {
 	t.Parallel()
 	b := amqptest.New(t)
@@ -169,14 +219,40 @@ func TestCheck_namesMissingPermissions(t *testing.T) {
 			setUp(t, c)
 		}
 		found := findings(t, c)
-		for _, want := range tt.want {
-			if !slices.ContainsFunc(found, func(f mendable) bool { return strings.Contains(f.Error(), want) }) {
-				t.Errorf("%s: findings %v, want one with %q", name, found, want)
+		if !slices.EqualFunc(found, tt.want, func(f mendable, want string) bool { return strings.Contains(f.Error(), want) }) {
+			t.Errorf("%s: findings %v, want %q", name, found, tt.want)
+		}
+	}
+}
+
+// A user without the permissions of Setup may call it where nothing is missing, except for bindings of its own.
+func TestSetup_withoutPermissions(t *testing.T) {
+	t.Parallel()
+	for name, cfg := range map[string]config{
+		"one queue":  {},
+		"partitions": {Ordered: true, Partitions: 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := amqptest.New(t)
+			user := b.User(t, "run", amqptest.Rights{Read: "^orders", Write: `^(amq\.default|holdfast\.delay)$`, Configure: "^$"})
+			declarer := b.User(t, "declares", amqptest.Rights{Read: "^$", Write: "^$", Configure: ".*"})
+			fails := func(dial amqpconn.Dial, cfg config) {
+				t.Helper()
+				if err := newConsumer(t, dial, &recorder{}, cfg).Setup(t.Context()); err == nil || !strings.Contains(err.Error(), "ACCESS_REFUSED") {
+					t.Errorf("Setup: %v", err)
+				}
 			}
-		}
-		if tt.want == nil && len(found) > 0 {
-			t.Errorf("%s: findings %v", name, found)
-		}
+			fails(user.Dial, cfg)
+			fails(declarer.Dial, cfg)
+			setUp(t, newConsumer(t, b.Dial, &recorder{}, cfg))
+			setUp(t, newConsumer(t, user.Dial, &recorder{}, cfg))
+			cfg.Bindings = []inboxamqp.Binding{{Exchange: "amq.topic", Key: "order.*"}}
+			fails(user.Dial, cfg)
+			must(t, deleteQueue(t, b, "orders.retrying"))
+			cfg.Bindings = nil
+			fails(user.Dial, cfg)
+		})
 	}
 }
 

@@ -33,8 +33,8 @@
 //
 // # Queues
 //
-// Setup declares four queues for a consumer of "billing", one more for each of Config.Classes, and with
-// Config.Partitions one for each partition in place of the first:
+// Setup declares four queues for a consumer of "billing", and one more for each of Config.Classes. With
+// Config.Partitions it declares one for each partition in place of the first, and billing.members:
 //
 //	billing                 its messages
 //	billing.failed.default  its dead letters, of all classes that are not in Config.Classes
@@ -45,8 +45,16 @@
 // holdfast.lost, and the exchanges holdfast.delay, holdfast.return and holdfast.lost. A message that is to wait
 // goes to the exchange holdfast.delay with the name of its queue as routing key and its delay in milliseconds in
 // the header holdfast-delay, which selects the delay queue. When its time is up, it returns by holdfast.return.
-// If its queue is gone, it goes to holdfast.lost, so that it blocks nobody; watch that queue, and move what is
-// there by a shovel.
+// If its queue is gone, it goes to holdfast.lost, so that it blocks nobody. Watch that queue; Check reports its
+// messages. Move them to the exchange holdfast.return by a shovel when their queue is there again.
+//
+// A consumer's queue must not refuse messages: declare none with x-overflow reject-publish, and set no such policy.
+// A delay queue keeps the messages that their queue refuses, and some dozens of those block the retries
+// of all consumers of the virtual host. Check names a queue that was declared so; it cannot see policies. A queue
+// that is unavailable, such as a classic queue on a node that is down, has the same effect.
+//
+// Run binds its queue to holdfast.return at each session, for a queue that was deleted and declared again without
+// Setup. Where it may not, it logs that, and Setup must be called.
 //
 // The queues are quorum queues; with Config.Classic those of the consumer are classic. Delay queues dead-letter
 // at least once. Every quorum queue has x-delivery-limit 1,000,000,000, on all versions of RabbitMQ: without one
@@ -55,8 +63,9 @@
 // same delivery-limit before its broker is upgraded to RabbitMQ 4. Check names such queues.
 //
 // Whoever calls Setup needs the permissions to configure, write and read holdfast\..* and the consumer's own
-// names, and to read the exchanges of Config.Bindings. Run needs to read the consumer's queues and to write to
-// amq.default and holdfast.delay.
+// names, and to read the exchanges of Config.Bindings. Without them Setup succeeds where everything exists and
+// Config.Bindings is empty. Run needs to read the consumer's queues and to write to amq.default and holdfast.delay.
+// To bind its queue it needs to write to the queue and to read holdfast.return.
 //
 // # Retries
 //
@@ -200,7 +209,7 @@
 // The name of a message is the property type, else that of a stamp MessageNameStamp of Symfony
 // Messenger, else the header type, and Config.Format has names for PHP's classes; its id is the property
 // message_id, else that of a stamp MessageIdStamp. Without content_type the body is JSON, and without timestamp the message
-// was written at the time in its id. CloudEvents are read as package cloudevents says. A body of more than 16 MiB is a dead letter of class validation. Dead letters that
+// was written at the time in its id. CloudEvents are read as package outbox/format says. A body of more than 16 MiB is a dead letter of class validation. Dead letters that
 // were moved back by other means than Replay, a shovel for example, begin anew. Queues are
 // declared by Setup and by nothing else, and those that exist are used as they are. A consumer_timeout of the broker below its default of 30 minutes is too short for
 // large batches: the consumer counts on the default.

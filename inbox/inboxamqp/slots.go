@@ -30,45 +30,46 @@ func (s *settings) slotless() string { return s.queue + ".slotless." + strconv.I
 var errLeftover = errors.New("it is of another number of partitions, and goes on taking messages: see \"Partitions\" in the package's doc")
 
 // declareSlots declares both exchanges, unless a queue of another number of partitions exists.
-func (s *settings) declareSlots(conn *amqpconn.Conn) error {
+func (s *settings) declareSlots(conn *amqpconn.Conn) (made bool, err error) {
 	for _, name := range s.leftovers() {
 		exists, err := conn.QueueExists(name)
 		if err != nil {
-			return fmt.Errorf("look for queue %q: %w", name, err)
+			return false, fmt.Errorf("look for queue %q: %w", name, err)
 		}
 		if exists {
-			return fmt.Errorf("queue %q: %w", name, errLeftover)
+			return false, fmt.Errorf("queue %q: %w", name, errLeftover)
 		}
 	}
 	if !s.partitioned() {
-		return nil
+		return false, nil
 	}
-	if err := s.slotExchange(conn); err != nil {
-		return fmt.Errorf("exchange %q: %w", s.queue, err)
+	if made, err = declareSame(conn, s.queue, s.slotExchange); err != nil {
+		return made, fmt.Errorf("exchange %q: %w", s.queue, err)
 	}
 	for slot := range partition.Slots {
 		err := conn.Try(func(ch *amqp.Channel) error {
 			return ch.ExchangeBind(s.queue, partition.SlotName(slot), s.queue, false, nil)
 		})
+		if isRefused(err) && !made {
+			break
+		}
 		if err != nil {
-			return fmt.Errorf("binding of exchange %q to itself: %w", s.queue, err)
+			return made, fmt.Errorf("binding of exchange %q to itself: %w", s.queue, err)
 		}
 	}
-	err := conn.Try(func(ch *amqp.Channel) error {
+	second, err := declareSame(conn, s.slotless(), func(ch *amqp.Channel) error {
 		return ch.ExchangeDeclare(s.slotless(), amqp.ExchangeFanout, true, false, false, false, nil)
 	})
 	if err != nil {
-		return fmt.Errorf("exchange %q: %w", s.slotless(), err)
+		return made, fmt.Errorf("exchange %q: %w", s.slotless(), err)
 	}
-	return nil
+	return made || second, nil
 }
 
 // slotExchange declares the first exchange. The broker refuses that where one of another type, or of
 // another number of partitions, has its name.
-func (s *settings) slotExchange(conn *amqpconn.Conn) error {
-	return conn.Try(func(ch *amqp.Channel) error {
-		return ch.ExchangeDeclare(s.queue, amqp.ExchangeDirect, true, false, false, false, amqp.Table{"alternate-exchange": s.slotless()})
-	})
+func (s *settings) slotExchange(ch *amqp.Channel) error {
+	return ch.ExchangeDeclare(s.queue, amqp.ExchangeDirect, true, false, false, false, amqp.Table{"alternate-exchange": s.slotless()})
 }
 
 // leftovers are the queues that exist if the number of partitions was another one: the queue without
@@ -147,7 +148,7 @@ func (s *settings) checkSlots(conn *amqpconn.Conn, found *check.Findings) error 
 }
 
 func (s *settings) checkSlotExchange(conn *amqpconn.Conn, found *check.Findings) error {
-	err := s.slotExchange(conn)
+	err := conn.Try(s.slotExchange)
 	reply, refused := errors.AsType[*amqp.Error](err)
 	if refused && reply.Code == amqp.PreconditionFailed {
 		found.Add("change the number as \"Partitions\" in the package's doc says, or give the consumer another queue",

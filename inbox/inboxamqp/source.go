@@ -3,6 +3,7 @@ package inboxamqp
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"sync"
 	"time"
 
@@ -93,7 +94,24 @@ func (s *source) attach(conn *amqpconn.Conn) (*session, error) {
 	if !exists {
 		return nil, s.missing()
 	}
+	if err := s.rebind(conn); err != nil {
+		return nil, err
+	}
 	return newSession(s, conn, ch), nil
+}
+
+// rebind lets messages return to a queue that was declared again without Setup. It does nothing where the user may
+// not do that, or where Setup was never called.
+func (s *source) rebind(conn *amqpconn.Conn) error {
+	err := bindReturn(conn, s.queue)
+	switch {
+	case isRefused(err):
+		s.cfg.Logger.Info("queue not bound for retries: permission missing", slog.String("exchange", returnExchange), slog.Any("error", err))
+		return nil
+	case amqpconn.IsNotFound(err):
+		return nil
+	}
+	return err
 }
 
 func (s *source) missing() error {

@@ -108,46 +108,64 @@ func (s *settings) ownQueues() (specs []queueSpec) {
 //
 // With Config.Partitions it fails where queues or exchanges of another number of partitions exist: they
 // would go on taking messages. See "Partitions" in the package's doc.
+//
+// A user without the permissions may call it where all queues and exchanges exist. The bindings among them, which
+// AMQP cannot list, are then taken to exist. Those of Config.Bindings always need the permissions.
 func (c *Consumer) Setup(ctx context.Context) error {
-	err := amqpconn.Use(ctx, c.source.dial, c.cfg.Timeout, func(conn *amqpconn.Conn) error {
-		if err := c.cfg.declareSlots(conn); err != nil {
-			return err
-		}
-		if err := declareShared(conn); err != nil {
-			return err
-		}
-		for _, spec := range c.cfg.queues() {
-			if err := declareQueue(conn, spec); err != nil {
-				return fmt.Errorf("queue %q: %w", spec.name, err)
-			}
-		}
-		if err := c.cfg.bindShared(conn); err != nil {
-			return err
-		}
-		if err := c.cfg.bindPartitions(conn); err != nil {
-			return err
-		}
-		for _, b := range c.cfg.Bindings {
-			if err := declareExchange(conn, b.Exchange); err != nil {
-				return fmt.Errorf("exchange %q: %w", b.Exchange, err)
-			}
-			if err := c.cfg.bind(conn, b); err != nil {
-				return fmt.Errorf("binding to exchange %q by %q: %w", b.Exchange, b.Key, err)
-			}
-		}
-		return nil
-	})
-	if err != nil {
+	if err := amqpconn.Use(ctx, c.source.dial, c.cfg.Timeout, c.cfg.setUp); err != nil {
 		return fmt.Errorf("inboxamqp: setup: %w", err)
 	}
 	return nil
 }
 
-func declareQueue(conn *amqpconn.Conn, spec queueSpec) error {
+func (s *settings) setUp(conn *amqpconn.Conn) error {
+	made, err := s.declareAll(conn)
+	if err != nil {
+		return err
+	}
+	for _, bind := range [...]func(*amqpconn.Conn) error{s.bindShared, s.bindPartitions} {
+		if err := bind(conn); err != nil && (made || !isRefused(err)) {
+			return err
+		}
+	}
+	for _, b := range s.Bindings {
+		if _, err := declareExchange(conn, b.Exchange); err != nil {
+			return fmt.Errorf("exchange %q: %w", b.Exchange, err)
+		}
+		if err := s.bind(conn, b); err != nil {
+			return fmt.Errorf("binding to exchange %q by %q: %w", b.Exchange, b.Key, err)
+		}
+	}
+	return nil
+}
+
+// declareAll declares the exchanges of the consumer and those that all share, and the queues. It reports whether
+// anything was missing.
+func (s *settings) declareAll(conn *amqpconn.Conn) (made bool, err error) {
+	slots, err := s.declareSlots(conn)
+	if err != nil {
+		return false, err
+	}
+	exchanges, err := declareShared(conn)
+	if err != nil {
+		return false, err
+	}
+	made = slots || exchanges
+	for _, spec := range s.queues() {
+		one, err := declareQueue(conn, spec)
+		if err != nil {
+			return false, fmt.Errorf("queue %q: %w", spec.name, err)
+		}
+		made = made || one
+	}
+	return made, nil
+}
+
+func declareQueue(conn *amqpconn.Conn, spec queueSpec) (made bool, err error) {
 	return declare(func() (bool, error) { return conn.QueueExists(spec.name) }, func() error { return conn.Try(spec.declare) })
 }
 
-func declareExchange(conn *amqpconn.Conn, name string) error {
+func declareExchange(conn *amqpconn.Conn, name string) (made bool, err error) {
 	return declare(func() (bool, error) { return conn.ExchangeExists(name) }, func() error {
 		return conn.Try(func(ch *amqp.Channel) error {
 			return ch.ExchangeDeclare(name, amqp.ExchangeTopic, true, false, false, false, nil)
@@ -157,16 +175,30 @@ func declareExchange(conn *amqpconn.Conn, name string) error {
 
 // declare makes what does not exist. Another process may do so meanwhile, with other arguments:
 // that one wins.
-func declare(exists func() (bool, error), create func() error) error {
+func declare(exists func() (bool, error), create func() error) (made bool, err error) {
 	if there, err := exists(); there || err != nil {
-		return err
+		return false, err
 	}
-	err := create()
+	err = create()
 	if err == nil {
-		return nil
+		return true, nil
 	}
 	if there, _ := exists(); there {
-		return nil
+		return true, nil
 	}
-	return err
+	return false, err
+}
+
+// declareSame declares an exchange, also where it exists, so that the broker compares the two. A user who may not
+// declare it passes where it exists.
+func declareSame(conn *amqpconn.Conn, name string, create func(*amqp.Channel) error) (made bool, err error) {
+	exists, err := conn.ExchangeExists(name)
+	if err != nil {
+		return false, err
+	}
+	err = conn.Try(create)
+	if exists && isRefused(err) {
+		err = nil
+	}
+	return !exists, err
 }
