@@ -244,12 +244,17 @@ func TestRetries(t *testing.T) {
 	got := recorder{fail: func(*inbox.Message) error { return errBroken }}
 	consume(t, b, &got, config{Queue: "orders", Retry: quick})
 	p := order()
-	p.Headers = amqp.Table{"tenant": "a", "x-death": "mine"}
+	p.Headers = amqp.Table{"tenant": "a", "x-death": "mine", "x-delivery-zone": "north", "x-acquired-by": "web", "x-opt-in": "yes"}
 	p.Expiration = "60000"
 	b.Publish(t, "", "orders", p)
 	dead := b.Take(t, "orders.failed.default", 1, testenv.Patience)[0]
 	if n := len(got.messages()); n != 4 {
 		t.Errorf("%d tries, want 4", n)
+	}
+	for name, want := range map[string]any{"x-delivery-zone": "north", "x-acquired-by": "web", "x-opt-in": "yes"} {
+		if last := got.messages()[3].Headers[name]; dead.Headers[name] != want || last != want {
+			t.Errorf("header %s is %q for the last try and %v of the dead letter", name, last, dead.Headers[name])
+		}
 	}
 	if dead.Headers["holdfast-attempt"] != "4" || dead.Headers["holdfast-error"] != "broken" || dead.Headers["tenant"] != "a" ||
 		dead.MessageId != p.MessageId || dead.Type != p.Type || !dead.Timestamp.Equal(p.Timestamp) || dead.Expiration != "" {

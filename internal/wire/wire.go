@@ -5,9 +5,7 @@ package wire
 
 import (
 	"fmt"
-	"slices"
 	"strconv"
-	"strings"
 	"time"
 	"unicode/utf8"
 )
@@ -56,13 +54,18 @@ const (
 // ordering key have the name of its slot there, as package partition computes it.
 const HeaderRoutes = "CC"
 
-// ofBroker begins the names of RabbitMQ's own headers. All others that begin with "x-" are a sender's.
-var ofBroker = [...]string{"x-death", "x-first-death-", "x-last-death-", "x-delivery-", "x-acquired-", "x-opt-"}
-
 // OfBroker reports whether RabbitMQ writes a header, or gives it a meaning. The outbox accepts no message with one.
-// The name must be in lower case, but for CC and BCC.
+// All others that begin with "x-" are a sender's. The name must be in lower case, but for CC and BCC.
 func OfBroker(name string) bool {
-	return name == HeaderRoutes || name == "BCC" || slices.ContainsFunc(ofBroker[:], func(prefix string) bool { return strings.HasPrefix(name, prefix) })
+	switch name {
+	case HeaderRoutes, "BCC", "x-death",
+		"x-first-death-exchange", "x-first-death-queue", "x-first-death-reason",
+		"x-last-death-exchange", "x-last-death-queue", "x-last-death-reason",
+		"x-delivery-count", "x-acquired-count",
+		"x-opt-deaths", "x-opt-delivery-time", "x-opt-mqtt-client-id", "x-opt-rabbitmq-received-time", "x-opt-rabbitmq-sent-time":
+		return true
+	}
+	return false
 }
 
 // Own reports whether a header is one of ours. A name that only resembles ours is a sender's.

@@ -78,9 +78,8 @@ func CheckDedupKey(key string) error {
 }
 
 // Reserved reports whether a header name belongs to the transports or to Holdfast, so that a
-// message may not carry it: "type", "CC" and "BCC" (RabbitMQ routes by them), and everything that
-// begins with "holdfast-", "x-death", "x-first-death-", "x-last-death-", "x-delivery-", "x-acquired-" or "x-opt-".
-// Case does not matter.
+// message may not carry it: "type", "CC" and "BCC" (RabbitMQ routes by them), everything that begins with
+// "holdfast-", and the headers that RabbitMQ writes, such as "x-death" and "x-delivery-count". Case does not matter.
 func Reserved(name string) bool {
 	name = strings.ToLower(name)
 	switch name {

@@ -83,7 +83,7 @@ func messages() map[string]outbox.Message {
 		change(fmt.Sprintf("header name %.20q %d", s, len(s)), func(m *outbox.Message) { m.Route.Headers = map[string]string{s: "v"} })
 	}
 	for _, s := range []string{
-		"", "type", "Type", "types", "CC", "bcc", "x-death", "x-deaths", "X-First-Death-Reason", "x-last-death-queue", "x-delivery-count", "X-Acquired-Count", "x-opt-a", "x-optional", "x-tenant", "holdfast-attempt", "holdfast", "x-ours",
+		"", "type", "Type", "types", "CC", "bcc", "x-death", "x-deaths", "X-First-Death-Reason", "x-last-death-queue", "x-delivery-count", "X-Acquired-Count", "x-delivery-zone", "x-acquired-by", "x-opt-a", "X-Opt-Rabbitmq-Sent-Time", "x-opt-deaths", "x-first-death-a", "x-tenant", "holdfast-attempt", "holdfast", "x-ours",
 		`X-Message-Stamp-App\Bus`, "a b", "a" + strings.Repeat("b", 127), "a" + strings.Repeat("b", 128),
 	} {
 		change(fmt.Sprintf("header %.20q %d", s, len(s)), func(m *outbox.Message) { m.Headers = map[string]string{s: "v"} })

@@ -81,7 +81,8 @@ BEGIN
             total := total + octet_length(header.named) + octet_length(coalesce(header.is, ''));
             IF octet_length(header.named) > 128 OR header.named COLLATE "C" !~ '^[!-~]+$' THEN
                 problems := problems || (field || ' has a name that is not 1 to 128 printable ASCII characters');
-            ELSIF header.named COLLATE "C" ~* '^(type|cc|bcc|(holdfast-|x-death|x-first-death-|x-last-death-|x-delivery-|x-acquired-|x-opt-).*)$' THEN
+            ELSIF header.named COLLATE "C" ~* ('^(type|cc|bcc|holdfast-.*|x-death|x-(first|last)-death-(exchange|queue|reason)|x-(delivery|acquired)-count|'
+                || 'x-opt-(deaths|delivery-time|mqtt-client-id|rabbitmq-received-time|rabbitmq-sent-time))$') THEN
                 problems := problems || format('%s has the name %I, which is reserved', field, header.named);
             ELSIF NOT header.text OR header.is COLLATE "C" ~ control THEN
                 problems := problems || format('%s has a value for %I that is not a string without control characters', field, header.named);
