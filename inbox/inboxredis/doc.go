@@ -12,7 +12,7 @@
 // Each group of a stream gets all its messages. A Consumer reads what package outboxredis writes
 // (the fields id, name, content-type, key, created-at, headers and body), and what Symfony's Redis
 // transport writes (the field message, with its default serializer or none), by Config.Format,
-// and CloudEvents, as package cloudevents says. What it cannot read is
+// and CloudEvents, as package outbox/format says. What it cannot read is
 // a dead letter of class validation with its fields as they are. It needs Redis 7.0.
 //
 // Besides the stream it uses keys that begin with {<stream>}:<group>:, or, where the stream's name has

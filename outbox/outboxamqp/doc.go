@@ -45,7 +45,7 @@
 // it. On RabbitMQ 4 a user whose topics are restricted needs to be allowed that key, too. Headers named CC
 // are replaced. With Config.Format the
 // header "type" has the class that stands for the name, and headers of stamps have id and name once
-// more, as package symfony says, or messages are CloudEvents, as package cloudevents says. examples/guides/wire.md has all of it for other languages.
+// more, or messages are CloudEvents, as package outbox/format says. examples/guides/wire.md has all of it for other languages.
 //
 // # Limits
 //

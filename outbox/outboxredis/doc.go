@@ -4,7 +4,7 @@
 // created-at (RFC 3339), headers (a JSON object) and body. Consumers tell
 // duplicates by the field id, not by the id of the stream entry. With
 // Config.Format the field message has headers and body, for Symfony Messenger, or
-// messages are CloudEvents, as package cloudevents says.
+// messages are CloudEvents, as package outbox/format says.
 //
 // [Publisher] gathers what arrives while a pipeline is on its way into the next
 // pipeline, so it is fast for many messages and prompt for one. In a Redis Cluster
