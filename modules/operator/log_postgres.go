@@ -103,10 +103,16 @@ func (l *PostgresLog) Begin(ctx context.Context, a Action) (number int64, err er
 	return number, err
 }
 
-// End implements Log.
+// End implements Log. An action that is no longer in the log is no error.
 func (l *PostgresLog) End(ctx context.Context, number int64, count int, failure string) error {
 	return l.within(ctx, "end", func(ctx context.Context) error {
-		_, err := l.pool.Exec(ctx, `UPDATE `+logTable+` SET count = $2, failure = $3 WHERE id = $1`, number, count, failure)
+		var ignored bool
+		err := l.pool.QueryRow(ctx, `
+			WITH ended AS (UPDATE `+logTable+` SET count = $2, failure = $3 WHERE id = $1 RETURNING 1)
+			SELECT NOT EXISTS (SELECT FROM ended) AND EXISTS (SELECT FROM `+logTable+` WHERE id = $1)`, number, count, failure).Scan(&ignored)
+		if err == nil && ignored {
+			err = fmt.Errorf("table %s ignored the outcome of action %d: a trigger, rule or policy dropped it", logTable, number)
+		}
 		return err
 	})
 }

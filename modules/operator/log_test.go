@@ -130,6 +130,21 @@ func TestSetupIsNoted(t *testing.T) {
 	r.wants(t, 0, []string{"log"}, "setup", "all parts", "ada", "the first time", "log: tables")
 }
 
+// An outcome that the table drops is an error. One of an action that is no longer there is none.
+func TestPostgresLog_droppedOutcome(t *testing.T) {
+	t.Parallel()
+	pool, _ := pgtest.NewSchema(t)
+	log := must(operator.NewPostgresLog(pool))(t)
+	check(t, log.Migrate(t.Context()))
+	n := must(log.Begin(t.Context(), operator.Action{What: "retry"}))(t)
+	must(pool.Exec(t.Context(), `CREATE FUNCTION ignore() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$;
+		CREATE TRIGGER ignore BEFORE UPDATE ON holdfast_operator_log FOR EACH ROW EXECUTE FUNCTION ignore()`))(t)
+	if err := log.End(t.Context(), n, 1, ""); err == nil || !strings.Contains(err.Error(), "ignored the outcome") {
+		t.Errorf("End returns %v", err)
+	}
+	check(t, log.End(t.Context(), n+1, 1, ""))
+}
+
 // A migration whose connection falls silent keeps no other from migrating: its transaction bounds how long the server
 // keeps the lock.
 func TestLogMigrate_boundsItsLock(t *testing.T) {
