@@ -19,7 +19,7 @@ import (
 // difference is an argument of a queue that is not the one that Setup declares.
 type difference struct{ name, is, reason string }
 
-// overflow is the argument with what a full queue does.
+// overflow is the argument that says how a full queue treats new messages.
 const overflow = "x-overflow"
 
 // notCompared is the number of arguments after which a comparison gives up.
@@ -122,7 +122,10 @@ func fix(spec queueSpec, d difference) string {
 	case spec.use == shared:
 		return "delete the queue when it is empty and call Consumer.Setup; leave it if a policy sets the same"
 	}
-	return "delete the queue and call Consumer.Setup: its messages only count others"
+	if spec.use == dead {
+		return "move its dead letters elsewhere before they expire, delete the queue and call Consumer.Setup; leave it if they should expire"
+	}
+	return "wait until nothing waits for a retry, delete the queue and call Consumer.Setup: its messages only count others"
 }
 
 // checkShared looks for the exchanges that all consumers share, and whether the user may publish to the one of the delay queues.

@@ -91,9 +91,7 @@ func TestDelays_queueDeclaredAgain(t *testing.T) {
 			t.Parallel()
 			b := amqptest.New(t)
 			setUp(t, newConsumer(t, b.Dial, &recorder{}, config{}))
-			must(t, deleteQueue(t, b, "orders"))
-			time.Sleep(2 * time.Second) // RabbitMQ 3.10 may else lose the way to the new queue
-			b.Queue(t, "orders", amqp.Table{"x-queue-type": "quorum"})
+			must(t, b.Channel(t).QueueUnbind("orders", "orders", "holdfast.return", nil)) // as a new queue is
 			got := &recorder{}
 			r := start(t, newConsumer(t, b.User(t, "run", tt.rights).Dial, got, config{}))
 			ready(t, r)
