@@ -78,5 +78,6 @@
 // The table must be in the same database as the business data.
 //
 // With Lease a Store renews leases while handlers run, over one connection beside the pool: handlers may
-// hold every connection of the pool. It is opened for the first renewal, and closed after 15 s without one.
+// hold every connection of the pool. It is opened for the first renewal, and closed after 15 s without one, also where the pool
+// is closed before.
 package idempotencypgx
