@@ -23,6 +23,12 @@ type Message struct {
 	Body []byte
 	// ContentType is the media type of Body; empty counts as JSON.
 	ContentType string
+	// ContentEncoding is how Body is packed, such as gzip, which Handle unpacks; empty on Redis, and if the sender
+	// gave none.
+	ContentEncoding string
+	// CorrelationID and ReplyTo are the AMQP properties of these names as the sender set them: what the message answers,
+	// and the queue that wants an answer. Empty on Redis, and if the sender set none.
+	CorrelationID, ReplyTo string
 	// Key is the sender's ordering key; empty when none came. See ConsumerConfig.Ordered.
 	Key string
 	// Headers are the transport's headers that have a sensible text; nil when there are none.

@@ -36,8 +36,8 @@ var errExited = errors.New("inbox: a handler exited its goroutine")
 func NewMux() *Mux { return &Mux{routes: map[string]route{}, limits: map[string]int{}} }
 
 // Handle registers fn for the messages of a name, their JSON bodies decoded into T: exactly one
-// JSON value, not null, of at most 16 MiB; members that T does not know are passed over. Anything
-// else makes the message a dead letter of class validation. The same type may be registered under
+// JSON value, not null, of at most 16 MiB, also packed by gzip where ContentEncoding says so, or after a byte order
+// mark; members that T does not know are passed over. Anything else makes the message a dead letter of class validation. The same type may be registered under
 // several names. The middleware is for this handler only, the first one outermost. It returns the
 // errors of Route.
 func Handle[T any](m *Mux, name string, fn func(ctx context.Context, v T) error, wrap ...Middleware) error {
@@ -46,7 +46,7 @@ func Handle[T any](m *Mux, name string, fn func(ctx context.Context, v T) error,
 	}
 	return m.Route(name, func(msg *Message) (any, error) {
 		var v T
-		if err := base.Decode(msg.ContentType, msg.Body, &v); err != nil {
+		if err := base.Decode(msg.ContentType, msg.ContentEncoding, msg.Body, &v); err != nil {
 			return nil, Invalid(fmt.Errorf("inbox: decode %T: %w", v, err))
 		}
 		return func(ctx context.Context) error { return fn(ctx, v) }, nil

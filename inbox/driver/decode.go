@@ -7,12 +7,12 @@ import (
 	"github.com/holdfast-go/holdfast/inbox/internal/base"
 )
 
-// Decode reads the JSON body of a message. It refuses a content type other than JSON, a
-// body over MaxBodyBytes, anything but exactly one JSON value, and null; members that T
+// Decode reads the JSON body of a message. It unpacks content encoding gzip and skips a byte order mark. It refuses a content type other than JSON, a
+// body over MaxBodyBytes packed or unpacked, anything but exactly one JSON value, and null; members that T
 // does not know are passed over, so that senders may add some. Errors are of class ClassValidation.
 func Decode[T any](m *inbox.Message) (T, error) {
 	var v T
-	if err := base.Decode(m.ContentType, m.Body, &v); err != nil {
+	if err := base.Decode(m.ContentType, m.ContentEncoding, m.Body, &v); err != nil {
 		var zero T
 		return zero, inbox.Invalid(fmt.Errorf("inbox: decode %T: %w", v, err))
 	}

@@ -29,6 +29,7 @@ func TestConsume(t *testing.T) {
 		Bindings: []inboxamqp.Binding{{Exchange: "events", Key: "order.*"}},
 	})
 	p := order()
+	p.CorrelationId, p.ReplyTo, p.ContentEncoding = "call-7", "answers", "gzip"
 	p.Headers = amqp.Table{
 		"tenant": "a", "n": int32(7), "deep": amqp.Table{"a": "b"}, "list": []any{"a"},
 		"flag": true, "when": time.Unix(1, 0), "raw": []byte("text"), "none": nil, "x-own": "broker", "f": 1.5,
@@ -39,6 +40,9 @@ func TestConsume(t *testing.T) {
 	if m.ID.String() != p.MessageId || m.Name != "order.placed" || string(m.Body) != `{"n":1}` || m.Attempt != 1 ||
 		m.Queue != "orders" || m.ContentType != "application/json" || !m.PublishedAt.Equal(p.Timestamp) || !m.FirstFailedAt.IsZero() {
 		t.Errorf("message %+v", m)
+	}
+	if m.CorrelationID != "call-7" || m.ReplyTo != "answers" || m.ContentEncoding != "gzip" {
+		t.Errorf("message %+v, without a property of the sender", m)
 	}
 	want := map[string]string{"tenant": "a", "n": "7", "flag": "true", "when": "1970-01-01T00:00:01Z", "raw": "text", "f": "1.5", "holdfast-tenant": "b", "x-own": "broker"}
 	if fmt.Sprint(m.Headers) != fmt.Sprint(want) {

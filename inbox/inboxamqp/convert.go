@@ -37,10 +37,10 @@ func isDead(d amqp.Delivery) bool { return d.Headers[wire.HeaderClass] != nil }
 func convert(d amqp.Delivery, queue string, by *wire.Symfony) *inbox.Message {
 	headers, body, media, readable := by.Opened(textHeaders(d.Headers), d.Body, contentType(d))
 	m := &inbox.Message{
-		ID:            by.ID(d.MessageId, headers),
-		Name:          by.Name(d.Type, headers),
-		Body:          body,
-		ContentType:   media,
+		ID:          by.ID(d.MessageId, headers),
+		Name:        by.Name(d.Type, headers),
+		Body:        body,
+		ContentType: media, ContentEncoding: d.ContentEncoding, CorrelationID: d.CorrelationId, ReplyTo: d.ReplyTo,
 		Key:           cmp.Or(header(d, wire.HeaderKey), wire.EventAttribute(headers, "partitionkey")),
 		Headers:       headers,
 		Attempt:       attempt(d),

@@ -2,21 +2,31 @@ package base
 
 import (
 	"bytes"
+	"compress/gzip"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"mime"
 	"strings"
 )
 
+// byteOrderMark is what some editors and clients of .NET put before a JSON text.
+var byteOrderMark = []byte("\xef\xbb\xbf")
+
 // Decode reads a JSON body into v, a pointer; driver.Decode has the rules.
-func Decode(contentType string, body []byte, v any) error {
+func Decode(contentType, contentEncoding string, body []byte, v any) error {
 	if !isJSON(contentType) {
 		return errors.New("content type is not JSON")
 	}
 	if len(body) > MaxBodyBytes {
 		return fmt.Errorf("body has %d bytes, more than %d", len(body), MaxBodyBytes)
 	}
+	body, err := unpacked(contentEncoding, body)
+	if err != nil {
+		return err
+	}
+	body = bytes.TrimPrefix(body, byteOrderMark)
 	if bytes.Equal(bytes.TrimSpace(body), []byte("null")) {
 		return errors.New("body is null")
 	}
@@ -24,6 +34,26 @@ func Decode(contentType string, body []byte, v any) error {
 		return &decodeError{err}
 	}
 	return nil
+}
+
+// unpacked returns a body as it was before gzip, at most MaxBodyBytes of it. Other content encodings are left alone:
+// some clients name a character set there.
+func unpacked(contentEncoding string, body []byte) ([]byte, error) {
+	if !strings.EqualFold(contentEncoding, "gzip") {
+		return body, nil
+	}
+	packed, err := gzip.NewReader(bytes.NewReader(body))
+	if err != nil {
+		return nil, fmt.Errorf("content encoding gzip: %w", err)
+	}
+	body, err = io.ReadAll(io.LimitReader(packed, MaxBodyBytes+1))
+	if err != nil {
+		return nil, fmt.Errorf("content encoding gzip: %w", err)
+	}
+	if len(body) > MaxBodyBytes {
+		return nil, fmt.Errorf("body has more than %d bytes when unpacked", MaxBodyBytes)
+	}
+	return body, nil
 }
 
 // decodeError says where a body is wrong without quoting from it, as the texts of some
