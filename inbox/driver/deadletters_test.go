@@ -210,20 +210,6 @@ func TestShow(t *testing.T) {
 	}
 }
 
-// parkingLot is a driver.Parking of which only the letters are asked for.
-type parkingLot struct {
-	driver.Parking
-	s *shelf
-}
-
-func (p parkingLot) Depths(ctx context.Context) ([]driver.Depth, error) { return p.s.Depths(ctx) }
-
-func (p parkingLot) Scan(
-	ctx context.Context, class string, visit func(*inbox.DeadLetter) (driver.Fate, error), failed func(inbox.DeadLetter, error),
-) error {
-	return p.s.Scan(ctx, class, visit, failed)
-}
-
 // A call goes through all that can be seen, and says that it is a part; unless it has found what it was to find.
 func TestPartOfTheLetters(t *testing.T) {
 	t.Parallel()
@@ -235,7 +221,7 @@ func TestPartOfTheLetters(t *testing.T) {
 		}
 		ofClass(&parked, "a")
 		later := ofClass(&s, "b")
-		l := driver.NewDeadLetters(driver.WithParked(&s, parkingLot{s: &parked}), driver.DefaultRetention, slog.New(slog.DiscardHandler))
+		l := driver.NewDeadLetters(driver.WithParked(&s, &parked), driver.DefaultRetention, slog.New(slog.DiscardHandler))
 		for name, tt := range map[string]struct {
 			filter inbox.Filter
 			want   int

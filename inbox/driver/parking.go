@@ -4,97 +4,52 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"time"
-
-	"github.com/google/uuid"
 
 	"github.com/holdfast-go/holdfast/inbox"
 )
 
-// Parking keeps ordering keys that wait, outside the broker: the dead letter that has stopped a key,
-// and behind it each message of the key that has arrived since, in that order. When the letter is
-// returned or dropped its key goes on: the consumer runs what is here, one after the other, and the
-// key is free with the last one.
-//
-// A Parking belongs to one consumer, and has each message id once. inboxpgx keeps it in Postgres,
-// inboxtest in memory; the suite is in inboxtest/conformance. It must be safe for concurrent use,
-// and each call returns within a limit of its own.
-type Parking interface {
-	// Letters are the dead letters that have stopped their keys. Return makes one a message again
-	// in its place, with Attempt 1 and Replays one higher.
-	Letters
-	// Stop keeps a dead letter, which stops its key: at the key's end, or in its message's place
-	// where that is here already and has no owner. A copy from before a Return changes nothing.
-	Stop(ctx context.Context, key string, dead inbox.DeadLetter) error
-	// Append keeps a message at the end of its key, unless its id is here already.
-	Append(ctx context.Context, key string, m *inbox.Message) error
-	// Heads returns the keys that have messages here, in the order of their bytes: those after a
-	// key, at most so many.
-	Heads(ctx context.Context, after string, most int) ([]Head, error)
-	// Count returns how many messages are here, dead letters included; it counts to most at most.
-	Count(ctx context.Context, most int) (int, error)
-
-	// Claim leases the first message of a key to an owner and returns it: nil for a dead letter, and
-	// for what another owner has. There says whether the key has any. An owner may claim again what it
-	// has. The lease is by the clock of the place, from a moment of the call on.
-	Claim(ctx context.Context, key string, l Lease) (m *inbox.Message, there bool, err error)
-	// Renew prolongs an owner's leases of messages, also those that are over, unless another owner has
-	// claimed them since. It returns which are the owner's. A Lease.For of zero gives them up.
-	Renew(ctx context.Context, l Lease, messages []uuid.UUID) (kept []uuid.UUID, err error)
-	// Fail makes a message that the owner has claimed the dead letter that stops its key. It returns
-	// ErrStale, and changes nothing, where the message is not the owner's any more.
-	Fail(ctx context.Context, owner uuid.UUID, dead inbox.DeadLetter) error
-	// Done deletes a message that the owner has claimed and that has taken effect, or is a leftover.
-	// A copy from before a Return, and one that is not the owner's any more, change nothing.
-	Done(ctx context.Context, owner uuid.UUID, m *inbox.Message) error
-}
-
-// Lease says who may process messages of a Parking, and for how long. One that is over is still the
-// owner's until another one claims the message.
-type Lease struct {
-	// Owner is one run of a consumer.
-	Owner uuid.UUID
-	// For is how long no other owner may claim the message.
-	For time.Duration
-}
-
-// Head is a key that has messages in a Parking.
-type Head struct {
-	Key string
-	// Stopped says that its first message is a dead letter.
-	Stopped bool
-}
-
-// Parker is an optional interface of an inbox.Processor that can keep ordering keys that wait.
+// Parker is an optional interface of an inbox.Processor that can stop ordering keys; see
+// inbox.ConsumerConfig.ParkKeys. The processor keeps the dead letter that stopped a key, stores each later message of
+// the key behind it, and processes these when the letter is returned or dropped. It does so while Background runs.
 type Parker interface {
-	// Parking is where they are; nil when there is none. Used says whether a consumer of the processor
-	// parks keys: those that were parked before are left behind where none does.
-	Parking(used bool) Parking
+	// Park gives the processor the settings of one of its consumers, with their defaults. The consumer calls it
+	// before it runs.
+	Park(cfg inbox.ConsumerConfig)
+	// Parked returns the dead letters that stopped their keys; nil if the processor cannot stop keys. Return makes one
+	// a message again in its place, with Attempt 1 and Replays one higher.
+	Parked() Letters
+	// Stop keeps a dead letter, which stops its ordering key. It is durable when Stop returns nil, and the consumer then
+	// acknowledges the message. If another dead letter has stopped the key, the message waits behind it. If the
+	// message is kept already, or was processed by another copy, Stop changes nothing. It bounds its own time.
+	Stop(ctx context.Context, dead inbox.DeadLetter) error
 }
 
-// ParkingOf returns the Parking of a processor where ConsumerConfig.ParkKeys asks for it; nil where
-// there is none.
-func ParkingOf(p inbox.Processor, cfg inbox.ConsumerConfig) Parking {
+// ParkerOf returns the Parker of a processor where ConsumerConfig.ParkKeys asks for it; nil where there is none.
+func ParkerOf(p inbox.Processor, cfg inbox.ConsumerConfig) Parker {
 	parker, ok := p.(Parker)
-	if !ok {
+	if !ok || !cfg.ParkKeys || parker.Parked() == nil {
 		return nil
 	}
-	place := parker.Parking(cfg.ParkKeys)
-	if !cfg.ParkKeys {
-		return nil
-	}
-	return place
+	return parker
 }
 
-// WithParked adds the dead letters of a Parking, which may be nil, to those of a transport.
-func WithParked(transport Letters, p Parking) Letters {
+// ParkedBy returns the dead letters that stopped their keys; nil where keys are not stopped.
+func ParkedBy(p inbox.Processor, cfg inbox.ConsumerConfig) Letters {
+	if parker := ParkerOf(p, cfg); parker != nil {
+		return parker.Parked()
+	}
+	return nil
+}
+
+// WithParked adds the dead letters of a Parker, which may be nil, to those of a transport.
+func WithParked(transport, p Letters) Letters {
 	if p == nil {
 		return transport
 	}
 	return bothLetters{transport, p}
 }
 
-// bothLetters are the dead letters of a transport and then those that are parked.
+// bothLetters are the dead letters of a transport, followed by those that stopped their keys.
 type bothLetters struct{ transport, parked Letters }
 
 // Depths implements Letters.

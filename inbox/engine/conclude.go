@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"errors"
 	"time"
 
 	"github.com/holdfast-go/holdfast/inbox/driver"
@@ -29,7 +30,7 @@ func (c *concluder) conclude(j *job, now time.Time) {
 			f = j.fates[i]
 		}
 		it.fate = f
-		down := f != nil && (f.kind == hasFailed && f.failure.Unavailable || f.kind == unclaimed)
+		down := f != nil && (f.kind == hasFailed && f.failure.Unavailable)
 		over = c.pause.probed(it, down, f == nil) || over
 		switch {
 		case f == nil:
@@ -85,8 +86,6 @@ func (c *concluder) failed(it *item, f *fate, now time.Time) {
 	switch {
 	case f.kind == leftover:
 		c.receipts.ack(it, true)
-	case f.kind == elsewhere || f.kind == unclaimed: // it is asked for again
-		c.hand.lost(it)
 	case f.kind == suspect:
 		it.alone, it.asked = true, true
 		c.hand.queues.ready(it)
@@ -96,6 +95,9 @@ func (c *concluder) failed(it *item, f *fate, now time.Time) {
 		c.outages.keep(it, now)
 	default:
 		c.trial.clear(it)
+		if errors.Is(f.failure.Err, driver.ErrRefused) { // its key is stopped, and too many messages wait
+			c.moves.noteRefusal(c.cfg.place(order{target: toStop}, ""), f.failure.Err, now)
+		}
 		c.moves.send(it, send(c.cfg, it.m, f), now)
 	}
 }

@@ -35,7 +35,7 @@ type settings struct {
 	limiter    driver.Limiter    // of the processor; nil: none
 	background driver.Background // of the processor; nil: none
 	pausable   driver.Pausable   // the processor; nil: it is not
-	parking    driver.Parking    // of the processor, where keys are to be parked; nil: they go on
+	parker     driver.Parker     // the processor, where keys are to be stopped; nil: they go on
 	classes    map[string]bool   // with a place of their own
 }
 
@@ -54,7 +54,10 @@ func newSettings(source driver.Source, p inbox.Processor, cfg Config) *settings 
 	s.limiter, _ = p.(driver.Limiter)
 	s.background, _ = p.(driver.Background)
 	s.pausable, _ = p.(driver.Pausable)
-	s.parking = driver.ParkingOf(p, cfg.ConsumerConfig)
+	s.parker = driver.ParkerOf(p, cfg.ConsumerConfig)
+	if parker, ok := p.(driver.Parker); ok {
+		parker.Park(cfg.ConsumerConfig)
+	}
 	for _, class := range driver.Places(s.traits, cfg.Classes) {
 		s.classes[class] = true
 	}
@@ -82,7 +85,7 @@ func (s *settings) validate() error {
 	if s.ParkKeys && !s.Ordered {
 		fail("ConsumerConfig.ParkKeys needs Ordered")
 	}
-	if s.ParkKeys && s.parking == nil {
+	if s.ParkKeys && s.parker == nil {
 		fail("ConsumerConfig.ParkKeys needs a processor that can keep messages")
 	}
 	return errors.Join(errors.Join(problems...), driver.CheckConsumer(s.ConsumerConfig))
@@ -101,11 +104,8 @@ func (s *settings) tracks(m *inbox.Message) bool {
 
 // place names where failed messages go, for logs and Ready.
 func (s *settings) place(o order, class string) string {
-	switch o.target {
-	case toStop:
-		return "the store of parked keys"
-	case toPark:
-		return "the store of messages behind parked keys"
+	if o.target == toStop {
+		return "the store of stopped keys"
 	}
 	if o.target != driver.ToDead {
 		return "the retries of " + s.Queue
@@ -124,4 +124,12 @@ func (s *settings) metric(name string) string {
 // errorf makes an error in the transport's name.
 func (s *settings) errorf(format string, args ...any) error {
 	return fmt.Errorf(s.Package+": "+format, args...)
+}
+
+// letters adds the dead letters that stopped their keys to those of a transport.
+func (s *settings) letters(transport driver.Letters) driver.Letters {
+	if s.parker == nil {
+		return transport
+	}
+	return driver.WithParked(transport, s.parker.Parked())
 }

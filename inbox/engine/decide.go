@@ -27,8 +27,6 @@ const (
 	hasFailed fateKind = iota + 1
 	leftover           // a leftover: its retry was on its way already
 	suspect            // it may have ended the process: it must run alone, and has not run yet
-	elsewhere          // another process has claimed it
-	unclaimed          // its claim could not be renewed
 )
 
 // order is where a message goes.
@@ -41,8 +39,8 @@ type order struct {
 	ran     bool // the message was processed, so that the ledger may know of the run
 }
 
-// parks reports whether the order is to store a message with its parked key.
-func (o order) parks() bool { return o.target == toPark || o.target == toStop }
+// toStop is the target of a dead letter that stops its key, besides the targets of the source.
+const toStop driver.Target = -1
 
 // judge reads a failure. Its error's methods are the handler's: it is no work for the loop.
 func judge(cfg *settings, m *inbox.Message, err error, now time.Time) *fate {

@@ -39,7 +39,7 @@ type depths struct {
 func newDepths(cfg *settings, source driver.Source, meter metric.Meter) (*depths, error) {
 	d := &depths{cfg: cfg}
 	if keeper, ok := source.(driver.Keeper); ok {
-		d.letters = driver.WithParked(keeper.Letters(), cfg.parking)
+		d.letters = cfg.letters(keeper.Letters())
 	}
 	var err error
 	d.gauge, err = meter.Int64ObservableGauge(cfg.metric("dead_letters"),

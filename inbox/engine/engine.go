@@ -95,7 +95,6 @@ type run struct {
 	mover    *mover
 	receiver *receiver
 	tracker  *tracker
-	keeper   *keeper // nil: keys are not parked
 
 	stop     context.Context // done: take no more messages
 	halt     context.CancelFunc
@@ -145,14 +144,6 @@ func newRun(ctx context.Context, c *Consumer) *run {
 	}
 	l.timer.Stop()
 	l.overruns = &overruns{cfg: cfg, signals: c.signals, limits: &l.hand.queues.limits, pause: l.pause}
-	if cfg.parking != nil {
-		r.keeper = newKeeper(cfg, c.signals, post)
-		r.mover.keeper, r.receiver.owner = r.keeper, r.keeper.owner
-		l.hand.parked = &parked{
-			hand: l.hand, keeper: r.keeper, claims: &claims{hand: l.hand, keeper: r.keeper},
-			most: cfg.Prefetch, keys: map[string]*parkedKey{},
-		}
-	}
 	l.receipts = &receipts{cfg: cfg, hand: l.hand, signals: c.signals, next: &settlement{}, spare: &settlement{}}
 	l.moves = &moves{cfg: cfg, hand: l.hand, receipts: l.receipts}
 	l.outages = &outages{cfg: cfg, hand: l.hand, trial: l.trial, pause: l.pause, moves: l.moves}
@@ -202,10 +193,6 @@ func (r *run) start() {
 		watch(r.stop, r.cfg, r.workers.post)
 		r.workers.post(event{kind: halted})
 	})
-	if r.keeper != nil {
-		r.others.Go(func() { r.keeper.run(r.stop) })
-		r.others.Go(func() { r.keeper.renew(r.finished) })
-	}
 	if r.cfg.pausable != nil {
 		r.others.Go(func() {
 			r.cfg.pausable.WatchPause(r.stop, func(p driver.Pause) { r.workers.post(event{kind: switched, by: p}) })
@@ -233,9 +220,6 @@ func (r *run) finish() {
 		r.workers.running.Wait()
 	}
 	r.settling.Wait()
-	if r.keeper != nil && !r.loop.drain.abandoned {
-		r.keeper.giveUp(r.finished, r.loop.hand.parked.left)
-	}
 	r.end()
 	r.abort(nil)
 	r.others.Wait()

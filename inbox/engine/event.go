@@ -5,19 +5,15 @@ import "github.com/holdfast-go/holdfast/inbox/driver"
 // event is what the loop is told. Only the fields of its kind are set.
 type event struct {
 	kind       kind
-	session    *session      // begun, started, stopped, arrived, ended
-	serial     int           // started, stopped: of the wish
-	items      []item        // arrived
-	job        *job          // finished
-	settlement *settlement   // settled
-	removal    *removal      // moved
-	err        error         // ended: why; nil where that was wished
-	limit      string        // halted: by which limit; empty: by the caller
-	by         driver.Pause  // switched: an operator's pause; zero: none
-	heads      []driver.Head // looked: the parked keys
-	served     bool          // looked: the session has had messages
-	answer     answer        // answered
-	renewal    renewal       // renewed
+	session    *session     // begun, started, stopped, arrived, ended
+	serial     int          // started, stopped: of the wish
+	items      []item       // arrived
+	job        *job         // finished
+	settlement *settlement  // settled
+	removal    *removal     // moved
+	err        error        // ended: why; nil where that was wished
+	limit      string       // halted: by which limit; empty: by the caller
+	by         driver.Pause // switched: an operator's pause; zero: none
 }
 
 type kind uint8
@@ -34,7 +30,4 @@ const (
 	moved                    // messages
 	halted                   // the run is to end
 	switched                 // by an operator
-	looked                   // at the parked keys
-	answered                 // what the first message of a parked key is
-	renewed                  // claims of such messages
 )

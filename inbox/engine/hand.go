@@ -12,7 +12,6 @@ import (
 // neither clock nor goroutine: the loop alone uses it.
 type hand struct {
 	cfg     *settings
-	parked  *parked // nil: keys go on
 	all     all
 	keys    keys
 	queues  queues
@@ -42,13 +41,10 @@ func newHand(cfg *settings) *hand {
 func (h *hand) add(it *item, now time.Time) {
 	it.arrived, it.epoch, it.index = now, h.crowd.epoch, -1
 	if len(h.orphans) > 0 {
-		if old := h.orphans[it.twin()]; old != nil && old.parkedAs == it.parkedAs {
+		if old := h.orphans[it.twin()]; old != nil {
 			delete(h.orphans, it.twin())
 			h.all.remove(old)
 			old.d, old.session, old.arrived, old.epoch, old.orphan = it.d, it.session, now, h.crowd.epoch, false
-			if old.claim != nil {
-				old.claim.until, old.claim.taken = it.claim.until, false
-			}
 			h.all.add(old)
 			return
 		}
@@ -63,12 +59,8 @@ func (h *hand) add(it *item, now time.Time) {
 	h.enter(it)
 }
 
-// enter has an item be begun, or stored because its key is parked, or wait where it had got further
-// on a session before, or until a pause is over.
+// enter has an item be begun, or wait where it had got further on a session before, or until a pause is over.
 func (h *hand) enter(it *item) {
-	if h.parked.takes(it) {
-		return
-	}
 	if it.aside {
 		it.state = held
 		return
@@ -136,9 +128,6 @@ func (h *hand) drop(now time.Time) (dropped int) {
 			if it.m != it.d.Message() {
 				h.remember(it)
 			}
-			if it.parkedAs != "" {
-				h.parked.forsake(it)
-			}
 			h.crowd.remove(it)
 			h.all.remove(it)
 			dropped++
@@ -161,18 +150,15 @@ func (h *hand) remember(it *item) {
 }
 
 // lost ends an item that comes again. An ordered one keeps its place until the loop knows of the end
-// of its session, so that none of its key goes before it. One that is stored is asked for again.
+// of its session, so that none of its key goes before it.
 func (h *hand) lost(it *item) {
-	if h.cfg.Ordered && !it.session.ended && it.parkedAs == "" {
+	if h.cfg.Ordered && !it.session.ended {
 		it.state = held
 		h.broken = h.broken || !it.session.over.Load()
 		return
 	}
 	if it.m != it.d.Message() {
 		h.remember(it)
-	}
-	if it.parkedAs != "" {
-		h.parked.forsake(it)
 	}
 	h.gone(it)
 }

@@ -1,7 +1,6 @@
 package engine
 
 import (
-	"context"
 	"time"
 
 	"github.com/google/uuid"
@@ -25,14 +24,12 @@ const (
 // item is a delivery in hand. The receiver makes it. Then it belongs to the loop, but that a worker
 // reads the message of a running one and the mover all of a moving one.
 type item struct {
-	d        driver.Delivery
-	m        *inbox.Message // as it is to be processed: of ordered retries the next attempt
-	session  *session
-	key      string // of ordered consumption; empty: none
-	parkedAs string // the parked key as whose first message it comes; empty: none
-	claim    *claim // of one that is stored
-	arrived  time.Time
-	epoch    int // of the window that it counts in
+	d       driver.Delivery
+	m       *inbox.Message // as it is to be processed: of ordered retries the next attempt
+	session *session
+	key     string // of ordered consumption; empty: none
+	arrived time.Time
+	epoch   int // of the window that it counts in
 
 	state   state
 	single  bool // never in a batch with others
@@ -80,8 +77,7 @@ type job struct {
 	fates []*fate // nil: it went through
 	names []string
 
-	tracked, asked, alone bool            // of its only item
-	claim                 context.Context // ends with the claim of its only item; nil: it has none
+	tracked, asked, alone bool // of its only item
 
 	began time.Time
 	limit time.Time // after which it is stuck

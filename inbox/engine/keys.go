@@ -21,13 +21,6 @@ func (k keys) enter(it *item) bool {
 	return false
 }
 
-// direct reports whether a message of a parked key is processed that has come before the key was known
-// to be parked. It may be stored, too: another process had it before.
-func (k keys) direct(key string) bool {
-	l := k[key]
-	return l != nil && !l.first.order.parks()
-}
-
 // leave takes the first item out of its key's lane and returns the next.
 func (k keys) leave(it *item) (next *item) {
 	l := k[it.key]

@@ -105,7 +105,6 @@ func (l *loop) apply(ev event, now time.Time) {
 	switch ev.kind {
 	case begun:
 		l.control.session = ev.session
-		l.hand.parked.serve(ev.session)
 	case started:
 		l.control.started = true
 		if l.control.current(ev) {
@@ -130,12 +129,6 @@ func (l *loop) apply(ev event, now time.Time) {
 		l.finish(now, ev.limit)
 	case switched:
 		l.switched(ev.by)
-	case looked:
-		l.hand.parked.look(ev, now)
-	case answered:
-		l.hand.parked.first(ev, now)
-	case renewed:
-		l.hand.parked.claims.renewed(ev.renewal, now)
 	}
 }
 
@@ -190,7 +183,6 @@ func (l *loop) ended(ev event, now time.Time) {
 	l.pause.reopen()
 	l.receipts.drop()
 	l.moves.drop()
-	l.hand.parked.reset()
 	l.signals.count(stale, "", l.hand.drop(now))
 	l.control.ended(ev.err)
 }
@@ -203,13 +195,6 @@ func (l *loop) tick(now time.Time) {
 		l.moves.due(it)
 	}
 	l.moves.countWaiting(now)
-	if p := l.hand.parked; p != nil {
-		for _, it := range p.arrivals {
-			l.moves.send(it, it.order, now)
-		}
-		p.arrivals = p.arrivals[:0]
-		p.claims.tend(now)
-	}
 	if l.drain.on {
 		return
 	}
@@ -263,9 +248,6 @@ func (l *loop) finish(now time.Time, limit string) {
 func (l *loop) arm(now time.Time) {
 	at := earlier(l.overruns.next, earlier(l.drain.at, l.moves.wake(now)))
 	at = earlier(at, l.receipts.wake(now))
-	if p := l.hand.parked; p != nil {
-		at = earlier(at, p.claims.at)
-	}
 	if !l.drain.on {
 		at = earlier(at, earlier(l.hand.wake(), l.pause.wake()))
 		at = earlier(at, later(l.hand.renewAt(), now))

@@ -45,8 +45,8 @@ type moves struct {
 // overtake it: its key waits.
 func (v *moves) send(it *item, o order, now time.Time) {
 	it.order, it.state = o, moving
-	if o.target == driver.ToDead {
-		it.order.target = deadTarget(v.hand.parked, it)
+	if o.target == driver.ToDead && v.cfg.parker != nil && it.key != "" && it.m.Validate() == nil {
+		it.order.target = toStop
 	}
 	if v.cfg.Ordered && o.target == driver.ToLater {
 		if v.draining {
@@ -106,8 +106,7 @@ func (v *moves) batch(now time.Time) *removal {
 	return &removal{session: v.pending[0].session, items: v.pending[:n:n]}
 }
 
-// removals is how many calls may be under way: one for ordered consumers, whose parked messages keep
-// their order.
+// removals is how many calls may be under way: one for ordered consumers.
 func removals(cfg *settings) int {
 	if cfg.Ordered {
 		return 1
@@ -131,7 +130,6 @@ func (v *moves) moved(r *removal, now time.Time) {
 		case err == nil && it.order.target != 0:
 			v.tries = 0
 			v.refusals.clear(v.cfg.place(it.order, it.class()))
-			v.hand.parked.moved(it) // before the next of its key gets its turn
 			v.hand.gone(it)
 		case it.session.over.Load(), errors.Is(err, driver.ErrStale): // it comes again
 			v.lost(it)
@@ -173,10 +171,7 @@ func (v *moves) wait(it *item, now time.Time) {
 // refused deals with a message whose place does not take it: it goes behind the others. Given back
 // to some queues it would come first again, and as many as fill the window would stop the queue.
 func (v *moves) refused(it *item, err error, now time.Time) {
-	place := v.cfg.place(it.order, it.class())
-	if v.refusals.note(place, err, now) {
-		v.cfg.Logger.Error("a place refused a message", slog.String("to", place), slog.String("so", instead(v.cfg)), slog.Any("error", err))
-	}
+	v.noteRefusal(v.cfg.place(it.order, it.class()), err, now)
 	pause := v.refusals.pause(now)
 	switch {
 	case v.cfg.Ordered && !v.draining: // the key waits
@@ -191,6 +186,13 @@ func (v *moves) refused(it *item, err error, now time.Time) {
 		v.hand.hold(it, now.Add(min(pause, inPlacePause)))
 	default:
 		v.receipts.giveBack(it)
+	}
+}
+
+// noteRefusal remembers for Ready that a place took no message.
+func (v *moves) noteRefusal(place string, err error, now time.Time) {
+	if v.refusals.note(place, err, now) {
+		v.cfg.Logger.Error("a place refused a message", slog.String("to", place), slog.String("so", instead(v.cfg)), slog.Any("error", err))
 	}
 }
 

@@ -113,9 +113,6 @@ func (q *queues) begin(j *job) {
 	q.limits.begin(j)
 	first := j.items[0]
 	j.tracked, j.asked, j.alone = first.tracked, first.asked, first.alone
-	if first.claim != nil {
-		j.claim = first.claim.begun(j.began)
-	}
 	if j.asks() {
 		q.asking++
 	}

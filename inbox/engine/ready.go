@@ -76,9 +76,6 @@ func (s *status) update(l *loop) {
 	s.show(c, l.control.err, l.pause.cause, err)
 	l.signals.inHand.Store(int64(l.hand.all.n))
 	l.signals.waiting.Store(int64(l.hand.crowd.n))
-	if p := l.hand.parked; p != nil {
-		l.signals.parked.Store(int64(len(p.keys)))
-	}
 }
 
 // ready returns why a consumer is not ready.

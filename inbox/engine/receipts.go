@@ -84,7 +84,6 @@ func (r *receipts) handed() { r.next, r.spare, r.since = r.spare, nil, time.Time
 
 // settled takes back what the acker has done.
 func (r *receipts) settled(s *settlement) {
-	r.hand.parked.settled(s.acks)
 	s.reset()
 	r.spare = s
 }

@@ -3,7 +3,6 @@ package engine
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"runtime/debug"
 	"sync/atomic"
@@ -33,8 +32,6 @@ type session struct {
 	began time.Time
 	over  atomic.Bool // nothing of it can be settled any more
 	ended bool        // the loop knows
-
-	served bool // it has had messages: the receiver's own
 }
 
 // wish is what the loop wants of the receiver. It holds until the next one, which ends ctx.
@@ -63,7 +60,6 @@ type receiver struct {
 	wishes  chan wish
 	post    func(event)
 	ctx     context.Context // ends with the run
-	owner   uuid.UUID       // of parked messages
 	seldom  telemetry.Seldom
 	failed  int
 }
@@ -93,9 +89,6 @@ func (r *receiver) session(w wish) wish {
 		return w
 	}
 	s := &session{Session: opened, began: time.Now()}
-	if r.cfg.parking != nil {
-		s.Session = parkingSession{opened, r.cfg.parking, r.owner}
-	}
 	r.post(event{kind: begun, session: s})
 	listening := false
 	for {
@@ -135,9 +128,6 @@ func (r *receiver) listen(s *session, w wish) error {
 	for w.ctx.Err() == nil {
 		ds, err := s.Receive(w.ctx, w.window)
 		if len(ds) > 0 {
-			if err := r.served(w.ctx, s); err != nil {
-				return err
-			}
 			if items := o.take(ds); len(items) > 0 {
 				r.post(event{kind: arrived, session: s, items: items})
 			}
@@ -146,21 +136,6 @@ func (r *receiver) listen(s *session, w wish) error {
 			return err
 		}
 	}
-	return nil
-}
-
-// served has the parked keys read before the first message of a session is looked at. Not earlier:
-// until then the source may have served another process, which has parked some.
-func (r *receiver) served(ctx context.Context, s *session) error {
-	if s.served || r.cfg.parking == nil {
-		return nil
-	}
-	heads, err := parkedHeads(ctx, r.cfg.parking)
-	if err != nil {
-		return fmt.Errorf("the parked keys: %w", err)
-	}
-	s.served = true
-	r.post(event{kind: looked, session: s, heads: heads, served: true})
 	return nil
 }
 
@@ -192,9 +167,6 @@ func (r *receiver) key(m *inbox.Message) string {
 	if r.cfg.Key != nil {
 		name = ""
 		r.guard("Key", func() { name = r.cfg.Key(m) })
-	}
-	if r.cfg.parking != nil {
-		name = parkedName(name)
 	}
 	return name
 }

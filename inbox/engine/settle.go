@@ -78,7 +78,6 @@ type mover struct {
 	source  driver.Source
 	signals *signals
 	tracker *tracker
-	keeper  *keeper         // nil: keys are not parked
 	ctx     context.Context // not cancelled with the handlers: a message that failed in the drain is still moved
 	work    chan *removal
 	post    func(event)
@@ -102,11 +101,11 @@ func (m *mover) move(r *removal) {
 	}
 	var moves []driver.Move
 	var at []int
-	var parking sync.WaitGroup
+	var stopping sync.WaitGroup
 	for i, it := range r.items {
 		switch {
-		case it.order.parks():
-			parking.Go(func() { r.errs[i] = m.park(it) })
+		case it.order.target == toStop:
+			stopping.Go(func() { r.errs[i] = m.stop(it) })
 		case it.order.target != 0:
 			moves, at = append(moves, m.of(it)), append(at, i)
 		}
@@ -120,23 +119,19 @@ func (m *mover) move(r *removal) {
 			r.errs[at[k]] = err
 		}
 	}
-	parking.Wait()
+	stopping.Wait()
 	m.note(r)
 	m.end(r)
 }
 
-// park stores a message with its parked key. What keeps it from that keeps all others from it, too.
-func (m *mover) park(it *item) error {
-	if err := m.keeper.full(it); err != nil {
-		return fmt.Errorf("%w: %w", driver.ErrRefused, err)
-	}
-	err := m.keeper.park(m.ctx, it)
-	if err == nil || errors.Is(err, driver.ErrStale) {
-		return err
+// stop has a dead letter stop its key.
+func (m *mover) stop(it *item) error {
+	err := m.cfg.parker.Stop(m.ctx, it.letter(m.cfg.Name))
+	if err == nil {
+		return nil
 	}
 	if repeats, ok := m.seldom.Due(); ok {
-		m.cfg.Logger.Error("a message is not stored with its parked key: it is tried again",
-			slog.Any("message_id", it.m.ID), slog.Any("error", err), slog.Int("repeats", repeats))
+		m.cfg.Logger.Error("could not stop an ordering key", slog.Any("message_id", it.m.ID), slog.Any("error", err), slog.Int("repeats", repeats))
 	}
 	return fmt.Errorf("%w: %w", driver.ErrUnavailable, err)
 }
@@ -190,10 +185,7 @@ func (m *mover) end(r *removal) {
 
 // leaves reports whether a message that is stored elsewhere is still to be ended where it came from.
 func (m *mover) leaves(it *item) bool {
-	if it.order.parks() {
-		return it.parkedAs == "" // else it is where it was
-	}
-	return it.order.target != 0 && !m.cfg.traits.MoveSettles
+	return it.order.target == toStop || it.order.target != 0 && !m.cfg.traits.MoveSettles
 }
 
 // letter is the message as a dead letter of a consumer.

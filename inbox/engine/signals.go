@@ -25,7 +25,6 @@ const (
 	retried    outcome = "retried" // it has failed and comes again as its next attempt
 	putOff     outcome = "put_off" // it has not failed and comes again, uncounted
 	dead       outcome = "dead"
-	stored     outcome = "stored" // behind a dead letter that has stopped its key
 	returned   outcome = "returned"
 	displaced  outcome = "displaced"  // behind the others: no queue took its copy, or it is suspected
 	superseded outcome = "superseded" // a leftover: its retry was on its way already
@@ -46,11 +45,9 @@ type signals struct {
 	duration metric.Float64Histogram
 	hand     metric.Int64ObservableGauge
 	held     metric.Int64ObservableGauge
-	keys     metric.Int64ObservableGauge
-	kept     metric.Int64ObservableGauge
 	depths   *depths
 
-	inHand, waiting, parked, waits atomic.Int64
+	inHand, waiting atomic.Int64
 
 	mu     sync.Mutex
 	labels map[label]metric.MeasurementOption // made once: they are counted with every message
@@ -73,20 +70,16 @@ func newSignals(cfg *settings, source driver.Source) (*signals, error) {
 		metric.WithDescription("Messages that were received and are not settled"))
 	held, err5 := kit.Meter.Int64ObservableGauge(cfg.metric("held"),
 		metric.WithDescription("Messages in hand that wait for a retry, for a limit or for a place to go"))
-	keys, err7 := kit.Meter.Int64ObservableGauge(cfg.metric("parked_keys"),
-		metric.WithDescription("Ordering keys that wait for their dead letters, as far as this process knows"))
-	kept, err8 := kit.Meter.Int64ObservableGauge(cfg.metric("parked_messages"),
-		metric.WithDescription("Messages that wait with their ordering keys, dead letters included, at most MaxParked; counted about every 10 s"))
 	depths, err6 := newDepths(cfg, source, kit.Meter)
-	duration, err9 := kit.Meter.Float64Histogram(cfg.metric("process.duration"),
+	duration, err7 := kit.Meter.Float64Histogram(cfg.metric("process.duration"),
 		metric.WithDescription("Duration of one attempt of the processor at a message or a batch"), metric.WithUnit("s"), telemetry.Seconds)
 	s := &signals{
 		cfg: cfg, kit: kit, settled: settled, sessions: sessions, hanging: hanging, duration: duration,
-		hand: hand, held: held, keys: keys, kept: kept, depths: depths,
+		hand: hand, held: held, depths: depths,
 		queue:  metric.WithAttributes(attribute.String("queue", cfg.Queue)),
 		labels: map[label]metric.MeasurementOption{},
 	}
-	return s, errors.Join(err1, err2, err3, err4, err5, err6, err7, err8, err9)
+	return s, errors.Join(err1, err2, err3, err4, err5, err6, err7)
 }
 
 // observe reports the gauges until the returned function is called.
@@ -94,13 +87,9 @@ func (s *signals) observe() (stop func()) {
 	registration, err := s.kit.Meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
 		o.ObserveInt64(s.hand, s.inHand.Load(), s.queue)
 		o.ObserveInt64(s.held, s.waiting.Load(), s.queue)
-		if s.cfg.parking != nil {
-			o.ObserveInt64(s.keys, s.parked.Load(), s.queue)
-			o.ObserveInt64(s.kept, s.waits.Load(), s.queue)
-		}
 		s.depths.observe(o)
 		return nil
-	}, s.hand, s.held, s.keys, s.kept, s.depths.gauge)
+	}, s.hand, s.held, s.depths.gauge)
 	if err != nil {
 		return func() {}
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"runtime/debug"
 	"sync"
 	"time"
@@ -62,14 +61,8 @@ func (w *workers) run(j *job) {
 		w.judge(j)
 		w.post(event{kind: finished, job: j})
 	}()
-	ctx, end := w.context(j)
-	defer end()
-	if err := context.Cause(ctx); j.claim != nil && err != nil {
-		j.errs[0] = err
-		return
-	}
 	if !j.tracked {
-		w.process(ctx, j.msgs, j.errs)
+		w.process(w.ctx, j.msgs, j.errs)
 		return
 	}
 	if !j.asked {
@@ -80,34 +73,17 @@ func (w *workers) run(j *job) {
 			return
 		}
 	}
-	w.tracked(ctx, j.msgs[0], j.errs)
-}
-
-// context is that of a job. It ends with the claim of a stored message, too.
-func (w *workers) context(j *job) (ctx context.Context, end func()) {
-	claim := j.claim
-	if claim == nil {
-		return w.ctx, func() {}
-	}
-	ctx, cancel := context.WithCancelCause(w.ctx)
-	if claim.Err() != nil {
-		cancel(context.Cause(claim))
-	}
-	stop := context.AfterFunc(claim, func() { cancel(context.Cause(claim)) })
-	return ctx, func() {
-		stop()
-		cancel(nil)
-	}
+	w.tracked(j.msgs[0], j.errs)
 }
 
 // tracked has a message processed, its beginning and its end noted.
-func (w *workers) tracked(ctx context.Context, m *inbox.Message, errs []error) {
+func (w *workers) tracked(m *inbox.Message, errs []error) {
 	if err := w.tracker.start(m); err != nil {
 		errs[0] = err
 		return
 	}
 	defer func() { w.tracker.end(m, errs[0] == nil) }()
-	w.process(ctx, []*inbox.Message{m}, errs)
+	w.process(w.ctx, []*inbox.Message{m}, errs)
 }
 
 // judge reads what the messages of a job have failed with.
@@ -119,23 +95,9 @@ func (w *workers) judge(j *job) {
 		if j.fates == nil {
 			j.fates = make([]*fate, len(j.errs))
 		}
-		if j.claim != nil && j.claim.Err() != nil {
-			j.fates[i] = w.unclaimed(j)
-			continue
-		}
 		j.fates[i] = judge(w.cfg, j.msgs[i], err, time.Now())
 		logFailure(w.cfg, j.msgs[i], j.fates[i])
 	}
-}
-
-// unclaimed is what became of a stored message whose claim has ended. It is no failure of the message.
-func (w *workers) unclaimed(j *job) *fate {
-	cause := context.Cause(j.claim)
-	w.cfg.Logger.Warn("parked message given up", slog.Any("message_id", j.msgs[0].ID), slog.Any("error", cause))
-	if errors.Is(cause, errTaken) {
-		return &fate{kind: elsewhere}
-	}
-	return &fate{kind: unclaimed}
 }
 
 // process runs the processor on those messages that it can be given, and fills in the results.

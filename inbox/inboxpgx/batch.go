@@ -103,10 +103,14 @@ func (t *batch) attempt(ctx context.Context, tx pgx.Tx) error {
 // record makes the entries.
 func (t *batch) record(ctx context.Context, tx pgx.Tx) error {
 	msgs := make([]*inbox.Message, len(t.members))
+	var keys []string
 	for i, b := range t.members {
 		msgs[i] = b.message()
+		if t.s.parks.cfg.Load() != nil {
+			keys = append(keys, b.key)
+		}
 	}
-	first, err := t.s.entries.RecordAll(ctx, tx, t.s.consumer, msgs)
+	first, err := t.s.entries.RecordAll(ctx, tx, t.s.consumer, msgs, keys)
 	if err != nil {
 		return err
 	}
@@ -270,12 +274,16 @@ func (t *batch) hopeless(ctx context.Context, err error) bool {
 // settle ends the members as the committed transaction left them.
 func (t *batch) settle(ctx context.Context) {
 	for _, b := range t.members {
-		t.s.count.add(ctx, b.message().Name, false, b.failed)
+		if b.failed == nil {
+			t.s.passed.Add(1)
+		}
+		t.s.count.add(ctx, b.message().Name, done, b.failed)
 		b.end(b.failed)
 	}
 }
 
-// settleWithoutEntry ends the members for which the transaction, which is rolled back, made no entry.
+// settleWithoutEntry ends the members for which the transaction, which is rolled back, made no entry. One whose key is
+// stopped no more is left for the next transaction.
 func (t *batch) settleWithoutEntry(ctx context.Context) {
 	var without []*member
 	var msgs []*inbox.Message
@@ -284,12 +292,19 @@ func (t *batch) settleWithoutEntry(ctx context.Context) {
 			without, msgs = append(without, b), append(msgs, b.message())
 		}
 	}
-	for i, err := range t.s.entriesThere(ctx, msgs...) {
-		if err != nil {
+	for i, missing := range t.s.entriesThere(ctx, msgs...) {
+		b := without[i]
+		outcome, err := t.s.withoutEntry(ctx, b, missing)
+		switch {
+		case errors.Is(err, errFree):
+			continue
+		case errors.Is(err, errParkedFull):
+			err = inbox.Postpone(err, fullPause)
+		case err != nil:
 			err = inbox.Unavailable(err)
 		}
-		t.s.count.add(ctx, msgs[i].Name, err == nil, err)
-		without[i].end(err)
+		t.s.count.add(ctx, b.message().Name, outcome, err)
+		b.end(err)
 	}
 }
 
@@ -303,7 +318,7 @@ func (t *batch) settleAll(ctx context.Context, err error) {
 		err = inbox.Unavailable(fmt.Errorf("inboxpgx: transaction of a batch: %w", err))
 	}
 	for _, b := range t.members {
-		t.s.count.add(ctx, b.message().Name, false, err)
+		t.s.count.add(ctx, b.message().Name, done, err)
 		b.end(err)
 	}
 }

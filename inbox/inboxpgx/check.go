@@ -77,11 +77,11 @@ func (s *Store) look(ctx context.Context, conn *pgxpool.Conn, found *check.Findi
 		found.Add("GRANT INSERT ON "+names.entries+" TO the consumer's role", "no right to insert into table %s", names.bare)
 	}
 	var noLedger, noPause, noParked bool
-	if err := conn.QueryRow(ctx, `SELECT to_regclass($1) IS NULL, to_regclass($2) IS NULL, to_regclass($3) IS NULL`,
-		names.attempts, names.pause, names.parked).Scan(&noLedger, &noPause, &noParked); err != nil {
+	if err := conn.QueryRow(ctx, `SELECT to_regclass($1) IS NULL, to_regclass($2) IS NULL, to_regclass($3) IS NULL OR to_regclass($4) IS NULL`,
+		names.attempts, names.pause, names.stopped, names.waiting).Scan(&noLedger, &noPause, &noParked); err != nil {
 		return err
 	}
-	if err := pgcheck.Drops(ctx, conn, found, names.entries, names.attempts, names.parked, names.pause); err != nil {
+	if err := pgcheck.Drops(ctx, conn, found, names.entries, names.attempts, names.stopped, names.waiting, names.pause); err != nil {
 		return err
 	}
 	if noLedger {
@@ -91,7 +91,7 @@ func (s *Store) look(ctx context.Context, conn *pgxpool.Conn, found *check.Findi
 		found.Add("call Store.Migrate", "table %s of consumers that are paused does not exist", names.bare+pauseSuffix)
 	}
 	if noParked {
-		found.Add("call Store.Migrate", "table %s of ordering keys that wait does not exist", names.bare+parkedSuffix)
+		found.Add("call Store.Migrate", "table %s or %s of stopped ordering keys does not exist", names.bare+stoppedSuffix, names.bare+waitingSuffix)
 		return s.lookForUnpruned(ctx, conn, found, "")
 	}
 	if err := s.lookForParked(ctx, conn, found); err != nil {

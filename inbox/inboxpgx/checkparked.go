@@ -28,7 +28,7 @@ const (
 // and messages that no consumer of this Store goes on with.
 func (s *Store) lookForParked(ctx context.Context, conn *pgxpool.Conn, found *check.Findings) error {
 	err := s.lookForStopped(ctx, conn, found)
-	if err == nil && s.parksNot.Load() && !s.parks.Load() {
+	if err == nil && s.parks.not.Load() && s.parks.cfg.Load() == nil {
 		err = s.lookForLeft(ctx, conn, found)
 	}
 	if answer, ok := errors.AsType[*pgconn.PgError](err); ok && answer.Code == "42501" {
@@ -38,7 +38,7 @@ func (s *Store) lookForParked(ctx context.Context, conn *pgxpool.Conn, found *ch
 }
 
 func (s *Store) lookForStopped(ctx context.Context, conn *pgxpool.Conn, found *check.Findings) error {
-	name := s.table.names.parked
+	name := s.table.names.waiting
 	rows, err := conn.Query(ctx, `WITH old AS (SELECT consumer, key, stopped_at FROM `+name+` WHERE class IS NOT NULL AND stopped_at < now() - $1::interval)
 		SELECT DISTINCT ON (consumer) consumer, left(key, $2), extract(epoch FROM now() - stopped_at)::bigint,
 			(SELECT count(DISTINCT key) FROM old AS every WHERE every.consumer = old.consumer)
@@ -59,7 +59,7 @@ func (s *Store) lookForStopped(ctx context.Context, conn *pgxpool.Conn, found *c
 
 func (s *Store) lookForLeft(ctx context.Context, conn *pgxpool.Conn, found *check.Findings) error {
 	var messages, keys int64
-	err := conn.QueryRow(ctx, `SELECT count(*), count(DISTINCT key) FROM (SELECT key FROM `+s.table.names.parked+` WHERE consumer = $1 LIMIT $2) AS counted`,
+	err := conn.QueryRow(ctx, `SELECT count(*), count(DISTINCT key) FROM (SELECT key FROM `+s.table.names.waiting+` WHERE consumer = $1 LIMIT $2) AS counted`,
 		s.consumer, mostCounted).Scan(&messages, &keys)
 	if err != nil || messages == 0 {
 		return err
@@ -71,7 +71,8 @@ func (s *Store) lookForLeft(ctx context.Context, conn *pgxpool.Conn, found *chec
 }
 
 func (s *Store) deleteParked(consumer string) string {
-	return "DELETE FROM " + s.table.names.parked + " WHERE consumer = " + quoted(consumer)
+	where := " WHERE consumer = " + quoted(consumer)
+	return "DELETE FROM " + s.table.names.waiting + where + ", and then DELETE FROM " + s.table.names.stopped + where
 }
 
 // quoted is a text as a literal of SQL.

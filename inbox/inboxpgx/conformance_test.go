@@ -202,19 +202,17 @@ func TestLedgerOnFake(t *testing.T) {
 
 func TestParkingOnPostgres(t *testing.T) {
 	t.Parallel()
-	conformance.TestParking(t, func(t *testing.T) func(string) driver.Parking {
+	conformance.TestParking(t, conformance.EntriesBackend{New: func(t *testing.T) (txretry.Transactor, pgdriver.Entries) {
 		manager := newManager(t, newPool(t))
-		return func(consumer string) driver.Parking {
-			return newStore(t, manager, consumer, inboxpgx.Config{}).Parking(true)
-		}
-	})
+		return manager, newStore(t, manager, "any", inboxpgx.Config{}).Entries()
+	}})
 }
 
 func TestParkingOnFake(t *testing.T) {
 	t.Parallel()
-	conformance.TestParking(t, func(*testing.T) func(string) driver.Parking {
-		return memory.NewEntries(time.Hour).Parking
-	})
+	conformance.TestParking(t, conformance.EntriesBackend{Bubble: true, New: func(*testing.T) (txretry.Transactor, pgdriver.Entries) {
+		return txretrytest.New(txretrytest.Config{}), memory.NewEntries(time.Hour)
+	}})
 }
 
 // Random transactions over a few ids, with savepoints and rollbacks, get the same answers of the
@@ -282,7 +280,7 @@ func (s *dedupSequence) steps(ctx context.Context, tx pgx.Tx, d pgdriver.Entries
 		switch k := random.IntN(8); {
 		case k < 3:
 			id := s.ids[random.IntN(len(s.ids))].ID
-			first, err := d.Record(ctx, tx, s.consumer, id)
+			first, err := d.Record(ctx, tx, s.consumer, id, "")
 			if err != nil {
 				return err
 			}
@@ -294,7 +292,7 @@ func (s *dedupSequence) steps(ctx context.Context, tx pgx.Tx, d pgdriver.Entries
 			chosen := slices.Clone(s.ids)
 			random.Shuffle(len(chosen), func(a, b int) { chosen[a], chosen[b] = chosen[b], chosen[a] })
 			chosen = chosen[:1+random.IntN(len(chosen))]
-			first, err := d.RecordAll(ctx, tx, s.consumer, chosen)
+			first, err := d.RecordAll(ctx, tx, s.consumer, chosen, nil)
 			if err != nil {
 				return err
 			}

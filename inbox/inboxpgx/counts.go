@@ -28,7 +28,7 @@ func (s *Store) Behind(ctx context.Context, key string) (int, error) {
 	if s.table == nil {
 		return 0, nil
 	}
-	return s.table.counted(ctx, "behind", s.table.names.parked, `key = $3 COLLATE "C" AND class IS NULL`, s.consumer, key)
+	return s.table.counted(ctx, "behind", s.table.names.waiting, `key = $3 AND class IS NULL`, s.consumer, key)
 }
 
 // Processed implements driver.Entries.

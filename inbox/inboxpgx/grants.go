@@ -19,13 +19,15 @@ func (s *Store) Grants(job string) []string {
 		return sqlident.Granted(t.schema, append(noted,
 			`SELECT, INSERT (consumer, message_id), UPDATE (processed_at), DELETE ON `+t.entries,
 			`SELECT, INSERT, UPDATE, DELETE ON `+t.attempts,
-			`SELECT, INSERT, UPDATE, DELETE ON `+t.parked,
+			`SELECT, INSERT (consumer, key), UPDATE (next_at), DELETE ON `+t.stopped,
+			`SELECT, INSERT, UPDATE, DELETE ON `+t.waiting,
 			`SELECT ON `+t.pause)...)
 	case "operate":
 		return sqlident.Granted(t.schema, append(noted,
 			`SELECT, UPDATE (processed_at), DELETE ON `+t.entries,
 			`SELECT, UPDATE (name), DELETE ON `+t.attempts,
-			`SELECT, UPDATE, DELETE ON `+t.parked,
+			`SELECT, UPDATE (next_at) ON `+t.stopped,
+			`SELECT, UPDATE, DELETE ON `+t.waiting,
 			`SELECT, INSERT (part, actor, reason), UPDATE (actor, reason), DELETE ON `+t.pause)...)
 	}
 	return nil

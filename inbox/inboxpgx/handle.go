@@ -57,6 +57,7 @@ func HandlePrepared[T, P any](s *Store, name string, prepare func(ctx context.Co
 	if prepare == nil || fn == nil {
 		return fmt.Errorf("inboxpgx: handler of %q is nil", name)
 	}
+	s.slow = true
 	return register(s, name, func(_ *inbox.Message, v T) *work {
 		var prepared P
 		return &work{
@@ -110,7 +111,7 @@ func register[T any](s *Store, name string, begin func(m *inbox.Message, v T) *w
 	cfg := s.cfg.ByName[name]
 	var wait inbox.Middleware
 	if cfg.Waiter != nil {
-		wait = inbox.Blocking(cfg.Waiter)
+		wait, s.slow = inbox.Blocking(cfg.Waiter), true
 	}
 	err := s.mux.Route(name, func(m *inbox.Message) (any, error) {
 		v, err := driver.Decode[T](m)

@@ -10,13 +10,13 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/inbox/inboxpgx"
+	pgdriver "github.com/holdfast-go/holdfast/inbox/inboxpgx/driver"
 	"github.com/holdfast-go/holdfast/inbox/inboxtest"
 	"github.com/holdfast-go/holdfast/inbox/inboxtest/conformance"
 	"github.com/holdfast-go/holdfast/internal/ids"
@@ -154,12 +154,12 @@ func testIgnoredNotes(t *testing.T, change string) {
 	p := newStore(t, newManager(t, pool), "a", inboxpgx.Config{})
 	n := newNotes(p)
 	statements := n.prepare(t)
-	for _, table := range []string{"holdfast_inbox_attempts", "holdfast_inbox_parked", "holdfast_inbox_pause"} {
+	for _, table := range []string{"holdfast_inbox_attempts", "holdfast_inbox_stopped", "holdfast_inbox_waiting", "holdfast_inbox_pause"} {
 		ignore(t, pool, table, change, `RETURN NULL;`)
 	}
 	for _, s := range statements {
 		err := s.call(t.Context())
-		if want := s.does == change; errors.Is(err, inboxpgx.ErrIgnored) != want || !want && err != nil {
+		if want := strings.Contains(s.does, change); errors.Is(err, inboxpgx.ErrIgnored) != want || !want && err != nil {
 			t.Errorf("%s where %s is ignored: %v", s.name, change, err)
 		}
 	}
@@ -169,18 +169,17 @@ func testIgnoredNotes(t *testing.T, change string) {
 type notes struct {
 	p       *inboxpgx.Store
 	ledger  driver.Ledger
-	parking driver.Parking
-	owner   uuid.UUID
+	parking pgdriver.Parking
 }
 
-// statement is a call, and the change that its SQL consists of.
+// statement is a call, and the changes that its SQL consists of.
 type statement struct {
 	name, does string
 	call       func(context.Context) error
 }
 
 func newNotes(p *inboxpgx.Store) notes {
-	return notes{p, p.Ledger(), p.Parking(true), ids.New()}
+	return notes{p, p.Ledger(), p.Entries().Parking("a")}
 }
 
 // prepare stores what the statements change, and returns them.
@@ -189,28 +188,29 @@ func (n notes) prepare(t *testing.T) []statement {
 	ctx := t.Context()
 	noted, stopped, dropped := event(), dead(event()), dead(event())
 	dropped.Class = "validation"
-	claimed, waiting := event(), event()
+	waiting := event()
 	noError(t, n.ledger.Start(ctx, noted))
 	noError(t, n.parking.Stop(ctx, "stopped", stopped))
 	noError(t, n.parking.Stop(ctx, "dropped", dropped))
-	for key, m := range map[string]*inbox.Message{"claimed": claimed, "waiting": waiting} {
-		noError(t, n.parking.Append(ctx, key, m))
-	}
-	lease := driver.Lease{Owner: n.owner, For: time.Hour}
-	if _, _, err := n.parking.Claim(ctx, "claimed", lease); err != nil {
-		t.Fatal(err)
+	wait(t, n.parking, "stopped", waiting)
+	heads := map[string]*pgdriver.Head{}
+	for _, key := range []string{"retried", "failed", "passed", "again", "free"} {
+		letter := dead(event())
+		letter.Class = "old"
+		noError(t, n.parking.Stop(ctx, key, letter))
+		if key != "free" {
+			wait(t, n.parking, key, event())
+		}
+		noError(t, n.parking.Scan(ctx, "old", func(*inbox.DeadLetter) (driver.Fate, error) { return driver.Drop, nil }, nil))
+		h, err := n.parking.Claim(ctx, time.Hour)
+		noError(t, err)
+		heads[key] = h
 	}
 	scan := func(class string, fate driver.Fate) func(context.Context) error {
 		return func(ctx context.Context) (failure error) {
 			err := n.parking.Scan(ctx, class, func(*inbox.DeadLetter) (driver.Fate, error) { return fate, nil },
 				func(_ inbox.DeadLetter, err error) { failure = err })
 			return errors.Join(err, failure)
-		}
-	}
-	claim := func(key string) func(context.Context) error {
-		return func(ctx context.Context) error {
-			_, _, err := n.parking.Claim(ctx, key, lease)
-			return err
 		}
 	}
 	return []statement{
@@ -220,17 +220,33 @@ func (n notes) prepare(t *testing.T) []statement {
 		{"Ledger.End of nothing", "", func(ctx context.Context) error { return n.ledger.End(ctx, event()) }},
 		{"Ledger.Forget", "DELETE", func(ctx context.Context) error { return n.ledger.Forget(ctx, noted.ID) }},
 		{"Ledger.Forget of nothing", "", func(ctx context.Context) error { return n.ledger.Forget(ctx, ids.New()) }},
-		{"Parking.Append", "INSERT", func(ctx context.Context) error { return n.parking.Append(ctx, "new", event()) }},
-		{"Parking.Append again", "", func(ctx context.Context) error { return n.parking.Append(ctx, "waiting", waiting) }},
+		{"Parking.Wait", "INSERT", func(ctx context.Context) error {
+			_, err := n.parking.Wait(ctx, "stopped", event())
+			return err
+		}},
+		{"Parking.Wait again", "", func(ctx context.Context) error {
+			_, err := n.parking.Wait(ctx, "stopped", waiting)
+			return err
+		}},
 		{"Parking.Stop", "INSERT", func(ctx context.Context) error { return n.parking.Stop(ctx, "new", dead(event())) }},
-		{"Parking.Claim", "UPDATE", claim("waiting")},
-		{"Parking.Claim of nothing", "", claim("none")},
-		{"Parking.Claim of a stopped key", "", claim("stopped")},
-		{"Parking.Fail", "UPDATE", func(ctx context.Context) error { return n.parking.Fail(ctx, n.owner, dead(claimed)) }},
-		{"Parking.Done", "DELETE", func(ctx context.Context) error { return n.parking.Done(ctx, n.owner, claimed) }},
-		{"Parking.Done of nothing", "", func(ctx context.Context) error { return n.parking.Done(ctx, n.owner, event()) }},
+		{"Parking.Next", "UPDATE", func(ctx context.Context) error {
+			_, err := n.parking.Next(ctx, heads["again"], time.Hour)
+			return err
+		}},
+		{"Parking.Claim of nothing", "", func(ctx context.Context) error {
+			_, err := n.parking.Claim(ctx, time.Hour)
+			return err
+		}},
+		{"Parking.Retry", "UPDATE", func(ctx context.Context) error {
+			return n.parking.Retry(ctx, heads["retried"], heads["retried"].Message, time.Hour)
+		}},
+		{"Parking.Fail", "UPDATE", func(ctx context.Context) error {
+			return n.parking.Fail(ctx, heads["failed"], dead(heads["failed"].Message))
+		}},
+		{"Parking.Pass", "DELETE", func(ctx context.Context) error { return n.parking.Pass(ctx, heads["passed"]) }},
+		{"Parking.Release", "", func(ctx context.Context) error { return n.parking.Release(ctx, heads["free"]) }},
 		{"Parking.Scan, Return", "UPDATE", scan(stopped.Class, driver.Return)},
-		{"Parking.Scan, Drop", "DELETE", scan(dropped.Class, driver.Drop)},
+		{"Parking.Scan, Drop", "DELETE, UPDATE", scan(dropped.Class, driver.Drop)},
 		{"Pause", "INSERT", func(ctx context.Context) error { return n.p.Pause(ctx, "ops", "test") }},
 		{"Resume", "DELETE", func(ctx context.Context) error { return n.p.Resume(ctx) }},
 		{"Resume again", "", func(ctx context.Context) error {

@@ -19,6 +19,7 @@ import (
 // delivery is the transaction of one delivery, with what its last attempt came to.
 type delivery struct {
 	s  *Store
+	b  *member
 	m  *inbox.Message
 	fn func(ctx context.Context, tx pgx.Tx) error
 
@@ -38,21 +39,39 @@ func (e *handlerError) Unwrap() error { return e.err }
 func (s *Store) alone(ctx context.Context, b *member) {
 	m := b.message()
 	b.end(safely(func() error {
-		d := &delivery{s: s, m: m, fn: b.work.one}
-		opts := txretry.Options{Name: "inbox " + m.Name, Isolation: s.cfg.Isolation}
-		if s.table != nil {
-			opts.AtBegin = s.table.atBegin(s.consumer, m.ID)
-			opts.AtBegin.Done = func(tag pgconn.CommandTag) { d.recorded = &tag }
+		for {
+			d := &delivery{s: s, b: b, m: m, fn: b.work.one}
+			opts := txretry.Options{Name: "inbox " + m.Name, Isolation: s.cfg.Isolation}
+			if s.table != nil {
+				opts.AtBegin = s.atBegin(b)
+				opts.AtBegin.Done = func(tag pgconn.CommandTag) { d.recorded = &tag }
+			}
+			err := s.transactor.DoWith(ctx, opts, d.attempt)
+			outcome := done
+			if errors.Is(err, errNoEntry) {
+				if outcome, err = s.withoutEntry(ctx, b, s.entriesThere(ctx, m)[0]); errors.Is(err, errFree) {
+					continue
+				}
+			}
+			if errors.Is(err, errNotFirst) {
+				return err
+			}
+			err = d.verdict(ctx, err)
+			if err == nil && outcome == done {
+				s.passed.Add(1)
+			}
+			s.count.add(ctx, m.Name, outcome, err)
+			return err
 		}
-		err := s.transactor.DoWith(ctx, opts, d.attempt)
-		duplicate := errors.Is(err, errNoEntry)
-		if duplicate {
-			err = s.entriesThere(ctx, m)[0]
-		}
-		err = d.verdict(ctx, err)
-		s.count.add(ctx, m.Name, duplicate, err)
-		return err
 	}))
+}
+
+// atBegin is the statement that makes the entry of a message.
+func (s *Store) atBegin(b *member) txdriver.Statement {
+	if b.head != nil {
+		return s.parks.place.(*parking).atBegin(b.head)
+	}
+	return s.table.atBegin(s.consumer, b.message().ID, b.key)
 }
 
 func (d *delivery) attempt(ctx context.Context, tx pgx.Tx) error {
@@ -79,12 +98,32 @@ func (d *delivery) record(ctx context.Context, tx pgx.Tx) (first bool, err error
 		d.recorded = nil
 		return tag.RowsAffected() == 1, nil
 	}
-	return d.s.entries.Record(ctx, tx, d.s.consumer, d.m.ID)
+	if d.b.head != nil {
+		return d.s.parks.place.Take(ctx, tx, d.b.head)
+	}
+	return d.s.entries.Record(ctx, tx, d.s.consumer, d.m.ID, d.b.key)
 }
 
-// errNoEntry rolls back a transaction that could not make the entry of a message. The message is a duplicate if its
-// entry is there already.
+// errNoEntry rolls back a transaction that could not make the entry of a message: see withoutEntry.
 var errNoEntry = errors.New("inboxpgx: no entry was made")
+
+// withoutEntry returns what became of a message for which no entry was made. It is a duplicate if its entry is not missing.
+// Else its key is stopped, and it waits with the key. The error is errFree if the key is stopped no more: try again.
+func (s *Store) withoutEntry(ctx context.Context, b *member, missing error) (outcome, error) {
+	switch {
+	case b.head != nil && missing == nil:
+		return duplicate, s.parks.place.Pass(ctx, b.head)
+	case b.head != nil && errors.Is(missing, ErrIgnored):
+		return done, errNotFirst
+	case missing == nil || b.key == "" || !errors.Is(missing, ErrIgnored):
+		return duplicate, missing
+	}
+	waits, err := s.wait(ctx, b)
+	if err == nil && !waits {
+		err = errFree
+	}
+	return parked, err
+}
 
 // entriesThere returns nil for each message that has an entry. A message without one is no duplicate: its entry
 // could not be made, and acknowledging it would lose it.
@@ -126,6 +165,8 @@ func (d *delivery) verdict(ctx context.Context, err error) error {
 	switch {
 	case err == nil:
 		return nil
+	case errors.Is(err, errParkedFull):
+		return inbox.Postpone(err, fullPause)
 	case endedByHandler(err):
 		return plain(err)
 	case commitUnknown:

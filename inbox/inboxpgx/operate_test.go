@@ -14,7 +14,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -22,6 +21,7 @@ import (
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/inbox/inboxpgx"
+	pgdriver "github.com/holdfast-go/holdfast/inbox/inboxpgx/driver"
 	"github.com/holdfast-go/holdfast/inbox/inboxtest/conformance"
 	"github.com/holdfast-go/holdfast/internal/ids"
 	"github.com/holdfast-go/holdfast/internal/pgtest"
@@ -118,12 +118,21 @@ func noError(t testing.TB, errs ...error) {
 // parkAt parks a dead letter and a message behind it, stopped since a time.
 func parkAt(t *testing.T, pool *pgxpool.Pool, consumer, key string, ago time.Duration) {
 	t.Helper()
-	p := newStore(t, newManager(t, pool), consumer, inboxpgx.Config{}).Parking(true)
+	p := newStore(t, newManager(t, pool), consumer, inboxpgx.Config{}).Entries().Parking(consumer)
 	m := event()
 	m.Queue = "orders"
 	dead := driver.NewDeadLetter(m, driver.Classify(errors.New("the password is secret")), consumer, time.Now())
-	noError(t, errors.Join(p.Stop(t.Context(), key, dead), p.Append(t.Context(), key, event())))
-	exec(t, pool, `UPDATE holdfast_inbox_parked SET stopped_at = stopped_at - $1::interval WHERE message_id = $2`, ago, m.ID)
+	noError(t, p.Stop(t.Context(), key, dead))
+	wait(t, p, key, event())
+	exec(t, pool, `UPDATE holdfast_inbox_waiting SET stopped_at = stopped_at - $1::interval WHERE message_id = $2`, ago, m.ID)
+}
+
+// wait stores a message of a stopped key.
+func wait(t *testing.T, p pgdriver.Parking, key string, m *inbox.Message) {
+	t.Helper()
+	if waits, err := p.Wait(t.Context(), key, m); !waits || err != nil {
+		t.Fatalf("Wait: %v, error %v", waits, err)
+	}
 }
 
 // Keys that were forgotten are found, of every consumer, with an example that is bounded.
@@ -153,7 +162,7 @@ func TestCheckFindsKeysStoppedForLong(t *testing.T) {
 	if strings.Contains(err.Error(), "secret") || strings.Contains(err.Error(), "recent") {
 		t.Errorf("the findings show too much: %v", err)
 	}
-	letters := driver.NewDeadLetters(store.Parking(true), driver.DefaultRetention, slog.New(slog.DiscardHandler))
+	letters := driver.NewDeadLetters(store.Parked(), driver.DefaultRetention, slog.New(slog.DiscardHandler))
 	if done, err := letters.Replay(t.Context(), inbox.Filter{}, inbox.Replay{By: "test"}); done.Returned != 3 || err != nil {
 		t.Fatalf("%+v, error %v", done, err)
 	}
@@ -181,7 +190,7 @@ func TestCheckFindsMessagesLeftParked(t *testing.T) {
 	} {
 		store := newStore(t, newManager(t, pool), "a", inboxpgx.Config{})
 		for _, cfg := range test.consumers {
-			driver.ParkingOf(store, cfg)
+			store.Park(cfg)
 		}
 		err := store.Check(t.Context())
 		if found := err != nil && strings.Contains(err.Error(), `4 messages of 2 ordering keys of consumer "a"`); found != test.found {
@@ -189,7 +198,7 @@ func TestCheckFindsMessagesLeftParked(t *testing.T) {
 		}
 	}
 	gone := newStore(t, newManager(t, pool), "c", inboxpgx.Config{})
-	driver.ParkingOf(gone, inbox.ConsumerConfig{})
+	gone.Park(inbox.ConsumerConfig{})
 	if err := gone.Check(t.Context()); err != nil {
 		t.Errorf("a consumer without parked messages: %v", err)
 	}
@@ -232,8 +241,8 @@ func TestRemovalOfParkedWithoutAnswer(t *testing.T) {
 	for _, key := range []string{"a", "b", "c"} {
 		parkAt(t, pool, "a", key, 0)
 	}
-	letters := driver.NewDeadLetters(newStore(t, newManager(t, pool), "a", inboxpgx.Config{}).Parking(true), driver.DefaultRetention, slog.New(slog.DiscardHandler))
-	proxy.SilenceOn(testenv.Silence{On: "DELETE 1", Answer: true})
+	letters := driver.NewDeadLetters(newStore(t, newManager(t, pool), "a", inboxpgx.Config{}).Parked(), driver.DefaultRetention, slog.New(slog.DiscardHandler))
+	proxy.SilenceOn(testenv.Silence{On: "COMMIT", Answer: true})
 	go func() {
 		for t.Context().Err() == nil && proxy.Silenced() == 0 {
 			time.Sleep(10 * time.Millisecond)
@@ -461,23 +470,31 @@ func parkCopy(t *testing.T, s *inboxpgx.Store) *inbox.Message {
 	head.Queue = "orders"
 	noError(t, process(t, s, m))
 	dead := driver.NewDeadLetter(head, driver.Classify(inbox.Unrecoverable(errors.New("no"))), "a", time.Now())
-	noError(t, errors.Join(s.Parking(true).Stop(t.Context(), "k", dead), s.Parking(true).Append(t.Context(), "k", m)))
+	noError(t, s.Entries().Parking("a").Stop(t.Context(), "k", dead))
+	wait(t, s.Entries().Parking("a"), "k", m)
 	return m
 }
 
-// goOn removes the dead letter and has the copy behind it processed, as a consumer does.
-func goOn(t *testing.T, s *inboxpgx.Store, want uuid.UUID) {
+// goOn removes the dead letter and waits until the copy behind it is done.
+func goOn(t *testing.T, s *inboxpgx.Store) {
 	t.Helper()
-	parking, lease := s.Parking(true), driver.Lease{Owner: uuid.New(), For: time.Minute}
-	letters := driver.NewDeadLetters(parking, s.Retention(), slog.New(slog.DiscardHandler))
+	s.Park(driver.ConsumerDefaults(inbox.ConsumerConfig{Ordered: true, ParkKeys: true}, "orders"))
+	letters := driver.NewDeadLetters(s.Parked(), s.Retention(), slog.New(slog.DiscardHandler))
 	if n, err := letters.Remove(t.Context(), inbox.Filter{}, inbox.Removal{By: "test", Reason: "test"}); n != 1 || err != nil {
 		t.Fatalf("%d dead letters removed, error %v", n, err)
 	}
-	m, _, err := parking.Claim(t.Context(), "k", lease)
-	if err != nil || m == nil || m.ID != want {
-		t.Fatalf("claimed %v, error %v", m, err)
-	}
-	noError(t, errors.Join(process(t, s, m), parking.Done(t.Context(), lease.Owner, m)))
+	ctx, cancel := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	running.Go(func() { s.Background(ctx) })
+	testenv.Eventually(t, func() error {
+		keys, messages, err := s.Entries().Parking("a").Count(t.Context(), 10)
+		if err == nil && keys+messages > 0 {
+			err = fmt.Errorf("%d keys, %d messages", keys, messages)
+		}
+		return err
+	})
+	cancel()
+	running.Wait()
 }
 
 func prune(t *testing.T, s *inboxpgx.Store, want int) {
@@ -509,7 +526,7 @@ func TestPruneKeepsWhatIsParked(t *testing.T) {
 	if err := s.Check(t.Context()); err != nil {
 		t.Errorf("Check: %v", err)
 	}
-	goOn(t, s, m.ID)
+	goOn(t, s)
 	wantOneEffectEach(t, pool, 2)
 	outlive()
 	prune(t, s, 2)
@@ -531,7 +548,7 @@ func TestFakeKeepsWhatIsParked(t *testing.T) {
 		if entries.Seen("a", old.ID) {
 			t.Error("what waits nowhere is still known")
 		}
-		goOn(t, s, m.ID)
+		goOn(t, s)
 		if runs[0] != 1 {
 			t.Errorf("%d runs of the message", runs[0])
 		}
@@ -546,8 +563,9 @@ func TestFakeKeepsWhatIsParked(t *testing.T) {
 // parkEntries parks some of the entries.
 func parkEntries(t *testing.T, pool *pgxpool.Pool, which string) {
 	t.Helper()
-	exec(t, pool, `INSERT INTO holdfast_inbox_parked (consumer, key, message_id, replays, name, envelope, body)
-		SELECT consumer, 'k', message_id, 0, 'x', '{}', '' FROM holdfast_inbox WHERE `+which)
+	exec(t, pool, `INSERT INTO holdfast_inbox_stopped (consumer, key) VALUES ('a', 'k')`)
+	exec(t, pool, `INSERT INTO holdfast_inbox_waiting (consumer, key, message_id, replays, attempt, name, envelope, body)
+		SELECT consumer, 'k', message_id, 0, 1, 'x', '{}', '' FROM holdfast_inbox WHERE `+which)
 }
 
 // The table may be partitioned by the administrator. Rows of two partitions can have the same tuple id then, and
@@ -569,7 +587,7 @@ func TestPrunePartitioned(t *testing.T) {
 	}
 	parkEntries(t, pool, `processed_at < now() - interval '8 days' AND hashtext(message_id::text) % 2 = 0`)
 	var parked int
-	if err := pool.QueryRow(t.Context(), `SELECT count(*) FROM holdfast_inbox_parked`).Scan(&parked); err != nil || parked == 0 {
+	if err := pool.QueryRow(t.Context(), `SELECT count(*) FROM holdfast_inbox_waiting`).Scan(&parked); err != nil || parked == 0 {
 		t.Fatalf("%d parked, error %v", parked, err)
 	}
 	n, err := newStore(t, newManager(t, pool), "a", inboxpgx.Config{}).Prune(t.Context())

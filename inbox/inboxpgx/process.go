@@ -11,6 +11,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/inboxpgx/driver"
 	"github.com/holdfast-go/holdfast/inbox/internal/base"
 )
 
@@ -23,6 +24,8 @@ type member struct {
 	call *inbox.Call
 	ctx  context.Context // for its handler
 	work *work
+	key  string       // its ordering key, where keys are stopped; empty: none
+	head *driver.Head // it is the first message of a stopped key; nil: it has come from a queue
 
 	ended  bool // the result is the message's
 	result error
@@ -41,8 +44,9 @@ func (b *member) end(result error) { b.ended, b.result = true, result }
 func (s *Store) Process(ctx context.Context, msgs []*inbox.Message) (results []error) {
 	members := make([]*member, len(msgs))
 	for i, call := range s.mux.Decode(msgs) {
-		members[i] = &member{call: call, result: errExited}
+		members[i] = &member{call: call, result: errExited, key: s.parks.keyOf(call.Message)}
 	}
+	defer s.slots.take(ctx, msgs)()
 	results = make([]error, len(msgs))
 	defer func() { // also when a handler exits the goroutine
 		for i, b := range members {
@@ -51,6 +55,7 @@ func (s *Store) Process(ctx context.Context, msgs []*inbox.Message) (results []e
 	}()
 	for _, b := range members {
 		b.begin(ctx)
+		s.parkEarly(b)
 	}
 	if len(members) == 1 {
 		s.single(members[0])

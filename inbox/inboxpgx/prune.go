@@ -3,6 +3,7 @@ package inboxpgx
 import (
 	"context"
 	"math"
+	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -37,15 +38,18 @@ func newPruner(pool *pgxpool.Pool, names tables, consumer string, cfg Config) (*
 // andNotParked excepts the entries of messages that wait: the copy of one that has taken effect may be parked
 // behind a dead letter for longer than the retention, and must be known when its turn comes.
 func andNotParked(names tables, entry string) string {
-	return ` AND NOT EXISTS (SELECT FROM ` + names.parked + ` p WHERE p.consumer = ` + entry + `.consumer AND p.message_id = ` + entry + `.message_id)`
+	return ` AND NOT EXISTS (SELECT FROM ` + names.waiting + ` w WHERE w.consumer = ` + entry + `.consumer AND w.message_id = ` + entry + `.message_id)`
 }
 
-// Background implements driver.Background of inbox: while a consumer runs it prunes every
-// Config.PruneInterval.
+// Background implements driver.Background of inbox: while a consumer runs it prunes every Config.PruneInterval, and
+// processes the messages of stopped keys that may go on.
 func (s *Store) Background(ctx context.Context) {
+	var all sync.WaitGroup
 	if s.pruner != nil {
-		s.pruner.Run(ctx)
+		all.Go(func() { s.pruner.Run(ctx) })
 	}
+	all.Go(func() { s.drain(ctx) })
+	all.Wait()
 }
 
 // later is the sum, of a retention without end too.

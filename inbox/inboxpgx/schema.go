@@ -17,39 +17,46 @@ var migrations embed.FS
 // attemptsSuffix makes the name of the ledger's table out of that of the entries.
 const attemptsSuffix = "_attempts"
 
-// parkedSuffix makes that of the messages of keys that wait.
-const parkedSuffix = "_parked"
+// stoppedSuffix and waitingSuffix make the names of the tables of stopped ordering keys and of their messages.
+const (
+	stoppedSuffix = "_stopped"
+	waitingSuffix = "_waiting"
+)
 
 // pauseSuffix makes that of the consumers that are paused.
 const pauseSuffix = "_pause"
 
 // tables are the quoted names of a Store's tables.
 type tables struct {
-	schema, bare                     string // as configured
-	entries, attempts, parked, pause string // qualified and quoted
+	schema, bare                               string // as configured
+	entries, attempts, stopped, waiting, pause string // qualified and quoted
 }
 
 func newTables(schema, table string) (tables, error) {
 	entries, err1 := sqlident.Qualify(schema, table)
 	attempts, err2 := sqlident.Qualify(schema, table+attemptsSuffix)
-	parked, err3 := sqlident.Qualify(schema, table+parkedSuffix)
-	pause, err4 := sqlident.Qualify(schema, table+pauseSuffix)
-	if err := errors.Join(err1, err2, err3, err4); err != nil {
+	stopped, err3 := sqlident.Qualify(schema, table+stoppedSuffix)
+	waiting, err4 := sqlident.Qualify(schema, table+waitingSuffix)
+	pause, err5 := sqlident.Qualify(schema, table+pauseSuffix)
+	if err := errors.Join(err1, err2, err3, err4, err5); err != nil {
 		return tables{}, fmt.Errorf("inboxpgx: table name: %w", err)
 	}
-	return tables{schema, table, entries, attempts, parked, pause}, nil
+	return tables{schema, table, entries, attempts, stopped, waiting, pause}, nil
 }
 
 // missing explains the errors of a database without the tables.
 func (t tables) missing() migrate.Missing {
-	return migrate.Missing{Call: "Store.Migrate of inboxpgx", Tables: []string{t.entries, t.attempts, t.parked, t.pause}}
+	return migrate.Missing{Call: "Store.Migrate of inboxpgx", Tables: []string{t.entries, t.attempts, t.stopped, t.waiting, t.pause}}
 }
 
 func (t tables) set() (migrate.Set, error) {
 	files, err := fs.Sub(migrations, "migrations")
 	return migrate.Set{
 		Component: "inbox", Files: files, Schema: t.schema,
-		Names: map[string]string{"table": t.bare, "attempts": t.bare + attemptsSuffix, "parked": t.bare + parkedSuffix, "pause": t.bare + pauseSuffix},
+		Names: map[string]string{
+			"table": t.bare, "attempts": t.bare + attemptsSuffix, "stopped": t.bare + stoppedSuffix, "waiting": t.bare + waitingSuffix,
+			"pause": t.bare + pauseSuffix,
+		},
 	}, err
 }
 

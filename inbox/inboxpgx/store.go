@@ -19,7 +19,7 @@ import (
 )
 
 // Store is an inbox.Processor whose handlers run in a transaction together with the message's
-// entry. It owns the tables of entries, of the ledger, of parked messages and of pauses. Register all handlers first; then it
+// entry. It owns the tables of entries, of the ledger, of stopped ordering keys with their messages, and of pauses. Register all handlers first; then it
 // is safe for concurrent use.
 type Store struct {
 	transactor txretry.Transactor
@@ -31,10 +31,11 @@ type Store struct {
 
 	entries driver.Entries
 	ledger  inboxdriver.Ledger
-	parking inboxdriver.Parking
-
-	parks, parksNot atomic.Bool // a consumer of this Store parks keys; one does not
-	pausing         pausing
+	parks   *parks
+	slots   slots
+	slow    bool         // handlers may take their time before their transactions
+	passed  atomic.Int64 // transactions of messages that went through
+	pausing pausing
 
 	// nil where Config.Entries keeps the entries:
 	pool   *pgxpool.Pool
@@ -64,7 +65,8 @@ func New(t txretry.Transactor, consumer string, cfg Config) (*Store, error) {
 	if err := errors.Join(problems...); err != nil {
 		return nil, err
 	}
-	s.ledger, s.parking = s.entries.Ledger(consumer), s.entries.Parking(consumer)
+	s.ledger, s.parks, s.slots = s.entries.Ledger(consumer), newParks(s.entries.Parking(consumer)), newSlots(cfg.ByName)
+	s.slow = len(s.slots) > 0
 	return s, nil
 }
 
@@ -90,11 +92,17 @@ func (s *Store) useTables() error {
 }
 
 // Use adds middleware around every message, outside the transaction; see inbox.Mux.Use.
-func (s *Store) Use(wrap ...inbox.Middleware) { s.mux.Use(wrap...) }
+func (s *Store) Use(wrap ...inbox.Middleware) {
+	s.slow = true
+	s.mux.Use(wrap...)
+}
 
 // Fallback registers a handler, outside any transaction, for messages of names that have
 // none; see inbox.Mux.Fallback.
-func (s *Store) Fallback(h inbox.Handler) { s.mux.Fallback(h) }
+func (s *Store) Fallback(h inbox.Handler) {
+	s.slow = true
+	s.mux.Fallback(h)
+}
 
 // Ledger implements driver.Deduplicator of inbox.
 func (s *Store) Ledger() inboxdriver.Ledger { return s.ledger }
@@ -119,16 +127,6 @@ func (s *Store) unhandled() (names []string) {
 		}
 	}
 	return names
-}
-
-// Parking implements driver.Parker of inbox. Check goes by whether a consumer uses it.
-func (s *Store) Parking(used bool) inboxdriver.Parking {
-	if used {
-		s.parks.Store(true)
-	} else {
-		s.parksNot.Store(true)
-	}
-	return s.parking
 }
 
 // Retention implements driver.Deduplicator of inbox.

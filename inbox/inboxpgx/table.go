@@ -12,6 +12,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/inbox"
 	inboxdriver "github.com/holdfast-go/holdfast/inbox/driver"
+	"github.com/holdfast-go/holdfast/inbox/inboxpgx/driver"
 	"github.com/holdfast-go/holdfast/internal/migrate"
 	"github.com/holdfast-go/holdfast/internal/pgcall"
 	txdriver "github.com/holdfast-go/holdfast/txretry/driver"
@@ -25,6 +26,7 @@ type table struct {
 	missing migrate.Missing
 
 	insert, insertAll, recorded, forget string
+	insertKeyed, insertAllKeyed         string // unless the key is stopped
 }
 
 func newTable(pool *pgxpool.Pool, names tables) (*table, error) {
@@ -36,12 +38,18 @@ func newTable(pool *pgxpool.Pool, names tables) (*table, error) {
 	if err != nil {
 		return nil, fmt.Errorf("inboxpgx: %w", err)
 	}
+	open := func(key string) string {
+		return `NOT EXISTS (SELECT FROM ` + names.stopped + ` AS s WHERE s.consumer = $1 AND s.key = ` + key + `)`
+	}
 	return &table{
 		pool: pool, names: names, files: files, missing: names.missing(),
 		insert: `INSERT INTO ` + names.entries + ` (consumer, message_id) VALUES ($1, $2) ON CONFLICT DO NOTHING`,
 		// In the order of the ids: two batches with the same copies must not deadlock.
 		insertAll: `INSERT INTO ` + names.entries + ` (consumer, message_id) SELECT $1, m.id
 			FROM unnest($2::uuid[]) AS m (id) ORDER BY m.id ON CONFLICT DO NOTHING RETURNING message_id`,
+		insertKeyed: `INSERT INTO ` + names.entries + ` (consumer, message_id) SELECT $1, $2::uuid WHERE ` + open("$3") + ` ON CONFLICT DO NOTHING`,
+		insertAllKeyed: `INSERT INTO ` + names.entries + ` (consumer, message_id) SELECT $1, m.id
+			FROM unnest($2::uuid[], $3::text[]) AS m (id, key) WHERE ` + open("m.key") + ` ORDER BY m.id ON CONFLICT DO NOTHING RETURNING message_id`,
 		recorded: `SELECT message_id FROM ` + names.entries + ` WHERE consumer = $1 AND message_id = ANY($2::uuid[])`,
 		forget:   `DELETE FROM ` + names.entries + ` WHERE consumer = $1 AND message_id = ANY($2::uuid[])`,
 	}, nil
@@ -53,13 +61,14 @@ func (t *table) Ledger(consumer string) inboxdriver.Ledger {
 }
 
 // Parking implements driver.Entries.
-func (t *table) Parking(consumer string) inboxdriver.Parking {
+func (t *table) Parking(consumer string) driver.Parking {
 	return newParking(t.pool, t.names, consumer)
 }
 
 // Record implements driver.Entries.
-func (t *table) Record(ctx context.Context, tx pgx.Tx, consumer string, id uuid.UUID) (first bool, err error) {
-	tag, err := tx.Exec(ctx, t.insert, consumer, uuidOf(id))
+func (t *table) Record(ctx context.Context, tx pgx.Tx, consumer string, id uuid.UUID, key string) (first bool, err error) {
+	insert := t.atBegin(consumer, id, key)
+	tag, err := tx.Exec(ctx, insert.SQL, insert.Args...)
 	if err != nil {
 		return false, fmt.Errorf("inboxpgx: record message: %w", t.missing.Explain(err))
 	}
@@ -67,18 +76,26 @@ func (t *table) Record(ctx context.Context, tx pgx.Tx, consumer string, id uuid.
 }
 
 // atBegin is Record as a statement that travels with BEGIN.
-func (t *table) atBegin(consumer string, id uuid.UUID) txdriver.Statement {
-	return txdriver.Statement{SQL: t.insert, Args: []any{consumer, uuidOf(id)}}
+func (t *table) atBegin(consumer string, id uuid.UUID, key string) txdriver.Statement {
+	if key == "" {
+		return txdriver.Statement{SQL: t.insert, Args: []any{consumer, uuidOf(id)}}
+	}
+	return txdriver.Statement{SQL: t.insertKeyed, Args: []any{consumer, uuidOf(id), key}}
 }
 
 // RecordAll implements driver.Entries.
-func (t *table) RecordAll(ctx context.Context, tx pgx.Tx, consumer string, msgs []*inbox.Message) (first []bool, err error) {
+func (t *table) RecordAll(ctx context.Context, tx pgx.Tx, consumer string, msgs []*inbox.Message, keys []string) (first []bool, err error) {
 	ids := make(uuids, len(msgs))
 	position := make(map[uuid.UUID]int, len(msgs))
 	for i, m := range msgs {
 		ids[i], position[m.ID] = uuidOf(m.ID), i
 	}
-	first, err = marked(position, func() (pgx.Rows, error) { return tx.Query(ctx, t.insertAll, consumer, ids) })
+	first, err = marked(position, func() (pgx.Rows, error) {
+		if keys == nil {
+			return tx.Query(ctx, t.insertAll, consumer, ids)
+		}
+		return tx.Query(ctx, t.insertAllKeyed, consumer, ids, keys)
+	})
 	if err != nil {
 		return nil, fmt.Errorf("inboxpgx: record messages: %w", t.missing.Explain(err))
 	}

@@ -86,6 +86,6 @@ func (c *Consumer) DeadLetters() inbox.DeadLetters {
 	for _, g := range c.groups {
 		parts = append(parts, &letters{g})
 	}
-	all := driver.WithParked(joined.Letters(parts...), driver.ParkingOf(c.processor, c.cfg.ConsumerConfig))
+	all := driver.WithParked(joined.Letters(parts...), driver.ParkedBy(c.processor, c.cfg.ConsumerConfig))
 	return driver.NewDeadLetters(all, c.cfg.retention, c.cfg.Logger)
 }

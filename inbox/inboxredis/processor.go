@@ -138,12 +138,27 @@ func (p *Processor) Ledger() driver.Ledger {
 	return nil
 }
 
-// Parking implements driver.Parker: it is that of the next processor, if it has one.
-func (p *Processor) Parking(used bool) driver.Parking {
+// Park implements driver.Parker: it is for the next processor, if that stops keys.
+func (p *Processor) Park(cfg inbox.ConsumerConfig) {
 	if d, ok := p.next.(driver.Parker); ok {
-		return d.Parking(used)
+		d.Park(cfg)
+	}
+}
+
+// Parked implements driver.Parker: it returns the letters of the next processor, if it has some.
+func (p *Processor) Parked() driver.Letters {
+	if d, ok := p.next.(driver.Parker); ok {
+		return d.Parked()
 	}
 	return nil
+}
+
+// Stop implements driver.Parker: the next processor keeps the letter.
+func (p *Processor) Stop(ctx context.Context, dead inbox.DeadLetter) error {
+	if d, ok := p.next.(driver.Parker); ok {
+		return d.Stop(ctx, dead)
+	}
+	return errors.New("inboxredis: the next Processor does not stop keys")
 }
 
 // Retention implements driver.Deduplicator: where the next processor deduplicates, its retention

@@ -17,7 +17,7 @@ func Ignored(table, change string) error {
 	return fmt.Errorf("table %s ignored %s: %w", table, change, ErrIgnored)
 }
 
-// noRow is what the statement of OneRow makes the server say.
+// noRow is what the statements of OneRow and Changed make the server say.
 const noRow = "holdfast: no row was stored"
 
 // OneRow returns a statement that runs an INSERT of one row and fails where the table stores none. It is for a
@@ -27,7 +27,13 @@ func OneRow(insert string) string {
 		SELECT CASE count(*) WHEN 1 THEN 1 ELSE ('` + noRow + `' || count(*))::int END FROM stored`
 }
 
-// ExplainOneRow makes an ErrIgnored of the failure of a OneRow, and returns every other error as it is.
+// Changed returns the end of a statement that selects from one of its WITH queries, and fails if another one has changed
+// nothing although the first has rows.
+func Changed(rows, change string) string {
+	return ` SELECT CASE WHEN EXISTS (SELECT FROM ` + change + `) THEN 1 ELSE ('` + noRow + `' || (SELECT count(*) FROM ` + change + `))::int END FROM ` + rows
+}
+
+// ExplainOneRow makes an ErrIgnored of the failure of a OneRow or a Changed, and returns every other error as it is.
 func ExplainOneRow(table string, err error) error {
 	answer, ok := errors.AsType[*pgconn.PgError](err)
 	if !ok || answer.Code != "22P02" || !strings.Contains(answer.Message, noRow) {

@@ -36,6 +36,7 @@ func TestEntries(t *testing.T, b EntriesBackend) {
 		"closed transaction":      testClosedTransaction,
 		"consumers":               testConsumersApart,
 		"concurrent transactions": testConcurrentRecords,
+		"stopped keys":            testStoppedKeys,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -63,7 +64,7 @@ var errAbort = errors.New("abort")
 func (d entriesTester) record(t *testing.T, consumer string, id uuid.UUID, end error) (first bool) {
 	t.Helper()
 	err := d.transactor.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) (err error) {
-		if first, err = d.entries.Record(ctx, tx, consumer, id); err != nil {
+		if first, err = d.entries.Record(ctx, tx, consumer, id, ""); err != nil {
 			return err
 		}
 		return end
@@ -100,7 +101,7 @@ func testWithinTransaction(t *testing.T, d entriesTester) {
 	id := ids.New()
 	err := d.transactor.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
 		for _, want := range []bool{true, false} {
-			first, err := d.entries.Record(ctx, tx, "a", id)
+			first, err := d.entries.Record(ctx, tx, "a", id, "")
 			if err != nil {
 				return err
 			}
@@ -116,11 +117,11 @@ func testWithinTransaction(t *testing.T, d entriesTester) {
 func testSavepoint(t *testing.T, d entriesTester) {
 	kept, dropped := ids.New(), ids.New()
 	err := d.transactor.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
-		if _, err := d.entries.Record(ctx, tx, "a", kept); err != nil {
+		if _, err := d.entries.Record(ctx, tx, "a", kept, ""); err != nil {
 			return err
 		}
 		err := pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error {
-			if _, err := d.entries.Record(ctx, tx, "a", dropped); err != nil {
+			if _, err := d.entries.Record(ctx, tx, "a", dropped, ""); err != nil {
 				return err
 			}
 			return errAbort
@@ -140,7 +141,7 @@ func testRecordAll(t *testing.T, d entriesTester) {
 	d.want(t, "a", known.ID, true)
 	msgs := []*inbox.Message{event(2), known, event(3)}
 	err := d.transactor.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
-		first, err := d.entries.RecordAll(ctx, tx, "a", msgs)
+		first, err := d.entries.RecordAll(ctx, tx, "a", msgs, nil)
 		if err != nil {
 			return err
 		}
@@ -161,7 +162,7 @@ func testForget(t *testing.T, d entriesTester) {
 	record := func(end error, forget *inbox.Message, msgs ...*inbox.Message) {
 		t.Helper()
 		err := d.transactor.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
-			if _, err := d.entries.RecordAll(ctx, tx, "a", msgs); err != nil {
+			if _, err := d.entries.RecordAll(ctx, tx, "a", msgs, nil); err != nil {
 				return err
 			}
 			if err := d.entries.Forget(ctx, tx, "a", []uuid.UUID{forget.ID}); err != nil {
@@ -185,12 +186,12 @@ func testClosedTransaction(t *testing.T, d entriesTester) {
 	var closed pgx.Tx
 	err := d.transactor.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
 		closed = tx
-		_, err := d.entries.Record(ctx, tx, "a", id)
+		_, err := d.entries.Record(ctx, tx, "a", id, "")
 		return err
 	})
 	noError(t, err)
 	for _, id := range []uuid.UUID{id, ids.New()} {
-		if first, err := d.entries.Record(t.Context(), closed, "a", id); err == nil || first {
+		if first, err := d.entries.Record(t.Context(), closed, "a", id, ""); err == nil || first {
 			t.Errorf("Record in a closed transaction = %v, %v", first, err)
 		}
 	}
@@ -211,7 +212,7 @@ func testConcurrentRecords(t *testing.T, d entriesTester) {
 		go func() {
 			var first bool
 			err := d.transactor.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) (err error) {
-				first, err = d.entries.Record(ctx, tx, "a", id)
+				first, err = d.entries.Record(ctx, tx, "a", id, "")
 				return err
 			})
 			if err != nil {
@@ -229,4 +230,37 @@ func testConcurrentRecords(t *testing.T, d entriesTester) {
 	if count != 1 {
 		t.Errorf("%d of %d transactions were the first", count, n)
 	}
+}
+
+// A message of a stopped key has no entry. Other keys, other consumers and messages without a key have one.
+func testStoppedKeys(t *testing.T, d entriesTester) {
+	stops := event(1)
+	noError(t, d.entries.Parking("a").Stop(t.Context(), "k", driverLetter(stops, errNo)))
+	record := func(consumer string, keys []string, want ...bool) {
+		t.Helper()
+		err := d.transactor.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
+			msgs := make([]*inbox.Message, len(want))
+			for i := range msgs {
+				msgs[i] = event(10 + i)
+			}
+			first, err := d.entries.RecordAll(ctx, tx, consumer, msgs, keys)
+			if !slices.Equal(first, want) {
+				t.Errorf("RecordAll of %q: %v, want %v", keys, first, want)
+			}
+			for i, m := range []*inbox.Message{event(20), stops} {
+				if keys == nil || err != nil {
+					break
+				}
+				var one bool
+				if one, err = d.entries.Record(ctx, tx, consumer, m.ID, keys[0]); one != want[0] {
+					t.Errorf("Record %d of %q: %v, want %v", i, keys[0], one, want[0])
+				}
+			}
+			return err
+		})
+		noError(t, err)
+	}
+	record("a", []string{"k", "other", ""}, false, true, true)
+	record("b", []string{"k"}, true)
+	record("a", nil, true)
 }

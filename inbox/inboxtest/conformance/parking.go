@@ -1,6 +1,7 @@
 package conformance
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -10,58 +11,136 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
 
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/driver"
+	pgxdriver "github.com/holdfast-go/holdfast/inbox/inboxpgx/driver"
 	"github.com/holdfast-go/holdfast/internal/ids"
+	"github.com/holdfast-go/holdfast/txretry"
 )
 
-// TestParking holds a driver.Parking to what it promises. newParkings returns one per consumer, all
-// in the same place, without messages.
-func TestParking(t *testing.T, newParkings func(t *testing.T) func(consumer string) driver.Parking) {
+// TestParking holds a driver.Parking of inboxpgx to what it promises.
+func TestParking(t *testing.T, b EntriesBackend) {
 	for name, test := range map[string]func(*testing.T, parkingTester){
-		"order":            testParkingOrder,
-		"keeps all":        testParkingKeepsAll,
-		"stopped again":    testParkingStopsAgain,
-		"a follower stops": testParkingStopsFollower,
-		"late copies":      testParkingLateCopies,
-		"drop":             testParkingDrop,
-		"heads":            testParkingHeads,
-		"letters":          testParkingLetters,
-		"replays at once":  testParkingReplaysAtOnce,
-		"edited":           testParkingEdited,
-		"odd time stamps":  testParkingOddTimes,
-		"claims":           testParkingClaims,
-		"claims that end":  testParkingClaimsThatEnd,
-		"late owners":      testParkingLateOwners,
-		"claims at once":   testParkingClaimsAtOnce,
-		"count":            testParkingCount,
+		"order":             testParkingOrder,
+		"keeps all":         testParkingKeepsAll,
+		"stopped again":     testParkingStopsAgain,
+		"a follower stops":  testParkingStopsFollower,
+		"late copies":       testParkingLateCopies,
+		"processed copies":  testParkingProcessedCopies,
+		"drop":              testParkingDrop,
+		"letters":           testParkingLetters,
+		"replays at once":   testParkingReplaysAtOnce,
+		"edited":            testParkingEdited,
+		"odd time stamps":   testParkingOddTimes,
+		"leases":            testParkingLeases,
+		"turns":             testParkingTurns,
+		"runs":              testParkingRuns,
+		"transactions":      testParkingTransactions,
+		"claims at once":    testParkingClaimsAtOnce,
+		"arrivals at once":  testParkingArrivalsAtOnce,
+		"stops at once":     testParkingStopsAtOnce,
+		"keys of all kinds": testParkingKeys,
+		"count":             testParkingCount,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			parkings := newParkings(t)
-			test(t, parkingTester{parkings("a"), parkings("b"), ids.New()})
+			run := func(t *testing.T) {
+				transactor, entries := b.New(t)
+				test(t, parkingTester{entries.Parking("a"), entries, transactor, "a"})
+			}
+			if b.Bubble {
+				synctest.Test(t, run)
+				return
+			}
+			run(t)
 		})
 	}
 }
 
 type parkingTester struct {
-	driver.Parking
-	other driver.Parking // of another consumer
-	owner uuid.UUID      // of what is claimed, where a test names none
+	pgxdriver.Parking
+	entries    pgxdriver.Entries
+	transactor txretry.Transactor
+	consumer   string
 }
 
-// claim claims for long what is first of a key.
-func (p parkingTester) claim(t *testing.T, key string) (m *inbox.Message, there bool) {
+// other is the Parking of another consumer.
+func (p parkingTester) other() parkingTester {
+	return parkingTester{p.entries.Parking("b"), p.entries, p.transactor, "b"}
+}
+
+// claim claims a key that may go on; nil for none.
+func (p parkingTester) claim(t *testing.T) *pgxdriver.Head {
 	t.Helper()
-	m, there, err := p.Claim(t.Context(), key, driver.Lease{Owner: p.owner, For: time.Hour})
-	if err != nil || m != nil && !there {
-		t.Fatalf("Claim: %v, %v, %v", m, there, err)
+	h, err := p.Claim(t.Context(), time.Hour)
+	noError(t, err)
+	return h
+}
+
+// take runs the message of a head in a transaction that ends with an error, or commits.
+func (p parkingTester) take(t *testing.T, h *pgxdriver.Head, end error) (first bool) {
+	t.Helper()
+	err := p.transactor.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) (err error) {
+		if first, err = p.Take(ctx, tx, h); err != nil {
+			return err
+		}
+		return end
+	})
+	if !errors.Is(err, end) || end == nil && err != nil {
+		t.Fatalf("Take: %v", err)
 	}
-	return m, there
+	return first
+}
+
+// wantNext runs the next message of the key that goes on, which must be this one, and gives the key back.
+func (p parkingTester) wantNext(t *testing.T, key string, want *inbox.Message) {
+	t.Helper()
+	h := p.claim(t)
+	if h == nil || h.Key != key || h.Message == nil || h.Message.ID != want.ID || h.Message.Replays != want.Replays {
+		t.Fatalf("claimed %+v, want message %v of key %s", h, want.ID, key)
+	}
+	if !p.take(t, h, nil) {
+		t.Fatal("the message is not taken")
+	}
+	noError(t, p.Release(t.Context(), h))
+}
+
+// wantFree wants that a key has no messages, and frees it if it goes on.
+func (p parkingTester) wantFree(t *testing.T, key string) {
+	t.Helper()
+	if h := p.claim(t); h != nil {
+		if h.Key != key || h.Message != nil {
+			t.Fatalf("claimed %+v, want key %s without messages", h, key)
+		}
+		noError(t, p.Release(t.Context(), h))
+	}
+	p.wantStopped(t, key, false)
+}
+
+func (p parkingTester) wantNone(t *testing.T) {
+	t.Helper()
+	if h := p.claim(t); h != nil {
+		t.Fatalf("claimed %+v", h)
+	}
+}
+
+// wantStopped asks whether a message of the key has an entry.
+func (p parkingTester) wantStopped(t *testing.T, key string, want bool) {
+	t.Helper()
+	var first bool
+	err := p.transactor.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) (err error) {
+		first, err = p.entries.Record(ctx, tx, p.consumer, ids.New(), key)
+		return errors.Join(err, errAbort)
+	})
+	if !errors.Is(err, errAbort) || first == want {
+		t.Fatalf("key %s: an entry is made: %v, error %v; want stopped %v", key, first, err, want)
+	}
 }
 
 // queued is a message of the suite that has come from a queue.
@@ -80,10 +159,14 @@ func (p parkingTester) stop(t *testing.T, key string, m *inbox.Message, err erro
 	return dead
 }
 
-func (p parkingTester) fail(t *testing.T, m *inbox.Message, err error) inbox.DeadLetter {
+func driverLetter(m *inbox.Message, err error) inbox.DeadLetter {
+	return driver.NewDeadLetter(m, driver.Classify(err), "suite", time.Now())
+}
+
+func (p parkingTester) fail(t *testing.T, h *pgxdriver.Head, err error) inbox.DeadLetter {
 	t.Helper()
-	dead := driver.NewDeadLetter(m, driver.Classify(err), "suite", time.Now().Truncate(time.Microsecond))
-	if err := p.Fail(t.Context(), p.owner, dead); err != nil {
+	dead := driver.NewDeadLetter(h.Message, driver.Classify(err), "suite", time.Now().Truncate(time.Microsecond))
+	if err := p.Fail(t.Context(), h, dead); err != nil {
 		t.Fatalf("Fail: %v", err)
 	}
 	return dead
@@ -92,16 +175,9 @@ func (p parkingTester) fail(t *testing.T, m *inbox.Message, err error) inbox.Dea
 func (p parkingTester) add(t *testing.T, key string, msgs ...*inbox.Message) {
 	t.Helper()
 	for _, m := range msgs {
-		if err := p.Append(t.Context(), key, m); err != nil {
-			t.Fatalf("Append: %v", err)
+		if waits, err := p.Wait(t.Context(), key, m); !waits || err != nil {
+			t.Fatalf("Wait: %v, error %v", waits, err)
 		}
-	}
-}
-
-func (p parkingTester) done(t *testing.T, m *inbox.Message) {
-	t.Helper()
-	if err := p.Done(t.Context(), p.owner, m); err != nil {
-		t.Fatalf("Done: %v", err)
 	}
 }
 
@@ -124,55 +200,29 @@ func (p parkingTester) replay(t *testing.T, f inbox.Filter, want int) {
 	}
 }
 
-// wantFirst wants the next message of a key; nil for none.
-func (p parkingTester) wantFirst(t *testing.T, key string, want *inbox.Message) {
-	t.Helper()
-	got, _ := p.claim(t, key)
-	switch {
-	case got == nil && want == nil:
-	case got == nil || want == nil:
-		t.Fatalf("first is %+v, want %+v", got, want)
-	case got.ID != want.ID:
-		t.Fatalf("first is another message than wanted")
-	}
-}
-
-func (p parkingTester) wantHeads(t *testing.T, want ...driver.Head) {
-	t.Helper()
-	got, err := p.Heads(t.Context(), "", 100)
-	if err != nil || !slices.Equal(got, want) {
-		t.Fatalf("Heads: %v, error %v, want %v", got, err, want)
-	}
-}
-
 var errNo = errors.New("no")
 
 // What comes behind a dead letter waits in its order, each message once.
 func testParkingOrder(t *testing.T, p parkingTester) {
 	first, second, third, apart := queued(1), queued(2), queued(3), queued(4)
-	p.wantHeads(t)
-	p.wantFirst(t, "k", nil)
+	p.wantNone(t)
+	if waits, err := p.Wait(t.Context(), "k", second); waits || err != nil {
+		t.Fatalf("Wait of a key that is not stopped: %v, error %v", waits, err)
+	}
 	p.stop(t, "k", first, errNo)
 	p.add(t, "k", first, second, third, second)
 	p.stop(t, "l", apart, errNo)
-	p.wantHeads(t, driver.Head{Key: "k", Stopped: true}, driver.Head{Key: "l", Stopped: true})
-	p.wantFirst(t, "k", nil)
-	parkingTester{Parking: p.other}.wantHeads(t)
-	p.replay(t, inbox.Filter{Name: Name, Limit: 1}, 1)
-	p.wantHeads(t, driver.Head{Key: "k"}, driver.Head{Key: "l", Stopped: true})
+	p.wantNone(t)
+	p.wantStopped(t, "k", true)
+	p.other().wantStopped(t, "k", false)
+	p.replay(t, inbox.Filter{IDs: []uuid.UUID{first.ID}}, 1)
 	for _, m := range []*inbox.Message{returned(first, 1), second, third} {
-		p.wantFirst(t, "k", m)
-		p.wantFirst(t, "k", m)
-		p.done(t, m)
-		p.done(t, m)
+		p.wantStopped(t, "k", true)
+		p.wantNext(t, "k", m)
 	}
-	p.wantFirst(t, "k", nil)
-	p.wantHeads(t, driver.Head{Key: "l", Stopped: true})
-	for key, want := range map[string]bool{"k": false, "l": true} {
-		if _, there := p.claim(t, key); there != want {
-			t.Errorf("key %s: there %v", key, there)
-		}
-	}
+	p.wantFree(t, "k")
+	p.wantStopped(t, "l", true)
+	p.wantNone(t)
 }
 
 // Messages and dead letters come back as they were; what was returned was never tried.
@@ -196,10 +246,11 @@ func testParkingKeepsAll(t *testing.T, p parkingTester) {
 	p.replay(t, inbox.Filter{}, 1)
 	m.Replays = 4
 	for _, want := range []*inbox.Message{m, &follower} {
-		got, _ := p.claim(t, m.Key)
-		if got == nil {
+		h := p.claim(t)
+		if h == nil || h.Message == nil {
 			t.Fatal("nothing is first")
 		}
+		got := h.Message
 		if len(got.Body) == 0 {
 			got.Body = want.Body
 		}
@@ -207,7 +258,8 @@ func testParkingKeepsAll(t *testing.T, p parkingTester) {
 		if !reflect.DeepEqual(back, sent) {
 			t.Errorf("the message is\n%+v, want\n%+v", back.Message, sent.Message)
 		}
-		p.done(t, want)
+		p.take(t, h, nil)
+		noError(t, p.Release(t.Context(), h))
 	}
 }
 
@@ -233,9 +285,8 @@ func testParkingOddTimes(t *testing.T, p parkingTester) {
 	p.stop(t, "k", first, errNo)
 	p.add(t, "k", second)
 	p.replay(t, inbox.Filter{}, 1)
-	p.wantFirst(t, "k", first)
-	p.done(t, returned(first, 1))
-	p.wantFirst(t, "k", second)
+	p.wantNext(t, "k", returned(first, 1))
+	p.wantNext(t, "k", second)
 }
 
 // A message that fails once more stops its key in its place.
@@ -245,18 +296,17 @@ func testParkingStopsAgain(t *testing.T, p parkingTester) {
 	p.add(t, "k", second)
 	for round := 1; round <= 3; round++ {
 		p.replay(t, inbox.Filter{}, 1)
-		m, _ := p.claim(t, "k")
-		if m == nil || m.ID != first.ID || m.Replays != round || m.Attempt != 1 {
-			t.Fatalf("round %d: %+v", round, m)
+		h := p.claim(t)
+		if h == nil || h.Message.ID != first.ID || h.Message.Replays != round || h.Message.Attempt != 1 {
+			t.Fatalf("round %d: %+v", round, h)
 		}
-		p.fail(t, m, fmt.Errorf("again"))
-		p.wantHeads(t, driver.Head{Key: "k", Stopped: true})
-		p.wantFirst(t, "k", nil)
+		p.fail(t, h, fmt.Errorf("again"))
+		p.wantNone(t)
+		p.wantStopped(t, "k", true)
 	}
 	p.replay(t, inbox.Filter{ErrorContains: "again"}, 1)
-	p.wantFirst(t, "k", first)
-	p.done(t, returned(first, 4))
-	p.wantFirst(t, "k", second)
+	p.wantNext(t, "k", returned(first, 4))
+	p.wantNext(t, "k", second)
 }
 
 // So does one that came behind.
@@ -265,37 +315,87 @@ func testParkingStopsFollower(t *testing.T, p parkingTester) {
 	p.stop(t, "k", first, errNo)
 	p.add(t, "k", second, third)
 	p.replay(t, inbox.Filter{}, 1)
-	p.wantFirst(t, "k", first)
-	p.done(t, returned(first, 1))
-	p.stop(t, "k", second, inbox.Classed(errNo, "payment"))
-	p.wantHeads(t, driver.Head{Key: "k", Stopped: true})
+	p.wantNext(t, "k", returned(first, 1))
+	p.fail(t, p.claim(t), inbox.Classed(errNo, "payment"))
+	p.wantNone(t)
 	if n, err := p.letters().Count(t.Context(), inbox.Filter{Class: "payment"}); n != 1 || err != nil {
 		t.Fatalf("%d dead letters of class payment, error %v", n, err)
 	}
 	p.replay(t, inbox.Filter{Class: "payment"}, 1)
-	p.wantFirst(t, "k", second)
-	p.done(t, returned(second, 1))
-	p.wantFirst(t, "k", third)
+	p.wantNext(t, "k", returned(second, 1))
+	p.wantNext(t, "k", third)
 }
 
-// Copies from before a replay, of a consumer that was slow, change nothing.
+// Copies of what is kept, of a consumer that was slow, change nothing. Neither does a head of before.
 func testParkingLateCopies(t *testing.T, p parkingTester) {
-	first := queued(1)
+	first, second := queued(1), queued(2)
 	p.stop(t, "k", first, errNo)
 	p.replay(t, inbox.Filter{}, 1)
 	p.stop(t, "k", first, errNo)
 	p.add(t, "k", first)
-	p.done(t, first)
-	if m, _ := p.claim(t, "k"); m == nil || m.Replays != 1 {
-		t.Fatalf("%+v", m)
+	h := p.claim(t)
+	if h == nil || h.Message.Replays != 1 {
+		t.Fatalf("%+v", h)
 	}
-	p.done(t, first)
-	dead := p.fail(t, returned(first, 1), fmt.Errorf("again"))
-	late := dead
-	late.Error = "too late"
-	noError(t, p.Stop(t.Context(), "k", late))
+	old := *h
+	old.Message = first
+	late := func() {
+		t.Helper()
+		noError(t, errors.Join(p.Pass(t.Context(), &old), p.Retry(t.Context(), &old, old.Message, 0)))
+		p.fail(t, &old, errors.New("too late"))
+		if p.take(t, &old, nil) {
+			t.Error("a copy of before is taken")
+		}
+	}
+	late()
+	p.fail(t, h, fmt.Errorf("again"))
+	p.stop(t, "k", first, errors.New("too late"))
+	old.Message = h.Message
+	late()
 	if got, err := p.letters().Show(t.Context(), first.ID); err != nil || got.Error != "again" {
 		t.Errorf("%+v, error %v", got, err)
+	}
+	p.stop(t, "k", second, errNo) // another letter has stopped the key: it waits
+	p.replay(t, inbox.Filter{}, 1)
+	p.wantNext(t, "k", returned(first, 2))
+	late()
+	p.wantNext(t, "k", second)
+	p.wantFree(t, "k")
+}
+
+// A message that another copy has processed meanwhile stops nothing; one that waits is passed over.
+func testParkingProcessedCopies(t *testing.T, p parkingTester) {
+	first, second := queued(1), queued(2)
+	record := func(m *inbox.Message) {
+		noError(t, p.transactor.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
+			_, err := p.entries.Record(ctx, tx, p.consumer, m.ID, "")
+			return err
+		}))
+	}
+	record(first)
+	p.stop(t, "k", first, errNo)
+	p.wantStopped(t, "k", false)
+	p.stop(t, "k", queued(3), errNo)
+	p.add(t, "k", second)
+	record(second)
+	p.removeAll(t, 1)
+	h := p.claim(t)
+	if h == nil || h.Message.ID != second.ID || p.take(t, h, nil) {
+		t.Fatalf("claimed %+v", h)
+	}
+	noError(t, p.Pass(t.Context(), h))
+	h, err := p.Next(t.Context(), h, time.Hour)
+	if h == nil || h.Message != nil || err != nil {
+		t.Fatalf("next is %+v, error %v", h, err)
+	}
+	noError(t, p.Release(t.Context(), h))
+	p.wantStopped(t, "k", false)
+}
+
+func (p parkingTester) removeAll(t *testing.T, want int) {
+	t.Helper()
+	if n, err := p.letters().Remove(t.Context(), inbox.Filter{}, inbox.Removal{By: "suite"}); n != want || err != nil {
+		t.Fatalf("removed %d, error %v", n, err)
 	}
 }
 
@@ -303,43 +403,31 @@ func testParkingDrop(t *testing.T, p parkingTester) {
 	first, second := queued(1), queued(2)
 	p.stop(t, "k", first, errNo)
 	p.add(t, "k", second)
-	if n, err := p.letters().Remove(t.Context(), inbox.Filter{}, inbox.Removal{By: "suite"}); n != 1 || err != nil {
-		t.Fatalf("removed %d, error %v", n, err)
-	}
-	p.wantHeads(t, driver.Head{Key: "k"})
-	p.wantFirst(t, "k", second)
+	p.removeAll(t, 1)
+	p.wantNext(t, "k", second)
+	p.wantFree(t, "k")
 	if n, err := p.letters().Count(t.Context(), inbox.Filter{}); n != 0 || err != nil {
 		t.Errorf("%d dead letters, error %v", n, err)
 	}
+	p.stop(t, "alone", first, errNo)
+	p.removeAll(t, 1)
+	p.wantFree(t, "alone")
 }
 
-// Heads come in pages, however the keys are spelt.
-func testParkingHeads(t *testing.T, p parkingTester) {
-	want := []driver.Head{{Key: " "}, {Key: "A"}, {Key: "B"}, {Key: "a"}, {Key: "a b", Stopped: true}, {Key: "ab"}, {Key: "ä"}, {Key: "𝄞", Stopped: true}}
-	for i, head := range slices.Backward(want) {
-		for n := range 3 {
-			m := queued(10*i + n)
-			if head.Stopped && n == 0 {
-				p.stop(t, head.Key, m, errNo)
-			} else {
-				p.add(t, head.Key, m)
-			}
-		}
+// Keys are apart however they are spelt.
+func testParkingKeys(t *testing.T, p parkingTester) {
+	keys := []string{" ", "A", "a", "a ", "ä", "a\u0308", "𝄞"}
+	var all []*inbox.Message
+	for i, key := range keys {
+		all = append(all, queued(i))
+		p.wantStopped(t, key, false)
+		p.stop(t, key, all[i], errNo)
+		p.wantStopped(t, key, true)
 	}
-	p.wantHeads(t, want...)
-	var all []driver.Head
-	for after := ""; ; {
-		page, err := p.Heads(t.Context(), after, 3)
-		if err != nil || len(page) > 3 {
-			t.Fatalf("%d heads of 3, error %v", len(page), err)
-		}
-		if len(page) == 0 {
-			break
-		}
-		all, after = append(all, page...), page[len(page)-1].Key
-	}
-	if !slices.Equal(all, want) {
-		t.Errorf("in pages %v, want %v", all, want)
+	for i, key := range keys {
+		p.replay(t, inbox.Filter{IDs: []uuid.UUID{all[i].ID}}, 1)
+		p.wantNext(t, key, returned(all[i], 1))
+		p.wantFree(t, key)
 	}
 }
 
@@ -412,8 +500,8 @@ func testParkingEdited(t *testing.T, p parkingTester) {
 	if got != (inbox.Replayed{Returned: 1, Failed: 1}) || !errors.Is(err, errNo) {
 		t.Errorf("replayed %+v, error %v", got, err)
 	}
-	if m, _ := p.claim(t, "b"); m == nil || string(m.Body) != body {
-		t.Errorf("claimed %+v", m)
+	if h := p.claim(t); h == nil || h.Key != "b" || string(h.Message.Body) != body {
+		t.Errorf("claimed %+v", h)
 	}
 	if left, err := p.letters().List(t.Context(), inbox.Filter{}); err != nil || len(left) != 1 || left[0].Message.ID != stays {
 		t.Errorf("left %+v, error %v", left, err)
@@ -435,99 +523,130 @@ func testParkingReplaysAtOnce(t *testing.T, p parkingTester) {
 		})
 	}
 	all.Wait()
-	for i := range n {
-		if m, _ := p.claim(t, fmt.Sprint("k", i)); m == nil || m.Replays != 1 {
-			t.Errorf("%+v", m)
+	for range n {
+		if h := p.claim(t); h == nil || h.Message.Replays != 1 {
+			t.Errorf("%+v", h)
 		}
 	}
+	p.wantNone(t)
 }
 
-// as is the tester as another owner of the same consumer.
-func (p parkingTester) as(owner uuid.UUID) parkingTester {
-	p.owner = owner
-	return p
-}
-
-func (p parkingTester) renew(t *testing.T, d time.Duration, m *inbox.Message) (kept bool) {
-	t.Helper()
-	held, err := p.Renew(t.Context(), driver.Lease{Owner: p.owner, For: d}, []uuid.UUID{m.ID, ids.New()})
-	if err != nil || len(held) > 1 || len(held) == 1 && held[0] != m.ID {
-		t.Fatalf("Renew: %v, error %v", held, err)
+// A key is claimed once in the time of a lease. A head whose lease is over is run by nobody's leave but Take's.
+func testParkingLeases(t *testing.T, p parkingTester) {
+	first, second := queued(1), queued(2)
+	p.stop(t, "k", first, errNo)
+	p.add(t, "k", second)
+	p.removeAll(t, 1)
+	short, err := p.Claim(t.Context(), 10*time.Millisecond)
+	noError(t, err)
+	time.Sleep(50 * time.Millisecond)
+	h := p.claim(t)
+	if short == nil || h == nil || h.Message.ID != second.ID {
+		t.Fatalf("%+v, and then %+v", short, h)
 	}
-	return len(held) == 1
+	p.wantNone(t)
+	if next, err := p.Next(t.Context(), short, time.Hour); next != nil || err != nil {
+		t.Errorf("a lease that is over goes on with %+v, error %v", next, err)
+	}
+	noError(t, p.Release(t.Context(), short)) // another one has the key
+	p.wantNone(t)
+	if !p.take(t, short, nil) || p.take(t, h, nil) {
+		t.Error("the message is not taken once")
+	}
+	if h, err = p.Next(t.Context(), h, time.Hour); h == nil || h.Message != nil || err != nil {
+		t.Fatalf("next is %+v, error %v", h, err)
+	}
+	noError(t, p.Release(t.Context(), h))
+	p.wantStopped(t, "k", false)
 }
 
-// A message that one owner has is no other's, and what is behind it neither.
-func testParkingClaims(t *testing.T, p parkingTester) {
-	first, second, dead := queued(1), queued(2), queued(3)
-	late := p.as(ids.New())
-	p.add(t, "k", first, second)
-	p.stop(t, "l", dead, errNo)
-	p.wantFirst(t, "k", first)
-	for range 2 {
-		if m, there := late.claim(t, "k"); m != nil || !there {
-			t.Fatalf("two have %+v, there %v", m, there)
+// The key that waits longest has its turn. A message that is to be tried again keeps its place, and its key waits.
+func testParkingTurns(t *testing.T, p parkingTester) {
+	for i, key := range []string{"k", "l"} {
+		p.stop(t, key, queued(i), errNo)
+		p.add(t, key, queued(10+i), queued(20+i))
+		p.replay(t, inbox.Filter{}, 1)
+		time.Sleep(time.Millisecond)
+	}
+	for _, key := range []string{"k", "l", "k", "l"} {
+		h := p.claim(t)
+		if h == nil || h.Key != key {
+			t.Fatalf("%+v has a turn, want key %s", h, key)
 		}
+		p.take(t, h, nil)
+		time.Sleep(time.Millisecond) // in a bubble, too, it is later now
+		noError(t, p.Release(t.Context(), h))
 	}
-	if late.renew(t, time.Hour, first) || !p.renew(t, time.Hour, first) || p.renew(t, time.Hour, dead) {
-		t.Error("not only the owner's claims are renewed")
+	h := p.claim(t)
+	later := *h.Message
+	later.Attempt, later.History = 2, []inbox.FailedAttempt{{Error: "at first"}}
+	noError(t, p.Retry(t.Context(), h, &later, time.Hour))
+	other := p.claim(t)
+	if other == nil || other.Key != "l" {
+		t.Fatalf("%+v has a turn", other)
 	}
-	p.done(t, first)
-	late.wantFirst(t, "k", second)
-	p.wantFirst(t, "k", nil)
+	noError(t, p.Retry(t.Context(), other, other.Message, 0))
+	if h := p.claim(t); h == nil || h.Key != "l" || h.Message.Attempt != other.Message.Attempt {
+		t.Fatalf("%+v is tried again", h)
+	}
+	p.wantNone(t)
 }
 
-// A claim ends by time or is given up; until another one claims the message its owner may go on.
-func testParkingClaimsThatEnd(t *testing.T, p parkingTester) {
-	m := queued(1)
-	late := p.as(ids.New())
-	p.add(t, "k", m)
-	if got, _, err := p.Claim(t.Context(), "k", driver.Lease{Owner: p.owner, For: time.Millisecond}); got == nil || err != nil {
-		t.Fatalf("%+v, error %v", got, err)
-	}
-	time.Sleep(10 * time.Millisecond)
-	if !p.renew(t, time.Hour, m) {
-		t.Error("a claim that nobody else wants is not renewed")
-	}
-	late.wantFirst(t, "k", nil)
-	if !p.renew(t, 0, m) {
-		t.Error("the owner has no claim to give up")
-	}
-	late.wantFirst(t, "k", m)
-	if p.renew(t, time.Hour, m) {
-		t.Error("a claim is renewed that another one has")
-	}
-}
-
-// What another owner has is not ended by the one that had it, nor by a copy from the queue.
-func testParkingLateOwners(t *testing.T, p parkingTester) {
-	m := queued(1)
-	late := p.as(ids.New())
-	dead := driver.NewDeadLetter(m, driver.Classify(errNo), "suite", time.Now())
-	stale := func(what string) {
-		t.Helper()
-		if err := late.Fail(t.Context(), late.owner, dead); !errors.Is(err, driver.ErrStale) {
-			t.Errorf("%s: Fail: %v", what, err)
-		}
-	}
-	p.add(t, "k", m)
-	late.wantFirst(t, "k", m)
-	late.renew(t, 0, m)
-	p.wantFirst(t, "k", m)
-	late.done(t, m)
-	stale("another has it")
-	p.stop(t, "k", m, errNo)
-	p.wantHeads(t, driver.Head{Key: "k"})
-	p.done(t, m)
-	stale("it is done")
-	p.wantHeads(t)
-	p.add(t, "k", m)
-	late.wantFirst(t, "k", m)
-	late.fail(t, m, errNo)
+// Runs of which nothing is known count, those that have ended do not.
+func testParkingRuns(t *testing.T, p parkingTester) {
+	p.stop(t, "k", queued(1), errNo)
+	p.add(t, "k", queued(2))
 	p.replay(t, inbox.Filter{}, 1)
-	stale("it is returned")
-	if m, _ := p.claim(t, "k"); m == nil || m.Replays != 1 {
-		t.Errorf("%+v", m)
+	var h *pgxdriver.Head
+	for runs := range 4 {
+		if h = p.claim(t); h == nil || h.Runs != runs {
+			t.Fatalf("run %d: %+v", runs, h)
+		}
+		noError(t, p.Release(t.Context(), h))
+	}
+	h = p.claim(t)
+	noError(t, p.Retry(t.Context(), h, h.Message, 0))
+	if h = p.claim(t); h.Runs != 0 {
+		t.Errorf("%+v after a run that has ended", h)
+	}
+	p.take(t, h, errAbort)
+	p.take(t, h, nil)
+	if h, err := p.Next(t.Context(), h, time.Hour); h == nil || h.Runs != 0 || err != nil {
+		t.Errorf("next is %+v, error %v", h, err)
+	}
+}
+
+// Until its transaction ends a message is here, arrivals do not wait for it, and nobody else has it or decides about it.
+func testParkingTransactions(t *testing.T, p parkingTester) {
+	first, second := queued(1), queued(2)
+	p.stop(t, "k", first, errNo)
+	p.replay(t, inbox.Filter{}, 1)
+	h := p.claim(t)
+	for _, end := range []error{errAbort, nil} {
+		err := p.transactor.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
+			if first, err := p.Take(ctx, tx, h); !first || err != nil {
+				t.Fatalf("Take: %v, error %v", first, err)
+			}
+			p.add(t, "k", second)
+			noError(t, errors.Join(p.Retry(ctx, h, h.Message, 0), p.Fail(ctx, h, driverLetter(h.Message, errNo)), p.Release(ctx, h)))
+			if other, err := p.Claim(ctx, time.Hour); other != nil || err != nil {
+				t.Errorf("claimed %+v, error %v", other, err)
+			}
+			if _, messages, err := p.Count(ctx, 10); messages != 2 || err != nil {
+				t.Errorf("%d messages, error %v", messages, err)
+			}
+			return end
+		})
+		if !errors.Is(err, end) || end == nil && err != nil {
+			t.Fatal(err)
+		}
+		noError(t, p.Release(t.Context(), h))
+		if h = p.claim(t); h == nil {
+			t.Fatal("the key does not go on")
+		}
+	}
+	if h.Message.ID != second.ID {
+		t.Errorf("then %+v is first", h)
 	}
 }
 
@@ -535,41 +654,88 @@ func testParkingLateOwners(t *testing.T, p parkingTester) {
 func testParkingClaimsAtOnce(t *testing.T, p parkingTester) {
 	const n = 12
 	for i := range n {
-		p.add(t, fmt.Sprint("k", i), queued(i))
+		p.stop(t, fmt.Sprint("k", i), queued(i), errNo)
 	}
-	var got atomic.Int32
+	p.replay(t, inbox.Filter{}, n)
+	var got, taken atomic.Int32
 	var all sync.WaitGroup
 	for range 4 {
-		owner := ids.New()
 		all.Go(func() {
-			for i := range n {
-				m, there, err := p.Claim(t.Context(), fmt.Sprint("k", i), driver.Lease{Owner: owner, For: time.Hour})
-				if !there || err != nil {
-					t.Errorf("there %v, error %v", there, err)
-				}
-				if m != nil {
+			for range 3 * n {
+				h, err := p.Claim(t.Context(), 0)
+				switch {
+				case err != nil:
+					t.Error(err)
+				case h != nil && h.Message != nil:
 					got.Add(1)
+					if p.take(t, h, nil) {
+						taken.Add(1)
+					}
+					fallthrough
+				case h != nil:
+					noError(t, p.Release(t.Context(), h))
 				}
 			}
 		})
 	}
 	all.Wait()
-	if got.Load() != n {
-		t.Errorf("%d claims of %d messages", got.Load(), n)
+	if got.Load() < n || taken.Load() != n {
+		t.Errorf("%d claims, %d of %d messages taken", got.Load(), taken.Load(), n)
+	}
+}
+
+// A message that arrives while its key becomes free is stored behind it, or finds it free: it is never left alone.
+func testParkingArrivalsAtOnce(t *testing.T, p parkingTester) {
+	const rounds = 20
+	for i := range rounds {
+		p.stop(t, "k", queued(i), errNo)
+		p.removeAll(t, 1)
+		late := queued(100 + i)
+		var waits bool
+		var all sync.WaitGroup
+		all.Go(func() { noError(t, p.Release(t.Context(), p.claim(t))) })
+		all.Go(func() {
+			var err error
+			waits, err = p.Wait(t.Context(), "k", late)
+			noError(t, err)
+		})
+		all.Wait()
+		p.wantStopped(t, "k", waits)
+		if waits {
+			p.wantNext(t, "k", late)
+			p.wantFree(t, "k")
+		}
+	}
+}
+
+// However many stop a key, one letter stops it and the other messages wait.
+func testParkingStopsAtOnce(t *testing.T, p parkingTester) {
+	const n = 8
+	msgs := []*inbox.Message{queued(0), queued(1), queued(2), queued(3)}
+	var all sync.WaitGroup
+	for i := range n {
+		all.Go(func() { noError(t, p.Stop(t.Context(), "k", driverLetter(msgs[i%4], errNo))) })
+	}
+	all.Wait()
+	if found, err := p.letters().Count(t.Context(), inbox.Filter{}); found != 1 || err != nil {
+		t.Errorf("%d letters, error %v", found, err)
+	}
+	if keys, messages, err := p.Count(t.Context(), 10); keys != 1 || messages != 4 || err != nil {
+		t.Errorf("%d keys, %d messages, error %v", keys, messages, err)
 	}
 }
 
 func testParkingCount(t *testing.T, p parkingTester) {
-	want := func(most, n int) {
+	want := func(most, keys, messages int) {
 		t.Helper()
-		if got, err := p.Count(t.Context(), most); got != n || err != nil {
-			t.Errorf("%d messages, error %v, want %d", got, err, n)
+		if k, m, err := p.Count(t.Context(), most); k != keys || m != messages || err != nil {
+			t.Errorf("%d keys, %d messages, error %v, want %d, %d", k, m, err, keys, messages)
 		}
 	}
-	want(10, 0)
+	want(10, 0, 0)
 	p.stop(t, "k", queued(1), errNo)
 	p.add(t, "k", queued(2), queued(3))
-	p.add(t, "l", queued(4))
-	want(10, 4)
-	want(3, 3)
+	p.stop(t, "l", queued(4), errNo)
+	want(10, 2, 4)
+	want(3, 2, 3)
 }

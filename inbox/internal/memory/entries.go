@@ -10,6 +10,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/driver"
+	pgxdriver "github.com/holdfast-go/holdfast/inbox/inboxpgx/driver"
 	"github.com/holdfast-go/holdfast/txretry/txretrytest"
 )
 
@@ -18,11 +19,11 @@ import (
 type Entries struct {
 	retention time.Duration
 
-	mu      sync.Mutex
-	ledgers map[string]*Ledger
-	parked  map[string]*Parking
-	since   map[entry]time.Time
-	order   []entry // oldest first
+	mu       sync.Mutex
+	ledgers  map[string]*Ledger
+	parkings map[string]*Parking
+	since    map[entry]time.Time
+	order    []entry // oldest first
 }
 
 // countLimit is where Processed stops.
@@ -35,25 +36,29 @@ type entry struct {
 
 // NewEntries returns an Entries without any.
 func NewEntries(retention time.Duration) *Entries {
-	return &Entries{retention: retention, ledgers: map[string]*Ledger{}, parked: map[string]*Parking{}, since: map[entry]time.Time{}}
+	return &Entries{retention: retention, ledgers: map[string]*Ledger{}, parkings: map[string]*Parking{}, since: map[entry]time.Time{}}
 }
 
 // Record implements driver.Entries. It fails when tx is not an open transaction of txretrytest.
-func (e *Entries) Record(_ context.Context, tx pgx.Tx, consumer string, id uuid.UUID) (first bool, err error) {
-	key := entry{consumer, id}
-	err = txretrytest.Effect(tx, func() { first = e.insert(key) }, func() {
+func (e *Entries) Record(_ context.Context, tx pgx.Tx, consumer string, id uuid.UUID, key string) (first bool, err error) {
+	of, place := entry{consumer, id}, e.parking(consumer)
+	err = txretrytest.Effect(tx, func() { first = (key == "" || !place.stopped(key)) && e.insert(of) }, func() {
 		if first {
-			e.remove(key)
+			e.remove(of)
 		}
 	})
 	return first, err
 }
 
 // RecordAll implements driver.Entries.
-func (e *Entries) RecordAll(ctx context.Context, tx pgx.Tx, consumer string, msgs []*inbox.Message) (first []bool, err error) {
+func (e *Entries) RecordAll(ctx context.Context, tx pgx.Tx, consumer string, msgs []*inbox.Message, keys []string) (first []bool, err error) {
 	first = make([]bool, len(msgs))
 	for i, m := range msgs {
-		if first[i], err = e.Record(ctx, tx, consumer, m.ID); err != nil {
+		key := ""
+		if keys != nil {
+			key = keys[i]
+		}
+		if first[i], err = e.Record(ctx, tx, consumer, m.ID, key); err != nil {
 			return nil, err
 		}
 	}
@@ -104,13 +109,15 @@ func (e *Entries) Ledger(consumer string) driver.Ledger {
 }
 
 // Parking implements driver.Entries.
-func (e *Entries) Parking(consumer string) driver.Parking {
+func (e *Entries) Parking(consumer string) pgxdriver.Parking { return e.parking(consumer) }
+
+func (e *Entries) parking(consumer string) *Parking {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.parked[consumer] == nil {
-		e.parked[consumer] = NewParking()
+	if e.parkings[consumer] == nil {
+		e.parkings[consumer] = newParking(e, consumer)
 	}
-	return e.parked[consumer]
+	return e.parkings[consumer]
 }
 
 // Seen reports whether the consumer has recorded the id.
@@ -144,7 +151,7 @@ func (e *Entries) prune(now time.Time) {
 		if known && now.Sub(since) <= e.retention {
 			break
 		}
-		if place := e.parked[key.consumer]; known && place != nil && place.has(key.id) {
+		if place := e.parkings[key.consumer]; known && place != nil && place.has(key.id) {
 			kept = append(kept, key)
 			continue
 		}

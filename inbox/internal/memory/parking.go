@@ -11,66 +11,105 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
 
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/driver"
+	pgxdriver "github.com/holdfast-go/holdfast/inbox/inboxpgx/driver"
+	"github.com/holdfast-go/holdfast/txretry/txretrytest"
 )
 
-// Parking is a driver.Parking in memory. It is safe for concurrent use.
+// Parking is a driver.Parking of inboxpgx in memory. It is safe for concurrent use.
 type Parking struct {
-	mu     sync.Mutex
-	parked []*parked // in the order in which they came
+	entries  *Entries
+	consumer string
+
+	mu      sync.Mutex
+	keys    map[string]*stopped
+	waiting []*waiting // in the order in which they came
 }
 
-// parked is one message that waits. With a class it is a dead letter.
-type parked struct {
+// stopped is a stopped key.
+type stopped struct {
+	nextAt time.Time
+	taken  bool // a transaction runs its first message
+}
+
+// waiting is one message of a stopped key. With a class it is a dead letter.
+type waiting struct {
 	key string
 	inbox.DeadLetter
-	owner uuid.UUID
-	until time.Time // of the owner's lease; zero: there is none
+	runs int
 }
 
-// free reports whether anybody may claim it.
-func (p *parked) free() bool { return !time.Now().Before(p.until) }
+// never is later than every time that a test reaches.
+var never = time.Date(9999, 1, 1, 0, 0, 0, 0, time.UTC)
 
-// NewParking returns a Parking without messages.
-func NewParking() *Parking { return &Parking{} }
+func newParking(e *Entries, consumer string) *Parking {
+	return &Parking{entries: e, consumer: consumer, keys: map[string]*stopped{}}
+}
+
+func (p *Parking) stopped(key string) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.keys[key] != nil
+}
 
 // Stop implements driver.Parking.
 func (p *Parking) Stop(ctx context.Context, key string, dead inbox.DeadLetter) error {
-	return p.put(ctx, key, dead)
-}
-
-// Append implements driver.Parking.
-func (p *Parking) Append(ctx context.Context, key string, m *inbox.Message) error {
-	return p.put(ctx, key, inbox.DeadLetter{Message: *m})
-}
-
-func (p *Parking) put(ctx context.Context, key string, dead inbox.DeadLetter) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
+	recorded := p.entries.Seen(p.consumer, dead.Message.ID)
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	dead.Message = copyOf(dead.Message)
-	known := p.find(dead.Message.ID)
-	switch {
-	case known == nil:
-		p.parked = append(p.parked, &parked{key: key, DeadLetter: dead})
-	case dead.Class != "" && known.Class == "" && known.Message.Replays <= dead.Message.Replays && known.free():
-		*known = parked{key: known.key, DeadLetter: dead}
+	if recorded || p.find(dead.Message.ID) != nil {
+		return nil
 	}
+	dead.Message = copyOf(dead.Message)
+	if p.keys[key] != nil {
+		dead = inbox.DeadLetter{Message: dead.Message}
+	} else {
+		p.keys[key] = &stopped{nextAt: never}
+	}
+	p.waiting = append(p.waiting, &waiting{key: key, DeadLetter: dead})
 	return nil
 }
 
+// Wait implements driver.Parking.
+func (p *Parking) Wait(ctx context.Context, key string, m *inbox.Message) (waits bool, err error) {
+	if err := ctx.Err(); err != nil {
+		return false, err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	switch {
+	case p.find(m.ID) != nil:
+		return true, nil
+	case p.keys[key] == nil:
+		return false, nil
+	}
+	p.waiting = append(p.waiting, &waiting{key: key, DeadLetter: inbox.DeadLetter{Message: copyOf(*m)}})
+	return true, nil
+}
+
 // find returns what is kept of an id, nil for nothing. The lock is held.
-func (p *Parking) find(id uuid.UUID) *parked {
-	for _, one := range p.parked {
+func (p *Parking) find(id uuid.UUID) *waiting {
+	for _, one := range p.waiting {
 		if one.Message.ID == id {
 			return one
 		}
 	}
 	return nil
+}
+
+// first returns the first message of a key, nil for none. The lock is held.
+func (p *Parking) first(key string) *waiting {
+	at := slices.IndexFunc(p.waiting, func(one *waiting) bool { return one.key == key })
+	if at < 0 {
+		return nil
+	}
+	return p.waiting[at]
 }
 
 // has reports whether a message waits.
@@ -80,22 +119,152 @@ func (p *Parking) has(id uuid.UUID) bool {
 	return p.find(id) != nil
 }
 
-// Heads implements driver.Parking.
-func (p *Parking) Heads(ctx context.Context, after string, most int) ([]driver.Head, error) {
+// Claim implements driver.Parking.
+func (p *Parking) Claim(ctx context.Context, lease time.Duration) (*pgxdriver.Head, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	stopped := map[string]bool{}
-	for _, one := range p.parked {
-		if _, known := stopped[one.key]; !known && one.key > after {
-			stopped[one.key] = one.Class != ""
+	now, earliest := time.Now(), ""
+	for _, key := range slices.Sorted(maps.Keys(p.keys)) {
+		k := p.keys[key]
+		if !k.taken && !k.nextAt.After(now) && (earliest == "" || k.nextAt.Before(p.keys[earliest].nextAt)) {
+			earliest = key
 		}
 	}
-	keys := slices.Sorted(maps.Keys(stopped))
-	heads := make([]driver.Head, 0, len(keys))
-	for _, key := range keys[:min(len(keys), most)] {
-		heads = append(heads, driver.Head{Key: key, Stopped: stopped[key]})
+	if earliest == "" {
+		return nil, nil
 	}
-	return heads, ctx.Err()
+	return p.claim(earliest, lease), nil
+}
+
+// Next implements driver.Parking.
+func (p *Parking) Next(ctx context.Context, h *pgxdriver.Head, lease time.Duration) (*pgxdriver.Head, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if k := p.keys[h.Key]; k == nil || k.taken || !k.nextAt.Equal(h.Until) {
+		return nil, nil
+	}
+	return p.claim(h.Key, lease), nil
+}
+
+func (p *Parking) claim(key string, lease time.Duration) *pgxdriver.Head {
+	until := time.Now().Add(lease)
+	p.keys[key].nextAt = until
+	h := &pgxdriver.Head{Key: key, Until: until}
+	if one := p.first(key); one != nil {
+		m := copyOf(one.Message)
+		h.Message, h.Runs = &m, one.runs
+		one.runs++
+	}
+	return h
+}
+
+// of returns the message of a head, nil if it is the first no more or a transaction runs it. The lock is held.
+func (p *Parking) of(h *pgxdriver.Head) *waiting {
+	one := p.first(h.Key)
+	if one == nil || p.keys[h.Key].taken || one.Class != "" || one.Message.ID != h.Message.ID ||
+		one.Message.Replays != h.Message.Replays || one.Message.Attempt != h.Message.Attempt {
+		return nil
+	}
+	return one
+}
+
+// Take implements driver.Parking. Until COMMIT the message is here, and its key is taken.
+func (p *Parking) Take(_ context.Context, tx pgx.Tx, h *pgxdriver.Head) (first bool, err error) {
+	of, took := entry{p.consumer, h.Message.ID}, false
+	end := func(committed bool) {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if took {
+			p.keys[h.Key].taken = false
+		}
+		if took && committed {
+			p.remove(p.find(h.Message.ID))
+		}
+		took = false
+	}
+	err = txretrytest.Effect(tx, func() {
+		p.mu.Lock()
+		mine := p.of(h) != nil
+		p.mu.Unlock()
+		if first = mine && p.entries.insert(of); !first {
+			return
+		}
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.keys[h.Key].taken, took = true, true
+	}, func() {
+		if first {
+			p.entries.remove(of)
+		}
+		end(false)
+	})
+	if err == nil && first {
+		err = txretrytest.EffectAtCommit(tx, func() error { return nil }, nil, func() { end(true) })
+	}
+	return first, err
+}
+
+// Pass implements driver.Parking.
+func (p *Parking) Pass(ctx context.Context, h *pgxdriver.Head) error {
+	return p.change(ctx, h, func(one *waiting, _ *stopped) { p.remove(one) })
+}
+
+// Retry implements driver.Parking.
+func (p *Parking) Retry(ctx context.Context, h *pgxdriver.Head, next *inbox.Message, delay time.Duration) error {
+	return p.change(ctx, h, func(one *waiting, k *stopped) {
+		one.Message, one.runs, k.nextAt = copyOf(*next), 0, time.Now().Add(delay)
+	})
+}
+
+// Fail implements driver.Parking.
+func (p *Parking) Fail(ctx context.Context, h *pgxdriver.Head, dead inbox.DeadLetter) error {
+	return p.change(ctx, h, func(one *waiting, k *stopped) {
+		dead.Message = copyOf(dead.Message)
+		one.DeadLetter, one.runs, k.nextAt = dead, 0, never
+	})
+}
+
+func (p *Parking) change(ctx context.Context, h *pgxdriver.Head, with func(*waiting, *stopped)) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if one := p.of(h); one != nil {
+		with(one, p.keys[h.Key])
+	}
+	return nil
+}
+
+// Release implements driver.Parking.
+func (p *Parking) Release(ctx context.Context, h *pgxdriver.Head) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	k := p.keys[h.Key]
+	switch {
+	case k == nil:
+	case p.first(h.Key) == nil:
+		delete(p.keys, h.Key)
+	case k.nextAt.Equal(h.Until):
+		k.nextAt = time.Now()
+	}
+	return nil
+}
+
+// Count implements driver.Parking.
+func (p *Parking) Count(ctx context.Context, most int) (keys, messages int, err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return min(len(p.keys), most), min(len(p.waiting), most), ctx.Err()
 }
 
 // Depths implements driver.Letters.
@@ -103,7 +272,7 @@ func (p *Parking) Depths(ctx context.Context) ([]driver.Depth, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	byClass := map[string]driver.Depth{}
-	for _, one := range p.parked {
+	for _, one := range p.waiting {
 		if one.Class == "" {
 			continue
 		}
@@ -136,7 +305,7 @@ func (p *Parking) Scan(
 func (p *Parking) letters(class string) (all []inbox.DeadLetter) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for _, one := range p.parked {
+	for _, one := range p.waiting {
 		if class != "" && one.Class == class {
 			dead := one.DeadLetter
 			dead.Message = copyOf(dead.Message)
@@ -156,14 +325,21 @@ func (p *Parking) end(dead inbox.DeadLetter, fate driver.Fate) {
 	}
 	switch fate {
 	case driver.Drop:
-		p.parked = slices.DeleteFunc(p.parked, func(other *parked) bool { return other == one })
+		p.remove(one)
 	case driver.Return:
 		m := one.Message
 		m.Body = dead.Message.Body
 		m.Attempt, m.Recovered, m.FirstFailedAt, m.History = 1, 0, time.Time{}, nil
 		m.Replays++
-		*one = parked{key: one.key, DeadLetter: inbox.DeadLetter{Message: m}}
+		*one = waiting{key: one.key, DeadLetter: inbox.DeadLetter{Message: m}}
+	default:
+		return
 	}
+	p.keys[one.key].nextAt = time.Now()
+}
+
+func (p *Parking) remove(one *waiting) {
+	p.waiting = slices.DeleteFunc(p.waiting, func(other *waiting) bool { return other == one })
 }
 
 func copyOf(m inbox.Message) inbox.Message {

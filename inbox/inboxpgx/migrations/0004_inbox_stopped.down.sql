@@ -1,0 +1,2 @@
+DROP TABLE {{waiting}};
+DROP TABLE {{stopped}};

@@ -1,0 +1,294 @@
+package inboxpgx
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/metric"
+
+	"github.com/holdfast-go/holdfast/inbox"
+	inboxdriver "github.com/holdfast-go/holdfast/inbox/driver"
+	"github.com/holdfast-go/holdfast/inbox/inboxpgx/driver"
+	"github.com/holdfast-go/holdfast/inbox/internal/base"
+	"github.com/holdfast-go/holdfast/internal/telemetry"
+)
+
+const (
+	// maxKey bounds the length of an ordering key that is stored as it is, for an index.
+	maxKey = 255
+
+	// parkedCount is how often the waiting messages are counted. In between, stored messages are added.
+	parkedCount = 10 * time.Second
+
+	// fullPause is how long a message stays with the broker that finds MaxParked messages.
+	fullPause = 5 * time.Second
+
+	// maxKnown bounds how many keys are remembered as stopped.
+	maxKnown = 10_000
+)
+
+var (
+	errParkedFull = fmt.Errorf("inboxpgx: MaxParked messages wait behind dead letters of their keys: replay or remove dead letters: %w", inboxdriver.ErrRefused)
+	errFree       = errors.New("inboxpgx: the ordering key is stopped no more")
+	errNotFirst   = errors.New("inboxpgx: another process has the waiting message")
+)
+
+// parks stops ordering keys for the consumers of a Store: see inbox.ConsumerConfig.ParkKeys. The messages of a stopped
+// key are in driver.Parking. Process stores them, and Background processes them in the end.
+//
+// The key of a message is read in the statement that makes its entry, so that a message of a free key costs no round
+// trip more.
+type parks struct {
+	place driver.Parking
+	cfg   atomic.Pointer[inbox.ConsumerConfig] // of the consumer that stops keys; nil: none does
+	not   atomic.Bool                          // a consumer of the Store does not
+	wake  chan struct{}                        // one place: keys may go on
+
+	mu       sync.Mutex
+	known    map[string]bool // keys that were stopped when they were looked at last
+	counted  time.Time       // zero: not yet
+	keys     int
+	messages int
+}
+
+func newParks(place driver.Parking) *parks {
+	return &parks{place: place, wake: make(chan struct{}, 1), known: map[string]bool{}}
+}
+
+// Park implements driver.Parker of inbox. It concerns all consumers of this Store.
+func (s *Store) Park(cfg inbox.ConsumerConfig) {
+	if cfg.ParkKeys {
+		s.parks.cfg.Store(&cfg)
+	} else {
+		s.parks.not.Store(true)
+	}
+}
+
+// Parked implements driver.Parker of inbox.
+func (s *Store) Parked() inboxdriver.Letters { return letters{s.parks.place, s.parks} }
+
+// letters wakes the keys whose letters are returned or dropped.
+type letters struct {
+	inboxdriver.Letters
+	parks *parks
+}
+
+// Scan implements driver.Letters of inbox.
+func (l letters) Scan(
+	ctx context.Context, class string, visit func(*inbox.DeadLetter) (inboxdriver.Fate, error), failed func(inbox.DeadLetter, error),
+) error {
+	defer l.parks.goOn()
+	return l.Letters.Scan(ctx, class, visit, failed)
+}
+
+// Stop implements driver.Parker of inbox.
+func (s *Store) Stop(ctx context.Context, dead inbox.DeadLetter) error {
+	key := s.parks.keyOf(&dead.Message)
+	if key == "" {
+		return fmt.Errorf("inboxpgx: message %s has no ordering key that it could stop", dead.Message.ID)
+	}
+	err := s.parks.place.Stop(ctx, key, dead)
+	if err == nil {
+		s.parks.stored(key)
+	}
+	return err
+}
+
+// wait stores a message behind the dead letter of its key. It returns false if the key is stopped no more.
+func (s *Store) wait(ctx context.Context, b *member) (waits bool, err error) {
+	if err := s.parks.room(ctx); err != nil {
+		return false, err
+	}
+	waits, err = s.parks.place.Wait(ctx, b.key, b.message())
+	switch {
+	case err != nil:
+		return false, err
+	case waits:
+		s.parks.stored(b.key)
+	default:
+		s.parks.forget(b.key)
+	}
+	return waits, nil
+}
+
+// parkEarly stores a message before its Prepare step if its key is known to be stopped, and always if it has no
+// transaction that would find out.
+func (s *Store) parkEarly(b *member) {
+	if b.ended || b.key == "" || b.work.one != nil && !s.parks.knows(b.key) {
+		return
+	}
+	waits, err := s.wait(b.ctx, b)
+	switch {
+	case errors.Is(err, errParkedFull):
+		b.end(inbox.Postpone(err, fullPause))
+	case err != nil:
+		b.end(inbox.Unavailable(err))
+	case waits:
+		s.count.add(b.ctx, b.message().Name, parked, nil)
+		b.end(nil)
+	}
+}
+
+// keyOf returns the ordering key of a message as it is stored; empty if it has none, or keys are not stopped.
+func (p *parks) keyOf(m *inbox.Message) string {
+	cfg := p.cfg.Load()
+	if cfg == nil || m.Validate() != nil {
+		return ""
+	}
+	key := m.Key
+	if cfg.Key != nil {
+		key = ""
+		called := make(chan struct{})
+		go func() { // which Key may exit
+			defer close(called)
+			defer func() { _ = recover() }() // the consumer has logged it
+			key = cfg.Key(m)
+		}()
+		<-called
+	}
+	if len(key) <= maxKey && base.IsText(key) {
+		return key
+	}
+	sum := sha256.Sum256([]byte(key))
+	return "sha256:" + hex.EncodeToString(sum[:])
+}
+
+func (p *parks) knows(key string) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.known[key]
+}
+
+// stored notes that a key is stopped and has one message more.
+func (p *parks) stored(key string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(p.known) >= maxKnown {
+		clear(p.known)
+	}
+	p.known[key] = true
+	p.messages++
+}
+
+func (p *parks) forget(key string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.known, key)
+}
+
+// room returns errParkedFull if MaxParked messages wait.
+func (p *parks) room(ctx context.Context) error {
+	most := p.cfg.Load().MaxParked
+	p.mu.Lock()
+	old := time.Since(p.counted) >= parkedCount
+	p.mu.Unlock()
+	if old {
+		if err := p.count(ctx, most); err != nil {
+			return err
+		}
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.messages >= most {
+		return errParkedFull
+	}
+	return nil
+}
+
+func (p *parks) count(ctx context.Context, most int) error {
+	keys, messages, err := p.place.Count(ctx, most)
+	if err != nil {
+		return err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.keys, p.messages, p.counted = keys, messages, time.Now()
+	return nil
+}
+
+// observe reports the latest counts until the returned function is called.
+func (p *parks) observe(kit telemetry.Kit, consumer attribute.KeyValue) (stop func(), err error) {
+	keys, err1 := kit.Meter.Int64ObservableGauge("holdfast.inbox.parked_keys",
+		metric.WithDescription("Ordering keys that are stopped by their dead letters; counted about every 10 s"))
+	messages, err2 := kit.Meter.Int64ObservableGauge("holdfast.inbox.parked_messages",
+		metric.WithDescription("Messages that wait with their ordering keys, dead letters included, at most MaxParked; counted about every 10 s"))
+	if err := errors.Join(err1, err2); err != nil {
+		return nil, err
+	}
+	registration, err := kit.Meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		o.ObserveInt64(keys, int64(p.keys), metric.WithAttributes(consumer))
+		o.ObserveInt64(messages, int64(p.messages), metric.WithAttributes(consumer))
+		return nil
+	}, keys, messages)
+	if err != nil {
+		return nil, err
+	}
+	return func() { _ = registration.Unregister() }, nil
+}
+
+// goOn has the keys looked at that may go on.
+func (p *parks) goOn() {
+	select {
+	case p.wake <- struct{}{}:
+	default:
+	}
+}
+
+// slots bound how many messages of a name run at once, those of stopped keys included.
+type slots map[string]chan struct{}
+
+func newSlots(byName map[string]HandlerConfig) slots {
+	all := slots{}
+	for name, cfg := range byName {
+		if cfg.Concurrency > 0 {
+			all[name] = make(chan struct{}, cfg.Concurrency)
+		}
+	}
+	return all
+}
+
+// take waits for a slot of each name, in the order of the names, and returns a function that gives them back.
+func (s slots) take(ctx context.Context, msgs []*inbox.Message) (giveBack func()) {
+	if len(s) == 0 {
+		return func() {}
+	}
+	var names []string
+	for _, m := range msgs {
+		if s[m.Name] != nil {
+			names = append(names, m.Name)
+		}
+	}
+	slices.Sort(names)
+	var taken []chan struct{}
+	for _, name := range slices.Compact(names) {
+		select {
+		case s[name] <- struct{}{}:
+			taken = append(taken, s[name])
+		case <-ctx.Done(): // the message fails by that
+		}
+	}
+	return func() {
+		for _, slot := range taken {
+			<-slot
+		}
+	}
+}
+
+func (s *Store) logger() *slog.Logger {
+	log := s.cfg.Logger
+	if log == nil {
+		log = slog.Default()
+	}
+	return log.With(slog.String("component", component), slog.String("consumer", s.consumer))
+}
