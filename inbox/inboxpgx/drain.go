@@ -41,14 +41,16 @@ const (
 
 // drain processes the messages of stopped keys that may go on. One goroutine claims keys, and drainers run them.
 type drain struct {
-	s       *Store
-	p       *parks
-	cfg     inbox.ConsumerConfig
-	log     *slog.Logger
-	kit     telemetry.Kit
-	seldom  telemetry.Seldom
-	halted  atomic.Bool // by an operator, or that is not known yet
-	suspect sync.RWMutex
+	s      *Store
+	p      *parks
+	cfg    inbox.ConsumerConfig
+	log    *slog.Logger
+	kit    telemetry.Kit
+	seldom telemetry.Seldom
+	halted atomic.Bool // by an operator, or that is not known yet
+
+	beside    chan struct{} // a place for each message that runs; one that runs alone has all
+	turnstile chan struct{} // to these
 
 	mu      sync.Mutex
 	strikes map[string]strike // of keys whose messages failed because a server was missing
@@ -68,6 +70,7 @@ func (s *Store) drain(ctx context.Context) {
 	}
 	d := &drain{
 		s: s, p: s.parks, cfg: *cfg, log: s.logger(), strikes: map[string]strike{},
+		beside: make(chan struct{}, drainers), turnstile: make(chan struct{}, 1),
 		kit: telemetry.New(scope, cfg.TracerProvider, s.cfg.MeterProvider),
 	}
 	d.halted.Store(true)
@@ -146,13 +149,19 @@ func (d *drain) claim(ctx context.Context) *driver.Head {
 
 // key runs messages of a key until one fails, none is left, or others shall have their turn.
 func (d *drain) key(ctx, work context.Context, h *driver.Head) {
-	for range drainTurn {
-		if h.Message == nil || ctx.Err() != nil || d.halted.Load() {
-			break
+	for n := 1; h != nil; n++ {
+		over := ctx.Err() != nil || d.halted.Load()
+		switch {
+		case h.Message == nil:
+			d.release(work, h)
+			return
+		case over: // the claim does not count as a run
+			d.complain("could not give up a waiting message", d.p.place.Retry(work, h, h.Message, 0))
+			return
 		}
 		err := d.message(work, h)
 		switch {
-		case errors.Is(err, errNotFirst): // the run does not count, unless another process has the message
+		case errors.Is(err, errNotFirst): // neither does it, unless another process has the message
 			d.complain("could not give up a waiting message", d.p.place.Retry(work, h, h.Message, drainLease))
 			return
 		case err != nil:
@@ -160,14 +169,17 @@ func (d *drain) key(ctx, work context.Context, h *driver.Head) {
 			return
 		}
 		d.clear(h)
-		next, err := d.p.place.Next(work, h, d.lease())
-		if next == nil {
-			d.complain("could not read a stopped key", err)
+		if n == drainTurn || ctx.Err() != nil {
+			d.release(work, h)
 			return
 		}
-		h = next
+		h, err = d.p.place.Next(work, h, d.lease())
+		d.complain("could not read a stopped key", err)
 	}
-	d.complain("could not release a stopped key", d.p.place.Release(work, h))
+}
+
+func (d *drain) release(ctx context.Context, h *driver.Head) {
+	d.complain("could not release a stopped key", d.p.place.Release(ctx, h))
 	d.p.goOn()
 }
 
@@ -178,11 +190,9 @@ func (d *drain) message(ctx context.Context, h *driver.Head) error {
 		return inbox.Classed(inbox.Unrecoverable(fmt.Errorf(
 			"inboxpgx: the process ended %d times while this message was being processed", h.Runs)), inboxdriver.ClassQuarantined)
 	case h.Runs > 0:
-		d.suspect.Lock()
-		defer d.suspect.Unlock()
+		defer d.places(drainers)()
 	default:
-		d.suspect.RLock()
-		defer d.suspect.RUnlock()
+		defer d.places(1)()
 	}
 	ctx, end := d.span(ctx, h.Message)
 	ctx, cancel := context.WithTimeoutCause(ctx, d.cfg.HandlerTimeout, errTimeout)
@@ -196,6 +206,20 @@ func (d *drain) message(ctx context.Context, h *driver.Head) error {
 	<-ran
 	end(err)
 	return err
+}
+
+// places waits for so many of the drainers' places, and returns a function that gives them back.
+func (d *drain) places(n int) (giveBack func()) {
+	d.turnstile <- struct{}{} // one after the other: two suspects must not wait for each other
+	for range n {
+		d.beside <- struct{}{}
+	}
+	<-d.turnstile
+	return func() {
+		for range n {
+			<-d.beside
+		}
+	}
 }
 
 // first processes the first message of a stopped key. It sets the result also when a handler exits the goroutine.

@@ -1,0 +1,971 @@
+package inboxpgx_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"os"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+
+	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/driver"
+	"github.com/holdfast-go/holdfast/inbox/inboxpgx"
+	pgdriver "github.com/holdfast-go/holdfast/inbox/inboxpgx/driver"
+	"github.com/holdfast-go/holdfast/inbox/inboxtest"
+	"github.com/holdfast-go/holdfast/inbox/inboxtest/conformance"
+	"github.com/holdfast-go/holdfast/inbox/internal/memory"
+	"github.com/holdfast-go/holdfast/internal/ids"
+	"github.com/holdfast-go/holdfast/txretry"
+	"github.com/holdfast-go/holdfast/txretry/txretrytest"
+)
+
+var errBroken = errors.New("broken")
+
+// yard is a queue with consumers that park keys, in memory, and what their handlers have done.
+type yard struct {
+	t       *testing.T
+	broker  *inboxtest.Broker
+	manager txretry.Transactor
+	entries pgdriver.Entries
+	fail    func(ctx context.Context, m *inbox.Message) error // nil: none fails
+	names   inboxpgx.HandlerConfig
+
+	mu      sync.Mutex
+	number  map[uuid.UUID]int
+	done    map[uuid.UUID]bool
+	removed map[uuid.UUID]bool
+	order   map[string][]int
+}
+
+func newYard(t *testing.T) *yard {
+	t.Helper()
+	y := &yard{
+		t: t, broker: inboxtest.NewBroker(), manager: txretrytest.New(txretrytest.Config{}), entries: memory.NewEntries(driver.DefaultRetention),
+		number: map[uuid.UUID]int{}, done: map[uuid.UUID]bool{}, removed: map[uuid.UUID]bool{}, order: map[string][]int{},
+	}
+	y.consumer(y.store(), nil) // which binds the queue
+	return y
+}
+
+// inYard runs a test in a bubble.
+func inYard(t *testing.T, test func(t *testing.T, y *yard)) {
+	t.Helper()
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) { test(t, newYard(t)) })
+}
+
+func (y *yard) put(key string, numbers ...int) (last *inbox.Message) {
+	y.t.Helper()
+	for _, n := range numbers {
+		last = &inbox.Message{ID: ids.New(), Name: conformance.Name, Key: key, Body: fmt.Appendf(nil, `{"number":%d}`, n)}
+		y.mu.Lock()
+		y.number[last.ID] = n
+		y.mu.Unlock()
+		noError(y.t, y.broker.Send(context.Background(), last))
+	}
+	return last
+}
+
+// numberOf is the number that a message was put with.
+func (y *yard) numberOf(m *inbox.Message) int {
+	y.mu.Lock()
+	defer y.mu.Unlock()
+	return y.number[m.ID]
+}
+
+// handle is the handler: the effect of a message is part of its transaction.
+func (y *yard) handle(ctx context.Context, tx pgx.Tx, _ conformance.Event) error {
+	m, _ := inbox.FromContext(ctx)
+	if y.fail != nil {
+		if err := y.fail(ctx, m); err != nil {
+			return err
+		}
+	}
+	return txretrytest.Effect(tx, func() {
+		y.mu.Lock()
+		defer y.mu.Unlock()
+		y.done[m.ID] = true
+		if !y.removed[m.ID] {
+			y.order[m.Key] = append(y.order[m.Key], y.number[m.ID])
+		}
+	}, func() {
+		y.mu.Lock()
+		defer y.mu.Unlock()
+		delete(y.done, m.ID)
+		if !y.removed[m.ID] {
+			y.order[m.Key] = y.order[m.Key][:len(y.order[m.Key])-1]
+		}
+	})
+}
+
+func (y *yard) store() *inboxpgx.Store {
+	y.t.Helper()
+	s := newStore(y.t, y.manager, "a", inboxpgx.Config{Entries: y.entries, ByName: map[string]inboxpgx.HandlerConfig{conformance.Name: y.names}})
+	handle(y.t, s, y.handle)
+	return s
+}
+
+func (y *yard) consumer(p inbox.Processor, change func(*inboxtest.Config)) *inboxtest.Consumer {
+	y.t.Helper()
+	out := io.Discard
+	if os.Getenv("ENGINE_LOG") != "" {
+		out = os.Stdout
+	}
+	cfg := inboxtest.Config{ConsumerConfig: inbox.ConsumerConfig{
+		Ordered: true, ParkKeys: true, Logger: slog.New(slog.NewTextHandler(out, nil)),
+		Retry: inbox.RetryPolicy{MaxAttempts: 3, BaseDelay: 100 * time.Millisecond, MaxDelay: 200 * time.Millisecond},
+	}}
+	if change != nil {
+		change(&cfg)
+	}
+	c, err := inboxtest.NewConsumer(y.broker, "orders", p, cfg)
+	noError(y.t, err)
+	return c
+}
+
+// run runs a consumer of a process of its own until the returned function is called.
+func (y *yard) run(change func(*inboxtest.Config)) (c *inboxtest.Consumer, stop func()) {
+	y.t.Helper()
+	return y.runStore(y.store(), change)
+}
+
+func (y *yard) runStore(s *inboxpgx.Store, change func(*inboxtest.Config)) (c *inboxtest.Consumer, stop func()) {
+	y.t.Helper()
+	c = y.consumer(s, change)
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		if err := c.Run(ctx); err != nil {
+			y.t.Error(err)
+		}
+	}()
+	stop = func() {
+		cancel()
+		<-ended
+	}
+	y.t.Cleanup(stop)
+	return c, stop
+}
+
+func (y *yard) letters() inbox.DeadLetters { return y.consumer(y.store(), nil).DeadLetters() }
+
+func (y *yard) count() int {
+	n, err := y.letters().Count(context.Background(), inbox.Filter{})
+	if err != nil {
+		y.t.Error(err)
+	}
+	return n
+}
+
+func (y *yard) replay(f inbox.Filter) int {
+	done, err := y.letters().Replay(context.Background(), f, inbox.Replay{By: "test", Force: true})
+	if err != nil {
+		y.t.Error(err)
+	}
+	return done.Returned
+}
+
+// waiting counts the stopped keys and their messages.
+func (y *yard) waiting() (keys, messages int) {
+	keys, messages, err := y.entries.Parking("a").Count(context.Background(), 10_000)
+	if err != nil {
+		y.t.Error(err)
+	}
+	return keys, messages
+}
+
+func (y *yard) wantOrder(key string, want ...int) {
+	y.t.Helper()
+	y.mu.Lock()
+	defer y.mu.Unlock()
+	if got := y.order[key]; !slices.Equal(got, want) {
+		y.t.Errorf("key %q has done %v, want %v", key, got, want)
+	}
+}
+
+func (y *yard) wantFree() {
+	y.t.Helper()
+	if keys, messages := y.waiting(); keys+messages+y.count() != 0 {
+		y.t.Errorf("%d keys, %d messages and %d dead letters are left", keys, messages, y.count())
+	}
+}
+
+func (y *yard) idle() {
+	y.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
+	defer cancel()
+	noError(y.t, y.broker.Idle(ctx))
+}
+
+// stopped puts messages of a key of which the first is a dead letter.
+func (y *yard) stopped(key string, numbers ...int) {
+	y.t.Helper()
+	p := y.entries.Parking("a")
+	for i, n := range numbers {
+		m := &inbox.Message{ID: ids.New(), Name: conformance.Name, Key: key, Queue: "orders", Attempt: 1, Body: fmt.Appendf(nil, `{"number":%d}`, n)}
+		y.number[m.ID] = n
+		if i == 0 {
+			noError(y.t, p.Stop(context.Background(), key, driver.NewDeadLetter(m, driver.Classify(errBroken), "a", time.Now())))
+		} else {
+			wait(y.t, p, key, m)
+		}
+	}
+}
+
+// failsUntil fails the message with a number until it is mended.
+func (y *yard) failsUntil(key string, number int) (mended *atomic.Bool) {
+	mended = new(atomic.Bool)
+	y.fail = func(_ context.Context, m *inbox.Message) error {
+		if m.Key == key && y.numberOf(m) == number && !mended.Load() {
+			return inbox.Unrecoverable(errBroken)
+		}
+		return nil
+	}
+	return mended
+}
+
+// A key waits behind its dead letter, others go on. Replayed or removed, it resumes in order, in a process that has
+// received nothing of it, too.
+func TestParkedKey(t *testing.T) {
+	t.Parallel()
+	for _, name := range []string{"replay", "remove", "quiet queue", "batches"} {
+		t.Run(name, func(t *testing.T) {
+			inYard(t, func(t *testing.T, y *yard) {
+				batch := func(cfg *inboxtest.Config) {
+					if name == "batches" {
+						cfg.Batch = 8
+					}
+				}
+				mended := y.failsUntil("a", 2)
+				_, stop := y.run(batch)
+				y.put("a", 1, 2, 3, 4)
+				y.put("b", 1, 2, 3)
+				y.put("", 1)
+				y.idle() // the messages behind the dead letter do not fill the window
+				y.put("a", 5)
+				y.idle()
+				y.wantOrder("a", 1)
+				y.wantOrder("b", 1, 2, 3)
+				if keys, messages := y.waiting(); keys != 1 || messages != 4 || y.count() != 1 {
+					t.Fatalf("%d keys, %d messages, %d dead letters", keys, messages, y.count())
+				}
+				stop()
+				y.run(batch) // as another process
+				want := []int{1, 2, 3, 4, 5, 6, 7}
+				if name == "quiet queue" {
+					want = slices.Delete(want, 5, 6)
+				} else {
+					y.put("b", 4)
+					y.put("a", 6)
+					y.idle()
+				}
+				time.Sleep(time.Hour)
+				y.wantOrder("a", 1)
+				mended.Store(true)
+				if name == "remove" {
+					want = slices.Delete(want, 1, 2)
+					if n, err := y.letters().Remove(context.Background(), inbox.Filter{}, inbox.Removal{By: "test"}); n != 1 || err != nil {
+						t.Fatalf("removed %d, error %v", n, err)
+					}
+				} else if n := y.replay(inbox.Filter{}); n != 1 {
+					t.Fatalf("replayed %d", n)
+				}
+				time.Sleep(3 * time.Second)
+				y.wantOrder("a", want[:len(want)-1]...)
+				y.put("a", 7)
+				y.idle()
+				y.wantOrder("a", want...)
+				y.wantFree()
+			})
+		})
+	}
+}
+
+// Messages that are not valid are not parked, nor do they stop their keys.
+func TestParkedKey_invalidMessages(t *testing.T) {
+	inYard(t, func(t *testing.T, y *yard) {
+		y.run(nil)
+		for range 2 {
+			noError(t, y.broker.Send(t.Context(), &inbox.Message{Name: conformance.Name, Key: "a"}))
+		}
+		y.put("a", 1)
+		y.idle()
+		y.wantOrder("a", 1)
+		if keys, _ := y.waiting(); keys != 0 || y.count() != 2 {
+			t.Errorf("%d keys, %d dead letters", keys, y.count())
+		}
+	})
+}
+
+// A long key, and one that ConsumerConfig.Key makes, are parked like others. A Key that exits or panics leaves a message
+// without one.
+func TestParkedKey_madeKeys(t *testing.T) {
+	inYard(t, func(t *testing.T, y *yard) {
+		y.fail = func(_ context.Context, m *inbox.Message) error {
+			if y.numberOf(m) == 1 {
+				return inbox.Unrecoverable(errBroken)
+			}
+			return nil
+		}
+		y.run(func(cfg *inboxtest.Config) {
+			cfg.Key = func(m *inbox.Message) string {
+				switch m.Key {
+				case "panics":
+					panic("no key")
+				case "exits":
+					runtime.Goexit()
+				}
+				return strings.Repeat(m.Key, 1000)
+			}
+		})
+		for _, key := range []string{"long", "\xff", "panics", "exits"} {
+			y.put(key, 1, 2)
+		}
+		y.idle()
+		if keys, messages := y.waiting(); keys != 2 || messages != 4 || y.count() != 4 {
+			t.Errorf("%d keys, %d messages, %d dead letters", keys, messages, y.count())
+		}
+		y.wantOrder("panics", 2)
+	})
+}
+
+// However long a handler runs, a standby does not run the message beside it. One whose process was lost goes on after the
+// lease.
+func TestParkedMessage_oneProcess(t *testing.T) {
+	inYard(t, func(t *testing.T, y *yard) {
+		var now, most atomic.Int32
+		y.fail = func(context.Context, *inbox.Message) error {
+			most.Store(max(now.Add(1), most.Load()))
+			time.Sleep(2 * time.Minute)
+			now.Add(-1)
+			return nil
+		}
+		y.stopped("a", 1, 2, 3)
+		y.replay(inbox.Filter{})
+		for range 3 {
+			y.run(func(cfg *inboxtest.Config) { cfg.HandlerTimeout = 10 * time.Minute })
+		}
+		time.Sleep(20 * time.Minute)
+		y.wantOrder("a", 1, 2, 3)
+		y.wantFree()
+		if most.Load() != 1 {
+			t.Errorf("%d handlers ran at once", most.Load())
+		}
+		y.fail = nil
+		y.stopped("b", 1, 2)
+		y.replay(inbox.Filter{})
+		if _, err := y.entries.Parking("a").Claim(t.Context(), 10*time.Second); err != nil { // by a process that is lost
+			t.Error(err)
+		}
+		time.Sleep(15 * time.Second)
+		y.wantOrder("b", 1, 2)
+	})
+}
+
+// A message that ends the process again and again becomes a dead letter of class quarantined and does not run any more.
+func TestParkedMessage_quarantined(t *testing.T) {
+	inYard(t, func(t *testing.T, y *yard) {
+		y.stopped("a", 1, 2)
+		y.replay(inbox.Filter{})
+		for range 3 { // processes that are lost
+			h, err := y.entries.Parking("a").Claim(t.Context(), 0)
+			if h == nil || err != nil {
+				t.Fatalf("%+v, error %v", h, err)
+			}
+		}
+		y.run(func(cfg *inboxtest.Config) { cfg.MaxCrashes = 3 })
+		time.Sleep(time.Minute)
+		y.wantOrder("a")
+		if n, err := y.letters().Count(t.Context(), inbox.Filter{Class: driver.ClassQuarantined}); n != 1 || err != nil {
+			t.Fatalf("%d are quarantined, error %v", n, err)
+		}
+		y.replay(inbox.Filter{})
+		time.Sleep(time.Minute)
+		y.wantOrder("a", 1, 2)
+		y.wantFree()
+	})
+}
+
+// A waiting message is tried again by the retry policy, whatever its handler does, and becomes the next dead letter in
+// its place.
+func TestParkedMessage_fails(t *testing.T) {
+	t.Parallel()
+	for name, fail := range map[string]func() error{
+		"error": func() error { return errBroken },
+		"panic": func() error { panic("broken") },
+		"exit":  func() error { runtime.Goexit(); return nil },
+	} {
+		t.Run(name, func(t *testing.T) {
+			inYard(t, func(t *testing.T, y *yard) {
+				var runs atomic.Int32
+				y.fail = func(_ context.Context, m *inbox.Message) error {
+					if y.numberOf(m) == 2 {
+						runs.Add(1)
+						return fail()
+					}
+					return nil
+				}
+				y.stopped("a", 1, 2, 3)
+				y.replay(inbox.Filter{})
+				y.run(nil)
+				time.Sleep(time.Minute)
+				y.wantOrder("a", 1)
+				found, err := y.letters().List(t.Context(), inbox.Filter{})
+				if err != nil || len(found) != 1 || runs.Load() != 3 || found[0].Message.Attempt != 3 || len(found[0].Message.History) != 2 {
+					t.Errorf("%d runs, letters %+v, error %v", runs.Load(), found, err)
+				}
+			})
+		})
+	}
+}
+
+// A missing server costs a waiting message no attempt. A message that fails so while others go through fails by itself.
+func TestParkedMessage_unavailable(t *testing.T) {
+	inYard(t, func(t *testing.T, y *yard) {
+		y.fail = func(_ context.Context, m *inbox.Message) error {
+			if m.Key == "a" {
+				return inbox.Unavailable(errBroken)
+			}
+			return nil
+		}
+		y.stopped("a", 1, 2)
+		y.replay(inbox.Filter{})
+		y.run(nil)
+		time.Sleep(time.Hour)
+		if y.count() != 0 {
+			t.Errorf("%d dead letters in an outage", y.count())
+		}
+		for n := range 60 {
+			y.put("b", n)
+			time.Sleep(time.Second)
+		}
+		if y.count() != 1 {
+			t.Errorf("%d dead letters while others go through", y.count())
+		}
+	})
+}
+
+// An operator's pause holds for waiting messages, too.
+func TestParkedMessage_paused(t *testing.T) {
+	inYard(t, func(t *testing.T, y *yard) {
+		s := y.store()
+		noError(t, s.Pause(t.Context(), "ops", "test"))
+		y.stopped("a", 1, 2)
+		y.replay(inbox.Filter{})
+		y.runStore(s, nil)
+		time.Sleep(time.Hour)
+		y.wantOrder("a")
+		noError(t, s.Resume(t.Context()))
+		time.Sleep(5 * time.Second)
+		y.wantOrder("a", 1, 2)
+	})
+}
+
+// A stop waits for a handler of a waiting message, and cancels it when the time is up.
+func TestParkedMessage_shutdown(t *testing.T) {
+	inYard(t, func(t *testing.T, y *yard) {
+		takes := 20 * time.Second
+		y.fail = func(ctx context.Context, _ *inbox.Message) error {
+			select {
+			case <-time.After(takes):
+				return nil
+			case <-ctx.Done():
+				return context.Cause(ctx)
+			}
+		}
+		y.stopped("a", 1, 2, 3)
+		y.replay(inbox.Filter{})
+		patient := func(cfg *inboxtest.Config) { cfg.HandlerTimeout, cfg.ShutdownTimeout = time.Hour, time.Minute }
+		_, stop := y.run(patient)
+		time.Sleep(5 * time.Second)
+		stop()
+		y.wantOrder("a", 1)
+		takes = time.Hour
+		_, stop = y.run(patient)
+		time.Sleep(5 * time.Second)
+		began := time.Now()
+		stop()
+		if took := time.Since(began); took > time.Minute {
+			t.Errorf("the stop took %v", took)
+		}
+		takes = time.Second
+		y.run(patient)
+		time.Sleep(10 * time.Second)
+		y.wantOrder("a", 1, 2, 3)
+		y.wantFree()
+	})
+}
+
+// Handlers with steps before the transaction, and those without one, respect a stopped key.
+func TestParkedKey_preparedAndFallback(t *testing.T) {
+	inYard(t, func(t *testing.T, y *yard) {
+		var prepared, others []string
+		var mu sync.Mutex
+		note := func(where *[]string, ctx context.Context) *inbox.Message {
+			mu.Lock()
+			defer mu.Unlock()
+			m, _ := inbox.FromContext(ctx)
+			*where = append(*where, fmt.Sprint(y.number[m.ID]))
+			return m
+		}
+		var mended atomic.Bool
+		s := newStore(t, y.manager, "a", inboxpgx.Config{Entries: y.entries})
+		noError(t, inboxpgx.HandlePrepared(s, conformance.Name, func(ctx context.Context, _ conformance.Event) (int, error) {
+			note(&prepared, ctx)
+			return 0, nil
+		}, func(ctx context.Context, tx pgx.Tx, e conformance.Event, _ int) error {
+			if e.Number == 1 && !mended.Load() {
+				return inbox.Unrecoverable(errBroken)
+			}
+			return y.handle(ctx, tx, e)
+		}))
+		s.Fallback(func(ctx context.Context, _ *inbox.Message) error {
+			note(&others, ctx)
+			return nil
+		})
+		y.runStore(s, nil)
+		y.put("k", 1, 2, 3)
+		y.idle()
+		other := &inbox.Message{ID: ids.New(), Name: "other", Key: "k", Body: []byte("{}")}
+		y.mu.Lock()
+		y.number[other.ID] = 4
+		y.mu.Unlock()
+		noError(t, y.broker.Send(t.Context(), other))
+		y.idle()
+		time.Sleep(time.Minute)
+		mu.Lock()
+		if !slices.Equal(prepared, []string{"1"}) || len(others) > 0 {
+			t.Errorf("prepared %v, others %v", prepared, others)
+		}
+		mu.Unlock()
+		mended.Store(true)
+		y.replay(inbox.Filter{})
+		time.Sleep(time.Minute)
+		y.wantOrder("k", 1, 2, 3)
+		y.wantFree()
+		mu.Lock()
+		if len(others) != 1 {
+			t.Errorf("others %v", others)
+		}
+		mu.Unlock()
+	})
+}
+
+// The limit of a handler holds for waiting messages and others together.
+func TestParkedMessage_limit(t *testing.T) {
+	inYard(t, func(t *testing.T, y *yard) {
+		y.names.Concurrency = 1
+		var now, most atomic.Int32
+		s := newStore(t, y.manager, "a", inboxpgx.Config{Entries: y.entries, ByName: map[string]inboxpgx.HandlerConfig{conformance.Name: y.names}})
+		noError(t, inboxpgx.HandlePrepared(s, conformance.Name, func(context.Context, conformance.Event) (int, error) {
+			most.Store(max(now.Add(1), most.Load()))
+			time.Sleep(time.Second)
+			now.Add(-1)
+			return 0, nil
+		}, func(ctx context.Context, tx pgx.Tx, e conformance.Event, _ int) error { return y.handle(ctx, tx, e) }))
+		y.runStore(s, nil)
+		for k := range 5 {
+			y.stopped(fmt.Sprint("k", k), 1, 2)
+			y.put("b", k)
+		}
+		y.replay(inbox.Filter{})
+		time.Sleep(5 * time.Minute)
+		y.wantFree()
+		if most.Load() != 1 {
+			t.Errorf("%d ran at once", most.Load())
+		}
+	})
+}
+
+// Many keys that go on at once all have their turn soon.
+func TestParkedKeys_goOnAtOnce(t *testing.T) {
+	inYard(t, func(t *testing.T, y *yard) {
+		y.fail = func(context.Context, *inbox.Message) error {
+			time.Sleep(time.Millisecond)
+			return nil
+		}
+		for k := range 300 {
+			y.stopped(fmt.Sprint(k), 1, 2)
+		}
+		long := make([]int, 1000)
+		y.stopped("0long", long...)
+		y.run(nil)
+		y.replay(inbox.Filter{})
+		time.Sleep(10 * time.Second)
+		for k := range 300 {
+			y.wantOrder(fmt.Sprint(k), 1, 2)
+		}
+		y.wantFree()
+	})
+}
+
+// When so many messages wait as may, others of their keys stay with the broker: the consumer pauses, says
+// so, and goes on by itself when an operator has freed the key.
+func TestParkedMessages_bounded(t *testing.T) {
+	inYard(t, func(t *testing.T, y *yard) {
+		const most, window, each = 15, 10, 40
+		y.failsUntil("a", 1)
+		c, _ := y.run(func(cfg *inboxtest.Config) { cfg.MaxParked, cfg.Prefetch, cfg.Concurrency = most, window, 4 })
+		var want []int
+		for n := 1; n <= each; n++ {
+			y.put("a", n)
+			want = append(want, n)
+		}
+		y.put("b", 1)
+		for range 20 {
+			time.Sleep(time.Minute)
+			if _, n := y.waiting(); n != most {
+				t.Fatalf("%d messages wait, want %d", n, most)
+			}
+			if err := c.Ready(t.Context()); err == nil || !strings.Contains(err.Error(), "MaxParked") {
+				t.Fatalf("Ready: %v", err)
+			}
+		}
+		y.wantOrder("b") // else the messages in hand are not bounded
+		if n, err := y.letters().Remove(t.Context(), inbox.Filter{}, inbox.Removal{By: "test"}); n != 1 || err != nil {
+			t.Fatalf("removed %d, error %v", n, err)
+		}
+		time.Sleep(10 * time.Minute)
+		y.wantOrder("a", want[1:]...)
+		y.wantOrder("b", 1)
+		y.wantFree()
+		noError(t, c.Ready(t.Context()))
+	})
+}
+
+// What others have stored counts, too.
+func TestParkedMessages_ofBeforeAreBounded(t *testing.T) {
+	inYard(t, func(t *testing.T, y *yard) {
+		const most = 50
+		y.stopped("a", make([]int, most)...)
+		c, _ := y.run(func(cfg *inboxtest.Config) { cfg.MaxParked = most })
+		time.Sleep(time.Minute)
+		y.put("a", most)
+		time.Sleep(time.Minute)
+		if _, n := y.waiting(); n != most {
+			t.Errorf("%d messages wait", n)
+		}
+		if err := c.Ready(t.Context()); err == nil || !strings.Contains(err.Error(), "MaxParked") {
+			t.Errorf("Ready: %v", err)
+		}
+	})
+}
+
+// process is a process that dies after one of its steps, whose outcome it does not learn: nothing that
+// it does later takes effect. To die before the next step leaves the same behind.
+type mortal struct {
+	at, steps atomic.Int64 // the step at which it dies, and how many it has taken
+	rate      atomic.Int32 // per mille of the steps that fail, before or after they took effect
+	dead      atomic.Bool
+}
+
+var errCrashed = errors.New("crashed")
+
+// step takes a step whose effect is call.
+func (p *mortal) step(call func() error) error {
+	if p.dead.Load() {
+		return errCrashed
+	}
+	n, rate := rand.Int32N(2000), p.rate.Load()
+	if n < rate {
+		return errCrashed
+	}
+	if rate > 0 {
+		time.Sleep(rand.N(30 * time.Millisecond))
+	}
+	if p.steps.Add(1) != p.at.Load() {
+		err := call()
+		if n >= 2000-rate {
+			return errCrashed
+		}
+		return err
+	}
+	p.dead.Store(true)
+	_ = call()
+	return errCrashed
+}
+
+// fault has the queue take part. An acknowledgement is a step.
+func (p *mortal) fault(at inboxtest.Step, _ *inbox.Message) inboxtest.Outcome {
+	switch {
+	case p.dead.Load():
+		return inboxtest.FailBefore
+	case p.rate.Load() > 0 && rand.Int32N(3000) < p.rate.Load():
+		return []inboxtest.Outcome{inboxtest.FailBefore, inboxtest.FailAfter, inboxtest.EndSession}[rand.N(3)]
+	case at != inboxtest.AtAck || p.steps.Add(1) != p.at.Load():
+		return inboxtest.OK
+	}
+	p.dead.Store(true)
+	return inboxtest.FailAfter
+}
+
+// mortalManager has each transaction be a step.
+type mortalManager struct {
+	txretry.Transactor
+	process *mortal
+}
+
+func (m mortalManager) DoWith(ctx context.Context, opts txretry.Options, fn func(context.Context, pgx.Tx) error) (err error) {
+	ended := m.process.step(func() error {
+		err = m.Transactor.DoWith(ctx, opts, fn)
+		return nil
+	})
+	if ended != nil {
+		return inbox.Unavailable(ended)
+	}
+	return err
+}
+
+// mortalEntries has each call of its Parking be a step, but for reads.
+type mortalEntries struct {
+	pgdriver.Entries
+	process *mortal
+}
+
+func (e mortalEntries) Parking(consumer string) pgdriver.Parking {
+	return mortalParking{e.Entries.Parking(consumer), e.process}
+}
+
+type mortalParking struct {
+	pgdriver.Parking
+	process *mortal
+}
+
+func (p mortalParking) Stop(ctx context.Context, key string, dead inbox.DeadLetter) error {
+	return p.process.step(func() error { return p.Parking.Stop(ctx, key, dead) })
+}
+
+func (p mortalParking) Wait(ctx context.Context, key string, m *inbox.Message) (waits bool, err error) {
+	return waits, p.process.step(func() error {
+		waits, err = p.Parking.Wait(ctx, key, m)
+		return err
+	})
+}
+
+// Claim implements driver.Parking. One that finds nothing is no step: how many there are depends on the time.
+func (p mortalParking) Claim(ctx context.Context, lease time.Duration) (*pgdriver.Head, error) {
+	if p.process.dead.Load() {
+		return nil, errCrashed
+	}
+	h, err := p.Parking.Claim(ctx, lease)
+	if h == nil || err != nil {
+		return nil, err
+	}
+	return h, p.process.step(func() error { return nil })
+}
+
+func (p mortalParking) Next(ctx context.Context, h *pgdriver.Head, lease time.Duration) (next *pgdriver.Head, err error) {
+	err = p.process.step(func() error {
+		next, err = p.Parking.Next(ctx, h, lease)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return next, nil
+}
+
+func (p mortalParking) Pass(ctx context.Context, h *pgdriver.Head) error {
+	return p.process.step(func() error { return p.Parking.Pass(ctx, h) })
+}
+
+func (p mortalParking) Retry(ctx context.Context, h *pgdriver.Head, next *inbox.Message, delay time.Duration) error {
+	return p.process.step(func() error { return p.Parking.Retry(ctx, h, next, delay) })
+}
+
+func (p mortalParking) Fail(ctx context.Context, h *pgdriver.Head, dead inbox.DeadLetter) error {
+	return p.process.step(func() error { return p.Parking.Fail(ctx, h, dead) })
+}
+
+func (p mortalParking) Release(ctx context.Context, h *pgdriver.Head) error {
+	return p.process.step(func() error { return p.Parking.Release(ctx, h) })
+}
+
+// live runs a process until it dies or ctx ends.
+func (y *yard) live(ctx context.Context, p *mortal, change func(*inboxtest.Config)) {
+	s := newStore(y.t, mortalManager{y.manager, p}, "a", inboxpgx.Config{Entries: mortalEntries{y.entries, p}})
+	handle(y.t, s, y.handle)
+	c := y.consumer(s, func(cfg *inboxtest.Config) {
+		cfg.Fault, cfg.ShutdownTimeout = p.fault, 10*time.Second
+		change(cfg)
+	})
+	ctx, cancel := context.WithCancel(ctx)
+	var running sync.WaitGroup
+	running.Go(func() {
+		defer cancel()
+		if err := c.Run(ctx); err != nil {
+			y.t.Error(err)
+		}
+	})
+	for ctx.Err() == nil && !p.dead.Load() {
+		time.Sleep(5 * time.Millisecond)
+	}
+	cancel() // a dead process does not drain
+	running.Wait()
+}
+
+// The process may die between any two steps of parking and resuming a key: each message takes effect
+// once, in the order of the key.
+func TestParkedKey_throughCrashes(t *testing.T) {
+	t.Parallel()
+	for step := range int64(36) {
+		t.Run(fmt.Sprint("step ", step), func(t *testing.T) {
+			inYard(t, func(t *testing.T, y *yard) {
+				p := &mortal{}
+				p.at.Store(step + 1)
+				y.parkedKeyThroughCrash(p)
+			})
+		})
+	}
+}
+
+func (y *yard) parkedKeyThroughCrash(first *mortal) {
+	y.t.Helper()
+	mended := y.failsUntil("k", 1)
+	ctx, cancel := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	running.Go(func() {
+		for p := first; ctx.Err() == nil; p = new(mortal) {
+			y.live(ctx, p, func(*inboxtest.Config) {})
+		}
+	})
+	defer running.Wait()
+	defer cancel()
+	await := func(what string, holds func() bool) {
+		y.t.Helper()
+		for began := time.Now(); !holds(); time.Sleep(100 * time.Millisecond) {
+			if time.Since(began) > time.Hour {
+				y.t.Fatalf("not within an hour: %s", what)
+			}
+		}
+	}
+	y.put("k", 1, 2, 3)
+	await("three messages wait", func() bool { _, n := y.waiting(); return n == 3 })
+	mended.Store(true)
+	await("the letter is replayed", func() bool { return y.replay(inbox.Filter{}) == 1 })
+	y.put("k", 4)
+	await("all is done", func() bool { y.mu.Lock(); defer y.mu.Unlock(); return len(y.order["k"]) == 4 })
+	y.put("k", 5)
+	await("the key is free", func() bool { y.mu.Lock(); defer y.mu.Unlock(); return len(y.order["k"]) == 5 })
+	await("nothing is left", func() bool { keys, n := y.waiting(); return keys+n == 0 })
+	y.wantOrder("k", 1, 2, 3, 4, 5)
+	y.t.Logf("%d steps", first.steps.Load())
+}
+
+// Keys are parked and resumed while processes come and go, sessions are lost, calls fail before or
+// after they took effect, and operators replay and remove: every message takes effect once or is
+// removed, and no key is out of order.
+func TestParkedKeys_throughFaults(t *testing.T) {
+	t.Parallel()
+	for _, batch := range []int{1, 8} {
+		t.Run(fmt.Sprint("batch ", batch), func(t *testing.T) {
+			inYard(t, func(t *testing.T, y *yard) { y.throughFaults(batch) })
+		})
+	}
+}
+
+func (y *yard) throughFaults(batch int) {
+	const keys, each, processes = 12, 60, 3
+	t := y.t
+	var rate atomic.Int32
+	rate.Store(60)
+	y.fail = func(context.Context, *inbox.Message) error {
+		time.Sleep(rand.N(2 * time.Millisecond)) // one transaction runs at a time
+		switch n := rand.Int32N(1000); {
+		case n < rate.Load():
+			return inbox.Unrecoverable(errBroken)
+		case n < 2*rate.Load():
+			return errBroken
+		}
+		return nil
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	var all sync.WaitGroup
+	for range processes {
+		all.Go(func() {
+			for ctx.Err() == nil { // each lives for some seconds, and some die
+				p := &mortal{}
+				p.rate.Store(rate.Load())
+				if rand.N(2) == 0 && rate.Load() > 0 {
+					p.at.Store(rand.Int64N(300))
+				}
+				y.live(ctx, p, func(cfg *inboxtest.Config) {
+					cfg.Concurrency, cfg.Batch, cfg.Prefetch, cfg.MaxParked = 4, batch, 50, 20+rand.IntN(200)
+					cfg.TimeLimit = 3*time.Second + rand.N(20*time.Second)
+				})
+			}
+		})
+	}
+	all.Go(func() {
+		for ctx.Err() == nil {
+			time.Sleep(rand.N(3 * time.Second))
+			y.operate()
+		}
+	})
+	for n := range each {
+		for k := range keys {
+			y.put(fmt.Sprint("k", k), n)
+		}
+		time.Sleep(rand.N(200 * time.Millisecond))
+	}
+	time.Sleep(time.Minute)
+	rate.Store(0)
+	y.idle()
+	for began := time.Now(); ; time.Sleep(time.Second) {
+		y.replay(inbox.Filter{})
+		keys, messages := y.waiting()
+		if keys+messages+y.count() == 0 {
+			break
+		}
+		if time.Since(began) > time.Hour {
+			t.Fatalf("%d keys, %d messages, %d letters are left", keys, messages, y.count())
+		}
+	}
+	y.idle()
+	cancel()
+	all.Wait()
+	for k := range keys {
+		if got := y.order[fmt.Sprint("k", k)]; !slices.IsSorted(got) || len(slices.Compact(slices.Clone(got))) != len(got) {
+			t.Errorf("key %d out of order, or twice: %v", k, got)
+		}
+	}
+	for id, n := range y.number {
+		if !y.done[id] && !y.removed[id] {
+			t.Errorf("message %d is lost", n)
+		}
+	}
+	t.Logf("%d of %d messages were removed", len(y.removed), len(y.number))
+}
+
+// operate replays what is dead, or removes one letter.
+func (y *yard) operate() {
+	if rand.N(4) > 0 {
+		_, _ = y.letters().Replay(context.Background(), inbox.Filter{Limit: rand.N(10)}, inbox.Replay{By: "test"})
+		return
+	}
+	found, err := y.letters().List(context.Background(), inbox.Filter{Limit: 1})
+	if err != nil || len(found) == 0 {
+		return
+	}
+	id := found[0].Message.ID
+	y.mu.Lock()
+	if !y.done[id] { // a redelivery may bring it back: it has no place in the order any more
+		y.removed[id] = true
+	}
+	y.mu.Unlock()
+	_, _ = y.letters().Remove(context.Background(), inbox.Filter{IDs: []uuid.UUID{id}}, inbox.Removal{By: "test"})
+}
