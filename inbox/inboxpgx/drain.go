@@ -115,7 +115,7 @@ func (s *Store) drain(ctx context.Context) {
 }
 
 func (d *drain) rest(ctx context.Context) {
-	timer := time.NewTimer(drainPoll)
+	timer := time.NewTimer(d.p.poll)
 	defer timer.Stop()
 	select {
 	case <-ctx.Done():
@@ -133,9 +133,9 @@ func (d *drain) count(ctx context.Context) {
 // lease is longer where handlers have steps before their transactions: nothing locks the key meanwhile.
 func (d *drain) lease() time.Duration {
 	if d.s.slow {
-		return drainLease + d.cfg.HandlerTimeout
+		return d.p.lease + d.cfg.HandlerTimeout
 	}
-	return drainLease
+	return d.p.lease
 }
 
 func (d *drain) claim(ctx context.Context) *driver.Head {

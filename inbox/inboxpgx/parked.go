@@ -52,6 +52,8 @@ type parks struct {
 	cfg   atomic.Pointer[inbox.ConsumerConfig] // of the consumer that stops keys; nil: none does
 	not   atomic.Bool                          // a consumer of the Store does not
 	wake  chan struct{}                        // one place: keys may go on
+	poll  time.Duration                        // drainPoll
+	lease time.Duration                        // drainLease
 
 	mu       sync.Mutex
 	known    map[string]bool // keys that were stopped when they were looked at last
@@ -61,7 +63,7 @@ type parks struct {
 }
 
 func newParks(place driver.Parking) *parks {
-	return &parks{place: place, wake: make(chan struct{}, 1), known: map[string]bool{}}
+	return &parks{place: place, wake: make(chan struct{}, 1), poll: drainPoll, lease: drainLease, known: map[string]bool{}}
 }
 
 // Park implements driver.Parker of inbox. It concerns all consumers of this Store.

@@ -19,6 +19,7 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/driver"
@@ -42,6 +43,8 @@ type yard struct {
 	entries pgdriver.Entries
 	fail    func(ctx context.Context, m *inbox.Message) error // nil: none fails
 	names   inboxpgx.HandlerConfig
+	pool    *pgxpool.Pool                                                        // nil: in memory
+	live    func(ctx context.Context, p *mortal, change func(*inboxtest.Config)) // runs a process until it dies or ctx ends
 
 	mu      sync.Mutex
 	number  map[uuid.UUID]int
@@ -56,6 +59,7 @@ func newYard(t *testing.T) *yard {
 		t: t, broker: inboxtest.NewBroker(), manager: txretrytest.New(txretrytest.Config{}), entries: memory.NewEntries(driver.DefaultRetention),
 		number: map[uuid.UUID]int{}, done: map[uuid.UUID]bool{}, removed: map[uuid.UUID]bool{}, order: map[string][]int{},
 	}
+	y.live = y.liveInMemory
 	y.consumer(y.store(), nil) // which binds the queue
 	return y
 }
@@ -94,6 +98,10 @@ func (y *yard) handle(ctx context.Context, tx pgx.Tx, _ conformance.Event) error
 			return err
 		}
 	}
+	if y.pool != nil {
+		_, err := tx.Exec(ctx, `INSERT INTO parked_done (key, number, message_id) VALUES ($1, $2, $3)`, m.Key, y.numberOf(m), m.ID)
+		return err
+	}
 	return txretrytest.Effect(tx, func() {
 		y.mu.Lock()
 		defer y.mu.Unlock()
@@ -113,7 +121,11 @@ func (y *yard) handle(ctx context.Context, tx pgx.Tx, _ conformance.Event) error
 
 func (y *yard) store() *inboxpgx.Store {
 	y.t.Helper()
-	s := newStore(y.t, y.manager, "a", inboxpgx.Config{Entries: y.entries, ByName: map[string]inboxpgx.HandlerConfig{conformance.Name: y.names}})
+	cfg := inboxpgx.Config{ByName: map[string]inboxpgx.HandlerConfig{conformance.Name: y.names}}
+	if y.pool == nil {
+		cfg.Entries = y.entries
+	}
+	s := newStore(y.t, y.manager, "a", cfg)
 	handle(y.t, s, y.handle)
 	return s
 }
@@ -188,11 +200,40 @@ func (y *yard) waiting() (keys, messages int) {
 	return keys, messages
 }
 
-func (y *yard) wantOrder(key string, want ...int) {
-	y.t.Helper()
+// orderOf returns the numbers of a key's messages in the order of their effects.
+func (y *yard) orderOf(key string) []int {
+	y.load()
 	y.mu.Lock()
 	defer y.mu.Unlock()
-	if got := y.order[key]; !slices.Equal(got, want) {
+	return slices.Clone(y.order[key])
+}
+
+// load reads what is done from the database.
+func (y *yard) load() {
+	if y.pool == nil {
+		return
+	}
+	rows, _ := y.pool.Query(context.Background(), `SELECT key, number, message_id FROM parked_done ORDER BY seq`)
+	y.mu.Lock()
+	defer y.mu.Unlock()
+	clear(y.order)
+	var key string
+	var number int
+	var id uuid.UUID
+	if _, err := pgx.ForEachRow(rows, []any{&key, &number, &id}, func() error {
+		y.done[id] = true
+		if !y.removed[id] {
+			y.order[key] = append(y.order[key], number)
+		}
+		return nil
+	}); err != nil {
+		y.t.Error(err)
+	}
+}
+
+func (y *yard) wantOrder(key string, want ...int) {
+	y.t.Helper()
+	if got := y.orderOf(key); !slices.Equal(got, want) {
 		y.t.Errorf("key %q has done %v, want %v", key, got, want)
 	}
 }
@@ -665,12 +706,13 @@ func TestParkedMessages_ofBeforeAreBounded(t *testing.T) {
 	})
 }
 
-// process is a process that dies after one of its steps, whose outcome it does not learn: nothing that
+// mortal is a process that dies after one of its steps, whose outcome it does not learn: nothing that
 // it does later takes effect. To die before the next step leaves the same behind.
 type mortal struct {
 	at, steps atomic.Int64 // the step at which it dies, and how many it has taken
 	rate      atomic.Int32 // per mille of the steps that fail, before or after they took effect
 	dead      atomic.Bool
+	sends     bool // on Postgres: the packet at which it dies is sent
 }
 
 var errCrashed = errors.New("crashed")
@@ -795,9 +837,12 @@ func (p mortalParking) Release(ctx context.Context, h *pgdriver.Head) error {
 	return p.process.step(func() error { return p.Parking.Release(ctx, h) })
 }
 
-// live runs a process until it dies or ctx ends.
-func (y *yard) live(ctx context.Context, p *mortal, change func(*inboxtest.Config)) {
-	s := newStore(y.t, mortalManager{y.manager, p}, "a", inboxpgx.Config{Entries: mortalEntries{y.entries, p}})
+func (y *yard) liveInMemory(ctx context.Context, p *mortal, change func(*inboxtest.Config)) {
+	y.liveWith(ctx, p, newStore(y.t, mortalManager{y.manager, p}, "a", inboxpgx.Config{Entries: mortalEntries{y.entries, p}}), change)
+}
+
+// liveWith runs a process until it dies or ctx ends.
+func (y *yard) liveWith(ctx context.Context, p *mortal, s *inboxpgx.Store, change func(*inboxtest.Config)) {
 	handle(y.t, s, y.handle)
 	c := y.consumer(s, func(cfg *inboxtest.Config) {
 		cfg.Fault, cfg.ShutdownTimeout = p.fault, 10*time.Second
@@ -858,9 +903,9 @@ func (y *yard) parkedKeyThroughCrash(first *mortal) {
 	mended.Store(true)
 	await("the letter is replayed", func() bool { return y.replay(inbox.Filter{}) == 1 })
 	y.put("k", 4)
-	await("all is done", func() bool { y.mu.Lock(); defer y.mu.Unlock(); return len(y.order["k"]) == 4 })
+	await("all is done", func() bool { return len(y.orderOf("k")) == 4 })
 	y.put("k", 5)
-	await("the key is free", func() bool { y.mu.Lock(); defer y.mu.Unlock(); return len(y.order["k"]) == 5 })
+	await("the key is free", func() bool { return len(y.orderOf("k")) == 5 })
 	await("nothing is left", func() bool { keys, n := y.waiting(); return keys+n == 0 })
 	y.wantOrder("k", 1, 2, 3, 4, 5)
 	y.t.Logf("%d steps", first.steps.Load())
@@ -873,13 +918,13 @@ func TestParkedKeys_throughFaults(t *testing.T) {
 	t.Parallel()
 	for _, batch := range []int{1, 8} {
 		t.Run(fmt.Sprint("batch ", batch), func(t *testing.T) {
-			inYard(t, func(t *testing.T, y *yard) { y.throughFaults(batch) })
+			inYard(t, func(t *testing.T, y *yard) { y.throughFaults(batch, 12, 60) })
 		})
 	}
 }
 
-func (y *yard) throughFaults(batch int) {
-	const keys, each, processes = 12, 60, 3
+func (y *yard) throughFaults(batch, keys, each int) {
+	const processes = 3
 	t := y.t
 	var rate atomic.Int32
 	rate.Store(60)
@@ -922,7 +967,9 @@ func (y *yard) throughFaults(batch int) {
 		}
 		time.Sleep(rand.N(200 * time.Millisecond))
 	}
-	time.Sleep(time.Minute)
+	if y.pool == nil {
+		time.Sleep(time.Minute)
+	}
 	rate.Store(0)
 	y.idle()
 	for began := time.Now(); ; time.Sleep(time.Second) {
@@ -938,6 +985,7 @@ func (y *yard) throughFaults(batch int) {
 	y.idle()
 	cancel()
 	all.Wait()
+	y.load()
 	for k := range keys {
 		if got := y.order[fmt.Sprint("k", k)]; !slices.IsSorted(got) || len(slices.Compact(slices.Clone(got))) != len(got) {
 			t.Errorf("key %d out of order, or twice: %v", k, got)
@@ -962,6 +1010,7 @@ func (y *yard) operate() {
 		return
 	}
 	id := found[0].Message.ID
+	y.load()
 	y.mu.Lock()
 	if !y.done[id] { // a redelivery may bring it back: it has no place in the order any more
 		y.removed[id] = true
