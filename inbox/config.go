@@ -45,7 +45,7 @@ type ConsumerConfig struct {
 	// ParkKeys has a key wait when its message becomes a dead letter, and go on when that is replayed
 	// or removed by DeadLetters: then the messages that have come in between are processed in their
 	// order, and those that come later after them. Until then they are kept, with the dead letter, by
-	// the processor; inboxpgx has a table for them. It needs Ordered. Switched off while keys wait,
+	// the processor; inboxpgx has tables for them, and stops keys for all consumers of a Store. It needs Ordered. Switched off while keys wait,
 	// it leaves them there, which Check of inboxpgx finds: replay or remove their dead letters before.
 	// Default: keys go on.
 	ParkKeys bool

@@ -53,20 +53,19 @@
 //
 // With ConsumerConfig.Ordered the messages of one ordering key are processed one at a time and in
 // order, retries included: the key waits behind its failing message, others go on. When that
-// becomes a dead letter its key goes on, or, with ConsumerConfig.ParkKeys, is parked: what arrives
-// for it is kept in the processor's store, and the broker's queue stays short. Once the dead letter
+// becomes a dead letter its key goes on, or, with ConsumerConfig.ParkKeys, is parked: each later message
+// is kept in the processor's store, and the broker's queue stays short. Once the dead letter
 // is replayed or removed by DeadLetters the key resumes, within a few seconds: first the message
 // itself, if it was replayed, then those that were kept, in their order, then what the queue has.
 //
 // With ConsumerConfig.MaxParked messages the place is full: what else arrives for keys that wait
 // stays in hand until it fills the window, and the consumer pauses rather than lose or reorder it.
 //
-// A process that runs a kept message has claimed it for 30 s, by the clock of the store, and renews
-// that while it has it: no other process runs it meanwhile, however long it takes. When the process
-// dies another one goes on with the key within 45 s. A process that cannot renew its claim ends the
-// handler's context 5 s before another one may begin, and what it still does then changes nothing
-// of the key. A handler that ignores its context may run beside its successor; its effect is still
-// once, with deduplication.
+// The transaction of a kept message locks its key in the store: no other process runs the message
+// meanwhile, however long it takes. When the process dies another one goes on with the key within
+// about 15 s, and HandlerTimeout more where handlers have steps before their transactions. Kept
+// messages run beside those of the queue, up to four keys at once in one process, in addition to
+// ConsumerConfig.Concurrency. They do not count for ConsumerConfig.MessageLimit.
 //
 // A process that loses its queue while it gives a message up may park a key although the queue's
 // next owner gets the message through. No message is out of order by that; the key waits until the

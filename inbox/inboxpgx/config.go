@@ -26,8 +26,9 @@ const (
 type Config struct {
 	// Schema holds the tables. Default: the connection's search_path decides.
 	Schema string
-	// Table is the name of the table of entries; that of the ledger is <Table>_attempts, that
-	// of messages whose ordering keys wait <Table>_parked, and that of paused consumers <Table>_pause.
+	// Table is the name of the table of entries; that of the ledger is <Table>_attempts, those
+	// of stopped ordering keys and their messages are <Table>_stopped and <Table>_waiting, and that of paused
+	// consumers is <Table>_pause.
 	// Default: holdfast_inbox.
 	Table string
 	// ByName configures the handlers of single message names. Run of a consumer refuses a name without a handler. Optional.

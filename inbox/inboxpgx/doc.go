@@ -4,13 +4,12 @@
 //	books, err := inboxpgx.New(manager, "billing", inboxpgx.Config{})
 //	err = inboxpgx.Handle(books, "order.placed", func(ctx context.Context, tx pgx.Tx, o OrderPlaced) error { … })
 //
-// A Store is the inbox.Processor of one consumer. It owns four tables, which Migrate creates: the
+// A Store is the inbox.Processor of one consumer. It owns five tables, which Migrate creates: the
 // entries; the ledger, in which the consumer notes what became of messages that did not go
-// through at their first delivery; the messages whose ordering keys wait behind a dead letter
-// (inbox.ConsumerConfig.ParkKeys); and the consumers that operators have paused. One run of a
-// consumer at a time claims a message that waits, by the clock of the database, and only the one
-// that has it ends it. While the consumer runs, entries and notes that are older than the retention
-// are deleted; what waits is kept, and so is its entry.
+// through at their first delivery; the ordering keys that are stopped by a dead letter, and their
+// messages (see Stopped keys); and the consumers that operators have paused. While the consumer runs,
+// entries and notes that are older than the retention are deleted; messages that wait are kept, and so
+// are their entries.
 //
 // For each message the Store begins a transaction through a txretry.Transactor, runs
 //
@@ -39,6 +38,25 @@
 // so it must have no effects but through tx and txretry.AfterCommit. HandlePrepared gives
 // slow calls to other systems their place before the transaction; they happen at every
 // delivery, that of a copy too, and must bear repetition.
+//
+// # Stopped keys
+//
+// With inbox.ConsumerConfig.ParkKeys a dead letter stops its ordering key. The letter is stored in the
+// tables of the Store and not in the broker's dead-letter queue. The statement that makes the entry of a
+// message makes none if the key is stopped: no handler runs, and the message is stored behind the letter.
+// That costs a message of a free key no round trip.
+//
+// When the letter is replayed or dropped, a Store whose consumer runs processes the messages of the key:
+// one transaction locks the key's row, deletes the message, makes its entry and runs the handler. A message
+// that fails is tried again by the consumer's RetryPolicy and may become the next dead letter. The key is
+// free when it has no messages. A message that arrives in this moment either is stored before and keeps the
+// key stopped, or finds it free: a foreign key from messages to keys makes sure.
+//
+//   - The process ends before the transaction commits: the message is there, and another process goes on.
+//   - The process ends between a stored letter and the acknowledgement: the message comes again, and is
+//     acknowledged, since it is stored already.
+//   - Another process runs a copy of the message from before: its entry makes the two wait for each other,
+//     and one takes effect.
 //
 // # Batches
 //

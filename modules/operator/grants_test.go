@@ -45,7 +45,7 @@ var (
 	}
 	onInbox = []string{
 		"SELECT FROM holdfast_inbox", "INSERT INTO holdfast_inbox (consumer, message_id) VALUES ('a', gen_random_uuid())", "DELETE FROM holdfast_inbox",
-		"SELECT FROM holdfast_inbox_attempts", "SELECT body FROM holdfast_inbox_parked", "DELETE FROM holdfast_inbox_parked",
+		"SELECT FROM holdfast_inbox_attempts", "SELECT body FROM holdfast_inbox_waiting", "DELETE FROM holdfast_inbox_waiting", "SELECT FROM holdfast_inbox_stopped", "DELETE FROM holdfast_inbox_stopped",
 		"DELETE FROM holdfast_inbox_pause", "INSERT INTO holdfast_inbox_pause (part, actor, reason) VALUES ('billing', '', '')",
 	}
 	onKeys = []string{

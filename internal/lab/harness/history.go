@@ -101,7 +101,7 @@ func readHistory(ctx context.Context, q Querier) (h audit.History, err error) {
 		return h, err
 	}
 	return h, q.QueryRow(ctx, `select (select count(*) from holdfast_outbox), (select count(*) from holdfast_outbox_dead),
-		(select count(*) from holdfast_inbox_parked),
+		(select count(*) from holdfast_inbox_waiting),
 		(select count(*) from reservations where status = 'held' and expires_at <= clock_timestamp())`).
 		Scan(&h.Left.Outbox, &h.Left.DeadOutbox, &h.Left.Parked, &h.Left.Due)
 }

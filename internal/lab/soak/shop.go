@@ -227,7 +227,7 @@ const leftSQL = `SELECT (SELECT count(*) FROM holdfast_outbox) + (SELECT count(*
 	+ (SELECT count(*) FROM reservations r LEFT JOIN reservation_states s ON s.reservation_id = r.id WHERE s.status IS DISTINCT FROM r.status)`
 
 // deadSQL counts the dead letters of the outbox, and the messages whose keys are parked.
-const deadSQL = `SELECT (SELECT count(*) FROM holdfast_outbox_dead) + (SELECT count(*) FROM holdfast_inbox_parked)`
+const deadSQL = `SELECT (SELECT count(*) FROM holdfast_outbox_dead) + (SELECT count(*) FROM holdfast_inbox_waiting)`
 
 // audit waits until nothing is left to do, and finds that no reservation is lost, the answers are
 // as they should be and nothing is a dead letter.
