@@ -441,6 +441,39 @@ func TestParkedMessage_quarantined(t *testing.T) {
 	})
 }
 
+// A message that may have ended the process runs with no other waiting message beside it.
+func TestParkedMessage_suspect(t *testing.T) {
+	inYard(t, func(t *testing.T, y *yard) {
+		var mu sync.Mutex
+		runs := map[string]int{}
+		s := newStore(t, y.manager, "a", inboxpgx.Config{Entries: y.entries})
+		noError(t, inboxpgx.HandlePrepared(s, conformance.Name, func(ctx context.Context, _ conformance.Event) (int, error) {
+			m, _ := inbox.FromContext(ctx)
+			mu.Lock()
+			runs[m.Key]++
+			if len(runs) > 1 && runs["a"] > 0 {
+				t.Errorf("%v run at once", runs)
+			}
+			mu.Unlock()
+			time.Sleep(time.Second)
+			mu.Lock()
+			defer mu.Unlock()
+			delete(runs, m.Key)
+			return 0, nil
+		}, func(ctx context.Context, tx pgx.Tx, e conformance.Event, _ int) error { return y.handle(ctx, tx, e) }))
+		for _, key := range []string{"a", "b", "c", "d", "e", "f"} {
+			y.stopped(key, 1)
+		}
+		y.replay(inbox.Filter{})
+		if h, err := y.entries.Parking("a").Claim(t.Context(), 0); h == nil || h.Key != "a" || err != nil { // by a process that is lost
+			t.Fatalf("%+v, error %v", h, err)
+		}
+		y.runStore(s, nil)
+		time.Sleep(time.Minute)
+		y.wantFree()
+	})
+}
+
 // A waiting message is tried again by the retry policy, whatever its handler does, and becomes the next dead letter in
 // its place.
 func TestParkedMessage_fails(t *testing.T) {

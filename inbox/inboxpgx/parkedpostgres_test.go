@@ -2,6 +2,7 @@ package inboxpgx_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"sync"
@@ -10,7 +11,10 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/inbox/inboxpgx"
+	pgdriver "github.com/holdfast-go/holdfast/inbox/inboxpgx/driver"
 	"github.com/holdfast-go/holdfast/inbox/inboxtest"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
@@ -100,6 +104,86 @@ func (c mortalLine) Write(packet []byte) (int, error) {
 	}
 	c.lines.cut()
 	return 0, errCrashed
+}
+
+// blocked waits until so many sessions of the pool's database wait for a lock.
+func blocked(t *testing.T, pool *pgxpool.Pool) {
+	t.Helper()
+	testenv.Eventually(t, func() error {
+		var n int
+		err := pool.QueryRow(t.Context(), `SELECT count(*) FROM pg_locks l JOIN pg_stat_activity a USING (pid)
+			WHERE NOT l.granted AND a.application_name = current_setting('application_name') AND a.query LIKE '%' || current_schema() || '%'`).Scan(&n)
+		if err == nil && n == 0 {
+			err = errors.New("nobody waits")
+		}
+		return err
+	})
+}
+
+// freeKey returns a Parking in which a key has no message left, and its claim.
+func freeKey(t *testing.T) (*pgxpool.Pool, pgdriver.Parking, *pgdriver.Head) {
+	t.Helper()
+	pool := newPool(t)
+	schema := ""
+	noError(t, pool.QueryRow(t.Context(), `SELECT current_schema()`).Scan(&schema))
+	p := newStore(t, newManager(t, pool), "a", inboxpgx.Config{Schema: schema}).Entries().Parking("a")
+	noError(t, p.Stop(t.Context(), "k", dead(event())))
+	noError(t, p.Scan(t.Context(), "default", func(*inbox.DeadLetter) (driver.Fate, error) { return driver.Drop, nil }, nil))
+	h, err := p.Claim(t.Context(), time.Hour)
+	if h == nil || h.Message != nil || err != nil {
+		t.Fatalf("%+v, error %v", h, err)
+	}
+	return pool, p, h
+}
+
+// A message is stored, and its transaction is open, while another process finds its key without messages: the key
+// stays stopped.
+func TestParking_arrivalBesideTheEnd(t *testing.T) {
+	t.Parallel()
+	pool, p, h := freeKey(t)
+	tx, err := pool.Begin(t.Context())
+	noError(t, err)
+	_, err = tx.Exec(t.Context(), `INSERT INTO holdfast_inbox_waiting (consumer, key, message_id, replays, attempt, name, envelope, body)
+		SELECT consumer, key, gen_random_uuid(), 0, 1, 'x', '{}', '' FROM holdfast_inbox_stopped WHERE key = 'k' FOR KEY SHARE`)
+	noError(t, err)
+	ended := make(chan error, 1)
+	go func() { ended <- p.Release(context.Background(), h) }()
+	blocked(t, pool)
+	noError(t, tx.Commit(t.Context()))
+	noError(t, <-ended)
+	if h, err := p.Claim(t.Context(), time.Hour); h == nil || h.Message == nil || err != nil {
+		t.Errorf("the key goes on with %+v, error %v", h, err)
+	}
+}
+
+// A key becomes free while a message arrives that has seen it stopped: the message is told so.
+func TestParking_endBesideAnArrival(t *testing.T) {
+	t.Parallel()
+	for _, commits := range []bool{true, false} {
+		pool, p, _ := freeKey(t)
+		tx, err := pool.Begin(t.Context())
+		noError(t, err)
+		_, err = tx.Exec(t.Context(), `DELETE FROM holdfast_inbox_stopped`)
+		noError(t, err)
+		type answer struct {
+			waits bool
+			err   error
+		}
+		answers := make(chan answer, 1)
+		go func() {
+			waits, err := p.Wait(context.Background(), "k", event())
+			answers <- answer{waits, err}
+		}()
+		blocked(t, pool)
+		if commits {
+			noError(t, tx.Commit(t.Context()))
+		} else {
+			noError(t, tx.Rollback(t.Context()))
+		}
+		if got := <-answers; got.waits == commits || got.err != nil {
+			t.Errorf("committed %v: %+v", commits, got)
+		}
+	}
 }
 
 // The process may end at each packet that it sends to Postgres, before or after it is sent: see TestParkedKey_throughCrashes.

@@ -188,13 +188,23 @@ func TestRoundTrips(t *testing.T) {
 	noError(t, err)
 	defer pool.Close()
 	p := effectStore(t, newManager(t, pool))
-	for _, want := range []int64{0, 3} { // the first message prepares the statements
-		sent.Store(0)
-		noError(t, process(t, p, event()))
-		if got := sent.Load(); want != 0 && got != want {
-			t.Errorf("%d round trips for a message, want %d", got, want)
+	cost := func(m func() *inbox.Message) {
+		t.Helper()
+		for _, want := range []int64{0, 3} { // the first message prepares the statements
+			sent.Store(0)
+			noError(t, process(t, p, m()))
+			if got := sent.Load(); want != 0 && got != want {
+				t.Errorf("%d round trips for a message, want %d", got, want)
+			}
 		}
 	}
+	cost(event)
+	p.Park(driver.ConsumerDefaults(inbox.ConsumerConfig{Ordered: true, ParkKeys: true}, "orders"))
+	cost(func() *inbox.Message { // of a key that is not stopped
+		m := event()
+		m.Key = "k"
+		return m
+	})
 	m := event()
 	noError(t, process(t, p, m))
 	noError(t, process(t, p, m)) // it prepares the look

@@ -50,7 +50,7 @@ var bugs = []bug{
 	},
 	{
 		"dedup in a transaction of its own", "inbox/internal/memory/entries.go",
-		"\t\tif first {\n\t\t\te.remove(key)\n\t\t}\n", "", simulation,
+		"\t\tif first {\n\t\t\te.remove(of)\n\t\t}\n\t})\n\treturn", "\t})\n\treturn", simulation,
 	},
 	{
 		"a duplicate is handled", "inbox/inboxpgx/once.go",
@@ -393,6 +393,35 @@ var bugs = []bug{
 	{
 		"a lost retry is waited for", "inbox/engine/track.go",
 		" || entry.Overdue > overdueMargin {", " {", suite("inbox/engine", "^TestNewerCopyNoted$"),
+	},
+	{
+		"a message of a stopped key runs", "inbox/inboxpgx/process.go",
+		"key: s.parks.keyOf(call.Message)}", "}", suite("inbox/inboxpgx", "^TestParkedKey$"),
+	},
+	{
+		"a key with a message becomes free", "inbox/inboxpgx/migrations/0004_inbox_stopped.sql",
+		"PRIMARY KEY (consumer, message_id),\n    FOREIGN KEY (consumer, key) REFERENCES {{stopped}} (consumer, key)\n", "PRIMARY KEY (consumer, message_id)\n",
+		suite("inbox/inboxpgx", "^TestParking_arrivalBesideTheEnd$"),
+	},
+	{
+		"an arrival does not lock its key", "inbox/inboxpgx/parking.go",
+		"consumer = $1 AND key = $3 FOR KEY SHARE", "consumer = $1 AND key = $3", suite("inbox/inboxpgx", "^TestParking_endBesideAnArrival$"),
+	},
+	{
+		"a waiting message that ends the process is not counted", "inbox/inboxpgx/parking.go",
+		"SET runs = w.runs + 1", "SET runs = w.runs", suite("inbox/inboxpgx", "^TestParkingOnPostgres$"),
+	},
+	{
+		"a waiting message that may have ended the process runs beside others", "inbox/inboxpgx/drain.go",
+		"defer d.places(drainers)()", "defer d.places(1)()", suite("inbox/inboxpgx", "^TestParkedMessage_suspect$"),
+	},
+	{
+		"a waiting message that fails is dropped", "inbox/inboxpgx/drain.go",
+		"err = place.Fail(ctx, h, inboxdriver.NewDeadLetter(h.Message, f, d.cfg.Name, now))", "err = place.Pass(ctx, h)", suite("inbox/inboxpgx", "^TestParkedMessage_fails$"),
+	},
+	{
+		"a dead letter of a key goes to the broker", "inbox/engine/moves.go",
+		"if o.target == driver.ToDead && v.cfg.parker != nil &&", "if false &&", suite("inbox/inboxpgx", "^TestParkedKey$"),
 	},
 	{
 		"renewals wait for the pool", "idempotency/idempotencypgx/claims.go",
