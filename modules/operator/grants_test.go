@@ -432,7 +432,7 @@ func (d *database) role(t *testing.T, job string) parts {
 func (p parts) refused(t *testing.T, statements ...string) {
 	t.Helper()
 	const insufficientPrivilege = "42501"
-	for _, table := range []string{"outbox", "outbox_lanes", "outbox_dead", "outbox_audit", "outbox_pause", "outbox_dedup", "inbox", "inbox_attempts", "inbox_parked", "inbox_pause", "idempotency", "operator_log"} {
+	for _, table := range []string{"outbox", "outbox_lanes", "outbox_dead", "outbox_audit", "outbox_pause", "outbox_dedup", "inbox", "inbox_attempts", "inbox_stopped", "inbox_waiting", "inbox_pause", "idempotency", "operator_log"} {
 		statements = append(statements, "TRUNCATE holdfast_"+table, "DROP TABLE holdfast_"+table, "ALTER TABLE holdfast_"+table+" ADD x int")
 	}
 	statements = append(statements, "TRUNCATE holds", "DELETE FROM holds", "INSERT INTO holds VALUES (2, 'held', now())", "SELECT customer FROM holds", "CREATE TABLE mine (n int)")
