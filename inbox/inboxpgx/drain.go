@@ -69,7 +69,7 @@ func (s *Store) drain(ctx context.Context) {
 		return
 	}
 	d := &drain{
-		s: s, p: s.parks, cfg: *cfg, log: s.logger(), strikes: map[string]strike{},
+		s: s, p: s.parks, cfg: *cfg, strikes: map[string]strike{},
 		beside: make(chan struct{}, drainers), turnstile: make(chan struct{}, 1),
 		kit: telemetry.New(scope, cfg.TracerProvider, s.cfg.MeterProvider),
 	}
@@ -224,7 +224,9 @@ func (d *drain) places(n int) (giveBack func()) {
 
 // first processes the first message of a stopped key. It sets the result also when a handler exits the goroutine.
 func (s *Store) first(ctx context.Context, h *driver.Head, result *error) {
-	msgs := []*inbox.Message{h.Message}
+	m := *h.Message
+	m.Redelivered = true // it may have run before, and ended the process
+	msgs := []*inbox.Message{&m}
 	defer s.slots.take(ctx, msgs)()
 	b := &member{call: s.mux.Decode(msgs)[0], result: errExited, head: h}
 	defer func() {
@@ -326,6 +328,6 @@ func (d *drain) complain(what string, err error) {
 		return
 	}
 	if repeats, ok := d.seldom.Due(); ok {
-		d.log.Warn(what, slog.Any("error", err), slog.Int("repeats", repeats))
+		d.cfg.Logger.Warn(what, slog.String("consumer", d.s.consumer), slog.Any("error", err), slog.Int("repeats", repeats))
 	}
 }

@@ -6,7 +6,6 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"log/slog"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -66,7 +65,8 @@ func newParks(place driver.Parking) *parks {
 	return &parks{place: place, wake: make(chan struct{}, 1), poll: drainPoll, lease: drainLease, known: map[string]bool{}}
 }
 
-// Park implements driver.Parker of inbox. It concerns all consumers of this Store.
+// Park implements driver.Parker of inbox. Keys are stopped for all consumers of this Store, by the settings of the one with
+// ParkKeys that was made last.
 func (s *Store) Park(cfg inbox.ConsumerConfig) {
 	if cfg.ParkKeys {
 		s.parks.cfg.Store(&cfg)
@@ -285,12 +285,4 @@ func (s slots) take(ctx context.Context, msgs []*inbox.Message) (giveBack func()
 			<-slot
 		}
 	}
-}
-
-func (s *Store) logger() *slog.Logger {
-	log := s.cfg.Logger
-	if log == nil {
-		log = slog.Default()
-	}
-	return log.With(slog.String("component", component), slog.String("consumer", s.consumer))
 }
