@@ -44,7 +44,6 @@ type drain struct {
 	s      *Store
 	p      *parks
 	cfg    inbox.ConsumerConfig
-	log    *slog.Logger
 	kit    telemetry.Kit
 	seldom telemetry.Seldom
 	halted atomic.Bool // by an operator, or that is not known yet
