@@ -56,7 +56,8 @@ type ConsumerConfig struct {
 	// messages of 10 kB are 1 GB. Default: 100,000.
 	MaxParked int
 	// Key returns the ordering key of a message, for senders that set none. The goroutine that receives
-	// calls it, so it must be quick whatever the body is. Default: Message.Key.
+	// calls it, so it must be quick whatever the body is. With ParkKeys the processor calls it, too, from many
+	// goroutines, and it must return the same key each time. Default: Message.Key.
 	Key func(m *Message) string
 	// DeriveID is called for messages whose id is missing or not a UUID v7, for senders that
 	// set none, and returns the id to use: the same for every copy of a message. uuid.Nil

@@ -132,7 +132,7 @@ type Traits struct {
 // or concern one message.
 var (
 	// ErrRefused is returned by Move for a place that takes nothing: it is missing, full or closed
-	// to this user.
+	// to this user. It is in a processor's error for a message that its store has no room for.
 	ErrRefused = errors.New("the place for failed messages takes none")
 	// ErrTooLarge is returned by Move for a message that does not fit even without the sender's headers.
 	ErrTooLarge = errors.New("the message is too large to be moved")
