@@ -52,6 +52,7 @@ type drain struct {
 	turnstile chan struct{} // to these
 
 	mu      sync.Mutex
+	held    map[string]bool   // keys that go on in this process
 	strikes map[string]strike // of keys whose messages failed because a server was missing
 }
 
@@ -68,7 +69,7 @@ func (s *Store) drain(ctx context.Context) {
 		return
 	}
 	d := &drain{
-		s: s, p: s.parks, cfg: *cfg, strikes: map[string]strike{},
+		s: s, p: s.parks, cfg: *cfg, held: map[string]bool{}, strikes: map[string]strike{},
 		beside: make(chan struct{}, drainers), turnstile: make(chan struct{}, 1),
 		kit: telemetry.New(scope, cfg.TracerProvider, s.cfg.MeterProvider),
 	}
@@ -106,11 +107,36 @@ func (s *Store) drain(ctx context.Context) {
 			d.rest(ctx)
 			continue
 		}
+		if !d.hold(h.Key) { // its message waits for a connection longer than the lease: that is no run
+			if h.Message != nil {
+				d.complain("could not give up a waiting message", d.p.place.Retry(work, h, h.Message, d.lease()))
+			}
+			<-slots
+			continue
+		}
 		running.Go(func() {
 			defer func() { <-slots }()
+			defer d.letGo(h.Key)
 			d.key(ctx, work, h)
 		})
 	}
+}
+
+// hold notes that a key goes on in this process; false: it does already.
+func (d *drain) hold(key string) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.held[key] {
+		return false
+	}
+	d.held[key] = true
+	return true
+}
+
+func (d *drain) letGo(key string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	delete(d.held, key)
 }
 
 func (d *drain) rest(ctx context.Context) {

@@ -441,6 +441,28 @@ func TestParkedMessage_quarantined(t *testing.T) {
 	})
 }
 
+// A message that waits for a connection for long, in two processes, is not taken for one that ends the process.
+func TestParkedMessage_waitsForConnection(t *testing.T) {
+	inYard(t, func(t *testing.T, y *yard) {
+		y.fail = func(_ context.Context, m *inbox.Message) error { // one transaction runs at a time
+			if m.Key == "a" {
+				time.Sleep(55 * time.Second)
+			}
+			return nil
+		}
+		for range 2 {
+			y.run(func(cfg *inboxtest.Config) { cfg.MaxCrashes = 3 })
+		}
+		y.stopped("a", 1, 2)
+		y.stopped("b", 1, 2)
+		y.replay(inbox.Filter{})
+		time.Sleep(10 * time.Minute)
+		y.wantOrder("a", 1, 2)
+		y.wantOrder("b", 1, 2)
+		y.wantFree()
+	})
+}
+
 // A message that may have ended the process runs with no other waiting message beside it.
 func TestParkedMessage_suspect(t *testing.T) {
 	inYard(t, func(t *testing.T, y *yard) {
