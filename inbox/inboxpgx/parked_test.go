@@ -453,9 +453,11 @@ func TestParkedMessage_waitsForConnection(t *testing.T) {
 		for range 2 {
 			y.run(func(cfg *inboxtest.Config) { cfg.MaxCrashes = 3 })
 		}
-		y.stopped("a", 1, 2)
-		y.stopped("b", 1, 2)
-		y.replay(inbox.Filter{})
+		for _, key := range []string{"a", "b"} {
+			y.stopped(key, 1, 2)
+			y.replay(inbox.Filter{})
+			time.Sleep(5 * time.Second)
+		}
 		time.Sleep(10 * time.Minute)
 		y.wantOrder("a", 1, 2)
 		y.wantOrder("b", 1, 2)
