@@ -258,7 +258,9 @@ func (y *yard) stopped(key string, numbers ...int) {
 	p := y.entries.Parking("a")
 	for i, n := range numbers {
 		m := &inbox.Message{ID: ids.New(), Name: conformance.Name, Key: key, Queue: "orders", Attempt: 1, Body: fmt.Appendf(nil, `{"number":%d}`, n)}
+		y.mu.Lock()
 		y.number[m.ID] = n
+		y.mu.Unlock()
 		if i == 0 {
 			noError(y.t, p.Stop(context.Background(), key, driver.NewDeadLetter(m, driver.Classify(errBroken), "a", time.Now())))
 		} else {
