@@ -252,7 +252,7 @@ func TestHoldfast_schemaPrint(t *testing.T) {
 	up, down := holdfast("schema", "print"), holdfast("schema", "print", "--down")
 	_, err := pool.Exec(t.Context(), up)
 	must(t, err)
-	const own = 6 + 1 + 4 + 4 + 1 // of the outbox, of idempotency, of the inbox that a and b share, of c's, and the log
+	const own = 6 + 1 + 5 + 5 + 1 // of the outbox, of idempotency, of the inbox that a and b share, of c's, and the log
 	if n := tables(); n != own+1 {
 		t.Errorf("%d tables, want %d and that of the migrations", n, own)
 	}
