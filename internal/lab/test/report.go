@@ -18,8 +18,8 @@ var budgetText string
 
 // The budgets of packages and tests that budget.txt does not name.
 const (
-	packageBudget = 5 * time.Second
-	testBudget    = 5 * time.Second
+	packageBudget = 8 * time.Second
+	testBudget    = 10 * time.Second
 )
 
 // budgets are the CPU times of budget.txt by package, or by package and test.
