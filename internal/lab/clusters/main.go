@@ -46,6 +46,7 @@ var packages = []string{"iproute2", "util-linux", "postgresql", "pgbouncer", "re
 func main() {
 	runtime.LockOSThread() // the child dies with the thread that starts it; the main thread lasts
 	inside := flag.String("inside", "", "do it here, and write the report to this `file`")
+	binary := flag.String("shop", "", "with -inside: the shop's `binary`, which cannot be built without a network")
 	pattern := flag.String("run", "", "only the faults whose name matches this regular `expression`")
 	flag.Parse()
 	chosen, err := regexp.Compile(*pattern)
@@ -57,7 +58,7 @@ func main() {
 	defer stop()
 	code := 0
 	if *inside != "" {
-		code, err = try(ctx, chosen, *inside)
+		code, err = try(ctx, chosen, *binary, *inside)
 	} else {
 		code, err = isolated(ctx, *pattern)
 	}
@@ -90,8 +91,13 @@ func isolated(ctx context.Context, pattern string) (int, error) {
 	if err != nil {
 		return exitUnusable, err
 	}
+	defer shop.Remove()
+	binary, err := shop.Binary() // here, because modules cannot be downloaded inside
+	if err != nil {
+		return exitUnusable, err
+	}
 	const names = `mkdir -p /run/netns; mount -t tmpfs tmpfs /run/netns; exec "$@"` // of namespaces, for this one alone
-	cmd := exec.Command("unshare", "--net", "--mount", "sh", "-ec", names, "sh", self, "-inside", report, "-run", pattern)
+	cmd := exec.Command("unshare", "--net", "--mount", "sh", "-ec", names, "sh", self, "-inside", report, "-shop", binary, "-run", pattern)
 	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{}
 	testenv.DieWithParent(cmd.SysProcAttr)
@@ -108,8 +114,7 @@ func isolated(ctx context.Context, pattern string) (int, error) {
 }
 
 // try does all of it, and writes the report; if faults are chosen, these alone.
-func try(ctx context.Context, chosen *regexp.Regexp, report string) (code int, err error) {
-	defer shop.Remove()
+func try(ctx context.Context, chosen *regexp.Regexp, binary, report string) (code int, err error) {
 	began := time.Now()
 	head := provenance.Head("make clusters", began)
 	h, err := openHouse(ctx, 2)
@@ -121,7 +126,7 @@ func try(ctx context.Context, chosen *regexp.Regexp, report string) (code int, e
 	if err != nil {
 		return exitUnusable, err
 	}
-	t, err := openTrial(ctx, h)
+	t, err := openTrial(ctx, h, binary)
 	defer func() {
 		if closed := t.close(); closed != nil {
 			code, err = 1, errors.Join(err, closed)

@@ -35,17 +35,13 @@ type trial struct {
 }
 
 // openTrial starts an api, a relay, a consumer and a sweeper on each app host.
-func openTrial(ctx context.Context, h *house) (*trial, error) {
+func openTrial(ctx context.Context, h *house, binary string) (*trial, error) {
 	t := &trial{house: h}
 	var names []string
 	for _, host := range h.apps {
 		names = append(names, host.Name)
 	}
 	t.poolers = supervise(ctx, names, h.poolers)
-	binary, err := shop.Binary()
-	if err != nil {
-		return t, err
-	}
 	for app, host := range h.apps {
 		for i, role := range []string{"api", "relay", "consumer", "sweeper"} {
 			address := fmt.Sprintf("%s:%d", host.Address, 8080+i)
