@@ -8,6 +8,8 @@ import (
 	"log/slog"
 	"math"
 	"slices"
+	"strings"
+	"sync"
 	"time"
 
 	"github.com/google/uuid"
@@ -26,13 +28,13 @@ const listBytes = 32 << 20
 // NewDeadLetters makes the dead letters that users work with of those that a transport keeps.
 // Retention is how long the consumer remembers what it has processed; replays of what is older are
 // refused. Who has changed dead letters, and why, goes to the logger.
-func NewDeadLetters(letters Letters, retention time.Duration, logger *slog.Logger) inbox.DeadLetters {
+func NewDeadLetters(letters DeadLetters, retention time.Duration, logger *slog.Logger) inbox.DeadLetters {
 	return &deadLetters{letters, retention, logger}
 }
 
 // deadLetters implements inbox.DeadLetters.
 type deadLetters struct {
-	letters   Letters
+	letters   DeadLetters
 	retention time.Duration
 	logger    *slog.Logger
 }
@@ -114,7 +116,7 @@ func (l *deadLetters) Remove(ctx context.Context, filter inbox.Filter, r inbox.R
 	var refused error
 	err = l.each(ctx, &walk{
 		filter: filter,
-		visit: func(*inbox.DeadLetter) (Fate, bool, error) {
+		visit: func(*inbox.DeadLetter) (Outcome, bool, error) {
 			n++
 			if r.Progress != nil {
 				r.Progress(n)
@@ -141,7 +143,7 @@ func (l *deadLetters) Replay(ctx context.Context, filter inbox.Filter, how inbox
 	err := l.each(ctx, &walk{
 		filter:  filter,
 		bounded: true,
-		visit: func(dead *inbox.DeadLetter) (Fate, bool, error) {
+		visit: func(dead *inbox.DeadLetter) (Outcome, bool, error) {
 			defer r.progress()
 			return r.visit(ctx, dead)
 		},
@@ -186,7 +188,7 @@ type replay struct {
 	refused   error // the first reason why a message stays
 }
 
-func (r *replay) visit(ctx context.Context, dead *inbox.DeadLetter) (fate Fate, counts bool, err error) {
+func (r *replay) visit(ctx context.Context, dead *inbox.DeadLetter) (outcome Outcome, counts bool, err error) {
 	switch {
 	case outlived(r.how, *dead, r.retention, time.Now()):
 		r.done.Outlived++
@@ -237,7 +239,7 @@ func (r *replay) failed(dead inbox.DeadLetter, why error) {
 
 // look visits the dead letters that the filter selects, and leaves them where they are.
 func (l *deadLetters) look(ctx context.Context, filter inbox.Filter, see func(inbox.DeadLetter)) error {
-	return l.each(ctx, &walk{filter: filter, visit: func(dead *inbox.DeadLetter) (Fate, bool, error) {
+	return l.each(ctx, &walk{filter: filter, visit: func(dead *inbox.DeadLetter) (Outcome, bool, error) {
 		see(*dead)
 		return Keep, true, nil
 	}})
@@ -249,7 +251,7 @@ type walk struct {
 	// bounded says that the walk visits no more letters of a class than were counted when it began.
 	bounded bool
 	// visit says what becomes of a letter, and whether it counts towards the filter's limit.
-	visit func(*inbox.DeadLetter) (fate Fate, counts bool, err error)
+	visit func(*inbox.DeadLetter) (outcome Outcome, counts bool, err error)
 	// failed learns of letters that stay against visit's will.
 	failed func(inbox.DeadLetter, error)
 
@@ -326,7 +328,7 @@ func (w *walk) satisfied() bool {
 	return w.filter.Limit > 0 && w.taken >= w.filter.Limit || len(w.filter.IDs) > 0 && len(w.unseen) == 0
 }
 
-func (w *walk) next(letter *inbox.DeadLetter) (Fate, error) {
+func (w *walk) next(letter *inbox.DeadLetter) (Outcome, error) {
 	if w.over() {
 		return Keep, ErrDone
 	}
@@ -336,15 +338,77 @@ func (w *walk) next(letter *inbox.DeadLetter) (Fate, error) {
 		return Keep, nil
 	}
 	delete(w.unseen, dead.Message.ID)
-	fate, counts, err := w.visit(&dead)
+	outcome, counts, err := w.visit(&dead)
 	letter.Message.Body = dead.Message.Body
 	if counts {
 		w.taken++
 	}
-	return fate, err
+	return outcome, err
 }
 
 func (w *walk) stays(dead inbox.DeadLetter, why error) {
 	w.taken--
 	w.failed(dead, why)
+}
+
+// JoinDeadLetters returns the dead letters of several places as those of one, place by place. A part that is nil has none.
+func JoinDeadLetters(parts ...DeadLetters) DeadLetters {
+	parts = slices.DeleteFunc(slices.Clone(parts), func(p DeadLetters) bool { return p == nil })
+	if len(parts) == 1 {
+		return parts[0]
+	}
+	return joined(parts)
+}
+
+type joined []DeadLetters
+
+// Depths implements DeadLetters. It asks all places at the same time.
+func (j joined) Depths(ctx context.Context) ([]Depth, error) {
+	depths, errs := make([][]Depth, len(j)), make([]error, len(j))
+	var asking sync.WaitGroup
+	for i, part := range j {
+		asking.Go(func() { depths[i], errs[i] = part.Depths(ctx) })
+	}
+	asking.Wait()
+	if err := cmp.Or(errs...); err != nil {
+		return nil, err
+	}
+	var sums []Depth
+	for _, depth := range slices.Concat(depths...) {
+		i, there := slices.BinarySearchFunc(sums, depth, func(a, b Depth) int { return strings.Compare(a.Class, b.Class) })
+		if !there {
+			sums = slices.Insert(sums, i, depth)
+			continue
+		}
+		sum := &sums[i]
+		if sum.Messages == 0 || depth.Messages > 0 && depth.Oldest.Before(sum.Oldest) {
+			sum.Oldest = depth.Oldest
+		}
+		sum.Messages += depth.Messages
+		sum.Held = sum.Held || depth.Held
+	}
+	return sums, nil
+}
+
+// Scan implements DeadLetters.
+func (j joined) Scan(
+	ctx context.Context, class string, visit func(*inbox.DeadLetter) (Outcome, error), failed func(inbox.DeadLetter, error),
+) error {
+	done := false
+	noting := func(dead *inbox.DeadLetter) (Outcome, error) {
+		outcome, err := visit(dead)
+		done = errors.Is(err, ErrDone)
+		return outcome, err
+	}
+	var held error
+	for _, part := range j {
+		err := part.Scan(ctx, class, noting, failed)
+		if errors.Is(err, inbox.ErrHeld) {
+			held, err = err, nil
+		}
+		if err != nil || done {
+			return cmp.Or(err, held)
+		}
+	}
+	return held
 }

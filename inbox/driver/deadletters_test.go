@@ -18,7 +18,7 @@ import (
 	"github.com/holdfast-go/holdfast/internal/ids"
 )
 
-// shelf is a driver.Letters in memory, for one goroutine.
+// shelf is a driver.DeadLetters in memory, for one goroutine.
 type shelf struct {
 	dead     []inbox.DeadLetter
 	returned []uuid.UUID
@@ -51,24 +51,24 @@ func (s *shelf) Depths(context.Context) ([]driver.Depth, error) {
 }
 
 func (s *shelf) Scan(
-	ctx context.Context, class string, visit func(*inbox.DeadLetter) (driver.Fate, error), failed func(inbox.DeadLetter, error),
+	ctx context.Context, class string, visit func(*inbox.DeadLetter) (driver.Outcome, error), failed func(inbox.DeadLetter, error),
 ) error {
 	for _, d := range slices.Clone(s.dead) {
 		if d.Class != class {
 			continue
 		}
-		fate, err := visit(&d)
+		outcome, err := visit(&d)
 		if errors.Is(err, driver.ErrDone) {
 			return nil
 		}
 		if err := errors.Join(err, ctx.Err()); err != nil {
 			return err
 		}
-		if fate != driver.Keep && s.refuse != uuid.Nil && d.Message.ID == s.refuse {
+		if outcome != driver.Keep && s.refuse != uuid.Nil && d.Message.ID == s.refuse {
 			failed(d, errShut)
 			continue
 		}
-		s.end(d, fate)
+		s.end(d, outcome)
 	}
 	if class == s.held {
 		return inbox.ErrHeld
@@ -76,12 +76,12 @@ func (s *shelf) Scan(
 	return nil
 }
 
-func (s *shelf) end(d inbox.DeadLetter, fate driver.Fate) {
-	if fate == driver.Keep {
+func (s *shelf) end(d inbox.DeadLetter, outcome driver.Outcome) {
+	if outcome == driver.Keep {
 		return
 	}
 	s.dead = slices.DeleteFunc(s.dead, func(other inbox.DeadLetter) bool { return other.Message.ID == d.Message.ID })
-	if fate == driver.Return {
+	if outcome == driver.Return {
 		s.returned = append(s.returned, d.Message.ID)
 		if s.onReturn != nil {
 			s.onReturn(d)
@@ -221,7 +221,7 @@ func TestPartOfTheLetters(t *testing.T) {
 		}
 		ofClass(&parked, "a")
 		later := ofClass(&s, "b")
-		l := driver.NewDeadLetters(driver.WithParked(&s, &parked), driver.DefaultRetention, slog.New(slog.DiscardHandler))
+		l := driver.NewDeadLetters(driver.JoinDeadLetters(&s, &parked), driver.DefaultRetention, slog.New(slog.DiscardHandler))
 		for name, tt := range map[string]struct {
 			filter inbox.Filter
 			want   int
@@ -323,7 +323,7 @@ func TestReplayAfterASession(t *testing.T) {
 	})
 }
 
-// Letters that stay count as failed, and not towards the limit.
+// Dead letters that stay count as failed, and not towards the limit.
 func TestReplayOfSomeThatStay(t *testing.T) {
 	t.Parallel()
 	var s shelf

@@ -143,7 +143,7 @@ var (
 	ErrMissing = errors.New("the queue does not exist: call Setup")
 	// ErrNotEditable is what a letter fails with whose body is only a part of what was sent.
 	ErrNotEditable = errors.New("the body of the message cannot be replaced")
-	// ErrDone ends a scan of Letters without an error.
+	// ErrDone ends a scan of DeadLetters without an error.
 	ErrDone = errors.New("enough")
 )
 
@@ -163,17 +163,17 @@ type Backlog struct {
 // Keeper is an optional interface of a Source that can reach its consumer's dead letters. The engine
 // counts them for a gauge.
 type Keeper interface {
-	// Letters returns the dead letters; it asks no server.
-	Letters() Letters
+	// DeadLetters returns the dead letters; it asks no server.
+	DeadLetters() DeadLetters
 }
 
-// Fate is what becomes of a dead letter that was looked at.
-type Fate int
+// Outcome is what becomes of a dead letter that was looked at.
+type Outcome int
 
-// The fates.
+// The outcomes.
 const (
 	// Keep leaves the letter where it is.
-	Keep Fate = iota
+	Keep Outcome = iota
 	// Drop deletes it.
 	Drop
 	// Return puts the message into the queue it came from, Attempt 1 and Replays one higher, and
@@ -191,9 +191,9 @@ type Depth struct {
 	Oldest time.Time
 }
 
-// Letters are the dead letters of one consumer as a transport keeps them. NewDeadLetters makes
+// DeadLetters are the dead letters of one consumer as a transport keeps them. NewDeadLetters makes
 // inbox.DeadLetters of them. Its methods may be called from any goroutine.
-type Letters interface {
+type DeadLetters interface {
 	// Depths returns one Depth for each class, sorted by class. A place that does not exist is empty.
 	Depths(ctx context.Context) ([]Depth, error)
 	// Scan visits the dead letters of a class that are there when it begins, oldest first, and does
@@ -205,5 +205,5 @@ type Letters interface {
 	//
 	// A scan that has come to its end and did not visit letters that another session has in hand returns
 	// inbox.ErrHeld. One that is cut off gives back what it has before it returns, as far as it can.
-	Scan(ctx context.Context, class string, visit func(*inbox.DeadLetter) (Fate, error), failed func(inbox.DeadLetter, error)) error
+	Scan(ctx context.Context, class string, visit func(*inbox.DeadLetter) (Outcome, error), failed func(inbox.DeadLetter, error)) error
 }

@@ -126,10 +126,10 @@ func (s *settings) errorf(format string, args ...any) error {
 	return fmt.Errorf(s.Package+": "+format, args...)
 }
 
-// letters adds the dead letters that stopped their keys to those of a transport.
-func (s *settings) letters(transport driver.Letters) driver.Letters {
+// deadLetters adds the dead letters that stopped their keys to those of a transport.
+func (s *settings) deadLetters(transport driver.DeadLetters) driver.DeadLetters {
 	if s.parker == nil {
 		return transport
 	}
-	return driver.WithParked(transport, s.parker.Parked())
+	return driver.JoinDeadLetters(transport, s.parker.Parked())
 }

@@ -29,7 +29,7 @@ const (
 // by the one who reads it: a broker may be slow.
 type depths struct {
 	cfg     *settings
-	letters driver.Letters // nil: the source tells of none
+	letters driver.DeadLetters // nil: the source tells of none
 	gauge   metric.Int64ObservableGauge
 	read    atomic.Bool // since the last count
 	counts  atomic.Pointer[[]driver.Depth]
@@ -39,7 +39,7 @@ type depths struct {
 func newDepths(cfg *settings, source driver.Source, meter metric.Meter) (*depths, error) {
 	d := &depths{cfg: cfg}
 	if keeper, ok := source.(driver.Keeper); ok {
-		d.letters = cfg.letters(keeper.Letters())
+		d.letters = cfg.deadLetters(keeper.DeadLetters())
 	}
 	var err error
 	d.gauge, err = meter.Int64ObservableGauge(cfg.metric("dead_letters"),

@@ -150,7 +150,7 @@ func (b *bench) idle() {
 // letters are the dead letters of a class.
 func (b *bench) letters(class string) (all []inbox.DeadLetter) {
 	b.t.Helper()
-	err := b.source.Letters().Scan(context.Background(), class, func(d *inbox.DeadLetter) (driver.Fate, error) {
+	err := b.source.DeadLetters().Scan(context.Background(), class, func(d *inbox.DeadLetter) (driver.Outcome, error) {
 		all = append(all, *d)
 		return driver.Keep, nil
 	}, func(inbox.DeadLetter, error) {})

@@ -318,7 +318,7 @@ func (w *world) run() {
 func (w *world) check() {
 	dead := map[string]bool{}
 	for _, class := range driver.AllClasses(nil) {
-		err := w.queue.Source(memqueue.Options{}).Letters().Scan(context.Background(), class, func(d *inbox.DeadLetter) (driver.Fate, error) {
+		err := w.queue.Source(memqueue.Options{}).DeadLetters().Scan(context.Background(), class, func(d *inbox.DeadLetter) (driver.Outcome, error) {
 			dead[string(d.Message.Body)] = true
 			return driver.Keep, nil
 		}, func(inbox.DeadLetter, error) {})

@@ -172,18 +172,18 @@ type counting struct {
 	n *atomic.Int64
 }
 
-func (s counting) Letters() driver.Letters {
-	return countingLetters{s.Source.(driver.Keeper).Letters(), s.n}
+func (s counting) DeadLetters() driver.DeadLetters {
+	return countingLetters{s.Source.(driver.Keeper).DeadLetters(), s.n}
 }
 
 type countingLetters struct {
-	driver.Letters
+	driver.DeadLetters
 	n *atomic.Int64
 }
 
 func (l countingLetters) Depths(ctx context.Context) ([]driver.Depth, error) {
 	l.n.Add(1)
-	return l.Letters.Depths(ctx)
+	return l.DeadLetters.Depths(ctx)
 }
 
 // Messages that wait for their handler's limit run in whole batches.
@@ -254,11 +254,11 @@ var errUncounted = errors.New("uncounted")
 // brokenLetters cannot be counted.
 type brokenLetters struct{ driver.Source }
 
-func (s brokenLetters) Letters() driver.Letters { return s }
+func (s brokenLetters) DeadLetters() driver.DeadLetters { return s }
 
 func (brokenLetters) Depths(context.Context) ([]driver.Depth, error) { return nil, errUncounted }
 
-func (brokenLetters) Scan(context.Context, string, func(*inbox.DeadLetter) (driver.Fate, error), func(inbox.DeadLetter, error)) error {
+func (brokenLetters) Scan(context.Context, string, func(*inbox.DeadLetter) (driver.Outcome, error), func(inbox.DeadLetter, error)) error {
 	return errUncounted
 }
 

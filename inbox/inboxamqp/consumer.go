@@ -75,6 +75,6 @@ func (c *Consumer) Ready(ctx context.Context) error { return c.engine.Ready(ctx)
 // consumer_timeout, 30 minutes, is ended by it. Replay and Remove write to the log who called
 // them, and why.
 func (c *Consumer) DeadLetters() inbox.DeadLetters {
-	all := driver.WithParked(c.source.Letters(), driver.ParkedBy(c.processor, c.cfg.ConsumerConfig))
+	all := driver.JoinDeadLetters(c.source.DeadLetters(), driver.ParkedBy(c.processor, c.cfg.ConsumerConfig))
 	return driver.NewDeadLetters(all, c.cfg.retention, c.cfg.Logger.With(slog.String("prefix", c.cfg.DeadLetterPrefix)))
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/holdfast-go/holdfast/internal/wire"
 )
 
-// letters is a driver.Letters: one queue for each class.
+// letters is a driver.DeadLetters: one queue for each class.
 type letters struct {
 	dial    amqpconn.Dial
 	timeout time.Duration
@@ -28,7 +28,7 @@ func newLetters(dial amqpconn.Dial, cfg *settings) *letters {
 	return &letters{dial: dial, timeout: cfg.Timeout, logger: cfg.Logger, prefix: cfg.DeadLetterPrefix, classes: cfg.places(), returned: cfg.returned, symfony: cfg.symfony}
 }
 
-// Depths implements driver.Letters.
+// Depths implements driver.DeadLetters.
 func (l *letters) Depths(ctx context.Context) ([]driver.Depth, error) {
 	depths := make([]driver.Depth, len(l.classes))
 	err := amqpconn.Use(ctx, l.dial, l.timeout, func(conn *amqpconn.Conn) error {

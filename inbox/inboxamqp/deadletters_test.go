@@ -101,7 +101,7 @@ func TestLettersTakenMeanwhile(t *testing.T) {
 	const count = 120 // more than a scan is sent at once
 	b, c := shelf(t, config{}, count)
 	seen := 0
-	err := inboxamqp.LettersOf(c).Scan(t.Context(), driver.ClassDefault, func(*inbox.DeadLetter) (driver.Fate, error) {
+	err := inboxamqp.LettersOf(c).Scan(t.Context(), driver.ClassDefault, func(*inbox.DeadLetter) (driver.Outcome, error) {
 		if seen++; seen == 1 {
 			hold(t, b, 30)
 		}
@@ -125,7 +125,7 @@ func TestLookAfterScanCutOff(t *testing.T) {
 			for _, what := range []string{"context", "network", "context", "network"} {
 				ctx, cancel := context.WithCancel(t.Context())
 				seen := 0
-				err := inboxamqp.LettersOf(cut).Scan(ctx, driver.ClassDefault, func(*inbox.DeadLetter) (driver.Fate, error) {
+				err := inboxamqp.LettersOf(cut).Scan(ctx, driver.ClassDefault, func(*inbox.DeadLetter) (driver.Outcome, error) {
 					if seen++; seen == 3 && what == "context" {
 						cancel()
 					} else if seen == 3 {
@@ -161,7 +161,7 @@ func TestScanOfPartCutOff(t *testing.T) {
 	cut := newConsumer(t, hasty(proxy.URL()), &recorder{}, config{})
 	hold(t, b, part)
 	seen := 0
-	err := inboxamqp.LettersOf(cut).Scan(t.Context(), driver.ClassDefault, func(*inbox.DeadLetter) (driver.Fate, error) {
+	err := inboxamqp.LettersOf(cut).Scan(t.Context(), driver.ClassDefault, func(*inbox.DeadLetter) (driver.Outcome, error) {
 		if seen++; seen == count-part {
 			proxy.CutConnections()
 		}
@@ -212,7 +212,7 @@ func TestScanIsSeenByOthers(t *testing.T) {
 		}
 	}()
 	seen := 0
-	err := inboxamqp.LettersOf(c).Scan(t.Context(), driver.ClassDefault, func(*inbox.DeadLetter) (driver.Fate, error) {
+	err := inboxamqp.LettersOf(c).Scan(t.Context(), driver.ClassDefault, func(*inbox.DeadLetter) (driver.Outcome, error) {
 		switch seen++; seen {
 		case 1:
 			close(begun)

@@ -18,10 +18,10 @@ import (
 	"github.com/holdfast-go/holdfast/internal/wire"
 )
 
-// Scan implements driver.Letters. A letter that returns leaves its queue once the broker has
+// Scan implements driver.DeadLetters. A letter that returns leaves its queue once the broker has
 // confirmed it in the other.
 func (l *letters) Scan(
-	ctx context.Context, class string, visit func(*inbox.DeadLetter) (driver.Fate, error), failed func(inbox.DeadLetter, error),
+	ctx context.Context, class string, visit func(*inbox.DeadLetter) (driver.Outcome, error), failed func(inbox.DeadLetter, error),
 ) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -69,7 +69,7 @@ type scan struct {
 	returned    func(raw amqp.Delivery, queue string) amqpconn.Out
 	symfony     *wire.Symfony
 	copies      func() *amqpconn.Publisher
-	visit       func(*inbox.DeadLetter) (driver.Fate, error)
+	visit       func(*inbox.DeadLetter) (driver.Outcome, error)
 	failed      func(inbox.DeadLetter, error)
 	removed     int
 

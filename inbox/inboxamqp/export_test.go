@@ -27,4 +27,4 @@ func NewTuned(dial func(context.Context) (*amqp.Connection, error), queue string
 func SourceOf(c *Consumer) driver.Source { return newSource(c.source.dial, c.cfg).whole() }
 
 // LettersOf are the dead letters of a consumer as its transport keeps them.
-func LettersOf(c *Consumer) driver.Letters { return c.source.Letters() }
+func LettersOf(c *Consumer) driver.DeadLetters { return c.source.DeadLetters() }

@@ -41,8 +41,8 @@ func (p *partitions) Run(ctx context.Context) { p.base.Run(ctx) }
 // Ready implements driver.Source.
 func (p *partitions) Ready(ctx context.Context) error { return p.base.Ready(ctx) }
 
-// Letters implements driver.Keeper.
-func (p *partitions) Letters() driver.Letters { return p.base.Letters() }
+// DeadLetters implements driver.Keeper.
+func (p *partitions) DeadLetters() driver.DeadLetters { return p.base.DeadLetters() }
 
 // Open implements driver.Source: it dials, and begins a session of each partition.
 func (p *partitions) Open(ctx context.Context) (driver.Session, error) {

@@ -47,8 +47,8 @@ func (s *source) Traits() driver.Traits {
 	return s.cfg.traits()
 }
 
-// Letters implements driver.Keeper.
-func (s *source) Letters() driver.Letters { return newLetters(s.dial, s.cfg) }
+// DeadLetters implements driver.Keeper.
+func (s *source) DeadLetters() driver.DeadLetters { return newLetters(s.dial, s.cfg) }
 
 // Open implements driver.Source: it dials, and looks whether the queue exists.
 func (s *source) Open(ctx context.Context) (driver.Session, error) {

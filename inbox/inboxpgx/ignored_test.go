@@ -201,14 +201,14 @@ func (n notes) prepare(t *testing.T) []statement {
 		if key != "free" {
 			wait(t, n.parking, key, event())
 		}
-		noError(t, n.parking.Scan(ctx, "old", func(*inbox.DeadLetter) (driver.Fate, error) { return driver.Drop, nil }, nil))
+		noError(t, n.parking.Scan(ctx, "old", func(*inbox.DeadLetter) (driver.Outcome, error) { return driver.Drop, nil }, nil))
 		h, err := n.parking.Claim(ctx, time.Hour)
 		noError(t, err)
 		heads[key] = h
 	}
-	scan := func(class string, fate driver.Fate) func(context.Context) error {
+	scan := func(class string, fate driver.Outcome) func(context.Context) error {
 		return func(ctx context.Context) (failure error) {
-			err := n.parking.Scan(ctx, class, func(*inbox.DeadLetter) (driver.Fate, error) { return fate, nil },
+			err := n.parking.Scan(ctx, class, func(*inbox.DeadLetter) (driver.Outcome, error) { return fate, nil },
 				func(_ inbox.DeadLetter, err error) { failure = err })
 			return errors.Join(err, failure)
 		}

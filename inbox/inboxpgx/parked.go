@@ -76,20 +76,20 @@ func (s *Store) Park(cfg inbox.ConsumerConfig) {
 }
 
 // Parked implements driver.Parker of inbox.
-func (s *Store) Parked() inboxdriver.Letters { return letters{s.parks.place, s.parks} }
+func (s *Store) Parked() inboxdriver.DeadLetters { return letters{s.parks.place, s.parks} }
 
 // letters wakes the keys whose letters are returned or dropped.
 type letters struct {
-	inboxdriver.Letters
+	inboxdriver.DeadLetters
 	parks *parks
 }
 
-// Scan implements driver.Letters of inbox.
+// Scan implements driver.DeadLetters of inbox.
 func (l letters) Scan(
-	ctx context.Context, class string, visit func(*inbox.DeadLetter) (inboxdriver.Fate, error), failed func(inbox.DeadLetter, error),
+	ctx context.Context, class string, visit func(*inbox.DeadLetter) (inboxdriver.Outcome, error), failed func(inbox.DeadLetter, error),
 ) error {
 	defer l.parks.goOn()
-	return l.Letters.Scan(ctx, class, visit, failed)
+	return l.DeadLetters.Scan(ctx, class, visit, failed)
 }
 
 // Stop implements driver.Parker of inbox.

@@ -128,7 +128,7 @@ func freeKey(t *testing.T) (*pgxpool.Pool, pgdriver.Parking, *pgdriver.Head) {
 	noError(t, pool.QueryRow(t.Context(), `SELECT current_schema()`).Scan(&schema))
 	p := newStore(t, newManager(t, pool), "a", inboxpgx.Config{Schema: schema}).Entries().Parking("a")
 	noError(t, p.Stop(t.Context(), "k", dead(event())))
-	noError(t, p.Scan(t.Context(), "default", func(*inbox.DeadLetter) (driver.Fate, error) { return driver.Drop, nil }, nil))
+	noError(t, p.Scan(t.Context(), "default", func(*inbox.DeadLetter) (driver.Outcome, error) { return driver.Drop, nil }, nil))
 	h, err := p.Claim(t.Context(), time.Hour)
 	if h == nil || h.Message != nil || err != nil {
 		t.Fatalf("%+v, error %v", h, err)

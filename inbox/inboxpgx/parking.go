@@ -276,7 +276,7 @@ func (p *parking) Count(ctx context.Context, most int) (keys, messages int, err 
 	return keys, messages, err
 }
 
-// Depths implements driver.Letters.
+// Depths implements driver.DeadLetters.
 func (p *parking) Depths(ctx context.Context) (depths []inboxdriver.Depth, err error) {
 	err = p.read(ctx, func(ctx context.Context, conn *pgxpool.Conn) error {
 		rows, err := conn.Query(ctx, p.depths, p.consumer)
@@ -291,9 +291,9 @@ func (p *parking) Depths(ctx context.Context) (depths []inboxdriver.Depth, err e
 	return depths, err
 }
 
-// Scan implements driver.Letters.
+// Scan implements driver.DeadLetters.
 func (p *parking) Scan(
-	ctx context.Context, class string, visit func(*inbox.DeadLetter) (inboxdriver.Fate, error), failed func(inbox.DeadLetter, error),
+	ctx context.Context, class string, visit func(*inbox.DeadLetter) (inboxdriver.Outcome, error), failed func(inbox.DeadLetter, error),
 ) error {
 	var last int64
 	if err := p.read(ctx, func(ctx context.Context, conn *pgxpool.Conn) error {
@@ -354,7 +354,7 @@ func (p *parking) letters(ctx context.Context, class string, after, last int64) 
 }
 
 // end does to a letter what the fate says, unless somebody else was faster.
-func (p *parking) end(ctx context.Context, dead inbox.DeadLetter, fate inboxdriver.Fate) error {
+func (p *parking) end(ctx context.Context, dead inbox.DeadLetter, fate inboxdriver.Outcome) error {
 	switch fate {
 	case inboxdriver.Drop:
 		n, err := p.exec(ctx, p.remove, dead.Message.ID, dead.FailedAt)

@@ -82,10 +82,10 @@ func (c *Consumer) Ready(ctx context.Context) error { return c.engine.Ready(ctx)
 // page by page; of two at the same time both may count what one of them has returned or removed.
 // Replay and Remove write to the log who called them, and why.
 func (c *Consumer) DeadLetters() inbox.DeadLetters {
-	var parts []driver.Letters
+	parts := []driver.DeadLetters{}
 	for _, g := range c.groups {
 		parts = append(parts, &letters{g})
 	}
-	all := driver.WithParked(joined.Letters(parts...), driver.ParkedBy(c.processor, c.cfg.ConsumerConfig))
-	return driver.NewDeadLetters(all, c.cfg.retention, c.cfg.Logger)
+	parts = append(parts, driver.ParkedBy(c.processor, c.cfg.ConsumerConfig))
+	return driver.NewDeadLetters(driver.JoinDeadLetters(parts...), c.cfg.retention, c.cfg.Logger)
 }

@@ -17,13 +17,13 @@ var ErrInProgress = errInProgress
 func (p *Processor) SetTimeout(d time.Duration) { p.shortcut.timeout = d }
 
 // NewSource returns the source of a consumer.
-func NewSource(client redis.UniversalClient, stream string, cfg Config) (driver.Source, driver.Letters, error) {
+func NewSource(client redis.UniversalClient, stream string, cfg Config) (driver.Source, driver.DeadLetters, error) {
 	s, err := newSettings(stream, inbox.NewMux(), cfg)
 	if err != nil {
 		return nil, nil, err
 	}
 	source, _ := newSources(client, s)
-	return source, source.(driver.Keeper).Letters(), nil
+	return source, source.(driver.Keeper).DeadLetters(), nil
 }
 
 // Setup creates what a consumer needs.

@@ -146,7 +146,7 @@ func (p *Processor) Park(cfg inbox.ConsumerConfig) {
 }
 
 // Parked implements driver.Parker: it returns the letters of the next processor, if it has some.
-func (p *Processor) Parked() driver.Letters {
+func (p *Processor) Parked() driver.DeadLetters {
 	if d, ok := p.next.(driver.Parker); ok {
 		return d.Parked()
 	}

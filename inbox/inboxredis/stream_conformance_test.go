@@ -77,7 +77,7 @@ func (f *fixture) setup(t *testing.T, group string) {
 	noError(t, inboxredis.Setup(t.Context(), f.direct, stream, inboxredis.Config{Group: group, Partitions: f.partitions, ConsumerConfig: inbox.ConsumerConfig{Ordered: f.ordered}}))
 }
 
-func (f *fixture) open(t *testing.T, client redis.UniversalClient, group string) (driver.Source, driver.Letters) {
+func (f *fixture) open(t *testing.T, client redis.UniversalClient, group string) (driver.Source, driver.DeadLetters) {
 	t.Helper()
 	s, l, err := inboxredis.NewSource(client, stream, inboxredis.Config{Group: group, Partitions: f.partitions, ConsumerConfig: inbox.ConsumerConfig{
 		Name: groupName, Ordered: f.ordered, Classes: []string{conformance.OwnClass}, Logger: slog.New(slog.DiscardHandler),
@@ -93,7 +93,7 @@ func (f *fixture) source() conformance.SourceFixture {
 			s, _ := f.open(t, f.through, groupName)
 			return s
 		},
-		Letters: func(t *testing.T) driver.Letters {
+		DeadLetters: func(t *testing.T) driver.DeadLetters {
 			_, l := f.open(t, f.direct, groupName)
 			return l
 		},

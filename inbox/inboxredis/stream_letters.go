@@ -22,10 +22,10 @@ const (
 	firstPage = 8
 )
 
-// letters are the dead letters of a group: driver.Letters.
+// letters are the dead letters of a group: driver.DeadLetters.
 type letters struct{ group *group }
 
-// Depths implements driver.Letters.
+// Depths implements driver.DeadLetters.
 func (l *letters) Depths(ctx context.Context) ([]driver.Depth, error) {
 	classes := driver.AllClasses(l.group.cfg.Classes)
 	depths := make([]driver.Depth, len(classes))
@@ -87,8 +87,8 @@ func timeOf(id string) time.Time {
 	return time.UnixMilli(n)
 }
 
-// Scan implements driver.Letters.
-func (l *letters) Scan(ctx context.Context, class string, visit func(*inbox.DeadLetter) (driver.Fate, error), failed func(inbox.DeadLetter, error)) error {
+// Scan implements driver.DeadLetters.
+func (l *letters) Scan(ctx context.Context, class string, visit func(*inbox.DeadLetter) (driver.Outcome, error), failed func(inbox.DeadLetter, error)) error {
 	key, last := l.group.keys.dead(l.group.cfg.DeadLetterPrefix, class), ""
 	for after := "-"; ; {
 		page, end, err := l.page(ctx, key, after, last)
@@ -120,7 +120,7 @@ func (l *letters) Scan(ctx context.Context, class string, visit func(*inbox.Dead
 
 // settle does what was decided of a letter, whose body was one and is another. A letter that is gone was
 // returned or deleted by somebody else.
-func (l *letters) settle(ctx context.Context, key string, m redis.XMessage, fate driver.Fate, was, is []byte) error {
+func (l *letters) settle(ctx context.Context, key string, m redis.XMessage, fate driver.Outcome, was, is []byte) error {
 	if fate == driver.Keep {
 		return nil
 	}

@@ -151,8 +151,8 @@ func (s *source) renew(ctx context.Context) error {
 	return current.renew(ctx)
 }
 
-// Letters implements driver.Keeper.
-func (s *source) Letters() driver.Letters { return &letters{s.group} }
+// DeadLetters implements driver.Keeper.
+func (s *source) DeadLetters() driver.DeadLetters { return &letters{s.group} }
 
 // Ready implements driver.Source. It writes: a Redis without memory, or without the replicas that it
 // wants, answers all other questions.

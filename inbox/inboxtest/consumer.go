@@ -45,7 +45,7 @@ func newConsumer(b *Broker, queue string, p inbox.Processor, cfg Config, maxBody
 		retention = d.Retention()
 	}
 	logger := cmp.Or(cfg.Logger, slog.Default()).With(slog.String("component", "inboxtest"), slog.String("queue", queue))
-	return &Consumer{consumer, driver.NewDeadLetters(driver.WithParked(source.Letters(), driver.ParkedBy(p, cfg.ConsumerConfig)), retention, logger)}, nil
+	return &Consumer{consumer, driver.NewDeadLetters(driver.JoinDeadLetters(source.DeadLetters(), driver.ParkedBy(p, cfg.ConsumerConfig)), retention, logger)}, nil
 }
 
 // Run delivers until ctx ends, or a limit of the Config is reached. Then it takes no further

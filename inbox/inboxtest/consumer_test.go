@@ -42,8 +42,8 @@ func newFixture(ordered bool) conformance.ConsumerFixture {
 	n := &network{queue: queue}
 	return conformance.ConsumerFixture{
 		SourceFixture: conformance.SourceFixture{
-			New:     source,
-			Letters: func(*testing.T) driver.Letters { return queue.Source(memqueue.Options{}).Letters() },
+			New:         source,
+			DeadLetters: func(*testing.T) driver.DeadLetters { return queue.Source(memqueue.Options{}).DeadLetters() },
 			Publish: func(t *testing.T, msgs ...*inbox.Message) {
 				for _, m := range msgs {
 					noError(t, queue.Put(m))

@@ -17,9 +17,9 @@ import (
 // It must be safe for concurrent use, in several processes. Each call without a transaction returns within a limit of
 // its own. The suite is in inboxtest/conformance.
 type Parking interface {
-	// Letters are the dead letters that stopped their keys. Return makes one a message again in its place, with Attempt
+	// DeadLetters are the dead letters that stopped their keys. Return makes one a message again in its place, with Attempt
 	// 1 and Replays one higher.
-	driver.Letters
+	driver.DeadLetters
 	// Stop keeps a dead letter and stops its key. Where the key is stopped already, the message waits at its end as
 	// it is. A message that is here already, or that the consumer has recorded, changes nothing.
 	Stop(ctx context.Context, key string, dead inbox.DeadLetter) error

@@ -325,7 +325,7 @@ func failedOnce(t *testing.T, f ConsumerFixture, msgs ...*inbox.Message) {
 // dead returns the dead letters of all classes.
 func dead(t *testing.T, f ConsumerFixture) (all []inbox.DeadLetter) {
 	t.Helper()
-	depths, err := f.Letters(t).Depths(t.Context())
+	depths, err := f.DeadLetters(t).Depths(t.Context())
 	noError(t, err)
 	for _, depth := range depths {
 		all = append(all, scan(t, f.SourceFixture, depth.Class)...)

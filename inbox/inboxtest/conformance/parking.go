@@ -431,7 +431,7 @@ func testParkingKeys(t *testing.T, p parkingTester) {
 	}
 }
 
-// Letters are counted and visited by class, the oldest first, and only those that have stopped a key.
+// DeadLetters are counted and visited by class, the oldest first, and only those that have stopped a key.
 func testParkingLetters(t *testing.T, p parkingTester) {
 	const n = 25
 	var want []*inbox.Message
@@ -451,7 +451,7 @@ func testParkingLetters(t *testing.T, p parkingTester) {
 		t.Fatalf("depths %+v, error %v", depths, err)
 	}
 	visited := 0
-	if err := p.Scan(t.Context(), "payment", func(dead *inbox.DeadLetter) (driver.Fate, error) {
+	if err := p.Scan(t.Context(), "payment", func(dead *inbox.DeadLetter) (driver.Outcome, error) {
 		if visited == n {
 			t.Fatal("more than were there")
 		}
@@ -461,7 +461,7 @@ func testParkingLetters(t *testing.T, p parkingTester) {
 		visited++
 		late := queued(1000 + visited)
 		p.stop(t, fmt.Sprint("late", visited), late, inbox.Classed(errNo, "payment"))
-		return []driver.Fate{driver.Keep, driver.Drop, driver.Return}[visited%3], nil
+		return []driver.Outcome{driver.Keep, driver.Drop, driver.Return}[visited%3], nil
 	}, func(_ inbox.DeadLetter, err error) { t.Error(err) }); err != nil || visited != n {
 		t.Fatalf("visited %d, error %v", visited, err)
 	}
@@ -469,20 +469,20 @@ func testParkingLetters(t *testing.T, p parkingTester) {
 		t.Errorf("%d letters afterwards, error %v", found, err)
 	}
 	enough := 0
-	if err := p.Scan(t.Context(), "payment", func(*inbox.DeadLetter) (driver.Fate, error) {
+	if err := p.Scan(t.Context(), "payment", func(*inbox.DeadLetter) (driver.Outcome, error) {
 		enough++
 		return driver.Drop, driver.ErrDone
 	}, func(_ inbox.DeadLetter, err error) { t.Error(err) }); err != nil || enough != 1 {
 		t.Errorf("visited %d, error %v", enough, err)
 	}
-	if err := p.Scan(t.Context(), "payment", func(*inbox.DeadLetter) (driver.Fate, error) { return driver.Drop, errNo },
+	if err := p.Scan(t.Context(), "payment", func(*inbox.DeadLetter) (driver.Outcome, error) { return driver.Drop, errNo },
 		func(_ inbox.DeadLetter, err error) { t.Error(err) }); !errors.Is(err, errNo) {
 		t.Errorf("error %v", err)
 	}
 	if found, err := p.letters().Count(t.Context(), inbox.Filter{Class: "payment"}); found != n/3+n || err != nil {
 		t.Errorf("%d letters in the end, error %v", found, err)
 	}
-	noError(t, p.Scan(t.Context(), "", func(*inbox.DeadLetter) (driver.Fate, error) { return driver.Drop, nil }, nil))
+	noError(t, p.Scan(t.Context(), "", func(*inbox.DeadLetter) (driver.Outcome, error) { return driver.Drop, nil }, nil))
 }
 
 // A letter that returns has the body that it was given; one that cannot be edited stays.

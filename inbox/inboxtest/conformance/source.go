@@ -19,8 +19,8 @@ const OwnClass = "payment"
 type SourceFixture struct {
 	// New returns one more source of the queue, as another process has it.
 	New func(t *testing.T) driver.Source
-	// Letters returns the dead letters of the queue's consumer.
-	Letters func(t *testing.T) driver.Letters
+	// DeadLetters returns the dead letters of the queue's consumer.
+	DeadLetters func(t *testing.T) driver.DeadLetters
 	// Publish puts messages at the end of the queue, in this order: all that a sender sets of them.
 	Publish func(t *testing.T, msgs ...*inbox.Message)
 
@@ -58,7 +58,7 @@ type SourceBackend struct {
 	New func(t *testing.T) SourceFixture
 }
 
-// TestSource holds a transport to the contract of driver.Source, Session and Letters.
+// TestSource holds a transport to the contract of driver.Source, Session and DeadLetters.
 func TestSource(t *testing.T, b SourceBackend) { runAll(t, b.Runs, b.New, sourceTests) }
 
 var sourceTests = map[string]subtest[SourceFixture]{

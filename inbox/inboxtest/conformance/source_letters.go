@@ -20,7 +20,7 @@ import (
 func testScan(t *testing.T, f SourceFixture) {
 	const n = 10
 	all := letters(t, f, OwnClass, n)
-	l := f.Letters(t)
+	l := f.DeadLetters(t)
 	for range 2 { // the second one finds them where they were
 		var seen []uuid.UUID
 		for _, d := range scan(t, f, OwnClass) {
@@ -33,9 +33,9 @@ func testScan(t *testing.T, f SourceFixture) {
 	wantDepth(t, l, OwnClass, n)
 	wantDepth(t, l, driver.ClassDefault, 0)
 	visited := 0
-	if err := l.Scan(t.Context(), OwnClass, func(*inbox.DeadLetter) (driver.Fate, error) {
+	if err := l.Scan(t.Context(), OwnClass, func(*inbox.DeadLetter) (driver.Outcome, error) {
 		visited++
-		return []driver.Fate{driver.Keep, driver.Drop}[visited%2], nil
+		return []driver.Outcome{driver.Keep, driver.Drop}[visited%2], nil
 	}, never(t)); err != nil {
 		t.Fatal(err)
 	}
@@ -47,7 +47,7 @@ func testScan(t *testing.T, f SourceFixture) {
 	}
 }
 
-func wantDepth(t *testing.T, l driver.Letters, class string, want int) {
+func wantDepth(t *testing.T, l driver.DeadLetters, class string, want int) {
 	t.Helper()
 	await(t, func() error { // brokers count late
 		depths, err := l.Depths(t.Context())
@@ -77,7 +77,7 @@ func wantDepth(t *testing.T, l driver.Letters, class string, want int) {
 // place is the class whose place takes the letters of a class.
 func place(t *testing.T, f SourceFixture, class string) string {
 	t.Helper()
-	depths, err := f.Letters(t).Depths(t.Context())
+	depths, err := f.DeadLetters(t).Depths(t.Context())
 	noError(t, err)
 	if slices.ContainsFunc(depths, func(d driver.Depth) bool { return d.Class == class }) {
 		return class
@@ -91,7 +91,7 @@ func testScanReturns(t *testing.T, f SourceFixture) {
 	f.Publish(t, want)
 	source := running(t, f)
 	s := begin(t, source, 10)
-	l := f.Letters(t)
+	l := f.DeadLetters(t)
 	bodies := [][]byte{want.Body, []byte(`{"edited":true}`), {}}
 	for round, body := range bodies {
 		round++
@@ -101,7 +101,7 @@ func testScanReturns(t *testing.T, f SourceFixture) {
 		letter.Message.History = []inbox.FailedAttempt{{At: time.Now(), Error: "broken", Consumer: "suite"}}
 		moved(t, source, s, driver.Move{Delivery: d, Target: driver.ToDead, Letter: letter})
 		wantDepth(t, l, driver.ClassDefault, 1)
-		if err := l.Scan(t.Context(), driver.ClassDefault, func(dead *inbox.DeadLetter) (driver.Fate, error) {
+		if err := l.Scan(t.Context(), driver.ClassDefault, func(dead *inbox.DeadLetter) (driver.Outcome, error) {
 			dead.Message.Body = body
 			return driver.Return, nil
 		}, never(t)); err != nil {
@@ -131,12 +131,12 @@ func testScanReturns(t *testing.T, f SourceFixture) {
 func testScanEnds(t *testing.T, f SourceFixture) {
 	const n = 10
 	letters(t, f, driver.ClassDefault, n)
-	l := f.Letters(t)
+	l := f.DeadLetters(t)
 	boom := errors.New("boom")
 	left := n
 	for _, end := range []error{boom, driver.ErrDone} {
 		visited := 0
-		err := l.Scan(t.Context(), driver.ClassDefault, func(*inbox.DeadLetter) (driver.Fate, error) {
+		err := l.Scan(t.Context(), driver.ClassDefault, func(*inbox.DeadLetter) (driver.Outcome, error) {
 			if visited++; visited == 3 {
 				return driver.Drop, end
 			}
@@ -153,7 +153,7 @@ func testScanEnds(t *testing.T, f SourceFixture) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	drop := func(*inbox.DeadLetter) (driver.Fate, error) { return driver.Drop, nil }
+	drop := func(*inbox.DeadLetter) (driver.Outcome, error) { return driver.Drop, nil }
 	if err := l.Scan(ctx, driver.ClassDefault, drop, never(t)); !errors.Is(err, context.Canceled) {
 		t.Errorf("with a context that has ended: %v", err)
 	}
@@ -168,12 +168,12 @@ func testScansAtOnce(t *testing.T, f SourceFixture) {
 	const n = 60
 	letters(t, f, driver.ClassDefault, n)
 	var scans sync.WaitGroup
-	slow := func(*inbox.DeadLetter) (driver.Fate, error) {
+	slow := func(*inbox.DeadLetter) (driver.Outcome, error) {
 		time.Sleep(time.Millisecond)
 		return driver.Return, nil
 	}
 	for range 3 {
-		l := f.Letters(t)
+		l := f.DeadLetters(t)
 		scans.Go(func() {
 			if err := l.Scan(t.Context(), driver.ClassDefault, slow, never(t)); err != nil && !errors.Is(err, inbox.ErrHeld) {
 				t.Error(err)
@@ -182,9 +182,9 @@ func testScansAtOnce(t *testing.T, f SourceFixture) {
 	}
 	scans.Wait()
 	// What one of them held while another one looked is for a later scan.
-	l := f.Letters(t)
+	l := f.DeadLetters(t)
 	await(t, func() error {
-		if err := l.Scan(t.Context(), driver.ClassDefault, func(*inbox.DeadLetter) (driver.Fate, error) { return driver.Return, nil }, never(t)); err != nil {
+		if err := l.Scan(t.Context(), driver.ClassDefault, func(*inbox.DeadLetter) (driver.Outcome, error) { return driver.Return, nil }, never(t)); err != nil {
 			return err
 		}
 		depths, err := l.Depths(t.Context())
@@ -220,9 +220,9 @@ func testScanFaults(t *testing.T, f SourceFixture) {
 	}
 	const n = 80
 	all := letters(t, f, driver.ClassDefault, n)
-	l := f.Letters(t)
+	l := f.DeadLetters(t)
 	visited := 0
-	visit := func(*inbox.DeadLetter) (driver.Fate, error) {
+	visit := func(*inbox.DeadLetter) (driver.Outcome, error) {
 		if visited++; visited%25 == 0 {
 			f.Network.CutConnections()
 		}
@@ -492,13 +492,13 @@ func testMoveForOneConsumer(t *testing.T, f SourceFixture) {
 // scan returns the dead letters of a class and leaves them.
 func scan(t *testing.T, f SourceFixture, class string) (all []inbox.DeadLetter) {
 	t.Helper()
-	keep := func(d *inbox.DeadLetter) (driver.Fate, error) {
+	keep := func(d *inbox.DeadLetter) (driver.Outcome, error) {
 		all = append(all, *d)
 		return driver.Keep, nil
 	}
 	await(t, func() error { // a server that is slow to answer is not what is tested
 		all = nil
-		return f.Letters(t).Scan(t.Context(), class, keep, never(t))
+		return f.DeadLetters(t).Scan(t.Context(), class, keep, never(t))
 	})
 	return all
 }

@@ -87,8 +87,8 @@ func fixture(o memqueue.Options) conformance.SourceFixture {
 	n.parts = newParts(o)
 	queue := n.queues[1]
 	return conformance.SourceFixture{
-		New:     func(*testing.T) driver.Source { return n.source() },
-		Letters: func(*testing.T) driver.Letters { return n.source().Letters() },
+		New:         func(*testing.T) driver.Source { return n.source() },
+		DeadLetters: func(*testing.T) driver.DeadLetters { return n.source().DeadLetters() },
 		Publish: func(t *testing.T, msgs ...*inbox.Message) {
 			for _, m := range msgs {
 				noError(t, queue.Put(m))
@@ -269,7 +269,7 @@ func TestLetters(t *testing.T) {
 				noError(t, source.Move(t.Context(), []driver.Move{move})[0])
 			}
 		}
-		letters := source.Letters()
+		letters := source.DeadLetters()
 		depths, err := letters.Depths(t.Context())
 		noError(t, err)
 		for _, d := range depths {
@@ -278,7 +278,7 @@ func TestLetters(t *testing.T) {
 			}
 		}
 		var seen []string
-		err = letters.Scan(t.Context(), conformance.OwnClass, func(dead *inbox.DeadLetter) (driver.Fate, error) {
+		err = letters.Scan(t.Context(), conformance.OwnClass, func(dead *inbox.DeadLetter) (driver.Outcome, error) {
 			if seen = append(seen, dead.Message.Name); len(seen) == 2 {
 				return driver.Return, driver.ErrDone
 			}
@@ -301,7 +301,7 @@ func (held) Depths(context.Context) ([]driver.Depth, error) {
 	return []driver.Depth{{Class: "default", Messages: 1, Held: true}}, nil
 }
 
-func (held) Scan(_ context.Context, _ string, visit func(*inbox.DeadLetter) (driver.Fate, error), _ func(inbox.DeadLetter, error)) error {
+func (held) Scan(_ context.Context, _ string, visit func(*inbox.DeadLetter) (driver.Outcome, error), _ func(inbox.DeadLetter, error)) error {
 	if _, err := visit(&inbox.DeadLetter{}); errors.Is(err, driver.ErrDone) {
 		return nil
 	}
@@ -312,13 +312,13 @@ func (held) Scan(_ context.Context, _ string, visit func(*inbox.DeadLetter) (dri
 // not seen all of an earlier one.
 func TestPartOfTheLetters(t *testing.T) {
 	t.Parallel()
-	l := joined.Letters(held{}, held{})
+	l := driver.JoinDeadLetters(held{}, held{})
 	if depths, err := l.Depths(t.Context()); len(depths) != 1 || depths[0].Messages != 2 || !depths[0].Held || err != nil {
 		t.Errorf("%+v, error %v", depths, err)
 	}
 	for _, end := range []error{nil, driver.ErrDone} {
 		seen := 0
-		err := l.Scan(t.Context(), "default", func(*inbox.DeadLetter) (driver.Fate, error) {
+		err := l.Scan(t.Context(), "default", func(*inbox.DeadLetter) (driver.Outcome, error) {
 			if seen++; seen == 2 {
 				return driver.Keep, end
 			}

@@ -86,15 +86,15 @@ func (s *Source) Ready(ctx context.Context) error {
 	return each(len(s.parts), func(i int) error { return s.parts[i].Ready(ctx) })
 }
 
-// Letters implements driver.Keeper. Those of parts that keep none are not among them.
-func (s *Source) Letters() driver.Letters {
-	var all []driver.Letters
+// DeadLetters implements driver.Keeper. Those of parts that keep none are not among them.
+func (s *Source) DeadLetters() driver.DeadLetters {
+	var all []driver.DeadLetters
 	for _, part := range s.parts {
 		if keeper, ok := part.(driver.Keeper); ok {
-			all = append(all, keeper.Letters())
+			all = append(all, keeper.DeadLetters())
 		}
 	}
-	return Letters(all...)
+	return driver.JoinDeadLetters(all...)
 }
 
 // among calls do for the parts that have something, as each does.

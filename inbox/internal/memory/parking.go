@@ -267,7 +267,7 @@ func (p *Parking) Count(ctx context.Context, most int) (keys, messages int, err 
 	return min(len(p.keys), most), min(len(p.waiting), most), ctx.Err()
 }
 
-// Depths implements driver.Letters.
+// Depths implements driver.DeadLetters.
 func (p *Parking) Depths(ctx context.Context) ([]driver.Depth, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -285,9 +285,9 @@ func (p *Parking) Depths(ctx context.Context) ([]driver.Depth, error) {
 	return slices.SortedFunc(maps.Values(byClass), func(a, b driver.Depth) int { return cmp.Compare(a.Class, b.Class) }), ctx.Err()
 }
 
-// Scan implements driver.Letters.
+// Scan implements driver.DeadLetters.
 func (p *Parking) Scan(
-	ctx context.Context, class string, visit func(*inbox.DeadLetter) (driver.Fate, error), _ func(inbox.DeadLetter, error),
+	ctx context.Context, class string, visit func(*inbox.DeadLetter) (driver.Outcome, error), _ func(inbox.DeadLetter, error),
 ) error {
 	for _, dead := range p.letters(class) {
 		fate, err := visit(&dead)
@@ -316,7 +316,7 @@ func (p *Parking) letters(class string) (all []inbox.DeadLetter) {
 }
 
 // end does to a letter what the fate says, unless somebody else was faster.
-func (p *Parking) end(dead inbox.DeadLetter, fate driver.Fate) {
+func (p *Parking) end(dead inbox.DeadLetter, fate driver.Outcome) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	one := p.find(dead.Message.ID)

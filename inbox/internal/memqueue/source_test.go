@@ -171,8 +171,8 @@ func fixture(exclusive bool) conformance.SourceFixture {
 		return queue.Source(memqueue.Options{Exclusive: exclusive, Fault: n.fault})
 	}
 	return conformance.SourceFixture{
-		New:     func(t *testing.T) driver.Source { return source(t) },
-		Letters: func(t *testing.T) driver.Letters { return source(t).Letters() },
+		New:         func(t *testing.T) driver.Source { return source(t) },
+		DeadLetters: func(t *testing.T) driver.DeadLetters { return source(t).DeadLetters() },
 		Publish: func(t *testing.T, msgs ...*inbox.Message) {
 			for _, m := range msgs {
 				if err := queue.Put(m); err != nil {

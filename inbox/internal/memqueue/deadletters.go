@@ -17,13 +17,13 @@ type letter struct {
 	gone  bool
 }
 
-// letters is a driver.Letters.
+// letters is a driver.DeadLetters.
 type letters struct{ source *Source }
 
-// Letters returns the dead letters of the queue. The source's script is asked at their Returns.
-func (s *Source) Letters() driver.Letters { return &letters{s} }
+// DeadLetters returns the dead letters of the queue. The source's script is asked at their Returns.
+func (s *Source) DeadLetters() driver.DeadLetters { return &letters{s} }
 
-// Depths implements driver.Letters.
+// Depths implements driver.DeadLetters.
 func (l *letters) Depths(ctx context.Context) ([]driver.Depth, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -43,9 +43,9 @@ func (l *letters) Depths(ctx context.Context) ([]driver.Depth, error) {
 	return depths, nil
 }
 
-// Scan implements driver.Letters.
+// Scan implements driver.DeadLetters.
 func (l *letters) Scan(
-	ctx context.Context, class string, visit func(*inbox.DeadLetter) (driver.Fate, error), failed func(inbox.DeadLetter, error),
+	ctx context.Context, class string, visit func(*inbox.DeadLetter) (driver.Outcome, error), failed func(inbox.DeadLetter, error),
 ) error {
 	for _, one := range l.all(class) {
 		if err := ctx.Err(); err != nil {
@@ -55,14 +55,14 @@ func (l *letters) Scan(
 		if !there {
 			continue // somebody else was faster
 		}
-		fate, err := visit(&dead)
+		outcome, err := visit(&dead)
 		if errors.Is(err, driver.ErrDone) {
 			return nil
 		}
 		if err != nil {
 			return err
 		}
-		if err := l.end(ctx, one, fate, dead.Message.Body); err != nil {
+		if err := l.end(ctx, one, outcome, dead.Message.Body); err != nil {
 			failed(dead, err)
 		}
 	}
@@ -85,10 +85,10 @@ func (l *letters) show(one *letter) (dead inbox.DeadLetter, there bool) {
 	return dead, !one.gone
 }
 
-// end does to a letter what the fate says, unless somebody else was faster. Body is that of a message
+// end does to a letter what the outcome says, unless somebody else was faster. Body is that of a message
 // that returns.
-func (l *letters) end(ctx context.Context, one *letter, fate driver.Fate, body []byte) error {
-	if fate == driver.Keep {
+func (l *letters) end(ctx context.Context, one *letter, outcome driver.Outcome, body []byte) error {
+	if outcome == driver.Keep {
 		return nil
 	}
 	what, err := l.source.at(ctx, Scan, &one.Message)
@@ -101,7 +101,7 @@ func (l *letters) end(ctx context.Context, one *letter, fate driver.Fate, body [
 	if one.gone {
 		return nil
 	}
-	if fate == driver.Return {
+	if outcome == driver.Return {
 		if q.missing {
 			return driver.ErrMissing
 		}
