@@ -1,15 +1,42 @@
+// Package amqpconn is what the RabbitMQ adapters share: connections that are
+// replaced instead of repaired, and a pipelined publisher on top of them.
+//
+// The client's own recovery reopens the same channel object, whose delivery
+// tags start again at 1: a late acknowledgement of an old delivery then settles
+// a new message nobody has processed. So a connection here lives for one
+// session. When anything about it breaks, all of it is thrown away and a new
+// one is dialled (Loop).
+//
+// One thing does not count as broken: RabbitMQ closes the channel of a message
+// that it refuses, because of the exchange, the topic or the size, and with it
+// loses track of every other message on that channel. The publisher opens
+// another channel, publishes those messages once more, and blames the message
+// that the broker's reply names. If it names none, they are published one by one.
+//
+// The client's calls wait for the broker without a limit. Every call that waits
+// goes through Conn.Within, which closes the connection when it takes too long.
+// Where nothing waits, Conn.Watch finds out that the broker has vanished.
 package amqpconn
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
+	"maps"
+	"math"
+	"math/rand/v2"
+	"net"
 	"net/url"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/holdfast-go/holdfast/internal/backoff"
+	"github.com/holdfast-go/holdfast/internal/runloop"
+	"github.com/holdfast-go/holdfast/internal/telemetry"
 )
 
 // Dial opens a new connection. It must not use the client's own recovery.
@@ -223,4 +250,340 @@ func Use(ctx context.Context, dial Dial, timeout time.Duration, do func(*Conn) e
 		return err
 	}
 	return nil
+}
+
+// DialURL returns a Dial to the broker at url, which works as amqp.DialConfig does with cfg. Its
+// connections gather small writes into few system calls.
+func DialURL(url string, cfg amqp.Config) Dial {
+	return func(ctx context.Context) (*amqp.Connection, error) {
+		cfg := cfg
+		cfg.TLSClientConfig = cfg.TLSClientConfig.Clone() // the client writes to it,
+		cfg.Properties = maps.Clone(cfg.Properties)       // and to them
+		connect := cfg.Dial
+		if connect == nil {
+			connect = connectWithin(ctx)
+		}
+		cfg.Dial = func(network, addr string) (net.Conn, error) {
+			conn, err := connect(network, addr)
+			if err != nil {
+				return nil, err
+			}
+			return GatherWrites(conn), nil
+		}
+		return amqp.DialConfig(url, cfg)
+	}
+}
+
+// connectWithin dials as amqp.DefaultDial does, with the deadline of ctx, which the client
+// removes after the handshakes.
+func connectWithin(ctx context.Context) func(network, addr string) (net.Conn, error) {
+	return func(network, addr string) (net.Conn, error) {
+		var d net.Dialer
+		conn, err := d.DialContext(ctx, network, addr)
+		if err != nil {
+			return nil, err
+		}
+		if deadline, ok := ctx.Deadline(); ok {
+			err = conn.SetDeadline(deadline)
+		}
+		return conn, err
+	}
+}
+
+const (
+	// pulseInterval is the time between an answer and the next question.
+	pulseInterval = 2 * time.Second
+	// pulsePatience is how long an answer may take.
+	pulsePatience = 5 * time.Second
+	// slowest is the rate, in bytes per second, at which a connection still counts as working.
+	slowest = 1 << 20
+)
+
+// Watch asks the broker every two seconds whether it is there, until the connection ends. It ends
+// the connection when an answer takes longer than five seconds: a connection to a broker that has
+// vanished stays open, and the client's heartbeats notice it after 15 seconds or later.
+//
+// Pending returns how many bytes are on their way, and each MiB of them allows one more second;
+// nil counts none. While the broker blocks the connection it answers nothing, and need not.
+func (c *Conn) Watch(pending func() int) error {
+	ch, err := c.Channel()
+	if err != nil {
+		return fmt.Errorf("open channel: %w", err)
+	}
+	go c.watchAnswers(ch, pending)
+	return nil
+}
+
+func (c *Conn) watchAnswers(ch *amqp.Channel, pending func() int) {
+	next := time.NewTimer(pulseInterval)
+	defer next.Stop()
+	for {
+		select {
+		case <-c.done:
+			return
+		case <-next.C:
+		}
+		if !c.answers(ch, pending) {
+			c.kill()
+			return
+		}
+		next.Reset(pulseInterval)
+	}
+}
+
+// answers asks once. It waits in two halves, so that a pause of this process counts as one half.
+func (c *Conn) answers(ch *amqp.Channel, pending func() int) bool {
+	answered := make(chan error, 1)
+	go func() { answered <- ch.Qos(0, 0, false) }() // changes nothing, and ends with the connection
+	patience := pulsePatience
+	if pending != nil {
+		patience += time.Duration(pending()) * time.Second / slowest
+	}
+	for silent := 0; silent < 2; {
+		_, before := c.Blocked()
+		select {
+		case <-answered: // an error is an answer too
+			return true
+		case <-c.done:
+			return true
+		case <-time.After(patience / 2):
+		}
+		if _, now := c.Blocked(); !before && !now {
+			silent++
+		}
+	}
+	return false
+}
+
+// ExchangeExists asks the broker. The default exchange always does.
+func (c *Conn) ExchangeExists(name string) (bool, error) {
+	if name == "" {
+		return true, nil
+	}
+	return exists(c.Try(func(ch *amqp.Channel) error {
+		// RabbitMQ ignores all but the name in a passive declaration.
+		return ch.ExchangeDeclarePassive(name, amqp.ExchangeTopic, true, false, false, false, nil)
+	}))
+}
+
+// QueueExists asks the broker.
+func (c *Conn) QueueExists(name string) (bool, error) {
+	return exists(c.Try(func(ch *amqp.Channel) error {
+		_, err := ch.QueueDeclarePassive(name, true, false, false, false, nil)
+		return err
+	}))
+}
+
+func exists(err error) (bool, error) {
+	if IsNotFound(err) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// IsNotFound reports whether the broker answered that a queue or an exchange does not exist.
+func IsNotFound(err error) bool {
+	var reply *amqp.Error
+	return errors.As(err, &reply) && reply.Code == amqp.NotFound
+}
+
+// A quorum queue whose leader does not reply within statPatience is answered for by the broker: it has no
+// messages and no consumers. Such an answer is known by the time that it took. It is asked for again,
+// countAsks times at most.
+const (
+	statPatience = 250 * time.Millisecond
+	countAsks    = 8
+	countPause   = 50 * time.Millisecond
+	// farAsks is how many asks tell a queue far away: one alone may have taken long by chance.
+	farAsks = 3
+)
+
+// Count asks how many messages of a queue are ready for delivery, and how many consumers it has. A queue
+// that does not exist has none. It returns an error where the queue is too busy to tell, after about
+// 2.5 seconds. A quorum queue without a leader, because the majority of its nodes is down, has none either:
+// the broker answers so at once.
+func (c *Conn) Count(name string) (amqp.Queue, error) {
+	trips, answers := time.Duration(math.MaxInt64), time.Duration(math.MaxInt64) // the shortest of each
+	for n := 1; ; n++ {
+		q, trip, took, err := c.stat(name)
+		if IsNotFound(err) {
+			return q, nil
+		}
+		trips, answers = min(trips, trip), min(answers, took)
+		far := n >= farAsks && answers-trips < statPatience/2 // the network alone takes as long
+		switch told := q.Messages > 0 || q.Consumers > 0 || took < statPatience || far; {
+		case err != nil || told:
+			return q, err
+		case n < countAsks:
+			time.Sleep(countPause)
+		default:
+			return q, fmt.Errorf("queue %q does not tell how many messages it has: it is too busy", name)
+		}
+	}
+}
+
+// stat asks once. It measures a round trip that is no question to the queue, and the one that is.
+func (c *Conn) stat(name string) (q amqp.Queue, trip, took time.Duration, err error) {
+	begun := time.Now()
+	err = c.Try(func(ch *amqp.Channel) (err error) {
+		open := time.Now()
+		trip = open.Sub(begun)
+		q, err = ch.QueueDeclarePassive(name, true, false, false, false, nil)
+		took = time.Since(open)
+		return err
+	})
+	return q, trip, took, err
+}
+
+// stable is how long a session must last for its end to count as the first failure again.
+const stable = time.Second
+
+// pauses between two sessions: 0.1 s growing to 2 s, spread by half. A pause outlives the fault that
+// has caused it, so it is short.
+var pauses = backoff.Policy{Base: 100 * time.Millisecond, Max: 2 * time.Second, Jitter: 0.5, JitterAfterCap: true}
+
+// errRefused ends a session over a message that the broker has refused. The next one begins at once.
+var errRefused = errors.New("the broker has refused a message")
+
+// LoopConfig says how Loop connects.
+type LoopConfig struct {
+	Dial    Dial
+	Timeout time.Duration // of the dial and of every call
+	Logger  *slog.Logger
+	// Down receives every failed attempt and every ended session. Optional.
+	Down func(err error)
+}
+
+// Loop runs session after session, each on a connection of its own that is
+// closed afterwards, with a growing pause between them. It returns when ctx is
+// cancelled, or when a session returns nil because it has nothing left to do.
+// The broker need not be there when it begins.
+func Loop(ctx context.Context, cfg LoopConfig, session func(context.Context, *Conn) error) {
+	var seldom telemetry.Seldom
+	for failures := 0; ctx.Err() == nil; failures++ {
+		began := time.Now()
+		err := one(ctx, cfg, session)
+		if err == nil || ctx.Err() != nil {
+			return
+		}
+		if cfg.Down != nil {
+			cfg.Down(err)
+		}
+		if errors.Is(err, errRefused) {
+			failures = -1
+			continue
+		}
+		if time.Since(began) > stable {
+			failures = 0
+		}
+		pause := pauses.Delay(failures, rand.Float64())
+		if repeats, ok := seldom.Due(); ok {
+			cfg.Logger.WarnContext(ctx, "no session with RabbitMQ", slog.Any("error", err),
+				slog.Int("failures", failures+1), slog.Duration("again_in", pause), slog.Int("repeats", repeats))
+		}
+		if runloop.Sleep(ctx, pause) != nil {
+			return
+		}
+	}
+}
+
+func one(ctx context.Context, cfg LoopConfig, session func(context.Context, *Conn) error) error {
+	conn, err := Open(ctx, cfg.Dial, cfg.Timeout)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	return session(ctx, conn)
+}
+
+const (
+	// maxGathered is how many bytes may wait for the socket before Write waits too.
+	maxGathered = 256 << 10
+	// flushPatience is how long Close waits for them.
+	flushPatience = time.Second
+)
+
+// gatherer is a connection whose writes are done by a goroutine of its own. What
+// arrives while one system call is under way leaves together with the next one. The
+// client makes one call per message, which is most of what a message costs it.
+type gatherer struct {
+	net.Conn
+	ended chan struct{} // the goroutine has returned
+
+	mu      sync.Mutex
+	changed sync.Cond
+	buf     []byte
+	err     error // why nothing more can be written
+}
+
+// GatherWrites wraps a new connection. A write then returns before it is done, and
+// reports the failure of an earlier one. Close ends the goroutine.
+func GatherWrites(conn net.Conn) net.Conn {
+	g := &gatherer{Conn: conn, ended: make(chan struct{})}
+	g.changed.L = &g.mu
+	go g.run()
+	return g
+}
+
+// Write takes the bytes over. It waits while too many wait for the socket.
+func (g *gatherer) Write(p []byte) (int, error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for len(g.buf) >= maxGathered && g.err == nil {
+		g.changed.Wait()
+	}
+	if g.err != nil {
+		return 0, g.err
+	}
+	g.buf = append(g.buf, p...)
+	g.changed.Broadcast()
+	return len(p), nil
+}
+
+func (g *gatherer) run() {
+	defer close(g.ended)
+	var sent []byte
+	for {
+		batch, ok := g.next(sent)
+		if !ok {
+			return
+		}
+		if _, err := g.Conn.Write(batch); err != nil {
+			g.fail(err)
+			return
+		}
+		sent = batch
+	}
+}
+
+// next waits for bytes and returns them; the buffer of those sent before is used
+// again. It is false when all is written and the connection is closed.
+func (g *gatherer) next(sent []byte) ([]byte, bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for len(g.buf) == 0 && g.err == nil {
+		g.changed.Wait()
+	}
+	batch := g.buf
+	g.buf = sent[:0]
+	g.changed.Broadcast()
+	return batch, len(batch) > 0
+}
+
+// fail keeps the first error and wakes everybody.
+func (g *gatherer) fail(err error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.err == nil {
+		g.err = err
+	}
+	g.changed.Broadcast()
+}
+
+// Close writes what waits, for a second at most, and closes the connection.
+func (g *gatherer) Close() error {
+	g.fail(net.ErrClosed)
+	_ = g.Conn.SetWriteDeadline(time.Now().Add(flushPatience)) // a closed one needs none
+	<-g.ended
+	return g.Conn.Close()
 }

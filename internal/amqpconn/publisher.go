@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"sync"
 	"time"
@@ -216,5 +217,287 @@ func (p *Publisher) current(ctx context.Context, over *session) (*session, error
 		case <-ctx.Done():
 			return nil, unavailable(ctx.Err())
 		}
+	}
+}
+
+// The ways in which publishing fails. Each error of Publisher matches exactly one.
+var (
+	// ErrInvalid means the message cannot be put on the wire, now or later.
+	ErrInvalid = errors.New("not a valid message")
+	// ErrUnroutable means no queue is bound for the message, or its exchange does not exist,
+	// or this user may not publish there.
+	ErrUnroutable = errors.New("no queue takes it")
+	// ErrNacked means the broker did not take responsibility for the message, without a reason that
+	// says whether it ever will.
+	ErrNacked = errors.New("nacked")
+	// ErrBlocked means the broker takes no messages for now: a resource alarm.
+	ErrBlocked = errors.New("blocked by the broker")
+	// ErrUnavailable means there is no connection, or it ended before the confirm:
+	// the broker may or may not have the message.
+	ErrUnavailable = errors.New("broker unavailable")
+)
+
+func unavailable(cause error) error {
+	if cause == nil {
+		return ErrUnavailable
+	}
+	return fmt.Errorf("%w: %w", ErrUnavailable, cause)
+}
+
+func blocked(reason string) error { return fmt.Errorf("%w: %s", ErrBlocked, reason) }
+
+const (
+	// maxShort is the length of AMQP's short strings. The client breaks the
+	// connection over a longer one.
+	maxShort = 255
+	// maxHeaders bounds the headers of one message: they must fit in one frame,
+	// 128 KiB on a broker with default settings.
+	maxHeaders = 64 << 10
+	// MaxBody bounds the body of one message: RabbitMQ's default limit.
+	MaxBody = 128 << 20
+)
+
+// validate refuses what would close the channel, or the connection, for all.
+func validate(out Out) error {
+	m := out.Message
+	for _, short := range [...]struct{ what, value string }{
+		{"exchange", out.Exchange},
+		{"routing key", out.Key},
+		{"message id", m.MessageId},
+		{"type", m.Type},
+		{"content type", m.ContentType},
+		{"content encoding", m.ContentEncoding},
+		{"correlation id", m.CorrelationId},
+		{"reply-to", m.ReplyTo},
+		{"app id", m.AppId},
+		{"user id", m.UserId},
+	} {
+		if len(short.value) > maxShort {
+			return fmt.Errorf("%w: %s of %d bytes, at most %d are allowed", ErrInvalid, short.what, len(short.value), maxShort)
+		}
+	}
+	if len(m.Body) > MaxBody {
+		return fmt.Errorf("%w: body of %d bytes, at most %d are allowed", ErrInvalid, len(m.Body), MaxBody)
+	}
+	for _, name := range [...]string{"CC", "BCC"} {
+		if _, list := m.Headers[name].([]any); m.Headers[name] != nil && !list {
+			return fmt.Errorf("%w: RabbitMQ wants a list in the header %s", ErrInvalid, name)
+		}
+	}
+	if err := m.Headers.Validate(); err != nil {
+		return fmt.Errorf("%w: %w", ErrInvalid, err)
+	}
+	size, err := tableSize(m.Headers)
+	if err == nil && size > maxHeaders {
+		err = fmt.Errorf("headers of %d bytes, at most %d are allowed", size, maxHeaders)
+	}
+	if err != nil {
+		return fmt.Errorf("%w: %w", ErrInvalid, err)
+	}
+	return nil
+}
+
+// maxProperties is more than the frame of any message's properties has.
+const maxProperties = maxHeaders + 16*(maxShort+1)
+
+// propertiesSize returns how large the frame of a message's properties is at most.
+func propertiesSize(m amqp.Publishing) int {
+	size := 64 // what has a fixed size
+	for _, short := range [...]string{
+		m.ContentType, m.ContentEncoding, m.CorrelationId, m.ReplyTo, m.Expiration, m.MessageId, m.Type, m.UserId, m.AppId,
+	} {
+		size += 1 + len(short)
+	}
+	headers, _ := tableSize(m.Headers) // validate has seen the error
+	return size + headers
+}
+
+// tableSize returns how large a table is on the wire at most, without its length.
+func tableSize(t amqp.Table) (int, error) {
+	size := 0
+	for key, value := range t {
+		if len(key) > maxShort {
+			return 0, fmt.Errorf("header name of %d bytes, at most %d are allowed", len(key), maxShort)
+		}
+		n, err := valueSize(value)
+		if err != nil {
+			return 0, err
+		}
+		size += 1 + len(key) + n
+	}
+	return size, nil
+}
+
+// valueSize includes the byte that names the type.
+func valueSize(value any) (int, error) {
+	const number, length = 1 + 8, 1 + 4
+	switch v := value.(type) {
+	case string:
+		return length + len(v), nil
+	case []byte:
+		return length + len(v), nil
+	case amqp.Table:
+		n, err := tableSize(v)
+		return length + n, err
+	case []any:
+		size := length
+		for _, item := range v {
+			n, err := valueSize(item)
+			if err != nil {
+				return 0, err
+			}
+			size += n
+		}
+		return size, nil
+	default:
+		return number, nil
+	}
+}
+
+// session is a connection with its publishing channels, which share the places for unconfirmed
+// messages. A channel that the broker has closed over a message is replaced; when anything else
+// fails, all of it ends together.
+type session struct {
+	p     *Publisher
+	conn  *Conn
+	facts *facts
+	slots chan struct{} // taken by unconfirmed messages
+
+	mu      sync.Mutex
+	windows []*window
+	refused error // why the broker has closed the connection, if that was over a message
+}
+
+// openSession opens the channels. The end of ctx ends it, and so the connection.
+func openSession(ctx context.Context, conn *Conn, p *Publisher) (*session, error) {
+	stop := context.AfterFunc(ctx, conn.Close)
+	defer stop()
+	s := &session{p: p, conn: conn, facts: newFacts(conn), slots: make(chan struct{}, p.cfg.Window)}
+	if err := conn.Watch(s.pending); err != nil {
+		return nil, err
+	}
+	for range p.cfg.Channels {
+		w, err := openWindow(s)
+		if err != nil {
+			return nil, err
+		}
+		s.put(len(s.windows), w)
+	}
+	return s, nil
+}
+
+func (s *session) put(i int, w *window) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if i == len(s.windows) {
+		s.windows = append(s.windows, nil)
+	}
+	s.windows[i] = w
+}
+
+func (s *session) at(i int) *window {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.windows[i]
+}
+
+// pending returns how many bytes of bodies are not confirmed.
+func (s *session) pending() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	size := 0
+	for _, w := range s.windows {
+		size += w.pending()
+	}
+	return size
+}
+
+// run serves all channels until one fails for good or ctx is cancelled and all windows are empty.
+func (s *session) run(ctx context.Context, stop func()) error {
+	var running sync.WaitGroup
+	var once sync.Once
+	var first error
+	for i := range s.windows {
+		running.Go(func() {
+			err := s.serve(ctx, i, stop)
+			once.Do(func() { first = err })
+		})
+	}
+	running.Wait()
+	if s.refused != nil {
+		return fmt.Errorf("%w: %w", errRefused, s.refused)
+	}
+	return first
+}
+
+// serve runs one window after the other, each in the place of one whose channel the broker has
+// closed over a message. Messages that were on their way there and are not to blame are published again.
+func (s *session) serve(ctx context.Context, i int, stop func()) error {
+	for {
+		w := s.at(i)
+		err := w.run(ctx, stop)
+		replaceable := w.replaceable()
+		rest := w.clear()
+		if !replaceable {
+			s.note(w, err)
+			s.p.publishAgain(rest)
+			return err
+		}
+		if repeats, ok := s.p.refusals.Due(); ok {
+			s.p.cfg.Logger.WarnContext(ctx, "RabbitMQ refuses a message", slog.Any("error", err), slog.Int("repeats", repeats))
+		}
+		next, err := openWindow(s)
+		if err == nil {
+			s.put(i, next)
+			close(w.replaced)
+		} else {
+			s.conn.Close()
+		}
+		s.p.publishAgain(rest)
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// note remembers that the broker has closed the whole connection over a message.
+func (s *session) note(w *window, err error) {
+	if !w.verdict.overMessage() {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.refused = err
+}
+
+// publish places a message in its window. The error is errRefused if the session is ending over
+// another message.
+func (s *session) publish(e *entry) error {
+	if err := s.facts.check(e.ctx, e.out); err != nil {
+		return err
+	}
+	for {
+		w := s.at(int(e.out.Stripe % uint32(s.p.cfg.Channels)))
+		if err := w.admit(e); !errors.Is(err, errEnded) {
+			return err
+		}
+		if err := s.awaitSuccessor(e.ctx, w); err != nil {
+			return err
+		}
+	}
+}
+
+// awaitSuccessor waits until a window that has ended is replaced.
+func (s *session) awaitSuccessor(ctx context.Context, w *window) error {
+	if !w.verdict.overMessage() {
+		return unavailable(w.verdict.err)
+	}
+	select {
+	case <-w.replaced:
+		return nil
+	case <-s.conn.Done():
+		return errRefused
+	case <-ctx.Done():
+		return unavailable(ctx.Err())
 	}
 }

@@ -2,11 +2,16 @@ package amqpconn
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
+	"time"
 
 	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/holdfast-go/holdfast/internal/isolate"
 )
 
 // The broker refuses a message by closing its channel, or the whole connection. It says why in a
@@ -105,5 +110,236 @@ func (v verdict) class() error {
 		return ErrInvalid
 	default:
 		return ErrNacked
+	}
+}
+
+// maxSuspects bounds what is remembered: messages that never come again are never cleared.
+const maxSuspects = 10_000
+
+// suspects are the messages over one of which the broker has closed a channel or a connection,
+// without saying which. Each is published alone from then on, until it has an answer of its own. So
+// the one to blame is found, and does not take the others along for ever.
+type suspects struct {
+	turn chan struct{} // has room for the one who collects all places
+
+	mu     sync.RWMutex
+	search *isolate.Search[string] // by id; messages without one are not known again
+}
+
+func newSuspects() *suspects {
+	search := isolate.New[string](isolate.Singles)
+	search.Most = maxSuspects
+	return &suspects{turn: make(chan struct{}, 1), search: search}
+}
+
+func (s *suspects) has(out Out) bool {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return s.search.Has(out.Message.MessageId)
+}
+
+func (s *suspects) add(entries []*entry) {
+	var ids []string
+	for _, e := range entries {
+		if id := e.out.Message.MessageId; id != "" {
+			ids = append(ids, id)
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.search.Failed(ids...)
+}
+
+func (s *suspects) clear(out Out) {
+	if !s.has(out) {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.search.Clear(out.Message.MessageId)
+}
+
+const (
+	// missingFor is how long an exchange that did not exist is not asked for again.
+	missingFor = time.Second
+	// refusedFor is how long a destination that was refused is not tried again.
+	refusedFor = 5 * time.Second
+	// maxFacts bounds how many exchanges and destinations are remembered.
+	maxFacts = 1000
+	// maxQuestions bounds how many questions wait for their answers.
+	maxQuestions = 8
+)
+
+// facts are what a session has learnt of its broker, each for as long as it is likely to hold. A
+// message that the broker refuses costs a channel with all that is on its way there, so a message
+// that will be refused is not sent.
+type facts struct {
+	conn   *Conn
+	asking sync.WaitGroup
+	turns  chan struct{}
+
+	mu        sync.RWMutex
+	over      bool // no more questions
+	exchanges map[string]*exchange
+	refusals  map[destination]refusal
+	maxBody   int // the broker's limit, 0 while it is unknown
+}
+
+// destination is an exchange with a routing key, or a whole exchange.
+type destination struct {
+	exchange, key string
+	whole         bool
+}
+
+type refusal struct {
+	err   error
+	until time.Time
+}
+
+// exchange is the answer to whether an exchange exists.
+type exchange struct {
+	asked chan struct{} // closed with the answer
+	err   error         // nil: it exists
+	until time.Time     // how long the error holds
+}
+
+func newFacts(conn *Conn) *facts {
+	return &facts{
+		conn: conn, turns: make(chan struct{}, maxQuestions),
+		exchanges: map[string]*exchange{}, refusals: map[destination]refusal{},
+	}
+}
+
+// close waits for the answers to open questions. The connection has ended.
+func (f *facts) close() {
+	f.mu.Lock()
+	f.over = true
+	f.mu.Unlock()
+	f.asking.Wait()
+}
+
+// check returns why a message would be refused. It may ask the broker for its exchange.
+func (f *facts) check(ctx context.Context, out Out) error {
+	if limit := f.conn.raw.Config.FrameSize; limit > 0 && limit < maxProperties && propertiesSize(out.Message) > limit {
+		return fmt.Errorf("%w: headers do not fit in a frame of %d bytes", ErrInvalid, limit)
+	}
+	f.mu.RLock()
+	err := f.known(out)
+	x := f.exchanges[out.Exchange]
+	f.mu.RUnlock()
+	if err != nil || out.Exchange == "" {
+		return err
+	}
+	return f.wait(ctx, out.Exchange, x)
+}
+
+// known returns why a message would be refused, without asking; f.mu is held.
+func (f *facts) known(out Out) error {
+	if f.maxBody > 0 && len(out.Message.Body) > f.maxBody {
+		return fmt.Errorf("%w: body of %d bytes, the broker takes at most %d", ErrInvalid, len(out.Message.Body), f.maxBody)
+	}
+	if len(f.refusals) == 0 {
+		return nil
+	}
+	for _, d := range [...]destination{{exchange: out.Exchange, whole: true}, {exchange: out.Exchange, key: out.Key}} {
+		if r, ok := f.refusals[d]; ok && time.Now().Before(r.until) {
+			return r.err
+		}
+	}
+	return nil
+}
+
+// learn remembers why the broker has refused a message.
+func (f *facts) learn(v verdict, out Out, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	switch v.reply.Code {
+	case amqp.NotFound:
+		delete(f.exchanges, out.Exchange) // it did exist
+	case amqp.AccessRefused:
+		if len(f.refusals) >= maxFacts {
+			clear(f.refusals)
+		}
+		d := destination{exchange: out.Exchange, key: out.Key}
+		if v.words == exchangeName(out) {
+			d = destination{exchange: out.Exchange, whole: true}
+		}
+		f.refusals[d] = refusal{err, time.Now().Add(refusedFor)}
+	case amqp.PreconditionFailed:
+		var size, limit int
+		_, text, _ := strings.Cut(v.reply.Reason, "message size ")
+		text = strings.ReplaceAll(text, "configured ", "")
+		if n, _ := fmt.Sscanf(text, "%d is larger than max size %d", &size, &limit); n == 2 {
+			f.maxBody = limit
+		}
+	}
+}
+
+// wait returns nil if the exchange exists. It asks if x, what is known of it, is nothing or too old.
+func (f *facts) wait(ctx context.Context, name string, x *exchange) error {
+	if x == nil || x.outdated() {
+		if reason, isBlocked := f.conn.Blocked(); isBlocked {
+			return blocked(reason) // the question would go unanswered
+		}
+		x = f.ask(name)
+	}
+	select {
+	case <-x.asked:
+		return x.err
+	default:
+	}
+	select {
+	case <-x.asked:
+		return x.err
+	case <-f.conn.Done():
+		return unavailable(f.conn.Err())
+	case <-ctx.Done():
+		return unavailable(ctx.Err())
+	}
+}
+
+func (x *exchange) outdated() bool {
+	select {
+	case <-x.asked:
+		return x.err != nil && time.Now().After(x.until)
+	default:
+		return false
+	}
+}
+
+// ask puts the question, unless another caller has.
+func (f *facts) ask(name string) *exchange {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if x := f.exchanges[name]; x != nil && !x.outdated() {
+		return x
+	}
+	if len(f.exchanges) >= maxFacts {
+		clear(f.exchanges)
+	}
+	x := &exchange{asked: make(chan struct{})}
+	f.exchanges[name] = x
+	if f.over {
+		x.err = unavailable(amqp.ErrClosed)
+		close(x.asked)
+		return x
+	}
+	f.asking.Go(func() { f.answer(name, x) })
+	return x
+}
+
+func (f *facts) answer(name string, x *exchange) {
+	defer close(x.asked)
+	f.turns <- struct{}{}
+	defer func() { <-f.turns }()
+	exists, err := f.conn.ExchangeExists(name)
+	_, mayNotAsk := refused(err)
+	switch {
+	case mayNotAsk: // perhaps it may publish
+	case err != nil:
+		x.err = unavailable(err)
+	case !exists:
+		x.err = fmt.Errorf("%w: exchange %q does not exist", ErrUnroutable, name)
+		x.until = time.Now().Add(missingFor)
 	}
 }

@@ -1,6 +1,7 @@
 package breaker_test
 
 import (
+	"os"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -8,6 +9,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/internal/breaker"
+	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
 func TestBreaker(t *testing.T) {
@@ -58,3 +60,5 @@ func TestBreaker(t *testing.T) {
 		}
 	})
 }
+
+func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }

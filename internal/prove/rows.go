@@ -1,11 +1,15 @@
 package prove
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/holdfast-go/holdfast/internal/pgfault"
+	"github.com/holdfast-go/holdfast/txretry"
 )
 
 // rows are what the queries of a Proof returned.
@@ -139,4 +143,115 @@ func (a result) column(i int) (values []string) {
 	}
 	slices.Sort(values)
 	return values
+}
+
+// What to do about a failure, from what is known of the schedule.
+
+const (
+	mendUnchanged = "\n  Name the rows that the code writes. If it found its work done: Reset must also delete what says so, such as the entry in holdfast_inbox or the record in holdfast_idempotency."
+
+	mendRepeated = "\n  The repetition did something although the work was done: outside of the transaction that records it, such as on another connection, in middleware or in a Prepare step."
+
+	mendSwallowed = "\n  A statement failed and the code returned nil: it swallowed the error. Return it."
+
+	mendGivenUp = "\n  This fault passes by itself. Mark only errors that you know as unrecoverable, and return the others as they are."
+
+	mendAnswers = "\n  Who asks again gets the answer that was stored in the transaction. Put all of it into the Response that the function returns, and change nothing afterwards."
+
+	mendAfter = "\n  What comes after COMMIT, such as AfterCommit, is lost with the process. Write it with tx, or write a message to an outbox with tx and do it in the handler of that message."
+)
+
+func mendError(err error) string {
+	switch {
+	case errors.Is(err, txretry.ErrManaged):
+		return "\n  The code ends its transaction itself. Return nil to commit and an error to roll back."
+	case errors.Is(err, pgx.ErrTxCommitRollback):
+		return mendSwallowed
+	}
+	return ""
+}
+
+func mendChanging(columns []string) string {
+	which := "Some rows"
+	if len(columns) > 0 {
+		which = "The values of " + strings.Join(columns, ", ")
+	}
+	return "\n  " + which + " depend on the attempt: on time.Now, now(), a random id or a sequence. Take them from the message or the request; or, if they may differ, select the other columns in Proof.Rows. If rows are missing, Reset leaves something behind that says that the work is done."
+}
+
+func mendEffects(more bool) string {
+	if more {
+		return "\n  What the code does elsewhere is done again when the code runs again; a Prepare step runs for every delivery. Send a key by which the other side knows it, and count keys; or write a message to an outbox with tx, and do it in the handler of that message."
+	}
+	return mendAfter
+}
+
+func mendFailed(fault pgfault.Fault) string {
+	switch fault {
+	case pgfault.Refuse:
+		return "\n  The code swallowed the error, in a savepoint for example, and committed without what the statement was for. Go on after the errors that you know, and return the others."
+	case pgfault.Conflict:
+		return "\n  The code ran twice in one process. Set what it captures anew in every run, and write with tx only."
+	}
+	return "\n  The code ran twice in one process. Do not remember in memory that it was done, write with tx only, and return the error of a statement."
+}
+
+// mendKilled is for rows that a killed process has left, and for those after the work was done again.
+func (r *runner) mendKilled(fault pgfault.Fault, at place) string {
+	last := r.lastCommit()
+	if at.n > last || at.n == last && fault == pgfault.KillAfter {
+		return mendAfter
+	}
+	return r.mendOutside()
+}
+
+// mendZombie is for a process that went on when another one had done the work.
+func (r *runner) mendZombie() string {
+	if len(r.outside()) > 0 {
+		return r.mendOutside()
+	}
+	return "\n  The code went on after its connection was lost, and wrote outside of its transaction. Return the error, and use tx for every statement."
+}
+
+// mendTwice is for two processes that did the work at once.
+func (r *runner) mendTwice() string {
+	return "\n  Two processes did the work at once. Write with the tx that the code is given; what it reads to decide must be in that transaction, too." + r.ranOutside()
+}
+
+func (r *runner) mendOutside() string {
+	return "\n  It wrote outside of its transaction. Use the tx that it is given for every statement, not a pool." + r.ranOutside()
+}
+
+func (r *runner) ranOutside() string {
+	if outside := r.outside(); len(outside) > 0 {
+		return fmt.Sprintf(" Without a transaction ran: %s.", strings.Join(outside, "; "))
+	}
+	return ""
+}
+
+// outside are the writes of the undisturbed run that were in no transaction.
+func (r *runner) outside() (all []string) {
+	for _, step := range r.steps {
+		if !step.Outside {
+			continue
+		}
+		for _, sql := range step.SQL {
+			word, _, _ := strings.Cut(strings.ToLower(strings.TrimSpace(sql)), " ")
+			switch word {
+			case "insert", "update", "delete", "merge", "copy", "with", "truncate", "call":
+				all = append(all, brief([]string{sql}))
+			}
+		}
+	}
+	return all
+}
+
+// lastCommit is the number of the last step that ends in COMMIT.
+func (r *runner) lastCommit() int {
+	for n := len(r.steps); n > 0; n-- {
+		if r.steps[n-1].Commit {
+			return n
+		}
+	}
+	return len(r.steps)
 }

@@ -3,6 +3,8 @@ package redisconn
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"sync/atomic"
 	"time"
 
@@ -78,3 +80,48 @@ type onceRead struct{ *redis.SliceCmd }
 
 // NoRetry implements redis.Cmder.
 func (onceRead) NoRetry() bool { return true }
+
+// Failed has the client of a Cluster ask again which node serves which slot, if err is not
+// the answer of a server. The client by itself asks once a minute, and when a node refers it to
+// another one, which a node that is gone does not do: the replica in its place would be unknown
+// until then. Failed does not wait, and does nothing for other clients.
+func Failed(ctx context.Context, client redis.UniversalClient, err error) {
+	cluster, ok := client.(interface{ ReloadState(context.Context) })
+	answer := redis.Error(nil)
+	if !ok || err == nil || errors.As(err, &answer) || errors.Is(ctx.Err(), context.Canceled) {
+		return
+	}
+	cluster.ReloadState(context.WithoutCancel(ctx)) // one at a time
+}
+
+// grace is how long a client may take to notice that its context has ended.
+const grace = time.Second
+
+// Within bounds a call of a client that may not mind the end of its context: a second after that, or
+// after the timeout, the call is left behind, and ends by the client's own timeouts. Nothing that
+// the call writes to may be looked at then.
+func Within[T any](ctx context.Context, timeout time.Duration, call func(context.Context) (T, error)) (T, error) {
+	type result struct {
+		value T
+		err   error
+	}
+	bounded, cancel := context.WithTimeout(ctx, timeout)
+	results := make(chan result, 1)
+	go func() {
+		defer cancel()
+		value, err := call(bounded)
+		results <- result{value, err}
+	}()
+	select {
+	case r := <-results:
+		return r.value, r.err
+	case <-bounded.Done():
+	}
+	select {
+	case r := <-results:
+		return r.value, r.err
+	case <-time.After(grace):
+		var none T
+		return none, fmt.Errorf("no answer within %v: %w", timeout, bounded.Err())
+	}
+}

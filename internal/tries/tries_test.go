@@ -11,6 +11,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/internal/tries"
 )
 
@@ -210,3 +211,5 @@ func TestConnectionsOfCallersWhoGiveUp(t *testing.T) {
 		})
 	}
 }
+
+func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"strconv"
 	"strings"
+	"unicode/utf8"
 )
 
 // Symfony's PhpSerializer, its default, puts message and stamps into the body, in PHP's own format, with
@@ -260,4 +261,276 @@ func (p *php) number() error {
 		return errPHP
 	}
 	return p.write(text)
+}
+
+// quote writes a text in pieces, since each byte may become six.
+func (p *php) quote(text string) error {
+	if p.planning {
+		return nil
+	}
+	if err := p.write(`"`); err != nil {
+		return err
+	}
+	for len(text) > 0 {
+		n := min(len(text), 64<<10)
+		for n < len(text) && !utf8.RuneStart(text[n]) {
+			n--
+		}
+		quoted, _ := json.Marshal(text[:n]) // a string can always be encoded
+		if err := p.write(string(quoted[1 : len(quoted)-1])); err != nil {
+			return err
+		}
+		text = text[n:]
+	}
+	return p.write(`"`)
+}
+
+// comma writes one before all but the first.
+func (p *php) comma(i int) error {
+	if i == 0 {
+		return nil
+	}
+	return p.write(",")
+}
+
+// full reports whether stamps are too long for a header, and no more of them is written.
+func (p *php) full() bool { return p.stamps && len(p.out) > maxHeader }
+
+func (p *php) write(text string) error {
+	if p.planning || p.full() {
+		return nil
+	}
+	if len(p.out)+len(text) > maxBody {
+		return errPHP
+	}
+	p.out = append(p.out, text...)
+	return nil
+}
+
+// decide notes a decision of the first pass, to be changed until its end, and returns its number.
+func (p *php) decide(yes bool) int {
+	p.plan = append(p.plan, yes)
+	return len(p.plan) - 1
+}
+
+// decided returns the next decision of the first pass.
+func (p *php) decided() bool {
+	yes := p.plan[0]
+	p.plan = p.plan[1:]
+	return yes
+}
+
+// members reads the properties of an object up to the closing brace. Classes above may have private ones
+// of the same name: the object's own wins. Where only classes above have the name, the message is refused.
+func (p *php) members(class string, n int) error {
+	if class != "stdClass" && n > maxProperties {
+		return errPHP
+	}
+	if err := p.write("{"); err != nil {
+		return err
+	}
+	own := &members{class: class, seen: map[string]member{}}
+	written := 0
+	for range n {
+		name, err := p.key()
+		if err != nil {
+			return err
+		}
+		left := false            // out of the JSON
+		if class != "stdClass" { // whose properties are all its own, and may be many
+			if p.planning {
+				name, err = own.add(p, name)
+			} else {
+				name, left = name[strings.LastIndexByte(name, 0)+1:], p.decided()
+			}
+		}
+		start := len(p.out)
+		if err != nil || p.comma(written) != nil || p.quote(name) != nil || p.write(":") != nil || p.value() != nil {
+			return errPHP
+		}
+		if left {
+			p.out = p.out[:start]
+			continue
+		}
+		written++
+	}
+	if err := p.write("}"); err != nil {
+		return err
+	}
+	return p.expect("}")
+}
+
+// members are the properties of one object in the first pass.
+type members struct {
+	class string
+	seen  map[string]member
+}
+
+type member struct {
+	decision int  // that it is left out
+	hidden   bool // it is private to a class above
+}
+
+// add notes a property, and returns its name without what tells who may see it.
+func (m *members) add(p *php, name string) (string, error) {
+	now := member{decision: p.decide(false)}
+	if i := strings.LastIndexByte(name, 0); i >= 0 {
+		owner := strings.TrimPrefix(name[:i], "\x00")
+		name, now.hidden = name[i+1:], owner != "*" && owner != m.class
+	}
+	other, twice := m.seen[name]
+	switch {
+	case twice && other.hidden == now.hidden:
+		return "", errPHP
+	case twice && now.hidden:
+		p.plan[now.decision] = true
+		return name, nil
+	case twice:
+		p.plan[other.decision] = true
+	}
+	m.seen[name] = now
+	return name, nil
+}
+
+// array reads a list, whose keys count from 0, or a map. The first pass finds out which of them.
+func (p *php) array() error {
+	n, err := p.open()
+	if err != nil {
+		return err
+	}
+	isList := true
+	decision := 0
+	if p.planning {
+		decision = p.decide(true)
+	} else {
+		isList = p.decided()
+	}
+	brackets := "{}"
+	if isList {
+		brackets = "[]"
+	}
+	if err := p.write(brackets[:1]); err != nil {
+		return err
+	}
+	for i := range n {
+		counts := bytes.HasPrefix(p.in, []byte("i:"+strconv.Itoa(i)+";"))
+		if p.planning && !counts {
+			p.plan[decision] = false
+		}
+		name, err := p.key()
+		if err != nil || p.comma(i) != nil {
+			return errPHP
+		}
+		if !isList && (p.quote(name) != nil || p.write(":") != nil) {
+			return errPHP
+		}
+		if err := p.value(); err != nil {
+			return err
+		}
+	}
+	if err := p.write(brackets[1:]); err != nil {
+		return err
+	}
+	return p.expect("}")
+}
+
+// object reads the beginning of an object, as far as its properties.
+func (p *php) object() (class string, n int, err error) {
+	if class, err = p.quoted("O:"); err != nil {
+		return "", 0, err
+	}
+	if err = p.expect(":"); err != nil {
+		return "", 0, err
+	}
+	if n, err = p.count(); err != nil {
+		return "", 0, err
+	}
+	return class, n, p.expect(":{")
+}
+
+// property reads a name without what tells who may see it.
+func (p *php) property() (string, error) {
+	name, err := p.key()
+	return name[strings.LastIndexByte(name, 0)+1:], err
+}
+
+// key reads a number or a text.
+func (p *php) key() (string, error) {
+	if bytes.HasPrefix(p.in, []byte("i:")) {
+		return p.scalar("i:")
+	}
+	name, err := p.text()
+	if err != nil {
+		return "", err
+	}
+	return name, p.expect(";")
+}
+
+func (p *php) text() (string, error) { return p.quoted("s:") }
+
+// quoted reads a length and so many bytes in quotation marks.
+func (p *php) quoted(kind string) (string, error) {
+	if err := p.expect(kind); err != nil {
+		return "", err
+	}
+	n, err := p.count()
+	if err != nil {
+		return "", err
+	}
+	if err := p.expect(`:"`); err != nil {
+		return "", err
+	}
+	if n > len(p.in) || !p.stamps && !utf8.Valid(p.in[:n]) {
+		return "", errPHP
+	}
+	text := strings.ToValidUTF8(string(p.in[:n]), "\uFFFD")
+	p.in = p.in[n:]
+	return text, p.expect(`"`)
+}
+
+// count reads a length, which is never more than what is left.
+func (p *php) count() (int, error) {
+	digits := 0
+	for digits < min(len(p.in), 20) && p.in[digits] >= '0' && p.in[digits] <= '9' {
+		digits++
+	}
+	n, err := strconv.Atoi(string(p.in[:digits]))
+	if err != nil || n > len(p.in) {
+		return 0, errPHP
+	}
+	p.in = p.in[digits:]
+	return n, nil
+}
+
+// scalar reads what is between a kind and the semicolon.
+func (p *php) scalar(kind string) (string, error) {
+	if err := p.expect(kind); err != nil {
+		return "", err
+	}
+	end := bytes.IndexByte(p.in[:min(len(p.in), 64)], ';')
+	if end < 1 {
+		return "", errPHP
+	}
+	text := string(p.in[:end])
+	p.in = p.in[end+1:]
+	return text, nil
+}
+
+func (p *php) expect(text string) error {
+	if !bytes.HasPrefix(p.in, []byte(text)) {
+		return errPHP
+	}
+	p.in = p.in[len(text):]
+	return nil
+}
+
+// open reads the beginning of an array, as far as its keys.
+func (p *php) open() (n int, err error) {
+	if err = p.expect("a:"); err != nil {
+		return 0, err
+	}
+	if n, err = p.count(); err != nil {
+		return 0, err
+	}
+	return n, p.expect(":{")
 }

@@ -8,6 +8,11 @@ import (
 	"strconv"
 	"time"
 	"unicode/utf8"
+
+	"github.com/google/uuid"
+
+	"github.com/holdfast-go/holdfast/internal/ids"
+	"github.com/holdfast-go/holdfast/outbox/format"
 )
 
 // Headers of our own. None begins with "x-", as those of the broker do. Own lists them.
@@ -104,4 +109,53 @@ func HeaderString(value any) (string, bool) {
 		return "", false
 	}
 	return s, true
+}
+
+// Form is what goes by a format.
+type Form struct {
+	Symfony *Symfony
+	Events  *Events // nil: messages are not sent as events
+}
+
+// Own reports whether messages have this module's own form, for which readers know what is left out.
+func (f Form) Own() bool { return f.Events == nil && !f.Symfony.On() }
+
+// NewForm returns what goes by a format, or every violation in it.
+func NewForm(f format.Format) (Form, error) {
+	plain := &Symfony{}
+	switch f := f.(type) {
+	case nil:
+		return Form{Symfony: plain}, nil
+	case format.Symfony:
+		s, err := NewSymfony(f)
+		return Form{Symfony: s}, err
+	case format.CloudEvents:
+		e, err := newEvents(f)
+		return Form{Symfony: plain, Events: e}, err
+	}
+	return Form{Symfony: plain}, fmt.Errorf("%T is none of this module", f)
+}
+
+// JSON is the content type of a message that comes without one.
+const JSON = "application/json"
+
+// stampUnit is the precision of a time stamp on RabbitMQ.
+const stampUnit = time.Second
+
+// TimeInID reports whether the id tells when a message was written as well as a time stamp would.
+func TimeInID(id uuid.UUID, at time.Time) bool { return ids.Time(id).Sub(at).Abs() < stampUnit }
+
+// PublishedAt is when a message was written: its time stamp, else the time of a CloudEvent, else the time
+// in the id. It is zero where there is none of them.
+func PublishedAt(stamp time.Time, headers map[string]string, id uuid.UUID) time.Time {
+	if !stamp.IsZero() {
+		return stamp
+	}
+	if at := eventTime(headers); !at.IsZero() {
+		return at
+	}
+	if ids.Check(id) != nil {
+		return time.Time{}
+	}
+	return ids.Time(id)
 }

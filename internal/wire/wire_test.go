@@ -1,6 +1,7 @@
 package wire_test
 
 import (
+	"maps"
 	"os"
 	"strings"
 	"testing"
@@ -11,6 +12,7 @@ import (
 	"github.com/holdfast-go/holdfast/internal/ids"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/internal/wire"
+	"github.com/holdfast-go/holdfast/outbox/format"
 )
 
 func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }
@@ -88,4 +90,146 @@ func TestTimeInID(t *testing.T) {
 			t.Errorf("%v apart: %v, want %v", apart, got, want)
 		}
 	}
+}
+
+const a, b = "018f8fad-5bd9-7b46-8f16-570867728950", "018f8fad-5bd9-7b46-8f16-570867728951"
+
+func newSymfony(t *testing.T, f format.Symfony) *wire.Symfony {
+	t.Helper()
+	s, err := wire.NewSymfony(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// Nothing goes out that is not configured: stock Symfony refuses a message over a stamp's class that it
+// does not know.
+func TestSymfonyHeaders(t *testing.T) {
+	t.Parallel()
+	classes := map[string]string{"order.placed": `App\Message\OrderPlaced`}
+	stock := map[string]string{"type": `App\Message\OrderPlaced`}
+	for name, tt := range map[string]struct {
+		form format.Symfony
+		want map[string]string
+	}{
+		"zero":           {format.Symfony{}, map[string]string{}},
+		"stock":          {format.Symfony{Classes: classes}, stock},
+		"no class":       {format.Symfony{Classes: map[string]string{"other": "Other"}}, map[string]string{"type": "order.placed"}},
+		"the bare stamp": {format.Symfony{IDStamp: "MessageIdStamp"}, map[string]string{"type": "order.placed", "X-Message-Stamp-MessageIdStamp": `[{"messageId":"` + a + `"}]`}},
+		"the library": {format.Freyr02(), map[string]string{
+			"type": "order.placed",
+			`X-Message-Stamp-Freyr\MessageBroker\Inbox\MessageIdStamp`:        `[{"messageId":"` + a + `"}]`,
+			`X-Message-Stamp-Freyr\MessageBroker\Serializer\MessageNameStamp`: `[{"messageName":"order.placed"}]`,
+		}},
+		"the library, later": {format.Freyr03(), map[string]string{
+			"type": "order.placed",
+			`X-Message-Stamp-Freyr\MessageBroker\Contracts\MessageIdStamp`:   `[{"messageId":"` + a + `"}]`,
+			`X-Message-Stamp-Freyr\MessageBroker\Contracts\MessageNameStamp`: `[{"messageName":"order.placed"}]`,
+		}},
+	} {
+		s, got := newSymfony(t, tt.form), map[string]string{}
+		s.Headers(uuid.MustParse(a), "order.placed", func(name, value string) { got[name] = value })
+		if !maps.Equal(got, tt.want) || s.On() != (len(tt.want) > 0) {
+			t.Errorf("%s: %q, on %v, want %q", name, got, s.On(), tt.want)
+		}
+	}
+}
+
+func TestSymfonyID(t *testing.T) {
+	t.Parallel()
+	plain, own := newSymfony(t, format.Symfony{}), newSymfony(t, format.Symfony{IDStamp: `App\Uid`})
+	stamp := func(id string) string { return `[{"messageId":"` + id + `"}]` }
+	several := map[string]string{`X-Message-Stamp-A\MessageIdStamp`: stamp(a)}
+	for _, vendor := range []string{"B", "C", "D", "E", "F"} { // the id is the same at each delivery
+		several["X-Message-Stamp-"+vendor+`\MessageIdStamp`] = stamp(b)
+	}
+	with := func(value string) map[string]string {
+		return map[string]string{`X-Message-Stamp-App\MessageIdStamp`: value}
+	}
+	for name, tt := range map[string]struct {
+		by       *wire.Symfony
+		property string
+		headers  map[string]string
+		want     string
+	}{
+		"property":                 {plain, a, with(stamp(b)), a},
+		"property is no UUID":      {plain, "17", with(stamp(b)), b},
+		"property not canonical":   {plain, "{" + a + "}", nil, ""},
+		"nothing":                  {plain, "", nil, ""},
+		"bare":                     {plain, "", map[string]string{"X-Message-Stamp-MessageIdStamp": stamp(b)}, b},
+		"several":                  {plain, "", several, a},
+		"last of two":              {plain, "", with(`[{"messageId":"` + b + `"},{"messageId":"` + a + `"}]`), a},
+		"other fields":             {plain, "", with(`[{"messageId":"` + a + `","x":{"y":1}}]`), a},
+		"no array":                 {plain, "", with(`{"messageId":"` + a + `"}`), ""},
+		"empty array":              {plain, "", with(`[]`), ""},
+		"no id":                    {plain, "", with(`[{}]`), ""},
+		"a number":                 {plain, "", with(`[{"messageId":7}]`), ""},
+		"no UUID":                  {plain, "", with(`[{"messageId":"x"}]`), ""},
+		"not JSON":                 {plain, "", with(`O:8:"stdClass"`), ""},
+		"huge":                     {plain, "", with(strings.Repeat(" ", 1<<20) + stamp(a)), ""},
+		"a stamp of another class": {plain, "", map[string]string{`X-Message-Stamp-App\Uid`: stamp(a)}, ""},
+		"configured":               {own, "", map[string]string{`X-Message-Stamp-App\Uid`: stamp(a), `X-Message-Stamp-A\MessageIdStamp`: stamp(b)}, a},
+		"configured, another came": {own, "", with(stamp(b)), b},
+	} {
+		want, _ := uuid.Parse(tt.want)
+		if got := tt.by.ID(tt.property, tt.headers); got != want {
+			t.Errorf("%s: %s, want %s", name, got, want)
+		}
+	}
+}
+
+func TestSymfonyName(t *testing.T) {
+	t.Parallel()
+	s := newSymfony(t, format.Symfony{Classes: map[string]string{"order.placed": `App\OrderPlaced`}, NameStamp: `App\Name`})
+	class := map[string]string{"type": `App\OrderPlaced`}
+	for name, tt := range map[string]struct {
+		property string
+		headers  map[string]string
+		want     string
+	}{
+		"property":            {"a", class, "a"},
+		"property is a class": {`App\OrderPlaced`, nil, "order.placed"},
+		"class":               {"", class, "order.placed"},
+		"unknown class":       {"", map[string]string{"type": `App\Other`}, `App\Other`},
+		"stamp":               {"", map[string]string{"type": `App\Other`, `X-Message-Stamp-App\Name`: `[{"messageName":"b"}]`}, "b"},
+		"stamp elsewhere":     {"", map[string]string{"type": `App\Other`, `X-Message-Stamp-B\MessageNameStamp`: `[{"messageName":"b"}]`}, "b"},
+		"stamp without name":  {"", map[string]string{"type": "c", `X-Message-Stamp-App\Name`: `[{}]`}, "c"},
+		"nothing":             {"", nil, ""},
+	} {
+		if got := s.Name(tt.property, tt.headers); got != tt.want {
+			t.Errorf("%s: %q, want %q", name, got, tt.want)
+		}
+	}
+}
+
+func TestSymfonyRefuses(t *testing.T) {
+	t.Parallel()
+	_, err := wire.NewSymfony(format.Symfony{
+		Classes: map[string]string{"a": `\App\A`, "b": "App.B", "c": `App\C`, "d": `App\C`, "e": "", "f": "A" + strings.Repeat("a", 200)},
+		IDStamp: `App\`, NameStamp: "App\nX",
+	})
+	for _, want := range []string{`Classes["a"]`, `Classes["b"]`, `of "c" and of "d"`, `Classes["e"]`, `Classes["f"]`, "IDStamp", "NameStamp"} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v does not name %s", err, want)
+		}
+	}
+	if _, err := wire.NewSymfony(format.Symfony{IDStamp: "A", NameStamp: "A"}); err == nil {
+		t.Error("one class for two stamps is taken")
+	}
+}
+
+func FuzzSymfony(f *testing.F) {
+	f.Add(`[{"messageId":"019da3b2-7c4d-7e8f-a1b2-c3d4e5f60718","messageName":"a"}]`)
+	f.Add(`[[]]`)
+	s, _ := wire.NewSymfony(format.Symfony{})
+	f.Fuzz(func(t *testing.T, value string) {
+		headers := map[string]string{"X-Message-Stamp-MessageIdStamp": value, "X-Message-Stamp-MessageNameStamp": value}
+		if s.ID("", headers) != uuid.Nil != wire.CarriesID("X-Message-Stamp-MessageIdStamp", value) {
+			t.Errorf("%q has an id, and has none", value)
+		}
+		if name := s.Name("", headers); len(name) > 3*len(value) {
+			t.Errorf("the name %q of %q", name, value)
+		}
+	})
 }

@@ -179,7 +179,7 @@ var bugs = []bug{
 		"if sqlstate.Refused(err) {", "if false {", suite("outbox/outboxpgx", "^TestRefusedOutcome_leavesTheOthers$"),
 	},
 	{
-		"an error that a trigger raises for one row decides for its batch", "internal/sqlstate/refused.go",
+		"an error that a trigger raises for one row decides for its batch", "internal/sqlstate/sqlstate.go",
 		"\t\"40001\",", "\t\"55000\", \"40001\",", suite("outbox/outboxpgx", "^TestRefusedOutcome_leavesTheOthers$"),
 	},
 	{
@@ -195,11 +195,11 @@ var bugs = []bug{
 		"\tcase total.Failed >= maxRefused:\n", "\tcase true:\n", suite("outbox/outboxpgx", "^TestRefusedDeadLetter_leavesTheOthers$"),
 	},
 	{
-		"one row that is refused ends the pruning", "internal/pgprune/step.go",
+		"one row that is refused ends the pruning", "internal/pgprune/pgprune.go",
 		"return 0, s.leave(ctx, 1, err)", "return 0, err", suite("internal/pgprune", "^TestPrune_leavesRowsThatAreRefused$"),
 	},
 	{
-		"a trigger for DELETE that returns NEW is not found", "internal/pgcheck/function.go",
+		"a trigger for DELETE that returns NEW is not found", "internal/pgcheck/pgcheck.go",
 		"case b.deletes && !old:", "case false && old:", suite("internal/pgcheck", "^TestDrops_namesTheCause$"),
 	},
 	{
@@ -247,7 +247,7 @@ var bugs = []bug{
 		"c.outcome != driver.Committed {", "c.outcome == driver.Unknown {", suite("txretry", "^TestConformance$"),
 	},
 	{
-		"Check overlooks a DateStyle that pgx cannot read", "internal/pgcheck/settings.go",
+		"Check overlooks a DateStyle that pgx cannot read", "internal/pgcheck/pgcheck.go",
 		"len(dates) < 3 || dates[:3] != \"ISO\"", "len(dates) < 3", suite("internal/pgcheck", "^TestSettings_workOrAreReported$"),
 	},
 	{
@@ -259,11 +259,11 @@ var bugs = []bug{
 		"\t\t\thighest = max(highest, number)\n", "", suite("modules/operator/cmd/holdfast", "^TestHoldfast_schemaFiles$"),
 	},
 	{
-		"a server ends the session that listens because it is idle", "internal/pgnotify/channel.go",
+		"a server ends the session that listens because it is idle", "internal/pgnotify/pgnotify.go",
 		"WHERE name = 'idle_session_timeout'", "WHERE name = ''", suite("internal/pgnotify", "^TestListen_outlivesIdleSessionTimeout$"),
 	},
 	{
-		"a server that refuses writes is no outage", "internal/sqlstate/unavailable.go",
+		"a server that refuses writes is no outage", "internal/sqlstate/sqlstate.go",
 		" || RefusesWrites(err)", "", suite("idempotency/idempotencypgx", "^TestReadOnlyServer_answers503$"),
 	},
 	{
@@ -291,7 +291,7 @@ var bugs = []bug{
 		"begin: 2 * time.Second", "begin: 9 * time.Second", suite("txretry", "^(TestSilentBegin|TestSilentPool)$"),
 	},
 	{
-		"a broker that has vanished is waited for too long", "internal/amqpconn/pulse.go",
+		"a broker that has vanished is waited for too long", "internal/amqpconn/conn.go",
 		"pulsePatience = 5 * time.Second", "pulsePatience = 14 * time.Second", suite("internal/amqpconn", "^(TestSilentWhileIdle|TestSilentConnection)$"),
 	},
 	{
