@@ -4,6 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -14,6 +20,7 @@ import (
 	"github.com/holdfast-go/holdfast/idempotency/driver"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencyredis"
 	"github.com/holdfast-go/holdfast/internal/redistest"
+	"github.com/holdfast-go/holdfast/internal/silent"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
@@ -150,5 +157,266 @@ func wantInFlight(t *testing.T, s *idempotencyredis.Store, want int) {
 	t.Helper()
 	if n, exact, err := s.InFlight(t.Context()); n != want || !exact || err != nil {
 		t.Errorf("%d in flight, %v; want %d", n, err, want)
+	}
+}
+
+// A server that does not know the scripts is taught, in pipelines as well.
+func TestScriptsAreTaught(t *testing.T) {
+	t.Parallel()
+	client := redistest.Client(t, testenv.Private(t, testenv.Redis).URL()) // other tests need their scripts
+	s := newStore(t, client, idempotencyredis.Config{})
+	for range 10 {
+		var wg sync.WaitGroup
+		for range 80 {
+			wg.Go(func() {
+				c := driver.NewClaim(driver.Key(idempotency.NewKey()), fp)
+				if out, err := s.Begin(t.Context(), c); err != nil || out.State != driver.Acquired {
+					t.Errorf("Begin = %+v, %v", out, err)
+				}
+				if err := s.Complete(t.Context(), c, driver.Response{Status: 200}); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		must(t, client.ScriptFlush(t.Context()).Err())
+		wg.Wait()
+	}
+}
+
+// A connection that falls silent in the middle of a script costs its caller 2 s and a
+// second try on another one, and is no error: every script may run again.
+func TestSilentInTheMiddleOfAScript(t *testing.T) {
+	t.Parallel()
+	silent.BothClients(t, redistest.URL, -1, func(t *testing.T, client *redis.Client, server *silent.Redis) {
+		s := newStore(t, client, idempotencyredis.Config{Lease: time.Hour, Retention: time.Hour})
+		for _, deliver := range []bool{false, true} {
+			c := driver.NewClaim(driver.Key(idempotency.NewKey()), fp)
+			step := func(what string, take func(ctx context.Context) error) {
+				t.Helper()
+				if err := client.Ping(t.Context()).Err(); err != nil {
+					t.Fatal(err)
+				}
+				before := server.Silenced()
+				server.SilenceOn(testenv.Silence{On: "evalsha", Deliver: deliver})
+				start := time.Now()
+				if err := take(t.Context()); err != nil || server.Silenced() != before+1 {
+					t.Errorf("%s, delivered %v: %v, %d connections silent", what, deliver, err, server.Silenced()-before)
+				}
+				silent.Took(t, what, start, 2*time.Second)
+			}
+			begin := func(want driver.State) func(ctx context.Context) error {
+				return func(ctx context.Context) error {
+					out, err := s.Begin(ctx, c)
+					if err == nil && out.State != want {
+						err = fmt.Errorf("%+v", out)
+					}
+					return err
+				}
+			}
+			step("begin", begin(driver.Acquired))
+			step("extend", func(ctx context.Context) error { return s.Extend(ctx, c) })
+			step("release", func(ctx context.Context) error {
+				err := s.Release(ctx, c)
+				if deliver && errors.Is(err, idempotency.ErrLeaseLost) {
+					return nil // the first one freed it
+				}
+				return err
+			})
+			step("begin again", begin(driver.Acquired))
+			step("complete", func(ctx context.Context) error { return s.Complete(ctx, c, driver.Response{Status: 201}) })
+			step("replay", begin(driver.Completed))
+		}
+	})
+}
+
+// Calls that gather behind lanes whose connections are silent are answered on others.
+func TestGatheredTripsOnSilentConnections(t *testing.T) {
+	t.Parallel()
+	silent.BothClients(t, redistest.URL, -1, func(t *testing.T, client *redis.Client, server *silent.Redis) {
+		s := newStore(t, client, idempotencyredis.Config{})
+		if _, err := s.Begin(t.Context(), driver.NewClaim(key, fp)); err != nil {
+			t.Fatal(err)
+		}
+		server.SilenceOn(testenv.Silence{On: "evalsha", Connections: 4})
+		start := time.Now()
+		var wg sync.WaitGroup
+		for range 200 {
+			wg.Go(func() {
+				out, err := s.Begin(t.Context(), driver.NewClaim(driver.Key(idempotency.NewKey()), fp))
+				if err != nil || out.State != driver.Acquired {
+					t.Errorf("Begin = %+v, %v", out, err)
+				}
+			})
+		}
+		if wg.Wait(); server.Silenced() != 4 {
+			t.Errorf("%d connections fell silent", server.Silenced())
+		}
+		silent.Took(t, "the last", start, 2*time.Second)
+	})
+}
+
+// All connections fall silent at once, as behind a router that forgot them: the first caller has its answer after one wait
+// or two, and all of them are closed.
+func TestHalfOpenConnections(t *testing.T) {
+	t.Parallel()
+	silent.BothClients(t, redistest.URL, 0, func(t *testing.T, client *redis.Client, server *silent.Redis) {
+		s := newStore(t, client, idempotencyredis.Config{})
+		silent.Fill(t, client, 40)
+		server.SilenceConnections()
+		start := time.Now()
+		if _, err := s.Begin(t.Context(), driver.NewClaim(driver.Key(idempotency.NewKey()), fp)); err != nil {
+			t.Error(err)
+		}
+		if took := time.Since(start); took != 2*time.Second && took != 4*time.Second { // a second try before they are closed
+			t.Errorf("Begin took %v", took)
+		}
+		time.Sleep(5 * time.Second)
+		synctest.Wait()
+		if n := server.Kept(); n > 0 || server.Silenced() < 40 {
+			t.Errorf("%d of %d silent connections are open", n, server.Silenced())
+		}
+	})
+}
+
+// Check says in time that a server does not answer, and that a client would not
+// notice.
+func TestCheckOfASilentServer(t *testing.T) {
+	t.Parallel()
+	silent.BothClients(t, redistest.URL, -1, func(t *testing.T, client *redis.Client, server *silent.Redis) {
+		s := newStore(t, client, idempotencyredis.Config{})
+		err := s.Check(t.Context())
+		if forEver := !client.Options().ContextTimeoutEnabled; (err != nil) != forEver || len(findingsOf(err)) > 1 {
+			t.Errorf("found %v", err)
+		}
+		server.Pause()
+		start := time.Now()
+		if err := s.Check(t.Context()); err == nil || len(findingsOf(err)) > 0 {
+			t.Errorf("a silent server: %v", err)
+		}
+		silent.Took(t, "Check", start, 6*time.Second)
+	})
+}
+
+// deaf is a connection that loses the next answer, when told to, and breaks.
+type deaf struct {
+	net.Conn
+	lose *atomic.Bool
+}
+
+func (d deaf) Read(p []byte) (int, error) {
+	n, err := d.Conn.Read(p)
+	if err == nil && d.lose.CompareAndSwap(true, false) {
+		_ = d.Conn.Close()
+		return 0, net.ErrClosed
+	}
+	return n, err
+}
+
+// The client sends a script again when its answer is lost.
+func TestLostAnswers(t *testing.T) {
+	t.Parallel()
+	lose := &atomic.Bool{}
+	opts := redistest.New(t).Options()
+	client := redis.NewClient(&redis.Options{
+		Network: opts.Network, Addr: opts.Addr, DB: opts.DB, Username: opts.Username, Password: opts.Password,
+		Dialer: func(ctx context.Context, network, addr string) (net.Conn, error) {
+			conn, err := (&net.Dialer{}).DialContext(ctx, network, addr)
+			return deaf{conn, lose}, err
+		},
+	})
+	defer func() { _ = client.Close() }()
+	s := newStore(t, client, idempotencyredis.Config{})
+	first, second := driver.NewClaim(key, fp), driver.NewClaim(key, fp)
+	loses := func() {
+		t.Helper()
+		if lose.Swap(true) {
+			t.Error("the answer before was not lost")
+		}
+	}
+	begin(t, s, first) // it has a connection now, and the server knows the script
+
+	loses()
+	if out := begin(t, s, first); out.State != driver.Acquired {
+		t.Errorf("Begin = %+v", out)
+	}
+	loses()
+	if err := s.Extend(t.Context(), first); err != nil {
+		t.Errorf("Extend = %v", err)
+	}
+	loses()
+	// It was free already, unless what was lost said that the server had to be taught.
+	if err := s.Release(t.Context(), first); err != nil && !errors.Is(err, idempotency.ErrLeaseLost) {
+		t.Errorf("Release = %v; want ErrLeaseLost", err)
+	}
+	if out := begin(t, s, second); out.State != driver.Acquired {
+		t.Errorf("after Release: %+v", out)
+	}
+	loses()
+	if err := s.Complete(t.Context(), second, driver.Response{Status: 201, Body: []byte("one")}); err != nil {
+		t.Errorf("Complete = %v", err)
+	}
+	loses()
+	if out := begin(t, s, first); out.State != driver.Completed || string(out.Response.Body) != "one" {
+		t.Errorf("replay = %+v", out)
+	}
+	if lose.Load() {
+		t.Error("the last answer was not lost")
+	}
+}
+
+// A server that hangs holds nobody longer than the timeout, and the keys of those
+// who gave up become free when it comes back.
+func TestHungServer(t *testing.T) {
+	t.Parallel()
+	testenv.Nightly(t, "it stops a server under 1,000 requests, and asserts a time")
+	server := testenv.Private(t, testenv.Redis)
+	opts, err := redis.ParseURL(server.URL())
+	must(t, err)
+	opts.ContextTimeoutEnabled = true
+	client := redis.NewClient(opts)
+	defer func() { _ = client.Close() }()
+	protect, err := idempotency.NewMiddleware(newStore(t, client, idempotencyredis.Config{}), idempotency.UnsafeGlobalScope, idempotency.MiddlewareConfig{
+		Logger: slog.New(slog.DiscardHandler),
+	})
+	must(t, err)
+	var runs atomic.Int64
+	h := protect(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { runs.Add(1) }))
+	post := func(key idempotency.Key) int {
+		r := httptest.NewRequest(http.MethodPost, "/", nil)
+		r.Header.Set(idempotency.Header, string(key))
+		rec := httptest.NewRecorder()
+		h.ServeHTTP(rec, r)
+		return rec.Code
+	}
+	if status := post(idempotency.NewKey()); status != 200 {
+		t.Fatalf("before: %d", status)
+	}
+
+	must(t, server.Pause())
+	keys, start := make([]idempotency.Key, 1000), time.Now()
+	var wg sync.WaitGroup
+	for i := range keys {
+		keys[i] = idempotency.NewKey()
+		wg.Go(func() {
+			if status := post(keys[i]); status != http.StatusServiceUnavailable {
+				t.Errorf("hung: %d", status)
+			}
+		})
+	}
+	wg.Wait()
+	if took := time.Since(start); took > 20*time.Second {
+		t.Errorf("the last one waited %v", took)
+	}
+	must(t, server.Resume())
+	for _, key := range keys {
+		testenv.Eventually(t, func() error { // at once, or with the lease if the release was late too
+			if status := post(key); status != 200 {
+				return errors.New(http.StatusText(status))
+			}
+			return nil
+		})
+	}
+	if n := runs.Load(); n != int64(len(keys))+1 {
+		t.Errorf("%d runs of %d keys", n, len(keys)+1)
 	}
 }

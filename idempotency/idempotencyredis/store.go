@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -342,4 +343,191 @@ func (s *Store) evictionPolicy(ctx context.Context) (string, error) {
 		return "", nil
 	}
 	return policy, nil
+}
+
+// script is a script and its name on the server.
+type script struct{ source, sha string }
+
+func newScript(source string) script { return script{source, redis.NewScript(source).Hash()} }
+
+// call is one run of a script and, later, its reply.
+type call struct {
+	script script
+	args   []any // of EVALSHA; the first two are filled in
+	cmd    *redis.Cmd
+}
+
+// run runs a script on the record of the claim's key, and its lock. With guarded it
+// spares a server that has not answered lately.
+func (s *Store) run(ctx context.Context, guarded bool, script script, claim driver.Claim, args ...any) (reply any, err error) {
+	record, lock := s.names(claim.Key)
+	err = s.server.Ask(ctx, guarded, func(ctx context.Context) (err error) {
+		// Each try has a call of its own: that of an earlier one may be on its way.
+		c := &call{script: script, args: append([]any{"", "", 2, record, lock}, args...)}
+		if err = s.carry(ctx, c); err == nil {
+			reply, err = c.cmd.Result()
+		}
+		if err != nil && !answered(err) {
+			redisconn.Failed(ctx, s.client, err)
+			s.idle.Test(ctx, record)
+		}
+		return err
+	})
+	return reply, err
+}
+
+// carry has the call answered, unless ctx ends before.
+func (s *Store) carry(ctx context.Context, c *call) error {
+	if s.lanes != nil {
+		return s.lanes.Do(ctx, c)
+	}
+	_, err := within(ctx, func(ctx context.Context) (struct{}, error) {
+		s.send(ctx, []*call{c})
+		return struct{}{}, nil
+	})
+	return err
+}
+
+// within returns when ctx ends, also if the client ignores that.
+func within[T any](ctx context.Context, ask func(ctx context.Context) (T, error)) (T, error) {
+	type result struct {
+		value T
+		err   error
+	}
+	done := make(chan result, 1)
+	go func() {
+		value, err := ask(ctx)
+		done <- result{value, err}
+	}()
+	select {
+	case r := <-done:
+		return r.value, r.err
+	case <-ctx.Done():
+		var none T
+		return none, ctx.Err()
+	}
+}
+
+// answered reports whether an error is Redis's own answer.
+func answered(err error) bool {
+	answer := redis.Error(nil)
+	return errors.As(err, &answer)
+}
+
+// send leaves the replies in the calls. Every script may run again, so that the
+// client may repeat a trip that broke off.
+func (s *Store) send(ctx context.Context, batch []*call) {
+	if len(batch) == 1 {
+		_ = s.client.Process(ctx, batch[0].byName(ctx)) // the command holds the error
+	} else {
+		pipe := s.client.Pipeline()
+		for _, c := range batch {
+			_ = pipe.Process(ctx, c.byName(ctx)) // queues it
+		}
+		_, _ = pipe.Exec(ctx) // the commands hold the errors
+	}
+	for _, c := range batch {
+		if err := c.cmd.Err(); err != nil && strings.HasPrefix(err.Error(), "NOSCRIPT") {
+			_ = s.client.Process(ctx, c.command(ctx, "eval", c.script.source))
+		}
+	}
+}
+
+func (c *call) byName(ctx context.Context) *redis.Cmd {
+	return c.command(ctx, "evalsha", c.script.sha)
+}
+
+func (c *call) command(ctx context.Context, name, script string) *redis.Cmd {
+	c.args[0], c.args[1] = name, script
+	c.cmd = redis.NewCmd(ctx, c.args...)
+	return c.cmd
+}
+
+const (
+	// mostSeen is how many keys of a node InFlight goes through at most, and seenPerTrip at a time.
+	mostSeen    = 100_000
+	seenPerTrip = 1000
+	// seeing is for how long it does, no longer than half of what it has: the rest is left for slow answers.
+	seeing = time.Second
+)
+
+// InFlight returns how many claims are held now, those of other systems included. Redis has no list of them, so that it
+// goes through the keys of the database: 100,000 of each node at most, for a second at most. Where there are more, the
+// number is not exact but an estimate from those: near the truth where many claims are held, and maybe 0 where few are.
+// It is up to 100 SCANs of 1,000 keys: count seldom. It needs the right to SCAN and DBSIZE. With Config.HashTag and a client
+// that is neither *redis.ClusterClient nor *redis.Ring the error is errors.ErrUnsupported: the nodes are not known.
+func (s *Store) InFlight(ctx context.Context) (n int, exact bool, err error) {
+	if s.cfg.HashTag && !sharded(s.client) {
+		return 0, false, fmt.Errorf("idempotencyredis: in flight: %w: the nodes behind a %T cannot be listed", errors.ErrUnsupported, s.client)
+	}
+	var found locks
+	err = s.server.Ask(ctx, s.lanes != nil, func(ctx context.Context) (err error) {
+		found, err = within(ctx, func(ctx context.Context) (locks, error) { return s.inFlight(ctx, mostSeen, seeing) })
+		return err
+	})
+	if err != nil {
+		return 0, false, fmt.Errorf("idempotencyredis: in flight: %w", err)
+	}
+	return found.count, !found.estimated, nil
+}
+
+// locks are how many there are.
+type locks struct {
+	count     int
+	estimated bool
+}
+
+// inFlight counts the locks in at most so many keys of each node, for at most so long.
+func (s *Store) inFlight(ctx context.Context, most int, bound time.Duration) (locks, error) {
+	var total atomic.Int64
+	var estimated atomic.Bool
+	count := func(ctx context.Context, node *redis.Client) error {
+		found, err := s.locksOf(ctx, node, most, bound)
+		total.Add(int64(found.count))
+		if found.estimated {
+			estimated.Store(true)
+		}
+		return err
+	}
+	var err error
+	switch client := s.client.(type) {
+	case *redis.ClusterClient:
+		err = client.ForEachMaster(ctx, count)
+	case *redis.Ring:
+		err = client.ForEachShard(ctx, count)
+	default:
+		return s.locksOf(ctx, client, most, bound)
+	}
+	return locks{int(total.Load()), estimated.Load()}, err
+}
+
+// globs escapes what has a meaning in a pattern.
+var globs = strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`, `]`, `\]`)
+
+// locksOf counts the locks of a node. Keys come in the order of their hashes, which is none: some are a fair sample of all.
+func (s *Store) locksOf(ctx context.Context, node redis.Cmdable, most int, bound time.Duration) (locks, error) {
+	pattern := globs.Replace(s.cfg.Prefix) + ":lock:*"
+	found := map[string]bool{} // a scan may tell a key twice
+	if end, ok := ctx.Deadline(); ok {
+		bound = min(bound, time.Until(end)/2)
+	}
+	began, cursor, seen := time.Now(), uint64(0), 0
+	for seen < most && (seen == 0 || time.Since(began) < bound) {
+		names, next, err := node.Scan(ctx, cursor, pattern, seenPerTrip).Result()
+		if err != nil {
+			return locks{}, err
+		}
+		for _, name := range names {
+			found[name] = true
+		}
+		if next == 0 {
+			return locks{count: len(found)}, nil
+		}
+		cursor, seen = next, seen+seenPerTrip
+	}
+	keys, err := node.DBSize(ctx).Result()
+	if err != nil {
+		return locks{}, err
+	}
+	return locks{int(int64(len(found)) * max(keys, int64(seen)) / int64(seen)), true}, nil
 }

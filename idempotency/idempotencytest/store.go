@@ -3,10 +3,23 @@ package idempotencytest
 import (
 	"context"
 	"errors"
+	"fmt"
+	"net/http"
 	"sync"
 	"time"
 
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/holdfast-go/holdfast/idempotency"
 	"github.com/holdfast-go/holdfast/idempotency/driver"
+	"github.com/holdfast-go/holdfast/idempotency/idempotencypgx"
+	pgxdriver "github.com/holdfast-go/holdfast/idempotency/idempotencypgx/driver"
+	"github.com/holdfast-go/holdfast/internal/prove"
+	"github.com/holdfast-go/holdfast/txretry"
+	"github.com/holdfast-go/holdfast/txretry/txretrytest"
 )
 
 // The times of a Store.
@@ -170,4 +183,167 @@ func (s *Store) sweep(now time.Time) {
 		}
 	}
 	s.sweepAt = max(firstSweep, 2*len(s.records))
+}
+
+// New returns an idempotencypgx.Store whose records are in memory, for the
+// transactions of txretrytest: as in Postgres, a record is visible from its
+// commit on. cfg.Records and cfg.Lease must be zero.
+func New(t txretry.Transactor, cfg idempotencypgx.Config) (*idempotencypgx.Store, error) {
+	if cfg.Records != nil {
+		return nil, errors.New("idempotencytest: Records is set")
+	}
+	r := newRecords()
+	if cfg.Retention > 0 {
+		r.retention = cfg.Retention
+	}
+	cfg.Records = r
+	return idempotencypgx.New(t, cfg)
+}
+
+// records are a driver.Records in memory. They are safe for concurrent use.
+type records struct {
+	retention time.Duration
+
+	mu      sync.Mutex
+	records map[driver.Key]kept
+	pending map[driver.Key]bool // inserted by a COMMIT that is not through
+	sweepAt int                 // number of records at which the expired ones are dropped
+}
+
+type kept struct {
+	pgxdriver.Record
+	expires time.Time
+}
+
+func newRecords() *records {
+	return &records{retention: retention, records: map[driver.Key]kept{}, pending: map[driver.Key]bool{}, sweepAt: firstSweep}
+}
+
+// Insert implements pgxdriver.Records. It takes effect with COMMIT, as the real one does, and a second
+// record makes that fail as Postgres does, with SQLSTATE 23505.
+func (r *records) Insert(_ context.Context, tx pgx.Tx, rec pgxdriver.Record) error {
+	rec.Response = rec.Response.Clone()
+	return txretrytest.EffectAtCommit(tx,
+		func() error { return r.reserve(rec.Key) },
+		func() { r.free(rec.Key) },
+		func() { r.add(rec) })
+}
+
+func duplicate() error {
+	return &pgconn.PgError{
+		Severity: "ERROR", SeverityUnlocalized: "ERROR", Code: "23505",
+		Message:        "duplicate key value violates unique constraint",
+		ConstraintName: "holdfast_idempotency_pkey",
+	}
+}
+
+// Lookup implements pgxdriver.Records.
+func (r *records) Lookup(ctx context.Context, key driver.Key) (pgxdriver.Record, bool, error) {
+	if err := ctx.Err(); err != nil {
+		return pgxdriver.Record{}, false, err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	rec, found := r.live(key)
+	rec.Response = rec.Response.Clone()
+	return rec.Record, found, nil
+}
+
+// Resolve implements pgxdriver.Records.
+func (r *records) Resolve(ctx context.Context, key driver.Key) (pgxdriver.Record, bool, error) {
+	return r.Lookup(ctx, key)
+}
+
+func (r *records) reserve(key driver.Key) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if _, taken := r.live(key); taken || r.pending[key] {
+		return duplicate()
+	}
+	r.pending[key] = true
+	return nil
+}
+
+func (r *records) free(key driver.Key) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.pending, key)
+}
+
+func (r *records) add(rec pgxdriver.Record) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.sweep()
+	delete(r.pending, rec.Key)
+	r.records[rec.Key] = kept{rec, time.Now().Add(r.retention)}
+}
+
+// live returns the record unless its retention is over.
+func (r *records) live(key driver.Key) (kept, bool) {
+	rec, found := r.records[key]
+	if !found || !time.Now().Before(rec.expires) {
+		return kept{}, false
+	}
+	return rec, true
+}
+
+// sweep drops expired records whenever their number has doubled.
+func (r *records) sweep() {
+	if len(r.records) < r.sweepAt {
+		return
+	}
+	for key := range r.records {
+		if _, found := r.live(key); !found {
+			delete(r.records, key)
+		}
+	}
+	r.sweepAt = max(firstSweep, 2*len(r.records))
+}
+
+// InFlight returns how many claims are held now. It is always exact.
+func (s *Store) InFlight(context.Context) (n int, exact bool, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := time.Now()
+	for _, r := range s.records {
+		if !r.completed && now.Before(r.expires) {
+			n++
+		}
+	}
+	return n, true, nil
+}
+
+// Prove runs what has an idempotency key on a real database under faults, as txretrytest.Proof
+// describes, and compares the answers of each schedule. start makes a process as your program does: on
+// the pool that it is given, it makes the idempotencypgx.Store, and returns one request with the key,
+// such as a call of DoKey, or of your http.Handler with a httptest.ResponseRecorder. Each attempt is one
+// request of a client, who asks again after an error, a status of 500 or more, and an answer that has a
+// Retry-After. The key is one for all schedules, or, with Proof.Effects, one for each, so that another side that
+// deduplicates by it is asked anew; it reads <key> in Proof.Rows. A gate should have a short lease: who comes after a killed process waits for its end.
+func Prove(t txretrytest.TB, p txretrytest.Proof,
+	start func(pool *pgxpool.Pool) (request func(ctx context.Context, key idempotency.Key) (idempotency.Response, error), err error),
+) {
+	t.Helper()
+	var key idempotency.Key
+	prove.Run(t, prove.Proof(p), prove.Work{
+		Name: "idempotencytest.Prove", Keyed: true,
+		Fresh: func() uuid.UUID {
+			key = idempotency.NewKey()
+			return uuid.MustParse(string(key))
+		},
+		Start: func(_ context.Context, pool *pgxpool.Pool) (func(ctx context.Context) prove.Outcome, error) {
+			request, err := start(pool)
+			key := key
+			return func(ctx context.Context) prove.Outcome { return answered(request(ctx, key)) }, err
+		},
+	})
+}
+
+// answered is what a client makes of an answer.
+func answered(resp idempotency.Response, err error) prove.Outcome {
+	text := fmt.Sprintf("%d %s", resp.Status, resp.Body)
+	if err == nil && (resp.Status >= http.StatusInternalServerError || resp.Header.Get("Retry-After") != "") {
+		err = fmt.Errorf("answer %s", text)
+	}
+	return prove.Outcome{Answer: text, Err: err}
 }

@@ -5,17 +5,22 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/metric"
 
 	"github.com/holdfast-go/holdfast/internal/breaker"
 	"github.com/holdfast-go/holdfast/internal/check"
 	"github.com/holdfast-go/holdfast/internal/lanes"
 	"github.com/holdfast-go/holdfast/internal/redisconn"
+	"github.com/holdfast-go/holdfast/internal/telemetry"
 	"github.com/holdfast-go/holdfast/ratelimit"
 	"github.com/holdfast-go/holdfast/ratelimit/driver"
 )
@@ -364,4 +369,227 @@ func mendOf(refused redis.Error) string {
 		return "set Config.Tag: the server is part of a cluster"
 	}
 	return "let the user run EVALSHA and EVAL, with TIME, MGET, INCRBY, SET and DEL on keys that begin with Config.Prefix"
+}
+
+// Config configures a Limiter. The zero value works.
+type Config struct {
+	// Prefix begins every key: 1 to 64 of [A-Za-z0-9._:-]. Default: "rate_limit".
+	Prefix string
+
+	// Tag puts every key into the cluster slot of the hash tag {Tag}: 1 to 32 of [A-Za-z0-9._-].
+	// Default: none; "rl" on a cluster or ring client, which cannot decide about several keys without
+	// one.
+	Tag string
+
+	// Timeout bounds a call, whatever the client's own timeouts and retries are. With a client whose
+	// ContextTimeoutEnabled is set, a call that waits for no other is made by the goroutine that
+	// asks, which is faster; it then ends with the timeout or the deadline of its context, not when
+	// that is cancelled. Default: 1 s, ten times the period after which a container that has used up its
+	// share of the CPU runs again. What a silent Redis costs is bounded by the five failures after which
+	// nobody waits for it.
+	Timeout time.Duration
+
+	// DenyCache is how many denials are remembered, at least 64: each until Redis would admit it, for
+	// a second at most, so that a flood of denied requests costs one round trip a second. What is
+	// remembered is denied during an outage as well. -1 remembers none. Default: 10,000.
+	DenyCache int
+
+	// FailOpen lets requests pass uncounted while Redis cannot be asked. Not together with Replicas.
+	// Default: such requests get ratelimit.ErrUnavailable, which the middleware answers with 503.
+	FailOpen bool
+
+	// Replicas, if above 0, has requests counted within the process while Redis cannot be asked: with
+	// every limit divided by this number of processes, but at least one unit, and without what Redis
+	// has counted. A request that costs more than this share is denied until Redis can be asked.
+	// Default: none is.
+	Replicas int
+
+	// Logger receives the beginning and the end of an outage that decides. Default: slog.Default().
+	Logger *slog.Logger
+	// MeterProvider is for the metrics holdfast.ratelimit.*. Default: the global one.
+	MeterProvider metric.MeterProvider
+}
+
+func (c Config) withDefaults(client redis.UniversalClient) Config {
+	if c.Prefix == "" {
+		c.Prefix = "rate_limit"
+	}
+	if c.Timeout == 0 {
+		c.Timeout = time.Second
+	}
+	if c.DenyCache == 0 {
+		c.DenyCache = 10_000
+	}
+	if c.Logger == nil {
+		c.Logger = slog.Default()
+	}
+	_, cluster := client.(*redis.ClusterClient)
+	_, ring := client.(*redis.Ring)
+	if c.Tag == "" && (cluster || ring) {
+		c.Tag = "rl"
+	}
+	return c
+}
+
+func (c Config) validate() error {
+	var errs []error
+	if !plain(c.Prefix, 64, "._-:") {
+		errs = append(errs, fmt.Errorf("ratelimitredis: Config.Prefix %.70q: want 1 to 64 of [A-Za-z0-9._:-]", c.Prefix))
+	}
+	if c.Tag != "" && !plain(c.Tag, 32, "._-") {
+		errs = append(errs, fmt.Errorf("ratelimitredis: Config.Tag %.40q: want 1 to 32 of [A-Za-z0-9._-]", c.Tag))
+	}
+	if c.Timeout < time.Millisecond {
+		errs = append(errs, fmt.Errorf("ratelimitredis: Config.Timeout is %v, must be at least 1ms", c.Timeout))
+	}
+	if c.DenyCache != -1 && c.DenyCache < 64 {
+		errs = append(errs, fmt.Errorf("ratelimitredis: Config.DenyCache is %d, must be at least 64, or -1", c.DenyCache))
+	}
+	if c.Replicas < 0 {
+		errs = append(errs, fmt.Errorf("ratelimitredis: Config.Replicas is %d, must not be negative", c.Replicas))
+	}
+	if c.FailOpen && c.Replicas > 0 {
+		errs = append(errs, errors.New("ratelimitredis: Config has both FailOpen and Replicas"))
+	}
+	return errors.Join(errs...)
+}
+
+// base is how the keys begin.
+func (c Config) base() string {
+	if c.Tag == "" {
+		return c.Prefix + ":"
+	}
+	return c.Prefix + ":{" + c.Tag + "}:"
+}
+
+func plain(s string, most int, also string) bool {
+	if s == "" || len(s) > most {
+		return false
+	}
+	for i := range len(s) {
+		c := s[i]
+		letter := c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9'
+		if !letter && strings.IndexByte(also, c) < 0 {
+			return false
+		}
+	}
+	return true
+}
+
+const scope = "github.com/holdfast-go/holdfast/ratelimit/ratelimitredis"
+
+// maxLabels bounds the limits whose labels are kept ready.
+const maxLabels = 1000
+
+// meters are the instruments.
+type meters struct {
+	decisions metric.Int64Counter
+	duration  metric.Float64Histogram
+	remaining metric.Float64Histogram
+	drift     metric.Int64Counter
+
+	// labels by limit are made once, since a remembered denial is to cost little. Readers take no lock:
+	// who adds a limit replaces the map.
+	labels  atomic.Pointer[map[string]*labels]
+	growing sync.Mutex
+}
+
+// labels are those of one limit.
+type labels struct {
+	allowed, denied bySource
+	remaining       []metric.RecordOption
+}
+
+// bySource are the labels of a decision by who made it.
+type bySource struct{ store, cache, fallback []metric.AddOption }
+
+func newMeters(provider metric.MeterProvider) (*meters, error) {
+	meter := telemetry.New(scope, nil, provider).Meter
+	m := &meters{}
+	m.labels.Store(&map[string]*labels{})
+	var errs [4]error
+	m.decisions, errs[0] = meter.Int64Counter("holdfast.ratelimit.decisions",
+		metric.WithDescription("Decisions by outcome, by who decided, and by the limit that was nearest to its end."), metric.WithUnit("{decision}"))
+	m.duration, errs[1] = meter.Float64Histogram("holdfast.ratelimit.duration",
+		metric.WithDescription("Duration of a decision that was not remembered, or of the attempt."), metric.WithUnit("s"), telemetry.Seconds)
+	m.remaining, errs[2] = meter.Float64Histogram("holdfast.ratelimit.remaining",
+		metric.WithDescription("Share that is left of the limit that was nearest to its end."), metric.WithUnit("1"),
+		metric.WithExplicitBucketBoundaries(0, 0.05, 0.1, 0.2, 0.5, 0.8))
+	m.drift, errs[3] = meter.Int64Counter("holdfast.ratelimit.drift",
+		metric.WithDescription("Questions asked again because the server was in another window."), metric.WithUnit("{question}"))
+	return m, errors.Join(errs[:]...)
+}
+
+// decided counts a decision, and records the share that is left of the limit nearest to its end.
+func (m *meters) decided(ctx context.Context, d *ratelimit.Decision) {
+	limit, share := d.Denied, 0.0
+	if limit == "" {
+		if s, ok := d.Binding(); ok {
+			limit, share = s.Name, float64(s.Remaining)/float64(s.Capacity)
+		}
+	}
+	of := m.of(limit)
+	m.decisions.Add(ctx, 1, of.decision(d)...)
+	if limit != "" && !d.Cached {
+		m.remaining.Record(ctx, share, of.remaining...)
+	}
+}
+
+// unavailable counts a request that got no decision.
+func (m *meters) unavailable(ctx context.Context) {
+	m.decisions.Add(ctx, 1, decisionLabels("", "unavailable", "none")...)
+}
+
+func (m *meters) took(ctx context.Context, d time.Duration) { m.duration.Record(ctx, d.Seconds()) }
+
+// of returns the labels of a limit.
+func (m *meters) of(limit string) *labels {
+	if known := (*m.labels.Load())[limit]; known != nil {
+		return known
+	}
+	m.growing.Lock()
+	defer m.growing.Unlock()
+	known := *m.labels.Load()
+	if known[limit] != nil {
+		return known[limit]
+	}
+	made := newLabels(limit)
+	if len(known) < maxLabels {
+		more := maps.Clone(known)
+		more[limit] = made
+		m.labels.Store(&more)
+	}
+	return made
+}
+
+func newLabels(limit string) *labels {
+	by := func(outcome string) bySource {
+		return bySource{
+			store:    decisionLabels(limit, outcome, "store"),
+			cache:    decisionLabels(limit, outcome, "cache"),
+			fallback: decisionLabels(limit, outcome, "fallback"),
+		}
+	}
+	name := attribute.NewSet(attribute.String("limit", limit))
+	return &labels{allowed: by("allowed"), denied: by("denied"), remaining: []metric.RecordOption{metric.WithAttributeSet(name)}}
+}
+
+func decisionLabels(limit, outcome, source string) []metric.AddOption {
+	return []metric.AddOption{metric.WithAttributeSet(attribute.NewSet(
+		attribute.String("limit", limit), attribute.String("outcome", outcome), attribute.String("source", source)))}
+}
+
+// decision returns the labels of a decision.
+func (l *labels) decision(d *ratelimit.Decision) []metric.AddOption {
+	by := &l.denied
+	if d.Allowed {
+		by = &l.allowed
+	}
+	switch {
+	case d.Cached:
+		return by.cache
+	case d.Fallback:
+		return by.fallback
+	}
+	return by.store
 }

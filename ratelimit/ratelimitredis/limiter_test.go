@@ -5,7 +5,11 @@ import (
 	"crypto/rand"
 	"errors"
 	"io"
+	"log/slog"
+	"maps"
+	"math"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -14,6 +18,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/holdfast-go/holdfast/internal/metrictest"
 	"github.com/holdfast-go/holdfast/internal/redistest"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/ratelimit"
@@ -350,5 +355,161 @@ func TestCheckWithoutConfiguration(t *testing.T) {
 	}
 	if err := open(t, redistest.Configless(client, io.ErrUnexpectedEOF), ratelimitredis.Config{}).Check(t.Context()); !errors.Is(err, io.ErrUnexpectedEOF) || hasMend(err) {
 		t.Errorf("without an answer: %v", err)
+	}
+}
+
+// wantRecorded compares everything recorded since the last call; of durations, how many there are.
+func wantRecorded(t *testing.T, r *metrictest.Recorder, when string, durations int, want map[string][]float64) {
+	t.Helper()
+	const duration = "holdfast.ratelimit.duration"
+	recorded := r.Take()
+	if n := len(recorded[duration]); n != durations {
+		t.Errorf("%s: recorded %d durations, want %d", when, n, durations)
+	}
+	delete(recorded, duration)
+	rounded := func(got, want float64) bool { return math.Round(10*got) == 10*want }
+	if !maps.EqualFunc(recorded, want, func(got, want []float64) bool { return slices.EqualFunc(got, want, rounded) }) {
+		t.Errorf("%s: recorded %v, want %v", when, recorded, want)
+	}
+}
+
+// Decisions are counted by outcome, source and the limit that bound.
+func TestMetrics(t *testing.T) {
+	t.Parallel()
+	proxy := testenv.NewProxy(t, redistest.URL(t))
+	meter := &metrictest.Recorder{}
+	client := redistest.Client(t, proxy.URL())
+	configure := func(failOpen bool) ratelimitredis.Config {
+		return ratelimitredis.Config{FailOpen: failOpen, MeterProvider: meter, Logger: slog.New(slog.DiscardHandler)}
+	}
+	allow, deny := open(t, client, configure(true)), open(t, client, configure(false))
+	testenv.Eventually(t, func() error { return client.Ping(t.Context()).Err() })
+	charges := []ratelimit.Charge{
+		{Limit: ratelimit.Limit{Name: "user", Max: 2, Window: day}, Key: "ann"},
+		{Limit: ratelimit.Limit{Name: "global", Max: 10, Window: day}},
+	}
+	ask := func(l *ratelimitredis.Limiter, charges ...ratelimit.Charge) { _, _ = l.Allow(t.Context(), charges...) }
+
+	const decisions, remaining = "holdfast.ratelimit.decisions", "holdfast.ratelimit.remaining"
+	ask(allow, charges...)
+	wantRecorded(t, meter, "allowed", 1, map[string][]float64{
+		decisions + "{limit=user,outcome=allowed,source=store}": {1}, remaining + "{limit=user}": {0.5},
+	})
+	ask(allow, charges[1])
+	ask(allow, charges...)
+	ask(allow, charges...)
+	wantRecorded(t, meter, "denied", 3, map[string][]float64{
+		decisions + "{limit=global,outcome=allowed,source=store}": {1}, remaining + "{limit=global}": {0.8},
+		decisions + "{limit=user,outcome=allowed,source=store}": {1}, decisions + "{limit=user,outcome=denied,source=store}": {1},
+		remaining + "{limit=user}": {0, 0},
+	})
+	ask(allow, charges...)
+	wantRecorded(t, meter, "remembered", 0, map[string][]float64{decisions + "{limit=user,outcome=denied,source=cache}": {1}})
+
+	proxy.Cut()
+	ask(allow, charges[1])
+	wantRecorded(t, meter, "without Redis", 1, map[string][]float64{decisions + "{limit=,outcome=allowed,source=fallback}": {1}})
+	ask(deny, charges[1])
+	wantRecorded(t, meter, "undecided", 1, map[string][]float64{decisions + "{limit=,outcome=unavailable,source=none}": {1}})
+}
+
+// tally is what one limit did in one millisecond of the server's time.
+type tally struct{ allowed, denied int64 }
+
+// tallies are those of limits, by their name and the millisecond.
+type tallies map[string]map[int64]tally
+
+// Limiters of many processes, each with a client of its own, charge the same limits at once: each of their decisions is what
+// the arithmetic says about all that was admitted.
+func TestManyClients_decideExactly(t *testing.T) {
+	t.Parallel()
+	url := redistest.URL(t)
+	limits := []ratelimit.Limit{
+		{Name: "contended", Max: 20, Window: 2 * time.Second},
+		{Name: "day", Max: 100, Window: day},
+		{Name: "smooth", Max: 20, Window: 2 * time.Second, Algorithm: ratelimit.TokenBucket, Burst: 5},
+	}
+	all := chargeTogether(t, url, limits)
+	for _, limit := range limits {
+		checkTally(t, limit, all[limit.Name])
+	}
+}
+
+// chargeTogether charges the limits through limiters of several clients, and returns what they decided.
+func chargeTogether(t *testing.T, url string, limits []ratelimit.Limit) tallies {
+	t.Helper()
+	clients, each := 4, 80
+	if rounds := testenv.Rounds(t); rounds > 0 {
+		clients, each = 50, 20*rounds
+	}
+	const callers = 4
+	all := tallies{}
+	for _, limit := range limits {
+		all[limit.Name] = map[int64]tally{}
+	}
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	for range clients {
+		l := open(t, redistest.Client(t, url), ratelimitredis.Config{DenyCache: -1})
+		for caller := range callers {
+			wg.Go(func() {
+				for n := range each {
+					limit := limits[(caller+n)%len(limits)]
+					d, err := l.Allow(t.Context(), ratelimit.Charge{Limit: limit})
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					mu.Lock()
+					sum := all[limit.Name][d.At.UnixMilli()]
+					if d.Allowed {
+						sum.allowed++
+					} else {
+						sum.denied++
+					}
+					all[limit.Name][d.At.UnixMilli()] = sum
+					mu.Unlock()
+				}
+			})
+		}
+	}
+	wg.Wait()
+	return all
+}
+
+// checkTally goes through the milliseconds in order: what was admitted up to the end of one must fit, and nothing was denied
+// while a unit was free.
+func checkTally(t *testing.T, limit ratelimit.Limit, byTime map[int64]tally) {
+	t.Helper()
+	w := limit.Window.Milliseconds()
+	windows := map[int64]int64{}
+	missing, since := int64(0), int64(0)
+	allowed, denied := int64(0), int64(0)
+	for _, at := range slices.Sorted(maps.Keys(byTime)) {
+		n := byTime[at]
+		allowed, denied = allowed+n.allowed, denied+n.denied
+		free := int64(0) // in units times the window
+		switch limit.Algorithm {
+		case ratelimit.TokenBucket:
+			missing = max(0, missing-(at-since)*limit.Max) + n.allowed*w
+			since = at
+			free = limit.Burst*w - missing
+		default:
+			windows[at/w] += n.allowed
+			free = limit.Max*w - windows[at/w]*w
+			if limit.Algorithm == ratelimit.SlidingWindow {
+				free -= windows[at/w-1] * (w - at%w)
+			}
+		}
+		if free < 0 {
+			t.Fatalf("%s: at %d more was admitted than the limit has: %d too much", limit.Name, at, -free/w+1)
+		}
+		if n.denied > 0 && free >= w {
+			t.Fatalf("%s: at %d %d were denied although %d were free", limit.Name, at, n.denied, free/w)
+		}
+	}
+	t.Logf("%s: %d admitted, %d denied", limit.Name, allowed, denied)
+	if denied == 0 || allowed == 0 {
+		t.Errorf("%s: %d admitted, %d denied: that proves little", limit.Name, allowed, denied)
 	}
 }

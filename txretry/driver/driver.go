@@ -195,3 +195,76 @@ func IsFatal(answer *pgconn.PgError) bool {
 	}
 	return severity == "FATAL" || severity == "PANIC"
 }
+
+// AskFate is the statement of Source.Fate on Postgres: its arguments are the id and AgeOf the transaction,
+// and FateOf reads the first column. It also ends the transaction if the server still waits for its client,
+// which has gone. A transaction that is committing goes on.
+//
+// A server that has crashed meanwhile gives an id of which it had written nothing to its disk to another
+// transaction. It is known by its statistics, which begin anew when it recovers, and go on when it is
+// restarted in order: after a crash the statement answers NULL and ends no transaction.
+const AskFate = `select case when not crashed then pg_xact_status(x) end, (
+		select bool_or(pg_terminate_backend(pid)) from pg_stat_activity
+		where not crashed and backend_xid = x::xid and state like 'idle in transaction%' and usename = current_user
+	) from (select $1::text::xid8, coalesce(stats_reset > clock_timestamp() - make_interval(secs => $2::float8), true)
+		from pg_stat_bgwriter) as asked(x, crashed)`
+
+// ageMargin is how much the server's clock may gain on that of the client meanwhile.
+const ageMargin = time.Second
+
+// AgeOf returns within how many seconds before now a transaction began, by the client's own clock.
+func AgeOf(begun time.Time) float64 { return (time.Since(begun) + ageMargin).Seconds() }
+
+// FateOf reads the answer to AskFate: pg_xact_status does not know an id of the future, as after a failover
+// (22023), or one whose log is gone (NULL), and is not asked after a crash (NULL). sqlstate is that of err.
+func FateOf(status *string, sqlstate string, err error) (Outcome, error) {
+	switch {
+	case sqlstate == "22023", err == nil && status == nil:
+		return Unknown, ErrForgotten
+	case err != nil:
+		return Unknown, err
+	case *status == "committed":
+		return Committed, nil
+	case *status == "aborted":
+		return RolledBack, nil
+	}
+	return Unknown, nil
+}
+
+// Hint has fn run after the transaction of tx has committed, even if the savepoint in which it was
+// registered was rolled back. It costs nothing, unlike txretry.AfterCommit, so it suits a wake-up that
+// may be in vain. fn must not block. Hint returns false, and does nothing, if tx is not an open handle of a manager.
+func Hint(tx pgx.Tx, fn func()) bool {
+	h, ok := tx.(interface{ HintAfterCommit(fn func()) bool })
+	return ok && h.HintAfterCommit(fn)
+}
+
+// StateOf returns what is known of the transaction of tx: of a handle of a manager, or of a pgx.Tx with a
+// connection. Of any other, and of a handle that is over, it is Open: nothing is known. Unlike Conn of a
+// handle it gives nothing away.
+func StateOf(tx pgx.Tx) State {
+	state := Open
+	if h, ok := tx.(interface {
+		Statement(run func(s Session) error) error
+	}); ok {
+		_ = h.Statement(func(s Session) error { // its error says that the handle is over
+			state = s.State()
+			return nil
+		})
+		return state
+	}
+	conn := tx.Conn()
+	switch {
+	case conn == nil:
+		return Open
+	case conn.IsClosed():
+		return Lost
+	}
+	switch conn.PgConn().TxStatus() {
+	case 'I':
+		return Idle
+	case 'E':
+		return Failed
+	}
+	return Open
+}

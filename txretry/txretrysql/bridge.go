@@ -3,14 +3,19 @@ package txretrysql
 import (
 	"context"
 	"database/sql"
+	sqldriver "database/sql/driver"
 	"errors"
 	"fmt"
+	"reflect"
+	"slices"
 	"strconv"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgtype"
 
+	"github.com/holdfast-go/holdfast/internal/sqlstate"
 	"github.com/holdfast-go/holdfast/txretry/driver"
 )
 
@@ -116,4 +121,260 @@ func refusing(err error) pgx.Tx {
 	var batch pgx.Batch
 	batch.BeginTx(pgx.TxOptions{})
 	return pgx.FailedBatchResults(&batch, err).Tx()
+}
+
+// rows is the result of a query.
+type rows struct {
+	b      *bridge
+	rows   *sql.Rows // nil: there is nothing but err
+	cancel context.CancelFunc
+	err    error
+}
+
+func (r *rows) Next() bool {
+	if r.rows == nil || r.err != nil {
+		return false
+	}
+	if r.rows.Next() {
+		return true
+	}
+	r.Close()
+	return false
+}
+
+// Scan takes the destinations of database/sql, sql.Scanners included. Like pgx's it closes the rows when it
+// fails.
+func (r *rows) Scan(dest ...any) error {
+	if r.err != nil {
+		return r.err
+	}
+	places := slices.Clone(dest)
+	for i, to := range dest {
+		if scanner, ok := to.(sql.Scanner); ok {
+			places[i] = textual{scanner}
+		}
+	}
+	if err := r.rows.Scan(places...); err != nil {
+		r.err = err
+		r.Close()
+	}
+	return r.err
+}
+
+// textual gives a Scanner of pgx the text that it understands, where a driver has it as bytes.
+type textual struct{ sql.Scanner }
+
+func (t textual) Scan(value any) error {
+	err := t.Scanner.Scan(value)
+	if text, ok := value.([]byte); ok && err != nil {
+		return t.Scanner.Scan(string(text))
+	}
+	return err
+}
+
+func (r *rows) Close() {
+	if r.rows == nil {
+		return
+	}
+	closing := r.rows.Close()
+	err := r.rows.Err()
+	if err == nil {
+		err = closing
+	}
+	r.cancel()
+	if err = r.b.answer(err); r.err == nil {
+		r.err = err
+	}
+	r.rows = nil
+}
+
+func (r *rows) Err() error { return r.err }
+
+// FieldDescriptions has the names only.
+func (r *rows) FieldDescriptions() []pgconn.FieldDescription {
+	if r.rows == nil {
+		return nil
+	}
+	names, _ := r.rows.Columns() // fails on closed rows only
+	fields := make([]pgconn.FieldDescription, len(names))
+	for i, name := range names {
+		fields[i].Name = name
+	}
+	return fields
+}
+
+func (r *rows) Values() ([]any, error) {
+	values := make([]any, len(r.FieldDescriptions()))
+	places := make([]any, len(values))
+	for i := range values {
+		places[i] = &values[i]
+	}
+	return values, r.Scan(places...)
+}
+
+func (r *rows) CommandTag() pgconn.CommandTag { return pgconn.CommandTag{} }
+func (r *rows) RawValues() [][]byte           { return nil }
+func (r *rows) Conn() *pgx.Conn               { return nil }
+func (r *rows) TypeMap() *pgtype.Map          { return pgtype.NewMap() }
+
+// row is the first one of a query.
+type row struct{ rows pgx.Rows }
+
+func (r row) Scan(dest ...any) error {
+	defer r.rows.Close()
+	if !r.rows.Next() {
+		if err := r.rows.Err(); err != nil {
+			return err
+		}
+		return pgx.ErrNoRows
+	}
+	if err := r.rows.Scan(dest...); err != nil {
+		return err
+	}
+	r.rows.Close()
+	return r.rows.Err()
+}
+
+// results runs what is left of a batch.
+type results struct {
+	ctx  context.Context
+	b    *bridge
+	left []*pgx.QueuedQuery
+	err  error
+}
+
+func (r *results) next() (q *pgx.QueuedQuery, ok bool) {
+	if r.err != nil || len(r.left) == 0 {
+		return nil, false
+	}
+	q, r.left = r.left[0], r.left[1:]
+	return q, true
+}
+
+func (r *results) Exec() (tag pgconn.CommandTag, err error) {
+	q, ok := r.next()
+	if !ok {
+		return tag, r.over()
+	}
+	tag, r.err = r.b.Exec(r.ctx, q.SQL, q.Arguments...)
+	return tag, r.err
+}
+
+func (r *results) Query() (found pgx.Rows, err error) {
+	q, ok := r.next()
+	if !ok {
+		err := r.over()
+		return &rows{err: err}, err
+	}
+	found, r.err = r.b.Query(r.ctx, q.SQL, q.Arguments...)
+	return found, r.err
+}
+
+func (r *results) QueryRow() pgx.Row {
+	found, _ := r.Query() // its error is in the rows
+	return row{found}
+}
+
+func (r *results) over() error {
+	if r.err != nil {
+		return r.err
+	}
+	return pgx.ErrNoRows
+}
+
+func (r *results) Close() error {
+	for len(r.left) > 0 && r.err == nil {
+		if fn := r.left[0].Fn; fn != nil {
+			if err := fn(r); err != nil && r.err == nil {
+				r.err = err
+			}
+			continue
+		}
+		_, r.err = r.Exec()
+	}
+	return r.err
+}
+
+func (r *results) Tx() pgx.Tx { return refusing(pgx.ErrTxClosed) }
+
+// plainArgs returns arguments that every driver can pass: what database/sql does not know becomes its
+// text, as Postgres reads it.
+func plainArgs(args []any) ([]any, error) {
+	var plain []any
+	for i, arg := range args {
+		if isPlain(arg) {
+			continue
+		}
+		text, err := textOf(arg)
+		if err != nil {
+			return nil, fmt.Errorf("txretrysql: argument %d: %w", i+1, err)
+		}
+		if plain == nil {
+			plain = slices.Clone(args) // the caller's stay as they are
+		}
+		plain[i] = text
+	}
+	if plain == nil {
+		return args, nil
+	}
+	return plain, nil
+}
+
+func isPlain(arg any) bool {
+	switch arg := arg.(type) {
+	case nil, string, *string, bool, time.Time, *time.Time, sqldriver.Valuer:
+		return true
+	case []byte: // some drivers take nil for an empty one
+		return arg != nil
+	case time.Duration, *time.Duration: // an interval, and no number
+		return false
+	}
+	switch kind := reflect.TypeOf(arg).Kind(); kind {
+	case reflect.Slice:
+		return reflect.TypeOf(arg).Elem().Kind() == reflect.Uint8
+	case reflect.Array, reflect.Map, reflect.Struct:
+		return false
+	}
+	return true
+}
+
+// textOf returns nil for what is NULL.
+func textOf(arg any) (any, error) {
+	types := pgtype.NewMap() // it serves one goroutine
+	known, ok := types.TypeForValue(arg)
+	if !ok {
+		return nil, fmt.Errorf("%T has no form in SQL, convert it to text", arg)
+	}
+	text, err := types.Encode(known.OID, pgtype.TextFormatCode, arg, nil)
+	if err != nil || text == nil {
+		return nil, err
+	}
+	return string(text), nil
+}
+
+// serverError is an answer of the server that another driver than pgx's has told. In its tree is also the
+// error that pgx would have made of it.
+type serverError struct {
+	err    error
+	answer *pgconn.PgError
+}
+
+func (e *serverError) Error() string   { return e.err.Error() }
+func (e *serverError) Unwrap() []error { return []error{e.err, e.answer} }
+
+// answerOf makes an error one of pgx's, for what stands on a pgx.Tx. An answer after which the connection
+// is closed is FATAL.
+func answerOf(err error, closed bool) error {
+	code := sqlstate.Of(err)
+	if code == "" {
+		return err
+	}
+	if _, ok := errors.AsType[*pgconn.PgError](err); ok {
+		return err
+	}
+	severity := "ERROR"
+	if closed {
+		severity = "FATAL"
+	}
+	return &serverError{err, &pgconn.PgError{Severity: severity, SeverityUnlocalized: severity, Code: code, Message: err.Error()}}
 }

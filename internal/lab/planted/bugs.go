@@ -101,7 +101,7 @@ var bugs = []bug{
 		"\trec, found, err := find(ctx, claim.Key)\n", "\trec, found, err := find(ctx, claim.Key)\n\tfound = false\n", simulation,
 	},
 	{
-		"another request with the same key gets the answer", "idempotency/driver/fingerprint.go",
+		"another request with the same key gets the answer", "idempotency/driver/driver.go",
 		"f.Version == other.Version && body != otherBody", "false && body != otherBody", simulation,
 	},
 	{
@@ -432,7 +432,7 @@ var bugs = []bug{
 		"c.table.asker.renew(ctx, `", "c.table.asker.exec(ctx, false, `", suite("idempotency/idempotencypgx", "^TestLease_renewedBesideAFullPool$"),
 	},
 	{
-		"an error counts as a replay", "idempotency/do.go",
+		"an error counts as a replay", "idempotency/run.go",
 		"return resp, s.replayed && err == nil, err", "return resp, s.replayed, err", suite("idempotency/idempotencytest", "^TestDo$"),
 	},
 	{

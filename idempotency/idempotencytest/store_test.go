@@ -2,15 +2,33 @@ package idempotencytest_test
 
 import (
 	"context"
+	"os"
 	"sync"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/holdfast-go/holdfast/idempotency/driver"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencytest"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencytest/conformance"
+	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/txretry/txretrytest"
 )
+
+var backend = conformance.Backend{
+	New:    func(*testing.T) driver.Store { return idempotencytest.NewStore() },
+	Bubble: true,
+}
+
+func TestStore(t *testing.T) {
+	t.Parallel()
+	conformance.TestStore(t, backend)
+}
+
+func TestMiddleware(t *testing.T) {
+	t.Parallel()
+	conformance.TestMiddleware(t, backend)
+}
 
 // effects counts in memory, as part of fake transactions.
 type effects struct {
@@ -56,3 +74,5 @@ func TestDo(t *testing.T) {
 	t.Parallel()
 	conformance.TestDo(t, databases)
 }
+
+func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }
