@@ -22,9 +22,9 @@ import (
 	pgxdriver "github.com/holdfast-go/holdfast/idempotency/idempotencypgx/driver"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencytest"
 	"github.com/holdfast-go/holdfast/internal/metrictest"
-	"github.com/holdfast-go/holdfast/internal/pgtest"
 	silence "github.com/holdfast-go/holdfast/internal/silent"
 	"github.com/holdfast-go/holdfast/internal/testenv"
+	"github.com/holdfast-go/holdfast/internal/testenv/pgtest"
 )
 
 // onSilent runs a test in a bubble, with a pool to the real server. The clock stands still while the server works.

@@ -167,7 +167,7 @@ func TestRules(t *testing.T) {
 		{name: "driver with a client", pkg: "ratelimit/driver", deps: []string{redis}, want: "compiles " + redis},
 		{name: "driver of transactions", pkg: "txretry/driver", imports: []string{pgx}, deps: []string{pgx}},
 		{name: "driver of transactions with its core", pkg: "txretry/driver", deps: []string{own("txretry")}, want: "stands on"},
-		{name: "core with a test tool", pkg: "outbox", deps: []string{own("internal/pgtest")}, want: "stands on"},
+		{name: "core with a test tool", pkg: "outbox", deps: []string{own("internal/testenv/pgtest")}, want: "stands on"},
 		{name: "core with an unknown module", pkg: "ratelimit", imports: []string{"example.com/x"}, want: "imports example.com/x"},
 		{name: "expiry with the cron parser", pkg: "expiry", imports: []string{cron}, deps: []string{cron}},
 		{name: "Postgres adapter", pkg: "outbox/outboxpgx", imports: []string{pgx + "/pgxpool"}, deps: []string{own("txretry"), own("outbox"), pgx}},

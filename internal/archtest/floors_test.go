@@ -82,9 +82,9 @@ var floors = slices.Concat(
 		// Tools of tests: nothing above stands on them, for no rule grants them.
 		{pkg: "internal/archtest", stdOnly: true},
 		{pkg: "internal/testenv", clients: []string{pgx, redis, amqp}},
-		{pkg: "internal/pgtest", clients: []string{pgx, redis, amqp}, on: []string{"internal/testenv"}},
-		{pkg: "internal/redistest", clients: []string{pgx, redis, amqp}, on: []string{"internal/testenv"}},
-		{pkg: "internal/amqptest", clients: []string{pgx, redis, amqp}, on: []string{"internal/testenv"}},
+		{pkg: "internal/testenv/pgtest", clients: []string{pgx, redis, amqp}, on: []string{"internal/testenv"}},
+		{pkg: "internal/testenv/redistest", clients: []string{pgx, redis, amqp}, on: []string{"internal/testenv"}},
+		{pkg: "internal/testenv/amqptest", clients: []string{pgx, redis, amqp}, on: []string{"internal/testenv"}},
 		{pkg: "internal/silent", clients: []string{pgx, redis, amqp}, on: []string{"internal/testenv"}},
 		{pkg: "internal/metrictest"},
 		{pkg: "internal/lab/test", stdOnly: true}, // it runs before any module is downloaded
@@ -97,7 +97,7 @@ var floors = slices.Concat(
 		{pkg: "txretry/txretrytest", clients: []string{pgx}, on: with(ground, "txretry/...", "internal/prove", "internal/pgfault"), noTesting: true},
 		{pkg: "txretry/txretrytest/conformance", clients: []string{pgx}, on: with(ground, "txretry/...", "internal/prove", "internal/pgfault")},
 		// For users' tests. The servers that it can start bring the clients that ask them whether they answer.
-		{pkg: "txretry/pgtest", clients: []string{pgx, redis, amqp}, on: []string{"internal/testenv", "internal/pgtest"}},
+		{pkg: "txretry/pgtest", clients: []string{pgx, redis, amqp}, on: []string{"internal/testenv", "internal/testenv/pgtest"}},
 
 		// Who mounts the page compiles neither the commands' libraries nor those of the agents.
 		{pkg: "modules/operator", clients: []string{pgx, cron}, on: []string{"..."}, anyModule: true, publicOnly: true, noTesting: true},

@@ -5,7 +5,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/holdfast-go/holdfast/internal/pgtest"
+	"github.com/holdfast-go/holdfast/internal/testenv/pgtest"
 )
 
 // A server that ends idle sessions does not end one that listens, and so costs no warning at each end.

@@ -21,8 +21,8 @@ import (
 	"github.com/holdfast-go/holdfast/internal/metrictest"
 	"github.com/holdfast-go/holdfast/internal/pgcall"
 	"github.com/holdfast-go/holdfast/internal/pgprune"
-	"github.com/holdfast-go/holdfast/internal/pgtest"
 	"github.com/holdfast-go/holdfast/internal/testenv"
+	"github.com/holdfast-go/holdfast/internal/testenv/pgtest"
 )
 
 func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }

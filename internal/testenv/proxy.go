@@ -1,6 +1,8 @@
 package testenv
 
 import (
+	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -198,4 +200,185 @@ func (p *Proxy) accept(listener net.Listener) {
 		}
 		p.wg.Go(func() { p.serve(client) })
 	}
+}
+
+// link is one client's connection and its other half.
+type link struct {
+	client, server net.Conn
+	lossy          bool // it loses what the server sends: its stream makes no sense any more
+	silent         bool // it loses everything, the end of either side included
+	closed         bool
+}
+
+func (p *Proxy) serve(client net.Conn) {
+	p.mu.Lock()
+	target := p.target
+	p.mu.Unlock()
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second) // timing: a client meanwhile waits as long as it wants
+	server, err := (&net.Dialer{}).DialContext(ctx, "tcp", target)
+	cancel()
+	if err != nil {
+		_ = client.Close()
+		return
+	}
+	l := &link{client: client, server: server}
+	p.mu.Lock()
+	p.links[l] = true
+	if p.mode == cut {
+		p.close(l, true)
+	}
+	p.mu.Unlock()
+
+	var both sync.WaitGroup
+	both.Go(func() { p.pump(l, server, client, false) })
+	both.Go(func() { p.pump(l, client, server, true) })
+	both.Wait()
+
+	p.mu.Lock()
+	delete(p.links, l)
+	p.mu.Unlock()
+}
+
+// pump moves bytes one way until either side ends.
+func (p *Proxy) pump(l *link, to, from net.Conn, replies bool) {
+	buf := make([]byte, 32<<10)
+	for {
+		n, err := from.Read(buf)
+		if n > 0 {
+			p.wait()
+		}
+		if n > 0 && p.pass(l, buf[:n], replies) {
+			if _, werr := to.Write(buf[:n]); werr != nil {
+				err = werr
+			}
+		}
+		if err != nil {
+			p.end(l, from)
+			return
+		}
+	}
+}
+
+// wait keeps what was read for the time of Delay.
+func (p *Proxy) wait() {
+	p.mu.Lock()
+	delay := p.delay
+	p.mu.Unlock()
+	if delay > 0 {
+		time.Sleep(delay) // timing: the delay that a test asked for
+	}
+}
+
+// end tells the other side that one side has ended, unless the link is silent.
+func (p *Proxy) end(l *link, side net.Conn) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if l.silent && !l.closed {
+		_ = side.Close() // the other half stays open until the link is reset
+		return
+	}
+	p.close(l, false)
+	p.changed.Broadcast()
+}
+
+// pass waits while data is held and reports whether to forward it.
+func (p *Proxy) pass(l *link, data []byte, replies bool) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for p.mode == holding && !l.closed && !l.silent {
+		p.changed.Wait()
+	}
+	if l.closed || l.silent {
+		return false
+	}
+	if p.mode == droppingReplies && replies {
+		l.lossy = true
+	}
+	if p.silences(l, data, replies) {
+		return p.silence.Deliver
+	}
+	return !l.lossy || !replies
+}
+
+// close ends a link, so that both peers see a reset or an ordinary end; p.mu is held.
+func (p *Proxy) close(l *link, reset bool) {
+	if l.closed {
+		return
+	}
+	l.closed = true
+	for _, conn := range []net.Conn{l.client, l.server} {
+		if tcp, ok := conn.(*net.TCPConn); ok && reset {
+			_ = tcp.SetLinger(0)
+		}
+		_ = conn.Close()
+	}
+}
+
+// Silence says which connections of a Proxy fall silent. A silent connection stays open on both
+// sides and carries nothing any more, as behind a router that has forgotten it. The server is not
+// told when its client closes: a transaction stays open there until Heal or Cut.
+type Silence struct {
+	// On is what sets it off: a text in what a client sends at once, such as "commit". ""
+	// means whatever passes next.
+	On string
+
+	// Answer looks for On in what the server sends instead.
+	Answer bool
+
+	// Deliver lets what contains On arrive, and nothing after it: the request takes effect and its
+	// answer is lost.
+	Deliver bool
+
+	// OneWay loses only what the server sends; the client's requests still arrive.
+	OneWay bool
+
+	// Connections is how many fall silent, each when it sends On; 0 means one.
+	Connections int
+}
+
+// SilenceOn makes the next connections that s describes fall silent. It replaces what an earlier
+// SilenceOn still waits for; Heal and Cut end it.
+func (p *Proxy) SilenceOn(s Silence) {
+	s.Connections = max(s.Connections, 1)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.silence = s
+}
+
+// SilenceConnections makes every connection of now half-open: both sides see it open, and nothing
+// that either sends arrives, not even that it has closed. New connections are served. Heal, Cut
+// and CutConnections reset the silent ones.
+func (p *Proxy) SilenceConnections() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for l := range p.links {
+		p.mute(l, false)
+	}
+	p.changed.Broadcast()
+}
+
+// Silenced returns how many connections have fallen silent since the proxy began.
+func (p *Proxy) Silenced() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.silenced
+}
+
+// mute makes one connection silent, or its server's half; p.mu is held.
+func (p *Proxy) mute(l *link, oneWay bool) {
+	if !l.lossy {
+		p.silenced++
+	}
+	l.lossy, l.silent = true, l.silent || !oneWay
+}
+
+// silences reports whether data sets off the silence of its connection; p.mu is held.
+func (p *Proxy) silences(l *link, data []byte, replies bool) bool {
+	s := &p.silence
+	if s.Connections == 0 || l.lossy || s.Answer != replies || !bytes.Contains(data, []byte(s.On)) {
+		return false
+	}
+	s.Connections--
+	p.mute(l, s.OneWay)
+	return true
 }

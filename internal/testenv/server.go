@@ -1,17 +1,145 @@
 package testenv
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
 	"time"
 )
+
+// Host is a machine to the servers on it: a network of its own. The zero Host is this process's network,
+// at 127.0.0.1.
+type Host struct {
+	// Address is where the servers listen and are called, and what nodes of a cluster know each other by.
+	Address string
+
+	// Enter moves the thread that calls it into the network. That thread starts a process, and ends then.
+	Enter func() error
+}
+
+// apart reports whether the host has a network of its own.
+func (h Host) apart() bool { return h.Address != "" }
+
+func (h Host) address() string { return cmp.Or(h.Address, "127.0.0.1") }
+
+// at is the address with a port.
+func (h Host) at(port int) string { return h.address() + ":" + strconv.Itoa(port) }
+
+// tuple is the address as Erlang writes it.
+func (h Host) tuple() string { return "{" + strings.ReplaceAll(h.address(), ".", ",") + "}" }
+
+// run runs a command on the host.
+func (h Host) run(cmd *exec.Cmd) (output []byte, err error) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		if h.Enter != nil {
+			runtime.LockOSThread() // and never unlocked: the thread belongs to another network now
+			if err = h.Enter(); err != nil {
+				return
+			}
+		}
+		output, err = cmd.CombinedOutput()
+	}()
+	<-done
+	return output, err
+}
+
+// Launch starts a private server and returns when it answers. The caller must Close it.
+// Extra are further command-line arguments for Postgres ("-c", "max_connections=5") and
+// Redis ("--appendonly", "yes"), lines of rabbitmq.conf for RabbitMQ, for PgBouncer the
+// address of its Postgres, then lines of pgbouncer.ini, and for Prometheus the lines of prometheus.yml.
+// The error is ErrNotInstalled when there are no binaries.
+func Launch(ctx context.Context, kind Kind, extra ...string) (*Server, error) {
+	return LaunchSpec(ctx, Spec{Kind: kind, Extra: extra})
+}
+
+// Spec says what LaunchSpec starts.
+type Spec struct {
+	Kind Kind
+
+	// Extra is that of Launch.
+	Extra []string
+
+	// Dir is where the server's folder is made; "" means the system's place for temporary files.
+	Dir string
+
+	// Env is added to the environment of the server's processes.
+	Env []string
+
+	// Host is where the server runs.
+	Host Host
+
+	// Follows is the address of another Postgres or Redis, whose standby or replica this one is until
+	// Promote. It may be that of a Proxy.
+	Follows string
+}
+
+// LaunchSpec is Launch with more to say about the server.
+func LaunchSpec(ctx context.Context, spec Spec) (*Server, error) {
+	const attempts = 3 // another process may take a port between finding and using it
+	var err error
+	for range attempts {
+		var s *Server
+		if s, err = launch(ctx, spec); err == nil {
+			return s, nil
+		}
+		if !portTaken(err) {
+			break
+		}
+	}
+	return nil, err
+}
+
+func launch(ctx context.Context, spec Spec) (_ *Server, err error) {
+	e, err := newEngine(spec)
+	if err != nil {
+		return nil, err
+	}
+	dir, err := os.MkdirTemp(spec.Dir, "holdfast-")
+	if err != nil {
+		return nil, fmt.Errorf("testenv: %s: %w", spec.Kind, err)
+	}
+	s := &Server{kind: spec.Kind, dir: dir, env: spec.Env, enter: spec.Host.Enter, engine: e}
+	if !live.add(s) {
+		return nil, errors.Join(fmt.Errorf("testenv: %s: the process is ending", spec.Kind), os.RemoveAll(dir))
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, s.Close())
+		}
+	}()
+	if err := e.prepare(ctx, dir); err != nil {
+		return nil, fmt.Errorf("testenv: prepare %s: %w", spec.Kind, err)
+	}
+	return s, s.Start(ctx)
+}
+
+func newEngine(spec Spec) (engine, error) {
+	switch spec.Kind {
+	case Postgres:
+		return newPostgres(spec)
+	case Redis:
+		return newRedis(spec)
+	case RabbitMQ:
+		return newRabbitMQ(spec)
+	case PgBouncer:
+		return newPgBouncer(spec)
+	case Prometheus:
+		return newPrometheus(spec.Extra)
+	default:
+		return nil, fmt.Errorf("testenv: unknown kind %q", spec.Kind)
+	}
+}
 
 // ErrNotInstalled is returned by Launch when the machine lacks the server's binaries.
 var ErrNotInstalled = errors.New("testenv: not installed")

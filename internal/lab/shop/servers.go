@@ -3,9 +3,9 @@ package shop
 import (
 	"testing"
 
-	"github.com/holdfast-go/holdfast/internal/amqptest"
-	"github.com/holdfast-go/holdfast/internal/pgtest"
-	"github.com/holdfast-go/holdfast/internal/redistest"
+	"github.com/holdfast-go/holdfast/internal/testenv/amqptest"
+	"github.com/holdfast-go/holdfast/internal/testenv/pgtest"
+	"github.com/holdfast-go/holdfast/internal/testenv/redistest"
 )
 
 // Servers are the addresses of what a shop stands on.

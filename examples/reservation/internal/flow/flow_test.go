@@ -7,8 +7,8 @@ import (
 	"testing"
 
 	"github.com/holdfast-go/holdfast/examples/reservation/internal/flow"
-	"github.com/holdfast-go/holdfast/internal/redistest"
 	"github.com/holdfast-go/holdfast/internal/testenv"
+	"github.com/holdfast-go/holdfast/internal/testenv/redistest"
 )
 
 func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }

@@ -158,3 +158,55 @@ func withSearchPath(rawURL, schema string) (string, error) {
 	u.RawQuery = query.Encode()
 	return u.String(), nil
 }
+
+// InEveryMode runs a test in each of the ways in which pgx can execute statements, and in those that
+// work there behind a PgBouncer in transaction mode, in parallel.
+// The test gets inMode, which returns a second pool in that mode, on the address of a pool.
+func InEveryMode(t *testing.T, test func(t *testing.T, inMode func(*pgxpool.Pool) *pgxpool.Pool)) {
+	t.Helper()
+	for _, mode := range []pgx.QueryExecMode{
+		pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec,
+		pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol,
+	} {
+		t.Run(mode.String(), func(t *testing.T) {
+			t.Parallel()
+			test(t, func(pool *pgxpool.Pool) *pgxpool.Pool {
+				cfg := pool.Config()
+				cfg.ConnConfig.DefaultQueryExecMode = mode
+				return open(t, cfg)
+			})
+		})
+	}
+	for _, mode := range PooledModes {
+		t.Run("PgBouncer "+mode.String(), func(t *testing.T) {
+			t.Parallel()
+			test(t, func(pool *pgxpool.Pool) *pgxpool.Pool {
+				return Behind(t, pool.Config().ConnString(), mode)
+			})
+		})
+	}
+}
+
+// PooledModes are the ways of executing statements that work behind a pooler in transaction mode of
+// any version: they keep nothing on the connection between two messages to the server.
+var PooledModes = []pgx.QueryExecMode{pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol}
+
+// NewPooled is New behind a PgBouncer of its own in transaction mode, in the mode QueryExecModeExec.
+func NewPooled(t testing.TB) *pgxpool.Pool {
+	t.Helper()
+	return Behind(t, URL(t), pgx.QueryExecModeExec)
+}
+
+// Behind returns a pool that reaches the address through a PgBouncer of its own in transaction mode.
+// Extra are lines of its configuration.
+func Behind(t testing.TB, rawURL string, mode pgx.QueryExecMode, extra ...string) *pgxpool.Pool {
+	t.Helper()
+	pooler := testenv.Private(t, testenv.PgBouncer, append([]string{rawURL}, extra...)...)
+	cfg, err := pgxpool.ParseConfig(pooler.URL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg.MaxConns = maxConns
+	cfg.ConnConfig.DefaultQueryExecMode = mode
+	return open(t, cfg)
+}
