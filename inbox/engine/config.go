@@ -25,6 +25,8 @@ type Config struct {
 	Timeout time.Duration
 	// MaxBodyBytes is the largest body that the processor is given. Default: 16 MiB.
 	MaxBodyBytes int
+	// Solo is for several consumers in one process. nil: nothing is shared.
+	Solo *Solo
 }
 
 // settings are a Config with its defaults, and what else a consumer goes by.

@@ -30,6 +30,7 @@ const (
 type depths struct {
 	cfg     *settings
 	letters driver.DeadLetters // nil: the source tells of none
+	meter   metric.Meter
 	gauge   metric.Int64ObservableGauge
 	read    atomic.Bool // since the last count
 	counts  atomic.Pointer[[]driver.Depth]
@@ -37,7 +38,7 @@ type depths struct {
 }
 
 func newDepths(cfg *settings, source driver.Source, meter metric.Meter) (*depths, error) {
-	d := &depths{cfg: cfg}
+	d := &depths{cfg: cfg, meter: meter}
 	if keeper, ok := source.(driver.Keeper); ok {
 		d.letters = cfg.deadLetters(keeper.DeadLetters())
 	}
@@ -48,23 +49,27 @@ func newDepths(cfg *settings, source driver.Source, meter metric.Meter) (*depths
 }
 
 // observe reports the latest counts.
-func (d *depths) observe(o metric.Observer) {
+func (d *depths) observe(_ context.Context, o metric.Observer) error {
 	d.read.Store(true)
 	counts := d.counts.Load()
 	if counts == nil {
-		return
+		return nil
 	}
 	for _, depth := range *counts {
 		o.ObserveInt64(d.gauge, int64(depth.Messages),
 			metric.WithAttributes(attribute.String("queue", d.cfg.Queue), attribute.String("class", depth.Class)))
 	}
+	return nil
 }
 
-// run counts until ctx ends.
+// run counts, and reports the gauge, until ctx ends.
 func (d *depths) run(ctx context.Context) {
-	defer d.counts.Store(nil)
 	if d.letters == nil {
 		return
+	}
+	defer d.counts.Store(nil)
+	if registration, err := d.meter.RegisterCallback(d.observe, d.gauge); err == nil {
+		defer func() { _ = registration.Unregister() }()
 	}
 	for pause := depthPoll; runloop.Sleep(ctx, pause) == nil; {
 		pause = depthPoll

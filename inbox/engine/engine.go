@@ -74,6 +74,17 @@ func (c *Consumer) Run(ctx context.Context) error {
 	return nil
 }
 
+// Watch does the part of Run that several consumers on one processor need only once: it counts dead
+// letters for the gauge, and has the processor do its work in the background. It blocks until ctx ends.
+func (c *Consumer) Watch(ctx context.Context) {
+	var counting sync.WaitGroup
+	counting.Go(func() { c.signals.depths.run(ctx) })
+	if c.cfg.background != nil {
+		c.cfg.background.Background(ctx)
+	}
+	counting.Wait()
+}
+
 // Ready returns nil while messages are being received, failed ones have a place to go, and handlers
 // return in time. The error says what is not so: why there is no session, which place has refused a
 // failed message within about a minute, or how many handlers overrun their time.
@@ -89,6 +100,7 @@ func (c *Consumer) Ready(ctx context.Context) error {
 type run struct {
 	cfg      *settings
 	source   driver.Source
+	watch    func(context.Context)
 	loop     *loop
 	workers  *workers
 	acker    *acker
@@ -113,7 +125,7 @@ const eventRoom = 64
 
 func newRun(ctx context.Context, c *Consumer) *run {
 	cfg := c.cfg
-	r := &run{cfg: cfg, source: c.source, over: make(chan struct{})}
+	r := &run{cfg: cfg, source: c.source, watch: c.Watch, over: make(chan struct{})}
 	r.stop, r.halt = context.WithCancel(ctx)
 	r.work, r.abort = context.WithCancelCause(context.WithoutCancel(ctx))
 	r.finished, r.end = context.WithCancel(context.WithoutCancel(ctx))
@@ -188,7 +200,7 @@ func (r *run) start() {
 	}
 	r.others.Go(r.receiver.run)
 	r.others.Go(func() { r.source.Run(r.finished) })
-	r.others.Go(func() { r.loop.signals.depths.run(r.stop) })
+	r.others.Go(func() { r.watch(r.stop) })
 	r.others.Go(func() {
 		watch(r.stop, r.cfg, r.workers.post)
 		r.workers.post(event{kind: halted})
@@ -197,9 +209,6 @@ func (r *run) start() {
 		r.others.Go(func() {
 			r.cfg.pausable.WatchPause(r.stop, func(p driver.Pause) { r.workers.post(event{kind: switched, by: p}) })
 		})
-	}
-	if r.cfg.background != nil {
-		r.others.Go(func() { r.cfg.background.Background(r.stop) })
 	}
 }
 

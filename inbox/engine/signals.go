@@ -87,9 +87,8 @@ func (s *signals) observe() (stop func()) {
 	registration, err := s.kit.Meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
 		o.ObserveInt64(s.hand, s.inHand.Load(), s.queue)
 		o.ObserveInt64(s.held, s.waiting.Load(), s.queue)
-		s.depths.observe(o)
 		return nil
-	}, s.hand, s.held, s.depths.gauge)
+	}, s.hand, s.held)
 	if err != nil {
 		return func() {}
 	}
