@@ -10,8 +10,8 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/internal/metrictest"
+	"github.com/holdfast-go/holdfast/internal/ratelimit/conformance"
 	"github.com/holdfast-go/holdfast/ratelimit"
-	"github.com/holdfast-go/holdfast/ratelimit/ratelimittest/conformance"
 )
 
 // halting is a store on which a test can lay its hand.

@@ -277,7 +277,7 @@ type Charge struct {
 }
 
 // Limiter decides about charges. Memory, Leased and ratelimitredis.Limiter implement it. Package driver has
-// what another implementation needs, and ratelimittest/conformance is the suite that it must pass.
+// what another implementation needs.
 // All methods are safe for concurrent use.
 type Limiter interface {
 	// Allow takes all the charges if every limit admits its charge, and none otherwise. A denial is a

@@ -7,9 +7,9 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/holdfast-go/holdfast/internal/ratelimit/conformance"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/ratelimit"
-	"github.com/holdfast-go/holdfast/ratelimit/ratelimittest/conformance"
 )
 
 func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }

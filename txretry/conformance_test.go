@@ -19,10 +19,10 @@ import (
 
 	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/internal/testenv/pgtest"
+	"github.com/holdfast-go/holdfast/internal/txretry/conformance"
 	"github.com/holdfast-go/holdfast/txretry"
 	"github.com/holdfast-go/holdfast/txretry/driver"
 	"github.com/holdfast-go/holdfast/txretry/txretrytest"
-	"github.com/holdfast-go/holdfast/txretry/txretrytest/conformance"
 )
 
 var _ txretry.Transactor = (*txretry.Manager)(nil)

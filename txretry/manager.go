@@ -18,7 +18,7 @@ import (
 )
 
 // Transactor runs functions in retried transactions. [*Manager] and the fake
-// txretrytest.Manager implement it; the suite in txretrytest/conformance tests
+// txretrytest.Manager implement it; the suite in internal/txretry/conformance tests
 // what they promise.
 type Transactor interface {
 	// Do runs fn in a transaction and commits it; see [Manager.Do].

@@ -1,5 +1,5 @@
 // Package driver is for those who implement a store for expiry.Sweeper. Users of
-// expiry do not need it. The suite in expirytest/conformance tests a store.
+// expiry do not need it. The suite in internal/expiry/conformance tests a store.
 package driver
 
 import (

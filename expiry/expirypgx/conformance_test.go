@@ -20,7 +20,7 @@ import (
 	"github.com/holdfast-go/holdfast/expiry/driver"
 	"github.com/holdfast-go/holdfast/expiry/expirypgx"
 	"github.com/holdfast-go/holdfast/expiry/expirytest"
-	"github.com/holdfast-go/holdfast/expiry/expirytest/conformance"
+	"github.com/holdfast-go/holdfast/internal/expiry/conformance"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/internal/testenv/pgtest"
 	"github.com/holdfast-go/holdfast/txretry"

@@ -95,7 +95,7 @@ var floors = slices.Concat(
 		{pkg: "txretry/driver", clients: []string{pgx}, on: []string{"txretry/driver"}, noTesting: true},
 		{pkg: "txretry/txretrysql", clients: []string{pgx}, on: with(ground, "txretry", "txretry/driver"), noTesting: true},
 		{pkg: "txretry/txretrytest", clients: []string{pgx}, on: with(ground, "txretry/...", "internal/prove", "internal/pgfault"), noTesting: true},
-		{pkg: "txretry/txretrytest/conformance", clients: []string{pgx}, on: with(ground, "txretry/...", "internal/prove", "internal/pgfault")},
+		{pkg: "internal/txretry/conformance", clients: []string{pgx}, on: with(ground, "txretry/...", "internal/prove", "internal/pgfault")},
 		// For users' tests. The servers that it can start bring the clients that ask them whether they answer.
 		{pkg: "txretry/pgtest", clients: []string{pgx, redis, amqp}, on: []string{"internal/testenv", "internal/testenv/pgtest"}},
 
@@ -151,7 +151,7 @@ func groundFloor() []floor {
 	return all
 }
 
-// core returns the floors of one core: itself, its driver, its adapters, its fakes and their conformance suite.
+// core returns the floors of one core: itself, its driver, its adapters, its fakes and its conformance suite.
 // A driver has no clients. It is below its core where the core's constructor takes a type of it, else above.
 func core(name string, adapters ...string) []floor {
 	driver := name + "/driver"
@@ -168,7 +168,6 @@ func core(name string, adapters ...string) []floor {
 		{pkg: name, clients: parser, on: own, noTesting: true},
 		{pkg: name + "/internal/...", clients: parser, on: own, noTesting: true},
 		{pkg: driver, on: underDriver, noTesting: true},
-		{pkg: driver + "/conformance", clients: parser, on: own},
 	}
 	if name == "inbox" { // the transports stand on the engine
 		all = append(all, floor{pkg: "inbox/engine", on: own, noTesting: true})
@@ -203,9 +202,13 @@ func core(name string, adapters ...string) []floor {
 		all = append(all, floor{pkg: "inbox/internal/memory", clients: fakeClients, on: onFake, noTesting: true})
 		onFake = with(onFake, "outbox/driver") // its broker is a Publisher of a relay
 	}
+	suite := fake + "/conformance"
+	if name == "ratelimit" || name == "expiry" { // users have no store of their own yet
+		suite = "internal/" + name + "/conformance"
+	}
 	return append(all,
 		floor{pkg: fake, clients: fakeClients, on: onFake, noTesting: true},
-		floor{pkg: fake + "/conformance", clients: fakeClients, on: onFake},
+		floor{pkg: suite, clients: fakeClients, on: onFake},
 	)
 }
 

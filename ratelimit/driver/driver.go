@@ -8,7 +8,7 @@
 //  3. [ratelimit.Decision.Decide] decides, and adds the charges to the counters.
 //  4. The limiter stores the counters of a decision that allows.
 //
-// The suite in ratelimittest/conformance holds all limiters to the same answers.
+// The suite in internal/ratelimit/conformance holds all limiters to the same answers.
 package driver
 
 import (

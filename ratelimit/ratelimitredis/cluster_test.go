@@ -12,12 +12,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/holdfast-go/holdfast/internal/ratelimit/conformance"
 	"github.com/holdfast-go/holdfast/internal/runloop"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/internal/testenv/redistest"
 	"github.com/holdfast-go/holdfast/ratelimit"
 	"github.com/holdfast-go/holdfast/ratelimit/ratelimitredis"
-	"github.com/holdfast-go/holdfast/ratelimit/ratelimittest/conformance"
 )
 
 func TestOnCluster(t *testing.T) {

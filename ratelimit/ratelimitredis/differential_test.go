@@ -14,13 +14,13 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/holdfast-go/holdfast/internal/ratelimit/conformance"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/internal/testenv/redistest"
 	"github.com/holdfast-go/holdfast/ratelimit"
 	"github.com/holdfast-go/holdfast/ratelimit/driver"
 	"github.com/holdfast-go/holdfast/ratelimit/ratelimitredis"
 	"github.com/holdfast-go/holdfast/ratelimit/ratelimittest"
-	"github.com/holdfast-go/holdfast/ratelimit/ratelimittest/conformance"
 )
 
 // Random sequences of calls, with clocks that are moved together, get the same answers of Memory and

@@ -19,12 +19,12 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/holdfast-go/holdfast/internal/metrictest"
+	"github.com/holdfast-go/holdfast/internal/ratelimit/conformance"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/internal/testenv/redistest"
 	"github.com/holdfast-go/holdfast/ratelimit"
 	"github.com/holdfast-go/holdfast/ratelimit/driver"
 	"github.com/holdfast-go/holdfast/ratelimit/ratelimitredis"
-	"github.com/holdfast-go/holdfast/ratelimit/ratelimittest/conformance"
 )
 
 func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }

@@ -20,11 +20,11 @@ import (
 	inboxconformance "github.com/holdfast-go/holdfast/inbox/inboxtest/conformance"
 	"github.com/holdfast-go/holdfast/internal/sqlstate"
 	"github.com/holdfast-go/holdfast/internal/testenv"
+	"github.com/holdfast-go/holdfast/internal/txretry/conformance"
 	"github.com/holdfast-go/holdfast/outbox"
 	"github.com/holdfast-go/holdfast/txretry"
 	txdriver "github.com/holdfast-go/holdfast/txretry/driver"
 	"github.com/holdfast-go/holdfast/txretry/txretrysql"
-	"github.com/holdfast-go/holdfast/txretry/txretrytest/conformance"
 )
 
 // tables has a counter, and a table that makes COMMIT fail with the SQLSTATE that was inserted.
