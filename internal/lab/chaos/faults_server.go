@@ -11,6 +11,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	goredis "github.com/redis/go-redis/v9"
 
+	"github.com/holdfast-go/holdfast/internal/lab/harness"
+	"github.com/holdfast-go/holdfast/internal/lab/harness/audit"
 	"github.com/holdfast-go/holdfast/internal/runloop"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
@@ -232,4 +234,196 @@ func (p *pair) jump(ctx context.Context, wrong time.Duration) error {
 		return err
 	}
 	return runloop.Sleep(ctx, 2200*time.Millisecond)
+}
+
+// underLoad is how long clients go on before a primary dies that is about to.
+const underLoad = time.Second
+
+// failovers kill a primary and promote its standby. That of Postgres has everything that was committed.
+func (d *dealer) failovers() []fault {
+	down := time.Duration(d.rng.IntN(3000)) * time.Millisecond
+	return []fault{
+		{
+			target: "postgres, synchronous",
+			begin: func(ctx context.Context) error {
+				if err := d.s.db.replicateSynchronously(ctx); err != nil {
+					return err
+				}
+				if err := runloop.Sleep(ctx, underLoad); err != nil {
+					return err
+				}
+				return d.s.db.server().Kill()
+			},
+			lasts: down,
+			end: func(ctx context.Context) error {
+				old, err := d.s.db.failOver(ctx)
+				if err != nil {
+					return err
+				}
+				return old.Close()
+			},
+			after: func(ctx context.Context) error { return d.s.db.addStandby(ctx) },
+		},
+		{
+			target: "redis", forgets: 1,
+			begin: func(context.Context) error { return d.s.redis.server().Kill() },
+			lasts: down,
+			end: func(ctx context.Context) error {
+				old, err := d.s.redis.failOver(ctx)
+				if err != nil {
+					return err
+				}
+				return old.Close()
+			},
+			after: func(ctx context.Context) error { return d.s.redis.addStandby(ctx) },
+		},
+	}
+}
+
+// asyncFailovers promote a standby that is behind. What it lacks is read from the disk of the old primary.
+func (d *dealer) asyncFailovers() []fault {
+	var old *testenv.Server
+	return []fault{{
+		target: "postgres, asynchronous",
+		begin: func(ctx context.Context) error {
+			d.s.db.replication.Pause()
+			if err := runloop.Sleep(ctx, underLoad); err != nil {
+				return err
+			}
+			return d.s.db.server().Kill()
+		},
+		lasts: time.Duration(d.rng.IntN(3000)) * time.Millisecond,
+		end: func(ctx context.Context) (err error) {
+			old, err = d.s.db.failOver(ctx)
+			return err
+		},
+		after: func(ctx context.Context) error {
+			if err := d.s.noteLost(ctx, old); err != nil {
+				return err
+			}
+			return errors.Join(old.Close(), d.s.db.addStandby(ctx))
+		},
+	}}
+}
+
+// replicateSynchronously has every commit wait for the standby from now on. The setting is that of this primary.
+func (p *pair) replicateSynchronously(ctx context.Context) error {
+	if err := p.s.onPostgres(ctx, "alter system set synchronous_standby_names = '*'", "select pg_reload_conf()"); err != nil {
+		return err
+	}
+	return p.await(ctx, "select count(*) from pg_stat_replication where sync_state = 'sync'", "no standby is synchronous")
+}
+
+// noteLost starts the old primary once more, beside everything, and keeps what it has and the new one lacks.
+func (s *system) noteLost(ctx context.Context, old *testenv.Server) error {
+	if err := old.Start(ctx); err != nil {
+		return err
+	}
+	conn, err := pgx.Connect(ctx, old.URL())
+	if err != nil {
+		return err
+	}
+	defer conn.Close(ctx)
+	had, err := harness.Changes(ctx, conn)
+	if err != nil {
+		return err
+	}
+	// The new primary may be read later than the old one stopped: what it got since does no harm.
+	var has []audit.Change
+	err = harness.Poll(ctx, func(ctx context.Context) (err error) {
+		has, err = harness.Changes(ctx, s.pool)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.lost = append(s.lost, harness.LostOf(had, has)...)
+	return nil
+}
+
+// losses are what failovers have lost.
+func (s *system) losses() []audit.Change {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.lost
+}
+
+// toStandbys returns a fault for each server that follows a primary. While a synchronous standby is away every commit waits:
+// clients get no answer, and all goes on when it is back. Nobody waits for the two others: the shop must not notice, and
+// they must follow again, so that a failover finds them.
+func (d *dealer) toStandbys(what string, away func(context.Context, *testenv.Server) error, back func(context.Context, *testenv.Server) error) []fault {
+	of := func(p *pair) fault {
+		return d.fault("",
+			func(ctx context.Context) error { return away(ctx, p.follower()) },
+			func(ctx context.Context) error { return back(ctx, p.follower()) })
+	}
+	replica, asynchronous, synchronous := of(d.s.redis), of(d.s.db), of(d.s.db)
+	replica.target, replica.after = "replica of redis"+what, d.s.redis.replicaFollows
+	asynchronous.target, asynchronous.after = "asynchronous standby of postgres"+what, d.s.db.standbyFollows
+	synchronous.target = "synchronous standby of postgres" + what
+	leave := synchronous.begin
+	synchronous.begin = func(ctx context.Context) error {
+		if err := d.s.db.replicateSynchronously(ctx); err != nil {
+			return err
+		}
+		if err := leave(ctx); err != nil {
+			return err
+		}
+		return d.s.db.await(ctx, "select count(*) from pg_stat_activity where wait_event = 'SyncRep'", "no commit waits for the standby")
+	}
+	// Only then is the standby no longer waited for: it is its return that lets commits go on.
+	synchronous.after = func(ctx context.Context) error {
+		if err := d.s.db.standbyFollows(ctx); err != nil {
+			return err
+		}
+		return d.s.onPostgres(ctx, "alter system reset synchronous_standby_names", "select pg_reload_conf()")
+	}
+	return []fault{replica, asynchronous, synchronous}
+}
+
+// standbyFollows returns when the standby of Postgres gets what its primary writes.
+func (p *pair) standbyFollows(ctx context.Context) error {
+	return p.await(ctx, "select count(*) from pg_stat_replication where state = 'streaming'", "the standby does not follow")
+}
+
+// await returns when a count on the primary of Postgres is above 0.
+func (p *pair) await(ctx context.Context, sql, otherwise string) error {
+	ctx, cancel := context.WithTimeout(ctx, testenv.Patience)
+	defer cancel()
+	conn, err := pgx.Connect(ctx, p.server().URL())
+	if err != nil {
+		return err
+	}
+	defer conn.Close(context.WithoutCancel(ctx))
+	return harness.Poll(ctx, func(ctx context.Context) error {
+		var n int
+		if err := conn.QueryRow(ctx, sql).Scan(&n); err != nil {
+			return fmt.Errorf("%s: %w", otherwise, err)
+		}
+		if n == 0 {
+			return errors.New(otherwise)
+		}
+		return nil
+	})
+}
+
+// replicaFollows returns when the replica of Redis gets what its primary writes.
+func (p *pair) replicaFollows(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, testenv.Patience)
+	defer cancel()
+	opts, err := goredis.ParseURL(p.follower().URL())
+	if err != nil {
+		return err
+	}
+	client := goredis.NewClient(opts)
+	err = harness.Poll(ctx, func(ctx context.Context) error {
+		info, err := client.Info(ctx, "replication").Result()
+		if err != nil || !strings.Contains(info, "master_link_status:up") {
+			return errors.Join(errors.New("the replica does not follow"), err)
+		}
+		return nil
+	})
+	return errors.Join(err, client.Close())
 }

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -18,6 +20,7 @@ import (
 	"github.com/holdfast-go/holdfast/internal/lab/harness"
 	"github.com/holdfast-go/holdfast/internal/lab/harness/audit"
 	"github.com/holdfast-go/holdfast/internal/lab/shop"
+	"github.com/holdfast-go/holdfast/internal/runloop"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
@@ -236,4 +239,222 @@ func (s *system) sessions(ctx context.Context) string {
 		return err.Error()
 	}
 	return strings.Join(lines, "\n")
+}
+
+// postgresSettings keep the log of changes small enough for a small disk.
+var postgresSettings = []string{"-c", "max_wal_size=128MB", "-c", "wal_keep_size=64MB", "-c", "autovacuum_naptime=5s"}
+
+// diskSize is that of a server's own disk, where one can be mounted.
+const diskSize = "768m"
+
+// pair is a primary and its standby, under an address that moves from one to the other as a virtual IP does.
+type pair struct {
+	s    *system
+	spec testenv.Spec
+	// clock is the file that sets the clock of both, "" where it cannot be set.
+	clock   string
+	address *testenv.Proxy
+	// replication is the way of the standby to its primary.
+	replication *testenv.Proxy
+
+	mu               sync.Mutex
+	primary, standby *testenv.Server
+	disk             string           // of the primary, "" where it has none of its own
+	spare            string           // that of the standby
+	followers        []*testenv.Proxy // what moves with the address
+}
+
+// openPair starts a primary and its standby.
+func (s *system) openPair(ctx context.Context, spec testenv.Spec, clocks bool) (*pair, error) {
+	p := &pair{s: s, spec: spec}
+	if clocks {
+		if err := p.openClock(); err != nil {
+			return p, err
+		}
+	}
+	var err error
+	if p.primary, p.disk, err = p.launch(ctx, p.spec); err != nil {
+		return p, err
+	}
+	if p.address, err = s.openLink(p.primary.URL()); err != nil {
+		return p, err
+	}
+	if p.replication, err = s.openLink(p.primary.URL()); err != nil {
+		return p, err
+	}
+	p.follow(p.address)
+	return p, p.addStandby(ctx)
+}
+
+// launch starts a server on a disk of its own.
+func (p *pair) launch(ctx context.Context, spec testenv.Spec) (*testenv.Server, string, error) {
+	var disk string
+	if spec.Kind == testenv.Postgres && canMount() {
+		var err error
+		if disk, err = p.s.mount(); err != nil {
+			return nil, "", err
+		}
+		spec.Dir = disk
+	} else {
+		spec.Dir = p.s.dir
+	}
+	server, err := testenv.LaunchSpec(ctx, spec)
+	if err != nil {
+		return nil, "", err
+	}
+	p.s.atEnd(server.Close)
+	return server, disk, nil
+}
+
+// addStandby starts a standby of the primary of now.
+func (p *pair) addStandby(ctx context.Context) error {
+	p.replication.Cut()
+	if err := p.replication.Retarget(p.primary.URL()); err != nil {
+		return err
+	}
+	p.replication.Heal()
+	spec := p.spec
+	spec.Follows = p.replication.URL()
+	standby, disk, err := p.launch(ctx, spec)
+	if err != nil {
+		return fmt.Errorf("standby: %w", err)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.standby, p.spare = standby, disk
+	return nil
+}
+
+// follow has a link go wherever the address goes.
+func (p *pair) follow(link *testenv.Proxy) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.followers = append(p.followers, link)
+}
+
+// failOver makes a primary of the standby, once the primary is dead, and moves the address. It returns the
+// server that was the primary; there is no standby then.
+func (p *pair) failOver(ctx context.Context) (old *testenv.Server, err error) {
+	p.replication.Cut()
+	if err := p.standby.Promote(ctx); err != nil {
+		return nil, err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	old = p.primary
+	p.primary, p.standby, p.disk, p.spare = p.standby, nil, p.spare, ""
+	var errs []error
+	for _, link := range p.followers {
+		errs = append(errs, link.Retarget(p.primary.URL()))
+		link.CutConnections()
+	}
+	return old, errors.Join(errs...)
+}
+
+// server is the primary of now.
+func (p *pair) server() *testenv.Server {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.primary
+}
+
+// follower is the standby of now.
+func (p *pair) follower() *testenv.Server {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.standby
+}
+
+// canMount reports whether disks can be mounted here.
+func canMount() bool { return os.Geteuid() == 0 && mountTemporary != nil }
+
+const (
+	// userLimit is the shop's limit for each user and minute. A client that insists throughout a fault stays below it.
+	userLimit = 1000
+	// greedySenders and greedyPause make 40 requests a second where nothing is slow: more than twice the limit.
+	greedySenders = 4
+	greedyPause   = 100 * time.Millisecond
+	// greedyTimeout is longer than the limiter waits for Redis.
+	greedyTimeout = 10 * time.Second
+)
+
+// greedy is one user who asks for more than the limit of the shop admits, through all apis, from the beginning of a seed to
+// its end. The requests lack an idempotency key. So those that the limiter lets pass are refused right behind it, and cost the
+// shop little.
+type greedy struct {
+	apis func() []string
+	http *http.Client
+	stop func()
+
+	mu        sync.Mutex
+	asked     []audit.Asked
+	forgotten []audit.Forgotten
+}
+
+func newGreedy(apis func() []string) *greedy {
+	return &greedy{apis: apis, http: &http.Client{Timeout: greedyTimeout, Transport: &http.Transport{MaxIdleConnsPerHost: greedySenders}}}
+}
+
+// start sends until the returned function is called.
+func (g *greedy) start(ctx context.Context) {
+	ctx, cancel := context.WithCancel(ctx)
+	var senders sync.WaitGroup
+	for i := range greedySenders {
+		senders.Go(func() {
+			for runloop.Sleep(ctx, greedyPause) == nil {
+				g.ask(ctx, i)
+			}
+		})
+	}
+	g.stop = func() {
+		cancel()
+		senders.Wait()
+		g.http.CloseIdleConnections()
+	}
+}
+
+// ask sends one request and notes what came of it.
+func (g *greedy) ask(ctx context.Context, sender int) {
+	apis := g.apis()
+	url := apis[sender%len(apis)]
+	if url == "" {
+		return
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url+"/api/reservations", strings.NewReader("{}"))
+	if err != nil {
+		return // the address of a process is one
+	}
+	req.Header.Set("X-Mock-User-Id", "greedy")
+	req.Header.Set("Content-Type", "application/json")
+	a := audit.Asked{Sent: time.Now()}
+	resp, err := g.http.Do(req)
+	a.Answered = time.Now()
+	if err == nil {
+		a.Status = resp.StatusCode
+		_, _ = io.Copy(io.Discard, resp.Body) // the answer is its status
+		_ = resp.Body.Close()
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.asked = append(g.asked, a)
+}
+
+// excuse says that Redis may have lost its counts since some time, so many times.
+func (g *greedy) excuse(since time.Time, times int) {
+	if times == 0 {
+		return
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.forgotten = append(g.forgotten, audit.Forgotten{From: since, To: time.Now(), Times: times})
+}
+
+// told is everything so far.
+func (g *greedy) told() audit.Limit {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return audit.Limit{
+		Max: userLimit, Window: time.Minute,
+		Asked: append([]audit.Asked(nil), g.asked...), Forgotten: append([]audit.Forgotten(nil), g.forgotten...),
+	}
 }

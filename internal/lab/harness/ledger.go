@@ -5,12 +5,16 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/http"
+	"strings"
 	"sync"
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"github.com/holdfast-go/holdfast/internal/lab/harness/audit"
 	"github.com/holdfast-go/holdfast/internal/runloop"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
@@ -214,4 +218,155 @@ func (l *Ledger) session(ctx context.Context, ch *amqp.Channel, queue string) er
 			}
 		}
 	}
+}
+
+// historySQL has every change of the shop's tables noted in its own transaction. It wants the tables to be there.
+const historySQL = `
+create table chaos_history (
+	token uuid not null default gen_random_uuid(), id bigint generated always as identity, what text not null,
+	event uuid, reservation uuid, seat integer, seats integer[], status text, user_id text, message uuid);
+create index on chaos_history (id);
+create index on chaos_history (message) where message is not null;
+
+create function chaos_event() returns trigger language plpgsql as $$ begin
+	insert into chaos_history (what, event) values ('event', new.id);
+	return null;
+end $$;
+create trigger chaos after insert on events for each row execute function chaos_event();
+
+create function chaos_reservation() returns trigger language plpgsql as $$ begin
+	insert into chaos_history (what, event, reservation, seats, status, user_id)
+	values ('reservation', new.event_id, new.id, new.seats, new.status, new.user_id);
+	return null;
+end $$;
+create trigger chaos after insert or update on reservations for each row execute function chaos_reservation();
+
+create function chaos_seat() returns trigger language plpgsql as $$ begin
+	insert into chaos_history (what, event, reservation, seat, status)
+	values ('seat', new.event_id, new.reservation_id, new.number, new.state);
+	return null;
+end $$;
+create trigger chaos after update on seats for each row execute function chaos_seat();
+
+create function chaos_message() returns trigger language plpgsql as $$ begin
+	insert into chaos_history (what, reservation, status, message) values ('message', new.ordering_key::uuid, new.name, new.id);
+	return null;
+end $$;
+create trigger chaos after insert on holdfast_outbox for each row execute function chaos_message();
+
+create function chaos_taken() returns trigger language plpgsql as $$ begin
+	insert into chaos_history (what, message) values ('taken', new.message_id);
+	return null;
+end $$;
+create trigger chaos after insert on holdfast_inbox for each row execute function chaos_taken();
+
+create function chaos_effect() returns trigger language plpgsql as $$ begin
+	insert into chaos_history (what, event, reservation, status) values ('effect', new.event_id, new.reservation_id, new.status);
+	return null;
+end $$;
+create trigger chaos after insert or update on reservation_states for each row execute function chaos_effect();`
+
+const changesSQL = `select token, id, what, coalesce(event::text, ''), coalesce(reservation::text, ''), coalesce(seat, 0),
+	coalesce(seats, '{}'), coalesce(status, ''), coalesce(user_id, ''), coalesce(message, '00000000-0000-0000-0000-000000000000')
+from chaos_history order by id`
+
+// Querier is a connection or a pool.
+type Querier interface {
+	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
+	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
+}
+
+// Changes reads what has committed, in the order of what is locked.
+func Changes(ctx context.Context, q Querier) ([]audit.Change, error) {
+	rows, _ := q.Query(ctx, changesSQL) // CollectRows returns its error
+	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (c audit.Change, err error) {
+		return c, row.Scan(&c.Token, &c.ID, &c.What, &c.Event, &c.Reservation, &c.Seat, &c.Seats, &c.Status, &c.User, &c.Message)
+	})
+}
+
+// readHistory reads all that the database knows. The answers of clients are no part of it.
+func readHistory(ctx context.Context, q Querier) (h audit.History, err error) {
+	if h.Changes, err = Changes(ctx, q); err != nil {
+		return h, err
+	}
+	rows, _ := q.Query(ctx, "select id::text from events")
+	if h.Events, err = pgx.CollectRows(rows, pgx.RowTo[string]); err != nil {
+		return h, err
+	}
+	rows, _ = q.Query(ctx, `select r.id::text, r.event_id::text, r.user_id, r.status, r.seats, coalesce(s.status, ''), coalesce(s.messages, 0)
+		from reservations r left join reservation_states s on s.reservation_id = r.id`)
+	h.Reservations, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (r audit.Reservation, err error) {
+		return r, row.Scan(&r.ID, &r.Event, &r.User, &r.Status, &r.Seats, &r.Known, &r.Messages)
+	})
+	if err != nil {
+		return h, err
+	}
+	rows, _ = q.Query(ctx, `select event_id::text, state, reservation_id::text, number from seats where state <> 'free'`)
+	h.Seats, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (s audit.Seat, err error) {
+		return s, row.Scan(&s.Event, &s.State, &s.Reservation, &s.Number)
+	})
+	if err != nil {
+		return h, err
+	}
+	return h, q.QueryRow(ctx, `select (select count(*) from holdfast_outbox), (select count(*) from holdfast_outbox_dead),
+		(select count(*) from holdfast_inbox_waiting),
+		(select count(*) from reservations where status = 'held' and expires_at <= clock_timestamp())`).
+		Scan(&h.Left.Outbox, &h.Left.DeadOutbox, &h.Left.Parked, &h.Left.Due)
+}
+
+// Deeds are the messages that must have reached the broker, in the order of their reservation.
+func Deeds(changes []audit.Change) []Deed {
+	var all []Deed
+	places := map[string]int64{}
+	for _, c := range changes {
+		if c.What == audit.OfMessage {
+			places[c.Reservation]++
+			all = append(all, Deed{ID: c.Message, Key: c.Reservation, N: places[c.Reservation]})
+		}
+	}
+	return all
+}
+
+// LostOf are the changes that the one history has and the other lacks.
+func LostOf(old, now []audit.Change) []audit.Change {
+	kept := make(map[uuid.UUID]bool, len(now))
+	for _, c := range now {
+		kept[c.Token] = true
+	}
+	var lost []audit.Change
+	for _, c := range old {
+		if !kept[c.Token] {
+			lost = append(lost, c)
+		}
+	}
+	return lost
+}
+
+// MessagesOf are the messages that changes wrote or took.
+func MessagesOf(changes []audit.Change) []uuid.UUID {
+	var all []uuid.UUID
+	for _, c := range changes {
+		if c.What == audit.OfMessage || c.What == audit.OfTaken {
+			all = append(all, c.Message)
+		}
+	}
+	return all
+}
+
+// DeadLetters counts what consumers have given up, by the management API: it lies in queues of their own.
+func DeadLetters(ctx context.Context, adminURL string) (int, error) {
+	var queues []struct {
+		Name     string
+		Messages int
+	}
+	if err := testenv.Admin(ctx, adminURL, http.MethodGet, "/api/queues", nil, &queues); err != nil {
+		return 0, err
+	}
+	n := 0
+	for _, q := range queues {
+		if strings.Contains(q.Name, "failed") {
+			n += q.Messages
+		}
+	}
+	return n, nil
 }

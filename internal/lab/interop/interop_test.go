@@ -9,20 +9,28 @@ import (
 	"encoding/json"
 	"errors"
 	"flag"
+	"fmt"
+	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/uuid"
 
 	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/inboxamqp"
 	"github.com/holdfast-go/holdfast/internal/ids"
 	"github.com/holdfast-go/holdfast/internal/testenv"
-	outbox "github.com/holdfast-go/holdfast/outbox/driver"
+	"github.com/holdfast-go/holdfast/internal/testenv/pgtest"
+	"github.com/holdfast-go/holdfast/outbox"
+	outboxdriver "github.com/holdfast-go/holdfast/outbox/driver"
 	"github.com/holdfast-go/holdfast/outbox/format"
+	"github.com/holdfast-go/holdfast/outbox/outboxamqp"
+	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
 )
 
 func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }
@@ -118,7 +126,7 @@ type broker interface {
 	// task tells a peer where it is.
 	task() task
 	// publish has our publisher send messages to the orders.
-	publish(t *testing.T, form format.Symfony, msgs ...outbox.Message)
+	publish(t *testing.T, form format.Symfony, msgs ...outboxdriver.Message)
 	// consume has our consumer read a place until the test ends.
 	consume(t *testing.T, place string, form format.Symfony, handle func(*inbox.Message) error)
 	// dead is where our consumer's dead letters of the orders are, of class unrecoverable.
@@ -203,8 +211,8 @@ const (
 
 func stamped() format.Symfony { return format.Symfony{Classes: classes, IDStamp: appStamp} }
 
-func order(id string) outbox.Message {
-	return outbox.Message{
+func order(id string) outboxdriver.Message {
+	return outboxdriver.Message{
 		ID: ids.New(), Name: "order.placed", Body: []byte(`{"orderId":"` + id + `","total":4200}`), ContentType: "application/json",
 		Headers: map[string]string{"tenant": "go"}, CreatedAt: time.Now(),
 	}
@@ -225,4 +233,171 @@ func (r received) next(t *testing.T) *inbox.Message {
 		t.Fatal("nothing comes")
 		return nil
 	}
+}
+
+// languages are those of the peers beside PHP, with Debian's Python.
+var languages = map[string][]string{"python": {"/usr/bin/python3", "python.py"}, "node": {"node", "node.js"}}
+
+// inEach runs a test for each language.
+func inEach(t *testing.T, run func(t *testing.T, name string, program []string)) {
+	for name, program := range languages {
+		t.Run(name, func(t *testing.T) { run(t, name, program) })
+	}
+}
+
+// We handle what others send as examples/guides/wire.md says, with a key also from the partition of its
+// slot.
+func TestLanguagesToGo(t *testing.T) {
+	inEach(t, func(t *testing.T, name string, program []string) {
+		b := newRabbit(t)
+		got := make(received, 100)
+		cfg := consumerConfig()
+		cfg.Ordered = true
+		c, err := inboxamqp.NewConsumer(b.Dial, "partitioned", processor(got.handle), inboxamqp.Config{
+			ConsumerConfig: cfg, Bindings: []inboxamqp.Binding{{Exchange: "orders", Key: "order.*"}}, Classic: true, Partitions: 4,
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		start(t, c)
+		var messages []task
+		for _, key := range []string{"", "customer-1", "customer-2", "Kunde Ü", "customer-4"} {
+			m := task{"orderId": "A-" + key, "total": 4200}
+			if key != "" {
+				m["key"] = key
+			}
+			messages = append(messages, m)
+		}
+		plain := make(received, 100)
+		b.consume(t, "orders", format.Symfony{}, plain.handle)
+		events := peer(t, program, task{"action": "send", "dsn": b.URL, "messages": messages})
+		sent := map[string]event{}
+		for _, e := range events {
+			sent[e.MessageID] = e
+		}
+		check := func(m *inbox.Message) {
+			e, known := sent[m.ID.String()]
+			if !known || m.Name != "order.placed" || m.ContentType != "application/json" || m.Headers["tenant"] != name || m.Headers["number"] != "7" ||
+				m.Key != strings.TrimPrefix(e.OrderID, "A-") || !strings.Contains(string(m.Body), `"total":`) {
+				t.Errorf("received %+v of %+v", m, e)
+			}
+		}
+		for range messages {
+			check(plain.next(t))
+		}
+		for range messages { // each once: it is in one partition
+			check(got.next(t))
+		}
+		if len(got) > 0 {
+			t.Errorf("%d too many", len(got))
+		}
+	})
+}
+
+// Others read what we publish.
+func TestGoToLanguages(t *testing.T) {
+	inEach(t, func(t *testing.T, name string, program []string) {
+		b := newRabbit(t)
+		light, full := order("A-1"), order("A-2")
+		light.Headers = nil
+		full.Key, full.ContentType, full.CreatedAt = "customer-7", "application/vnd.shop+json", time.Unix(1_700_000_000, 0)
+		b.publish(t, format.Symfony{}, light, full)
+		events := peer(t, program, task{"action": "receive", "dsn": b.URL, "from": "orders.php", "limit": 2})
+		if len(events) != 2 {
+			t.Fatalf("received %+v", events)
+		}
+		check := func(e event, m outboxdriver.Message, written int64) {
+			if e.MessageID != m.ID.String() || e.Type != m.Name || e.Body != string(m.Body) || e.Content != m.ContentType || e.Written != written {
+				t.Errorf("received %+v of %+v", e, m)
+			}
+		}
+		check(events[0], light, ids.Time(light.ID).Unix())
+		check(events[1], full, full.CreatedAt.Unix())
+		if h := events[1].Headers; h["tenant"] != "go" || h["holdfast-key"] != full.Key {
+			t.Errorf("headers %v", h)
+		}
+	})
+}
+
+// On Redis Streams Python adds entries by hand, with as few fields as wire.md allows and with all that a
+// sender may set, and reads what we publish.
+func TestStreamsWithPython(t *testing.T) {
+	b := newRedis(t)
+	program := languages["python"]
+	options := b.client.Options()
+	url := fmt.Sprintf("redis://%s/%d", options.Addr, options.DB)
+	got := make(received, 10)
+	b.consume(t, "orders", format.Symfony{}, got.handle)
+	events := peer(t, program, task{"action": "send", "redis": url, "stream": "orders", "messages": []task{
+		{"orderId": "A-1", "total": 4200}, {"orderId": "A-2", "total": 4200, "key": "Kunde Ü"},
+	}})
+	for i, wants := range []struct{ key, tenant, content string }{{}, {"Kunde Ü", "python", "application/json"}} {
+		m := got.next(t)
+		if m.ID.String() != events[i].MessageID || m.Name != "order.placed" || m.ContentType != wants.content || m.Key != wants.key ||
+			m.Headers["tenant"] != wants.tenant || !strings.Contains(string(m.Body), events[i].OrderID) {
+			t.Errorf("received %+v of %+v", m, events[i])
+		}
+	}
+
+	m := order("A-3")
+	m.Key = "customer-7"
+	other := newRedis(t)
+	other.publish(t, format.Symfony{}, m)
+	options = other.client.Options()
+	events = peer(t, program, task{"action": "receive", "redis": fmt.Sprintf("redis://%s/%d", options.Addr, options.DB), "stream": "orders"})
+	if len(events) != 2 || events[1].Pending != 0 {
+		t.Fatalf("received %+v", events)
+	}
+	e := events[0]
+	if _, err := time.Parse(time.RFC3339, e.CreatedAt); err != nil {
+		t.Error(err)
+	}
+	if e.MessageID != m.ID.String() || e.Type != m.Name || e.Key != m.Key || e.Content != m.ContentType || e.Body != string(m.Body) || e.Headers["tenant"] != "go" {
+		t.Errorf("received %+v", e)
+	}
+}
+
+// What others write into the outbox by the function of the schema a relay of ours publishes, and the
+// others read it; what is wrong is refused where it is written.
+func TestLanguagesWrite(t *testing.T) {
+	inEach(t, func(t *testing.T, name string, program []string) {
+		b := newRabbit(t)
+		pool, schema := pgtest.NewSchema(t)
+		store, err := outboxpgx.New(pool, outboxpgx.Config{Logger: slog.New(slog.DiscardHandler)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := store.Migrate(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		written := peer(t, program, task{"action": "write", "postgres": testenv.PostgresURL(t), "schema": schema, "messages": []task{
+			{"name": "order.placed", "orderId": "A-1", "key": "Kunde Ü"}, {"name": "Order.Placed", "orderId": "A-2"}, {"name": "order.placed", "orderId": "A-3"},
+		}})
+		if len(of(written, "written", "A-1"))+len(of(written, "written", "A-3")) != 2 {
+			t.Fatalf("written %+v", written)
+		}
+		if refused := of(written, "refused", "A-2"); len(refused) != 1 || !strings.HasPrefix(refused[0].Error, "22023 outbox: Name") {
+			t.Errorf("refused %+v", refused)
+		}
+		publisher, err := outboxamqp.NewPublisher(b.Dial, outboxamqp.Config{Exchange: "orders"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		relay, err := outbox.NewRelay(store, publisher, outbox.RelayConfig{Logger: slog.New(slog.DiscardHandler)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if report, err := relay.Drain(t.Context(), outbox.Bounds{}); err != nil || report.Published != 2 {
+			t.Fatalf("published %+v, %v", report, err)
+		}
+		ids := map[string]event{}
+		for _, e := range peer(t, program, task{"action": "receive", "dsn": b.URL, "from": "orders.php", "limit": 2}) {
+			ids[e.MessageID] = e
+		}
+		for _, e := range written {
+			if got, ok := ids[e.MessageID]; e.Event == "written" && (!ok || got.Type != "order.placed" || got.Headers["tenant"] != name || !strings.Contains(got.Body, e.OrderID)) {
+				t.Errorf("of %+v came %+v", e, got)
+			}
+		}
+	})
 }

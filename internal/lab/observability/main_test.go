@@ -1,10 +1,22 @@
+// Package observability tests what an operator gives to Prometheus and Grafana, in modules/operator/observability, against the
+// metrics that the code exports: the dashboard, the rules, and the tests of the rules for promtool. At night a Prometheus scrapes
+// the shop, and promtool runs the tests of the rules.
 package observability
 
 import (
+	"encoding/json"
+	"fmt"
+	"io/fs"
 	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/redis/go-redis/v9/logging"
+	"go.yaml.in/yaml/v3"
 
 	"github.com/holdfast-go/holdfast/internal/lab/shop"
 	"github.com/holdfast-go/holdfast/internal/testenv"
@@ -15,4 +27,279 @@ func TestMain(m *testing.M) {
 	code := testenv.Run(m)
 	shop.Remove()
 	os.Exit(code)
+}
+
+// folder is where the files are kept.
+const folder = "../../../modules/operator/observability"
+
+// dashboard is what the tests read of dashboard.json.
+type dashboard struct {
+	Panels []struct {
+		Title   string
+		Targets []struct{ Expr string }
+	}
+	Templating struct {
+		List []struct{ Query string }
+	}
+}
+
+// rule is an alert of rules.yaml.
+type rule struct {
+	Alert       string
+	Expr        string
+	Annotations map[string]string
+}
+
+// ruleTest is a case of rules_test.yaml.
+type ruleTest struct {
+	Name        string
+	InputSeries []struct{ Series string } `yaml:"input_series"`
+	Alerts      []struct {
+		Alertname string
+		Expected  []struct{} `yaml:"exp_alerts"`
+	} `yaml:"alert_rule_test"`
+}
+
+func readDashboard(t *testing.T) (d dashboard) {
+	t.Helper()
+	if err := json.Unmarshal(readFile(t, "dashboard.json"), &d); err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+func readRules(t *testing.T) []rule {
+	t.Helper()
+	var file struct {
+		Groups []struct{ Rules []rule }
+	}
+	if err := yaml.Unmarshal(readFile(t, "rules.yaml"), &file); err != nil {
+		t.Fatal(err)
+	}
+	if len(file.Groups) != 1 || len(file.Groups[0].Rules) == 0 {
+		t.Fatalf("rules.yaml has %d groups, want one with rules", len(file.Groups))
+	}
+	return file.Groups[0].Rules
+}
+
+func readRuleTests(t *testing.T) []ruleTest {
+	t.Helper()
+	var file struct{ Tests []ruleTest }
+	if err := yaml.Unmarshal(readFile(t, "rules_test.yaml"), &file); err != nil {
+		t.Fatal(err)
+	}
+	return file.Tests
+}
+
+func readFile(t *testing.T, name string) []byte {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(folder, name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return text
+}
+
+// Each alert has a runbook, and each runbook an alert.
+func TestRunbooks(t *testing.T) {
+	t.Parallel()
+	paths, err := filepath.Glob(filepath.Join(folder, "runbooks", "*.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var named []string
+	for _, r := range readRules(t) {
+		named = append(named, r.Alert)
+		if url := r.Annotations["runbook_url"]; !strings.HasSuffix(url, "/"+r.Alert+".md") {
+			t.Errorf("%s has the runbook %s", r.Alert, url)
+		}
+	}
+	for _, path := range paths {
+		name := strings.TrimSuffix(filepath.Base(path), ".md")
+		at := slices.Index(named, name)
+		if at < 0 {
+			t.Errorf("%s is of no alert", path)
+			continue
+		}
+		named = slices.Delete(named, at, at+1)
+		text := readFile(t, filepath.Join("runbooks", name+".md"))
+		for _, heading := range []string{"# " + name + "\n", "## What it means\n", "## How to look\n", "## How to mend\n", "## A false alarm\n"} {
+			if !strings.Contains("\n"+string(text), "\n"+heading) {
+				t.Errorf("%s has no heading %q", path, strings.TrimSpace(heading))
+			}
+		}
+	}
+	if len(named) > 0 {
+		t.Errorf("no runbook for %v", named)
+	}
+}
+
+// Each alert is tested to fire and to stay silent.
+func TestExamples(t *testing.T) {
+	t.Parallel()
+	fires, silent := map[string]int{}, map[string]int{}
+	for _, test := range readRuleTests(t) {
+		for _, a := range test.Alerts {
+			if len(a.Expected) > 0 {
+				fires[a.Alertname]++
+			} else {
+				silent[a.Alertname]++
+			}
+		}
+	}
+	for _, r := range readRules(t) {
+		if fires[r.Alert] == 0 || silent[r.Alert] == 0 {
+			t.Errorf("%s: %d examples fire, and %d do not; want one of each", r.Alert, fires[r.Alert], silent[r.Alert])
+		}
+	}
+}
+
+// everyExpr returns all expressions by where they stand.
+func everyExpr(t *testing.T) map[string]string {
+	t.Helper()
+	all := map[string]string{}
+	d := readDashboard(t)
+	for i, v := range d.Templating.List {
+		all[fmt.Sprintf("dashboard, variable %d", i+1)] = v.Query
+	}
+	for n, p := range d.Panels { // two may have one title
+		for i, target := range p.Targets {
+			all[fmt.Sprintf("dashboard, panel %d, %s, query %d", n+1, p.Title, i+1)] = target.Expr
+		}
+	}
+	for _, r := range readRules(t) {
+		all["alert "+r.Alert] = r.Expr
+	}
+	if len(all) < 50 {
+		t.Errorf("read %d expressions, want those of all files", len(all))
+	}
+	return all
+}
+
+var (
+	// rare are the queries for which a shop that is well has no data.
+	rare = regexp.MustCompile(`txretry_failures|outbox_(failed|given_back|stale_leases)|outcome=~"retried\|dead"|_dead_letters|_parked_|` +
+		`_lost_sessions|_stuck|idempotency_fallbacks|ratelimit_leased|_pruned`)
+	// ofServers are the queries for which a shop has data on real servers only.
+	ofServers = regexp.MustCompile(`outbox_window_fill|ratelimit_(decisions|duration)`)
+)
+
+const repository = "../../.."
+
+var (
+	documented = regexp.MustCompile("`(holdfast\\.[a-z_]+\\.[a-z_.]+)`")
+	scaledBy   = regexp.MustCompile(`metric: \{name: (\w+)\}`)
+)
+
+// checkDocuments: what documents call a metric is one, and so is what Kubernetes scales by.
+func checkDocuments(t *testing.T, known exported) {
+	t.Helper()
+	names := 0
+	err := filepath.WalkDir(repository, func(path string, entry fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if entry.IsDir() && strings.HasPrefix(entry.Name(), ".") && entry.Name() != ".." {
+			return fs.SkipDir
+		}
+		if ending := filepath.Ext(path); ending != ".md" && ending != ".yaml" {
+			return nil
+		}
+		text, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		for _, found := range documented.FindAllStringSubmatch(string(text), -1) {
+			names++
+			name := transport.ReplaceAllString(strings.ReplaceAll(found[1], ".", "_"), "holdfast_inbox_.+_")
+			if len(known.named(name+"(_total|_seconds|_ratio|_seconds_count)?")) == 0 {
+				t.Errorf("%s names %s, which nothing exports", path, found[1])
+			}
+		}
+		for _, found := range scaledBy.FindAllStringSubmatch(string(text), -1) {
+			names++
+			if len(known.named(found[1])) == 0 {
+				t.Errorf("%s scales by %s, which nothing exports", path, found[1])
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if names < 10 {
+		t.Errorf("found %d names of metrics in the documents, want those of all packages", names)
+	}
+}
+
+// use is a metric that an expression selects, with the labels it asks for and their values.
+type use struct {
+	metric string // a name, or a pattern of names
+	labels map[string][]string
+}
+
+var (
+	selector  = regexp.MustCompile(`([a-z_][a-z0-9_]*)?\{([^}]*)\}|\b(?:holdfast|process|go)_[a-z0-9_]+`)
+	matcher   = regexp.MustCompile(`(\w+)(=~|!~|!=|=)"([^"]*)"`)
+	grouping  = regexp.MustCompile(`\b(?:by|on) \(([^)]*)\)`)
+	plainText = regexp.MustCompile(`^[\w. ]+(\|[\w. ]+)*$`)
+)
+
+// usesOf reads the expressions of this package, which are simple: no string holds a brace.
+func usesOf(expr string) []use {
+	var uses []use
+	for _, found := range selector.FindAllStringSubmatch(grouping.ReplaceAllString(expr, ""), -1) {
+		u := use{metric: found[1], labels: map[string][]string{}}
+		if found[2] == "" {
+			u.metric = strings.TrimSuffix(found[0], "{}")
+		}
+		for _, m := range matcher.FindAllStringSubmatch(found[2], -1) {
+			if m[1] == "__name__" {
+				u.metric = m[3]
+				continue
+			}
+			var values []string
+			if m[2] == "=" || m[2] == "=~" && plainText.MatchString(m[3]) {
+				values = strings.Split(m[3], "|")
+			}
+			u.labels[m[1]] = values
+		}
+		uses = append(uses, u)
+	}
+	return uses
+}
+
+// groupsOf are the labels that an expression groups by.
+func groupsOf(expr string) []string {
+	var all []string
+	for _, found := range grouping.FindAllStringSubmatch(expr, -1) {
+		for name := range strings.SplitSeq(found[1], ",") {
+			all = append(all, strings.TrimSpace(name))
+		}
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
+// promtool runs it in a folder, at night: then it is installed.
+func promtool(t *testing.T, dir string, args ...string) (string, error) {
+	t.Helper()
+	testenv.Nightly(t, "promtool is installed for the night")
+	if _, err := exec.LookPath("promtool"); err != nil {
+		testenv.Missing(t, "promtool is not installed (the Debian package prometheus)")
+	}
+	cmd := exec.CommandContext(t.Context(), "promtool", args...)
+	cmd.Dir = dir
+	out, err := cmd.CombinedOutput()
+	return string(out), err
+}
+
+// Prometheus takes the rules, and they fire and stay silent as their tests say.
+func TestRules(t *testing.T) {
+	t.Parallel()
+	for _, args := range [][]string{{"check", "rules", "rules.yaml"}, {"test", "rules", "rules_test.yaml"}} {
+		if out, err := promtool(t, folder, args...); err != nil {
+			t.Errorf("promtool %v: %v\n%s", args, err, out)
+		}
+	}
 }

@@ -1,6 +1,7 @@
 package observability
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -8,9 +9,21 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/holdfast-go/holdfast/idempotency"
+	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/inboxamqp"
+	"github.com/holdfast-go/holdfast/inbox/inboxpgx"
+	"github.com/holdfast-go/holdfast/inbox/inboxredis"
+	"github.com/holdfast-go/holdfast/inbox/inboxtest"
 	"github.com/holdfast-go/holdfast/internal/lab/shop"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
@@ -150,5 +163,180 @@ func writeFile(t *testing.T, path string, text []byte) {
 	t.Helper()
 	if err := os.WriteFile(path, text, 0o644); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// found returns what the only match of an expression in a manifest of the shop captures.
+func found(t *testing.T, manifest, expression string) []string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join("../../../examples/reservation/deploy", manifest))
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := regexp.MustCompile(expression).FindAllStringSubmatch(string(text), -1)
+	if len(all) != 1 {
+		t.Fatalf("%s has %d matches of %s", manifest, len(all), expression)
+	}
+	return all[0][1:]
+}
+
+// quoted is a text in YAML's single quotes, in which only they have a meaning.
+func quoted(text string) string { return "'" + strings.ReplaceAll(text, "'", "''") + "'" }
+
+// The autoscaler of the relays reads the metric that the adapter has. However many relays report the same lag, the adapter
+// returns that lag, of the namespace that it is asked for.
+func TestAutoscalerIsGivenTheLag(t *testing.T) {
+	t.Parallel()
+	// The type AverageValue would be of the metric of each pod.
+	metric := found(t, "kubernetes.yaml", `metric: \{name: (\w+)\}\s+target: \{type: Value, value: "\d+"\}`)[0]
+	rule := found(t, "prometheus-adapter.yaml",
+		`seriesQuery: '(\w+)\{namespace!=""\}'\s+resources: \{overrides: \{namespace: \{resource: namespace\}\}\}\s+metricsQuery: '([^']*)'`)
+	if rule[0] != metric {
+		t.Errorf("the autoscaler reads %q, the adapter has %q", metric, rule[0])
+	}
+	if !strings.HasPrefix(rule[1], "max(") {
+		t.Errorf("%s grows with each relay", rule[1])
+	}
+	query := strings.NewReplacer("<<.Series>>", metric, "<<.LabelMatchers>>", `namespace="shop"`).Replace(rule[1])
+	for _, relays := range []int{1, 2, 8} {
+		t.Run(fmt.Sprint(relays, " relays"), func(t *testing.T) {
+			var b strings.Builder
+			b.WriteString("tests:\n  - interval: 1m\n    input_series:\n")
+			for i := range relays {
+				fmt.Fprintf(&b, "      - {series: %s, values: '0 5 5'}\n", quoted(fmt.Sprintf(`%s{namespace="shop",pod="relay-%d"}`, metric, i)))
+			}
+			fmt.Fprintf(&b, "      - {series: %s, values: '0 60 60'}\n", quoted(metric+`{namespace="other",pod="relay-0"}`))
+			fmt.Fprintf(&b, "    promql_expr_test:\n      - expr: %s\n        eval_time: 2m\n        exp_samples: [{labels: '{}', value: 5}]\n", quoted(query))
+			dir := t.TempDir()
+			writeFile(t, filepath.Join(dir, "lag_test.yaml"), []byte(b.String()))
+			if out, err := promtool(t, dir, "test", "rules", "lag_test.yaml"); err != nil {
+				t.Errorf("%v\n%s", err, out)
+			}
+		})
+	}
+}
+
+// books handles messages by their name: well, never, in vain, or for longer than it may.
+func (p parts) books() *inboxpgx.Store {
+	p.t.Helper()
+	books, err := inboxtest.New(p.manager(), "billing", inboxpgx.Config{MeterProvider: p.meters})
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	for name, handle := range map[string]func() error{
+		"good": func() error { return nil },
+		"weak": func() error { return errDown },
+		"bad":  func() error { return inbox.Unrecoverable(errDown) },
+		"slow": func() error { time.Sleep(time.Minute); return nil },
+	} {
+		err := inboxpgx.Handle(books, name, func(context.Context, pgx.Tx, int) error { return handle() })
+		if err != nil {
+			p.t.Fatal(err)
+		}
+	}
+	return books
+}
+
+func (p parts) consumerConfig() inbox.ConsumerConfig {
+	return inbox.ConsumerConfig{HandlerTimeout: 10 * time.Second, MeterProvider: p.meters, Logger: p.log}
+}
+
+// consumer settles messages in every way. All are delivered twice.
+func (p parts) consumer(known exported) {
+	p.consume(known, inboxtest.Config{ConsumerConfig: p.consumerConfig(), Fault: inboxtest.DeliverTwice}, "good", "weak", "bad", "slow")
+}
+
+// orderedConsumer has a key wait for its dead letter.
+func (p parts) orderedConsumer(known exported) {
+	cfg := inboxtest.Config{ConsumerConfig: p.consumerConfig()}
+	cfg.Ordered, cfg.ParkKeys = true, true
+	p.consume(known, cfg, "bad", "good")
+}
+
+func (p parts) consume(known exported, cfg inboxtest.Config, names ...string) {
+	p.t.Helper()
+	broker := inboxtest.NewBroker()
+	consumer, err := inboxtest.NewConsumer(broker, "billing", p.books(), cfg)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	stop := p.background(consumer.Run)
+	for _, name := range names {
+		m := &inbox.Message{ID: uuid.Must(uuid.NewV7()), Name: name, Key: "a", Body: []byte("1")}
+		if err := broker.Send(p.t.Context(), m); err != nil {
+			p.t.Fatal(err)
+		}
+	}
+	for range 20 { // dead letters are counted while somebody looks
+		time.Sleep(5 * time.Second)
+		known.gather(p.t, p.registry)
+	}
+	stop()
+}
+
+func (p parts) amqpConsumer() func(context.Context) error {
+	consumer, err := inboxamqp.NewConsumer(noRabbitMQ, "billing", p.books(), inboxamqp.Config{ConsumerConfig: p.consumerConfig()})
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	return consumer.Run
+}
+
+func (p parts) redisConsumer(client *redis.Client) func(context.Context) error {
+	cfg := inboxredis.Config{ConsumerConfig: p.consumerConfig()}
+	cfg.Name = "billing"
+	consumer, err := inboxredis.NewConsumer(client, "billing", p.books(), cfg)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	return consumer.Run
+}
+
+// startShop runs a shop in which holds soon expire.
+func startShop(t *testing.T, env []string, flags ...string) *shop.Process {
+	t.Helper()
+	return shop.Start(t, env, append([]string{"-hold=1s", "-sweep=@every 1s", "-user-limit=20"}, flags...)...)
+}
+
+// load has users hold seats, each request twice, until ctx ends. What they do not confirm expires.
+func load(ctx context.Context, address string) {
+	client := &http.Client{Timeout: time.Minute}
+	defer client.CloseIdleConnections()
+	post := func(user, path, body string) (answer []byte) {
+		key := string(idempotency.NewKey())
+		for range 2 {
+			req, err := http.NewRequestWithContext(ctx, http.MethodPost, address+path, strings.NewReader(body))
+			if err != nil {
+				return nil
+			}
+			req.Header.Set("X-Mock-User-Id", user)
+			req.Header.Set("Idempotency-Key", key)
+			req.Header.Set("Content-Type", "application/json")
+			resp, err := client.Do(req)
+			if err != nil {
+				return nil
+			}
+			answer, _ = io.ReadAll(resp.Body) // half an answer is none
+			_ = resp.Body.Close()
+		}
+		return answer
+	}
+	rest := func() {
+		select {
+		case <-time.After(20 * time.Millisecond):
+		case <-ctx.Done():
+		}
+	}
+	for user := 0; ctx.Err() == nil; user++ {
+		rest()
+		var event struct{ ID string }
+		name := fmt.Sprint("user-", user)
+		if json.Unmarshal(post(name, "/api/events", `{"name":"Concert","seats":50}`), &event) != nil {
+			continue
+		}
+		for range 15 {
+			post(name, "/api/reservations", `{"event_id":"`+event.ID+`","quantity":1}`)
+			rest()
+		}
 	}
 }

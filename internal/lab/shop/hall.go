@@ -4,19 +4,30 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
 	"net/http"
+	"net/url"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
+	"testing"
 	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/redis/go-redis/v9"
 
 	"github.com/holdfast-go/holdfast/idempotency"
 	"github.com/holdfast-go/holdfast/internal/lab/load"
+	"github.com/holdfast-go/holdfast/internal/runloop"
+	"github.com/holdfast-go/holdfast/internal/testenv"
+	"github.com/holdfast-go/holdfast/internal/testenv/amqptest"
+	"github.com/holdfast-go/holdfast/internal/testenv/pgtest"
+	"github.com/holdfast-go/holdfast/internal/testenv/redistest"
 )
 
 const (
@@ -246,4 +257,187 @@ func (h *Hall) send(req *http.Request, into any) (kind string, err error) {
 		err = json.Unmarshal(body, into)
 	}
 	return kind, err
+}
+
+// Place is where shops run one after the other: the program, and servers of its own that each run
+// finds empty. Postgres notes when transactions commit, which servers elsewhere seldom do.
+type Place struct {
+	Postgres, Redis, RabbitMQ *testenv.Server
+	runs                      int
+}
+
+// Open starts the servers and builds the program. The caller must Close the place. Broker are further lines of
+// rabbitmq.conf.
+func Open(ctx context.Context, broker ...string) (_ *Place, err error) {
+	p := &Place{}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, p.Close())
+		}
+	}()
+	for _, server := range []struct {
+		into  **testenv.Server
+		kind  testenv.Kind
+		extra []string
+	}{
+		{&p.Postgres, testenv.Postgres, []string{"-c", "track_commit_timestamp=on"}},
+		{&p.Redis, testenv.Redis, nil},
+		{&p.RabbitMQ, testenv.RabbitMQ, broker},
+	} {
+		if *server.into, err = testenv.Launch(ctx, server.kind, server.extra...); err != nil {
+			return nil, err
+		}
+	}
+	_, err = Binary()
+	return p, err
+}
+
+// Close ends the servers and removes the program.
+func (p *Place) Close() error {
+	Remove()
+	var errs []error
+	for _, s := range slices.Backward([]*testenv.Server{p.Postgres, p.Redis, p.RabbitMQ}) {
+		if s != nil {
+			errs = append(errs, s.Close())
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Data is what one run leaves on the servers.
+type Data struct {
+	Conn    *pgx.Conn
+	Servers Servers
+	place   *Place
+	name    string
+}
+
+// NewData makes a database and a virtual host, and empties Redis.
+func (p *Place) NewData(ctx context.Context) (*Data, error) {
+	opts, err := redis.ParseURL(p.Redis.URL())
+	if err != nil {
+		return nil, err
+	}
+	client := redis.NewClient(opts)
+	err = errors.Join(client.FlushAll(ctx).Err(), client.Close())
+	if err != nil {
+		return nil, err
+	}
+	p.runs++
+	d := &Data{place: p, name: fmt.Sprintf("shop_%d", p.runs)}
+	if err := p.exec(ctx, "CREATE DATABASE "+d.name); err != nil {
+		return nil, err
+	}
+	if err := testenv.AddVHost(ctx, p.RabbitMQ.AdminURL(), d.name); err != nil {
+		return nil, err
+	}
+	u, err := url.Parse(p.Postgres.URL())
+	if err != nil {
+		return nil, err
+	}
+	u.Path = d.name
+	d.Servers = Servers{Database: u.String(), Redis: p.Redis.URL(), Broker: p.RabbitMQ.URL() + d.name}
+	d.Conn, err = pgx.Connect(ctx, u.String())
+	return d, err
+}
+
+// exec runs a statement outside of every run's database.
+func (p *Place) exec(ctx context.Context, sql string) error {
+	conn, err := pgx.Connect(ctx, p.Postgres.URL())
+	if err != nil {
+		return err
+	}
+	_, err = conn.Exec(ctx, sql)
+	return errors.Join(err, conn.Close(ctx))
+}
+
+// Vacuum leaves the tables as those of a shop that runs for long are.
+func (d *Data) Vacuum(ctx context.Context) error {
+	_, err := d.Conn.Exec(ctx, "VACUUM ANALYZE")
+	return err
+}
+
+// Drop removes the database and the virtual host.
+func (d *Data) Drop() error {
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	return errors.Join(d.Conn.Close(ctx), d.place.exec(ctx, "DROP DATABASE "+d.name+" WITH (FORCE)"),
+		testenv.RemoveVHost(ctx, d.place.RabbitMQ.AdminURL(), d.name))
+}
+
+// learnPatience is how long a read model may take for what was committed.
+const learnPatience = 2 * time.Minute
+
+// UntilLearnt waits until the read model shows every reservation.
+func (d *Data) UntilLearnt(ctx context.Context) error {
+	for patience := time.Now().Add(learnPatience); ; {
+		var missing int
+		err := d.Conn.QueryRow(ctx, "SELECT (SELECT count(*) FROM reservations) - (SELECT count(*) FROM reservation_states)").Scan(&missing)
+		if err != nil || missing == 0 {
+			return err
+		}
+		if time.Now().After(patience) {
+			return fmt.Errorf("the read model lacks %d reservations", missing)
+		}
+		if err := runloop.Sleep(ctx, 50*time.Millisecond); err != nil {
+			return err
+		}
+	}
+}
+
+// Now is the database's clock.
+func (d *Data) Now(ctx context.Context) (now time.Time, err error) {
+	err = d.Conn.QueryRow(ctx, "SELECT clock_timestamp()").Scan(&now)
+	return now, err
+}
+
+const oversoldSQL = `
+SELECT count(*) FROM (
+	SELECT event_id, unnest(seats) FROM reservations WHERE status IN ('held', 'confirmed') GROUP BY 1, 2 HAVING count(*) > 1
+) AS twice`
+
+// Audit counts the seats that more than one reservation has. It is an error if fewer reservations are there
+// than clients were told of.
+func (d *Data) Audit(ctx context.Context, told int) (oversold int, err error) {
+	var reservations int
+	err = d.Conn.QueryRow(ctx, "SELECT ("+oversoldSQL+"), (SELECT count(*) FROM reservations)").Scan(&oversold, &reservations)
+	if err == nil && reservations < told {
+		err = fmt.Errorf("%d reservations, and %d clients were told that they have one", reservations, told)
+	}
+	return oversold, err
+}
+
+// A reservation and its row in the read model are written once each here, so xmin is what committed them.
+const learntSQL = `
+SELECT percentile_disc(ARRAY[0.5, 0.99]) WITHIN GROUP (ORDER BY
+	1000 * extract(epoch FROM pg_xact_commit_timestamp(s.xmin) - pg_xact_commit_timestamp(r.xmin))::double precision)
+FROM reservations r JOIN reservation_states s ON s.reservation_id = r.id
+WHERE r.created_at >= $1`
+
+// Learnt returns p50 and p99 of the milliseconds from the commit of a reservation to the commit that shows
+// it in the read model, by the database's clock, of all reservations since then.
+func (d *Data) Learnt(ctx context.Context, since time.Time) ([2]float64, error) {
+	var waits []float64
+	err := d.Conn.QueryRow(ctx, learntSQL, since).Scan(&waits)
+	if err == nil && len(waits) != 2 {
+		err = fmt.Errorf("no reservation since %v", since)
+	}
+	if err != nil {
+		return [2]float64{}, err
+	}
+	return [2]float64(waits), nil
+}
+
+// Servers are the addresses of what a shop stands on.
+type Servers struct{ Database, Redis, Broker string }
+
+// Shared returns a corner of each shared server.
+func Shared(t testing.TB) Servers {
+	t.Helper()
+	return Servers{pgtest.URL(t), redistest.URL(t), amqptest.New(t).URL}
+}
+
+// Env is how a shop with -backend=services learns of them.
+func (s Servers) Env() []string {
+	return []string{"DATABASE_URL=" + s.Database, "REDIS_URL=" + s.Redis, "AMQP_URL=" + s.Broker}
 }

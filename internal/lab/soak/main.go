@@ -33,9 +33,11 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 	"time"
 
@@ -168,4 +170,171 @@ func (p part) run(ctx context.Context, s sizes, r *report, to string, out io.Wri
 		return r.verdict()
 	}
 	return errors.Join(r.save(to), r.verdict())
+}
+
+// report is what a part found out.
+type report struct {
+	Part     string
+	Command  string
+	Commit   string
+	Began    time.Time
+	Took     string
+	Machine  string
+	Notes    []string
+	Tables   []table
+	Findings []finding
+}
+
+// table has texts.
+type table struct {
+	Title   string
+	Columns []string
+	Rows    [][]string
+}
+
+func (t *table) add(cells ...string) { t.Rows = append(t.Rows, cells) }
+
+// finding is what had to be true.
+type finding struct {
+	What string
+	OK   bool
+}
+
+func (r *report) note(format string, args ...any) {
+	r.Notes = append(r.Notes, fmt.Sprintf(format, args...))
+}
+
+func (r *report) find(ok bool, format string, args ...any) {
+	r.Findings = append(r.Findings, finding{fmt.Sprintf(format, args...), ok})
+}
+
+// atMost finds that a figure is at most so many times what it was before.
+func (r *report) atMost(what string, before, during, factor float64) {
+	r.find(during <= factor*before, "%s: %.1f, before %.1f: at most %.2f times that", what, during, before, factor)
+}
+
+// errNotSo is in the error of a verdict.
+var errNotSo = errors.New("not as they should be")
+
+// verdict is an error if something was not true.
+func (r *report) verdict() error {
+	var wrong []error
+	for _, f := range r.Findings {
+		if !f.OK {
+			wrong = append(wrong, errors.New(f.What))
+		}
+	}
+	if len(wrong) == 0 {
+		return nil
+	}
+	return fmt.Errorf("%s: %d of %d findings are %w: %w", r.Part, len(wrong), len(r.Findings), errNotSo, errors.Join(wrong...))
+}
+
+func (f finding) word() string {
+	if f.OK {
+		return "ok"
+	}
+	return "NOT SO"
+}
+
+// markdown is the report as a section of a document.
+func (r *report) markdown() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s\n\n    %s\n\n%s UTC, commit %s, took %s, %s.\n", heading(r.Part), r.Command, r.Began.UTC().Format(time.DateTime), r.Commit, r.Took, r.Machine)
+	for _, note := range r.Notes {
+		fmt.Fprintf(&b, "\n%s\n", note)
+	}
+	for _, t := range r.Tables {
+		fmt.Fprintf(&b, "\n%s:\n\n| %s |\n|%s\n", t.Title, strings.Join(t.Columns, " | "), strings.Repeat("---|", len(t.Columns)))
+		for _, row := range t.Rows {
+			fmt.Fprintf(&b, "| %s |\n", strings.Join(row, " | "))
+		}
+	}
+	fmt.Fprint(&b, "\n| | finding |\n|---|---|\n")
+	for _, f := range r.Findings {
+		fmt.Fprintf(&b, "| %s | %s |\n", f.word(), f.What)
+	}
+	return b.String()
+}
+
+func heading(part string) string { return "## " + part }
+
+const title = "# Soak\n\nWritten by `go run ./internal/lab/soak`; what the columns mean is in its package comment.\n"
+
+// save writes the report into a file, as a section that replaces that of the last run of its part.
+func (r *report) save(file string) error {
+	old, err := os.ReadFile(file)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return os.WriteFile(file, []byte(replaceSection(string(old), r.Part, r.markdown())), 0o644)
+}
+
+// replaceSection replaces the section of a part in a document, or appends it.
+func replaceSection(document, part, section string) string {
+	if document == "" {
+		document = title
+	}
+	begin := strings.Index(document, heading(part)+"\n")
+	if begin < 0 {
+		return strings.TrimRight(document, "\n") + "\n\n" + section
+	}
+	rest := document[begin+1:]
+	if _, after, ok := strings.Cut(rest, "\n## "); ok {
+		return document[:begin] + section + "\n## " + after
+	}
+	return document[:begin] + section
+}
+
+// rounds is how often what is compared takes turns: a busy machine makes both dearer for a while, and the median of the
+// ratios within one round tells them from each other.
+const rounds = 5
+
+// compared are the costs of one operation on a small table and on a large one, round by round.
+type compared struct{ small, large []cost }
+
+// alternate measures both, one after the other, some times.
+func alternate(small, large func() (cost, error)) (c compared, err error) {
+	for range rounds {
+		for _, side := range []struct {
+			measure func() (cost, error)
+			into    *[]cost
+		}{{small, &c.small}, {large, &c.large}} {
+			m, err := side.measure()
+			if err != nil {
+				return c, err
+			}
+			*side.into = append(*side.into, m)
+		}
+	}
+	return c, nil
+}
+
+// total adds rounds up.
+func total(costs []cost) (sum cost) {
+	for _, c := range costs {
+		sum.ops += c.ops
+		sum.took += c.took
+		sum.client += c.client
+		sum.postgres += c.postgres
+	}
+	return sum
+}
+
+// ratio is how many times the processor time of Postgres the large table takes.
+func (c compared) ratio() float64 {
+	var ratios []float64
+	for i, large := range c.large {
+		ratios = append(ratios, large.postgresPerOp()/c.small[i].postgresPerOp())
+	}
+	return median(ratios)
+}
+
+// noDearer is how much more an operation may cost beside much data.
+const noDearer = 1.5
+
+// sameCost finds that the operation costs about the same.
+func (r *report) sameCost(what string, c compared) {
+	r.find(c.ratio() <= noDearer, "%s takes %.2f times the processor time of Postgres that it takes beside next to nothing (median of %d rounds): at most %.2f",
+		what, c.ratio(), len(c.large), noDearer)
 }

@@ -1,8 +1,13 @@
 package audit
 
 import (
+	"fmt"
+	"maps"
 	"net/http"
 	"slices"
+	"time"
+
+	"github.com/google/uuid"
 )
 
 // codeInUse tells a client that another request with its key is under way.
@@ -198,6 +203,184 @@ func (c *check) reads() {
 		}
 		if before == "" || before == Held {
 			last[at] = a.State
+		}
+	}
+}
+
+// transitions: a reservation is made held, once, and comes to one end, once.
+func (c *check) transitions() {
+	now := map[string]string{}
+	for _, change := range c.Changes {
+		if change.What != OfReservation {
+			continue
+		}
+		from, known := now[change.Reservation]
+		ok := !known && change.Status == Held || known && from == Held && change.Status != Held
+		if !ok {
+			c.find(TwoEffects, about(change.Reservation), "%s went from %q to %q", change.Reservation, from, change.Status)
+		}
+		now[change.Reservation] = change.Status
+	}
+	for _, r := range c.Reservations {
+		if now[r.ID] != r.Status {
+			c.find(TwoEffects, about(r.ID), "%s is %s, but it was made %q", r.ID, r.Status, now[r.ID])
+		}
+	}
+}
+
+// messages: each change of a reservation wrote one message, and each message was taken once.
+func (c *check) messages() {
+	changes, written, taken := map[string]int{}, map[string]int{}, map[uuid.UUID]int{}
+	of := map[uuid.UUID]string{}
+	for _, change := range c.Changes {
+		switch change.What {
+		case OfReservation:
+			changes[change.Reservation]++
+		case OfMessage:
+			written[change.Reservation]++
+			of[change.Message] = change.Reservation
+		case OfTaken:
+			taken[change.Message]++
+		}
+	}
+	for id, n := range changes {
+		if written[id] != n {
+			c.find(NotAnnounced, about(id), "%d changes of %s wrote %d messages", n, id, written[id])
+		}
+	}
+	for message, reservation := range of {
+		switch n := taken[message]; {
+		case n == 0:
+			c.find(NotDelivered, about(reservation), "message %s of %s", message, reservation)
+		case n > 1:
+			c.find(EffectTwice, about(reservation), "message %s of %s was taken %d times", message, reservation, n)
+		}
+	}
+	for _, change := range c.Lost {
+		if change.What == OfMessage {
+			of[change.Message] = change.Reservation
+		}
+	}
+	for message := range maps.Keys(taken) {
+		if of[message] == "" {
+			c.find(WrongModel, nil, "message %s was taken, and nobody wrote it", message)
+		}
+	}
+}
+
+// model: the read model has heard of every change, once.
+func (c *check) model() {
+	effects := map[string]int{}
+	for _, change := range c.Changes {
+		if change.What == OfEffect {
+			effects[change.Reservation]++
+		}
+	}
+	changes := map[string]int{}
+	for _, change := range c.Changes {
+		if change.What == OfReservation {
+			changes[change.Reservation]++
+		}
+	}
+	for _, r := range c.Reservations {
+		switch n := changes[r.ID]; {
+		case r.Messages > n || effects[r.ID] > n:
+			c.find(EffectTwice, about(r.ID), "%d changes of %s took effect %d times", n, r.ID, max(r.Messages, effects[r.ID]))
+		case r.Known != r.Status || r.Messages != n || effects[r.ID] != n:
+			c.find(WrongModel, about(r.ID), "%s is %s after %d changes, known as %q after %d messages", r.ID, r.Status, n, r.Known, r.Messages)
+		}
+	}
+}
+
+// Untaken counts the messages that have taken no effect and are not lost.
+func (h History) Untaken() int {
+	left := map[uuid.UUID]bool{}
+	for _, c := range h.Changes {
+		if c.What == OfMessage {
+			left[c.Message] = true
+		}
+	}
+	for _, of := range [][]Change{h.Changes, h.Lost} {
+		for _, c := range of {
+			if c.What == OfTaken {
+				delete(left, c.Message)
+			}
+		}
+	}
+	return len(left)
+}
+
+// Limit is what became of the requests of one user, who sends more than the limit for each user admits.
+type Limit struct {
+	// Max is admitted in each window. Windows are aligned to the Unix epoch.
+	Max    int
+	Window time.Duration
+	Asked  []Asked
+	// Forgotten are the times at which the limiter may have lost its counts.
+	Forgotten []Forgotten
+}
+
+// Asked is one such request. The limiter decides about it at some time between Sent and Answered.
+type Asked struct {
+	Sent, Answered time.Time
+	// Status is 0 where no answer came. Such a request may have been admitted or not.
+	Status int
+}
+
+// The statuses of such a request, which has no idempotency key: that is noticed once the limiter has let it pass.
+const (
+	StatusAdmitted  = http.StatusBadRequest
+	StatusDenied    = http.StatusTooManyRequests
+	StatusUndecided = http.StatusServiceUnavailable
+)
+
+// Forgotten is a time at which the limiter may have lost its counts, Times over. Each allows the limit once more.
+type Forgotten struct {
+	From, To time.Time
+	Times    int
+}
+
+// Admitted counts what was admitted in each window, by its beginning. What may belong to either of two is left out.
+func (l Limit) Admitted() map[time.Time]int {
+	windows := map[time.Time]int{}
+	for _, a := range l.Asked {
+		window := a.Sent.UTC().Truncate(l.Window)
+		if a.Status == StatusAdmitted && window.Equal(a.Answered.UTC().Truncate(l.Window)) {
+			windows[window]++
+		}
+	}
+	return windows
+}
+
+// Most is what a window may admit.
+func (l Limit) Most(window time.Time) int {
+	most := l.Max
+	for _, f := range l.Forgotten {
+		if f.From.Before(window.Add(l.Window)) && !f.To.Before(window) {
+			most += f.Times * l.Max
+		}
+	}
+	return most
+}
+
+// Empty is a finding if the limit has denied no request: the windows then show nothing of it.
+func (l Limit) Empty() []Finding {
+	if slices.ContainsFunc(l.Asked, func(a Asked) bool { return a.Status == StatusDenied }) {
+		return nil
+	}
+	return []Finding{{NeverDenied, fmt.Sprintf("%d requests, and %d a window is the limit", len(l.Asked), l.Max)}}
+}
+
+// limits: no window admits more than the limit, but for what the limiter has forgotten, and what cannot be decided is refused.
+func (c *check) limits() {
+	for window, n := range c.Limit.Admitted() {
+		if most := c.Limit.Most(window); n > most {
+			c.find(OverLimit, nil, "%d in the window of %v from %v, at most %d may be", n, c.Limit.Window, window, most)
+		}
+	}
+	for _, a := range c.Limit.Asked {
+		if !slices.Contains([]int{0, StatusAdmitted, StatusDenied, StatusUndecided}, a.Status) {
+			c.find(Refused, nil, "the user who asks for too much was told %d", a.Status)
 		}
 	}
 }

@@ -1,10 +1,19 @@
 package browser_test
 
 import (
+	"bytes"
+	"fmt"
+	"image/png"
+	"os"
+	"path/filepath"
 	"testing"
 
 	"github.com/chromedp/chromedp"
 	"github.com/chromedp/chromedp/kb"
+
+	"github.com/holdfast-go/holdfast/internal/lab/shop"
+	"github.com/holdfast-go/holdfast/internal/testenv"
+	"github.com/holdfast-go/holdfast/internal/testenv/amqptest"
 )
 
 func TestHoldThenConfirm(t *testing.T) { onBoth(t, walkHoldThenConfirm) }
@@ -71,4 +80,252 @@ func walkLimitIsReached(v *visit) {
 	v.run("become another", chromedp.Clear(chromedp.CSS("#user")), chromedp.SendKeys(chromedp.CSS("#user"), "bob"+kb.Enter))
 	v.awaitText("#limits", "1 of 1")
 	v.hold("A2")
+}
+
+// Reservations of which messages tell after they were mended.
+const (
+	oneID = "01a20bc7-773e-70e0-8840-f22071b9cf15"
+	allID = "01a20bc7-773e-70e0-8840-f22071b9cf16"
+)
+
+// TestDeadLettersAreMended has messages with a wrong id die, and walks by keyboard from the status to the body of one,
+// and back to a status without dead letters. What the mended messages tell is in the shop's counts then.
+func TestDeadLettersAreMended(t *testing.T) { onBoth(t, walkDeadLetters) }
+
+func walkDeadLetters(v *visit) {
+	event := ask(v.tab, "event", chromedp.Evaluate[string](`document.getElementById("event").value`))
+	const letters = 3
+	v.poison(letters)
+	v.operate()
+	v.awaitText("#live", fmt.Sprint("validation ", letters))
+	v.follow(`#live a[href*="class=validation"]`, "Dead letters by kind")
+	v.awaitText(".cards .count", fmt.Sprint(letters))
+	v.awaitText(".cards .error", "invalid UUID")
+	v.follow(`.cards a[href^="letters?"]`, "Dead letters")
+	v.awaitRows(letters)
+	v.follow("tbody a", "One dead letter")
+	v.mendOne(fmt.Sprintf(`{"reservation_id":%q,"event_id":%q}`, oneID, event))
+
+	v.follow(`a[href="groups"]`, "Dead letters by kind")
+	v.awaitText(".cards .count", fmt.Sprint(letters-1))
+	v.follow(`.cards a[href*="what=retry"]`, "Before it begins")
+	v.mendAll(fmt.Sprintf(`{"reservation_id":%q,"event_id":%q}`, allID, event), letters-1)
+
+	v.follow(`a[href="groups"]`, "Dead letters by kind")
+	v.awaitText("main", "There is none.")
+	v.follow(`nav a[href="log"]`, "What operators did")
+	for _, reason := range []string{"one by hand", "the others by a patch"} {
+		v.awaitText("tbody", reason)
+	}
+	v.awaitText("tbody", "edit and retry")
+	v.awaitText("tbody", v.operator())
+	v.open(v.url + "/")
+	v.awaitText("#stats", "2 held")
+	v.awaitText("#count-dead", "0")
+}
+
+// mendOne looks at the body of the letter that is shown, writes another one, and retries it.
+func (v *visit) mendOne(body string) {
+	v.t.Helper()
+	v.awaitText("dl", "reservation.held")
+	v.awaitText("dl .error", "invalid UUID")
+	v.await("the body is not shown", `!document.querySelector("pre")`)
+	v.follow(`a[href*="body=1"]`, "One dead letter")
+	v.awaitText("pre", `"reservation_id": "poison"`)
+	v.await("headers", `[...document.querySelectorAll("h2")].some((h) => h.textContent === "Headers")`)
+
+	v.press("summary", kb.Enter)
+	v.wantAccessible("a letter with its body")
+	v.fill(`textarea[name="edited"]`, body)
+	v.follow("details button", "Before it begins")
+	v.awaitText(".headline", "1 would be sent again")
+	v.awaitText("pre", oneID)
+	v.fill(`input[name="reason"]`, "one by hand")
+	v.follow(".actions button", "A change")
+	v.awaitText("#live", "1 retried")
+	v.wantAccessible("a change that has ended")
+}
+
+// mendAll gives the letters of the preview that is shown a patch, and retries them.
+func (v *visit) mendAll(patch string, count int) {
+	v.t.Helper()
+	v.awaitText(".headline", fmt.Sprintf("%d would be sent again", count))
+	v.press("summary", kb.Enter)
+	v.fill(`textarea[name="patch"]`, patch)
+	v.follow(`button[formaction="preview"]`, "Before it begins")
+	v.awaitText("pre", allID)
+	v.wantAccessible("a preview with a patch")
+	v.fill(`input[name="reason"]`, "the others by a patch")
+	v.follow(".actions button", "A change")
+	v.awaitText("#live", fmt.Sprintf("%d retried", count))
+}
+
+// poison has the consumer given messages that no attempt can process.
+func (v *visit) poison(count int) {
+	v.t.Helper()
+	for n := range count {
+		v.click("#poison")
+		v.awaitText("#count-dead", fmt.Sprint(n+1))
+	}
+}
+
+// operator is who the operator's page says that its visitor is.
+func (v *visit) operator() string {
+	if v.servers == nil {
+		return "visitor"
+	}
+	return "ada"
+}
+
+func TestCrowdIsSoldEverySeatOnce(t *testing.T) { onBoth(t, walkCrowd) }
+
+func walkCrowd(v *visit) {
+	v.click("#burst")
+	v.awaitText("#oversold", "oversold: 0")
+	v.awaitText("#result", "50 seats were given away, and the messages tell of 50 reservations.")
+	v.awaitText("#result", "409 SEATS_UNAVAILABLE150")
+	v.awaitText("#result", "20150")
+	v.awaitHeld(50)
+	v.awaitCount("updated", 50)
+	v.awaitText("#count-outbox", "0")
+	v.awaitText("#count-queue", "0")
+}
+
+// TestDuplicatesTakeEffectOnce has a limit that no crowd uses up, since each duplicate takes a unit until it is answered.
+func TestDuplicatesTakeEffectOnce(t *testing.T) { onBoth(t, walkDuplicates, "-user-limit=100000") }
+
+func walkDuplicates(v *visit) {
+	v.click("#duplicates")
+	v.awaitText("#effects", "reservations made: 1")
+	v.awaitText("#result", "All were given the same answer.")
+	v.awaitText("#result", "201, replayed49")
+	v.awaitHeld(1)
+	v.awaitCount("transaction", 2)
+}
+
+func TestPoisonMessage(t *testing.T) { onBoth(t, walkPoison) }
+
+func walkPoison(v *visit) {
+	v.click("#poison")
+	v.awaitText("#count-dead", "1")
+	v.hold("A1")
+	v.awaitText("#stats", "1 held")
+	v.awaitText("#steps", "failed: reservation.held, attempt 1")
+}
+
+// turn clicks a button that breaks something, and waits until it is broken.
+func (v *visit) turn(selector string) {
+	v.t.Helper()
+	v.click(selector)
+	v.await(selector+" is on", fmt.Sprintf(`document.querySelector(%q).getAttribute("aria-pressed") === "true"`, selector))
+}
+
+// TestServersKilled has Postgres and Redis killed and started again, and the network to RabbitMQ cut.
+func TestServersKilled(t *testing.T) {
+	t.Parallel()
+	database, redis := testenv.Private(t, testenv.Postgres), testenv.Private(t, testenv.Redis, "--appendonly", "yes")
+	broker := testenv.NewProxy(t, amqptest.New(t).URL)
+	v := openShopOn(t, shop.Servers{Database: database.URL(), Redis: redis.URL(), Broker: broker.URL()})
+	v.hold("A1")
+	v.awaitText("#stats", "1 held")
+
+	check(t, database.Kill())
+	v.awaitText("#stats", "The shop cannot be read now (503")
+	v.click(seat("A2", "free"))
+	v.awaitText("#status", "503 ")
+	v.awaitText("#count-outbox", "?")
+	check(t, database.Start(t.Context()))
+	v.awaitText("#stats", "1 held")
+	v.hold("A2")
+	v.awaitText("#stats", "2 held")
+
+	check(t, redis.Kill())
+	v.awaitText("#limits", "Unknown")
+	v.awaitText("#count-updated", "?")
+	v.click(seat("A3", "free"))
+	v.awaitText("#status", "503 ")
+	check(t, redis.Start(t.Context()))
+	v.awaitText("#limits", "of 10")
+	v.hold("A3")
+	v.awaitText("#stats", "3 held")
+
+	// The shop sells without the broker, and what it has to tell waits.
+	broker.Cut()
+	v.hold("A4")
+	v.awaitText("#count-queue", "?")
+	v.awaitText("#count-outbox", "1")
+	v.awaitText("#stats", "3 held")
+	broker.Heal()
+	v.awaitText("#stats", "4 held")
+	v.awaitText("#count-outbox", "0")
+	v.awaitCount("updated", 4)
+}
+
+func check(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// maxPicture bounds a picture of a README.
+const maxPicture = 150 << 10
+
+// TestPictures takes the picture of the shop's README, which RECORD=1 renews.
+func TestPictures(t *testing.T) {
+	t.Parallel()
+	v := openShop(t)
+	v.run("size", chromedp.EmulateViewport(960, 980))
+	v.hold("B3")
+	v.click(`button[aria-label="Confirm B3"]`)
+	v.awaitSeat("B3", "sold, yours")
+	v.hold("B4")
+	v.click("#duplicates")
+	v.awaitText("#effects", "reservations made: 1")
+	v.awaitText("#stats", "2 held, 1 confirmed")
+	v.turn(`[data-server="rabbitmq"]`)
+	v.hold("C5")
+	v.awaitText("#count-outbox", "1")
+	v.picture("reservation", "page")
+}
+
+// TestOperatorPictures takes those of the operator's README and of the guide to dead letters.
+func TestOperatorPictures(t *testing.T) {
+	t.Parallel()
+	v := openShop(t)
+	v.hold("B3")
+	v.poison(3)
+	v.awaitText("#stats", "1 held")
+	v.operate()
+	v.run("size", chromedp.EmulateViewport(960, 900))
+	v.awaitText("#live", "validation 3")
+	v.await("rates", `!document.getElementById("live").textContent.includes("–")`)
+	v.picture("operator", "page")
+	v.follow(`#live a[href*="class=validation"]`, "Dead letters by kind")
+	v.follow(`.cards a[href^="letters?"]`, "Dead letters")
+	v.follow("tbody a", "One dead letter")
+	v.follow(`a[href*="body=1"]`, "One dead letter")
+	v.awaitText("pre", `"reservation_id": "poison"`)
+	v.picture("operator", "letter")
+}
+
+// picture takes what is shown, light and dark, for the folder docs of an example.
+func (v *visit) picture(example, name string) {
+	v.t.Helper()
+	dir := v.t.ArtifactDir()
+	if os.Getenv("RECORD") != "" {
+		dir = filepath.Join("../../../../examples", example, "docs")
+	}
+	for _, scheme := range schemes {
+		v.scheme(scheme)
+		v.run("to the top", chromedp.Evaluate[chromedp.Void]("document.activeElement.blur(), scrollTo(0, 0)"))
+		picture := ask(v.tab, "picture", chromedp.CaptureScreenshot())
+		config, err := png.DecodeConfig(bytes.NewReader(picture))
+		if err != nil || config.Width != 960 || len(picture) > maxPicture {
+			v.t.Errorf("%s, %s: %d wide, %d bytes, %v", name, scheme, config.Width, len(picture), err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, name+"-"+scheme+".png"), picture, 0o644); err != nil {
+			v.t.Error(err)
+		}
+	}
 }

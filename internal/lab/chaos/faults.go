@@ -1,0 +1,444 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/holdfast-go/holdfast/internal/lab/apt"
+	"github.com/holdfast-go/holdfast/internal/lab/harness"
+	"github.com/holdfast-go/holdfast/internal/testenv"
+)
+
+// fault is one thing that goes wrong and is put right again.
+type fault struct {
+	kind, target string
+	begin        func(ctx context.Context) error
+	// lasts is the time between begin and end.
+	lasts time.Duration
+	// end is nil where the fault is over as soon as it has begun.
+	end func(ctx context.Context) error
+	// forgets is how many times Redis may lose the counts of rate limits by it, in all or in part.
+	forgets int
+	// after restores what is no part of the recovery, such as a new standby. It runs beside the recovery.
+	after func(ctx context.Context) error
+}
+
+// setsPostgresClock reports whether the fault sets the clock that says when holds expire. That of Redis does not.
+func (f fault) setsPostgresClock() bool {
+	return f.kind == "clock" && strings.HasPrefix(f.target, string(testenv.Postgres))
+}
+
+// kind is a kind of fault.
+type kind struct {
+	name, what string
+	// deal returns the faults of a seed.
+	deal func(d *dealer) []fault
+	// missing says why this machine cannot have it, "" if it can.
+	missing func() string
+	// lacks says which part of it this machine cannot have, and why.
+	lacks func() (what, why string)
+}
+
+// missing says what of some kinds this machine cannot have, and why.
+func missing(chosen []kind) map[string]string {
+	all := map[string]string{}
+	for _, k := range chosen {
+		if k.missing != nil && k.missing() != "" {
+			all[k.name] = k.missing()
+		}
+		if k.lacks == nil {
+			continue
+		}
+		if what, why := k.lacks(); what != "" {
+			all[k.name+" of "+what] = why
+		}
+	}
+	return all
+}
+
+// dealer chooses the faults of a seed.
+type dealer struct {
+	s   *system
+	rng *rand.Rand
+	// previous is the binary of the version to deploy from, "" for none.
+	previous string
+}
+
+// kinds are all there are.
+func kinds() []kind {
+	return []kind{
+		{name: "kill", what: "kill -9, and started again", deal: (*dealer).kills},
+		{name: "stop", what: "SIGSTOP, and SIGCONT", deal: (*dealer).stops},
+		{name: "restart", what: "asked to end, and started again", deal: (*dealer).restarts},
+		{name: "failover", what: "the primary killed -9 and its standby promoted; Postgres synchronous, Redis as it always is", deal: (*dealer).failovers},
+		{name: "failover-async", what: "Postgres again, its standby behind: what it lacks is lost, and counted", deal: (*dealer).asyncFailovers},
+		{name: "cut", what: "connections reset, new ones refused", deal: (*dealer).cuts},
+		{name: "delay", what: "every read late", deal: (*dealer).delays},
+		{name: "half-open", what: "connections open, and silent for ever", deal: (*dealer).halfOpens},
+		{name: "lost-bytes", what: "requests arrive, answers are lost", deal: (*dealer).lostBytes},
+		{name: "disk-full", what: "no room left: on Postgres' own disk, and RabbitMQ's alarm", deal: (*dealer).fullDisks, lacks: noDisk},
+		{name: "memory-alarm", what: "RabbitMQ's alarm: publishers are blocked", deal: (*dealer).memoryAlarms},
+		{name: "flush", what: "FLUSHALL of Redis", deal: (*dealer).flushes},
+		{name: "read-only", what: "Redis a replica, as when an address moves too early; Postgres in read-only transactions", deal: (*dealer).readOnly},
+		{name: "locks", what: "a table locked by another session", deal: (*dealer).locks},
+		{name: "clock", what: "the clocks of Postgres or Redis jump", deal: (*dealer).clocks, missing: noClocks},
+		{name: "deploy", what: "a rolling deploy to the version before and back", deal: (*dealer).deploys},
+		{name: "double", what: "two faults of two kinds at once", deal: (*dealer).doubles},
+	}
+}
+
+// kindsNamed returns the kinds of a list of names, all for "".
+func kindsNamed(names string) ([]kind, error) {
+	all := kinds()
+	if names == "" {
+		return all, nil
+	}
+	var chosen []kind
+	for name := range strings.SplitSeq(names, ",") {
+		i := slices.IndexFunc(all, func(k kind) bool { return k.name == name })
+		if i < 0 {
+			return nil, fmt.Errorf("there is no kind %q", name)
+		}
+		chosen = append(chosen, all[i])
+	}
+	return chosen, nil
+}
+
+// dealAll returns the faults of a seed in their order.
+func (d *dealer) dealAll(chosen []kind) []fault {
+	var all []fault
+	for _, k := range chosen {
+		if k.missing != nil && k.missing() != "" {
+			continue
+		}
+		faults := k.deal(d)
+		d.rng.Shuffle(len(faults), func(i, j int) { faults[i], faults[j] = faults[j], faults[i] })
+		for _, f := range faults {
+			f.kind = k.name
+			all = append(all, f)
+		}
+	}
+	d.rng.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
+	return all
+}
+
+// some is how long a fault lasts: mostly seconds, and now and then longer than the timeouts and pauses of most parts.
+func (d *dealer) some() time.Duration {
+	if d.rng.IntN(10) == 0 {
+		return longer
+	}
+	return time.Duration(500+d.rng.IntN(5000)) * time.Millisecond
+}
+
+// brief is how long one of many faults of a kind lasts, so that a seed takes no longer than 20 minutes.
+func (d *dealer) brief() time.Duration {
+	return time.Duration(500+d.rng.IntN(2500)) * time.Millisecond
+}
+
+// fault returns one that lasts for some time.
+func (d *dealer) fault(target string, begin, end func(ctx context.Context) error) fault {
+	return fault{target: target, begin: begin, lasts: d.some(), end: end}
+}
+
+// doubles has two faults of different kinds happen at once: a process or a link, and something of a server.
+func (d *dealer) doubles() []fault {
+	var all []fault
+	for range 3 {
+		first := pick(d.rng, slices.Concat(d.processKills(), d.processStops(), called("half-open ", d.halfOpens()), called("cut ", d.cuts())))
+		second := pick(d.rng, slices.Concat(d.serverKills(), d.serverStops(),
+			called("memory alarm of ", d.memoryAlarms()), called("flush of ", d.flushes()), called("lost bytes of ", d.lostBytes())))
+		all = append(all, both(first, second))
+	}
+	return all
+}
+
+// called says in the targets what happens to them.
+func called(what string, faults []fault) []fault {
+	for i := range faults {
+		faults[i].target = what + faults[i].target
+	}
+	return faults
+}
+
+// both joins two faults: the second begins and ends inside of the first.
+func both(a, b fault) fault {
+	end := func(f fault) func(context.Context) error {
+		if f.end == nil {
+			return func(context.Context) error { return nil }
+		}
+		return f.end
+	}
+	return fault{
+		target: a.target + " + " + b.target, lasts: max(a.lasts, b.lasts), forgets: a.forgets + b.forgets,
+		begin: func(ctx context.Context) error {
+			err := a.begin(ctx)
+			if err != nil && !errors.Is(err, harness.ErrPromise) {
+				return err
+			}
+			return errors.Join(err, b.begin(ctx)) // what ends must have begun
+		},
+		end: func(ctx context.Context) error { return errors.Join(end(b)(ctx), end(a)(ctx)) },
+	}
+}
+
+func pick[T any](rng *rand.Rand, from []T) T { return from[rng.IntN(len(from))] }
+
+// fakeTime returns the library that sets the clock of a process it is loaded into, of Debian's package libfaketime; ""
+// where there is none. It reaches programs that ask the C library for the time: Postgres and Redis do, those of Go do not.
+func fakeTime() string {
+	for _, pattern := range []string{"/usr/lib/*/faketime/libfaketime.so.1", "/usr/lib/faketime/libfaketime.so.1"} {
+		if found, _ := filepath.Glob(pattern); len(found) > 0 { // the only error is a malformed pattern
+			return found[0]
+		}
+	}
+	return ""
+}
+
+// openClock has the pair's servers read how much their clock is wrong.
+func (p *pair) openClock() error {
+	p.clock = filepath.Join(p.s.dir, string(p.spec.Kind)+".clock")
+	// Redis' jemalloc asks for the time before libfaketime is ready for that, and hangs: the C library's own malloc,
+	// named before it, takes its place.
+	p.spec.Env = append(p.spec.Env, "LD_PRELOAD="+fakeTime()+":libc.so.6", "FAKETIME_TIMESTAMP_FILE="+p.clock,
+		"FAKETIME_CACHE_DURATION=1", "FAKETIME_DONT_FAKE_MONOTONIC=1")
+	return p.setClock(0)
+}
+
+// setClock makes the clock of both servers so much wrong, within two seconds.
+func (p *pair) setClock(wrong time.Duration) error {
+	// A new file in place of the old one: a server that reads it meanwhile sees one or the other.
+	fresh := p.clock + ".new"
+	if err := os.WriteFile(fresh, fmt.Appendf(nil, "%+d\n", int64(wrong/time.Second)), 0o644); err != nil {
+		return err
+	}
+	return os.Rename(fresh, p.clock)
+}
+
+// getTools installs the servers that are missing, and libfaketime, where it can. Without libfaketime the clocks are left
+// alone, and the report says so.
+func getTools(ctx context.Context) error {
+	if fakeTime() == "" && apt.CanInstall() {
+		if err := apt.Install(ctx, "libfaketime"); err != nil {
+			fmt.Fprintln(os.Stderr, "chaos: no libfaketime:", err)
+		}
+	}
+	if missing := testenv.ServersMissing(); len(missing) > 0 && apt.CanInstall() {
+		return apt.Install(ctx, missing...)
+	}
+	return nil
+}
+
+// endPatience is how long a process may take to end: what the shop allows itself, and as much again for a busy machine.
+const endPatience = 90 * time.Second
+
+// victims are the processes that something happens to: one of each role, and all of one.
+func (d *dealer) victims() map[string][]*process {
+	all := map[string][]*process{}
+	names := []string{"api", "relay", "consumer", "sweeper"}
+	for _, role := range names {
+		p := pick(d.rng, d.s.named(role))
+		all[p.Name] = []*process{p}
+	}
+	role := pick(d.rng, names)
+	all["every "+role] = d.s.named(role)
+	return all
+}
+
+// toVictims returns a fault for each of some processes.
+func (d *dealer) toVictims(what string, begin, end func(ctx context.Context, p []*process) error) []fault {
+	var all []fault
+	victims := d.victims()
+	for _, name := range sortedKeys(victims) {
+		all = append(all, d.fault(name+what,
+			func(ctx context.Context) error { return begin(ctx, victims[name]) },
+			func(ctx context.Context) error { return end(ctx, victims[name]) }))
+	}
+	return all
+}
+
+func (d *dealer) processKills() []fault {
+	return d.toVictims(" killed",
+		func(_ context.Context, victims []*process) error {
+			errs := make([]error, len(victims))
+			for i, p := range victims {
+				errs[i] = p.kill()
+			}
+			return errors.Join(errs...)
+		},
+		func(_ context.Context, victims []*process) error { return d.s.replace(victims...) })
+}
+
+// kill ends the process. One that has ended by itself breaks a promise, which its successor would hide.
+func (p *process) kill() error {
+	if p.Ended() {
+		return fmt.Errorf("%w: %s", harness.ErrPromise, harness.EndedByItself(p.Name))
+	}
+	p.Kill()
+	return nil
+}
+
+// killedInHand are processes that are killed when they have messages in hand: their server holds the answers.
+func (d *dealer) killedInHand() []fault {
+	inHand := func(role string, kind testenv.Kind) fault {
+		p := pick(d.rng, d.s.named(role))
+		f := d.fault(p.Name+" killed with messages in hand",
+			func(context.Context) error {
+				p.links[kind].Pause()
+				return nil
+			},
+			func(context.Context) error {
+				killed := p.kill()
+				p.links[kind].Resume()
+				return errors.Join(killed, d.s.replace(p))
+			})
+		f.lasts = time.Second
+		return f
+	}
+	return []fault{inHand("relay", testenv.RabbitMQ), inHand("consumer", testenv.Postgres)}
+}
+
+func (d *dealer) processStops() []fault {
+	all := func(sig syscall.Signal) func(context.Context, []*process) error {
+		return func(_ context.Context, victims []*process) error {
+			for _, p := range victims {
+				if err := p.Signal(sig); err != nil {
+					return err
+				}
+			}
+			return nil
+		}
+	}
+	return d.toVictims(" stopped", all(syscall.SIGSTOP), all(syscall.SIGCONT))
+}
+
+func (d *dealer) processRestarts() []fault {
+	faults := d.toVictims(" restarted",
+		func(_ context.Context, victims []*process) error { return d.s.terminate(victims...) },
+		func(_ context.Context, victims []*process) error { return d.s.replace(victims...) })
+	for i := range faults {
+		faults[i].lasts = 0
+	}
+	return faults
+}
+
+// terminate asks processes to end, and waits until they have.
+func (s *system) terminate(processes ...*process) error {
+	errs := make([]error, len(processes))
+	var ending sync.WaitGroup
+	for i, p := range processes {
+		ending.Go(func() {
+			if _, err := p.Terminate(endPatience); err != nil {
+				p.Kill()
+				errs[i] = fmt.Errorf("%w: %w", harness.ErrPromise, err)
+			}
+		})
+	}
+	ending.Wait()
+	return errors.Join(errs...)
+}
+
+// deploys replaces one process after the other by the version before, and then by this one again.
+func (d *dealer) deploys() []fault {
+	if d.previous == "" {
+		return nil
+	}
+	roll := func(ctx context.Context, binary string) error {
+		for _, i := range d.rng.Perm(len(d.s.processes)) {
+			p := d.s.processes[i]
+			if err := d.s.terminate(p); err != nil {
+				return err
+			}
+			if err := p.Start(binary); err != nil {
+				return err
+			}
+			if err := p.AwaitListening(harness.StartPatience); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	f := d.fault("every process, one after the other",
+		func(ctx context.Context) error { return roll(ctx, d.previous) },
+		func(ctx context.Context) error { return roll(ctx, d.s.binary) })
+	return []fault{f}
+}
+
+// linked are the roles that keep connections to a server. Every process dials RabbitMQ when it starts, to declare what it
+// needs there, and only the relay and the consumer stay connected.
+var linked = []struct {
+	server testenv.Kind
+	roles  []string
+}{
+	{testenv.Postgres, []string{"api", "relay", "consumer", "sweeper"}},
+	{testenv.Redis, []string{"api"}},
+	{testenv.RabbitMQ, []string{"relay", "consumer"}},
+}
+
+// longer is above the timeouts and pauses of most parts.
+const longer = 23 * time.Second
+
+// ofRole are processes of a role: one, or all.
+func (d *dealer) ofRole(role string) (name string, of []*process) {
+	of = d.s.named(role)
+	if d.rng.IntN(2) == 0 {
+		return "every " + role, of
+	}
+	p := pick(d.rng, of)
+	return p.Name, []*process{p}
+}
+
+// toLinks returns a fault of the network for each server and role that has connections to it, and for each server and all
+// of the processes. Nil for end is for what is over as soon as it has begun.
+func (d *dealer) toLinks(begin, end func(*testenv.Proxy)) []fault {
+	var all []fault
+	for _, l := range linked {
+		for _, role := range l.roles {
+			name, of := d.ofRole(role)
+			all = append(all, d.toLink(l.server, name, of, begin, end))
+		}
+		all = append(all, d.toLink(l.server, "all", d.s.processes, begin, end))
+	}
+	if end != nil {
+		all[d.rng.IntN(len(all))].lasts = longer
+	}
+	return all
+}
+
+func (d *dealer) toLink(server testenv.Kind, name string, of []*process, begin, end func(*testenv.Proxy)) fault {
+	each := func(do func(*testenv.Proxy)) func(context.Context) error {
+		return func(context.Context) error {
+			for _, p := range of {
+				do(p.links[server])
+			}
+			return nil
+		}
+	}
+	f := fault{target: fmt.Sprintf("%s of %s", server, name), begin: each(begin)}
+	if end != nil {
+		f.lasts, f.end = d.brief(), each(end)
+	}
+	return f
+}
+
+func (d *dealer) cuts() []fault { return d.toLinks((*testenv.Proxy).Cut, (*testenv.Proxy).Heal) }
+
+func (d *dealer) delays() []fault {
+	late := time.Duration(20+d.rng.IntN(280)) * time.Millisecond
+	return d.toLinks(func(p *testenv.Proxy) { p.Delay(late) }, func(p *testenv.Proxy) { p.Delay(0) })
+}
+
+// halfOpens end as soon as they have begun: new connections are served, the old ones are never reset.
+func (d *dealer) halfOpens() []fault { return d.toLinks((*testenv.Proxy).SilenceConnections, nil) }
+
+func (d *dealer) lostBytes() []fault {
+	return d.toLinks((*testenv.Proxy).DropReplies, (*testenv.Proxy).Heal)
+}
