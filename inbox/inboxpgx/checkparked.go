@@ -38,11 +38,8 @@ func (s *Store) lookForParked(ctx context.Context, conn *pgxpool.Conn, found *ch
 }
 
 func (s *Store) lookForStopped(ctx context.Context, conn *pgxpool.Conn, found *check.Findings) error {
-	name := s.table.names.waiting
-	rows, err := conn.Query(ctx, `WITH old AS (SELECT consumer, key, stopped_at FROM `+name+` WHERE class IS NOT NULL AND stopped_at < now() - $1::interval)
-		SELECT DISTINCT ON (consumer) consumer, left(key, $2), extract(epoch FROM now() - stopped_at)::bigint,
-			(SELECT count(DISTINCT key) FROM old AS every WHERE every.consumer = old.consumer)
-		FROM old ORDER BY consumer, stopped_at LIMIT 20`, stoppedGrace, keyShown)
+	rows, err := conn.Query(ctx, `SELECT DISTINCT ON (consumer) consumer, left(key, $2), extract(epoch FROM now() - since)::bigint, count(*) OVER (PARTITION BY consumer)
+		FROM `+s.table.names.stopped+` WHERE next_at = 'infinity' AND since < now() - $1::interval ORDER BY consumer, since LIMIT 20`, stoppedGrace, keyShown)
 	if err != nil {
 		return err
 	}

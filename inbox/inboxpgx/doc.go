@@ -46,13 +46,15 @@
 // message makes none if the key is stopped: no handler runs, and the message is stored behind the letter.
 // That costs a message of a free key no round trip.
 //
-// When the letter is replayed or dropped, a Store whose consumer runs processes the messages of the key:
-// one transaction locks the key's row, deletes the message, makes its entry and runs the handler. A message
-// that fails is tried again by the consumer's RetryPolicy and may become the next dead letter. The key is
-// free when it has no messages. A message that arrives in this moment either is stored before and keeps the
+// When the letter is replayed or dropped, a Store whose consumer runs claims the key and processes its
+// messages: one transaction locks the key's row, makes the entry of the message and runs the handler. After it
+// the message is deleted. A message that fails is tried again by the consumer's RetryPolicy and may become the
+// next dead letter. The key is free when it has no messages. A message that arrives in this moment either is stored before and keeps the
 // key stopped, or finds it free: a foreign key from messages to keys makes sure.
 //
 //   - The process ends before the transaction commits: the message is there, and another process goes on.
+//   - The process ends before the message is deleted: its entry is there, and no handler runs.
+//   - The process stalls, and another one claims the key: what the first one does later changes nothing.
 //   - The process ends between a stored letter and the acknowledgement: the message comes again, and is
 //     acknowledged, since it is stored already.
 //   - Another process runs a copy of the message from before: its entry makes the two wait for each other,

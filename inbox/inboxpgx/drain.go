@@ -29,7 +29,8 @@ const (
 	drainPoll = 2 * time.Second
 
 	// drainLease is how long a key is left to the process that has claimed it and has not begun a transaction, beside
-	// the time of steps before the transaction. So late another process goes on after a crash.
+	// the time of steps before the transaction. So late another process goes on after a crash. A process that lives
+	// gives the key back before that.
 	drainLease = 10 * time.Second
 
 	// drainTurn is how many messages of a key run before other keys have a turn.
@@ -38,6 +39,8 @@ const (
 	// unavailablePause is how long a key waits when a server was missing.
 	unavailablePause = 2 * time.Second
 )
+
+var errLate = fmt.Errorf("inboxpgx: no transaction has begun within the lease: %w", inbox.ErrDraining)
 
 // drain processes the messages of stopped keys that may go on. One goroutine claims keys, and drainers run them.
 type drain struct {
@@ -48,12 +51,17 @@ type drain struct {
 	seldom telemetry.Seldom
 	halted atomic.Bool // by an operator, or that is not known yet
 
-	beside    chan struct{} // a place for each message that runs; one that runs alone has all
-	turnstile chan struct{} // to these
+	slots chan struct{} // a place for each key that runs; a message that runs alone has all
+	alone atomic.Bool   // the next message runs alone
 
 	mu      sync.Mutex
-	held    map[string]bool   // keys that go on in this process
 	strikes map[string]strike // of keys whose messages failed because a server was missing
+}
+
+// claim is a head, and when a message that has not begun is given back.
+type claim struct {
+	*driver.Head
+	until time.Time
 }
 
 // strike says how often a message failed because a server was missing while others went through.
@@ -69,8 +77,7 @@ func (s *Store) drain(ctx context.Context) {
 		return
 	}
 	d := &drain{
-		s: s, p: s.parks, cfg: *cfg, held: map[string]bool{}, strikes: map[string]strike{},
-		beside: make(chan struct{}, drainers), turnstile: make(chan struct{}, 1),
+		s: s, p: s.parks, cfg: *cfg, slots: make(chan struct{}, drainers), strikes: map[string]strike{},
 		kit: telemetry.New(scope, cfg.TracerProvider, s.cfg.MeterProvider),
 	}
 	d.halted.Store(true)
@@ -92,51 +99,39 @@ func (s *Store) drain(ctx context.Context) {
 	if observed, err := s.parks.observe(d.kit, s.count.consumer); err == nil {
 		defer observed()
 	}
-	slots := make(chan struct{}, drainers)
 	for {
-		select {
-		case slots <- struct{}{}:
-		case <-ctx.Done():
+		n, alone := 1, d.alone.Load()
+		if alone {
+			n = drainers
+		}
+		for range n {
+			select {
+			case d.slots <- struct{}{}:
+			case <-ctx.Done():
+			}
 		}
 		if ctx.Err() != nil {
 			return
 		}
-		h := d.claim(work)
-		if h == nil {
-			<-slots
+		c := d.claim(work)
+		if c.Head == nil {
+			d.alone.Store(false)
+			d.leave(n)
 			d.rest(ctx)
 			continue
 		}
-		if !d.hold(h.Key) { // its message waits for a connection longer than the lease: that is no run
-			if h.Message != nil {
-				d.complain("could not give up a waiting message", d.p.place.Retry(work, h, h.Message, d.lease()))
-			}
-			<-slots
-			continue
-		}
 		running.Go(func() {
-			defer func() { <-slots }()
-			defer d.letGo(h.Key)
-			d.key(ctx, work, h)
+			defer d.leave(n)
+			d.key(ctx, work, c, alone)
 		})
 	}
 }
 
-// hold notes that a key goes on in this process; false: it does already.
-func (d *drain) hold(key string) bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.held[key] {
-		return false
+// leave gives back places of keys.
+func (d *drain) leave(n int) {
+	for range n {
+		<-d.slots
 	}
-	d.held[key] = true
-	return true
-}
-
-func (d *drain) letGo(key string) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	delete(d.held, key)
 }
 
 func (d *drain) rest(ctx context.Context) {
@@ -163,103 +158,79 @@ func (d *drain) lease() time.Duration {
 	return d.p.lease
 }
 
-func (d *drain) claim(ctx context.Context) *driver.Head {
+func (d *drain) claim(ctx context.Context) (c claim) {
 	if d.halted.Load() {
-		return nil
+		return c
 	}
+	c.until = time.Now().Add(d.lease() - d.p.lease/5)
 	h, err := d.p.place.Claim(ctx, d.lease())
 	d.complain("could not read stopped keys", err)
-	return h
+	c.Head = h
+	return c
 }
 
 // key runs messages of a key until one fails, none is left, or others shall have their turn.
-func (d *drain) key(ctx, work context.Context, h *driver.Head) {
-	for n := 1; h != nil; n++ {
-		over := ctx.Err() != nil || d.halted.Load()
-		switch {
-		case h.Message == nil:
-			d.release(work, h)
-			return
-		case over: // the claim does not count as a run
-			d.complain("could not give up a waiting message", d.p.place.Retry(work, h, h.Message, 0))
+func (d *drain) key(ctx, work context.Context, c claim, alone bool) {
+	keep := context.WithoutCancel(work) // what became of a message is stored in the end, too
+	if alone {
+		defer d.alone.Store(false)
+	}
+	for n := 1; c.Head != nil; n++ {
+		over := n > drainTurn || ctx.Err() != nil || d.halted.Load() || n > 1 && d.alone.Load()
+		if suspect := c.Runs > 0 && c.Runs < d.cfg.MaxCrashes && !alone; suspect {
+			d.alone.Store(true)
+			over = true
+		}
+		if over || c.Message == nil {
+			d.complain("could not release a stopped key", d.p.place.Release(keep, c.Head))
+			d.p.goOn()
 			return
 		}
-		err := d.message(work, h)
-		switch {
-		case errors.Is(err, errNotFirst): // neither does it, unless another process has the message
-			d.complain("could not give up a waiting message", d.p.place.Retry(work, h, h.Message, drainLease))
-			return
-		case err != nil:
-			d.failed(work, h, err)
+		if err := d.message(work, c); err != nil {
+			d.failed(keep, c.Head, err)
 			return
 		}
-		d.clear(h)
-		if n == drainTurn || ctx.Err() != nil {
-			d.release(work, h)
-			return
-		}
-		h, err = d.p.place.Next(work, h, d.lease())
+		d.clear(c.Head)
+		var err error
+		c.until = time.Now().Add(d.lease() - d.p.lease/5)
+		c.Head, err = d.p.place.Next(keep, c.Head, d.lease())
 		d.complain("could not read a stopped key", err)
 	}
 }
 
-func (d *drain) release(ctx context.Context, h *driver.Head) {
-	d.complain("could not release a stopped key", d.p.place.Release(ctx, h))
-	d.p.goOn()
-}
-
-// message runs the message of a head. One that may have ended the process before runs alone.
-func (d *drain) message(ctx context.Context, h *driver.Head) error {
-	switch {
-	case h.Runs >= d.cfg.MaxCrashes:
+// message runs the message of a claim. It is given back if it has not begun when the lease is almost over: another
+// process would take it for one that has ended this process.
+func (d *drain) message(ctx context.Context, c claim) error {
+	if c.Runs >= d.cfg.MaxCrashes {
 		return inbox.Classed(inbox.Unrecoverable(fmt.Errorf(
-			"inboxpgx: the process ended %d times while this message was being processed", h.Runs)), inboxdriver.ClassQuarantined)
-	case h.Runs > 0:
-		defer d.places(drainers)()
-	default:
-		defer d.places(1)()
+			"inboxpgx: the process ended %d times while this message was being processed", c.Runs)), inboxdriver.ClassQuarantined)
 	}
-	ctx, end := d.span(ctx, h.Message)
+	ctx, end := d.span(ctx, c.Message)
 	ctx, cancel := context.WithTimeoutCause(ctx, d.cfg.HandlerTimeout, errTimeout)
 	defer cancel()
+	ctx, giveUp := context.WithCancelCause(ctx)
+	late := time.AfterFunc(time.Until(c.until), func() { giveUp(errLate) })
+	defer late.Stop()
 	err := errExited
 	ran := make(chan struct{})
 	go func() { // which a handler may exit
 		defer close(ran)
-		d.s.first(ctx, h, &err)
+		d.s.first(ctx, c.Head, func() { late.Stop() }, &err)
 	}()
 	<-ran
 	end(err)
 	return err
 }
 
-// places waits for so many of the drainers' places, and returns a function that gives them back.
-func (d *drain) places(n int) (giveBack func()) {
-	d.turnstile <- struct{}{} // one after the other: two suspects must not wait for each other
-	for range n {
-		d.beside <- struct{}{}
-	}
-	<-d.turnstile
-	return func() {
-		for range n {
-			<-d.beside
-		}
-	}
-}
-
-// first processes the first message of a stopped key. It sets the result also when a handler exits the goroutine.
-func (s *Store) first(ctx context.Context, h *driver.Head, result *error) {
+// first processes the first message of a stopped key, and calls begun when its transaction has. It sets the result
+// also when a handler exits the goroutine.
+func (s *Store) first(ctx context.Context, h *driver.Head, begun func(), result *error) {
 	m := *h.Message
 	m.Redelivered = true // it may have run before, and ended the process
 	msgs := []*inbox.Message{&m}
 	defer s.slots.take(ctx, msgs)()
-	b := &member{call: s.mux.Decode(msgs)[0], result: errExited, head: h}
-	defer func() {
-		if b.result == nil && b.work.one == nil { // no transaction has removed it
-			b.result = s.parks.place.Pass(ctx, h)
-		}
-		*result = b.call.End(b.result)
-	}()
+	b := &member{call: s.mux.Decode(msgs)[0], result: errExited, head: h, begun: begun}
+	defer func() { *result = b.call.End(b.result) }()
 	b.begin(ctx)
 	s.single(b)
 }
@@ -281,8 +252,8 @@ func (d *drain) failed(ctx context.Context, h *driver.Head, err error) {
 		err = place.Retry(ctx, h, advanced(h.Message, inboxdriver.Progressed(h.Message, f, decision, d.cfg.Name, now)), decision.Delay)
 	case f.Unavailable:
 		err = place.Retry(ctx, h, h.Message, unavailablePause)
-	default: // it was given back by a process that ends
-		err = place.Retry(ctx, h, h.Message, 0)
+	default: // it is given back: the process ends, or no transaction has begun
+		err = place.Release(ctx, h)
 	}
 	if !f.Unavailable {
 		d.clear(h)

@@ -19,7 +19,7 @@ func (s *Store) Grants(job string) []string {
 		return sqlident.Granted(t.schema, append(noted,
 			`SELECT, INSERT (consumer, message_id), UPDATE (processed_at), DELETE ON `+t.entries,
 			`SELECT, INSERT, UPDATE, DELETE ON `+t.attempts,
-			`SELECT, INSERT (consumer, key), UPDATE (next_at), DELETE ON `+t.stopped,
+			`SELECT, INSERT (consumer, key), UPDATE (since, next_at), DELETE ON `+t.stopped,
 			`SELECT, INSERT, UPDATE, DELETE ON `+t.waiting,
 			`SELECT ON `+t.pause)...)
 	case "operate":

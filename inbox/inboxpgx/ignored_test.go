@@ -39,7 +39,7 @@ func wantIgnored(t *testing.T, err error) {
 }
 
 // A table that takes no entry makes no duplicates of new messages, however the row was lost: alone and in batches,
-// beside a message that is a duplicate. With the isolation levels the same.
+// beside a message that is a duplicate, and where keys are stopped. With the isolation levels the same.
 func TestIgnoredEntry_isNoDuplicate(t *testing.T) {
 	t.Parallel()
 	const partitioned = `CREATE TABLE part (LIKE holdfast_inbox INCLUDING ALL) INHERITS (holdfast_inbox)`
@@ -53,6 +53,7 @@ func TestIgnoredEntry_isNoDuplicate(t *testing.T) {
 				t.Parallel()
 				pool := newPool(t)
 				p := newStore(t, newManager(t, pool), "a", inboxpgx.Config{Isolation: isolation})
+				p.Park(driver.ConsumerDefaults(inbox.ConsumerConfig{Ordered: true, ParkKeys: true}, "orders"))
 				handle(t, p, func(ctx context.Context, tx pgx.Tx, e conformance.Event) error {
 					return insertEffect(ctx, tx, "a", e.Number)
 				})
@@ -61,9 +62,15 @@ func TestIgnoredEntry_isNoDuplicate(t *testing.T) {
 				exec(t, pool, partitioned)
 				ignore(t, pool, "holdfast_inbox", "INSERT", body)
 
+				keyed := func() *inbox.Message {
+					m := event()
+					m.Key = "k"
+					return m
+				}
 				wantIgnored(t, process(t, p, event()))
+				wantIgnored(t, process(t, p, keyed()))
 				noError(t, process(t, p, known))
-				results := p.Process(t.Context(), []*inbox.Message{event(), known, event()})
+				results := p.Process(t.Context(), []*inbox.Message{event(), known, keyed()})
 				wantIgnored(t, results[0])
 				noError(t, results[1])
 				wantIgnored(t, results[2])
@@ -194,7 +201,7 @@ func (n notes) prepare(t *testing.T) []statement {
 	noError(t, n.parking.Stop(ctx, "dropped", dropped))
 	wait(t, n.parking, "stopped", waiting)
 	heads := map[string]*pgdriver.Head{}
-	for _, key := range []string{"retried", "failed", "passed", "again", "free"} {
+	for _, key := range []string{"retried", "failed", "done", "again", "free"} {
 		letter := dead(event())
 		letter.Class = "old"
 		noError(t, n.parking.Stop(ctx, key, letter))
@@ -229,8 +236,8 @@ func (n notes) prepare(t *testing.T) []statement {
 			return err
 		}},
 		{"Parking.Stop", "INSERT", func(ctx context.Context) error { return n.parking.Stop(ctx, "new", dead(event())) }},
-		{"Parking.Next", "UPDATE", func(ctx context.Context) error {
-			_, err := n.parking.Next(ctx, heads["again"], time.Hour)
+		{"Parking.Next", "DELETE, UPDATE", func(ctx context.Context) error {
+			_, err := n.parking.Next(ctx, heads["done"], time.Hour)
 			return err
 		}},
 		{"Parking.Claim of nothing", "", func(ctx context.Context) error {
@@ -243,8 +250,8 @@ func (n notes) prepare(t *testing.T) []statement {
 		{"Parking.Fail", "UPDATE", func(ctx context.Context) error {
 			return n.parking.Fail(ctx, heads["failed"], dead(heads["failed"].Message))
 		}},
-		{"Parking.Pass", "DELETE", func(ctx context.Context) error { return n.parking.Pass(ctx, heads["passed"]) }},
-		{"Parking.Release", "", func(ctx context.Context) error { return n.parking.Release(ctx, heads["free"]) }},
+		{"Parking.Release", "UPDATE", func(ctx context.Context) error { return n.parking.Release(ctx, heads["again"]) }},
+		{"Parking.Release of the last", "DELETE", func(ctx context.Context) error { return n.parking.Release(ctx, heads["free"]) }},
 		{"Parking.Scan, Return", "UPDATE", scan(stopped.Class, driver.Return)},
 		{"Parking.Scan, Drop", "DELETE, UPDATE", scan(dropped.Class, driver.Drop)},
 		{"Pause", "INSERT", func(ctx context.Context) error { return n.p.Pause(ctx, "ops", "test") }},

@@ -53,9 +53,6 @@ func (s *Store) alone(ctx context.Context, b *member) {
 					continue
 				}
 			}
-			if errors.Is(err, errNotFirst) {
-				return err
-			}
 			err = d.verdict(ctx, err)
 			if err == nil && outcome == done {
 				s.passed.Add(1)
@@ -84,6 +81,9 @@ func (d *delivery) attempt(ctx context.Context, tx pgx.Tx) error {
 		return errNoEntry
 	}
 	d.handled = true
+	if d.b.begun != nil {
+		d.b.begun()
+	}
 	err = d.fn(ctx, tx)
 	d.lost = connectionLost(ctx, tx)
 	if err != nil {
@@ -108,21 +108,24 @@ func (d *delivery) record(ctx context.Context, tx pgx.Tx) (first bool, err error
 var errNoEntry = errors.New("inboxpgx: no entry was made")
 
 // withoutEntry returns what became of a message for which no entry was made. It is a duplicate if its entry is not missing.
-// Else its key is stopped, and it waits with the key. The error is errFree if the key is stopped no more: try again.
+// Else its key is stopped, and it waits with the key. The error is errFree if the key is stopped no more: try again. If
+// that happens twice the key is not to blame.
 func (s *Store) withoutEntry(ctx context.Context, b *member, missing error) (outcome, error) {
 	switch {
-	case b.head != nil && missing == nil:
-		return duplicate, s.parks.place.Pass(ctx, b.head)
 	case b.head != nil && errors.Is(missing, ErrIgnored):
-		return done, errNotFirst
+		return done, fmt.Errorf("another process runs the key, or: %w", missing)
 	case missing == nil || b.key == "" || !errors.Is(missing, ErrIgnored):
 		return duplicate, missing
 	}
 	waits, err := s.wait(ctx, b)
-	if err == nil && !waits {
-		err = errFree
+	switch {
+	case err != nil || waits:
+		return parked, err
+	case b.free:
+		return done, missing
 	}
-	return parked, err
+	b.free = true
+	return parked, errFree
 }
 
 // entriesThere returns nil for each message that has an entry. A message without one is no duplicate: its entry

@@ -124,7 +124,7 @@ func parkAt(t *testing.T, pool *pgxpool.Pool, consumer, key string, ago time.Dur
 	dead := driver.NewDeadLetter(m, driver.Classify(errors.New("the password is secret")), consumer, time.Now())
 	noError(t, p.Stop(t.Context(), key, dead))
 	wait(t, p, key, event())
-	exec(t, pool, `UPDATE holdfast_inbox_waiting SET stopped_at = stopped_at - $1::interval WHERE message_id = $2`, ago, m.ID)
+	exec(t, pool, `UPDATE holdfast_inbox_stopped SET since = since - $1::interval WHERE consumer = $2 AND key = $3`, ago, consumer, key)
 }
 
 // wait stores a message of a stopped key.
@@ -564,8 +564,8 @@ func TestFakeKeepsWhatIsParked(t *testing.T) {
 func parkEntries(t *testing.T, pool *pgxpool.Pool, which string) {
 	t.Helper()
 	exec(t, pool, `INSERT INTO holdfast_inbox_stopped (consumer, key) VALUES ('a', 'k')`)
-	exec(t, pool, `INSERT INTO holdfast_inbox_waiting (consumer, key, message_id, replays, attempt, name, envelope, body)
-		SELECT consumer, 'k', message_id, 0, 1, 'x', '{}', '' FROM holdfast_inbox WHERE `+which)
+	exec(t, pool, `INSERT INTO holdfast_inbox_waiting (consumer, key, message_id, envelope, body)
+		SELECT consumer, 'k', message_id, '{}', '' FROM holdfast_inbox WHERE `+which)
 }
 
 // The table may be partitioned by the administrator. Rows of two partitions can have the same tuple id then, and

@@ -38,7 +38,6 @@ const (
 var (
 	errParkedFull = fmt.Errorf("inboxpgx: MaxParked messages wait behind dead letters of their keys: replay or remove dead letters: %w", inboxdriver.ErrRefused)
 	errFree       = errors.New("inboxpgx: the ordering key is stopped no more")
-	errNotFirst   = errors.New("inboxpgx: another process has the waiting message")
 )
 
 // parks stops ordering keys for the consumers of a Store: see inbox.ConsumerConfig.ParkKeys. The messages of a stopped

@@ -43,6 +43,7 @@ type yard struct {
 	fail    func(ctx context.Context, m *inbox.Message) error // nil: none fails
 	names   inboxpgx.HandlerConfig
 	pool    *pgxpool.Pool                                                        // nil: in memory
+	hangs   bool                                                                 // on Postgres: a statement of the handler hangs
 	live    func(ctx context.Context, p *mortal, change func(*inboxtest.Config)) // runs a process until it dies or ctx ends
 
 	mu      sync.Mutex
@@ -96,6 +97,10 @@ func (y *yard) handle(ctx context.Context, tx pgx.Tx, _ conformance.Event) error
 		if err := y.fail(ctx, m); err != nil {
 			return err
 		}
+	}
+	if y.hangs {
+		_, err := tx.Exec(ctx, `SELECT pg_sleep(60)`)
+		return err
 	}
 	if y.pool != nil {
 		_, err := tx.Exec(ctx, `INSERT INTO parked_done (key, number, message_id) VALUES ($1, $2, $3)`, m.Key, y.numberOf(m), m.ID)
@@ -442,27 +447,47 @@ func TestParkedMessage_quarantined(t *testing.T) {
 	})
 }
 
-// A message that waits for a connection for long, in two processes, is not taken for one that ends the process.
+// A message that waits for a connection for long, in many processes, is not taken for one that ends the process.
 func TestParkedMessage_waitsForConnection(t *testing.T) {
 	inYard(t, func(t *testing.T, y *yard) {
 		y.fail = func(_ context.Context, m *inbox.Message) error { // one transaction runs at a time
 			if m.Key == "a" {
-				time.Sleep(55 * time.Second)
+				time.Sleep(3 * time.Minute)
 			}
 			return nil
 		}
-		for range 2 {
-			y.run(func(cfg *inboxtest.Config) { cfg.MaxCrashes = 3 })
+		for range 20 {
+			y.run(func(cfg *inboxtest.Config) { cfg.HandlerTimeout = 10 * time.Minute })
 		}
 		for _, key := range []string{"a", "b"} {
 			y.stopped(key, 1, 2)
 			y.replay(inbox.Filter{})
 			time.Sleep(5 * time.Second)
 		}
-		time.Sleep(10 * time.Minute)
+		time.Sleep(30 * time.Minute)
 		y.wantOrder("a", 1, 2)
 		y.wantOrder("b", 1, 2)
 		y.wantFree()
+	})
+}
+
+// A message that a process gives back as it ends is not taken for one that has ended it, and goes on at once.
+func TestParkedMessage_cancelledIsNoCrash(t *testing.T) {
+	inYard(t, func(t *testing.T, y *yard) {
+		y.fail = func(ctx context.Context, _ *inbox.Message) error {
+			<-ctx.Done()
+			return ctx.Err()
+		}
+		y.stopped("a", 1, 2)
+		y.replay(inbox.Filter{})
+		for range 6 {
+			_, stop := y.run(func(cfg *inboxtest.Config) { cfg.ShutdownTimeout = 10 * time.Second })
+			time.Sleep(time.Minute / 2)
+			stop()
+		}
+		if h, err := y.entries.Parking("a").Claim(t.Context(), 0); h == nil || h.Runs != 0 || h.Message.Attempt != 1 || err != nil {
+			t.Errorf("%+v, error %v", h, err)
+		}
 	})
 }
 

@@ -136,10 +136,6 @@ func (p mortalParking) Next(ctx context.Context, h *pgdriver.Head, lease time.Du
 	return next, nil
 }
 
-func (p mortalParking) Pass(ctx context.Context, h *pgdriver.Head) error {
-	return p.process.step(func() error { return p.Parking.Pass(ctx, h) })
-}
-
 func (p mortalParking) Retry(ctx context.Context, h *pgdriver.Head, next *inbox.Message, delay time.Duration) error {
 	return p.process.step(func() error { return p.Parking.Retry(ctx, h, next, delay) })
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -143,8 +144,8 @@ func TestParking_arrivalBesideTheEnd(t *testing.T) {
 	pool, p, h := freeKey(t)
 	tx, err := pool.Begin(t.Context())
 	noError(t, err)
-	_, err = tx.Exec(t.Context(), `INSERT INTO holdfast_inbox_waiting (consumer, key, message_id, replays, attempt, name, envelope, body)
-		SELECT consumer, key, gen_random_uuid(), 0, 1, 'x', '{}', '' FROM holdfast_inbox_stopped WHERE key = 'k' FOR KEY SHARE`)
+	_, err = tx.Exec(t.Context(), `INSERT INTO holdfast_inbox_waiting (consumer, key, message_id, envelope, body)
+		SELECT consumer, key, gen_random_uuid(), '{}', '' FROM holdfast_inbox_stopped WHERE key = 'k' FOR KEY SHARE`)
 	noError(t, err)
 	ended := make(chan error, 1)
 	go func() { ended <- p.Release(context.Background(), h) }()
@@ -184,6 +185,60 @@ func TestParking_endBesideAnArrival(t *testing.T) {
 			t.Errorf("committed %v: %+v", commits, got)
 		}
 	}
+}
+
+// Messages of different keys do not conflict, whatever the planner thinks of tables with few rows.
+func TestParkedMessages_doNotConflict(t *testing.T) {
+	t.Parallel()
+	y := newYardOnPostgres(t)
+	cfg := y.pool.Config()
+	cfg.ConnConfig.RuntimeParams["enable_indexscan"], cfg.ConnConfig.RuntimeParams["enable_bitmapscan"] = "off", "off"
+	pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
+	noError(t, err)
+	t.Cleanup(pool.Close)
+	y.manager = newManager(t, pool)
+	var runs atomic.Int32
+	var all sync.WaitGroup
+	all.Add(4)
+	y.fail = func(context.Context, *inbox.Message) error { // the first four run at the same time
+		if runs.Add(1) <= 4 {
+			all.Done()
+			all.Wait()
+		}
+		return nil
+	}
+	for k := range 4 {
+		y.stopped(fmt.Sprint("k", k), 1, 2, 3)
+	}
+	y.replay(inbox.Filter{})
+	y.run(nil)
+	testenv.Eventually(t, func() error {
+		if keys, _ := y.waiting(); keys > 0 {
+			return fmt.Errorf("%d keys are left", keys)
+		}
+		return nil
+	})
+	if runs.Load() != 12 {
+		t.Errorf("12 messages ran %d times", runs.Load())
+	}
+}
+
+// A handler whose statement takes longer than HandlerTimeout fails, and its message has one attempt less: the outcome
+// waits until the server has ended the statement.
+func TestParkedMessage_statementTakesTooLong(t *testing.T) {
+	t.Parallel()
+	y := newYardOnPostgres(t)
+	y.hangs = true
+	y.stopped("k", 1, 2)
+	y.replay(inbox.Filter{})
+	y.run(func(cfg *inboxtest.Config) { cfg.HandlerTimeout, cfg.Retry.MaxAttempts = 500*time.Millisecond, 2 })
+	testenv.Eventually(t, func() error {
+		found, err := y.letters().List(context.Background(), inbox.Filter{})
+		if err == nil && (len(found) != 1 || found[0].Class != driver.ClassDefault || found[0].Message.Attempt != 2) {
+			err = fmt.Errorf("%+v", found)
+		}
+		return err
+	})
 }
 
 // The process may end at each packet that it sends to Postgres, before or after it is sent: see TestParkedKey_throughCrashes.

@@ -27,6 +27,9 @@ type member struct {
 	key  string       // its ordering key, where keys are stopped; empty: none
 	head *driver.Head // it is the first message of a stopped key; nil: it has come from a queue
 
+	begun func() // called when the transaction of the head has begun
+	free  bool   // the key was stopped in the last transaction, and was free after it
+
 	ended  bool // the result is the message's
 	result error
 

@@ -14,6 +14,9 @@ import (
 // message of the key that has arrived since, in that order. When the letter is returned or dropped, the messages run one
 // after the other. The key is free after the last one. A Parking has each message id once.
 //
+// A process claims a key to run its messages. A claim ends when another one is made: what its owner does later changes
+// nothing.
+//
 // It must be safe for concurrent use, in several processes. Each call without a transaction returns within a limit of
 // its own. The suite is in inboxtest/conformance.
 type Parking interface {
@@ -27,24 +30,22 @@ type Parking interface {
 	// stopped.
 	Wait(ctx context.Context, key string, m *inbox.Message) (waits bool, err error)
 
-	// Claim returns the first message of a key that may go on, or nil if there is none. For the time of the lease no
-	// other call returns the key. A lease is no lock: Take decides which process runs the message.
+	// Claim claims a key that may go on and returns its first message, or nil if there is no such key. No other call
+	// returns the key while the lease lasts, or while a transaction has taken the message.
 	Claim(ctx context.Context, lease time.Duration) (*Head, error)
-	// Next is Claim for the key of a head whose message is done.
+	// Next removes the message of a head, which is done, and claims the key's next one. It returns nil if the claim has
+	// ended.
 	Next(ctx context.Context, h *Head, lease time.Duration) (*Head, error)
-	// Take removes the message of a head and records it, as part of a transaction, and reports whether it did both.
-	// Until the transaction ends no other one can take a message of the key. It makes no entry if the message is not
-	// the key's first any more, if another transaction has the key, or if the message was recorded before.
+	// Take records the message of a head as part of a transaction, and reports whether it made the entry. Until the
+	// transaction ends nobody can claim the key. It makes no entry if the claim has ended, or if the message was recorded
+	// before.
 	Take(ctx context.Context, tx pgx.Tx, h *Head) (first bool, err error)
-	// Pass removes the message of a head that was recorded before, or that needs no record.
-	Pass(ctx context.Context, h *Head) error
-	// Retry keeps the message of a head as its next attempt, which may run after a delay. It changes nothing if
-	// another process has the message.
+	// Retry keeps the message of a head as its next attempt, which may run after a delay, and ends the claim.
 	Retry(ctx context.Context, h *Head, next *inbox.Message, delay time.Duration) error
-	// Fail makes the message of a head the dead letter that stops its key. It changes nothing if another process has
-	// the message.
+	// Fail makes the message of a head the dead letter that stops its key, and ends the claim.
 	Fail(ctx context.Context, h *Head, dead inbox.DeadLetter) error
-	// Release ends a claim: the key is free if it has no messages, else it may go on at once.
+	// Release ends a claim whose message did not run: the key goes on before others. The key is free if it has no
+	// messages.
 	Release(ctx context.Context, h *Head) error
 	// Count returns how many keys are stopped and how many messages they have, dead letters included. It counts to
 	// most at most.
@@ -58,7 +59,7 @@ type Head struct {
 	Until time.Time
 	// Message is nil if the key has no messages.
 	Message *inbox.Message
-	// Runs is how many claims of the message were followed by neither Retry nor Fail: the process may have ended while
-	// it ran.
+	// Runs is how many earlier claims of the message ended without a call of their owners: the process may have ended
+	// while the message ran.
 	Runs int
 }

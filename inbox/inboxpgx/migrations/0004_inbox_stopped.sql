@@ -1,6 +1,7 @@
 -- One row for each ordering key that is stopped by a dead letter, or that has messages left from then. It is locked
 -- FOR NO KEY UPDATE while a message of the key runs. Next_at is when the first one may run: infinity while that is a
--- dead letter.
+-- dead letter, which stopped the key at since. Each claim of the key changes next_at, and what a former claim does later
+-- has no effect.
 CREATE TABLE {{stopped}} (
     consumer text        NOT NULL,
     key      text        NOT NULL COLLATE "C",
@@ -19,13 +20,9 @@ CREATE TABLE {{waiting}} (
     key        text        NOT NULL COLLATE "C",
     seq        bigint      NOT NULL GENERATED ALWAYS AS IDENTITY,
     message_id uuid        NOT NULL,
-    replays    integer     NOT NULL,
-    attempt    integer     NOT NULL,
     runs       integer     NOT NULL DEFAULT 0,
     class      text        COLLATE "C",
     failed_at  timestamptz,
-    stopped_at timestamptz,
-    name       text        NOT NULL,
     envelope   bytea       NOT NULL,
     body       bytea       NOT NULL,
     stored_at  timestamptz NOT NULL DEFAULT now(),

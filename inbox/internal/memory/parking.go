@@ -27,6 +27,7 @@ type Parking struct {
 	mu      sync.Mutex
 	keys    map[string]*stopped
 	waiting []*waiting // in the order in which they came
+	claims  time.Duration
 }
 
 // stopped is a stopped key.
@@ -140,20 +141,17 @@ func (p *Parking) Claim(ctx context.Context, lease time.Duration) (*pgxdriver.He
 }
 
 // Next implements driver.Parking.
-func (p *Parking) Next(ctx context.Context, h *pgxdriver.Head, lease time.Duration) (*pgxdriver.Head, error) {
-	if err := ctx.Err(); err != nil {
-		return nil, err
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if k := p.keys[h.Key]; k == nil || k.taken || !k.nextAt.Equal(h.Until) {
-		return nil, nil
-	}
-	return p.claim(h.Key, lease), nil
+func (p *Parking) Next(ctx context.Context, h *pgxdriver.Head, lease time.Duration) (next *pgxdriver.Head, err error) {
+	err = p.change(ctx, h, func(one *waiting, _ *stopped) {
+		p.remove(one)
+		next = p.claim(h.Key, lease)
+	})
+	return next, err
 }
 
 func (p *Parking) claim(key string, lease time.Duration) *pgxdriver.Head {
-	until := time.Now().Add(lease)
+	p.claims++
+	until := time.Now().Add(lease - p.claims) // two claims never have the same end
 	p.keys[key].nextAt = until
 	h := &pgxdriver.Head{Key: key, Until: until}
 	if one := p.first(key); one != nil {
@@ -164,55 +162,46 @@ func (p *Parking) claim(key string, lease time.Duration) *pgxdriver.Head {
 	return h
 }
 
-// of returns the message of a head, nil if it is the first no more or a transaction runs it. The lock is held.
-func (p *Parking) of(h *pgxdriver.Head) *waiting {
-	one := p.first(h.Key)
-	if one == nil || p.keys[h.Key].taken || one.Class != "" || one.Message.ID != h.Message.ID ||
-		one.Message.Replays != h.Message.Replays || one.Message.Attempt != h.Message.Attempt {
-		return nil
+// of returns the key of a head and its first message; nil if the claim has ended or a transaction runs it. The lock is held.
+func (p *Parking) of(h *pgxdriver.Head) (*stopped, *waiting) {
+	k := p.keys[h.Key]
+	if k == nil || k.taken || !k.nextAt.Equal(h.Until) {
+		return nil, nil
 	}
-	return one
+	return k, p.first(h.Key)
 }
 
-// Take implements driver.Parking. Until COMMIT the message is here, and its key is taken.
+// Take implements driver.Parking. The message is here until Next removes it.
 func (p *Parking) Take(_ context.Context, tx pgx.Tx, h *pgxdriver.Head) (first bool, err error) {
 	of, took := entry{p.consumer, h.Message.ID}, false
-	end := func(committed bool) {
+	end := func() {
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		if took {
 			p.keys[h.Key].taken = false
 		}
-		if took && committed {
-			p.remove(p.find(h.Message.ID))
-		}
 		took = false
 	}
 	err = txretrytest.Effect(tx, func() {
 		p.mu.Lock()
-		mine := p.of(h) != nil
+		k, _ := p.of(h)
 		p.mu.Unlock()
-		if first = mine && p.entries.insert(of); !first {
+		if first = k != nil && p.entries.insert(of); !first {
 			return
 		}
 		p.mu.Lock()
 		defer p.mu.Unlock()
-		p.keys[h.Key].taken, took = true, true
+		k.taken, took = true, true
 	}, func() {
 		if first {
 			p.entries.remove(of)
 		}
-		end(false)
+		end()
 	})
 	if err == nil && first {
-		err = txretrytest.EffectAtCommit(tx, func() error { return nil }, nil, func() { end(true) })
+		err = txretrytest.EffectAtCommit(tx, func() error { return nil }, nil, end)
 	}
 	return first, err
-}
-
-// Pass implements driver.Parking.
-func (p *Parking) Pass(ctx context.Context, h *pgxdriver.Head) error {
-	return p.change(ctx, h, func(one *waiting, _ *stopped) { p.remove(one) })
 }
 
 // Retry implements driver.Parking.
@@ -236,28 +225,26 @@ func (p *Parking) change(ctx context.Context, h *pgxdriver.Head, with func(*wait
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if one := p.of(h); one != nil {
-		with(one, p.keys[h.Key])
+	if k, one := p.of(h); k != nil {
+		with(one, k)
 	}
 	return nil
 }
 
 // Release implements driver.Parking.
 func (p *Parking) Release(ctx context.Context, h *pgxdriver.Head) error {
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	k := p.keys[h.Key]
-	switch {
-	case k == nil:
-	case p.first(h.Key) == nil:
-		delete(p.keys, h.Key)
-	case k.nextAt.Equal(h.Until):
+	return p.change(ctx, h, func(one *waiting, k *stopped) {
 		k.nextAt = time.Now()
-	}
-	return nil
+		switch {
+		case one == nil:
+			delete(p.keys, h.Key)
+		case h.Runs > 0:
+			k.nextAt = time.Time{}
+			fallthrough
+		case h.Message != nil:
+			one.runs = h.Runs
+		}
+	})
 }
 
 // Count implements driver.Parking.

@@ -413,15 +413,23 @@ var bugs = []bug{
 	},
 	{
 		"a waiting message that may have ended the process runs beside others", "inbox/inboxpgx/drain.go",
-		"defer d.places(drainers)()", "defer d.places(1)()", suite("inbox/inboxpgx", "^TestParkedMessage_suspect$"),
+		"n = drainers\n", "n = 1\n", suite("inbox/inboxpgx", "^TestParkedMessage_suspect$"),
 	},
 	{
 		"a message that waits for a connection counts as one that ends the process", "inbox/inboxpgx/drain.go",
-		"if !d.hold(h.Key) {", "if !d.hold(h.Key) && false {", suite("inbox/inboxpgx", "^TestParkedMessage_waitsForConnection$"),
+		"func() { giveUp(errLate) }", "func() {}", suite("inbox/inboxpgx", "^TestParkedMessage_waitsForConnection$"),
+	},
+	{
+		"a waiting message that a shutdown cancels counts as one that ends the process", "inbox/inboxpgx/drain.go",
+		"keep := context.WithoutCancel(work)", "keep := work", suite("inbox/inboxpgx", "^TestParkedMessage_cancelledIsNoCrash$"),
+	},
+	{
+		"a claim of a stopped key holds after the next one", "inbox/inboxpgx/parking.go",
+		"key = $2 AND next_at = $3 FOR", "key = $2 AND (next_at = $3 OR true) FOR", suite("inbox/inboxpgx", "^TestParkingOnPostgres$"),
 	},
 	{
 		"a waiting message that fails is dropped", "inbox/inboxpgx/drain.go",
-		"err = place.Fail(ctx, h, inboxdriver.NewDeadLetter(h.Message, f, d.cfg.Name, now))", "err = place.Pass(ctx, h)", suite("inbox/inboxpgx", "^TestParkedMessage_fails$"),
+		"err = place.Fail(ctx, h, inboxdriver.NewDeadLetter(h.Message, f, d.cfg.Name, now))", "_, err = place.Next(ctx, h, 0)", suite("inbox/inboxpgx", "^TestParkedMessage_fails$"),
 	},
 	{
 		"a dead letter of a key goes to the broker", "inbox/engine/moves.go",
