@@ -2,15 +2,21 @@ package main_test
 
 import (
 	"cmp"
+	"encoding/hex"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
+
+	collector "go.opentelemetry.io/proto/otlp/collector/trace/v1"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
@@ -254,4 +260,207 @@ func inFlightByCrowd(t *testing.T, c *client) {
 		}
 		return nil
 	})
+}
+
+// The shop starts and sells while the broker is away. When it comes, the messages that were stored meanwhile reach
+// the read model.
+func TestStart_withoutBroker(t *testing.T) {
+	t.Parallel()
+	s := newServices(t)
+	broker := testenv.NewProxy(t, s.amqpURL)
+	broker.Cut()
+	s.amqpURL = broker.URL()
+	shop := start(t, s.env(), "-backend=services")
+	api := start(t, s.env(), "-backend=services", "-role=api")
+	awaitReady(t, api.url)
+	c := newClient(t, shop.url)
+	event := c.newEvent(`{"name":"Concert","seats":10}`)
+	held := c.hold("ada", event, `"seats":["A1"]`)
+	c.post("ada", newKey(), "/api/reservations/"+held.ID+"/confirm", "").wants(http.StatusOK, "")
+	awaitNotReady(t, c, `["consumer","relay"]`)
+	broker.Heal()
+	awaitReady(t, shop.url)
+	testenv.Eventually(t, func() error {
+		if got := c.stats(event); got != (stats{Confirmed: 1}) {
+			return fmt.Errorf("stats are %+v", got)
+		}
+		return nil
+	})
+	shop.stop()
+	api.stop()
+}
+
+// Without Redis the api starts, serves what needs none, and is not ready.
+func TestStart_withoutRedis(t *testing.T) {
+	t.Parallel()
+	s := newServices(t)
+	s.redisURL = nowhere.redisURL
+	api := start(t, s.env(), "-backend=services", "-role=api")
+	c := newClient(t, api.url)
+	c.get("/api/events").wants(http.StatusOK, "")
+	awaitNotReady(t, c, `["redis"]`)
+	api.stop()
+}
+
+// A wrong password ends the process with one line that says so.
+func TestStart_refused(t *testing.T) {
+	t.Parallel()
+	testenv.Nightly(t, "a refusal is tried for 5 s")
+	s := newServices(t)
+	path := strings.LastIndex(s.databaseURL, "/")
+	s.databaseURL = s.databaseURL[:path] + "/nowhere"
+	code, _, errs := command(t, s.env(), "-backend=services")
+	if last := lastLine(errs); code != 1 || !strings.Contains(last, "service: postgres: refused: ") || !strings.Contains(last, "nowhere") {
+		t.Errorf("exit code %d: %s", code, errs)
+	}
+}
+
+func lastLine(text string) string {
+	lines := strings.Split(strings.TrimSpace(text), "\n")
+	return lines[len(lines)-1]
+}
+
+// awaitNotReady waits until the readiness probe names exactly these parts.
+func awaitNotReady(t *testing.T, c *client, waitingFor string) {
+	t.Helper()
+	testenv.Eventually(t, func() error {
+		r, err := c.tryGet("/readyz")
+		if err == nil && (r.status != http.StatusServiceUnavailable || !strings.Contains(string(r.body), waitingFor)) {
+			err = fmt.Errorf("answer %d: %s", r.status, r.body)
+		}
+		return err
+	})
+}
+
+// One reservation is one trace: through three processes, from the request to the read model. Relay and consumer end by
+// themselves after one message.
+func TestTrace_acrossProcesses(t *testing.T) {
+	brokers(t, func(t *testing.T, flags ...string) {
+		spans := &collected{}
+		otlp := httptest.NewServer(spans)
+		t.Cleanup(otlp.Close)
+		env := append(newServices(t).env(), "OTEL_EXPORTER_OTLP_ENDPOINT="+otlp.URL, "OTEL_BSP_SCHEDULE_DELAY=50")
+		run := func(role string, more ...string) *process {
+			return start(t, env, slices.Concat([]string{"-backend=services", "-role=" + role}, flags, more)...)
+		}
+		api, relay, consumer := run("api"), run("relay", "-message-limit=1"), run("consumer", "-message-limit=1")
+		c := newClient(t, api.url)
+		event := c.newEvent(`{"name":"Concert","seats":10}`)
+
+		const (
+			traceID = "0af7651916cd43dd8448eb211c80319c"
+			caller  = "b7ad6b7169203331"
+		)
+		req, err := http.NewRequest(http.MethodPost, api.url+"/api/reservations", strings.NewReader(holdBody(event, `"seats":["A1"]`)))
+		noError(t, err)
+		for name, value := range map[string]string{
+			"X-Mock-User-Id": newUser(), "Idempotency-Key": newKey(), "Content-Type": "application/json",
+			"traceparent": "00-" + traceID + "-" + caller + "-01",
+		} {
+			req.Header.Set(name, value)
+		}
+		answer, err := c.send(req)
+		noError(t, err)
+		answer.wants(http.StatusCreated, "")
+		for _, p := range []*process{relay, consumer} {
+			<-p.ended
+			if p.err != nil || !strings.Contains(p.stderr.String(), "it has handled 1 messages") {
+				t.Errorf("ended with %v\n%s", p.err, p.stderr)
+			}
+		}
+		system := "rabbitmq"
+		if len(flags) > 0 {
+			system = "redis"
+		}
+		// By the names of the spans, from the caller to the leaves.
+		const request = "POST /api/reservations > txretry.Do > txretry.attempt > create reservation.held"
+		process := "consumer " + request + " > process QUEUE by " + system
+		want := []string{
+			"api POST /api/reservations", "api POST /api/reservations > txretry.Do", "api POST /api/reservations > txretry.Do > txretry.attempt",
+			"api " + request, "relay " + request + " > send reservation.held by " + system,
+			process, process + " > txretry.Do", process + " > txretry.Do > txretry.attempt", process + " > txretry.Do > txretry.attempt > read model",
+		}
+		slices.Sort(want)
+		testenv.Eventually(t, func() error {
+			if got := spans.paths(traceID, caller); !slices.Equal(got, want) {
+				return fmt.Errorf("the trace has the spans\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+			}
+			return nil
+		})
+	})
+}
+
+// collected is a collector of OTLP over HTTP that keeps all spans.
+type collected struct {
+	mu    sync.Mutex
+	spans []collectedSpan
+}
+
+type collectedSpan struct{ trace, id, parent, name, role string }
+
+func (c *collected) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	body, err := io.ReadAll(r.Body)
+	var export collector.ExportTraceServiceRequest
+	if err == nil {
+		err = proto.Unmarshal(body, &export)
+	}
+	if err != nil || r.URL.Path != "/v1/traces" {
+		http.Error(w, fmt.Sprint(r.URL.Path, err), http.StatusBadRequest)
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, process := range export.ResourceSpans {
+		role := ""
+		for _, kv := range process.Resource.Attributes {
+			if kv.Key == "reservation.role" {
+				role = kv.Value.GetStringValue()
+			}
+		}
+		for _, scope := range process.ScopeSpans {
+			for _, s := range scope.Spans {
+				span := collectedSpan{hex.EncodeToString(s.TraceId), hex.EncodeToString(s.SpanId), hex.EncodeToString(s.ParentSpanId), s.Name, role}
+				if strings.HasPrefix(s.Name, "process ") {
+					span.name = "process QUEUE" // or stream
+				}
+				for _, kv := range s.Attributes {
+					if kv.Key == "messaging.system" {
+						span.name += " by " + kv.Value.GetStringValue()
+					}
+				}
+				c.spans = append(c.spans, span)
+			}
+		}
+	}
+	w.Header().Set("Content-Type", "application/x-protobuf")
+}
+
+// paths returns the spans of a trace in order, each with its process and its parents up to the caller. A parent that is
+// not there is a question mark.
+func (c *collected) paths(traceID, caller string) []string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	byID := map[string]collectedSpan{}
+	for _, s := range c.spans {
+		if s.trace == traceID {
+			byID[s.id] = s
+		}
+	}
+	var path func(id string) string
+	path = func(id string) string {
+		switch s, ok := byID[id]; {
+		case !ok:
+			return "?"
+		case s.parent == caller:
+			return s.name
+		default:
+			return path(s.parent) + " > " + s.name
+		}
+	}
+	var all []string
+	for id, s := range byID {
+		all = append(all, s.role+" "+path(id))
+	}
+	slices.Sort(all)
+	return all
 }

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"log/slog"
 	"math/rand/v2"
 	"net/url"
 	"strings"
@@ -14,9 +15,17 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/logging"
+	"github.com/testcontainers/testcontainers-go"
+	"github.com/testcontainers/testcontainers-go/wait"
 
+	"github.com/holdfast-go/holdfast/examples/reservation/internal/messages"
+	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/inboxamqp"
+	"github.com/holdfast-go/holdfast/inbox/inboxredis"
 	"github.com/holdfast-go/holdfast/modules/operator"
+	"github.com/holdfast-go/holdfast/outbox/driver"
 	"github.com/holdfast-go/holdfast/outbox/outboxamqp"
+	"github.com/holdfast-go/holdfast/outbox/outboxredis"
 	"github.com/holdfast-go/holdfast/txretry"
 )
 
@@ -199,3 +208,142 @@ func (s *servers) close() {
 
 // startTimeout is how long a process waits for a Postgres that is starting, too.
 const startTimeout = 60 * time.Second
+
+// The images are those of compose.yaml.
+const (
+	postgresImage = "postgres:17-alpine"
+	redisImage    = "redis:8.0-alpine"
+	rabbitImage   = "rabbitmq:4.0-management-alpine"
+)
+
+const containersTimeout = 5 * time.Minute // images may have to be pulled first
+
+// containers are the servers that this process has started for itself.
+type containers []testcontainers.Container
+
+// startContainers starts a server of each kind that is wanted and puts the addresses into cfg.
+func startContainers(ctx context.Context, cfg *config) (_ containers, err error) {
+	ctx, cancel := context.WithTimeout(ctx, containersTimeout)
+	defer cancel()
+	if err := dockerAnswers(ctx); err != nil {
+		return nil, fmt.Errorf("-backend=containers needs a Docker engine that answers: %w", err)
+	}
+	var started containers
+	defer func() {
+		if err != nil {
+			started.stop()
+		}
+	}()
+	start := func(name, port, url string, request testcontainers.ContainerRequest) (string, error) {
+		slog.InfoContext(ctx, "starting container", slog.String("image", request.Image))
+		request.ExposedPorts = []string{port}
+		c, err := testcontainers.GenericContainer(ctx, testcontainers.GenericContainerRequest{
+			ContainerRequest: request, Started: true,
+		})
+		if c != nil {
+			started = append(started, c)
+		}
+		if err != nil {
+			return "", fmt.Errorf("start %s: %w", name, err)
+		}
+		endpoint, err := c.PortEndpoint(ctx, port, "")
+		if err != nil {
+			return "", fmt.Errorf("start %s: %w", name, err)
+		}
+		return fmt.Sprintf(url, endpoint), nil
+	}
+
+	cfg.databaseURL, err = start("Postgres", "5432/tcp", "postgres://postgres:postgres@%s/postgres?sslmode=disable",
+		testcontainers.ContainerRequest{
+			Image: postgresImage,
+			Env:   map[string]string{"POSTGRES_PASSWORD": "postgres"},
+			// The server starts once more after its first start has made the database.
+			WaitingFor: wait.ForLog("ready to accept connections").WithOccurrence(2),
+		})
+	if err != nil {
+		return nil, err
+	}
+	cfg.redisURL, err = start("Redis", "6379/tcp", "redis://%s/0", testcontainers.ContainerRequest{
+		Image: redisImage, WaitingFor: wait.ForLog("Ready to accept connections"),
+	})
+	if err != nil || cfg.broker != brokerRabbitMQ {
+		return started, err
+	}
+	cfg.amqpURL, err = start("RabbitMQ", "5672/tcp", "amqp://guest:guest@%s/", testcontainers.ContainerRequest{
+		Image: rabbitImage, WaitingFor: wait.ForLog("Server startup complete"),
+	})
+	if err != nil {
+		return nil, err
+	}
+	return started, nil
+}
+
+// dockerAnswers asks before anything is started: the library panics where there is no engine at all.
+func dockerAnswers(ctx context.Context) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("%v", p)
+		}
+	}()
+	provider, err := testcontainers.NewDockerProvider()
+	if err != nil {
+		return err
+	}
+	defer provider.Close()
+	return provider.Health(ctx)
+}
+
+// stop removes the containers, also when the process is being ended.
+func (c containers) stop() {
+	for _, container := range c {
+		// One that stays is removed by the library's own reaper once this process is gone.
+		_ = testcontainers.TerminateContainer(container)
+	}
+}
+
+// The brokers.
+const (
+	brokerRabbitMQ = "rabbitmq"
+	brokerRedis    = "redis"
+)
+
+// trialWorkers is how many messages a consumer with -trials has in hand.
+const trialWorkers = 8
+
+// consumer is what the shop uses of a consumer, whatever its broker.
+type consumer interface {
+	runner
+	Setup(ctx context.Context) error
+	Check(ctx context.Context) error
+	DeadLetters() inbox.DeadLetters
+	Stats(ctx context.Context) (inbox.Stats, error)
+}
+
+// broker carries the messages of the shop.
+type broker struct {
+	publisher driver.Publisher
+	consumer  consumer
+	setup     []func(context.Context) error
+}
+
+// newBroker puts the parts of a broker together. On Redis the messages are in a stream, which one
+// consumer group reads. h counts the messages.
+func newBroker(cfg config, s *servers, p inbox.Processor, h *handled) broker {
+	common := inbox.ConsumerConfig{Name: messages.Queue, Batch: 50, ShutdownTimeout: stopTimeout - closeTimeout}
+	if cfg.trials { // messages of a slow consumer wait where one sees them, at the broker
+		common.Batch, common.Concurrency, common.Prefetch = 1, trialWorkers, trialWorkers
+	}
+	if cfg.broker == brokerRedis {
+		consumer := must(inboxredis.NewConsumer(s.redis, messages.Exchange, p, inboxredis.Config{ConsumerConfig: common}))
+		return broker{
+			publisher: countedRedis{must(outboxredis.NewPublisher(s.redis, outboxredis.Config{Stream: messages.Exchange})), h},
+			consumer:  consumer, setup: []func(context.Context) error{consumer.Setup},
+		}
+	}
+	publisher := must(outboxamqp.NewPublisher(s.dial, outboxamqp.Config{Exchange: messages.Exchange}))
+	consumer := must(inboxamqp.NewConsumer(s.dial, messages.Queue, p, inboxamqp.Config{
+		ConsumerConfig: common,
+		Bindings:       []inboxamqp.Binding{{Exchange: messages.Exchange, Key: messages.Binding}},
+	}))
+	return broker{publisher: countedAMQP{publisher, h}, consumer: consumer, setup: []func(context.Context) error{publisher.Setup, consumer.Setup}}
+}

@@ -12,7 +12,7 @@ func TestVersions(t *testing.T) {
 	images := regexp.MustCompile(`\b(postgres|redis|rabbitmq):([0-9.]+)-`)
 	versions := map[string]string{}
 	for file, want := range map[string]int{
-		"compose.yaml": 3, "examples/reservation/containers.go": 3, "internal/lab/servers/ladder.go": 3, "internal/testenv/postgres.go": 1,
+		"compose.yaml": 3, "examples/reservation/servers.go": 3, "internal/lab/servers/ladder.go": 3, "internal/testenv/postgres.go": 1,
 	} {
 		found := images.FindAllStringSubmatch(read(t, "../../"+file), -1)
 		if len(found) != want {

@@ -2,15 +2,20 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"math"
+	"os"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
 
+	"github.com/holdfast-go/holdfast/internal/lab/load"
 	"github.com/holdfast-go/holdfast/internal/lab/shop"
+	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
 // bench runs tables and keeps their goals.
@@ -146,4 +151,190 @@ func (b *bench) atLeast(bound float64, got spread, text string) {
 
 func (b *bench) atMost(bound float64, got spread, text string) {
 	b.report.Goals = append(b.report.Goals, kept{b.workload, text, got, bound, false, got.median <= bound})
+}
+
+// watched are the kinds of servers whose processor time a stopwatch takes.
+var watched = [...]testenv.Kind{testenv.Postgres, testenv.RabbitMQ, testenv.Redis}
+
+// stopwatch measures a stretch of a run, which the run itself delimits.
+type stopwatch struct {
+	bench     *bench // whose private servers are watched, too; nil: none are
+	began     time.Time
+	cpu       time.Duration
+	took, ran time.Duration                     // ran: CPU time of this process
+	observed  func()                            // ends the stretch
+	servers   map[*testenv.Server]time.Duration // CPU time of each
+	err       error
+}
+
+func (s *stopwatch) start() {
+	s.servers = s.serverTimes()
+	if s.observed = func() {}; s.bench != nil {
+		s.observed = s.bench.observe()
+	}
+	s.began, s.cpu = time.Now(), load.CPUTime()
+}
+
+func (s *stopwatch) stop() {
+	s.took, s.ran = time.Since(s.began), load.CPUTime()-s.cpu
+	s.observed()
+	for server, used := range s.serverTimes() {
+		s.servers[server] = used - s.servers[server]
+	}
+}
+
+func (s *stopwatch) serverTimes() map[*testenv.Server]time.Duration {
+	times := map[*testenv.Server]time.Duration{}
+	if s.bench == nil {
+		return times
+	}
+	for _, server := range s.bench.servers.launched {
+		used, err := server.CPUTime()
+		s.err = errors.Join(s.err, err)
+		times[server] = used
+	}
+	return times
+}
+
+// sampleColumns are those of a sample: of some tables the first two.
+var sampleColumns = []string{
+	"operations/s",
+	"client us each",
+	"Postgres us",
+	"RabbitMQ us",
+	"Redis us",
+	"busiest one %",
+}
+
+// sample is what n operations took. What no private server is there for is NaN. The last figure is the part that the busiest
+// server has in the time of all servers of its kind.
+func (s *stopwatch) sample(n int) sample {
+	result := sample{float64(n) / s.took.Seconds(), s.ran.Seconds() * 1e6 / float64(n)}
+	busiest := math.NaN()
+	for _, kind := range watched {
+		var total, most time.Duration
+		count := 0
+		for server, used := range s.servers {
+			if server.Kind() == kind {
+				total, most, count = total+used, max(most, used), count+1
+			}
+		}
+		if count == 0 {
+			result = append(result, math.NaN())
+			continue
+		}
+		result = append(result, total.Seconds()*1e6/float64(n))
+		if count > 1 && total > 0 {
+			busiest = 100 * most.Seconds() / total.Seconds()
+		}
+	}
+	return append(result, busiest)
+}
+
+func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
+
+// allocations returns how many allocations one call of f costs, on average over n.
+func allocations(n int, f func() error) (float64, error) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
+	var before, after runtime.MemStats
+	for i := range 2 * n {
+		if i == n { // the first half is the warm-up
+			runtime.ReadMemStats(&before)
+		}
+		if err := f(); err != nil {
+			return 0, err
+		}
+	}
+	runtime.ReadMemStats(&after)
+	return float64(after.Mallocs-before.Mallocs) / float64(n), nil
+}
+
+// shares are who used the machine's processors during a stretch, in percent of all their time.
+type shares [users]float64
+
+const (
+	ofBench = iota
+	ofPostgres
+	ofRabbitMQ
+	ofRedis
+	ofOthers // other processes, the kernel, and what the host of a virtual machine took away
+	ofNobody
+	users
+)
+
+var userNames = [users]string{"this process", "Postgres", "RabbitMQ", "Redis", "others", "idle"}
+
+// serverCommands are the commands of servers that this process started.
+var serverCommands = map[string]int{"postgres": ofPostgres, "beam.smp": ofRabbitMQ, "redis-server": ofRedis}
+
+// unmeasured are the shares where the system does not tell.
+func unmeasured() (u shares) {
+	for i := range u {
+		u[i] = math.NaN()
+	}
+	return u
+}
+
+// share is what one user took of the stretches of a contender, as far as they were measured.
+func (r results) share(contender string, user int) spread {
+	var percent []float64
+	for _, u := range r.used[contender] {
+		if !math.IsNaN(u[user]) {
+			percent = append(percent, u[user])
+		}
+	}
+	if len(percent) == 0 {
+		return exactly(math.NaN())
+	}
+	return spreadOf(percent)
+}
+
+// observe begins a stretch, whose end notes the shares in b.used.
+func (b *bench) observe() (end func()) {
+	before, err := processorTimes()
+	return func() {
+		after, endErr := processorTimes()
+		if err != nil || endErr != nil {
+			b.used = unmeasured()
+			return
+		}
+		b.used = sharesBetween(before, after)
+	}
+}
+
+// processorTime is what each has used since the system or the process began.
+type processorTime struct {
+	by    [users]time.Duration // of ofOthers: nothing
+	total time.Duration
+}
+
+func sharesBetween(before, after processorTime) (u shares) {
+	total := after.total - before.total
+	if total <= 0 {
+		return unmeasured()
+	}
+	others := 100.0
+	for i := range u {
+		if i != ofOthers {
+			u[i] = max(0, 100*float64(after.by[i]-before.by[i])/float64(total)) // a server may have ended meanwhile
+			others -= u[i]
+		}
+	}
+	u[ofOthers] = max(0, others)
+	return u
+}
+
+func processorTimes() (t processorTime, err error) {
+	commands, err := testenv.CPUTimes(os.Getpid())
+	if err != nil {
+		return t, err
+	}
+	for command, used := range commands {
+		if server, ok := serverCommands[command]; ok {
+			t.by[server] += used
+		}
+	}
+	t.by[ofBench] = load.CPUTime()
+	t.total, t.by[ofNobody], err = testenv.MachineTimes()
+	return t, err
 }

@@ -8,6 +8,7 @@ import (
 	"math"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 )
@@ -225,4 +226,246 @@ func readReport(file string) (r report, err error) {
 		return r, fmt.Errorf("%s: %w", file, err)
 	}
 	return r, nil
+}
+
+// markdown shows the report.
+func (r *report) markdown() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "# Performance\n\n%s. Contenders of a table took turns, round after round. A figure is the median [least .. most] of the rounds, a ratio the median of the ratios within a round: ratios count, absolute figures are the machine's.\n\n", r.Machine)
+	b.WriteString("| workload | command | commit | begun | rounds |\n|---|---|---|---|---|\n")
+	for _, one := range r.Runs {
+		fmt.Fprintf(&b, "| %s | `%s` | %s | %s | %d |\n", one.Workload, one.Command, one.Commit, one.Began.UTC().Format("2006-01-02 15:04"), one.Rounds)
+	}
+	r.standings(&b)
+	r.goals(&b)
+	for _, workload := range r.workloads() {
+		fmt.Fprintf(&b, "\n## %s\n", workload)
+		for _, t := range r.Tables {
+			if t.Workload == workload {
+				t.markdown(&b)
+			}
+		}
+	}
+	r.shares(&b)
+	return b.String()
+}
+
+// shares shows where the processors' time went, for tables that were measured with it.
+func (r *report) shares(b *strings.Builder) {
+	if !slices.ContainsFunc(r.Tables, func(t measured) bool {
+		return slices.ContainsFunc(t.Rows, func(row contestant) bool { return len(row.Used) > 0 })
+	}) {
+		return
+	}
+	b.WriteString("\n## Where the processors' time goes\n\nIn percent of all their time: what is idle waits for answers. Servers share the machine with this process.\n\n| what | |")
+	for _, name := range userNames {
+		fmt.Fprintf(b, " %s |", name)
+	}
+	b.WriteString("\n|" + strings.Repeat("---|", 2+int(users)) + "\n")
+	for _, t := range r.Tables {
+		for _, row := range t.Rows {
+			if len(row.Used) == int(users) {
+				fmt.Fprintf(b, "| %s | %s |%s\n", t.Title, row.Name, row.spent())
+			}
+		}
+	}
+}
+
+// spent is a row's processor time as cells.
+func (c contestant) spent() (cells string) {
+	for _, used := range c.Used {
+		cells += " " + written(used.median, 0) + " |"
+	}
+	return cells
+}
+
+func (r *report) standings(b *strings.Builder) {
+	b.WriteString("\n## Ours, the raw client, the best peer\n\nOf a table the first of ours, which does the same work, the fastest raw client and the fastest peer. Rates: more than 1.00 is better; times and costs: less.\n\n")
+	b.WriteString("| what | unit | ours | of raw | raw | of the peer | peer |\n|---|---|---|---|---|---|---|\n")
+	for _, t := range r.Tables {
+		s := t.Summary
+		if s.Ours == "" || s.Raw == "" && s.Peer == "" {
+			continue
+		}
+		fmt.Fprintf(b, "| %s | %s | %s | %s | %s | %s | %s |\n", t.Title, t.Columns[0], s.Ours, s.OverRaw, or(s.Raw), s.OverPeer, or(s.Peer))
+	}
+}
+
+func or(name string) string {
+	if name == "" {
+		return "-"
+	}
+	return name
+}
+
+func (r *report) goals(b *strings.Builder) {
+	met := 0
+	for _, g := range r.Goals {
+		if g.Met {
+			met++
+		}
+	}
+	fmt.Fprintf(b, "\n## Goals: %d of %d are met\n\n| | workload | goal | bound | got | why |\n|---|---|---|---|---|---|\n", met, len(r.Goals))
+	var told []int
+	for _, g := range r.Goals {
+		verdict, sign, why := "missed", "≤", ""
+		if g.Met {
+			verdict = "met"
+		} else if n := reasonOf(g); n >= 0 {
+			if !slices.Contains(told, n) {
+				told = append(told, n)
+			}
+			why = fmt.Sprintf("(%d)", 1+slices.Index(told, n))
+		}
+		if g.AtLeast {
+			sign = "≥"
+		}
+		fmt.Fprintf(b, "| %s | %s | %s | %s %s | %s | %s |\n", verdict, g.Workload, g.Text, sign, strconv.FormatFloat(g.Bound, 'f', -1, 64), g.Got, why)
+	}
+	if len(told) > 0 {
+		b.WriteString("\nWhy goals are missed:\n\n")
+	}
+	for i, n := range told {
+		fmt.Fprintf(b, "%d. %s: %s\n", 1+i, reasons[n].workload, reasons[n].why)
+	}
+}
+
+func (t measured) markdown(b *strings.Builder) {
+	fmt.Fprintf(b, "\n%s\n\n| |", t.Title)
+	for _, name := range t.Columns {
+		fmt.Fprintf(b, " %s |", name)
+	}
+	for _, name := range t.Yardsticks {
+		fmt.Fprintf(b, " × %s |", name)
+	}
+	b.WriteString("\n|" + strings.Repeat("---|", 1+len(t.Columns)+len(t.Yardsticks)) + "\n")
+	for _, row := range t.Rows {
+		fmt.Fprintf(b, "| %s |", row.Name)
+		for _, figure := range row.Figures {
+			fmt.Fprintf(b, " %s |", figure)
+		}
+		for _, ratio := range row.Ratios {
+			fmt.Fprintf(b, " %s |", ratio)
+		}
+		b.WriteString("\n")
+	}
+}
+
+// String shows three digits or more, and the ends where they differ.
+func (s spread) String() string {
+	if math.IsNaN(s.median) {
+		return "-"
+	}
+	if s.least == s.most {
+		return short(s.median)
+	}
+	return fmt.Sprintf("%s [%s .. %s]", short(s.median), short(s.least), short(s.most))
+}
+
+func short(figure float64) string {
+	switch size := math.Abs(figure); {
+	case size >= 100 || figure == math.Trunc(figure):
+		return strconv.FormatFloat(figure, 'f', 0, 64)
+	case size >= 10:
+		return strconv.FormatFloat(figure, 'f', 1, 64)
+	default:
+		return strconv.FormatFloat(figure, 'f', 2, 64)
+	}
+}
+
+// reason tells why goals are missed: what bounds them, and which rows of the report show it.
+type reason struct {
+	workload string
+	of       []string // what the texts of the goals begin with
+	why      string
+}
+
+func (r reason) speaksOf(g kept) bool {
+	return r.workload == g.Workload && slices.ContainsFunc(r.of, func(beginning string) bool { return strings.HasPrefix(g.Text, beginning) })
+}
+
+// reasonOf returns the number of the goal's reason, and -1 where none is known.
+func reasonOf(g kept) int {
+	return slices.IndexFunc(reasons, func(r reason) bool { return r.speaksOf(g) })
+}
+
+var reasons = []reason{
+	{
+		"txretry",
+		[]string{"of raw one-trip begin"},
+		"Both send the same statements in the same round trips. Ours costs this process a few microseconds more (`client us/tx`): a retry loop, a span and metrics.",
+	},
+	{
+		"txretry",
+		[]string{"x crdbpgxv5"},
+		"The peer sends a SAVEPOINT and its RELEASE, two round trips more. Where all clients together take both cores, a trip that is saved is worth its processor time alone.",
+	},
+	{
+		"outbox",
+		[]string{"of publish alone, raw client, unkeyed", "x river, 2000 workers, fetch cooldown 1 ms, unkeyed"},
+		"A relay also claims, reads and deletes, on the same two cores as the broker and Postgres. " +
+			"Where publishing alone has a rate p and `claim and settle alone` a rate c, both have about 1/(1/p + 1/c) if they do not overlap.",
+	},
+	{
+		"outbox",
+		[]string{"of unkeyed, 10 keys"},
+		"The next message of a key leaves when the one before is confirmed, so ten keys have ten messages under way. " +
+			"One that left sooner would overtake one that fails. That is a planted bug, `the next of a key is sent before the confirm`, which the simulation finds.",
+	},
+	{
+		"outbox",
+		[]string{"x raw, NOTIFY in the transaction, p50"},
+		"The raw relay reads without a lease: two of them would publish everything twice. A claim of ours is a transaction that leases lanes. " +
+			"A Notifier sends its NOTIFY on another connection after the commit, so that commits of the business do not wait for each other by a NOTIFY's lock. " +
+			"That is one more trip, and at least 2 ms lie between two of them.",
+	},
+	{
+		"inbox",
+		[]string{"of raw, its dedup entry in one trip with BEGIN"},
+		"The raw consumer sends the same statements in the same trips. Ours costs this process more (`client us/message`): " +
+			"a message passes a receiver, a worker and an acknowledger, with a span, metrics, and checks of what it holds.",
+	},
+	{
+		"inbox",
+		[]string{"of the raw batch consumer, a batch handler"},
+		"The broker has the largest share of the processors, and what is left goes to each message's own way: the raw consumer decodes no message, makes no span, " +
+			"and sends one acknowledgement for a batch without a look at what became of each.",
+	},
+	{
+		"idempotency",
+		[]string{"us over the bare handler, first run in memory", "allocations over the bare handler, first run in memory"},
+		"Every request has its key checked, a fingerprint of its body, a recorder for the answer, a copy of it, a context with a lease, and a record in the store.",
+	},
+	{
+		"idempotency",
+		[]string{"of raw redis"},
+		"The raw client sends SET. Ours sends a script that compares a token, writes a hash of eight fields and a lock, and has a reply for each state. " +
+			"The middleware adds the fingerprint, the recorder and the headers.",
+	},
+	{
+		"idempotency",
+		[]string{"of raw postgres, SELECT, no gate, replay"},
+		"The raw client reads one column. A replay reads the whole record, decodes the headers and compares the fingerprint; the middleware writes the answer, too.",
+	},
+	{
+		"idempotency",
+		[]string{"of transaction alone, no gate, first run"},
+		"A record is one more row to write, in a table with two indexes.",
+	},
+	{
+		"ratelimit",
+		[]string{"of raw EVALSHA by AutoPipeline"},
+		"The raw script increments one counter. Ours reads and writes a window of two counters for each limit, by the server's clock. `holdfast, user` has one limit and pays half of it.",
+	},
+	{
+		"ratelimit",
+		[]string{"x redis_rate, holdfast"},
+		"The peer decides about one limit in each call. Calls of ours share trips, so that Redis has the smaller share of the processors and this process the larger one: " +
+			"what bounds `holdfast, user` is what a decision costs here, and `holdfast, user and global` decides about two limits in that time.",
+	},
+	{
+		"shop",
+		[]string{"whole shop / bare SQL"},
+		"The bare shop has the lock and nothing else. A hold of ours also has two limits, a key in two tiers, a record, an event, and its relay, broker, consumer and read model, all on the same two cores.",
+	},
 }

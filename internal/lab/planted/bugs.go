@@ -133,7 +133,7 @@ var bugs = []bug{
 		"\t\tif seat.StateAt(now) != SeatFree {\n", "\t\tif seat.StateAt(now) == SeatConfirmed {\n", simulation,
 	},
 	{
-		"a hold is confirmed after its deadline", "examples/reservation/internal/booking/reservation.go",
+		"a hold is confirmed after its deadline", "examples/reservation/internal/booking/booking.go",
 		"switch status := r.StatusAt(now); status {", "switch status := r.Status; status {", simulation,
 	},
 	{

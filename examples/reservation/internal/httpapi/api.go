@@ -1,10 +1,29 @@
+// Package httpapi serves the shop over HTTP: JSON in and out, every error as
+// application/problem+json with a member code.
+//
+// Each request is checked in one order: route, method, user, rate limit,
+// idempotency key, body. A request that fails one check has met none of the
+// later ones, so an unknown path costs no unit of the limit, and a bad body
+// does not use up the key.
+//
+// A POST runs its use case through Once: the answer is stored in the transaction
+// of the change itself, and a repeated request gets that answer, not a second
+// change. Refusals such as SEATS_UNAVAILABLE are answers too and are kept the
+// same way; what the client can mend and send again (400, 404, 413, 415, 429)
+// and the shop's own faults (503) release the key instead.
 package httpapi
 
 import (
 	"context"
 	"log/slog"
 	"net/http"
+	"path"
+	"runtime/debug"
+	"slices"
+	"strings"
 	"time"
+
+	"github.com/google/uuid"
 
 	"github.com/holdfast-go/holdfast/examples/reservation/internal/booking"
 	"github.com/holdfast-go/holdfast/idempotency"
@@ -83,5 +102,124 @@ func timeLimited(next http.Handler) http.Handler {
 		ctx, cancel := context.WithTimeout(r.Context(), requestTimeout)
 		defer cancel()
 		next.ServeHTTP(w, r.WithContext(ctx))
+	})
+}
+
+// methods are the handlers of one path.
+type methods map[string]http.Handler
+
+// ServeHTTP picks the handler of the method; HEAD is served as GET.
+func (m methods) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if !validID(r.PathValue("id")) {
+		notFound(w, r)
+		return
+	}
+	method := r.Method
+	if method == http.MethodHead {
+		method = http.MethodGet
+	}
+	h, ok := m[method]
+	if !ok {
+		w.Header().Set("Allow", m.allow())
+		newProblem(http.StatusMethodNotAllowed, codeMethodNotAllowed, "").write(w)
+		return
+	}
+	h.ServeHTTP(w, r)
+}
+
+func (m methods) allow() string {
+	var names []string
+	for name := range m {
+		names = append(names, name)
+		if name == http.MethodGet {
+			names = append(names, http.MethodHead)
+		}
+	}
+	slices.Sort(names)
+	return strings.Join(names, ", ")
+}
+
+// validID tells whether a path segment can be an id: a lowercase UUID in its usual form. "" is a path without id.
+func validID(id string) bool {
+	if id == "" {
+		return true
+	}
+	u, err := uuid.Parse(id)
+	return err == nil && u.String() == id
+}
+
+// exactPaths answers 404 where http.ServeMux would redirect to a tidier path.
+func exactPaths(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != path.Clean("/"+r.URL.Path) {
+			notFound(w, r)
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+func notFound(w http.ResponseWriter, _ *http.Request) {
+	newProblem(http.StatusNotFound, "NOT_FOUND", "").write(w)
+}
+
+// Ops serves what operators ask: /healthz (the process is up), /readyz (ready answers) and /metrics; next gets all
+// other requests, nil for none.
+func Ops(ready, metrics, next http.Handler) http.Handler {
+	if next == nil {
+		next = http.HandlerFunc(notFound)
+	}
+	mux := http.NewServeMux()
+	mux.Handle("/healthz", methods{"GET": http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		jsonResponse(http.StatusOK, "application/json", []byte(`{"status":"ok"}`)).Send(w)
+	})})
+	mux.Handle("/readyz", methods{"GET": ready})
+	mux.Handle("/metrics", methods{"GET": metrics})
+	mux.Handle("/", next)
+	return exactPaths(mux)
+}
+
+// index is what / answers to all but browsers.
+const index = `A ticket shop. It answers:
+
+  GET  /api/events
+  POST /api/events                      {"name":"Concert","seats":50}
+  GET  /api/events/{id}
+  GET  /api/events/{id}/stats
+  POST /api/reservations                {"event_id":"...","quantity":2}
+  GET  /api/reservations/{id}
+  POST /api/reservations/{id}/confirm
+  POST /api/reservations/{id}/cancel
+
+A POST needs the headers X-Mock-User-Id, Idempotency-Key and Content-Type: application/json.
+Also on this address, or on -ops-addr: /healthz, /readyz, /metrics. A browser may find a page here.
+The shop prints commands to try at its start; its README explains them.
+`
+
+func showIndex(w http.ResponseWriter, _ *http.Request) {
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	_, _ = w.Write([]byte(index)) // a reader who has left misses nothing
+}
+
+const codeInternal = "INTERNAL"
+
+// recovered answers a panic of a handler like any other error. It stands around
+// the guard, which holds an answer back until the handler has returned, and
+// releases the key when it panics.
+func recovered(log *seldom, next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		defer func() {
+			p := recover()
+			if p == nil {
+				return
+			}
+			if p == http.ErrAbortHandler {
+				panic(p)
+			}
+			log.write(r.Context(), slog.LevelError, "handler panicked", "panic",
+				slog.String("path", r.URL.Path), slog.Any("panic", p), slog.String("stack", string(debug.Stack())))
+			newProblem(http.StatusInternalServerError, codeInternal, "").write(w)
+		}()
+		next.ServeHTTP(w, r)
 	})
 }

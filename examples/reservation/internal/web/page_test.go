@@ -1,15 +1,34 @@
 package web_test
 
 import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
 	"net/http"
+	"net/http/httptest"
 	"net/url"
 	"os"
 	"regexp"
 	"strings"
+	"sync"
 	"testing"
+	"testing/synctest"
+	"time"
 
+	"github.com/google/uuid"
+
+	"github.com/holdfast-go/holdfast/examples/reservation/internal/booking"
+	"github.com/holdfast-go/holdfast/examples/reservation/internal/flow"
+	"github.com/holdfast-go/holdfast/examples/reservation/internal/httpapi"
+	"github.com/holdfast-go/holdfast/examples/reservation/internal/memory"
 	"github.com/holdfast-go/holdfast/examples/reservation/internal/web"
+	"github.com/holdfast-go/holdfast/idempotency"
 	"github.com/holdfast-go/holdfast/internal/testenv"
+	"github.com/holdfast-go/holdfast/ratelimit"
 )
 
 func TestHomeIsForBrowsers(t *testing.T) {
@@ -238,3 +257,275 @@ func TestReplayIsSeen(t *testing.T) {
 }
 
 func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }
+
+const userLimit = 100
+
+// shop is a page before a whole shop in memory that runs until the test ends.
+type shop struct {
+	t    testing.TB
+	url  string
+	page *web.Page
+	demo *memory.Demo // whose trials and servers the page has
+}
+
+// newShop runs a shop; change may change the page's Config.
+func newShop(t testing.TB, change ...func(*web.Config)) *shop {
+	t.Helper()
+	quiet := slog.New(slog.DiscardHandler)
+	tracker := flow.New()
+	parts, err := memory.Open(memory.Config{Logger: quiet, Flow: tracker})
+	noError(t, err)
+	api, err := httpapi.New(httpapi.Config{
+		Shop:    booking.Shop{Hold: time.Minute, NewID: func() string { return uuid.Must(uuid.NewV7()).String() }},
+		Backend: parts.Shop, Keys: parts.Keys, Limiter: parts.Limiter, UserLimit: userLimit, Logger: quiet,
+	})
+	noError(t, err)
+	user, global := httpapi.Limits(userLimit, 0)
+	cfg := web.Config{
+		API: api, Flow: tracker, Backlog: parts.Demo.Backlog, Trials: parts.Demo, Limits: web.Limits{Limiter: parts.Limiter, User: user, Global: global},
+	}
+	for _, server := range parts.Demo.Servers() {
+		cfg.Servers = append(cfg.Servers, server)
+	}
+	for _, c := range change {
+		c(&cfg)
+	}
+	page, err := web.New(cfg)
+	noError(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	for _, run := range []func(context.Context) error{parts.Relay.Run, parts.Consumer.Run, parts.Sweeper.Run} {
+		running.Go(func() {
+			if err := run(ctx); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	server := httptest.NewServer(page)
+	t.Cleanup(func() {
+		page.Close()
+		server.Close()
+		cancel()
+		running.Wait()
+	})
+	return &shop{t: t, url: server.URL, page: page, demo: parts.Demo}
+}
+
+// answer is a response that was read.
+type answer struct {
+	*http.Response
+	body string
+}
+
+func (s *shop) do(method, path, body string, header ...string) answer {
+	s.t.Helper()
+	req, err := http.NewRequestWithContext(s.t.Context(), method, s.url+path, strings.NewReader(body))
+	noError(s.t, err)
+	for i := 0; i < len(header); i += 2 {
+		req.Header.Set(header[i], header[i+1])
+	}
+	resp, err := http.DefaultClient.Do(req)
+	noError(s.t, err)
+	defer func() { _ = resp.Body.Close() }()
+	text, err := io.ReadAll(resp.Body)
+	noError(s.t, err)
+	return answer{resp, string(text)}
+}
+
+// post sends what a buyer's page sends.
+func (s *shop) post(path, body string) answer {
+	s.t.Helper()
+	return s.do(http.MethodPost, path, body, httpapi.UserHeader, "ada", idempotency.Header, string(idempotency.NewKey()), "Content-Type", "application/json")
+}
+
+// press sends what a button of the page sends.
+func (s *shop) press(path string, fields url.Values) answer {
+	s.t.Helper()
+	return s.do(http.MethodPost, path, fields.Encode(), "Content-Type", "application/x-www-form-urlencoded", "Sec-Fetch-Site", "same-origin")
+}
+
+// newEvent opens an event and returns its id.
+func (s *shop) newEvent() string {
+	s.t.Helper()
+	a := s.post("/api/events", `{"name":"Concert","seats":50}`)
+	var event struct{ ID string }
+	if err := json.Unmarshal([]byte(a.body), &event); err != nil || a.StatusCode != http.StatusCreated {
+		s.t.Fatalf("%d: %s", a.StatusCode, a.body)
+	}
+	return event.ID
+}
+
+func (s *shop) hold(event string) answer {
+	s.t.Helper()
+	return s.post("/api/reservations", `{"event_id":"`+event+`","quantity":1}`)
+}
+
+func noError(t testing.TB, errs ...error) {
+	t.Helper()
+	for _, err := range errs {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// state is what the stream tells.
+type state struct {
+	Counts map[string]int
+	Steps  []struct{ Stage, Text string }
+	Limits []struct {
+		Name      string
+		Left, Max int
+	}
+	Backlog struct{ Outbox, Queue, Dead int }
+	Trials  struct {
+		Slow bool
+		Off  map[string]bool
+	}
+}
+
+// follow begins a stream for ada, and returns its events until the test or the stream ends.
+func (s *shop) follow() <-chan state {
+	s.t.Helper()
+	req, err := http.NewRequestWithContext(s.t.Context(), http.MethodGet, s.url+"/shop/live?user=ada", nil)
+	noError(s.t, err)
+	resp, err := http.DefaultClient.Do(req)
+	noError(s.t, err)
+	if kind := resp.Header.Get("Content-Type"); kind != "text/event-stream" {
+		text, _ := io.ReadAll(resp.Body)
+		s.t.Fatalf("%d %s: %s", resp.StatusCode, kind, text)
+	}
+	states := make(chan state)
+	go func() {
+		defer close(states)
+		defer func() { _ = resp.Body.Close() }()
+		lines := bufio.NewScanner(resp.Body)
+		for lines.Scan() {
+			data, ok := strings.CutPrefix(lines.Text(), "data: ")
+			if !ok {
+				continue
+			}
+			var st state
+			if err := json.Unmarshal([]byte(data), &st); err != nil {
+				s.t.Error(err)
+			}
+			select {
+			case states <- st:
+			case <-s.t.Context().Done():
+				return
+			}
+		}
+	}()
+	return states
+}
+
+// await reads the stream until it tells what is wanted.
+func (s *shop) await(what string, ok func(state) bool) {
+	s.t.Helper()
+	states := s.follow()
+	var last state
+	testenv.Eventually(s.t, func() error {
+		if last = <-states; !ok(last) {
+			return fmt.Errorf("%s: the stream tells %+v", what, last)
+		}
+		return nil
+	})
+}
+
+func TestStreamTellsTheWayOfARequest(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	s.hold(s.newEvent())
+	s.await("one reservation", func(st state) bool {
+		return st.Counts["request"] == 2 && st.Counts["transaction"] == 2 && st.Counts["published"] == 1 &&
+			st.Counts["processed"] == 1 && st.Counts["updated"] == 1 && st.Backlog.Outbox == 0 && st.Backlog.Queue == 0
+	})
+	s.await("steps and limits", func(st state) bool {
+		return len(st.Steps) == 7 && st.Steps[0].Stage == "transaction" && st.Steps[1].Text == "POST /api/events: 201" &&
+			len(st.Limits) == 1 && st.Limits[0].Left == userLimit-2 && st.Limits[0].Max == userLimit
+	})
+}
+
+func TestStreamsAreBounded(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	for range 100 {
+		<-s.follow()
+	}
+	if a := s.do(http.MethodGet, "/shop/live?user=ada", ""); a.StatusCode != http.StatusServiceUnavailable {
+		t.Errorf("stream 101 is answered %d", a.StatusCode)
+	}
+	for _, user := range []string{"", "a+b", strings.Repeat("a", 65)} {
+		if a := s.do(http.MethodGet, "/shop/live?user="+user, ""); a.StatusCode != http.StatusBadRequest {
+			t.Errorf("user %q is answered %d", user, a.StatusCode)
+		}
+	}
+}
+
+// blind stands for servers that tell nothing.
+type blind struct{ flow.Flow }
+
+func (blind) Look(context.Context) (map[flow.Stage]int64, []flow.Step, error) {
+	return nil, nil, errors.New("no answer")
+}
+
+// Peek tells the first of two limits.
+func (blind) Peek(_ context.Context, charges ...ratelimit.Charge) (ratelimit.Decision, error) {
+	if charges[0].Key == "" {
+		return ratelimit.Decision{}, errors.New("no answer")
+	}
+	return ratelimit.Decision{Allowed: true}, nil
+}
+
+// TestUnknownIsNull wants null of what is not known, which the page shows as such, and no part of the limits.
+func TestUnknownIsNull(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, func(cfg *web.Config) {
+		cfg.Flow, cfg.Trials = blind{cfg.Flow}, nil
+		cfg.Backlog = func(context.Context) (flow.Backlog, error) { return flow.Backlog{}, errors.New("no answer") }
+		cfg.Limits = web.Limits{Limiter: blind{}, Global: ratelimit.Limit{Max: 1}}
+	})
+	resp, err := http.Get(s.url + "/shop/live?user=ada")
+	noError(t, err)
+	defer func() { _ = resp.Body.Close() }()
+	const want = `data: {"counts":null,"steps":null,"limits":null,"backlog":{"outbox":null,"queue":null,"dead":null}}`
+	lines := bufio.NewScanner(resp.Body)
+	for lines.Scan() && !strings.HasPrefix(lines.Text(), "data: ") {
+	}
+	if lines.Text() != want {
+		t.Errorf("the stream tells %s", lines.Text())
+	}
+}
+
+// remote is a limiter that cannot be asked once its caller has given up.
+type remote struct{ *ratelimit.Memory }
+
+func (r remote) Peek(ctx context.Context, charges ...ratelimit.Charge) (ratelimit.Decision, error) {
+	if err := ctx.Err(); err != nil {
+		return ratelimit.Decision{}, err
+	}
+	return r.Memory.Peek(ctx, charges...)
+}
+
+// A stream ends when it is time for another look, and which of the two comes first is chance. No stream ends by telling
+// that the limits are unknown.
+func TestEndOfStreamTellsNothing(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		memory, err := ratelimit.NewMemory(ratelimit.MemoryConfig{})
+		noError(t, err)
+		page, err := web.New(web.Config{
+			API: http.NotFoundHandler(), Flow: flow.New(), Backlog: func(context.Context) (flow.Backlog, error) { return flow.Backlog{}, nil },
+			Limits: web.Limits{Limiter: remote{memory}, User: ratelimit.Limit{Name: "user", Max: 10}},
+		})
+		noError(t, err)
+		const streams = 20
+		for range streams {
+			w := httptest.NewRecorder()
+			page.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/shop/live?user=ada", nil))
+			if told := w.Body.String(); strings.Contains(told, `"limits":[]`) || strings.Count(told, `"left":10`) < 100 {
+				t.Fatalf("the stream tells: %s", told[max(0, len(told)-500):])
+			}
+		}
+	})
+}

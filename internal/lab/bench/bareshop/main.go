@@ -7,6 +7,7 @@ package main
 import (
 	"context"
 	_ "embed"
+	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
@@ -14,9 +15,12 @@ import (
 	"net/http"
 	"os"
 	"os/signal"
+	"strconv"
 	"syscall"
 	"time"
 
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
@@ -74,4 +78,139 @@ func serve(ctx context.Context, l net.Listener, h http.Handler) error {
 		return err
 	}
 	return <-closed
+}
+
+const (
+	// hold is how long a seat is held, as in the shop.
+	hold = 15 * time.Minute
+	// maxBody bounds a request, in bytes.
+	maxBody = 64 << 10
+)
+
+// errTaken is the answer to a hold that came too late.
+var errTaken = errors.New("the seat is taken")
+
+// seats are those in a database.
+type seats struct{ pool *pgxpool.Pool }
+
+type event struct {
+	ID    string `json:"id"`
+	Name  string `json:"name"`
+	Seats int    `json:"seats"`
+	Map   []seat `json:"map,omitempty"`
+}
+
+type seat struct {
+	Seat  string `json:"seat"`
+	State string `json:"state"`
+}
+
+type reservation struct {
+	ID        string    `json:"id"`
+	EventID   string    `json:"event_id"`
+	Seats     []string  `json:"seats"`
+	Status    string    `json:"status"`
+	ExpiresAt time.Time `json:"expires_at"`
+}
+
+func (s seats) handler() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("POST /api/events", s.addEvent)
+	mux.HandleFunc("GET /api/events/{id}", s.showEvent)
+	mux.HandleFunc("POST /api/reservations", s.hold)
+	return mux
+}
+
+func (s seats) addEvent(w http.ResponseWriter, r *http.Request) {
+	var e event
+	if !read(w, r, &e) {
+		return
+	}
+	e.ID = uuid.NewString()
+	var b pgx.Batch
+	b.Queue("insert into events (id, name, seats) values ($1, $2, $3)", e.ID, e.Name, e.Seats)
+	b.Queue("insert into seats (event_id, number) select $1::uuid, n from generate_series(1, $2::integer) n", e.ID, e.Seats)
+	answer(w, http.StatusCreated, e, s.pool.SendBatch(r.Context(), &b).Close())
+}
+
+func (s seats) showEvent(w http.ResponseWriter, r *http.Request) {
+	e := event{ID: r.PathValue("id")}
+	rows, err := s.pool.Query(r.Context(), "select number::text, state from seats where event_id = $1 order by number", e.ID)
+	if err == nil {
+		e.Map, err = pgx.CollectRows(rows, pgx.RowToStructByPos[seat])
+	}
+	answer(w, http.StatusOK, e, err)
+}
+
+func (s seats) hold(w http.ResponseWriter, r *http.Request) {
+	var wish struct {
+		EventID string `json:"event_id"`
+		Seats   []string
+	}
+	if !read(w, r, &wish) {
+		return
+	}
+	if len(wish.Seats) != 1 {
+		http.Error(w, "name one seat", http.StatusBadRequest)
+		return
+	}
+	number, err := strconv.Atoi(wish.Seats[0])
+	if err != nil {
+		http.Error(w, "no such seat", http.StatusBadRequest)
+		return
+	}
+	made := reservation{uuid.NewString(), wish.EventID, wish.Seats, "held", time.Now().UTC().Add(hold)}
+	answer(w, http.StatusCreated, made, s.take(r.Context(), made, number, r.Header.Get("X-Mock-User-Id")))
+}
+
+const lockSQL = `select state from seats where event_id = $1 and number = $2 for update`
+
+const takeSQL = `update seats set state = 'held', reservation_id = $3, held_until = $4 where event_id = $1 and number = $2`
+
+const addSQL = `
+insert into reservations (id, event_id, user_id, seats, status, expires_at)
+values ($1, $2, $3, $4, $5, $6)`
+
+// take locks the seat, and writes what the shop writes.
+func (s seats) take(ctx context.Context, made reservation, number int, user string) error {
+	return pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
+		var state string
+		if err := tx.QueryRow(ctx, lockSQL, made.EventID, number).Scan(&state); err != nil {
+			return err
+		}
+		if state != "free" {
+			return errTaken
+		}
+		if _, err := tx.Exec(ctx, takeSQL, made.EventID, number, made.ID, made.ExpiresAt); err != nil {
+			return err
+		}
+		_, err := tx.Exec(ctx, addSQL, made.ID, made.EventID, user, []int{number}, made.Status, made.ExpiresAt)
+		return err
+	})
+}
+
+// read decodes a request, and answers one that it cannot.
+func read(w http.ResponseWriter, r *http.Request, into any) bool {
+	err := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxBody)).Decode(into)
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusBadRequest)
+	}
+	return err == nil
+}
+
+// answer sends what was made, or the problem.
+func answer(w http.ResponseWriter, status int, made any, err error) {
+	switch {
+	case errors.Is(err, errTaken):
+		w.Header().Set("Content-Type", "application/problem+json")
+		w.WriteHeader(http.StatusConflict)
+		made = map[string]string{"code": "SEATS_UNAVAILABLE", "detail": err.Error()}
+	case err != nil:
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	default:
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(status)
+	}
+	_ = json.NewEncoder(w).Encode(made) // a client that has gone does not hear it
 }

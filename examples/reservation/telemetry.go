@@ -8,15 +8,35 @@ import (
 	"net/http"
 
 	"github.com/google/uuid"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"go.opentelemetry.io/contrib/instrumentation/net/http/otelhttp"
 	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracehttp"
+	otelprometheus "go.opentelemetry.io/otel/exporters/prometheus"
 	metricnoop "go.opentelemetry.io/otel/metric/noop"
 	"go.opentelemetry.io/otel/propagation"
+	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
 	"go.opentelemetry.io/otel/sdk/resource"
-	sdk "go.opentelemetry.io/otel/sdk/trace"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 )
+
+// serveMetrics has all components of the process measure, and returns what serves that as Prometheus text.
+func serveMetrics() (_ http.Handler, stop func(), _ error) {
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	exporter, err := otelprometheus.New(otelprometheus.WithRegisterer(registry))
+	if err != nil {
+		return nil, nil, fmt.Errorf("metrics: %w", err)
+	}
+	provider := sdkmetric.NewMeterProvider(sdkmetric.WithReader(exporter))
+	otel.SetMeterProvider(provider)
+	// Nothing is pushed anywhere, so nothing can be lost when it stops.
+	stop = func() { _ = provider.Shutdown(context.Background()) }
+	return promhttp.HandlerFor(registry, promhttp.HandlerOpts{}), stop, nil
+}
 
 // tracesWanted reads the variables of OpenTelemetry that say whether there are traces; the exporter reads where to.
 func tracesWanted(getenv func(string) string) (bool, error) {
@@ -50,7 +70,7 @@ func exportTraces(ctx context.Context, cfg config) (stop func(), _ error) {
 	if err != nil && !errors.Is(err, resource.ErrPartialResource) {
 		return nil, fmt.Errorf("traces: %w", err)
 	}
-	provider := sdk.NewTracerProvider(sdk.WithBatcher(exporter), sdk.WithResource(process))
+	provider := sdktrace.NewTracerProvider(sdktrace.WithBatcher(exporter), sdktrace.WithResource(process))
 	otel.SetTracerProvider(provider)
 	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) {
 		slog.WarnContext(ctx, "telemetry", slog.Any("error", err))
