@@ -11,43 +11,83 @@ import (
 	"strings"
 	"sync"
 	"time"
+	"unicode/utf8"
 
 	"github.com/google/uuid"
 
 	"github.com/holdfast-go/holdfast/inbox"
-	"github.com/holdfast-go/holdfast/internal/actor"
+	"github.com/holdfast-go/holdfast/internal/deadletter"
 	"github.com/holdfast-go/holdfast/internal/runloop"
+	"github.com/holdfast-go/holdfast/internal/wire"
 )
 
-// defaultListed is how many dead letters List returns where nothing else is asked for, as in outbox.
-const defaultListed = 100
+// NewDeadLetter makes the dead letter of a message that failed at the time now.
+func NewDeadLetter(m *inbox.Message, f Failure, consumer string, now time.Time) inbox.DeadLetter {
+	first := m.FirstFailedAt
+	if first.IsZero() {
+		first = now
+	}
+	from := originOf(f.Err)
+	d := inbox.DeadLetter{
+		Message:       *m,
+		Class:         f.Class,
+		Error:         errorText(f, MaxErrorBytes),
+		ErrorType:     from.goType,
+		SQLState:      from.sqlState,
+		Attempts:      max(m.Attempt, 1),
+		FirstFailedAt: first,
+		FailedAt:      now,
+		Consumer:      consumer,
+	}
+	d.Fingerprint = fingerprint(d, from.where)
+	return d
+}
 
-// listBytes bounds the bodies and headers of one List together, as in outbox.
-const listBytes = 32 << 20
+func errorText(f Failure, most int) string {
+	if f.Err == nil {
+		return ""
+	}
+	return truncate(f.Err.Error(), most)
+}
 
-// NewDeadLetters makes the dead letters that users work with of those that a transport keeps.
-// Retention is how long the consumer remembers what it has processed; replays of what is older are
-// refused. Who has changed dead letters, and why, goes to the logger.
-func NewDeadLetters(letters DeadLetters, retention time.Duration, logger *slog.Logger) inbox.DeadLetters {
-	return &deadLetters{letters, retention, logger}
+// truncate cuts a text to at most n bytes of valid UTF-8.
+func truncate(s string, n int) string {
+	const tail = "…"
+	s = strings.ToValidUTF8(s, "\uFFFD")
+	if len(s) <= n {
+		return s
+	}
+	cut := n - len(tail)
+	for cut > 0 && !utf8.RuneStart(s[cut]) {
+		cut--
+	}
+	return s[:cut] + tail
+}
+
+// DeadLetterQueue returns the name of the queue that holds a class, such as
+// billing.failed.validation; prefix is put before it as it is.
+func DeadLetterQueue(prefix, class string) string { return prefix + "failed." + class }
+
+// NewDeadLetters returns the dead letters that users work with, on top of those that a transport keeps. Retention is how long
+// the consumer remembers processed messages; a replay refuses older ones. The logger gets who has changed dead letters, and why.
+func NewDeadLetters(kept DeadLetters, retention time.Duration, logger *slog.Logger) inbox.DeadLetters {
+	return &deadLetters{kept, retention, logger}
 }
 
 // deadLetters implements inbox.DeadLetters.
 type deadLetters struct {
-	letters   DeadLetters
+	kept      DeadLetters
 	retention time.Duration
 	logger    *slog.Logger
 }
 
 // List implements inbox.DeadLetters.
 func (l *deadLetters) List(ctx context.Context, filter inbox.Filter) ([]inbox.DeadLetter, error) {
-	if filter.Limit == 0 {
-		filter.Limit = defaultListed
-	}
+	filter.Limit = cmp.Or(filter.Limit, deadletter.ListLimit)
 	var found []inbox.DeadLetter
 	left := 0
 	if filter.Whole {
-		left = listBytes
+		left = deadletter.ListBytes
 	}
 	err := l.look(ctx, filter, func(dead inbox.DeadLetter) {
 		if left -= contentBytes(dead); left < 0 {
@@ -67,7 +107,7 @@ func contentBytes(dead inbox.DeadLetter) int {
 	return n
 }
 
-// withoutContent is a letter without what may be large: a hundred bodies are more than a gigabyte.
+// withoutContent is a dead letter without the parts that may be large: a hundred bodies are more than a gigabyte.
 func withoutContent(dead inbox.DeadLetter) inbox.DeadLetter {
 	dead.Message.Body, dead.Message.Headers, dead.Omitted = nil, nil, true
 	return dead
@@ -85,7 +125,7 @@ func (l *deadLetters) Show(ctx context.Context, id uuid.UUID) (inbox.DeadLetter,
 	case err != nil:
 		return inbox.DeadLetter{}, wrap("show", err)
 	case latest == nil:
-		return inbox.DeadLetter{}, inbox.ErrNotFound
+		return inbox.DeadLetter{}, wrap("show", fmt.Errorf("message %s: %w", id, inbox.ErrNotFound))
 	}
 	return *latest, nil
 }
@@ -98,19 +138,19 @@ func (l *deadLetters) Count(ctx context.Context, filter inbox.Filter) (n int, er
 
 // Groups implements inbox.DeadLetters.
 func (l *deadLetters) Groups(ctx context.Context, filter inbox.Filter) ([]inbox.Group, error) {
-	if err := checkFilter(filter); err != nil {
+	if err := filter.Check(); err != nil {
 		return nil, wrap("group", err)
 	}
 	most := filter.Limit
-	filter.Limit = 0 // it is one of groups
-	var g groups
-	err := l.look(ctx, filter, g.add)
-	return g.largest(most), wrap("group", err)
+	filter.Limit = 0 // it bounds the groups
+	kinds := deadletter.Groups[inbox.Message]{Most: deadletter.GroupsLimit}
+	err := l.look(ctx, filter, func(dead inbox.DeadLetter) { kinds.Add(withoutContent(dead)) })
+	return kinds.Largest(most), wrap("group", err)
 }
 
 // Remove implements inbox.DeadLetters.
 func (l *deadLetters) Remove(ctx context.Context, filter inbox.Filter, r inbox.Removal) (n int, err error) {
-	if err := actor.Check("inbox: Removal.By", "inbox: Removal.Reason", r.By, r.Reason); err != nil {
+	if err := r.Check(); err != nil {
 		return 0, wrap("remove", err)
 	}
 	var refused error
@@ -136,7 +176,7 @@ func (l *deadLetters) Remove(ctx context.Context, filter inbox.Filter, r inbox.R
 // Replay implements inbox.DeadLetters. The error names the first that could not be returned, and
 // counts those too old for it.
 func (l *deadLetters) Replay(ctx context.Context, filter inbox.Filter, how inbox.Replay) (inbox.Replayed, error) {
-	if err := checkReplay(how); err != nil {
+	if err := how.Check(); err != nil {
 		return inbox.Replayed{}, wrap("replay", err)
 	}
 	r := replay{how: how, retention: l.retention}
@@ -149,10 +189,7 @@ func (l *deadLetters) Replay(ctx context.Context, filter inbox.Filter, how inbox
 		},
 		failed: r.failed,
 	})
-	if r.done.Outlived > 0 {
-		r.refused = errors.Join(r.refused, fmt.Errorf("%d messages: %w", r.done.Outlived, inbox.ErrOutlived))
-	}
-	err = errors.Join(err, r.refused)
+	err = errors.Join(err, r.refused, deadletter.Outlived(r.done.Outlived))
 	if !how.DryRun {
 		what := "dead letters returned"
 		if how.Edit != nil {
@@ -194,26 +231,42 @@ func (r *replay) visit(ctx context.Context, dead *inbox.DeadLetter) (outcome Out
 		r.done.Outlived++
 		return Keep, false, nil
 	case dead.Message.Queue == "":
-		r.done.Failed++
-		r.refused = cmp.Or(r.refused, fmt.Errorf("message %s does not name the queue it came from", dead.Message.ID))
+		r.refuse("message %s does not name the queue it came from", dead.Message.ID)
 		return Keep, false, nil
 	}
 	if err := r.edit(&dead.Message); err != nil {
-		r.done.Failed++
-		r.refused = cmp.Or(r.refused, fmt.Errorf("message %s cannot be edited: %w", dead.Message.ID, err))
+		r.refuse("message %s cannot be edited: %w", dead.Message.ID, err)
 		return Keep, false, nil
 	}
 	if r.how.DryRun {
 		r.done.Returned++
 		return Keep, true, nil
 	}
-	if between := pause(r.how); between > 0 && r.done.Returned > 0 {
+	if between := r.how.Between(); between > 0 && r.done.Returned > 0 {
 		if err := runloop.Sleep(ctx, between); err != nil {
 			return Keep, false, err
 		}
 	}
 	r.done.Returned++
 	return Return, true, nil
+}
+
+// outlived reports whether a dead letter is too old to be returned now: what was processed is
+// remembered for retention only.
+func outlived(r inbox.Replay, d inbox.DeadLetter, retention time.Duration, now time.Time) bool {
+	born := bornAt(d)
+	return !r.Force && !born.IsZero() && now.Sub(born) > retention
+}
+
+// bornAt is when a message was sent: its time stamp, else the time in its id. The time in the id may be another one, as
+// that of an expiry's event, which is a deadline. A message that failed before that is as old as its first failure: the clock
+// of its sender is wrong, or its consumer derives the id.
+func bornAt(d inbox.DeadLetter) time.Time {
+	sent := wire.PublishedAt(d.Message.PublishedAt, nil, d.Message.ID)
+	if sent.IsZero() || !d.FirstFailedAt.IsZero() && d.FirstFailedAt.Before(sent) {
+		return d.FirstFailedAt
+	}
+	return sent
 }
 
 // edit replaces the body of a message that is to return.
@@ -233,8 +286,13 @@ func (r *replay) progress() {
 
 func (r *replay) failed(dead inbox.DeadLetter, why error) {
 	r.done.Returned--
+	r.refuse("message %s to queue %q: %w", dead.Message.ID, dead.Message.Queue, why)
+}
+
+// refuse counts a message that stays, and keeps the first reason.
+func (r *replay) refuse(format string, args ...any) {
 	r.done.Failed++
-	r.refused = cmp.Or(r.refused, fmt.Errorf("message %s to queue %q: %w", dead.Message.ID, dead.Message.Queue, why))
+	r.refused = cmp.Or(r.refused, fmt.Errorf(format, args...))
 }
 
 // look visits the dead letters that the filter selects, and leaves them where they are.
@@ -264,7 +322,7 @@ type walk struct {
 // returned from one class may become a dead letter of a later one meanwhile. Those that a session has in
 // hand are not counted, and may come back before the scan. A bounded walk cannot tell them from new ones.
 func (l *deadLetters) each(ctx context.Context, w *walk) error {
-	if err := checkFilter(w.filter); err != nil {
+	if err := w.filter.Check(); err != nil {
 		return err
 	}
 	depths, err := l.counted(ctx, w)
@@ -287,7 +345,7 @@ func (l *deadLetters) each(ctx context.Context, w *walk) error {
 		if w.over() {
 			continue
 		}
-		err := l.letters.Scan(ctx, depth.Class, w.next, w.stays)
+		err := l.kept.Scan(ctx, depth.Class, w.next, w.stays)
 		switch {
 		case errors.Is(err, inbox.ErrHeld):
 			held = err
@@ -311,7 +369,7 @@ const (
 func (l *deadLetters) counted(ctx context.Context, w *walk) ([]Depth, error) {
 	held := func(d Depth) bool { return d.Held }
 	for end := time.Now().Add(heldPatience); ; {
-		depths, err := l.letters.Depths(ctx)
+		depths, err := l.kept.Depths(ctx)
 		if err != nil || !w.bounded || !slices.ContainsFunc(depths, held) || time.Now().After(end) {
 			return depths, err
 		}
@@ -328,18 +386,18 @@ func (w *walk) satisfied() bool {
 	return w.filter.Limit > 0 && w.taken >= w.filter.Limit || len(w.filter.IDs) > 0 && len(w.unseen) == 0
 }
 
-func (w *walk) next(letter *inbox.DeadLetter) (Outcome, error) {
+func (w *walk) next(found *inbox.DeadLetter) (Outcome, error) {
 	if w.over() {
 		return Keep, ErrDone
 	}
 	w.left--
-	dead := completed(*letter)
-	if !match(w.filter, dead) {
+	dead := completed(*found)
+	if !deadletter.Matches(w.filter, dead, dead.Message.ID, dead.Message.Name, dead.Message.Key) {
 		return Keep, nil
 	}
 	delete(w.unseen, dead.Message.ID)
 	outcome, counts, err := w.visit(&dead)
-	letter.Message.Body = dead.Message.Body
+	found.Message.Body = dead.Message.Body
 	if counts {
 		w.taken++
 	}

@@ -130,6 +130,7 @@ func TestFilter(t *testing.T) {
 		"later":             {inbox.Filter{FailedAfter: now.Add(1)}, 0},
 		"until":             {inbox.Filter{FailedBefore: now}, 0},
 		"before":            {inbox.Filter{FailedBefore: now.Add(1)}, 1},
+		"no ids":            {inbox.Filter{IDs: []uuid.UUID{}}, 0},
 		"error":             {inbox.Filter{ErrorContains: "connection R"}, 1},
 		"other error":       {inbox.Filter{ErrorContains: "timeout"}, 0},
 		"fingerprint":       {inbox.Filter{Fingerprint: "0123456789abcdef"}, 1},
@@ -183,13 +184,14 @@ func TestLimit(t *testing.T) {
 	if n, err := l.Remove(t.Context(), inbox.Filter{Limit: 4}, inbox.Removal{By: "test"}); n != 4 || err != nil || len(s.dead) != 1 {
 		t.Errorf("removed %d, error %v", n, err)
 	}
-	none := inbox.Filter{Limit: -1}
-	_, listing := l.List(t.Context(), none)
-	_, grouping := l.Groups(t.Context(), none)
-	_, removal := l.Remove(t.Context(), none, inbox.Removal{By: "test"})
-	_, replay := l.Replay(t.Context(), none, inbox.Replay{By: "test"})
-	if listing == nil || grouping == nil || removal == nil || replay == nil || len(s.dead) != 1 {
-		t.Errorf("a negative limit: %v, %v, %v, %v, %d letters left", listing, grouping, removal, replay, len(s.dead))
+	for _, wrong := range []inbox.Filter{{Limit: -1}, {After: "1"}} {
+		_, listing := l.List(t.Context(), wrong)
+		_, grouping := l.Groups(t.Context(), wrong)
+		_, removal := l.Remove(t.Context(), wrong, inbox.Removal{By: "test"})
+		_, replay := l.Replay(t.Context(), wrong, inbox.Replay{By: "test"})
+		if listing == nil || grouping == nil || removal == nil || replay == nil || len(s.dead) != 1 {
+			t.Errorf("%+v: %v, %v, %v, %v, %d dead letters left", wrong, listing, grouping, removal, replay, len(s.dead))
+		}
 	}
 }
 

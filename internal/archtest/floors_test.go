@@ -58,7 +58,7 @@ type floor struct {
 // ground are the packages that know no client: internal ones, and the settings that transports share.
 var ground = []string{
 	"outbox/format",
-	"internal/actor", "internal/backoff", "internal/breaker", "internal/check", "internal/ids", "internal/isolate", "internal/lanes", "internal/partition", "internal/problem", "internal/runloop",
+	"internal/actor", "internal/backoff", "internal/breaker", "internal/check", "internal/deadletter", "internal/ids", "internal/isolate", "internal/lanes", "internal/partition", "internal/problem", "internal/runloop",
 	"internal/sqlident", "internal/sqlstate", "internal/telemetry", "internal/tries", "internal/wire",
 }
 

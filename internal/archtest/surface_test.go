@@ -198,12 +198,15 @@ func fieldsOf(of *ast.StructType) []string {
 	return names
 }
 
-// internalImports returns the names by which a file knows internal packages of this repository.
+// shown are the internal packages whose types a user sees under other names: the cores have aliases of them.
+var shown = []string{module + "/internal/deadletter"}
+
+// internalImports returns the names by which a file knows internal packages of this repository, but for those shown.
 func internalImports(file *ast.File) map[string]bool {
 	hidden := map[string]bool{}
 	for _, spec := range file.Imports {
 		path, err := strconv.Unquote(spec.Path.Value)
-		if err != nil || !isOwn(path) || !strings.Contains(path, "/internal/") {
+		if err != nil || !isOwn(path) || !strings.Contains(path, "/internal/") || slices.Contains(shown, path) {
 			continue
 		}
 		name := path[strings.LastIndex(path, "/")+1:]

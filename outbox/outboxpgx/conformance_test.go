@@ -149,7 +149,7 @@ func TestEveryExecMode(t *testing.T) {
 		}
 		letter, err := f.dead.Show(t.Context(), batch.Messages[2].ID)
 		must(t, err)
-		if n, err := f.dead.Replay(t.Context(), outbox.Filter{IDs: []uuid.UUID{letter.ID}}, outbox.Replay{By: "me"}); n.Returned != 1 || err != nil {
+		if n, err := f.dead.Replay(t.Context(), outbox.Filter{IDs: []uuid.UUID{letter.Message.ID}}, outbox.Replay{By: "me"}); n.Returned != 1 || err != nil {
 			t.Errorf("retried %d, %v", n, err)
 		}
 	})
@@ -412,7 +412,7 @@ func (s *script) renew(ctx context.Context) {
 func (s *script) replayDead(ctx context.Context) {
 	pick := s.rng.Uint32()
 	letters, err := s.dead.List(ctx, outbox.Filter{})
-	slices.SortFunc(letters, func(a, b outbox.DeadLetter) int { return slices.Compare(a.ID[:], b.ID[:]) })
+	slices.SortFunc(letters, func(a, b outbox.DeadLetter) int { return slices.Compare(a.Message.ID[:], b.Message.ID[:]) })
 	s.note("%d dead letters: %s", len(letters), kind(err))
 	for _, l := range letters {
 		l.CreatedAt, l.FailedAt, l.Fingerprint, l.Cursor = time.Time{}, time.Time{}, "", ""
@@ -422,13 +422,13 @@ func (s *script) replayDead(ctx context.Context) {
 	s.note("in groups: %s", kind(err))
 	var kinds []string
 	for _, g := range groups {
-		kinds = append(kinds, fmt.Sprintf("  %d of %s, as %q for %s", g.Count, g.Sample.Class, g.Sample.Error, g.Sample.Name))
+		kinds = append(kinds, fmt.Sprintf("  %d of %s, as %q for %s", g.Count, g.Sample.Class, g.Sample.Error, g.Sample.Message.Name))
 	}
 	slices.Sort(kinds)
 	s.note("%s", strings.Join(kinds, "\n"))
 	id := uuid.UUID{1}
 	if len(letters) > 0 {
-		id = letters[int(pick)%len(letters)].ID
+		id = letters[int(pick)%len(letters)].Message.ID
 	}
 	one := outbox.Filter{IDs: []uuid.UUID{id}}
 	n, err := s.dead.Count(ctx, one)

@@ -16,10 +16,10 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/holdfast-go/holdfast/internal/deadletter"
 	"github.com/holdfast-go/holdfast/internal/pgcall"
 	"github.com/holdfast-go/holdfast/internal/sqlstate"
 	"github.com/holdfast-go/holdfast/outbox"
-	"github.com/holdfast-go/holdfast/outbox/internal/deadletter"
 	"github.com/holdfast-go/holdfast/outbox/internal/stored"
 )
 
@@ -43,19 +43,21 @@ func newDeadLetters(pool *pgxpool.Pool, t tables, wake func()) *deadLetters {
 // change one. The error after that is context.DeadlineExceeded. What was changed, by whom and why is kept: see Audit.
 func (s *Store) DeadLetters() outbox.DeadLetters { return s.dead }
 
-// listBytes bounds the bodies of one List together.
-const listBytes = 32 << 20
-
 // List implements outbox.DeadLetters.
 func (d *deadLetters) List(ctx context.Context, f outbox.Filter) ([]outbox.DeadLetter, error) {
-	if f.Limit == 0 {
-		f.Limit = deadletter.ListLimit
-	}
+	f.Limit = cmp.Or(f.Limit, deadletter.ListLimit)
 	after, err := parseCursor(f.After)
-	if err := errors.Join(err, deadletter.CheckList(f)); err != nil {
-		return nil, err
+	if err := errors.Join(err, f.CheckList()); err != nil {
+		return nil, wrap("list dead letters", err)
 	}
-	return collect(ctx, d, "list dead letters", scanDeadLetter, d.sql.list, append(filterArgs(f), listBytes, after.at, after.seq)...)
+	return collect(ctx, d, "list dead letters", scanDeadLetter, d.sql.list, append(filterArgs(f), deadletter.ListBytes, after.at, after.seq)...)
+}
+
+func wrap(what string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("outboxpgx: %s: %w", what, err)
 }
 
 // collect reads the rows of a query for operators, on another connection where the server is silent on
@@ -70,10 +72,7 @@ func collect[T any](ctx context.Context, d *deadLetters, what string, scan pgx.R
 			})
 		})
 	})
-	if err != nil {
-		return nil, fmt.Errorf("outboxpgx: %s: %w", what, d.t.explain(err))
-	}
-	return found, nil
+	return found, wrap(what, d.t.explain(err))
 }
 
 func scanDeadLetter(row pgx.CollectableRow) (d outbox.DeadLetter, err error) {
@@ -91,28 +90,25 @@ func scanDeadLetter(row pgx.CollectableRow) (d outbox.DeadLetter, err error) {
 
 // Show implements outbox.DeadLetters.
 func (d *deadLetters) Show(ctx context.Context, id uuid.UUID) (outbox.DeadLetter, error) {
-	letters, err := d.List(ctx, outbox.Filter{IDs: []uuid.UUID{id}})
-	if err != nil {
+	found, err := d.List(ctx, outbox.Filter{IDs: []uuid.UUID{id}})
+	switch {
+	case err != nil:
 		return outbox.DeadLetter{}, err
+	case len(found) == 0:
+		return outbox.DeadLetter{}, wrap("show message "+id.String(), outbox.ErrNotFound)
 	}
-	if len(letters) == 0 {
-		return outbox.DeadLetter{}, outbox.ErrNotFound
-	}
-	return letters[0], nil
+	return found[0], nil
 }
 
 // Count implements outbox.DeadLetters.
 func (d *deadLetters) Count(ctx context.Context, f outbox.Filter) (n int, err error) {
-	if err := deadletter.CheckFilter(f); err != nil {
-		return 0, err
+	if err := f.Check(); err != nil {
+		return 0, wrap("count dead letters", err)
 	}
 	err = pgcall.Twice(ctx, d.pool, d.readTimeout, func(ctx context.Context, conn *pgxpool.Conn) error {
 		return conn.QueryRow(ctx, d.sql.count, filterArgs(f)...).Scan(&n)
 	})
-	if err != nil {
-		return 0, fmt.Errorf("outboxpgx: count dead letters: %w", d.t.explain(err))
-	}
-	return n, nil
+	return n, wrap("count dead letters", d.t.explain(err))
 }
 
 // filterArgs are the arguments of deadWhere.
@@ -142,8 +138,8 @@ func optional[T comparable](v T) *T {
 func (d *deadLetters) Groups(ctx context.Context, f outbox.Filter) ([]outbox.Group, error) {
 	limit := cmp.Or(f.Limit, deadletter.GroupsLimit)
 	f.Limit = min(f.Limit, 0) // it bounds the groups, not the letters; a negative one is refused
-	if err := deadletter.CheckFilter(f); err != nil {
-		return nil, err
+	if err := f.Check(); err != nil {
+		return nil, wrap("group dead letters", err)
 	}
 	return collect(ctx, d, "group dead letters", scanGroup, d.sql.groups, append(filterArgs(f), limit)...)
 }
@@ -153,30 +149,35 @@ func scanGroup(row pgx.CollectableRow) (g outbox.Group, err error) {
 	var id [16]byte
 	var key pgtype.Text
 	var first, last, created, failed pgtype.Timestamptz // each may be infinite, which is the zero time
-	err = row.Scan(&g.Count, &first, &last, &id, &s.Name, &key, &s.Transport, &created, &s.Attempts,
+	err = row.Scan(&g.Count, &first, &last, &id, &s.Message.Name, &key, &s.Message.Transport, &created, &s.Attempts,
 		&s.Class, &s.Error, &failed, &s.Fingerprint)
 	g.First, g.Last, g.Fingerprint = first.Time, last.Time, s.Fingerprint
-	s.ID, s.Key, s.CreatedAt, s.FailedAt = id, key.String, created.Time, failed.Time
+	s.Message.ID, s.Message.Key, s.CreatedAt, s.FailedAt = id, key.String, created.Time, failed.Time
 	return g, err
 }
 
 // Replay implements outbox.DeadLetters.
 func (d *deadLetters) Replay(ctx context.Context, f outbox.Filter, r outbox.Replay) (outbox.Replayed, error) {
-	return deadletter.Replay(ctx, &change{deadLetters: d, what: "replay", by: r.By, reason: r.Reason, chosenBy: f}, f, r)
+	done, err := deadletter.InSteps(ctx, &change{deadLetters: d, by: r.By, reason: r.Reason, chosenBy: f}, f, r)
+	return done, wrap("replay dead letters", err)
 }
 
 // Remove implements outbox.DeadLetters.
 func (d *deadLetters) Remove(ctx context.Context, f outbox.Filter, r outbox.Removal) (int, error) {
-	return deadletter.Remove(ctx, &change{deadLetters: d, what: "remove", by: r.By, reason: r.Reason, chosenBy: f}, f, r)
+	n, err := deadletter.RemoveInSteps(ctx, &change{deadLetters: d, by: r.By, reason: r.Reason, chosenBy: f}, f, r)
+	return n, wrap("remove dead letters", err)
 }
 
-// change is one Replay or Remove, with what the audit keeps of it.
+// change is one Replay or Remove, with what the audit keeps of it. It is a deadletter.Store.
 type change struct {
 	*deadLetters
-	what, by, reason string
-	chosenBy         outbox.Filter
-	entry            int // of the audit; 0: none yet
+	by, reason string
+	chosenBy   outbox.Filter
+	entry      int // of the audit; 0: none yet
 }
+
+// ID implements deadletter.Store.
+func (c *change) ID(m outbox.Message) uuid.UUID { return m.ID }
 
 // Selected implements deadletter.Store.
 func (c *change) Selected(ctx context.Context, f outbox.Filter) (ids []uuid.UUID, err error) {
@@ -197,7 +198,7 @@ func (c *change) ids(ctx context.Context, sql string, args []any, more ...any) (
 		return queryPlanned(ctx, conn, beginReadSQL, sql, args, append([]any{&found}, more...))
 	})
 	if err != nil {
-		return nil, fmt.Errorf("outboxpgx: %s dead letters: %w", c.what, c.t.explain(err))
+		return nil, c.t.explain(err)
 	}
 	ids := make([]uuid.UUID, len(found))
 	for i, id := range found {
@@ -209,12 +210,8 @@ func (c *change) ids(ctx context.Context, sql string, args []any, more ...any) (
 // Return implements deadletter.Store. A step that meets an id which has come to the outbox since it began is tried once more:
 // it then sees that one.
 func (c *change) Return(ctx context.Context, s deadletter.Step, r outbox.Replay) (moved outbox.Replayed, err error) {
-	var between int64 // microseconds
-	if r.PerSecond > 0 {
-		between = int64(min(float64(time.Second/time.Microsecond)/r.PerSecond, float64(365*24*time.Hour/time.Microsecond)))
-	}
 	for range 2 {
-		err = c.step(ctx, c.sql.replay, s.Filter, []any{between, s.Before, s.Bodies}, &moved.Returned, &moved.Failed)
+		err = c.step(ctx, c.sql.replay, s.Filter, []any{r.Between().Microseconds(), s.Before, s.Bodies}, &moved.Returned, &moved.Failed)
 		if sqlstate.Of(err) != uniqueViolation {
 			break
 		}
@@ -226,7 +223,7 @@ func (c *change) Return(ctx context.Context, s deadletter.Step, r outbox.Replay)
 }
 
 // Delete implements deadletter.Store.
-func (c *change) Delete(ctx context.Context, f outbox.Filter, _ outbox.Removal) (n int, err error) {
+func (c *change) Delete(ctx context.Context, f outbox.Filter) (n int, err error) {
 	err = c.step(ctx, c.sql.remove, f, nil, &n)
 	return n, err
 }
@@ -235,11 +232,11 @@ func (c *change) Delete(ctx context.Context, f outbox.Filter, _ outbox.Removal) 
 // lock outlives a connection that falls silent. It scans the statement's one row into counts, which
 // stay as they are on an error.
 func (c *change) step(ctx context.Context, sql string, f outbox.Filter, more []any, counts ...*int) error {
-	chosenBy, err := encodeFilter(c.chosenBy)
+	chosenBy, err := json.Marshal(c.chosenBy)
 	if err != nil {
-		return err
+		return fmt.Errorf("encode the filter: %w", err)
 	}
-	args := append(append(filterArgs(f), c.entry, c.by, c.reason, chosenBy), more...)
+	args := append(append(filterArgs(f), c.entry, c.by, c.reason, string(chosenBy)), more...)
 	counts = append(counts, &c.entry)
 	got, dest := make([]int, len(counts)), make([]any, len(counts))
 	for i := range got {
@@ -249,7 +246,7 @@ func (c *change) step(ctx context.Context, sql string, f outbox.Filter, more []a
 		return queryPlanned(ctx, conn, beginSQL, sql, args, dest)
 	})
 	if err != nil {
-		return fmt.Errorf("outboxpgx: %s dead letters: %w", c.what, c.t.explain(err))
+		return c.t.explain(err)
 	}
 	for i, count := range counts {
 		*count = got[i]
@@ -312,7 +309,7 @@ func parseCursor(text string) (cursor, error) {
 	}
 	c.seq, err2 = strconv.ParseInt(seq, 10, 64)
 	if err1 != nil || err2 != nil {
-		return c, fmt.Errorf("outboxpgx: %.80q is no cursor of a list", text)
+		return c, fmt.Errorf("%.80q is no cursor of a list", text)
 	}
 	return c, nil
 }
@@ -359,35 +356,13 @@ func scanAudit(row pgx.CollectableRow) (AuditEntry, error) {
 		return e, err
 	}
 	e.At = at.Time
-	var filter storedFilter
+	var filter outbox.Filter
 	if err := json.Unmarshal(chosenBy, &filter); err != nil {
 		e.Unreadable = fmt.Errorf("filter: %w", err)
 		return e, nil
 	}
-	e.Filter = outbox.Filter(filter)
+	e.Filter = filter
 	return e, nil
-}
-
-// storedFilter is a Filter as the table holds it, without what is not set.
-type storedFilter struct {
-	IDs           []uuid.UUID `json:"ids,omitempty"`
-	Class         string      `json:"class,omitempty"`
-	Name          string      `json:"name,omitempty"`
-	Key           string      `json:"key,omitempty"`
-	Fingerprint   string      `json:"fingerprint,omitempty"`
-	ErrorContains string      `json:"error_contains,omitempty"`
-	FailedAfter   time.Time   `json:"failed_after,omitzero"`
-	FailedBefore  time.Time   `json:"failed_before,omitzero"`
-	Limit         int         `json:"limit,omitempty"`
-	After         string      `json:"-"` // no change has it
-}
-
-func encodeFilter(f outbox.Filter) (string, error) {
-	b, err := json.Marshal(storedFilter(f))
-	if err != nil {
-		return "", fmt.Errorf("outboxpgx: encode the filter: %w", err)
-	}
-	return string(b), nil
 }
 
 // deadStatements are the SQL of lists for operators, with the table names filled in.
@@ -423,7 +398,7 @@ ORDER BY died_at, seq LIMIT $7`
 const deadMatch = `
   ($1::uuid[] IS NULL OR id = ANY($1)) AND ($2::text IS NULL OR error_class = $2) AND ($3::text IS NULL OR name = $3)
   AND ($4::text IS NULL OR ordering_key = $4) AND ($5::timestamptz IS NULL OR died_at >= $5) AND ($6::timestamptz IS NULL OR died_at < $6)
-  AND ($8::text IS NULL OR position($8 IN last_error) > 0) AND ($9::text IS NULL OR fingerprint = $9)`
+  AND ($8::text IS NULL OR position(lower($8) IN lower(last_error)) > 0) AND ($9::text IS NULL OR fingerprint = $9)`
 
 // $10 bytes of all bodies, $11 and $12 where the list begins.
 const deadListSQL = `

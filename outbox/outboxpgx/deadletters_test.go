@@ -52,7 +52,7 @@ func withDeadLetters(t *testing.T) (*fixture, map[string]uuid.UUID) {
 	}
 	ids := map[string]uuid.UUID{}
 	for _, l := range letters {
-		ids[l.Name] = l.ID
+		ids[l.Message.Name] = l.Message.ID
 	}
 	return f, ids
 }
@@ -75,7 +75,7 @@ func TestDeadLetterFilters(t *testing.T) {
 		"age met":   {outbox.Filter{FailedAfter: time.Now().Add(-time.Hour), FailedBefore: time.Now().Add(time.Hour)}, []string{"a", "b", "c"}},
 		"too late":  {outbox.Filter{FailedAfter: time.Now().Add(time.Hour)}, nil},
 		"both":      {outbox.Filter{Class: string(driver.Permanent), Name: "a"}, []string{"a"}},
-		"error":     {outbox.Filter{ErrorContains: "place for c"}, []string{"c"}},
+		"error":     {outbox.Filter{ErrorContains: "PLACE for C"}, []string{"c"}},
 		"pattern":   {outbox.Filter{ErrorContains: "place%"}, nil},
 		"no letter": {outbox.Filter{Class: string(driver.Permanent), Name: "b"}, nil},
 	} {
@@ -83,7 +83,7 @@ func TestDeadLetterFilters(t *testing.T) {
 		must(t, err)
 		var got []string
 		for _, l := range letters {
-			got = append(got, l.Name)
+			got = append(got, l.Message.Name)
 		}
 		if !slices.Equal(got, tc.want) {
 			t.Errorf("%s: %v, want %v", name, got, tc.want)
@@ -96,7 +96,7 @@ func TestDeadLetterFilters(t *testing.T) {
 	}
 	l, err := f.dead.Show(t.Context(), ids["b"])
 	must(t, err)
-	if l.Name != "b" || l.Key != "kb" || l.Headers["h"] != "b" || string(l.Body) != "1" || l.Attempts != 1 || l.Class != string(driver.Unroutable) ||
+	if l.Message.Name != "b" || l.Message.Key != "kb" || l.Message.Headers["h"] != "b" || string(l.Message.Body) != "1" || l.Attempts != 1 || l.Class != string(driver.Unroutable) ||
 		l.Error != "outbox: publish: unroutable: no place for b" || l.FailedAt.IsZero() || l.CreatedAt.IsZero() {
 		t.Errorf("shown is %+v", l)
 	}
@@ -125,8 +125,8 @@ func TestDeadLetterGroups(t *testing.T) {
 		t.Fatalf("%d groups, want 3: %+v", len(groups), groups)
 	}
 	g := groups[0]
-	if s := g.Sample; g.Count != 2 || s.Name != "a" || s.ID == ids["a"] || s.Class != string(driver.Permanent) || s.Attempts != 1 ||
-		s.Error != "outbox: publish: permanent: no place for a" || s.Body != nil || s.Headers != nil || s.CreatedAt.IsZero() {
+	if s := g.Sample; g.Count != 2 || s.Message.Name != "a" || s.Message.ID == ids["a"] || s.Class != string(driver.Permanent) || s.Attempts != 1 ||
+		s.Error != "outbox: publish: permanent: no place for a" || s.Message.Body != nil || s.Message.Headers != nil || s.CreatedAt.IsZero() {
 		t.Errorf("the largest group is %+v", g)
 	}
 	if len(g.Fingerprint) != 16 || !g.First.Before(g.Last) || !g.Last.Equal(g.Sample.FailedAt) {
@@ -135,7 +135,7 @@ func TestDeadLetterGroups(t *testing.T) {
 	if groups, err = f.dead.Groups(t.Context(), outbox.Filter{Limit: 1}); err != nil || len(groups) != 1 || groups[0].Count != 2 {
 		t.Errorf("the first group: %+v, %v", groups, err)
 	}
-	if groups, err = f.dead.Groups(t.Context(), outbox.Filter{Name: "b"}); err != nil || len(groups) != 1 || groups[0].Sample.ID != ids["b"] {
+	if groups, err = f.dead.Groups(t.Context(), outbox.Filter{Name: "b"}); err != nil || len(groups) != 1 || groups[0].Sample.Message.ID != ids["b"] {
 		t.Errorf("the group of b: %+v, %v", groups, err)
 	}
 	if _, err := f.dead.Groups(t.Context(), outbox.Filter{Limit: -1}); err == nil {
@@ -143,7 +143,7 @@ func TestDeadLetterGroups(t *testing.T) {
 	}
 	letters, err := f.dead.List(t.Context(), outbox.Filter{Fingerprint: g.Fingerprint})
 	must(t, err)
-	if len(letters) != 2 || letters[0].ID != ids["a"] || letters[1].Fingerprint != g.Fingerprint {
+	if len(letters) != 2 || letters[0].Message.ID != ids["a"] || letters[1].Fingerprint != g.Fingerprint {
 		t.Errorf("of the largest group are %+v", letters)
 	}
 	n, err := f.dead.Remove(t.Context(), outbox.Filter{Fingerprint: g.Fingerprint}, outbox.Removal{By: "ada"})
@@ -357,7 +357,7 @@ func TestReplayEdited(t *testing.T) {
 		t.Errorf("audit %+v, %v", entries, err)
 	}
 	left, err := f.dead.List(t.Context(), outbox.Filter{})
-	if err != nil || len(left) != 1 || string(left[0].Body) != "7" {
+	if err != nil || len(left) != 1 || string(left[0].Message.Body) != "7" {
 		t.Errorf("left %+v, %v", left, err)
 	}
 }
@@ -375,8 +375,8 @@ func TestPagesOfOddTimes(t *testing.T) {
 	after := ""
 	for i, want := range all {
 		page, err := f.dead.List(t.Context(), outbox.Filter{Limit: 1, After: after})
-		if err != nil || len(page) != 1 || page[0].ID != want.ID {
-			t.Fatalf("page %d behind %q: %+v, %v, want %s", i, after, page, err, want.Name)
+		if err != nil || len(page) != 1 || page[0].Message.ID != want.Message.ID {
+			t.Fatalf("page %d behind %q: %+v, %v, want %s", i, after, page, err, want.Message.Name)
 		}
 		after = page[0].Cursor
 	}

@@ -164,12 +164,12 @@ func TestForeignDeaths(t *testing.T) {
 		last_error = 'no' WHERE name <> 'b'; UPDATE holdfast_outbox_dead SET name = 'x', last_error = 'no', error_class = 'permanent'`)
 	letters, err := f.dead.List(t.Context(), outbox.Filter{})
 	must(t, err)
-	if len(letters) != 3 || letters[0].ID != ids["c"] || letters[1].FailedAt.IsZero() || !letters[2].FailedAt.IsZero() || letters[2].Unreadable != nil {
+	if len(letters) != 3 || letters[0].Message.ID != ids["c"] || letters[1].FailedAt.IsZero() || !letters[2].FailedAt.IsZero() || letters[2].Unreadable != nil {
 		t.Errorf("the letters are %+v", letters)
 	}
 	groups, err := f.dead.Groups(t.Context(), outbox.Filter{})
 	must(t, err)
-	if len(groups) != 1 || groups[0].Count != 3 || groups[0].Sample.ID != ids["b"] || !groups[0].First.Equal(letters[1].FailedAt) || !groups[0].Last.Equal(groups[0].First) {
+	if len(groups) != 1 || groups[0].Count != 3 || groups[0].Sample.Message.ID != ids["b"] || !groups[0].First.Equal(letters[1].FailedAt) || !groups[0].Last.Equal(groups[0].First) {
 		t.Errorf("the groups are %+v", groups)
 	}
 	groups, err = f.dead.Groups(t.Context(), outbox.Filter{IDs: []uuid.UUID{ids["a"]}})
@@ -235,14 +235,14 @@ func TestListIsBounded(t *testing.T) {
 	letters, err := f.dead.List(t.Context(), outbox.Filter{})
 	must(t, err)
 	for i, l := range letters {
-		if whole := i < 3; (len(l.Body) > 0) != whole || (l.Unreadable == nil) != whole || l.Name != "a" || len(l.Error) > 1000 {
-			t.Errorf("letter %d: a body of %d bytes, name %q, an error of %d bytes, %v", i, len(l.Body), l.Name, len(l.Error), l.Unreadable)
+		if whole := i < 3; (len(l.Message.Body) > 0) != whole || (l.Unreadable == nil) != whole || l.Message.Name != "a" || len(l.Error) > 1000 {
+			t.Errorf("letter %d: a body of %d bytes, name %q, an error of %d bytes, %v", i, len(l.Message.Body), l.Message.Name, len(l.Error), l.Unreadable)
 		}
 	}
-	letter, err := f.dead.Show(t.Context(), letters[5].ID)
+	letter, err := f.dead.Show(t.Context(), letters[5].Message.ID)
 	must(t, err)
-	if !bytes.Equal(letter.Body, letters[0].Body) || letter.Unreadable != nil {
-		t.Errorf("a letter by itself has a body of %d bytes, %v", len(letter.Body), letter.Unreadable)
+	if !bytes.Equal(letter.Message.Body, letters[0].Message.Body) || letter.Unreadable != nil {
+		t.Errorf("a letter by itself has a body of %d bytes, %v", len(letter.Message.Body), letter.Unreadable)
 	}
 }
 

@@ -76,11 +76,11 @@ var ignoring = []struct {
 	{"claim", "holdfast_outbox_lanes", "UPDATE", written, func(ctx context.Context, f *fixture) error {
 		return second(f.store.Claim(ctx, driver.Claim{Limit: 10, Lease: time.Minute}))
 	}},
-	{"replay", "holdfast_outbox_dead", "DELETE", buried, replay},
-	{"replay", "holdfast_outbox", "INSERT", buried, replay},
-	{"replay", "holdfast_outbox_audit", "INSERT", buried, replay},
-	{"remove", "holdfast_outbox_dead", "DELETE", buried, remove},
-	{"remove", "holdfast_outbox_audit", "INSERT", buried, remove},
+	{"replay", "holdfast_outbox_dead", "DELETE", withDead, replay},
+	{"replay", "holdfast_outbox", "INSERT", withDead, replay},
+	{"replay", "holdfast_outbox_audit", "INSERT", withDead, replay},
+	{"remove", "holdfast_outbox_dead", "DELETE", withDead, remove},
+	{"remove", "holdfast_outbox_audit", "INSERT", withDead, remove},
 	{"pause", "holdfast_outbox_pause", "INSERT", nil, func(ctx context.Context, f *fixture) error { return f.store.Pause(ctx, "ada", "") }},
 	{"resume", "holdfast_outbox_pause", "DELETE", func(t *testing.T, f *fixture) { must(t, f.store.Pause(t.Context(), "ada", "")) },
 		func(ctx context.Context, f *fixture) error { return f.store.Resume(ctx) }},
@@ -94,7 +94,7 @@ func written(t *testing.T, f *fixture) {
 	f.write(t, outbox.Message{Name: "a", Key: "k", Body: []byte("1")})
 }
 
-func buried(t *testing.T, f *fixture) {
+func withDead(t *testing.T, f *fixture) {
 	written(t, f)
 	drainAll(t, f.burying(t, func(driver.Message) error {
 		return &driver.PublishError{Class: driver.Permanent, Err: errors.New("no")}

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"slices"
+	"strings"
 	"strconv"
 	"sync"
 	"testing"
@@ -275,7 +276,7 @@ func kind(err error) string {
 	case errors.Is(err, pgx.ErrTxClosed):
 		return "closed"
 	}
-	return err.Error()
+	return strings.TrimPrefix(strings.TrimPrefix(err.Error(), "outboxpgx: "), "outboxtest: ")
 }
 
 var errOnPurpose = errors.New("on purpose")

@@ -406,7 +406,7 @@ func TestPoisonIsQuarantined(t *testing.T) {
 
 	letters, err := f.dead.List(t.Context(), outbox.Filter{})
 	must(t, err)
-	if len(letters) != 1 || string(letters[0].Body) != poison || letters[0].Class != string(driver.Quarantined) {
+	if len(letters) != 1 || string(letters[0].Message.Body) != poison || letters[0].Class != string(driver.Quarantined) {
 		t.Fatalf("dead letters %+v", letters)
 	}
 	ledger, err := os.ReadFile(path)

@@ -13,11 +13,11 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/holdfast-go/holdfast/internal/deadletter"
 	"github.com/holdfast-go/holdfast/internal/isolate"
 	"github.com/holdfast-go/holdfast/internal/sqlstate"
 	"github.com/holdfast-go/holdfast/outbox"
 	"github.com/holdfast-go/holdfast/outbox/driver"
-	"github.com/holdfast-go/holdfast/outbox/internal/deadletter"
 	"github.com/holdfast-go/holdfast/outbox/internal/stored"
 )
 
@@ -197,10 +197,10 @@ func (s *Store) hold(ctx context.Context, b driver.Batch, skip []string) error {
 func (s *Store) Waiting(ctx context.Context, f outbox.WaitingFilter) ([]outbox.Waiting, error) {
 	limit := cmp.Or(f.Limit, deadletter.ListLimit)
 	after, err := parseCursor(f.After)
-	if err := errors.Join(err, deadletter.CheckFilter(outbox.Filter{Name: f.Name, Key: f.Key, Limit: limit})); err != nil {
-		return nil, err
+	if err := errors.Join(err, outbox.Filter{Name: f.Name, Key: f.Key, Limit: limit}.Check()); err != nil {
+		return nil, wrap("list messages", err)
 	}
-	sql, args := s.dead.sql.waitingReady, []any{nullable(f.Name), nullable(f.Key), limit, listBytes, after.seq}
+	sql, args := s.dead.sql.waitingReady, []any{nullable(f.Name), nullable(f.Key), limit, deadletter.ListBytes, after.seq}
 	if f.Parked {
 		sql, args = s.dead.sql.waitingParked, append(args, after.at)
 	}

@@ -135,11 +135,11 @@ func TestDeadLetters(t *testing.T) {
 			if err := manager.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error { return store.Write(ctx, tx, m) }); err != nil {
 				t.Fatal(err)
 			}
-			bury(t, store)
+			deadLetter(t, store)
 			time.Sleep(4 * 24 * time.Hour)
 		}
 		letters, err := dead.List(t.Context(), outbox.Filter{FailedAfter: time.Now().Add(-9 * 24 * time.Hour), Limit: 2})
-		if err != nil || len(letters) != 2 || letters[0].Key != "1" || letters[0].Class != "permanent" || letters[0].Error != "no" || letters[0].Attempts != 1 {
+		if err != nil || len(letters) != 2 || letters[0].Message.Key != "1" || letters[0].Class != "permanent" || letters[0].Error != "no" || letters[0].Attempts != 1 {
 			t.Fatalf("List: %+v, %v", letters, err)
 		}
 		for _, tc := range []struct {
@@ -160,10 +160,10 @@ func TestDeadLetters(t *testing.T) {
 		if err != nil || depth.Ready != 2 || depth.Parked != 1 || depth.Dead != 0 {
 			t.Errorf("after the replays: %+v, %v", depth, err)
 		}
-		if _, err := dead.Show(t.Context(), letters[0].ID); !errors.Is(err, outbox.ErrNotFound) {
+		if _, err := dead.Show(t.Context(), letters[0].Message.ID); !errors.Is(err, outbox.ErrNotFound) {
 			t.Errorf("Show of what is no letter any more: %v", err)
 		}
-		bury(t, store)
+		deadLetter(t, store)
 		if _, err := dead.Remove(t.Context(), outbox.Filter{}, outbox.Removal{}); err == nil {
 			t.Error("nobody removed something")
 		}
@@ -176,8 +176,8 @@ func TestDeadLetters(t *testing.T) {
 	})
 }
 
-// bury makes dead letters of all ready messages.
-func bury(t *testing.T, store *outboxtest.Store) {
+// deadLetter makes dead letters of all ready messages.
+func deadLetter(t *testing.T, store *outboxtest.Store) {
 	t.Helper()
 	batch, err := store.Claim(t.Context(), driver.Claim{Limit: 10, Lease: time.Minute})
 	var settlements []driver.Settlement
@@ -251,7 +251,7 @@ func TestEditedDeadLetters(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	bury(t, store)
+	deadLetter(t, store)
 	no := errors.New("no")
 	edit := func(m outbox.Message) ([]byte, error) {
 		if m.Name == "b" {

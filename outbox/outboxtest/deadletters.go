@@ -5,7 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
+	"hash/fnv"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -13,9 +14,9 @@ import (
 
 	"github.com/google/uuid"
 
+	"github.com/holdfast-go/holdfast/internal/deadletter"
 	"github.com/holdfast-go/holdfast/outbox"
 	"github.com/holdfast-go/holdfast/outbox/driver"
-	"github.com/holdfast-go/holdfast/outbox/internal/deadletter"
 	"github.com/holdfast-go/holdfast/outbox/internal/stored"
 )
 
@@ -37,14 +38,19 @@ func (d dead) letter() outbox.DeadLetter {
 	}
 }
 
+// changing is what differs between failures of one kind: quotations, and words with a digit.
+var changing = regexp.MustCompile("\"[^\"]*\"|'[^']*'|`[^`]*`|\\S*[0-9]\\S*")
+
 func (d dead) fingerprint() string {
-	return deadletter.Fingerprint(string(d.class), d.Transport, d.Name, d.err)
+	h := fnv.New64a()
+	fmt.Fprintf(h, "%s\n%s\n%s\n%s", d.class, d.Transport, d.Name, changing.ReplaceAllString(d.err, "#"))
+	return fmt.Sprintf("%016x", h.Sum64())
 }
 
 // outlived says whether consumers may have forgotten that they have processed it.
 func (d dead) outlived() bool { return time.Since(d.CreatedAt) > deadletter.Retention }
 
-// deadLetters implements outbox.DeadLetters. Nothing keeps who changed them.
+// deadLetters implements outbox.DeadLetters, and is a deadletter.Store. Nothing keeps who changed them.
 type deadLetters struct{ s *Store }
 
 // DeadLetters returns the messages that were given up.
@@ -52,25 +58,13 @@ func (s *Store) DeadLetters() outbox.DeadLetters { return deadLetters{s} }
 
 // selected returns those that f selects, the oldest first. The caller holds the lock.
 func (d deadLetters) selected(f outbox.Filter, also func(dead) bool) []dead {
-	ids := map[uuid.UUID]bool{}
-	for _, id := range f.IDs {
-		ids[id] = true
-	}
 	var chosen []dead
-	for _, l := range d.s.dead {
-		if (f.IDs == nil || ids[l.ID]) && matches(f, l) && also(l) && (f.Limit == 0 || len(chosen) < f.Limit) {
-			chosen = append(chosen, l)
+	for _, one := range d.s.dead {
+		if (f.Limit == 0 || len(chosen) < f.Limit) && also(one) && deadletter.Matches(f, one.letter(), one.ID, one.Name, one.Key) {
+			chosen = append(chosen, one)
 		}
 	}
 	return chosen
-}
-
-// matches leaves the ids out.
-func matches(f outbox.Filter, d dead) bool {
-	return (f.Class == "" || f.Class == string(d.class)) && (f.Name == "" || f.Name == d.Name) && (f.Key == "" || f.Key == d.Key) &&
-		(f.Fingerprint == "" || f.Fingerprint == d.fingerprint()) &&
-		strings.Contains(d.err, f.ErrorContains) &&
-		(f.FailedAfter.IsZero() || !d.failedAt.Before(f.FailedAfter)) && (f.FailedBefore.IsZero() || d.failedAt.Before(f.FailedBefore))
 }
 
 func all(dead) bool { return true }
@@ -82,53 +76,50 @@ func parseCursor(text string) (int, error) {
 	}
 	n, err := strconv.Atoi(text)
 	if err != nil {
-		return 0, fmt.Errorf("outboxtest: %.80q is no cursor of a list", text)
+		return 0, fmt.Errorf("%.80q is no cursor of a list", text)
 	}
 	return n, nil
-}
-
-// check refuses what no store does.
-func (d deadLetters) check(ctx context.Context, f outbox.Filter) error {
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-	return deadletter.CheckFilter(f)
 }
 
 // List implements outbox.DeadLetters.
 func (d deadLetters) List(ctx context.Context, f outbox.Filter) ([]outbox.DeadLetter, error) {
 	after, err := parseCursor(f.After)
-	if err := errors.Join(ctx.Err(), err, deadletter.CheckList(f)); err != nil {
-		return nil, err
+	if err := errors.Join(ctx.Err(), err, f.CheckList()); err != nil {
+		return nil, wrap("list dead letters", err)
 	}
-	if f.Limit == 0 {
-		f.Limit = deadletter.ListLimit
-	}
+	f.Limit = cmp.Or(f.Limit, deadletter.ListLimit)
 	d.s.mu.Lock()
 	defer d.s.mu.Unlock()
-	var letters []outbox.DeadLetter
-	for _, l := range d.selected(f, func(l dead) bool { return l.died > after }) {
-		letters = append(letters, l.letter())
+	var found []outbox.DeadLetter
+	for _, one := range d.selected(f, func(one dead) bool { return one.died > after }) {
+		found = append(found, one.letter())
 	}
-	return letters, nil
+	return found, nil
+}
+
+func wrap(what string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("outboxtest: %s: %w", what, err)
 }
 
 // Show implements outbox.DeadLetters.
 func (d deadLetters) Show(ctx context.Context, id uuid.UUID) (outbox.DeadLetter, error) {
-	letters, err := d.List(ctx, outbox.Filter{IDs: []uuid.UUID{id}})
-	if err == nil && len(letters) == 0 {
-		err = outbox.ErrNotFound
-	}
-	if err != nil {
+	found, err := d.List(ctx, outbox.Filter{IDs: []uuid.UUID{id}})
+	switch {
+	case err != nil:
 		return outbox.DeadLetter{}, err
+	case len(found) == 0:
+		return outbox.DeadLetter{}, wrap("show message "+id.String(), outbox.ErrNotFound)
 	}
-	return letters[0], nil
+	return found[0], nil
 }
 
 // Count implements outbox.DeadLetters.
 func (d deadLetters) Count(ctx context.Context, f outbox.Filter) (int, error) {
-	if err := d.check(ctx, f); err != nil {
-		return 0, err
+	if err := errors.Join(ctx.Err(), f.Check()); err != nil {
+		return 0, wrap("count dead letters", err)
 	}
 	d.s.mu.Lock()
 	defer d.s.mu.Unlock()
@@ -137,43 +128,36 @@ func (d deadLetters) Count(ctx context.Context, f outbox.Filter) (int, error) {
 
 // Groups implements outbox.DeadLetters.
 func (d deadLetters) Groups(ctx context.Context, f outbox.Filter) ([]outbox.Group, error) {
-	if err := d.check(ctx, f); err != nil {
-		return nil, err
+	if err := errors.Join(ctx.Err(), f.Check()); err != nil {
+		return nil, wrap("group dead letters", err)
 	}
-	limit := cmp.Or(f.Limit, deadletter.GroupsLimit)
+	most := cmp.Or(f.Limit, deadletter.GroupsLimit)
 	f.Limit = 0
 	d.s.mu.Lock()
 	defer d.s.mu.Unlock()
-	kinds := map[string]*outbox.Group{}
-	for _, l := range d.selected(f, all) { // the oldest first
-		letter := l.letter()
-		letter.Body, letter.Headers = nil, nil
-		g := kinds[letter.Fingerprint]
-		if g == nil {
-			g = &outbox.Group{Fingerprint: letter.Fingerprint, First: letter.FailedAt}
-			kinds[letter.Fingerprint] = g
-		}
-		g.Count, g.Last, g.Sample = g.Count+1, letter.FailedAt, letter
+	var kinds deadletter.Groups[outbox.Message]
+	for _, one := range d.selected(f, all) {
+		letter := one.letter()
+		letter.Message.Body, letter.Message.Headers = nil, nil
+		kinds.Add(letter)
 	}
-	groups := slices.SortedFunc(maps.Values(kinds), func(a, b *outbox.Group) int {
-		return cmp.Or(b.Count-a.Count, strings.Compare(a.Fingerprint, b.Fingerprint))
-	})
-	var found []outbox.Group
-	for _, g := range groups[:min(limit, len(groups))] {
-		found = append(found, *g)
-	}
-	return found, nil
+	return kinds.Largest(most), nil
 }
 
 // Replay implements outbox.DeadLetters.
 func (d deadLetters) Replay(ctx context.Context, f outbox.Filter, r outbox.Replay) (outbox.Replayed, error) {
-	return deadletter.Replay(ctx, d, f, r)
+	done, err := deadletter.InSteps(ctx, d, f, r)
+	return done, wrap("replay dead letters", err)
 }
 
 // Remove implements outbox.DeadLetters.
 func (d deadLetters) Remove(ctx context.Context, f outbox.Filter, r outbox.Removal) (int, error) {
-	return deadletter.Remove(ctx, d, f, r)
+	n, err := deadletter.RemoveInSteps(ctx, d, f, r)
+	return n, wrap("remove dead letters", err)
 }
+
+// ID implements deadletter.Store.
+func (d deadLetters) ID(m outbox.Message) uuid.UUID { return m.ID }
 
 // Selected implements deadletter.Store.
 func (d deadLetters) Selected(ctx context.Context, f outbox.Filter) ([]uuid.UUID, error) {
@@ -233,7 +217,7 @@ func (d deadLetters) Return(ctx context.Context, s deadletter.Step, r outbox.Rep
 		}
 		e := &entry{Message: l.Message, committed: true}
 		if before := s.Before + i; r.PerSecond > 0 && before > 0 {
-			e.due = now.Add(time.Duration(float64(before) / r.PerSecond * float64(time.Second)))
+			e.due = now.Add(time.Duration(before) * r.Between())
 		}
 		d.s.append(e)
 	}
@@ -242,7 +226,7 @@ func (d deadLetters) Return(ctx context.Context, s deadletter.Step, r outbox.Rep
 }
 
 // Delete implements deadletter.Store.
-func (d deadLetters) Delete(ctx context.Context, f outbox.Filter, _ outbox.Removal) (int, error) {
+func (d deadLetters) Delete(ctx context.Context, f outbox.Filter) (int, error) {
 	if err := ctx.Err(); err != nil {
 		return 0, err
 	}
@@ -266,8 +250,8 @@ func (d deadLetters) drop(letters []dead) {
 func (s *Store) Waiting(ctx context.Context, f outbox.WaitingFilter) ([]outbox.Waiting, error) {
 	limit := cmp.Or(f.Limit, deadletter.ListLimit)
 	after, err := parseWaitingCursor(f.After)
-	if err := errors.Join(ctx.Err(), err, deadletter.CheckFilter(outbox.Filter{Name: f.Name, Key: f.Key, Limit: limit})); err != nil {
-		return nil, err
+	if err := errors.Join(ctx.Err(), err, outbox.Filter{Name: f.Name, Key: f.Key, Limit: limit}.Check()); err != nil {
+		return nil, wrap("list messages", err)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -314,7 +298,7 @@ func parseWaitingCursor(text string) (*waitingCursor, error) {
 	nanos, err1 := strconv.ParseInt(due, 10, 64)
 	n, err2 := strconv.Atoi(seq)
 	if err1 != nil || err2 != nil {
-		return nil, fmt.Errorf("outboxtest: %.80q is no cursor of a list", text)
+		return nil, fmt.Errorf("%.80q is no cursor of a list", text)
 	}
 	return &waitingCursor{nanos, n}, nil
 }

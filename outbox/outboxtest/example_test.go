@@ -53,7 +53,7 @@ func ExampleStore_DeadLetters() {
 	report, err := relay.Drain(ctx, outbox.Bounds{})
 	fmt.Println(report.Dead, err)
 	letters, err := store.DeadLetters().List(ctx, outbox.Filter{})
-	fmt.Println(letters[0].Name, letters[0].Attempts, letters[0].Error, err)
+	fmt.Println(letters[0].Message.Name, letters[0].Attempts, letters[0].Error, err)
 	replayed, err := store.DeadLetters().Replay(ctx, outbox.Filter{}, outbox.Replay{By: "ada", Reason: "the queue is back"})
 	fmt.Println(replayed.Returned, err)
 	report, err = relay.Drain(ctx, outbox.Bounds{})

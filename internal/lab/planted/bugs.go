@@ -191,8 +191,8 @@ var bugs = []bug{
 		"WHEN OTHERS OR assert_failure THEN", "WHEN OTHERS THEN", suite("outbox/outboxpgx", "^TestRefusedOutcome_leavesTheOthers$"),
 	},
 	{
-		"one dead letter that is refused ends a replay", "outbox/internal/deadletter/steps.go",
-		"\tcase total.Failed >= maxRefused:\n", "\tcase true:\n", suite("outbox/outboxpgx", "^TestRefusedDeadLetter_leavesTheOthers$"),
+		"one dead letter that is refused ends a replay", "internal/deadletter/steps.go",
+		"\tcase c.done.Failed >= maxRefused:\n", "\tcase true:\n", suite("outbox/outboxpgx", "^TestRefusedDeadLetter_leavesTheOthers$"),
 	},
 	{
 		"one row that is refused ends the pruning", "internal/pgprune/pgprune.go",
@@ -207,7 +207,7 @@ var bugs = []bug{
 		"if changed != len(rows) || still > 0 {", "if changed != len(rows) {", suite("expiry/expirypgx", "^TestRowsThatDoNotChange$"),
 	},
 	{
-		"a dead letter is as old as its id", "inbox/driver/deadletter.go",
+		"a dead letter is as old as its id", "inbox/driver/deadletters.go",
 		"wire.PublishedAt(d.Message.PublishedAt, nil,", "wire.PublishedAt(time.Time{}, nil,", suite("inbox/driver", "^TestReplayRefuses$"),
 	},
 	{

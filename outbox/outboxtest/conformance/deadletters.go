@@ -24,6 +24,7 @@ func TestDeadLetters(t *testing.T, b Backend) {
 		"edited letters return as stored":       replaysEdited,
 		"a removal of many tells how far it is": removesInSteps,
 		"a removal that is cancelled stops":     cancelsRemoval,
+		"a filter ignores the case of an error": filtersByError,
 		"a list goes on behind a letter":        listsDeadInPages,
 		"a list goes on behind what waits":      listsWaitingInPages,
 		"a list says why messages wait":         listsWhyMessagesWait,
@@ -33,7 +34,7 @@ func TestDeadLetters(t *testing.T, b Backend) {
 }
 
 func replaysInSteps(t *testing.T, s Store) {
-	want := s.bury(t, manyDead)
+	want := s.deadLetter(t, manyDead)
 	var told []int
 	got, err := s.DeadLetters.Replay(t.Context(), outbox.Filter{}, outbox.Replay{By: "ada", Progress: func(r outbox.Replayed) { told = append(told, r.Returned) }})
 	if err != nil || got != (outbox.Replayed{Returned: manyDead}) {
@@ -44,7 +45,7 @@ func replaysInSteps(t *testing.T, s Store) {
 }
 
 func cancelsReplay(t *testing.T, s Store) {
-	want := s.bury(t, manyDead)
+	want := s.deadLetter(t, manyDead)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	first, err := s.DeadLetters.Replay(ctx, outbox.Filter{}, outbox.Replay{By: "ada", Progress: func(outbox.Replayed) { cancel() }})
@@ -60,7 +61,7 @@ func cancelsReplay(t *testing.T, s Store) {
 }
 
 func replaysTwice(t *testing.T, s Store) {
-	want := s.bury(t, manyDead)
+	want := s.deadLetter(t, manyDead)
 	var returned [2]int
 	var both sync.WaitGroup
 	for i := range returned {
@@ -111,7 +112,7 @@ func replaysEdited(t *testing.T, s Store) {
 }
 
 func removesInSteps(t *testing.T, s Store) {
-	s.bury(t, manyDead)
+	s.deadLetter(t, manyDead)
 	before, err := s.DeadLetters.List(t.Context(), outbox.Filter{Limit: manyDead})
 	must(t, err)
 	const gone = manyDead - 1
@@ -122,14 +123,14 @@ func removesInSteps(t *testing.T, s Store) {
 	}
 	wantSteps(t, told, gone)
 	left, err := s.DeadLetters.List(t.Context(), outbox.Filter{})
-	if err != nil || len(left) != 1 || left[0].ID != before[gone].ID {
-		t.Errorf("left %+v, %v, want the latest, %s", left, err, before[gone].ID)
+	if err != nil || len(left) != 1 || left[0].Message.ID != before[gone].Message.ID {
+		t.Errorf("left %+v, %v, want the latest, %s", left, err, before[gone].Message.ID)
 	}
 	s.wantOrder(t, map[string][]string{})
 }
 
 func cancelsRemoval(t *testing.T, s Store) {
-	s.bury(t, manyDead)
+	s.deadLetter(t, manyDead)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	n, err := s.DeadLetters.Remove(ctx, outbox.Filter{}, outbox.Removal{By: "ada", Progress: func(int) { cancel() }})
@@ -139,8 +140,17 @@ func cancelsRemoval(t *testing.T, s Store) {
 	s.wantDead(t, manyDead-n)
 }
 
-// bury writes messages of seven keys, makes dead letters of them, and returns the bodies of each key.
-func (s Store) bury(t *testing.T, n int) map[string][]string {
+func filtersByError(t *testing.T, s Store) {
+	s.deadLetter(t, 2)
+	for text, want := range map[string]int{"SCRIPT": 2, "scriptEd": 2, "scripts": 0} {
+		if n, err := s.DeadLetters.Count(t.Context(), outbox.Filter{ErrorContains: text}); err != nil || n != want {
+			t.Errorf("%d with %q in their errors, %v, want %d", n, text, err, want)
+		}
+	}
+}
+
+// deadLetter writes messages of seven keys, makes dead letters of them, and returns the bodies of each key.
+func (s Store) deadLetter(t *testing.T, n int) map[string][]string {
 	t.Helper()
 	bodies := map[string][]string{}
 	var msgs []outbox.Message

@@ -24,11 +24,11 @@ type listed struct {
 // asked for. Only a list has a place to begin.
 func listsDeadInPages(t *testing.T, s Store) {
 	const n = 23
-	s.bury(t, n)
+	s.deadLetter(t, n)
 	list := func(f outbox.Filter) (page []listed, err error) {
 		letters, err := s.DeadLetters.List(t.Context(), f)
 		for _, l := range letters {
-			page = append(page, listed{l.ID, l.Cursor})
+			page = append(page, listed{l.Message.ID, l.Cursor})
 		}
 		return page, err
 	}

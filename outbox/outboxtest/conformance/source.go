@@ -201,7 +201,7 @@ func buriesDead(t *testing.T, s Store) {
 	s.wantReady(t, quoted("2")...)
 	dead, err := s.DeadLetters.List(t.Context(), outbox.Filter{})
 	must(t, err)
-	if len(dead) != 1 || dead[0].ID != b.Messages[0].ID || dead[0].Attempts != 1 || string(dead[0].Body) != `"1"` {
+	if len(dead) != 1 || dead[0].Message.ID != b.Messages[0].ID || dead[0].Attempts != 1 || string(dead[0].Message.Body) != `"1"` {
 		t.Errorf("dead letters %+v", dead)
 	}
 }
@@ -218,7 +218,7 @@ func buriesAgain(t *testing.T, s Store) {
 	}
 	dead, err := s.DeadLetters.List(t.Context(), outbox.Filter{})
 	must(t, err)
-	if len(dead) != 1 || dead[0].ID != m.ID || string(dead[0].Body) != "2" {
+	if len(dead) != 1 || dead[0].Message.ID != m.ID || string(dead[0].Message.Body) != "2" {
 		t.Errorf("dead letters %+v, want the newer message", dead)
 	}
 }

@@ -23,15 +23,15 @@ func (o outboxShelf) List(ctx context.Context, s Selection, whole bool) ([]Lette
 
 func (o outboxShelf) letter(d outbox.DeadLetter, whole bool) Letter {
 	l := Letter{
-		From: o.name, ID: d.ID, Name: d.Name, Key: d.Key, Class: d.Class, Error: d.Error, Fingerprint: d.Fingerprint,
-		Attempts: d.Attempts, Transport: d.Transport, CreatedAt: told(d.CreatedAt), FailedAt: told(d.FailedAt), ContentType: d.ContentType,
-		Exchange: d.Route.Exchange, RoutingKey: d.Route.RoutingKey, Cursor: d.Cursor,
+		From: o.name, ID: d.Message.ID, Name: d.Message.Name, Key: d.Message.Key, Class: d.Class, Error: d.Error, Fingerprint: d.Fingerprint,
+		Attempts: d.Attempts, Transport: d.Message.Transport, CreatedAt: told(d.CreatedAt), FailedAt: told(d.FailedAt), ContentType: d.Message.ContentType,
+		Exchange: d.Message.Route.Exchange, RoutingKey: d.Message.Route.RoutingKey, Cursor: d.Cursor,
 	}
 	if d.Unreadable != nil {
 		l.Unreadable = d.Unreadable.Error()
 	}
 	if whole {
-		l.Fill(d.Headers, d.Body)
+		l.Fill(d.Message.Headers, d.Message.Body)
 	}
 	return l
 }
