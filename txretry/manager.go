@@ -13,6 +13,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/internal/backoff"
 	"github.com/holdfast-go/holdfast/internal/check"
+	"github.com/holdfast-go/holdfast/internal/pgcall"
 	base "github.com/holdfast-go/holdfast/internal/telemetry"
 	"github.com/holdfast-go/holdfast/txretry/driver"
 )
@@ -250,7 +251,7 @@ const (
 	// ten committed transactions per connection while one that overlaps with them is open.
 	minPredLocks = 256
 
-	checkTimeout = 5 * time.Second
+	checkTimeout = 5 * time.Second // for each of two tries
 )
 
 // Check looks for what keeps transactions from working: a server that is too old,
@@ -265,14 +266,14 @@ func (m *Manager) Check(ctx context.Context) error {
 	if !ok {
 		return nil
 	}
-	limits := driver.Limits{Acquire: m.bounds.acquire, Begin: m.bounds.begin}
-	facts, err := source.facts(ctx, limits)
-	if errors.Is(err, driver.ErrSilent) { // it only reads, and another connection may answer
-		limits.Acquire = checkTimeout
-		if again, err2 := source.facts(ctx, limits); err2 == nil {
-			facts, err = again, nil
-		}
-	}
+	var facts serverFacts
+	err := pgcall.Twice(ctx, source.pool, checkTimeout, func(ctx context.Context, conn *pgxpool.Conn) error {
+		return conn.QueryRow(ctx, `select current_setting('server_version_num')::int / 10000,
+			current_setting('max_pred_locks_per_transaction')::int,
+			current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int,
+			pg_is_in_recovery(), current_setting('default_transaction_read_only')::bool`, pgx.QueryExecModeExec,
+		).Scan(&facts.Version, &facts.PredLocks, &facts.Connections, &facts.Standby, &facts.ReadOnly)
+	})
 	if err != nil {
 		return fmt.Errorf("txretry: check: %w", err)
 	}
@@ -314,20 +315,4 @@ func checkPool(pool *pgxpool.Config, facts serverFacts, found *check.Findings) {
 type serverFacts struct {
 	Version, PredLocks, Connections int
 	Standby, ReadOnly               bool
-}
-
-func (p poolSource) facts(ctx context.Context, limits driver.Limits) (f serverFacts, err error) {
-	conn, err := p.acquire(ctx, limits)
-	if err != nil {
-		return f, err
-	}
-	g := guard{conn: conn.Conn()}
-	defer func() { p.put(conn, g.silent) }()
-	g.expect(checkTimeout)
-	err = g.conn.QueryRow(ctx, `select current_setting('server_version_num')::int / 10000,
-		current_setting('max_pred_locks_per_transaction')::int,
-		current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int,
-		pg_is_in_recovery(), current_setting('default_transaction_read_only')::bool`,
-		pgx.QueryExecModeExec).Scan(&f.Version, &f.PredLocks, &f.Connections, &f.Standby, &f.ReadOnly)
-	return f, g.answered(ctx, err)
 }

@@ -11,13 +11,10 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/holdfast-go/holdfast/internal/pgcall"
 	"github.com/holdfast-go/holdfast/internal/sqlstate"
 	"github.com/holdfast-go/holdfast/txretry/driver"
 )
-
-// farewell is how long a connection that was closed may take to tell the server so. pgx would take
-// 15 s, in which the connection keeps its place in the pool.
-const farewell = time.Second
 
 // silence is how long a caller waits, and then leaves, for the idle connections to be looked at. Without
 // that the next caller would get the next silent one.
@@ -48,7 +45,7 @@ func PreparePool(cfg *pgxpool.Config) {
 			before(conn)
 		}
 		if pg := conn.PgConn(); pg.IsClosed() {
-			time.AfterFunc(farewell, func() { _ = pg.Conn().Close() })
+			pgcall.HangUp(pg)
 		}
 	}
 }
@@ -76,10 +73,10 @@ func (p poolSource) acquire(ctx context.Context, limits driver.Limits) (*pgxpool
 	conn, err := p.acquireWithin(ctx, min(limits.Begin, limits.Acquire))
 	waited := time.Since(start)
 	if err != nil && ctx.Err() != nil && waited >= silence {
-		go p.sweep(limits.Begin)
+		go pgcall.Sweep(p.pool, limits.Begin)
 	}
 	if left := limits.Acquire - waited; errors.Is(err, errNoConnection) && left > 0 {
-		p.sweep(limits.Begin)
+		pgcall.Sweep(p.pool, limits.Begin)
 		conn, err = p.acquireWithin(ctx, left)
 	}
 	if errors.Is(err, errNoConnection) {
@@ -102,44 +99,6 @@ func (p poolSource) acquireWithin(ctx context.Context, d time.Duration) (*pgxpoo
 	return conn, err
 }
 
-// put gives a connection back. One that is closed must not keep its place in the pool for long.
-func (p poolSource) put(conn *pgxpool.Conn, silent bool) {
-	pg := conn.Conn().PgConn()
-	switch {
-	case silent:
-		_ = conn.Hijack()
-		time.AfterFunc(farewell, func() { _ = pg.Conn().Close() })
-	case pg.IsClosed():
-		go func() {
-			select {
-			case <-pg.CleanupDone():
-				conn.Release()
-			case <-time.After(farewell):
-				_ = conn.Hijack()
-				_ = pg.Conn().Close()
-			}
-		}()
-	default:
-		conn.Release()
-	}
-}
-
-// sweep pings all idle connections at once and closes those on which the server is silent: where there
-// is one, there are often more, and each would cost a caller a wait.
-func (p poolSource) sweep(patience time.Duration) {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	idle := p.pool.AcquireAllIdle(ctx)
-	cancel()
-	for _, conn := range idle {
-		go func() {
-			g := guard{conn: conn.Conn(), patience: patience}
-			g.expect(patience)
-			_ = g.answered(context.Background(), g.conn.Ping(context.Background()))
-			p.put(conn, g.silent)
-		}()
-	}
-}
-
 // Fate implements driver.Source.
 func (p poolSource) Fate(ctx context.Context, limits driver.Limits, xid string, begun time.Time) (driver.Outcome, error) {
 	conn, err := p.acquire(ctx, limits)
@@ -147,7 +106,7 @@ func (p poolSource) Fate(ctx context.Context, limits driver.Limits, xid string, 
 		return driver.Unknown, err
 	}
 	g := guard{conn: conn.Conn(), patience: limits.Begin}
-	defer func() { p.put(conn, g.silent) }()
+	defer func() { pgcall.Put(conn, g.silent) }()
 	g.expect(limits.Begin)
 	var status *string
 	err = g.answered(ctx, g.conn.QueryRow(ctx, driver.AskFate, pgx.QueryExecModeExec, xid, driver.AgeOf(begun)).Scan(&status, nil))
@@ -411,8 +370,8 @@ func (s *pgSession) Rollback(ctx context.Context) error {
 // Close gives the connection back; the pool destroys one that is not idle.
 func (s *pgSession) Close() {
 	s.clear()
-	s.source.put(s.pooled, s.silent)
+	pgcall.Put(s.pooled, s.silent)
 	if s.silent {
-		s.source.sweep(s.limits.Begin)
+		pgcall.Sweep(s.source.pool, s.limits.Begin)
 	}
 }

@@ -24,11 +24,11 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/holdfast-go/holdfast/idempotency"
+	"github.com/holdfast-go/holdfast/internal/breaker"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/internal/testenv/amqptest"
 	"github.com/holdfast-go/holdfast/internal/testenv/pgtest"
 	"github.com/holdfast-go/holdfast/internal/testenv/redistest"
-	"github.com/holdfast-go/holdfast/internal/tries"
 )
 
 // shopBinary returns the path of the program: this test binary by another name, see TestMain.
@@ -175,7 +175,7 @@ func command(t testing.TB, env []string, args ...string) (code int, stdout, stde
 
 // late is what doctor may say of a busy server that answers later than doctor waits for it.
 var late = []string{
-	context.DeadlineExceeded.Error(), os.ErrDeadlineExceeded.Error(), tries.ErrDown.Error(), "notifications do not arrive",
+	context.DeadlineExceeded.Error(), os.ErrDeadlineExceeded.Error(), breaker.ErrDown.Error(), "notifications do not arrive",
 }
 
 // healthy runs doctor, which must find nothing but what only the owner of a shared server can set. It runs again

@@ -3,15 +3,14 @@ package idempotencypgx
 import (
 	"context"
 	"errors"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/holdfast-go/holdfast/internal/breaker"
 	"github.com/holdfast-go/holdfast/internal/migrate"
 	"github.com/holdfast-go/holdfast/internal/pgcall"
-	"github.com/holdfast-go/holdfast/internal/tries"
 )
 
 // asker sends single statements, each of which may be repeated, so that a
@@ -19,13 +18,13 @@ import (
 type asker struct {
 	pool    *pgxpool.Pool
 	reserve *pgcall.Reserve // for renewals
-	server  *tries.Server
+	server  *breaker.Server
 	missing migrate.Missing
 }
 
 func newAsker(pool *pgxpool.Pool, table string) *asker {
 	a := &asker{pool: pool, reserve: pgcall.NewReserve(pool), missing: migrate.Missing{Call: "Migrate of the idempotencypgx.Store", Tables: []string{table}}}
-	a.server = tries.New(answered, a.testIdle)
+	a.server = breaker.NewServer(answered, func(context.Context) { pgcall.Sweep(pool, breaker.Longest) })
 	return a
 }
 
@@ -38,18 +37,7 @@ func answered(err error) bool {
 // ask calls fn until Postgres answers. With guarded it spares a server that has not
 // answered lately.
 func (a *asker) ask(ctx context.Context, guarded bool, fn func(ctx context.Context, conn *pgxpool.Conn) error) error {
-	err := a.server.Ask(ctx, guarded, func(ctx context.Context) error {
-		conn, err := a.pool.Acquire(ctx)
-		if err != nil {
-			return err
-		}
-		if err = fn(ctx, conn); err != nil && ctx.Err() != nil {
-			giveUp(conn)
-			return err
-		}
-		conn.Release()
-		return err
-	})
+	err := a.server.Ask(ctx, guarded, func(ctx context.Context) error { return pgcall.Use(ctx, a.pool, fn) })
 	return a.missing.Explain(err)
 }
 
@@ -74,32 +62,4 @@ func (a *asker) renew(ctx context.Context, sql string, args ...any) (rows int64,
 		})
 	})
 	return rows, a.missing.Explain(err)
-}
-
-// farewell is how long a connection that was given up may take to cancel what it
-// was asked. The client would take 15 s, and keep its place in the pool.
-const farewell = time.Second
-
-func giveUp(conn *pgxpool.Conn) {
-	raw := conn.Hijack().PgConn().Conn()
-	time.AfterFunc(farewell, func() { _ = raw.Close() })
-}
-
-// testIdle tests the idle connections, because one was silent: where there is one,
-// there are often more.
-func (a *asker) testIdle(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), tries.Longest)
-	idle := a.pool.AcquireAllIdle(ctx)
-	cancel()
-	for _, conn := range idle {
-		go func() {
-			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), tries.Longest)
-			defer cancel()
-			if conn.Ping(ctx) != nil {
-				giveUp(conn)
-				return
-			}
-			conn.Release()
-		}()
-	}
 }

@@ -15,10 +15,10 @@ import (
 
 	"github.com/holdfast-go/holdfast/idempotency/driver"
 	"github.com/holdfast-go/holdfast/idempotency/internal/headers"
+	"github.com/holdfast-go/holdfast/internal/breaker"
 	"github.com/holdfast-go/holdfast/internal/check"
 	"github.com/holdfast-go/holdfast/internal/lanes"
 	"github.com/holdfast-go/holdfast/internal/redisconn"
-	"github.com/holdfast-go/holdfast/internal/tries"
 )
 
 // Config configures a Store. The zero value is the standard layout.
@@ -78,7 +78,7 @@ func (c Config) validate() error {
 type Store struct {
 	client redis.UniversalClient
 	lanes  *lanes.Lanes[*call] // nil: every call goes by itself
-	server *tries.Server
+	server *breaker.Server
 	idle   *redisconn.Idle
 	cfg    Config
 }
@@ -92,12 +92,12 @@ func New(client redis.UniversalClient, cfg Config) (*Store, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	s := &Store{client: client, cfg: cfg, idle: &redisconn.Idle{Client: client, Timeout: tries.Longest}}
-	s.server = tries.New(answered, func(context.Context) {}) // which node is silent, run knows
-	if !sharded(client) {                                    // a node that is down must not hold up calls to the others
+	s := &Store{client: client, cfg: cfg, idle: &redisconn.Idle{Client: client, Timeout: breaker.Longest}}
+	s.server = breaker.NewServer(answered, func(context.Context) {}) // which node is silent, run knows
+	if !sharded(client) {                                            // a node that is down must not hold up calls to the others
 		// Only a client that heeds deadlines lets go of a caller in time.
 		heedsDeadlines, _ := redisconn.Timeouts(client)
-		s.lanes = &lanes.Lanes[*call]{Send: s.send, Most: maxTrips, Timeout: tries.Longest, OwnTrips: heedsDeadlines}
+		s.lanes = &lanes.Lanes[*call]{Send: s.send, Most: maxTrips, Timeout: breaker.Longest, OwnTrips: heedsDeadlines}
 	}
 	return s, nil
 }

@@ -59,14 +59,14 @@ type floor struct {
 var ground = []string{
 	"outbox/format",
 	"internal/actor", "internal/backoff", "internal/breaker", "internal/check", "internal/deadletter", "internal/ids", "internal/isolate", "internal/lanes", "internal/partition", "internal/problem", "internal/runloop",
-	"internal/sqlident", "internal/sqlstate", "internal/telemetry", "internal/tries", "internal/wire",
+	"internal/sqlident", "internal/sqlstate", "internal/telemetry", "internal/wire",
 }
 
 var floors = slices.Concat(
 	groundFloor(),
 	[]floor{
 		{pkg: "internal/migrate", clients: []string{pgx}, on: with(ground, "internal/pgcall")},
-		{pkg: "internal/pgcall", clients: []string{pgx}, noTesting: true},
+		{pkg: "internal/pgcall", clients: []string{pgx}, on: ground, noTesting: true},
 		{pkg: "internal/pgcheck", clients: []string{pgx}, on: ground, noTesting: true},
 		{pkg: "internal/pgnotify", clients: []string{pgx}, on: with(ground, "internal/pgcall"), noTesting: true},
 		{pkg: "internal/pgpause", clients: []string{pgx}, on: with(ground, "internal/pgcall", "internal/migrate"), noTesting: true},
@@ -76,8 +76,8 @@ var floors = slices.Concat(
 
 		// What the Prove functions of the fakes are made of.
 		{pkg: "internal/pgfault", clients: []string{pgx}, noTesting: true},
-		{pkg: "internal/prove", clients: []string{pgx}, on: with(ground, "internal/pgfault", "txretry", "txretry/driver"), noTesting: true},
-		{pkg: "internal/prove/provetest", clients: []string{pgx}, on: with(ground, "internal/pgfault", "internal/prove", "txretry", "txretry/driver")},
+		{pkg: "internal/prove", clients: []string{pgx}, on: with(ground, "internal/pgcall", "internal/pgfault", "txretry", "txretry/driver"), noTesting: true},
+		{pkg: "internal/prove/provetest", clients: []string{pgx}, on: with(ground, "internal/pgcall", "internal/pgfault", "internal/prove", "txretry", "txretry/driver")},
 
 		// Tools of tests: nothing above stands on them, for no rule grants them.
 		{pkg: "internal/archtest", stdOnly: true},
@@ -91,11 +91,11 @@ var floors = slices.Concat(
 		{pkg: "internal/lab/...", clients: heavy, on: []string{"..."}, anyModule: true},
 
 		// Transactions are Postgres: this core is pgx and is not split.
-		{pkg: "txretry", clients: []string{pgx}, on: with(ground, "txretry/driver"), noTesting: true},
+		{pkg: "txretry", clients: []string{pgx}, on: with(ground, "internal/pgcall", "txretry/driver"), noTesting: true},
 		{pkg: "txretry/driver", clients: []string{pgx}, on: []string{"txretry/driver"}, noTesting: true},
-		{pkg: "txretry/txretrysql", clients: []string{pgx}, on: with(ground, "txretry", "txretry/driver"), noTesting: true},
-		{pkg: "txretry/txretrytest", clients: []string{pgx}, on: with(ground, "txretry/...", "internal/prove", "internal/pgfault"), noTesting: true},
-		{pkg: "internal/txretry/conformance", clients: []string{pgx}, on: with(ground, "txretry/...", "internal/prove", "internal/pgfault")},
+		{pkg: "txretry/txretrysql", clients: []string{pgx}, on: with(ground, "internal/pgcall", "txretry", "txretry/driver"), noTesting: true},
+		{pkg: "txretry/txretrytest", clients: []string{pgx}, on: with(ground, "internal/pgcall", "txretry/...", "internal/prove", "internal/pgfault"), noTesting: true},
+		{pkg: "internal/txretry/conformance", clients: []string{pgx}, on: with(ground, "internal/pgcall", "txretry/...", "internal/prove", "internal/pgfault")},
 		// For users' tests. The servers that it can start bring the clients that ask them whether they answer.
 		{pkg: "txretry/pgtest", clients: []string{pgx, redis, amqp}, on: []string{"internal/testenv", "internal/testenv/pgtest"}},
 

@@ -12,7 +12,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/idempotency"
 	"github.com/holdfast-go/holdfast/idempotency/driver"
-	"github.com/holdfast-go/holdfast/internal/tries"
+	"github.com/holdfast-go/holdfast/internal/breaker"
 )
 
 // TestStore tests a driver.Store.
@@ -262,7 +262,7 @@ func testCancelled(t *testing.T, store driver.Store) {
 func beginAnswered(store driver.Store, c driver.Claim) (out driver.BeginResult, err error) {
 	for {
 		out, err = store.Begin(background, c)
-		if !errors.Is(err, tries.ErrSilent) && !errors.Is(err, tries.ErrDown) {
+		if !errors.Is(err, breaker.ErrSilent) && !errors.Is(err, breaker.ErrDown) {
 			return out, err
 		}
 	}

@@ -295,7 +295,7 @@ var bugs = []bug{
 		"pulsePatience = 5 * time.Second", "pulsePatience = 14 * time.Second", suite("internal/amqpconn", "^(TestSilentWhileIdle|TestSilentConnection)$"),
 	},
 	{
-		"a silent try takes all the time of its caller", "internal/tries/tries.go",
+		"a silent try takes all the time of its caller", "internal/breaker/breaker.go",
 		"Longest = 2 * time.Second", "Longest = 9 * time.Second", suite("idempotency/idempotencyredis", "^TestSilentInTheMiddleOfAScript$"),
 	},
 	{
@@ -387,7 +387,7 @@ var bugs = []bug{
 		"case !there[i]:", "case !there[i] && false:", suite("inbox/inboxpgx", "^TestIgnoredEntry_isNoDuplicate$"),
 	},
 	{
-		"the effect of a record that the table ignored is committed", "internal/pgcall/ignored.go",
+		"the effect of a record that the table ignored is committed", "internal/pgcall/pgcall.go",
 		"SELECT CASE count(*) WHEN 1 THEN", "SELECT CASE WHEN true THEN", suite("idempotency/idempotencypgx", "^TestIgnoredRecord_commitsNothing$"),
 	},
 	{
