@@ -180,7 +180,7 @@ func TestRefused(t *testing.T) {
 			return n == len(good)
 		})
 		time.Sleep(time.Second)
-		if err := ready(b); err == nil || !strings.Contains(err.Error(), "takes no messages") {
+		if err := ready(b); err == nil || !strings.Contains(err.Error(), "rejects messages") {
 			t.Errorf("ready: %v", err)
 		}
 		full.Store(false)
@@ -308,7 +308,7 @@ func TestHandlerTimeout(t *testing.T) {
 			t.Errorf("too early: %v", err)
 		}
 		time.Sleep(200 * time.Millisecond)
-		if err := ready(b); err == nil || !strings.Contains(err.Error(), "1 handlers do not return") {
+		if err := ready(b); err == nil || !strings.Contains(err.Error(), "1 handlers ignore cancellation") {
 			t.Errorf("ready: %v", err)
 		}
 		close(release)

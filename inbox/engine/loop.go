@@ -1,74 +1,106 @@
 package engine
 
 import (
+	"context"
 	"log/slog"
-	"slices"
 	"time"
 
+	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/driver"
 )
 
-// loop owns all state of a run and decides. It does no I/O and never blocks but in its select.
+// event is a message of another goroutine to the loop. Only the fields of its kind are set.
+type event struct {
+	kind       kind
+	session    *session     // opened, listening, stopped, received, ended
+	serial     int          // listening, stopped: of the command
+	items      []item       // received
+	job        *job         // finished
+	settlement *settlement  // settled
+	removal    *removal     // moved
+	err        error        // ended: why; nil if the loop wanted it
+	limit      string       // halted: by which limit; empty: by the caller
+	by         driver.Pause // switched: an operator's pause; zero: none
+}
+
+type kind uint8
+
+const (
+	opened    kind = iota + 1 // a session
+	listening                 // it receives messages
+	stopped                   // it receives none; there may be no session
+	received                  // messages
+	ended                     // a session, or the attempt at one
+	left                      // the receiver, for good
+	finished                  // a job
+	settled                   // acknowledgements
+	moved                     // messages
+	halted                    // the run must end
+	switched                  // an operator's pause
+)
+
+// loop owns all state of a run and decides. It does no I/O, and blocks only in wait.
 type loop struct {
-	cfg       *settings
-	signals   *signals
-	hand      *hand
-	trial     *trial
-	pause     *pause
-	receipts  *receipts
-	moves     *moves
-	outages   *outages
-	concluder *concluder
-	control   *control
-	drain     *drain
-	overruns  *overruns
-	status    *status
+	cfg    *settings
+	meters *instruments
+	status *status
+
+	inflight *inflight
+	outage   *outage
+	acks     *acks
+	outbound *outgoing
+	link     *link
+	drain    *drain
+	overruns *overruns
+	alarm    *alarm
 
 	events   chan event
 	jobs     chan<- *job
-	acks     chan<- *settlement
-	removals chan<- *removal
-	timer    *time.Timer
-	armed    time.Time // when the timer fires; zero: it does not
+	settling chan<- *settlement
+	moving   chan<- *removal
 }
 
-// run is the loop. It returns when the run is drained, or what hangs has been given up.
+// run is the loop. Each turn takes events, acts on what is due, starts jobs, and commands the receiver. A step that
+// says "not yet" tells the alarm when. A turn that changed something is followed by another one; otherwise the loop
+// waits. It returns when the run is drained, or abandoned.
 func (l *loop) run() {
 	for {
 		now := time.Now()
 		for range len(l.events) { // this goroutine is the only reader
 			l.apply(<-l.events, now)
 		}
-		if l.control.closed {
+		if l.link.closed {
 			return
 		}
-		if len(l.trial.held) > 0 { // before what has failed is judged: what begins now will tell
-			l.handOut(now)
+		l.alarm.reset(now)
+		begun := false
+		if len(l.outage.suspects) > 0 { // before they are judged: jobs that begin now will show whose failure it was
+			begun = l.start(now)
 		}
 		l.tick(now)
-		l.handOut(now)
-		l.control.steer(now)
+		begun = l.start(now) || begun
+		l.steer(now)
 		l.status.update(l)
-		if !l.passOn(now) && len(l.events) == 0 {
-			l.wait(now)
+		if sent := l.send(now); !begun && !sent && len(l.events) == 0 {
+			l.wait()
 		}
 	}
 }
 
-// passOn gives the acker and the mover what they can take at once. It reports whether there was any.
-func (l *loop) passOn(now time.Time) (some bool) {
-	if l.receipts.due(now) {
+// send gives the acker and the movers what they can take at once, and reports whether there was any.
+func (l *loop) send(now time.Time) (some bool) {
+	if l.acks.due(now, l.inflight.queues.idle(), l.alarm) {
 		select {
-		case l.acks <- l.receipts.outgoing():
-			l.receipts.handed()
+		case l.settling <- l.acks.next:
+			l.acks.taken()
 			some = true
 		default:
 		}
 	}
-	if batch := l.moves.batch(now); batch != nil {
+	if batch := l.outbound.batch(now, l.alarm); batch != nil {
 		select {
-		case l.removals <- batch:
-			l.moves.taken(batch, now)
+		case l.moving <- batch:
+			l.outbound.taken(batch, now)
 			some = true
 		default:
 		}
@@ -76,55 +108,55 @@ func (l *loop) passOn(now time.Time) (some bool) {
 	return some
 }
 
-// wait waits for an event, for the acker or the mover, or until something is due.
-func (l *loop) wait(now time.Time) {
-	l.arm(now)
-	var acks chan<- *settlement
-	if l.receipts.due(now) {
-		acks = l.acks
+// wait waits for an event, for the acker or a mover, or for the alarm.
+func (l *loop) wait() {
+	now := l.alarm.now
+	var settling chan<- *settlement
+	if l.acks.due(now, l.inflight.queues.idle(), l.alarm) {
+		settling = l.settling
 	}
-	var removals chan<- *removal
-	batch := l.moves.batch(now)
+	var moving chan<- *removal
+	batch := l.outbound.batch(now, l.alarm)
 	if batch != nil {
-		removals = l.removals
+		moving = l.moving
 	}
 	select {
 	case ev := <-l.events:
 		l.apply(ev, time.Now())
-	case acks <- l.receipts.outgoing():
-		l.receipts.handed()
-	case removals <- batch:
-		l.moves.taken(batch, now)
-	case <-l.timer.C:
-		l.armed = time.Time{}
+	case settling <- l.acks.next:
+		l.acks.taken()
+	case moving <- batch:
+		l.outbound.taken(batch, now)
+	case <-l.alarm.set():
+		l.alarm.rang()
 	}
 }
 
 // apply takes an event.
 func (l *loop) apply(ev event, now time.Time) {
 	switch ev.kind {
-	case begun:
-		l.control.session = ev.session
-	case started:
-		l.control.started = true
-		if l.control.current(ev) {
-			l.pause.listen(now, probeWait)
+	case opened:
+		l.link.session = ev.session
+	case listening:
+		l.link.started = true
+		if l.link.current(ev) {
+			l.outage.listen(now, probeWait)
 		}
 	case stopped:
 		l.stopped(ev)
-	case arrived:
-		l.arrived(ev, now)
+	case received:
+		l.received(ev.items, now)
 	case ended:
 		l.ended(ev, now)
 	case left:
-		l.control.closed = true
+		l.link.closed = true
 	case finished:
 		l.overruns.end(ev.job)
-		l.concluder.conclude(ev.job, now)
+		l.conclude(ev.job, now)
 	case settled:
-		l.receipts.settled(ev.settlement)
+		l.acks.settled(ev.settlement)
 	case moved:
-		l.moves.moved(ev.removal, now)
+		l.moved(ev.removal, now)
 	case halted:
 		l.finish(now, ev.limit)
 	case switched:
@@ -132,107 +164,126 @@ func (l *loop) apply(ev event, now time.Time) {
 	}
 }
 
-func (l *loop) arrived(ev event, now time.Time) {
-	telling := false // some may show whether a server is down
-	for i := range ev.items {
-		it := &ev.items[i]
-		it.single = l.trial.has(it)
-		it.aside = l.pause.gate == probing && !l.cfg.Ordered && !l.control.full() && l.trial.struck(it)
-		l.hand.add(it, now)
-		if it.aside && it.state == held {
-			l.outages.setAside(it, now)
+// received takes deliveries.
+func (l *loop) received(items []item, now time.Time) {
+	probes := false // some may show whether a server is down
+	for i := range items {
+		it := &items[i]
+		if l.outage.known(it) {
+			it.mode = single
+		}
+		aside := l.outage.sets(it) && !l.inflight.full()
+		l.inflight.add(it, aside, now)
+		if it.state == suspected {
+			l.do(action{it: it, do: suspect}, now)
 			continue
 		}
-		telling = true
+		probes = true
 	}
-	if telling {
-		l.pause.listen(now, probeGap)
+	if probes {
+		l.outage.listen(now, probeGap)
 	}
 }
 
-// switched begins or ends the pause of an operator.
+// switched begins or ends an operator's pause.
 func (l *loop) switched(by driver.Pause) {
 	halted := !by.Since.IsZero()
 	switch {
 	case halted:
 		l.cfg.Logger.Info("paused by an operator", slog.String("by", by.By), slog.String("reason", by.Reason), slog.Time("since", by.Since))
-	case l.pause.told: // the first word is no news
+	case l.outage.told: // the first report is no news
 		l.cfg.Logger.Info("resumed by an operator")
 	}
-	l.pause.halted, l.pause.told = halted, true
+	l.outage.halted, l.outage.told = halted, true
 }
 
-// stopped gives back what is not begun: before, it would have been handed out here once more.
+// stopped requeues the messages that have not started. Before it, the broker would have delivered them here again.
 func (l *loop) stopped(ev event) {
-	if !l.control.current(ev) || l.control.last.wants != stop {
+	if !l.link.current(ev) || l.link.last.does != stop {
 		return
 	}
 	if l.drain.on {
-		l.trial.release()
-		l.control.returned = true
+		l.outage.release()
+		l.link.returned = true
 	}
-	l.receipts.giveBack(l.hand.notBegun(l.drain.on)...)
+	for _, it := range l.inflight.unstarted(l.drain.on) {
+		l.requeue(it)
+	}
 }
 
-// ended forgets what the session has delivered: it comes again.
+// ended forgets the deliveries of a session, because the broker redelivers them.
 func (l *loop) ended(ev event, now time.Time) {
 	if ev.session != nil {
 		ev.session.ended = true
 	}
-	l.trial.release()
-	l.pause.reopen()
-	l.receipts.drop()
-	l.moves.drop()
-	l.signals.count(stale, "", l.hand.drop(now))
-	l.control.ended(ev.err)
+	l.outage.reset()
+	for _, it := range l.outbound.drop() {
+		l.inflight.to(it, lost)
+	}
+	l.meters.count(stale, "", l.acks.drop()+l.inflight.drop(now))
+	l.link.endedWith(ev.err)
+	if l.drain.on {
+		l.link.returned = true
+	}
 }
 
-// tick does what is due.
+// tick acts on what is due.
 func (l *loop) tick(now time.Time) {
-	l.drain.pass(now)
-	l.overruns.check(now)
-	for _, it := range l.hand.due(now) {
-		l.moves.due(it)
+	l.drain.step(now, l.alarm)
+	for _, j := range l.overruns.stuckOnes(now, l.inflight.queues.limits.jobs, l.alarm) {
+		for _, it := range j.items { // no probe waits for it
+			l.outage.probeEnded(it, false, false)
+		}
 	}
-	l.moves.countWaiting(now)
+	for _, it := range l.inflight.due(now, l.alarm) {
+		l.out(it)
+	}
+	for _, it := range l.outbound.slow(now, l.alarm) {
+		l.inflight.waiting.add(it)
+	}
 	if l.drain.on {
 		return
 	}
-	if back := l.hand.outstayed(now); len(back) > 0 {
-		l.trial.take(func(it *item) bool { return slices.Contains(back, it) })
-		l.receipts.giveBack(back...)
+	if back := l.inflight.overstayed(now, l.alarm); len(back) > 0 {
+		l.outage.forget(back)
+		for _, it := range back {
+			l.requeue(it)
+		}
 	}
-	l.outages.judge(now)
+	limits := &l.inflight.queues
+	l.all(l.outage.step(now, limits.limits.newest(), limits.left(), l.alarm), now)
 }
 
-// handOut gives jobs to the workers.
-func (l *loop) handOut(now time.Time) {
+// start gives jobs to the workers, and reports whether anything changed.
+func (l *loop) start(now time.Time) (some bool) {
 	if l.drain.on {
-		return
+		return false
 	}
-	queues := &l.hand.queues
+	queues := &l.inflight.queues
 	for {
-		j := queues.next(now, l.pause.room(queues.left()))
+		j := queues.next(now, l.outage.room(queues.left()), l.alarm)
 		if j == nil {
 			break
 		}
-		l.pause.begin(j)
-		l.trial.begin(j)
+		some = true
+		l.outage.begin(j)
 		l.overruns.begin(j)
 		l.jobs <- j // it has a place for each worker
 	}
 	for _, it := range queues.excess {
 		o := away(it.m, queues.limits.away(it, now))
-		o.outcome = putOff
-		l.moves.send(it, o, now)
+		o.as = putOff
+		l.move(it, o, now)
 	}
 	queues.excess = queues.excess[:0]
 	if queues.used() {
 		l.finish(now, "MessageLimit")
+		return true // the alarm does not know of the drain yet
 	}
+	return some
 }
 
-// finish begins the drain, at a limit of the run or since it is to stop.
+// finish begins the drain, because a limit of the run is reached or the run must end.
 func (l *loop) finish(now time.Time, limit string) {
 	if l.drain.on {
 		return
@@ -241,27 +292,257 @@ func (l *loop) finish(now time.Time, limit string) {
 		l.cfg.Logger.Info("limit reached, draining", slog.String("limit", limit))
 	}
 	l.drain.begin(now, l.cfg.ShutdownTimeout)
-	l.moves.draining, l.moves.at = true, time.Time{}
+	l.outbound.at = time.Time{}
 }
 
-// arm sets the timer to the next time at which something is due.
-func (l *loop) arm(now time.Time) {
-	at := earlier(l.overruns.next, earlier(l.drain.at, l.moves.wake(now)))
-	at = earlier(at, l.receipts.wake(now))
-	if !l.drain.on {
-		at = earlier(at, earlier(l.hand.wake(), l.pause.wake()))
-		at = earlier(at, later(l.hand.renewAt(), now))
-		at = earlier(at, l.control.wake(now))
-		if !l.pause.halted && l.pause.gate == open && len(l.trial.held) > 0 {
-			at = earlier(at, l.trial.wake(l.hand.queues.limits.newest()))
+// steer commands the receiver.
+func (l *loop) steer(now time.Time) {
+	switch f := l.inflight; {
+	case l.drain.on:
+		l.steerDrain()
+	case l.cfg.Ordered:
+		l.steerOrdered(now)
+	case l.outage.halted || l.outage.gate == shut:
+		l.command(stop, 0, l.link.serial)
+	case l.outage.gate == probing && !l.outage.early:
+		l.command(listen, l.outage.window(), -l.outage.round)
+	default:
+		if f.crowded() && !f.full() && f.queues.limits.opensWindow(now, l.alarm) {
+			l.link.serial++
 		}
-		if l.pause.room(l.hand.queues.left()) > 0 {
-			at = earlier(at, l.hand.queues.wake(now))
-		}
+		l.command(listen, l.cfg.Prefetch, l.link.serial)
 	}
-	if at.IsZero() || !l.armed.IsZero() && !at.Before(l.armed) {
+}
+
+// steerOrdered keeps one window. It renews the session before the broker takes messages back that have to wait, and
+// when the broker has taken one back: so they come again in their order.
+func (l *loop) steerOrdered(now time.Time) {
+	at := l.inflight.renewAt()
+	due := !at.IsZero() && !now.Before(at)
+	if l.link.session != nil && (l.link.last.does == renew || l.inflight.broken || due) {
+		l.command(renew, 0, l.link.serial)
 		return
 	}
-	l.armed = at
-	l.timer.Reset(max(at.Sub(now), 0))
+	l.alarm.by(at)
+	l.command(listen, l.cfg.Prefetch, l.link.serial)
 }
+
+// steerDrain stops the deliveries, and ends the session when everything is settled that can be. An ordered consumer
+// keeps its messages until then: its queue must not go to another consumer before.
+func (l *loop) steerDrain() {
+	switch {
+	case (l.link.returned || l.cfg.Ordered || l.drain.abandoned) && l.settledAll():
+		l.command(leave, 0, 0)
+	case l.cfg.Ordered:
+		l.command(rest, 0, 0)
+	default:
+		l.command(stop, 0, ofDrain) // another command than that of a pause: suspected and delayed messages are requeued too
+	}
+}
+
+// settledAll reports whether nothing runs, or the handlers are abandoned, and nothing is left to settle or to move.
+func (l *loop) settledAll() bool {
+	return (len(l.inflight.queues.limits.jobs) == 0 || l.drain.abandoned) &&
+		l.acks.empty() && len(l.outbound.pending)+len(l.outbound.under) == 0
+}
+
+// command sends the receiver a command unless it has it already.
+func (l *loop) command(does does, window, serial int) {
+	if l.link.send(does, window, serial) && does == listen {
+		l.inflight.waiting.renew()
+	}
+}
+
+// command is what the receiver does until the next command, which ends ctx.
+type command struct {
+	does   does
+	window int
+	serial int // distinguishes commands for the same window: the later one counts anew
+	ctx    context.Context
+}
+
+type does uint8
+
+const (
+	listen does = iota + 1 // receive messages
+	stop                   // receive none
+	rest                   // receive none, and keep the deliveries on their way: ordered consumers requeue all together
+	renew                  // end this session in favour of the next
+	leave                  // end it for good
+)
+
+// ofDrain is the serial of a drain's commands. Those of windows are not negative, and those of probes are for messages.
+const ofDrain = -1
+
+// link is the loop's side of the receiver: the last command, and the session that the receiver has.
+type link struct {
+	ctx      context.Context
+	commands chan command // one place: a later command replaces an earlier one
+	last     command
+	cancel   context.CancelFunc // of the last command
+	serial   int                // of the window
+
+	session  *session // nil: none
+	started  bool     // it receives, or did
+	err      error    // why there is none
+	ends     int      // of sessions
+	returned bool     // in a drain: the messages that have not started are requeued
+	closed   bool     // the receiver has left
+}
+
+// send replaces the receiver's command, and reports whether it is a new one.
+func (k *link) send(does does, window, serial int) bool {
+	if k.last.does == does && k.last.window == window && k.last.serial == serial {
+		return false
+	}
+	if k.cancel != nil {
+		k.cancel()
+	}
+	ctx, cancel := context.WithCancel(k.ctx)
+	k.last, k.cancel = command{does: does, window: window, serial: serial, ctx: ctx}, cancel
+	select {
+	case <-k.commands:
+	default:
+	}
+	k.commands <- k.last // the loop alone sends
+	return true
+}
+
+// endedWith notes the end of a session, or of the attempt at one.
+func (k *link) endedWith(err error) {
+	k.session, k.started, k.err, k.ends = nil, false, err, k.ends+1
+	if k.last.does == renew {
+		k.serial++
+		k.last.does = 0
+	}
+}
+
+// current reports whether an event is about the last command.
+func (k *link) current(ev event) bool { return ev.serial == k.last.serial }
+
+// reserve is the part of ShutdownTimeout that is left when the handlers are cancelled: to settle their messages and to
+// end the session.
+func reserve(shutdown time.Duration) time.Duration { return min(shutdown/10, 6*time.Second) }
+
+// drain is the end of a run: nothing more starts, then the handlers are cancelled, then they are abandoned.
+type drain struct {
+	halt    context.CancelFunc      // ends the other goroutines' work
+	abort   context.CancelCauseFunc // cancels the handlers
+	abandon func()                  // notes that handlers are abandoned
+
+	on        bool
+	aborted   bool
+	abandoned bool
+	at        time.Time // of the next step; zero: there is none
+	reserve   time.Duration
+}
+
+func (d *drain) begin(now time.Time, shutdown time.Duration) {
+	d.halt()
+	d.on, d.reserve = true, reserve(shutdown)
+	d.at = now.Add(shutdown - d.reserve)
+}
+
+// step takes the steps whose time has come.
+func (d *drain) step(now time.Time, wake *alarm) {
+	for d.on && !d.at.IsZero() && !now.Before(d.at) {
+		if d.aborted {
+			d.abandoned, d.at = true, time.Time{}
+			d.abandon()
+			return
+		}
+		d.aborted, d.at = true, d.at.Add(d.reserve/2)
+		d.abort(inbox.ErrDraining)
+	}
+	wake.by(d.at)
+}
+
+// stuckGrace is how long a handler may take to return after its context was cancelled.
+const stuckGrace = 5 * time.Second
+
+// overruns finds running jobs whose handlers ignore cancellation.
+type overruns struct {
+	cfg    *settings
+	meters *instruments
+	next   time.Time // when to look; zero: nothing runs
+	stuck  int
+}
+
+func (o *overruns) begin(j *job) {
+	j.limit = j.began.Add(o.cfg.limit(len(j.items)) + stuckGrace)
+	if j.ledger != untracked {
+		j.limit = j.limit.Add(2 * o.cfg.Timeout)
+	}
+	if o.next.IsZero() || j.limit.Before(o.next) {
+		o.next = j.limit
+	}
+}
+
+func (o *overruns) end(j *job) {
+	if j.stuck {
+		o.stuck--
+	}
+}
+
+// stuckOnes returns the jobs that are stuck since now.
+func (o *overruns) stuckOnes(now time.Time, running []*job, wake *alarm) (stuck []*job) {
+	if o.next.IsZero() || now.Before(o.next) {
+		wake.by(o.next)
+		return nil
+	}
+	o.next = time.Time{}
+	for _, j := range running {
+		switch {
+		case j.stuck:
+		case now.Before(j.limit):
+			if o.next.IsZero() || j.limit.Before(o.next) {
+				o.next = j.limit
+			}
+		default:
+			j.stuck = true
+			o.stuck++
+			o.meters.stuck()
+			o.cfg.Logger.Error("handler is stuck", slog.Any("message_id", j.items[0].m.ID), slog.String("name", j.items[0].m.Name),
+				slog.Int("messages", len(j.items)), slog.Duration("for", j.limit.Sub(j.began)))
+			stuck = append(stuck, j)
+		}
+	}
+	wake.by(o.next)
+	return stuck
+}
+
+// alarm is the loop's only timer. Every step of a turn that would act later asks for it.
+type alarm struct {
+	now   time.Time // of the turn
+	at    time.Time // the earliest time that was asked for; zero: none
+	timer *time.Timer
+	armed time.Time // when the timer fires; zero: it does not
+}
+
+func newAlarm() *alarm {
+	a := &alarm{timer: time.NewTimer(time.Hour)}
+	a.timer.Stop()
+	return a
+}
+
+// reset forgets the times of the last turn.
+func (a *alarm) reset(now time.Time) { a.now, a.at = now, time.Time{} }
+
+// by asks for a turn at a time. A time that is not in the future is ignored, because this turn acts on it.
+func (a *alarm) by(at time.Time) {
+	if at.After(a.now) && (a.at.IsZero() || at.Before(a.at)) {
+		a.at = at
+	}
+}
+
+// set arms the timer. A timer that fires too early costs one turn, so it is not moved to a later time.
+func (a *alarm) set() <-chan time.Time {
+	if !a.at.IsZero() && (a.armed.IsZero() || a.at.Before(a.armed)) {
+		a.armed = a.at
+		a.timer.Reset(a.at.Sub(a.now))
+	}
+	return a.timer.C
+}
+
+// rang notes that the timer has fired.
+func (a *alarm) rang() { a.armed = time.Time{} }

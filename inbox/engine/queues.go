@@ -2,118 +2,141 @@ package engine
 
 import (
 	"math"
+	"slices"
 	"time"
 
 	"github.com/holdfast-go/holdfast/inbox"
 )
 
-// queues are the items that may be begun, and the limits to that.
+// job is one call of the processor. The loop makes it, a worker runs it, and the loop reuses it. Its slice of
+// messages is not reused, because a processor may keep it.
+type job struct {
+	items    []*item
+	msgs     []*inbox.Message
+	errs     []error
+	outcomes []*outcome // of messages that did not succeed; nil: all succeeded
+	names    []string   // of handlers whose limit it counts for
+
+	ledger ledgered // of its only item
+	alone  bool
+
+	began time.Time
+	limit time.Time // after which it is stuck
+	stuck bool
+	index int // among the running jobs
+}
+
+// queues have the items that are ready, and form jobs of them within the limits.
 type queues struct {
 	cfg    *settings
+	to     func(*item, state)
 	limits limits
 
 	alone  fifo // one after the other, with nothing beside it
 	single fifo // one by one
 	fresh  fifo // together with others
 
-	excess []*item // too many wait for their handlers: these go elsewhere
-	handed int     // given to the processor in this run
-	asking int     // of those, jobs that ask the ledger first: it may keep them from the processor
-	free   []*job
+	excess  []*item // too many wait for their handlers: these are moved to the retries
+	started int     // messages given to the processor in this run
+	asking  int     // jobs of those that read the ledger first: it may keep their messages from the processor
+	free    []*job
 }
 
-// ready lets an item be begun.
+func newQueues(cfg *settings, to func(*item, state)) queues {
+	return queues{cfg: cfg, to: to, limits: limits{cfg: cfg, names: map[string]*named{}}}
+}
+
+// ready makes an item ready, in the queue of its mode.
 func (q *queues) ready(it *item) {
-	it.state = ready
+	if it.state != ready {
+		q.to(it, ready)
+	}
 	switch {
-	case it.alone:
+	case it.mode == alone:
 		q.alone.push(it)
-	case it.single || q.cfg.Batch == 1:
+	case it.mode == single || q.cfg.Batch == 1:
 		q.single.push(it)
 	default:
 		q.fresh.push(it)
 	}
 }
 
-// next returns what is to be begun now, nil for nothing. Room is how many messages may begin.
-func (q *queues) next(now time.Time, room int) *job {
+// next returns the next job, or nil if none may begin now. Room is how many messages may begin.
+func (q *queues) next(now time.Time, room int, wake *alarm) *job {
 	room = min(room, q.left())
-	for room > 0 && q.limits.free() {
+	for room > 0 && len(q.limits.jobs) < q.cfg.Concurrency {
 		if q.alone.n > 0 {
-			if !q.limits.maySolo(now) {
-				return nil
-			}
-			j := q.job(now)
-			j.items = append(j.items, q.alone.pop())
-			q.begin(j)
-			q.limits.suspect, q.limits.openAt = j, now.Add(soloPatience)
-			return j
+			return q.nextAlone(now, wake)
 		}
-		if q.limits.shut(now) {
+		if q.limits.solo != nil && now.Before(q.limits.openAt) { // nothing may run beside it
+			wake.by(q.limits.openAt)
 			return nil
 		}
 		from := q.older()
-		if from == &q.fresh && !q.limits.worth(from, now) {
+		if from == &q.fresh && !q.limits.worth(from, now, wake) {
 			from = &q.single
 		}
-		if from == nil || from.n == 0 {
+		if from.n == 0 {
 			return nil
 		}
-		if j := q.form(from, room, now); j != nil {
-			return j
+		j := q.job(now)
+		q.fill(j, from, room)
+		if len(j.items) > 0 {
+			return q.begin(j)
 		}
+		q.free = append(q.free, j) // the limits of the handlers hold all of them back
 	}
 	return nil
 }
 
+// nextAlone returns a job of the item that must run alone, or nil while others run.
+func (q *queues) nextAlone(now time.Time, wake *alarm) *job {
+	if at := q.limits.patience(now); at.After(now) {
+		wake.by(at)
+		return nil
+	}
+	j := q.job(now)
+	j.items = append(j.items, q.alone.pop())
+	q.limits.solo, q.limits.openAt = j, now.Add(soloPatience)
+	return q.begin(j)
+}
+
 // older is the queue whose first item has arrived earlier.
 func (q *queues) older() *fifo {
-	switch {
-	case q.single.n == 0 && q.fresh.n == 0:
-		return nil
-	case q.single.n == 0:
-		return &q.fresh
-	case q.fresh.n == 0 || !q.fresh.head.arrived.Before(q.single.head.arrived):
+	if q.fresh.n == 0 || q.single.n > 0 && !q.fresh.head.arrived.Before(q.single.head.arrived) {
 		return &q.single
 	}
 	return &q.fresh
 }
 
-// form makes a job of the first items of a queue. It is nil when the limits of their handlers keep
-// all of them back.
-func (q *queues) form(from *fifo, room int, now time.Time) *job {
+// fill takes the first items of a queue that the limits of their handlers allow.
+func (q *queues) fill(j *job, from *fifo, room int) {
 	most := 1
 	if from == &q.fresh {
 		most = min(q.cfg.Batch, room)
 	}
-	j := q.job(now)
 	for from.n > 0 && len(j.items) < most {
 		it := from.pop()
-		q.limits.note(it.m.Name, now)
+		q.limits.note(it.m.Name, j.began)
 		switch {
 		case q.limits.admit(j, it):
 			j.items = append(j.items, it)
-		case q.limits.sendsAway(it, now):
+		case q.limits.sendsAway(it, j.began):
 			q.excess = append(q.excess, it)
 		default:
+			q.to(it, limited)
 			q.limits.block(it)
 		}
 	}
-	if len(j.items) == 0 {
-		q.free = append(q.free, j)
-		return nil
-	}
-	q.begin(j)
-	return j
 }
 
-// begin takes a slot for a job.
-func (q *queues) begin(j *job) {
-	q.handed += len(j.items)
+// begin makes the items of a job run.
+func (q *queues) begin(j *job) *job {
+	q.started += len(j.items)
 	q.limits.begin(j)
 	first := j.items[0]
-	j.tracked, j.asked, j.alone = first.tracked, first.asked, first.alone
-	if j.asks() {
+	j.ledger, j.alone = first.ledger, first.mode == alone
+	if j.ledger == tracked {
 		q.asking++
 	}
 	j.msgs = first.one[:0]
@@ -121,9 +144,10 @@ func (q *queues) begin(j *job) {
 		j.msgs = make([]*inbox.Message, 0, len(j.items))
 	}
 	for _, it := range j.items {
-		it.state, it.batched = running, len(j.items) > 1
+		q.to(it, running)
 		j.msgs = append(j.msgs, it.m)
 	}
+	return j
 }
 
 // job returns an empty job.
@@ -136,19 +160,12 @@ func (q *queues) job(now time.Time) *job {
 	return j
 }
 
-// done takes back a job that is no longer needed.
-func (q *queues) done(j *job) {
-	clear(j.items)
-	*j = job{items: j.items[:0], errs: j.errs[:0], names: j.names[:0]}
-	q.free = append(q.free, j)
-}
-
-// ended takes a job back: its slot and its handlers' are free again.
+// ended frees the places of a finished job, and makes the items ready that waited for them.
 func (q *queues) ended(j *job, now time.Time) {
-	if j.asks() {
+	if j.ledger == tracked {
 		q.asking--
-		if j.fates != nil && j.fates[0] != nil && j.fates[0].kind != hasFailed {
-			q.handed--
+		if j.outcomes != nil && j.outcomes[0] != nil && j.outcomes[0].kind != failed { // it did not run
+			q.started--
 		}
 	}
 	for _, it := range q.limits.end(j, now) {
@@ -156,27 +173,261 @@ func (q *queues) ended(j *job, now time.Time) {
 	}
 }
 
-// used reports whether MessageLimit is used up.
+// reuse takes back a job that is no longer needed.
+func (q *queues) reuse(j *job) {
+	clear(j.items)
+	*j = job{items: j.items[:0], errs: j.errs[:0], names: j.names[:0]}
+	q.free = append(q.free, j)
+}
+
+// used reports whether MessageLimit is reached.
 func (q *queues) used() bool { return q.left() <= 0 && q.asking == 0 }
 
 // left is how many messages MessageLimit allows.
 func (q *queues) left() int {
 	if q.cfg.MessageLimit > 0 {
-		return q.cfg.MessageLimit - q.handed
+		return q.cfg.MessageLimit - q.started
 	}
 	return math.MaxInt
 }
 
-// empty forgets all queues of what is not begun.
+// idle reports whether the workers have too little to do next: fewer than half of the messages that they take at once.
+func (q *queues) idle() bool {
+	return len(q.limits.jobs) == 0 || 2*(q.single.n+q.fresh.n) < q.cfg.Concurrency*q.cfg.Batch
+}
+
+// empty forgets all items that have not started.
 func (q *queues) empty() {
 	q.alone, q.single, q.fresh, q.excess = fifo{}, fifo{}, fifo{}, nil
 	q.limits.empty()
 }
 
-// wake returns when something may begin that no event tells of; zero: nothing does.
-func (q *queues) wake(now time.Time) time.Time {
-	if !q.limits.free() {
-		return time.Time{}
+const (
+	// soloPatience is how long an item that must run alone waits for running jobs, and how long others wait for it.
+	soloPatience = 30 * time.Second
+
+	// gatherMost bounds how long a batch gathers beside another one.
+	gatherMost = 50 * time.Millisecond
+
+	// heldWindows is how many windows of messages may wait for the limits of their handlers.
+	heldWindows = 8
+
+	// mixedFor is how long a name counts as one of those that share the queue.
+	mixedFor = 10 * time.Minute
+
+	// windowPause is the time between two new windows that are opened because of messages that wait for a limit,
+	// while their name has the queue for itself. A new window costs the broker two calls, and a fast handler uses one
+	// up in milliseconds.
+	windowPause = time.Second
+)
+
+// maxHeld bounds the messages that wait for a limit. Up to it, the consumer looks behind them for messages of other
+// names. Above it, the consumer moves them to the retries if other names share the queue.
+func maxHeld(cfg *settings) int { return min(heldWindows*cfg.Prefetch, maxWaiting) }
+
+// limits say how much may run at once: in all, beside an item that must run alone, beside another batch, and of one
+// handler.
+type limits struct {
+	cfg  *settings
+	jobs []*job // running
+
+	solo   *job      // runs alone
+	openAt time.Time // when others may begin beside it all the same
+
+	batches int           // running jobs of several messages
+	took    time.Duration // by the last one of them
+
+	names   map[string]*named // of handlers with a limit
+	blocked int               // messages that wait for their handlers
+	bytes   int               // of their bodies
+
+	latest, before arrival   // the last message, and the last one of another name
+	windowAt       time.Time // when the next window may begin because of blocked messages
+}
+
+// arrival is when a message of a name last left its queue.
+type arrival struct {
+	name string
+	at   time.Time
+}
+
+// named is a handler with a limit.
+type named struct {
+	running int // jobs
+	waiting fifo
+	took    time.Duration // by its last job
+	turn    time.Time     // when it may have time for the last message that was moved to the retries
+}
+
+// note notes the name of a message that is about to begin.
+func (l *limits) note(name string, now time.Time) {
+	if l.latest.name != name {
+		l.before, l.latest = l.latest, arrival{name: name}
 	}
-	return later(q.limits.wake(q.alone.n > 0, &q.fresh), now)
+	l.latest.at = now
+}
+
+// owns reports whether a name has the queue for itself, as far as is known.
+func (l *limits) owns(name string, now time.Time) bool {
+	other := l.latest
+	if other.name == name {
+		other = l.before
+	}
+	return other.at.IsZero() || now.Sub(other.at) > mixedFor
+}
+
+// full reports whether no more messages may wait for their handlers.
+func (l *limits) full() bool { return l.blocked >= maxHeld(l.cfg) || l.bytes >= maxWaitingBytes }
+
+// sendsAway reports whether a message that must wait for its handler is moved to the retries instead, because
+// messages of other names may be behind those that wait.
+func (l *limits) sendsAway(it *item, now time.Time) bool {
+	return !l.cfg.Ordered && l.full() && !l.owns(it.m.Name, now)
+}
+
+// opensWindow reports whether a new window may begin while the old one is crowded. If messages wait for a limit, one
+// begins only while few of them wait: at once where names share the queue, otherwise after windowPause.
+func (l *limits) opensWindow(now time.Time, wake *alarm) bool {
+	switch {
+	case l.blocked == 0:
+		return true
+	case l.full():
+		return false
+	case !l.owns(l.latest.name, now):
+		return true
+	case now.Before(l.windowAt):
+		wake.by(l.windowAt)
+		return false
+	}
+	l.windowAt = now.Add(windowPause)
+	return true
+}
+
+// newest returns when the youngest running job began; zero: none runs.
+func (l *limits) newest() (at time.Time) {
+	for _, j := range l.jobs {
+		if j.began.After(at) {
+			at = j.began
+		}
+	}
+	return at
+}
+
+// begin takes the place of a job.
+func (l *limits) begin(j *job) {
+	j.index = len(l.jobs)
+	l.jobs = append(l.jobs, j)
+	if len(j.items) > 1 {
+		l.batches++
+	}
+}
+
+// end frees the place of a job, and returns items that waited for its handlers: as many as may run in one call.
+func (l *limits) end(j *job, now time.Time) (freed []*item) {
+	last := l.jobs[len(l.jobs)-1]
+	l.jobs[j.index], last.index = last, j.index
+	l.jobs[len(l.jobs)-1] = nil
+	l.jobs = l.jobs[:len(l.jobs)-1]
+	if l.solo == j {
+		l.solo = nil
+	}
+	if len(j.items) > 1 {
+		l.batches--
+		l.took = now.Sub(j.began)
+	}
+	for _, name := range j.names {
+		n := l.names[name]
+		n.running--
+		n.took = now.Sub(j.began)
+		for range l.cfg.Batch {
+			it := n.waiting.pop()
+			if it == nil {
+				break
+			}
+			freed = append(freed, it)
+			l.blocked--
+			l.bytes -= len(it.m.Body)
+			if it.mode != batched {
+				break
+			}
+		}
+		if n.running == 0 && n.waiting.n == 0 {
+			delete(l.names, name)
+		}
+	}
+	return freed
+}
+
+// patience returns when an item that must run alone may begin: when nothing else runs, or only jobs that have run
+// for longer than it waits. Nothing else begins until then.
+func (l *limits) patience(now time.Time) time.Time {
+	at := now
+	for _, j := range l.jobs {
+		if until := j.began.Add(soloPatience); until.After(at) {
+			at = until
+		}
+	}
+	return at
+}
+
+// worth reports whether a batch of the queue's first items should begin now. Beside another batch it begins when it
+// is half full, or when it has gathered for as long as the last batch took: two halves cost more than one whole.
+func (l *limits) worth(fresh *fifo, now time.Time, wake *alarm) bool {
+	if l.batches == 0 || fresh.n >= (l.cfg.Batch+1)/2 {
+		return true
+	}
+	at := fresh.head.arrived.Add(min(l.took, gatherMost))
+	wake.by(at)
+	return !now.Before(at)
+}
+
+// admit reports whether a job may take a message, by the limit of its handler.
+func (l *limits) admit(j *job, it *item) bool {
+	if l.cfg.limiter == nil {
+		return true
+	}
+	most := l.cfg.limiter.Limit(it.m.Name)
+	if most <= 0 || slices.Contains(j.names, it.m.Name) {
+		return true
+	}
+	n := l.names[it.m.Name]
+	if n == nil {
+		n = &named{}
+		l.names[it.m.Name] = n
+	}
+	if n.running >= most {
+		return false
+	}
+	n.running++
+	j.names = append(j.names, it.m.Name)
+	return true
+}
+
+// block makes a message wait for its handler.
+func (l *limits) block(it *item) {
+	l.names[it.m.Name].waiting.push(it)
+	l.blocked++
+	l.bytes += len(it.m.Body)
+}
+
+// away is how long a message stays in the retries because too many wait for its handler: until the handler may have
+// time for it. It is spread, because not all should come back at once.
+func (l *limits) away(it *item, now time.Time) time.Duration {
+	n := l.names[it.m.Name]
+	if n.turn.Before(now) {
+		n.turn = now
+	}
+	n.turn = n.turn.Add(n.took / time.Duration(l.cfg.limiter.Limit(it.m.Name)*l.cfg.Batch))
+	if latest := now.Add(l.cfg.Retry.MaxDelay); n.turn.After(latest) {
+		n.turn = latest
+	}
+	return max(time.Duration(l.cfg.Rand()*float64(n.turn.Sub(now))), l.cfg.Retry.BaseDelay)
+}
+
+// empty forgets the messages that wait.
+func (l *limits) empty() {
+	l.blocked, l.bytes = 0, 0
+	for _, n := range l.names {
+		n.waiting = fifo{}
+	}
 }

@@ -4,30 +4,32 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"runtime/debug"
 	"sync"
 	"time"
 
 	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/inbox/internal/base"
+	"github.com/holdfast-go/holdfast/internal/runloop"
 )
 
 // workers run jobs, each with a deadline and a span, and post them back. They outlive the sessions.
 type workers struct {
 	cfg       *settings
 	processor inbox.Processor
-	signals   *signals
+	meters    *instruments
 	tracker   *tracker
 	ctx       context.Context // of the handlers
 	jobs      chan *job
 	post      func(event)
 	running   sync.WaitGroup
 
-	late error // the cause with which HandlerTimeout ends a context
+	late error // the cause with which HandlerTimeout cancels a context
 
-	// exited is the result of a message whose handler has ended the goroutine by runtime.Goexit.
-	// Nothing after the call runs then but deferred functions; so it is in the results before the
-	// call, and they are read by deferred functions.
+	// exited is the result of a message whose handler ended the goroutine by runtime.Goexit. After that only deferred
+	// functions run. So exited is in the results before the call, and deferred functions read them.
 	exited error
 }
 
@@ -38,22 +40,23 @@ func (w *workers) start() {
 	}
 }
 
-// work is one worker. It is followed by another one when a handler exits its goroutine.
+// work is one worker. When a handler exits its goroutine, another worker replaces it.
 func (w *workers) work() {
-	ended := false
+	returned := false
 	defer func() {
-		if !ended {
+		if !returned {
 			w.running.Go(w.work)
 		}
 	}()
 	for j := range w.jobs {
 		w.run(j)
 	}
-	ended = true
+	returned = true
 }
 
-// run runs a job and posts it with what became of its messages.
+// run runs a job and posts it with the outcomes of its messages.
 func (w *workers) run(j *job) {
+	defer w.cfg.Solo.enter(w.ctx, j.alone)()
 	defer w.cfg.Solo.enter(w.ctx, j.alone)()
 	for range j.msgs {
 		j.errs = append(j.errs, w.exited)
@@ -62,46 +65,42 @@ func (w *workers) run(j *job) {
 		w.judge(j)
 		w.post(event{kind: finished, job: j})
 	}()
-	if !j.tracked {
+	if j.ledger == untracked {
 		w.process(w.ctx, j.msgs, j.errs)
 		return
 	}
-	if !j.asked {
-		var f *fate
+	if j.ledger == tracked {
+		var o *outcome
 		var err error
-		if j.msgs[0], f, err = w.tracker.look(j.msgs[0], j.alone); f != nil || err != nil {
-			j.fates, j.errs[0] = []*fate{f}, err
+		if j.msgs[0], o, err = w.tracker.read(j.msgs[0], j.alone); o != nil || err != nil {
+			j.outcomes, j.errs[0] = []*outcome{o}, err
 			return
 		}
 	}
-	w.tracked(j.msgs[0], j.errs)
-}
-
-// tracked has a message processed, its beginning and its end noted.
-func (w *workers) tracked(m *inbox.Message, errs []error) {
+	m := j.msgs[0]
 	if err := w.tracker.start(m); err != nil {
-		errs[0] = err
+		j.errs[0] = err
 		return
 	}
-	defer func() { w.tracker.end(m, errs[0] == nil) }()
-	w.process(w.ctx, []*inbox.Message{m}, errs)
+	defer func() { w.tracker.end(m, j.errs[0] == nil) }()
+	w.process(w.ctx, []*inbox.Message{m}, j.errs)
 }
 
-// judge reads what the messages of a job have failed with.
+// judge makes outcomes of the errors of a job.
 func (w *workers) judge(j *job) {
 	for i, err := range j.errs {
 		if err == nil {
 			continue
 		}
-		if j.fates == nil {
-			j.fates = make([]*fate, len(j.errs))
+		if j.outcomes == nil {
+			j.outcomes = make([]*outcome, len(j.errs))
 		}
-		j.fates[i] = judge(w.cfg, j.msgs[i], err, time.Now())
-		logFailure(w.cfg, j.msgs[i], j.fates[i])
+		j.outcomes[i] = judge(w.cfg, j.msgs[i], err, time.Now())
+		logFailure(w.cfg, j.msgs[i], j.outcomes[i])
 	}
 }
 
-// process runs the processor on those messages that it can be given, and fills in the results.
+// process runs the processor on the acceptable messages, and fills in the results.
 func (w *workers) process(ctx context.Context, all []*inbox.Message, results []error) {
 	refused := 0
 	for i, m := range all {
@@ -128,8 +127,8 @@ func (w *workers) process(ctx context.Context, all []*inbox.Message, results []e
 	for i := range answers {
 		answers[i] = w.exited
 	}
-	ctx, end := w.signals.span(ctx, msgs)
-	stop := w.signals.clock(ctx)
+	ctx, end := w.meters.span(ctx, msgs)
+	stop := w.meters.clock(ctx)
 	defer func() {
 		stop()
 		draining := errors.Is(context.Cause(w.ctx), inbox.ErrDraining)
@@ -181,4 +180,228 @@ func same(n int, err error) []error {
 		results[i] = err
 	}
 	return results
+}
+
+// Solo is shared by consumers that run in one process. A message that may have ended the process then runs with
+// nothing beside it in any of them. The zero value is ready for use.
+type Solo struct {
+	mu      sync.Mutex
+	running int           // jobs
+	crasher bool          // one of them may have ended the process
+	waiting int           // of them, jobs that wait for the others to end
+	changed chan struct{} // closed when one of these changes; nil: nobody waits
+}
+
+// enter waits until a job may run beside those that do, for soloPatience at most, and until ctx ends.
+// The job has ended when leave is called. A nil Solo never waits.
+func (s *Solo) enter(ctx context.Context, crasher bool) (leave func()) {
+	if s == nil {
+		return func() {}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if crasher {
+		s.waiting++
+	}
+	s.await(ctx, func() bool {
+		if crasher {
+			return s.running == 0
+		}
+		return !s.crasher && s.waiting == 0
+	})
+	if crasher {
+		s.waiting--
+		s.crasher = true
+	}
+	s.running++
+	return func() { s.leave(crasher) }
+}
+
+// await waits with the lock held until free returns true, or the wait is over.
+func (s *Solo) await(ctx context.Context, free func() bool) {
+	if free() {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, soloPatience)
+	defer cancel()
+	for !free() && ctx.Err() == nil {
+		if s.changed == nil {
+			s.changed = make(chan struct{})
+		}
+		changed := s.changed
+		s.mu.Unlock()
+		select {
+		case <-changed:
+		case <-ctx.Done():
+		}
+		s.mu.Lock()
+	}
+}
+
+func (s *Solo) leave(crasher bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.running--
+	if crasher {
+		s.crasher = false
+	}
+	if s.changed != nil {
+		close(s.changed)
+		s.changed = nil
+	}
+}
+
+// tracker notes in the ledger the runs of messages after their first delivery. Workers and movers use it.
+type tracker struct {
+	cfg  *settings
+	work context.Context // ends with the run: notes are made while draining, too
+	open sync.Map        // messages whose run is open in the ledger
+}
+
+// read reads the note of a message and decides whether it may run. It returns the message as it is to be processed,
+// or an outcome: that it is outdated, or must run alone.
+func (t *tracker) read(m *inbox.Message, alone bool) (*inbox.Message, *outcome, error) {
+	var entry driver.LedgerEntry
+	err := t.note(func(ctx context.Context, l driver.Ledger) (err error) {
+		entry, err = l.Look(ctx, m.ID)
+		return err
+	})
+	open := entry.OpenRuns(m)
+	switch {
+	case err != nil:
+		return m, nil, inbox.Unavailable(err)
+	case t.outdated(entry, m):
+		t.cfg.Logger.Info("dropped an outdated copy", slog.Any("message_id", m.ID), slog.Int("attempt", m.Attempt))
+		return m, &outcome{kind: outdated}, nil
+	case open >= t.cfg.MaxCrashes && m.Redelivered: // otherwise the runs may be those of other copies, in progress
+		return m, nil, inbox.Classed(inbox.Unrecoverable(fmt.Errorf(
+			"%s: the process ended %d times while this message was being processed", t.cfg.Package, open)), driver.ClassQuarantined)
+	}
+	overdue := entry.Overdue > overdueMargin
+	if entry.Supersedes(m) && (entry.Replays == m.Replays || overdue) { // it goes on where its retry would have
+		later := *m
+		later.Replays, later.Attempt = entry.Replays, entry.Attempt
+		if entry.Attempt > t.cfg.Retry.MaxAttempts { // some failures were recoverable; the ledger does not say which
+			later.Recovered = entry.Attempt - 1
+		}
+		m = &later
+	}
+	if open > 0 && !alone {
+		return m, &outcome{kind: mustRunAlone}, nil
+	}
+	return m, nil, nil
+}
+
+// overdueMargin is how long after its time a retry counts as lost. If it is only late, the message goes on with that
+// retry's number all the same, and the retry is outdated.
+const overdueMargin = 5 * time.Minute
+
+// outdated reports whether a newer copy than m is stored elsewhere. The retry of an ordered message is not: it was in
+// the memory of a process that has ended. Neither is a copy whose move also ended the original, if the original comes
+// again: a failover or a crash of the server has undone both. A copy that is long overdue counts as lost: for example
+// its queue was purged, and the sender sent the message again.
+func (t *tracker) outdated(entry driver.LedgerEntry, m *inbox.Message) bool {
+	if t.cfg.traits.MoveSettles || !entry.Supersedes(m) || entry.Overdue > overdueMargin {
+		return false
+	}
+	return !t.cfg.Ordered || entry.Replays != m.Replays
+}
+
+// start notes that a run begins.
+func (t *tracker) start(m *inbox.Message) error {
+	if err := t.note(func(ctx context.Context, l driver.Ledger) error { return l.Start(ctx, m) }); err != nil {
+		return inbox.Unavailable(err)
+	}
+	t.open.Store(m, true)
+	return nil
+}
+
+// end notes the end of a run that the process has survived. A failed message may stay here for ever, if no
+// destination takes its copy.
+func (t *tracker) end(m *inbox.Message, succeeded bool) {
+	t.open.Delete(m)
+	if succeeded {
+		t.missing(m, t.note(func(ctx context.Context, l driver.Ledger) error { return l.Forget(ctx, m.ID) }))
+		return
+	}
+	t.survived(m)
+}
+
+// moved notes that a copy of a failed message is stored, before its original is settled.
+func (t *tracker) moved(m *inbox.Message, o *outcome) {
+	if t.cfg.ledger == nil || o == nil || m.Validate() != nil {
+		return
+	}
+	t.missing(m, t.note(func(ctx context.Context, l driver.Ledger) error {
+		switch {
+		case o.failure.Class == driver.ClassQuarantined: // the entry keeps redelivered copies from running
+			return nil
+		case o.decision.Action == driver.ActionRetry && o.decision.Counted:
+			return l.Pass(ctx, m, o.decision.Delay)
+		case o.decision.Action == driver.ActionDead && (t.cfg.Ordered || t.cfg.tracks(m)):
+			return l.Forget(ctx, m.ID)
+		}
+		return nil
+	}))
+}
+
+// abandoned notes for messages whose handlers are abandoned that they have not ended the process.
+func (t *tracker) abandoned() {
+	var all sync.WaitGroup
+	t.open.Range(func(key, _ any) bool {
+		all.Go(func() { t.survived(key.(*inbox.Message)) })
+		return true
+	})
+	all.Wait()
+}
+
+// survived notes that a run has not ended the process.
+func (t *tracker) survived(m *inbox.Message) {
+	t.missing(m, t.note(func(ctx context.Context, l driver.Ledger) error { return l.End(ctx, m) }))
+}
+
+// missing logs that a note was not made: the message may run once more than it should.
+func (t *tracker) missing(m *inbox.Message, err error) {
+	if err != nil {
+		t.cfg.Logger.Warn("attempt not noted", slog.Any("message_id", m.ID), slog.Any("error", err))
+	}
+}
+
+// note calls the ledger, also while draining.
+func (t *tracker) note(call func(ctx context.Context, l driver.Ledger) error) error {
+	ctx, cancel := context.WithTimeout(t.work, t.cfg.Timeout)
+	defer cancel()
+	return call(ctx, t.cfg.ledger)
+}
+
+// memoryInterval is how often the memory is measured.
+const memoryInterval = time.Second
+
+// watch returns when ctx ends, or when it has posted that a limit of time or memory is reached.
+func watch(ctx context.Context, cfg *settings, post func(event)) {
+	var timeUp, measure <-chan time.Time
+	if cfg.TimeLimit > 0 {
+		timer := time.NewTimer(cfg.TimeLimit)
+		defer timer.Stop()
+		timeUp = timer.C
+	}
+	if cfg.MemoryLimit > 0 {
+		ticker := time.NewTicker(memoryInterval)
+		defer ticker.Stop()
+		measure = ticker.C
+	}
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-timeUp:
+			post(event{kind: halted, limit: "TimeLimit"})
+			return
+		case <-measure:
+			if runloop.MemoryInUse() > cfg.MemoryLimit {
+				post(event{kind: halted, limit: "MemoryLimit"})
+				return
+			}
+		}
+	}
 }

@@ -59,7 +59,7 @@ type floor struct {
 var ground = []string{
 	"outbox/format",
 	"internal/actor", "internal/backoff", "internal/breaker", "internal/check", "internal/deadletter", "internal/ids", "internal/isolate", "internal/lanes", "internal/partition", "internal/problem", "internal/runloop",
-	"internal/sqlident", "internal/sqlstate", "internal/telemetry", "internal/wire",
+	"internal/sqlident", "internal/sqlstate", "internal/strict", "internal/telemetry", "internal/wire",
 }
 
 var floors = slices.Concat(
@@ -81,11 +81,11 @@ var floors = slices.Concat(
 
 		// Tools of tests: nothing above stands on them, for no rule grants them.
 		{pkg: "internal/archtest", stdOnly: true},
-		{pkg: "internal/testenv", clients: []string{pgx, redis, amqp}},
-		{pkg: "internal/testenv/pgtest", clients: []string{pgx, redis, amqp}, on: []string{"internal/testenv"}},
-		{pkg: "internal/testenv/redistest", clients: []string{pgx, redis, amqp}, on: []string{"internal/testenv"}},
-		{pkg: "internal/testenv/amqptest", clients: []string{pgx, redis, amqp}, on: []string{"internal/testenv"}},
-		{pkg: "internal/silent", clients: []string{pgx, redis, amqp}, on: []string{"internal/testenv"}},
+		{pkg: "internal/testenv", clients: []string{pgx, redis, amqp}, on: []string{"internal/strict"}},
+		{pkg: "internal/testenv/pgtest", clients: []string{pgx, redis, amqp}, on: []string{"internal/testenv", "internal/strict"}},
+		{pkg: "internal/testenv/redistest", clients: []string{pgx, redis, amqp}, on: []string{"internal/testenv", "internal/strict"}},
+		{pkg: "internal/testenv/amqptest", clients: []string{pgx, redis, amqp}, on: []string{"internal/testenv", "internal/strict"}},
+		{pkg: "internal/silent", clients: []string{pgx, redis, amqp}, on: []string{"internal/testenv", "internal/strict"}},
 		{pkg: "internal/metrictest"},
 		{pkg: "internal/lab/test", stdOnly: true}, // it runs before any module is downloaded
 		{pkg: "internal/lab/...", clients: heavy, on: []string{"..."}, anyModule: true},
@@ -97,7 +97,7 @@ var floors = slices.Concat(
 		{pkg: "txretry/txretrytest", clients: []string{pgx}, on: with(ground, "internal/pgcall", "txretry/...", "internal/prove", "internal/pgfault"), noTesting: true},
 		{pkg: "internal/txretry/conformance", clients: []string{pgx}, on: with(ground, "internal/pgcall", "txretry/...", "internal/prove", "internal/pgfault")},
 		// For users' tests. The servers that it can start bring the clients that ask them whether they answer.
-		{pkg: "txretry/pgtest", clients: []string{pgx, redis, amqp}, on: []string{"internal/testenv", "internal/testenv/pgtest"}},
+		{pkg: "txretry/pgtest", clients: []string{pgx, redis, amqp}, on: []string{"internal/testenv", "internal/strict", "internal/testenv/pgtest"}},
 
 		// Who mounts the page compiles neither the commands' libraries nor those of the agents.
 		{pkg: "modules/operator", clients: []string{pgx, cron}, on: []string{"..."}, anyModule: true, publicOnly: true, noTesting: true},

@@ -15,6 +15,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/holdfast-go/holdfast/internal/strict"
 )
 
 // leakPatience is how long goroutines may take to end. The test of Run shortens it.
@@ -28,6 +30,7 @@ var leakPatience = Patience
 // last test. An interrupt ends the private servers before the process.
 func Run(m *testing.M) int {
 	running.Store(true)
+	strict.On = true
 	before := goroutines()
 	stop := closeOnSignal()
 	defer stop()

@@ -57,8 +57,8 @@ var bugs = []bug{
 		"\tif !first {\n\t\treturn errNoEntry\n\t}\n", "\t_ = first\n", simulation,
 	},
 	{
-		"a failed message is acknowledged", "inbox/engine/conclude.go",
-		"\t\tcase f == nil:\n\t\t\tc.passed(it, now)\n", "\t\tcase f == nil || f.kind == hasFailed:\n\t\t\tc.passed(it, now)\n", simulation,
+		"a failed message is acknowledged", "inbox/engine/outcome.go",
+		"\t\tcase it.outcome == nil:\n", "\t\tcase it.outcome == nil || it.outcome.kind == failed:\n", simulation,
 	},
 	{
 		"a message is acknowledged before its transaction", "inbox/inboxpgx/once.go",
@@ -68,6 +68,10 @@ var bugs = []bug{
 	{
 		"messages of a lost session are not delivered again", "inbox/internal/memqueue/hand.go",
 		"\t\th.giveBack(d)\n", "\t\th.settle(d)\n", simulation,
+	},
+	{
+		"the engine asks for no turn", "inbox/engine/loop.go",
+		"\tif at.After(a.now) && (a.at.IsZero()", "\tif false && (a.at.IsZero()", suite("inbox/engine", "^TestConsume$"),
 	},
 	{
 		"a consumer ends with its session", "inbox/engine/loop.go",
@@ -335,7 +339,7 @@ var bugs = []bug{
 		"\tcase !ack:\n", "\tcase !ack && false:\n", suite("internal/amqpconn", "^TestNackedBehindOthers$"),
 	},
 	{
-		"a large body is decoded on the goroutine that receives", "inbox/engine/opener.go",
+		"a large body is decoded on the goroutine that receives", "inbox/engine/io.go",
 		"slow.Slow() {", "slow.Slow() && false {", suite("inbox/engine", "^TestOpener_slowBodiesHoldUpNobody$"),
 	},
 	{
@@ -391,7 +395,7 @@ var bugs = []bug{
 		"SELECT CASE count(*) WHEN 1 THEN", "SELECT CASE WHEN true THEN", suite("idempotency/idempotencypgx", "^TestIgnoredRecord_commitsNothing$"),
 	},
 	{
-		"a lost retry is waited for", "inbox/engine/track.go",
+		"a lost retry is waited for", "inbox/engine/work.go",
 		" || entry.Overdue > overdueMargin {", " {", suite("inbox/engine", "^TestNewerCopyNoted$"),
 	},
 	{
@@ -432,8 +436,8 @@ var bugs = []bug{
 		"err = place.Fail(ctx, h, inboxdriver.NewDeadLetter(h.Message, f, d.cfg.Name, now))", "_, err = place.Next(ctx, h, 0)", suite("inbox/inboxpgx", "^TestParkedMessage_fails$"),
 	},
 	{
-		"a dead letter of a key goes to the broker", "inbox/engine/moves.go",
-		"if o.target == driver.ToDead && v.cfg.parker != nil &&", "if false &&", suite("inbox/inboxpgx", "^TestParkedKey$"),
+		"a dead letter of a key goes to the broker", "inbox/engine/outcome.go",
+		"if o.target == driver.ToDead && l.cfg.parker != nil &&", "if false &&", suite("inbox/inboxpgx", "^TestParkedKey$"),
 	},
 	{
 		"renewals wait for the pool", "idempotency/idempotencypgx/claims.go",
@@ -452,8 +456,8 @@ var bugs = []bug{
 		"\tif kind == quorum {\n", "\tif kind == quorum && q.use == own {\n", suite("inbox/inboxamqp", "^TestSetup_deliveryLimitOfAllQueues$"),
 	},
 	{
-		"a limit sends away a name that has the queue for itself", "inbox/engine/limits.go",
-		"l.full() && !l.alone(it.m.Name, now)", "l.blocked > l.cfg.Prefetch/2", suite("inbox/engine", "^TestLimit_holdsBackAndMovesNothing$"),
+		"a limit sends away a name that has the queue for itself", "inbox/engine/queues.go",
+		"l.full() && !l.owns(it.m.Name, now)", "l.blocked > l.cfg.Prefetch/2", suite("inbox/engine", "^TestLimit_holdsBackAndMovesNothing$"),
 	},
 	{
 		"a sender's header is taken for the broker's", "internal/wire/wire.go",

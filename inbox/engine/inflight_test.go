@@ -31,13 +31,14 @@ func (l limitSlow) Limit(name string) int {
 	return 0
 }
 
-// handModel plays with a hand and knows what it must and must not do.
-type handModel struct {
-	t       *testing.T
-	cfg     *settings
-	hand    *hand
-	now     time.Time
-	session *session
+// inflightModel plays with an inflight and knows what it must and must not do.
+type inflightModel struct {
+	t        *testing.T
+	cfg      *settings
+	inflight *inflight
+	now      time.Time
+	session  *session
+	alarm    *alarm
 
 	lanes   map[string][]uuid.UUID // what is in hand of each key, in its order
 	items   map[uuid.UUID]bool     // what is in hand
@@ -47,25 +48,25 @@ type handModel struct {
 	gone    map[uuid.UUID]bool
 }
 
-func newHandModel(t *testing.T, ordered bool, batch int) *handModel {
+func newInflightModel(t *testing.T, ordered bool, batch int) *inflightModel {
 	t.Helper()
 	cfg := &settings{Config: Config{ConsumerConfig: inbox.ConsumerConfig{
 		Ordered: ordered, Concurrency: 3, Batch: batch, Prefetch: 100,
 	}}, limiter: limitSlow(2)}
-	return &handModel{
-		t: t, cfg: cfg, hand: newHand(cfg), now: time.Unix(1_700_000_000, 0), session: &session{},
+	return &inflightModel{
+		t: t, cfg: cfg, inflight: newInflight(cfg), now: time.Unix(1_700_000_000, 0), session: &session{}, alarm: newAlarm(),
 		lanes: map[string][]uuid.UUID{}, items: map[uuid.UUID]bool{}, gone: map[uuid.UUID]bool{},
 	}
 }
 
-func (h *handModel) add(m inbox.Message, again bool) {
+func (h *inflightModel) add(m inbox.Message, again bool) {
 	it := &item{d: &delivered{m}, session: h.session}
 	it.m = it.d.Message()
 	if h.cfg.Ordered {
 		it.key = m.Key
 	}
-	twinRuns := again && h.hand.orphans[it.twin()] != nil
-	h.hand.add(it, h.now)
+	twinRuns := again && h.inflight.orphans[it.twin()] != nil
+	h.inflight.add(it, false, h.now)
 	if twinRuns {
 		return
 	}
@@ -76,9 +77,9 @@ func (h *handModel) add(m inbox.Message, again bool) {
 }
 
 // begin starts what may start, and checks that it may.
-func (h *handModel) begin(room int) {
+func (h *inflightModel) begin(room int) {
 	for room > 0 {
-		j := h.hand.queues.next(h.now, room)
+		j := h.inflight.queues.next(h.now, room, h.alarm)
 		if j == nil {
 			return
 		}
@@ -86,12 +87,12 @@ func (h *handModel) begin(room int) {
 		h.check(j, room)
 		h.running = append(h.running, j)
 	}
-	if j := h.hand.queues.next(h.now, 0); j != nil {
+	if j := h.inflight.queues.next(h.now, 0, h.alarm); j != nil {
 		h.t.Fatal("began with no room")
 	}
 }
 
-func (h *handModel) check(j *job, room int) {
+func (h *inflightModel) check(j *job, room int) {
 	if room < 0 || len(j.items) > h.cfg.Batch || len(h.running) >= h.cfg.Concurrency {
 		h.t.Fatalf("%d messages in a job, beside %d jobs, %d too many", len(j.items), len(h.running), -room)
 	}
@@ -116,7 +117,7 @@ func (h *handModel) check(j *job, room int) {
 		h.solo, h.soloAt = j, h.now
 	}
 	for _, it := range j.items {
-		if !h.items[it.m.ID] || it.state != running || it.single && len(j.items) > 1 {
+		if !h.items[it.m.ID] || it.state != running || it.mode != batched && len(j.items) > 1 {
 			h.t.Fatalf("%+v begins", it)
 		}
 		if it.key != "" && h.lanes[it.key][0] != it.m.ID {
@@ -126,27 +127,26 @@ func (h *handModel) check(j *job, room int) {
 }
 
 // end ends a job, each message as the outcome says.
-func (h *handModel) end(i, outcome int) {
+func (h *inflightModel) end(i, outcome int) {
 	j := h.running[i]
 	h.running = slices.Delete(h.running, i, i+1)
 	if h.solo == j {
 		h.solo = nil
 	}
-	h.hand.queues.ended(j, h.now)
+	h.inflight.queues.ended(j, h.now)
 	for _, it := range j.items {
 		switch {
-		case it.orphan: // it comes again, if it has not yet
-			h.hand.gone(it)
+		case it.state == orphaned: // it comes again, if it has not yet
+			h.inflight.gone(it)
 			h.leave(it)
 		case outcome == 1:
-			it.single = true
-			h.hand.crowd.add(it)
-			h.hand.hold(it, h.now.Add(7*time.Second))
-		case outcome == 2 && len(j.items) == 1 && !it.alone:
-			it.alone = true
-			h.hand.queues.ready(it)
+			it.mode = max(it.mode, single)
+			h.inflight.delay(it, h.now.Add(7*time.Second))
+		case outcome == 2 && len(j.items) == 1 && it.mode != alone:
+			it.mode = alone
+			h.inflight.queues.ready(it)
 		default:
-			h.hand.gone(it)
+			h.inflight.gone(it)
 			if h.gone[it.m.ID] {
 				h.t.Fatal("a message ends twice")
 			}
@@ -154,21 +154,21 @@ func (h *handModel) end(i, outcome int) {
 			h.leave(it)
 		}
 	}
-	h.hand.queues.done(j)
+	h.inflight.queues.reuse(j)
 }
 
-func (h *handModel) leave(it *item) {
+func (h *inflightModel) leave(it *item) {
 	delete(h.items, it.m.ID)
 	h.lanes[it.key] = slices.DeleteFunc(h.lanes[it.key], func(id uuid.UUID) bool { return id == it.m.ID })
 }
 
 // cut ends the session; all that is unsettled comes again in its order, some of it after a while.
-func (h *handModel) cut() {
+func (h *inflightModel) cut() {
 	var again []inbox.Message
-	for it := h.hand.all.head; it != nil; it = it.next {
+	for it := h.inflight.all.head; it != nil; it = it.next {
 		again = append(again, *it.d.Message())
 	}
-	h.hand.drop(h.now)
+	h.inflight.drop(h.now)
 	h.session = &session{}
 	for id := range h.items {
 		if !slices.ContainsFunc(h.running, func(j *job) bool {
@@ -186,29 +186,30 @@ func (h *handModel) cut() {
 }
 
 // finish lets all that is in hand end, with nothing but what wake tells.
-func (h *handModel) finish() {
-	for steps := 0; h.hand.all.n > 0; steps++ {
+func (h *inflightModel) finish() {
+	for steps := 0; h.inflight.all.n > 0; steps++ {
 		if steps > 10_000 {
-			h.t.Fatalf("%d items never end", h.hand.all.n)
+			h.t.Fatalf("%d items never end", h.inflight.all.n)
 		}
-		h.hand.due(h.now)
+		h.alarm.reset(h.now)
+		h.inflight.due(h.now, h.alarm)
 		h.begin(1 << 20)
 		if len(h.running) > 0 {
 			h.end(0, 0)
 			continue
 		}
-		at := earlier(h.hand.wake(), h.hand.queues.wake(h.now))
+		at := h.alarm.at
 		if at.IsZero() {
-			h.t.Fatalf("%d items wait for nothing", h.hand.all.n)
+			h.t.Fatalf("%d items wait for nothing", h.inflight.all.n)
 		}
 		h.now = at
 	}
-	if c := h.hand.crowd; c.n != 0 || c.bytes != 0 || c.now != 0 || len(h.hand.keys) != 0 || len(h.hand.timed) != 0 {
-		h.t.Fatalf("an empty hand has %+v, %d keys, %d held", c, len(h.hand.keys), len(h.hand.timed))
+	if c := h.inflight.waiting; c.n != 0 || c.bytes != 0 || c.now != 0 || len(h.inflight.keys) != 0 || len(h.inflight.delayed) != 0 {
+		h.t.Fatalf("an empty inflight has %+v, %d keys, %d held", c, len(h.inflight.keys), len(h.inflight.delayed))
 	}
 }
 
-func (h *handModel) play(script []byte) {
+func (h *inflightModel) play(script []byte) {
 	for _, b := range script {
 		n := int(b >> 3)
 		switch b & 7 {
@@ -233,7 +234,7 @@ func (h *handModel) play(script []byte) {
 				break
 			}
 			h.now = h.now.Add(time.Duration(n) * time.Second)
-			h.hand.due(h.now)
+			h.inflight.due(h.now, h.alarm)
 		}
 		h.count()
 	}
@@ -241,10 +242,10 @@ func (h *handModel) play(script []byte) {
 }
 
 // count compares what the hand says with what is in it.
-func (h *handModel) count() {
+func (h *inflightModel) count() {
 	begun, waiting := 0, 0
-	for it := h.hand.all.head; it != nil; it = it.next {
-		if it.state == running {
+	for it := h.inflight.all.head; it != nil; it = it.next {
+		if it.state == running || it.state == orphaned {
 			begun++
 		}
 		if it.waiting {
@@ -255,27 +256,27 @@ func (h *handModel) count() {
 	for _, j := range h.running {
 		want += len(j.items)
 	}
-	if begun != want || waiting != h.hand.crowd.n || len(h.hand.queues.limits.jobs) != len(h.running) {
-		h.t.Fatalf("%d of %d run, %d wait, %d by the count", begun, want, waiting, h.hand.crowd.n)
+	if begun != want || waiting != h.inflight.waiting.n || len(h.inflight.queues.limits.jobs) != len(h.running) {
+		h.t.Fatalf("%d of %d run, %d wait, %d by the count", begun, want, waiting, h.inflight.waiting.n)
 	}
 }
 
-// TestHandModel plays with hands at random.
-func TestHandModel(t *testing.T) {
+// TestInflight_model plays with hands at random.
+func TestInflight_model(t *testing.T) {
 	t.Parallel()
 	for range testenv.Sequences(t, 500) {
 		script := make([]byte, rand.N(200))
 		for i := range script {
 			script[i] = byte(rand.Uint32())
 		}
-		newHandModel(t, rand.N(2) == 0, []int{1, 4}[rand.N(2)]).play(script)
+		newInflightModel(t, rand.N(2) == 0, []int{1, 4}[rand.N(2)]).play(script)
 	}
 }
 
-func FuzzHand(f *testing.F) {
+func FuzzInflight(f *testing.F) {
 	f.Add(true, byte(4), []byte{0, 8, 32, 4, 5, 7})
 	f.Fuzz(func(t *testing.T, ordered bool, batch byte, script []byte) {
-		newHandModel(t, ordered, 1+int(batch%8)).play(script[:min(len(script), 1000)])
+		newInflightModel(t, ordered, 1+int(batch%8)).play(script[:min(len(script), 1000)])
 	})
 }
 
@@ -296,15 +297,16 @@ func TestAcksMayWait(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			cfg := &settings{Config: Config{ConsumerConfig: inbox.ConsumerConfig{Concurrency: 4, Batch: 1, Prefetch: 16}}}
-			h := newHand(cfg)
-			r := &receipts{cfg: cfg, hand: h, next: &settlement{acks: []driver.Delivery{&delivered{}}}, spare: &settlement{}}
+			h := newInflight(cfg)
 			for range c.running {
 				h.queues.limits.begin(&job{items: []*item{newItem()}})
 			}
 			for range c.queued {
 				h.queues.ready(newItem())
 			}
-			if got := r.outgoing().mayWait; got != c.want {
+			a := &acks{cfg: cfg, next: &settlement{acks: []driver.Delivery{&delivered{}}}, spare: &settlement{}}
+			a.due(time.Now(), h.queues.idle(), newAlarm())
+			if got := a.next.mayWait; got != c.want {
 				t.Errorf("may wait: %v, want %v", got, c.want)
 			}
 		})
@@ -333,63 +335,69 @@ func TestRefusals(t *testing.T) {
 		}
 		last = d
 	}
-	if last != maxSlot || !r.clear("b") || r.clear("b") || r.pause(now) > time.Second {
+	if last != maxSlot {
 		t.Errorf("the pauses of many grow to %v", last)
+	}
+	r.clear("b")
+	if place, _, _ := r.latest(); place != "a" || r.pause(now) > time.Second {
+		t.Errorf("%q rejects after b was cleared", place)
 	}
 }
 
-// TestRefusedGoesOn follows a message whose places refuse it one after the other.
-func TestRefusedGoesOn(t *testing.T) {
+// TestRefused_goesOn follows a message whose destinations reject it one after the other.
+func TestRefused_goesOn(t *testing.T) {
 	t.Parallel()
 	cfg := &settings{Config: Config{Queue: "q", ConsumerConfig: inbox.ConsumerConfig{Concurrency: 1, Prefetch: 10, Batch: 1, Rand: rand.Float64, Logger: slog.New(slog.DiscardHandler)}}}
-	signals, err := newSignals(cfg, nil)
+	meters, err := newInstruments(cfg, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	h := newHand(cfg)
-	v := &moves{cfg: cfg, hand: h, receipts: &receipts{cfg: cfg, hand: h, signals: signals, next: &settlement{}, spare: &settlement{}}}
+	l := &loop{
+		cfg: cfg, meters: meters, inflight: newInflight(cfg), outage: newOutage(cfg), drain: &drain{}, alarm: newAlarm(),
+		acks: &acks{cfg: cfg, next: &settlement{}, spare: &settlement{}}, outbound: &outgoing{cfg: cfg},
+	}
 	it := newItem()
 	now := time.Unix(1_700_000_000, 0)
-	h.add(it, now)
-	f := &fate{kind: hasFailed, failure: driver.Failure{Err: errTest, Class: "validation"}, decision: driver.Decision{Action: driver.ActionDead}}
-	it.fate = f
-	v.send(it, send(cfg, it.m, f), now)
+	l.inflight.add(it, false, now)
+	j := l.inflight.queues.next(now, 1, l.alarm)
+	j.outcomes = []*outcome{{kind: failed, failure: driver.Failure{Err: errTest, Class: "validation"}, decision: driver.Decision{Action: driver.ActionDead}}}
+	l.conclude(j, now)
 	settle := func(err error) {
 		t.Helper()
-		r := v.batch(now)
+		r := l.outbound.batch(now, l.alarm)
 		if r == nil || r.items[0] != it {
 			t.Fatal("it is not moved")
 		}
-		v.taken(r, now)
-		if v.batch(now) != nil {
+		l.outbound.taken(r, now)
+		if l.outbound.batch(now, l.alarm) != nil {
 			t.Fatal("it is moved twice")
 		}
 		r.errs = []error{err}
-		v.moved(r, now)
+		l.moved(r, now)
 	}
 	if it.order.target != driver.ToDead {
 		t.Fatalf("%+v", it.order)
 	}
 	settle(driver.ErrUnavailable)
-	if v.batch(now) != nil {
+	if l.outbound.batch(now, l.alarm) != nil {
 		t.Error("at once again")
 	}
 	now = now.Add(time.Second)
 	settle(driver.ErrRefused)
-	if it.order.target != driver.ToLater || it.order.outcome != displaced || it.order.next.Attempt != 1 {
+	if it.order.target != driver.ToLater || it.order.as != displaced || it.order.next.Attempt != 1 {
 		t.Fatalf("%+v", it.order)
 	}
 	settle(errors.New("strange"))
-	if it.order.target != driver.ToTail || it.state != held || len(h.timed) != 1 {
+	if it.order.target != driver.ToTail || it.state != delayed || len(l.inflight.delayed) != 1 {
 		t.Fatalf("%+v", it.order)
 	}
 	now = it.due
-	for _, due := range h.due(now) {
-		v.due(due)
+	for _, due := range l.inflight.due(now, l.alarm) {
+		l.out(due)
 	}
 	settle(driver.ErrRefused)
-	if len(v.receipts.next.backs) != 1 || h.all.n != 0 || h.crowd.n != 0 || len(v.pending)+len(v.under) != 0 {
-		t.Errorf("%d given back, %d in hand", len(v.receipts.next.backs), h.all.n)
+	if f := l.inflight; len(l.acks.next.backs) != 1 || f.all.n != 0 || f.waiting.n != 0 || len(l.outbound.pending)+len(l.outbound.under) != 0 {
+		t.Errorf("%d requeued, %d in flight", len(l.acks.next.backs), f.all.n)
 	}
 }
 
@@ -398,16 +406,17 @@ func newItem() *item {
 	return &item{d: d, m: d.Message(), session: &session{}, index: -1}
 }
 
-// TestPauseModel plays outages, poisons and passes at random: the gate lets only so many through, a
-// pause ends after the outage does, and no message is found guilty unless another passed after it
-// had failed, twice.
-func TestPauseModel(t *testing.T) {
+// TestOutage_model plays outages, poisons and successes at random: the gate lets only so many through, a pause ends
+// after the outage does, and no message is guilty unless another one succeeded after it had failed, twice.
+func TestOutage_model(t *testing.T) {
 	t.Parallel()
 	for range testenv.Sequences(t, 200) {
-		cfg := &settings{Config: Config{ConsumerConfig: inbox.ConsumerConfig{Concurrency: 1 + rand.N(4), Prefetch: 50, Batch: 1}}}
-		tr, p := newTrial(cfg), &pause{cfg: cfg}
+		cfg := &settings{Config: Config{ConsumerConfig: inbox.ConsumerConfig{
+			Concurrency: 1 + rand.N(4), Prefetch: 50, Batch: 1, Rand: func() float64 { return 0.5 }, Logger: slog.New(slog.DiscardHandler),
+		}}}
+		o := newOutage(cfg)
 		now := time.Unix(1_700_000_000, 0)
-		poison := map[*item]int{} // how often it was controlled since it failed
+		poison := map[*item]int{} // how often others succeeded since it failed
 		failedAt := map[*item]int{}
 		events := 0
 		down := rand.N(2) == 0
@@ -417,47 +426,19 @@ func TestPauseModel(t *testing.T) {
 			if rand.N(40) == 0 {
 				down = !down
 			}
-			switch p.gate {
-			case open:
-				outage, inDoubt, spared := tr.judge(now, time.Time{})
-				switch {
-				case outage:
-					p.shut(now, 0.5)
-				case inDoubt:
-					p.doubt(100)
-					p.listen(now, probeGap)
-					tr.release()
-				default:
-					for _, it := range spared {
-						if !tr.struck(it) {
-							t.Fatal("a message is sent away that was never controlled")
-						}
-					}
-				}
-			case shut:
-				if p.room(100) != 0 {
-					t.Fatal("a shut gate lets messages through")
-				}
-				if !now.Before(p.at) {
-					p.probe(100)
-					p.listen(now, probeWait)
-				}
-			case probing:
-				switch p.verdict(now, len(tr.held)) {
-				case undecided:
-					p.grow(now)
-				case stillDown:
-					p.shut(now, 0.5)
-				case nothingDown:
-					p.reopen()
-					tr.release()
-				case noOther:
-					p.inPlace = true
-					p.listen(now, probeGap)
-					tr.release()
+			before := o.gate
+			for _, a := range o.step(now, time.Time{}, 100, newAlarm()) {
+				if before == open && a.do == move && !o.struck(a.it) {
+					t.Fatal("a message is moved away although none succeeded after it failed")
 				}
 			}
-			if p.room(100) == 0 {
+			if o.gate == shut && o.room(100) != 0 {
+				t.Fatal("a shut gate lets messages through")
+			}
+			if before == shut && o.gate == probing {
+				o.listen(now, probeWait)
+			}
+			if o.room(100) == 0 {
 				continue
 			}
 			it := newItem()
@@ -472,35 +453,33 @@ func TestPauseModel(t *testing.T) {
 				bad = true
 				poison[it] = 0
 			}
-			j := &job{items: []*item{it}, began: now}
-			p.begin(j)
-			tr.begin(j)
-			if p.gate == probing && p.begun > p.most {
-				t.Fatalf("%d probes of %d", p.begun, p.most)
+			o.begin(&job{items: []*item{it}, began: now})
+			if o.gate == probing && o.begun > o.most {
+				t.Fatalf("%d probes of %d", o.begun, o.most)
 			}
-			over := p.probed(it, down || bad, !down && !bad)
+			over := o.probeEnded(it, down || bad, !down && !bad)
 			if down || bad {
-				it.fate = &fate{kind: hasFailed, failure: driver.Failure{Err: errTest}}
-				tr.take(func(other *item) bool { return other == it })
-				tr.failed(it, now)
+				it.outcome = &outcome{kind: failed, failure: driver.Failure{Err: errTest}}
+				o.forget([]*item{it})
+				o.suspect(it, now)
 				failedAt[it] = events
 				continue
 			}
-			guilty, _ := tr.passed(it)
+			it.outcome = nil
+			actions := o.succeeded(it, now)
 			for known, at := range failedAt {
 				if at < events {
 					poison[known]++
 					delete(failedAt, known)
 				}
 			}
-			for _, g := range guilty {
-				if poison[g] < 2 {
-					t.Fatalf("guilty after %d controls", poison[g])
+			for _, a := range actions {
+				if !a.it.outcome.unavailable() && a.it.outcome.decision.Counted && poison[a.it] < 2 {
+					t.Fatalf("guilty after %d successes", poison[a.it])
 				}
 			}
 			if over {
-				p.reopen()
-				tr.release()
+				o.reopen()
 			}
 		}
 	}
@@ -513,44 +492,66 @@ type errSimple string
 func (e errSimple) Error() string { return string(e) }
 
 // A pause lasts 0.5 s, growing to 2 s, and its probes grow to one for each worker.
-func TestPauseSchedule(t *testing.T) {
+func TestOutage_schedule(t *testing.T) {
 	t.Parallel()
-	cfg := &settings{Config: Config{ConsumerConfig: inbox.ConsumerConfig{Concurrency: 6}}}
-	p := &pause{cfg: cfg}
+	cfg := &settings{Config: Config{ConsumerConfig: inbox.ConsumerConfig{
+		Concurrency: 6, Prefetch: 50, Rand: func() float64 { return 0.5 }, Logger: slog.New(slog.DiscardHandler),
+	}}}
+	o, wake := newOutage(cfg), newAlarm()
 	now := time.Unix(1_700_000_000, 0)
 	for i, want := range []struct {
 		delay time.Duration
 		most  int
 	}{{500 * time.Millisecond, 1}, {time.Second, 2}, {2 * time.Second, 4}, {2 * time.Second, 6}, {2 * time.Second, 6}} {
-		if delay := p.shut(now, 0.5); delay != want.delay || p.wake() != now.Add(delay) {
-			t.Errorf("pause %d lasts %v until %v", i, delay, p.wake())
+		wake.reset(now)
+		o.pause(now, wake)
+		if o.at != now.Add(want.delay) || wake.at != o.at {
+			t.Errorf("pause %d ends at %v and wakes at %v", i, o.at.Sub(now), wake.at.Sub(now))
 		}
-		p.probe(100)
-		if p.most != want.most || p.room(100) != 1 {
-			t.Errorf("probe %d is of %d messages, %d at once", i, p.most, p.room(100))
+		now = o.at
+		o.step(now, time.Time{}, 100, wake)
+		if o.gate != probing || o.most != want.most || o.room(100) != 1 {
+			t.Errorf("probe %d is of %d messages, %d at once", i, o.most, o.room(100))
 		}
 	}
-	p.probe(3)
-	if p.most != 3 {
-		t.Errorf("%d probes with 3 left", p.most)
+	o.probe(6, 3)
+	if o.most != 3 {
+		t.Errorf("%d probes with 3 left", o.most)
 	}
-	p.reopen()
-	p.doubt(100)
-	if p.most != 6 || p.on() {
-		t.Errorf("in doubt, %d messages are tried, and the pause is on: %v", p.most, p.on())
+	o.reopen()
+	it := newItem()
+	it.outcome = &outcome{kind: failed, failure: driver.Failure{Err: errTest, Unavailable: true}}
+	o.suspect(it, now)
+	now = now.Add(controlPatience)
+	if actions := o.step(now, time.Time{}, 100, wake); len(actions) != 1 || actions[0].do != rerun {
+		t.Errorf("in doubt, the actions are %v", actions)
 	}
-	if delay := p.shut(now, 0.5); delay != 500*time.Millisecond || !p.on() {
-		t.Errorf("the first pause after a doubt lasts %v, and is on: %v", delay, p.on())
+	if o.most != 6 || o.paused() {
+		t.Errorf("in doubt, %d messages are tried, and the consumer is paused: %v", o.most, o.paused())
 	}
-	p.probe(100)
-	p.listen(now, probeWait)
-	if got := p.verdict(now.Add(probeWait-1), 5); got != undecided {
-		t.Errorf("verdict %d before anything arrived", got)
+	o.pause(now, wake)
+	if o.at != now.Add(500*time.Millisecond) || !o.paused() {
+		t.Errorf("the first pause after a doubt ends at %v, and the consumer is paused: %v", o.at.Sub(now), o.paused())
 	}
-	if got := p.verdict(now.Add(probeWait), 5); got != noOther {
-		t.Errorf("verdict %d when nothing arrives", got)
-	}
-	if got := p.verdict(now.Add(probeWait), 0); got != nothingDown {
-		t.Errorf("verdict %d of an empty queue", got)
+	for _, tt := range []struct {
+		name     string
+		after    time.Duration
+		suspects int
+		want     gate
+		actions  int
+	}{
+		{"before anything arrived", probeWait - 1, 5, probing, 0},
+		{"when nothing arrives", probeWait, 5, probing, 5},
+		{"of an empty queue", probeWait, 0, open, 0},
+	} {
+		o.suspects = nil
+		for range tt.suspects {
+			o.suspects = append(o.suspects, newItem())
+		}
+		o.probe(6, 100)
+		o.listen(now, probeWait)
+		if actions := o.step(now.Add(tt.after), time.Time{}, 100, wake); o.gate != tt.want || len(actions) != tt.actions {
+			t.Errorf("%s the gate is %d, with %d actions", tt.name, o.gate, len(actions))
+		}
 	}
 }

@@ -1,0 +1,394 @@
+package engine
+
+import (
+	"log/slog"
+	"slices"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/holdfast-go/holdfast/internal/backoff"
+	"github.com/holdfast-go/holdfast/internal/isolate"
+)
+
+const (
+	// outageSize is how many suspects start a pause at once.
+	outageSize = 16
+
+	// controlPatience is how long a suspect waits for another message to begin before it is tried again. A busy
+	// broker may be silent for a second. controlLimit is how long it waits for a message that has begun to succeed.
+	controlPatience = 1500 * time.Millisecond
+	controlLimit    = 5 * time.Second
+
+	// suspectPause is how long a suspect stays away while others succeed, spread by half.
+	suspectPause = 2 * time.Second
+
+	// maxKnown bounds what is remembered of suspects that other consumers have finished.
+	maxKnown = 4096
+
+	// maxSuspects bounds the suspects that are kept from being the next probe.
+	maxSuspects = 256
+
+	// probeWait is how long a probe waits for the first message of the queue, and probeGap for each further one.
+	probeWait = time.Second
+	probeGap  = 100 * time.Millisecond
+
+	// probeRun is how long a probe waits for one of its messages to end before it tries more messages.
+	probeRun = 2 * time.Second
+)
+
+// pauses are the waits before a paused consumer probes: 0.5 s growing to 2 s, spread by half. They are short, because
+// a pause outlives its cause, and the messages of the last probe may have failed by themselves.
+var pauses = backoff.Policy{Base: 500 * time.Millisecond, Max: 2 * time.Second, Jitter: 0.5, JitterAfterCap: true}
+
+// gate says whether messages may begin.
+type gate uint8
+
+const (
+	open    gate = iota
+	shut         // none
+	probing      // a few, to find out whether the server is reachable again
+)
+
+// outage finds out whose failure it is when messages fail because a server was unreachable: the server's, for which
+// it pauses the consumer, or the message's. Messages that failed so are suspects until others show it. It has no
+// clock. The loop alone uses it.
+//
+//	open ──▶ shut          16 suspects, or others have failed in the time of one
+//	open ──▶ probing       nothing else has begun: the suspects themselves are tried first ("early")
+//	shut ──▶ probing       after the pause
+//	probing ──▶ shut       a probe has failed, and none has succeeded
+//	probing ──▶ open       a probe has succeeded, or nothing shows an outage
+type outage struct {
+	cfg      *settings
+	search   *isolate.Search[uuid.UUID]
+	suspects []*item
+	cause    error // the last failure that looked like an outage
+
+	halted bool // by an operator, or that is not known yet: nothing begins, and the gate stays as it is
+	told   bool // it is known whether an operator has paused the consumer
+
+	gate  gate
+	n     int       // probes since the gate was open
+	at    time.Time // shut: when the next probe begins; probing: how long it waits for messages, zero: not yet
+	early bool      // probing before the first pause: nothing has shown an outage yet
+
+	round   int // the probe's number
+	most    int // messages of the probe
+	begun   int
+	ended   int
+	since   time.Time // when its last message began, or it grew
+	aside   int       // messages that arrived and would show nothing
+	down    bool      // one of its messages has failed
+	inPlace bool      // the suspects are the probe
+}
+
+func newOutage(cfg *settings) *outage {
+	search := isolate.New[uuid.UUID](isolate.Singles)
+	search.Strikes, search.Control, search.Most = 2, true, maxKnown
+	return &outage{cfg: cfg, search: search, halted: cfg.pausable != nil}
+}
+
+// paused reports whether a server seems to be down.
+func (o *outage) paused() bool { return o.gate != open && (!o.early || o.down) }
+
+// room is how many messages may begin now, together. Probes are tried one by one. Left is how many MessageLimit allows.
+func (o *outage) room(left int) int {
+	switch {
+	case o.halted || o.gate == shut:
+		return 0
+	case o.gate == probing:
+		return min(o.most-o.begun, left, 1)
+	}
+	return left
+}
+
+// begin notes that the messages of a job begin.
+func (o *outage) begin(j *job) {
+	for _, it := range j.items {
+		it.mark, it.probe = o.search.Mark(), 0
+		if o.gate == probing {
+			it.probe = o.round
+			o.begun++
+			o.since = j.began
+		}
+	}
+}
+
+// probeEnded notes the end of a message that may have been a probe. It reports whether that ends the pause.
+func (o *outage) probeEnded(it *item, down, succeeded bool) (over bool) {
+	if o.gate != probing || it.probe != o.round {
+		return false
+	}
+	it.probe = 0
+	o.ended++
+	o.down = o.down || down
+	return succeeded
+}
+
+// known reports whether a message has failed as a suspect before. It runs in a call of its own.
+func (o *outage) known(it *item) bool { return o.search.Has(it.m.ID) }
+
+// struck reports whether a message has failed as a suspect while others succeeded.
+func (o *outage) struck(it *item) bool { return o.search.Struck(it.m.ID) }
+
+// sets reports whether an arriving message is set aside: a probe of a struck one shows nothing, and the queue may
+// have many of them at its head.
+func (o *outage) sets(it *item) (aside bool) {
+	return o.gate == probing && !o.cfg.Ordered && o.struck(it)
+}
+
+// together notes messages that failed in one call. Each must fail alone before it is a suspect.
+func (o *outage) together(items []*item) {
+	if len(items) == 1 { // the others of its batch succeeded
+		o.search.Add(items[0].m.ID)
+		return
+	}
+	ids := make([]uuid.UUID, len(items))
+	for i, it := range items {
+		ids[i] = it.m.ID
+	}
+	o.search.Failed(ids...)
+}
+
+// suspect keeps a message until others show whose failure it was. It returns the suspect that must make room: if it
+// was requeued, some queues would deliver it first again.
+func (o *outage) suspect(it *item, now time.Time) []action {
+	if it.outcome != nil {
+		o.search.Failed(it.m.ID)
+		o.cause = it.outcome.failure.Err
+	} else {
+		o.aside++
+	}
+	it.since = now
+	o.suspects = append(o.suspects, it)
+	if o.cfg.Ordered || len(o.suspects) <= maxSuspects {
+		return nil
+	}
+	oldest := o.suspects[0]
+	o.suspects = o.suspects[1:]
+	return o.spare(oldest)
+}
+
+// clear forgets a message that failed for another reason.
+func (o *outage) clear(it *item) { o.search.Clear(it.m.ID) }
+
+// succeeded notes that a message succeeded, so the servers are reachable: the suspects that failed before it began
+// have failed by themselves. The second time a suspect is guilty and handled as a failure, the first time it stays
+// away for a moment.
+func (o *outage) succeeded(it *item, now time.Time) (actions []action) {
+	o.search.Clear(it.m.ID)
+	if len(o.suspects) == 0 {
+		return nil
+	}
+	guilty, spared := o.search.Controlled(it.mark)
+	for _, other := range o.take(guilty) {
+		if other.outcome == nil { // a copy of it has failed, and this one was set aside
+			actions = append(actions, o.spare(other)...)
+			continue
+		}
+		other.outcome = guiltyOutcome(o.cfg, other.m, other.outcome, now)
+		logFailure(o.cfg, other.m, other.outcome)
+		actions = append(actions, action{other, move, orderOf(o.cfg, other.m, other.outcome)})
+	}
+	return append(actions, o.spare(o.take(spared)...)...)
+}
+
+// spare moves suspects behind the other messages without blaming them.
+func (o *outage) spare(items ...*item) (actions []action) {
+	for _, it := range items {
+		pause := suspectPause/2 + time.Duration(o.cfg.Rand()*float64(suspectPause))
+		actions = append(actions, action{it, move, away(it.m, pause)})
+	}
+	return actions
+}
+
+// take removes the suspects with the given ids.
+func (o *outage) take(ids []uuid.UUID) []*item {
+	if len(ids) == 0 {
+		return nil
+	}
+	return o.remove(func(it *item) bool { return slices.Contains(ids, it.m.ID) })
+}
+
+// remove removes and returns suspects.
+func (o *outage) remove(which func(*item) bool) (removed []*item) {
+	o.suspects = slices.DeleteFunc(o.suspects, func(it *item) bool {
+		if which(it) {
+			removed = append(removed, it)
+			return true
+		}
+		return false
+	})
+	return removed
+}
+
+// release returns all suspects without blaming them.
+func (o *outage) release() (all []*item) {
+	o.search.Outage()
+	all, o.suspects = o.suspects, nil
+	return all
+}
+
+// rerun runs all suspects again.
+func (o *outage) rerun() (actions []action) {
+	for _, it := range o.release() {
+		it.reset()
+		actions = append(actions, action{it: it, do: rerun})
+	}
+	return actions
+}
+
+// step looks at the suspects, and moves a pause on. Newest is when the youngest running job began; left is how many
+// messages MessageLimit allows.
+func (o *outage) step(now, newest time.Time, left int, wake *alarm) []action {
+	switch {
+	case o.halted:
+		return nil
+	case o.gate == open:
+		return o.judge(now, newest, left, wake)
+	case o.gate == probing:
+		return o.probed(now, wake)
+	case now.Before(o.at):
+		wake.by(o.at)
+		return nil
+	}
+	o.probe(1<<min(o.n, 10), left)
+	if o.cfg.Ordered { // the messages in flight are the probe
+		o.listen(now, probeGap)
+	}
+	return o.probed(now, wake)
+}
+
+// judge looks at the suspects while there is no pause.
+func (o *outage) judge(now, newest time.Time, left int, wake *alarm) []action {
+	if len(o.suspects) == 0 {
+		return nil
+	}
+	isOutage, inDoubt := o.verdict(now, newest, wake)
+	switch {
+	case isOutage:
+		o.pause(now, wake)
+		return nil
+	case inDoubt: // nothing has begun for a while, perhaps because the broker is silent: the suspects are the probe
+		o.probe(outageSize, left)
+		o.early, o.inPlace = true, true
+		o.listen(now, probeGap)
+		wake.by(o.at)
+		return o.rerun()
+	}
+	return o.spare(o.remove(func(it *item) bool { return o.struck(it) && !now.Before(patience(it, newest)) })...)
+}
+
+// verdict reports whether the suspects show an outage, or that it is in doubt. Struck ones show nothing: they have
+// failed so before while others succeeded.
+func (o *outage) verdict(now, newest time.Time, wake *alarm) (isOutage, inDoubt bool) {
+	fresh := 0
+	for _, it := range o.suspects {
+		until := patience(it, newest)
+		wake.by(until)
+		if o.struck(it) {
+			continue
+		}
+		fresh++
+		switch {
+		case now.Before(until):
+		case newest.Before(it.since):
+			inDoubt = true
+		default:
+			isOutage = true
+		}
+	}
+	return isOutage || fresh >= min(outageSize, o.cfg.Prefetch), inDoubt
+}
+
+// patience returns until when a suspect waits for other messages.
+func patience(it *item, newest time.Time) time.Time {
+	if !newest.Before(it.since) { // a message that begins in the same moment begins after it
+		return it.since.Add(controlLimit)
+	}
+	return it.since.Add(controlPatience)
+}
+
+// pause begins a pause, or the next one after a probe.
+func (o *outage) pause(now time.Time, wake *alarm) {
+	if o.gate == open || o.early {
+		o.n = 0
+	} else {
+		o.n++
+	}
+	delay := pauses.Delay(o.n, o.cfg.Rand())
+	o.gate, o.at, o.early = shut, now.Add(delay), false
+	wake.by(o.at)
+	o.cfg.Logger.Warn("paused: dependency unavailable", slog.Duration("again_in", delay), slog.Any("error", o.cause))
+}
+
+// probe begins a probe of at most so many messages.
+func (o *outage) probe(most, left int) {
+	o.gate, o.at, o.round = probing, time.Time{}, o.round+1
+	o.most = max(min(most, o.cfg.Concurrency, left), 1)
+	o.begun, o.ended, o.aside, o.down, o.inPlace = 0, 0, 0, false, false
+}
+
+// window is how many messages a probe may receive. It grows with the messages that were set aside, which may be all
+// that the queue has at its head.
+func (o *outage) window() int { return min(o.most+4*o.aside, max(o.most, maxSuspects)) }
+
+// listen notes that a probe's messages may arrive, or have arrived.
+func (o *outage) listen(now time.Time, patience time.Duration) {
+	if o.gate == probing {
+		o.at = now.Add(patience)
+	}
+}
+
+// probed looks at a probe.
+func (o *outage) probed(now time.Time, wake *alarm) []action {
+	waited := !o.at.IsZero() && !now.Before(o.at)
+	switch {
+	case o.ended < o.begun || o.begun < o.most && !waited:
+		o.grow(now, wake)
+		return nil
+	case o.begun > 0 && o.down:
+		o.pause(now, wake)
+		return nil
+	case o.begun == 0 && !o.inPlace && len(o.suspects) > 0: // no other messages: the suspects are the probe
+		o.inPlace = true
+		o.listen(now, probeGap)
+		wake.by(o.at)
+		return o.rerun()
+	}
+	return o.reopen()
+}
+
+// grow makes a probe try twice as many messages if all its messages run for long: slow handlers would show nothing
+// meanwhile.
+func (o *outage) grow(now time.Time, wake *alarm) {
+	if o.ended == 0 && o.begun == o.most && o.most < o.cfg.Concurrency {
+		if at := o.since.Add(probeRun); now.Before(at) {
+			wake.by(at)
+			return
+		}
+		o.most, o.since = min(2*o.most, o.cfg.Concurrency), now
+	}
+	if o.ended == o.begun {
+		wake.by(o.at)
+	}
+}
+
+// reopen ends a pause. Struck suspects stay away for a moment: at once they would look like the next outage.
+func (o *outage) reopen() []action {
+	o.gate, o.at, o.early = open, time.Time{}, false
+	actions := o.spare(o.remove(o.struck)...)
+	return append(actions, o.rerun()...)
+}
+
+// reset ends a pause because the session has ended, and forgets the suspects.
+func (o *outage) reset() {
+	o.release()
+	o.gate, o.at, o.early = open, time.Time{}, false
+}
+
+// forget removes suspects that are requeued.
+func (o *outage) forget(items []*item) {
+	o.remove(func(it *item) bool { return slices.Contains(items, it) })
+}

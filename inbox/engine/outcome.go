@@ -1,0 +1,609 @@
+package engine
+
+import (
+	"errors"
+	"log/slog"
+	"slices"
+	"time"
+
+	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/driver"
+	"github.com/holdfast-go/holdfast/inbox/internal/base"
+	"github.com/holdfast-go/holdfast/internal/backoff"
+)
+
+// outcome is how the run of a message ended that did not succeed.
+type outcome struct {
+	kind     outcomeKind
+	failure  driver.Failure
+	decision driver.Decision
+	at       time.Time
+}
+
+type outcomeKind uint8
+
+const (
+	failed       outcomeKind = iota + 1
+	outdated                 // it did not run: its retry is on its way already
+	mustRunAlone             // it did not run: it may have ended the process
+)
+
+// unavailable reports whether the run failed because a server was unreachable. A nil outcome is a success.
+func (o *outcome) unavailable() bool { return o != nil && o.kind == failed && o.failure.Unavailable }
+
+// action says what the loop does with an item next; see loop.do.
+type action struct {
+	it    *item
+	do    verb
+	order order // of move
+}
+
+type verb uint8
+
+const (
+	ack     verb = iota + 1 // it took effect
+	skip                    // it is outdated, and acknowledged too
+	requeue                 // it goes back to the broker's queue, uncounted
+	rerun                   // it runs again at once
+	suspect                 // other messages show whose failure it was
+	move                    // it goes where its order says
+)
+
+// order is where a message goes.
+type order struct {
+	target  driver.Target // 0: nowhere
+	delay   time.Duration
+	as      settledAs
+	next    driver.Progress
+	counted bool // the copy is the next attempt
+	ran     bool // the message was processed, so the ledger may have a note of its run
+}
+
+// toStop is the target of a dead letter that stops its key, in addition to the targets of the source.
+const toStop driver.Target = -1
+
+// returnPause is how long a message stays away whose processor returned it without a reason.
+const returnPause = time.Second
+
+// judge makes an outcome of an error. A worker calls it, because methods of the error belong to the handler.
+func judge(cfg *settings, m *inbox.Message, err error, now time.Time) *outcome {
+	f := driver.Classify(err)
+	d := driver.Decision{Action: f.Action}
+	if !f.Unavailable {
+		d = driver.Next(cfg.Retry, m, f, now, cfg.Rand())
+	}
+	return &outcome{kind: failed, failure: f, decision: d, at: now}
+}
+
+// guiltyOutcome is the outcome of a message that failed by itself although it looked like an outage.
+func guiltyOutcome(cfg *settings, m *inbox.Message, o *outcome, now time.Time) *outcome {
+	f := o.failure
+	f.Action, f.Counted, f.Unavailable = driver.ActionRetry, true, false
+	return &outcome{kind: failed, failure: f, decision: driver.Next(cfg.Retry, m, f, now, cfg.Rand()), at: now}
+}
+
+// orderOf is where a failed message goes. A message that the processor returned goes behind the others: requeued at
+// once it would run in a hot loop.
+func orderOf(cfg *settings, m *inbox.Message, o *outcome) order {
+	switch o.decision.Action {
+	case driver.ActionRetry:
+		next := driver.Progressed(m, o.failure, o.decision, cfg.Name, o.at)
+		to := order{target: driver.ToLater, delay: o.decision.Delay, as: putOff, next: next, ran: true}
+		if o.decision.Counted {
+			to.as, to.counted = retried, true
+		}
+		return to
+	case driver.ActionDead:
+		return order{target: driver.ToDead, as: dead, ran: true}
+	}
+	return away(m, returnPause)
+}
+
+// away makes a message come again later, uncounted.
+func away(m *inbox.Message, delay time.Duration) order {
+	next := driver.Progress{Attempt: max(m.Attempt, 1), Recovered: m.Recovered, FirstFailedAt: m.FirstFailedAt, History: m.History}
+	return order{target: driver.ToLater, delay: delay, as: displaced, next: next}
+}
+
+// advance returns the next attempt of a message that waits in this process.
+func advance(m *inbox.Message, next driver.Progress) *inbox.Message {
+	later := *m
+	later.Attempt, later.Recovered, later.FirstFailedAt, later.History = next.Attempt, next.Recovered, next.FirstFailedAt, next.History
+	return &later
+}
+
+func logFailure(cfg *settings, m *inbox.Message, o *outcome) {
+	attrs := []any{
+		"message_id", m.ID, "name", m.Name, "attempt", m.Attempt,
+		"class", o.failure.Class, "action", o.decision.Action.String(), "error", o.failure.Err,
+	}
+	if m.Queue != cfg.Queue {
+		attrs = append(attrs, slog.String("partition", m.Queue))
+	}
+	if o.decision.Action == driver.ActionRetry {
+		attrs = append(attrs, "delay", o.decision.Delay)
+	}
+	if panicked, ok := errors.AsType[*base.Panic](o.failure.Err); ok {
+		attrs = append(attrs, slog.String("stack", string(panicked.Stack)))
+	}
+	cfg.Logger.Warn("message not processed", attrs...)
+}
+
+// conclude decides about the messages of a finished job.
+func (l *loop) conclude(j *job, now time.Time) {
+	l.inflight.queues.ended(j, now)
+	var together []*item
+	over := false
+	for i, it := range j.items {
+		it.m, it.outcome = j.msgs[i], nil
+		if j.outcomes != nil {
+			it.outcome = j.outcomes[i]
+		}
+		down := it.outcome.unavailable()
+		over = l.outage.probeEnded(it, down, it.outcome == nil) || over
+		switch {
+		case it.outcome == nil:
+			l.succeeded(it, now)
+		case it.state == orphaned || it.session.over.Load():
+			l.redelivered(it)
+		case down && len(j.items) > 1:
+			together = append(together, it)
+		default:
+			l.do(l.decide(it, now), now)
+		}
+	}
+	if len(together) > 0 {
+		l.separate(together)
+	}
+	l.inflight.queues.reuse(j)
+	if over {
+		l.all(l.outage.reopen(), now)
+	}
+}
+
+// succeeded ends a message that took effect, and judges the suspects by it.
+func (l *loop) succeeded(it *item, now time.Time) {
+	suspects := l.outage.succeeded(it, now)
+	if it.session.over.Load() {
+		l.requeue(it)
+	} else {
+		l.do(action{it: it, do: ack}, now)
+	}
+	l.all(suspects, now)
+}
+
+// redelivered ends a failed message whose session has ended. An ordered one goes on with its next attempt when the
+// broker redelivers it.
+func (l *loop) redelivered(it *item) {
+	if o := it.outcome; l.cfg.Ordered && o.kind == failed && o.decision.Action == driver.ActionRetry {
+		to := orderOf(l.cfg, it.m, o)
+		it.m, it.due = advance(it.m, to.next), o.at.Add(to.delay)
+	}
+	l.requeue(it)
+}
+
+// separate runs the messages of a batch one by one that failed because a server was unreachable: one of them may be
+// the reason.
+func (l *loop) separate(items []*item) {
+	l.outage.together(items)
+	for _, it := range items {
+		if l.drain.on {
+			l.requeue(it)
+			continue
+		}
+		it.mode = single
+		l.inflight.ready(it)
+	}
+}
+
+// decide says what happens to a message that did not succeed.
+func (l *loop) decide(it *item, now time.Time) action {
+	switch o := it.outcome; {
+	case o.kind == outdated:
+		return action{it: it, do: skip}
+	case o.kind == mustRunAlone:
+		it.mode, it.ledger = alone, asked
+		return action{it: it, do: rerun}
+	case l.drain.on && o.decision.Action == driver.ActionReturn:
+		return action{it: it, do: requeue}
+	case o.failure.Unavailable:
+		return action{it: it, do: suspect}
+	default:
+		l.outage.clear(it)
+		if errors.Is(o.failure.Err, driver.ErrRefused) { // its key is stopped, and too many messages wait
+			l.refusal(l.cfg.destination(order{target: toStop}, ""), o.failure.Err, now)
+		}
+		return action{it, move, orderOf(l.cfg, it.m, o)}
+	}
+}
+
+// all does several actions.
+func (l *loop) all(actions []action, now time.Time) {
+	for _, a := range actions {
+		l.do(a, now)
+	}
+}
+
+// do does an action. Every message leaves its run here.
+func (l *loop) do(a action, now time.Time) {
+	it := a.it
+	switch a.do {
+	case ack, skip:
+		l.acks.ack(it, a.do == skip)
+		l.inflight.gone(it)
+	case requeue:
+		l.requeue(it)
+	case rerun:
+		l.inflight.ready(it)
+	case suspect:
+		if it.state != suspected {
+			l.inflight.to(it, suspected)
+		}
+		if l.outage.struck(it) {
+			l.inflight.waiting.add(it)
+		}
+		l.all(l.outage.suspect(it, now), now)
+	case move:
+		l.move(it, a.order, now)
+	}
+}
+
+// requeue returns a message to the broker's queue, uncounted. Ordered messages are requeued together, when their
+// session ends: one alone would come after later ones.
+func (l *loop) requeue(it *item) {
+	switch {
+	case l.cfg.Ordered:
+		l.inflight.lose(it)
+		return
+	case it.session.over.Load():
+		l.meters.count(stale, "", 1)
+	default:
+		l.acks.requeue(it)
+	}
+	l.inflight.gone(it)
+}
+
+// lingerMost is the longest time for which a message that was put off waits in this process.
+const lingerMost = 5 * time.Second
+
+// move sends a message elsewhere, or lets it wait in this process. An ordered message that comes again waits, and its
+// key with it: elsewhere the next one would overtake it. A message that was put off for a short time waits as well:
+// by the broker it would lose its place.
+func (l *loop) move(it *item, o order, now time.Time) {
+	if o.target == driver.ToDead && l.cfg.parker != nil && it.key != "" && it.m.Validate() == nil {
+		o.target = toStop
+	}
+	it.order = o
+	switch {
+	case l.cfg.Ordered && o.target == driver.ToLater && l.drain.on:
+		l.requeue(it)
+	case l.cfg.Ordered && o.target == driver.ToLater:
+		it.order.target, it.due = 0, now.Add(o.delay)
+		if o.counted && l.cfg.ledger != nil { // the mover notes the attempt first
+			l.out(it)
+			return
+		}
+		l.retryHere(it)
+	case o.as == putOff && o.ran && o.delay <= lingerMost && !l.drain.on && l.inflight.waiting.n < maxHeld(l.cfg):
+		l.meters.count(o.as, it.class(), 1)
+		it.reset()
+		l.inflight.delay(it, now.Add(o.delay))
+	default:
+		l.out(it)
+	}
+}
+
+// retryHere delays an ordered message to its next attempt.
+func (l *loop) retryHere(it *item) {
+	l.meters.count(it.order.as, it.class(), 1)
+	if it.order.counted {
+		it.m = advance(it.m, it.order.next)
+		it.ledger = untracked
+		if l.cfg.tracks(it.m) {
+			it.ledger = tracked
+		}
+	}
+	it.reset()
+	it.mode = single
+	l.inflight.delay(it, it.due)
+}
+
+// out gives a message to the mover.
+func (l *loop) out(it *item) {
+	l.inflight.to(it, outbound)
+	l.outbound.pending = append(l.outbound.pending, it)
+}
+
+// moved deals with the results of a removal.
+func (l *loop) moved(r *removal, now time.Time) {
+	l.outbound.finished(r)
+	unavailable := false
+	for i, it := range r.items {
+		err := r.errs[i]
+		switch {
+		case err == nil && it.order.target != 0:
+			l.outbound.tries = 0
+			l.outbound.refusals.clear(l.cfg.destination(it.order, it.class()))
+			l.inflight.gone(it)
+		case it.session.over.Load(), errors.Is(err, driver.ErrStale): // the broker redelivers it
+			if it.order.target == 0 {
+				it.m = advance(it.m, it.order.next)
+			}
+			l.inflight.lose(it)
+		case err == nil:
+			l.retryHere(it)
+		case errors.Is(err, driver.ErrUnavailable):
+			unavailable = true
+			l.moveAgain(it, now)
+		default:
+			l.refused(it, err, now)
+		}
+	}
+	if unavailable {
+		l.outbound.at = now.Add(moveAgain.Delay(l.outbound.tries, l.cfg.Rand()))
+		l.outbound.tries++
+	}
+}
+
+// moveAgain keeps a message outbound while nothing can be moved. Requeued, its handler would run again without a
+// reason; but the broker must not take it back.
+func (l *loop) moveAgain(it *item, now time.Time) {
+	hold := l.cfg.traits.Hold
+	if l.drain.on || hold > 0 && !l.cfg.Ordered && now.Sub(it.arrived) > hold/2 {
+		l.requeue(it)
+		return
+	}
+	l.inflight.waiting.add(it)
+	l.outbound.pending = append(l.outbound.pending, it)
+}
+
+// refused deals with a message that its destination rejected. It goes behind the others: requeued, some queues would
+// deliver it first again, and as many as fill the window would stop the queue.
+func (l *loop) refused(it *item, err error, now time.Time) {
+	l.refusal(l.cfg.destination(it.order, it.class()), err, now)
+	pause := l.outbound.refusals.pause(now)
+	switch {
+	case l.cfg.Ordered && !l.drain.on: // the key waits
+		l.inflight.delay(it, now.Add(pause))
+	case it.order.target == driver.ToDead && !l.cfg.Ordered:
+		it.order = away(it.m, pause)
+		l.outbound.pending = append(l.outbound.pending, it)
+	case it.order.target == driver.ToLater && !l.drain.on:
+		it.order = away(it.m, 0)
+		it.order.target = driver.ToTail
+		l.inflight.delay(it, now.Add(min(pause, tailPause)))
+	default:
+		l.requeue(it)
+	}
+}
+
+// refusal logs that a destination rejects messages, and remembers it for Ready.
+func (l *loop) refusal(destination string, err error, now time.Time) {
+	if !l.outbound.refusals.note(destination, err, now) {
+		return
+	}
+	instead := "moved behind the others"
+	if l.cfg.Ordered {
+		instead = "their keys wait"
+	}
+	l.cfg.Logger.Error("could not move messages: destination rejected them",
+		slog.String("to", destination), slog.String("instead", instead), slog.Any("error", err))
+}
+
+// ackPatience is how long an acknowledgement waits for others while handlers run: each call costs a packet. It is
+// little beside the way to the broker.
+const ackPatience = time.Millisecond
+
+// acks gathers deliveries to acknowledge and to requeue for the acker. The loop alone uses it.
+type acks struct {
+	cfg   *settings
+	next  *settlement // gathers
+	since time.Time   // when it began to; zero: not looked at yet
+	spare *settlement // nil: the acker has it
+}
+
+func (a *acks) ack(it *item, outdated bool) {
+	a.next.session = it.session
+	a.next.acks = append(a.next.acks, it.d)
+	if outdated {
+		a.next.outdated++
+	}
+}
+
+func (a *acks) requeue(it *item) {
+	a.next.session = it.session
+	a.next.backs = append(a.next.backs, it.d)
+}
+
+// due reports whether the acker should have the gathered deliveries: when there is something to requeue, a quarter of
+// the window is reached, the oldest has waited for ackPatience, or the workers are idle. The acker takes one
+// settlement at a time.
+func (a *acks) due(now time.Time, idle bool, wake *alarm) bool {
+	if a.next.empty() || a.spare == nil {
+		return false
+	}
+	if a.since.IsZero() {
+		a.since = now
+	}
+	a.next.mayWait = !idle // the broker delivers nothing for messages that it does not know to be done
+	if idle || len(a.next.backs) > 0 || 4*len(a.next.acks) >= a.cfg.Prefetch || now.Sub(a.since) >= ackPatience {
+		return true
+	}
+	wake.by(a.since.Add(ackPatience))
+	return false
+}
+
+// taken notes that the acker has the gathered deliveries.
+func (a *acks) taken() { a.next, a.spare, a.since = a.spare, nil, time.Time{} }
+
+// settled takes back a settlement from the acker.
+func (a *acks) settled(s *settlement) {
+	s.reset()
+	a.spare = s
+}
+
+// drop forgets the gathered deliveries, because their session has ended, and returns their number.
+func (a *acks) drop() int {
+	n := len(a.next.acks) + len(a.next.backs)
+	a.next.reset()
+	a.since = time.Time{}
+	return n
+}
+
+// empty reports whether nothing is left to settle.
+func (a *acks) empty() bool { return a.next.empty() && a.spare != nil }
+
+const (
+	// tailPause bounds how long a message waits in this process that not even the retries take.
+	tailPause = 5 * time.Second
+
+	// slowMove is how long a removal may take before its messages count as waiting.
+	slowMove = time.Second
+
+	// maxRemovals bounds the removals under way: a message need not wait for the confirms of others.
+	maxRemovals = 4
+)
+
+// moveAgain are the waits before messages are moved again while nothing can be moved: 0.25 s growing to 5 s.
+var moveAgain = backoff.Policy{Base: 250 * time.Millisecond, Max: 5 * time.Second}
+
+// outgoing has the messages that go elsewhere. The loop alone uses it.
+type outgoing struct {
+	cfg      *settings
+	pending  []*item
+	under    []*removal // with the mover, the oldest first
+	tries    int        // failed ones since something was moved
+	at       time.Time  // when the next removal may begin
+	refusals refusals
+}
+
+// batch returns the next messages to move, of one session, or nil.
+func (g *outgoing) batch(now time.Time, wake *alarm) *removal {
+	if len(g.pending) == 0 || len(g.under) == removals(g.cfg) {
+		return nil
+	}
+	if now.Before(g.at) {
+		wake.by(g.at)
+		return nil
+	}
+	n := min(len(g.pending), maxMoves)
+	return &removal{session: g.pending[0].session, items: g.pending[:n:n]}
+}
+
+// removals is how many removals may be under way: one for ordered consumers.
+func removals(cfg *settings) int {
+	if cfg.Ordered {
+		return 1
+	}
+	return maxRemovals
+}
+
+// taken notes that the mover has a removal.
+func (g *outgoing) taken(r *removal, now time.Time) {
+	r.began = now
+	g.pending, g.under = g.pending[len(r.items):], append(g.under, r)
+}
+
+func (g *outgoing) finished(r *removal) {
+	g.under = slices.DeleteFunc(g.under, func(other *removal) bool { return other == r })
+}
+
+// slow returns the messages that count as waiting because moving them takes long: a confirm that does not come must
+// not fill the window.
+func (g *outgoing) slow(now time.Time, wake *alarm) (items []*item) {
+	waits := g.tries > 0
+	for _, r := range g.under {
+		if at := r.began.Add(slowMove); now.Before(at) {
+			wake.by(at)
+			break // the later ones are younger
+		}
+		waits = true
+		items = append(items, r.items...)
+	}
+	if waits {
+		items = append(items, g.pending...)
+	}
+	return items
+}
+
+// drop returns the messages that the mover does not have, because their session has ended.
+func (g *outgoing) drop() (items []*item) {
+	items = g.pending
+	g.pending, g.at, g.tries = nil, time.Time{}, 0
+	return items
+}
+
+const (
+	// refusalAge is how long a refusal is remembered. The messages concerned come again before that.
+	refusalAge = maxSlot + 15*time.Second
+
+	// refusalLog is how often the log names one destination.
+	refusalLog = 30 * time.Second
+
+	// slot is the distance in time of messages that come again. While the destination rejects messages, their handlers
+	// run without a result and share the workers with the others. maxSlot bounds how far apart many come again.
+	slot    = 50 * time.Millisecond
+	maxSlot = time.Minute
+)
+
+// displacements are the pauses of one message while its destination rejects it: 1 s growing to 5 s.
+var displacements = backoff.Policy{Base: time.Second, Max: 5 * time.Second}
+
+// refusals knows the destinations that reject messages: they are missing, full or forbidden.
+type refusals struct {
+	by     map[string]refusal
+	inARow int
+	next   time.Time // the first free slot
+}
+
+type refusal struct {
+	err          error
+	last, logged time.Time
+}
+
+// note remembers that a destination rejected a message, and reports whether to log it.
+func (f *refusals) note(destination string, err error, now time.Time) (log bool) {
+	if f.by == nil {
+		f.by = map[string]refusal{}
+	}
+	logged := f.by[destination].logged
+	if log = now.Sub(logged) > refusalLog; log {
+		logged = now
+	}
+	f.by[destination] = refusal{err, now, logged}
+	f.inARow++
+	return log
+}
+
+// clear notes that a destination takes messages.
+func (f *refusals) clear(destination string) {
+	if len(f.by) == 0 {
+		return
+	}
+	if _, known := f.by[destination]; known {
+		delete(f.by, destination)
+		f.inARow, f.next = 0, time.Time{}
+	}
+}
+
+// pause is how long the next message stays away.
+func (f *refusals) pause(now time.Time) time.Duration {
+	if f.next.Before(now) {
+		f.next = now
+	}
+	f.next = f.next.Add(slot)
+	return min(max(f.next.Sub(now), displacements.Delay(f.inARow-1, 0)), maxSlot)
+}
+
+// latest is the destination that rejected a message last, empty for none, and until when that counts.
+func (f *refusals) latest() (destination string, until time.Time, err error) {
+	if len(f.by) == 0 {
+		return "", time.Time{}, nil
+	}
+	for name, refused := range f.by {
+		if refused.last.After(until) {
+			destination, until, err = name, refused.last, refused.err
+		}
+	}
+	return destination, until.Add(refusalAge), err
+}
