@@ -71,7 +71,7 @@ var bugs = []bug{
 	},
 	{
 		"the engine asks for no turn", "inbox/engine/loop.go",
-		"\tif at.After(a.now) && (a.at.IsZero()", "\tif false && (a.at.IsZero()", suite("inbox/engine", "^TestConsume$"),
+		"\tif at.After(a.now) && (a.at.IsZero()", "\tif false && (a.at.IsZero()", suite("inbox/engine", "^TestOrderedRetries$"),
 	},
 	{
 		"a consumer ends with its session", "inbox/engine/loop.go",
