@@ -7,13 +7,137 @@ import (
 	"fmt"
 	"runtime/debug"
 	"sync"
+	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/holdfast-go/holdfast/inbox"
+	inboxdriver "github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/inbox/inboxpgx/driver"
 	"github.com/holdfast-go/holdfast/inbox/internal/base"
+	"github.com/holdfast-go/holdfast/internal/pgcall"
+	"github.com/holdfast-go/holdfast/internal/sqlstate"
+	"github.com/holdfast-go/holdfast/txretry"
+	txdriver "github.com/holdfast-go/holdfast/txretry/driver"
 )
+
+var errTimeout = errors.New("inboxpgx: handler's Timeout is over")
+
+// withTimeout bounds a context; a timeout of 0 does not.
+func withTimeout(ctx context.Context, timeout time.Duration) (context.Context, context.CancelFunc) {
+	if timeout == 0 {
+		return ctx, func() {}
+	}
+	return context.WithTimeoutCause(ctx, timeout, errTimeout)
+}
+
+// work is what a handler wants done about one message.
+type work struct {
+	wait    inbox.Middleware                           // for leave to start; nil: at once
+	timeout time.Duration                              // 0 means none
+	prepare func(ctx context.Context) error            // before the transaction; nil: nothing
+	one     func(ctx context.Context, tx pgx.Tx) error // nil: nothing
+
+	many *batchHandler // does the same for neighbours of its kind; nil for the other handlers
+	item any           // this message, as many takes it
+}
+
+// Handle registers fn for the messages of a name. The body is decoded by driver.Decode; the
+// same type may be registered under several names. fn must have no effects but through tx
+// and txretry.AfterCommit, and must not change v: it may run more than once. It is an error
+// when fn is nil, or the name is invalid or has a handler already. Config.ByName has its settings.
+func Handle[T any](s *Store, name string, fn func(ctx context.Context, tx pgx.Tx, v T) error) error {
+	if fn == nil {
+		return fmt.Errorf("inboxpgx: handler of %q is nil", name)
+	}
+	return register(s, name, func(_ *inbox.Message, v T) *work {
+		return &work{one: func(ctx context.Context, tx pgx.Tx) error { return fn(ctx, tx, v) }}
+	})
+}
+
+// HandlePrepared is Handle with a step before the transaction, while no connection is held:
+// the place for slow calls to other systems. What prepare returns is given to fn; its
+// errors are classed like those of fn. It runs once per delivery, also for a message that
+// then turns out to be a duplicate, so it must bear repetition. In a batch the Prepare steps
+// of its messages run at once.
+func HandlePrepared[T, P any](s *Store, name string, prepare func(ctx context.Context, v T) (P, error),
+	fn func(ctx context.Context, tx pgx.Tx, v T, prepared P) error,
+) error {
+	if prepare == nil || fn == nil {
+		return fmt.Errorf("inboxpgx: handler of %q is nil", name)
+	}
+	s.slow = true
+	return register(s, name, func(_ *inbox.Message, v T) *work {
+		var prepared P
+		return &work{
+			prepare: func(ctx context.Context) (err error) {
+				prepared, err = prepare(ctx, v)
+				return err
+			},
+			one: func(ctx context.Context, tx pgx.Tx) error { return fn(ctx, tx, v, prepared) },
+		}
+	})
+}
+
+// Item is one message for a batch handler.
+type Item[T any] struct {
+	Message *inbox.Message
+	Value   T
+}
+
+// HandleBatch is Handle for a handler that takes several messages in one call, for example
+// to write them with one statement: those of its name that follow one another in a batch and
+// are no duplicates. Without batches it gets one. When it fails it is called for each half,
+// down to single messages, each call in a savepoint, so its error becomes that of one
+// message only. A Timeout is meant per message.
+func HandleBatch[T any](s *Store, name string, fn func(ctx context.Context, tx pgx.Tx, items []Item[T]) error) error {
+	if fn == nil {
+		return fmt.Errorf("inboxpgx: handler of %q is nil", name)
+	}
+	many := &batchHandler{run: func(ctx context.Context, tx pgx.Tx, items []any) error {
+		typed := make([]Item[T], len(items))
+		for i, item := range items {
+			typed[i] = item.(Item[T])
+		}
+		return fn(ctx, tx, typed)
+	}}
+	return register(s, name, func(m *inbox.Message, v T) *work {
+		item := Item[T]{m, v}
+		return &work{
+			one:  func(ctx context.Context, tx pgx.Tx) error { return fn(ctx, tx, []Item[T]{item}) },
+			many: many, item: item,
+		}
+	})
+}
+
+// batchHandler is what the messages of one HandleBatch have in common.
+type batchHandler struct {
+	run func(ctx context.Context, tx pgx.Tx, items []any) error
+}
+
+// register adds a handler that begin turns into work on a message.
+func register[T any](s *Store, name string, begin func(m *inbox.Message, v T) *work) error {
+	cfg := s.cfg.ByName[name]
+	var wait inbox.Middleware
+	if cfg.Waiter != nil {
+		wait, s.slow = inbox.Blocking(cfg.Waiter), true
+	}
+	err := s.mux.Route(name, func(m *inbox.Message) (any, error) {
+		v, err := inboxdriver.Decode[T](m)
+		if err != nil {
+			return nil, err
+		}
+		w := begin(m, v)
+		w.wait, w.timeout = wait, cfg.Timeout
+		return w, nil
+	})
+	if err == nil {
+		s.handled[name] = true
+	}
+	return err
+}
 
 // errExited is the result of a message whose goroutine, or that of the transaction, was exited by a
 // handler.
@@ -181,4 +305,232 @@ func safely(fn func() error) (err error) {
 		}
 	}()
 	return fn()
+}
+
+// delivery is the transaction of one delivery, with what its last attempt came to.
+type delivery struct {
+	s  *Store
+	b  *member
+	m  *inbox.Message
+	fn func(ctx context.Context, tx pgx.Tx) error
+
+	recorded *pgconn.CommandTag // of the insert that travelled with BEGIN, in this attempt
+	handled  bool               // the entry was made and fn began, in some attempt
+	lost     bool               // the connection was lost under fn, before its context ended
+}
+
+// handlerError tells the errors of fn from those of the transaction around it.
+type handlerError struct{ err error }
+
+func (e *handlerError) Error() string { return e.err.Error() }
+func (e *handlerError) Unwrap() error { return e.err }
+
+// alone does the work and records the message in one transaction, unless it was recorded before. It
+// ends the member.
+func (s *Store) alone(ctx context.Context, b *member) {
+	m := b.message()
+	b.end(safely(func() error {
+		for {
+			d := &delivery{s: s, b: b, m: m, fn: b.work.one}
+			opts := txretry.Options{Name: "inbox " + m.Name, Isolation: s.cfg.Isolation}
+			if s.table != nil {
+				opts.AtBegin = s.atBegin(b)
+				opts.AtBegin.Done = func(tag pgconn.CommandTag) { d.recorded = &tag }
+			}
+			err := s.transactor.DoWith(ctx, opts, d.attempt)
+			outcome := done
+			if errors.Is(err, errNoEntry) {
+				if outcome, err = s.withoutEntry(ctx, b, s.entriesThere(ctx, m)[0]); errors.Is(err, errFree) {
+					continue
+				}
+			}
+			err = d.verdict(ctx, err)
+			if err == nil && outcome == done {
+				s.passed.Add(1)
+			}
+			s.count.add(ctx, m.Name, outcome, err)
+			return err
+		}
+	}))
+}
+
+// atBegin is the statement that makes the entry of a message.
+func (s *Store) atBegin(b *member) txdriver.Statement {
+	if b.head != nil {
+		return s.parks.place.(*parking).atBegin(b.head)
+	}
+	return s.table.atBegin(s.consumer, b.message().ID, b.key)
+}
+
+func (d *delivery) attempt(ctx context.Context, tx pgx.Tx) error {
+	d.lost = false
+	first, err := d.record(ctx, tx)
+	if err != nil {
+		return err
+	}
+	if !first {
+		return errNoEntry
+	}
+	d.handled = true
+	if d.b.begun != nil {
+		d.b.begun()
+	}
+	err = d.fn(ctx, tx)
+	d.lost = connectionLost(ctx, tx)
+	if err != nil {
+		return &handlerError{err}
+	}
+	return nil
+}
+
+// record makes the entry, unless the Transactor has done so with BEGIN.
+func (d *delivery) record(ctx context.Context, tx pgx.Tx) (first bool, err error) {
+	if tag := d.recorded; tag != nil {
+		d.recorded = nil
+		return tag.RowsAffected() == 1, nil
+	}
+	if d.b.head != nil {
+		return d.s.parks.place.Take(ctx, tx, d.b.head)
+	}
+	return d.s.entries.Record(ctx, tx, d.s.consumer, d.m.ID, d.b.key)
+}
+
+// errNoEntry rolls back a transaction that could not make the entry of a message: see withoutEntry.
+var errNoEntry = errors.New("inboxpgx: no entry was made")
+
+// withoutEntry returns what became of a message for which no entry was made. It is a duplicate if its entry is not missing.
+// Else its key is stopped, and it waits with the key. The error is errFree if the key is stopped no more: try again. If
+// that happens twice the key is not to blame.
+func (s *Store) withoutEntry(ctx context.Context, b *member, missing error) (outcome, error) {
+	switch {
+	case b.head != nil && errors.Is(missing, ErrIgnored):
+		return done, fmt.Errorf("another process runs the key, or: %w", missing)
+	case missing == nil || b.key == "" || !errors.Is(missing, ErrIgnored):
+		return duplicate, missing
+	}
+	waits, err := s.wait(ctx, b)
+	switch {
+	case err != nil || waits:
+		return parked, err
+	case b.free:
+		return done, missing
+	}
+	b.free = true
+	return parked, errFree
+}
+
+// entriesThere returns nil for each message that has an entry. A message without one is no duplicate: its entry
+// could not be made, and acknowledging it would lose it.
+func (s *Store) entriesThere(ctx context.Context, msgs ...*inbox.Message) (missing []error) {
+	ids := make([]uuid.UUID, len(msgs))
+	for i, m := range msgs {
+		ids[i] = m.ID
+	}
+	missing = make([]error, len(msgs))
+	there, err := s.entries.Recorded(ctx, s.consumer, ids)
+	for i, id := range ids {
+		switch {
+		case err != nil:
+			missing[i] = err
+		case !there[i]:
+			missing[i] = fmt.Errorf("inboxpgx: record message %s: %w", id, s.ignored("its entry"))
+		}
+	}
+	return missing
+}
+
+// ignored returns the error of a change of an entry that had no effect.
+func (s *Store) ignored(change string) error {
+	if s.table != nil {
+		return pgcall.Ignored(s.table.names.entries, change)
+	}
+	return fmt.Errorf("Config.Entries ignored %s: %w", change, ErrIgnored)
+}
+
+func connectionLost(ctx context.Context, tx pgx.Tx) bool {
+	return ctx.Err() == nil && txdriver.StateOf(tx) == txdriver.Lost
+}
+
+// verdict says whose failure an error of the transaction is: see the package comment.
+func (d *delivery) verdict(ctx context.Context, err error) error {
+	_, commitUnknown := errors.AsType[*txretry.CommitUnknownError](err)
+	_, lockTimeout := errors.AsType[*txretry.LockTimeoutError](err)
+	_, handlers := errors.AsType[*handlerError](err)
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, errParkedFull):
+		return inbox.Postpone(err, fullPause)
+	case endedByHandler(err):
+		return plain(err)
+	case commitUnknown:
+		return inbox.Unavailable(err)
+	case lockTimeout && d.handled:
+		return inbox.Recoverable(err)
+	case lockTimeout:
+		return inbox.Postpone(err, 0)
+	case d.lost && !contextEnded(err), sqlstate.Unavailable(err):
+		return inbox.Unavailable(err)
+	case handlers || commitRefused(d.handled, err):
+		return plain(err)
+	case noChance(ctx, d.handled):
+		return inbox.Postpone(err, 0)
+	case ctx.Err() != nil:
+		return err
+	default:
+		return inbox.Unavailable(fmt.Errorf("inboxpgx: transaction: %w", d.s.explain(err)))
+	}
+}
+
+// explain tells of a table that was never created.
+func (s *Store) explain(err error) error {
+	if s.table != nil {
+		return s.table.missing.Explain(err)
+	}
+	return err
+}
+
+// noChance reports whether a deadline, the handler's or the consumer's, has passed before the
+// handler began: there was no connection, or a copy is in progress elsewhere.
+func noChance(ctx context.Context, handled bool) bool {
+	return !handled && timeIsOver(ctx)
+}
+
+func timeIsOver(ctx context.Context) bool { return errors.Is(ctx.Err(), context.DeadlineExceeded) }
+
+// endedByHandler reports whether the handler, not the server's state, ended the
+// transaction: it called Do again, ran a COMMIT or ROLLBACK, or kept the transaction idle
+// or open for longer than the server allows (25P03, 25P04).
+func endedByHandler(err error) bool {
+	if errors.Is(err, txretry.ErrNested) || errors.Is(err, txretry.ErrManaged) {
+		return true
+	}
+	code := sqlstate.Of(err)
+	return code == "25P03" || code == "25P04"
+}
+
+// contextEnded reports whether a context of the handler's own ended during a statement:
+// pgx closes the connection then, too.
+func contextEnded(err error) bool {
+	return errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled)
+}
+
+// plain returns the handler's error as it is, if nothing is added to it.
+func plain(err error) error {
+	if own, ok := err.(*handlerError); ok {
+		return own.err
+	}
+	return err
+}
+
+// commitRefused reports whether the handler succeeded and then its transaction could not
+// commit: a deferred constraint, for example, or an error that the handler ignored.
+func commitRefused(handled bool, err error) bool {
+	if !handled {
+		return false
+	}
+	if _, ok := errors.AsType[*pgconn.ConnectError](err); ok {
+		return false
+	}
+	return sqlstate.Of(err) != "" || errors.Is(err, pgx.ErrTxCommitRollback)
 }

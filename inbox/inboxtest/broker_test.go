@@ -1,9 +1,13 @@
 package inboxtest_test
 
 import (
+	"cmp"
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
+	"log/slog"
+	"os"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -14,9 +18,13 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/inbox/inboxtest"
+	"github.com/holdfast-go/holdfast/inbox/inboxtest/conformance"
+	"github.com/holdfast-go/holdfast/inbox/internal/memqueue"
 	"github.com/holdfast-go/holdfast/internal/ids"
-	"github.com/holdfast-go/holdfast/outbox/driver"
+	"github.com/holdfast-go/holdfast/internal/testenv"
+	outboxdriver "github.com/holdfast-go/holdfast/outbox/driver"
 )
 
 // A message comes again when it was lost on its way, before or after it was processed, and each copy
@@ -131,7 +139,7 @@ func TestNewConsumerRefuses(t *testing.T) {
 	}
 }
 
-var _ driver.Publisher = (*inboxtest.Broker)(nil)
+var _ outboxdriver.Publisher = (*inboxtest.Broker)(nil)
 
 func TestNames(t *testing.T) {
 	t.Parallel()
@@ -175,7 +183,7 @@ func TestPublish(t *testing.T) {
 		}
 		created := time.Now()
 		publish := func(ctx context.Context, name string) (err error) {
-			broker.Publish(ctx, driver.Message{
+			broker.Publish(ctx, outboxdriver.Message{
 				ID: uuid.Must(uuid.NewV7()), Name: name, Body: []byte("{}"), ContentType: "application/json",
 				Headers: map[string]string{"a": "b"}, CreatedAt: created, Key: "customer-7",
 			}, func(e error) { err = e })
@@ -192,7 +200,7 @@ func TestPublish(t *testing.T) {
 				t.Errorf("%s got %+v", queue, m)
 			}
 		}
-		if err := publish(t.Context(), "user.left"); driver.ClassOf(err) != driver.Unroutable {
+		if err := publish(t.Context(), "user.left"); outboxdriver.ClassOf(err) != outboxdriver.Unroutable {
 			t.Errorf("without a queue: %v", err)
 		}
 		for name, err := range map[string]error{
@@ -206,7 +214,7 @@ func TestPublish(t *testing.T) {
 		}
 		ended, cancel := context.WithCancel(t.Context())
 		cancel()
-		if err := publish(ended, "order.placed"); driver.ClassOf(err) != driver.Unavailable || !errors.Is(err, context.Canceled) {
+		if err := publish(ended, "order.placed"); outboxdriver.ClassOf(err) != outboxdriver.Unavailable || !errors.Is(err, context.Canceled) {
 			t.Errorf("with a context that has ended: %v", err)
 		}
 	})
@@ -270,3 +278,147 @@ func TestShutdownTimeout(t *testing.T) {
 		})
 	}
 }
+
+func TestConsumer(t *testing.T) {
+	t.Parallel()
+	for name, ordered := range map[string]bool{"shared": false, "ordered": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			conformance.TestConsumer(t, conformance.ConsumerBackend{
+				Runs: conformance.Runs{Bubble: true}, Ordered: ordered, New: func(*testing.T) conformance.ConsumerFixture { return newFixture(ordered) },
+			})
+		})
+	}
+}
+
+// network breaks the calls of all consumers of one queue only.
+type network struct {
+	queue   *memqueue.Queue
+	outcome atomic.Int64
+}
+
+func (n *network) CutConnections() { n.queue.Cut() }
+func (n *network) Pause()          { n.outcome.Store(int64(inboxtest.Hang)) }
+func (n *network) DropReplies()    { n.outcome.Store(int64(inboxtest.FailAfter)) }
+func (n *network) Heal()           { n.outcome.Store(int64(inboxtest.OK)) }
+
+func newFixture(ordered bool) conformance.ConsumerFixture {
+	broker := inboxtest.NewBroker()
+	queue := broker.Queue("orders", conformance.OwnClass)
+	source := func(*testing.T) driver.Source { return queue.Source(memqueue.Options{Exclusive: ordered}) }
+	n := &network{queue: queue}
+	return conformance.ConsumerFixture{
+		SourceFixture: conformance.SourceFixture{
+			New:         source,
+			DeadLetters: func(*testing.T) driver.DeadLetters { return queue.Source(memqueue.Options{}).DeadLetters() },
+			Publish: func(t *testing.T, msgs ...*inbox.Message) {
+				for _, m := range msgs {
+					noError(t, queue.Put(m))
+				}
+			},
+			Network: n,
+			Delete: func(*testing.T) func() {
+				queue.Delete()
+				return queue.Declare
+			},
+			Refuse: func(_ *testing.T, class string) func() {
+				queue.Refuse(class, true)
+				return func() { queue.Refuse(class, false) }
+			},
+		},
+		Consumer: func(t *testing.T, p inbox.Processor, cfg conformance.ConsumerConfig) conformance.Consumer {
+			cfg.Name = cmp.Or(cfg.Name, "suite")
+			c, err := inboxtest.NewConsumerOf(broker, "orders", p, inboxtest.Config{
+				ConsumerConfig: cfg.ConsumerConfig,
+				Fault:          func(inboxtest.Step, *inbox.Message) inboxtest.Outcome { return inboxtest.Outcome(n.outcome.Load()) },
+			}, cfg.MaxBodyBytes)
+			noError(t, err)
+			return c
+		},
+	}
+}
+
+type processor func(ctx context.Context, m *inbox.Message) error
+
+func (p processor) Process(ctx context.Context, msgs []*inbox.Message) []error {
+	results := make([]error, len(msgs))
+	for i, m := range msgs {
+		results[i] = p(ctx, m)
+	}
+	return results
+}
+
+// rig is a broker with one queue and its consumer.
+type rig struct {
+	*inboxtest.Broker
+	*inboxtest.Consumer
+}
+
+func newRig(t *testing.T, p inbox.Processor, cfg inboxtest.Config) rig {
+	t.Helper()
+	b := inboxtest.NewBroker()
+	c, err := inboxtest.NewConsumer(b, "inbox", p, cfg)
+	noError(t, err)
+	return rig{b, c}
+}
+
+// bubble runs a test with a consumer at work; stop ends its Run and waits for it.
+func bubble(t *testing.T, p processor, cfg inboxtest.Config, test func(t *testing.T, b rig, stop func())) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		cfg.Concurrency = cmp.Or(cfg.Concurrency, 1)
+		cfg.Rand = func() float64 { return 0.5 }
+		cfg.Logger = slog.New(slog.DiscardHandler)
+		b := newRig(t, p, cfg)
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			if err := b.Run(ctx); err != nil {
+				t.Errorf("Run: %v", err)
+			}
+		}()
+		stop := func() {
+			cancel()
+			<-ended
+		}
+		defer stop()
+		synctest.Wait()
+		test(t, b, stop)
+	})
+}
+
+func publish(t *testing.T, b rig, names ...string) (published []uuid.UUID) {
+	t.Helper()
+	for _, name := range names {
+		// Of the bubble's time: ids.New does not go back behind what it gave outside.
+		id := ids.Deterministic(time.Now(), rand.Text())
+		m := &inbox.Message{ID: id, Name: name, Body: []byte(`{}`), Attempt: 7, Queue: "elsewhere"}
+		noError(t, b.Send(t.Context(), m))
+		published = append(published, m.ID)
+	}
+	return published
+}
+
+func idle(t *testing.T, b rig) {
+	t.Helper()
+	noError(t, b.Idle(t.Context()))
+}
+
+func letters(t *testing.T, b rig, f inbox.Filter) []inbox.DeadLetter {
+	t.Helper()
+	found, err := b.DeadLetters().List(t.Context(), f)
+	noError(t, err)
+	return found
+}
+
+func noError(t testing.TB, errs ...error) {
+	t.Helper()
+	for _, err := range errs {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }

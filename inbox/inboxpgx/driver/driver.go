@@ -38,3 +38,57 @@ type Entries interface {
 	// for as long as it waits: it may be a copy of one that has taken effect.
 	Parking(consumer string) Parking
 }
+
+// Parking keeps the stopped ordering keys of one consumer: the dead letter that stopped a key, and behind it each
+// message of the key that has arrived since, in that order. When the letter is returned or dropped, the messages run one
+// after the other. The key is free after the last one. A Parking has each message id once.
+//
+// A process claims a key to run its messages. A claim ends when another one is made: what its owner does later changes
+// nothing.
+//
+// It must be safe for concurrent use, in several processes. Each call without a transaction returns within a limit of
+// its own. The suite is in inboxtest/conformance.
+type Parking interface {
+	// DeadLetters are the dead letters that stopped their keys. Return makes one a message again in its place, with Attempt
+	// 1 and Replays one higher.
+	driver.DeadLetters
+	// Stop keeps a dead letter and stops its key. Where the key is stopped already, the message waits at its end as
+	// it is. A message that is here already, or that the consumer has recorded, changes nothing.
+	Stop(ctx context.Context, key string, dead inbox.DeadLetter) error
+	// Wait keeps a message at the end of its key, unless its id is here already. It returns false if the key is not
+	// stopped.
+	Wait(ctx context.Context, key string, m *inbox.Message) (waits bool, err error)
+
+	// Claim claims a key that may go on and returns its first message, or nil if there is no such key. No other call
+	// returns the key while the lease lasts, or while a transaction has taken the message.
+	Claim(ctx context.Context, lease time.Duration) (*Head, error)
+	// Next removes the message of a head, which is done, and claims the key's next one. It returns nil if the claim has
+	// ended.
+	Next(ctx context.Context, h *Head, lease time.Duration) (*Head, error)
+	// Take records the message of a head as part of a transaction, and reports whether it made the entry. Until the
+	// transaction ends nobody can claim the key. It makes no entry if the claim has ended, or if the message was recorded
+	// before.
+	Take(ctx context.Context, tx pgx.Tx, h *Head) (first bool, err error)
+	// Retry keeps the message of a head as its next attempt, which may run after a delay, and ends the claim.
+	Retry(ctx context.Context, h *Head, next *inbox.Message, delay time.Duration) error
+	// Fail makes the message of a head the dead letter that stops its key, and ends the claim.
+	Fail(ctx context.Context, h *Head, dead inbox.DeadLetter) error
+	// Release ends a claim whose message did not run: the key goes on before others. The key is free if it has no
+	// messages.
+	Release(ctx context.Context, h *Head) error
+	// Count returns how many keys are stopped and how many messages they have, dead letters included. It counts to
+	// most at most.
+	Count(ctx context.Context, most int) (keys, messages int, err error)
+}
+
+// Head is a claim of the first message of a key.
+type Head struct {
+	Key string
+	// Until is the end of the lease, by the clock of the Parking. It tells one claim of a key from another.
+	Until time.Time
+	// Message is nil if the key has no messages.
+	Message *inbox.Message
+	// Runs is how many earlier claims of the message ended without a call of their owners: the process may have ended
+	// while the message ran.
+	Runs int
+}

@@ -1,8 +1,16 @@
+// Package base holds what package inbox and package inbox/driver share: the markers of errors,
+// classes, limits, and the message of a context.
 package base
 
 import (
+	"bytes"
+	"compress/gzip"
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
+	"mime"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -70,4 +78,183 @@ func WithHandlerTimeout(ctx context.Context, d time.Duration) context.Context {
 func HandlerTimeout(ctx context.Context) time.Duration {
 	d, _ := ctx.Value(handlerTimeoutKey{}).(time.Duration)
 	return d
+}
+
+// byteOrderMark is what some editors and clients of .NET put before a JSON text.
+var byteOrderMark = []byte("\xef\xbb\xbf")
+
+// Decode reads a JSON body into v, a pointer; driver.Decode has the rules.
+func Decode(contentType, contentEncoding string, body []byte, v any) error {
+	if !isJSON(contentType) {
+		return errors.New("content type is not JSON")
+	}
+	if len(body) > MaxBodyBytes {
+		return fmt.Errorf("body has %d bytes, more than %d", len(body), MaxBodyBytes)
+	}
+	body, err := unpacked(contentEncoding, body)
+	if err != nil {
+		return err
+	}
+	body = bytes.TrimPrefix(body, byteOrderMark)
+	if bytes.Equal(bytes.TrimSpace(body), []byte("null")) {
+		return errors.New("body is null")
+	}
+	if err := json.Unmarshal(body, v); err != nil {
+		return &decodeError{err}
+	}
+	return nil
+}
+
+// unpacked returns a body as it was before gzip, at most MaxBodyBytes of it. Other content encodings are left alone:
+// some clients name a character set there.
+func unpacked(contentEncoding string, body []byte) ([]byte, error) {
+	if !strings.EqualFold(contentEncoding, "gzip") {
+		return body, nil
+	}
+	packed, err := gzip.NewReader(bytes.NewReader(body))
+	if err != nil {
+		return nil, fmt.Errorf("content encoding gzip: %w", err)
+	}
+	body, err = io.ReadAll(io.LimitReader(packed, MaxBodyBytes+1))
+	if err != nil {
+		return nil, fmt.Errorf("content encoding gzip: %w", err)
+	}
+	if len(body) > MaxBodyBytes {
+		return nil, fmt.Errorf("body has more than %d bytes when unpacked", MaxBodyBytes)
+	}
+	return body, nil
+}
+
+// decodeError says where a body is wrong without quoting from it, as the texts of some
+// causes do: those of time.Time and of other types with their own decoding.
+type decodeError struct{ err error }
+
+func (e *decodeError) Unwrap() error { return e.err }
+
+func (e *decodeError) Error() string {
+	if syntax, ok := errors.AsType[*json.SyntaxError](e.err); ok {
+		return fmt.Sprintf("malformed JSON at byte %d", syntax.Offset)
+	}
+	if mismatch, ok := errors.AsType[*json.UnmarshalTypeError](e.err); ok {
+		return fmt.Sprintf("member %q at byte %d does not fit %v", mismatch.Field, mismatch.Offset, mismatch.Type)
+	}
+	return "a value is refused by its type"
+}
+
+// isJSON accepts application/json and every +json type; no type at all counts as JSON.
+func isJSON(contentType string) bool {
+	if contentType == "" || contentType == "application/json" {
+		return true
+	}
+	media, _, err := mime.ParseMediaType(contentType)
+	return err == nil && (media == "application/json" || strings.HasSuffix(media, "+json"))
+}
+
+// Kind is what a marker says about an error.
+type Kind int
+
+// The kinds. Those after Unrecoverable rule errors that are joined with others, the last one most.
+const (
+	Unmarked Kind = iota
+	Unrecoverable
+	Recoverable
+	Postponed
+	Unavailable
+)
+
+// ErrUnavailable is inside every error that is marked Unavailable.
+var ErrUnavailable = Mark(errors.New("inbox: unavailable"), Verdict{Kind: Unavailable})
+
+// Verdict is what the markers of an error, or of a part of it, add up to.
+type Verdict struct {
+	Kind  Kind
+	Class string        // "" = as the error inside says
+	After time.Duration // 0 = as the policy says
+}
+
+// marked adds a verdict to an error without changing its text.
+type marked struct {
+	err     error
+	verdict Verdict
+}
+
+func (e *marked) Error() string { return e.err.Error() }
+func (e *marked) Unwrap() error { return e.err }
+
+// Is makes errors.Is(err, ErrUnavailable) true.
+func (e *marked) Is(target error) bool {
+	return target == ErrUnavailable && e.verdict.Kind == Unavailable
+}
+
+// Mark adds a verdict to an error. Nil stays nil.
+func Mark(err error, v Verdict) error {
+	if err == nil {
+		return nil
+	}
+	return &marked{err, v}
+}
+
+// Judge reads the markers of an error; driver.Classify has the rules.
+func Judge(err error) Verdict {
+	switch e := err.(type) {
+	case *marked:
+		return e.over(Judge(e.err))
+	case interface{ Unwrap() []error }:
+		return judgeAll(e.Unwrap())
+	case interface{ Unwrap() error }:
+		if inner := e.Unwrap(); inner != nil {
+			return Judge(inner)
+		}
+	}
+	return Verdict{}
+}
+
+// over lays the marker over the verdict of the error inside it.
+func (e *marked) over(inner Verdict) Verdict {
+	v := inner
+	if e.verdict.Kind != Unmarked {
+		v.Kind, v.After = e.verdict.Kind, e.verdict.After
+	}
+	if e.verdict.Class != "" {
+		v.Class = e.verdict.Class
+	}
+	return v
+}
+
+func judgeAll(errs []error) Verdict {
+	var verdicts []Verdict
+	decides := Unmarked
+	for _, err := range errs {
+		if err == nil {
+			continue
+		}
+		v := Judge(err)
+		verdicts = append(verdicts, v)
+		if v.Kind > Unrecoverable {
+			decides = max(decides, v.Kind)
+		}
+	}
+	if decides == Unmarked && allUnrecoverable(verdicts) {
+		decides = Unrecoverable
+	}
+	joined := Verdict{Kind: decides}
+	for _, v := range verdicts {
+		if v.Kind != decides {
+			continue
+		}
+		joined.After = max(joined.After, v.After)
+		if joined.Class == "" {
+			joined.Class = v.Class
+		}
+	}
+	return joined
+}
+
+func allUnrecoverable(verdicts []Verdict) bool {
+	for _, v := range verdicts {
+		if v.Kind != Unrecoverable {
+			return false
+		}
+	}
+	return len(verdicts) > 0
 }

@@ -49,11 +49,11 @@ var bugs = []bug{
 		"\t\tcase <-timer.C:\n", "\t\tcase <-make(chan int):\n", simulation,
 	},
 	{
-		"dedup in a transaction of its own", "inbox/internal/memory/entries.go",
+		"dedup in a transaction of its own", "inbox/internal/memory/memory.go",
 		"\t\tif first {\n\t\t\te.remove(of)\n\t\t}\n\t})\n\treturn", "\t})\n\treturn", simulation,
 	},
 	{
-		"a duplicate is handled", "inbox/inboxpgx/once.go",
+		"a duplicate is handled", "inbox/inboxpgx/process.go",
 		"\tif !first {\n\t\treturn errNoEntry\n\t}\n", "\t_ = first\n", simulation,
 	},
 	{
@@ -61,7 +61,7 @@ var bugs = []bug{
 		"\t\tcase it.outcome == nil:\n", "\t\tcase it.outcome == nil || it.outcome.kind == failed:\n", simulation,
 	},
 	{
-		"a message is acknowledged before its transaction", "inbox/inboxpgx/once.go",
+		"a message is acknowledged before its transaction", "inbox/inboxpgx/process.go",
 		"\t\terr := s.transactor.DoWith(ctx, opts, d.attempt)\n",
 		"\t\tgo s.transactor.DoWith(context.WithoutCancel(ctx), opts, d.attempt)\n\t\tvar err error\n", simulation,
 	},
@@ -303,7 +303,7 @@ var bugs = []bug{
 		"Longest = 2 * time.Second", "Longest = 9 * time.Second", suite("idempotency/idempotencyredis", "^TestSilentInTheMiddleOfAScript$"),
 	},
 	{
-		"an entry that is there counts as new", "inbox/inboxpgx/once.go",
+		"an entry that is there counts as new", "inbox/inboxpgx/process.go",
 		"return tag.RowsAffected() == 1, nil", "return true, nil", suite("inbox/inboxpgx", "^TestProcessorOnPostgres$"),
 	},
 	{
@@ -387,7 +387,7 @@ var bugs = []bug{
 		"range [...]string{fieldPacked, fieldSymfony, fieldHeaders}", "range [...]string{fieldPacked}", suite("inbox/inboxredis", "^TestForms_largeOnesAreSlow$"),
 	},
 	{
-		"an entry that the table ignored is a duplicate", "inbox/inboxpgx/once.go",
+		"an entry that the table ignored is a duplicate", "inbox/inboxpgx/process.go",
 		"case !there[i]:", "case !there[i] && false:", suite("inbox/inboxpgx", "^TestIgnoredEntry_isNoDuplicate$"),
 	},
 	{

@@ -1,0 +1,227 @@
+package inboxpgx
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	inboxdriver "github.com/holdfast-go/holdfast/inbox/driver"
+	"github.com/holdfast-go/holdfast/internal/actor"
+	"github.com/holdfast-go/holdfast/internal/pgcall"
+	"github.com/holdfast-go/holdfast/internal/pgpause"
+	"github.com/holdfast-go/holdfast/internal/pgprune"
+)
+
+// pausePoll is how often a consumer looks whether it is paused by another process.
+const pausePoll = 2 * time.Second
+
+// pausing is the pause of a Store's consumer.
+type pausing struct {
+	mu      sync.Mutex
+	changed chan struct{}     // closed when this process has changed it; nil: nobody waits
+	kept    inboxdriver.Pause // with Config.Entries
+}
+
+// Pause implements driver.Pausable of inbox. With Config.Entries it is known to this Store only.
+func (s *Store) Pause(ctx context.Context, by, reason string) error {
+	defer s.pausing.tell()
+	if s.table != nil {
+		return pauseError("pause", s.pause().Set(ctx, by, reason))
+	}
+	if err := actor.Check("by", "reason", by, reason); err != nil {
+		return pauseError("pause", err)
+	}
+	s.pausing.keep(func(p *inboxdriver.Pause) {
+		p.By, p.Reason = by, reason
+		if p.Since.IsZero() {
+			p.Since = time.Now()
+		}
+	})
+	return nil
+}
+
+// Resume implements driver.Pausable of inbox.
+func (s *Store) Resume(ctx context.Context) error {
+	defer s.pausing.tell()
+	if s.table != nil {
+		return pauseError("resume", s.pause().Clear(ctx))
+	}
+	s.pausing.keep(func(p *inboxdriver.Pause) { *p = inboxdriver.Pause{} })
+	return nil
+}
+
+// Paused implements driver.Pausable of inbox.
+func (s *Store) Paused(ctx context.Context) (inboxdriver.Pause, error) {
+	if s.table != nil {
+		state, err := s.pause().Get(ctx)
+		return inboxdriver.Pause(state), pauseError("paused", err)
+	}
+	s.pausing.mu.Lock()
+	defer s.pausing.mu.Unlock()
+	return s.pausing.kept, nil
+}
+
+// WatchPause implements driver.Pausable of inbox. Other processes are noticed within 2 s.
+func (s *Store) WatchPause(ctx context.Context, tell func(inboxdriver.Pause)) {
+	var told *inboxdriver.Pause
+	for ctx.Err() == nil {
+		changed := s.pausing.wait()
+		now, err := s.Paused(ctx)
+		if told == nil || err == nil && now != *told {
+			tell(now)
+			told = &now
+		}
+		var poll <-chan time.Time
+		if s.table != nil {
+			poll = time.After(pausePoll)
+		}
+		select {
+		case <-ctx.Done():
+		case <-changed:
+		case <-poll:
+		}
+	}
+}
+
+func (s *Store) pause() pgpause.Switch {
+	return pgpause.Switch{Pool: s.pool, Table: s.table.names.pause, Part: s.consumer, Missing: s.table.missing}
+}
+
+func pauseError(what string, err error) error {
+	if err != nil {
+		return fmt.Errorf("inboxpgx: %s: %w", what, err)
+	}
+	return nil
+}
+
+func (p *pausing) keep(change func(*inboxdriver.Pause)) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	change(&p.kept)
+}
+
+// wait returns what tell closes.
+func (p *pausing) wait() <-chan struct{} {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.changed == nil {
+		p.changed = make(chan struct{})
+	}
+	return p.changed
+}
+
+func (p *pausing) tell() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.changed != nil {
+		close(p.changed)
+		p.changed = nil
+	}
+}
+
+// rounding is how much later than its stored time an entry may have been made.
+const rounding = 500 * time.Millisecond
+
+// newPruner deletes the consumer's entries that are older than the retention on the database's
+// clock, but for those of messages that are parked, and what its ledger has not noted anything of for as long.
+func newPruner(pool *pgxpool.Pool, names tables, consumer string, cfg Config) (*pgprune.Pruner, error) {
+	// Tuple ids are safe here: the rows are locked when they are read.
+	older := func(table, column string, than time.Duration, unless string) pgprune.Statement {
+		due := `consumer = $1 AND ` + column + ` < now() - $2::interval` + unless
+		return pgprune.Statement{Table: table, ID: "ctid", Also: due, Due: due + ` ORDER BY ` + column, Args: []any{consumer, than}}
+	}
+	return pgprune.New(pgprune.Config{
+		Pool: pool, Table: names.entries, Core: "inbox",
+		// The ledger's table is small, and needs no index for this.
+		Statements: []pgprune.Statement{
+			older(names.entries, "processed_at", later(cfg.Retention, rounding), andNotParked(names, names.entries)),
+			older(names.attempts, "updated_at", cfg.Retention, ""),
+		},
+		Interval: cfg.PruneInterval,
+		Explain:  names.missing().Explain,
+		Logger:   cfg.Logger, MeterProvider: cfg.MeterProvider,
+	})
+}
+
+// andNotParked excepts the entries of messages that wait: the copy of one that has taken effect may be parked
+// behind a dead letter for longer than the retention, and must be known when its turn comes.
+func andNotParked(names tables, entry string) string {
+	return ` AND NOT EXISTS (SELECT FROM ` + names.waiting + ` w WHERE w.consumer = ` + entry + `.consumer AND w.message_id = ` + entry + `.message_id)`
+}
+
+// Background implements driver.Background of inbox: while a consumer runs it prunes every Config.PruneInterval, and
+// processes the messages of stopped keys that may go on.
+func (s *Store) Background(ctx context.Context) {
+	var all sync.WaitGroup
+	if s.pruner != nil {
+		all.Go(func() { s.pruner.Run(ctx) })
+	}
+	all.Go(func() { s.drain(ctx) })
+	all.Wait()
+}
+
+// later is the sum, of a retention without end too.
+func later(retention, by time.Duration) time.Duration {
+	return retention + min(by, math.MaxInt64-retention)
+}
+
+// Prune deletes the entries of this consumer that are older than Config.Retention on the
+// database's clock, and what its ledger has noted nothing of for as long, in small transactions.
+// The entry of a message that is parked (inbox.ConsumerConfig.ParkKeys) stays for as long as that waits.
+// It returns how many rows that were, also with an error. It may run in several processes at
+// once, and beside consumers. With Config.Entries there is nothing to do.
+func (s *Store) Prune(ctx context.Context) (int, error) {
+	if s.pruner == nil {
+		return 0, nil
+	}
+	return s.pruner.Prune(ctx)
+}
+
+// Prunable returns how many rows Prune would delete by now. Of each kind it counts 100,000 at most: that
+// means as many or more.
+func (s *Store) Prunable(ctx context.Context) (int, error) {
+	if s.pruner == nil {
+		return 0, nil
+	}
+	return s.pruner.Count(ctx)
+}
+
+// countLimit is where the counts stop: as many means as many or more.
+const countLimit = 100_000
+
+// countTimeout bounds one try of a count.
+const countTimeout = 4 * time.Second
+
+// Processed returns how many messages the consumer has processed in the last d, by the clock of the entries: at
+// most 100,000, which means as many or more.
+func (s *Store) Processed(ctx context.Context, d time.Duration) (int, error) {
+	return s.entries.Processed(ctx, s.consumer, d)
+}
+
+// Behind returns how many messages wait behind the dead letter that has stopped an ordering key: at most 100,000,
+// which means as many or more. It is 0 where keys are not parked, and with Config.Entries.
+func (s *Store) Behind(ctx context.Context, key string) (int, error) {
+	if s.table == nil {
+		return 0, nil
+	}
+	return s.table.counted(ctx, "behind", s.table.names.waiting, `key = $3 AND class IS NULL`, s.consumer, key)
+}
+
+// Processed implements driver.Entries.
+func (t *table) Processed(ctx context.Context, consumer string, d time.Duration) (int, error) {
+	return t.counted(ctx, "processed", t.names.entries, `processed_at > now() - $3::interval`, consumer, d)
+}
+
+func (t *table) counted(ctx context.Context, what, table, where, consumer string, arg any) (n int, err error) {
+	err = pgcall.Twice(ctx, t.pool, countTimeout, func(ctx context.Context, conn *pgxpool.Conn) error {
+		return conn.QueryRow(ctx, `SELECT count(*) FROM (SELECT FROM `+table+` WHERE consumer = $1 AND `+where+` LIMIT $2) AS counted`, consumer, countLimit, arg).Scan(&n)
+	})
+	if err != nil {
+		return 0, fmt.Errorf("inboxpgx: %s: %w", what, t.missing.Explain(err))
+	}
+	return n, nil
+}
