@@ -1,3 +1,7 @@
+// Package expirytest keeps rows that expire in memory, for unit tests and
+// demonstrations without a database. Its [Store] takes the place of that of
+// expirypgx, inside the transactions of txretrytest. [Prove] runs a sweep of yours on
+// a real Postgres instead, once for each place at which it can be interrupted.
 package expirytest
 
 import (
@@ -5,17 +9,21 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/holdfast-go/holdfast/expiry"
 	"github.com/holdfast-go/holdfast/expiry/driver"
+	"github.com/holdfast-go/holdfast/expiry/expirypgx"
 	"github.com/holdfast-go/holdfast/expiry/internal/blame"
 	"github.com/holdfast-go/holdfast/expiry/internal/wakeups"
 	"github.com/holdfast-go/holdfast/internal/check"
+	"github.com/holdfast-go/holdfast/internal/prove"
 	"github.com/holdfast-go/holdfast/txretry"
 	txdriver "github.com/holdfast-go/holdfast/txretry/driver"
 	"github.com/holdfast-go/holdfast/txretry/txretrytest"
@@ -297,4 +305,58 @@ func (t *table) expire(_ context.Context, tx pgx.Tx, row expiry.Row) error {
 		return fmt.Errorf("expirytest: row %q is not held", row.ID)
 	}
 	return t.put(tx, row.ID, tableRow{found.deadline, expired})
+}
+
+// Prove runs a sweep and its Emit on a real database under faults, as txretrytest.Proof describes. start
+// makes a process as your program does: on the pool that it is given, it makes the expirypgx.Store. Each
+// attempt is one expiry.Sweeper.Sweep. Proof.Reset writes the rows that are due, fewer than 200, so that
+// they are one batch; give them a deadline that is no now(), since that is another one each time.
+func Prove(t txretrytest.TB, p txretrytest.Proof, start func(pool *pgxpool.Pool) (*expirypgx.Store, error)) {
+	t.Helper()
+	fit := false
+	prove.Run(t, prove.Proof(p), prove.Work{
+		Name: "expirytest.Prove", Keyed: true, Sweeps: true,
+		Start: func(ctx context.Context, pool *pgxpool.Pool) (func(ctx context.Context) prove.Outcome, error) {
+			store, err := start(pool)
+			if err == nil && !fit {
+				err, fit = store.Fit(ctx), true
+			}
+			return func(ctx context.Context) prove.Outcome { return prove.Outcome{Err: sweep(ctx, store)} }, err
+		},
+	})
+}
+
+// sweep is that of a process which has just started: it knows of no rows at fault. A row that it gives up
+// is an error, and so is an error that Emit has swallowed, whatever came of it.
+func sweep(ctx context.Context, store driver.Store) error {
+	batches := &batches{Store: store}
+	sweeper, err := expiry.NewSweeper(batches, expiry.SweeperConfig{Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		return err
+	}
+	report, err := sweeper.Sweep(ctx)
+	switch {
+	case err != nil:
+		return err
+	case report.Poisoned > 0:
+		return fmt.Errorf("%d rows are put in quarantine: %w", report.Poisoned, batches.last)
+	}
+	return batches.swallowed
+}
+
+// batches are those of a store that has been found fit to be swept.
+type batches struct {
+	driver.Store
+	last, swallowed error
+}
+
+func (b *batches) SweepBatch(ctx context.Context, req driver.Request) (driver.Batch, error) {
+	batch, err := b.Store.SweepBatch(ctx, req)
+	if err != nil {
+		b.last = err
+	}
+	if errors.Is(err, pgx.ErrTxCommitRollback) {
+		b.swallowed = err
+	}
+	return batch, err
 }

@@ -7,13 +7,23 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"net/url"
 	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgconn"
+	amqp "github.com/rabbitmq/amqp091-go"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/holdfast-go/holdfast/internal/testenv"
+	"github.com/holdfast-go/holdfast/internal/testenv/amqptest"
+	"github.com/holdfast-go/holdfast/internal/testenv/pgtest"
+	"github.com/holdfast-go/holdfast/internal/testenv/redistest"
 	"github.com/holdfast-go/holdfast/modules/service"
+	"github.com/holdfast-go/holdfast/outbox/outboxamqp"
 )
 
 // started runs a group with a part, whose Ready returns what state says, until the test ends.
@@ -131,4 +141,171 @@ func TestReady_isAskedSeldom(t *testing.T) {
 			t.Errorf("asked %d times in 59 seconds, want 59; log: %s", asked, text)
 		}
 	})
+}
+
+var errDown = errors.New("connection refused")
+
+// The steps succeed in their order, each is repeated until it does, and nothing is asked too often.
+func TestPrepare_triesUntilItSucceeds(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		d := newDiary()
+		var log bytes.Buffer
+		g := &service.Group{Logger: slog.New(slog.NewTextHandler(&log, nil))}
+		after := func(up time.Duration, name string) func(context.Context) error {
+			return func(context.Context) error {
+				if time.Since(d.began) < up {
+					d.note(name + " fails")
+					return errDown
+				}
+				d.note(name)
+				return nil
+			}
+		}
+		if err := g.Prepare(t.Context(), "postgres", after(0, "1 ping"), after(6*time.Second, "2 migrate"), after(0, "3 tables")); err != nil {
+			t.Error(err)
+		}
+		const want = `0s 1 ping
+0s 2 migrate fails
+100ms 2 migrate fails
+300ms 2 migrate fails
+700ms 2 migrate fails
+1.5s 2 migrate fails
+3.1s 2 migrate fails
+5.1s 2 migrate fails
+7.1s 2 migrate
+7.1s 3 tables`
+		if got := d.text(1); got != want {
+			t.Errorf("got\n%s\nwant\n%s", got, want)
+		}
+		if text := log.String(); strings.Count(text, "\n") != 2 || !strings.Contains(text, "name=postgres") || !strings.Contains(text, "failures=7") {
+			t.Errorf("log: %s", text)
+		}
+	})
+}
+
+// A minute of waiting costs seven lines, whether the server refuses connections or is silent, and the error has the
+// cause of the end and the last failure.
+func TestPrepare_endsWithItsContext(t *testing.T) {
+	t.Parallel()
+	for name, step := range map[string]func(context.Context) error{
+		"refused": func(context.Context) error { return errDown },
+		"silent": func(ctx context.Context) error {
+			ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
+			defer cancel()
+			<-ctx.Done()
+			return errors.Join(errDown, ctx.Err())
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				var log bytes.Buffer
+				g := &service.Group{Logger: slog.New(slog.NewTextHandler(&log, nil))}
+				began := time.Now()
+				stop := errors.New("terminated")
+				ctx, signal := context.WithCancelCause(t.Context())
+				time.AfterFunc(61*time.Second, func() { signal(stop) })
+				err := g.Prepare(ctx, "rabbitmq", step)
+				if time.Since(began) != 61*time.Second || !errors.Is(err, errDown) || !errors.Is(err, stop) ||
+					!strings.HasPrefix(err.Error(), "service: rabbitmq: gave up after 1m1s: ") {
+					t.Errorf("after %v: %v", time.Since(began), err)
+				}
+				if text := log.String(); strings.Count(text, "\n") != 7 || !strings.Contains(text, "waited=1m0s") {
+					t.Errorf("log: %s", text)
+				}
+			})
+		})
+	}
+}
+
+// A refusal ends the wait after 5 s, unless the server was away in between.
+func TestPrepare_refusal(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		wrong := &pgconn.PgError{Code: "28P01", Message: "password authentication failed"}
+		began := time.Now()
+		g := &service.Group{Logger: quiet()}
+		err := g.Prepare(t.Context(), "postgres", func(context.Context) error {
+			if since := time.Since(began); since > 4*time.Second && since < 20*time.Second {
+				return errDown
+			}
+			return wrong
+		})
+		if took := time.Since(began); !errors.Is(err, wrong) || !strings.HasPrefix(err.Error(), "service: postgres: refused: ") || took < 25*time.Second || took > 28*time.Second {
+			t.Errorf("after %v: %v", took, err)
+		}
+	})
+}
+
+// The real answers of the servers to a wrong password, and of Postgres and RabbitMQ to an unknown database and
+// virtual host, are refusals. A server that is away does not refuse.
+func TestPrepare_refusalsOfServers(t *testing.T) {
+	t.Parallel()
+	postgres := pgtest.URL(t)
+	broker, cache := amqptest.New(t).URL, redistest.URL(t)
+	connect := func(url string) error {
+		conn, err := pgconn.Connect(t.Context(), url)
+		if err == nil {
+			err = conn.Close(t.Context())
+		}
+		return err
+	}
+	dial := func(url string) error {
+		conn, err := outboxamqp.Dial(url, amqp.Config{})(t.Context())
+		if err == nil {
+			err = conn.Close()
+		}
+		return err
+	}
+	options, err := redis.ParseURL(cache)
+	if err != nil {
+		t.Fatal(err)
+	}
+	options.Username, options.Password = "nobody", "wrong"
+	client := redis.NewClient(options)
+	t.Cleanup(func() { _ = client.Close() })
+	for name, tc := range map[string]struct {
+		ask     func() error
+		refused bool
+	}{
+		"unknown database":     {func() error { return connect(inPath(postgres, "nowhere")) }, true},
+		"no Postgres":          {func() error { return connect("postgres://x@127.0.0.1:1/x") }, false},
+		"unknown vhost":        {func() error { return dial(inPath(broker, "nowhere")) }, true},
+		"wrong password":       {func() error { return dial(withUser(broker)) }, true},
+		"no broker":            {func() error { return dial("amqp://127.0.0.1:1/") }, false},
+		"broker's address":     {func() error { return dial("") }, true},
+		"wrong Redis password": {func() error { return client.Ping(t.Context()).Err() }, true},
+		"bad address":          {func() error { return dial("amqp://%zz/") }, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			if name == "wrong password" {
+				testenv.Nightly(t, "RabbitMQ answers after 3 s")
+			}
+			if err := tc.ask(); err == nil || service.Refusal(err) != tc.refused {
+				t.Errorf("%v; want a refusal: %v", err, tc.refused)
+			}
+		})
+	}
+}
+
+// inPath returns the address with another database or virtual host.
+func inPath(address, name string) string {
+	u, err := url.Parse(address)
+	if err != nil {
+		return err.Error()
+	}
+	u.Path = "/" + name
+	return u.String()
+}
+
+// withUser returns the address with a password that is wrong.
+func withUser(address string) string {
+	u, err := url.Parse(address)
+	if err != nil {
+		return err.Error()
+	}
+	u.User = url.UserPassword("guest", "wrong")
+	return u.String()
 }

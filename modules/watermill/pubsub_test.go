@@ -2,16 +2,22 @@ package watermillbridge_test
 
 import (
 	"context"
+	"errors"
 	"log/slog"
+	"maps"
 	"os"
+	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/ThreeDotsLabs/watermill/pubsub/tests"
+	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/holdfast-go/holdfast/inbox"
+	inboxdriver "github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/inbox/inboxamqp"
 	"github.com/holdfast-go/holdfast/inbox/inboxredis"
 	"github.com/holdfast-go/holdfast/internal/testenv"
@@ -104,4 +110,193 @@ func TestRabbitMQ(t *testing.T) {
 	}
 	features := tests.Features{ForceShort: short, GuaranteedOrder: true, GuaranteedOrderWithSingleSubscriber: true, Persistent: true}
 	tests.TestPubSub(t, features, open, nil)
+}
+
+// consumer is one that runs until its context ends, and has its processor called by the test.
+type consumer struct {
+	inbox.Processor
+	fail error
+}
+
+func (c *consumer) Setup(context.Context) error { return c.fail }
+
+func (c *consumer) Run(ctx context.Context) error {
+	<-ctx.Done()
+	return c.fail
+}
+
+// subscribed returns a subscription, and what a consumer does with it.
+func subscribed(t *testing.T) (*watermillbridge.Subscriber, <-chan *message.Message, func(context.Context, *inbox.Message) error) {
+	t.Helper()
+	c := &consumer{}
+	s := watermillbridge.NewSubscriber(func(_ string, p inbox.Processor) (watermillbridge.Consumer, error) {
+		c.Processor = p
+		return c, nil
+	})
+	out, err := s.Subscribe(t.Context(), "order.placed")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s, out, func(ctx context.Context, m *inbox.Message) error { return c.Process(ctx, []*inbox.Message{m})[0] }
+}
+
+// sent is what becomes of a message that is published.
+func sent(t *testing.T, topic string, m *message.Message) outbox.Message {
+	t.Helper()
+	var all []outbox.Message
+	p := watermillbridge.NewPublisher(func(_ context.Context, m outbox.Message) error {
+		all = append(all, m)
+		return nil
+	})
+	if err := p.Publish(topic, m); err != nil || len(all) != 1 {
+		t.Fatalf("%d messages, %v", len(all), err)
+	}
+	return all[0]
+}
+
+// There and back a message keeps UUID, metadata and payload, whatever its UUID is.
+func TestThereAndBack(t *testing.T) {
+	t.Parallel()
+	v7 := uuid.Must(uuid.NewV7()).String()
+	for _, id := range []string{v7, strings.ToUpper(v7), uuid.NewString(), "mine", ""} {
+		for payload, typ := range map[string]string{`{"a":1}`: "application/json", "x": "application/octet-stream", "": "application/octet-stream"} {
+			m := message.NewMessage(id, message.Payload(payload))
+			m.Metadata = message.Metadata{"tenant": "a", watermillbridge.MetadataKey: "A-1"}
+			out := sent(t, "order.placed", m)
+			if out.Name != "order.placed" || out.Key != "A-1" || out.ContentType != typ || out.ID.Version() != 7 || id == v7 && out.ID.String() != v7 {
+				t.Errorf("%q of %q went out as %+v", payload, id, out)
+			}
+			s, messages, process := subscribed(t)
+			done := make(chan error, 1)
+			go func() {
+				done <- process(t.Context(), &inbox.Message{ID: out.ID, Name: out.Name, Body: out.Body, ContentType: out.ContentType, Key: out.Key, Headers: out.Headers})
+			}()
+			back := <-messages
+			want := message.Metadata{"tenant": "a", watermillbridge.MetadataKey: "A-1", "Content-Type": typ}
+			if back.UUID != id || string(back.Payload) != payload || !maps.Equal(back.Metadata, want) {
+				t.Errorf("%q of %q came back as %q, %q, %v", payload, id, back.UUID, back.Payload, back.Metadata)
+			}
+			back.Ack()
+			if err := errors.Join(<-done, s.Close()); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+}
+
+// What the metadata says of the content is not guessed, and what no outbox takes is refused.
+func TestContentType(t *testing.T) {
+	t.Parallel()
+	m := message.NewMessage("", message.Payload("1"))
+	m.Metadata.Set("Content-Type", "text/plain")
+	if out := sent(t, "a", m); out.ContentType != "text/plain" || out.Headers["Content-Type"] != "" {
+		t.Errorf("went out as %+v", out)
+	}
+	p := watermillbridge.NewPublisher(watermillbridge.Direct(refusing{}))
+	if _, ok := errors.AsType[*outbox.MessageError](p.Publish("No Topic", m)); !ok {
+		t.Errorf("a topic that is no name: %v", p.Publish("No Topic", m))
+	}
+	if err := p.Publish("topic", m); !errors.Is(err, errRefused) {
+		t.Errorf("the broker's refusal: %v", err)
+	}
+	if err := watermillbridge.NewPublisher(nil).Publish("topic", m); err == nil {
+		t.Error("published by nothing")
+	}
+}
+
+var errRefused = errors.New("refused")
+
+type refusing struct{}
+
+func (refusing) Publish(_ context.Context, _ driver.Message, done func(error)) { done(errRefused) }
+
+// What the answers mean to the consumer.
+func TestAnswers(t *testing.T) {
+	t.Parallel()
+	type outcome struct {
+		action  inboxdriver.Action
+		counted bool
+	}
+	for name, tt := range map[string]struct {
+		answer func(s *watermillbridge.Subscriber, out <-chan *message.Message)
+		want   outcome
+	}{
+		"ack":                         {func(_ *watermillbridge.Subscriber, out <-chan *message.Message) { (<-out).Ack() }, outcome{}},
+		"nack":                        {func(_ *watermillbridge.Subscriber, out <-chan *message.Message) { (<-out).Nack() }, outcome{inboxdriver.ActionRetry, false}},
+		"no answer":                   {func(_ *watermillbridge.Subscriber, out <-chan *message.Message) { <-out }, outcome{inboxdriver.ActionRetry, true}},
+		"nobody reads":                {func(*watermillbridge.Subscriber, <-chan *message.Message) {}, outcome{inboxdriver.ActionRetry, false}},
+		"closed while nobody reads":   {func(s *watermillbridge.Subscriber, _ <-chan *message.Message) { _ = s.Close() }, outcome{inboxdriver.ActionReturn, false}},
+		"closed before the answer":    {func(s *watermillbridge.Subscriber, out <-chan *message.Message) { <-out; _ = s.Close() }, outcome{inboxdriver.ActionReturn, false}},
+		"closed together with an ack": {func(s *watermillbridge.Subscriber, out <-chan *message.Message) { (<-out).Ack(); _ = s.Close() }, outcome{}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				s, out, process := subscribed(t)
+				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+				defer cancel()
+				done := make(chan error, 1)
+				go func() { done <- process(ctx, &inbox.Message{ID: uuid.Must(uuid.NewV7()), Name: "order.placed"}) }()
+				synctest.Wait()
+				tt.answer(s, out)
+				if f := inboxdriver.Classify(<-done); (outcome{f.Action, f.Counted}) != tt.want {
+					t.Errorf("%+v, want %+v", f, tt.want)
+				}
+				if err := s.Close(); err != nil {
+					t.Error(err)
+				}
+				if _, open := <-out; open {
+					t.Error("the channel is open after Close")
+				}
+			})
+		})
+	}
+}
+
+// Errors of consumers reach the caller, and a closed Subscriber takes no subscription.
+func TestSubscriberErrors(t *testing.T) {
+	t.Parallel()
+	broken := errors.New("broken")
+	s := watermillbridge.NewSubscriber(func(topic string, _ inbox.Processor) (watermillbridge.Consumer, error) {
+		if topic == "none" {
+			return nil, broken
+		}
+		return &consumer{fail: broken}, nil
+	})
+	for _, topic := range []string{"none", "a"} {
+		if _, err := s.Subscribe(t.Context(), topic); !errors.Is(err, broken) {
+			t.Errorf("Subscribe to %s: %v", topic, err)
+		}
+		if err := s.SubscribeInitialize(topic); !errors.Is(err, broken) {
+			t.Errorf("SubscribeInitialize of %s: %v", topic, err)
+		}
+	}
+	s, _, _ = subscribed(t)
+	if err := errors.Join(s.Close(), s.Close()); err != nil {
+		t.Error(err)
+	}
+	if _, err := s.Subscribe(t.Context(), "a"); err == nil {
+		t.Error("a closed Subscriber takes a subscription")
+	}
+}
+
+// kept is a publisher that keeps what it is given.
+type kept struct{ driver.Message }
+
+func (k *kept) Publish(_ context.Context, m driver.Message, done func(error)) {
+	k.Message = m
+	done(nil)
+}
+
+// What goes past the outbox, which would set its time, has one all the same.
+func TestDirectSetsTheTime(t *testing.T) {
+	t.Parallel()
+	var to kept
+	begin := time.Now()
+	if err := watermillbridge.Direct(&to)(t.Context(), outbox.Message{Name: "order.placed", Body: []byte("{}")}); err != nil {
+		t.Fatal(err)
+	}
+	if at := to.CreatedAt; at.Before(begin) || at.After(time.Now()) {
+		t.Errorf("sent with the time %v", at)
+	}
 }

@@ -1,3 +1,7 @@
+// Package conformance is what every implementation of the contracts of
+// idempotency/driver and idempotencypgx/driver must pass: [TestStore] for a Store,
+// [TestMiddleware] for a store below the HTTP middleware, [TestRecords] and [TestDo]
+// for Records.
 package conformance
 
 import (
@@ -9,6 +13,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/holdfast-go/holdfast/idempotency"
 	"github.com/holdfast-go/holdfast/idempotency/driver"
@@ -291,5 +297,188 @@ func testRivals(t *testing.T, store driver.Store) {
 		if won.Load() != 1 {
 			t.Fatalf("%d of %d acquired the key", won.Load(), rivals)
 		}
+	}
+}
+
+// The times of a store with the default configuration.
+const (
+	lease     = 30 * time.Second
+	retention = 48 * time.Hour
+)
+
+// Backend makes the stores under test.
+type Backend struct {
+	// New returns an empty store with the default lease and retention.
+	New func(t *testing.T) driver.Store
+	// Pass makes d pass for a key of every store that New returns: what is left of the key's lease and record
+	// gets shorter by d. nil is right with Bubble.
+	Pass func(t *testing.T, key driver.Key, d time.Duration)
+	// Bubble runs each test in a testing/synctest bubble. It is for stores whose leases are on the clock of
+	// package time, and that need no network.
+	Bubble bool
+}
+
+// run runs fn as a subtest on a new store.
+func (b Backend) run(t *testing.T, name string, fn func(t *testing.T, store driver.Store)) {
+	t.Helper()
+	t.Run(name, func(t *testing.T) {
+		t.Parallel()
+		inBubble(t, b.Bubble, func(t *testing.T) { fn(t, b.New(t)) })
+	})
+}
+
+func inBubble(t *testing.T, bubble bool, fn func(t *testing.T)) {
+	if bubble {
+		synctest.Test(t, fn)
+		return
+	}
+	fn(t)
+}
+
+// aged is a store for whose keys time passes.
+type aged struct {
+	driver.Store
+	pass func(key driver.Key, d time.Duration)
+}
+
+// runAged runs fn as a subtest on a store for whose keys time passes.
+func (b Backend) runAged(t *testing.T, name string, fn func(t *testing.T, store aged)) {
+	t.Helper()
+	b.run(t, name, func(t *testing.T, store driver.Store) {
+		fn(t, aged{store, func(key driver.Key, d time.Duration) {
+			if b.Pass == nil {
+				time.Sleep(d) // timing: in a bubble
+				return
+			}
+			b.Pass(t, key, d)
+		}})
+	})
+}
+
+func newClaim() driver.Claim {
+	return driver.NewClaim(driver.Key(idempotency.NewKey()), driver.FingerprintOf("request"))
+}
+
+// rival is another run of the claim's key.
+func rival(c driver.Claim) driver.Claim {
+	return driver.NewClaim(c.Key, driver.FingerprintOf("another request"))
+}
+
+// acquire begins a claim that must be acquired, with a whole lease.
+func acquire(t *testing.T, store driver.Store, c driver.Claim) {
+	t.Helper()
+	if out := begin(t, store, c); out.State != driver.Acquired || out.Lease != lease {
+		t.Fatalf("Begin = %+v; want acquired with a lease of %v", out, lease)
+	}
+}
+
+func begin(t *testing.T, store driver.Store, c driver.Claim) driver.BeginResult {
+	t.Helper()
+	out, err := store.Begin(t.Context(), c)
+	if err != nil {
+		t.Fatalf("Begin: %v", err)
+	}
+	return out
+}
+
+func must(t *testing.T, what string, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatalf("%s: %v", what, err)
+	}
+}
+
+var background = context.Background()
+
+// bare returns the store under test itself.
+func bare(store driver.Store) driver.Store {
+	if s, ok := store.(aged); ok {
+		return s.Store
+	}
+	return store
+}
+
+func look(t *testing.T, store driver.Store, key driver.Key) driver.Known {
+	t.Helper()
+	looker, ok := bare(store).(driver.Looker)
+	if !ok {
+		t.Skip("the store does not tell")
+	}
+	known, err := looker.Look(t.Context(), key)
+	must(t, "Look", err)
+	return known
+}
+
+// free checks that nothing is known of a key.
+func free(t *testing.T, store driver.Store, key driver.Key) {
+	t.Helper()
+	if known := look(t, store, key); known.State != 0 || known.Left != 0 || !known.Since.IsZero() || known.Fingerprint.Sum != "" || known.Response.Status != 0 {
+		t.Errorf("Look at a free key = %+v", known)
+	}
+}
+
+// clocks is how far the store's clock may be from that of the test.
+const clocks = time.Minute
+
+func testLook(t *testing.T, store driver.Store) {
+	c := newClaim()
+	free(t, store, c.Key)
+	began := time.Now()
+	acquire(t, store, c)
+	known := look(t, store, c.Key)
+	if known.State != driver.InProgress || known.Fingerprint != c.Fingerprint || known.Left <= 0 || known.Left > lease || known.Response.Status != 0 {
+		t.Errorf("Look at a claimed key = %+v; want what the claim says, with at most %v left", known, lease)
+	}
+	if known.Since.Sub(began).Abs() > clocks {
+		t.Errorf("claimed at %v, says Look at %v", began, known.Since)
+	}
+	free(t, store, driver.Key(idempotency.Key(c.Key).In("a scope")))
+	must(t, "Extend", store.Extend(t.Context(), c)) // a look takes nothing
+
+	want := driver.Response{Status: 201, Header: http.Header{"Location": {"/1"}}, Body: []byte("{}")}
+	must(t, "Complete", store.Complete(t.Context(), c, want))
+	done := look(t, store, c.Key)
+	if done.State != driver.Completed || done.Fingerprint != c.Fingerprint || done.Left <= 0 || !done.Since.Equal(known.Since) {
+		t.Errorf("Look at a completed key = %+v; want it completed, since %v", done, known.Since)
+	}
+	sameResponse(t, done.Response, want)
+
+	other := newClaim()
+	acquire(t, store, other)
+	must(t, "Release", store.Release(t.Context(), other))
+	free(t, store, other.Key)
+}
+
+func testLookAtExpired(t *testing.T, store aged) {
+	c := newClaim()
+	acquire(t, store, c)
+	store.pass(c.Key, lease)
+	free(t, store, c.Key)
+	acquire(t, store, rival(c))
+}
+
+func testLookAtFaded(t *testing.T, store aged) {
+	c := newClaim()
+	acquire(t, store, c)
+	must(t, "Complete", store.Complete(t.Context(), c, driver.Response{Status: 200}))
+	if known := look(t, store, c.Key); known.Left <= retention-lease || known.Left > retention {
+		t.Errorf("%v are left of a retention of %v", known.Left, retention)
+	}
+	store.pass(c.Key, retention)
+	free(t, store, c.Key)
+}
+
+func testLookRefuses(t *testing.T, store driver.Store) {
+	looker, ok := store.(driver.Looker)
+	if !ok {
+		t.Skip("the store does not tell")
+	}
+	if known, err := looker.Look(t.Context(), "x"); !errors.Is(err, driver.ErrKeyInvalid) {
+		t.Errorf("Look at a malformed key = %+v, %v; want ErrKeyInvalid", known, err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if known, err := looker.Look(ctx, newClaim().Key); err == nil {
+		t.Errorf("Look = %+v with a cancelled context", known)
 	}
 }

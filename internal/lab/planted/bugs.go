@@ -363,7 +363,7 @@ var bugs = []bug{
 		"\tg.enter(stopping)\n", "", suite("modules/service", "^TestRun_stopsInOrder$"),
 	},
 	{
-		"a part that ends by itself is not missed", "modules/service/part.go",
+		"a part that ends by itself is not missed", "modules/service/group.go",
 		"case err == nil && ctx.Err() == nil:", "case false:", suite("modules/service", "^TestRun_endsWithAnyPart$"),
 	},
 	{

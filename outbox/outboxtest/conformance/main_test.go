@@ -1,4 +1,4 @@
-package conformance_test
+package conformance
 
 import (
 	"os"
@@ -8,3 +8,17 @@ import (
 )
 
 func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }
+
+// A store that takes no notice of the place at which a list is to begin fails the suite, and does not hold it up.
+func TestPagesEnd(t *testing.T) {
+	asked := 0
+	got, err := inPages(23, func(limit int, _ string) ([]listed, error) {
+		if asked++; asked > 10 {
+			t.Fatal("is asked for page after page")
+		}
+		return make([]listed, limit), nil
+	})
+	if err != nil || len(got) <= 23 {
+		t.Errorf("%d entries, %v; want more than there are", len(got), err)
+	}
+}

@@ -3,8 +3,11 @@ package suite
 
 import (
 	"context"
+	"fmt"
 	"net/http"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	spb "google.golang.org/genproto/googleapis/rpc/status"
@@ -14,10 +17,16 @@ import (
 
 	"github.com/holdfast-go/holdfast/idempotency"
 	"github.com/holdfast-go/holdfast/idempotency/driver"
+	"github.com/holdfast-go/holdfast/idempotency/idempotencypgx"
+	"github.com/holdfast-go/holdfast/idempotency/idempotencyredis"
+	"github.com/holdfast-go/holdfast/idempotency/idempotencytest"
 	"github.com/holdfast-go/holdfast/internal/testenv"
+	"github.com/holdfast-go/holdfast/internal/testenv/pgtest"
+	"github.com/holdfast-go/holdfast/internal/testenv/redistest"
 	"github.com/holdfast-go/holdfast/modules/rpc/internal/exchange"
 	"github.com/holdfast-go/holdfast/modules/rpc/internal/shopv1"
 	"github.com/holdfast-go/holdfast/ratelimit"
+	"github.com/holdfast-go/holdfast/txretry"
 )
 
 // Setup is a server to be tested: the shop behind the limits, if there are some, and behind
@@ -168,5 +177,54 @@ func (r Reply) waits(t *testing.T) {
 	t.Helper()
 	if retry, ok := detail[*errdetails.RetryInfo](r); !ok || retry.GetRetryDelay().AsDuration() <= 0 {
 		t.Errorf("%v has no delay", r.Status)
+	}
+}
+
+// Stores are what a suite runs on: memory, Redis and Postgres. Keys are random, so its tests
+// share one database each. lease is that of Redis and Postgres.
+func Stores(t *testing.T, lease time.Duration) map[string]driver.Store {
+	t.Helper()
+	redis, err := idempotencyredis.New(redistest.New(t), idempotencyredis.Config{Lease: lease})
+	if err != nil {
+		t.Fatal(err)
+	}
+	manager, err := txretry.New(pgtest.New(t), txretry.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	postgres, err := idempotencypgx.New(manager, idempotencypgx.Config{Lease: lease})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := postgres.Migrate(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	return map[string]driver.Store{"memory": idempotencytest.NewStore(), "Redis": redis, "Postgres": postgres}
+}
+
+// TestAcross tests that servers of two protocols on one store are one service.
+func TestAcross(t *testing.T, protocols [2]Protocol, store driver.Store) {
+	var runs atomic.Int64
+	var clients []Client
+	for _, start := range protocols {
+		clients = append(clients, start(t, Setup{Store: store, Place: func(_ context.Context, req *shopv1.PlaceOrderRequest, _ Set) (*shopv1.Order, error) {
+			n := runs.Add(1)
+			if req.GetCents() < 0 {
+				return nil, Fail(codes.InvalidArgument, fmt.Sprint("refusal ", n), &errdetails.ErrorInfo{Reason: "NEGATIVE", Domain: "shop"})
+			}
+			return &shopv1.Order{Id: fmt.Sprint("order ", n)}, nil
+		}}))
+	}
+	for n, first := range clients {
+		for _, cents := range []int64{1, -1} {
+			ask := Ask{Keys: newKey(), Cents: cents}
+			want := first.Place(t.Context(), ask)
+			for _, other := range clients {
+				if got := other.Place(t.Context(), ask); !proto.Equal(got.Order, want.Order) || !proto.Equal(got.Status, want.Status) || !got.replayed() {
+					t.Errorf("from protocol %d: %v, then %v", n, want, got)
+				}
+			}
+			clients[1-n].Place(t.Context(), Ask{Keys: ask.Keys, Cents: 7}).is(t, codes.FailedPrecondition, "IDEMPOTENCY_KEY_REUSED")
+		}
 	}
 }

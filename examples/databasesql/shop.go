@@ -1,3 +1,5 @@
+// Package databasesql shows a shop on database/sql: orders are written with GORM and billed with code that
+// sqlc has generated, and the promises are those of pgx. The guide is in examples/guides/databasesql.md.
 package databasesql
 
 import (
@@ -7,6 +9,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"gorm.io/gorm"
 
+	"github.com/holdfast-go/holdfast/examples/databasesql/invoices"
+	"github.com/holdfast-go/holdfast/inbox/inboxpgx"
 	"github.com/holdfast-go/holdfast/outbox"
 	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
 	"github.com/holdfast-go/holdfast/txretry"
@@ -64,4 +68,17 @@ func (s *Shop) announce(ctx context.Context, tx pgx.Tx, o Order) error {
 	}
 	m.Key = o.ID // messages of one order stay in order
 	return s.Outbox.Write(ctx, tx, m)
+}
+
+// NewBooks returns the consumer's processor, which bills each order once: the invoice commits together with the
+// entry of the message.
+func NewBooks(manager *txretry.Manager) (*inboxpgx.Store, error) {
+	books, err := inboxpgx.New(manager, "billing", inboxpgx.Config{})
+	if err != nil {
+		return nil, err
+	}
+	err = inboxpgx.Handle(books, "order.placed", func(ctx context.Context, tx pgx.Tx, o Order) error {
+		return invoices.New(txretrysql.Tx(tx)).AddInvoice(ctx, invoices.AddInvoiceParams{OrderID: o.ID, Cents: o.Cents})
+	})
+	return books, err
 }

@@ -1,0 +1,363 @@
+package archtest_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	amqp "github.com/rabbitmq/amqp091-go"
+	goredis "github.com/redis/go-redis/v9"
+
+	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/inboxamqp"
+	"github.com/holdfast-go/holdfast/inbox/inboxpgx"
+	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/outboxamqp"
+	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
+	"github.com/holdfast-go/holdfast/txretry"
+)
+
+var goBlock = regexp.MustCompile("(?s)```go\n(.*?)```")
+
+// TestDocs: the Go code of every document stands in a Go file of the repository, which the build compiles.
+func TestDocs(t *testing.T) {
+	t.Parallel()
+	var code []string
+	for _, file := range files(t, ".go") {
+		code = append(code, normal(read(t, file)))
+	}
+	blocks := 0
+	for _, file := range files(t, ".md") {
+		for _, block := range goBlock.FindAllStringSubmatch(read(t, file), -1) {
+			blocks++
+			if !slices.ContainsFunc(code, func(c string) bool { return strings.Contains(c, normal(block[1])) }) {
+				t.Errorf("this code of %s is in no Go file:\n%s", file, block[1])
+			}
+		}
+	}
+	if blocks == 0 {
+		t.Error("the documents have no Go code")
+	}
+}
+
+// files returns the repository's files with this ending.
+func files(t *testing.T, ending string) []string {
+	t.Helper()
+	var found []string
+	err := filepath.WalkDir("../..", func(path string, entry fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if name := entry.Name(); entry.IsDir() && strings.HasPrefix(name, ".") && name != ".." {
+			return filepath.SkipDir
+		}
+		if strings.HasSuffix(path, ending) {
+			found = append(found, path)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return found
+}
+
+func read(t *testing.T, file string) string {
+	t.Helper()
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+// normal drops indentation, which differs inside a function.
+func normal(code string) string {
+	var lines []string
+	for line := range strings.Lines(code) {
+		lines = append(lines, strings.TrimSpace(line))
+	}
+	return strings.Join(lines, "\n")
+}
+
+type order struct {
+	ID string `json:"id"`
+}
+
+// The code of examples/guides, so that the compiler reads it too.
+
+var _ = []any{newPool, newRedis, behindPooler, doctor, placeOrder, relaying, billing, markers}
+
+func newPool(ctx context.Context, url, name string, conns int32) (*pgxpool.Pool, error) {
+	cfg, err := pgxpool.ParseConfig(url)
+	if err != nil {
+		return nil, err
+	}
+	cfg.MaxConns = conns
+	cfg.ConnConfig.RuntimeParams["application_name"] = name // who is who in pg_stat_activity
+	cfg.MaxConnLifetime = 30 * time.Minute                  // servers that were added or replaced get their share
+	cfg.MaxConnLifetimeJitter = 5 * time.Minute             // and not all at once
+	txretry.PreparePool(cfg)                                // bounds what pgxpool leaves without
+	return pgxpool.NewWithConfig(ctx, cfg)
+}
+
+func newRedis(url string) (*goredis.Client, error) {
+	options, err := goredis.ParseURL(url)
+	if err != nil {
+		return nil, err
+	}
+	options.ContextTimeoutEnabled = true // a call ends with its context, whatever hangs
+	return goredis.NewClient(options), nil
+}
+
+func behindPooler(direct, pooled *pgxpool.Pool) (store *outboxpgx.Store, err error) {
+	// in the process of the relay: past the pooler, so that it can LISTEN
+	store, err = outboxpgx.New(direct, outboxpgx.Config{})
+	// or: relays look once a second, and nobody notifies
+	store, err = outboxpgx.New(pooled, outboxpgx.Config{PollOnly: true})
+	return store, err
+}
+
+func doctor(ctx context.Context, out io.Writer, checks ...func(context.Context) error) (well bool) {
+	well = true
+	for _, look := range checks {
+		if err := look(ctx); err != nil {
+			fmt.Fprintln(out, err) // one line for each finding, with what mends it
+			well = false
+		}
+	}
+	return well
+}
+
+var errNoFunds = errors.New("no funds")
+
+func placeOrder(ctx context.Context, manager *txretry.Manager, store *outboxpgx.Store, o order) error {
+	return manager.Do(ctx, func(ctx context.Context, tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, "INSERT INTO orders (id) VALUES ($1)", o.ID); err != nil {
+			return err
+		}
+		m, err := outbox.NewMessage("order.placed", o)
+		if err != nil {
+			return err
+		}
+		m.Key = o.ID                              // messages of one order stay in order
+		m.NotBefore = time.Now().Add(time.Minute) // a delay, if it is to have one
+		return store.Write(ctx, tx, m)
+	})
+}
+
+func relaying(ctx context.Context, store *outboxpgx.Store, publisher *outboxamqp.Publisher) error {
+	relay, err := outbox.NewRelay(store, publisher, outbox.RelayConfig{})
+	if err != nil {
+		return err
+	}
+	return relay.Run(ctx) // publishes, listens, prunes, keeps the broker's connection; until ctx ends
+}
+
+func billing(dial func(context.Context) (*amqp.Connection, error), manager *txretry.Manager) (*inboxamqp.Consumer, error) {
+	books, err := inboxpgx.New(manager, "billing", inboxpgx.Config{})
+	if err != nil {
+		return nil, err
+	}
+	err = inboxpgx.Handle(books, "order.placed", func(ctx context.Context, tx pgx.Tx, o order) error {
+		_, err := tx.Exec(ctx, "INSERT INTO invoices (order_id) VALUES ($1)", o.ID)
+		return err // nil: commit, then acknowledge; an error: roll back, then retry or dead letter
+	})
+	if err != nil {
+		return nil, err
+	}
+	return inboxamqp.NewConsumer(dial, "billing.orders", books, inboxamqp.Config{
+		ConsumerConfig: inbox.ConsumerConfig{
+			Retry:     inbox.RetryPolicy{MaxAttempts: 4, BaseDelay: time.Second, Multiplier: 3},
+			TimeLimit: time.Hour, MemoryLimit: 256 << 20, // then a supervisor starts it afresh
+		},
+		Bindings: []inboxamqp.Binding{{Exchange: "shop", Key: "order.*"}},
+	})
+}
+
+func markers(err error) error {
+	switch {
+	case errors.Is(err, errNoFunds):
+		return inbox.Unrecoverable(err) // a dead letter at once
+	case errors.Is(err, context.DeadlineExceeded):
+		return inbox.Recoverable(err) // retried until it is a day old
+	}
+	return inbox.RetryAfter(err, 10*time.Minute)
+}
+
+var (
+	link  = regexp.MustCompile(`\]\(([^)\s]+)\)`)
+	block = regexp.MustCompile("(?s)```.*?```")
+)
+
+// TestLinks: what documents link to within the repository exists.
+func TestLinks(t *testing.T) {
+	t.Parallel()
+	links := 0
+	for _, file := range append(files(t, ".md"), "../../llms.txt") {
+		for _, found := range link.FindAllStringSubmatch(block.ReplaceAllString(read(t, file), ""), -1) {
+			target, _, _ := strings.Cut(found[1], "#")
+			if target == "" || strings.Contains(target, "://") || strings.HasPrefix(target, "mailto:") {
+				continue
+			}
+			links++
+			if _, err := os.Stat(filepath.Join(filepath.Dir(file), target)); err != nil {
+				t.Errorf("%s links %s, which does not exist", file, target)
+			}
+		}
+	}
+	if links == 0 {
+		t.Error("no document has links")
+	}
+}
+
+// ownCode finds the codes of problems: in literals, in constants and in methods.
+var ownCode = regexp.MustCompile(`(?:Code: +|Code[A-Z][A-Za-z]+ += |Code\(\) string +\{ return )"([A-Z][A-Z_]+)"`)
+
+// TestProblems: the types of problems link to headings that are there, and each heading is a code.
+func TestProblems(t *testing.T) {
+	t.Parallel()
+	codes := map[string]bool{}
+	for _, file := range files(t, ".go") {
+		if strings.HasSuffix(file, "_test.go") || strings.Contains(file, "/examples/") || strings.Contains(file, "/internal/") {
+			continue
+		}
+		for _, found := range ownCode.FindAllStringSubmatch(read(t, file), -1) {
+			codes[found[1]] = true
+		}
+	}
+	headings := map[string]bool{}
+	for line := range strings.Lines(read(t, "../../examples/guides/problems.md")) {
+		if heading, ok := strings.CutPrefix(line, "## "); ok {
+			headings[strings.TrimSpace(heading)] = true
+		}
+	}
+	if !maps.Equal(codes, headings) {
+		t.Errorf("codes %v, headings of problems.md %v", slices.Sorted(maps.Keys(codes)), slices.Sorted(maps.Keys(headings)))
+	}
+}
+
+// Migration tools know one sequence of numbers: no two packages have one of them, and each file has
+// another that undoes it.
+func TestMigrationsHaveNumbersOfTheirOwn(t *testing.T) {
+	t.Parallel()
+	all, err := filepath.Glob("../../*/*/migrations/*.sql")
+	if err != nil {
+		t.Fatal(err)
+	}
+	names, packages := map[string]bool{}, map[string]string{}
+	for _, path := range all {
+		name, number := filepath.Base(path), filepath.Base(path)[:4]
+		names[name] = true
+		if strings.HasSuffix(name, ".down.sql") {
+			continue
+		}
+		if other := packages[number]; other != "" {
+			t.Errorf("%s: the number is that of %s", path, other)
+		}
+		packages[number] = path
+	}
+	for _, path := range packages {
+		if down := strings.TrimSuffix(filepath.Base(path), ".sql") + ".down.sql"; !names[down] {
+			t.Errorf("%s: there is no %s", path, down)
+		}
+	}
+	if len(packages) < 5 {
+		t.Errorf("%d migrations were found", len(packages))
+	}
+}
+
+var (
+	testName = regexp.MustCompile(`\bTest[A-Z]\w*`)
+	testFunc = regexp.MustCompile(`(?m)^func (Test\w+)\(`)
+)
+
+// TestReliabilityNamesTests: every test that the page on reliability names is there, and every fault has one.
+func TestReliabilityNamesTests(t *testing.T) {
+	t.Parallel()
+	declared := map[string]bool{}
+	for _, file := range files(t, "_test.go") {
+		for _, found := range testFunc.FindAllStringSubmatch(read(t, file), -1) {
+			declared[found[1]] = true
+		}
+	}
+	_, faults, ok := strings.Cut(read(t, "../lab/reliability.md"), "\n| fault | found by | test |\n|---|---|---|\n")
+	if !ok {
+		t.Fatal("the page has no table of faults")
+	}
+	faults, _, _ = strings.Cut(faults, "\n\n")
+	for row := range strings.Lines(faults) {
+		names := testName.FindAllString(row, -1)
+		if len(names) == 0 {
+			t.Errorf("no test for %s", row)
+		}
+		for _, name := range names {
+			if !declared[name] {
+				t.Errorf("there is no %s, for %s", name, row)
+			}
+		}
+	}
+}
+
+// TestNestedModules: a release sets the version that every module for users requires.
+func TestNestedModules(t *testing.T) {
+	t.Parallel()
+	var modules []string
+	for _, used := range regexp.MustCompile(`(?m)^\t\./(.+)$`).FindAllStringSubmatch(read(t, "../../go.work"), -1) {
+		if !strings.HasPrefix(used[1], "examples/") && !strings.HasPrefix(used[1], "internal/") {
+			modules = append(modules, used[1])
+		}
+	}
+	listed := regexp.MustCompile(`(?m)^NESTED +:= (.+)$`).FindStringSubmatch(read(t, "../../Makefile"))
+	if len(listed) != 2 || !slices.Equal(modules, strings.Fields(listed[1])) {
+		t.Errorf("the Makefile releases %q, go.work has %q", listed, modules)
+	}
+	for _, dir := range modules {
+		if tag := "`" + dir + "/v1.2.3`"; !strings.Contains(read(t, "../../CONTRIBUTING.md"), tag) {
+			t.Errorf("CONTRIBUTING.md does not tag %s", tag)
+		}
+	}
+}
+
+// TestVersions: all images are of one version, and the README names it among those that are tested.
+func TestVersions(t *testing.T) {
+	t.Parallel()
+	images := regexp.MustCompile(`\b(postgres|redis|rabbitmq):([0-9.]+)-`)
+	versions := map[string]string{}
+	for file, want := range map[string]int{
+		"compose.yaml": 3, "examples/reservation/servers.go": 3, "internal/lab/servers/ladder.go": 3, "internal/testenv/postgres.go": 1,
+	} {
+		found := images.FindAllStringSubmatch(read(t, "../../"+file), -1)
+		if len(found) != want {
+			t.Errorf("%s names %d images, want %d", file, len(found), want)
+		}
+		for _, image := range found {
+			product, version := image[1], image[2]
+			if versions[product] == "" {
+				versions[product] = version
+			}
+			if version != versions[product] {
+				t.Errorf("%s names %s %s, another file %s", file, product, version, versions[product])
+			}
+		}
+	}
+	_, tested, _ := strings.Cut(read(t, "../../README.md"), "\nTested with ")
+	tested, _, _ = strings.Cut(tested, "\n")
+	for product, name := range map[string]string{"postgres": "PostgreSQL", "redis": "Redis", "rabbitmq": "RabbitMQ"} {
+		if !regexp.MustCompile(name + `[0-9., and]* ` + regexp.QuoteMeta(versions[product]) + `\b`).MatchString(tested) {
+			t.Errorf("the README does not say that %s %s is tested: %q", name, versions[product], tested)
+		}
+	}
+}
