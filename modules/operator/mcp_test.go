@@ -94,7 +94,7 @@ func (a *agent) call(t *testing.T, tool string, arguments map[string]any) (answe
 	return answer, result.IsError
 }
 
-var readers = []string{"explain", "groups", "idempotency", "letters", "limits", "log", "status", "waiting"}
+var readers = []string{"dead_letters", "explain", "groups", "idempotency", "limits", "log", "status", "waiting"}
 
 // An agent may read all but bodies and headers, and change nothing, unless more is allowed.
 func TestMCPReads(t *testing.T) {
@@ -108,8 +108,8 @@ func TestMCPReads(t *testing.T) {
 	}
 	a.tells(t, "status", nil, `"name":"billing"`, `"overdue":2`, `"unrecoverable":3`)
 	a.tells(t, "groups", map[string]any{"from": []string{"billing"}}, `"count":2`, "no handler for c", "!no exchange")
-	a.tells(t, "letters", nil, "no exchange a", "no handler for d", "!secret", "!tenant", `!"more"`)
-	a.tells(t, "letters", map[string]any{"error": "for c", "limit": 1}, "no handler for c", "!for d", `"more":true`)
+	a.tells(t, "dead_letters", nil, "no exchange a", "no handler for d", "!secret", "!tenant", `!"more"`)
+	a.tells(t, "dead_letters", map[string]any{"error": "for c", "limit": 1}, "no handler for c", "!for d", `"more":true`)
 	a.tells(t, "explain", map[string]any{"id": a.ids["a"]}, "no exchange a", "the broker refuses", `"alike":1`, "!secret", "!tenant")
 	a.tells(t, "explain", map[string]any{"id": a.ids["d"], "from": []string{"inbox"}}, "no handler for d", "another attempt is of no use")
 	a.tells(t, "waiting", nil, `"found":[]`)
@@ -122,7 +122,7 @@ func TestMCPReads(t *testing.T) {
 	} {
 		a.refuses(t, "explain", wrong, text)
 	}
-	a.refuses(t, "letters", map[string]any{"since": "yesterday"}, "since")
+	a.refuses(t, "dead_letters", map[string]any{"since": "yesterday"}, "since")
 	a.refuses(t, "limits", map[string]any{"key": ""}, "say the key")
 	a.refuses(t, "idempotency", map[string]any{"key": "\n"}, "not a key")
 	a.refuses(t, "retry", map[string]any{"all": true, "reason": "x"}, "unknown tool")
@@ -157,7 +157,7 @@ func TestMCPChanges(t *testing.T) {
 	}
 	a.tells(t, "retry", map[string]any{"from": []string{"billing"}, "name": "d", "patch": `{"a":1}`, "reason": "x"}, `"count":0,"failed":1`, "hides a part")
 	a.tells(t, "drop", map[string]any{"from": []string{"billing"}, "all": true, "reason": "a test"}, `"count":3`)
-	a.tells(t, "letters", map[string]any{"from": []string{"billing"}}, `"found":[]`)
+	a.tells(t, "dead_letters", map[string]any{"from": []string{"billing"}}, `"found":[]`)
 	a.tells(t, "pause", map[string]any{"part": "outbox", "reason": "the broker moves"}, `"paused":true`)
 	a.tells(t, "status", nil, `"by":"agent of ada","reason":"the broker moves"`)
 	a.tells(t, "resume", map[string]any{"part": "outbox", "reason": "it has"}, `"paused":false`)

@@ -96,14 +96,14 @@ func TestPageShows(t *testing.T) {
 	s.get(t, "", 200, "the shop", "ada", "outbox", "billing", "unrecoverable 3", "holds", " /s", "0 held", "default closed")
 	s.get(t, "groups", 200, "no exchange a", "no handler for c", "Retry all")
 	s.get(t, "groups?name=c", 200, "no handler for c", `<span class="count">2</span>`)
-	s.get(t, "letters?from=outbox", 200, "no exchange b", s.ids["a"].String())
-	s.get(t, "letters?error=nothing", 200, "There is none.")
+	s.get(t, "dead-letters?from=outbox", 200, "no exchange b", s.ids["a"].String())
+	s.get(t, "dead-letters?error=nothing", 200, "There is none.")
 	s.get(t, "waiting", 200, "There is none.")
 	s.get(t, "waiting?parked=1&from=outbox", 200, "There is none.")
-	s.get(t, "letters?name=c", 200, `<option value="a"></option>`, `<option value="permanent"></option>`) // of what was shown before
+	s.get(t, "dead-letters?name=c", 200, `<option value="a"></option>`, `<option value="permanent"></option>`) // of what was shown before
 	s.get(t, "log", 200, "There is none.")
 	s.get(t, "limits?key=grace", 200, "user", "10")
-	if body := s.get(t, "letters?name=c&limit=1", 200, "Up to 1,000"); strings.Count(body, "checkbox") != 1 {
+	if body := s.get(t, "dead-letters?name=c&limit=1", 200, "Up to 1,000"); strings.Count(body, "checkbox") != 1 {
 		t.Errorf("more than one is listed: %s", body)
 	}
 }
@@ -117,21 +117,21 @@ func TestPageLetter(t *testing.T) {
 		}
 		return []byte(strings.ReplaceAll(string(m.Body), "a", "*"))
 	}})
-	a := fmt.Sprintf("letter?from=outbox&id=outbox/%s", s.ids["a"])
+	a := fmt.Sprintf("dead-letter?from=outbox&id=outbox/%s", s.ids["a"])
 	if body := s.get(t, a, 200, "no exchange a", "key a", "Show the body"); strings.Contains(body, "secret") || strings.Contains(body, "tenant") {
 		t.Errorf("what was not asked for is shown: %s", body)
 	}
 	s.get(t, a+"&body=1", 200, `"secret": "*"`, "tenant")
-	s.get(t, fmt.Sprintf("letter?from=outbox&id=outbox/%s&body=1", s.ids["b"]), 200, "cle*rs the screen")
-	s.get(t, fmt.Sprintf("letter?from=billing&id=billing/%s&body=1", s.ids["d"]), 200, "hidden by the service")
-	s.get(t, "letter?from=outbox&id=outbox/00000000-0000-7000-8000-000000000000", 404, "no such dead letter")
+	s.get(t, fmt.Sprintf("dead-letter?from=outbox&id=outbox/%s&body=1", s.ids["b"]), 200, "cle*rs the screen")
+	s.get(t, fmt.Sprintf("dead-letter?from=billing&id=billing/%s&body=1", s.ids["d"]), 200, "hidden by the service")
+	s.get(t, "dead-letter?from=outbox&id=outbox/00000000-0000-7000-8000-000000000000", 404, "no such dead letter")
 }
 
 // Without an Authorizer the page changes nothing and shows no body.
 func TestPageReadOnly(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, page.Config{})
-	for _, address := range []string{"", "groups", "letters", "letter?from=outbox&id=outbox/" + s.ids["a"].String() + "&body=1", "limits?key=ada"} {
+	for _, address := range []string{"", "groups", "dead-letters", "dead-letter?from=outbox&id=outbox/" + s.ids["a"].String() + "&body=1", "limits?key=ada"} {
 		if body := s.get(t, address, 200, "read only"); strings.Contains(body, "preview") || strings.Contains(body, "secret") || strings.Contains(body, "apply") {
 			t.Errorf("%s: %s", address, body)
 		}
@@ -152,13 +152,13 @@ func TestPageRefuses(t *testing.T) {
 		return operator.Access{Change: true}, errors.New("wrong key")
 	}})
 	for _, address := range []string{
-		"letters?from=nobody", "letters?since=soon", "letters?limit=0", "letters?limit=1001", "letters?id=outbox/1",
-		"letters?id=nobody/" + s.ids["a"].String(), "preview?what=burn", "preview?what=retry&rate=fast", "preview?what=retry&rate=-1",
+		"dead-letters?from=nobody", "dead-letters?since=soon", "dead-letters?limit=0", "dead-letters?limit=1001", "dead-letters?id=outbox/1",
+		"dead-letters?id=nobody/" + s.ids["a"].String(), "preview?what=burn", "preview?what=retry&rate=fast", "preview?what=retry&rate=-1",
 		"preview?what=retry&rate=NaN", "preview?what=retry&chosen=1", "preview?what=drop&reason=" + strings.Repeat("x", 1001),
 	} {
 		s.get(t, address, 400)
 	}
-	s.get(t, "letter?from=outbox", 400)
+	s.get(t, "dead-letter?from=outbox", 400)
 	s.get(t, "nowhere", 404)
 	s.get(t, "job?id=1", 404)
 	s.get(t, "progress?id=1", 404)
@@ -209,7 +209,7 @@ func TestPageLinks(t *testing.T) {
 			}
 		}
 	}
-	for _, want := range []string{"style.css", "page.js", "icon.svg", "groups", "letters", "waiting", "limits", "log", "preview"} {
+	for _, want := range []string{"style.css", "page.js", "icon.svg", "groups", "dead-letters", "waiting", "limits", "log", "preview"} {
 		if !seen[want] {
 			t.Errorf("nothing leads to %s", want)
 		}
@@ -322,7 +322,7 @@ func TestPageChanges(t *testing.T) {
 	s.applied(t, "preview?"+html.UnescapeString(group[1]), url.Values{"reason": {"handler deployed"}}, "2 would be sent again", "billing: 2")
 	s.get(t, "groups?name=c", 200, "There is none.")
 	s.applied(t, "preview?what=drop&chosen=1&id=outbox/"+s.ids["a"].String()+"&id=billing/"+s.ids["d"].String(), nil, "2 would be deleted for ever")
-	s.get(t, "letters", 200, "no exchange b", "1 in all")
+	s.get(t, "dead-letters", 200, "no exchange b", "1 in all")
 	for _, asked := range []string{"", "&until=0s", "&until=2999-01-01T00:00:00Z", "&since=1h&until=10ms"} {
 		found := regexp.MustCompile(`name="(?:since|until)" value="([^"]*)"`).FindAllStringSubmatch(s.get(t, "preview?what=retry"+asked, 200), -1)
 		if len(found) != 1+strings.Count(asked, "since") {
@@ -335,7 +335,7 @@ func TestPageChanges(t *testing.T) {
 		}
 	}
 	s.applied(t, "preview?what=retry&matching=1", url.Values{"rate": {"50"}}, "1 would be sent again")
-	s.get(t, "letters", 200, "There is none.")
+	s.get(t, "dead-letters", 200, "There is none.")
 	s.get(t, "waiting?from=outbox", 200, "key b")
 	s.get(t, "log", 200, "handler deployed", "retry", "drop", "ada", "Begun on this page")
 }
@@ -344,7 +344,7 @@ func TestPageChanges(t *testing.T) {
 func TestPageMarks(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, page.Config{Authorize: everything})
-	s.get(t, "letters", 200, `<form method="post" action="preview">`)
+	s.get(t, "dead-letters", 200, `<form method="post" action="preview">`)
 	marked := url.Values{"what": {"retry"}, "id": {"outbox/" + s.ids["a"].String(), "outbox/" + s.ids["b"].String()}}
 	marked.Set("chosen", "1")
 	s.post(t, "preview", marked, 200, "2 would be sent again")

@@ -3,7 +3,6 @@ package agents
 import (
 	"context"
 	"errors"
-	"fmt"
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
@@ -41,7 +40,7 @@ func (a *agents) turn(what string) func(context.Context, asksTurn) (core.Turned,
 			return core.Turned{}, err
 		}
 		c := core.Change{By: a.cfg.Access.By, Reason: in.Reason}
-		if err := c.Validate(); err != nil {
+		if err := core.Validate(c); err != nil {
 			return core.Turned{}, err
 		}
 		return core.Turned{Part: p.Name, Paused: what == core.Pausing}, a.o.Turn(ctx, what, p, c)
@@ -50,7 +49,7 @@ func (a *agents) turn(what string) func(context.Context, asksTurn) (core.Turned,
 
 // asksDrop chooses dead letters that are to go.
 type asksDrop struct {
-	chosenLetters
+	core.Typed
 	All    bool   `json:"all,omitempty" jsonschema:"really all of them, where nothing else chooses"`
 	Reason string `json:"reason" jsonschema:"why, for the log"`
 	DryRun bool   `json:"dry_run,omitempty" jsonschema:"only tell what would be done"`
@@ -80,23 +79,17 @@ func (a *agents) retry(ctx context.Context, in asksRetry) (found[core.Changed], 
 }
 
 func (a *agents) change(ctx context.Context, what string, in asksDrop, c core.Change) (found[core.Changed], error) {
-	places, s, err := in.selection(a.o)
+	places, f, err := a.o.Choose(in.Typed, "")
 	if err != nil {
 		return found[core.Changed]{}, err
 	}
-	if !s.Chooses() && !in.All {
+	if !core.Chooses(f) && !in.All {
 		return found[core.Changed]{}, errors.New("choose by ids, name, key, class, group, error, since, until or limit, or say all")
 	}
 	c.By, c.Reason, c.DryRun = a.cfg.Access.By, in.Reason, in.DryRun
-	if err := c.Validate(); err != nil {
+	if err := core.Validate(c); err != nil {
 		return found[core.Changed]{}, err
 	}
-	done, err := core.EachPlace(ctx, places, func(ctx context.Context, p core.Place) ([]core.Changed, error) {
-		r, err := a.o.Apply(ctx, what, p, s, c)
-		if err == nil && r.Failed > 0 {
-			err = fmt.Errorf("%d could not be", r.Failed)
-		}
-		return []core.Changed{{From: p.Name, Count: r.Returned, Outlived: r.Outlived, Failed: r.Failed, DryRun: c.DryRun}}, err
-	})
+	done, err := a.o.ApplyTo(ctx, what, places, f, c, nil)
 	return found[core.Changed]{Found: done, Failed: core.TextOf(err)}, nil
 }

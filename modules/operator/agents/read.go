@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 
 	"github.com/google/uuid"
 	"github.com/modelcontextprotocol/go-sdk/mcp"
@@ -24,7 +23,7 @@ func (a *agents) addReaders(s *mcp.Server) {
 	addReader(s, "status", "The state of every outbox, consumer and sweep: what waits, for how long, and what failed. Times are in seconds.",
 		func(ctx context.Context, _ nothing) (core.Status, error) { return a.o.LookForRates(ctx), nil })
 	addReader(s, "groups", "The dead letters by the kind of their failure, the most frequent first: how many, since when, and the last one without its body.", a.groups)
-	addReader(s, "letters", fmt.Sprintf("The dead letters, those of an outbox the oldest first, without their bodies: at most %d of each outbox and consumer.", mostForAgents), a.letters)
+	addReader(s, "dead_letters", fmt.Sprintf("The dead letters, those of an outbox the oldest first, without their bodies: at most %d of each outbox and consumer.", mostForAgents), a.deadLetters)
 	addReader(s, "explain", "All that is known of one dead letter: its error, its attempts before, its trace, how many others failed in its way, "+
 		"what waits behind it, and what its class means.", a.explain)
 	addReader(s, "waiting", "The messages of the outboxes that are not published yet: ready, or parked until their next attempt.", a.waiting)
@@ -33,38 +32,37 @@ func (a *agents) addReaders(s *mcp.Server) {
 	addReader(s, "log", "What operators did, by whom and why, the newest first.", a.log)
 }
 
-func (a *agents) groups(ctx context.Context, in chosenLetters) (found[core.Group], error) {
-	places, s, err := in.selection(a.o)
+func (a *agents) groups(ctx context.Context, in core.Typed) (found[core.Group], error) {
+	places, f, err := a.o.Choose(in, "")
 	if err != nil {
 		return found[core.Group]{}, err
 	}
-	all, err := core.EachPlace(ctx, places, func(ctx context.Context, p core.Place) ([]core.Group, error) { return p.Groups(ctx, s) })
-	slices.SortStableFunc(all, func(x, y core.Group) int { return cmp.Compare(y.Count, x.Count) })
+	all, err := core.Groups(ctx, places, f)
 	return found[core.Group]{all[:min(len(all), mostForAgents)], len(all) > mostForAgents, core.TextOf(err)}, nil
 }
 
-// asksLetters chooses dead letters that are listed.
-type asksLetters struct {
-	chosenLetters
-	After string `json:"after,omitempty" jsonschema:"of one outbox: go on behind the letter with this cursor"`
+// asksDeadLetters chooses dead letters that are listed.
+type asksDeadLetters struct {
+	core.Typed
+	After string `json:"after,omitempty" jsonschema:"of one outbox: go on behind the dead letter with this cursor"`
 }
 
-func (a *agents) letters(ctx context.Context, in asksLetters) (found[core.Letter], error) {
+func (a *agents) deadLetters(ctx context.Context, in asksDeadLetters) (found[core.Message], error) {
 	in.Limit = min(cmp.Or(in.Limit, mostForAgents), mostForAgents)
-	places, s, err := in.selection(a.o)
+	places, f, err := a.o.Choose(in.Typed, "")
 	if err != nil {
-		return found[core.Letter]{}, err
+		return found[core.Message]{}, err
 	}
-	if s.Behind = in.After; s.Behind != "" && len(places) != 1 {
-		return found[core.Letter]{}, errors.New("after: say by from which outbox")
+	if f.After = in.After; f.After != "" && len(places) != 1 {
+		return found[core.Message]{}, errors.New("after: say by from which outbox")
 	}
 	more := false
-	all, err := core.EachPlace(ctx, places, func(ctx context.Context, p core.Place) ([]core.Letter, error) {
-		of, err := p.List(ctx, s, false)
-		more = more || len(of) >= s.Limit
+	all, err := core.EachPlace(ctx, places, func(ctx context.Context, p core.Place) ([]core.Message, error) {
+		of, err := p.List(ctx, f, false)
+		more = more || len(of) >= f.Limit
 		return of, err
 	})
-	return found[core.Letter]{all, more, core.TextOf(err)}, nil
+	return found[core.Message]{all, more, core.TextOf(err)}, nil
 }
 
 // asksWaiting chooses messages that are not published.
@@ -76,22 +74,22 @@ type asksWaiting struct {
 	After  string   `json:"after,omitempty" jsonschema:"of one outbox: go on behind the message with this cursor"`
 }
 
-func (a *agents) waiting(ctx context.Context, in asksWaiting) (found[core.Letter], error) {
+func (a *agents) waiting(ctx context.Context, in asksWaiting) (found[core.Message], error) {
 	places, err := a.o.Chosen(in.From, core.KindOutbox)
 	if err != nil {
-		return found[core.Letter]{}, err
+		return found[core.Message]{}, err
 	}
 	f := outbox.WaitingFilter{Parked: in.Parked, Name: in.Name, Key: in.Key, Limit: mostForAgents, After: in.After}
 	if in.After != "" && len(places) != 1 {
-		return found[core.Letter]{}, errors.New("after: say by from which outbox")
+		return found[core.Message]{}, errors.New("after: say by from which outbox")
 	}
 	more := false
-	all, err := core.EachPlace(ctx, places, func(ctx context.Context, p core.Place) ([]core.Letter, error) {
+	all, err := core.EachPlace(ctx, places, func(ctx context.Context, p core.Place) ([]core.Message, error) {
 		of, err := a.o.WaitingAt(ctx, p.Name, f)
 		more = more || len(of) >= f.Limit
 		return of, err
 	})
-	return found[core.Letter]{all, more, core.TextOf(err)}, nil
+	return found[core.Message]{all, more, core.TextOf(err)}, nil
 }
 
 // asksLimits names the caller whose limits are wanted.
@@ -138,8 +136,8 @@ func (a *agents) log(ctx context.Context, in asksLog) (found[operator.Action], e
 	return found[operator.Action]{all, len(all) >= mostForAgents, core.TextOf(err)}, nil
 }
 
-// asksLetter names one dead letter.
-type asksLetter struct {
+// asksDeadLetter names one dead letter.
+type asksDeadLetter struct {
 	ID   string   `json:"id" jsonschema:"the id of the message"`
 	From []string `json:"from,omitempty" jsonschema:"the outbox or the consumer, where several have the message"`
 	Body bool     `json:"body,omitempty" jsonschema:"also the body and the headers, where they may be seen"`
@@ -147,20 +145,20 @@ type asksLetter struct {
 
 // explained is a dead letter and what stands around it.
 type explained struct {
-	core.Letter
+	core.Message
 	Trace string `json:"trace_id,omitempty"`
 	// Meaning says what its class means. Empty: the class is the service's own.
 	Meaning string `json:"meaning,omitempty"`
 	// Alike is how many dead letters of the place have failed in its way.
 	Alike int `json:"alike"`
 	// Behind are messages of the same key that wait in the outbox, and Parked how many wait for a consumer.
-	Behind []core.Letter `json:"waiting_behind,omitempty"`
-	Parked int           `json:"parked_behind,omitempty"`
+	Behind []core.Message `json:"waiting_behind,omitempty"`
+	Parked int            `json:"parked_behind,omitempty"`
 	// Hidden says why the body is not shown.
 	Hidden string `json:"hidden,omitempty"`
 }
 
-func (a *agents) explain(ctx context.Context, in asksLetter) (found[explained], error) {
+func (a *agents) explain(ctx context.Context, in asksDeadLetter) (found[explained], error) {
 	id, err := uuid.Parse(in.ID)
 	if err != nil {
 		return found[explained]{}, fmt.Errorf("%.40q is not an id", in.ID)
@@ -183,14 +181,14 @@ func (a *agents) explain(ctx context.Context, in asksLetter) (found[explained], 
 }
 
 func (a *agents) explainAt(ctx context.Context, p core.Place, id uuid.UUID, body bool) ([]explained, error) {
-	letters, err := p.List(ctx, core.Selection{IDs: []uuid.UUID{id}}, true)
-	if err != nil || len(letters) == 0 {
+	all, err := p.List(ctx, core.Filter{IDs: []uuid.UUID{id}}, true)
+	if err != nil || len(all) == 0 {
 		return nil, err
 	}
-	e := explained{Letter: letters[0], Trace: core.TraceID(letters[0].Headers["traceparent"]), Meaning: meanings[letters[0].Class]}
+	e := explained{Message: all[0], Trace: all[0].TraceID(), Meaning: meanings[all[0].Class]}
 	a.cover(&e, body)
 	if e.Fingerprint != "" {
-		if e.Alike, err = p.Count(ctx, core.Selection{Group: e.Fingerprint}); err != nil {
+		if e.Alike, err = p.Count(ctx, core.Filter{Fingerprint: e.Fingerprint}); err != nil {
 			return []explained{e}, err
 		}
 	}
@@ -201,7 +199,7 @@ func (a *agents) explainAt(ctx context.Context, p core.Place, id uuid.UUID, body
 // maxBodyForAgents bounds a body that is shown, in bytes.
 const maxBodyForAgents = 64 << 10
 
-// cover leaves out of a letter what may not be seen, or was not asked for.
+// cover leaves out of a dead letter what may not be seen, or was not asked for.
 func (a *agents) cover(e *explained, body bool) {
 	if !body {
 		e.Body, e.BodyBase64, e.Headers = "", "", nil
@@ -227,45 +225,5 @@ var meanings = map[string]string{
 	"unroutable":    "the broker has no queue for the message. Declare the binding, then retry.",
 }
 
-// mostForAgents is how many letters a tool lists at most: an agent reads all of them.
+// mostForAgents is how many messages a tool lists at most: an agent reads all of them.
 const mostForAgents = 100
-
-// chosenLetters are the dead letters that an agent chooses: those that match all that is set.
-type chosenLetters struct {
-	From  []string `json:"from,omitempty" jsonschema:"only of these outboxes and consumers, by the names that status tells"`
-	IDs   []string `json:"ids,omitempty" jsonschema:"only these messages, by their ids"`
-	Name  string   `json:"name,omitempty" jsonschema:"only messages of this name"`
-	Key   string   `json:"key,omitempty" jsonschema:"only messages of this ordering key"`
-	Class string   `json:"class,omitempty" jsonschema:"only failures of this class"`
-	Group string   `json:"group,omitempty" jsonschema:"only failures of this group, by the fingerprint that groups tells"`
-	Error string   `json:"error,omitempty" jsonschema:"only failures with this text in the error"`
-	Since string   `json:"since,omitempty" jsonschema:"only failures since then: 2h for two hours ago, or 2026-01-02T15:04:05Z"`
-	Until string   `json:"until,omitempty" jsonschema:"only failures before then"`
-	Limit int      `json:"limit,omitempty" jsonschema:"at most so many of each outbox and consumer, of an outbox the oldest"`
-}
-
-// selection is what is chosen, and of which places.
-func (c chosenLetters) selection(o *core.Operator) ([]core.Place, core.Selection, error) {
-	s := core.Selection{Name: c.Name, Key: c.Key, Class: c.Class, Group: c.Group, ErrorContains: c.Error, Limit: c.Limit}
-	places, err := o.Chosen(c.From, "")
-	if err != nil {
-		return nil, s, err
-	}
-	for _, text := range c.IDs {
-		id, err := uuid.Parse(text)
-		if err != nil {
-			return nil, s, fmt.Errorf("%.40q is not an id", text)
-		}
-		s.IDs = append(s.IDs, id)
-	}
-	if c.Limit < 0 {
-		return nil, s, fmt.Errorf("limit is %d", c.Limit)
-	}
-	if s.After, err = core.ParseMoment(c.Since); err != nil {
-		return nil, s, fmt.Errorf("since: %w", err)
-	}
-	if s.Before, err = core.ParseMoment(c.Until); err != nil {
-		return nil, s, fmt.Errorf("until: %w", err)
-	}
-	return places, s, nil
-}

@@ -1,7 +1,6 @@
 package command
 
 import (
-	"context"
 	"errors"
 	"fmt"
 
@@ -20,9 +19,8 @@ func (o *commands) retry() *cobra.Command {
 			"attempts forgotten. Mend first what made them fail. --body and --patch replace their bodies on the way; their ids stay,\n" +
 			"so that what was processed after all is not processed again.",
 	}
-	from, selected, changed := o.addFrom(cmd, ""), o.addSelectFlags(cmd, ""), addChangeFlags(cmd)
-	all := addAll(cmd)
-	cmd.ValidArgsFunction = o.completing("", letterID)
+	chosen, changed, all := o.addSelectFlags(cmd, ""), addChangeFlags(cmd), addAll(cmd)
+	cmd.ValidArgsFunction = o.completing("", messageID)
 	cmd.Flags().Float64Var(&changed.c.PerSecond, "rate", 0, "at most so many a second (0: as fast as it goes)")
 	cmd.Flags().BoolVar(&changed.c.Force, "force", false, "also those that are older than the consumers' memory of what was processed: they may take effect twice")
 	edited := addEditFlags(cmd)
@@ -32,7 +30,7 @@ func (o *commands) retry() *cobra.Command {
 			return err
 		}
 		changed.c.Edit = e.Function(nil)
-		return o.change(cmd, "retry", from, selected, changed, *all, args)
+		return o.change(cmd, "retry", chosen, changed, *all, args)
 	}
 	return cmd
 }
@@ -40,11 +38,10 @@ func (o *commands) retry() *cobra.Command {
 // drop removes dead letters.
 func (o *commands) drop() *cobra.Command {
 	cmd := &cobra.Command{Use: "drop [ID...]", Short: "Remove dead letters for ever"}
-	from, selected, changed := o.addFrom(cmd, ""), o.addSelectFlags(cmd, ""), addChangeFlags(cmd)
-	all := addAll(cmd)
-	cmd.ValidArgsFunction = o.completing("", letterID)
+	chosen, changed, all := o.addSelectFlags(cmd, ""), addChangeFlags(cmd), addAll(cmd)
+	cmd.ValidArgsFunction = o.completing("", messageID)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		return o.change(cmd, "drop", from, selected, changed, *all, args)
+		return o.change(cmd, "drop", chosen, changed, *all, args)
 	}
 	return cmd
 }
@@ -53,8 +50,9 @@ func addAll(cmd *cobra.Command) *bool {
 	return cmd.Flags().Bool("all", false, "really all of them, where nothing else chooses")
 }
 
-func (o *commands) change(cmd *cobra.Command, what string, from *placeFlag, selected *selectFlags, flags *changeFlags, all bool, ids []string) error {
-	s, err := selected.selection(ids)
+func (o *commands) change(cmd *cobra.Command, what string, chosen *core.Typed, flags *changeFlags, all bool, ids []string) error {
+	chosen.IDs = ids
+	places, f, err := o.Choose(*chosen, "")
 	if err != nil {
 		return err
 	}
@@ -62,37 +60,27 @@ func (o *commands) change(cmd *cobra.Command, what string, from *placeFlag, sele
 	if err != nil {
 		return err
 	}
-	if !s.Chooses() && !all {
+	if !core.Chooses(f) && !all {
 		return core.Mistakef("%s: choose by id, --name, --key, --class, --group, --error, --since, --until or --limit, or say --all", what)
 	}
-	places, err := o.Chosen(from.names, "")
-	if err != nil {
-		return err
-	}
-	done, failed := core.EachPlace(cmd.Context(), places, func(ctx context.Context, p core.Place) ([]core.Changed, error) {
-		c, finish := o.withProgress(ctx, cmd, what, p, s, c)
-		defer finish()
-		r, err := o.Apply(ctx, what, p, s, c)
-		if err == nil && r.Failed > 0 {
-			err = fmt.Errorf("%d could not be", r.Failed)
-		}
-		return []core.Changed{{From: p.Name, Count: r.Returned, Outlived: r.Outlived, Failed: r.Failed, DryRun: c.DryRun}}, err
+	done, failed := o.ApplyTo(cmd.Context(), what, places, f, c, func(p core.Place, c core.Change) (core.Change, func()) {
+		return o.withProgress(cmd, what, p, f, c)
 	})
-	return errors.Join(printChanged(cmd, what, done), failed, allFound(s, done, failed))
+	return errors.Join(printChanged(cmd, what, done), failed, allFound(f, done, failed))
 }
 
-// allFound returns an error where fewer letters were found than were asked for by id. A failure may be why.
-func allFound(s core.Selection, done []core.Changed, failed error) error {
+// allFound returns an error where fewer dead letters were found than were asked for by id. A failure may be why.
+func allFound(f core.Filter, done []core.Changed, failed error) error {
 	found := 0
 	for _, c := range done {
 		found += c.Count + c.Outlived + c.Failed
 	}
-	asked := len(s.IDs)
+	asked := len(f.IDs)
 	switch {
 	case failed != nil || found >= asked:
 		return nil
 	case asked == 1:
-		return fmt.Errorf("there is no such dead letter: %s", s.IDs[0])
+		return fmt.Errorf("there is no such dead letter: %s", f.IDs[0])
 	}
 	return fmt.Errorf("%d of the %d ids are no such dead letters", asked-found, asked)
 }

@@ -80,53 +80,53 @@ func completions(begun string, given, known []string) ([]cobra.Completion, cobra
 	return slices.Sorted(maps.Keys(values)), cobra.ShellCompDirectiveNoFileComp
 }
 
-// letterValues complete the flags that choose dead letters with what some of them have.
-var letterValues = map[string]func(core.Letter) string{
-	"name":  func(l core.Letter) string { return core.Plain(l.Name) },
-	"key":   func(l core.Letter) string { return core.Plain(l.Key) },
-	"class": func(l core.Letter) string { return core.Plain(l.Class) },
-	"group": func(l core.Letter) string { return l.Fingerprint + "\t" + core.Plain(core.Short(l.Error, 60)) },
+// flagValues complete the flags that choose dead letters with what some of them have.
+var flagValues = map[string]func(core.Message) string{
+	"name":  func(m core.Message) string { return core.Plain(m.Name) },
+	"key":   func(m core.Message) string { return core.Plain(m.Key) },
+	"class": func(m core.Message) string { return core.Plain(m.Class) },
+	"group": func(m core.Message) string { return m.Fingerprint + "\t" + core.Plain(core.Short(m.Error, 60)) },
 }
 
-// letterID completes an id.
-func letterID(l core.Letter) string {
-	return l.ID.String() + "\t" + core.Plain(l.Name+": "+core.Short(l.Error, 60))
+// messageID completes an id.
+func messageID(m core.Message) string {
+	return m.ID.String() + "\t" + core.Plain(m.Name+": "+core.Short(m.Error, 60))
 }
 
 // completing completes with what the dead letters have of the places of a kind, or of all, that answer in time.
-func (o *commands) completing(kind string, value func(core.Letter) string) cobra.CompletionFunc {
+func (o *commands) completing(kind string, value func(core.Message) string) cobra.CompletionFunc {
 	return func(cmd *cobra.Command, given []string, begun string) ([]cobra.Completion, cobra.ShellCompDirective) {
-		return completions(begun, given, core.Mapped(completeFrom(o, cmd, kind, someLetters), value))
+		return completions(begun, given, core.Mapped(completeFrom(o, cmd, kind, someDeadLetters), value))
 	}
 }
 
-// someLetters are the last one of each kind of an outbox, and the first ones of a consumer: to count the kinds of a queue takes all
-// its letters away from whoever is mending them.
-func someLetters(ctx context.Context, at core.Place) ([]core.Letter, error) {
+// someDeadLetters are the last one of each kind of an outbox, and the first ones of a consumer: to count the kinds of a queue takes all
+// its messages away from whoever is fixing them.
+func someDeadLetters(ctx context.Context, at core.Place) ([]core.Message, error) {
 	if at.Kind == core.KindInbox {
-		return at.List(ctx, core.Selection{Limit: core.Listed}, false)
+		return at.List(ctx, core.Filter{Limit: core.Listed}, false)
 	}
-	groups, err := at.Groups(ctx, core.Selection{})
-	return core.Mapped(groups, func(g core.Group) core.Letter { return g.Sample }), err
+	groups, err := at.Groups(ctx, core.Filter{})
+	return core.Mapped(groups, func(g core.Group) core.Message { return g.Sample }), err
 }
 
 // completingWaiting completes with what the first messages have that outboxes hold.
-func (o *commands) completingWaiting(parked bool, value func(core.Letter) string) cobra.CompletionFunc {
+func (o *commands) completingWaiting(parked bool, value func(core.Message) string) cobra.CompletionFunc {
 	return func(cmd *cobra.Command, given []string, begun string) ([]cobra.Completion, cobra.ShellCompDirective) {
-		letters := completeFrom(o, cmd, core.KindOutbox, func(ctx context.Context, at core.Place) ([]core.Letter, error) {
+		held := completeFrom(o, cmd, core.KindOutbox, func(ctx context.Context, at core.Place) ([]core.Message, error) {
 			return o.WaitingAt(ctx, at.Name, outbox.WaitingFilter{Parked: parked, Limit: core.MaxPerPage})
 		})
-		return completions(begun, given, core.Mapped(letters, func(l core.Letter) string { return core.Plain(value(l)) }))
+		return completions(begun, given, core.Mapped(held, func(m core.Message) string { return core.Plain(value(m)) }))
 	}
 }
 
 // completeFrom asks the places that --from names, all at the same time, as far as they answer in time.
-func completeFrom(o *commands, cmd *cobra.Command, kind string, ask func(context.Context, core.Place) ([]core.Letter, error)) []core.Letter {
+func completeFrom(o *commands, cmd *cobra.Command, kind string, ask func(context.Context, core.Place) ([]core.Message, error)) []core.Message {
 	ctx, cancel := context.WithTimeout(cmd.Context(), completeTimeout)
 	defer cancel()
 	from, _ := cmd.Flags().GetStringSlice("from")
 	places, _ := o.Chosen(from, kind) // what is no place completes nothing
-	found := make([][]core.Letter, len(places))
+	found := make([][]core.Message, len(places))
 	var asking sync.WaitGroup
 	for i, at := range places {
 		asking.Go(func() { found[i], _ = ask(ctx, at) }) // what does not answer completes nothing

@@ -9,73 +9,40 @@ import (
 	"strings"
 	"time"
 
-	"github.com/google/uuid"
 	"github.com/spf13/cobra"
 
 	"github.com/holdfast-go/holdfast/modules/operator/internal/core"
 )
 
-// selectFlags are those that choose dead letters.
-type selectFlags struct {
-	s            core.Selection
-	since, until string
-}
-
-// addSelectFlags adds them to a command about the places of a kind, or about all.
-func (o *commands) addSelectFlags(cmd *cobra.Command, kind string) *selectFlags {
-	f := &selectFlags{}
+// addSelectFlags adds the flags that choose dead letters to a command about the places of a kind, or about all.
+func (o *commands) addSelectFlags(cmd *cobra.Command, kind string) *core.Typed {
+	t := &core.Typed{}
 	flags := cmd.Flags()
-	flags.StringVar(&f.s.Name, "name", "", "only messages of this `name`")
-	flags.StringVar(&f.s.Key, "key", "", "only messages of this ordering `key`")
-	flags.StringVar(&f.s.Class, "class", "", "only failures of this `class`")
-	flags.StringVar(&f.s.Group, "group", "", "only failures of this `kind`, as groups prints it")
-	flags.StringVar(&f.s.ErrorContains, "error", "", "only failures with this `text` in the error")
-	flags.StringVar(&f.since, "since", "", "only failures since this `time`: 2h for two hours ago, or 2026-01-02T15:04:05Z")
-	flags.StringVar(&f.until, "until", "", "only failures before this `time`")
-	flags.IntVar(&f.s.Limit, "limit", 0, "at most so many of each place (of groups: so many groups)")
-	for flag, value := range letterValues {
+	o.addFrom(cmd, kind, &t.From)
+	flags.StringVar(&t.Name, "name", "", "only messages of this `name`")
+	flags.StringVar(&t.Key, "key", "", "only messages of this ordering `key`")
+	flags.StringVar(&t.Class, "class", "", "only failures of this `class`")
+	flags.StringVar(&t.Group, "group", "", "only failures of this `kind`, as groups prints it")
+	flags.StringVar(&t.Error, "error", "", "only failures with this `text` in the error")
+	flags.StringVar(&t.Since, "since", "", "only failures since this `time`: 2h for two hours ago, or 2026-01-02T15:04:05Z")
+	flags.StringVar(&t.Until, "until", "", "only failures before this `time`")
+	flags.IntVar(&t.Limit, "limit", 0, "at most so many of each place (of groups: so many groups)")
+	for flag, value := range flagValues {
 		complete(cmd, flag, o.completing(kind, value))
 	}
-	return f
+	return t
 }
 
-// selection is what the flags and the ids choose.
-func (f *selectFlags) selection(ids []string) (s core.Selection, err error) {
-	s = f.s
-	for _, text := range ids {
-		id, err := uuid.Parse(text)
-		if err != nil {
-			return s, core.Mistakef("%.40q is not an id", text)
-		}
-		s.IDs = append(s.IDs, id)
-	}
-	if s.Limit < 0 {
-		return s, core.Mistakef("--limit must not be negative")
-	}
-	if s.After, err = core.ParseMoment(f.since); err != nil {
-		return s, core.Mistakef("--since: %w", err)
-	}
-	if s.Before, err = core.ParseMoment(f.until); err != nil {
-		return s, core.Mistakef("--until: %w", err)
-	}
-	return s, nil
-}
-
-// placeFlag is --from.
-type placeFlag struct{ names []string }
-
-// addFrom adds it to a command about the places of a kind, or about all.
-func (o *commands) addFrom(cmd *cobra.Command, kind string) *placeFlag {
-	f := &placeFlag{}
+// addFrom adds --from to a command about the places of a kind, or about all.
+func (o *commands) addFrom(cmd *cobra.Command, kind string, names *[]string) {
 	known := o.PlaceNames(kind)
 	usage := "only of this `place`: " + strings.Join(known, ", ")
 	if kind == "" {
 		usage += ", or all outboxes (outbox) or consumers (inbox)"
 		known = append(known, core.KindOutbox, core.KindInbox)
 	}
-	cmd.Flags().StringSliceVar(&f.names, "from", nil, usage)
+	cmd.Flags().StringSliceVar(names, "from", nil, usage)
 	complete(cmd, "from", several(known))
-	return f
 }
 
 // changeFlags say who changes something, and how.
@@ -141,7 +108,7 @@ func (f *changeFlags) change() (core.Change, error) {
 	if f.c.By == "" && !f.c.DryRun {
 		return f.c, core.Mistakef("say --by")
 	}
-	if err := f.c.Validate(); err != nil {
+	if err := core.Validate(f.c); err != nil {
 		return f.c, core.Mistakef("--%w", err)
 	}
 	return f.c, nil

@@ -2,7 +2,6 @@ package command
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -89,26 +88,26 @@ func (t *table) below(w io.Writer) error {
 	return t.flush()
 }
 
-// manyLetters is how many letters are worth a bar.
-const manyLetters = 100
+// manyMessages is how many messages are worth a bar.
+const manyMessages = 100
 
 // withProgress has a change draw a bar on a terminal's error output, where it takes long: there are many
-// letters, or they are paced.
-func (o *commands) withProgress(ctx context.Context, cmd *cobra.Command, what string, p core.Place, s core.Selection, c core.Change) (core.Change, func()) {
+// messages, or they are paced.
+func (o *commands) withProgress(cmd *cobra.Command, what string, p core.Place, f core.Filter, c core.Change) (core.Change, func()) {
 	nothing := func() {}
 	if c.DryRun || !isTerminal(cmd.ErrOrStderr()) {
 		return c, nothing
 	}
 	dry := c
 	dry.DryRun, dry.Edit = true, nil
-	would, _ := o.Apply(ctx, what, p, s, dry) // the change itself will say what is wrong
+	would, _ := o.Apply(cmd.Context(), what, p, f, dry) // the change itself will say what is wrong
 	n := would.Returned + would.Failed
-	if n == 0 || n < manyLetters && c.PerSecond == 0 {
+	if n == 0 || n < manyMessages && c.PerSecond == 0 {
 		return c, nothing
 	}
 	bar := progressbar.NewOptions(n, progressbar.OptionSetWriter(cmd.ErrOrStderr()), progressbar.OptionSetDescription(p.Name),
 		progressbar.OptionShowCount(), progressbar.OptionSetPredictTime(true), progressbar.OptionClearOnFinish())
-	c.Progress = func(done int) { _ = bar.Set(min(done, n)) } // a bar that cannot be drawn is no failure
+	c.Progress = func(r core.Replayed) { _ = bar.Set(min(r.Returned+r.Failed, n)) } // a bar that cannot be drawn is no failure
 	return c, func() { _ = bar.Finish() }
 }
 

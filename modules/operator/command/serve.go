@@ -33,7 +33,7 @@ func (o *commands) page() *cobra.Command {
 	addr := cmd.Flags().String("addr", "127.0.0.1:8970", "`address` to listen on")
 	access := addAccessFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		if err := (core.Change{By: access.By}).Validate(); err != nil || access.Change && access.By == "" {
+		if err := core.Validate(core.Change{By: access.By}); err != nil || access.Change && access.By == "" {
 			return core.Mistakef("page: --by must be 1 to 128 bytes without control characters")
 		}
 		handler, err := page.New(o.Config, page.Config{Authorize: func(r *http.Request) (operator.Access, error) { return *access, direct(r) }})

@@ -21,7 +21,7 @@ import (
 // part is what a change is about in one place.
 type part struct {
 	place core.Place
-	s     core.Selection
+	s     core.Filter
 }
 
 // plan is a change that was asked for and is not begun.
@@ -66,7 +66,7 @@ func (p *Page) parsePlan(v visit) (plan, error) {
 			return l, fmt.Errorf("%.40q is no number of messages a second", l.Rate)
 		}
 	}
-	return l, l.change.Validate()
+	return l, core.Validate(l.change)
 }
 
 // parseEdit reads what becomes of bodies.
@@ -128,12 +128,12 @@ func (l *plan) settleTimes(now time.Time) {
 	if l.ids != nil {
 		return
 	}
-	if l.s.Before.IsZero() || l.s.Before.After(now) {
-		l.s.Before = now.UTC().Truncate(time.Microsecond)
+	if l.s.FailedBefore.IsZero() || l.s.FailedBefore.After(now) {
+		l.s.FailedBefore = now.UTC().Truncate(time.Microsecond)
 	}
-	l.Values.Set("until", l.s.Before.UTC().Format(time.RFC3339Nano))
-	if !l.s.After.IsZero() {
-		l.Values.Set("since", l.s.After.UTC().Format(time.RFC3339Nano))
+	l.Values.Set("until", l.s.FailedBefore.UTC().Format(time.RFC3339Nano))
+	if !l.s.FailedAfter.IsZero() {
+		l.Values.Set("since", l.s.FailedAfter.UTC().Format(time.RFC3339Nano))
 	}
 }
 
@@ -172,7 +172,7 @@ func (p *Page) previewAt(ctx context.Context, l plan, at core.Place) (core.Repla
 	switch {
 	case r.Failed == 0 && errors.Is(err, inbox.ErrHeld):
 		err = core.ErrPart
-	case r.Failed == 0 && (errors.Is(err, inbox.ErrOutlived) || errors.Is(err, outbox.ErrOutlived)):
+	case r.Failed == 0 && errors.Is(err, outbox.ErrOutlived):
 		err = nil // they are counted
 	}
 	return r, err
@@ -190,7 +190,7 @@ func (p *Page) apply(v visit) {
 	var parts []part
 	for _, at := range l.places {
 		parts = append(parts, part{at, l.at(at)})
-		state.Parts = append(state.Parts, jobPart{From: at.Name, Chosen: l.at(at).String()})
+		state.Parts = append(state.Parts, jobPart{From: at.Name, Chosen: core.Flags(l.at(at))})
 	}
 	id, err := p.jobs.begin(state, func(ctx context.Context, j *job) { p.changeParts(ctx, j, l.What, parts, l.change) })
 	if err != nil {
@@ -212,7 +212,7 @@ func (p *Page) changeParts(ctx context.Context, j *job, what string, parts []par
 			j.update(func(s *jobState) { s.Parts[i].Error = "not begun" })
 			continue
 		}
-		c.Progress = func(done int) { j.update(func(s *jobState) { s.Parts[i].Done = done }) }
+		c.Progress = func(r core.Replayed) { j.update(func(s *jobState) { s.Parts[i].Done = r.Returned + r.Failed }) }
 		r, err := p.o.Apply(ctx, what, at.place, at.s, c)
 		j.update(func(s *jobState) {
 			s.Parts[i].Done = max(s.Parts[i].Done, r.Returned)
@@ -234,7 +234,7 @@ func (p *Page) stop(v visit) {
 func (p *Page) reset(v visit) {
 	key := v.PostFormValue("key")
 	c := core.Change{By: v.access.By, Reason: v.PostFormValue("reason")}
-	if err := c.Validate(); err != nil || key == "" {
+	if err := core.Validate(c); err != nil || key == "" {
 		p.fail(v.w, http.StatusBadRequest, "Say the key, and a reason of at most 1,000 bytes.")
 		return
 	}
@@ -255,7 +255,7 @@ func (p *Page) pause(v visit) {
 	if what != core.Pausing && what != core.Resuming {
 		err = fmt.Errorf("%.40q is neither pause nor resume", what)
 	}
-	if err := errors.Join(err, c.Validate()); err != nil {
+	if err := errors.Join(err, core.Validate(c)); err != nil {
 		p.fail(v.w, http.StatusBadRequest, core.OneLine(err))
 		return
 	}

@@ -65,7 +65,7 @@ type jobPart struct {
 // Running says that the job has not ended.
 func (s jobState) Running() bool { return s.Ended.IsZero() }
 
-// Done is how many letters it has come to.
+// Done is how many dead letters it has come to.
 func (s jobState) Done() int {
 	done := 0
 	for _, part := range s.Parts {

@@ -102,8 +102,8 @@ func (p *Page) mux() *http.ServeMux {
 	mux.Handle("GET /{$}", p.reader(p.showStatus))
 	mux.Handle("GET /live", p.reader(p.live))
 	mux.Handle("GET /groups", p.reader(p.showGroups))
-	mux.Handle("GET /letters", p.reader(p.showLetters))
-	mux.Handle("GET /letter", p.reader(p.showLetter))
+	mux.Handle("GET /dead-letters", p.reader(p.showDeadLetters))
+	mux.Handle("GET /dead-letter", p.reader(p.showDeadLetter))
 	mux.Handle("GET /waiting", p.reader(p.showWaiting))
 	mux.Handle("GET /limits", p.reader(p.showLimits))
 	mux.Handle("GET /log", p.reader(p.showLog))
@@ -190,7 +190,7 @@ func (p *Page) reader(answer func(visit)) http.Handler {
 // changer answers those who may change something.
 func (p *Page) changer(answer func(visit)) http.Handler {
 	return p.reader(func(v visit) {
-		if !v.access.Change || v.access.By == "" || (core.Change{By: v.access.By}).Validate() != nil {
+		if !v.access.Change || v.access.By == "" || core.Validate(core.Change{By: v.access.By}) != nil {
 			p.fail(v.w, http.StatusForbidden, "You may only look.")
 			return
 		}

@@ -65,7 +65,7 @@ func TestReadable(t *testing.T) {
 func TestWhatAFormWouldChange(t *testing.T) {
 	t.Parallel()
 	for body, want := range map[string]bool{"a\nb": true, "a\r\nb": false, "a\x00b": false, "\xff": false, strings.Repeat("x", core.MaxEdit+1): false} {
-		one := oneLetter{}
+		one := oneMessage{}
 		one.Fill(nil, []byte(body))
 		(&Page{}).uncover(&one)
 		if one.Editable != want {

@@ -21,19 +21,19 @@ func parseTemplates() map[string]*template.Template {
 	layout := template.Must(template.New("layout.html").Funcs(template.FuncMap{
 		"moment": core.Moment, "age": core.Age, "short": core.Short, "plain": core.Plain,
 		"rate": core.Rate, "percent": core.Percent,
-		"letters": func(found []core.Letter, mark bool) letterTable { return letterTable{found, mark} },
+		"table": func(found []core.Message, mark bool) messageTable { return messageTable{found, mark} },
 	}).ParseFS(pageFiles, "assets/layout.html", "assets/parts.html"))
 	all := map[string]*template.Template{}
-	for _, name := range []string{"status", "groups", "letters", "letter", "waiting", "limits", "log", "preview", "job", "message"} {
+	for _, name := range []string{"status", "groups", "dead-letters", "dead-letter", "waiting", "limits", "log", "preview", "job", "message"} {
 		all[name] = template.Must(template.Must(layout.Clone()).ParseFS(pageFiles, "assets/"+name+".html"))
 	}
 	return all
 }
 
-// letterTable are letters in rows, with a box to mark each.
-type letterTable struct {
-	Letters []core.Letter
-	Mark    bool
+// messageTable are dead letters in rows, with a box to mark each.
+type messageTable struct {
+	Messages []core.Message
+	Mark     bool
 }
 
 // view is what the layout shows around the data of one view.
@@ -89,7 +89,7 @@ func errorLines(err error) []string {
 const maxKnown = 500
 
 // known are the names and classes that the views have shown since the process began, with which filters complete what is
-// typed. To ask for all would read every letter of a queue.
+// typed. To ask for all would read every dead letter of a queue.
 type known struct {
 	mu             sync.Mutex
 	names, classes map[string]bool
@@ -104,18 +104,18 @@ func (k *known) learn(found any) {
 		for _, g := range found {
 			k.add(g.Sample)
 		}
-	case []core.Letter:
+	case []core.Message:
 		for _, l := range found {
 			k.add(l)
 		}
 	case waitingView:
-		for _, l := range found.Letters {
+		for _, l := range found.Messages {
 			k.add(l)
 		}
 	}
 }
 
-func (k *known) add(l core.Letter) {
+func (k *known) add(l core.Message) {
 	if k.names == nil {
 		k.names, k.classes = map[string]bool{}, map[string]bool{}
 	}

@@ -65,7 +65,7 @@ func (p *Page) ask(v visit, name, heading, kind string, find func(context.Contex
 	}
 	p.known.learn(found)
 	names, classes := p.known.lists()
-	shown := asked{View: name, Query: q, Places: p.o.PlaceNames(kind), Names: names, Classes: classes, Found: found, More: more, First: q.s.Behind == "", Part: err != nil}
+	shown := asked{View: name, Query: q, Places: p.o.PlaceNames(kind), Names: names, Classes: classes, Found: found, More: more, First: q.s.After == "", Part: err != nil}
 	if more && len(q.places) == 1 {
 		shown.Next = lastCursor(found)
 	}
@@ -77,16 +77,16 @@ func (a asked) Several() bool {
 	return len(a.Query.places) > 1 && slices.ContainsFunc(a.Query.places, func(p core.Place) bool { return p.Kind == core.KindOutbox })
 }
 
-// lastCursor is that of the last letter that was found; empty: there is none.
+// lastCursor is that of the last message that was found; empty: there is none.
 func lastCursor(found any) string {
 	if waiting, ok := found.(waitingView); ok {
-		found = waiting.Letters
+		found = waiting.Messages
 	}
-	letters, _ := found.([]core.Letter)
-	if len(letters) == 0 {
+	messages, _ := found.([]core.Message)
+	if len(messages) == 0 {
 		return ""
 	}
-	return letters[len(letters)-1].Cursor
+	return messages[len(messages)-1].Cursor
 }
 
 // refusal is an error that is the whole answer.
@@ -99,20 +99,19 @@ func (r refusal) Error() string { return r.text }
 
 func (p *Page) showGroups(v visit) {
 	p.ask(v, "groups", "Dead letters by kind", "", func(ctx context.Context, q *query) (any, bool, error) {
-		q.s.Behind = ""
+		q.s.After = ""
 		q.Del("after") // a page of a list is no choice
-		all, err := core.EachPlace(ctx, q.places, func(ctx context.Context, at core.Place) ([]core.Group, error) { return at.Groups(ctx, q.s) })
-		slices.SortStableFunc(all, func(a, b core.Group) int { return cmp.Compare(b.Count, a.Count) })
+		all, err := core.Groups(ctx, q.places, q.s)
 		return all, false, err
 	})
 }
 
-func (p *Page) showLetters(v visit) {
-	p.ask(v, "letters", "Dead letters", "", func(ctx context.Context, q *query) (any, bool, error) {
+func (p *Page) showDeadLetters(v visit) {
+	p.ask(v, "dead-letters", "Dead letters", "", func(ctx context.Context, q *query) (any, bool, error) {
 		q.s.Limit = cmp.Or(q.s.Limit, core.Listed)
-		all, err := core.EachPlace(ctx, q.places, func(ctx context.Context, at core.Place) ([]core.Letter, error) { return at.List(ctx, q.at(at), false) })
+		all, err := core.EachPlace(ctx, q.places, func(ctx context.Context, at core.Place) ([]core.Message, error) { return at.List(ctx, q.at(at), false) })
 		if len(q.places) > 1 { // a list of one goes on behind its last
-			slices.SortStableFunc(all, func(a, b core.Letter) int { return a.FailedAt.Compare(b.FailedAt) })
+			slices.SortStableFunc(all, func(a, b core.Message) int { return a.FailedAt.Compare(b.FailedAt) })
 		}
 		more := len(all) >= q.s.Limit
 		return all[:min(len(all), q.s.Limit)], more, err
@@ -122,32 +121,34 @@ func (p *Page) showLetters(v visit) {
 func (p *Page) showWaiting(v visit) {
 	parked := v.FormValue("parked") != ""
 	p.ask(v, "waiting", "Messages to be published", core.KindOutbox, func(ctx context.Context, q *query) (any, bool, error) {
-		f := outbox.WaitingFilter{Parked: parked, Name: q.s.Name, Key: q.s.Key, Limit: cmp.Or(q.s.Limit, core.Listed), After: q.s.Behind}
-		all, err := core.EachPlace(ctx, q.places, func(ctx context.Context, at core.Place) ([]core.Letter, error) { return p.o.WaitingAt(ctx, at.Name, f) })
+		f := outbox.WaitingFilter{Parked: parked, Name: q.s.Name, Key: q.s.Key, Limit: cmp.Or(q.s.Limit, core.Listed), After: q.s.After}
+		all, err := core.EachPlace(ctx, q.places, func(ctx context.Context, at core.Place) ([]core.Message, error) {
+			return p.o.WaitingAt(ctx, at.Name, f)
+		})
 		return waitingView{parked, all}, len(all) >= f.Limit, err
 	})
 }
 
 // waitingView are messages that an outbox holds.
 type waitingView struct {
-	Parked  bool
-	Letters []core.Letter
+	Parked   bool
+	Messages []core.Message
 }
 
-// oneLetter is a letter with what stands around it.
-type oneLetter struct {
-	core.Letter
+// oneMessage is a dead letter with what stands around it.
+type oneMessage struct {
+	core.Message
 	Trace string
 	// Body says what may be seen of the body: it is nil where it was not asked for.
 	Body     *string
 	Editable bool
 	// Behind are messages of the same key that wait in the outbox, and Parked how many wait for a consumer.
-	Behind []core.Letter
+	Behind []core.Message
 	Parked int
 }
 
-func (p *Page) showLetter(v visit) {
-	p.ask(v, "letter", "One dead letter", "", func(ctx context.Context, q *query) (any, bool, error) {
+func (p *Page) showDeadLetter(v visit) {
+	p.ask(v, "dead-letter", "One dead letter", "", func(ctx context.Context, q *query) (any, bool, error) {
 		at, s, err := q.one()
 		if err != nil {
 			return nil, false, err
@@ -159,7 +160,7 @@ func (p *Page) showLetter(v visit) {
 		if len(found) == 0 {
 			return nil, false, refusal{http.StatusNotFound, "There is no such dead letter. It was retried or dropped."}
 		}
-		one := oneLetter{Letter: found[0], Trace: core.TraceID(found[0].Headers["traceparent"])}
+		one := oneMessage{Message: found[0], Trace: found[0].TraceID()}
 		if v.access.Bodies && v.FormValue("body") != "" {
 			p.uncover(&one)
 		} else {
@@ -171,7 +172,7 @@ func (p *Page) showLetter(v visit) {
 }
 
 // uncover adds the body, as far as the service lets it be seen.
-func (p *Page) uncover(one *oneLetter) {
+func (p *Page) uncover(one *oneMessage) {
 	body := one.Bytes()
 	shown := one.Masked(p.cfg.Mask)
 	// Forms change the ends of lines that are not those of Unix, and no page can have a NUL.
@@ -281,7 +282,7 @@ type query struct {
 	url.Values
 	places []core.Place
 	ids    map[string][]uuid.UUID // by place; nil: all that the selection chooses
-	s      core.Selection
+	s      core.Filter
 }
 
 // fields are those of a query, as forms and addresses carry them.
@@ -295,28 +296,23 @@ func (p *Page) parseQuery(form url.Values, kind string) (q query, err error) {
 			q.Values[field] = values
 		}
 	}
-	q.s = core.Selection{
-		Name: q.Get("name"), Key: q.Get("key"), Class: q.Get("class"), Group: q.Get("group"), ErrorContains: q.Get("error"),
-		Behind: q.Get("after"),
-	}
-	if q.s.After, err = core.ParseMoment(q.Get("since")); err != nil {
-		return q, fmt.Errorf("since: %w", err)
-	}
-	if q.s.Before, err = core.ParseMoment(q.Get("until")); err != nil {
-		return q, fmt.Errorf("until: %w", err)
+	typed := core.Typed{
+		From: q.Values["from"], Name: q.Get("name"), Key: q.Get("key"), Class: q.Get("class"), Group: q.Get("group"), Error: q.Get("error"),
+		Since: q.Get("since"), Until: q.Get("until"),
 	}
 	if text := q.Get("limit"); text != "" {
-		if q.s.Limit, err = strconv.Atoi(text); err != nil || q.s.Limit < 1 || q.s.Limit > core.MaxPerPage {
+		if typed.Limit, err = strconv.Atoi(text); err != nil || typed.Limit < 1 || typed.Limit > core.MaxPerPage {
 			return q, fmt.Errorf("limit must be from 1 to %d", core.MaxPerPage)
 		}
 	}
-	if q.places, err = p.o.Chosen(q.Values["from"], kind); err != nil {
+	if q.places, q.s, err = p.o.Choose(typed, kind); err != nil {
 		return q, err
 	}
+	q.s.After = q.Get("after")
 	return q, q.parseIDs()
 }
 
-// parseIDs reads the letters that were marked: the place and the id of each.
+// parseIDs reads the dead letters that were marked: the place and the id of each.
 func (q *query) parseIDs() error {
 	marked := q.Values["id"]
 	if len(marked) > core.MaxPerPage {
@@ -340,17 +336,17 @@ func (q *query) parseIDs() error {
 }
 
 // at is what is chosen of one place.
-func (q query) at(p core.Place) core.Selection {
+func (q query) at(p core.Place) core.Filter {
 	if q.ids != nil {
-		return core.Selection{IDs: q.ids[p.Name]}
+		return core.Filter{IDs: q.ids[p.Name]}
 	}
 	return q.s
 }
 
-// one is the single letter that is asked for.
-func (q query) one() (core.Place, core.Selection, error) {
+// one is the single dead letter that is asked for.
+func (q query) one() (core.Place, core.Filter, error) {
 	if len(q.places) != 1 || len(q.Values["id"]) != 1 {
-		return core.Place{}, core.Selection{}, refusal{http.StatusBadRequest, "Say which message, and of which outbox or consumer."}
+		return core.Place{}, core.Filter{}, refusal{http.StatusBadRequest, "Say which message, and of which outbox or consumer."}
 	}
 	return q.places[0], q.at(q.places[0]), nil
 }

@@ -64,11 +64,11 @@ func TestOperatorIsAccessible(t *testing.T) {
 	v.poison(letters)
 	v.click(`nav a[href="/operator/"]`)
 	v.awaitText("h1", "Status")
-	for _, view := range []string{"", "groups", "letters", "waiting", "limits?key=ada", "nowhere"} {
+	for _, view := range []string{"", "groups", "dead-letters", "waiting", "limits?key=ada", "nowhere"} {
 		v.open(v.url + "/operator/" + view)
 		v.wantUsable("the view " + view)
 	}
-	v.open(v.url + "/operator/letters")
+	v.open(v.url + "/operator/dead-letters")
 	v.follow("tbody a", "One dead letter")
 	v.wantUsable("a letter")
 	v.follow(`a[href*="body=1"]`, "One dead letter")
@@ -102,7 +102,7 @@ func TestLongNamesFitAPhone(t *testing.T) {
 	name := strings.Repeat("n", 2*long)
 	url := site(t, operator.Config{Consumers: []operator.Consumer{{Name: strings.Repeat("c", long), Consumer: consumerOf(t, name, name)}}})
 	p := newTab(t)
-	for _, view := range []string{"", "groups", "letters", "preview?what=drop"} {
+	for _, view := range []string{"", "groups", "dead-letters", "preview?what=drop"} {
 		p.open(url + view)
 		p.wantUsable("the view " + view)
 	}
@@ -119,7 +119,7 @@ func TestPagesAreTurned(t *testing.T) {
 	t.Parallel()
 	url := site(t, operator.Config{Outboxes: []operator.Outbox{{Store: postgresOutbox(t, 5)}}})
 	p := newTab(t)
-	p.open(url + "letters?limit=2")
+	p.open(url + "dead-letters?limit=2")
 	p.awaitText("main", "The oldest 2.")
 	p.wantUsable("the first page")
 	for _, rows := range []int{2, 1} {

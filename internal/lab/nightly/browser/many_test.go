@@ -42,7 +42,7 @@ func TestHundredThousandDeadLetters(t *testing.T) {
 		t.Parallel()
 		url := site(t, operator.Config{Outboxes: []operator.Outbox{{Store: postgresOutbox(t, letters)}}})
 		wantViews(t, url, letters, fmt.Sprintf(">%d<", letters), "The oldest %d.")
-		wantView(t, url+"letters?error=order+99999", "1 in all")
+		wantView(t, url+"dead-letters?error=order+99999", "1 in all")
 		wantAllPages(t, url, letters)
 		wantView(t, url+"preview?what=retry", `<span class="count">100000</span>`)
 		wantView(t, url+"preview?what=drop&name=order.kind-1", ">5000<")
@@ -63,7 +63,7 @@ func siteOfConsumer(t *testing.T, c consumer, letters int) (url string) {
 	t.Helper()
 	url = site(t, operator.Config{Consumers: []operator.Consumer{{Name: "billing", Consumer: c}}})
 	wantViews(t, url, letters, fmt.Sprintf("unrecoverable %d<", letters), "The first %d that were found.")
-	wantView(t, url+"letters?name=order.kind-1", "The first 100 that were found.")
+	wantView(t, url+"dead-letters?name=order.kind-1", "The first 100 that were found.")
 	return url
 }
 
@@ -72,7 +72,7 @@ func wantAllPages(t *testing.T, url string, letters int) {
 	t.Helper()
 	const perPage = 1000
 	next := regexp.MustCompile(`rel="next" href="([^"]*)"`)
-	address, seen := fmt.Sprint("letters?from=outbox&limit=", perPage), map[string]bool{}
+	address, seen := fmt.Sprint("dead-letters?from=outbox&limit=", perPage), map[string]bool{}
 	for range letters / perPage {
 		body := wantView(t, url+address, "")
 		for _, id := range regexp.MustCompile(`value="outbox/([^"]*)"`).FindAllStringSubmatch(body, -1) {
@@ -91,8 +91,8 @@ func wantAllPages(t *testing.T, url string, letters int) {
 func wantViews(t *testing.T, url string, letters int, status, begin string) {
 	t.Helper()
 	wantView(t, url, status)
-	wantView(t, url+"letters", fmt.Sprintf(begin, 100))
-	wantView(t, url+"letters?limit=1000", fmt.Sprintf(begin, 1000))
+	wantView(t, url+"dead-letters", fmt.Sprintf(begin, 100))
+	wantView(t, url+"dead-letters?limit=1000", fmt.Sprintf(begin, 1000))
 	wantView(t, url+"groups", fmt.Sprintf(`<span class="count">%d</span>`, letters/kinds))
 }
 

@@ -6,7 +6,6 @@ import (
 	"slices"
 
 	"github.com/holdfast-go/holdfast/modules/operator"
-	"github.com/holdfast-go/holdfast/outbox"
 	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
 )
 
@@ -43,12 +42,23 @@ func auditAction(name string, e outboxpgx.AuditEntry) operator.Action {
 	if what == "" {
 		what = e.Action
 	}
-	return operator.Action{At: e.At, What: what, On: name, Chosen: selectionOf(e.Filter).String(), By: e.By, Reason: e.Reason, Count: &e.Count}
+	return operator.Action{At: e.At, What: what, On: name, Chosen: Flags(e.Filter), By: e.By, Reason: e.Reason, Count: &e.Count}
 }
 
-func selectionOf(f outbox.Filter) Selection {
-	return Selection{
-		IDs: f.IDs, Name: f.Name, Key: f.Key, Class: f.Class, Group: f.Fingerprint, ErrorContains: f.ErrorContains,
-		After: f.FailedAfter, Before: f.FailedBefore, Limit: f.Limit,
+// Noted does something and keeps in the log that it was done. What cannot be noted is not begun.
+func (o *Operator) Noted(ctx context.Context, a operator.Action, do func() (int, error)) error {
+	if o.Config.Log == nil {
+		_, err := do()
+		return err
 	}
+	number, err := o.Config.Log.Begin(ctx, a)
+	if err != nil {
+		return err
+	}
+	n, err := do()
+	failure := ""
+	if err != nil {
+		failure = Short(Plain(OneLine(err)), 1000) // a NUL could not be kept
+	}
+	return errors.Join(err, o.Config.Log.End(context.WithoutCancel(ctx), number, n, failure))
 }

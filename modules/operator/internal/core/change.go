@@ -1,27 +1,22 @@
 package core
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
+	"runtime/debug"
+	"slices"
+
+	jsonpatch "github.com/evanphx/json-patch/v5"
 
 	"github.com/holdfast-go/holdfast/modules/operator"
 )
 
-// Change is who changes dead letters, and how.
-type Change struct {
-	By, Reason string
-	PerSecond  float64
-	DryRun     bool
-	Force      bool
-	// Edit returns the body that a message gets which is tried again. Optional.
-	Edit func(operator.MaskedMessage) ([]byte, error)
-	// Progress learns how many are done, those that are too old left out. Optional.
-	Progress func(done int)
-}
-
-// Validate refuses what the log could not keep.
-func (c Change) Validate() error {
+// Validate refuses a change that the log could not keep. By may be empty.
+func Validate(c Change) error {
 	switch {
 	case len(c.By) > 128 || Plain(c.By) != c.By:
 		return errors.New("by must be at most 128 bytes without control characters")
@@ -32,9 +27,6 @@ func (c Change) Validate() error {
 	}
 	return nil
 }
-
-// Replayed is what became of letters that were to be tried again.
-type Replayed struct{ Returned, Outlived, Failed int }
 
 // editAndRetry is what the log calls a retry that replaced bodies.
 const editAndRetry = "edit and retry"
@@ -50,18 +42,18 @@ type Changed struct {
 }
 
 // Apply changes what is chosen of one place and has it noted, by the place itself or in the log.
-func (o *Operator) Apply(ctx context.Context, what string, p Place, s Selection, c Change) (Replayed, error) {
+func (o *Operator) Apply(ctx context.Context, what string, p Place, f Filter, c Change) (Replayed, error) {
 	do := func() (Replayed, error) {
 		switch {
 		case what == "retry":
-			return p.replay(ctx, s, c)
+			return p.replay(ctx, f, c)
 		case what != "drop":
 			return Replayed{}, fmt.Errorf("%.40q is no change", what)
 		case c.DryRun:
-			n, err := p.Count(ctx, s)
+			n, err := p.Count(ctx, f)
 			return Replayed{Returned: n}, err
 		}
-		n, err := p.remove(ctx, s, c)
+		n, err := p.remove(ctx, f, c)
 		return Replayed{Returned: n}, err
 	}
 	if c.DryRun || p.keepsLog() {
@@ -72,7 +64,7 @@ func (o *Operator) Apply(ctx context.Context, what string, p Place, s Selection,
 	if c.Edit != nil {
 		noted = editAndRetry
 	}
-	err := o.Noted(ctx, operator.Action{What: noted, On: p.Name, Chosen: s.String(), By: c.By, Reason: c.Reason}, func() (int, error) {
+	err := o.Noted(ctx, operator.Action{What: noted, On: p.Name, Chosen: Flags(f), By: c.By, Reason: c.Reason}, func() (int, error) {
 		var err error
 		r, err = do()
 		return r.Returned, err
@@ -80,20 +72,111 @@ func (o *Operator) Apply(ctx context.Context, what string, p Place, s Selection,
 	return r, err
 }
 
-// Noted does something and keeps in the log that it was done. What cannot be noted is not begun.
-func (o *Operator) Noted(ctx context.Context, a operator.Action, do func() (int, error)) error {
-	if o.Config.Log == nil {
-		_, err := do()
-		return err
+// ApplyTo changes what is chosen of several places. Shown, where it is not nil, may add to the change of a place before it begins,
+// and is told its end.
+func (o *Operator) ApplyTo(
+	ctx context.Context, what string, places []Place, f Filter, c Change, shown func(Place, Change) (Change, func()),
+) ([]Changed, error) {
+	return EachPlace(ctx, places, func(ctx context.Context, p Place) ([]Changed, error) {
+		c := c
+		if shown != nil {
+			var end func()
+			c, end = shown(p, c)
+			defer end()
+		}
+		r, err := o.Apply(ctx, what, p, f, c)
+		if err == nil && r.Failed > 0 {
+			err = fmt.Errorf("%d could not be", r.Failed)
+		}
+		return []Changed{{From: p.Name, Count: r.Returned, Outlived: r.Outlived, Failed: r.Failed, DryRun: c.DryRun}}, err
+	})
+}
+
+// MaxEdit bounds a body or a patch that is typed or read.
+const MaxEdit = 1 << 20
+
+// Edit replaces the bodies of messages that are sent again. The zero value leaves them as they are.
+type Edit struct {
+	Body  []byte // of the one message that is chosen; nil: not this
+	Patch string // a JSON merge patch of each: https://www.rfc-editor.org/rfc/rfc7396
+}
+
+// None reports whether the bodies stay as they are.
+func (e Edit) None() bool { return e.Body == nil && e.Patch == "" }
+
+// Validate refuses a body beside a patch, one that is too large, and a patch that is no JSON object.
+func (e Edit) Validate() error {
+	var object map[string]json.RawMessage
+	switch {
+	case e.Body != nil && e.Patch != "":
+		return errors.New("a body and a patch exclude each other")
+	case max(len(e.Body), len(e.Patch)) > MaxEdit:
+		return fmt.Errorf("a body or a patch has at most %d bytes", MaxEdit)
+	case e.Patch != "" && (json.Unmarshal([]byte(e.Patch), &object) != nil || object == nil):
+		return errors.New("a patch is a JSON object: what it names is replaced, what is null in it removed (RFC 7396)")
 	}
-	number, err := o.Config.Log.Begin(ctx, a)
-	if err != nil {
-		return err
+	return nil
+}
+
+// apply is the body that a message gets.
+func (e Edit) apply(body []byte) ([]byte, error) {
+	if e.Body != nil {
+		return e.Body, nil
 	}
-	n, err := do()
-	failure := ""
-	if err != nil {
-		failure = Short(Plain(OneLine(err)), 1000) // a NUL could not be kept
+	if !bytes.HasPrefix(bytes.TrimLeft(body, " \t\r\n"), []byte("{")) {
+		return nil, errors.New("the body is no JSON object")
 	}
-	return errors.Join(err, o.Config.Log.End(context.WithoutCancel(ctx), number, n, failure))
+	return jsonpatch.MergePatch(body, []byte(e.Patch))
+}
+
+// Function is for one change, and asks may for each message first. It is nil where nothing is edited.
+func (e Edit) Function(may func(operator.MaskedMessage) error) func(operator.MaskedMessage) ([]byte, error) {
+	if e.None() {
+		return nil
+	}
+	given := map[string]bool{} // the places of which a message got the body
+	return func(m operator.MaskedMessage) ([]byte, error) {
+		if e.Body != nil && given[m.From] {
+			return nil, errors.New("another message with the same id got the body, which is for one alone")
+		}
+		if may != nil {
+			if err := may(m); err != nil {
+				return nil, err
+			}
+		}
+		given[m.From] = true
+		return e.apply(m.Body)
+	}
+}
+
+// Masking is a mask that hides a body where it panics. It also runs where nobody else would catch that, and the service
+// would end.
+func Masking(mask func(operator.MaskedMessage) []byte) func(operator.MaskedMessage) []byte {
+	if mask == nil {
+		return nil
+	}
+	return func(m operator.MaskedMessage) (shown []byte) {
+		defer func() {
+			if failure := recover(); failure != nil {
+				slog.Error("operator: the mask panics", slog.String("from", m.From), slog.Any("panic", failure), slog.String("stack", string(debug.Stack())))
+				shown = nil
+			}
+		}()
+		return mask(m)
+	}
+}
+
+// MayEdit refuses a message of which a mask hides something. It is nil where there is none.
+func MayEdit(mask func(operator.MaskedMessage) []byte) func(operator.MaskedMessage) error {
+	if mask == nil {
+		return nil
+	}
+	return func(m operator.MaskedMessage) error {
+		shown := m
+		shown.Body = slices.Clone(m.Body)
+		if !bytes.Equal(mask(shown), m.Body) {
+			return errors.New("the service hides a part of the body")
+		}
+		return nil
+	}
 }

@@ -71,8 +71,8 @@ type ConsumerStatus struct {
 	Error    string      `json:"error,omitempty"`
 }
 
-// Letters are the classes of Dead that have any.
-func (c ConsumerStatus) Letters() map[string]int {
+// DeadLetters are the classes of Dead that have any.
+func (c ConsumerStatus) DeadLetters() map[string]int {
 	some := maps.Clone(c.Dead)
 	maps.DeleteFunc(some, func(_ string, n int) bool { return n == 0 })
 	return some

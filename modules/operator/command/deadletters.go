@@ -1,6 +1,7 @@
 package command
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -8,7 +9,6 @@ import (
 	"maps"
 	"slices"
 
-	"github.com/google/uuid"
 	"github.com/spf13/cobra"
 
 	"github.com/holdfast-go/holdfast/modules/operator/internal/core"
@@ -30,41 +30,35 @@ func (o *commands) inbox() *cobra.Command {
 
 func (o *commands) dead(kind, use, short string) *cobra.Command {
 	cmd := &cobra.Command{Use: use, Short: short, Args: noArguments}
-	from, selected := o.addFrom(cmd, kind), o.addSelectFlags(cmd, kind)
+	chosen := o.addSelectFlags(cmd, kind)
 	var after afterFlag
 	if kind == core.KindOutbox {
 		after = addAfter(cmd)
 	}
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		s, err := selected.selection(nil)
+		places, f, err := o.Choose(*chosen, kind)
 		if err != nil {
 			return err
 		}
-		places, err := o.Chosen(from.names, kind)
-		if err != nil {
+		if f.After, err = after.cursor(cmd, places); err != nil {
 			return err
 		}
-		if s.Behind, err = after.cursor(cmd, places); err != nil {
-			return err
-		}
-		if s.Limit == 0 {
-			s.Limit = core.Listed
-		}
-		letters, failed := core.EachPlace(cmd.Context(), places, func(ctx context.Context, p core.Place) ([]core.Letter, error) { return p.List(ctx, s, false) })
-		err = printLetters(cmd, letters)
-		printMore(cmd, places, letters, s.Limit)
+		f.Limit = cmp.Or(f.Limit, core.Listed)
+		found, failed := core.List(cmd.Context(), places, f, false)
+		err = printDeadLetters(cmd, found)
+		printMore(cmd, places, found, f.Limit)
 		return errors.Join(err, failed)
 	}
 	return cmd
 }
 
-func printLetters(cmd *cobra.Command, letters []core.Letter) error {
+func printDeadLetters(cmd *cobra.Command, messages []core.Message) error {
 	if wantsJSON(cmd) {
-		return printJSON(cmd, letters)
+		return printJSON(cmd, messages)
 	}
 	t := newTable(cmd.OutOrStdout(), "FROM", "ID", "NAME", "KEY", "CLASS", "ATTEMPTS", "FAILED", "ERROR")
-	for _, l := range letters {
-		t.row(l.From, l.ID, l.Name, core.Short(l.Key, 24), l.Class, l.Attempts, core.Moment(l.FailedAt), core.Short(l.Error, 100))
+	for _, m := range messages {
+		t.row(m.From, m.ID, m.Name, core.Short(m.Key, 24), m.Class, m.Attempts, core.Moment(m.FailedAt), core.Short(m.Error, 100))
 	}
 	return t.flush()
 }
@@ -77,18 +71,13 @@ func (o *commands) groups() *cobra.Command {
 			"A kind is what the failures have in common: their class, the type of the error or its text without what changes, and the\n" +
 			"message's name. show tells more of its last one; retry --group and drop --group take all of a kind.",
 	}
-	from, selected := o.addFrom(cmd, ""), o.addSelectFlags(cmd, "")
+	chosen := o.addSelectFlags(cmd, "")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		s, err := selected.selection(nil)
+		places, f, err := o.Choose(*chosen, "")
 		if err != nil {
 			return err
 		}
-		places, err := o.Chosen(from.names, "")
-		if err != nil {
-			return err
-		}
-		all, failed := core.EachPlace(cmd.Context(), places, func(ctx context.Context, p core.Place) ([]core.Group, error) { return p.Groups(ctx, s) })
-		slices.SortStableFunc(all, func(a, b core.Group) int { return b.Count - a.Count })
+		all, failed := core.Groups(cmd.Context(), places, f)
 		return errors.Join(printGroups(cmd, all), failed)
 	}
 	return cmd
@@ -124,72 +113,68 @@ func (o *commands) show() *cobra.Command {
 			return nil
 		},
 	}
-	from := o.addFrom(cmd, "")
-	cmd.ValidArgsFunction = first(o.completing("", letterID))
+	var chosen core.Typed
+	o.addFrom(cmd, "", &chosen.From)
+	cmd.ValidArgsFunction = first(o.completing("", messageID))
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		id, err := uuid.Parse(args[0])
-		if err != nil {
-			return core.Mistakef("%.40q is not an id", args[0])
-		}
-		places, err := o.Chosen(from.names, "")
+		chosen.IDs = args
+		places, one, err := o.Choose(chosen, "")
 		if err != nil {
 			return err
 		}
-		one := core.Selection{IDs: []uuid.UUID{id}}
-		letters, failed := core.EachPlace(cmd.Context(), places, func(ctx context.Context, p core.Place) ([]core.Letter, error) { return p.List(ctx, one, true) })
-		if len(letters) == 0 {
-			if failed != nil {
-				return failed
-			}
-			return fmt.Errorf("there is no dead letter %s", id)
+		found, failed := core.List(cmd.Context(), places, one, true)
+		switch {
+		case len(found) == 0 && failed == nil:
+			return fmt.Errorf("there is no dead letter %s", args[0])
+		case len(found) == 0:
+			return failed
+		case wantsJSON(cmd):
+			return errors.Join(printJSON(cmd, found), failed)
 		}
-		if wantsJSON(cmd) {
-			return errors.Join(printJSON(cmd, letters), failed)
-		}
-		for _, l := range letters {
-			printLetter(cmd.OutOrStdout(), l)
+		for _, m := range found {
+			printMessage(cmd.OutOrStdout(), m)
 		}
 		return failed
 	}
 	return cmd
 }
 
-func printLetter(w io.Writer, l core.Letter) {
+func printMessage(w io.Writer, m core.Message) {
 	line := func(what, text string) {
 		if text != "" && text != "-" {
 			fmt.Fprintf(w, "%-14s %s\n", what+":", core.Plain(text))
 		}
 	}
-	line("id", l.ID.String())
-	line("name", l.Name)
-	line("from", l.From)
-	line("key", l.Key)
-	line("queue", l.Queue)
-	line("transport", l.Transport)
-	line("exchange", l.Exchange)
-	line("routing key", l.RoutingKey)
-	line("sent", core.Moment(l.CreatedAt))
-	line("class", l.Class)
-	line("error", l.Error)
-	line("type", l.ErrorType)
-	line("sqlstate", l.SQLState)
-	line("group", l.Fingerprint)
-	line("attempts", fmt.Sprint(l.Attempts))
-	if l.Replays > 0 {
-		line("replays", fmt.Sprint(l.Replays))
+	line("id", m.ID.String())
+	line("name", m.Name)
+	line("from", m.From)
+	line("key", m.Key)
+	line("queue", m.Queue)
+	line("transport", m.Transport)
+	line("exchange", m.Exchange)
+	line("routing key", m.RoutingKey)
+	line("sent", core.Moment(m.CreatedAt))
+	line("class", m.Class)
+	line("error", m.Error)
+	line("type", m.ErrorType)
+	line("sqlstate", m.SQLState)
+	line("group", m.Fingerprint)
+	line("attempts", fmt.Sprint(m.Attempts))
+	if m.Replays > 0 {
+		line("replays", fmt.Sprint(m.Replays))
 	}
-	line("first failed", core.Moment(l.FirstFailed))
-	line("failed", core.Moment(l.FailedAt))
-	line("consumer", l.Consumer)
-	for _, a := range l.History {
+	line("first failed", core.Moment(m.FirstFailed))
+	line("failed", core.Moment(m.FailedAt))
+	line("consumer", m.Consumer)
+	for _, a := range m.History {
 		line("before", core.Moment(a.At)+" "+a.Consumer+" "+a.Error)
 	}
-	for _, name := range slices.Sorted(maps.Keys(l.Headers)) {
-		line("header", name+"="+l.Headers[name])
+	for _, name := range slices.Sorted(maps.Keys(m.Headers)) {
+		line("header", name+"="+m.Headers[name])
 	}
-	line("content type", l.ContentType)
-	line("unreadable", l.Unreadable)
-	printBody(w, "body", l.Body, l.BodyBase64)
+	line("content type", m.ContentType)
+	line("unreadable", m.Unreadable)
+	printBody(w, "body", m.Body, m.BodyBase64)
 }
 
 // afterFlag is --after: where a list of an outbox goes on. The zero afterFlag is that of a command without it.
@@ -211,12 +196,12 @@ func (f afterFlag) cursor(cmd *cobra.Command, places []core.Place) (string, erro
 }
 
 // printMore says on stderr of each place that has filled its page how to go on: what is printed is read by programs, too.
-func printMore(cmd *cobra.Command, places []core.Place, letters []core.Letter, limit int) {
+func printMore(cmd *cobra.Command, places []core.Place, messages []core.Message, limit int) {
 	for _, at := range places {
 		shown, last := 0, ""
-		for _, l := range letters {
-			if l.From == at.Name {
-				shown, last = shown+1, l.Cursor
+		for _, m := range messages {
+			if m.From == at.Name {
+				shown, last = shown+1, m.Cursor
 			}
 		}
 		switch {
@@ -232,40 +217,41 @@ func printMore(cmd *cobra.Command, places []core.Place, letters []core.Letter, l
 // waiting lists messages that are not published.
 func (o *commands) waiting(use, short string, parked bool) *cobra.Command {
 	cmd := &cobra.Command{Use: use, Short: short, Args: noArguments}
-	from := o.addFrom(cmd, core.KindOutbox)
+	var from []string
+	o.addFrom(cmd, core.KindOutbox, &from)
 	f := outbox.WaitingFilter{Parked: parked}
 	cmd.Flags().StringVar(&f.Name, "name", "", "only messages of this `name`")
 	cmd.Flags().StringVar(&f.Key, "key", "", "only messages of this ordering `key`")
 	cmd.Flags().IntVar(&f.Limit, "limit", core.Listed, "at most so many of each outbox")
 	after := addAfter(cmd)
-	complete(cmd, "name", o.completingWaiting(parked, func(l core.Letter) string { return l.Name }))
-	complete(cmd, "key", o.completingWaiting(parked, func(l core.Letter) string { return l.Key }))
+	complete(cmd, "name", o.completingWaiting(parked, func(m core.Message) string { return m.Name }))
+	complete(cmd, "key", o.completingWaiting(parked, func(m core.Message) string { return m.Key }))
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if f.Limit < 1 {
 			return core.Mistakef("%s: --limit must be at least 1", cmd.CommandPath())
 		}
-		places, err := o.Chosen(from.names, core.KindOutbox)
+		places, err := o.Chosen(from, core.KindOutbox)
 		if err != nil {
 			return err
 		}
 		if f.After, err = after.cursor(cmd, places); err != nil {
 			return err
 		}
-		letters, failed := core.EachPlace(cmd.Context(), places, func(ctx context.Context, p core.Place) ([]core.Letter, error) { return o.WaitingAt(ctx, p.Name, f) })
-		err = printWaiting(cmd, letters)
-		printMore(cmd, places, letters, f.Limit)
+		found, failed := core.EachPlace(cmd.Context(), places, func(ctx context.Context, p core.Place) ([]core.Message, error) { return o.WaitingAt(ctx, p.Name, f) })
+		err = printWaiting(cmd, found)
+		printMore(cmd, places, found, f.Limit)
 		return errors.Join(err, failed)
 	}
 	return cmd
 }
 
-func printWaiting(cmd *cobra.Command, letters []core.Letter) error {
+func printWaiting(cmd *cobra.Command, messages []core.Message) error {
 	if wantsJSON(cmd) {
-		return printJSON(cmd, letters)
+		return printJSON(cmd, messages)
 	}
 	t := newTable(cmd.OutOrStdout(), "FROM", "ID", "NAME", "KEY", "STORED", "DUE", "ATTEMPTS", "ERROR")
-	for _, l := range letters {
-		t.row(l.From, l.ID, l.Name, core.Short(l.Key, 24), core.Moment(l.CreatedAt), core.Moment(l.DueAt), l.Attempts, core.Short(l.Error, 80))
+	for _, m := range messages {
+		t.row(m.From, m.ID, m.Name, core.Short(m.Key, 24), core.Moment(m.CreatedAt), core.Moment(m.DueAt), m.Attempts, core.Short(m.Error, 80))
 	}
 	return t.flush()
 }

@@ -101,8 +101,8 @@ func TestPartOfTheLetters(t *testing.T) {
 	page := serve(t, newPartlyRig(t), page.Config{Authorize: everything, Mask: func(operator.MaskedMessage) []byte { return nil }})
 	page.get(t, "", 200, "and those that another session holds")
 	page.get(t, "groups?from=billing", 200, "another session holds the rest", "2+")
-	page.get(t, "letters?from=billing", 200, "3 that could be seen, a part only.")
-	page.get(t, "letters?from=billing&key=none", 200, "None could be seen.")
+	page.get(t, "dead-letters?from=billing", 200, "3 that could be seen, a part only.")
+	page.get(t, "dead-letters?from=billing&key=none", 200, "None could be seen.")
 	page.get(t, "preview?what=retry&from=billing&patch=%7B%22a%22:1%7D", 200, "3 cannot be", "another session holds the rest")
 }
 
@@ -131,7 +131,7 @@ func TestTimesThatJSONCannotTell(t *testing.T) {
 	t.Parallel()
 	a := newAgent(t, agents.Config{}, func(cfg *operator.Config) { cfg.Consumers[0].Consumer = farConsumer{cfg.Consumers[0].Consumer} })
 	a.wants(t, 0, []string{"inbox", "dead", "--json"}, a.ids["d"].String())
-	a.tells(t, "letters", nil, a.ids["d"].String())
+	a.tells(t, "dead_letters", nil, a.ids["d"].String())
 	a.tells(t, "explain", map[string]any{"id": a.ids["d"]}, "no handler for d")
 }
 
@@ -180,7 +180,7 @@ func TestPageViewersTakeTurns(t *testing.T) {
 	s := serve(t, r, page.Config{Authorize: everything})
 	var viewers sync.WaitGroup
 	for range 10 {
-		for view, part := range map[string]string{"groups": "no handler for c", "letters?from=billing": "3 in all", "preview?what=retry&from=billing": "3 would be sent again"} {
+		for view, part := range map[string]string{"groups": "no handler for c", "dead-letters?from=billing": "3 in all", "preview?what=retry&from=billing": "3 would be sent again"} {
 			viewers.Go(func() { s.get(t, view, 200, part) })
 		}
 	}
@@ -241,8 +241,8 @@ func TestPageEdits(t *testing.T) {
 		return m.Body
 	}})
 	one := "outbox/" + s.ids["a"].String()
-	s.get(t, "letter?from=outbox&body=1&id="+one, 200, "Retry it with another body", `name="edited"`)
-	s.get(t, "letter?from=billing&body=1&id=billing/"+s.ids["d"].String(), 200, "hidden by the service")
+	s.get(t, "dead-letter?from=outbox&body=1&id="+one, 200, "Retry it with another body", `name="edited"`)
+	s.get(t, "dead-letter?from=billing&body=1&id=billing/"+s.ids["d"].String(), 200, "hidden by the service")
 	form := url.Values{"what": {"retry"}, "id": {one}, "edited": {"{\r\n  \"secret\": \"z\"\r\n}"}}
 	s.post(t, "preview", form, 200, "1 would be sent again", `"secret": "z"`)
 	s.job(t, form, "with other bodies")
@@ -271,9 +271,9 @@ func TestMaskPanics(t *testing.T) {
 	t.Parallel()
 	mask := func(operator.MaskedMessage) []byte { panic("no such field") }
 	s := newSite(t, page.Config{Authorize: everything, Mask: mask})
-	s.get(t, "letter?from=outbox&body=1&id=outbox/"+s.ids["a"].String(), 200, "hidden by the service")
+	s.get(t, "dead-letter?from=outbox&body=1&id=outbox/"+s.ids["a"].String(), 200, "hidden by the service")
 	s.job(t, url.Values{"what": {"retry"}, "from": {"billing"}, "patch": {`{"a":1}`}})
-	s.get(t, "letters?from=billing", 200, "3 in all")
+	s.get(t, "dead-letters?from=billing", 200, "3 in all")
 	a := newAgent(t, agents.Config{Access: operator.Access{Bodies: true}, Mask: mask})
 	a.tells(t, "explain", map[string]any{"id": a.ids["a"], "body": true}, "hidden by the service", "!secret")
 }
@@ -380,23 +380,23 @@ func TestPageGoesOn(t *testing.T) {
 		}
 		return html.UnescapeString(link[1])
 	}
-	first := s.get(t, "letters?from=outbox&limit=1", 200, "The oldest 1.", "no exchange a")
+	first := s.get(t, "dead-letters?from=outbox&limit=1", 200, "The oldest 1.", "no exchange a")
 	second := s.get(t, follow(first), 200, "1 more.", "no exchange b", "The first ones")
 	if strings.Contains(second, "no exchange a") || strings.Contains(second, `name="after"`) {
 		t.Errorf("the second page, whose form is about all that match, is %s", second)
 	}
 	s.get(t, follow(second), 200, "There is none.", "The first ones")
-	for _, address := range []string{"letters?limit=1", "letters?from=billing&limit=1"} {
+	for _, address := range []string{"dead-letters?limit=1", "dead-letters?from=billing&limit=1"} {
 		if body := s.get(t, address, 200, "The first 1 that were found."); next.MatchString(body) {
 			t.Errorf("%s: %s", address, body)
 		}
 	}
 	timeless := serve(t, newTimelessRig(t), page.Config{Authorize: everything})
-	timeless.get(t, follow(timeless.get(t, "letters?from=outbox&limit=2", 200, "no exchange b")), 200, "There is none.")
+	timeless.get(t, follow(timeless.get(t, "dead-letters?from=outbox&limit=2", 200, "no exchange b")), 200, "There is none.")
 	if body := s.get(t, "groups?from=outbox&after=1", 200, "no exchange a"); strings.Contains(body, "after=") {
 		t.Errorf("from the kinds one comes into the middle of a list: %s", body)
 	}
-	s.get(t, "letters?from=billing&after=1", 200, "no order to go on in")
+	s.get(t, "dead-letters?from=billing&after=1", 200, "is for a List of an outbox alone")
 	s.get(t, "preview?what=retry&from=outbox&after=1", 200, `<span class="count">2</span>`)
 
 	s.wants(t, 0, []string{"retry", "--all", "--from=outbox", "--rate=0.01"})
@@ -407,11 +407,11 @@ func TestPageGoesOn(t *testing.T) {
 func TestMCPGoesOn(t *testing.T) {
 	t.Parallel()
 	a := newAgent(t, agents.Config{Access: operator.Access{By: "ada", Change: true}})
-	a.tells(t, "letters", map[string]any{"from": []string{"outbox"}, "after": "1"}, "no exchange b", "!no exchange a", `"cursor":"2"`)
-	a.refuses(t, "letters", map[string]any{"after": "1"}, "from")
+	a.tells(t, "dead_letters", map[string]any{"from": []string{"outbox"}, "after": "1"}, "no exchange b", "!no exchange a", `"cursor":"2"`)
+	a.refuses(t, "dead_letters", map[string]any{"after": "1"}, "from")
 	a.tells(t, "waiting", map[string]any{"from": []string{"outbox"}, "after": "x"}, "no cursor")
 	a.refuses(t, "drop", map[string]any{"all": true, "after": "1", "reason": "x"}, "after")
-	a.tells(t, "letters", nil, "no exchange a", "no handler for c")
+	a.tells(t, "dead_letters", nil, "no exchange a", "no handler for c")
 }
 
 // A paused outbox publishes nothing until it is resumed, and the status and the log say who did it and why.

@@ -1,0 +1,529 @@
+package core
+
+import (
+	"cmp"
+	"context"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/google/uuid"
+
+	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/internal/deadletter"
+	"github.com/holdfast-go/holdfast/modules/operator"
+	"github.com/holdfast-go/holdfast/outbox"
+)
+
+type (
+	// Filter selects dead letters.
+	Filter = deadletter.Filter
+	// Change says who changes dead letters, and how. Edit gets what the service may mask.
+	Change = deadletter.Replay[operator.MaskedMessage]
+	// Replayed is what became of dead letters; of a drop, Returned are removed.
+	Replayed = deadletter.Replayed
+)
+
+// Message is a dead letter, of an outbox or of a consumer, or a message that an outbox holds. Its JSON is
+// what --json prints.
+type Message struct {
+	From        string            `json:"from"`
+	ID          uuid.UUID         `json:"id"`
+	Name        string            `json:"name"`
+	Key         string            `json:"key,omitempty"`
+	Class       string            `json:"class,omitempty"`
+	Error       string            `json:"error,omitempty"`
+	ErrorType   string            `json:"error_type,omitempty"`
+	SQLState    string            `json:"sqlstate,omitempty"`
+	Fingerprint string            `json:"group,omitempty"`
+	Attempts    int               `json:"attempts"`
+	Replays     int               `json:"replays,omitempty"`
+	Queue       string            `json:"queue,omitempty"`
+	Consumer    string            `json:"consumer,omitempty"`
+	Transport   string            `json:"transport,omitempty"`
+	Exchange    string            `json:"exchange,omitempty"`
+	RoutingKey  string            `json:"routing_key,omitempty"`
+	CreatedAt   time.Time         `json:"created_at,omitzero"`
+	FirstFailed time.Time         `json:"first_failed_at,omitzero"`
+	FailedAt    time.Time         `json:"failed_at,omitzero"`
+	DueAt       time.Time         `json:"due_at,omitzero"` // of one that waits for its next attempt
+	History     []failure         `json:"history,omitempty"`
+	Headers     map[string]string `json:"headers,omitempty"`
+	ContentType string            `json:"content_type,omitempty"`
+	Body        string            `json:"body,omitempty"`
+	BodyBase64  string            `json:"body_base64,omitempty"` // of a body that is no text
+	// Part says of a list that another session holds others of the same place.
+	Part bool `json:"part,omitempty"`
+	// Unreadable says why the message is not complete.
+	Unreadable string `json:"unreadable,omitempty"`
+	// Cursor is where the list of an outbox goes on behind it.
+	Cursor string `json:"cursor,omitempty"`
+}
+
+// failure is one failed attempt before the last.
+type failure struct {
+	At       time.Time `json:"at"`
+	Consumer string    `json:"consumer"`
+	Error    string    `json:"error"`
+}
+
+// told is a time as JSON can tell it: another program may have written one that is beyond the year 9999, such as milliseconds
+// in place of seconds, and one such message would hide all others.
+func told(at time.Time) time.Time {
+	if year := at.UTC().Year(); year < 0 || year > 9999 {
+		return time.Time{}
+	}
+	return at
+}
+
+// Mapped is all in another form; empty, and not nil, where there is nothing.
+func Mapped[A, B any](all []A, to func(A) B) []B {
+	others := make([]B, len(all))
+	for i, one := range all {
+		others[i] = to(one)
+	}
+	return others
+}
+
+// Fill adds the headers and the body.
+func (m *Message) Fill(headers map[string]string, body []byte) {
+	m.Headers = headers
+	if utf8.Valid(body) {
+		m.Body = string(body)
+	} else {
+		m.BodyBase64 = base64.StdEncoding.EncodeToString(body)
+	}
+}
+
+// Bytes is the body that Fill was given.
+func (m *Message) Bytes() []byte {
+	if m.BodyBase64 == "" {
+		return []byte(m.Body)
+	}
+	body, _ := base64.StdEncoding.DecodeString(m.BodyBase64) // of Fill
+	return body
+}
+
+// HiddenByService is told in place of a body that a mask hides.
+const HiddenByService = "hidden by the service"
+
+// Masked is what may be seen of the body. Nil: nothing, though there is one.
+func (m *Message) Masked(mask func(operator.MaskedMessage) []byte) []byte {
+	body := m.Bytes()
+	if mask == nil || len(body) == 0 {
+		return body
+	}
+	return mask(operator.MaskedMessage{From: m.From, Name: m.Name, ContentType: m.ContentType, Body: slices.Clone(body)})
+}
+
+// TraceID is that of its W3C traceparent: https://www.w3.org/TR/trace-context/#traceparent-header.
+func (m *Message) TraceID() string {
+	const from, to = len("00-"), len("00-") + 32
+	parent := m.Headers["traceparent"]
+	if len(parent) < to {
+		return ""
+	}
+	return parent[from:to]
+}
+
+// Group are dead letters of one kind.
+type Group struct {
+	From   string    `json:"from"`
+	ID     string    `json:"group"`
+	Count  int       `json:"count"`
+	First  time.Time `json:"first"`
+	Last   time.Time `json:"last"`
+	Sample Message   `json:"sample"`
+	// Part says that there may be more of them, and of other kinds: another session holds a part of the place's.
+	Part bool `json:"part,omitempty"`
+}
+
+// Place is an outbox or a consumer, and its dead letters.
+type Place struct {
+	Name string
+	Kind string // "outbox" or "inbox"
+	source
+}
+
+// The kinds of places.
+const (
+	KindOutbox = "outbox"
+	KindInbox  = "inbox"
+)
+
+// source has the dead letters of a place.
+type source interface {
+	// List leaves bodies and headers out unless they are wanted whole.
+	List(ctx context.Context, f Filter, whole bool) ([]Message, error)
+	Count(ctx context.Context, f Filter) (int, error)
+	Groups(ctx context.Context, f Filter) ([]Group, error)
+	replay(ctx context.Context, f Filter, c Change) (Replayed, error)
+	remove(ctx context.Context, f Filter, c Change) (int, error)
+	// keepsLog says that the place itself keeps who has changed what.
+	keepsLog() bool
+}
+
+// deadLetters is the source of a place whose messages are of type M.
+type deadLetters[M any] struct {
+	name   string
+	kept   deadletter.DeadLetters[M]
+	audits bool
+	// shown is a message without its headers and body, and these.
+	shown func(M) (m Message, headers map[string]string, body []byte)
+}
+
+func ofOutbox(m outbox.Message) (Message, map[string]string, []byte) {
+	return Message{
+		ID: m.ID, Name: m.Name, Key: m.Key, Transport: m.Transport, Exchange: m.Route.Exchange, RoutingKey: m.Route.RoutingKey,
+		ContentType: m.ContentType,
+	}, m.Headers, m.Body
+}
+
+func ofConsumer(m inbox.Message) (Message, map[string]string, []byte) {
+	shown := Message{ID: m.ID, Name: m.Name, Key: m.Key, Replays: m.Replays, Queue: m.Queue, CreatedAt: told(m.PublishedAt), ContentType: m.ContentType}
+	for _, a := range m.History {
+		shown.History = append(shown.History, failure{told(a.At), a.Consumer, a.Error})
+	}
+	return shown, m.Headers, m.Body
+}
+
+func (l deadLetters[M]) keepsLog() bool { return l.audits }
+
+func (l deadLetters[M]) show(d deadletter.DeadLetter[M], whole bool) Message {
+	m, headers, body := l.shown(d.Message)
+	m.From, m.Class, m.Error, m.ErrorType, m.SQLState, m.Fingerprint = l.name, d.Class, d.Error, d.ErrorType, d.SQLState, d.Fingerprint
+	m.Attempts, m.Consumer, m.Cursor, m.Unreadable = d.Attempts, d.Consumer, d.Cursor, TextOf(d.Unreadable)
+	m.FirstFailed, m.FailedAt = told(d.FirstFailedAt), told(d.FailedAt)
+	if !d.CreatedAt.IsZero() {
+		m.CreatedAt = told(d.CreatedAt)
+	}
+	switch {
+	case whole && d.Omitted:
+		m.Unreadable = "left out: the messages before it are too large together"
+	case whole:
+		m.Fill(headers, body)
+	}
+	return m
+}
+
+// List implements source.
+func (l deadLetters[M]) List(ctx context.Context, f Filter, whole bool) ([]Message, error) {
+	f.Whole = whole
+	found, err := l.kept.List(ctx, f)
+	part, err := inPart(err)
+	return Mapped(found, func(d deadletter.DeadLetter[M]) Message {
+		m := l.show(d, whole)
+		m.Part = part
+		return m
+	}), err
+}
+
+// Count implements source.
+func (l deadLetters[M]) Count(ctx context.Context, f Filter) (int, error) {
+	n, err := l.kept.Count(ctx, f)
+	_, err = inPart(err)
+	return n, err
+}
+
+// Groups implements source.
+func (l deadLetters[M]) Groups(ctx context.Context, f Filter) ([]Group, error) {
+	found, err := l.kept.Groups(ctx, f)
+	part, err := inPart(err)
+	return Mapped(found, func(g deadletter.Group[M]) Group {
+		return Group{l.name, g.Fingerprint, g.Count, told(g.First), told(g.Last), l.show(g.Sample, false), part}
+	}), err
+}
+
+func (l deadLetters[M]) replay(ctx context.Context, f Filter, c Change) (Replayed, error) {
+	r := deadletter.Replay[M]{By: c.By, Reason: c.Reason, PerSecond: c.PerSecond, DryRun: c.DryRun, Force: c.Force, Progress: c.Progress}
+	if c.Edit != nil {
+		r.Edit = func(m M) ([]byte, error) {
+			shown, _, body := l.shown(m)
+			return c.Edit(operator.MaskedMessage{From: l.name, Name: shown.Name, ContentType: shown.ContentType, Body: body})
+		}
+	}
+	return l.kept.Replay(ctx, f, r)
+}
+
+func (l deadLetters[M]) remove(ctx context.Context, f Filter, c Change) (int, error) {
+	r := deadletter.Removal{By: c.By, Reason: c.Reason}
+	if c.Progress != nil {
+		r.Progress = func(removed int) { c.Progress(Replayed{Returned: removed}) }
+	}
+	return l.kept.Remove(ctx, f, r)
+}
+
+// ErrPart is said where RabbitMQ has handed some of a consumer's dead letters to another session.
+var ErrPart = errors.New("a part only: another session holds the rest")
+
+// inPart reports whether a look saw a part, and says that in fewer words.
+func inPart(err error) (part bool, said error) {
+	if errors.Is(err, inbox.ErrHeld) {
+		return true, ErrPart
+	}
+	return false, err
+}
+
+// turn is held by who looks at the dead letters of a consumer.
+type turn chan struct{}
+
+// inTurns has those who look at dead letters wait for each other. RabbitMQ hands out each message once: of two who look
+// at the same time each would see a part, and count too few.
+type inTurns struct {
+	inbox.DeadLetters
+	turn turn
+}
+
+func (l inTurns) List(ctx context.Context, f inbox.Filter) ([]inbox.DeadLetter, error) {
+	return inTurn(ctx, l.turn, func() ([]inbox.DeadLetter, error) { return l.DeadLetters.List(ctx, f) })
+}
+
+func (l inTurns) Count(ctx context.Context, f inbox.Filter) (int, error) {
+	return inTurn(ctx, l.turn, func() (int, error) { return l.DeadLetters.Count(ctx, f) })
+}
+
+func (l inTurns) Groups(ctx context.Context, f inbox.Filter) ([]inbox.Group, error) {
+	return inTurn(ctx, l.turn, func() ([]inbox.Group, error) { return l.DeadLetters.Groups(ctx, f) })
+}
+
+// Replay waits where it is a look. Others may be paced, and take hours.
+func (l inTurns) Replay(ctx context.Context, f inbox.Filter, r inbox.Replay) (inbox.Replayed, error) {
+	if !r.DryRun {
+		return l.DeadLetters.Replay(ctx, f, r)
+	}
+	return inTurn(ctx, l.turn, func() (inbox.Replayed, error) { return l.DeadLetters.Replay(ctx, f, r) })
+}
+
+func inTurn[T any](ctx context.Context, t turn, look func() (T, error)) (T, error) {
+	select {
+	case t <- struct{}{}:
+		defer func() { <-t }()
+		return look()
+	case <-ctx.Done():
+		var none T
+		return none, fmt.Errorf("others look at these dead letters: %w", ctx.Err())
+	}
+}
+
+// places are all of them, those of outboxes first.
+func (o *Operator) places() []Place {
+	var all []Place
+	for _, b := range o.Config.Outboxes {
+		_, audits := b.Store.(auditor)
+		all = append(all, Place{b.Name, KindOutbox, deadLetters[outbox.Message]{b.Name, b.Store.DeadLetters(), audits, ofOutbox}})
+	}
+	for _, c := range o.Config.Consumers {
+		kept := inTurns{c.Consumer.DeadLetters(), o.turns[c.Name]}
+		all = append(all, Place{c.Name, KindInbox, deadLetters[inbox.Message]{c.Name, kept, false, ofConsumer}})
+	}
+	return all
+}
+
+// EachPlace gathers what the places have. One that cannot be asked does not keep the others from telling.
+func EachPlace[T any](ctx context.Context, places []Place, ask func(context.Context, Place) ([]T, error)) ([]T, error) {
+	all := []T{} // not null in JSON
+	var failed []error
+	for _, p := range places {
+		found, err := ask(ctx, p)
+		all = append(all, found...)
+		if err != nil {
+			failed = append(failed, fmt.Errorf("%s: %w", p.Name, err))
+		}
+	}
+	return all, errors.Join(failed...)
+}
+
+// List returns the dead letters of several places.
+func List(ctx context.Context, places []Place, f Filter, whole bool) ([]Message, error) {
+	return EachPlace(ctx, places, func(ctx context.Context, p Place) ([]Message, error) { return p.List(ctx, f, whole) })
+}
+
+// Groups returns the groups of several places, the largest first.
+func Groups(ctx context.Context, places []Place, f Filter) ([]Group, error) {
+	all, err := EachPlace(ctx, places, func(ctx context.Context, p Place) ([]Group, error) { return p.Groups(ctx, f) })
+	slices.SortStableFunc(all, func(a, b Group) int { return cmp.Compare(b.Count, a.Count) })
+	return all, err
+}
+
+// PlaceNames are those of a kind, or all.
+func (o *Operator) PlaceNames(kind string) []string {
+	var names []string
+	for _, p := range o.places() {
+		if kind == "" || p.Kind == kind {
+			names = append(names, p.Name)
+		}
+	}
+	return names
+}
+
+// Chosen are the places of these names, each once, or all: those of one kind, where only they can
+// do what is asked. A place that has the name of a kind is meant before the kind.
+func (o *Operator) Chosen(names []string, kind string) ([]Place, error) {
+	all := slices.DeleteFunc(o.places(), func(p Place) bool { return kind != "" && p.Kind != kind })
+	if len(names) == 0 {
+		return all, nil
+	}
+	wanted := map[string]bool{}
+	for _, name := range names {
+		named := func(p Place) bool { return p.Name == name }
+		if !slices.ContainsFunc(all, named) {
+			named = func(p Place) bool { return p.Kind == name }
+		}
+		found := false
+		for _, p := range all {
+			if named(p) {
+				wanted[p.Name], found = true, true
+			}
+		}
+		if !found {
+			return nil, Mistakef("--from: there is no %.40q here", name)
+		}
+	}
+	return slices.DeleteFunc(all, func(p Place) bool { return !wanted[p.Name] }), nil
+}
+
+const (
+	// MaxPerPage is how many messages one page lists at most.
+	MaxPerPage = 1000
+	// Listed is how many messages are listed where nothing else is asked for.
+	Listed = deadletter.ListLimit
+)
+
+// Typed are places and a filter of dead letters as somebody typed them, or an agent.
+type Typed struct {
+	From  []string `json:"from,omitempty" jsonschema:"only of these outboxes and consumers, by the names that status tells"`
+	IDs   []string `json:"ids,omitempty" jsonschema:"only these messages, by their ids"`
+	Name  string   `json:"name,omitempty" jsonschema:"only messages of this name"`
+	Key   string   `json:"key,omitempty" jsonschema:"only messages of this ordering key"`
+	Class string   `json:"class,omitempty" jsonschema:"only failures of this class"`
+	Group string   `json:"group,omitempty" jsonschema:"only failures of this group, by the fingerprint that groups tells"`
+	Error string   `json:"error,omitempty" jsonschema:"only failures with this text in the error"`
+	Since string   `json:"since,omitempty" jsonschema:"only failures since then: 2h for two hours ago, or 2026-01-02T15:04:05Z"`
+	Until string   `json:"until,omitempty" jsonschema:"only failures before then"`
+	Limit int      `json:"limit,omitempty" jsonschema:"at most so many of each outbox and consumer, of an outbox the oldest"`
+}
+
+// Choose reads which places of a kind, or of all, and which of their dead letters are chosen.
+func (o *Operator) Choose(t Typed, kind string) ([]Place, Filter, error) {
+	f := Filter{Name: t.Name, Key: t.Key, Class: t.Class, Fingerprint: t.Group, ErrorContains: t.Error, Limit: t.Limit}
+	for _, text := range t.IDs {
+		id, err := uuid.Parse(text)
+		if err != nil {
+			return nil, f, Mistakef("%.40q is not an id", text)
+		}
+		f.IDs = append(f.IDs, id)
+	}
+	if f.Limit < 0 {
+		return nil, f, Mistakef("--limit must not be negative")
+	}
+	var err error
+	if f.FailedAfter, err = parseMoment(t.Since); err != nil {
+		return nil, f, Mistakef("--since: %w", err)
+	}
+	if f.FailedBefore, err = parseMoment(t.Until); err != nil {
+		return nil, f, Mistakef("--until: %w", err)
+	}
+	places, err := o.Chosen(t.From, kind)
+	return places, f, err
+}
+
+// parseMoment reads a time, or how long ago it was.
+func parseMoment(text string) (time.Time, error) {
+	if text == "" {
+		return time.Time{}, nil
+	}
+	if ago, err := time.ParseDuration(text); err == nil && ago >= 0 {
+		return time.Now().Add(-ago), nil
+	}
+	at, err := time.Parse(time.RFC3339, text)
+	if err != nil {
+		return at, fmt.Errorf("%.40q is neither a duration such as 2h nor a time such as 2026-01-02T15:04:05Z", text)
+	}
+	return at, nil
+}
+
+// Flags is a filter in the words of the flags.
+func Flags(f Filter) string {
+	var words []string
+	add := func(flag, value string) {
+		if value != "" {
+			words = append(words, fmt.Sprintf("--%s=%s", flag, strconv.Quote(value)))
+		}
+	}
+	if n := len(f.IDs); n > 3 {
+		words = append(words, fmt.Sprintf("%d ids, the first %s", n, f.IDs[0]))
+	} else {
+		for _, id := range f.IDs {
+			words = append(words, id.String())
+		}
+	}
+	add("name", f.Name)
+	add("key", f.Key)
+	add("class", f.Class)
+	add("group", f.Fingerprint)
+	add("error", f.ErrorContains)
+	if !f.FailedAfter.IsZero() {
+		add("since", Moment(f.FailedAfter))
+	}
+	if !f.FailedBefore.IsZero() {
+		add("until", Moment(f.FailedBefore))
+	}
+	if f.Limit > 0 {
+		words = append(words, fmt.Sprintf("--limit=%d", f.Limit))
+	}
+	return cmp.Or(strings.Join(words, " "), everything)
+}
+
+// everything is what chooses all.
+const everything = "--all"
+
+// Chooses reports whether anything is chosen: nothing is all.
+func Chooses(f Filter) bool { return Flags(f) != everything }
+
+// lister is a store that shows the messages that are not published.
+type lister interface {
+	Waiting(ctx context.Context, f outbox.WaitingFilter) ([]outbox.Waiting, error)
+}
+
+// WaitingAt asks the outbox of a name.
+func (o *Operator) WaitingAt(ctx context.Context, name string, f outbox.WaitingFilter) ([]Message, error) {
+	i := slices.IndexFunc(o.Config.Outboxes, func(b operator.Outbox) bool { return b.Name == name })
+	store, ok := o.Config.Outboxes[i].Store.(lister)
+	if !ok {
+		return nil, errors.New("the store does not tell")
+	}
+	found, err := store.Waiting(ctx, f)
+	return Mapped(found, func(w outbox.Waiting) Message {
+		return Message{
+			From: name, ID: w.ID, Name: w.Name, Key: w.Key, Class: w.Class, Error: w.Error, Attempts: w.Attempts,
+			Transport: w.Transport, CreatedAt: told(w.CreatedAt), DueAt: told(w.DueAt), Unreadable: TextOf(w.Unreadable), Cursor: w.Cursor,
+		}
+	}), err
+}
+
+// parker is an inbox that counts the messages behind a dead letter.
+type parker interface {
+	Behind(ctx context.Context, key string) (int, error)
+}
+
+// Behind are the messages of a key that wait behind a dead letter: those of an outbox, and the number of those of a
+// consumer.
+func (o *Operator) Behind(ctx context.Context, at Place, key string) (waiting []Message, parked int, err error) {
+	if key == "" {
+		return nil, 0, nil
+	}
+	if at.Kind == KindOutbox {
+		waiting, err = o.WaitingAt(ctx, at.Name, outbox.WaitingFilter{Key: key})
+		return waiting, 0, err
+	}
+	i := slices.IndexFunc(o.Config.Consumers, func(c operator.Consumer) bool { return c.Name == at.Name })
+	if inbox, ok := o.Config.Consumers[i].Inbox.(parker); ok {
+		parked, err = inbox.Behind(ctx, key)
+	}
+	return nil, parked, err
+}
