@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"runtime/debug"
 	"slices"
+	"time"
 
 	"github.com/holdfast-go/holdfast/inbox/internal/base"
 )
@@ -187,4 +189,131 @@ func (m *Mux) find(c *Call) error {
 // on is the handler's work on one message.
 func (h Handler) on(m *Message) func(context.Context) error {
 	return func(ctx context.Context) error { return h(ctx, m) }
+}
+
+// Call is one message on its way through its middleware and its handler, as Mux.Decode returns it. A
+// processor calls Begin, does the work, and calls End; of several messages that it works on
+// together it may begin all first. A Call is for one delivery and one goroutine at a time.
+type Call struct {
+	// Message is what was given to Decode.
+	Message *Message
+	// Work is what the function made of it that was given to Mux.Route. Of the other handlers it is
+	// a func(context.Context) error, which runs them. It is nil where Begin returns an error.
+	Work any
+
+	err   error        // why there is no work
+	steps []Middleware // the outermost first
+
+	outer context.Context // that of Begin
+	inner context.Context // what the steps have made of it
+	ends  []func(err error) error
+}
+
+// Begin runs the middleware up to the work. It returns the context for the work. An error is the
+// message's result, for End; the work must not be done then.
+func (c *Call) Begin(ctx context.Context) (context.Context, error) {
+	c.outer, c.inner = ctx, base.NewContext(ctx, c.Message)
+	if ctx.Err() != nil {
+		return c.inner, fmt.Errorf("%w: not started: %w", ErrDraining, context.Cause(ctx))
+	}
+	for _, step := range c.steps {
+		if err := safely(func() error { return c.enter(step) }); err != nil {
+			return c.inner, err
+		}
+	}
+	return c.inner, c.err
+}
+
+func (c *Call) enter(step Middleware) error {
+	inner, end, err := step(c.inner, c.Message)
+	if inner != nil {
+		c.inner = inner
+	}
+	if end != nil {
+		c.ends = append(c.ends, end)
+	}
+	return err
+}
+
+// End gives the result to the middleware that has begun, the innermost first, and returns what they
+// make of it. Where a draining consumer has cancelled the context an error is marked with ErrDraining.
+// Without a Begin it returns the result as it is.
+func (c *Call) End(result error) error {
+	for i := len(c.ends) - 1; i >= 0; i-- {
+		end := c.ends[i]
+		c.ends = c.ends[:i] // each runs once, also when it exits the goroutine
+		given := result
+		if err := safely(func() error { result = end(given); return nil }); err != nil {
+			result = err
+		}
+	}
+	if result != nil && c.outer != nil && errors.Is(context.Cause(c.outer), ErrDraining) && !errors.Is(result, ErrDraining) {
+		return fmt.Errorf("%w: %w", ErrDraining, result)
+	}
+	return result
+}
+
+// safely returns the panic of fn as an error.
+func safely(fn func() error) (err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			err = &base.Panic{Value: v, Stack: debug.Stack()}
+		}
+	}()
+	return fn()
+}
+
+// Middleware is a step around each message. It is called before the handler. The context that it
+// returns is the handler's, and that of further middleware; nil changes nothing. An error is the
+// message's result: what is further in does not run. The function that it returns, if any, is called
+// once, when the message has a result, also one of its own; what it returns is the result from then on.
+//
+// In a batch all messages begin, one after the other, before the first one ends: what one keeps until
+// its end, as a mutex, must not be needed by another one's begin. A panic is an error. The message
+// must not be changed.
+type Middleware func(ctx context.Context, m *Message) (inner context.Context, end func(result error) error, err error)
+
+// Blocking is middleware that waits before each message, holding nothing but the worker, for at most
+// half of the time that the context has left: the other half is the handler's. When the wait ends by
+// that, or the waiter fails, which is no failure of the message, the message is postponed and
+// keeps its attempts; see Postpone. A nil waiter means no wait.
+func Blocking(w Waiter) Middleware {
+	return func(ctx context.Context, _ *Message) (context.Context, func(error) error, error) {
+		if w == nil {
+			return nil, nil, nil
+		}
+		ctx, cancel := halfOf(ctx)
+		defer cancel()
+		if err := w.Wait(ctx); err != nil {
+			return nil, nil, Postpone(fmt.Errorf("inbox: wait for leave to start: %w", err), 0)
+		}
+		return nil, nil, nil
+	}
+}
+
+// halfOf bounds a context by half of the time that it has left: a handler that began with what the
+// wait has left would fail for want of time, and that would cost the message an attempt.
+func halfOf(ctx context.Context) (context.Context, context.CancelFunc) {
+	deadline, bounded := ctx.Deadline()
+	if !bounded {
+		return ctx, func() {}
+	}
+	return context.WithTimeout(ctx, time.Until(deadline)/2)
+}
+
+// Processor does the work of messages. *Mux is one without deduplication; inboxpgx and
+// inboxredis have those with it. Package inboxtest/conformance holds what they promise.
+type Processor interface {
+	// Process returns one result per message, in the same order. Nil means that the
+	// message's effect is durable, or that it was a duplicate of one whose effect is:
+	// acknowledge it. Any other result is read by driver.Classify. It may be called from many
+	// goroutines at once. Messages whose turn had not come when ctx ended get an error
+	// that is ErrDraining.
+	Process(ctx context.Context, msgs []*Message) []error
+}
+
+// Waiter blocks until the caller may go on: a rate limiter bound to a key, for example.
+// It returns an error when ctx ends first, or when it cannot tell.
+type Waiter interface {
+	Wait(ctx context.Context) error
 }

@@ -2,14 +2,17 @@ package driver
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"time"
 
 	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/internal/base"
 )
 
 // maxPrefetch is the largest window of a consumer: quorum queues allow no more.
@@ -128,4 +131,252 @@ func Places(t Traits, own []string) []string {
 	}
 	slices.Sort(all)
 	return slices.Compact(all)
+}
+
+const (
+	defaultMaxAttempts = 6
+	defaultBaseDelay   = time.Second
+	defaultMultiplier  = 2
+	defaultMaxDelay    = 60 * time.Second
+	defaultJitter      = 0.2
+	defaultMaxAge      = 24 * time.Hour
+
+	// minAfter is the shortest delay that an error may ask for, unless BaseDelay is shorter still: a message
+	// must not come again hundreds of times a second.
+	minAfter = 100 * time.Millisecond
+)
+
+// RetryDefaults returns the policy with every zero field replaced by its default.
+func RetryDefaults(p inbox.RetryPolicy) inbox.RetryPolicy {
+	p.MaxAttempts = cmp.Or(p.MaxAttempts, defaultMaxAttempts)
+	p.BaseDelay = cmp.Or(p.BaseDelay, defaultBaseDelay)
+	p.MaxDelay = cmp.Or(p.MaxDelay, max(defaultMaxDelay, p.BaseDelay))
+	p.Multiplier = cmp.Or(p.Multiplier, defaultMultiplier)
+	p.Jitter = cmp.Or(p.Jitter, defaultJitter)
+	p.MaxAge = cmp.Or(p.MaxAge, defaultMaxAge)
+	return p
+}
+
+// CheckRetry returns every violation of a policy in one error, naming the fields.
+func CheckRetry(p inbox.RetryPolicy) error {
+	p = RetryDefaults(p)
+	var problems []error
+	fail := func(format string, args ...any) {
+		problems = append(problems, fmt.Errorf("inbox: RetryPolicy."+format, args...))
+	}
+	if p.MaxAttempts < 0 {
+		fail("MaxAttempts %d is negative", p.MaxAttempts)
+	}
+	if p.BaseDelay < time.Millisecond {
+		fail("BaseDelay %v is shorter than 1ms", p.BaseDelay)
+	}
+	if p.MaxDelay < p.BaseDelay {
+		fail("MaxDelay %v is shorter than BaseDelay %v", p.MaxDelay, p.BaseDelay)
+	}
+	if !(p.Multiplier >= 1) || math.IsInf(p.Multiplier, 0) {
+		fail("Multiplier %v is not a number of at least 1", p.Multiplier)
+	}
+	if !(p.Jitter < 1) {
+		fail("Jitter %v is not less than 1", p.Jitter)
+	}
+	if p.MaxAge < 0 {
+		fail("MaxAge %v is negative", p.MaxAge)
+	}
+	return errors.Join(problems...)
+}
+
+// Decision is what happens to a message now.
+type Decision struct {
+	Action Action
+	// Delay is how long ActionRetry waits, at most MaxAge.
+	Delay time.Duration
+	// Counted says that the next delivery's Attempt is one higher, and that
+	// FirstFailedAt is to be set if it is zero.
+	Counted bool
+	// Recovered says that the next delivery's Recovered is one higher, too.
+	Recovered bool
+}
+
+// Next decides over a message that failed at the time now. Random, from 0 up to but not
+// including 1, selects the jitter. It is a pure function of its arguments and never waits.
+func Next(p inbox.RetryPolicy, m *inbox.Message, f Failure, now time.Time, random float64) Decision {
+	p = RetryDefaults(p)
+	attempt := max(m.Attempt, 1)
+	switch {
+	case f.Action != ActionRetry:
+		return Decision{Action: f.Action, Counted: f.Counted}
+	case f.Counted && f.Unlimited && !m.FirstFailedAt.IsZero() && now.Sub(m.FirstFailedAt) > p.MaxAge:
+		return Decision{Action: ActionDead, Counted: true}
+	case !f.Unlimited && attempt-m.Recovered >= p.MaxAttempts:
+		return Decision{Action: ActionDead, Counted: f.Counted}
+	}
+	delay := min(f.After, p.MaxAge)
+	if delay > 0 {
+		delay = max(delay, min(minAfter, p.BaseDelay))
+	}
+	switch {
+	case delay == 0 && f.Counted:
+		delay = jittered(p, delayOf(p, attempt), random)
+	case delay == 0: // postponed: what the message failed at before does not matter
+		delay = jittered(p, delayOf(p, 1), random)
+	}
+	return Decision{Action: ActionRetry, Delay: delay, Counted: f.Counted, Recovered: f.Counted && f.Unlimited}
+}
+
+// Horizon is the longest time between the first failure of a message and its last retry,
+// apart from the time that it waits in its queue and in its handlers.
+func Horizon(p inbox.RetryPolicy) time.Duration {
+	p = RetryDefaults(p)
+	var retries time.Duration
+	for n := 1; n < p.MaxAttempts; n++ {
+		retries += variant(p, delayOf(p, n), 2)
+	}
+	// A recoverable failure just before MaxAge may ask for as long a delay again.
+	return max(retries, 2*p.MaxAge)
+}
+
+// delayOf is the delay before retry n = 1, 2, …, without jitter:
+// BaseDelay × Multiplier^(n-1), at most MaxDelay, in whole milliseconds.
+func delayOf(p inbox.RetryPolicy, n int) time.Duration {
+	d := float64(p.BaseDelay) * math.Pow(p.Multiplier, float64(n-1))
+	if d >= float64(p.MaxDelay) {
+		return p.MaxDelay
+	}
+	return wholeMillis(d)
+}
+
+func jittered(p inbox.RetryPolicy, base time.Duration, random float64) time.Duration {
+	return variant(p, base, min(max(int(random*3), 0), 2))
+}
+
+// variant is 1-Jitter, 1 or 1+Jitter times base for i = 0, 1, 2, at most MaxDelay.
+func variant(p inbox.RetryPolicy, base time.Duration, i int) time.Duration {
+	jitter := max(p.Jitter, 0)
+	return min(wholeMillis(float64(base)*(1+jitter*float64(i-1))), p.MaxDelay)
+}
+
+// wholeMillis rounds to milliseconds, and to at least one.
+func wholeMillis(d float64) time.Duration {
+	return max(time.Duration(math.Round(d/float64(time.Millisecond))), 1) * time.Millisecond
+}
+
+// The classes of this SDK. Handlers add their own by inbox.Classed.
+const (
+	ClassDefault       = "default"            // failed too often
+	ClassValidation    = base.ClassValidation // undecodable, unknown name, no valid id
+	ClassUnrecoverable = "unrecoverable"      // the handler said so
+	ClassQuarantined   = "quarantined"        // ends the process again and again; not run any more
+)
+
+// The limits of a message.
+const (
+	MaxNameBytes  = base.MaxNameBytes // AMQP allows no longer one either
+	MaxBodyBytes  = base.MaxBodyBytes // RabbitMQ's own bound since 4.0
+	MaxErrorBytes = 1024              // of the error text that a dead letter keeps
+)
+
+// ErrUnavailable is inside every error of inbox.Unavailable: a server that processing needs is
+// down. Returned itself it means the same.
+var ErrUnavailable = base.ErrUnavailable
+
+// ValidClass reports whether a text can be a class: 1 to 64 of a-z, 0-9, dot, hyphen, underscore.
+func ValidClass(class string) bool { return base.ValidClass(class) }
+
+// NewContext returns a context from which inbox.FromContext takes the message in hand. An
+// inbox.Mux makes one for its handlers; other processors call this.
+func NewContext(ctx context.Context, m *inbox.Message) context.Context {
+	return base.NewContext(ctx, m)
+}
+
+// Action is what becomes of a message that was not processed.
+type Action int
+
+// The actions.
+const (
+	// ActionRetry delivers the message again after a delay, other messages meanwhile.
+	ActionRetry Action = iota + 1
+	// ActionDead moves the message to the dead-letter queue of its class.
+	ActionDead
+	// ActionReturn gives the message back to its queue as it was.
+	ActionReturn
+)
+
+// String returns the action's name.
+func (a Action) String() string {
+	switch a {
+	case ActionRetry:
+		return "retry"
+	case ActionDead:
+		return "dead"
+	case ActionReturn:
+		return "return"
+	default:
+		return "none"
+	}
+}
+
+// Failure is what Classify reads out of an error. Next turns it into a Decision.
+type Failure struct {
+	// Err is the error itself, or says that its methods panic.
+	Err error
+	// Class selects the dead-letter queue.
+	Class string
+	// Action is ActionRetry, which the policy may turn into ActionDead, ActionDead or ActionReturn.
+	Action Action
+	// After is the delay the error asks for; 0 leaves it to the policy.
+	After time.Duration
+	// Counted says that the failure is the message's own and raises its Attempt.
+	Counted bool
+	// Unlimited says that only the age bounds the retries, not their number.
+	Unlimited bool
+	// Unavailable says that a server is down, so that the consumer should pause.
+	Unavailable bool
+}
+
+// Classify reads an error's markers.
+//
+// The outermost marker of a chain decides. Errors joined by errors.Join, or by several %w,
+// are judged one by one: any unavailable or postponed one rules the whole; else any
+// recoverable one makes it recoverable, with the longest delay asked for; else it is
+// unrecoverable only when all are; else the default policy holds. The class is the first
+// one named among those that decided; inbox.ErrDraining anywhere gives the message back.
+// An unmarked error has ClassDefault and the default policy; so has one whose own methods
+// panic, and Err then says so. For nil the zero Failure is returned.
+func Classify(err error) (f Failure) {
+	if err == nil {
+		return Failure{}
+	}
+	defer func() {
+		if v := recover(); v != nil {
+			f = unmarked(fmt.Errorf("inbox: the methods of an error of type %T panic: %v", err, v))
+		}
+	}()
+	// A nil pointer that a handler returned as an error must not end the consumer, neither
+	// here nor where Err is written to a log.
+	_ = err.Error()
+	f = unmarked(err)
+	if errors.Is(err, inbox.ErrDraining) {
+		f.Action, f.Counted = ActionReturn, false
+		return f
+	}
+	v := base.Judge(err)
+	f.After = v.After
+	switch v.Kind {
+	case base.Unavailable:
+		f.Action, f.Counted, f.Unavailable = ActionReturn, false, true
+	case base.Postponed:
+		f.Counted, f.Unlimited = false, true
+	case base.Recoverable:
+		f.Unlimited = true
+	case base.Unrecoverable:
+		f.Action, f.Class = ActionDead, ClassUnrecoverable
+	}
+	if v.Class != "" {
+		f.Class = v.Class
+	}
+	return f
+}
+
+func unmarked(err error) Failure {
+	return Failure{Err: err, Class: ClassDefault, Action: ActionRetry, Counted: true}
 }

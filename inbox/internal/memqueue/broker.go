@@ -263,3 +263,10 @@ func (q *Queue) Declare() {
 	defer q.broker.mu.Unlock()
 	q.missing = false
 }
+
+// Backlog implements driver.Measured.
+func (s *Source) Backlog(ctx context.Context) (driver.Backlog, error) {
+	s.queue.broker.mu.Lock()
+	defer s.queue.broker.mu.Unlock()
+	return driver.Backlog{Waiting: len(s.queue.ready), Retrying: s.queue.waiting - s.queue.putOff, PutOff: s.queue.putOff}, ctx.Err()
+}

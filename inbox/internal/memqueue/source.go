@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/holdfast-go/holdfast/inbox"
@@ -163,4 +164,307 @@ func (s *Source) store(d *delivery, m driver.Move) error {
 		return fmt.Errorf("no such target: %d", m.Target)
 	}
 	return nil
+}
+
+// session is a driver.Session.
+type session struct {
+	source *Source
+	queue  *Queue
+	hand   *hand
+}
+
+// call asks the script about a call of the session, and has it done. An error ends the session.
+func (s *session) call(ctx context.Context, step Step, do func()) error {
+	what, err := s.source.at(ctx, step, nil)
+	s.queue.broker.mu.Lock()
+	defer s.queue.broker.mu.Unlock()
+	if s.hand.lost != nil {
+		return s.hand.lost
+	}
+	if what != FailBefore {
+		do()
+	}
+	if err != nil || what == EndSession {
+		s.hand.lose(cmp.Or(err, errFault))
+	}
+	return err
+}
+
+// Start implements driver.Session.
+func (s *session) Start(ctx context.Context, window int) error {
+	if window < 1 || window > maxWindow {
+		return fmt.Errorf("a window of %d, from 1 to %d are allowed", window, maxWindow)
+	}
+	return s.call(ctx, Start, func() { s.hand.start(window) })
+}
+
+// Stop implements driver.Session. An exclusive queue still serves no other session.
+func (s *session) Stop(ctx context.Context) error {
+	return s.call(ctx, Stop, func() { s.hand.window = 0 })
+}
+
+// Receive implements driver.Session.
+func (s *session) Receive(ctx context.Context, most int) (ds []driver.Delivery, err error) {
+	for len(ds) < most {
+		d, err := s.next(ctx, len(ds) == 0)
+		if d == nil {
+			return ds, err
+		}
+		what, err := s.source.at(ctx, Receive, d.msg)
+		switch {
+		case err != nil: // with effect or without: it is unsettled, and no session has it
+			s.lose(err)
+			if len(ds) > 0 {
+				return ds, nil // the next call tells
+			}
+			return nil, err
+		case what == Lose:
+			s.apply(d, Lose, nil)
+			continue
+		case what == EndSession:
+			s.lose(errFault)
+		}
+		ds = append(ds, d)
+	}
+	return ds, nil
+}
+
+// next takes the first message of the queue. It waits for one if it is told to, and else returns nil.
+func (s *session) next(ctx context.Context, wait bool) (*delivery, error) {
+	b := s.queue.broker
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for {
+		if d := s.hand.take(); d != nil || !wait {
+			return d, nil
+		}
+		if s.hand.lost != nil {
+			return nil, s.hand.lost
+		}
+		if err := b.wait(ctx); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// Ack implements driver.Session.
+func (s *session) Ack(ctx context.Context, ds []driver.Delivery, _ bool) error {
+	return s.each(ctx, Ack, ds, s.hand.settle)
+}
+
+// GiveBack implements driver.Session.
+func (s *session) GiveBack(ctx context.Context, ds []driver.Delivery) error {
+	return s.each(ctx, GiveBack, ds, s.hand.giveBack)
+}
+
+// each settles deliveries one by one. Those that are not this session's are ErrStale, and the
+// others are settled nevertheless.
+func (s *session) each(ctx context.Context, step Step, ds []driver.Delivery, settle func(*delivery) bool) error {
+	var stale error
+	for _, one := range ds {
+		d, ok := one.(*delivery)
+		if !ok || d.hand != s.hand {
+			stale = driver.ErrStale
+			continue
+		}
+		what, err := s.source.at(ctx, step, d.msg)
+		if !s.apply(d, what, settle) {
+			stale = driver.ErrStale
+		}
+		if err != nil {
+			s.lose(err)
+			return err
+		}
+		if what == EndSession {
+			s.lose(errFault)
+		}
+	}
+	return stale
+}
+
+func (s *session) apply(d *delivery, what Outcome, settle func(*delivery) bool) bool {
+	s.queue.broker.mu.Lock()
+	defer s.queue.broker.mu.Unlock()
+	switch what {
+	case FailBefore:
+		return true
+	case Lose:
+		return s.hand.giveBack(d)
+	}
+	return settle(d)
+}
+
+func (s *session) lose(err error) {
+	s.queue.broker.mu.Lock()
+	defer s.queue.broker.mu.Unlock()
+	s.hand.lose(err)
+}
+
+var errClosed = errors.New("the session is closed")
+
+// Close implements driver.Session. Where it fails the session is over all the same, as with a
+// broker that notices the closed connection.
+func (s *session) Close(ctx context.Context) error {
+	_, err := s.source.at(ctx, Close, nil)
+	s.queue.broker.mu.Lock()
+	defer s.queue.broker.mu.Unlock()
+	s.hand.lose(errClosed)
+	if s.source.open == s {
+		s.source.open = nil
+	}
+	return err
+}
+
+// hand is what a session has received and not settled. The broker's lock guards it.
+type hand struct {
+	queue   *Queue
+	window  int // 0: stopped
+	starts  int // calls of Start
+	counted int // unsettled ones since the last Start
+	taken   map[*delivery]bool
+	lost    error // why the session is over
+}
+
+// delivery is one hand-out of an entry.
+type delivery struct {
+	hand  *hand
+	entry *entry
+	start int
+	msg   *inbox.Message
+}
+
+// Message implements driver.Delivery.
+func (d *delivery) Message() *inbox.Message { return d.msg }
+
+// start lets messages be taken.
+func (h *hand) start(window int) {
+	h.window, h.counted = window, 0
+	h.starts++
+	if !slices.Contains(h.queue.hands, h) {
+		h.queue.hands = append(h.queue.hands, h)
+	}
+	h.queue.broker.change()
+}
+
+// take takes the first message of the queue; nil where there is none for this session.
+func (h *hand) take() *delivery {
+	q := h.queue
+	standsBy := q.exclusive && (len(q.hands) == 0 || q.hands[0] != h)
+	if h.lost != nil || standsBy || len(q.ready) == 0 || h.counted >= h.window {
+		return nil
+	}
+	e := q.ready[0]
+	q.ready = q.ready[1:]
+	q.unsettled++
+	h.counted++
+	d := &delivery{hand: h, entry: e, start: h.starts, msg: clone(e.msg)}
+	h.taken[d] = true
+	return d
+}
+
+// settle takes a delivery out; false when it is not in there any more.
+func (h *hand) settle(d *delivery) bool {
+	if !h.taken[d] {
+		return false
+	}
+	delete(h.taken, d)
+	if d.start == h.starts {
+		h.counted--
+	}
+	h.queue.unsettled--
+	h.queue.broker.change()
+	return true
+}
+
+// giveBack puts a delivery back where it was; false when it is not in there any more.
+func (h *hand) giveBack(d *delivery) bool {
+	if !h.settle(d) {
+		return false
+	}
+	h.queue.back(d.entry)
+	return true
+}
+
+// lose ends the session: all that is unsettled goes back in its order.
+func (h *hand) lose(err error) {
+	if h.lost != nil {
+		return
+	}
+	h.lost, h.window = err, 0
+	for d := range h.taken {
+		h.giveBack(d)
+	}
+	h.queue.hands = slices.DeleteFunc(h.queue.hands, func(other *hand) bool { return other == h })
+	h.queue.broker.change()
+}
+
+// Step is a step of the transport's contract at which a fault may happen.
+type Step int
+
+// The steps. Receive, Ack, GiveBack, Move and Scan are asked about each message, the others
+// without one.
+const (
+	Open Step = iota + 1
+	Start
+	Receive
+	Ack
+	GiveBack
+	Move
+	Stop
+	Close
+	Scan
+)
+
+// Outcome is what becomes of a step. An error of a session's call, other than ErrStale, ends the
+// session: what is unsettled comes again, redelivered.
+type Outcome int
+
+// The outcomes.
+const (
+	// OK works.
+	OK Outcome = iota
+	// FailBefore fails, and nothing has happened. A failed Move is ErrUnavailable.
+	FailBefore
+	// FailAfter fails although it took effect: the reply was lost.
+	FailAfter
+	// Hang is FailBefore after the limit of time that a call has.
+	Hang
+	// EndSession works, and the session is lost right after it. It concerns the session's calls.
+	EndSession
+	// Lose says that it worked, and it has not: the message comes again, redelivered. It concerns
+	// Receive, which then does not return the message, and Ack.
+	Lose
+	// Refuse is ErrRefused, of a Move to anywhere but the tail.
+	Refuse
+)
+
+// Fault says what becomes of a step. It is called from many goroutines and must not block; m is
+// nil where the step concerns no message.
+type Fault func(at Step, m *inbox.Message) Outcome
+
+var (
+	errFault = errors.New("a scripted fault")
+	errHang  = errors.New("no answer in time")
+)
+
+// at asks the script about a step, and waits where that says Hang.
+func (s *Source) at(ctx context.Context, step Step, m *inbox.Message) (Outcome, error) {
+	if s.options.Fault == nil {
+		return OK, nil
+	}
+	switch what := s.options.Fault(step, m); what {
+	case FailBefore, FailAfter:
+		return what, errFault
+	case Hang:
+		timer := time.NewTimer(s.options.CallTimeout)
+		defer timer.Stop()
+		select {
+		case <-timer.C:
+			return FailBefore, errHang
+		case <-ctx.Done():
+			return FailBefore, ctx.Err()
+		}
+	default:
+		return what, nil
+	}
 }

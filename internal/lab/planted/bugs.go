@@ -66,7 +66,7 @@ var bugs = []bug{
 		"\t\tgo s.transactor.DoWith(context.WithoutCancel(ctx), opts, d.attempt)\n\t\tvar err error\n", simulation,
 	},
 	{
-		"messages of a lost session are not delivered again", "inbox/internal/memqueue/hand.go",
+		"messages of a lost session are not delivered again", "inbox/internal/memqueue/source.go",
 		"\t\th.giveBack(d)\n", "\t\th.settle(d)\n", simulation,
 	},
 	{
