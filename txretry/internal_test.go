@@ -3,12 +3,20 @@ package txretry
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/holdfast-go/holdfast/internal/silent"
+	"github.com/holdfast-go/holdfast/internal/testenv"
+	"github.com/holdfast-go/holdfast/internal/testenv/pgtest"
+	"github.com/holdfast-go/holdfast/txretry/driver"
 )
 
 // SetWaits sets how long the manager waits for a connection and for the answer to BEGIN.
@@ -172,5 +180,222 @@ func TestIsPlain_onlyRowStatements(t *testing.T) {
 	}
 	if isPlain("select 1", []any{pgx.QueryExecModeExec, rewriter{}}) {
 		t.Error("a rewriter is plain")
+	}
+}
+
+// impatient returns a transaction that gives the server little time.
+func impatient(t *testing.T, pool *pgxpool.Pool, patience time.Duration) pgx.Tx {
+	t.Helper()
+	s, err := poolSource{pool}.Acquire(t.Context(), driver.Limits{Acquire: time.Minute, Begin: time.Minute, Statement: patience})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.Close)
+	if _, err := s.Begin(t.Context(), beginKey{isolation: pgx.ReadCommitted}.spec(), nil); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = s.Rollback(context.WithoutCancel(t.Context())) })
+	return s.Tx()
+}
+
+// slowly runs a test in a bubble, in a transaction on a Postgres that gives the server 8 s.
+func slowly(t *testing.T, test func(t *testing.T, tx pgx.Tx, pause func())) {
+	t.Helper()
+	t.Parallel()
+	url := pgtest.URL(t)
+	synctest.Test(t, func(t *testing.T) {
+		const patience = 8 * time.Second
+		tx := impatient(t, silent.NewPostgres(t, url).Pool(t, 1), patience)
+		test(t, tx, func() { time.Sleep(patience + patience/4) })
+	})
+}
+
+// The time that the caller takes between two rows is not the server's.
+func TestSlowReader(t *testing.T) {
+	slowly(t, func(t *testing.T, tx pgx.Tx, pause func()) {
+		const sql = "select i, repeat('x', 1000) from generate_series(1, 2000) i" // more than fits into the buffers between
+		read := func(rows pgx.Rows, err error) {
+			t.Helper()
+			if err != nil {
+				t.Fatal(err)
+			}
+			n := 0
+			for rows.Next() {
+				if n++; n == 2 {
+					pause()
+				}
+			}
+			if rows.Err() != nil || n != 2000 {
+				t.Errorf("%d rows, error %v", n, rows.Err())
+			}
+		}
+		read(tx.Query(t.Context(), sql))
+
+		var b pgx.Batch
+		b.Queue("select 1")
+		b.Queue(sql)
+		b.Queue("select 2")
+		results := tx.SendBatch(t.Context(), &b)
+		if _, err := results.Exec(); err != nil {
+			t.Fatal(err)
+		}
+		read(results.Query())
+		pause()
+		if err := results.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// slowSource takes its time for the second of its rows.
+type slowSource struct {
+	row, rows int
+	pause     func()
+}
+
+func (s *slowSource) Next() bool {
+	if s.row++; s.row == 2 {
+		s.pause()
+	}
+	return s.row <= s.rows
+}
+
+func (s *slowSource) Values() ([]any, error) { return []any{s.row}, nil }
+func (s *slowSource) Err() error             { return nil }
+
+// The time that the source of a COPY takes is not the server's.
+func TestSlowSource(t *testing.T) {
+	slowly(t, func(t *testing.T, tx pgx.Tx, pause func()) {
+		if _, err := tx.Exec(t.Context(), "create table target (n int)"); err != nil {
+			t.Fatal(err)
+		}
+		n, err := tx.CopyFrom(t.Context(), pgx.Identifier{"target"}, []string{"n"}, &slowSource{rows: 3, pause: pause})
+		if n != 3 || err != nil {
+			t.Errorf("%d rows, error %v", n, err)
+		}
+	})
+}
+
+// A COPY into a network that takes nothing any more ends.
+func TestCopyIntoSilence(t *testing.T) {
+	t.Parallel()
+	direct := pgtest.New(t)
+	if _, err := direct.Exec(t.Context(), "create table target (n int)"); err != nil {
+		t.Fatal(err)
+	}
+	proxy := testenv.NewProxy(t, direct.Config().ConnString())
+	tx := impatient(t, pgtest.Pool(t, proxy.URL(), 1), 200*time.Millisecond)
+	row := 0
+	rows := pgx.CopyFromFunc(func() ([]any, error) { // without end
+		if row++; row == 1000 {
+			proxy.Pause()
+		}
+		return []any{row}, nil
+	})
+	_, err := tx.CopyFrom(t.Context(), pgx.Identifier{"target"}, []string{"n"}, rows)
+	proxy.Heal()
+	if !errors.Is(err, driver.ErrSilent) {
+		t.Errorf("error %v, want ErrSilent", err)
+	}
+}
+
+// The end of the caller's context is not forgotten when a row is granted more time.
+func TestCancelledBetweenRows(t *testing.T) {
+	t.Parallel()
+	proxy := testenv.NewProxy(t, pgtest.URL(t))
+	tx := impatient(t, pgtest.Pool(t, proxy.URL(), 1), time.Hour)
+	ctx, cancel := context.WithCancel(t.Context())
+	rows, err := tx.Query(ctx, "select repeat('x', 100000) from generate_series(1, 100000)")
+	if err != nil || !rows.Next() {
+		t.Fatal(err, rows.Err())
+	}
+	proxy.Pause()
+	cancel()
+	<-time.After(100 * time.Millisecond) // in which pgx sets its deadline
+	tx.(*connTx).until = time.Now()      // so that the next row is granted time
+	for rows.Next() {
+		continue // what had arrived
+	}
+	proxy.Heal()
+	if err := rows.Err(); !errors.Is(err, context.Canceled) {
+		t.Errorf("error %v, want that of the context", err)
+	}
+}
+
+func TestPatience(t *testing.T) {
+	t.Parallel()
+	for want, o := range map[time.Duration]Options{
+		9 * time.Second:  {},
+		21 * time.Second: {LockTimeout: 20 * time.Second},
+		6 * time.Second:  {StatementTimeout: 5 * time.Second},
+		0:                {StatementTimeout: -1},
+	} {
+		if got := o.patience(); got != want {
+			t.Errorf("%+v: %v, want %v", o, got, want)
+		}
+	}
+}
+
+func TestFate(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.New(t)
+	source, begun := poolSource{pool}, time.Now()
+	limits := driver.Limits{Acquire: time.Minute, Begin: time.Minute}
+	want := func(xid string, want driver.Outcome, wantErr error) {
+		t.Helper()
+		if got, err := source.Fate(t.Context(), limits, xid, begun); got != want || !errors.Is(err, wantErr) {
+			t.Errorf("fate of %s: %v, error %v, want %v, %v", xid, got, err, want, wantErr)
+		}
+	}
+	begin := func() (s driver.Session, xid string) {
+		t.Helper()
+		s, err := source.Acquire(t.Context(), limits)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := s.Begin(t.Context(), beginKey{isolation: pgx.Serializable, wantsXID: true}.spec(), nil); err != nil {
+			t.Fatal(err)
+		}
+		return s, s.XID()
+	}
+	for end, outcome := range map[string]driver.Outcome{"commit": driver.Committed, "rollback": driver.RolledBack} {
+		s, xid := begin()
+		if _, err := s.Tx().Exec(t.Context(), end); err != nil {
+			t.Error(err)
+		}
+		s.Close()
+		want(xid, outcome, nil)
+	}
+	busy, xid := begin()
+	asleep, wake := context.WithCancel(t.Context())
+	var sleeping sync.WaitGroup
+	sleeping.Go(func() { _, _ = busy.Tx().Exec(asleep, "select pg_sleep(600)") })
+	testenv.Eventually(t, func() error {
+		var active bool
+		err := pool.QueryRow(t.Context(), "select exists (select from pg_stat_activity where backend_xid::text = $1 and state = 'active')", xid).Scan(&active)
+		if err == nil && !active {
+			err = errors.New("not at work yet")
+		}
+		return err
+	})
+	want(xid, driver.Unknown, nil)
+	want(xid, driver.Unknown, nil) // it was left alone
+	wake()
+	sleeping.Wait()
+	busy.Close()
+	abandoned, xid := begin()
+	testenv.Eventually(t, func() error {
+		if got, err := source.Fate(t.Context(), limits, xid, begun); got != driver.RolledBack {
+			return fmt.Errorf("fate %v, error %w", got, err)
+		}
+		return nil
+	})
+	_ = abandoned.Rollback(t.Context()) // the server has closed the connection
+	abandoned.Close()
+	want("4000000000000", driver.Unknown, driver.ErrForgotten)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := source.Fate(ctx, limits, "1", begun); !errors.Is(err, context.Canceled) {
+		t.Errorf("cancelled: %v", err)
 	}
 }

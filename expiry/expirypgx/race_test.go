@@ -2,19 +2,32 @@ package expirypgx_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net"
+	"os"
+	"os/exec"
+	"runtime"
+	"strconv"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/holdfast-go/holdfast/expiry"
+	"github.com/holdfast-go/holdfast/expiry/expirypgx"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/internal/testenv/pgtest"
+	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
+	"github.com/holdfast-go/holdfast/txretry"
 )
 
 // Four sweepers race with clients who confirm and extend holds that are about to
@@ -170,5 +183,225 @@ func TestSweepersOutliveARestart(t *testing.T) {
 	var wrong int
 	if b.scan(t, &wrong, outOfStepSQL); wrong > 0 {
 		t.Errorf("%d rows are out of step with their events", wrong)
+	}
+}
+
+// The variables that make this test binary a sweeper that kills itself.
+const (
+	killURLVar  = "HOLDFAST_EXPIRY_KILL_URL"
+	killStepVar = "HOLDFAST_EXPIRY_KILL_STEP"
+)
+
+// A step is one piece sent to the server, or one that came from it: there is
+// nothing of a sweep in between that the server could know of.
+type steps struct {
+	left  atomic.Int64 // before the end; none while negative
+	armed atomic.Bool
+}
+
+func (s *steps) take() {
+	if s.armed.Load() && s.left.Add(-1) == 0 {
+		_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
+		select {} // until it arrives
+	}
+}
+
+type steppedConn struct {
+	net.Conn
+	steps *steps
+}
+
+func (c steppedConn) Write(p []byte) (int, error) {
+	c.steps.take() // before it is sent
+	n, err := c.Conn.Write(p)
+	c.steps.take() // the server has it, or will
+	return n, err
+}
+
+func (c steppedConn) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	if n > 0 {
+		c.steps.take() // the server is through with it
+	}
+	return n, err
+}
+
+// sweepAndDie sweeps once, and is killed at the step unless that is beyond its end.
+func sweepAndDie(rawURL string, step int64) error {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	cfg, err := pgxpool.ParseConfig(rawURL)
+	if err != nil {
+		return err
+	}
+	var s steps
+	s.left.Store(step)
+	dial := cfg.ConnConfig.DialFunc
+	cfg.ConnConfig.DialFunc = pgconn.DialFunc(func(ctx context.Context, network, addr string) (net.Conn, error) {
+		conn, err := dial(ctx, network, addr)
+		return steppedConn{conn, &s}, err
+	})
+	cfg.MaxConns = 1
+	pool, err := pgxpool.NewWithConfig(ctx, cfg)
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	manager, err := txretry.New(pool, txretry.Config{})
+	if err != nil {
+		return err
+	}
+	write, err := toOutbox(pool)
+	if err != nil {
+		return err
+	}
+	store, err := expirypgx.New(patient{manager}, "holds", expirypgx.Config{Emit: write})
+	if err != nil {
+		return err
+	}
+	sweeper, err := expiry.NewSweeper(store, expiry.SweeperConfig{BatchSize: 5, BatchTimeout: time.Minute})
+	if err != nil {
+		return err
+	}
+	if err := pool.Ping(ctx); err != nil {
+		return err
+	}
+	s.armed.Store(true)
+	_, err = sweeper.Sweep(ctx)
+	return err
+}
+
+// child sweeps in a process of its own that is killed at the step, and reports
+// whether it was.
+func child(t *testing.T, rawURL string, step int) (killed bool) {
+	t.Helper()
+	self, err := os.Executable()
+	must(t, err)
+	runtime.LockOSThread() // a child that dies with its parent dies with the thread
+	defer runtime.UnlockOSThread()
+	cmd := exec.CommandContext(t.Context(), self)
+	cmd.Env = append(os.Environ(), killURLVar+"="+rawURL, killStepVar+"="+strconv.Itoa(step))
+	cmd.SysProcAttr = &syscall.SysProcAttr{}
+	testenv.DieWithParent(cmd.SysProcAttr)
+	out, err := cmd.CombinedOutput()
+	var ended *exec.ExitError
+	switch {
+	case err == nil:
+		return false
+	case errors.As(err, &ended) && ended.Sys().(syscall.WaitStatus).Signal() == syscall.SIGKILL:
+		return true
+	}
+	t.Fatalf("the child failed at step %d: %v\n%s", step, err, out)
+	return false
+}
+
+// A sweeper is killed at every step there is between two batches of rows and their
+// messages in the outbox, which travel with COMMIT. Each time its row and its event are both there or both not, and whoever
+// sweeps next completes the work with one event per row.
+func TestKillAtEveryStep(t *testing.T) {
+	t.Parallel()
+	const due, most = 8, 400
+	rawURL := pgtest.URL(t)
+	b := withOutbox(t, pgtest.Pool(t, rawURL, 4))
+	outcomes := map[int]int{} // rows expired when the child was killed, and how often
+	step := 1
+	for killed := true; killed; step++ {
+		if step > most {
+			t.Fatalf("the sweep takes more than %d steps", most)
+		}
+		b.exec(t, "TRUNCATE holds, holdfast_outbox")
+		b.fill(t, due)
+		b.exec(t, "INSERT INTO holds (id, status, expires_at) VALUES ('sold', 'confirmed', now() - interval '1 hour'), ('early', 'held', now() + interval '1 hour')")
+		killed = child(t, rawURL, step)
+		eventually(t, func() error { // the server may still be at its last word
+			var open int
+			err := b.pool.QueryRow(t.Context(), `SELECT count(*) FROM pg_locks WHERE relation = 'holds'::regclass AND pid <> pg_backend_pid()`).Scan(&open)
+			if err == nil && open > 0 {
+				err = errors.New("the killed transaction is still open")
+			}
+			return err
+		})
+		var wrong int
+		if b.scan(t, &wrong, outOfStepSQL); wrong > 0 {
+			t.Errorf("killed at step %d, %d rows are out of step with their events", step, wrong)
+		}
+		outcomes[b.count(t, "status = 'expired'")]++
+
+		sweep(t, b.Store(t, mustOutbox(t, b.pool)), expiry.SweeperConfig{})
+		if b.scan(t, &wrong, outOfStepSQL); wrong > 0 || b.count(t, "status = 'expired'") != due {
+			t.Errorf("after step %d, %d rows are out of step with their events, %d have expired", step, wrong, b.count(t, "status = 'expired'"))
+		}
+		if b.State(t, "sold") != "confirmed" || b.State(t, "early") != "held" {
+			t.Errorf("after step %d rows have changed that were not due", step)
+		}
+	}
+	t.Logf("%d steps; killed with so many rows expired: %v", step-2, outcomes)
+	if outcomes[0] == 0 || outcomes[5] == 0 || outcomes[8] < 2 {
+		t.Errorf("not killed before, between and after the two batches: %v", outcomes)
+	}
+}
+
+// withOutbox is a backend whose events are the messages in an outbox, as they are
+// for a user.
+func withOutbox(t *testing.T, pool *pgxpool.Pool) *backend {
+	t.Helper()
+	b := &backend{pool: pool}
+	b.exec(t, schema)
+	store, err := outboxpgx.New(pool, outboxpgx.Config{})
+	must(t, err)
+	must(t, store.Migrate(t.Context()))
+	b.exec(t, "DROP TABLE events")
+	b.exec(t, "CREATE VIEW events AS SELECT ordering_key AS hold_id, id AS event_id, created_at AS at FROM holdfast_outbox")
+	return b
+}
+
+type emit = func(ctx context.Context, tx pgx.Tx, rows []expiry.Row) error
+
+// toOutbox has the writer of an outbox store a message of every row, which it
+// sends together with COMMIT.
+func toOutbox(pool *pgxpool.Pool) (emit, error) {
+	writer, err := outboxpgx.New(pool, outboxpgx.Config{PollOnly: true})
+	if err != nil {
+		return nil, err
+	}
+	return expirypgx.Messages(writer.Write, func(row expiry.Row) (outbox.Message, error) {
+		body, err := json.Marshal(map[string]string{"hold": row.ID})
+		return outbox.Message{
+			ID: expiry.EventID("hold.expired", row.ID, row.Deadline), Name: "hold.expired", Key: row.ID,
+			Body: body, ContentType: "application/json",
+		}, err
+	}), nil
+}
+
+func mustOutbox(t *testing.T, pool *pgxpool.Pool) emit {
+	t.Helper()
+	write, err := toOutbox(pool)
+	must(t, err)
+	return write
+}
+
+// The events of the tests that race and kill are what a user's outbox holds: the
+// id of the expiry, in the batch's own transaction.
+func TestMessagesGoToTheOutbox(t *testing.T) {
+	t.Parallel()
+	b := withOutbox(t, pgtest.New(t))
+	b.fill(t, 3)
+	if r := sweep(t, b.Store(t, mustOutbox(t, b.pool)), expiry.SweeperConfig{BatchSize: 2}); r.Expired != 3 {
+		t.Errorf("got %+v, want three rows", r)
+	}
+	rows, err := b.pool.Query(t.Context(), "SELECT h.id, h.expires_at, e.event_id::text FROM holds h JOIN events e ON e.hold_id = h.id")
+	must(t, err)
+	var row expiry.Row
+	var event string
+	n := 0
+	_, err = pgx.ForEachRow(rows, []any{&row.ID, &row.Deadline, &event}, func() error {
+		n++
+		if want := expiry.EventID("hold.expired", row.ID, row.Deadline).String(); event != want {
+			t.Errorf("the message of row %s has the id %s, want %s", row.ID, event, want)
+		}
+		return nil
+	})
+	if err != nil || n != 3 {
+		t.Errorf("%d messages, %v, want three", n, err)
 	}
 }

@@ -1,9 +1,11 @@
 package expirypgx
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strconv"
 	"strings"
@@ -18,7 +20,9 @@ import (
 	"github.com/holdfast-go/holdfast/expiry/driver"
 	"github.com/holdfast-go/holdfast/expiry/internal/blame"
 	"github.com/holdfast-go/holdfast/expiry/internal/wakeups"
+	"github.com/holdfast-go/holdfast/internal/check"
 	"github.com/holdfast-go/holdfast/internal/pgcall"
+	"github.com/holdfast-go/holdfast/internal/pgcheck"
 	"github.com/holdfast-go/holdfast/internal/pgnotify"
 	"github.com/holdfast-go/holdfast/internal/sqlident"
 	"github.com/holdfast-go/holdfast/txretry"
@@ -420,4 +424,243 @@ func array(ids []string) string {
 	}
 	b.WriteByte('}')
 	return b.String()
+}
+
+// Config describes the table. The zero value works for a table with the columns id,
+// expires_at and status, whose rows go from held to expired.
+type Config struct {
+	// Schema of the table. Default: the search path decides.
+	Schema string
+
+	// ID, Deadline and Status are columns: the primary key (uuid, text or an
+	// integer), a timestamptz and the state. Default: "id", "expires_at" and
+	// "status".
+	ID, Deadline, Status string
+
+	// Active is the status of rows that can expire, Expired the one they get.
+	// The column may be text or an enum. Default: "held" and "expired".
+	Active, Expired string
+
+	// Columns are further columns to read; expiry.Row.Values carries them as text.
+	// Optional.
+	Columns []string
+
+	// Where is a further condition in SQL that rows must meet, such as
+	// "deleted_at IS NULL". It goes into every statement as it stands, so it must
+	// come from your code, never from outside. It must not fail for any row: one
+	// that does stops all. Optional.
+	Where string
+
+	// Emit is called in the transaction of the batch with the rows that were just
+	// expired, longest overdue first: write to the outbox here, in one call for all
+	// of them; Messages makes such a function. An error rolls the batch back;
+	// *expiry.RowError names the row at fault. Emit may be called again for the same
+	// rows, so it must have no effect but through tx. A panic counts as an error.
+	// Default: only the state changes.
+	Emit func(ctx context.Context, tx pgx.Tx, rows []expiry.Row) error
+
+	// Isolation of the transactions. Default: pgx.ReadCommitted.
+	Isolation pgx.TxIsoLevel
+
+	// PollOnly has the Store neither send nor listen to notifications, for a pool
+	// behind a pooler in transaction mode. Sweepers then find rows that other
+	// processes made when they look, every expiry.SweeperConfig.PollInterval.
+	PollOnly bool
+
+	Logger *slog.Logger // Default: slog.Default().
+}
+
+func (c Config) withDefaults() Config {
+	c.ID = cmp.Or(c.ID, "id")
+	c.Deadline = cmp.Or(c.Deadline, "expires_at")
+	c.Status = cmp.Or(c.Status, "status")
+	c.Active = cmp.Or(c.Active, "held")
+	c.Expired = cmp.Or(c.Expired, "expired")
+	c.Isolation = cmp.Or(c.Isolation, pgx.ReadCommitted)
+	c.Columns = slices.Clone(c.Columns)
+	if c.Logger == nil {
+		c.Logger = slog.Default()
+	}
+	return c
+}
+
+func (c Config) validate() error {
+	var errs []error
+	column := map[string]string{}
+	name := func(field, value string, unique bool) {
+		if err := sqlident.Check(value); err != nil {
+			errs = append(errs, fmt.Errorf("expirypgx: Config.%s: %w", field, err))
+		}
+		if other, taken := column[value]; unique && taken {
+			errs = append(errs, fmt.Errorf("expirypgx: Config.%s and Config.%s are the same column %q", other, field, value))
+		}
+		if unique {
+			column[value] = field
+		}
+	}
+	if c.Schema != "" {
+		name("Schema", c.Schema, false)
+	}
+	name("ID", c.ID, true)
+	name("Deadline", c.Deadline, true)
+	name("Status", c.Status, true)
+	for i, col := range c.Columns {
+		name(fmt.Sprintf("Columns[%d]", i), col, false)
+	}
+	_, activeErr := literal(c.Active)
+	_, expiredErr := literal(c.Expired)
+	if activeErr != nil {
+		errs = append(errs, fmt.Errorf("expirypgx: Config.Active: %w", activeErr))
+	}
+	if expiredErr != nil {
+		errs = append(errs, fmt.Errorf("expirypgx: Config.Expired: %w", expiredErr))
+	}
+	if c.Active == c.Expired {
+		errs = append(errs, fmt.Errorf("expirypgx: Config.Active and Config.Expired are both %q", c.Active))
+	}
+	switch c.Isolation {
+	case pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable:
+	default:
+		errs = append(errs, fmt.Errorf("expirypgx: Config.Isolation: %q is not supported", c.Isolation))
+	}
+	return errors.Join(errs...)
+}
+
+// maxLiteral is more than any sensible name of a state.
+const maxLiteral = 63
+
+// literal quotes a status. It stands in the statement rather than in a parameter
+// so that the planner can use an index restricted to it.
+func literal(s string) (string, error) {
+	if s == "" || len(s) > maxLiteral {
+		return "", fmt.Errorf("status of %d characters, want 1 to %d", len(s), maxLiteral)
+	}
+	for _, r := range s {
+		if r < ' ' || r == '\\' || r == 0x7f || r == 0xfffd {
+			return "", fmt.Errorf("status %q: control characters and backslashes are not allowed", s)
+		}
+	}
+	return "'" + strings.ReplaceAll(s, "'", "''") + "'", nil
+}
+
+// Messages returns a function for Config.Emit that makes a message of every row
+// and writes them in one call. write is the Write method of an outbox's store. A
+// row whose message cannot be made is the one at fault.
+func Messages[M any](
+	write func(ctx context.Context, tx pgx.Tx, messages ...M) error,
+	message func(row expiry.Row) (M, error),
+) func(ctx context.Context, tx pgx.Tx, rows []expiry.Row) error {
+	return func(ctx context.Context, tx pgx.Tx, rows []expiry.Row) error {
+		messages := make([]M, len(rows))
+		for i, row := range rows {
+			err := guarded("the message of a row", func() (err error) {
+				messages[i], err = message(row)
+				return err
+			})
+			if err != nil {
+				return &expiry.RowError{ID: row.ID, Err: err}
+			}
+		}
+		return write(ctx, tx, messages...)
+	}
+}
+
+// guarded turns a panic of a callback into an error.
+func guarded(what string, call func() error) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("expirypgx: panic in %s: %v", what, p)
+		}
+	}()
+	return call()
+}
+
+const (
+	// channelPrefix begins the name of a table's channel.
+	channelPrefix = "holdfast_expiry_"
+	// notifyInterval is the least time between two notifications of one Store.
+	notifyInterval = 50 * time.Millisecond
+	// keepNotifying is how long a notification that fails is tried again. Sweepers look
+	// by themselves within that time.
+	keepNotifying = 90 * time.Second
+	// probeInterval is the time between two tests of the connection that listens.
+	probeInterval = 3 * time.Second
+	// farOff is when a deadline need not be announced: sweepers look every 90 s at
+	// least, and this host's clock may be ten minutes behind the server's.
+	farOff = 2*90*time.Second + 10*time.Minute
+)
+
+// Due says that the transaction makes or changes a row that falls due at that time.
+// After the commit the sweepers of this process know at once, those of other
+// processes within milliseconds: the Store sends them a NOTIFY in a transaction of
+// its own, at most one per 50 ms, since Postgres lets one transaction with a NOTIFY
+// commit at a time. A deadline more than thirteen minutes away is not announced to
+// other processes, whose sweepers find it by themselves.
+//
+// Due returns false if tx is not one of a txretry.Manager, such as a transaction of
+// the pool: call Wake after its commit.
+func (s *Store) Due(tx pgx.Tx, deadline time.Time) bool {
+	return txdriver.Hint(tx, func() { s.Wake(deadline) })
+}
+
+// Wake does at once what Due does after a commit. The deadline is the one that is
+// stored; zero means an unknown time. Wake never blocks.
+func (s *Store) Wake(deadline time.Time) {
+	s.sweepers.Wake(deadline)
+	if !s.cfg.PollOnly && (deadline.IsZero() || time.Until(deadline) < farOff) {
+		s.sender.Tell(deadline)
+	}
+}
+
+// Background implements expiry/driver.Background. It wakes a sweeper of this process,
+// until ctx ends. Of several sweepers on one Store the first listens to other
+// processes for all of them; the next takes over from it. The connection that
+// listens is taken out of the pool, in addition to the pool's maximum.
+func (s *Store) Background(ctx context.Context, wake func(at time.Time)) {
+	defer s.sweepers.Add(wake)()
+	wake(time.Time{}) // for rows of this process since the sweeper's first look
+	s.warnOfHidden(ctx)
+	if s.cfg.PollOnly {
+		<-ctx.Done()
+		return
+	}
+	select {
+	case s.listening <- struct{}{}:
+		defer func() { <-s.listening }()
+	case <-ctx.Done():
+		return
+	}
+	s.listener.Run(ctx)
+}
+
+// warnOfHidden logs once that row-level security hides rows: a sweeper that sees none has nothing to do, and nobody else
+// would notice.
+func (s *Store) warnOfHidden(ctx context.Context) {
+	found := check.Findings{Component: "expirypgx"}
+	err := pgcall.Within(ctx, s.pool, checkTimeout, func(ctx context.Context, conn *pgxpool.Conn) error {
+		return pgcheck.Hidden(ctx, conn, &found, s.qualified())
+	})
+	if hidden := found.Err(); err == nil && hidden != nil {
+		s.cfg.Logger.WarnContext(ctx, "expirypgx: rows are hidden from the sweeper", slog.String("table", s.table()), slog.Any("error", hidden))
+	}
+}
+
+// connect makes what sends and receives notifications. Both are at rest until they
+// are used.
+func (s *Store) connect(table string) {
+	channel := pgnotify.Channel{Pool: s.pool, Prefix: channelPrefix, Table: table}
+	warn := func(message string) func(context.Context, error) {
+		return func(ctx context.Context, err error) {
+			s.cfg.Logger.WarnContext(ctx, "expirypgx: "+message, slog.String("table", s.table()), slog.Any("error", err))
+		}
+	}
+	s.listening = make(chan struct{}, 1)
+	s.sender = pgnotify.NewSender(pgnotify.SenderConfig{
+		Channel: channel, Interval: notifyInterval, Keep: keepNotifying,
+		Failed: warn("sweepers of other processes were not notified, they find the rows when they look"),
+	})
+	s.listener = pgnotify.NewListener(pgnotify.ListenerConfig{
+		Channel: channel, Wake: s.sweepers.Wake, ProbeInterval: probeInterval,
+		Failed: warn("the sweeper is not notified, it finds rows of other processes when it looks"),
+	})
 }

@@ -2,9 +2,11 @@ package idempotencypgx_test
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"io/fs"
 	"net/http"
+	"os"
 	"strings"
 	"sync"
 	"testing"
@@ -18,9 +20,12 @@ import (
 	"github.com/holdfast-go/holdfast/idempotency/driver"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencypgx"
 	pgxdriver "github.com/holdfast-go/holdfast/idempotency/idempotencypgx/driver"
+	"github.com/holdfast-go/holdfast/idempotency/idempotencyredis"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencytest"
+	"github.com/holdfast-go/holdfast/idempotency/idempotencytest/conformance"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/internal/testenv/pgtest"
+	"github.com/holdfast-go/holdfast/internal/testenv/redistest"
 	"github.com/holdfast-go/holdfast/txretry/txretrytest"
 )
 
@@ -329,4 +334,170 @@ type one struct {
 func (o *one) Insert(_ context.Context, _ pgx.Tx, rec pgxdriver.Record) error {
 	o.rec = rec
 	return nil
+}
+
+// backend gives the subtests one table: keys are random.
+func backend(t *testing.T, pool *pgxpool.Pool) conformance.Backend {
+	t.Helper()
+	return conformance.Backend{
+		New: func(t *testing.T) driver.Store { return newStore(t, pool, idempotencypgx.Config{}) },
+		Pass: func(t *testing.T, key driver.Key, d time.Duration) {
+			t.Helper()
+			if _, err := pool.Exec(t.Context(), `UPDATE holdfast_idempotency
+				SET lease_until = lease_until - $2::interval, expires_at = expires_at - $2::interval WHERE key = $1`, "claim:"+string(key), d); err != nil {
+				t.Error(err)
+			}
+		},
+	}
+}
+
+func TestStore(t *testing.T) {
+	t.Parallel()
+	conformance.TestStore(t, backend(t, newPool(t)))
+}
+
+func TestStoreBehindPgBouncer(t *testing.T) {
+	t.Parallel()
+	testenv.Nightly(t, "the statements are those of TestStore; TestRivalsAlone goes through a PgBouncer with every change")
+	conformance.TestStore(t, backend(t, pooled(t)))
+}
+
+// databases gives each subtest the same tables: keys are random.
+func databases(t *testing.T) conformance.RecordsBackend {
+	t.Helper()
+	pool := newPool(t)
+	if _, err := pool.Exec(t.Context(), `CREATE TABLE effects (name text NOT NULL)`); err != nil {
+		t.Fatal(err)
+	}
+	return conformance.RecordsBackend{New: func(t *testing.T) conformance.Database {
+		return conformance.Database{
+			Transactor: newManager(t, pool),
+			Records:    newRecords(t, pool),
+			Add: func(ctx context.Context, tx pgx.Tx, name string) error {
+				_, err := tx.Exec(ctx, `INSERT INTO effects VALUES ($1)`, name)
+				return err
+			},
+			Count: func(t *testing.T, name string) (n int) {
+				if err := pool.QueryRow(t.Context(), `SELECT count(*) FROM effects WHERE name = $1`, name).Scan(&n); err != nil {
+					t.Error(err)
+				}
+				return n
+			},
+		}
+	}}
+}
+
+func TestRecords(t *testing.T) {
+	t.Parallel()
+	conformance.TestRecords(t, databases(t))
+}
+
+func TestDo(t *testing.T) {
+	t.Parallel()
+	conformance.TestDo(t, databases(t))
+}
+
+// The gate is on Redis, as in production.
+func TestDoBehindRedis(t *testing.T) {
+	t.Parallel()
+	client, b := redistest.New(t), databases(t)
+	tables := b.New
+	b.New = func(t *testing.T) conformance.Database {
+		db := tables(t)
+		db.Gate = func(t *testing.T) driver.Store {
+			gate, err := idempotencyredis.New(client, idempotencyredis.Config{Prefix: rand.Text()})
+			must(t, err)
+			return gate
+		}
+		return db
+	}
+	if os.Getenv(testenv.NightlyVar) == "1" {
+		conformance.TestDo(t, b)
+		return
+	}
+	conformance.TestGate(t, b)
+}
+
+// What a transaction has stored counts, also while the claim of the key, a row of its own, is still held.
+func TestLookFindsTheRecordOfATransaction(t *testing.T) {
+	t.Parallel()
+	fake, err := idempotencytest.New(txretrytest.New(txretrytest.Config{}), idempotencypgx.Config{})
+	must(t, err)
+	pool := newPool(t)
+	for name, store := range map[string]*idempotencypgx.Store{
+		"alone": newAlone(t, pool, idempotencypgx.Config{}), "lease": newStore(t, pool, idempotencypgx.Config{}), "fake": fake,
+	} {
+		key := idempotency.NewKey()
+		var within driver.Known
+		inFlight, exact := -1, false
+		_, _, err := store.DoKey(t.Context(), key, []string{"a request"}, func(ctx context.Context, _ pgx.Tx) (resp idempotency.Response, err error) {
+			within, err = store.Look(context.WithoutCancel(ctx), driver.Key(key))
+			if err == nil {
+				inFlight, exact, err = store.InFlight(context.WithoutCancel(ctx))
+			}
+			return idempotency.Response{Status: 201, Body: []byte("made")}, err
+		})
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		if within.State == driver.Completed {
+			t.Errorf("%s: before the commit the key is done", name)
+		}
+		if held := within.State == driver.InProgress; name != "fake" && held != (inFlight == 1) || !exact {
+			t.Errorf("%s: %d claims are in flight, %+v", name, inFlight, within)
+		}
+		if n, exact, err := store.InFlight(t.Context()); n != 0 || !exact || err != nil {
+			t.Errorf("%s: %d claims are in flight at the end, %v", name, n, err)
+		}
+		known, err := store.Look(t.Context(), driver.Key(key))
+		if err != nil || known.State != driver.Completed || known.Response.Status != 201 || string(known.Response.Body) != "made" {
+			t.Errorf("%s: Look = %+v, %v", name, known, err)
+		}
+		if known.Fingerprint.Sum == "" || name != "fake" && (known.Left <= 0 || known.Since.IsZero()) {
+			t.Errorf("%s: Look does not tell whose it is, or since when: %+v", name, known)
+		}
+	}
+}
+
+// A SELECT would find nothing while the other transaction is committing.
+func TestResolveWaitsForAnOpenTransaction(t *testing.T) {
+	t.Parallel()
+	for name, commit := range map[string]bool{"commits": true, "rolls back": false} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			pool := newPool(t)
+			records := newRecords(t, pool)
+			rec := pgxdriver.Record{Key: driver.Key(idempotency.NewKey()), Token: "t", Response: driver.Response{Status: 200}}
+			tx, err := pool.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: pgx.Serializable})
+			must(t, err)
+			defer func() { _ = tx.Rollback(context.Background()) }()
+			if err := records.Insert(t.Context(), tx, rec); err != nil { // a raw tx: inserted at once
+				t.Fatal(err)
+			}
+
+			type answer struct {
+				found bool
+				err   error
+			}
+			resolved := make(chan answer, 1)
+			go func() {
+				_, found, err := records.Resolve(t.Context(), rec.Key)
+				resolved <- answer{found, err}
+			}()
+			testenv.Eventually(t, func() error { return waiting(t, pool) })
+			select {
+			case a := <-resolved:
+				t.Fatalf("Resolve did not wait: %+v", a)
+			default:
+			}
+			if commit {
+				err = tx.Commit(t.Context())
+			} else {
+				err = tx.Rollback(t.Context())
+			}
+			if a := <-resolved; err != nil || a.err != nil || a.found != commit {
+				t.Errorf("Resolve = %+v (end of transaction: %v); want found %v", a, err, commit)
+			}
+		})
+	}
 }

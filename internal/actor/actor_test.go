@@ -1,8 +1,11 @@
 package actor
 
 import (
+	"os"
 	"strings"
 	"testing"
+
+	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
 func TestCheck(t *testing.T) {
@@ -24,3 +27,5 @@ func TestCheck(t *testing.T) {
 		}
 	}
 }
+
+func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }

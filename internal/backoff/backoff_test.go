@@ -2,10 +2,12 @@ package backoff_test
 
 import (
 	"math"
+	"os"
 	"testing"
 	"time"
 
 	"github.com/holdfast-go/holdfast/internal/backoff"
+	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
 func TestDelay(t *testing.T) {
@@ -49,3 +51,5 @@ func TestDelay(t *testing.T) {
 		})
 	}
 }
+
+func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }

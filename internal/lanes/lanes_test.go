@@ -3,6 +3,7 @@ package lanes_test
 import (
 	"context"
 	"errors"
+	"os"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -11,6 +12,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/internal/lanes"
+	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
 const (
@@ -215,3 +217,5 @@ func TestTripThatIgnoresItsTimeout(t *testing.T) {
 		}
 	})
 }
+
+func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"regexp"
 	"slices"
@@ -14,6 +15,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/holdfast-go/holdfast/internal/pgcall"
@@ -199,4 +201,135 @@ func (s Set) replacer() (*strings.Replacer, error) {
 		pairs = append(pairs, "{{"+placeholder+"}}", qualified, "{{raw."+placeholder+"}}", name)
 	}
 	return strings.NewReplacer(pairs...), nil
+}
+
+// Export returns the rendered files, for a migration tool of the user's: flat, read only, and safe
+// for concurrent use. Each notes that it was applied, or undone, so that Apply finds done what the tool
+// has done.
+func Export(s Set) (fs.FS, error) {
+	files, err := s.render()
+	if err != nil {
+		return nil, fmt.Errorf("migrate %s: %w", s.Component, err)
+	}
+	versions, err := sqlident.Qualify(s.Schema, versionsTable)
+	if err != nil {
+		return nil, fmt.Errorf("migrate %s: %w", s.Component, err)
+	}
+	for i := range files {
+		files[i].sql += s.note(files[i], versions)
+	}
+	return folder(files), nil
+}
+
+// note is what a file says to Apply.
+func (s Set) note(f file, versions string) string {
+	key := strings.ReplaceAll(s.key(), "'", "''")
+	if f.down {
+		return fmt.Sprintf("\nDELETE FROM %s WHERE component = '%s' AND version = %d;\n", versions, key, f.version)
+	}
+	return fmt.Sprintf("\n-- Migrate finds this file applied.\n%s;\nINSERT INTO %s (component, version) VALUES ('%s', %d) ON CONFLICT DO NOTHING;\n",
+		createVersions(versions), versions, key, f.version)
+}
+
+const root = "."
+
+// folder is files in the order of their names.
+type folder []file
+
+func (d folder) Open(name string) (fs.File, error) {
+	if name == root {
+		return &openFolder{left: d}, nil
+	}
+	for _, f := range d {
+		if f.name == name {
+			return openFile{strings.NewReader(f.sql), f}, nil
+		}
+	}
+	return nil, &fs.PathError{Op: "open", Path: name, Err: fs.ErrNotExist}
+}
+
+type openFile struct {
+	*strings.Reader
+	file file
+}
+
+func (f openFile) Stat() (fs.FileInfo, error) { return f.file, nil }
+func (f openFile) Close() error               { return nil }
+
+type openFolder struct{ left folder }
+
+func (d *openFolder) Stat() (fs.FileInfo, error) { return file{name: root}, nil }
+func (d *openFolder) Close() error               { return nil }
+func (d *openFolder) Read([]byte) (int, error)   { return 0, fs.ErrInvalid }
+
+func (d *openFolder) ReadDir(n int) ([]fs.DirEntry, error) {
+	if n > 0 && len(d.left) == 0 {
+		return nil, io.EOF
+	}
+	var entries []fs.DirEntry
+	for len(d.left) > 0 && (n <= 0 || len(entries) < n) {
+		entries = append(entries, fs.FileInfoToDirEntry(d.left[0]))
+		d.left = d.left[1:]
+	}
+	return entries, nil
+}
+
+// A file is its own fs.FileInfo.
+func (f file) Name() string       { return f.name }
+func (f file) Size() int64        { return int64(len(f.sql)) }
+func (f file) ModTime() time.Time { return time.Time{} }
+func (f file) IsDir() bool        { return f.name == root }
+func (f file) Sys() any           { return nil }
+
+func (f file) Mode() fs.FileMode {
+	if f.IsDir() {
+		return fs.ModeDir | 0o555
+	}
+	return 0o444
+}
+
+// Missing explains errors about tables and functions that were never created.
+type Missing struct {
+	// Call creates the tables, such as "outboxpgx.Migrate".
+	Call string
+	// Tables are the qualified and quoted names of sqlident, of functions too. The absence of others has other reasons.
+	Tables []string
+}
+
+// Explain puts Call into the text of an error that says that one of them does not exist, and pgcall.ErrIgnored into
+// the error of a statement that has found out that a table ignored its change. It returns every other error, and nil, as it is.
+func (m Missing) Explain(err error) error {
+	answer, ok := errors.AsType[*pgconn.PgError](err)
+	if ok && answer.Code == changeIgnored && !errors.Is(err, pgcall.ErrIgnored) {
+		return fmt.Errorf("%w: %w", err, pgcall.ErrIgnored)
+	}
+	if !ok || answer.Code != undefinedTable && answer.Code != undefinedFunction && answer.Code != undefinedSchema {
+		return err
+	}
+	for _, table := range m.Tables {
+		// The message names the schema, too: of another table in it only the schema is the same.
+		name := table[strings.LastIndexByte(table, '.')+1:]
+		if answer.Code == undefinedSchema {
+			name, _, _ = strings.Cut(table, ".")
+		}
+		if strings.Contains(answer.Message, strings.Trim(name, `"`)) {
+			return fmt.Errorf("call %s first: %w", m.Call, err)
+		}
+	}
+	return err
+}
+
+const (
+	undefinedTable    = "42P01"
+	undefinedFunction = "42883"
+	undefinedSchema   = "3F000"
+	changeIgnored     = "HF001" // a code of ours
+)
+
+// AtCommit is txretry.AtCommit, and the error of COMMIT is explained.
+func (m Missing) AtCommit(tx pgx.Tx, sql string, args ...any) bool {
+	h, ok := tx.(interface {
+		AtCommitExplained(explain func(error) error, sql string, args ...any) bool
+	})
+	return ok && h.AtCommitExplained(m.Explain, sql, args...)
 }

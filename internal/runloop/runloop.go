@@ -3,6 +3,7 @@ package runloop
 
 import (
 	"context"
+	"runtime/metrics"
 	"time"
 )
 
@@ -36,4 +37,14 @@ func Sleep(ctx context.Context, d time.Duration) error {
 	case <-timer.C:
 		return nil
 	}
+}
+
+// MemoryInUse returns the bytes that the Go runtime holds and has not given back to the system.
+func MemoryInUse() uint64 {
+	samples := []metrics.Sample{
+		{Name: "/memory/classes/total:bytes"},
+		{Name: "/memory/classes/heap/released:bytes"},
+	}
+	metrics.Read(samples)
+	return samples[0].Value.Uint64() - samples[1].Value.Uint64()
 }
