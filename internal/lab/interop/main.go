@@ -10,12 +10,15 @@
 package main
 
 import (
+	"context"
 	"flag"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+
+	"github.com/holdfast-go/holdfast/internal/lab/apt"
 )
 
 // exitUnusable is the exit code when something is missing that the command cannot get.
@@ -27,7 +30,7 @@ const peersVar = "HOLDFAST_INTEROP_PEERS"
 // packages are Debian's.
 var packages = strings.Fields("php-cli php-amqp php-redis php-symfony-messenger php-symfony-amqp-messenger php-symfony-redis-messenger " +
 	"php-symfony-serializer php-symfony-property-access php-symfony-property-info php-symfony-event-dispatcher php-symfony-error-handler " +
-	"python3-pika python3-psycopg2 python3-redis nodejs")
+	"python3-pika python3-psycopg2 python3-redis")
 
 func main() {
 	record := flag.Bool("record", false, "write what was seen into the fixtures of the suites")
@@ -56,8 +59,10 @@ func run(record bool) (int, error) {
 	if err := os.CopyFS(peers, os.DirFS(filepath.Join(folder, "peers"))); err != nil {
 		return exitUnusable, err
 	}
-	if err := command("npm", "ci", "--prefix", peers, "--no-audit", "--no-fund", "--silent"); err != nil { // as the lock file says
-		return exitUnusable, err
+	npm := exec.Command("npm", "ci", "--prefix", peers, "--no-audit", "--no-fund", "--silent") // as the lock file says
+	npm.Stdout, npm.Stderr = os.Stderr, os.Stderr
+	if err := npm.Run(); err != nil {
+		return exitUnusable, fmt.Errorf("npm ci: %w", err)
 	}
 	args := []string{"run", "./internal/lab/servers", "--", "go", "test", "-tags=interop", "-v", "-count=1", "-timeout=20m", "./internal/lab/interop"}
 	if record {
@@ -72,47 +77,17 @@ func run(record bool) (int, error) {
 	return 0, nil
 }
 
-// installPackages gets what is missing of the packages, where that takes no question.
+// installPackages gets what is missing of the packages, where that takes no question. Node.js with npm may come from elsewhere.
 func installPackages() error {
-	missing := missingPackages()
+	missing := apt.Missing(packages...)
+	if _, err := exec.LookPath("npm"); err != nil {
+		missing = append(missing, "nodejs", "npm")
+	}
 	if len(missing) == 0 {
 		return nil
 	}
-	apt, err := exec.LookPath("apt-get")
-	if err != nil || os.Geteuid() != 0 {
+	if !apt.CanInstall() {
 		return fmt.Errorf("missing, as Debian names them: %s", strings.Join(missing, " "))
 	}
-	for _, args := range [][]string{{"update", "-q"}, append([]string{"install", "-q", "-y", "--no-install-recommends", "--no-remove"}, missing...)} {
-		if err := command(apt, args...); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// missingPackages asks for what they bring, which may come from elsewhere.
-func missingPackages() (missing []string) {
-	for _, name := range packages {
-		if name == "nodejs" {
-			if _, err := exec.LookPath("npm"); err != nil {
-				missing = append(missing, "nodejs", "npm")
-			}
-			continue
-		}
-		out, err := exec.Command("dpkg-query", "-W", "-f=${Status}", name).Output()
-		if err != nil || !strings.HasSuffix(string(out), " installed") {
-			missing = append(missing, name)
-		}
-	}
-	return missing
-}
-
-func command(name string, args ...string) error {
-	cmd := exec.Command(name, args...)
-	cmd.Stdout, cmd.Stderr = os.Stderr, os.Stderr
-	cmd.Env = append(os.Environ(), "DEBIAN_FRONTEND=noninteractive")
-	if err := cmd.Run(); err != nil {
-		return fmt.Errorf("%s %s: %w", filepath.Base(name), args[0], err)
-	}
-	return nil
+	return apt.Install(context.Background(), missing...)
 }
