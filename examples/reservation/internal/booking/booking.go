@@ -17,7 +17,6 @@ package booking
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -237,14 +236,6 @@ type Error struct {
 
 // Error gives the code and the detail.
 func (e *Error) Error() string { return "booking: " + string(e.Code) + ": " + e.Detail }
-
-// CodeOf finds the refusal in an error; false when the error is a fault.
-func CodeOf(err error) (Code, bool) {
-	if e, ok := errors.AsType[*Error](err); ok {
-		return e.Code, true
-	}
-	return "", false
-}
 
 // NotFound is the refusal for an id that names nothing.
 func NotFound(what string) error { return &Error{CodeNotFound, "no such " + what} }
