@@ -103,34 +103,24 @@ func readFile(t *testing.T, name string) []byte {
 // Each alert has a runbook, and each runbook an alert.
 func TestRunbooks(t *testing.T) {
 	t.Parallel()
-	paths, err := filepath.Glob(filepath.Join(folder, "runbooks", "*.md"))
-	if err != nil {
-		t.Fatal(err)
+	runbooks := map[string]string{}
+	for _, text := range strings.Split(string(readFile(t, "runbooks.md")), "\n## ")[1:] {
+		name, text, _ := strings.Cut(text, "\n")
+		runbooks[name] = text
 	}
-	var named []string
 	for _, r := range readRules(t) {
-		named = append(named, r.Alert)
-		if url := r.Annotations["runbook_url"]; !strings.HasSuffix(url, "/"+r.Alert+".md") {
+		if url := r.Annotations["runbook_url"]; !strings.HasSuffix(url, "/runbooks.md{{ end }}#"+strings.ToLower(r.Alert)) {
 			t.Errorf("%s has the runbook %s", r.Alert, url)
 		}
-	}
-	for _, path := range paths {
-		name := strings.TrimSuffix(filepath.Base(path), ".md")
-		at := slices.Index(named, name)
-		if at < 0 {
-			t.Errorf("%s is of no alert", path)
-			continue
-		}
-		named = slices.Delete(named, at, at+1)
-		text := readFile(t, filepath.Join("runbooks", name+".md"))
-		for _, heading := range []string{"# " + name + "\n", "## What it means\n", "## How to look\n", "## How to mend\n", "## A false alarm\n"} {
-			if !strings.Contains("\n"+string(text), "\n"+heading) {
-				t.Errorf("%s has no heading %q", path, strings.TrimSpace(heading))
+		for _, heading := range []string{"What it means", "How to look", "How to mend", "A false alarm"} {
+			if !strings.Contains(runbooks[r.Alert], "\n### "+heading+"\n") {
+				t.Errorf("the runbook of %s has no heading %q", r.Alert, heading)
 			}
 		}
+		delete(runbooks, r.Alert)
 	}
-	if len(named) > 0 {
-		t.Errorf("no runbook for %v", named)
+	for name := range runbooks {
+		t.Errorf("the runbook %s is of no alert", name)
 	}
 }
 
