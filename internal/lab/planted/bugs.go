@@ -421,7 +421,7 @@ var bugs = []bug{
 	},
 	{
 		"a message that waits for a connection counts as one that ends the process", "inbox/inboxpgx/drain.go",
-		"func() { giveUp(errLate) }", "func() {}", suite("inbox/inboxpgx", "^TestParkedMessage_waitsForConnection$"),
+		"func() { giveUp(errLate) }", "func() { _ = giveUp }", suite("inbox/inboxpgx", "^TestParkedMessage_waitsForConnection$"),
 	},
 	{
 		"a waiting message that a shutdown cancels counts as one that ends the process", "inbox/inboxpgx/drain.go",
