@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/google/uuid"
@@ -13,7 +15,9 @@ import (
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/inboxpgx"
 	"github.com/holdfast-go/holdfast/inbox/inboxtest"
+	"github.com/holdfast-go/holdfast/outbox"
 	"github.com/holdfast-go/holdfast/outbox/driver"
+	"github.com/holdfast-go/holdfast/outbox/outboxtest"
 	"github.com/holdfast-go/holdfast/txretry"
 	"github.com/holdfast-go/holdfast/txretry/pgtest"
 	"github.com/holdfast-go/holdfast/txretry/txretrytest"
@@ -94,4 +98,90 @@ func ExampleProve() {
 			return err
 		})
 	})
+}
+
+// Slow work has a queue of its own: the handler of the quick queue asks for it by a message, in its
+// own transaction. All orders are billed while the first report is still being made.
+func Example_slowQueue() {
+	if err := slowQueue(context.Background(), 100); err != nil {
+		fmt.Println(err)
+	}
+	// Output:
+	// all billed, reports done: 0
+	// reports done: 100
+}
+
+func slowQueue(ctx context.Context, orders int) error {
+	manager, store, broker := txretrytest.New(txretrytest.Config{}), outboxtest.New(), inboxtest.NewBroker()
+	relay, err := outbox.NewRelay(store, broker, outbox.RelayConfig{})
+	if err != nil {
+		return err
+	}
+	var billed, made sync.WaitGroup
+	billed.Add(orders)
+	made.Add(orders)
+	books, err := inboxtest.New(manager, "billing", inboxpgx.Config{})
+	if err != nil {
+		return err
+	}
+	err = inboxpgx.Handle(books, "order.placed", func(ctx context.Context, tx pgx.Tx, o orderPlaced) error {
+		m, err := outbox.NewMessage("report.requested", o)
+		if err != nil {
+			return err
+		}
+		txretry.AfterCommit(tx, billed.Done)
+		return store.Write(ctx, tx, m)
+	})
+	if err != nil {
+		return err
+	}
+	paper := make(chan struct{}) // what the reports wait for
+	var reports atomic.Int64
+	mux := inbox.NewMux()
+	err = inbox.Handle(mux, "report.requested", func(context.Context, orderPlaced) error {
+		<-paper
+		reports.Add(1)
+		made.Done()
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	quick, err := inboxtest.NewConsumer(broker, "billing", books, inboxtest.Config{
+		ConsumerConfig: inbox.ConsumerConfig{Logger: slog.New(slog.DiscardHandler)}, Names: []string{"order.*"},
+	})
+	if err != nil {
+		return err
+	}
+	slow, err := inboxtest.NewConsumer(broker, "billing.reports", mux, inboxtest.Config{
+		ConsumerConfig: inbox.ConsumerConfig{Concurrency: 2, Prefetch: 2, Logger: slog.New(slog.DiscardHandler)}, Names: []string{"report.*"},
+	})
+	if err != nil {
+		return err
+	}
+	var running sync.WaitGroup
+	defer running.Wait()
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	for _, run := range []func(context.Context) error{relay.Run, quick.Run, slow.Run} {
+		running.Go(func() { _ = run(ctx) })
+	}
+	for i := range orders {
+		err := manager.Do(ctx, func(ctx context.Context, tx pgx.Tx) error {
+			m, err := outbox.NewMessage("order.placed", orderPlaced{Order: fmt.Sprint(i)})
+			if err != nil {
+				return err
+			}
+			return store.Write(ctx, tx, m)
+		})
+		if err != nil {
+			return err
+		}
+	}
+	billed.Wait()
+	fmt.Println("all billed, reports done:", reports.Load())
+	close(paper)
+	made.Wait()
+	fmt.Println("reports done:", reports.Load())
+	return nil
 }
