@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"runtime/debug"
 	"slices"
 	"time"
 
@@ -143,7 +142,7 @@ func (m *Mux) run(ctx context.Context, c *Call, result *error) {
 		*result = fmt.Errorf("inbox: %T, the work of %q, is for another processor", c.Work, c.Message.Name)
 		return
 	}
-	*result = safely(func() error { return work(inner) })
+	*result = base.Safely(func() error { return work(inner) })
 }
 
 // Decode finds the handlers of messages and decodes their bodies. It runs neither middleware nor
@@ -158,7 +157,7 @@ func (m *Mux) Decode(msgs []*Message) []*Call {
 
 func (m *Mux) call(msg *Message) *Call {
 	c := &Call{Message: msg, steps: m.steps}
-	c.err = safely(func() error { return m.find(c) })
+	c.err = base.Safely(func() error { return m.find(c) })
 	return c
 }
 
@@ -217,7 +216,7 @@ func (c *Call) Begin(ctx context.Context) (context.Context, error) {
 		return c.inner, fmt.Errorf("%w: not started: %w", ErrDraining, context.Cause(ctx))
 	}
 	for _, step := range c.steps {
-		if err := safely(func() error { return c.enter(step) }); err != nil {
+		if err := base.Safely(func() error { return c.enter(step) }); err != nil {
 			return c.inner, err
 		}
 	}
@@ -243,7 +242,7 @@ func (c *Call) End(result error) error {
 		end := c.ends[i]
 		c.ends = c.ends[:i] // each runs once, also when it exits the goroutine
 		given := result
-		if err := safely(func() error { result = end(given); return nil }); err != nil {
+		if err := base.Safely(func() error { result = end(given); return nil }); err != nil {
 			result = err
 		}
 	}
@@ -251,16 +250,6 @@ func (c *Call) End(result error) error {
 		return fmt.Errorf("%w: %w", ErrDraining, result)
 	}
 	return result
-}
-
-// safely returns the panic of fn as an error.
-func safely(fn func() error) (err error) {
-	defer func() {
-		if v := recover(); v != nil {
-			err = &base.Panic{Value: v, Stack: debug.Stack()}
-		}
-	}()
-	return fn()
 }
 
 // Middleware is a step around each message. It is called before the handler. The context that it

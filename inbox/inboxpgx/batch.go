@@ -13,6 +13,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/driver"
+	"github.com/holdfast-go/holdfast/inbox/internal/base"
 	"github.com/holdfast-go/holdfast/internal/isolate"
 	"github.com/holdfast-go/holdfast/internal/sqlstate"
 	"github.com/holdfast-go/holdfast/txretry"
@@ -204,7 +205,7 @@ func isConflict(err error) bool {
 
 // call runs the handler itself.
 func call(ctx context.Context, tx pgx.Tx, some []*member) error {
-	return safely(func() error {
+	return base.Safely(func() error {
 		b := some[0]
 		if b.work.many == nil {
 			ctx, cancel := withTimeout(inTransaction{b.ctx, ctx}, b.work.timeout)

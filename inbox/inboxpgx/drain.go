@@ -212,12 +212,7 @@ func (d *drain) message(ctx context.Context, c claim) error {
 	late := time.AfterFunc(time.Until(c.until), func() { giveUp(errLate) })
 	defer late.Stop()
 	err := errExited
-	ran := make(chan struct{})
-	go func() { // which a handler may exit
-		defer close(ran)
-		d.s.first(ctx, c.Head, func() { late.Stop() }, &err)
-	}()
-	<-ran
+	apart(func() { d.s.first(ctx, c.Head, func() { late.Stop() }, &err) })
 	end(err)
 	return err
 }

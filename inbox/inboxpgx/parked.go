@@ -148,13 +148,10 @@ func (p *parks) keyOf(m *inbox.Message) string {
 	key := m.Key
 	if cfg.Key != nil {
 		key = ""
-		called := make(chan struct{})
-		go func() { // which Key may exit
-			defer close(called)
+		apart(func() {
 			defer func() { _ = recover() }() // the consumer has logged it
 			key = cfg.Key(m)
-		}()
-		<-called
+		})
 	}
 	if len(key) <= maxKey && base.IsText(key) {
 		return key

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"runtime/debug"
 	"sync"
 	"time"
 
@@ -190,7 +189,7 @@ func (s *Store) Process(ctx context.Context, msgs []*inbox.Message) (results []e
 	}
 	prepareAll(members)
 	for some := left(members); len(some) > 0; some = left(members) {
-		s.together(ctx, apart(some))
+		s.together(ctx, distinct(some))
 	}
 	return results
 }
@@ -251,7 +250,7 @@ func (b *member) prepare() (bounded context.Context, cancel context.CancelFunc) 
 	}
 	err = errExited
 	bounded, cancel = withTimeout(b.ctx, b.work.timeout)
-	err = safely(func() error {
+	err = base.Safely(func() error {
 		if b.work.prepare == nil {
 			return nil
 		}
@@ -269,7 +268,7 @@ func (b *member) await() error {
 	if b.work.wait == nil {
 		return nil
 	}
-	return safely(func() error {
+	return base.Safely(func() error {
 		_, _, err := b.work.wait(b.ctx, b.message())
 		return err
 	})
@@ -285,8 +284,8 @@ func left(members []*member) (some []*member) {
 	return some
 }
 
-// apart are the members but for further copies of one message, which come after it.
-func apart(members []*member) (some []*member) {
+// distinct are the members but for further copies of one message, which come after it.
+func distinct(members []*member) (some []*member) {
 	seen := make(map[uuid.UUID]bool, len(members))
 	for _, b := range members {
 		if id := b.message().ID; !seen[id] {
@@ -297,14 +296,14 @@ func apart(members []*member) (some []*member) {
 	return some
 }
 
-// safely returns the panic of a handler as an error, so that the others can go on.
-func safely(fn func() error) (err error) {
-	defer func() {
-		if v := recover(); v != nil {
-			err = &base.Panic{Value: v, Stack: debug.Stack()}
-		}
+// apart runs fn in a goroutine of its own, which fn may exit.
+func apart(fn func()) {
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		fn()
 	}()
-	return fn()
+	<-ended
 }
 
 // delivery is the transaction of one delivery, with what its last attempt came to.
@@ -329,7 +328,7 @@ func (e *handlerError) Unwrap() error { return e.err }
 // ends the member.
 func (s *Store) alone(ctx context.Context, b *member) {
 	m := b.message()
-	b.end(safely(func() error {
+	b.end(base.Safely(func() error {
 		for {
 			d := &delivery{s: s, b: b, m: m, fn: b.work.one}
 			opts := txretry.Options{Name: "inbox " + m.Name, Isolation: s.cfg.Isolation}

@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"io"
 	"mime"
+	"runtime/debug"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -54,6 +55,16 @@ func (e *Panic) Error() string { return fmt.Sprintf("inbox: handler panicked: %v
 func (e *Panic) Unwrap() error {
 	err, _ := e.Value.(error)
 	return err
+}
+
+// Safely returns the panic of fn as a Panic.
+func Safely(fn func() error) (err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			err = &Panic{Value: v, Stack: debug.Stack()}
+		}
+	}()
+	return fn()
 }
 
 type messageKey struct{}
