@@ -3,19 +3,24 @@
 package main
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"os"
 	"os/signal"
+	"regexp"
 	"slices"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/spf13/pflag"
+	"go.yaml.in/yaml/v3"
 
 	"github.com/holdfast-go/holdfast/modules/operator"
 	"github.com/holdfast-go/holdfast/modules/operator/command"
@@ -101,4 +106,143 @@ func configPath(args []string, getenv func(string) string) (string, error) {
 		return "", errors.New("--config has no value")
 	}
 	return cmp.Or(*path, getenv("HOLDFAST_CONFIG"), defaultConfig), nil
+}
+
+// maxFile bounds the file: whatever is named by mistake is not read whole.
+const maxFile = 1 << 20
+
+// file is what a service has. Every field but a retention has the default of its package.
+type file struct {
+	Outboxes    []outboxEntry      `yaml:"outboxes"`
+	Consumers   []consumerEntry    `yaml:"consumers"`
+	Idempotency []idempotencyEntry `yaml:"idempotency"`
+	Limits      []limitEntry       `yaml:"limits"`
+	Sweeps      []sweepEntry       `yaml:"sweeps"`
+}
+
+type outboxEntry struct {
+	Name   string `yaml:"name"`
+	Schema string `yaml:"schema"`
+	Table  string `yaml:"table"`
+	// Exchange is on RabbitMQ, Stream on Redis: one of them, or none, which leaves out relay.
+	Exchange string `yaml:"exchange"`
+	Stream   string `yaml:"stream"`
+	// Retention is the service's own: relay and prune delete by it, so that it has to be said.
+	Retention *time.Duration `yaml:"retention"`
+	// DedupRetention is for how long the service remembers keys of messages.
+	DedupRetention time.Duration `yaml:"dedup_retention"`
+}
+
+type consumerEntry struct {
+	Name string `yaml:"name"`
+	// Queue is on RabbitMQ, Stream on Redis: one of them.
+	Queue      string   `yaml:"queue"`
+	Stream     string   `yaml:"stream"`
+	Group      string   `yaml:"group"`
+	Classic    bool     `yaml:"classic"`
+	Partitions int      `yaml:"partitions"`
+	Ordered    bool     `yaml:"ordered"`
+	ParkKeys   bool     `yaml:"park_keys"`
+	Classes    []string `yaml:"classes"`
+	// DeadLetterPrefix is that of the consumer's own settings.
+	DeadLetterPrefix string         `yaml:"dead_letter_prefix"`
+	Bindings         []bindingEntry `yaml:"bindings"`
+	// Consumer is the name in the table of processed messages. Default: Name.
+	Consumer string `yaml:"consumer"`
+	Schema   string `yaml:"schema"`
+	Table    string `yaml:"table"`
+	// Retention is the service's own, of the table: prune and retry go by it, so that it has to be said.
+	Retention *time.Duration `yaml:"retention"`
+}
+
+type bindingEntry struct {
+	Exchange string `yaml:"exchange"`
+	Key      string `yaml:"key"`
+}
+
+type idempotencyEntry struct {
+	Name   string `yaml:"name"`
+	Schema string `yaml:"schema"`
+	Table  string `yaml:"table"`
+	// Prefix begins the keys on Redis, where the store is there and not in a table.
+	Prefix  string `yaml:"prefix"`
+	HashTag bool   `yaml:"hash_tag"`
+}
+
+type limitEntry struct {
+	Name      string        `yaml:"name"`
+	Max       int64         `yaml:"max"`
+	Window    time.Duration `yaml:"window"`
+	Algorithm string        `yaml:"algorithm"` // sliding, bucket or fixed
+	Burst     int64         `yaml:"burst"`
+	// Keys are the callers that the status shows; "" is that of a limit of all together.
+	Keys []string `yaml:"keys"`
+	// Prefix and Tag are those of the limiter.
+	Prefix string `yaml:"prefix"`
+	Tag    string `yaml:"tag"`
+}
+
+type sweepEntry struct {
+	Name     string `yaml:"name"`
+	Schema   string `yaml:"schema"`
+	Table    string `yaml:"table"`
+	ID       string `yaml:"id"`
+	Deadline string `yaml:"deadline"`
+	Status   string `yaml:"status"`
+	Active   string `yaml:"active"`
+	Expired  string `yaml:"expired"`
+	Where    string `yaml:"where"`
+}
+
+// readFile reads the file of that path.
+func readFile(path string) (file, error) {
+	var f file
+	opened, err := os.Open(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return f, fmt.Errorf("there is no %s: say --config", path)
+	}
+	if err != nil {
+		return f, err
+	}
+	defer func() { _ = opened.Close() }() // it was only read
+	text, err := io.ReadAll(io.LimitReader(opened, maxFile+1))
+	if err != nil {
+		return f, err
+	}
+	if len(text) > maxFile {
+		return f, fmt.Errorf("%s: more than %d bytes", path, maxFile)
+	}
+	decoder := yaml.NewDecoder(bytes.NewReader(text))
+	decoder.KnownFields(true)
+	if err := decoder.Decode(&f); err != nil && !errors.Is(err, io.EOF) {
+		return f, fmt.Errorf("%s: %s", path, inWords(err))
+	}
+	return f, nil
+}
+
+// What yaml says of a file names types of Go, which no one who writes it knows.
+var (
+	unknownField = regexp.MustCompile(`field (\S+) not found in type \S+`)
+	wrongValue   = regexp.MustCompile("cannot unmarshal !!(\\w+)( `[^`]*`)? into (\\S+)")
+	kinds        = map[string]string{"str": "the text", "int": "the number", "float": "the number", "bool": "the truth value", "seq": "a list", "map": "fields", "timestamp": "the time"}
+	wanted       = map[string]string{
+		"string": "a text", "bool": "true or false", "int": "a whole number", "int64": "a whole number", "float64": "a number",
+		"time.Duration": `a duration such as "720h"`, "[]string": "a list of texts",
+	}
+)
+
+// inWords is an error of yaml without types of Go.
+func inWords(err error) string {
+	text := unknownField.ReplaceAllString(err.Error(), "there is no field $1")
+	return wrongValue.ReplaceAllStringFunc(text, func(s string) string {
+		part := wrongValue.FindStringSubmatch(s)
+		want, known := wanted[strings.TrimPrefix(part[3], "*")]
+		switch {
+		case !known && strings.HasPrefix(part[3], "[]"):
+			want = "a list of entries"
+		case !known:
+			want = "fields"
+		}
+		return "got " + cmp.Or(kinds[part[1]], part[1]) + part[2] + ", want " + want
+	})
 }
