@@ -211,10 +211,11 @@ func parseTemplates() map[string]*template.Template {
 		"moment": core.Moment, "age": core.Age, "short": core.Short, "plain": core.Plain,
 		"rate": core.Rate, "percent": core.Percent,
 		"table": func(found []core.Message, mark bool) messageTable { return messageTable{found, mark} },
-	}).ParseFS(pageFiles, "assets/layout.html", "assets/parts.html"))
+	}).ParseFS(pageFiles, "assets/layout.html", "assets/views.html"))
 	all := map[string]*template.Template{}
 	for _, name := range []string{"status", "groups", "dead-letters", "dead-letter", "waiting", "limits", "log", "preview", "job", "message"} {
-		all[name] = template.Must(template.Must(layout.Clone()).ParseFS(pageFiles, "assets/"+name+".html"))
+		view := template.Must(layout.Clone())
+		all[name] = template.Must(view.AddParseTree("content", view.Lookup(name).Tree))
 	}
 	return all
 }
