@@ -12,7 +12,8 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/holdfast-go/holdfast/inbox"
-	"github.com/holdfast-go/holdfast/inbox/driver"
+	inboxdriver "github.com/holdfast-go/holdfast/inbox/driver"
+	"github.com/holdfast-go/holdfast/inbox/inboxpgx/driver"
 	"github.com/holdfast-go/holdfast/inbox/internal/base"
 	"github.com/holdfast-go/holdfast/internal/isolate"
 	"github.com/holdfast-go/holdfast/internal/sqlstate"
@@ -47,7 +48,7 @@ func (s *Store) settled(ctx context.Context, members []*member) bool {
 		bounded, cancel := withTimeout(b.ctx, b.work.timeout)
 		defer cancel()
 		s.alone(bounded, b)
-		if timeIsOver(ctx) && driver.Classify(b.result).Counted { // it may have had less than is due to it
+		if timeIsOver(ctx) && inboxdriver.Classify(b.result).Counted { // it may have had less than is due to it
 			b.end(inbox.Unavailable(b.result))
 		}
 		return true
@@ -299,7 +300,7 @@ func (t *batch) settleWithoutEntry(ctx context.Context) {
 		switch {
 		case errors.Is(err, errFree):
 			continue
-		case errors.Is(err, errParkedFull):
+		case errors.Is(err, driver.ErrFull):
 			err = inbox.Postpone(err, fullPause)
 		case err != nil:
 			err = inbox.Unavailable(err)

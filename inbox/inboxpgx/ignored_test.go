@@ -228,11 +228,11 @@ func (n notes) prepare(t *testing.T) []statement {
 		{"Ledger.Forget", "DELETE", func(ctx context.Context) error { return n.ledger.Forget(ctx, noted.ID) }},
 		{"Ledger.Forget of nothing", "", func(ctx context.Context) error { return n.ledger.Forget(ctx, ids.New()) }},
 		{"Parking.Wait", "INSERT", func(ctx context.Context) error {
-			_, err := n.parking.Wait(ctx, "stopped", event())
+			_, err := n.parking.Wait(ctx, "stopped", event(), false)
 			return err
 		}},
 		{"Parking.Wait again", "", func(ctx context.Context) error {
-			_, err := n.parking.Wait(ctx, "stopped", waiting)
+			_, err := n.parking.Wait(ctx, "stopped", waiting, false)
 			return err
 		}},
 		{"Parking.Stop", "INSERT", func(ctx context.Context) error { return n.parking.Stop(ctx, "new", dead(event())) }},

@@ -130,7 +130,7 @@ func parkAt(t *testing.T, pool *pgxpool.Pool, consumer, key string, ago time.Dur
 // wait stores a message of a stopped key.
 func wait(t *testing.T, p pgdriver.Parking, key string, m *inbox.Message) {
 	t.Helper()
-	if waits, err := p.Wait(t.Context(), key, m); !waits || err != nil {
+	if waits, err := p.Wait(t.Context(), key, m, false); !waits || err != nil {
 		t.Fatalf("Wait: %v, error %v", waits, err)
 	}
 }

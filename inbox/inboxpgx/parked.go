@@ -35,10 +35,7 @@ const (
 	maxKnown = 10_000
 )
 
-var (
-	errParkedFull = fmt.Errorf("inboxpgx: MaxParked messages wait behind dead letters of their keys: replay or remove dead letters: %w", inboxdriver.ErrRefused)
-	errFree       = errors.New("inboxpgx: the ordering key is stopped no more")
-)
+var errFree = errors.New("inboxpgx: the ordering key is stopped no more")
 
 // parks stops ordering keys for the consumers of a Store: see inbox.ConsumerConfig.ParkKeys. The messages of a stopped
 // key are in driver.Parking. Process stores them, and Background processes them in the end.
@@ -106,10 +103,11 @@ func (s *Store) Stop(ctx context.Context, dead inbox.DeadLetter) error {
 
 // wait stores a message behind the dead letter of its key. It returns false if the key is stopped no more.
 func (s *Store) wait(ctx context.Context, b *member) (waits bool, err error) {
-	if err := s.parks.room(ctx); err != nil {
+	full, err := s.parks.full(ctx)
+	if err != nil {
 		return false, err
 	}
-	waits, err = s.parks.place.Wait(ctx, b.key, b.message())
+	waits, err = s.parks.place.Wait(ctx, b.key, b.message(), full)
 	switch {
 	case err != nil:
 		return false, err
@@ -129,7 +127,7 @@ func (s *Store) parkEarly(b *member) {
 	}
 	waits, err := s.wait(b.ctx, b)
 	switch {
-	case errors.Is(err, errParkedFull):
+	case errors.Is(err, driver.ErrFull):
 		b.end(inbox.Postpone(err, fullPause))
 	case err != nil:
 		b.end(inbox.Unavailable(err))
@@ -183,23 +181,20 @@ func (p *parks) forget(key string) {
 	delete(p.known, key)
 }
 
-// room returns errParkedFull if MaxParked messages wait.
-func (p *parks) room(ctx context.Context) error {
+// full reports whether MaxParked messages wait.
+func (p *parks) full(ctx context.Context) (bool, error) {
 	most := p.cfg.Load().MaxParked
 	p.mu.Lock()
 	old := time.Since(p.counted) >= parkedCount
 	p.mu.Unlock()
 	if old {
 		if err := p.count(ctx, most); err != nil {
-			return err
+			return false, err
 		}
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.messages >= most {
-		return errParkedFull
-	}
-	return nil
+	return p.messages >= most, nil
 }
 
 func (p *parks) count(ctx context.Context, most int) error {

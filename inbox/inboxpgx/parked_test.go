@@ -771,12 +771,18 @@ func TestParkedMessages_bounded(t *testing.T) {
 	})
 }
 
-// What others have stored counts, too.
+// What others have stored counts, too. Messages of keys that are not stopped go on, also those without a transaction.
 func TestParkedMessages_ofBeforeAreBounded(t *testing.T) {
 	inYard(t, func(t *testing.T, y *yard) {
 		const most = 50
 		y.stopped("a", make([]int, most)...)
-		c, _ := y.run(func(cfg *inboxtest.Config) { cfg.MaxParked = most })
+		s := y.store()
+		var others atomic.Int32
+		s.Fallback(func(context.Context, *inbox.Message) error {
+			others.Add(1)
+			return nil
+		})
+		c, _ := y.runStore(s, func(cfg *inboxtest.Config) { cfg.MaxParked = most })
 		time.Sleep(time.Minute)
 		y.put("a", most)
 		time.Sleep(time.Minute)
@@ -785,6 +791,11 @@ func TestParkedMessages_ofBeforeAreBounded(t *testing.T) {
 		}
 		if err := c.Ready(t.Context()); err == nil || !strings.Contains(err.Error(), "MaxParked") {
 			t.Errorf("Ready: %v", err)
+		}
+		noError(t, y.broker.Send(t.Context(), &inbox.Message{ID: ids.New(), Name: "other", Key: "b", Body: []byte("{}")}))
+		time.Sleep(time.Minute)
+		if others.Load() != 1 {
+			t.Error("a message of another key is kept back")
 		}
 	})
 }

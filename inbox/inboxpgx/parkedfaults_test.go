@@ -110,9 +110,9 @@ func (p mortalParking) Stop(ctx context.Context, key string, dead inbox.DeadLett
 	return p.process.step(func() error { return p.Parking.Stop(ctx, key, dead) })
 }
 
-func (p mortalParking) Wait(ctx context.Context, key string, m *inbox.Message) (waits bool, err error) {
+func (p mortalParking) Wait(ctx context.Context, key string, m *inbox.Message, full bool) (waits bool, err error) {
 	return waits, p.process.step(func() error {
-		waits, err = p.Parking.Wait(ctx, key, m)
+		waits, err = p.Parking.Wait(ctx, key, m, full)
 		return err
 	})
 }
@@ -486,7 +486,7 @@ func TestParking_endBesideAnArrival(t *testing.T) {
 		}
 		answers := make(chan answer, 1)
 		go func() {
-			waits, err := p.Wait(context.Background(), "k", event())
+			waits, err := p.Wait(context.Background(), "k", event(), false)
 			answers <- answer{waits, err}
 		}()
 		blocked(t, pool)

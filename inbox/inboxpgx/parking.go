@@ -134,23 +134,28 @@ func (p *parking) Stop(ctx context.Context, key string, dead inbox.DeadLetter) e
 }
 
 // Wait implements driver.Parking.
-func (p *parking) Wait(ctx context.Context, key string, m *inbox.Message) (waits bool, err error) {
-	envelope, err := envelopeOf(inbox.DeadLetter{Message: *m})
-	if err != nil {
-		return false, err
-	}
-	n, err := pgcall.Exec(ctx, p.pool, p.wait, p.consumer, uuidOf(m.ID), key, envelope, bodyOf(m))
-	if err != nil || n > 0 {
-		return err == nil, p.wrap(err)
+func (p *parking) Wait(ctx context.Context, key string, m *inbox.Message, full bool) (waits bool, err error) {
+	if !full {
+		envelope, err := envelopeOf(inbox.DeadLetter{Message: *m})
+		if err != nil {
+			return false, err
+		}
+		n, err := pgcall.Exec(ctx, p.pool, p.wait, p.consumer, uuidOf(m.ID), key, envelope, bodyOf(m))
+		if err != nil || n > 0 {
+			return err == nil, p.wrap(err)
+		}
 	}
 	var stopped bool
 	err = p.read(ctx, func(ctx context.Context, conn *pgxpool.Conn) error {
 		return conn.QueryRow(ctx, p.there, p.consumer, uuidOf(m.ID), key).Scan(&waits, &stopped)
 	})
-	if err == nil && stopped && !waits {
-		err = p.ignored(fmt.Sprint("message ", m.ID))
+	switch {
+	case err != nil || waits || !stopped:
+		return waits, err
+	case full:
+		return false, driver.ErrFull
 	}
-	return waits, err
+	return false, p.ignored(fmt.Sprint("message ", m.ID))
 }
 
 // Claim implements driver.Parking.

@@ -458,7 +458,7 @@ func (d *delivery) verdict(ctx context.Context, err error) error {
 	switch {
 	case err == nil:
 		return nil
-	case errors.Is(err, errParkedFull):
+	case errors.Is(err, driver.ErrFull):
 		return inbox.Postpone(err, fullPause)
 	case endedByHandler(err):
 		return plain(err)

@@ -4,6 +4,7 @@ package driver
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	"github.com/google/uuid"
@@ -39,6 +40,9 @@ type Entries interface {
 	Parking(consumer string) Parking
 }
 
+// ErrFull means that as many messages wait with stopped ordering keys as may.
+var ErrFull = fmt.Errorf("inboxpgx: MaxParked messages wait behind dead letters of their keys: replay or remove dead letters: %w", driver.ErrRefused)
+
 // Parking keeps the stopped ordering keys of one consumer: the dead letter that stopped a key, and behind it each
 // message of the key that has arrived since, in that order. When the letter is returned or dropped, the messages run one
 // after the other. The key is free after the last one. A Parking has each message id once.
@@ -56,8 +60,8 @@ type Parking interface {
 	// it is. A message that is here already, or that the consumer has recorded, changes nothing.
 	Stop(ctx context.Context, key string, dead inbox.DeadLetter) error
 	// Wait keeps a message at the end of its key, unless its id is here already. It returns false if the key is not
-	// stopped.
-	Wait(ctx context.Context, key string, m *inbox.Message) (waits bool, err error)
+	// stopped. If the place is full it keeps nothing, and returns ErrFull for a message that it would have kept.
+	Wait(ctx context.Context, key string, m *inbox.Message, full bool) (waits bool, err error)
 
 	// Claim claims a key that may go on and returns its first message, or nil if there is no such key. No other call
 	// returns the key while the lease lasts, or while a transaction has taken the message.

@@ -185,7 +185,7 @@ func (p parkingTester) fail(t *testing.T, h *pgxdriver.Head, err error) inbox.De
 func (p parkingTester) add(t *testing.T, key string, msgs ...*inbox.Message) {
 	t.Helper()
 	for _, m := range msgs {
-		if waits, err := p.Wait(t.Context(), key, m); !waits || err != nil {
+		if waits, err := p.Wait(t.Context(), key, m, false); !waits || err != nil {
 			t.Fatalf("Wait: %v, error %v", waits, err)
 		}
 	}
@@ -216,11 +216,19 @@ var errNo = errors.New("no")
 func testParkingOrder(t *testing.T, p parkingTester) {
 	first, second, third, apart := queued(1), queued(2), queued(3), queued(4)
 	p.wantNone(t)
-	if waits, err := p.Wait(t.Context(), "k", second); waits || err != nil {
+	if waits, err := p.Wait(t.Context(), "k", second, false); waits || err != nil {
 		t.Fatalf("Wait of a key that is not stopped: %v, error %v", waits, err)
 	}
 	p.stop(t, "k", first, errNo)
 	p.add(t, "k", first, second, third, second)
+	for m, want := range map[*inbox.Message]error{second: nil, apart: pgxdriver.ErrFull} {
+		if waits, err := p.Wait(t.Context(), "k", m, true); waits != (want == nil) || !errors.Is(err, want) {
+			t.Errorf("Wait in a full place: %v, error %v, want %v", waits, err, want)
+		}
+	}
+	if waits, err := p.Wait(t.Context(), "l", apart, true); waits || err != nil {
+		t.Errorf("Wait of a key that is not stopped, in a full place: %v, error %v", waits, err)
+	}
 	p.stop(t, "l", apart, errNo)
 	p.wantNone(t)
 	p.wantStopped(t, "k", true)
@@ -724,7 +732,7 @@ func testParkingArrivalsAtOnce(t *testing.T, p parkingTester) {
 		all.Go(func() { noError(t, p.Release(t.Context(), p.claim(t))) })
 		all.Go(func() {
 			var err error
-			waits, err = p.Wait(t.Context(), "k", late)
+			waits, err = p.Wait(t.Context(), "k", late, false)
 			noError(t, err)
 		})
 		all.Wait()

@@ -232,7 +232,7 @@ func (p *Parking) Stop(ctx context.Context, key string, dead inbox.DeadLetter) e
 }
 
 // Wait implements driver.Parking.
-func (p *Parking) Wait(ctx context.Context, key string, m *inbox.Message) (waits bool, err error) {
+func (p *Parking) Wait(ctx context.Context, key string, m *inbox.Message, full bool) (waits bool, err error) {
 	if err := ctx.Err(); err != nil {
 		return false, err
 	}
@@ -243,6 +243,8 @@ func (p *Parking) Wait(ctx context.Context, key string, m *inbox.Message) (waits
 		return true, nil
 	case p.keys[key] == nil:
 		return false, nil
+	case full:
+		return false, pgxdriver.ErrFull
 	}
 	p.waiting = append(p.waiting, &waiting{key: key, DeadLetter: inbox.DeadLetter{Message: copyOf(*m)}})
 	return true, nil
