@@ -11,6 +11,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/internal/base"
+	"github.com/holdfast-go/holdfast/internal/actor"
 )
 
 // DefaultRetention is how long processed messages are remembered where nothing else is set.
@@ -65,10 +66,7 @@ type Pausable interface {
 }
 
 // Pause says who has paused something, why and when. The zero value: it is not paused.
-type Pause struct {
-	By, Reason string
-	Since      time.Time
-}
+type Pause = actor.Pause
 
 // Parker is an optional interface of an inbox.Processor that can stop ordering keys; see
 // inbox.ConsumerConfig.ParkKeys. The processor keeps the dead letter that stopped a key, stores each later message of

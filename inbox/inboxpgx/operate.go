@@ -58,7 +58,7 @@ func (s *Store) Resume(ctx context.Context) error {
 func (s *Store) Paused(ctx context.Context) (inboxdriver.Pause, error) {
 	if s.table != nil {
 		state, err := s.pause().Get(ctx)
-		return inboxdriver.Pause(state), pauseError("paused", err)
+		return state, pauseError("paused", err)
 	}
 	s.pausing.mu.Lock()
 	defer s.pausing.mu.Unlock()

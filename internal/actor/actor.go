@@ -1,13 +1,21 @@
-// Package actor checks who changes something, and why, before it is kept.
+// Package actor has who changes or pauses something, and why, and checks that before it is kept.
 package actor
 
 import (
 	"errors"
 	"fmt"
 	"strings"
+	"time"
 	"unicode"
 	"unicode/utf8"
 )
+
+// Pause says who has paused something, why and when. The zero value: it is not paused.
+type Pause struct {
+	By     string    `json:"by"`
+	Reason string    `json:"reason"`
+	Since  time.Time `json:"since"`
+}
 
 const (
 	maxBy     = 128

@@ -27,12 +27,6 @@ type Switch struct {
 	Missing     migrate.Missing
 }
 
-// State is a pause. The zero value: there is none.
-type State struct {
-	By, Reason string
-	Since      time.Time // by the database's clock
-}
-
 // Set pauses the part. A pause that is there keeps its begin.
 func (s Switch) Set(ctx context.Context, by, reason string) error {
 	if err := actor.Check("by", "reason", by, reason); err != nil {
@@ -53,7 +47,7 @@ func (s Switch) Clear(ctx context.Context) error {
 		return s.Missing.Explain(err)
 	}
 	left, err := s.Get(ctx)
-	if err == nil && left != (State{}) {
+	if err == nil && left != (actor.Pause{}) {
 		err = s.ignored()
 	}
 	return err
@@ -63,10 +57,10 @@ func (s Switch) ignored() error {
 	return pgcall.Ignored(s.Table, fmt.Sprintf("the change of the pause of %q", s.Part))
 }
 
-// Get returns the pause.
-func (s Switch) Get(ctx context.Context) (state State, err error) {
+// Get returns the pause. Its time is by the database's clock.
+func (s Switch) Get(ctx context.Context) (state actor.Pause, err error) {
 	err = pgcall.Twice(ctx, s.Pool, timeout, func(ctx context.Context, conn *pgxpool.Conn) error {
-		state = State{}
+		state = actor.Pause{}
 		err := conn.QueryRow(ctx, `SELECT actor, reason, since FROM `+s.Table+` WHERE part = $1`, s.Part).Scan(&state.By, &state.Reason, &state.Since)
 		if errors.Is(err, pgx.ErrNoRows) {
 			return nil

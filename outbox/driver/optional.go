@@ -3,6 +3,8 @@ package driver
 import (
 	"context"
 	"time"
+
+	"github.com/holdfast-go/holdfast/internal/actor"
 )
 
 // StatsLimit is where the counts of Depth stop: a count of StatsLimit means as many or more.
@@ -103,10 +105,7 @@ type Pausable interface {
 }
 
 // Pause says who has paused something, why and when. The zero value: it is not paused.
-type Pause struct {
-	By, Reason string
-	Since      time.Time
-}
+type Pause = actor.Pause
 
 // Identified is an optional interface of a Publisher that says what it sends to.
 type Identified interface {

@@ -207,7 +207,7 @@ func (s *Store) Resume(ctx context.Context) error {
 // Paused implements driver.Pausable.
 func (s *Store) Paused(ctx context.Context) (driver.Pause, error) {
 	state, err := s.pause().Get(ctx)
-	return driver.Pause(state), s.pauseError("paused", err)
+	return state, s.pauseError("paused", err)
 }
 
 func (s *Store) pause() pgpause.Switch {

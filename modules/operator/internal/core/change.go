@@ -9,13 +9,11 @@ import (
 	"log/slog"
 	"runtime/debug"
 	"slices"
-	"time"
 
 	jsonpatch "github.com/evanphx/json-patch/v5"
 
-	inboxdriver "github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/modules/operator"
-	outboxdriver "github.com/holdfast-go/holdfast/outbox/driver"
+	"github.com/holdfast-go/holdfast/outbox/driver"
 	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
 )
 
@@ -246,34 +244,16 @@ type Turned struct {
 	DryRun bool   `json:"dry_run,omitempty"`
 }
 
-// pauseState says who has paused a part, and why.
-type pauseState struct {
-	By     string    `json:"by"`
-	Reason string    `json:"reason"`
-	Since  time.Time `json:"since"`
-}
-
-// Pausable is a part that can be paused.
+// Pausable is a part that can be paused. Outboxes and inboxes have the same methods and the same Pause.
 type Pausable struct {
-	Name   string
-	pause  func(ctx context.Context, by, reason string) error
-	resume func(ctx context.Context) error
-	paused func(ctx context.Context) (pauseState, error)
+	Name  string
+	store driver.Pausable
 }
 
 // pausableOf returns the pause of a store, or nil.
 func pausableOf(name string, store any) *Pausable {
-	switch s := store.(type) {
-	case outboxdriver.Pausable:
-		return &Pausable{name, s.Pause, s.Resume, func(ctx context.Context) (pauseState, error) {
-			p, err := s.Paused(ctx)
-			return pauseState(p), err
-		}}
-	case inboxdriver.Pausable:
-		return &Pausable{name, s.Pause, s.Resume, func(ctx context.Context) (pauseState, error) {
-			p, err := s.Paused(ctx)
-			return pauseState(p), err
-		}}
+	if s, ok := store.(driver.Pausable); ok {
+		return &Pausable{name, s}
 	}
 	return nil
 }
@@ -306,11 +286,11 @@ func (o *Operator) PausableNamed(name string) (Pausable, error) {
 }
 
 // state is the pause; nil: there is none, or the part cannot be paused.
-func (p *Pausable) state(ctx context.Context) (*pauseState, error) {
+func (p *Pausable) state(ctx context.Context) (*driver.Pause, error) {
 	if p == nil {
 		return nil, nil
 	}
-	s, err := p.paused(ctx)
+	s, err := p.store.Paused(ctx)
 	if err != nil || s.Since.IsZero() {
 		return nil, err
 	}
@@ -326,13 +306,13 @@ const (
 // Turn pauses or resumes a part, and has it noted.
 func (o *Operator) Turn(ctx context.Context, what string, p Pausable, c Change) error {
 	if c.DryRun {
-		_, err := p.paused(ctx)
+		_, err := p.store.Paused(ctx)
 		return err
 	}
 	return o.Noted(ctx, operator.Action{What: what, On: p.Name, By: c.By, Reason: c.Reason}, func() (int, error) {
-		do := p.resume
+		do := p.store.Resume
 		if what == Pausing {
-			do = func(ctx context.Context) error { return p.pause(ctx, c.By, c.Reason) }
+			do = func(ctx context.Context) error { return p.store.Pause(ctx, c.By, c.Reason) }
 		}
 		if err := do(ctx); err != nil {
 			return 0, err

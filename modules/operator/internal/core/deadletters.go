@@ -168,11 +168,16 @@ type source interface {
 	keepsLog() bool
 }
 
+// turn is held by who looks at the dead letters of a consumer. RabbitMQ hands out each message once: of two who look at
+// the same time each would see a part, and count too few.
+type turn chan struct{}
+
 // deadLetters is the source of a place whose messages are of type M.
 type deadLetters[M any] struct {
 	name   string
 	kept   deadletter.DeadLetters[M]
 	audits bool
+	turn   turn // nil: any number may look at the same time
 	// shown is a message without its headers and body, and these.
 	shown func(M) (m Message, headers map[string]string, body []byte)
 }
@@ -211,11 +216,35 @@ func (l deadLetters[M]) show(d deadletter.DeadLetter[M], whole bool) Message {
 	return m
 }
 
+// inTurn calls do while nobody else looks.
+func (l deadLetters[M]) inTurn(ctx context.Context, do func() error) error {
+	if l.turn != nil {
+		select {
+		case l.turn <- struct{}{}:
+			defer func() { <-l.turn }()
+		case <-ctx.Done():
+			return fmt.Errorf("others look at these dead letters: %w", ctx.Err())
+		}
+	}
+	return do()
+}
+
+// look is inTurn, and reports whether a part was seen. It says that in fewer words.
+func (l deadLetters[M]) look(ctx context.Context, do func() error) (part bool, err error) {
+	if err = l.inTurn(ctx, do); errors.Is(err, inbox.ErrHeld) {
+		return true, ErrPart
+	}
+	return false, err
+}
+
 // List implements source.
 func (l deadLetters[M]) List(ctx context.Context, f Filter, whole bool) ([]Message, error) {
 	f.Whole = whole
-	found, err := l.kept.List(ctx, f)
-	part, err := inPart(err)
+	var found []deadletter.DeadLetter[M]
+	part, err := l.look(ctx, func() (err error) {
+		found, err = l.kept.List(ctx, f)
+		return err
+	})
 	return Mapped(found, func(d deadletter.DeadLetter[M]) Message {
 		m := l.show(d, whole)
 		m.Part = part
@@ -224,22 +253,28 @@ func (l deadLetters[M]) List(ctx context.Context, f Filter, whole bool) ([]Messa
 }
 
 // Count implements source.
-func (l deadLetters[M]) Count(ctx context.Context, f Filter) (int, error) {
-	n, err := l.kept.Count(ctx, f)
-	_, err = inPart(err)
+func (l deadLetters[M]) Count(ctx context.Context, f Filter) (n int, err error) {
+	_, err = l.look(ctx, func() (err error) {
+		n, err = l.kept.Count(ctx, f)
+		return err
+	})
 	return n, err
 }
 
 // Groups implements source.
 func (l deadLetters[M]) Groups(ctx context.Context, f Filter) ([]Group, error) {
-	found, err := l.kept.Groups(ctx, f)
-	part, err := inPart(err)
+	var found []deadletter.Group[M]
+	part, err := l.look(ctx, func() (err error) {
+		found, err = l.kept.Groups(ctx, f)
+		return err
+	})
 	return Mapped(found, func(g deadletter.Group[M]) Group {
 		return Group{l.name, g.Fingerprint, g.Count, told(g.First), told(g.Last), l.show(g.Sample, false), part}
 	}), err
 }
 
-func (l deadLetters[M]) replay(ctx context.Context, f Filter, c Change) (Replayed, error) {
+// replay waits for its turn if it is a look. Others may be paced, and take hours.
+func (l deadLetters[M]) replay(ctx context.Context, f Filter, c Change) (done Replayed, err error) {
 	r := deadletter.Replay[M]{By: c.By, Reason: c.Reason, PerSecond: c.PerSecond, DryRun: c.DryRun, Force: c.Force, Progress: c.Progress}
 	if c.Edit != nil {
 		r.Edit = func(m M) ([]byte, error) {
@@ -247,7 +282,14 @@ func (l deadLetters[M]) replay(ctx context.Context, f Filter, c Change) (Replaye
 			return c.Edit(operator.MaskedMessage{From: l.name, Name: shown.Name, ContentType: shown.ContentType, Body: body})
 		}
 	}
-	return l.kept.Replay(ctx, f, r)
+	if !c.DryRun {
+		return l.kept.Replay(ctx, f, r)
+	}
+	err = l.inTurn(ctx, func() (err error) {
+		done, err = l.kept.Replay(ctx, f, r)
+		return err
+	})
+	return done, err
 }
 
 func (l deadLetters[M]) remove(ctx context.Context, f Filter, c Change) (int, error) {
@@ -261,65 +303,15 @@ func (l deadLetters[M]) remove(ctx context.Context, f Filter, c Change) (int, er
 // ErrPart is said where RabbitMQ has handed some of a consumer's dead letters to another session.
 var ErrPart = errors.New("a part only: another session holds the rest")
 
-// inPart reports whether a look saw a part, and says that in fewer words.
-func inPart(err error) (part bool, said error) {
-	if errors.Is(err, inbox.ErrHeld) {
-		return true, ErrPart
-	}
-	return false, err
-}
-
-// turn is held by who looks at the dead letters of a consumer.
-type turn chan struct{}
-
-// inTurns has those who look at dead letters wait for each other. RabbitMQ hands out each message once: of two who look
-// at the same time each would see a part, and count too few.
-type inTurns struct {
-	inbox.DeadLetters
-	turn turn
-}
-
-func (l inTurns) List(ctx context.Context, f inbox.Filter) ([]inbox.DeadLetter, error) {
-	return inTurn(ctx, l.turn, func() ([]inbox.DeadLetter, error) { return l.DeadLetters.List(ctx, f) })
-}
-
-func (l inTurns) Count(ctx context.Context, f inbox.Filter) (int, error) {
-	return inTurn(ctx, l.turn, func() (int, error) { return l.DeadLetters.Count(ctx, f) })
-}
-
-func (l inTurns) Groups(ctx context.Context, f inbox.Filter) ([]inbox.Group, error) {
-	return inTurn(ctx, l.turn, func() ([]inbox.Group, error) { return l.DeadLetters.Groups(ctx, f) })
-}
-
-// Replay waits where it is a look. Others may be paced, and take hours.
-func (l inTurns) Replay(ctx context.Context, f inbox.Filter, r inbox.Replay) (inbox.Replayed, error) {
-	if !r.DryRun {
-		return l.DeadLetters.Replay(ctx, f, r)
-	}
-	return inTurn(ctx, l.turn, func() (inbox.Replayed, error) { return l.DeadLetters.Replay(ctx, f, r) })
-}
-
-func inTurn[T any](ctx context.Context, t turn, look func() (T, error)) (T, error) {
-	select {
-	case t <- struct{}{}:
-		defer func() { <-t }()
-		return look()
-	case <-ctx.Done():
-		var none T
-		return none, fmt.Errorf("others look at these dead letters: %w", ctx.Err())
-	}
-}
-
 // places are all of them, those of outboxes first.
 func (o *Operator) places() []Place {
 	var all []Place
 	for _, b := range o.Config.Outboxes {
 		_, audits := b.Store.(auditor)
-		all = append(all, Place{b.Name, KindOutbox, deadLetters[outbox.Message]{b.Name, b.Store.DeadLetters(), audits, ofOutbox}})
+		all = append(all, Place{b.Name, KindOutbox, deadLetters[outbox.Message]{b.Name, b.Store.DeadLetters(), audits, nil, ofOutbox}})
 	}
 	for _, c := range o.Config.Consumers {
-		kept := inTurns{c.Consumer.DeadLetters(), o.turns[c.Name]}
-		all = append(all, Place{c.Name, KindInbox, deadLetters[inbox.Message]{c.Name, kept, false, ofConsumer}})
+		all = append(all, Place{c.Name, KindInbox, deadLetters[inbox.Message]{c.Name, c.Consumer.DeadLetters(), false, o.turns[c.Name], ofConsumer}})
 	}
 	return all
 }

@@ -54,9 +54,9 @@ type OutboxStatus struct {
 	// Transports are those of a relay of this process.
 	Transports []transportStatus `json:"transports,omitempty"`
 	// Paused is nil where it works.
-	Paused   *pauseState `json:"paused,omitempty"`
-	Pausable bool        `json:"-"`
-	Error    string      `json:"error,omitempty"`
+	Paused   *driver.Pause `json:"paused,omitempty"`
+	Pausable bool          `json:"-"`
+	Error    string        `json:"error,omitempty"`
 }
 
 // ConsumerStatus is the state of a consumer.
@@ -69,10 +69,10 @@ type ConsumerStatus struct {
 	// Part says that another session may hold further dead letters.
 	Part bool `json:"part,omitempty"`
 	// Rate is how many a second were processed in the last 10 s. Nil: the consumer does not tell.
-	Rate     *float64    `json:"processed_per_second,omitempty"`
-	Paused   *pauseState `json:"paused,omitempty"`
-	Pausable bool        `json:"-"`
-	Error    string      `json:"error,omitempty"`
+	Rate     *float64      `json:"processed_per_second,omitempty"`
+	Paused   *driver.Pause `json:"paused,omitempty"`
+	Pausable bool          `json:"-"`
+	Error    string        `json:"error,omitempty"`
 }
 
 // DeadLetters are the classes of Dead that have any.
@@ -166,7 +166,7 @@ func lookAtConsumer(ctx context.Context, c operator.Consumer) ConsumerStatus {
 }
 
 // lookAtPause asks for the pause of a part, unless the part has failed to answer.
-func lookAtPause(ctx context.Context, name string, store any, err error) (state *pauseState, pausable bool, failure string) {
+func lookAtPause(ctx context.Context, name string, store any, err error) (state *driver.Pause, pausable bool, failure string) {
 	p := pausableOf(name, store)
 	if err == nil {
 		state, err = p.state(ctx)
@@ -192,8 +192,8 @@ func (s Status) CanPause() bool {
 }
 
 // Paused are the parts that are paused, by name.
-func (s Status) Paused() map[string]pauseState {
-	paused := map[string]pauseState{}
+func (s Status) Paused() map[string]driver.Pause {
+	paused := map[string]driver.Pause{}
 	for _, b := range s.Outboxes {
 		if b.Paused != nil {
 			paused[b.Name] = *b.Paused
