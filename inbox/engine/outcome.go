@@ -117,9 +117,6 @@ func logFailure(cfg *settings, m *inbox.Message, o *outcome) {
 		"message_id", m.ID, "name", m.Name, "attempt", m.Attempt,
 		"class", o.failure.Class, "action", o.decision.Action.String(), "error", o.failure.Err,
 	}
-	if m.Queue != cfg.Queue {
-		attrs = append(attrs, slog.String("partition", m.Queue))
-	}
 	if o.decision.Action == driver.ActionRetry {
 		attrs = append(attrs, "delay", o.decision.Delay)
 	}

@@ -36,9 +36,6 @@ func depth(conn *amqpconn.Conn, name string) (int, error) {
 	return q.Messages, err
 }
 
-// Backlog implements driver.Measured.
-func (p *partitions) Backlog(ctx context.Context) (driver.Backlog, error) { return p.base.Backlog(ctx) }
-
 // Stats counts the messages of the queue and of those behind it, whether Run is at work or not.
 // Messages that a consumer has prefetched are not among them. It opens connections of its own.
 func (c *Consumer) Stats(ctx context.Context) (inbox.Stats, error) { return c.engine.Stats(ctx) }

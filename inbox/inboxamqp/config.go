@@ -54,7 +54,8 @@ type Config struct {
 	// once: messages of one key go to the same queue, and each queue serves one process at a time. The
 	// queue "orders" is then an exchange, and its partitions are the queues "orders.0" to "orders.3"; see
 	// the package's doc. Every process needs the same number; at most 64, and a power of two spreads keys
-	// best. It needs Ordered, and excludes Key and ParkKeys. The other settings are of all partitions together. Default, and 1: one queue.
+	// best. It needs Ordered, and excludes Key and ParkKeys. Concurrency, Batch and Prefetch are those of each
+	// partition, and the limits those of Run. Default, and 1: one queue.
 	Partitions int
 	// Timeout bounds the dial, every call to the broker and every note in the processor's ledger;
 	// the confirm of a failed message's copy gets three times as long. Default: 5 s.
@@ -76,7 +77,7 @@ type settings struct {
 	symfony        *wire.Symfony
 	confirmTimeout time.Duration
 	copies         amqpconn.Dial // nil: as for the others
-	leveling       time.Duration // between two looks at what other processes take
+	leveling       time.Duration // as of package group; 0: its own
 	remembers      bool          // the processor remembers what it has processed,
 	retention      time.Duration // and for how long;
 	ledger         bool          // it keeps a ledger, too
@@ -90,8 +91,7 @@ func newSettings(queue string, p inbox.Processor, cfg Config, t tuning) *setting
 	form, _ := wire.NewForm(cfg.Format) // validate has the error
 	s := &settings{
 		Config: cfg, queue: queue, symfony: form.Symfony, retention: driver.DefaultRetention,
-		confirmTimeout: cmp.Or(t.confirmTimeout, confirmRounds*cfg.Timeout), copies: t.copies,
-		leveling: cmp.Or(t.leveling, leveling),
+		confirmTimeout: cmp.Or(t.confirmTimeout, confirmRounds*cfg.Timeout), copies: t.copies, leveling: t.leveling,
 	}
 	if d, ok := p.(driver.Deduplicator); ok {
 		s.remembers, s.retention, s.ledger = true, d.Retention(), d.Ledger() != nil

@@ -12,17 +12,25 @@ import (
 	"github.com/holdfast-go/holdfast/inbox/engine"
 )
 
-// Consumer hands the messages of one queue to a Processor and settles them by its
+// Consumer hands the messages of one queue, or of its partitions, to a Processor and settles them by its
 // answers. Its methods may be called from any goroutine.
 type Consumer struct {
 	cfg       *settings
 	source    *source
 	processor inbox.Processor
-	engine    *engine.Consumer
+	engine    runner
+}
+
+// runner is the consumer of one queue, or those of all partitions.
+type runner interface {
+	Run(ctx context.Context) error
+	Ready(ctx context.Context) error
+	Stats(ctx context.Context) (inbox.Stats, error)
 }
 
 // NewConsumer returns a consumer of a queue that connects by dial once Run is called, over two
-// connections: one receives, one publishes copies. Every call of dial must open a new
+// connections: one receives, one publishes copies. With Config.Partitions one receives for each partition,
+// and a further one counts processes. Every call of dial must open a new
 // connection, without the client's own recovery; Dial returns such a function.
 //
 // A processor with deduplication, such as *inboxpgx.Store, brings its ledger and its retention
@@ -45,7 +53,7 @@ func newConsumer(dial func(context.Context) (*amqp.Connection, error), queue str
 	engineConfig := cfg.ConsumerConfig
 	engineConfig.DeadLetterPrefix = s.DeadLetterPrefix
 	var wrong error
-	c.engine, wrong = engine.New(c.source.whole(), p, engine.Config{
+	c.engine, wrong = newRunner(c.source, p, engine.Config{
 		ConsumerConfig: engineConfig, Queue: queue, Package: component, Timeout: cfg.Timeout, MaxBodyBytes: t.maxBodyBytes,
 	})
 	if err := errors.Join(err, wrong); err != nil {

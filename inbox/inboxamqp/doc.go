@@ -114,16 +114,23 @@
 // kind adds the header by itself. Whoever publishes to the queue "orders" by the default exchange must
 // publish to the exchange "orders" instead.
 //
-// Run reads all partitions, over one connection, with the same workers, limits and window; it waits for
-// all of them while one is missing. The Queue of a message, the attribute partition in logs and the
-// origin of a dead letter name the partition. Replay gives a dead letter to the exchange, and so to the
-// partition of its slot.
+// Run runs one consumer for each partition, side by side. Concurrency, Batch, Prefetch and the limits of
+// single handlers are those of each partition: a process that serves 4 of them with a Concurrency of 8
+// runs up to 32 handlers. TimeLimit, MessageLimit and MemoryLimit end the whole Run, and MessageLimit counts
+// the messages of all partitions. A message that may have ended the process runs alone in it. Each partition pauses by itself
+// while a server is down. While a partition is missing, Ready and the log name it, and the others are served. Run
+// needs a connection for each partition, one for copies, and one that counts the processes.
 //
-// Of each partition the broker serves the process that subscribed first. So about every 10 seconds a
-// process that gets messages of more partitions than its share, their number divided by that of the
-// processes and rounded up, lines up again behind the others at those above it. It does so once no
-// message of the partition is in its hand, or not at all if that takes 5 seconds, as when one waits for
-// a retry. No message is processed twice for it. Partitions without messages do not count. The processes
+// The Queue of a message, the attribute queue in logs and metrics and the origin of a dead letter name the
+// partition. The metric dead_letters names the queue "orders": the dead letters of all partitions are in the same
+// queues. Replay gives a dead letter to the exchange, and so to the partition of its slot.
+//
+// The broker serves each partition to the process that subscribed first. About every 10 seconds a process
+// compares its partitions with its share: their number divided by the number of processes, rounded up. It gives up
+// those above the share. It receives no more messages of the partition, waits for the handlers that run, as at the end
+// of Run, closes the session and subscribes again behind the other processes. No message is processed twice for it,
+// unless a handler ignores its end for longer than ShutdownTimeout. The next process tries a message that waits for a
+// retry at once; without a ledger its attempts begin anew. A partition counts once it has delivered a message. The processes
 // are counted by the queue "orders.members", which each consumes and which stays empty. When a process
 // ends or dies, its partitions go to the others at once.
 //

@@ -24,7 +24,15 @@ func NewTuned(dial func(context.Context) (*amqp.Connection, error), queue string
 }
 
 // SourceOf is a source of the queue of a consumer.
-func SourceOf(c *Consumer) driver.Source { return newSource(c.source.dial, c.cfg).whole() }
+func SourceOf(c *Consumer) driver.Source { return newSource(c.source.dial, c.cfg) }
+
+// PartsOf are sources of the partitions of a consumer, as of other programs.
+func PartsOf(c *Consumer) (all []driver.Source) {
+	for _, queue := range c.cfg.read() {
+		all = append(all, newSource(c.source.dial, c.cfg).of(queue))
+	}
+	return all
+}
 
 // LettersOf are the dead letters of a consumer as its transport keeps them.
 func LettersOf(c *Consumer) driver.DeadLetters { return c.source.DeadLetters() }

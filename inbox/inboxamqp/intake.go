@@ -38,7 +38,6 @@ type intake struct {
 	deliveries <-chan amqp.Delivery // nil while there is no consumer
 	stopped    bool                 // nothing is to be returned
 	kept       []driver.Delivery    // received, and not returned yet
-	received   bool                 // anything at all
 }
 
 func (i *intake) subscribe(window int) error {
@@ -117,7 +116,7 @@ func (i *intake) gather(most int) {
 
 // accept keeps a message that has arrived for Receive, unless it only passes through.
 func (i *intake) accept(raw amqp.Delivery) {
-	i.received = true
+	i.session.received.Store(true)
 	i.session.tags.add(raw.DeliveryTag)
 	i.src.silence.received(len(raw.Body))
 	if queue := i.src.cfg.noteOf(raw); queue != "" {

@@ -289,7 +289,7 @@ func testPartitionsLogged(t *testing.T, b *amqptest.Broker) {
 	b.Publish(t, "shop", "order.placed", keyed("a"))
 	m := got.await(t, 1)[0]
 	testenv.Eventually(t, func() error {
-		if text := log.String(); !strings.Contains(text, "message not processed") || !strings.Contains(text, "partition="+m.Queue) {
+		if text := log.String(); !strings.Contains(text, "message not processed") || !strings.Contains(text, "queue="+m.Queue) {
 			return fmt.Errorf("log: %s", text)
 		}
 		return nil

@@ -15,15 +15,16 @@ import (
 	"github.com/holdfast-go/holdfast/internal/amqpconn"
 )
 
-// session is one channel, on a connection of its own unless its queue is a partition. It is thrown away when anything about it
+// session is one channel, on a connection of its own. It is thrown away when anything about it
 // breaks, and a delivery knows its session, so nothing is settled on a later one.
 type session struct {
 	src    *source
 	conn   *amqpconn.Conn
-	shared bool // the connection is not the session's own
 	ch     *amqp.Channel
 	intake intake
 	notes  *notes
+
+	received atomic.Bool // anything at all
 
 	tags    tags
 	passing atomic.Int64  // messages in hand that only pass through
@@ -201,10 +202,7 @@ func (s *session) Close(ctx context.Context) error {
 	s.mu.Unlock()
 	// The answer shows that the broker has read the acknowledgements.
 	err := s.conn.Within(s.ch.Close)
-	if s.shared {
-		return err
-	}
 	s.conn.Close()
-	s.src.silence.note(s.conn.Silent() && !s.intake.received)
+	s.src.silence.note(s.conn.Silent() && !s.received.Load())
 	return err
 }

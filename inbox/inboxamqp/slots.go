@@ -72,6 +72,10 @@ func (s *settings) slotExchange(ch *amqp.Channel) error {
 	return ch.ExchangeDeclare(s.queue, amqp.ExchangeDirect, true, false, false, false, amqp.Table{"alternate-exchange": s.slotless()})
 }
 
+// members is the queue by which the processes of a partitioned consumer are counted: each consumes it,
+// and it stays empty. A quorum queue with a single active consumer does not count those that stand by.
+func (s *settings) members() string { return s.queue + ".members" }
+
 // leftovers are the queues that exist if the number of partitions was another one: the queue without
 // them and all higher ones; without partitions that by which processes were counted, since a queue with
 // a number may be of another consumer.

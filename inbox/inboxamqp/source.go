@@ -52,12 +52,20 @@ func (s *source) DeadLetters() driver.DeadLetters { return newLetters(s.dial, s.
 
 // Open implements driver.Source: it dials, and looks whether the queue exists.
 func (s *source) Open(ctx context.Context) (driver.Session, error) {
+	opened, err := s.open(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return opened, nil
+}
+
+func (s *source) open(ctx context.Context) (*session, error) {
 	conn, err := amqpconn.Open(ctx, s.dial, s.cfg.Timeout)
 	if err != nil {
 		return nil, err
 	}
 	release := bound(ctx, conn)
-	opened, err := s.begin(conn)
+	opened, err := s.attach(conn)
 	release()
 	if err == nil {
 		err = ctx.Err()
@@ -74,15 +82,16 @@ func bound(ctx context.Context, conn *amqpconn.Conn) (release func() bool) {
 	return context.AfterFunc(ctx, conn.Close)
 }
 
-func (s *source) begin(conn *amqpconn.Conn) (*session, error) {
+// attach begins a session on a connection.
+func (s *source) attach(conn *amqpconn.Conn) (*session, error) {
 	if err := conn.Watch(s.silence.pending); err != nil {
 		return nil, err
 	}
-	return s.attach(conn)
-}
-
-// attach begins a session on a connection that is watched.
-func (s *source) attach(conn *amqpconn.Conn) (*session, error) {
+	if s.cfg.partitioned() {
+		if err := s.cfg.missingExchange(conn); err != nil {
+			return nil, err
+		}
+	}
 	ch, err := conn.Channel()
 	if err != nil {
 		return nil, fmt.Errorf("open channel: %w", err)

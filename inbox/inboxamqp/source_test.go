@@ -265,11 +265,10 @@ func TestSource(t *testing.T) {
 		"classic":         {Classic: true},
 		"ordered":         {Ordered: true},
 		"ordered classic": {Ordered: true, Classic: true},
-		"partitions":      {Ordered: true, Partitions: 3},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			if cfg.Classic && cfg.Ordered || cfg.Partitions > 0 {
+			if cfg.Classic && cfg.Ordered {
 				testenv.Nightly(t, "its parts run with every change")
 			}
 			conformance.TestSource(t, conformance.SourceBackend{Runs: runsOf(name), New: func(t *testing.T) conformance.SourceFixture {
@@ -329,8 +328,14 @@ func TestPartitions(t *testing.T) {
 func newConsumerFixture(t *testing.T, b *amqptest.Broker, base config) conformance.ConsumerFixture {
 	t.Helper()
 	sources, dial := newSourceFixture(t, b, base)
+	var parts func(*testing.T) []driver.Source
+	if base.Partitions > 1 {
+		parts = func(t *testing.T) []driver.Source {
+			return inboxamqp.PartsOf(newConsumer(t, dial, &recorder{}, base))
+		}
+	}
 	return conformance.ConsumerFixture{
-		SourceFixture: sources,
+		SourceFixture: sources, Parts: parts,
 		Consumer: func(t *testing.T, p inbox.Processor, cfg conformance.ConsumerConfig) conformance.Consumer {
 			c, err := inboxamqp.NewTuned(dial, "orders", p, inboxamqp.Config{ConsumerConfig: cfg.ConsumerConfig, Classic: base.Classic, Partitions: base.Partitions},
 				inboxamqp.Tuning{MaxBodyBytes: cfg.MaxBodyBytes, Leveling: base.Leveling})

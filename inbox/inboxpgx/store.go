@@ -87,7 +87,7 @@ type HandlerConfig struct {
 	// postponed, uncounted. Default: ConsumerConfig.HandlerTimeout.
 	Timeout time.Duration
 	// Concurrency bounds how many messages of the name, or batches with some of them, a consumer in
-	// this process works on at once, for a handler that needs something scarce; the other messages
+	// this process, or each of its partitions, works on at once, for a handler that needs something scarce; the other messages
 	// of its queue go on. Messages that it keeps back wait in the consumer, up to eight times Prefetch, so that this
 	// process has them and other processes do not. When there are more, they are put off if other names share the
 	// queue, and else nothing more is received. Default: no bound but ConsumerConfig.Concurrency.

@@ -9,7 +9,6 @@ import (
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/inbox/engine"
-	"github.com/holdfast-go/holdfast/inbox/internal/joined"
 )
 
 // Consumer hands the messages of one stream, or of its partitions, to a Processor and settles them by
@@ -18,7 +17,14 @@ type Consumer struct {
 	cfg       *settings
 	groups    []*group // one for each partition
 	processor inbox.Processor
-	engine    *engine.Consumer
+	engine    runner
+}
+
+// runner is the consumer of one stream, or those of all partitions.
+type runner interface {
+	Run(ctx context.Context) error
+	Ready(ctx context.Context) error
+	Stats(ctx context.Context) (inbox.Stats, error)
 }
 
 // NewConsumer returns a consumer of a stream. The client stays the caller's, and needs a few
@@ -43,28 +49,11 @@ func NewConsumer(client redis.UniversalClient, stream string, processor inbox.Pr
 }
 
 func newConsumer(client redis.UniversalClient, s *settings, processor inbox.Processor) (*Consumer, error) {
-	source, groups := newSources(client, s)
-	consumer, err := engine.New(source, processor, engine.Config{
+	groups := newGroups(client, s)
+	run, err := newRunner(groups, processor, engine.Config{
 		ConsumerConfig: s.ConsumerConfig, Queue: s.stream, Package: component, Timeout: s.Timeout, MaxBodyBytes: s.maxBodyBytes,
 	})
-	return &Consumer{cfg: s, groups: groups, processor: processor, engine: consumer}, err
-}
-
-// newSources returns the source of all partitions, and the group of each.
-func newSources(client redis.UniversalClient, s *settings) (driver.Source, []*group) {
-	var groups []*group
-	for _, k := range s.partitions {
-		groups = append(groups, newGroup(client, s, k))
-	}
-	if len(groups) == 1 {
-		return newSource(groups[0], nil), groups
-	}
-	share := newShare(groups)
-	sources := make([]driver.Source, len(groups))
-	for i, g := range groups {
-		sources[i] = newSource(g, share)
-	}
-	return joined.New(sources...), groups
+	return &Consumer{cfg: s, groups: groups, processor: processor, engine: run}, err
 }
 
 // Run consumes until ctx is cancelled or a limit of the Config is reached. Then it takes no

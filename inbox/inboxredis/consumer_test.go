@@ -14,6 +14,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/inbox/inboxredis"
 	"github.com/holdfast-go/holdfast/inbox/inboxtest/conformance"
 	"github.com/holdfast-go/holdfast/internal/ids"
@@ -62,12 +63,16 @@ func newConsumerFixture(t *testing.T, own inboxredis.Config) conformance.Consume
 	f := newPartitions(t, own.Ordered, own.Partitions)
 	return conformance.ConsumerFixture{
 		SourceFixture: f.source(),
+		Parts: func(t *testing.T) []driver.Source {
+			all, _ := f.parts(t, f.through, groupName)
+			return all
+		},
 		Consumer: func(t *testing.T, p inbox.Processor, cfg conformance.ConsumerConfig) conformance.Consumer {
 			cfg.Name, cfg.Ordered = groupName, own.Ordered
 			if len(cfg.Classes) == 0 {
 				cfg.Classes = []string{conformance.OwnClass}
 			}
-			c, err := inboxredis.NewLimitedConsumer(f.through, stream, p, inboxredis.Config{Partitions: own.Partitions, ConsumerConfig: cfg.ConsumerConfig}, cfg.MaxBodyBytes)
+			c, err := inboxredis.NewTuned(f.through, stream, p, inboxredis.Config{Partitions: own.Partitions, ConsumerConfig: cfg.ConsumerConfig}, cfg.MaxBodyBytes, 300*time.Millisecond)
 			noError(t, err)
 			return c
 		},
@@ -303,29 +308,6 @@ func owners(t *testing.T, client redis.UniversalClient) (processes [partitions]s
 	return processes
 }
 
-// awaitShares waits until the processes hold so many partitions each, in any order.
-func awaitShares(t *testing.T, client redis.UniversalClient, want ...int) {
-	t.Helper()
-	testenv.Eventually(t, func() error {
-		counts := map[string]int{}
-		for i, process := range owners(t, client) {
-			if process == "" {
-				return fmt.Errorf("partition %d has no owner", i)
-			}
-			counts[process]++
-		}
-		var got []int
-		for _, n := range counts {
-			got = append(got, n)
-		}
-		slices.Sort(got)
-		if !slices.Equal(got, want) {
-			return fmt.Errorf("the processes hold %v partitions, want %v", got, want)
-		}
-		return nil
-	})
-}
-
 func effectless(*inbox.Message) error { return nil }
 
 // What a process held that died goes to another one, which counts it until then.
@@ -353,47 +335,6 @@ func TestPartitionsOfADeadProcess(t *testing.T) {
 		return nil
 	})
 	end()
-}
-
-// A partition in which a message waits for its retry stays where it is, and others are passed on.
-func TestPartitionThatWaitsIsNotPassedOn(t *testing.T) {
-	t.Parallel()
-	testenv.Nightly(t, "a share is looked at again after 10 s")
-	client := redistest.New(t)
-	var failed atomic.Bool
-	var mended atomic.Bool
-	cfg := orderedBy(partitions)
-	cfg.Group = groupName
-	cfg.Retry = inbox.RetryPolicy{BaseDelay: time.Second, MaxDelay: time.Second, MaxAttempts: 10_000}
-	first := newConsumer(t, client, processor(func(*inbox.Message) error {
-		if mended.Load() {
-			return nil
-		}
-		failed.Store(true)
-		return errors.New("for now")
-	}), cfg)
-	for i := range 3 {
-		publishTo(t, client, partitions, keyed(keyOf(t, i)))
-	}
-	endFirst := start(t, first)
-	awaitShares(t, client, 4)
-	testenv.Eventually(t, func() error {
-		if !failed.Load() {
-			return errors.New("no message was tried")
-		}
-		return nil
-	})
-	before := owners(t, client)
-	endSecond := start(t, partitioned(t, client, effectless))
-	awaitShares(t, client, 1, 3)
-	after := owners(t, client)
-	if after[3] == before[3] || !slices.Equal(after[:3], before[:3]) {
-		t.Errorf("partition 3 has nothing that waits; before %v, after %v", before, after)
-	}
-	mended.Store(true)
-	awaitShares(t, client, 2, 2)
-	endFirst()
-	endSecond()
 }
 
 // The partitions are in slots of their own, on several nodes, and one consumer reads all of them.

@@ -31,7 +31,8 @@ type Config struct {
 	// Partitions is how many streams the stream is split into, at most 64, so that several processes
 	// share an Ordered one: those of orders are orders.0, orders.1 and so on. The senders need the same
 	// number, outboxredis.Config.Partitions. More than one needs Ordered, and excludes Key
-	// and ParkKeys. The other settings are of all partitions together. Default, and 1: the stream is not split.
+	// and ParkKeys. Concurrency, Batch and Prefetch are those of each partition, and the limits those of Run.
+	// Default, and 1: the stream is not split.
 	Partitions int
 	// KeepProcessed leaves entries in the stream that all its groups have processed, for readers
 	// without a group; somebody else must trim the stream then.
@@ -49,7 +50,8 @@ type settings struct {
 	symfony      *wire.Symfony
 	partitions   []keys // one, that of the stream, where it is not split
 	log          *slog.Logger
-	maxBodyBytes int // 0: the engine's own
+	maxBodyBytes int           // 0: the engine's own
+	leveling     time.Duration // as of package group; 0: its own
 
 	remembers bool          // the processor remembers what it has processed,
 	retention time.Duration // and for how long

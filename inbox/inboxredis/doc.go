@@ -56,15 +56,21 @@
 // 0198a7a4-0000-7000-8000-000000000001, so that those are spread. outboxredis does so where its Config
 // names the same number, and other senders must.
 //
-// One Run serves what partitions it gets; its limits, Concurrency and Prefetch are of all of them. It
-// waits for messages with one connection for each: the client's pool must have these. An error of one
-// partition's session begins those of all anew, so while the node of one is down, in a Cluster, the
-// others wait with it.
+// Run runs one consumer for each partition, side by side. Concurrency, Batch, Prefetch and the limits of
+// single handlers are those of each partition: a process that serves 4 of them with a Concurrency of 8
+// runs up to 32 handlers. TimeLimit, MessageLimit and MemoryLimit end the whole Run, and MessageLimit counts
+// the messages of all partitions. A message that may have ended the process runs alone in it. Each partition pauses by
+// itself while a server is down. While the node of one is down, in a Cluster, the others are served. Run
+// waits for messages with one connection for each partition that it serves: the client's pool must have these.
 //
-// Processes note every 2 seconds that they take part (processes.<partitions>, among the keys of the
-// first partition). Each takes no more leases than partitions for each process, rounded up, and passes
-// on what it has above that: it reads no more of the partition for up to 2 seconds, and lets it go once
-// nothing of it is in hand. While a failed message waits there for longer, the partition stays. A process
+// The attribute queue in logs and metrics names the partition, but for the metric dead_letters, which counts those of
+// all partitions by the name of the stream.
+//
+// Each process asks for all leases, and notes every 2 seconds that it takes part (processes.<partitions>, among the keys
+// of the first partition). About every 10 seconds it compares the leases that it holds with its share: the number of
+// partitions divided by the number of processes, rounded up. It gives up those above the share. It reads no more of the
+// partition, waits for the handlers that run, as at the end of Run, returns the lease, and asks for it again 2 seconds
+// later. The next process tries a message that waits for a retry at once; without a ledger its attempts begin anew. A process
 // that dies is counted for 8 seconds more. More processes than partitions are reserves.
 //
 // Another number of partitions has keys in other places. To change it:

@@ -16,14 +16,15 @@ var ErrInProgress = errInProgress
 // SetTimeout sets how long the shortcut waits for Redis.
 func (p *Processor) SetTimeout(d time.Duration) { p.shortcut.timeout = d }
 
-// NewSource returns the source of a consumer.
-func NewSource(client redis.UniversalClient, stream string, cfg Config) (driver.Source, driver.DeadLetters, error) {
+// NewSources returns the sources of all partitions, and the dead letters of all.
+func NewSources(client redis.UniversalClient, stream string, cfg Config) (all []driver.Source, of driver.DeadLetters, err error) {
 	s, err := newSettings(stream, inbox.NewMux(), cfg)
-	if err != nil {
-		return nil, nil, err
+	var letters []driver.DeadLetters
+	for _, g := range newGroups(client, s) {
+		one := newSource(g, newRun())
+		all, letters = append(all, one), append(letters, one.DeadLetters())
 	}
-	source, _ := newSources(client, s)
-	return source, source.(driver.Keeper).DeadLetters(), nil
+	return all, driver.JoinDeadLetters(letters...), err
 }
 
 // Setup creates what a consumer needs.
@@ -32,8 +33,7 @@ func Setup(ctx context.Context, client redis.UniversalClient, stream string, cfg
 	if err != nil {
 		return err
 	}
-	_, groups := newSources(client, s)
-	for _, g := range groups {
+	for _, g := range newGroups(client, s) {
 		if err := g.setup(ctx); err != nil {
 			return err
 		}
@@ -41,13 +41,13 @@ func Setup(ctx context.Context, client redis.UniversalClient, stream string, cfg
 	return nil
 }
 
-// NewLimitedConsumer is NewConsumer with a largest body.
-func NewLimitedConsumer(client redis.UniversalClient, stream string, p inbox.Processor, cfg Config, maxBodyBytes int) (*Consumer, error) {
+// NewTuned is NewConsumer with a largest body and a time between two comparisons of shares; 0 is the default of each.
+func NewTuned(client redis.UniversalClient, stream string, p inbox.Processor, cfg Config, maxBodyBytes int, leveling time.Duration) (*Consumer, error) {
 	s, err := newSettings(stream, p, cfg)
 	if err != nil {
 		return nil, err
 	}
-	s.maxBodyBytes = maxBodyBytes
+	s.maxBodyBytes, s.leveling = maxBodyBytes, leveling
 	return newConsumer(client, s, p)
 }
 

@@ -26,8 +26,7 @@ const (
 type chores struct {
 	group *group
 	renew func(context.Context) error
-	soon  chan struct{}               // a retry may be due before the next look
-	count func(context.Context) error // of the processes; nil: it is done elsewhere
+	soon  chan struct{} // a retry may be due before the next look
 }
 
 func (c *chores) run(ctx context.Context) {
@@ -36,9 +35,6 @@ func (c *chores) run(ctx context.Context) {
 	all.Go(func() { c.every(ctx, renewEvery, "tell Redis what is in work", c.renew) })
 	all.Go(func() { c.promote(ctx) })
 	all.Go(func() { c.every(ctx, forgetEvery, "remove names of consumers that are gone", c.forget) })
-	if c.count != nil {
-		all.Go(func() { c.every(ctx, renewEvery, "count the processes", c.count) })
-	}
 	all.Go(func() { c.every(ctx, trimEvery, "trim the stream", c.trim) })
 }
 

@@ -79,11 +79,18 @@ func (f *fixture) setup(t *testing.T, group string) {
 
 func (f *fixture) open(t *testing.T, client redis.UniversalClient, group string) (driver.Source, driver.DeadLetters) {
 	t.Helper()
-	s, l, err := inboxredis.NewSource(client, stream, inboxredis.Config{Group: group, Partitions: f.partitions, ConsumerConfig: inbox.ConsumerConfig{
+	all, letters := f.parts(t, client, group)
+	return all[0], letters
+}
+
+// parts are the sources of all partitions, and their dead letters.
+func (f *fixture) parts(t *testing.T, client redis.UniversalClient, group string) ([]driver.Source, driver.DeadLetters) {
+	t.Helper()
+	all, letters, err := inboxredis.NewSources(client, stream, inboxredis.Config{Group: group, Partitions: f.partitions, ConsumerConfig: inbox.ConsumerConfig{
 		Name: groupName, Ordered: f.ordered, Classes: []string{conformance.OwnClass}, Logger: slog.New(slog.DiscardHandler),
 	}})
 	noError(t, err)
-	return s, l
+	return all, letters
 }
 
 // source is what the suites use.
@@ -205,9 +212,9 @@ func running(t *testing.T, source driver.Source) driver.Source {
 func newSource(t *testing.T, client redis.UniversalClient, cfg inboxredis.Config) driver.Source {
 	t.Helper()
 	cfg.Group, cfg.Name, cfg.Logger = groupName, groupName, slog.New(slog.DiscardHandler)
-	s, _, err := inboxredis.NewSource(client, stream, cfg)
+	all, _, err := inboxredis.NewSources(client, stream, cfg)
 	noError(t, err)
-	return s
+	return all[0]
 }
 
 // The tests wait for servers that are silent more than they compute, so eight run at once.

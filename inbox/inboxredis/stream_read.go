@@ -52,8 +52,8 @@ func (r *groupReader) renews(held int) bool { return held > 0 }
 // renewed implements reader.
 func (r *groupReader) renewed(time.Time) {}
 
-// over implements reader.
-func (r *groupReader) over() {}
+// owns implements reader.
+func (r *groupReader) owns() bool { return false }
 
 // read implements reader. What has no owner comes first.
 func (r *groupReader) read(ctx context.Context, most int) ([]entry, error) {
@@ -91,9 +91,6 @@ type ownerReader struct {
 
 	group *group
 	name  string // and the token of the lease
-	share *share // of the partitions; nil: the stream is not split
-	hand  *hand
-	lease *sync.Mutex // of the session
 
 	mu    sync.Mutex
 	until time.Time // the lease lasts; zero: it is not this session's
@@ -102,15 +99,11 @@ type ownerReader struct {
 	from  cursors
 	ends  [2]string // after these ids there was nothing new
 	waits bool      // there was nothing
-
-	counted bool      // among the partitions of the share
-	since   time.Time // the partition is to be passed on; zero: it is not
-	notYet  time.Time // it is not tried again before
 }
 
 // renews implements reader.
 func (r *ownerReader) renews(int) bool {
-	taken, _ := r.owns()
+	taken, _ := r.holds()
 	return taken
 }
 
@@ -121,8 +114,14 @@ func (r *ownerReader) renewed(at time.Time) {
 	r.until = at.Add(claimIdle)
 }
 
-// owns reports whether the lease was taken, and whether it lasts.
-func (r *ownerReader) owns() (taken, lasts bool) {
+// owns implements reader.
+func (r *ownerReader) owns() bool {
+	_, lasts := r.holds()
+	return lasts
+}
+
+// holds reports whether the lease was taken, and whether it lasts.
+func (r *ownerReader) holds() (taken, lasts bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return !r.until.IsZero(), time.Now().Before(r.until)
@@ -131,15 +130,12 @@ func (r *ownerReader) owns() (taken, lasts bool) {
 // read implements reader. A new owner takes all that is pending first, in order. New entries are
 // read by a script, which sees that the lease is still held; the wait for them reads nothing.
 func (r *ownerReader) read(ctx context.Context, most int) ([]entry, error) {
-	taken, lasts := r.owns()
+	taken, lasts := r.holds()
 	switch {
 	case !taken:
 		return nil, r.acquire(ctx)
 	case !lasts:
 		return nil, errLease
-	}
-	if passing, err := r.passOn(ctx); passing || err != nil {
-		return nil, err
 	}
 	idle := claimIdle
 	r.all = r.all && r.from != cursors{}
@@ -161,25 +157,17 @@ func (r *ownerReader) read(ctx context.Context, most int) ([]entry, error) {
 
 // acquire takes the lease if it has no owner, else it waits.
 func (r *ownerReader) acquire(ctx context.Context) error {
-	if r.counted = r.share.enter(); !r.counted {
-		_ = runloop.Sleep(ctx, shareEvery)
-		return nil
-	}
 	began := time.Now()
 	got, err := r.group.script(context.WithoutCancel(ctx), ownScript, []string{r.group.keys.owner()}, r.name, claimIdle.Milliseconds())
 	if err != nil {
 		return r.group.fault("take the lease", err)
 	}
 	if got == 0 {
-		r.over()
 		_ = runloop.Sleep(ctx, claimEvery) // its end is looked for first
 		return nil
 	}
 	r.renewed(began)
 	r.all, r.from = true, fromBegin
-	if r.share != nil {
-		r.group.log.InfoContext(ctx, "inbox: partition taken")
-	}
 	return nil
 }
 

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -28,7 +27,6 @@ type session struct {
 	name   string // the consumer name; of ordered consumers also the token of the lease
 	hand   *hand
 	reader reader
-	lease  sync.Mutex // held while the server is told what is in work, and while a partition is passed on
 }
 
 // reader takes entries from the server.
@@ -41,14 +39,14 @@ type reader interface {
 	renewed(at time.Time)
 	// look has the next read look for what was given back.
 	look()
-	// over learns of the session's end.
-	over()
+	// owns reports whether the stream is served to this session alone.
+	owns() bool
 }
 
 func newSession(s *source, name string) *session {
 	opened := &session{source: s, group: s.group, name: name, hand: newHand()}
 	if s.group.cfg.Ordered {
-		opened.reader = &ownerReader{group: s.group, name: name, share: s.share, hand: opened.hand, lease: &opened.lease}
+		opened.reader = &ownerReader{group: s.group, name: name}
 	} else {
 		opened.reader = &groupReader{group: s.group, name: name}
 	}
@@ -115,15 +113,12 @@ func (s *session) Close(ctx context.Context) error {
 	// A context that has ended must not keep the entries from others.
 	err := s.group.leave(context.WithoutCancel(ctx), s.name, leaseToken(s.group.cfg, s.name))
 	s.source.closed(s.name, err)
-	s.reader.over()
 	s.hand.empty()
 	return s.group.fault("close the session", err)
 }
 
 // renew tells the server what is in work here.
 func (s *session) renew(ctx context.Context) error {
-	s.lease.Lock()
-	defer s.lease.Unlock()
 	held, lost := s.hand.held()
 	if lost || !s.reader.renews(len(held)) {
 		return nil

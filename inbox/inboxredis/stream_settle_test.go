@@ -347,13 +347,13 @@ func TestTrim(t *testing.T) {
 		setup(t, client, g)
 		open[g] = map[string]bool{}
 	}
-	source, _, err := inboxredis.NewSource(client, stream, inboxredis.Config{Group: groupName})
+	sources, _, err := inboxredis.NewSources(client, stream, inboxredis.Config{Group: groupName})
 	noError(t, err)
 	pending := map[string][]string{}
 	all := 0
 	check := func() {
 		t.Helper()
-		noError(t, inboxredis.Trim(t.Context(), source))
+		noError(t, inboxredis.Trim(t.Context(), sources[0]))
 		there := map[string]bool{}
 		for _, m := range client.XRange(t.Context(), stream, "-", "+").Val() {
 			there[m.ID] = true

@@ -31,7 +31,6 @@ type source struct {
 	group  *group
 	chores *chores
 	run    string // tells this consumer from others of its name
-	share  *share // of the partitions; nil: the stream is not split
 
 	running atomic.Bool
 
@@ -41,31 +40,15 @@ type source struct {
 	left     []string // names of sessions that may still hold entries
 }
 
-func newSource(g *group, of *share) *source {
-	s := &source{group: g, run: rand.Text()[:runIDBytes], share: of}
+// newSource returns the source of a stream, for a process of some name.
+func newSource(g *group, run string) *source {
+	s := &source{group: g, run: run}
 	s.chores = &chores{group: g, renew: s.renew, soon: make(chan struct{}, 1)}
-	if of != nil {
-		s.run = of.run // the same for all partitions
-	}
-	if s.counts() {
-		s.chores.count = s.count
-	}
 	return s
 }
 
-// counts reports whether this source counts the processes for those of all partitions.
-func (s *source) counts() bool { return s.share != nil && s.share.group == s.group }
-
-// count counts the processes while there is a session: without one this process needs no partition.
-func (s *source) count(ctx context.Context) error {
-	s.mu.Lock()
-	open := s.session != nil
-	s.mu.Unlock()
-	if !open {
-		return nil
-	}
-	return s.share.count(ctx)
-}
+// newRun returns a name that tells this process from others.
+func newRun() string { return rand.Text()[:runIDBytes] }
 
 // Traits implements driver.Source.
 func (s *source) Traits() driver.Traits {
@@ -87,11 +70,6 @@ func (s *source) Open(ctx context.Context) (driver.Session, error) {
 			return s.group.client.XPending(ctx, key, s.group.cfg.Group).Result()
 		}); err != nil {
 			return nil, s.group.fault("open a session", err)
-		}
-	}
-	if s.counts() {
-		if err := s.share.count(ctx); err != nil {
-			return nil, err
 		}
 	}
 	opened := newSession(s, name)
@@ -135,9 +113,13 @@ func (s *source) Run(ctx context.Context) {
 	s.running.Store(true)
 	defer s.running.Store(false)
 	s.chores.run(ctx)
-	if s.counts() {
-		s.share.leave(ctx)
-	}
+}
+
+// Served implements Source of package group: this process holds the lease.
+func (s *source) Served() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.session != nil && s.session.reader.owns()
 }
 
 // renew tells the server what is in work here.

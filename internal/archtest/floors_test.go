@@ -173,6 +173,7 @@ func core(name string, adapters ...string) []floor {
 	if name == "inbox" { // the transports stand on the engine
 		all = append(all, floor{pkg: "inbox/engine", on: own, noTesting: true})
 		own = with(own, "inbox/engine")
+		all = append(all, floor{pkg: "inbox/internal/group", on: own, noTesting: true})
 	}
 	onPostgres := []string{
 		"txretry", "txretry/driver", name + "/" + name + "pgx/driver",

@@ -35,6 +35,8 @@ type ConsumerConfig struct {
 // ConsumerFixture is one empty queue with its sources and its consumers.
 type ConsumerFixture struct {
 	SourceFixture
+	// Parts returns the sources of all partitions, in place of New, which a queue of several partitions has not.
+	Parts func(t *testing.T) []driver.Source
 	// Consumer returns a consumer of the queue, set up. It is Ordered only where the sources are exclusive.
 	Consumer func(t *testing.T, p inbox.Processor, cfg ConsumerConfig) Consumer
 }
@@ -253,28 +255,48 @@ func (w *work) awaitReady(want bool) {
 	})
 }
 
+// sessions begins a session of the queue, or of each partition.
+func sessions(t *testing.T, f ConsumerFixture, window int) (all []driver.Session) {
+	t.Helper()
+	if f.Parts == nil {
+		return []driver.Session{begin(t, running(t, f.SourceFixture), window)}
+	}
+	for _, source := range f.Parts(t) {
+		all = append(all, begin(t, run(t, source), window))
+	}
+	return all
+}
+
+// come returns what a session gets within a time.
+func come(t *testing.T, s driver.Session, most int, within time.Duration) []driver.Delivery {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), within) // timing: it must pass once nothing is left
+	defer cancel()
+	ds, err := s.Receive(ctx, most)
+	if errors.Is(err, context.DeadlineExceeded) {
+		return nil
+	}
+	noError(t, err)
+	return ds
+}
+
 // rest takes what is in the queue, which no consumer reads any more: at least so many, some of which may come late.
 func rest(t *testing.T, f ConsumerFixture, least int) (left []inbox.Message) {
 	t.Helper()
-	s := begin(t, running(t, f.SourceFixture), 100)
-	for {
-		wait := patience
-		if len(left) >= least {
-			wait = 2 * quiet
+	all := sessions(t, f, 100)
+	deadline := time.Now().Add(patience)
+	for more := true; more || len(left) < least && time.Now().Before(deadline); {
+		more = false
+		for _, s := range all {
+			ds := come(t, s, 100, 2*quiet)
+			for _, d := range ds {
+				left = append(left, *d.Message())
+			}
+			acked(t, s, ds...)
+			more = more || len(ds) > 0
 		}
-		ctx, cancel := context.WithTimeout(t.Context(), wait) // timing: it must pass once nothing is left
-		ds, err := s.Receive(ctx, 100)
-		cancel()
-		if errors.Is(err, context.DeadlineExceeded) {
-			ended(t, s)
-			return left
-		}
-		noError(t, err)
-		for _, d := range ds {
-			left = append(left, *d.Message())
-		}
-		acked(t, s, ds...)
 	}
+	return left
 }
 
 // wantRest ends the consumer's part: so many messages are left in the queue. A forgetful queue may have
@@ -294,12 +316,16 @@ func wantRest(t *testing.T, f ConsumerFixture, want int) {
 	}
 }
 
-// inVain has the first messages of the queue delivered to somebody who settles none.
+// inVain has the first messages of the queue, or of each partition, delivered to somebody who settles none.
 func inVain(t *testing.T, f ConsumerFixture, n int) {
 	t.Helper()
-	s := begin(t, running(t, f.SourceFixture), n)
-	take(t, s, n)
-	noError(t, s.Close(t.Context()))
+	got := 0
+	for deadline := time.Now().Add(patience); got < n && time.Now().Before(deadline); {
+		for _, s := range sessions(t, f, n) {
+			got += len(come(t, s, n, 2*quiet))
+			noError(t, s.Close(t.Context()))
+		}
+	}
 }
 
 // failedOnce publishes messages as their second attempts.

@@ -419,7 +419,7 @@ func (d *drain) splitQueue(name string, partitions int) split {
 		consumer: func(p inbox.Processor) (runner, error) {
 			return inboxamqp.NewConsumer(inboxamqp.Dial(d.url, amqp.Config{}), name, p, inboxamqp.Config{
 				Classic: true, Partitions: partitions, Bindings: []inboxamqp.Binding{{Exchange: exchange, Key: "#"}},
-				ConsumerConfig: inbox.ConsumerConfig{Ordered: true, Concurrency: scaleClients, Logger: quiet},
+				ConsumerConfig: inbox.ConsumerConfig{Ordered: true, Concurrency: scaleClients / partitions, Logger: quiet},
 			})
 		},
 		partitions: func(ctx context.Context) (sizes []int64, err error) {
@@ -451,7 +451,7 @@ func (i *intake) splitStream(name string, partitions int) split {
 		},
 		consumer: func(p inbox.Processor) (runner, error) {
 			return inboxredis.NewConsumer(i.redis, name, p, inboxredis.Config{
-				Partitions: partitions, ConsumerConfig: inbox.ConsumerConfig{Ordered: true, Concurrency: scaleClients, Logger: quiet},
+				Partitions: partitions, ConsumerConfig: inbox.ConsumerConfig{Ordered: true, Concurrency: scaleClients / partitions, Logger: quiet},
 			})
 		},
 		partitions: func(ctx context.Context) (sizes []int64, err error) {

@@ -460,6 +460,18 @@ var bugs = []bug{
 		"l.full() && !l.owns(it.m.Name, now)", "l.blocked > l.cfg.Prefetch/2", suite("inbox/engine", "^TestLimit_holdsBackAndMovesNothing$"),
 	},
 	{
+		"suspects of several partitions run side by side", "inbox/internal/group/group.go",
+		"each.Solo = g.consumer, &engine.Solo{}", "each.Solo = g.consumer, nil", suite("inbox/internal/group", "^TestSuspects_runAloneInTheProcess$"),
+	},
+	{
+		"a process keeps the partitions that it was served first", "inbox/internal/group/group.go",
+		"if len(served) < 2 {", "if len(served) < 99 {", suite("inbox/internal/group", "^TestLeveling_followsTheProcesses$"),
+	},
+	{
+		"messages above the limit of all partitions are processed", "inbox/internal/group/processor.go",
+		"n = min(n, s.left)", "s.left = max(s.left, n)", suite("inbox/internal/group", "^TestLimits$"),
+	},
+	{
 		"a sender's header is taken for the broker's", "internal/wire/wire.go",
 		"	switch name {\n	case HeaderRoutes, \"BCC\"", "	if len(name) > 2 && name[:2] == \"x-\" {\n		return true\n	}\n	switch name {\n	case HeaderRoutes, \"BCC\"",
 		suite("inbox/inboxamqp", "^TestConsume$"),

@@ -1,0 +1,295 @@
+// Package group serves the partitions of an ordered queue: one consumer for each, side by side on one processor.
+//
+// All processes ask for all partitions, and the broker serves each partition to one of them: RabbitMQ by a single
+// active consumer, Redis by a lease. A process that ends or dies needs no help: the broker serves its partitions to
+// others, what is unsettled first. The group adds what evens out:
+//
+//	asks ──────────► served ──────────► drains ──────────► asks, behind the others
+//	      by the broker     above the share     nothing is in flight
+//
+// Members counts the processes. A process that is served more partitions than their number divided by that of the
+// processes, rounded up, ends the Run of some consumers and starts them again. A wrong count costs at most
+// a needless drain, and never the order: the broker alone decides whom it serves.
+package group
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/driver"
+	"github.com/holdfast-go/holdfast/inbox/engine"
+	"github.com/holdfast-go/holdfast/internal/runloop"
+)
+
+const (
+	// leveling is about how often a process compares its partitions with its share.
+	leveling = 10 * time.Second
+	// settling is how long a partition that has changed hands may be without a session before Ready reports it.
+	settling = 5 * time.Second
+)
+
+// Source is the source of one partition.
+type Source interface {
+	driver.Source
+	// Served reports whether the broker serves the partition to this process, as far as the source knows.
+	Served() bool
+}
+
+// Partition is a queue or stream with its source.
+type Partition struct {
+	Name   string
+	Source Source
+}
+
+// Members are the processes that share the partitions.
+type Members interface {
+	// Run counts this process among them, and does what all partitions need once, until ctx ends.
+	Run(ctx context.Context)
+	// Count returns how many processes there are; 0 means that it is not known.
+	Count(ctx context.Context) int
+}
+
+// Config says what a Group serves.
+type Config struct {
+	// Consumer is the config of the queue as a whole. Concurrency, Batch and Prefetch are those of each partition;
+	// the limits that end Run are those of all together.
+	Consumer engine.Config
+	// Whole counts the messages and dead letters of all partitions. It is never opened.
+	Whole driver.Source
+	// Partitions are at least two, and Members the processes that share them.
+	Partitions []Partition
+	Members    Members
+	// Leveling is about how often shares are compared. Default: 10 s.
+	Leveling time.Duration
+	// Aside is how long a partition that was given up is not asked for. Default: it is asked for at once.
+	Aside time.Duration
+}
+
+// Group is the consumers of all partitions. Its methods may be called from any goroutine.
+type Group struct {
+	cfg       Config
+	consumer  inbox.ConsumerConfig // with its defaults
+	processor *shared
+	whole     *engine.Consumer // never runs; it watches and counts
+	parts     []*part
+	running   atomic.Bool
+}
+
+// New returns the consumers of all partitions. The error names every violation in the config.
+func New(p inbox.Processor, cfg Config) (*Group, error) {
+	if cfg.Leveling == 0 {
+		cfg.Leveling = leveling
+	}
+	whole, err := engine.New(cfg.Whole, p, cfg.Consumer)
+	if err != nil {
+		return nil, err
+	}
+	g := &Group{
+		cfg: cfg, consumer: driver.ConsumerDefaults(cfg.Consumer.ConsumerConfig, cfg.Consumer.Queue),
+		processor: newShared(p), whole: whole,
+	}
+	each := cfg.Consumer
+	each.ConsumerConfig, each.Solo = g.consumer, &engine.Solo{}
+	each.TimeLimit, each.MessageLimit = 0, 0
+	for _, one := range cfg.Partitions {
+		each.Queue = one.Name
+		// The engine sees no optional interfaces of the source: dead letters are counted for the whole.
+		c, err := engine.New(struct{ driver.Source }{one.Source}, g.processor, each)
+		if err != nil {
+			return nil, err
+		}
+		log := g.consumer.Logger.With(slog.String("component", each.Package), slog.String("queue", each.Queue))
+		g.parts = append(g.parts, &part{name: one.Name, source: one.Source, consumer: c, log: log, aside: cfg.Aside})
+	}
+	return g, nil
+}
+
+// Run serves the partitions until ctx is cancelled or a limit is reached; see engine.Consumer.Run.
+func (g *Group) Run(ctx context.Context) error {
+	if err := driver.Unworkable(g.consumer, g.processor.Processor); err != nil {
+		return g.errorf("run: %w", err)
+	}
+	if !g.running.CompareAndSwap(false, true) {
+		return g.errorf("Run is running already")
+	}
+	defer g.running.Store(false)
+	run, halt := context.WithCancel(ctx)
+	defer halt()
+	whole, end := context.WithCancel(context.WithoutCancel(ctx))
+	defer end()
+	g.processor.begin(g.consumer.MessageLimit, func() { g.limit(run, halt, "MessageLimit") })
+	if g.consumer.TimeLimit > 0 {
+		defer time.AfterFunc(g.consumer.TimeLimit, func() { g.limit(run, halt, "TimeLimit") }).Stop()
+	}
+	ended := make(chan struct{})
+	var err error
+	go func() {
+		defer close(ended)
+		err = g.serve(run, halt, whole, end)
+	}()
+	select {
+	case <-ended:
+		return err
+	case <-run.Done():
+	}
+	timer := time.NewTimer(g.consumer.ShutdownTimeout)
+	defer timer.Stop()
+	select {
+	case <-ended:
+		return err
+	case <-timer.C: // the consumers have logged it
+		return nil
+	}
+}
+
+// limit ends a run that has reached a limit.
+func (g *Group) limit(run context.Context, halt context.CancelFunc, name string) {
+	if run.Err() == nil {
+		g.consumer.Logger.Info("limit reached, draining", slog.String("component", g.cfg.Consumer.Package), slog.String("limit", name))
+	}
+	halt()
+}
+
+// serve runs everything. The members outlive the consumers, which need what these run.
+func (g *Group) serve(run context.Context, halt context.CancelFunc, whole context.Context, end context.CancelFunc) error {
+	var consumers, others, members sync.WaitGroup
+	members.Go(func() { g.cfg.Members.Run(whole) })
+	others.Go(func() { g.whole.Watch(run) })
+	others.Go(func() { g.processor.watch(run) })
+	others.Go(func() { g.level(run) })
+	errs := make([]error, len(g.parts))
+	for i, p := range g.parts {
+		consumers.Go(func() {
+			defer halt() // a consumer that ends by itself has reached a limit
+			errs[i] = p.serve(run)
+		})
+	}
+	consumers.Wait()
+	others.Wait()
+	end()
+	members.Wait()
+	return errors.Join(errs...)
+}
+
+// level gives up partitions above this process's share, until ctx ends.
+func (g *Group) level(ctx context.Context) {
+	for runloop.Sleep(ctx, g.cfg.Leveling/2+rand.N(g.cfg.Leveling)) == nil {
+		for _, p := range g.excess(ctx) {
+			p.giveUp()
+		}
+	}
+}
+
+// excess returns the partitions above the share, any of those that this process serves.
+func (g *Group) excess(ctx context.Context) []*part {
+	var served []*part
+	for _, p := range g.parts {
+		if p.served() {
+			served = append(served, p)
+		}
+	}
+	if len(served) < 2 {
+		return nil
+	}
+	processes := max(g.cfg.Members.Count(ctx), 1)
+	share := (len(g.parts) + processes - 1) / processes
+	rand.Shuffle(len(served), func(i, j int) { served[i], served[j] = served[j], served[i] })
+	return served[min(share, len(served)):]
+}
+
+// Ready returns nil if the consumers of all partitions are ready, or a partition is just changing hands. The error
+// says why one is not.
+func (g *Group) Ready(ctx context.Context) error {
+	if !g.running.Load() {
+		return g.errorf("not running")
+	}
+	for _, p := range g.parts {
+		if err := p.consumer.Ready(ctx); err != nil && !p.changesHands() {
+			return fmt.Errorf("%w (partition %s)", err, p.name)
+		}
+	}
+	return nil
+}
+
+// Stats counts the messages of all partitions; see engine.Consumer.Stats.
+func (g *Group) Stats(ctx context.Context) (inbox.Stats, error) { return g.whole.Stats(ctx) }
+
+// errorf makes an error in the transport's name.
+func (g *Group) errorf(format string, args ...any) error {
+	return fmt.Errorf(g.cfg.Consumer.Package+": "+format, args...)
+}
+
+// part is one partition.
+type part struct {
+	name     string
+	source   Source
+	consumer *engine.Consumer
+	log      *slog.Logger
+	aside    time.Duration
+
+	mu      sync.Mutex
+	end     context.CancelFunc // of the turn; nil: none runs
+	leaving bool               // the turn is given up
+	left    time.Time          // when one was given up last
+}
+
+// serve runs the consumer turn by turn until ctx ends, or the consumer has reached a limit.
+func (p *part) serve(ctx context.Context) error {
+	for {
+		turn, cancel := context.WithCancel(ctx)
+		p.mu.Lock()
+		p.end = cancel
+		p.mu.Unlock()
+		err := p.consumer.Run(turn)
+		if left := p.ended(); !left || err != nil || ctx.Err() != nil {
+			return err
+		}
+		p.log.InfoContext(ctx, "partition given up to another process")
+		if runloop.Sleep(ctx, p.aside) != nil {
+			return nil
+		}
+	}
+}
+
+// ended notes the end of a turn, and reports whether it was given up.
+func (p *part) ended() (left bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.end()
+	p.end = nil
+	if left = p.leaving; left {
+		p.leaving, p.left = false, time.Now()
+	}
+	return left
+}
+
+// giveUp ends the turn, and with it the consumer's Run once nothing is in flight.
+func (p *part) giveUp() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.end != nil {
+		p.leaving = true
+		p.end()
+	}
+}
+
+// served reports whether the broker serves the partition to this process, which is to stay so.
+func (p *part) served() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.end != nil && !p.leaving && p.source.Served()
+}
+
+// changesHands reports whether the partition is given up, or was lately.
+func (p *part) changesHands() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.leaving || !p.left.IsZero() && time.Since(p.left) < p.aside+settling
+}

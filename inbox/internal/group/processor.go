@@ -1,0 +1,125 @@
+package group
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/driver"
+)
+
+// shared is the processor as the consumer of each partition sees it. It counts messages for MessageLimit and tells
+// all consumers of a pause. Its work in the background is the group's: it has no Background.
+type shared struct {
+	inbox.Processor
+	driver.Pausable // of the processor; nil: it cannot be paused
+
+	mu      sync.Mutex
+	limited bool
+	left    int           // messages, where limited
+	reached func()        // is called when none is left
+	pause   *driver.Pause // nil: not known yet
+	changed chan struct{} // closed when the pause changes
+}
+
+func newShared(p inbox.Processor) *shared {
+	s := &shared{Processor: p, changed: make(chan struct{})}
+	s.Pausable, _ = p.(driver.Pausable)
+	return s
+}
+
+// begin starts a run of at most so many messages; 0 means any number.
+func (s *shared) begin(most int, reached func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.limited, s.left, s.reached, s.pause = most > 0, most, reached, nil
+}
+
+// Process implements inbox.Processor. Messages above the limit are not processed: the run drains, and they stay
+// with the broker.
+func (s *shared) Process(ctx context.Context, msgs []*inbox.Message) []error {
+	n := s.take(len(msgs))
+	if n == len(msgs) {
+		return s.Processor.Process(ctx, msgs)
+	}
+	var results []error
+	if n > 0 {
+		results = s.Processor.Process(ctx, msgs[:n])
+	}
+	for range len(msgs) - n {
+		results = append(results, inbox.ErrDraining)
+	}
+	return results
+}
+
+// take returns how many of n messages may be processed.
+func (s *shared) take(n int) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.limited {
+		return n
+	}
+	n = min(n, s.left)
+	if s.left -= n; s.left == 0 && n > 0 {
+		s.reached()
+	}
+	return n
+}
+
+// watch has all consumers told of a pause until ctx ends.
+func (s *shared) watch(ctx context.Context) {
+	if s.Pausable == nil {
+		s.tell(driver.Pause{})
+		return
+	}
+	s.Pausable.WatchPause(ctx, s.tell)
+}
+
+func (s *shared) tell(p driver.Pause) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.pause = &p
+	close(s.changed)
+	s.changed = make(chan struct{})
+}
+
+// WatchPause implements driver.Pausable.
+func (s *shared) WatchPause(ctx context.Context, tell func(driver.Pause)) {
+	for ctx.Err() == nil {
+		s.mu.Lock()
+		pause, changed := s.pause, s.changed
+		s.mu.Unlock()
+		if pause != nil {
+			tell(*pause)
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+		}
+	}
+}
+
+// Ledger implements driver.Deduplicator.
+func (s *shared) Ledger() driver.Ledger {
+	if d, ok := s.Processor.(driver.Deduplicator); ok {
+		return d.Ledger()
+	}
+	return nil
+}
+
+// Retention implements driver.Deduplicator.
+func (s *shared) Retention() time.Duration {
+	if d, ok := s.Processor.(driver.Deduplicator); ok {
+		return d.Retention()
+	}
+	return 0
+}
+
+// Limit implements driver.Limiter.
+func (s *shared) Limit(name string) int {
+	if l, ok := s.Processor.(driver.Limiter); ok {
+		return l.Limit(name)
+	}
+	return 0
+}
