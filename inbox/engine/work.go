@@ -57,7 +57,6 @@ func (w *workers) work() {
 // run runs a job and posts it with the outcomes of its messages.
 func (w *workers) run(j *job) {
 	defer w.cfg.Solo.enter(w.ctx, j.alone)()
-	defer w.cfg.Solo.enter(w.ctx, j.alone)()
 	for range j.msgs {
 		j.errs = append(j.errs, w.exited)
 	}
