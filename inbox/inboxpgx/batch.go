@@ -13,7 +13,6 @@ import (
 
 	"github.com/holdfast-go/holdfast/inbox"
 	inboxdriver "github.com/holdfast-go/holdfast/inbox/driver"
-	"github.com/holdfast-go/holdfast/inbox/inboxpgx/driver"
 	"github.com/holdfast-go/holdfast/inbox/internal/base"
 	"github.com/holdfast-go/holdfast/internal/isolate"
 	"github.com/holdfast-go/holdfast/internal/sqlstate"
@@ -295,18 +294,9 @@ func (t *batch) settleWithoutEntry(ctx context.Context) {
 		}
 	}
 	for i, missing := range t.s.entriesThere(ctx, msgs...) {
-		b := without[i]
-		outcome, err := t.s.withoutEntry(ctx, b, missing)
-		switch {
-		case errors.Is(err, errFree):
-			continue
-		case errors.Is(err, driver.ErrFull):
-			err = inbox.Postpone(err, fullPause)
-		case err != nil:
-			err = inbox.Unavailable(err)
+		if err := t.s.withoutEntry(ctx, without[i], missing); !errors.Is(err, errFree) {
+			without[i].end(err)
 		}
-		t.s.count.add(ctx, b.message().Name, outcome, err)
-		b.end(err)
 	}
 }
 

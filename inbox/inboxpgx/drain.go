@@ -54,8 +54,7 @@ type drain struct {
 	slots chan struct{} // a place for each key that runs; a message that runs alone has all
 	alone atomic.Bool   // the next message runs alone
 
-	mu      sync.Mutex
-	strikes map[string]strike // of keys whose messages failed because a server was missing
+	strikes sync.Map // of strike by key: its message failed because a server was missing
 }
 
 // claim is a head, and when a message that has not begun is given back.
@@ -77,7 +76,7 @@ func (s *Store) drain(ctx context.Context) {
 		return
 	}
 	d := &drain{
-		s: s, p: s.parks, cfg: *cfg, slots: make(chan struct{}, drainers), strikes: map[string]strike{},
+		s: s, p: s.parks, cfg: *cfg, slots: make(chan struct{}, drainers),
 		kit: telemetry.New(scope, cfg.TracerProvider, s.cfg.MeterProvider),
 	}
 	d.halted.Store(true)
@@ -162,12 +161,15 @@ func (d *drain) claim(ctx context.Context) (c claim) {
 	if d.halted.Load() {
 		return c
 	}
-	c.until = time.Now().Add(d.lease() - d.p.lease/5)
+	c.until = d.until()
 	h, err := d.p.place.Claim(ctx, d.lease())
 	d.complain("could not read stopped keys", err)
 	c.Head = h
 	return c
 }
+
+// until is when a message is given back that is claimed now.
+func (d *drain) until() time.Time { return time.Now().Add(d.lease() - d.p.lease/5) }
 
 // key runs messages of a key until one fails, none is left, or others shall have their turn.
 func (d *drain) key(ctx, work context.Context, c claim, alone bool) {
@@ -190,9 +192,9 @@ func (d *drain) key(ctx, work context.Context, c claim, alone bool) {
 			d.failed(keep, c.Head, err)
 			return
 		}
-		d.clear(c.Head)
+		d.strikes.Delete(c.Key)
 		var err error
-		c.until = time.Now().Add(d.lease() - d.p.lease/5)
+		c.until = d.until()
 		c.Head, err = d.p.place.Next(keep, c.Head, d.lease())
 		d.complain("could not read a stopped key", err)
 	}
@@ -251,7 +253,7 @@ func (d *drain) failed(ctx context.Context, h *driver.Head, err error) {
 		err = place.Release(ctx, h)
 	}
 	if !f.Unavailable {
-		d.clear(h)
+		d.strikes.Delete(h.Key)
 	}
 	d.complain("could not store the outcome of a waiting message", err)
 }
@@ -265,21 +267,14 @@ func advanced(m *inbox.Message, next inboxdriver.Progress) *inbox.Message {
 // guilty reports whether a message that fails because a server is missing fails by itself: others went through between
 // its failures, twice.
 func (d *drain) guilty(h *driver.Head) bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
 	passed := d.s.passed.Load()
-	last, known := d.strikes[h.Key]
-	if known && passed > last.passed {
+	known, _ := d.strikes.Load(h.Key)
+	last, failed := known.(strike)
+	if failed && passed > last.passed {
 		last.n++
 	}
-	d.strikes[h.Key] = strike{last.n, passed}
+	d.strikes.Store(h.Key, strike{last.n, passed})
 	return last.n >= 2
-}
-
-func (d *drain) clear(h *driver.Head) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	delete(d.strikes, h.Key)
 }
 
 // span begins the processing of a message, as a part of the sender's trace; the returned function ends it.

@@ -30,9 +30,6 @@ const (
 
 	// fullPause is how long a message stays with the broker that finds MaxParked messages.
 	fullPause = 5 * time.Second
-
-	// maxKnown bounds how many keys are remembered as stopped.
-	maxKnown = 10_000
 )
 
 var errFree = errors.New("inboxpgx: the ordering key is stopped no more")
@@ -50,15 +47,21 @@ type parks struct {
 	poll  time.Duration                        // drainPoll
 	lease time.Duration                        // drainLease
 
-	mu       sync.Mutex
-	known    map[string]bool // keys that were stopped when they were looked at last
-	counted  time.Time       // zero: not yet
-	keys     int
-	messages int
+	known  sync.Map // keys that were stopped when they were looked at last; empty after each count
+	counts atomic.Pointer[counts]
+	stored atomic.Int64 // since the last count, copies included
+}
+
+// counts are how many keys are stopped and how many messages they have.
+type counts struct {
+	at             time.Time
+	keys, messages int
 }
 
 func newParks(place driver.Parking) *parks {
-	return &parks{place: place, wake: make(chan struct{}, 1), poll: drainPoll, lease: drainLease, known: map[string]bool{}}
+	p := &parks{place: place, wake: make(chan struct{}, 1), poll: drainPoll, lease: drainLease}
+	p.counts.Store(&counts{})
+	return p
 }
 
 // Park implements driver.Parker of inbox. Keys are stopped for all consumers of this Store, by the settings of the one with
@@ -72,21 +75,7 @@ func (s *Store) Park(cfg inbox.ConsumerConfig) {
 }
 
 // Parked implements driver.Parker of inbox.
-func (s *Store) Parked() inboxdriver.DeadLetters { return letters{s.parks.place, s.parks} }
-
-// letters wakes the keys whose letters are returned or dropped.
-type letters struct {
-	inboxdriver.DeadLetters
-	parks *parks
-}
-
-// Scan implements driver.DeadLetters of inbox.
-func (l letters) Scan(
-	ctx context.Context, class string, visit func(*inbox.DeadLetter) (inboxdriver.Outcome, error), failed func(inbox.DeadLetter, error),
-) error {
-	defer l.parks.goOn()
-	return l.DeadLetters.Scan(ctx, class, visit, failed)
-}
+func (s *Store) Parked() inboxdriver.DeadLetters { return s.parks.place }
 
 // Stop implements driver.Parker of inbox.
 func (s *Store) Stop(ctx context.Context, dead inbox.DeadLetter) error {
@@ -96,44 +85,45 @@ func (s *Store) Stop(ctx context.Context, dead inbox.DeadLetter) error {
 	}
 	err := s.parks.place.Stop(ctx, key, dead)
 	if err == nil {
-		s.parks.stored(key)
+		s.parks.note(key)
 	}
 	return err
 }
 
-// wait stores a message behind the dead letter of its key. It returns false if the key is stopped no more.
-func (s *Store) wait(ctx context.Context, b *member) (waits bool, err error) {
+// park stores a message behind the dead letter of its key, and returns its result. The result is errFree if the key is
+// stopped no more.
+func (s *Store) park(ctx context.Context, b *member) error {
+	var waits bool
 	full, err := s.parks.full(ctx)
-	if err != nil {
-		return false, err
+	if err == nil {
+		waits, err = s.parks.place.Wait(ctx, b.key, b.message(), full)
 	}
-	waits, err = s.parks.place.Wait(ctx, b.key, b.message(), full)
 	switch {
+	case errors.Is(err, driver.ErrFull):
+		err = inbox.Postpone(err, fullPause)
 	case err != nil:
-		return false, err
+		err = inbox.Unavailable(err)
 	case waits:
-		s.parks.stored(b.key)
+		s.parks.note(b.key)
 	default:
-		s.parks.forget(b.key)
+		s.parks.known.Delete(b.key)
+		return errFree
 	}
-	return waits, nil
+	s.count.add(ctx, b.message().Name, parked, err)
+	return err
 }
 
 // parkEarly stores a message before its Prepare step if its key is known to be stopped, and always if it has no
 // transaction that would find out.
 func (s *Store) parkEarly(b *member) {
-	if b.ended || b.key == "" || b.work.one != nil && !s.parks.knows(b.key) {
+	if b.ended || b.key == "" {
 		return
 	}
-	waits, err := s.wait(b.ctx, b)
-	switch {
-	case errors.Is(err, driver.ErrFull):
-		b.end(inbox.Postpone(err, fullPause))
-	case err != nil:
-		b.end(inbox.Unavailable(err))
-	case waits:
-		s.count.add(b.ctx, b.message().Name, parked, nil)
-		b.end(nil)
+	if _, known := s.parks.known.Load(b.key); !known && b.work.one != nil {
+		return
+	}
+	if err := s.park(b.ctx, b); !errors.Is(err, errFree) {
+		b.end(err)
 	}
 }
 
@@ -158,43 +148,21 @@ func (p *parks) keyOf(m *inbox.Message) string {
 	return "sha256:" + hex.EncodeToString(sum[:])
 }
 
-func (p *parks) knows(key string) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.known[key]
-}
-
-// stored notes that a key is stopped and has one message more.
-func (p *parks) stored(key string) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if len(p.known) >= maxKnown {
-		clear(p.known)
-	}
-	p.known[key] = true
-	p.messages++
-}
-
-func (p *parks) forget(key string) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	delete(p.known, key)
+// note notes that a key is stopped and has one message more.
+func (p *parks) note(key string) {
+	p.known.Store(key, nil)
+	p.stored.Add(1)
 }
 
 // full reports whether MaxParked messages wait.
 func (p *parks) full(ctx context.Context) (bool, error) {
 	most := p.cfg.Load().MaxParked
-	p.mu.Lock()
-	old := time.Since(p.counted) >= parkedCount
-	p.mu.Unlock()
-	if old {
+	if time.Since(p.counts.Load().at) >= parkedCount {
 		if err := p.count(ctx, most); err != nil {
 			return false, err
 		}
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.messages >= most, nil
+	return p.counts.Load().messages+int(p.stored.Load()) >= most, nil
 }
 
 func (p *parks) count(ctx context.Context, most int) error {
@@ -202,9 +170,9 @@ func (p *parks) count(ctx context.Context, most int) error {
 	if err != nil {
 		return err
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.keys, p.messages, p.counted = keys, messages, time.Now()
+	p.known.Clear()
+	p.stored.Store(0)
+	p.counts.Store(&counts{time.Now(), keys, messages})
 	return nil
 }
 
@@ -218,10 +186,9 @@ func (p *parks) observe(kit telemetry.Kit, consumer attribute.KeyValue) (stop fu
 		return nil, err
 	}
 	registration, err := kit.Meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		o.ObserveInt64(keys, int64(p.keys), metric.WithAttributes(consumer))
-		o.ObserveInt64(messages, int64(p.messages), metric.WithAttributes(consumer))
+		latest := p.counts.Load()
+		o.ObserveInt64(keys, int64(latest.keys), metric.WithAttributes(consumer))
+		o.ObserveInt64(messages, int64(latest.messages), metric.WithAttributes(consumer))
 		return nil
 	}, keys, messages)
 	if err != nil {

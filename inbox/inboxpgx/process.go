@@ -337,17 +337,16 @@ func (s *Store) alone(ctx context.Context, b *member) {
 				opts.AtBegin.Done = func(tag pgconn.CommandTag) { d.recorded = &tag }
 			}
 			err := s.transactor.DoWith(ctx, opts, d.attempt)
-			outcome := done
 			if errors.Is(err, errNoEntry) {
-				if outcome, err = s.withoutEntry(ctx, b, s.entriesThere(ctx, m)[0]); errors.Is(err, errFree) {
+				if err = s.withoutEntry(ctx, b, s.entriesThere(ctx, m)[0]); errors.Is(err, errFree) {
 					continue
 				}
+				return err
 			}
-			err = d.verdict(ctx, err)
-			if err == nil && outcome == done {
+			if err = d.verdict(ctx, err); err == nil {
 				s.passed.Add(1)
 			}
-			s.count.add(ctx, m.Name, outcome, err)
+			s.count.add(ctx, m.Name, done, err)
 			return err
 		}
 	}))
@@ -397,25 +396,25 @@ func (d *delivery) record(ctx context.Context, tx pgx.Tx) (first bool, err error
 // errNoEntry rolls back a transaction that could not make the entry of a message: see withoutEntry.
 var errNoEntry = errors.New("inboxpgx: no entry was made")
 
-// withoutEntry returns what became of a message for which no entry was made. It is a duplicate if its entry is not missing.
-// Else its key is stopped, and it waits with the key. The error is errFree if the key is stopped no more: try again. If
+// withoutEntry returns the result of a message for which no entry was made. It is a duplicate if its entry is not missing.
+// Else its key is stopped, and it waits with the key. The result is errFree if the key is stopped no more: try again. If
 // that happens twice the key is not to blame.
-func (s *Store) withoutEntry(ctx context.Context, b *member, missing error) (outcome, error) {
-	switch {
-	case b.head != nil && errors.Is(missing, ErrIgnored):
-		return done, fmt.Errorf("another process runs the key, or: %w", missing)
-	case missing == nil || b.key == "" || !errors.Is(missing, ErrIgnored):
-		return duplicate, missing
+func (s *Store) withoutEntry(ctx context.Context, b *member, missing error) error {
+	if missing != nil && b.head == nil && b.key != "" && errors.Is(missing, ErrIgnored) {
+		err := s.park(ctx, b)
+		if !b.free || !errors.Is(err, errFree) {
+			b.free = true
+			return err
+		}
 	}
-	waits, err := s.wait(ctx, b)
-	switch {
-	case err != nil || waits:
-		return parked, err
-	case b.free:
-		return done, missing
+	if missing != nil {
+		if b.head != nil {
+			missing = fmt.Errorf("another process runs the key, or: %w", missing)
+		}
+		missing = inbox.Unavailable(missing)
 	}
-	b.free = true
-	return parked, errFree
+	s.count.add(ctx, b.message().Name, duplicate, missing)
+	return missing
 }
 
 // entriesThere returns nil for each message that has an entry. A message without one is no duplicate: its entry
@@ -458,8 +457,6 @@ func (d *delivery) verdict(ctx context.Context, err error) error {
 	switch {
 	case err == nil:
 		return nil
-	case errors.Is(err, driver.ErrFull):
-		return inbox.Postpone(err, fullPause)
 	case endedByHandler(err):
 		return plain(err)
 	case commitUnknown:
