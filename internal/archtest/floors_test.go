@@ -116,6 +116,7 @@ var floors = slices.Concat(
 
 		{pkg: "modules/watermill", clients: []string{watermill}, on: with(ground, "inbox", "inbox/internal/...", "outbox", "outbox/driver", "outbox/internal/..."), noTesting: true},
 
+		{pkg: "examples/firstservice", clients: heavy, on: []string{"..."}, anyModule: true, publicOnly: true},
 		{pkg: "examples/guides"}, // tests only
 		{pkg: "examples/databasesql/...", clients: []string{pgx}, on: []string{"..."}, anyModule: true, publicOnly: true},
 		{pkg: "examples/quickstart", clients: []string{pgx, amqp, cron}, on: []string{"..."}, anyModule: true, publicOnly: true},
