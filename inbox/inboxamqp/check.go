@@ -2,9 +2,15 @@ package inboxamqp
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"regexp"
+	"slices"
+	"strconv"
 	"strings"
 	"time"
+
+	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/internal/amqpconn"
@@ -109,4 +115,216 @@ func (s *settings) checkTimes(found *check.Findings) {
 			"%d prefetched messages, %d at once in up to %v, may take longer than the %v after which the broker takes them back",
 			s.Prefetch, together, limit, hold)
 	}
+}
+
+// difference is an argument of a queue that is not the one that Setup declares.
+type difference struct{ name, is, reason string }
+
+// overflow is the argument that says how a full queue treats new messages.
+const overflow = "x-overflow"
+
+// notCompared is the number of arguments after which a comparison gives up.
+const notCompared = 20
+
+// refusalForm is the reason with which the broker refuses a declaration. It names the first argument that differs.
+var refusalForm = regexp.MustCompile(`inequivalent arg '([^']+)' .*current is (?:none|the value )?(?:'([^']*)')?`)
+
+// differences are the arguments of a queue that differ from those that Setup declares. It declares the queue
+// with them, takes over the value that the broker names, and repeats that until the broker accepts.
+func differences(conn *amqpconn.Conn, spec queueSpec) (all []difference, err error) {
+	args := spec.table(spec.kind)
+	for range notCompared {
+		err := conn.Try(func(ch *amqp.Channel) error {
+			_, err := ch.QueueDeclare(spec.name, true, false, false, false, args)
+			return err
+		})
+		reply, refused := errors.AsType[*amqp.Error](err)
+		if !refused || reply.Code != amqp.PreconditionFailed {
+			return all, err
+		}
+		parts := refusalForm.FindStringSubmatch(reply.Reason)
+		if parts == nil { // it is not durable, for example
+			return append(all, difference{reason: reply.Reason}), nil
+		}
+		name, is := parts[1], parts[2]
+		if is == classic && name == "x-queue-type" {
+			delete(args, "x-delivery-limit")
+			delete(args, "x-dead-letter-strategy")
+			delete(args, overflow)
+		}
+		if setArgument(args, name, is); name == "x-queue-type" && is == quorum {
+			args["x-delivery-limit"] = int64(unlimited)
+		}
+		all = append(all, difference{name, is, reply.Reason})
+	}
+	return all, nil
+}
+
+// setArgument sets an argument to the text in which the broker has named its value; empty for none.
+func setArgument(args amqp.Table, name, is string) {
+	n, err := strconv.ParseInt(is, 10, 64)
+	switch {
+	case is == "":
+		delete(args, name)
+	case err == nil:
+		args[name] = n
+	case is == "true" || is == "false":
+		args[name] = is == "true"
+	default:
+		args[name] = is
+	}
+}
+
+// matters reports whether an argument must be as Setup declares it. The consumer's own queue may have been
+// declared by another program, which chooses the other arguments. The type is never important, but for queues that all share.
+func (q queueSpec) matters(d difference) bool {
+	switch {
+	case d.name == "x-delivery-limit":
+		n, err := strconv.Atoi(d.is)
+		return err != nil || n >= 0 && n < unlimited
+	case q.use == shared:
+		return true
+	case q.use == own:
+		return d.name == singleActive || d.name == overflow && strings.HasPrefix(d.is, "reject-publish")
+	}
+	return d.name == "x-message-ttl"
+}
+
+// checkQueue compares the arguments of a queue that exists. It reports whether the user may do that.
+func checkQueue(conn *amqpconn.Conn, spec queueSpec, found *check.Findings) (compared bool, err error) {
+	all, err := differences(conn, spec)
+	if isRefused(err) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	for _, d := range all {
+		if spec.matters(d) {
+			found.Add(fix(spec, d), "queue %q differs from the one that Consumer.Setup declares: %s", spec.name, d.reason)
+		}
+	}
+	return true, nil
+}
+
+// fix says what to do about an argument that differs.
+func fix(spec queueSpec, d difference) string {
+	switch {
+	case d.name == "x-delivery-limit":
+		return fmt.Sprintf("set a policy with delivery-limit %d for the queue before the broker is upgraded to RabbitMQ 4, "+
+			"which drops a message that was returned 20 times; Check cannot see policies, so leave it if the policy is set", unlimited)
+	case d.name == singleActive:
+		return "stop its consumers, wait until nothing waits for a retry, move its messages elsewhere, delete it and call Consumer.Setup: " +
+			"messages of one key may overtake each other, because the queue serves several consumers at once"
+	case d.name == overflow && spec.use == own:
+		return "let the queue refuse nothing: its retries stay in the delay queues while it is full, and some dozens of them block " +
+			"the retries of all consumers of the virtual host. To replace it, wait until nothing waits for a retry, " +
+			"move its messages elsewhere, delete it and call Consumer.Setup"
+	case spec.use == shared:
+		return "delete the queue when it is empty and call Consumer.Setup; leave it if a policy sets the same"
+	}
+	if spec.use == dead {
+		return "move its dead letters elsewhere before they expire, delete the queue and call Consumer.Setup; leave it if they should expire"
+	}
+	return "wait until nothing waits for a retry, delete the queue and call Consumer.Setup: its messages only count others"
+}
+
+// checkShared looks for the exchanges that all consumers share, and whether the user may publish to the one of the delay queues.
+func (s *settings) checkShared(conn *amqpconn.Conn, found *check.Findings) error {
+	for _, e := range sharedExchanges {
+		exists, err := conn.ExchangeExists(e.name)
+		if err != nil {
+			return err
+		}
+		if !exists {
+			found.Add("call Consumer.Setup", "exchange %q does not exist, so no message can wait for a retry", e.name)
+			return nil
+		}
+	}
+	err := conn.Try(func(ch *amqp.Channel) error {
+		if err := ch.Confirm(false); err != nil {
+			return err
+		}
+		closed := ch.NotifyClose(make(chan *amqp.Error, 1))
+		// No delay queue is for a message without the header, so the broker drops it.
+		confirm, err := ch.PublishWithDeferredConfirm(delayExchange, s.queue, false, false, amqp.Publishing{})
+		if err != nil {
+			return err
+		}
+		select {
+		case <-confirm.Done():
+			return nil
+		case err := <-closed:
+			if err == nil {
+				return amqp.ErrClosed
+			}
+			return err
+		}
+	})
+	if isRefused(err) {
+		found.Add("grant write on "+delayExchange, "the user may not publish to exchange %q, so no message can wait for a retry: %v", delayExchange, err)
+		return nil
+	}
+	return err
+}
+
+// isRefused reports whether the user lacks a permission.
+func isRefused(err error) bool {
+	reply, ok := errors.AsType[*amqp.Error](err)
+	return ok && reply.Code == amqp.AccessRefused
+}
+
+// checkLost looks for messages that could not return to their queue.
+func checkLost(conn *amqpconn.Conn, found *check.Findings) error {
+	n, err := depth(conn, lostName)
+	if err != nil {
+		return err
+	}
+	if n > 0 {
+		found.Add("call the Setup of the consumer of that queue, and move them to exchange "+returnExchange+" by a shovel that keeps the routing key",
+			"%d messages are in queue %q: when their delay was over, the queue that their routing key names did not exist or was not bound to exchange %q",
+			n, lostName, returnExchange)
+	}
+	return nil
+}
+
+// oldRetries are the delays, in seconds without jitter, of the default retry queues of versions that had them for each consumer.
+var oldRetries = [...]float64{1, 2, 4, 8, 16, 32, 60}
+
+// oldQueues are the queues that Setup of older versions declared for this consumer and that nobody uses now.
+func (s *settings) oldQueues() (names []string) {
+	for _, seconds := range oldRetries {
+		for _, jitter := range [...]float64{0.8, 1, 1.2} {
+			ms := min(time.Duration(seconds*jitter*1000+0.5), 60_000)
+			names = append(names, fmt.Sprintf("%s.retry.%d", s.queue, ms))
+		}
+	}
+	for _, class := range [...]string{driver.ClassDefault, driver.ClassQuarantined, driver.ClassUnrecoverable, driver.ClassValidation} {
+		for _, prefix := range [...]string{"", s.DeadLetterPrefix} {
+			names = append(names, driver.DeadLetterQueue(prefix, class))
+		}
+	}
+	slices.Sort(names)
+	return slices.DeleteFunc(slices.Compact(names), func(name string) bool {
+		return slices.ContainsFunc(s.queues(), func(q queueSpec) bool { return q.name == name })
+	})
+}
+
+// checkOldQueues looks for queues of older versions.
+func (s *settings) checkOldQueues(conn *amqpconn.Conn, found *check.Findings) error {
+	var left []string
+	for _, name := range s.oldQueues() {
+		exists, err := conn.QueueExists(name)
+		if err != nil {
+			return err
+		}
+		if exists {
+			left = append(left, name)
+		}
+	}
+	if len(left) > 0 {
+		found.Add("wait until the retry queues are empty and move dead letters to queue "+s.deadLetterQueue(driver.ClassDefault)+", by a shovel for example; then delete them",
+			"%d queues of an older version are left over: %s", len(left), strings.Join(left, ", "))
+	}
+	return nil
 }

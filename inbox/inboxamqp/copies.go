@@ -1,14 +1,22 @@
 package inboxamqp
 
 import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
 	"slices"
 	"strconv"
+	"sync"
 	"time"
 
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/driver"
+	"github.com/holdfast-go/holdfast/internal/amqpconn"
+	"github.com/holdfast-go/holdfast/internal/runloop"
+	"github.com/holdfast-go/holdfast/internal/telemetry"
 	"github.com/holdfast-go/holdfast/internal/wire"
 )
 
@@ -178,3 +186,373 @@ func readDead(d amqp.Delivery, class string, by *wire.Symfony) inbox.DeadLetter 
 }
 
 func timeText(t time.Time) string { return t.UTC().Format(time.RFC3339Nano) }
+
+const (
+	// maxMoves is how many copies are published together.
+	maxMoves = 64
+	// copyWindow is how many may await their confirm: those of some Moves, and those of messages that
+	// pass through.
+	copyWindow = 4 * maxMoves
+	// shutdownPatience is how long the end of Run waits for confirms.
+	shutdownPatience = time.Second
+)
+
+// copier publishes copies of messages, on a connection of its own.
+type copier struct {
+	cfg       *settings
+	publisher *amqpconn.Publisher
+}
+
+func newCopier(dial amqpconn.Dial, cfg *settings) *copier {
+	if cfg.copies != nil {
+		dial = cfg.copies
+	}
+	return &copier{cfg, amqpconn.NewPublisher(amqpconn.PublisherConfig{
+		Dial: dial, Timeout: cfg.Timeout, Logger: cfg.Logger,
+		Window: copyWindow, ConfirmTimeout: cfg.confirmTimeout, ShutdownTimeout: shutdownPatience,
+	})}
+}
+
+// outgoing is a copy on its way to a queue, and then what became of it.
+type outgoing struct {
+	exchange, key string
+	copied        amqp.Publishing
+	note          string // the queue for the note of a copy that waits; empty: it does not wait
+	err           error
+}
+
+// place names where the copy goes.
+func (o *outgoing) place() string {
+	if o.exchange == "" {
+		return "queue " + strconv.Quote(o.key)
+	}
+	return fmt.Sprintf("exchange %q", o.exchange)
+}
+
+// outgoing is the copy that a move makes.
+func (c *copier) outgoing(d *delivery, m driver.Move) *outgoing {
+	switch m.Target {
+	case driver.ToDead:
+		return &outgoing{key: c.cfg.deadLetterQueue(m.Letter.Class), copied: deadCopy(d.raw, m.Letter)}
+	case driver.ToLater:
+		return c.toWait(d.session.src.queue, nextCopy(d.raw, d.Message(), m.Next), m.Delay, m.PutOff)
+	default:
+		return &outgoing{key: d.session.src.queue, copied: nextCopy(d.raw, d.Message(), m.Next)}
+	}
+}
+
+// publish publishes copies and waits for all outcomes. Those that are too large for the broker lose
+// headers, step by step.
+func (c *copier) publish(ctx context.Context, outs []*outgoing) {
+	defer c.leave(ctx, outs)
+	for step := 0; len(outs) > 0; step++ {
+		c.publishOnce(ctx, outs)
+		if step == len(cuts) {
+			return
+		}
+		var again []*outgoing
+		for _, out := range outs {
+			if errors.Is(out.err, amqpconn.ErrInvalid) {
+				cuts[step](out.copied.Headers)
+				again = append(again, out)
+			}
+		}
+		outs = again
+	}
+}
+
+func (c *copier) publishOnce(ctx context.Context, outs []*outgoing) {
+	var under sync.WaitGroup
+	under.Add(len(outs))
+	for _, out := range outs {
+		c.publisher.Publish(ctx, amqpconn.Out{Exchange: out.exchange, Key: out.key, Message: out.copied}, func(err error) {
+			out.err = err
+			under.Done()
+		})
+	}
+	under.Wait()
+}
+
+// result is the outcome as driver.Source says it.
+func (o *outgoing) result() error {
+	switch {
+	case o.err == nil:
+		return nil
+	case unavailable(o.err):
+		return fmt.Errorf("%w: %w", driver.ErrUnavailable, o.err)
+	case errors.Is(o.err, amqpconn.ErrInvalid):
+		return fmt.Errorf("%s: %w: %w", o.place(), driver.ErrTooLarge, o.err)
+	default:
+		return fmt.Errorf("%s: %w: %w", o.place(), driver.ErrRefused, o.err)
+	}
+}
+
+// unavailable reports whether copies cannot be published for now, whatever they are.
+func unavailable(err error) bool {
+	return errors.Is(err, amqpconn.ErrUnavailable) || errors.Is(err, amqpconn.ErrBlocked)
+}
+
+const (
+	// passPause is how often messages are tried again that cannot be published for now.
+	passPause = 250 * time.Millisecond
+	// refusedPause is between two messages whose delay queue takes none: it is missing, or closed
+	// to this user. Each goes behind the others of the consumer's own queue, and comes again.
+	refusedPause = 50 * time.Millisecond
+	// refusedAge is how long Ready remembers such a queue.
+	refusedAge = 15 * time.Second
+	// maxRenewals bounds how often a session consumes anew because of messages that wait to pass.
+	maxRenewals = 4
+)
+
+// passing are the messages of all sessions that wait longer than any delay queue does. They go from
+// one to the next, and only the transport sees them.
+type passing struct {
+	copies  *copier
+	wake    chan struct{}
+	seldom  telemetry.Seldom
+	mu      sync.Mutex
+	waiting []*delivery
+	last    error // why a delay queue took none,
+	when    time.Time
+}
+
+func newPassing(copies *copier) *passing {
+	return &passing{copies: copies, wake: make(chan struct{}, 1)}
+}
+
+// add takes a message over.
+func (p *passing) add(ds ...*delivery) {
+	p.mu.Lock()
+	p.waiting = append(p.waiting, ds...)
+	p.mu.Unlock()
+	select {
+	case p.wake <- struct{}{}:
+	default:
+	}
+}
+
+// take returns some of the messages. Those of sessions that have ended are dropped: the broker
+// delivers them again.
+func (p *passing) take() (ds []*delivery) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	rest := p.waiting[:0]
+	for _, d := range p.waiting {
+		switch {
+		case d.session.gone():
+		case len(ds) < maxMoves:
+			ds = append(ds, d)
+		default:
+			rest = append(rest, d)
+		}
+	}
+	clear(p.waiting[len(rest):])
+	p.waiting = rest
+	return ds
+}
+
+// refuse remembers that a delay queue took none.
+func (p *passing) refuse(err error, now time.Time) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.last, p.when = err, now
+}
+
+// refused returns why a delay queue took none lately.
+func (p *passing) refused(now time.Time) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.last == nil || now.Sub(p.when) > refusedAge {
+		return nil
+	}
+	return fmt.Errorf("a delay queue takes no messages: %w", p.last)
+}
+
+// run has the messages wait on until ctx ends. What is left then is unsettled.
+func (p *passing) run(ctx context.Context) {
+	for ctx.Err() == nil {
+		ds := p.take()
+		if len(ds) == 0 {
+			select {
+			case <-p.wake:
+			case <-ctx.Done():
+			}
+			continue
+		}
+		if p.forward(ctx, ds) {
+			_ = runloop.Sleep(ctx, passPause) // the loop sees the end of ctx
+		}
+	}
+}
+
+// forward publishes copies of messages for the rest of their delays, and reports whether none can be
+// published for now.
+func (p *passing) forward(ctx context.Context, ds []*delivery) (later bool) {
+	outs := make([]*outgoing, len(ds))
+	for i, d := range ds {
+		copied := duplicate(d.raw)
+		outs[i] = p.copies.toWait(d.session.src.queue, copied, d.wait, copied.Headers[wire.HeaderPutOff] != nil)
+	}
+	p.copies.publish(ctx, outs)
+	for i, out := range outs {
+		switch {
+		case out.err == nil:
+			p.passed(ctx, ds[i])
+		case unavailable(out.err):
+			later = true
+			p.keep(ds[i])
+		default:
+			p.detour(ctx, ds[i], out.result())
+		}
+	}
+	return later
+}
+
+// passed ends the original of a message that is stored elsewhere.
+func (p *passing) passed(ctx context.Context, d *delivery) {
+	d.session.passing.Add(-1)
+	_ = d.session.Ack(ctx, []driver.Delivery{d}, false) // if it comes again it takes the same way
+}
+
+// keep has a message wait here. The receiver is told when such messages hold half of its window.
+func (p *passing) keep(d *delivery) {
+	p.add(d)
+	if d.session.passing.Load() >= d.session.most.Load() {
+		select {
+		case d.session.crowded <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// detour puts a message behind the others of its own queue, since no delay queue takes it.
+func (p *passing) detour(ctx context.Context, d *delivery, why error) {
+	p.refuse(why, time.Now())
+	if repeats, due := p.seldom.Due(); due {
+		p.copies.cfg.Logger.ErrorContext(ctx, "a delay queue takes no messages: they go behind the others", slog.Any("error", why), slog.Int("repeats", repeats))
+	}
+	_ = runloop.Sleep(ctx, refusedPause) // the end of ctx shows in what follows
+	out := &outgoing{key: d.session.src.queue, copied: duplicate(d.raw)}
+	p.copies.publish(ctx, []*outgoing{out})
+	if out.err == nil {
+		p.passed(ctx, d)
+		return
+	}
+	p.keep(d)
+}
+
+// The delay queues are shared, so their depths do not say how many messages of one consumer wait. Each waiting
+// message therefore has a note, an empty message, in a queue of its consumer. The process to which the message
+// returns takes one note away. Where a process dies in between, a note is left over until noteAge.
+
+const (
+	// noteAge is how long a note is kept: longer than the longest step of the ladder.
+	noteAge = time.Hour
+	// notesAtOnce bounds how many notes are taken within one call's time.
+	notesAtOnce = 100
+)
+
+// noteQueue is the queue of the notes of messages that have failed, or of those that are put off.
+func (s *settings) noteQueue(putOff bool) string {
+	if putOff {
+		return s.queue + ".putoff"
+	}
+	return s.queue + ".retrying"
+}
+
+func (s *settings) noteQueues() (specs []queueSpec) {
+	for _, putOff := range []bool{false, true} {
+		specs = append(specs, queueSpec{name: s.noteQueue(putOff), kind: s.queueType(), use: noted, args: amqp.Table{"x-message-ttl": noteAge.Milliseconds()}})
+	}
+	return specs
+}
+
+// leave publishes the notes of messages that wait. Nobody waits for the confirms, and a failure only makes a count wrong.
+func (c *copier) leave(ctx context.Context, outs []*outgoing) {
+	for _, out := range outs {
+		if out.err == nil && out.note != "" {
+			c.publisher.Publish(ctx, amqpconn.Out{Key: out.note, Message: amqp.Publishing{DeliveryMode: amqp.Persistent}}, func(error) {})
+		}
+	}
+}
+
+// noteOf is the queue that has a note of a delivery; empty: none has. One that is redelivered has none any more.
+func (s *settings) noteOf(d amqp.Delivery) string {
+	if d.Redelivered || d.Headers[wire.HeaderDelay] == nil {
+		return ""
+	}
+	return s.noteQueue(d.Headers[wire.HeaderPutOff] != nil)
+}
+
+// notes takes the notes of messages that have returned, on a goroutine that runs while there are any.
+type notes struct {
+	conn *amqpconn.Conn
+
+	mu      sync.Mutex
+	due     map[string]int // notes to take, by queue
+	running bool
+	over    bool
+	done    sync.WaitGroup
+}
+
+func newNotes(conn *amqpconn.Conn) *notes { return &notes{conn: conn, due: map[string]int{}} }
+
+// take has one note taken from a queue.
+func (n *notes) take(queue string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.over {
+		return
+	}
+	n.due[queue]++
+	if !n.running {
+		n.running = true
+		n.done.Go(n.run)
+	}
+}
+
+func (n *notes) run() {
+	for queue, count := n.next(); count > 0; queue, count = n.next() {
+		err := n.conn.Try(func(ch *amqp.Channel) error {
+			for range count {
+				if _, found, err := ch.Get(queue, true); err != nil || !found {
+					return err
+				}
+			}
+			return nil
+		})
+		if err != nil { // the queue is missing or the connection has ended: a count is wrong until noteAge
+			n.drop(queue)
+		}
+	}
+}
+
+// next returns how many notes to take now, and from which queue. Zero: none, and the goroutine ends.
+func (n *notes) next() (queue string, count int) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if !n.over {
+		for queue, all := range n.due {
+			count = min(all, notesAtOnce)
+			if n.due[queue] -= count; n.due[queue] == 0 {
+				delete(n.due, queue)
+			}
+			return queue, count
+		}
+	}
+	n.running = false
+	return "", 0
+}
+
+func (n *notes) drop(queue string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	delete(n.due, queue)
+}
+
+// end takes no more notes. The goroutine ends after the call under way.
+func (n *notes) end() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.over = true
+}

@@ -2,18 +2,24 @@ package inboxamqp
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"slices"
+	"strconv"
 	"sync"
 	"sync/atomic"
 
 	"github.com/google/uuid"
+	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/inbox/engine"
 	"github.com/holdfast-go/holdfast/inbox/internal/group"
 	"github.com/holdfast-go/holdfast/internal/amqpconn"
+	"github.com/holdfast-go/holdfast/internal/check"
 	"github.com/holdfast-go/holdfast/internal/partition"
+	"github.com/holdfast-go/holdfast/internal/wire"
 )
 
 // partitioned reports whether the consumer reads several queues.
@@ -154,4 +160,189 @@ func (m *members) Count(context.Context) int {
 		return 0
 	}
 	return q.Consumers
+}
+
+// In front of the partitions are two exchanges. The first has the consumer's name and type direct: it
+// knows the slots of keys, which senders write into the header CC, and has each slot bound to a
+// partition. What comes without a slot goes on to the second, and from there to the first partition.
+//
+// The first exchange has all slots bound to itself, too. A key whose partition is missing then has no
+// route, as without partitions, and does not pass for one without a slot: it would be in two partitions
+// when its own is there again.
+
+// slotless is the name of the second exchange. It has the number of partitions in it: the broker compares
+// it when the first one is declared, and so refuses another number.
+func (s *settings) slotless() string { return s.queue + ".slotless." + strconv.Itoa(s.Partitions) }
+
+var errLeftover = errors.New("it is of another number of partitions, and goes on taking messages: see \"Partitions\" in the package's doc")
+
+// declareSlots declares both exchanges, unless a queue of another number of partitions exists.
+func (s *settings) declareSlots(conn *amqpconn.Conn) (made bool, err error) {
+	for _, name := range s.leftovers() {
+		exists, err := conn.QueueExists(name)
+		if err != nil {
+			return false, fmt.Errorf("look for queue %q: %w", name, err)
+		}
+		if exists {
+			return false, fmt.Errorf("queue %q: %w", name, errLeftover)
+		}
+	}
+	if !s.partitioned() {
+		return false, nil
+	}
+	if made, err = declareSame(conn, s.queue, s.slotExchange); err != nil {
+		return made, fmt.Errorf("exchange %q: %w", s.queue, err)
+	}
+	for slot := range partition.Slots {
+		err := conn.Try(func(ch *amqp.Channel) error {
+			return ch.ExchangeBind(s.queue, partition.SlotName(slot), s.queue, false, nil)
+		})
+		if isRefused(err) && !made {
+			break
+		}
+		if err != nil {
+			return made, fmt.Errorf("binding of exchange %q to itself: %w", s.queue, err)
+		}
+	}
+	second, err := declareSame(conn, s.slotless(), func(ch *amqp.Channel) error {
+		return ch.ExchangeDeclare(s.slotless(), amqp.ExchangeFanout, true, false, false, false, nil)
+	})
+	if err != nil {
+		return made, fmt.Errorf("exchange %q: %w", s.slotless(), err)
+	}
+	return made || second, nil
+}
+
+// slotExchange declares the first exchange. The broker refuses that where one of another type, or of
+// another number of partitions, has its name.
+func (s *settings) slotExchange(ch *amqp.Channel) error {
+	return ch.ExchangeDeclare(s.queue, amqp.ExchangeDirect, true, false, false, false, amqp.Table{"alternate-exchange": s.slotless()})
+}
+
+// members is the queue by which the processes of a partitioned consumer are counted: each consumes it,
+// and it stays empty. A quorum queue with a single active consumer does not count those that stand by.
+func (s *settings) members() string { return s.queue + ".members" }
+
+// leftovers are the queues that exist if the number of partitions was another one: the queue without
+// them and all higher ones; without partitions that by which processes were counted, since a queue with
+// a number may be of another consumer.
+func (s *settings) leftovers() []string {
+	if !s.partitioned() {
+		return []string{s.members()}
+	}
+	names := []string{s.queue}
+	for i := s.Partitions; i < partition.Max; i++ {
+		names = append(names, s.partition(i))
+	}
+	return names
+}
+
+// bindPartitions binds each slot to its partition, and the first partition to the second exchange.
+func (s *settings) bindPartitions(conn *amqpconn.Conn) error {
+	if !s.partitioned() {
+		return nil
+	}
+	for slot := range partition.Slots {
+		if err := bindQueue(conn, s.partition(slot%s.Partitions), partition.SlotName(slot), s.queue); err != nil {
+			return err
+		}
+	}
+	return bindQueue(conn, s.partition(0), "", s.slotless())
+}
+
+func bindQueue(conn *amqpconn.Conn, queue, key, exchange string) error {
+	err := conn.Try(func(ch *amqp.Channel) error { return ch.QueueBind(queue, key, exchange, false, nil) })
+	if err != nil {
+		return fmt.Errorf("binding of queue %q to exchange %q: %w", queue, exchange, err)
+	}
+	return nil
+}
+
+// bind makes a binding of the Config.
+func (s *settings) bind(conn *amqpconn.Conn, b Binding) error {
+	return conn.Try(func(ch *amqp.Channel) error {
+		if s.partitioned() {
+			return ch.ExchangeBind(s.queue, b.Key, b.Exchange, false, nil)
+		}
+		return ch.QueueBind(s.queue, b.Key, b.Exchange, false, nil)
+	})
+}
+
+// checkSlots looks at what is left of another number of partitions, and at the exchanges.
+func (s *settings) checkSlots(conn *amqpconn.Conn, found *check.Findings) error {
+	for _, name := range s.leftovers() {
+		exists, err := conn.QueueExists(name)
+		if err != nil {
+			return err
+		}
+		if exists {
+			found.Add("work all partitions off with the number that they belong to, and delete all of them", "queue %q: %v", name, errLeftover)
+		}
+	}
+	if !s.partitioned() {
+		return nil
+	}
+	for _, name := range []string{s.queue, s.slotless()} {
+		exists, err := conn.ExchangeExists(name)
+		if err != nil {
+			return err
+		}
+		if !exists {
+			found.Add("call Consumer.Setup", "exchange %q does not exist, so partitions miss messages", name)
+		} else if name == s.queue {
+			if err := s.checkSlotExchange(conn, found); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (s *settings) checkSlotExchange(conn *amqpconn.Conn, found *check.Findings) error {
+	err := conn.Try(s.slotExchange)
+	reply, refused := errors.AsType[*amqp.Error](err)
+	if refused && reply.Code == amqp.PreconditionFailed {
+		found.Add("change the number as \"Partitions\" in the package's doc says, or give the consumer another queue",
+			"exchange %q is not that of %d partitions: %s", s.queue, s.Partitions, reply.Reason)
+		return nil
+	}
+	return err
+}
+
+// returned is a dead letter on its way back. One of a partition, or of the queue before it was split, goes
+// to the partition of its slot, whatever the number of partitions was.
+func (s *settings) returned(raw amqp.Delivery, queue string) amqpconn.Out {
+	out := amqpconn.Out{Key: queue, Message: replayCopy(raw)}
+	if !s.partitioned() || queue != s.queue && !slices.Contains(partition.Names(s.queue, partition.Max), queue) {
+		return out
+	}
+	if key := header(raw, wire.HeaderKey); queue == s.queue && key != "" && slotOf(raw.Headers) == "" {
+		out.Message.Headers[wire.HeaderRoutes] = []any{partition.Slot(key)}
+	}
+	out.Exchange, out.Key = s.queue, ""
+	return out
+}
+
+// missingExchange returns driver.ErrMissing where the exchange for this number of partitions is missing.
+func (s *settings) missingExchange(conn *amqpconn.Conn) error {
+	exists, err := conn.ExchangeExists(s.slotless())
+	if err != nil {
+		return fmt.Errorf("look for exchange %q: %w", s.slotless(), err)
+	}
+	if !exists {
+		return fmt.Errorf("exchange %q, of %d partitions: declare it, or call Consumer.Setup: %w", s.slotless(), s.Partitions, driver.ErrMissing)
+	}
+	return nil
+}
+
+// slotOf is the slot in a message's routes, empty where there is none. Other routes of a sender count
+// for the message, and not for its copies.
+func slotOf(headers amqp.Table) string {
+	routes, _ := headers[wire.HeaderRoutes].([]any)
+	for _, route := range routes {
+		if name, ok := route.(string); ok && partition.IsSlot(name) {
+			return name
+		}
+	}
+	return ""
 }

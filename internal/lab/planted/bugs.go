@@ -448,7 +448,7 @@ var bugs = []bug{
 		"return resp, s.replayed && err == nil, err", "return resp, s.replayed, err", suite("idempotency/idempotencytest", "^TestDo$"),
 	},
 	{
-		"a delay queue keeps messages whose queue is gone", "inbox/inboxamqp/delays.go",
+		"a delay queue keeps messages whose queue is gone", "inbox/inboxamqp/topology.go",
 		"amqp.Table{\"alternate-exchange\": lostName}", "nil", suite("inbox/inboxamqp", "^TestDelays_lostTargetBlocksNobody$"),
 	},
 	{
