@@ -383,7 +383,7 @@ var bugs = []bug{
 		"while bytes < tonumber(ARGV[3]) and #page", "while #page", suite("inbox/inboxredis", "^TestDeadLetters_pagesHaveABoundInBytes$"),
 	},
 	{
-		"a large entry of Symfony counts as quick to decode", "inbox/inboxredis/stream_forms.go",
+		"a large entry of Symfony counts as quick to decode", "inbox/inboxredis/forms.go",
 		"range [...]string{fieldPacked, fieldSymfony, fieldHeaders}", "range [...]string{fieldPacked}", suite("inbox/inboxredis", "^TestForms_largeOnesAreSlow$"),
 	},
 	{
