@@ -56,12 +56,12 @@ func guideStreams(ctx context.Context, client *redis.Client, billing *inboxpgx.S
 }
 
 func guideLetters(ctx context.Context, consumer *inboxamqp.Consumer) error {
-	letters := consumer.DeadLetters()
-	kinds, err := letters.Groups(ctx, inbox.Filter{})
+	dead := consumer.DeadLetters()
+	kinds, err := dead.Groups(ctx, inbox.Filter{})
 	if err != nil || len(kinds) == 0 {
 		return err
 	}
 	worst := inbox.Filter{Fingerprint: kinds[0].Fingerprint} // the most frequent kind comes first
-	_, err = letters.Replay(ctx, worst, inbox.Replay{By: "ann", Reason: "the gateway is back", PerSecond: 20})
+	_, err = dead.Replay(ctx, worst, inbox.Replay{By: "ann", Reason: "the gateway is back", PerSecond: 20})
 	return err
 }

@@ -306,14 +306,14 @@ func (l *deadLetters) look(ctx context.Context, filter inbox.Filter, see func(in
 // walk is one way through the dead letters.
 type walk struct {
 	filter inbox.Filter
-	// bounded says that the walk visits no more letters of a class than were counted when it began.
+	// bounded says that the walk visits no more dead letters of a class than were counted when it began.
 	bounded bool
-	// visit says what becomes of a letter, and whether it counts towards the filter's limit.
+	// visit says what becomes of a dead letter, and whether it counts towards the filter's limit.
 	visit func(*inbox.DeadLetter) (outcome Outcome, counts bool, err error)
-	// failed learns of letters that stay against visit's will.
+	// failed learns of dead letters that stay against visit's will.
 	failed func(inbox.DeadLetter, error)
 
-	left   int                // letters of this class that were there when the walk began
+	left   int                // dead letters of this class that were there when the walk began
 	taken  int                // towards the limit
 	unseen map[uuid.UUID]bool // of filter.IDs
 }
@@ -359,13 +359,13 @@ func (l *deadLetters) each(ctx context.Context, w *walk) error {
 	return held
 }
 
-// A bounded walk waits so long for a session that has letters in hand. As a rule it is a look, and short.
+// A bounded walk waits so long for a session that has dead letters in hand. As a rule it is a look, and short.
 const (
 	heldPatience = time.Second
 	heldPoll     = 50 * time.Millisecond
 )
 
-// counted asks how many letters there are.
+// counted asks how many dead letters there are.
 func (l *deadLetters) counted(ctx context.Context, w *walk) ([]Depth, error) {
 	held := func(d Depth) bool { return d.Held }
 	for end := time.Now().Add(heldPatience); ; {

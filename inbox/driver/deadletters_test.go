@@ -291,7 +291,7 @@ func TestIDsOfWhichAPartIsHeld(t *testing.T) {
 	})
 }
 
-// A replay goes no further than what was counted, also where others hold letters that were not.
+// A replay goes no further than what was counted, also where others hold dead letters that were not.
 func TestReplayBesideASession(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

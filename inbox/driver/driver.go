@@ -70,7 +70,7 @@ type Pause = actor.Pause
 
 // Parker is an optional interface of an inbox.Processor that can stop ordering keys; see
 // inbox.ConsumerConfig.ParkKeys. The processor keeps the dead letter that stopped a key, stores each later message of
-// the key behind it, and processes these when the letter is returned or dropped. It does so while Background runs.
+// the key behind it, and processes these when the dead letter is returned or dropped. It does so while Background runs.
 type Parker interface {
 	// Park gives the processor the settings of one of its consumers, with their defaults. The consumer calls it
 	// before it runs.

@@ -163,7 +163,7 @@ func shapeOf(text string) string {
 	return strings.Join(words[:min(len(words), shapeWords)], " ")
 }
 
-// completed adds the fingerprint to a letter that has none: one of an older version, or made by hand.
+// completed adds the fingerprint to a dead letter that has none: one of an older version, or made by hand.
 func completed(d inbox.DeadLetter) inbox.DeadLetter {
 	if !validFingerprint(d.Fingerprint) {
 		d.Fingerprint = fingerprint(d, "")

@@ -83,7 +83,7 @@ const (
 	ToLater Target = iota + 1
 	// ToTail is the end of the consumer's own queue, where ToLater is refused.
 	ToTail
-	// ToDead is the place of the dead letters of Move.Letter's class, or of the class default
+	// ToDead is the place of the dead letters of Move.DeadLetter's class, or of the class default
 	// where that has none.
 	ToDead
 )
@@ -99,8 +99,8 @@ type Move struct {
 	PutOff bool
 	// Next is what the copy carries for ToLater and ToTail.
 	Next Progress
-	// Letter is the dead letter that the copy is, for ToDead.
-	Letter inbox.DeadLetter
+	// DeadLetter is the dead letter that the copy is, for ToDead.
+	DeadLetter inbox.DeadLetter
 }
 
 // Progress is what a message carries of its attempts.
@@ -141,7 +141,7 @@ var (
 	ErrStale = errors.New("the session of the delivery is over")
 	// ErrMissing is returned where the queue, stream or group does not exist.
 	ErrMissing = errors.New("the queue does not exist: call Setup")
-	// ErrNotEditable is what a letter fails with whose body is only a part of what was sent.
+	// ErrNotEditable is what a dead letter fails with whose body is only a part of what was sent.
 	ErrNotEditable = errors.New("the body of the message cannot be replaced")
 	// ErrDone ends a scan of DeadLetters without an error.
 	ErrDone = errors.New("enough")
@@ -172,12 +172,12 @@ type Outcome int
 
 // The outcomes.
 const (
-	// Keep leaves the letter where it is.
+	// Keep leaves the dead letter where it is.
 	Keep Outcome = iota
 	// Drop deletes it.
 	Drop
 	// Return puts the message into the queue it came from, Attempt 1 and Replays one higher, and
-	// then deletes the letter.
+	// then deletes the dead letter.
 	Return
 )
 
@@ -198,12 +198,12 @@ type DeadLetters interface {
 	Depths(ctx context.Context) ([]Depth, error)
 	// Scan visits the dead letters of a class that are there when it begins, oldest first, and does
 	// what visit says before it visits the next one. Two scans at once return nothing twice. It ends
-	// with visit's first error, of which the letter is kept, or with its own; visit returns ErrDone
-	// to end it without one. A Return or Drop that fails concerns its letter: it is kept, and failed
-	// is called. One that would fail for all ends the scan as well. The body of a letter that returns
+	// with visit's first error, of which the dead letter is kept, or with its own; visit returns ErrDone
+	// to end it without one. A Return or Drop that fails concerns its dead letter: it is kept, and failed
+	// is called. One that would fail for all ends the scan as well. The body of a dead letter that returns
 	// may be replaced by visit; a transport that cannot send it so calls failed with ErrNotEditable.
 	//
-	// A scan that has come to its end and did not visit letters that another session has in hand returns
+	// A scan that has come to its end and did not visit dead letters that another session has in hand returns
 	// inbox.ErrHeld. One that is cut off gives back what it has before it returns, as far as it can.
 	Scan(ctx context.Context, class string, visit func(*inbox.DeadLetter) (Outcome, error), failed func(inbox.DeadLetter, error)) error
 }

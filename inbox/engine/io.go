@@ -358,7 +358,7 @@ func (m *mover) stop(it *item) error {
 func (m *mover) of(it *item) driver.Move {
 	move := driver.Move{Delivery: it.d, Target: it.order.target, Delay: it.order.delay, PutOff: !it.order.counted, Next: it.order.next}
 	if it.order.target == driver.ToDead {
-		move.Letter = it.deadLetter(m.cfg.Name)
+		move.DeadLetter = it.deadLetter(m.cfg.Name)
 	}
 	return move
 }

@@ -233,7 +233,7 @@ func (o *outgoing) place() string {
 func (c *copier) outgoing(d *delivery, m driver.Move) *outgoing {
 	switch m.Target {
 	case driver.ToDead:
-		return &outgoing{key: c.cfg.deadLetterQueue(m.Letter.Class), copied: deadCopy(d.raw, m.Letter)}
+		return &outgoing{key: c.cfg.deadLetterQueue(m.DeadLetter.Class), copied: deadCopy(d.raw, m.DeadLetter)}
 	case driver.ToLater:
 		return c.toWait(d.session.src.queue, nextCopy(d.raw, d.Message(), m.Next), m.Delay, m.PutOff)
 	default:

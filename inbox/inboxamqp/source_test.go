@@ -134,9 +134,9 @@ func TestSourceMove(t *testing.T) {
 		}
 	}
 	errs := src.Move(t.Context(), []driver.Move{
-		{Delivery: ds[0], Target: driver.ToDead, Letter: letter(ds[0], "unknown")},
-		{Delivery: ds[1], Target: driver.ToDead, Letter: letter(ds[1], "full")},
-		{Delivery: ds[2], Target: driver.ToDead, Letter: letter(ds[2], "gone")},
+		{Delivery: ds[0], Target: driver.ToDead, DeadLetter: letter(ds[0], "unknown")},
+		{Delivery: ds[1], Target: driver.ToDead, DeadLetter: letter(ds[1], "full")},
+		{Delivery: ds[2], Target: driver.ToDead, DeadLetter: letter(ds[2], "gone")},
 		{Delivery: ds[3], Target: driver.ToLater, Delay: 100 * time.Millisecond, Next: driver.Progress{Attempt: 3, Recovered: 1, FirstFailedAt: failedAt}},
 		{Delivery: ds[4], Target: driver.ToTail, Next: driver.Progress{Attempt: 1}},
 	})

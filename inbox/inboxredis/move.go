@@ -35,7 +35,7 @@ func (g *group) order(m driver.Move, result *error) *order {
 	var fields []any
 	switch m.Target {
 	case driver.ToDead:
-		target, fields = g.keys.dead(g.cfg.DeadLetterPrefix, g.cfg.place(m.Letter.Class)), deadCopy(d, m.Letter)
+		target, fields = g.keys.dead(g.cfg.DeadLetterPrefix, g.cfg.place(m.DeadLetter.Class)), deadCopy(d, m.DeadLetter)
 	case driver.ToLater:
 		target, fields = g.keys.waiting(m.PutOff), retryCopy(d, m.Next)
 		delay = millis(m.Delay)

@@ -112,7 +112,7 @@ func TestDeletedInWork(t *testing.T) {
 		return err
 	})
 	letter := driver.NewDeadLetter(ds[0].Message(), driver.Failure{Class: driver.ClassDefault}, "test", time.Now())
-	moves := []driver.Move{{Delivery: ds[0], Target: driver.ToDead, Letter: letter}, {Delivery: ds[1], Target: driver.ToLater}}
+	moves := []driver.Move{{Delivery: ds[0], Target: driver.ToDead, DeadLetter: letter}, {Delivery: ds[1], Target: driver.ToLater}}
 	noError(t, errors.Join(source.Move(t.Context(), moves)...))
 	dead := 0
 	depths, err := letters.Depths(t.Context())

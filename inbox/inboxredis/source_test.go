@@ -282,7 +282,7 @@ func TestLease(t *testing.T) {
 	running(t, stopped)
 	for _, target := range []driver.Target{driver.ToLater, driver.ToTail, driver.ToDead} {
 		letter := driver.NewDeadLetter(ds[0].Message(), driver.Failure{Class: driver.ClassDefault}, "test", time.Now())
-		if err := stopped.Move(t.Context(), []driver.Move{{Delivery: ds[0], Target: target, Letter: letter}})[0]; !errors.Is(err, driver.ErrStale) {
+		if err := stopped.Move(t.Context(), []driver.Move{{Delivery: ds[0], Target: target, DeadLetter: letter}})[0]; !errors.Is(err, driver.ErrStale) {
 			t.Errorf("a move of who has lost the lease: %v", err)
 		}
 	}

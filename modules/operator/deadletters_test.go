@@ -109,7 +109,7 @@ func TestPartOfTheLetters(t *testing.T) {
 // far is a time in milliseconds that was read as seconds.
 var far = time.Unix(1_800_000_000_000, 0)
 
-// farConsumer has letters of another program, whose times no JSON can tell.
+// farConsumer has dead letters of another program, whose times no JSON can tell.
 type farConsumer struct{ operator.DeadLetterer }
 
 func (c farConsumer) DeadLetters() inbox.DeadLetters { return farLetters{c.DeadLetterer.DeadLetters()} }
@@ -126,7 +126,7 @@ func (l farLetters) List(ctx context.Context, f inbox.Filter) ([]inbox.DeadLette
 	return found, err
 }
 
-// One letter with an odd time does not hide the others from --json and from agents.
+// One dead letter with an odd time does not hide the others from --json and from agents.
 func TestTimesThatJSONCannotTell(t *testing.T) {
 	t.Parallel()
 	a := newAgent(t, agents.Config{}, func(cfg *operator.Config) { cfg.Consumers[0].Consumer = farConsumer{cfg.Consumers[0].Consumer} })

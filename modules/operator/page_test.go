@@ -108,7 +108,7 @@ func TestPageShows(t *testing.T) {
 	}
 }
 
-// One letter: what is known of it at once, what is in it only when asked for.
+// One dead letter: what is known of it at once, what is in it only when asked for.
 func TestPageLetter(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, page.Config{Authorize: everything, Mask: func(m operator.MaskedMessage) []byte {
@@ -340,7 +340,7 @@ func TestPageChanges(t *testing.T) {
 	s.get(t, "log", 200, "handler deployed", "retry", "drop", "ada", "Begun on this page")
 }
 
-// The letters that are marked may be too many for an address, and count only where they are meant.
+// The dead letters that are marked may be too many for an address, and count only where they are meant.
 func TestPageMarks(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, page.Config{Authorize: everything})
@@ -400,7 +400,7 @@ func TestPageCloseWaits(t *testing.T) {
 	s.post(t, "apply", url.Values{"what": {"retry"}}, 503, "the process ends")
 }
 
-// slowConsumer has letters whose changes last until they are cancelled, and a little longer.
+// slowConsumer has dead letters whose changes last until they are cancelled, and a little longer.
 type slowConsumer struct {
 	operator.DeadLetterer
 	begun chan struct{}

@@ -59,7 +59,7 @@ func TestBarIsForTerminals(t *testing.T) {
 	}
 }
 
-// dropMany drops all letters with its errors on a file, and returns how often they were counted before.
+// dropMany drops all dead letters with its errors on a file, and returns how often they were counted before.
 func dropMany(t *testing.T, errs *os.File) (looks int) {
 	t.Helper()
 	service := operator.Config{Consumers: []operator.Consumer{{Name: "many", Consumer: manyConsumer{&looks}}}}

@@ -137,7 +137,7 @@ func optional[T comparable](v T) *T {
 // Groups implements outbox.DeadLetters.
 func (d *deadLetters) Groups(ctx context.Context, f outbox.Filter) ([]outbox.Group, error) {
 	limit := cmp.Or(f.Limit, deadletter.GroupsLimit)
-	f.Limit = min(f.Limit, 0) // it bounds the groups, not the letters; a negative one is refused
+	f.Limit = min(f.Limit, 0) // it bounds the groups, not the dead letters; a negative one is refused
 	if err := f.Check(); err != nil {
 		return nil, wrap("group dead letters", err)
 	}
@@ -421,7 +421,7 @@ SELECT k.n, k.first, k.last, d.id, left(d.name, 128), left(d.ordering_key, 1000)
 FROM kinds k JOIN latest USING (fingerprint) JOIN {dead} d ON d.id = latest.id
 ORDER BY k.n DESC, k.fingerprint`
 
-// deadPlansSQL has letters found by index: the tables are often empty when they are analysed, and hold very many a moment
+// deadPlansSQL has dead letters found by index: the tables are often empty when they are analysed, and hold very many a moment
 // later. The filter has arguments that are null, so that one plan is not for all; Postgres would keep one that was made while
 // there was nothing, and read the whole table for every page. Nor do the statements join tables: a plan
 // for few rows compares all with all.
@@ -430,7 +430,7 @@ SELECT set_config('plan_cache_mode', 'force_custom_plan', true), set_config('ena
 
 const beginReadSQL = `BEGIN ISOLATION LEVEL READ COMMITTED READ ONLY`
 
-// What becomes of letters d that are to be tried again: outlived stay because they were stored more than
+// What becomes of dead letters d that are to be tried again: outlived stay because they were stored more than
 // $10 microseconds ago, unless $11 forces them; again, because the outbox holds their id; the others go.
 const deadReturnableSQL = `
 WITH outlived AS MATERIALIZED (SELECT FROM {dead} d WHERE NOT $11::boolean AND created_at < now() - $10::bigint * interval '1 microsecond' AND {where}),
@@ -438,7 +438,7 @@ WITH outlived AS MATERIALIZED (SELECT FROM {dead} d WHERE NOT $11::boolean AND c
      others AS MATERIALIZED (SELECT id, seq FROM {dead} d WHERE ($11 OR created_at >= now() - $10 * interval '1 microsecond') AND NOT ({again}) AND {where})
 SELECT (SELECT coalesce(array_agg(id ORDER BY seq), '{}') FROM others), (SELECT count(*) FROM outlived), (SELECT count(*) FROM again)`
 
-// deadAgain looks for each letter alone, as an EXISTS may not.
+// deadAgain looks for each dead letter alone, as an EXISTS may not.
 const deadAgain = `(SELECT true FROM {outbox} o WHERE o.id = d.id LIMIT 1) IS NOT NULL`
 
 const deadSelectedSQL = `SELECT coalesce(array_agg(id ORDER BY died_at, seq), '{}') FROM (SELECT id, died_at, seq FROM {dead} WHERE {where}) d`
@@ -452,9 +452,9 @@ const deadNoted = `
        SELECT $11::text, $12::text, {action}, n, $13::text::jsonb FROM changed WHERE n > 0 AND NOT EXISTS (SELECT FROM counted) RETURNING id),
      note AS (SELECT coalesce((SELECT id FROM counted), (SELECT id FROM noted), 0))`
 
-// A change that a table ignores fails: a letter that left its table and did not arrive in the outbox would be lost.
+// A change that a table ignores fails: a dead letter that left its table and did not arrive in the outbox would be lost.
 //
-// Locked in one order before they are deleted, so that two at once do not return one letter twice; the second waits, so
+// Locked in one order before they are deleted, so that two at once do not return one dead letter twice; the second waits, so
 // that it brings nothing back before what the first does. $14 microseconds between two, $15 how many were
 // returned before, $16 the bodies of $1 where they are edited.
 const deadReplaySQL = `

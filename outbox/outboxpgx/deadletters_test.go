@@ -21,8 +21,8 @@ import (
 
 var byAda = outbox.Replay{By: "ada"}
 
-// burying returns a relay whose publisher answers as respond does, and for which each failure is the last.
-func (f *fixture) burying(t *testing.T, respond func(driver.Message) error) *outbox.Relay {
+// givingUp returns a relay whose publisher answers as respond does, and for which each failure is the last.
+func (f *fixture) givingUp(t *testing.T, respond func(driver.Message) error) *outbox.Relay {
 	t.Helper()
 	publisher := outboxtest.NewPublisher()
 	publisher.Respond(respond)
@@ -34,7 +34,7 @@ func (f *fixture) burying(t *testing.T, respond func(driver.Message) error) *out
 func withDeadLetters(t *testing.T) (*fixture, map[string]uuid.UUID) {
 	t.Helper()
 	f := setup(t, outboxpgx.Config{})
-	relay := f.burying(t, func(m driver.Message) error {
+	relay := f.givingUp(t, func(m driver.Message) error {
 		class := driver.Permanent
 		if m.Name == "b" {
 			class = driver.Unroutable
@@ -113,7 +113,7 @@ func TestDeadLetterFilters(t *testing.T) {
 func TestDeadLetterGroups(t *testing.T) {
 	t.Parallel()
 	f, ids := withDeadLetters(t)
-	relay := f.burying(t, func(m driver.Message) error {
+	relay := f.givingUp(t, func(m driver.Message) error {
 		return &driver.PublishError{Class: driver.Permanent, Err: fmt.Errorf("no place for %s", m.Name)}
 	})
 	f.write(t, outbox.Message{Name: "a", Body: []byte("2"), Headers: map[string]string{"h": "x"}})
@@ -157,7 +157,7 @@ func TestDeadLetterGroups(t *testing.T) {
 func TestDeadLetterFingerprints(t *testing.T) {
 	t.Parallel()
 	f := setup(t, outboxpgx.Config{})
-	relay := f.burying(t, func(m driver.Message) error {
+	relay := f.givingUp(t, func(m driver.Message) error {
 		return &driver.PublishError{Class: driver.Permanent, Err: errors.New(string(m.Body))}
 	})
 	for _, text := range []string{
@@ -174,7 +174,7 @@ func TestDeadLetterFingerprints(t *testing.T) {
 	}
 }
 
-// A letter whose id was written again neither doubles the message nor stops the other letters. Nor does one whose id is being
+// A dead letter whose id was written again neither doubles the message nor stops the other dead letters. Nor does one whose id is being
 // written again: the step that met it is tried once more.
 func TestDeadLetterReplayMeetsAnIDOnItsWay(t *testing.T) {
 	t.Parallel()
@@ -286,7 +286,7 @@ func TestReplayAtARate(t *testing.T) {
 	}
 }
 
-// A letter may have been published after all. One that consumers may have forgotten stays, unless it is
+// A dead letter may have been published after all. One that consumers may have forgotten stays, unless it is
 // forced; the others go.
 func TestReplayRefusesTheOutlived(t *testing.T) {
 	t.Parallel()
@@ -322,7 +322,7 @@ func TestReplayRefusesTheOutlived(t *testing.T) {
 	}
 }
 
-// An edited letter keeps all but its body; one that cannot be edited stays, and others are as far apart as
+// An edited dead letter keeps all but its body; one that cannot be edited stays, and others are as far apart as
 // they are to be, however many are in memory at a time.
 func TestReplayEdited(t *testing.T) {
 	t.Parallel()
@@ -362,7 +362,7 @@ func TestReplayEdited(t *testing.T) {
 	}
 }
 
-// A list goes on behind letters that died at no time, of another program, and between those that died at the same time.
+// A list goes on behind dead letters that died at no time, of another program, and between those that died at the same time.
 func TestPagesOfOddTimes(t *testing.T) {
 	t.Parallel()
 	f := setup(t, outboxpgx.Config{})
@@ -506,7 +506,7 @@ func TestReplayKeepsTheOrderOfAKey(t *testing.T) {
 			f := setup(t, outboxpgx.Config{})
 			message := func(name string) outbox.Message { return outbox.Message{Name: name, Key: "k", Body: []byte("1")} }
 			f.write(t, message("m1"), message("m2"), message("m3"))
-			drainAll(t, f.burying(t, func(driver.Message) error { return &driver.PublishError{Class: driver.Permanent} }))
+			drainAll(t, f.givingUp(t, func(driver.Message) error { return &driver.PublishError{Class: driver.Permanent} }))
 			f.exec(t, `UPDATE holdfast_outbox_dead SET died_at = died_at - seq * interval '1 minute'`)
 			f.write(t, message("before"))
 			n, err := f.dead.Replay(t.Context(), outbox.Filter{}, outbox.Replay{By: "ada", PerSecond: perSecond})

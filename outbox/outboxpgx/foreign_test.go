@@ -49,7 +49,7 @@ var foreign = map[string]struct {
 }
 
 // One row that is no message becomes a dead letter with a clear error, and the others of its lane and
-// its key are published. Neither it nor its letter keeps anybody from looking.
+// its key are published. Neither it nor its dead letter keeps anybody from looking.
 func TestForeignRows(t *testing.T) {
 	t.Parallel()
 	pgtest.New(t) // skips before there are subtests
@@ -108,7 +108,7 @@ func (f *fixture) wantForeign(t *testing.T, received []driver.Message, dead stri
 	f.retryForeign(t, letters[0])
 }
 
-// retryForeign moves the letter back and forth: what is stored moves, read or not.
+// retryForeign moves the dead letter back and forth: what is stored moves, read or not.
 func (f *fixture) retryForeign(t *testing.T, letter outbox.DeadLetter) {
 	t.Helper()
 	const row = `SELECT md5(concat(id, name, body, headers, ordering_key, route_headers, created_at)) FROM `
@@ -156,7 +156,7 @@ func TestForeignTimes(t *testing.T) {
 	}
 }
 
-// Letters and entries whose time is infinite do not keep anybody from the others.
+// Dead letters and entries whose time is infinite do not keep anybody from the others.
 func TestForeignDeaths(t *testing.T) {
 	t.Parallel()
 	f, ids := withDeadLetters(t)

@@ -96,7 +96,7 @@ func written(t *testing.T, f *fixture) {
 
 func withDead(t *testing.T, f *fixture) {
 	written(t, f)
-	drainAll(t, f.burying(t, func(driver.Message) error {
+	drainAll(t, f.givingUp(t, func(driver.Message) error {
 		return &driver.PublishError{Class: driver.Permanent, Err: errors.New("no")}
 	}))
 }

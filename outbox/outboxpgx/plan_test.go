@@ -84,7 +84,7 @@ func (f *fixture) functionsUseIndexes(t *testing.T) {
 	}
 }
 
-// The letters of a step are looked up one by one, also where the tables were analysed when all of their rows were gone: each
+// The dead letters of a step are looked up one by one, also where the tables were analysed when all of their rows were gone: each
 // plan is then for no row, and one that compares all with all looks as good.
 func TestChangesLookLettersUp(t *testing.T) {
 	t.Parallel()
@@ -172,7 +172,7 @@ func (f *fixture) settlesByID(t *testing.T) {
 }
 
 // A list that was often asked for while there was nothing is planned anew when there is much: the one plan that Postgres
-// would keep reads the whole table for every page and for every letter.
+// would keep reads the whole table for every page and for every dead letter.
 func TestListsArePlannedAnew(t *testing.T) {
 	t.Parallel()
 	cfg := pgtest.New(t).Config()

@@ -110,9 +110,9 @@ func (s *Store) Grants(job string) []string {
 	prunes := append(noted,
 		`SELECT (id, at), UPDATE (id), DELETE ON `+t.audit,
 		`SELECT (key, expires_at), UPDATE (expires_at), DELETE ON `+t.dedup)
-	// What is buried again replaces all of a letter but its id, which the server counts as reading it.
-	const letter = columns + `, seq, created_at, attempts, error_class, last_error`
-	again := strings.TrimPrefix(letter, "id, ") + ", died_at"
+	// A message that becomes a dead letter again replaces all columns of the older one but its id, which the server counts as reading it.
+	const dead = columns + `, seq, created_at, attempts, error_class, last_error`
+	again := strings.TrimPrefix(dead, "id, ") + ", died_at"
 	switch job {
 	case "write":
 		return sqlident.Granted(s.cfg.Schema, append(noted,
@@ -124,7 +124,7 @@ func (s *Store) Grants(job string) []string {
 			`SELECT, UPDATE (published_at, due_at, held, attempts, error_class, last_error), DELETE ON `+t.outbox,
 			`SELECT, UPDATE (token, lease_until, floor, batch, suspect, alone, losses, era) ON `+t.lanes,
 			`SELECT ON `+t.pause,
-			`SELECT, INSERT (`+letter+`), UPDATE (`+again+`) ON `+t.dead,
+			`SELECT, INSERT (`+dead+`), UPDATE (`+again+`) ON `+t.dead,
 			`EXECUTE ON FUNCTION `+t.claim+`, `+t.settle+`, `+t.record+`, `+t.look+`, `+t.ignored)...)
 	case "operate":
 		return sqlident.Granted(s.cfg.Schema, append(prunes,

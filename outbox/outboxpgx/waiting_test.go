@@ -363,7 +363,7 @@ func TestStatsAreBounded(t *testing.T) {
 	}
 }
 
-// A letter that waits for an hour that somebody chose is not late, one that failed is.
+// A dead letter that waits for an hour that somebody chose is not late, one that failed is.
 func TestOldestAgeOfWaitingMessages(t *testing.T) {
 	t.Parallel()
 	f := setup(t, outboxpgx.Config{})

@@ -30,7 +30,7 @@ type dead struct {
 	failedAt time.Time
 }
 
-func (d dead) letter() outbox.DeadLetter {
+func (d dead) shown() outbox.DeadLetter {
 	return outbox.DeadLetter{
 		Message: stored.Message(clone(d.Message)), Class: string(d.class), Error: d.err,
 		Attempts: d.Attempts, CreatedAt: d.CreatedAt, FailedAt: d.failedAt, Fingerprint: d.fingerprint(),
@@ -60,7 +60,7 @@ func (s *Store) DeadLetters() outbox.DeadLetters { return deadLetters{s} }
 func (d deadLetters) selected(f outbox.Filter, also func(dead) bool) []dead {
 	var chosen []dead
 	for _, one := range d.s.dead {
-		if (f.Limit == 0 || len(chosen) < f.Limit) && also(one) && deadletter.Matches(f, one.letter(), one.ID, one.Name, one.Key) {
+		if (f.Limit == 0 || len(chosen) < f.Limit) && also(one) && deadletter.Matches(f, one.shown(), one.ID, one.Name, one.Key) {
 			chosen = append(chosen, one)
 		}
 	}
@@ -92,7 +92,7 @@ func (d deadLetters) List(ctx context.Context, f outbox.Filter) ([]outbox.DeadLe
 	defer d.s.mu.Unlock()
 	var found []outbox.DeadLetter
 	for _, one := range d.selected(f, func(one dead) bool { return one.died > after }) {
-		found = append(found, one.letter())
+		found = append(found, one.shown())
 	}
 	return found, nil
 }
@@ -137,9 +137,9 @@ func (d deadLetters) Groups(ctx context.Context, f outbox.Filter) ([]outbox.Grou
 	defer d.s.mu.Unlock()
 	var kinds deadletter.Groups[outbox.Message]
 	for _, one := range d.selected(f, all) {
-		letter := one.letter()
-		letter.Message.Body, letter.Message.Headers = nil, nil
-		kinds.Add(letter)
+		sample := one.shown()
+		sample.Message.Body, sample.Message.Headers = nil, nil
+		kinds.Add(sample)
 	}
 	return kinds.Largest(most), nil
 }
@@ -184,13 +184,13 @@ func (d deadLetters) Returnable(ctx context.Context, f outbox.Filter, r outbox.R
 	}, nil
 }
 
-// again says that the outbox holds the id of a letter. The caller holds the lock.
+// again says that the outbox holds the id of a dead letter. The caller holds the lock.
 func (d deadLetters) again(l dead) bool { return d.s.byID[l.ID] != nil }
 
-func idsOf(letters []dead) []uuid.UUID {
-	ids := make([]uuid.UUID, len(letters))
-	for i, l := range letters {
-		ids[i] = l.ID
+func idsOf(all []dead) []uuid.UUID {
+	ids := make([]uuid.UUID, len(all))
+	for i, one := range all {
+		ids[i] = one.ID
 	}
 	return ids
 }
@@ -202,15 +202,15 @@ func (d deadLetters) Return(ctx context.Context, s deadletter.Step, r outbox.Rep
 	}
 	d.s.mu.Lock()
 	defer d.s.mu.Unlock()
-	letters := d.selected(s.Filter, func(l dead) bool { return !d.again(l) })
+	back := d.selected(s.Filter, func(l dead) bool { return !d.again(l) })
 	failed := len(d.selected(s.Filter, d.again))
 	edited := map[uuid.UUID][]byte{}
 	for i, body := range s.Bodies {
 		edited[s.Filter.IDs[i]] = body
 	}
-	slices.SortStableFunc(letters, func(a, b dead) int { return a.seq - b.seq })
+	slices.SortStableFunc(back, func(a, b dead) int { return a.seq - b.seq })
 	now := time.Now()
-	for i, l := range letters {
+	for i, l := range back {
 		l.Attempts = 0
 		if body, ok := edited[l.ID]; ok {
 			l.Body = body
@@ -221,8 +221,8 @@ func (d deadLetters) Return(ctx context.Context, s deadletter.Step, r outbox.Rep
 		}
 		d.s.append(e)
 	}
-	d.drop(letters)
-	return outbox.Replayed{Returned: len(letters), Failed: failed}, nil
+	d.drop(back)
+	return outbox.Replayed{Returned: len(back), Failed: failed}, nil
 }
 
 // Delete implements deadletter.Store.
@@ -237,10 +237,10 @@ func (d deadLetters) Delete(ctx context.Context, f outbox.Filter) (int, error) {
 	return len(gone), nil
 }
 
-// drop takes letters out. The caller holds the lock.
-func (d deadLetters) drop(letters []dead) {
+// drop takes dead letters out. The caller holds the lock.
+func (d deadLetters) drop(some []dead) {
 	gone := map[uuid.UUID]bool{}
-	for _, l := range letters {
+	for _, l := range some {
 		gone[l.ID] = true
 	}
 	d.s.dead = slices.DeleteFunc(d.s.dead, func(l dead) bool { return gone[l.ID] })

@@ -275,13 +275,13 @@ func moved(t *testing.T, source driver.Source, s driver.Session, moves ...driver
 	noError(t, errors.Join(move(t, source, s, moves...)...))
 }
 
-// bury makes a dead letter of each message.
-func bury(t *testing.T, source driver.Source, s driver.Session, class string, ds ...driver.Delivery) {
+// makeDead makes a dead letter of each message.
+func makeDead(t *testing.T, source driver.Source, s driver.Session, class string, ds ...driver.Delivery) {
 	t.Helper()
 	moves := make([]driver.Move, len(ds))
 	for i, d := range ds {
 		failure := driver.Failure{Err: errors.New("broken"), Class: class}
-		moves[i] = driver.Move{Delivery: d, Target: driver.ToDead, Letter: driver.NewDeadLetter(d.Message(), failure, "suite", time.Now().Truncate(time.Millisecond))}
+		moves[i] = driver.Move{Delivery: d, Target: driver.ToDead, DeadLetter: driver.NewDeadLetter(d.Message(), failure, "suite", time.Now().Truncate(time.Millisecond))}
 	}
 	moved(t, source, s, moves...)
 }
@@ -343,7 +343,7 @@ var calls = map[string]func(ctx context.Context, source driver.Source, s driver.
 	"Move to dead": func(ctx context.Context, source driver.Source, s driver.Session, half []driver.Delivery) error {
 		return moveAll(ctx, source, s, half, func(d driver.Delivery) driver.Move {
 			letter := driver.NewDeadLetter(d.Message(), driver.Failure{Class: OwnClass, Err: errBoom}, "suite", time.Now())
-			return driver.Move{Delivery: d, Target: driver.ToDead, Letter: letter}
+			return driver.Move{Delivery: d, Target: driver.ToDead, DeadLetter: letter}
 		})
 	},
 }
@@ -556,7 +556,7 @@ func testDeadKeepsProgress(t *testing.T, f SourceFixture) {
 		moved(t, source, s, later(d, 100*time.Millisecond, driver.Progress{Attempt: 4, Recovered: 2, FirstFailedAt: first}))
 	})
 	take1(t, s, func(d driver.Delivery) {
-		moved(t, source, s, driver.Move{Delivery: d, Target: driver.ToDead, Letter: inbox.DeadLetter{
+		moved(t, source, s, driver.Move{Delivery: d, Target: driver.ToDead, DeadLetter: inbox.DeadLetter{
 			Message: *d.Message(), Class: OwnClass, Error: "broken", Attempts: 4, FirstFailedAt: first, FailedAt: first,
 		}})
 	})

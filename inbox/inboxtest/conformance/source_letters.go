@@ -99,7 +99,7 @@ func testScanReturns(t *testing.T, f SourceFixture) {
 		letter := driver.NewDeadLetter(d.Message(), driver.Failure{Class: "unheard-of", Err: errors.New("broken")}, "suite", time.Now())
 		letter.Attempts = 6
 		letter.Message.History = []inbox.FailedAttempt{{At: time.Now(), Error: "broken", Consumer: "suite"}}
-		moved(t, source, s, driver.Move{Delivery: d, Target: driver.ToDead, Letter: letter})
+		moved(t, source, s, driver.Move{Delivery: d, Target: driver.ToDead, DeadLetter: letter})
 		wantDepth(t, l, driver.ClassDefault, 1)
 		if err := l.Scan(t.Context(), driver.ClassDefault, func(dead *inbox.DeadLetter) (driver.Outcome, error) {
 			dead.Message.Body = body
@@ -364,7 +364,7 @@ func testMoveDead(t *testing.T, f SourceFixture) {
 			ErrorType: "*pgconn.PgError", SQLState: "40P01", Fingerprint: "0123456789abcdef",
 		}
 		letter.Message.History = []inbox.FailedAttempt{{At: at, Error: "at first", Consumer: "billing"}}
-		moved(t, source, s, driver.Move{Delivery: d, Target: driver.ToDead, Letter: letter})
+		moved(t, source, s, driver.Move{Delivery: d, Target: driver.ToDead, DeadLetter: letter})
 		var found []inbox.DeadLetter
 		await(t, func() error {
 			found = slices.DeleteFunc(scan(t, f, place), func(d inbox.DeadLetter) bool { return d.Class != class })
@@ -401,11 +401,11 @@ func testMoveRefused(t *testing.T, f SourceFixture) {
 	moves := make([]driver.Move, len(ds))
 	for i, d := range ds {
 		class := []string{OwnClass, driver.ClassDefault}[i%2]
-		moves[i] = driver.Move{Delivery: d, Target: driver.ToDead, Letter: driver.NewDeadLetter(d.Message(), driver.Failure{Class: class}, "suite", time.Now())}
+		moves[i] = driver.Move{Delivery: d, Target: driver.ToDead, DeadLetter: driver.NewDeadLetter(d.Message(), driver.Failure{Class: class}, "suite", time.Now())}
 	}
 	for i, err := range move(t, source, s, moves...) {
 		if refused := i%2 == 0; refused != errors.Is(err, driver.ErrRefused) || !refused && err != nil {
-			t.Errorf("move %d of class %s: %v", i, moves[i].Letter.Class, err)
+			t.Errorf("move %d of class %s: %v", i, moves[i].DeadLetter.Class, err)
 		}
 	}
 	moved(t, source, s, driver.Move{Delivery: ds[0], Target: driver.ToTail, Next: driver.Progress{Attempt: 1}})
@@ -473,7 +473,7 @@ func testMoveForOneConsumer(t *testing.T, f SourceFixture) {
 	s := begin(t, source, 10)
 	ds := take(t, s, 2)
 	moved(t, source, s, later(ds[0], 100*time.Millisecond, driver.Progress{Attempt: 2}))
-	bury(t, source, s, driver.ClassDefault, ds[1])
+	makeDead(t, source, s, driver.ClassDefault, ds[1])
 	if m := take1(t, s, func(d driver.Delivery) { acked(t, s, d) }); m.ID != all[0].ID || m.Attempt != 2 {
 		t.Errorf("retried %+v", m)
 	}
@@ -518,7 +518,7 @@ func letters(t *testing.T, f SourceFixture, class string, n int) (all []uuid.UUI
 			all = append(all, m.ID)
 		}
 		for _, d := range take(t, s, some) {
-			bury(t, source, s, class, d)
+			makeDead(t, source, s, class, d)
 		}
 	}
 	ended(t, s)

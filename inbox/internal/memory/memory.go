@@ -432,20 +432,20 @@ func (p *Parking) Depths(ctx context.Context) ([]driver.Depth, error) {
 func (p *Parking) Scan(
 	ctx context.Context, class string, visit func(*inbox.DeadLetter) (driver.Outcome, error), _ func(inbox.DeadLetter, error),
 ) error {
-	for _, dead := range p.letters(class) {
-		fate, err := visit(&dead)
+	for _, dead := range p.dead(class) {
+		outcome, err := visit(&dead)
 		if errors.Is(err, driver.ErrDone) {
 			return nil
 		}
 		if err := errors.Join(err, ctx.Err()); err != nil {
 			return err
 		}
-		p.end(dead, fate)
+		p.end(dead, outcome)
 	}
 	return nil
 }
 
-func (p *Parking) letters(class string) (all []inbox.DeadLetter) {
+func (p *Parking) dead(class string) (all []inbox.DeadLetter) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, one := range p.waiting {
@@ -458,15 +458,15 @@ func (p *Parking) letters(class string) (all []inbox.DeadLetter) {
 	return all
 }
 
-// end does to a letter what the fate says, unless somebody else was faster.
-func (p *Parking) end(dead inbox.DeadLetter, fate driver.Outcome) {
+// end does to a dead letter what the outcome says, unless somebody else was faster.
+func (p *Parking) end(dead inbox.DeadLetter, outcome driver.Outcome) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	one := p.find(dead.Message.ID)
 	if one == nil || one.Class == "" || !one.FailedAt.Equal(dead.FailedAt) {
 		return
 	}
-	switch fate {
+	switch outcome {
 	case driver.Drop:
 		p.remove(one)
 	case driver.Return:

@@ -47,8 +47,8 @@ type Queue struct {
 	waiting   int      // for a retry, or put off
 	putOff    int      // of those
 	unsettled int
-	dead      map[string][]*letter // by class, oldest first
-	refused   map[string]bool      // classes whose place takes none
+	dead      map[string][]*deadLetter // by class, oldest first
+	refused   map[string]bool          // classes whose place takes none
 }
 
 // entry is one copy of a message in a queue. Its place keeps the order when it goes back.
@@ -69,7 +69,7 @@ func (b *Broker) Queue(name string, classes ...string) *Queue {
 			return q
 		}
 	}
-	q := &Queue{broker: b, name: name, classes: all, dead: map[string][]*letter{}, refused: map[string]bool{}}
+	q := &Queue{broker: b, name: name, classes: all, dead: map[string][]*deadLetter{}, refused: map[string]bool{}}
 	b.queues = append(b.queues, q)
 	return q
 }
@@ -202,23 +202,23 @@ func (q *Queue) later(m *inbox.Message, delay time.Duration, putOff bool) {
 	})
 }
 
-// bury adds a dead letter of a message that had a place. Those that failed at the same time keep the
+// keepDead adds a dead letter of a message that had a place. Those that failed at the same time keep the
 // order of their places, whichever is moved first. The lock is held.
-func (q *Queue) bury(dead inbox.DeadLetter, place int64) error {
+func (q *Queue) keepDead(dead inbox.DeadLetter, place int64) error {
 	class := q.place(dead.Class)
 	if q.refused[class] {
 		return fmt.Errorf("class %s: %w", class, driver.ErrRefused)
 	}
 	dead.Message = *clone(&dead.Message)
-	at, _ := slices.BinarySearchFunc(q.dead[class], place, func(other *letter, place int64) int {
+	at, _ := slices.BinarySearchFunc(q.dead[class], place, func(other *deadLetter, place int64) int {
 		return cmp.Or(other.FailedAt.Compare(dead.FailedAt), cmp.Compare(other.place, place))
 	})
-	q.dead[class] = slices.Insert(q.dead[class], at, &letter{DeadLetter: dead, place: place})
+	q.dead[class] = slices.Insert(q.dead[class], at, &deadLetter{DeadLetter: dead, place: place})
 	q.broker.change()
 	return nil
 }
 
-// place is the class whose place takes the letters of a class.
+// place is the class whose place takes the dead letters of a class.
 func (q *Queue) place(class string) string {
 	if slices.Contains(q.classes, class) {
 		return class

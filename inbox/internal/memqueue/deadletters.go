@@ -10,21 +10,21 @@ import (
 	"github.com/holdfast-go/holdfast/inbox/driver"
 )
 
-// letter is one dead letter.
-type letter struct {
+// deadLetter is a dead letter of a queue.
+type deadLetter struct {
 	inbox.DeadLetter
 	place int64 // of the message in its queue
 	gone  bool
 }
 
-// letters is a driver.DeadLetters.
-type letters struct{ source *Source }
+// deadLetters is a driver.DeadLetters.
+type deadLetters struct{ source *Source }
 
 // DeadLetters returns the dead letters of the queue. The source's script is asked at their Returns.
-func (s *Source) DeadLetters() driver.DeadLetters { return &letters{s} }
+func (s *Source) DeadLetters() driver.DeadLetters { return &deadLetters{s} }
 
 // Depths implements driver.DeadLetters.
-func (l *letters) Depths(ctx context.Context) ([]driver.Depth, error) {
+func (l *deadLetters) Depths(ctx context.Context) ([]driver.Depth, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
@@ -44,7 +44,7 @@ func (l *letters) Depths(ctx context.Context) ([]driver.Depth, error) {
 }
 
 // Scan implements driver.DeadLetters.
-func (l *letters) Scan(
+func (l *deadLetters) Scan(
 	ctx context.Context, class string, visit func(*inbox.DeadLetter) (driver.Outcome, error), failed func(inbox.DeadLetter, error),
 ) error {
 	for _, one := range l.all(class) {
@@ -69,15 +69,15 @@ func (l *letters) Scan(
 	return nil
 }
 
-func (l *letters) all(class string) []*letter {
+func (l *deadLetters) all(class string) []*deadLetter {
 	q := l.source.queue
 	q.broker.mu.Lock()
 	defer q.broker.mu.Unlock()
-	q.dead[class] = slices.DeleteFunc(q.dead[class], func(one *letter) bool { return one.gone })
+	q.dead[class] = slices.DeleteFunc(q.dead[class], func(one *deadLetter) bool { return one.gone })
 	return slices.Clone(q.dead[class])
 }
 
-func (l *letters) show(one *letter) (dead inbox.DeadLetter, there bool) {
+func (l *deadLetters) show(one *deadLetter) (dead inbox.DeadLetter, there bool) {
 	l.source.queue.broker.mu.Lock()
 	defer l.source.queue.broker.mu.Unlock()
 	dead = one.DeadLetter
@@ -85,9 +85,9 @@ func (l *letters) show(one *letter) (dead inbox.DeadLetter, there bool) {
 	return dead, !one.gone
 }
 
-// end does to a letter what the outcome says, unless somebody else was faster. Body is that of a message
+// end does to a dead letter what the outcome says, unless somebody else was faster. Body is that of a message
 // that returns.
-func (l *letters) end(ctx context.Context, one *letter, outcome driver.Outcome, body []byte) error {
+func (l *deadLetters) end(ctx context.Context, one *deadLetter, outcome driver.Outcome, body []byte) error {
 	if outcome == driver.Keep {
 		return nil
 	}

@@ -159,7 +159,7 @@ func (s *Source) store(d *delivery, m driver.Move) error {
 	case driver.ToTail:
 		s.queue.append(next())
 	case driver.ToDead:
-		return s.queue.bury(m.Letter, d.entry.place)
+		return s.queue.keepDead(m.DeadLetter, d.entry.place)
 	default:
 		return fmt.Errorf("no such target: %d", m.Target)
 	}

@@ -85,7 +85,7 @@ func replaysTwice(t *testing.T, s Store) {
 	s.wantOrder(t, want)
 }
 
-// Letters that died before those that were stored before them return behind these, and a limit chooses
+// Dead letters that died before those that were stored before them return behind these, and a limit chooses
 // those that died first.
 func replaysEdited(t *testing.T, s Store) {
 	const n = 60
@@ -218,8 +218,8 @@ func listsDeadInPages(t *testing.T, s Store) {
 	const n = 23
 	s.deadLetter(t, n)
 	list := func(f outbox.Filter) (page []listed, err error) {
-		letters, err := s.DeadLetters.List(t.Context(), f)
-		for _, l := range letters {
+		found, err := s.DeadLetters.List(t.Context(), f)
+		for _, l := range found {
 			page = append(page, listed{l.Message.ID, l.Cursor})
 		}
 		return page, err
