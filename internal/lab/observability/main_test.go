@@ -112,9 +112,9 @@ func TestRunbooks(t *testing.T) {
 		if url := r.Annotations["runbook_url"]; !strings.HasSuffix(url, "/runbooks.md{{ end }}#"+strings.ToLower(r.Alert)) {
 			t.Errorf("%s has the runbook %s", r.Alert, url)
 		}
-		for _, heading := range []string{"What it means", "How to look", "How to mend", "A false alarm"} {
-			if !strings.Contains(runbooks[r.Alert], "\n### "+heading+"\n") {
-				t.Errorf("the runbook of %s has no heading %q", r.Alert, heading)
+		for _, label := range []string{"Means", "Look", "Fix", "False alarm"} {
+			if !strings.Contains("\n"+runbooks[r.Alert], "\n- **"+label+"**: ") {
+				t.Errorf("the runbook of %s has no label %q", r.Alert, label)
 			}
 		}
 		delete(runbooks, r.Alert)
