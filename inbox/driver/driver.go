@@ -12,10 +12,11 @@ import (
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/internal/base"
 	"github.com/holdfast-go/holdfast/internal/actor"
+	"github.com/holdfast-go/holdfast/internal/deadletter"
 )
 
 // DefaultRetention is how long processed messages are remembered where nothing else is set.
-const DefaultRetention = 8 * 24 * time.Hour
+const DefaultRetention = deadletter.Retention
 
 // Background is an optional interface of an inbox.Processor: work of its own, such as pruning. A
 // consumer's Run starts it once and waits for its end.

@@ -135,13 +135,21 @@ func (a *agents) deadLetters(ctx context.Context, in asksDeadLetters) (found[cor
 	if err != nil {
 		return found[core.Message]{}, err
 	}
-	if f.After = in.After; f.After != "" && len(places) != 1 {
+	f.After = in.After
+	return page(ctx, places, f.After, f.Limit, func(ctx context.Context, p core.Place) ([]core.Message, error) { return p.List(ctx, f, false) })
+}
+
+// page lists up to limit messages of each place, behind a cursor of the only one.
+func page(
+	ctx context.Context, places []core.Place, after string, limit int, list func(context.Context, core.Place) ([]core.Message, error),
+) (found[core.Message], error) {
+	if after != "" && len(places) != 1 {
 		return found[core.Message]{}, errors.New("after: say by from which outbox")
 	}
 	more := false
 	all, err := core.EachPlace(ctx, places, func(ctx context.Context, p core.Place) ([]core.Message, error) {
-		of, err := p.List(ctx, f, false)
-		more = more || len(of) >= f.Limit
+		of, err := list(ctx, p)
+		more = more || len(of) >= limit
 		return of, err
 	})
 	return found[core.Message]{all, more, core.TextOf(err)}, nil
@@ -162,16 +170,7 @@ func (a *agents) waiting(ctx context.Context, in asksWaiting) (found[core.Messag
 		return found[core.Message]{}, err
 	}
 	f := outbox.WaitingFilter{Parked: in.Parked, Name: in.Name, Key: in.Key, Limit: mostForAgents, After: in.After}
-	if in.After != "" && len(places) != 1 {
-		return found[core.Message]{}, errors.New("after: say by from which outbox")
-	}
-	more := false
-	all, err := core.EachPlace(ctx, places, func(ctx context.Context, p core.Place) ([]core.Message, error) {
-		of, err := a.o.WaitingAt(ctx, p.Name, f)
-		more = more || len(of) >= f.Limit
-		return of, err
-	})
-	return found[core.Message]{all, more, core.TextOf(err)}, nil
+	return page(ctx, places, f.After, f.Limit, func(ctx context.Context, p core.Place) ([]core.Message, error) { return a.o.WaitingAt(ctx, p.Name, f) })
 }
 
 // asksLimits names the caller whose limits are wanted.

@@ -557,6 +557,18 @@ func (t *table) row(cells ...any) {
 	fmt.Fprintln(t.w, strings.Join(texts, "\t"))
 }
 
+// printRows prints all as JSON if --json is given, and else as a table. Row adds the row of one.
+func printRows[T any](cmd *cobra.Command, all []T, row func(*table, T), head ...string) error {
+	if wantsJSON(cmd) {
+		return printJSON(cmd, all)
+	}
+	t := newTable(cmd.OutOrStdout(), head...)
+	for _, one := range all {
+		row(t, one)
+	}
+	return t.flush()
+}
+
 func (t *table) flush() error { return t.w.Flush() }
 
 // below prints a table below others, after a line between. It is w's.

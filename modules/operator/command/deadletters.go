@@ -55,14 +55,9 @@ func (o *commands) dead(kind, use, short string) *cobra.Command {
 }
 
 func printDeadLetters(cmd *cobra.Command, messages []core.Message) error {
-	if wantsJSON(cmd) {
-		return printJSON(cmd, messages)
-	}
-	t := newTable(cmd.OutOrStdout(), "FROM", "ID", "NAME", "KEY", "CLASS", "ATTEMPTS", "FAILED", "ERROR")
-	for _, m := range messages {
+	return printRows(cmd, messages, func(t *table, m core.Message) {
 		t.row(m.From, m.ID, m.Name, core.Short(m.Key, 24), m.Class, m.Attempts, core.Moment(m.FailedAt), core.Short(m.Error, 100))
-	}
-	return t.flush()
+	}, "FROM", "ID", "NAME", "KEY", "CLASS", "ATTEMPTS", "FAILED", "ERROR")
 }
 
 // groups counts dead letters by kind.
@@ -86,11 +81,7 @@ func (o *commands) groups() *cobra.Command {
 }
 
 func printGroups(cmd *cobra.Command, groups []core.Group) error {
-	if wantsJSON(cmd) {
-		return printJSON(cmd, groups)
-	}
-	t := newTable(cmd.OutOrStdout(), "FROM", "GROUP", "COUNT", "CLASS", "NAME", "FIRST", "LAST", "ID OF THE LAST", "ERROR")
-	for _, g := range groups {
+	return printRows(cmd, groups, func(t *table, g core.Group) {
 		id := g.ID
 		if id == "" {
 			id = "-" // those beyond the most that are told apart
@@ -100,8 +91,7 @@ func printGroups(cmd *cobra.Command, groups []core.Group) error {
 			count += "+"
 		}
 		t.row(g.From, id, count, g.Sample.Class, g.Sample.Name, core.Moment(g.First), core.Moment(g.Last), g.Sample.ID, core.Short(g.Sample.Error, 80))
-	}
-	return t.flush()
+	}, "FROM", "GROUP", "COUNT", "CLASS", "NAME", "FIRST", "LAST", "ID OF THE LAST", "ERROR")
 }
 
 // show prints all that is known of one dead letter.
@@ -248,14 +238,9 @@ func (o *commands) waiting(use, short string, parked bool) *cobra.Command {
 }
 
 func printWaiting(cmd *cobra.Command, messages []core.Message) error {
-	if wantsJSON(cmd) {
-		return printJSON(cmd, messages)
-	}
-	t := newTable(cmd.OutOrStdout(), "FROM", "ID", "NAME", "KEY", "STORED", "DUE", "ATTEMPTS", "ERROR")
-	for _, m := range messages {
+	return printRows(cmd, messages, func(t *table, m core.Message) {
 		t.row(m.From, m.ID, m.Name, core.Short(m.Key, 24), core.Moment(m.CreatedAt), core.Moment(m.DueAt), m.Attempts, core.Short(m.Error, 80))
-	}
-	return t.flush()
+	}, "FROM", "ID", "NAME", "KEY", "STORED", "DUE", "ATTEMPTS", "ERROR")
 }
 
 // retry sends dead letters again.

@@ -315,14 +315,9 @@ func (o *commands) addLimit(cmd *cobra.Command) *string {
 }
 
 func printLimits(cmd *cobra.Command, states []core.LimitState) error {
-	if wantsJSON(cmd) {
-		return printJSON(cmd, states)
-	}
-	t := newTable(cmd.OutOrStdout(), "LIMITER", "LIMIT", "MAX", "PER", "REMAINING", "MORE IN")
-	for _, s := range states {
+	return printRows(cmd, states, func(t *table, s core.LimitState) {
 		t.row(s.Limiter, s.Limit, s.Max, core.Age(s.Window), s.Remaining, core.Age(s.Reset))
-	}
-	return t.flush()
+	}, "LIMITER", "LIMIT", "MAX", "PER", "REMAINING", "MORE IN")
 }
 
 func (o *commands) limitsReset() *cobra.Command {
@@ -378,18 +373,13 @@ func (o *commands) log() *cobra.Command {
 }
 
 func printActions(cmd *cobra.Command, actions []operator.Action) error {
-	if wantsJSON(cmd) {
-		return printJSON(cmd, actions)
-	}
-	t := newTable(cmd.OutOrStdout(), "AT", "WHAT", "ON", "COUNT", "BY", "REASON", "CHOSEN", "FAILURE")
-	for _, a := range actions {
+	return printRows(cmd, actions, func(t *table, a operator.Action) {
 		count := "unknown"
 		if a.Count != nil {
 			count = fmt.Sprint(*a.Count)
 		}
 		t.row(core.Moment(a.At), a.What, a.On, count, a.By, a.Reason, core.Short(a.Chosen, 120), core.Short(a.Failure, 80))
-	}
-	return t.flush()
+	}, "AT", "WHAT", "ON", "COUNT", "BY", "REASON", "CHOSEN", "FAILURE")
 }
 
 // pause keeps relays and consumers from beginning anything.

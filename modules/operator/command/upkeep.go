@@ -242,14 +242,9 @@ func (o *commands) stuckRows(ctx context.Context, after time.Duration, limit int
 }
 
 func printStuck(cmd *cobra.Command, rows []stuckRow) error {
-	if wantsJSON(cmd) {
-		return printJSON(cmd, rows)
-	}
-	t := newTable(cmd.OutOrStdout(), "SWEEP", "ID", "DEADLINE")
-	for _, r := range rows {
+	return printRows(cmd, rows, func(t *table, r stuckRow) {
 		t.row(r.Sweep, r.ID, core.Moment(r.Deadline))
-	}
-	return t.flush()
+	}, "SWEEP", "ID", "DEADLINE")
 }
 
 // pruner is a part whose records have a retention.
