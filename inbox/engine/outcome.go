@@ -113,6 +113,9 @@ func advance(m *inbox.Message, next driver.Progress) *inbox.Message {
 }
 
 func logFailure(cfg *settings, m *inbox.Message, o *outcome) {
+	if o.failure.Err == inbox.ErrDraining { //nolint:errorlint // with nothing around it: the message was not processed
+		return
+	}
 	attrs := []any{
 		"message_id", m.ID, "name", m.Name, "attempt", m.Attempt,
 		"class", o.failure.Class, "action", o.decision.Action.String(), "error", o.failure.Err,

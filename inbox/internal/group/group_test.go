@@ -1,6 +1,7 @@
 package group_test
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -384,15 +385,22 @@ func TestLimits(t *testing.T) {
 			s.put(t, in(t, i%conformance.Partitions))
 		}
 		var done atomic.Int64
+		var failures bytes.Buffer
 		c = s.consumer(t, handler(func(context.Context, *inbox.Message) error {
+			time.Sleep(time.Millisecond)
 			done.Add(1)
 			return nil
-		}), engine.Config{ConsumerConfig: inbox.ConsumerConfig{MessageLimit: 17, Batch: 5}})
+		}), engine.Config{ConsumerConfig: inbox.ConsumerConfig{
+			MessageLimit: 17, Batch: 5, Logger: slog.New(slog.NewTextHandler(&failures, &slog.HandlerOptions{Level: slog.LevelWarn})),
+		}})
 		for n := range int64(2) { // the limit is that of each run
 			noError(t, c.Run(t.Context()))
 			if got := done.Load(); got != 17*(n+1) {
 				t.Errorf("%d messages after run %d", got, n+1)
 			}
+		}
+		if failures.Len() > 0 {
+			t.Errorf("logged %s", &failures)
 		}
 		stats, err := c.Stats(t.Context())
 		noError(t, err)
