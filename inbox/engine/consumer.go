@@ -226,8 +226,8 @@ func (r *run) start() {
 	r.others.Go(func() { r.source.Run(r.finished) })
 	r.others.Go(func() { r.watch(r.stop) })
 	r.others.Go(func() {
-		watch(r.stop, r.cfg, r.workers.post)
-		r.workers.post(event{kind: halted})
+		watchLimits(r.stop, r.cfg, r.workers.post)
+		r.workers.post(event{kind: mustEnd})
 	})
 	if r.cfg.pausable != nil {
 		r.others.Go(func() {

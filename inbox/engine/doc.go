@@ -5,55 +5,69 @@
 //
 // # Goroutines
 //
-// One goroutine, the loop, owns all state and does no I/O. The other goroutines do I/O and own nothing. They post events
-// to the loop, and the loop sends them work over channels.
+// One goroutine, the loop, owns all state and does no I/O. The other goroutines do I/O and own no message's state. They
+// post events to the loop, and the loop sends them work over channels.
 //
-//	receiver  opens sessions, receives deliveries and makes items of them   io.go    listen
+//	receiver  opens sessions, receives deliveries and makes items of them   io.go    run
 //	loop      decides                                                       loop.go  run
 //	workers   run the processor, and note runs in the ledger                work.go  run
 //	acker     acknowledges and requeues                                     io.go    run
 //	movers    store copies elsewhere, then acknowledge the originals        io.go    run
-//	watcher   reports that a limit of time or memory is reached             work.go  watch
+//	watcher   reports the end of ctx, and limits of time and memory         work.go  watchLimits
 //	counter   counts dead letters while somebody reads the gauge            telemetry.go  depths.run
 //
-// In each turn the loop takes the waiting events, acts on what is due, starts jobs and commands the receiver. A step
-// that finds "not yet" asks the alarm for a turn at the right time; no other timer exists. The parts of the loop
-// (inflight, outage, acks, outgoing) are plain structs without locks, clocks or goroutines. They do not know each other:
-// they return actions, and loop.do applies them.
+// The source, the pause of the processor and its background work have goroutines of their own.
+//
+// In each turn the loop takes the waiting events, acts on everything that is due, starts jobs, commands the receiver, and
+// gives work to the acker and the movers. A step that finds "not yet" asks the alarm, the loop's only timer, for a turn.
+// The parts of the loop (inflight, outage, acks, outgoing) are plain structs without locks, clocks or goroutines, and do
+// not know each other. outage returns actions, which loop.do applies; the others return items.
 //
 // # The life of a message
 //
 // A message that succeeds passes through receiver.listen, loop.received, inflight.add, queues.ready, loop.start,
-// queues.next, workers.run, loop.conclude, loop.succeeded, loop.do, loop.send and acker.run. The state of its item
-// follows this diagram. inflight.to is its only writer, and in tests it panics at a transition that is not drawn here.
+// queues.next, workers.run, loop.conclude, loop.succeeded, loop.do, loop.send (or loop.wait) and acker.run. inflight.to is
+// the only writer of an item's state. In tests it panics at a transition that is not drawn here:
 //
-//	              ┌────────── queued ──────────┐  behind another message of its key
-//	              │                            │
-//	arrived ──────┼──────────▶ ready ◀─────────┼────────────────────────┐
-//	   │ │        │            │   ▲           │                        │
-//	   │ │        │    limited ◀┤  └ limited   │  its handler is busy   │
-//	   │ │        │             ▼              │                        │
-//	   │ │        │          running ──────────┼──▶ done                │  success: acknowledged
-//	   │ │        │           │ │ │ ▲          │                        │
-//	   │ │        │           │ │ │ └──────────┼─── orphaned ──▶ done   │  its session ended; the twin, if redelivered,
-//	   │ │        │           │ │ └────────────┼──▶ orphaned            │  takes its place
-//	   │ │        │           │ │              │                        │
-//	   │ └────────┼───────────┼─┴─▶ suspected ─┼──▶ ready, outbound     │  a server was unreachable: whose failure was it?
-//	   │          │           │                │                        │
-//	   └──────────┴───────────┼───▶ delayed ◀──┘ ───────────────────────┘  waits in this process for its time
-//	                          │      │    ▲
-//	                          ▼      ▼    │
-//	                         outbound ────┘ ──▶ done                       moved to the retries or to the dead letters
+//	arrived ──▶ ready        the first of its key, or without one
+//	arrived ──▶ queued       another message of its key is in flight
+//	arrived ──▶ delayed      ordered: redelivered, and its attempt is not due yet
+//	arrived ──▶ suspected    a probe looks for others
+//	queued ──▶ ready         the message before it is done
+//	queued ──▶ delayed       so, and its attempt is not due yet
+//	ready ──▶ running        a worker takes it
+//	ready ──▶ limited        its handler is busy
+//	ready ──▶ outbound       too many wait for its handler: it is put off
+//	limited ──▶ ready        its handler has time
+//	running ──▶ ready        it must run in a call of its own, or with nothing beside it
+//	running ──▶ suspected    a server was unreachable: others show whose failure it was
+//	running ──▶ delayed      ordered retry, or put off for a short time
+//	running ──▶ outbound     it goes to the retries or to the dead letters, or an ordered attempt is noted in the ledger
+//	running ──▶ orphaned     its session has ended
+//	orphaned ──▶ running     its twin has arrived
+//	suspected ──▶ ready      it is tried again
+//	suspected ──▶ delayed    ordered: it is spared, or to blame
+//	suspected ──▶ outbound   it is spared, or to blame
+//	delayed ──▶ ready        its time has come
+//	delayed ──▶ outbound     so, after its destination rejected it
+//	outbound ──▶ delayed     its destination rejected it, or an ordered attempt is noted
+//	… ──▶ lost               running, suspected, outbound: the broker redelivers it; its key waits for the end of the session
+//	… ──▶ done               all but arrived: acknowledged, requeued, moved, or dropped with its session
 //
-// Every state but done may also become done when the message is requeued: in a drain, after a pause, or because the
-// broker would soon take it back. In ordered mode a message that the broker redelivers is lost first, and keeps its
-// place until its session has ended. When a session ends, loop.ended drops all items but the running and the outbound
-// ones. The complete table is drawn in inflight.go.
+// Messages are requeued in a drain, when a pause begins, and before the broker would take them back. When a session ends,
+// loop.ended drops all items but those that a worker or a mover has.
 //
-// A failed message: workers.run makes an outcome of the error (judge), loop.decide makes an action of the outcome, and
-// loop.move chooses the way. In ordered mode it is delayed in this process and its key waits. Otherwise it is outbound:
-// a mover stores the copy for the retry, then acknowledges the original, and loop.moved ends it. The copy arrives later
-// as a new delivery with the next attempt.
+// A failed message: the worker makes an outcome of the error, loop.decide makes an action of the outcome, and loop.move
+// chooses one of four ways:
+//
+//   - unordered: outbound. A mover stores the copy for the retry or the dead letter, notes it in the ledger, and
+//     acknowledges the original unless the move has done that. The copy arrives later, as a new delivery.
+//   - ordered retry: outbound until the ledger has a note of the attempt, then delayed. The key waits.
+//   - ordered dead letter: outbound, and the key goes on. With ParkKeys the processor stops the key.
+//   - put off for a few seconds: delayed.
+//
+// loop.conclude does not ask decide about messages whose session has ended (loop.redelivered), and about batches that
+// failed because a server was unreachable (loop.separate).
 //
 // # Outages
 //
@@ -64,7 +78,8 @@
 //
 // When ctx ends or a limit is reached, loop.finish begins the drain:
 //
-//  1. Nothing more starts. The receiver stops the deliveries, and the messages that have not started are requeued.
+//  1. Nothing more starts. The receiver stops the deliveries, and the messages that have not started are requeued. Ordered
+//     messages are requeued together, when the session ends.
 //  2. Running handlers finish, and their messages are settled. Then the receiver ends the session and leaves.
 //  3. A tenth of ShutdownTimeout before its end, at most 6 s, the handlers are cancelled with inbox.ErrDraining.
 //  4. Half of that later, handlers that ignore the cancellation are abandoned.

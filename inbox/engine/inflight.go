@@ -34,13 +34,13 @@ const (
 // drawn has the transitions of doc.go: the states that may follow each state.
 var drawn = [...][]state{
 	arrived:   {queued, ready, delayed, suspected},
-	queued:    {ready, delayed, lost, done},
-	ready:     {running, limited, outbound, lost, done},
-	limited:   {ready, lost, done},
+	queued:    {ready, delayed, done},
+	ready:     {running, limited, outbound, done},
+	limited:   {ready, done},
 	running:   {ready, orphaned, suspected, delayed, outbound, lost, done},
 	orphaned:  {running, done},
 	suspected: {ready, delayed, outbound, lost, done},
-	delayed:   {ready, outbound, lost, done},
+	delayed:   {ready, outbound, done},
 	outbound:  {delayed, lost, done},
 	lost:      {done},
 	done:      {},
@@ -132,11 +132,11 @@ type inflight struct {
 	broken  bool      // ordered: the broker redelivers an item whose session has not ended
 
 	orphans map[twin]*item
-	known   map[twin]progress
+	reached map[twin]progress
 }
 
 func newInflight(cfg *settings) *inflight {
-	f := &inflight{cfg: cfg, keys: map[string]*lane{}, orphans: map[twin]*item{}, known: map[twin]progress{}}
+	f := &inflight{cfg: cfg, keys: map[string]*lane{}, orphans: map[twin]*item{}, reached: map[twin]progress{}}
 	f.queues = newQueues(cfg, f.to)
 	return f
 }
@@ -193,9 +193,9 @@ func (f *inflight) adopt(old, twin *item) {
 
 // first makes an item ready that is the first of its key, or delays it to the attempt that it had reached.
 func (f *inflight) first(it *item) {
-	if len(f.known) > 0 {
-		if reached, ok := f.known[it.twin()]; ok {
-			delete(f.known, it.twin())
+	if len(f.reached) > 0 {
+		if reached, ok := f.reached[it.twin()]; ok {
+			delete(f.reached, it.twin())
 			it.m, it.mode = reached.m, single
 			f.delay(it, reached.due)
 			return
@@ -270,7 +270,7 @@ func (f *inflight) drop(now time.Time) (dropped int) {
 				f.orphans[it.twin()] = it
 			}
 			f.to(it, orphaned)
-			it.arrived = now // for renewAt: the broker has taken the delivery back
+			it.arrived = now // for renewAt, which concerns the next session
 		case orphaned, outbound:
 			it.arrived = now
 		default:
@@ -292,15 +292,15 @@ func (f *inflight) drop(now time.Time) (dropped int) {
 	return dropped
 }
 
-// remember keeps the attempt that an ordered message has reached. The bound is for messages that another process gets.
+// remember keeps the attempt that a message has reached if the broker does not know it. The bound is for messages that another process gets.
 func (f *inflight) remember(it *item) {
 	if it.m == it.d.Message() {
 		return
 	}
-	if len(f.known) >= 2*f.cfg.Prefetch {
-		clear(f.known)
+	if len(f.reached) >= 2*f.cfg.Prefetch {
+		clear(f.reached)
 	}
-	f.known[it.twin()] = progress{it.m, it.due}
+	f.reached[it.twin()] = progress{it.m, it.due}
 }
 
 // unstarted takes out the items that may be requeued: the ready and the queued ones, and if asked the suspected and

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"os"
+	"regexp"
 	"slices"
 	"testing"
 	"time"
@@ -436,7 +438,7 @@ func TestOutage_model(t *testing.T) {
 				t.Fatal("a shut gate lets messages through")
 			}
 			if before == shut && o.gate == probing {
-				o.listen(now, probeWait)
+				o.awaitMessages(now, probeWait)
 			}
 			if o.room(100) == 0 {
 				continue
@@ -549,9 +551,44 @@ func TestOutage_schedule(t *testing.T) {
 			o.suspects = append(o.suspects, newItem())
 		}
 		o.probe(6, 100)
-		o.listen(now, probeWait)
+		o.awaitMessages(now, probeWait)
 		if actions := o.step(now.Add(tt.after), time.Time{}, 100, wake); o.gate != tt.want || len(actions) != tt.actions {
 			t.Errorf("%s the gate is %d, with %d actions", tt.name, o.gate, len(actions))
+		}
+	}
+}
+
+// The transitions that doc.go draws are those that inflight.to allows.
+func TestDoc_drawsTheTransitions(t *testing.T) {
+	t.Parallel()
+	names := map[string]state{
+		"arrived": arrived, "queued": queued, "ready": ready, "limited": limited, "running": running, "orphaned": orphaned,
+		"suspected": suspected, "delayed": delayed, "outbound": outbound, "lost": lost, "done": done,
+	}
+	text, err := os.ReadFile("doc.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := map[state][]state{}
+	for _, arrow := range regexp.MustCompile(`(?m)^//\t(\w+) ──▶ (\w+)  `).FindAllStringSubmatch(string(text), -1) {
+		from, known1 := names[arrow[1]]
+		to, known2 := names[arrow[2]]
+		if !known1 || !known2 {
+			t.Errorf("unknown state in %q", arrow[0])
+		}
+		want[from] = append(want[from], to)
+	}
+	for _, from := range []state{running, suspected, outbound} {
+		want[from] = append(want[from], lost)
+	}
+	for from := queued; from <= lost; from++ {
+		want[from] = append(want[from], done)
+	}
+	for from, to := range drawn {
+		slices.Sort(want[state(from)])
+		got := slices.Sorted(slices.Values(to))
+		if !slices.Equal(got, want[state(from)]) {
+			t.Errorf("from state %d: the code allows %v, doc.go draws %v", from, got, want[state(from)])
 		}
 	}
 }

@@ -35,7 +35,7 @@ const (
 	finished                  // a job
 	settled                   // acknowledgements
 	moved                     // messages
-	halted                    // the run must end
+	mustEnd                   // the run must end
 	switched                  // an operator's pause
 )
 
@@ -53,6 +53,7 @@ type loop struct {
 	drain    *drain
 	overruns *overruns
 	alarm    *alarm
+	changed  bool // this turn did something after its steps asked the alarm
 
 	events   chan event
 	jobs     chan<- *job
@@ -60,9 +61,10 @@ type loop struct {
 	moving   chan<- *removal
 }
 
-// run is the loop. Each turn takes events, acts on what is due, starts jobs, and commands the receiver. A step that
-// says "not yet" tells the alarm when. A turn that changed something is followed by another one; otherwise the loop
-// waits. It returns when the run is drained, or abandoned.
+// run is the loop. Each turn takes events, acts on everything that is due, starts jobs, commands the receiver, and gives
+// work to the acker and the movers. A step that says "not yet" asks the alarm for a turn. A turn that changed something
+// is followed by another one, because its later steps may have changed the answer of the earlier ones; otherwise the
+// loop waits. It returns when the run is drained or abandoned.
 func (l *loop) run() {
 	for {
 		now := time.Now()
@@ -73,27 +75,28 @@ func (l *loop) run() {
 			return
 		}
 		l.alarm.reset(now)
-		begun := false
-		if len(l.outage.suspects) > 0 { // before they are judged: jobs that begin now will show whose failure it was
-			begun = l.start(now)
+		l.changed = false
+		if len(l.outage.suspects) > 0 { // before they are weighed: jobs that begin now will show whose failure it was
+			l.start(now)
 		}
 		l.tick(now)
-		begun = l.start(now) || begun
+		l.start(now)
 		l.steer(now)
 		l.status.update(l)
-		if sent := l.send(now); !begun && !sent && len(l.events) == 0 {
+		l.send(now)
+		if !l.changed && len(l.events) == 0 {
 			l.wait()
 		}
 	}
 }
 
-// send gives the acker and the movers what they can take at once, and reports whether there was any.
-func (l *loop) send(now time.Time) (some bool) {
+// send gives the acker and the movers all that they can take at once.
+func (l *loop) send(now time.Time) {
 	if l.acks.due(now, l.inflight.queues.idle(), l.alarm) {
 		select {
 		case l.settling <- l.acks.next:
 			l.acks.taken()
-			some = true
+			l.changed = true
 		default:
 		}
 	}
@@ -101,11 +104,10 @@ func (l *loop) send(now time.Time) (some bool) {
 		select {
 		case l.moving <- batch:
 			l.outbound.taken(batch, now)
-			some = true
+			l.changed = true
 		default:
 		}
 	}
-	return some
 }
 
 // wait waits for an event, for the acker or a mover, or for the alarm.
@@ -140,7 +142,7 @@ func (l *loop) apply(ev event, now time.Time) {
 	case listening:
 		l.link.started = true
 		if l.link.current(ev) {
-			l.outage.listen(now, probeWait)
+			l.outage.awaitMessages(now, probeWait)
 		}
 	case stopped:
 		l.stopped(ev)
@@ -157,10 +159,10 @@ func (l *loop) apply(ev event, now time.Time) {
 		l.acks.settled(ev.settlement)
 	case moved:
 		l.moved(ev.removal, now)
-	case halted:
+	case mustEnd:
 		l.finish(now, ev.limit)
 	case switched:
-		l.switched(ev.by)
+		l.switched(ev.by, now)
 	}
 }
 
@@ -169,7 +171,7 @@ func (l *loop) received(items []item, now time.Time) {
 	probes := false // some may show whether a server is down
 	for i := range items {
 		it := &items[i]
-		if l.outage.known(it) {
+		if l.outage.wasSuspect(it) {
 			it.mode = single
 		}
 		aside := l.outage.sets(it) && !l.inflight.full()
@@ -181,12 +183,12 @@ func (l *loop) received(items []item, now time.Time) {
 		probes = true
 	}
 	if probes {
-		l.outage.listen(now, probeGap)
+		l.outage.awaitMessages(now, probeGap)
 	}
 }
 
 // switched begins or ends an operator's pause.
-func (l *loop) switched(by driver.Pause) {
+func (l *loop) switched(by driver.Pause, now time.Time) {
 	halted := !by.Since.IsZero()
 	switch {
 	case halted:
@@ -195,6 +197,9 @@ func (l *loop) switched(by driver.Pause) {
 		l.cfg.Logger.Info("resumed by an operator")
 	}
 	l.outage.halted, l.outage.told = halted, true
+	if !halted { // a probe begins anew
+		l.outage.awaitMessages(now, probeWait)
+	}
 }
 
 // stopped requeues the messages that have not started. Before it, the broker would have delivered them here again.
@@ -250,14 +255,14 @@ func (l *loop) tick(now time.Time) {
 			l.requeue(it)
 		}
 	}
-	limits := &l.inflight.queues
-	l.all(l.outage.step(now, limits.limits.newest(), limits.left(), l.alarm), now)
+	queues := &l.inflight.queues
+	l.all(l.outage.step(now, queues.limits.newest(), queues.left(), l.alarm), now)
 }
 
-// start gives jobs to the workers, and reports whether anything changed.
-func (l *loop) start(now time.Time) (some bool) {
+// start gives jobs to the workers.
+func (l *loop) start(now time.Time) {
 	if l.drain.on {
-		return false
+		return
 	}
 	queues := &l.inflight.queues
 	for {
@@ -265,7 +270,7 @@ func (l *loop) start(now time.Time) (some bool) {
 		if j == nil {
 			break
 		}
-		some = true
+		l.changed = true
 		l.outage.begin(j)
 		l.overruns.begin(j)
 		l.jobs <- j // it has a place for each worker
@@ -278,9 +283,7 @@ func (l *loop) start(now time.Time) (some bool) {
 	queues.excess = queues.excess[:0]
 	if queues.used() {
 		l.finish(now, "MessageLimit")
-		return true // the alarm does not know of the drain yet
 	}
-	return some
 }
 
 // finish begins the drain, because a limit of the run is reached or the run must end.
@@ -291,6 +294,7 @@ func (l *loop) finish(now time.Time, limit string) {
 	if limit != "" {
 		l.cfg.Logger.Info("limit reached, draining", slog.String("limit", limit))
 	}
+	l.changed = true
 	l.drain.begin(now, l.cfg.ShutdownTimeout)
 	l.outbound.at = time.Time{}
 }
@@ -472,6 +476,9 @@ func (o *overruns) begin(j *job) {
 	j.limit = j.began.Add(o.cfg.limit(len(j.items)) + stuckGrace)
 	if j.ledger != untracked {
 		j.limit = j.limit.Add(2 * o.cfg.Timeout)
+	}
+	if o.cfg.Solo != nil {
+		j.limit = j.limit.Add(soloPatience)
 	}
 	if o.next.IsZero() || j.limit.Before(o.next) {
 		o.next = j.limit

@@ -54,11 +54,12 @@ const (
 // it pauses the consumer, or the message's. Messages that failed so are suspects until others show it. It has no
 // clock. The loop alone uses it.
 //
-//	open ──▶ shut          16 suspects, or others have failed in the time of one
+//	open ──▶ shut          16 fresh suspects (or Prefetch), or something began after one and nothing succeeded in 5 s
 //	open ──▶ probing       nothing else has begun: the suspects themselves are tried first ("early")
 //	shut ──▶ probing       after the pause
 //	probing ──▶ shut       a probe has failed, and none has succeeded
 //	probing ──▶ open       a probe has succeeded, or nothing shows an outage
+//	any ──▶ open           the session has ended: its messages come again
 type outage struct {
 	cfg      *settings
 	search   *isolate.Search[uuid.UUID]
@@ -73,14 +74,14 @@ type outage struct {
 	at    time.Time // shut: when the next probe begins; probing: how long it waits for messages, zero: not yet
 	early bool      // probing before the first pause: nothing has shown an outage yet
 
-	round   int // the probe's number
-	most    int // messages of the probe
-	begun   int
-	ended   int
-	since   time.Time // when its last message began, or it grew
-	aside   int       // messages that arrived and would show nothing
-	down    bool      // one of its messages has failed
-	inPlace bool      // the suspects are the probe
+	round    int // the probe's number
+	most     int // messages of the probe
+	begun    int
+	finished int
+	since    time.Time // when its last message began, or it grew
+	aside    int       // messages that arrived and would show nothing
+	down     bool      // one of its messages has failed
+	inPlace  bool      // the suspects are the probe
 }
 
 func newOutage(cfg *settings) *outage {
@@ -121,13 +122,13 @@ func (o *outage) probeEnded(it *item, down, succeeded bool) (over bool) {
 		return false
 	}
 	it.probe = 0
-	o.ended++
+	o.finished++
 	o.down = o.down || down
 	return succeeded
 }
 
-// known reports whether a message has failed as a suspect before. It runs in a call of its own.
-func (o *outage) known(it *item) bool { return o.search.Has(it.m.ID) }
+// wasSuspect reports whether a message has failed as a suspect before. It runs in a call of its own.
+func (o *outage) wasSuspect(it *item) bool { return o.search.Has(it.m.ID) }
 
 // struck reports whether a message has failed as a suspect while others succeeded.
 func (o *outage) struck(it *item) bool { return o.search.Struck(it.m.ID) }
@@ -246,7 +247,7 @@ func (o *outage) step(now, newest time.Time, left int, wake *alarm) []action {
 	case o.halted:
 		return nil
 	case o.gate == open:
-		return o.judge(now, newest, left, wake)
+		return o.weigh(now, newest, left, wake)
 	case o.gate == probing:
 		return o.probed(now, wake)
 	case now.Before(o.at):
@@ -255,13 +256,13 @@ func (o *outage) step(now, newest time.Time, left int, wake *alarm) []action {
 	}
 	o.probe(1<<min(o.n, 10), left)
 	if o.cfg.Ordered { // the messages in flight are the probe
-		o.listen(now, probeGap)
+		o.awaitMessages(now, probeGap)
 	}
 	return o.probed(now, wake)
 }
 
-// judge looks at the suspects while there is no pause.
-func (o *outage) judge(now, newest time.Time, left int, wake *alarm) []action {
+// weigh looks at the suspects while there is no pause.
+func (o *outage) weigh(now, newest time.Time, left int, wake *alarm) []action {
 	if len(o.suspects) == 0 {
 		return nil
 	}
@@ -273,7 +274,7 @@ func (o *outage) judge(now, newest time.Time, left int, wake *alarm) []action {
 	case inDoubt: // nothing has begun for a while, perhaps because the broker is silent: the suspects are the probe
 		o.probe(outageSize, left)
 		o.early, o.inPlace = true, true
-		o.listen(now, probeGap)
+		o.awaitMessages(now, probeGap)
 		wake.by(o.at)
 		return o.rerun()
 	}
@@ -327,15 +328,21 @@ func (o *outage) pause(now time.Time, wake *alarm) {
 func (o *outage) probe(most, left int) {
 	o.gate, o.at, o.round = probing, time.Time{}, o.round+1
 	o.most = max(min(most, o.cfg.Concurrency, left), 1)
-	o.begun, o.ended, o.aside, o.down, o.inPlace = 0, 0, 0, false, false
+	o.begun, o.finished, o.aside, o.down, o.inPlace = 0, 0, 0, false, false
 }
 
 // window is how many messages a probe may receive. It grows with the messages that were set aside, which may be all
 // that the queue has at its head.
-func (o *outage) window() int { return min(o.most+4*o.aside, max(o.most, maxSuspects)) }
+func (o *outage) window() int {
+	n := min(o.most+4*o.aside, max(o.most, maxSuspects))
+	if most := o.cfg.traits.MaxWindow; most > 0 {
+		n = min(n, most)
+	}
+	return n
+}
 
-// listen notes that a probe's messages may arrive, or have arrived.
-func (o *outage) listen(now time.Time, patience time.Duration) {
+// awaitMessages notes that a probe's messages may arrive, or have arrived.
+func (o *outage) awaitMessages(now time.Time, patience time.Duration) {
 	if o.gate == probing {
 		o.at = now.Add(patience)
 	}
@@ -345,7 +352,7 @@ func (o *outage) listen(now time.Time, patience time.Duration) {
 func (o *outage) probed(now time.Time, wake *alarm) []action {
 	waited := !o.at.IsZero() && !now.Before(o.at)
 	switch {
-	case o.ended < o.begun || o.begun < o.most && !waited:
+	case o.finished < o.begun || o.begun < o.most && !waited:
 		o.grow(now, wake)
 		return nil
 	case o.begun > 0 && o.down:
@@ -353,7 +360,7 @@ func (o *outage) probed(now time.Time, wake *alarm) []action {
 		return nil
 	case o.begun == 0 && !o.inPlace && len(o.suspects) > 0: // no other messages: the suspects are the probe
 		o.inPlace = true
-		o.listen(now, probeGap)
+		o.awaitMessages(now, probeGap)
 		wake.by(o.at)
 		return o.rerun()
 	}
@@ -363,14 +370,14 @@ func (o *outage) probed(now time.Time, wake *alarm) []action {
 // grow makes a probe try twice as many messages if all its messages run for long: slow handlers would show nothing
 // meanwhile.
 func (o *outage) grow(now time.Time, wake *alarm) {
-	if o.ended == 0 && o.begun == o.most && o.most < o.cfg.Concurrency {
+	if o.finished == 0 && o.begun == o.most && o.most < o.cfg.Concurrency {
 		if at := o.since.Add(probeRun); now.Before(at) {
 			wake.by(at)
 			return
 		}
 		o.most, o.since = min(2*o.most, o.cfg.Concurrency), now
 	}
-	if o.ended == o.begun {
+	if o.finished == o.begun {
 		wake.by(o.at)
 	}
 }

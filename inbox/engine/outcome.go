@@ -201,11 +201,11 @@ func (l *loop) decide(it *item, now time.Time) action {
 	switch o := it.outcome; {
 	case o.kind == outdated:
 		return action{it: it, do: skip}
+	case l.drain.on && (o.kind == mustRunAlone || o.failure.Unavailable || o.decision.Action == driver.ActionReturn):
+		return action{it: it, do: requeue}
 	case o.kind == mustRunAlone:
 		it.mode, it.ledger = alone, asked
 		return action{it: it, do: rerun}
-	case l.drain.on && o.decision.Action == driver.ActionReturn:
-		return action{it: it, do: requeue}
 	case o.failure.Unavailable:
 		return action{it: it, do: suspect}
 	default:
@@ -227,6 +227,7 @@ func (l *loop) all(actions []action, now time.Time) {
 // do does an action. Every message leaves its run here.
 func (l *loop) do(a action, now time.Time) {
 	it := a.it
+	l.changed = true
 	switch a.do {
 	case ack, skip:
 		l.acks.ack(it, a.do == skip)
@@ -270,6 +271,7 @@ const lingerMost = 5 * time.Second
 // key with it: elsewhere the next one would overtake it. A message that was put off for a short time waits as well:
 // by the broker it would lose its place.
 func (l *loop) move(it *item, o order, now time.Time) {
+	l.changed = true
 	if o.target == driver.ToDead && l.cfg.parker != nil && it.key != "" && it.m.Validate() == nil {
 		o.target = toStop
 	}
@@ -339,8 +341,13 @@ func (l *loop) moved(r *removal, now time.Time) {
 			l.refused(it, err, now)
 		}
 	}
-	if unavailable {
-		l.outbound.at = now.Add(moveAgain.Delay(l.outbound.tries, l.cfg.Rand()))
+	switch {
+	case unavailable && l.drain.on: // there is no time to try again
+		for _, it := range l.outbound.drop() {
+			l.requeue(it)
+		}
+	case unavailable:
+		l.outbound.at = now.Add(moveRetries.Delay(l.outbound.tries, l.cfg.Rand()))
 		l.outbound.tries++
 	}
 }
@@ -464,8 +471,8 @@ const (
 	maxRemovals = 4
 )
 
-// moveAgain are the waits before messages are moved again while nothing can be moved: 0.25 s growing to 5 s.
-var moveAgain = backoff.Policy{Base: 250 * time.Millisecond, Max: 5 * time.Second}
+// moveRetries are the waits before messages are moved again while nothing can be moved: 0.25 s growing to 5 s.
+var moveRetries = backoff.Policy{Base: 250 * time.Millisecond, Max: 5 * time.Second}
 
 // outgoing has the messages that go elsewhere. The loop alone uses it.
 type outgoing struct {

@@ -19,6 +19,7 @@ type job struct {
 
 	ledger ledgered // of its only item
 	alone  bool
+	ran    bool // the processor was called; the worker sets it
 
 	began time.Time
 	limit time.Time // after which it is stuck
@@ -37,8 +38,8 @@ type queues struct {
 	fresh  fifo // together with others
 
 	excess  []*item // too many wait for their handlers: these are moved to the retries
-	started int     // messages given to the processor in this run
-	asking  int     // jobs of those that read the ledger first: it may keep their messages from the processor
+	started int     // messages given to the processor in this run, or about to be
+	asking  int     // jobs of those that use the ledger: it may keep their messages from the processor
 	free    []*job
 }
 
@@ -136,11 +137,11 @@ func (q *queues) begin(j *job) *job {
 	q.limits.begin(j)
 	first := j.items[0]
 	j.ledger, j.alone = first.ledger, first.mode == alone
-	if j.ledger == tracked {
+	if j.ledger != untracked {
 		q.asking++
 	}
 	j.msgs = first.one[:0]
-	if len(j.items) > 1 {
+	if len(j.items) > 1 || first.one[0] != nil { // the processor may have kept the slice of an earlier run
 		j.msgs = make([]*inbox.Message, 0, len(j.items))
 	}
 	for _, it := range j.items {
@@ -162,11 +163,11 @@ func (q *queues) job(now time.Time) *job {
 
 // ended frees the places of a finished job, and makes the items ready that waited for them.
 func (q *queues) ended(j *job, now time.Time) {
-	if j.ledger == tracked {
+	if j.ledger != untracked {
 		q.asking--
-		if j.outcomes != nil && j.outcomes[0] != nil && j.outcomes[0].kind != failed { // it did not run
-			q.started--
-		}
+	}
+	if !j.ran {
+		q.started -= len(j.items)
 	}
 	for _, it := range q.limits.end(j, now) {
 		q.ready(it)

@@ -405,3 +405,161 @@ func (s held) Traits() (t driver.Traits) {
 	t.Hold = 30 * time.Minute
 	return t
 }
+
+func (b *bench) putKey(name, key string) {
+	b.t.Helper()
+	noError(b.t, b.queue.Put(&inbox.Message{ID: ids.New(), Name: name, Key: key, Body: []byte("{}")}))
+}
+
+// An ordered message fails because a server is unreachable while another one succeeds, and fails so again when nothing
+// else is in flight: it is tried again soon, whichever timers there are.
+func TestOrdered_struckSuspectIsTriedAgain(t *testing.T) {
+	for name, cfg := range map[string]inbox.ConsumerConfig{
+		"usual":             {},
+		"no other deadline": {HandlerTimeout: time.Millisecond, Rand: func() float64 { return 0.999 }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				var bad atomic.Int32
+				p := &recorder{fail: func(_ context.Context, m *inbox.Message) error {
+					if m.Name == "bad" && bad.Add(1) <= 3 {
+						return inbox.Unavailable(errBroken)
+					}
+					return nil
+				}}
+				cfg.Ordered, cfg.Concurrency = true, 2
+				b := newBench(t, p, engine.Config{ConsumerConfig: cfg}, memqueue.Options{Exclusive: true})
+				b.start()
+				b.putKey("bad", "a")
+				time.Sleep(900 * time.Millisecond)
+				b.putKey("good", "b")
+				time.Sleep(30 * time.Second)
+				if n := bad.Load(); n != 4 {
+					t.Errorf("%d runs within 30 s, want 4", n)
+				}
+				b.stop()
+			})
+		})
+	}
+}
+
+// A drain requeues what cannot be moved, however much it is.
+func TestDrain_requeuesWhileNothingCanBeMoved(t *testing.T) {
+	for name, ordered := range map[string]bool{"ordered": true, "unordered": false} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				p := &recorder{fail: func(context.Context, *inbox.Message) error { return inbox.Unrecoverable(errBroken) }}
+				b := newBench(t, p, engine.Config{ConsumerConfig: inbox.ConsumerConfig{Ordered: ordered, Prefetch: 1000}},
+					memqueue.Options{Exclusive: ordered, Fault: func(at memqueue.Step, _ *inbox.Message) memqueue.Outcome {
+						if at == memqueue.Move {
+							return memqueue.FailBefore
+						}
+						return memqueue.OK
+					}})
+				b.start()
+				for i := range 1000 {
+					b.putKey("x", fmt.Sprint(i))
+				}
+				time.Sleep(5 * time.Minute)
+				if took := b.stop(); took > 5*time.Second {
+					t.Errorf("the drain took %v", took)
+				}
+			})
+		})
+	}
+}
+
+// wholeFunc is a processor of one function.
+type wholeFunc func(ctx context.Context, msgs []*inbox.Message) []error
+
+func (f wholeFunc) Process(ctx context.Context, msgs []*inbox.Message) []error { return f(ctx, msgs) }
+
+// A processor may keep the slice of messages: a later run of the same message does not change it.
+func TestRerun_leavesKeptMessagesAlone(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		var kept [][]*inbox.Message
+		p := wholeFunc(func(_ context.Context, msgs []*inbox.Message) []error {
+			kept = append(kept, msgs)
+			if len(kept) == 1 {
+				return []error{errBroken}
+			}
+			return []error{nil}
+		})
+		b := newBench(t, p, engine.Config{ConsumerConfig: inbox.ConsumerConfig{Ordered: true, Concurrency: 1}}, memqueue.Options{Exclusive: true})
+		b.start()
+		b.putKey("x", "a")
+		b.idle()
+		b.stop()
+		if len(kept) != 2 || kept[0][0].Attempt != 1 || kept[1][0].Attempt != 2 {
+			t.Errorf("kept %v", kept)
+		}
+	})
+}
+
+// lostFirst makes the first delivery of a queue come again, as a redelivery.
+func lostFirst() memqueue.Options {
+	first := true
+	return memqueue.Options{Fault: func(at memqueue.Step, _ *inbox.Message) memqueue.Outcome {
+		if at == memqueue.Receive && first {
+			first = false
+			return memqueue.Lose
+		}
+		return memqueue.OK
+	}}
+}
+
+// A handler that waits for another consumer's message that must run alone is not stuck.
+func TestSolo_waitingIsNotStuck(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		ledger := memory.NewLedger()
+		m := &inbox.Message{ID: ids.New(), Name: "x", Attempt: 1, Body: []byte("{}")}
+		noError(t, ledger.Start(t.Context(), m)) // a run that did not end
+		p := &recorder{fail: func(context.Context, *inbox.Message) error {
+			time.Sleep(25 * time.Second)
+			return nil
+		}}
+		solo, q := &engine.Solo{}, &recorder{}
+		a := newBench(t, withLedger{p, ledger}, engine.Config{Solo: solo}, lostFirst())
+		c := newBench(t, q, engine.Config{Solo: solo, ConsumerConfig: inbox.ConsumerConfig{HandlerTimeout: 5 * time.Second}}, memqueue.Options{})
+		noError(t, a.queue.Put(m))
+		a.start()
+		c.start()
+		time.Sleep(time.Second)
+		if len(p.messages()) != 1 {
+			t.Fatal("the message that must run alone does not run")
+		}
+		c.put("y", 1)
+		time.Sleep(15 * time.Second)
+		if err := ready(c); err != nil || len(q.messages()) != 0 {
+			t.Errorf("%d messages ran beside it, Ready = %v", len(q.messages()), err)
+		}
+		time.Sleep(15 * time.Second)
+		if len(q.messages()) != 1 {
+			t.Error("the other message did not run after it")
+		}
+		a.stop()
+		c.stop()
+	})
+}
+
+// downLedger is a ledger whose notes cannot be read.
+type downLedger struct{ driver.Ledger }
+
+func (downLedger) Look(context.Context, uuid.UUID) (driver.LedgerEntry, error) {
+	return driver.LedgerEntry{}, errBroken
+}
+
+// MessageLimit counts the messages that the processor was given, not those whose note could not be read.
+func TestMessageLimit_countsRuns(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		p := &recorder{}
+		b := newBench(t, withLedger{p, downLedger{memory.NewLedger()}}, engine.Config{ConsumerConfig: inbox.ConsumerConfig{MessageLimit: 1}}, lostFirst())
+		b.put("x", 1)
+		b.start()
+		time.Sleep(time.Minute)
+		if len(b.ended) != 0 || len(p.messages()) != 0 {
+			t.Errorf("Run ended: %v, after %d messages", len(b.ended) == 1, len(p.messages()))
+		}
+		b.stop()
+	})
+}

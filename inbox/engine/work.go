@@ -65,13 +65,14 @@ func (w *workers) run(j *job) {
 		w.post(event{kind: finished, job: j})
 	}()
 	if j.ledger == untracked {
+		j.ran = true
 		w.process(w.ctx, j.msgs, j.errs)
 		return
 	}
 	if j.ledger == tracked {
 		var o *outcome
 		var err error
-		if j.msgs[0], o, err = w.tracker.read(j.msgs[0], j.alone); o != nil || err != nil {
+		if j.msgs[0], o, err = w.tracker.read(j.msgs[0]); o != nil || err != nil {
 			j.outcomes, j.errs[0] = []*outcome{o}, err
 			return
 		}
@@ -82,6 +83,7 @@ func (w *workers) run(j *job) {
 		return
 	}
 	defer func() { w.tracker.end(m, j.errs[0] == nil) }()
+	j.ran = true
 	w.process(w.ctx, []*inbox.Message{m}, j.errs)
 }
 
@@ -259,7 +261,7 @@ type tracker struct {
 
 // read reads the note of a message and decides whether it may run. It returns the message as it is to be processed,
 // or an outcome: that it is outdated, or must run alone.
-func (t *tracker) read(m *inbox.Message, alone bool) (*inbox.Message, *outcome, error) {
+func (t *tracker) read(m *inbox.Message) (*inbox.Message, *outcome, error) {
 	var entry driver.LedgerEntry
 	err := t.note(func(ctx context.Context, l driver.Ledger) (err error) {
 		entry, err = l.Look(ctx, m.ID)
@@ -285,7 +287,7 @@ func (t *tracker) read(m *inbox.Message, alone bool) (*inbox.Message, *outcome, 
 		}
 		m = &later
 	}
-	if open > 0 && !alone {
+	if open > 0 {
 		return m, &outcome{kind: mustRunAlone}, nil
 	}
 	return m, nil, nil
@@ -376,8 +378,8 @@ func (t *tracker) note(call func(ctx context.Context, l driver.Ledger) error) er
 // memoryInterval is how often the memory is measured.
 const memoryInterval = time.Second
 
-// watch returns when ctx ends, or when it has posted that a limit of time or memory is reached.
-func watch(ctx context.Context, cfg *settings, post func(event)) {
+// watchLimits returns when ctx ends, or when it has posted that a limit of time or memory is reached.
+func watchLimits(ctx context.Context, cfg *settings, post func(event)) {
 	var timeUp, measure <-chan time.Time
 	if cfg.TimeLimit > 0 {
 		timer := time.NewTimer(cfg.TimeLimit)
@@ -394,11 +396,11 @@ func watch(ctx context.Context, cfg *settings, post func(event)) {
 		case <-ctx.Done():
 			return
 		case <-timeUp:
-			post(event{kind: halted, limit: "TimeLimit"})
+			post(event{kind: mustEnd, limit: "TimeLimit"})
 			return
 		case <-measure:
 			if runloop.MemoryInUse() > cfg.MemoryLimit {
-				post(event{kind: halted, limit: "MemoryLimit"})
+				post(event{kind: mustEnd, limit: "MemoryLimit"})
 				return
 			}
 		}
