@@ -314,7 +314,7 @@ func (s *Store) Check(ctx context.Context) error {
 	found := check.Findings{Component: "idempotencyredis"}
 	var policy string
 	err := s.server.Ask(ctx, false, func(ctx context.Context) (err error) {
-		policy, err = within(ctx, s.evictionPolicy)
+		policy, err = redisconn.Leave(ctx, s.evictionPolicy)
 		return err
 	})
 	if err != nil {
@@ -381,31 +381,11 @@ func (s *Store) carry(ctx context.Context, c *call) error {
 	if s.lanes != nil {
 		return s.lanes.Do(ctx, c)
 	}
-	_, err := within(ctx, func(ctx context.Context) (struct{}, error) {
+	_, err := redisconn.Leave(ctx, func(ctx context.Context) (struct{}, error) {
 		s.send(ctx, []*call{c})
 		return struct{}{}, nil
 	})
 	return err
-}
-
-// within returns when ctx ends, also if the client ignores that.
-func within[T any](ctx context.Context, ask func(ctx context.Context) (T, error)) (T, error) {
-	type result struct {
-		value T
-		err   error
-	}
-	done := make(chan result, 1)
-	go func() {
-		value, err := ask(ctx)
-		done <- result{value, err}
-	}()
-	select {
-	case r := <-done:
-		return r.value, r.err
-	case <-ctx.Done():
-		var none T
-		return none, ctx.Err()
-	}
 }
 
 // answered reports whether an error is Redis's own answer.
@@ -462,7 +442,7 @@ func (s *Store) InFlight(ctx context.Context) (n int, exact bool, err error) {
 	}
 	var found locks
 	err = s.server.Ask(ctx, s.lanes != nil, func(ctx context.Context) (err error) {
-		found, err = within(ctx, func(ctx context.Context) (locks, error) { return s.inFlight(ctx, mostSeen, seeing) })
+		found, err = redisconn.Leave(ctx, func(ctx context.Context) (locks, error) { return s.inFlight(ctx, mostSeen, seeing) })
 		return err
 	})
 	if err != nil {

@@ -172,26 +172,14 @@ func (c *claim) run(ctx context.Context, script *redis.Script, args ...any) (n i
 // once leaves a call behind that is not answered in time: the client need not mind the deadline
 // (redis.Options.ContextTimeoutEnabled).
 func (c *claim) once(ctx context.Context, script *redis.Script, args []any) (int64, error) {
-	type reply struct {
-		n   int64
-		err error
-	}
 	within, cancel := context.WithTimeout(ctx, tryTimeout)
 	defer cancel() // not before the reply is taken: an end of within would count as its absence
-	replies := make(chan reply, 1)
-	go func() {
-		n, err := script.Run(within, c.p.client, c.keys, args...).Int64()
-		replies <- reply{n, err}
-	}()
-	var r reply
-	select {
-	case r = <-replies:
-	case <-within.Done():
-		r.err = within.Err()
-	}
-	timeout, _ := errors.AsType[net.Error](r.err) // ours, or one of the client's own
+	n, err := redisconn.Leave(within, func(ctx context.Context) (int64, error) {
+		return script.Run(ctx, c.p.client, c.keys, args...).Int64()
+	})
+	timeout, _ := errors.AsType[net.Error](err) // ours, or one of the client's own
 	if timeout != nil && timeout.Timeout() && ctx.Err() == nil {
-		return 0, fmt.Errorf("%w in time: %w", errSilent, r.err)
+		return 0, fmt.Errorf("%w in time: %w", errSilent, err)
 	}
-	return r.n, r.err
+	return n, err
 }

@@ -371,17 +371,7 @@ func (s *shortcut) exec(ctx context.Context, pipe redis.Pipeliner, key string) e
 	}
 	within, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel() // not before the answer is taken
-	answers := make(chan error, 1)
-	go func() {
-		_, err := pipe.Exec(within)
-		answers <- err
-	}()
-	var err error
-	select {
-	case err = <-answers:
-	case <-within.Done():
-		err = within.Err()
-	}
+	_, err := redisconn.Leave(within, func(ctx context.Context) ([]redis.Cmder, error) { return pipe.Exec(ctx) })
 	if _, answered := errors.AsType[redis.Error](err); answered {
 		err = nil
 	}

@@ -101,27 +101,42 @@ const grace = time.Second
 // after the timeout, the call is left behind, and ends by the client's own timeouts. Nothing that
 // the call writes to may be looked at then.
 func Within[T any](ctx context.Context, timeout time.Duration, call func(context.Context) (T, error)) (T, error) {
+	bounded, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	value, left, err := leave(bounded, grace, call)
+	if left {
+		err = fmt.Errorf("no answer within %v: %w", timeout, err)
+	}
+	return value, err
+}
+
+// Leave is Within without a timeout of its own, and leaves the call behind as soon as ctx ends.
+func Leave[T any](ctx context.Context, call func(context.Context) (T, error)) (T, error) {
+	value, _, err := leave(ctx, 0, call)
+	return value, err
+}
+
+func leave[T any](ctx context.Context, grace time.Duration, call func(context.Context) (T, error)) (none T, left bool, err error) {
 	type result struct {
 		value T
 		err   error
 	}
-	bounded, cancel := context.WithTimeout(ctx, timeout)
 	results := make(chan result, 1)
 	go func() {
-		defer cancel()
-		value, err := call(bounded)
+		value, err := call(ctx)
 		results <- result{value, err}
 	}()
 	select {
 	case r := <-results:
-		return r.value, r.err
-	case <-bounded.Done():
+		return r.value, false, r.err
+	case <-ctx.Done():
 	}
-	select {
-	case r := <-results:
-		return r.value, r.err
-	case <-time.After(grace):
-		var none T
-		return none, fmt.Errorf("no answer within %v: %w", timeout, bounded.Err())
+	if grace > 0 {
+		select {
+		case r := <-results:
+			return r.value, false, r.err
+		case <-time.After(grace):
+		}
 	}
+	return none, true, ctx.Err()
 }
