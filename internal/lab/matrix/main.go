@@ -239,8 +239,10 @@ exec chroot "$root" sh -c 'cd "$0" && exec "$@"' "$dir" "$@"`
 
 // runIn runs the suites of some products in the system below root. Path is what comes first in the PATH.
 func (m machine) runIn(ctx context.Context, root, path string, products ...string) ([]outcome, error) {
-	args := []string{"--mount", "sh", "-ec", enter, "sh", root, m.repository, m.goroot, m.modules, m.builds, "--", m.repository,
-		filepath.Join(m.goroot, "bin", "go"), "run", "./internal/lab/matrix", "-inside", strings.Join(products, ",")}
+	args := []string{
+		"--mount", "sh", "-ec", enter, "sh", root, m.repository, m.goroot, m.modules, m.builds, "--", m.repository,
+		filepath.Join(m.goroot, "bin", "go"), "run", "./internal/lab/matrix", "-inside", strings.Join(products, ","),
+	}
 	cmd := exec.CommandContext(ctx, "unshare", args...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGINT) } // go run passes none on

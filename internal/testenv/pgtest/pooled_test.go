@@ -76,7 +76,8 @@ func spread(t *testing.T, pool *pgxpool.Pool) {
 
 func ask(ctx context.Context, db interface {
 	QueryRow(context.Context, string, ...any) pgx.Row
-}) error {
+},
+) error {
 	var got int64
 	if err := db.QueryRow(ctx, "SELECT $1::int8 + length($2)", int64(40), "ab").Scan(&got); err != nil {
 		return err
