@@ -6,17 +6,15 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	amqp "github.com/rabbitmq/amqp091-go"
-	"github.com/redis/go-redis/v9"
 
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/inboxamqp"
 	"github.com/holdfast-go/holdfast/inbox/inboxpgx"
-	"github.com/holdfast-go/holdfast/inbox/inboxredis"
 	"github.com/holdfast-go/holdfast/txretry"
 )
 
 // The code of README.md and of examples/guides/dead-letters.md. The functions are compiled, not called.
-var _ = []any{guideConsumer, guideStreams, guideLetters}
+var _ = []any{guideConsumer, guideLetters}
 
 type invoice struct {
 	Order string `json:"order"`
@@ -42,14 +40,6 @@ func guideConsumer(ctx context.Context, manager *txretry.Manager, dial func(cont
 		return err
 	}
 	if err := errors.Join(billing.Migrate(ctx), consumer.Setup(ctx)); err != nil {
-		return err
-	}
-	return consumer.Run(ctx)
-}
-
-func guideStreams(ctx context.Context, client *redis.Client, billing *inboxpgx.Store) error {
-	consumer, err := inboxredis.NewConsumer(client, "orders", billing, inboxredis.Config{Group: "billing"})
-	if err != nil {
 		return err
 	}
 	return consumer.Run(ctx)

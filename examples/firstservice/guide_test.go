@@ -19,6 +19,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/holdfast-go/holdfast/expiry"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/internal/testenv/amqptest"
 	"github.com/holdfast-go/holdfast/internal/testenv/pgtest"
@@ -164,5 +165,28 @@ func TestConfirm_keepsSignup(t *testing.T) {
 		if a.confirm(w, r); w.Code != want {
 			t.Errorf("status %d, want %d", w.Code, want)
 		}
+	}
+}
+
+func TestCreate_writesRowAndMessage(t *testing.T) {
+	pool, a := newSchema(t)
+	form := strings.NewReader(url.Values{"email": {"ann@example.com"}}.Encode())
+	r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/signups", form)
+	r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+	a.create(httptest.NewRecorder(), r)
+	var rows, messages int
+	const query = "SELECT (SELECT count(*) FROM signups), (SELECT count(*) FROM holdfast_outbox)"
+	check(pool.QueryRow(t.Context(), query).Scan(&rows, &messages))
+	if rows != 1 || messages != 1 {
+		t.Errorf("%d rows, %d messages, want 1 of each", rows, messages)
+	}
+}
+
+func TestSweep_expiresOpenSignups(t *testing.T) {
+	pool, a := newSchema(t)
+	must(pool.Exec(t.Context(), "INSERT INTO signups VALUES (gen_random_uuid(), 'a@b', 'open', now()), (gen_random_uuid(), 'c@d', 'confirmed', now())"))
+	report, err := must(expiry.NewSweeper(a.signups, expiry.SweeperConfig{})).Sweep(context.WithoutCancel(t.Context()))
+	if err != nil || report.Expired != 1 {
+		t.Errorf("%d expired, %v, want 1", report.Expired, err)
 	}
 }
