@@ -1,0 +1,43 @@
+package archtest_test
+
+import (
+	"strings"
+	"testing"
+	"unicode"
+)
+
+// lengths are the most words of documents, by the beginning of their paths.
+var lengths = map[string]int{
+	"inbox/README.md":     700,
+	"ratelimit/README.md": 700,
+	"expiry/README.md":    700,
+	"examples/":           6900,
+	"modules/operator/observability/runbooks.md": 1200,
+}
+
+// TestDocuments_length keeps documents short. A word is what has a letter or a digit in it, code included.
+func TestDocuments_length(t *testing.T) {
+	t.Parallel()
+	words := map[string]int{}
+	for _, file := range files(t, ".md") {
+		for start := range lengths {
+			if strings.HasPrefix(strings.TrimPrefix(file, "../../"), start) {
+				words[start] += countWords(read(t, file))
+			}
+		}
+	}
+	for start, most := range lengths {
+		if n := words[start]; n == 0 || n > most {
+			t.Errorf("%s has %d words, want 1 to %d", start, n, most)
+		}
+	}
+}
+
+func countWords(text string) (n int) {
+	for word := range strings.FieldsSeq(text) {
+		if strings.ContainsFunc(word, func(r rune) bool { return unicode.IsLetter(r) || unicode.IsDigit(r) }) {
+			n++
+		}
+	}
+	return n
+}
