@@ -30,7 +30,7 @@ type Shop struct {
 	Outbox  *outboxpgx.Store
 }
 
-// Place stores an order and its message in one transaction, which is tried again after a conflict.
+// Place stores an order and its message in one transaction, and retries it after a conflict.
 func (s *Shop) Place(ctx context.Context, o Order) error {
 	return s.Manager.Do(ctx, func(ctx context.Context, tx pgx.Tx) error {
 		if err := within(ctx, s.DB, tx).Create(&o).Error; err != nil {

@@ -37,7 +37,7 @@ func TestMain(m *testing.M) {
 
 var blocks = regexp.MustCompile("(?s)```([a-z]+)\n(.*?)```\n")
 
-// TestGuide_isTheProgram: who copies the blocks of the guide has these files, but for imports.
+// TestGuide_isTheProgram compares the blocks of the guide with the files, without their imports.
 func TestGuide_isTheProgram(t *testing.T) {
 	t.Parallel()
 	text := must(os.ReadFile("../guides/first-service.md"))
@@ -62,7 +62,7 @@ func TestGuide_isTheProgram(t *testing.T) {
 	}
 }
 
-// TestService_onEmptyServers does what step 8 says, with signups that expire at once.
+// TestService_onEmptyServers follows step 8 with signups that expire at once.
 func TestService_onEmptyServers(t *testing.T) {
 	t.Parallel()
 	database := pgtest.URL(t)

@@ -118,7 +118,7 @@ func pace(limiter *ratelimitredis.Limiter) inbox.Waiter {
 
 func expired(row expiry.Row) (outbox.Message, error) {
 	m, err := outbox.NewMessage("signup.expired", signup{ID: row.ID})
-	m.ID = expiry.EventID("signup.expired", row.ID, row.Deadline) // the same if it is ever repeated
+	m.ID = expiry.EventID("signup.expired", row.ID, row.Deadline) // a repeated message has the same id
 	return m, err
 }
 

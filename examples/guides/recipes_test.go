@@ -111,8 +111,8 @@ func TestWebhook_storesEachEventOnce(t *testing.T) {
 type queue interface {
 	Receive(ctx context.Context) (*inbox.Message, error) // an error when ctx ends
 	Ack(m *inbox.Message) error
-	Again(m *inbox.Message, after time.Duration) error // stored, then acknowledged
-	Bury(m *inbox.Message, f driver.Failure) error     // stored as a dead letter, then acknowledged
+	Again(m *inbox.Message, after time.Duration) error   // stored, then acknowledged
+	DeadLetter(m *inbox.Message, f driver.Failure) error // stored as a dead letter, then acknowledged
 }
 
 // consume works on one message at a time until ctx ends or the queue fails.
@@ -135,7 +135,7 @@ func consume(ctx context.Context, q queue, p inbox.Processor, retries inbox.Retr
 			m.Attempt++
 		}
 		if next.Action == driver.ActionDead {
-			err = q.Bury(m, failure)
+			err = q.DeadLetter(m, failure)
 		} else {
 			err = q.Again(m, next.Delay)
 		}
@@ -145,7 +145,7 @@ func consume(ctx context.Context, q queue, p inbox.Processor, retries inbox.Retr
 	}
 }
 
-// memory is a queue that delivers what it was given, each message twice.
+// memory is a queue in memory. It returns errEmpty after the last message.
 type memory struct {
 	waiting     []*inbox.Message
 	dead        []string
@@ -171,7 +171,7 @@ func (q *memory) Again(m *inbox.Message, after time.Duration) error {
 	return nil
 }
 
-func (q *memory) Bury(_ *inbox.Message, f driver.Failure) error {
+func (q *memory) DeadLetter(_ *inbox.Message, f driver.Failure) error {
 	q.dead = append(q.dead, f.Class)
 	return nil
 }

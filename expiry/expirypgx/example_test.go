@@ -19,7 +19,7 @@ import (
 
 func holdExpired(row expiry.Row) (outbox.Message, error) {
 	m, err := outbox.NewMessage("hold.expired", map[string]any{"hold": row.ID, "seat": row.Values["seat"]})
-	m.ID = expiry.EventID("hold.expired", row.ID, row.Deadline) // the same id if it is ever repeated
+	m.ID = expiry.EventID("hold.expired", row.ID, row.Deadline) // a repeated message has the same id
 	m.Key = row.ID
 	return m, err
 }
@@ -59,7 +59,7 @@ func ExampleStore_Due() {
 			var deadline time.Time
 			err := tx.QueryRow(ctx, `INSERT INTO holds (id, seat, status, expires_at)
 				VALUES (gen_random_uuid(), $1, 'held', now() + interval '15 minutes') RETURNING expires_at`, seat).Scan(&deadline)
-			holds.Due(tx, deadline) // the sweepers know after the commit
+			holds.Due(tx, deadline) // wakes the sweepers after the commit
 			return err
 		})
 	}

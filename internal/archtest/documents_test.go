@@ -91,17 +91,17 @@ func newPool(ctx context.Context, url, name string, conns int32) (*pgxpool.Pool,
 		return nil, err
 	}
 	cfg.MaxConns = conns
-	cfg.ConnConfig.RuntimeParams["application_name"] = name // who is who in pg_stat_activity
-	cfg.MaxConnLifetime = 30 * time.Minute                  // servers that were added or replaced get their share
-	cfg.MaxConnLifetimeJitter = 5 * time.Minute             // and not all at once
-	txretry.PreparePool(cfg)                                // bounds what pgxpool leaves without
+	cfg.ConnConfig.RuntimeParams["application_name"] = name // shown in pg_stat_activity
+	cfg.MaxConnLifetime = 30 * time.Minute                  // new servers get their share
+	cfg.MaxConnLifetimeJitter = 5 * time.Minute             // not all at once
+	txretry.PreparePool(cfg)                                // sets the time limits that pgxpool lacks
 	return pgxpool.NewWithConfig(ctx, cfg)
 }
 
 func behindPooler(direct, pooled *pgxpool.Pool) (store *outboxpgx.Store, err error) {
-	// in the process of the relay: past the pooler, so that it can LISTEN
+	// the relay connects directly, because it must LISTEN
 	store, err = outboxpgx.New(direct, outboxpgx.Config{})
-	// or: relays look once a second, and nobody notifies
+	// or it polls once a second
 	store, err = outboxpgx.New(pooled, outboxpgx.Config{PollOnly: true})
 	return store, err
 }

@@ -15,7 +15,7 @@ var lengths = map[string]int{
 	"modules/operator/observability/runbooks.md": 1200,
 }
 
-// TestDocuments_length keeps documents short. A word is what has a letter or a digit in it, code included.
+// TestDocuments_length keeps documents short. A word has a letter or a digit; code counts too.
 func TestDocuments_length(t *testing.T) {
 	t.Parallel()
 	words := map[string]int{}
