@@ -13,6 +13,7 @@ import (
 
 // newSchema is an empty schema with the tables.
 func newSchema(t *testing.T) (*pgxpool.Pool, app) {
+	t.Helper()
 	pool := pgtest.New(t)
 	a := newApp(pool, nil)
 	check(a.migrate(t.Context(), pool))
