@@ -135,7 +135,7 @@ func start(t *testing.T, env ...string) (address string, stop func()) {
 	t.Cleanup(func() {
 		if !done {
 			_ = cmd.Process.Kill() // it may have ended
-			_ = <-ended // it was killed
+			_ = <-ended            // it was killed
 		}
 	})
 	select {
