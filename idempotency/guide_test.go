@@ -6,17 +6,15 @@ import (
 	"net/http"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/redis/go-redis/v9"
 
 	"github.com/holdfast-go/holdfast/idempotency"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencypgx"
-	"github.com/holdfast-go/holdfast/idempotency/idempotencyredis"
 	"github.com/holdfast-go/holdfast/txretry"
 )
 
 // The code of README.md, so that the compiler reads it too.
 
-var _ = []any{guideHandler, guideGate, guideKey, guideChild}
+var _ = []any{guideHandler, guideChild}
 
 type order struct {
 	ID    string
@@ -45,32 +43,10 @@ func place(ctx context.Context, tx pgx.Tx, r *http.Request) (idempotency.Respons
 	if err := json.NewDecoder(r.Body).Decode(&o); err != nil {
 		return idempotency.JSON(http.StatusBadRequest, "an order is a JSON object")
 	}
-	if o.Cents > 100_000 {
-		return idempotency.Response{}, tooDear{}
-	}
 	if _, err := tx.Exec(ctx, "INSERT INTO orders (id, cents) VALUES ($1, $2)", o.ID, o.Cents); err != nil {
 		return idempotency.Response{}, err
 	}
 	return idempotency.JSON(http.StatusCreated, o)
-}
-
-type tooDear struct{}
-
-func (tooDear) Error() string   { return "an order costs 1,000 euros at most" }
-func (tooDear) Code() string    { return "TOO_DEAR" }
-func (tooDear) HTTPStatus() int { return http.StatusUnprocessableEntity }
-
-func guideGate(manager *txretry.Manager, client redis.UniversalClient) (*idempotencypgx.Store, error) {
-	gate, err := idempotencyredis.New(client, idempotencyredis.Config{})
-	if err != nil {
-		return nil, err
-	}
-	return idempotencypgx.New(manager, idempotencypgx.Config{Gate: gate})
-}
-
-func guideKey(ctx context.Context, once *idempotencypgx.Store, key idempotency.Key, send func(context.Context, pgx.Tx) (idempotency.Response, error)) (bool, int, error) {
-	resp, replayed, err := once.DoKey(ctx, key, []string{"invoice", "42"}, send)
-	return replayed, resp.Status, err
 }
 
 func guideChild(ctx context.Context, charge func(context.Context, idempotency.Key) error) error {
