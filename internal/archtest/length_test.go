@@ -8,17 +8,20 @@ import (
 
 // lengths are the most words of documents, by the beginning of their paths.
 var lengths = map[string]int{
-	"README.md":             600,
-	"CHANGELOG.md":          1000,
-	"CONTRIBUTING.md":       600,
-	"SECURITY.md":           400,
-	"txretry/README.md":     700,
-	"idempotency/README.md": 700,
-	"outbox/README.md":      700,
-	"inbox/README.md":       700,
-	"ratelimit/README.md":   700,
-	"expiry/README.md":      700,
-	"examples/":             6900,
+	"README.md":                                  600,
+	"CHANGELOG.md":                               1000,
+	"CONTRIBUTING.md":                            600,
+	"SECURITY.md":                                400,
+	"txretry/README.md":                          700,
+	"idempotency/README.md":                      700,
+	"outbox/README.md":                           700,
+	"inbox/README.md":                            700,
+	"ratelimit/README.md":                        700,
+	"expiry/README.md":                           700,
+	"modules/operator/README.md":                 1000,
+	"modules/rpc/README.md":                      600,
+	"modules/watermill/README.md":                300,
+	"examples/":                                  6900,
 	"modules/operator/observability/runbooks.md": 1200,
 }
 
