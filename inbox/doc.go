@@ -61,16 +61,6 @@
 // With ConsumerConfig.MaxParked messages the place is full: what else arrives for keys that wait
 // stays in hand until it fills the window, and the consumer pauses rather than lose or reorder it.
 //
-// The transaction of a kept message locks its key in the store: no other process runs the message
-// meanwhile, however long it takes. When the process dies another one goes on with the key within
-// about 15 s, and HandlerTimeout more where handlers have steps before their transactions. Kept
-// messages run beside those of the queue, up to four keys at once in one process, in addition to
-// ConsumerConfig.Concurrency. They do not count for ConsumerConfig.MessageLimit.
-//
-// A process that loses its queue while it gives a message up may park a key although the queue's
-// next owner gets the message through. No message is out of order by that; the key waits until the
-// letter is replayed, which changes nothing, or removed.
-//
 // # Limits
 //
 // The policy counts the attempts that the message carries, which is as sure as its

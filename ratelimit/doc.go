@@ -11,6 +11,8 @@
 // holds both to the same answers. [NewMiddleware] puts a limiter in front of HTTP handlers. A [Waiter]
 // makes workers wait for their turn, and can take tokens ahead of time.
 //
+// The head of leased.go describes units taken ahead.
+//
 // # What is promised
 //
 // Counting is exact: integers throughout, one decision at a time per counter, by the clock of the
@@ -31,37 +33,6 @@
 // bucket rather than as a time, so that rates which are no whole number of milliseconds stay exact.
 //
 // One decision may hold limits of all three.
-//
-// # Units taken ahead
-//
-// A [Leased] limiter spares a busy limit most of its round trips. A process takes units ahead in a trip
-// that it makes anyway, spends them in memory, and gives back after 100 to 200 ms what is left. Twice as
-// many are taken the next time if they were used up sooner, but never more than a hundredth of what the
-// limit has left (LeasedConfig.Share): the last hundred units are taken one by one, whoever needs them.
-//
-// What is spent is never more than the limit admits, by the store's clock and however many processes
-// there are, because of two rules:
-//
-//  1. A unit is spent once, or given back, and not both.
-//  2. A unit is spent in the window to which it was charged at the store. A process reckons the store's
-//     time from an answer, a hundredth too fast and from when it asked, so it stops milliseconds early.
-//
-// So the store has charged at any time at least what was spent, and in the same window. A [FixedWindow]
-// that admits the one admits the other. So does a [SlidingWindow], since the weight of the previous
-// window only falls between the charge and the moment when the unit is spent.
-//
-// A [TokenBucket] regains tokens in between: units that are spent later would be a burst beyond it. It
-// is never leased; the store is asked each time. So it is for a limit whose Max is below Share.
-//
-// The price is units that nobody can have for a while. Others are denied while a process holds the last
-// of a limit, for 200 ms at most, and for a second if they remember the denial. RetryAfter of such a
-// denial tells when the limit regains units, not when the others give theirs back. A process that dies
-// strands what it holds until that lapses, at the latest with the window after this one: of each limit
-// and key at most Max / Share, as much again in a trip under way, and what its calls were charged. So
-// does an answer or a refund that is lost. The gauge holdfast.ratelimit.leased tells what is held.
-//
-// Three things let the units that are held count beyond the limit, once: a store that loses its memory
-// or whose clock is set, a Reset, and different Max under one name, window and key.
 //
 // # Plans and routes
 //

@@ -21,6 +21,19 @@ import (
 	"github.com/holdfast-go/holdfast/outbox/format"
 )
 
+// The ledger.
+//
+// With a processor that keeps a ledger (*inboxpgx.Store) the attempts are noted in a database as
+// well, from the second on, so that a message that goes well at once pays nothing. An attempt is
+// noted as over when its retry is confirmed and before the original is acknowledged: when the
+// process dies in between, the original is known as a leftover and dropped, where it would run
+// again and schedule a retry of its own. When the retry is overdue by 5 minutes, as after a purge of its
+// queue, the original runs in its place. The beginning and the end of each run are noted, too.
+// When a run began and the process did not survive it, the message runs alone from then on, for
+// half a minute each time, so that no other message is blamed, and after Config.MaxCrashes such
+// runs its next redelivery goes unrun to the class quarantined. That holds for a good message,
+// too, if something else ends the process in so many of its runs, one after the other.
+
 // Consumer hands the messages of one queue, or of its partitions, to a Processor and settles them by its
 // answers. Its methods may be called from any goroutine.
 type Consumer struct {

@@ -12,6 +12,24 @@ import (
 	"github.com/holdfast-go/holdfast/internal/wire"
 )
 
+// Names and limits.
+//
+// The name of a message is the property type, else that of a stamp MessageNameStamp of Symfony
+// Messenger, else the header type, and Config.Format has names for PHP's classes; its id is the property
+// message_id, else that of a stamp MessageIdStamp. Without content_type the body is JSON, and without timestamp the message
+// was written at the time in its id. CloudEvents are read as package outbox/format says. A body of more than 16 MiB is a dead letter of class validation. Dead letters that
+// were moved back by other means than Replay, a shovel for example, begin anew. Queues are
+// declared by Setup and by nothing else, and those that exist are used as they are. A consumer_timeout of the broker below its default of 30 minutes is too short for
+// large batches: the consumer counts on the default.
+//
+// RabbitMQ 3.10 may not tell the consumers of a quorum queue that it was deleted, or lose the way
+// to them, when the queue is declared again at once: they then get nothing until they connect
+// anew. Leave two seconds between.
+//
+// The client cannot receive a message with headers nested more than 32 deep, or with more
+// than 8192 in one table: it breaks the connection with "invalid field or value inside of
+// a frame", again and again. Such a message must be removed from the queue by other means.
+
 // maxAttempt bounds the attempt count read from a header.
 const maxAttempt = 1_000_000
 

@@ -19,6 +19,26 @@ import (
 	"github.com/holdfast-go/holdfast/internal/wire"
 )
 
+// Dead letters.
+//
+// They lie in <prefix>failed.<class>, for the classes default and those of Config.Classes, and the others in
+// that of default. The prefix is the name of the consumer's queue and a dot, unless Config.DeadLetterPrefix is set.
+// A dead letter has its envelope and headers, and in
+// headers of ours the class, the error with its Go type and SQLSTATE, the fingerprint, the attempts
+// and their history, the times of the first and the last failure, the consumer, and the queue, exchange
+// and routing key they came from. Left out of every copy are the broker's own headers, BCC, what is not
+// the slot in CC, the expiration and the user id. Of more than 64 KiB of headers only ours and those that
+// name the message are kept. Consumer.DeadLetters lists, counts, returns and removes them.
+//
+// RabbitMQ hands out each letter once, and does not tell how many it has handed out. A look waits up to a
+// second while a queue of dead letters has another consumer. If that stays, a paced Replay for example, or if
+// the queue gives less than it has counted, the look is of a part, and its error is inbox.ErrHeld. What a
+// session has not settled that is no consumer, because it took it with basic.get or has cancelled since, is
+// missed without a word. So are the letters of a quorum queue without a leader, as when the majority of its
+// nodes is down: RabbitMQ says that it is empty. After a look a quorum queue may take a moment to count its
+// letters again. A look waits for that, a second or a little more; the next one may miss letters of a queue
+// that takes longer.
+
 // letters is a driver.DeadLetters: one queue for each class.
 type letters struct {
 	dial    amqpconn.Dial

@@ -22,6 +22,45 @@ import (
 	"github.com/holdfast-go/holdfast/internal/wire"
 )
 
+// Partitions.
+//
+// With Config.Partitions of 4 the consumer of "orders" reads the queues "orders.0" to "orders.3", each
+// with a single active consumer. The sender says which key is in which: outboxamqp adds a second routing
+// key to messages with an ordering key, holdfast.slot.<n> in the header CC, where n is the CRC-32 of the
+// key modulo 64. Setup makes "orders" a direct exchange, binds it to the exchanges of Config.Bindings, and
+// binds to it each slot's partition, which is n modulo the number of partitions. So all messages of a key
+// are in one partition, also when brokers restart, and senders need not know the number. While a partition
+// is missing its keys have no route. Messages without a slot, which have no key or are of other senders,
+// are all in the first partition: they come there by the exchange "orders.slotless.4". A sender of another
+// kind adds the header by itself. Whoever publishes to the queue "orders" by the default exchange must
+// publish to the exchange "orders" instead.
+//
+// Run runs one consumer for each partition, side by side. Concurrency, Batch, Prefetch and the limits of
+// single handlers are those of each partition: a process that serves 4 of them with a Concurrency of 8
+// runs up to 32 handlers. TimeLimit, MessageLimit and MemoryLimit end the whole Run, and MessageLimit counts
+// the messages of all partitions. A message that may have ended the process runs alone in it. Each partition pauses by itself
+// while a server is down. While a partition is missing, Ready and the log name it, and the others are served. Run
+// needs a connection for each partition, one for copies, and one that counts the processes.
+//
+// The Queue of a message, the attribute queue in logs and metrics and the origin of a dead letter name the
+// partition. The metric dead_letters names the queue "orders": the dead letters of all partitions are in the same
+// queues. Replay gives a dead letter to the exchange, and so to the partition of its slot.
+//
+// The broker serves each partition to the process that subscribed first. About every 10 seconds a process
+// compares its partitions with its share: their number divided by the number of processes, rounded up. It gives up
+// those above the share. It receives no more messages of the partition, waits for the handlers that run, as at the end
+// of Run, closes the session and subscribes again behind the other processes. No message is processed twice for it,
+// unless a handler ignores its end for longer than ShutdownTimeout. The next process tries a message that waits for a
+// retry at once; without a ledger its attempts begin anew. A partition counts once it has delivered a message. The processes
+// are counted by the queue "orders.members", which each consumes and which stays empty. When a process
+// ends or dies, its partitions go to the others at once.
+//
+// Another number of partitions sends keys elsewhere, and later messages of a key may overtake those that
+// are queued. So stop the publishers, a relay for example, until the partitions are empty, and delete the
+// exchange and the old queues: Setup refuses and Check names what is left, and Run and Ready say so of a
+// process with another number. The guide examples/guides/production.md has the steps. No other queue may be
+// bound to the exchange. Replay needs the permission to write to it.
+
 // partitioned reports whether the consumer reads several queues.
 func (s *settings) partitioned() bool { return s.Partitions > 1 }
 

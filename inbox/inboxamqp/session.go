@@ -19,6 +19,28 @@ import (
 	"github.com/holdfast-go/holdfast/internal/amqpconn"
 )
 
+// Faults.
+//
+// The consumer asks the broker every two seconds whether it is there, and connects anew when it
+// has not answered for five, or for one and a half heartbeats if that is less. The broker, too, must
+// notice a connection that fell silent before it delivers again what that was given: after two to
+// three heartbeats. They are in the amqp.Config of the dial function, 10 s by default.
+//
+// On a lost connection, a closed channel, a deleted queue or a restarted broker the consumer
+// begins a new session, after pauses that grow to 2 seconds. The log and Ready name a queue that
+// does not exist: Run declares nothing, and goes on as soon as Setup has declared it again. RabbitMQ
+// 3.10 confirms the declaration of a quorum queue before it is on the disk. Killed right then, it
+// comes back with a queue that takes no messages; delete it and call Setup.
+//
+// An error of inbox.Unavailable, for a database that is down, keeps the message. When another one
+// that began later goes through, the server is there: the message goes behind the others for about
+// two seconds, and the second time has failed by itself, so that its failure is counted as any
+// other. When 16 messages have failed, or as many as Prefetch, or one has waited for 5 seconds for
+// another that runs, the consumer pauses: it cancels itself at the broker and tries a few messages
+// at a time, at distances up to about 2 seconds, until one goes through. It tries messages that
+// have not failed yet first, and more where those run for over 2 seconds. Where no other begins for
+// 1.5 seconds, those that failed are tried again, and it pauses when they fail.
+
 // session is one channel, on a connection of its own. It is thrown away when anything about it
 // breaks, and a delivery knows its session, so nothing is settled on a later one.
 type session struct {

@@ -16,6 +16,52 @@ import (
 	"github.com/holdfast-go/holdfast/internal/wire"
 )
 
+// Queues.
+//
+// Setup declares four queues for a consumer of "billing", and one more for each of Config.Classes. With
+// Config.Partitions it declares one for each partition in place of the first, and billing.members:
+//
+//	billing                 its messages
+//	billing.failed.default  its dead letters, of all classes that are not in Config.Classes
+//	billing.retrying        one empty message for each message that waits for its next attempt
+//	billing.putoff          one empty message for each message that waits and has not failed
+//
+// All consumers of a virtual host share 20 delay queues, holdfast.delay.100 to holdfast.delay.960000, the queue
+// holdfast.lost, and the exchanges holdfast.delay, holdfast.return and holdfast.lost. A message that is to wait
+// goes to the exchange holdfast.delay with the name of its queue as routing key and its delay in milliseconds in
+// the header holdfast-delay, which selects the delay queue. When its time is up, it returns by holdfast.return.
+// If its queue is gone, it goes to holdfast.lost, so that it blocks nobody. Watch that queue; Check reports its
+// messages. Move them to the exchange holdfast.return by a shovel when their queue is there again.
+//
+// A consumer's queue must not refuse messages: declare none with x-overflow reject-publish, and set no such policy.
+// A delay queue keeps the messages that their queue refuses, and some dozens of those block the retries
+// of all consumers of the virtual host. Check names a queue that was declared so; it cannot see policies. A queue
+// that is unavailable, such as a classic queue on a node that is down, has the same effect.
+//
+// Run binds its queue to holdfast.return at each session, for a queue that was deleted and declared again without
+// Setup. Where it may not, it logs that, and Setup must be called.
+//
+// The queues are quorum queues; with Config.Classic those of the consumer are classic. Delay queues dead-letter
+// at least once. Every quorum queue has x-delivery-limit 1,000,000,000, on all versions of RabbitMQ: without one
+// RabbitMQ 4 drops messages that were given back 20 times, dead letters too, as each look at them gives them back.
+// A queue that was declared without it, by an older version of this package for example, needs a policy with the
+// same delivery-limit before its broker is upgraded to RabbitMQ 4. Check names such queues.
+//
+// Whoever calls Setup needs the permissions to configure, write and read holdfast\..* and the consumer's own
+// names, and to read the exchanges of Config.Bindings. Without them Setup succeeds where everything exists and
+// Config.Bindings is empty. Run needs to read the consumer's queues and to write to amq.default and holdfast.delay.
+// To bind its queue it needs to write to the queue and to read holdfast.return.
+
+// Retries.
+//
+// A delay queue waits for 0.1, 0.25, 0.5, 1, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48 or 64 seconds, or for 2, 4, 8
+// or 16 minutes. A message takes the shortest one that is long enough, so it is never early and up to half of its
+// delay and 1.5 seconds late. Where that would be later, and for longer delays, it passes through several, and
+// through its own queue in between. The count of attempts travels in the header holdfast-attempt. Later messages
+// overtake a failed one. When the broker ends while it returns a message from a delay queue, it tries again after
+// three minutes: that retry is late. The broker's setting dead_letter_worker_publisher_confirm_timeout
+// (advanced.config, application rabbit, in milliseconds) shortens that.
+
 // The types of queues, as the argument x-queue-type names them.
 const (
 	quorum  = "quorum"

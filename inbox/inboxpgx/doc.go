@@ -7,7 +7,7 @@
 // A Store is the inbox.Processor of one consumer. It owns five tables, which Migrate creates: the
 // entries; the ledger, in which the consumer notes what became of messages that did not go
 // through at their first delivery; the ordering keys that are stopped by a dead letter, and their
-// messages (see Stopped keys); and the consumers that operators have paused. While the consumer runs,
+// messages (see parked.go); and the consumers that operators have paused. While the consumer runs,
 // entries and notes that are older than the retention are deleted; messages that wait are kept, and so
 // are their entries.
 //
@@ -21,6 +21,8 @@
 // is not done. The same holds for every other change of the Store's tables.
 //
 // When the handler fails its entry is rolled back with its other writes, so a retry runs it again.
+//
+// The head of parked.go describes keys that a dead letter stops.
 //
 // # Guarantees
 //
@@ -38,27 +40,6 @@
 // so it must have no effects but through tx and txretry.AfterCommit. HandlePrepared gives
 // slow calls to other systems their place before the transaction; they happen at every
 // delivery, that of a copy too, and must bear repetition.
-//
-// # Stopped keys
-//
-// With inbox.ConsumerConfig.ParkKeys a dead letter stops its ordering key. The letter is stored in the
-// tables of the Store and not in the broker's dead-letter queue. The statement that makes the entry of a
-// message makes none if the key is stopped: no handler runs, and the message is stored behind the letter.
-// That costs a message of a free key no round trip.
-//
-// When the letter is replayed or dropped, a Store whose consumer runs claims the key and processes its
-// messages: one transaction locks the key's row, makes the entry of the message and runs the handler. After it
-// the message is deleted. A message that fails is tried again by the consumer's RetryPolicy and may become the
-// next dead letter. The key is free when it has no messages. A message that arrives in this moment either is stored before and keeps the
-// key stopped, or finds it free: a foreign key from messages to keys makes sure.
-//
-//   - The process ends before the transaction commits: the message is there, and another process goes on.
-//   - The process ends before the message is deleted: its entry is there, and no handler runs.
-//   - The process stalls, and another one claims the key: what the first one does later changes nothing.
-//   - The process ends between a stored letter and the acknowledgement: the message comes again, and is
-//     acknowledged, since it is stored already.
-//   - Another process runs a copy of the message from before: its entry makes the two wait for each other,
-//     and one takes effect.
 //
 // # Batches
 //
@@ -87,6 +68,5 @@
 // transaction itself, or kept it open for longer than the server's timeouts allow.
 //
 // The consumer distinguishes an outage from a handler that breaks its connection every time, by a
-// statement or by a shorter context of its own whose error it hides: see "Faults" in the comment
-// of inboxamqp.
+// statement or by a shorter context of its own whose error it hides: see inbox/inboxamqp/session.go.
 package inboxpgx

@@ -21,6 +21,37 @@ import (
 	"github.com/holdfast-go/holdfast/internal/telemetry"
 )
 
+// Stopped keys.
+//
+// With inbox.ConsumerConfig.ParkKeys a dead letter stops its ordering key. The letter is stored in the
+// tables of the Store and not in the broker's dead-letter queue. The statement that makes the entry of a
+// message makes none if the key is stopped: no handler runs, and the message is stored behind the letter.
+// That costs a message of a free key no round trip.
+//
+// When the letter is replayed or dropped, a Store whose consumer runs claims the key and processes its
+// messages: one transaction locks the key's row, makes the entry of the message and runs the handler. After it
+// the message is deleted. A message that fails is tried again by the consumer's RetryPolicy and may become the
+// next dead letter. The key is free when it has no messages. A message that arrives in this moment either is stored before and keeps the
+// key stopped, or finds it free: a foreign key from messages to keys makes sure.
+//
+//   - The process ends before the transaction commits: the message is there, and another process goes on.
+//   - The process ends before the message is deleted: its entry is there, and no handler runs.
+//   - The process stalls, and another one claims the key: what the first one does later changes nothing.
+//   - The process ends between a stored letter and the acknowledgement: the message comes again, and is
+//     acknowledged, since it is stored already.
+//   - Another process runs a copy of the message from before: its entry makes the two wait for each other,
+//     and one takes effect.
+//
+// The transaction of a kept message locks its key in the store: no other process runs the message
+// meanwhile, however long it takes. When the process dies another one goes on with the key within
+// about 15 s, and HandlerTimeout more where handlers have steps before their transactions. Kept
+// messages run beside those of the queue, up to four keys at once in one process, in addition to
+// ConsumerConfig.Concurrency. They do not count for ConsumerConfig.MessageLimit.
+//
+// A process that loses its queue while it gives a message up may park a key although the queue's
+// next owner gets the message through. No message is out of order by that; the key waits until the
+// letter is replayed, which changes nothing, or removed.
+
 const (
 	// maxKey bounds the length of an ordering key that is stored as it is, for an index.
 	maxKey = 255

@@ -18,6 +18,21 @@ import (
 	"github.com/holdfast-go/holdfast/internal/redisconn"
 )
 
+// How the claim of a message works.
+//
+// The key of a message is outbox:processed:<message id>, or
+// outbox:processed:<namespace>:<message id> when there is a namespace. Consumers that share a
+// Redis must have different ones, or they take each other's messages for processed. Before
+// the handler the key is claimed (SET NX, value processing:<token>) with a short lease that is
+// prolonged while the handler runs. After it the key becomes done:<token> for 8 days, or is
+// removed when the handler failed, so that a retry may claim it. A token, new for each
+// delivery, keeps a holder that lost its claim from removing that of another.
+//
+// A message whose key says done is skipped and counts as done. So does one whose key holds
+// something else than this package writes, such as a set or another text: that is how other
+// systems note what they have processed. A message that is claimed by another delivery is
+// postponed, never acknowledged: if the other one dies its claim runs out.
+
 // settleTimeout bounds the commands that end a claim; a context that has ended does not stop them.
 const settleTimeout = 5 * time.Second
 

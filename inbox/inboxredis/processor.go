@@ -16,6 +16,19 @@ import (
 	"github.com/holdfast-go/holdfast/internal/redisconn"
 )
 
+// Before inboxpgx.
+//
+// Where the next processor deduplicates by itself, as *inboxpgx.Store does, nothing is claimed.
+// Redis is asked first and believed only when it says that a message is done; everything else is
+// for the next processor, whose guarantees stay. That saves transactions where many copies come.
+// The keys are the same. A consumer also gets the ledger, the pauses and the pruning of the next processor.
+
+// Without Redis.
+//
+// While Redis cannot be reached no handler runs: the result is inbox.Unavailable, after 6 seconds
+// at the latest, whatever the client's own timeouts are. Before inboxpgx messages go on without
+// it, after 100 ms at the latest.
+
 const (
 	keyPrefix = "outbox:processed:"
 

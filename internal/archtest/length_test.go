@@ -43,6 +43,22 @@ func TestDocuments_length(t *testing.T) {
 	}
 }
 
+// maxDoc is how many lines a package comment may have. Algorithms stand at the head of the file that has them.
+const maxDoc = 80
+
+// TestPackageComments_length counts the lines of each doc.go but that of the engine, which draws the states of a message.
+func TestPackageComments_length(t *testing.T) {
+	t.Parallel()
+	for _, file := range files(t, "/doc.go") {
+		if strings.HasSuffix(file, "inbox/engine/doc.go") {
+			continue
+		}
+		if lines := strings.Count(read(t, file), "\n"); lines > maxDoc {
+			t.Errorf("%s has %d lines, at most %d are allowed", file, lines, maxDoc)
+		}
+	}
+}
+
 func countWords(text string) (n int) {
 	for word := range strings.FieldsSeq(text) {
 		if strings.ContainsFunc(word, func(r rune) bool { return unicode.IsLetter(r) || unicode.IsDigit(r) }) {
