@@ -49,20 +49,21 @@ func TestHundredThousandDeadLetters(t *testing.T) {
 	})
 	t.Run("Redis", func(t *testing.T) {
 		t.Parallel()
-		url := siteOfConsumer(t, redisConsumer(t, letters), letters)
+		url := siteOfConsumer(t, redisConsumer(t, letters), letters, "unrecoverable")
 		wantView(t, url+"preview?what=retry", `<span class="count">100000</span>`)
 	})
 	t.Run("RabbitMQ", func(t *testing.T) {
 		t.Parallel()
-		siteOfConsumer(t, rabbitConsumer(t, onRabbitMQ), onRabbitMQ)
+		siteOfConsumer(t, rabbitConsumer(t, onRabbitMQ), onRabbitMQ, "default") // it has one queue for all classes
 	})
 }
 
-// siteOfConsumer serves the page of a consumer with so many dead letters, and wants its views.
-func siteOfConsumer(t *testing.T, c consumer, letters int) (url string) {
+// siteOfConsumer serves the page of a consumer with so many dead letters, which the status counts in a class, and wants its
+// views.
+func siteOfConsumer(t *testing.T, c consumer, letters int, class string) (url string) {
 	t.Helper()
 	url = site(t, operator.Config{Consumers: []operator.Consumer{{Name: "billing", Consumer: c}}})
-	wantViews(t, url, letters, fmt.Sprintf("unrecoverable %d<", letters), "The first %d that were found.")
+	wantViews(t, url, letters, fmt.Sprintf("%s %d<", class, letters), "The first %d that were found.")
 	wantView(t, url+"dead-letters?name=order.kind-1", "The first 100 that were found.")
 	return url
 }
