@@ -9,9 +9,10 @@ import (
 	"go.opentelemetry.io/otel/trace"
 )
 
-// ConsumerConfig is what the Config of every consumer embeds. The zero value works.
+// ConsumerConfig configures a consumer of any transport. The zero value works.
 type ConsumerConfig struct {
-	// Name tells consumers apart in dead letters and on the broker. Default: the queue's name.
+	// Name tells consumers apart in dead letters and on the broker. Default: the name of the processor, such as that of
+	// an inboxpgx.Store; without one the queue's name.
 	Name string
 	// Concurrency is how many messages, or batches, are processed at once. Default: 8.
 	Concurrency int

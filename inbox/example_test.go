@@ -34,9 +34,7 @@ func Example() {
 
 	// In production the consumer is inboxamqp.NewConsumer, on RabbitMQ.
 	broker := inboxtest.NewBroker()
-	consumer, err := inboxtest.NewConsumer(broker, "billing", mux, inboxtest.Config{
-		ConsumerConfig: inbox.ConsumerConfig{Concurrency: 1, Logger: slog.New(slog.DiscardHandler)},
-	})
+	consumer, err := inboxtest.NewConsumer(broker, inboxtest.Queue{Name: "billing"}, mux, inbox.ConsumerConfig{Concurrency: 1, Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		fmt.Println(err)
 		return

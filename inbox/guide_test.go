@@ -33,9 +33,8 @@ func guideConsumer(ctx context.Context, manager *txretry.Manager, dial func(cont
 	if err != nil {
 		return err
 	}
-	consumer, err := inboxamqp.NewConsumer(dial, "billing", billing, inboxamqp.Config{
-		Bindings: []inboxamqp.Binding{{Exchange: "shop", Key: "order.*"}},
-	})
+	queue := inboxamqp.Queue{Bindings: []inboxamqp.Binding{{Exchange: "shop", Key: "order.*"}}}
+	consumer, err := inboxamqp.NewConsumer(dial, queue, billing, inbox.ConsumerConfig{})
 	if err != nil {
 		return err
 	}

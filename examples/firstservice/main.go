@@ -163,12 +163,11 @@ func main() {
 	a := newApp(pool, pace(limiter))
 	publisher := must(outboxamqp.NewPublisher(dial, outboxamqp.Config{Exchange: "signups"}))
 	relay := must(outbox.NewRelay(a.outbox, publisher, outbox.RelayConfig{}))
-	consumer := func(name string, box *inboxpgx.Store, messages string) *inboxamqp.Consumer {
-		return must(inboxamqp.NewConsumer(dial, name, box, inboxamqp.Config{
-			Bindings: []inboxamqp.Binding{{Exchange: "signups", Key: messages}},
-		}))
+	consumer := func(box *inboxpgx.Store, messages string) *inboxamqp.Consumer {
+		queue := inboxamqp.Queue{Bindings: []inboxamqp.Binding{{Exchange: "signups", Key: messages}}}
+		return must(inboxamqp.NewConsumer(dial, queue, box, inbox.ConsumerConfig{}))
 	}
-	mailer, stats := consumer("mailer", a.mailer, "signup.created"), consumer("stats", a.stats, "signup.*")
+	mailer, stats := consumer(a.mailer, "signup.created"), consumer(a.stats, "signup.*")
 	sweeper := must(expiry.NewSweeper(a.signups, expiry.SweeperConfig{}))
 	operated := must(page.New(operator.Config{
 		Outboxes:  []operator.Outbox{{Store: a.outbox, Relay: relay}},

@@ -19,6 +19,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/idempotency"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencypgx"
+	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/inboxamqp"
 	"github.com/holdfast-go/holdfast/inbox/inboxpgx"
 	"github.com/holdfast-go/holdfast/modules/service"
@@ -119,7 +120,7 @@ func main() {
 	publisher := must(outboxamqp.NewPublisher(dial, outboxamqp.Config{Exchange: "shop"}))
 	relay := must(outbox.NewRelay(store, publisher, outbox.RelayConfig{}))
 	books := must(inboxpgx.New(manager, "billing", inboxpgx.Config{}))
-	consumer := must(inboxamqp.NewConsumer(dial, "billing", books, inboxamqp.Config{Bindings: orders}))
+	consumer := must(inboxamqp.NewConsumer(dial, inboxamqp.Queue{Bindings: orders}, books, inbox.ConsumerConfig{}))
 	s := shop{insert(addOrder), insert(addInvoice), store}
 	check(inboxpgx.Handle(books, "order.placed", s.bill))
 

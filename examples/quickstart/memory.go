@@ -9,6 +9,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/idempotency/idempotencypgx"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencytest"
+	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/inboxpgx"
 	"github.com/holdfast-go/holdfast/inbox/inboxtest"
 	"github.com/holdfast-go/holdfast/modules/service"
@@ -26,7 +27,7 @@ type app struct {
 }
 
 // newApp makes the same shop, relay and consumer on fakes. Tests give it faults.
-func newApp(group *service.Group, cfg inboxtest.Config, faults ...txretrytest.Fault) app {
+func newApp(group *service.Group, queue inboxtest.Queue, faults ...txretrytest.Fault) app {
 	manager := txretrytest.New(txretrytest.Config{Script: faults})
 	store, broker := outboxtest.New(), inboxtest.NewBroker()
 	once := must(idempotencytest.New(manager, idempotencypgx.Config{})) // a real store, its records in memory
@@ -35,12 +36,12 @@ func newApp(group *service.Group, cfg inboxtest.Config, faults ...txretrytest.Fa
 	s := shop{data.addOrder, data.addInvoice, store}
 	check(inboxpgx.Handle(books, "order.placed", s.bill))
 	relay := must(outbox.NewRelay(store, broker, outbox.RelayConfig{}))
-	consumer := must(inboxtest.NewConsumer(broker, "billing", books, cfg))
+	consumer := must(inboxtest.NewConsumer(broker, queue, books, inbox.ConsumerConfig{}))
 	return app{s.handler(once, group.Ready(nil)), relay, consumer, data}
 }
 
 func inMemory(group *service.Group) {
-	a := newApp(group, inboxtest.Config{Names: []string{"order.*"}})
+	a := newApp(group, inboxtest.Queue{Names: []string{"order.*"}})
 	serve(group, a.handler)
 	group.Add("billing", a.consumer)
 	group.Last("relay", a.relay)

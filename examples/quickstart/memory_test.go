@@ -29,7 +29,7 @@ func post(handler http.Handler, key idempotency.Key) *httptest.ResponseRecorder 
 // reply is lost.
 func TestAnOrderIsBilledOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		a := newApp(&service.Group{}, inboxtest.Config{Fault: inboxtest.DeliverTwice},
+		a := newApp(&service.Group{}, inboxtest.Queue{Fault: inboxtest.DeliverTwice},
 			txretrytest.Fault{Point: txretrytest.AtCommit, SQLSTATE: "40001"},
 			txretrytest.Fault{Point: txretrytest.ReplyLostApplied})
 		ctx, stop := context.WithCancel(t.Context())
@@ -51,7 +51,7 @@ func TestAnOrderIsBilledOnce(t *testing.T) {
 }
 
 func TestABadOrderChangesNothing(t *testing.T) {
-	a := newApp(&service.Group{}, inboxtest.Config{})
+	a := newApp(&service.Group{}, inboxtest.Queue{})
 	r := httptest.NewRequest(http.MethodPost, "/orders", strings.NewReader("4200"))
 	r.Header.Set(idempotency.Header, string(idempotency.NewKey()))
 	r.Header.Set("X-User-Id", "me")

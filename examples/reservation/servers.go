@@ -334,16 +334,15 @@ func newBroker(cfg config, s *servers, p inbox.Processor, h *handled) broker {
 		common.Batch, common.Concurrency, common.Prefetch = 1, trialWorkers, trialWorkers
 	}
 	if cfg.broker == brokerRedis {
-		consumer := must(inboxredis.NewConsumer(s.redis, messages.Exchange, p, inboxredis.Config{ConsumerConfig: common}))
+		consumer := must(inboxredis.NewConsumer(s.redis, inboxredis.Stream{Name: messages.Exchange}, p, common))
 		return broker{
 			publisher: countedRedis{must(outboxredis.NewPublisher(s.redis, outboxredis.Config{Stream: messages.Exchange})), h},
 			consumer:  consumer, setup: []func(context.Context) error{consumer.Setup},
 		}
 	}
 	publisher := must(outboxamqp.NewPublisher(s.dial, outboxamqp.Config{Exchange: messages.Exchange}))
-	consumer := must(inboxamqp.NewConsumer(s.dial, messages.Queue, p, inboxamqp.Config{
-		ConsumerConfig: common,
-		Bindings:       []inboxamqp.Binding{{Exchange: messages.Exchange, Key: messages.Binding}},
-	}))
+	consumer := must(inboxamqp.NewConsumer(s.dial, inboxamqp.Queue{
+		Name: messages.Queue, Bindings: []inboxamqp.Binding{{Exchange: messages.Exchange, Key: messages.Binding}},
+	}, p, common))
 	return broker{publisher: countedAMQP{publisher, h}, consumer: consumer, setup: []func(context.Context) error{publisher.Setup, consumer.Setup}}
 }

@@ -27,6 +27,23 @@ const (
 	maxPrefixBytes  = 128
 )
 
+// Named is an optional interface of an inbox.Processor, such as *inboxpgx.Store.
+type Named interface {
+	// Name returns the name of the consumer whose messages the processor gets.
+	Name() string
+}
+
+// Names returns the names of a consumer and of its queue. The consumer's name is ConsumerConfig.Name, the processor's
+// name, or the queue's name, the first that is set. The default of the queue's name is the consumer's.
+func Names(c inbox.ConsumerConfig, p inbox.Processor, queue string) (consumer, from string) {
+	consumer = c.Name
+	if named, ok := p.(Named); ok {
+		consumer = cmp.Or(consumer, named.Name())
+	}
+	consumer = cmp.Or(consumer, queue)
+	return consumer, cmp.Or(queue, consumer)
+}
+
 // ConsumerDefaults returns a config with every zero field replaced by its default but for the
 // providers of telemetry, whose nil means the global ones.
 func ConsumerDefaults(c inbox.ConsumerConfig, queue string) inbox.ConsumerConfig {

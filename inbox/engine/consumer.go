@@ -302,10 +302,10 @@ func (s *settings) validate() error {
 		problems = append(problems, fmt.Errorf(s.Package+": "+format, args...))
 	}
 	if s.Timeout < 0 {
-		fail("Config.Timeout %v is negative", s.Timeout)
+		fail("Timeout %v is negative", s.Timeout)
 	}
 	if s.MaxBodyBytes < 0 {
-		fail("Config.MaxBodyBytes %d is negative", s.MaxBodyBytes)
+		fail("MaxBodyBytes %d is negative", s.MaxBodyBytes)
 	}
 	if s.traits.MaxWindow > 0 && s.Prefetch > s.traits.MaxWindow {
 		fail("ConsumerConfig.Prefetch %d is more than the transport's %d", s.Prefetch, s.traits.MaxWindow)

@@ -100,7 +100,7 @@ func checkExchanges(conn *amqpconn.Conn, bindings []Binding, found *check.Findin
 // checkTimes compares what the Config promises.
 func (s *settings) checkTimes(found *check.Findings) {
 	if window := driver.Horizon(s.Retry); s.remembers && s.retention > 0 && s.retention < window {
-		found.Add("lengthen the Retention of the processor, or shorten Config.Retry.MaxAge",
+		found.Add("lengthen the Retention of the processor, or shorten ConsumerConfig.Retry.MaxAge",
 			"a message may be retried for %v, and is remembered for %v: after that it takes effect again", window, s.retention)
 	}
 	if s.Ordered && !s.ledger {
@@ -111,7 +111,7 @@ func (s *settings) checkTimes(found *check.Findings) {
 	together := s.Concurrency * s.Batch
 	rounds := (s.Prefetch + together - 1) / together
 	if limit := driver.CallTimeout(s.ConsumerConfig, hold, s.Batch); limit >= hold/time.Duration(rounds) {
-		found.Add("lower Config.Prefetch or Config.HandlerTimeout",
+		found.Add("lower ConsumerConfig.Prefetch or ConsumerConfig.HandlerTimeout",
 			"%d prefetched messages, %d at once in up to %v, may take longer than the %v after which the broker takes them back",
 			s.Prefetch, together, limit, hold)
 	}

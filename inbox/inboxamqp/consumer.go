@@ -30,7 +30,7 @@ import (
 // again and schedule a retry of its own. When the retry is overdue by 5 minutes, as after a purge of its
 // queue, the original runs in its place. The beginning and the end of each run are noted, too.
 // When a run began and the process did not survive it, the message runs alone from then on, for
-// half a minute each time, so that no other message is blamed, and after Config.MaxCrashes such
+// half a minute each time, so that no other message is blamed, and after ConsumerConfig.MaxCrashes such
 // runs its next redelivery goes unrun to the class quarantined. That holds for a good message,
 // too, if something else ends the process in so many of its runs, one after the other.
 
@@ -51,7 +51,7 @@ type runner interface {
 }
 
 // NewConsumer returns a consumer of a queue that connects by dial once Run is called, over two
-// connections: one receives, one publishes copies. With Config.Partitions one receives for each partition,
+// connections: one receives, one publishes copies. With Queue.Partitions one receives for each partition,
 // and a further one counts processes. Every call of dial must open a new
 // connection, without the client's own recovery; Dial returns such a function.
 //
@@ -61,22 +61,21 @@ type runner interface {
 // messages are remembered for 8 days.
 //
 // The error names every violation in cfg. Nothing is asked of a server yet.
-func NewConsumer(dial func(ctx context.Context) (*amqp.Connection, error), queue string, processor inbox.Processor, cfg Config) (*Consumer, error) {
+func NewConsumer(dial func(ctx context.Context) (*amqp.Connection, error), queue Queue, processor inbox.Processor, cfg inbox.ConsumerConfig) (*Consumer, error) {
 	return newConsumer(dial, queue, processor, cfg, tuning{})
 }
 
-func newConsumer(dial func(context.Context) (*amqp.Connection, error), queue string, p inbox.Processor, cfg Config, t tuning) (*Consumer, error) {
+func newConsumer(dial func(context.Context) (*amqp.Connection, error), queue Queue, p inbox.Processor, cfg inbox.ConsumerConfig, t tuning) (*Consumer, error) {
 	s := newSettings(queue, p, cfg, t)
 	err := s.validate()
 	if dial == nil {
 		err = errors.Join(errors.New("inboxamqp: dial is nil"), err)
 	}
 	c := &Consumer{cfg: s, source: newSource(dial, s), processor: p}
-	engineConfig := cfg.ConsumerConfig
-	engineConfig.DeadLetterPrefix = s.DeadLetterPrefix
+	cfg.Name, cfg.DeadLetterPrefix = s.ConsumerConfig.Name, s.DeadLetterPrefix
 	var wrong error
 	c.engine, wrong = newRunner(c.source, p, engine.Config{
-		ConsumerConfig: engineConfig, Queue: queue, Package: component, Timeout: cfg.Timeout, MaxBodyBytes: t.maxBodyBytes,
+		ConsumerConfig: cfg, Queue: s.queue, Package: component, Timeout: queue.Timeout, MaxBodyBytes: t.maxBodyBytes,
 	})
 	if err := errors.Join(err, wrong); err != nil {
 		return nil, err
@@ -95,8 +94,8 @@ func (c *Consumer) Run(ctx context.Context) error { return c.engine.Run(ctx) }
 // failed message within about a minute, or how many handlers overrun their time.
 func (c *Consumer) Ready(ctx context.Context) error { return c.engine.Ready(ctx) }
 
-// DeadLetters returns the dead letters in the queues of Config.DeadLetterPrefix and
-// Config.Classes, those of other consumers with the same queues included, and with Config.ParkKeys
+// DeadLetters returns the dead letters in the queues of ConsumerConfig.DeadLetterPrefix and
+// ConsumerConfig.Classes, those of other consumers with the same queues included, and with ConsumerConfig.ParkKeys
 // those that have stopped their keys. Each call of its methods opens connections of its own, whether Run is at work or not.
 //
 // While a call works on a queue it holds the messages there that it has looked at, so a second call
@@ -116,7 +115,7 @@ const (
 	maxShort = 255
 	// hold is RabbitMQ's default consumer_timeout, after which it takes unsettled messages back.
 	hold = 30 * time.Minute
-	// confirmRounds is how many times Config.Timeout a confirm may take: unlike the answer to a
+	// confirmRounds is how many times Queue.Timeout a confirm may take: unlike the answer to a
 	// call it may wait for several disks.
 	confirmRounds = 3
 )
@@ -129,10 +128,10 @@ type Binding struct {
 	Key string
 }
 
-// Config configures a Consumer. The zero value works.
-type Config struct {
-	inbox.ConsumerConfig
-
+// Queue says which messages a Consumer gets. The zero value works.
+type Queue struct {
+	// Name is the queue's name. Default: the consumer's name.
+	Name string
 	// Format is how messages look: a format.Symfony has the classes of a Symfony application by the names
 	// of messages, and its stamps. Senders of this module need the same one. Default: this module's own
 	// form, with what the zero format.Symfony reads.
@@ -146,8 +145,8 @@ type Config struct {
 	// once: messages of one key go to the same queue, and each queue serves one process at a time. The
 	// queue "orders" is then an exchange, and its partitions are the queues "orders.0" to "orders.3"; see
 	// the package's doc. Every process needs the same number; at most 64, and a power of two spreads keys
-	// best. It needs Ordered, and excludes Key and ParkKeys. Concurrency, Batch and Prefetch are those of each
-	// partition, and the limits those of Run. Default, and 1: one queue.
+	// best. It needs Ordered, and excludes Key and ParkKeys. ConsumerConfig.Concurrency, Batch and Prefetch are those of
+	// each partition, and the limits those of Run. Default, and 1: one queue.
 	Partitions int
 	// Timeout bounds the dial, every call to the broker and every note in the processor's ledger;
 	// the confirm of a failed message's copy gets three times as long. Default: 5 s.
@@ -162,10 +161,11 @@ type tuning struct {
 	leveling       time.Duration
 }
 
-// settings are a Config with its defaults, and what else a consumer goes by.
+// settings are the configuration of a consumer with its defaults.
 type settings struct {
-	Config
-	queue          string
+	inbox.ConsumerConfig
+	Queue
+	queue          string // its name
 	symfony        *wire.Symfony
 	confirmTimeout time.Duration
 	copies         amqpconn.Dial // nil: as for the others
@@ -175,15 +175,17 @@ type settings struct {
 	ledger         bool          // it keeps a ledger, too
 }
 
-func newSettings(queue string, p inbox.Processor, cfg Config, t tuning) *settings {
-	cfg.ConsumerConfig = driver.ConsumerDefaults(cfg.ConsumerConfig, queue)
-	cfg.Timeout = cmp.Or(cfg.Timeout, 5*time.Second)
+func newSettings(from Queue, p inbox.Processor, cfg inbox.ConsumerConfig, t tuning) *settings {
+	var queue string
+	cfg.Name, queue = driver.Names(cfg, p, from.Name)
+	cfg = driver.ConsumerDefaults(cfg, queue)
+	from.Timeout = cmp.Or(from.Timeout, 5*time.Second)
 	cfg.DeadLetterPrefix = cmp.Or(cfg.DeadLetterPrefix, queue+".")
 	cfg.Logger = cfg.Logger.With(slog.String("component", component), slog.String("queue", queue))
-	form, _ := wire.NewForm(cfg.Format) // validate has the error
+	form, _ := wire.NewForm(from.Format) // validate has the error
 	s := &settings{
-		Config: cfg, queue: queue, symfony: form.Symfony, retention: driver.DefaultRetention,
-		confirmTimeout: cmp.Or(t.confirmTimeout, confirmRounds*cfg.Timeout), copies: t.copies, leveling: t.leveling,
+		ConsumerConfig: cfg, Queue: from, queue: queue, symfony: form.Symfony, retention: driver.DefaultRetention,
+		confirmTimeout: cmp.Or(t.confirmTimeout, confirmRounds*from.Timeout), copies: t.copies, leveling: t.leveling,
 	}
 	if d, ok := p.(driver.Deduplicator); ok {
 		s.remembers, s.retention, s.ledger = true, d.Retention(), d.Ledger() != nil
@@ -214,7 +216,7 @@ func (s *settings) validate() error {
 		problems = append(problems, fmt.Errorf("inboxamqp: "+format, args...))
 	}
 	if s.queue == "" || strings.HasPrefix(s.queue, sharedPrefix) {
-		fail("queue %q: the name is empty, or begins with %s", s.queue, sharedPrefix)
+		fail("queue %q: the name begins with %s, or neither the queue nor the processor has one", s.queue, sharedPrefix)
 	}
 	longest := s.queues
 	if s.Partitions > partition.Max { // which is reported below
@@ -227,14 +229,14 @@ func (s *settings) validate() error {
 	}
 	s.validatePartitions(fail)
 	if _, err := wire.NewForm(s.Format); err != nil {
-		fail("Config.Format: %w", err)
+		fail("Queue.Format: %w", err)
 	}
 	for i, b := range s.Bindings {
 		if b.Exchange == "" || len(b.Exchange) > maxShort || len(b.Key) > maxShort {
-			fail("Config.Bindings[%d] names no exchange, or has a name of more than %d bytes", i, maxShort)
+			fail("Queue.Bindings[%d] names no exchange, or has a name of more than %d bytes", i, maxShort)
 		}
 		if s.partitioned() && b.Exchange == s.queue {
-			fail("Config.Bindings[%d] names exchange %q, which Config.Partitions puts before the queues", i, b.Exchange)
+			fail("Queue.Bindings[%d] names exchange %q, which Queue.Partitions puts before the queues", i, b.Exchange)
 		}
 	}
 	return errors.Join(problems...)

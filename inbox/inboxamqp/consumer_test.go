@@ -145,14 +145,15 @@ func TestSetupRaces(t *testing.T) {
 
 func TestConfig(t *testing.T) {
 	t.Parallel()
-	_, err := inboxamqp.NewConsumer(nil, "", nil, config{
-		Concurrency: 10, Prefetch: 5, MessageLimit: -1, TimeLimit: -1, Classes: []string{"No!"},
+	queue, cfg := config{
+		Queue: "holdfast.x", Concurrency: 10, Prefetch: 5, MessageLimit: -1, TimeLimit: -1, Classes: []string{"No!"},
 		Bindings: []inboxamqp.Binding{{}}, Retry: inbox.RetryPolicy{Jitter: 2},
 		Batch: -1, MaxCrashes: -1, HandlerTimeout: -1, Timeout: -1,
-	}.public())
+	}.public()
+	_, err := inboxamqp.NewConsumer(nil, queue, nil, cfg)
 	for _, want := range []string{
 		"dial", "processor", "queue ", "Prefetch", "MessageLimit", "TimeLimit", "Classes", "Bindings[0]", "Jitter",
-		"Batch", "MaxCrashes", "HandlerTimeout", "Config.Timeout",
+		"Batch", "MaxCrashes", "HandlerTimeout", ": Timeout -",
 	} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("error %v does not name %s", err, want)

@@ -15,7 +15,7 @@ import (
 // Names and limits.
 //
 // The name of a message is the property type, else that of a stamp MessageNameStamp of Symfony
-// Messenger, else the header type, and Config.Format has names for PHP's classes; its id is the property
+// Messenger, else the header type, and Queue.Format has names for PHP's classes; its id is the property
 // message_id, else that of a stamp MessageIdStamp. Without content_type the body is JSON, and without timestamp the message
 // was written at the time in its id. CloudEvents are read as package outbox/format says. A body of more than 16 MiB is a dead letter of class validation. Dead letters that
 // were moved back by other means than Replay, a shovel for example, begin anew. Queues are
@@ -36,7 +36,7 @@ const maxAttempt = 1_000_000
 // headerContentType is where a Symfony producer says what the body is.
 const headerContentType = "Content-Type"
 
-// arrived is convert for a consumer, by its Config.Format. A dead letter that came back by other means than
+// arrived is convert for a consumer, by its Queue.Format. A dead letter that came back by other means than
 // DeadLetters, such as a shovel, counts as a replay.
 func arrived(d amqp.Delivery, queue string, by *wire.Symfony) *inbox.Message {
 	m := convert(d, queue, by)

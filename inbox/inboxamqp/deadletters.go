@@ -21,8 +21,8 @@ import (
 
 // Dead letters.
 //
-// They lie in <prefix>failed.<class>, for the classes default and those of Config.Classes, and the others in
-// that of default. The prefix is the name of the consumer's queue and a dot, unless Config.DeadLetterPrefix is set.
+// They lie in <prefix>failed.<class>, for the classes default and those of ConsumerConfig.Classes, and the others in
+// that of default. The prefix is the name of the consumer's queue and a dot, unless ConsumerConfig.DeadLetterPrefix is set.
 // A dead letter has its envelope and headers, and in
 // headers of ours the class, the error with its Go type and SQLSTATE, the fingerprint, the attempts
 // and their history, the times of the first and the last failure, the consumer, and the queue, exchange

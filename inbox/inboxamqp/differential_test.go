@@ -230,9 +230,9 @@ func (p *play) onFake(t *testing.T) []string {
 	t.Helper()
 	a := &actor{p: p, runs: make([][]string, len(p.scripts))}
 	broker := inboxtest.NewBroker()
-	consumer, err := inboxtest.NewConsumer(broker, "orders", a, inboxtest.Config{ConsumerConfig: inbox.ConsumerConfig{
+	consumer, err := inboxtest.NewConsumer(broker, inboxtest.Queue{Name: "orders"}, a, inbox.ConsumerConfig{
 		Retry: differentialRetry, Batch: p.batch, Concurrency: p.workers, Logger: slog.New(slog.DiscardHandler),
-	}})
+	})
 	must(t, err)
 	time.Sleep(time.Until(time.UnixMilli(idTime(p.ids)))) // the ids are of the time outside
 	ctx, cancel := context.WithCancel(t.Context())

@@ -2,9 +2,8 @@
 // answer of an inbox.Processor.
 //
 //	dial := inboxamqp.Dial(url, amqp.Config{})
-//	consumer, err := inboxamqp.NewConsumer(dial, "billing", processor, inboxamqp.Config{
-//		Bindings: []inboxamqp.Binding{{Exchange: "shop", Key: "order.*"}},
-//	})
+//	queue := inboxamqp.Queue{Bindings: []inboxamqp.Binding{{Exchange: "shop", Key: "order.*"}}}
+//	consumer, err := inboxamqp.NewConsumer(dial, queue, billing, inbox.ConsumerConfig{})
 //	err = consumer.Setup(ctx) // only where this process owns the topology
 //	err = consumer.Run(ctx)
 //
@@ -36,16 +35,16 @@
 //
 // # Order
 //
-// With Config.Ordered the messages of one key are processed in the order in which the queue delivers
+// With ConsumerConfig.Ordered the messages of one key are processed in the order in which the queue delivers
 // them, one at a time, retries included: a failed message keeps its place in this process, and only
 // its key waits. The key is the header holdfast-key, which outboxamqp sends of messages with one;
-// Config.Key reads it from elsewhere, but not for partitions.
+// ConsumerConfig.Key reads it from elsewhere, but not for partitions.
 //
 // Setup then declares the queue with a single active consumer (x-single-active-consumer, an argument
 // that an existing queue cannot be given): the broker serves one process, and the others stand by. When
 // that one ends, dies or loses its connection, the next gets what is unsettled first, in its order. An
 // ordered consumer therefore never cancels itself and gives nothing back by itself: it closes its
-// channel. Every process needs the same Config.Prefetch, since a quorum queue that takes back more than
+// channel. Every process needs the same ConsumerConfig.Prefetch, since a quorum queue that takes back more than
 // the next one may hold loses the order when that one ends as well. Check names a queue that was not
 // declared so.
 //
@@ -56,11 +55,11 @@
 // that may begin again a few messages back when a process is lost. A dead letter that a process stores
 // just as it is lost may be followed by the same message, processed by the next.
 //
-// One process does all the work of such a queue. Config.Partitions has several of them share it.
+// One process does all the work of such a queue. Queue.Partitions has several of them share it.
 //
 // # Batches
 //
-// With Config.Batch the processor gets several messages in one call: those that have
+// With ConsumerConfig.Batch the processor gets several messages in one call: those that have
 // gathered while all workers were busy. Nothing waits for a batch to fill. Each message is
 // still settled by its own result. One that has failed before, or that the ledger watches,
 // comes alone.
@@ -69,7 +68,7 @@
 //
 // When its context is cancelled or a limit is reached, Run cancels its consumer,
 // gives back the messages that are not begun, and lets the others finish. After nine
-// tenths of Config.ShutdownTimeout it cancels their context with the cause
+// tenths of ConsumerConfig.ShutdownTimeout it cancels their context with the cause
 // inbox.ErrDraining; what fails after that is given back. No message is counted or
 // becomes a dead letter because of the end. Run returns within ShutdownTimeout, and leaves
 // behind what ignores that its time is over.

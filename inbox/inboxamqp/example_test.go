@@ -26,9 +26,7 @@ func ExampleNewConsumer() {
 		return
 	}
 	dial := inboxamqp.Dial(os.Getenv("AMQP_URL"), amqp.Config{})
-	consumer, err := inboxamqp.NewConsumer(dial, "billing", mux, inboxamqp.Config{
-		Bindings: []inboxamqp.Binding{{Exchange: "shop", Key: "order.*"}},
-	})
+	consumer, err := inboxamqp.NewConsumer(dial, inboxamqp.Queue{Name: "billing", Bindings: []inboxamqp.Binding{{Exchange: "shop", Key: "order.*"}}}, mux, inbox.ConsumerConfig{})
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -43,7 +41,7 @@ func ExampleNewConsumer() {
 // An operator's tool returns what failed while a service was down. Its Consumer never runs.
 func ExampleConsumer_DeadLetters() {
 	dial := inboxamqp.Dial(os.Getenv("AMQP_URL"), amqp.Config{})
-	consumer, err := inboxamqp.NewConsumer(dial, "billing", inbox.NewMux(), inboxamqp.Config{})
+	consumer, err := inboxamqp.NewConsumer(dial, inboxamqp.Queue{Name: "billing"}, inbox.NewMux(), inbox.ConsumerConfig{})
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -57,9 +55,7 @@ func ExampleConsumer_DeadLetters() {
 // A doctor prints what is to be mended. Here no broker answers, so it finds what it can without one.
 func ExampleConsumer_Check() {
 	dial := inboxamqp.Dial("amqp://127.0.0.1:1/", amqp.Config{})
-	consumer, err := inboxamqp.NewConsumer(dial, "billing", inbox.NewMux(), inboxamqp.Config{
-		ConsumerConfig: inbox.ConsumerConfig{HandlerTimeout: 20 * time.Minute},
-	})
+	consumer, err := inboxamqp.NewConsumer(dial, inboxamqp.Queue{Name: "billing"}, inbox.NewMux(), inbox.ConsumerConfig{HandlerTimeout: 20 * time.Minute})
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -72,5 +68,5 @@ func ExampleConsumer_Check() {
 			}
 		}
 	}
-	// Output: lower Config.Prefetch or Config.HandlerTimeout
+	// Output: lower ConsumerConfig.Prefetch or ConsumerConfig.HandlerTimeout
 }

@@ -19,7 +19,7 @@ type Tuning struct {
 }
 
 // NewTuned is NewConsumer with a Tuning.
-func NewTuned(dial func(context.Context) (*amqp.Connection, error), queue string, p inbox.Processor, cfg Config, t Tuning) (*Consumer, error) {
+func NewTuned(dial func(context.Context) (*amqp.Connection, error), queue Queue, p inbox.Processor, cfg inbox.ConsumerConfig, t Tuning) (*Consumer, error) {
 	return newConsumer(dial, queue, p, cfg, tuning{t.MaxBodyBytes, t.ConfirmTimeout, t.Copies, t.Leveling})
 }
 

@@ -260,16 +260,15 @@ type config struct {
 	Leveling       time.Duration
 }
 
-func (c config) public() inboxamqp.Config {
-	return inboxamqp.Config{
-		ConsumerConfig: inbox.ConsumerConfig{
+func (c config) public() (inboxamqp.Queue, inbox.ConsumerConfig) {
+	return inboxamqp.Queue{
+			Name: cmp.Or(c.Queue, "orders"), Bindings: c.Bindings, Classic: c.Classic, Partitions: c.Partitions, Format: c.Format, Timeout: c.Timeout,
+		}, inbox.ConsumerConfig{
 			Name: c.Name, Concurrency: c.Concurrency, Batch: c.Batch, Prefetch: c.Prefetch, HandlerTimeout: c.HandlerTimeout,
 			MaxCrashes: c.MaxCrashes, Retry: c.Retry, DeadLetterPrefix: c.DeadLetterPrefix, Classes: c.Classes,
 			TimeLimit: c.TimeLimit, MessageLimit: c.MessageLimit, ShutdownTimeout: c.ShutdownTimeout,
 			Logger: cmp.Or(c.Logger, slog.New(slog.DiscardHandler)), Ordered: c.Ordered,
-		},
-		Bindings: c.Bindings, Classic: c.Classic, Partitions: c.Partitions, Format: c.Format, Timeout: c.Timeout,
-	}
+		}
 }
 
 // remembering is a processor that remembers what it has processed, as far as the consumer can tell.
@@ -287,7 +286,8 @@ func newConsumer(t *testing.T, dial func(context.Context) (*amqp.Connection, err
 	if cfg.Ledger != nil || cfg.Retention != 0 {
 		p = remembering{p, cfg.Ledger, cmp.Or(cfg.Retention, driver.DefaultRetention)}
 	}
-	c, err := inboxamqp.NewTuned(dial, cmp.Or(cfg.Queue, "orders"), p, cfg.public(),
+	queue, consumer := cfg.public()
+	c, err := inboxamqp.NewTuned(dial, queue, p, consumer,
 		inboxamqp.Tuning{ConfirmTimeout: cfg.ConfirmTimeout, Leveling: cfg.Leveling})
 	must(t, err)
 	return c

@@ -11,6 +11,7 @@ import (
 
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/internal/wire"
 )
 
@@ -255,7 +256,7 @@ func FuzzConvert(f *testing.F) {
 // What zero means is a promise: nothing else would show that one of these has changed.
 func TestDefaults(t *testing.T) {
 	t.Parallel()
-	c := newSettings("orders", nil, Config{}, tuning{})
+	c := newSettings(Queue{Name: "orders"}, nil, inbox.ConsumerConfig{}, tuning{})
 	for name, value := range map[string][2]any{
 		"Concurrency":     {c.Concurrency, 8},
 		"Prefetch":        {c.Prefetch, 16},
@@ -264,7 +265,7 @@ func TestDefaults(t *testing.T) {
 		"HandlerTimeout":  {c.HandlerTimeout, time.Minute},
 		"MaxCrashes":      {c.MaxCrashes, 5},
 		"retention":       {c.retention, 8 * 24 * time.Hour},
-		"Name":            {c.Name, "orders"},
+		"Name":            {c.ConsumerConfig.Name, "orders"},
 		"ShutdownTimeout": {c.ShutdownTimeout, time.Minute},
 		"MaxAttempts":     {c.Retry.MaxAttempts, 6},
 		"BaseDelay":       {c.Retry.BaseDelay, time.Second},

@@ -24,10 +24,10 @@ import (
 
 // Partitions.
 //
-// With Config.Partitions of 4 the consumer of "orders" reads the queues "orders.0" to "orders.3", each
+// With Queue.Partitions of 4 the consumer of "orders" reads the queues "orders.0" to "orders.3", each
 // with a single active consumer. The sender says which key is in which: outboxamqp adds a second routing
 // key to messages with an ordering key, holdfast.slot.<n> in the header CC, where n is the CRC-32 of the
-// key modulo 64. Setup makes "orders" a direct exchange, binds it to the exchanges of Config.Bindings, and
+// key modulo 64. Setup makes "orders" a direct exchange, binds it to the exchanges of Queue.Bindings, and
 // binds to it each slot's partition, which is n modulo the number of partitions. So all messages of a key
 // are in one partition, also when brokers restart, and senders need not know the number. While a partition
 // is missing its keys have no route. Messages without a slot, which have no key or are of other senders,
@@ -67,22 +67,22 @@ func (s *settings) partitioned() bool { return s.Partitions > 1 }
 // partition is the name of a partition's queue.
 func (s *settings) partition(i int) string { return partition.Name(s.queue, i) }
 
-// validatePartitions reports every violation that has to do with Config.Partitions.
+// validatePartitions reports every violation that has to do with Queue.Partitions.
 func (s *settings) validatePartitions(fail func(format string, args ...any)) {
 	if err := partition.Check(s.Partitions); err != nil {
-		fail("Config.Partitions: %w", err)
+		fail("Queue.Partitions: %w", err)
 	}
 	if !s.partitioned() {
 		return
 	}
 	if !s.Ordered {
-		fail("Config.Partitions needs Ordered")
+		fail("Queue.Partitions needs Ordered")
 	}
 	if s.Key != nil {
-		fail("Config.Partitions excludes Config.Key: the sender's key says which partition a message is in")
+		fail("Queue.Partitions excludes ConsumerConfig.Key: the sender's key says which partition a message is in")
 	}
 	if s.ParkKeys {
-		fail("Config.Partitions excludes Config.ParkKeys: the parked keys of all partitions are kept together")
+		fail("Queue.Partitions excludes ConsumerConfig.ParkKeys: the parked keys of all partitions are kept together")
 	}
 }
 
@@ -182,7 +182,7 @@ func (m *members) enlist(conn *amqpconn.Conn) (gone <-chan string, err error) {
 		if err := ch.Qos(1, 0, false); err != nil {
 			return err
 		}
-		_, err := ch.Consume(queue.queue, m.source.cfg.Name+"-"+uuid.NewString(), false, false, false, false, nil)
+		_, err := ch.Consume(queue.queue, m.source.cfg.ConsumerConfig.Name+"-"+uuid.NewString(), false, false, false, false, nil)
 		return err
 	})
 	return gone, err

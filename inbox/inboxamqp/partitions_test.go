@@ -23,21 +23,25 @@ import (
 func TestPartitionsConfig(t *testing.T) {
 	t.Parallel()
 	key := func(*inbox.Message) string { return "" }
-	for want, cfg := range map[string]inboxamqp.Config{
-		"needs Ordered":        {Partitions: 2},
-		"puts before":          {Partitions: 2, ConsumerConfig: inbox.ConsumerConfig{Ordered: true}, Bindings: []inboxamqp.Binding{{Exchange: "orders", Key: "#"}}},
-		"65 is not from 0 to":  {Partitions: 65, ConsumerConfig: inbox.ConsumerConfig{Ordered: true}},
-		"-1 is not from 0 to":  {Partitions: -1, ConsumerConfig: inbox.ConsumerConfig{Ordered: true}},
-		"excludes Config.Key":  {Partitions: 2, ConsumerConfig: inbox.ConsumerConfig{Ordered: true, Key: key}},
-		"excludes Config.Park": {Partitions: 2, ConsumerConfig: inbox.ConsumerConfig{Ordered: true, ParkKeys: true}},
+	for want, cfg := range map[string]struct {
+		Partitions     int
+		ConsumerConfig inbox.ConsumerConfig
+		Bindings       []inboxamqp.Binding
+	}{
+		"needs Ordered":                {Partitions: 2},
+		"puts before":                  {Partitions: 2, ConsumerConfig: inbox.ConsumerConfig{Ordered: true}, Bindings: []inboxamqp.Binding{{Exchange: "orders", Key: "#"}}},
+		"65 is not from 0 to":          {Partitions: 65, ConsumerConfig: inbox.ConsumerConfig{Ordered: true}},
+		"-1 is not from 0 to":          {Partitions: -1, ConsumerConfig: inbox.ConsumerConfig{Ordered: true}},
+		"excludes ConsumerConfig.Key":  {Partitions: 2, ConsumerConfig: inbox.ConsumerConfig{Ordered: true, Key: key}},
+		"excludes ConsumerConfig.Park": {Partitions: 2, ConsumerConfig: inbox.ConsumerConfig{Ordered: true, ParkKeys: true}},
 	} {
-		_, err := inboxamqp.NewConsumer(inboxamqp.Dial("amqp://127.0.0.1:1", amqp.Config{}), "orders", &recorder{}, cfg)
+		_, err := inboxamqp.NewConsumer(inboxamqp.Dial("amqp://127.0.0.1:1", amqp.Config{}), inboxamqp.Queue{Name: "orders", Partitions: cfg.Partitions, Bindings: cfg.Bindings}, &recorder{}, cfg.ConsumerConfig)
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)
 		}
 	}
 	for _, n := range []int{0, 1} {
-		if _, err := inboxamqp.NewConsumer(inboxamqp.Dial("amqp://127.0.0.1:1", amqp.Config{}), "orders", &recorder{}, inboxamqp.Config{Partitions: n}); err != nil {
+		if _, err := inboxamqp.NewConsumer(inboxamqp.Dial("amqp://127.0.0.1:1", amqp.Config{}), inboxamqp.Queue{Name: "orders", Partitions: n}, &recorder{}, inbox.ConsumerConfig{}); err != nil {
 			t.Error(err)
 		}
 	}

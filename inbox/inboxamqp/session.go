@@ -265,7 +265,7 @@ func (i *intake) subscribe(window int) error {
 	}
 	// A tag of its own each time: older RabbitMQ, 3.10.8 among them, breaks the channel when a tag
 	// comes again while messages that it was given are still unsettled (rabbitmq-server#5927).
-	tag := i.src.cfg.Name + "-" + uuid.NewString()
+	tag := i.src.cfg.ConsumerConfig.Name + "-" + uuid.NewString()
 	var deliveries <-chan amqp.Delivery
 	err := i.conn.Within(func() (err error) {
 		deliveries, err = i.ch.Consume(i.src.queue, tag, false, false, false, false, nil)

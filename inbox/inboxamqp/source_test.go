@@ -337,7 +337,7 @@ func newConsumerFixture(t *testing.T, b *amqptest.Broker, base config) conforman
 	return conformance.ConsumerFixture{
 		SourceFixture: sources, Parts: parts,
 		Consumer: func(t *testing.T, p inbox.Processor, cfg conformance.ConsumerConfig) conformance.Consumer {
-			c, err := inboxamqp.NewTuned(dial, "orders", p, inboxamqp.Config{ConsumerConfig: cfg.ConsumerConfig, Classic: base.Classic, Partitions: base.Partitions},
+			c, err := inboxamqp.NewTuned(dial, inboxamqp.Queue{Name: "orders", Classic: base.Classic, Partitions: base.Partitions}, p, cfg.ConsumerConfig,
 				inboxamqp.Tuning{MaxBodyBytes: cfg.MaxBodyBytes, Leveling: base.Leveling})
 			must(t, err)
 			setUp(t, c)

@@ -18,11 +18,11 @@ import (
 
 // Queues.
 //
-// Setup declares four queues for a consumer of "billing", and one more for each of Config.Classes. With
-// Config.Partitions it declares one for each partition in place of the first, and billing.members:
+// Setup declares four queues for a consumer of "billing", and one more for each of ConsumerConfig.Classes. With
+// Queue.Partitions it declares one for each partition in place of the first, and billing.members:
 //
 //	billing                 its messages
-//	billing.failed.default  its dead letters, of all classes that are not in Config.Classes
+//	billing.failed.default  its dead letters, of all classes that are not in ConsumerConfig.Classes
 //	billing.retrying        one empty message for each message that waits for its next attempt
 //	billing.putoff          one empty message for each message that waits and has not failed
 //
@@ -41,15 +41,15 @@ import (
 // Run binds its queue to holdfast.return at each session, for a queue that was deleted and declared again without
 // Setup. Where it may not, it logs that, and Setup must be called.
 //
-// The queues are quorum queues; with Config.Classic those of the consumer are classic. Delay queues dead-letter
+// The queues are quorum queues; with Queue.Classic those of the consumer are classic. Delay queues dead-letter
 // at least once. Every quorum queue has x-delivery-limit 1,000,000,000, on all versions of RabbitMQ: without one
 // RabbitMQ 4 drops messages that were given back 20 times, dead letters too, as each look at them gives them back.
 // A queue that was declared without it, by an older version of this package for example, needs a policy with the
 // same delivery-limit before its broker is upgraded to RabbitMQ 4. Check names such queues.
 //
 // Whoever calls Setup needs the permissions to configure, write and read holdfast\..* and the consumer's own
-// names, and to read the exchanges of Config.Bindings. Without them Setup succeeds where everything exists and
-// Config.Bindings is empty. Run needs to read the consumer's queues and to write to amq.default and holdfast.delay.
+// names, and to read the exchanges of Queue.Bindings. Without them Setup succeeds where everything exists and
+// Queue.Bindings is empty. Run needs to read the consumer's queues and to write to amq.default and holdfast.delay.
 // To bind its queue it needs to write to the queue and to read holdfast.return.
 
 // Retries.
@@ -150,16 +150,16 @@ func (s *settings) ownQueues() (specs []queueSpec) {
 }
 
 // Setup declares what is missing of the queue or its partitions, the dead-letter queues, the queues and exchanges
-// that all consumers of the vhost share, and the exchanges of Config.Bindings, and makes the bindings. All are
+// that all consumers of the vhost share, and the exchanges of Queue.Bindings, and makes the bindings. All are
 // durable; the exchanges of the bindings are of type topic. Queues that exist are used as they are. Setup may be
 // called any number of times, by many processes at once, before or after the Setup of a publisher to the same
 // exchange. "Queues" in the package's doc lists the names and the permissions it needs.
 //
-// With Config.Partitions it fails where queues or exchanges of another number of partitions exist: they
+// With Queue.Partitions it fails where queues or exchanges of another number of partitions exist: they
 // would go on taking messages. See "Partitions" in the package's doc.
 //
 // A user without the permissions may call it where all queues and exchanges exist. The bindings among them, which
-// AMQP cannot list, are then taken to exist. Those of Config.Bindings always need the permissions.
+// AMQP cannot list, are then taken to exist. Those of Queue.Bindings always need the permissions.
 func (c *Consumer) Setup(ctx context.Context) error {
 	if err := amqpconn.Use(ctx, c.source.dial, c.cfg.Timeout, c.cfg.setUp); err != nil {
 		return fmt.Errorf("inboxamqp: setup: %w", err)
@@ -293,7 +293,7 @@ func delayValue(step time.Duration) string { return strconv.FormatInt(step.Milli
 
 func delayQueue(step time.Duration) string { return delayExchange + "." + delayValue(step) }
 
-// sharedQueues are the queues that all consumers of a vhost share. They are quorum queues whatever Config.Classic
+// sharedQueues are the queues that all consumers of a vhost share. They are quorum queues whatever Queue.Classic
 // says: the other consumers may need that.
 func sharedQueues() []queueSpec {
 	specs := []queueSpec{{name: lostName, kind: quorum, use: shared, args: amqp.Table{}}}

@@ -530,16 +530,13 @@ func consumeHanging(t *testing.T, s *inboxpgx.Store, many bool, n int, timeout t
 	h.register(t, s, many)
 	broker := inboxtest.NewBroker()
 	var received atomic.Int64
-	consumer, err := inboxtest.NewConsumer(broker, "orders", s, inboxtest.Config{
-		ConsumerConfig: inbox.ConsumerConfig{
-			Concurrency: 1, Batch: n, HandlerTimeout: timeout, Retry: inbox.RetryPolicy{MaxAttempts: 1}, Logger: slog.New(slog.DiscardHandler),
-		},
-		Fault: func(at inboxtest.Step, _ *inbox.Message) inboxtest.Outcome {
-			if at == inboxtest.AtReceive && received.Add(1) == int64(n) {
-				close(h.gate)
-			}
-			return inboxtest.OK
-		},
+	consumer, err := inboxtest.NewConsumer(broker, inboxtest.Queue{Name: "orders", Fault: func(at inboxtest.Step, _ *inbox.Message) inboxtest.Outcome {
+		if at == inboxtest.AtReceive && received.Add(1) == int64(n) {
+			close(h.gate)
+		}
+		return inboxtest.OK
+	}}, s, inbox.ConsumerConfig{
+		Concurrency: 1, Batch: n, HandlerTimeout: timeout, Retry: inbox.RetryPolicy{MaxAttempts: 1}, Logger: slog.New(slog.DiscardHandler),
 	})
 	noError(t, err)
 	msgs := events(n)

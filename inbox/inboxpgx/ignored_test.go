@@ -102,7 +102,7 @@ func TestIgnoredEntry_pausesTheConsumer(t *testing.T) {
 	p := effectStore(t, newManager(t, pool))
 	ignore(t, pool, "holdfast_inbox", "INSERT", `RETURN NULL;`)
 	broker := inboxtest.NewBroker()
-	consumer, err := inboxtest.NewConsumer(broker, "orders", p, inboxtest.Config{ConsumerConfig: inbox.ConsumerConfig{Logger: slog.New(slog.DiscardHandler)}})
+	consumer, err := inboxtest.NewConsumer(broker, inboxtest.Queue{Name: "orders"}, p, inbox.ConsumerConfig{Logger: slog.New(slog.DiscardHandler)})
 	noError(t, err)
 	for _, m := range events(5) {
 		noError(t, broker.Send(t.Context(), m))

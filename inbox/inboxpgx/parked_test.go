@@ -42,9 +42,9 @@ type yard struct {
 	entries pgdriver.Entries
 	fail    func(ctx context.Context, m *inbox.Message) error // nil: none fails
 	names   inboxpgx.HandlerConfig
-	pool    *pgxpool.Pool                                                        // nil: in memory
-	hangs   bool                                                                 // on Postgres: a statement of the handler hangs
-	live    func(ctx context.Context, p *mortal, change func(*inboxtest.Config)) // runs a process until it dies or ctx ends
+	pool    *pgxpool.Pool                                                            // nil: in memory
+	hangs   bool                                                                     // on Postgres: a statement of the handler hangs
+	live    func(ctx context.Context, p *mortal, change func(*inbox.ConsumerConfig)) // runs a process until it dies or ctx ends
 
 	mu      sync.Mutex
 	number  map[uuid.UUID]int
@@ -60,7 +60,7 @@ func newYard(t *testing.T) *yard {
 		number: map[uuid.UUID]int{}, done: map[uuid.UUID]bool{}, removed: map[uuid.UUID]bool{}, order: map[string][]int{},
 	}
 	y.live = y.liveInMemory
-	y.consumer(y.store(), nil) // which binds the queue
+	y.consumer(y.store(), nil, nil) // which binds the queue
 	return y
 }
 
@@ -134,33 +134,33 @@ func (y *yard) store() *inboxpgx.Store {
 	return s
 }
 
-func (y *yard) consumer(p inbox.Processor, change func(*inboxtest.Config)) *inboxtest.Consumer {
+func (y *yard) consumer(p inbox.Processor, fault func(inboxtest.Step, *inbox.Message) inboxtest.Outcome, change func(*inbox.ConsumerConfig)) *inboxtest.Consumer {
 	y.t.Helper()
 	out := io.Discard
 	if os.Getenv("ENGINE_LOG") != "" {
 		out = os.Stdout
 	}
-	cfg := inboxtest.Config{ConsumerConfig: inbox.ConsumerConfig{
+	cfg := inbox.ConsumerConfig{
 		Ordered: true, ParkKeys: true, Logger: slog.New(slog.NewTextHandler(out, nil)),
 		Retry: inbox.RetryPolicy{MaxAttempts: 3, BaseDelay: 100 * time.Millisecond, MaxDelay: 200 * time.Millisecond},
-	}}
+	}
 	if change != nil {
 		change(&cfg)
 	}
-	c, err := inboxtest.NewConsumer(y.broker, "orders", p, cfg)
+	c, err := inboxtest.NewConsumer(y.broker, inboxtest.Queue{Name: "orders", Fault: fault}, p, cfg)
 	noError(y.t, err)
 	return c
 }
 
 // run runs a consumer of a process of its own until the returned function is called.
-func (y *yard) run(change func(*inboxtest.Config)) (c *inboxtest.Consumer, stop func()) {
+func (y *yard) run(change func(*inbox.ConsumerConfig)) (c *inboxtest.Consumer, stop func()) {
 	y.t.Helper()
 	return y.runStore(y.store(), change)
 }
 
-func (y *yard) runStore(s *inboxpgx.Store, change func(*inboxtest.Config)) (c *inboxtest.Consumer, stop func()) {
+func (y *yard) runStore(s *inboxpgx.Store, change func(*inbox.ConsumerConfig)) (c *inboxtest.Consumer, stop func()) {
 	y.t.Helper()
-	c = y.consumer(s, change)
+	c = y.consumer(s, nil, change)
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan struct{})
 	go func() {
@@ -177,7 +177,7 @@ func (y *yard) runStore(s *inboxpgx.Store, change func(*inboxtest.Config)) (c *i
 	return c, stop
 }
 
-func (y *yard) letters() inbox.DeadLetters { return y.consumer(y.store(), nil).DeadLetters() }
+func (y *yard) letters() inbox.DeadLetters { return y.consumer(y.store(), nil, nil).DeadLetters() }
 
 func (y *yard) count() int {
 	n, err := y.letters().Count(context.Background(), inbox.Filter{})
@@ -292,7 +292,7 @@ func TestParkedKey(t *testing.T) {
 	for _, name := range []string{"replay", "remove", "quiet queue", "batches"} {
 		t.Run(name, func(t *testing.T) {
 			inYard(t, func(t *testing.T, y *yard) {
-				batch := func(cfg *inboxtest.Config) {
+				batch := func(cfg *inbox.ConsumerConfig) {
 					if name == "batches" {
 						cfg.Batch = 8
 					}
@@ -368,7 +368,7 @@ func TestParkedKey_madeKeys(t *testing.T) {
 			}
 			return nil
 		}
-		y.run(func(cfg *inboxtest.Config) {
+		y.run(func(cfg *inbox.ConsumerConfig) {
 			cfg.Key = func(m *inbox.Message) string {
 				switch m.Key {
 				case "panics":
@@ -404,7 +404,7 @@ func TestParkedMessage_oneProcess(t *testing.T) {
 		y.stopped("a", 1, 2, 3)
 		y.replay(inbox.Filter{})
 		for range 3 {
-			y.run(func(cfg *inboxtest.Config) { cfg.HandlerTimeout = 10 * time.Minute })
+			y.run(func(cfg *inbox.ConsumerConfig) { cfg.HandlerTimeout = 10 * time.Minute })
 		}
 		time.Sleep(20 * time.Minute)
 		y.wantOrder("a", 1, 2, 3)
@@ -434,7 +434,7 @@ func TestParkedMessage_quarantined(t *testing.T) {
 				t.Fatalf("%+v, error %v", h, err)
 			}
 		}
-		y.run(func(cfg *inboxtest.Config) { cfg.MaxCrashes = 3 })
+		y.run(func(cfg *inbox.ConsumerConfig) { cfg.MaxCrashes = 3 })
 		time.Sleep(time.Minute)
 		y.wantOrder("a")
 		if n, err := y.letters().Count(t.Context(), inbox.Filter{Class: driver.ClassQuarantined}); n != 1 || err != nil {
@@ -457,7 +457,7 @@ func TestParkedMessage_waitsForConnection(t *testing.T) {
 			return nil
 		}
 		for range 20 {
-			y.run(func(cfg *inboxtest.Config) { cfg.HandlerTimeout = 10 * time.Minute })
+			y.run(func(cfg *inbox.ConsumerConfig) { cfg.HandlerTimeout = 10 * time.Minute })
 		}
 		for _, key := range []string{"a", "b"} {
 			y.stopped(key, 1, 2)
@@ -481,7 +481,7 @@ func TestParkedMessage_cancelledIsNoCrash(t *testing.T) {
 		y.stopped("a", 1, 2)
 		y.replay(inbox.Filter{})
 		for range 6 {
-			_, stop := y.run(func(cfg *inboxtest.Config) { cfg.ShutdownTimeout = 10 * time.Second })
+			_, stop := y.run(func(cfg *inbox.ConsumerConfig) { cfg.ShutdownTimeout = 10 * time.Second })
 			time.Sleep(time.Minute / 2)
 			stop()
 		}
@@ -613,7 +613,7 @@ func TestParkedMessage_shutdown(t *testing.T) {
 		}
 		y.stopped("a", 1, 2, 3)
 		y.replay(inbox.Filter{})
-		patient := func(cfg *inboxtest.Config) { cfg.HandlerTimeout, cfg.ShutdownTimeout = time.Hour, time.Minute }
+		patient := func(cfg *inbox.ConsumerConfig) { cfg.HandlerTimeout, cfg.ShutdownTimeout = time.Hour, time.Minute }
 		_, stop := y.run(patient)
 		time.Sleep(5 * time.Second)
 		stop()
@@ -743,7 +743,7 @@ func TestParkedMessages_bounded(t *testing.T) {
 	inYard(t, func(t *testing.T, y *yard) {
 		const most, window, each = 15, 10, 40
 		y.failsUntil("a", 1)
-		c, _ := y.run(func(cfg *inboxtest.Config) { cfg.MaxParked, cfg.Prefetch, cfg.Concurrency = most, window, 4 })
+		c, _ := y.run(func(cfg *inbox.ConsumerConfig) { cfg.MaxParked, cfg.Prefetch, cfg.Concurrency = most, window, 4 })
 		var want []int
 		for n := 1; n <= each; n++ {
 			y.put("a", n)
@@ -782,7 +782,7 @@ func TestParkedMessages_ofBeforeAreBounded(t *testing.T) {
 			others.Add(1)
 			return nil
 		})
-		c, _ := y.runStore(s, func(cfg *inboxtest.Config) { cfg.MaxParked = most })
+		c, _ := y.runStore(s, func(cfg *inbox.ConsumerConfig) { cfg.MaxParked = most })
 		time.Sleep(time.Minute)
 		y.put("a", most)
 		time.Sleep(time.Minute)

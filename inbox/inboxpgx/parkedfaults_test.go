@@ -152,15 +152,15 @@ func (p mortalParking) Release(ctx context.Context, h *pgdriver.Head) error {
 	return p.process.step(func() error { return p.Parking.Release(ctx, h) })
 }
 
-func (y *yard) liveInMemory(ctx context.Context, p *mortal, change func(*inboxtest.Config)) {
+func (y *yard) liveInMemory(ctx context.Context, p *mortal, change func(*inbox.ConsumerConfig)) {
 	y.liveWith(ctx, p, newStore(y.t, mortalManager{y.manager, p}, "a", inboxpgx.Config{Entries: mortalEntries{y.entries, p}}), change)
 }
 
 // liveWith runs a process until it dies or ctx ends.
-func (y *yard) liveWith(ctx context.Context, p *mortal, s *inboxpgx.Store, change func(*inboxtest.Config)) {
+func (y *yard) liveWith(ctx context.Context, p *mortal, s *inboxpgx.Store, change func(*inbox.ConsumerConfig)) {
 	handle(y.t, s, y.handle)
-	c := y.consumer(s, func(cfg *inboxtest.Config) {
-		cfg.Fault, cfg.ShutdownTimeout = p.fault, 10*time.Second
+	c := y.consumer(s, p.fault, func(cfg *inbox.ConsumerConfig) {
+		cfg.ShutdownTimeout = 10 * time.Second
 		change(cfg)
 	})
 	ctx, cancel := context.WithCancel(ctx)
@@ -200,7 +200,7 @@ func (y *yard) parkedKeyThroughCrash(first *mortal) {
 	var running sync.WaitGroup
 	running.Go(func() {
 		for p := first; ctx.Err() == nil; p = new(mortal) {
-			y.live(ctx, p, func(*inboxtest.Config) {})
+			y.live(ctx, p, func(*inbox.ConsumerConfig) {})
 		}
 	})
 	defer running.Wait()
@@ -263,7 +263,7 @@ func (y *yard) throughFaults(batch, keys, each int) {
 				if rand.N(2) == 0 && rate.Load() > 0 {
 					p.at.Store(rand.Int64N(300))
 				}
-				y.live(ctx, p, func(cfg *inboxtest.Config) {
+				y.live(ctx, p, func(cfg *inbox.ConsumerConfig) {
 					cfg.Concurrency, cfg.Batch, cfg.Prefetch, cfg.MaxParked = 4, batch, 50, 20+rand.IntN(200)
 					cfg.TimeLimit = 3*time.Second + rand.N(20*time.Second)
 				})
@@ -346,7 +346,7 @@ func newYardOnPostgres(t *testing.T) *yard {
 	return y
 }
 
-func (y *yard) liveOnPostgres(ctx context.Context, p *mortal, change func(*inboxtest.Config)) {
+func (y *yard) liveOnPostgres(ctx context.Context, p *mortal, change func(*inbox.ConsumerConfig)) {
 	cfg := y.pool.Config()
 	cfg.MaxConns = 6
 	lines := &mortalLines{process: p}
@@ -369,7 +369,7 @@ func (y *yard) liveOnPostgres(ctx context.Context, p *mortal, change func(*inbox
 	defer pool.Close()
 	s := newStore(y.t, newManager(y.t, pool), "a", inboxpgx.Config{})
 	s.Hasten(300*time.Millisecond, 50*time.Millisecond)
-	y.liveWith(ctx, p, s, func(cfg *inboxtest.Config) {
+	y.liveWith(ctx, p, s, func(cfg *inbox.ConsumerConfig) {
 		change(cfg)
 		cfg.ShutdownTimeout = time.Second
 	})
@@ -545,7 +545,7 @@ func TestParkedMessage_statementTakesTooLong(t *testing.T) {
 	y.hangs = true
 	y.stopped("k", 1, 2)
 	y.replay(inbox.Filter{})
-	y.run(func(cfg *inboxtest.Config) { cfg.HandlerTimeout, cfg.Retry.MaxAttempts = 500*time.Millisecond, 2 })
+	y.run(func(cfg *inbox.ConsumerConfig) { cfg.HandlerTimeout, cfg.Retry.MaxAttempts = 500*time.Millisecond, 2 })
 	testenv.Eventually(t, func() error {
 		found, err := y.letters().List(context.Background(), inbox.Filter{})
 		if err == nil && (len(found) != 1 || found[0].Class != driver.ClassDefault || found[0].Message.Attempt != 2) {

@@ -183,6 +183,9 @@ func New(t txretry.Transactor, consumer string, cfg Config) (*Store, error) {
 	return s, nil
 }
 
+// Name returns the name of the consumer, which consumers of every transport take over.
+func (s *Store) Name() string { return s.consumer }
+
 // useTables keeps the entries in Postgres.
 func (s *Store) useTables() error {
 	var missing error

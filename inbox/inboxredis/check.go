@@ -77,7 +77,7 @@ const (
 )
 
 // Check looks whether the stream, or each partition, and the group exist, whether there are partitions
-// beyond Config.Partitions or too few connections in the client's pool for them, whether another group
+// beyond Stream.Partitions or too few connections in the client's pool for them, whether another group
 // that is not read keeps a stream from being trimmed, whether Redis may lose or evict messages, and
 // whether the times in the Config fit together; then it asks the processor, if that has a Check of its
 // own. Of a cluster it asks one node about its settings.
@@ -124,7 +124,7 @@ func (c *Consumer) checkPartitions(ctx context.Context, found *check.Findings) e
 	}
 	if there > 0 {
 		found.Add("give senders and consumers one number of partitions, and delete those beyond it when they are read",
-			"there is a stream %q, and Config.Partitions is %d", next, len(c.groups))
+			"there is a stream %q, and Stream.Partitions is %d", next, len(c.groups))
 	}
 	return nil
 }
@@ -132,7 +132,7 @@ func (c *Consumer) checkPartitions(ctx context.Context, found *check.Findings) e
 // checkTimes compares what the Config promises.
 func (s *settings) checkTimes(found *check.Findings) {
 	if window := driver.Horizon(s.Retry); s.remembers && s.retention > 0 && s.retention < window {
-		found.Add("lengthen the Retention of the processor, or shorten Config.Retry.MaxAge",
+		found.Add("lengthen the Retention of the processor, or shorten ConsumerConfig.Retry.MaxAge",
 			"a message may be retried for %v, and is remembered for %v: after that it takes effect again", window, s.retention)
 	}
 	if s.Ordered && !s.ledger {
@@ -178,7 +178,7 @@ func (g *group) checkStream(ctx context.Context, found *check.Findings) error {
 		}
 		there := false
 		for _, other := range groups {
-			if other.Name == g.cfg.Group {
+			if other.Name == g.cfg.ConsumerConfig.Name {
 				there = true
 				continue
 			}
@@ -189,7 +189,7 @@ func (g *group) checkStream(ctx context.Context, found *check.Findings) error {
 			}
 		}
 		if !there {
-			found.Add("call Consumer.Setup", "stream %q has no group %q", key, g.cfg.Group)
+			found.Add("call Consumer.Setup", "stream %q has no group %q", key, g.cfg.ConsumerConfig.Name)
 		}
 	}
 	return nil

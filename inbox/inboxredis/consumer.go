@@ -44,7 +44,7 @@ type runner interface {
 // messages are remembered for 8 days.
 //
 // The error names every violation in cfg. Nothing is asked of a server yet.
-func NewConsumer(client redis.UniversalClient, stream string, processor inbox.Processor, cfg Config) (*Consumer, error) {
+func NewConsumer(client redis.UniversalClient, stream Stream, processor inbox.Processor, cfg inbox.ConsumerConfig) (*Consumer, error) {
 	s, err := newSettings(stream, processor, cfg)
 	if client == nil {
 		err = errors.Join(errors.New("inboxredis: client is nil"), err)
@@ -74,7 +74,7 @@ func (c *Consumer) Run(ctx context.Context) error { return c.engine.Run(ctx) }
 // return in time. The error says what is not so.
 func (c *Consumer) Ready(ctx context.Context) error { return c.engine.Ready(ctx) }
 
-// DeadLetters returns the dead letters of the consumer group, of the classes in Config.Classes and of
+// DeadLetters returns the dead letters of the consumer group, of the classes in ConsumerConfig.Classes and of
 // those that every consumer has, whether Run is at work or not. Each call of its methods reads them
 // page by page; of two at the same time both may count what one of them has returned or removed.
 // Replay and Remove write to the log who called them, and why.
@@ -89,13 +89,11 @@ func (c *Consumer) DeadLetters() inbox.DeadLetters {
 
 const component = "inboxredis"
 
-// Config configures a Consumer. The zero value works.
-type Config struct {
-	inbox.ConsumerConfig
-
-	// Group is the consumer group. Each group of a stream gets all its messages, and shares them
-	// among its consumers. Default: ConsumerConfig.Name, which is the stream's name by default.
-	Group string
+// Stream says which messages a Consumer gets. The zero value works. The consumer group has the consumer's name: each
+// group of a stream gets all its messages, and shares them among its processes.
+type Stream struct {
+	// Name is the stream's name. Default: the consumer's name.
+	Name string
 	// Format is how messages look: a format.Symfony has the classes of a Symfony application by the names
 	// of messages, and its stamps. Senders of this module need the same one. Default: this module's own
 	// form, with what the zero format.Symfony reads.
@@ -115,9 +113,10 @@ type Config struct {
 	Timeout time.Duration
 }
 
-// settings are a Config with its defaults. The engine checks what is its own.
+// settings are the configuration of a consumer with its defaults. The engine checks its own part.
 type settings struct {
-	Config
+	inbox.ConsumerConfig
+	Stream
 	stream       string
 	symfony      *wire.Symfony
 	partitions   []keys // one, that of the stream, where it is not split
@@ -130,18 +129,19 @@ type settings struct {
 	ledger    bool          // it notes attempts
 }
 
-func newSettings(stream string, p inbox.Processor, cfg Config) (*settings, error) {
-	cfg.ConsumerConfig = driver.ConsumerDefaults(cfg.ConsumerConfig, stream)
-	cfg.Group = cmp.Or(cfg.Group, cfg.Name)
-	cfg.Timeout = cmp.Or(cfg.Timeout, 5*time.Second)
-	cfg.Logger = cfg.Logger.With(slog.String("group", cfg.Group))
+func newSettings(from Stream, p inbox.Processor, cfg inbox.ConsumerConfig) (*settings, error) {
+	var stream string
+	cfg.Name, stream = driver.Names(cfg, p, from.Name)
+	cfg = driver.ConsumerDefaults(cfg, stream)
+	from.Timeout = cmp.Or(from.Timeout, 5*time.Second)
+	cfg.Logger = cfg.Logger.With(slog.String("group", cfg.Name))
 	s := &settings{
-		Config: cfg, stream: stream, retention: driver.DefaultRetention,
+		ConsumerConfig: cfg, Stream: from, stream: stream, retention: driver.DefaultRetention,
 		log: cfg.Logger.With(slog.String("component", component)),
 	}
-	form, misnamed := wire.NewForm(cfg.Format)
+	form, misnamed := wire.NewForm(from.Format)
 	if misnamed != nil {
-		misnamed = fmt.Errorf("inboxredis: Config.Format: %w", misnamed)
+		misnamed = fmt.Errorf("inboxredis: Stream.Format: %w", misnamed)
 	}
 	s.symfony = form.Symfony
 	if d, ok := p.(driver.Deduplicator); ok {
@@ -150,11 +150,11 @@ func newSettings(stream string, p inbox.Processor, cfg Config) (*settings, error
 	problem := s.checkPartitions()
 	streams := []string{stream}
 	if problem == nil {
-		streams = partition.Names(stream, cfg.Partitions)
+		streams = partition.Names(stream, from.Partitions)
 	}
 	problem = errors.Join(problem, misnamed)
 	for _, name := range streams {
-		keys, err := newKeys(name, cfg.Group)
+		keys, err := newKeys(name, cfg.Name)
 		s.partitions = append(s.partitions, keys)
 		if err != nil {
 			return s, errors.Join(problem, fmt.Errorf("inboxredis: %w", err))
@@ -167,16 +167,16 @@ func newSettings(stream string, p inbox.Processor, cfg Config) (*settings, error
 func (s *settings) checkPartitions() error {
 	var problems []error
 	if err := partition.Check(s.Partitions); err != nil {
-		problems = append(problems, fmt.Errorf("inboxredis: Config.Partitions: %w", err))
+		problems = append(problems, fmt.Errorf("inboxredis: Stream.Partitions: %w", err))
 	}
 	if s.Partitions > 1 && !s.Ordered {
-		problems = append(problems, errors.New("inboxredis: Config.Partitions needs ConsumerConfig.Ordered: without it any number of processes share a stream"))
+		problems = append(problems, errors.New("inboxredis: Stream.Partitions needs ConsumerConfig.Ordered: without it any number of processes share a stream"))
 	}
 	if s.Partitions > 1 && s.Key != nil {
-		problems = append(problems, errors.New("inboxredis: Config.Partitions excludes ConsumerConfig.Key: the sender's key says which partition a message is in"))
+		problems = append(problems, errors.New("inboxredis: Stream.Partitions excludes ConsumerConfig.Key: the sender's key says which partition a message is in"))
 	}
 	if s.Partitions > 1 && s.ParkKeys {
-		problems = append(problems, errors.New("inboxredis: Config.Partitions excludes ConsumerConfig.ParkKeys: the parked keys of all partitions are kept together"))
+		problems = append(problems, errors.New("inboxredis: Stream.Partitions excludes ConsumerConfig.ParkKeys: the parked keys of all partitions are kept together"))
 	}
 	return errors.Join(problems...)
 }
@@ -204,7 +204,7 @@ func (c *Consumer) Setup(ctx context.Context) error {
 func (g *group) setup(ctx context.Context) error {
 	for _, key := range g.keys.read()[:2] {
 		if _, err := within(ctx, g, func(ctx context.Context) (string, error) {
-			return g.client.XGroupCreateMkStream(ctx, key, g.cfg.Group, "0").Result()
+			return g.client.XGroupCreateMkStream(ctx, key, g.cfg.ConsumerConfig.Name, "0").Result()
 		}); err != nil && !redis.HasErrorPrefix(err, "BUSYGROUP") {
 			return g.fault("setup", err)
 		}

@@ -85,7 +85,8 @@ func newConsumer(t *testing.T, client redis.UniversalClient, p inbox.Processor, 
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
-	c, err := inboxredis.NewConsumer(client, stream, p, cfg)
+	from, consumer := cfg.Of(stream)
+	c, err := inboxredis.NewConsumer(client, from, p, consumer)
 	noError(t, err)
 	noError(t, c.Setup(t.Context()))
 	return c
@@ -109,7 +110,7 @@ func TestConsumerCheck(t *testing.T) {
 	t.Parallel()
 	server := testenv.Private(t, testenv.Redis)
 	client := redistest.Client(t, server.URL())
-	c, err := inboxredis.NewConsumer(client, stream, inbox.NewMux(), inboxredis.Config{})
+	c, err := inboxredis.NewConsumer(client, inboxredis.Stream{Name: stream}, inbox.NewMux(), inbox.ConsumerConfig{})
 	noError(t, err)
 	want := func(texts ...string) {
 		t.Helper()
@@ -157,7 +158,7 @@ func TestConsumerCheck(t *testing.T) {
 	})
 	noError(t, client.ConfigSet(t.Context(), "min-replicas-to-write", "1").Err())
 	want()
-	ordered, err := inboxredis.NewConsumer(client, stream, inbox.NewMux(), inboxredis.Config{ConsumerConfig: inbox.ConsumerConfig{Ordered: true}})
+	ordered, err := inboxredis.NewConsumer(client, inboxredis.Stream{Name: stream}, inbox.NewMux(), inbox.ConsumerConfig{Ordered: true})
 	noError(t, err)
 	if err := ordered.Check(t.Context()); err == nil || !strings.Contains(err.Error(), "use a processor with a ledger") {
 		t.Errorf("an ordered consumer without a ledger: %v", err)
@@ -168,13 +169,13 @@ func TestConsumerConfig(t *testing.T) {
 	t.Parallel()
 	client := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"})
 	defer client.Close()
-	_, err := inboxredis.NewConsumer(nil, "a}b", nil, inboxredis.Config{Timeout: -time.Second, ConsumerConfig: inbox.ConsumerConfig{Batch: -1}})
-	for _, want := range []string{"client is nil", "no hash tag", "processor is nil", "Config.Timeout", "ConsumerConfig.Batch"} {
+	_, err := inboxredis.NewConsumer(nil, inboxredis.Stream{Name: "a}b", Timeout: -time.Second}, nil, inbox.ConsumerConfig{Batch: -1})
+	for _, want := range []string{"client is nil", "no hash tag", "processor is nil", ": Timeout -", "ConsumerConfig.Batch"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)
 		}
 	}
-	if _, err := inboxredis.NewConsumer(client, "orders", inbox.NewMux(), inboxredis.Config{}); err != nil {
+	if _, err := inboxredis.NewConsumer(client, inboxredis.Stream{Name: "orders"}, inbox.NewMux(), inbox.ConsumerConfig{}); err != nil {
 		t.Error(err)
 	}
 }
@@ -236,7 +237,8 @@ func TestPartitionsRefused(t *testing.T) {
 		"one":         {stream, inboxredis.Config{Partitions: 1}, ""},
 		"most":        {stream, orderedBy(64), ""},
 	} {
-		_, err := inboxredis.NewConsumer(client, tt.stream, inbox.NewMux(), tt.cfg)
+		from, consumer := tt.cfg.Of(tt.stream)
+		_, err := inboxredis.NewConsumer(client, from, inbox.NewMux(), consumer)
 		if (err == nil) != (tt.want == "") || err != nil && !strings.Contains(err.Error(), tt.want) {
 			t.Errorf("%s: %v, want %q", name, err, tt.want)
 		}
@@ -249,7 +251,8 @@ func TestPartitionsSetupAndCheck(t *testing.T) {
 	client := redistest.New(t)
 	cfg := orderedBy(partitions)
 	cfg.Logger = slog.New(slog.DiscardHandler)
-	c, err := inboxredis.NewConsumer(client, stream, inbox.NewMux(), cfg)
+	from, consumer := cfg.Of(stream)
+	c, err := inboxredis.NewConsumer(client, from, inbox.NewMux(), consumer)
 	noError(t, err)
 	missing := func() (streams []string) {
 		err := c.Check(t.Context())

@@ -1,7 +1,7 @@
 // Package inboxredis consumes messages from Redis Streams, and keeps copies of a message apart by a
 // claim in Redis. Each works without the other:
 //
-//	consumer, err := inboxredis.NewConsumer(client, "orders", processor, inboxredis.Config{Group: "billing"})
+//	consumer, err := inboxredis.NewConsumer(client, inboxredis.Stream{Name: "orders"}, billing, inbox.ConsumerConfig{})
 //	err = consumer.Setup(ctx) // only where this process owns the group
 //	err = consumer.Run(ctx)
 //
@@ -13,7 +13,7 @@
 //
 // Each group of a stream gets all its messages. A Consumer reads what package outboxredis writes
 // (the fields id, name, content-type, key, created-at, headers and body), and what Symfony's Redis
-// transport writes (the field message, with its default serializer or none), by Config.Format,
+// transport writes (the field message, with its default serializer or none), by Stream.Format,
 // and CloudEvents, as package outbox/format says. What it cannot read is
 // a dead letter of class validation with its fields as they are. It needs Redis 7.0.
 //
@@ -34,7 +34,7 @@
 // go by the clock of Redis, and end up to a second late.
 //
 // Entries that all groups have processed are removed every 10 seconds, as far as Redis frees whole
-// nodes of the stream (XTRIM ~), unless Config.KeepProcessed is set. A group that is not read keeps
+// nodes of the stream (XTRIM ~), unless Stream.KeepProcessed is set. A group that is not read keeps
 // the stream from being trimmed: Check names it. A limit on the stream's length, such as
 // outboxredis.Config.MaxLen or Symfony's stream_max_entries, drops what is not read yet, and
 // Symfony's delete_after_ack takes from the other groups what one of them has processed. What was
@@ -45,7 +45,7 @@
 //
 // With ConsumerConfig.Ordered one process of the group is served at a time: it holds a lease of 8
 // seconds, which every script looks at. When it dies another one takes over, and first takes all that
-// is pending, in order. Config.Partitions has several processes at work. A process that was stopped for longer than its lease may still finish what it has begun, beside
+// is pending, in order. Stream.Partitions has several processes at work. A process that was stopped for longer than its lease may still finish what it has begun, beside
 // the new owner: its handlers' effects need a processor that deduplicates, and dead letters and
 // retries of it are refused.
 //

@@ -52,9 +52,7 @@ func ExampleNewConsumer() {
 		fmt.Println(err)
 		return
 	}
-	consumer, err := inboxredis.NewConsumer(client, "orders", mux, inboxredis.Config{
-		ConsumerConfig: inbox.ConsumerConfig{Name: "mailer", Concurrency: 16},
-	})
+	consumer, err := inboxredis.NewConsumer(client, inboxredis.Stream{Name: "orders"}, mux, inbox.ConsumerConfig{Name: "mailer", Concurrency: 16})
 	if err != nil {
 		fmt.Println(err)
 		return

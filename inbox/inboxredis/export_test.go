@@ -1,6 +1,7 @@
 package inboxredis
 
 import (
+	"cmp"
 	"context"
 	"testing"
 	"time"
@@ -9,6 +10,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/driver"
+	"github.com/holdfast-go/holdfast/outbox/format"
 )
 
 var ErrInProgress = errInProgress
@@ -16,9 +18,30 @@ var ErrInProgress = errInProgress
 // SetTimeout sets how long the shortcut waits for Redis.
 func (p *Processor) SetTimeout(d time.Duration) { p.shortcut.timeout = d }
 
+// Config is all configuration of a consumer, flat for tests. Group is the consumer's name.
+type Config struct {
+	inbox.ConsumerConfig
+	Group         string
+	Format        format.Format
+	Partitions    int
+	KeepProcessed bool
+	Timeout       time.Duration
+}
+
+// Of returns the configuration as NewConsumer takes it.
+func (c Config) Of(stream string) (Stream, inbox.ConsumerConfig) {
+	c.ConsumerConfig.Name = cmp.Or(c.Group, c.Name)
+	return Stream{Name: stream, Format: c.Format, Partitions: c.Partitions, KeepProcessed: c.KeepProcessed, Timeout: c.Timeout}, c.ConsumerConfig
+}
+
+func (c Config) settings(stream string, p inbox.Processor) (*settings, error) {
+	from, cfg := c.Of(stream)
+	return newSettings(from, p, cfg)
+}
+
 // NewSources returns the sources of all partitions, and the dead letters of all.
 func NewSources(client redis.UniversalClient, stream string, cfg Config) (all []driver.Source, of driver.DeadLetters, err error) {
-	s, err := newSettings(stream, inbox.NewMux(), cfg)
+	s, err := cfg.settings(stream, inbox.NewMux())
 	var letters []driver.DeadLetters
 	for _, g := range newGroups(client, s) {
 		one := newSource(g, newRun())
@@ -29,7 +52,7 @@ func NewSources(client redis.UniversalClient, stream string, cfg Config) (all []
 
 // Setup creates what a consumer needs.
 func Setup(ctx context.Context, client redis.UniversalClient, stream string, cfg Config) error {
-	s, err := newSettings(stream, inbox.NewMux(), cfg)
+	s, err := cfg.settings(stream, inbox.NewMux())
 	if err != nil {
 		return err
 	}
@@ -43,7 +66,7 @@ func Setup(ctx context.Context, client redis.UniversalClient, stream string, cfg
 
 // NewTuned is NewConsumer with a largest body and a time between two comparisons of shares; 0 is the default of each.
 func NewTuned(client redis.UniversalClient, stream string, p inbox.Processor, cfg Config, maxBodyBytes int, leveling time.Duration) (*Consumer, error) {
-	s, err := newSettings(stream, p, cfg)
+	s, err := cfg.settings(stream, p)
 	if err != nil {
 		return nil, err
 	}

@@ -82,7 +82,7 @@ func (g *group) script(ctx context.Context, script *redis.Script, keys []string,
 // leave gives back all that a consumer name holds, and removes it. Token is that of its lease; "" for
 // none.
 func (g *group) leave(ctx context.Context, name, token string) error {
-	_, err := g.script(ctx, leaveScript, g.keys.read(), g.cfg.Group, token, name, returned, (claimIdle + time.Millisecond).Milliseconds())
+	_, err := g.script(ctx, leaveScript, g.keys.read(), g.cfg.ConsumerConfig.Name, token, name, returned, (claimIdle + time.Millisecond).Milliseconds())
 	return err
 }
 
@@ -92,9 +92,9 @@ func (g *group) fault(what string, err error) error {
 	case err == nil:
 		return nil
 	case isMissing(err):
-		return fmt.Errorf("inboxredis: %s: stream %q, group %q: %w: %w", what, g.keys.stream, g.cfg.Group, driver.ErrMissing, err)
+		return fmt.Errorf("inboxredis: %s: stream %q, group %q: %w: %w", what, g.keys.stream, g.cfg.ConsumerConfig.Name, driver.ErrMissing, err)
 	default:
-		return fmt.Errorf("inboxredis: %s: stream %q, group %q: %w", what, g.keys.stream, g.cfg.Group, err)
+		return fmt.Errorf("inboxredis: %s: stream %q, group %q: %w", what, g.keys.stream, g.cfg.ConsumerConfig.Name, err)
 	}
 }
 

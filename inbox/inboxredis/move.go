@@ -44,7 +44,7 @@ func (g *group) order(m driver.Move, result *error) *order {
 		delay = millis(tailDelay)
 	}
 	keys := []string{g.keys.read()[d.stream], target, g.keys.owner()}
-	return &order{d, keys, append([]any{g.cfg.Group, leaseToken(g.cfg, d.session.name), d.session.name, d.id, delay}, fields...), result}
+	return &order{d, keys, append([]any{g.cfg.ConsumerConfig.Name, leaseToken(g.cfg, d.session.name), d.session.name, d.id, delay}, fields...), result}
 }
 
 // millis rounds up: a retry comes not before its time.

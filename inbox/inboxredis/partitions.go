@@ -19,7 +19,7 @@ import (
 
 // Partitions.
 //
-// With Config.Partitions of 4 an ordered stream orders is the streams orders.0 to orders.3, each with
+// With Stream.Partitions of 4 an ordered stream orders is the streams orders.0 to orders.3, each with
 // its group, lease, retries and dead letters: all that was said of a stream is true of each of them.
 // A message is in the partition CRC-32 modulo 4 of its key: the CRC-32 (IEEE) of zlib, unsigned, of the
 // key's UTF-8 bytes. Without a key it is that of the id as text, such as

@@ -70,7 +70,7 @@ func (r *groupReader) read(ctx context.Context, most int) ([]entry, error) {
 	}
 	found, err := patiently(ctx, r.group, func(ctx context.Context) ([]redis.XStream, error) {
 		return r.group.client.XReadGroup(ctx, &redis.XReadGroupArgs{
-			Group: r.group.cfg.Group, Consumer: r.name, Count: int64(most), Block: block,
+			Group: r.group.cfg.ConsumerConfig.Name, Consumer: r.name, Count: int64(most), Block: block,
 			Streams: []string{r.group.keys.retries(), r.group.keys.stream, ">", ">"},
 		}).Result()
 	})
@@ -207,7 +207,7 @@ var errReply = errors.New("inboxredis: Redis answers a script otherwise than it 
 func (g *group) take(ctx context.Context, name string, most int, idle time.Duration, from cursors) (taken, error) {
 	reply, err := within(context.WithoutCancel(ctx), g, func(ctx context.Context) (any, error) {
 		return runOnce(ctx, g.client, takeScript, g.keys.read(),
-			g.cfg.Group, leaseToken(g.cfg, name), name, most, idle.Milliseconds(), from[0], from[1])
+			g.cfg.ConsumerConfig.Name, leaseToken(g.cfg, name), name, most, idle.Milliseconds(), from[0], from[1])
 	})
 	if err != nil {
 		return taken{}, g.fault("read", err)

@@ -149,7 +149,7 @@ func (s *session) pass(ctx context.Context, timeout time.Duration, ds []*deliver
 	for _, d := range ds {
 		ids[d.stream] = append(ids[d.stream], d.id)
 	}
-	args := []any{s.group.cfg.Group, leaseToken(s.group.cfg, s.name), claimIdle.Milliseconds(), s.name, to, idle.Milliseconds(), len(ids[0])}
+	args := []any{s.group.cfg.ConsumerConfig.Name, leaseToken(s.group.cfg, s.name), claimIdle.Milliseconds(), s.name, to, idle.Milliseconds(), len(ids[0])}
 	args = append(append(args, ids[0]...), ids[1]...)
 	answer, err := withinTime(ctx, s.group, timeout, func(ctx context.Context) (int64, error) {
 		return holdScript.Run(ctx, s.group.client, s.group.keys.read(), args...).Int64()
@@ -195,7 +195,7 @@ func (s *session) Ack(ctx context.Context, ds []driver.Delivery, _ bool) error {
 		pipe := s.group.client.Pipeline()
 		for stream, key := range s.group.keys.read()[:2] {
 			for some := range slices.Chunk(ids[stream], ackAtOnce) {
-				pipe.XAck(ctx, key, s.group.cfg.Group, some...)
+				pipe.XAck(ctx, key, s.group.cfg.ConsumerConfig.Name, some...)
 			}
 		}
 		return pipe.Exec(ctx)

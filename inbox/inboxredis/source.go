@@ -66,11 +66,11 @@ func (s *source) Open(ctx context.Context) (driver.Session, error) {
 	}
 	s.mu.Lock()
 	s.sessions++
-	name := s.group.cfg.Name + "-" + s.run + "-" + strconv.Itoa(s.sessions)
+	name := s.group.cfg.ConsumerConfig.Name + "-" + s.run + "-" + strconv.Itoa(s.sessions)
 	s.mu.Unlock()
 	for _, key := range s.group.keys.read()[:2] { // XGROUP CREATECONSUMER would need memory
 		if _, err := within(ctx, s.group, func(ctx context.Context) (*redis.XPending, error) {
-			return s.group.client.XPending(ctx, key, s.group.cfg.Group).Result()
+			return s.group.client.XPending(ctx, key, s.group.cfg.ConsumerConfig.Name).Result()
 		}); err != nil {
 			return nil, s.group.fault("open a session", err)
 		}
@@ -223,7 +223,7 @@ func (g *group) waiting(ctx context.Context, stream string) (int, error) {
 		return 0, err
 	}
 	for _, info := range groups {
-		if info.Name != g.cfg.Group {
+		if info.Name != g.cfg.ConsumerConfig.Name {
 			continue
 		}
 		if info.Lag < 0 { // the server cannot tell
@@ -239,7 +239,7 @@ func (g *group) waiting(ctx context.Context, stream string) (int, error) {
 // givenBack counts what was given back and waits to be claimed.
 func (g *group) givenBack(ctx context.Context, stream string) (int, error) {
 	consumers, err := within(ctx, g, func(ctx context.Context) ([]redis.XInfoConsumer, error) {
-		return g.client.XInfoConsumers(ctx, stream, g.cfg.Group).Result()
+		return g.client.XInfoConsumers(ctx, stream, g.cfg.ConsumerConfig.Name).Result()
 	})
 	for _, c := range consumers {
 		if c.Name == returned {
@@ -334,7 +334,7 @@ func (c *chores) forget(ctx context.Context) error {
 func (c *chores) forgetIdle(ctx context.Context, idle time.Duration) error {
 	var errs []error
 	for _, key := range c.group.keys.read()[:2] {
-		_, err := c.group.script(ctx, forgetScript, []string{key}, c.group.cfg.Group, idle.Milliseconds())
+		_, err := c.group.script(ctx, forgetScript, []string{key}, c.group.cfg.ConsumerConfig.Name, idle.Milliseconds())
 		errs = append(errs, err)
 	}
 	return errors.Join(errs...)

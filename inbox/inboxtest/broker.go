@@ -137,11 +137,11 @@ func (b *Broker) Idle(ctx context.Context) error {
 	return nil
 }
 
-// Config configures a Consumer. The zero value works.
-type Config struct {
-	// ConsumerConfig is as for every consumer. A queue with an Ordered consumer serves one consumer
-	// at a time. DeadLetterPrefix changes nothing in memory.
-	inbox.ConsumerConfig
+// Queue says which messages a Consumer gets. The zero value works. A queue with an Ordered consumer serves one consumer
+// at a time; DeadLetterPrefix changes nothing in memory.
+type Queue struct {
+	// Name is the queue's name. Default: the consumer's name.
+	Name string
 	// Names are the names of the messages that come to the queue, or patterns such as order.*,
 	// where * stands for one word between dots and # for any number. Default: all.
 	Names []string
@@ -150,14 +150,14 @@ type Config struct {
 	Fault func(at Step, m *inbox.Message) Outcome
 }
 
-func (c Config) withDefaults() Config {
+func (c Queue) withDefaults() Queue {
 	if len(c.Names) == 0 {
 		c.Names = []string{"#"}
 	}
 	return c
 }
 
-func (c Config) fault() memqueue.Fault {
+func (c Queue) fault() memqueue.Fault {
 	if c.Fault == nil {
 		return nil
 	}
@@ -186,31 +186,33 @@ type Consumer struct {
 }
 
 // NewConsumer returns a consumer of a queue, which it declares. Several may share one.
-func NewConsumer(b *Broker, queue string, p inbox.Processor, cfg Config) (*Consumer, error) {
+func NewConsumer(b *Broker, queue Queue, p inbox.Processor, cfg inbox.ConsumerConfig) (*Consumer, error) {
 	return newConsumer(b, queue, p, cfg, 0)
 }
 
-func newConsumer(b *Broker, queue string, p inbox.Processor, cfg Config, maxBody int) (*Consumer, error) {
-	cfg = cfg.withDefaults()
+func newConsumer(b *Broker, from Queue, p inbox.Processor, cfg inbox.ConsumerConfig, maxBody int) (*Consumer, error) {
+	from = from.withDefaults()
+	var queue string
+	cfg.Name, queue = driver.Names(cfg, p, from.Name)
 	problem := check(b, queue)
 	if problem != nil {
 		b = NewBroker() // so that the error names all that is wrong
 	}
 	place := b.queues.Queue(queue, cfg.Classes...)
-	source := place.Source(memqueue.Options{Exclusive: cfg.Ordered, Fault: cfg.fault()})
+	source := place.Source(memqueue.Options{Exclusive: cfg.Ordered, Fault: from.fault()})
 	consumer, err := engine.New(source, p, engine.Config{
-		ConsumerConfig: cfg.ConsumerConfig, Queue: queue, Package: "inboxtest", MaxBodyBytes: maxBody,
+		ConsumerConfig: cfg, Queue: queue, Package: "inboxtest", MaxBodyBytes: maxBody,
 	})
 	if err := errors.Join(problem, err); err != nil {
 		return nil, err
 	}
-	b.bind(place, cfg.Names)
+	b.bind(place, from.Names)
 	retention := driver.DefaultRetention
 	if d, ok := p.(driver.Deduplicator); ok {
 		retention = d.Retention()
 	}
 	logger := cmp.Or(cfg.Logger, slog.Default()).With(slog.String("component", "inboxtest"), slog.String("queue", queue))
-	return &Consumer{consumer, driver.NewDeadLetters(driver.JoinDeadLetters(source.DeadLetters(), driver.ParkedBy(p, cfg.ConsumerConfig)), retention, logger)}, nil
+	return &Consumer{consumer, driver.NewDeadLetters(driver.JoinDeadLetters(source.DeadLetters(), driver.ParkedBy(p, cfg)), retention, logger)}, nil
 }
 
 // Run delivers until ctx ends, or a limit of the Config is reached. Then it takes no further
@@ -228,7 +230,7 @@ func (c *Consumer) Stats(ctx context.Context) (inbox.Stats, error) { return c.en
 // DeadLetters returns the dead letters of the queue.
 func (c *Consumer) DeadLetters() inbox.DeadLetters { return c.letters }
 
-// Step is a step between a consumer and its queue at which Config.Fault may have something go wrong.
+// Step is a step between a consumer and its queue at which Queue.Fault may have something go wrong.
 type Step int
 
 // The steps. Those of a message are asked about each of them, AtScan when a dead letter is returned
@@ -264,7 +266,7 @@ const (
 	Refuse = Outcome(memqueue.Refuse)
 )
 
-// DeliverTwice is a Config.Fault: every message comes once more after it was processed.
+// DeliverTwice is a Queue.Fault: every message comes once more after it was processed.
 func DeliverTwice(at Step, m *inbox.Message) Outcome {
 	if at == AtAck && !m.Redelivered {
 		return Lose

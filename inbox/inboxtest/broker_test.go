@@ -33,7 +33,7 @@ func TestConsumerDeliversAgain(t *testing.T) {
 	t.Parallel()
 	var deliveries []bool
 	lost := map[inboxtest.Step]bool{}
-	cfg := inboxtest.Config{Fault: func(at inboxtest.Step, _ *inbox.Message) inboxtest.Outcome {
+	cfg := config{Fault: func(at inboxtest.Step, _ *inbox.Message) inboxtest.Outcome {
 		if (at == inboxtest.AtReceive || at == inboxtest.AtAck) && !lost[at] {
 			lost[at] = true
 			return inboxtest.Lose
@@ -67,7 +67,7 @@ func TestDeliverTwice(t *testing.T) {
 		}
 		return nil
 	})
-	bubble(t, p, inboxtest.Config{Fault: inboxtest.DeliverTwice}, func(t *testing.T, b rig, _ func()) {
+	bubble(t, p, config{Fault: inboxtest.DeliverTwice}, func(t *testing.T, b rig, _ func()) {
 		publish(t, b, "a")
 		idle(t, b)
 		if want := []string{"1 false", "2 false", "2 true"}; !slices.Equal(trail, want) {
@@ -85,7 +85,7 @@ func TestFaults(t *testing.T) {
 			t.Run(fmt.Sprintf("step %d outcome %d", step, what), func(t *testing.T) {
 				t.Parallel()
 				var asked atomic.Int64
-				cfg := inboxtest.Config{Fault: func(at inboxtest.Step, _ *inbox.Message) inboxtest.Outcome {
+				cfg := config{Fault: func(at inboxtest.Step, _ *inbox.Message) inboxtest.Outcome {
 					if at != step || asked.Add(1) > 1 {
 						return inboxtest.OK
 					}
@@ -126,15 +126,15 @@ func TestFaults(t *testing.T) {
 
 func TestNewConsumerRefuses(t *testing.T) {
 	t.Parallel()
-	_, err := inboxtest.NewConsumer(nil, "", nil, inboxtest.Config{ConsumerConfig: inbox.ConsumerConfig{
+	_, err := inboxtest.NewConsumer(nil, inboxtest.Queue{Name: ""}, nil, inbox.ConsumerConfig{
 		Concurrency: -1, ShutdownTimeout: -1, Retry: inbox.RetryPolicy{BaseDelay: -1},
-	}})
+	})
 	for _, part := range []string{"Broker", "queue", "processor", "ConsumerConfig.Concurrency", "ConsumerConfig.ShutdownTimeout", "RetryPolicy.BaseDelay"} {
 		if err == nil || !strings.Contains(err.Error(), part) {
 			t.Errorf("%s is not named in %v", part, err)
 		}
 	}
-	if err := newRig(t, inbox.NewMux(), inboxtest.Config{}).Send(t.Context(), nil); err == nil {
+	if err := newRig(t, inbox.NewMux(), config{}).Send(t.Context(), nil); err == nil {
 		t.Error("a nil message was sent")
 	}
 }
@@ -151,7 +151,7 @@ func TestNames(t *testing.T) {
 		"#.placed":     {"order.placed": true, "placed": true, "a.b.placed": true, "placed.a": false},
 		"*.placed.#":   {"order.placed": true, "order.placed.v2": true, "placed": false},
 	} {
-		cfg := inboxtest.Config{}
+		cfg := config{}
 		if pattern != "" {
 			cfg.Names = []string{pattern}
 		}
@@ -177,7 +177,7 @@ func TestPublish(t *testing.T) {
 		defer stop()
 		for i, queue := range []string{"billing", "mail"} {
 			p := processor(func(_ context.Context, m *inbox.Message) error { got[i] = append(got[i], m); return nil })
-			c, err := inboxtest.NewConsumer(broker, queue, p, inboxtest.Config{Names: []string{"order.*"}})
+			c, err := inboxtest.NewConsumer(broker, inboxtest.Queue{Name: queue, Names: []string{"order.*"}}, p, inbox.ConsumerConfig{})
 			noError(t, err)
 			go func() { _ = c.Run(ctx) }()
 		}
@@ -254,7 +254,7 @@ func TestShutdownTimeout(t *testing.T) {
 				}
 				return cause
 			})
-			cfg := inboxtest.Config{ConsumerConfig: tt.cfg, Fault: func(at inboxtest.Step, _ *inbox.Message) inboxtest.Outcome {
+			cfg := config{ConsumerConfig: tt.cfg, Fault: func(at inboxtest.Step, _ *inbox.Message) inboxtest.Outcome {
 				if at == tt.hangs {
 					return inboxtest.Hang
 				}
@@ -328,10 +328,10 @@ func newFixture(ordered bool) conformance.ConsumerFixture {
 		},
 		Consumer: func(t *testing.T, p inbox.Processor, cfg conformance.ConsumerConfig) conformance.Consumer {
 			cfg.Name = cmp.Or(cfg.Name, "suite")
-			c, err := inboxtest.NewConsumerOf(broker, "orders", p, inboxtest.Config{
-				ConsumerConfig: cfg.ConsumerConfig,
-				Fault:          func(inboxtest.Step, *inbox.Message) inboxtest.Outcome { return inboxtest.Outcome(n.outcome.Load()) },
-			}, cfg.MaxBodyBytes)
+			c, err := inboxtest.NewConsumerOf(broker, inboxtest.Queue{
+				Name:  "orders",
+				Fault: func(inboxtest.Step, *inbox.Message) inboxtest.Outcome { return inboxtest.Outcome(n.outcome.Load()) },
+			}, p, cfg.ConsumerConfig, cfg.MaxBodyBytes)
 			noError(t, err)
 			return c
 		},
@@ -348,22 +348,29 @@ func (p processor) Process(ctx context.Context, msgs []*inbox.Message) []error {
 	return results
 }
 
+// config is what tests set of a consumer.
+type config struct {
+	inbox.ConsumerConfig
+	Names []string
+	Fault func(at inboxtest.Step, m *inbox.Message) inboxtest.Outcome
+}
+
 // rig is a broker with one queue and its consumer.
 type rig struct {
 	*inboxtest.Broker
 	*inboxtest.Consumer
 }
 
-func newRig(t *testing.T, p inbox.Processor, cfg inboxtest.Config) rig {
+func newRig(t *testing.T, p inbox.Processor, cfg config) rig {
 	t.Helper()
 	b := inboxtest.NewBroker()
-	c, err := inboxtest.NewConsumer(b, "inbox", p, cfg)
+	c, err := inboxtest.NewConsumer(b, inboxtest.Queue{Name: "inbox", Names: cfg.Names, Fault: cfg.Fault}, p, cfg.ConsumerConfig)
 	noError(t, err)
 	return rig{b, c}
 }
 
 // bubble runs a test with a consumer at work; stop ends its Run and waits for it.
-func bubble(t *testing.T, p processor, cfg inboxtest.Config, test func(t *testing.T, b rig, stop func())) {
+func bubble(t *testing.T, p processor, cfg config, test func(t *testing.T, b rig, stop func())) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		cfg.Concurrency = cmp.Or(cfg.Concurrency, 1)

@@ -7,10 +7,10 @@
 //	books, err := inboxtest.New(manager, "billing", inboxpgx.Config{})
 //	…
 //	broker := inboxtest.NewBroker()
-//	consumer, err := inboxtest.NewConsumer(broker, "billing", books, inboxtest.Config{Fault: inboxtest.DeliverTwice})
+//	consumer, err := inboxtest.NewConsumer(broker, inboxtest.Queue{Fault: inboxtest.DeliverTwice}, books, inbox.ConsumerConfig{})
 //	relay, err := outbox.NewRelay(store, broker, outbox.RelayConfig{})
 //
-// What goes wrong between a consumer and its broker is scripted: Config.Fault is asked at every step
+// What goes wrong between a consumer and its broker is scripted: Queue.Fault is asked at every step
 // whether it works, fails before or after it took effect, hangs, or loses the session. DeliverTwice
 // repeats every message. A handler that is right under it is idempotent.
 //

@@ -44,11 +44,7 @@ func Example() {
 		return
 	}
 	broker := inboxtest.NewBroker()
-	consumer, err := inboxtest.NewConsumer(broker, "billing", books, inboxtest.Config{
-		ConsumerConfig: inbox.ConsumerConfig{Logger: slog.New(slog.DiscardHandler)},
-		Names:          []string{"order.*"},
-		Fault:          inboxtest.DeliverTwice,
-	})
+	consumer, err := inboxtest.NewConsumer(broker, inboxtest.Queue{Name: "billing", Names: []string{"order.*"}, Fault: inboxtest.DeliverTwice}, books, inbox.ConsumerConfig{Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -147,15 +143,11 @@ func slowQueue(ctx context.Context, orders int) error {
 	if err != nil {
 		return err
 	}
-	quick, err := inboxtest.NewConsumer(broker, "billing", books, inboxtest.Config{
-		ConsumerConfig: inbox.ConsumerConfig{Logger: slog.New(slog.DiscardHandler)}, Names: []string{"order.*"},
-	})
+	quick, err := inboxtest.NewConsumer(broker, inboxtest.Queue{Name: "billing", Names: []string{"order.*"}}, books, inbox.ConsumerConfig{Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		return err
 	}
-	slow, err := inboxtest.NewConsumer(broker, "billing.reports", mux, inboxtest.Config{
-		ConsumerConfig: inbox.ConsumerConfig{Concurrency: 2, Prefetch: 2, Logger: slog.New(slog.DiscardHandler)}, Names: []string{"report.*"},
-	})
+	slow, err := inboxtest.NewConsumer(broker, inboxtest.Queue{Name: "billing.reports", Names: []string{"report.*"}}, mux, inbox.ConsumerConfig{Concurrency: 2, Prefetch: 2, Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		return err
 	}

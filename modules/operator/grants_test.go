@@ -201,9 +201,9 @@ func TestGrantsConsume(t *testing.T) {
 func (p parts) consume(t *testing.T) (letters inbox.DeadLetters, send func(id uuid.UUID, key string), stop func()) {
 	t.Helper()
 	broker := inboxtest.NewBroker()
-	consumer := must(inboxtest.NewConsumer(broker, "billing", p.inbox, inboxtest.Config{ConsumerConfig: inbox.ConsumerConfig{
+	consumer := must(inboxtest.NewConsumer(broker, inboxtest.Queue{Name: "billing"}, p.inbox, inbox.ConsumerConfig{
 		Logger: quiet, Ordered: true, ParkKeys: true, Retry: inbox.RetryPolicy{MaxAttempts: 2, BaseDelay: time.Millisecond, MaxDelay: time.Millisecond},
-	}}))(t)
+	}))(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- consumer.Run(ctx) }()
@@ -392,7 +392,7 @@ func (d *database) as(t *testing.T, pool *pgxpool.Pool) parts {
 
 func (p parts) operator(t *testing.T, relay *outbox.Relay) *rig {
 	t.Helper()
-	consumer := must(inboxtest.NewConsumer(inboxtest.NewBroker(), "billing", p.inbox, inboxtest.Config{ConsumerConfig: inbox.ConsumerConfig{Ordered: true, ParkKeys: true, Logger: quiet}}))(t)
+	consumer := must(inboxtest.NewConsumer(inboxtest.NewBroker(), inboxtest.Queue{Name: "billing"}, p.inbox, inbox.ConsumerConfig{Ordered: true, ParkKeys: true, Logger: quiet}))(t)
 	return &rig{cfg: operator.Config{
 		Outboxes:  []operator.Outbox{{Store: p.outbox, Relay: relay}},
 		Consumers: []operator.Consumer{{Name: "billing", Consumer: consumer, Inbox: p.inbox}},

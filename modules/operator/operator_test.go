@@ -401,7 +401,7 @@ func newRig(t *testing.T) *rig {
 		}
 		return inbox.Unrecoverable(errors.New("no handler for " + m.Name))
 	})
-	consumer := must(inboxtest.NewConsumer(broker, "billing", mux, inboxtest.Config{ConsumerConfig: inbox.ConsumerConfig{Logger: quiet}}))(t)
+	consumer := must(inboxtest.NewConsumer(broker, inboxtest.Queue{Name: "billing"}, mux, inbox.ConsumerConfig{Logger: quiet}))(t)
 	for _, name := range []string{"c", "c", "d"} {
 		id := must(uuid.NewV7())(t)
 		r.ids[name] = id

@@ -8,6 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/inboxpgx"
 	"github.com/holdfast-go/holdfast/inbox/inboxtest"
 	"github.com/holdfast-go/holdfast/modules/service"
@@ -28,7 +29,7 @@ func Example() {
 		return nil
 	}))
 	relay := must(outbox.NewRelay(store, broker, outbox.RelayConfig{}))
-	consumer := must(inboxtest.NewConsumer(broker, "billing", books, inboxtest.Config{Names: []string{"order.*"}}))
+	consumer := must(inboxtest.NewConsumer(broker, inboxtest.Queue{Names: []string{"order.*"}}, books, inbox.ConsumerConfig{}))
 
 	group := &service.Group{}
 	check(group.Prepare(ctx, "postgres", func(context.Context) error { return nil })) // store.Migrate, books.Migrate

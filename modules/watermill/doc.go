@@ -16,9 +16,8 @@
 // A [Subscriber] runs one consumer of package inboxamqp or inboxredis for each subscription:
 //
 //	subscriber := watermillbridge.NewSubscriber(func(topic string, p inbox.Processor) (watermillbridge.Consumer, error) {
-//		return inboxredis.NewConsumer(client, topic, p, inboxredis.Config{
-//			Group: "billing", ConsumerConfig: inbox.ConsumerConfig{Concurrency: 1},
-//		})
+//		cfg := inbox.ConsumerConfig{Name: "billing", Concurrency: 1}
+//		return inboxredis.NewConsumer(client, inboxredis.Stream{Name: topic}, p, cfg)
 //	})
 //
 // # What becomes of a message

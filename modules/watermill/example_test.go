@@ -38,8 +38,8 @@ func direct(client *redis.Client) (message.Publisher, error) {
 
 func subscribe(client *redis.Client) message.Subscriber {
 	return watermillbridge.NewSubscriber(func(topic string, p inbox.Processor) (watermillbridge.Consumer, error) {
-		return inboxredis.NewConsumer(client, topic, p, inboxredis.Config{
-			Group: "billing", ConsumerConfig: inbox.ConsumerConfig{Concurrency: 1}, // one message out at a time, in order
+		return inboxredis.NewConsumer(client, inboxredis.Stream{Name: topic}, p, inbox.ConsumerConfig{
+			Name: "billing", Concurrency: 1, // one message out at a time, in order
 		})
 	})
 }

@@ -78,7 +78,7 @@ func TestRedisStreams(t *testing.T) {
 	inGroup := func(t *testing.T, group string) (message.Publisher, message.Subscriber) {
 		t.Helper()
 		return bridge(t, to, func(topic string, p inbox.Processor) (watermillbridge.Consumer, error) {
-			return inboxredis.NewConsumer(client, topic, p, inboxredis.Config{Group: group, ConsumerConfig: oneByOne, Timeout: testenv.Patience})
+			return inboxredis.NewConsumer(client, inboxredis.Stream{Name: topic, Timeout: testenv.Patience}, p, named(oneByOne, group))
 		})
 	}
 	features := tests.Features{ForceShort: short, ConsumerGroups: true, GuaranteedOrder: true, GuaranteedOrderWithSingleSubscriber: true, Persistent: true}
@@ -105,7 +105,7 @@ func TestRabbitMQ(t *testing.T) {
 	open := func(t *testing.T) (message.Publisher, message.Subscriber) {
 		t.Helper()
 		return bridge(t, to, func(topic string, p inbox.Processor) (watermillbridge.Consumer, error) {
-			return inboxamqp.NewConsumer(b.Dial, topic, p, inboxamqp.Config{ConsumerConfig: oneByOne, Timeout: testenv.Patience})
+			return inboxamqp.NewConsumer(b.Dial, inboxamqp.Queue{Name: topic, Timeout: testenv.Patience}, p, oneByOne)
 		})
 	}
 	features := tests.Features{ForceShort: short, GuaranteedOrder: true, GuaranteedOrderWithSingleSubscriber: true, Persistent: true}
@@ -299,4 +299,10 @@ func TestDirectSetsTheTime(t *testing.T) {
 	if at := to.CreatedAt; at.Before(begin) || at.After(time.Now()) {
 		t.Errorf("sent with the time %v", at)
 	}
+}
+
+// named is a config of a consumer with a name.
+func named(cfg inbox.ConsumerConfig, name string) inbox.ConsumerConfig {
+	cfg.Name = name
+	return cfg
 }

@@ -21,7 +21,7 @@ func ExampleSymfony() {
 	}
 
 	sends := outboxamqp.Config{Exchange: "shop", Format: form}
-	receives := inboxamqp.Config{Format: form}
+	receives := inboxamqp.Queue{Format: form}
 	fmt.Println(sends.Format.Form(), receives.Format.Form())
 	// Output: symfony symfony
 }

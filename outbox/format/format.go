@@ -1,11 +1,11 @@
-// Package format has the values of the setting that says how messages look on the wire: Config.Format of the
-// publishers (outboxamqp, outboxredis) and of the consumers (inboxamqp, inboxredis). A [Symfony] writes and reads
+// Package format has the values of the setting that says how messages look on the wire: the Format of
+// publishers (outboxamqp.Config, outboxredis.Config) and of consumers (inboxamqp.Queue, inboxredis.Stream). A [Symfony] writes and reads
 // messages as Symfony Messenger does, a [CloudEvents] writes CloudEvents 1.0 (https://cloudevents.io). Nil is
 // this module's own form. One value serves both sides of a program:
 //
 //	form := format.Symfony{Classes: map[string]string{"order.placed": `App\Message\OrderPlaced`}}
 //	publisher, err := outboxamqp.NewPublisher(dial, outboxamqp.Config{Exchange: "shop", Format: form})
-//	consumer, err := inboxamqp.NewConsumer(dial, "billing", books, inboxamqp.Config{Format: form})
+//	consumer, err := inboxamqp.NewConsumer(dial, inboxamqp.Queue{Format: form}, books, inbox.ConsumerConfig{})
 //
 // examples/guides/wire.md has each form byte by byte, and lists what a program in PHP needs.
 //

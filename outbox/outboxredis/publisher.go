@@ -48,7 +48,7 @@ type Config struct {
 	// Partitions is into how many streams a stream is split, by its name, at most 64: those of orders
 	// are orders.0, orders.1 and so on. A message is in the one of its key, CRC-32 (IEEE) modulo their
 	// number; without a key in that of its id. Their consumers need the same number,
-	// inboxredis.Config.Partitions. Default, and 1: a stream is not split.
+	// inboxredis.Stream.Partitions. Default, and 1: a stream is not split.
 	Partitions map[string]int
 	// MaxLen is about how many entries a stream, or each partition, keeps (MAXLEN ~); the oldest go,
 	// read or not. Default: all are kept.

@@ -90,9 +90,7 @@ func (i *intake) holdfast(workers, batch int, newProcessor func() inbox.Processo
 			start()
 			return conn, err
 		}
-		consumer := must(inboxamqp.NewConsumer(dial, i.queue, processor, inboxamqp.Config{
-			ConsumerConfig: inbox.ConsumerConfig{Concurrency: workers, Batch: batch, MessageLimit: n, Logger: quiet},
-		}))
+		consumer := must(inboxamqp.NewConsumer(dial, inboxamqp.Queue{Name: i.queue}, processor, inbox.ConsumerConfig{Concurrency: workers, Batch: batch, MessageLimit: n, Logger: quiet}))
 		defer watch.stop()
 		check(consumer.Run(ctx))
 	}
@@ -465,8 +463,8 @@ func (s *streamIntake) expect(ctx context.Context, n int) {
 }
 
 func (s *streamIntake) consumer(p inbox.Processor, cfg inbox.ConsumerConfig) *inboxredis.Consumer {
-	cfg.Logger = quiet
-	return must(inboxredis.NewConsumer(s.redis, s.stream, p, inboxredis.Config{Group: streamGroup, ConsumerConfig: cfg}))
+	cfg.Name, cfg.Logger = streamGroup, quiet
+	return must(inboxredis.NewConsumer(s.redis, inboxredis.Stream{Name: s.stream}, p, cfg))
 }
 
 // counted tells when so many messages went through, as watermill's handlers do.

@@ -417,10 +417,7 @@ func (d *drain) splitQueue(name string, partitions int) split {
 			return d.withPublisher(ctx, func(p *outboxamqp.Publisher) error { return do(p) })
 		},
 		consumer: func(p inbox.Processor) (runner, error) {
-			return inboxamqp.NewConsumer(inboxamqp.Dial(d.url, amqp.Config{}), name, p, inboxamqp.Config{
-				Classic: true, Partitions: partitions, Bindings: []inboxamqp.Binding{{Exchange: exchange, Key: "#"}},
-				ConsumerConfig: inbox.ConsumerConfig{Ordered: true, Concurrency: scaleClients / partitions, Logger: quiet},
-			})
+			return inboxamqp.NewConsumer(inboxamqp.Dial(d.url, amqp.Config{}), inboxamqp.Queue{Name: name, Classic: true, Partitions: partitions, Bindings: []inboxamqp.Binding{{Exchange: exchange, Key: "#"}}}, p, inbox.ConsumerConfig{Ordered: true, Concurrency: scaleClients / partitions, Logger: quiet})
 		},
 		partitions: func(ctx context.Context) (sizes []int64, err error) {
 			return sizes, d.onBroker(func(ch *amqp.Channel) error {
@@ -450,9 +447,7 @@ func (i *intake) splitStream(name string, partitions int) split {
 			return do(p)
 		},
 		consumer: func(p inbox.Processor) (runner, error) {
-			return inboxredis.NewConsumer(i.redis, name, p, inboxredis.Config{
-				Partitions: partitions, ConsumerConfig: inbox.ConsumerConfig{Ordered: true, Concurrency: scaleClients / partitions, Logger: quiet},
-			})
+			return inboxredis.NewConsumer(i.redis, inboxredis.Stream{Name: name, Partitions: partitions}, p, inbox.ConsumerConfig{Ordered: true, Concurrency: scaleClients / partitions, Logger: quiet})
 		},
 		partitions: func(ctx context.Context) (sizes []int64, err error) {
 			for _, stream := range partitionNames(name, partitions) {

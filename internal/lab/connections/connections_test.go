@@ -323,12 +323,11 @@ func TestPasswordRotatesOnRabbitMQ(t *testing.T) {
 // newConsumer has a queue that the owner of the virtual host makes: who consumes may not.
 func newConsumer(t *testing.T, owner *amqptest.Broker, dial func(context.Context) (*amqp.Connection, error)) *inboxamqp.Consumer {
 	t.Helper()
-	processor, cfg := inbox.NewMux(), inboxamqp.Config{}
-	cfg.Logger = quiet
-	maker, err := inboxamqp.NewConsumer(owner.Dial, "orders", processor, cfg)
+	processor, queue, cfg := inbox.NewMux(), inboxamqp.Queue{Name: "orders"}, inbox.ConsumerConfig{Logger: quiet}
+	maker, err := inboxamqp.NewConsumer(owner.Dial, queue, processor, cfg)
 	must(t, err)
 	must(t, maker.Setup(t.Context()))
-	consumer, err := inboxamqp.NewConsumer(dial, "orders", processor, cfg)
+	consumer, err := inboxamqp.NewConsumer(dial, queue, processor, cfg)
 	must(t, err)
 	return consumer
 }

@@ -73,14 +73,14 @@ func (j inboxJob) consumer(p inbox.Processor) (consumer, func(), error) {
 		Retry: inbox.RetryPolicy{MaxAttempts: 5, BaseDelay: 50 * time.Millisecond, MaxDelay: 200 * time.Millisecond},
 	}
 	if strings.HasPrefix(j.Broker, "amqp") {
-		c, err := inboxamqp.NewConsumer(inboxamqp.Dial(j.Broker, amqp.Config{}), destination, p, inboxamqp.Config{ConsumerConfig: cfg})
+		c, err := inboxamqp.NewConsumer(inboxamqp.Dial(j.Broker, amqp.Config{}), inboxamqp.Queue{Name: destination}, p, cfg)
 		return c, func() {}, err
 	}
 	client, err := openRedis(j.Broker)
 	if err != nil {
 		return nil, nil, err
 	}
-	c, err := inboxredis.NewConsumer(client, destination, p, inboxredis.Config{ConsumerConfig: cfg})
+	c, err := inboxredis.NewConsumer(client, inboxredis.Stream{Name: destination}, p, cfg)
 	return c, func() { _ = client.Close() }, err
 }
 

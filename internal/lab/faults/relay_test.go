@@ -382,7 +382,7 @@ func brokerOf(t *testing.T, kind testenv.Kind, url string, mux *inbox.Mux) (read
 	if kind == testenv.RabbitMQ {
 		p, err := outboxamqp.NewPublisher(outboxamqp.Dial(url, amqp.Config{}), outboxamqp.Config{Logger: quiet})
 		must(t, err)
-		c, err := inboxamqp.NewConsumer(inboxamqp.Dial(url, amqp.Config{}), destination, mux, inboxamqp.Config{ConsumerConfig: cfg})
+		c, err := inboxamqp.NewConsumer(inboxamqp.Dial(url, amqp.Config{}), inboxamqp.Queue{Name: destination}, mux, cfg)
 		must(t, err)
 		return p, c
 	}
@@ -391,7 +391,7 @@ func brokerOf(t *testing.T, kind testenv.Kind, url string, mux *inbox.Mux) (read
 	t.Cleanup(func() { _ = client.Close() })
 	p, err := outboxredis.NewPublisher(client, outboxredis.Config{Stream: destination})
 	must(t, err)
-	c, err := inboxredis.NewConsumer(client, destination, mux, inboxredis.Config{ConsumerConfig: cfg})
+	c, err := inboxredis.NewConsumer(client, inboxredis.Stream{Name: destination}, mux, cfg)
 	must(t, err)
 	return p, c
 }

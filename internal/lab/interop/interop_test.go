@@ -253,9 +253,7 @@ func TestLanguagesToGo(t *testing.T) {
 		got := make(received, 100)
 		cfg := consumerConfig()
 		cfg.Ordered = true
-		c, err := inboxamqp.NewConsumer(b.Dial, "partitioned", processor(got.handle), inboxamqp.Config{
-			ConsumerConfig: cfg, Bindings: []inboxamqp.Binding{{Exchange: "orders", Key: "order.*"}}, Classic: true, Partitions: 4,
-		})
+		c, err := inboxamqp.NewConsumer(b.Dial, inboxamqp.Queue{Name: "partitioned", Bindings: []inboxamqp.Binding{{Exchange: "orders", Key: "order.*"}}, Classic: true, Partitions: 4}, processor(got.handle), cfg)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -285,9 +285,7 @@ func (b *rabbit) publish(t *testing.T, form format.Symfony, msgs ...outbox.Messa
 
 func (b *rabbit) consume(t *testing.T, place string, form format.Symfony, handle func(*inbox.Message) error) {
 	t.Helper()
-	c, err := inboxamqp.NewConsumer(b.Dial, place+".go", processor(handle), inboxamqp.Config{
-		ConsumerConfig: consumerConfig(), Bindings: []inboxamqp.Binding{{Exchange: place, Key: "#"}}, Classic: true, Format: form,
-	})
+	c, err := inboxamqp.NewConsumer(b.Dial, inboxamqp.Queue{Name: place + ".go", Bindings: []inboxamqp.Binding{{Exchange: place, Key: "#"}}, Classic: true, Format: form}, processor(handle), consumerConfig())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -432,9 +430,7 @@ func (b *redisServer) publish(t *testing.T, form format.Symfony, msgs ...outbox.
 
 func (b *redisServer) consume(t *testing.T, place string, form format.Symfony, handle func(*inbox.Message) error) {
 	t.Helper()
-	c, err := inboxredis.NewConsumer(b.client, place, processor(handle), inboxredis.Config{
-		ConsumerConfig: consumerConfig(), KeepProcessed: true, Format: form,
-	})
+	c, err := inboxredis.NewConsumer(b.client, inboxredis.Stream{Name: place, KeepProcessed: true, Format: form}, processor(handle), consumerConfig())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -243,20 +243,20 @@ func (p parts) consumerConfig() inbox.ConsumerConfig {
 
 // consumer settles messages in every way. All are delivered twice.
 func (p parts) consumer(known exported) {
-	p.consume(known, inboxtest.Config{ConsumerConfig: p.consumerConfig(), Fault: inboxtest.DeliverTwice}, "good", "weak", "bad", "slow")
+	p.consume(known, inboxtest.Queue{Fault: inboxtest.DeliverTwice}, p.consumerConfig(), "good", "weak", "bad", "slow")
 }
 
 // orderedConsumer has a key wait for its dead letter.
 func (p parts) orderedConsumer(known exported) {
-	cfg := inboxtest.Config{ConsumerConfig: p.consumerConfig()}
+	cfg := p.consumerConfig()
 	cfg.Ordered, cfg.ParkKeys = true, true
-	p.consume(known, cfg, "bad", "good")
+	p.consume(known, inboxtest.Queue{}, cfg, "bad", "good")
 }
 
-func (p parts) consume(known exported, cfg inboxtest.Config, names ...string) {
+func (p parts) consume(known exported, queue inboxtest.Queue, cfg inbox.ConsumerConfig, names ...string) {
 	p.t.Helper()
 	broker := inboxtest.NewBroker()
-	consumer, err := inboxtest.NewConsumer(broker, "billing", p.books(), cfg)
+	consumer, err := inboxtest.NewConsumer(broker, queue, p.books(), cfg)
 	if err != nil {
 		p.t.Fatal(err)
 	}
@@ -275,7 +275,7 @@ func (p parts) consume(known exported, cfg inboxtest.Config, names ...string) {
 }
 
 func (p parts) amqpConsumer() func(context.Context) error {
-	consumer, err := inboxamqp.NewConsumer(noRabbitMQ, "billing", p.books(), inboxamqp.Config{ConsumerConfig: p.consumerConfig()})
+	consumer, err := inboxamqp.NewConsumer(noRabbitMQ, inboxamqp.Queue{Name: "billing"}, p.books(), p.consumerConfig())
 	if err != nil {
 		p.t.Fatal(err)
 	}
@@ -283,9 +283,7 @@ func (p parts) amqpConsumer() func(context.Context) error {
 }
 
 func (p parts) redisConsumer(client *redis.Client) func(context.Context) error {
-	cfg := inboxredis.Config{ConsumerConfig: p.consumerConfig()}
-	cfg.Name = "billing"
-	consumer, err := inboxredis.NewConsumer(client, "billing", p.books(), cfg)
+	consumer, err := inboxredis.NewConsumer(client, inboxredis.Stream{}, p.books(), p.consumerConfig())
 	if err != nil {
 		p.t.Fatal(err)
 	}

@@ -169,9 +169,9 @@ func travel(t *testing.T, names []string, script ...txretrytest.Fault) (found sp
 		if err != nil {
 			t.Fatal(err)
 		}
-		consumer, err := inboxtest.NewConsumer(broker, "billing", books, inboxtest.Config{ConsumerConfig: inbox.ConsumerConfig{
+		consumer, err := inboxtest.NewConsumer(broker, inboxtest.Queue{Name: "billing"}, books, inbox.ConsumerConfig{
 			Concurrency: 1, Batch: 10, TracerProvider: tracers, Logger: p.log,
-		}})
+		})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -131,10 +131,8 @@ func (p *Parts) NewRelay() (*outbox.Relay, error) {
 
 // NewConsumer returns a consumer beside that of the Parts, as one more process has it, whose steps meet the fault.
 func (p *Parts) NewConsumer(fault func(inboxtest.Step, *inbox.Message) inboxtest.Outcome) (*inboxtest.Consumer, error) {
-	return inboxtest.NewConsumer(p.Broker, messages.Queue, &processor{p.Inbox, p.Demo, p.cfg.Flow}, inboxtest.Config{
-		ConsumerConfig: inbox.ConsumerConfig{MaxCrashes: p.cfg.MaxCrashes, Logger: p.cfg.Logger, Rand: p.cfg.Rand},
-		Fault:          fault,
-	})
+	return inboxtest.NewConsumer(p.Broker, inboxtest.Queue{Name: messages.Queue, Fault: fault}, &processor{p.Inbox, p.Demo, p.cfg.Flow},
+		inbox.ConsumerConfig{MaxCrashes: p.cfg.MaxCrashes, Logger: p.cfg.Logger, Rand: p.cfg.Rand})
 }
 
 // NewSweeper returns a sweeper beside that of the Parts, as one more process has it.

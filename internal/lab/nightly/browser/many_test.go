@@ -142,7 +142,7 @@ func consumerOf(t *testing.T, names ...string) consumer {
 	mux.Fallback(func(_ context.Context, m *inbox.Message) error {
 		return inbox.Unrecoverable(errors.New("no handler for " + m.Name))
 	})
-	c, err := inboxtest.NewConsumer(broker, "billing", mux, inboxtest.Config{ConsumerConfig: quiet})
+	c, err := inboxtest.NewConsumer(broker, inboxtest.Queue{Name: "billing"}, mux, quiet)
 	check(t, err)
 	for _, name := range names {
 		check(t, broker.Send(t.Context(), &inbox.Message{ID: ids.New(), Name: name, Body: []byte("{}")}))
@@ -161,7 +161,7 @@ func rabbitConsumer(t *testing.T, letters int) consumer {
 	t.Helper()
 	const queue = "billing.failed.default"
 	broker := amqptest.New(t)
-	c, err := inboxamqp.NewConsumer(broker.Dial, "billing", inbox.NewMux(), inboxamqp.Config{ConsumerConfig: quiet})
+	c, err := inboxamqp.NewConsumer(broker.Dial, inboxamqp.Queue{Name: "billing"}, inbox.NewMux(), quiet)
 	check(t, err)
 	check(t, c.Setup(t.Context()))
 	ch := broker.Channel(t)
@@ -182,7 +182,9 @@ func redisConsumer(t *testing.T, letters int) consumer {
 	t.Helper()
 	const stream, atOnce = "shop", 1000
 	client := redistest.New(t)
-	c, err := inboxredis.NewConsumer(client, stream, inbox.NewMux(), inboxredis.Config{ConsumerConfig: quiet, Group: "billing"})
+	named := quiet
+	named.Name = "billing"
+	c, err := inboxredis.NewConsumer(client, inboxredis.Stream{Name: stream}, inbox.NewMux(), named)
 	check(t, err)
 	check(t, c.Setup(t.Context()))
 	pipe := client.Pipeline()

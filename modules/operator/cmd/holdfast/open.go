@@ -153,15 +153,14 @@ func (s *service) consumer(e consumerEntry) {
 	case (e.Queue == "") == (e.Stream == ""):
 		err = errors.New("say queue, on RabbitMQ, or stream, on Redis")
 	case e.Queue != "" && s.rabbitmq(kind, e.Name):
-		cfg := inboxamqp.Config{ConsumerConfig: common, Classic: e.Classic, Partitions: e.Partitions}
+		queue := inboxamqp.Queue{Name: e.Queue, Classic: e.Classic, Partitions: e.Partitions}
 		for _, b := range e.Bindings {
-			cfg.Bindings = append(cfg.Bindings, inboxamqp.Binding{Exchange: b.Exchange, Key: b.Key})
+			queue.Bindings = append(queue.Bindings, inboxamqp.Binding{Exchange: b.Exchange, Key: b.Key})
 		}
-		entry.Consumer, err = inboxamqp.NewConsumer(s.dialing, e.Queue, processor, cfg)
+		entry.Consumer, err = inboxamqp.NewConsumer(s.dialing, queue, processor, common)
 	case e.Stream != "" && s.redisClient(kind, e.Name):
-		entry.Consumer, err = inboxredis.NewConsumer(s.redis, e.Stream, processor, inboxredis.Config{
-			ConsumerConfig: common, Group: cmp.Or(e.Group, e.Name), Partitions: e.Partitions,
-		})
+		common.Name = cmp.Or(e.Group, e.Name)
+		entry.Consumer, err = inboxredis.NewConsumer(s.redis, inboxredis.Stream{Name: e.Stream, Partitions: e.Partitions}, processor, common)
 	default:
 		return // the server's address is at fault, and noted
 	}
