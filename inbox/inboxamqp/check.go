@@ -193,7 +193,7 @@ func (q queueSpec) matters(d difference) bool {
 // checkQueue compares the arguments of a queue that exists. It reports whether the user may do that.
 func checkQueue(conn *amqpconn.Conn, spec queueSpec, found *check.Findings) (compared bool, err error) {
 	all, err := differences(conn, spec)
-	if isRefused(err) {
+	if amqpconn.IsRefused(err) {
 		return false, nil
 	}
 	if err != nil {
@@ -261,17 +261,11 @@ func (s *settings) checkShared(conn *amqpconn.Conn, found *check.Findings) error
 			return err
 		}
 	})
-	if isRefused(err) {
+	if amqpconn.IsRefused(err) {
 		found.Add("grant write on "+delayExchange, "the user may not publish to exchange %q, so no message can wait for a retry: %v", delayExchange, err)
 		return nil
 	}
 	return err
-}
-
-// isRefused reports whether the user lacks a permission.
-func isRefused(err error) bool {
-	reply, ok := errors.AsType[*amqp.Error](err)
-	return ok && reply.Code == amqp.AccessRefused
 }
 
 // checkLost looks for messages that could not return to their queue.

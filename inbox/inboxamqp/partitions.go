@@ -236,7 +236,7 @@ func (s *settings) declareSlots(conn *amqpconn.Conn) (made bool, err error) {
 		err := conn.Try(func(ch *amqp.Channel) error {
 			return ch.ExchangeBind(s.queue, partition.SlotName(slot), s.queue, false, nil)
 		})
-		if isRefused(err) && !made {
+		if amqpconn.IsRefused(err) && !made {
 			break
 		}
 		if err != nil {

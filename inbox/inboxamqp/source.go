@@ -115,7 +115,7 @@ func (s *source) attach(conn *amqpconn.Conn) (*session, error) {
 func (s *source) rebind(conn *amqpconn.Conn) error {
 	err := bindReturn(conn, s.queue)
 	switch {
-	case isRefused(err):
+	case amqpconn.IsRefused(err):
 		s.cfg.Logger.Info("queue not bound for retries: permission missing", slog.String("exchange", returnExchange), slog.Any("error", err))
 		return nil
 	case amqpconn.IsNotFound(err):

@@ -173,7 +173,7 @@ func (s *settings) setUp(conn *amqpconn.Conn) error {
 		return err
 	}
 	for _, bind := range [...]func(*amqpconn.Conn) error{s.bindShared, s.bindPartitions} {
-		if err := bind(conn); err != nil && (made || !isRefused(err)) {
+		if err := bind(conn); err != nil && (made || !amqpconn.IsRefused(err)) {
 			return err
 		}
 	}
@@ -246,7 +246,7 @@ func declareSame(conn *amqpconn.Conn, name string, create func(*amqp.Channel) er
 		return false, err
 	}
 	err = conn.Try(create)
-	if exists && isRefused(err) {
+	if exists && amqpconn.IsRefused(err) {
 		err = nil
 	}
 	return !exists, err

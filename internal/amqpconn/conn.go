@@ -355,7 +355,9 @@ func (c *Conn) answers(ch *amqp.Channel, pending func() int) bool {
 	return false
 }
 
-// ExchangeExists asks the broker. The default exchange always does.
+// ExchangeExists asks the broker. The default exchange always does. IsRefused holds for the error where the broker
+// does not answer this user: RabbitMQ 4.2.7, 4.3.1 and later want a permission on the exchange to configure, write or
+// read, and 4.2.6 and 4.3.0 the permission to configure.
 func (c *Conn) ExchangeExists(name string) (bool, error) {
 	if name == "" {
 		return true, nil
@@ -366,7 +368,7 @@ func (c *Conn) ExchangeExists(name string) (bool, error) {
 	}))
 }
 
-// QueueExists asks the broker.
+// QueueExists asks the broker, as ExchangeExists does.
 func (c *Conn) QueueExists(name string) (bool, error) {
 	return exists(c.Try(func(ch *amqp.Channel) error {
 		_, err := ch.QueueDeclarePassive(name, true, false, false, false, nil)
@@ -378,7 +380,16 @@ func exists(err error) (bool, error) {
 	if IsNotFound(err) {
 		return false, nil
 	}
+	if IsRefused(err) {
+		return false, fmt.Errorf("no permission to see whether it exists: %w", err)
+	}
 	return err == nil, err
+}
+
+// IsRefused reports whether the broker answered that the user lacks a permission.
+func IsRefused(err error) bool {
+	reply, ok := errors.AsType[*amqp.Error](err)
+	return ok && reply.Code == amqp.AccessRefused
 }
 
 // IsNotFound reports whether the broker answered that a queue or an exchange does not exist.

@@ -257,6 +257,9 @@ const (
 	MaxBody = 128 << 20
 )
 
+// further are the headers from which RabbitMQ reads more routing keys.
+var further = [...]string{"CC", "BCC"}
+
 // validate refuses what would close the channel, or the connection, for all.
 func validate(out Out) error {
 	m := out.Message
@@ -279,7 +282,7 @@ func validate(out Out) error {
 	if len(m.Body) > MaxBody {
 		return fmt.Errorf("%w: body of %d bytes, at most %d are allowed", ErrInvalid, len(m.Body), MaxBody)
 	}
-	for _, name := range [...]string{"CC", "BCC"} {
+	for _, name := range further {
 		if _, list := m.Headers[name].([]any); m.Headers[name] != nil && !list {
 			return fmt.Errorf("%w: RabbitMQ wants a list in the header %s", ErrInvalid, name)
 		}

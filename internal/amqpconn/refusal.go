@@ -34,19 +34,24 @@ func named(reply *amqp.Error, out Out) string {
 	for _, words := range beforeSubject {
 		subject = strings.TrimPrefix(subject, words)
 	}
+	longest := ""
 	for _, words := range namesOf(reply.Code, out) {
-		if strings.HasPrefix(subject, words) {
-			return words
+		if len(words) > len(longest) && strings.HasPrefix(subject, words) {
+			longest = words
 		}
 	}
-	return ""
+	return longest
 }
 
 // namesOf returns how a reply with that code would name a message.
 func namesOf(code int, out Out) []string {
 	switch code {
 	case amqp.NotFound, amqp.AccessRefused:
-		return []string{topicName(out), exchangeName(out)}
+		names := []string{exchangeName(out)}
+		for _, key := range keysOf(out) {
+			names = append(names, topicName(out, key))
+		}
+		return names
 	case amqp.PreconditionFailed:
 		return []string{fmt.Sprintf("message size %d is larger", len(out.Message.Body))}
 	default:
@@ -58,7 +63,23 @@ func exchangeName(out Out) string {
 	return fmt.Sprintf("exchange '%s' in vhost '", cmp.Or(out.Exchange, "amq.default"))
 }
 
-func topicName(out Out) string { return fmt.Sprintf("topic '%s' in %s", out.Key, exchangeName(out)) }
+func topicName(out Out, key string) string {
+	return fmt.Sprintf("topic '%s' in %s", key, exchangeName(out))
+}
+
+// keysOf returns all routing keys of a message. RabbitMQ 4 checks the topic permissions of each.
+func keysOf(out Out) []string {
+	keys := []string{out.Key}
+	for _, name := range further {
+		list, _ := out.Message.Headers[name].([]any)
+		for _, item := range list {
+			if key, ok := item.(string); ok {
+				keys = append(keys, key)
+			}
+		}
+	}
+	return keys
+}
 
 // verdict decides about the messages of a channel that has ended.
 type verdict struct {
@@ -241,7 +262,11 @@ func (f *facts) known(out Out) error {
 	if len(f.refusals) == 0 {
 		return nil
 	}
-	for _, d := range [...]destination{{exchange: out.Exchange, whole: true}, {exchange: out.Exchange, key: out.Key}} {
+	places := []destination{{exchange: out.Exchange, whole: true}}
+	for _, key := range keysOf(out) {
+		places = append(places, destination{exchange: out.Exchange, key: key})
+	}
+	for _, d := range places {
 		if r, ok := f.refusals[d]; ok && time.Now().Before(r.until) {
 			return r.err
 		}
@@ -257,12 +282,12 @@ func (f *facts) learn(v verdict, out Out, err error) {
 	case amqp.NotFound:
 		delete(f.exchanges, out.Exchange) // it did exist
 	case amqp.AccessRefused:
+		d, ok := closedTo(v, out)
+		if !ok {
+			return
+		}
 		if len(f.refusals) >= maxFacts {
 			clear(f.refusals)
-		}
-		d := destination{exchange: out.Exchange, key: out.Key}
-		if v.words == exchangeName(out) {
-			d = destination{exchange: out.Exchange, whole: true}
 		}
 		f.refusals[d] = refusal{err, time.Now().Add(refusedFor)}
 	case amqp.PreconditionFailed:
@@ -273,6 +298,21 @@ func (f *facts) learn(v verdict, out Out, err error) {
 			f.maxBody = limit
 		}
 	}
+}
+
+// closedTo returns the destination that a reply refuses. It returns false for a message of several routing keys
+// if the reply names none of them.
+func closedTo(v verdict, out Out) (destination, bool) {
+	if v.words == exchangeName(out) {
+		return destination{exchange: out.Exchange, whole: true}, true
+	}
+	keys := keysOf(out)
+	for _, key := range keys {
+		if len(keys) == 1 || v.words == topicName(out, key) {
+			return destination{exchange: out.Exchange, key: key}, true
+		}
+	}
+	return destination{}, false
 }
 
 // wait returns nil if the exchange exists. It asks if x, what is known of it, is nothing or too old.
