@@ -252,7 +252,7 @@ func (m machine) runIn(ctx context.Context, root, path string, products ...strin
 		"HOME=/root", "LANG=C.UTF-8", "PATH=" + path + filepath.Join(m.goroot, "bin") + ":/usr/sbin:/usr/bin:/sbin:/bin",
 		"GOMODCACHE=" + m.modules, "GOCACHE=" + m.builds, "GOFLAGS=-buildvcs=false", "GOTOOLCHAIN=local", "GOPROXY=off",
 		"CGO_ENABLED=0", // the release has no C compiler
-		"HOLDFAST_REQUIRE_SERVERS=1",
+		"HOLDFAST_REQUIRE_SERVERS=1", testenv.PrivateVar + "=1",
 	}
 	out, err := cmd.Output()
 	if err != nil {
