@@ -150,7 +150,9 @@ func differences(conn *amqpconn.Conn, spec queueSpec) (all []difference, err err
 		if is == classic && name == "x-queue-type" {
 			delete(args, "x-delivery-limit")
 			delete(args, "x-dead-letter-strategy")
-			delete(args, overflow)
+			if !slices.ContainsFunc(all, func(d difference) bool { return d.name == overflow }) { // RabbitMQ 4 names it before the type
+				delete(args, overflow)
+			}
 		}
 		if setArgument(args, name, is); name == "x-queue-type" && is == quorum {
 			args["x-delivery-limit"] = int64(unlimited)

@@ -355,9 +355,8 @@ func (c *Conn) answers(ch *amqp.Channel, pending func() int) bool {
 	return false
 }
 
-// ExchangeExists asks the broker. The default exchange always does. IsRefused holds for the error where the broker
-// does not answer this user: RabbitMQ 4.2.7, 4.3.1 and later want a permission on the exchange to configure, write or
-// read, and 4.2.6 and 4.3.0 the permission to configure.
+// ExchangeExists asks the broker. The default exchange always exists. Since 4.2.6 RabbitMQ answers only users with a
+// permission on the name, and refuses others: IsRefused holds for that error.
 func (c *Conn) ExchangeExists(name string) (bool, error) {
 	if name == "" {
 		return true, nil
