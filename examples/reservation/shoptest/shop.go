@@ -60,7 +60,7 @@ type Config struct {
 	Faults []txretrytest.Fault
 	// Wire leads to the servers. Default: it works.
 	Wire Wire
-	// Observe is told of commits. Optional.
+	// Observe is called with each commit. Optional.
 	Observe Observer
 	// NewID makes the ids of events and reservations, lowercase UUIDs. Default: at random.
 	NewID func() string

@@ -148,7 +148,7 @@ func (s *Shared) Run(ctx context.Context) error {
 // Ready returns nil: no work waits for a view.
 func (s *Shared) Ready(context.Context) error { return nil }
 
-// Tell tells what was noted and not told yet. What cannot be told is kept.
+// Tell reports the notes that were not reported yet. It keeps those that it could not report.
 func (s *Shared) Tell(ctx context.Context) error {
 	counts, steps := s.untold.take()
 	if len(counts) == 0 {

@@ -9,7 +9,7 @@
 // A POST runs its use case through Once: the answer is stored in the transaction
 // of the change itself, and a repeated request gets that answer, not a second
 // change. Refusals such as SEATS_UNAVAILABLE are answers too and are kept the
-// same way; what the client can mend and send again (400, 404, 413, 415, 429)
+// same way; a request that the client can fix and send again (400, 404, 413, 415, 429)
 // and the shop's own faults (503) release the key instead.
 package httpapi
 

@@ -44,7 +44,7 @@ type Config struct {
 	Wire Wire
 	// Flow counts what goes through the shop. Optional.
 	Flow *flow.Tracker
-	// Observe is told of what has committed, in that order. Optional.
+	// Observe is called with each commit, in the order of the commits. Optional.
 	Observe Observer
 	// Rand is the Rand of all parts. Optional.
 	Rand func() float64
@@ -123,19 +123,19 @@ func newInbox(tx txretry.Transactor, store *Store) (*inboxpgx.Store, error) {
 	return inbox, messages.Listen(inbox, store.learn)
 }
 
-// NewRelay returns a relay beside that of the Parts, as one more process has it.
+// NewRelay returns a second relay, like that of another process.
 func (p *Parts) NewRelay() (*outbox.Relay, error) {
 	return outbox.NewRelay(source{p.Outbox, p.cfg.Wire}, publisher{p.Broker, p.cfg},
 		outbox.RelayConfig{MaxCrashes: p.cfg.MaxCrashes, Logger: p.cfg.Logger, Rand: p.cfg.Rand})
 }
 
-// NewConsumer returns a consumer beside that of the Parts, as one more process has it, whose steps meet the fault.
+// NewConsumer returns a second consumer, like that of another process, with a fault for its steps.
 func (p *Parts) NewConsumer(fault func(inboxtest.Step, *inbox.Message) inboxtest.Outcome) (*inboxtest.Consumer, error) {
 	return inboxtest.NewConsumer(p.Broker, inboxtest.Queue{Name: messages.Queue, Fault: fault}, &processor{p.Inbox, p.Demo, p.cfg.Flow},
 		inbox.ConsumerConfig{MaxCrashes: p.cfg.MaxCrashes, Logger: p.cfg.Logger, Rand: p.cfg.Rand})
 }
 
-// NewSweeper returns a sweeper beside that of the Parts, as one more process has it.
+// NewSweeper returns a second sweeper, like that of another process.
 func (p *Parts) NewSweeper() (*expiry.Sweeper, error) {
 	return expiry.NewSweeper(p.Holds, expiry.SweeperConfig{Schedule: p.cfg.Schedule, Logger: p.cfg.Logger, Rand: p.cfg.Rand})
 }
