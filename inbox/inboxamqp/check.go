@@ -37,18 +37,24 @@ func (c *Consumer) Check(ctx context.Context) error {
 
 func (c *Consumer) checkTopology(ctx context.Context, found *check.Findings) error {
 	err := amqpconn.Use(ctx, c.source.dial, c.cfg.Timeout, func(conn *amqpconn.Conn) error {
+		view := &amqpconn.View{Conn: conn}
 		var missing, closed []string
 		for _, spec := range c.cfg.queues() {
-			exists, err := conn.QueueExists(spec.name)
+			seen, err := view.Queue(spec.name)
 			if err != nil {
 				return err
 			}
-			if !exists {
+			switch seen {
+			case amqpconn.Missing:
 				missing = append(missing, spec.name)
-			} else if compared, err := checkQueue(conn, spec, found); err != nil {
-				return err
-			} else if !compared {
-				closed = append(closed, spec.name)
+			case amqpconn.Exists:
+				compared, err := checkQueue(conn, spec, found)
+				if err != nil {
+					return err
+				}
+				if !compared {
+					closed = append(closed, spec.name)
+				}
 			}
 		}
 		if len(missing) > 0 { // one finding, since one call mends it
@@ -58,19 +64,23 @@ func (c *Consumer) checkTopology(ctx context.Context, found *check.Findings) err
 			found.Add("call Check once as the user that calls Setup, or grant configure on them",
 				"the arguments of %d queues were not compared, because the user may not configure them: %s", len(closed), strings.Join(closed, ", "))
 		}
-		if err := c.cfg.checkSlots(conn, found); err != nil {
+		if err := c.cfg.checkSlots(view, found); err != nil {
 			return err
 		}
 		if err := c.cfg.checkOldQueues(conn, found); err != nil {
 			return err
 		}
-		if err := c.cfg.checkShared(conn, found); err != nil {
+		if err := c.cfg.checkShared(view, found); err != nil {
 			return err
 		}
 		if err := checkLost(conn, found); err != nil {
 			return err
 		}
-		return checkExchanges(conn, c.cfg.Bindings, found)
+		if err := checkExchanges(view, c.cfg.Bindings, found); err != nil {
+			return err
+		}
+		view.Report(found)
+		return nil
 	})
 	if err != nil {
 		return fmt.Errorf("inboxamqp: check: %w", err)
@@ -79,18 +89,18 @@ func (c *Consumer) checkTopology(ctx context.Context, found *check.Findings) err
 }
 
 // checkExchanges names each missing exchange once, however many bindings it has.
-func checkExchanges(conn *amqpconn.Conn, bindings []Binding, found *check.Findings) error {
+func checkExchanges(view *amqpconn.View, bindings []Binding, found *check.Findings) error {
 	looked := map[string]bool{}
 	for _, b := range bindings {
 		if looked[b.Exchange] {
 			continue
 		}
 		looked[b.Exchange] = true
-		exists, err := conn.ExchangeExists(b.Exchange)
+		seen, err := view.Exchange(b.Exchange)
 		if err != nil {
 			return err
 		}
-		if !exists {
+		if seen == amqpconn.Missing {
 			found.Add("declare it, or call Consumer.Setup", "exchange %q does not exist", b.Exchange)
 		}
 	}
@@ -232,18 +242,18 @@ func fix(spec queueSpec, d difference) string {
 }
 
 // checkShared looks for the exchanges that all consumers share, and whether the user may publish to the one of the delay queues.
-func (s *settings) checkShared(conn *amqpconn.Conn, found *check.Findings) error {
+func (s *settings) checkShared(view *amqpconn.View, found *check.Findings) error {
 	for _, e := range sharedExchanges {
-		exists, err := conn.ExchangeExists(e.name)
+		seen, err := view.Exchange(e.name)
 		if err != nil {
 			return err
 		}
-		if !exists {
+		if seen == amqpconn.Missing {
 			found.Add("call Consumer.Setup", "exchange %q does not exist, so no message can wait for a retry", e.name)
 			return nil
 		}
 	}
-	err := conn.Try(func(ch *amqp.Channel) error {
+	err := view.Conn.Try(func(ch *amqp.Channel) error {
 		if err := ch.Confirm(false); err != nil {
 			return err
 		}
@@ -273,6 +283,9 @@ func (s *settings) checkShared(conn *amqpconn.Conn, found *check.Findings) error
 // checkLost looks for messages that could not return to their queue.
 func checkLost(conn *amqpconn.Conn, found *check.Findings) error {
 	n, err := depth(conn, lostName)
+	if amqpconn.IsRefused(err) { // checkShared has listed the exchange of that name
+		return nil
+	}
 	if err != nil {
 		return err
 	}
@@ -311,7 +324,7 @@ func (s *settings) checkOldQueues(conn *amqpconn.Conn, found *check.Findings) er
 	var left []string
 	for _, name := range s.oldQueues() {
 		exists, err := conn.QueueExists(name)
-		if err != nil {
+		if err != nil && !amqpconn.IsRefused(err) { // names without permissions are not this consumer's
 			return err
 		}
 		if exists {

@@ -308,13 +308,13 @@ func (s *settings) bind(conn *amqpconn.Conn, b Binding) error {
 }
 
 // checkSlots looks at what is left of another number of partitions, and at the exchanges.
-func (s *settings) checkSlots(conn *amqpconn.Conn, found *check.Findings) error {
+func (s *settings) checkSlots(view *amqpconn.View, found *check.Findings) error {
 	for _, name := range s.leftovers() {
-		exists, err := conn.QueueExists(name)
+		seen, err := view.Queue(name)
 		if err != nil {
 			return err
 		}
-		if exists {
+		if seen == amqpconn.Exists {
 			found.Add("work all partitions off with the number that they belong to, and delete all of them", "queue %q: %v", name, errLeftover)
 		}
 	}
@@ -322,14 +322,14 @@ func (s *settings) checkSlots(conn *amqpconn.Conn, found *check.Findings) error 
 		return nil
 	}
 	for _, name := range []string{s.queue, s.slotless()} {
-		exists, err := conn.ExchangeExists(name)
+		seen, err := view.Exchange(name)
 		if err != nil {
 			return err
 		}
-		if !exists {
+		if seen == amqpconn.Missing {
 			found.Add("call Consumer.Setup", "exchange %q does not exist, so partitions miss messages", name)
-		} else if name == s.queue {
-			if err := s.checkSlotExchange(conn, found); err != nil {
+		} else if seen == amqpconn.Exists && name == s.queue {
+			if err := s.checkSlotExchange(view.Conn, found); err != nil {
 				return err
 			}
 		}
@@ -343,6 +343,11 @@ func (s *settings) checkSlotExchange(conn *amqpconn.Conn, found *check.Findings)
 	if refused && reply.Code == amqp.PreconditionFailed {
 		found.Add("change the number as \"Partitions\" in the package's doc says, or give the consumer another queue",
 			"exchange %q is not that of %d partitions: %s", s.queue, s.Partitions, reply.Reason)
+		return nil
+	}
+	if amqpconn.IsRefused(err) {
+		found.Add("call Check once as the user that calls Setup, or grant configure on it",
+			"exchange %q was not compared, because the user may not configure it", s.queue)
 		return nil
 	}
 	return err

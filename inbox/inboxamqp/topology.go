@@ -49,7 +49,8 @@ import (
 //
 // Whoever calls Setup needs the permissions to configure, write and read holdfast\..* and the consumer's own
 // names, and to read the exchanges of Queue.Bindings. Without them Setup succeeds where everything exists and
-// Queue.Bindings is empty. Run needs to read the consumer's queues and to write to amq.default and holdfast.delay.
+// Queue.Bindings is empty. Since 4.2.6 RabbitMQ only answers whether a name exists if the user has some permission
+// on it, so Setup and Check then need write on holdfast\..*. Run needs to read the consumer's queues and to write to amq.default and holdfast.delay.
 // To bind its queue it needs to write to the queue and to read holdfast.return.
 
 // Retries.

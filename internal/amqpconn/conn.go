@@ -28,6 +28,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/url"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -35,6 +36,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/holdfast-go/holdfast/internal/backoff"
+	"github.com/holdfast-go/holdfast/internal/check"
 	"github.com/holdfast-go/holdfast/internal/runloop"
 	"github.com/holdfast-go/holdfast/internal/telemetry"
 )
@@ -383,6 +385,55 @@ func exists(err error) (bool, error) {
 		return false, fmt.Errorf("no permission to see whether it exists: %w", err)
 	}
 	return err == nil, err
+}
+
+// View is what a Check sees of a broker: it collects the names that the user may not see.
+type View struct {
+	Conn   *Conn
+	hidden []string
+}
+
+// Presence is the answer to the question whether a queue or an exchange exists.
+type Presence int
+
+// Hidden: the user has no permission on the name, so a broker since 4.2.6 does not answer.
+const (
+	Exists Presence = iota
+	Missing
+	Hidden
+)
+
+// Exchange looks for an exchange.
+func (v *View) Exchange(name string) (Presence, error) {
+	exists, err := v.Conn.ExchangeExists(name)
+	return v.saw(name, exists, err)
+}
+
+// Queue looks for a queue.
+func (v *View) Queue(name string) (Presence, error) {
+	exists, err := v.Conn.QueueExists(name)
+	return v.saw(name, exists, err)
+}
+
+func (v *View) saw(name string, exists bool, err error) (Presence, error) {
+	switch {
+	case IsRefused(err):
+		v.hidden = append(v.hidden, name)
+		return Hidden, nil
+	case err != nil:
+		return Hidden, err
+	case exists:
+		return Exists, nil
+	}
+	return Missing, nil
+}
+
+// Report adds one finding for all names that were hidden.
+func (v *View) Report(found *check.Findings) {
+	if len(v.hidden) > 0 {
+		found.Add("call Check as the user that calls Setup, or grant a permission on them",
+			"the user has no permission on %d queues or exchanges, so they were not checked: %s", len(v.hidden), strings.Join(v.hidden, ", "))
+	}
 }
 
 // IsRefused reports whether the broker answered that the user lacks a permission.

@@ -60,25 +60,27 @@ func declare(conn *amqpconn.Conn, name string) error {
 func (p *Publisher) Check(ctx context.Context) error {
 	found := check.Findings{Component: "outboxamqp"}
 	found.Join(p.use(ctx, "check", func(conn *amqpconn.Conn) error {
+		view := amqpconn.View{Conn: conn}
 		for _, name := range p.exchanges() {
-			exists, err := conn.ExchangeExists(name)
+			seen, err := view.Exchange(name)
 			if err != nil {
 				return err
 			}
-			if !exists {
+			if seen == amqpconn.Missing {
 				found.Add("declare it, or call Publisher.Setup", "exchange %q does not exist", name)
 			}
 		}
 		for _, d := range p.direct() {
-			exists, err := conn.QueueExists(d.queue)
+			seen, err := view.Queue(d.queue)
 			if err != nil {
 				return err
 			}
-			if !exists {
+			if seen == amqpconn.Missing {
 				found.Add("declare the queue, or name an exchange for the message",
 					"queue %q does not exist, to which messages %q go by the default exchange", d.queue, d.name)
 			}
 		}
+		view.Report(&found)
 		return nil
 	}))
 	return found.Err()
