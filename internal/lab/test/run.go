@@ -83,9 +83,6 @@ func runTests(ctx context.Context, o options, dir string, packages map[string]st
 		own = withoutServers(own)
 	}
 	cmd.Env = append(slices.Concat(own, inMemory("/dev/shm"), env), wrapperVar+"="+dir)
-	if o.tier == 3 && os.Getenv(sequencesVar) == "" {
-		cmd.Env = append(cmd.Env, sequencesVar+"=1000")
-	}
 	cmd.Stderr = os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // to end the go command with all of its tests
 	out, err := cmd.StdoutPipe()
@@ -267,9 +264,6 @@ func printLines(output []string) {
 		}
 	}
 }
-
-// sequencesVar is how many random sequences of calls the tests of models and fakes run; it is testenv.SequencesVar.
-const sequencesVar = "HOLDFAST_FUZZ_SEQUENCES"
 
 const modulePath = "github.com/holdfast-go/holdfast/"
 
