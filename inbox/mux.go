@@ -14,33 +14,32 @@ import (
 // Handler does the work of one message.
 type Handler func(ctx context.Context, m *Message) error
 
-// Mux is a Processor that gives each message to the handler of its name. It does not
-// deduplicate. Make it with NewMux and register everything first; then it may be used from
-// many goroutines.
+// Mux is a Processor that calls the handler registered for each message's name. It does not deduplicate.
+// Create it with NewMux and register all handlers first. After that it is safe for concurrent use.
 type Mux struct {
 	routes   map[string]route
-	fallback Handler      // nil: a message of no handler's name is refused
+	fallback Handler      // nil: reject messages without a handler
 	steps    []Middleware // around every message
 	limits   map[string]int
 }
 
-// route is what a name is registered with.
+// route is the registration of one name.
 type route struct {
 	decode func(m *Message) (work any, err error)
 	steps  []Middleware
 }
 
-// errExited is the result of a message whose handler has exited its goroutine.
+// errExited is the result of a message whose handler exited its goroutine.
 var errExited = errors.New("inbox: a handler exited its goroutine")
 
 // NewMux returns a Mux without handlers.
 func NewMux() *Mux { return &Mux{routes: map[string]route{}, limits: map[string]int{}} }
 
-// Handle registers fn for the messages of a name, their JSON bodies decoded into T: exactly one
-// JSON value, not null, of at most 16 MiB, also packed by gzip where ContentEncoding says so, or after a byte order
-// mark; members that T does not know are passed over. Anything else makes the message a dead letter of class validation. The same type may be registered under
-// several names. The middleware is for this handler only, the first one outermost. It returns the
-// errors of Route.
+// Handle registers fn for the messages of a name and decodes their JSON bodies into T. A body is exactly one
+// JSON value, not null, of at most 16 MiB. A byte order mark is skipped, and a body with ContentEncoding gzip
+// is unpacked. Members unknown to T are ignored. Any other body makes the message a dead letter of class
+// validation. One type may be registered under several names. The middleware is for this handler only,
+// outermost first. Handle returns the errors of Route.
 func Handle[T any](m *Mux, name string, fn func(ctx context.Context, v T) error, wrap ...Middleware) error {
 	if fn == nil {
 		return fmt.Errorf("inbox: handler of %q is nil", name)
@@ -54,7 +53,7 @@ func Handle[T any](m *Mux, name string, fn func(ctx context.Context, v T) error,
 	}, wrap...)
 }
 
-// Register is Handle for a handler that reads the message itself.
+// Register registers a handler that reads the message itself. See Handle for the middleware and the errors.
 func (m *Mux) Register(name string, h Handler, wrap ...Middleware) error {
 	if h == nil {
 		return fmt.Errorf("inbox: handler of %q is nil", name)
@@ -62,10 +61,10 @@ func (m *Mux) Register(name string, h Handler, wrap ...Middleware) error {
 	return m.Route(name, func(msg *Message) (any, error) { return h.on(msg), nil }, wrap...)
 }
 
-// Route registers what makes the Work of a Call: Decode calls it, and its error is the message's
-// result. It is for processors that do the work by themselves; Process itself runs functions of the
-// type func(context.Context) error. It is an error when the name is none that a message may have
-// (see Message.Validate), has a handler already, or decode is nil.
+// Route registers the function that decodes the messages of a name. Decode calls it to set Call.Work; its
+// error is the result of the message. Processors with work of their own use Route: Process runs only work of
+// the type func(context.Context) error. Route returns an error if a message cannot have the name (see
+// Message.Validate), if the name has a handler already, or if decode is nil.
 func (m *Mux) Route(name string, decode func(m *Message) (work any, err error), wrap ...Middleware) error {
 	_, taken := m.routes[name]
 	switch {
@@ -80,19 +79,19 @@ func (m *Mux) Route(name string, decode func(m *Message) (work any, err error), 
 	return nil
 }
 
-// Fallback registers a handler for the messages that have no handler of their name, in place
-// of refusing them as class validation: one that returns nil passes them over, one that
-// returns Postpone leaves them to another consumer. Nil refuses again.
+// Fallback registers a handler for messages without a handler of their own. Without a fallback they fail with
+// class validation. A fallback that returns nil skips them; one that returns Postpone leaves them to another
+// consumer. Nil removes the fallback.
 func (m *Mux) Fallback(h Handler) { m.fallback = h }
 
-// Use adds middleware around every message, the first one outermost and outside of that of single
-// handlers. It also sees the messages that no handler gets, as errors of class validation.
+// Use adds middleware around every message, outermost first and outside the middleware of single handlers. It
+// also runs for messages without a handler; their result is an error of class validation.
 func (m *Mux) Use(wrap ...Middleware) { m.steps = append(m.steps, wrap...) }
 
-// SetLimit bounds how many messages of a name a consumer in this process works on at once, for a
-// handler that needs something scarce; the other messages of its queue go on. 0 means no bound but
-// ConsumerConfig.Concurrency. It is an error when the limit is negative. Run of a consumer refuses a name that has no
-// handler then, unless there is a Fallback.
+// SetLimit bounds how many messages of a name a consumer in this process runs at once, for a handler with a
+// scarce resource. The other messages of the queue continue. 0 means that only ConsumerConfig.Concurrency
+// bounds them. A negative limit is an error. A consumer's Run fails if the name has no handler and there is
+// no Fallback.
 func (m *Mux) SetLimit(name string, limit int) error {
 	if limit < 0 {
 		return fmt.Errorf("inbox: limit %d of %q is negative", limit, name)
@@ -101,10 +100,10 @@ func (m *Mux) SetLimit(name string, limit int) error {
 	return nil
 }
 
-// Limit implements driver.Limiter: it returns what SetLimit was given.
+// Limit implements driver.Limiter. It returns the limit set by SetLimit, or 0.
 func (m *Mux) Limit(name string) int { return m.limits[name] }
 
-// Configured implements driver.Configured: it names each limit of SetLimit that is of no handler.
+// Configured implements driver.Configured. It returns an error for each limit of a name without a handler.
 func (m *Mux) Configured() error {
 	if m.fallback != nil {
 		return nil
@@ -118,9 +117,8 @@ func (m *Mux) Configured() error {
 	return errors.Join(problems...)
 }
 
-// Process implements Processor, one message after the other. A panic counts as
-// an unmarked error. Results of handlers whose context a draining consumer has cancelled are
-// marked with ErrDraining.
+// Process implements Processor, one message after the other. A panic counts as an unmarked error. If a
+// draining consumer cancelled the context of a handler, the handler's error is marked with ErrDraining.
 func (m *Mux) Process(ctx context.Context, msgs []*Message) []error {
 	results := make([]error, len(msgs))
 	for i, msg := range msgs {
@@ -131,7 +129,7 @@ func (m *Mux) Process(ctx context.Context, msgs []*Message) []error {
 
 func (m *Mux) run(ctx context.Context, c *Call, result *error) {
 	*result = errExited
-	defer func() { *result = c.End(*result) }() // also when the handler exits its goroutine
+	defer func() { *result = c.End(*result) }() // also if the handler exits its goroutine
 	inner, err := c.Begin(ctx)
 	if err != nil {
 		*result = err
@@ -145,8 +143,7 @@ func (m *Mux) run(ctx context.Context, c *Call, result *error) {
 	*result = base.Safely(func() error { return work(inner) })
 }
 
-// Decode finds the handlers of messages and decodes their bodies. It runs neither middleware nor
-// handlers.
+// Decode finds the handlers of messages and decodes the bodies. It runs neither middleware nor handlers.
 func (m *Mux) Decode(msgs []*Message) []*Call {
 	calls := make([]*Call, len(msgs))
 	for i, msg := range msgs {
@@ -161,7 +158,7 @@ func (m *Mux) call(msg *Message) *Call {
 	return c
 }
 
-// find gives a call its work, and then the middleware of its name.
+// find sets the work of a call, and adds the middleware of its name.
 func (m *Mux) find(c *Call) error {
 	if err := c.Message.Validate(); err != nil {
 		return err
@@ -185,31 +182,31 @@ func (m *Mux) find(c *Call) error {
 	return nil
 }
 
-// on is the handler's work on one message.
+// on returns the work of the handler for one message.
 func (h Handler) on(m *Message) func(context.Context) error {
 	return func(ctx context.Context) error { return h(ctx, m) }
 }
 
-// Call is one message on its way through its middleware and its handler, as Mux.Decode returns it. A
-// processor calls Begin, does the work, and calls End; of several messages that it works on
-// together it may begin all first. A Call is for one delivery and one goroutine at a time.
+// Call is one message with its middleware and its work, as Mux.Decode returns it. A processor calls Begin,
+// does the work, and calls End. To process several messages together it may begin all of them first. A Call
+// is for one delivery and one goroutine at a time.
 type Call struct {
-	// Message is what was given to Decode.
+	// Message is the message passed to Decode.
 	Message *Message
-	// Work is what the function made of it that was given to Mux.Route. Of the other handlers it is
-	// a func(context.Context) error, which runs them. It is nil where Begin returns an error.
+	// Work is the result of the decode function of Mux.Route. For other handlers it is a
+	// func(context.Context) error that runs the handler. It is nil if Begin returns an error.
 	Work any
 
 	err   error        // why there is no work
-	steps []Middleware // the outermost first
+	steps []Middleware // outermost first
 
-	outer context.Context // that of Begin
-	inner context.Context // what the steps have made of it
+	outer context.Context // the argument of Begin
+	inner context.Context // outer with the values added by the steps
 	ends  []func(err error) error
 }
 
-// Begin runs the middleware up to the work. It returns the context for the work. An error is the
-// message's result, for End; the work must not be done then.
+// Begin runs the middleware that precedes the work. It returns the context for the work. If it returns an
+// error, do not do the work: pass the error to End as the message's result.
 func (c *Call) Begin(ctx context.Context) (context.Context, error) {
 	c.outer, c.inner = ctx, base.NewContext(ctx, c.Message)
 	if ctx.Err() != nil {
@@ -234,13 +231,13 @@ func (c *Call) enter(step Middleware) error {
 	return err
 }
 
-// End gives the result to the middleware that has begun, the innermost first, and returns what they
-// make of it. Where a draining consumer has cancelled the context an error is marked with ErrDraining.
-// Without a Begin it returns the result as it is.
+// End passes the result through the middleware that has started, innermost first, and returns the final
+// result. If a draining consumer cancelled the context, an error is marked with ErrDraining. Without a Begin,
+// End returns the result unchanged.
 func (c *Call) End(result error) error {
 	for i := len(c.ends) - 1; i >= 0; i-- {
 		end := c.ends[i]
-		c.ends = c.ends[:i] // each runs once, also when it exits the goroutine
+		c.ends = c.ends[:i] // each runs once, even if it exits the goroutine
 		given := result
 		if err := base.Safely(func() error { result = end(given); return nil }); err != nil {
 			result = err
@@ -252,20 +249,20 @@ func (c *Call) End(result error) error {
 	return result
 }
 
-// Middleware is a step around each message. It is called before the handler. The context that it
-// returns is the handler's, and that of further middleware; nil changes nothing. An error is the
-// message's result: what is further in does not run. The function that it returns, if any, is called
-// once, when the message has a result, also one of its own; what it returns is the result from then on.
+// Middleware is a step around each message, called before the handler. The handler and the inner middleware
+// get the context that it returns; nil leaves the context unchanged. An error is the message's result, and
+// the inner middleware and the handler do not run. The returned function, if any, is called once with the
+// message's result, even if that is the middleware's own error; its return value replaces the result.
 //
-// In a batch all messages begin, one after the other, before the first one ends: what one keeps until
-// its end, as a mutex, must not be needed by another one's begin. A panic is an error. The message
-// must not be changed.
+// In a batch all messages begin, one after the other, before the first one ends. So middleware must not hold
+// something until the end that the begin of another message needs, such as a mutex. A panic is an error. The
+// message must not be changed.
 type Middleware func(ctx context.Context, m *Message) (inner context.Context, end func(result error) error, err error)
 
-// Blocking is middleware that waits before each message, holding nothing but the worker, for at most
-// half of the time that the context has left: the other half is the handler's. When the wait ends by
-// that, or the waiter fails, which is no failure of the message, the message is postponed and
-// keeps its attempts; see Postpone. A nil waiter means no wait.
+// Blocking returns middleware that waits before each message. While it waits it occupies a worker and nothing
+// else. It waits for at most half of the time left in the context; the other half is for the handler. If that
+// time ends or the waiter fails, the message is postponed and keeps its attempts; see Postpone. A nil waiter
+// means no wait.
 func Blocking(w Waiter) Middleware {
 	return func(ctx context.Context, _ *Message) (context.Context, func(error) error, error) {
 		if w == nil {
@@ -274,14 +271,14 @@ func Blocking(w Waiter) Middleware {
 		ctx, cancel := halfOf(ctx)
 		defer cancel()
 		if err := w.Wait(ctx); err != nil {
-			return nil, nil, Postpone(fmt.Errorf("inbox: wait for leave to start: %w", err), 0)
+			return nil, nil, Postpone(fmt.Errorf("inbox: wait before processing: %w", err), 0)
 		}
 		return nil, nil, nil
 	}
 }
 
-// halfOf bounds a context by half of the time that it has left: a handler that began with what the
-// wait has left would fail for want of time, and that would cost the message an attempt.
+// halfOf bounds a context by half of its remaining time. A handler that started with the little time left by
+// the wait would time out, and that would cost the message an attempt.
 func halfOf(ctx context.Context) (context.Context, context.CancelFunc) {
 	deadline, bounded := ctx.Deadline()
 	if !bounded {
@@ -290,19 +287,18 @@ func halfOf(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(ctx, time.Until(deadline)/2)
 }
 
-// Processor does the work of messages. *Mux is one without deduplication; inboxpgx and
-// inboxredis have those with it. Package inboxtest/conformance holds what they promise.
+// Processor does the work of messages. *Mux does not deduplicate; the processors of inboxpgx and inboxredis
+// do. Package inboxtest/conformance tests the contract.
 type Processor interface {
-	// Process returns one result per message, in the same order. Nil means that the
-	// message's effect is durable, or that it was a duplicate of one whose effect is:
-	// acknowledge it. Any other result is read by driver.Classify. It may be called from many
-	// goroutines at once. Messages whose turn had not come when ctx ended get an error
-	// that is ErrDraining.
+	// Process returns one result per message, in the same order. Nil means that the message's effect is
+	// durable, or that the message is a duplicate of a message with a durable effect: acknowledge it.
+	// driver.Classify reads any other result. Process is safe for concurrent use. Messages that had not
+	// started when ctx ended get an error that is ErrDraining.
 	Process(ctx context.Context, msgs []*Message) []error
 }
 
-// Waiter blocks until the caller may go on: a rate limiter bound to a key, for example.
-// It returns an error when ctx ends first, or when it cannot tell.
+// Waiter blocks until the caller may continue, such as a rate limiter bound to a key. It returns an error if
+// ctx ends first, or if the waiter cannot decide.
 type Waiter interface {
 	Wait(ctx context.Context) error
 }
