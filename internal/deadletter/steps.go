@@ -13,40 +13,41 @@ import (
 )
 
 const (
-	// stepSize is how many dead letters change at a time, so that no transaction is long.
+	// stepSize is how many dead letters change in one transaction, to keep transactions short.
 	stepSize = 500
-	// editedStepSize is how many are edited before they move: their bodies are in memory.
+	// editedStepSize is how many are edited at a time, because their bodies are in memory.
 	editedStepSize = 20
-	// maxRefused is how many dead letters a call leaves out because the store refuses them. If there are more, it ends: the
-	// table is at fault, or the arguments are.
+	// maxRefused is how many dead letters of a call the store may reject. If there are more, the call ends, because the
+	// table or the arguments are probably at fault.
 	maxRefused = 100
 )
 
-// Store is what a Replay or a Remove in steps needs of dead letters. One is for one call.
+// Store is the store of dead letters that a Replay or a Remove in steps works on. Each call has its own Store.
 type Store[M any] interface {
-	// List and Show are those of DeadLetters.
+	// List and Show are the methods of DeadLetters.
 	List(ctx context.Context, f Filter) ([]DeadLetter[M], error)
 	Show(ctx context.Context, id uuid.UUID) (DeadLetter[M], error)
-	// ID is the id of a message.
+	// ID returns the id of a message.
 	ID(m M) uuid.UUID
 	// Selected returns the ids of the dead letters that f selects, the oldest first.
 	Selected(ctx context.Context, f Filter) ([]uuid.UUID, error)
 	// Returnable returns the ids of the dead letters that a replay returns, in stored order, and counts those that stay.
 	Returnable(ctx context.Context, f Filter, r Replay[M]) ([]uuid.UUID, Replayed, error)
-	// Return returns dead letters, however old, all of a step or none. Its error is sqlstate.Refused if one of them cannot be
-	// returned. A dead letter whose id the outbox holds again stays and counts as failed.
+	// Return returns the dead letters of a step, however old, all or none. Its error is sqlstate.Refused if one of them
+	// cannot be returned. A dead letter whose id the outbox already holds again stays and counts as failed.
 	Return(ctx context.Context, s Step, r Replay[M]) (Replayed, error)
-	// Delete removes dead letters, all that f selects or none, and returns how many. Its error is like that of Return.
+	// Delete removes all dead letters that f selects, or none, and returns how many. Its errors are like the errors of
+	// Return.
 	Delete(ctx context.Context, f Filter) (int, error)
 }
 
 // Step is a part of a replay.
 type Step struct {
-	// Filter is that of the replay, with the ids of the step and no limit.
+	// Filter is the filter of the replay, with the ids of the step and no limit.
 	Filter Filter
-	// Bodies are the new ones of Filter.IDs, in their order. Nil: they stay as they are.
+	// Bodies are the new bodies for Filter.IDs, in their order. Nil: the bodies stay as they are.
 	Bodies [][]byte
-	// Before is how many were returned by the steps before.
+	// Before counts the dead letters that earlier steps returned.
 	Before int
 }
 
@@ -54,11 +55,11 @@ type Step struct {
 type steps[M any] struct {
 	store   Store[M]
 	replay  Replay[M]
-	done    Replayed // of a Remove, Returned are removed
+	done    Replayed // a Remove counts the removed ones in Returned
 	refused error    // the first reason for which a dead letter stays
 }
 
-// InSteps returns dead letters in steps. It selects them when it begins.
+// InSteps returns dead letters in steps. It selects them all at the start.
 func InSteps[M any](ctx context.Context, s Store[M], f Filter, r Replay[M]) (Replayed, error) {
 	if err := errors.Join(r.Check(), f.Check()); err != nil {
 		return Replayed{}, err
@@ -89,7 +90,7 @@ func InSteps[M any](ctx context.Context, s Store[M], f Filter, r Replay[M]) (Rep
 	return c.done, errors.Join(c.refused, Outlived(stay.Outlived))
 }
 
-// RemoveInSteps deletes dead letters in steps. It selects them when it begins.
+// RemoveInSteps deletes dead letters in steps. It selects them all at the start.
 func RemoveInSteps[M any](ctx context.Context, s Store[M], f Filter, r Removal) (removed int, err error) {
 	if err := errors.Join(r.Check(), f.Check()); err != nil {
 		return 0, err
@@ -112,8 +113,8 @@ func RemoveInSteps[M any](ctx context.Context, s Store[M], f Filter, r Removal) 
 	return c.done.Returned, cmp.Or(err, c.refused)
 }
 
-// each calls do for the ids of each step. A step that has begun ends also if ctx ends: the outcome of one that is cut off is
-// unknown.
+// each calls do for the ids of each step. A started step finishes even if ctx ends, because the outcome of an interrupted
+// step would be unknown.
 func each(ctx context.Context, ids []uuid.UUID, size int, do func(context.Context, []uuid.UUID) error) error {
 	for page := range slices.Chunk(ids, size) {
 		if err := ctx.Err(); err != nil {
@@ -144,8 +145,8 @@ func (c *steps[M]) step(ctx context.Context, f Filter) error {
 	return c.byHalves(one, "returned", func(one Step) (Replayed, error) { return c.store.Return(ctx, one, c.replay) })
 }
 
-// byHalves changes dead letters. If the store refuses them together, it changes them by halves, so that those at fault do not
-// keep the others: they stay and count as failed.
+// byHalves changes dead letters. If the store rejects them together, it changes them by halves, so that those at fault do
+// not stop the others. Those at fault stay and count as failed.
 func (c *steps[M]) byHalves(one Step, what string, change func(Step) (Replayed, error)) error {
 	one.Before = c.done.Returned
 	changed, err := change(one)
@@ -184,7 +185,7 @@ func (one Step) halves() [2]Step {
 	return [2]Step{first, second}
 }
 
-// edit calls Replay.Edit for the dead letters of a step, and leaves out those that are not edited.
+// edit calls Replay.Edit for the dead letters of a step, and leaves out the ones that it does not edit.
 func (c *steps[M]) edit(ctx context.Context, one *Step) error {
 	all, err := c.store.List(ctx, one.Filter)
 	if err != nil {
@@ -217,7 +218,7 @@ func (c *steps[M]) edit(ctx context.Context, one *Step) error {
 	return nil
 }
 
-// narrowed is f for some of the dead letters that it has selected.
+// narrowed returns f limited to some of the dead letters that it selected.
 func narrowed(f Filter, ids []uuid.UUID) Filter {
 	f.IDs, f.Limit = ids, 0
 	return f

@@ -396,7 +396,7 @@ func TestPageGoesOn(t *testing.T) {
 	if body := s.get(t, "groups?from=outbox&after=1", 200, "no exchange a"); strings.Contains(body, "after=") {
 		t.Errorf("from the kinds one comes into the middle of a list: %s", body)
 	}
-	s.get(t, "dead-letters?from=billing&after=1", 200, "is for a List of an outbox alone")
+	s.get(t, "dead-letters?from=billing&after=1", 200, "is only for a List of an outbox")
 	s.get(t, "preview?what=retry&from=outbox&after=1", 200, `<span class="count">2</span>`)
 
 	s.wants(t, 0, []string{"retry", "--all", "--from=outbox", "--rate=0.01"})
