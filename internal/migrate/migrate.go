@@ -1,5 +1,5 @@
-// Package migrate applies the numbered SQL files that a package embeds, once
-// each, safely by several processes at once.
+// Package migrate applies the numbered SQL files that a package embeds, each once. Several processes may do so at the same
+// time.
 package migrate
 
 import (
@@ -22,33 +22,32 @@ import (
 	"github.com/holdfast-go/holdfast/internal/sqlident"
 )
 
-// versionsTable remembers what was applied, per component and main table.
+// versionsTable records the applied files, per component and main table.
 const versionsTable = "holdfast_migrations"
 
-// maxName leaves room for the suffix of an index, which PostgreSQL would cut.
+// maxName leaves room for the suffix of an index, because PostgreSQL truncates long names.
 const maxName = 48
 
 // Set is the schema of one component.
 type Set struct {
 	// Component names the owner, such as "outbox".
 	Component string
-	// Files are the migrations, named 0001_what.sql, 0007_…; each is applied
-	// whole, in the order of its number, which no other component has. 0001_what.down.sql
-	// undoes one; Apply never does. A file that was released never changes.
+	// Files are the migrations, named 0001_create.sql, 0007_…. Each is applied as a whole, in the order of its number. No
+	// other component uses the same number. 0001_create.down.sql undoes one, but Apply never does. A released file never
+	// changes.
 	Files fs.FS
 	// Schema holds the tables. Empty: the search path decides.
 	Schema string
-	// Names maps a placeholder to a table's name: {{table}} in a file becomes
-	// the qualified and quoted Names["table"], {{raw.table}} the bare name, for
-	// the names of indexes and constraints: quote them, else they lose their case.
+	// Names maps a placeholder to a table's name. {{table}} in a file becomes the qualified and quoted Names["table"].
+	// {{raw.table}} becomes the bare name, for names of indexes and constraints: quote them, else they lose their case.
 	Names map[string]string
 }
 
-// timeout bounds an Apply, the wait for that of others included.
+// timeout bounds an Apply, including its wait for another Apply.
 const timeout = 5 * time.Minute
 
-// Apply brings the schema up to date in one transaction. A lock on the version
-// table makes others wait until it is done. Where nothing is to be done it needs the rights of Grant alone.
+// Apply brings the schema up to date in one transaction. A lock makes other calls wait until it is done. If nothing is to be
+// done, the rights of Grant are enough.
 func Apply(ctx context.Context, pool *pgxpool.Pool, s Set) error {
 	files, err := s.render()
 	if err != nil {
@@ -58,8 +57,8 @@ func Apply(ctx context.Context, pool *pgxpool.Pool, s Set) error {
 	if err != nil {
 		return fmt.Errorf("migrate %s: %w", s.Component, err)
 	}
-	// READ COMMITTED, whatever the database's default: a snapshot taken before the
-	// lock was granted would not show what the others have applied.
+	// READ COMMITTED, regardless of the database's default: a snapshot taken before the lock was granted would not show the
+	// files that another process has applied.
 	readCommitted := pgx.TxOptions{IsoLevel: pgx.ReadCommitted}
 	err = pgcall.Within(ctx, pool, timeout, func(ctx context.Context, conn *pgxpool.Conn) error {
 		if s.done(ctx, conn, versions, files) {
@@ -73,8 +72,8 @@ func Apply(ctx context.Context, pool *pgxpool.Pool, s Set) error {
 	return nil
 }
 
-// Grant is what a role needs to see that nothing is to be done, the text between GRANT and TO. Without a valid schema
-// there is none.
+// Grant returns the privileges that a role needs to see that nothing is to be done: the text between GRANT and TO. It
+// returns nil for an invalid schema.
 func Grant(schema string) []string {
 	versions, err := sqlident.Qualify(schema, versionsTable)
 	if err != nil {
@@ -83,8 +82,8 @@ func Grant(schema string) []string {
 	return []string{"SELECT ON " + versions}
 }
 
-// done reports whether the last file is known to be applied. Whatever keeps it from looking, such as a table that is not
-// there, shows again in apply.
+// done reports whether the last file is known to be applied. It ignores errors, such as a missing table: apply meets them
+// again.
 func (s Set) done(ctx context.Context, conn *pgxpool.Conn, versions string, files []file) bool {
 	last := 0
 	for _, f := range files {
@@ -98,14 +97,14 @@ type querier interface {
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 }
 
-// applied returns the number of the last file that was applied.
+// applied returns the number of the last applied file.
 func (s Set) applied(ctx context.Context, q querier, versions string) (version int, err error) {
 	err = q.QueryRow(ctx, `SELECT coalesce(max(version), 0) FROM `+versions+` WHERE component = $1`, s.key()).Scan(&version)
 	return version, err
 }
 
 func (s Set) apply(ctx context.Context, tx pgx.Tx, versions string, files []file) error {
-	// The lock must not outlive a connection that falls silent.
+	// The lock must not outlive a silent connection.
 	if _, err := tx.Exec(ctx, `SELECT set_config('idle_in_transaction_session_timeout', '5s', true)`); err != nil {
 		return err
 	}
@@ -141,7 +140,7 @@ func createVersions(table string) string {
 		PRIMARY KEY (component, version))`
 }
 
-// key tells two sets of one component apart, such as two outbox tables.
+// key distinguishes two sets of one component, such as two outbox tables.
 func (s Set) key() string {
 	return s.Component + ":" + s.Names["table"]
 }
@@ -149,7 +148,7 @@ func (s Set) key() string {
 type file struct {
 	name    string
 	version int
-	down    bool // it undoes the file of its version
+	down    bool // undoes the file of its version
 	sql     string
 }
 
@@ -172,7 +171,7 @@ func (s Set) render() ([]file, error) {
 	for _, name := range names {
 		match := fileName.FindStringSubmatch(name)
 		if match == nil {
-			return nil, fmt.Errorf("file %q is not named 0001_what.sql", name)
+			return nil, fmt.Errorf("file %q is not named like 0001_create.sql", name)
 		}
 		text, err := fs.ReadFile(s.Files, name)
 		if err != nil {
@@ -203,9 +202,8 @@ func (s Set) replacer() (*strings.Replacer, error) {
 	return strings.NewReplacer(pairs...), nil
 }
 
-// Export returns the rendered files, for a migration tool of the user's: flat, read only, and safe
-// for concurrent use. Each notes that it was applied, or undone, so that Apply finds done what the tool
-// has done.
+// Export returns the rendered files, for a migration tool of the user. The file system is flat, read-only and safe for
+// concurrent use. Each file records that it was applied or undone, so that Apply skips files which the tool has applied.
 func Export(s Set) (fs.FS, error) {
 	files, err := s.render()
 	if err != nil {
@@ -221,7 +219,7 @@ func Export(s Set) (fs.FS, error) {
 	return folder(files), nil
 }
 
-// note is what a file says to Apply.
+// note returns the statements that record a file as applied or undone.
 func (s Set) note(f file, versions string) string {
 	key := strings.ReplaceAll(s.key(), "'", "''")
 	if f.down {
@@ -233,7 +231,7 @@ func (s Set) note(f file, versions string) string {
 
 const root = "."
 
-// folder is files in the order of their names.
+// folder is a read-only file system of files, in the order of their names.
 type folder []file
 
 func (d folder) Open(name string) (fs.File, error) {
@@ -292,12 +290,13 @@ func (f file) Mode() fs.FileMode {
 type Missing struct {
 	// Call creates the tables, such as "outboxpgx.Migrate".
 	Call string
-	// Tables are the qualified and quoted names of sqlident, of functions too. The absence of others has other reasons.
+	// Tables are the names that the call creates, functions included, qualified and quoted by sqlident. Errors about other
+	// names are not explained.
 	Tables []string
 }
 
-// Explain puts Call into the text of an error that says that one of them does not exist, and pgcall.ErrIgnored into
-// the error of a statement that has found out that a table ignored its change. It returns every other error, and nil, as it is.
+// Explain adds Call to an error about a missing object of Tables. It adds pgcall.ErrIgnored to the error of a statement that
+// detected that a table ignored its change. It returns every other error, and nil, unchanged.
 func (m Missing) Explain(err error) error {
 	answer, ok := errors.AsType[*pgconn.PgError](err)
 	if ok && answer.Code == changeIgnored && !errors.Is(err, pgcall.ErrIgnored) {
@@ -307,7 +306,7 @@ func (m Missing) Explain(err error) error {
 		return err
 	}
 	for _, table := range m.Tables {
-		// The message names the schema, too: of another table in it only the schema is the same.
+		// The message also names the schema. An unrelated table may be in the same schema, so only the table's name counts.
 		name := table[strings.LastIndexByte(table, '.')+1:]
 		if answer.Code == undefinedSchema {
 			name, _, _ = strings.Cut(table, ".")
@@ -323,10 +322,10 @@ const (
 	undefinedTable    = "42P01"
 	undefinedFunction = "42883"
 	undefinedSchema   = "3F000"
-	changeIgnored     = "HF001" // a code of ours
+	changeIgnored     = "HF001" // our own code
 )
 
-// AtCommit is txretry.AtCommit, and the error of COMMIT is explained.
+// AtCommit is txretry.AtCommit with Explain applied to the error of COMMIT.
 func (m Missing) AtCommit(tx pgx.Tx, sql string, args ...any) bool {
 	h, ok := tx.(interface {
 		AtCommitExplained(explain func(error) error, sql string, args ...any) bool

@@ -49,7 +49,7 @@ func wantRows(t *testing.T, pool *pgxpool.Pool, want int) {
 	}
 }
 
-// Several processes apply the files once, in a database whose default isolation would make them fail.
+// Several processes apply the files once, even if the database's default isolation is serializable.
 func TestApplyBySeveralAtOnce(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t, pgtest.URL(t)+"&default_transaction_isolation=serializable", 8)
@@ -107,8 +107,7 @@ func TestExport(t *testing.T) {
 	}
 }
 
-// What another tool has applied of the exported files, Apply does not apply again; what it has undone,
-// Apply does.
+// Apply skips files that another tool applied from the export, and applies files that the tool has undone.
 func TestExportedFilesAreNoted(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
@@ -155,8 +154,8 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// A migration whose connection falls silent keeps no other from migrating: its transaction bounds how long the server
-// keeps the lock.
+// A migration on a silent connection does not block other migrations: its transaction bounds how long the server
+// holds the lock.
 func TestApply_boundsItsLock(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

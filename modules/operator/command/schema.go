@@ -232,7 +232,7 @@ func migrationsOf(files fs.FS) ([]migration, error) {
 	for _, name := range names {
 		match := schemaFile.FindStringSubmatch(name)
 		if match == nil {
-			return nil, fmt.Errorf("file %q is not named 0001_what.sql", name)
+			return nil, fmt.Errorf("file %q is not named like 0001_create.sql", name)
 		}
 		text, err := fs.ReadFile(files, name)
 		if err != nil {
