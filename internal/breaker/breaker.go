@@ -1,5 +1,5 @@
-// Package breaker spares a server that does not answer, and its callers the wait. A Breaker counts calls. A Server also
-// asks again, on another connection, where one has fallen silent.
+// Package breaker limits calls to a server that does not answer, so that callers fail fast. A Breaker counts failed
+// calls. A Server also retries on another connection if the first one has fallen silent.
 package breaker
 
 import (
@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// Breaker lets calls pass until some in a row have failed, and then one per
-// pause, until one succeeds. Make it with New. It is safe for concurrent use.
+// Breaker lets calls pass until several in a row have failed. Then it lets one call pass per pause, until one succeeds.
+// Make it with New. It is safe for concurrent use.
 type Breaker struct {
 	most     int32
 	pause    time.Duration
@@ -21,13 +21,13 @@ type Breaker struct {
 	until    atomic.Int64 // since start, when the next call may pass; 0: all may
 }
 
-// New returns a Breaker that opens after so many failures in a row.
+// New returns a Breaker that opens after the given number of failures in a row.
 func New(failures int, pause time.Duration) *Breaker {
 	return &Breaker{most: int32(failures), pause: pause, start: time.Now()}
 }
 
-// Enter reports whether a call may be made now. Its outcome is told to Done,
-// unless the caller gave up by itself.
+// Enter reports whether a call may be made now. The caller reports the call's outcome to Done, unless the caller itself
+// gave up.
 func (b *Breaker) Enter() bool {
 	until := b.until.Load()
 	if until == 0 {
@@ -37,8 +37,7 @@ func (b *Breaker) Enter() bool {
 	return now >= until && b.until.CompareAndSwap(until, now+int64(b.pause))
 }
 
-// Done notes the outcome of a call. It reports whether that opened or closed the
-// breaker.
+// Done records the outcome of a call. It reports whether that opened or closed the breaker.
 func (b *Breaker) Done(ok bool) (turned bool) {
 	if ok {
 		if b.failures.Load() != 0 {
@@ -53,23 +52,23 @@ func (b *Breaker) Done(ok bool) (turned bool) {
 }
 
 const (
-	// Longest is how long one try of a Server may take. It is half of what the caller has left
-	// if that is less, so that there is time for another try.
+	// Longest bounds one try of a Server. A try takes at most half of the caller's remaining time, if that is less, so
+	// that another try fits in.
 	Longest = 2 * time.Second
 
 	most          = 3 // tries of one call
-	failuresInRow = 5 // after these the server is left alone
+	failuresInRow = 5 // after these the breaker opens
 	pause         = time.Second
-	tooShort      = 50 * time.Millisecond  // a try that ended sooner says nothing about the server
-	silence       = 500 * time.Millisecond // a caller who leaves after this has met a silent connection
+	tooShort      = 50 * time.Millisecond  // a shorter try does not count against the server
+	silence       = 500 * time.Millisecond // a caller that gives up after this long had a silent connection
 )
 
 var (
-	// ErrSilent says that a call was not answered in time. It may have taken effect, and may take
-	// effect later. It is a context.DeadlineExceeded.
+	// ErrSilent means that a call was not answered in time. It may have taken effect, or may take effect later.
+	// errors.Is reports it as a context.DeadlineExceeded.
 	ErrSilent error = silent{}
-	// ErrDown says that the server was not asked, for it has not answered lately.
-	ErrDown = errors.New("the server has not answered lately and was not asked")
+	// ErrDown means that the server has not answered recently, so the call was not sent.
+	ErrDown = errors.New("the server has not answered recently; the call was not sent")
 )
 
 type silent struct{}
@@ -77,28 +76,26 @@ type silent struct{}
 func (silent) Error() string        { return "the server does not answer" }
 func (silent) Is(target error) bool { return target == context.DeadlineExceeded }
 
-// Server is one that may fall silent. Make it with NewServer. It is safe for concurrent
-// use.
+// Server guards a server that may fall silent. Make it with NewServer. It is safe for concurrent use.
 type Server struct {
 	answered func(err error) bool
 	silent   func(ctx context.Context)
 	breaker  *Breaker
 }
 
-// NewServer returns a Server. answered reports whether an error is the server's own
-// answer. silent is called after a try without an answer, also if the caller gave up, unless
-// it did so within half a second. It must not block; it may start tests of the idle connections.
+// NewServer returns a Server. answered reports whether an error is an answer of the server. silent is called after a
+// try without an answer, also if the caller gave up, but not if it gave up within half a second. silent must not block;
+// it may start tests of the idle connections.
 func NewServer(answered func(err error) bool, silent func(ctx context.Context)) *Server {
 	return &Server{answered: answered, silent: silent, breaker: New(failuresInRow, pause)}
 }
 
-// Ask calls try until the server answers, three times at most. try must be safe to
-// repeat, also while an earlier try is still under way, and must end with its
-// context. Errors that come soon are returned at once.
+// Ask calls try until the server answers, at most three times. try must be safe to repeat, even while an earlier try
+// still runs, and must end with its context. Errors that come soon are returned at once.
 //
-// With guarded, a server that has not answered lately is not asked but for one try
-// a second: that is ErrDown. A caller who came before that was known has a second try all the
-// same: connections that fall silent at once make their callers fail together, while others work.
+// With guarded, a server that has not answered recently gets one try a second, and other calls return ErrDown. A caller
+// that came before the breaker opened still gets a second try: connections that fall silent together make their callers
+// fail together, while other connections work.
 func (s *Server) Ask(ctx context.Context, guarded bool, try func(ctx context.Context) error) error {
 	var last error
 	healthy := s.breaker.until.Load() == 0
@@ -123,7 +120,7 @@ func (s *Server) Ask(ctx context.Context, guarded bool, try func(ctx context.Con
 	return last
 }
 
-// once makes one try and reports whether it took all of its time, or all that the client gave it.
+// once makes one try. It reports whether the try used up its time, or the time limit of the client.
 func (s *Server) once(ctx context.Context, try func(ctx context.Context) error) (err error, silent bool) {
 	limit, start := Longest, time.Now()
 	if end, ok := ctx.Deadline(); ok {
@@ -143,8 +140,8 @@ func (s *Server) once(ctx context.Context, try func(ctx context.Context) error) 
 		}
 		return err, false
 	}
-	timeout, ok := errors.AsType[net.Error](err)                                  // of the client's own
-	silent = ctx.Err() != nil || took >= limit-limit/8 || ok && timeout.Timeout() // its timers may be a little early
+	timeout, ok := errors.AsType[net.Error](err)                                  // the client's own timeout
+	silent = ctx.Err() != nil || took >= limit-limit/8 || ok && timeout.Timeout() // the client's timers may be a little early
 	if !silent || took >= tooShort {
 		s.breaker.Done(false)
 	}

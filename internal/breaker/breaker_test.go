@@ -20,7 +20,7 @@ func TestBreaker(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := breaker.New(3, time.Second)
-		for n := range 10 { // a success between keeps it closed
+		for n := range 10 { // a success in between keeps it closed
 			if !b.Enter() {
 				t.Fatalf("closed after %d calls", n)
 			}
@@ -55,7 +55,7 @@ func TestBreaker(t *testing.T) {
 			t.Error("a failed probe closed it")
 		}
 		time.Sleep(time.Second)
-		if !b.Enter() || b.Enter() { // the prober gave up: the next one may try a pause later
+		if !b.Enter() || b.Enter() { // the probe gave up: the next one may pass a pause later
 			t.Error("want one probe per pause")
 		}
 		time.Sleep(time.Second)
@@ -72,7 +72,7 @@ var (
 	errRefused = errors.New("connection refused")
 )
 
-// server answers as a test says.
+// server answers as the test prescribes.
 type server struct {
 	*breaker.Server
 	asked  []time.Duration // since start
@@ -117,7 +117,7 @@ func TestSilentConnection(t *testing.T) {
 	})
 }
 
-// Callers who all meet a silent connection at once are all answered on another one.
+// Callers that all meet a silent connection at once are all answered on another connection.
 func TestManySilentConnections(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -130,7 +130,7 @@ func TestManySilentConnections(t *testing.T) {
 					if asked++; asked == 1 {
 						return hang(asked, ctx)
 					}
-					time.Sleep(time.Millisecond) // in which all others have failed, too
+					time.Sleep(time.Millisecond) // by then all others have failed, too
 					return nil
 				}); err != nil || asked != 2 {
 					t.Errorf("%v after %d tries, want an answer to the second", err, asked)
@@ -141,7 +141,7 @@ func TestManySilentConnections(t *testing.T) {
 	})
 }
 
-// A client may give up earlier than a try, by a timeout of its own.
+// A client may have a shorter timeout than a try.
 func TestTimeoutOfTheClient(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -156,8 +156,7 @@ func TestTimeoutOfTheClient(t *testing.T) {
 	})
 }
 
-// However much or little time the caller has, it is not all spent on one
-// connection.
+// No matter how much time the caller has, one connection never uses it all.
 func TestSilentServer(t *testing.T) {
 	t.Parallel()
 	const s = time.Second
@@ -195,8 +194,8 @@ func TestErrorsThatComeSoon(t *testing.T) {
 	}
 }
 
-// A server that is down is asked once a second, by whoever comes then, and by
-// everybody as soon as it answers.
+// A server that is down gets one call a second, from any caller. All calls pass as soon as it
+// answers.
 func TestServerDown(t *testing.T) {
 	t.Parallel()
 	for name, down := range map[string]func(int, context.Context) error{
@@ -229,7 +228,7 @@ func TestServerDown(t *testing.T) {
 	}
 }
 
-// Callers who give up, and those in a hurry, say nothing about the server.
+// Callers that give up or have short deadlines do not count against the server.
 func TestCallersWhoGiveUp(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -248,7 +247,8 @@ func TestCallersWhoGiveUp(t *testing.T) {
 	})
 }
 
-// A caller who gives up after a while has the idle connections tested, one who leaves soon has not.
+// A caller that gives up after a while triggers a test of the idle connections. One that gives up
+// soon does not.
 func TestConnectionsOfCallersWhoGiveUp(t *testing.T) {
 	t.Parallel()
 	for after, want := range map[time.Duration]int{400 * time.Millisecond: 0, time.Second: 1} {

@@ -1,11 +1,11 @@
-// Package isolate answers one question in memory: which of these is it? Several things were tried
-// together and it went wrong: messages published in one window, messages or rows in one transaction,
-// messages handled while a server seemed to be down. A [Search] says which to try together next,
-// until each one at fault has failed alone.
+// Package isolate finds, in memory, the items at fault among several that were tried together and
+// failed: messages published in one window, messages or rows in one transaction, messages handled
+// while a server seemed to be down. A [Search] returns the items to try together next, until each
+// one at fault has failed alone.
 //
-// Two places need another way. The relay's lanes are shared by processes and chosen in one SQL
-// statement under leases, so a search in the memory of one of them would not bind the others
-// (outbox/outboxpgx). A message that ends the process must be remembered beyond that process, so
+// Two places need another way. The relay's lanes are shared by processes, and one SQL statement
+// chooses them under leases. A search in the memory of one process would not bind the others
+// (outbox/outboxpgx). A message that crashes the process must be remembered beyond that process, so
 // the ledger of the inbox stores it (inbox/driver.Ledger).
 package isolate
 
@@ -14,56 +14,56 @@ import (
 	"slices"
 )
 
-// Split says what becomes of a group that failed.
+// Split is how to divide a group that failed.
 type Split int
 
 const (
-	// Singles tries each one alone. It is for trials whose failure is dear, such as a lost
-	// connection, and whose success costs little.
+	// Singles tries each key alone. It suits trials whose failure is expensive, such as a lost
+	// connection, and whose success is cheap.
 	Singles Split = iota
 	// Halves tries two halves. It finds one key at fault among n in about log2(n) trials.
 	Halves
 )
 
 // Search looks for the keys at fault. Make it with New, and set its fields before its first use. It
-// keeps no time and does nothing by itself; it is not safe for concurrent use.
+// has no clock and no goroutine. It is not safe for concurrent use.
 type Search[K comparable] struct {
-	// Strikes is how often a key must fail alone to be found guilty. 0 means 1.
+	// Strikes is how often a key must fail alone to be judged guilty. 0 means 1.
 	Strikes int
-	// Control has a failure count only when something that began after it went well (see
-	// Controlled): without that it may be everything that fails, not the key.
+	// Control counts a failure only after something that started later succeeded (see Controlled).
+	// Without such a success, everything may be failing, not only the key.
 	Control bool
-	// Most bounds how many keys are remembered: beyond it those are forgotten that have waited alone
-	// for the longest. The last group added is kept, and so are groups of several; see Full. 0 means
-	// no bound.
+	// Most bounds how many keys are remembered. Beyond it, the search forgets the keys that have
+	// waited alone the longest. It keeps the last group added and groups of several keys; see Full.
+	// 0 means no bound.
 	Most int
-	// InOrder tries the groups in the order in which they were added, and halves in the place of the
-	// whole: it keeps the order of what goes well. Otherwise the largest group, and so the one with
-	// the most that are not at fault, is next, and what failed waits behind all others.
+	// InOrder tries the groups in the order in which they were added, and halves in the position of
+	// the whole: successful keys keep their order. Without InOrder the largest group is next,
+	// because it has the most innocent keys, and failed keys wait behind all others.
 	InOrder bool
 
 	split   Split
 	groups  groups[K]
 	records map[K]record
-	onTrial []K    // failed alone, not controlled since, the first to fail first
-	failed  uint64 // how many failed alone
+	onTrial []K    // failed alone, no control since; in the order of failures
+	failed  uint64 // failures of single keys
 }
 
-// record is what a search knows of a key that has failed alone. Most keys have none.
+// record holds the failures of a key that failed alone. Most keys have none.
 type record struct {
 	strikes int
-	failed  uint64 // the count of failures at the one on trial; 0: none
+	failed  uint64 // Search.failed at the failure on trial; 0: none
 }
 
-// New returns a search among keys that failed together, or none yet.
+// New returns a search among keys that failed together. keys may be empty.
 func New[K comparable](split Split, keys ...K) *Search[K] {
 	s := &Search[K]{split: split, groups: newGroups[K](), records: map[K]record{}}
 	s.Add(keys...)
 	return s
 }
 
-// Add has keys wait for a trial together, behind all others. Keys of other groups leave these; what
-// they are charged with is kept.
+// Add makes keys wait together for a trial, behind all others. Keys that are in other groups leave
+// them. Their strikes are kept.
 func (s *Search[K]) Add(group ...K) {
 	if len(group) > 0 {
 		s.groups.add(group, false)
@@ -71,7 +71,7 @@ func (s *Search[K]) Add(group ...K) {
 	}
 }
 
-// bound forgets what is too much, but the newest.
+// bound forgets the keys beyond Most, but not the newest.
 func (s *Search[K]) bound(newest K) {
 	for s.Most > 0 && s.groups.len() > s.Most {
 		oldest, ok := s.groups.oldestAlone(newest)
@@ -82,9 +82,9 @@ func (s *Search[K]) bound(newest K) {
 	}
 }
 
-// Next returns what to try next, at most that many keys of one group: of equally large ones, the one
-// that has waited the longest. It is nil when none waits. The keys wait on until the outcome is
-// reported by Clear, Failed or Add.
+// Next returns the keys to try next, at most most keys of one group. Of equally large groups it
+// picks the one that has waited the longest. It returns nil when none waits. The keys keep waiting
+// until Clear, Failed or Add reports the outcome.
 func (s *Search[K]) Next(most int) []K {
 	g := s.groups.next(s.InOrder)
 	if g == nil {
@@ -93,9 +93,9 @@ func (s *Search[K]) Next(most int) []K {
 	return slices.Clone(g.keys[:min(most, len(g.keys))])
 }
 
-// Failed notes that keys were tried together and failed. Several are split. One alone is charged,
-// and Failed reports whether that finds it guilty. Then Next no longer returns it. It is remembered
-// until Clear, and charged again it is found guilty at once.
+// Failed notes that keys were tried together and failed. Several keys are split. A single key is
+// charged, and Failed reports whether it is guilty now. Next no longer returns a guilty key. The
+// search remembers it until Clear, and judges it guilty at once if it is charged again.
 func (s *Search[K]) Failed(group ...K) (guilty bool) {
 	switch {
 	case len(group) == 0:
@@ -111,7 +111,7 @@ func (s *Search[K]) Failed(group ...K) (guilty bool) {
 	return false
 }
 
-// again has the parts of a group that failed wait for another trial.
+// again makes the parts of a failed group wait for another trial.
 func (s *Search[K]) again(parts ...[]K) {
 	for _, part := range parts {
 		s.groups.add(part, s.InOrder)
@@ -119,7 +119,7 @@ func (s *Search[K]) again(parts ...[]K) {
 	}
 }
 
-// charge notes a failure of one key alone.
+// charge records a failure of one key alone.
 func (s *Search[K]) charge(k K) (guilty bool) {
 	s.failed++
 	if !s.Control {
@@ -133,12 +133,13 @@ func (s *Search[K]) charge(k K) (guilty bool) {
 	return false
 }
 
-// Mark returns the present moment, for Controlled.
+// Mark returns the current position in the sequence of failures, for Controlled.
 func (s *Search[K]) Mark() uint64 { return s.failed }
 
-// Controlled notes that something went well that began at a Mark. Each key that had failed alone by
-// then, and was not controlled since, is charged: it is returned as guilty, or as spared so far.
-// Without Control there is none. The keys that went well themselves are reported by Clear, first.
+// Controlled notes a success of something that started at a Mark. Each key that had failed alone by
+// then, and had no control since, gets a strike. It is returned as guilty, or as spared so far.
+// Without Control there are no such keys. Report the keys that succeeded themselves with Clear
+// first.
 func (s *Search[K]) Controlled(began uint64) (guilty, spared []K) {
 	n := 0
 	for ; n < len(s.onTrial) && s.records[s.onTrial[n]].failed <= began; n++ {
@@ -153,7 +154,7 @@ func (s *Search[K]) Controlled(began uint64) (guilty, spared []K) {
 	return guilty, spared
 }
 
-// Outage notes that everything fails: what failed since it was last controlled is not charged.
+// Outage notes that everything fails. Failures since the last control get no strike.
 func (s *Search[K]) Outage() {
 	for _, k := range s.onTrial {
 		r := s.records[k]
@@ -163,7 +164,7 @@ func (s *Search[K]) Outage() {
 	s.onTrial = nil
 }
 
-// Clear has keys leave the search: they went well, or are of no interest any more.
+// Clear removes keys from the search, because they succeeded or no longer matter.
 func (s *Search[K]) Clear(keys ...K) {
 	for _, k := range keys {
 		if !s.groups.remove(k) {
@@ -176,19 +177,19 @@ func (s *Search[K]) Clear(keys ...K) {
 	}
 }
 
-// Has reports whether the search knows a key, guilty ones included.
+// Has reports whether the search remembers a key. Guilty keys count, too.
 func (s *Search[K]) Has(k K) bool { return s.groups.has(k) }
 
-// Struck reports whether a key has been charged before.
+// Struck reports whether a key has a strike.
 func (s *Search[K]) Struck(k K) bool { return s.records[k].strikes > 0 }
 
 // Rest returns all keys that wait for a trial.
 func (s *Search[K]) Rest() []K { return s.groups.waiting() }
 
-// Full reports whether Most keys wait in groups of several: then room is made by trials alone.
+// Full reports whether Most keys wait in groups of several keys. Then only trials make room.
 func (s *Search[K]) Full() bool { return s.Most > 0 && s.groups.len()-s.groups.alone >= s.Most }
 
-// strike charges a key, and sets it aside when it is guilty.
+// strike charges a key, and closes its group when it is guilty.
 func (s *Search[K]) strike(k K) (guilty bool) {
 	r := s.records[k]
 	r.strikes, r.failed = r.strikes+1, 0
@@ -200,13 +201,13 @@ func (s *Search[K]) strike(k K) (guilty bool) {
 	return true
 }
 
-// group is keys that wait for a trial together, or one guilty key, which waits for none.
+// group holds keys that wait for a trial together, or one guilty key, which waits for none.
 type group[K comparable] struct {
 	keys   []K
 	closed bool
 }
 
-// groups has each key in one group. The groups are in the order in which they came.
+// groups has each key in one group. The groups are in the order of their arrival.
 type groups[K comparable] struct {
 	order *list.List // of *group[K]
 	place map[K]*list.Element
@@ -221,7 +222,8 @@ func (g *groups[K]) len() int { return len(g.place) }
 
 func (g *groups[K]) has(k K) bool { return g.place[k] != nil }
 
-// add puts keys into a new group: at the end, or in their place if that is to be kept.
+// add moves keys into a new group: at the end, or in the position of the first key if inPlace is
+// set.
 func (g *groups[K]) add(keys []K, inPlace bool) {
 	fresh := &group[K]{}
 	element := g.order.PushBack(fresh)
@@ -259,10 +261,10 @@ func (g *groups[K]) remove(k K) (had bool) {
 	return true
 }
 
-// close keeps the one key of a group from being tried.
+// close excludes a key, which is alone in its group, from trials.
 func (g *groups[K]) close(k K) { g.place[k].Value.(*group[K]).closed = true }
 
-// next is the group to try next, nil if none waits.
+// next returns the group to try next; nil if none waits.
 func (g *groups[K]) next(inOrder bool) (best *group[K]) {
 	for element := g.order.Front(); element != nil; element = element.Next() {
 		of := element.Value.(*group[K])
@@ -277,7 +279,7 @@ func (g *groups[K]) next(inOrder bool) (best *group[K]) {
 	return best
 }
 
-// oldestAlone is the only key of the first such group but that of the newest key.
+// oldestAlone returns the key of the first group with a single key, except the group of newest.
 func (g *groups[K]) oldestAlone(newest K) (k K, ok bool) {
 	if g.alone == 0 {
 		return k, false

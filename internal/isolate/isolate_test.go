@@ -14,7 +14,7 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }
 
-// each runs a check with random numbers that a failure names.
+// each runs a check with random numbers. A failure names the seed.
 func each(t *testing.T, check func(t *testing.T, r *rand.Rand)) {
 	t.Helper()
 	t.Parallel()
@@ -35,7 +35,7 @@ func numbers(r *rand.Rand, n, guilty int) (keys []int, bad map[int]bool) {
 	return keys, bad
 }
 
-// Each key at fault is found by few trials, and no other key.
+// The search finds each key at fault in few trials, and no other key.
 func TestFindsEachAtFault(t *testing.T) {
 	each(t, func(t *testing.T, r *rand.Rand) {
 		n, most := 1+r.IntN(300), 1+r.IntN(300)
@@ -105,7 +105,7 @@ type trial struct {
 
 func (w *world) begin(key int) { w.running = append(w.running, trial{key, w.s.Mark()}) }
 
-// endAny ends a trial, not always the first to begin.
+// endAny ends a random trial, not always the oldest.
 func (w *world) endAny(t *testing.T) {
 	t.Helper()
 	w.end(t, w.r.IntN(len(w.running)))
@@ -141,7 +141,7 @@ func (w *world) end(t *testing.T, at int) {
 	}
 }
 
-// What fails while everything does is not found guilty, what fails while others go well is.
+// A key that fails during an outage is not judged guilty. A key that fails while others succeed is.
 func TestOutages(t *testing.T) {
 	each(t, func(t *testing.T, r *rand.Rand) {
 		n := 3 + r.IntN(30)
@@ -156,12 +156,12 @@ func TestOutages(t *testing.T) {
 					w.endAny(t)
 				}
 			}
-			for round := range 2 * n { // an innocent one that an outage's end has charged goes well before the next
+			for round := range 2 * n { // an innocent key charged at the end of an outage succeeds before the next outage
 				w.begin(keys[round%n])
 				w.endLast(t)
 			}
 			w.down = true
-			for len(w.running) > 0 { // what began before
+			for len(w.running) > 0 { // trials from before
 				w.endAny(t)
 			}
 			for range r.IntN(3 * n) {
@@ -183,7 +183,7 @@ func TestOutages(t *testing.T) {
 	})
 }
 
-// A failure counts only when something begun after it went well.
+// A failure counts only after something that started later succeeded.
 func TestControl(t *testing.T) {
 	t.Parallel()
 	s := isolate.New[string](isolate.Singles)
@@ -219,7 +219,7 @@ func TestControl(t *testing.T) {
 	}
 }
 
-// model is a search by halves as plain as can be.
+// model is the simplest possible search by halves.
 type model struct{ groups [][]int }
 
 func (m *model) clear(keys ...int) {
@@ -246,7 +246,8 @@ func (m *model) next(most int) []int {
 	return best[:min(most, len(best))]
 }
 
-// Keys come and go, and wait in groups that others leave: the largest is next, then the oldest.
+// Keys come and go, and wait in groups that other keys leave. The largest group is next, then the
+// oldest.
 func TestOrder(t *testing.T) {
 	each(t, func(t *testing.T, r *rand.Rand) {
 		s, m := isolate.New[int](isolate.Halves), &model{}
@@ -277,7 +278,7 @@ func TestOrder(t *testing.T) {
 	})
 }
 
-// Most keys that are never heard of again are forgotten, the oldest first, groups last.
+// Beyond Most, keys without a reported outcome are forgotten: the oldest first, groups last.
 func TestBounded(t *testing.T) {
 	each(t, func(t *testing.T, r *rand.Rand) {
 		s := isolate.New[int](isolate.Singles)

@@ -1,7 +1,6 @@
-// Package lanes lets calls to a server share its round trips. While few are
-// under way, each goes at once. What is asked while all lanes are taken travels
-// together in the next trip: for a server and a client that are busy, the trips
-// cost more than what they carry.
+// Package lanes combines calls to a server into shared round trips. While few trips run, each call
+// goes at once. Calls that come while all lanes are taken travel together in the next trip. For a
+// busy server and client, a trip costs more than its calls.
 package lanes
 
 import (
@@ -14,29 +13,28 @@ import (
 
 const (
 	maxBatch = 128    // calls in one trip: Redis takes about a millisecond for as many scripts
-	maxQueue = 10_000 // calls that wait; beyond, callers are refused at once
+	maxQueue = 10_000 // calls that wait; beyond this, calls are rejected at once
 )
 
 var (
-	// ErrCrowded refuses a caller because too many wait already.
+	// ErrCrowded rejects a call because too many wait already.
 	ErrCrowded = errors.New("too many callers wait")
-	// ErrTimeout says that a caller who shared a trip has no answer in time.
+	// ErrTimeout means that a call on a shared trip got no answer in time.
 	ErrTimeout = errors.New("no answer in time")
 )
 
-// Lanes carries calls of type C, a pointer most often. Its fields are set before
-// the first call; the zero value of the others is ready. It is safe for
-// concurrent use.
+// Lanes carries calls of type C, usually a pointer. Set its exported fields before the first call.
+// It is safe for concurrent use.
 type Lanes[C any] struct {
-	// Send makes one trip and leaves the replies in the calls.
+	// Send makes one trip and stores the replies in the calls.
 	Send func(ctx context.Context, batch []C)
-	// Most is how many trips may be under way at once, at least 1.
+	// Most is the maximum number of concurrent trips, at least 1.
 	Most int
-	// Timeout bounds a trip, and how long a caller waits for others.
+	// Timeout bounds a trip, and the wait of a call on a shared trip.
 	Timeout time.Duration
-	// OwnTrips lets a caller who finds a free lane make the trip itself, which
-	// spares a goroutine, a timer and two wake-ups. The caller is then held for as
-	// long as Send takes, whatever its context says.
+	// OwnTrips lets a caller that finds a free lane make the trip itself, which saves a goroutine,
+	// a timer and two wake-ups. The caller then blocks as long as Send does, even if its context
+	// ends.
 	OwnTrips bool
 
 	mu     sync.Mutex
@@ -44,15 +42,15 @@ type Lanes[C any] struct {
 	queue  []*waiter[C]
 }
 
-// waiter is a call that travels with others.
+// waiter is a call on a shared trip.
 type waiter[C any] struct {
 	call C
 	done chan struct{}
-	gone atomic.Bool // nobody waits any more: do not send it
+	gone atomic.Bool // the caller gave up: do not send it
 }
 
-// Do has c answered. With an error (of ctx, ErrTimeout, ErrCrowded) there is no
-// reply, and c must not be looked at: it may be on its way.
+// Do gets c answered. With an error (of ctx, ErrTimeout or ErrCrowded) there is no reply, and the
+// caller must not read c: it may be on its way.
 func (l *Lanes[C]) Do(ctx context.Context, c C) error {
 	w, err := l.enter(ctx, c)
 	if err != nil {
@@ -77,15 +75,14 @@ func (l *Lanes[C]) Do(ctx context.Context, c C) error {
 	return err
 }
 
-// Load returns how many trips are under way and how many calls wait for one.
+// Load returns how many trips run and how many calls wait for one.
 func (l *Lanes[C]) Load() (active, waiting int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.active, len(l.queue)
 }
 
-// enter queues the call, or returns nil: the caller has a lane and makes the
-// trip.
+// enter queues the call, or returns nil: then the caller has a lane and makes the trip.
 func (l *Lanes[C]) enter(ctx context.Context, c C) (*waiter[C], error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -107,7 +104,7 @@ func (l *Lanes[C]) enter(ctx context.Context, c C) (*waiter[C], error) {
 	return w, nil
 }
 
-// leave gives the caller's lane to those who wait.
+// leave passes the caller's lane to waiting calls.
 func (l *Lanes[C]) leave(ctx context.Context) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -118,8 +115,8 @@ func (l *Lanes[C]) leave(ctx context.Context) {
 	l.active--
 }
 
-// serve sends what is queued until nothing is. A trip that ignores its timeout keeps
-// its goroutine, but not the lane: nobody waits for it any more.
+// serve sends queued calls until the queue is empty. A trip that ignores its timeout keeps its
+// goroutine, but not the lane, because no caller waits for it.
 func (l *Lanes[C]) serve(ctx context.Context) {
 	for batch := l.next(); batch != nil; batch = l.next() {
 		calls := make([]C, len(batch))
@@ -137,7 +134,7 @@ func (l *Lanes[C]) serve(ctx context.Context) {
 	}
 }
 
-// next takes a batch from the queue. If there is none, the lane is free again.
+// next takes a batch from the queue. If the queue is empty, it frees the lane.
 func (l *Lanes[C]) next() (batch []*waiter[C]) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -22,9 +22,9 @@ const (
 
 type call struct{ reply int }
 
-// server answers when it is told to, and notes what it was sent.
+// server answers when the test allows it, and records the calls it was sent.
 type server struct {
-	answer chan struct{} // closed: at once
+	answer chan struct{} // closed: answers at once
 
 	mu    sync.Mutex
 	trips []int         // the number of calls in each
@@ -53,7 +53,7 @@ func (s *server) sent() []int {
 	return slices.Clone(s.trips)
 }
 
-// scene is a test in a time of its own.
+// scene is a test in its own synctest bubble.
 type scene struct {
 	*server
 	t     *testing.T
@@ -71,7 +71,7 @@ func play(t *testing.T, fn func(s *scene)) {
 				s.lanes = &lanes.Lanes[*call]{Send: s.send, Most: most, Timeout: timeout, OwnTrips: own}
 				fn(s)
 				s.wg.Wait()
-				time.Sleep(timeout) // the end of trips that nobody waits for
+				time.Sleep(timeout) // the end of abandoned trips
 				if active, waiting := s.lanes.Load(); active != 0 || waiting != 0 {
 					t.Errorf("%d trips and %d calls are left", active, waiting)
 				}
@@ -80,7 +80,7 @@ func play(t *testing.T, fn func(s *scene)) {
 	}
 }
 
-// ask makes calls, each of which ends with want.
+// ask makes n calls and expects each to end with want.
 func (s *scene) ask(ctx context.Context, n int, want error) {
 	for range n {
 		s.wg.Go(func() {
@@ -121,7 +121,7 @@ func TestCallsShareTrips(t *testing.T) {
 	})
 }
 
-// Those who do not wait any more are not sent for.
+// Calls whose callers gave up are not sent.
 func TestCallerGivesUp(t *testing.T) {
 	play(t, func(s *scene) {
 		s.fill(nil)
@@ -138,8 +138,7 @@ func TestCallerGivesUp(t *testing.T) {
 	})
 }
 
-// A server that does not answer holds its lanes for the timeout, and nobody
-// longer.
+// A server that does not answer blocks its lanes for the timeout, and no caller for longer.
 func TestSilentServer(t *testing.T) {
 	play(t, func(s *scene) {
 		for range most {
@@ -161,7 +160,7 @@ func TestSilentServer(t *testing.T) {
 	})
 }
 
-// A caller's own end comes before that of the trip.
+// A caller's own deadline ends its wait before the deadline of the trip.
 func TestCallerIsInAHurry(t *testing.T) {
 	play(t, func(s *scene) {
 		close(s.answer)
@@ -187,7 +186,7 @@ func TestTooManyWait(t *testing.T) {
 	})
 }
 
-// A trip that ignores its timeout does not keep its lane from others.
+// A trip that ignores its timeout does not block its lane for others.
 func TestTripThatIgnoresItsTimeout(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
