@@ -1,4 +1,4 @@
-// Package actor has who changes or pauses something, and why, and checks that before it is kept.
+// Package actor describes who changes or pauses something, and why, and validates the two texts.
 package actor
 
 import (
@@ -10,7 +10,7 @@ import (
 	"unicode/utf8"
 )
 
-// Pause says who has paused something, why and when. The zero value: it is not paused.
+// Pause records who paused something, why and when. The zero value means not paused.
 type Pause struct {
 	By     string    `json:"by"`
 	Reason string    `json:"reason"`
@@ -22,7 +22,7 @@ const (
 	maxReason = 1000
 )
 
-// Check returns every violation in one error. It calls the two by their names.
+// Check returns every violation in one error. The error names the fields byName and reasonName.
 func Check(byName, reasonName, by, reason string) error {
 	var problems []error
 	if by == "" || len(by) > maxBy || !plain(by) {

@@ -1,6 +1,5 @@
-// Package backoff computes growing, jittered delays. It holds no state and no
-// clock: callers count their own failures, draw their own random number and
-// sleep for themselves.
+// Package backoff computes growing, jittered delays. It holds no state and no clock: callers count
+// failures, draw random numbers and sleep.
 package backoff
 
 import (
@@ -8,32 +7,30 @@ import (
 	"time"
 )
 
-// Policy describes a delay that grows by a factor with every failure and is
-// spread by a random share. The zero Policy always gives 0.
+// Policy describes a delay that grows by a factor with every failure and is spread by a random
+// share. The zero Policy always returns 0.
 type Policy struct {
 	Base   time.Duration // delay at n = 0, before jitter
 	Factor float64       // growth per step; 0 means 2
 	Max    time.Duration // upper bound; 0 means none
 
-	// Jitter is the share by which a delay is spread to either side: 0.5
-	// multiplies it by a number drawn from [0.5, 1.5). 0 means no jitter, 1 is
-	// the largest useful value.
+	// Jitter is the share by which a delay is spread to either side: 0.5 multiplies it by a number
+	// drawn from [0.5, 1.5). 0 means no jitter, 1 is the largest useful value.
 	Jitter float64
 
-	// JitterAfterCap applies Max before the jitter, so that delays at the bound
-	// stay spread out; they may then exceed Max by the share Jitter. By default
-	// Max comes last and nothing exceeds it, at the price that most delays near
-	// the bound are equal.
+	// JitterAfterCap applies Max before the jitter. Delays at the bound then stay spread out, and
+	// may exceed Max by the share Jitter. By default Max comes last: nothing exceeds it, but most
+	// delays near the bound are equal.
 	JitterAfterCap bool
 
-	// Full draws the delay evenly between 0 and Base × Factor^n bounded by Max,
-	// whatever Jitter says: the widest spread, at half the mean delay.
+	// Full draws the delay evenly between 0 and Base × Factor^n, bounded by Max. It ignores Jitter.
+	// It is the widest spread, at half the mean delay.
 	Full bool
 }
 
-// Delay returns the delay Base × Factor^n, jittered by r and bounded by Max. r
-// is a random number from [0, 1); 0.5 leaves the delay as it is, or halves it
-// where it is Full. Negative n counts as 0. The result is never negative, however large n is.
+// Delay returns the delay Base × Factor^n, jittered by r and bounded by Max. r is a random number
+// from [0, 1): 0.5 leaves the delay as it is, or halves it if Full is set. A negative n counts as
+// 0. The result is never negative, even for a huge n.
 func (p Policy) Delay(n int, r float64) time.Duration {
 	factor := p.Factor
 	if factor == 0 {
@@ -55,7 +52,7 @@ func (p Policy) Delay(n int, r float64) time.Duration {
 	return toDuration(min(d*spread, limit))
 }
 
-// toDuration converts without the overflow of a plain conversion.
+// toDuration converts d without overflow.
 func toDuration(d float64) time.Duration {
 	switch {
 	case !(d > 0):

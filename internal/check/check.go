@@ -1,4 +1,4 @@
-// Package check makes what every Check returns: an error that joins the findings.
+// Package check builds the error that every Check method returns: it joins the findings.
 package check
 
 import (
@@ -6,9 +6,9 @@ import (
 	"fmt"
 )
 
-// New returns one thing that an operator should mend. component names the package that looked, such
-// as "outboxpgx", problem says what is missing or mis-set, and mend how to put it right: a statement,
-// a setting or a command. The error's text is one line of all three, and its method Mend() string
+// New returns one finding for an operator to fix. component names the package that checked, such as
+// "outboxpgx". problem describes the missing or misconfigured thing. mend is the fix: a statement, a
+// setting or a command. The error's text is one line of all three, and its method Mend() string
 // returns mend.
 func New(component, problem, mend string) error { return &finding{component, problem, mend} }
 
@@ -18,9 +18,9 @@ func (f *finding) Error() string { return f.component + ": " + f.problem + "; " 
 
 func (f *finding) Mend() string { return f.mend }
 
-// Findings collects what one Check finds.
+// Findings collects the findings of one Check.
 type Findings struct {
-	// Component names the package that looks.
+	// Component names the package that checks.
 	Component string
 
 	all []error
@@ -31,13 +31,14 @@ func (f *Findings) Add(mend, problem string, args ...any) {
 	f.all = append(f.all, New(f.Component, fmt.Sprintf(problem, args...), mend))
 }
 
-// Join adds what another look returned: findings, or why it failed. nil adds nothing.
+// Join adds the result of another check: its findings, or the error that stopped it. nil adds
+// nothing.
 func (f *Findings) Join(err error) {
 	if err != nil {
 		f.all = append(f.all, err)
 	}
 }
 
-// Err returns what was added as one error, whose Unwrap() []error gives each singly. It returns nil
-// if nothing was added.
+// Err returns all findings as one error, whose Unwrap() []error returns them one by one. It returns
+// nil if there are none.
 func (f *Findings) Err() error { return errors.Join(f.all...) }

@@ -1,5 +1,5 @@
-// Package ids makes and checks message ids: UUID version 7 of RFC 9562, whose
-// leading milliseconds keep fresh ids at the right edge of an index.
+// Package ids makes and checks message ids: UUID version 7 of RFC 9562. They start with a time in
+// milliseconds, which keeps new ids at the right edge of an index.
 package ids
 
 import (
@@ -12,15 +12,14 @@ import (
 	"github.com/google/uuid"
 )
 
-// ErrNotV7 is inside every error of Check and Parse.
+// ErrNotV7 is wrapped by every error of Check and Parse.
 var ErrNotV7 = errors.New("not a UUID of version 7")
 
-// New returns a fresh random id. It panics only where the operating system
-// has no random numbers, as crypto/rand itself does.
+// New returns a new random id. It panics only if the operating system has no random numbers, like
+// crypto/rand.
 func New() uuid.UUID { return uuid.Must(uuid.NewV7()) }
 
-// Check refuses every id that is not a UUID of version 7 and the variant of
-// RFC 9562.
+// Check returns an error unless id is a UUID of version 7 and the variant of RFC 9562.
 func Check(id uuid.UUID) error {
 	if id.Version() != 7 || id.Variant() != uuid.RFC4122 {
 		return fmt.Errorf("id %s: %w", id, ErrNotV7)
@@ -28,16 +27,17 @@ func Check(id uuid.UUID) error {
 	return nil
 }
 
-// Time returns the milliseconds in an id of version 7. It means nothing for any other id.
+// Time returns the time in an id of version 7, in milliseconds. For any other id the result is
+// meaningless.
 func Time(id uuid.UUID) time.Time {
 	return time.UnixMilli(int64(binary.BigEndian.Uint64(id[:8]) >> 16))
 }
 
-// canonicalLength is the length of 8-4-4-4-12 hexadecimal digits.
+// canonicalLength is the length of the form 8-4-4-4-12 with hexadecimal digits and hyphens.
 const canonicalLength = 36
 
-// Parse reads the canonical form of 36 characters, in either case. The other
-// forms that uuid.Parse takes (urn, braces, bare digits) are refused.
+// Parse reads the canonical form of 36 characters, in upper or lower case. It rejects the other
+// forms that uuid.Parse accepts: URN, braces and bare digits.
 func Parse(s string) (uuid.UUID, error) {
 	if len(s) != canonicalLength {
 		return uuid.Nil, fmt.Errorf("id of %d characters: %w", len(s), ErrNotV7)
@@ -49,9 +49,9 @@ func Parse(s string) (uuid.UUID, error) {
 	return id, Check(id)
 }
 
-// Deterministic returns the same version 7 id for the same input: the time is
-// t in milliseconds, the other bits are the SHA-256 of t and the parts. The
-// parts are joined by length, so ("a", "bc") and ("ab", "c") differ.
+// Deterministic returns the same version 7 id for the same input. The time is t in milliseconds,
+// the other bits are the SHA-256 of t and the parts. Each part is hashed with its length, so ("a",
+// "bc") and ("ab", "c") differ.
 func Deterministic(t time.Time, parts ...string) uuid.UUID {
 	input := binary.BigEndian.AppendUint64(make([]byte, 0, 128), uint64(t.UnixMicro()))
 	for _, p := range parts {

@@ -1,6 +1,6 @@
-// Package metrictest keeps what code records with OpenTelemetry, for a test to compare.
+// Package metrictest records OpenTelemetry measurements for tests to compare.
 //
-// A measurement goes by its instrument's name and attributes, as in "requests" or
+// The key of a measurement is its instrument's name and attributes, as in "requests" or
 // "requests{method=GET,status=200}".
 package metrictest
 
@@ -16,9 +16,9 @@ import (
 	"go.opentelemetry.io/otel/metric/noop"
 )
 
-// Recorder is a MeterProvider whose instruments are all enabled. Of a counter it keeps the
-// sum, of a gauge the last value, of a histogram every value in order. Its zero value is
-// ready for use. It is safe for concurrent use.
+// Recorder is a MeterProvider whose instruments are all enabled. It keeps the sum of a counter, the
+// last value of a gauge, and every value of a histogram in order. Its zero value is ready for use.
+// It is safe for concurrent use.
 type Recorder struct {
 	noop.MeterProvider
 
@@ -27,18 +27,17 @@ type Recorder struct {
 	callbacks map[*registration]bool
 }
 
-// Meter returns the meter of every scope.
+// Meter returns a meter that records into r, for any scope.
 func (r *Recorder) Meter(string, ...metric.MeterOption) metric.Meter { return meter{r: r} }
 
-// Values returns what was recorded under a name and attributes; of a counter and a gauge that
-// is one value.
+// Values returns the values recorded under a key; one value for a counter or a gauge.
 func (r *Recorder) Values(key string) []float64 {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return slices.Clone(r.values[key])
 }
 
-// Take returns everything that was recorded, and forgets it.
+// Take returns all recorded values and forgets them.
 func (r *Recorder) Take() map[string][]float64 {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -47,7 +46,7 @@ func (r *Recorder) Take() map[string][]float64 {
 	return values
 }
 
-// Collect does what a reader does: it calls the callbacks, and returns what they observe.
+// Collect does the work of a reader: it calls the callbacks, and returns the observed values.
 func (r *Recorder) Collect(ctx context.Context) (map[string]float64, error) {
 	r.mu.Lock()
 	callbacks := slices.Collect(maps.Keys(r.callbacks))
@@ -153,7 +152,7 @@ func (m meter) Float64Gauge(name string, _ ...metric.Float64GaugeOption) (metric
 	return floatGauge{series: series{m.r, name}}, nil
 }
 
-// series is what the instruments have in common.
+// series is the common part of the instruments.
 type series struct {
 	r    *Recorder
 	name string

@@ -1,4 +1,5 @@
-// Package partition splits a stream: senders and consumers go by it, also those in other languages.
+// Package partition maps keys to the partitions of a stream. Senders and consumers use the same
+// mapping, also in other languages.
 package partition
 
 import (
@@ -7,11 +8,11 @@ import (
 	"strconv"
 )
 
-// Max is the most partitions that a stream may have.
+// Max is the maximum number of partitions of a stream.
 const Max = 64
 
-// Of returns the partition of a message, from 0 up to n: CRC-32 (IEEE, as in zlib) of the bytes of its
-// key, or of id where it has no key, modulo n. Below 2 partitions it is 0.
+// Of returns the partition of a message, from 0 to n-1: CRC-32 (IEEE, as in zlib) of the bytes of its
+// key modulo n. A message without a key uses its id. For n below 2 the result is 0.
 func Of(key, id string, n int) int {
 	if n < 2 {
 		return 0
@@ -25,7 +26,7 @@ func Of(key, id string, n int) int {
 // Name returns the name of a partition of a stream.
 func Name(stream string, partition int) string { return stream + "." + strconv.Itoa(partition) }
 
-// Names returns the names of all partitions; below 2 there is one stream, which has its own name.
+// Names returns the names of all n partitions. For n below 2 it returns the stream's own name.
 func Names(stream string, n int) []string {
 	if n < 2 {
 		return []string{stream}
@@ -37,7 +38,7 @@ func Names(stream string, n int) []string {
 	return names
 }
 
-// Check returns what is wrong with a number of partitions; nil: nothing.
+// Check returns an error if n is not a valid number of partitions.
 func Check(n int) error {
 	if n < 0 || n > Max {
 		return fmt.Errorf("%d is not from 0 to %d", n, Max)

@@ -8,7 +8,8 @@ import (
 	"github.com/holdfast-go/holdfast/internal/partition"
 )
 
-// The values are those of zlib.crc32 in Python and crc32 in PHP: other languages write too.
+// The expected values come from zlib.crc32 in Python and crc32 in PHP, because other languages also
+// write messages.
 func TestOf(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
@@ -29,7 +30,7 @@ func TestOf(t *testing.T) {
 	}
 }
 
-// Keys that look alike are spread.
+// Similar keys are spread over the partitions.
 func TestOfSpreads(t *testing.T) {
 	t.Parallel()
 	for _, form := range []string{"customer-%d", "%d", "%036d"} {

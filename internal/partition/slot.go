@@ -2,17 +2,19 @@ package partition
 
 import "strconv"
 
-// Slots is how many slots keys are spread over, where the sender does not know the number of
-// partitions. Each partition has those whose number modulo that of the partitions is its own.
+// Slots is the number of slots that keys are spread over when the sender does not know the number
+// of partitions. A partition owns the slots whose number, modulo the number of partitions, equals
+// its own.
 const Slots = Max
 
-// Slot returns the name of a key's slot: "holdfast.slot." and the CRC-32 of its bytes modulo Slots.
+// Slot returns the name of a key's slot: "holdfast.slot." and the CRC-32 of the key's bytes modulo
+// Slots.
 func Slot(key string) string { return SlotName(Of(key, "", Slots)) }
 
 // SlotName returns the name of a slot.
 func SlotName(slot int) string { return "holdfast.slot." + strconv.Itoa(slot) }
 
-// slotNames are all of them.
+// slotNames has the names of all slots.
 var slotNames = func() map[string]bool {
 	all := make(map[string]bool, Slots)
 	for slot := range Slots {
@@ -21,5 +23,5 @@ var slotNames = func() map[string]bool {
 	return all
 }()
 
-// IsSlot reports whether a text is the name of a slot.
+// IsSlot reports whether name is the name of a slot.
 func IsSlot(name string) bool { return slotNames[name] }

@@ -11,33 +11,31 @@ import (
 	"time"
 )
 
-// Problem is one error response. The text goes to clients: no internals.
+// Problem is one error response. Its texts go to clients, so they must not contain internals.
 type Problem struct {
 	// Status is the HTTP status.
 	Status int
-	// Type is the URI that names this kind of problem. Empty: about:blank.
+	// Type is the URI of this kind of problem. Empty: about:blank.
 	Type string
-	// Code is the stable word that programs compare, such as RATE_LIMITED.
+	// Code is the stable word for programs to compare, such as RATE_LIMITED.
 	Code string
-	// Title is one sentence for people. Empty means the status's own text.
+	// Title is one sentence for people. Empty: the standard text of the status.
 	Title string
-	// Detail says what to do about this occurrence. May be empty.
+	// Detail describes how to deal with this occurrence. May be empty.
 	Detail string
-	// RetryAfter sets the header of that name, rounded up to whole seconds.
-	// Zero sets none.
+	// RetryAfter sets the Retry-After header, rounded up to whole seconds. Zero sets none.
 	RetryAfter time.Duration
 	// Extra holds further members.
 	Extra map[string]any
 }
 
-// documentation has a heading for each code.
+// documentation is a page with a heading for each code.
 const documentation = "https://github.com/holdfast-go/holdfast/blob/main/examples/guides/problems.md"
 
-// Link returns the place in a document whose heading is the code, as Markdown renderers
-// write it.
+// Link returns the address of the heading for code in a document, as Markdown renderers build it.
 func Link(document, code string) string { return document + "#" + strings.ToLower(code) }
 
-// Document has the type of a problem of this project be in another document. Empty: it
+// Document makes the type of a problem of this project link to another document. Empty: the type
 // stays.
 func (p *Problem) Document(document string) {
 	if document != "" && strings.HasPrefix(p.Type, documentation) {
@@ -62,18 +60,18 @@ func Write(w http.ResponseWriter, p Problem) {
 	}
 	maps.Copy(members, p.Extra)
 	body, err := json.Marshal(members)
-	if err != nil { // only Extra can hold what JSON cannot
+	if err != nil { // only a value in Extra can fail to encode
 		body = []byte(`{"type":"about:blank","code":` + strconv.Quote(p.Code) + `}`)
 	}
 	w.Header().Set("Content-Type", "application/problem+json")
 	w.Header().Set("X-Content-Type-Options", "nosniff")
 	w.Header().Del("Content-Length")
 	w.WriteHeader(p.Status)
-	_, _ = w.Write(append(body, '\n')) // the client may be gone; there is nobody to tell
+	_, _ = w.Write(append(body, '\n')) // the client may be gone: ignore the error
 }
 
-// RetryAfterSeconds returns d as the value of a Retry-After header: whole
-// seconds, rounded up, so that a client which obeys is never too early.
+// RetryAfterSeconds returns d as the value of a Retry-After header: whole seconds, rounded up, so
+// that a client which obeys is never too early.
 func RetryAfterSeconds(d time.Duration) string {
 	return strconv.FormatInt(int64((d+time.Second-1)/time.Second), 10)
 }
@@ -81,42 +79,41 @@ func RetryAfterSeconds(d time.Duration) string {
 // Error is an error that may reach a client: it has a code and an HTTP status.
 // Packages export such errors as sentinels of type error.
 type Error struct {
-	// Text is what Error returns; it is for logs.
+	// Text is the text for logs, which Error returns.
 	Text string
-	// Problem is what the client is told.
+	// Problem is the response to the client.
 	Problem Problem
 }
 
-// Error returns the text.
 func (e *Error) Error() string { return e.Text }
 
-// Code is the stable word that programs compare.
+// Code returns the stable word for programs to compare.
 func (e *Error) Code() string { return e.Problem.Code }
 
-// HTTPStatus is the status of the answer.
+// HTTPStatus returns the status of the response.
 func (e *Error) HTTPStatus() int { return e.Problem.Status }
 
-// RetryAfter is how long the client should wait. 0: waiting does not help.
+// RetryAfter returns how long the client should wait. 0: waiting does not help.
 func (e *Error) RetryAfter() time.Duration { return e.Problem.RetryAfter }
 
-// Detail says what to do.
+// Detail returns how to deal with the error.
 func (e *Error) Detail() string { return e.Problem.Detail }
 
-// documented is met by Error alone, and by what embeds it: the codes of others are not in
-// the documentation of this project.
+// documented marks Error and types that embed it. The codes of other types are not in this
+// project's documentation.
 func (e *Error) documented() {}
 
-// coded is an error with a code: ours, or one of a user.
+// coded is an error with a code, ours or a user's.
 type coded interface {
 	error
 	Code() string
 	HTTPStatus() int
 }
 
-// Of returns the problem of the first error in err's tree that has the methods Code
-// and HTTPStatus; RetryAfter and Detail count if it has them. Of an [Error], and of what embeds
-// one, the type links to its documentation. false: there is none, or
-// its status is not one of an error, and the problem is that of an internal error.
+// Of returns the problem of the first error in err's tree that has the methods Code and HTTPStatus.
+// It uses RetryAfter and Detail if they exist. For an [Error], and for types that embed one, the
+// type links to the documentation. If no such error exists, or its status is not an error status,
+// Of returns the problem of an internal error and false.
 func Of(err error) (Problem, bool) {
 	known, ok := errors.AsType[coded](err)
 	if !ok || known.HTTPStatus() < 400 || known.HTTPStatus() > 599 {

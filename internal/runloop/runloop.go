@@ -1,4 +1,4 @@
-// Package runloop holds what every blocking Run method needs of contexts and of limits.
+// Package runloop has helpers for blocking Run methods: contexts and the memory in use.
 package runloop
 
 import (
@@ -7,9 +7,8 @@ import (
 	"time"
 )
 
-// Detach returns a context that keeps ctx's values and is cancelled grace
-// after ctx is: work in hand may finish while nothing new is begun. The caller
-// must call the cancel function.
+// Detach returns a context that keeps ctx's values and is cancelled grace after ctx is. Running
+// work may finish in that time. The caller must call the cancel function.
 func Detach(ctx context.Context, grace time.Duration) (context.Context, context.CancelFunc) {
 	detached, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	stop := context.AfterFunc(ctx, func() {
@@ -23,8 +22,7 @@ func Detach(ctx context.Context, grace time.Duration) (context.Context, context.
 	}
 }
 
-// Sleep waits for d and returns nil, or returns the context's error at once
-// when ctx is cancelled first.
+// Sleep waits for d and returns nil. If ctx ends first, it returns the context's error at once.
 func Sleep(ctx context.Context, d time.Duration) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -39,7 +37,7 @@ func Sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// MemoryInUse returns the bytes that the Go runtime holds and has not given back to the system.
+// MemoryInUse returns the bytes that the Go runtime holds and has not returned to the system.
 func MemoryInUse() uint64 {
 	samples := []metrics.Sample{
 		{Name: "/memory/classes/total:bytes"},

@@ -41,7 +41,7 @@ func TestDetachReleased(t *testing.T) {
 		work, release := runloop.Detach(ctx, time.Hour)
 		cancel()
 		synctest.Wait()
-		release() // the bubble fails if a goroutine stays behind
+		release() // the bubble fails if a goroutine is left
 		if work.Err() == nil {
 			t.Fatal("release did not end the work")
 		}

@@ -1,5 +1,5 @@
-// Package sqlident validates and quotes the SQL identifiers that come from
-// configuration. Only plain names pass, so that no setting can carry SQL.
+// Package sqlident validates and quotes SQL identifiers from configuration. It accepts plain names only,
+// so that no setting can inject SQL.
 package sqlident
 
 import (
@@ -7,10 +7,10 @@ import (
 	"fmt"
 )
 
-// ErrInvalid is inside every error of this package.
+// ErrInvalid is wrapped by every error of this package.
 var ErrInvalid = errors.New("want a letter or underscore, then letters, digits or underscores, 63 at most")
 
-// maxLength is PostgreSQL's NAMEDATALEN - 1; longer names are cut silently.
+// maxLength is PostgreSQL's NAMEDATALEN - 1. PostgreSQL truncates longer names silently.
 const maxLength = 63
 
 // Check returns an error unless name is a plain identifier.
@@ -36,8 +36,7 @@ func Quote(name string) (string, error) {
 	return `"` + name + `"`, nil
 }
 
-// Qualify returns "schema"."table", or "table" alone where schema is empty and
-// the search path decides.
+// Qualify returns "schema"."table". With an empty schema it returns "table", and the search path decides.
 func Qualify(schema, table string) (string, error) {
 	quoted, err := Quote(table)
 	if err != nil || schema == "" {
@@ -50,8 +49,8 @@ func Qualify(schema, table string) (string, error) {
 	return prefix + "." + quoted, nil
 }
 
-// Granted are privileges on things in a schema, and the right to reach them there. Without a schema it is
-// the search path that decides, and whoever set that has granted it.
+// Granted returns privileges on things in a schema, plus USAGE on the schema. An empty schema adds
+// nothing: the search path decides, and the person who set it has granted the right.
 func Granted(schema string, privileges ...string) []string {
 	quoted, err := Quote(schema)
 	if schema == "" || err != nil {

@@ -1,5 +1,5 @@
-// Package sqlstate finds what Postgres said, whichever client has told it: pgx's errors and lib/pq's
-// both have the method SQLState.
+// Package sqlstate classifies the error codes of Postgres. It works with pgx and lib/pq, because the errors of both have
+// the method SQLState.
 package sqlstate
 
 import (
@@ -8,10 +8,10 @@ import (
 	"slices"
 )
 
-// Reporter is an error with the code of the server.
+// Reporter is an error with a SQLSTATE.
 type Reporter interface{ SQLState() string }
 
-// Of returns the first SQLSTATE in err's tree, or "" if the server has said nothing.
+// Of returns the first SQLSTATE in err's tree, or "" if there is none.
 func Of(err error) string {
 	var answer interface {
 		error
@@ -23,30 +23,28 @@ func Of(err error) string {
 	return ""
 }
 
-// RefusesWrites reports whether the server says that it takes no writes at present, whatever they are. It
-// may still answer questions.
+// RefusesWrites reports whether the server accepts no writes at present. It may still answer queries.
 func RefusesWrites(err error) bool {
 	switch Of(err) {
-	case "25006", // read-only: a standby, or what a host sets when a disk is full
+	case "25006", // read-only: a standby, or a host that ran out of disk
 		"53100", // disk full
 		"58030": // the disk failed
 		return true
-	case "54000": // a limit: that of transaction ids concerns every write, that of an index row one of them
+	case "54000": // the limit of transaction ids affects every write; the limit of an index row only one
 		return slices.Contains([]string{"GetNewTransactionId", "GetNewMultiXactId"}, routine(err))
 	}
 	return false
 }
 
-// Unavailable reports whether the server says that it cannot do its work at present, whatever the work is:
-// it refuses writes, or the connection failed (class 08), resources ran out (53), or it shuts down or starts (57P).
-// This is the only list of such codes.
+// Unavailable reports whether the server cannot do any work at present: it rejects writes, the connection failed (class
+// 08), resources ran out (53), or it is starting or shutting down (57P). This is the only list of such codes.
 func Unavailable(err error) bool {
 	code := Of(err)
 	return len(code) == 5 && (code[:2] == "08" || code[:2] == "53" || code[:3] == "57P") || RefusesWrites(err)
 }
 
-// routine returns the name of the server's function that reported the error. Both clients' errors have a field
-// for it. Unlike the message it is in no language.
+// routine returns the server function that reported the error. The errors of both clients have a field for it. Unlike the
+// message, it is not translated.
 func routine(err error) string {
 	var answer interface {
 		error
@@ -65,10 +63,10 @@ func routine(err error) string {
 	return ""
 }
 
-// passing are the codes of errors that have nothing to do with the rows that a statement changes. A trigger may raise any
-// other code of their classes for one row. Those of Unavailable pass, too.
+// passing lists codes of errors that are independent of the rows that a statement changes. For one row, a trigger may
+// raise any other code of their classes. The codes of Unavailable are independent of rows, too.
 var passing = []string{
-	"25P02", // the transaction has failed before
+	"25P02", // the transaction failed earlier
 	"25P03", // a timeout ended the session
 	"25P04",
 	"40001", // serialization failure
@@ -78,8 +76,8 @@ var passing = []string{
 	"57014", // query canceled
 }
 
-// Refused reports whether the server has refused a statement for what it changes. Of a statement that changes several rows
-// one row may be at fault, and the others may be accepted without it.
+// Refused reports whether the server rejected a statement because of its data. If the statement changes several rows, one
+// row may be at fault and the others may be acceptable without it.
 func Refused(err error) bool {
 	code := Of(err)
 	return len(code) == 5 && !slices.Contains(passing, code) && !Unavailable(err)

@@ -35,7 +35,7 @@ func TestOf(t *testing.T) {
 	}
 }
 
-// otherClient is an error as lib/pq has them: with a field of the same name.
+// otherClient is an error like those of lib/pq, with fields of the same names.
 type otherClient struct{ Code, Routine string }
 
 func (e *otherClient) Error() string    { return e.Code }

@@ -1,6 +1,6 @@
-// Package strict says whether the code checks its own invariants.
+// Package strict has a switch for checks of internal invariants.
 package strict
 
-// On makes code panic at a state that it must never reach. testenv.Run sets it before the tests of a package start;
-// programs run without the checks.
+// On makes code panic at a state that must never occur. testenv.Run sets it before the tests of a package start. In
+// programs it is false.
 var On bool

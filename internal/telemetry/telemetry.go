@@ -1,5 +1,5 @@
-// Package telemetry is the little that every package needs of OpenTelemetry:
-// the global provider where none is given, and the trace context in headers.
+// Package telemetry has the OpenTelemetry helpers that all packages share: default providers, the trace context
+// in headers, and limits for repeated log lines.
 package telemetry
 
 import (
@@ -20,7 +20,8 @@ import (
 	"go.opentelemetry.io/otel/trace/noop"
 )
 
-// Seconds are the buckets of durations, from 1 ms to an hour. Those of OpenTelemetry are made for milliseconds.
+// Seconds are buckets for durations from 1 ms to an hour. The default buckets of OpenTelemetry are meant for
+// milliseconds.
 var Seconds = metric.WithExplicitBucketBoundaries(
 	0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 900, 3600)
 
@@ -29,11 +30,11 @@ type Kit struct {
 	Tracer trace.Tracer
 	Meter  metric.Meter
 
-	silent trace.TracerProvider // not nil: Tracer records nothing while this is the global one
+	silent trace.TracerProvider // not nil: Tracer records nothing while this is the global provider
 }
 
-// New returns the kit for the instrumentation scope, which is the import path
-// of the package. A nil provider means the global one.
+// New returns the kit for an instrumentation scope, which is the import path of the package. A nil provider
+// means the global provider.
 func New(scope string, tp trace.TracerProvider, mp metric.MeterProvider) Kit {
 	if mp == nil {
 		mp = otel.GetMeterProvider()
@@ -51,18 +52,17 @@ func New(scope string, tp trace.TracerProvider, mp metric.MeterProvider) Kit {
 	return k
 }
 
-// isSilent reports whether no SDK stands behind a tracer (yet).
+// isSilent reports whether a tracer has no SDK behind it (yet).
 func isSilent(t trace.Tracer) bool {
 	_, none := t.(noop.Tracer)
 	return none || fmt.Sprintf("%T", t) == "*global.tracer"
 }
 
-// Silent reports whether nobody would see a span of the Tracer, which would only
-// cost its allocation.
+// Silent reports whether spans of the Tracer would not be recorded. Callers then save their allocation.
 func (k Kit) Silent() bool { return k.silent != nil && k.silent == otel.GetTracerProvider() }
 
-// Inject returns headers with the W3C trace context of ctx. The map that was
-// given stays as it is; without a span it is returned itself.
+// Inject returns headers with the W3C trace context of ctx. It does not change the given map. Without a span it
+// returns that map.
 func Inject(ctx context.Context, headers map[string]string) map[string]string {
 	if !trace.SpanContextFromContext(ctx).IsValid() {
 		return headers
@@ -73,25 +73,25 @@ func Inject(ctx context.Context, headers map[string]string) map[string]string {
 	return carrier
 }
 
-// Extract returns the span context that Inject wrote, for a link to it, and for a
-// parent of what is done for this one message. It is invalid where there is none.
+// Extract returns the span context that Inject wrote. Use it for links, and as the parent of work for this one
+// message. It is invalid if the headers have none.
 func Extract(ctx context.Context, headers map[string]string) trace.SpanContext {
 	ctx = propagation.TraceContext{}.Extract(ctx, propagation.MapCarrier(headers))
 	return trace.SpanContextFromContext(ctx)
 }
 
-// quietFor is how long nothing more is logged about a fault.
+// quietFor is the time after a log line in which the same fault is not logged again.
 const quietFor = 10 * time.Second
 
-// Seldom keeps a fault that repeats from filling a log: a line now and then, with how
-// often it came meanwhile. The zero value is ready. It is safe for concurrent use.
+// Seldom limits the log lines of a repeating fault: one line now and then, with the number of skipped lines.
+// The zero value is ready. It is safe for concurrent use.
 type Seldom struct {
 	mu      sync.Mutex
 	last    time.Time
 	skipped int
 }
 
-// Due reports whether to log now, and how many times it said no since the last time.
+// Due reports whether to log now, and how many lines were skipped since the last one.
 func (s *Seldom) Due() (skipped int, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -103,7 +103,7 @@ func (s *Seldom) Due() (skipped int, ok bool) {
 	return skipped, true
 }
 
-// maxKinds bounds how many kinds of faults are told apart.
+// maxKinds bounds how many kinds of faults are distinguished.
 const maxKinds = 1000
 
 // SeldomEach is a Seldom for each kind of fault. The zero value is ready. It is safe for
@@ -113,7 +113,7 @@ type SeldomEach struct {
 	kinds map[string]*Seldom
 }
 
-// Due is that of the kind's Seldom. After 1000 kinds the others share one.
+// Due calls Due of the kind's Seldom. After 1,000 kinds, further kinds share one.
 func (s *SeldomEach) Due(kind string) (skipped int, ok bool) { return s.of(kind).Due() }
 
 func (s *SeldomEach) of(kind string) *Seldom {
@@ -131,11 +131,11 @@ func (s *SeldomEach) of(kind string) *Seldom {
 	return s.kinds[kind]
 }
 
-// optIn is the variable by which OpenTelemetry lets conventions be chosen that are in development.
+// optIn is the variable that selects OpenTelemetry conventions which are in development.
 const optIn = "OTEL_SEMCONV_STABILITY_OPT_IN"
 
-// Operation returns what the conventions for messaging say of an operation on one message: create, send
-// or process. They are in development, so it is nothing unless the environment asks for messaging.
+// Operation returns the attributes of the messaging conventions for an operation on one message: create, send
+// or process. The conventions are in development, so it returns nil unless the environment selects messaging.
 func Operation(name string) []attribute.KeyValue {
 	asked := strings.Split(os.Getenv(optIn), ",")
 	if !slices.ContainsFunc(asked, func(s string) bool { return s == "messaging" || s == "messaging/dup" }) {
