@@ -17,44 +17,44 @@ import (
 
 // RelayConfig tunes a Relay. The zero value works.
 type RelayConfig struct {
-	// Transports are further publishers by the name in Message.Transport. The name "" is that of
-	// NewRelay's publisher. Optional.
+	// Transports are further publishers by the name in Message.Transport. The name "" is reserved for
+	// the publisher passed to NewRelay. Optional.
 	Transports map[string]driver.Publisher
 
-	// BatchSize is the most messages claimed at once, at most 10,000; up to three batches are in hand.
-	// Default: 500.
+	// BatchSize is the maximum number of messages per claim, at most 10,000. Up to three batches are
+	// in flight at once. Default: 500.
 	BatchSize int
-	// PollInterval is the pause after a look that found nothing. A commit that the store reports cuts
-	// it short. It is five times as long, but no longer than five sixths of LeaseTTL, while the store hears
-	// of commits in all processes and no transport is paused, unless a look has found messages within
-	// the last minute that no wake-up announced. Default: 1 s.
+	// PollInterval is the pause after a poll that found nothing. A wake-up ends the pause early. While
+	// the store receives notifications of commits in all processes and no transport is paused, the
+	// pause is five times as long, but at most five sixths of LeaseTTL. It is not extended for a minute
+	// after a poll found messages without a wake-up. Default: 1 s.
 	PollInterval time.Duration
-	// LeaseTTL is how long lanes are leased; a batch that takes longer than a quarter of it renews its
-	// leases. It is also how long the messages of a relay that was killed wait for another one. A relay
-	// that cannot renew for so long loses its lanes, and what it has in hand is published twice.
-	// Default: 6 s.
+	// LeaseTTL is the duration of a lane lease. A batch that takes longer than a quarter of LeaseTTL
+	// renews its leases. If a relay is killed, its messages wait up to LeaseTTL for another relay. If a
+	// relay cannot renew for that long, it loses its lanes, and its messages in flight are published
+	// twice. Default: 6 s.
 	LeaseTTL time.Duration
-	// PublishTimeout bounds the publishing of one batch. Its first half is for sending; what was
-	// not sent by then is given back. What is not confirmed at its end is given back too, and its
-	// transport counts as unavailable. Default: 10 s.
+	// PublishTimeout is the time limit for publishing one batch. The relay sends during the first
+	// half only, and releases the messages not sent by then. At the end it releases the unconfirmed
+	// messages too, and treats their transport as unavailable. Default: 10 s.
 	PublishTimeout time.Duration
-	// ShutdownTimeout bounds the time from the end of Run's context to Run's return. The last third of
-	// it, 5 s at most, is for the store. Default: 15 s.
+	// ShutdownTimeout is the time limit for shutdown, from the end of Run's context to Run's return.
+	// The last third of it, at most 5 s, is reserved for the store. Default: 15 s.
 	ShutdownTimeout time.Duration
 
-	// Retry says what becomes of messages that fail.
+	// Retry is the retry policy of failed messages.
 	Retry RetryPolicy
-	// ByName overrides Retry by message name: each field that is not zero replaces Retry's.
+	// ByName overrides Retry by message name. A zero field keeps Retry's value.
 	ByName map[string]RetryPolicy
-	// MaxCrashes is how many relays in a row may be lost that have one message in hand, and nothing
-	// else, until the message becomes a dead letter of class "quarantined". A relay is lost when it
-	// neither settles nor renews its lease within LeaseTTL. Default: 3.
+	// MaxCrashes is the number of relays in a row that may be lost while this one message is all they
+	// have in flight. Then the message becomes a dead letter of class "quarantined". A relay is lost
+	// when it neither settles nor renews its lease within LeaseTTL. Default: 3.
 	MaxCrashes int
 
-	// Rand returns numbers from [0, 1) for jitter. Several goroutines call it. Default: math/rand/v2.
+	// Rand returns numbers from [0, 1) for jitter. It must be safe for concurrent use. Default: math/rand/v2.
 	Rand func() float64
-	// Logger gets one line in 10 s for each kind of fault, message name and class. Default:
-	// slog.Default().
+	// Logger receives at most one line in 10 s for each kind of fault, message name and class.
+	// Default: slog.Default().
 	Logger *slog.Logger
 	// TracerProvider and MeterProvider default to the global ones.
 	TracerProvider trace.TracerProvider
@@ -91,7 +91,7 @@ func (c RelayConfig) validate() error {
 		}
 	}
 	for name, p := range c.Transports {
-		refuse(name != "", `Transports has the name "", which is that of NewRelay's publisher`)
+		refuse(name != "", `Transports has the name "", which is reserved for NewRelay's publisher`)
 		refuse(p != nil, "Transports[%q] is nil", name)
 	}
 	refuse(c.BatchSize > 0 && c.BatchSize <= maxBatch, "BatchSize is %d, want 1 to %d", c.BatchSize, maxBatch)
@@ -109,16 +109,16 @@ func (c RelayConfig) validate() error {
 	return errors.Join(errs...)
 }
 
-// maxBatch bounds what one claim holds in memory.
+// maxBatch limits the memory that one claim uses.
 const maxBatch = 10_000
 
-// storeTimeout bounds each call of the store: 5 s, or less where the leases would run out during a
-// call, or where a shutdown would have no time left for confirms.
+// storeTimeout is the time limit of each store call: 5 s, or less if the leases would expire during a
+// call, or if a shutdown would have no time left for confirms.
 func (c RelayConfig) storeTimeout() time.Duration {
 	return min(5*time.Second, c.LeaseTTL*5/6, c.ShutdownTimeout/3)
 }
 
-// retry is the policy for the messages with the name.
+// retry returns the policy for messages with the name.
 func (c RelayConfig) retry(name string) RetryPolicy {
 	if p, ok := c.ByName[name]; ok {
 		return p
@@ -126,19 +126,20 @@ func (c RelayConfig) retry(name string) RetryPolicy {
 	return c.Retry
 }
 
-// RetryPolicy says how often and how late a failed message is tried again.
+// RetryPolicy sets the number of attempts and the delays between them. In RelayConfig.Retry, a
+// zero field means its default.
 type RetryPolicy struct {
-	// MaxAttempts is after how many failed attempts a message becomes a dead letter. A permanent
-	// failure makes it one at once. Default: 10.
+	// MaxAttempts is the number of failed attempts after which a message becomes a dead letter. A
+	// permanent failure makes it a dead letter immediately. Default: 10.
 	MaxAttempts int
-	// BaseDelay is the wait after the first failed attempt. It doubles with each further one up to
-	// MaxDelay, and is spread by ±20 %. Default: 1 s.
+	// BaseDelay is the delay after the first failed attempt. It doubles with each further failure up to
+	// MaxDelay, with a jitter of ±20 %. Default: 1 s.
 	BaseDelay time.Duration
-	// MaxDelay is at least BaseDelay. Default: 5 min.
+	// MaxDelay is the longest delay before jitter, at least BaseDelay. Default: 5 min.
 	MaxDelay time.Duration
 }
 
-// over returns p with the fields of base where it has none.
+// over returns p with its zero fields taken from base.
 func (p RetryPolicy) over(base RetryPolicy) RetryPolicy {
 	p.MaxAttempts = cmp.Or(p.MaxAttempts, base.MaxAttempts)
 	p.BaseDelay = cmp.Or(p.BaseDelay, base.BaseDelay)
@@ -152,13 +153,12 @@ func (p RetryPolicy) validate(where string, refuse func(ok bool, format string, 
 	refuse(p.BaseDelay > 0 && p.BaseDelay <= p.MaxDelay, "%s.BaseDelay is %v, want more than 0 and at most MaxDelay", where, p.BaseDelay)
 }
 
-// last reports whether attempt number n, which failed with class, is the last one.
+// last reports whether attempt number n, which failed with class, was the last attempt.
 func (p RetryPolicy) last(n int, class driver.Class) bool {
 	return class == driver.Permanent || class == driver.Quarantined || n >= p.MaxAttempts
 }
 
-// delay is the wait before the next attempt, after attempt number n (from 1) failed; random is from
-// [0, 1).
+// delay returns the time from failed attempt n (from 1) to the next attempt; random is from [0, 1).
 func (p RetryPolicy) delay(n int, random float64) time.Duration {
 	return backoff.Policy{Base: p.BaseDelay, Max: p.MaxDelay, Jitter: 0.2}.Delay(n-1, random)
 }

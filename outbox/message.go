@@ -15,47 +15,46 @@ import (
 	"github.com/holdfast-go/holdfast/outbox/driver"
 )
 
-// Message is one message on its way from a business transaction to a broker.
-// Body and Headers are not copied: leave them alone once the message is written.
+// Message is one message that a business transaction sends to a broker.
+// Body and Headers are not copied: do not change them after writing the message.
 type Message struct {
-	// ID is a UUID v7. The zero UUID lets the writer make one.
+	// ID is a UUID v7. With the zero UUID, the writer generates one.
 	ID uuid.UUID
-	// Name says what happened, such as "order.placed": lower-case words of letters, digits,
-	// "_" and "-", joined by dots, at most 128 bytes. Brokers carry it as the message type.
+	// Name is the kind of event or command, such as "order.placed": lower-case words of letters,
+	// digits, "_" and "-", joined by dots, at most 128 bytes. Brokers carry it as the message type.
 	Name string
-	// Body holds business data only. It must be valid JSON unless ContentType says something else.
+	// Body holds business data only. It must be valid JSON unless ContentType names another type.
 	Body []byte
 	// ContentType is a media type. Default: application/json.
 	ContentType string
-	// Headers travel beside the body. The trace context of the writing context is added to them.
+	// Headers are sent with the body. The writer adds the trace context of its ctx to them.
 	Headers map[string]string
 	// Key is the ordering key: messages with the same key are published in the order in which
 	// they were stored. Empty means no order. At most 255 bytes of UTF-8.
 	Key string
-	// Transport names the relay's publisher for this message. Empty means the default one.
+	// Transport names the relay's publisher for this message. Empty means the default publisher.
 	Transport string
-	// Route is where the message goes, unless the Config of its publisher says something else.
-	// Optional.
+	// Route is the destination of the message. The publisher's Config can override it. Optional.
 	Route Route
-	// NotBefore is the earliest time to publish, by the store's clock. Zero, and a time in the past,
-	// mean at once. Later messages of the same Key wait with it, earlier ones do not. A relay that
-	// takes the message no longer sees it.
+	// NotBefore is the earliest time to publish, by the store's clock. Zero, or a time in the past,
+	// means immediately. Later messages of the same Key wait for it too; earlier ones do not.
+	// Publishers cannot read it.
 	NotBefore time.Time
 }
 
-// Route is where a message goes on a broker that routes. Empty fields leave the choice to the
-// publisher: its Config says how.
+// Route is a destination on a broker that routes messages. For an empty field, the publisher
+// chooses according to its Config.
 type Route struct {
-	// Exchange is the exchange, or whatever the transport calls its destination; at most 127 bytes.
+	// Exchange is the transport's name for a destination, such as an exchange; at most 127 bytes.
 	Exchange string
 	// RoutingKey is at most 255 bytes.
 	RoutingKey string
-	// Headers are added to the message's own and win over them.
+	// Headers are merged into the message's headers and override them.
 	Headers map[string]string
 }
 
-// NewMessage makes a message with a fresh id and v encoded as JSON. Everything else
-// is checked where the message is written.
+// NewMessage returns a message with a new id and v encoded as JSON. It returns an error if v
+// cannot be encoded. The writer checks everything else.
 func NewMessage(name string, v any) (Message, error) {
 	body, err := json.Marshal(v)
 	if err != nil {
@@ -64,12 +63,11 @@ func NewMessage(name string, v any) (Message, error) {
 	return Message{ID: ids.New(), Name: name, Body: body, ContentType: contentTypeJSON}, nil
 }
 
-// contentTypeJSON is the content type of a message that names none.
+// contentTypeJSON is the default content type of a message.
 const contentTypeJSON = "application/json"
 
-// Types knows which message name and route belong to a Go type, so that code
-// that emits an event names neither. The zero Types is empty and ready. It is safe for concurrent
-// use, and must not be copied.
+// Types maps Go types to message names and routes, so that the code that emits an event does not
+// repeat them. The zero Types is empty and ready to use. It is safe for concurrent use, and must not be copied.
 type Types struct {
 	mu    sync.RWMutex
 	known map[reflect.Type]registration
@@ -80,12 +78,13 @@ type registration struct {
 	route Route
 }
 
-// Register gives the values of type T a name and a route; the zero Route leaves the
-// route to the convention. A type can be registered once; several types may share a name.
+// Register maps type T to a message name and a route. With the zero Route, the publisher chooses
+// the route. Each type can be registered once; several types may share a name. It returns an error
+// if T is an interface or registered already, or if the name or the route is invalid.
 func Register[T any](t *Types, name string, route Route) error {
 	typ := reflect.TypeFor[T]()
 	if typ.Kind() == reflect.Interface {
-		return fmt.Errorf("outbox: register %v: an interface has no values of its own", typ)
+		return fmt.Errorf("outbox: register %v: interface types cannot be registered", typ)
 	}
 	if err := driver.CheckName(name); err != nil {
 		return fmt.Errorf("outbox: register %v: name %w", typ, err)
@@ -103,7 +102,7 @@ func Register[T any](t *Types, name string, route Route) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if old, ok := t.known[typ]; ok {
-		return fmt.Errorf("outbox: register %v: it is registered as %q already", typ, old.name)
+		return fmt.Errorf("outbox: register %v: already registered as %q", typ, old.name)
 	}
 	if t.known == nil {
 		t.known = map[reflect.Type]registration{}
@@ -112,8 +111,9 @@ func Register[T any](t *Types, name string, route Route) error {
 	return nil
 }
 
-// NewMessage makes a message from v, whose type must be registered, exactly as
-// registered: a *T is not a T. Its Route is the registered one; set fields of it to override.
+// NewMessage returns a message with v encoded as JSON, and the name and route of v's type. It returns an
+// error if exactly that type is not registered: *T and T are different types. You may change the
+// message's Route afterwards.
 func (t *Types) NewMessage(v any) (Message, error) {
 	t.mu.RLock()
 	r, ok := t.known[reflect.TypeOf(v)]

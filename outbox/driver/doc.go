@@ -1,6 +1,5 @@
-// Package driver is what an implementer of a store or of a transport needs of the outbox, and a user
-// does not: the contracts of a [Source] and a [Publisher], and their data. Package outbox has what
-// users need.
+// Package driver defines the contracts for implementers of a store or a transport: [Source],
+// [Publisher] and their data types. Users of the outbox need package outbox only.
 //
-// The package outbox/outboxtest/conformance has the suites that implementations must pass.
+// Package outbox/outboxtest/conformance has the test suites that implementations must pass.
 package driver

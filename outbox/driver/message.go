@@ -12,28 +12,27 @@ import (
 	"github.com/holdfast-go/holdfast/internal/wire"
 )
 
-// Message is a stored message, as a store gives it to a relay and a relay to a Publisher. Body and
-// the maps are read only.
+// Message is a stored message, as a store returns it to a relay and a relay passes it to a
+// Publisher. Body and the maps are read-only.
 type Message struct {
-	// ID is a UUID v7 and unique in the store.
+	// ID is a UUID v7, unique in the store.
 	ID          uuid.UUID
 	Name        string
 	Body        []byte
 	ContentType string
-	// Headers travel beside the body. They include the trace context of the writer.
+	// Headers are sent with the body. They include the writer's trace context.
 	Headers map[string]string
 	// Key is the ordering key. Empty means no order.
 	Key string
-	// Transport names the relay's publisher for this message. Empty means the default one.
+	// Transport names the relay's publisher for this message. Empty means the default publisher.
 	Transport string
-	// Exchange, RoutingKey and RouteHeaders are the message's own route. What is empty is left to the
-	// Publisher.
+	// Exchange, RoutingKey and RouteHeaders are the message's own route. For an empty field, the
+	// Publisher chooses.
 	Exchange, RoutingKey string
 	RouteHeaders         map[string]string
-	// NotBefore is the earliest time to publish. It is for the writer; a message that was claimed no
-	// longer has it.
+	// NotBefore is the earliest time to publish. Only writers use it; claimed messages do not have it.
 	NotBefore time.Time
-	// CreatedAt is when the message was stored, by the store's clock. A writer leaves it zero.
+	// CreatedAt is the time when the message was stored, by the store's clock. Writers leave it zero.
 	CreatedAt time.Time
 	// Attempts counts the failed attempts to publish so far.
 	Attempts int
@@ -44,8 +43,8 @@ const (
 	maxDedupKey = 255
 )
 
-// CheckName refuses a name that is not lower-case words of letters, digits, "_" and "-", each
-// beginning with a letter or digit, joined by dots, of at most 128 bytes.
+// CheckName returns an error unless name is at most 128 bytes of lower-case words, joined by dots.
+// A word consists of letters, digits, "_" and "-", and starts with a letter or digit.
 func CheckName(name string) error {
 	if name == "" || len(name) > maxName {
 		return fmt.Errorf("has %d bytes, 1 to %d are allowed", len(name), maxName)
@@ -68,8 +67,7 @@ func CheckName(name string) error {
 	return nil
 }
 
-// CheckDedupKey refuses a key for writing once that is not 1 to 255 bytes of UTF-8 without control
-// characters.
+// CheckDedupKey returns an error unless key is 1 to 255 bytes of UTF-8 without control characters.
 func CheckDedupKey(key string) error {
 	if key == "" || len(key) > maxDedupKey || !utf8.ValidString(key) || strings.ContainsFunc(key, unicode.IsControl) {
 		return fmt.Errorf("wants 1 to %d bytes of UTF-8 without control characters", maxDedupKey)
@@ -77,8 +75,8 @@ func CheckDedupKey(key string) error {
 	return nil
 }
 
-// Reserved reports whether a header name belongs to the transports or to Holdfast, so that a
-// message may not carry it: "type", "CC" and "BCC" (RabbitMQ routes by them), everything that begins with
+// Reserved reports whether a header name belongs to the transports or to Holdfast. Messages may not
+// carry reserved headers: "type", "CC" and "BCC" (RabbitMQ routes by them), every name with the prefix
 // "holdfast-", and the headers that RabbitMQ writes, such as "x-death" and "x-delivery-count". Case does not matter.
 func Reserved(name string) bool {
 	name = strings.ToLower(name)

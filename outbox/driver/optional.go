@@ -7,114 +7,114 @@ import (
 	"github.com/holdfast-go/holdfast/internal/actor"
 )
 
-// StatsLimit is where the counts of Depth stop: a count of StatsLimit means as many or more.
+// StatsLimit is the largest count in a Depth. It means StatsLimit or more.
 const StatsLimit = 100_000
 
-// Background is an optional interface of a Source with work of its own beside a relay: hearing of
-// commits in other processes, pruning.
+// Background is an optional interface of a Source with background work, such as listening for
+// commits in other processes, or pruning.
 type Background interface {
-	// Background works until ctx ends. Relay.Run calls it once, and waits for its end within
-	// RelayConfig.ShutdownTimeout. A fault is logged and tried again, and ends nothing. Several relays
-	// may run on one Source at once.
+	// Background works until ctx ends. Relay.Run calls it once, and waits for its return within
+	// RelayConfig.ShutdownTimeout. It logs and retries faults, and does not return because of one.
+	// Several relays may run on one Source at once.
 	//
-	// wake makes the relay look for messages now. It never blocks. False means that this relay does
-	// not look: it is ending, or its store or its default transport is paused. The Source may then
-	// wake another relay. The relay may have looked before Background hears of commits. Background
-	// therefore calls wake when it begins to hear of those of this process, and wakes a relay whenever it
-	// begins to hear of those of other processes, after an outage too.
+	// wake makes the relay poll now. It never blocks. It returns false if this relay does not poll,
+	// because it is shutting down, or because its store or its default transport is paused. The Source
+	// may then wake another relay. The relay may have polled before Background started to listen.
+	// Background therefore calls wake when it starts to listen for commits in this process. It wakes a relay
+	// each time it starts to listen for commits in other processes, also after an outage.
 	Background(ctx context.Context, wake func() bool)
 }
 
 // Service is an optional interface of a Publisher that keeps a connection.
 type Service interface {
 	// Run keeps the connection until ctx ends, waits for the confirms still open and returns.
-	// Relay.Run calls it before the first message, ends it after its last confirm, and waits for its
-	// end within RelayConfig.ShutdownTimeout. Several relays may call it at once: the connection lives
-	// while any Run does. A fault is logged and tried again, and ends nothing.
+	// Relay.Run calls it before the first message, cancels it after the last confirm, and waits for its
+	// return within RelayConfig.ShutdownTimeout. Several relays may call it at once: the connection
+	// stays open while any Run runs. It logs and retries faults, and does not return because of one.
 	Run(ctx context.Context) error
-	// Ready returns nil while the Publisher can send.
+	// Ready returns nil while the Publisher can send. Otherwise the error is the reason.
 	Ready(ctx context.Context) error
 }
 
-// Checked is an optional interface of a Source or a Publisher that can look at its server.
+// Checked is an optional interface of a Source or a Publisher that can check its server.
 type Checked interface {
-	// Check returns nil if there is nothing to mend. Else the error joins the findings, each of which
-	// has a method Mend() string, and the failures to look.
+	// Check returns nil if the server meets all requirements. Otherwise the error joins the findings,
+	// each with a method Mend() string that returns the fix, and the errors of checks that failed to run.
 	Check(ctx context.Context) error
 }
 
-// Pruner is an optional interface of a Source whose store grows.
+// Pruner is an optional interface of a Source that can delete old rows.
 type Pruner interface {
-	// PrunePass deletes what is due in small steps, unless the Source is set not to prune by itself.
-	// Relay.Drain ends with it. It ends when nothing is due any more, when another process prunes, or
-	// when ctx ends. A fault is logged.
+	// PrunePass deletes due rows in small steps, unless automatic pruning is off. Relay.Drain calls it
+	// last. It returns when no more rows are due, when another process prunes, or when ctx ends. It
+	// logs faults.
 	PrunePass(ctx context.Context)
 }
 
-// Hearing is an optional interface of a Source that hears of commits in all processes.
+// Hearing is an optional interface of a Source that receives notifications of commits in all processes.
 type Hearing interface {
-	// Hears reports whether relays are woken for what is committed now, so that they need to look by
-	// themselves only for messages without a wake-up.
+	// Hears reports whether relays are woken for every commit at present. If so, they need polls only
+	// for messages that cause no wake-up.
 	Hears() bool
 }
 
-// Waking is an optional interface of a Source that wakes relays.
+// Waking is an optional interface of a Source that can wake relays.
 type Waking interface {
-	// Wake has a relay look for messages now: one of this process or, if none of them will, one of another.
-	// It does not block.
+	// Wake makes a relay poll now. It prefers a relay of this process, and tries other processes if none of
+	// those polls. It does not block.
 	Wake()
 }
 
 // Measured is an optional interface of a Source that reports its backlog.
 type Measured interface {
-	// Depth looks at the store. Its cost is bounded, whatever the store holds.
+	// Depth reads the backlog. Its cost is limited however many messages the store has.
 	Depth(ctx context.Context) (Depth, error)
 }
 
-// Depth is how much lies in a store. No count goes above StatsLimit.
+// Depth is the backlog of a store. No count exceeds StatsLimit.
 type Depth struct {
-	// Ready messages are not published and do not wait for a time; those behind a parked one of their
-	// key and those of a paused transport are among them.
+	// Ready counts the messages that are not published and do not wait for a time. It includes
+	// messages behind a parked message of their key, and messages of a paused transport.
 	Ready int
-	// Parked messages wait for their first or their next attempt.
+	// Parked counts the messages that wait for their first or next attempt.
 	Parked int
 	// Dead counts the dead letters.
 	Dead int
-	// OldestAge is for how long the oldest message has been stored that is ready, or waits after a
-	// failure; 0: there is none. A store with very many waiting messages may look at those only
-	// that are due first.
+	// OldestAge is the age of the oldest message that is ready or waits after a failure; 0 means
+	// there is none. A store with very many waiting messages may consider only the messages that are
+	// due first.
 	OldestAge time.Duration
-	// Stored counts the messages ever stored, those sent again included, or a few more: two looks tell how
-	// many there are a second. 0: the store does not tell.
+	// Stored counts the messages ever stored, including replayed ones. It may be slightly too high. The
+	// difference of two readings gives the rate. 0 means that the store does not report it.
 	Stored int64
-	// Leased lanes are those that relays hold now, and Doubtful ones those whose last claim was lost, or has
-	// messages under suspicion of it.
+	// Leased counts the lanes that relays hold now. Doubtful counts the lanes whose last claim was lost
+	// and the lanes with suspect messages of such a claim.
 	Leased, Doubtful int
 }
 
 // Pausable is an optional interface of a Source that operators can pause.
 type Pausable interface {
-	// Pause keeps all relays, in all processes, from claiming anything until Resume. What they have in hand is
-	// published and settled. By is who pauses, 1 to 128 bytes, and reason why, 1,000 at most; neither has control
-	// characters. A pause that is there gets both, and keeps its begin.
+	// Pause stops all relays, in all processes, from claiming messages until Resume. Messages in flight are
+	// still published and settled. By is the operator's name, 1 to 128 bytes. Reason is at most 1,000
+	// bytes. Neither may have control characters. Pausing again replaces both and keeps the start time.
 	Pause(ctx context.Context, by, reason string) error
-	// Resume ends the pause. It is no error that there is none.
+	// Resume ends the pause. It returns nil also if there is none.
 	Resume(ctx context.Context) error
-	// Paused returns the pause.
+	// Paused returns the current pause, or the zero Pause.
 	Paused(ctx context.Context) (Pause, error)
 }
 
-// Pause says who has paused something, why and when. The zero value: it is not paused.
+// Pause records who paused something, why and when. The zero value means not paused.
 type Pause = actor.Pause
 
-// Identified is an optional interface of a Publisher that says what it sends to.
+// Identified is an optional interface of a Publisher that names its messaging system.
 type Identified interface {
 	// System returns the messaging.system of OpenTelemetry's semantic conventions, such as rabbitmq.
 	System() string
 }
 
-// Windowed is an optional interface of a Publisher that reports how full its window is.
+// Windowed is an optional interface of a Publisher that reports the use of its window.
 type Windowed interface {
-	// Window returns how many messages await their confirm, and how many may at once.
+	// Window returns the number of unconfirmed messages, and the largest number allowed.
 	Window() (used, size int)
 }

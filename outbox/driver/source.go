@@ -8,10 +8,10 @@ import (
 	"github.com/google/uuid"
 )
 
-// Lanes is the number of lanes every store has. Messages with the same
-// ordering key share a lane, the others are spread evenly.
+// Lanes is the number of lanes of every store. Messages with the same ordering key share a lane; the
+// others are spread evenly.
 //
-// It is part of the stored format: all writers and relays of a table must agree on it.
+// It is part of the stored format: all writers and relays of a table must use the same number.
 const Lanes = 16
 
 // LaneOf returns the lane of a message, 0 to Lanes-1. The message must have its id.
@@ -26,120 +26,122 @@ func LaneOf(m Message) int {
 	return int((sum ^ sum>>16) % Lanes) // the low bits of FNV alone are weak
 }
 
-// Source is the store as a relay sees it. Messages lie in lanes; a relay leases whole lanes,
-// publishes what it was given and settles. Every lease carries a fencing token, so that a relay
-// that was paused for longer than its lease can change nothing when it wakes up. The package
-// outbox/outboxtest/conformance has the suite that an implementation must pass.
+// Source is the store interface of a relay. Messages are divided into lanes. A relay leases whole lanes,
+// publishes the messages it received and settles them. Every lease has a fencing token. A relay that was
+// stopped for longer than its lease therefore cannot change anything when it continues. Package
+// outbox/outboxtest/conformance has the test suite that an implementation must pass.
 //
 // All methods are safe for concurrent use by any number of relays in any number of processes.
 type Source interface {
-	// Claim leases some of the lanes that nobody holds and that have ready messages, and returns
-	// ready messages of those lanes in stored order. A Batch without messages has no leases: there is
-	// nothing to do now, unless it says More.
+	// Claim leases some of the free lanes that have ready messages, and returns ready messages of those
+	// lanes in stored order. A Batch without messages has no leases: nothing can be published now, unless
+	// More is set.
 	//
-	// Ready is a message that is committed, not published, not waiting for its next attempt, of a
-	// transport not in c.Skip, and not behind a message of its key, stored before it,
-	// that waits for its next attempt. A message waits for its first attempt until its NotBefore.
+	// A message is ready if it is committed, not published, not waiting for its next attempt, not of a
+	// transport in c.Skip, and not behind an earlier message of its key that waits for its next
+	// attempt. Until its NotBefore, a message waits for its first attempt.
 	//
-	// On an error lanes may be held all the same, until their lease ends; calling again is safe.
+	// After an error, lanes may stay leased until their lease expires. It is safe to call again.
 	Claim(ctx context.Context, c Claim) (Batch, error)
 
-	// Renew makes leases last for ttl from now, if no other relay has taken their lanes meanwhile,
-	// run out or not. Those that are no longer held are returned in stale.
+	// Renew extends leases to ttl from now, expired ones too, unless another relay has taken their
+	// lanes. It returns the lost leases in stale.
 	Renew(ctx context.Context, leases []Lease, ttl time.Duration) (stale []Lease, err error)
 
-	// Settle records the settlements and releases the batch's leases, all in one transaction, and looks at
-	// the lanes after that. A message without a settlement is given back as it was. A lease that is no longer
-	// held, because it ran out and another relay took the lane or because it was settled before, is stale:
-	// nothing was changed for the messages of that lane. On an error nothing was changed at all, or it is not
-	// known whether it was; calling again is safe.
+	// Settle records the settlements and releases the batch's leases in one transaction. Then it checks the
+	// lanes for more messages. A message without a settlement is released unchanged. A lease is stale if it
+	// expired and another relay took the lane, or if it was settled before. Settle changes nothing for the
+	// messages of a stale lane. After an error, either nothing was changed or the outcome is unknown. It is
+	// safe to call again.
 	Settle(ctx context.Context, b Batch, settlements []Settlement) (Settled, error)
 }
 
-// Settled is what came of a Settle.
+// Settled is the result of a Settle.
 type Settled struct {
-	// Stale are the leases that were no longer held.
+	// Stale are the leases that were lost before Settle.
 	Stale []Lease
-	// More says that some message of the batch's lanes was ready after their release, or might have been. Where it is
-	// false, whoever commits one later and wakes a relay finds the lanes released.
+	// More is true if a message of the batch's lanes was ready after their release, or might have
+	// been. If More is false, a writer that commits a message later and wakes a relay finds the lanes free.
 	More bool
-	// Refused is that of a Batch: some settlements could not be recorded, of this batch or of earlier ones.
+	// Refused is like Batch.Refused: some settlements of this or earlier batches could not be recorded.
 	Refused error
 }
 
-// Claim says what a relay wants.
+// Claim holds the parameters of a claim.
 type Claim struct {
-	// Limit is the most messages to return, at least 1.
+	// Limit is the maximum number of messages to return, at least 1.
 	Limit int
-	// Lease is for how long the lanes are taken, more than 0.
+	// Lease is the duration of the leases, more than 0.
 	Lease time.Duration
-	// Skip names transports whose messages are left alone.
+	// Skip names transports whose messages are not returned.
 	Skip []string
-	// Alone says that the relay has no other batch in hand. Only then is it given messages under
-	// suspicion.
+	// Alone is true if the relay has no other batch in flight. Only then does Claim return suspect
+	// messages.
 	Alone bool
 }
 
-// Batch is what a Claim took.
+// Batch is the result of a Claim.
 type Batch struct {
-	// Leases are the lanes taken. They are kept by Renew and released by Settle, or run out.
+	// Leases are the leased lanes. Renew extends them. They end with Settle or expire.
 	Leases []Lease
 	// Messages are in stored order within each ordering key.
 	Messages []Message
-	// Unreadable says of some of the Messages, by index, why they could not be decoded; they have their
-	// ID, and whatever else could be. They are not published, and fail as Permanent.
+	// Unreadable has the decoding error of each message that could not be decoded, by index in
+	// Messages. Such a message has its ID and all fields that could be decoded. The relay does not
+	// publish it; it fails as Permanent.
 	Unreadable map[int]error
-	// Due is the time until the next message that waits for an attempt is ready, or until the first lease
-	// of another claim ends, whichever is sooner. 0: there is neither. A store that brings messages back in
-	// portions leaves at most 200 ms between two.
+	// Due is the time until the next waiting message is ready, or until the first lease of another
+	// claim expires, whichever is sooner. 0 means that there is neither. A store that returns parked
+	// messages to ready in portions leaves at most 200 ms between two portions.
 	Due time.Duration
-	// More says that another claim at once may find messages, in other lanes or because this one has
-	// put aside what was in the way. Where it is false, a relay claims again when a batch of its own
-	// has ended that was not published whole, or left more, or when it is woken.
+	// More is true if another claim may find messages now, in other lanes or because this claim
+	// moved blocking messages out of the way. If More is false, the relay claims again in three cases: it is
+	// woken, one of its batches ended only partly published, or one ended with more messages ready.
 	More bool
-	// Suspect says that the messages are under suspicion, and that nothing else should be published
-	// beside them; or, where the relay was not Alone, that there are such messages.
+	// Suspect is true if the messages may have crashed a relay; nothing else should be published at the
+	// same time. If the claim was not Alone, it is true if such messages exist.
 	Suspect bool
-	// Refused says why the store cannot record the outcomes of some messages, or sees none. It returns such messages from no
-	// claim, so that they are not published again, and tries to record the outcomes later. It is nil where all is well.
+	// Refused is the reason why the store cannot record the outcomes of some messages, or cannot show
+	// any. Claim does not return these messages, so that they are not published again. The store retries
+	// recording them later. Nil means that there is no such problem.
 	Refused error
-	// Unsettled is how many claims in a row, of exactly this message alone, ended without being
-	// settled. It is 0 in a Batch of several.
+	// Unsettled counts the previous claims in a row of exactly this one message that ended without
+	// being settled. It is 0 in a Batch of several messages.
 	Unsettled int
 }
 
-// Lease is one lane held by one claim.
+// Lease is a time-limited right to one lane, held by one claim.
 type Lease struct {
 	// Lane is 0 to Lanes-1.
 	Lane int
-	// Token is of this claim alone: no other claim of the lane ever has it, not even after the store
-	// has crashed and forgotten this one.
+	// Token is unique to this claim: no other claim of the lane ever has it, even if the store crashes
+	// and forgets this claim.
 	Token int64
 }
 
-// Verdict is what becomes of a claimed message.
+// Verdict is the outcome of a claimed message.
 type Verdict int
 
-// The verdicts. The zero Verdict is not valid.
+// The verdicts. The zero Verdict is invalid.
 const (
-	// Published means confirmed by the broker: the message is deleted, or kept with its
-	// time of publication where the store has a retention.
+	// Published means confirmed by the broker. The message is deleted, or kept with its time of
+	// publication if the store has a retention.
 	Published Verdict = iota + 1
 	// Failed means that the attempt is counted and the message waits for Settlement.Delay. Later
-	// messages of its key wait with it.
+	// messages of its key wait too.
 	Failed
 	// Dead means that the attempt is counted and the message moves to the dead letters, where it
-	// replaces an older one with its id. Later messages of its key go on.
+	// replaces an older one with the same id. Later messages of its key continue.
 	Dead
 )
 
-// Settlement is the verdict on one claimed message.
+// Settlement is the outcome of one claimed message.
 type Settlement struct {
 	ID      uuid.UUID
 	Verdict Verdict
 	// Delay is the time until the next attempt of a Failed message.
 	Delay time.Duration
-	// Class and Err say why a message Failed or is Dead. Err is at most 1,000 bytes of UTF-8.
+	// Class and Err are the reason of Failed or Dead. Err is at most 1,000 bytes of UTF-8.
 	Class Class
 	Err   string
 }
