@@ -17,14 +17,21 @@ import (
 	"github.com/holdfast-go/holdfast/internal/check"
 )
 
-// Check looks which queues and exchanges are missing, whether queues were declared with other arguments than
-// Setup's, whether the user may publish to the exchange of the delay queues, whether messages are in the queue
-// holdfast.lost, which queues of older versions are left over, and whether the times in the Config fit together; then it asks the processor, if that has a Check
-// of its own. AMQP has no question for bindings and policies, so Check sees neither. To compare the arguments of
-// a queue it declares the queue again, which needs the permission to configure it and changes nothing.
+// Check compares the broker with the requirements of the consumer. It reports:
 //
-// It returns nil when there is nothing to mend. Otherwise the error joins all findings, each
-// with a method Mend() string, and what it failed to look at.
+//   - missing queues and exchanges
+//   - queues declared with arguments other than Setup's
+//   - a user who may not publish to the exchange of the delay queues
+//   - messages in the queue holdfast.lost
+//   - queues of older versions
+//   - times in the Config that do not fit together
+//   - the findings of the processor's own Check, if it has one
+//
+// Check cannot see bindings and policies, because AMQP has no request for them. To compare the arguments of a
+// queue it declares the queue again. That changes nothing, but needs the permission to configure the queue.
+//
+// It returns nil if it finds nothing. Otherwise the error joins all findings, each with a method Mend() string,
+// and the errors of checks that failed.
 func (c *Consumer) Check(ctx context.Context) error {
 	found := check.Findings{Component: component}
 	c.cfg.checkTimes(&found)
@@ -57,10 +64,10 @@ func (c *Consumer) checkTopology(ctx context.Context, found *check.Findings) err
 				}
 			}
 		}
-		if len(missing) > 0 { // one finding, since one call mends it
+		if len(missing) > 0 { // one finding, because one call fixes them all
 			found.Add("declare them, or call Consumer.Setup", "%d queues do not exist: %s", len(missing), strings.Join(missing, ", "))
 		}
-		if len(closed) > 0 { // one call as another user mends it
+		if len(closed) > 0 { // one finding, because one call by another user fixes them all
 			found.Add("call Check once as the user that calls Setup, or grant configure on them",
 				"the arguments of %d queues were not compared, because the user may not configure them: %s", len(closed), strings.Join(closed, ", "))
 		}
@@ -88,7 +95,7 @@ func (c *Consumer) checkTopology(ctx context.Context, found *check.Findings) err
 	return nil
 }
 
-// checkExchanges names each missing exchange once, however many bindings it has.
+// checkExchanges reports each missing exchange once, even if it has several bindings.
 func checkExchanges(view *amqpconn.View, bindings []Binding, found *check.Findings) error {
 	looked := map[string]bool{}
 	for _, b := range bindings {
@@ -107,7 +114,7 @@ func checkExchanges(view *amqpconn.View, bindings []Binding, found *check.Findin
 	return nil
 }
 
-// checkTimes compares what the Config promises.
+// checkTimes compares the times in the Config with each other and with the processor's.
 func (s *settings) checkTimes(found *check.Findings) {
 	if window := driver.Horizon(s.Retry); s.remembers && s.retention > 0 && s.retention < window {
 		found.Add("lengthen the Retention of the processor, or shorten ConsumerConfig.Retry.MaxAge",
@@ -115,32 +122,33 @@ func (s *settings) checkTimes(found *check.Findings) {
 	}
 	if s.Ordered && !s.ledger {
 		found.Add("use a processor that keeps a ledger, such as *inboxpgx.Store",
-			"a message of an ordered consumer whose session is lost begins its attempts anew: the processor keeps no ledger")
+			"a message of an ordered consumer whose session is lost starts at attempt 1 again, because the processor keeps no ledger")
 	}
-	// The last message of the prefetch waits for all that are before it on its worker.
+	// The last prefetched message waits for all earlier messages of its worker.
 	together := s.Concurrency * s.Batch
 	rounds := (s.Prefetch + together - 1) / together
 	if limit := driver.CallTimeout(s.ConsumerConfig, hold, s.Batch); limit >= hold/time.Duration(rounds) {
 		found.Add("lower ConsumerConfig.Prefetch or ConsumerConfig.HandlerTimeout",
-			"%d prefetched messages, %d at once in up to %v, may take longer than the %v after which the broker takes them back",
+			"%d prefetched messages, %d at once in up to %v, may take longer than the %v after which the broker requeues them",
 			s.Prefetch, together, limit, hold)
 	}
 }
 
-// difference is an argument of a queue that is not the one that Setup declares.
+// difference is an argument whose value differs from the one that Setup declares.
 type difference struct{ name, is, reason string }
 
-// overflow is the argument that says how a full queue treats new messages.
+// overflow is the argument for the treatment of new messages by a full queue.
 const overflow = "x-overflow"
 
-// notCompared is the number of arguments after which a comparison gives up.
+// notCompared is the number of differing arguments after which a comparison stops.
 const notCompared = 20
 
-// refusalForm is the reason with which the broker refuses a declaration. It names the first argument that differs.
+// refusalForm matches the broker's reason for refusing a declaration. The reason names the first argument that
+// differs.
 var refusalForm = regexp.MustCompile(`inequivalent arg '([^']+)' .*current is (?:none|the value )?(?:'([^']*)')?`)
 
-// differences are the arguments of a queue that differ from those that Setup declares. It declares the queue
-// with them, takes over the value that the broker names, and repeats that until the broker accepts.
+// differences returns the arguments of a queue that differ from Setup's. It declares the queue with Setup's
+// arguments. Each time the broker refuses, it takes over the value that the broker names and tries again.
 func differences(conn *amqpconn.Conn, spec queueSpec) (all []difference, err error) {
 	args := spec.table(spec.kind)
 	for range notCompared {
@@ -153,14 +161,14 @@ func differences(conn *amqpconn.Conn, spec queueSpec) (all []difference, err err
 			return all, err
 		}
 		parts := refusalForm.FindStringSubmatch(reply.Reason)
-		if parts == nil { // it is not durable, for example
+		if parts == nil { // the queue is not durable, for example
 			return append(all, difference{reason: reply.Reason}), nil
 		}
 		name, is := parts[1], parts[2]
 		if is == classic && name == "x-queue-type" {
 			delete(args, "x-delivery-limit")
 			delete(args, "x-dead-letter-strategy")
-			if !slices.ContainsFunc(all, func(d difference) bool { return d.name == overflow }) { // RabbitMQ 4 names it before the type
+			if !slices.ContainsFunc(all, func(d difference) bool { return d.name == overflow }) { // RabbitMQ 4 names the overflow before the type
 				delete(args, overflow)
 			}
 		}
@@ -172,7 +180,7 @@ func differences(conn *amqpconn.Conn, spec queueSpec) (all []difference, err err
 	return all, nil
 }
 
-// setArgument sets an argument to the text in which the broker has named its value; empty for none.
+// setArgument sets an argument to a value that the broker reported as text; empty text removes the argument.
 func setArgument(args amqp.Table, name, is string) {
 	n, err := strconv.ParseInt(is, 10, 64)
 	switch {
@@ -187,8 +195,8 @@ func setArgument(args amqp.Table, name, is string) {
 	}
 }
 
-// matters reports whether an argument must be as Setup declares it. The consumer's own queue may have been
-// declared by another program, which chooses the other arguments. The type is never important, but for queues that all share.
+// matters reports whether an argument must have Setup's value. Another program may have declared the consumer's
+// own queue, and it may choose the other arguments. The queue type matters only for shared queues.
 func (q queueSpec) matters(d difference) bool {
 	switch {
 	case d.name == "x-delivery-limit":
@@ -202,7 +210,7 @@ func (q queueSpec) matters(d difference) bool {
 	return d.name == "x-message-ttl"
 }
 
-// checkQueue compares the arguments of a queue that exists. It reports whether the user may do that.
+// checkQueue compares the arguments of an existing queue. It returns false if the user has no permission for that.
 func checkQueue(conn *amqpconn.Conn, spec queueSpec, found *check.Findings) (compared bool, err error) {
 	all, err := differences(conn, spec)
 	if amqpconn.IsRefused(err) {
@@ -219,7 +227,7 @@ func checkQueue(conn *amqpconn.Conn, spec queueSpec, found *check.Findings) (com
 	return true, nil
 }
 
-// fix says what to do about an argument that differs.
+// fix returns the fix for an argument that differs.
 func fix(spec queueSpec, d difference) string {
 	switch {
 	case d.name == "x-delivery-limit":
@@ -229,7 +237,7 @@ func fix(spec queueSpec, d difference) string {
 		return "stop its consumers, wait until nothing waits for a retry, move its messages elsewhere, delete it and call Consumer.Setup: " +
 			"messages of one key may overtake each other, because the queue serves several consumers at once"
 	case d.name == overflow && spec.use == own:
-		return "let the queue refuse nothing: its retries stay in the delay queues while it is full, and some dozens of them block " +
+		return "allow the queue to accept all messages: while it is full, its retries stay in the delay queues, and some dozens of them block " +
 			"the retries of all consumers of the virtual host. To replace it, wait until nothing waits for a retry, " +
 			"move its messages elsewhere, delete it and call Consumer.Setup"
 	case spec.use == shared:
@@ -238,10 +246,10 @@ func fix(spec queueSpec, d difference) string {
 	if spec.use == dead {
 		return "move its dead letters elsewhere before they expire, delete the queue and call Consumer.Setup; leave it if they should expire"
 	}
-	return "wait until nothing waits for a retry, delete the queue and call Consumer.Setup: its messages only count others"
+	return "wait until nothing waits for a retry, delete the queue and call Consumer.Setup: its messages are only counters"
 }
 
-// checkShared looks for the exchanges that all consumers share, and whether the user may publish to the one of the delay queues.
+// checkShared looks for the shared exchanges, and whether the user may publish to the exchange of the delay queues.
 func (s *settings) checkShared(view *amqpconn.View, found *check.Findings) error {
 	for _, e := range sharedExchanges {
 		seen, err := view.Exchange(e.name)
@@ -258,7 +266,7 @@ func (s *settings) checkShared(view *amqpconn.View, found *check.Findings) error
 			return err
 		}
 		closed := ch.NotifyClose(make(chan *amqp.Error, 1))
-		// No delay queue is for a message without the header, so the broker drops it.
+		// No delay queue matches a message without the header, so the broker drops this one.
 		confirm, err := ch.PublishWithDeferredConfirm(delayExchange, s.queue, false, false, amqp.Publishing{})
 		if err != nil {
 			return err
@@ -297,10 +305,12 @@ func checkLost(conn *amqpconn.Conn, found *check.Findings) error {
 	return nil
 }
 
-// oldRetries are the delays, in seconds without jitter, of the default retry queues of versions that had them for each consumer.
+// oldRetries are delays in seconds, without jitter. Older versions had retry queues with these delays for each
+// consumer.
 var oldRetries = [...]float64{1, 2, 4, 8, 16, 32, 60}
 
-// oldQueues are the queues that Setup of older versions declared for this consumer and that nobody uses now.
+// oldQueues returns the names of queues that older versions declared for this consumer and that are no longer
+// used.
 func (s *settings) oldQueues() (names []string) {
 	for _, seconds := range oldRetries {
 		for _, jitter := range [...]float64{0.8, 1, 1.2} {
@@ -319,7 +329,7 @@ func (s *settings) oldQueues() (names []string) {
 	})
 }
 
-// checkOldQueues looks for queues of older versions.
+// checkOldQueues reports queues of older versions.
 func (s *settings) checkOldQueues(conn *amqpconn.Conn, found *check.Findings) error {
 	var left []string
 	for _, name := range s.oldQueues() {

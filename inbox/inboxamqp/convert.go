@@ -14,30 +14,31 @@ import (
 
 // Names and limits.
 //
-// The name of a message is the property type, else that of a stamp MessageNameStamp of Symfony
-// Messenger, else the header type, and Queue.Format has names for PHP's classes; its id is the property
-// message_id, else that of a stamp MessageIdStamp. Without content_type the body is JSON, and without timestamp the message
-// was written at the time in its id. CloudEvents are read as package outbox/format says. A body of more than 16 MiB is a dead letter of class validation. Dead letters that
-// were moved back by other means than Replay, a shovel for example, begin anew. Queues are
-// declared by Setup and by nothing else, and those that exist are used as they are. A consumer_timeout of the broker below its default of 30 minutes is too short for
-// large batches: the consumer counts on the default.
+// The name of a message is the property type, else the stamp MessageNameStamp of Symfony Messenger, else the
+// header type; Queue.Format maps PHP's classes to names. Its id is the property message_id, else the stamp
+// MessageIdStamp. Without content_type the body is JSON. Without timestamp the message is as old as the time in
+// its id. Package outbox/format describes how CloudEvents are read. A body of more than 16 MiB becomes a dead
+// letter of class validation. Dead letters that were moved back without Replay, for example by a shovel, start at
+// attempt 1 again.
 //
-// RabbitMQ 3.10 may not tell the consumers of a quorum queue that it was deleted, or lose the way
-// to them, when the queue is declared again at once: they then get nothing until they connect
-// anew. Leave two seconds between.
+// Only Setup declares queues. Existing queues are used as they are. The consumer relies on the broker's default
+// consumer_timeout of 30 minutes; a shorter one is too short for large batches.
 //
-// The client cannot receive a message with headers nested more than 32 deep, or with more
-// than 8192 in one table: it breaks the connection with "invalid field or value inside of
-// a frame", again and again. Such a message must be removed from the queue by other means.
+// If a quorum queue is deleted and declared again at once, RabbitMQ 3.10 may not notify its consumers, or may lose
+// its route to them. They then receive nothing until they reconnect. Wait two seconds between the two.
+//
+// The client cannot receive a message with headers nested more than 32 deep, or with more than 8192 headers in one
+// table. Each time, it breaks the connection with "invalid field or value inside of a frame". Remove such a
+// message from the queue by other means.
 
 // maxAttempt bounds the attempt count read from a header.
 const maxAttempt = 1_000_000
 
-// headerContentType is where a Symfony producer says what the body is.
+// headerContentType is the header in which a Symfony producer names the content type of the body.
 const headerContentType = "Content-Type"
 
-// arrived is convert for a consumer, by its Queue.Format. A dead letter that came back by other means than
-// DeadLetters, such as a shovel, counts as a replay.
+// arrived converts a delivery for a consumer with its Queue.Format. A dead letter that was moved back without
+// DeadLetters, for example by a shovel, counts as a replay.
 func arrived(d amqp.Delivery, queue string, by *wire.Symfony) *inbox.Message {
 	m := convert(d, queue, by)
 	if isDead(d) {
@@ -47,11 +48,11 @@ func arrived(d amqp.Delivery, queue string, by *wire.Symfony) *inbox.Message {
 	return m
 }
 
-// isDead reports whether deadCopy has made a message.
+// isDead reports whether deadCopy made the message.
 func isDead(d amqp.Delivery) bool { return d.Headers[wire.HeaderClass] != nil }
 
-// convert returns the message in a delivery. What cannot be read stays empty, for
-// inbox.Message.Validate to find.
+// convert returns the message of a delivery. Unreadable fields stay empty, and inbox.Message.Validate reports
+// them.
 func convert(d amqp.Delivery, queue string, by *wire.Symfony) *inbox.Message {
 	headers, body, media, readable := by.Opened(textHeaders(d.Headers), d.Body, contentType(d))
 	m := &inbox.Message{
@@ -70,14 +71,14 @@ func convert(d amqp.Delivery, queue string, by *wire.Symfony) *inbox.Message {
 		History:       driver.DecodeHistory(header(d, wire.HeaderHistory)),
 	}
 	m.PublishedAt = wire.PublishedAt(d.Timestamp, headers, m.ID)
-	if !readable { // no handler must take the envelope for its own JSON
+	if !readable { // otherwise a handler could mistake the envelope for its own JSON
 		m.Name = ""
 	}
 	return m
 }
 
-// contentType is that of the body; without one it is JSON. PHP's client puts text/plain on whatever has
-// none, and a Symfony producer the right one into a header.
+// contentType returns the content type of the body, JSON by default. PHP's client sets text/plain on a message
+// without a type, and a Symfony producer sets the right type in a header.
 func contentType(d amqp.Delivery) string {
 	if named := header(d, headerContentType); named != "" {
 		return named
@@ -88,19 +89,19 @@ func contentType(d amqp.Delivery) string {
 	return cmp.Or(d.ContentType, wire.JSON)
 }
 
-// stampHeader is the name of a header with the id; there may be none.
+// stampHeader returns the name of a header with the id, or "".
 func stampHeader(headers amqp.Table) string {
 	first := ""
 	for name, value := range headers {
 		text, _ := wire.HeaderString(value)
-		if wire.CarriesID(name, text) && (first == "" || name < first) { // of several the same at each delivery
+		if wire.CarriesID(name, text) && (first == "" || name < first) { // if there are several, choose the same one at each delivery
 			first = name
 		}
 	}
 	return first
 }
 
-// textHeaders leaves out what belongs to the broker, our own bookkeeping and what has no text.
+// textHeaders omits the broker's headers, our own bookkeeping and values that are not text.
 func textHeaders(table amqp.Table) map[string]string {
 	var headers map[string]string
 	for name, value := range table {
@@ -117,7 +118,7 @@ func textHeaders(table amqp.Table) map[string]string {
 	return headers
 }
 
-// header returns a header as text, empty when it is missing or has none.
+// header returns a header as text, empty if it is missing or not text.
 func header(d amqp.Delivery, name string) string {
 	text, _ := wire.HeaderString(d.Headers[name])
 	return text
@@ -127,10 +128,10 @@ func attempt(d amqp.Delivery) int {
 	return min(max(intHeader(d, wire.HeaderAttempt), 1), maxAttempt)
 }
 
-// intHeader returns 0 for what is no number.
+// intHeader returns 0 if the header is missing or not a number.
 func intHeader(d amqp.Delivery, name string) int {
 	text := header(d, name)
-	if text == "" { // as a rule: an error would cost more than all the rest
+	if text == "" { // the usual case; making an error would cost more than everything else here
 		return 0
 	}
 	n, err := strconv.Atoi(text)
@@ -140,7 +141,7 @@ func intHeader(d amqp.Delivery, name string) int {
 	return n
 }
 
-// timeHeader returns the zero time for what is no time.
+// timeHeader returns the zero time if the header is missing or not a time.
 func timeHeader(d amqp.Delivery, name string) time.Time {
 	text := header(d, name)
 	if text == "" {
@@ -153,7 +154,7 @@ func timeHeader(d amqp.Delivery, name string) time.Time {
 	return t
 }
 
-// waitHeader is what remains of a long delay.
+// waitHeader returns the rest of a long delay.
 func waitHeader(d amqp.Delivery, limit time.Duration) time.Duration {
 	millis := min(max(intHeader(d, wire.HeaderWait), 0), int(limit/time.Millisecond))
 	return time.Duration(millis) * time.Millisecond

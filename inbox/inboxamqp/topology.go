@@ -19,7 +19,7 @@ import (
 // Queues.
 //
 // Setup declares four queues for a consumer of "billing", and one more for each of ConsumerConfig.Classes. With
-// Queue.Partitions it declares one for each partition in place of the first, and billing.members:
+// Queue.Partitions it declares a queue for each partition instead of the first one, and billing.members:
 //
 //	billing                 its messages
 //	billing.failed.default  its dead letters, of all classes that are not in ConsumerConfig.Classes
@@ -27,57 +27,60 @@ import (
 //	billing.putoff          one empty message for each message that waits and has not failed
 //
 // All consumers of a virtual host share 20 delay queues, holdfast.delay.100 to holdfast.delay.960000, the queue
-// holdfast.lost, and the exchanges holdfast.delay, holdfast.return and holdfast.lost. A message that is to wait
-// goes to the exchange holdfast.delay with the name of its queue as routing key and its delay in milliseconds in
-// the header holdfast-delay, which selects the delay queue. When its time is up, it returns by holdfast.return.
-// If its queue is gone, it goes to holdfast.lost, so that it blocks nobody. Watch that queue; Check reports its
-// messages. Move them to the exchange holdfast.return by a shovel when their queue is there again.
+// holdfast.lost, and the exchanges holdfast.delay, holdfast.return and holdfast.lost. A message that must wait
+// goes to the exchange holdfast.delay. Its routing key is the name of its queue. Its header holdfast-delay
+// contains the delay in milliseconds and selects the delay queue. After the delay it returns to its queue through
+// holdfast.return. If its queue no longer exists, it goes to holdfast.lost, so that it does not block other
+// messages. Watch holdfast.lost; Check reports its messages. When the queue exists again, move them to the
+// exchange holdfast.return with a shovel.
 //
-// A consumer's queue must not refuse messages: declare none with x-overflow reject-publish, and set no such policy.
-// A delay queue keeps the messages that their queue refuses, and some dozens of those block the retries
-// of all consumers of the virtual host. Check names a queue that was declared so; it cannot see policies. A queue
-// that is unavailable, such as a classic queue on a node that is down, has the same effect.
+// A consumer's queue must not reject messages: do not declare it with x-overflow reject-publish, and do not set
+// such a policy. A delay queue keeps the messages that their queue rejects. Some dozens of them block the retries
+// of all consumers of the virtual host. Check reports a queue that was declared so; it cannot see policies. An
+// unavailable queue, such as a classic queue on a stopped node, has the same effect.
 //
-// Run binds its queue to holdfast.return at each session, for a queue that was deleted and declared again without
-// Setup. Where it may not, it logs that, and Setup must be called.
+// Run binds its queue to holdfast.return in each session, in case the queue was deleted and declared again without
+// Setup. If it lacks the permission, it logs that, and you must call Setup.
 //
-// The queues are quorum queues; with Queue.Classic those of the consumer are classic. Delay queues dead-letter
-// at least once. Every quorum queue has x-delivery-limit 1,000,000,000, on all versions of RabbitMQ: without one
-// RabbitMQ 4 drops messages that were given back 20 times, dead letters too, as each look at them gives them back.
-// A queue that was declared without it, by an older version of this package for example, needs a policy with the
-// same delivery-limit before its broker is upgraded to RabbitMQ 4. Check names such queues.
+// All queues are quorum queues, except that Queue.Classic makes the consumer's own queues classic. Delay queues
+// dead-letter at least once. Every quorum queue has x-delivery-limit 1,000,000,000, on all versions of RabbitMQ.
+// Without a limit, RabbitMQ 4 drops messages that were returned 20 times. That includes dead letters, because each
+// scan returns them. A queue declared without the limit, for example by an older version of this package, needs a
+// policy with the same delivery-limit before the broker is upgraded to RabbitMQ 4. Check reports such queues.
 //
-// Whoever calls Setup needs the permissions to configure, write and read holdfast\..* and the consumer's own
-// names, and to read the exchanges of Queue.Bindings. Without them Setup succeeds where everything exists and
-// Queue.Bindings is empty. Since 4.2.6 RabbitMQ only answers whether a name exists if the user has some permission
-// on it, so Setup and Check then need write on holdfast\..*. Run needs to read the consumer's queues and to write to amq.default and holdfast.delay.
-// To bind its queue it needs to write to the queue and to read holdfast.return.
+// Setup needs permission to configure, write and read holdfast\..* and the consumer's own names, and to read the
+// exchanges of Queue.Bindings. Without these permissions Setup succeeds only if everything exists and
+// Queue.Bindings is empty. RabbitMQ 4.2.6 and later report whether a name exists only to users with some permission
+// on it, so Setup and Check then need write on holdfast\..*. Run needs to read the consumer's queues and to write
+// to amq.default and holdfast.delay. To bind its queue, Run needs to write to the queue and to read holdfast.return.
 
 // Retries.
 //
 // A delay queue waits for 0.1, 0.25, 0.5, 1, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48 or 64 seconds, or for 2, 4, 8
-// or 16 minutes. A message takes the shortest one that is long enough, so it is never early and up to half of its
-// delay and 1.5 seconds late. Where that would be later, and for longer delays, it passes through several, and
-// through its own queue in between. The count of attempts travels in the header holdfast-attempt. Later messages
-// overtake a failed one. When the broker ends while it returns a message from a delay queue, it tries again after
-// three minutes: that retry is late. The broker's setting dead_letter_worker_publisher_confirm_timeout
-// (advanced.config, application rabbit, in milliseconds) shortens that.
+// or 16 minutes. A message takes the shortest sufficient delay. So it is never early, and at most half of its
+// delay plus 1.5 seconds late. If one delay queue would make it later than that, and for longer delays, the
+// message passes through several delay queues, and through its own queue between them. The header holdfast-attempt
+// contains the attempt. Later messages overtake a failed message.
+//
+// If the broker stops while it returns a message from a delay queue, it tries again after three minutes, so that
+// retry is late. The broker's setting dead_letter_worker_publisher_confirm_timeout (advanced.config, application
+// rabbit, in milliseconds) shortens the three minutes.
 
-// The types of queues, as the argument x-queue-type names them.
+// The queue types, as values of the argument x-queue-type.
 const (
 	quorum  = "quorum"
 	classic = "classic"
 )
 
-// singleActive is the argument of a queue that serves one consumer at a time.
+// singleActive is the argument that makes a queue serve one consumer at a time.
 const singleActive = "x-single-active-consumer"
 
 // unlimited is a delivery limit that no message reaches. A quorum queue drops a message that was returned more
-// often than its limit, which is 20 on RabbitMQ 4 where none is declared. All versions keep this value: -1, which
-// means no limit on RabbitMQ 4, drops messages at once on older ones.
+// often than its limit. On RabbitMQ 4 the default limit is 20. All versions accept this value. The value -1 means
+// no limit on RabbitMQ 4, but older versions then drop messages at once.
 const unlimited = 1_000_000_000
 
-// queueSpec is a queue the consumer needs.
+// queueSpec describes a queue that the consumer needs.
 type queueSpec struct {
 	name string
 	kind string // quorum or classic
@@ -85,17 +88,17 @@ type queueSpec struct {
 	args amqp.Table
 }
 
-// use is the purpose of a queue. It says which arguments Check compares.
+// use is the purpose of a queue. It decides which arguments Check compares.
 type use int
 
 const (
 	own    use = iota + 1 // the consumer reads it
-	dead                  // it has dead letters
-	noted                 // it counts messages that wait
+	dead                  // it contains dead letters
+	noted                 // it contains counters of waiting messages
 	shared                // all consumers of the vhost share it
 )
 
-// table are all arguments of the queue.
+// table returns all arguments of the queue.
 func (q queueSpec) table(kind string) amqp.Table {
 	args := maps.Clone(q.args)
 	args["x-queue-type"] = kind
@@ -118,7 +121,7 @@ func (s *settings) queueType() string {
 	return quorum
 }
 
-// queues returns all queues the consumer needs, its own first.
+// queues returns all queues that the consumer needs, its own first.
 func (s *settings) queues() []queueSpec {
 	specs := s.ownQueues()
 	for _, class := range s.places() {
@@ -127,7 +130,7 @@ func (s *settings) queues() []queueSpec {
 	return slices.Concat(specs, s.noteQueues(), sharedQueues())
 }
 
-// read are the names of the queues that the consumer reads.
+// read returns the names of the queues that the consumer reads.
 func (s *settings) read() []string {
 	if s.partitioned() {
 		return partition.Names(s.queue, s.Partitions)
@@ -135,7 +138,7 @@ func (s *settings) read() []string {
 	return []string{s.queue}
 }
 
-// ownQueues are those that the consumer reads, and the one by which processes are counted.
+// ownQueues returns the queues that the consumer reads, and the queue that counts processes.
 func (s *settings) ownQueues() (specs []queueSpec) {
 	for _, name := range s.read() {
 		args := amqp.Table{}
@@ -150,17 +153,17 @@ func (s *settings) ownQueues() (specs []queueSpec) {
 	return specs
 }
 
-// Setup declares what is missing of the queue or its partitions, the dead-letter queues, the queues and exchanges
-// that all consumers of the vhost share, and the exchanges of Queue.Bindings, and makes the bindings. All are
-// durable; the exchanges of the bindings are of type topic. Queues that exist are used as they are. Setup may be
-// called any number of times, by many processes at once, before or after the Setup of a publisher to the same
-// exchange. "Queues" in the package's doc lists the names and the permissions it needs.
+// Setup declares everything that is missing: the queue or its partitions, the dead-letter queues, the queues and
+// exchanges that all consumers of the vhost share, and the exchanges of Queue.Bindings. Then it makes the
+// bindings. Everything is durable; the exchanges of the bindings are topic exchanges. Existing queues are used as
+// they are. Setup may be called repeatedly, by several processes at once, before or after the Setup of a publisher
+// to the same exchange. "Queues" in the package's doc lists the names and permissions.
 //
-// With Queue.Partitions it fails where queues or exchanges of another number of partitions exist: they
-// would go on taking messages. See "Partitions" in the package's doc.
+// With Queue.Partitions, Setup fails if queues or exchanges of another number of partitions exist, because those
+// still receive messages. See "Partitions" in the package's doc.
 //
-// A user without the permissions may call it where all queues and exchanges exist. The bindings among them, which
-// AMQP cannot list, are then taken to exist. Those of Queue.Bindings always need the permissions.
+// A user without the permissions may call Setup if all queues and exchanges exist. Setup then assumes the bindings
+// between them, which AMQP cannot list. The bindings of Queue.Bindings always need the permissions.
 func (c *Consumer) Setup(ctx context.Context) error {
 	if err := amqpconn.Use(ctx, c.source.dial, c.cfg.Timeout, c.cfg.setUp); err != nil {
 		return fmt.Errorf("inboxamqp: setup: %w", err)
@@ -189,8 +192,8 @@ func (s *settings) setUp(conn *amqpconn.Conn) error {
 	return nil
 }
 
-// declareAll declares the exchanges of the consumer and those that all share, and the queues. It reports whether
-// anything was missing.
+// declareAll declares the consumer's exchanges, the shared exchanges and the queues. It reports whether anything
+// was missing.
 func (s *settings) declareAll(conn *amqpconn.Conn) (made bool, err error) {
 	slots, err := s.declareSlots(conn)
 	if err != nil {
@@ -223,8 +226,8 @@ func declareExchange(conn *amqpconn.Conn, name string) (made bool, err error) {
 	})
 }
 
-// declare makes what does not exist. Another process may do so meanwhile, with other arguments:
-// that one wins.
+// declare creates something that does not exist. If another process creates it meanwhile, with other arguments,
+// that process wins.
 func declare(exists func() (bool, error), create func() error) (made bool, err error) {
 	if there, err := exists(); there || err != nil {
 		return false, err
@@ -239,8 +242,8 @@ func declare(exists func() (bool, error), create func() error) (made bool, err e
 	return false, err
 }
 
-// declareSame declares an exchange, also where it exists, so that the broker compares the two. A user who may not
-// declare it passes where it exists.
+// declareSame declares an exchange even if it exists, so that the broker compares the settings. If it exists, a
+// user without the permission to declare it gets no error.
 func declareSame(conn *amqpconn.Conn, name string, create func(*amqp.Channel) error) (made bool, err error) {
 	exists, err := conn.ExchangeExists(name)
 	if err != nil {
@@ -253,11 +256,11 @@ func declareSame(conn *amqpconn.Conn, name string, create func(*amqp.Channel) er
 	return !exists, err
 }
 
-// All consumers of a vhost share the delay queues. A message enters by the headers exchange holdfast.delay: its
-// header holdfast-delay selects the delay queue, and its routing key is the name of the queue that it returns to.
-// When its time is up, the delay queue gives it to the direct exchange holdfast.return, to which every consumer
-// has bound its queue by name. A message whose queue is gone goes to the queue holdfast.lost: without a route it
-// would stay in the delay queue, and some dozens of those would block it for all.
+// All consumers of a vhost share the delay queues. A message enters through the headers exchange holdfast.delay.
+// Its header holdfast-delay selects the delay queue; its routing key is the name of the queue to return to. After
+// the delay, the delay queue sends it to the direct exchange holdfast.return. Every consumer has bound its queue
+// there by name. A message whose queue no longer exists goes to the queue holdfast.lost. Without a route it would
+// stay in the delay queue, and some dozens of such messages would block the delay queue for all consumers.
 const (
 	sharedPrefix   = "holdfast."
 	delayExchange  = sharedPrefix + "delay"
@@ -265,7 +268,7 @@ const (
 	lostName       = sharedPrefix + "lost" // an exchange and its queue
 )
 
-// ladder are the delays of the delay queues. A longer delay takes several of them.
+// ladder lists the delays of the delay queues. A longer delay passes through several delay queues.
 var ladder = [...]time.Duration{
 	100 * time.Millisecond, 250 * time.Millisecond, 500 * time.Millisecond,
 	time.Second, 1500 * time.Millisecond, 2 * time.Second, 3 * time.Second, 4 * time.Second, 6 * time.Second, 8 * time.Second,
@@ -273,8 +276,9 @@ var ladder = [...]time.Duration{
 	2 * time.Minute, 4 * time.Minute, 8 * time.Minute, 16 * time.Minute,
 }
 
-// cover returns the step of the ladder that a delay of d takes, and what is left to wait after it: the shortest
-// step of at least d or, where that is over 1.5 times d and 1.5 s, or there is none, the longest one below d.
+// cover returns the step of the ladder for a delay of d, and the rest of the delay after that step. It chooses the
+// shortest step of at least d. If that step is longer than 1.5 times d plus 1.5 s, or there is none, it chooses
+// the longest step below d.
 func cover(d time.Duration) (step, rest time.Duration) {
 	for i, step := range ladder {
 		switch {
@@ -289,27 +293,27 @@ func cover(d time.Duration) (step, rest time.Duration) {
 	return longest, d - longest
 }
 
-// delayValue is the value of the header that selects the delay queue of a step.
+// delayValue returns the header value that selects the delay queue of a step.
 func delayValue(step time.Duration) string { return strconv.FormatInt(step.Milliseconds(), 10) }
 
 func delayQueue(step time.Duration) string { return delayExchange + "." + delayValue(step) }
 
-// sharedQueues are the queues that all consumers of a vhost share. They are quorum queues whatever Queue.Classic
-// says: the other consumers may need that.
+// sharedQueues returns the queues that all consumers of a vhost share. They are quorum queues even with
+// Queue.Classic, because other consumers may need quorum queues.
 func sharedQueues() []queueSpec {
 	specs := []queueSpec{{name: lostName, kind: quorum, use: shared, args: amqp.Table{}}}
 	for _, step := range ladder {
 		specs = append(specs, queueSpec{name: delayQueue(step), kind: quorum, use: shared, args: amqp.Table{
 			"x-message-ttl":          step.Milliseconds(),
 			"x-dead-letter-exchange": returnExchange,
-			"x-dead-letter-strategy": "at-least-once", // the message stays until the queue it returns to has taken it
+			"x-dead-letter-strategy": "at-least-once", // the message stays until the queue it returns to has accepted it
 			"x-overflow":             "reject-publish",
 		}})
 	}
 	return specs
 }
 
-// sharedExchange is an exchange that all consumers of a vhost share.
+// sharedExchange describes an exchange that all consumers of a vhost share.
 type sharedExchange struct {
 	name, kind string
 	args       amqp.Table
@@ -325,7 +329,7 @@ func (e sharedExchange) declare(ch *amqp.Channel) error {
 	return ch.ExchangeDeclare(e.name, e.kind, true, false, false, false, e.args)
 }
 
-// declareShared declares the exchanges that all consumers share. Those that exist as they should are left alone.
+// declareShared declares the shared exchanges.
 func declareShared(conn *amqpconn.Conn) (made bool, err error) {
 	for _, e := range sharedExchanges {
 		one, err := declareSame(conn, e.name, e.declare)
@@ -337,7 +341,7 @@ func declareShared(conn *amqpconn.Conn) (made bool, err error) {
 	return made, nil
 }
 
-// bindShared binds the consumer's own queues to the exchange by which messages return, and the shared queues.
+// bindShared binds the consumer's own queues to the exchange of returning messages, and binds the shared queues.
 func (s *settings) bindShared(conn *amqpconn.Conn) error {
 	for _, name := range s.read() {
 		if err := bindReturn(conn, name); err != nil {
@@ -358,12 +362,12 @@ func (s *settings) bindShared(conn *amqpconn.Conn) error {
 	})
 }
 
-// bindReturn binds a queue to the exchange by which messages return.
+// bindReturn binds a queue to the exchange of returning messages.
 func bindReturn(conn *amqpconn.Conn, queue string) error {
 	return bindQueue(conn, queue, queue, returnExchange)
 }
 
-// toWait makes a copy that waits for a delay and then goes to a queue.
+// toWait returns a copy that waits for a delay and then goes to a queue.
 func (c *copier) toWait(queue string, copied amqp.Publishing, delay time.Duration, putOff bool) *outgoing {
 	step, rest := cover(delay)
 	setWait(copied, rest)

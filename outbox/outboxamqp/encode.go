@@ -19,7 +19,7 @@ import (
 	"github.com/holdfast-go/holdfast/outbox/driver"
 )
 
-// encode returns the message as it goes over the wire.
+// encode returns the message in its form on the wire.
 func (p *Publisher) encode(m driver.Message) (amqpconn.Out, error) {
 	if err := ids.Check(m.ID); err != nil {
 		return amqpconn.Out{}, &driver.PublishError{Class: driver.Permanent, Err: err}
@@ -56,8 +56,8 @@ func (p *Publisher) encode(m driver.Message) (amqpconn.Out, error) {
 	return out, nil
 }
 
-// omitDefaults leaves out what readers of our own form know without it. A classic queue takes a message faster
-// whose properties have at most 64 bytes: without headers, one with a name of up to 23.
+// omitDefaults clears properties with values that readers of our own form assume anyway. A classic queue accepts
+// messages faster if their properties have at most 64 bytes. Without headers, a name of up to 23 bytes fits.
 func omitDefaults(m *amqp.Publishing, id uuid.UUID) {
 	if m.ContentType == wire.JSON {
 		m.ContentType = ""
@@ -67,14 +67,14 @@ func omitDefaults(m *amqp.Publishing, id uuid.UUID) {
 	}
 }
 
-// stripe is the same for all messages of a key, and any number for the others.
+// stripe returns the same number for all messages of a key, and a random number for messages without a key.
 func stripe(m driver.Message) uint32 {
 	if m.Key == "" {
 		return binary.BigEndian.Uint32(m.ID[12:]) // the random end of the id
 	}
 	h := fnv.New32a()
 	h.Write([]byte(m.Key))
-	return h.Sum32() >> 8 // the low bits of FNV alone are weak
+	return h.Sum32() >> 8 // the low bits of FNV alone are badly distributed
 }
 
 func (p *Publisher) headers(m driver.Message, route outbox.Route) amqp.Table {
@@ -96,7 +96,7 @@ func (p *Publisher) headers(m driver.Message, route outbox.Route) amqp.Table {
 	return table
 }
 
-// event makes a CloudEvent of headers, body and content type.
+// event converts headers, body and content type to a CloudEvent.
 func (p *Publisher) event(m driver.Message, headers amqp.Table, typ string) (amqp.Table, []byte, string, error) {
 	texts := make(map[string]string, len(headers))
 	for name, value := range headers {

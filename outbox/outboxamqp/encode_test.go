@@ -24,11 +24,11 @@ import (
 	"github.com/holdfast-go/holdfast/outbox/outboxamqp"
 )
 
-// fastProperties is how many bytes of properties a classic queue takes without losing speed.
+// fastProperties is the largest size of properties, in bytes, that does not slow down a classic queue.
 const fastProperties = 64
 
-// The properties on the wire are, to the byte, those that examples/guides/wire.md tells of. An ordinary
-// message has few enough of them.
+// The properties on the wire must match examples/guides/wire.md exactly. Those of an ordinary message must fit
+// into fastProperties.
 func TestProperties(t *testing.T) {
 	t.Parallel()
 	b := amqptest.New(t)
@@ -51,7 +51,7 @@ func TestProperties(t *testing.T) {
 	for name, tt := range map[string]struct {
 		cfg  outboxamqp.Config
 		m    driver.Message
-		want string // "": only what is compared below
+		want string // "": only the checks below
 		fits bool
 	}{
 		"ordinary": {m: ordinary, want: "\x10\xa0\x02" + id + "\x0corder.placed", fits: true},
@@ -93,13 +93,13 @@ func TestProperties(t *testing.T) {
 				t.Errorf("%d bytes of properties: %q", len(got), got)
 			}
 			if formed := tt.cfg.Format != nil; formed && (got[0]&0x80 == 0 || got[1]&0x40 == 0) {
-				t.Errorf("neither a content type nor a time is left out for others: %q", got)
+				t.Errorf("no content type or no timestamp with a Format: %q", got)
 			}
 		})
 	}
 }
 
-// wireLog keeps what is written to a connection.
+// wireLog records the bytes written to a connection.
 type wireLog struct {
 	net.Conn
 	mu  sync.Mutex
@@ -119,8 +119,8 @@ func (t *wireLog) Write(p []byte) (int, error) {
 	return t.Conn.Write(p)
 }
 
-// properties returns those of the one message that was published: the content of its header frame, behind
-// class, weight and size of the body.
+// properties returns the properties of the one published message: the payload of its header frame after the class,
+// weight and body size.
 func (t *wireLog) properties(tb testing.TB) []byte {
 	tb.Helper()
 	t.mu.Lock()
@@ -138,8 +138,8 @@ func (t *wireLog) properties(tb testing.TB) []byte {
 	return nil
 }
 
-// What is published is what a real Symfony Messenger has handled, as `make interop RECORD=1` has seen
-// it; above all there is no stamp that PHP would not know.
+// Published messages must equal messages that a real Symfony Messenger handled, recorded by `make interop
+// RECORD=1`. Above all they must have no stamp that PHP does not know.
 func TestRecorded(t *testing.T) {
 	t.Parallel()
 	b := amqptest.New(t)

@@ -23,38 +23,36 @@ import (
 
 const scope = "github.com/holdfast-go/holdfast/outbox/outboxamqp"
 
-// channels is how many channels a connection publishes on. The broker serves each with a
-// process of its own: four bring a quarter more than one on a quorum queue, and as much as
-// several connections do.
+// channels is the number of channels of a connection. The broker serves each channel with its own process. On a
+// quorum queue four channels are a quarter faster than one, and as fast as several connections.
 const channels = 4
 
-// window is how many messages may await their confirm: two batches of a relay. A window that is
-// always full gains a twelfth on a quorum queue.
+// window is the number of messages that may await their confirms: two batches of a relay. A window that is always
+// full is a twelfth faster on a quorum queue.
 const window = 1000
 
-// maxBody is the largest body that is sent. It is RabbitMQ's own limit since 4.0: a larger message
-// would cost the channel, with all that is on its way there.
+// maxBody is the largest body that is sent. It is RabbitMQ's own limit since 4.0. A larger message would cost the
+// channel and everything in flight on it.
 const maxBody = 16 << 20
 
 // Config configures a Publisher. The zero value works: it publishes to the default exchange, where
 // the routing key names the queue.
 type Config struct {
-	// Exchange takes the messages for which neither Routes nor Router, nor else the message itself,
-	// name one. Default: the broker's default exchange.
+	// Exchange receives messages for which Routes, Router and the message itself name no exchange. Default: the
+	// broker's default exchange.
 	Exchange string
-	// Routes are the exchange, the routing key and further headers by name of a message. What is
-	// empty in a route is left to Router. Optional.
+	// Routes maps message names to exchange, routing key and further headers. Router decides fields that are empty
+	// in a route. Optional.
 	Routes map[string]outbox.Route
-	// Router returns the route of a message, in place of its own, Message.Route, which it sees.
-	// Where the exchange is empty Config.Exchange takes the message, and where the routing key is
-	// empty it is the message's name. Several goroutines call it at once. Default: Message.Route.
+	// Router returns the route of a message and replaces Message.Route, which it can read. If its exchange is
+	// empty, Config.Exchange is used. If its routing key is empty, the message name is used. Several goroutines
+	// call it at once. Default: Message.Route.
 	Router func(outbox.Message) outbox.Route
-	// Format is how messages look: a format.Symfony adds the headers by which Symfony Messenger reads
-	// them, a format.CloudEvents makes CloudEvents of them. Default: this module's own form.
+	// Format is the form of messages: format.Symfony adds the headers for Symfony Messenger, format.CloudEvents
+	// makes CloudEvents. Default: this module's own form.
 	Format format.Format
-	// Timeout bounds the dial and every call to the broker, and the wait for the confirms still open
-	// when Run ends. A message has half as long again for its confirm; then the connection is
-	// replaced. Default: 10 s.
+	// Timeout bounds the dial, every call to the broker, and the wait for open confirms when Run ends. A message
+	// waits one and a half Timeout for its confirm; then the connection is replaced. Default: 10 s.
 	Timeout time.Duration
 	// Logger receives lost connections. Default: slog.Default().
 	Logger *slog.Logger
@@ -68,22 +66,21 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// confirmTimeout is longer than Timeout: when it passes, the connection is replaced with all that is
-// on its way there.
+// confirmTimeout is longer than Timeout, because a late confirm costs the connection and everything in flight on
+// it.
 func (c Config) confirmTimeout() time.Duration { return c.Timeout + c.Timeout/2 }
 
-// rules choose the route of a message.
+// rules returns the rules that choose the route of a message.
 func (c Config) rules() stored.Rules {
 	return stored.Rules{ByName: c.Routes, Router: c.Router, Exchange: c.Exchange}
 }
 
-// Dial returns a function for NewPublisher that opens connections to the broker at
-// url (amqp:// or amqps://), as amqp.DialConfig does with cfg; the zero cfg will do. Its
-// connections gather the small writes of many messages into few system calls, which a
-// connection dialled in another way does not.
+// Dial returns a function for NewPublisher that opens connections to the broker at url (amqp:// or amqps://), like
+// amqp.DialConfig with cfg. The zero cfg works. The connections combine the small writes of many messages into few
+// system calls; connections dialled in another way do not.
 //
-// Where cfg.Dial is nil, the context bounds connecting, and its deadline the handshakes. The
-// function may be called from any goroutine. A bad url is reported by its first call.
+// If cfg.Dial is nil, the context bounds connecting, and its deadline bounds the handshakes. The function may be
+// called from any goroutine. Its first call reports a bad url.
 func Dial(url string, cfg amqp.Config) func(ctx context.Context) (*amqp.Connection, error) {
 	return amqpconn.DialURL(url, cfg)
 }
@@ -98,12 +95,12 @@ type Publisher struct {
 
 	mu        sync.Mutex
 	runs      int         // calls of Run
-	current   *connection // of those
+	current   *connection // of these runs
 	listeners map[*func()]bool
 }
 
-// NewPublisher returns a publisher that connects by dial once Run is called.
-// Every call of dial must open a new connection, without the client's own recovery.
+// NewPublisher returns a publisher that connects with dial when Run is called. Every call of dial must open a new
+// connection, without the client's own recovery.
 func NewPublisher(dial func(ctx context.Context) (*amqp.Connection, error), cfg Config) (*Publisher, error) {
 	return newPublisher(dial, cfg, window)
 }
@@ -140,16 +137,15 @@ func newPublisher(dial amqpconn.Dial, cfg Config, window int) (*Publisher, error
 	return p, nil
 }
 
-// connection is one life of the publisher, from the first Run to the end of the last.
+// connection lasts from the first call of Run to the end of the last.
 type connection struct {
 	stop  context.CancelFunc
 	ended chan struct{}
 }
 
-// Run implements driver.Service; a relay calls it. It keeps a connection open until ctx ends. The last
-// of several Runs then refuses further messages as unavailable, and waits up to Config.Timeout for
-// the confirms still open. It returns nil. The broker may be down when it starts, or go down
-// later: Run goes on trying.
+// Run implements driver.Service; a relay calls it. It keeps a connection open until ctx ends. If several Runs
+// overlap, the last to end rejects further messages as unavailable, and waits up to Config.Timeout for open
+// confirms. Run returns nil. If the broker is down, at the start or later, Run keeps trying.
 func (p *Publisher) Run(ctx context.Context) error {
 	c := p.join(context.WithoutCancel(ctx))
 	select {
@@ -163,7 +159,7 @@ func (p *Publisher) Run(ctx context.Context) error {
 	return nil
 }
 
-// join opens the connection where this is the only Run.
+// join opens the connection if this is the only Run.
 func (p *Publisher) join(ctx context.Context) *connection {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -185,7 +181,7 @@ func (p *Publisher) join(ctx context.Context) *connection {
 	return c
 }
 
-// leave reports whether the Run that ends is the last one.
+// leave reports whether the ending Run is the last one.
 func (p *Publisher) leave() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -201,7 +197,7 @@ func (p *Publisher) Ready(context.Context) error {
 	return nil
 }
 
-// OnReady has f called each time a connection is open, or the broker no longer blocks it:
+// OnReady registers f to be called each time a connection opens or the broker unblocks it. It implements
 // driver.Reconnecting.
 func (p *Publisher) OnReady(f func()) (stop func()) {
 	p.mu.Lock()
@@ -222,18 +218,17 @@ func (p *Publisher) up() {
 	}
 }
 
-// Window returns how many messages await their confirm, and how many may: driver.Windowed. At the
-// end of a connection all count as answered.
+// Window returns the number of messages that await their confirms, and the maximum. After a connection ends, none
+// await a confirm. It implements driver.Windowed.
 func (p *Publisher) Window() (used, size int) { return p.out.Window() }
 
 // System implements driver.Identified.
 func (*Publisher) System() string { return "rabbitmq" }
 
-// Publish implements driver.Publisher. Its failures are of class Permanent for a
-// message that cannot be sent at all, Unroutable when no queue or no exchange takes
-// it or this user may not publish there, Retryable when the broker refused it,
-// Blocked during a resource alarm, and else Unavailable. Without a connection it fails at once,
-// except that the first attempt of Run to connect is waited for, up to Config.Timeout.
+// Publish implements driver.Publisher. The class of a failure is Permanent for a message that cannot be sent at
+// all; Unroutable if no queue or exchange accepts it or the user may not publish there; Retryable if the broker
+// refused it; Blocked during a resource alarm; otherwise Unavailable. Without a connection it fails at once, but
+// it waits up to Config.Timeout for the first connection attempt of Run.
 func (p *Publisher) Publish(ctx context.Context, m driver.Message, done func(error)) {
 	out, err := p.encode(m)
 	if err != nil {

@@ -14,9 +14,8 @@ import (
 	"github.com/holdfast-go/holdfast/outbox/driver"
 )
 
-// Setup declares what is missing of the exchanges that Check asks for, durable and
-// of type topic, on a connection of its own. Those that exist are used as they are. It is an error
-// where Config names no exchange.
+// Setup declares the exchanges that Check requires and that do not exist, as durable topic exchanges. It opens a
+// connection of its own. Existing exchanges are used as they are. It fails if Config names no exchange.
 func (p *Publisher) Setup(ctx context.Context) error {
 	names := p.exchanges()
 	if len(names) == 0 {
@@ -42,21 +41,20 @@ func declare(conn *amqpconn.Conn, name string) error {
 	if err == nil {
 		return nil
 	}
-	// Another process may have declared it meanwhile, with other settings.
+	// Another process may have declared the exchange meanwhile, with other settings.
 	if exists, _ := conn.ExchangeExists(name); exists {
 		return nil
 	}
 	return err
 }
 
-// Check looks, on a connection of its own, whether the exchanges exist that Config.Exchange and
-// Config.Routes name. Where a name in Routes goes by the default exchange, its queue must exist. What
-// a Router chooses is not known before the first message. Nor can other routing keys without a binding
-// be found in this way: AMQP tells of bindings only by returning a message, and Check publishes none.
-// Such messages fail as driver.Unroutable.
+// Check looks, on a connection of its own, whether the exchanges named by Config.Exchange and Config.Routes exist.
+// If a name in Routes uses the default exchange, its queue must exist. Check does not call Router, because its
+// choice depends on the message. Check cannot find other routing keys without a binding: AMQP reports them only by
+// returning a message, and Check publishes none. Such messages fail as driver.Unroutable.
 //
-// nil: there is nothing to mend. Else the error joins the findings, each with a method Mend() string,
-// and the failures to look.
+// It returns nil if it finds nothing. Otherwise the error joins the findings, each with a method Mend() string,
+// and the errors of checks that failed.
 func (p *Publisher) Check(ctx context.Context) error {
 	found := check.Findings{Component: "outboxamqp"}
 	found.Join(p.use(ctx, "check", func(conn *amqpconn.Conn) error {
@@ -96,12 +94,12 @@ func (p *Publisher) exchanges() []string {
 	return slices.DeleteFunc(slices.Compact(names), func(name string) bool { return name == "" })
 }
 
-// direct is a message name whose messages go to one queue by the default exchange.
+// direct is a message name whose messages go to one queue through the default exchange.
 type direct struct{ name, queue string }
 
 func (p *Publisher) direct() []direct {
 	if p.cfg.Router != nil {
-		return nil // it may choose an exchange
+		return nil // the Router may choose an exchange
 	}
 	var all []direct
 	for _, name := range slices.Sorted(maps.Keys(p.cfg.Routes)) {

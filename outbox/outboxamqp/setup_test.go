@@ -37,7 +37,7 @@ func TestSetupAndCheck(t *testing.T) {
 	}
 }
 
-// Check finds what Exchange and Routes lead to, and nothing that a Router may choose.
+// Check follows Exchange and Routes, and ignores the possible choices of a Router.
 func TestCheckFollowsTheRoutes(t *testing.T) {
 	t.Parallel()
 	b := amqptest.New(t)
@@ -90,12 +90,12 @@ func (e exits) Handle(context.Context, slog.Record) error {
 
 func (e exits) WithAttrs([]slog.Attr) slog.Handler { return e }
 
-// The Done channel of context.Background is nil, and Run works on it like on any other.
+// The Done channel of context.Background is nil; Run must work with it.
 func TestRunOnBackground(t *testing.T) {
 	t.Parallel()
 	b := amqptest.New(t)
 	b.Queue(t, "q", nil)
-	// Nothing ends Run but the log line about a lost connection.
+	// Only the log line about a lost connection ends Run.
 	p := newPublisher(t, b.Dial, outboxamqp.Config{Logger: slog.New(exits{slog.Default().Handler()})})
 	var running sync.WaitGroup
 	running.Go(func() {
