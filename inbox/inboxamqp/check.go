@@ -19,7 +19,7 @@ import (
 
 // Check compares the broker with the requirements of the consumer. It reports:
 //
-//   - missing queues and exchanges
+//   - missing queues and exchanges, and names that RabbitMQ hides from the user
 //   - queues declared with arguments other than Setup's
 //   - a user who may not publish to the exchange of the delay queues
 //   - messages in the queue holdfast.lost
