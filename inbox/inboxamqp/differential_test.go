@@ -28,6 +28,7 @@ import (
 // the same runs, letters and counts of the fake and of RabbitMQ. A sequence is told by its number.
 func TestDifferentialBroker(t *testing.T) {
 	t.Parallel()
+	testenv.AMQPURL(t) // skips the test without a server
 	letters := 0
 	for n := range testenv.Sequences(t, 4) {
 		passed := t.Run(fmt.Sprint(n), func(t *testing.T) { // its queues go with it: thousands would fill the broker's memory
