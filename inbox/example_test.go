@@ -16,8 +16,8 @@ type OrderPlaced struct {
 	Order string `json:"order"`
 }
 
-// A handler gets the decoded body. What it returns decides over the message: here one that
-// no retry can mend goes to the dead letters at once, the other ones are processed.
+// A handler gets the decoded body. Its error decides about the message: here an unrecoverable one becomes a
+// dead letter at once, and the others are processed.
 func Example() {
 	mux := inbox.NewMux()
 	err := inbox.Handle(mux, "order.placed", func(_ context.Context, o OrderPlaced) error {

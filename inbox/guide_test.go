@@ -13,7 +13,7 @@ import (
 	"github.com/holdfast-go/holdfast/txretry"
 )
 
-// The code of README.md and of examples/guides/dead-letters.md. The functions are compiled, not called.
+// The code of README.md and of examples/guides/dead-letters.md. The functions are only compiled.
 var _ = []any{guideConsumer, guideLetters}
 
 type invoice struct {

@@ -65,7 +65,7 @@ func TestMuxRoutesByName(t *testing.T) {
 	}
 }
 
-func TestMuxRefusesBadRegistrations(t *testing.T) {
+func TestMux_rejectsBadRegistrations(t *testing.T) {
 	t.Parallel()
 	mux := inbox.NewMux()
 	noop := func(context.Context, order) error { return nil }
@@ -114,8 +114,8 @@ func TestMuxMiddlewareOrder(t *testing.T) {
 
 type valueKey struct{}
 
-// What middleware does to a message: it adds to the context, ends it early, and changes the result.
-func TestMuxMiddlewareDecides(t *testing.T) {
+// Middleware can add to the context, end a message early, and change its result.
+func TestMux_middlewareChangesContextAndResult(t *testing.T) {
 	t.Parallel()
 	boom, skip, late := errors.New("boom"), errors.New("skip"), errors.New("late")
 	var ends []error
@@ -162,7 +162,7 @@ func TestMuxMiddlewareDecides(t *testing.T) {
 	}
 }
 
-// A handler that exits its goroutine ends its middleware, too.
+// The end of the middleware also runs if a handler exits its goroutine.
 func TestMuxGoexit(t *testing.T) {
 	t.Parallel()
 	var seen error
@@ -177,11 +177,11 @@ func TestMuxGoexit(t *testing.T) {
 		mux.Process(t.Context(), []*inbox.Message{message("a", `{}`)})
 	}()
 	if <-ended; seen == nil {
-		t.Error("the middleware has not heard of it")
+		t.Error("the end of the middleware did not run")
 	}
 }
 
-// A processor that does the work itself finds what Route was given.
+// A processor with its own work gets the work returned by the function of Route.
 func TestDecode(t *testing.T) {
 	t.Parallel()
 	mux := inbox.NewMux()
@@ -250,7 +250,7 @@ func TestBlocking(t *testing.T) {
 	}
 }
 
-// patientWaiter waits for as long as it may.
+// patientWaiter waits until the context ends.
 type patientWaiter struct{}
 
 func (patientWaiter) Wait(ctx context.Context) error {
@@ -258,8 +258,8 @@ func (patientWaiter) Wait(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// A wait leaves half of the time to the handler, and its end costs the message nothing.
-func TestBlockingLeavesTime(t *testing.T) {
+// A wait leaves half of the time to the handler, and a wait that ends costs the message no attempt.
+func TestBlocking_leavesHalfOfTheTime(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
