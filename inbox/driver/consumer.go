@@ -15,11 +15,11 @@ import (
 	"github.com/holdfast-go/holdfast/inbox/internal/base"
 )
 
-// maxPrefetch is the largest window of a consumer: quorum queues allow no more.
+// maxPrefetch is the largest prefetch of a consumer: quorum queues allow no more.
 const maxPrefetch = 2000
 
-// maxCall bounds a call of the processor where no broker does: one message that hangs keeps the others
-// of its batch for so long.
+// maxCall bounds a call of the processor if the broker has no ack timeout. A message that hangs delays the
+// others of its batch for this long.
 const maxCall = 10 * time.Minute
 
 const (
@@ -44,8 +44,8 @@ func Names(c inbox.ConsumerConfig, p inbox.Processor, queue string) (consumer, f
 	return consumer, cmp.Or(queue, consumer)
 }
 
-// ConsumerDefaults returns a config with every zero field replaced by its default but for the
-// providers of telemetry, whose nil means the global ones.
+// ConsumerDefaults returns a config with every zero field replaced by its default, except the telemetry
+// providers. A nil provider means the global one.
 func ConsumerDefaults(c inbox.ConsumerConfig, queue string) inbox.ConsumerConfig {
 	c.Name = cmp.Or(c.Name, queue)
 	c.Concurrency = cmp.Or(c.Concurrency, 8)
@@ -63,9 +63,9 @@ func ConsumerDefaults(c inbox.ConsumerConfig, queue string) inbox.ConsumerConfig
 	return c
 }
 
-// CallTimeout returns how long the processor may take for n messages together: n times
-// HandlerTimeout, but no more than a third of hold, the time for which a broker lets a delivery stay
-// unsettled, or than 10 minutes where that has no end, which is a hold of 0.
+// CallTimeout returns the time limit for processing n messages together. It is n times HandlerTimeout, at
+// most a third of hold. Hold is the broker's ack timeout, the time for which a delivery may stay unsettled; 0
+// means none, and then the limit is 10 minutes.
 func CallTimeout(c inbox.ConsumerConfig, hold time.Duration, n int) time.Duration {
 	most := max(c.HandlerTimeout, cmp.Or(hold/3, maxCall))
 	if c.HandlerTimeout > most/time.Duration(n) {
@@ -74,8 +74,8 @@ func CallTimeout(c inbox.ConsumerConfig, hold time.Duration, n int) time.Duratio
 	return time.Duration(n) * c.HandlerTimeout
 }
 
-// CheckConsumer returns every violation of a config that has its defaults in one error, naming
-// the fields.
+// CheckConsumer returns every violation of a config in one error, with the names of the fields. The config
+// must have its defaults.
 func CheckConsumer(c inbox.ConsumerConfig) error {
 	var problems []error
 	fail := func(format string, args ...any) {
@@ -115,14 +115,15 @@ func CheckConsumer(c inbox.ConsumerConfig) error {
 	}
 	for _, class := range c.Classes {
 		if !ValidClass(class) {
-			fail("Classes: %q is no valid class", class)
+			fail("Classes: %q is not a class", class)
 		}
 	}
 	return errors.Join(errors.Join(problems...), CheckRetry(c.Retry))
 }
 
-// Unworkable returns why a consumer must not run with a processor, naming the settings: its retries outlast what the
-// processor remembers, or its settings name handlers that it has not. It asks no server.
+// Unworkable returns an error if a consumer must not run with a processor: its retries outlast the
+// processor's retention, or the processor's settings name handlers that are not registered. It asks no
+// server.
 func Unworkable(c inbox.ConsumerConfig, p inbox.Processor) error {
 	var problems []error
 	if d, ok := p.(Deduplicator); ok && d.Retention() > 0 && d.Retention() < Horizon(c.Retry) {
@@ -135,12 +136,12 @@ func Unworkable(c inbox.ConsumerConfig, p inbox.Processor) error {
 	return errors.Join(problems...)
 }
 
-// AllClasses are the classes of this SDK and own, sorted, without repetition.
+// AllClasses returns the SDK's classes and own, sorted, without duplicates.
 func AllClasses(own []string) []string {
 	return Places(Traits{}, own)
 }
 
-// Places are the classes with a dead-letter queue of their own, sorted, without repetition.
+// Places returns the classes with a dead-letter queue of their own, sorted, without duplicates.
 func Places(t Traits, own []string) []string {
 	all := append([]string{ClassDefault}, own...)
 	if !t.FewPlaces {
@@ -158,8 +159,8 @@ const (
 	defaultJitter      = 0.2
 	defaultMaxAge      = 24 * time.Hour
 
-	// minAfter is the shortest delay that an error may ask for, unless BaseDelay is shorter still: a message
-	// must not come again hundreds of times a second.
+	// minAfter is the shortest delay that an error may ask for, unless BaseDelay is shorter. It keeps a
+	// message from being redelivered hundreds of times a second.
 	minAfter = 100 * time.Millisecond
 )
 
@@ -207,15 +208,15 @@ type Decision struct {
 	Action Action
 	// Delay is how long ActionRetry waits, at most MaxAge.
 	Delay time.Duration
-	// Counted says that the next delivery's Attempt is one higher, and that
-	// FirstFailedAt is to be set if it is zero.
+	// Counted means that the next delivery's Attempt is one higher, and that FirstFailedAt is set if it is
+	// zero.
 	Counted bool
-	// Recovered says that the next delivery's Recovered is one higher, too.
+	// Recovered means that the next delivery's Recovered is also one higher.
 	Recovered bool
 }
 
-// Next decides over a message that failed at the time now. Random, from 0 up to but not
-// including 1, selects the jitter. It is a pure function of its arguments and never waits.
+// Next decides about a message that failed at the time now. Random, in [0, 1), selects the jitter. Next
+// depends only on its arguments and never waits.
 func Next(p inbox.RetryPolicy, m *inbox.Message, f Failure, now time.Time, random float64) Decision {
 	p = RetryDefaults(p)
 	attempt := max(m.Attempt, 1)
@@ -234,26 +235,26 @@ func Next(p inbox.RetryPolicy, m *inbox.Message, f Failure, now time.Time, rando
 	switch {
 	case delay == 0 && f.Counted:
 		delay = jittered(p, delayOf(p, attempt), random)
-	case delay == 0: // postponed: what the message failed at before does not matter
+	case delay == 0: // postponed: earlier failures of the message do not matter
 		delay = jittered(p, delayOf(p, 1), random)
 	}
 	return Decision{Action: ActionRetry, Delay: delay, Counted: f.Counted, Recovered: f.Counted && f.Unlimited}
 }
 
-// Horizon is the longest time between the first failure of a message and its last retry,
-// apart from the time that it waits in its queue and in its handlers.
+// Horizon returns the longest time between the first failure of a message and its last retry. The time in the
+// queue and in handlers is not included.
 func Horizon(p inbox.RetryPolicy) time.Duration {
 	p = RetryDefaults(p)
 	var retries time.Duration
 	for n := 1; n < p.MaxAttempts; n++ {
 		retries += variant(p, delayOf(p, n), 2)
 	}
-	// A recoverable failure just before MaxAge may ask for as long a delay again.
+	// A recoverable failure just before MaxAge may ask for another delay of up to MaxAge.
 	return max(retries, 2*p.MaxAge)
 }
 
-// delayOf is the delay before retry n = 1, 2, …, without jitter:
-// BaseDelay × Multiplier^(n-1), at most MaxDelay, in whole milliseconds.
+// delayOf returns the delay before retry n = 1, 2, …, without jitter: BaseDelay × Multiplier^(n-1), at most
+// MaxDelay, in whole milliseconds.
 func delayOf(p inbox.RetryPolicy, n int) time.Duration {
 	d := float64(p.BaseDelay) * math.Pow(p.Multiplier, float64(n-1))
 	if d >= float64(p.MaxDelay) {
@@ -266,13 +267,13 @@ func jittered(p inbox.RetryPolicy, base time.Duration, random float64) time.Dura
 	return variant(p, base, min(max(int(random*3), 0), 2))
 }
 
-// variant is 1-Jitter, 1 or 1+Jitter times base for i = 0, 1, 2, at most MaxDelay.
+// variant returns 1-Jitter, 1 or 1+Jitter times base for i = 0, 1, 2, at most MaxDelay.
 func variant(p inbox.RetryPolicy, base time.Duration, i int) time.Duration {
 	jitter := max(p.Jitter, 0)
 	return min(wholeMillis(float64(base)*(1+jitter*float64(i-1))), p.MaxDelay)
 }
 
-// wholeMillis rounds to milliseconds, and to at least one.
+// wholeMillis rounds to milliseconds, at least one.
 func wholeMillis(d float64) time.Duration {
 	return max(time.Duration(math.Round(d/float64(time.Millisecond))), 1) * time.Millisecond
 }
@@ -281,40 +282,40 @@ func wholeMillis(d float64) time.Duration {
 const (
 	ClassDefault       = "default"            // failed too often
 	ClassValidation    = base.ClassValidation // undecodable, unknown name, no valid id
-	ClassUnrecoverable = "unrecoverable"      // the handler said so
-	ClassQuarantined   = "quarantined"        // ends the process again and again; not run any more
+	ClassUnrecoverable = "unrecoverable"      // marked by the handler
+	ClassQuarantined   = "quarantined"        // ended the process several times; not run any more
 )
 
 // The limits of a message.
 const (
-	MaxNameBytes  = base.MaxNameBytes // AMQP allows no longer one either
-	MaxBodyBytes  = base.MaxBodyBytes // RabbitMQ's own bound since 4.0
-	MaxErrorBytes = 1024              // of the error text that a dead letter keeps
+	MaxNameBytes  = base.MaxNameBytes // the limit of AMQP
+	MaxBodyBytes  = base.MaxBodyBytes // the default limit of RabbitMQ 4.0
+	MaxErrorBytes = 1024              // of the error text in a dead letter
 )
 
-// ErrUnavailable is inside every error of inbox.Unavailable: a server that processing needs is
-// down. Returned itself it means the same.
+// ErrUnavailable is inside every error of inbox.Unavailable: a server that processing needs is down. A
+// handler may also return ErrUnavailable itself, with the same effect.
 var ErrUnavailable = base.ErrUnavailable
 
 // ValidClass reports whether a text can be a class: 1 to 64 of a-z, 0-9, dot, hyphen, underscore.
 func ValidClass(class string) bool { return base.ValidClass(class) }
 
-// NewContext returns a context from which inbox.FromContext takes the message in hand. An
-// inbox.Mux makes one for its handlers; other processors call this.
+// NewContext returns a context from which inbox.FromContext takes the message. An inbox.Mux calls it for its
+// handlers; other processors call it themselves.
 func NewContext(ctx context.Context, m *inbox.Message) context.Context {
 	return base.NewContext(ctx, m)
 }
 
-// Action is what becomes of a message that was not processed.
+// Action is the next step for a message that failed.
 type Action int
 
 // The actions.
 const (
-	// ActionRetry delivers the message again after a delay, other messages meanwhile.
+	// ActionRetry delivers the message again after a delay. Other messages continue meanwhile.
 	ActionRetry Action = iota + 1
 	// ActionDead moves the message to the dead-letter queue of its class.
 	ActionDead
-	// ActionReturn gives the message back to its queue as it was.
+	// ActionReturn requeues the message unchanged.
 	ActionReturn
 )
 
@@ -332,44 +333,44 @@ func (a Action) String() string {
 	}
 }
 
-// Failure is what Classify reads out of an error. Next turns it into a Decision.
+// Failure is the result of Classify. Next turns it into a Decision.
 type Failure struct {
-	// Err is the error itself, or says that its methods panic.
+	// Err is the error itself, or reports that the error's methods panic.
 	Err error
 	// Class selects the dead-letter queue.
 	Class string
-	// Action is ActionRetry, which the policy may turn into ActionDead, ActionDead or ActionReturn.
+	// Action is ActionRetry, ActionDead or ActionReturn. The policy may turn ActionRetry into ActionDead.
 	Action Action
-	// After is the delay the error asks for; 0 leaves it to the policy.
+	// After is the delay that the error asks for; 0 means the delay of the policy.
 	After time.Duration
-	// Counted says that the failure is the message's own and raises its Attempt.
+	// Counted means that the failure is the message's own and increments its Attempt.
 	Counted bool
-	// Unlimited says that only the age bounds the retries, not their number.
+	// Unlimited means that the age bounds the retries, not their number.
 	Unlimited bool
-	// Unavailable says that a server is down, so that the consumer should pause.
+	// Unavailable means that a server is down, so that the consumer should pause.
 	Unavailable bool
 }
 
-// Classify reads an error's markers.
+// Classify reads the markers of an error.
 //
-// The outermost marker of a chain decides. Errors joined by errors.Join, or by several %w,
-// are judged one by one: any unavailable or postponed one rules the whole; else any
-// recoverable one makes it recoverable, with the longest delay asked for; else it is
-// unrecoverable only when all are; else the default policy holds. The class is the first
-// one named among those that decided; inbox.ErrDraining anywhere gives the message back.
-// An unmarked error has ClassDefault and the default policy; so has one whose own methods
-// panic, and Err then says so. For nil the zero Failure is returned.
+// The outermost marker of a chain decides. Errors joined by errors.Join, or by several %w, are judged one by
+// one. If one of them is unavailable or postponed, so is the whole error. Else, if one is recoverable, the
+// whole error is recoverable, with the longest delay of all. Else it is unrecoverable if all of them are.
+// Otherwise the default policy applies. The class is the first one named by the errors that decided.
+// inbox.ErrDraining anywhere in the chain requeues the message.
+//
+// An unmarked error has ClassDefault and the default policy. If the error's own methods panic, Err reports
+// that, and the default policy applies. For nil, Classify returns the zero Failure.
 func Classify(err error) (f Failure) {
 	if err == nil {
 		return Failure{}
 	}
 	defer func() {
 		if v := recover(); v != nil {
-			f = unmarked(fmt.Errorf("inbox: the methods of an error of type %T panic: %v", err, v))
+			f = unmarked(fmt.Errorf("inbox: the methods of the error of type %T panicked: %v", err, v))
 		}
 	}()
-	// A nil pointer that a handler returned as an error must not end the consumer, neither
-	// here nor where Err is written to a log.
+	// A nil pointer returned as an error must not end the consumer, neither here nor when Err is logged.
 	_ = err.Error()
 	f = unmarked(err)
 	if errors.Is(err, inbox.ErrDraining) {

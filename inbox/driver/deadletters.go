@@ -21,7 +21,7 @@ import (
 	"github.com/holdfast-go/holdfast/internal/wire"
 )
 
-// NewDeadLetter makes the dead letter of a message that failed at the time now.
+// NewDeadLetter returns the dead letter of a message that failed at the time now.
 func NewDeadLetter(m *inbox.Message, f Failure, consumer string, now time.Time) inbox.DeadLetter {
 	first := m.FirstFailedAt
 	if first.IsZero() {
@@ -64,12 +64,13 @@ func truncate(s string, n int) string {
 	return s[:cut] + tail
 }
 
-// DeadLetterQueue returns the name of the queue that holds a class, such as
-// billing.failed.validation; prefix is put before it as it is.
+// DeadLetterQueue returns the name of the dead-letter queue of a class, such as billing.failed.validation.
+// The prefix is prepended unchanged.
 func DeadLetterQueue(prefix, class string) string { return prefix + "failed." + class }
 
-// NewDeadLetters returns the dead letters that users work with, on top of those that a transport keeps. Retention is how long
-// the consumer remembers processed messages; a replay refuses older ones. The logger gets who has changed dead letters, and why.
+// NewDeadLetters returns the dead letters for users, on top of those of a transport. Retention is how long
+// the consumer keeps entries of processed messages; a replay rejects older dead letters. The logger records
+// who changed dead letters, and why.
 func NewDeadLetters(kept DeadLetters, retention time.Duration, logger *slog.Logger) inbox.DeadLetters {
 	return &deadLetters{kept, retention, logger}
 }
@@ -98,7 +99,7 @@ func (l *deadLetters) List(ctx context.Context, filter inbox.Filter) ([]inbox.De
 	return found, wrap("list", err)
 }
 
-// contentBytes is at least 1.
+// contentBytes returns the size of the body and headers, at least 1.
 func contentBytes(dead inbox.DeadLetter) int {
 	n := 1 + len(dead.Message.Body)
 	for name, value := range dead.Message.Headers {
@@ -107,13 +108,13 @@ func contentBytes(dead inbox.DeadLetter) int {
 	return n
 }
 
-// withoutContent is a dead letter without the parts that may be large: a hundred bodies are more than a gigabyte.
+// withoutContent returns a dead letter without body and headers. A hundred bodies may exceed a gigabyte.
 func withoutContent(dead inbox.DeadLetter) inbox.DeadLetter {
 	dead.Message.Body, dead.Message.Headers, dead.Omitted = nil, nil, true
 	return dead
 }
 
-// Show implements inbox.DeadLetters. Of several with one id it returns the latest.
+// Show implements inbox.DeadLetters. If several have the id, it returns the latest.
 func (l *deadLetters) Show(ctx context.Context, id uuid.UUID) (inbox.DeadLetter, error) {
 	var latest *inbox.DeadLetter
 	err := l.look(ctx, inbox.Filter{IDs: []uuid.UUID{id}}, func(dead inbox.DeadLetter) {
@@ -173,8 +174,8 @@ func (l *deadLetters) Remove(ctx context.Context, filter inbox.Filter, r inbox.R
 	return n, wrap("remove", err)
 }
 
-// Replay implements inbox.DeadLetters. The error names the first that could not be returned, and
-// counts those too old for it.
+// Replay implements inbox.DeadLetters. The error names the first message that could not be returned, and has
+// the number of messages that were too old.
 func (l *deadLetters) Replay(ctx context.Context, filter inbox.Filter, how inbox.Replay) (inbox.Replayed, error) {
 	if err := how.Check(); err != nil {
 		return inbox.Replayed{}, wrap("replay", err)
@@ -201,7 +202,7 @@ func (l *deadLetters) Replay(ctx context.Context, filter inbox.Filter, how inbox
 	return r.done, wrap("replay", err)
 }
 
-// audit leaves a record of a change, also of one that was made in part.
+// audit logs a change, even if it succeeded only in part.
 func (l *deadLetters) audit(ctx context.Context, what, by, reason string, filter inbox.Filter, err error, counts ...slog.Attr) {
 	attrs := append([]slog.Attr{slog.String("by", by), slog.String("reason", reason), slog.Any("filter", filter)}, counts...)
 	if err != nil {
@@ -222,7 +223,7 @@ type replay struct {
 	how       inbox.Replay
 	retention time.Duration
 	done      inbox.Replayed
-	refused   error // the first reason why a message stays
+	refused   error // the first reason for a message that was not returned
 }
 
 func (r *replay) visit(ctx context.Context, dead *inbox.DeadLetter) (outcome Outcome, counts bool, err error) {
@@ -231,7 +232,7 @@ func (r *replay) visit(ctx context.Context, dead *inbox.DeadLetter) (outcome Out
 		r.done.Outlived++
 		return Keep, false, nil
 	case dead.Message.Queue == "":
-		r.refuse("message %s does not name the queue it came from", dead.Message.ID)
+		r.refuse("message %s has no queue to return to", dead.Message.ID)
 		return Keep, false, nil
 	}
 	if err := r.edit(&dead.Message); err != nil {
@@ -251,16 +252,16 @@ func (r *replay) visit(ctx context.Context, dead *inbox.DeadLetter) (outcome Out
 	return Return, true, nil
 }
 
-// outlived reports whether a dead letter is too old to be returned now: what was processed is
-// remembered for retention only.
+// outlived reports whether a dead letter is too old to be returned: the entries of processed messages are
+// kept for the retention only.
 func outlived(r inbox.Replay, d inbox.DeadLetter, retention time.Duration, now time.Time) bool {
 	born := bornAt(d)
 	return !r.Force && !born.IsZero() && now.Sub(born) > retention
 }
 
-// bornAt is when a message was sent: its time stamp, else the time in its id. The time in the id may be another one, as
-// that of an expiry's event, which is a deadline. A message that failed before that is as old as its first failure: the clock
-// of its sender is wrong, or its consumer derives the id.
+// bornAt returns the time at which a message was sent: its time stamp, else the time in its id. The time in
+// the id may be something else, such as the deadline of an expiry event. If the message failed before that
+// time, bornAt returns the first failure: the sender's clock is wrong, or the consumer derives the id.
 func bornAt(d inbox.DeadLetter) time.Time {
 	sent := wire.PublishedAt(d.Message.PublishedAt, nil, d.Message.ID)
 	if sent.IsZero() || !d.FirstFailedAt.IsZero() && d.FirstFailedAt.Before(sent) {
@@ -269,7 +270,7 @@ func bornAt(d inbox.DeadLetter) time.Time {
 	return sent
 }
 
-// edit replaces the body of a message that is to return.
+// edit replaces the body of a message before it is returned.
 func (r *replay) edit(m *inbox.Message) (err error) {
 	if r.how.Edit == nil {
 		return nil
@@ -289,13 +290,13 @@ func (r *replay) failed(dead inbox.DeadLetter, why error) {
 	r.refuse("message %s to queue %q: %w", dead.Message.ID, dead.Message.Queue, why)
 }
 
-// refuse counts a message that stays, and keeps the first reason.
+// refuse counts a message that was not returned, and keeps the first reason.
 func (r *replay) refuse(format string, args ...any) {
 	r.done.Failed++
 	r.refused = cmp.Or(r.refused, fmt.Errorf(format, args...))
 }
 
-// look visits the dead letters that the filter selects, and leaves them where they are.
+// look visits the dead letters that the filter selects, without changing them.
 func (l *deadLetters) look(ctx context.Context, filter inbox.Filter, see func(inbox.DeadLetter)) error {
 	return l.each(ctx, &walk{filter: filter, visit: func(dead *inbox.DeadLetter) (Outcome, bool, error) {
 		see(*dead)
@@ -303,24 +304,24 @@ func (l *deadLetters) look(ctx context.Context, filter inbox.Filter, see func(in
 	}})
 }
 
-// walk is one way through the dead letters.
+// walk is one pass over the dead letters.
 type walk struct {
 	filter inbox.Filter
-	// bounded says that the walk visits no more dead letters of a class than were counted when it began.
+	// bounded means that the walk visits no more dead letters of a class than were counted at the start.
 	bounded bool
-	// visit says what becomes of a dead letter, and whether it counts towards the filter's limit.
+	// visit returns the outcome of a dead letter, and whether it counts towards the filter's limit.
 	visit func(*inbox.DeadLetter) (outcome Outcome, counts bool, err error)
-	// failed learns of dead letters that stay against visit's will.
+	// failed is called for a dead letter whose outcome could not be applied.
 	failed func(inbox.DeadLetter, error)
 
-	left   int                // dead letters of this class that were there when the walk began
-	taken  int                // towards the limit
-	unseen map[uuid.UUID]bool // of filter.IDs
+	left   int                // dead letters of this class left to visit
+	taken  int                // counted towards the limit
+	unseen map[uuid.UUID]bool // the ids of filter.IDs that were not found yet
 }
 
-// each goes through the dead letters of all classes. How many there are is asked first: what is
-// returned from one class may become a dead letter of a later one meanwhile. Those that a session has in
-// hand are not counted, and may come back before the scan. A bounded walk cannot tell them from new ones.
+// each walks through the dead letters of all classes. It counts them first, because a returned message may
+// become a dead letter of a later class during the walk. Dead letters in flight in another session are not
+// counted, and may return before the scan. A bounded walk cannot distinguish them from new ones.
 func (l *deadLetters) each(ctx context.Context, w *walk) error {
 	if err := w.filter.Check(); err != nil {
 		return err
@@ -359,13 +360,14 @@ func (l *deadLetters) each(ctx context.Context, w *walk) error {
 	return held
 }
 
-// A bounded walk waits so long for a session that has dead letters in hand. As a rule it is a look, and short.
+// A bounded walk waits this long for another session that has dead letters in flight. Such a session is
+// usually a short listing.
 const (
 	heldPatience = time.Second
 	heldPoll     = 50 * time.Millisecond
 )
 
-// counted asks how many dead letters there are.
+// counted returns the number of dead letters per class.
 func (l *deadLetters) counted(ctx context.Context, w *walk) ([]Depth, error) {
 	held := func(d Depth) bool { return d.Held }
 	for end := time.Now().Add(heldPatience); ; {
@@ -381,7 +383,7 @@ func (l *deadLetters) counted(ctx context.Context, w *walk) ([]Depth, error) {
 
 func (w *walk) over() bool { return w.left <= 0 || w.filter.Limit > 0 && w.taken >= w.filter.Limit }
 
-// satisfied reports whether all is found that was asked for, whatever there is besides.
+// satisfied reports whether everything that the filter asks for was found, even if there are more.
 func (w *walk) satisfied() bool {
 	return w.filter.Limit > 0 && w.taken >= w.filter.Limit || len(w.filter.IDs) > 0 && len(w.unseen) == 0
 }
@@ -409,7 +411,7 @@ func (w *walk) stays(dead inbox.DeadLetter, why error) {
 	w.failed(dead, why)
 }
 
-// JoinDeadLetters returns the dead letters of several places as those of one, place by place. A part that is nil has none.
+// JoinDeadLetters combines several DeadLetters into one, in their order. Nil parts are skipped.
 func JoinDeadLetters(parts ...DeadLetters) DeadLetters {
 	parts = slices.DeleteFunc(slices.Clone(parts), func(p DeadLetters) bool { return p == nil })
 	if len(parts) == 1 {
@@ -420,7 +422,7 @@ func JoinDeadLetters(parts ...DeadLetters) DeadLetters {
 
 type joined []DeadLetters
 
-// Depths implements DeadLetters. It asks all places at the same time.
+// Depths implements DeadLetters. It asks all parts at the same time.
 func (j joined) Depths(ctx context.Context) ([]Depth, error) {
 	depths, errs := make([][]Depth, len(j)), make([]error, len(j))
 	var asking sync.WaitGroup

@@ -22,9 +22,9 @@ import (
 type shelf struct {
 	dead     []inbox.DeadLetter
 	returned []uuid.UUID
-	refuse   uuid.UUID // which cannot be returned or dropped
+	refuse   uuid.UUID // the id that cannot be returned or dropped
 	broken   error     // of Depths
-	held     string    // the class of which a session has some in hand
+	held     string    // the class that another session has in flight
 	onReturn func(inbox.DeadLetter)
 	onDepths func()
 }
@@ -89,7 +89,7 @@ func (s *shelf) end(d inbox.DeadLetter, outcome driver.Outcome) {
 	}
 }
 
-// put adds a dead letter of the queue orders, which the change makes another one.
+// put adds a dead letter of the queue orders, modified by change.
 func (s *shelf) put(change func(d *inbox.DeadLetter)) uuid.UUID {
 	now := time.Now()
 	d := inbox.DeadLetter{
@@ -142,7 +142,7 @@ func TestFilter(t *testing.T) {
 	}
 }
 
-// A list holds no content that it was not asked for, and 32 MiB of it at most.
+// A list has content only if asked for, and at most 32 MiB.
 func TestList_boundsContentInBytes(t *testing.T) {
 	t.Parallel()
 	var s shelf
@@ -170,7 +170,7 @@ func TestList_boundsContentInBytes(t *testing.T) {
 	}
 }
 
-// A negative limit, as one that was computed and fell below zero, selects nothing at all.
+// A negative limit, such as a computed one that fell below zero, selects nothing.
 func TestLimit(t *testing.T) {
 	t.Parallel()
 	var s shelf
@@ -212,7 +212,7 @@ func TestShow(t *testing.T) {
 	}
 }
 
-// A call goes through all that can be seen, and says that it is a part; unless it has found what it was to find.
+// A call visits all dead letters it can see and returns ErrHeld, unless it found everything it looked for.
 func TestPartOfTheLetters(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -266,8 +266,8 @@ func TestPartOfTheLetters(t *testing.T) {
 	})
 }
 
-// All ids of a filter are found when each has been seen, however many copies there are and whatever becomes of them.
-func TestIDsOfWhichAPartIsHeld(t *testing.T) {
+// The ids of a filter are found when each was seen once, whatever the number of copies and their outcome.
+func TestErrHeld_notReturnedOnceAllIDsAreFound(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := shelf{held: "a"}
@@ -281,7 +281,7 @@ func TestIDsOfWhichAPartIsHeld(t *testing.T) {
 		}{
 			"two copies of one of two": {[]uuid.UUID{id, ids.New()}, 2, true},
 			"one id twice":             {[]uuid.UUID{id, id, id}, 2, false},
-			"one that is refused":      {[]uuid.UUID{old}, 0, false},
+			"one that is rejected":     {[]uuid.UUID{old}, 0, false},
 		} {
 			got, err := access(&s).Replay(t.Context(), inbox.Filter{IDs: tt.ids}, inbox.Replay{DryRun: true})
 			if got.Returned != tt.returned || errors.Is(err, inbox.ErrHeld) != tt.part {
@@ -291,8 +291,8 @@ func TestIDsOfWhichAPartIsHeld(t *testing.T) {
 	})
 }
 
-// A replay goes no further than what was counted, also where others hold dead letters that were not.
-func TestReplayBesideASession(t *testing.T) {
+// A replay visits no more than were counted, even if another session held dead letters that were not counted.
+func TestReplay_boundedWhileAnotherSessionHolds(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := shelf{held: "b"}
@@ -307,8 +307,8 @@ func TestReplayBesideASession(t *testing.T) {
 	})
 }
 
-// A replay waits for a session that is about to end.
-func TestReplayAfterASession(t *testing.T) {
+// A replay waits for another session that is about to end.
+func TestReplay_waitsForAnotherSession(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := shelf{held: driver.ClassDefault}
@@ -325,8 +325,8 @@ func TestReplayAfterASession(t *testing.T) {
 	})
 }
 
-// Dead letters that stay count as failed, and not towards the limit.
-func TestReplayOfSomeThatStay(t *testing.T) {
+// Dead letters that cannot be returned count as failed, and not towards the limit.
+func TestReplay_failedDoNotCountTowardsLimit(t *testing.T) {
 	t.Parallel()
 	var s shelf
 	s.put(func(d *inbox.DeadLetter) { d.Message.Queue = "" })
@@ -346,7 +346,7 @@ func TestReplayOfSomeThatStay(t *testing.T) {
 	}
 }
 
-// What fails once more meanwhile is not returned again, though it is in a class that comes later.
+// A message that fails again during the replay is not returned twice, even if its class comes later.
 func TestReplayIsBounded(t *testing.T) {
 	t.Parallel()
 	var s shelf
@@ -362,7 +362,7 @@ func TestReplayIsBounded(t *testing.T) {
 	}
 }
 
-// A message whose id is derived by its consumer may have been processed as well as any other.
+// A message with an id derived by its consumer may also have been processed already.
 func TestReplayRefuses(t *testing.T) {
 	t.Parallel()
 	now := time.Now()
@@ -426,7 +426,7 @@ func TestReplayPause(t *testing.T) {
 	}
 }
 
-func TestReplayTellsItsProgress(t *testing.T) {
+func TestReplay_reportsProgress(t *testing.T) {
 	t.Parallel()
 	var s shelf
 	for range 2 {
@@ -479,7 +479,7 @@ func TestGroups(t *testing.T) {
 	}
 }
 
-// Fingerprints come from outside.
+// Fingerprints come from outside, so their number is bounded.
 func TestGroupsAreBounded(t *testing.T) {
 	t.Parallel()
 	var s shelf

@@ -1,5 +1,5 @@
-// Package driver has what transports and deduplicating processors of inbox need and its users do
-// not: how a failure is read and decided over, dead letters, and the ledger.
+// Package driver is for transports and deduplicating processors of inbox. It classifies failures, decides
+// about retries, and defines dead letters and the ledger. Users of inbox do not need it.
 package driver
 
 import (
@@ -15,58 +15,58 @@ import (
 	"github.com/holdfast-go/holdfast/internal/deadletter"
 )
 
-// DefaultRetention is how long processed messages are remembered where nothing else is set.
+// DefaultRetention is the default time for which entries of processed messages are kept.
 const DefaultRetention = deadletter.Retention
 
-// Background is an optional interface of an inbox.Processor: work of its own, such as pruning. A
-// consumer's Run starts it once and waits for its end.
+// Background is an optional interface of an inbox.Processor with work of its own, such as pruning. A
+// consumer's Run starts it once and waits until it returns.
 type Background interface {
-	// Background works until ctx ends. It logs what fails and repeats it later.
+	// Background works until ctx ends. It logs failures and tries again later.
 	Background(ctx context.Context)
 }
 
-// Deduplicator is an optional interface of an inbox.Processor that remembers which messages it
-// has processed.
+// Deduplicator is an optional interface of an inbox.Processor that keeps entries of processed messages.
 type Deduplicator interface {
 	inbox.Processor
-	// Ledger is where the consumer notes what became of messages; nil when there is none.
+	// Ledger returns the ledger for the consumer's notes about messages; nil if there is none.
 	Ledger() Ledger
-	// Retention is how long processed messages are remembered.
+	// Retention returns the time for which entries of processed messages are kept.
 	Retention() time.Duration
 }
 
-// Configured is an optional interface of an inbox.Processor whose settings name its handlers.
+// Configured is an optional interface of an inbox.Processor with settings per handler.
 type Configured interface {
-	// Configured returns what is wrong with the settings now that all handlers are registered. A consumer's Run asks
-	// once, and returns the error.
+	// Configured returns an error if a setting names a handler that is not registered. A consumer's Run calls
+	// it once, after all handlers are registered, and returns the error.
 	Configured() error
 }
 
 // Limiter is an optional interface of an inbox.Processor whose handlers have limits of their own.
 type Limiter interface {
-	// Limit returns how many messages of a name may be processed at once, together with others of
-	// that name in one batch counted once; 0: any number. It is called for every message, from many
-	// goroutines, and neither blocks nor changes its answer.
+	// Limit returns how many messages of a name may be processed at once; 0 means any number. The messages of
+	// one name in a batch count as one. It is called for every message, from many goroutines. It must not
+	// block, and must always return the same value.
 	Limit(name string) int
 }
 
 // Pausable is an optional interface of an inbox.Processor that operators can pause.
 type Pausable interface {
-	// Pause keeps all consumers on the processor, in all processes, from beginning another message until
-	// Resume; they learn of it within a few seconds. What they have begun ends. By is who pauses, 1 to 128 bytes,
-	// and reason why, 1,000 at most; neither has control characters. A pause that is there gets both, and keeps
-	// its begin.
+	// Pause keeps all consumers on the processor, in all processes, from starting another message until
+	// Resume. They notice it within a few seconds. Messages that have started finish. By is the person, 1 to
+	// 128 bytes, and reason the cause, at most 1,000 bytes; neither may have control characters. An existing
+	// pause gets the new by and reason, and keeps its start.
 	Pause(ctx context.Context, by, reason string) error
-	// Resume ends the pause. It is no error that there is none.
+	// Resume ends the pause. It is not an error if there is none.
 	Resume(ctx context.Context) error
 	// Paused returns the pause.
 	Paused(ctx context.Context) (Pause, error)
-	// WatchPause tells the pause as soon as it can, and again when it has changed, until ctx ends. It tells the
-	// zero Pause where it cannot know: what keeps it from that keeps the messages from being processed, too.
+	// WatchPause calls tell with the pause as soon as it can, and again after each change, until ctx ends. If
+	// it cannot read the pause, it calls tell with the zero Pause: the same fault also prevents the messages
+	// from being processed.
 	WatchPause(ctx context.Context, tell func(Pause))
 }
 
-// Pause says who has paused something, why and when. The zero value: it is not paused.
+// Pause records who paused something, why and when. The zero value means not paused.
 type Pause = actor.Pause
 
 // Parker is an optional interface of an inbox.Processor that can stop ordering keys; see
@@ -85,7 +85,7 @@ type Parker interface {
 	Stop(ctx context.Context, dead inbox.DeadLetter) error
 }
 
-// ParkerOf returns the Parker of a processor where ConsumerConfig.ParkKeys asks for it; nil where there is none.
+// ParkerOf returns the Parker of a processor if ConsumerConfig.ParkKeys is set; nil if there is none.
 func ParkerOf(p inbox.Processor, cfg inbox.ConsumerConfig) Parker {
 	parker, ok := p.(Parker)
 	if !ok || !cfg.ParkKeys || parker.Parked() == nil {
@@ -94,7 +94,7 @@ func ParkerOf(p inbox.Processor, cfg inbox.ConsumerConfig) Parker {
 	return parker
 }
 
-// ParkedBy returns the dead letters that stopped their keys; nil where keys are not stopped.
+// ParkedBy returns the dead letters that stopped their keys; nil if keys are not stopped.
 func ParkedBy(p inbox.Processor, cfg inbox.ConsumerConfig) DeadLetters {
 	if parker := ParkerOf(p, cfg); parker != nil {
 		return parker.Parked()
@@ -102,9 +102,10 @@ func ParkedBy(p inbox.Processor, cfg inbox.ConsumerConfig) DeadLetters {
 	return nil
 }
 
-// Decode reads the JSON body of a message. It unpacks content encoding gzip and skips a byte order mark. It refuses a content type other than JSON, a
-// body over MaxBodyBytes packed or unpacked, anything but exactly one JSON value, and null; members that T
-// does not know are passed over, so that senders may add some. Errors are of class ClassValidation.
+// Decode reads the JSON body of a message. It unpacks content encoding gzip and skips a byte order mark. It
+// rejects a content type other than JSON, a body over MaxBodyBytes packed or unpacked, anything but exactly
+// one JSON value, and null. Members unknown to T are ignored, so that senders may add some. Errors are of
+// class ClassValidation.
 func Decode[T any](m *inbox.Message) (T, error) {
 	var v T
 	if err := base.Decode(m.ContentType, m.ContentEncoding, m.Body, &v); err != nil {
@@ -114,41 +115,42 @@ func Decode[T any](m *inbox.Message) (T, error) {
 	return v, nil
 }
 
-// Ledger keeps, outside the handlers' transactions, what became of messages that did not go
-// through at their first delivery. A consumer uses it for two things that a message's own
-// headers cannot tell: that a delivery is the leftover of an attempt whose retry is already
-// on its way, and that the process ended while the message was being processed.
+// Ledger records, outside the handlers' transactions, the attempts of messages that failed at their first
+// delivery. A message's headers cannot show two things that a consumer reads from the ledger: whether a
+// delivery is an extra copy of an attempt whose retry is already stored, and whether the process ended while
+// it ran the message.
 //
-// A Ledger belongs to one consumer and keeps an entry per message id. inboxpgx keeps them in
-// Postgres, inboxtest in memory; the suite is in inboxtest/conformance. It must be safe for
-// concurrent use.
+// A Ledger belongs to one consumer and keeps an entry per message id. inboxpgx keeps entries in Postgres,
+// inboxtest in memory; the suite is in inboxtest/conformance. It must be safe for concurrent use.
 type Ledger interface {
-	// Look returns what is noted of a message; the zero LedgerEntry when nothing is.
+	// Look returns the entry of a message; the zero LedgerEntry if there is none.
 	Look(ctx context.Context, id uuid.UUID) (LedgerEntry, error)
-	// Start notes that a run of the message begins. For a message with more Replays than
-	// those noted the entry begins anew.
+	// Start records that a run of the message starts. If the message has more Replays than the entry, the
+	// entry is reset.
 	Start(ctx context.Context, m *inbox.Message) error
-	// End notes that the process has survived the run: no run is open any more.
+	// End records that the process survived the run: no run is open any more.
 	End(ctx context.Context, m *inbox.Message) error
-	// Pass is End for an attempt whose retry is stored elsewhere and due after a time: what comes with
-	// this Attempt, or one before it, is superseded from now on.
+	// Pass is End for an attempt whose retry is stored elsewhere and due after the given time. From then on,
+	// copies with this Attempt or an earlier one are superseded.
 	Pass(ctx context.Context, m *inbox.Message, after time.Duration) error
-	// Forget drops the entry.
+	// Forget deletes the entry.
 	Forget(ctx context.Context, id uuid.UUID) error
 }
 
-// LedgerEntry is what a Ledger has noted of a message.
+// LedgerEntry is the entry of a message in a Ledger.
 type LedgerEntry struct {
-	// Replays and Attempt are those of the newest copy that is known of.
+	// Replays and Attempt are those of the newest known copy.
 	Replays, Attempt int
-	// Open is how many runs have begun since one was survived.
+	// Open is how many runs have started since the process last survived one.
 	Open int
-	// Overdue is how long ago that copy was due, or began to run, by the clock of the ledger. 0: it is not due yet.
+	// Overdue is how long ago the newest copy was due, or started to run, by the clock of the ledger. 0 means
+	// not due yet.
 	Overdue time.Duration
 }
 
-// Supersedes reports whether a newer copy than m is known of. Then m is a leftover, unless the newer copy is long
-// overdue, or Traits.MoveSettles is set: the server has lost the newer copy there.
+// Supersedes reports whether a newer copy than m is known. Then m is an extra copy and is dropped, except in
+// two cases: the newer copy is long overdue, or Traits.MoveSettles is set. In both the server has lost the
+// newer copy.
 func (e LedgerEntry) Supersedes(m *inbox.Message) bool {
 	if e.Replays != m.Replays {
 		return e.Replays > m.Replays
@@ -156,7 +158,7 @@ func (e LedgerEntry) Supersedes(m *inbox.Message) bool {
 	return e.Attempt > max(m.Attempt, 1)
 }
 
-// OpenRuns returns how many runs of m the process has not survived. A replay begins at 0.
+// OpenRuns returns how many runs of m the process has not survived. A replay starts at 0.
 func (e LedgerEntry) OpenRuns(m *inbox.Message) int {
 	if e.Replays < m.Replays {
 		return 0

@@ -21,17 +21,17 @@ const (
 	maxTypeBytes     = 128 // of a Go type's name
 	sqlStateBytes    = 5
 	fingerprintBytes = 16
-	shapeWords       = 12 // of an error's text, that is: what follows is mostly details
+	shapeWords       = 12 // words of an error text; the rest is mostly details
 	ownModule        = "github.com/holdfast-go/holdfast/inbox"
 )
 
-// origin is what an error says about where it comes from.
+// origin describes where an error comes from.
 type origin struct {
 	goType, sqlState string
 	where            string // the function that panicked; "" without a panic
 }
 
-// originOf reads an error's chain. The methods of some errors panic: then it tells what it has.
+// originOf reads the chain of an error. If a method of the error panics, it returns the data read so far.
 func originOf(err error) (o origin) {
 	if err == nil {
 		return origin{}
@@ -52,8 +52,8 @@ func originOf(err error) (o origin) {
 	return o
 }
 
-// typeOf is the type of the first error of a chain that is more than a wrapper, of joined errors
-// the first's. Where all are wrappers it is that of the last.
+// typeOf returns the type of the first error in a chain that is not a plain wrapper. Of joined errors it
+// follows the first one. If all are wrappers, it returns the type of the last.
 func typeOf(err error) string {
 	for {
 		name := fmt.Sprintf("%T", err)
@@ -77,7 +77,7 @@ func typeOf(err error) string {
 	}
 }
 
-// plainType reports whether a type of error says nothing about the failure.
+// plainType reports whether a type of error has no information about the failure.
 func plainType(name string) bool {
 	for _, prefix := range [...]string{"*fmt.", "*errors.", "*base.marked", "*inboxpgx.handlerError"} {
 		if strings.HasPrefix(name, prefix) {
@@ -93,22 +93,22 @@ func validSQLState(s string) bool {
 	}) < 0
 }
 
-// panicked is the function of the program in which a panic arose, by the stack that debug.Stack
-// gives where it is recovered. Line numbers would change with each release. A deferred function may
-// have panicked in turn: what panicked first stands last.
+// panicked returns the function of the program that panicked, from a debug.Stack taken at the recover. Line
+// numbers are left out because they change with each release. If a deferred function panicked as well, the
+// first panic is the last one in the stack.
 func panicked(stack []byte) string {
 	text := string(stack)
 	_, text, found := strings.Cut(text[max(strings.LastIndex(text, "\npanic("), 0):], "\npanic(")
 	if !found {
 		return ""
 	}
-	var first string // where all seem to be the standard library's
+	var first string // used if all functions are in the standard library
 	for line := range strings.Lines(text) {
 		name, ok := frame(line)
 		switch {
 		case !ok:
 			continue
-		case strings.HasPrefix(name, ownModule) && !strings.Contains(name, "_test."): // what has called the handler
+		case strings.HasPrefix(name, ownModule) && !strings.Contains(name, "_test."): // the caller of the handler
 			return truncate(cmp.Or(first, name), maxTypeBytes)
 		case ofProgram(name):
 			return truncate(name, maxTypeBytes)
@@ -118,7 +118,7 @@ func panicked(stack []byte) string {
 	return truncate(first, maxTypeBytes)
 }
 
-// frame takes a function's name from a line of a stack, without its arguments.
+// frame returns the function name in a line of a stack, without its arguments.
 func frame(line string) (name string, ok bool) {
 	end := strings.LastIndexByte(line, '(')
 	if end < 0 || strings.HasPrefix(line, "\t") || strings.HasPrefix(line, "{") ||
@@ -128,15 +128,15 @@ func frame(line string) (name string, ok bool) {
 	return line[:end], true
 }
 
-// ofProgram reports whether a function is in package main or in a module with a domain, which the
-// standard library has not.
+// ofProgram reports whether a function is in package main or in a module whose path has a domain. The
+// standard library has no domain.
 func ofProgram(name string) bool {
 	module, _, nested := strings.Cut(name, "/")
 	return strings.HasPrefix(name, "main.") || nested && strings.Contains(module, ".")
 }
 
-// fingerprint groups failures. The error's text counts only where neither a type nor a function
-// tells failures apart.
+// fingerprint groups failures. It uses the error text only if neither a type nor a function identifies the
+// failure.
 func fingerprint(d inbox.DeadLetter, where string) string {
 	var shape string
 	if where == "" {
@@ -149,10 +149,10 @@ func fingerprint(d inbox.DeadLetter, where string) string {
 	return hex.EncodeToString(sum[:fingerprintBytes/2])
 }
 
-// quoted finds what differs from one message to the next by its quotation marks.
+// quoted matches text in quotation marks, which differs from message to message.
 var quoted = regexp.MustCompile("\"[^\"]*\"|`[^`]*`")
 
-// shapeOf is what the texts of one kind of failure have in common.
+// shapeOf returns the part of an error text that all failures of one kind have in common.
 func shapeOf(text string) string {
 	words := strings.Fields(quoted.ReplaceAllString(text, "0"))
 	for i, word := range words {
@@ -163,7 +163,8 @@ func shapeOf(text string) string {
 	return strings.Join(words[:min(len(words), shapeWords)], " ")
 }
 
-// completed adds the fingerprint to a dead letter that has none: one of an older version, or made by hand.
+// completed adds the fingerprint to a dead letter without one, such as one of an older version or made by
+// hand.
 func completed(d inbox.DeadLetter) inbox.DeadLetter {
 	if !validFingerprint(d.Fingerprint) {
 		d.Fingerprint = fingerprint(d, "")
@@ -176,17 +177,17 @@ func validFingerprint(s string) bool {
 	return err == nil && len(s) == fingerprintBytes && s == strings.ToLower(s)
 }
 
-// The limits of a history. Its first half are the first failures, which say how it began.
+// The limits of a history. The first half has the first failures, which show how the trouble started.
 const (
 	MaxHistory         = 10
 	maxHistoryError    = 200
 	maxHistoryConsumer = 64
-	// MaxHistoryBytes bounds what EncodeHistory returns.
+	// MaxHistoryBytes bounds the result of EncodeHistory.
 	MaxHistoryBytes = 4 << 10
 )
 
-// Progressed returns what the next attempt of a message carries that failed at the time now:
-// unchanged for a failure that does not count.
+// Progressed returns the progress for the next attempt of a message that failed at the time now. An uncounted
+// failure leaves it unchanged.
 func Progressed(m *inbox.Message, f Failure, d Decision, consumer string, now time.Time) Progress {
 	p := Progress{Attempt: max(m.Attempt, 1), Recovered: m.Recovered, FirstFailedAt: m.FirstFailedAt, History: m.History}
 	if !d.Counted {
@@ -203,12 +204,12 @@ func Progressed(m *inbox.Message, f Failure, d Decision, consumer string, now ti
 	return p
 }
 
-// remember returns a history with one more failure. The old one stays as it is.
+// remember returns a copy of a history with one more failure.
 func remember(history []inbox.FailedAttempt, last inbox.FailedAttempt) []inbox.FailedAttempt {
 	return bounded(append(slices.Clone(history), last))
 }
 
-// bounded cuts a history, of the transport or of before, in place: out of the middle.
+// bounded shortens a history in place. It removes entries from the middle.
 func bounded(history []inbox.FailedAttempt) []inbox.FailedAttempt {
 	if extra := len(history) - MaxHistory; extra > 0 {
 		history = slices.Delete(history, MaxHistory/2, MaxHistory/2+extra)
@@ -227,8 +228,8 @@ type historyEntry struct {
 	Error    string `json:"error"`
 }
 
-// EncodeHistory returns the form in which every transport carries a history: JSON, at most
-// MaxHistoryBytes, for which it leaves out what is in the middle. It is "" when there is none.
+// EncodeHistory returns a history as JSON of at most MaxHistoryBytes, the form used by every transport. To
+// fit, it leaves out entries in the middle. For an empty history it returns "".
 func EncodeHistory(history []inbox.FailedAttempt) string {
 	history = bounded(slices.Clone(history))
 	for ; len(history) > 0; history = slices.Delete(history, len(history)/2, len(history)/2+1) {
@@ -251,8 +252,8 @@ func encoded(history []inbox.FailedAttempt) string {
 	return string(bytes.TrimSpace(text.Bytes()))
 }
 
-// DecodeHistory reads what EncodeHistory has written. It comes from outside: what is too long or
-// no such JSON is no history, and what is more than a history keeps is left out.
+// DecodeHistory reads the result of EncodeHistory. The text comes from outside: if it is too long or
+// malformed, the result is nil. Entries beyond MaxHistory are dropped.
 func DecodeHistory(text string) []inbox.FailedAttempt {
 	if text == "" || len(text) > MaxHistoryBytes {
 		return nil

@@ -17,13 +17,13 @@ import (
 	"github.com/holdfast-go/holdfast/internal/ids"
 )
 
-// refusal is an error as a database's client has them.
+// refusal is an error with a SQLSTATE, like those of a database client.
 type refusal struct{ code string }
 
 func (e *refusal) Error() string    { return "refused with " + e.code }
 func (e *refusal) SQLState() string { return e.code }
 
-// given is the dead letter of a message of that name whose handler failed with err.
+// given returns the dead letter of a message with that name whose handler failed with err.
 func given(name string, err error) inbox.DeadLetter {
 	m := &inbox.Message{ID: ids.New(), Name: name}
 	return driver.NewDeadLetter(m, driver.Classify(err), "billing", time.Now())
@@ -36,13 +36,13 @@ func TestErrorType(t *testing.T) {
 		err             error
 		goType, sqlText string
 	}{
-		"plain":                  {errors.New("boom"), "*errors.errorString", ""},
-		"wrapped":                {fmt.Errorf("read: %w", missing), "*fs.PathError", ""},
-		"marked":                 {inbox.Classed(inbox.Unrecoverable(missing), "files"), "*fs.PathError", ""},
-		"joined":                 {errors.Join(nil, missing, errors.New("boom")), "*fs.PathError", ""},
-		"a server's":             {fmt.Errorf("insert: %w", &refusal{"23505"}), "*driver_test.refusal", "23505"},
-		"behind another":         {errors.Join(missing, &refusal{"40001"}), "*fs.PathError", "40001"},
-		"whose state is no such": {&refusal{"23505; DROP"}, "*driver_test.refusal", ""},
+		"plain":                 {errors.New("boom"), "*errors.errorString", ""},
+		"wrapped":               {fmt.Errorf("read: %w", missing), "*fs.PathError", ""},
+		"marked":                {inbox.Classed(inbox.Unrecoverable(missing), "files"), "*fs.PathError", ""},
+		"joined":                {errors.Join(nil, missing, errors.New("boom")), "*fs.PathError", ""},
+		"a server's":            {fmt.Errorf("insert: %w", &refusal{"23505"}), "*driver_test.refusal", "23505"},
+		"behind another":        {errors.Join(missing, &refusal{"40001"}), "*fs.PathError", "40001"},
+		"with an invalid state": {&refusal{"23505; DROP"}, "*driver_test.refusal", ""},
 	} {
 		d := given("order.placed", tt.err)
 		if d.ErrorType != tt.goType || d.SQLState != tt.sqlText {
@@ -78,7 +78,7 @@ func TestFingerprint(t *testing.T) {
 
 type panicker struct{ names []string }
 
-// last panics one line below for an empty list, wherever it is called from.
+// last panics in the next line for an empty list, whoever calls it.
 func (p panicker) last() string {
 	return p.names[len(p.names)-1]
 }
@@ -208,7 +208,7 @@ func TestHistoryOnTheWire(t *testing.T) {
 	}
 }
 
-// Whatever comes from outside is bounded, and what is made of it can be read back.
+// A history from outside is bounded, and its encoded form can be decoded again.
 func FuzzHistory(f *testing.F) {
 	f.Add(`[{"at":"2026-01-02T03:04:05Z","consumer":"c","error":"e"}]`)
 	f.Fuzz(func(t *testing.T, text string) {

@@ -136,7 +136,7 @@ func TestNext(t *testing.T) {
 	}
 }
 
-// A delay that Next chooses is within the bounds of any valid policy.
+// A delay of Next is within the bounds of any valid policy.
 func FuzzNext_delayIsWithinBounds(f *testing.F) {
 	f.Add(int64(time.Second), 2.0, int64(time.Minute), 0.2, 3, 0.7)
 	f.Add(int64(time.Millisecond), 1.5, int64(time.Second), 0.9, 40, 0.1)
@@ -235,8 +235,8 @@ type brokenError struct{ inner error }
 func (e *brokenError) Error() string { return "broken: " + e.inner.Error() }
 func (e *brokenError) Unwrap() error { return e.inner }
 
-// A nil pointer that became an error is one message's failure, not the consumer's end.
-func TestClassifyBrokenError(t *testing.T) {
+// A nil pointer returned as an error is a failure of its message and does not end the consumer.
+func TestClassify_nilPointerError(t *testing.T) {
 	t.Parallel()
 	var broken *brokenError
 	for _, err := range []error{broken, inbox.Unrecoverable(broken), errors.Join(inbox.ErrDraining, broken), &base.Panic{Value: broken}} {

@@ -8,143 +8,144 @@ import (
 	"github.com/holdfast-go/holdfast/inbox"
 )
 
-// Source is one queue, stream or partition as one consumer sees it. It is what a transport
-// implements; package inbox/engine does everything that is not the broker's own. The suite is
-// conformance.TestSource in package inboxtest/conformance.
+// Source is one queue, stream or partition of one consumer. A transport implements it; package inbox/engine
+// does everything that is the same for all brokers. The suite is conformance.TestSource in package
+// inboxtest/conformance.
 //
-// Its methods may be called from any goroutine. Each call returns within the source's own limit of
-// time, also when the server has fallen silent; a Move may take some times as long.
+// Its methods may be called from any goroutine. Each call returns within the source's own time limit, even if
+// the server does not answer. A Move may take a few times as long.
 type Source interface {
-	// Traits returns what the engine must know of the transport. They never change.
+	// Traits returns the properties of the transport. They never change.
 	Traits() Traits
-	// Open begins a session, which may dial. Nothing is delivered yet. No two sessions of a Source
-	// are open at once. A queue that does not exist is ErrMissing.
+	// Open opens a session; it may dial. Nothing is delivered yet. Only one session of a Source is open at a
+	// time. If the queue does not exist, Open returns ErrMissing.
 	Open(ctx context.Context) (Session, error)
-	// Move stores a copy of each message elsewhere, durably, and returns one result for each, in
-	// the same order. It needs no session, but where Traits.MoveSettles is set it also ends the
-	// original, in the same step. A failure concerns its message alone unless it is ErrUnavailable,
-	// and loses nothing: the original is still there.
+	// Move stores a copy of each message elsewhere, durably, and returns one result per move, in the same
+	// order. It needs no session. If Traits.MoveSettles is set, it also settles the original in the same
+	// step. An error concerns its own message only, unless it is ErrUnavailable. After an error the original
+	// is still there.
 	Move(ctx context.Context, moves []Move) []error
-	// Run does what the source needs besides its sessions, such as keeping a connection for copies,
-	// until ctx ends. It returns within 2 seconds then, with nothing left behind. Moves work only
-	// while it runs.
+	// Run does the background work of the source, such as keeping a connection for copies, until ctx ends.
+	// Then it returns within 2 seconds and leaves no goroutine. Moves work only while it runs.
 	Run(ctx context.Context)
-	// Ready returns nil while Move can work.
+	// Ready returns nil if Move can work.
 	Ready(ctx context.Context) error
 }
 
-// Session is one stretch of deliveries. One goroutine calls Start, Receive, Stop and Close; Ack and
-// GiveBack may be called by several others meanwhile. After an error of Receive the session delivers
-// nothing more; it must still be closed.
+// Session is one period of deliveries. One goroutine calls Start, Receive, Stop and Close; several others may
+// call Ack and GiveBack at the same time. After an error of Receive the session delivers nothing more, but it
+// must still be closed.
 type Session interface {
-	// Start has messages delivered: at most window of those that come from now on are unsettled at
-	// a time. It may be called again after Stop.
+	// Start starts the deliveries. At most window of the messages delivered from now on are unsettled at a
+	// time. It may be called again after Stop.
 	Start(ctx context.Context, window int) error
-	// Receive waits for a message and returns those that are there, at most so many. They come at
-	// least once: what is never settled comes again, here or elsewhere. It returns within a second
-	// after ctx has ended, with ctx's error unless there are messages. Any other error ends the session.
+	// Receive waits for a message and returns the available ones, at most most of them. Delivery is at least
+	// once: an unsettled message is redelivered, here or elsewhere. Receive returns within a second after ctx
+	// has ended, with ctx's error unless there are messages. Any other error ends the session.
 	Receive(ctx context.Context, most int) ([]Delivery, error)
-	// Ack ends messages: they have taken effect, or a copy of them is stored elsewhere. It touches
-	// no other delivery. ErrStale says that some of them come again. With mayWait the handlers have
-	// enough to do without the places that these take in the window: the server may be told a little
-	// later, by Close at the latest.
+	// Ack acknowledges messages that have taken effect or have a copy stored elsewhere. It touches no other
+	// delivery. ErrStale means that some of them will be redelivered. With mayWait the handlers have enough
+	// work without the freed places in the window, so the ack may be sent a little later, by Close at the
+	// latest.
 	Ack(ctx context.Context, ds []Delivery, mayWait bool) error
-	// GiveBack has messages come again within 2 seconds, here or elsewhere, uncounted and unchanged.
+	// GiveBack requeues messages uncounted and unchanged. They are redelivered within 2 seconds, here or
+	// elsewhere.
 	GiveBack(ctx context.Context, ds []Delivery) error
-	// Stop ends the deliveries, not the session: what Receive has not returned goes back, what it
-	// has returned can still be settled.
+	// Stop ends the deliveries, not the session. Messages that Receive has not returned are requeued; the
+	// returned ones can still be settled.
 	Stop(ctx context.Context) error
-	// Close ends the session. All that is unsettled goes back together and in its order.
+	// Close ends the session. All unsettled messages are requeued together, in their order.
 	Close(ctx context.Context) error
 }
 
-// Delivery is one hand-out of a message. It is a pointer to what the transport needs to settle it,
-// and knows its session.
+// Delivery is one delivery of a message. It is a pointer to the data that the transport needs to settle it,
+// and refers to its session.
 type Delivery interface {
-	// Message returns the message as it arrived, always the same one. Nobody but the engine changes it.
+	// Message returns the message as it arrived, always the same pointer. Only the engine changes it.
 	Message() *inbox.Message
 }
 
-// SlowDelivery is an optional interface of a Delivery. The engine asks it on the goroutine that receives, before Message.
+// SlowDelivery is an optional interface of a Delivery. The receiving goroutine calls Slow before Message.
 type SlowDelivery interface {
 	Delivery
-	// Slow reports, at once, whether Message decodes a large body. The engine then calls Message on another
-	// goroutine, unless the consumer is ordered.
+	// Slow reports whether Message decodes a large body. It must not block. If it returns true, the engine
+	// calls Message on another goroutine, unless the consumer is ordered.
 	Slow() bool
 }
 
-// Target is where a Move takes a message.
+// Target is the destination of a Move.
 type Target int
 
 // The targets.
 const (
-	// ToLater is this consumer alone, not before Move.Delay and at most 1.5 times that and 1.5 s
-	// later; no other consumer of the same messages gets it.
+	// ToLater delivers the message to this consumer only. It comes not before Move.Delay, and at most 1.5
+	// times Move.Delay plus 1.5 s later. No other consumer of the same messages gets it.
 	ToLater Target = iota + 1
-	// ToTail is the end of the consumer's own queue, where ToLater is refused.
+	// ToTail is the end of the consumer's own queue. It is used when ToLater was rejected.
 	ToTail
-	// ToDead is the place of the dead letters of Move.DeadLetter's class, or of the class default
-	// where that has none.
+	// ToDead is the dead-letter queue of Move.DeadLetter's class, or of the class default if that class has
+	// none.
 	ToDead
 )
 
-// Move takes one message elsewhere.
+// Move is a request to store a copy of one message elsewhere.
 type Move struct {
 	Delivery Delivery
 	Target   Target
-	// Delay is how long ToLater waits; any. A transport with fixed steps takes several by itself,
-	// and the engine never sees a message that only passes through.
+	// Delay is the delay of ToLater, of any length. A transport with fixed steps chains several by itself;
+	// the engine does not see the message in between.
 	Delay time.Duration
-	// PutOff says that the message has not failed: for ToLater, where a transport counts those apart.
+	// PutOff means that the message has not failed. It applies to ToLater on transports that count such
+	// messages apart.
 	PutOff bool
-	// Next is what the copy carries for ToLater and ToTail.
+	// Next is the progress stored in the copy, for ToLater and ToTail.
 	Next Progress
-	// DeadLetter is the dead letter that the copy is, for ToDead.
+	// DeadLetter is the dead letter to store, for ToDead.
 	DeadLetter inbox.DeadLetter
 }
 
-// Progress is what a message carries of its attempts.
+// Progress is a message's record of its attempts.
 type Progress struct {
 	Attempt, Recovered int
 	FirstFailedAt      time.Time
 	History            []inbox.FailedAttempt
 }
 
-// Traits are what the engine must know of a transport.
+// Traits are the properties of a transport that the engine needs.
 type Traits struct {
 	// System is the messaging.system of OpenTelemetry's semantic conventions, such as rabbitmq.
 	System string
-	// MaxWindow is the largest window that Start takes.
+	// MaxWindow is the largest window that Start accepts.
 	MaxWindow int
-	// Hold is how long a delivery may stay unsettled before the broker takes it back; 0: it never does.
+	// Hold is how long a delivery may stay unsettled before the broker takes it back; 0 means without limit.
 	Hold time.Duration
-	// MoveSettles says that Move also ends the original, atomically.
+	// MoveSettles means that Move also settles the original, atomically.
 	MoveSettles bool
-	// FewPlaces says that of the classes of this SDK only default has a place for its dead letters. Those of the
-	// others are there, too.
+	// FewPlaces means that of the SDK's classes only default has a dead-letter queue by itself. Dead letters
+	// of the other classes go there, too.
 	FewPlaces bool
-	// Exclusive says that one session at a time is served, over all processes, and that Close
-	// keeps the order. Ordered consumers need it.
+	// Exclusive means that only one session is served at a time, over all processes, and that Close keeps the
+	// order. Ordered consumers need it.
 	Exclusive bool
 }
 
-// The errors of sources and sessions, to be looked for with errors.Is. Others are a session's end,
-// or concern one message.
+// The errors of sources and sessions, to be tested with errors.Is. Any other error ends the session, or
+// concerns one message.
 var (
-	// ErrRefused is returned by Move for a place that takes nothing: it is missing, full or closed
-	// to this user. It is in a processor's error for a message that its store has no room for.
-	ErrRefused = errors.New("the place for failed messages takes none")
-	// ErrTooLarge is returned by Move for a message that does not fit even without the sender's headers.
-	ErrTooLarge = errors.New("the message is too large to be moved")
-	// ErrStale says that a delivery is no longer this session's: the broker delivers it again, or
-	// has given it to somebody else.
-	ErrStale = errors.New("the session of the delivery is over")
-	// ErrMissing is returned where the queue, stream or group does not exist.
+	// ErrRefused is returned by Move if the destination is missing, full or closed to this user. A processor
+	// returns it for a message that its store has no room for.
+	ErrRefused = errors.New("the destination rejected the message")
+	// ErrTooLarge is returned by Move for a message that is too large even without the sender's headers.
+	ErrTooLarge = errors.New("the message is too large to move")
+	// ErrStale means that a delivery no longer belongs to the session. The broker redelivers it, or has
+	// delivered it to another session.
+	ErrStale = errors.New("the session of the delivery has ended")
+	// ErrMissing is returned if the queue, stream or group does not exist.
 	ErrMissing = errors.New("the queue does not exist: call Setup")
-	// ErrNotEditable is what a dead letter fails with whose body is only a part of what was sent.
+	// ErrNotEditable is the error of an edit if the dead letter's body is only a part of the sent body.
 	ErrNotEditable = errors.New("the body of the message cannot be replaced")
 	// ErrDone ends a scan of DeadLetters without an error.
-	ErrDone = errors.New("enough")
+	ErrDone = errors.New("scan ended")
 )
 
 // Measured is an optional interface of a Source that counts its messages.
@@ -153,21 +154,21 @@ type Measured interface {
 	Backlog(ctx context.Context) (Backlog, error)
 }
 
-// Backlog is what inbox.Stats says of messages that are no dead letters.
+// Backlog has the counts of inbox.Stats for messages that are not dead letters.
 type Backlog struct {
-	Waiting  int // nobody has them
-	Retrying int // failed, and wait for their next attempt
-	PutOff   int // wait, and have not failed
+	Waiting  int // delivered to no consumer
+	Retrying int // failed, waiting for the next attempt
+	PutOff   int // waiting, without a failure
 }
 
-// Keeper is an optional interface of a Source that can reach its consumer's dead letters. The engine
-// counts them for a gauge.
+// Keeper is an optional interface of a Source with access to its consumer's dead letters. The engine counts
+// them for a gauge.
 type Keeper interface {
-	// DeadLetters returns the dead letters; it asks no server.
+	// DeadLetters returns the dead letters. It asks no server.
 	DeadLetters() DeadLetters
 }
 
-// Outcome is what becomes of a dead letter that was looked at.
+// Outcome is the decision about a dead letter.
 type Outcome int
 
 // The outcomes.
@@ -176,34 +177,35 @@ const (
 	Keep Outcome = iota
 	// Drop deletes it.
 	Drop
-	// Return puts the message into the queue it came from, Attempt 1 and Replays one higher, and
-	// then deletes the dead letter.
+	// Return puts the message into the queue it came from, with Attempt 1 and Replays one higher, and then
+	// deletes the dead letter.
 	Return
 )
 
-// Depth is how many dead letters of a class there are.
+// Depth is the number of dead letters of a class.
 type Depth struct {
 	Class    string
 	Messages int
-	// Held says that a session may have further ones in hand, which Messages leaves out.
+	// Held means that another session may have more of them in flight. Messages does not include those.
 	Held bool
-	// Oldest is the time of the oldest one's last failure; zero when the transport cannot tell.
+	// Oldest is the oldest time of a last failure; zero if the transport does not know it.
 	Oldest time.Time
 }
 
-// DeadLetters are the dead letters of one consumer as a transport keeps them. NewDeadLetters makes
-// inbox.DeadLetters of them. Its methods may be called from any goroutine.
+// DeadLetters are the dead letters of one consumer as a transport stores them. NewDeadLetters wraps them as
+// inbox.DeadLetters. Its methods may be called from any goroutine.
 type DeadLetters interface {
-	// Depths returns one Depth for each class, sorted by class. A place that does not exist is empty.
+	// Depths returns one Depth per class, sorted by class. A queue that does not exist counts as empty.
 	Depths(ctx context.Context) ([]Depth, error)
-	// Scan visits the dead letters of a class that are there when it begins, oldest first, and does
-	// what visit says before it visits the next one. Two scans at once return nothing twice. It ends
-	// with visit's first error, of which the dead letter is kept, or with its own; visit returns ErrDone
-	// to end it without one. A Return or Drop that fails concerns its dead letter: it is kept, and failed
-	// is called. One that would fail for all ends the scan as well. The body of a dead letter that returns
-	// may be replaced by visit; a transport that cannot send it so calls failed with ErrNotEditable.
+	// Scan calls visit for the dead letters of a class that exist when it starts, oldest first. It applies
+	// the outcome of each before it visits the next one. Two scans at the same time return no dead letter
+	// twice. Scan ends with the first error of visit, and keeps that dead letter, or with an error of its
+	// own. Visit returns ErrDone to end the scan without an error. If a Return or Drop fails for one dead
+	// letter, the dead letter is kept and failed is called. If it would fail for all, the scan ends. Visit
+	// may replace the body of a dead letter that it returns; a transport that cannot send the new body calls
+	// failed with ErrNotEditable.
 	//
-	// A scan that has come to its end and did not visit dead letters that another session has in hand returns
-	// inbox.ErrHeld. One that is cut off gives back what it has before it returns, as far as it can.
+	// A complete scan returns inbox.ErrHeld if another session had dead letters in flight that it did not
+	// visit. A scan that is interrupted requeues its own deliveries before it returns, as far as it can.
 	Scan(ctx context.Context, class string, visit func(*inbox.DeadLetter) (Outcome, error), failed func(inbox.DeadLetter, error)) error
 }
