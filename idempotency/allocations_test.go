@@ -4,8 +4,7 @@ package idempotency_test
 
 import "testing"
 
-// The goal of the middleware on a store in memory: 12 allocations beside those
-// of the handler.
+// The middleware with a store in memory may make 12 allocations more than the handler alone.
 func TestMiddlewareAllocations(t *testing.T) {
 	const runs, most = 1000, 12
 	bare, protected := newBench(t, false), newBench(t, true)

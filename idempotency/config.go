@@ -15,79 +15,70 @@ import (
 	"github.com/holdfast-go/holdfast/idempotency/internal/headers"
 )
 
-// How the global scopes answer; no other scope can be taken for one.
+// The global scopes return these errors, so no scope string can be mistaken for them.
 var (
 	errGlobal       = errors.New("idempotency: scope is global")
-	errGlobalUnsafe = errors.New("idempotency: scope is global, whoever calls")
+	errGlobalUnsafe = errors.New("idempotency: scope is global for every caller")
 )
 
-// GlobalScope is the scope of a service whose keys are unique among all its
-// callers: stores then see the literal key. Two callers who send the same key
-// would share its answer, so MiddlewareConfig.FingerprintParts must hold the caller:
-// the second one is then refused with 422. Without FingerprintParts it is refused
-// by NewMiddleware.
+// GlobalScope is the scope of a service whose keys are unique among all its callers. Stores then see the literal key.
+// Two callers with the same key would share its answer, so MiddlewareConfig.FingerprintParts must include the caller:
+// the second one then gets 422. Without FingerprintParts, NewMiddleware returns an error.
 func GlobalScope(*http.Request) (string, error) { return "", errGlobal }
 
-// UnsafeGlobalScope is GlobalScope with or without FingerprintParts: whoever sends a
-// key of somebody else, with the same request, gets that answer. It is right where
-// there is one caller alone.
+// UnsafeGlobalScope is GlobalScope without the need for FingerprintParts: a caller who sends another caller's key
+// with the same request gets that answer. Use it only if there is a single caller.
 func UnsafeGlobalScope(*http.Request) (string, error) { return "", errGlobalUnsafe }
 
-// errUnsafe refuses a GlobalScope that shares answers among callers.
-var errUnsafe = errors.New("idempotency: GlobalScope needs FingerprintParts with the caller in them: " +
-	"without, whoever sends a key of somebody else gets that answer (UnsafeGlobalScope, where this is right)")
+// errUnsafe rejects a GlobalScope that would share answers between callers.
+var errUnsafe = errors.New("idempotency: GlobalScope: FingerprintParts is nil: callers who send the same key would share its answer; " +
+	"add the caller to FingerprintParts, or use UnsafeGlobalScope for a single caller")
 
-// isGlobalScope knows GlobalScope itself; a function that calls it is found out by
-// what it returns.
+// isGlobalScope reports whether scope is GlobalScope itself. A function that wraps GlobalScope is recognized later,
+// by the error it returns.
 func isGlobalScope(scope func(*http.Request) (string, error)) bool {
 	return reflect.ValueOf(scope).Pointer() == reflect.ValueOf(GlobalScope).Pointer()
 }
 
 // MiddlewareConfig configures NewMiddleware. The zero value is usable.
 type MiddlewareConfig struct {
-	// Methods are those whose requests need a key; requests of other methods pass
-	// untouched. Default: POST, PUT and PATCH.
+	// Methods lists the methods that need a key; requests with other methods pass unchanged. Default: POST, PUT and
+	// PATCH.
 	Methods []string
-	// Optional lets requests without a key pass untouched. Default: they are refused
-	// with 400.
+	// Optional lets requests without a key pass unchanged. Default: they get 400.
 	Optional bool
-	// ParseKey reads the header Idempotency-Key: ParseKey, ParseUUID, ParseOpaque, or a
-	// function that returns what one of them returns, such as for UUIDs of version 7 alone.
-	// Default: ParseKey.
+	// ParseKey reads the header Idempotency-Key: ParseKey, ParseUUID, ParseOpaque, or a function that returns the
+	// result of one of them, for example only for UUIDs of version 7. Default: ParseKey.
 	ParseKey func(header string) (Key, error)
-	// FingerprintParts adds to the fingerprint, such as the user in a global scope. All
-	// callers without a user are one caller. It may read the body. Optional.
+	// FingerprintParts returns more parts for the fingerprint, such as the user under a global scope. Requests with
+	// equal parts count as the same caller. It may read the body. Optional.
 	FingerprintParts func(r *http.Request) []string
-	// CanonicalJSON makes JSON bodies the same request when they differ only in white
-	// space, the order of members, or escapes. Changing it leaves stored keys valid, and
-	// their bodies uncompared. Default: every body counts byte by byte.
+	// CanonicalJSON treats JSON bodies as the same request if they differ only in white space, the order of members,
+	// or escapes. If you change it, stored keys stay valid, but their bodies are not compared. Default: bodies are
+	// compared byte by byte.
 	CanonicalJSON bool
-	// Keep says which statuses are final, so that their response is kept and replayed.
-	// After any other one the key is free, and the same key runs the handler again: such
-	// an answer must not have had an effect, unless MarkEffect was called. Default: every
-	// status but 5xx and 401, 408, 425, 429 and 499.
+	// Keep reports whether a status is final; a final response is kept and replayed. After any other status the key
+	// is free, and the same key runs the handler again. Such an answer must not have had an effect, unless MarkEffect
+	// was called. Default: every status except 5xx, 401, 408, 425, 429 and 499.
 	Keep func(status int) bool
-	// KeepHeaders are the response headers kept with the body. Naming one that must never
-	// be replayed, such as Set-Cookie, is an error. Default: those that describe the body
-	// (X-Content-Type-Options is one), and Location, Link, ETag, Last-Modified and
-	// Cache-Control.
+	// KeepHeaders lists the response headers kept with the body. A header that must never be replayed, such as
+	// Set-Cookie, is an error. Default: headers that describe the body (including X-Content-Type-Options), and
+	// Location, Link, ETag, Last-Modified and Cache-Control.
 	KeepHeaders []string
-	// MaxRequestBytes bounds the request's body; more is answered with 413.
-	// Default: 1 MiB.
+	// MaxRequestBytes limits the request's body, in bytes. A longer body gets 413. Default: 1 MiB.
 	MaxRequestBytes int64
-	// MaxResponseBytes bounds what is kept of a response, headers and body. A longer one
-	// is sent, and leaves a tombstone. Default: 1 MiB.
+	// MaxResponseBytes limits a kept response, headers and body, in bytes. A longer response is sent but not kept,
+	// and later requests get 409. Default: 1 MiB.
 	MaxResponseBytes int
-	// FailOpen says whether the handler runs without protection when the store, and what
-	// stands behind it, cannot be asked. The response then carries
-	// Idempotency-Bypassed: true and is not kept. Default: 503, nothing was done.
+	// FailOpen reports whether the handler may run without protection while the store and its fallback are
+	// unavailable. The response then carries Idempotency-Bypassed: true and is not kept. Default: the request gets
+	// 503 and nothing is done.
 	FailOpen func(r *http.Request) bool
-	// OnReplay is called before a kept response is sent once more, such as to give the
-	// caller's unit of a rate limit back. A replay is work, too: what is given back must
-	// have a bound, as ratelimit.RefundFrom has. Optional.
+	// OnReplay is called before a kept response is sent again, for example to refund the caller's unit of a rate
+	// limit. A replay costs work too, so refunds must be limited, as ratelimit.RefundFrom does. Optional.
 	OnReplay func(r *http.Request)
-	// Documentation is the URL of the document that problems link to in their member type,
-	// each at the heading that is its code, in lower case. Default: that of this project.
+	// Documentation is the URL of the page that problems link to in their member type. The fragment of a link is the
+	// code in lower case. Default: the page of this project.
 	Documentation string
 	// Logger. Default: slog.Default().
 	Logger *slog.Logger
@@ -131,7 +122,7 @@ func (c MiddlewareConfig) withDefaults() MiddlewareConfig {
 		c.KeepHeaders[i] = http.CanonicalHeaderKey(name)
 	}
 	slices.Sort(c.KeepHeaders)
-	c.KeepHeaders = slices.Compact(c.KeepHeaders) // keepHeader counts them
+	c.KeepHeaders = slices.Compact(c.KeepHeaders) // keepHeader relies on unique names
 	return c
 }
 
@@ -143,7 +134,7 @@ func (c MiddlewareConfig) validate() error {
 		}
 	}
 	if u, err := url.Parse(c.Documentation); err != nil || c.Documentation != "" && (u.Host == "" || strings.Contains(c.Documentation, "#")) {
-		errs = append(errs, errors.New("idempotency: Documentation is no absolute URL without a fragment"))
+		errs = append(errs, errors.New("idempotency: Documentation must be an absolute URL without a fragment"))
 	}
 	if c.MaxRequestBytes < 0 {
 		errs = append(errs, errors.New("idempotency: MaxRequestBytes is negative"))
@@ -154,7 +145,7 @@ func (c MiddlewareConfig) validate() error {
 	return errors.Join(errs...)
 }
 
-// needsKey reports whether the request has to have a usable key.
+// needsKey reports whether the request must have a valid key.
 func (c *MiddlewareConfig) needsKey(r *http.Request) bool {
 	for _, method := range c.Methods {
 		if method == r.Method {
@@ -164,11 +155,11 @@ func (c *MiddlewareConfig) needsKey(r *http.Request) bool {
 	return false
 }
 
-// clientClosedRequest is what nginx, and handlers after it, call a request whose client has gone.
+// clientClosedRequest is nginx's status for a request whose client has disconnected. Some handlers use it too.
 const clientClosedRequest = 499
 
-// defaultKeep keeps every status but 5xx and 401, 408, 425, 429 and 499, which say
-// that the request may succeed another time.
+// defaultKeep keeps every status except 5xx, 401, 408, 425, 429 and 499, which mean that the request may succeed
+// later.
 func defaultKeep(status int) bool {
 	switch status {
 	case http.StatusUnauthorized, http.StatusRequestTimeout, http.StatusTooEarly, http.StatusTooManyRequests, clientClosedRequest:

@@ -86,7 +86,7 @@ func TestDefaultKeepHeaders(t *testing.T) {
 	}
 }
 
-// final says which statuses are kept by default.
+// final reports whether a status is kept by default.
 func final(status int) bool {
 	return status != 401 && status != 408 && status != 425 && status != 429 && status != 499 && status < 500
 }
@@ -148,7 +148,7 @@ func TestMethodsAndOptional(t *testing.T) {
 	}
 }
 
-// twoTiers is a store with another one behind it.
+// twoTiers is a store with a fallback.
 type twoTiers struct {
 	driver.Store
 	behind driver.Store
@@ -170,11 +170,11 @@ func TestFailOpenByRoute(t *testing.T) {
 			t.Errorf("%s: no claim", r.URL.Path)
 		}
 		switch r.URL.Path {
-		case "/refused": // the work asked the store itself
+		case "/refused": // the handler used the store itself
 			claim.MarkUnavailable()
 			w.WriteHeader(http.StatusServiceUnavailable)
 			return
-		case "/tried": // and did without
+		case "/tried": // and continued without it
 			claim.MarkUnavailable()
 		}
 		w.WriteHeader(http.StatusCreated)
@@ -237,7 +237,7 @@ func TestFallback(t *testing.T) {
 	}
 }
 
-// A store that hangs is waited for 5 s, and what is behind it 5 s more.
+// The middleware waits 5 s for a store that hangs, and 5 s more for its fallback.
 func TestStoreHangs(t *testing.T) {
 	t.Parallel()
 	for want, store := range map[time.Duration]driver.Store{
@@ -271,7 +271,7 @@ func (hanging) Begin(ctx context.Context, _ driver.Claim) (driver.BeginResult, e
 	return driver.BeginResult{}, ctx.Err()
 }
 
-// The duration of a streamed answer is that of all of it.
+// The duration of a streamed answer includes the whole stream.
 func TestDurationOfAStream(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -287,7 +287,7 @@ func TestDurationOfAStream(t *testing.T) {
 	})
 }
 
-// A handler that has lost its key is cancelled, and the log says so.
+// A handler that loses its lease is cancelled, and this is logged.
 func TestLeaseLostIsLogged(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -310,7 +310,7 @@ func TestLeaseLostIsLogged(t *testing.T) {
 	})
 }
 
-// Callers never share answers by a setting that was left out.
+// A forgotten setting never makes callers share answers.
 func TestGlobalScope(t *testing.T) {
 	t.Parallel()
 	caller := func(r *http.Request) []string { return []string{r.Header.Get("X-User")} }
@@ -332,7 +332,7 @@ func TestGlobalScope(t *testing.T) {
 			FingerprintParts: tt.parts, Logger: slog.New(slog.DiscardHandler),
 		})
 		if refused := err != nil && strings.Contains(err.Error(), "UnsafeGlobalScope"); refused != tt.refused {
-			t.Errorf("%s: NewMiddleware says %v", name, err)
+			t.Errorf("%s: NewMiddleware returned %v", name, err)
 		}
 		if err != nil {
 			continue

@@ -25,8 +25,8 @@ const (
 	draftDocs   = "https://developer.example.com/idempotency"
 )
 
-// draftTests are the rules of draft-ietf-httpapi-idempotency-key-header for a resource. The
-// guide says beside each of these names what the rule is.
+// draftTests are the rules of draft-ietf-httpapi-idempotency-key-header for a resource. The guide explains the rule
+// beside each of these names.
 var draftTests = map[string]func(t *testing.T, s *draftServer){
 	"2.1 a String": func(t *testing.T, s *draftServer) {
 		for _, key := range []string{draftUUID, draftRandom} {
@@ -135,7 +135,7 @@ func TestDraft(t *testing.T) {
 	}
 }
 
-// The guide's table has a row for each of the tests, and no other.
+// The guide's table has exactly one row for each of the tests.
 func TestDraftInGuide(t *testing.T) {
 	t.Parallel()
 	guide, err := os.ReadFile("../examples/guides/idempotency-key.md")
@@ -150,7 +150,7 @@ func TestDraftInGuide(t *testing.T) {
 	}
 }
 
-// draftServer takes payments.
+// draftServer accepts payments.
 type draftServer struct {
 	t       *testing.T
 	handler http.Handler
@@ -194,7 +194,7 @@ func (s *draftServer) send(h http.Handler, user, key, body string) *httptest.Res
 	return send(h, r)
 }
 
-// wants checks the status and, for a problem, its form: the body describes it and links to
+// wants checks the status and, for a problem, its form: the body describes the problem and links to the
 // documentation.
 func (s *draftServer) wants(rec *httptest.ResponseRecorder, status int, code string) {
 	s.t.Helper()

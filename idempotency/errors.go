@@ -10,17 +10,14 @@ import (
 	"github.com/holdfast-go/holdfast/internal/problem"
 )
 
-// The errors that reach clients have the methods Code and HTTPStatus, and RetryAfter.
+// Errors that reach clients have the methods Code and HTTPStatus, and RetryAfter if waiting helps.
 var (
-	// ErrKeyInvalid says that a text is not an idempotency key:
-	// 400 IDEMPOTENCY_KEY_INVALID.
+	// ErrKeyInvalid means that a text is not an idempotency key: 400 IDEMPOTENCY_KEY_INVALID.
 	ErrKeyInvalid = driver.ErrKeyInvalid
-	// ErrKeyInUse says that the work behind the key is running now:
-	// 409 IDEMPOTENCY_KEY_IN_USE. RetryAfter is what is left of the running work's
-	// lease.
+	// ErrKeyInUse means that another request with the key is running: 409 IDEMPOTENCY_KEY_IN_USE. RetryAfter is the
+	// rest of that request's lease.
 	ErrKeyInUse error = keyInUse
-	// ErrKeyReused says that the key was used before, for another request:
-	// 422 IDEMPOTENCY_KEY_REUSED.
+	// ErrKeyReused means that the key was used for a different request: 422 IDEMPOTENCY_KEY_REUSED.
 	ErrKeyReused error = &problem.Error{
 		Text: "idempotency: key was used for another request",
 		Problem: problem.Problem{
@@ -28,18 +25,17 @@ var (
 			Detail: "This Idempotency-Key was used for another request. Use a new key.",
 		},
 	}
-	// ErrResultUnavailable says that the work behind the key was done, but that its
-	// result could not be kept. It is never done a second time:
-	// 409 IDEMPOTENCY_RESULT_UNAVAILABLE.
+	// ErrResultUnavailable means that the work of the key was done, but its result could not be kept. The work is
+	// never done again: 409 IDEMPOTENCY_RESULT_UNAVAILABLE.
 	ErrResultUnavailable error = &problem.Error{
-		Text: "idempotency: the work was done, its result could not be kept",
+		Text: "idempotency: the work was done, but its result could not be kept",
 		Problem: problem.Problem{
 			Status: http.StatusConflict, Code: "IDEMPOTENCY_RESULT_UNAVAILABLE",
 			Detail: "The request with this Idempotency-Key was carried out, but its response was not kept.",
 		},
 	}
-	// ErrStoreUnavailable says that the store could not be asked, so that nothing was
-	// done: 503 IDEMPOTENCY_STORE_UNAVAILABLE.
+	// ErrStoreUnavailable means that the store was unreachable, so nothing was done: 503
+	// IDEMPOTENCY_STORE_UNAVAILABLE.
 	ErrStoreUnavailable error = &problem.Error{
 		Text: "idempotency: store is unavailable",
 		Problem: problem.Problem{
@@ -47,15 +43,13 @@ var (
 			Detail: "Nothing was done. Try again with the same Idempotency-Key.", RetryAfter: time.Second,
 		},
 	}
-	// ErrLeaseLost says that a claim is no longer held: its lease ran out, and another
-	// run may have taken the key. It is also the cause of a handler's cancelled
-	// context. 503 IDEMPOTENCY_STORE_UNAVAILABLE.
+	// ErrLeaseLost means that a claim is no longer held: its lease ran out, and another run may have taken the key.
+	// It is also the cause of a handler's cancelled context. 503 IDEMPOTENCY_STORE_UNAVAILABLE.
 	ErrLeaseLost = driver.ErrLeaseLost
-	// ErrNotStored says that the work was done and its result is at hand, but that the
-	// record of it could not be stored. The key stays taken until the lease runs out;
-	// after that the same key runs the work again.
+	// ErrNotStored means that the work was done and its result is returned, but the record could not be stored. The
+	// key stays taken until the lease runs out; after that the same key runs the work again.
 	ErrNotStored = errors.New("idempotency: result could not be stored")
-	// ErrNoClaim says that a context carries no claim.
+	// ErrNoClaim means that a context carries no claim.
 	ErrNoClaim = errors.New("idempotency: context carries no claim")
 )
 
@@ -68,10 +62,10 @@ var keyInUse = &problem.Error{
 	},
 }
 
-// coded has the methods of an error with a code.
+// coded is an error with a code.
 type coded = problem.Error
 
-// inUseError is ErrKeyInUse with the time left.
+// inUseError is ErrKeyInUse with the rest of the lease.
 type inUseError struct {
 	*coded
 	left time.Duration
@@ -81,12 +75,12 @@ func (e *inUseError) Error() string {
 	return fmt.Sprintf("%s for up to %s", e.Text, e.left)
 }
 
-// RetryAfter is what is left of the lease, even of one that is just ending.
+// RetryAfter is the rest of the lease; at least 1 ms, so that it is never zero.
 func (e *inUseError) RetryAfter() time.Duration { return max(e.left, time.Millisecond) }
 
 func (e *inUseError) Is(target error) bool { return target == ErrKeyInUse }
 
-// Refusals of the middleware that no caller of this package sees.
+// Errors of the middleware that callers of this package never see.
 var (
 	errBodyTooLarge error = &problem.Error{
 		Text:    "idempotency: request body is too large",
@@ -102,18 +96,18 @@ var (
 	errScope = errors.New("idempotency: no scope")
 )
 
-// refuse answers a request that goes no further.
+// refuse answers a rejected request with the problem of err.
 func (c *MiddlewareConfig) refuse(w http.ResponseWriter, err error) {
 	p, _ := problem.Of(err)
-	if errors.Is(err, ErrStoreUnavailable) { // whatever the store's own error says
+	if errors.Is(err, ErrStoreUnavailable) { // the store's own error may have another code
 		p, _ = problem.Of(ErrStoreUnavailable)
 	}
 	p.Document(c.Documentation)
 	problem.Write(w, p)
 }
 
-// refusal says why the work behind the answer of a store is not there for a
-// request with fingerprint fp; nil when it is to be done, or was done.
+// refusal returns the error for a request with fingerprint fp whose key another request has taken. It is nil if the
+// work must be done, or its result can be replayed.
 func refusal(out driver.BeginResult, fp driver.Fingerprint) error {
 	switch {
 	case out.State == driver.Acquired:

@@ -11,7 +11,7 @@ import (
 	"github.com/holdfast-go/holdfast/idempotency/idempotencytest"
 )
 
-// A handler in one line: the second request with the key is not carried out.
+// A handler in one line: a second request with the key does not run it.
 func ExampleNewMiddleware() {
 	store := idempotencytest.NewStore() // idempotencyredis.NewStore in production
 	tenant := func(r *http.Request) (string, error) { return r.Header.Get("X-Tenant"), nil }
@@ -44,7 +44,7 @@ func ExampleNewMiddleware() {
 	// 422 replayed="" {"code":"IDEMPOTENCY_KEY_REUSED","detail":"This Idempotency-Key was used for another request. Use a new key.","status":422,"title":"Unprocessable Entity","type":"https://github.com/holdfast-go/holdfast/blob/main/examples/guides/problems.md#idempotency_key_reused"}
 }
 
-// Work that does not come over HTTP.
+// Work outside HTTP.
 func ExampleDo() {
 	store := idempotencytest.NewStore()
 	key, err := idempotency.ParseKey("a0eebc999c0b4ef8bb6d6bb9bd380a11")

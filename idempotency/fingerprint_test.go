@@ -14,7 +14,7 @@ import (
 	"github.com/holdfast-go/holdfast/idempotency/idempotencytest"
 )
 
-// same reports whether two requests with one key are the same one.
+// same reports whether two requests with one key count as the same request.
 func same(t *testing.T, cfg idempotency.MiddlewareConfig, a, b *http.Request) bool {
 	t.Helper()
 	h := protect(t, idempotencytest.NewStore(), cfg, func(http.ResponseWriter, *http.Request) {})
@@ -56,12 +56,12 @@ func TestCanonicalJSON(t *testing.T) {
 		{`{"a":1}`, `{"b":1}`, false},
 		{`[1,2]`, `[2,1]`, false},
 		{`[[1],2]`, `[1,[2]]`, false},
-		{`1`, `1.0`, false}, // to some readers they are not the same amount
+		{`1`, `1.0`, false}, // some readers treat them as different amounts
 		{`1`, `"1"`, false},
 		{`true`, `"true"`, false},
 		{`12345678901234567890`, `12345678901234567891`, false},
 		{`{"a":{"b":1}}`, `{"a":{},"b":1}`, false},
-		// No canonical form: byte by byte.
+		// No canonical form: compared byte by byte.
 		{`{"a":1,"a":2}`, `{"a":2}`, false},
 		{`{"a":1,"a":2}`, `{"a":2,"a":1}`, false},
 		{`{"a":1,"a":2}`, `{"a":1,"a":2}`, true},
@@ -105,8 +105,8 @@ func TestCanonicalJSON(t *testing.T) {
 	}
 }
 
-// A form is the same request under another boundary, as a browser sends it again. The boundary of a reader who divides
-// it otherwise counts.
+// A form is the same request with another boundary: browsers choose a new one for each upload. A boundary that makes
+// a reader split the body differently counts as a difference.
 func TestFingerprint_multipartBoundary(t *testing.T) {
 	t.Parallel()
 	type form struct{ boundary, body string }
@@ -137,7 +137,7 @@ func TestFingerprint_multipartBoundary(t *testing.T) {
 	}
 }
 
-// No document makes the middleware allocate a large multiple of it.
+// No document makes the middleware allocate a large multiple of its size.
 func TestCanonicalJSONIsBounded(t *testing.T) {
 	const size = 1 << 20
 	var names strings.Builder
@@ -167,7 +167,7 @@ func TestCanonicalJSONIsBounded(t *testing.T) {
 	}
 }
 
-// A change of the way must not refuse keys that are in use.
+// Changing CanonicalJSON must not reject keys that are in use.
 func TestSwitchingCanonicalJSON(t *testing.T) {
 	t.Parallel()
 	store := idempotencytest.NewStore()
@@ -181,8 +181,8 @@ func TestSwitchingCanonicalJSON(t *testing.T) {
 	}
 }
 
-// FuzzCanonicalJSON: documents are the same request only if every reader takes
-// them for the same document.
+// FuzzCanonicalJSON checks that documents count as the same request only if every reader parses them as the same
+// document.
 func FuzzCanonicalJSON(f *testing.F) {
 	f.Add(`{"a":1,"b":[true]}`, `{"b":[true],"a":1}`)
 	f.Add(`{"a":1,"a":2}`, `{"a":2}`)
@@ -208,7 +208,7 @@ func parse(t *testing.T, body string) (v any) {
 	return v
 }
 
-// What a router has stripped off the path still sets routes apart.
+// The fingerprint distinguishes routes even if a router has stripped the path.
 func TestFingerprintCoversTheWholePath(t *testing.T) {
 	t.Parallel()
 	inner := protect(t, idempotencytest.NewStore(), idempotency.MiddlewareConfig{}, func(http.ResponseWriter, *http.Request) {})
@@ -233,7 +233,7 @@ func TestFingerprintCoversTheWholePath(t *testing.T) {
 	}
 }
 
-// A path may hold another address: what comes before it counts, too.
+// A path may contain another URL; the part before it is compared too.
 func TestFingerprintOfAPathWithAnAddress(t *testing.T) {
 	t.Parallel()
 	request := func(target string) *http.Request { return httptest.NewRequest(http.MethodPost, target, nil) }

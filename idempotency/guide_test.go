@@ -12,7 +12,7 @@ import (
 	"github.com/holdfast-go/holdfast/txretry"
 )
 
-// The code of README.md, so that the compiler reads it too.
+// The code of README.md, so that the compiler checks it too.
 
 var _ = []any{guideHandler, guideChild}
 
@@ -26,7 +26,7 @@ func guideHandler(ctx context.Context, manager *txretry.Manager, mux *http.Serve
 	if err != nil {
 		return nil, err
 	}
-	caller := func(r *http.Request) (string, error) { return r.Header.Get("X-User-Id"), nil } // as authentication leaves it
+	caller := func(r *http.Request) (string, error) { return r.Header.Get("X-User-Id"), nil } // set by the authentication
 	protect, err := idempotency.NewMiddleware(once, caller, idempotency.MiddlewareConfig{})
 	if err != nil {
 		return nil, err
@@ -54,6 +54,6 @@ func guideChild(ctx context.Context, charge func(context.Context, idempotency.Ke
 	if err != nil {
 		return err
 	}
-	idempotency.MarkEffect(ctx) // whatever comes now, this key never runs again
+	idempotency.MarkEffect(ctx) // from here on, this key never runs again
 	return charge(ctx, key)
 }

@@ -71,7 +71,7 @@ const goodKey = "a0eebc999c0b4ef8bb6d6bb9bd380a11"
 
 var fp = []string{"charge", "42"}
 
-// faulty is a store whose steps fail when told to.
+// faulty is a store whose methods can be made to fail.
 type faulty struct {
 	driver.Store
 	begin, extend, complete, release func() error
@@ -116,7 +116,7 @@ var errDown = errors.New("store is down")
 
 func down() error { return errDown }
 
-// counted returns how many requests were counted by result, and by nothing else.
+// counted returns the number of requests per result. It fails on any other attribute.
 func counted(r *metrictest.Recorder) map[string]int64 {
 	by := map[string]int64{}
 	for key, values := range r.Take() {
@@ -146,7 +146,7 @@ func exchange(t *testing.T, client *http.Client, method, url string) heard {
 	return heard{res.Header, res.StatusCode, string(body)}
 }
 
-// overWire returns what a client gets of h, in one text.
+// overWire returns the answer of h as a client receives it, as one text.
 func overWire(t *testing.T, h http.Handler) string {
 	t.Helper()
 	server := httptest.NewServer(h)
@@ -170,7 +170,7 @@ func overWire(t *testing.T, h http.Handler) string {
 	return text + string(body)
 }
 
-// sink is a ResponseWriter that costs next to nothing.
+// sink is a ResponseWriter that does almost nothing.
 type sink struct{ header http.Header }
 
 func (s *sink) Header() http.Header         { return s.header }
@@ -179,7 +179,7 @@ func (s *sink) Write(p []byte) (int, error) { return len(p), nil }
 
 var answer = bytes.Repeat([]byte("x"), 512)
 
-// bench is a POST of 512 bytes that is answered by as many.
+// bench is a POST of 512 bytes whose answer has the same size.
 type bench struct {
 	handler http.Handler
 	request *http.Request

@@ -25,7 +25,7 @@ import (
 	"github.com/holdfast-go/holdfast/idempotency/idempotencytest"
 )
 
-// malformed are header values that are no key.
+// malformed are header values that are not a key.
 var malformed = map[string]string{
 	"empty":               "",
 	"space":               " ",
@@ -148,7 +148,7 @@ func TestFingerprint(t *testing.T) {
 	}{
 		{who + who, 1, false},
 		{who + other, 1, true},
-		{who + other, 2, false}, // bodies of different versions say nothing about each other
+		{who + other, 2, false}, // bodies of different versions are not compared
 		{other + who, 1, true},
 		{other + who, 2, true},
 		{"short", 2, true},
@@ -160,7 +160,7 @@ func TestFingerprint(t *testing.T) {
 	}
 }
 
-// sameKeys are forms of the key goodKey, and where they are first taken.
+// sameKeys are forms of the key goodKey, by the grammar that first accepts them.
 var sameKeys = map[string]string{
 	goodKey:                                goodKey,
 	"quoted":                               `"` + goodKey + `"`,
@@ -255,7 +255,7 @@ func TestParseOpaque(t *testing.T) {
 		taken[first] = forms[0]
 		for _, form := range forms[1:] {
 			if key, err := idempotency.ParseOpaque(form); key != first || err != nil {
-				t.Errorf("ParseOpaque(%q) = %q, %v; want that of %q", form, key, err, forms[0])
+				t.Errorf("ParseOpaque(%q) = %q, %v; want the key of %q", form, key, err, forms[0])
 			}
 		}
 	}
@@ -311,8 +311,8 @@ func TestGrammarOfTheMiddleware(t *testing.T) {
 		"default": {nil, goodKey, ofVersion7, "lowercase and without hyphens", "lowercase and without hyphens"},
 		"UUID":    {idempotency.ParseUUID, ofVersion7, "order-42", "a UUID, such as a0eebc99-", "a UUID, such as a0eebc99-"},
 		"opaque":  {idempotency.ParseOpaque, `"order-42"`, "order 42", "1 to 255 visible", "1 to 255 visible"},
-		"own":     {version7, ofVersion7, goodKey, "a UUID", "asks for"},
-		"none":    {func(string) (idempotency.Key, error) { return "x", nil }, "", goodKey, "needs the header", "asks for"},
+		"own":     {version7, ofVersion7, goodKey, "a UUID", "requires"},
+		"none":    {func(string) (idempotency.Key, error) { return "x", nil }, "", goodKey, "needs the header", "requires"},
 	} {
 		cfg := idempotency.MiddlewareConfig{ParseKey: tt.parse}
 		runs := 0
@@ -331,7 +331,7 @@ func TestGrammarOfTheMiddleware(t *testing.T) {
 		if tt.good == "" {
 			continue
 		}
-		wantProblem("IDEMPOTENCY_KEY_INVALID", "must be there once", tt.good, tt.good)
+		wantProblem("IDEMPOTENCY_KEY_INVALID", "must be sent exactly once", tt.good, tt.good)
 		for _, replayed := range []string{"", "true"} {
 			if rec := send(h, post(tt.good, nil)); rec.Code != 200 || rec.Header().Get(idempotency.ReplayedHeader) != replayed {
 				t.Errorf("%s: %d %v", name, rec.Code, rec.Header())
@@ -343,8 +343,7 @@ func TestGrammarOfTheMiddleware(t *testing.T) {
 	}
 }
 
-// guarded is a server whose handler answers with the length of the body, and
-// that counts what reaches its store.
+// guarded is a server whose handler answers with the length of the body. It counts the calls of its store.
 type guarded struct {
 	t     *testing.T
 	conns pipes
@@ -352,7 +351,7 @@ type guarded struct {
 	ran   atomic.Int64
 }
 
-// guard serves connections in memory. A client that stops in the middle has 5 s.
+// guard serves connections in memory. A client that stops in the middle is dropped after 5 s.
 func guard(t *testing.T) *guarded {
 	t.Helper()
 	g := &guarded{t: t, conns: make(pipes)}
@@ -378,7 +377,7 @@ func guard(t *testing.T) *guarded {
 	return g
 }
 
-// pipes is a listener whose connections the test makes.
+// pipes is a listener whose connections the test creates.
 type pipes chan net.Conn
 
 func (p pipes) Accept() (net.Conn, error) {
@@ -391,7 +390,7 @@ func (p pipes) Accept() (net.Conn, error) {
 func (pipes) Close() error   { return nil }
 func (pipes) Addr() net.Addr { return &net.TCPAddr{} }
 
-// say sends text as it is and returns the status line and the rest of the answer.
+// say sends text unchanged and returns the status line and the rest of the answer.
 func (g *guarded) say(text io.Reader) string {
 	g.t.Helper()
 	conn, theirs := net.Pipe()
@@ -400,7 +399,7 @@ func (g *guarded) say(text io.Reader) string {
 	sent := make(chan struct{})
 	go func() {
 		defer close(sent)
-		_, _ = io.Copy(conn, text) // the server may not want all of it
+		_, _ = io.Copy(conn, text) // the server may not read all of it
 	}()
 	res, err := http.ReadResponse(bufio.NewReader(conn), nil)
 	if err != nil {
@@ -415,7 +414,7 @@ func (g *guarded) say(text io.Reader) string {
 
 const head = "POST /things HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n"
 
-// Every malformed request gets its code, and nothing of it reaches the store.
+// Every malformed request gets its code and never reaches the store.
 func TestBadInputOverTheWire(t *testing.T) {
 	t.Parallel()
 	key := "Idempotency-Key: " + goodKey + "\r\n"
@@ -448,14 +447,14 @@ func TestBadInputOverTheWire(t *testing.T) {
 					t.Errorf("answer %.300q; want %q", got, tt.want)
 				}
 				if g.begun.Load() != 0 || g.ran.Load() != 0 {
-					t.Errorf("the store was asked %d times, the handler ran %d times", g.begun.Load(), g.ran.Load())
+					t.Errorf("the store was called %d times, the handler ran %d times", g.begun.Load(), g.ran.Load())
 				}
 			})
 		})
 	}
 }
 
-// chunks never end.
+// chunks never ends.
 type chunks struct{}
 
 func (chunks) Read(p []byte) (int, error) {
@@ -475,7 +474,7 @@ func (stuck) Read([]byte) (int, error) {
 	return 0, io.EOF
 }
 
-// What is odd but allowed reaches the handler as it is.
+// Unusual but valid bodies reach the handler unchanged.
 func TestOddBodies(t *testing.T) {
 	t.Parallel()
 	var bomb bytes.Buffer
@@ -508,7 +507,7 @@ func TestOddBodies(t *testing.T) {
 	}
 }
 
-// A request that is refused takes no more memory than its limit.
+// A rejected request takes no more memory than its limit.
 func TestBodiesAreBounded(t *testing.T) {
 	const limit, requests = 1 << 20, 50
 	h := protect(t, idempotencytest.NewStore(), idempotency.MiddlewareConfig{MaxRequestBytes: limit}, unreached(t))
@@ -525,9 +524,8 @@ func TestBodiesAreBounded(t *testing.T) {
 	}
 }
 
-// FuzzMiddleware: whatever a request is, it is answered by one of the listed
-// codes or by the handler, and never panics; the same request gets the same
-// answer again.
+// FuzzMiddleware checks that every request is answered by one of the listed codes or by the handler, without a panic,
+// and that the same request gets the same answer again.
 func FuzzMiddleware(f *testing.F) {
 	f.Add("POST", goodKey, "/a?b=c", "application/json", []byte(`{"a":1}`))
 	f.Add("PUT", `"`+goodKey+`"`, "/%zz?%zz;", "a/b; c", []byte{0xff})

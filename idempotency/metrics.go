@@ -15,22 +15,22 @@ import (
 
 const scopeName = "github.com/holdfast-go/holdfast/idempotency"
 
-// result is how a request ended: the attribute result of the metrics.
+// result is the outcome of a request, the attribute result of the metrics.
 type result string
 
 const (
 	resultCompleted     result = "completed"          // the handler ran, its response is kept
 	resultReleased      result = "released"           // the handler ran, the key is free again
-	resultTombstoned    result = "tombstoned"         // the handler ran, its response cannot be kept
+	resultTombstoned    result = "tombstoned"         // the handler ran, but its response cannot be kept
 	resultBypassed      result = "bypassed"           // the handler ran without protection
-	resultLeaseLost     result = "lease_lost"         // the handler ran, and the key was lost meanwhile
-	resultPersistFailed result = "persist_failed"     // the handler ran, the store did not take the result
+	resultLeaseLost     result = "lease_lost"         // the handler ran, but the lease was lost
+	resultPersistFailed result = "persist_failed"     // the handler ran, but storing the result failed
 	resultReplayed      result = "replayed"           // answered from the record
-	resultInUse         result = "in_use"             // refused: the key is being worked on
-	resultReused        result = "reused"             // refused: the key of another request
-	resultUnavailable   result = "result_unavailable" // refused: the record is a tombstone
-	resultStoreDown     result = "store_unavailable"  // refused: the store could not be asked, before the handler or by it
-	resultInvalid       result = "invalid"            // refused: no key, no scope or no body to work with
+	resultInUse         result = "in_use"             // rejected: another request with the key is running
+	resultReused        result = "reused"             // rejected: the key belongs to another request
+	resultUnavailable   result = "result_unavailable" // rejected: the record is a tombstone
+	resultStoreDown     result = "store_unavailable"  // rejected: the store was unreachable, for the middleware or for the handler
+	resultInvalid       result = "invalid"            // rejected: the key, the scope or the body is missing or invalid
 )
 
 var results = []result{
@@ -38,7 +38,7 @@ var results = []result{
 	resultReplayed, resultInUse, resultReused, resultUnavailable, resultStoreDown, resultInvalid,
 }
 
-// meter measures requests by result.
+// meter counts and times requests by result.
 type meter struct {
 	requests metric.Int64Counter
 	active   metric.Int64UpDownCounter
@@ -55,11 +55,11 @@ func newMeter(mp metric.MeterProvider) (*meter, error) {
 	m.requests, errs[0] = api.Int64Counter("holdfast.idempotency.requests",
 		metric.WithDescription("Requests that need an idempotency key, by result."), metric.WithUnit("{request}"))
 	m.active, errs[1] = api.Int64UpDownCounter("holdfast.idempotency.active",
-		metric.WithDescription("Handlers that are running under an acquired key."), metric.WithUnit("{request}"))
+		metric.WithDescription("Handlers running under an acquired key."), metric.WithUnit("{request}"))
 	m.duration, errs[2] = api.Float64Histogram("holdfast.idempotency.duration",
 		metric.WithDescription("Duration of requests that need an idempotency key, by result."), metric.WithUnit("s"), telemetry.Seconds)
 	m.fellBack, errs[3] = api.Int64Counter("holdfast.idempotency.fallbacks",
-		metric.WithDescription("Requests whose store could not be asked, so that what stands behind it decided."), metric.WithUnit("{request}"))
+		metric.WithDescription("Requests that used the fallback because the store was unavailable."), metric.WithUnit("{request}"))
 	if err := errors.Join(errs[:]...); err != nil {
 		return nil, fmt.Errorf("idempotency: metrics: %w", err)
 	}
@@ -75,13 +75,13 @@ func (m *meter) done(ctx context.Context, r result, took time.Duration) {
 	m.duration.Record(ctx, took.Seconds(), m.records[r]...)
 }
 
-// resultOfRun is that of a request that ran the handler. refused says that the
-// handler could not ask the store; err is what the store said to the end of it.
+// resultOfRun returns the result of a request that ran the handler. refused means that the handler could not reach
+// the store; err is the store's error at the end of the run.
 func resultOfRun(s *settlement, resp *driver.Response, refused bool, err error) result {
 	switch {
 	case s != nil && s.replayed:
 		return resultReplayed
-	case refused && s == nil && resp == nil: // nothing was done, whatever became of the claim
+	case refused && s == nil && resp == nil: // nothing was done, even if closing the claim failed
 		return resultStoreDown
 	case errors.Is(err, ErrLeaseLost):
 		return resultLeaseLost
@@ -100,7 +100,7 @@ func resultOfRun(s *settlement, resp *driver.Response, refused bool, err error) 
 	return resultCompleted
 }
 
-// resultOf is that of a request that was refused.
+// resultOf returns the result of a rejected request.
 func resultOf(err error) result {
 	switch {
 	case errors.Is(err, ErrKeyInUse):

@@ -26,14 +26,14 @@ type middleware struct {
 	cfg    MiddlewareConfig
 	keys   keyReader
 	meter  *meter
-	seldom *telemetry.SeldomEach // a line of log a while for each kind of fault
+	seldom *telemetry.SeldomEach // limits the log lines for each kind of fault
 	next   http.Handler
-	onLost func(*run) // lost, made once for all requests
+	onLost func(*run) // the method lost, bound once for all requests
 	passed inctx.Passed
 }
 
-// exchange is one request on its way through the middleware. All that it needs
-// is in here, so that it is one allocation.
+// exchange is one request on its way through the middleware. It holds all state of the request, so that one
+// allocation is enough.
 type exchange struct {
 	run
 	m        *middleware
@@ -44,25 +44,23 @@ type exchange struct {
 	body     body
 	bypassed bool
 	result   result // how the request ends
-	err      error  // why it was refused, or its result not stored
+	err      error  // why the request was rejected, or its result not stored
 }
 
-// NewMiddleware returns the middleware that lets each key reach the handler
-// once. Put authentication, RequireKey and rate limits before it, in this order,
-// and panic recovery and compression around it. The package's doc says how it
+// NewMiddleware returns the middleware that lets each key reach the handler once. Put authentication, RequireKey and
+// rate limits before it, in this order, and panic recovery and compression around it. The package comment lists its
 // answers.
 //
-// scope returns the part of the world in which the request's key is unique: the
-// tenant, the user, the API client. A key of one scope is never confused with the same key of
-// another. An empty scope without an error is refused, since it is most often a
-// user that was not authenticated; see GlobalScope,
-// which needs FingerprintParts. It may read the body.
+// scope returns the owner of the request's key: the tenant, the user, the API client. The same key in two scopes is
+// two keys. An empty scope without an error is rejected, because it usually means that the user was not
+// authenticated. For one scope for all callers see GlobalScope, which needs FingerprintParts. scope may read the
+// body.
 func NewMiddleware(store driver.Store, scope func(*http.Request) (string, error), cfg MiddlewareConfig) (func(http.Handler) http.Handler, error) {
 	cfg = cfg.withDefaults()
 	err := cfg.validate()
 	switch {
 	case scope == nil:
-		err = errors.Join(errors.New("idempotency: scope is nil: GlobalScope or a function of the request is needed"), err)
+		err = errors.Join(errors.New("idempotency: scope is nil: pass GlobalScope or a function of the request"), err)
 	case isGlobalScope(scope) && cfg.FingerprintParts == nil:
 		err = errors.Join(errUnsafe, err)
 	}
@@ -85,7 +83,7 @@ func NewMiddleware(store driver.Store, scope func(*http.Request) (string, error)
 	}, nil
 }
 
-// storeFor lets a handler that asks for the key itself say so.
+// storeFor lets a handler that implements driver.Claimer choose the store.
 func storeFor(next http.Handler, store driver.Store) driver.Store {
 	if claimer, ok := next.(driver.Claimer); ok {
 		return claimer.StoreFor(store)
@@ -118,8 +116,8 @@ func (m *middleware) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// read takes the claim from the request, whose body stays readable: Scope and
-// FingerprintParts may read it, too, as http.Request.FormValue does.
+// read makes the claim from the request. The body stays readable: the scope function and FingerprintParts may read it
+// too, for example by http.Request.FormValue.
 func (x *exchange) read() error {
 	key, err := x.m.keys.read(x.r.Header[Header])
 	if err != nil {
@@ -144,7 +142,7 @@ func (x *exchange) read() error {
 	case err != nil:
 		return fmt.Errorf("%w: %w", errScope, err)
 	case scope == "":
-		return fmt.Errorf("%w: it is empty", errScope)
+		return fmt.Errorf("%w: scope is empty", errScope)
 	default:
 		key = key.In(scope)
 	}
@@ -158,13 +156,12 @@ func (x *exchange) read() error {
 	return nil
 }
 
-// body gives a request's body, which was read whole, to the handler.
+// body returns a request's body, already read in full, to the handler.
 type body struct{ bytes.Reader }
 
 func (*body) Close() error { return nil }
 
-// trustedLength is how much of a declared length is taken for true before the
-// bytes are there.
+// trustedLength limits the bytes allocated for a declared length before the bytes arrive.
 const trustedLength = 64 << 10
 
 // readBody reads the whole body, of at most limit bytes.
@@ -199,8 +196,7 @@ func readBody(w http.ResponseWriter, r *http.Request, limit int64) ([]byte, erro
 	}
 }
 
-// atEnd returns nil if nothing is left of a body. A server closes the connection
-// when something is: MaxBytesReader tells it to.
+// atEnd returns nil if the body has ended. Otherwise MaxBytesReader makes the server close the connection.
 func atEnd(w http.ResponseWriter, rest io.ReadCloser) error {
 	_, err := http.MaxBytesReader(w, rest, 0).Read(make([]byte, 1))
 	if errors.Is(err, io.EOF) {
@@ -209,8 +205,8 @@ func atEnd(w http.ResponseWriter, rest io.ReadCloser) error {
 	return unread(err)
 }
 
-// unread says why a body was not read to its end. The limit may be one that
-// stands around the middleware.
+// unread returns the error for a body that was not read to its end. The limit may belong to a handler around the
+// middleware.
 func unread(err error) error {
 	if _, tooLarge := errors.AsType[*http.MaxBytesError](err); tooLarge {
 		return errBodyTooLarge
@@ -218,9 +214,9 @@ func unread(err error) error {
 	return errBodyUnreadable
 }
 
-// ask begins the claim, in the store or in what stands behind it.
+// ask begins the claim in the store or in its fallback.
 func (x *exchange) ask() (driver.BeginResult, error) {
-	// A client that hangs up now must not leave a claim that nobody knows of.
+	// Detached: a client that disconnects now must not leave a claim without an owner.
 	x.first = lazyContext{parent: x.r.Context(), detached: true}
 	out, err := x.begin(&x.first, time.Now())
 	if err == nil {
@@ -254,7 +250,7 @@ func (x *exchange) serve() {
 
 	returned := false
 	defer func() {
-		if !returned { // the panic goes on to whoever recovers it
+		if !returned { // the panic continues to its recoverer
 			x.finish(x.unkept())
 		}
 	}()
@@ -270,10 +266,10 @@ func (x *exchange) serve() {
 		x.sendSettled(s)
 		return
 	}
-	if x.rec.status == 0 && !x.effect.Load() && ctx.Err() != nil { // it was cut short: this is no implicit 200
+	if x.rec.status == 0 && !x.effect.Load() && ctx.Err() != nil { // cancelled before it wrote anything: not an implicit 200
 		x.finish(nil)
 		x.rec.rewind()
-		x.m.cfg.refuse(x.w, ErrLeaseLost) // what it says holds for a deadline, too
+		x.m.cfg.refuse(x.w, ErrLeaseLost) // its problem fits a deadline too
 		return
 	}
 	resp := x.rec.response(x.m.cfg.KeepHeaders)
@@ -282,15 +278,14 @@ func (x *exchange) serve() {
 	} else {
 		x.finish(nil)
 	}
-	if x.replays() { // another run has completed the key meanwhile
+	if x.replays() { // another run has completed the key in the meantime
 		x.sendSettled(x.settled.Load())
 		return
 	}
 	x.rec.send()
 }
 
-// spills records, before the first byte leaves, that the work was done and
-// that its response cannot be kept.
+// spills records, before the first byte is sent, that the work was done and that its response cannot be kept.
 func (x *exchange) spills(status int) {
 	hijacked := status == 0
 	if hijacked || x.effect.Load() || x.keep(status) {
@@ -303,14 +298,14 @@ func (x *exchange) replays() bool {
 	return s != nil && s.replayed
 }
 
-// finish tells the store how the run ended. A failure leaves the key taken until
-// its lease runs out; the client gets its answer all the same.
+// finish records the end of the run in the store. If that fails, the key stays taken until its lease runs out, and
+// the client still gets its answer.
 func (x *exchange) finish(resp *driver.Response) {
 	if x.closed {
 		return
 	}
 	if x.bypassed {
-		x.closed = true // nobody holds it
+		x.closed = true // there is no claim to close
 		if x.result = resultOfRun(x.settled.Load(), resp, x.refused.Load(), nil); x.result != resultStoreDown {
 			x.result = resultBypassed
 		}
@@ -323,19 +318,19 @@ func (x *exchange) finish(resp *driver.Response) {
 	}
 }
 
-// sendSettled answers from the record that the handler settled. A tombstone of
-// this very run is for later requests; this one gets what the handler wrote.
+// sendSettled answers from the record that the handler settled. A tombstone of this run is for later requests; this
+// request gets the response that the handler wrote.
 func (x *exchange) sendSettled(s *settlement) {
 	switch {
 	case s.replayed:
 		x.rec.rewind()
 		x.answer(s.record)
-	case s.record.Response.Unavailable() && x.rec.status == 0: // it was left to the middleware, which does not have it
+	case s.record.Response.Unavailable() && x.rec.status == 0: // the handler left the answer to the middleware, which has none
 		x.m.cfg.refuse(x.w, ErrResultUnavailable)
 	case s.record.Response.Unavailable():
 		x.rec.send()
 	default:
-		x.rec.WriteHeader(http.StatusOK) // for a handler that wrote nothing
+		x.rec.WriteHeader(http.StatusOK) // in case the handler wrote nothing
 		header := x.w.Header()
 		clear(header)
 		maps.Copy(header, x.rec.sent)
@@ -344,7 +339,7 @@ func (x *exchange) sendSettled(s *settlement) {
 	}
 }
 
-// answer serves a request whose work is done, or being done, by another run.
+// answer serves a request whose key another run has completed or is still processing.
 func (x *exchange) answer(out driver.BeginResult) {
 	if err := refusal(out, x.claim.Fingerprint); err != nil {
 		x.refuse(err)
@@ -356,7 +351,7 @@ func (x *exchange) answer(out driver.BeginResult) {
 	Response(out.Response).Send(x.w)
 }
 
-// refuse answers with the problem that stands for err.
+// refuse answers with the problem of err.
 func (x *exchange) refuse(err error) {
 	if errors.Is(err, errScope) {
 		x.log("idempotency: scope failed", err)
@@ -365,8 +360,8 @@ func (x *exchange) refuse(err error) {
 	x.m.cfg.refuse(x.w, err)
 }
 
-// log writes a line about a failure, unless there was one about its like just before:
-// while a store is down every request fails alike. The metrics count each.
+// log writes a line about a failure, at most one per kind in a while: during an outage every request fails alike. The
+// metrics count each failure.
 func (x *exchange) log(msg string, err error) {
 	x.m.log(x.r.Context(), &x.run, msg, err)
 }
@@ -378,21 +373,19 @@ func (m *middleware) log(ctx context.Context, r *run, msg string, err error) {
 	}
 }
 
-// lost reports that a running handler has lost its key, and has been cancelled. It
-// runs beside the handler.
+// lost logs that a running handler has lost its lease and was cancelled. It runs concurrently with the handler.
 func (m *middleware) lost(r *run) {
-	m.log(r.work.parent, r, "idempotency: lease lost, the handler is cancelled", ErrLeaseLost)
+	m.log(r.work.parent, r, "idempotency: lease lost, handler cancelled", ErrLeaseLost)
 }
 
-// done reports the end of the request.
+// done records the end of the request in the metrics.
 func (x *exchange) done() {
 	x.m.meter.done(x.r.Context(), x.result, time.Since(x.came))
 }
 
-// RequireKey returns a middleware that refuses requests whose key is missing or
-// malformed, as NewMiddleware does with the same Methods, Optional, ParseKey and
-// Documentation of cfg, and asks no store. Put it before the rate limit: a client that sends no usable key is
-// then told so without being charged.
+// RequireKey returns a middleware that rejects requests whose key is missing or malformed, like NewMiddleware with
+// the same Methods, Optional, ParseKey and Documentation of cfg, without using a store. Put it before the rate limit,
+// so that a client without a valid key gets its answer without being charged.
 func RequireKey(cfg MiddlewareConfig) func(http.Handler) http.Handler {
 	cfg = cfg.withDefaults()
 	keys := newKeyReader(cfg.ParseKey)

@@ -112,8 +112,7 @@ func TestRequestBodyLimit(t *testing.T) {
 	wantCode(t, "broken", send(h, post(key, broken{})), 400, "INVALID_REQUEST")
 }
 
-// A declared length is a claim of the client: it must not decide how much
-// memory is taken.
+// A client declares the length, so it must not decide how much memory is allocated.
 func TestDeclaredLengthTakesNoMemory(t *testing.T) {
 	t.Parallel()
 	h := protect(t, idempotencytest.NewStore(), idempotency.MiddlewareConfig{MaxRequestBytes: math.MaxInt64},
@@ -137,7 +136,7 @@ type broken struct{}
 
 func (broken) Read([]byte) (int, error) { return 0, errors.New("connection reset") }
 
-// A record may hold a status that net/http would not take for an answer.
+// A record may hold a status that net/http does not accept.
 func TestRecordsWithoutAnAnswer(t *testing.T) {
 	t.Parallel()
 	for _, status := range []int{-1, 0, 99, 100, 101, 199, 1000} {
@@ -200,7 +199,7 @@ func TestPanicAfterSettling(t *testing.T) {
 	}
 }
 
-// RequireKey and the middleware refuse the same requests with the same answers.
+// RequireKey and the middleware reject the same requests with the same answers.
 func TestRequireKey(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
@@ -245,7 +244,7 @@ func TestRequireKey(t *testing.T) {
 	wantCode(t, "by default", send(byDefault, httptest.NewRequest(http.MethodPut, "/", nil)), 400, "IDEMPOTENCY_KEY_REQUIRED")
 }
 
-// A limit set around the middleware is a limit, not a body that broke off.
+// A body limit around the middleware counts as a limit, not as an incomplete body.
 func TestBodyLimitAround(t *testing.T) {
 	t.Parallel()
 	h := protect(t, idempotencytest.NewStore(), idempotency.MiddlewareConfig{}, unreached(t))
@@ -256,8 +255,8 @@ func TestBodyLimitAround(t *testing.T) {
 	wantCode(t, "limited", send(outer, post(goodKey, strings.NewReader(strings.Repeat("x", 11)))), 413, "REQUEST_TOO_LARGE")
 }
 
-// Functions of the request may read its body, as FormValue does: it still counts
-// in the fingerprint, and the handler still gets it.
+// The scope function and FingerprintParts may read the body, as FormValue does. It still counts in the fingerprint,
+// and the handler still gets it.
 func TestFunctionsThatReadTheBody(t *testing.T) {
 	t.Parallel()
 	read := func(r *http.Request) string {
@@ -282,7 +281,7 @@ func TestFunctionsThatReadTheBody(t *testing.T) {
 	}
 }
 
-// Errors that reach a client carry their code and HTTP status.
+// Errors that reach a client have a code and an HTTP status.
 func TestCodes(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
@@ -323,8 +322,7 @@ func TestCodes(t *testing.T) {
 	}
 }
 
-// An outage costs a line every ten seconds for each kind of fault, not one for
-// every request.
+// An outage costs one log line in ten seconds for each kind of fault, not one for every request.
 func TestLogOfAnOutage(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
@@ -396,17 +394,17 @@ func TestEachRequestIsCountedOnce(t *testing.T) {
 		"kept":      {memory(), kept, 3, map[string]int64{"completed": 1, "replayed": 2}},
 		"not kept":  {memory(), func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(500) }, 2, map[string]int64{"released": 2}},
 		"too large": {memory(), func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(make([]byte, 2<<20)) }, 2, map[string]int64{"tombstoned": 1, "result_unavailable": 1}},
-		"refused for want of the store": {memory(), func(w http.ResponseWriter, r *http.Request) {
+		"rejected: store unavailable": {memory(), func(w http.ResponseWriter, r *http.Request) {
 			claim, _ := driver.ClaimFrom(r.Context())
 			claim.MarkUnavailable()
 			w.WriteHeader(503)
 		}, 2, map[string]int64{"store_unavailable": 2}},
-		"refused, and answered all the same": {memory(), func(w http.ResponseWriter, r *http.Request) {
+		"store unavailable, handler answers 2xx": {memory(), func(w http.ResponseWriter, r *http.Request) {
 			claim, _ := driver.ClaimFrom(r.Context())
 			claim.MarkUnavailable()
 			w.WriteHeader(409)
 		}, 2, map[string]int64{"completed": 1, "replayed": 1}},
-		"refused, and done at the second try": {memory(), func(w http.ResponseWriter, r *http.Request) {
+		"store unavailable, second try works": {memory(), func(w http.ResponseWriter, r *http.Request) {
 			claim, _ := driver.ClaimFrom(r.Context())
 			claim.MarkUnavailable()
 			settle(false)(w, r)
@@ -446,7 +444,7 @@ func TestEachRequestIsCountedOnce(t *testing.T) {
 	}
 }
 
-// A function of the service that panics leaves a count with a result, too.
+// A panic in a function of the service is counted with a result, too.
 func TestPanicsAreCounted(t *testing.T) {
 	t.Parallel()
 	var r metrictest.Recorder

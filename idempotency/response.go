@@ -16,25 +16,23 @@ import (
 )
 
 const (
-	// ReplayedHeader is set to "true" on an answer that is not the first one.
+	// ReplayedHeader is set to "true" on a replayed answer.
 	ReplayedHeader = "Idempotency-Replayed"
-	// bypassedHeader is set to "true" on an answer that was made without
-	// protection, see MiddlewareConfig.FailOpen.
+	// bypassedHeader is set to "true" on an answer made without protection, see MiddlewareConfig.FailOpen.
 	bypassedHeader = "Idempotency-Bypassed"
 )
 
-// Response is the kept result of one piece of work: what a repeated request is
-// answered with.
+// Response is the kept result of one piece of work, and the answer to repeated requests.
 type Response struct {
 	// Status is the HTTP status, 200 to 999.
 	Status int
-	// Header holds the kept headers; nil is none.
+	// Header holds the kept headers; nil means none.
 	Header http.Header
-	// Body is the kept body; nil is empty.
+	// Body is the kept body; nil means empty.
 	Body []byte
 }
 
-// JSON makes a response with v encoded as JSON.
+// JSON returns a response with v encoded as JSON.
 func JSON(status int, v any) (Response, error) {
 	body, err := json.Marshal(v)
 	if err != nil {
@@ -47,7 +45,7 @@ func JSON(status int, v any) (Response, error) {
 	}, nil
 }
 
-// Send writes r to w, without the headers that are never given to a later caller.
+// Send writes r to w, without the headers that must never be replayed.
 func (r Response) Send(w http.ResponseWriter) {
 	header := w.Header()
 	for name, values := range r.Header {
@@ -60,7 +58,7 @@ func (r Response) Send(w http.ResponseWriter) {
 	}
 	w.WriteHeader(r.Status)
 	if bodyAllowed(r.Status) {
-		_, _ = w.Write(r.Body) // a client that went away asks again
+		_, _ = w.Write(r.Body) // a client that disconnected repeats the request
 	}
 }
 
@@ -69,16 +67,14 @@ func bodyAllowed(status int) bool {
 	return status >= 200 && status != http.StatusNoContent && status != http.StatusNotModified
 }
 
-// defaultKeepHeaders are the headers that describe the body or point at what
-// the request made.
+// defaultKeepHeaders are the headers that describe the body or point at the resource that the request created.
 var defaultKeepHeaders = []string{
 	"Cache-Control", "Content-Disposition", "Content-Encoding", "Content-Language",
 	"Content-Type", "Etag", "Last-Modified", "Link", "Location", "X-Content-Type-Options",
 }
 
-// keepHeader returns the allowed part of h, which shares its values: h must not be
-// changed any more. Names stay as they are spelled, and a name without a value
-// stays: with both net/http sends something else than without.
+// keepHeader returns the allowed part of h. It shares the values, so h must not be changed afterwards. Names keep
+// their spelling, and a name without values stays, because net/http sends a different answer without it.
 func keepHeader(h http.Header, allowed []string) http.Header {
 	kept := 0
 	for name := range h {
@@ -98,37 +94,35 @@ func keepHeader(h http.Header, allowed []string) http.Header {
 	return out
 }
 
-// contains looks for a name in a sorted list of canonical ones.
+// contains reports whether name is in a sorted list of canonical names.
 func contains(names []string, name string) bool {
 	_, found := slices.BinarySearch(names, http.CanonicalHeaderKey(name))
 	return found
 }
 
-// recorder holds a handler's response back until it is stored. A response that
-// cannot be held (too large, flushed, hijacked) goes straight to the client
-// from then on, after spills was called. The header is the one of the
-// underlying writer, so that the handler sees what was set before it.
+// recorder buffers a handler's response until it is stored. A response that cannot be buffered (too large, flushed,
+// hijacked) goes directly to the client from then on, after a call of spills. The header is the header of the
+// underlying writer, so that the handler sees the values set before it.
 //
-// It has no Unwrap on purpose: what it does not know http.ResponseController
-// refuses with http.ErrNotSupported.
+// recorder deliberately has no Unwrap: http.ResponseController then returns http.ErrNotSupported for unknown methods.
 type recorder struct {
 	w       http.ResponseWriter
 	keeper  keeper
-	outer   http.Header // what was there before the handler
+	outer   http.Header // the header before the handler ran
 	sent    http.Header // the header as it was at WriteHeader; later changes do not count
 	status  int         // 0 until WriteHeader
-	length  int64       // of the body, as the handler has declared it; -1: not at all
-	written int64       // what the handler has written, or tried to
+	length  int64       // the Content-Length that the handler declared; -1: none
+	written int64       // bytes that the handler has written or tried to write
 	body    []byte
 	limit   int
 	spilled bool
 }
 
 type keeper interface {
-	// spills is called once, before the first byte leaves that cannot be kept.
-	// status is 0 if the connection was hijacked.
+	// spills is called once, before the first byte of a response that cannot be kept is sent. status is 0 if the
+	// connection was hijacked.
 	spills(status int)
-	// replays reports whether the answer is an earlier run's, whatever the handler writes.
+	// replays reports whether the answer comes from an earlier run, so that the handler's output is dropped.
 	replays() bool
 }
 
@@ -137,7 +131,7 @@ func (rec *recorder) reset(w http.ResponseWriter, limit int, k keeper) {
 	rec.outer = cloneHeader(w.Header())
 }
 
-// cloneHeader makes no map for nothing.
+// cloneHeader returns nil for an empty header, to save an allocation.
 func cloneHeader(h http.Header) http.Header {
 	if len(h) == 0 {
 		return nil
@@ -147,8 +141,8 @@ func cloneHeader(h http.Header) http.Header {
 
 func (rec *recorder) Header() http.Header { return rec.w.Header() }
 
-// WriteHeader drops informational responses: nothing may leave before the
-// result is stored. It panics on an invalid status, as that of net/http does.
+// WriteHeader drops informational responses, because nothing may be sent before the result is stored. It panics on an
+// invalid status, as net/http does.
 func (rec *recorder) WriteHeader(status int) {
 	if rec.status != 0 || rec.hijacked() {
 		return
@@ -177,7 +171,7 @@ func declaredLength(h http.Header) int64 {
 
 func (rec *recorder) hijacked() bool { return rec.spilled && rec.status == 0 }
 
-// Write refuses what net/http refuses, so that what is kept is what is sent.
+// Write rejects everything that net/http rejects, so that the kept response equals the sent one.
 func (rec *recorder) Write(p []byte) (int, error) {
 	rec.WriteHeader(http.StatusOK)
 	switch {
@@ -205,10 +199,10 @@ func (rec *recorder) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// Flush is for http.Flusher; FlushError says more.
+// Flush implements http.Flusher; FlushError also returns the error.
 func (rec *recorder) Flush() { _ = rec.FlushError() }
 
-// FlushError sends what there is: the handler streams.
+// FlushError sends the buffered bytes and streams the rest of the response.
 func (rec *recorder) FlushError() error {
 	if !canFlush(rec.w) {
 		return fmt.Errorf("idempotency: flush: %w", http.ErrNotSupported)
@@ -220,7 +214,7 @@ func (rec *recorder) FlushError() error {
 	return http.NewResponseController(rec.w).Flush()
 }
 
-// canFlush looks for a Flusher as http.ResponseController does, without flushing.
+// canFlush searches for a Flusher as http.ResponseController does, without flushing.
 func canFlush(w http.ResponseWriter) bool {
 	for {
 		switch t := w.(type) {
@@ -234,7 +228,7 @@ func canFlush(w http.ResponseWriter) bool {
 	}
 }
 
-// Hijack hands the connection over, where the server can.
+// Hijack takes over the connection, if the server supports it.
 func (rec *recorder) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	conn, rw, err := http.NewResponseController(rec.w).Hijack()
 	if err == nil && !rec.spilled {
@@ -260,15 +254,15 @@ func (rec *recorder) EnableFullDuplex() error {
 	return http.NewResponseController(rec.w).EnableFullDuplex()
 }
 
-// spill turns to sending directly.
+// spill switches to sending directly.
 func (rec *recorder) spill() {
 	rec.spilled = true
 	rec.keeper.spills(rec.status)
 	rec.send()
 }
 
-// send writes what was held back, with the header as it was at WriteHeader. What
-// was set later is set again at the end: net/http looks for trailers there.
+// send writes the buffered response, with the header as it was at WriteHeader. Headers set later are restored at the
+// end, because net/http looks for trailers there.
 func (rec *recorder) send() {
 	rec.WriteHeader(http.StatusOK)
 	header := rec.w.Header()
@@ -279,13 +273,13 @@ func (rec *recorder) send() {
 	}
 	rec.w.WriteHeader(rec.status)
 	if len(rec.body) > 0 {
-		_, _ = rec.w.Write(rec.body) // a client that went away asks again
+		_, _ = rec.w.Write(rec.body) // a client that disconnected repeats the request
 	}
 	rec.body = nil
 	maps.Copy(header, late)
 }
 
-// rewind removes the handler's headers.
+// rewind restores the header as it was before the handler.
 func (rec *recorder) rewind() { replaceHeader(rec.w.Header(), rec.outer) }
 
 func replaceHeader(h, by http.Header) {
@@ -293,8 +287,8 @@ func replaceHeader(h, by http.Header) {
 	maps.Copy(h, by)
 }
 
-// response is the part of it that is kept; a tombstone if that is too large, or if
-// the body is shorter than declared: the client sees that it broke off.
+// response returns the part of the response to keep. It is a tombstone if that part is too large, or if the body is
+// shorter than declared, because the client sees an incomplete body.
 func (rec *recorder) response(headers []string) driver.Response {
 	rec.WriteHeader(http.StatusOK)
 	resp := driver.Response{Status: rec.status, Header: keepHeader(rec.sent, headers), Body: rec.body}

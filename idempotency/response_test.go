@@ -23,7 +23,7 @@ import (
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
-// The first answer is the one that the handler would give by itself.
+// The first answer equals the handler's answer without the middleware.
 func TestFirstAnswerIsTheHandlersOwn(t *testing.T) {
 	t.Parallel()
 	for name, fn := range map[string]http.HandlerFunc{
@@ -105,7 +105,7 @@ func TestHijackLeavesATombstone(t *testing.T) {
 	}
 }
 
-// What stands around the handler sees and sets the same header.
+// Middleware around this one sees and sets the same header as the handler.
 func TestHeadersAround(t *testing.T) {
 	t.Parallel()
 	h := protect(t, idempotencytest.NewStore(), idempotency.MiddlewareConfig{}, func(w http.ResponseWriter, _ *http.Request) {
@@ -129,7 +129,7 @@ func TestHeadersAround(t *testing.T) {
 	}
 }
 
-// A replay that is found out by the handler itself carries nothing of the handler's.
+// A replay that the handler itself finds has none of the headers that the handler set.
 func TestHeadersOfADiscardedRun(t *testing.T) {
 	t.Parallel()
 	h := protect(t, idempotencytest.NewStore(), idempotency.MiddlewareConfig{}, func(w http.ResponseWriter, r *http.Request) {
@@ -149,7 +149,7 @@ func TestHeadersOfADiscardedRun(t *testing.T) {
 	}
 }
 
-// Each answer has a date of its own, and a kept one no more than that.
+// Each answer has its own Date; a kept Date is never replayed.
 func TestDateIsFresh(t *testing.T) {
 	t.Parallel()
 	server := httptest.NewServer(protect(t, idempotencytest.NewStore(), idempotency.MiddlewareConfig{}, func(w http.ResponseWriter, _ *http.Request) {
@@ -169,10 +169,10 @@ func TestDateIsFresh(t *testing.T) {
 	}
 }
 
-// mute is a writer that can only write.
+// mute is a writer that cannot flush.
 type mute struct{ http.ResponseWriter }
 
-// Where nothing can be flushed nothing is streamed, so the response is kept.
+// If the writer cannot flush, nothing is streamed and the response is kept.
 func TestFlushWithoutAFlusher(t *testing.T) {
 	t.Parallel()
 	h := protect(t, idempotencytest.NewStore(), idempotency.MiddlewareConfig{}, func(w http.ResponseWriter, _ *http.Request) {
@@ -249,7 +249,7 @@ func TestDeniedHeadersAreNeverReplayed(t *testing.T) {
 		t.Errorf("CleanHeader leaves %v", clean)
 	}
 
-	// A record that another system wrote may hold anything.
+	// A record that another system wrote may hold any header.
 	store, header := idempotencytest.NewStore(), http.Header{"Location": {"/1"}}
 	for _, name := range denied {
 		header[name] = []string{"x"}
@@ -303,7 +303,7 @@ func TestKeepHeadersNamedTwice(t *testing.T) {
 	}
 }
 
-// A replay says on the wire what the first answer said, with its length.
+// A replay sends the first answer's bytes, with its length.
 func TestReplayOverTheWire(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
@@ -326,7 +326,7 @@ func TestReplayOverTheWire(t *testing.T) {
 			w.Header().Set("Location", "/1")
 			w.WriteHeader(http.StatusEarlyHints)
 			w.WriteHeader(tt.status)
-			w.WriteHeader(http.StatusInternalServerError) // the first one counts
+			w.WriteHeader(http.StatusInternalServerError) // the first status counts
 			_, _ = io.WriteString(w, tt.body)
 		}))
 		client := server.Client()
@@ -350,8 +350,7 @@ func TestReplayOverTheWire(t *testing.T) {
 	}
 }
 
-// An answer that the handler itself has found counts as a replay also where a response may be no longer as
-// long as it.
+// An answer that the handler itself found counts as a replay, even if it is longer than a response may be now.
 func TestReplayLongerThanTheLimit(t *testing.T) {
 	t.Parallel()
 	long, replays := strings.Repeat("long ", 100), 0
@@ -370,9 +369,8 @@ func TestReplayLongerThanTheLimit(t *testing.T) {
 	}
 }
 
-// Random handlers answer behind the middleware as they do on net/http alone, to
-// the errors that their writes return, and a replay is what was sent. A handler
-// is told by its number.
+// Random handlers answer behind the middleware as they do on net/http alone, including the errors that their writes
+// return. A replay equals the first answer. A handler is identified by its number.
 func TestDifferentialRecorder(t *testing.T) {
 	t.Parallel()
 	d := newDuel(t)
@@ -385,13 +383,13 @@ func TestDifferentialRecorder(t *testing.T) {
 	}
 }
 
-const duelLimit = 5000 // of a kept response
+const duelLimit = 5000 // limit of a kept response
 
 // duel runs one handler on net/http alone and behind the middleware.
 type duel struct {
 	t                *testing.T
 	server           *httptest.Server
-	handler          *scriptedHandler // of this moment
+	handler          *scriptedHandler // the current one
 	done             chan struct{}    // for each request that was served
 	replayed, unkept int
 }
@@ -414,13 +412,13 @@ func newDuel(t *testing.T) *duel {
 	return d
 }
 
-// seen is an answer as a client gets it.
+// seen is an answer as a client receives it.
 type seen struct {
 	status int
 	header http.Header
 	body   string
 	err    string   // of reading the body
-	writes []string // what the handler was told
+	writes []string // results of the handler's writes
 }
 
 func (d *duel) ask(path, key string) seen {
@@ -475,7 +473,7 @@ func (d *duel) play(n uint64) {
 	}
 }
 
-// same compares what a replay must have of the first answer.
+// same compares the parts that a replay must share with the first answer.
 func (d *duel) same(n uint64, first, again seen) {
 	d.t.Helper()
 	if again.status != first.status || again.body != first.body || first.err != "" || again.err != "" {
@@ -497,7 +495,7 @@ func (s seen) String() string {
 	return b.String()
 }
 
-// scriptedHandler takes the same random steps each time.
+// scriptedHandler takes the same random steps in each run.
 type scriptedHandler struct {
 	seed    uint64
 	runs    int

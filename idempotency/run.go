@@ -16,44 +16,43 @@ import (
 	"github.com/holdfast-go/holdfast/internal/runloop"
 )
 
-// run is the work done under an acquired claim: it renews the lease meanwhile
-// and closes the claim in the store exactly once.
+// run is the work done under an acquired claim. It renews the lease during the work and closes the claim in the store
+// exactly once.
 type run struct {
 	store    driver.Store
 	claim    driver.Claim
 	keep     func(status int) bool // which statuses are final
-	maxBytes int                   // of a kept response
+	maxBytes int                   // limit of a kept response
 	lease    time.Duration
 	onLost   func(*run) // optional
-	docs     string     // what problems link to; empty: that of this project
+	docs     string     // the page that problems link to; empty: this project's page
 
-	work    lazyContext // of the work
-	first   lazyContext // of Begin
-	last    lazyContext // of Complete or Release
+	work    lazyContext // for the work
+	first   lazyContext // for Begin
+	last    lazyContext // for Complete or Release
 	settled atomic.Pointer[settlement]
 	effect  atomic.Bool
-	refused atomic.Bool // the work could not ask the store
-	closed  bool        // the store was told how it ended
+	refused atomic.Bool // the work could not reach the store
+	closed  bool        // the end of the run was sent to the store
 
-	begun   time.Time // when Begin was asked
-	expires time.Time // when the lease must have run out
+	begun   time.Time // when Begin was called
+	expires time.Time // when the lease has certainly run out
 	renewal *time.Timer
 
 	mu        sync.Mutex
 	stopped   bool
-	stopRenew context.CancelFunc // nil until a renewal is due
-	renewed   chan struct{}      // closed when no renewal runs any more
+	stopRenew context.CancelFunc // nil until a renewal runs
+	renewed   chan struct{}      // closed when the renewal has ended
 }
 
-// lazyContext is a context with a cancellation of its own, behind which a
-// context of the standard library stands only once somebody waits for it. It
-// lives inside the run that needs it: three contexts made in advance are a dozen
-// allocations, more than all else that a run costs.
+// lazyContext is a context with its own cancellation. It creates a context of the standard library only when somebody
+// waits for it. It lives inside its run, because three contexts made in advance are a dozen allocations, more than
+// the rest of a run costs.
 type lazyContext struct {
 	parent   context.Context
-	detached bool      // of the parent's cancellation; only its values count
-	deadline time.Time // zero: that of the parent, unless detached
-	holder   *run      // whom driver.ClaimFrom finds; nil: whom it finds in the parent, and no cause is remembered beside a deadline
+	detached bool      // ignores the parent's cancellation and keeps its values
+	deadline time.Time // zero: the parent's deadline, or none if detached
+	holder   *run      // the run that driver.ClaimFrom finds; nil: the parent's, and with a deadline no cause is kept
 
 	mu     sync.Mutex
 	inner  context.Context // nil until somebody waits
@@ -64,8 +63,7 @@ type lazyContext struct {
 // storeTimeout bounds one call to the store.
 const storeTimeout = 5 * time.Second
 
-// begin asks the store now, for a bounded time. call is the context to be
-// bounded.
+// begin calls the store's Begin at time now, for at most storeTimeout. call becomes the context of the call.
 func (r *run) begin(call *lazyContext, now time.Time) (driver.BeginResult, error) {
 	r.begun = now
 	call.deadline = now.Add(storeTimeout)
@@ -86,9 +84,9 @@ const (
 	abandonPause = time.Second
 )
 
-// abandon frees what a Begin without an answer may have taken. A server that hangs
-// carries it out when it goes on, although the caller has given up. The release is
-// therefore repeated until it is answered. If it never is, the lease runs out.
+// abandon frees a claim that a Begin without an answer may have made. A server that hangs may execute the Begin
+// later, after the caller has given up. The release is therefore repeated until it is answered. If it never is, the
+// lease runs out.
 func abandon(ctx context.Context, store driver.Store, claim driver.Claim) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), abandonFor)
 	defer cancel()
@@ -102,12 +100,11 @@ func abandon(ctx context.Context, store driver.Store, claim driver.Claim) {
 	}
 }
 
-// start returns the context of the work, which carries the claim and is
-// cancelled with cause ErrLeaseLost when the lease is lost. It ends with ctx, or, if it
-// outlasts the caller, with the deadline of ctx alone.
+// start returns the context of the work, which carries the claim and is cancelled with cause ErrLeaseLost when the
+// lease is lost. It ends with ctx. With outlasts, only the deadline of ctx ends it.
 //
-// The lease began somewhere between the asking and the answer of Begin. A Begin
-// that took long proves nothing about it: the store is given the time to answer.
+// The lease began at some time between the call and the answer of Begin. A Begin that took long does not show that
+// the lease is over, so the store gets time to answer a renewal.
 func (r *run) start(ctx context.Context, outlasts bool) context.Context {
 	r.work = lazyContext{parent: ctx, holder: r, detached: outlasts}
 	if outlasts {
@@ -121,8 +118,8 @@ func (r *run) start(ctx context.Context, outlasts bool) context.Context {
 	return &r.work
 }
 
-// renew extends the lease every third of it, until it is stopped. A store that
-// does not answer is asked again until the lease must have run out.
+// renew extends the lease after each third of it, until stopRenewal. If a store does not answer, renew tries again
+// until the lease has certainly run out.
 func (r *run) renew() {
 	r.mu.Lock()
 	if r.stopped {
@@ -144,7 +141,7 @@ func (r *run) renew() {
 	}
 }
 
-// extend returns how long to wait before the next time; 0: there is none.
+// extend returns the wait until the next renewal; 0 means no further renewal.
 func (r *run) extend(ctx context.Context) time.Duration {
 	asked := time.Now()
 	call, cancel := context.WithTimeout(ctx, min(storeTimeout, time.Until(r.expires)))
@@ -166,8 +163,7 @@ func (r *run) extend(ctx context.Context) time.Duration {
 	return max(1, min(r.lease/10, time.Until(r.expires)))
 }
 
-// stopRenewal returns when no renewal is running any more. It may be called
-// more than once.
+// stopRenewal stops the renewal and waits until it has ended. It may be called more than once.
 func (r *run) stopRenewal() {
 	if r.renewal == nil {
 		return
@@ -188,7 +184,7 @@ type settlement struct {
 	replayed bool
 }
 
-// Documentation is for inctx.Documentation.
+// Documentation is the method that inctx.Documentation calls.
 func (r *run) Documentation() string { return r.docs }
 
 // Claim implements driver.Holder.
@@ -216,8 +212,8 @@ func (r *run) Keeps(resp driver.Response) (kept driver.Response, final bool) {
 	return kept, r.keep(resp.Status)
 }
 
-// fallBack has the store's fallback decide from now on, after a Begin that has failed. It is false if
-// there is none, or if it is not the fallback's to decide.
+// fallBack makes the store's fallback decide from now on, after a failed Begin. It returns false if there is no
+// fallback, or if the fallback must not decide.
 func (r *run) fallBack(failure error) bool {
 	tiered, ok := r.store.(driver.Tiered)
 	if !ok || errors.Is(failure, driver.ErrForeignRecord) {
@@ -231,13 +227,13 @@ func (r *run) fallBack(failure error) bool {
 	return true
 }
 
-// end frees what the run holds in this process.
+// end frees the resources that the run holds in this process.
 func (r *run) end() {
 	r.stopRenewal()
 	r.work.end(nil)
 }
 
-// unkept ends a run that has no response to keep: nil frees the key.
+// unkept returns the record of a run without a response to keep: nil frees the key.
 func (r *run) unkept() *driver.Response {
 	if r.effect.Load() {
 		return &driver.Response{}
@@ -245,9 +241,8 @@ func (r *run) unkept() *driver.Response {
 	return nil
 }
 
-// close ends the claim in the store, even when the caller is gone: with the
-// settled record if there is one, else with resp, and by a release if that is
-// nil. Only the first call does anything.
+// close ends the claim in the store, even when the caller has disconnected. It stores the settled record if there is
+// one, else resp. If resp is nil, it releases the key. Only the first call has an effect.
 func (r *run) close(resp *driver.Response) error {
 	if r.closed {
 		return nil
@@ -258,7 +253,7 @@ func (r *run) close(resp *driver.Response) error {
 	defer r.last.end(nil)
 
 	if s := r.settled.Load(); s != nil {
-		if r.lease == 0 { // the store is where it was settled
+		if r.lease == 0 { // the record was settled in this store
 			return nil
 		}
 		claim := r.claim
@@ -271,16 +266,16 @@ func (r *run) close(resp *driver.Response) error {
 	return r.store.Release(&r.last, r.claim)
 }
 
-// The pauses of complete, doubled each time: 0.6 s in all.
+// The pauses of complete. Each is twice the previous one, 0.63 s in all.
 const (
 	firstPause = 10 * time.Millisecond
 	lastPause  = 320 * time.Millisecond
 )
 
-// complete tries again, for a while: what is not stored runs again when the lease
-// ends, and the error may be that of a connection which a restart has broken.
+// complete retries for a while. Without the record the key runs again when the lease ends, and the error may only
+// come from a connection broken by a restart.
 func (r *run) complete(resp driver.Response) error {
-	claim, _ := driver.ClaimFrom(&r.work) // with which a store may settle what another run has done
+	claim, _ := driver.ClaimFrom(&r.work) // a store may settle another run's record with it
 	for pause := firstPause; ; pause *= 2 {
 		err := r.store.Complete(&r.last, claim, resp)
 		if err == nil || errors.Is(err, ErrLeaseLost) || pause > lastPause || runloop.Sleep(&r.last, pause) != nil {
@@ -289,24 +284,22 @@ func (r *run) complete(resp driver.Response) error {
 	}
 }
 
-// MarkEffect says that the work under ctx has had, or may have had, an effect
-// that nobody takes back: call it before a payment is sent. From then on the key
-// is never free again: a response that would not be kept is kept, and after an
-// error, a panic or a response that cannot be kept there is a tombstone. Without
-// a claim in ctx it does nothing.
+// MarkEffect records that the work under ctx has had, or may have had, an effect that cannot be undone. Call it
+// before a payment is sent, for example. From then on the key is never free again: every response is kept, whatever
+// its status. After an error, a panic or a response that cannot be kept, later requests get ErrResultUnavailable.
+// Without a claim in ctx it does nothing.
 //
-// The mark is in memory only. If the process dies, the lease runs out and the
-// key runs again: give the effect a key of its own, see ChildKey.
+// The mark is in memory only. If the process dies, the lease runs out and the key runs again. Give the effect its own
+// key, see ChildKey.
 func MarkEffect(ctx context.Context) {
 	if claim, ok := driver.ClaimFrom(ctx); ok {
 		claim.MarkEffect()
 	}
 }
 
-// ChildKey returns the key for a part of the work under ctx, such as a call to
-// a payment provider: always the same one for the same name below the same key,
-// whichever run asks for it, and nothing that could be known without the key.
-// Without a claim in ctx it is ErrNoClaim.
+// ChildKey returns the key for a part of the work under ctx, such as a call to a payment provider. It is the same in
+// every run for the same name and key, and nobody can guess it without the key. Without a claim in ctx it returns
+// ErrNoClaim.
 func ChildKey(ctx context.Context, name string) (Key, error) {
 	claim, ok := driver.ClaimFrom(ctx)
 	if !ok {
@@ -365,12 +358,11 @@ func (c *lazyContext) Value(key any) any {
 	return c.parent.Value(key)
 }
 
-// end cancels the context. Only the first cause counts; nil is that of a normal
-// end.
+// end cancels the context. Only the first cause counts; nil means a normal end.
 func (c *lazyContext) end(cause error) {
 	c.mu.Lock()
 	if cause != nil {
-		c.open() // it has to be remembered
+		c.open() // an inner context keeps the cause
 	}
 	c.ended = true
 	cancel := c.cancel
@@ -410,20 +402,18 @@ func (c *lazyContext) open() {
 	}
 }
 
-// Do runs fn once per key and returns its value; a repeated call returns the
-// value of the first one, with replayed true; with an error replayed is false. The value is kept as JSON; a
-// Response is kept as it is. request says what the call asks for: the same key
-// with other words is ErrKeyReused. nil: the key alone.
+// Do runs fn once per key and returns its value. A repeated call returns the value of the first one, with replayed
+// true; with an error replayed is false. The value is kept as JSON; a Response is kept unchanged. request describes
+// the call: the same key with a different request is ErrKeyReused. With a nil request only the key counts.
 //
-// It returns what fn returns. After an error of fn, or a panic, the key is free
-// again, unless MarkEffect was called; a refusal that is final belongs into T.
-// Beside that: ErrKeyInvalid, ErrKeyReused, ErrKeyInUse (another call is running),
-// ErrResultUnavailable, ErrStoreUnavailable (fn was not called), and, together with
-// the value, ErrNotStored. A value that JSON cannot hold comes with
-// ErrResultUnavailable too: fn has done its work and never does it again.
+// Do returns the error of fn. After an error of fn, or a panic, the key is free again, unless MarkEffect was called;
+// return a final rejection as a value of T. Other errors: ErrKeyInvalid, ErrKeyReused, ErrKeyInUse (another call is
+// running), ErrResultUnavailable, ErrStoreUnavailable (fn was not called), and, together with the value,
+// ErrNotStored. A value that JSON cannot encode also gives ErrResultUnavailable: fn has done its work and never runs
+// again.
 //
-// fn's context is that of ChildKey and MarkEffect, and is cancelled with cause
-// ErrLeaseLost when the key was lost to another run.
+// fn's context is the one for ChildKey and MarkEffect. It is cancelled with cause ErrLeaseLost when the lease is
+// lost.
 func Do[T any](ctx context.Context, store driver.Store, key Key, request []string, fn func(ctx context.Context) (T, error)) (value T, replayed bool, err error) {
 	if store == nil || fn == nil {
 		return value, false, errors.New("idempotency: Do needs a store and a function")
@@ -449,7 +439,7 @@ func Do[T any](ctx context.Context, store driver.Store, key Key, request []strin
 
 func encode(value any) (driver.Response, error) {
 	if resp, ok := value.(Response); ok {
-		return driver.Response(resp).Clone(), nil // the caller may change its own
+		return driver.Response(resp).Clone(), nil // the caller may change its value
 	}
 	resp, err := JSON(http.StatusOK, value)
 	return driver.Response(resp), err
@@ -466,7 +456,7 @@ func decode(resp driver.Response, value any) error {
 	return nil
 }
 
-// execute is Do for a fn that makes the Response itself.
+// execute is Do for an fn that returns the Response itself.
 func execute(ctx context.Context, store driver.Store, key Key, request []string, fn func(context.Context) (driver.Response, error)) (resp driver.Response, replayed bool, err error) {
 	if err := key.Validate(); err != nil {
 		return driver.Response{}, false, err
@@ -503,7 +493,7 @@ func (r *run) execute(ctx context.Context, fn func(context.Context) (driver.Resp
 	done = true
 
 	if s := r.settled.Load(); s != nil {
-		// The record is durable; the store's copy is only the faster way to it.
+		// The record is durable. The store's copy only makes replays faster.
 		_ = r.close(nil)
 		return resp, s.replayed && err == nil, err
 	}
@@ -511,7 +501,7 @@ func (r *run) execute(ctx context.Context, fn func(context.Context) (driver.Resp
 	if err != nil {
 		resp, kept = driver.Response{}, r.unkept()
 	}
-	if lost := r.close(kept); lost != nil && kept != nil { // what was not released ends with its lease
+	if lost := r.close(kept); lost != nil && kept != nil { // a failed release ends with the lease
 		err = errors.Join(err, fmt.Errorf("%w: %w", ErrNotStored, lost))
 	}
 	return resp, false, err

@@ -21,7 +21,7 @@ import (
 	"github.com/holdfast-go/holdfast/internal/metrictest"
 )
 
-// late takes the key, and answers Begin when nobody waits for it any more.
+// late takes the key, but its Begin returns only after the caller has given up.
 type late struct{ *idempotencytest.Store }
 
 func (l late) Begin(ctx context.Context, c driver.Claim) (driver.BeginResult, error) {
@@ -30,7 +30,7 @@ func (l late) Begin(ctx context.Context, c driver.Claim) (driver.BeginResult, er
 	return driver.BeginResult{}, ctx.Err()
 }
 
-// An error that passes does not cost the result of a run.
+// A temporary error does not lose the result of a run.
 func TestCompletionIsTriedAgain(t *testing.T) {
 	t.Parallel()
 	for what, failures := range map[string]int{"once": 1, "for a while": 5} {
@@ -52,7 +52,7 @@ func TestCompletionIsTriedAgain(t *testing.T) {
 	}
 }
 
-// What a caller who has given up may have begun is not left to its lease.
+// A claim that a given-up Begin may have made is freed before its lease ends.
 func TestAbandonedBeginFreesTheKey(t *testing.T) {
 	t.Parallel()
 	for name, ask := range map[string]func(store driver.Store){
@@ -82,8 +82,7 @@ func TestAbandonedBeginFreesTheKey(t *testing.T) {
 
 type valueKey struct{}
 
-// The context of the work is made of parts of our own: it must not differ from
-// one of the standard library.
+// The work's context is our own implementation: it must not differ from a context of the standard library.
 func TestContextOfTheWork(t *testing.T) {
 	t.Parallel()
 	end := errors.New("client gone")
@@ -144,7 +143,7 @@ func TestContextOfTheWork(t *testing.T) {
 			if err != nil {
 				t.Errorf("%s: %v", name, err)
 			}
-			// What the work has left behind ends with it.
+			// Contexts that the work has left behind end with it.
 			select {
 			case <-left[0].Done():
 			default:
@@ -157,7 +156,7 @@ func TestContextOfTheWork(t *testing.T) {
 	}
 }
 
-// A client that hangs up interrupts neither the begin nor the end of a claim.
+// A client that disconnects interrupts neither the begin nor the end of a claim.
 func TestStoreIsNotInterruptedByTheClient(t *testing.T) {
 	t.Parallel()
 	ctx, hangUp := context.WithCancel(context.WithValue(t.Context(), valueKey{}, "v"))
@@ -198,8 +197,8 @@ func (l looking) Complete(ctx context.Context, c driver.Claim, r driver.Response
 	return l.Store.Complete(ctx, c, r)
 }
 
-// A handler whose context has ended, and that wrote nothing, has not answered: the key is free, and a
-// client that is still there gets 503. What it meant is kept else.
+// A handler whose context has ended before it wrote anything has not answered. The key is free, and a client that is
+// still connected gets 503. In all other cases its response is kept.
 func TestSilentHandler(t *testing.T) {
 	t.Parallel()
 	waits := func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }
@@ -209,7 +208,7 @@ func TestSilentHandler(t *testing.T) {
 		deadline time.Duration // of the request's context
 		extend   func() error
 		status   int
-		again    int // runs after a repetition
+		again    int // runs after a repeated request
 		counted  string
 	}{
 		"deadline": {waits, time.Second, nil, 503, 2, "released"},
@@ -258,7 +257,7 @@ func TestSilentHandler(t *testing.T) {
 			if got := counted(&metrics); !maps.Equal(got, map[string]int64{tt.counted: 1}) {
 				t.Errorf("%s: counted %v, want %s", name, got, tt.counted)
 			}
-			time.Sleep(time.Minute) // what was lost is another's for a while
+			time.Sleep(time.Minute) // the lost key is held by another run for a while
 			if send(h, post(goodKey, nil)); runs != tt.again {
 				t.Errorf("%s: %d runs, want %d", name, runs, tt.again)
 			}
@@ -266,7 +265,7 @@ func TestSilentHandler(t *testing.T) {
 	}
 }
 
-// Whoever hangs up cancels nothing, not even a handler that would return without an answer then.
+// A client that disconnects cancels nothing, not even a handler that would then return without an answer.
 func TestClientHangsUp(t *testing.T) {
 	t.Parallel()
 	entered, hungUp := make(chan struct{}), make(chan struct{})
@@ -308,7 +307,7 @@ func TestClientHangsUp(t *testing.T) {
 	}
 }
 
-// http.TimeoutHandler around the middleware bounds the work: its deadline stays.
+// http.TimeoutHandler around the middleware limits the work, because its deadline is kept.
 func TestTimeoutHandlerAround(t *testing.T) {
 	t.Parallel()
 	ended, returned := make(chan error, 1), make(chan struct{})
@@ -336,7 +335,7 @@ func TestTimeoutHandlerAround(t *testing.T) {
 	}
 }
 
-// The lease is renewed when a third of it is over, and again after each third.
+// The lease is renewed after a third of it, and again after each further third.
 func TestRenewals(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -406,7 +405,7 @@ func TestDoFailureFreesTheKey(t *testing.T) {
 	}
 }
 
-// What JSON cannot hold shows only when the work is done.
+// Only after the work does it show that JSON cannot encode the value.
 func TestDoValueThatCannotBeKept(t *testing.T) {
 	t.Parallel()
 	store, key, runs := idempotencytest.NewStore(), idempotency.NewKey(), 0
@@ -438,7 +437,7 @@ func TestDoInUse(t *testing.T) {
 				t.Error(err)
 			}
 		})
-		time.Sleep(time.Minute) // it is renewed meanwhile
+		time.Sleep(time.Minute) // the lease is renewed in the meantime
 		_, _, err := idempotency.Do(t.Context(), store, key, fp, func(context.Context) (int, error) { return 2, nil })
 		inUse, ok := errors.AsType[interface {
 			error
@@ -476,7 +475,7 @@ func TestRenewalSurvivesAShortOutage(t *testing.T) {
 	})
 }
 
-// The lease begins when the store gets to it, not when it was asked.
+// The lease begins when the store executes Begin, not when Begin was called.
 func TestSlowBeginLosesNoLease(t *testing.T) {
 	t.Parallel()
 	for _, slow := range []time.Duration{5 * time.Second, 15 * time.Second, 25 * time.Second, 40 * time.Second} {
@@ -491,7 +490,7 @@ func TestSlowBeginLosesNoLease(t *testing.T) {
 					return nil
 				},
 			}
-			// The fake would refuse a context that ended meanwhile.
+			// The fake would reject a context that has ended in the meantime.
 			_, _, err := idempotency.Do(t.Context(), patient{store}, idempotency.NewKey(), fp, func(ctx context.Context) (int, error) {
 				select {
 				case <-ctx.Done():
@@ -507,7 +506,7 @@ func TestSlowBeginLosesNoLease(t *testing.T) {
 	}
 }
 
-// patient is a store whose Begin outlasts its context.
+// patient is a store whose Begin ignores the end of its context.
 type patient struct{ driver.Store }
 
 func (p patient) Begin(ctx context.Context, c driver.Claim) (driver.BeginResult, error) {
@@ -537,12 +536,12 @@ func TestDoNotStored(t *testing.T) {
 	}
 }
 
-// After MarkEffect no way to end frees the key.
+// After MarkEffect no end of the run frees the key.
 func TestMarkEffect(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
 		end    func(w http.ResponseWriter)
-		status int // of a repetition
+		status int // of a repeated request
 		code   string
 	}{
 		"503":               {func(w http.ResponseWriter) { w.WriteHeader(http.StatusServiceUnavailable) }, 503, ""},
@@ -588,7 +587,7 @@ func sendRecovering(h http.Handler, r *http.Request) {
 	send(h, r)
 }
 
-// A mark that comes after the first byte still counts.
+// A mark after the first byte still counts.
 func TestMarkEffectWhileStreaming(t *testing.T) {
 	t.Parallel()
 	runs := 0
@@ -631,7 +630,7 @@ func TestDoMarkEffect(t *testing.T) {
 	}
 }
 
-// Whoever cannot take back what was done must hear that nothing remembers it.
+// Do must also return ErrNotStored if the record of a marked effect was not stored.
 func TestDoMarkEffectNotStored(t *testing.T) {
 	t.Parallel()
 	_, _, err := idempotency.Do(t.Context(), &faulty{Store: idempotencytest.NewStore(), complete: down}, goodKey, fp, func(ctx context.Context) (int, error) {
@@ -672,7 +671,7 @@ func TestChildKey(t *testing.T) {
 			}
 		}
 	}
-	if payment != "fc55c3aa4d704795bb18cb095f7b51e4" { // it may be stored elsewhere: it must not change from version to version
+	if payment != "fc55c3aa4d704795bb18cb095f7b51e4" { // providers may have stored it, so it must not change between versions
 		t.Errorf("ChildKey = %q", payment)
 	}
 	if _, err := idempotency.ChildKey(t.Context(), "payment"); !errors.Is(err, idempotency.ErrNoClaim) {

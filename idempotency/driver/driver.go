@@ -1,10 +1,9 @@
-// Package driver is what a store of package idempotency needs, and its users do not:
-// the contract [Store], the [Claim] of one run, and what is kept of it. The suite in
-// idempotencytest/conformance says what else a store must do.
+// Package driver has the types that a store of package idempotency needs and its users do not: the contract [Store],
+// the [Claim] of one run, and the kept [Response]. The suite in idempotencytest/conformance tests the rest of the
+// contract.
 //
-// Whoever stores an answer in another place than the store, such as the business
-// transaction, takes the claim from the context ([ClaimFrom]) and settles it.
-// [NewContext] puts a claim there, for a protocol other than HTTP.
+// Code that stores the answer outside the store, for example in the business transaction, takes the claim from the
+// context ([ClaimFrom]) and settles it. [NewContext] puts a claim into a context, for a protocol other than HTTP.
 package driver
 
 import (
@@ -23,98 +22,87 @@ import (
 	"github.com/holdfast-go/holdfast/internal/problem"
 )
 
-// Store keeps one record per key: who is working on it, under a lease, or what
-// came of it. Each method is one atomic step. A store decides about time by its
-// own clock. The suite in idempotencytest/conformance says what else a store
-// must do; a Store must be safe for concurrent use.
+// Store keeps one record per key: the run that holds the key under a lease, or the result. Each method is one atomic
+// step. A store uses its own clock for all times. The suite in idempotencytest/conformance tests further
+// requirements. A Store must be safe for concurrent use.
 type Store interface {
-	// Begin claims claim.Key for claim.Token unless the key is completed or
-	// claimed by a token whose lease is still running. A lease that ran out is
-	// taken over. Asking again with the token that holds the key is Acquired, and
-	// starts the lease anew. After an error that comes when ctx has ended, or is
-	// context.DeadlineExceeded, the claim may be held, or be held later: the caller
-	// releases it. After ErrForeignRecord the caller asks no other store.
+	// Begin claims claim.Key for claim.Token unless the key is completed or claimed by another token whose lease is
+	// still running. A lease that ran out is taken over. If the token already holds the key, Begin returns Acquired
+	// and starts the lease again. If Begin returns an error after ctx has ended, or context.DeadlineExceeded, the
+	// claim may be held, or become held later: the caller releases it. After ErrForeignRecord the caller uses no
+	// other store.
 	Begin(ctx context.Context, claim Claim) (BeginResult, error)
-	// Extend starts the lease anew. ErrLeaseLost: the token does not hold it.
+	// Extend starts the lease again. ErrLeaseLost: the token does not hold the key.
 	Extend(ctx context.Context, claim Claim) error
-	// Complete stores the response, with claim.Fingerprint, and ends the lease,
-	// in one step. ErrLeaseLost: the token does not hold it, and nothing was
-	// stored, also if nobody holds it: that no other run was there meanwhile
-	// cannot be known. Completing again with the same token is nil. The store
-	// may keep resp itself: the caller does not change it. A store that gives no
-	// leases may settle claim with the record of another run, which is then the answer.
+	// Complete stores the response, with claim.Fingerprint, and ends the lease, in one step. ErrLeaseLost: the token
+	// does not hold the key, and nothing was stored. This is also the error if nobody holds the key, because another
+	// run may have held it in the meantime. Completing again with the same token returns nil. The store may keep resp
+	// without copying it, so the caller must not change it. A store without leases may settle claim with the record
+	// of another run, which then is the answer.
 	Complete(ctx context.Context, claim Claim, resp Response) error
-	// Release frees the key, so that the next Begin acquires it. ErrLeaseLost:
-	// the token does not hold it (any more: releasing again is no different), and
-	// nothing was freed.
+	// Release frees the key, so that the next Begin acquires it. ErrLeaseLost: the token does not hold the key, and
+	// nothing was freed. A second Release also returns ErrLeaseLost.
 	Release(ctx context.Context, claim Claim) error
 }
 
-// Tiered is a Store with something behind it that can decide alone, such as the
-// records in a database. The interface is optional.
+// Tiered is a Store with a fallback that can decide on its own, such as the records in a database. The interface is
+// optional.
 type Tiered interface {
 	Store
-	// Fallback returns the store to ask when a Begin of this one fails, unless with ErrForeignRecord. nil: none.
+	// Fallback returns the store to use when Begin of this one fails, except with ErrForeignRecord. nil: no fallback.
 	Fallback() Store
 }
 
-// Claimer is an http.Handler whose work itself asks for the key, so that the middleware need not. The
-// interface is optional.
+// Claimer is an http.Handler that claims the key itself, so that the middleware need not. The interface is optional.
 type Claimer interface {
-	// StoreFor returns the store that the middleware of store asks on behalf of the handler.
+	// StoreFor returns the store that a middleware of store uses for this handler.
 	StoreFor(store Store) Store
 }
 
-// State is what a store knows about a key.
+// State is the state of a key in a store.
 type State int
 
 const (
-	// Acquired means that the caller holds the key now and does the work.
+	// Acquired means that the caller now holds the key and does the work.
 	Acquired State = iota + 1
-	// InProgress means that someone else is doing the work.
+	// InProgress means that another run is doing the work.
 	InProgress
 	// Completed means that the work is done.
 	Completed
 )
 
-// BeginResult is the answer of Begin.
+// BeginResult is the result of Begin.
 type BeginResult struct {
 	State State
-	// Lease is the length of the lease when Acquired, and what is left of the
-	// other one's when InProgress. 0 when Acquired: there is no lease to renew,
-	// and the store itself knows of a result that is settled.
+	// Lease is the length of the lease if Acquired, and the rest of the other run's lease if InProgress. 0 if
+	// Acquired means that there is no lease to renew, and that the store itself receives a settled result.
 	Lease time.Duration
-	// Fingerprint is the stored one, when InProgress or Completed. It is zero
-	// where the record has none.
+	// Fingerprint is the stored one, if InProgress or Completed. It is zero if the record has none.
 	Fingerprint Fingerprint
-	// Response is the stored one, when Completed.
+	// Response is the stored one, if Completed.
 	Response Response
 }
 
-// Claim is the right of one run to do the work behind a key, for as long as its
-// lease lasts.
+// Claim is the right of one run to do the work of a key while its lease lasts.
 type Claim struct {
 	Key Key
-	// Token sets this run apart from every other run of the key.
+	// Token distinguishes this run from all other runs of the key.
 	Token string
-	// Fingerprint is that of the request.
+	// Fingerprint is the fingerprint of the request.
 	Fingerprint Fingerprint
 
 	holder Holder
 }
 
-// NewClaim makes a claim with a random token. Nothing is held until a store's
-// Begin says Acquired.
+// NewClaim returns a claim with a random token. It is not held until a store's Begin returns Acquired.
 func NewClaim(key Key, fp Fingerprint) Claim {
 	return Claim{Key: key, Token: rand.Text(), Fingerprint: fp}
 }
 
-// Settle tells whoever began the claim that the result is durable in another
-// place than its store, such as the business database. It ends the renewal of the
-// lease. The store then gets a copy of record.Response, and the caller is answered
-// from record: with its response, or with a refusal when its fingerprint conflicts
-// or its response is a tombstone. replayed says that an earlier run made the
-// record.
+// Settle notifies the holder of the claim that the result is durable outside its store, for example in the business
+// database. It ends the renewal of the lease. The store then gets a copy of record.Response, and the caller is
+// answered from record: with its response, or with a problem if its fingerprint conflicts or its response is a
+// tombstone. replayed means that an earlier run made the record.
 //
 // Settle does nothing on a claim that did not come from ClaimFrom.
 func (c Claim) Settle(record BeginResult, replayed bool) {
@@ -123,28 +111,26 @@ func (c Claim) Settle(record BeginResult, replayed bool) {
 	}
 }
 
-// MarkEffect says that the work has had, or may have had, an effect that nobody
-// takes back: see idempotency.MarkEffect. It does nothing on a claim that did not
-// come from ClaimFrom.
+// MarkEffect records that the work has had, or may have had, an effect that cannot be undone: see
+// idempotency.MarkEffect. It does nothing on a claim that did not come from ClaimFrom.
 func (c Claim) MarkEffect() {
 	if c.holder != nil {
 		c.holder.MarkEffect()
 	}
 }
 
-// MarkUnavailable says that the work was refused because its store could not be asked, and that nothing was
-// done. A request that then keeps no response counts as refused for want of the store. It does nothing on a
-// claim that did not come from ClaimFrom.
+// MarkUnavailable records that the work was rejected because its store was unreachable, and that nothing was done. A
+// request without a kept response then counts as store_unavailable. It does nothing on a claim that did not come from
+// ClaimFrom.
 func (c Claim) MarkUnavailable() {
 	if c.holder != nil {
 		c.holder.MarkUnavailable()
 	}
 }
 
-// Keeps returns what is to be stored of resp: without the headers that are never
-// stored, and a tombstone if it is too large. final says whether its status is one
-// that is kept; if not, nothing of this run may remain. A claim that did not come
-// from ClaimFrom keeps everything.
+// Keeps returns the part of resp to store: without the headers that are never stored, and a tombstone if it is too
+// large. final reports whether a response with this status is kept; if not, no effect of this run may remain. A claim
+// that did not come from ClaimFrom keeps everything.
 func (c Claim) Keeps(resp Response) (kept Response, final bool) {
 	resp.Header = CleanHeader(resp.Header)
 	if c.holder == nil {
@@ -153,13 +139,12 @@ func (c Claim) Keeps(resp Response) (kept Response, final bool) {
 	return c.holder.Keeps(resp)
 }
 
-// LogValue shows the key's hash alone.
+// LogValue returns only a hash of the key.
 func (c Claim) LogValue() slog.Value { return c.Key.LogValue() }
 
-// Holder is whoever began a claim and ends it: the middleware, or idempotency.Do.
-// Its methods are safe for concurrent use.
+// Holder begins and ends a claim. It is the middleware or idempotency.Do. Its methods are safe for concurrent use.
 type Holder interface {
-	// Claim returns the claim that is held.
+	// Claim returns the held claim.
 	Claim() Claim
 	// Settle is Claim.Settle.
 	Settle(record BeginResult, replayed bool)
@@ -171,13 +156,13 @@ type Holder interface {
 	Keeps(resp Response) (kept Response, final bool)
 }
 
-// NewContext returns a context under which ClaimFrom finds the claim of holder.
+// NewContext returns a context in which ClaimFrom finds the claim of holder.
 func NewContext(ctx context.Context, holder Holder) context.Context {
 	return context.WithValue(ctx, inctx.Holder{}, holder)
 }
 
-// ClaimFrom returns the claim under which ctx runs: the middleware and Do put
-// it there. false: there is none.
+// ClaimFrom returns the claim under which ctx runs. The middleware and Do put it into the context. ok is false
+// without a claim.
 func ClaimFrom(ctx context.Context) (Claim, bool) {
 	holder, ok := ctx.Value(inctx.Holder{}).(Holder)
 	if !ok {
@@ -188,23 +173,23 @@ func ClaimFrom(ctx context.Context) (Claim, bool) {
 	return claim, true
 }
 
-// Response is the kept result of one piece of work: what a repeated request is
-// answered with. It is the same struct as idempotency.Response.
+// Response is the kept result of one piece of work, and the answer to repeated requests. It is the same struct as
+// idempotency.Response.
 type Response struct {
-	// Status is the HTTP status, 200 to 999. 0 makes the response a
-	// tombstone: the work was done, its result is not there.
+	// Status is the HTTP status, 200 to 999. 0 makes the response a tombstone: the work was done, but its result was
+	// not kept.
 	Status int
-	// Header holds the kept headers; nil is none.
+	// Header holds the kept headers; nil means none.
 	Header http.Header
-	// Body is the kept body; nil is empty.
+	// Body is the kept body; nil means empty.
 	Body []byte
 }
 
-// Unavailable reports whether r is a tombstone. A status that is no answer (an
-// informational one, or none that HTTP knows) makes one too.
+// Unavailable reports whether r is a tombstone. An informational status, or one outside 200 to 999, also makes a
+// tombstone.
 func (r Response) Unavailable() bool { return r.Status < 200 || r.Status > 999 }
 
-// Size is the number of bytes that r takes, headers and body.
+// Size returns the number of bytes in r, headers and body.
 func (r Response) Size() int {
 	n := len(r.Body)
 	for name, values := range r.Header {
@@ -221,9 +206,8 @@ func (r Response) Clone() Response {
 	return Response{Status: r.Status, Header: r.Header.Clone(), Body: slices.Clone(r.Body)}
 }
 
-// CleanHeader returns a copy of h without the headers that must never be given
-// to a later caller: cookies, credentials, and what belongs to one connection,
-// one moment or one client (Date, Connection, CORS, rate limits …).
+// CleanHeader returns a copy of h without the headers that must never be replayed: cookies, credentials, and headers
+// of one connection, one moment or one client (Date, Connection, CORS, rate limits …).
 func CleanHeader(h http.Header) http.Header {
 	out := make(http.Header, len(h))
 	for name, values := range h {
@@ -234,7 +218,7 @@ func CleanHeader(h http.Header) http.Header {
 	return out
 }
 
-// Key is an idempotency.Key, which is at most 195 bytes long. It logs as a short hash.
+// Key is an idempotency.Key, at most 195 bytes long. It is logged as a short hash.
 type Key string
 
 // Validate returns ErrKeyInvalid unless k is safe in the name of a record.
@@ -245,52 +229,50 @@ func (k Key) Validate() error {
 	return nil
 }
 
-// LogValue keeps keys out of logs: whoever knows a key can ask for its answer.
+// LogValue keeps keys out of logs, because whoever has a key can request its answer.
 func (k Key) LogValue() slog.Value { return slog.StringValue(keys.Hash(string(k))) }
 
-// Looker is a Store that an operator can ask about a key. The interface is optional.
+// Looker is a Store in which an operator can look up a key. The interface is optional.
 type Looker interface {
 	Store
-	// Look returns what the store knows of a key. It changes nothing, whatever that is.
+	// Look returns the state of a key. It changes nothing.
 	Look(ctx context.Context, key Key) (Known, error)
 }
 
-// Known is what a store knows of a key.
+// Known is the state of a key in a store.
 type Known struct {
-	// State is InProgress or Completed. 0: the key is free, and nothing else is set.
+	// State is InProgress or Completed. 0: the key is free, and the other fields are zero.
 	State State
-	// Since is when the key was claimed, or when the record of what is completed was stored, whichever
-	// the store keeps. Zero: it keeps neither.
+	// Since is the time of the claim, or the time when the completed record was stored, depending on the store. Zero:
+	// the store keeps neither.
 	Since time.Time
-	// Left is the time until the claim ends without a renewal, or the record of a completed run expires.
-	// 0: the store does not tell, or the record may go at any time.
+	// Left is the time until the claim ends without a renewal, or until the record of a completed run expires. 0:
+	// unknown, or the record may be deleted at any time.
 	Left time.Duration
-	// Fingerprint is the stored one. It is zero where there is none.
+	// Fingerprint is the stored one. It is zero if there is none.
 	Fingerprint Fingerprint
-	// Response is the stored one, when Completed.
+	// Response is the stored one, if Completed.
 	Response Response
 }
 
-// Fingerprint tells whether two requests with one key are the same request. The
-// zero value fits every request: it is what a record has that was written by a
-// system without fingerprints.
+// Fingerprint distinguishes requests with the same key. The zero value matches every request: records written by a
+// system without fingerprints have it.
 type Fingerprint struct {
-	// Version names the way the second half of Sum was made.
+	// Version identifies the algorithm of the second half of Sum.
 	Version int
-	// Sum is 64 hex digits. The first half stands for who asks for what and is
-	// always compared. The second half stands for the body and is compared within
-	// one Version, so that an upgrade refuses no running key.
+	// Sum is 64 hex digits. The first half is a hash of the caller and the target and is always compared. The second
+	// half is a hash of the body and is compared only within one Version, so that an upgrade rejects no running key.
 	Sum string
 }
 
-// FingerprintOf hashes parts (SHA-256 over length-prefixed parts), for work
-// that does not come over HTTP. All of it is always compared.
+// FingerprintOf hashes parts (SHA-256 over length-prefixed parts), for work outside HTTP. The whole hash is always
+// compared.
 func FingerprintOf(parts ...string) Fingerprint {
 	version, digits := sum.OfParts(parts)
 	return Fingerprint{Version: version, Sum: digits}
 }
 
-// Conflicts reports whether f and other surely belong to different requests.
+// Conflicts reports whether f and other certainly belong to different requests.
 func (f Fingerprint) Conflicts(other Fingerprint) bool {
 	if f.Sum == "" || other.Sum == "" {
 		return false
@@ -305,8 +287,7 @@ func (f Fingerprint) halves() (target, body string) {
 	return f.Sum[:n], f.Sum[n:]
 }
 
-// CodeStoreUnavailable is the code of a request that came to nothing because its
-// store failed.
+// CodeStoreUnavailable is the code of a request that was rejected because its store failed.
 const CodeStoreUnavailable = "IDEMPOTENCY_STORE_UNAVAILABLE"
 
 var (
@@ -315,12 +296,12 @@ var (
 		Text: "idempotency: key is invalid",
 		Problem: problem.Problem{
 			Status: http.StatusBadRequest, Code: "IDEMPOTENCY_KEY_INVALID",
-			Detail: "The header Idempotency-Key must be there once, in the form that this service asks for.",
+			Detail: "The header Idempotency-Key must be sent exactly once, in the form that this service requires.",
 		},
 	}
-	// ErrForeignRecord is in the error of a Begin that found what it cannot read, such as a record of another
-	// system. It may mean that the work was done, so the caller asks no fallback and runs nothing.
-	ErrForeignRecord = errors.New("idempotency: the key has a record of another kind")
+	// ErrForeignRecord is in the error of a Begin that found an unreadable record, for example of another system. The
+	// record may mean that the work was done, so the caller uses no fallback and runs nothing.
+	ErrForeignRecord = errors.New("idempotency: the key has a record in an unknown format")
 	// ErrLeaseLost is idempotency.ErrLeaseLost: the token does not hold the key.
 	ErrLeaseLost error = &problem.Error{
 		Text: "idempotency: lease lost",

@@ -18,39 +18,38 @@ import (
 	"github.com/holdfast-go/holdfast/internal/sqlstate"
 )
 
-// expectation is that the next request is what the last one was: a replay or not. Replays come
-// in rows, when clients repeat what was cut off. It chooses which statement is tried first, and
-// decides nothing. It is safe for concurrent use.
+// expectation predicts that the next request is of the same kind as the last one: a replay or a first run. Replays
+// come in groups, when clients repeat interrupted requests. It only selects the statement to try first. It is safe
+// for concurrent use.
 type expectation struct{ replay atomic.Bool }
 
 func (e *expectation) isReplay() bool { return e.replay.Load() }
 
-// set writes only what is new: all requests read it.
+// set writes only a changed value, because all requests read it.
 func (e *expectation) set(replay bool) {
 	if e.replay.Load() != replay {
 		e.replay.Store(replay)
 	}
 }
 
-// claims is a driver.Store whose claims are rows of the table, under leases. A claim
-// and the record of its key are two rows, so that renewing the one never conflicts
-// with the transaction that writes the other.
+// claims is a driver.Store whose claims are rows of the table, under leases. A claim and the record of its key are
+// two rows. So renewing a claim never conflicts with the transaction that writes the record.
 type claims struct {
 	table    *table
 	lease    time.Duration
 	expected *expectation
-	written  func() // follows a response that was stored
+	written  func() // called after a response was stored
 }
 
-// rowOf is the key of the claim's row.
+// rowOf returns the key of the claim's row.
 func rowOf(claim driver.Claim) string { return "claim:" + string(claim.Key) }
 
-// beginTries bounds the races that one Begin may lose: each needs a record that came or went between two
-// statements. After so many the table ignores the claim.
+// beginTries limits the races that one Begin may lose: in each, a record was inserted or deleted between two
+// statements. After that many tries the error is that the table ignores the claim.
 const beginTries = 5
 
-// Begin implements driver.Store. A replay writes nothing. It is one SELECT where a replay was
-// expected, and a first run one INSERT where none was. A server that refuses writes still replays.
+// Begin implements driver.Store. A replay writes nothing: it is one SELECT if a replay was expected. A first run is
+// one INSERT if a first run was expected. A read-only server still replays.
 func (c *claims) Begin(ctx context.Context, claim driver.Claim) (driver.BeginResult, error) {
 	if err := claim.Key.Validate(); err != nil {
 		return driver.BeginResult{}, err
@@ -76,8 +75,7 @@ func (c *claims) Begin(ctx context.Context, claim driver.Claim) (driver.BeginRes
 	return driver.BeginResult{}, fmt.Errorf("idempotencypgx: begin: %w", pgcall.Ignored(c.table.name, "a claim"))
 }
 
-// read returns what the table knows; known is false if the key is free, or the
-// claim's own.
+// read returns the state of the key. known is false if the key is free, or held by claim itself.
 func (c *claims) read(ctx context.Context, claim driver.Claim) (out driver.BeginResult, known bool, err error) {
 	var r row
 	var left *time.Duration // nil: completed
@@ -98,8 +96,8 @@ func (c *claims) read(ctx context.Context, claim driver.Claim) (out driver.Begin
 	return driver.BeginResult{State: driver.InProgress, Fingerprint: r.fingerprint, Lease: max(1, *left)}, true, nil
 }
 
-// What a claim does with a row that is there: nothing, or it takes one whose claim or record has
-// ended, and renews the lease of who holds it.
+// The actions of a claim on an existing row. leaveIt does nothing. takeOver takes a row whose claim or record has
+// ended, and renews the lease if the token holds the key.
 const (
 	leaveIt  = `NOTHING`
 	takeOver = `UPDATE SET
@@ -111,7 +109,7 @@ const (
 			OR t.status = 'processing' AND t.token = excluded.token`
 )
 
-// claim takes the key if it has no row, or a row that onConflict lets it have.
+// claim inserts a row for the key, or takes an existing row as onConflict allows.
 func (c *claims) claim(ctx context.Context, claim driver.Claim, onConflict string) (out driver.BeginResult, claimed bool, err error) {
 	rows, err := c.table.asker.exec(ctx, true, `INSERT INTO `+c.table.name+` AS t
 			(key, fingerprint_version, fingerprint, status, token, lease_until, expires_at)
@@ -119,7 +117,7 @@ func (c *claims) claim(ctx context.Context, claim driver.Claim, onConflict strin
 		ON CONFLICT (key) DO `+onConflict,
 		rowOf(claim), claim.Fingerprint.Version, claim.Fingerprint.Sum, claim.Token, c.lease, c.table.retention)
 	if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok && pgErr.Code == serializationFailure {
-		return out, false, nil // how a stricter default_transaction_isolation tells of a lost race
+		return out, false, nil // a lost race under a stricter default_transaction_isolation
 	}
 	if err != nil {
 		return out, false, fmt.Errorf("idempotencypgx: begin: %w", err)
@@ -130,7 +128,7 @@ func (c *claims) claim(ctx context.Context, claim driver.Claim, onConflict strin
 	return driver.BeginResult{State: driver.Acquired, Lease: c.lease}, true, nil
 }
 
-// whileHeld is the condition of every statement of the holder.
+// whileHeld is the condition of every statement that the holder of the lease executes.
 const whileHeld = ` WHERE key = $1 AND token = $2 AND lease_until > clock_timestamp()`
 
 // Extend implements driver.Store.
@@ -140,8 +138,8 @@ func (c *claims) Extend(ctx context.Context, claim driver.Claim) error {
 	return c.changed(ctx, "extend", claim, rows, err)
 }
 
-// Complete implements driver.Store. Retention counts from the claim for work that is done within a
-// lease: a row whose end stays needs no new index entries (a heap-only tuple).
+// Complete implements driver.Store. If the work took less than a lease, retention counts from the claim: a row with
+// an unchanged expires_at needs no new index entries (a heap-only tuple).
 func (c *claims) Complete(ctx context.Context, claim driver.Claim, resp driver.Response) error {
 	header, err := headers.Encode(resp.Header)
 	if err != nil {
@@ -164,8 +162,8 @@ func (c *claims) Release(ctx context.Context, claim driver.Claim) error {
 	return c.changed(ctx, "release", claim, rows, err)
 }
 
-// changed returns why a statement of the holder changed no row: the lease is lost, or the table has ignored the change.
-// An answer that is stored already is no failure of a Complete that is repeated.
+// changed returns the error of a statement that changed no row: the lease is lost, or the table has ignored the
+// change. A repeated Complete whose response is already stored returns nil.
 func (c *claims) changed(ctx context.Context, step string, claim driver.Claim, rows int64, err error) error {
 	if err == nil && rows > 0 {
 		return nil
@@ -188,10 +186,10 @@ func (c *claims) changed(ctx context.Context, step string, claim driver.Claim, r
 	return fmt.Errorf("idempotencypgx: %s: %w", step, err)
 }
 
-// alone is a driver.Store in which the records alone decide.
+// alone is a driver.Store in which only the records decide.
 type alone struct{ s *Store }
 
-// Begin grants the claim without a lease: a record, or its absence, is all there is.
+// Begin grants the claim without a lease, unless the key has a record.
 func (a alone) Begin(ctx context.Context, claim driver.Claim) (driver.BeginResult, error) {
 	if err := claim.Key.Validate(); err != nil {
 		return driver.BeginResult{}, err
@@ -206,11 +204,10 @@ func (a alone) Begin(ctx context.Context, claim driver.Claim) (driver.BeginResul
 	return driver.BeginResult{State: driver.Acquired}, nil
 }
 
-// claimingAtBegin is alone for work that goes straight into a transaction, which asks for the key
-// when it begins.
+// claimingAtBegin is alone for work that goes straight into a transaction, which claims the key when it begins.
 type claimingAtBegin struct{ alone }
 
-// claimingAtBegin returns the store to ask for such work.
+// claimingAtBegin returns the store for such work.
 func (s *Store) claimingAtBegin() driver.Store {
 	if s.claimsAtBegin {
 		return claimingAtBegin{alone{s}}
@@ -218,8 +215,8 @@ func (s *Store) claimingAtBegin() driver.Store {
 	return s
 }
 
-// Begin asks nothing, unless a replay is expected. That is one SELECT then, where a
-// transaction that finds a record has to be rolled back, too.
+// Begin reads the record only if a replay is expected. A replay then costs one SELECT, instead of a transaction that
+// finds a record and is rolled back.
 func (p claimingAtBegin) Begin(ctx context.Context, claim driver.Claim) (driver.BeginResult, error) {
 	if !p.s.expected.isReplay() {
 		return driver.BeginResult{State: driver.Acquired}, nil
@@ -231,8 +228,8 @@ func (p claimingAtBegin) Begin(ctx context.Context, claim driver.Claim) (driver.
 
 func (a alone) Extend(context.Context, driver.Claim) error { return nil }
 
-// Complete stores what was answered without Do, such as a refusal. Nothing holds the key meanwhile: the record
-// of a run that was faster is the answer.
+// Complete stores a response that was made without Do, for example a rejection. Nothing holds the key in the
+// meantime. If another run was faster, its record is the answer.
 func (a alone) Complete(ctx context.Context, claim driver.Claim, resp driver.Response) error {
 	rec := pgxdriver.Record{Key: claim.Key, Token: claim.Token, Fingerprint: claim.Fingerprint, Response: resp}
 	failure := a.s.tx.Do(ctx, func(ctx context.Context, tx pgx.Tx) error {

@@ -21,7 +21,7 @@ import (
 	"github.com/holdfast-go/holdfast/internal/testenv/pgtest"
 )
 
-// A Begin that is like the last one takes one trip. An answer adds no entry to an index.
+// A Begin of the same kind as the previous one takes one round trip. Completing adds no index entry.
 func TestTripsOfClaims(t *testing.T) {
 	t.Parallel()
 	direct := newPool(t)
@@ -41,9 +41,9 @@ func TestTripsOfClaims(t *testing.T) {
 	begin(done, driver.Acquired, 1)
 	must(t, store.Complete(t.Context(), done, driver.Response{Status: 201}))
 	begin(newClaim(), driver.Acquired, 1)
-	begin(done, driver.Completed, 2) // the last one was a first run
+	begin(done, driver.Completed, 2) // the previous one was a first run
 	begin(done, driver.Completed, 1)
-	begin(newClaim(), driver.Acquired, 2) // the last one was a replay
+	begin(newClaim(), driver.Acquired, 2) // the previous one was a replay
 	begin(newClaim(), driver.Acquired, 1)
 	pool.Close() // Postgres counts the rows when the session ends
 	testenv.Eventually(t, func() error {
@@ -56,7 +56,7 @@ func TestTripsOfClaims(t *testing.T) {
 	})
 }
 
-// With Postgres alone a key whose transaction is open is in use, over HTTP and outside it.
+// With Postgres alone a key with an open transaction is in use, over HTTP and outside it.
 func TestAloneInUse(t *testing.T) {
 	t.Parallel()
 	store := newAlone(t, newPool(t), idempotencypgx.Config{})
@@ -107,7 +107,7 @@ func TestAloneInUse(t *testing.T) {
 	}
 }
 
-// ignore makes the table ignore a kind of change.
+// ignore installs a trigger that makes the table ignore a kind of change.
 func ignore(t *testing.T, pool *pgxpool.Pool, change string) {
 	t.Helper()
 	for _, sql := range []string{
@@ -119,7 +119,7 @@ func ignore(t *testing.T, pool *pgxpool.Pool, change string) {
 	}
 }
 
-// A transaction commits nothing without its record: the same key would have its effect again.
+// A transaction commits nothing without its record, because the same key could have its effect again.
 func TestIgnoredRecord_commitsNothing(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t)
@@ -151,7 +151,7 @@ func TestIgnoredRecord_commitsNothing(t *testing.T) {
 	}
 }
 
-// Every statement about a claim returns an error where the table ignores it, which is not that of a lost lease.
+// If the table ignores a statement about a claim, the error is not ErrLeaseLost.
 func TestIgnoredClaim(t *testing.T) {
 	t.Parallel()
 	for change, calls := range map[string][]string{
@@ -219,7 +219,7 @@ func TestLease_renewedBesideAFullPool(t *testing.T) {
 	must(t, store.Check(t.Context()))
 }
 
-// A database that refuses writes is unavailable, and the client hears when to come again. Stored answers are replayed.
+// A read-only database counts as unavailable, and the client gets a Retry-After. Stored answers are replayed.
 func TestReadOnlyServer_answers503(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)

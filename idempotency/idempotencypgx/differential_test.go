@@ -21,11 +21,11 @@ import (
 	"github.com/holdfast-go/holdfast/internal/testenv/redistest"
 )
 
-// Random sequences of steps by three runs of a key, between which time passes, come
-// to the same in memory, on Redis and on Postgres. A sequence is told by its number.
+// Random sequences of steps by three runs of a key, with time passing between the steps, have the same results in
+// memory, on Redis and on Postgres. A sequence is identified by its number.
 func TestDifferentialStores(t *testing.T) {
 	t.Parallel()
-	const budget = time.Second // of a sequence: less than what lies between its times and any end
+	const budget = time.Second // for a sequence: less than the distance of its times from any end of a lease or record
 	pool, client := newPool(t), redistest.New(t)
 	pass := backend(t, pool).Pass
 	onPostgres := steppedStore{newStore(t, pool, idempotencypgx.Config{}), func(key driver.Key, d time.Duration) { pass(t, key, d) }}
@@ -39,8 +39,8 @@ func TestDifferentialStores(t *testing.T) {
 		for name, store := range map[string]steppedStore{"Redis": onRedis, "Postgres": onPostgres} {
 			start := time.Now()
 			got := seq.run(store)
-			if time.Since(start) > budget { // timing: leaves out a sequence that a busy machine made old
-				continue // the machine stalled, and its clock went on
+			if time.Since(start) > budget { // timing: skips a sequence that a busy machine delayed
+				continue // the machine stalled while its clock went on
 			}
 			if compared++; got != want {
 				t.Fatalf("sequence %d on %s:\n%s\nin memory:\n%s", n, name, got, want)
@@ -52,7 +52,7 @@ func TestDifferentialStores(t *testing.T) {
 	}
 }
 
-// steppedStore is a store for which time passes when it is told to.
+// steppedStore is a store with a method that lets time pass.
 type steppedStore struct {
 	driver.Store
 	pass func(key driver.Key, d time.Duration)
@@ -62,7 +62,7 @@ func ageKeys(t *testing.T, client *redis.Client) func(driver.Key, time.Duration)
 	return func(key driver.Key, d time.Duration) {
 		for _, name := range []string{"idempotency:" + string(key), "idempotency:lock:" + string(key)} {
 			ttl, err := client.PTTL(t.Context(), name).Result()
-			if err == nil && ttl > 0 { // one of zero or less ends the key
+			if err == nil && ttl > 0 { // a TTL of zero or less deletes the key
 				err = client.PExpire(t.Context(), name, ttl-d).Err()
 			}
 			if err != nil {
@@ -72,7 +72,7 @@ func ageKeys(t *testing.T, client *redis.Client) func(driver.Key, time.Duration)
 	}
 }
 
-// sequence is what happens to one key.
+// sequence is a list of steps on one key.
 type sequence struct {
 	claims [3]driver.Claim
 	steps  []differentialStep
@@ -83,8 +83,7 @@ type differentialStep struct {
 	pass      time.Duration
 }
 
-// newSequence takes times whose sums stay two seconds away from the 30 s of a lease
-// and the 48 h of a record.
+// newSequence chooses times whose sums stay two seconds away from the 30 s of a lease and the 48 h of a record.
 func newSequence(seed uint64) *sequence {
 	random, s := rand.New(rand.NewPCG(11, seed)), &sequence{}
 	key := driver.Key(idempotency.NewKey())
@@ -94,7 +93,7 @@ func newSequence(seed uint64) *sequence {
 	times := []time.Duration{8 * time.Second, 24 * time.Second, 40 * time.Second, 48*time.Hour + 4*time.Second}
 	run := 0
 	for range 4 + random.IntN(12) {
-		if random.IntN(3) == 0 { // else the run before goes on, so that it gets somewhere
+		if random.IntN(3) == 0 { // otherwise the same run continues, so that it can finish
 			run = random.IntN(len(s.claims))
 		}
 		step := differentialStep{run: run, kind: random.IntN(6)}
@@ -114,7 +113,7 @@ func (s *sequence) inMemory(t *testing.T) (told string) {
 	return told
 }
 
-// run tells what came of each step.
+// run returns the results of all steps as text.
 func (s *sequence) run(store steppedStore) string {
 	var told strings.Builder
 	for _, step := range s.steps {

@@ -16,17 +16,17 @@ import (
 	"github.com/holdfast-go/holdfast/txretry/txretrytest"
 )
 
-// soldOut is an error of the shop that clients see: it has a code and a status.
+// soldOut is an error of the shop that clients see, with a code and a status.
 type soldOut struct{}
 
 func (soldOut) Error() string   { return "no seat is left" }
 func (soldOut) Code() string    { return "SOLD_OUT" }
 func (soldOut) HTTPStatus() int { return http.StatusConflict }
 
-// Handler is transaction, record and answer in one. This one runs in memory; in
-// production the store is made by New, with a manager of txretry.New.
+// Handler runs the transaction, stores the record and sends the answer. This example runs in memory; in production
+// New makes the store, with a manager of txretry.New.
 func ExampleStore_Handler() {
-	// The first attempt to commit meets another transaction and is run again.
+	// The first attempt to commit conflicts with another transaction and is retried.
 	manager := txretrytest.New(txretrytest.Config{Script: []txretrytest.Fault{{Point: txretrytest.AtCommit, SQLSTATE: "40001"}}})
 	store, err := idempotencytest.New(manager, idempotencypgx.Config{})
 	if err != nil {
@@ -67,7 +67,7 @@ func ExampleStore_Handler() {
 	// seats left: 0
 }
 
-// DoKey is for work that does not come over HTTP: here a job that is delivered twice.
+// DoKey is for work outside HTTP: here a job that is delivered twice.
 func ExampleStore_DoKey() {
 	store, err := idempotencytest.New(txretrytest.New(txretrytest.Config{}), idempotencypgx.Config{})
 	if err != nil {

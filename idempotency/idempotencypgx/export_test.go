@@ -11,7 +11,7 @@ func NewRecords(pool *pgxpool.Pool) pgxdriver.Records {
 	return newTable(pool, `"`+defaultTable+`"`, defaultRetention)
 }
 
-// PruneSQL deletes what is due from the default table. $1 limit, $2 rows to leave out.
+// PruneSQL deletes due rows from the default table. $1 limit, $2 rows to skip.
 func PruneSQL() string {
 	return newTable(nil, `"`+defaultTable+`"`, defaultRetention).due().DeleteSQL()
 }

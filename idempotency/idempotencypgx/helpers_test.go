@@ -33,13 +33,13 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// newPool returns a pool on a schema that has the table.
+// newPool returns a pool on a schema with the table.
 func newPool(t *testing.T) *pgxpool.Pool {
 	t.Helper()
 	return migrated(t, pgtest.New(t))
 }
 
-// pooled is newPool behind a PgBouncer.
+// pooled is newPool behind PgBouncer.
 func pooled(t *testing.T) *pgxpool.Pool {
 	t.Helper()
 	return migrated(t, pgtest.NewPooled(t))
@@ -63,7 +63,7 @@ func newRecords(t *testing.T, pool *pgxpool.Pool) pgxdriver.Records {
 	return idempotencypgx.NewRecords(pool)
 }
 
-// newStore returns a store whose claims are rows, under a lease of 30 s unless cfg says otherwise.
+// newStore returns a store with claims in rows, under a lease of 30 s unless cfg sets another one.
 func newStore(t *testing.T, pool *pgxpool.Pool, cfg idempotencypgx.Config) *idempotencypgx.Store {
 	t.Helper()
 	if cfg.Lease == 0 {
@@ -72,7 +72,7 @@ func newStore(t *testing.T, pool *pgxpool.Pool, cfg idempotencypgx.Config) *idem
 	return newAlone(t, pool, cfg)
 }
 
-// newAlone returns a store of which the records alone decide, unless cfg says otherwise.
+// newAlone returns a store without gate and lease, unless cfg sets them.
 func newAlone(t *testing.T, pool *pgxpool.Pool, cfg idempotencypgx.Config) *idempotencypgx.Store {
 	t.Helper()
 	store, err := idempotencypgx.New(newManager(t, pool), cfg)
@@ -84,7 +84,7 @@ func newClaim() driver.Claim {
 	return driver.NewClaim(driver.Key(idempotency.NewKey()), driver.FingerprintOf())
 }
 
-// waiting returns nil when a backend waits for a transaction of this schema's table.
+// waiting returns nil if a backend waits for a transaction on this schema's table.
 func waiting(t *testing.T, pool *pgxpool.Pool) error {
 	t.Helper()
 	var n int
@@ -97,8 +97,7 @@ func waiting(t *testing.T, pool *pgxpool.Pool) error {
 	return err
 }
 
-// trips counts the messages of a pool that wait for an answer, and calls before, if it is set, ahead of
-// a statement that contains the text.
+// trips counts the round trips of a pool. Before a statement that contains text it calls before, if that is set.
 type trips struct {
 	n      atomic.Int32
 	text   string
@@ -126,7 +125,7 @@ func (*trips) TraceBatchQuery(context.Context, *pgx.Conn, pgx.TraceBatchQueryDat
 }
 func (*trips) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData) {}
 
-// traced returns a pool like direct, and what counts its trips.
+// traced returns a pool like direct, and the counter of its round trips.
 func traced(t *testing.T, direct *pgxpool.Pool) (*pgxpool.Pool, *trips) {
 	t.Helper()
 	counter, cfg := &trips{}, direct.Config()
@@ -137,7 +136,8 @@ func traced(t *testing.T, direct *pgxpool.Pool) (*pgxpool.Pool, *trips) {
 	return pool, counter
 }
 
-// effects returns a pool with the table of records and one of effects, and how many there are of a name.
+// effects returns a pool with the table of records and a table of effects, and a function that counts the effects
+// with a name.
 func effects(t *testing.T, pool *pgxpool.Pool) (*pgxpool.Pool, func(name string) int) {
 	t.Helper()
 	if _, err := pool.Exec(t.Context(), `CREATE TABLE effects (name text NOT NULL)`); err != nil {
@@ -151,7 +151,7 @@ func effects(t *testing.T, pool *pgxpool.Pool) (*pgxpool.Pool, func(name string)
 	}
 }
 
-// effect is work that answers with the number of its run.
+// effect returns work that answers with the number of its run.
 func effect(name string) func(ctx context.Context, tx pgx.Tx) (idempotency.Response, error) {
 	var runs atomic.Int32
 	return func(ctx context.Context, tx pgx.Tx) (idempotency.Response, error) {
@@ -162,7 +162,7 @@ func effect(name string) func(ctx context.Context, tx pgx.Tx) (idempotency.Respo
 	}
 }
 
-// protected returns what sends a request with a key and a body to work behind the middleware.
+// protected returns a function that sends a request with a key and a body to work behind the middleware.
 func protected(t *testing.T, store *idempotencypgx.Store, work func(context.Context, pgx.Tx, *http.Request) (idempotency.Response, error)) func(key idempotency.Key, body string) *httptest.ResponseRecorder {
 	t.Helper()
 	protect, err := idempotency.NewMiddleware(store, idempotency.UnsafeGlobalScope, idempotency.MiddlewareConfig{})

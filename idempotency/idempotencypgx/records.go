@@ -19,10 +19,10 @@ import (
 	"github.com/holdfast-go/holdfast/internal/pgprune"
 )
 
-// recordColumns are read by row.scan.
+// recordColumns are the columns that row.fields reads.
 const recordColumns = `fingerprint_version, fingerprint, code, headers, body, token`
 
-// row is a record as the table holds it.
+// row is a record as stored in the table.
 type row struct {
 	fingerprint driver.Fingerprint
 	code        int
@@ -35,7 +35,7 @@ type row struct {
 type table struct {
 	asker     *asker
 	name      string // qualified and quoted
-	find      string // the record of the key $1
+	find      string // selects the record of the key $1
 	retention time.Duration
 }
 
@@ -46,7 +46,7 @@ func newTable(pool *pgxpool.Pool, name string, retention time.Duration) *table {
 	}
 }
 
-// recordOf reads the record of key, if there is one.
+// recordOf reads the record of key; false means that there is none.
 func recordOf(key driver.Key, found pgx.Row) (pgxdriver.Record, bool, error) {
 	var r row
 	err := found.Scan(r.fields()...)
@@ -59,13 +59,12 @@ func recordOf(key driver.Key, found pgx.Row) (pgxdriver.Record, bool, error) {
 	return pgxdriver.Record{Key: key, Token: r.token, Fingerprint: r.fingerprint, Response: r.response()}, true, nil
 }
 
-// fields are the places for recordColumns, in their order.
+// fields returns the scan targets of recordColumns, in their order.
 func (r *row) fields() []any {
 	return []any{&r.fingerprint.Version, &r.fingerprint.Sum, &r.code, &r.headers, &r.body, &r.token}
 }
 
-// response returns the stored response. What cannot be read is a tombstone:
-// the work was done.
+// response returns the stored response. An unreadable one is a tombstone, because the work was done.
 func (r *row) response() driver.Response {
 	header, err := headers.Decode(r.headers)
 	if err != nil {
@@ -74,8 +73,7 @@ func (r *row) response() driver.Response {
 	return driver.Response{Status: r.code, Header: header, Body: r.body}
 }
 
-// Insert implements pgxdriver.Records: one statement, sent together with COMMIT when tx
-// is a handle of txretry.
+// Insert implements pgxdriver.Records. It is one statement, sent together with COMMIT if tx is a handle of txretry.
 func (t *table) Insert(ctx context.Context, tx pgx.Tx, rec pgxdriver.Record) error {
 	sql, args, err := t.insert(rec)
 	if err != nil {
@@ -93,14 +91,13 @@ func (t *table) Insert(ctx context.Context, tx pgx.Tx, rec pgxdriver.Record) err
 	return nil
 }
 
-// explain says of an error that the table is missing, or has ignored a record.
+// explain adds to err that the table is missing, or that it ignored a record.
 func (t *table) explain(err error) error {
 	return pgcall.ExplainOneRow(t.name, t.asker.missing.Explain(err))
 }
 
-// insert has no ON CONFLICT: the unique violation is what stops a second
-// effect, and at SERIALIZABLE a statement that does nothing would not count as
-// a read.
+// insert has no ON CONFLICT. The unique violation stops a second effect, and at SERIALIZABLE a statement that does
+// nothing would not count as a read.
 func (t *table) insert(rec pgxdriver.Record) (sql string, args []any, err error) {
 	header, err := headers.Encode(rec.Response.Header)
 	if err != nil {
@@ -127,9 +124,8 @@ func (t *table) Lookup(ctx context.Context, key driver.Key) (rec pgxdriver.Recor
 	return rec, found, nil
 }
 
-// Resolve implements pgxdriver.Records. A SELECT would not do: it passes over the row of
-// a transaction that is still committing, while an INSERT of the same key waits
-// for it. The inserted row is never committed.
+// Resolve implements pgxdriver.Records. A SELECT does not see the row of a transaction that is still committing, but
+// an INSERT of the same key waits for that transaction. The inserted row is never committed.
 func (t *table) Resolve(ctx context.Context, key driver.Key) (pgxdriver.Record, bool, error) {
 	free, err := t.probe(ctx, key)
 	if err != nil {
@@ -141,13 +137,13 @@ func (t *table) Resolve(ctx context.Context, key driver.Key) (pgxdriver.Record, 
 	return t.Lookup(ctx, key)
 }
 
-// beginProbe bounds a probe whose client has vanished: the lock of its row keeps the key from everybody.
-// Its wait is bounded above resolveTimeout, which ends it where the client is there. A stricter level could
-// turn the answer into a serialization failure.
+// beginProbe limits a probe whose client has vanished, because the lock of its row blocks the key for everybody. The
+// lock_timeout is longer than resolveTimeout, so a client that is alive ends the wait first. A stricter level could
+// turn the result into a serialization failure.
 const beginProbe = `BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL lock_timeout = '11s'; SET LOCAL idle_in_transaction_session_timeout = '5s'`
 
-// probe may have to wait for another transaction, which is not the server's silence:
-// only BEGIN is tried again.
+// probe reports whether no transaction has a record of the key. It may wait for another transaction, which does not
+// mean that the server is silent, so only BEGIN is retried.
 func (t *table) probe(ctx context.Context, key driver.Key) (free bool, err error) {
 	sql, args, err := t.insert(pgxdriver.Record{Key: key})
 	if err != nil {
@@ -171,7 +167,7 @@ func (t *table) probe(ctx context.Context, key driver.Key) (free bool, err error
 	return free && err == nil, err
 }
 
-// newPruner deletes records whose retention is over, and claims that ran out before.
+// newPruner returns a pruner of records whose retention is over, and of expired claims.
 func (t *table) newPruner(cfg Config) (*pgprune.Pruner, error) {
 	return pgprune.New(pgprune.Config{
 		Pool: t.asker.pool, Table: t.name, Core: "idempotency",
@@ -180,8 +176,8 @@ func (t *table) newPruner(cfg Config) (*pgprune.Pruner, error) {
 	})
 }
 
-// due are those records and claims. An index serves now alone: clock_timestamp is volatile, and a scan with
-// it would look at every record.
+// due selects those records and claims. It uses now, because a scan with the volatile clock_timestamp cannot use an
+// index and would read every record.
 func (t *table) due() pgprune.Statement {
 	return pgprune.Statement{
 		Table: t.name, ID: "key",
@@ -189,7 +185,7 @@ func (t *table) due() pgprune.Statement {
 	}
 }
 
-// check reports a table that is not there, is not as this version needs it, or may drop what is written.
+// check reports a table that is missing, out of date, or that may drop writes.
 func (t *table) check(ctx context.Context) error {
 	found := check.Findings{Component: component}
 	err := t.asker.ask(ctx, false, func(ctx context.Context, conn *pgxpool.Conn) error {
@@ -221,8 +217,8 @@ const (
 	serializationFailure = "40001"
 )
 
-// Look implements driver.Looker. It tells what the table knows: a Gate is asked by itself. Where
-// Records are in place of the table it tells of no times.
+// Look implements driver.Looker. It reads only the table; look up a Gate separately. With Config.Records the times
+// are unknown.
 func (s *Store) Look(ctx context.Context, key driver.Key) (driver.Known, error) {
 	if err := key.Validate(); err != nil {
 		return driver.Known{}, err
@@ -237,8 +233,8 @@ func (s *Store) Look(ctx context.Context, key driver.Key) (driver.Known, error) 
 	return driver.Known{State: driver.Completed, Fingerprint: rec.Fingerprint, Response: rec.Response}, nil
 }
 
-// look prefers the record of a transaction to the claim of its key, which is under way as long as the
-// answer is, and to the claim's copy of the record.
+// look prefers the record of a transaction to the claim of its key: the claim may still be held until the answer is
+// stored, and may later hold a copy of the record.
 func (t *table) look(ctx context.Context, key driver.Key) (driver.Known, error) {
 	var r row
 	var known driver.Known
@@ -264,11 +260,11 @@ func (t *table) look(ctx context.Context, key driver.Key) (driver.Known, error) 
 	return known, nil
 }
 
-// newest bounds how many rows InFlight reads.
+// newest limits the rows that InFlight reads.
 const newest = 10_000
 
-// InFlight returns how many claims are held now, of the 10,000 newest keys, and whether it is exact: there are fewer keys.
-// Claims of a Gate are not among them. With Config.Records it is 0.
+// InFlight returns the number of held claims among the 10,000 newest keys. exact is true if there are fewer keys.
+// Claims of a Gate do not count. With Config.Records it returns 0.
 func (s *Store) InFlight(ctx context.Context) (n int, exact bool, err error) {
 	if s.table == nil {
 		return 0, true, nil

@@ -23,10 +23,9 @@ import (
 	txdriver "github.com/holdfast-go/holdfast/txretry/driver"
 )
 
-// ErrNotCommitted says that the outcome of a COMMIT was unknown and is known
-// now: there is no record, so the transaction was rolled back, and the request
-// may be sent again with the same key. Should the lost transaction commit after
-// all, the repetition gets its answer. 503 NOT_COMMITTED.
+// ErrNotCommitted means that the outcome of a COMMIT was unknown, and that the search found no record: the
+// transaction was rolled back, and the request may be repeated with the same key. If the lost transaction commits
+// later, the repetition gets its answer. 503 NOT_COMMITTED.
 var ErrNotCommitted error = &problem.Error{
 	Text: "idempotencypgx: transaction was not committed",
 	Problem: problem.Problem{
@@ -35,61 +34,56 @@ var ErrNotCommitted error = &problem.Error{
 	},
 }
 
-// errNotKept rolls back the transaction of a response that is not kept.
+// errNotKept rolls back a transaction whose response is not kept.
 var errNotKept = errors.New("idempotencypgx: response is not kept")
 
-// What rolls back a transaction whose key is not free.
+// Errors that roll back a transaction whose key is not free.
 var (
 	errTaken = errors.New("idempotencypgx: another transaction holds the key")
 	errDone  = errors.New("idempotencypgx: the key has a record")
 )
 
 const (
-	// resolveTimeout bounds the search for the record after a failure, which goes on
-	// when the caller is gone.
+	// resolveTimeout limits the search for the record after a failure. The search continues when the caller has
+	// disconnected.
 	resolveTimeout = 10 * time.Second
-	// takenPause is after which time a client asks again whose key is in a transaction.
+	// takenPause is the RetryAfter for a key that is in a transaction.
 	takenPause = time.Second
 )
 
-// Do runs fn in a transaction, under the claim that ctx carries, and stores
-// its response in the same transaction. It must be called once per claim. In
-// the handler of the middleware, whose answer it settles, the caller may leave
-// sending the response to the middleware.
+// Do runs fn in a transaction, under the claim in ctx, and stores its response in the same transaction. It must be
+// called once per claim. In a handler behind the middleware, it settles the answer, so the handler may leave sending
+// the response to the middleware.
 //
-// fn may run several times: see txretry.Manager.Do. A refusal that is final (such as
-// 409) is a Response too. Which statuses are final, and how long a response may be,
-// is the middleware's to say (Keep, MaxResponseBytes). A response that is not kept is
-// returned after the transaction was rolled back: the same key may run again, so
-// nothing of this run may remain. One that is too large is returned once and leaves a
-// tombstone.
+// fn may run several times: see txretry.Manager.Do. Return a final rejection (such as 409) as a Response. The
+// middleware's Keep and MaxResponseBytes decide which statuses are final, and how long a response may be. If a
+// response is not kept, the transaction is rolled back before Do returns the response: the same key may run again, so
+// no effect of this run may remain. A response that is too large is returned once and leaves a tombstone.
 //
-// If the key has a record already, fn's transaction is rolled back, and the
-// stored response is returned. Errors are those of fn and of txretry, once it
-// is certain that there is no record; idempotency.ErrNoClaim, ErrKeyInUse, ErrKeyReused,
-// ErrResultUnavailable, ErrLeaseLost and ErrStoreUnavailable (the database was not to be
-// had, for BEGIN or for the record); and ErrNotCommitted. A *txretry.CommitUnknownError
-// remains only where the record could not be asked for. Answer the last two
-// with a status that the middleware does not keep, such as 503: it would
-// replay it although the transaction may be committed.
+// If the key already has a record, fn's transaction is rolled back, and Do returns the stored response. Do returns
+// the errors of fn and of txretry only when it is certain that there is no record. Other errors:
+// idempotency.ErrNoClaim, ErrKeyInUse, ErrKeyReused, ErrResultUnavailable, ErrLeaseLost, ErrStoreUnavailable (the
+// database was unreachable for BEGIN or for the record) and ErrNotCommitted. A *txretry.CommitUnknownError is
+// returned only if the record could not be read. Answer ErrNotCommitted and CommitUnknownError with a status that the
+// middleware does not keep, such as 503. Otherwise it would replay the failure although the transaction may be
+// committed.
 func (s *Store) Do(ctx context.Context, fn func(ctx context.Context, tx pgx.Tx) (idempotency.Response, error)) (idempotency.Response, error) {
 	return s.DoWith(ctx, txretry.Options{}, fn)
 }
 
-// errSavepoint refuses what would answer before the outer transaction commits, which may
-// yet be rolled back.
-var errSavepoint = errors.New("idempotencypgx: Options.Savepoint: the answer needs a transaction of its own")
+// errSavepoint rejects Options.Savepoint: the answer would be sent before the outer transaction commits, and that
+// transaction may be rolled back.
+var errSavepoint = errors.New("idempotencypgx: Options.Savepoint is set: the answer needs its own transaction")
 
-// DoWith is Do with options for the transaction. With AtBegin the key is not claimed
-// together with BEGIN: of two requests at once both run, and one commits. Savepoint is
-// refused.
+// DoWith is Do with options for the transaction. With AtBegin the key is not claimed together with BEGIN: two
+// concurrent requests both run, and one commits. Savepoint is rejected.
 func (s *Store) DoWith(ctx context.Context, o txretry.Options, fn func(ctx context.Context, tx pgx.Tx) (idempotency.Response, error)) (idempotency.Response, error) {
 	resp, _, err := s.do(ctx, o, false, fn)
 	return resp, err
 }
 
-// do is DoWith that also returns whether the response is one that is kept. With looks the transaction looks for a
-// record first; without it that was done before.
+// do is DoWith that also returns whether the response is kept. With looks the transaction looks for a record first;
+// without it the caller has done that.
 func (s *Store) do(ctx context.Context, o txretry.Options, looks bool, fn func(context.Context, pgx.Tx) (idempotency.Response, error)) (resp idempotency.Response, final bool, err error) {
 	claim, ok := driver.ClaimFrom(ctx)
 	if !ok {
@@ -134,19 +128,18 @@ func (s *Store) do(ctx context.Context, o txretry.Options, looks bool, fn func(c
 	return resp, true, nil
 }
 
-// opening is what a transaction learns of its key when it begins.
+// opening is the state of the key as found when the transaction began.
 type opening struct {
 	record pgxdriver.Record
-	found  bool // record is the key's
+	found  bool // record is the record of the key
 	locked bool // no other transaction has the key
-	taken  bool // one was refused because another one has it
-	begun  bool // one has begun, or may have failed on an earlier effect before it could
+	taken  bool // the work was rejected because another transaction has the key
+	begun  bool // the transaction has begun, or its BEGIN may have failed on an earlier effect
 }
 
-// opening has the transaction claim the key together with BEGIN, where nothing in front of
-// the records does. The claim is an advisory lock that ends with the transaction. With looks
-// it looks for the record first. One that commits between the look and the lock is not seen:
-// the records' primary key stops a second effect.
+// opening makes the transaction claim the key together with BEGIN, unless a store in front of the records does that.
+// The claim is an advisory lock that ends with the transaction. With looks it looks for the record first. A record
+// that commits between the look and the lock is not seen, but the primary key of the records stops a second effect.
 func (s *Store) opening(key driver.Key, o txretry.Options, looks bool) (txretry.Options, *opening) {
 	if !s.claimsAtBegin || o.AtBegin.SQL != "" {
 		return o, &opening{locked: true, begun: o.AtBegin.SQL != ""}
@@ -167,7 +160,7 @@ func (s *Store) opening(key driver.Key, o txretry.Options, looks bool) (txretry.
 	return o, at
 }
 
-// refusal returns why the work must not run in a transaction that has begun.
+// refusal returns the reason why the work must not run in the transaction that has begun.
 func (at *opening) refusal() error {
 	at.begun = true
 	switch {
@@ -180,7 +173,7 @@ func (at *opening) refusal() error {
 	return nil
 }
 
-// checkStatus refuses what would be a tombstone, which fn never means.
+// checkStatus rejects a status that would make a tombstone; fn never means that.
 func checkStatus(resp idempotency.Response) error {
 	if driver.Response(resp).Unavailable() {
 		return fmt.Errorf("idempotencypgx: response has status %d", resp.Status)
@@ -188,8 +181,7 @@ func checkStatus(resp idempotency.Response) error {
 	return nil
 }
 
-// withCause says of a transaction that a lost lease has cancelled what cancelled
-// it.
+// withCause adds ErrLeaseLost to the error of a transaction cancelled by a lost lease.
 func withCause(ctx context.Context, err error) error {
 	cause := context.Cause(ctx)
 	if !errors.Is(cause, driver.ErrLeaseLost) || !errors.Is(err, context.Canceled) {
@@ -198,10 +190,10 @@ func withCause(ctx context.Context, err error) error {
 	return fmt.Errorf("%w: %w", cause, err)
 }
 
-// DoKey is Do outside HTTP: it takes the claim for key by itself, or does without the
-// gate if that cannot be asked. request says what the call asks for: the same key with
-// other words is idempotency.ErrKeyReused. nil: the key alone. replayed says that the
-// response is an earlier run's; with an error it is false. An error of fn frees the key, whatever its status. Errors are those of Do and of idempotency.Do.
+// DoKey is Do outside HTTP. It makes the claim for key itself, and works without the gate while the gate is
+// unavailable. request describes the call: the same key with a different request is idempotency.ErrKeyReused. With a
+// nil request only the key counts. replayed means that the response comes from an earlier run; with an error it is
+// false. An error of fn frees the key, whatever its status. The errors are those of Do and of idempotency.Do.
 func (s *Store) DoKey(ctx context.Context, key idempotency.Key, request []string, fn func(ctx context.Context, tx pgx.Tx) (idempotency.Response, error)) (resp idempotency.Response, replayed bool, err error) {
 	var released idempotency.Response
 	resp, replayed, err = idempotency.Do(ctx, s.claimingAtBegin(), key, request, func(ctx context.Context) (idempotency.Response, error) {
@@ -218,10 +210,9 @@ func (s *Store) DoKey(ctx context.Context, key idempotency.Key, request []string
 	return resp, replayed, err
 }
 
-// resolve finds out what a failed transaction means. Any failure may be the
-// echo of an earlier run with the same key, whose answer was lost: its own
-// record, or a business rule that its effect now breaks. So the record is asked
-// for before the failure is believed.
+// resolve finds the answer after a failed transaction. The cause of a failure may be an earlier run with the same key
+// whose answer was lost: its record, or its effect, which now violates a business rule. So resolve looks for the
+// record before it returns the failure.
 func (s *Store) resolve(ctx context.Context, claim driver.Claim, resp idempotency.Response, failure error) (_ idempotency.Response, final bool, err error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), resolveTimeout)
 	defer cancel()
@@ -250,21 +241,21 @@ func (s *Store) resolve(ctx context.Context, claim driver.Claim, resp idempotenc
 	return none, false, failure
 }
 
-// known answers from a record that was there before.
+// known answers from a record of an earlier run.
 func known(claim driver.Claim, rec pgxdriver.Record) (resp idempotency.Response, final bool, err error) {
 	settle(claim, rec)
 	resp, err = stored(claim, rec, idempotency.Response{}, false)
 	return resp, true, err
 }
 
-// inUse has the middleware answer that another transaction holds the key.
+// inUse makes the middleware answer that another transaction holds the key.
 func inUse(claim driver.Claim) error {
 	claim.Settle(driver.BeginResult{State: driver.InProgress, Lease: takenPause}, true)
 	return fmt.Errorf("%w: %w", idempotency.ErrKeyInUse, errTaken)
 }
 
-// notBegun says of a transaction that never began that nothing was done. Such a failure is
-// no echo.
+// notBegun returns the error of a transaction that never began. Nothing was done, and an earlier run cannot be the
+// cause.
 func (s *Store) notBegun(claim driver.Claim, failure error) error {
 	if s.table != nil {
 		failure = s.table.asker.missing.Explain(failure)
@@ -275,25 +266,24 @@ func (s *Store) notBegun(claim driver.Claim, failure error) error {
 	return failure
 }
 
-// unasked says of a failed transaction that err keeps from being resolved. The failure itself is not
-// passed on: it may be the echo.
+// unasked returns the error of a failed transaction whose record could not be read because of err. The failure itself
+// is not wrapped, because an earlier run may have caused it.
 func unasked(claim driver.Claim, failure, err error) error {
 	code := sqlstate.Of(err)
 	err = fmt.Errorf("idempotencypgx: after a failed transaction (%v): %w", failure, err)
 	if strings.HasPrefix(code, "42") || strings.HasPrefix(code, "3F") {
-		return err // a table or a right is missing, which no repetition mends
+		return err // a table or a permission is missing; a retry does not help
 	}
 	return unavailable(claim, err)
 }
 
-// unavailable refuses the work for want of the store, and has whoever began the claim count it so.
+// unavailable rejects the work because the store is unreachable, and marks the claim for the metrics.
 func unavailable(claim driver.Claim, err error) error {
 	claim.MarkUnavailable()
 	return fmt.Errorf("%w: %w", idempotency.ErrStoreUnavailable, err)
 }
 
-// stored returns the stored response. own says that rec was committed by the
-// transaction that made resp.
+// stored returns the stored response. own means that the transaction that made resp committed rec.
 func stored(claim driver.Claim, rec pgxdriver.Record, resp idempotency.Response, own bool) (idempotency.Response, error) {
 	switch {
 	case own:
@@ -306,7 +296,7 @@ func stored(claim driver.Claim, rec pgxdriver.Record, resp idempotency.Response,
 	return idempotency.Response(rec.Response), nil
 }
 
-// settle hands the record to whoever began the claim.
+// settle passes the record to the holder of the claim.
 func settle(claim driver.Claim, rec pgxdriver.Record) {
 	claim.Settle(completed(rec), rec.Token != claim.Token)
 }
@@ -315,23 +305,21 @@ func completed(rec pgxdriver.Record) driver.BeginResult {
 	return driver.BeginResult{State: driver.Completed, Fingerprint: rec.Fingerprint, Response: rec.Response}
 }
 
-// Handler returns the handler of requests whose work is one transaction: Do, and the
-// answer to the client. Put it behind the middleware of this store: without it every
-// request gets 500.
+// Handler returns a handler for requests whose work is one transaction. It calls Do and answers the client. Put it
+// behind the middleware of this store: without the middleware every request gets 500.
 //
-// Where Postgres alone decides, the transaction itself asks for the key. The middleware must
-// be right around this handler: with another one between them it asks first, by a SELECT.
+// With Postgres alone, the transaction itself claims the key. The middleware must be directly around this handler. If
+// another handler is between them, the middleware costs one SELECT more.
 //
-// work may run several times; r is then a fresh one each time, with the body from its
-// start. An error that has the methods Code() string and HTTPStatus() int, 400 to 599
-// (and, if waiting helps, RetryAfter() time.Duration), is answered with them, any other
-// with a 500 and a line in the log, which an unavailable database has as well. In both
-// cases the transaction is rolled back. Whether the answer is kept for repetitions is decided by
-// its status alone, as that of a Response is: by default a 409 is, a 503 is not.
+// work may run several times. Each time it gets a fresh r, with the body from its start. An error with the methods
+// Code() string and HTTPStatus() int, 400 to 599 (and, if waiting helps, RetryAfter() time.Duration), is answered
+// with them. Any other error is answered with 500 and logged; an unavailable database is also logged. In all cases
+// the transaction is rolled back. The status of the answer decides whether it is kept for replays, as for a Response:
+// by default a 409 is kept, a 503 is not.
 //
-// A request that the middleware lets pass, since it has no key or its method needs none,
-// is one transaction and leaves no record. The middleware's MaxRequestBytes and Keep hold
-// for it, too: a response that would not be kept rolls the transaction back.
+// A request that the middleware passes without a key (no key, or a method that needs none) is one transaction and
+// leaves no record. The middleware's MaxRequestBytes and Keep also apply: a response that would not be kept rolls the
+// transaction back.
 func (s *Store) Handler(work func(ctx context.Context, tx pgx.Tx, r *http.Request) (idempotency.Response, error)) http.Handler {
 	return &handler{s, work}
 }
@@ -341,7 +329,7 @@ type handler struct {
 	work func(context.Context, pgx.Tx, *http.Request) (idempotency.Response, error)
 }
 
-// StoreFor implements driver.Claimer: nothing happens before the transaction.
+// StoreFor implements driver.Claimer: nothing is claimed before the transaction.
 func (h *handler) StoreFor(store driver.Store) driver.Store {
 	if store == driver.Store(h.s) {
 		return h.s.claimingAtBegin()
@@ -384,7 +372,7 @@ func (h *handler) answer(w http.ResponseWriter, r *http.Request) (idempotency.Re
 	return resp, err
 }
 
-// unprotected is a transaction without a key.
+// unprotected runs a transaction without a key.
 func (s *Store) unprotected(ctx context.Context, keep func(status int) bool, fn func(context.Context, pgx.Tx) (idempotency.Response, error)) (resp idempotency.Response, err error) {
 	err = s.tx.Do(ctx, func(ctx context.Context, tx pgx.Tx) (err error) {
 		if resp, err = fn(ctx, tx); err != nil {
@@ -404,7 +392,7 @@ func (s *Store) unprotected(ctx context.Context, keep func(status int) bool, fn 
 	return resp, err
 }
 
-// readBody reads what the middleware has bounded.
+// readBody reads the body, which the middleware has limited.
 func readBody(r *http.Request) ([]byte, error) {
 	if r.Body == nil || r.Body == http.NoBody {
 		return nil, nil
@@ -423,7 +411,7 @@ func readBody(r *http.Request) ([]byte, error) {
 func (s *Store) fail(w http.ResponseWriter, r *http.Request, err error) {
 	p, known := problem.Of(err)
 	answers := known && !errors.Is(err, idempotency.ErrStoreUnavailable)
-	if !answers && r.Context().Err() == nil { // else its time is over, or the client has gone, which is no fault
+	if !answers && r.Context().Err() == nil { // an ended context is no fault: timed out or disconnected
 		s.log(r.Context(), "idempotencypgx: request failed", err)
 	}
 	p.Document(inctx.Documentation(r.Context()))

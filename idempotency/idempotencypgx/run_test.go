@@ -32,8 +32,8 @@ import (
 	"github.com/holdfast-go/holdfast/txretry/txretrytest"
 )
 
-// A first run takes no more round trips than its transaction does without a key. The first replay rolls
-// one back, those behind it are one SELECT each, and a first run behind them is one SELECT more.
+// A first run takes as many round trips as its transaction without a key. The first replay rolls a transaction back,
+// each further replay is one SELECT, and the first run after replays takes one SELECT more.
 func TestRoundTrips(t *testing.T) {
 	t.Parallel()
 	direct, count := effects(t, newPool(t))
@@ -91,13 +91,13 @@ func TestRoundTrips(t *testing.T) {
 	}
 }
 
-// The work does not run again, and the transaction's own look answers as the middleware's does.
+// The work does not run again, and the transaction's look gives the same answers as the middleware.
 func TestHandlerAnswersFromTheLook(t *testing.T) {
 	t.Parallel()
 	large := strings.Repeat("x", 1<<20)
 	for name, tt := range map[string]struct {
 		work       func() (idempotency.Response, error)
-		other      bool // another request
+		other      bool // a different request
 		status     int
 		code       string
 		replayable bool
@@ -111,7 +111,7 @@ func TestHandlerAnswersFromTheLook(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			pool, runs, key := newPool(t), 0, idempotency.NewKey()
-			for i := range 3 { // with a store that expects no replay
+			for i := range 3 { // a store that expects no replay
 				post := protected(t, newAlone(t, pool, idempotencypgx.Config{}), func(context.Context, pgx.Tx, *http.Request) (idempotency.Response, error) {
 					runs++
 					return tt.work()
@@ -124,7 +124,7 @@ func TestHandlerAnswersFromTheLook(t *testing.T) {
 				if tt.other {
 					body = "other"
 				}
-				for range 2 { // and with one that does
+				for range 2 { // a store that expects a replay
 					rec := post(key, body)
 					if rec.Code != tt.status || !strings.Contains(rec.Body.String(), tt.code) || (rec.Header().Get(idempotency.ReplayedHeader) == "true") != tt.replayable {
 						t.Errorf("%d %.200s %v", rec.Code, rec.Body, rec.Header())
@@ -138,8 +138,8 @@ func TestHandlerAnswersFromTheLook(t *testing.T) {
 	}
 }
 
-// A record that commits after the transaction's snapshot was taken, and before its lock, is missed by the
-// look and by the lock. It is the answer all the same, and the second effect is rolled back.
+// The look and the lock do not see a record that commits after the transaction's snapshot and before its lock. That
+// record is still the answer, and the second effect is rolled back.
 func TestRecordBetweenLookAndLock(t *testing.T) {
 	t.Parallel()
 	for _, level := range []pgx.TxIsoLevel{pgx.Serializable, pgx.ReadCommitted} {
@@ -147,7 +147,7 @@ func TestRecordBetweenLookAndLock(t *testing.T) {
 			t.Parallel()
 			direct, count := effects(t, newPool(t))
 			pool, tracer := traced(t, direct)
-			// With XactStatus the look, BEGIN and the lock are messages of their own.
+			// With XactStatus the look, BEGIN and the lock are separate messages.
 			manager, err := txretry.New(pool, txretry.Config{XactStatus: true, Isolation: level})
 			must(t, err)
 			late, err := idempotencypgx.New(manager, idempotencypgx.Config{})
@@ -178,7 +178,7 @@ func TestRecordBetweenLookAndLock(t *testing.T) {
 	}
 }
 
-// Every attempt looks and claims anew, and holds the key until its end.
+// Every attempt looks and claims again, and holds the key until its end.
 func TestAttemptsClaimAnew(t *testing.T) {
 	t.Parallel()
 	pool, count := effects(t, newPool(t))
@@ -207,7 +207,7 @@ func TestAttemptsClaimAnew(t *testing.T) {
 	resp, replayed, err := store.DoKey(t.Context(), key, nil, func(ctx context.Context, _ pgx.Tx) (idempotency.Response, error) {
 		runs++
 		_, err := pool.Exec(ctx, `INSERT INTO holdfast_idempotency (key, fingerprint, fingerprint_version, status, code, token, expires_at)
-			VALUES ($1, '', 0, 'completed', 202, 'other', clock_timestamp() + interval '1 h')`, string(key)) // as another run would
+			VALUES ($1, '', 0, 'completed', 202, 'other', clock_timestamp() + interval '1 h')`, string(key)) // like another run
 		return idempotency.Response{}, errors.Join(err, conflict)
 	})
 	if err != nil || !replayed || resp.Status != http.StatusAccepted || runs != 1 {
@@ -215,7 +215,7 @@ func TestAttemptsClaimAnew(t *testing.T) {
 	}
 }
 
-// A transaction that cannot begin has done nothing, and says so.
+// If a transaction cannot begin, nothing was done, and the error reports that.
 func TestNotBegun(t *testing.T) {
 	t.Parallel()
 	pool, proxy := throughProxy(t)
@@ -255,8 +255,8 @@ func TestNotBegun(t *testing.T) {
 	}
 }
 
-// A server that is lost in the middle of a transaction cannot be asked for the record: nothing was done, and
-// the log says why.
+// After a connection lost in the middle of a transaction the record cannot be read. Nothing was done, and the log has
+// the reason.
 func TestLostBeforeCommit(t *testing.T) {
 	t.Parallel()
 	pool, proxy := throughProxy(t)
@@ -275,8 +275,8 @@ func TestLostBeforeCommit(t *testing.T) {
 	}
 }
 
-// A statement of the caller's that travels with BEGIN may fail on the effect of an earlier run, whose
-// answer is given all the same.
+// A caller's statement that travels with BEGIN may fail on the effect of an earlier run. The answer of that run is
+// still returned.
 func TestEchoAtBegin(t *testing.T) {
 	t.Parallel()
 	pool, count := effects(t, newPool(t))
@@ -286,7 +286,7 @@ func TestEchoAtBegin(t *testing.T) {
 	key := idempotency.NewKey()
 	opts := txretry.Options{AtBegin: txdriver.Statement{SQL: `INSERT INTO effects VALUES ($1)`, Args: []any{string(key)}}}
 	for i := range 2 {
-		// The second gate has forgotten everything.
+		// The second gate has no record of the key.
 		store := newAlone(t, pool, idempotencypgx.Config{Gate: idempotencytest.NewStore()})
 		resp, replayed, err := idempotency.Do(t.Context(), store, key, nil, func(ctx context.Context) (idempotency.Response, error) {
 			return store.DoWith(ctx, opts, func(context.Context, pgx.Tx) (idempotency.Response, error) {
@@ -302,7 +302,7 @@ func TestEchoAtBegin(t *testing.T) {
 	}
 }
 
-// Of many requests at once, over HTTP and outside it, one takes effect; the others get its answer or
+// Of many concurrent requests, over HTTP and outside it, one takes effect. The others get its answer or the error
 // that the key is in use.
 func TestRivalsAlone(t *testing.T) {
 	t.Parallel()
@@ -342,7 +342,8 @@ func TestRivalsAlone(t *testing.T) {
 	}
 }
 
-// The middleware asks as ever where the handler is another store's, or something keeps requests apart before it.
+// The middleware uses its own store if the handler belongs to another store, or if a gate or lease comes before the
+// records.
 func TestHandlerLeavesOtherStores(t *testing.T) {
 	t.Parallel()
 	store := newAlone(t, newPool(t), idempotencypgx.Config{})
@@ -360,8 +361,8 @@ func TestHandlerLeavesOtherStores(t *testing.T) {
 	}
 }
 
-// A record of the gate that may mean "done" is no outage: the records do not decide in its place, and no
-// route opens.
+// A foreign record in the gate may mean "done", so it does not count as an outage: neither the records nor FailOpen
+// replaces the gate.
 func TestForeignRecordOfTheGate(t *testing.T) {
 	t.Parallel()
 	pool, client := newPool(t), redistest.New(t)
@@ -401,7 +402,7 @@ func TestForeignRecordOfTheGate(t *testing.T) {
 	}
 }
 
-// A refusal whose key another run has taken meanwhile is answered with what that one has committed.
+// If another run takes the key during a rejection, the committed answer of that run is the answer.
 func TestRefusalOvertaken(t *testing.T) {
 	t.Parallel()
 	store := newAlone(t, newPool(t), idempotencypgx.Config{})
@@ -425,7 +426,7 @@ func TestRefusalOvertaken(t *testing.T) {
 		handler := http.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			first := runs == 0
 			resp, err := store.Do(r.Context(), work)
-			if first { // the transaction is rolled back
+			if first { // this transaction is rolled back
 				w.Header().Set("Location", "/nowhere")
 				post(key)
 			}
@@ -460,7 +461,7 @@ func TestRefusalOvertaken(t *testing.T) {
 	}
 }
 
-// claiming is a handler that the middleware takes for that of the store, and that does something after it.
+// claiming is a handler that the middleware treats like the store's handler, and that does something after it.
 type claiming struct {
 	http.Handler
 	after func()
@@ -519,14 +520,14 @@ func TestHandlerRewindsTheBody(t *testing.T) {
 	}
 }
 
-// An error is answered with its code, any other one with a 500 that the log explains.
+// An error with a code is answered with it; any other error gets 500 and a log line.
 func TestHandlerAnswersErrors(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
 		err    error
 		status int
 		code   string
-		runs   int // of two requests: what is not kept runs again
+		runs   int // of two requests: an answer that is not kept runs again
 		logged bool
 	}{
 		"final":         {soldOut{}, 409, "SOLD_OUT", 1, false},
@@ -551,7 +552,7 @@ func TestHandlerAnswersErrors(t *testing.T) {
 	}
 }
 
-// The problems of the handler link to the document of the middleware.
+// The problems of the handler link to the middleware's Documentation.
 func TestHandlerLinksToDocumentation(t *testing.T) {
 	t.Parallel()
 	store, err := idempotencytest.New(txretrytest.New(txretrytest.Config{}), idempotencypgx.Config{})
@@ -574,7 +575,7 @@ func TestHandlerLinksToDocumentation(t *testing.T) {
 	}
 }
 
-// Nothing runs unprotected because the middleware was forgotten.
+// Without the middleware nothing runs unprotected.
 func TestHandlerWithoutMiddleware(t *testing.T) {
 	t.Parallel()
 	store, err := idempotencytest.New(txretrytest.New(txretrytest.Config{}), idempotencypgx.Config{Logger: slog.New(slog.DiscardHandler)})
@@ -590,7 +591,7 @@ func TestHandlerWithoutMiddleware(t *testing.T) {
 	}
 }
 
-// What the middleware lets pass is bounded, and rolled back, like what it claims.
+// A request without a claim has the same limits as one with a claim, and is rolled back alike.
 func TestHandlerWithoutClaim(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
@@ -624,7 +625,7 @@ func TestHandlerWithoutClaim(t *testing.T) {
 	}
 }
 
-// An answer that commits with an outer transaction would be given before it is certain.
+// An answer within an outer transaction would be sent before it is certain.
 func TestDoRefusesSavepoints(t *testing.T) {
 	t.Parallel()
 	manager := txretrytest.New(txretrytest.Config{})
@@ -651,7 +652,7 @@ func TestDoRefusesSavepoints(t *testing.T) {
 	}
 }
 
-// unreadable records cannot be asked.
+// unreadable records return an error.
 type unreadable struct {
 	pgxdriver.Records
 	err error
@@ -661,8 +662,8 @@ func (u unreadable) Lookup(context.Context, driver.Key) (pgxdriver.Record, bool,
 	return pgxdriver.Record{}, false, u.err
 }
 
-// Whether a failure is the echo of an earlier run cannot be known while the records cannot be asked: the
-// client may try again, unless that cannot help.
+// While the records are unreadable, it is unknown whether an earlier run caused a failure. The client may retry,
+// unless that cannot help.
 func TestHandlerCannotAskForTheRecord(t *testing.T) {
 	t.Parallel()
 	for code, want := range map[string]int{"": 503, "57P01": 503, "53300": 503, "57014": 503, "42P01": 500, "42501": 500, "3F000": 500} {

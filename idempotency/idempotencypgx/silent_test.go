@@ -37,11 +37,11 @@ func onSilent(t *testing.T, test func(t *testing.T, s *silence.Postgres, pool *p
 	})
 }
 
-// A connection that falls silent in the middle of a statement costs its caller 2 s
-// and a second try on another one, and is no error: every statement may run again.
+// If a connection falls silent in the middle of a statement, the caller waits 2 s and tries again on another
+// connection. That is no error, because every statement may run again.
 func TestSilentInTheMiddleOfAStatement(t *testing.T) {
 	t.Parallel()
-	pgtest.URL(t) // skips before there are subtests
+	pgtest.URL(t) // skips before the subtests start
 	for _, deliver := range []bool{false, true} {
 		t.Run(fmt.Sprint("delivered=", deliver), func(t *testing.T) {
 			t.Parallel()
@@ -86,7 +86,7 @@ func testSilentInTheMiddleOfAStatement(t *testing.T, server *silence.Postgres, p
 	step("release", func(ctx context.Context) error {
 		err := s.Release(ctx, c)
 		if deliver && errors.Is(err, idempotency.ErrLeaseLost) {
-			return nil // the first one freed it
+			return nil // the first Release freed the key
 		}
 		return err
 	})
@@ -105,7 +105,7 @@ func testSilentInTheMiddleOfAStatement(t *testing.T, server *silence.Postgres, p
 	})
 	step("check", s.Check)
 
-	on, c = "INSERT INTO", newClaim() // after the look
+	on, c = "INSERT INTO", newClaim() // after the SELECT
 	step("claim", begin(driver.Acquired))
 }
 
@@ -116,7 +116,8 @@ func foundAs(found, want bool) error {
 	return nil
 }
 
-// All connections fall silent at once: the first caller has its answer after one wait, and all of them are closed.
+// If all connections fall silent at once, the first caller gets its answer after one wait, and all of them are
+// closed.
 func TestHalfOpenConnections(t *testing.T) {
 	t.Parallel()
 	onSilent(t, func(t *testing.T, server *silence.Postgres, pool *pgxpool.Pool) {
@@ -128,7 +129,7 @@ func TestHalfOpenConnections(t *testing.T) {
 			t.Error(err)
 		}
 		silence.Took(t, "Begin", start, 2*time.Second)
-		time.Sleep(3 * time.Second) // 2 s for an answer, and a second for the farewell
+		time.Sleep(3 * time.Second) // 2 s for an answer, and 1 s to close
 		synctest.Wait()
 		if n := server.Kept(); n > 0 || server.Silenced() != int(pool.Config().MaxConns) {
 			t.Errorf("%d of %d silent connections are open", n, server.Silenced())
@@ -136,7 +137,7 @@ func TestHalfOpenConnections(t *testing.T) {
 	})
 }
 
-// Errors before Migrate say to call it.
+// Errors before Migrate name Migrate as the fix.
 func TestErrorsBeforeMigrate(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
@@ -162,7 +163,7 @@ func TestErrorsBeforeMigrate(t *testing.T) {
 	}
 }
 
-// throughProxy returns a pool behind a proxy, on a schema that has the table.
+// throughProxy returns a pool behind a proxy, on a schema with the table.
 func throughProxy(t *testing.T) (*pgxpool.Pool, *testenv.Proxy) {
 	t.Helper()
 	url := pgtest.URL(t)
@@ -175,7 +176,7 @@ func throughProxy(t *testing.T) (*pgxpool.Pool, *testenv.Proxy) {
 	return pool, proxy
 }
 
-// A search for a record whose client falls silent after its INSERT does not keep the key.
+// A probe for a record whose client falls silent after its INSERT does not block the key.
 func TestSilentAfterTheProbe(t *testing.T) {
 	t.Parallel()
 	url := pgtest.URL(t)
@@ -187,7 +188,7 @@ func TestSilentAfterTheProbe(t *testing.T) {
 		_, found, err := records.Resolve(ctx, key)
 		return errors.Join(err, foundAs(found, false))
 	}
-	if err := resolve(t.Context(), driver.Key(idempotency.NewKey())); err != nil { // the statement is prepared now
+	if err := resolve(t.Context(), driver.Key(idempotency.NewKey())); err != nil { // prepares the statement
 		t.Fatal(err)
 	}
 	key := driver.Key(idempotency.NewKey())
@@ -207,14 +208,14 @@ func TestSilentAfterTheProbe(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	// This waits for the transaction of the silent one.
+	// Resolve waits for the transaction of the silent connection.
 	if _, found, err := newRecords(t, direct).Resolve(ctx, key); found || err != nil {
 		t.Errorf("the key is not free: %v, %v", found, err)
 	}
 }
 
-// Requests that are refused for want of Postgres count so, whether the transaction could not begin or was
-// lost, and whoever asked for the key.
+// A request that is rejected because Postgres is down counts as store_unavailable, whether the transaction could not
+// begin or was lost, and whether the middleware or the handler claimed the key.
 func TestOutageIsCounted(t *testing.T) {
 	t.Parallel()
 	pool, proxy := throughProxy(t)
@@ -224,7 +225,7 @@ func TestOutageIsCounted(t *testing.T) {
 		_, err := tx.Exec(ctx, `SELECT`)
 		return idempotency.Response{Status: http.StatusCreated}, err
 	}
-	own := func(s *idempotencypgx.Store) http.Handler { // a handler of the user's
+	own := func(s *idempotencypgx.Store) http.Handler { // a user's handler
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			resp, err := s.Do(r.Context(), lose)
 			if err != nil {
@@ -262,7 +263,7 @@ func TestOutageIsCounted(t *testing.T) {
 		h := protect(tt.handler(store))
 		proxy.Heal()
 		testenv.Eventually(t, func() error { return pool.Ping(t.Context()) })
-		for range 2 { // the first one loses the server, the other one finds none
+		for range 2 { // the first one loses the connection, the second one cannot connect
 			req := httptest.NewRequest(http.MethodPost, "/", nil)
 			req.Header.Set(idempotency.Header, string(idempotency.NewKey()))
 			rec := httptest.NewRecorder()

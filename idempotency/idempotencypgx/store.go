@@ -24,9 +24,9 @@ import (
 	"github.com/holdfast-go/holdfast/txretry"
 )
 
-// ErrIgnored is inside every error about a change of the Store's table that Postgres accepted and did not make: a
-// trigger, a rule or a row-level-security policy dropped it. A transaction whose record was dropped is rolled back. Check
-// names the cause.
+// ErrIgnored is in every error about a change of the Store's table that Postgres accepted but did not make: a
+// trigger, a rule or a row-level-security policy dropped it. A transaction whose record was dropped is rolled back.
+// Check names the cause.
 var ErrIgnored = pgcall.ErrIgnored
 
 const component = "idempotencypgx"
@@ -34,17 +34,16 @@ const component = "idempotencypgx"
 //go:embed migrations/*.sql
 var files embed.FS
 
-// Store runs business transactions that take effect once per key, whatever crashes
-// in between: the answer is stored in the transaction itself. It is also the store
-// of the middleware. It is safe for concurrent use.
+// Store runs business transactions that take effect once per key, even after crashes, because the answer is stored in
+// the transaction itself. It is also the store of the middleware. It is safe for concurrent use.
 type Store struct {
 	tx      txretry.Transactor
 	cfg     Config
 	records pgxdriver.Records
-	front   driver.Store // whom the middleware's calls go to
-	behind  driver.Store // decides when front cannot be asked; nil: there is nothing
-	table   *table       // nil: the records are not in a table of ours
-	schema  fs.FS        // what Migrate does
+	front   driver.Store // receives the middleware's calls
+	behind  driver.Store // decides while front is unavailable; nil: no fallback
+	table   *table       // nil: Config.Records is set
+	schema  fs.FS        // the files that Migrate applies
 
 	claimsAtBegin bool // transactions claim their keys
 	expected      expectation
@@ -115,15 +114,13 @@ func (s *Store) Release(ctx context.Context, claim driver.Claim) error {
 	return s.front.Release(ctx, claim)
 }
 
-// Fallback implements driver.Tiered: while the gate cannot be asked the records
-// decide. A key that has one is answered from it; without one every request may try,
-// and of those at the same time only one transaction commits, whose answer all of
-// them get. So it protects what handlers do in the transaction of Do, and nothing
-// else they do.
+// Fallback implements driver.Tiered: while the gate is unavailable the records decide. A key with a record is
+// answered from it. Without a record every request may try, but only one of several concurrent transactions commits,
+// and all requests get its answer. This protects only the work in the transaction of Do, not the rest of a handler.
 func (s *Store) Fallback() driver.Store { return s.behind }
 
-// Prune deletes the records whose retention is over and returns their number, also
-// with an error. Several callers share the work.
+// Prune deletes the records whose retention is over and returns their number, also with an error. Concurrent callers
+// share the work.
 func (s *Store) Prune(ctx context.Context) (int, error) {
 	if s.pruner == nil {
 		return 0, nil
@@ -131,8 +128,7 @@ func (s *Store) Prune(ctx context.Context) (int, error) {
 	return s.pruner.Prune(ctx)
 }
 
-// Prunable returns how many records Prune would delete by now: at most 100,000, which means as many or
-// more.
+// Prunable returns the number of records that Prune would delete now, at most 100,000, which means "as many or more".
 func (s *Store) Prunable(ctx context.Context) (int, error) {
 	if s.pruner == nil {
 		return 0, nil
@@ -140,14 +136,14 @@ func (s *Store) Prunable(ctx context.Context) (int, error) {
 	return s.pruner.Count(ctx)
 }
 
-// written follows a record that was stored.
+// written notes for the pruner that a record was stored.
 func (s *Store) written() {
 	if s.pruner != nil {
 		s.pruner.Written()
 	}
 }
 
-// log writes a line about a failure, unless there was one just before.
+// log writes a line about a failure, at most one per message in a while.
 func (s *Store) log(ctx context.Context, msg string, err error) {
 	if skipped, ok := s.seldom.Due(msg); ok {
 		s.cfg.Logger.LogAttrs(ctx, slog.LevelError, msg, slog.Any("error", err), slog.Int("skipped", skipped))
@@ -166,8 +162,8 @@ func (s *Store) Migrate(ctx context.Context) error {
 	return migrate.Apply(ctx, s.table.asker.pool, set)
 }
 
-// Check returns what is wrong with the table, and nil if nothing is: an error for
-// each finding, with the method Mend, or why it could not look.
+// Check returns the problems of the table, or nil: a joined error for each finding, with the method Mend. Another
+// error means that the table could not be read.
 func (s *Store) Check(ctx context.Context) error {
 	if s.table == nil {
 		return nil
@@ -183,16 +179,16 @@ func (c Config) set() (migrate.Set, error) {
 	return migrate.Set{Component: component, Files: dir, Schema: c.Schema, Names: map[string]string{"table": c.Table}}, nil
 }
 
-// Schema returns the numbered SQL files that Migrate applies, and the .down.sql files that undo them,
-// for a migration tool. No other package has the same numbers. Each file notes that it was applied:
-// Migrate finds done what the tool has done.
+// Schema returns the numbered SQL files that Migrate applies, and the .down.sql files that undo them, for a migration
+// tool. No other package uses the same numbers. Each file records that it was applied, so Migrate does not repeat the
+// tool's work.
 func (s *Store) Schema() fs.FS { return s.schema }
 
-// Grants returns what a role of the database needs for one job and no more, each the text between GRANT
-// and TO. The job "idempotency" is that of the middleware and of Do, "operate" is Look, Check and Prune.
-// Of another job it is nil, and with Config.Records too.
+// Grants returns the privileges that a database role needs for one job, each as the text between GRANT and TO. The
+// job "idempotency" is for the middleware and Do, "operate" is for Look, Check and Prune. It is nil for other jobs,
+// and with Config.Records.
 func (s *Store) Grants(job string) []string {
-	noted := migrate.Grant(s.cfg.Schema) // so that Migrate finds that nothing is to be done
+	noted := migrate.Grant(s.cfg.Schema) // lets Migrate see that nothing is to do
 	switch {
 	case s.table == nil:
 	case job == "idempotency":
@@ -205,27 +201,25 @@ func (s *Store) Grants(job string) []string {
 
 // Config configures a Store. The zero value is usable.
 type Config struct {
-	// Schema holds the table. Default: the search path decides.
+	// Schema is the schema of the table. Default: the search path decides.
 	Schema string
-	// Table is its name. Default: "holdfast_idempotency".
+	// Table is the name of the table. Default: "holdfast_idempotency".
 	Table string
-	// Gate is the store in front, such as that of idempotencyredis: it keeps concurrent
-	// requests apart and replays fast. Default: none, Postgres alone decides.
+	// Gate is a store in front, such as idempotencyredis: it keeps concurrent requests apart and replays fast.
+	// Default: none, Postgres alone decides.
 	Gate driver.Store
-	// Lease is how long a claim lasts without renewal. With it claims are rows of the
-	// table, which also protect handlers that answer without Do, at two statements more
-	// for each request; at least 10 ms. Default: the transaction claims the key when it begins.
-	// It must be 0 where there is a Gate, which has leases of its own.
+	// Lease is how long a claim lasts without renewal, at least 10 ms. With a Lease, claims are rows of the table.
+	// They also protect handlers that answer without Do, but cost two statements more for each request. Default: the
+	// transaction claims the key when it begins. Lease must be 0 if there is a Gate, which has its own leases.
 	Lease time.Duration
-	// Retention is how long a record lasts. With a Lease it counts from the claim, or, if the work
-	// took longer than that, from a Lease before the answer. Default: 48 h.
+	// Retention is how long a record lasts. With a Lease it counts from the claim; if the work took longer than a
+	// Lease, it counts from one Lease before the answer. Default: 48 h.
 	Retention time.Duration
-	// PruneInterval is the time between two passes in which this process deletes records
-	// that are older than Retention; the pass is started by a request that stores one.
-	// Default: 1 minute. Negative: never, call Prune.
+	// PruneInterval is the time between two passes in which this process deletes records that are older than
+	// Retention. A request that stores a record starts the pass. Default: 1 minute. Negative: never, call Prune.
 	PruneInterval time.Duration
-	// Records are kept in place of the table; a Transactor without a pool needs them.
-	// Default: the table, in the database of the Transactor.
+	// Records replace the table; a Transactor without a pool needs them. Default: the table, in the database of the
+	// Transactor.
 	Records pgxdriver.Records
 	// Logger. Default: slog.Default().
 	Logger *slog.Logger
@@ -256,13 +250,13 @@ func (c Config) validate(t txretry.Transactor, pool *pgxpool.Pool) (table string
 		errs = append(errs, errors.New("idempotencypgx: transactor is nil"))
 	}
 	if t != nil && pool == nil && c.Records == nil {
-		errs = append(errs, errors.New("idempotencypgx: the transactor has no pool, and Records is nil"))
+		errs = append(errs, errors.New("idempotencypgx: the transactor has no pool: set Records"))
 	}
 	if c.Lease != 0 && c.Lease < 10*time.Millisecond {
 		errs = append(errs, errors.New("idempotencypgx: Lease must be at least 10ms"))
 	}
 	if c.Lease != 0 && c.Gate != nil {
-		errs = append(errs, errors.New("idempotencypgx: Lease and Gate are both set: the gate has leases of its own"))
+		errs = append(errs, errors.New("idempotencypgx: Lease and Gate are both set: the gate has its own leases"))
 	}
 	if c.Lease != 0 && c.Records != nil {
 		errs = append(errs, errors.New("idempotencypgx: Lease and Records are both set: claims need the table"))
@@ -277,8 +271,8 @@ func (c Config) validate(t txretry.Transactor, pool *pgxpool.Pool) (table string
 	return table, errors.Join(errs...)
 }
 
-// asker sends single statements, each of which may be repeated, so that a
-// connection on which the server is silent costs a short wait.
+// asker sends single statements, each of which may be repeated. So a connection on which the server is silent costs
+// only a short wait.
 type asker struct {
 	pool    *pgxpool.Pool
 	reserve *pgcall.Reserve // for renewals
@@ -292,20 +286,20 @@ func newAsker(pool *pgxpool.Pool, table string) *asker {
 	return a
 }
 
-// answered reports whether an error is Postgres's own answer.
+// answered reports whether err is an answer of Postgres.
 func answered(err error) bool {
 	_, ok := errors.AsType[*pgconn.PgError](err)
 	return ok || errors.Is(err, pgx.ErrNoRows)
 }
 
-// ask calls fn until Postgres answers. With guarded it spares a server that has not
-// answered lately.
+// ask calls fn until Postgres answers. With guarded the breaker limits the calls to a server that has not answered
+// lately.
 func (a *asker) ask(ctx context.Context, guarded bool, fn func(ctx context.Context, conn *pgxpool.Conn) error) error {
 	err := a.server.Ask(ctx, guarded, func(ctx context.Context) error { return pgcall.Use(ctx, a.pool, fn) })
 	return a.missing.Explain(err)
 }
 
-// exec is ask for a statement that returns nothing but how many rows it changed.
+// exec is ask for a statement without rows; it returns the number of changed rows.
 func (a *asker) exec(ctx context.Context, guarded bool, sql string, args ...any) (rows int64, err error) {
 	err = a.ask(ctx, guarded, func(ctx context.Context, conn *pgxpool.Conn) error {
 		tag, err := conn.Exec(ctx, sql, args...)
@@ -315,8 +309,8 @@ func (a *asker) exec(ctx context.Context, guarded bool, sql string, args ...any)
 	return rows, err
 }
 
-// renew is exec for a statement that renews a lease: it does not wait for the pool, whose connections the work under
-// the leases may hold.
+// renew is exec for a statement that renews a lease. It does not wait for the pool, because the work under the leases
+// may hold all connections of the pool.
 func (a *asker) renew(ctx context.Context, sql string, args ...any) (rows int64, err error) {
 	err = a.server.Ask(ctx, false, func(ctx context.Context) error {
 		return a.reserve.Use(ctx, func(ctx context.Context, conn *pgx.Conn) error {

@@ -104,7 +104,7 @@ func TestPrune(t *testing.T) {
 	}
 }
 
-// A pass over records of which few are due reads those alone.
+// With few due records, a pass reads only those.
 func TestPruneReadsWhatIsDue(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t)
@@ -123,7 +123,7 @@ func TestPruneReadsWhatIsDue(t *testing.T) {
 	}
 }
 
-// The database's default isolation may be a stricter one.
+// The database's default isolation may be stricter.
 func TestRivalsUnderSerializable(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t, pgtest.URL(t)+"&default_transaction_isolation=serializable", 10)
@@ -137,7 +137,7 @@ func TestRivalsUnderSerializable(t *testing.T) {
 				c := driver.NewClaim(key, driver.FingerprintOf())
 				out, err := store.Begin(t.Context(), c)
 				for end := time.Now().Add(time.Minute); errors.Is(err, context.DeadlineExceeded) && time.Now().Before(end); {
-					out, err = store.Begin(t.Context(), c) // the machine is busy
+					out, err = store.Begin(t.Context(), c) // retried: the machine is busy
 				}
 				if err != nil {
 					t.Errorf("Begin: %v", err)
@@ -156,7 +156,7 @@ func TestRivalsUnderSerializable(t *testing.T) {
 	}
 }
 
-// A read-only session refuses every statement that could write.
+// A read-only session rejects every statement that could write.
 func TestReplayWritesNothing(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t, pgtest.URL(t), 1) // one session
@@ -201,7 +201,7 @@ func TestConfig(t *testing.T) {
 	wantNames(err, "Lease and Records")
 }
 
-// A store prunes by itself, started by what it stores.
+// Storing a record makes the store prune.
 func TestStorePrunesByItself(t *testing.T) {
 	t.Parallel()
 	for name, cfg := range map[string]idempotencypgx.Config{
@@ -234,8 +234,8 @@ func TestStorePrunesByItself(t *testing.T) {
 	}
 }
 
-// ends checks how much is left until a time in the table's one row, which was set a moment ago: less is only what a
-// busy machine takes.
+// ends checks the time left in a column of the table's only row, which was set a moment ago. A busy machine may have
+// used some of it.
 func ends(t *testing.T, pool *pgxpool.Pool, column string, want time.Duration) {
 	t.Helper()
 	var left time.Duration
@@ -325,7 +325,7 @@ func TestDefaultsOfDo(t *testing.T) {
 	}
 }
 
-// one holds the last record.
+// one keeps the last record.
 type one struct {
 	pgxdriver.Records
 	rec pgxdriver.Record
@@ -336,7 +336,7 @@ func (o *one) Insert(_ context.Context, _ pgx.Tx, rec pgxdriver.Record) error {
 	return nil
 }
 
-// backend gives the subtests one table: keys are random.
+// backend gives all subtests one table: keys are random.
 func backend(t *testing.T, pool *pgxpool.Pool) conformance.Backend {
 	t.Helper()
 	return conformance.Backend{
@@ -362,7 +362,7 @@ func TestStoreBehindPgBouncer(t *testing.T) {
 	conformance.TestStore(t, backend(t, pooled(t)))
 }
 
-// databases gives each subtest the same tables: keys are random.
+// databases gives all subtests the same tables: keys are random.
 func databases(t *testing.T) conformance.RecordsBackend {
 	t.Helper()
 	pool := newPool(t)
@@ -418,7 +418,7 @@ func TestDoBehindRedis(t *testing.T) {
 	conformance.TestGate(t, b)
 }
 
-// What a transaction has stored counts, also while the claim of the key, a row of its own, is still held.
+// Look finds the record of a transaction, even while the claim of the key, which has its own row, is still held.
 func TestLookFindsTheRecordOfATransaction(t *testing.T) {
 	t.Parallel()
 	fake, err := idempotencytest.New(txretrytest.New(txretrytest.Config{}), idempotencypgx.Config{})
@@ -454,7 +454,7 @@ func TestLookFindsTheRecordOfATransaction(t *testing.T) {
 			t.Errorf("%s: Look = %+v, %v", name, known, err)
 		}
 		if known.Fingerprint.Sum == "" || name != "fake" && (known.Left <= 0 || known.Since.IsZero()) {
-			t.Errorf("%s: Look does not tell whose it is, or since when: %+v", name, known)
+			t.Errorf("%s: Look returned no fingerprint or no time: %+v", name, known)
 		}
 	}
 }
@@ -471,7 +471,7 @@ func TestResolveWaitsForAnOpenTransaction(t *testing.T) {
 			tx, err := pool.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: pgx.Serializable})
 			must(t, err)
 			defer func() { _ = tx.Rollback(context.Background()) }()
-			if err := records.Insert(t.Context(), tx, rec); err != nil { // a raw tx: inserted at once
+			if err := records.Insert(t.Context(), tx, rec); err != nil { // not a txretry handle: inserted at once
 				t.Fatal(err)
 			}
 

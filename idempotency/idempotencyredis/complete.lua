@@ -1,8 +1,8 @@
--- Stores the response and ends the lease. Said twice, it is done once.
+-- Stores the response and ends the lease. A repeated call changes nothing.
 -- KEYS: record, lock. ARGV: token, fingerprint version, fingerprint, code, headers, body, retention (ms),
 -- 1 to write the field response.
 local rec = redis.call('HMGET', KEYS[1], 'status', 'token', 'code')
-if rec[1] == 'completed' then -- said again; or another system did not ask for the lock, and its answer stays
+if rec[1] == 'completed' then -- a repeated call, or another system ignored the lock: its answer stays
   return rec[2] == ARGV[1] and rec[3] and 1 or 0
 end
 if redis.call('GET', KEYS[2]) ~= ARGV[1] then

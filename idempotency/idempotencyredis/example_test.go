@@ -8,8 +8,7 @@ import (
 	"github.com/holdfast-go/holdfast/idempotency/idempotencyredis"
 )
 
-// The store asks nothing of the server until it is used. Every violation is reported
-// at once.
+// New does not contact the server. It reports every configuration error at once.
 func ExampleNew() {
 	client := redis.NewClient(&redis.Options{Addr: "localhost:6379", ContextTimeoutEnabled: true})
 	defer func() { _ = client.Close() }()

@@ -48,7 +48,7 @@ func hash(t *testing.T, client *redis.Client, name string) map[string]string {
 	return fields
 }
 
-// ends checks a TTL that was set a moment ago: less is only what a busy machine takes.
+// ends checks a TTL that was set a moment ago. A busy machine may have used some of it.
 func ends(t *testing.T, client *redis.Client, name string, want time.Duration) {
 	t.Helper()
 	if ttl, err := client.PTTL(t.Context(), name).Result(); err != nil || ttl > want || ttl < want-15*time.Second {
@@ -56,7 +56,7 @@ func ends(t *testing.T, client *redis.Client, name string, want time.Duration) {
 	}
 }
 
-// trips counts commands on their way to the server.
+// trips counts the commands sent to the server.
 type trips struct{ n atomic.Int64 }
 
 func (*trips) DialHook(next redis.DialHook) redis.DialHook { return next }
@@ -76,7 +76,7 @@ type finding interface {
 	Mend() string
 }
 
-// findingsOf returns the findings that Check has joined.
+// findingsOf returns the findings joined by Check.
 func findingsOf(err error) (all []finding) {
 	joined, ok := err.(interface{ Unwrap() []error })
 	if !ok {

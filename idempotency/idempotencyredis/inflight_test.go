@@ -24,8 +24,8 @@ import (
 	"github.com/holdfast-go/holdfast/internal/testenv/redistest"
 )
 
-// Claims are in flight from Begin until Complete, Release or the end of their lease, and those of another prefix are another
-// store's.
+// Claims are in flight from Begin until Complete, Release or the end of their lease. Claims with another prefix
+// belong to another store.
 func TestInFlight(t *testing.T) {
 	t.Parallel()
 	client := redistest.New(t)
@@ -57,8 +57,8 @@ func TestInFlight(t *testing.T) {
 	})
 }
 
-// InFlight estimates the number in a database with more keys than it goes through, also where its time is up before the first
-// keys have come. Locks are a quarter of the keys here.
+// InFlight estimates the number if the database has more keys than it reads, even if its time is over before the
+// first keys have arrived. Here a quarter of the keys are locks.
 func TestInFlightOfManyKeys(t *testing.T) {
 	t.Parallel()
 	client := redistest.New(t)
@@ -83,11 +83,11 @@ func TestInFlightOfManyKeys(t *testing.T) {
 	}
 }
 
-// disguised is a client of a kind that is not known.
+// disguised is a client of an unknown type.
 type disguised struct{ redis.UniversalClient }
 
-// All nodes of a cluster and all shards of a ring are asked. The keys of the one node that answers are not passed
-// off as those of all nodes behind a client of an unknown kind.
+// InFlight reads all nodes of a cluster and all shards of a ring. A client of an unknown type may have further nodes,
+// so its result is an error, not the count of one node.
 func testInFlightOfNodes(t *testing.T, cluster *redis.ClusterClient) {
 	s := newStore(t, disguised{cluster}, idempotencyredis.Config{HashTag: true})
 	begin(t, s, driver.NewClaim(driver.Key(idempotency.NewKey()), fp))
@@ -117,7 +117,7 @@ func testInFlightOfNodes(t *testing.T, cluster *redis.ClusterClient) {
 	}
 }
 
-// slowScans answers each SCAN after a while, with one lock and as if there were more keys.
+// slowScans answers each SCAN after a while, with one lock and a cursor for more keys.
 type slowScans struct{ trips }
 
 func (*slowScans) ProcessHook(redis.ProcessHook) redis.ProcessHook {
@@ -133,8 +133,8 @@ func (*slowScans) ProcessHook(redis.ProcessHook) redis.ProcessHook {
 	}
 }
 
-// A server that answers slowly is asked for no longer than the caller waits, and is not taken for silent: the number is an
-// estimate from less.
+// InFlight reads a slow server no longer than the caller waits, and does not treat it as silent. The result is an
+// estimate from fewer keys.
 func TestInFlightInAHurry(t *testing.T) {
 	t.Parallel()
 	for _, has := range []time.Duration{time.Minute, time.Second} {
@@ -160,10 +160,10 @@ func wantInFlight(t *testing.T, s *idempotencyredis.Store, want int) {
 	}
 }
 
-// A server that does not know the scripts is taught, in pipelines as well.
+// If a server does not have the scripts, they are loaded, in pipelines too.
 func TestScriptsAreTaught(t *testing.T) {
 	t.Parallel()
-	client := redistest.Client(t, testenv.Private(t, testenv.Redis).URL()) // other tests need their scripts
+	client := redistest.Client(t, testenv.Private(t, testenv.Redis).URL()) // other tests need the scripts on their server
 	s := newStore(t, client, idempotencyredis.Config{})
 	for range 10 {
 		var wg sync.WaitGroup
@@ -183,8 +183,8 @@ func TestScriptsAreTaught(t *testing.T) {
 	}
 }
 
-// A connection that falls silent in the middle of a script costs its caller 2 s and a
-// second try on another one, and is no error: every script may run again.
+// If a connection falls silent in the middle of a script, the caller waits 2 s and tries again on another connection.
+// That is no error, because every script may run again.
 func TestSilentInTheMiddleOfAScript(t *testing.T) {
 	t.Parallel()
 	silent.BothClients(t, redistest.URL, -1, func(t *testing.T, client *redis.Client, server *silent.Redis) {
@@ -218,7 +218,7 @@ func TestSilentInTheMiddleOfAScript(t *testing.T) {
 			step("release", func(ctx context.Context) error {
 				err := s.Release(ctx, c)
 				if deliver && errors.Is(err, idempotency.ErrLeaseLost) {
-					return nil // the first one freed it
+					return nil // the first Release freed the key
 				}
 				return err
 			})
@@ -229,7 +229,7 @@ func TestSilentInTheMiddleOfAScript(t *testing.T) {
 	})
 }
 
-// Calls that gather behind lanes whose connections are silent are answered on others.
+// Calls that wait behind silent connections are answered on other connections.
 func TestGatheredTripsOnSilentConnections(t *testing.T) {
 	t.Parallel()
 	silent.BothClients(t, redistest.URL, -1, func(t *testing.T, client *redis.Client, server *silent.Redis) {
@@ -255,8 +255,8 @@ func TestGatheredTripsOnSilentConnections(t *testing.T) {
 	})
 }
 
-// All connections fall silent at once, as behind a router that forgot them: the first caller has its answer after one wait
-// or two, and all of them are closed.
+// All connections fall silent at once, as behind a router that forgot them. The first caller gets its answer after
+// one or two waits, and all of them are closed.
 func TestHalfOpenConnections(t *testing.T) {
 	t.Parallel()
 	silent.BothClients(t, redistest.URL, 0, func(t *testing.T, client *redis.Client, server *silent.Redis) {
@@ -267,7 +267,7 @@ func TestHalfOpenConnections(t *testing.T) {
 		if _, err := s.Begin(t.Context(), driver.NewClaim(driver.Key(idempotency.NewKey()), fp)); err != nil {
 			t.Error(err)
 		}
-		if took := time.Since(start); took != 2*time.Second && took != 4*time.Second { // a second try before they are closed
+		if took := time.Since(start); took != 2*time.Second && took != 4*time.Second { // 4 s: a second try before they are closed
 			t.Errorf("Begin took %v", took)
 		}
 		time.Sleep(5 * time.Second)
@@ -278,8 +278,7 @@ func TestHalfOpenConnections(t *testing.T) {
 	})
 }
 
-// Check says in time that a server does not answer, and that a client would not
-// notice.
+// Check reports within seconds that a server does not answer, and that a client has no timeout for it.
 func TestCheckOfASilentServer(t *testing.T) {
 	t.Parallel()
 	silent.BothClients(t, redistest.URL, -1, func(t *testing.T, client *redis.Client, server *silent.Redis) {
@@ -297,7 +296,7 @@ func TestCheckOfASilentServer(t *testing.T) {
 	})
 }
 
-// deaf is a connection that loses the next answer, when told to, and breaks.
+// deaf is a connection that can lose the next answer and then breaks.
 type deaf struct {
 	net.Conn
 	lose *atomic.Bool
@@ -312,7 +311,7 @@ func (d deaf) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// The client sends a script again when its answer is lost.
+// The client sends a script again if its answer is lost.
 func TestLostAnswers(t *testing.T) {
 	t.Parallel()
 	lose := &atomic.Bool{}
@@ -333,7 +332,7 @@ func TestLostAnswers(t *testing.T) {
 			t.Error("the answer before was not lost")
 		}
 	}
-	begin(t, s, first) // it has a connection now, and the server knows the script
+	begin(t, s, first) // connects, and loads the script
 
 	loses()
 	if out := begin(t, s, first); out.State != driver.Acquired {
@@ -344,7 +343,7 @@ func TestLostAnswers(t *testing.T) {
 		t.Errorf("Extend = %v", err)
 	}
 	loses()
-	// It was free already, unless what was lost said that the server had to be taught.
+	// The key was free already, unless the lost answer was NOSCRIPT.
 	if err := s.Release(t.Context(), first); err != nil && !errors.Is(err, idempotency.ErrLeaseLost) {
 		t.Errorf("Release = %v; want ErrLeaseLost", err)
 	}
@@ -364,11 +363,11 @@ func TestLostAnswers(t *testing.T) {
 	}
 }
 
-// A server that hangs holds nobody longer than the timeout, and the keys of those
-// who gave up become free when it comes back.
+// A server that hangs blocks no caller longer than the timeout. The keys of callers that gave up become free when the
+// server continues.
 func TestHungServer(t *testing.T) {
 	t.Parallel()
-	testenv.Nightly(t, "it stops a server under 1,000 requests, and asserts a time")
+	testenv.Nightly(t, "it stops a server under 1,000 requests and asserts a time")
 	server := testenv.Private(t, testenv.Redis)
 	opts, err := redis.ParseURL(server.URL())
 	must(t, err)
@@ -409,7 +408,7 @@ func TestHungServer(t *testing.T) {
 	}
 	must(t, server.Resume())
 	for _, key := range keys {
-		testenv.Eventually(t, func() error { // at once, or with the lease if the release was late too
+		testenv.Eventually(t, func() error { // at once, or with the lease if the release was too late
 			if status := post(key); status != 200 {
 				return errors.New(http.StatusText(status))
 			}

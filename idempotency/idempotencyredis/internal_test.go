@@ -10,14 +10,13 @@ import (
 	"github.com/holdfast-go/holdfast/idempotency/driver"
 )
 
-// InFlightOf is InFlight of at most so many keys of each node, for at most so long.
+// InFlightOf is InFlight with limits: most keys of each node, and the time bound.
 func (s *Store) InFlightOf(ctx context.Context, most int, bound time.Duration) (n int, exact bool, err error) {
 	found, err := s.inFlight(ctx, most, bound)
 	return found.count, !found.estimated, err
 }
 
-// FuzzDecodeOutcome: whatever a record holds, it is refused, is a tombstone, or
-// is an answer that can be sent.
+// FuzzDecodeOutcome checks that any record is rejected, is a tombstone, or is an answer that can be sent.
 func FuzzDecodeOutcome(f *testing.F) {
 	f.Add("completed", "1", "ab", "201", `{"Location":["/1"]}`, "body", "")
 	f.Add("completed", "", "", "-", "-", "-", `{"id":1}`)
@@ -28,7 +27,7 @@ func FuzzDecodeOutcome(f *testing.F) {
 	f.Fuzz(func(t *testing.T, state, version, sum, code, hdr, body, response string) {
 		reply := []any{state, version, sum, code, hdr, body, response}
 		for i, field := range reply {
-			if field == "-" { // a field that is not there
+			if field == "-" { // a missing field
 				reply[i] = nil
 			}
 		}

@@ -1,15 +1,15 @@
--- Tells what is known of the key, and changes nothing: what begin.lua says of a key that is not free, when
--- it was claimed (ms), and for how long that stands (ms).
+-- Returns the state of the key, and changes nothing: the reply of begin.lua for a key that is not free, the time
+-- of its claim (ms), and the time that is left (ms).
 -- KEYS: record, lock.
 local rec = redis.call('HMGET', KEYS[1], 'status', 'fpv', 'fp', 'created', 'token', 'code')
-for _, i in ipairs({2, 3, 4, 6}) do -- what is longer than any of ours is cut, and equals none
+for _, i in ipairs({2, 3, 4, 6}) do -- longer values are cut; they then equal none of ours
   rec[i] = rec[i] and string.sub(rec[i], 1, 128)
 end
 if rec[1] == 'completed' then
   local ends = redis.call('PTTL', KEYS[1])
-  local fields = rec[6] and {'hdr', 'body'} or {'response'} -- by another system
+  local fields = rec[6] and {'hdr', 'body'} or {'response'} -- a record of another system
   for i = 1, #fields do
-    if redis.call('HSTRLEN', KEYS[1], fields[i]) > 67108864 then -- 64 MiB: nobody is made to read that
+    if redis.call('HSTRLEN', KEYS[1], fields[i]) > 67108864 then -- 64 MiB: too large to read
       return {rec[1], rec[2], rec[3], false, false, false, false, rec[4], ends}
     end
   end
@@ -19,14 +19,14 @@ if rec[1] == 'completed' then
   local kept = redis.call('HMGET', KEYS[1], 'hdr', 'body')
   return {rec[1], rec[2], rec[3], rec[6], kept[1], kept[2], false, rec[4], ends}
 end
-if rec[1] and rec[1] ~= 'processing' then -- by another system, or a later version: it may mean "done"
+if rec[1] and rec[1] ~= 'processing' then -- a record of another system or a later version: it may mean "done"
   return {'unknown'}
 end
 local holder = redis.call('GET', KEYS[2])
 if not holder then
   return {'free'}
 end
-if rec[5] ~= holder then -- the record is an older claim's
+if rec[5] ~= holder then -- the record belongs to an older claim
   rec[2], rec[3], rec[4] = false, false, false
 end
 local ends = redis.call('PTTL', KEYS[2])

@@ -23,18 +23,17 @@ import (
 
 // Config configures a Store. The zero value is the standard layout.
 type Config struct {
-	// Prefix begins every key. Empty: "idempotency".
+	// Prefix is the first part of every Redis key. Empty: "idempotency".
 	Prefix string
 	// Lease is how long a claim lasts without renewal. 0: 30 s.
 	Lease time.Duration
 	// Retention is how long a completed record lasts. 0: 48 h.
 	Retention time.Duration
-	// HashTag writes braces around the variable part of a key, so that the two
-	// keys of a record share a slot. It is always on with *redis.ClusterClient
-	// and *redis.Ring; set it for other clients in front of a cluster.
+	// HashTag writes braces around the variable part of a Redis key, so that the two keys of a record share a slot.
+	// It is always on with *redis.ClusterClient and *redis.Ring; set it for other clients in front of a cluster.
 	HashTag bool
-	// WriteResponse writes the body to the field response, too, for systems beside
-	// this one that know status and response only. It takes its memory twice.
+	// WriteResponse also writes the body to the field response, for other systems that know only status and response.
+	// The body then takes twice the memory.
 	WriteResponse bool
 }
 
@@ -74,16 +73,16 @@ func (c Config) validate() error {
 	return errors.Join(errs...)
 }
 
-// Store is an driver.Store on Redis. It is safe for concurrent use.
+// Store is a driver.Store on Redis. It is safe for concurrent use.
 type Store struct {
 	client redis.UniversalClient
-	lanes  *lanes.Lanes[*call] // nil: every call goes by itself
+	lanes  *lanes.Lanes[*call] // nil: every call is a round trip of its own
 	server *breaker.Server
 	idle   *redisconn.Idle
 	cfg    Config
 }
 
-// New returns a store on client, which stays the caller's to close.
+// New returns a store on client. The caller closes the client.
 func New(client redis.UniversalClient, cfg Config) (*Store, error) {
 	if client == nil {
 		return nil, errors.New("idempotencyredis: client is nil")
@@ -93,18 +92,18 @@ func New(client redis.UniversalClient, cfg Config) (*Store, error) {
 		return nil, err
 	}
 	s := &Store{client: client, cfg: cfg, idle: &redisconn.Idle{Client: client, Timeout: breaker.Longest}}
-	s.server = breaker.NewServer(answered, func(context.Context) {}) // which node is silent, run knows
-	if !sharded(client) {                                            // a node that is down must not hold up calls to the others
-		// Only a client that heeds deadlines lets go of a caller in time.
+	s.server = breaker.NewServer(answered, func(context.Context) {}) // run finds the silent node
+	if !sharded(client) {                                            // a node that is down must not delay calls to the others
+		// Only a client that respects deadlines returns to a caller in time.
 		heedsDeadlines, _ := redisconn.Timeouts(client)
 		s.lanes = &lanes.Lanes[*call]{Send: s.send, Most: maxTrips, Timeout: breaker.Longest, OwnTrips: heedsDeadlines}
 	}
 	return s, nil
 }
 
-const maxTrips = 4 // under way at once
+const maxTrips = 4 // at the same time
 
-// The transitions. Each is one script, so that it happens as a whole.
+// The transitions. Each is one script, so it is atomic.
 var (
 	//go:embed begin.lua
 	beginText string
@@ -163,7 +162,7 @@ func (s *Store) Release(ctx context.Context, claim driver.Claim) error {
 	return s.held(ctx, "release", releaseScript, claim, claim.Token)
 }
 
-// names returns those of the record and of its lock.
+// names returns the Redis names of the record and of its lock.
 func (s *Store) names(key driver.Key) (record, lock string) {
 	name := string(key)
 	if s.cfg.HashTag {
@@ -172,7 +171,7 @@ func (s *Store) names(key driver.Key) (record, lock string) {
 	return s.cfg.Prefix + ":" + name, s.cfg.Prefix + ":lock:" + name
 }
 
-// held runs a script that works for the holder of the lock only.
+// held runs a script that changes something only for the holder of the lock.
 func (s *Store) held(ctx context.Context, step string, script script, claim driver.Claim, args ...any) error {
 	reply, err := s.run(ctx, false, script, claim, args...)
 	switch {
@@ -229,17 +228,17 @@ func decodeKnown(reply any) (driver.Known, error) {
 		return known, nil
 	}
 	text, _ := fields[7].(string)
-	if created, err := strconv.ParseInt(text, 10, 64); err == nil { // another system does not tell
+	if created, err := strconv.ParseInt(text, 10, 64); err == nil { // other systems do not store it
 		known.Since = time.UnixMilli(created)
 	}
-	if left, ok := fields[8].(int64); ok { // less than 0: it has no end
+	if left, ok := fields[8].(int64); ok { // below 0: no expiry
 		known.Left = time.Duration(max(0, left)) * time.Millisecond
 	}
 	return known, nil
 }
 
-// decodeOutcome reads the reply of begin.lua, or of look.lua: 1 when acquired, else a status and
-// what is known.
+// decodeOutcome reads the reply of begin.lua or look.lua: 1 if acquired, otherwise a status and the fields of the
+// record.
 func decodeOutcome(step string, reply any) (driver.BeginResult, error) {
 	if reply == int64(1) {
 		return driver.BeginResult{State: driver.Acquired}, nil
@@ -273,13 +272,12 @@ func decodeOutcome(step string, reply any) (driver.BeginResult, error) {
 func decodeFingerprint(field func(int) (string, bool)) driver.Fingerprint {
 	version, _ := field(1)
 	sum, _ := field(2)
-	n, _ := strconv.Atoi(version) // an unreadable version is one that no request has
+	n, _ := strconv.Atoi(version) // an unreadable version becomes 0, which no request has
 	return driver.Fingerprint{Version: n, Sum: sum}
 }
 
-// decodeResponse reads a completed record: ours, or one of a system that
-// writes the body alone, into the field response. What cannot be read is a
-// tombstone: the work was done.
+// decodeResponse reads a completed record: one of this package, or one of a system that writes only the body, to the
+// field response. An unreadable record is a tombstone, because the work was done.
 func decodeResponse(field func(int) (string, bool)) driver.Response {
 	code, ours := field(3)
 	if !ours {
@@ -306,10 +304,9 @@ func decodeResponse(field func(int) (string, bool)) driver.Response {
 	return driver.Response{Status: status, Header: header, Body: []byte(body)}
 }
 
-// Check looks for settings of the server under which records can vanish before
-// their time, and for a client that waits for ever. nil: nothing is wrong. Otherwise
-// each joined error is a finding, with the method Mend, or says that the server could
-// not be looked at, which it finds out within seconds.
+// Check looks for server settings that delete records too early, and for a client without a timeout. nil: no problem.
+// Otherwise each joined error is a finding with the method Mend, or the error that the server could not be reached,
+// which takes a few seconds.
 func (s *Store) Check(ctx context.Context) error {
 	found := check.Findings{Component: "idempotencyredis"}
 	var policy string
@@ -321,17 +318,17 @@ func (s *Store) Check(ctx context.Context) error {
 		return fmt.Errorf("idempotencyredis: check: %w", err)
 	}
 	if policy != "" {
-		found.Add("CONFIG SET maxmemory-policy noeviction, or give the store a Redis of its own",
+		found.Add("CONFIG SET maxmemory-policy noeviction, or give the store its own Redis",
 			"maxmemory-policy is %s: a full server drops keys, and a dropped key runs again", policy)
 	}
 	if heedsDeadlines, bounded := redisconn.Timeouts(s.client); !heedsDeadlines && !bounded {
-		found.Add("set ContextTimeoutEnabled of the client's options, or a ReadTimeout",
-			"the client waits for ever for a connection that has fallen silent, and loses it for its pool")
+		found.Add("set ContextTimeoutEnabled or a ReadTimeout in the client's options",
+			"the client waits forever on a silent connection, and the connection is lost to the pool")
 	}
 	return found.Err()
 }
 
-// evictionPolicy returns the policy by which the server drops keys, "" if it drops none.
+// evictionPolicy returns the policy by which the server evicts keys, or "" if it never evicts.
 func (s *Store) evictionPolicy(ctx context.Context) (string, error) {
 	info, err := s.client.InfoMap(ctx, "memory").Result()
 	if err != nil {
@@ -345,7 +342,7 @@ func (s *Store) evictionPolicy(ctx context.Context) (string, error) {
 	return policy, nil
 }
 
-// script is a script and its name on the server.
+// script is a script and its SHA-1 on the server.
 type script struct{ source, sha string }
 
 func newScript(source string) script { return script{source, redis.NewScript(source).Hash()} }
@@ -353,16 +350,16 @@ func newScript(source string) script { return script{source, redis.NewScript(sou
 // call is one run of a script and, later, its reply.
 type call struct {
 	script script
-	args   []any // of EVALSHA; the first two are filled in
+	args   []any // of EVALSHA; command fills in the first two
 	cmd    *redis.Cmd
 }
 
-// run runs a script on the record of the claim's key, and its lock. With guarded it
-// spares a server that has not answered lately.
+// run runs a script on the record of the claim's key and on its lock. With guarded the breaker limits the calls to a
+// server that has not answered lately.
 func (s *Store) run(ctx context.Context, guarded bool, script script, claim driver.Claim, args ...any) (reply any, err error) {
 	record, lock := s.names(claim.Key)
 	err = s.server.Ask(ctx, guarded, func(ctx context.Context) (err error) {
-		// Each try has a call of its own: that of an earlier one may be on its way.
+		// Each try has its own call, because the call of an earlier try may still be running.
 		c := &call{script: script, args: append([]any{"", "", 2, record, lock}, args...)}
 		if err = s.carry(ctx, c); err == nil {
 			reply, err = c.cmd.Result()
@@ -376,7 +373,7 @@ func (s *Store) run(ctx context.Context, guarded bool, script script, claim driv
 	return reply, err
 }
 
-// carry has the call answered, unless ctx ends before.
+// carry sends the call and waits for its answer or the end of ctx.
 func (s *Store) carry(ctx context.Context, c *call) error {
 	if s.lanes != nil {
 		return s.lanes.Do(ctx, c)
@@ -388,14 +385,14 @@ func (s *Store) carry(ctx context.Context, c *call) error {
 	return err
 }
 
-// answered reports whether an error is Redis's own answer.
+// answered reports whether err is an answer of Redis.
 func answered(err error) bool {
 	answer := redis.Error(nil)
 	return errors.As(err, &answer)
 }
 
-// send leaves the replies in the calls. Every script may run again, so that the
-// client may repeat a trip that broke off.
+// send stores the replies in the calls. Every script may run again, so the client may repeat an interrupted round
+// trip.
 func (s *Store) send(ctx context.Context, batch []*call) {
 	if len(batch) == 1 {
 		_ = s.client.Process(ctx, batch[0].byName(ctx)) // the command holds the error
@@ -424,18 +421,19 @@ func (c *call) command(ctx context.Context, name, script string) *redis.Cmd {
 }
 
 const (
-	// mostSeen is how many keys of a node InFlight goes through at most, and seenPerTrip at a time.
+	// mostSeen limits the keys of a node that InFlight reads; seenPerTrip is the number per SCAN.
 	mostSeen    = 100_000
 	seenPerTrip = 1000
-	// seeing is for how long it does, no longer than half of what it has: the rest is left for slow answers.
+	// seeing limits its time. It also takes at most half of the caller's time: the rest is for slow answers.
 	seeing = time.Second
 )
 
-// InFlight returns how many claims are held now, those of other systems included. Redis has no list of them, so that it
-// goes through the keys of the database: 100,000 of each node at most, for a second at most. Where there are more, the
-// number is not exact but an estimate from those: near the truth where many claims are held, and maybe 0 where few are.
-// It is up to 100 SCANs of 1,000 keys: count seldom. It needs the right to SCAN and DBSIZE. With Config.HashTag and a client
-// that is neither *redis.ClusterClient nor *redis.Ring the error is errors.ErrUnsupported: the nodes are not known.
+// InFlight returns the number of held claims, including those of other systems. Redis has no list of them, so it
+// reads the keys of the database: at most 100,000 of each node, for at most a second. If there are more keys, exact
+// is false and the number is an estimate: good if many claims are held, and maybe 0 if few are. It sends up to 100
+// SCANs of 1,000 keys, so call it seldom. It needs permission for SCAN and DBSIZE. With Config.HashTag and a client
+// that is neither *redis.ClusterClient nor *redis.Ring, the error is errors.ErrUnsupported, because the nodes are
+// unknown.
 func (s *Store) InFlight(ctx context.Context) (n int, exact bool, err error) {
 	if s.cfg.HashTag && !sharded(s.client) {
 		return 0, false, fmt.Errorf("idempotencyredis: in flight: %w: the nodes behind a %T cannot be listed", errors.ErrUnsupported, s.client)
@@ -451,13 +449,13 @@ func (s *Store) InFlight(ctx context.Context) (n int, exact bool, err error) {
 	return found.count, !found.estimated, nil
 }
 
-// locks are how many there are.
+// locks is a number of locks.
 type locks struct {
 	count     int
 	estimated bool
 }
 
-// inFlight counts the locks in at most so many keys of each node, for at most so long.
+// inFlight counts the locks among at most most keys of each node, for at most bound.
 func (s *Store) inFlight(ctx context.Context, most int, bound time.Duration) (locks, error) {
 	var total atomic.Int64
 	var estimated atomic.Bool
@@ -481,13 +479,13 @@ func (s *Store) inFlight(ctx context.Context, most int, bound time.Duration) (lo
 	return locks{int(total.Load()), estimated.Load()}, err
 }
 
-// globs escapes what has a meaning in a pattern.
+// globs escapes the special characters of a pattern.
 var globs = strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`, `]`, `\]`)
 
-// locksOf counts the locks of a node. Keys come in the order of their hashes, which is none: some are a fair sample of all.
+// locksOf counts the locks of a node. SCAN returns keys in hash order, so the first keys are a fair sample of all.
 func (s *Store) locksOf(ctx context.Context, node redis.Cmdable, most int, bound time.Duration) (locks, error) {
 	pattern := globs.Replace(s.cfg.Prefix) + ":lock:*"
-	found := map[string]bool{} // a scan may tell a key twice
+	found := map[string]bool{} // SCAN may return a key twice
 	if end, ok := ctx.Deadline(); ok {
 		bound = min(bound, time.Until(end)/2)
 	}

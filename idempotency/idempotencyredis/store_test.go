@@ -87,7 +87,7 @@ func TestRecordsOfOtherSystems(t *testing.T) {
 			client.HSet(t.Context(), record, tt.fields)
 		}
 		if tt.lock != "" {
-			client.Set(t.Context(), lock, tt.lock, 0) // without an end, as a crash between two commands leaves it
+			client.Set(t.Context(), lock, tt.lock, 0) // no expiry, as after a crash between two commands
 		}
 		out := begin(t, s, driver.NewClaim(key, fp))
 		if out.State != tt.want || out.Response.Status != tt.status || string(out.Response.Body) != tt.body {
@@ -191,7 +191,7 @@ func TestRoundTrips(t *testing.T) {
 			must(t, s.Complete(t.Context(), c, driver.Response{Status: 200}))
 		}
 	}
-	run(driver.Key(idempotency.NewKey())) // the server may have to be taught the scripts
+	run(driver.Key(idempotency.NewKey())) // the server may need to load the scripts
 	hook := &trips{}
 	client.AddHook(hook)
 	run(key)
@@ -241,7 +241,7 @@ func TestServerDown(t *testing.T) {
 	}
 }
 
-// Check tells of a server that drops keys when it is full.
+// Check reports a server that evicts keys when it is full.
 func TestCheck(t *testing.T) {
 	t.Parallel()
 	for policy, want := range map[string]int{"noeviction": 0, "allkeys-lru": 1} {
@@ -259,14 +259,13 @@ func TestCheck(t *testing.T) {
 	}
 }
 
-// Where the lock holds a token only, the processing record of that token tells
-// what it was asked.
+// If the lock holds only a token, the processing record with that token has the fingerprint.
 func TestProcessingRecordsOfOtherSystems(t *testing.T) {
 	t.Parallel()
 	client := redistest.New(t)
 	s := newStore(t, client, idempotencyredis.Config{})
 	record, lock := "idempotency:"+string(key), "idempotency:lock:"+string(key)
-	asked := driver.FingerprintOf("what the other system was asked")
+	asked := driver.FingerprintOf("the other system's request")
 	fields := map[string]any{"status": "processing", "token": "theirs", "fpv": asked.Version, "fp": asked.Sum}
 	for holder, want := range map[string]driver.Fingerprint{
 		"theirs":      asked,
@@ -288,8 +287,7 @@ func TestProcessingRecordsOfOtherSystems(t *testing.T) {
 	}
 }
 
-// A fingerprint counts also where its version cannot be read: the answer of one
-// caller is not for another.
+// A fingerprint is compared even if its version is unreadable: the answer of one caller is not for another.
 func TestFingerprintWithoutAVersion(t *testing.T) {
 	t.Parallel()
 	client := redistest.New(t)
@@ -303,8 +301,8 @@ func TestFingerprintWithoutAVersion(t *testing.T) {
 	}
 }
 
-// What another system has stored is read up to a bound: beyond it the work was done,
-// and its response is not there.
+// A record of another system is read up to a limit. A larger record means that the work was done without a kept
+// response.
 func TestHugeRecords(t *testing.T) {
 	t.Parallel()
 	const limit = 64 << 20
@@ -312,7 +310,7 @@ func TestHugeRecords(t *testing.T) {
 	s := newStore(t, client, idempotencyredis.Config{})
 	record := "idempotency:" + string(key)
 	fields := []string{"response", "hdr", "fp"}
-	if os.Getenv(testenv.NightlyVar) == "1" { // each is a record of 64 MiB
+	if os.Getenv(testenv.NightlyVar) == "1" { // each record has 64 MiB
 		fields = append(fields, "body", "code", "fpv")
 	}
 	for _, field := range fields {
@@ -323,7 +321,7 @@ func TestHugeRecords(t *testing.T) {
 		}
 		must(t, client.HSet(t.Context(), record, fields).Err())
 		var out driver.BeginResult
-		testenv.Eventually(t, func() (err error) { // a busy server may need longer than its 6 s
+		testenv.Eventually(t, func() (err error) { // a busy server may need longer than 6 s
 			out, err = s.Begin(t.Context(), driver.NewClaim(key, fp))
 			return err
 		})
@@ -331,11 +329,11 @@ func TestHugeRecords(t *testing.T) {
 			t.Errorf("%s: a body of %d bytes and a fingerprint of %d were read", field, len(out.Response.Body), len(out.Fingerprint.Sum))
 		}
 		switch field {
-		case "fp": // another request's
+		case "fp": // the fingerprint of another request
 			if !fp.Conflicts(out.Fingerprint) {
 				t.Errorf("a fingerprint of %d bytes fits", limit)
 			}
-		case "fpv": // the response is there
+		case "fpv": // the response is readable
 		default:
 			if out.State != driver.Completed || !out.Response.Unavailable() {
 				t.Errorf("%s: state %v, status %d", field, out.State, out.Response.Status)
@@ -344,8 +342,7 @@ func TestHugeRecords(t *testing.T) {
 	}
 }
 
-// A token that another one begins with, or that could be mistaken for more than
-// a token, holds nothing.
+// A token holds nothing if it is a prefix of the holder's token, or could be parsed as more than a token.
 func TestTokensAreComparedWhole(t *testing.T) {
 	t.Parallel()
 	s := newStore(t, redistest.New(t), idempotencyredis.Config{})
@@ -366,8 +363,8 @@ func TestTokensAreComparedWhole(t *testing.T) {
 	}
 }
 
-// A system that does not compare tokens may complete a key that it has lost. Its
-// answer may have been given already, so it stays the answer, whole.
+// A system that does not compare tokens may complete a key that it has lost. It may have sent its answer already, so
+// that answer stays, in full.
 func TestCompletedByAnotherSystemMeanwhile(t *testing.T) {
 	t.Parallel()
 	client := redistest.New(t)
@@ -397,7 +394,7 @@ func TestCompletedByAnotherSystemMeanwhile(t *testing.T) {
 	}
 }
 
-// A look tells of another system's records what is in them, and nothing of what may mean anything.
+// Look returns the readable fields of another system's records, and an error for an unknown status.
 func TestLookAtRecordsOfOtherSystems(t *testing.T) {
 	t.Parallel()
 	client := redistest.New(t)
@@ -420,7 +417,7 @@ func TestLookAtRecordsOfOtherSystems(t *testing.T) {
 	}
 }
 
-// A cluster client that dials nowhere tells the names by the slots it asks for.
+// A cluster client that never connects shows the names by the slots that it requests.
 func TestKeyNames(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
@@ -488,7 +485,7 @@ func cluster(hook redis.Hook) redis.UniversalClient {
 	return c
 }
 
-// names remembers the keys of a script and sends nothing.
+// names records the keys of a script and sends nothing.
 type names struct {
 	trips
 	keys []string
@@ -504,7 +501,8 @@ func (h *names) ProcessHook(redis.ProcessHook) redis.ProcessHook {
 	}
 }
 
-// backend gives the subtests stores on one client: keys are random. names returns the names of a key's record and lock.
+// backend gives all subtests stores on one client: keys are random. names returns the Redis names of a key's record
+// and lock.
 func backend(client redis.UniversalClient, cfg idempotencyredis.Config, names func(driver.Key) []string) conformance.Backend {
 	return conformance.Backend{
 		New: func(t *testing.T) driver.Store { return newStore(t, client, cfg) },
@@ -512,7 +510,7 @@ func backend(client redis.UniversalClient, cfg idempotencyredis.Config, names fu
 			t.Helper()
 			for _, name := range names(key) {
 				ttl, err := client.PTTL(t.Context(), name).Result()
-				if err == nil && ttl > 0 { // an end in the past deletes the key
+				if err == nil && ttl > 0 { // an expiry in the past deletes the key
 					err = client.PExpire(t.Context(), name, ttl-d).Err()
 				}
 				if err != nil {
@@ -532,7 +530,7 @@ func TestStore(t *testing.T) {
 
 func TestStoreOnCluster(t *testing.T) {
 	t.Parallel()
-	testenv.Nightly(t, "the scripts are those of TestStore; TestCluster covers what a cluster changes")
+	testenv.Nightly(t, "TestStore runs the same scripts; TestCluster covers the differences of a cluster")
 	client, _ := redistest.Cluster(t)
 	prefix := "test:" + rand.Text()
 	conformance.TestStore(t, backend(client, idempotencyredis.Config{Prefix: prefix}, func(key driver.Key) []string {
@@ -540,7 +538,7 @@ func TestStoreOnCluster(t *testing.T) {
 	}))
 }
 
-// TestCluster has one cluster for all: three servers take seconds to agree.
+// TestCluster uses one cluster for all subtests, because three servers take seconds to agree.
 func TestCluster(t *testing.T) {
 	t.Parallel()
 	client, servers := redistest.Cluster(t)
@@ -565,8 +563,7 @@ func TestCluster(t *testing.T) {
 	t.Run("a silent node", func(t *testing.T) { testSilentNode(t, client, servers) })
 }
 
-// As long as one of a key's two names is on another node than the other, no script can run on them. That does
-// not cost the result of a run.
+// While a key's two names are on different nodes, no script can run on them. That does not lose the result of a run.
 func testSlotMovesDuringARun(t *testing.T, client *redis.ClusterClient, servers []*testenv.Server) {
 	s := newStore(t, client, idempotencyredis.Config{})
 	move := redistest.NewMove(t, client, servers, "{"+string(key)+"}")
@@ -585,11 +582,11 @@ func testSlotMovesDuringARun(t *testing.T, client *redis.ClusterClient, servers 
 	}
 }
 
-// The connections that are tested are those to the node that was silent.
+// Only connections to the node that was silent are tested.
 func testSilentNode(t *testing.T, client *redis.ClusterClient, servers []*testenv.Server) {
 	testenv.Nightly(t, "it waits for a silent cluster")
 	s := newStore(t, client, idempotencyredis.Config{})
-	for range 60 { // there are connections to every node
+	for range 60 { // connects to every node
 		if _, err := s.Begin(t.Context(), driver.NewClaim(driver.Key(idempotency.NewKey()), fp)); err != nil {
 			t.Fatal(err)
 		}
@@ -616,7 +613,7 @@ func testSilentNode(t *testing.T, client *redis.ClusterClient, servers []*testen
 	}
 }
 
-// testedKeys gets the keys of the commands that test idle connections.
+// testedKeys receives the keys of the commands that test idle connections.
 type testedKeys chan string
 
 func (h testedKeys) DialHook(next redis.DialHook) redis.DialHook { return next }
@@ -634,7 +631,7 @@ func (h testedKeys) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	}
 }
 
-// A replica that has taken over takes keys, though nobody refers the client to it.
+// A replica that has taken over accepts keys, even if nobody redirects the client to it.
 func TestClusterFailover(t *testing.T) {
 	t.Parallel()
 	testenv.Nightly(t, "a replica takes seconds to take over")

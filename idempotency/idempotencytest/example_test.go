@@ -17,7 +17,7 @@ import (
 	"github.com/holdfast-go/holdfast/txretry/txretrytest"
 )
 
-// The reply to COMMIT is lost, and the transaction was applied: the record says so.
+// The reply to COMMIT is lost, but the transaction was applied: the record shows that.
 func ExampleNew() {
 	manager := txretrytest.New(txretrytest.Config{Script: []txretrytest.Fault{{Point: txretrytest.ReplyLostApplied}}})
 	store, err := idempotencytest.New(manager, idempotencypgx.Config{})
@@ -53,10 +53,10 @@ func ExampleNewStore() {
 	// hello true <nil>
 }
 
-// A test of a function with a key on Postgres. Its answer has an id that is another one in each attempt,
-// so that is not among the rows, but whoever asks again must get the same answer.
+// A test of a function with a key on Postgres. Its answer has an id that differs in each attempt. The compared rows
+// therefore leave the id out, but a repeated request must get the same answer.
 func ExampleProve() {
-	var t *testing.T // that of your test
+	var t *testing.T // the t of your test
 
 	pool := pgtest.New(t)
 	// … Migrate, CREATE TABLE charges (id bigserial, cents int) …

@@ -1,15 +1,12 @@
-// Package idempotencytest holds in-memory stand-ins for the stores of package
-// idempotency, for unit tests and demonstrations without servers.
+// Package idempotencytest has in-memory replacements for the stores of package idempotency, for unit tests and
+// demonstrations without servers.
 //
-// [New] returns an idempotencypgx.Store whose records are in memory: they belong to the
-// transactions of txretrytest and are undone with them. [NewStore] returns the gate
-// (what Redis is in production).
+// [New] returns an idempotencypgx.Store with records in memory. They are part of the transactions of txretrytest and
+// are rolled back with them. [NewStore] returns a gate in memory, in place of Redis.
 //
-// [Prove] runs a request of yours on a real Postgres instead, once for each place at
-// which it can be interrupted.
+// [Prove] runs your request on a real Postgres, once for each point at which it can be interrupted.
 //
-// Both stores keep the promises of the real ones: the suites in package conformance
-// run on all of them.
+// Both stores pass the same conformance suite as the real stores.
 package idempotencytest
 
 import (
@@ -40,12 +37,11 @@ const (
 	retention = 48 * time.Hour
 )
 
-// Store is a gate in memory, as Redis is in production: its leases last 30 s and its
-// records 48 h, on the clock of package time, so that testing/synctest can move it. It
-// is safe for concurrent use.
+// Store is a gate in memory, in place of Redis. Its leases last 30 s and its records 48 h, on the clock of package
+// time, so that it works in testing/synctest. It is safe for concurrent use.
 type Store struct {
-	// Lease, where it is set, returns how long a lease lasts whose owner counts on d: less where the
-	// clock of the gate runs fast or jumps. Set it before the store is used.
+	// Lease, if set, returns the real length of a lease whose owner assumes d. It is shorter than d if the gate's
+	// clock runs fast or jumps. Set it before the store is used.
 	Lease func(ctx context.Context, d time.Duration) time.Duration
 
 	mu      sync.Mutex
@@ -59,10 +55,10 @@ type record struct {
 	fingerprint driver.Fingerprint
 	completed   bool
 	response    driver.Response
-	expires     time.Time // of the lease; of the record once completed
+	expires     time.Time // the end of the lease, or of a completed record
 }
 
-// firstSweep keeps small stores from being swept at all.
+// firstSweep is the number of records below which a store is never swept.
 const firstSweep = 1024
 
 // NewStore returns an empty store.
@@ -152,7 +148,7 @@ func (s *Store) Look(ctx context.Context, key driver.Key) (driver.Known, error) 
 	return known, nil
 }
 
-// Flush forgets everything, as a Redis does that is flushed: claims in use are lost.
+// Flush deletes everything, like FLUSHALL of Redis. Claims in use are lost.
 func (s *Store) Flush() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -175,7 +171,7 @@ func (s *Store) change(ctx context.Context, claim driver.Claim, fn func(rec *rec
 	return nil
 }
 
-// live returns the record unless its time is over.
+// live returns the record, or nil if its time is over.
 func (s *Store) live(key driver.Key, now time.Time) *record {
 	rec := s.records[key]
 	if rec == nil || !now.Before(rec.expires) {
@@ -184,7 +180,7 @@ func (s *Store) live(key driver.Key, now time.Time) *record {
 	return rec
 }
 
-// sweep drops expired records whenever the store has doubled.
+// sweep drops expired records each time the store has doubled.
 func (s *Store) sweep(now time.Time) {
 	if len(s.records) < s.sweepAt {
 		return
@@ -197,9 +193,8 @@ func (s *Store) sweep(now time.Time) {
 	s.sweepAt = max(firstSweep, 2*len(s.records))
 }
 
-// New returns an idempotencypgx.Store whose records are in memory, for the
-// transactions of txretrytest: as in Postgres, a record is visible from its
-// commit on. cfg.Records and cfg.Lease must be zero.
+// New returns an idempotencypgx.Store with records in memory, for the transactions of txretrytest. As in Postgres, a
+// record is visible after its commit. cfg.Records and cfg.Lease must be zero.
 func New(t txretry.Transactor, cfg idempotencypgx.Config) (*idempotencypgx.Store, error) {
 	if cfg.Records != nil {
 		return nil, errors.New("idempotencytest: Records is set")
@@ -212,13 +207,13 @@ func New(t txretry.Transactor, cfg idempotencypgx.Config) (*idempotencypgx.Store
 	return idempotencypgx.New(t, cfg)
 }
 
-// records are a driver.Records in memory. They are safe for concurrent use.
+// records are a pgxdriver.Records in memory. They are safe for concurrent use.
 type records struct {
 	retention time.Duration
 
 	mu      sync.Mutex
 	records map[driver.Key]kept
-	pending map[driver.Key]bool // inserted by a COMMIT that is not through
+	pending map[driver.Key]bool // inserted by a COMMIT that is still running
 	sweepAt int                 // number of records at which the expired ones are dropped
 }
 
@@ -231,8 +226,8 @@ func newRecords() *records {
 	return &records{retention: retention, records: map[driver.Key]kept{}, pending: map[driver.Key]bool{}, sweepAt: firstSweep}
 }
 
-// Insert implements pgxdriver.Records. It takes effect with COMMIT, as the real one does, and a second
-// record makes that fail as Postgres does, with SQLSTATE 23505.
+// Insert implements pgxdriver.Records. Like the real one it takes effect with COMMIT, and a second record makes
+// COMMIT fail with SQLSTATE 23505.
 func (r *records) Insert(_ context.Context, tx pgx.Tx, rec pgxdriver.Record) error {
 	rec.Response = rec.Response.Clone()
 	return txretrytest.EffectAtCommit(tx,
@@ -299,7 +294,7 @@ func (r *records) live(key driver.Key) (kept, bool) {
 	return rec, true
 }
 
-// sweep drops expired records whenever their number has doubled.
+// sweep drops expired records each time their number has doubled.
 func (r *records) sweep() {
 	if len(r.records) < r.sweepAt {
 		return
@@ -312,7 +307,7 @@ func (r *records) sweep() {
 	r.sweepAt = max(firstSweep, 2*len(r.records))
 }
 
-// InFlight returns how many claims are held now. It is always exact.
+// InFlight returns the number of held claims. It is always exact.
 func (s *Store) InFlight(context.Context) (n int, exact bool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -325,13 +320,13 @@ func (s *Store) InFlight(context.Context) (n int, exact bool, err error) {
 	return n, true, nil
 }
 
-// Prove runs what has an idempotency key on a real database under faults, as txretrytest.Proof
-// describes, and compares the answers of each schedule. start makes a process as your program does: on
-// the pool that it is given, it makes the idempotencypgx.Store, and returns one request with the key,
-// such as a call of DoKey, or of your http.Handler with a httptest.ResponseRecorder. Each attempt is one
-// request of a client, who asks again after an error, a status of 500 or more, and an answer that has a
-// Retry-After. The key is one for all schedules, or, with Proof.Effects, one for each, so that another side that
-// deduplicates by it is asked anew; it reads <key> in Proof.Rows. A gate should have a short lease: who comes after a killed process waits for its end.
+// Prove runs a request with an idempotency key on a real database under faults, as txretrytest.Proof describes, and
+// compares the answers of each schedule. start works like a process of your program: on the given pool it makes the
+// idempotencypgx.Store, and returns one request with the key, such as a call of DoKey, or of your http.Handler with
+// an httptest.ResponseRecorder. Each attempt is one request of a client, which retries after an error, after a status
+// of 500 or more, and after an answer with a Retry-After. All schedules use one key. With Proof.Effects each schedule
+// has its own key, so that another system that deduplicates by key runs again; the key reads <key> in Proof.Rows.
+// Give a gate a short lease, because the request after a killed process waits for the end of the lease.
 func Prove(t txretrytest.TB, p txretrytest.Proof,
 	start func(pool *pgxpool.Pool) (request func(ctx context.Context, key idempotency.Key) (idempotency.Response, error), err error),
 ) {
@@ -351,7 +346,7 @@ func Prove(t txretrytest.TB, p txretrytest.Proof,
 	})
 }
 
-// answered is what a client makes of an answer.
+// answered returns the outcome of an answer for a client.
 func answered(resp idempotency.Response, err error) prove.Outcome {
 	text := fmt.Sprintf("%d %s", resp.Status, resp.Body)
 	if err == nil && (resp.Status >= http.StatusInternalServerError || resp.Header.Get("Retry-After") != "") {

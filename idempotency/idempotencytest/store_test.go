@@ -135,7 +135,7 @@ func proveCharge(t prove.TB, pool *pgxpool.Pool, start func(pool *pgxpool.Pool) 
 	})
 }
 
-// mailer is the context key of what counts mails.
+// mailer is the context key of the counter of mails.
 type mailer struct{}
 
 func insertCharge(ctx context.Context, db interface {
@@ -146,7 +146,7 @@ func insertCharge(ctx context.Context, db interface {
 	return id, err
 }
 
-// charge answers with an id that is another one in each attempt.
+// charge answers with an id that differs in each attempt.
 func charge(ctx context.Context, tx pgx.Tx) (idempotency.Response, error) {
 	id, err := insertCharge(ctx, tx, "")
 	if err != nil {
@@ -155,7 +155,7 @@ func charge(ctx context.Context, tx pgx.Tx) (idempotency.Response, error) {
 	return idempotency.JSON(http.StatusCreated, fmt.Sprint("charge ", id))
 }
 
-// byKey is a process that calls DoKey.
+// byKey returns a process that calls DoKey.
 func byKey(fn work) func(pool *pgxpool.Pool) (request, error) {
 	return func(pool *pgxpool.Pool) (request, error) {
 		store, err := newPgStore(pool)
@@ -166,7 +166,7 @@ func byKey(fn work) func(pool *pgxpool.Pool) (request, error) {
 	}
 }
 
-// byHTTP is a process that serves requests.
+// byHTTP returns a process that serves requests.
 func byHTTP(fn work) func(pool *pgxpool.Pool) (request, error) {
 	return func(pool *pgxpool.Pool) (request, error) {
 		store, err := newPgStore(pool)
@@ -190,7 +190,7 @@ func byHTTP(fn work) func(pool *pgxpool.Pool) (request, error) {
 	}
 }
 
-// What keeps the rules passes, on every way to it.
+// Correct code passes, on every path.
 func TestProve(t *testing.T) {
 	t.Parallel()
 	for name, start := range map[string]func(*pgxpool.Pool) (request, error){
@@ -204,7 +204,7 @@ func TestProve(t *testing.T) {
 	}
 }
 
-// Each mistake is caught, and the error says what it is.
+// Each mistake is found, and the error names it.
 func TestProveCatches(t *testing.T) {
 	t.Parallel()
 	type planted struct {

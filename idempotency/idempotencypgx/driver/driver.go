@@ -1,5 +1,5 @@
-// Package driver is what a table of records needs that is not idempotencypgx's own.
-// The suite in idempotencytest/conformance says what else it must do.
+// Package driver has the contract of a table of records in place of the table of idempotencypgx. The suite in
+// idempotencytest/conformance tests the rest of the contract.
 package driver
 
 import (
@@ -10,10 +10,10 @@ import (
 	"github.com/holdfast-go/holdfast/idempotency/driver"
 )
 
-// Record is what a business transaction leaves behind for its key.
+// Record is the record that a business transaction stores for its key.
 type Record struct {
 	Key         driver.Key
-	Token       string // of the claim it was made under
+	Token       string // the token of the claim
 	Fingerprint driver.Fingerprint
 	Response    driver.Response
 }
@@ -25,7 +25,6 @@ type Records interface {
 	Insert(ctx context.Context, tx pgx.Tx, rec Record) error
 	// Lookup returns the committed record of the key.
 	Lookup(ctx context.Context, key driver.Key) (rec Record, found bool, err error)
-	// Resolve is Lookup that first waits for every transaction that has
-	// inserted a record of the key and has not ended yet.
+	// Resolve is Lookup, but first waits for every open transaction that has inserted a record of the key.
 	Resolve(ctx context.Context, key driver.Key) (rec Record, found bool, err error)
 }

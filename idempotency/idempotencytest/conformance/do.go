@@ -21,12 +21,11 @@ import (
 	"github.com/holdfast-go/holdfast/txretry"
 )
 
-// TestDo tests the methods Do and DoKey of an idempotencypgx.Store, behind a gate that
-// forgets, which is what is left when the process dies between COMMIT and the gate's
-// copy, and without a gate.
+// TestDo tests the methods Do and DoKey of an idempotencypgx.Store, without a gate and behind a gate that loses its
+// records. That is the state after the process dies between COMMIT and the gate's copy.
 func TestDo(t *testing.T, b RecordsBackend) {
 	b.run(t, "an answer outlives the gate", testGateLost)
-	b.run(t, "the echo of an earlier effect", testEcho)
+	b.run(t, "a failure caused by an earlier effect", testEcho)
 	b.run(t, "another request after the gate is lost", testReusedGateLost)
 	b.run(t, "a failure leaves nothing", testRunFails)
 	b.run(t, "a response that is not kept leaves nothing", testRunNotKept)
@@ -36,7 +35,7 @@ func TestDo(t *testing.T, b RecordsBackend) {
 	b.run(t, "COMMIT unknown, not applied", testUnknownNotApplied)
 	b.run(t, "records that cannot be read", testRecordsDown)
 	b.run(t, "a transaction that is run again", testRunRetried)
-	b.run(t, "without a gate between them", testRunRivals)
+	b.run(t, "concurrent requests, each with its own gate", testRunRivals)
 	b.run(t, "outside HTTP", testRunKey)
 	b.run(t, "requests at the same time", testRunStampede)
 	b.run(t, "without the gate the records decide", testGateDown)
@@ -53,8 +52,8 @@ func TestDo(t *testing.T, b RecordsBackend) {
 	b.run(t, "the records alone, an answer given without a transaction", testAloneRefusal)
 }
 
-// TestGate tests an idempotencypgx.Store behind the gate of a database: what a gate on another server can change
-// of TestDo.
+// TestGate tests an idempotencypgx.Store behind the gate of a database: the part of TestDo that a gate on another
+// server can change.
 func TestGate(t *testing.T, b RecordsBackend) {
 	b.run(t, "an answer outlives the gate", testGateLost)
 	b.run(t, "requests at the same time", testRunStampede)
@@ -62,7 +61,7 @@ func TestGate(t *testing.T, b RecordsBackend) {
 	b.run(t, "a run that has lost its lease commits nothing", testRunLeaseLost)
 }
 
-// work is the function of a transaction.
+// work is the function that runs in a transaction.
 type work func(ctx context.Context, tx pgx.Tx) (idempotency.Response, error)
 
 // shop is a service on a database.
@@ -72,7 +71,7 @@ type shop struct {
 	refunds atomic.Int32
 
 	mu  sync.Mutex
-	err error // of the last Do that failed
+	err error // the error of the last failed Do
 }
 
 func newShop(db Database, cfg idempotency.MiddlewareConfig) *shop {
@@ -81,7 +80,7 @@ func newShop(db Database, cfg idempotency.MiddlewareConfig) *shop {
 	return s
 }
 
-// store is on the records of the database, behind gate.
+// store returns a store with the records of the database, behind gate.
 func (db Database) store(t *testing.T, gate driver.Store) *idempotencypgx.Store {
 	t.Helper()
 	store, err := idempotencypgx.New(db.Transactor, idempotencypgx.Config{Gate: gate, Records: db.Records})
@@ -108,7 +107,7 @@ func (s *shop) behind(t *testing.T, gate driver.Store, fn work) *service {
 	})
 }
 
-// order has an effect and answers with its number.
+// order returns work that has an effect and answers with the number of its run.
 func (s *shop) order(key idempotency.Key) work {
 	var n atomic.Int32
 	return func(ctx context.Context, tx pgx.Tx) (idempotency.Response, error) {
@@ -145,8 +144,7 @@ func testGateLost(t *testing.T, db Database) {
 	}
 }
 
-// testEcho: the second run finds the effect of the first and takes it for a
-// reason to refuse.
+// testEcho: the second run finds the effect of the first run and therefore rejects the request.
 func testEcho(t *testing.T, db Database) {
 	for name, refusal := range map[string]func() (idempotency.Response, error){
 		"error":     func() (idempotency.Response, error) { return idempotency.Response{}, errors.New("seat taken") },
@@ -222,7 +220,7 @@ func testRunTooLarge(t *testing.T, db Database) {
 	s.once(t, key)
 }
 
-// The middleware has nothing to send if the handler leaves that to it.
+// If the handler leaves the answer to the middleware, the middleware has nothing to send.
 func testRunTooLargeUnsent(t *testing.T, db Database) {
 	s, key := newShop(db, idempotency.MiddlewareConfig{MaxResponseBytes: 100}), idempotency.NewKey()
 	store := db.store(t, db.gate(t))
@@ -246,7 +244,7 @@ func testRunRivals(t *testing.T, db Database) {
 	var wg sync.WaitGroup
 	for range 8 {
 		wg.Go(func() {
-			for { // a client asks again after a 503
+			for { // a client retries after a 503
 				resp, replayed, err := runAlone(t, db, key, fn)
 				if _, busy := errors.AsType[*txretry.LockTimeoutError](err); busy {
 					continue
@@ -270,8 +268,7 @@ func testRunRivals(t *testing.T, db Database) {
 	}
 }
 
-// runAlone runs fn behind a gate of its own: the gates know nothing of
-// each other.
+// runAlone runs fn behind its own empty gate.
 func runAlone(t *testing.T, db Database, key idempotency.Key, fn work) (idempotency.Response, bool, error) {
 	return db.store(t, db.gate(t)).DoKey(background, key, []string{"order"}, fn)
 }
@@ -280,7 +277,7 @@ func testRunKey(t *testing.T, db Database) {
 	testKey(t, db, db.store(t, db.gate(t)))
 }
 
-// testKey has a key done outside HTTP.
+// testKey uses a key outside HTTP.
 func testKey(t *testing.T, db Database, store *idempotencypgx.Store) {
 	s, key, request := newShop(db, idempotency.MiddlewareConfig{}), idempotency.NewKey(), []string{"order"}
 	if _, err := store.Do(t.Context(), s.order(key)); !errors.Is(err, idempotency.ErrNoClaim) {
@@ -305,7 +302,7 @@ func testKey(t *testing.T, db Database, store *idempotencypgx.Store) {
 	s.once(t, key)
 }
 
-// gone is a gate that cannot be asked.
+// gone is a gate that is unavailable.
 type gone struct{}
 
 var errGone = errors.New("gate is down")
@@ -320,8 +317,8 @@ func (gone) Complete(context.Context, driver.Claim, driver.Response) error { ret
 
 func (gone) Release(context.Context, driver.Claim) error { return errGone }
 
-// stampede sends requests of one key at once, until every one has its answer,
-// and checks that there is one effect and one answer.
+// stampede sends concurrent requests with one key until each has its answer. It checks that there is one effect and
+// one answer.
 func (s *shop) stampede(t *testing.T, gate driver.Store, clients int) {
 	t.Helper()
 	key := idempotency.NewKey()
@@ -376,7 +373,7 @@ func testAloneStampede(t *testing.T, db Database) {
 	}
 }
 
-// testAlone: Postgres alone keeps the promise.
+// testAlone: Postgres alone is enough.
 func testAlone(t *testing.T, db Database) {
 	s, key := newShop(db, idempotency.MiddlewareConfig{}), idempotency.NewKey()
 	service := s.behind(t, nil, s.order(key))
@@ -393,7 +390,7 @@ func testAlone(t *testing.T, db Database) {
 
 func testAloneKey(t *testing.T, db Database) { testKey(t, db, db.store(t, nil)) }
 
-// testGateDown goes from a gate that works to one that does not, and back.
+// testGateDown switches from a gate that works to one that is down, and back.
 func testGateDown(t *testing.T, db Database) {
 	s, gate := newShop(db, idempotency.MiddlewareConfig{}), db.gate(t)
 	before, during := idempotency.NewKey(), idempotency.NewKey()
@@ -428,7 +425,7 @@ func testRunKeyGateDown(t *testing.T, db Database) {
 	s.once(t, key)
 }
 
-// testGateDownRefusal: not every handler gets as far as its transaction.
+// testGateDownRefusal: some handlers answer without a transaction.
 func testGateDownRefusal(t *testing.T, db Database) { testRefusal(t, db, gone{}) }
 
 func testAloneRefusal(t *testing.T, db Database) { testRefusal(t, db, nil) }
@@ -446,28 +443,28 @@ func testRefusal(t *testing.T, db Database, gate driver.Store) {
 			t.Errorf("request %d: %+v", i, r)
 		}
 	}
-	s.behind(t, db.gate(t), s.order(key)).post(key).is(t, 404, "") // the record stands in the way of an effect
+	s.behind(t, db.gate(t), s.order(key)).post(key).is(t, 404, "") // the record prevents an effect
 	if n := db.Count(t, string(key)); n != 0 {
 		t.Errorf("%d effects, want none", n)
 	}
 }
 
-// hasty is a gate whose leases are renewed soon.
+// hasty is a gate whose leases are renewed early.
 type hasty struct{ driver.Store }
 
 func (h hasty) Begin(ctx context.Context, c driver.Claim) (driver.BeginResult, error) {
 	out, err := h.Store.Begin(ctx, c)
 	if out.State == driver.Acquired {
-		out.Lease = 300 * time.Millisecond // a third of that before it is renewed
+		out.Lease = 300 * time.Millisecond // renewed after a third of this
 	}
 	return out, err
 }
 
 func testRunLeaseLost(t *testing.T, db Database) {
 	for what, end := range map[string]func(ctx context.Context) error{
-		"goes on":     func(context.Context) error { return nil },
-		"gives up":    func(ctx context.Context) error { return ctx.Err() },
-		"asks for it": context.Cause,
+		"returns nil":       func(context.Context) error { return nil },
+		"returns ctx.Err":   func(ctx context.Context) error { return ctx.Err() },
+		"returns the cause": context.Cause,
 	} {
 		s, key, gate := newShop(db, idempotency.MiddlewareConfig{}), idempotency.NewKey(), db.gate(t)
 		s.behind(t, hasty{gate}, func(ctx context.Context, tx pgx.Tx) (idempotency.Response, error) {
@@ -475,7 +472,7 @@ func testRunLeaseLost(t *testing.T, db Database) {
 				return idempotency.Response{}, err
 			}
 			claim, _ := driver.ClaimFrom(ctx)
-			must(t, "Release", gate.Release(context.WithoutCancel(ctx), claim)) // as if the gate had lost it; a renewal may notice first
+			must(t, "Release", gate.Release(context.WithoutCancel(ctx), claim)) // as if the gate had lost the key; a renewal may come first
 			<-ctx.Done()
 			return idempotency.Response{Status: 201}, end(ctx)
 		}).post(key).is(t, 503, "")
@@ -487,8 +484,7 @@ func testRunLeaseLost(t *testing.T, db Database) {
 	}
 }
 
-// An fn that fails because some store of its own is down has run: it is not
-// the gate that could not be asked.
+// An fn that fails because its own store is down has run. The gate was available.
 func testRunKeyRunsOnce(t *testing.T, db Database) {
 	runs := 0
 	_, _, err := db.store(t, db.gate(t)).DoKey(t.Context(), idempotency.NewKey(), []string{"order"},
@@ -537,7 +533,7 @@ func testUnknownApplied(t *testing.T, db Database) {
 	s.once(t, key)
 }
 
-// committing has records that a plain look does not see yet.
+// committing has records that Lookup does not see yet.
 type committing struct{ pgxdriver.Records }
 
 func (committing) Lookup(context.Context, driver.Key) (pgxdriver.Record, bool, error) {
@@ -559,7 +555,7 @@ func testUnknownNotApplied(t *testing.T, db Database) {
 	s.once(t, key)
 }
 
-// The answer is that of the attempt which committed.
+// The answer comes from the attempt that committed.
 func testRunRetried(t *testing.T, db Database) {
 	s, key, gate, attempts := newShop(db, idempotency.MiddlewareConfig{}), idempotency.NewKey(), db.gate(t), 0
 	first := s.behind(t, gate, func(ctx context.Context, tx pgx.Tx) (idempotency.Response, error) {
@@ -604,7 +600,7 @@ func testRecordsDown(t *testing.T, db Database) {
 		return idempotency.Response{}, taken
 	}).post(key)
 	if errors.Is(s.err, taken) || !errors.Is(s.err, errBlind) {
-		t.Errorf("Do = %v; an unproven failure must not be believed", s.err)
+		t.Errorf("Do = %v; an unresolved failure must not be returned", s.err)
 	}
 
 	down.Transactor = lossy{db.Transactor, true}
@@ -620,14 +616,14 @@ func testRecordsDown(t *testing.T, db Database) {
 	s.once(t, key)
 }
 
-// refused is an error that has a status for the client.
+// refused is an error with a status for the client.
 type refused struct{ status int }
 
 func (r refused) Error() string   { return fmt.Sprintf("refused with %d", r.status) }
 func (refused) Code() string      { return "INVALID_REQUEST" }
 func (r refused) HTTPStatus() int { return r.status }
 
-// testStatusDecides answers in both ways that a handler has: by a Response and by an error.
+// testStatusDecides answers in both ways of a handler: by a Response and by an error.
 func testStatusDecides(t *testing.T, db Database) {
 	for name, gate := range map[string]driver.Store{"records alone": nil, "gate": db.gate(t)} {
 		store := db.store(t, gate)
@@ -652,7 +648,7 @@ func testStatusDecides(t *testing.T, db Database) {
 	}
 }
 
-// testErrorIsNoReplay asks for a key that is another request's, with the record in each place where it may be.
+// testErrorIsNoReplay uses a key of another request, with the record in each possible place.
 func testErrorIsNoReplay(t *testing.T, db Database) {
 	gate := db.gate(t)
 	for name, stores := range map[string][2]driver.Store{
@@ -669,7 +665,7 @@ func testErrorIsNoReplay(t *testing.T, db Database) {
 			t.Errorf("%s: replayed %v, error %v", name, replayed, err)
 		}
 	}
-	// A value of another type than the one that is stored.
+	// A value of another type than the stored one.
 	store, key := db.store(t, nil), idempotency.NewKey()
 	for n := range 2 {
 		value, replayed, err := idempotency.Do(t.Context(), store, key, nil, func(context.Context) (any, error) { return "text", nil })

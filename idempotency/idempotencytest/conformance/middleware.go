@@ -108,7 +108,7 @@ func testReused(t *testing.T, store driver.Store) {
 	}
 }
 
-// testReusedAcrossRoutes: who asks for what is compared however the body was summed.
+// testReusedAcrossRoutes: caller and target are always compared, even if the body sums are not comparable.
 func testReusedAcrossRoutes(t *testing.T, store driver.Store) {
 	routes := [2]*service{}
 	for i, canonical := range []bool{false, true} {
@@ -124,7 +124,7 @@ func testReusedAcrossRoutes(t *testing.T, store driver.Store) {
 		other.do(request{body: `{"n":1}`, header: mallory}.with(key)).is(t, 422, "IDEMPOTENCY_KEY_REUSED")
 		other.do(request{body: `{"n":1}`, header: alice, target: "/others"}.with(key)).is(t, 422, "IDEMPOTENCY_KEY_REUSED")
 		if again := other.do(request{body: `{"n":1}`, header: alice}.with(key)); again.body != "of alice" || !again.replayed() {
-			t.Errorf("a change of the way to sum bodies refuses a key in use: %+v", again)
+			t.Errorf("a change of CanonicalJSON rejects a key in use: %+v", again)
 		}
 	}
 }
@@ -192,7 +192,7 @@ func testSettled(t *testing.T, store driver.Store) {
 				record.Fingerprint = claim.Fingerprint
 			}
 			claim.Settle(record, replayed)
-			w.WriteHeader(http.StatusServiceUnavailable) // what the handler says is not the record
+			w.WriteHeader(http.StatusServiceUnavailable) // the record is sent instead of this
 		})
 
 	record = driver.BeginResult{State: driver.Completed, Response: kept}
@@ -265,7 +265,7 @@ func newService(t *testing.T, store driver.Store, cfg idempotency.MiddlewareConf
 	return &service{t: t, handler: protect(fn)}
 }
 
-// request is what the tests vary of a POST.
+// request holds the parts of a POST that the tests vary.
 type request struct {
 	method string
 	target string
@@ -291,7 +291,7 @@ func (q request) with(key idempotency.Key) *http.Request {
 	return r
 }
 
-// reply is an answer as a client sees it.
+// reply is an answer as a client receives it.
 type reply struct {
 	status int
 	header http.Header

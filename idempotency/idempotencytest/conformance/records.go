@@ -23,11 +23,11 @@ import (
 type Database struct {
 	Transactor txretry.Transactor
 	Records    pgxdriver.Records
-	// Add stores one more effect under name, in the transaction.
+	// Add stores another effect under name, in the transaction.
 	Add func(ctx context.Context, tx pgx.Tx, name string) error
 	// Count returns the number of committed effects under name.
 	Count func(t *testing.T, name string) int
-	// Gate returns an empty store to stand in front. nil: one in memory.
+	// Gate returns an empty store for Config.Gate. nil: a store in memory.
 	Gate func(t *testing.T) driver.Store
 }
 
@@ -171,7 +171,7 @@ func testSecondRecordIgnored(t *testing.T, db Database) {
 		if err := db.Add(ctx, tx, string(rec.Key)); err != nil {
 			return err
 		}
-		_ = db.Records.Insert(ctx, tx, rec) //nolint:errcheck // what is tested
+		_ = db.Records.Insert(ctx, tx, rec) //nolint:errcheck // ignored on purpose
 		return nil
 	})
 	if answer, ok := errors.AsType[*pgconn.PgError](err); !ok || answer.Code != "23505" && answer.Code != "25P02" {
@@ -182,8 +182,8 @@ func testSecondRecordIgnored(t *testing.T, db Database) {
 	}
 }
 
-// testSecondRecordBelowASavepoint: the record is written with COMMIT, which no
-// rollback to a savepoint mends.
+// testSecondRecordBelowASavepoint: the record is written with COMMIT, so a rollback to a savepoint does not remove
+// the conflict.
 func testSecondRecordBelowASavepoint(t *testing.T, db Database) {
 	rec := newRecord()
 	must(t, "insert", db.insert(rec))
@@ -237,9 +237,8 @@ func testRecordRivals(t *testing.T, db Database) {
 	}
 }
 
-// testOrders has two runs of one key take their steps in every order there is,
-// repetitions and steps out of place among them, and compares each answer with
-// that of a model.
+// testOrders makes two runs of one key take their steps in every possible order, including repeated and misplaced
+// steps, and compares each result with a model.
 func testOrders(t *testing.T, store driver.Store, length int) {
 	const steps, workers = 8, 8
 	orders := make(chan int)
@@ -254,7 +253,7 @@ func testOrders(t *testing.T, store driver.Store, length int) {
 		})
 	}
 	n := 1
-	for range length - 1 { // the last step is always the first run's Begin, which tells what is left
+	for range length - 1 { // the last step is always the first run's Begin, which returns the final state
 		n *= steps
 	}
 	for order := range n {
@@ -281,7 +280,7 @@ func takeOrder(store driver.Store, order, steps, length int) error {
 
 var stepNames = [...]string{"Begin", "Extend", "Complete", "Release"}
 
-// take says in a word what came of a step.
+// take returns the result of a step as a word.
 func take(store driver.Store, claim driver.Claim, run, step int) string {
 	var err error
 	switch stepNames[step] {
@@ -314,7 +313,7 @@ func take(store driver.Store, claim driver.Claim, run, step int) string {
 
 const nobody = -1
 
-// model is a key as it should be.
+// model is the expected state of a key.
 type model struct{ holder, done int }
 
 func (m *model) take(run, step int) string {

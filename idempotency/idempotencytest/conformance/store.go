@@ -1,7 +1,6 @@
-// Package conformance is what every implementation of the contracts of
-// idempotency/driver and idempotencypgx/driver must pass: [TestStore] for a Store,
-// [TestMiddleware] for a store below the HTTP middleware, [TestRecords] and [TestDo]
-// for Records.
+// Package conformance has the tests that every implementation of the contracts of idempotency/driver and
+// idempotencypgx/driver must pass: [TestStore] for a Store, [TestMiddleware] for a store below the HTTP middleware,
+// [TestRecords] and [TestDo] for Records.
 package conformance
 
 import (
@@ -35,16 +34,16 @@ func TestStore(t *testing.T, b Backend) {
 	b.runAged(t, "a repeated Begin renews the lease", testBeginRenews)
 	b.runAged(t, "a record ends with its retention", testRetention)
 	b.run(t, "scopes are apart", testScopes)
-	b.run(t, "malformed keys are refused", testMalformedKey)
+	b.run(t, "malformed keys are rejected", testMalformedKey)
 	b.run(t, "a cancelled context begins nothing", testCancelled)
-	b.run(t, "a look tells what is known", testLook)
-	b.runAged(t, "a look at a key whose lease is over finds it free", testLookAtExpired)
-	b.runAged(t, "a look at a key whose record is over finds it free", testLookAtFaded)
-	b.run(t, "a look refuses malformed keys", testLookRefuses)
+	b.run(t, "Look returns the state of a key", testLook)
+	b.runAged(t, "Look at a key with an expired lease finds it free", testLookAtExpired)
+	b.runAged(t, "Look at a key with an expired record finds it free", testLookAtFaded)
+	b.run(t, "Look rejects malformed keys", testLookRefuses)
 	b.run(t, "many rivals, one winner", testRivals)
 	b.run(t, "two runs, in every order of their steps", func(t *testing.T, store driver.Store) {
 		steps := 4
-		if b.Bubble { // a server takes a while for each, and random sequences are longer
+		if b.Bubble { // servers are slow, and the random sequences are longer
 			steps = 5
 		}
 		testOrders(t, store, steps)
@@ -61,7 +60,7 @@ func testAcquiredOnce(t *testing.T, store driver.Store) {
 	if out.Fingerprint != c.Fingerprint {
 		t.Errorf("fingerprint = %+v, want the holder's %+v", out.Fingerprint, c.Fingerprint)
 	}
-	acquire(t, store, c)          // the same token once more
+	acquire(t, store, c)          // the same token again
 	acquire(t, store, newClaim()) // another key
 }
 
@@ -72,7 +71,7 @@ func testCompleted(t *testing.T, store driver.Store) {
 		Status: 201,
 		Header: http.Header{
 			"Link": {"</a>", `</b>; title="ü"`}, "X-Latin-1": {"caf\xe9"}, "Content-Disposition": {""},
-			"Content-Type": nil, "etag": {`"1"`}, // net/http sends neither as if it were not there
+			"Content-Type": nil, "etag": {`"1"`}, // net/http treats both differently from a missing header
 		},
 		Body: []byte("\x00\xff{\"a\": 1}\n\u2028"),
 	}
@@ -124,7 +123,7 @@ func testTombstone(t *testing.T, store driver.Store) {
 func testFingerprintReplaced(t *testing.T, store driver.Store) {
 	c := newClaim()
 	acquire(t, store, c)
-	c.Fingerprint = driver.FingerprintOf("what the record says")
+	c.Fingerprint = driver.FingerprintOf("the record's fingerprint")
 	must(t, "Complete", store.Complete(t.Context(), c, driver.Response{Status: 200}))
 	if out := begin(t, store, rival(c)); out.Fingerprint != c.Fingerprint {
 		t.Errorf("fingerprint = %+v, want %+v", out.Fingerprint, c.Fingerprint)
@@ -142,7 +141,7 @@ func testReleased(t *testing.T, store driver.Store) {
 	must(t, "Complete", store.Complete(t.Context(), next, driver.Response{Status: 204}))
 }
 
-// lost checks that c can change nothing any more.
+// lost checks that c can no longer change anything.
 func lost(t *testing.T, store driver.Store, c driver.Claim) {
 	t.Helper()
 	for what, err := range map[string]error{
@@ -158,7 +157,7 @@ func lost(t *testing.T, store driver.Store, c driver.Claim) {
 
 func testForeignToken(t *testing.T, store driver.Store) {
 	c := newClaim()
-	lost(t, store, c) // nothing was begun
+	lost(t, store, c) // before Begin
 	acquire(t, store, c)
 	lost(t, store, rival(c))
 	must(t, "Extend", store.Extend(t.Context(), c))
@@ -224,7 +223,7 @@ func testRetention(t *testing.T, store aged) {
 		t.Errorf("Begin before the end of the record = %+v; want completed", out)
 	}
 	store.pass(c.Key, lease)
-	lost(t, store, c) // also for Complete again
+	lost(t, store, c) // a repeated Complete, too
 	next := rival(c)
 	acquire(t, store, next)
 	lost(t, store, c)
@@ -263,7 +262,7 @@ func testCancelled(t *testing.T, store driver.Store) {
 	acquire(t, store, rival(c))
 }
 
-// beginAnswered repeats a Begin that a busy machine did not answer in time. If that has taken the key, the claim
+// beginAnswered repeats a Begin that a busy machine did not answer in time. If that Begin took the key, the claim
 // takes it again.
 func beginAnswered(store driver.Store, c driver.Claim) (out driver.BeginResult, err error) {
 	for {
@@ -310,11 +309,11 @@ const (
 type Backend struct {
 	// New returns an empty store with the default lease and retention.
 	New func(t *testing.T) driver.Store
-	// Pass makes d pass for a key of every store that New returns: what is left of the key's lease and record
-	// gets shorter by d. nil is right with Bubble.
+	// Pass lets d pass for a key of every store that New returns: the rest of the key's lease and record gets shorter
+	// by d. nil is allowed with Bubble.
 	Pass func(t *testing.T, key driver.Key, d time.Duration)
-	// Bubble runs each test in a testing/synctest bubble. It is for stores whose leases are on the clock of
-	// package time, and that need no network.
+	// Bubble runs each test in a testing/synctest bubble. It is for stores whose leases use the clock of package time
+	// and that need no network.
 	Bubble bool
 }
 
@@ -335,13 +334,13 @@ func inBubble(t *testing.T, bubble bool, fn func(t *testing.T)) {
 	fn(t)
 }
 
-// aged is a store for whose keys time passes.
+// aged is a store with a method that lets time pass.
 type aged struct {
 	driver.Store
 	pass func(key driver.Key, d time.Duration)
 }
 
-// runAged runs fn as a subtest on a store for whose keys time passes.
+// runAged runs fn as a subtest on an aged store.
 func (b Backend) runAged(t *testing.T, name string, fn func(t *testing.T, store aged)) {
 	t.Helper()
 	b.run(t, name, func(t *testing.T, store driver.Store) {
@@ -359,12 +358,12 @@ func newClaim() driver.Claim {
 	return driver.NewClaim(driver.Key(idempotency.NewKey()), driver.FingerprintOf("request"))
 }
 
-// rival is another run of the claim's key.
+// rival returns another run of the claim's key.
 func rival(c driver.Claim) driver.Claim {
 	return driver.NewClaim(c.Key, driver.FingerprintOf("another request"))
 }
 
-// acquire begins a claim that must be acquired, with a whole lease.
+// acquire begins a claim that must be acquired, with a full lease.
 func acquire(t *testing.T, store driver.Store, c driver.Claim) {
 	t.Helper()
 	if out := begin(t, store, c); out.State != driver.Acquired || out.Lease != lease {
@@ -402,14 +401,14 @@ func look(t *testing.T, store driver.Store, key driver.Key) driver.Known {
 	t.Helper()
 	looker, ok := bare(store).(driver.Looker)
 	if !ok {
-		t.Skip("the store does not tell")
+		t.Skip("the store is no driver.Looker")
 	}
 	known, err := looker.Look(t.Context(), key)
 	must(t, "Look", err)
 	return known
 }
 
-// free checks that nothing is known of a key.
+// free checks that a key has no state.
 func free(t *testing.T, store driver.Store, key driver.Key) {
 	t.Helper()
 	if known := look(t, store, key); known.State != 0 || known.Left != 0 || !known.Since.IsZero() || known.Fingerprint.Sum != "" || known.Response.Status != 0 {
@@ -417,7 +416,7 @@ func free(t *testing.T, store driver.Store, key driver.Key) {
 	}
 }
 
-// clocks is how far the store's clock may be from that of the test.
+// clocks is the largest allowed difference between the store's clock and the test's clock.
 const clocks = time.Minute
 
 func testLook(t *testing.T, store driver.Store) {
@@ -427,13 +426,13 @@ func testLook(t *testing.T, store driver.Store) {
 	acquire(t, store, c)
 	known := look(t, store, c.Key)
 	if known.State != driver.InProgress || known.Fingerprint != c.Fingerprint || known.Left <= 0 || known.Left > lease || known.Response.Status != 0 {
-		t.Errorf("Look at a claimed key = %+v; want what the claim says, with at most %v left", known, lease)
+		t.Errorf("Look at a claimed key = %+v; want the claim's state, with at most %v left", known, lease)
 	}
 	if known.Since.Sub(began).Abs() > clocks {
-		t.Errorf("claimed at %v, says Look at %v", began, known.Since)
+		t.Errorf("claimed at %v; Look returns %v", began, known.Since)
 	}
 	free(t, store, driver.Key(idempotency.Key(c.Key).In("a scope")))
-	must(t, "Extend", store.Extend(t.Context(), c)) // a look takes nothing
+	must(t, "Extend", store.Extend(t.Context(), c)) // Look does not take the key
 
 	want := driver.Response{Status: 201, Header: http.Header{"Location": {"/1"}}, Body: []byte("{}")}
 	must(t, "Complete", store.Complete(t.Context(), c, want))
@@ -471,7 +470,7 @@ func testLookAtFaded(t *testing.T, store aged) {
 func testLookRefuses(t *testing.T, store driver.Store) {
 	looker, ok := store.(driver.Looker)
 	if !ok {
-		t.Skip("the store does not tell")
+		t.Skip("the store is no driver.Looker")
 	}
 	if known, err := looker.Look(t.Context(), "x"); !errors.Is(err, driver.ErrKeyInvalid) {
 		t.Errorf("Look at a malformed key = %+v, %v; want ErrKeyInvalid", known, err)

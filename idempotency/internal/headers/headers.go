@@ -1,5 +1,4 @@
-// Package headers is how stores write the headers of a response: as a JSON
-// object of lists of strings.
+// Package headers encodes the headers of a response for stores: as a JSON object of lists of strings.
 package headers
 
 import (
@@ -12,8 +11,8 @@ import (
 	"unicode/utf8"
 )
 
-// Encode returns h as JSON. A value that is not UTF-8, which HTTP allows and
-// JSON cannot hold, is written as {"base64": …}.
+// Encode returns h as JSON. HTTP allows values that are not UTF-8, which JSON cannot hold; they are written as
+// {"base64": …}.
 func Encode(h http.Header) (string, error) {
 	if len(h) == 0 {
 		return "{}", nil
@@ -28,7 +27,7 @@ func Encode(h http.Header) (string, error) {
 	return string(text), nil
 }
 
-// Decode reads what Encode wrote.
+// Decode reads the output of Encode.
 func Decode(text string) (http.Header, error) {
 	if text == "" || text == "{}" {
 		return nil, nil
@@ -47,7 +46,7 @@ func Decode(text string) (http.Header, error) {
 	}
 	h := make(http.Header, len(raw))
 	for name, values := range raw {
-		h[name] = nil // a name without a value is one, too
+		h[name] = nil // keeps a name without values
 		for _, v := range values {
 			h[name] = append(h[name], string(v))
 		}
@@ -77,7 +76,7 @@ func rawValues(h http.Header) map[string][]value {
 	return raw
 }
 
-// value is any bytes.
+// value is a string of any bytes.
 type value string
 
 type base64Value struct {
@@ -101,11 +100,10 @@ func (v *value) UnmarshalJSON(text []byte) error {
 	return json.Unmarshal(text, (*string)(v))
 }
 
-// Most headers are lists of printable ASCII, which JSON holds as it is. These
-// are written and read here, as package encoding/json would at several times
-// the cost.
+// Most headers are lists of printable ASCII, which JSON holds unescaped. The functions below write and read them,
+// because package encoding/json costs several times as much.
 
-// encodePlain returns false for what it does not write.
+// encodePlain returns false for headers that it cannot write.
 func encodePlain(h http.Header) (string, bool) {
 	var few [8]string
 	names := slices.AppendSeq(few[:0], maps.Keys(h))
@@ -138,7 +136,7 @@ func encodePlain(h http.Header) (string, bool) {
 	return string(append(text, '}')), true
 }
 
-// decodePlain returns false for what is not as encodePlain writes it.
+// decodePlain returns false for text that encodePlain did not write.
 func decodePlain(text string) (http.Header, bool) {
 	h := http.Header{}
 	for open := "{"; ; open = "," {
@@ -167,7 +165,7 @@ func decodePlain(text string) (http.Header, bool) {
 	}
 }
 
-// cutString takes a plain string in quotes off text, after what comes before it.
+// cutString cuts before and then a plain quoted string off the start of text.
 func cutString(text, before string) (value, rest string, ok bool) {
 	text, ok = strings.CutPrefix(text, before)
 	if !ok || text == "" || text[0] != '"' {
@@ -177,7 +175,7 @@ func cutString(text, before string) (value, rest string, ok bool) {
 	return value, rest, ok && plain(value)
 }
 
-// plain reports whether JSON holds s as it is.
+// plain reports whether JSON holds s unescaped.
 func plain(s string) bool {
 	for i := range len(s) {
 		switch c := s[i]; {
@@ -188,7 +186,7 @@ func plain(s string) bool {
 	return true
 }
 
-// deniedHeaders are never stored and never replayed, whoever allows them.
+// deniedHeaders are never stored and never replayed, even if a user allows them.
 var deniedHeaders = map[string]bool{
 	"Age": true, "Alt-Svc": true, "Authorization": true, "Connection": true,
 	"Content-Length": true, "Date": true, "Idempotency-Key": true,
@@ -199,10 +197,10 @@ var deniedHeaders = map[string]bool{
 	"Transfer-Encoding": true, "Upgrade": true, "Via": true, "Www-Authenticate": true,
 }
 
-// deniedPrefixes are the families of deniedHeaders.
+// deniedPrefixes extend deniedHeaders to whole families.
 var deniedPrefixes = []string{"Access-Control-", "Ratelimit", "X-Ratelimit", http.TrailerPrefix}
 
-// Denied reports whether a header must never be given to a later caller.
+// Denied reports whether a header must never be replayed.
 func Denied(name string) bool {
 	name = http.CanonicalHeaderKey(name)
 	if deniedHeaders[name] {

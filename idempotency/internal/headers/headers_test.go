@@ -33,7 +33,7 @@ func TestEncode(t *testing.T) {
 	}
 }
 
-// FuzzRoundTrip: what a header holds comes back byte for byte.
+// FuzzRoundTrip checks that headers are decoded byte for byte as they were encoded.
 func FuzzRoundTrip(f *testing.F) {
 	f.Add("a", "b")
 	f.Add("\xff", `{"base64":"YWL/"}`)
@@ -50,8 +50,7 @@ func FuzzRoundTrip(f *testing.F) {
 	})
 }
 
-// FuzzJSON: what needs no base64 is the JSON that package encoding/json writes
-// and reads.
+// FuzzJSON checks that headers without base64 are the same JSON that package encoding/json writes and reads.
 func FuzzJSON(f *testing.F) {
 	f.Add("Link", "</a>", "b", `{"A":["b","c"],"D":["e"]}`)
 	f.Add("", "\"", "\\", `{"A":["b"],"A":["c","d"]}`)
@@ -84,7 +83,7 @@ func FuzzJSON(f *testing.F) {
 	})
 }
 
-// FuzzDecode: whatever a record holds is a header or an error.
+// FuzzDecode checks that any stored text is a header or an error.
 func FuzzDecode(f *testing.F) {
 	for _, text := range []string{"", "{}", "null", `{"a":["b"]}`, `{"a":[{"base64":"%"}]}`, `{"a":[{"base64":1}]}`, `{"a":null,"b":[{"base64":"AA=="},null]}`, "["} {
 		f.Add(text)

@@ -1,5 +1,5 @@
-// Package inctx has the keys under which a context carries what the middleware says of a
-// request. The core looks Holder up by itself, which spares a context in each request.
+// Package inctx has the keys of the context values that the middleware sets for a request. The core looks up Holder
+// itself, which saves a context for each request.
 package inctx
 
 import "context"
@@ -10,16 +10,15 @@ type Holder struct{}
 // PassedKey is the key of a *Passed.
 type PassedKey struct{}
 
-// Passed says that the middleware has let a request pass without a claim, and has the
-// middleware's settings for it.
+// Passed means that the middleware has passed a request without a claim. It has the middleware's settings for the
+// request.
 type Passed struct {
 	MaxRequestBytes int64
 	Keep            func(status int) bool
 	Documentation   string
 }
 
-// Documentation returns what the middleware says of the document that problems link to;
-// empty: that of this project.
+// Documentation returns the middleware's page that problems link to; empty: this project's page.
 func Documentation(ctx context.Context) string {
 	if holder, ok := ctx.Value(Holder{}).(interface{ Documentation() string }); ok {
 		return holder.Documentation()

@@ -1,4 +1,4 @@
-// Package keys knows the grammars of idempotency keys, and the form in which they are kept.
+// Package keys has the grammars of idempotency keys and the form in which keys are stored.
 package keys
 
 import (
@@ -9,16 +9,16 @@ import (
 )
 
 const (
-	// Length is that of a UUID as it is kept.
+	// Length is the length of a stored UUID.
 	Length = 32
-	// maxScopeLength bounds the readable form of a scope; longer ones are hashed.
+	// maxScopeLength limits the readable form of a scope; longer scopes are hashed.
 	maxScopeLength = 128
 )
 
-// Is reports whether s is a UUID v4 in the form in which it is kept.
+// Is reports whether s is a UUID v4 in stored form.
 func Is(s string) bool { return digits(s) && s[12] == '4' }
 
-// Valid reports whether key is in the form in which keys are kept, alone or below a scope.
+// Valid reports whether key is in stored form, with or without a scope.
 func Valid(key string) bool {
 	scope, rest := cut(key)
 	if !digits(rest) && !isHash(rest) {
@@ -28,27 +28,27 @@ func Valid(key string) bool {
 	return !scoped || len(inner) <= maxScopeLength && !strings.ContainsFunc(inner, notInScope)
 }
 
-// In returns the key below a scope. A key that is in one already is moved.
+// In returns the key below a scope. A key that already has a scope is moved.
 func In(key, scope string) string {
 	_, rest := cut(key)
 	return "@" + encodeScope(scope) + ":" + rest
 }
 
-// Hash returns what a log shows of a key.
+// Hash returns the form of a key for logs.
 func Hash(key string) string {
 	sum := sha256.Sum256([]byte(key))
 	return "sha256:" + hex.EncodeToString(sum[:8])
 }
 
-// Child returns the key of the part of that name.
+// Child returns the key of the part called name.
 func Child(key, name string) string {
 	sum := sha256.Sum256([]byte("idempotency child\x00" + key + "\x00" + name))
 	id := sum[:16]
-	id[6], id[8] = id[6]&0x0f|0x40, id[8]&0x3f|0x80 // what makes it a UUID v4
+	id[6], id[8] = id[6]&0x0f|0x40, id[8]&0x3f|0x80 // the version and variant of a UUID v4
 	return hex.EncodeToString(id)
 }
 
-// cut returns the scope with its mark, or nothing, and the rest of the key.
+// cut returns the scope with its mark (empty if there is none) and the rest of the key.
 func cut(key string) (scope, rest string) {
 	if !strings.HasPrefix(key, "@") {
 		return "", key
@@ -82,10 +82,10 @@ func notInScope(r rune) bool {
 	return r > 127 || !plainInScope(byte(r)) && r != '%' && r != '~'
 }
 
-// maxOpaqueLength bounds the characters of an opaque key.
+// maxOpaqueLength limits the characters of an opaque key.
 const maxOpaqueLength = 255
 
-// UUID returns the kept form of a UUID that is written in any usual form, quoted or not.
+// UUID returns the stored form of a UUID in any usual form, quoted or not.
 func UUID(header string) (key string, ok bool) {
 	text, ok := unquote(header)
 	if !ok {
@@ -94,9 +94,9 @@ func UUID(header string) (key string, ok bool) {
 	return uuid(text)
 }
 
-// Opaque returns the kept form of 1 to 255 visible characters, quoted or not: that of UUID
-// if they are one, else a hash. So no text of a client gets into the name of a record, and
-// every header that UUID takes is the same key here.
+// Opaque returns the stored form of 1 to 255 visible characters, quoted or not. It is the same as for UUID if they
+// are a UUID, else a hash. So no text of a client gets into the name of a record, and every header that UUID accepts
+// gives the same key here.
 func Opaque(header string) (key string, ok bool) {
 	text, ok := unquote(header)
 	if !ok || text == "" || len(text) > maxOpaqueLength || strings.ContainsFunc(text, invisible) {
@@ -109,7 +109,7 @@ func Opaque(header string) (key string, ok bool) {
 	return hashMark + hex.EncodeToString(sum[:]), true
 }
 
-// hashMark sets a hash apart from the digits of a UUID.
+// hashMark distinguishes a hash from the digits of a UUID.
 const hashMark = "~"
 
 func isHash(s string) bool {
@@ -149,8 +149,7 @@ func isHex(s string) bool {
 	return true
 }
 
-// unquote returns what a String of RFC 8941 stands for, and text without quotes at its ends
-// as it is.
+// unquote returns the content of a String of RFC 8941. It returns text without outer quotes unchanged.
 func unquote(header string) (text string, ok bool) {
 	if !strings.HasPrefix(header, `"`) && !strings.HasSuffix(header, `"`) {
 		return header, true

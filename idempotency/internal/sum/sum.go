@@ -1,4 +1,4 @@
-// Package sum makes the sums by which requests with one key are compared.
+// Package sum computes the sums that compare requests with the same key.
 package sum
 
 import (
@@ -19,8 +19,7 @@ import (
 	"unicode/utf8"
 )
 
-// The ways to make the body's sum. One changes its number when the same body would
-// get another sum.
+// The algorithms for the body's sum. An algorithm gets a new number if it would give the same body another sum.
 const (
 	rawVersion       = 1
 	canonicalVersion = 2
@@ -30,7 +29,7 @@ const (
 // Half is the length of either half of a sum, in hex digits.
 const Half = 2 * sumSize
 
-// OfParts sums parts, each with its length before it. All of it is always compared.
+// OfParts sums parts, each preceded by its length. The whole sum is always compared.
 func OfParts(parts []string) (version int, digits string) {
 	s := newSummer()
 	s.begin("parts", len(parts))
@@ -41,9 +40,8 @@ func OfParts(parts []string) (version int, digits string) {
 	return rawVersion, s.done()
 }
 
-// OfRequest covers in its first half method, path, query sorted by name,
-// media type without parameters and what the user of the middleware adds; in its
-// second half the body.
+// OfRequest covers in its first half the method, the path, the query sorted by name, the media type without
+// parameters, and extra. Its second half covers the body.
 func OfRequest(r *http.Request, body []byte, extra []string, canonical bool) (version int, digits string) {
 	media := mediaType(r.Header.Get("Content-Type"))
 	s := newSummer()
@@ -81,15 +79,14 @@ func OfRequest(r *http.Request, body []byte, extra []string, canonical bool) (ve
 	return version, s.done()
 }
 
-// path is the one that the client asked for, whatever a router has stripped off
-// it since.
+// path returns the path that the client requested, even if a router has stripped part of it.
 func path(r *http.Request) string {
 	target, _, _ := strings.Cut(r.RequestURI, "?")
 	if _, after, found := strings.Cut(target, "://"); found && target[0] != '/' { // the absolute form
 		_, after, _ = strings.Cut(after, "/")
 		return "/" + after
 	}
-	if target == "" { // a request made by hand
+	if target == "" { // a request that did not come from a server
 		return r.URL.EscapedPath()
 	}
 	return target
@@ -119,14 +116,14 @@ func isJSON(media string) bool {
 	return media == "application/json" || strings.HasSuffix(media, "+json")
 }
 
-// summer makes the sums of a fingerprint, one after the other.
+// summer computes the sums of a fingerprint, one after the other.
 type summer struct {
 	hash   hash.Hash
-	buffer []byte // what is not hashed yet
-	digits []byte // of the sums so far
+	buffer []byte // not yet hashed
+	digits []byte // the sums so far
 }
 
-// flushAt is how much is gathered before it is hashed.
+// flushAt is the number of bytes gathered before they are hashed.
 const flushAt = 1024
 
 var summers = sync.Pool{New: func() any { return &summer{hash: sha256.New()} }}
@@ -137,10 +134,10 @@ func newSummer() *summer {
 	return s
 }
 
-// done ends the use of the summer.
+// done returns the digits and returns the summer to the pool.
 func (s *summer) done() string {
 	digits := string(s.digits)
-	if cap(s.buffer) <= 4*flushAt { // a long text is not held on to
+	if cap(s.buffer) <= 4*flushAt { // large buffers are not kept
 		summers.Put(s)
 	}
 	return digits
@@ -184,21 +181,20 @@ func (s *summer) flush() {
 }
 
 const (
-	// maxDepth bounds the recursion over a document.
+	// maxDepth limits the recursion into a document.
 	maxDepth = 1000
 	// textEnd ends a text in the canonical form: no UTF-8 has this byte.
 	textEnd = 0xff
 )
 
-// canonicalJSON returns the form that a JSON document shares with every other spelling of it:
-// white space, the order of members and escapes do not count. A number counts as it is written,
-// because 1 and 1.0 may be different amounts to somebody.
+// canonicalJSON returns the form shared by all spellings of a JSON document: white space, the order of members and
+// escapes do not count. Numbers are compared as written, because some readers may treat 1 and 1.0 as different
+// amounts.
 //
-// It returns false for what counts as raw bytes: what is no JSON document, what two readers may
-// understand differently (a name that is there twice, half a surrogate pair), and what is nested
-// deeper than maxDepth.
+// It returns false if the body must be compared byte by byte: if it is no JSON document, if two readers may parse it
+// differently (a repeated name, half a surrogate pair), or if it is nested deeper than maxDepth.
 //
-// Time and memory are proportional to the body: it is the client who chooses the document.
+// Time and memory are proportional to the body, because clients choose the document.
 func canonicalJSON(body []byte) ([]byte, bool) {
 	if !utf8.Valid(body) || !json.Valid(body) {
 		return nil, false
@@ -208,7 +204,7 @@ func canonicalJSON(body []byte) ([]byte, bool) {
 	return c.out, ok
 }
 
-// canonizer walks over a document that is valid.
+// canonizer walks over a valid document.
 type canonizer struct {
 	rest []byte
 	out  []byte
@@ -253,7 +249,7 @@ func (c *canonizer) array(depth int) bool {
 	return true
 }
 
-// member is one of an object. The sum stands for the value, so that sorting moves no values.
+// member is a member of an object. The sum replaces the value, so that sorting moves no values.
 type member struct {
 	name []byte
 	sum  [sumSize]byte
@@ -284,7 +280,7 @@ func (c *canonizer) object(depth int) bool {
 	return c.writeMembers(members)
 }
 
-// writeMembers returns false if a name is there twice.
+// writeMembers returns false if a name is repeated.
 func (c *canonizer) writeMembers(members []member) bool {
 	slices.SortFunc(members, func(a, b member) int { return bytes.Compare(a.name, b.name) })
 	c.out = append(c.out, '{')
@@ -305,7 +301,7 @@ func (c *canonizer) write(kind byte, text []byte) {
 	c.out = append(c.out, textEnd)
 }
 
-// peek returns the next byte that is no white space.
+// peek returns the next byte that is not white space.
 func (c *canonizer) peek() byte {
 	for strings.IndexByte(" \t\r\n", c.rest[0]) >= 0 {
 		c.rest = c.rest[1:]
@@ -315,7 +311,7 @@ func (c *canonizer) peek() byte {
 
 func (c *canonizer) skip() { c.rest = c.rest[1:] }
 
-// text returns what the string at hand stands for, and false for half a surrogate pair.
+// text returns the decoded string at the current position, and false for half a surrogate pair.
 func (c *canonizer) text() (text []byte, ok bool) {
 	c.skip()
 	end := bytes.IndexAny(c.rest, `"\`)
@@ -340,7 +336,7 @@ func (c *canonizer) text() (text []byte, ok bool) {
 	return text, ok
 }
 
-// escape returns the rune of the escape at hand, and RuneError if there is none.
+// escape returns the rune of the escape at the current position, or RuneError if there is none.
 func (c *canonizer) escape() rune {
 	if c.rest[0] != '\\' {
 		return utf8.RuneError
@@ -355,11 +351,11 @@ func (c *canonizer) escape() rune {
 	return rune(n)
 }
 
-// isMultipart reports whether a media type has parts between boundaries, as the forms of browsers have.
+// isMultipart reports whether a media type has parts between boundaries, like the forms of browsers.
 func isMultipart(media string) bool { return strings.HasPrefix(media, "multipart/") }
 
-// parts returns what is between the boundaries of a multipart body: a client chooses a new boundary each time it
-// sends the same form. It returns false for a body that two readers may divide differently.
+// parts returns the parts between the boundaries of a multipart body, because a client chooses a new boundary each
+// time it sends a form. It returns false for a body that two readers may split differently.
 func parts(contentType string, body []byte) ([][]byte, bool) {
 	_, params, err := mime.ParseMediaType(contentType)
 	if err != nil || params["boundary"] == "" {
