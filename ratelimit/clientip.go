@@ -9,29 +9,27 @@ import (
 	"strings"
 )
 
-// ClientIPConfig configures ClientIP. The zero value takes the address of the connection, which is
-// right where clients connect directly.
+// ClientIPConfig configures ClientIP. The zero value uses the address of the connection, which is right if clients
+// connect directly.
 type ClientIPConfig struct {
-	// TrustedProxies are the networks of the proxies in front. What they report is believed; the
-	// client is the last address that is not one of theirs. Who connects over a unix socket is on this host, has no
-	// address and is believed, too. Not together with Hops. Optional.
+	// TrustedProxies are the networks of the proxies in front. The addresses that they report are trusted. The client
+	// is the last address that is not one of them. A peer on a unix socket is on this host, has no address, and is
+	// trusted too. Not together with Hops. Optional.
 	TrustedProxies []netip.Prefix
-	// Hops is the number of proxies in front, at most 32, where their addresses are not known: the
-	// client is what the outermost of them reports. Nobody may be able to connect past them.
-	// Default: none.
+	// Hops is the number of proxies in front, at most 32, for proxies with unknown addresses. The client is the
+	// address that the outermost proxy reports. No client may be able to bypass the proxies. Default: none.
 	Hops int
-	// Header is where proxies report addresses, each appending the one it was called by. A header
-	// that the outermost proxy sets to a single address works too, with Hops 1. Default:
-	// X-Forwarded-For.
+	// Header is the header in which proxies report addresses; each proxy appends the address of its peer. A header
+	// that the outermost proxy sets to a single address also works, with Hops 1. Default: X-Forwarded-For.
 	Header string
-	// IPv6Prefix is the length of the network that counts as one client, since a subscriber has many
-	// addresses: 1 to 128. Default: 64.
+	// IPv6Prefix is the length of the network that counts as one client, because a subscriber has many addresses: 1
+	// to 128. Default: 64.
 	IPv6Prefix int
 }
 
-// ClientIP returns a key function that takes the client's address. What a client itself writes into
-// the header changes nothing. A request that does not tell its client's address is ErrNoKey. It
-// returns an error that names every wrong field.
+// ClientIP returns a key function for the client's address. Addresses that a client itself writes into the header
+// have no effect. A request without a client address gives ErrNoKey. ClientIP returns an error that names every wrong
+// field.
 func ClientIP(cfg ClientIPConfig) (func(*http.Request) (string, error), error) {
 	var errs []error
 	if len(cfg.TrustedProxies) > 0 && cfg.Hops != 0 {
@@ -64,8 +62,7 @@ func ClientIP(cfg ClientIPConfig) (func(*http.Request) (string, error), error) {
 	}, nil
 }
 
-// unmapped writes networks of IPv4-mapped IPv6 addresses as IPv4, in which form addresses are
-// compared.
+// unmapped converts networks of IPv4-mapped IPv6 addresses to IPv4, the form in which addresses are compared.
 func unmapped(networks []netip.Prefix) (all []netip.Prefix, err error) {
 	const mapped = 96 // bits before the IPv4 address
 	for _, p := range networks {
@@ -80,7 +77,7 @@ func unmapped(networks []netip.Prefix) (all []netip.Prefix, err error) {
 	return all, nil
 }
 
-// maxHops bounds the proxies in a row that are looked through.
+// maxHops limits the number of proxies in a row.
 const maxHops = 32
 
 func (c *ClientIPConfig) find(r *http.Request) (netip.Addr, error) {
@@ -90,7 +87,7 @@ func (c *ClientIPConfig) find(r *http.Request) (netip.Addr, error) {
 		case ok && !c.trusts(peer):
 			return peer, nil
 		case !ok && len(c.TrustedProxies) == 0:
-			return netip.Addr{}, fmt.Errorf("%w: the connection's address %.100q is no IP address: set ClientIPConfig.Hops or TrustedProxies where it comes from a proxy", ErrNoKey, r.RemoteAddr)
+			return netip.Addr{}, fmt.Errorf("%w: the connection's address %.100q is no IP address: set ClientIPConfig.Hops or TrustedProxies if a proxy is in front", ErrNoKey, r.RemoteAddr)
 		case !ok && !overUnixSocket(r):
 			return netip.Addr{}, fmt.Errorf("%w: the connection's address %.100q is no IP address", ErrNoKey, r.RemoteAddr)
 		}
@@ -99,11 +96,11 @@ func (c *ClientIPConfig) find(r *http.Request) (netip.Addr, error) {
 	for hop := 1; hop <= maxHops; hop++ {
 		text, rest, ok := lastOf(reported)
 		if !ok {
-			return netip.Addr{}, fmt.Errorf("%w: %s tells of %d addresses", ErrNoKey, c.Header, hop-1)
+			return netip.Addr{}, fmt.Errorf("%w: %s has only %d addresses", ErrNoKey, c.Header, hop-1)
 		}
 		addr, ok := parseIP(text)
 		if !ok && (c.Hops == 0 || hop == c.Hops) {
-			return netip.Addr{}, fmt.Errorf("%w: %s holds no address", ErrNoKey, c.Header)
+			return netip.Addr{}, fmt.Errorf("%w: %s has no valid address", ErrNoKey, c.Header)
 		}
 		if hop == c.Hops || c.Hops == 0 && !c.trusts(addr) {
 			return addr, nil
@@ -113,8 +110,8 @@ func (c *ClientIPConfig) find(r *http.Request) (netip.Addr, error) {
 	return netip.Addr{}, fmt.Errorf("%w: more than %d proxies", ErrNoKey, maxHops)
 }
 
-// overUnixSocket reports whether a request came over a unix socket. Servers other than that of net/http do not tell
-// their own address: there the client's address, which has the form of a path, does.
+// overUnixSocket reports whether a request came over a unix socket. Some servers do not set their own address in the
+// context. For these, a client address in the form of a path shows it.
 func overUnixSocket(r *http.Request) bool {
 	if own, ok := r.Context().Value(http.LocalAddrContextKey).(net.Addr); ok {
 		return own.Network() == "unix"
@@ -146,7 +143,7 @@ func lastOf(lines []string) (last string, rest []string, ok bool) {
 	return strings.TrimSpace(line[comma+1:]), rest, true
 }
 
-// parseIP takes an address with or without a port, brackets or quotes.
+// parseIP parses an address with or without a port, brackets or quotes.
 func parseIP(text string) (netip.Addr, bool) {
 	text = strings.Trim(text, `"`)
 	if ap, err := netip.ParseAddrPort(text); err == nil {

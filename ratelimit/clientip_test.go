@@ -47,7 +47,7 @@ func TestClientIP(t *testing.T) {
 		"no address, two hops":           {hops, "@", []string{"8.8.8.8, 192.0.2.7, 172.16.0.2"}, "192.0.2.7"},
 		"no address, proxied":            {behind, "@", []string{"8.8.8.8, 192.0.2.7, 10.2.2.2"}, "192.0.2.7"},
 		"a path, proxied":                {behind, "/run/proxy.sock", []string{"192.0.2.7"}, "192.0.2.7"},
-		"no address, none told":          {behind, "@", nil, ""},
+		"no address, no header":          {behind, "@", nil, ""},
 		"garbage, proxied":               {behind, "evil", []string{"192.0.2.7"}, ""},
 		"proxied":                        {behind, "10.1.1.1:1", []string{"192.0.2.7"}, "192.0.2.7"},
 		"proxied, forged in front":       {behind, "10.1.1.1:1", []string{"1.1.1.1, 8.8.8.8, 192.0.2.7"}, "192.0.2.7"},
@@ -58,11 +58,11 @@ func TestClientIP(t *testing.T) {
 		"with ports":                     {behind, "10.1.1.1:1", []string{"192.0.2.7:99, 10.2.2.2:80"}, "192.0.2.7"},
 		"IPv6 in brackets":               {behind, "[2001:db8:ffff::1]:1", []string{`"[2001:db8:1:2::9]:443"`}, "2001:db8:1:2::/64"},
 		"proxies written as IPv6":        {ratelimit.ClientIPConfig{TrustedProxies: proxies("::ffff:10.0.0.0/104")}, "10.1.1.1:1", []string{"192.0.2.7"}, "192.0.2.7"},
-		"around the proxy":               {behind, "192.0.2.9:1", []string{"192.0.2.7"}, "192.0.2.9"},
-		"the proxy tells nothing":        {behind, "10.1.1.1:1", nil, ""},
-		"the proxy tells of proxies":     {behind, "10.1.1.1:1", []string{"10.2.2.2"}, ""},
-		"the proxy tells garbage":        {behind, "10.1.1.1:1", []string{"192.0.2.7, unknown"}, ""},
-		"the proxy tells an empty one":   {behind, "10.1.1.1:1", []string{"192.0.2.7,"}, ""},
+		"bypassing the proxy":            {behind, "192.0.2.9:1", []string{"192.0.2.7"}, "192.0.2.9"},
+		"no header from the proxy":       {behind, "10.1.1.1:1", nil, ""},
+		"only proxies in the header":     {behind, "10.1.1.1:1", []string{"10.2.2.2"}, ""},
+		"garbage from the proxy":         {behind, "10.1.1.1:1", []string{"192.0.2.7, unknown"}, ""},
+		"empty address from the proxy":   {behind, "10.1.1.1:1", []string{"192.0.2.7,"}, ""},
 		"an endless chain":               {behind, "10.1.1.1:1", []string{strings.Repeat("10.0.0.1,", 5000) + "10.0.0.1"}, ""},
 		"two hops":                       {hops, "172.16.0.1:1", []string{"8.8.8.8, 192.0.2.7, 172.16.0.2"}, "192.0.2.7"},
 		"two hops, too few":              {hops, "172.16.0.1:1", []string{"192.0.2.7"}, ""},
@@ -87,7 +87,7 @@ func TestClientIP(t *testing.T) {
 	}
 }
 
-// Behind a proxy on the same host that connects over a unix socket, clients are told apart by what it reports.
+// Behind a proxy on a unix socket, the reported addresses distinguish clients.
 func TestClientIP_overUnixSocket(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -149,7 +149,7 @@ func TestClientIPReportsEveryViolation(t *testing.T) {
 	}
 }
 
-// Whatever a client writes in front of what its proxy adds changes nothing.
+// Text that a client writes in front of its proxy's address has no effect.
 func FuzzForgedForwardedFor(f *testing.F) {
 	f.Add("8.8.8.8, 10.0.0.1")
 	f.Add(",,\"[::1")
@@ -167,8 +167,7 @@ func FuzzForgedForwardedFor(f *testing.F) {
 	})
 }
 
-// Whatever arrives, the key is an address, in the one form it has, or there is
-// none.
+// For any input the key is an address in its canonical form, or there is no key.
 func FuzzClientIP(f *testing.F) {
 	f.Add("10.0.0.1:1", "192.0.2.7", "8.8.8.8, 10.2.2.2:80", uint8(0))
 	f.Add("[::ffff:10.0.0.1%eth0]:1", `"[2001:db8::1]:443", ,`, "fe80::1%25", uint8(2))

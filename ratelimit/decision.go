@@ -12,44 +12,41 @@ import (
 
 // counter is the stored state of one limit; driver.Counter is the same type.
 type counter = struct {
-	// Prev and Cur count the units charged in the previous and in the current window. For a
-	// TokenBucket Cur is what is missing from it, and Prev is 0. See driver.Counter.
+	// Prev and Cur count the units charged in the previous and in the current window. For a TokenBucket, Cur is the
+	// amount missing from a full bucket, and Prev is 0. See driver.Counter.
 	Prev, Cur int64
 }
 
-// Decision is the answer of a Limiter. It is a value that nobody else changes.
+// Decision is the answer of a Limiter. It is an immutable value.
 type Decision struct {
-	// Allowed says whether the charges were taken: all or none.
+	// Allowed reports whether the charges were taken: all or none.
 	Allowed bool
-	// Never says that a cost is more than its limit can ever hold.
+	// Never means that a cost is more than its limit can ever hold.
 	Never bool
-	// Fallback says that the store could not be asked, and that the limiter's setting for this case
-	// decided.
+	// Fallback means that the store was unavailable, and that the limiter's setting for this case decided.
 	Fallback bool
-	// Cached says that a denial was remembered, and the store not asked again.
+	// Cached means that a denial was remembered and the store was not contacted again.
 	Cached bool
-	// Denied is the name of the limit that decided: the one that takes longest to admit its charge.
-	// Empty if Allowed.
+	// Denied is the name of the limit that decided: the one with the longest RetryAfter. Empty if Allowed.
 	Denied string
-	// RetryAfter is how long after At the same charges would be allowed if nobody else charged
-	// anything: exact to the millisecond. If Cached, a limit that filled up since may make it longer.
-	// Zero if Allowed or Never.
+	// RetryAfter is how long after At the same charges would be allowed if no other charges came: exact to the
+	// millisecond. If Cached, a limit that filled up in the meantime may make it longer. Zero if Allowed or Never.
 	RetryAfter time.Duration
 	// Delay is how long to wait before acting on a reservation; see Waiter.Reserve. Zero otherwise.
 	Delay time.Duration
 	// At is the time of the decision by the store's clock, in milliseconds.
 	At time.Time
 
-	taken bool // the charges were: it was no Peek
+	taken bool // the charges were counted: not a Peek
 	n     int
 	few   [fewParts]part
-	many  []part // all of them when they are more than few
+	many  []part // all parts, if they do not fit in few
 }
 
-// fewParts is how many limits a Decision holds without an allocation: user, IP and global.
+// fewParts is the number of limits that a Decision holds without an allocation: user, IP and global.
 const fewParts = 3
 
-// part is one limit's part in a decision.
+// part is the part of a decision about one limit.
 type part struct {
 	rule    *rule
 	key     string
@@ -57,17 +54,17 @@ type part struct {
 	counter counter // after the decision
 }
 
-// State is one limit's state after a decision.
+// State is the state of one limit after a decision.
 type State struct {
 	Name   string        // of the limit
 	Max    int64         // units per Window
 	Window time.Duration // with its default filled in
-	// Capacity is what one charge can take at once: Max, or the size of a bucket.
+	// Capacity is the largest possible charge: Max, or the size of a bucket.
 	Capacity int64
 	// Remaining is the number of units that could be charged now.
 	Remaining int64
-	// Reset is how long until more is available: for a limit that denied, until it admits the charge;
-	// else, until the current window ends or the bucket is full.
+	// Reset is the time until more is available. For a limit that denied: until it admits the charge. Otherwise:
+	// until the current window ends or the bucket is full.
 	Reset time.Duration
 }
 
@@ -86,18 +83,18 @@ func (d *Decision) parts() []part {
 	return d.few[:d.n]
 }
 
-// Decide serves those who implement a Limiter: it decides about normalized charges at the time at,
-// in whole milliseconds, and writes the decision to d. counters are the states of the limits at that
-// time; the charges are added to them if all are admitted. A reservation may wait for tokens up to
-// within, which is otherwise 0. If take is false, as for a Peek, d has no Charges to refund.
+// Decide is for implementations of Limiter. It decides about normalized charges at the time at, in whole
+// milliseconds, and stores the decision in d. counters are the states of the limits at that time; the charges are
+// added to them if all are admitted. A reservation may wait for tokens up to within; within is 0 for other calls. If
+// take is false, as for a Peek, d has no Charges to refund.
 //
-// Nobody else may change the counters between the time that they were read and the time that they
-// are stored. Deciding once more about the limits that d holds allocates nothing.
+// The counters must not change between the time they are read and the time they are stored. Deciding again about the
+// limits of d allocates nothing.
 func (d *Decision) Decide(at time.Time, within time.Duration, take bool, charges []Charge, counters []struct{ Prev, Cur int64 }) {
 	if !d.holds(charges) {
 		*d = Decision{}
 		d.grow(len(charges))
-		rules := make([]rule, len(charges)) // at once: an allocation each costs as much as the rest
+		rules := make([]rule, len(charges)) // in one allocation: one for each costs as much as the rest
 		for i := range charges {
 			rules[i] = ruleOf(charges[i].Limit)
 			d.parts()[i].rule = &rules[i]
@@ -118,8 +115,8 @@ func (d *Decision) Decide(at time.Time, within time.Duration, take bool, charges
 	}
 }
 
-// holds reports whether d was decided about the limits of the charges, and shares its parts with no
-// other decision.
+// holds reports whether d was a decision about the limits of the charges, and shares its parts with no other
+// decision.
 func (d *Decision) holds(charges []Charge) bool {
 	if d.n != len(charges) || d.n > fewParts {
 		return false
@@ -132,8 +129,8 @@ func (d *Decision) holds(charges []Charge) bool {
 	return true
 }
 
-// Counters serves those who implement a Limiter: it returns the states of the limits after the
-// decision, in the order of the charges.
+// Counters is for implementations of Limiter. It returns the states of the limits after the decision, in the order of
+// the charges.
 func (d Decision) Counters() []struct{ Prev, Cur int64 } {
 	counters := make([]counter, d.n)
 	for i, p := range d.parts() {
@@ -142,8 +139,8 @@ func (d Decision) Counters() []struct{ Prev, Cur int64 } {
 	return counters
 }
 
-// settle decides about the parts, which hold the counters as they are, and charges them if all are
-// admitted. elapsed is how far into its window each is.
+// settle decides about the parts, which hold the current counters, and charges them if all are admitted. elapsed is
+// the time since the start of each limit's window.
 func (d *Decision) settle(within time.Duration, take bool, elapsed []int64) {
 	d.Allowed = true
 	parts := d.parts()
@@ -172,7 +169,7 @@ func (d *Decision) settle(within time.Duration, take bool, elapsed []int64) {
 	}
 }
 
-// deny notes the limit that takes longest.
+// deny records the limit with the longest wait.
 func (d *Decision) deny(name string, wait time.Duration, never bool) {
 	if d.Never || !d.Allowed && !never && wait <= d.RetryAfter {
 		return
@@ -180,9 +177,8 @@ func (d *Decision) deny(name string, wait time.Duration, never bool) {
 	d.Allowed, d.Never, d.Denied, d.RetryAfter = false, never, name, wait
 }
 
-// Limits returns the state of each limit after the decision, in the order of the charges. It is empty
-// if a request passed uncounted while the store could not be asked, and holds only what denied if the
-// denial is Cached.
+// Limits returns the state of each limit after the decision, in the order of the charges. It is empty if the request
+// passed uncounted because the store was unavailable. If the denial is Cached, it has only the limits that denied.
 func (d Decision) Limits() []State {
 	states := make([]State, d.n)
 	for i, p := range d.parts() {
@@ -205,8 +201,8 @@ func (d *Decision) state(p part) State {
 	return s
 }
 
-// Binding returns the state of the limit that matters most: the one that denied, or the one of which
-// the smallest share is left. It is false if there are no limits.
+// Binding returns the state of the most important limit: the limit that denied, or the limit with the smallest share
+// left. It is false if there are no limits.
 func (d Decision) Binding() (State, bool) {
 	var binding State
 	least, found := 0.0, false
@@ -220,8 +216,7 @@ func (d Decision) Binding() (State, bool) {
 	return binding, found
 }
 
-// Charges returns the charges that were taken, ready for Refund. It is nil if they were denied or not
-// counted.
+// Charges returns the charges that were taken, for Refund. It is nil if they were denied or not counted.
 func (d Decision) Charges() []Charge {
 	if !d.taken {
 		return nil
@@ -229,14 +224,14 @@ func (d Decision) Charges() []Charge {
 	charges := make([]Charge, d.n)
 	for i, p := range d.parts() {
 		charges[i] = Charge{Limit: p.rule.given.withDefaults(), Key: p.key, Cost: p.cost, At: d.At, Local: d.Fallback}
-		if p.rule.bucket() { // its units are regained after all that were charged before
+		if p.rule.bucket() { // its units are regained after all earlier charges
 			charges[i].At = d.At.Add(ms((p.counter.Cur - p.cost*p.rule.unit) / p.rule.Max))
 		}
 	}
 	return charges
 }
 
-// refunded is the decision with its charges given back.
+// refunded returns the decision as if its charges were refunded.
 func (d Decision) refunded() Decision {
 	d.many = slices.Clone(d.many)
 	for i := range d.parts() {
@@ -254,42 +249,39 @@ func (d *Decision) violated() []string {
 			names = append(names, p.rule.Name)
 		}
 	}
-	if names == nil && d.Denied != "" { // a decision that was not computed here
+	if names == nil && d.Denied != "" { // a decision made elsewhere
 		names = []string{d.Denied}
 	}
 	return names
 }
 
-// Errors of this package. Those that reach a client have the methods Code() string and
-// HTTPStatus() int, and RetryAfter() time.Duration where waiting helps: ErrNoKey is 400
-// RATE_LIMIT_KEY_REQUIRED, ErrUnavailable is 503 RATE_LIMIT_UNAVAILABLE, and what Decision.Err
-// returns is 429 RATE_LIMITED.
+// Errors of this package. Errors that reach a client have the methods Code() string and HTTPStatus() int, and
+// RetryAfter() time.Duration if waiting helps: ErrNoKey is 400 RATE_LIMIT_KEY_REQUIRED, ErrUnavailable is 503
+// RATE_LIMIT_UNAVAILABLE, and the error of Decision.Err is 429 RATE_LIMITED.
 var (
-	// ErrInvalid is inside every error about limits and charges that make no sense. Nothing was
-	// charged.
+	// ErrInvalid is in every error about invalid limits or charges. Nothing was charged.
 	ErrInvalid = errors.New("ratelimit: invalid charge")
-	// ErrUnavailable says that the store could not be asked in time. The units may or may not have
-	// been charged.
+	// ErrUnavailable means that the store did not answer in time. The units may or may not have been charged.
 	ErrUnavailable error = &problem.Error{Text: "ratelimit: store unavailable", Problem: problem.Problem{
 		Status: http.StatusServiceUnavailable, Code: "RATE_LIMIT_UNAVAILABLE",
 		Detail: "The rate limit cannot be checked at the moment.", RetryAfter: time.Second,
 	}}
-	// ErrNoKey is returned by key functions for a request that does not say whom to charge. Such
-	// requests are refused: they never share a quota.
+	// ErrNoKey is returned by key functions for a request that does not identify the caller to charge. Such requests
+	// are rejected, because they would otherwise share a quota.
 	ErrNoKey error = &problem.Error{Text: "ratelimit: request has no key", Problem: problem.Problem{
 		Status: http.StatusBadRequest, Code: "RATE_LIMIT_KEY_REQUIRED",
-		Detail: "The request does not say whom to charge.",
+		Detail: "The request does not identify the caller to charge.",
 	}}
-	// ErrWaitTooLong says that the charges will not be allowed within the time that a Waiter has.
+	// ErrWaitTooLong means that the charges will not be allowed within the time of a Waiter.
 	ErrWaitTooLong = errors.New("ratelimit: wait too long")
-	// ErrNever says that a cost is more than its limit can ever hold.
+	// ErrNever means that a cost is more than its limit can ever hold.
 	ErrNever = errors.New("ratelimit: cost exceeds limit")
 
 	errNilLimiter = errors.New("ratelimit: limiter is nil")
 )
 
-// Err returns nil if the decision allows, else an error with the code RATE_LIMITED, the status 429
-// and the method RetryAfter() time.Duration. If Never, it is ErrNever and RetryAfter is 0.
+// Err returns nil if the decision allows. Otherwise the error has the code RATE_LIMITED, the status 429 and the
+// method RetryAfter() time.Duration. If Never, it is ErrNever and RetryAfter is 0.
 func (d Decision) Err() error {
 	if d.Allowed {
 		return nil
@@ -315,7 +307,7 @@ func (e *deniedError) Code() string              { return "RATE_LIMITED" }
 func (e *deniedError) HTTPStatus() int           { return http.StatusTooManyRequests }
 func (e *deniedError) RetryAfter() time.Duration { return e.wait }
 
-// Detail says what the client is told beside the title.
+// Detail is the detail of the problem for the client.
 func (e *deniedError) Detail() string {
 	if e.never {
 		return "The request costs more than its limit allows at any time."

@@ -11,7 +11,7 @@ import (
 	"github.com/holdfast-go/holdfast/ratelimit"
 )
 
-// With several processes, ratelimitredis.New takes the place of NewMemory.
+// With several processes, use ratelimitredis.New instead of NewMemory.
 func Example() {
 	limiter, err := ratelimit.NewMemory(ratelimit.MemoryConfig{})
 	if err != nil {
@@ -72,7 +72,7 @@ func ExampleNewWaiter() {
 	if err != nil {
 		panic(err)
 	}
-	// 100 calls a minute over all workers, two at once at most.
+	// 100 calls a minute for all workers together, at most two at once.
 	calls := ratelimit.Limit{Name: "calls", Max: 100, Algorithm: ratelimit.TokenBucket, Burst: 2}
 	waiter, err := ratelimit.NewWaiter(limiter, []ratelimit.Charge{{Limit: calls}}, ratelimit.WaiterConfig{})
 	if err != nil {
@@ -84,12 +84,12 @@ func ExampleNewWaiter() {
 			panic(err)
 		}
 	}
-	fmt.Println("the third waited:", time.Since(start) > 500*time.Millisecond) // timing: shows that a caller waited, and no bound above
+	fmt.Println("the third waited:", time.Since(start) > 500*time.Millisecond) // timing: shows that a caller waited, without an upper limit
 	// Output:
 	// the third waited: true
 }
 
-// Tokens are taken now, and the call is made when they are there.
+// Tokens are reserved now, and the call is made when they are available.
 func ExampleWaiter_Reserve() {
 	limiter, err := ratelimit.NewMemory(ratelimit.MemoryConfig{})
 	if err != nil {
@@ -115,7 +115,7 @@ func ExampleWaiter_Reserve() {
 	// true
 }
 
-// A denial is an error that carries what a client is told.
+// A denial is an error with a code and a status for the client.
 func ExampleDecision_Err() {
 	limiter, err := ratelimit.NewMemory(ratelimit.MemoryConfig{})
 	if err != nil {

@@ -1,4 +1,4 @@
 package ratelimit
 
-// Leases returns how many limits and keys are known to be asked for.
+// Leases returns the number of leases.
 func (l *Leased) Leases() int { return l.leases.Len() }

@@ -20,7 +20,7 @@ func limitedHandler(client redis.UniversalClient, orders http.Handler) (http.Han
 	if err != nil {
 		return nil, err
 	}
-	caller := ratelimit.HeaderKey("X-User-Id") // as authentication leaves it
+	caller := ratelimit.HeaderKey("X-User-Id") // set by the authentication
 	limited, err := ratelimit.NewMiddleware(limiter, func(r *http.Request) ([]ratelimit.Charge, error) {
 		id, err := caller(r)
 		return []ratelimit.Charge{
@@ -44,5 +44,5 @@ func mailer(limiter ratelimit.Limiter, mux *inbox.Mux, send func(context.Context
 	if err != nil {
 		return err
 	}
-	return inbox.Handle(mux, "mail.requested", send, inbox.Blocking(turn)) // 100 a minute over all processes
+	return inbox.Handle(mux, "mail.requested", send, inbox.Blocking(turn)) // 100 a minute for all processes together
 }

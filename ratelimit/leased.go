@@ -18,69 +18,70 @@ import (
 	"github.com/holdfast-go/holdfast/ratelimit/internal/table"
 )
 
-// Units taken ahead.
+// Leases.
 //
-// A [Leased] limiter spares a busy limit most of its round trips. A process takes units ahead in a trip
-// that it makes anyway, spends them in memory, and gives back after 100 to 200 ms what is left. Twice as
-// many are taken the next time if they were used up sooner, but never more than a hundredth of what the
-// limit has left (LeasedConfig.Share): the last hundred units are taken one by one, whoever needs them.
+// A [Leased] limiter avoids most round trips for a busy limit. A process takes extra units ahead in a round trip that
+// it makes anyway, and spends them in memory. After 100 to 200 ms it refunds the rest. If the units were used up
+// sooner, it takes twice as many the next time, but never more than a hundredth of the units that the limit has left
+// (LeasedConfig.Share). So the last hundred units are taken one by one, by whichever process needs them.
 //
-// What is spent is never more than the limit admits, by the store's clock and however many processes
-// there are, because of two rules:
+// The processes never spend more than the limit admits, by the store's clock and however many processes there are.
+// Two rules ensure this:
 //
-//  1. A unit is spent once, or given back, and not both.
-//  2. A unit is spent in the window to which it was charged at the store. A process reckons the store's
-//     time from an answer, a hundredth too fast and from when it asked, so it stops milliseconds early.
+//	1. A unit is either spent once or refunded, never both.
+//	2. A unit is spent in the window to which the store charged it. A process computes the store's
+//	   time from the time of its call and the answer, with a clock that runs a hundredth too fast, so it
+//	   stops milliseconds early.
 //
-// So the store has charged at any time at least what was spent, and in the same window. A [FixedWindow]
-// that admits the one admits the other. So does a [SlidingWindow], since the weight of the previous
-// window only falls between the charge and the moment when the unit is spent.
+// So at any time the store has charged at least the spent units, in the same window. If a [FixedWindow] admits the
+// charges, it admits the spending. The same holds for a [SlidingWindow], because the weight of the previous window
+// only falls between the charge and the moment when the unit is spent.
 //
-// A [TokenBucket] regains tokens in between: units that are spent later would be a burst beyond it. It
-// is never leased; the store is asked each time. So it is for a limit whose Max is below Share.
+// A [TokenBucket] regains tokens in between, so units spent later would be a burst beyond the bucket. A bucket is
+// therefore never leased; the store decides each time. The same holds for a limit with a Max below Share.
 //
-// The price is units that nobody can have for a while. Others are denied while a process holds the last
-// of a limit, for 200 ms at most, and for a second if they remember the denial. RetryAfter of such a
-// denial tells when the limit regains units, not when the others give theirs back. A process that dies
-// strands what it holds until that lapses, at the latest with the window after this one: of each limit
-// and key at most Max / Share, as much again in a trip under way, and what its calls were charged. So
-// does an answer or a refund that is lost. The gauge holdfast.ratelimit.leased tells what is held.
+// The disadvantage: leased units are unavailable to others for a while. While a process holds the last units of a
+// limit, others are denied, for at most 200 ms, and for a second if they remember the denial. RetryAfter of such a
+// denial is the time until the limit regains units, not until other processes refund theirs. If a process dies, its
+// units are lost until they lapse, at the latest with the next window. For each limit and key these are at most Max /
+// Share, as many again in a running call, and the charges of its calls. A lost answer or refund also loses units. The
+// gauge holdfast.ratelimit.leased shows the leased units.
 //
-// Three things let the units that are held count beyond the limit, once: a store that loses its memory
-// or whose clock is set, a Reset, and different Max under one name, window and key.
+// Three events let the leased units count beyond the limit, once: a store that loses its memory or whose clock is
+// changed, a Reset, and different Max values for the same name, window and key.
 
 const (
-	// leaseHold is how long units are held before they are given back, twice that at most. A lease that
-	// is used up sooner is doubled, so a busy one costs ten to twenty trips a second.
+	// leaseHold is how long units are held before they are refunded; at most twice as long. A lease that is used up
+	// sooner is doubled, so a busy lease costs ten to twenty round trips a second.
 	leaseHold = 100 * time.Millisecond
-	// driftShare is the part by which the clocks of process and store may run apart: hundreds of times
-	// what a clock that is being corrected is off.
+	// driftShare is the allowed relative drift between the clocks of process and store: hundreds of times the drift
+	// of a clock that is being corrected.
 	driftShare = 100
-	// clockSlack is the milliseconds that are lost to rounding twice.
+	// clockSlack is the number of milliseconds lost by rounding twice.
 	clockSlack = 2
 )
 
 const (
 	defaultShare = 100
-	// maxLeases bounds the limits and keys of which units are held; others are asked of the store.
+	// maxLeases limits the leased limits and keys; for others the store decides.
 	maxLeases = 10_000
-	// giveBackTimeout bounds giving back, and with it the end of Run.
+	// giveBackTimeout limits a refund, and so the end of Run.
 	giveBackTimeout = 5 * time.Second
 )
 
 // LeasedConfig configures a Leased limiter. The zero value works.
 type LeasedConfig struct {
-	// Share bounds what is taken ahead: at most this part of the units that a limit has left, so that a
-	// process which dies strands no more. A limit whose Max is below Share is asked of the store each
-	// time, and so are the last Share units of any limit. At least 1. Default: 100, for one in a hundred.
+	// Share limits the units taken ahead to this part of the units that a limit has left, so that a process that dies
+	// loses no more. For a limit with a Max below Share the store decides each time, and also for the last Share
+	// units of any limit. At least 1. Default: 100, for one in a hundred.
 	Share int64
 	// MeterProvider is for the gauge holdfast.ratelimit.leased. Default: the global one.
 	MeterProvider metric.MeterProvider
 }
 
-// Leased is a Limiter that takes units of busy limits ahead from a store that many processes share, and
-// spends them in memory. See the package's documentation for what is promised. It implements
-// driver.Reserver too. Make it with NewLeased, and run it. It is safe for concurrent use.
+// Leased is a Limiter that takes units of busy limits ahead from a store shared by many processes, and spends them in
+// memory. The comment at the top of this file describes its guarantees. It also implements driver.Reserver. Make it
+// with NewLeased, and call Run. It is safe for concurrent use.
 type Leased struct {
 	store  Limiter
 	cfg    LeasedConfig
@@ -88,22 +89,22 @@ type Leased struct {
 	gauge  metric.Int64ObservableGauge
 	leases *table.Table[lease]
 	rules  rules
-	open   atomic.Bool // Run runs
+	open   atomic.Bool // while Run runs
 }
 
-// lease is what a process holds of one limit and key.
+// lease holds the leased units of one limit and key.
 type lease struct {
 	counted           // the store's counter as of the last answer
-	units   int64     // charged to that window at the store, and not spent yet
-	at      int64     // the store's time in an answer, in milliseconds
-	asked   time.Time // when that answer, the last one, was asked for; zero before the first
-	ahead   int64     // how many units were taken ahead last
-	taken   time.Time // when these were asked for
-	taking  bool      // a call is about to take some
-	calls   int       // under way, which may bring units back
+	units   int64     // charged to that window at the store, and not yet spent
+	at      int64     // the store's time in the last answer, in milliseconds
+	asked   time.Time // when the call of that answer started; zero before the first
+	ahead   int64     // the number of units last taken ahead
+	taken   time.Time // when the call for these units started
+	taking  bool      // a running call takes units ahead
+	calls   int       // running calls, which may return units
 }
 
-// NewLeased returns a Leased limiter on a store, which is a ratelimitredis.Limiter for all but tests.
+// NewLeased returns a Leased limiter on a store, usually a ratelimitredis.Limiter.
 func NewLeased(store Limiter, cfg LeasedConfig) (*Leased, error) {
 	var errs []error
 	if store == nil {
@@ -120,17 +121,16 @@ func NewLeased(store Limiter, cfg LeasedConfig) (*Leased, error) {
 	}
 	meter := telemetry.New("github.com/holdfast-go/holdfast/ratelimit", nil, cfg.MeterProvider).Meter
 	gauge, err := meter.Int64ObservableGauge("holdfast.ratelimit.leased",
-		metric.WithDescription("Units by limit that were taken ahead and not spent: a process that dies strands them until they lapse."), metric.WithUnit("{unit}"))
+		metric.WithDescription("Units by limit taken ahead and not yet spent. If the process dies, they are lost until they lapse."), metric.WithUnit("{unit}"))
 	if err != nil {
 		return nil, fmt.Errorf("ratelimit: %w", err)
 	}
 	return &Leased{store: store, cfg: cfg, meter: meter, gauge: gauge, leases: table.New[lease](math.MaxInt)}, nil
 }
 
-// Run gives back what was not spent in time, and all that is left when ctx ends, within 10 s: what the
-// store has not taken back by then stays charged until it lapses. While it does not run every call asks
-// the store and nothing is taken ahead. It returns nil, or an error if it runs already or if the meter
-// refuses the gauge.
+// Run refunds units that were not spent in time. When ctx ends it refunds the rest, within 10 s. Units that the store
+// has not taken back by then stay charged until they lapse. While Run does not run, the store decides every call and
+// nothing is taken ahead. Run returns nil, or an error if it is already running or the meter rejects the gauge.
 func (l *Leased) Run(ctx context.Context) error {
 	if !l.open.CompareAndSwap(false, true) {
 		return errors.New("ratelimit: Run of a Leased limiter is running already")
@@ -159,12 +159,12 @@ func (l *Leased) Ready(context.Context) error {
 	return nil
 }
 
-// Refund implements Limiter: it asks the store.
+// Refund implements Limiter by the store.
 func (l *Leased) Refund(ctx context.Context, charges ...Charge) error {
 	return l.store.Refund(ctx, charges...)
 }
 
-// Reserve implements driver.Reserver: it asks the store, since token buckets are not leased.
+// Reserve implements driver.Reserver by the store, because token buckets are not leased.
 func (l *Leased) Reserve(ctx context.Context, within time.Duration, charges ...Charge) (Decision, error) {
 	r, ok := l.store.(reserver)
 	if !ok {
@@ -173,7 +173,7 @@ func (l *Leased) Reserve(ctx context.Context, within time.Duration, charges ...C
 	return r.Reserve(ctx, within, charges...)
 }
 
-// Allow implements Limiter. It asks the store unless all the charges are covered by units that are held.
+// Allow implements Limiter. It calls the store unless leased units cover all charges.
 func (l *Leased) Allow(ctx context.Context, charges ...Charge) (d Decision, err error) {
 	if err := ctx.Err(); err != nil {
 		return Decision{}, err
@@ -209,7 +209,7 @@ func (l *Leased) observe(_ context.Context, o metric.Observer) error {
 	return nil
 }
 
-// sweep gives back what was held for too long, or all units if Run ends, and forgets idle leases.
+// sweep refunds units that were held too long, or all units if Run ends, and removes idle leases.
 func (l *Leased) sweep(ctx context.Context) {
 	var back []Charge
 	open, now := l.open.Load(), time.Now()
@@ -224,8 +224,8 @@ func (l *Leased) sweep(ctx context.Context) {
 	l.giveBack(ctx, back)
 }
 
-// giveBack refunds units that were not spent. What the store cannot take stays charged until it lapses:
-// a second try could give back what was given back already.
+// giveBack refunds units that were not spent. After a failed refund the units stay charged until they lapse, because
+// a retry could refund them twice.
 func (l *Leased) giveBack(ctx context.Context, back []Charge) {
 	if len(back) == 0 {
 		return
@@ -242,36 +242,37 @@ func (l *Leased) giveBack(ctx context.Context, back []Charge) {
 	}
 }
 
-// charged reports whether the limit and key of c are among the charges.
+// charged reports whether the charges contain the limit and key of c.
 func charged(charges []Charge, c Charge) bool {
 	return slices.ContainsFunc(charges, func(o Charge) bool { return o.Limit.Name == c.Limit.Name && o.Key == c.Key })
 }
 
-// need is what a call of Leased needs of one limit and key.
+// need is the demand of one call for one limit and key.
 type need struct {
 	hash  uint64
 	cost  int64
-	lease *table.Entry[lease] // nil: this limit and key are asked of the store each time
+	lease *table.Entry[lease] // nil: the store decides about this limit and key each time
 
-	units  int64 // of the cost that the lease holds
-	since  int64 // the time from which they count
-	ahead  int64 // what to take beyond the cost
-	taking bool  // the call is the one that takes ahead
+	units  int64 // the part of the cost covered by the lease
+	since  int64 // the start of their window
+	ahead  int64 // units to take beyond the cost
+	taking bool  // this call takes units ahead
 }
 
-// missing is what the store is asked for.
+// missing returns the units to charge at the store.
 func (n *need) missing() int64 { return n.cost - n.units + n.ahead }
 
-// outcome is what became of the needs of a call.
+// outcome is the result of spend.
 type outcome int
 
 const (
-	notLeased outcome = iota // the store decides about all of it
+	notLeased outcome = iota // the store decides about all charges
 	toAsk                    // units are missing
-	spent                    // all was held, and is decided
+	spent                    // leased units covered all charges; the decision is made
 )
 
-// spend takes the units of all charges if they are held, and decides. Otherwise it takes what is held.
+// spend takes the units of all charges from the leases and decides, if the leases cover them. Otherwise it takes the
+// units that are there.
 func (l *Leased) spend(d *Decision, charges []Charge, needs []need) outcome {
 	var locked table.Set
 	for i := range charges {
@@ -318,8 +319,8 @@ func (l *Leased) spend(d *Decision, charges []Charge, needs []need) outcome {
 	return spent
 }
 
-// resolve finds the leases of the charges, or makes them. It reports false if the store is to decide
-// about all: charges that make no sense, or a cost that never fits.
+// resolve finds or makes the leases of the charges. It reports false if the store must decide about all charges,
+// because they are invalid or a cost never fits.
 func (l *Leased) resolve(charges []Charge, needs []need) bool {
 	for i := range needs {
 		n, charge := &needs[i], &charges[i]
@@ -350,8 +351,7 @@ func (l *Leased) resolve(charges []Charge, needs []need) bool {
 	return true
 }
 
-// take takes from the lease what it holds of the cost. One call at a time is to take more from the store
-// than it needs.
+// take takes the lease's part of the cost. Only one call at a time takes more from the store than it needs.
 func (n *need) take(now time.Time, share int64) {
 	if n.lease == nil {
 		return
@@ -365,11 +365,11 @@ func (n *need) take(now time.Time, share int64) {
 	}
 }
 
-// ask has the store decide about what is missing.
+// ask makes the store decide about the missing units.
 func (l *Leased) ask(ctx context.Context, charges []Charge, needs []need) (Decision, error) {
 	asked, returned := time.Now(), false
 	defer func() {
-		if !returned { // the store panicked: what was taken goes back, and others may take again
+		if !returned { // the store panicked: return the units and let other calls take again
 			l.settle(ctx, Decision{}, asked, charges, needs)
 		}
 	}()
@@ -388,7 +388,7 @@ func (l *Leased) ask(ctx context.Context, charges []Charge, needs []need) (Decis
 	return l.settle(ctx, d, asked, charges, needs), err
 }
 
-// missing returns the charges that the store is to decide about.
+// missing returns the charges for the store.
 func missing(charges []Charge, needs []need) []Charge {
 	asked := make([]Charge, 0, len(charges))
 	for i, c := range charges {
@@ -399,8 +399,8 @@ func missing(charges []Charge, needs []need) []Charge {
 	return asked
 }
 
-// withoutAhead reports whether the limit that denied may have denied what was to be taken ahead alone.
-// The needs are then without.
+// withoutAhead reports whether the limit that denied may have denied only the units ahead. It then sets all units
+// ahead to zero.
 func withoutAhead(denied string, charges []Charge, needs []need) (again bool) {
 	for i := range needs {
 		again = again || needs[i].ahead > 0 && charges[i].Limit.Name == denied
@@ -413,7 +413,7 @@ func withoutAhead(denied string, charges []Charge, needs []need) (again bool) {
 	return again
 }
 
-// crossed reports whether units that were taken from leases are of another window than the answer.
+// crossed reports whether units from leases belong to another window than the answer.
 func crossed(at int64, charges []Charge, needs []need) bool {
 	for i, n := range needs {
 		if n.units > 0 && (at < n.since || at >= n.since+charges[i].Limit.withDefaults().windowMS()) {
@@ -423,8 +423,8 @@ func crossed(at int64, charges []Charge, needs []need) bool {
 	return false
 }
 
-// settle ends a call after the decision about what was missing, and returns that about all the charges.
-// A decision that the store did not make tells nothing of the limits.
+// settle ends a call after the store's decision about the missing units, and returns the decision about all charges.
+// A decision that the store did not make contains no state of the limits.
 func (l *Leased) settle(ctx context.Context, d Decision, asked time.Time, charges []Charge, needs []need) Decision {
 	var locked table.Set
 	questions := 0
@@ -458,14 +458,14 @@ func (l *Leased) settle(ctx context.Context, d Decision, asked time.Time, charge
 	return all
 }
 
-// release ends what a call has to do with a lease: what was taken ahead goes into it if d allows, and
-// else what was taken from it. What has no place there is added to back.
+// release ends the use of a lease by a call. If d allows, the units taken ahead go into the lease; otherwise the
+// units taken from it return. Units without room there are added to back.
 func (l *Leased) release(back []Charge, charge Charge, n *need, answer *part, d *Decision, asked time.Time) []Charge {
 	e, at := &n.lease.Value, d.At.UnixMilli()
 	e.calls--
 	if n.taking {
 		e.taking = false
-		if !d.Cached { // a remembered denial tells nothing of what may be taken
+		if !d.Cached { // a cached denial does not show how much may be taken
 			e.ahead = 0
 		}
 	}
@@ -492,7 +492,7 @@ func (l *Leased) release(back []Charge, charge Charge, n *need, answer *part, d 
 	return giveUp(back, charge, units, since)
 }
 
-// part is the limit's part in the decision about all the charges.
+// part returns the limit's part of the decision about all charges.
 func (n *need) part(charge Charge, answer *part, d *Decision) part {
 	if n.lease == nil || answer != nil && !d.Allowed {
 		asked := *answer
@@ -503,7 +503,7 @@ func (n *need) part(charge Charge, answer *part, d *Decision) part {
 	return part{rule: e.rule, key: charge.Key, cost: n.cost, counter: e.state(d.At.UnixMilli())}
 }
 
-// giveUp adds units to what is to be given back.
+// giveUp adds units to the refunds.
 func giveUp(back []Charge, c Charge, units, since int64) []Charge {
 	if units == 0 {
 		return back
@@ -512,9 +512,9 @@ func giveUp(back []Charge, c Charge, units, since int64) []Charge {
 	return append(back, c)
 }
 
-// clock returns a time that the store's clock has not passed, some milliseconds after what it shows.
+// clock returns a time that the store's clock has not passed, some milliseconds ahead of it.
 func (l *lease) clock(now time.Time) int64 {
-	// The monotonic clock stands while a machine is suspended, the other one may be set back.
+	// The monotonic clock stops while a machine is suspended; the wall clock may be set back.
 	passed := max(now.Sub(l.asked), time.Duration(now.UnixNano()-l.asked.UnixNano()))
 	return l.at + (passed + passed/driftShare).Milliseconds() + clockSlack
 }
@@ -527,8 +527,8 @@ func (l *lease) spendable(at int64) int64 {
 	return l.units
 }
 
-// next returns how many units to take ahead: twice as many as last time if these did not last, and at
-// most the share of what is left. Nothing is taken ahead on the first call, nor of the last units.
+// next returns the number of units to take ahead: twice the last number if those did not last, and at most the share
+// of the units that are left. The first call takes nothing ahead, and neither do the last units.
 func (l *lease) next(now time.Time, share int64) int64 {
 	if l.asked.IsZero() {
 		return 0
@@ -541,8 +541,8 @@ func (l *lease) next(now time.Time, share int64) int64 {
 	return min(ahead, l.rule.remaining(c, elapsed)/share)
 }
 
-// learn notes the store's counter after an answer. Units of another window are returned, with the time
-// they count from, to be given back: a sliding window weighs them on.
+// learn stores the store's counter of an answer. It returns units of another window, with the start of that window,
+// to be refunded, because a sliding window still weighs them.
 func (l *lease) learn(c counter, answered int64, asked time.Time) (units, since int64) {
 	elapsed := l.rule.elapsed(answered)
 	if answered-elapsed != l.since {
@@ -553,8 +553,7 @@ func (l *lease) learn(c counter, answered int64, asked time.Time) (units, since 
 	return units, since
 }
 
-// add puts units of a window into the lease, and returns those for which there is no room, to be given
-// back.
+// add puts units of a window into the lease, and returns the units without room, to be refunded.
 func (l *lease) add(units, since, most int64) (back int64) {
 	if since != l.since {
 		return units
@@ -565,7 +564,7 @@ func (l *lease) add(units, since, most int64) (back int64) {
 	return back
 }
 
-// state returns the store's counter at a time without the units that are held here.
+// state returns the store's counter at a time, without the leased units.
 func (l *lease) state(at int64) counter {
 	c, _ := l.counter(l.rule, max(at, l.since))
 	c.Cur = max(0, c.Cur-l.units)

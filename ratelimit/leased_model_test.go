@@ -21,16 +21,16 @@ const (
 	callersEach = 3
 )
 
-// leasedLimits are what the processes charge: two that are leased, and one that never is.
+// leasedLimits are the limits that the processes charge: two are leased, and one never is.
 var leasedLimits = []ratelimit.Limit{
 	{Name: "sliding", Max: 3000, Window: 2 * time.Second},
 	{Name: "fixed", Max: 2000, Window: time.Second, Algorithm: ratelimit.FixedWindow},
 	{Name: "user", Max: 5, Window: time.Second},
 }
 
-// Fifty processes lease from one store, whose clock runs at a speed of its own, while messages are lost
-// and late, the store is away, and processes die: what they spend is what the exact algorithm would
-// have admitted, and a process spends in no window more than it was granted there.
+// Fifty processes lease from one store whose clock drifts, while messages are lost or late, the store is unavailable
+// at times, and processes die. Together they spend only what the exact algorithm would have admitted, and in each
+// window a process spends at most the units granted for it.
 func TestLeasedAgainstModel(t *testing.T) {
 	t.Parallel()
 	var all tallies
@@ -47,12 +47,12 @@ func TestLeasedAgainstModel(t *testing.T) {
 	}
 	t.Logf("%v", &all)
 	if 5*all.memory.Load() < all.trips.Load() || all.denied.Load() == 0 || all.refunded.Load() == 0 || all.crashed.Load() == 0 || all.lost.Load() == 0 || all.policy.Load() == 0 {
-		t.Error("that proves little")
+		t.Error("the run proves too little")
 	}
 }
 
-// Without faults nothing is stranded: while there is demand a fixed window is used up to the last unit,
-// and what the processes end with is given back.
+// Without faults no units are lost: while there is demand a fixed window is used up to the last unit, and the
+// remaining units of the processes are refunded at the end.
 func TestLeasedUsesLimitsUp(t *testing.T) {
 	t.Parallel()
 	for seed := range testenv.Sequences(t, 1) {
@@ -68,7 +68,7 @@ func TestLeasedUsesLimitsUp(t *testing.T) {
 	}
 }
 
-// tallies tell whether a run proved anything.
+// tallies show whether a run exercised enough cases.
 type tallies struct{ memory, trips, denied, refunded, crashed, lost, policy atomic.Int64 }
 
 func (a *tallies) add(b *tallies) {
@@ -81,7 +81,7 @@ func (a *tallies) add(b *tallies) {
 	a.policy.Add(b.policy.Load())
 }
 
-// leasedWorld is the store, the processes, and what happened.
+// leasedWorld is the store, the processes and the recorded events.
 type leasedWorld struct {
 	t      *testing.T
 	seed   uint64
@@ -93,14 +93,14 @@ type leasedWorld struct {
 
 	mu     sync.Mutex
 	events []leasedEvent
-	all    []*leasedProcess // that ever ran
+	all    []*leasedProcess // every process that ever ran
 }
 
-// leasedEvent is a charge that was spent, or given back by who was charged.
+// leasedEvent is a spent charge, or a refund by its caller.
 type leasedEvent struct {
 	counter counterOf
 	at      int64 // by the store's clock
-	window  int64 // that it counts to
+	window  int64 // the window in which it counts
 	cost    int64
 }
 
@@ -122,7 +122,7 @@ func newLeasedWorld(t *testing.T, seed uint64, faults bool) *leasedWorld {
 	return w
 }
 
-// run has all processes charge for a while, one after the other of which dies and is started again.
+// run makes all processes charge for a while. One after the other dies and is started again.
 func (w *leasedWorld) run(length time.Duration) {
 	ctx, cancel := context.WithTimeout(w.t.Context(), length) // timing: how long the model runs
 	defer cancel()
@@ -144,7 +144,7 @@ func (w *leasedWorld) run(length time.Duration) {
 		}
 	}
 	w.store.down.Store(false)
-	for _, p := range w.all { // those that crashed have calls under way
+	for _, p := range w.all { // crashed processes still have running calls
 		p.end()
 	}
 }
@@ -173,7 +173,7 @@ func (w *leasedWorld) start(ctx context.Context) *leasedProcess {
 	return p
 }
 
-// check goes through all that was spent in the order of time.
+// check replays all spent charges in the order of time.
 func (w *leasedWorld) check() {
 	w.t.Helper()
 	slices.SortStableFunc(w.events, func(a, b leasedEvent) int { return cmp.Compare(a.at, b.at) })
@@ -192,8 +192,8 @@ func (w *leasedWorld) check() {
 	}
 }
 
-// laterInTheSame reports whether the same millisecond has more of the same counter, which is looked at
-// then.
+// laterInTheSame reports whether the same millisecond has further events of the same counter. The last one is
+// checked.
 func (w *leasedWorld) laterInTheSame(i int) bool {
 	for _, e := range w.events[i+1:] {
 		if e.at != w.events[i].at {
@@ -206,7 +206,7 @@ func (w *leasedWorld) laterInTheSame(i int) bool {
 	return false
 }
 
-// over returns by how many units more than the limit has were spent, rounded up.
+// over returns how many more units were spent than the limit has, rounded up.
 func over(l ratelimit.Limit, byWindow map[int64]int64, at int64) int64 {
 	ms := l.Window.Milliseconds()
 	used := byWindow[at/ms] * ms
@@ -216,7 +216,7 @@ func over(l ratelimit.Limit, byWindow map[int64]int64, at int64) int64 {
 	return max(0, used-l.Max*ms+ms-1) / ms
 }
 
-// checkUsedUp wants each whole window of the fixed limit used up to the last unit.
+// checkUsedUp fails unless each whole window of the fixed limit is used up to the last unit.
 func (w *leasedWorld) checkUsedUp() {
 	w.t.Helper()
 	byWindow := map[int64]int64{}
@@ -239,23 +239,23 @@ func (w *leasedWorld) checkUsedUp() {
 	}
 }
 
-// leasedProcess is one process, and its way to the store: a Limiter that delays, loses and counts.
+// leasedProcess is one process with its connection to the store: a Limiter that delays, loses and counts calls.
 type leasedProcess struct {
 	w       *leasedWorld
-	open    bool // lets calls pass that the store does not answer
+	open    bool // allows calls that the store does not answer
 	leased  *ratelimit.Leased
 	stop    context.CancelFunc
 	stopRun context.CancelFunc
 	callers sync.WaitGroup
 	running sync.WaitGroup
 	dead    atomic.Bool
-	unsound atomic.Int64 // units in messages that were lost
+	unsound atomic.Int64 // units in lost messages
 
 	mu             sync.Mutex
 	granted, spent map[counterOf]map[int64]int64 // by window
 }
 
-// crash ends the process at once: nothing of it reaches the store any more.
+// crash ends the process at once: nothing from it reaches the store afterwards.
 func (p *leasedProcess) crash() {
 	p.mu.Lock()
 	p.dead.Store(true)
@@ -264,7 +264,7 @@ func (p *leasedProcess) crash() {
 	p.stopRun()
 }
 
-// end ends the process in order.
+// end shuts the process down cleanly.
 func (p *leasedProcess) end() {
 	p.stop()
 	p.callers.Wait()
@@ -272,13 +272,13 @@ func (p *leasedProcess) end() {
 	p.running.Wait()
 }
 
-// check compares what was spent with what was granted, window by window.
+// check compares the spent units with the granted units, window by window.
 func (p *leasedProcess) check() {
 	p.w.t.Helper()
 	for counter, byWindow := range p.granted {
 		for n, granted := range byWindow {
 			stranded := granted - p.spent[counter][n]
-			// Two leases, as one may be under way, and the calls of the callers.
+			// Two leases, because one may be in a running call, and the calls of the callers.
 			most := 2*counter.limit.Max/p.w.share + 3*callersEach + p.unsound.Load()
 			if stranded < 0 || stranded > most || stranded > 0 && !p.dead.Load() && p.unsound.Load() == 0 {
 				p.w.t.Errorf("%s %q: %d were granted in window %d and %d spent (dead: %v, %d in lost messages)",
@@ -295,10 +295,10 @@ func (p *leasedProcess) check() {
 	}
 }
 
-// tripsOf is the context's count of calls that asked the store.
+// tripsOf is the context key of the number of calls to the store.
 type tripsOf struct{}
 
-// charge charges and gives back at random until ctx ends.
+// charge charges and refunds at random until ctx ends.
 func (p *leasedProcess) charge(ctx context.Context, random *rand.Rand) {
 	busy := time.Duration(4+random.IntN(60)) * time.Millisecond
 	for runloop.Sleep(ctx, time.Duration(random.Int64N(int64(busy)))) == nil {
@@ -322,7 +322,7 @@ func (p *leasedProcess) charge(ctx context.Context, random *rand.Rand) {
 			p.w.policy.Add(1)
 		case d.Fallback:
 			p.w.policy.Add(1)
-			for _, c := range charges { // what was held of them is spent, and not counted here
+			for _, c := range charges { // leased units of them are spent, and not counted here
 				p.unsound.Add(c.Cost)
 			}
 		case !d.Allowed:
@@ -336,7 +336,7 @@ func (p *leasedProcess) charge(ctx context.Context, random *rand.Rand) {
 	}
 }
 
-// spend notes what was allowed: from memory at this very moment, by the store at the time that it says.
+// spend records an allowed decision: from memory at this moment, from the store at the decision's time.
 func (p *leasedProcess) spend(d ratelimit.Decision, memory bool) {
 	at := d.At.UnixMilli()
 	if memory {
@@ -359,7 +359,7 @@ func (p *leasedProcess) spend(d ratelimit.Decision, memory bool) {
 }
 
 func (p *leasedProcess) refund(ctx context.Context, d ratelimit.Decision) {
-	for _, c := range d.Charges() { // before the store may let others have it
+	for _, c := range d.Charges() { // before the store may grant the units to others
 		p.note(c, p.w.store.clock(), -c.Cost)
 	}
 	if p.leased.Refund(ctx, d.Charges()...) == nil {
@@ -432,7 +432,7 @@ func (p *leasedProcess) Refund(ctx context.Context, charges ...ratelimit.Charge)
 	return err
 }
 
-// way takes its time, and loses a message now and then.
+// way delays a message, and sometimes loses it.
 func (p *leasedProcess) way(ctx context.Context) error {
 	delay := time.Duration(rand.Int64N(int64(2 * time.Millisecond)))
 	if p.w.faults && rand.IntN(100) == 0 {
@@ -454,15 +454,15 @@ func (p *leasedProcess) unavailable(ctx context.Context) (ratelimit.Decision, er
 	return ratelimit.Decision{}, ratelimit.ErrUnavailable
 }
 
-// exactStore decides one call after the other, by a clock whose speed changes.
+// exactStore decides one call after the other, by a clock with a changing speed.
 type exactStore struct {
 	down atomic.Bool
 
 	mu     sync.Mutex
 	counts map[counterOf]map[int64]int64
-	read   time.Time     // when now was
+	read   time.Time     // when now was computed
 	now    time.Duration // since the Unix epoch
-	rate   int64         // of the clock, in ten thousandths
+	rate   int64         // speed of the clock, in ten thousandths
 }
 
 func (s *exactStore) drift(random *rand.Rand) {
@@ -480,8 +480,8 @@ func (s *exactStore) clock() int64 {
 
 func (s *exactStore) tick() int64 {
 	now := time.Now()
-	s.now += now.Sub(s.read) / 10_000 * time.Duration(s.rate)          // timing: a clock that runs at another rate
-	s.now += now.Sub(s.read) % 10_000 * time.Duration(s.rate) / 10_000 // timing: a clock that runs at another rate
+	s.now += now.Sub(s.read) / 10_000 * time.Duration(s.rate)          // timing: a clock with another speed
+	s.now += now.Sub(s.read) % 10_000 * time.Duration(s.rate) / 10_000 // timing: a clock with another speed
 	s.read = now
 	return s.now.Milliseconds()
 }
@@ -507,7 +507,7 @@ func (s *exactStore) decide(charges []ratelimit.Charge) (d ratelimit.Decision, e
 	return d, nil
 }
 
-// refund returns how much it took off the counter.
+// refund returns the number of units by which the counter fell.
 func (s *exactStore) refund(c ratelimit.Charge) int64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -14,12 +14,12 @@ import (
 	"github.com/holdfast-go/holdfast/ratelimit"
 )
 
-// halting is a store on which a test can lay its hand.
+// halting is a store whose calls a test can count and intercept.
 type halting struct {
 	*ratelimit.Memory
 	mu     sync.Mutex
 	trips  int
-	before func(charges []ratelimit.Charge) error // called with each question; optional
+	before func(charges []ratelimit.Charge) error // called before each decision; optional
 	after  func()                                 // called before each answer; optional
 }
 
@@ -39,7 +39,7 @@ func (h *halting) Allow(ctx context.Context, charges ...ratelimit.Charge) (ratel
 	return d, err
 }
 
-// leasedOf returns a running limiter, its store, and what ends it.
+// leasedOf returns a running limiter, its store, and a function that ends it.
 func leasedOf(t *testing.T, cfg ratelimit.LeasedConfig) (*ratelimit.Leased, *halting, func()) {
 	t.Helper()
 	store := &halting{Memory: newMemory(t)}
@@ -61,7 +61,7 @@ func leasedOf(t *testing.T, cfg ratelimit.LeasedConfig) (*ratelimit.Leased, *hal
 	return l, store, end
 }
 
-// mustAllow wants the charges allowed in so many trips.
+// mustAllow fails unless the charges are allowed with that many round trips.
 func mustAllow(t *testing.T, l ratelimit.Limiter, store *halting, trips int, charges ...ratelimit.Charge) ratelimit.Decision {
 	t.Helper()
 	before := store.trips
@@ -79,13 +79,13 @@ func remaining(t *testing.T, store *halting, c ratelimit.Charge) int64 {
 		t.Fatal(err)
 	}
 	left := d.Limits()[0].Remaining
-	if d.Allowed { // a peek tells of the time after it
+	if d.Allowed { // Peek returns the state after the charge
 		left += max(1, c.Cost)
 	}
 	return left
 }
 
-// A busy limit is decided in memory but for a few trips, with the decisions that the store would make.
+// A busy limit is decided in memory except for a few round trips, with the same decisions as the store's.
 func TestLeased(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -126,7 +126,7 @@ func TestLeased(t *testing.T) {
 	})
 }
 
-// What is held longer than 200 ms is given back, and a call in a while takes nothing ahead.
+// Units held longer than 200 ms are refunded, and occasional calls take nothing ahead.
 func TestLeasedGivesBackWhenIdle(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -174,7 +174,7 @@ func mustAllowAny(t *testing.T, l ratelimit.Limiter, charges ...ratelimit.Charge
 	return d
 }
 
-// hold has l hold n units, 2, 4 or 8, of a charge whose Share is 1, and returns how many were spent.
+// hold makes l hold n units, 2, 4 or 8, of a charge whose Share is 1, and returns the number of spent units.
 func hold(t *testing.T, l ratelimit.Limiter, store *halting, c ratelimit.Charge, n int64) (spent int64) {
 	t.Helper()
 	c.Cost = 1
@@ -196,7 +196,7 @@ func hold(t *testing.T, l ratelimit.Limiter, store *halting, c ratelimit.Charge,
 	}
 }
 
-// Denials in between do not make a process keep what it holds.
+// Denials in between do not extend the time that a process holds its units.
 func TestLeasedGivesBackWhenDenied(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -223,7 +223,7 @@ func TestLeasedGivesBackWhenDenied(t *testing.T) {
 	})
 }
 
-// Units that are held count: for a part of a cost, and when the store has no more.
+// Leased units count for a part of a cost, and when the store has no more.
 func TestLeasedPartOfACost(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -242,7 +242,7 @@ func TestLeasedPartOfACost(t *testing.T) {
 		}
 		small := ratelimit.Charge{Limit: ratelimit.Limit{Name: "small", Max: 1, Window: time.Hour, Algorithm: ratelimit.TokenBucket}, Cost: 1}
 		c.Cost = 2
-		d = mustAllow(t, l, store, 1, small, c) // the store is asked about one of them
+		d = mustAllow(t, l, store, 1, small, c) // the store decides about one of them
 		if s := d.Limits(); len(s) != 2 || s[1].Remaining != 0 || len(d.Charges()) != 2 || d.Charges()[1].Cost != 2 {
 			t.Errorf("got %+v, %+v", s, d.Charges())
 		}
@@ -258,7 +258,8 @@ func TestLeasedPartOfACost(t *testing.T) {
 	})
 }
 
-// A denial by one limit leaves what is held of another; what only the units ahead exceed is asked again.
+// A denial by one limit keeps the leased units of another. If only the units ahead exceed a limit, the call is
+// repeated without them.
 func TestLeasedDenials(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -282,7 +283,7 @@ func TestLeasedDenials(t *testing.T) {
 		for range 4 {
 			mustAllow(t, l, store, 0, c)
 		}
-		d := mustAllow(t, l, store, 2, c) // it believes that more are left
+		d := mustAllow(t, l, store, 2, c) // its state is outdated: it assumes more units
 		if left := d.Limits()[0].Remaining; left != 0 || len(d.Charges()) != 1 || d.Charges()[0].Cost != 1 {
 			t.Errorf("got %+v", d)
 		}
@@ -304,7 +305,7 @@ func TestLeasedDenials(t *testing.T) {
 	})
 }
 
-// What calls bring back is held only as far as no more is than may be.
+// Units that calls return are kept only up to the lease's limit.
 func TestLeasedHoldsNoMore(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -340,7 +341,7 @@ func TestLeasedHoldsNoMore(t *testing.T) {
 	})
 }
 
-// While the store is away what is held is spent; then the store's policy decides.
+// While the store is unavailable the leased units are spent; then the store's policy decides.
 func TestLeasedOutage(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -372,7 +373,7 @@ func TestLeasedOutage(t *testing.T) {
 	})
 }
 
-// A call that ends after Run has ended leaves nothing behind.
+// A call that ends after Run leaves no leased units.
 func TestLeasedEndsUnderACall(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -401,7 +402,7 @@ func TestLeasedEndsUnderACall(t *testing.T) {
 	})
 }
 
-// The number of leases is bounded, and they are forgotten.
+// The number of leases is limited, and idle leases are removed.
 func TestLeasedIsBounded(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -422,7 +423,7 @@ func TestLeasedIsBounded(t *testing.T) {
 	})
 }
 
-// It passes the suite of all limiters.
+// Leased passes the suite of all limiters.
 func TestLeasedConformance(t *testing.T) {
 	t.Parallel()
 	conformance.Test(t, func(t *testing.T) conformance.Limiter {
@@ -481,9 +482,9 @@ func TestLeasedAllocations(t *testing.T) {
 	})
 }
 
-// One process after the other has units ahead, and uses up what is left.
+// A process takes units ahead and spends them in memory.
 func ExampleNewLeased() {
-	store, err := ratelimit.NewMemory(ratelimit.MemoryConfig{}) // with several processes ratelimitredis.New
+	store, err := ratelimit.NewMemory(ratelimit.MemoryConfig{}) // with several processes: ratelimitredis.New
 	if err != nil {
 		panic(err)
 	}
@@ -493,7 +494,7 @@ func ExampleNewLeased() {
 	}
 	ctx, stop := context.WithCancel(context.Background())
 	ended := make(chan error)
-	go func() { ended <- limiter.Run(ctx) }() // gives back what is not spent
+	go func() { ended <- limiter.Run(ctx) }() // refunds the units that are not spent
 
 	global := ratelimit.Charge{Limit: ratelimit.Limit{Name: "global", Max: 100_000, Window: 24 * time.Hour}}
 	for range 1000 {
@@ -514,7 +515,7 @@ func ExampleNewLeased() {
 	// remaining: 99000
 }
 
-// A panic of the store leaves the limit as it was: units are taken ahead again.
+// A panic of the store leaves the limit unchanged: units are taken ahead again.
 func TestLeasedOutlivesAPanic(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -532,7 +533,7 @@ func TestLeasedOutlivesAPanic(t *testing.T) {
 			_, _ = l.Allow(t.Context(), c)
 		}()
 		store.before = nil
-		mustAllow(t, l, store, 1, c) // takes one ahead
+		mustAllow(t, l, store, 1, c) // takes one unit ahead
 		mustAllow(t, l, store, 0, c)
 	})
 }

@@ -12,38 +12,37 @@ import (
 	"github.com/holdfast-go/holdfast/ratelimit/internal/bounds"
 )
 
-// Algorithm says how a Limit counts.
+// Algorithm selects how a Limit counts.
 type Algorithm uint8
 
 const (
-	// SlidingWindow weighs two counters: this window's and, by the share of it that a window ending
-	// now still covers, the one before. It is the default. A burst around a boundary may admit up to
-	// 2 × Max - 1 within some window.
+	// SlidingWindow weighs two counters: the current window's, and the previous window's by the share of it that a
+	// window ending now still covers. It is the default. A burst around a boundary may admit up to 2 × Max - 1 within
+	// an unaligned window.
 	SlidingWindow Algorithm = iota
 
-	// TokenBucket holds Burst tokens and gains Max of them per Window, evenly. It is GCRA by another
-	// name: a bucket of Burst 1 spaces its units evenly.
+	// TokenBucket holds Burst tokens and gains Max tokens per Window, evenly. It is equivalent to GCRA: a bucket with
+	// a Burst of 1 spaces its units evenly.
 	TokenBucket
 
-	// FixedWindow counts this window alone, as quotas per hour or day are sold. A burst around a
-	// boundary may admit 2 × Max within some window.
+	// FixedWindow counts only the current window, as for quotas per hour or day. A burst around a boundary may admit
+	// 2 × Max within an unaligned window.
 	FixedWindow
 )
 
-// Limit is how much of something is allowed. A value is ready for use; every call checks it, as
-// Validate does.
+// Limit is a maximum number of units per time. A value is ready for use; every call checks it like Validate.
 type Limit struct {
-	// Name is the name of the limit in keys, headers and decisions: 1 to 32 of [a-z0-9_-]. Required.
-	// Limits of one name and one Window count together, whatever their Max: a new plan takes effect
-	// at once and forgets nothing.
+	// Name identifies the limit in keys, headers and decisions: 1 to 32 of [a-z0-9_-]. Required. Limits with the same
+	// name and Window share their counters, whatever their Max: a new plan takes effect at once and keeps the
+	// counters.
 	Name string
 	// Max is the number of units per Window, at least 1. Required.
 	Max int64
-	// Window is the time that Max is for: whole milliseconds, from 1 s to 366 days. Default: 1 minute.
+	// Window is the period of Max: whole milliseconds, from 1 s to 366 days. Default: 1 minute.
 	Window time.Duration
-	// Algorithm says how to count. Default: SlidingWindow.
+	// Algorithm selects how to count. Default: SlidingWindow.
 	Algorithm Algorithm
-	// Burst is the size of a token bucket; other algorithms refuse it. Default: Max.
+	// Burst is the size of a token bucket; for other algorithms it must be 0. Default: Max.
 	Burst int64
 }
 
@@ -51,10 +50,10 @@ const (
 	minWindow  = time.Second
 	maxWindow  = 366 * 24 * time.Hour
 	maxName    = 32
-	exactFloat = 1 << 53 // Redis scripts count in doubles, which are exact below this
+	exactFloat = 1 << 53 // Redis scripts count in doubles, which are exact below this number
 )
 
-// Validate reports everything that is wrong with the limit, wrapping ErrInvalid.
+// Validate reports everything that is wrong with the limit; the error wraps ErrInvalid.
 func (l Limit) Validate() error {
 	l = l.withDefaults()
 	var errs []error
@@ -74,7 +73,7 @@ func (l Limit) Validate() error {
 	case l.Algorithm > FixedWindow:
 		fail("Algorithm %d is unknown", l.Algorithm)
 	case l.Algorithm != TokenBucket && l.Burst != 0:
-		fail("Burst is for a token bucket")
+		fail("Burst is %d, but only a TokenBucket has a burst", l.Burst)
 	case l.Burst < 0:
 		fail("Burst is %d, must not be negative", l.Burst)
 	}
@@ -84,8 +83,8 @@ func (l Limit) Validate() error {
 	return errors.Join(errs...)
 }
 
-// exact reports whether all that is computed with the limit stays an exact integer in a double: four
-// times Max, or Burst, in units of a window.
+// exact reports whether all results computed from the limit are exact integers in a double: up to four times Max, or
+// Burst, in units of a window.
 func (l Limit) exact() bool {
 	return max(l.Max, l.Burst) <= math.MaxInt64/4/l.windowMS() &&
 		4*max(l.Max, l.Burst)*l.windowMS() < exactFloat
@@ -116,15 +115,15 @@ func validName(name string) bool {
 	return true
 }
 
-// rule is a valid Limit in the form that the arithmetic needs.
+// rule is a valid Limit, prepared for the arithmetic.
 type rule struct {
 	Limit       // with defaults
 	given Limit // as the caller wrote it
 
 	w    int64 // the window in milliseconds
-	most int64 // what one charge can take at once
-	unit int64 // what one unit adds to counter.Cur
-	full int64 // what the limit holds, in units times w
+	most int64 // the largest possible charge
+	unit int64 // the amount that one unit adds to counter.Cur
+	full int64 // the capacity of the limit, in units times w
 }
 
 func ruleOf(given Limit) rule {
@@ -139,7 +138,7 @@ func ruleOf(given Limit) rule {
 
 func (r *rule) bucket() bool { return r.Algorithm == TokenBucket }
 
-// used returns what counts against full, elapsed milliseconds into the window.
+// used returns the amount to compare with full, elapsed milliseconds into the window.
 func (r *rule) used(c counter, elapsed int64) int64 {
 	switch r.Algorithm {
 	case TokenBucket:
@@ -150,8 +149,8 @@ func (r *rule) used(c counter, elapsed int64) int64 {
 	return c.Prev*(r.w-elapsed) + c.Cur*r.w
 }
 
-// wait returns the milliseconds until the rule admits cost if nobody else charges anything, 0 if it
-// does now. cost is at most r.most.
+// wait returns the milliseconds until the rule admits cost if no other charges come, and 0 if it admits cost now.
+// cost is at most r.most.
 func (r *rule) wait(c counter, cost, elapsed int64) int64 {
 	over := r.used(c, elapsed) + cost*r.w - r.full
 	switch {
@@ -161,10 +160,10 @@ func (r *rule) wait(c counter, cost, elapsed int64) int64 {
 		return ceilDiv(over, r.Max)
 	case r.Algorithm == FixedWindow:
 		return r.w - elapsed
-	case c.Cur+cost <= r.Max: // enough of the previous window will have passed
+	case c.Cur+cost <= r.Max: // until enough of the previous window has passed
 		return r.w - (r.Max-c.Cur-cost)*r.w/c.Prev - elapsed
 	}
-	return r.w - elapsed + max(0, r.w-(r.Max-cost)*r.w/c.Cur) // the same, one window on
+	return r.w - elapsed + max(0, r.w-(r.Max-cost)*r.w/c.Cur) // the same, one window later
 }
 
 func (r *rule) remaining(c counter, elapsed int64) int64 {
@@ -179,7 +178,7 @@ func (r *rule) reset(c counter, elapsed int64) int64 {
 	return r.w - elapsed
 }
 
-// elapsed returns how far into its window now is, 0 for a bucket.
+// elapsed returns the time since the start of now's window; 0 for a bucket.
 func (r *rule) elapsed(now int64) int64 {
 	if r.bucket() {
 		return 0
@@ -187,7 +186,7 @@ func (r *rule) elapsed(now int64) int64 {
 	return now % r.w
 }
 
-// drain returns what is missing from a bucket elapsed milliseconds after missing was.
+// drain returns the amount missing from a bucket, elapsed milliseconds after missing was measured.
 func (r *rule) drain(missing, elapsed int64) int64 {
 	switch {
 	case elapsed <= 0:
@@ -198,7 +197,7 @@ func (r *rule) drain(missing, elapsed int64) int64 {
 	return missing - elapsed*r.Max
 }
 
-// refund takes a charge that counts since that time off the counter, which is brought forward to now.
+// refund takes a charge made at since off the counter. The counter must be brought forward to now.
 func (r *rule) refund(c *counter, cost, since, now int64) {
 	cost = min(cost, r.most) // more cannot have been charged
 	if r.bucket() {
@@ -220,8 +219,8 @@ func ceilDiv(a, b int64) int64 {
 	return (a + b - 1) / b
 }
 
-// ms converts without overflow, and leaves room for rounding up: a bucket that someone else has
-// filled with nonsense may take longer to drain than a Duration can say.
+// ms converts without overflow, and leaves room for rounding up: a bucket with a nonsense value from another system
+// may take longer to drain than a Duration can hold.
 func ms(n int64) time.Duration {
 	return time.Duration(min(n, math.MaxInt64/2/int64(time.Millisecond))) * time.Millisecond
 }
@@ -231,11 +230,11 @@ func (r *rule) countsWith(other *rule) bool {
 	return r.Name == other.Name && r.bucket() == other.bucket() && r.w == other.w
 }
 
-// maxRules bounds the rules that are remembered; there are as many as plans.
+// maxRules limits the cached rules. There is one rule for each plan.
 const maxRules = 1000
 
-// rules remembers the rules that limits were made into, so that a limit is checked once and counters
-// share it. The zero value is ready for use.
+// rules caches the rules of limits, so that a limit is checked only once and counters share its rule. The zero value
+// is ready for use.
 type rules struct {
 	mu    sync.Mutex
 	known map[Limit]*rule
@@ -259,45 +258,42 @@ func (r *rules) of(given Limit) *rule {
 	return &made
 }
 
-// Charge is what one request takes of one limit.
+// Charge is the cost of a request for one limit.
 type Charge struct {
 	// Limit is the limit. Required.
 	Limit Limit
-	// Key separates those who have a quota of their own, such as user ids. Any text will do; the
-	// package's documentation says how it is stored. Default: empty, one quota for all.
+	// Key separates callers with their own quotas, for example by user id. Any text is allowed; the package comment
+	// describes how it is stored. Default: empty, one quota for all.
 	Key string
 	// Cost is the number of units, at least 1. Default: 1.
 	Cost int64
-	// At is for Refund: Decision.Charges carry the time from which their units count, so that exactly
-	// those are given back. Allow ignores it. Optional.
+	// At is for Refund: Decision.Charges sets the time from which the units count, so that exactly these are
+	// refunded. Allow ignores it. Optional.
 	At time.Time
-	// Local is for Refund: the charge was counted within the process while the store could not be
-	// asked. Allow ignores it. Optional.
+	// Local is for Refund: the charge was counted within the process while the store was unavailable. Allow ignores
+	// it. Optional.
 	Local bool
 }
 
-// Limiter decides about charges. Memory, Leased and ratelimitredis.Limiter implement it. Package driver has
-// what another implementation needs.
-// All methods are safe for concurrent use.
+// Limiter decides about charges. Memory, Leased and ratelimitredis.Limiter implement it. Package driver has the types
+// for other implementations. All methods are safe for concurrent use.
 type Limiter interface {
-	// Allow takes all the charges if every limit admits its charge, and none otherwise. A denial is a
-	// Decision, not an error; Decision.Err makes it one. The error is ErrInvalid for charges that
-	// make no sense, ErrUnavailable if the store cannot be asked, and ctx's own if ctx ends first:
-	// the units may have been charged then.
+	// Allow takes all charges if every limit admits its charge, and none otherwise. A denial is a Decision, not an
+	// error; Decision.Err converts it. The error is ErrInvalid for invalid charges, ErrUnavailable if the store is
+	// unavailable, and ctx's own error if ctx ends first: then the units may have been charged.
 	Allow(ctx context.Context, charges ...Charge) (Decision, error)
 
-	// Refund gives charges back, as Decision.Charges returns them. What has already lapsed is not
-	// given back, and no counter falls below 0. A charge without At is given back to the current
-	// window. After ErrUnavailable, and ctx's own error, the units may have been given back: a second
-	// time would admit others beyond the limit.
+	// Refund returns charges, as Decision.Charges has them. Units that have lapsed are not returned, and no counter
+	// falls below 0. A charge without At is returned to the current window. After ErrUnavailable or ctx's own error,
+	// the units may have been returned. A second Refund could then admit other charges beyond the limit.
 	Refund(ctx context.Context, charges ...Charge) error
 }
 
-// Charges are the charges of one decision. Its methods serve those who implement a Limiter.
+// Charges are the charges of one decision. Its methods are for implementations of Limiter.
 type Charges []Charge
 
-// Normalize returns the charges with defaults filled in, or everything that is wrong with them,
-// wrapping ErrInvalid. It leaves the charges themselves as they are.
+// Normalize returns the charges with defaults filled in, or an error with all problems, wrapping ErrInvalid. It does
+// not change the charges themselves.
 func (cs Charges) Normalize() (Charges, error) {
 	if err := cs.checkCount(); err != nil {
 		return nil, err
@@ -333,8 +329,7 @@ func (cs Charges) checkCount() error {
 	return nil
 }
 
-// CheckReserve reports, wrapping ErrInvalid, why the normalized charges cannot be reserved within
-// that time.
+// CheckReserve returns an error that wraps ErrInvalid if the normalized charges cannot be reserved within that time.
 func (cs Charges) CheckReserve(within time.Duration) error {
 	if within < 0 || within > bounds.Reserve {
 		return fmt.Errorf("%w: within is %v, must lie between 0 and %v", ErrInvalid, within, bounds.Reserve)

@@ -13,12 +13,12 @@ import (
 // counted is a stored counter.
 type counted struct {
 	value counter
-	since int64 // in milliseconds: when the window began, or from when the bucket's value is
+	since int64 // in milliseconds: the start of the window, or the time of the bucket's value
 	rule  *rule // nil until it is set
 }
 
-// counter brings the counter forward to now, which is not before c.since, and returns how far into
-// its window that is.
+// counter brings the counter forward to now, which is not before c.since. It also returns the time since the start of
+// the window.
 func (c *counted) counter(r *rule, now int64) (_ counter, elapsed int64) {
 	if r.bucket() {
 		return counter{Cur: r.drain(c.value.Cur, now-c.since)}, 0
@@ -36,7 +36,7 @@ func (c *counted) set(r *rule, value counter, at, elapsed int64) {
 	c.value, c.since, c.rule = value, at-elapsed, r
 }
 
-// expires is when the counter says the same as none.
+// expires returns the time from which the counter equals an empty one.
 func (c *counted) expires() int64 {
 	if c.rule.bucket() {
 		return c.since + ceilDiv(c.value.Cur, c.rule.Max)
@@ -44,13 +44,13 @@ func (c *counted) expires() int64 {
 	return c.since + 2*c.rule.w
 }
 
-// compare puts those first that lapse soonest and, of these, that count least: a flood of new keys
-// drops itself, not the counter that everybody shares.
+// compare orders counters by the time they lapse, then by their count. So many new keys evict each other, not the
+// counter that all callers share.
 func (c *counted) compare(other *counted) int {
 	return cmp.Or(cmp.Compare(c.expires(), other.expires()), cmp.Compare(c.value.Cur, other.value.Cur))
 }
 
-// known returns the counter that the very limit was charged to last.
+// known returns the counter that was last charged by exactly this limit.
 func known(s *table.Shard[counted], hash uint64, key string, l *Limit) *table.Entry[counted] {
 	for i := s.Home(hash); s.Slots[i].Entry != nil; i = s.Next(i) {
 		if at := &s.Slots[i]; at.Hash == hash && at.Entry.Value.rule.given == *l && at.Entry.Key == key {
@@ -60,7 +60,7 @@ func known(s *table.Shard[counted], hash uint64, key string, l *Limit) *table.En
 	return nil
 }
 
-// shared returns the counter that the rule shares with others.
+// shared returns the counter that the rule shares with other rules.
 func shared(s *table.Shard[counted], hash uint64, key string, r *rule) *table.Entry[counted] {
 	for i := s.Home(hash); s.Slots[i].Entry != nil; i = s.Next(i) {
 		if at := &s.Slots[i]; at.Hash == hash && at.Entry.Key == key && at.Entry.Value.rule.countsWith(r) {
@@ -72,19 +72,19 @@ func shared(s *table.Shard[counted], hash uint64, key string, r *rule) *table.En
 
 // MemoryConfig configures a Memory limiter. The zero value works.
 type MemoryConfig struct {
-	// MaxKeys bounds the number of counters kept, at least 1,000. They are spread by chance over 64
-	// parts of equal size, so set it well above the number of keys that are active at once: when a
-	// part is full, those that lapse soonest are dropped, and start afresh. Default: 100,000.
+	// MaxKeys limits the number of counters, at least 1,000. They are spread randomly over 64 parts of equal size, so
+	// set it well above the number of concurrently active keys. If a part is full, the counters that lapse first are
+	// dropped and start again from 0. Default: 100,000.
 	MaxKeys int
 }
 
-// Memory is a Limiter within one process, by its monotonic clock. It implements driver.Reserver too.
-// Make it with NewMemory. It is safe for concurrent use. A decision about up to three limits allocates
-// nothing unless a key is new, longer than 64 bytes, or the charges are passed through an interface.
+// Memory is a Limiter within one process, by its monotonic clock. It also implements driver.Reserver. Make it with
+// NewMemory. It is safe for concurrent use. A decision about up to three limits allocates nothing, unless a key is
+// new or longer than 64 bytes, or the charges are passed through an interface.
 type Memory struct {
 	counters *table.Table[counted]
 	rules    rules
-	start    time.Time // read once: its monotonic clock never steps back
+	start    time.Time // read once, because the monotonic clock never steps back
 	startNS  int64
 }
 
@@ -111,8 +111,8 @@ func (m *Memory) Allow(ctx context.Context, charges ...Charge) (d Decision, err 
 	return d, err
 }
 
-// Peek returns the decision that Allow would make now, and charges nothing. Its Remaining and Reset
-// are those after the charge if that would be allowed.
+// Peek returns the decision that Allow would make now, and charges nothing. Its Remaining and Reset are the values
+// after the charge, if it would be allowed.
 func (m *Memory) Peek(ctx context.Context, charges ...Charge) (d Decision, err error) {
 	err = m.decide(ctx, &d, 0, false, charges)
 	return d, err
@@ -143,14 +143,14 @@ func (m *Memory) Refund(ctx context.Context, charges ...Charge) error {
 	})
 }
 
-// Reset forgets what was charged to the limits and keys of the charges.
+// Reset clears the counters of the charges.
 func (m *Memory) Reset(ctx context.Context, charges ...Charge) error {
 	return m.change(ctx, charges, func(_ Charge, r *rule, e *table.Entry[counted], at int64) {
 		e.Value.set(r, counter{}, at, r.elapsed(at))
 	})
 }
 
-// Len returns the number of counters kept, lapsed ones included.
+// Len returns the number of counters, including lapsed ones.
 func (m *Memory) Len() int { return m.counters.Len() }
 
 // target is the counter of a charge.
@@ -158,7 +158,7 @@ type target struct {
 	hash    uint64
 	key     string
 	rule    *rule
-	counter *table.Entry[counted] // nil: nothing was counted yet
+	counter *table.Entry[counted] // nil: nothing counted yet
 }
 
 func (m *Memory) decide(ctx context.Context, d *Decision, within time.Duration, take bool, charges []Charge) error {
@@ -209,8 +209,8 @@ func (m *Memory) decide(ctx context.Context, d *Decision, within time.Duration, 
 	return nil
 }
 
-// decideOne is decide for one charge of a counter that is there, which costs a third less this way.
-// It reports false, and changes nothing, for all others.
+// decideOne is decide for one charge with an existing counter, which is a third cheaper this way. For all other calls
+// it reports false and changes nothing.
 func (m *Memory) decideOne(d *Decision, take bool, c *Charge) bool {
 	if c.Cost < 0 || !storedkey.Short(c.Key) {
 		return false
@@ -224,7 +224,7 @@ func (m *Memory) decideOne(d *Decision, take bool, c *Charge) bool {
 		shard.Unlock()
 		return false
 	}
-	if at < e.Value.since { // another call has overtaken this one since it read the clock
+	if at < e.Value.since { // another call was faster after this one read the clock
 		at = m.clock()
 	}
 	r, cost := e.Value.rule, max(c.Cost, 1)
@@ -241,13 +241,13 @@ func (m *Memory) decideOne(d *Decision, take bool, c *Charge) bool {
 			e.Value.set(r, counter, at, elapsed)
 		}
 	}
-	shard.Unlock() // before d is filled in: others wait for the lock alone
+	shard.Unlock() // before filling in d, because other calls wait for the lock
 
 	d.At, d.n, d.Allowed, d.taken = time.UnixMilli(at), 1, true, allowed && take
 	if !allowed {
 		d.deny(r.Name, ms(wait), !possible)
 	}
-	p := &d.few[0] // field by field: copying a part just made would wait for its stores
+	p := &d.few[0] // field by field: copying a new part would wait for its stores
 	p.rule, p.key, p.cost, p.counter = r, c.Key, cost, counter
 	return true
 }
@@ -263,7 +263,7 @@ func (m *Memory) keep(targets []target, parts []part, elapsed []int64, at int64)
 	}
 }
 
-// change calls fn for each charge that has a counter, all together.
+// change calls fn for each charge with a counter, under one lock.
 func (m *Memory) change(ctx context.Context, charges []Charge, fn func(c Charge, r *rule, e *table.Entry[counted], at int64)) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -288,8 +288,8 @@ func (m *Memory) change(ctx context.Context, charges []Charge, fn func(c Charge,
 	return nil
 }
 
-// upTo returns a time that no counter is ahead of: another call may have overtaken this one since it
-// read the clock. The shards are locked.
+// upTo returns a time that is not before any counter's time: another call may have been faster after this one read
+// the clock. The shards are locked.
 func (m *Memory) upTo(at int64, targets []target) int64 {
 	for i := range targets {
 		if e := targets[i].counter; e != nil && at < e.Value.since {
@@ -299,7 +299,7 @@ func (m *Memory) upTo(at int64, targets []target) int64 {
 	return at
 }
 
-// find fills in the hash and the key of each target, and returns their shards.
+// find fills in the hash and the key of each target, and returns the set of their shards.
 func (m *Memory) find(charges []Charge, targets []target) (s table.Set) {
 	for i := range targets {
 		key := charges[i].Key
@@ -339,11 +339,11 @@ func (m *Memory) resolve(charges []Charge, targets []target) bool {
 	return true
 }
 
-// invalid says what is wrong with charges that were refused.
+// invalid returns the error of rejected charges.
 func invalid(charges []Charge) error {
 	_, err := Charges(charges).Normalize()
 	if err == nil {
-		err = fmt.Errorf("%w: two keys are the same when hashed", ErrInvalid)
+		err = fmt.Errorf("%w: two keys have the same stored form", ErrInvalid)
 	}
 	return err
 }

@@ -52,7 +52,7 @@ func TestMemoryIsBounded(t *testing.T) {
 	}
 }
 
-// A flood of new keys must not make room by forgetting the shared counter.
+// Many new keys must not evict the shared counter.
 func TestFloodOfKeysDoesNotResetTheSharedLimit(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -89,7 +89,7 @@ func TestSchedules(t *testing.T) {
 	}
 }
 
-// Decisions of the common kinds allocate nothing.
+// Common decisions allocate nothing.
 func TestAllocations(t *testing.T) {
 	m := newMemory(t)
 	limits := []ratelimit.Limit{
@@ -106,7 +106,7 @@ func TestAllocations(t *testing.T) {
 	}
 }
 
-// coded is what an error that reaches a client has.
+// coded is an error for clients.
 type coded interface {
 	error
 	Code() string
@@ -114,7 +114,7 @@ type coded interface {
 	RetryAfter() time.Duration
 }
 
-// Every error that reaches a client carries its code and status, also when it is wrapped.
+// Every error for clients has its code and status, even when it is wrapped.
 func TestErrorsWithACode(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {

@@ -23,32 +23,30 @@ const quotaExceeded = "https://iana.org/assignments/http-problem-types#quota-exc
 
 // MiddlewareConfig configures NewMiddleware. The zero value works.
 type MiddlewareConfig struct {
-	// LegacyHeaders also sends X-RateLimit-Limit, X-RateLimit-Remaining and X-RateLimit-Reset, in
-	// seconds from now, of the limit that is nearest to its end.
+	// LegacyHeaders also sends X-RateLimit-Limit, X-RateLimit-Remaining and X-RateLimit-Reset, in seconds from now,
+	// of the limit with the smallest share left.
 	LegacyHeaders bool
 
-	// Shadow is called with each denial instead of refusing the request, to try limits out: every
-	// request is served, no header is sent, and denials are counted as shadow. Use a middleware of
-	// its own for the limits on trial. Optional.
+	// Shadow is called for each denial instead of rejecting the request, to try limits out. Every request is served,
+	// no header is sent, and denials are counted as shadow. Use a separate middleware for such limits. Optional.
 	Shadow func(r *http.Request, d Decision)
 
-	// Logger is for errors that the client is not told: one line in 10 s, with how many were left
-	// out. Default: slog.Default().
+	// Logger is for errors that the client does not see: one line in 10 s, with the number of skipped lines. Default:
+	// slog.Default().
 	Logger *slog.Logger
 
 	// MeterProvider is for the counter holdfast.ratelimit.requests. Default: the global one.
 	MeterProvider metric.MeterProvider
 }
 
-// NewMiddleware returns HTTP middleware that charges requests to l. charges says what a request is
-// charged: limits and costs may depend on its route, its user and the user's plan. No charges let the
-// request pass.
+// NewMiddleware returns HTTP middleware that charges requests to l. charges returns the charges of a request: limits
+// and costs may depend on its route, its user and the user's plan. Without charges the request passes.
 //
-// A denied request gets 429 with the code RATE_LIMITED, the violated limits and Retry-After. One that
-// could not be decided gets 503 RATE_LIMIT_UNAVAILABLE. An error of charges refuses the request: with
-// its own code and status if it has the methods Code() string and HTTPStatus() int, as ErrNoKey has,
-// and with 500 otherwise. Decided requests carry RateLimit-Policy and RateLimit, as version 10 of
-// draft-ietf-httpapi-ratelimit-headers has them.
+// A denied request gets 429 with the code RATE_LIMITED, the violated limits and Retry-After. A request without a
+// decision gets 503 RATE_LIMIT_UNAVAILABLE. If charges returns an error, the request is rejected: with the error's
+// own code and status if it has the methods Code() string and HTTPStatus() int, like ErrNoKey, and with 500
+// otherwise. Decided requests get the headers RateLimit-Policy and RateLimit of version 10 of
+// draft-ietf-httpapi-ratelimit-headers.
 func NewMiddleware(l Limiter, charges func(*http.Request) ([]Charge, error), cfg MiddlewareConfig) (func(http.Handler) http.Handler, error) {
 	var errs []error
 	if l == nil {
@@ -64,7 +62,7 @@ func NewMiddleware(l Limiter, charges func(*http.Request) ([]Charge, error), cfg
 		cfg.Logger = slog.Default()
 	}
 	requests, err := telemetry.New("github.com/holdfast-go/holdfast/ratelimit", nil, cfg.MeterProvider).Meter.
-		Int64Counter("holdfast.ratelimit.requests", metric.WithDescription("Requests by outcome, and by the limit that denied."), metric.WithUnit("{request}"))
+		Int64Counter("holdfast.ratelimit.requests", metric.WithDescription("Requests by outcome and by the limit that denied."), metric.WithUnit("{request}"))
 	if err != nil {
 		return nil, fmt.Errorf("ratelimit: %w", err)
 	}
@@ -81,7 +79,7 @@ func NewMiddleware(l Limiter, charges func(*http.Request) ([]Charge, error), cfg
 type handler struct {
 	limiter  Limiter
 	charges  func(*http.Request) ([]Charge, error)
-	refunds  *Memory // what was given back, within ten times the same limits
+	refunds  *Memory // counts refunds, with ten times the same limits
 	cfg      MiddlewareConfig
 	next     http.Handler
 	requests metric.Int64Counter
@@ -135,7 +133,7 @@ func (h *handler) count(r *http.Request, outcome, limit string) {
 	h.requests.Add(r.Context(), 1, metric.WithAttributes(attribute.String("outcome", outcome), attribute.String("limit", limit)))
 }
 
-// undecided answers a request about which nothing could be decided.
+// undecided answers a request without a decision.
 func (h *handler) undecided(w http.ResponseWriter, r *http.Request, err error) {
 	h.count(r, "undecided", "")
 	p, _ := problem.Of(err)
@@ -158,8 +156,8 @@ func writeDenied(w http.ResponseWriter, d Decision) {
 	problem.Write(w, p)
 }
 
-// HeaderKey returns a key function that takes the key from a request header, as a gateway or an
-// authentication layer sets it. A header that is missing, empty or sent twice is ErrNoKey.
+// HeaderKey returns a key function that reads the key from a request header, which a gateway or an authentication
+// layer sets. A header that is missing, empty or sent twice is ErrNoKey.
 func HeaderKey(name string) func(*http.Request) (string, error) {
 	return func(r *http.Request) (string, error) {
 		values := r.Header.Values(name)
@@ -170,14 +168,14 @@ func HeaderKey(name string) func(*http.Request) (string, error) {
 	}
 }
 
-// taken is what a request was charged.
+// taken holds the charges of a request.
 type taken struct {
 	limiter  Limiter
-	refunds  Limiter // bounds what is given back
+	refunds  Limiter // limits the refunds
 	decision Decision
 	header   http.Header // of the answer; nil in shadow
 	legacy   bool
-	outer    *taken // by another middleware before this one
+	outer    *taken // from another middleware around this one
 
 	mu   sync.Mutex
 	done bool
@@ -185,7 +183,7 @@ type taken struct {
 
 type takenKey struct{}
 
-// remember lets the handlers inside find what the request was charged.
+// remember lets the inner handlers find the charges of the request.
 func (h *handler) remember(w http.ResponseWriter, r *http.Request, d Decision) *http.Request {
 	t := &taken{limiter: h.limiter, refunds: h.refunds, decision: d, legacy: h.cfg.LegacyHeaders}
 	if h.cfg.Shadow == nil {
@@ -195,13 +193,13 @@ func (h *handler) remember(w http.ResponseWriter, r *http.Request, d Decision) *
 	return r.WithContext(context.WithValue(r.Context(), takenKey{}, t))
 }
 
-// RefundFrom gives back what the request of ctx was charged, for a request that turns out to be free,
-// such as the replay of an answer, also if its client has gone meanwhile. Call it before the answer is
-// written: the headers then tell of the refund. Further calls do nothing, also after ErrUnavailable:
-// units given back twice would be somebody else's. Outside the middleware it does nothing.
+// RefundFrom refunds the charges of the request of ctx. Use it for a request that turns out to be free, such as the
+// replay of an answer. It also works if the client has disconnected. Call it before the answer is written, so that
+// the headers show the refund. Further calls do nothing, even after ErrUnavailable: a second refund could return
+// units of other requests. Outside the middleware it does nothing.
 //
-// Of each limit and key a process gives back at most ten times what the limit admits: what is free is
-// bounded too. Requests beyond that stay charged, which is no error.
+// For each limit and key a process refunds at most ten times as much as the limit admits, because free requests must
+// be limited too. Requests beyond that stay charged, which is no error.
 func RefundFrom(ctx context.Context) error {
 	var errs []error
 	for t, _ := ctx.Value(takenKey{}).(*taken); t != nil; t = t.outer {
@@ -231,10 +229,10 @@ func (t *taken) refund(ctx context.Context) error {
 	return nil
 }
 
-// refundsPerUnit is how many units are given back for each that a limit admits.
+// refundsPerUnit is the number of refunded units for each unit that a limit admits.
 const refundsPerUnit = 10
 
-// allowances are charges to the limits of what is given back.
+// allowances returns charges to the limits of the refunds.
 func allowances(charges []Charge) []Charge {
 	wider := slices.Clone(charges)
 	for i := range wider {
@@ -247,8 +245,8 @@ func allowances(charges []Charge) []Charge {
 	return wider
 }
 
-// writeHeaders tells the client of its limits: in the form of
-// draft-ietf-httpapi-ratelimit-headers-10, and with legacy in the X-RateLimit- fields too.
+// writeHeaders writes the limits for the client in the form of draft-ietf-httpapi-ratelimit-headers-10, and with
+// legacy also in the X-RateLimit- fields.
 func writeHeaders(h http.Header, d Decision, legacy bool) {
 	writeDraft10(h, d)
 	if legacy {
@@ -256,8 +254,8 @@ func writeHeaders(h http.Header, d Decision, legacy bool) {
 	}
 }
 
-// writeDraft10 writes every limit into two structured lists: q is its quota, w its window in seconds,
-// r what remains, t the seconds until more comes.
+// writeDraft10 writes every limit into two structured lists: q is its quota, w its window in seconds, r its remaining
+// units, t the seconds until more are available.
 func writeDraft10(h http.Header, d Decision) {
 	var policySpace, stateSpace [128]byte
 	policy, state := policySpace[:0], stateSpace[:0]
@@ -278,8 +276,8 @@ func writeDraft10(h http.Header, d Decision) {
 	}
 }
 
-// outdone reports whether another part of the same limit, charged for another key, is nearer to its
-// end: the draft wants one item per limit.
+// outdone reports whether another part of the same limit, charged for another key, has fewer units left: the draft
+// requires one item per limit.
 func (d *Decision) outdone(i int, s State) bool {
 	for j, p := range d.parts() {
 		if j == i || p.rule.Name != s.Name {
@@ -292,14 +290,14 @@ func (d *Decision) outdone(i int, s State) bool {
 	return false
 }
 
-// appendItem needs no escapes: names are plain.
+// appendItem needs no escapes, because names are plain.
 func appendItem(b []byte, name, of string, n int64, within string, d time.Duration) []byte {
 	b = append(append(append(b, '"'), name...), '"')
 	b = strconv.AppendInt(append(b, of...), n, 10)
 	return strconv.AppendInt(append(b, within...), seconds(d), 10)
 }
 
-// writeLegacy writes the limit that is nearest to its end.
+// writeLegacy writes the limit with the smallest share left.
 func writeLegacy(h http.Header, d Decision) {
 	s, ok := d.Binding()
 	if !ok {
@@ -310,5 +308,5 @@ func writeLegacy(h http.Header, d Decision) {
 	h.Set("X-RateLimit-Reset", strconv.FormatInt(seconds(s.Reset), 10))
 }
 
-// seconds rounds up, so that a client which obeys is never too early.
+// seconds rounds up, so that a client that obeys is never too early.
 func seconds(d time.Duration) int64 { return int64((d + time.Second - 1) / time.Second) }

@@ -24,7 +24,7 @@ var (
 	global  = ratelimit.Limit{Name: "global", Max: 1000}
 )
 
-// byUser charges POST to the user and to all; GET is free.
+// byUser charges POST to the user and to the global limit; GET is free.
 func byUser(r *http.Request) ([]ratelimit.Charge, error) {
 	if r.Method == http.MethodGet {
 		return nil, nil
@@ -46,8 +46,8 @@ func call(h http.Handler, method string, users ...string) *httptest.ResponseReco
 	return w
 }
 
-// serve returns a handler behind middlewares, the first one outermost. Without any configuration it has one that logs
-// nothing; without a handler the answer is 204.
+// serve returns a handler behind middlewares, the first one outermost. Without configs it uses one middleware that
+// logs nothing. Without a handler the answer is 204.
 func serve(t *testing.T, l ratelimit.Limiter, charges func(*http.Request) ([]ratelimit.Charge, error), handler http.HandlerFunc, configs ...ratelimit.MiddlewareConfig) http.Handler {
 	t.Helper()
 	if len(configs) == 0 {
@@ -97,7 +97,7 @@ func TestMiddleware(t *testing.T) {
 		call(h, http.MethodPost, "ann")
 		w = call(h, http.MethodPost, "ann")
 		body := wantProblem(t, w, http.StatusTooManyRequests, "RATE_LIMITED")
-		if got := w.Header().Get("Retry-After"); got != "75" { // half of the two must have lapsed
+		if got := w.Header().Get("Retry-After"); got != "75" { // half of the two units must have lapsed
 			t.Errorf("Retry-After is %s, want 75", got)
 		}
 		if got, want := w.Header().Get("RateLimit"), `"user";r=0;t=75, "global";r=998;t=45`; got != want {
@@ -149,7 +149,7 @@ func TestMiddlewareWithoutADecision(t *testing.T) {
 	w = call(serve(t, ratelimittest.New(), broken, nil), http.MethodPost, "ann")
 	wantProblem(t, w, http.StatusInternalServerError, "INTERNAL")
 	if strings.Contains(w.Body.String(), "secret") {
-		t.Errorf("the answer tells %s", w.Body)
+		t.Errorf("the answer is %s", w.Body)
 	}
 
 	unmetered := ratelimittest.New()
@@ -163,7 +163,7 @@ func TestMiddlewareWithoutADecision(t *testing.T) {
 	w = call(serve(t, never, byUser, nil), http.MethodPost, "ann")
 	wantProblem(t, w, http.StatusTooManyRequests, "RATE_LIMITED")
 	if w.Header().Get("Retry-After") != "" {
-		t.Errorf("Retry-After is %q for what will never be", w.Header().Get("Retry-After"))
+		t.Errorf("Retry-After is %q for an impossible charge", w.Header().Get("Retry-After"))
 	}
 
 	late := func(*http.Request) ([]ratelimit.Charge, error) { return nil, fmt.Errorf("plans: %w", maintenance{}) }
@@ -175,7 +175,7 @@ func TestMiddlewareWithoutADecision(t *testing.T) {
 
 	if _, err := ratelimit.NewMiddleware(nil, nil, ratelimit.MiddlewareConfig{}); err == nil ||
 		!strings.Contains(err.Error(), "limiter") || !strings.Contains(err.Error(), "charges") {
-		t.Errorf("NewMiddleware says %v", err)
+		t.Errorf("NewMiddleware returned %v", err)
 	}
 }
 
@@ -202,8 +202,7 @@ func TestShadow(t *testing.T) {
 	}
 }
 
-// The limits of a request depend on its route and on the plan of its user, and a
-// new plan takes effect at once.
+// The limits of a request depend on its route and on the user's plan, and a new plan takes effect at once.
 func TestLimitsPerRequest(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -263,7 +262,7 @@ func TestDeniedNamesEveryViolatedLimit(t *testing.T) {
 	}
 }
 
-// A store that is down does not fill the log with a line for each request.
+// If a store is down, the log does not get a line for each request.
 func TestOutageIsLoggedSeldom(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -278,12 +277,12 @@ func TestOutageIsLoggedSeldom(t *testing.T) {
 			time.Sleep(25 * time.Millisecond)
 		}
 		if n := strings.Count(log.String(), "\n"); n != 3 || !strings.Contains(log.String(), "repeats=399") {
-			t.Errorf("25 seconds of outage are %d lines, want 3 that say how many were left out:\n%s", n, log.String())
+			t.Errorf("25 seconds of outage are %d lines, want 3 with the number of skipped lines:\n%s", n, log.String())
 		}
 	})
 }
 
-// One limit that is charged for two keys is one item: the one nearest to its end.
+// A limit charged for two keys is one item: the one with fewer units left.
 func TestHeadersNameALimitOnce(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -303,7 +302,7 @@ func TestHeadersNameALimitOnce(t *testing.T) {
 	})
 }
 
-// A replay costs nothing, and its headers say so.
+// A replay costs nothing, and its headers show that.
 func TestHeadersAfterARefund(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -322,7 +321,7 @@ func TestHeadersAfterARefund(t *testing.T) {
 			w := httptest.NewRecorder()
 			h.ServeHTTP(w, r)
 			if got, want := w.Header().Get("RateLimit"), `"user";r=2;t=60, "global";r=1000;t=60`; got != want || w.Header().Get("X-RateLimit-Remaining") != "2" {
-				t.Errorf("a replay says %s, want %s", got, want)
+				t.Errorf("a replay has %s, want %s", got, want)
 			}
 		}
 		if got, want := call(h, http.MethodPost, "ann").Header().Get("RateLimit"), `"user";r=1;t=60, "global";r=999;t=60`; got != want {
@@ -331,7 +330,7 @@ func TestHeadersAfterARefund(t *testing.T) {
 	})
 }
 
-// A second refund of one request would be of a unit that another one was charged.
+// A second refund of one request would return a unit of another request.
 func TestSecondRefundChangesNothing(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -358,7 +357,7 @@ func TestSecondRefundChangesNothing(t *testing.T) {
 	})
 }
 
-// Replays beyond what the limit admits are charged, so that they are limited too.
+// Replays beyond ten times the limit are charged, so that they are limited too.
 func TestRefundsAreBounded(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -392,7 +391,7 @@ func charging(charges ...ratelimit.Charge) func(*http.Request) ([]ratelimit.Char
 	return func(*http.Request) ([]ratelimit.Charge, error) { return charges, nil }
 }
 
-// A limit of which ten times as much could not be counted is refunded all the same.
+// A limit is refunded even if ten times its Max cannot be counted exactly.
 func TestRefundOfTheLargestLimit(t *testing.T) {
 	t.Parallel()
 	c := ratelimit.Charge{Limit: ratelimit.Limit{Name: "user", Max: 1 << 35, Algorithm: ratelimit.TokenBucket}}
@@ -408,12 +407,12 @@ func TestRefundOfTheLargestLimit(t *testing.T) {
 	}
 }
 
-// Several middlewares are refunded together.
+// The charges of several middlewares are refunded together.
 func TestRefundOfNestedMiddlewares(t *testing.T) {
 	t.Parallel()
 	l := ratelimittest.New()
 	h := serve(t, l, byUser, func(w http.ResponseWriter, r *http.Request) {
-		for range 2 { // twice is once
+		for range 2 { // the second call does nothing
 			if err := ratelimit.RefundFrom(r.Context()); err != nil {
 				t.Error(err)
 			}
@@ -425,7 +424,7 @@ func TestRefundOfNestedMiddlewares(t *testing.T) {
 	}
 }
 
-// A client that has gone gets its unit back all the same, and once at most.
+// A client that has disconnected still gets its unit back, but only once.
 func TestRefundOfAClientThatHasGone(t *testing.T) {
 	t.Parallel()
 	m := newMemory(t)
@@ -434,10 +433,10 @@ func TestRefundOfAClientThatHasGone(t *testing.T) {
 		ctx, cancel := context.WithCancel(r.Context())
 		cancel()
 		if err := ratelimit.RefundFrom(ctx); !errors.Is(err, ratelimit.ErrUnavailable) {
-			t.Errorf("the refund says %v", err)
+			t.Errorf("the refund returned %v", err)
 		}
 		if err := ratelimit.RefundFrom(ctx); err != nil {
-			t.Errorf("the second refund says %v", err)
+			t.Errorf("the second refund returned %v", err)
 		}
 	})
 	if err := ratelimit.RefundFrom(t.Context()); err != nil {

@@ -15,36 +15,36 @@ import (
 )
 
 const (
-	// waitJitter is the largest share of a wait that is added at random, so that several processes do
-	// not wake at the same moment.
+	// waitJitter is the largest share of a wait that is added randomly, so that several processes do not wake at the
+	// same moment.
 	waitJitter = 0.1
-	// unavailablePause is the pause before a store that could not be asked is asked again.
+	// unavailablePause is the pause before the next call to a store that was unavailable.
 	unavailablePause = time.Second
 )
 
 // WaiterConfig configures a Waiter. The zero value works.
 type WaiterConfig struct {
-	// MaxWait bounds one Wait, with the time in the queue. Default: no bound but the context's.
+	// MaxWait limits one Wait, including the time in the queue. Default: only the context limits it.
 	MaxWait time.Duration
-	// Rand returns a number from [0, 1), for a random tenth that is added to each wait; it never makes
-	// a wait miss MaxWait. Default: math/rand/v2.
+	// Rand returns a number from [0, 1) for the random part of each wait, up to a tenth. It never makes a wait exceed
+	// MaxWait. Default: math/rand/v2.
 	Rand func() float64
 	// Logger is for outages of the store: one line in 10 s. Default: slog.Default().
 	Logger *slog.Logger
 }
 
-// Waiter blocks workers until their charges are allowed, first come first served among those who
-// share it. It implements inbox.Waiter. Make it with NewWaiter. It is safe for concurrent use.
+// Waiter blocks workers until their charges are allowed. Workers that share a Waiter are served in the order they
+// came. It implements inbox.Waiter. Make it with NewWaiter. It is safe for concurrent use.
 type Waiter struct {
 	limiter Limiter
 	charges []Charge
 	cfg     WaiterConfig
-	turn    chan struct{} // goroutines that wait to send are served in order
+	turn    chan struct{} // goroutines waiting to send are served in order
 	faults  telemetry.Seldom
 }
 
-// NewWaiter returns a Waiter that takes the charges from l for every Wait. It refuses charges that
-// make no sense, and a cost that its limit can never hold.
+// NewWaiter returns a Waiter that takes the charges from l for every Wait. It rejects invalid charges and a cost that
+// its limit can never hold.
 func NewWaiter(l Limiter, charges []Charge, cfg WaiterConfig) (*Waiter, error) {
 	var errs []error
 	if l == nil {
@@ -72,10 +72,10 @@ func NewWaiter(l Limiter, charges []Charge, cfg WaiterConfig) (*Waiter, error) {
 	return &Waiter{limiter: l, charges: slices.Clone(charges), cfg: cfg, turn: make(chan struct{}, 1)}, nil
 }
 
-// Wait returns nil once the charges have been taken. While the store cannot be asked it goes on
-// asking. It returns ctx's error if ctx ends first, ErrWaitTooLong as soon as the next try would come
-// after MaxWait, ErrNever for a cost above its limit, and the limiter's other errors as they are.
-// Nothing was charged then, unless an answer of the store was still on its way.
+// Wait returns nil after the charges have been taken. While the store is unavailable it tries again. It returns ctx's
+// error if ctx ends first, ErrWaitTooLong as soon as the next try would come after MaxWait, ErrNever for a cost above
+// its limit, and other errors of the limiter unchanged. With an error nothing was charged, unless an answer of the
+// store was still on its way.
 func (w *Waiter) Wait(ctx context.Context) error {
 	if w.cfg.MaxWait == 0 {
 		return w.wait(ctx, time.Time{})
@@ -113,7 +113,7 @@ func (w *Waiter) wait(ctx context.Context, deadline time.Time) error {
 	}
 }
 
-// gaveUp returns the reason why a wait ended: MaxWait, or the caller's own context.
+// gaveUp returns the reason why a wait ended: MaxWait, or the end of the caller's context.
 func gaveUp(ctx context.Context) error {
 	if errors.Is(context.Cause(ctx), ErrWaitTooLong) {
 		return ErrWaitTooLong
@@ -121,7 +121,7 @@ func gaveUp(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// try asks once. It returns 0 if the charges were taken, else how long to wait before the next try.
+// try makes one call. It returns 0 if the charges were taken, otherwise the wait before the next try.
 func (w *Waiter) try(ctx context.Context) (time.Duration, error) {
 	d, err := w.limiter.Allow(ctx, w.charges...)
 	switch {
@@ -142,7 +142,7 @@ func (w *Waiter) try(ctx context.Context) (time.Duration, error) {
 	return max(d.RetryAfter, time.Millisecond), nil
 }
 
-// jittered adds to a pause at random, unless that would miss the deadline.
+// jittered adds a random time to a pause, unless that would miss the deadline.
 func (w *Waiter) jittered(pause time.Duration, deadline time.Time) time.Duration {
 	longer := pause + time.Duration(waitJitter*w.cfg.Rand()*float64(pause))
 	if !deadline.IsZero() && !time.Now().Add(longer).Before(deadline) {
@@ -151,15 +151,15 @@ func (w *Waiter) jittered(pause time.Duration, deadline time.Time) time.Duration
 	return longer
 }
 
-// Reservation is a charge that was taken ahead of time: act once Delay has passed, or Cancel. Make
-// it with Waiter.Reserve. It is safe for concurrent use.
+// Reservation is a charge that was taken ahead of time. Act after Delay has passed, or call Cancel. Make it with
+// Waiter.Reserve. It is safe for concurrent use.
 type Reservation struct {
-	// Delay is how long to wait, from the reservation on, before acting on it.
+	// Delay is the time between the reservation and the action.
 	Delay time.Duration
 
 	limiter Limiter
 	mu      sync.Mutex
-	charges []Charge // nil: nothing to give back, or no more
+	charges []Charge // nil: nothing to refund, or already refunded
 }
 
 // reserver is driver.Reserver.
@@ -167,11 +167,10 @@ type reserver interface {
 	Reserve(ctx context.Context, within time.Duration, charges ...Charge) (Decision, error)
 }
 
-// Reserve takes the waiter's charges ahead of time if the tokens for all of them will be there
-// within the given time, 0 to 24 hours. It asks once and does not wait; MaxWait does not count. It
-// returns ErrWaitTooLong if the tokens come later, ErrInvalid for limits that are no token buckets,
-// ErrNever for a cost above its limit, ErrUnavailable if the store cannot be asked, and ctx's own
-// error.
+// Reserve takes the waiter's charges ahead of time, if the tokens for all of them will be available within the given
+// time, 0 to 24 hours. It makes one call and does not wait; MaxWait does not apply. It returns ErrWaitTooLong if the
+// tokens come later, ErrInvalid for limits that are not token buckets, ErrNever for a cost above its limit,
+// ErrUnavailable if the store is unavailable, and ctx's own error.
 func (w *Waiter) Reserve(ctx context.Context, within time.Duration) (*Reservation, error) {
 	r, ok := w.limiter.(reserver)
 	if !ok {
@@ -189,10 +188,10 @@ func (w *Waiter) Reserve(ctx context.Context, within time.Duration) (*Reservatio
 	return &Reservation{Delay: d.Delay, limiter: w.limiter, charges: d.Charges()}, nil
 }
 
-// Cancel gives the tokens back, so that whoever reserves next gets them. Once they have been regained
-// by the passing of time there is nothing to give back. It asks the store once, and further calls do
-// nothing: after ErrUnavailable the tokens may have been given back, and a second time would take
-// them from others. With a context that has ended it does nothing and may be called again.
+// Cancel returns the tokens, so that the next reservation gets them. If the tokens have been regained over time,
+// there is nothing to return. It makes one call to the store, and further calls do nothing: after ErrUnavailable the
+// tokens may have been returned, and a second return would take tokens from others. If ctx has already ended, it does
+// nothing and may be called again.
 func (r *Reservation) Cancel(ctx context.Context) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()

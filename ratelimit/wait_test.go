@@ -88,7 +88,7 @@ func TestWaitEnds(t *testing.T) {
 		}
 		start := time.Now()
 		if err := w.Wait(t.Context()); !errors.Is(err, ratelimit.ErrWaitTooLong) || time.Since(start) != 0 {
-			t.Errorf("a wait that cannot be kept said %v after %v", err, time.Since(start))
+			t.Errorf("an impossible wait returned %v after %v", err, time.Since(start))
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 		defer cancel()
@@ -98,20 +98,20 @@ func TestWaitEnds(t *testing.T) {
 		}
 		ctx, cancel = context.WithCancel(t.Context())
 		done := make(chan error, 2)
-		for range 2 { // the one asks, the other queues
+		for range 2 { // one makes the call, the other waits in the queue
 			go func() { done <- patient.Wait(ctx) }()
 		}
 		synctest.Wait()
 		cancel()
 		for range 2 {
 			if err := <-done; !errors.Is(err, context.Canceled) {
-				t.Errorf("a cancelled wait said %v", err)
+				t.Errorf("a cancelled wait returned %v", err)
 			}
 		}
 	})
 }
 
-// What is added to a wait at random is a tenth at most, and does not make it too long.
+// The random part of a wait is at most a tenth, and never makes the wait too long.
 func TestJitter(t *testing.T) {
 	t.Parallel()
 	for want, cfg := range map[time.Duration]ratelimit.WaiterConfig{
@@ -191,12 +191,12 @@ func TestReserve(t *testing.T) {
 			}
 		}
 		if r, err := w.Reserve(t.Context(), 200*time.Millisecond); !errors.Is(err, ratelimit.ErrWaitTooLong) || !strings.Contains(err.Error(), "300ms") {
-			t.Errorf("a reservation beyond the time given: %+v, %v", r, err)
+			t.Errorf("a reservation beyond within: %+v, %v", r, err)
 		}
 	})
 }
 
-// allowing is a Limiter that cannot reserve.
+// allowing is a Limiter without Reserve.
 type allowing struct{ ratelimit.Limiter }
 
 func TestReserveErrors(t *testing.T) {
@@ -219,7 +219,7 @@ func TestReserveErrors(t *testing.T) {
 	}
 }
 
-// A limiter that lets requests pass uncounted takes nothing, so there is nothing to give back.
+// A limiter that lets requests pass uncounted charges nothing, so there is nothing to refund.
 func TestCancelOfAnUnmeteredReservation(t *testing.T) {
 	t.Parallel()
 	l := ratelimittest.New()
@@ -233,15 +233,14 @@ func TestCancelOfAnUnmeteredReservation(t *testing.T) {
 	}
 }
 
-// uncertain gives units back, and then says that it may not have.
+// uncertain refunds units, and then returns ErrUnavailable.
 type uncertain struct{ *ratelimit.Memory }
 
 func (u uncertain) Refund(ctx context.Context, charges ...ratelimit.Charge) error {
 	return errors.Join(u.Memory.Refund(ctx, charges...), ratelimit.ErrUnavailable)
 }
 
-// What may have been given back is not given back again: it would be somebody
-// else's.
+// A refund with an uncertain result is not repeated, because it could return units of others.
 func TestUncertainRefundIsTriedOnce(t *testing.T) {
 	t.Parallel()
 	m := newMemory(t)
@@ -267,12 +266,12 @@ func TestUncertainRefundIsTriedOnce(t *testing.T) {
 	over, cancel := context.WithCancel(t.Context())
 	cancel()
 	if err := r.Cancel(over); !errors.Is(err, context.Canceled) || remaining() != 0 {
-		t.Errorf("a cancel that came to nothing: %v, %d are left", err, remaining())
+		t.Errorf("a cancel with an ended context: %v, %d are left", err, remaining())
 	}
 	if err := r.Cancel(t.Context()); !errors.Is(err, ratelimit.ErrUnavailable) {
-		t.Errorf("the first cancel says %v", err)
+		t.Errorf("the first cancel returned %v", err)
 	}
 	if err := r.Cancel(t.Context()); err != nil || remaining() != 1 {
-		t.Errorf("the second cancel says %v and leaves %d, want the 1 that nobody holds", err, remaining())
+		t.Errorf("the second cancel returned %v and leaves %d, want the 1 free unit", err, remaining())
 	}
 }

@@ -141,12 +141,12 @@ func TestDenyCacheAllocatesNothing(t *testing.T) {
 	}
 }
 
-// Several limits that deny are told of together, each with what it holds by then.
+// A cached denial of several limits reports all of them, each with its current state.
 func TestDenyCacheOfSeveralLimits(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		m, cache := newMemory(t), driver.NewDenyCache(640)
-		time.Sleep(800 * time.Millisecond) // into a window
+		time.Sleep(800 * time.Millisecond) // into the window
 		long := strings.Repeat("ann", 50)
 		charges := []ratelimit.Charge{
 			{Limit: ratelimit.Limit{Name: "fixed", Max: 1, Window: time.Second, Algorithm: ratelimit.FixedWindow}, Key: "a:b"},
@@ -206,7 +206,7 @@ func TestWaitBeyondAllMeasure(t *testing.T) {
 	}
 }
 
-// A decision that is made once more about the same limits is made anew.
+// A repeated decision about the same limits is computed again.
 func TestDecideOnceMore(t *testing.T) {
 	t.Parallel()
 	at := time.UnixMilli(1_700_000_000_000)

@@ -1,14 +1,14 @@
-// Package driver has what an implementation of ratelimit.Limiter needs and its users do not.
+// Package driver has the types that an implementation of ratelimit.Limiter needs and its users do not.
 //
-// A limiter on a store of its own makes its decisions in four steps, of which nobody may see the
-// counters change between the second and the last:
+// A limiter on its own store decides in four steps. The counters must not change between the second and
+// the last step:
 //
-//  1. [ratelimit.Charges.Normalize] fills in defaults and refuses charges that make no sense.
+//  1. [ratelimit.Charges.Normalize] fills in defaults and rejects invalid charges.
 //  2. The limiter reads the [Counter] of each charge, brought forward to the store's time.
 //  3. [ratelimit.Decision.Decide] decides, and adds the charges to the counters.
 //  4. The limiter stores the counters of a decision that allows.
 //
-// The suite in internal/ratelimit/conformance holds all limiters to the same answers.
+// The suite in internal/ratelimit/conformance requires the same answers of all limiters.
 package driver
 
 import (
@@ -25,7 +25,7 @@ import (
 )
 
 const (
-	// MaxCharges is the number of charges that one decision has at most.
+	// MaxCharges is the largest number of charges in one decision.
 	MaxCharges = bounds.Charges
 	// MaxReserve is the longest time ahead for which tokens can be reserved.
 	MaxReserve = bounds.Reserve
@@ -33,72 +33,70 @@ const (
 
 // Counter is the stored state of one limit, brought forward to the time of the decision.
 type Counter = struct {
-	// Prev and Cur count the units charged in the previous and in the current window; windows are
-	// aligned to the Unix epoch. For a TokenBucket, Cur is what is missing from a full bucket, in
-	// units times the window's milliseconds, so that Limit.Max of them come back every millisecond;
-	// Prev is 0. It exceeds the bucket while reservations wait.
+	// Prev and Cur count the units charged in the previous and in the current window; windows are aligned to the Unix
+	// epoch. For a TokenBucket, Cur is the amount missing from a full bucket, in units times the window's
+	// milliseconds, so that it falls by Limit.Max every millisecond; Prev is 0. Cur exceeds the bucket while
+	// reservations wait.
 	Prev, Cur int64
 }
 
-// Reserver is a Limiter that can take tokens ahead of time. ratelimit.Memory, ratelimit.Leased
-// and ratelimitredis.Limiter implement it; users call Waiter.Reserve.
+// Reserver is a Limiter that can reserve tokens ahead of time. ratelimit.Memory, ratelimit.Leased and
+// ratelimitredis.Limiter implement it; users call Waiter.Reserve.
 type Reserver interface {
 	ratelimit.Limiter
 
-	// Reserve is Allow for token buckets that may go into debt: the charges are taken if the tokens
-	// for all of them will be there within the given time, and Decision.Delay says when. Limits that
-	// are no token buckets are refused with ErrInvalid. within is 0 to MaxReserve; see
-	// ratelimit.Charges.CheckReserve.
+	// Reserve is Allow for token buckets, which may go into debt. The charges are taken if the tokens for all of them
+	// will be available within the given time; Decision.Delay is the time until then. Limits with another algorithm
+	// are rejected with ErrInvalid. within is 0 to MaxReserve; see ratelimit.Charges.CheckReserve.
 	Reserve(ctx context.Context, within time.Duration, charges ...ratelimit.Charge) (ratelimit.Decision, error)
 }
 
-// EncodeKey returns the form in which a key is stored: itself if it is 1 to 64 of [A-Za-z0-9._-], else
-// "h-" and 128 bits of its SHA-256 in hexadecimal. So no key can reach into another's name, choose a
-// cluster slot or grow without bound. Keys that begin with "h-" are hashed too, so that none can pose
-// as a hash. Empty stays empty.
+// EncodeKey returns the stored form of a key: the key itself if it is 1 to 64 of [A-Za-z0-9._-], else "h-" and 128
+// bits of its SHA-256 in hexadecimal. So no key can escape into another name, choose a cluster slot or have any
+// length. Keys that begin with "h-" are hashed too, so that no key can look like a hash. An empty key stays empty.
 func EncodeKey(key string) string { return storedkey.Encode(key) }
 
-// DenyCache remembers for a second what a store denied, or for less if the store would admit it
-// sooner, so that a flood of denied requests costs one round trip a second. It serves limiters on a
-// distant store. Make it with NewDenyCache. It is safe for concurrent use.
+// DenyCache remembers the denials of a store for a second, or for less if the store would admit the charge sooner, so
+// that many denied requests cost one round trip a second. It is for limiters on a remote store. Make it with
+// NewDenyCache. It is safe for concurrent use.
 //
-// A denial stands for the very limit, key and cost that were denied: a raised Max or a lower cost is
-// asked about. Units that another process gives back are seen when the second is over.
+// A denial counts only for the same limit, key and cost. With a raised Max or a lower cost the store decides again. A
+// refund by another process takes effect after the second.
 type DenyCache struct {
 	denials *table.Table[*denial]
 	start   time.Time
-	forgot  atomic.Int64 // when Forget was called last, since start
+	forgot  atomic.Int64 // time of the last Forget, since start
 }
 
-// denial is what is remembered about one charge. It does not change.
+// denial is the remembered denial of one charge. It is immutable.
 type denial struct {
 	given   ratelimit.Limit    // as the caller wrote it
 	cost    int64              // with its default
-	denied  ratelimit.Decision // about this charge alone
+	denied  ratelimit.Decision // about this charge only
 	counter Counter            // at the time of the decision
-	ends    time.Duration      // when it is forgotten, by our clock, since start
-	asked   time.Duration      // by our clock, since start: not after the decision
+	ends    time.Duration      // when the denial ends, by this process's clock, since start
+	asked   time.Duration      // time of the call, by this process's clock, since start: not after the decision
 
-	at   int64 // of the decision, in milliseconds of the store's clock
-	next int64 // when the next window begins; never for a bucket
-	rate int64 // what comes back to a bucket in a millisecond, 0 for a window
+	at   int64 // time of the decision, in milliseconds of the store's clock
+	next int64 // when the next window begins; unused for a bucket
+	rate int64 // what a bucket regains in a millisecond; 0 for a window
 }
 
 const (
-	// longestDenial bounds how long a denial is remembered. Units that were taken for a moment only,
-	// such as those of replays, may come back in any process.
+	// longestDenial limits how long a denial is remembered. Units that are charged only briefly, such as those of
+	// replays, may be refunded in any process.
 	longestDenial = time.Second
-	// mostFound is how many denials one decision reports.
+	// mostFound limits the denials that one decision reports.
 	mostFound = 3
 )
 
-// NewDenyCache returns a cache of at most so many denials, at least 64.
+// NewDenyCache returns a cache for at most that many denials; at least 64.
 func NewDenyCache(most int) *DenyCache {
 	return &DenyCache{denials: table.New[*denial](most), start: time.Now()}
 }
 
-// Find fills in d with the denial of the charges if a limit among them is known to deny, and reports
-// whether one is. The charges need not be normalized.
+// Find fills in d with a denial of the charges if one of their limits is known to deny, and reports whether it did.
+// The charges need not be normalized.
 func (c *DenyCache) Find(charges []ratelimit.Charge, d *ratelimit.Decision) (found bool) {
 	now := time.Since(c.start)
 	var known [mostFound]*denial
@@ -126,10 +124,10 @@ func (c *DenyCache) Find(charges []ratelimit.Charge, d *ratelimit.Decision) (fou
 		counters[i] = k.counterAt(at)
 	}
 	if n == 1 {
-		*d = known[0].denied // whose limit Decide then knows
+		*d = known[0].denied // Decide then reuses its rule
 	}
 	d.Decide(time.UnixMilli(at), 0, false, denied[:n], counters[:n])
-	if d.Allowed { // it ended just now
+	if d.Allowed { // the denial has just ended
 		*d = ratelimit.Decision{}
 		return false
 	}
@@ -137,9 +135,9 @@ func (c *DenyCache) Find(charges []ratelimit.Charge, d *ratelimit.Decision) (fou
 	return true
 }
 
-// find returns what is known about one charge, or nil.
+// find returns the denial of one charge, or nil.
 func (c *DenyCache) find(charge *ratelimit.Charge, now time.Duration) *denial {
-	if charge.Cost < 0 { // invalid: not ours to answer
+	if charge.Cost < 0 { // invalid: the store rejects it
 		return nil
 	}
 	key := keyOf(charge)
@@ -164,7 +162,7 @@ func (c *DenyCache) find(charge *ratelimit.Charge, now time.Duration) *denial {
 	return nil
 }
 
-// keyOf returns the key under which a charge's denials are kept.
+// keyOf returns the key under which a charge's denials are stored.
 func keyOf(charge *ratelimit.Charge) string {
 	if storedkey.Short(charge.Key) {
 		return charge.Key
@@ -176,7 +174,7 @@ func (d *denial) isOf(limit ratelimit.Limit, cost int64) bool {
 	return d.cost == cost && d.given == limit
 }
 
-// counterAt brings the counter forward to a time that is less than a window after the decision.
+// counterAt brings the counter forward to a time less than a window after the decision.
 func (d *denial) counterAt(at int64) Counter {
 	switch {
 	case d.rate > 0:
@@ -187,8 +185,8 @@ func (d *denial) counterAt(at int64) Counter {
 	return d.counter
 }
 
-// Keep remembers a decision if it is a denial. The charges are as the caller gave them, and the store
-// was asked at the time asked.
+// Keep remembers a decision if it is a denial. charges are the caller's charges, and asked is the time when the store
+// was called.
 func (c *DenyCache) Keep(asked time.Time, charges []ratelimit.Charge, d ratelimit.Decision) {
 	if d.Allowed || d.Never || asked.Sub(c.start) <= time.Duration(c.forgot.Load()) {
 		return
@@ -211,7 +209,7 @@ func (c *DenyCache) Keep(asked time.Time, charges []ratelimit.Charge, d ratelimi
 			kept.next = kept.at - kept.at%window + window
 		}
 		key := keyOf(&charge)
-		charge.Key = "" // which may be long
+		charge.Key = "" // it may be long
 		kept.denied.Decide(d.At, 0, false, []ratelimit.Charge{charge}, counters[i:i+1])
 		c.keep(key, kept)
 	}
@@ -235,10 +233,9 @@ func (c *DenyCache) keep(key string, kept *denial) {
 	added.Value = kept
 }
 
-// Forget drops what is remembered about the limits and keys of the charges, because units were given
-// back.
+// Forget drops the denials of the limits and keys of the charges, because units were refunded.
 func (c *DenyCache) Forget(charges []ratelimit.Charge) {
-	c.forgot.Store(int64(time.Since(c.start))) // answers under way may be from before
+	c.forgot.Store(int64(time.Since(c.start))) // running calls may return older answers
 	for i := range charges {
 		charge := &charges[i]
 		key := keyOf(charge)
@@ -247,7 +244,7 @@ func (c *DenyCache) Forget(charges []ratelimit.Charge) {
 		s.Lock()
 		for i := s.Home(hash); s.Slots[i].Entry != nil; {
 			if e := s.Slots[i].Entry; e.Key == key && e.Value.given.Name == charge.Limit.Name {
-				s.Remove(i) // another may have moved into the slot
+				s.Remove(i) // another entry may have moved into the slot
 				continue
 			}
 			i = s.Next(i)
@@ -256,5 +253,5 @@ func (c *DenyCache) Forget(charges []ratelimit.Charge) {
 	}
 }
 
-// Len returns the number of denials remembered, past ones included.
+// Len returns the number of remembered denials, including ended ones.
 func (c *DenyCache) Len() int { return c.denials.Len() }

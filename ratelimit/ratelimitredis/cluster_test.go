@@ -22,7 +22,7 @@ import (
 
 func TestOnCluster(t *testing.T) {
 	t.Parallel()
-	testenv.Nightly(t, "starts a cluster; TestClusterKeysShareOneSlot and TestCheckFindsWhatDecisionsWouldMeet see the hash tag")
+	testenv.Nightly(t, "starts a cluster; TestClusterKeysShareOneSlot and TestCheck_findsProblemsOfDecisions cover the hash tag")
 	client, _ := redistest.Cluster(t)
 	t.Run("Conformance", func(t *testing.T) {
 		conformance.Test(t, func(t *testing.T) conformance.Limiter {
@@ -32,7 +32,7 @@ func TestOnCluster(t *testing.T) {
 	t.Run("Schedules", func(t *testing.T) { testSchedules(t, client) })
 }
 
-// A replica that has taken over decides, though nobody refers the client to it.
+// A replica that has taken over decides, even if nobody redirects the client to it.
 func TestClusterFailover(t *testing.T) {
 	t.Parallel()
 	testenv.Nightly(t, "starts a cluster and waits for its failover")
@@ -49,13 +49,13 @@ func TestClusterFailover(t *testing.T) {
 	testenv.Eventually(t, allow)
 }
 
-// A node that hangs fails the limiters whose tag is on it, and no others: neither do they wait for it,
-// nor does its breaker decide about them.
+// A node that hangs affects only the limiters whose tag is on it. Other limiters do not wait for it, and its failures
+// do not open their breakers.
 func TestNodeThatHangsFailsItsOwnLimiters(t *testing.T) {
 	t.Parallel()
 	testenv.Nightly(t, "pauses a node of a cluster, and asserts times")
 	client, servers := redistest.Cluster(t)
-	for _, s := range servers { // the others go on without it
+	for _, s := range servers { // the others work without it
 		if err := redistest.Client(t, s.URL()).ConfigSet(t.Context(), "cluster-require-full-coverage", "no").Err(); err != nil {
 			t.Fatal(err)
 		}
@@ -114,15 +114,15 @@ func TestNodeThatHangsFailsItsOwnLimiters(t *testing.T) {
 	}
 	crowd.Wait()
 	if hung.Load() == 0 || others.Load() == 0 {
-		t.Errorf("%d calls to the node that hangs, %d to others: that proves little", hung.Load(), others.Load())
+		t.Errorf("%d calls to the node that hangs, %d to others: too few to prove much", hung.Load(), others.Load())
 	}
 	if err := servers[0].Resume(); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// While the slot of the limits moves to another node, each decision is made or
-// is ErrUnavailable, within the timeout; what was charged moves along.
+// While the slot of the limits moves to another node, each decision is made or is ErrUnavailable, within the timeout.
+// The counters move with the slot.
 func TestReshard(t *testing.T) {
 	t.Parallel()
 	testenv.Nightly(t, "starts a cluster")
@@ -158,7 +158,7 @@ func TestReshard(t *testing.T) {
 		if err := step(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		_ = runloop.Sleep(t.Context(), 50*time.Millisecond) // some are asked meanwhile
+		_ = runloop.Sleep(t.Context(), 50*time.Millisecond) // some decisions are made in the meantime
 	}
 	testenv.Eventually(t, func() error {
 		if denied.Load() == 0 {
@@ -173,7 +173,7 @@ func TestReshard(t *testing.T) {
 	}
 }
 
-// crowd asks from 8 goroutines, each a millisecond after its last question, until leave is called.
+// crowd calls ask from 8 goroutines, each a millisecond after its previous call, until leave is called.
 func crowd(t *testing.T, ask func(ctx context.Context)) (leave func()) {
 	t.Helper()
 	ctx, stop := context.WithCancel(t.Context())

@@ -4,7 +4,7 @@ local t = call('TIME')
 local now = t[1] * 1000 + floor(t[2] / 1000)
 local limit53 = 9007199254740992
 
--- count reads a counter; what is no number counts nothing.
+-- count reads a counter; a value that is not a number counts as 0.
 local function count(v)
   local n = v and tonumber(v)
   if not n or not (n > 0) then return 0 end
@@ -13,8 +13,8 @@ local function count(v)
 end
 
 -- missing reads a bucket "missing:since" and brings it forward to now. If the
--- clock was set back since, the bucket is as it was left; the second result then
--- says to keep it, so that it regains from now on.
+-- clock was set back in the meantime, the bucket is unchanged, and the second
+-- result tells the caller to store it, so that it regains from now on.
 local function missing(v, max)
   local used, since = string.match(v or '', '^(%d+):(%d+)$')
   if not used then return 0, false end

@@ -1,22 +1,22 @@
--- Decides about several questions, one after the other, as if each had come
--- alone; each counter is read and written once.
--- KEYS: the counters, each of its rule's number of windows from m0-1 on, or one
--- bucket.
--- ARGV[1]: a msgpack array of integers, for numbers in text cost as much as the
--- rest. In it they are called by their index, and what is worked out about them
--- replaces what is no longer needed, for every table costs as well:
---   where counters begin, where questions begin;
+-- Decides about several calls, one after the other, as if each had come
+-- alone. Each counter is read and written once.
+-- KEYS: the counters. Each has the rule's number of window keys, starting with
+-- window m0-1, or one key for a bucket.
+-- ARGV[1]: a msgpack array of integers, because numbers as text cost as much as
+-- the rest. The code addresses them by index. Computed values replace values
+-- that are no longer needed, because a new table costs as much too:
+--   the index of the first counter, the index of the first call;
 --   from 3 on, per rule: kind (0 sliding, 1 fixed window, 2 bucket), window, max,
---     what it holds (then times window), m0 (then what the current window's key is
---     behind the first), how many windows are declared beyond m0 + 1 (then the
---     share of the previous window that counts, in milliseconds);
---   per counter: its rule, or one like it but for its max, its first key (then the
---     one that counts), and three zeros (then previous, current before, current);
---   per question: take (1 or 0), within, number of charges, and per charge: its
+--     capacity (then times window), m0 (then the offset of the current window's
+--     key from the first key), the number of windows declared beyond m0 + 1 (then
+--     the part of the previous window that counts, in milliseconds);
+--   per counter: its rule, or one that differs only in max, its first key (then
+--     the key that counts), and three zeros (then previous, current before, current);
+--   per call: take (1 or 0), within, number of charges, and per charge: its
 --     rule, its counter, cost.
--- Returns the time and 1, or -1 if an m0 is off; then per question a verdict (1
--- admitted, 0 denied) and per charge the state before: previous and current
--- counter, or 0 and what is missing.
+-- Returns the time and 1, or -1 if an m0 is wrong; then per call a verdict (1
+-- admitted, 0 denied) and per charge the state before: the previous and current
+-- counter, or 0 and the amount missing from the bucket.
 local p = cmsgpack.unpack(ARGV[1])
 local values = call('MGET', unpack(KEYS))
 local counters, questions = p[1], p[2]
@@ -48,7 +48,7 @@ for c = counters, questions - 1, 5 do
   p[c + 1], p[c + 3], p[c + 4] = at, value, value
 end
 
-local reply, n = {now, 1, 0, 0, 0}, 2 -- room for the shortest
+local reply, n = {now, 1, 0, 0, 0}, 2 -- room for the shortest reply
 local q, last = questions, #p
 while q <= last do
   local take, within, stop, ok = p[q], p[q + 1], q + 3 * p[q + 2], 1
@@ -86,7 +86,7 @@ for c = counters, questions - 1, 5 do
     if p[r] == 2 then
       keep(name, cur, p[r + 2])
     elseif before == 0 or type(redis.pcall('INCRBY', name, added)) == 'table' then
-      call('SET', name, cur, 'PX', 2 * w - now % w + 1000) -- new, or no plain number
+      call('SET', name, cur, 'PX', 2 * w - now % w + 1000) -- new, or not a plain number
     end
   end
 end

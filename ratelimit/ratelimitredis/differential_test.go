@@ -23,8 +23,8 @@ import (
 	"github.com/holdfast-go/holdfast/ratelimit/ratelimittest"
 )
 
-// Random sequences of calls, with clocks that are moved together, get the same answers of Memory and
-// of Redis to the last detail. A sequence is told by its number.
+// Random sequences of calls, with clocks that are moved together, get exactly the same answers from Memory and from
+// Redis. A sequence is identified by its number.
 func TestDifferentialMemoryAndRedis(t *testing.T) {
 	t.Parallel()
 	client := redistest.New(t)
@@ -43,12 +43,11 @@ func TestDifferentialMemoryAndRedis(t *testing.T) {
 		allowed, denied = allowed+len(p.taken), denied+p.denied
 	}
 	if t.Logf("%d allowed, %d denied", allowed, denied); allowed == 0 || denied == 0 {
-		t.Error("that proves little")
+		t.Error("too few to prove much")
 	}
 }
 
-// pair asks two limiters the same, and a scripted one whether the charges make
-// sense.
+// pair sends the same calls to two limiters, and to a scripted one, which only checks the charges.
 type pair struct {
 	t        *testing.T
 	random   *mathrand.Rand
@@ -57,7 +56,7 @@ type pair struct {
 	scripted *ratelimittest.Limiter
 	advance  func(t *testing.T, d time.Duration)
 	limits   []ratelimit.Limit
-	windows  bool // not buckets alone
+	windows  bool // not only buckets
 	taken    [][]ratelimit.Charge
 	denied   int
 	log      []string
@@ -74,7 +73,7 @@ func newPair(t *testing.T, client redis.UniversalClient, m *bubbled, n int) *pai
 	return p
 }
 
-// limit is one of a few names and windows, so that some share a counter.
+// limit returns a limit with one of a few names and windows, so that some limits share a counter.
 func (p *pair) limit() ratelimit.Limit {
 	l := ratelimit.Limit{
 		Name:      []string{"user", "global", "calls"}[p.random.IntN(3)],
@@ -151,7 +150,7 @@ func (p *pair) move() {
 	p.note("clock %v to %v", d, p.memory.now().UnixMilli())
 }
 
-// reservable are those of the charges that a bucket may take ahead of time.
+// reservable returns the charges that can be reserved.
 func (p *pair) reservable(charges []ratelimit.Charge) []ratelimit.Charge {
 	buckets := slices.DeleteFunc(slices.Clone(charges), func(c ratelimit.Charge) bool { return c.Limit.Algorithm != ratelimit.TokenBucket })
 	if len(buckets) == 0 {
@@ -160,8 +159,7 @@ func (p *pair) reservable(charges []ratelimit.Charge) []ratelimit.Charge {
 	return buckets
 }
 
-// refundable are mostly charges that were taken, some of them once more, in part, or
-// without their time.
+// refundable returns mostly charges that were taken: some of them again, in part, or without their time.
 func (p *pair) refundable(made []ratelimit.Charge) []ratelimit.Charge {
 	if len(p.taken) == 0 || p.random.IntN(6) == 0 {
 		return made
@@ -194,7 +192,7 @@ func (p *pair) decide(what string, charges []ratelimit.Charge, ask func(l confor
 		errors.Is(err, ratelimit.ErrInvalid) != errors.Is(memoryErr, ratelimit.ErrInvalid) || len(scripted.Charges()) != len(fromMemory.Charges()) {
 		p.t.Errorf("%s %s:\n Memory %s\nscripted %s", what, tell(charges), answer(fromMemory, memoryErr), answer(scripted, err))
 	}
-	p.scripted = ratelimittest.New() // what a refused call left of the script
+	p.scripted = ratelimittest.New() // clears the rest of the script after a rejected call
 	if taken := fromMemory.Charges(); taken != nil {
 		p.taken = append(p.taken, taken)
 	}
@@ -212,7 +210,7 @@ func (p *pair) change(what string, charges []ratelimit.Charge, ask func(l confor
 	}
 }
 
-// answer is all that a caller can see of a decision.
+// answer returns all parts of a decision that a caller can see.
 func answer(d ratelimit.Decision, err error) string {
 	if err != nil {
 		return "error: " + err.Error()
@@ -234,14 +232,14 @@ func tell(charges []ratelimit.Charge) string {
 	return b.String()
 }
 
-// bubbled is a Memory in a synctest bubble, asked from outside, where calls of a server take real
-// time: so its clock moves only when it is told to. It starts at ratelimitredis.Start.
+// bubbled is a Memory in a synctest bubble, called from outside, where server calls take real time. So its clock
+// moves only on request. It starts at ratelimitredis.Start.
 type bubbled struct {
 	calls  chan func()
 	memory *ratelimit.Memory
 }
 
-// inBubble runs body outside of a bubble, with a Memory inside.
+// inBubble runs body outside a bubble, with a Memory inside the bubble.
 func inBubble(t *testing.T, body func(m *bubbled)) {
 	t.Helper()
 	m := &bubbled{calls: make(chan func())}
@@ -263,7 +261,7 @@ func inBubble(t *testing.T, body func(m *bubbled)) {
 	<-over
 }
 
-// do has f run in the bubble.
+// do runs f in the bubble.
 func (m *bubbled) do(f func()) {
 	done := make(chan struct{})
 	m.calls <- func() {

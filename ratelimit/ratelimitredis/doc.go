@@ -1,50 +1,49 @@
-// Package ratelimitredis is a ratelimit.Limiter on Redis, for limits that hold
-// over many processes.
+// Package ratelimitredis is a ratelimit.Limiter on Redis, for limits shared by many processes.
 //
-// A decision about any number of limits is one script, so one round trip: it reads all the counters
+// A decision about any number of limits is one script, so one round trip. The script reads all counters
 // and writes only if every limit admits its charge. Only the server's clock counts. The names of the
-// counters hold the number of the window, which the client has to declare beforehand: it declares
-// those in question, by what it learned of the server's clock from earlier answers, and asks again in
-// the rare case that the server finds itself outside of them.
+// counters contain the number of the window, and the client must declare them beforehand. It declares
+// the possible windows, based on the server's clock in earlier answers. In the rare case that the
+// server is in another window, the client calls again.
 //
-// What several callers ask at the same time travels together, decided one after the other in one run
-// of the script, which reads and writes each counter once. A denial is remembered for a second, or
-// until Redis would admit it; see Config.DenyCache.
+// Concurrent calls share a round trip. One run of the script decides them one after the other, and
+// reads and writes each counter once. A denial is remembered for a second, or until Redis would admit
+// the charge; see Config.DenyCache.
 //
 // # Keys
 //
-// A limit named user with a key counts in rate_limit:user:{key}:{window}, one without a key in
+// A limit named user with a key counts in rate_limit:user:{key}:{window}, a limit without a key in
 // rate_limit:global:{window}: an integer, with a TTL of at most two windows and a second. {window} is
 // the Unix time divided by the window's length: the number of the minute for a limit per minute. A
-// token bucket is kept in rate_limit:user:{key}:b60000, of which the number is the window in
-// milliseconds. The braces are placeholders here; driver.EncodeKey says how keys are written.
+// token bucket is stored in rate_limit:user:{key}:b60000, where the number is the window in
+// milliseconds. The braces mark variable parts here; driver.EncodeKey describes the stored form of a
+// key.
 //
 // # Redis Cluster
 //
-// A script may only touch one slot, so all the counters of a decision need one hash tag. On a cluster
-// (and a ring) client there always is one, so that a decision which would not be atomic cannot be
-// asked for: the keys are rate_limit:{rl}:user:…, with the braces, on one node. That is exact, at the
-// speed of that node. Config.Tag gives limiters that are never asked together different nodes.
+// A script may use only one slot, so all counters of a decision need the same hash tag. A cluster or
+// ring client always has a tag, so that every decision is atomic: the keys are rate_limit:{rl}:user:…,
+// with literal braces, on one node. That is exact, with the throughput of one node. Give limiters that
+// are never used together different nodes by Config.Tag.
 //
-// While a slot moves from one node to another, the cluster runs no script on it whose keys are not all
-// in one place (TRYAGAIN), as if Redis did not answer. What was charged moves along.
+// While a slot moves from one node to another, the cluster rejects scripts whose keys are not all in
+// one place (TRYAGAIN). This counts as an outage. The counters move with the slot.
 //
 // # When Redis does not answer
 //
 // No caller waits longer than Config.Timeout, whatever the client's own timeouts are. After five
-// failures in a row Redis is left alone but for one probe a second. What happens to requests
-// meanwhile is said by Config.FailOpen and Config.Replicas; such decisions have Fallback set. An
-// outage holds a few goroutines, not one per caller. A call that gets no answer has the idle
-// connections of the client tested, so that those which a router has forgotten do not each fail
-// another call.
+// failures in a row Redis gets only one probe a second. Meanwhile Config.FailOpen and Config.Replicas
+// decide about requests; such decisions have Fallback set. An outage uses a few goroutines, not one per
+// caller. After a call without an answer the idle connections of the client are tested, so that
+// connections forgotten by a router do not each fail another call.
 //
-// # What may be lost
+// # Possible errors in counting
 //
-// Replication is asynchronous: a failover may forget the charges of the last moments, and a server
-// that loses its memory forgets a window. The limiter then admits more than the limit for that long:
-// at most the limit once more. A call that runs into Config.Timeout may have been charged, once: the
-// limiter then admits less. The client is told not to repeat a script whose connection broke.
+// Replication is asynchronous: a failover may lose the charges of the last moments, and a server that
+// loses its memory loses a window. The limiter then admits more than the limit for that time: at most
+// the limit once more. A call that exceeds Config.Timeout may have been charged once: the limiter then
+// admits less. A script whose connection broke is not repeated.
 //
-// If the server's clock is set back, windows count on where they were, and a bucket goes on with what
-// it holds. If it is set forward, time has passed.
+// If the server's clock is set back, windows count on from their state, and a bucket keeps its tokens.
+// If the clock is set forward, the skipped time counts as passed.
 package ratelimitredis

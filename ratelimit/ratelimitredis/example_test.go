@@ -11,9 +11,9 @@ import (
 	"github.com/holdfast-go/holdfast/ratelimit/ratelimitredis"
 )
 
-// While Redis does not answer, each of four processes admits a fourth of the limit.
+// While Redis is down, each of four processes admits a quarter of the limit.
 func ExampleNew() {
-	client := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", MaxRetries: -1}) // nobody is there
+	client := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", MaxRetries: -1}) // no server
 	defer func() { _ = client.Close() }()
 	limiter, err := ratelimitredis.New(client, ratelimitredis.Config{
 		Replicas: 4,

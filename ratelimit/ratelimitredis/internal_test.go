@@ -14,14 +14,14 @@ import (
 	"github.com/holdfast-go/holdfast/ratelimit/driver"
 )
 
-// Start is where the clock of NewWithClock starts, and that of a synctest bubble.
+// Start is the start time of the clock of NewWithClock, and of a synctest bubble.
 var Start = time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)
 
-// NewWithClock returns a limiter whose scripts take the time from a key, and what moves it. The
-// limiter's own clock stays as it is, as on a machine that is off.
+// NewWithClock returns a limiter whose scripts read the time from a key, and a function that moves it. The limiter's
+// own clock does not move, as on a machine with a wrong clock.
 func NewWithClock(t *testing.T, client redis.UniversalClient, cfg Config) (*Limiter, func(t *testing.T, d time.Duration)) {
 	t.Helper()
-	cfg.DenyCache = -1 // it trusts that both clocks run alike
+	cfg.DenyCache = -1 // it assumes that both clocks have the same speed
 	l, err := New(client, cfg)
 	if err != nil {
 		t.Fatal(err)
@@ -30,7 +30,7 @@ func NewWithClock(t *testing.T, client redis.UniversalClient, cfg Config) (*Limi
 	for _, s := range []**script{&l.decideScript, &l.refundScript, &l.resetScript} {
 		source := strings.Replace((*s).source, "call('TIME')", "{call('GET', '"+key+"') / 1000, 0}", 1)
 		if source == (*s).source {
-			t.Fatal("the script asks for the time in another way")
+			t.Fatal("the script reads the time in another way")
 		}
 		*s = &script{source, redis.NewScript(source).Hash()}
 	}
@@ -46,23 +46,23 @@ func NewWithClock(t *testing.T, client redis.UniversalClient, cfg Config) (*Limi
 	return l, advance
 }
 
-// OnePipeline lets one call be under way at a time. It is called before the first.
+// OnePipeline allows only one pipeline at a time. Call it before the first call.
 func (l *Limiter) OnePipeline() *Limiter {
 	l.lanes.Most = 1
 	return l
 }
 
-// Probing sets how often a Redis that has failed is asked again. It is called before the first call.
+// Probing sets the time between probes of a Redis that has failed. Call it before the first call.
 func (l *Limiter) Probing(every time.Duration) *Limiter {
 	l.breaker = breaker.New(failuresInARow, every)
 	return l
 }
 
-// Load returns how many pipelines are under way, and how many calls wait for one.
+// Load returns the number of running pipelines and of waiting calls.
 func (l *Limiter) Load() (pipelines, waiting int) { return l.lanes.Load() }
 
-// However wrong the client's idea of the server's clock is, the charge lands in
-// the server's window, and the client has learned.
+// Even if the client's estimate of the server's clock is wrong, the charge counts in the server's window, and the
+// client corrects its estimate.
 func TestDrift(t *testing.T) {
 	t.Parallel()
 	client := redistest.New(t)
@@ -82,20 +82,20 @@ func TestDrift(t *testing.T) {
 			t.Fatalf("offset %d ms: %+v, %v", offset, d, err)
 		}
 		if learned := l.sender.offset.Load(); learned < -1000 || learned > 1000 {
-			t.Errorf("offset %d ms: learned %d", offset, learned)
+			t.Errorf("offset %d ms: corrected to %d", offset, learned)
 		}
 		l.sender.offset.Store(offset)
 		if err := l.Refund(t.Context(), d.Charges()...); err != nil {
 			t.Errorf("offset %d ms: refund: %v", offset, err)
 		}
 		if d.Limits()[0].Remaining != 99 {
-			t.Errorf("decision %d left %d, want 99: all in one window, each given back", n, d.Limits()[0].Remaining)
+			t.Errorf("decision %d left %d, want 99: all in one window, each refunded", n, d.Limits()[0].Remaining)
 		}
 	}
 }
 
-// Nodes of a cluster may have clocks of their own: what one call learned is not
-// lost to what another learned elsewhere meanwhile.
+// Nodes of a cluster may have different clocks. A call keeps its own offset even if another call stores the offset of
+// another node in the meantime.
 func TestDriftOfSeveralClocks(t *testing.T) {
 	t.Parallel()
 	l, err := New(redistest.New(t), Config{Timeout: 10 * time.Second})
@@ -114,7 +114,7 @@ func TestDriftOfSeveralClocks(t *testing.T) {
 	}
 }
 
-// On a cluster every key of a decision carries one hash tag.
+// On a cluster every key of a decision has the same hash tag.
 func TestClusterKeysShareOneSlot(t *testing.T) {
 	t.Parallel()
 	client := redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{"127.0.0.1:1"}})

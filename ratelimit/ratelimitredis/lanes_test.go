@@ -21,7 +21,7 @@ import (
 	"github.com/holdfast-go/holdfast/ratelimit/ratelimitredis"
 )
 
-// forgetful has the server know no script from time to time.
+// forgetful makes the server answer NOSCRIPT from time to time.
 type forgetful struct {
 	held
 	calls atomic.Int64
@@ -37,8 +37,8 @@ func (f *forgetful) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	}
 }
 
-// Callers at the same time share round trips, and each gets its own answer, also
-// where the server forgets the script meanwhile.
+// Concurrent callers share round trips, and each gets its own answer, even if the server loses the script in the
+// meantime.
 func TestCallersShareRoundTrips(t *testing.T) {
 	t.Parallel()
 	client := redistest.New(t)
@@ -71,7 +71,7 @@ func TestCallersShareRoundTrips(t *testing.T) {
 	}
 }
 
-// Of a flood of denied requests one a second reaches Redis.
+// Of many denied requests only one a second reaches Redis.
 func TestDenialsAreRemembered(t *testing.T) {
 	t.Parallel()
 	client := redistest.New(t)
@@ -93,11 +93,11 @@ func TestDenialsAreRemembered(t *testing.T) {
 			asked++
 		}
 	}
-	if most := 2 + int(time.Since(start)/time.Second); asked > most { // timing: a slow machine may ask more
-		t.Errorf("%d of 1000 requests were asked about in %v, want %d at most", asked, time.Since(start), most)
+	if most := 2 + int(time.Since(start)/time.Second); asked > most { // timing: a slow machine may send more
+		t.Errorf("%d of 1000 requests reached Redis in %v, want %d at most", asked, time.Since(start), most)
 	}
-	if n := calls.take(); n > 2*asked+2 { // some may find the script unknown
-		t.Errorf("%d requests that were asked about took %d round trips", asked, n)
+	if n := calls.take(); n > 2*asked+2 { // some may get NOSCRIPT
+		t.Errorf("%d requests to Redis took %d round trips", asked, n)
 	}
 	if err := l.Refund(t.Context(), taken.Charges()...); err != nil {
 		t.Fatal(err)
@@ -113,8 +113,8 @@ func TestDenialsAreRemembered(t *testing.T) {
 	}
 }
 
-// Units that one process takes for a moment, as replays do, and gives back are
-// there for the others soon after, not when their denials would have ended.
+// Units that one process charges and soon refunds, as for replays, become available to the others soon after, not
+// when the cached denials would have ended.
 func TestRefundsReachOtherProcesses(t *testing.T) {
 	t.Parallel()
 	client := redistest.New(t)
@@ -131,7 +131,7 @@ func TestRefundsReachOtherProcesses(t *testing.T) {
 				t.Fatalf("%+v, %v", taken, err)
 			}
 			if d, err := other.Allow(t.Context(), one); err != nil || d.Allowed || d.RetryAfter < time.Minute {
-				t.Fatalf("%+v, %v, want a denial for long", d, err)
+				t.Fatalf("%+v, %v, want a long denial", d, err)
 			}
 			if err := replaying.Refund(t.Context(), taken.Charges()...); err != nil {
 				t.Fatal(err)
@@ -147,7 +147,8 @@ func TestRefundsReachOtherProcesses(t *testing.T) {
 	}
 }
 
-// However many callers ask, a server that does not answer holds a few pipelines, and no caller longer than the timeout.
+// A server that does not answer occupies a few pipelines, however many callers there are, and no caller waits longer
+// than the timeout.
 func TestPausedServer(t *testing.T) {
 	t.Parallel()
 	silent.BothClients(t, redistest.URL, -1, func(t *testing.T, client *redis.Client, server *silent.Redis) {
@@ -173,7 +174,7 @@ func TestPausedServer(t *testing.T) {
 			})
 		}
 		wg.Wait()
-		// All first calls end at the same moment. Callers wait a second time if they ask before the breaker opens.
+		// All first calls end at the same moment. A caller waits a second time if it calls before the breaker opens.
 		if took := time.Since(start); took > 2*timeout {
 			t.Errorf("five calls each took %v, want %v at most", took, 2*timeout)
 		}
@@ -183,7 +184,7 @@ func TestPausedServer(t *testing.T) {
 	})
 }
 
-// As many callers as travel together, with as many limits as a decision has.
+// The most callers that share a round trip, with the most limits in a decision.
 func TestTheLargestRoundTrip(t *testing.T) {
 	t.Parallel()
 	client := redistest.New(t)
@@ -221,7 +222,7 @@ func TestTheLargestRoundTrip(t *testing.T) {
 	}
 }
 
-// held is a client whose scripts wait until they are let go.
+// held is a client whose scripts wait until they are released.
 type held struct {
 	entered chan struct{}
 	let     chan struct{}
@@ -246,8 +247,8 @@ func (h *held) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Process
 	return next
 }
 
-// Who gives up while others share the round trip takes nothing from them: a call
-// that was not yet sent is charged nothing, and the others get their answers.
+// A caller that gives up does not affect the others in its round trip. A call that was not yet sent is charged
+// nothing, and the others get their answers.
 func TestCallersWhoGiveUp(t *testing.T) {
 	t.Parallel()
 	client := redistest.New(t)
@@ -259,14 +260,14 @@ func TestCallersWhoGiveUp(t *testing.T) {
 	}
 	client.AddHook(hook)
 	var first sync.WaitGroup
-	first.Go(func() { // it began the round trip, and gives up while that is under way
+	first.Go(func() { // it started the round trip and gives up during it
 		ctx, cancel := context.WithCancel(t.Context())
 		go func() {
 			<-hook.entered
 			cancel()
 		}()
 		if _, err := l.Allow(ctx, c); !errors.Is(err, context.Canceled) {
-			t.Errorf("who began it got %v", err)
+			t.Errorf("the caller that started it got %v", err)
 		}
 	})
 	first.Wait()
@@ -275,12 +276,12 @@ func TestCallersWhoGiveUp(t *testing.T) {
 	for range 20 {
 		leavers.Go(func() {
 			if _, err := l.Allow(gone, c); !errors.Is(err, context.Canceled) {
-				t.Errorf("who gave up got %v", err)
+				t.Errorf("a caller that gave up got %v", err)
 			}
 		})
 		stayers.Go(func() {
 			if d, err := l.Allow(t.Context(), c); err != nil || !d.Allowed {
-				t.Errorf("who stayed got %+v, %v", d, err)
+				t.Errorf("a caller that stayed got %+v, %v", d, err)
 			}
 		})
 	}
@@ -295,12 +296,11 @@ func TestCallersWhoGiveUp(t *testing.T) {
 	close(hook.let)
 	stayers.Wait()
 	if d, err := l.Peek(t.Context(), c); err != nil || d.Limits()[0].Remaining != 1000-1-1-20-1 {
-		t.Errorf("%v, %v: want charges of the first, of the one under way and of the 20 who stayed", d.Limits(), err)
+		t.Errorf("%v, %v: want charges of the first, of the running one and of the 20 that stayed", d.Limits(), err)
 	}
 }
 
-// A client that was closed is a store that cannot be asked; nothing of the
-// limiter goes on.
+// A closed client counts as an unavailable store, and no goroutine of the limiter remains.
 func TestClosedClient(t *testing.T) {
 	t.Parallel()
 	opts := *redistest.New(t).Options()
@@ -327,7 +327,7 @@ func TestClosedClient(t *testing.T) {
 	}
 	testenv.Eventually(t, func() error {
 		if n, _ := l.Load(); n != 0 {
-			return fmt.Errorf("%d go on", n)
+			return fmt.Errorf("%d still run", n)
 		}
 		return nil
 	})

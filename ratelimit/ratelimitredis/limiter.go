@@ -26,26 +26,25 @@ import (
 )
 
 const (
-	// pipelines is how many calls to Redis may be under way at once; decisions that are asked for
-	// meanwhile travel together in the next one. A second one keeps Redis busy while the first is
-	// read; more make smaller groups, which cost both sides more.
+	// pipelines is the number of concurrent calls to Redis. Decisions requested in the meantime share the next call.
+	// A second call keeps Redis busy while the answer of the first is read. More calls make smaller groups, which
+	// cost both sides more.
 	pipelines = 2
-	// failuresInARow stop the calls but for a probe.
+	// failuresInARow is the number of failures after which only probes are sent.
 	failuresInARow = 5
-	// probeEvery is how often a Redis that has failed so often is asked again.
+	// probeEvery is the time between probes of a Redis that has failed.
 	probeEvery = time.Second
-	// silence is how long a caller waits, and then leaves, for its connection to count as silent.
+	// silence is the wait after which a leaving caller's connection counts as silent.
 	silence = 500 * time.Millisecond
-	// idleTest is how long an idle connection may take to answer.
+	// idleTest limits the answer of an idle connection.
 	idleTest = time.Second
 )
 
-// Limiter is a ratelimit.Limiter, and a driver.Reserver, on Redis. Make it with New. It is safe for
-// concurrent use.
+// Limiter is a ratelimit.Limiter and a driver.Reserver on Redis. Make it with New. It is safe for concurrent use.
 type Limiter struct {
 	client redis.UniversalClient
 	cfg    Config
-	base   string // of the keys
+	base   string // the first part of all keys
 	meters *meters
 
 	decideScript, refundScript, resetScript *script
@@ -54,12 +53,12 @@ type Limiter struct {
 	lanes   *lanes.Lanes[*call]
 	breaker *breaker.Breaker
 	idle    *redisconn.Idle
-	denials *driver.DenyCache // nil: none are remembered
-	local   *ratelimit.Memory // decides while Redis cannot be asked; nil without Config.Replicas
-	down    atomic.Bool       // the log was told of the outage
+	denials *driver.DenyCache // nil: denials are not remembered
+	local   *ratelimit.Memory // decides while Redis is unavailable; nil without Config.Replicas
+	down    atomic.Bool       // the outage was logged
 }
 
-// New returns a Limiter on client, which stays the caller's to close.
+// New returns a Limiter on client. The caller closes the client.
 func New(client redis.UniversalClient, cfg Config) (*Limiter, error) {
 	if client == nil {
 		return nil, errors.New("ratelimitredis: client is nil")
@@ -79,8 +78,8 @@ func New(client redis.UniversalClient, cfg Config) (*Limiter, error) {
 		breaker: breaker.New(failuresInARow, probeEvery),
 		idle:    &redisconn.Idle{Client: client, Timeout: min(cfg.Timeout, idleTest)},
 	}
-	// A server that does not answer holds a few goroutines, not one per caller, and nobody longer than
-	// they want to: only a client that heeds deadlines lets go of a caller in time.
+	// A server that does not answer occupies a few goroutines, not one per caller. Only a client that respects
+	// deadlines returns to a caller in time.
 	heedsDeadlines, _ := redisconn.Timeouts(client)
 	l.lanes = &lanes.Lanes[*call]{Send: l.sender.send, Most: pipelines, Timeout: cfg.Timeout, OwnTrips: heedsDeadlines}
 	if cfg.DenyCache > 0 {
@@ -118,9 +117,9 @@ func (l *Limiter) Reserve(ctx context.Context, within time.Duration, charges ...
 	return l.observed(ctx, within.Truncate(time.Millisecond), normal)
 }
 
-// Peek returns the decision that Allow would make now, and charges nothing. Its Remaining and Reset
-// are those after the charge if that would be allowed. It returns ErrUnavailable if Redis cannot be
-// asked, whatever the configuration says for this case.
+// Peek returns the decision that Allow would make now, and charges nothing. Its Remaining and Reset are the values
+// after the charge, if it would be allowed. It returns ErrUnavailable if Redis is unavailable, even with FailOpen or
+// Replicas.
 func (l *Limiter) Peek(ctx context.Context, charges ...ratelimit.Charge) (ratelimit.Decision, error) {
 	normal, err := ratelimit.Charges(charges).Normalize()
 	if err != nil {
@@ -129,8 +128,8 @@ func (l *Limiter) Peek(ctx context.Context, charges ...ratelimit.Charge) (rateli
 	return l.decide(ctx, 0, false, normal)
 }
 
-// Refund implements ratelimit.Limiter. It returns ErrUnavailable if Redis cannot be asked, whatever
-// the configuration says for this case; what was counted within the process is given back there.
+// Refund implements ratelimit.Limiter. It returns ErrUnavailable if Redis is unavailable, even with FailOpen or
+// Replicas. Charges that were counted within the process are refunded there.
 func (l *Limiter) Refund(ctx context.Context, charges ...ratelimit.Charge) error {
 	normal, err := ratelimit.Charges(charges).Normalize()
 	if err != nil {
@@ -142,8 +141,8 @@ func (l *Limiter) Refund(ctx context.Context, charges ...ratelimit.Charge) error
 	return l.change(ctx, l.refundScript, normal)
 }
 
-// Reset forgets what was charged to the limits and keys of the charges, in this window and the one
-// before. Other processes may deny for a second more; see Config.DenyCache.
+// Reset clears the counters of the charges, of the current and the previous window. Other processes may still deny
+// for a second; see Config.DenyCache.
 func (l *Limiter) Reset(ctx context.Context, charges ...ratelimit.Charge) error {
 	normal, err := ratelimit.Charges(charges).Normalize()
 	if err != nil {
@@ -160,7 +159,7 @@ func (l *Limiter) change(ctx context.Context, s *script, charges []ratelimit.Cha
 	return err
 }
 
-// observed decides, within the process if Redis cannot be asked, and records the decision.
+// observed decides, within the process if Redis is unavailable, and records the decision.
 func (l *Limiter) observed(ctx context.Context, within time.Duration, given []ratelimit.Charge) (ratelimit.Decision, error) {
 	charges, err := ratelimit.Charges(given).Normalize()
 	if err != nil {
@@ -188,8 +187,8 @@ func (l *Limiter) observed(ctx context.Context, within time.Duration, given []ra
 	return d, nil
 }
 
-// decide asks the script and works out the details from the state that it saw, with the arithmetic
-// that all limiters share. The charges are normalized.
+// decide runs the script and computes the details from the counters in the reply, with the arithmetic shared by all
+// limiters. The charges are normalized.
 func (l *Limiter) decide(ctx context.Context, within time.Duration, take bool, charges []ratelimit.Charge) (d ratelimit.Decision, err error) {
 	possible := !slices.ContainsFunc(charges, tooMuch)
 	c := &call{script: l.decideScript, many: true, charges: charges, take: take && possible, within: within.Milliseconds()}
@@ -199,7 +198,7 @@ func (l *Limiter) decide(ctx context.Context, within time.Duration, take bool, c
 	var space [3]driver.Counter // most decisions need no more
 	counters := space[:0]
 	for i, charge := range charges {
-		sane := int64(1<<53) / charge.Limit.Window.Milliseconds() // whatever a foreign value says
+		sane := int64(1<<53) / charge.Limit.Window.Milliseconds() // limits values of other systems
 		if charge.Limit.Algorithm == ratelimit.TokenBucket {
 			sane = 1 << 53
 		}
@@ -220,8 +219,7 @@ func tooMuch(c ratelimit.Charge) bool {
 	return c.Cost > c.Limit.Max
 }
 
-// run has a call answered unless Redis is known not to answer. Its error is ErrUnavailable or that of
-// ctx.
+// run sends a call, unless the breaker is open. Its error is ErrUnavailable or the error of ctx.
 func (l *Limiter) run(ctx context.Context, c *call) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -236,7 +234,7 @@ func (l *Limiter) run(ctx context.Context, c *call) error {
 		err = c.err
 	}
 	if err != nil && ctx.Err() != nil {
-		if time.Since(start) >= silence { // the next caller shall not take the next silent connection
+		if time.Since(start) >= silence { // otherwise the next caller would use the next silent connection
 			l.unanswered(ctx, c, err)
 		}
 		return ctx.Err()
@@ -251,30 +249,30 @@ func (l *Limiter) run(ctx context.Context, c *call) error {
 	return nil
 }
 
-// unanswered has the idle connections tested, and the nodes of a cluster asked for.
+// unanswered tests the idle connections, and refreshes the nodes of a cluster.
 func (l *Limiter) unanswered(ctx context.Context, c *call, err error) {
-	ctx = context.WithoutCancel(ctx) // the caller may have left
+	ctx = context.WithoutCancel(ctx) // the caller may have given up
 	redisconn.Failed(ctx, l.client, err)
 	l.idle.Test(ctx, string(appendName(nil, c.base, c.charges[0])))
 }
 
-var errOpen = errors.New("redis has not answered lately, waiting for the next probe")
+var errOpen = errors.New("redis did not answer lately; waiting for the next probe")
 
-// fallBack decides while Redis cannot be asked, as Config.FailOpen and Config.Replicas say. The error
-// is the cause, or that of the local limiter.
+// fallBack decides while Redis is unavailable, by Config.FailOpen and Config.Replicas. The error is the cause, or the
+// error of the local limiter.
 func (l *Limiter) fallBack(ctx context.Context, within time.Duration, charges []ratelimit.Charge, cause error) (ratelimit.Decision, error) {
 	if !l.cfg.FailOpen && l.local == nil {
 		return ratelimit.Decision{}, cause
 	}
 	if !l.down.Swap(true) {
-		l.cfg.Logger.WarnContext(ctx, "ratelimit: store unavailable, requests are decided without it",
+		l.cfg.Logger.WarnContext(ctx, "ratelimit: store unavailable, deciding without it",
 			slog.Bool("counted", l.local != nil), slog.Any("error", cause))
 	}
 	if l.local == nil {
 		return ratelimit.Decision{Allowed: true, Fallback: true}, nil
 	}
 	d, err := l.countHere(ctx, within, l.shareOf(charges))
-	if d.Never && !slices.ContainsFunc(charges, tooMuch) { // too much for the share of this process, not for the limit
+	if d.Never && !slices.ContainsFunc(charges, tooMuch) { // above the share of this process, but not above the limit
 		d.Never, d.RetryAfter = false, probeEvery
 	}
 	d.Fallback = true
@@ -291,7 +289,7 @@ func (l *Limiter) countHere(ctx context.Context, within time.Duration, charges [
 // shareOf returns the charges with this process's share of their limits.
 func (l *Limiter) shareOf(charges []ratelimit.Charge) []ratelimit.Charge {
 	replicas := int64(l.cfg.Replicas)
-	charges = slices.Clone(charges) // a call under way may still be reading them
+	charges = slices.Clone(charges) // a running call may still read them
 	for i := range charges {
 		limit := &charges[i].Limit
 		limit.Max = max(1, limit.Max/replicas)
@@ -302,25 +300,25 @@ func (l *Limiter) shareOf(charges []ratelimit.Charge) []ratelimit.Charge {
 	return charges
 }
 
-// recovered says once that Redis answers again.
+// recovered logs once that Redis answers again.
 func (l *Limiter) recovered(ctx context.Context) {
 	if l.down.Load() && l.down.Swap(false) {
 		l.cfg.Logger.InfoContext(ctx, "ratelimit: store available again")
 	}
 }
 
-// checkTimeout bounds Check, whatever the client's own timeouts are.
+// checkTimeout limits Check, whatever the client's own timeouts are.
 const checkTimeout = 5 * time.Second
 
-// Check reports whether the server decides about several limits at once and keeps the counters, and
-// whether the client lets go of a connection that falls silent. It returns nil if all is well. Else
-// Unwrap() []error of the error gives the findings singly: each has the method Mend() string, unlike
-// a failure to look, which takes 5 s at most. Nothing is changed but the server's script cache.
+// Check reports whether the server decides about several limits at once and keeps the counters, and whether the
+// client has a timeout for a silent connection. It returns nil if there is no problem. Otherwise Unwrap() []error of
+// the error returns the findings: each has the method Mend() string. A failure to read the server has no such method
+// and takes at most 5 s. Check changes only the server's script cache.
 func (l *Limiter) Check(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
 	defer cancel()
 	answer := make(chan error, 1)
-	go func() { answer <- l.look(ctx) }() // the client need not mind the deadline
+	go func() { answer <- l.look(ctx) }() // the client may ignore the deadline
 	select {
 	case err := <-answer:
 		return err
@@ -335,29 +333,29 @@ func (l *Limiter) look(ctx context.Context) error {
 		return fmt.Errorf("ratelimitredis: check: %w", err)
 	}
 	if heedsDeadlines, bounded := redisconn.Timeouts(l.client); !heedsDeadlines && !bounded {
-		found.Add("set ContextTimeoutEnabled of the client's options, or a ReadTimeout",
-			"the client waits for ever for a connection that has fallen silent, and loses it for its pool")
+		found.Add("set ContextTimeoutEnabled or a ReadTimeout in the client's options",
+			"the client waits forever on a silent connection, and the connection is lost to the pool")
 	}
 	refused := redis.Error(nil)
 	switch err := l.rehearse(ctx); {
 	case errors.As(err, &refused):
-		found.Add(mendOf(refused), "the server refuses to decide: %v", refused)
+		found.Add(mendOf(refused), "the server rejects the script: %v", refused)
 	case err != nil:
 		found.Join(fmt.Errorf("ratelimitredis: check: %w", err))
 		return found.Err()
 	}
 	settings, err := l.client.ConfigGet(ctx, "maxmemory*").Result()
-	// A managed server may refuse to tell. Any other failure is a failure to look.
+	// A managed server may reject CONFIG GET. Any other failure is an error.
 	if err != nil && !errors.As(err, &refused) {
 		found.Join(fmt.Errorf("ratelimitredis: check: %w", err))
 	}
 	if policy := settings["maxmemory-policy"]; settings["maxmemory"] != "0" && policy != "" && !strings.HasPrefix(policy, "noeviction") {
-		found.Add("CONFIG SET maxmemory-policy noeviction", "maxmemory-policy %s may drop counters, which admits more than the limits", policy)
+		found.Add("CONFIG SET maxmemory-policy noeviction", "maxmemory-policy is %s: a full server drops counters and admits more than the limits", policy)
 	}
 	return found.Err()
 }
 
-// rehearse asks for a decision about limits that nobody has, and takes nothing.
+// rehearse decides about limits that nobody uses, and charges nothing.
 func (l *Limiter) rehearse(ctx context.Context) error {
 	user, global := ratelimit.Limit{Name: "check-user", Max: 1}, ratelimit.Limit{Name: "check-global", Max: 1}
 	_, err := l.Peek(ctx, ratelimit.Charge{Limit: user, Key: "check"}, ratelimit.Charge{Limit: global})
@@ -368,43 +366,40 @@ func mendOf(refused redis.Error) string {
 	if strings.HasPrefix(refused.Error(), "CROSSSLOT") {
 		return "set Config.Tag: the server is part of a cluster"
 	}
-	return "let the user run EVALSHA and EVAL, with TIME, MGET, INCRBY, SET and DEL on keys that begin with Config.Prefix"
+	return "allow the user EVALSHA and EVAL, with TIME, MGET, INCRBY, SET and DEL on keys that begin with Config.Prefix"
 }
 
 // Config configures a Limiter. The zero value works.
 type Config struct {
-	// Prefix begins every key: 1 to 64 of [A-Za-z0-9._:-]. Default: "rate_limit".
+	// Prefix is the first part of every Redis key: 1 to 64 of [A-Za-z0-9._:-]. Default: "rate_limit".
 	Prefix string
 
-	// Tag puts every key into the cluster slot of the hash tag {Tag}: 1 to 32 of [A-Za-z0-9._-].
-	// Default: none; "rl" on a cluster or ring client, which cannot decide about several keys without
-	// one.
+	// Tag puts every key into the cluster slot of the hash tag {Tag}: 1 to 32 of [A-Za-z0-9._-]. Default: none; "rl"
+	// with a cluster or ring client, which needs a tag to decide about several keys.
 	Tag string
 
-	// Timeout bounds a call, whatever the client's own timeouts and retries are. With a client whose
-	// ContextTimeoutEnabled is set, a call that waits for no other is made by the goroutine that
-	// asks, which is faster; it then ends with the timeout or the deadline of its context, not when
-	// that is cancelled. Default: 1 s, ten times the period after which a container that has used up its
-	// share of the CPU runs again. What a silent Redis costs is bounded by the five failures after which
-	// nobody waits for it.
+	// Timeout limits a call, whatever the client's own timeouts and retries are. If the client's
+	// ContextTimeoutEnabled is set, a call that waits for no other call runs in the caller's goroutine, which is
+	// faster. It then ends with the timeout or the deadline of its context, but not when the context is cancelled.
+	// Default: 1 s, which is ten times the period after which a container without remaining CPU quota runs again.
+	// After five failures callers no longer wait for a silent Redis.
 	Timeout time.Duration
 
-	// DenyCache is how many denials are remembered, at least 64: each until Redis would admit it, for
-	// a second at most, so that a flood of denied requests costs one round trip a second. What is
-	// remembered is denied during an outage as well. -1 remembers none. Default: 10,000.
+	// DenyCache is the number of remembered denials, at least 64. Each is kept until Redis would admit the charge,
+	// for at most a second, so that many denied requests cost one round trip a second. A remembered denial also
+	// counts during an outage. -1 remembers none. Default: 10,000.
 	DenyCache int
 
-	// FailOpen lets requests pass uncounted while Redis cannot be asked. Not together with Replicas.
-	// Default: such requests get ratelimit.ErrUnavailable, which the middleware answers with 503.
+	// FailOpen lets requests pass uncounted while Redis is unavailable. Not together with Replicas. Default: such
+	// requests get ratelimit.ErrUnavailable, which the middleware answers with 503.
 	FailOpen bool
 
-	// Replicas, if above 0, has requests counted within the process while Redis cannot be asked: with
-	// every limit divided by this number of processes, but at least one unit, and without what Redis
-	// has counted. A request that costs more than this share is denied until Redis can be asked.
-	// Default: none is.
+	// Replicas, if above 0, is the number of processes that count on their own while Redis is unavailable. Each
+	// process counts with its share of every limit, but at least one unit, and without the counts of Redis. A request
+	// that costs more than this share is denied until Redis is available. Default: 0, processes do not count.
 	Replicas int
 
-	// Logger receives the beginning and the end of an outage that decides. Default: slog.Default().
+	// Logger logs the start and the end of an outage with FailOpen or Replicas. Default: slog.Default().
 	Logger *slog.Logger
 	// MeterProvider is for the metrics holdfast.ratelimit.*. Default: the global one.
 	MeterProvider metric.MeterProvider
@@ -454,7 +449,7 @@ func (c Config) validate() error {
 	return errors.Join(errs...)
 }
 
-// base is how the keys begin.
+// base returns the first part of all keys.
 func (c Config) base() string {
 	if c.Tag == "" {
 		return c.Prefix + ":"
@@ -478,29 +473,29 @@ func plain(s string, most int, also string) bool {
 
 const scope = "github.com/holdfast-go/holdfast/ratelimit/ratelimitredis"
 
-// maxLabels bounds the limits whose labels are kept ready.
+// maxLabels limits the limits whose labels are cached.
 const maxLabels = 1000
 
-// meters are the instruments.
+// meters has the instruments.
 type meters struct {
 	decisions metric.Int64Counter
 	duration  metric.Float64Histogram
 	remaining metric.Float64Histogram
 	drift     metric.Int64Counter
 
-	// labels by limit are made once, since a remembered denial is to cost little. Readers take no lock:
-	// who adds a limit replaces the map.
+	// labels are made once for each limit, because a remembered denial must be cheap. Readers take no lock; adding a
+	// limit replaces the map.
 	labels  atomic.Pointer[map[string]*labels]
 	growing sync.Mutex
 }
 
-// labels are those of one limit.
+// labels are the labels of one limit.
 type labels struct {
 	allowed, denied bySource
 	remaining       []metric.RecordOption
 }
 
-// bySource are the labels of a decision by who made it.
+// bySource has the labels of a decision, by the part that decided.
 type bySource struct{ store, cache, fallback []metric.AddOption }
 
 func newMeters(provider metric.MeterProvider) (*meters, error) {
@@ -509,18 +504,18 @@ func newMeters(provider metric.MeterProvider) (*meters, error) {
 	m.labels.Store(&map[string]*labels{})
 	var errs [4]error
 	m.decisions, errs[0] = meter.Int64Counter("holdfast.ratelimit.decisions",
-		metric.WithDescription("Decisions by outcome, by who decided, and by the limit that was nearest to its end."), metric.WithUnit("{decision}"))
+		metric.WithDescription("Decisions by outcome, source and the limit with the smallest share left."), metric.WithUnit("{decision}"))
 	m.duration, errs[1] = meter.Float64Histogram("holdfast.ratelimit.duration",
-		metric.WithDescription("Duration of a decision that was not remembered, or of the attempt."), metric.WithUnit("s"), telemetry.Seconds)
+		metric.WithDescription("Duration of decisions that were not cached, including failed ones."), metric.WithUnit("s"), telemetry.Seconds)
 	m.remaining, errs[2] = meter.Float64Histogram("holdfast.ratelimit.remaining",
-		metric.WithDescription("Share that is left of the limit that was nearest to its end."), metric.WithUnit("1"),
+		metric.WithDescription("Smallest share left among the limits of a decision."), metric.WithUnit("1"),
 		metric.WithExplicitBucketBoundaries(0, 0.05, 0.1, 0.2, 0.5, 0.8))
 	m.drift, errs[3] = meter.Int64Counter("holdfast.ratelimit.drift",
-		metric.WithDescription("Questions asked again because the server was in another window."), metric.WithUnit("{question}"))
+		metric.WithDescription("Calls repeated because the server was in another window."), metric.WithUnit("{question}"))
 	return m, errors.Join(errs[:]...)
 }
 
-// decided counts a decision, and records the share that is left of the limit nearest to its end.
+// decided counts a decision, and records the smallest share left among its limits.
 func (m *meters) decided(ctx context.Context, d *ratelimit.Decision) {
 	limit, share := d.Denied, 0.0
 	if limit == "" {
@@ -535,7 +530,7 @@ func (m *meters) decided(ctx context.Context, d *ratelimit.Decision) {
 	}
 }
 
-// unavailable counts a request that got no decision.
+// unavailable counts a request without a decision.
 func (m *meters) unavailable(ctx context.Context) {
 	m.decisions.Add(ctx, 1, decisionLabels("", "unavailable", "none")...)
 }

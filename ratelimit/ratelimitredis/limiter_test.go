@@ -31,7 +31,7 @@ func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }
 
 const day = 24 * time.Hour
 
-// patient is a timeout for tests of what is answered rather than when.
+// patient is a timeout for tests that do not measure time.
 const patient = testenv.Patience
 
 func open(t *testing.T, client redis.UniversalClient, cfg ratelimitredis.Config) *ratelimitredis.Limiter {
@@ -107,7 +107,7 @@ func TestKeysValuesAndTTL(t *testing.T) {
 	check()
 }
 
-// What others left under our names does not break a decision.
+// Values of other systems under our names do not break a decision.
 func TestForeignValues(t *testing.T) {
 	t.Parallel()
 	client := redistest.New(t)
@@ -245,7 +245,7 @@ func TestNewReportsEveryViolation(t *testing.T) {
 		}
 	}
 	if _, err := ratelimitredis.New(client, ratelimitredis.Config{FailOpen: true, Replicas: 2}); err == nil || !strings.Contains(err.Error(), "FailOpen") {
-		t.Errorf("with both FailOpen and Replicas it says %v", err)
+		t.Errorf("with both FailOpen and Replicas: %v", err)
 	}
 }
 
@@ -273,20 +273,20 @@ func TestCheck(t *testing.T) {
 		t.Error(err)
 	}
 	if err := open(t, impatient(t, "127.0.0.1:1", 0), ratelimitredis.Config{}).Check(t.Context()); err == nil || hasMend(err) {
-		t.Errorf("of a server that is not there it says %v", err)
+		t.Errorf("without a server: %v", err)
 	}
 }
 
-func TestCheckFindsWhatDecisionsWouldMeet(t *testing.T) {
+func TestCheck_findsProblemsOfDecisions(t *testing.T) {
 	t.Parallel()
-	client := redistest.Client(t, testenv.Private(t, testenv.Redis, redistest.ClusterFlags...).URL()) // it does not show that it is of a cluster
+	client := redistest.Client(t, testenv.Private(t, testenv.Redis, redistest.ClusterFlags...).URL()) // the client does not show that the server is in a cluster
 	if err := client.ClusterAddSlotsRange(t.Context(), 0, 16383).Err(); err != nil {
 		t.Fatal(err)
 	}
 	testenv.Eventually(t, func() error { return open(t, client, ratelimitredis.Config{Tag: "rl"}).Check(t.Context()) })
 	err := open(t, client, ratelimitredis.Config{}).Check(t.Context())
 	if mend := findings(t, err, 1)[0].Mend(); !strings.Contains(mend, "Tag") {
-		t.Errorf("without a tag on a cluster: %v is mended by %q", err, mend)
+		t.Errorf("without a tag on a cluster: %v, Mend returns %q", err, mend)
 	}
 	if err := client.ACLSetUser(t.Context(), "weak", "on", ">secret", "~*", "+@all", "-evalsha", "-eval").Err(); err != nil {
 		t.Fatal(err)
@@ -301,7 +301,7 @@ func TestCheckFindsWhatDecisionsWouldMeet(t *testing.T) {
 	}()
 	err = open(t, weak, ratelimitredis.Config{Tag: "rl"}).Check(t.Context())
 	if mend := findings(t, err, 1)[0].Mend(); !strings.Contains(mend, "EVALSHA") {
-		t.Errorf("a user who may not run scripts: %v is mended by %q", err, mend)
+		t.Errorf("a user without permission for scripts: %v, Mend returns %q", err, mend)
 	}
 	if err := client.ConfigSet(t.Context(), "maxmemory", "100mb").Err(); err != nil {
 		t.Fatal(err)
@@ -315,13 +315,13 @@ func TestCheckFindsWhatDecisionsWouldMeet(t *testing.T) {
 	}
 }
 
-// finding is what a finding of Check has, unlike a failure to look.
+// finding is an error with a fix, unlike a failure to read the server.
 type finding interface {
 	error
 	Mend() string
 }
 
-// findings returns the findings of a Check, which are this many.
+// findings returns the findings of a Check, and fails unless there are count.
 func findings(t *testing.T, err error, count int) (found []finding) {
 	t.Helper()
 	joined, ok := err.(interface{ Unwrap() []error })
@@ -332,7 +332,7 @@ func findings(t *testing.T, err error, count int) (found []finding) {
 		if f, ok := each.(finding); ok {
 			found = append(found, f)
 		} else {
-			t.Errorf("%v has no mend", each)
+			t.Errorf("%v has no Mend", each)
 		}
 	}
 	if len(found) != count {
@@ -346,7 +346,7 @@ func hasMend(err error) bool {
 	return ok
 }
 
-// A server may keep its configuration to itself; one that does not answer is reported.
+// A server may reject CONFIG GET; a server that does not answer is reported.
 func TestCheckWithoutConfiguration(t *testing.T) {
 	t.Parallel()
 	client := redistest.New(t)
@@ -358,7 +358,7 @@ func TestCheckWithoutConfiguration(t *testing.T) {
 	}
 }
 
-// wantRecorded compares everything recorded since the last call; of durations, how many there are.
+// wantRecorded compares everything recorded since the last call; of durations only their number.
 func wantRecorded(t *testing.T, r *metrictest.Recorder, when string, durations int, want map[string][]float64) {
 	t.Helper()
 	const duration = "holdfast.ratelimit.duration"
@@ -373,7 +373,7 @@ func wantRecorded(t *testing.T, r *metrictest.Recorder, when string, durations i
 	}
 }
 
-// Decisions are counted by outcome, source and the limit that bound.
+// Decisions are counted by outcome, source and the limit with the smallest share left.
 func TestMetrics(t *testing.T) {
 	t.Parallel()
 	proxy := testenv.NewProxy(t, redistest.URL(t))
@@ -413,14 +413,14 @@ func TestMetrics(t *testing.T) {
 	wantRecorded(t, meter, "undecided", 1, map[string][]float64{decisions + "{limit=,outcome=unavailable,source=none}": {1}})
 }
 
-// tally is what one limit did in one millisecond of the server's time.
+// tally counts the decisions about one limit in one millisecond of the server's time.
 type tally struct{ allowed, denied int64 }
 
-// tallies are those of limits, by their name and the millisecond.
+// tallies holds the tallies of limits, by their name and the millisecond.
 type tallies map[string]map[int64]tally
 
-// Limiters of many processes, each with a client of its own, charge the same limits at once: each of their decisions is what
-// the arithmetic says about all that was admitted.
+// Limiters of many processes, each with its own client, charge the same limits concurrently. Each decision matches
+// the arithmetic for all admitted charges.
 func TestManyClients_decideExactly(t *testing.T) {
 	t.Parallel()
 	url := redistest.URL(t)
@@ -435,7 +435,7 @@ func TestManyClients_decideExactly(t *testing.T) {
 	}
 }
 
-// chargeTogether charges the limits through limiters of several clients, and returns what they decided.
+// chargeTogether charges the limits through limiters of several clients, and returns their decisions.
 func chargeTogether(t *testing.T, url string, limits []ratelimit.Limit) tallies {
 	t.Helper()
 	clients, each := 4, 80
@@ -477,8 +477,8 @@ func chargeTogether(t *testing.T, url string, limits []ratelimit.Limit) tallies 
 	return all
 }
 
-// checkTally goes through the milliseconds in order: what was admitted up to the end of one must fit, and nothing was denied
-// while a unit was free.
+// checkTally checks the milliseconds in order: the charges admitted up to the end of each must fit, and nothing was
+// denied while a unit was free.
 func checkTally(t *testing.T, limit ratelimit.Limit, byTime map[int64]tally) {
 	t.Helper()
 	w := limit.Window.Milliseconds()
@@ -502,7 +502,7 @@ func checkTally(t *testing.T, limit ratelimit.Limit, byTime map[int64]tally) {
 			}
 		}
 		if free < 0 {
-			t.Fatalf("%s: at %d more was admitted than the limit has: %d too much", limit.Name, at, -free/w+1)
+			t.Fatalf("%s: at %d more was admitted than the limit allows: %d too many", limit.Name, at, -free/w+1)
 		}
 		if n.denied > 0 && free >= w {
 			t.Fatalf("%s: at %d %d were denied although %d were free", limit.Name, at, n.denied, free/w)
@@ -510,6 +510,6 @@ func checkTally(t *testing.T, limit ratelimit.Limit, byTime map[int64]tally) {
 	}
 	t.Logf("%s: %d admitted, %d denied", limit.Name, allowed, denied)
 	if denied == 0 || allowed == 0 {
-		t.Errorf("%s: %d admitted, %d denied: that proves little", limit.Name, allowed, denied)
+		t.Errorf("%s: %d admitted, %d denied: too few to prove much", limit.Name, allowed, denied)
 	}
 }

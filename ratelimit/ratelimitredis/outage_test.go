@@ -19,7 +19,7 @@ import (
 	"github.com/holdfast-go/holdfast/ratelimit/ratelimitredis"
 )
 
-// impatient returns a client that gives up a server at once.
+// impatient returns a client that fails at once without a server.
 func impatient(t *testing.T, addr string, db int) *redis.Client {
 	t.Helper()
 	client := redis.NewClient(&redis.Options{Addr: addr, DB: db, MaxRetries: -1, DialerRetries: 1})
@@ -31,7 +31,8 @@ func impatient(t *testing.T, addr string, db int) *redis.Client {
 	return client
 }
 
-// What is configured for an outage holds while the server cannot be reached, and ends when it is back. It has lost its memory.
+// The setting for outages applies while the server is unreachable, and ends when it is back. The server has lost its
+// memory.
 func TestOutage(t *testing.T) {
 	t.Parallel()
 	url := redistest.URL(t)
@@ -68,16 +69,16 @@ func TestOutage(t *testing.T) {
 		}
 		want := map[string][3]int{closed: {0, 0, 20}, failOpen: {20, 0, 0}, counted: {5, 15, 0}}[setting]
 		if got := [3]int{allowed, denied, refused}; got != want {
-			t.Errorf("%s: allowed, denied, refused are %v, want %v", setting, got, want)
+			t.Errorf("%s: allowed, denied, failed are %v, want %v", setting, got, want)
 		}
 		if setting != counted {
 			if err := l.Refund(t.Context(), c); !errors.Is(err, ratelimit.ErrUnavailable) {
-				t.Errorf("%s: a refund says %v", setting, err)
+				t.Errorf("%s: a refund returned %v", setting, err)
 			}
 			continue
 		}
 		if err := l.Refund(t.Context(), last.Charges()...); err != nil {
-			t.Errorf("refund of what was counted here: %v", err)
+			t.Errorf("refund of local charges: %v", err)
 		}
 		if d, err := l.Allow(t.Context(), c); err != nil || !d.Allowed {
 			t.Errorf("after the refund: %+v, %v", d, err)
@@ -94,11 +95,11 @@ func TestOutage(t *testing.T) {
 		testenv.Eventually(t, func() error {
 			d, err := l.Allow(t.Context(), c)
 			if err == nil && d.Fallback {
-				err = errors.New("still not asked")
+				err = errors.New("still decided without Redis")
 			}
 			return err
 		})
-		// A server that lost its memory admits what the limit says once more, not twice.
+		// A server that lost its memory admits the limit once more, not twice.
 		n := 1
 		for range 20 {
 			if d, err := l.Allow(t.Context(), c); err == nil && d.Allowed && !d.Fallback {
@@ -111,8 +112,7 @@ func TestOutage(t *testing.T) {
 	}
 }
 
-// A process's share may be less than one request costs: that is so for as long as
-// the outage, not for ever.
+// A process's share may be less than the cost of one request. That lasts as long as the outage, not forever.
 func TestCostAboveTheLocalShare(t *testing.T) {
 	t.Parallel()
 	l := open(t, impatient(t, "127.0.0.1:1", 0), ratelimitredis.Config{Replicas: 4, Logger: slog.New(slog.DiscardHandler)})
@@ -128,9 +128,8 @@ func TestCostAboveTheLocalShare(t *testing.T) {
 	}
 }
 
-// A connection that falls silent in the middle of a script costs its caller the
-// timeout, and nobody else anything: the next call takes another one, also if the
-// client waits for ever.
+// If a connection falls silent in the middle of a script, its caller waits for the timeout. No other caller waits:
+// the next call uses another connection, even if the client would wait forever.
 func TestSilentInTheMiddleOfAScript(t *testing.T) {
 	t.Parallel()
 	silent.BothClients(t, redistest.URL, -1, func(t *testing.T, client *redis.Client, server *silent.Redis) {
@@ -166,8 +165,8 @@ func TestSilentInTheMiddleOfAScript(t *testing.T) {
 	})
 }
 
-// All connections fall silent at once, as behind a router that forgot them: they are closed after the first call that is not
-// answered, whether or not its caller has left before Config.Timeout.
+// All connections fall silent at once, as behind a router that forgot them. They are closed after the first call
+// without an answer, even if its caller left before Config.Timeout.
 func TestHalfOpenConnections(t *testing.T) {
 	t.Parallel()
 	silent.BothClients(t, redistest.URL, 0, func(t *testing.T, client *redis.Client, server *silent.Redis) {
@@ -201,7 +200,7 @@ func testHalfOpen(t *testing.T, server *silent.Redis, call func() error) {
 	t.Helper()
 	server.SilenceConnections()
 	if err := call(); err == nil {
-		t.Error("a silent connection has answered")
+		t.Error("a silent connection answered")
 	}
 	time.Sleep(5 * time.Second)
 	synctest.Wait()
@@ -215,8 +214,7 @@ func testHalfOpen(t *testing.T, server *silent.Redis, call func() error) {
 	silent.Took(t, "the next call", start, 0)
 }
 
-// Check says in time that a server does not answer, and that a client would not
-// notice.
+// Check reports within seconds that a server does not answer, and that a client has no timeout for it.
 func TestCheckOfASilentServer(t *testing.T) {
 	t.Parallel()
 	silent.BothClients(t, redistest.URL, -1, func(t *testing.T, client *redis.Client, server *silent.Redis) {
@@ -227,18 +225,18 @@ func TestCheckOfASilentServer(t *testing.T) {
 				t.Error(err)
 			}
 		} else if mend := findings(t, err, 1)[0].Mend(); !strings.Contains(mend, "ReadTimeout") {
-			t.Errorf("%v is mended by %q", err, mend)
+			t.Errorf("%v, Mend returns %q", err, mend)
 		}
 		server.Pause()
 		start := time.Now()
 		if err := l.Check(t.Context()); err == nil || hasMend(err) {
-			t.Errorf("of a silent server it says %v", err)
+			t.Errorf("a silent server: %v", err)
 		}
 		silent.Took(t, "Check", start, 5*time.Second)
 	})
 }
 
-// A server or a process that stands still for half a second, as on a busy machine, refuses no request.
+// If a server or a process stands still for half a second, as on a busy machine, no request fails.
 func TestDefaultTimeout_outlastsAStall(t *testing.T) {
 	t.Parallel()
 	silent.BothClients(t, redistest.URL, 0, func(t *testing.T, client *redis.Client, server *silent.Redis) {

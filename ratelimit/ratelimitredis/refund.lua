@@ -1,6 +1,6 @@
 -- KEYS as in decide.lua. ARGV per limit: kind, window, max, cost (of a bucket:
--- times the window), since (0 = now), m0. Returns the time and 1, or -1 if m0 is
--- off. Nothing is written before every m0 is known to be right.
+-- times the window), since (0 = now), m0. Returns the time and 1, or -1 if an m0
+-- is wrong. It writes only after checking every m0.
 local n, k = 0, 1
 local plan = {}
 for a = 1, #ARGV, 6 do
@@ -26,7 +26,7 @@ end
 
 for i = 1, n do
   local p = plan[i]
-  local value = p and call('MGET', p.key)[1] -- false for what is no string
+  local value = p and call('MGET', p.key)[1] -- false for a value that is not a string
   if value and p.ttl then
     local rest = count(value) - p.cost
     if rest > 0 then call('SET', p.key, rest, 'PX', p.ttl) else call('DEL', p.key) end

@@ -1,4 +1,4 @@
--- KEYS and ARGV as in refund.lua. Returns the time and 1, or -1 if m0 is off.
+-- KEYS and ARGV as in refund.lua. Returns the time and 1, or -1 if an m0 is wrong.
 for a = 1, #ARGV, 6 do
   if ARGV[a] ~= '2' then
     local d = floor(now / ARGV[a + 1]) - ARGV[a + 5]

@@ -30,11 +30,11 @@ var refundSource string
 //go:embed reset.lua
 var resetSource string
 
-// maxLag is how far the client keeps its idea of the server's clock behind what it last learned: the
-// declared windows reach further ahead than back.
+// maxLag is subtracted from the estimate of the server's clock, because the declared windows reach further ahead than
+// back.
 const maxLag = 250 * time.Millisecond
 
-// script is a script and its name on the server.
+// script is a script and its SHA-1 on the server.
 type script struct{ source, sha string }
 
 func newScript(source string) *script {
@@ -42,21 +42,21 @@ func newScript(source string) *script {
 	return &script{source, redis.NewScript(source).Hash()}
 }
 
-// window returns the number of the window that the server is in, or of the one before.
+// window returns the number of the server's current window, or of the one before it.
 func window(limit ratelimit.Limit, now int64) int64 {
 	lag := min(maxLag, limit.Window/4).Milliseconds()
 	return (now - lag) / limit.Window.Milliseconds()
 }
 
-// keys are the keys of a command, in one text: a string for each would cost as much as all else that
-// is allocated for it.
+// keys are the keys of a command, in one text: a string for each key would cost as much as all other allocations for
+// it.
 type keys struct {
 	text []byte
 	ends []int // of the keys in text
 }
 
-// add declares the keys of one counter. A bucket's key tells its window, since its value is in units of
-// that.
+// add declares the keys of one counter. A bucket's key contains its window, because its value is in units of the
+// window.
 func (k *keys) add(base string, c ratelimit.Charge, window, count int64) {
 	begin := len(k.text)
 	k.text = appendName(k.text, base, c)
@@ -86,7 +86,7 @@ func (k *keys) appendTo(args []any) []any {
 	return args
 }
 
-// appendName appends how the keys of a charge's counter begin.
+// appendName appends the first part of the keys of a charge's counter.
 func appendName(name []byte, base string, c ratelimit.Charge) []byte {
 	name = append(append(append(name, base...), c.Limit.Name...), ':')
 	if c.Key == "" {
@@ -95,13 +95,13 @@ func appendName(name []byte, base string, c ratelimit.Charge) []byte {
 	return append(append(name, driver.EncodeKey(c.Key)...), ':')
 }
 
-// decideArgs returns a command: head, and the keys and arguments of decide.lua for several questions.
+// decideArgs returns a command: head, and the keys and arguments of decide.lua for several calls.
 func decideArgs(head []any, calls []*call, now int64) []any {
 	charges := 0
 	for _, c := range calls {
 		charges += len(c.charges)
 	}
-	var space struct { // enough for one call, in one allocation
+	var space struct { // enough for one call, in a single allocation
 		rules    [4]redisRule
 		counters [4]counter
 		asked    [4]part
@@ -111,7 +111,7 @@ func decideArgs(head []any, calls []*call, now int64) []any {
 	b := bundle{now: now, calls: calls, rules: space.rules[:0]}
 	b.counters, b.asked = slices.Grow(space.counters[:0], charges), slices.Grow(space.asked[:0], charges)
 	b.keys = keys{slices.Grow(space.text[:0], 64*charges), slices.Grow(space.ends[:0], 3*charges)}
-	if len(calls) > 1 { // one has no counter twice
+	if len(calls) > 1 { // one call never uses a counter twice
 		b.known = make(map[counterName]int, 2*len(calls))
 	}
 	for _, c := range calls {
@@ -124,27 +124,27 @@ func decideArgs(head []any, calls []*call, now int64) []any {
 	return append(b.keys.appendTo(args), b.pack())
 }
 
-// bundle gathers questions.
+// bundle gathers calls.
 type bundle struct {
 	now      int64
 	calls    []*call
 	keys     keys
 	rules    []redisRule
 	counters []counter
-	asked    []part // of the charges of all calls
+	asked    []part // the charges of all calls
 	known    map[counterName]int
 }
 
 type redisRule struct {
 	limit  ratelimit.Limit
 	window int64 // m0
-	keys   int64 // of each counter
+	keys   int64 // number of keys of each counter
 }
 
-// counter is a counter's rule, and the place of its first key among all, from 1 on as Lua counts.
+// counter is a counter's rule, and the index of its first key among all keys, starting at 1 as in Lua.
 type counter struct{ rule, key int }
 
-// part is what a charge is about.
+// part is the rule and the counter of a charge.
 type part struct{ rule, counter int }
 
 type counterName struct {
@@ -184,8 +184,7 @@ func (b *bundle) counter(base string, c ratelimit.Charge, rule int) int {
 	return at
 }
 
-// first returns the first of the rules that share the counters of a rule, as plans do that differ in
-// Max alone.
+// first returns the first of the rules that share the counters of a rule, like plans that differ only in Max.
 func (b *bundle) first(rule int) int {
 	l := b.rules[rule].limit
 	for i := range b.rules[:rule] {
@@ -197,7 +196,7 @@ func (b *bundle) first(rule int) int {
 	return rule
 }
 
-// Where decide.lua finds the rules, and how many numbers each rule and each counter takes.
+// The index of the rules in decide.lua, and the number of integers for each rule and each counter.
 const rulesAt, ruleSize, counterSize = 3, 6, 5
 
 // pack returns the msgpack array that decide.lua reads.
@@ -225,7 +224,7 @@ func (b *bundle) pack() []byte {
 		out = appendInts(out, take, c.within, int64(len(c.charges)))
 		for i := range c.charges {
 			charge, at := &c.charges[i], asked[i]
-			// A cost beyond the limit is denied whatever it is; this one is exact.
+			// A cost beyond the limit is always denied, so it is replaced by one that is exact.
 			cost := min(charge.Cost, max(charge.Limit.Max, charge.Limit.Burst)+1)
 			out = appendInts(out, int64(rulesAt+ruleSize*at.rule), int64(countersAt+counterSize*at.counter), cost)
 		}
@@ -270,7 +269,7 @@ func refundArgs(head []any, c *call, now int64) []any {
 	return args
 }
 
-// capacity returns how many units a limit holds.
+// capacity returns the number of units that a limit holds.
 func capacity(l ratelimit.Limit) int64 {
 	if l.Algorithm == ratelimit.TokenBucket {
 		return l.Burst
@@ -289,24 +288,24 @@ func kind(l ratelimit.Limit) int64 {
 	return 0
 }
 
-// maxTries bounds how often a script is sent: once more because the server does not know it, and
-// because the server is in another window than the client thought. The first answer tells the time,
-// so a second miss needs a clock that jumps.
+// maxTries limits how often a script is sent. A second time is needed if the server does not have it, and another
+// time if the server is in another window than expected. The first answer contains the time, so a second miss needs a
+// clock that jumps.
 const maxTries = 4
 
-var errDrift = errors.New("the server's clock jumps")
+var errDrift = errors.New("the server's clock jumped")
 
-// call is one question to Redis, for which a caller waits.
+// call is one call to Redis, for which a caller waits.
 type call struct {
 	script  *script
-	many    bool   // of this script one run serves many calls
-	base    string // of the keys
+	many    bool   // one run of this script serves many calls
+	base    string // the first part of the keys
 	charges []ratelimit.Charge
 	take    bool
 	within  int64 // in milliseconds
 
 	now   int64   // by the server's clock
-	reply []int64 // what the script says about this call
+	reply []int64 // the script's reply for this call
 	err   error
 }
 
@@ -314,16 +313,16 @@ type call struct {
 type eval struct {
 	script *script
 	calls  []*call
-	inFull bool // send the source: the server does not know the script
+	inFull bool // send the source: the server does not have the script
 	cmd    *redis.IntSliceCmd
 
-	// What a first try learned of the clock. Nodes of a cluster have clocks of their own, and another
-	// call may have asked another node since.
+	// The clock offset of the first try. Nodes of a cluster have different clocks, and another call may have used
+	// another node in the meantime.
 	drifted bool
 	offset  int64
 }
 
-// evalsFor bundles the calls that one run can serve. All are in one slot.
+// evalsFor bundles the calls that one run can serve. All keys are in one slot.
 func evalsFor(batch []*call) (evals []*eval) {
 	for _, c := range batch {
 		e := matching(evals, c)
@@ -347,8 +346,7 @@ func matching(evals []*eval, c *call) *eval {
 	return nil
 }
 
-// once is a command that the client must not repeat when a connection breaks: it may have taken
-// effect.
+// once is a command that the client must not repeat after a broken connection, because it may have taken effect.
 type once struct{ *redis.IntSliceCmd }
 
 // NoRetry implements redis.Cmder.
@@ -357,11 +355,11 @@ func (once) NoRetry() bool { return true }
 // sender runs scripts.
 type sender struct {
 	client  redis.UniversalClient
-	drifted func(ctx context.Context) // called when the server was in another window
-	offset  atomic.Int64              // the server's clock minus ours, in milliseconds
+	drifted func(ctx context.Context) // called if the server was in another window
+	offset  atomic.Int64              // the server's clock minus the local clock, in milliseconds
 }
 
-// send leaves the outcome in the calls.
+// send stores the results in the calls.
 func (s *sender) send(ctx context.Context, batch []*call) {
 	evals := evalsFor(batch)
 	for range maxTries {
@@ -408,7 +406,7 @@ func (e *eval) args(now int64) []any {
 	return refundArgs(head, e.calls[0], now)
 }
 
-// again reports whether to send the run once more. If not, its calls have their outcome.
+// again reports whether to send the run again. If not, its calls have their results.
 func (s *sender) again(ctx context.Context, e *eval) bool {
 	reply, err := e.cmd.Result()
 	switch {
@@ -416,7 +414,7 @@ func (s *sender) again(ctx context.Context, e *eval) bool {
 		e.inFull = true
 		return true
 	case err == nil && len(reply) < 2:
-		err = fmt.Errorf("script answered %d numbers", len(reply))
+		err = fmt.Errorf("script returned %d numbers", len(reply))
 	case err == nil:
 		offset := reply[0] - time.Now().UnixMilli()
 		s.offset.Store(offset)
@@ -442,7 +440,7 @@ func (e *eval) settle(reply []int64, now int64, err error) {
 		}
 		n := 1 + 2*len(c.charges)
 		if len(reply) < n {
-			c.err = fmt.Errorf("script answered %d numbers too few", n-len(reply))
+			c.err = fmt.Errorf("script returned %d numbers too few", n-len(reply))
 			continue
 		}
 		c.reply, reply = reply[:n], reply[n:]

@@ -10,7 +10,7 @@ import (
 	"github.com/holdfast-go/holdfast/ratelimit/ratelimittest"
 )
 
-// A handler is told how its limiter answers, and the test sees what was charged.
+// A test scripts the answers of a limiter, and checks the charges.
 func Example() {
 	limiter := ratelimittest.New()
 	charges := func(r *http.Request) ([]ratelimit.Charge, error) {

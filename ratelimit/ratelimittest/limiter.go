@@ -1,6 +1,5 @@
-// Package ratelimittest is a scripted stand-in for a rate limiter, for unit tests
-// of code that asks one. For the real behaviour without a server use ratelimit.Memory; in a
-// testing/synctest bubble it goes by the bubble's clock.
+// Package ratelimittest is a scripted replacement for a rate limiter, for unit tests of code that uses one. For real
+// decisions without a server use ratelimit.Memory; in a testing/synctest bubble it uses the bubble's clock.
 package ratelimittest
 
 import (
@@ -13,8 +12,8 @@ import (
 	"github.com/holdfast-go/holdfast/ratelimit/driver"
 )
 
-// Limiter is a ratelimit.Limiter, and a driver.Reserver, that answers by script and records what it
-// was asked. The zero value allows everything. It is safe for concurrent use.
+// Limiter is a ratelimit.Limiter and a driver.Reserver that answers by script and records its calls. The zero value
+// allows everything. It is safe for concurrent use.
 type Limiter struct {
 	mu       sync.Mutex
 	script   []answer
@@ -27,12 +26,11 @@ type answer struct {
 	err      error
 }
 
-// New returns a Limiter that allows everything until told otherwise.
+// New returns a Limiter that allows everything until a script is added.
 func New() *Limiter { return &Limiter{} }
 
-// Next adds an answer to the script. Each call of Allow or Reserve takes the next answer; after the
-// last one everything is allowed. An allowed decision gets At, Limits and Charges, unless it is a
-// Fallback.
+// Next adds an answer to the script. Each call of Allow or Reserve uses the next answer; after the last answer
+// everything is allowed. An allowed decision gets At, Limits and Charges, unless it is a Fallback.
 func (l *Limiter) Next(d ratelimit.Decision, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -85,7 +83,7 @@ func (l *Limiter) Reserve(ctx context.Context, within time.Duration, charges ...
 	return l.Allow(ctx, charges...)
 }
 
-// Peek is what Allow would answer next, and leaves the script as it is.
+// Peek returns the next answer of Allow, and does not change the script.
 func (l *Limiter) Peek(ctx context.Context, charges ...ratelimit.Charge) (ratelimit.Decision, error) {
 	if err := ctx.Err(); err != nil {
 		return ratelimit.Decision{}, err
@@ -108,7 +106,7 @@ func (l *Limiter) Peek(ctx context.Context, charges ...ratelimit.Charge) (rateli
 
 func now() time.Time { return time.Now().Truncate(time.Millisecond) }
 
-// Reset does nothing but check the charges.
+// Reset only checks the charges.
 func (l *Limiter) Reset(ctx context.Context, charges ...ratelimit.Charge) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -139,7 +137,7 @@ func (l *Limiter) Charged() [][]ratelimit.Charge {
 	return slices.Clone(l.charged)
 }
 
-// Refunded returns the charges that were given back, in order.
+// Refunded returns the refunded charges, in order.
 func (l *Limiter) Refunded() [][]ratelimit.Charge {
 	l.mu.Lock()
 	defer l.mu.Unlock()

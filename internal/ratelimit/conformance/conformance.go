@@ -1,4 +1,4 @@
-// Package conformance is the suite that every rate limiter passes, in memory and on Redis.
+// Package conformance is the test suite that every rate limiter passes, in memory and on Redis.
 package conformance
 
 import (
@@ -17,18 +17,18 @@ import (
 	"github.com/holdfast-go/holdfast/ratelimit/driver"
 )
 
-// Limiter is what the suite tests.
+// Limiter is a limiter under test.
 type Limiter interface {
 	driver.Reserver
 
 	// Peek returns the decision that Allow would make, and charges nothing.
 	Peek(ctx context.Context, charges ...ratelimit.Charge) (ratelimit.Decision, error)
-	// Reset forgets what was charged to the limits and keys of the charges.
+	// Reset clears the counters of the charges.
 	Reset(ctx context.Context, charges ...ratelimit.Charge) error
 }
 
-// Test runs the suite. open returns a limiter without any counters; run runs a
-// subtest's body, in a synctest bubble or as it is.
+// Test runs the suite. open returns a limiter without any counters. run runs the body of a subtest, in a synctest
+// bubble or directly.
 func Test(t *testing.T, open func(t *testing.T) Limiter, run func(t *testing.T, body func(t *testing.T))) {
 	for name, test := range map[string]func(t *testing.T, l Limiter){
 		"RandomScheduleAgainstModel":  testModel,
@@ -37,13 +37,13 @@ func Test(t *testing.T, open func(t *testing.T) Limiter, run func(t *testing.T, 
 		"WindowsCountApart":           testWindows,
 		"RefundRestores":              testRefund,
 		"RefundOfLapsedChargesIsNone": testLapsedRefund,
-		"RefundWhateverTheKey":        testRefundOfOddKeys,
+		"RefundOfUnusualKeys":         testRefundOfOddKeys,
 		"PeekChargesNothing":          testPeek,
 		"ResetForgets":                testReset,
 		"NeverForTooMuch":             testNever,
 		"ReservationsQueueUp":         testReserve,
 		"CancelRestores":              testCancel,
-		"BadChargesAreRefused":        testInvalid,
+		"InvalidChargesAreRejected":   testInvalid,
 		"KeysDoNotCollide":            testKeys,
 		"CancelledContext":            testCancelled,
 	} {
@@ -54,7 +54,7 @@ func Test(t *testing.T, open func(t *testing.T) Limiter, run func(t *testing.T, 
 	}
 }
 
-// A day's window does not end during a test, but for one at midnight UTC.
+// A one-day window ends during a test only at midnight UTC.
 const day = 24 * time.Hour
 
 func user(n int64) ratelimit.Limit {
@@ -80,7 +80,7 @@ func allow(t *testing.T, l ratelimit.Limiter, charges ...ratelimit.Charge) ratel
 	return d
 }
 
-// admitted returns how many of n charges one after the other are allowed.
+// admitted returns how many of n consecutive charges are allowed.
 func admitted(t *testing.T, l ratelimit.Limiter, n int, charges ...ratelimit.Charge) (count int) {
 	t.Helper()
 	for range n {
@@ -91,8 +91,7 @@ func admitted(t *testing.T, l ratelimit.Limiter, n int, charges ...ratelimit.Cha
 	return count
 }
 
-// flood lets 64 goroutines charge users and the global limit, and returns what
-// each user got.
+// flood lets 64 goroutines charge users and the global limit, and returns the number of admitted charges per user.
 func flood(t *testing.T, l ratelimit.Limiter, users, each int, perUser, total ratelimit.Limit) []int64 {
 	t.Helper()
 	const goroutines = 64
@@ -139,7 +138,7 @@ func testConcurrency(t *testing.T, l Limiter) {
 	}
 }
 
-// testAnyOrder charges the same limits in opposite orders at once.
+// testAnyOrder charges the same limits in opposite orders concurrently.
 func testAnyOrder(t *testing.T, l Limiter) {
 	const goroutines, each = 16, 50
 	var wg sync.WaitGroup
@@ -178,7 +177,7 @@ func testRefund(t *testing.T, l Limiter) {
 	if d := allow(t, l, a, all); !d.Allowed || d.Limits()[0].Remaining != 2 || d.Limits()[1].Remaining != 0 {
 		t.Errorf("after the refund got %+v", d)
 	}
-	for range 3 { // more than was taken
+	for range 3 { // more than was charged
 		if err := l.Refund(t.Context(), a, all); err != nil {
 			t.Fatal(err)
 		}
@@ -223,14 +222,14 @@ func testReserve(t *testing.T, l Limiter) {
 		if n == 0 {
 			first = d.At
 		}
-		want := max(0, time.Duration(n-1)*10*time.Second-d.At.Sub(first)) // timing: times that the limiter gave
+		want := max(0, time.Duration(n-1)*10*time.Second-d.At.Sub(first)) // timing: times returned by the limiter
 		if d.Delay != want {
-			t.Errorf("reservation %d is to wait %v, want %v", n, d.Delay, want)
+			t.Errorf("reservation %d: delay %v, want %v", n, d.Delay, want)
 		}
 	}
 	d, err := l.Reserve(t.Context(), 30*time.Second, c)
 	if err != nil || d.Allowed || d.Denied != "bucket" || d.RetryAfter <= 30*time.Second {
-		t.Errorf("reserved beyond the time given: %+v, %v", d, err)
+		t.Errorf("reserved beyond within: %+v, %v", d, err)
 	}
 	if d := allow(t, l, c); d.Allowed {
 		t.Error("allowed ahead of the reservations")
@@ -245,7 +244,7 @@ func testReserve(t *testing.T, l Limiter) {
 	}
 }
 
-// told notes the last decision of a limiter.
+// told records the last decision of a limiter.
 type told struct {
 	Limiter
 	last ratelimit.Decision
@@ -277,16 +276,16 @@ func testCancel(t *testing.T, l Limiter) {
 	}
 	reserve()
 	second, place := reserve()
-	for range 2 { // twice is once
+	for range 2 { // the second Cancel does nothing
 		if err := second.Cancel(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if _, again := reserve(); again.Sub(place).Abs() > time.Millisecond { // timing: times that the limiter gave
-		t.Errorf("after a cancel the next place is %v away from the one given up", again.Sub(place))
+	if _, again := reserve(); again.Sub(place).Abs() > time.Millisecond { // timing: times returned by the limiter
+		t.Errorf("after a cancel the next reservation is %v away from the cancelled one", again.Sub(place))
 	}
 	if _, err := waiter.Reserve(t.Context(), time.Second); !errors.Is(err, ratelimit.ErrWaitTooLong) {
-		t.Errorf("a reservation beyond the time given: %v", err)
+		t.Errorf("a reservation beyond within: %v", err)
 	}
 }
 
@@ -308,7 +307,7 @@ func testNever(t *testing.T, l Limiter) {
 		t.Errorf("reserved more than the bucket holds: %+v, %v", d, err)
 	}
 	if d := allow(t, l, ratelimit.Charge{Limit: bucket(1000, 5, time.Second), Cost: 5}); !d.Allowed {
-		t.Errorf("what can never be was charged: %+v", d)
+		t.Errorf("an impossible charge was counted: %+v", d)
 	}
 }
 
@@ -343,20 +342,20 @@ func testInvalid(t *testing.T, l Limiter) {
 		"same when hashed": {{Limit: user(1), Key: strings.Repeat("x", 99)}, {Limit: user(1), Key: strings.Repeat("x", 99)}},
 	} {
 		if d, err := l.Allow(t.Context(), charges...); !errors.Is(err, ratelimit.ErrInvalid) {
-			t.Errorf("%s: Allow says %+v, %v", name, d, err)
+			t.Errorf("%s: Allow returned %+v, %v", name, d, err)
 		}
 		if err := l.Reset(t.Context(), charges...); !errors.Is(err, ratelimit.ErrInvalid) {
-			t.Errorf("%s: Reset says %v", name, err)
+			t.Errorf("%s: Reset returned %v", name, err)
 		}
 		if _, err := l.Peek(t.Context(), charges...); !errors.Is(err, ratelimit.ErrInvalid) {
-			t.Errorf("%s: Peek says %v", name, err)
+			t.Errorf("%s: Peek returned %v", name, err)
 		}
 		if err := l.Refund(t.Context(), charges...); !errors.Is(err, ratelimit.ErrInvalid) {
-			t.Errorf("%s: Refund says %v", name, err)
+			t.Errorf("%s: Refund returned %v", name, err)
 		}
 	}
 	if n := admitted(t, l, 3, one); n != 1 {
-		t.Errorf("what was refused has charged something: %d allowed, want 1", n)
+		t.Errorf("a rejected call was charged: %d allowed, want 1", n)
 	}
 }
 
@@ -371,7 +370,7 @@ func testPeek(t *testing.T, l Limiter) {
 		t.Errorf("%d were allowed after three peeks, want 1", n)
 	}
 	if d, err := l.Peek(t.Context(), c); err != nil || d.Allowed || d.RetryAfter <= 0 || d.Denied != "user" {
-		t.Errorf("a peek at what is used up says %+v, %v", d, err)
+		t.Errorf("Peek at an exhausted limit returned %+v, %v", d, err)
 	}
 }
 
@@ -386,7 +385,7 @@ func testReset(t *testing.T, l Limiter) {
 		}
 	}
 	if d := allow(t, l, charges[2]); d.Limits()[0].Remaining != 95 {
-		t.Errorf("%d are left of what was not reset, want 95", d.Limits()[0].Remaining)
+		t.Errorf("%d are left of the limit that was not reset, want 95", d.Limits()[0].Remaining)
 	}
 	if err := l.Reset(t.Context(), ratelimit.Charge{Limit: user(1), Key: "never charged"}); err != nil {
 		t.Error(err)
@@ -406,7 +405,7 @@ func testKeys(t *testing.T, l Limiter) {
 	}
 }
 
-// Limits of one name with different windows have counters of their own.
+// Limits of one name with different windows have separate counters.
 func testWindows(t *testing.T, l Limiter) {
 	for _, a := range []ratelimit.Algorithm{ratelimit.SlidingWindow, ratelimit.FixedWindow, ratelimit.TokenBucket} {
 		for n, window := range []time.Duration{day, 2 * day, 30 * day} {
@@ -418,7 +417,7 @@ func testWindows(t *testing.T, l Limiter) {
 	}
 }
 
-// What a decision says was taken names the same counters again.
+// The charges of a decision name the same counters again.
 func testRefundOfOddKeys(t *testing.T, l Limiter) {
 	for _, key := range []string{"plain", "2001:db8::1", "a@b.example", "h-", strings.Repeat("x", 10_000)} {
 		c := ratelimit.Charge{Limit: user(1), Key: key}
@@ -440,10 +439,10 @@ func testCancelled(t *testing.T, l Limiter) {
 	cancel()
 	c := ratelimit.Charge{Limit: user(1)}
 	if _, err := l.Allow(ctx, c); !errors.Is(err, context.Canceled) {
-		t.Errorf("Allow says %v", err)
+		t.Errorf("Allow returned %v", err)
 	}
 	if err := l.Refund(ctx, c); !errors.Is(err, context.Canceled) {
-		t.Errorf("Refund says %v", err)
+		t.Errorf("Refund returned %v", err)
 	}
 	if !allow(t, l, c).Allowed {
 		t.Error("a cancelled call was charged")

@@ -10,8 +10,8 @@ import (
 	"github.com/holdfast-go/holdfast/ratelimit"
 )
 
-// model decides by brute force: it keeps every charge ever taken and looks at
-// all of them each time, millisecond by millisecond for buckets.
+// model decides by brute force. It keeps every charge and checks all of them each time; it computes buckets
+// millisecond by millisecond.
 type model struct {
 	taken map[modelKey][]ratelimit.Charge // with At
 }
@@ -20,8 +20,7 @@ type modelKey struct{ name, key string }
 
 func keyOf(c ratelimit.Charge) modelKey { return modelKey{c.Limit.Name, c.Key} }
 
-// free returns what a limit has to spare at now, in units times the window's
-// milliseconds.
+// free returns the free units of a limit at now, times the window's milliseconds.
 func (m *model) free(c ratelimit.Charge, now int64) int64 {
 	w := c.Limit.Window.Milliseconds()
 	if c.Limit.Algorithm == ratelimit.TokenBucket {
@@ -40,7 +39,7 @@ func (m *model) free(c ratelimit.Charge, now int64) int64 {
 	return free
 }
 
-// tokens fills the bucket a millisecond at a time.
+// tokens fills the bucket millisecond by millisecond.
 func (m *model) tokens(c ratelimit.Charge, now int64) int64 {
 	w := c.Limit.Window.Milliseconds()
 	full := c.Limit.Burst * w
@@ -74,8 +73,7 @@ func (m *model) take(charges []ratelimit.Charge, at time.Time) {
 	}
 }
 
-// forget drops what no longer counts: a bucket is full by then, if its charges
-// are no more than it holds.
+// forget drops charges that no longer count. A bucket is full by then, unless it was charged more than it holds.
 func (m *model) forget(taken []ratelimit.Charge, now time.Time) []ratelimit.Charge {
 	if len(taken) == 0 {
 		return nil
@@ -90,7 +88,7 @@ func (m *model) forget(taken []ratelimit.Charge, now time.Time) []ratelimit.Char
 	return slices.DeleteFunc(taken, func(c ratelimit.Charge) bool { return now.Sub(c.At) > 2*l.Window }) // timing: the model's own clock
 }
 
-// giveBack forgets the last charge like c.
+// giveBack removes the last charge like c.
 func (m *model) giveBack(c ratelimit.Charge, at time.Time) {
 	taken := m.taken[keyOf(c)]
 	for i := len(taken) - 1; i >= 0; i-- {
@@ -104,12 +102,12 @@ func (m *model) giveBack(c ratelimit.Charge, at time.Time) {
 func (m *model) check(t *testing.T, charges []ratelimit.Charge, d ratelimit.Decision) {
 	t.Helper()
 	if want := m.admits(charges, d.At); d.Allowed != want {
-		t.Fatalf("%+v at %v: allowed is %v, the model says %v", charges, d.At, d.Allowed, want)
+		t.Fatalf("%+v at %v: allowed is %v, the model has %v", charges, d.At, d.Allowed, want)
 	}
 	if d.Allowed {
 		m.take(charges, d.At)
 	} else {
-		// Since a denial that is remembered, others may have charged the limits.
+		// After a cached denial, others may have charged the limits.
 		if retry := d.At.Add(d.RetryAfter); d.RetryAfter <= 0 || !d.Cached && !m.admits(charges, retry) || m.admits(charges, retry.Add(-time.Millisecond)) {
 			t.Fatalf("%+v at %v: retry after %v is not the first moment that admits it", charges, d.At, d.RetryAfter)
 		}
@@ -122,13 +120,13 @@ func (m *model) check(t *testing.T, charges []ratelimit.Charge, d ratelimit.Deci
 		c := charges[i]
 		want := max(0, m.free(c, d.At.UnixMilli())) / c.Limit.Window.Milliseconds()
 		if state.Remaining != want {
-			t.Fatalf("%+v at %v: %d of limit %q remain, the model says %d", charges, d.At, state.Remaining, c.Limit.Name, want)
+			t.Fatalf("%+v at %v: %d of limit %q remain, the model has %d", charges, d.At, state.Remaining, c.Limit.Name, want)
 		}
 	}
 }
 
-// testModel compares every answer on a random schedule with the model's. Time is
-// the limiter's own, so the comparison is exact on a server too.
+// testModel compares every answer in a random schedule with the model's answer. It uses the limiter's time, so the
+// comparison is exact on a server too.
 func testModel(t *testing.T, l Limiter) {
 	s := newSchedule(t, l)
 	for range 150 {
@@ -138,13 +136,13 @@ func testModel(t *testing.T, l Limiter) {
 		s.step()
 	}
 	if s.allowed < 10 || s.denied < 10 || s.refunded < 1 {
-		t.Errorf("the schedule proves little: %d allowed, %d denied, %d refunded", s.allowed, s.denied, s.refunded)
+		t.Errorf("the schedule is too short to prove much: %d allowed, %d denied, %d refunded", s.allowed, s.denied, s.refunded)
 	}
 }
 
-// TestSchedules compares a limiter whose clock is moved by hand with the model,
-// over a long time: every denial is repeated one millisecond before the time it
-// names, and then. advance must not be noticed by what remembers denials.
+// TestSchedules compares a limiter with a manual clock with the model, over a long time. Every denial is repeated one
+// millisecond before its RetryAfter is over, and again when it is over. advance must not affect the clock of a cache
+// of denials.
 func TestSchedules(t *testing.T, l Limiter, advance func(t *testing.T, d time.Duration), steps int) {
 	s := newSchedule(t, l)
 	s.advance = advance
@@ -157,18 +155,18 @@ func TestSchedules(t *testing.T, l Limiter, advance func(t *testing.T, d time.Du
 		s.step()
 	}
 	if s.allowed < steps/20 || s.denied < steps/20 || s.refunded < steps/200 || s.retried < steps/20 {
-		t.Errorf("the schedule proves little: %d allowed, %d denied, %d refunded, %d retried", s.allowed, s.denied, s.refunded, s.retried)
+		t.Errorf("the schedule is too short to prove much: %d allowed, %d denied, %d refunded, %d retried", s.allowed, s.denied, s.refunded, s.retried)
 	}
 }
 
-// schedule asks a limiter at random and compares.
+// schedule sends random calls to a limiter and compares the answers.
 type schedule struct {
 	t       *testing.T
 	l       Limiter
 	random  *rand.Rand
 	model   *model
 	limits  []ratelimit.Limit
-	advance func(t *testing.T, d time.Duration) // nil: time passes by itself
+	advance func(t *testing.T, d time.Duration) // nil: real time
 
 	refundable                         []ratelimit.Decision
 	allowed, denied, refunded, retried int
@@ -211,7 +209,7 @@ func (s *schedule) step() {
 		}
 	case charges[len(charges)-1].Limit.Algorithm != ratelimit.TokenBucket:
 		s.refundable = append(s.refundable, d)
-	case s.advance != nil && s.random.IntN(6) == 0: // at once, before the bucket regained anything
+	case s.advance != nil && s.random.IntN(6) == 0: // at once, before the bucket regains tokens
 		s.refund(d)
 	}
 }
@@ -241,16 +239,16 @@ func (s *schedule) ask(charges []ratelimit.Charge) ratelimit.Decision {
 	return d
 }
 
-// retry asks just before the time that a denial named, and then.
+// retry repeats a denied call 1 ms before its RetryAfter is over, and when it is over.
 func (s *schedule) retry(charges []ratelimit.Charge, denied ratelimit.Decision) {
 	s.t.Helper()
 	s.advance(s.t, denied.RetryAfter-time.Millisecond)
 	if s.ask(charges).Allowed {
-		s.t.Fatalf("%+v: allowed 1 ms before the time named", charges)
+		s.t.Fatalf("%+v: allowed 1 ms before RetryAfter", charges)
 	}
 	s.advance(s.t, time.Millisecond)
 	if !s.ask(charges).Allowed {
-		s.t.Fatalf("%+v: denied at the time named", charges)
+		s.t.Fatalf("%+v: denied at RetryAfter", charges)
 	}
 	s.retried++
 }
@@ -262,7 +260,7 @@ func (s *schedule) peek(charges []ratelimit.Charge) {
 		s.t.Fatalf("peek: %+v, %v", d, err)
 	}
 	if want := s.model.admits(charges, d.At); d.Allowed != want {
-		s.t.Fatalf("%+v at %v: a peek says %v, the model %v", charges, d.At, d.Allowed, want)
+		s.t.Fatalf("%+v at %v: Peek returned %v, the model has %v", charges, d.At, d.Allowed, want)
 	}
 }
 
@@ -277,9 +275,8 @@ func (s *schedule) refund(d ratelimit.Decision) {
 	s.refunded++
 }
 
-// TestClockSetBack sets the clock of a limiter back: a bucket goes on with what it
-// holds and regains from there, and a window that the clock does not leave goes on
-// counting. advance is as that of TestSchedules; d is negative.
+// TestClockSetBack sets the clock of a limiter back. A bucket keeps its tokens and regains from there. A window
+// continues to count if the clock stays within it. advance is like in TestSchedules; d is negative.
 func TestClockSetBack(t *testing.T, l Limiter, advance func(t *testing.T, d time.Duration)) {
 	for n, step := range []time.Duration{time.Millisecond, 10 * time.Second, 59 * time.Second, time.Hour, 24 * time.Hour} {
 		for _, held := range []int{1, 0} {
@@ -289,13 +286,13 @@ func TestClockSetBack(t *testing.T, l Limiter, advance func(t *testing.T, d time
 			}
 			advance(t, -step)
 			if d, err := l.Peek(t.Context(), c); err != nil || d.Allowed != (held > 0) {
-				t.Errorf("set back by %v with %d left: a peek says %+v, %v", step, held, d, err)
+				t.Errorf("set back by %v with %d left: Peek returned %+v, %v", step, held, d, err)
 			}
 			if got := admitted(t, l, 5, c); got != held {
 				t.Errorf("set back by %v with %d left: %d were admitted", step, held, got)
 			}
 			if d := allow(t, l, c); d.RetryAfter != time.Second {
-				t.Errorf("set back by %v with %d left: the next after %v, want 1s", step, held, d.RetryAfter)
+				t.Errorf("set back by %v with %d left: RetryAfter is %v, want 1s", step, held, d.RetryAfter)
 			}
 			advance(t, time.Second)
 			if got := admitted(t, l, 5, c); got != 1 {
@@ -312,9 +309,9 @@ func TestClockSetBack(t *testing.T, l Limiter, advance func(t *testing.T, d time
 		if !d.At.Equal(now.Add(-back.Truncate(time.Millisecond))) || d.Limits()[0].Remaining != 1 {
 			t.Errorf("algorithm %d, set back within its window: %+v of %v at %v", a, d.Limits(), now, d.At)
 		}
-		advance(t, back) // timing: times that the limiter gave
+		advance(t, back) // timing: times returned by the limiter
 		if got := admitted(t, l, 5, c); got != 1 {
-			t.Errorf("algorithm %d, right again: %d were admitted, want 1", a, got)
+			t.Errorf("algorithm %d, clock corrected: %d were admitted, want 1", a, got)
 		}
 	}
 }

@@ -1,4 +1,4 @@
-// Package storedkey has the form in which keys are stored.
+// Package storedkey encodes keys for stores.
 package storedkey
 
 import (
@@ -6,10 +6,10 @@ import (
 	"encoding/hex"
 )
 
-// maxKey is the longest key that is stored as it is.
+// maxKey is the length of the longest key that is stored unchanged.
 const maxKey = 64
 
-// Encode returns the form in which a key is stored; see driver.EncodeKey.
+// Encode returns the stored form of a key; see driver.EncodeKey.
 func Encode(key string) string {
 	if key == "" || plainKey(key) {
 		return key
@@ -32,7 +32,7 @@ func plainKey(key string) bool {
 	return true
 }
 
-// Short reports whether a key is short enough to be stored as it is, and not in the form of a hash.
+// Short reports whether a key is short enough to be stored unchanged and does not look like a hash.
 func Short(key string) bool {
 	return len(key) <= maxKey && (len(key) < 2 || key[:2] != "h-")
 }

@@ -1,5 +1,5 @@
-// Package table is a bounded hash table for many goroutines: of the counters in memory, and of the
-// denials that a limiter remembers.
+// Package table is a bounded hash table for many goroutines: for counters in memory, and for the denials that a
+// limiter remembers.
 package table
 
 import (
@@ -13,27 +13,26 @@ import (
 // shardCount is the number of bits in a set of shards.
 const shardCount = 64
 
-// Table holds a bounded number of values by key, for many goroutines: the shards of all that one
-// call touches are locked together. A key may have several entries, which the caller tells apart.
-// Make it with New. It is a hash table of its own because a map costs a third more time per decision
-// at 100,000 keys.
+// Table holds a bounded number of values by key, for many goroutines. One call locks all shards that it uses
+// together. A key may have several entries, which the caller distinguishes. Make it with New. It is not a map,
+// because a map costs a third more time per decision at 100,000 keys.
 type Table[V any] struct {
 	seed   maphash.Seed
 	shards [shardCount]Shard[V]
 }
 
-// Shard is a part of a table. All methods but Empty want its Mutex locked.
+// Shard is a part of a table. All methods except Empty require its Mutex to be locked.
 type Shard[V any] struct {
 	sync.Mutex
-	Slots []Slot[V]    // their number is a power of two; at most three of four are in use
+	Slots []Slot[V]    // their number is a power of two; at most three quarters are in use
 	count atomic.Int32 // changed under the Mutex
 	most  int
-	hand  int     // the slot that eviction looks at next
-	_     [8]byte // a shard has a cache line of its own
+	hand  int     // the slot after which the next eviction starts
+	_     [8]byte // each shard has its own cache line
 }
 
-// Slot is a place for an entry, with its hash, so that passing by others costs no further memory
-// access. An entry is in the first free slot from its home on.
+// Slot is a place for an entry, with its hash, so that skipping other entries costs no further memory access. An
+// entry is in the first slot that was free, starting from its home.
 type Slot[V any] struct {
 	Hash  uint64
 	Entry *Entry[V] // nil: the slot is free
@@ -45,7 +44,7 @@ type Entry[V any] struct {
 	Value V
 }
 
-// New returns a table of at most so many entries, spread over 64 shards of equal size.
+// New returns a table for at most that many entries, spread over 64 shards of equal size.
 func New[V any](most int) *Table[V] {
 	t := &Table[V]{seed: maphash.MakeSeed()}
 	for i := range t.shards {
@@ -64,10 +63,10 @@ func (t *Table[V]) Shard(hash uint64) *Shard[V] { return &t.shards[hash%shardCou
 // Set is a set of shards.
 type Set uint64
 
-// SetOf returns the set that holds the shard of a hash alone.
+// SetOf returns the set with only the shard of a hash.
 func SetOf(hash uint64) Set { return 1 << (hash % shardCount) }
 
-// Lock locks shards in their order, so that no two calls wait for each other.
+// Lock locks shards in their order, so that two calls never deadlock.
 func (t *Table[V]) Lock(s Set) {
 	for ; s != 0; s &= s - 1 {
 		t.shards[bits.TrailingZeros64(uint64(s))].Lock()
@@ -81,17 +80,17 @@ func (t *Table[V]) Unlock(s Set) {
 	}
 }
 
-// Empty reports whether there are no entries. It needs no lock.
+// Empty reports whether the shard has no entries. It needs no lock.
 func (s *Shard[V]) Empty() bool { return s.count.Load() == 0 }
 
-// Home is where the search for a hash begins.
+// Home returns the slot at which the search for a hash begins.
 func (s *Shard[V]) Home(hash uint64) int { return int(hash / shardCount & uint64(len(s.Slots)-1)) }
 
-// Next is where a search goes on.
+// Next returns the slot at which a search continues.
 func (s *Shard[V]) Next(i int) int { return (i + 1) & (len(s.Slots) - 1) }
 
-// Insert adds an entry. Where there is no room it removes a spent one if it finds one among a few,
-// else that of them which order puts first.
+// Insert adds an entry. If there is no room it samples a few entries and removes a spent one, or else the first one
+// in order.
 func (s *Shard[V]) Insert(hash uint64, key string, spent func(*V) bool, order func(a, b *V) int) *Entry[V] {
 	if int(s.count.Load()) >= s.most {
 		s.evict(spent, order)
@@ -123,7 +122,7 @@ func (s *Shard[V]) double() {
 	}
 }
 
-// evict makes room: it looks at a few entries, others each time.
+// evict removes an entry. Each call samples a few other entries.
 func (s *Shard[V]) evict(spent func(*V) bool, order func(a, b *V) int) {
 	const sample = 8
 	first := -1
@@ -145,7 +144,7 @@ func (s *Shard[V]) evict(spent func(*V) bool, order func(a, b *V) int) {
 	s.Remove(first)
 }
 
-// Remove empties a slot and moves those behind it up that may be nearer home.
+// Remove empties a slot and moves later entries up if that brings them nearer to their home.
 func (s *Shard[V]) Remove(gap int) {
 	s.count.Add(-1)
 	for i := s.Next(gap); s.Slots[i].Entry != nil; i = s.Next(i) {
@@ -167,15 +166,15 @@ func (t *Table[V]) Len() int {
 	return n
 }
 
-// Each calls keep with every entry, its shard locked, and removes those for which it returns false. It
-// may see an entry twice.
+// Each calls keep with every entry, its shard locked, and removes the entries for which keep returns false. It may
+// visit an entry twice.
 func (t *Table[V]) Each(keep func(key string, v *V) bool) {
 	for n := range t.shards {
 		s := &t.shards[n]
 		s.Lock()
 		for i := 0; i < len(s.Slots); {
 			if e := s.Slots[i].Entry; e != nil && !keep(e.Key, &e.Value) {
-				s.Remove(i) // another may have moved into the slot
+				s.Remove(i) // another entry may have moved into the slot
 				continue
 			}
 			i++
