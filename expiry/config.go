@@ -16,51 +16,43 @@ import (
 
 // SweeperConfig configures a Sweeper. The zero value works.
 type SweeperConfig struct {
-	// Name names the sweeper in logs, spans and metrics. Default: "expiry".
+	// Name is the name of the sweeper in logs, spans and metrics. Default: "expiry".
 	Name string
 
-	// Schedule says when to sweep even if nothing is known to be due:
+	// Schedule sets times for sweeps even if no row is known to be due:
 	//
-	//   - five cron fields, minute, hour, day of month, month and day of week, or
-	//     one of @hourly, @daily, @weekly, @monthly and @yearly, in UTC. Where both
-	//     days are restricted, either will do, as in POSIX;
-	//   - the same by the clocks of a time zone, as in
-	//     "CRON_TZ=Europe/Berlin 30 2 * * *";
+	//   - five cron fields (minute, hour, day of month, month and day of week) or one of @hourly, @daily, @weekly,
+	//     @monthly and @yearly, in UTC. If both days are restricted, either one is enough, as in POSIX;
+	//   - the same in a time zone, as in "CRON_TZ=Europe/Berlin 30 2 * * *";
 	//   - "@every 90s", a duration of at least a second;
-	//   - "@never": sweeps at the start and when rows fall due, and at no other time.
+	//   - "@never": sweeps only at the start and when rows fall due.
 	//
-	// By the clocks of a zone each time comes once a day: one that is left out in
-	// spring comes when the clocks jump, one that is repeated in autumn counts the
-	// first time only. Default: "*/30 * * * *".
+	// In a time zone each time comes once a day. A time that is skipped in spring comes when the clocks change. A
+	// time that is repeated in autumn counts only the first time. Default: "*/30 * * * *".
 	Schedule string
 
 	// BatchSize is the number of rows per transaction, up to 10,000. Default: 200.
 	BatchSize int
 
-	// BatchTimeout bounds one batch, and one look for the next due time. It is what a
-	// connection that falls silent costs. Batches after one that ran into it take half
-	// as many rows; each that takes less than a quarter of it doubles them again.
-	// Above 9 s, after which txretry gives up a silent server, a row whose statement hangs
-	// counts as an outage, and all rows wait. Default: 5 s.
+	// BatchTimeout limits one batch, and one query for the next due time. It is the cost of a connection that falls
+	// silent. After a batch that exceeded it, batches take half as many rows; each batch that takes less than a
+	// quarter of it doubles the number again. Above 9 s, the time after which txretry gives up a silent server, a row
+	// whose statement hangs counts as an outage, and all rows wait. Default: 5 s.
 	BatchTimeout time.Duration
 
-	// PollInterval is how often the next due time is looked up while nothing
-	// happens. It is how late a row may expire whose wake-up was lost. An hour in
-	// which nothing is due is 40 looks, and two sweeps of the default schedule.
-	// Default, and the most: 90 s.
+	// PollInterval is the time between queries for the next due time while nothing happens. A row whose wake-up was
+	// lost expires up to that much late. An hour without due rows costs 40 queries, and two sweeps of the default
+	// schedule. Default and maximum: 90 s.
 	PollInterval time.Duration
 
-	// Quarantine is how long a row that made its batch fail is left alone before
-	// it is tried again, by itself. Up to 1,000 such rows are remembered, in memory,
-	// per process. Default: 5 minutes.
+	// Quarantine is how long a row that made its batch fail is skipped before it is tried again, alone. Each process
+	// remembers up to 1,000 such rows, in memory. Default: 5 minutes.
 	Quarantine time.Duration
 
-	// ShutdownTimeout is how long the batch in hand may go on after the context
-	// is cancelled. Default: 10 s.
+	// ShutdownTimeout is how long the running batch may continue after the context is cancelled. Default: 10 s.
 	ShutdownTimeout time.Duration
 
-	// Rand returns a number from [0, 1) that spreads the pauses after failures.
-	// Default: math/rand/v2.
+	// Rand returns a number from [0, 1) that randomizes the pauses after failures. Default: math/rand/v2.
 	Rand func() float64
 
 	Logger         *slog.Logger         // Default: slog.Default().
@@ -87,10 +79,10 @@ func (c SweeperConfig) withDefaults() SweeperConfig {
 
 const (
 	defaultSchedule = "*/30 * * * *"
-	// maxBatch keeps a transaction, and the array of ids it sends, within reason.
+	// maxBatch limits the size of a transaction and of the id array that it sends.
 	maxBatch = 10_000
-	// maxPollInterval bounds the poll: stores do not announce deadlines that are so far
-	// away that every sweeper finds them in time by itself.
+	// maxPollInterval is the maximum of PollInterval. Stores do not announce later deadlines, because every sweeper
+	// finds them in time by polling.
 	maxPollInterval = 90 * time.Second
 )
 
@@ -118,35 +110,33 @@ func (c SweeperConfig) validate() error {
 	return errors.Join(errs...)
 }
 
-// tuning holds what is not a setting. Tests use smaller figures.
+// tuning holds values that are not settings. Tests use smaller ones.
 type tuning struct {
-	// minPause is the shortest time between two sweeps, and between two looks. While
-	// sweeps get nothing because others hold the rows that are due, it doubles, up to
-	// longestRest.
+	// minPause is the shortest time between two sweeps, and between two queries. While sweeps get nothing because
+	// others hold the due rows, it doubles, up to longestRest.
 	minPause time.Duration
-	// maxQuarantine bounds the rows in quarantine, and how many one sweep puts there.
-	// So many bad rows are more likely one bad program: the sweep stops with
-	// errQuarantineFull, and the next goes on behind them. The rows that have been
-	// there longest are then tried again early.
+	// maxQuarantine limits the rows in quarantine, and the rows that one sweep adds. More bad rows probably have one
+	// common cause: the sweep stops with errQuarantineFull, and the next sweep continues behind them. The rows that
+	// have been in quarantine longest are then tried again early.
 	maxQuarantine int
-	// maxBackoff bounds the pause after a failed sweep, which starts at half a second
-	// and doubles. Due rows wait that long once a fault is over.
+	// maxBackoff limits the pause after a failed sweep, which starts at half a second and doubles. After a fault due
+	// rows wait at most that long.
 	maxBackoff time.Duration
 }
 
 var defaultTuning = tuning{minPause: 100 * time.Millisecond, maxQuarantine: 1000, maxBackoff: 5 * time.Second}
 
-// errSchedule is inside the error of every schedule that is refused.
+// errSchedule is in the error of every rejected schedule.
 var errSchedule = errors.New("expiry: SweeperConfig.Schedule")
 
-// schedule says when to sweep, due rows or not.
+// schedule returns the times of sweeps that happen without due rows.
 type schedule interface {
 	// Next returns the first activation after t, or the zero time if there is
 	// none.
 	Next(t time.Time) time.Time
 }
 
-// maxExpression bounds what is handed to the cron parser.
+// maxExpression limits the text for the cron parser.
 const maxExpression = 256
 
 // parseSchedule reads SweeperConfig.Schedule.
@@ -173,7 +163,7 @@ func parseSchedule(s string) (schedule, error) {
 func parseZoned(s string) (schedule, error) {
 	zone, expr, _ := strings.Cut(s, " ")
 	if zone == "" {
-		return nil, fmt.Errorf("%w: CRON_TZ= wants the name of a time zone behind it", errSchedule)
+		return nil, fmt.Errorf("%w: CRON_TZ= needs the name of a time zone", errSchedule)
 	}
 	loc, err := time.LoadLocation(zone)
 	if err != nil {
@@ -186,14 +176,14 @@ func parseZoned(s string) (schedule, error) {
 	return zoned{readings, loc}, nil
 }
 
-// parseCron reads five fields, or one of the names such as @hourly, in UTC, in which
-// every minute comes once. Dates that never come, such as 30 February, are refused.
+// parseCron reads five fields, or a name such as @hourly, in UTC, where every minute comes once. Dates that never
+// come, such as 30 February, are rejected.
 func parseCron(expr string) (schedule, error) {
 	if len(expr) > maxExpression {
-		return nil, fmt.Errorf("%w: %d characters are too many", errSchedule, len(expr))
+		return nil, fmt.Errorf("%w: %d characters, at most %d allowed", errSchedule, len(expr), maxExpression)
 	}
 	if strings.Contains(expr, "TZ=") {
-		return nil, fmt.Errorf("%w: %.64q: a time zone is given once, as CRON_TZ= before the fields", errSchedule, expr)
+		return nil, fmt.Errorf("%w: %.64q: set the time zone once, as CRON_TZ= before the fields", errSchedule, expr)
 	}
 	if strings.HasPrefix(expr, "@every") {
 		return nil, fmt.Errorf("%w: %.64q is not a cron expression", errSchedule, expr)
@@ -212,35 +202,33 @@ func parseCron(expr string) (schedule, error) {
 	return utc{parsed}, nil
 }
 
-// someDay is where the search for an activation starts: just after a leap day,
-// so that only an impossible date finds none.
+// someDay is where the search for an activation starts: just after a leap day, so that only an impossible date finds
+// none.
 var someDay = time.Date(2024, time.March, 1, 0, 0, 0, 0, time.UTC)
 
-// utc asks the parsed schedule in UTC, whatever the zone of the question.
+// utc is a parsed schedule in UTC, whatever the zone of t.
 type utc struct{ cron.Schedule }
 
 func (s utc) Next(t time.Time) time.Time { return s.Schedule.Next(t.UTC()) }
 
-// every comes so long after the last time it was asked for.
+// every comes that long after t.
 type every time.Duration
 
 func (e every) Next(t time.Time) time.Time { return t.Add(time.Duration(e)) }
 
-// never leaves the sweeper to its start, to the next due time and to wake-ups.
+// never has no times: the sweeper sweeps only at its start, when rows fall due, and after wake-ups.
 type never struct{}
 
 func (never) Next(time.Time) time.Time { return time.Time{} }
 
-// zoned is a schedule by the clocks of a time zone. Each time that the expression
-// names comes once a day, also when the clocks change:
+// zoned is a schedule in a time zone. Each time of the expression comes once a day, even when the clocks change:
 //
-//   - a time that is left out in spring comes when the clocks jump: 02:30 at
-//     03:00, together with whatever else was left out;
-//   - a time that comes twice in autumn counts the first time only. So
-//     "*/30 * * * *" pauses for the hour that is repeated.
+//   - a time that is skipped in spring comes when the clocks change: 02:30 at 03:00, together with all other skipped
+//     times;
+//   - a time that comes twice in autumn counts only the first time. So "*/30 * * * *" pauses for the repeated hour.
 //
-// The cron parser is asked for times of day alone, written as if they were UTC, so
-// that its own idea of such days does not matter.
+// The cron parser only computes times of day, written as if in UTC, so that its own handling of such days does not
+// matter.
 type zoned struct {
 	readings schedule
 	loc      *time.Location
@@ -255,20 +243,20 @@ func (s zoned) Next(t time.Time) time.Time {
 	return time.Time{}
 }
 
-// reading is what the clocks of loc show at t.
+// reading returns the time that the clocks of loc show at t, as if in UTC.
 func reading(t time.Time, loc *time.Location) time.Time {
 	t = t.In(loc)
 	return time.Date(t.Year(), t.Month(), t.Day(), t.Hour(), t.Minute(), t.Second(), t.Nanosecond(), time.UTC)
 }
 
-// firstAt is when the clocks of loc first show r, or jump over it.
+// firstAt returns when the clocks of loc first show r, or skip it.
 func firstAt(r time.Time, loc *time.Location) time.Time {
 	at := time.Date(r.Year(), r.Month(), r.Day(), r.Hour(), r.Minute(), r.Second(), 0, loc)
 	start, end := at.ZoneBounds()
 	switch shown := reading(at, loc); {
-	case shown.After(r): // counted by the offset from before the jump
+	case shown.After(r): // time.Date used the offset from before the change
 		return start
-	case shown.Before(r): // by the one behind it
+	case shown.Before(r): // time.Date used the offset from after the change
 		return end
 	case start.IsZero():
 		return at

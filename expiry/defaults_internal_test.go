@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// What zero means is a promise: nothing else would show that one of these has changed.
+// The meaning of zero is a promise, and no other test would show that a default has changed.
 func TestDefaults(t *testing.T) {
 	t.Parallel()
 	c := SweeperConfig{}.withDefaults()
@@ -27,21 +27,21 @@ func TestDefaults(t *testing.T) {
 	}
 }
 
-// What tests of the package see.
+// Internals for the external tests.
 var (
 	ParseSchedule     = parseSchedule
 	ErrSchedule       = errSchedule
 	ErrQuarantineFull = errQuarantineFull
 )
 
-// Tuning is what a user cannot set. Zero changes nothing.
+// Tuning has the values that a user cannot set. Zero changes nothing.
 type Tuning struct {
 	MaxQuarantine            int
 	MaxBackoff, PollInterval time.Duration
 	Schedule                 schedule
 }
 
-// Tune changes a sweeper before its use.
+// Tune changes a sweeper before its first use.
 func (s *Sweeper) Tune(t Tuning) *Sweeper {
 	s.tune(tuning{
 		minPause:      defaultTuning.minPause,

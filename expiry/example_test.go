@@ -13,8 +13,7 @@ import (
 	"github.com/holdfast-go/holdfast/txretry/txretrytest"
 )
 
-// With a database, expirypgx.New takes the place of expirytest.New, and Emit writes
-// to the outbox.
+// With a database use expirypgx.New instead of expirytest.New, and write to the outbox in Emit.
 func Example() {
 	ctx := context.Background()
 	manager := txretrytest.New(txretrytest.Config{})
@@ -43,7 +42,7 @@ func Example() {
 	if err != nil {
 		panic(err)
 	}
-	report, err := sweeper.Sweep(ctx) // once; Run goes on
+	report, err := sweeper.Sweep(ctx) // one sweep; Run repeats them
 	fmt.Println(report.Expired, "of 2,", err)
 	// Output:
 	// expired: seat A1
@@ -66,7 +65,7 @@ func ExampleSweeperConfig() {
 	// expiry: SweeperConfig.Schedule: "0 0 30 2 *" never comes
 }
 
-// A row that was found at fault is named, and the others need no search.
+// A RowError names the row at fault, so that no search is needed.
 func ExampleRowError() {
 	err := error(&expiry.RowError{ID: "seat A1", Err: errors.New("no such seat")})
 	fmt.Println(err)

@@ -126,7 +126,7 @@ func TestQuarantineEndsAndIsBounded(t *testing.T) {
 	})
 }
 
-// slow is a store that takes its time for every row.
+// slow is a store that needs time for every row.
 type slow struct {
 	*world
 	perRow time.Duration
@@ -154,14 +154,14 @@ func TestBatchesThatTakeTooLongShrink(t *testing.T) {
 	})
 }
 
-// blind is a store that cannot say what is due next.
+// blind is a store whose Look fails.
 type blind struct{ *world }
 
 func (blind) Look(context.Context, []string) (driver.Outlook, error) {
-	return driver.Outlook{}, errors.New("cannot look")
+	return driver.Outlook{}, errors.New("look failed")
 }
 
-func TestStoreThatCannotLookAheadIsSweptNevertheless(t *testing.T) {
+func TestSweeper_sweepsDespiteFailingLook(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		defer run(t, newSweeper(t, blind{w}, expiry.SweeperConfig{}))()
 		time.Sleep(time.Second)
@@ -174,8 +174,8 @@ func TestStoreThatCannotLookAheadIsSweptNevertheless(t *testing.T) {
 	})
 }
 
-// taken is a store in which others hold all rows that are due: it sees them and
-// gets none, or gets them and changes none.
+// taken is a store in which other transactions hold all due rows. It sees the rows and gets none, or gets them and
+// changes none.
 type taken struct {
 	*world
 	claimed bool
@@ -221,7 +221,7 @@ func TestPanickingStoreDoesNotEndRun(t *testing.T) {
 	})
 }
 
-// checked is a store that says whether it is fit to be swept.
+// checked is a store with a scripted Fit.
 type checked struct {
 	*world
 	mu    sync.Mutex
@@ -248,7 +248,7 @@ func (c *checked) asked() int {
 	return c.calls
 }
 
-func TestUnfitStoreIsNotTouched(t *testing.T) {
+func TestUnfitStoreIsNotSwept(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		c := &checked{world: newWorld(t)}

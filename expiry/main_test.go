@@ -30,7 +30,7 @@ func at(s string) time.Time {
 	return t
 }
 
-// rows is a table in memory that lists what is held.
+// rows is a table in memory that lists its held rows.
 type rows struct {
 	*expirytest.Store
 	mu  sync.Mutex
@@ -66,7 +66,7 @@ func (r *rows) Expire(_ context.Context, tx pgx.Tx, row expiry.Row) error {
 	return r.Put(tx, row.ID, deadline, "expired")
 }
 
-// world is a table and a store on it that notes when each row expired.
+// world is a table with a store that records when each row expired.
 type world struct {
 	manager *txretrytest.Manager
 	table   *rows
@@ -75,10 +75,10 @@ type world struct {
 	mu      sync.Mutex
 	when    map[string]time.Time
 	looks   int
-	batches []time.Time   // when each began
-	fail    error         // what the store answers, if anything
-	hang    time.Duration // how long a batch takes
-	ahead   time.Duration // of the store's clock; set it before anything else
+	batches []time.Time   // start of each batch
+	fail    error         // if set, the error of the store
+	hang    time.Duration // duration of a batch
+	ahead   time.Duration // offset of the store's clock; set it first
 }
 
 func newWorld(t *testing.T) *world {
@@ -91,7 +91,7 @@ func newWorld(t *testing.T) *world {
 	return w
 }
 
-// inBubble runs a test in parallel, on a world of its own and a virtual clock.
+// inBubble runs a test in parallel, with its own world and a virtual clock.
 func inBubble(t *testing.T, test func(t *testing.T, w *world)) {
 	t.Helper()
 	t.Parallel()
@@ -162,8 +162,7 @@ func (w *world) counts() (batches, looks int) {
 	return len(w.batches), w.looks
 }
 
-// swept returns when each batch began. A sweep with nothing due, or with few rows, is
-// one batch.
+// swept returns the start of each batch. A sweep with few or no due rows is one batch.
 func (w *world) swept() []time.Time {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -180,7 +179,7 @@ func (w *world) hold(t *testing.T, id string, d time.Duration) time.Time {
 	return deadline
 }
 
-// expiredWithin fails unless the row expired after its deadline, and by how much.
+// expiredWithin fails unless the row expired after its deadline, at most late after it.
 func (w *world) expiredWithin(t *testing.T, id string, deadline time.Time, late time.Duration) {
 	t.Helper()
 	w.mu.Lock()
@@ -191,7 +190,7 @@ func (w *world) expiredWithin(t *testing.T, id string, deadline time.Time, late 
 	}
 }
 
-// active are the rows by this host's clock.
+// active returns the rows by this host's clock.
 func (w *world) active() []expiry.Row {
 	active := w.table.Active()
 	for i := range active {
@@ -200,7 +199,7 @@ func (w *world) active() []expiry.Row {
 	return active
 }
 
-// emitting is a store on the rows of w that notes them as expired behind a callback of its own.
+// emitting returns a store on the rows of w. It calls first, and then records the rows as expired.
 func (w *world) emitting(t *testing.T, first func(ctx context.Context, rows []expiry.Row) error) *expirytest.Store {
 	t.Helper()
 	store, err := expirytest.New(w.manager, expirytest.Config{
@@ -235,7 +234,7 @@ func newSweeper(t *testing.T, s driver.Store, cfg expiry.SweeperConfig) *expiry.
 	return sw
 }
 
-// accused is a log that keeps the rows that were put in quarantine.
+// accused is a log handler that keeps the ids of quarantined rows.
 type accused struct {
 	slog.Handler
 	rows chan string
@@ -255,7 +254,7 @@ func (a accused) Handle(_ context.Context, r slog.Record) error {
 	return nil
 }
 
-// run starts Run and returns a function that stops it and checks its answer.
+// run starts Run and returns a function that stops it and checks its result.
 func run(t *testing.T, sw *expiry.Sweeper) (stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())

@@ -17,7 +17,7 @@ func TestParseSchedule(t *testing.T) {
 		{"*/30 * * * *", "2026-11-20T23:45:00+02:00", "2026-11-20T22:00:00Z"},
 		{"15 2 * * *", "2026-03-28T22:00:00-05:00", "2026-03-30T02:15:00Z"},
 		{"0 0 29 2 *", "2026-01-01T00:00:00Z", "2028-02-29T00:00:00Z"},
-		{"0 0 13 * 5", "2026-11-20T01:00:00Z", "2026-11-27T00:00:00Z"}, // a Friday: either day will do
+		{"0 0 13 * 5", "2026-11-20T01:00:00Z", "2026-11-27T00:00:00Z"}, // a Friday: either day is enough
 		{"CRON_TZ=Europe/Berlin  30 2 * * *", "2026-06-01T00:00:00Z", "2026-06-01T00:30:00Z"},
 		{"@hourly", "2026-11-20T10:15:00Z", "2026-11-20T11:00:00Z"},
 		{"@every 1s", "2026-11-20T10:15:00Z", "2026-11-20T10:15:01Z"},
@@ -74,8 +74,8 @@ func location(t *testing.T, name string) *time.Location {
 	return loc
 }
 
-// Every time of day that the expression names comes once a day, whatever the
-// clocks do: a time left out comes when they jump, one that is repeated does not.
+// Every time of the expression comes once a day, even when the clocks change. A skipped time comes at the change, a
+// repeated time only once.
 func TestTimesOfDayWhenTheClocksChange(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
@@ -90,13 +90,13 @@ func TestTimesOfDayWhenTheClocksChange(t *testing.T) {
 		{"Europe/Berlin", "*/30 * * * *", "2026-10-25T01:45:00+02:00", []string{
 			"2026-10-25T02:00:00+02:00", "2026-10-25T02:30:00+02:00", "2026-10-25T03:00:00+01:00",
 		}},
-		{"Europe/Berlin", "15 2 * * *", "2026-10-25T02:10:00+01:00", []string{"2026-10-26T02:15:00+01:00"}}, // asked within the repeated hour
+		{"Europe/Berlin", "15 2 * * *", "2026-10-25T02:10:00+01:00", []string{"2026-10-26T02:15:00+01:00"}}, // from within the repeated hour
 		{"America/New_York", "30 2 * * *", "2026-03-07T12:00:00-05:00", []string{"2026-03-08T03:00:00-04:00", "2026-03-09T02:30:00-04:00"}},
 		{"America/New_York", "30 1 * * *", "2026-10-31T12:00:00-04:00", []string{"2026-11-01T01:30:00-04:00", "2026-11-02T01:30:00-05:00"}},
 		{"America/New_York", "0 2 * * *", "2026-10-31T12:00:00-04:00", []string{"2026-11-01T02:00:00-05:00", "2026-11-02T02:00:00-05:00"}},
 		{"Australia/Lord_Howe", "15 2 * * *", "2026-10-03T12:00:00+10:30", []string{"2026-10-04T02:30:00+11:00", "2026-10-05T02:15:00+11:00"}},
 		{"Australia/Lord_Howe", "45 1 * * *", "2026-04-04T12:00:00+11:00", []string{"2026-04-05T01:45:00+11:00", "2026-04-06T01:45:00+10:30"}},
-		{"Australia/Lord_Howe", "*/15 1-2 * * *", "2026-10-04T01:30:00+10:30", []string{ // two times left out, both at the jump
+		{"Australia/Lord_Howe", "*/15 1-2 * * *", "2026-10-04T01:30:00+10:30", []string{ // two skipped times, both at the change
 			"2026-10-04T01:45:00+10:30", "2026-10-04T02:30:00+11:00", "2026-10-04T02:45:00+11:00", "2026-10-05T01:00:00+11:00",
 		}},
 		{"Australia/Lord_Howe", "*/15 1-2 * * *", "2026-04-05T01:30:00+11:00", []string{ // half an hour is repeated
@@ -106,7 +106,7 @@ func TestTimesOfDayWhenTheClocksChange(t *testing.T) {
 		{"Asia/Beirut", "30 23 * * *", "2026-10-24T12:00:00+03:00", []string{"2026-10-24T23:30:00+03:00", "2026-10-25T23:30:00+02:00"}},
 		{"Asia/Beirut", "0 0 * * *", "2026-10-24T12:00:00+03:00", []string{"2026-10-25T00:00:00+02:00", "2026-10-26T00:00:00+02:00"}}, // from midnight back to 23:00
 		{"Asia/Beirut", "30 0 * * *", "2026-03-28T12:00:00+02:00", []string{"2026-03-29T01:00:00+03:00", "2026-03-30T00:30:00+03:00"}},
-		{"Pacific/Apia", "0 12 * * *", "2011-12-29T13:00:00-10:00", []string{"2011-12-31T00:00:00+14:00", "2011-12-31T12:00:00+14:00"}}, // a day left out
+		{"Pacific/Apia", "0 12 * * *", "2011-12-29T13:00:00-10:00", []string{"2011-12-31T00:00:00+14:00", "2011-12-31T12:00:00+14:00"}}, // a skipped day
 		{"UTC", "30 2 * * *", "2026-03-28T12:00:00Z", []string{"2026-03-29T02:30:00Z"}},
 	} {
 		s, err := expiry.ParseSchedule("CRON_TZ=" + tc.zone + " " + tc.expr)
@@ -121,8 +121,7 @@ func TestTimesOfDayWhenTheClocksChange(t *testing.T) {
 	}
 }
 
-// Through a whole year each day has its one activation, however often the zone
-// changes its clocks.
+// In a whole year each day has one activation, however often the zone changes its clocks.
 func TestDailyComesOnceADay(t *testing.T) {
 	t.Parallel()
 	for _, zone := range []string{"Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "Asia/Beirut", "America/Havana", "Africa/Casablanca"} {

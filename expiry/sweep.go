@@ -19,47 +19,45 @@ import (
 	"github.com/holdfast-go/holdfast/internal/runloop"
 )
 
-// Report is what one sweep did. The counts are of committed batches only.
+// Report is the result of one sweep. The counts include only committed batches.
 type Report struct {
-	Batches  int           // committed
+	Batches  int           // committed batches
 	Claimed  int           // rows found due
 	Expired  int           // rows whose state was changed
 	Raced    int           // rows that another transaction settled or locked first
 	Poisoned int           // rows put in quarantine
 	Lag      time.Duration // how long the longest overdue row had been due
-	Duration time.Duration // of the sweep
+	Duration time.Duration // duration of the sweep
 }
 
 // Row is one row that expires.
 type Row struct {
 	// ID is the primary key as text.
 	ID string
-	// Deadline is the moment from which the row counts as expired.
+	// Deadline is the time from which the row counts as expired.
 	Deadline time.Time
-	// Values holds the further columns that the store was configured to read, as
-	// text in the database's form. A column that is NULL is missing.
+	// Values has the further columns that the store was configured to read, as text in the database's form. A NULL
+	// column is missing.
 	Values map[string]string
 }
 
-// RowError is an error of a callback that knows which row is at fault. The
-// others then need no search for it.
+// RowError is an error of a callback that names the row at fault. No search is needed then.
 type RowError struct {
 	// ID is the row's primary key as text.
 	ID string
-	// Err is what went wrong.
+	// Err is the cause.
 	Err error
 }
 
 // Error implements error.
 func (e *RowError) Error() string { return fmt.Sprintf("expiry: row %s: %v", e.ID, e.Err) }
 
-// Unwrap returns what went wrong.
+// Unwrap returns the cause.
 func (e *RowError) Unwrap() error { return e.Err }
 
-// EventID returns the id of the message that announces an expiry. It is a UUID
-// of version 7 whose time is the deadline, and it is the same whenever kind, row
-// and deadline (to the microsecond) are: a batch that is run again cannot
-// announce the same expiry under a second id. kind is usually the message name.
+// EventID returns the id of the message that announces an expiry. It is a UUID of version 7 with the deadline as its
+// time. It is the same for the same kind, row and deadline (to the microsecond), so a repeated batch cannot announce
+// the same expiry with a second id. kind is usually the message name.
 func EventID(kind, rowID string, deadline time.Time) uuid.UUID {
 	return ids.Deterministic(deadline, kind, rowID)
 }
@@ -72,20 +70,17 @@ func (r *Report) add(b driver.Batch) {
 	r.Lag = max(r.Lag, b.Lag)
 }
 
-// Sweep expires what is due now and returns when nothing is left that another
-// sweeper or transaction does not hold. One sweep runs at a time: a second call
-// waits for the first. Cancelling ctx stops it after the batch in hand, which has
-// ShutdownTimeout to finish. The report counts what was done, also beside an error.
+// Sweep expires all due rows and returns when only rows are left that another sweeper or transaction holds. Only one
+// sweep runs at a time; a second call waits for the first. Cancelling ctx stops Sweep after the running batch, which
+// has ShutdownTimeout to finish. The report counts the work done, even with an error.
 //
-// Rows whose batch fails are set aside until the others are done; then their
-// batch is halved until the row at fault is found. That row goes to quarantine, and
-// the rest is expired. A batch that takes longer than BatchTimeout, or fails by
-// what is rarely a row's fault, ends the sweep with an error once the other rows
-// are done, and the next sweep goes on with the search. Any other failure stops the
-// sweep.
+// Rows whose batch fails are set aside until the others are done. Then their batch is halved until the row at fault
+// is found. That row goes to quarantine, and the rest expires. A batch that exceeds BatchTimeout, or fails by
+// something that is rarely a row's fault, ends the sweep with an error after the other rows are done; the next sweep
+// continues the search. Any other failure stops the sweep.
 //
-// The first sweep asks whether the store is fit to be swept. If not, it changes
-// nothing and returns what to mend, as Run does.
+// The first sweep checks whether the store is ready to be swept. If not, it changes nothing and returns the findings,
+// like Run.
 func (s *Sweeper) Sweep(ctx context.Context) (Report, error) {
 	select {
 	case s.slot <- struct{}{}:
@@ -106,7 +101,7 @@ func (s *Sweeper) Sweep(ctx context.Context) (Report, error) {
 	return p.report, err
 }
 
-// fit asks the store until it is fit to be swept.
+// fit checks the store before each sweep until the check passes once.
 func (s *Sweeper) fit(ctx context.Context) error {
 	store, ok := s.store.(driver.Fit)
 	if !ok || s.left.fit {
@@ -117,9 +112,8 @@ func (s *Sweeper) fit(ctx context.Context) error {
 	return err
 }
 
-// pass is the work of one sweep, whose caller holds the sweeper's slot. It drains:
-// it takes batch after batch of due rows and sets those of failed batches aside.
-// Then it searches them for the rows at fault; see search.
+// pass is the work of one sweep. Its caller holds the sweeper's slot. It first drains: it takes batch after batch of
+// due rows and sets the rows of failed batches aside. Then it searches them for the rows at fault; see search.
 type pass struct {
 	s      *Sweeper
 	left   *leftover
@@ -146,15 +140,13 @@ func (p *pass) sweep(ctx context.Context) error {
 	return nil
 }
 
-// crowded reports whether so many rows are set aside that the search for the ones at
-// fault comes first.
+// crowded reports whether so many rows are set aside that the search must come first.
 func (p *pass) crowded() bool { return p.s.suspects.crowded() }
 
-// drain runs batches until one is short, or until so many rows are set aside
-// that they come first. It begins where the last sweep was stopped, so that bad
-// rows at the head cannot keep it from the others, and then once more at the head.
-// One batch that takes too long, or fails by what is rarely a row's fault, may
-// be due to a row of it; a second one ends the drain.
+// drain runs batches until one is short, or until so many rows are set aside that the search must come first. It
+// starts at the position where the last sweep stopped, so that bad rows at the head cannot block the others, and then
+// once more at the head. One batch that takes too long, or fails by something that is rarely a row's fault, may still
+// be caused by one of its rows. A second one ends the drain.
 func (p *pass) drain(ctx context.Context) (done bool, err error) {
 	var unsure error
 	for whole := p.left.cursor == (driver.Cursor{}); ; {
@@ -188,8 +180,7 @@ func (p *pass) drain(ctx context.Context) (done bool, err error) {
 	}
 }
 
-// passBy has the drain go on without the rows of a failed batch. It returns the
-// error if none of them is to blame.
+// passBy lets the drain continue without the rows of a failed batch. It returns the error if no row is to blame.
 func (p *pass) passBy(ctx context.Context, err error) error {
 	blamed := blame(ctx, err)
 	switch {
@@ -206,9 +197,9 @@ func (p *pass) passBy(ctx context.Context, err error) error {
 	return nil
 }
 
-// batch runs one batch on a context that outlives ctx's cancellation for a while,
-// and sets the size of the next. It grows only where twice the rows leave half of
-// BatchTimeout, and within a sweep, since the one after an outage is the longest.
+// batch runs one batch on a context that outlives the cancellation of ctx for a while, and adjusts the size of the
+// next batch. The size grows only if twice the rows would use at most half of BatchTimeout. It also grows within a
+// sweep, because the sweep after an outage is the longest.
 func (p *pass) batch(ctx context.Context, req driver.Request) (b driver.Batch, err error) {
 	begun := time.Now()
 	detached, cancel := runloop.Detach(ctx, p.s.cfg.ShutdownTimeout)
@@ -223,7 +214,7 @@ func (p *pass) batch(ctx context.Context, req driver.Request) (b driver.Batch, e
 	slow := errors.Is(err, errTooSlow)
 	p.left.works = (p.left.works || b.Expired > 0) && !slow
 	switch {
-	case len(req.Only) > 0: // suspects say nothing about the others
+	case len(req.Only) > 0: // a batch of suspects does not show how fast the others are
 	case slow:
 		p.left.size = max(1, req.Limit/2)
 	case err == nil && time.Since(begun) < p.s.cfg.BatchTimeout/4:
@@ -236,14 +227,13 @@ func (p *pass) batch(ctx context.Context, req driver.Request) (b driver.Batch, e
 	return b, nil
 }
 
-// isUnsure reports whether the failure of a batch may well be no row's fault.
+// isUnsure reports whether the failure of a batch is probably not a row's fault.
 func isUnsure(err error) bool {
 	blamed, ok := errors.AsType[*driver.BatchError](err)
 	return errors.Is(err, errTooSlow) || ok && blamed.Doubtful
 }
 
-// blame returns which rows may have made a batch fail; nil if none did, or if the
-// sweep was told to end.
+// blame returns the rows that may have made a batch fail; nil if there are none, or if the sweep was cancelled.
 func blame(ctx context.Context, err error) *driver.BatchError {
 	var blamed *driver.BatchError
 	if ctx.Err() != nil || !errors.As(err, &blamed) || len(blamed.Rows) == 0 {
@@ -252,20 +242,18 @@ func blame(ctx context.Context, err error) *driver.BatchError {
 	return blamed
 }
 
-// anOutage is how many batches in a row may fail by what is rarely a row's fault
-// before the search for the row is put off.
+// anOutage is the number of consecutive batches that may fail by something that is rarely a row's fault before the
+// search is postponed.
 const anOutage = 3
 
-// errQuarantineFull stops a sweep that has met more bad rows than
-// tuning.maxQuarantine.
+// errQuarantineFull stops a sweep that has found more bad rows than tuning.maxQuarantine.
 var errQuarantineFull = errors.New("expiry: too many rows fail")
 
-// search looks for the rows at fault among those set aside, by halving the batches
-// that fail. A batch that takes too long ends it, so that rows which fall due
-// meanwhile do not wait.
+// search looks for the rows at fault among those set aside, by halving the batches that fail. A batch that takes too
+// long ends the search, so that rows that fall due in the meantime do not wait.
 func (p *pass) search(ctx context.Context) error {
 	suspects := p.s.suspects
-	doubtful := 0 // batches in a row
+	doubtful := 0 // consecutive doubtful batches
 	for {
 		rows, again := suspects.next(p.left.size)
 		if len(rows) == 0 {
@@ -284,7 +272,7 @@ func (p *pass) search(ctx context.Context) error {
 		}
 		blamed := blame(ctx, err)
 		if blamed == nil || len(blamed.Rows) == 1 && innocent(err, works) {
-			suspects.setAside(rows) // the others first, next time
+			suspects.setAside(rows) // behind the others for the next time
 			p.rest()
 			return err
 		}
@@ -304,8 +292,8 @@ func (p *pass) search(ctx context.Context) error {
 	}
 }
 
-// innocent reports whether an error says nothing against the one row of its batch:
-// rows rarely cause it, or everything may be too slow, for all that is known.
+// innocent reports whether an error does not incriminate the only row of its batch: rows rarely cause it, or
+// everything may be too slow.
 func innocent(err error, works bool) bool {
 	if errors.Is(err, errTooSlow) {
 		return !works
@@ -313,8 +301,8 @@ func innocent(err error, works bool) bool {
 	return isUnsure(err)
 }
 
-// rest leaves all that is set aside alone for a while, longer and longer as long
-// as nothing expires. Other rows do not wait for it.
+// rest postpones all rows that are set aside, for longer and longer as long as nothing expires. Other rows do not
+// wait.
 func (p *pass) rest() {
 	if p.report.Expired > 0 {
 		p.left.doubts = 0
@@ -323,8 +311,8 @@ func (p *pass) rest() {
 	p.left.doubts++
 }
 
-// divide isolates the row at fault among those that were tried, or has them
-// tried again in two halves. Rows that the batch did not get are in other hands.
+// divide isolates the row at fault among the tried rows, or splits the rows for two tries. Rows that the batch did
+// not claim are held by other transactions.
 func (p *pass) divide(ctx context.Context, tried []string, blamed *driver.BatchError) error {
 	if len(blamed.Rows) > 1 {
 		p.s.suspects.divide(tried, blamed.Rows)
@@ -338,7 +326,7 @@ func (p *pass) divide(ctx context.Context, tried []string, blamed *driver.BatchE
 	return nil
 }
 
-// isolate puts the one row that failed by itself in quarantine.
+// isolate puts the row that failed alone in quarantine.
 func (p *pass) isolate(ctx context.Context, e *driver.BatchError) error {
 	if p.report.Poisoned >= p.s.tuning.maxQuarantine {
 		return fmt.Errorf("%w: %d in one sweep: %w", errQuarantineFull, p.report.Poisoned, e.Err)
@@ -346,22 +334,22 @@ func (p *pass) isolate(ctx context.Context, e *driver.BatchError) error {
 	id := e.Rows[0]
 	p.s.suspects.isolate(id, time.Now())
 	p.report.Poisoned++
-	p.s.cfg.Logger.ErrorContext(ctx, "expiry: row fails, left alone for now", slog.String("sweeper", p.s.cfg.Name),
+	p.s.cfg.Logger.ErrorContext(ctx, "expiry: row failed and was quarantined", slog.String("sweeper", p.s.cfg.Name),
 		slog.String("row", id), slog.Any("error", e.Err), slog.Duration("quarantine", p.s.cfg.Quarantine))
 	return nil
 }
 
-// suspects are the rows that a sweep passes by: those set aside because one of
-// them made a batch fail, and those found to be it, which are in quarantine.
+// suspects are the rows that a sweep skips: rows set aside because one of them made a batch fail, and failing rows,
+// which are in quarantine.
 type suspects struct {
-	period time.Duration // of the quarantine
-	limit  int           // of rows in quarantine
+	period time.Duration // length of the quarantine
+	limit  int           // largest number of rows in quarantine
 
 	mu    sync.Mutex
 	aside *isolate.Search[string]
-	again map[string]bool // rows set aside that were in quarantine before
-	bad   []badRow        // the next to be released first
-	until time.Time       // when to try again what is set aside
+	again map[string]bool // rows set aside after their quarantine
+	bad   []badRow        // ordered by the end of their quarantine
+	until time.Time       // when to try the rows set aside again
 }
 
 type badRow struct {
@@ -369,16 +357,15 @@ type badRow struct {
 	until time.Time
 }
 
-// newSuspects returns none. limit bounds the rows set aside, too: beyond it those that wait by
-// themselves are forgotten, since all that tells them from others that are due is that the search
-// for them is over.
+// newSuspects returns an empty set. limit also bounds the rows set aside: beyond it, rows that wait alone are
+// dropped. They differ from other due rows only in that their search is finished.
 func newSuspects(period time.Duration, limit int) *suspects {
 	aside := isolate.New[string](isolate.Halves)
 	aside.Most = limit
 	return &suspects{period: period, limit: limit, aside: aside, again: map[string]bool{}}
 }
 
-// skip are the ids of all suspects.
+// skip returns the ids of all suspects.
 func (s *suspects) skip() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -389,7 +376,7 @@ func (s *suspects) skip() []string {
 	return ids
 }
 
-// setAside puts rows behind those that wait already.
+// setAside puts rows behind the rows that already wait.
 func (s *suspects) setAside(rows []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -397,7 +384,7 @@ func (s *suspects) setAside(rows []string) {
 	s.aside.Add(rows...)
 }
 
-// clear has rows no longer wait.
+// clear removes rows from the waiting ones.
 func (s *suspects) clear(rows []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -411,7 +398,7 @@ func (s *suspects) forget(rows []string) {
 	}
 }
 
-// divide has those to blame for a failed batch wait in halves.
+// divide splits the blamed rows of a failed batch into halves that wait.
 func (s *suspects) divide(tried, blamed []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -419,22 +406,22 @@ func (s *suspects) divide(tried, blamed []string) {
 	s.aside.Failed(blamed...)
 }
 
-// crowded reports whether as many rows are set aside as may be.
+// crowded reports whether the maximum number of rows is set aside.
 func (s *suspects) crowded() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return len(s.aside.Rest()) >= s.limit
 }
 
-// full reports whether that is so although rows that wait by themselves are forgotten.
+// full reports whether the maximum is reached even without rows that wait alone.
 func (s *suspects) full() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.aside.Full()
 }
 
-// next are the rows to be tried next, at most n of them, and whether it is one that
-// was in quarantine before. They stay set aside.
+// next returns the rows to try next, at most n, and whether it is a single row that was in quarantine before. They
+// stay set aside.
 func (s *suspects) next(n int) (rows []string, again bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -442,7 +429,7 @@ func (s *suspects) next(n int) (rows []string, again bool) {
 	return rows, len(rows) == 1 && s.again[rows[0]]
 }
 
-// rest has what is set aside wait until then.
+// rest postpones the rows set aside until that time.
 func (s *suspects) rest(until time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -455,8 +442,8 @@ func (s *suspects) resting(now time.Time) bool {
 	return s.until.After(now)
 }
 
-// isolate puts a row in quarantine. When that is full it takes the place of the
-// one that has been there longest, which is tried again early.
+// isolate puts a row in quarantine. If the quarantine is full, the row that has been there longest leaves it and is
+// tried again early.
 func (s *suspects) isolate(id string, now time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -467,8 +454,7 @@ func (s *suspects) isolate(id string, now time.Time) {
 	s.bad = append(s.bad, badRow{id, now.Add(s.period)})
 }
 
-// release sets rows whose quarantine has ended aside, each by itself: one that
-// is still bad then fails alone.
+// release sets rows aside whose quarantine has ended, each alone: a row that is still bad then fails alone.
 func (s *suspects) release(now time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -480,8 +466,7 @@ func (s *suspects) release(now time.Time) {
 	maps.DeleteFunc(s.again, func(id string, _ bool) bool { return !s.aside.Has(id) })
 }
 
-// due returns how long from now there is something to try again, and false if
-// there are no suspects.
+// due returns the time from now until the next try of a suspect, and false if there are no suspects.
 func (s *suspects) due(now time.Time) (time.Duration, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

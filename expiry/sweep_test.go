@@ -18,8 +18,8 @@ import (
 	"github.com/holdfast-go/holdfast/internal/runloop"
 )
 
-// More bad rows than the quarantine holds, at the head and all of one deadline,
-// do not keep the sweeper from the rows behind them.
+// Many bad rows at the head, more than the quarantine holds and all with one deadline, do not keep the sweeper from
+// the rows behind them.
 func TestPoisonedHeadDoesNotStarveTheTail(t *testing.T) {
 	t.Parallel()
 	for name, step := range map[string]time.Duration{"one deadline": 0, "many deadlines": time.Second} {
@@ -49,7 +49,7 @@ func TestPoisonedHeadDoesNotStarveTheTail(t *testing.T) {
 	}
 }
 
-// Who knows the row at fault names it, and no search is needed.
+// If the callback names the row at fault, no search is needed.
 func TestNamedRowIsNotSearchedFor(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		calls := 0
@@ -72,8 +72,8 @@ func TestNamedRowIsNotSearchedFor(t *testing.T) {
 	})
 }
 
-// doubtful is a store in which a row whose id begins with "bad" fails by something
-// that is rarely a row's fault, and any row does while all fail.
+// doubtful is a store in which a row with an id that begins with "bad" fails by something that is rarely a row's
+// fault. While all fail, any row does.
 type doubtful struct {
 	*world
 	inner driver.Store
@@ -102,9 +102,8 @@ func (d doubtful) SweepBatch(ctx context.Context, req driver.Request) (driver.Ba
 	return b, err
 }
 
-// A row for which a batch fails as it would in an outage stops no other, whatever
-// the size of batches, costs little for as long as it stays so, and expires soon
-// after it no longer does.
+// A row that fails like an outage stops no other row, whatever the batch size. It costs little as long as it fails,
+// and expires soon after it stops failing.
 func TestRowThatFailsLikeAnOutage(t *testing.T) {
 	t.Parallel()
 	for _, size := range []int{1, 2, 200} {
@@ -145,9 +144,8 @@ func TestRowThatFailsLikeAnOutage(t *testing.T) {
 	}
 }
 
-// Rows that fail like an outage do not keep the others of their batches from
-// expiring, be there one in every batch, or so many that there is no room to set
-// them all aside, where it takes hours, and longest for the last few.
+// Rows that fail like an outage do not keep the others in their batches from expiring, whether there is one in every
+// batch, or more than can be set aside. With that many it takes hours, longest for the last few.
 func TestManyRowsThatFailLikeAnOutage(t *testing.T) {
 	t.Parallel()
 	for every, goal := range map[int]struct {
@@ -177,8 +175,7 @@ func TestManyRowsThatFailLikeAnOutage(t *testing.T) {
 	}
 }
 
-// In an outage that hits every row, few batches are tried, no row is accused, and
-// all expire once it is over.
+// In an outage that affects every row, few batches are tried, no row is quarantined, and all expire when it is over.
 func TestOutageOfEveryRow(t *testing.T) {
 	t.Parallel()
 	for _, size := range []int{1, 20} {
@@ -200,14 +197,14 @@ func TestOutageOfEveryRow(t *testing.T) {
 			time.Sleep(time.Minute)
 			stop()
 			if left := len(w.table.Active()); left > 0 || len(log.rows) > 0 {
-				t.Errorf("batches of %d: %d rows are left and %d were accused", size, left, len(log.rows))
+				t.Errorf("batches of %d: %d rows are left and %d were quarantined", size, left, len(log.rows))
 			}
 		})
 	}
 }
 
-// One row on which Emit hangs until BatchTimeout takes the others of its batch
-// along for minutes at worst, but nobody else.
+// One row on which Emit hangs until BatchTimeout delays the others in its batch for minutes at most, and no other
+// rows.
 func TestHangingRowStopsTheOthersOnlyBriefly(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -235,7 +232,7 @@ func TestHangingRowStopsTheOthersOnlyBriefly(t *testing.T) {
 			t.Errorf("%d rows are left after the first timeout, want the batch of 200", left)
 		}
 		worst := time.Duration(0)
-		for n := range 60 { // rows that fall due while the search goes on
+		for n := range 60 { // rows that fall due during the search
 			id := fmt.Sprint("new ", n)
 			deadline := w.hold(t, id, time.Second)
 			store.Wake(deadline)
@@ -263,8 +260,7 @@ func TestHangingRowStopsTheOthersOnlyBriefly(t *testing.T) {
 	})
 }
 
-// A row in quarantine that hangs when it is tried again, by itself, says nothing
-// about the batches of the others: they keep their size.
+// A row in quarantine that hangs when it is tried again, alone, does not shrink the batches of the others.
 func TestHangingRowTriedAgainDoesNotShrinkBatches(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -278,12 +274,12 @@ func TestHangingRowTriedAgainDoesNotShrinkBatches(t *testing.T) {
 		})
 		w.hold(t, "bad", -time.Hour)
 		sw := newSweeper(t, store, expiry.SweeperConfig{Quarantine: time.Minute})
-		for range 2 { // once by itself as well
+		for range 2 { // once alone as well
 			if _, err := sw.Sweep(t.Context()); err == nil {
 				t.Fatal("the bad row has not run into BatchTimeout")
 			}
 		}
-		for range 10 { // sweeps that go through: the batches grow again
+		for range 10 { // successful sweeps: the batches grow again
 			if _, err := sw.Sweep(t.Context()); err != nil {
 				t.Fatal(err)
 			}
@@ -301,8 +297,8 @@ func TestHangingRowTriedAgainDoesNotShrinkBatches(t *testing.T) {
 	})
 }
 
-// A stall of the server while a row is being expired is not the row's fault.
-func TestStallAccusesNoRow(t *testing.T) {
+// A stall of the server during an expiry is not the row's fault.
+func TestStallQuarantinesNoRow(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)
@@ -318,13 +314,12 @@ func TestStallAccusesNoRow(t *testing.T) {
 	})
 }
 
-// Batches that an outage has made small grow again within the sweep that expires
-// what it has left behind.
+// Batches that an outage has made small grow again within the sweep of the remaining rows.
 func TestBatchesGrowAgainWithinASweep(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)
-		w.set(nil, time.Hour) // how long a batch takes
+		w.set(nil, time.Hour) // duration of a batch
 		for n := range 2000 {
 			w.hold(t, fmt.Sprint(n), -time.Second)
 		}
@@ -348,18 +343,18 @@ func TestStuckCallIsReported(t *testing.T) {
 		w.hold(t, "row", -time.Second)
 		var once sync.Once
 		sw := newSweeper(t, w.emitting(t, func(context.Context, []expiry.Row) error {
-			once.Do(func() { time.Sleep(10 * time.Minute) }) // whatever its context says
+			once.Do(func() { time.Sleep(10 * time.Minute) }) // ignores its context
 			return nil
 		}), expiry.SweeperConfig{})
 		stop := run(t, sw)
 		defer stop()
 		time.Sleep(time.Minute)
 		if err := sw.Ready(t.Context()); err == nil || !strings.Contains(err.Error(), "stuck") {
-			t.Errorf("Ready says %v while a batch is stuck", err)
+			t.Errorf("Ready returned %v while a batch is stuck", err)
 		}
 		time.Sleep(15 * time.Minute)
 		if err := sw.Ready(t.Context()); err != nil || len(w.table.Active()) > 0 {
-			t.Errorf("Ready says %v, and %d rows are left, when it no longer is", err, len(w.table.Active()))
+			t.Errorf("Ready returned %v, and %d rows are left, after the batch", err, len(w.table.Active()))
 		}
 	})
 }

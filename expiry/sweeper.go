@@ -18,8 +18,7 @@ import (
 	kit "github.com/holdfast-go/holdfast/internal/telemetry"
 )
 
-// Sweeper expires what is due in a store. Make it with NewSweeper. It is safe
-// for concurrent use.
+// Sweeper expires the due rows of a store. Make it with NewSweeper. It is safe for concurrent use.
 type Sweeper struct {
 	store     driver.Store
 	cfg       SweeperConfig
@@ -29,27 +28,27 @@ type Sweeper struct {
 	telemetry telemetry
 	suspects  *suspects
 
-	// slot is held while a sweep runs. Its holder alone uses left.
+	// slot is held while a sweep runs. Only its holder uses left.
 	slot chan struct{}
 	left leftover
 
 	mu     sync.Mutex
 	alarms map[*alarm]struct{} // one for each call of Run
-	health error               // of the last contact with the store
-	last   time.Time           // of that contact
+	health error               // result of the last contact with the store
+	last   time.Time           // time of that contact
 }
 
-// leftover is what one sweep leaves to the next.
+// leftover is the state that one sweep leaves for the next.
 type leftover struct {
-	fit    bool          // the store has been found fit to be swept
-	size   int           // of a batch
-	cursor driver.Cursor // where the sweep was stopped
-	doubts int           // sweeps in a row that ended with a row alone that was not to blame
-	works  bool          // rows have expired since a batch was too slow
+	fit    bool          // Fit has returned nil
+	size   int           // size of the next batch
+	cursor driver.Cursor // where the last sweep stopped
+	doubts int           // consecutive sweeps that postponed the search
+	works  bool          // rows have expired since the last batch that was too slow
 }
 
-// NewSweeper returns a Sweeper on a store, such as that of expirypgx.New or
-// expirytest.New. It asks no server.
+// NewSweeper returns a Sweeper on a store, such as from expirypgx.New or expirytest.New. It does not contact the
+// server.
 func NewSweeper(store driver.Store, cfg SweeperConfig) (*Sweeper, error) {
 	cfg = cfg.withDefaults()
 	schedule, scheduleErr := parseSchedule(cfg.Schedule)
@@ -84,14 +83,12 @@ func (s *Sweeper) tune(t tuning) {
 	s.suspects = newSuspects(s.cfg.Quarantine, t.maxQuarantine)
 }
 
-// Run sweeps at once, on the schedule, when the next row falls due and when the
-// store says that a row was made, until ctx is cancelled. The batch in hand then has
-// ShutdownTimeout to finish, and Run returns nil. A failing store is logged and
-// tried again, with growing pauses.
+// Run sweeps at once, on the schedule, when the next row falls due and when the store announces a row, until ctx is
+// cancelled. The running batch then has ShutdownTimeout to finish, and Run returns nil. A failure of the store is
+// logged, and Run retries with growing pauses.
 //
-// The only error is that the store must be mended first: a table or an index is
-// missing, say. Nothing has been changed then. Each finding in the error has a
-// method Mend() string.
+// The only error is a store that needs a fix first, for example because a table or an index is missing. Nothing has
+// been changed then. Each finding in the error has a method Mend() string.
 func (s *Sweeper) Run(ctx context.Context) error {
 	w := waiter{s: s, alarm: newAlarm(), rest: s.tuning.minPause}
 	s.begin(w.alarm)
@@ -125,8 +122,7 @@ func (s *Sweeper) Run(ctx context.Context) error {
 	}
 }
 
-// background starts what the store does beside sweeps. The returned function ends
-// it and waits for its end.
+// background starts the store's Background. The returned function ends it and waits for its end.
 func (s *Sweeper) background(ctx context.Context) (stop func()) {
 	store, ok := s.store.(driver.Background)
 	if !ok {
@@ -144,10 +140,9 @@ func (s *Sweeper) background(ctx context.Context) (stop func()) {
 	}
 }
 
-// wake says that a row was made or changed that now falls due at that time, or at an
-// unknown one if at is zero. It never blocks, and costs nothing unless at comes before
-// the next look anyway; the sweeper then looks at once. An unknown time also ends the
-// pause after a failed sweep: its sender may have found the store to work.
+// wake announces a row that falls due at that time, or at an unknown time if at is zero. It never blocks, and does
+// nothing unless at is before the next query. Otherwise the sweeper queries at once. An unknown time also ends the
+// pause after a failed sweep, because the sender may have reached the store.
 func (s *Sweeper) wake(at time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -156,8 +151,8 @@ func (s *Sweeper) wake(at time.Time) {
 	}
 }
 
-// Ready returns nil while Run is running and its last contact with the store
-// went well, else an error that says why not.
+// Ready returns nil while Run is running and its last contact with the store succeeded. Otherwise the error has the
+// reason.
 func (s *Sweeper) Ready(context.Context) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -170,9 +165,8 @@ func (s *Sweeper) Ready(context.Context) error {
 	return nil
 }
 
-// Check returns what the store finds missing or wrong, or nil. Findings are joined;
-// each has a method Mend() string that says how to put it right. Any other error in
-// it says that the store could not look. Nothing is changed.
+// Check returns the problems that the store finds, or nil. Findings are joined; each has a method Mend() string with
+// the fix. Any other error in it means that the store could not be read. Check changes nothing.
 func (s *Sweeper) Check(ctx context.Context) error {
 	if store, ok := s.store.(interface{ Check(context.Context) error }); ok {
 		return store.Check(ctx)
@@ -183,7 +177,7 @@ func (s *Sweeper) Check(ctx context.Context) error {
 	return nil
 }
 
-// isFinding reports whether err names something to mend, and is no failure to look.
+// isFinding reports whether err is a finding to fix, not a failure to read the store.
 func isFinding(err error) bool {
 	var finding interface {
 		error
@@ -192,8 +186,7 @@ func isFinding(err error) bool {
 	return errors.As(err, &finding)
 }
 
-// contact notes how the store answered. What a cancelled caller gets says
-// nothing about the store.
+// contact records the result of a call of the store. The error of a cancelled caller does not count.
 func (s *Sweeper) contact(ctx context.Context, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -221,20 +214,20 @@ func (s *Sweeper) end(a *alarm) {
 	delete(s.alarms, a)
 }
 
-// errTooSlow is inside the error of a batch that ran into BatchTimeout.
-var errTooSlow = errors.New("expiry: batch ran into BatchTimeout")
+// errTooSlow is in the error of a batch that exceeded BatchTimeout.
+var errTooSlow = errors.New("expiry: batch exceeded BatchTimeout")
 
-// stuckAfter is how long after its deadline a call counts as stuck.
+// stuckAfter is the time after its deadline when a call counts as stuck.
 const stuckAfter = 5 * time.Second
 
-// bounded gives a call of the store BatchTimeout, and reports one that ignores it.
-// A panic is an error.
+// bounded runs a call of the store with BatchTimeout, and reports a call that ignores the timeout. A panic is
+// returned as an error.
 func (s *Sweeper) bounded(ctx context.Context, what string, call func(context.Context) error) (err error) {
 	bounded, cancel := context.WithTimeoutCause(ctx, s.cfg.BatchTimeout, errTooSlow)
 	defer cancel()
 	stuck := time.AfterFunc(s.cfg.BatchTimeout+stuckAfter, func() {
-		s.contact(ctx, fmt.Errorf("%s is stuck: it ignores its deadline", what))
-		s.cfg.Logger.ErrorContext(ctx, "expiry: stuck, a call ignores its deadline",
+		s.contact(ctx, fmt.Errorf("%s is stuck: the call ignores its deadline", what))
+		s.cfg.Logger.ErrorContext(ctx, "expiry: call ignored its deadline",
 			slog.String("sweeper", s.cfg.Name), slog.String("call", what), slog.Duration("deadline", s.cfg.BatchTimeout))
 	})
 	defer stuck.Stop()
@@ -248,7 +241,7 @@ func (s *Sweeper) bounded(ctx context.Context, what string, call func(context.Co
 
 const scope = "github.com/holdfast-go/holdfast/expiry"
 
-// telemetry is one span per sweep, and the instruments.
+// telemetry has the tracer, for one span per sweep, and the instruments.
 type telemetry struct {
 	tracer                             trace.Tracer
 	claimed, expired, raced, poisoned  metric.Int64Counter
@@ -264,24 +257,24 @@ func newTelemetry(cfg SweeperConfig) (telemetry, error) {
 	rows := func(name, description string) (metric.Int64Counter, error) {
 		return k.Meter.Int64Counter("holdfast.expiry."+name, metric.WithDescription(description), metric.WithUnit("{row}"))
 	}
-	t.claimed, errs[0] = rows("claimed", "Rows that were found due.")
-	t.expired, errs[1] = rows("expired", "Rows that were expired.")
-	t.raced, errs[2] = rows("raced", "Rows that were found due, and settled or locked by another transaction first.")
+	t.claimed, errs[0] = rows("claimed", "Due rows that were locked for expiry.")
+	t.expired, errs[1] = rows("expired", "Expired rows.")
+	t.raced, errs[2] = rows("raced", "Due rows that another transaction settled or locked first.")
 	t.poisoned, errs[3] = rows("poisoned", "Rows put in quarantine because they made their batch fail.")
 	t.duration, errs[4] = k.Meter.Float64Histogram("holdfast.expiry.sweep.duration",
 		metric.WithDescription("Duration of a sweep."), metric.WithUnit("s"), kit.Seconds)
 	t.lag, errs[5] = k.Meter.Float64Histogram("holdfast.expiry.lag",
-		metric.WithDescription("How long the longest overdue row of a sweep had been due."), metric.WithUnit("s"), kit.Seconds)
+		metric.WithDescription("Age of the longest overdue row of a sweep."), metric.WithUnit("s"), kit.Seconds)
 	t.overdue, errs[6] = k.Meter.Int64Gauge("holdfast.expiry.overdue",
-		metric.WithDescription("Active rows past their deadline at the last look, up to 10,000."), metric.WithUnit("{row}"))
+		metric.WithDescription("Active rows past their deadline at the last query, up to 10,000."), metric.WithUnit("{row}"))
 	t.overdueAge, errs[7] = k.Meter.Float64Gauge("holdfast.expiry.overdue.age",
-		metric.WithDescription("How long the longest overdue active row had been due at the last look."), metric.WithUnit("s"))
+		metric.WithDescription("Age of the longest overdue active row at the last query."), metric.WithUnit("s"))
 	t.clockSkew, errs[8] = k.Meter.Float64Gauge("holdfast.expiry.clock.skew",
-		metric.WithDescription("This host's clock less the store's. Only the store's decides."), metric.WithUnit("s"))
+		metric.WithDescription("This host's clock minus the store's clock, which decides."), metric.WithUnit("s"))
 	t.nextLookout, errs[9] = k.Meter.Float64Gauge("holdfast.expiry.next",
-		metric.WithDescription("When the sweeper sweeps or looks next, as Unix time."), metric.WithUnit("s"))
+		metric.WithDescription("Unix time of the sweeper's next sweep or query."), metric.WithUnit("s"))
 	t.undated, errs[10] = k.Meter.Int64Gauge("holdfast.expiry.undated",
-		metric.WithDescription("Active rows without a deadline at the last look, which never expire, up to 10,000."), metric.WithUnit("{row}"))
+		metric.WithDescription("Active rows without a deadline, which never expire, at the last query, up to 10,000."), metric.WithUnit("{row}"))
 	return t, errors.Join(errs[:]...)
 }
 

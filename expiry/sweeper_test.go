@@ -45,8 +45,8 @@ func TestShortHoldExpiresOnTimeWithTheHalfHourSchedule(t *testing.T) {
 	})
 }
 
-// An hour in which nothing is due, the sweeps of the schedule included, asks at
-// most one query a minute, and holds with time to spare add none.
+// An hour without due rows costs at most one query a minute, including the sweeps of the schedule. Holds with later
+// deadlines add none.
 func TestIdleCostsAtMostOneQueryAMinute(t *testing.T) {
 	t.Parallel()
 	for name, schedule := range map[string]string{"default": "", "never": "@never"} {
@@ -61,7 +61,7 @@ func TestIdleCostsAtMostOneQueryAMinute(t *testing.T) {
 				startBatches, startLooks := w.counts()
 				for range 60 {
 					time.Sleep(time.Minute)
-					w.Wake(time.Now().Add(15 * time.Minute)) // a hold that has time
+					w.Wake(time.Now().Add(15 * time.Minute)) // a hold with a later deadline
 				}
 				stop()
 				batches, looks := w.counts()
@@ -75,8 +75,8 @@ func TestIdleCostsAtMostOneQueryAMinute(t *testing.T) {
 	}
 }
 
-// A sweep of the schedule between two looks delays neither a row that the first
-// of them saw, nor one that Wake told of, nor one that it did not.
+// A sweep of the schedule between two queries delays no row: neither one that the first query found, nor one
+// announced by Wake, nor one without a wake-up.
 func TestScheduledSweepDelaysNoRow(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
@@ -84,7 +84,7 @@ func TestScheduledSweepDelaysNoRow(t *testing.T) {
 		wake             bool
 	}{
 		"seen by the look":       {50 * time.Second, 0, 70 * time.Second, false},
-		"woken behind the look":  {50 * time.Second, 10 * time.Second, 70 * time.Second, true},
+		"woken after the look":   {50 * time.Second, 10 * time.Second, 70 * time.Second, true},
 		"woken before the look":  {50 * time.Second, 10 * time.Second, 55 * time.Second, true},
 		"unseen, long enough":    {50 * time.Second, 10 * time.Second, 72 * time.Second, false},
 		"seen, frequent sweeps":  {30 * time.Second, 0, 100 * time.Second, false},
@@ -114,7 +114,7 @@ func TestScheduledSweepDelaysNoRow(t *testing.T) {
 	}
 }
 
-// The store's clock decides, however wrong this host's is.
+// The store's clock decides, even if this host's clock is wrong.
 func TestSkewedClock(t *testing.T) {
 	t.Parallel()
 	for _, skew := range []time.Duration{5 * time.Minute, -5 * time.Minute} {
@@ -185,12 +185,11 @@ func TestEventID(t *testing.T) {
 	}
 }
 
-// Without a schedule of its own a sweeper sweeps at its start, on the hour and half
-// past, and at no other time.
+// With the default schedule a sweeper sweeps at its start, on the hour and half past, and at no other time.
 func TestDefaultSchedule(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		time.Sleep(7 * time.Minute) // the bubble begins at midnight
+		time.Sleep(7 * time.Minute) // the bubble starts at midnight
 		w := newWorld(t)
 		stop := run(t, newSweeper(t, w, expiry.SweeperConfig{}))
 		time.Sleep(2 * time.Hour)
@@ -205,7 +204,7 @@ func TestDefaultSchedule(t *testing.T) {
 	})
 }
 
-// Run goes on where its context cannot be cancelled.
+// Run works with a context that cannot be cancelled.
 func TestRunOnBackground(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		returned := false
@@ -233,8 +232,7 @@ func TestRunOnBackground(t *testing.T) {
 	})
 }
 
-// leaving ends the goroutine of its caller when the time has come, the only way to
-// end a Run that is told by nobody.
+// leaving ends the goroutine of its caller at a set time: the only way to end a Run without a cancellation.
 type leaving struct {
 	*world
 	at time.Time
@@ -247,7 +245,7 @@ func (s leaving) Look(ctx context.Context, skip []string) (driver.Outlook, error
 	return s.world.Look(ctx, skip)
 }
 
-// twice is a schedule that comes at two times and never again.
+// twice is a schedule with two times.
 type twice [2]time.Time
 
 func (s twice) Next(t time.Time) time.Time {
@@ -259,8 +257,8 @@ func (s twice) Next(t time.Time) time.Time {
 	return time.Time{}
 }
 
-// A schedule is kept to the moment, due rows or not, and may end: what is due
-// expires all the same.
+// A sweep of the schedule happens exactly on time, with or without due rows. After the schedule's end due rows still
+// expire.
 func TestScheduleThatEnds(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		start := time.Now()
@@ -284,17 +282,17 @@ func TestScheduleThatEnds(t *testing.T) {
 	})
 }
 
-// What comes in during the schedule's own sweep is not lost.
+// A wake-up during a sweep of the schedule is not lost.
 func TestWakeDuringAScheduledSweep(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		sw := newSweeper(t, w, expiry.SweeperConfig{Schedule: "@every 10m"}).Tune(expiry.Tuning{PollInterval: time.Hour})
 		defer run(t, sw)()
 		synctest.Wait()
-		w.set(nil, 2*time.Second) // how long a batch takes
+		w.set(nil, 2*time.Second) // duration of a batch
 		time.Sleep(10*time.Minute + time.Second)
 		w.set(nil, 0)
 		time.Sleep(900 * time.Millisecond)
-		deadline := w.hold(t, "row", 5*time.Second) // the sweep's transaction may have begun before it
+		deadline := w.hold(t, "row", 5*time.Second) // the sweep's transaction may have started before
 		w.Wake(deadline)
 		time.Sleep(20 * time.Second)
 		w.expiredWithin(t, "row", deadline, time.Second)
@@ -312,7 +310,7 @@ func TestWakeLooksOnlyForWhatComesBeforeTheNextLook(t *testing.T) {
 			time.Sleep(10 * time.Millisecond)
 		}
 		if _, looks := w.counts(); looks != before {
-			t.Errorf("holds that have time cost %d looks", looks-before)
+			t.Errorf("holds with later deadlines cost %d looks", looks-before)
 		}
 		first := w.hold(t, "first", 20*time.Second)
 		w.Wake(first)
@@ -327,7 +325,7 @@ func TestWakeLooksOnlyForWhatComesBeforeTheNextLook(t *testing.T) {
 		time.Sleep(40 * time.Second)
 		w.expiredWithin(t, "first", first, time.Second)
 		if left := len(w.table.Active()); left != 1 {
-			t.Errorf("%d rows are left, want the one that has time", left)
+			t.Errorf("%d rows are left, want the one with the later deadline", left)
 		}
 	})
 }
@@ -348,7 +346,7 @@ func TestWakesCoalesce(t *testing.T) {
 	})
 }
 
-// Each call of Run hears of every Wake, whatever becomes of the other.
+// Each call of Run receives every Wake, even after the end of another Run.
 func TestWakeReachesTheRunThatIsLeft(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		sw := newSweeper(t, w, expiry.SweeperConfig{}).Tune(expiry.Tuning{PollInterval: time.Hour})
@@ -364,8 +362,8 @@ func TestWakeReachesTheRunThatIsLeft(t *testing.T) {
 	})
 }
 
-// Who has reached the store ends the pause that its failure brought about, but does
-// not have a store that goes on failing swept at every turn.
+// A wake-up from code that has reached the store ends the pause after a failure. It does not cause constant sweeps of
+// a store that still fails.
 func TestWakeEndsThePauseAfterAFault(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.set(errors.New("server is down"), 0)
@@ -382,7 +380,7 @@ func TestWakeEndsThePauseAfterAFault(t *testing.T) {
 		}
 		time.Sleep(10 * time.Second)
 		before, _ = w.counts()
-		w.Wake(time.Now().Add(time.Second)) // a deadline says nothing about the store
+		w.Wake(time.Now().Add(time.Second)) // a deadline does not show that the store works
 		time.Sleep(10 * time.Second)
 		if batches, _ := w.counts(); batches != before {
 			t.Errorf("a deadline cost %d batches", batches-before)
@@ -447,7 +445,7 @@ func (u undated) Look(ctx context.Context, skip []string) (driver.Outlook, error
 	return o, err
 }
 
-// logged counts the lines of a log that say something.
+// logged counts the log lines that contain a text.
 type logged struct {
 	slog.Handler
 	part string
@@ -463,13 +461,12 @@ func (l logged) Handle(_ context.Context, r slog.Record) error {
 	return nil
 }
 
-// Rows that lose their deadline are counted at every look, and logged once until
-// there are none.
+// Rows that lose their deadline are counted at every query, and logged once until there are none.
 func TestRowsWithoutDeadlineAreReported(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		var r metrictest.Recorder
-		log := logged{slog.DiscardHandler, "no deadline", new(atomic.Int64)}
+		log := logged{slog.DiscardHandler, "without a deadline", new(atomic.Int64)}
 		u := undated{newWorld(t), new(atomic.Int64)}
 		sw, err := expiry.NewSweeper(u, expiry.SweeperConfig{MeterProvider: &r, Logger: slog.New(log)})
 		must(t, err)

@@ -12,26 +12,25 @@ import (
 	kit "github.com/holdfast-go/holdfast/internal/telemetry"
 )
 
-// waiter finds out when to sweep next, and waits for it.
+// waiter determines the time of the next sweep and waits for it.
 type waiter struct {
 	s     *Sweeper
 	alarm *alarm
-	rest  time.Duration // to leave the store alone for, after a contact
+	rest  time.Duration // shortest time between two contacts with the store
 
-	next     time.Time // when to sweep for what is due; zero if there is nothing
-	look     time.Time // when to look again
-	stored   time.Time // look by the store's clock
-	overdue  bool      // the last sweep was begun for what was overdue already
+	next     time.Time // when the next row falls due; zero if none is known
+	look     time.Time // when to query again
+	stored   time.Time // the same by the store's clock
+	overdue  bool      // the last sweep was started for overdue rows
 	faults   kit.Seldom
-	skewTold bool // the log says that this host's clock is wrong
-	nullTold bool // the log says that rows have no deadline
+	skewTold bool // the wrong clock has been logged
+	nullTold bool // rows without a deadline have been logged
 }
 
-// longestRest bounds the rest between sweeps for rows that others hold.
+// longestRest limits the pause between sweeps for rows that others hold.
 const longestRest = time.Second
 
-// await returns when it is time to sweep again: on the schedule, or because the
-// store says that something is due.
+// await returns at the time of the next sweep: on the schedule, or because a row is due.
 func (w *waiter) await(ctx context.Context, scheduled time.Time, done Report) error {
 	w.settle(done)
 	for {
@@ -51,8 +50,8 @@ func (w *waiter) await(ctx context.Context, scheduled time.Time, done Report) er
 	}
 }
 
-// settle draws conclusions from the last sweep: one that was begun for overdue
-// rows and got none was in the way of somebody who holds them.
+// settle adjusts the pause after the last sweep. A sweep for overdue rows that expired none was probably blocked by
+// another transaction.
 func (w *waiter) settle(done Report) {
 	if w.overdue && done.Expired == 0 {
 		w.rest = max(w.s.tuning.minPause, min(2*w.rest, longestRest))
@@ -62,25 +61,24 @@ func (w *waiter) settle(done Report) {
 	w.overdue = false
 }
 
-// forget has the next await begin afresh: the sweep has failed.
+// forget resets the waiter after a failed sweep.
 func (w *waiter) forget() { w.overdue, w.rest = false, w.s.tuning.minPause }
 
-// shortestPause is how long a store that has failed is left alone even if a wake-up
-// says that it works.
+// shortestPause is the shortest pause after a failure of the store, even if a wake-up shows that it works.
 const shortestPause = time.Second
 
-// pauseAfter logs a passing fault and leaves the store alone for a while.
+// pauseAfter logs a temporary failure and waits before the next try.
 func (w *waiter) pauseAfter(ctx context.Context, err error, failures int) error {
 	w.alarm.clear()
 	pause := max(w.s.backoff.Delay(failures, w.s.cfg.Rand()), w.s.tuning.minPause)
 	if repeats, ok := w.faults.Due(); ok {
-		w.s.cfg.Logger.WarnContext(ctx, "expiry: sweep failed, trying again", slog.String("sweeper", w.s.cfg.Name),
+		w.s.cfg.Logger.WarnContext(ctx, "expiry: sweep failed", slog.String("sweeper", w.s.cfg.Name),
 			slog.Any("error", err), slog.Duration("pause", pause), slog.Int("repeats", repeats))
 	}
 	if err := runloop.Sleep(ctx, min(pause, shortestPause)); err != nil || pause <= shortestPause {
 		return err
 	}
-	w.alarm.arm(time.Time{}.Add(1)) // for an unknown time only
+	w.alarm.arm(time.Time{}.Add(1)) // only for an unknown time
 	defer w.alarm.disarm()
 	timer := time.NewTimer(pause - shortestPause)
 	defer timer.Stop()
@@ -93,7 +91,7 @@ func (w *waiter) pauseAfter(ctx context.Context, err error, failures int) error 
 	return nil
 }
 
-// ask looks for the next due time.
+// ask queries the next due time.
 func (w *waiter) ask(ctx context.Context) error {
 	w.alarm.clear()
 	var o driver.Outlook
@@ -104,7 +102,7 @@ func (w *waiter) ask(ctx context.Context) error {
 	})
 	w.s.contact(ctx, err)
 	if err != nil {
-		return fmt.Errorf("expiry: look for the next due time: %w", err)
+		return fmt.Errorf("expiry: query next due time: %w", err)
 	}
 	now := time.Now()
 	w.note(ctx, o, asked.Add(now.Sub(asked)/2).Sub(o.Now))
@@ -120,28 +118,27 @@ func (w *waiter) ask(ctx context.Context) error {
 	return nil
 }
 
-// bigSkew is a difference between two clocks that the log reports.
+// bigSkew is the clock difference from which it is logged.
 const bigSkew = time.Minute
 
-// note reports what a look has shown.
+// note records and logs the result of a query.
 func (w *waiter) note(ctx context.Context, o driver.Outlook, skew time.Duration) {
 	w.s.telemetry.look(ctx, w.s.cfg.Name, o, skew)
 	big := skew.Abs() >= bigSkew
 	if big && !w.skewTold {
-		w.s.cfg.Logger.WarnContext(ctx, "expiry: this host's clock is wrong by a minute or more, going by the store's, which decides",
+		w.s.cfg.Logger.WarnContext(ctx, "expiry: host clock differs from the store's by a minute or more; using the store's",
 			slog.String("sweeper", w.s.cfg.Name), slog.Duration("skew", skew))
 	}
 	w.skewTold = big
 	if o.Undated > 0 && !w.nullTold {
-		w.s.cfg.Logger.WarnContext(ctx, "expiry: active rows have no deadline and never expire, the next start will refuse them",
+		w.s.cfg.Logger.WarnContext(ctx, "expiry: active rows without a deadline never expire",
 			slog.String("sweeper", w.s.cfg.Name), slog.Int("rows", o.Undated))
 	}
 	w.nullTold = o.Undated > 0
 }
 
-// pause waits for the next due time or the schedule and returns true then. It
-// returns false when it is better to look again: after a wake-up, or when
-// nothing has been due for long.
+// pause waits for the next due time or the schedule, and then returns true. It returns false if the sweeper should
+// query again: after a wake-up, or at the end of the poll interval.
 func (w *waiter) pause(ctx context.Context, scheduled time.Time) (sweep bool, err error) {
 	until := w.look
 	if !w.next.IsZero() {
@@ -165,20 +162,20 @@ func (w *waiter) pause(ctx context.Context, scheduled time.Time) (sweep bool, er
 	}
 }
 
-// alarm wakes a sweeper that waits for a moment, by the store's clock, if there
-// is something to do before it. It keeps what comes in while nobody waits.
+// alarm wakes a sweeper that waits until a time by the store's clock, if there is work before that time. It keeps
+// wake-ups that arrive while nobody waits.
 type alarm struct {
 	ring chan struct{}
 
 	mu    sync.Mutex
-	until time.Time // what is waited for; zero while nobody waits
-	early bool      // something came in
-	at    time.Time // the earliest time that did; zero if one was unknown
+	until time.Time // end of the wait; zero while nobody waits
+	early bool      // a wake-up has arrived
+	at    time.Time // earliest time of the wake-ups; zero if one was unknown
 }
 
 func newAlarm() *alarm { return &alarm{ring: make(chan struct{}, 1)} }
 
-// set rings if at, or an unknown time if it is zero, comes before what is waited for.
+// set rings if at, or an unknown time if at is zero, is before the end of the wait.
 func (a *alarm) set(at time.Time) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -190,7 +187,7 @@ func (a *alarm) set(at time.Time) {
 	}
 }
 
-// arm begins to wait until then.
+// arm starts to wait until that time.
 func (a *alarm) arm(until time.Time) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -198,7 +195,7 @@ func (a *alarm) arm(until time.Time) {
 	a.settle()
 }
 
-// settle rings for what came in, or forgets it because it has time.
+// settle rings for earlier wake-ups, and drops later ones.
 func (a *alarm) settle() {
 	if a.early && a.at.Before(a.until) {
 		select {
@@ -209,7 +206,7 @@ func (a *alarm) settle() {
 	a.early = false
 }
 
-// disarm ends the wait. What rings unheard is forgotten: a look follows.
+// disarm ends the wait. It drops a ring that nobody received, because a query follows.
 func (a *alarm) disarm() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -220,7 +217,7 @@ func (a *alarm) disarm() {
 	}
 }
 
-// clear forgets what came in: a look is about to see it.
+// clear drops the wake-ups, because a query follows.
 func (a *alarm) clear() {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -22,11 +22,10 @@ import (
 	"github.com/holdfast-go/holdfast/internal/sqlident"
 )
 
-// Check returns what is missing or wrong, or nil: everything that Fit looks at;
-// triggers, rules and row-level security that drop changes of the table or hide rows;
-// and whether notifications arrive on a connection of the pool, unless PollOnly is set.
-// Findings are joined; each has a method Mend() string that says how to put it right.
-// Any other error in it says that Check could not look. Nothing is changed.
+// Check returns all problems, or nil: those found by Fit; triggers, rules and row-level security that drop changes of
+// the table or hide rows; and notifications that do not arrive on a connection of the pool, unless PollOnly is set.
+// Findings are joined; each has a method Mend() string with the fix. Any other error in it means that the database
+// could not be read. Check changes nothing.
 func (s *Store) Check(ctx context.Context) error {
 	err := s.Fit(ctx)
 	if errors.Is(err, pgcall.ErrSilent) { // another connection may answer
@@ -41,7 +40,7 @@ func (s *Store) Check(ctx context.Context) error {
 	return found.Err()
 }
 
-// checkDrops is not a part of Fit: a trigger that may drop a change is no reason not to sweep.
+// checkDrops is not part of Fit, because a trigger that may drop a change is no reason to stop sweeping.
 func (s *Store) checkDrops(ctx context.Context) (found check.Findings, err error) {
 	err = pgcall.Twice(ctx, s.pool, checkTimeout, func(ctx context.Context, conn *pgxpool.Conn) error {
 		found = check.Findings{Component: "expirypgx"}
@@ -64,16 +63,16 @@ func (s *Store) checkWakeUps(ctx context.Context) error {
 	case err == nil:
 		return nil
 	case errors.Is(err, pgnotify.ErrSwallowed):
-		return finding("notifications do not arrive, so that sweepers find rows of other processes only when they look",
-			"give the manager a pool that reaches Postgres itself or a pooler in session mode, or set Config.PollOnly")
+		return finding("notifications do not arrive, so that sweepers find rows of other processes only by polling",
+			"connect the manager's pool to Postgres or to a pooler in session mode, or set Config.PollOnly")
 	default:
 		return fmt.Errorf("expirypgx: check: %w", err)
 	}
 }
 
-// Fit implements expiry/driver.Fit. It finds what keeps a sweeper from working: the
-// table itself, its columns, the deadline's type, a status the column cannot hold,
-// active rows without a deadline, and the index. It takes 5 s at most.
+// Fit implements expiry/driver.Fit. It checks everything that a sweeper needs: the table itself, its columns, the
+// deadline's type, a status that the column can hold, active rows without a deadline, and the index. It takes at most
+// 5 s.
 func (s *Store) Fit(ctx context.Context) error {
 	var findings error
 	err := pgcall.Within(ctx, s.pool, checkTimeout, func(ctx context.Context, conn *pgxpool.Conn) (err error) {
@@ -94,7 +93,7 @@ func (s *Store) fit(ctx context.Context, conn *pgx.Conn) (findings, err error) {
 		return nil, err
 	}
 	if types == nil {
-		return finding("table "+s.table()+" does not exist", "create it, or correct its name or Config.Schema"), nil
+		return finding("table "+s.table()+" does not exist", "create it, or fix its name or Config.Schema"), nil
 	}
 	if missing := s.checkColumns(types); missing != nil {
 		return missing, nil
@@ -111,7 +110,7 @@ func (s *Store) table() string {
 	return s.cfg.Schema + "." + s.name
 }
 
-// qualified is the quoted name of the table.
+// qualified returns the quoted name of the table.
 func (s *Store) qualified() string {
 	if s.cfg.Schema == "" {
 		return pgx.Identifier{s.name}.Sanitize()
@@ -124,7 +123,7 @@ SELECT a.attname::text, format_type(coalesce(nullif(t.typbasetype, 0), t.oid), N
 FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
 WHERE a.attrelid = to_regclass($1) AND a.attnum > 0 AND NOT a.attisdropped`
 
-// columnTypes returns the type of every column, of a domain the one below, or nil if there is no table.
+// columnTypes returns the type of every column (of a domain its base type), or nil if there is no table.
 func (s *Store) columnTypes(ctx context.Context, conn *pgx.Conn) (map[string]string, error) {
 	rows, err := conn.Query(ctx, columnTypesSQL, s.qualified())
 	if err != nil {
@@ -146,7 +145,7 @@ func (s *Store) checkColumns(types map[string]string) error {
 	found := check.Findings{Component: "expirypgx"}
 	for _, name := range slices.Concat([]string{s.cfg.ID, s.cfg.Deadline, s.cfg.Status}, s.cfg.Columns) {
 		if _, ok := types[name]; !ok {
-			found.Add("add it, or correct Config", "table %s has no column %q", s.table(), name)
+			found.Add("add it, or fix Config", "table %s has no column %q", s.table(), name)
 		}
 	}
 	if typ, ok := types[s.cfg.Deadline]; ok && typ != "timestamp with time zone" {
@@ -155,8 +154,7 @@ func (s *Store) checkColumns(types map[string]string) error {
 	return found.Err()
 }
 
-// checkRows asks the planner whether the claim is served by an index, and looks
-// for active rows that can never expire.
+// checkRows asks the planner whether an index serves the claim, and looks for active rows that can never expire.
 func (s *Store) checkRows(ctx context.Context, conn *pgx.Conn) (findings, err error) {
 	found := check.Findings{Component: "expirypgx"}
 	var statusErr error
@@ -175,7 +173,7 @@ func (s *Store) checkRows(ctx context.Context, conn *pgx.Conn) (findings, err er
 	})
 	var pg *pgconn.PgError
 	if errors.As(statusErr, &pg) && (strings.HasPrefix(pg.Code, "22") || pg.Code == "42883") {
-		found.Add("correct Config.Status, Config.Active and Config.Expired",
+		found.Add("fix Config.Status, Config.Active and Config.Expired",
 			"column %q of %s cannot hold both %q and %q: %s", s.cfg.Status, s.table(), s.cfg.Active, s.cfg.Expired, pg.Message)
 		return found.Err(), nil
 	}
@@ -197,13 +195,13 @@ func (s *Store) undated(ctx context.Context, tx pgx.Tx, found *check.Findings) e
 		several += " or more"
 	}
 	found.Add(
-		fmt.Sprintf("give them one, or if they are never to expire: %s; or leave them out by Config.Where: %q IS NOT NULL", s.sql.notNull, s.cfg.Deadline),
+		fmt.Sprintf("set a deadline, or if they must never expire: %s; or exclude them by Config.Where: %q IS NOT NULL", s.sql.notNull, s.cfg.Deadline),
 		"%s active rows of %s have no deadline and never expire, such as the one with the id %q", several, s.table(), example)
 	return nil
 }
 
-// served reports whether an index serves the claim, be it one of all active rows
-// or of those that meet Where.
+// served reports whether an index serves the claim, either an index of all active rows or one of the rows that also
+// meet Where.
 func (s *Store) served(ctx context.Context, tx pgx.Tx) (bool, error) {
 	const noDetours = `SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true), set_config('enable_sort', 'off', true)`
 	if _, err := tx.Exec(ctx, noDetours); err != nil {
@@ -222,7 +220,7 @@ func (s *Store) served(ctx context.Context, tx pgx.Tx) (bool, error) {
 	return false, nil
 }
 
-// plan is one node of EXPLAIN's JSON.
+// plan is one node in the JSON of EXPLAIN.
 type plan struct {
 	Type   string `json:"Node Type"`
 	Filter string `json:"Filter"`
@@ -230,15 +228,15 @@ type plan struct {
 	Plans  []plan `json:"Plans"`
 }
 
-// servedByIndex reports whether the plan reads rows in order from an index that
-// holds the active ones only, or together.
+// servedByIndex reports whether the plan reads rows in order from an index that holds only the active rows, or holds
+// them together.
 func (s *Store) servedByIndex(explained []byte) (bool, error) {
 	var answer []struct{ Plan plan }
 	if err := json.Unmarshal(explained, &answer); err != nil {
-		return false, fmt.Errorf("unexpected answer of EXPLAIN: %w", err)
+		return false, fmt.Errorf("unexpected result of EXPLAIN: %w", err)
 	}
 	if len(answer) != 1 {
-		return false, fmt.Errorf("unexpected answer of EXPLAIN: %d plans", len(answer))
+		return false, fmt.Errorf("unexpected result of EXPLAIN: %d plans", len(answer))
 	}
 	return answer[0].Plan.served(s.cfg), nil
 }
@@ -247,8 +245,8 @@ func (p plan) served(c Config) bool {
 	if p.Type == "Seq Scan" || p.Type == "Sort" || strings.Contains(p.Filter, c.Status) {
 		return false
 	}
-	// Conditions stand in the order of the index: a status behind the deadline
-	// leaves the rows of other states in between.
+	// Conditions are in the order of the index columns: with a status behind the deadline, rows of other states lie
+	// in between.
 	if at := strings.Index(p.Cond, c.Deadline); at >= 0 && strings.Index(p.Cond, c.Status) > at {
 		return false
 	}
@@ -260,15 +258,15 @@ func (p plan) served(c Config) bool {
 	return true
 }
 
-// Grants returns what a role of the database needs for one job and no more, each the text between GRANT
-// and TO. The job "sweep" is that of a sweeper, beside what Config.Emit does; "operate" is Look, Overdue
-// and Check. Of another job it is nil.
+// Grants returns the privileges that a database role needs for one job, each as the text between GRANT and TO. The
+// job "sweep" is for a sweeper, without the needs of Config.Emit; "operate" is for Look, Overdue and Check. It is nil
+// for other jobs.
 func (s *Store) Grants(job string) []string {
 	table, err := sqlident.Qualify(s.cfg.Schema, s.name)
 	if err != nil || job != "sweep" && job != "operate" {
-		return nil // New has found out a name that cannot be
+		return nil // New rejects invalid names
 	}
-	read := "SELECT" // a condition of one's own may read anything
+	read := "SELECT" // Where may read any column
 	if s.cfg.Where == "" {
 		read = "SELECT (" + strings.Join(s.readColumns(), ", ") + ")"
 	}
@@ -278,11 +276,11 @@ func (s *Store) Grants(job string) []string {
 	return sqlident.Granted(s.cfg.Schema, read+", UPDATE ("+s.readColumns()[2]+") ON "+table)
 }
 
-// readColumns are those that statements read, the status third.
+// readColumns returns the columns that statements read. The status is the third.
 func (s *Store) readColumns() []string {
 	names := append([]string{s.cfg.ID, s.cfg.Deadline, s.cfg.Status}, s.cfg.Columns...)
 	for i, name := range names {
-		names[i], _ = sqlident.Quote(name) // New has checked it
+		names[i], _ = sqlident.Quote(name) // checked by New
 	}
 	return names
 }

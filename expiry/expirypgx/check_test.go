@@ -18,13 +18,13 @@ import (
 	"github.com/holdfast-go/holdfast/internal/testenv/pgtest"
 )
 
-// finding is what an operator should mend.
+// finding is an error with a fix.
 type finding interface {
 	error
 	Mend() string
 }
 
-// findings are those of what Check returned, which must hold nothing else.
+// findings returns the findings in the error of Check, and fails if it contains anything else.
 func findings(t *testing.T, err error) (all []finding) {
 	t.Helper()
 	if err == nil {
@@ -44,7 +44,7 @@ func findings(t *testing.T, err error) (all []finding) {
 	return all
 }
 
-// checked is what Check finds, again where an answer or a notification was late, as on a busy server.
+// checked returns the result of Check. It repeats a Check with a late answer or notification, as on a busy server.
 func checked(t *testing.T, store *expirypgx.Store) error {
 	t.Helper()
 	late := func(err error) bool {
@@ -101,7 +101,7 @@ func TestCheck(t *testing.T) {
 	}
 }
 
-// A trigger that may drop the change of a row is a finding, and no reason not to sweep.
+// A trigger that may drop the change of a row is a finding of Check, but no reason to stop sweeping.
 func TestCheck_findsTriggersThatDropChanges(t *testing.T) {
 	t.Parallel()
 	b := newBackend(t)
@@ -117,8 +117,8 @@ func TestCheck_findsTriggersThatDropChanges(t *testing.T) {
 	}
 }
 
-// A sweeper from which row-level security hides rows logs it, and Check finds it.
-func TestHiddenRows_areTold(t *testing.T) {
+// If row-level security hides rows from a sweeper, the sweeper logs it and Check reports it.
+func TestHiddenRows_areReported(t *testing.T) {
 	t.Parallel()
 	b := newBackend(t)
 	role := "sweeper_" + strings.ToLower(rand.Text())
@@ -167,7 +167,7 @@ func TestHiddenRows_areTold(t *testing.T) {
 	<-ended
 }
 
-// lineWriter sends lines, and drops those that nobody waits for.
+// lineWriter sends lines, and drops a line that nobody receives.
 type lineWriter chan string
 
 func (w lineWriter) Write(line []byte) (int, error) {
@@ -178,7 +178,7 @@ func (w lineWriter) Write(line []byte) (int, error) {
 	return len(line), nil
 }
 
-// Check asks another connection where one falls silent.
+// Check tries another connection if one falls silent.
 func TestCheckOnSilentConnection(t *testing.T) {
 	t.Parallel()
 	_, far, proxy := cutOff(t)
@@ -188,7 +188,7 @@ func TestCheckOnSilentConnection(t *testing.T) {
 	}
 }
 
-// Tables that are as well served as by the index that Check suggests.
+// Tables that the planner serves as well as with the suggested index.
 func TestCheckAcceptsHealthyTables(t *testing.T) {
 	t.Parallel()
 	const columns = "(id text, expires_at timestamptz NOT NULL, status text, payment_status text, deleted_at timestamptz)"
@@ -216,8 +216,8 @@ func TestCheckAcceptsHealthyTables(t *testing.T) {
 	}
 }
 
-// The statement that Check suggests satisfies Check.
-func TestCheckMendsTheIndex(t *testing.T) {
+// Check accepts the index that it suggests.
+func TestCheck_suggestedIndexPasses(t *testing.T) {
 	t.Parallel()
 	b := newBackend(t)
 	b.exec(t, "DROP INDEX holds_expires_at_id_idx")
@@ -232,9 +232,8 @@ func TestCheckMendsTheIndex(t *testing.T) {
 	}
 }
 
-// The statement, and the condition, that Check suggests for rows without a
-// deadline satisfy Check.
-func TestCheckMendsMissingDeadlines(t *testing.T) {
+// Check accepts the statement and the condition that it suggests for rows without a deadline.
+func TestCheck_suggestedDeadlineFixesPass(t *testing.T) {
 	t.Parallel()
 	b := newBackend(t)
 	b.exec(t, "ALTER TABLE holds ALTER expires_at DROP NOT NULL")
@@ -255,7 +254,7 @@ func TestCheckMendsMissingDeadlines(t *testing.T) {
 	}
 }
 
-// PgBouncer in transaction mode gives every statement another connection, so nobody listens.
+// PgBouncer in transaction mode uses another connection for each statement, so no notification arrives.
 func TestCheckFindsAPoolerThatSwallowsNotifications(t *testing.T) {
 	t.Parallel()
 	b := backendOn(t, pgtest.NewPooled(t))

@@ -46,8 +46,8 @@ func TestConformanceSerializable(t *testing.T) {
 	}, plain)
 }
 
-// Random rows, requests and failures get the same answers of expirytest.Store and of
-// Postgres, and leave the same rows behind. A sequence is told by its number.
+// Random rows, requests and failures have the same results on expirytest.Store and on Postgres, and leave the same
+// rows. A sequence is identified by its number.
 func TestDifferentialFakeAndPostgres(t *testing.T) {
 	t.Parallel()
 	tw := newTwins(t)
@@ -61,7 +61,7 @@ func TestDifferentialFakeAndPostgres(t *testing.T) {
 		}
 	}
 	if t.Logf("%d rows expired, %d batches failed", tw.expired, tw.failed); tw.expired == 0 || tw.failed == 0 {
-		t.Error("that proves little")
+		t.Error("too few to prove much")
 	}
 }
 
@@ -114,7 +114,7 @@ func (tw *twins) sweepBatch(t *testing.T) {
 	tw.locked = nil
 	tw.note("batch of %d, after %s, skip %v, only %v, locked %v, %s of %s: %s", req.Limit, req.After.ID, req.Skip, req.Only, locked, tw.failure, tw.sqlState, tellBatch(fake, fakeErr))
 	if a, b := tellBatch(fake, fakeErr), tellBatch(real, realErr); a != b {
-		t.Errorf("the fake says %s\nPostgres says %s: %v", a, b, realErr)
+		t.Errorf("the fake returned %s\nPostgres returned %s: %v", a, b, realErr)
 	}
 	if a, b := tw.given[0], tw.given[1]; !slices.Equal(a, b) {
 		t.Errorf("the fake gave its callback %v, Postgres %v", a, b)
@@ -126,7 +126,7 @@ func (tw *twins) sweepBatch(t *testing.T) {
 	sane(t, fake.Lag-real.Lag)
 }
 
-// sane checks the difference of two times that clocks tell.
+// sane checks the difference of two times from different clocks.
 func sane(t *testing.T, d time.Duration) {
 	t.Helper()
 	if d.Abs() > 5*time.Minute { // deadlines are an hour apart
@@ -166,17 +166,17 @@ func (tw *twins) look(t *testing.T) {
 	tw.note("look without %v: %+v", skip, fake)
 	tw.overdue(t, 1+len(skip))
 	if fake.Pending != real.Pending || fake.Overdue != real.Overdue || fake.Undated != real.Undated || (fake.Due <= 0) != (real.Due <= 0) {
-		t.Errorf("look without %v: the fake says %+v, Postgres %+v", skip, fake, real)
+		t.Errorf("look without %v: the fake returned %+v, Postgres %+v", skip, fake, real)
 	}
 	sane(t, fake.Due-real.Due)
 	sane(t, fake.Lag-real.Lag)
-	sane(t, fake.Now.Sub(real.Now)) // timing: the clocks of the stores, far apart at most
+	sane(t, fake.Now.Sub(real.Now)) // timing: compares the clocks of the stores, with much tolerance
 }
 
-// poisoned finds the rows in a log that were put in quarantine.
+// poisoned finds the quarantined rows in a log.
 var poisoned = regexp.MustCompile(`row=\w+`)
 
-// sweep has a new sweeper work on either.
+// sweep runs a new sweeper on both twins.
 func (tw *twins) sweep(t *testing.T) {
 	t.Helper()
 	tw.chooseFailure()
@@ -197,7 +197,7 @@ func (tw *twins) sweep(t *testing.T) {
 	}
 	tw.note("sweep by %d, %s of %s for %v: %s", size, tw.failure, tw.sqlState, tw.culprits, told[0])
 	if told[0] != told[1] {
-		t.Errorf("the fake's sweep: %s\nthat of Postgres: %s", told[0], told[1])
+		t.Errorf("the fake's sweep: %s\nthe sweep of Postgres: %s", told[0], told[1])
 	}
 }
 
@@ -209,7 +209,7 @@ func (tw *twins) check(t *testing.T) {
 	}
 }
 
-// overdue lists what is overdue in both.
+// overdue compares the overdue rows of both twins.
 func (tw *twins) overdue(t *testing.T, limit int) {
 	t.Helper()
 	fake, fakeErr := tw.fake.Overdue(t.Context(), 0, limit)
@@ -238,7 +238,7 @@ func (tw *twins) someIDs() (ids []string) {
 	return ids
 }
 
-// deadline is one of a few, so that some are equal, and none is near now.
+// deadline returns one of a few deadlines, so that some are equal, and none is near now.
 func (tw *twins) deadline() time.Time {
 	return tw.now.Add(time.Duration(tw.random.IntN(12)-8)*time.Hour + 30*time.Minute)
 }
@@ -251,19 +251,19 @@ type twins struct {
 	real    *expirypgx.Store
 	fake    *expirytest.Store
 	manager *txretrytest.Manager
-	table   *expirytest.Store // where the rows of the fake are
+	table   *expirytest.Store // the rows of the fake
 
 	random   *rand.Rand
 	now      time.Time
-	announce map[string]int // by the fake
+	announce map[string]int // announcements by the fake
 	stubborn string         // a row whose change fails
-	rowState string         // with which SQLSTATE
+	rowState string         // SQLSTATE of that failure
 	locked   map[string]bool
-	culprits []string    // the rows for which the callback fails; nil: for all
+	culprits []string    // the rows for which the callback fails; nil: all rows
 	failure  string      // how the callback fails
-	sqlState string      // of what fails
-	named    string      // the row that it names
-	attempts [2]int      // of the callback, by twin
+	sqlState string      // SQLSTATE of the failing statement
+	named    string      // the row named by the callback
+	attempts [2]int      // calls of the callback, by twin
 	given    [2][]string // rows to the callback
 	log      []string
 
@@ -305,7 +305,7 @@ func newTwins(t *testing.T) *twins {
 	return tw
 }
 
-// begin empties both for a sequence.
+// begin empties both twins for a sequence.
 func (tw *twins) begin(t *testing.T, n int) {
 	t.Helper()
 	tw.b.exec(t, "DELETE FROM twins; DELETE FROM told; DELETE FROM stubborn")
@@ -323,7 +323,7 @@ func (tw *twins) begin(t *testing.T, n int) {
 	tw.rowState = tw.sqlState
 }
 
-// gone is the state of a row of the fake that Postgres does not have.
+// gone is the state of a fake row that Postgres does not have.
 const gone = "gone"
 
 func (tw *twins) fakeRows() map[string]string {
@@ -336,7 +336,7 @@ func (tw *twins) fakeRows() map[string]string {
 	return rows
 }
 
-// compareRows compares what the calls have left behind.
+// compareRows compares the rows of the twins after the calls.
 func (tw *twins) compareRows(t *testing.T) {
 	t.Helper()
 	rows, err := tw.b.pool.Query(t.Context(), "SELECT id, status, expires_at, (SELECT count(*) FROM told WHERE told.id = twins.id) FROM twins")
@@ -355,11 +355,11 @@ func (tw *twins) compareRows(t *testing.T) {
 	})
 	must(t, err)
 	if fake := tw.fakeRows(); !maps.Equal(fake, real) {
-		t.Errorf("the fake's rows: %v\nthose of Postgres: %v", fake, real)
+		t.Errorf("the fake's rows: %v\nthe rows of Postgres: %v", fake, real)
 	}
 }
 
-// put writes a row, one in ten without a deadline.
+// put writes a row; one row in ten has no deadline.
 func (tw *twins) put(t *testing.T) {
 	t.Helper()
 	id, deadline, state := tw.anID(), tw.deadline(), []string{"held", "held", "held", "confirmed"}[tw.random.IntN(4)]
@@ -386,7 +386,7 @@ func allIDs() (ids []string) {
 	return ids
 }
 
-// active leaves out what is locked: the fake runs one transaction at a time.
+// active omits locked rows, because the fake runs one transaction at a time.
 func (tw *twins) active() (rows []expiry.Row) {
 	for _, id := range allIDs() {
 		if deadline, state, _ := tw.table.Get(id); state == "held" && !tw.locked[id] {
@@ -403,7 +403,7 @@ func (tw *twins) expire(_ context.Context, tx pgx.Tx, row expiry.Row) error {
 	return tw.table.Put(tx, row.ID, row.Deadline, "expired")
 }
 
-// lock has another transaction hold rows until unlock is called.
+// lock makes another transaction hold rows until unlock is called.
 func (tw *twins) lock(t *testing.T, ids map[string]bool) (unlock func()) {
 	t.Helper()
 	if len(ids) == 0 {
@@ -421,7 +421,7 @@ func (tw *twins) lock(t *testing.T, ids map[string]bool) (unlock func()) {
 	}
 }
 
-// chooseFailure says how the callback fails next.
+// chooseFailure chooses the callback's next failure.
 func (tw *twins) chooseFailure() {
 	tw.failure = []string{"none", "none", "none", "own", "names a row", "statement", "swallowed", "goes on", "names and statement", "panic", "at first", "at commit"}[tw.random.IntN(12)]
 	tw.sqlState = []string{"P0001", "23505", "22012", "42703", "42P01", "53100", "53200", "57014", "57P01", "25P02", "08006", "55P03", "40001", "40P01", "54000"}[tw.random.IntN(15)]
@@ -429,14 +429,14 @@ func (tw *twins) chooseFailure() {
 	tw.attempts, tw.given = [2]int{}, [2][]string{}
 }
 
-// side is what differs between the twins: statements.
+// side has the statements, which differ between the twins.
 type side interface {
 	tell(ctx context.Context, tx pgx.Tx, id string) error
 	fail(ctx context.Context, tx pgx.Tx, sqlState string) error
 	failAtCommit(ctx context.Context, tx pgx.Tx) error
 }
 
-// emit is the callback of either twin.
+// emit returns the callback of either twin.
 func (tw *twins) emit(twin int, s side) func(context.Context, pgx.Tx, []expiry.Row) error {
 	return func(ctx context.Context, tx pgx.Tx, rows []expiry.Row) error {
 		tw.attempts[twin]++

@@ -24,8 +24,7 @@ func holdExpired(row expiry.Row) (outbox.Message, error) {
 	return m, err
 }
 
-// A service that makes holds and lets them expire. Each expiry commits together with
-// its message.
+// A service that makes holds and lets them expire. Each expiry commits together with its message.
 func ExampleNew() {
 	serve := func(ctx context.Context, pool *pgxpool.Pool) error {
 		manager, err := txretry.New(pool, txretry.Config{})
@@ -52,7 +51,7 @@ func ExampleNew() {
 	_ = serve
 }
 
-// The deadline that the database gives is the one to announce.
+// Announce the deadline as the database returned it.
 func ExampleStore_Due() {
 	hold := func(ctx context.Context, manager *txretry.Manager, holds *expirypgx.Store, seat string) error {
 		return manager.Do(ctx, func(ctx context.Context, tx pgx.Tx) error {
@@ -66,11 +65,11 @@ func ExampleStore_Due() {
 	_ = hold
 }
 
-// All messages of a batch are one write. The same function serves expirytest.
+// All messages of a batch are written in one call. The same function works with expirytest.
 func ExampleMessages() {
 	ctx := context.Background()
 	manager := txretrytest.New(txretrytest.Config{})
-	write := func(_ context.Context, _ pgx.Tx, messages ...outbox.Message) error { // of an outbox's store
+	write := func(_ context.Context, _ pgx.Tx, messages ...outbox.Message) error { // Write of an outbox's store
 		for _, m := range messages {
 			fmt.Println(m.Name, m.Key)
 		}

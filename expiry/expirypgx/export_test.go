@@ -2,7 +2,7 @@ package expirypgx
 
 import "github.com/jackc/pgx/v5/pgxpool"
 
-// PoolOf returns the pool that a Store works on.
+// PoolOf returns the pool of a Store.
 func PoolOf(s *Store) *pgxpool.Pool { return s.pool }
 
 // Listening returns nil while notifications arrive.

@@ -50,15 +50,15 @@ CREATE TABLE holds (
 CREATE INDEX ON holds (expires_at, id) WHERE status = 'held';
 CREATE TABLE events (hold_id text NOT NULL, event_id uuid PRIMARY KEY, at timestamptz NOT NULL DEFAULT clock_timestamp())`
 
-// backend is a schema of its own with the tables above.
+// backend is a separate schema with the tables above.
 type backend struct {
 	pool      *pgxpool.Pool
 	isolation pgx.TxIsoLevel
 	table     string // empty: holds
-	silent    bool   // its connections fall silent, and a COMMIT is given up as ever
+	silent    bool   // its connections may fall silent, and COMMIT has its usual timeout
 }
 
-// patient is a manager that waits for the answer to COMMIT for as long as a busy disk takes.
+// patient is a manager that waits for the answer to COMMIT as long as a busy disk takes.
 type patient struct{ *txretry.Manager }
 
 func (m patient) DoWith(ctx context.Context, opts txretry.Options, fn func(context.Context, pgx.Tx) error) error {
@@ -147,7 +147,7 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// untilState waits until a row is in a state.
+// untilState waits until a row has a state.
 func (b *backend) untilState(t *testing.T, id, want string) {
 	t.Helper()
 	eventually(t, func() error {
@@ -158,7 +158,7 @@ func (b *backend) untilState(t *testing.T, id, want string) {
 	})
 }
 
-// newSweeper returns a sweeper that writes no log unless the configuration has a logger.
+// newSweeper returns a sweeper that logs nothing unless cfg has a logger.
 func newSweeper(t *testing.T, store driver.Store, cfg expiry.SweeperConfig) *expiry.Sweeper {
 	t.Helper()
 	if cfg.Logger == nil {
@@ -171,7 +171,7 @@ func newSweeper(t *testing.T, store driver.Store, cfg expiry.SweeperConfig) *exp
 
 func plain(t *testing.T, body func(t *testing.T)) { body(t) }
 
-// fill makes rows 0 to n-1, the first of them the longest overdue.
+// fill makes rows 0 to n-1; row 0 is the longest overdue.
 func (b *backend) fill(t *testing.T, n int) {
 	t.Helper()
 	b.exec(t, `INSERT INTO holds (id, status, expires_at, seat)
@@ -230,7 +230,7 @@ func (l *lines) String() string {
 	return l.buf.String()
 }
 
-// background runs fn until the test ends, or stop is called.
+// background runs fn until the test ends or stop is called.
 func background(t *testing.T, fn func(context.Context) error) (stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -246,7 +246,7 @@ func background(t *testing.T, fn func(context.Context) error) (stop func()) {
 	return stop
 }
 
-// sweeper runs one on all rows of b until the test ends.
+// sweeper runs a sweeper on all rows of b until the test ends.
 func (b *backend) sweeper(t *testing.T, cfg expiry.SweeperConfig) (*expirypgx.Store, *expiry.Sweeper) {
 	t.Helper()
 	store := b.store(t, expirypgx.Config{Emit: announceAll(b), Isolation: b.isolation})
@@ -256,12 +256,11 @@ func (b *backend) sweeper(t *testing.T, cfg expiry.SweeperConfig) (*expirypgx.St
 	return store, sw
 }
 
-// onTime is how late a row may expire. A calm machine needs a tenth of it, and a
-// sweeper that was not woken up would be late by more.
+// onTime is the largest allowed delay of an expiry. An idle machine needs a tenth of it, and a sweeper without a
+// wake-up would be later.
 const onTime = 10 * time.Second
 
-// latest waits until so many rows have expired, and returns by how much the worst
-// was late.
+// latest waits until n rows have expired, and returns the largest delay.
 func (b *backend) latest(t *testing.T, n int) (late time.Duration) {
 	t.Helper()
 	eventually(t, func() error {
@@ -278,7 +277,7 @@ func (b *backend) latest(t *testing.T, n int) (late time.Duration) {
 	return late
 }
 
-// hold makes a row in a transaction of its own, of which the store knows.
+// hold makes a row in its own transaction, and announces it by Due.
 func hold(t *testing.T, store *expirypgx.Store, id string, in time.Duration) {
 	t.Helper()
 	manager, err := txretry.New(expirypgx.PoolOf(store), txretry.Config{})
@@ -286,7 +285,7 @@ func hold(t *testing.T, store *expirypgx.Store, id string, in time.Duration) {
 	err = manager.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
 		deadline, err := insertHold(ctx, tx, id, in)
 		if err == nil && !store.Due(tx, deadline) {
-			err = errors.New("Due does not know the transaction")
+			err = errors.New("Due rejected the transaction")
 		}
 		return err
 	})

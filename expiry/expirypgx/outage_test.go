@@ -18,8 +18,8 @@ import (
 	"github.com/holdfast-go/holdfast/txretry"
 )
 
-// A disk that is full, and a database that is away, accuse no row, are a line of log
-// now and then, and are over for all rows seconds after their end.
+// A full disk and a lost database put no row in quarantine, cost few log lines, and all rows expire seconds after
+// their end.
 func TestOutages(t *testing.T) {
 	t.Parallel()
 	testenv.Nightly(t, "outages of seconds")
@@ -61,14 +61,14 @@ func TestOutages(t *testing.T) {
 			}
 			stop()
 			text := log.String()
-			if n := strings.Count(text, "\n"); n == 0 || strings.Contains(text, "at fault") || strings.Contains(text, "row fails") {
+			if n := strings.Count(text, "\n"); n == 0 || strings.Contains(text, "at fault") || strings.Contains(text, "row failed") {
 				t.Errorf("%d lines of log:\n%s", n, text)
 			}
 		})
 	}
 }
 
-// A table or a column that does not exist is named, with what to do.
+// The error names a missing table or column, and the fix.
 func TestMissingTableIsNamed(t *testing.T) {
 	t.Parallel()
 	b := newBackend(t)
@@ -78,7 +78,7 @@ func TestMissingTableIsNamed(t *testing.T) {
 		_, sweepErr := store.SweepBatch(t.Context(), driver.Request{Limit: 1})
 		_, lookErr := store.Look(t.Context(), nil)
 		for _, err := range []error{sweepErr, lookErr} {
-			if err == nil || !strings.Contains(err.Error(), "table holds") || !strings.Contains(err.Error(), "correct Config") {
+			if err == nil || !strings.Contains(err.Error(), "table holds") || !strings.Contains(err.Error(), "fix Config") {
 				t.Errorf("after %s: %v", sql, err)
 			}
 		}
@@ -91,20 +91,20 @@ func TestMissingTableIsNamed(t *testing.T) {
 	loud.Wake(time.Time{})
 	eventually(t, func() error {
 		if !strings.Contains(log.String(), "the table does not exist") {
-			return errors.New("the store does not say that the table does not exist: " + log.String())
+			return errors.New("the log does not report the missing table: " + log.String())
 		}
 		return nil
 	})
-	b.exec(t, "CREATE TABLE holds ()") // for the notification to be sent, and its goroutine to end
+	b.exec(t, "CREATE TABLE holds ()") // lets the notification be sent, and its goroutine end
 }
 
 const (
-	// soonBack is the goal: how long after a fault's end due rows expire again.
+	// soonBack is the largest allowed time from a fault's end until due rows expire again.
 	soonBack = 10 * time.Second
 )
 
-// cutOff is a sweeper whose pool goes through a proxy, with statements in plain text;
-// b.pool reaches the server itself.
+// cutOff returns a sweeper's backend whose pool goes through a proxy, with statements in plain text. b.pool connects
+// directly.
 func cutOff(t *testing.T) (b *backend, far *backend, proxy *testenv.Proxy) {
 	t.Helper()
 	b = newBackend(t)
@@ -113,7 +113,7 @@ func cutOff(t *testing.T) (b *backend, far *backend, proxy *testenv.Proxy) {
 	return b, far, proxy
 }
 
-// onSilent runs a test in a bubble: b reaches the real server always, far through connections that fall silent. The
+// onSilent runs a test in a bubble: b always reaches the real server, far uses connections that fall silent. The
 // clock stands still while the server works.
 func onSilent(t *testing.T, test func(t *testing.T, s *silent.Postgres, b, far *backend)) {
 	t.Helper()
@@ -125,7 +125,8 @@ func onSilent(t *testing.T, test func(t *testing.T, s *silent.Postgres, b, far *
 	})
 }
 
-// wantBack waits until a row has expired, once, and fails the test if that takes longer than the goal. Times are virtual.
+// wantBack waits until a row has expired, once, and fails the test if that takes longer than soonBack. Times are
+// virtual.
 func (b *backend) wantBack(t *testing.T, id string) {
 	t.Helper()
 	start := time.Now()
@@ -143,11 +144,11 @@ func (b *backend) wantBack(t *testing.T, id string) {
 	}
 }
 
-// A connection that falls silent at any point of a sweep or of a look delays a row by
-// seconds, and accuses none.
+// A connection that falls silent at any point of a sweep or a Look delays a row by seconds, and puts none in
+// quarantine.
 func TestSilentAtEachPoint(t *testing.T) {
 	t.Parallel()
-	pgtest.URL(t) // skips before there are subtests
+	pgtest.URL(t) // skips before the subtests start
 	for name, on := range map[string]string{
 		"begin": "begin", "claim": "FOR UPDATE SKIP LOCKED", "change": "UPDATE", "announce": "INSERT INTO events", "commit": "commit",
 		"look": "clock_timestamp()",
@@ -163,8 +164,8 @@ func TestSilentAtEachPoint(t *testing.T) {
 					b.Put(t, id, "held", 0)
 					store.Wake(time.Time{})
 					b.wantBack(t, id)
-					if strings.Contains(log.String(), "row fails") {
-						t.Errorf("%s: the row is accused:\n%s", id, log)
+					if strings.Contains(log.String(), "row failed") {
+						t.Errorf("%s: the row is in quarantine:\n%s", id, log)
 					}
 					eventually(t, func() error {
 						if s.Silenced() == before {
@@ -178,8 +179,8 @@ func TestSilentAtEachPoint(t *testing.T) {
 	}
 }
 
-// All connections of the sweeper and of its listener fall silent: rows that others
-// make expire again, and wake-ups arrive.
+// All connections of the sweeper and of its listener fall silent. Rows made by others still expire, and wake-ups
+// arrive again.
 func TestAllConnectionsSilent(t *testing.T) {
 	t.Parallel()
 	onSilent(t, func(t *testing.T, s *silent.Postgres, b, far *backend) {
@@ -194,10 +195,10 @@ func TestAllConnectionsSilent(t *testing.T) {
 	})
 }
 
-// A server that says nothing any more does not hold up the end.
+// A server that no longer answers does not delay the shutdown.
 func TestEndWhileTheServerIsSilent(t *testing.T) {
 	t.Parallel()
-	pgtest.URL(t) // skips before there are subtests
+	pgtest.URL(t) // skips before the subtests start
 	for _, on := range []string{"UPDATE", "commit", "clock_timestamp()"} {
 		t.Run(on, func(t *testing.T) {
 			t.Parallel()
@@ -229,7 +230,7 @@ func TestEndWhileTheServerIsSilent(t *testing.T) {
 	}
 }
 
-// lock takes rows in a transaction that stays open until the test ends.
+// lock locks rows in a transaction that stays open until the test ends.
 func (b *backend) lock(t *testing.T, sql string) {
 	t.Helper()
 	tx, err := b.pool.Begin(t.Context())
@@ -246,7 +247,8 @@ func (b *backend) lock(t *testing.T, sql string) {
 	}
 }
 
-// hanging makes the row 0 hang on the server. (A handler that hangs: TestHangingRowStopsTheOthersOnlyBriefly of expiry.)
+// hanging makes row 0 hang on the server. (For a callback that hangs see TestHangingRowStopsTheOthersOnlyBriefly of
+// expiry.)
 var hanging = map[string]func(t *testing.T, b *backend) expirypgx.Config{
 	"row locked by another": func(t *testing.T, b *backend) expirypgx.Config {
 		b.lock(t, "SELECT FROM holds WHERE id = '0' FOR UPDATE")
@@ -263,17 +265,17 @@ var hanging = map[string]func(t *testing.T, b *backend) expirypgx.Config{
 	},
 }
 
-// One row that hangs, whatever makes it, keeps nobody for long: rows of other
-// batches and those that fall due wait for one timeout at most, and those of its
-// own batch until it is found. Where the server is at work in the meantime, the time is real.
+// One row that hangs, for whatever reason, delays others only briefly. Rows of other batches, and rows that fall due,
+// wait for at most one timeout. Rows of its own batch wait until it is found. If the server works in the meantime,
+// the time is real.
 func TestHangingRow(t *testing.T) {
 	t.Parallel()
-	pgtest.URL(t) // skips before there are subtests
+	pgtest.URL(t) // skips before the subtests start
 	for name, prepare := range hanging {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			if strings.HasPrefix(name, "trigger") {
-				testenv.Nightly(t, "it waits for a minute, and asserts how long the others wait")
+				testenv.Nightly(t, "it waits for a minute and asserts how long the others wait")
 				testHangingRow(t, newBackend(t), prepare)
 				return
 			}
@@ -285,7 +287,7 @@ func TestHangingRow(t *testing.T) {
 func testHangingRow(t *testing.T, b *backend, prepare func(*testing.T, *backend) expirypgx.Config) {
 	t.Helper()
 	const batchSize, due = 50, 300
-	const timeout = 7 * time.Second // txretry takes a server that is silent for 9 s for lost
+	const timeout = 7 * time.Second // txretry gives up a server that is silent for 9 s
 	b.fill(t, due)
 	store := b.store(t, prepare(t, b))
 	cfg := quiet()
@@ -300,17 +302,17 @@ func testHangingRow(t *testing.T, b *backend, prepare func(*testing.T, *backend)
 	if took := time.Since(start); took > 2*timeout {
 		t.Errorf("the rows of other batches took %v", took)
 	}
-	for n := range 10 { // they fall due while it is searched for
+	for n := range 10 { // they fall due during the search
 		made, id := time.Now(), fmt.Sprint("new ", n)
 		hold(t, store, id, 0)
 		eventually(t, func() error {
 			if b.State(t, id) != "expired" {
-				return errors.New("a row that fell due meanwhile has not expired")
+				return errors.New("a row that fell due in the meantime has not expired")
 			}
 			return nil
 		})
 		if took := time.Since(made); took > 2*timeout {
-			t.Errorf("a row that fell due meanwhile expired %v late", took)
+			t.Errorf("a row that fell due in the meantime expired %v late", took)
 		}
 	}
 	eventually(t, func() error { return b.heldAtMost(t, 1) })

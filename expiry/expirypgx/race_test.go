@@ -30,9 +30,8 @@ import (
 	"github.com/holdfast-go/holdfast/txretry"
 )
 
-// Four sweepers race with clients who confirm and extend holds that are about to
-// expire, and each sweeper is replaced all the time. Every hold must end in one
-// state, with one event if it expired and none if it was confirmed.
+// Four sweepers race with clients that confirm and extend holds that are about to expire, and the sweepers are
+// replaced constantly. Every hold must end in one state, with one event if it expired and none if it was confirmed.
 func TestSweepersRaceWithConfirmAndExtend(t *testing.T) {
 	t.Parallel()
 	race{holds: 1_000, over: 2 * time.Second, tries: 400}.run(t)
@@ -48,11 +47,11 @@ func TestSweepersRace_manyHolds(t *testing.T) {
 	race{holds: 100_000, over: 30 * time.Second, tries: 30_000}.run(t)
 }
 
-// race is one such race.
+// race is one race of sweepers and clients.
 type race struct {
 	holds     int
-	over      time.Duration // in which the first deadlines lie
-	tries     int           // of each client to confirm or extend, and more while deadlines come
+	over      time.Duration // period of the first deadlines
+	tries     int           // minimum number of actions per client
 	isolation pgx.TxIsoLevel
 }
 
@@ -100,13 +99,13 @@ func (r race) run(t *testing.T) {
 	b.audit(t, int64(r.holds), confirmed.Load(), extended.Load())
 }
 
-// The statements that the documentation gives.
+// The statements in the documentation.
 const (
 	confirmSQL = "UPDATE holds SET status = 'confirmed' WHERE id = $1 AND status = 'held' AND expires_at > now()"
 	extendSQL  = "UPDATE holds SET expires_at = expires_at + interval '300 ms' WHERE id = $1 AND status = 'held' AND expires_at > now()"
 )
 
-// sweepInShifts runs a sweeper that is stopped and replaced all the time.
+// sweepInShifts runs sweepers that are stopped and replaced constantly.
 func (b *backend) sweepInShifts(ctx context.Context, t *testing.T, write emit) {
 	t.Helper()
 	for ctx.Err() == nil {
@@ -125,7 +124,7 @@ func (b *backend) sweepInShifts(ctx context.Context, t *testing.T, write emit) {
 	}
 }
 
-// audit holds the events against the states at the end.
+// audit compares the events with the states at the end.
 func (b *backend) audit(t *testing.T, holds, confirmed, extended int64) {
 	t.Helper()
 	var wrong, early, events int64
@@ -145,13 +144,12 @@ func (b *backend) audit(t *testing.T, holds, confirmed, extended int64) {
 	}
 }
 
-// outOfStepSQL counts the rows whose state does not go with their events.
+// outOfStepSQL counts the rows whose state does not match their events.
 const outOfStepSQL = `SELECT count(*) FROM holds LEFT JOIN (SELECT hold_id, count(*) n FROM events GROUP BY 1) e ON hold_id = id
 	WHERE coalesce(n, 0) <> CASE status WHEN 'expired' THEN 1 ELSE 0 END`
 
-// Sweepers outlive a server that crashes and comes back, in the middle of their
-// work, and nothing of it is lost or done twice.
-func TestSweepersOutliveARestart(t *testing.T) {
+// Sweepers survive a server that crashes and restarts during their work, and nothing is lost or done twice.
+func TestSweepersSurviveARestart(t *testing.T) {
 	t.Parallel()
 	testenv.Nightly(t, "restarts a Postgres")
 	const holds = 1000 // before each outage
@@ -186,23 +184,23 @@ func TestSweepersOutliveARestart(t *testing.T) {
 	}
 }
 
-// The variables that make this test binary a sweeper that kills itself.
+// The variables that turn this test binary into a sweeper that kills itself.
 const (
 	killURLVar  = "HOLDFAST_EXPIRY_KILL_URL"
 	killStepVar = "HOLDFAST_EXPIRY_KILL_STEP"
 )
 
-// A step is one piece sent to the server, or one that came from it: there is
-// nothing of a sweep in between that the server could know of.
+// A step is one piece sent to the server, or one received from it. The server cannot notice any state of a sweep in
+// between.
 type steps struct {
-	left  atomic.Int64 // before the end; none while negative
+	left  atomic.Int64 // steps before the kill; negative: never
 	armed atomic.Bool
 }
 
 func (s *steps) take() {
 	if s.armed.Load() && s.left.Add(-1) == 0 {
 		_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
-		select {} // until it arrives
+		select {} // until the kill arrives
 	}
 }
 
@@ -212,21 +210,21 @@ type steppedConn struct {
 }
 
 func (c steppedConn) Write(p []byte) (int, error) {
-	c.steps.take() // before it is sent
+	c.steps.take() // before sending
 	n, err := c.Conn.Write(p)
-	c.steps.take() // the server has it, or will
+	c.steps.take() // the server has received it, or will
 	return n, err
 }
 
 func (c steppedConn) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
 	if n > 0 {
-		c.steps.take() // the server is through with it
+		c.steps.take() // the server has finished it
 	}
 	return n, err
 }
 
-// sweepAndDie sweeps once, and is killed at the step unless that is beyond its end.
+// sweepAndDie sweeps once. It kills itself at the step, unless the sweep ends before it.
 func sweepAndDie(rawURL string, step int64) error {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
@@ -271,13 +269,12 @@ func sweepAndDie(rawURL string, step int64) error {
 	return err
 }
 
-// child sweeps in a process of its own that is killed at the step, and reports
-// whether it was.
+// child sweeps in a child process that is killed at the step. It reports whether it was killed.
 func child(t *testing.T, rawURL string, step int) (killed bool) {
 	t.Helper()
 	self, err := os.Executable()
 	must(t, err)
-	runtime.LockOSThread() // a child that dies with its parent dies with the thread
+	runtime.LockOSThread() // a child with a parent death signal dies with the thread
 	defer runtime.UnlockOSThread()
 	cmd := exec.CommandContext(t.Context(), self)
 	cmd.Env = append(os.Environ(), killURLVar+"="+rawURL, killStepVar+"="+strconv.Itoa(step))
@@ -295,15 +292,15 @@ func child(t *testing.T, rawURL string, step int) (killed bool) {
 	return false
 }
 
-// A sweeper is killed at every step there is between two batches of rows and their
-// messages in the outbox, which travel with COMMIT. Each time its row and its event are both there or both not, and whoever
-// sweeps next completes the work with one event per row.
+// A sweeper is killed at every step of two batches of rows and their messages in the outbox, which travel with
+// COMMIT. Each time a row and its event are both there or both missing. The next sweeper completes the work with one
+// event per row.
 func TestKillAtEveryStep(t *testing.T) {
 	t.Parallel()
 	const due, most = 8, 400
 	rawURL := pgtest.URL(t)
 	b := withOutbox(t, pgtest.Pool(t, rawURL, 4))
-	outcomes := map[int]int{} // rows expired when the child was killed, and how often
+	outcomes := map[int]int{} // expired rows at the kill, to number of kills
 	step := 1
 	for killed := true; killed; step++ {
 		if step > most {
@@ -313,7 +310,7 @@ func TestKillAtEveryStep(t *testing.T) {
 		b.fill(t, due)
 		b.exec(t, "INSERT INTO holds (id, status, expires_at) VALUES ('sold', 'confirmed', now() - interval '1 hour'), ('early', 'held', now() + interval '1 hour')")
 		killed = child(t, rawURL, step)
-		eventually(t, func() error { // the server may still be at its last word
+		eventually(t, func() error { // the server may still execute the last statement
 			var open int
 			err := b.pool.QueryRow(t.Context(), `SELECT count(*) FROM pg_locks WHERE relation = 'holds'::regclass AND pid <> pg_backend_pid()`).Scan(&open)
 			if err == nil && open > 0 {
@@ -341,8 +338,7 @@ func TestKillAtEveryStep(t *testing.T) {
 	}
 }
 
-// withOutbox is a backend whose events are the messages in an outbox, as they are
-// for a user.
+// withOutbox returns a backend whose events are the messages in an outbox, as in production.
 func withOutbox(t *testing.T, pool *pgxpool.Pool) *backend {
 	t.Helper()
 	b := &backend{pool: pool}
@@ -357,8 +353,7 @@ func withOutbox(t *testing.T, pool *pgxpool.Pool) *backend {
 
 type emit = func(ctx context.Context, tx pgx.Tx, rows []expiry.Row) error
 
-// toOutbox has the writer of an outbox store a message of every row, which it
-// sends together with COMMIT.
+// toOutbox makes the writer of an outbox store a message for every row. The writer sends it together with COMMIT.
 func toOutbox(pool *pgxpool.Pool) (emit, error) {
 	writer, err := outboxpgx.New(pool, outboxpgx.Config{PollOnly: true})
 	if err != nil {
@@ -380,8 +375,8 @@ func mustOutbox(t *testing.T, pool *pgxpool.Pool) emit {
 	return write
 }
 
-// The events of the tests that race and kill are what a user's outbox holds: the
-// id of the expiry, in the batch's own transaction.
+// The events of the race and kill tests are messages in an outbox: with the id of the expiry, written in the batch's
+// transaction.
 func TestMessagesGoToTheOutbox(t *testing.T) {
 	t.Parallel()
 	b := withOutbox(t, pgtest.New(t))

@@ -29,31 +29,29 @@ import (
 	txdriver "github.com/holdfast-go/holdfast/txretry/driver"
 )
 
-// Store is a Postgres table whose rows expire. Make it with New. It is safe for
-// concurrent use.
+// Store is a Postgres table whose rows expire. Make it with New. It is safe for concurrent use.
 //
 // SweepBatch, Look, Fit and Background are for expiry.Sweeper.
 type Store struct {
 	transactor txretry.Transactor
 	pool       *pgxpool.Pool
-	name       string // of the table, without its schema
+	name       string // name of the table, without its schema
 	cfg        Config
 	sql        statements
 
-	sweepers  wakeups.List // those of this process
+	sweepers  wakeups.List // the sweepers of this process
 	sender    *pgnotify.Sender
 	listener  *pgnotify.Listener
 	listening chan struct{} // held by the sweeper that listens
 }
 
-// New returns a Store on a table of yours. Batches run in transactions of t, a
-// *txretry.Manager, which retries conflicts; everything else uses t's pool. It asks
-// no server.
+// New returns a Store on your table. Batches run in transactions of t, a *txretry.Manager, which retries conflicts.
+// Everything else uses t's pool. New does not contact the server.
 func New(t txretry.Transactor, table string, cfg Config) (*Store, error) {
 	var errs []error
 	pool := poolOf(t)
 	if pool == nil {
-		errs = append(errs, errors.New("expirypgx: the transactor has no pool: give New a *txretry.Manager on one"))
+		errs = append(errs, errors.New("expirypgx: the transactor has no pool: pass a *txretry.Manager with a pool"))
 	}
 	if err := sqlident.Check(table); err != nil {
 		errs = append(errs, fmt.Errorf("expirypgx: table: %w", err))
@@ -90,7 +88,7 @@ func (s *Store) SweepBatch(ctx context.Context, req driver.Request) (driver.Batc
 	var a attempt
 	opts := txretry.Options{Name: "expiry.sweep", Isolation: s.cfg.Isolation, CommitTimeout: commitTimeout, IdleTimeout: idleTimeout(ctx)}
 	err := s.transactor.DoWith(ctx, opts, func(ctx context.Context, tx pgx.Tx) error {
-		a = attempt{} // of an earlier attempt nothing is left
+		a = attempt{} // drop the state of an earlier attempt
 		return s.attempt(ctx, tx, req, &a)
 	})
 	if err != nil {
@@ -99,21 +97,20 @@ func (s *Store) SweepBatch(ctx context.Context, req driver.Request) (driver.Batc
 	return a.batch, nil
 }
 
-// commitTimeout is how long the answer to COMMIT is waited for: a sweep may be run
-// again whatever became of it.
+// commitTimeout limits the wait for the answer to COMMIT. A sweep may run again whatever the outcome is.
 const commitTimeout = 4 * time.Second
 
-// idleTimeout has the server give up the locks of a batch whose connection has
-// fallen silent as soon as the batch is given up here. 0 means the manager's.
+// idleTimeout makes the server release the locks of a batch with a silent connection as soon as this process gives up
+// the batch. 0 means the manager's value.
 func idleTimeout(ctx context.Context) time.Duration {
 	deadline, ok := ctx.Deadline()
 	if !ok {
 		return 0
 	}
-	return max(time.Second, time.Until(deadline).Round(time.Second)) // few different ones
+	return max(time.Second, time.Until(deadline).Round(time.Second)) // rounded, so that there are few different values
 }
 
-// attempt is what is known of the attempt that ended the transaction.
+// attempt is the state of the last attempt of the transaction.
 type attempt struct {
 	blame.Attempt
 	batch driver.Batch
@@ -128,13 +125,13 @@ func (a attempt) failure(ctx context.Context, err error, worded func(error) erro
 	return fmt.Errorf("expirypgx: sweep: %w", worded(err))
 }
 
-// worded says what to do about a table or a column that does not exist.
+// worded adds the fix to the error of a missing table or column.
 func (s *Store) worded(err error) error {
 	missing, ok := errors.AsType[*pgconn.PgError](err)
 	if !ok || missing.Code != undefinedTable && missing.Code != undefinedColumn {
 		return err
 	}
-	return fmt.Errorf("table %s, or a column of it, does not exist: create it, or correct Config: %w", s.table(), err)
+	return fmt.Errorf("table %s or one of its columns does not exist: create it, or fix Config: %w", s.table(), err)
 }
 
 const (
@@ -155,12 +152,12 @@ func (s *Store) attempt(ctx context.Context, tx pgx.Tx, req driver.Request, a *a
 		return err
 	}
 	if changed != len(rows) || still > 0 {
-		a.Own = fmt.Errorf("expirypgx: of %d rows %d have changed, and %d are due again; if Config.ID is unique: %w",
+		a.Own = fmt.Errorf("expirypgx: of %d rows %d have changed and %d are due again (is Config.ID unique?): %w",
 			len(rows), changed, still, pgcall.Ignored(s.table(), "the new status"))
 		return a.Own
 	}
 	if err := s.emit(ctx, tx, rows); err != nil {
-		err = fmt.Errorf("expirypgx: emit: %w", err) // which can be compared, whatever it wraps
+		err = fmt.Errorf("expirypgx: emit: %w", err) // comparable, whatever it wraps
 		if txdriver.StateOf(tx) != txdriver.Lost {
 			a.Own = err
 		}
@@ -176,13 +173,13 @@ func (s *Store) emit(ctx context.Context, tx pgx.Tx, rows []expiry.Row) error {
 	return guarded("Emit", func() error { return s.cfg.Emit(ctx, tx, rows) })
 }
 
-// ErrIgnored is inside the error of a batch whose rows are locked, active and due and do not all change, once
-// each: a trigger, a rule or row-level security of the table drops the change or undoes it. Left alone such rows would come
+// ErrIgnored is in the error of a batch whose rows are locked, active and due but do not all change, once each: a
+// trigger, a rule or row-level security of the table drops the change or undoes it. Otherwise such rows would come
 // back in every batch, or expire unannounced. Check names the cause.
 var ErrIgnored = pgcall.ErrIgnored
 
-// expire changes the status of rows, and returns how many have changed and how many are due all the
-// same: a trigger may also undo the change afterwards.
+// expire changes the status of rows. It returns the number of changed rows, and the number of rows that are still
+// due, because a trigger may undo the change afterwards.
 func (s *Store) expire(ctx context.Context, tx pgx.Tx, ids []string) (changed, still int, err error) {
 	queue := &pgx.Batch{}
 	queue.Queue(s.sql.expire, array(ids)).QueryRow(func(row pgx.Row) error { return row.Scan(&changed) })
@@ -190,8 +187,7 @@ func (s *Store) expire(ctx context.Context, tx pgx.Tx, ids []string) (changed, s
 	return changed, still, tx.SendBatch(ctx, queue).Close()
 }
 
-// claim locks the rows that are due, longest overdue first, and notes in b what
-// it got.
+// claim locks the due rows, longest overdue first, and records in b what it got.
 func (s *Store) claim(ctx context.Context, tx pgx.Tx, req driver.Request, b *driver.Batch) ([]expiry.Row, error) {
 	result, err := s.due(ctx, tx, req)
 	if err != nil {
@@ -217,10 +213,10 @@ func (s *Store) claim(ctx context.Context, tx pgx.Tx, req driver.Request, b *dri
 	return rows, nil
 }
 
-// typicalBatch is how many rows a batch is given room for beforehand.
+// typicalBatch is the number of rows for which a batch allocates memory in advance.
 const typicalBatch = 200
 
-// due asks for the rows of a batch.
+// due selects the rows of a batch.
 func (s *Store) due(ctx context.Context, tx pgx.Tx, req driver.Request) (pgx.Rows, error) {
 	switch {
 	case len(req.Only) > 0:
@@ -232,7 +228,7 @@ func (s *Store) due(ctx context.Context, tx pgx.Tx, req driver.Request) (pgx.Row
 	return tx.Query(ctx, limited(s.sql.claim, req.Limit), array(req.Skip))
 }
 
-// timestamp is the zero time as -infinity, as scan makes it the other way round.
+// timestamp converts the zero time to -infinity; incoming.row does the reverse.
 func timestamp(t time.Time) pgtype.Timestamptz {
 	if t.IsZero() {
 		return pgtype.Timestamptz{InfinityModifier: pgtype.NegativeInfinity, Valid: true}
@@ -240,7 +236,7 @@ func timestamp(t time.Time) pgtype.Timestamptz {
 	return pgtype.Timestamptz{Time: t, Valid: true}
 }
 
-// incoming is where a claimed row arrives, one after the other.
+// incoming is the scan target of one claimed row after the other.
 type incoming struct {
 	id       string
 	deadline pgtype.Timestamptz
@@ -257,7 +253,7 @@ func (in *incoming) columns(further int) []any {
 	return dest
 }
 
-// row is the one that has arrived. A deadline of -infinity becomes the zero time.
+// row returns the scanned row. A deadline of -infinity becomes the zero time.
 func (in *incoming) row(further []string) expiry.Row {
 	row := expiry.Row{ID: in.id}
 	if in.deadline.InfinityModifier == pgtype.Finite {
@@ -274,8 +270,7 @@ func (in *incoming) row(further []string) expiry.Row {
 	return row
 }
 
-// Look implements expiry/driver.Store. It is one query, of which each part reads the
-// head of the index.
+// Look implements expiry/driver.Store. It is one query; each part of it reads only the head of the index.
 func (s *Store) Look(ctx context.Context, skip []string) (driver.Outlook, error) {
 	var o driver.Outlook
 	var first, next pgtype.Timestamptz
@@ -298,12 +293,12 @@ func (s *Store) Look(ctx context.Context, skip []string) (driver.Outlook, error)
 	return o, nil
 }
 
-// Overdue lists the active rows that have been due for at least the duration by, which may be 0, the
-// longest overdue first. Such rows are in quarantine, a transaction holds them, or nobody sweeps them. The
-// limit is at least 1. Overdue changes nothing.
+// Overdue returns the active rows that have been due for at least the duration by (0 is allowed), longest overdue
+// first. Such rows are in quarantine, locked by a transaction, or without a running sweeper. The limit must be at
+// least 1. Overdue changes nothing.
 func (s *Store) Overdue(ctx context.Context, by time.Duration, limit int) ([]expiry.Row, error) {
 	if by < 0 || limit < 1 {
-		return nil, errors.New("expirypgx: overdue: by must not be negative, and the limit at least 1")
+		return nil, errors.New("expirypgx: overdue: by must not be negative, and limit must be at least 1")
 	}
 	var rows []expiry.Row
 	err := pgcall.Use(ctx, s.pool, func(ctx context.Context, conn *pgxpool.Conn) error {
@@ -322,21 +317,21 @@ func (s *Store) Overdue(ctx context.Context, by time.Duration, limit int) ([]exp
 	return rows, nil
 }
 
-// statements are the SQL of one table.
+// statements has the SQL of one table.
 type statements struct {
-	claim      string   // $1 ids to leave alone
-	claimAfter string   // the same, $2 deadline and $3 id after which to start
+	claim      string   // $1 ids to skip
+	claimAfter string   // the same, starting behind $2 deadline and $3 id
 	claimOnly  string   // $1 the only ids
-	expire     string   // returns how many rows have another status now. $1 ids
-	still      string   // how many are active and due. $1 ids
-	look       string   // $1 ids to leave alone
-	overdue    string   // $1 for how many microseconds at least, $2 limit
-	plans      []string // what claim reads, without its locks: all active rows, and those that meet Where
+	expire     string   // returns the number of changed rows. $1 ids
+	still      string   // returns the number of active and due rows. $1 ids
+	look       string   // $1 ids to skip
+	overdue    string   // $1 minimum overdue time in microseconds, $2 limit
+	plans      []string // EXPLAIN of claim without locks: for all active rows, and for rows that meet Where
 	fits       string   // fails if the column cannot hold either status
-	nulls      string   // how many active rows can never expire, and one of them
-	index      string   // the index that serves them all
-	alter      string   // the deadline's type, mended
-	notNull    string   // active rows without a deadline, mended
+	nulls      string   // number of active rows that can never expire, and one of their ids
+	index      string   // creates the index for all statements
+	alter      string   // fixes the deadline's type
+	notNull    string   // fixes active rows without a deadline
 }
 
 func newStatements(name string, c Config) (statements, error) {
@@ -361,7 +356,7 @@ func newStatements(name string, c Config) (statements, error) {
 	held := status + " = " + value(c.Active)
 	active := held
 	if c.Where != "" {
-		active += " AND (" + c.Where + "\n)" // which may end in a comment
+		active += " AND (" + c.Where + "\n)" // Where may end in a comment
 	}
 	undated := "FROM " + table + " WHERE " + active + " AND " + deadline + " IS NULL"
 	most := strconv.Itoa(driver.MaxOverdue)
@@ -400,17 +395,15 @@ func newStatements(name string, c Config) (statements, error) {
 	return s, errors.Join(errs...)
 }
 
-// limited completes a claim. The limit stands in the statement rather than in a
-// parameter, whose value the planner would want to see each time anew; a sweeper
-// halves and doubles one number, so there are few of these.
+// limited completes a claim. The limit is part of the statement: with a parameter the planner would plan each
+// execution again. A sweeper halves and doubles one number, so there are few different statements.
 func limited(claim string, limit int) string {
 	return claim + strconv.Itoa(limit) + " FOR UPDATE SKIP LOCKED"
 }
 
 var escape = strings.NewReplacer(`\`, `\\`, `"`, `\"`)
 
-// array is ids as the text of a Postgres array, which the server reads as an
-// array of whatever type the column has.
+// array returns ids as the text of a Postgres array. The server parses it as an array of the column's type.
 func array(ids []string) string {
 	var b strings.Builder
 	b.WriteByte('{')
@@ -426,45 +419,39 @@ func array(ids []string) string {
 	return b.String()
 }
 
-// Config describes the table. The zero value works for a table with the columns id,
-// expires_at and status, whose rows go from held to expired.
+// Config describes the table. The zero value is for a table with the columns id, expires_at and status, whose rows
+// change from held to expired.
 type Config struct {
-	// Schema of the table. Default: the search path decides.
+	// Schema is the schema of the table. Default: the search path decides.
 	Schema string
 
-	// ID, Deadline and Status are columns: the primary key (uuid, text or an
-	// integer), a timestamptz and the state. Default: "id", "expires_at" and
-	// "status".
+	// ID, Deadline and Status are columns: the primary key (uuid, text or an integer), a timestamptz and the status.
+	// Default: "id", "expires_at" and "status".
 	ID, Deadline, Status string
 
-	// Active is the status of rows that can expire, Expired the one they get.
-	// The column may be text or an enum. Default: "held" and "expired".
+	// Active is the status of rows that can expire, Expired is their status afterwards. The column may be text or an
+	// enum. Default: "held" and "expired".
 	Active, Expired string
 
-	// Columns are further columns to read; expiry.Row.Values carries them as text.
-	// Optional.
+	// Columns are further columns to read. expiry.Row.Values has their values as text. Optional.
 	Columns []string
 
-	// Where is a further condition in SQL that rows must meet, such as
-	// "deleted_at IS NULL". It goes into every statement as it stands, so it must
-	// come from your code, never from outside. It must not fail for any row: one
-	// that does stops all. Optional.
+	// Where is a further SQL condition that rows must meet, such as "deleted_at IS NULL". It is copied unchanged into
+	// every statement, so it must come from your code, never from outside. It must not fail for any row: a failure
+	// stops all rows. Optional.
 	Where string
 
-	// Emit is called in the transaction of the batch with the rows that were just
-	// expired, longest overdue first: write to the outbox here, in one call for all
-	// of them; Messages makes such a function. An error rolls the batch back;
-	// *expiry.RowError names the row at fault. Emit may be called again for the same
-	// rows, so it must have no effect but through tx. A panic counts as an error.
-	// Default: only the state changes.
+	// Emit is called in the transaction of the batch with the rows that have just expired, longest overdue first.
+	// Write to the outbox here, in one call for all rows; Messages makes such a function. An error rolls the batch
+	// back; *expiry.RowError names the row at fault. Emit may be called again for the same rows, so all its effects
+	// must be in tx. A panic counts as an error. Default: only the status changes.
 	Emit func(ctx context.Context, tx pgx.Tx, rows []expiry.Row) error
 
-	// Isolation of the transactions. Default: pgx.ReadCommitted.
+	// Isolation is the isolation level of the transactions. Default: pgx.ReadCommitted.
 	Isolation pgx.TxIsoLevel
 
-	// PollOnly has the Store neither send nor listen to notifications, for a pool
-	// behind a pooler in transaction mode. Sweepers then find rows that other
-	// processes made when they look, every expiry.SweeperConfig.PollInterval.
+	// PollOnly turns off sending and receiving notifications, for a pool behind a pooler in transaction mode.
+	// Sweepers then find rows that other processes made by polling, every expiry.SweeperConfig.PollInterval.
 	PollOnly bool
 
 	Logger *slog.Logger // Default: slog.Default().
@@ -526,11 +513,11 @@ func (c Config) validate() error {
 	return errors.Join(errs...)
 }
 
-// maxLiteral is more than any sensible name of a state.
+// maxLiteral is longer than any reasonable status.
 const maxLiteral = 63
 
-// literal quotes a status. It stands in the statement rather than in a parameter
-// so that the planner can use an index restricted to it.
+// literal quotes a status. The status is part of the statement, not a parameter, so that the planner can use an index
+// restricted to it.
 func literal(s string) (string, error) {
 	if s == "" || len(s) > maxLiteral {
 		return "", fmt.Errorf("status of %d characters, want 1 to %d", len(s), maxLiteral)
@@ -543,9 +530,8 @@ func literal(s string) (string, error) {
 	return "'" + strings.ReplaceAll(s, "'", "''") + "'", nil
 }
 
-// Messages returns a function for Config.Emit that makes a message of every row
-// and writes them in one call. write is the Write method of an outbox's store. A
-// row whose message cannot be made is the one at fault.
+// Messages returns a function for Config.Emit that makes a message from every row and writes them in one call. write
+// is the Write method of an outbox's store. If message fails for a row, that row is at fault.
 func Messages[M any](
 	write func(ctx context.Context, tx pgx.Tx, messages ...M) error,
 	message func(row expiry.Row) (M, error),
@@ -565,7 +551,7 @@ func Messages[M any](
 	}
 }
 
-// guarded turns a panic of a callback into an error.
+// guarded converts a panic of a callback to an error.
 func guarded(what string, call func() error) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -576,35 +562,33 @@ func guarded(what string, call func() error) (err error) {
 }
 
 const (
-	// channelPrefix begins the name of a table's channel.
+	// channelPrefix is the first part of the name of a table's channel.
 	channelPrefix = "holdfast_expiry_"
-	// notifyInterval is the least time between two notifications of one Store.
+	// notifyInterval is the shortest time between two notifications of one Store.
 	notifyInterval = 50 * time.Millisecond
-	// keepNotifying is how long a notification that fails is tried again. Sweepers look
-	// by themselves within that time.
+	// keepNotifying is how long a failing notification is retried. By then all sweepers have polled.
 	keepNotifying = 90 * time.Second
-	// probeInterval is the time between two tests of the connection that listens.
+	// probeInterval is the time between two tests of the listening connection.
 	probeInterval = 3 * time.Second
-	// farOff is when a deadline need not be announced: sweepers look every 90 s at
-	// least, and this host's clock may be ten minutes behind the server's.
+	// farOff is the distance from which a deadline is not announced: sweepers poll at least every 90 s, and this
+	// host's clock may be ten minutes behind the server's clock.
 	farOff = 2*90*time.Second + 10*time.Minute
 )
 
-// Due says that the transaction makes or changes a row that falls due at that time.
-// After the commit the sweepers of this process know at once, those of other
-// processes within milliseconds: the Store sends them a NOTIFY in a transaction of
-// its own, at most one per 50 ms, since Postgres lets one transaction with a NOTIFY
-// commit at a time. A deadline more than thirteen minutes away is not announced to
-// other processes, whose sweepers find it by themselves.
+// Due announces that the transaction makes or changes a row that falls due at the deadline. After the commit the
+// sweepers of this process are woken at once, and those of other processes within milliseconds. For these the Store
+// sends a NOTIFY in a separate transaction, at most once in 50 ms, because Postgres lets only one transaction with a
+// NOTIFY commit at a time. A deadline more than thirteen minutes away is not announced to other processes, whose
+// sweepers find it by polling.
 //
-// Due returns false if tx is not one of a txretry.Manager, such as a transaction of
-// the pool: call Wake after its commit.
+// Due returns false if tx does not come from a txretry.Manager, but for example from the pool: then call Wake after
+// its commit.
 func (s *Store) Due(tx pgx.Tx, deadline time.Time) bool {
 	return txdriver.Hint(tx, func() { s.Wake(deadline) })
 }
 
-// Wake does at once what Due does after a commit. The deadline is the one that is
-// stored; zero means an unknown time. Wake never blocks.
+// Wake does immediately what Due does after a commit. Pass the stored deadline; zero means an unknown time. Wake
+// never blocks.
 func (s *Store) Wake(deadline time.Time) {
 	s.sweepers.Wake(deadline)
 	if !s.cfg.PollOnly && (deadline.IsZero() || time.Until(deadline) < farOff) {
@@ -612,13 +596,12 @@ func (s *Store) Wake(deadline time.Time) {
 	}
 }
 
-// Background implements expiry/driver.Background. It wakes a sweeper of this process,
-// until ctx ends. Of several sweepers on one Store the first listens to other
-// processes for all of them; the next takes over from it. The connection that
-// listens is taken out of the pool, in addition to the pool's maximum.
+// Background implements expiry/driver.Background. It wakes a sweeper of this process until ctx ends. With several
+// sweepers on one Store, the first one receives notifications of other processes for all of them; the next one takes
+// over from it. The listening connection is taken out of the pool, in addition to the pool's maximum.
 func (s *Store) Background(ctx context.Context, wake func(at time.Time)) {
 	defer s.sweepers.Add(wake)()
-	wake(time.Time{}) // for rows of this process since the sweeper's first look
+	wake(time.Time{}) // for rows of this process made since the sweeper's first Look
 	s.warnOfHidden(ctx)
 	if s.cfg.PollOnly {
 		<-ctx.Done()
@@ -633,8 +616,8 @@ func (s *Store) Background(ctx context.Context, wake func(at time.Time)) {
 	s.listener.Run(ctx)
 }
 
-// warnOfHidden logs once that row-level security hides rows: a sweeper that sees none has nothing to do, and nobody else
-// would notice.
+// warnOfHidden logs once that row-level security hides rows. Otherwise nobody would notice, because a sweeper that
+// sees no rows has nothing to do.
 func (s *Store) warnOfHidden(ctx context.Context) {
 	found := check.Findings{Component: "expirypgx"}
 	err := pgcall.Within(ctx, s.pool, checkTimeout, func(ctx context.Context, conn *pgxpool.Conn) error {
@@ -645,8 +628,7 @@ func (s *Store) warnOfHidden(ctx context.Context) {
 	}
 }
 
-// connect makes what sends and receives notifications. Both are at rest until they
-// are used.
+// connect makes the sender and the listener of notifications. Both are idle until their first use.
 func (s *Store) connect(table string) {
 	channel := pgnotify.Channel{Pool: s.pool, Prefix: channelPrefix, Table: table}
 	warn := func(message string) func(context.Context, error) {
@@ -657,10 +639,10 @@ func (s *Store) connect(table string) {
 	s.listening = make(chan struct{}, 1)
 	s.sender = pgnotify.NewSender(pgnotify.SenderConfig{
 		Channel: channel, Interval: notifyInterval, Keep: keepNotifying,
-		Failed: warn("sweepers of other processes were not notified, they find the rows when they look"),
+		Failed: warn("could not wake sweepers of other processes"),
 	})
 	s.listener = pgnotify.NewListener(pgnotify.ListenerConfig{
 		Channel: channel, Wake: s.sweepers.Wake, ProbeInterval: probeInterval,
-		Failed: warn("the sweeper is not notified, it finds rows of other processes when it looks"),
+		Failed: warn("not receiving wake-ups of other processes"),
 	})
 }

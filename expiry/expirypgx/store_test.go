@@ -88,7 +88,7 @@ func TestInfiniteAndMissingDeadlines(t *testing.T) {
 	}
 }
 
-// Whoever locks a row first wins; a batch passes over it.
+// The transaction that locks a row first wins; a batch skips the row.
 func TestLockedRowsArePassedOver(t *testing.T) {
 	t.Parallel()
 	b := newBackend(t)
@@ -112,8 +112,8 @@ func TestLockedRowsArePassedOver(t *testing.T) {
 	}
 }
 
-// The second statement repeats status and deadline: rows that share an id with
-// one that is due, here its earlier versions, keep their state.
+// The second statement repeats status and deadline. Rows with the same id as a due row, here its earlier versions,
+// keep their status.
 func TestOnlyDueVersionsOfARowChange(t *testing.T) {
 	t.Parallel()
 	b := newBackend(t)
@@ -132,7 +132,7 @@ func TestOnlyDueVersionsOfARowChange(t *testing.T) {
 
 	b.exec(t, `INSERT INTO holds VALUES ('b', now() - interval '2 minutes', 'held'), ('b', now() - interval '1 minute', 'held')`)
 	if _, err := b.Store(t, nil).SweepBatch(t.Context(), driver.Request{Limit: 1}); err == nil {
-		t.Error("a row was expired that nobody announces")
+		t.Error("a row expired without an announcement")
 	}
 }
 
@@ -165,8 +165,7 @@ func TestHoldOfTwoSecondsExpiresOnTime(t *testing.T) {
 	}
 }
 
-// A row that loses its deadline while a sweeper runs does not stop it: the others
-// expire, and the row is counted.
+// A row that loses its deadline while a sweeper runs does not stop it. The others expire, and the row is counted.
 func TestDeadlineLostOnTheWay(t *testing.T) {
 	t.Parallel()
 	b := newBackend(t)
@@ -191,7 +190,7 @@ func TestDeadlineLostOnTheWay(t *testing.T) {
 	}
 }
 
-// A batch is READ COMMITTED unless another level is asked for.
+// A batch is READ COMMITTED unless Config sets another level.
 func TestIsolationOfABatch(t *testing.T) {
 	t.Parallel()
 	for isolation, want := range map[pgx.TxIsoLevel]string{"": "read committed", pgx.RepeatableRead: "repeatable read", pgx.Serializable: "serializable"} {
@@ -285,8 +284,8 @@ func TestMessagesMakesOneWrite(t *testing.T) {
 	}
 }
 
-// More bad rows than the quarantine holds, at the head, in the real order of
-// bigints, do not keep the sweeper from those behind them.
+// Many bad rows at the head, more than the quarantine holds and in the real order of bigints, do not keep the sweeper
+// from the rows behind them.
 func TestPoisonedHeadDoesNotStarveTheTail(t *testing.T) {
 	t.Parallel()
 	const bad, all = 1050, 1100
@@ -307,7 +306,7 @@ func TestPoisonedHeadDoesNotStarveTheTail(t *testing.T) {
 	background(t, sw.Run)
 	testenv.Eventually(t, func() error {
 		if left := b.count(t, "status = 'held' AND id > "+strconv.Itoa(bad)); left > 0 {
-			return fmt.Errorf("%d good rows wait", left)
+			return fmt.Errorf("%d good rows have not expired", left)
 		}
 		return nil
 	})
@@ -316,9 +315,9 @@ func TestPoisonedHeadDoesNotStarveTheTail(t *testing.T) {
 	}
 }
 
-// A row that a trigger or a constraint refuses is found and set aside; an error of
-// the schema, a conflict or a full disk is no row's fault, and no row is accused. The conformance suite goes through the SQLSTATEs of a callback.
-func TestWhoIsToBlame(t *testing.T) {
+// A row that a trigger or a constraint rejects is found and quarantined. A schema error, a conflict or a full disk is
+// no row's fault. The conformance suite tests the SQLSTATEs of a callback.
+func TestSweepBatch_namesRowsAtFault(t *testing.T) {
 	t.Parallel()
 	statement := func(sql string) func(context.Context, pgx.Tx, []expiry.Row) error {
 		return func(ctx context.Context, tx pgx.Tx, _ []expiry.Row) error {
@@ -353,7 +352,7 @@ func TestWhoIsToBlame(t *testing.T) {
 			}
 			_, err := b.Store(t, tc.emit).SweepBatch(t.Context(), driver.Request{Limit: 10})
 			if err == nil {
-				t.Fatal("the batch went through")
+				t.Fatal("the batch succeeded")
 			}
 			failed, ok := errors.AsType[*driver.BatchError](err)
 			if blamed := ok && !failed.Doubtful; blamed != tc.blamed || blamed != strings.Contains(err.Error(), "may be at fault") {
@@ -363,12 +362,12 @@ func TestWhoIsToBlame(t *testing.T) {
 	}
 }
 
-// violations are an error that cannot be compared, as validators return them.
+// violations is an error that is not comparable, as some validators return.
 type violations []string
 
 func (v violations) Error() string { return strings.Join(v, ", ") }
 
-// Nothing of an attempt that was retried is left in the answer.
+// A retried attempt leaves nothing in the result.
 func TestRetriedAttemptLeavesNothing(t *testing.T) {
 	t.Parallel()
 	b := newBackend(t)
@@ -387,12 +386,12 @@ func TestRetriedAttemptLeavesNothing(t *testing.T) {
 	}
 }
 
-// A trigger that silently keeps a row as it is makes it a bad row: it must
-// neither stop the others nor come back in every batch, nor be announced.
+// If a trigger silently keeps a row unchanged, the row is at fault. It must not stop the others, come back in every
+// batch, or be announced.
 func TestRowsThatDoNotChange(t *testing.T) {
 	t.Parallel()
-	pgtest.New(t)                                    // skips before there are subtests
-	for name, trigger := range map[string][2]string{ // the time of the trigger, and the body of its function
+	pgtest.New(t)                                    // skips before the subtests start
+	for name, trigger := range map[string][2]string{ // time of the trigger and body of its function
 		"dropped":           {"BEFORE UPDATE", `RETURN NULL;`},
 		"the old row":       {"BEFORE UPDATE", `RETURN OLD;`},
 		"the old status":    {"BEFORE UPDATE", `NEW.status := OLD.status; RETURN NEW;`},
@@ -421,7 +420,7 @@ func TestRowsThatDoNotChange(t *testing.T) {
 	}
 }
 
-// A statement timeout asks for fewer rows, but accuses none.
+// A statement timeout makes batches smaller, but puts no row in quarantine.
 func TestStatementTimeoutHalvesTheBatch(t *testing.T) {
 	t.Parallel()
 	b := newBackend(t)
@@ -440,8 +439,8 @@ func TestStatementTimeoutHalvesTheBatch(t *testing.T) {
 	}
 }
 
-// A row at the head whose trigger fails by what is no row's fault does not keep
-// those behind it, even if batches are of one row.
+// A row at the head that fails by something that is no row's fault does not block the rows behind it, even with
+// batches of one row.
 func TestDoubtfulRowIsPassedBy(t *testing.T) {
 	t.Parallel()
 	for _, size := range []int{1, 2, 200} {

@@ -20,26 +20,26 @@ import (
 	"github.com/holdfast-go/holdfast/internal/testenv/pgtest"
 )
 
-// elsewhere is a store as another process has it.
+// elsewhere returns a store like one in another process.
 func elsewhere(t *testing.T, b *backend) *expirypgx.Store {
 	t.Helper()
 	return (&backend{pool: pgtest.Pool(t, b.pool.Config().ConnString(), 2)}).store(t, expirypgx.Config{})
 }
 
-// listening waits until the sweeper of a store hears of what others do.
+// listening waits until a sweeper receives notifications.
 func listening(t *testing.T, b *backend) {
 	t.Helper()
 	eventually(t, func() error {
 		var n int
 		err := b.pool.QueryRow(t.Context(), "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'LISTEN \"holdfast_expiry_' || 'holds'::regclass::oid || '\"'").Scan(&n)
 		if err == nil && n == 0 {
-			err = errors.New("nobody listens")
+			err = errors.New("no session listens")
 		}
 		return err
 	})
 }
 
-// A short hold that another process makes expires, with the half-hour schedule and without a look in between.
+// A short hold made by another process expires, with the half-hour schedule and without a poll in between.
 func TestDueWakesTheSweeperOfAnotherProcess(t *testing.T) {
 	t.Parallel()
 	b := newBackend(t)
@@ -53,7 +53,7 @@ func TestDueWakesTheSweeperOfAnotherProcess(t *testing.T) {
 	b.latest(t, 3)
 }
 
-// A transaction that is no manager's is not known to Due, and Wake does instead.
+// Due returns false for a transaction without a manager; use Wake instead.
 func TestWakeAfterARawTransaction(t *testing.T) {
 	t.Parallel()
 	b := newBackend(t)
@@ -65,14 +65,14 @@ func TestWakeAfterARawTransaction(t *testing.T) {
 	deadline, err := insertHold(t.Context(), tx, "row", 300*time.Millisecond)
 	must(t, err)
 	if other.Due(tx, deadline) {
-		t.Error("Due knows the transaction")
+		t.Error("Due accepted the transaction")
 	}
 	must(t, tx.Commit(t.Context()))
 	other.Wake(deadline)
 	b.latest(t, 1)
 }
 
-// woken is a store whose wake-ups a test receives, until it ends.
+// woken returns a store whose wake-ups the test receives until it ends.
 func woken(t *testing.T, b *backend, cfg expirypgx.Config) (*expirypgx.Store, <-chan time.Time) {
 	t.Helper()
 	times := make(chan time.Time, 100)
@@ -84,14 +84,14 @@ func woken(t *testing.T, b *backend, cfg expirypgx.Config) (*expirypgx.Store, <-
 	return store, times
 }
 
-// next waits for a wake-up of that time.
+// next waits for a wake-up at that time.
 func next(t *testing.T, times <-chan time.Time, want time.Time) {
 	t.Helper()
 	eventually(t, func() error { return heard(times, want, nil) })
 }
 
-// hears wants a wake-up of that time, which other sends again until it is heard: a listener that
-// connects anew meanwhile misses one. It returns what else was heard before.
+// hears waits for a wake-up at that time. other repeats it, because a listener that reconnects in the meantime misses
+// one. It returns the other wake-ups received before.
 func hears(t *testing.T, times <-chan time.Time, other *expirypgx.Store, want time.Time) (besides []time.Time) {
 	t.Helper()
 	eventually(t, func() error {
@@ -117,8 +117,8 @@ func heard(times <-chan time.Time, want time.Time, besides *[]time.Time) error {
 	}
 }
 
-// After an outage of the connection that listens there is an unknown time, and then
-// what others send.
+// After an outage of the listening connection a wake-up with an unknown time comes first, and then the wake-ups of
+// other processes.
 func TestListeningOutlivesAnOutage(t *testing.T) {
 	t.Parallel()
 	testenv.Nightly(t, "waits for a broken connection to be noticed")
@@ -128,7 +128,7 @@ func TestListeningOutlivesAnOutage(t *testing.T) {
 	other := elsewhere(t, b)
 	want := time.Now().Truncate(time.Microsecond)
 	for _, outage := range []func(){proxy.Cut, proxy.Pause} {
-		eventually(t, func() error { return expirypgx.Listening(store) }) // it hears before its first test is over
+		eventually(t, func() error { return expirypgx.Listening(store) }) // it receives notifications before its first test ends
 		outage()
 		eventually(t, func() error {
 			if expirypgx.Listening(store) == nil {
@@ -149,7 +149,7 @@ func TestListeningOutlivesAnOutage(t *testing.T) {
 	}
 }
 
-// Of two sweepers on one store one listens for both, and the other takes over.
+// Of two sweepers on one store one listens for both, and the other takes over from it.
 func TestListeningIsTakenOver(t *testing.T) {
 	t.Parallel()
 	b := newBackend(t)
@@ -162,7 +162,7 @@ func TestListeningIsTakenOver(t *testing.T) {
 			store.Background(ctx, func(at time.Time) { heard[i] <- at })
 			return nil
 		})
-		next(t, heard[i], time.Time{}) // for rows before, also while the other one listens
+		next(t, heard[i], time.Time{}) // for earlier rows, even while the other one listens
 		eventually(t, func() error { return expirypgx.Listening(store) })
 	}
 	other := elsewhere(t, b)
@@ -173,8 +173,8 @@ func TestListeningIsTakenOver(t *testing.T) {
 	hears(t, heard[1], other, want.Add(time.Minute))
 }
 
-// A deadline that every sweeper finds in time by itself is not announced to others, an
-// unknown one is.
+// A deadline that every sweeper finds in time by polling is not announced to others. An unknown deadline is
+// announced.
 func TestFarDeadlinesAreNotAnnounced(t *testing.T) {
 	t.Parallel()
 	b := newBackend(t)
@@ -186,7 +186,7 @@ func TestFarDeadlinesAreNotAnnounced(t *testing.T) {
 	other.Wake(far)
 	for _, at := range hears(t, times, other, near) {
 		if at.Equal(far) {
-			t.Errorf("heard %v", at)
+			t.Errorf("woken for %v", at)
 		}
 	}
 	eventually(t, func() error { return expirypgx.Listening(store) })
@@ -196,22 +196,21 @@ func TestFarDeadlinesAreNotAnnounced(t *testing.T) {
 	hears(t, times, other, time.Time{})
 }
 
-// With PollOnly nobody listens, nothing is sent, and sweepers of the same store know
-// all the same.
+// With PollOnly no session listens and nothing is sent, but sweepers on the same store are still woken.
 func TestPollOnly(t *testing.T) {
 	t.Parallel()
 	b := newBackend(t)
 	listener, others := woken(t, b, expirypgx.Config{})
 	eventually(t, func() error { return expirypgx.Listening(listener) })
 	store, times := woken(t, b, expirypgx.Config{PollOnly: true})
-	next(t, times, time.Time{}) // for rows before
+	next(t, times, time.Time{}) // for earlier rows
 	want := time.Now().Add(time.Minute).Truncate(time.Microsecond)
 	store.Wake(want)
 	next(t, times, want)
 	last := want.Add(time.Hour)
 	for _, at := range hears(t, others, elsewhere(t, b), want.Add(time.Minute)) {
-		if !at.IsZero() { // it has connected anew
-			t.Errorf("another process has heard %v", at)
+		if !at.IsZero() { // it has reconnected
+			t.Errorf("another process received %v", at)
 		}
 	}
 	if err := checked(t, store); err != nil {
@@ -221,8 +220,8 @@ func TestPollOnly(t *testing.T) {
 	next(t, times, last)
 }
 
-// skewed is a backend whose database clock differs from this host's: functions of
-// its schema stand in front of those of Postgres.
+// skewed returns a backend whose database clock differs from this host's clock: functions in its schema replace those
+// of Postgres.
 func skewed(t *testing.T, ahead time.Duration) *backend {
 	t.Helper()
 	u, err := url.Parse(pgtest.URL(t))
@@ -239,8 +238,8 @@ func skewed(t *testing.T, ahead time.Duration) *backend {
 	return b
 }
 
-// Five minutes of skew to either side change nothing: the database's clock
-// decides, and the wake-up of another process goes by it too.
+// A clock difference of five minutes in either direction changes nothing. The database's clock decides, also for the
+// wake-up of another process.
 func TestClockSkew(t *testing.T) {
 	t.Parallel()
 	for _, ahead := range []time.Duration{5 * time.Minute, -5 * time.Minute} {
@@ -266,7 +265,7 @@ func TestClockSkew(t *testing.T) {
 	}
 }
 
-// statements counts what a pool sends.
+// statements counts the statements of a pool.
 type statements struct{ n atomic.Int64 }
 
 func (s *statements) TraceQueryStart(ctx context.Context, _ *pgx.Conn, q pgx.TraceQueryStartData) context.Context {
@@ -278,8 +277,8 @@ func (s *statements) TraceQueryStart(ctx context.Context, _ *pgx.Conn, q pgx.Tra
 
 func (*statements) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
 
-// A look is one statement, and a sweep with nothing due is begin, claim and commit. How often an idle sweeper does either:
-// TestIdleCostsAtMostOneQueryAMinute of expiry.
+// A Look is one statement, and a sweep without due rows is begin, claim and commit.
+// TestIdleCostsAtMostOneQueryAMinute of expiry counts both for an idle sweeper.
 func TestIdleStatements(t *testing.T) {
 	t.Parallel()
 	b := newBackend(t)
@@ -294,7 +293,7 @@ func TestIdleStatements(t *testing.T) {
 	_, err = store.Look(t.Context(), nil)
 	must(t, err)
 	if n := sent.n.Swap(0); n != 1 {
-		t.Errorf("a look is %d statements", n)
+		t.Errorf("a Look is %d statements", n)
 	}
 	batch, err := store.SweepBatch(t.Context(), driver.Request{Limit: 10})
 	if n := sent.n.Load(); err != nil || batch.Claimed > 0 || n < 1 || n > 3 {

@@ -17,8 +17,8 @@ import (
 	"github.com/holdfast-go/holdfast/txretry/txretrytest"
 )
 
-// The rows may be those of your own memory. Active lists them, and Expire changes one
-// of them through txretrytest.Effect, so that a rollback undoes it.
+// The rows may be in your own memory. Active returns them, and Expire changes one of them by txretrytest.Effect, so
+// that a rollback undoes it.
 func Example() {
 	held := map[string]time.Time{"seat A1": time.Now().Add(-time.Minute)}
 	store, err := expirytest.New(txretrytest.New(txretrytest.Config{}), expirytest.Config{
@@ -44,7 +44,7 @@ func Example() {
 	// Output: 1 0 <nil>
 }
 
-// Without rows of your own, Put writes them and Get reads them.
+// Without your own rows, Put writes rows and Get reads them.
 func ExampleStore_Put() {
 	ctx := context.Background()
 	manager := txretrytest.New(txretrytest.Config{})
@@ -54,7 +54,7 @@ func ExampleStore_Put() {
 	}
 	err = manager.Do(ctx, func(_ context.Context, tx pgx.Tx) error {
 		deadline := time.Now().Add(-time.Second)
-		holds.Due(tx, deadline) // wakes the sweepers that run
+		holds.Due(tx, deadline) // wakes running sweepers
 		return holds.Put(tx, "seat A1", deadline, "held")
 	})
 	if err != nil {
@@ -74,7 +74,7 @@ func ExampleStore_Put() {
 
 // A test of a sweep and its Emit on Postgres.
 func ExampleProve() {
-	var t *testing.T // that of your test
+	var t *testing.T // the t of your test
 
 	pool := pgtest.New(t)
 	// … CREATE TABLE holds, with its index, and freed …

@@ -1,7 +1,6 @@
-// Package expirytest keeps rows that expire in memory, for unit tests and
-// demonstrations without a database. Its [Store] takes the place of that of
-// expirypgx, inside the transactions of txretrytest. [Prove] runs a sweep of yours on
-// a real Postgres instead, once for each place at which it can be interrupted.
+// Package expirytest keeps rows that expire in memory, for unit tests and demonstrations without a
+// database. Its [Store] replaces the Store of expirypgx, in transactions of txretrytest. [Prove]
+// runs your sweep on a real Postgres, once for each point at which it can be interrupted.
 package expirytest
 
 import (
@@ -29,27 +28,23 @@ import (
 	"github.com/holdfast-go/holdfast/txretry/txretrytest"
 )
 
-// Config says where the rows are. The zero value keeps them in the Store itself,
-// where Put writes them.
+// Config has the functions of the rows. The zero value keeps the rows in the Store itself; Put writes them.
 type Config struct {
-	// Active returns the rows that can expire, due or not, in any order. It is
-	// called inside a transaction, so it sees what is committed. A row with the zero
-	// deadline stands for one without any: it never expires. Set it together with
-	// Expire. Default: the rows that were Put in the state "held".
+	// Active returns the rows that can expire, due or not, in any order. It is called in a transaction, so it sees
+	// committed rows. A zero deadline means no deadline: the row never expires. Set it together with Expire. Default:
+	// the rows that were Put with the state "held".
 	Active func() []expiry.Row
 
-	// Expire changes the state of one row through txretrytest.Effect. Default: the
-	// row's state becomes "expired".
+	// Expire changes the state of one row by txretrytest.Effect. Default: the row's state becomes "expired".
 	Expire func(ctx context.Context, tx pgx.Tx, row expiry.Row) error
 
-	// Emit is called in the same transaction with all rows of the batch, longest
-	// overdue first, as that of expirypgx.Config. Default: only the state changes.
+	// Emit is called in the same transaction with all rows of the batch, longest overdue first, like Emit of
+	// expirypgx.Config. Default: only the state changes.
 	Emit func(ctx context.Context, tx pgx.Tx, rows []expiry.Row) error
 }
 
-// Store holds rows that expire in memory. Make it with New. It is safe for
-// concurrent use as far as Config's functions are; it calls them in transactions
-// only. Its clock is time.Now, the bubble's under testing/synctest.
+// Store holds rows that expire in memory. Make it with New. It is safe for concurrent use as far as Config's
+// functions are; it calls them only in transactions. Its clock is time.Now, in testing/synctest the bubble's clock.
 //
 // SweepBatch, Look, Fit and Background are for expiry.Sweeper.
 type Store struct {
@@ -67,7 +62,7 @@ func New(t txretry.Transactor, cfg Config) (*Store, error) {
 		errs = append(errs, errors.New("expirytest: transactor is nil"))
 	}
 	if (cfg.Active == nil) != (cfg.Expire == nil) {
-		errs = append(errs, errors.New("expirytest: Config.Active and Config.Expire are not both set"))
+		errs = append(errs, errors.New("expirytest: set both Config.Active and Config.Expire, or neither"))
 	}
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
@@ -79,9 +74,8 @@ func New(t txretry.Transactor, cfg Config) (*Store, error) {
 	return s, nil
 }
 
-// Put writes a row as part of the transaction, whether it was there or not. A row in
-// the state "held" expires at its deadline, and is "expired" then. It has no Values:
-// where Emit reads some, set Config.Active and Config.Expire.
+// Put writes a new or existing row as part of the transaction. A row with the state "held" expires at its deadline
+// and then is "expired". It has no Values: if Emit reads some, set Config.Active and Config.Expire.
 func (s *Store) Put(tx pgx.Tx, id string, deadline time.Time, state string) error {
 	return s.table.put(tx, id, tableRow{deadline, state})
 }
@@ -93,20 +87,19 @@ func (s *Store) Get(id string) (deadline time.Time, state string, ok bool) {
 	return row.deadline, row.state, ok
 }
 
-// Due says that the transaction makes or changes a row that falls due at that time.
-// It wakes the sweepers on this Store after the commit. It returns false if tx is not
-// one of a txretry.Manager or a txretrytest.Manager.
+// Due announces that the transaction makes or changes a row that falls due at the deadline. It wakes the sweepers on
+// this Store after the commit. It returns false if tx does not come from a txretry.Manager or a txretrytest.Manager.
 func (s *Store) Due(tx pgx.Tx, deadline time.Time) bool {
 	return txdriver.Hint(tx, func() { s.Wake(deadline) })
 }
 
-// Wake does at once what Due does after a commit. Zero means an unknown time.
+// Wake does immediately what Due does after a commit. Zero means an unknown time.
 func (s *Store) Wake(deadline time.Time) { s.sweepers.Wake(deadline) }
 
 // Background implements expiry/driver.Background.
 func (s *Store) Background(ctx context.Context, wake func(at time.Time)) {
 	defer s.sweepers.Add(wake)()
-	wake(time.Time{}) // for rows since the sweeper's first look
+	wake(time.Time{}) // for rows made since the sweeper's first Look
 	<-ctx.Done()
 }
 
@@ -131,7 +124,7 @@ func (s *Store) SweepBatch(ctx context.Context, req driver.Request) (driver.Batc
 			a.Rows = append(a.Rows, row.ID)
 		}
 		if err := s.expire(ctx, tx, rows); err != nil {
-			a.Own = fmt.Errorf("expirytest: %w", err) // which can be compared, whatever it wraps
+			a.Own = fmt.Errorf("expirytest: %w", err) // comparable, whatever it wraps
 		}
 		return a.Own
 	})
@@ -162,7 +155,7 @@ func compare(a, b driver.Cursor) int {
 	return cmp.Or(a.Deadline.Compare(b.Deadline), cmp.Compare(a.ID, b.ID))
 }
 
-// expire calls the callbacks; a panic of theirs is an error.
+// expire calls the callbacks. A panic in a callback is an error.
 func (s *Store) expire(ctx context.Context, tx pgx.Tx, rows []expiry.Row) error {
 	for _, row := range rows {
 		if err := guarded(func() error { return s.cfg.Expire(ctx, tx, row) }); err != nil {
@@ -184,11 +177,11 @@ func guarded(call func() error) (err error) {
 	return call()
 }
 
-// Overdue lists the active rows that have been due for at least the duration by, the longest overdue first.
-// The limit is at least 1.
+// Overdue returns the active rows that have been due for at least the duration by, longest overdue first. The limit
+// must be at least 1.
 func (s *Store) Overdue(ctx context.Context, by time.Duration, limit int) (rows []expiry.Row, err error) {
 	if by < 0 || limit < 1 {
-		return nil, errors.New("expirytest: overdue: by must not be negative, and the limit at least 1")
+		return nil, errors.New("expirytest: overdue: by must not be negative, and limit must be at least 1")
 	}
 	opts := txretry.Options{Name: "expiry.overdue", ReadOnly: true}
 	err = s.transactor.DoWith(ctx, opts, func(context.Context, pgx.Tx) error {
@@ -236,13 +229,13 @@ func (s *Store) Fit(ctx context.Context) error {
 		return err
 	}
 	return check.New("expirytest", fmt.Sprintf("%d active rows have no deadline and never expire", o.Undated),
-		"give them one, or leave them out of Config.Active")
+		"set a deadline, or exclude them from Config.Active")
 }
 
-// Check returns what Fit does, as that of expirypgx does.
+// Check returns the result of Fit.
 func (s *Store) Check(ctx context.Context) error { return s.Fit(ctx) }
 
-// table holds the rows of a Store that has no others.
+// table holds the rows of a Store without Config.Active.
 type table struct {
 	mu   sync.Mutex
 	rows map[string]tableRow
@@ -253,7 +246,7 @@ type tableRow struct {
 	state    string
 }
 
-// The states of rows that matter to the table.
+// The states used by the table.
 const (
 	held    = "held"
 	expired = "expired"
@@ -307,10 +300,10 @@ func (t *table) expire(_ context.Context, tx pgx.Tx, row expiry.Row) error {
 	return t.put(tx, row.ID, tableRow{found.deadline, expired})
 }
 
-// Prove runs a sweep and its Emit on a real database under faults, as txretrytest.Proof describes. start
-// makes a process as your program does: on the pool that it is given, it makes the expirypgx.Store. Each
-// attempt is one expiry.Sweeper.Sweep. Proof.Reset writes the rows that are due, fewer than 200, so that
-// they are one batch; give them a deadline that is no now(), since that is another one each time.
+// Prove runs a sweep and its Emit on a real database under faults, as txretrytest.Proof describes. start works like a
+// process of your program: on the given pool it makes the expirypgx.Store. Each attempt is one expiry.Sweeper.Sweep.
+// Proof.Reset writes the due rows: fewer than 200, so that they are one batch, and with fixed deadlines, because
+// now() differs each time.
 func Prove(t txretrytest.TB, p txretrytest.Proof, start func(pool *pgxpool.Pool) (*expirypgx.Store, error)) {
 	t.Helper()
 	fit := false
@@ -326,8 +319,8 @@ func Prove(t txretrytest.TB, p txretrytest.Proof, start func(pool *pgxpool.Pool)
 	})
 }
 
-// sweep is that of a process which has just started: it knows of no rows at fault. A row that it gives up
-// is an error, and so is an error that Emit has swallowed, whatever came of it.
+// sweep is the sweep of a process that has just started, without rows in quarantine. It returns an error if a row
+// goes to quarantine, or if Emit swallowed an error.
 func sweep(ctx context.Context, store driver.Store) error {
 	batches := &batches{Store: store}
 	sweeper, err := expiry.NewSweeper(batches, expiry.SweeperConfig{Logger: slog.New(slog.DiscardHandler)})
@@ -344,7 +337,7 @@ func sweep(ctx context.Context, store driver.Store) error {
 	return batches.swallowed
 }
 
-// batches are those of a store that has been found fit to be swept.
+// batches records errors of a store. It hides the store's Fit.
 type batches struct {
 	driver.Store
 	last, swallowed error

@@ -48,7 +48,7 @@ func TestConformance(t *testing.T) {
 type backend struct {
 	manager *txretrytest.Manager
 	table   *expirytest.Store
-	emit    conformance.Emit // of the table, set by Store
+	emit    conformance.Emit // callback of the table, set by Store
 	mu      sync.Mutex
 	events  map[string]int
 }
@@ -124,8 +124,7 @@ func TestNewReportsEveryViolation(t *testing.T) {
 	}
 }
 
-// A sweeper on the half-hour schedule knows of a hold as soon as it has committed, and
-// not if it is rolled back.
+// A sweeper on the half-hour schedule is woken when a hold commits, and not if it is rolled back.
 func TestDueWakesTheSweeper(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -145,7 +144,7 @@ func TestDueWakesTheSweeper(t *testing.T) {
 			deadline := time.Now().Add(in)
 			err := b.manager.Do(ctx, func(_ context.Context, tx pgx.Tx) error {
 				if !holds.Due(tx, deadline) {
-					t.Error("Due does not know the transaction")
+					t.Error("Due rejected the transaction")
 				}
 				return errors.Join(holds.Put(tx, id, deadline, "held"), fail)
 			})
@@ -157,7 +156,7 @@ func TestDueWakesTheSweeper(t *testing.T) {
 		hold("never", time.Second, errors.New("no"))
 		deadline := hold("seat A1", 2*time.Second, nil)
 		if holds.Due(nil, deadline) {
-			t.Error("Due takes a transaction that is nobody's")
+			t.Error("Due accepted a foreign transaction")
 		}
 		time.Sleep(5 * time.Second)
 		stop()
@@ -170,9 +169,9 @@ func TestDueWakesTheSweeper(t *testing.T) {
 	})
 }
 
-// A sweeper may have looked before it is woken for rows: it is told to look once more, and of a row
-// made at that moment.
-func TestBackgroundTellsOfTheRowsBefore(t *testing.T) {
+// A sweeper may have called Look before it receives wake-ups. So Background wakes it once with an unknown time, and
+// again for a row made at that moment.
+func TestBackground_wakesForEarlierRows(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		holds := newBackend(t).store(t, expirytest.Config{})
@@ -188,7 +187,7 @@ func TestBackgroundTellsOfTheRowsBefore(t *testing.T) {
 		})
 		synctest.Wait()
 		if len(told) != 2 || !told[0].IsZero() || !told[1].Equal(deadline) {
-			t.Errorf("told of rows at %v, want an unknown time and %v", told, deadline)
+			t.Errorf("woken for %v, want an unknown time and %v", told, deadline)
 		}
 	})
 }
@@ -244,7 +243,7 @@ func same(e emit) func(*pgxpool.Pool, *atomic.Int64) emit {
 
 func freeInTx(ctx context.Context, tx pgx.Tx, rows []expiry.Row) error { return free(ctx, tx, rows) }
 
-// A sweep that keeps the rules passes, with messages too.
+// A correct sweep passes, with messages too.
 func TestProve(t *testing.T) {
 	t.Parallel()
 	for name, emit := range map[string]func(*pgxpool.Pool, *atomic.Int64) emit{
@@ -266,7 +265,7 @@ func TestProve(t *testing.T) {
 	}
 }
 
-// Each mistake is caught, and the error says what it is.
+// Each mistake is found, and the error names it.
 func TestProveCatches(t *testing.T) {
 	t.Parallel()
 	type planted struct {

@@ -1,5 +1,4 @@
-// Package blame decides which rows may have made a batch fail, for every store in
-// the same way.
+// Package blame decides which rows may have made a batch fail, in the same way for all stores.
 package blame
 
 import (
@@ -12,27 +11,25 @@ import (
 	"github.com/holdfast-go/holdfast/internal/sqlstate"
 )
 
-// Attempt is what is known of the attempt that ended the transaction of a batch.
+// Attempt is the last attempt of a batch's transaction.
 type Attempt struct {
 	// Rows are the ids of the claimed rows.
 	Rows []string
-	// Last is the place of the last of them.
+	// Last is the position of the last claimed row.
 	Last driver.Cursor
-	// Own is the error of a callback, or of the store itself, on a connection that
-	// still works.
+	// Own is an error of a callback, or of the store itself, on a connection that still works.
 	Own error
 }
 
-// Failure is err with the rows one of which may have caused it: the one that a
-// callback names, else all that were claimed. They are suspected whatever it was,
-// since the others then need not wait for them. unknown says that it is not known
-// whether the transaction has committed. It is nil if no row was claimed.
+// Failure returns err with the rows that may have caused it: the row that a callback names, else all claimed rows.
+// They are suspects after any error, so that the other rows need not wait for them. unknown means that the outcome of
+// the transaction is unknown. Failure returns nil if no row was claimed.
 func (a Attempt) Failure(ctx context.Context, err error, unknown bool) *driver.BatchError {
 	if len(a.Rows) == 0 {
 		return nil
 	}
 	failed := &driver.BatchError{Rows: a.Rows, Last: a.Last, Err: err}
-	if ctx.Err() != nil { // too slow: any row may be, whatever it came to
+	if ctx.Err() != nil { // too slow: any row may be the cause, whatever the error is
 		return failed
 	}
 	failed.Doubtful = unknown || !a.causedByRow(err)
@@ -42,8 +39,7 @@ func (a Attempt) Failure(ctx context.Context, err error, unknown bool) *driver.B
 	return failed
 }
 
-// named is the row that a callback names, unless an earlier call may have hidden an
-// error of its own.
+// named returns the row that a callback names, unless an earlier call may have hidden its own error.
 func (a Attempt) named(err error) string {
 	row, ok := errors.AsType[*expiry.RowError](a.Own)
 	if !ok || !slices.Contains(a.Rows, row.ID) || sqlstate.Of(err) == transactionFailed {
@@ -52,9 +48,8 @@ func (a Attempt) named(err error) string {
 	return row.ID
 }
 
-// causedByRow reports whether one of the claimed rows may have caused err: any error
-// of a callback's own or of its statements, bad data, a constraint, a trigger, but
-// not what would hit any row.
+// causedByRow reports whether one of the claimed rows may have caused err: any error of a callback or its statements,
+// bad data, a constraint, a trigger. Failures that any row would have do not count.
 func (a Attempt) causedByRow(err error) bool {
 	if sqlstate.Unavailable(err) {
 		return false
@@ -71,12 +66,11 @@ func (a Attempt) causedByRow(err error) bool {
 
 const (
 	statementTimeout  = "57014" // a row may be slow
-	transactionFailed = "25P02" // a callback went on after a statement that failed
+	transactionFailed = "25P02" // a callback continued after a failed statement
 )
 
-// noRowsFault are, beside those of sqlstate.Unavailable, the SQLSTATE classes of features, the state of
-// the transaction, authorization, catalogs, conflicts, schema and permissions,
-// locks, shutdown and the server's own faults. Everything else,
-// states that triggers make up included, may come from a row: to suspect one
-// wrongly delays it, to overlook it stops all the others.
+// noRowsFault are, in addition to sqlstate.Unavailable, the SQLSTATE classes of features, the state of the
+// transaction, authorization, catalogs, conflicts, schema and permissions, locks, shutdown and internal server
+// errors. All other states, including those that triggers define, may come from a row. A wrongly suspected row is
+// delayed, but an overlooked one stops all others.
 var noRowsFault = []string{"0A", "25", "26", "28", "34", "3B", "3D", "3F", "40", "42", "55", "57", "58", "F0", "XX"}

@@ -1,4 +1,4 @@
-// Package wakeups keeps the sweepers of one process that a store wakes.
+// Package wakeups holds the running sweepers of one process, for a store to wake.
 package wakeups
 
 import (
@@ -13,7 +13,7 @@ type List struct {
 	wakes map[*func(time.Time)]struct{}
 }
 
-// Add has Wake call a function, until remove is called.
+// Add makes Wake call a function until remove is called.
 func (l *List) Add(wake func(at time.Time)) (remove func()) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -29,7 +29,7 @@ func (l *List) Add(wake func(at time.Time)) (remove func()) {
 	}
 }
 
-// Wake calls every function, none of which blocks.
+// Wake calls every function. None of them may block.
 func (l *List) Wake(at time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

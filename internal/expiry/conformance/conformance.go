@@ -1,5 +1,4 @@
-// Package conformance is the suite that every driver.Store passes, the fake and the
-// adapters.
+// Package conformance is the test suite that every driver.Store passes, the fake and the adapters.
 package conformance
 
 import (
@@ -20,22 +19,20 @@ import (
 	"github.com/holdfast-go/holdfast/txretry"
 )
 
-// Emit is the callback of a store: called in the transaction of the batch with
-// the rows that were expired.
+// Emit is the callback of a store. It is called in the transaction of the batch with the expired rows.
 type Emit func(ctx context.Context, tx pgx.Tx, rows []expiry.Row) error
 
 // Backend is one empty set of rows, for one test.
 type Backend interface {
 	// Store returns a store on the rows that calls emit.
 	Store(t *testing.T, emit Emit) driver.Store
-	// Put writes a row, new or not, whose deadline is in the given time by the
-	// store's clock.
+	// Put writes a new or existing row, whose deadline is after the given time by the store's clock.
 	Put(t *testing.T, id, state string, in time.Duration)
 	// State returns the state of a row.
 	State(t *testing.T, id string) string
-	// Announce records in the transaction that the row expired, as an outbox does.
+	// Announce records in the transaction that the row expired, like an outbox.
 	Announce(ctx context.Context, tx pgx.Tx, row expiry.Row) error
-	// Announced returns how often that was committed.
+	// Announced returns the number of committed announcements of a row.
 	Announced(t *testing.T, id string) int
 	// Fail runs a statement that fails with an SQLSTATE, and returns its error.
 	Fail(ctx context.Context, tx pgx.Tx, sqlState string) error
@@ -47,11 +44,11 @@ const (
 	confirmed = "confirmed"
 )
 
-// Test runs the suite. open returns a fresh backend; run runs a subtest's body,
-// in a synctest bubble or as it is.
+// Test runs the suite. open returns a fresh backend. run runs the body of a subtest, in a synctest bubble or
+// directly.
 func Test(t *testing.T, open func(t *testing.T) Backend, run func(t *testing.T, body func(t *testing.T))) {
 	for name, test := range map[string]func(t *testing.T, b Backend){
-		"OnlyWhatIsDueExpires":       testOnlyDue,
+		"OnlyDueRowsExpire":          testOnlyDue,
 		"LimitAndOrder":              testLimitAndOrder,
 		"SkippedRowsAreLeftAlone":    testSkip,
 		"OnlyTheseRows":              testOnly,
@@ -61,9 +58,9 @@ func Test(t *testing.T, open func(t *testing.T) Backend, run func(t *testing.T, 
 		"FailedBatchChangesNothing":  testFailedBatch,
 		"PanicIsAnError":             testPanic,
 		"FailedStatements":           testFailedStatements,
-		"RowThatIsNotToBlame":        testNotToBlame,
+		"RowFailsLikeAnOutage":       testNotToBlame,
 		"LookAhead":                  testLook,
-		"BadLimitIsRefused":          testBadLimit,
+		"BadLimitIsRejected":         testBadLimit,
 		"SweepDrains":                testDrain,
 		"PoisonRowsDoNotStopTheRest": testPoison,
 		"SweepersSideBySide":         testSideBySide,
@@ -131,7 +128,7 @@ func testOnlyDue(t *testing.T, b Backend) {
 	}
 
 	if again := sweepBatch(t, s, driver.Request{Limit: 10}); again != (driver.Batch{}) {
-		t.Errorf("second batch did %+v, want nothing", again)
+		t.Errorf("second batch: %+v, want nothing", again)
 	}
 	expect(t, b, "due", expired, 1)
 }
@@ -141,7 +138,7 @@ func testLimitAndOrder(t *testing.T, b Backend) {
 	s := b.Store(t, func(_ context.Context, _ pgx.Tx, rows []expiry.Row) error {
 		for _, row := range rows {
 			if row.Deadline.IsZero() {
-				t.Errorf("row %s came without its deadline", row.ID)
+				t.Errorf("row %s has no deadline", row.ID)
 			}
 			order = append(order, row.ID)
 		}
@@ -214,7 +211,7 @@ func testLook(t *testing.T, b Backend) {
 		return o.Due, o.Pending
 	}
 	if due, ok := next(); ok {
-		t.Errorf("nothing is there, yet something is due in %v", due)
+		t.Errorf("without rows, the next due time is in %v", due)
 	}
 	b.Put(t, "sold", confirmed, time.Minute)
 	b.Put(t, "later", held, 2*time.Hour)
@@ -267,7 +264,7 @@ func testOnly(t *testing.T, b Backend) {
 	expect(t, b, "early", held, 0)
 }
 
-// Each batch goes on behind the last one, among rows of one deadline too.
+// Each batch continues behind the previous one, also among rows with the same deadline.
 func testAfter(t *testing.T, b Backend) {
 	var order []string
 	s := b.Store(t, func(_ context.Context, _ pgx.Tx, rows []expiry.Row) error {
@@ -296,8 +293,7 @@ func testAfter(t *testing.T, b Backend) {
 	}
 }
 
-// A batch that fails and is run again announces the same expiries under the same
-// ids.
+// A failed and repeated batch announces the same expiries with the same ids.
 func testRepeated(t *testing.T, b Backend) {
 	var seen [][]uuid.UUID
 	s := b.Store(t, func(ctx context.Context, tx pgx.Tx, rows []expiry.Row) error {
@@ -334,7 +330,7 @@ func testNamed(t *testing.T, b Backend) {
 	for _, tc := range []struct {
 		name string
 		want []string
-	}{{"two", []string{"two"}}, {"somebody else's", []string{"one", "two", "three"}}} {
+	}{{"two", []string{"two"}}, {"a row of another batch", []string{"one", "two", "three"}}} {
 		name = tc.name
 		_, err := s.SweepBatch(t.Context(), driver.Request{Limit: 10})
 		if blamed, ok := errors.AsType[*driver.BatchError](err); !ok || !slices.Equal(blamed.Rows, tc.want) {
@@ -343,8 +339,8 @@ func testNamed(t *testing.T, b Backend) {
 	}
 }
 
-// A statement of a callback that fails makes a BatchError, whatever it is and
-// whatever the callback makes of it. What any row would meet accuses none.
+// A failing statement in a callback makes a BatchError, whatever the callback does with the error. A failure that any
+// row would have is doubtful.
 func testFailedStatements(t *testing.T, b Backend) {
 	var emit Emit
 	s := b.Store(t, func(ctx context.Context, tx pgx.Tx, rows []expiry.Row) error { return emit(ctx, tx, rows) })
@@ -368,7 +364,7 @@ func testFailedStatements(t *testing.T, b Backend) {
 				return &expiry.RowError{ID: "two", Err: fails(ctx, tx)}
 			}, []string{"two"}},
 		} {
-			if doubtful || sqlState == "25P02" { // a callback cannot know whose fault it is
+			if doubtful || sqlState == "25P02" { // a callback cannot know which row is at fault
 				tc.want = all
 			}
 			emit = tc.emit
@@ -384,8 +380,7 @@ func testFailedStatements(t *testing.T, b Backend) {
 	}
 }
 
-// A row that goes on failing by what is no row's fault stops no other, and is not
-// accused.
+// A row that keeps failing by something that is no row's fault stops no other row, and is not quarantined.
 func testNotToBlame(t *testing.T, b Backend) {
 	const rows = 5
 	for n := range rows {
@@ -401,11 +396,11 @@ func testNotToBlame(t *testing.T, b Backend) {
 	})
 	sw := sweeper(t, s, expiry.SweeperConfig{})
 	total := 0
-	for end := time.Now().Add(time.Minute); total < rows-1 && time.Now().Before(end); { // each goes on with the search
-		report, err := sw.Sweep(t.Context()) // which may end with the failure
+	for end := time.Now().Add(time.Minute); total < rows-1 && time.Now().Before(end); { // each sweep continues the search
+		report, err := sw.Sweep(t.Context()) // the sweep may return the failure
 		total += report.Expired
 		if report.Poisoned > 0 {
-			t.Fatalf("a row is accused: %v", err)
+			t.Fatalf("a row is in quarantine: %v", err)
 		}
 		if err := runloop.Sleep(t.Context(), 100*time.Millisecond); err != nil {
 			t.Fatal(err)
@@ -477,7 +472,7 @@ func testPoison(t *testing.T, b Backend) {
 		}
 	}
 	if again, err := sw.Sweep(t.Context()); err != nil || again.Poisoned != 0 || again.Expired != 0 {
-		t.Errorf("the next sweep did %+v, %v; the poison rows are in quarantine", again, err)
+		t.Errorf("the next sweep: %+v, %v; the poison rows are in quarantine", again, err)
 	}
 }
 
@@ -507,8 +502,7 @@ func testSideBySide(t *testing.T, b Backend) {
 		}
 		total += r.report.Expired
 	}
-	// Where transactions are SERIALIZABLE a sweep may lose all its attempts to the others. The rows it
-	// had taken are due still.
+	// With SERIALIZABLE transactions a sweep may lose all its attempts to the others. Its rows are still due.
 	last, err := sweeper(t, s, expiry.SweeperConfig{}).Sweep(t.Context())
 	if err != nil {
 		t.Error(err)
