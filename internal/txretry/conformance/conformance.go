@@ -1,5 +1,5 @@
-// Package conformance is the suite of what a txretry.Transactor promises. The
-// manager on Postgres and the fake of txretrytest pass it.
+// Package conformance is the test suite for a txretry.Transactor. The manager on Postgres and the fake of txretrytest
+// pass it.
 package conformance
 
 import (
@@ -18,8 +18,7 @@ import (
 	"github.com/holdfast-go/holdfast/txretry"
 )
 
-// Backend is what the suite runs on: a counter, starting at 0, that
-// transactions change.
+// Backend is the data for the suite: a counter, starting at 0, that transactions change.
 type Backend struct {
 	// New returns a Transactor on the counter. It fails the test if cfg is invalid.
 	New func(cfg txretry.Config) txretry.Transactor
@@ -27,7 +26,7 @@ type Backend struct {
 	// Add adds to the counter in the transaction.
 	Add func(ctx context.Context, tx pgx.Tx, delta int) error
 
-	// Read returns the counter outside a transaction. Only called when none runs.
+	// Read returns the counter outside a transaction. It is called only when no transaction runs.
 	Read func(ctx context.Context) (int, error)
 
 	// Fail makes a statement of the transaction fail with this SQLSTATE and
@@ -38,7 +37,7 @@ type Backend struct {
 	FailAtCommit func(ctx context.Context, tx pgx.Tx, sqlstate string) error
 }
 
-// Run runs the suite, each test in parallel on a Backend of its own.
+// Run runs the suite. Each test runs in parallel on its own Backend.
 func Run(t *testing.T, newBackend func(t *testing.T) Backend) {
 	for name, test := range suite {
 		t.Run(name, func(t *testing.T) {
@@ -48,8 +47,7 @@ func Run(t *testing.T, newBackend func(t *testing.T) Backend) {
 	}
 }
 
-// RunBubble is Run with each test in a testing/synctest bubble, for a Backend
-// that uses nothing but memory.
+// RunBubble is Run with each test in a testing/synctest bubble, for a Backend that uses only memory.
 func RunBubble(t *testing.T, newBackend func(t *testing.T) Backend) {
 	for name, test := range suite {
 		t.Run(name, func(t *testing.T) {
@@ -66,22 +64,22 @@ var suite = map[string]func(f *fixture){
 	"value":                           testValue,
 	"business error":                  testBusinessError,
 	"permanent SQLSTATE":              testPermanent,
-	"database out of order":           testOutOfOrder,
+	"database unavailable":            testOutOfOrder,
 	"retry 40001":                     testRetry("40001"),
 	"retry 40P01":                     testRetry("40P01"),
 	"retry 55P03":                     testRetry("55P03"),
 	"exhaustion":                      testExhaustion,
-	"refused COMMIT":                  testRefusedCommit,
+	"rejected COMMIT":                 testRefusedCommit,
 	"masked error":                    testMasked,
 	"swallowed permanent error":       testSwallowedPermanent,
 	"savepoint rollback":              testSavepointRollback,
 	"savepoint commit":                testSavepointCommit,
 	"savepoint left open":             testSavepointLeftOpen,
 	"savepoint nesting":               testSavepointNesting,
-	"savepoint heals a failure":       testSavepointHeals,
+	"savepoint undoes a failure":      testSavepointHeals,
 	"savepoint end cancelled":         testSavepointCancelled,
 	"after commit":                    testAfterCommit,
-	"after commit elsewhere":          testAfterCommitElsewhere,
+	"after commit on foreign handles": testAfterCommitElsewhere,
 	"handle is managed":               testManaged,
 	"stale handle":                    testStale,
 	"nested Do":                       testNested,
@@ -91,25 +89,25 @@ var suite = map[string]func(f *fixture){
 	"cancelled inside fn":             testCancelledInside,
 	"cancelled while waiting":         testCancelledWaiting,
 	"deadline leaves no room":         testDeadline,
-	"cause of the context's end":      testCause,
+	"cause of the cancellation":       testCause,
 	"read only":                       testReadOnly,
 	"bad options":                     testBadOptions,
 	"concurrent increments lose none": testConcurrent,
-	"lock not available is an answer": testNoWait,
+	"NoWait returns 55P03":            testNoWait,
 	"constraint retried":              testConstraintRetried,
 	"constraint persists":             testConstraintPersists,
 	"nested savepoint":                testNestedSavepoint,
 	"nested savepoint fails":          testNestedFails,
 	"nested savepoint panics":         testNestedPanic,
 	"nested savepoint is transient":   testNestedTransient,
-	"nested savepoint refused":        testNestedRefused,
+	"nested savepoint rejected":       testNestedRefused,
 	"serial turn ends before hooks":   testSerialTurn,
 }
 
 // errBusiness is a permanent error of fn.
 var errBusiness = errors.New("business error")
 
-// work is the shape of fn.
+// work is the type of fn.
 type work = func(ctx context.Context, tx pgx.Tx) error
 
 type fixture struct {
@@ -261,7 +259,7 @@ func testSavepointRollback(f *fixture) {
 		sp, err := tx.Begin(ctx)
 		f.ok(err)
 		f.add(ctx, sp, 10)
-		f.add(ctx, tx, 100) // on the outer handle, yet inside the savepoint
+		f.add(ctx, tx, 100) // on the outer handle, but inside the savepoint
 		after(sp, "inside")
 		after(tx, "inside, outer handle")
 		f.ok(sp.Rollback(ctx))
@@ -309,7 +307,7 @@ func testSavepointNesting(f *fixture) {
 		f.ok(inner.Commit(ctx))
 		gone, err := outer.Begin(ctx)
 		f.ok(err)
-		f.ok(outer.Rollback(ctx)) // takes the committed and the open one inside with it
+		f.ok(outer.Rollback(ctx)) // also rolls back the committed and the open savepoint inside it
 		f.is(gone.Commit(ctx), pgx.ErrTxClosed)
 		f.equal("AfterCommit on a lost savepoint", txretry.AfterCommit(gone, func() {}), false)
 		_, err = gone.Begin(ctx)
@@ -358,7 +356,7 @@ func testAfterCommit(f *fixture) {
 		calls++
 		for i := range 3 {
 			f.equal("AfterCommit", txretry.AfterCommit(tx, func() {
-				f.want(1) // committed by now
+				f.want(1) // already committed
 				ran = append(ran, calls*10+i)
 			}), true)
 		}
@@ -431,7 +429,7 @@ func testStale(f *fixture) {
 		f.is(tx.Commit(ctx), pgx.ErrTxClosed)
 		f.is(tx.Rollback(ctx), pgx.ErrTxClosed)
 		if tx.Conn() != nil {
-			f.Error("a stale handle gives its connection away")
+			f.Error("a stale handle returns its connection")
 		}
 	}
 	f.want(0)
@@ -454,8 +452,7 @@ func testNested(f *fixture) {
 
 var inSavepoint = txretry.Options{Savepoint: true}
 
-// nest runs inner as a nested call inside an outer one, to whose fn its error
-// is given.
+// nest runs inner as a nested call inside an outer call, and passes the error of inner to then.
 func (f *fixture) nest(opts txretry.Options, inner work, then func(ctx context.Context, tx pgx.Tx, err error) error) error {
 	m := f.New(quick())
 	return m.Do(f.Context(), func(ctx context.Context, tx pgx.Tx) error {
@@ -497,7 +494,7 @@ func testNestedFails(f *fixture) {
 	}))
 	f.want(101)
 	f.ok(f.nest(inSavepoint, func(ctx context.Context, tx pgx.Tx) error {
-		_ = f.Fail(ctx, tx, "23505") // and returns nil
+		_ = f.Fail(ctx, tx, "23505") // fn returns nil anyway
 		return nil
 	}, func(ctx context.Context, tx pgx.Tx, err error) error {
 		f.is(err, pgx.ErrTxCommitRollback)

@@ -37,7 +37,7 @@ func testPermanent(f *fixture) {
 	f.want(0)
 }
 
-// outOfOrder are failures that are nobody's fault but the server's.
+// outOfOrder are the SQLSTATEs of an unavailable server.
 var outOfOrder = []string{"08006", "25006", "53100", "53200", "53300", "57P01", "57P03", "58030"}
 
 func testOutOfOrder(f *fixture) {
@@ -109,16 +109,15 @@ func testExhaustion(f *fixture) {
 	f.sqlstate(err, "40001")
 	f.is(err, errBusiness)
 	if errors.Is(err, context.DeadlineExceeded) {
-		f.Error("exhaustion blames a deadline")
+		f.Error("exhaustion is reported as a passed deadline")
 	}
 }
 
-// What the server answers to COMMIT tells whether it may be repeated, is final, or does not say what
-// became of the transaction.
+// The server's answer to COMMIT may allow a retry, be final, or leave the outcome of the transaction unknown.
 func testRefusedCommit(f *fixture) {
 	for sqlstate, test := range map[string]struct {
 		calls int
-		as    any // the error; nil: that of the server
+		as    any // type of the error; nil: the server's error
 	}{
 		"40001": {6, new(*txretry.LockTimeoutError)},
 		"23514": {1, nil},
@@ -143,7 +142,7 @@ func testRefusedCommit(f *fixture) {
 	f.want(0)
 }
 
-// A transient error is known, whatever fn makes of it.
+// A transient error is detected even if fn masks it.
 func testMasked(f *fixture) {
 	for name, mask := range map[string]func(ctx context.Context, tx pgx.Tx, err error) error{
 		"masked": func(_ context.Context, _ pgx.Tx, err error) error {
@@ -168,7 +167,7 @@ func testMasked(f *fixture) {
 	f.want(3)
 }
 
-// scripted keeps go vet from suggesting %w.
+// scripted prevents go vet from suggesting %w.
 func scripted(err error) string { return err.Error() }
 
 func testSwallowedPermanent(f *fixture) {
@@ -185,7 +184,7 @@ func testSwallowedPermanent(f *fixture) {
 	f.want(0)
 }
 
-// A panic and runtime.Goexit leave nothing, and a sound Transactor.
+// A panic and runtime.Goexit roll back, and the Transactor still works.
 func testNoReturn(leave func(), want any) func(f *fixture) {
 	return func(f *fixture) {
 		m := f.New(quick())
@@ -235,7 +234,7 @@ func testCancelledInside(f *fixture) {
 func testCancelledWaiting(f *fixture) {
 	ctx, cancel := context.WithCancel(f.Context())
 	cfg := txretry.Config{BaseDelay: time.Hour, MaxDelay: time.Hour}
-	cfg.Rand = func() float64 { // asked right before the delay
+	cfg.Rand = func() float64 { // called right before the delay
 		cancel()
 		return 0
 	}
@@ -248,7 +247,7 @@ func testCancelledWaiting(f *fixture) {
 	}
 }
 
-// Why the context has ended is told, wherever that was found.
+// The error has the cause of the context's end, wherever the end was detected.
 func testCause(f *fixture) {
 	reason := errors.New("client went away")
 	m := f.New(txretry.Config{BaseDelay: time.Hour, MaxDelay: time.Hour})
@@ -260,7 +259,7 @@ func testCause(f *fixture) {
 	var timeout *txretry.LockTimeoutError
 
 	ctx, err, begun := f.Context(), error(nil), false
-	for within := 500 * time.Millisecond; !begun && within < time.Minute; within *= 2 { // a busy server may not have begun by then
+	for within := 500 * time.Millisecond; !begun && within < time.Minute; within *= 2 { // a busy server may need longer to begin
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeoutCause(f.Context(), within, reason)
 		defer cancel()
@@ -275,7 +274,7 @@ func testCause(f *fixture) {
 	f.sqlstate(err, "40001")
 	f.equal("a passed deadline is *LockTimeoutError", errors.As(err, &timeout), true)
 
-	err = m.Do(ctx, conflict) // while waiting for a connection
+	err = m.Do(ctx, conflict) // ends while waiting for a connection
 	f.is(err, context.DeadlineExceeded)
 	f.is(err, reason)
 
@@ -323,7 +322,7 @@ func testNoWait(f *fixture) {
 	f.sqlstate(err, "55P03")
 	var timeout *txretry.LockTimeoutError
 	if errors.As(err, &timeout) {
-		f.Error("an answer is reported as LOCK_TIMEOUT")
+		f.Error("55P03 with NoWait is reported as LOCK_TIMEOUT")
 	}
 }
 
@@ -360,7 +359,7 @@ func testConstraintPersists(f *fixture) {
 	}
 }
 
-// The next in line does not wait for the AfterCommit functions of a call.
+// The next call with the same SerialKey does not wait for the AfterCommit functions of this one.
 func testSerialTurn(f *fixture) {
 	m := f.New(quick())
 	opts := txretry.Options{SerialKey: "k"}
