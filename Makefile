@@ -16,7 +16,7 @@ NESTED   := modules/operator modules/rpc modules/service modules/watermill
 SERVERS  := $(GO) run ./internal/lab/servers --
 
 .DEFAULT_GOAL := help
-.PHONY: help test quick check nightly faults race differential fuzz sim planted browser chaos clusters soak matrix bench interop cover lint vuln vet tidy example release
+.PHONY: help test quick check nightly faults race differential fuzz sim planted browser chaos clusters soak matrix bench interop cover lint subjects vuln vet tidy example release
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -88,6 +88,12 @@ vet: ## go vet of everything, and the root module as its users get it
 lint: ## golangci-lint
 	@for dir in $(WORK); do echo "$$dir"; (cd "$$dir" && $(GO) run $(GOLANGCI) run ./...) || exit 1; done
 	@for dir in $(APART); do echo "$$dir"; (cd "$$dir" && GOWORK=off $(GO) run $(GOLANGCI) run ./...) || exit 1; done
+
+BASE ?= origin/main
+
+subjects: ## the subjects of the commits since BASE (origin/main): "package: verb ...", 72 characters at most
+	@git log --no-merges --format='%h %s' $(BASE)..HEAD | awk '{ subject = substr($$0, index($$0, " ") + 1) } \
+		length(subject) > 72 || subject !~ /^[A-Za-z0-9][^:]*: [a-z]/ || subject ~ /\.$$/ { print "bad subject: " $$0; bad = 1 } END { exit bad }'
 
 vuln: ## known vulnerabilities in what we call
 	@for dir in $(WORK); do (cd "$$dir" && $(GO) run $(VULN) ./...) || exit 1; done
