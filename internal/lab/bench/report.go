@@ -169,13 +169,14 @@ func better(column string, one, other float64) bool {
 	return one < other
 }
 
-// save writes the report as name.json and name.md.
+// save writes the report as name.json and name.md, with the chart name.svg.
 func (r *report) save(name string) error {
 	data, err := json.MarshalIndent(r, "", "\t")
 	if err != nil {
 		return err
 	}
-	return errors.Join(os.WriteFile(name+".json", append(data, '\n'), 0o644), os.WriteFile(name+".md", []byte(r.markdown()), 0o644))
+	return errors.Join(os.WriteFile(name+".json", append(data, '\n'), 0o644), os.WriteFile(name+".md", []byte(r.markdown()), 0o644),
+		os.WriteFile(name+".svg", []byte(r.chart()), 0o644))
 }
 
 // workloads are those with a table, in their order.
@@ -231,13 +232,17 @@ func readReport(file string) (r report, err error) {
 // markdown shows the report.
 func (r *report) markdown() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "# Performance\n\n%s. Contenders of a table took turns, round after round. A figure is the median [least .. most] of the rounds, a ratio the median of the ratios within a round: ratios count, absolute figures are the machine's.\n\n", r.Machine)
+	fmt.Fprintf(&b, "# Performance\n\nEach row compares the same work in one run on one machine: %s. "+
+		"The raw limit is the bare client with the same guarantees where it can have them. Ratios count, since absolute figures depend on the machine. "+
+		"More than 1.00 is better for rates, less for times.\n\n", r.Machine)
+	r.summary(&b)
+	b.WriteString("\n![Holdfast beside the fastest peer of each table](performance.svg)\n")
+	b.WriteString("\n## How it was measured\n\nContenders of a table took turns, round after round. " +
+		"A figure is the median [least .. most] of the rounds, a ratio the median of the ratios within a round.\n\n")
 	b.WriteString("| workload | command | commit | begun | rounds |\n|---|---|---|---|---|\n")
 	for _, one := range r.Runs {
 		fmt.Fprintf(&b, "| %s | `%s` | %s | %s | %d |\n", one.Workload, one.Command, one.Commit, one.Began.UTC().Format("2006-01-02 15:04"), one.Rounds)
 	}
-	r.standings(&b)
-	r.goals(&b)
 	for _, workload := range r.workloads() {
 		fmt.Fprintf(&b, "\n## %s\n", workload)
 		for _, t := range r.Tables {
@@ -247,6 +252,7 @@ func (r *report) markdown() string {
 		}
 	}
 	r.shares(&b)
+	r.goals(&b)
 	return b.String()
 }
 
@@ -277,25 +283,6 @@ func (c contestant) spent() (cells string) {
 		cells += " " + written(used.median, 0) + " |"
 	}
 	return cells
-}
-
-func (r *report) standings(b *strings.Builder) {
-	b.WriteString("\n## Ours, the raw client, the best peer\n\nOf a table the first of ours, which does the same work, the fastest raw client and the fastest peer. Rates: more than 1.00 is better; times and costs: less.\n\n")
-	b.WriteString("| what | unit | ours | of raw | raw | of the peer | peer |\n|---|---|---|---|---|---|---|\n")
-	for _, t := range r.Tables {
-		s := t.Summary
-		if s.Ours == "" || s.Raw == "" && s.Peer == "" {
-			continue
-		}
-		fmt.Fprintf(b, "| %s | %s | %s | %s | %s | %s | %s |\n", t.Title, t.Columns[0], s.Ours, s.OverRaw, or(s.Raw), s.OverPeer, or(s.Peer))
-	}
-}
-
-func or(name string) string {
-	if name == "" {
-		return "-"
-	}
-	return name
 }
 
 func (r *report) goals(b *strings.Builder) {

@@ -28,6 +28,11 @@ func TestCommittedReport(t *testing.T) {
 			t.Errorf("%s: no reason why %q is missed", g.Workload, g.Text)
 		}
 	}
+	for _, h := range headlines {
+		if _, ok := r.table(h.title); !ok {
+			t.Errorf("no table %q for the summary", h.title)
+		}
+	}
 	for _, one := range reasons {
 		for _, beginning := range one.of {
 			if !slices.ContainsFunc(r.Goals, reason{one.workload, []string{beginning}, ""}.speaksOf) {
@@ -39,7 +44,11 @@ func TestCommittedReport(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if string(text) != r.markdown() {
+	chart, err := os.ReadFile(name + ".svg")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if string(text) != r.markdown() || string(chart) != r.chart() {
 		t.Error("performance.md differs from performance.json: run go test -run TestCommittedReport -update here")
 	}
 }
