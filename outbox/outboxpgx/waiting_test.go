@@ -269,8 +269,12 @@ func TestDrainTakesAllPortions(t *testing.T) {
 	relay := f.relay(t, publisher, outbox.RelayConfig{Retry: outbox.RetryPolicy{BaseDelay: time.Second}})
 	const n = 40
 	f.write(t, keyed(1, n)...)
-	if report, err := relay.Drain(t.Context(), outbox.Bounds{}); err != nil || report.Failed != 1 || report.Published != 0 {
+	report, err := relay.Drain(t.Context(), outbox.Bounds{})
+	if err != nil || report.Failed != 1 || report.Published != 0 && report.Published != n {
 		t.Fatalf("%+v, %v", report, err)
+	}
+	if report.Published == n { // the delay ended before the Drain did
+		return
 	}
 	testenv.Eventually(t, func() error {
 		report, err := relay.Drain(t.Context(), outbox.Bounds{})
