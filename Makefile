@@ -105,6 +105,6 @@ tidy: ## fail if a go.mod or go.sum is not tidy
 example: ## the ticket shop on the in-memory back end
 	$(GO) run ./examples/reservation
 
-release: ## have the NESTED modules require VERSION of the root, before they are tagged: see CONTRIBUTING.md
+release: ## make the NESTED modules require VERSION of the root instead of its folder, for a commit that is tagged: see CONTRIBUTING.md
 	@test -n "$(VERSION)" || { echo "make release VERSION=v1.2.3"; exit 1; }
-	@for dir in $(NESTED); do (cd "$$dir" && GOWORK=off $(GO) mod edit -require=github.com/holdfast-go/holdfast@$(VERSION)) || exit 1; done
+	@for dir in $(NESTED); do (cd "$$dir" && GOWORK=off $(GO) mod edit -require=github.com/holdfast-go/holdfast@$(VERSION) -dropreplace=github.com/holdfast-go/holdfast) || exit 1; done
