@@ -230,22 +230,28 @@ func (c *Consumer) Stats(ctx context.Context) (inbox.Stats, error) { return c.en
 // DeadLetters returns the dead letters of the queue.
 func (c *Consumer) DeadLetters() inbox.DeadLetters { return c.letters }
 
-// Step is a step between a consumer and its queue at which Queue.Fault may have something go wrong.
+// Step is a step between a consumer and its queue, for Queue.Fault.
 type Step int
 
-// The steps. Those of a message are asked about each of them, AtScan when a dead letter is returned
-// or removed; the others are asked without a message.
+// The steps that tests name. AtReceive, AtAck, AtGiveBack and AtMove have a message. String names the others: "start" and
+// "stop" of deliveries, and "scan", where a dead letter is returned or removed.
 const (
 	AtOpen     = Step(memqueue.Open)    // a session begins
-	AtStart    = Step(memqueue.Start)   // it asks for deliveries
 	AtReceive  = Step(memqueue.Receive) // a message is delivered
 	AtAck      = Step(memqueue.Ack)     // it is acknowledged: its effect is durable already
 	AtGiveBack = Step(memqueue.GiveBack)
 	AtMove     = Step(memqueue.Move) // it is to be retried later, or to be a dead letter
-	AtStop     = Step(memqueue.Stop) // no more deliveries, as before a pause
 	AtClose    = Step(memqueue.Close)
-	AtScan     = Step(memqueue.Scan)
 )
+
+// String returns the name of the step, such as "receive" or "give back".
+func (s Step) String() string {
+	names := [...]string{"", "open", "start", "receive", "ack", "give back", "move", "stop", "close", "scan"}
+	if s <= 0 || int(s) >= len(names) {
+		return "unknown"
+	}
+	return names[s]
+}
 
 // Outcome is what becomes of a step.
 type Outcome int

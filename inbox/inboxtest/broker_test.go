@@ -82,7 +82,7 @@ func TestFaults(t *testing.T) {
 	t.Parallel()
 	for step := inboxtest.AtOpen; step <= inboxtest.AtClose; step++ {
 		for what := inboxtest.FailBefore; what <= inboxtest.Refuse; what++ {
-			t.Run(fmt.Sprintf("step %d outcome %d", step, what), func(t *testing.T) {
+			t.Run(fmt.Sprintf("step %s outcome %d", step, what), func(t *testing.T) {
 				t.Parallel()
 				var asked atomic.Int64
 				cfg := config{Fault: func(at inboxtest.Step, _ *inbox.Message) inboxtest.Outcome {

@@ -388,12 +388,6 @@ func (w *world) Lease(ctx context.Context, d time.Duration) time.Duration {
 	return max(1, time.Duration(float64(d)*p.pace))
 }
 
-// consumerSteps are the names of the steps between a consumer and its queue.
-var consumerSteps = map[inboxtest.Step]string{
-	inboxtest.AtOpen: "open", inboxtest.AtStart: "start", inboxtest.AtReceive: "receive", inboxtest.AtAck: "ack",
-	inboxtest.AtGiveBack: "give back", inboxtest.AtMove: "move", inboxtest.AtStop: "stop", inboxtest.AtClose: "close",
-}
-
 // outcomes are the faults of these steps.
 var outcomes = map[kind]inboxtest.Outcome{
 	refused: inboxtest.FailBefore, killedBefore: inboxtest.FailBefore,
@@ -403,7 +397,7 @@ var outcomes = map[kind]inboxtest.Outcome{
 
 // atQueue is what becomes of a step between a consumer and its queue.
 func (p *process) atQueue(at inboxtest.Step, _ *inbox.Message) inboxtest.Outcome {
-	step := consumerSteps[at]
+	step := at.String()
 	p.thawed()
 	if p.dead.Load() || p.world.isAway(shoptest.RabbitMQ) {
 		return inboxtest.FailBefore
