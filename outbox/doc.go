@@ -11,7 +11,7 @@
 //	err = relay.Run(ctx)
 //
 // The store is outboxpgx.Store, or outboxtest.Store in memory. The publisher is that of
-// outboxamqp, outboxredis or outboxtest.
+// outboxamqp, outboxredis or outboxtest, or a [PublisherFunc] for any other destination.
 //
 // # Promises
 //

@@ -45,6 +45,11 @@ func NewRelay(store driver.Source, publisher driver.Publisher, cfg RelayConfig) 
 	publishers := map[string]driver.Publisher{}
 	maps.Copy(publishers, cfg.Transports)
 	publishers[""] = publisher
+	for _, p := range publishers {
+		if p, ok := p.(*PublisherFunc); ok {
+			errs = append(errs, p.validate())
+		}
+	}
 	instruments, err := newInstruments(cfg, publishers)
 	if err := errors.Join(append(errs, err)...); err != nil {
 		return nil, err

@@ -3,6 +3,7 @@ package outbox
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -248,8 +249,14 @@ func (rs *rounds) reportFailure(ctx context.Context, m driver.Message, f failure
 	if f.dead {
 		text = "outbox: publishing failed for good, the message is a dead letter"
 	}
-	rs.log(ctx, slog.LevelWarn, text, string(f.class)+" "+m.Name, slog.Any("id", m.ID), slog.String("name", m.Name),
-		slog.Any("class", f.class), slog.Int("attempt", f.attempt), slog.Any("error", f.err))
+	attrs := []slog.Attr{
+		slog.Any("id", m.ID), slog.String("name", m.Name),
+		slog.Any("class", f.class), slog.Int("attempt", f.attempt), slog.Any("error", f.err),
+	}
+	if p, ok := errors.AsType[*panicError](f.err); ok {
+		attrs = append(attrs, slog.String("stack", string(p.stack)))
+	}
+	rs.log(ctx, slog.LevelWarn, text, string(f.class)+" "+m.Name, attrs...)
 }
 
 // maxError bounds the stored text of an error, in bytes.

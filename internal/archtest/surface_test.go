@@ -15,7 +15,7 @@ import (
 // The limits of the public surface: of the root module, and of those in modules, which a user installs one by one. A user
 // must learn more with each name and each field.
 const (
-	maxNames, maxFields             = 254, 178
+	maxNames, maxFields             = 252, 178
 	maxModuleNames, maxModuleFields = 50, 13
 )
 
