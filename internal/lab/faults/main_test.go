@@ -252,20 +252,21 @@ func TestKiller_isQuarantined(t *testing.T) {
 			i.prepare()
 			i.send(doKill)
 			crashes := 0
-			for c := i.spawn(crash{}); ; {
+			c := i.spawn(crash{})
+			testenv.Eventually(t, func() error {
 				select {
 				case <-c.ended:
 					if crashes++; crashes > 2*maxCrashes {
 						t.Fatalf("the process ended %d times", crashes)
 					}
 					c = i.spawn(crash{})
-					continue
 				default:
 				}
-				if len(i.letters()) == 1 && i.settled() == nil {
-					break
+				if n := len(i.letters()); n != 1 {
+					return fmt.Errorf("%d dead letters and %d crashes", n, crashes)
 				}
-			}
+				return i.settled()
+			})
 			if letter := i.letters()[0]; letter.Class != "quarantined" {
 				t.Errorf("the killer is a dead letter of class %s", letter.Class)
 			}
