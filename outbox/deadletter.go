@@ -7,60 +7,58 @@ import (
 )
 
 var (
-	// ErrNotFound means that there is no dead letter with the id.
+	// ErrNotFound means that no dead letter has the id.
 	ErrNotFound = deadletter.ErrNotFound
-	// ErrOutlived means that a replay left dead letters where they are because no consumer remembers any more whether it has
-	// processed them. Replay.Force returns them too.
+	// ErrOutlived means that a replay left dead letters in place because they are older than the consumers' record of
+	// processed messages. Replay.Force returns them too.
 	ErrOutlived = deadletter.ErrOutlived
 )
 
-// DeadLetters, and what its methods take and return, are the same for an outbox and for a consumer.
+// DeadLetters and its argument and result types are the same for an outbox and a consumer.
 type (
-	// DeadLetters shows and moves the messages that relays gave up. A store has a method that returns its own.
+	// DeadLetters shows and moves the dead letters of relays. Get it from the store's DeadLetters method.
 	DeadLetters = deadletter.DeadLetters[Message]
 	// DeadLetter is a message that a relay gave up.
 	DeadLetter = deadletter.DeadLetter[Message]
-	// Group are dead letters of one kind.
+	// Group is a set of dead letters of one kind.
 	Group = deadletter.Group[Message]
 	// Filter selects dead letters.
 	Filter = deadletter.Filter
-	// Replay says who returns dead letters to the outbox, and how.
+	// Replay holds the arguments of DeadLetters.Replay: who returns dead letters to the outbox, and how.
 	Replay = deadletter.Replay[Message]
-	// Removal says who deletes dead letters.
+	// Removal holds the arguments of DeadLetters.Remove: who deletes dead letters, and why.
 	Removal = deadletter.Removal
-	// Replayed is what became of the dead letters that a replay selected.
+	// Replayed is the result of DeadLetters.Replay.
 	Replayed = deadletter.Replayed
 )
 
-// Waiting is a message that an outbox holds and that is not published. Stores have a method Waiting
-// that lists them.
+// Waiting is an unpublished message in an outbox. A store's method Waiting lists them.
 type Waiting struct {
 	Message
-	// CreatedAt is when it was stored, and DueAt when its attempt is due, both by the store's clock. A
-	// zero DueAt: it is ready, or follows the one before it in its key.
+	// CreatedAt is the time when it was stored, and DueAt the time when its next attempt is due, both by the store's
+	// clock. A zero DueAt means that it is ready, or that it waits for the previous message of its key.
 	CreatedAt, DueAt time.Time
-	// Attempts counts those that failed; Class and Error say what the last one met.
+	// Attempts counts the failed attempts. Class and Error describe the last failure.
 	Attempts     int
 	Class, Error string
-	// Unreadable is as in DeadLetter.
+	// Unreadable is the reason why the message is incomplete, as in DeadLetter.
 	Unreadable error
-	// Cursor is where the message is in the list of those that are parked, or of the others: as
-	// WaitingFilter.After of the same list it has that begin behind it, also when the message is gone.
+	// Cursor is the position of the message in the list of parked messages, or in the list of the others.
+	// Used as WaitingFilter.After, it starts the same list after this position, even if the message is gone.
 	// Only the store can read it.
 	Cursor string
 }
 
-// WaitingFilter selects messages of an outbox: those that match every field that is set.
+// WaitingFilter selects the messages of an outbox that match every field that is set.
 type WaitingFilter struct {
-	// Parked selects those that wait for their first or their next attempt, by the time when they are
-	// due. Otherwise those are selected that are ready, and those that follow a parked one of their key, as
-	// they were stored.
+	// Parked selects messages that wait for their first or next attempt, ordered by due time. False selects the
+	// ready messages and the messages behind a parked message of their key, in stored order.
 	Parked bool
-	// Name and Key select what equals them. Optional.
+	// Name and Key select by equality. Optional.
 	Name, Key string
-	// Limit is the most messages. Default: 100.
+	// Limit is the maximum number of messages. Default: 100.
 	Limit int
-	// After is the Cursor of a message: the list begins behind it. Optional. A message that is committed, or
-	// parked, while one pages may lie before the place that is reached: a list that begins again shows it.
+	// After is the Cursor of a message: the list starts after it. Optional. A message that is committed or parked
+	// between two pages may lie before the position; a list from the start shows it.
 	After string
 }

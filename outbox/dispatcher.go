@@ -9,34 +9,34 @@ import (
 	"github.com/holdfast-go/holdfast/outbox/driver"
 )
 
-// maxRounds is how many batches are in flight at once: while one is published, the next is claimed
-// and the one before is settled. A batch has lanes of its own, so that no key is in two of them; and
-// enough lanes are left for other relays.
+// maxRounds is the number of batches in flight at once: one is published, the next is claimed and the
+// previous one is settled. Each batch has its own lanes, so no key is in two batches. The other lanes stay
+// free for other relays.
 const maxRounds = 3
 
-// dispatcher claims batches and has a few of them published and settled at once. Its methods belong
-// to one goroutine.
+// dispatcher claims batches and publishes and settles a few of them at once. Only one goroutine may call
+// its methods.
 type dispatcher struct {
 	rounds *rounds
 	wake   bell
 	spans  spans
-	limit  int // the most messages to publish or fail; 0: no limit
+	limit  int // the maximum number of messages to publish or fail; 0: no limit
 
 	ended   chan round
 	running int // rounds in flight
-	claimed int // their messages
+	claimed int // the number of messages in these rounds
 	report  Report
-	err     error         // of a round that could not be settled
-	due     time.Duration // until a parked message is ready, as the store said last; 0: none is
+	err     error         // why a round could not be settled
+	due     time.Duration // until a parked message is ready, as last returned by the store; 0: none
 	woken   bool          // nothing was claimed since the last wake-up
-	polled  bool          // no wake-up asked for the look that is next
-	left    bool          // a round has left something to find since the last claim
+	polled  bool          // the next claim is a poll, without a wake-up
+	left    bool          // since the last claim, a round ended that left messages to claim
 	untold  time.Time     // when a poll last found messages without a wake-up
-	alone   bool          // nothing begins until all rounds have ended: messages are under suspicion
-	lost    time.Time     // until then a claim without an answer may hold lanes
+	alone   bool          // messages are suspect: the next round starts after all others have ended
+	lost    time.Time     // until then, a claim whose reply was lost may hold lanes
 }
 
-// bell makes an idle relay look for messages at once. It never blocks, and many calls cost one look.
+// bell makes an idle relay poll now. It never blocks. Several rings before the poll cause one poll.
 type bell chan struct{}
 
 func (b bell) ring() {
@@ -46,14 +46,14 @@ func (b bell) ring() {
 	}
 }
 
-// spans are for how long the parts of a relay's work go on. Each context outlives the one before it.
+// spans are the contexts for the stages of a shutdown. Each context outlives the previous one.
 type spans struct {
-	life    context.Context // the relay's: when it ends, the relay shuts down
-	confirm context.Context // when it ends, no confirm is waited for any more
-	work    context.Context // ends ShutdownTimeout after life: until then batches are settled
+	life    context.Context // the relay's context: when it ends, the relay shuts down
+	confirm context.Context // when it ends, the relay stops waiting for confirms
+	work    context.Context // ends ShutdownTimeout after life; until then the relay settles batches
 }
 
-// dispatch returns a dispatcher, and the function that waits for its rounds.
+// dispatch returns a dispatcher, a function that waits for its rounds, and one that cancels its contexts.
 func (r *Relay) dispatch(ctx context.Context, limit int) (d *dispatcher, wait func(), end func()) {
 	confirm, cancelConfirm := runloop.Detach(ctx, r.cfg.ShutdownTimeout-r.cfg.storeTimeout())
 	work, cancelWork := runloop.Detach(ctx, r.cfg.ShutdownTimeout)
@@ -91,8 +91,8 @@ func (d *dispatcher) serve(ctx context.Context, pauseDelay func(failures int) ti
 	}
 }
 
-// lastCall honours a wake-up that came before the end of Run: whoever woke this relay has told no
-// other. What it claims has half of the time that is left for confirms.
+// lastCall serves a wake-up from before the end of Run, because its sender woke no other relay. The claimed
+// batch may use half of the time that is left for confirms.
 func (d *dispatcher) lastCall(wait func()) {
 	select {
 	case <-d.wake:
@@ -109,15 +109,15 @@ func (d *dispatcher) lastCall(wait func()) {
 	}
 }
 
-// handOver tells another relay of what this one has left.
+// handOver wakes another relay if this one left messages to claim.
 func (d *dispatcher) handOver() {
 	if source, ok := d.rounds.source.(driver.Waking); ok && d.left {
 		source.Wake()
 	}
 }
 
-// next claims one batch and sets it going, when there is room for one more. When ctx ends, the batch
-// sends nothing more. False: there is nothing more to do now. An error means that the store was not
+// next claims one batch and starts its round, when a round is free. After ctx ends, the round sends no more
+// messages. It returns false if nothing more can be claimed now, and an error if the store could not be
 // reached.
 func (d *dispatcher) next(ctx context.Context) (bool, error) {
 	d.makeRoom()
@@ -126,7 +126,7 @@ func (d *dispatcher) next(ctx context.Context) (bool, error) {
 		return false, err
 	}
 	if d.size() == 0 || d.rounds.transports.allPaused() > 0 {
-		d.due = 0 // nothing could be done with it
+		d.due = 0 // no transport could publish it
 		return false, nil
 	}
 	d.woken, d.left = false, false
@@ -147,11 +147,11 @@ func (d *dispatcher) next(ctx context.Context) (bool, error) {
 	d.running++
 	d.claimed += len(batch.Messages)
 	go func() { d.ended <- d.rounds.run(ctx, d.spans, batch, begin) }()
-	return batch.More || d.alone || d.size() == 0, nil // in the end, what is given back is within the limit again
+	return batch.More || d.alone || d.size() == 0, nil // with size 0, a round may still release messages and free room
 }
 
-// claim returns a batch, and when its leases began at the earliest, by our own clock. A Drain does not come back soon, as
-// a relay does, and so tries twice: another connection may answer.
+// claim returns a batch and the earliest time, by our own clock, at which its leases started. A relay retries after
+// its next pause. A Drain would end instead, so it tries twice here: another connection may work.
 func (d *dispatcher) claim(alone bool) (driver.Batch, time.Time, error) {
 	begin := time.Now()
 	batch, err := d.rounds.claim(d.spans.work, d.size(), alone, begin)
@@ -165,7 +165,7 @@ func (d *dispatcher) claim(alone bool) (driver.Batch, time.Time, error) {
 	return batch, begin, err
 }
 
-// makeRoom takes the rounds that have ended, and waits for one if no other may begin before.
+// makeRoom takes ended rounds. It waits for one if no other round may start before that.
 func (d *dispatcher) makeRoom() {
 	for d.running > 0 {
 		if d.running == maxRounds || d.alone || d.size() == 0 {
@@ -181,7 +181,7 @@ func (d *dispatcher) makeRoom() {
 	}
 }
 
-// size is how many messages the next batch may have.
+// size is the maximum number of messages in the next batch.
 func (d *dispatcher) size() int {
 	size := d.rounds.cfg.BatchSize
 	if d.limit > 0 {
@@ -202,8 +202,8 @@ func (d *dispatcher) take(r round) {
 	}
 }
 
-// idle waits for a wake-up, for the end of a round that leaves something to find, or until a parked message is due, a
-// lease, a lost claim's too, or a pause ends, or the next poll.
+// idle waits for the first of: a wake-up, the end of a round that left messages to claim, a due parked message, the
+// end of a lease or of a lost claim, the end of a pause, the next poll.
 func (d *dispatcher) idle(ctx context.Context) {
 	wait := d.poll()
 	for _, sooner := range []time.Duration{d.due, time.Until(d.lost), d.rounds.transports.nextResume()} {
@@ -219,7 +219,7 @@ func (d *dispatcher) idle(ctx context.Context) {
 			return
 		case r := <-d.ended:
 			d.take(r)
-			if r.more || d.limit > 0 { // a Drain ends with its last round
+			if r.more || d.limit > 0 { // a Drain may end after its last round
 				return
 			}
 		case <-d.wake:
@@ -233,14 +233,15 @@ func (d *dispatcher) idle(ctx context.Context) {
 }
 
 const (
-	// heardPolls is how many PollIntervals are between two looks while the store reports commits.
+	// heardPolls is the number of PollIntervals between two polls while the store notifies of commits.
 	heardPolls = 5
-	// untoldFor is for how long they are not, after a look found messages without a wake-up.
+	// untoldFor is the time with normal polling after a poll found messages without a wake-up.
 	untoldFor = time.Minute
 )
 
-// poll returns the time to the next look that nothing asks for. A lease of a relay that was killed is seen before it ends,
-// and while a transport is paused wake-ups may have been refused for its sake. A Drain is not woken.
+// poll returns the time until the next poll. The longer interval is shorter than a lease, so that the relay sees the
+// leases of a killed relay before they expire. While a transport is paused, wake-ups may have been rejected because
+// of it, so the relay polls at the normal rate. Nothing wakes a Drain.
 func (d *dispatcher) poll() time.Duration {
 	poll := d.rounds.cfg.PollInterval
 	source, ok := d.rounds.source.(driver.Hearing)

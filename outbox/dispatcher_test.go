@@ -23,7 +23,7 @@ func TestBatchesOverlap(t *testing.T) {
 		}
 		begin := time.Now()
 		b.drain(outbox.Bounds{})
-		// One by one these are at least 30 batches of 10 ms each.
+		// One by one, these would be at least 30 batches of 10 ms each.
 		if took := time.Since(begin); took > 200*time.Millisecond {
 			b.Errorf("it took %v", took)
 		}
@@ -33,7 +33,7 @@ func TestBatchesOverlap(t *testing.T) {
 	})
 }
 
-// Batches in flight count against the limit until it is known what became of them.
+// Batches in flight count against the limit until their outcome is known.
 func TestDrainKeepsItsLimitOverManyBatches(t *testing.T) {
 	for _, limit := range []int{1, 4, 10, 11, 99} {
 		t.Run(strconv.Itoa(limit), func(t *testing.T) {
@@ -69,7 +69,7 @@ func TestParkedMessageIsNotLate(t *testing.T) {
 	})
 }
 
-// Once it is known that a transport is silent, one batch at a time tries it, and the others go on.
+// After a transport was found silent, one batch at a time tries it, and the others continue.
 func TestSilentTransportLeavesRoomForOthers(t *testing.T) {
 	inBubble(t, outbox.RelayConfig{}, func(b *bench) {
 		b.between(b.store, b.publisher, outbox.RelayConfig{Transports: map[string]driver.Publisher{"silent": silent{}}, BatchSize: 4})
@@ -89,7 +89,7 @@ func TestSilentTransportLeavesRoomForOthers(t *testing.T) {
 			must(b, err)
 			time.Sleep(10 * time.Millisecond)
 		}
-		time.Sleep(5 * time.Second) // it is being tried again
+		time.Sleep(5 * time.Second) // a batch is trying the transport again
 		write("", 100)
 		b.relay.Wake()
 		time.Sleep(time.Second)
@@ -174,8 +174,8 @@ func (w *watched) Claim(ctx context.Context, r driver.Claim) (driver.Batch, erro
 
 func (w *watched) Hears() bool { return w.hears }
 
-// A relay that hears of commits looks seldom by itself.
-func TestIdleRelayLooksSeldom(t *testing.T) {
+// A relay whose store notifies of commits polls seldom.
+func TestRelay_pollsSeldomWhenIdle(t *testing.T) {
 	for hears, want := range map[bool]int64{false: 61, true: 13} {
 		t.Run(strconv.FormatBool(hears), func(t *testing.T) {
 			inBubble(t, outbox.RelayConfig{}, func(b *bench) {
@@ -185,16 +185,16 @@ func TestIdleRelayLooksSeldom(t *testing.T) {
 				time.Sleep(time.Minute)
 				synctest.Wait()
 				if got := w.claims.Load(); got != want {
-					b.Errorf("%d looks in a minute, want %d", got, want)
+					b.Errorf("%d polls in a minute, want %d", got, want)
 				}
 			})
 		})
 	}
 }
 
-// Messages without a wake-up, such as those of other programs, have it look more often, until there are none for
-// a while.
-func TestUntoldMessagesAreLookedFor(t *testing.T) {
+// Messages without a wake-up, for example from other programs, make the relay poll more often. When there have been
+// none for a while, it polls seldom again.
+func TestRelay_pollsOftenAfterMessagesWithoutWakeUp(t *testing.T) {
 	inBubble(t, outbox.RelayConfig{}, func(b *bench) {
 		b.over(&watched{Source: b.store, hears: true}, outbox.RelayConfig{})
 		defer b.start()()
@@ -223,9 +223,9 @@ func TestUntoldMessagesAreLookedFor(t *testing.T) {
 	})
 }
 
-// What is committed while its lane is leased is published when the batch has been: whoever was woken for it has found
-// nothing. Without such a message there is no further claim.
-func TestWhatComesMeanwhile(t *testing.T) {
+// A message committed while its lane is leased is published after the batch, because its wake-up found nothing to
+// claim. Without such a message there is no further claim.
+func TestRelay_claimsMessagesCommittedDuringBatch(t *testing.T) {
 	inBubble(t, outbox.RelayConfig{}, func(b *bench) {
 		w := &watched{Source: b.store, hears: true}
 		b.over(w, outbox.RelayConfig{})
@@ -244,13 +244,13 @@ func TestWhatComesMeanwhile(t *testing.T) {
 		time.Sleep(time.Second)
 		synctest.Wait()
 		if got := w.claims.Load(); got != 3 {
-			b.Errorf("%d claims, and there was nothing more to find", got)
+			b.Errorf("%d claims although no message was left", got)
 		}
 	})
 }
 
-// The lanes of a relay that was killed are taken over when its lease ends, however seldom others look.
-func TestLanesOfTheKilledAreTakenOver(t *testing.T) {
+// A relay takes over the lanes of a killed relay when their lease expires, even if it polls seldom.
+func TestRelay_takesOverLanesOfKilledRelay(t *testing.T) {
 	inBubble(t, outbox.RelayConfig{}, func(b *bench) {
 		b.over(&watched{Source: b.store, hears: true}, outbox.RelayConfig{})
 		b.write(message("k", 1))
@@ -264,9 +264,9 @@ func TestLanesOfTheKilledAreTakenOver(t *testing.T) {
 	})
 }
 
-// Wake-ups may have been refused for the sake of a transport that is paused: then the relay looks as often as one that
-// hears of nothing.
-func TestPausedTransportIsNoReasonToLookSeldom(t *testing.T) {
+// While a transport is paused, the relay may have rejected wake-ups because of it. It therefore polls as often as a
+// relay without notifications.
+func TestRelay_pollsOftenWhileTransportPaused(t *testing.T) {
 	inBubble(t, outbox.RelayConfig{}, func(b *bench) {
 		down := outboxtest.NewPublisher()
 		down.Respond(func(driver.Message) error {
@@ -278,7 +278,7 @@ func TestPausedTransportIsNoReasonToLookSeldom(t *testing.T) {
 		m.Transport = "down"
 		b.write(m)
 		defer b.start()()
-		time.Sleep(5100 * time.Millisecond) // a poll has just ended, and any longer one with it
+		time.Sleep(5100 * time.Millisecond) // a poll has just ended, also one with the longer interval
 		b.write(message("b", 2))
 		time.Sleep(time.Second)
 		synctest.Wait()
@@ -286,7 +286,7 @@ func TestPausedTransportIsNoReasonToLookSeldom(t *testing.T) {
 	})
 }
 
-// waking is a watched Source that counts how often it is asked to wake a relay.
+// waking is a watched Source that counts the calls of Wake.
 type waking struct {
 	watched
 	wakes atomic.Int64
@@ -294,7 +294,8 @@ type waking struct {
 
 func (w *waking) Wake() { w.wakes.Add(1) }
 
-// A relay that ends tells another of what came to its lanes meanwhile: whoever was woken for it has found nothing.
+// A relay that shuts down wakes another one if a message was committed to its lanes meanwhile, because that message's
+// wake-up found nothing to claim.
 func TestRelayThatEndsWakesAnother(t *testing.T) {
 	for left, want := range map[bool]int64{false: 0, true: 1} {
 		t.Run(strconv.FormatBool(left), func(t *testing.T) {

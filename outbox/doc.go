@@ -10,44 +10,45 @@
 //	relay, err := outbox.NewRelay(store, publisher, outbox.RelayConfig{})
 //	err = relay.Run(ctx)
 //
-// The store is outboxpgx.Store, or outboxtest.Store in memory. The publisher is that of
-// outboxamqp, outboxredis or outboxtest, or a [PublisherFunc] for any other destination.
+// The store is outboxpgx.Store, or outboxtest.Store in memory. The publisher comes from
+// outboxamqp, outboxredis or outboxtest, or is a [PublisherFunc] for any other destination.
 //
 // # Promises
 //
 //   - A message of a transaction that rolled back is never published. A committed
-//     message is published at least once: a relay that dies between the confirm and
-//     the mark publishes again. Consumers recognise the copy by Message.ID.
-//   - Messages with the same Key are published in stored order: the next one leaves
-//     after the confirm of the one before, because a broker may reject a message after
-//     it has accepted the next. A failed message delays only its key. A dead letter lets
-//     its key go on.
-//   - Messages without a Key have no order and are sent all at once.
+//     message is published at least once. If a relay dies after the confirm and before
+//     it settles the message, another relay publishes it again. Consumers recognise the
+//     duplicate by Message.ID.
+//   - Messages with the same Key are published in stored order. Each waits for the
+//     confirm of the previous one, because a broker may reject a message after it has
+//     accepted the next. A failed message delays only its key. After a dead letter its
+//     key continues.
+//   - Messages without a Key have no order and are all sent at once.
 //   - A broker or database that is down costs no message an attempt. The relay pauses
-//     for 2 s at most and resumes, at once when a publisher reconnects
+//     for at most 2 s. It resumes at once when a publisher reconnects
 //     ([driver.Reconnecting]).
-//   - A message that cannot be published is rejected where it is written: see [Prepare].
-//   - Any number of relays may run side by side, join and leave.
+//   - A message that cannot be published is rejected when it is written: see [Prepare].
+//   - Any number of relays may run side by side, start and stop.
 //
 // # Failures
 //
-// A [driver.Publisher] gives each failure a [driver.Class]. Retryable and Unroutable
-// failures cost an attempt; after the last attempt the message is a dead letter. A
-// Permanent failure makes it a dead letter at once. Unavailable and Blocked concern
-// the transport: unconfirmed messages are released and the transport pauses, while
-// others go on. [RelayConfig].ByName has a [RetryPolicy] per name.
+// A [driver.Publisher] assigns a [driver.Class] to each failure. Retryable and Unroutable
+// failures cost an attempt; after the last attempt the message becomes a dead letter. After a
+// Permanent failure it becomes a dead letter immediately. Unavailable and Blocked concern
+// the transport: its unconfirmed messages are released and the transport pauses, while
+// other transports continue. [RelayConfig].ByName has a [RetryPolicy] per name.
 //
 // # Lanes and lost relays
 //
-// The key of a message chooses one of 16 [driver.Lanes]. A relay leases lanes for a
-// batch, with a fencing token each, so a relay that wakes up late changes nothing. The
-// lanes of a killed relay are free within 10 s. Up to three batches of a relay are in
+// The key of a message selects one of 16 [driver.Lanes]. A relay leases lanes for a
+// batch. Each lease has a fencing token, so a relay that wakes up too late changes nothing.
+// The lanes of a killed relay are free within 10 s. A relay has up to three batches in
 // flight.
 //
-// If a relay is lost, one of its messages may be the cause. Such messages are published
-// in ever smaller batches and beside nothing else, until one is left. A message that
-// was lost alone with [RelayConfig].MaxCrashes relays in a row becomes a
-// [driver.Quarantined] dead letter.
+// If a relay is lost, one of its messages may be the cause. Such messages are suspects.
+// They are published in ever smaller batches, with no other messages in flight, until one
+// is left. If MaxCrashes relays in a row are lost with that message alone, it becomes a
+// [driver.Quarantined] dead letter ([RelayConfig].MaxCrashes).
 //
 // # Metrics
 //
@@ -62,14 +63,14 @@
 //	holdfast.outbox.transport.state       closed, paused or probing
 //	holdfast.outbox.window.fill           of publishers that report it
 //
-// The last four are gauges of a running relay; the store is asked every 5 s at most.
-// Relays of several stores in one process need a MeterProvider each.
+// The last four are gauges of a running relay. It reads the store for them at most every 5 s.
+// Relays of several stores in one process need separate MeterProviders.
 //
 // # Limits
 //
 // Order within a key is the order of the transactions that write it: lock a row that
-// the key names. If the messages of a key go to several transports, a paused one does
+// the key identifies. If the messages of a key go to several transports, a paused one does
 // not stop the others. A transport that does not answer delays the messages of its
-// batch's lanes for PublishTimeout at each try. A message that makes the broker silent
-// counts as an outage and is retried forever.
+// batch's lanes for PublishTimeout at each attempt. If a message makes the broker stop
+// answering, it counts as an outage, and the relay retries the message forever.
 package outbox

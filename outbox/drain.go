@@ -9,30 +9,30 @@ import (
 	"github.com/holdfast-go/holdfast/internal/runloop"
 )
 
-// Bounds ends a Drain.
+// Bounds limits a Drain.
 type Bounds struct {
-	// Limit is the most messages to publish or fail. 0 means 1000.
+	// Limit is the maximum number of messages to publish or fail. 0 means 1000.
 	Limit int
-	// TimeLimit makes Drain wait for new messages, and for transports to come back, until it has
-	// passed. 0 means that Drain ends as soon as nothing is ready.
+	// TimeLimit makes Drain wait for new messages and for paused transports for this time. 0 means that
+	// Drain ends as soon as no message is ready.
 	TimeLimit time.Duration
-	// MemoryLimit ends Drain after the batches in hand when the Go runtime holds more bytes than this:
-	// its total without what it has given back to the system. At least one batch is taken. 0 means no
+	// MemoryLimit ends Drain after the batches in flight when the Go runtime holds more bytes than this:
+	// its total without the memory returned to the system. Drain claims at least one batch. 0 means no
 	// limit.
 	MemoryLimit uint64
 }
 
 const defaultLimit = 1000
 
-// Report is what a Drain did.
+// Report is the result of a Drain.
 type Report struct {
-	// Published counts messages that were confirmed.
+	// Published counts the confirmed messages.
 	Published int
-	// Failed counts attempts that failed, Dead those of them that were a message's last one.
+	// Failed counts the failed attempts. Dead counts the messages among them that became dead letters.
 	Failed, Dead int
-	// Ended says why the Drain ended: "empty" (nothing was ready any more), "limit", "time limit" or
-	// "memory limit" (that bound was reached, and there may be more to publish). It is empty if Drain
-	// returns an error or if ctx ended.
+	// Ended is the reason why Drain ended: "empty" (no message was ready), or "limit", "time limit" or
+	// "memory limit" (that bound was reached, and messages may be left). It is empty if Drain returned
+	// an error or if ctx ended.
 	Ended string
 }
 
@@ -43,8 +43,7 @@ const (
 	endedMemory = "memory limit"
 )
 
-// ExitCode is 0 when everything went and 1 when anything failed. A command should exit with 2
-// where Drain returns an error.
+// ExitCode is 0 if no attempt failed, else 1. If Drain returns an error, a command should exit with 2.
 func (r Report) ExitCode() int {
 	if r.Failed > 0 {
 		return 1
@@ -52,13 +51,14 @@ func (r Report) ExitCode() int {
 	return 0
 }
 
-// Drain publishes what is ready until a bound is reached or ctx ends. Unless ctx has ended, it then
-// has the store delete what is due, for ShutdownTimeout at most, if the store prunes by itself. Drain
-// is the form for cron; it keeps the publishers' connections while it works.
-// The Report is valid also with an error: the store could not be reached or could not record an outcome, or a transport
-// was unavailable to the end. A claim that fails is tried once more. It may hold messages all the same:
-// Drain then ends as empty only after LeaseTTL. Messages that wait for their next attempt are not
-// waited for, unless it is due within 200 ms.
+// Drain publishes ready messages until a bound is reached or ctx ends. Use it in cron jobs. Unless ctx has
+// ended, it then prunes due rows of the store for at most ShutdownTimeout, if automatic pruning is on.
+// Drain keeps the publishers' connections while it works.
+//
+// Drain returns an error if the store could not be reached or could not record an outcome, or if a
+// transport was unavailable until the end. The Report is valid with an error too. Drain retries a failed
+// claim once. That claim may hold messages, so Drain then ends as empty only after LeaseTTL. Drain waits
+// for a message's next attempt only if it is due within 200 ms.
 func (r *Relay) Drain(ctx context.Context, b Bounds) (Report, error) {
 	if b.Limit < 0 || b.TimeLimit < 0 {
 		return Report{}, fmt.Errorf("outbox: Bounds are negative: limit %d, time limit %v", b.Limit, b.TimeLimit)
@@ -78,7 +78,7 @@ func (r *Relay) Drain(ctx context.Context, b Bounds) (Report, error) {
 	ended, err := d.drain(ctx, b)
 	wait()
 	prune(parent, r.source, r.cfg.ShutdownTimeout)
-	if err := cmp.Or(err, d.err, r.rounds.health.err()); err != nil { // the last is that of outcomes that the store refused
+	if err := cmp.Or(err, d.err, r.rounds.health.err()); err != nil { // the last error covers outcomes that the store refused
 		return d.report, fmt.Errorf("outbox: drain: %w", err)
 	}
 	if err := r.transports.paused(); err != nil {
@@ -90,16 +90,16 @@ func (r *Relay) Drain(ctx context.Context, b Bounds) (Report, error) {
 	return d.report, nil
 }
 
-// portionDelay is more than a store leaves between two portions of messages that it brings back, and
-// maxQuiet how many looks in a row may find none all the same.
+// portionDelay is longer than the time between two portions of a store that returns parked messages in portions.
+// maxQuiet is the maximum number of polls in a row that find nothing while such portions are due.
 const (
 	portionDelay = 200 * time.Millisecond
 	maxQuiet     = 20
 )
 
-// drain claims until a bound is met.
+// drain claims until a bound is reached.
 func (d *dispatcher) drain(ctx context.Context, b Bounds) (string, error) {
-	quiet := 0 // looks in a row with nothing in hand
+	quiet := 0 // polls in a row with nothing in flight
 	for ctx.Err() == nil {
 		found, err := d.next(ctx)
 		if err != nil {

@@ -94,7 +94,7 @@ func TestOneTransportDownLeavesTheOthers(t *testing.T) {
 		}
 		report, err := b.relay.Drain(b.Context(), outbox.Bounds{})
 		if report.Published != 10 || report.Failed != 0 || driver.ClassOf(err) != driver.Unavailable {
-			b.Errorf("report %+v, %v, want that a transport is unavailable", report, err)
+			b.Errorf("report %+v, %v, want an unavailable transport", report, err)
 		}
 	})
 }
@@ -131,7 +131,7 @@ func TestPanicIsAFailure(t *testing.T) {
 
 func TestNoConfirmIsUnavailable(t *testing.T) {
 	inBubble(t, outbox.RelayConfig{}, func(b *bench) {
-		const timeout = 9*time.Second + time.Millisecond // not when the relay looks again, which may come before the pause begins
+		const timeout = 9*time.Second + time.Millisecond // not at a poll, which could run before the pause starts
 		b.between(b.store, silent{}, outbox.RelayConfig{PublishTimeout: timeout})
 		b.write(message("k", 1))
 		begin := time.Now()
@@ -147,7 +147,7 @@ func TestNoConfirmIsUnavailable(t *testing.T) {
 	})
 }
 
-// A Publisher that breaks the rule of done, called once, does no harm.
+// unruly is a Publisher that breaks the rule to call done exactly once. The relay must cope with it.
 type unruly struct{ late []func(error) }
 
 func (u *unruly) Publish(_ context.Context, m driver.Message, done func(error)) {
@@ -212,7 +212,7 @@ func TestPauseIsForgottenWithItsMessages(t *testing.T) {
 		if b.relay.Ready(b.Context()) == nil {
 			b.Error("Ready while the only transport is down")
 		}
-		// Another relay, with a way to the broker, takes the message.
+		// Another relay that can reach the broker takes the message.
 		other, err := outbox.NewRelay(b.store, outboxtest.NewPublisher(), outbox.RelayConfig{Logger: slog.New(slog.DiscardHandler)})
 		must(b, err)
 		if _, err := other.Drain(b.Context(), outbox.Bounds{TimeLimit: time.Minute}); err != nil || len(b.store.Pending()) > 0 {
@@ -274,7 +274,7 @@ func TestPolicyByName(t *testing.T) {
 	}
 }
 
-// What the caller does to the map later changes nothing.
+// Changing the map after NewRelay has no effect.
 func TestPolicyIsCopied(t *testing.T) {
 	byName := map[string]outbox.RetryPolicy{"order.placed": {MaxAttempts: 1}}
 	inBubble(t, outbox.RelayConfig{ByName: byName}, func(b *bench) {
@@ -310,7 +310,7 @@ func TestPolicyIsValidated(t *testing.T) {
 	}
 }
 
-// garbled is a Source whose messages with the body "0" could not be decoded.
+// garbled is a Source that reports messages with the body "0" as unreadable.
 type garbled struct{ driver.Source }
 
 func (s garbled) Claim(ctx context.Context, req driver.Claim) (driver.Batch, error) {
@@ -324,7 +324,7 @@ func (s garbled) Claim(ctx context.Context, req driver.Claim) (driver.Batch, err
 	return b, err
 }
 
-// What could not be decoded is a dead letter, its key goes on, and no publisher sees it.
+// An unreadable message becomes a dead letter, its key continues, and no publisher receives it.
 func TestUnreadableMessages(t *testing.T) {
 	inBubble(t, outbox.RelayConfig{}, func(b *bench) {
 		b.over(garbled{b.store}, outbox.RelayConfig{})
@@ -336,7 +336,7 @@ func TestUnreadableMessages(t *testing.T) {
 		}
 		for _, m := range b.publisher.Received() {
 			if string(m.Body) == "0" {
-				b.Error("published what could not be read")
+				b.Error("published an unreadable message")
 			}
 		}
 		for _, d := range b.dead() {
@@ -347,7 +347,7 @@ func TestUnreadableMessages(t *testing.T) {
 	})
 }
 
-// It says nothing about a transport that is paused, either.
+// An unreadable message does not end the pause of its transport.
 func TestUnreadableMessagesEndNoPause(t *testing.T) {
 	inBubble(t, outbox.RelayConfig{}, func(b *bench) {
 		b.over(garbled{b.store}, outbox.RelayConfig{})
@@ -366,7 +366,7 @@ func TestUnreadableMessagesEndNoPause(t *testing.T) {
 	})
 }
 
-// foreignIDs is a Source of messages that another program gave ids or names of its own.
+// foreignIDs is a Source of messages to which another program gave invalid ids or names.
 type foreignIDs struct{ driver.Source }
 
 func (s foreignIDs) Claim(ctx context.Context, req driver.Claim) (driver.Batch, error) {
@@ -397,8 +397,8 @@ func TestForeignMessagesAreNotPublished(t *testing.T) {
 	})
 }
 
-// A stream of messages that fail costs a line of each kind now and then, and not one for each message.
-func TestLogOfAStream(t *testing.T) {
+// A stream of failing messages causes an occasional log line of each kind, not one for each message.
+func TestRelay_limitsLogLines(t *testing.T) {
 	inBubble(t, outbox.RelayConfig{}, func(b *bench) {
 		var text bytes.Buffer
 		b.over(b.store, outbox.RelayConfig{
@@ -429,18 +429,18 @@ func TestLogOfAStream(t *testing.T) {
 		synctest.Wait()
 		stop()
 		lines := strings.Count(text.String(), "\n")
-		// Failed, for good, by three names; panicked, paused, resumed: nine kinds, each at 0, 10 and 20 s, and one more
-		// for what begins later.
+		// Three names that fail and are dead-lettered, and panicked, paused and resumed: nine kinds. Each logs at 0,
+		// 10 and 20 s, and once more if it starts later.
 		if most := 9 * 4; lines > most || lines < 9 {
 			b.Errorf("%d lines, want 9 to %d:\n%s", lines, most, text.String())
 		}
-		for _, want := range []string{"name=one class=unroutable", "name=another", "dead letter", "panicked", "paused"} {
+		for _, want := range []string{"name=one class=unroutable", "name=another", "dead-lettered", "panicked", "paused"} {
 			if !strings.Contains(text.String(), want) {
-				b.Errorf("the log does not say %q:\n%s", want, text.String())
+				b.Errorf("the log does not contain %q:\n%s", want, text.String())
 			}
 		}
 		if !regexp.MustCompile(`repeats=[1-9]`).MatchString(text.String()) {
-			b.Errorf("the log does not say how many lines it left out:\n%s", text.String())
+			b.Errorf("the log does not contain the number of lines left out:\n%s", text.String())
 		}
 	})
 }

@@ -24,7 +24,7 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }
 
-// bench is a relay over the fakes, inside a bubble.
+// bench is a relay over the fakes, inside a synctest bubble.
 type bench struct {
 	*testing.T
 	manager   *txretrytest.Manager
@@ -111,7 +111,7 @@ func failure(class driver.Class) error {
 
 func half() float64 { return 0.5 }
 
-// logging makes the relay anew with a logger, and returns what it has written so far.
+// logging replaces the relay with one that has a logger; text returns the log so far.
 func (b *bench) logging(cfg outbox.RelayConfig) (text func() string) {
 	b.Helper()
 	var out syncBuffer
@@ -120,7 +120,7 @@ func (b *bench) logging(cfg outbox.RelayConfig) (text func() string) {
 	return out.String
 }
 
-// syncBuffer is a buffer for several goroutines.
+// syncBuffer is a buffer that is safe for concurrent use.
 type syncBuffer struct {
 	mu   sync.Mutex
 	text strings.Builder
@@ -138,7 +138,7 @@ func (s *syncBuffer) String() string {
 	return s.text.String()
 }
 
-// settled is a Source that notes what a relay has settled.
+// settled is a Source that records the settlements of a relay.
 type settled struct {
 	driver.Source
 	mu   sync.Mutex
@@ -174,20 +174,20 @@ func (s *settled) of(body string) (last driver.Settlement) {
 	return last
 }
 
-// wrap puts a faulty Source before the bench's store.
+// wrap puts a faulty Source between the bench's relay and its store.
 func (b *bench) wrap() *faulty {
 	f := &faulty{Source: b.store}
 	b.over(f, outbox.RelayConfig{})
 	return f
 }
 
-// over makes the bench's relay again, over another source.
+// over replaces the bench's relay with one over another source.
 func (b *bench) over(source driver.Source, cfg outbox.RelayConfig) {
 	b.Helper()
 	b.between(source, b.publisher, cfg)
 }
 
-// between makes the bench's relay again, over another source and with another publisher.
+// between replaces the bench's relay with one over another source and with another publisher.
 func (b *bench) between(source driver.Source, p driver.Publisher, cfg outbox.RelayConfig) {
 	b.Helper()
 	if cfg.Logger == nil {
@@ -198,13 +198,13 @@ func (b *bench) between(source driver.Source, p driver.Publisher, cfg outbox.Rel
 	must(b, err)
 }
 
-// faulty is a Source that fails while told to.
+// faulty is a Source whose Claim and Settle return the configured errors.
 type faulty struct {
 	driver.Source
 	mu            sync.Mutex
 	claim, settle error
-	once          bool // the claim fails once
-	held          bool // the claim that fails holds its lanes
+	once          bool // Claim fails only once
+	held          bool // a failing Claim leases its lanes
 }
 
 func (f *faulty) set(claim, settle error) {
@@ -239,7 +239,7 @@ func (f *faulty) Settle(ctx context.Context, b driver.Batch, o []driver.Settleme
 	return f.Source.Settle(ctx, b, o)
 }
 
-// silent never confirms, as a broker that is stopped.
+// silent never confirms, like a stopped broker.
 type silent struct{}
 
 func (silent) Publish(ctx context.Context, _ driver.Message, done func(error)) {

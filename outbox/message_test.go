@@ -65,7 +65,7 @@ func TestPrepareRefuses(t *testing.T) {
 			got, err := outbox.Prepare(t.Context(), []outbox.Message{{Name: "good", Body: []byte("1")}, bad}, 0)
 			var refused *outbox.MessageError
 			if !errors.As(err, &refused) || refused.Index != 1 || refused.Field != tc.field || got != nil {
-				t.Errorf("refused with %v", err)
+				t.Errorf("returned %v", err)
 			}
 			if err != nil && len(err.Error()) > 300 {
 				t.Errorf("the error quotes too much: %d bytes", len(err.Error()))
@@ -84,7 +84,7 @@ func TestPrepareReportsEverything(t *testing.T) {
 	}
 	for _, want := range []string{"message 0: Name", "message 0: Body", "message 2: ID"} {
 		if !strings.Contains(err.Error(), want) {
-			t.Errorf("%q does not say %q", err, want)
+			t.Errorf("%q does not contain %q", err, want)
 		}
 	}
 }
@@ -155,7 +155,7 @@ func TestTypes(t *testing.T) {
 	}
 }
 
-func TestNewRefusesWhatIsNotJSON(t *testing.T) {
+func TestNewMessage_rejectsUnencodableValue(t *testing.T) {
 	t.Parallel()
 	if _, err := outbox.NewMessage("a", func() {}); err == nil {
 		t.Error("accepted")
@@ -164,7 +164,7 @@ func TestNewRefusesWhatIsNotJSON(t *testing.T) {
 
 func TestLaneOf(t *testing.T) {
 	t.Parallel()
-	// Stored rows depend on these: they must never change.
+	// Stored rows depend on these values: they must never change.
 	for key, want := range map[string]int{"a": 0, "order-1": 2, "ü": 7} {
 		if got := driver.LaneOf(driver.Message{Key: key}); got != want {
 			t.Errorf("LaneOf(%q) = %d, want %d", key, got, want)

@@ -14,29 +14,29 @@ import (
 	"github.com/holdfast-go/holdfast/outbox/driver"
 )
 
-// pipeline publishes one batch. All unkeyed messages and the first of each key are in
-// flight at once; the next of a key is released by the confirm of the one before it.
+// pipeline publishes one batch. All unkeyed messages and the first message of each key are in flight at
+// once. A confirm releases the next message of the key.
 type pipeline struct {
 	transports transports
 	messages   []driver.Message
 	unread     map[int]error   // why messages could not be read, by index
-	life       context.Context // the relay's: when it ends, the relay is shutting down
-	send       context.Context // within life; when it ends, nothing more is sent
-	wait       context.Context // when it ends, nothing more is waited for
+	life       context.Context // the relay's context: when it ends, the relay shuts down
+	send       context.Context // derived from life; when it ends, the pipeline sends no more messages
+	wait       context.Context // when it ends, the pipeline stops waiting for confirms
 
-	startSend func(m driver.Message) trace.Span       // nil: no span is recorded
+	startSend func(m driver.Message) trace.Span       // returns nil if no span is recorded
 	confirmed func(m driver.Message, begin time.Time) // observes a confirm
 
 	senders map[string]*sender // by transport
 	sending sync.WaitGroup
-	results chan result      // has room for every message, so that no done ever blocks
-	behind  map[string][]int // by key: what waits for the message in flight
+	results chan result      // has room for every message, so done never blocks
+	behind  map[string][]int // by key: the messages behind the one in flight
 	open    int              // queued or in flight, over all transports
 }
 
 var errUnconfirmed = errors.New("no confirm within PublishTimeout")
 
-// result is what became of a message: confirmed, failed, or given back unsent.
+// result is the outcome of a message: confirmed, failed, or not sent.
 type result struct {
 	index  int
 	unsent bool
@@ -44,13 +44,13 @@ type result struct {
 	at     time.Time // of the error
 }
 
-// outcome of a message as the pipeline leaves it. The zero value: given back untouched.
+// outcome is the final outcome of a message in the pipeline. The zero value means released unchanged.
 type outcome struct {
 	done bool  // confirmed or failed
 	err  error // nil: confirmed
 }
 
-// run returns the outcome of each message, and the transports found unavailable with the reason.
+// run returns the outcome of each message, and the transports that were unavailable, with the reason.
 func (p *pipeline) run() ([]outcome, map[string]outage) {
 	p.start()
 	outcomes := make([]outcome, len(p.messages))
@@ -98,7 +98,7 @@ func (p *pipeline) release(i int) {
 	s.queue <- i
 }
 
-// done returns the function that takes the outcome of a message which is sent now. Only its first
+// done returns the function that receives the outcome of message i, which is sent now. Only its first
 // call counts.
 func (p *pipeline) done(i int) func(error) {
 	begin, span := time.Now(), p.startSend(p.messages[i])
@@ -118,8 +118,8 @@ func (p *pipeline) done(i int) func(error) {
 	}
 }
 
-// unfit is why a message cannot be published. Others than our writers may have stored it: what they must
-// not get wrong for the sake of consumers is looked at here, and the rest by the publishers.
+// unfit returns the reason why a message cannot be published. Another program may have stored it, without our
+// writers. unfit checks the id and the name, because consumers depend on them. Publishers check the rest.
 func (p *pipeline) unfit(i int) error {
 	if err := p.unread[i]; err != nil {
 		return err
@@ -128,7 +128,7 @@ func (p *pipeline) unfit(i int) error {
 		return err
 	}
 	if err := driver.CheckName(p.messages[i].Name); err != nil {
-		return fmt.Errorf("the name %w", err)
+		return fmt.Errorf("name %w", err)
 	}
 	return nil
 }
@@ -152,7 +152,7 @@ func (p *pipeline) take(r result, outcomes []outcome, down map[string]outage) {
 	}
 }
 
-// unconfirmed takes what has been reported by now; transports that owe more are unavailable.
+// unconfirmed takes the results reported until now. Transports with further unconfirmed messages are unavailable.
 func (p *pipeline) unconfirmed(outcomes []outcome, down map[string]outage) {
 	p.behind = nil // nothing more is released
 	for len(p.results) > 0 {
@@ -160,7 +160,7 @@ func (p *pipeline) unconfirmed(outcomes []outcome, down map[string]outage) {
 	}
 	p.open = 0
 	if p.life.Err() != nil {
-		return // shutting down: it says nothing about the transports
+		return // shutting down: the transports may be fine
 	}
 	for name, s := range p.senders {
 		if s.open > 0 {

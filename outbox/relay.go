@@ -13,8 +13,8 @@ import (
 	"github.com/holdfast-go/holdfast/outbox/driver"
 )
 
-// Relay moves messages from a store to the publishers of their transports. Any number of relays may
-// work on one store, in one process or in many. Its methods are safe for concurrent use.
+// Relay publishes the messages of a store through the publishers of their transports. Any number of relays
+// may work on one store, in one process or in many. Its methods are safe for concurrent use.
 type Relay struct {
 	source     driver.Source
 	transports transports
@@ -27,12 +27,12 @@ type Relay struct {
 	rounds     *rounds
 }
 
-// unavailable is for how long a store or a transport that is unavailable is left alone. A pause
-// outlives the fault that has caused it, so it is short.
+// unavailable is the backoff for an unavailable store or transport. Its delays are short, because a pause
+// always ends later than the fault that caused it.
 var unavailable = backoff.Policy{Base: 200 * time.Millisecond, Max: 2 * time.Second, Jitter: 0.5}
 
-// NewRelay returns a Relay between a store and the publisher of the default transport. Run or Drain
-// sets it to work.
+// NewRelay returns a Relay between a store and the publisher of the default transport. It returns an error for
+// an invalid cfg. Call Run or Drain to publish.
 func NewRelay(store driver.Source, publisher driver.Publisher, cfg RelayConfig) (*Relay, error) {
 	cfg = cfg.withDefaults()
 	errs := []error{cfg.validate()}
@@ -65,13 +65,12 @@ func NewRelay(store driver.Source, publisher driver.Publisher, cfg RelayConfig) 
 	return r, nil
 }
 
-// Run publishes until ctx ends. It also keeps the publishers' connections, hears of commits in other
-// processes and has the store pruned, as far as these need it. It outlives every fault of store and
-// brokers: those are logged, counted, and tried again after a growing pause. At present it never
-// returns an error.
+// Run publishes until ctx ends. It also keeps the publishers' connections, listens for commits in other
+// processes and prunes the store, as far as these need it. Faults of the store and the brokers do not end
+// it: it logs, counts and retries them with a growing pause. At present it always returns nil.
 //
-// When ctx ends, it publishes what it was woken for before, waits for the confirms of what is in
-// flight, gives the rest back, ends the publishers and returns nil, within ShutdownTimeout.
+// When ctx ends, Run publishes the messages of earlier wake-ups, waits for the confirms of messages in
+// flight, releases the other messages, stops the publishers and returns nil, within ShutdownTimeout.
 func (r *Relay) Run(ctx context.Context) error {
 	defer r.observe(ctx)()
 	defer r.transports.watch(r.wake.ring)()
@@ -88,12 +87,12 @@ func (r *Relay) Run(ctx context.Context) error {
 	return nil
 }
 
-// pauseDelay is how long something unavailable is left alone after its failure number n, from 1.
+// pauseDelay returns the length of the pause after failure number n in a row, from 1.
 func (r *Relay) pauseDelay(n int) time.Duration { return r.pauses.Delay(n-1, r.cfg.Rand()) }
 
-// Ready returns nil while Run works: if the last look reached the store, no transport is paused and
-// every publisher with a connection has it. It asks no server: a running relay with
-// nothing to do looks once in five times PollInterval at least.
+// Ready returns nil while Run works: the last store call succeeded, no transport is paused, and every
+// publisher with a connection is connected. It makes no server call. An idle relay polls at least once in
+// five times PollInterval.
 func (r *Relay) Ready(ctx context.Context) error {
 	errs := []error{r.health.err()}
 	for _, t := range r.transports {
@@ -103,39 +102,39 @@ func (r *Relay) Ready(ctx context.Context) error {
 }
 
 var (
-	errNotStarted = errors.New("outbox: the relay has not looked at its store yet")
-	errEnded      = errors.New("outbox: the relay has ended")
+	errNotStarted = errors.New("outbox: relay has not polled its store yet")
+	errEnded      = errors.New("outbox: relay has stopped")
 )
 
-// health is what is known of a relay's store. Its methods may be called from any goroutine.
+// health is the last known state of a relay's store. Its methods are safe for concurrent use.
 type health struct {
 	mu      sync.Mutex
 	last    error // of the last Claim or Settle
 	looking bool  // Run works and the store is not paused
 }
 
-// saw notes how the store answered.
+// saw records the result of a store call.
 func (h *health) saw(err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.last = err
 }
 
-// err is why the last look did not reach the store.
+// err returns the error of the last store call.
 func (h *health) err() error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.last
 }
 
-// setLooking says whether the relay looks for messages when it is woken.
+// setLooking sets whether the relay polls when it is woken.
 func (h *health) setLooking(looking bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.looking = looking
 }
 
-// whileLooking calls wake if the relay looks then, and reports whether it does.
+// whileLooking calls wake if the relay polls at present, and reports whether it does.
 func (h *health) whileLooking(wake func()) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -145,8 +144,8 @@ func (h *health) whileLooking(wake func()) bool {
 	return h.looking
 }
 
-// runPublishers keeps the publishers' connections until stop is called, which waits for their end.
-// They end by themselves when no confirm is waited for any more.
+// runPublishers keeps the publishers' connections until stop is called; stop waits until they have ended.
+// They also end when the relay stops waiting for confirms.
 func (r *Relay) runPublishers(life spans) (stop func()) {
 	ctx, cancel := context.WithCancel(life.confirm)
 	var running sync.WaitGroup
@@ -159,8 +158,7 @@ func (r *Relay) runPublishers(life spans) (stop func()) {
 	}
 }
 
-// runBackground has the store do its own work beside the relay until ctx ends. wait returns after
-// the end of that work.
+// runBackground runs the store's background work until the relay's context ends; wait waits until it has ended.
 func (r *Relay) runBackground(life spans) (wait func()) {
 	source, ok := r.source.(driver.Background)
 	if !ok {
@@ -171,8 +169,8 @@ func (r *Relay) runBackground(life spans) (wait func()) {
 	return func() { r.await(life.work, &running, "store") }
 }
 
-// await waits for what is running and was told to end, until the end of work and for ShutdownTimeout
-// at most: a server that does not answer holds up no shutdown.
+// await waits for running to end, at most until the end of work and for ShutdownTimeout. A server that does
+// not answer therefore cannot block a shutdown.
 func (r *Relay) await(work context.Context, running *sync.WaitGroup, what string) {
 	ctx, cancel := context.WithTimeout(work, r.cfg.ShutdownTimeout)
 	defer cancel()
@@ -184,18 +182,18 @@ func (r *Relay) await(work context.Context, running *sync.WaitGroup, what string
 	select {
 	case <-ended:
 	case <-ctx.Done():
-		r.log(ctx, slog.LevelWarn, "outbox: ShutdownTimeout is over, what does not end is left behind", what, slog.String("what", what))
+		r.log(ctx, slog.LevelWarn, "outbox: shutdown timed out; abandoning background work", what, slog.String("what", what))
 	}
 }
 
-// look is the wake function of the store's Background: it makes the relay look for messages now, or
-// reports that it does not.
+// look is the wake function of the store's Background: it makes the relay poll now, or returns false if the
+// relay does not poll.
 func (r *Relay) look() bool {
 	return !r.transports[""].breaker.leftAlone() && r.health.whileLooking(r.wake.ring)
 }
 
-// prune has the store delete what is due, for a while at most: what is left is for the next Drain,
-// which ends with it, for systems without a running relay.
+// prune deletes due rows of the store, for at most the given time. The next Drain deletes the rest. This is for
+// systems without a running relay.
 func prune(ctx context.Context, source driver.Source, atMost time.Duration) {
 	pruner, ok := source.(driver.Pruner)
 	if !ok || ctx.Err() != nil {
@@ -206,8 +204,9 @@ func prune(ctx context.Context, source driver.Source, atMost time.Duration) {
 	pruner.PrunePass(ctx)
 }
 
-// Check looks at the servers of the store and of every publisher. nil: there is nothing to mend.
-// Else the error joins the findings, each with a method Mend() string, and the failures to look.
+// Check checks the servers of the store and of every publisher. It returns nil if they meet all requirements.
+// Otherwise the error joins the findings, each with a method Mend() string that returns the fix, and the
+// errors of checks that failed to run.
 func (r *Relay) Check(ctx context.Context) error {
 	parts := []any{r.source}
 	for _, t := range r.transports {
@@ -230,8 +229,8 @@ func single(err error) []error {
 	return []error{err}
 }
 
-// journal writes what happens again and again: of each kind one line in 10 s, which says how many were
-// left out before it. Messages that fail come in streams, and the hooks and metrics tell of each.
+// journal logs repeated events: one line in 10 s for each kind, with the number of lines left out before it.
+// Failing messages can come in large numbers; the metrics count each of them.
 type journal func(ctx context.Context, level slog.Level, msg, kind string, attrs ...slog.Attr)
 
 func newJournal(logger *slog.Logger) journal {

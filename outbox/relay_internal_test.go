@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// What zero means is a promise: nothing else would show that one of these has changed.
+// The defaults are part of the API, and no other test would fail if one changed.
 func TestDefaults(t *testing.T) {
 	t.Parallel()
 	c := RelayConfig{}.withDefaults()
@@ -26,9 +26,9 @@ func TestDefaults(t *testing.T) {
 	}
 }
 
-// A batch that tries a transport after its pause may end without having asked it, since its leases ran out
-// for example. The next one then tries.
-func TestTryThatAskedNothing(t *testing.T) {
+// A batch that tries a transport after its pause may end without sending to it, for example because its leases
+// expired. The next batch then tries.
+func TestBreaker_probesAgainAfterUnusedTry(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := &breaker{delay: func(int) time.Duration { return time.Second }}
@@ -39,12 +39,12 @@ func TestTryThatAskedNothing(t *testing.T) {
 		time.Sleep(2 * time.Second)
 		for _, answered := range []bool{false, true} {
 			if b.leftAlone() {
-				t.Fatal("nobody may try after the pause")
+				t.Fatal("no batch may try after the pause")
 			}
 			begin := time.Now()
 			b.try(begin)
 			if !b.leftAlone() {
-				t.Error("a second batch may try beside the first")
+				t.Error("a second batch may try at the same time")
 			}
 			if _, resumed := b.end(begin, answered); resumed != answered {
 				t.Errorf("answered: %v, resumed: %v", answered, resumed)

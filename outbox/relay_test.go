@@ -46,10 +46,10 @@ func TestKeyKeepsOneInFlight(t *testing.T) {
 		}
 		begin := time.Now()
 		b.drain(outbox.Bounds{})
-		// Three in turn at most; the unkeyed ones are in flight beside them. The lanes are claimed
-		// four at a time.
+		// At most three in turn; the unkeyed messages are in flight at the same time. The relay claims four lanes at
+		// a time.
 		if took := time.Since(begin); took > 60*time.Millisecond {
-			b.Errorf("it took %v: the messages went one by one", took)
+			b.Errorf("it took %v: the messages were sent one by one", took)
 		}
 		var keyed []string
 		for _, m := range b.publisher.Received() {
@@ -58,14 +58,13 @@ func TestKeyKeepsOneInFlight(t *testing.T) {
 			}
 		}
 		if !slices.Equal(keyed, []string{"1", "2", "3"}) {
-			b.Errorf("key arrived as %v", keyed)
+			b.Errorf("key was received as %v", keyed)
 		}
 	})
 }
 
-// Messages of one key that take longer than PublishTimeout, one by one, say nothing against the
-// broker.
-func TestLongKeyIsNoOutage(t *testing.T) {
+// The messages of one key may together take longer than PublishTimeout. This is not an outage of the broker.
+func TestRelay_slowKeyIsNoOutage(t *testing.T) {
 	inBubble(t, outbox.RelayConfig{}, func(b *bench) {
 		text := b.logging(outbox.RelayConfig{})
 		b.publisher.Latency(30 * time.Millisecond)
@@ -99,7 +98,7 @@ func TestShutdownSettlesWhatIsInFlight(t *testing.T) {
 		}
 		batch, err := b.store.Claim(b.Context(), driver.Claim{Limit: 1, Lease: time.Second})
 		if err != nil || len(batch.Messages) != 1 {
-			b.Errorf("the rest was not given back: %v, %v", batch, err)
+			b.Errorf("the rest was not released: %v, %v", batch, err)
 		}
 	})
 }
@@ -145,7 +144,7 @@ func TestNewRelayRefuses(t *testing.T) {
 	}
 }
 
-// journal notes what happens, in order.
+// journal records events in order.
 type journal struct {
 	mu    sync.Mutex
 	lines []string
@@ -166,7 +165,7 @@ func (j *journal) want(t *testing.T, want ...string) {
 	}
 }
 
-// serving is a Publisher with a Run.
+// serving is a Publisher with a Run method.
 type serving struct {
 	*outboxtest.Publisher
 	*journal
@@ -189,7 +188,7 @@ func (s *serving) Publish(ctx context.Context, m driver.Message, done func(error
 	})
 }
 
-// background is a store that works beside its relay.
+// background is a Source with background work.
 type background struct {
 	driver.Source
 	*journal
@@ -208,7 +207,7 @@ func (b *background) Background(ctx context.Context, wake func() bool) {
 func (b *background) PrunePass(ctx context.Context) {
 	b.note("prune")
 	if deadline, ok := ctx.Deadline(); !ok || time.Until(deadline) > 15*time.Second {
-		b.note("for ever")
+		b.note("no deadline")
 	}
 }
 
@@ -221,7 +220,7 @@ func (b *bench) serving(linger time.Duration, cfg outbox.RelayConfig) (*serving,
 	return s, source
 }
 
-// The publisher's connection ends after the last confirm, and Run after everything that it started.
+// The publisher's connection ends after the last confirm. Run returns after everything that it started has ended.
 func TestRunOwnsPublishersAndBackground(t *testing.T) {
 	inBubble(t, outbox.RelayConfig{}, func(b *bench) {
 		s, _ := b.serving(5*time.Second, outbox.RelayConfig{})
@@ -234,12 +233,12 @@ func TestRunOwnsPublishersAndBackground(t *testing.T) {
 		if len(s.lines) < 2 {
 			b.Fatal(s.lines)
 		}
-		slices.Sort(s.lines[:2]) // they begin together
+		slices.Sort(s.lines[:2]) // they start together
 		s.want(b.T, "publisher runs", "store works", "confirm", "store ends", "publisher ends")
 	})
 }
 
-// A wake-up that was accepted is honoured by one last claim, and none is accepted afterwards.
+// An accepted wake-up causes one last claim. After that, no wake-up is accepted.
 func TestLastWakeUp(t *testing.T) {
 	inBubble(t, outbox.RelayConfig{}, func(b *bench) {
 		_, source := b.serving(0, outbox.RelayConfig{PollInterval: time.Hour})
@@ -263,7 +262,7 @@ func TestLastWakeUp(t *testing.T) {
 	})
 }
 
-// A relay that cannot do anything, since its default transport or its store is paused, lets another one be woken.
+// A relay whose default transport or store is paused rejects wake-ups, so that another relay can be woken.
 func TestWakeIsRefused(t *testing.T) {
 	for name, set := range map[string]func(b *bench, f *faulty, down bool){
 		"transport": func(b *bench, _ *faulty, down bool) {
@@ -292,35 +291,35 @@ func TestWakeIsRefused(t *testing.T) {
 				wake := <-source.wake
 				synctest.Wait()
 				if !wake() {
-					b.Error("refused while all is well")
+					b.Error("rejected without a pause")
 				}
 				set(b, f, true)
 				time.Sleep(5 * time.Second)
 				if wake() {
-					b.Error("accepted in the pause")
+					b.Error("accepted during the pause")
 				}
 				set(b, f, false)
 				time.Sleep(2 * time.Minute)
 				if !wake() {
-					b.Error("refused after the pause")
+					b.Error("rejected after the pause")
 				}
 			})
 		})
 	}
 }
 
-// A Drain keeps the connection as well, and ends with a pass of pruning that has a bound.
+// A Drain keeps the connection too. At the end it prunes once, with a deadline.
 func TestDrainRunsPublishersAndPrunes(t *testing.T) {
 	inBubble(t, outbox.RelayConfig{}, func(b *bench) {
 		s, _ := b.serving(0, outbox.RelayConfig{})
 		b.write(message("k", 1))
 		b.drain(outbox.Bounds{TimeLimit: time.Second})
-		slices.Sort(s.lines[:2]) // they begin together
+		slices.Sort(s.lines[:2]) // they start together
 		s.want(b.T, "confirm", "publisher runs", "prune", "publisher ends")
 	})
 }
 
-// A Drain that is told to end deletes nothing any more: whoever ends it waits.
+// A cancelled Drain does not prune, because its caller waits for it.
 func TestCancelledDrainDoesNotPrune(t *testing.T) {
 	inBubble(t, outbox.RelayConfig{}, func(b *bench) {
 		s, _ := b.serving(0, outbox.RelayConfig{})
@@ -333,7 +332,7 @@ func TestCancelledDrainDoesNotPrune(t *testing.T) {
 	})
 }
 
-// A publisher that ends by itself is a fault of its own: it is logged, and Run goes on.
+// A publisher that stops by itself is logged, and Run continues.
 func TestPublisherThatEnds(t *testing.T) {
 	inBubble(t, outbox.RelayConfig{}, func(b *bench) {
 		var text syncBuffer
@@ -344,7 +343,7 @@ func TestPublisherThatEnds(t *testing.T) {
 		time.Sleep(time.Minute)
 		stop()
 		b.wantReceived("1")
-		if !strings.Contains(text.String(), "ended before its relay") {
+		if !strings.Contains(text.String(), "stopped before its relay") {
 			b.Errorf("logged %s", text.String())
 		}
 	})
@@ -371,7 +370,7 @@ func TestReadyAsksThePublisher(t *testing.T) {
 	})
 }
 
-// checkedStore and checkedPublisher find what they are told.
+// checkedStore and checkedPublisher return the configured findings.
 type checkedStore struct {
 	driver.Source
 	found error
@@ -408,13 +407,13 @@ func TestCheckJoinsTheFindings(t *testing.T) {
 		}
 		for _, err := range single {
 			if _, ok := err.(interface{ Mend() string }); ok == errors.Is(err, away) {
-				t.Errorf("%v: a finding is %t", err, ok)
+				t.Errorf("%v: is a finding: %t", err, ok)
 			}
 		}
 	}
 }
 
-// exits is a Source that ends the goroutine of the caller when told to.
+// exits is a Source whose Claim ends the caller's goroutine when now is set.
 type exits struct {
 	driver.Source
 	now atomic.Bool
@@ -427,7 +426,7 @@ func (e *exits) Claim(ctx context.Context, r driver.Claim) (driver.Batch, error)
 	return e.Source.Claim(ctx, r)
 }
 
-// The Done channel of context.Background is nil, and Run works on it like on any other.
+// The Done channel of context.Background is nil. Run works with it like with any other context.
 func TestRunOnBackground(t *testing.T) {
 	inBubble(t, outbox.RelayConfig{}, func(b *bench) {
 		source := &exits{Source: b.store}
@@ -443,7 +442,7 @@ func TestRunOnBackground(t *testing.T) {
 			synctest.Wait()
 		}
 		b.wantReceived("1", "2")
-		source.now.Store(true) // nothing else ends Run
+		source.now.Store(true) // nothing else ends this Run
 		<-ended
 	})
 }
@@ -460,7 +459,7 @@ func TestDrainOnBackground(t *testing.T) {
 	})
 }
 
-// A relay that has ended is not ready, whatever its last look found.
+// A relay that has stopped is not ready, whatever its last poll returned.
 func TestNotReadyAfterRun(t *testing.T) {
 	inBubble(t, outbox.RelayConfig{}, func(b *bench) {
 		for range 2 {

@@ -19,21 +19,21 @@ import (
 )
 
 const (
-	// settleTimeout is for how long a batch is tried to be settled. That is also for how long a store may
-	// be away without anything being published twice, unless another relay takes the lanes when it returns.
+	// settleTimeout is the time limit for settling one batch, with retries. A store may be away that long
+	// without duplicates, unless another relay takes the lanes when it returns.
 	settleTimeout = 30 * time.Second
-	// wholeSettles is how often that is tried before the failures are left out.
+	// wholeSettles is the number of attempts with the failures, before they are left out.
 	wholeSettles = 3
 )
 
-// round is what one batch came to. The error means that it could not be settled, or not whole.
+// round is the result of one batch. err means that the batch could not be settled, or only in part.
 type round struct {
 	claimed, published, failed, dead int
-	more                             bool // another claim may find something because of this one
+	more                             bool // another claim may find messages because of this round
 	err                              error
 }
 
-// rounds claim, publish and settle the batches of one store. Any number of goroutines may.
+// rounds claims, publishes and settles the batches of one store. It is safe for concurrent use.
 type rounds struct {
 	source     driver.Source
 	transports transports
@@ -62,8 +62,8 @@ func (rs *rounds) claim(ctx context.Context, limit int, alone bool, begin time.T
 	return batch, err
 }
 
-// run publishes and settles a batch that was claimed at begin. When send ends it sends nothing
-// more; the longer of the spans are for the rest.
+// run publishes and settles a batch that was claimed at begin. When send ends, it sends no more messages; the
+// longer contexts in life apply to the rest.
 func (rs *rounds) run(send context.Context, life spans, batch driver.Batch, begin time.Time) round {
 	work, end := rs.telemetry.startRound(life.work, batch)
 	defer end()
@@ -90,7 +90,7 @@ func (rs *rounds) run(send context.Context, life spans, batch driver.Batch, begi
 	}
 	if n := len(settled.Stale); n > 0 {
 		rs.telemetry.stale.Add(work, int64(n))
-		rs.log(work, slog.LevelWarn, "outbox: leases ran out before they were settled; their messages are published again", "", slog.Int("lanes", n))
+		rs.log(work, slog.LevelWarn, "outbox: leases expired before settling", "", slog.Int("lanes", n))
 	}
 	if settled.unrecorded != nil {
 		for i := range failures {
@@ -98,16 +98,15 @@ func (rs *rounds) run(send context.Context, life spans, batch driver.Batch, begi
 		}
 	}
 	res := rs.report(work, batch.Messages, outcomes, failures)
-	// What waits now, was given back, or was left to a transport that is back, the store's answer does not tell of.
+	// The store does not report messages that wait now, were released, or belong to a transport that is back.
 	res.more = settled.More || paused || len(settled.Stale) > 0 || res.published < res.claimed
 	res.err = settled.unrecorded
 	return res
 }
 
-// publish has until PublishTimeout, and sends in the first half of it: what is unconfirmed at the
-// end has then waited for that long, so that a long or slow batch is not taken for an outage. After
-// the end of ctx, or of the leases, it sends nothing more; it waits for the confirms as long as there
-// is time left to settle.
+// publish runs for at most PublishTimeout, and sends during the first half only. Messages unconfirmed at the end
+// have then waited for at least half of it, so a long or slow batch does not look like an outage. When ctx or
+// the leases end, it sends no more messages. It waits for confirms as long as time is left to settle.
 func (rs *rounds) publish(ctx context.Context, life spans, held context.Context, batch driver.Batch) ([]outcome, map[string]outage) {
 	wait, cancelWait := context.WithTimeout(life.confirm, rs.cfg.PublishTimeout)
 	defer cancelWait()
@@ -124,8 +123,8 @@ func (rs *rounds) publish(ctx context.Context, life spans, held context.Context,
 	return p.run()
 }
 
-// judge turns the outcomes into settlements for the store. Messages given back have neither a
-// settlement nor a failure.
+// judge turns the outcomes into settlements for the store. Released messages have neither a settlement nor a
+// failure.
 func (rs *rounds) judge(messages []driver.Message, outcomes []outcome) ([]driver.Settlement, map[int]failure) {
 	settlements := make([]driver.Settlement, 0, len(messages))
 	failures := map[int]failure{}
@@ -167,22 +166,22 @@ func (rs *rounds) failure(m driver.Message, err error) failure {
 	return f
 }
 
-// quarantine is the outcome of a message that is not published any more, since relays were lost that
-// had nothing else in hand.
+// quarantine is the outcome of a message that is no longer published, because several relays in a row were lost
+// with nothing else in flight.
 func quarantine(losses int) []outcome {
 	err := fmt.Errorf("%d relays in a row were lost with this message", losses)
 	return []outcome{{done: true, err: &driver.PublishError{Class: driver.Quarantined, Err: err}}}
 }
 
-// settlement is what the store took of a batch.
+// settlement is the part of a batch that the store recorded.
 type settlement struct {
 	driver.Settled
-	unrecorded error // why the failures were left out: their messages were given back
+	unrecorded error // why the failures were left out; their messages were released
 }
 
-// settle tries until it worked: what is not settled is published again. A store that refuses to record
-// failures, since its disk is full or one of them is too much for it, may still take what was published,
-// and that must not be published again for the sake of the others.
+// settle retries until it succeeds or the time is over, because unsettled messages are published again. A store may
+// refuse to record failures, for example because its disk is full. It may still record the published
+// messages. settle then leaves out the failures, so that the published messages are not published again.
 func (rs *rounds) settle(ctx context.Context, b driver.Batch, verdicts []driver.Settlement) (settlement, error) {
 	between := backoff.Policy{Base: 50 * time.Millisecond, Max: time.Second, Jitter: 0.5}
 	end := time.Now().Add(settleTimeout)
@@ -200,7 +199,7 @@ func (rs *rounds) settle(ctx context.Context, b driver.Batch, verdicts []driver.
 		}
 		delay := between.Delay(n-1, rs.cfg.Rand())
 		if time.Now().Add(delay).After(end) || runloop.Sleep(ctx, delay) != nil {
-			_, _ = rs.trySettle(ctx, b, nil) // given back, no message is suspected of having ended a relay
+			_, _ = rs.trySettle(ctx, b, nil) // released messages do not become suspects
 			return settlement{}, fmt.Errorf("settle %d messages: %w", len(verdicts), err)
 		}
 	}
@@ -245,9 +244,9 @@ func (rs *rounds) report(ctx context.Context, messages []driver.Message, outcome
 
 func (rs *rounds) reportFailure(ctx context.Context, m driver.Message, f failure) {
 	rs.telemetry.countFailure(ctx, f)
-	text := "outbox: publishing failed, will be tried again"
+	text := "outbox: publish failed; will retry"
 	if f.dead {
-		text = "outbox: publishing failed for good, the message is a dead letter"
+		text = "outbox: publish failed; message dead-lettered"
 	}
 	attrs := []slog.Attr{
 		slog.Any("id", m.ID), slog.String("name", m.Name),
@@ -262,7 +261,7 @@ func (rs *rounds) reportFailure(ctx context.Context, m driver.Message, f failure
 // maxError bounds the stored text of an error, in bytes.
 const maxError = 1000
 
-// errorText is what is stored of an error: bounded, and without what a database refuses.
+// errorText returns the stored text of an error: at most maxError bytes, without bytes that a database refuses.
 func errorText(err error) string {
 	text := err.Error()
 	if len(text) > maxError {
@@ -271,15 +270,15 @@ func errorText(err error) string {
 	return strings.ReplaceAll(strings.ToValidUTF8(text, ""), "\x00", "")
 }
 
-// Leases are short, so that the lanes of a relay that was killed are soon free. Few batches take
-// longer than a quarter of one: these renew theirs.
+// Leases are short, so that the lanes of a killed relay are soon free. Only a batch that takes longer than a
+// quarter of a lease renews its leases.
 const (
 	renewalsPerLease = 4
 	retriesPerLease  = 16
 )
 
-// hold renews leases that began at begin, until release is called. The context that it returns ends
-// when they could not be renewed in time, or another relay has one of them.
+// hold renews leases that started at begin, until release is called. The returned context ends when the leases
+// could not be renewed in time or another relay took one of them.
 func (rs *rounds) hold(ctx context.Context, leases []driver.Lease, begin time.Time) (held context.Context, release func()) {
 	held, lose := context.WithCancel(ctx)
 	var renewing sync.WaitGroup
@@ -299,11 +298,11 @@ func (rs *rounds) hold(ctx context.Context, leases []driver.Lease, begin time.Ti
 	}
 }
 
-// renew returns when the leases, which end at end, are lost or ctx has ended.
+// renew renews the leases, which expire at end. It returns when they are lost or ctx has ended.
 func (rs *rounds) renew(ctx context.Context, leases []driver.Lease, end time.Time) {
 	for {
 		begin := time.Now()
-		// Half of what is left, so that a connection that is silent leaves time for another one.
+		// Half of the time left, so that a silent connection leaves time for another one.
 		try, cancel := context.WithTimeout(ctx, max(end.Sub(begin)/2, rs.cfg.LeaseTTL/retriesPerLease))
 		stale, err := rs.source.Renew(try, leases, rs.cfg.LeaseTTL)
 		cancel()
@@ -316,7 +315,7 @@ func (rs *rounds) renew(ctx context.Context, leases []driver.Lease, end time.Tim
 			return
 		}
 		if len(stale) > 0 || !time.Now().Before(end) {
-			rs.log(ctx, slog.LevelWarn, "outbox: leases ran out, nothing more of their batch is sent", "",
+			rs.log(ctx, slog.LevelWarn, "outbox: leases expired; stopped sending the batch", "",
 				slog.Int("lanes", len(leases)), slog.Any("error", err))
 			return
 		}

@@ -35,13 +35,13 @@ func TestSlowBatchKeepsItsLanes(t *testing.T) {
 	})
 }
 
-// renewals is a Source whose Renew is that of a store with a fault.
+// renewals is a Source with a configurable Renew.
 type renewals struct {
 	driver.Source
-	once  bool // it gives one batch
+	once  bool // Claim returns only one batch
 	given atomic.Bool
 	count atomic.Int64
-	renew func(ctx context.Context, n int64) error // nil: as ever
+	renew func(ctx context.Context, n int64) error // runs before the real Renew
 }
 
 func (s *renewals) Claim(ctx context.Context, req driver.Claim) (driver.Batch, error) {
@@ -58,7 +58,7 @@ func (s *renewals) Renew(ctx context.Context, leases []driver.Lease, ttl time.Du
 	return s.Source.Renew(ctx, leases, ttl)
 }
 
-// What cannot renew its leases sends nothing more, since another relay may be sending it.
+// A relay that cannot renew its leases sends nothing more, because another relay may be sending the messages.
 func TestNothingIsSentWithoutALease(t *testing.T) {
 	for name, fault := range map[string]func(context.Context) error{
 		"refused": func(context.Context) error { return errors.New("connection refused") },
@@ -68,7 +68,7 @@ func TestNothingIsSentWithoutALease(t *testing.T) {
 			inBubble(t, outbox.RelayConfig{PublishTimeout: time.Minute}, func(b *bench) {
 				s := &renewals{Source: b.store, once: true, renew: func(ctx context.Context, _ int64) error { return fault(ctx) }}
 				b.over(s, outbox.RelayConfig{PublishTimeout: time.Minute})
-				b.publisher.Latency(900 * time.Millisecond) // of each message of the key
+				b.publisher.Latency(900 * time.Millisecond) // for each message of the key
 				for n := range 20 {
 					b.write(message("k", n))
 				}
@@ -79,14 +79,14 @@ func TestNothingIsSentWithoutALease(t *testing.T) {
 					b.Errorf("sent %v within a lease of 6 s, at one every 0.9 s", got)
 				}
 				if left := b.store.Pending(); len(left) != 13 {
-					b.Errorf("%d left, want what was not sent", len(left))
+					b.Errorf("%d left, want the 13 unsent messages", len(left))
 				}
 			})
 		})
 	}
 }
 
-// What is settled has no leases to renew any more.
+// After settling, there are no leases to renew.
 func TestNoRenewalAfterSettling(t *testing.T) {
 	inBubble(t, outbox.RelayConfig{}, func(b *bench) {
 		s := &renewals{Source: b.store, renew: func(context.Context, int64) error { return nil }}
@@ -100,7 +100,7 @@ func TestNoRenewalAfterSettling(t *testing.T) {
 	})
 }
 
-// One connection that is silent costs no lease.
+// One silent connection loses no lease.
 func TestRenewalOnAnotherConnection(t *testing.T) {
 	inBubble(t, outbox.RelayConfig{}, func(b *bench) {
 		s := &renewals{Source: b.store, renew: func(ctx context.Context, n int64) error {
@@ -125,7 +125,7 @@ func TestRenewalOnAnotherConnection(t *testing.T) {
 	})
 }
 
-// lose claims as relays that are killed before they settle.
+// lose claims messages like relays that are killed before they settle.
 func (b *bench) lose(claims, limit int) {
 	b.Helper()
 	for range claims {
@@ -154,7 +154,7 @@ func TestMessageThatKillsRelaysIsQuarantined(t *testing.T) {
 	})
 }
 
-func TestFewerLossesCostNothing(t *testing.T) {
+func TestQuarantine_notBelowMaxCrashes(t *testing.T) {
 	inBubble(t, outbox.RelayConfig{MaxCrashes: 4}, func(b *bench) {
 		b.write(message("k", 0), message("k", 1))
 		b.lose(1+3, 8)
@@ -166,7 +166,7 @@ func TestFewerLossesCostNothing(t *testing.T) {
 	})
 }
 
-// While messages under suspicion are published, nothing else is in hand that they could take along.
+// While suspect messages are published, no other message is in flight, so that a crash affects no other.
 func TestSuspectsArePublishedAlone(t *testing.T) {
 	inBubble(t, outbox.RelayConfig{BatchSize: 4}, func(b *bench) {
 		b.write(message("suspect", 0), message("suspect", 1))
@@ -233,7 +233,7 @@ func TestStoreFaults(t *testing.T) {
 	})
 	t.Run("claim, once, whose lanes are held", func(t *testing.T) {
 		inBubble(t, outbox.RelayConfig{}, func(b *bench) {
-			const lanes = 16 // more than a claim takes: the next one finds others
+			const lanes = 16 // more than one claim takes: the next claim finds others
 			f := b.wrap()
 			f.once, f.held = true, true
 			f.set(down, nil)
@@ -276,7 +276,7 @@ func TestStoreFaults(t *testing.T) {
 	})
 }
 
-// fullDisk is a Source that has no room for failures, as long as it is full.
+// fullDisk is a Source that cannot record failures while it is full.
 type fullDisk struct {
 	driver.Source
 	full atomic.Bool
@@ -298,8 +298,8 @@ func (s *fullDisk) Settle(ctx context.Context, b driver.Batch, outcomes []driver
 	return s.Source.Settle(ctx, b, outcomes)
 }
 
-// A store that cannot record failures costs the messages that were published nothing, and accuses none
-// of those that failed. These are tried again, and not in a hot loop.
+// If a store cannot record failures, published messages are still settled, and the failed messages do not become
+// suspects. The relay retries the failed messages, but not in a hot loop.
 func TestFailuresThatCannotBeRecorded(t *testing.T) {
 	inBubble(t, outbox.RelayConfig{}, func(b *bench) {
 		disk := newFullDisk(b.store)
@@ -320,7 +320,7 @@ func TestFailuresThatCannotBeRecorded(t *testing.T) {
 			b.Errorf("left %+v, dead letters %+v", b.store.Pending(), b.dead())
 		}
 		if err := b.relay.Ready(b.Context()); err == nil || !strings.Contains(err.Error(), "no space left") {
-			b.Errorf("Ready says %v", err)
+			b.Errorf("Ready: %v", err)
 		}
 		if n := attempts.Load(); n < 2 || n > 40 {
 			b.Errorf("%d attempts in 10 s", n)
@@ -334,8 +334,8 @@ func TestFailuresThatCannotBeRecorded(t *testing.T) {
 	})
 }
 
-// A relay that cannot settle is not lost, however often: nothing it has in hand is suspected.
-func TestRefusedSettlementsAccuseNobody(t *testing.T) {
+// A relay that cannot settle is not lost, however often it fails. Its messages do not become suspects.
+func TestRelay_failedSettlementsMakeNoSuspects(t *testing.T) {
 	inBubble(t, outbox.RelayConfig{}, func(b *bench) {
 		s := &refusing{Source: b.store}
 		b.over(s, outbox.RelayConfig{})
@@ -343,12 +343,12 @@ func TestRefusedSettlementsAccuseNobody(t *testing.T) {
 		defer b.start()()
 		time.Sleep(10 * time.Minute)
 		if s.suspected.Load() {
-			b.Error("a message is suspected of having ended relays")
+			b.Error("a message became a suspect")
 		}
 	})
 }
 
-// refusing is a Source that records nothing.
+// refusing is a Source that records no outcome.
 type refusing struct {
 	driver.Source
 	suspected atomic.Bool
@@ -369,8 +369,8 @@ func (s *refusing) Settle(ctx context.Context, b driver.Batch, outcomes []driver
 	return s.Source.Settle(ctx, b, outcomes)
 }
 
-// A drain says so.
-func TestDrainOntoAFullDisk(t *testing.T) {
+// A Drain returns an error if the store cannot record failures.
+func TestDrain_returnsErrorOnFullDisk(t *testing.T) {
 	inBubble(t, outbox.RelayConfig{}, func(b *bench) {
 		b.over(newFullDisk(b.store), outbox.RelayConfig{Logger: slog.New(slog.DiscardHandler)})
 		b.publisher.Respond(func(m driver.Message) error {

@@ -17,33 +17,33 @@ import (
 	"github.com/holdfast-go/holdfast/outbox/driver"
 )
 
-// Stats is the state of a relay and of its store. No count goes above 100,000: that number means as
-// many or more. The counts and the age are 0 where the store does not report them.
+// Stats is the state of a relay and of its store. No count exceeds 100,000; that number means 100,000 or
+// more. The counts and the age are 0 if the store does not report them.
 type Stats struct {
-	// Ready counts the messages that are not published and do not wait for a time. Those behind a
-	// parked message of their key and those of a paused transport are among them.
+	// Ready counts the messages that are not published and do not wait for a time. It includes messages
+	// behind a parked message of their key, and messages of a paused transport.
 	Ready int
 	// Parked counts the messages that wait for their first or their next attempt.
 	Parked int
 	// Dead counts the dead letters.
 	Dead int
-	// OldestAge is for how long the oldest message has been stored that is ready, or waits after a
-	// failure. 0: there is none.
+	// OldestAge is the age of the oldest message that is ready or waits after a failure. 0 means that there
+	// is none.
 	OldestAge time.Duration
-	// Transports are by name.
+	// Transports has the state of each transport by name.
 	Transports map[string]TransportStats
 }
 
-// TransportStats is the state of one transport, as this relay sees it.
+// TransportStats is the state of one transport from this relay's view.
 type TransportStats struct {
-	// State is "closed" (messages flow), "paused" (the transport was found unavailable or blocked and
-	// is left alone) or "probing" (its pause is over, and one batch finds out whether it works).
+	// State is "closed" (messages flow), "paused" (the transport was unavailable or blocked, and the relay
+	// sends nothing) or "probing" (the pause is over, and one batch tests the transport).
 	State string
-	// Failures counts the batches in a row that found the transport unavailable or blocked, and Err
-	// is what the last one met; nil: it works.
+	// Failures counts the batches in a row for which the transport was unavailable or blocked. Err is the
+	// last failure; nil means that the transport works.
 	Failures int
 	Err      error
-	// Window is how full the publisher's window is, from 0 to 1; 0 where it is not Windowed.
+	// Window is the used part of the publisher's window, from 0 to 1. It is 0 if the publisher is not Windowed.
 	Window float64
 }
 
@@ -53,8 +53,8 @@ const (
 	stateProbing = "probing"
 )
 
-// Stats asks the source and the publishers, within 5 s. With an error the Transports are
-// valid all the same.
+// Stats reads the state of the store and the publishers, within 5 s. It returns an error if the store could not be
+// read; Transports is valid with an error too.
 func (r *Relay) Stats(ctx context.Context) (Stats, error) {
 	ctx, cancel := context.WithTimeout(ctx, r.cfg.storeTimeout())
 	defer cancel()
@@ -72,13 +72,13 @@ func (r *Relay) Stats(ctx context.Context) (Stats, error) {
 }
 
 const (
-	// gaugeInterval is for how long the store's last answer is reported again.
+	// gaugeInterval is how long the last backlog read from the store is reported again.
 	gaugeInterval = 5 * time.Second
-	// gaugeTimeout bounds the question to the store, and with it the collection of all metrics.
+	// gaugeTimeout limits reading the backlog, and so the collection of all metrics.
 	gaugeTimeout = 2 * time.Second
 )
 
-// gaugeSet are the observable instruments.
+// gaugeSet is the set of observable instruments.
 type gaugeSet struct {
 	depth  metric.Int64ObservableGauge
 	oldest metric.Float64ObservableGauge
@@ -94,11 +94,11 @@ func newGaugeSet(meter metric.Meter) (gaugeSet, error) {
 	state, err3 := meter.Int64ObservableGauge("holdfast.outbox.transport.state",
 		metric.WithDescription("1 for the state that the transport is in: closed, paused or probing; 0 for the others."))
 	window, err4 := meter.Float64ObservableGauge("holdfast.outbox.window.fill",
-		metric.WithDescription("Messages that await their confirm, as a part of how many may."), metric.WithUnit("1"))
+		metric.WithDescription("Unconfirmed messages as a part of the window."), metric.WithUnit("1"))
 	return gaugeSet{depth, oldest, state, window}, errors.Join(err1, err2, err3, err4)
 }
 
-// gauges observe one Run of a relay.
+// gauges collects the gauges of one Run of a relay.
 type gauges struct {
 	relay *Relay
 
@@ -107,9 +107,9 @@ type gauges struct {
 	asked time.Time
 }
 
-// observe has the gauges of the relay collected until stop is called.
+// observe registers the relay's gauges until stop is called.
 func (r *Relay) observe(ctx context.Context) (stop func()) {
-	run, cancel := context.WithCancel(context.WithoutCancel(ctx)) // it lasts until all confirms are in
+	run, cancel := context.WithCancel(context.WithoutCancel(ctx)) // lasts until all confirms have arrived
 	g, set := &gauges{relay: r}, r.telemetry.gauges
 	registered, err := r.telemetry.kit.Meter.RegisterCallback(func(ctx context.Context, o metric.Observer) error {
 		ctx, cancel := context.WithCancel(ctx)
@@ -119,13 +119,13 @@ func (r *Relay) observe(ctx context.Context) (stop func()) {
 	}, set.depth, set.oldest, set.state, set.window)
 	if err != nil {
 		cancel()
-		r.cfg.Logger.WarnContext(ctx, "outbox: the relay has no gauges", slog.Any("error", err))
+		r.cfg.Logger.WarnContext(ctx, "outbox: could not register gauges", slog.Any("error", err))
 		return func() {}
 	}
 	return func() {
-		cancel() // ends a collection that would hold up the next line
+		cancel() // ends a running collection, which would block Unregister
 		if err := registered.Unregister(); err != nil {
-			r.cfg.Logger.WarnContext(ctx, "outbox: the relay's gauges stay", slog.Any("error", err))
+			r.cfg.Logger.WarnContext(ctx, "outbox: could not unregister gauges", slog.Any("error", err))
 		}
 	}
 }
@@ -156,7 +156,7 @@ func (g *gauges) collect(ctx context.Context, o metric.Observer) error {
 	return nil
 }
 
-// stored is what the store told last, nil if it does not tell.
+// stored returns the backlog last read from the store, or nil if the store does not report one.
 func (g *gauges) stored(ctx context.Context) (*driver.Depth, error) {
 	source, ok := g.relay.source.(driver.Measured)
 	if !ok {
@@ -184,7 +184,7 @@ const scope = "github.com/holdfast-go/holdfast/outbox"
 // maxLinks bounds the links from a batch's span to the spans that wrote its messages.
 const maxLinks = 64
 
-// instruments are the relay's metrics and its tracer.
+// instruments holds the relay's metrics and its tracer.
 type instruments struct {
 	kit       telemetry.Kit
 	published metric.Int64Counter
@@ -197,7 +197,7 @@ type instruments struct {
 
 	gauges gaugeSet
 	by     map[string]metric.MeasurementOption // by transport
-	spans  map[string]trace.SpanStartOption    // what is said of each message that is sent, by transport
+	spans  map[string]trace.SpanStartOption    // attributes of each send span, by transport
 }
 
 func newInstruments(cfg RelayConfig, publishers map[string]driver.Publisher) (instruments, error) {
@@ -205,17 +205,17 @@ func newInstruments(cfg RelayConfig, publishers map[string]driver.Publisher) (in
 	published, err1 := kit.Meter.Int64Counter("holdfast.outbox.published",
 		metric.WithDescription("Messages confirmed by their transport."), metric.WithUnit("{message}"))
 	failed, err2 := kit.Meter.Int64Counter("holdfast.outbox.failed",
-		metric.WithDescription("Failed attempts to publish, by class, and whether the message is a dead letter now."), metric.WithUnit("{attempt}"))
+		metric.WithDescription("Failed attempts to publish, by class and by whether the message became a dead letter."), metric.WithUnit("{attempt}"))
 	givenBack, err3 := kit.Meter.Int64Counter("holdfast.outbox.given_back",
-		metric.WithDescription("Claimed messages given back untouched."), metric.WithUnit("{message}"))
+		metric.WithDescription("Claimed messages released unchanged."), metric.WithUnit("{message}"))
 	stale, err4 := kit.Meter.Int64Counter("holdfast.outbox.stale_leases",
-		metric.WithDescription("Leases that ran out before they were settled; should stay 0."), metric.WithUnit("{lease}"))
+		metric.WithDescription("Leases that expired before they were settled; should stay 0."), metric.WithUnit("{lease}"))
 	duration, err5 := kit.Meter.Float64Histogram("holdfast.outbox.batch.duration",
-		metric.WithDescription("Publishing and settling of one batch."), metric.WithUnit("s"), telemetry.Seconds)
+		metric.WithDescription("Time to publish and settle one batch."), metric.WithUnit("s"), telemetry.Seconds)
 	lag, err6 := kit.Meter.Float64Histogram("holdfast.outbox.lag",
-		metric.WithDescription("Age of a message at its confirm: from its storing, by the store's clock, to now, by our own."), metric.WithUnit("s"), telemetry.Seconds)
+		metric.WithDescription("Age of a message at its confirm: stored time by the store's clock, confirm time by the relay's clock."), metric.WithUnit("s"), telemetry.Seconds)
 	confirm, err7 := kit.Meter.Float64Histogram("holdfast.outbox.confirm.duration",
-		metric.WithDescription("Time from giving a message to its transport to the confirm, the wait for room in the window included."),
+		metric.WithDescription("Time from passing a message to its transport to its confirm, including the wait for the window."),
 		metric.WithUnit("s"), telemetry.Seconds)
 	gauges, err8 := newGaugeSet(kit.Meter)
 	by, spans := map[string]metric.MeasurementOption{}, map[string]trace.SpanStartOption{}
@@ -229,7 +229,7 @@ func newInstruments(cfg RelayConfig, publishers map[string]driver.Publisher) (in
 	}, errors.Join(err1, err2, err3, err4, err5, err6, err7, err8)
 }
 
-// ofTransport is what the span of each message says that is sent through a transport.
+// ofTransport returns the attributes of the send spans of a transport.
 func ofTransport(name string, publisher driver.Publisher) []attribute.KeyValue {
 	attrs := append(telemetry.Operation("send"), attribute.String("holdfast.transport", name))
 	if known, ok := publisher.(driver.Identified); ok {
@@ -238,7 +238,7 @@ func ofTransport(name string, publisher driver.Publisher) []attribute.KeyValue {
 	return attrs
 }
 
-// confirmed measures a message that was given to its transport at begin.
+// confirmed measures a message that was passed to its transport at begin.
 func (t instruments) confirmed(ctx context.Context, m driver.Message, begin time.Time) {
 	now, transport := time.Now(), t.by[m.Transport]
 	t.confirm.Record(ctx, now.Sub(begin).Seconds(), transport)
@@ -247,7 +247,7 @@ func (t instruments) confirmed(ctx context.Context, m driver.Message, begin time
 	}
 }
 
-// startRound begins the span of one batch, linked to the spans that wrote its messages.
+// startRound starts the span of one batch, linked to the spans that wrote its messages.
 func (t instruments) startRound(ctx context.Context, b driver.Batch) (context.Context, func()) {
 	begin := time.Now()
 	took := func() { t.duration.Record(ctx, time.Since(begin).Seconds()) }
@@ -268,9 +268,9 @@ func (t instruments) startRound(ctx context.Context, b driver.Batch) (context.Co
 	}
 }
 
-// startSend begins the span of sending one message. Its parent is the span that created the message, and it links to
-// the span of the batch in ctx. It returns nil where no span is recorded. Its kind is client: the conventions keep the
-// kind producer for the span that consumers link to, which is the creation.
+// startSend starts the span of sending one message. Its parent is the span that created the message, and it links to
+// the span of the batch in ctx. It returns nil if no span is recorded. Its kind is client, because the conventions
+// reserve the kind producer for the create span, which consumers link to.
 func (t instruments) startSend(ctx context.Context, m driver.Message) trace.Span {
 	if t.kit.Silent() {
 		return nil
@@ -303,8 +303,8 @@ func endSend(span trace.Span, err error) {
 	span.End()
 }
 
-// create leaves a span of the creation of a message in a trace that is recorded. What is done for the message later, in
-// other processes, is below it.
+// create records a span for the creation of a message, if the trace of ctx is recorded. Spans of later work on the
+// message, also in other processes, are children of this span.
 func create(ctx context.Context, m *driver.Message) context.Context {
 	writer := trace.SpanFromContext(ctx)
 	if !writer.IsRecording() {

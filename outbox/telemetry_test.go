@@ -17,14 +17,14 @@ import (
 	"github.com/holdfast-go/holdfast/txretry/txretrytest"
 )
 
-// halfFull is a publisher whose window is just that.
+// halfFull is a publisher whose window is half full.
 type halfFull struct{ *outboxtest.Publisher }
 
 func (halfFull) Window() (used, size int) { return 5, 10 }
 
 func newManager() *txretrytest.Manager { return txretrytest.New(txretrytest.Config{}) }
 
-// measured is a bench with a second transport, "w", that tells of its window.
+// measured runs fn with a bench that has a second transport, "w", which reports its window.
 func measured(t *testing.T, source func(*outboxtest.Store) driver.Source, fn func(b *bench, r *metrictest.Recorder)) {
 	t.Helper()
 	t.Parallel()
@@ -142,7 +142,7 @@ func TestLagAndConfirmLatency(t *testing.T) {
 	})
 }
 
-// asked counts the questions, and answers none while it is hung.
+// asked is a Source that counts the calls of Depth, and blocks them while hangs is set.
 type asked struct {
 	driver.Source
 	measured driver.Measured
@@ -170,9 +170,8 @@ func (a *asked) hang(hangs bool) (times int) {
 	return a.times
 }
 
-// The store is asked once in a while, and a store that does not answer holds up neither the
-// collection of other metrics nor the end of Run.
-func TestGaugesAskSeldomAndDoNotHang(t *testing.T) {
+// The gauges read the store seldom. A store that does not answer delays neither the other gauges nor the end of Run.
+func TestGauges_readStoreSeldomAndDoNotHang(t *testing.T) {
 	var source *asked
 	wrap := func(s *outboxtest.Store) driver.Source {
 		source = &asked{Source: s, measured: s}
@@ -189,12 +188,12 @@ func TestGaugesAskSeldomAndDoNotHang(t *testing.T) {
 			time.Sleep(time.Second)
 		}
 		if times := source.hang(true); times != 2 {
-			b.Errorf("asked %d times in 10 s", times)
+			b.Errorf("the store was read %d times in 10 s", times)
 		}
 		begin := time.Now()
 		got, err := r.Collect(b.Context())
 		if took := time.Since(begin); err == nil || took != 2*time.Second {
-			b.Errorf("a store that hangs: %v after %v", err, took)
+			b.Errorf("with a hanging store: %v after %v", err, took)
 		}
 		if _, ok := got["holdfast.outbox.transport.state{state=closed,transport=}"]; !ok {
 			b.Errorf("without the other gauges: %v", got)
@@ -212,12 +211,12 @@ func TestGaugesAskSeldomAndDoNotHang(t *testing.T) {
 		begin = time.Now()
 		stop()
 		if err := <-collected; err == nil || time.Since(begin) > 0 {
-			b.Errorf("the end of Run waits for the store: %v, %v", time.Since(begin), err)
+			b.Errorf("the end of Run waited for the store: %v, %v", time.Since(begin), err)
 		}
 	})
 }
 
-// bare is a Source that does not tell how much it holds.
+// bare is a Source that does not report its backlog.
 type bare struct{ driver.Source }
 
 func TestStatsWithoutAMeasuredSource(t *testing.T) {

@@ -13,8 +13,7 @@ import (
 	"github.com/holdfast-go/holdfast/outbox/driver"
 )
 
-// transport is one publisher: its connection, the breaker before it, and the sending of a batch's
-// messages. Its methods may be called from any goroutine.
+// transport is one publisher with its connection and its circuit breaker. Its methods are safe for concurrent use.
 type transport struct {
 	name      string
 	publisher driver.Publisher
@@ -22,19 +21,19 @@ type transport struct {
 	log       journal
 }
 
-// run keeps the publisher's connection until ctx ends, where it has one.
+// run keeps the publisher's connection until ctx ends, if it has one.
 func (t *transport) run(ctx context.Context) {
 	service, ok := t.publisher.(driver.Service)
 	if !ok {
 		return
 	}
 	if err := service.Run(ctx); err != nil || ctx.Err() == nil {
-		t.log(ctx, slog.LevelError, "outbox: a publisher ended before its relay", t.name,
+		t.log(ctx, slog.LevelError, "outbox: publisher stopped before its relay", t.name,
 			slog.String("transport", t.name), slog.Any("error", err))
 	}
 }
 
-// watch ends a pause when the publisher is ready again, and calls signal, until stop is called.
+// watch ends a pause and calls signal each time the publisher is ready again, until stop is called.
 func (t *transport) watch(signal func()) (stop func()) {
 	p, ok := t.publisher.(driver.Reconnecting)
 	if !ok {
@@ -46,7 +45,7 @@ func (t *transport) watch(signal func()) (stop func()) {
 	})
 }
 
-// usable returns nil while the transport is not paused and its publisher has its connection.
+// usable returns nil while the transport is not paused and its publisher is connected.
 func (t *transport) usable(ctx context.Context) error {
 	err := t.paused()
 	if service, ok := t.publisher.(driver.Service); ok {
@@ -55,7 +54,7 @@ func (t *transport) usable(ctx context.Context) error {
 	return err
 }
 
-// paused is an error while the transport is paused.
+// paused returns an error while the transport is paused.
 func (t *transport) paused() error {
 	if err := t.breaker.paused(); err != nil {
 		return fmt.Errorf("outbox: transport %q is %w", t.name, err)
@@ -63,7 +62,7 @@ func (t *transport) paused() error {
 	return nil
 }
 
-// stats is the state of the breaker, and how full the publisher's window is.
+// stats returns the state of the breaker and the used part of the publisher's window.
 func (t *transport) stats() TransportStats {
 	s := t.breaker.state()
 	if w, ok := t.publisher.(driver.Windowed); ok {
@@ -74,21 +73,21 @@ func (t *transport) stats() TransportStats {
 	return s
 }
 
-// publish gives a message to the publisher, whose panic is a failure of the message. Done may be
-// called several times.
+// publish passes a message to the publisher. A panic of the publisher counts as a failure of the message. It may call
+// done several times.
 func (t *transport) publish(ctx context.Context, m driver.Message, done func(error)) {
 	defer func() {
 		if v := recover(); v != nil {
 			t.log(ctx, slog.LevelError, "outbox: publisher panicked", t.name,
 				slog.Any("id", m.ID), slog.Any("panic", v), slog.String("stack", string(debug.Stack())))
-			done(&driver.PublishError{Class: driver.Retryable, Err: fmt.Errorf("the publisher panicked: %v", v)})
+			done(&driver.PublishError{Class: driver.Retryable, Err: fmt.Errorf("publisher panicked: %v", v)})
 		}
 	}()
 	t.publisher.Publish(ctx, m, done)
 }
 
-// conclude tells the breaker how a batch that began at begin has done: down is why it found the
-// transport unavailable, if it did, and answered says that some message has an outcome.
+// conclude updates the breaker after a batch that started at begin. down is the outage that the batch met, or nil.
+// answered is true if some message of the transport has an outcome.
 func (t *transport) conclude(ctx context.Context, begin time.Time, answered bool, down *outage) {
 	if down == nil {
 		if failures, resumed := t.breaker.end(begin, answered); resumed {
@@ -102,16 +101,16 @@ func (t *transport) conclude(ctx context.Context, begin time.Time, answered bool
 	}
 }
 
-// sender publishes what a batch has for one transport, on a goroutine of its own: one that blocks
-// holds up no other.
+// sender publishes a batch's messages for one transport on its own goroutine, so a transport that blocks does not
+// delay the others.
 type sender struct {
 	transport *transport
-	queue     chan int    // indexes of messages; it has room for all
-	open      int         // queued or in flight, as the pipeline knows
-	down      atomic.Bool // the transport is unavailable: give everything else back
+	queue     chan int    // indexes of messages; has room for all
+	open      int         // queued or in flight, counted by the pipeline
+	down      atomic.Bool // the transport is unavailable: release the remaining messages
 }
 
-// run ends when the queue is closed.
+// run sends the queued messages and ends when the queue is closed.
 func (s *sender) run(p *pipeline) {
 	for i := range s.queue {
 		if s.down.Load() || p.send.Err() != nil || p.wait.Err() != nil {
@@ -120,24 +119,24 @@ func (s *sender) run(p *pipeline) {
 		}
 		done := p.done(i)
 		if err := p.unfit(i); err != nil {
-			done(&driver.PublishError{Class: driver.Permanent, Err: fmt.Errorf("what is stored is no message: %w", err)})
+			done(&driver.PublishError{Class: driver.Permanent, Err: fmt.Errorf("invalid message in the store: %w", err)})
 			continue
 		}
 		s.transport.publish(p.wait, p.messages[i], done)
 	}
 }
 
-// missing stands for a publisher that is not registered.
+// missing is the publisher of a transport that is not registered.
 type missing struct{}
 
 func (missing) Publish(_ context.Context, m driver.Message, done func(error)) {
 	done(&driver.PublishError{Class: driver.Retryable, Err: fmt.Errorf("the relay has no transport %q", m.Transport)})
 }
 
-// transports are by name. The name "" is the default one.
+// transports is a map of transports by name. The name "" is the default transport.
 type transports map[string]*transport
 
-// named returns the transport of a name, one that refuses every message where there is none.
+// named returns the transport with the name. If there is none, it returns one that rejects every message.
 func (ts transports) named(name string) *transport {
 	if t, ok := ts[name]; ok {
 		return t
@@ -145,7 +144,7 @@ func (ts transports) named(name string) *transport {
 	return &transport{name: name, publisher: missing{}}
 }
 
-// leftAlone returns the names of those that a batch that begins now must not use.
+// leftAlone returns the names of the transports that a batch started now must not use.
 func (ts transports) leftAlone() []string {
 	var names []string
 	for name, t := range ts {
@@ -156,7 +155,7 @@ func (ts transports) leftAlone() []string {
 	return names
 }
 
-// nextResume returns the time until the next pause ends; 0: no transport is paused.
+// nextResume returns the time until the next pause ends; 0 means that no transport is paused.
 func (ts transports) nextResume() time.Duration {
 	var next time.Duration
 	for _, t := range ts {
@@ -167,7 +166,7 @@ func (ts transports) nextResume() time.Duration {
 	return next
 }
 
-// allPaused returns for how long there is nothing to do because every transport is paused.
+// allPaused returns the time until the first transport resumes if all are paused, else 0.
 func (ts transports) allPaused() time.Duration {
 	if len(ts.leftAlone()) < len(ts) {
 		return 0
@@ -175,7 +174,7 @@ func (ts transports) allPaused() time.Duration {
 	return ts.nextResume()
 }
 
-// begin tells the breakers of the transports that have messages in a batch that began at begin.
+// begin informs the breakers that a batch started at begin has messages of their transports.
 func (ts transports) begin(messages []driver.Message, begin time.Time) {
 	tried := map[string]bool{}
 	for _, m := range messages {
@@ -186,7 +185,7 @@ func (ts transports) begin(messages []driver.Message, begin time.Time) {
 	}
 }
 
-// end tells each transport of a batch that began at begin how it has done.
+// end updates the breakers after a batch that started at begin.
 func (ts transports) end(ctx context.Context, begin time.Time, batch driver.Batch, outcomes []outcome, down map[string]outage) {
 	answered := map[string]bool{}
 	for i, o := range outcomes {
@@ -206,7 +205,7 @@ func (ts transports) end(ctx context.Context, begin time.Time, batch driver.Batc
 	}
 }
 
-// watch calls signal when a publisher is ready again, until stop is called.
+// watch calls signal each time a publisher is ready again, until stop is called.
 func (ts transports) watch(signal func()) (stop func()) {
 	var stops []func()
 	for _, t := range ts {
@@ -227,7 +226,7 @@ func (ts transports) stats() map[string]TransportStats {
 	return all
 }
 
-// paused joins an error for each transport that is paused.
+// paused returns the joined errors of all paused transports.
 func (ts transports) paused() error {
 	var errs []error
 	for _, t := range ts {
@@ -236,14 +235,13 @@ func (ts transports) paused() error {
 	return errors.Join(errs...)
 }
 
-// pauses reports whether a failure says something about the transport rather than the message.
+// pauses reports whether a failure of class c concerns the transport rather than the message.
 func pauses(c driver.Class) bool { return c == driver.Unavailable || c == driver.Blocked }
 
-// breaker is the circuit breaker before a publisher. A pause leaves the publisher alone for a while.
-// After its end one batch tries the publisher, and the others leave it alone until that batch has
-// ended. A reconnect ends a pause early.
+// breaker is the circuit breaker of a publisher. During a pause, no batch uses the publisher. After the pause, one
+// batch tries it, and the others wait until that batch has ended. A reconnect ends a pause early.
 //
-// Its methods may be called from any goroutine.
+// Its methods are safe for concurrent use.
 type breaker struct {
 	delay func(failures int) time.Duration // the length of a pause
 
@@ -252,7 +250,7 @@ type breaker struct {
 	ready time.Time // when the publisher was last ready again
 }
 
-// pause is what is known of a publisher that failed.
+// pause is the state of a publisher that failed.
 type pause struct {
 	failures int // in a row
 	since    time.Time
@@ -261,20 +259,20 @@ type pause struct {
 	err      error
 }
 
-// outage is why a publisher failed a batch, and when.
+// outage is the failure of a publisher that ended a batch, and its time.
 type outage struct {
 	err error
 	at  time.Time
 }
 
-// leftAlone reports whether a batch that begins now must not use the transport.
+// leftAlone reports whether a batch started now must not use the transport.
 func (b *breaker) leftAlone() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.pause != nil && (b.pause.trying || time.Now().Before(b.pause.until))
 }
 
-// resumesIn returns the time until the pause ends; 0: there is none, or it has ended.
+// resumesIn returns the time until the pause ends; 0 means that there is none or that it has ended.
 func (b *breaker) resumesIn() time.Duration {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -284,7 +282,7 @@ func (b *breaker) resumesIn() time.Duration {
 	return max(0, time.Until(b.pause.until))
 }
 
-// try notes that a batch that began at begin has messages of the transport.
+// try records that a batch started at begin has messages of the transport.
 func (b *breaker) try(begin time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -293,8 +291,8 @@ func (b *breaker) try(begin time.Time) {
 	}
 }
 
-// fail pauses the transport after it failed a batch that began at begin. What began before the pause
-// that it has says nothing new, and a failure from before the publisher's reconnect asks for none.
+// fail pauses the transport after it failed a batch that started at begin. It ignores a batch that started before the
+// current pause. A failure from before the publisher's last reconnect causes a pause of length 0.
 func (b *breaker) fail(down outage, begin time.Time) (failures int, length time.Duration, paused bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -314,8 +312,8 @@ func (b *breaker) fail(down outage, begin time.Time) (failures int, length time.
 	return failures, length, true
 }
 
-// end is called when a batch that began at begin has ended. Where the transport answered, its pause
-// is over, and failures says how many there were.
+// end records the end of a batch that started at begin. If the transport answered, its pause ends, and failures is
+// the number of failures before.
 func (b *breaker) end(begin time.Time, answered bool) (failures int, resumed bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -331,7 +329,7 @@ func (b *breaker) end(begin time.Time, answered bool) (failures int, resumed boo
 	return failures, true
 }
 
-// forget drops a pause that is over. It is called when no message is left to try the transport with.
+// forget removes a pause that is over. The relay calls it when no message is left to try the transport with.
 func (b *breaker) forget() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -340,7 +338,7 @@ func (b *breaker) forget() {
 	}
 }
 
-// reconnected ends the pause, and explains the failures until now.
+// reconnected ends the pause. Failures from before this time cause no further pause.
 func (b *breaker) reconnected() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -350,7 +348,7 @@ func (b *breaker) reconnected() {
 	}
 }
 
-// state is the breaker's part of a transport's stats.
+// state returns the breaker's part of a transport's stats.
 func (b *breaker) state() TransportStats {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -364,7 +362,7 @@ func (b *breaker) state() TransportStats {
 	return s
 }
 
-// paused is an error while there is a pause.
+// paused returns an error while there is a pause.
 func (b *breaker) paused() error {
 	b.mu.Lock()
 	defer b.mu.Unlock()

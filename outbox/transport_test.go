@@ -12,7 +12,7 @@ import (
 	"github.com/holdfast-go/holdfast/outbox/outboxtest"
 )
 
-// connected is a Publisher that has a connection or has none, and tells.
+// connected is a Publisher that reports its reconnects.
 type connected struct {
 	*outboxtest.Publisher
 	mu        sync.Mutex
@@ -49,8 +49,8 @@ func (c *connected) listening() int {
 	return len(c.listeners)
 }
 
-// reconnecting has the bench's relay work with a publisher that tells of its connection, and with pauses
-// that are longer than any test.
+// reconnecting gives the bench's relay a publisher that reports its reconnects, and pauses that are longer than any
+// test.
 func (b *bench) reconnecting(source driver.Source) *connected {
 	b.Helper()
 	c := &connected{Publisher: b.publisher, listeners: map[*func()]bool{}}
@@ -87,7 +87,7 @@ func TestReconnectEndsThePause(t *testing.T) {
 	})
 }
 
-// A publisher may have its connection back before the relay has settled the batch that lost it.
+// A publisher may reconnect before the relay has settled the batch that met the outage.
 func TestReconnectBeforeThePause(t *testing.T) {
 	inBubble(t, outbox.RelayConfig{}, func(b *bench) {
 		slow := &slowToSettle{Source: b.store}
@@ -102,7 +102,7 @@ func TestReconnectBeforeThePause(t *testing.T) {
 	})
 }
 
-// slowToSettle takes two seconds for that.
+// slowToSettle is a Source whose Settle takes two seconds.
 type slowToSettle struct{ driver.Source }
 
 func (s *slowToSettle) Settle(ctx context.Context, b driver.Batch, o []driver.Settlement) (driver.Settled, error) {
@@ -110,7 +110,7 @@ func (s *slowToSettle) Settle(ctx context.Context, b driver.Batch, o []driver.Se
 	return s.Source.Settle(ctx, b, o)
 }
 
-// A connection that is back explains nothing of what fails afterwards.
+// A reconnect does not excuse later failures: they pause the transport again.
 func TestPauseAfterAReconnect(t *testing.T) {
 	inBubble(t, outbox.RelayConfig{}, func(b *bench) {
 		c := b.reconnecting(b.store)
@@ -133,7 +133,7 @@ func TestPauseAfterAReconnect(t *testing.T) {
 	})
 }
 
-// Drain waits for transports to come back within its time limit, and takes them when they do.
+// Drain waits for transports to reconnect within its time limit, and then uses them.
 func TestReconnectDuringDrain(t *testing.T) {
 	inBubble(t, outbox.RelayConfig{}, func(b *bench) {
 		c := b.reconnecting(b.store)

@@ -17,10 +17,10 @@ import (
 	"github.com/holdfast-go/holdfast/outbox/driver"
 )
 
-// defaultMaxBody is the largest body that a writer takes where its Config sets no other limit: 1 MiB.
+// defaultMaxBody is the default limit of a message body in bytes: 1 MiB.
 const defaultMaxBody = 1 << 20
 
-// The other limits of a message. They fit the short strings and the header frame of AMQP.
+// The other limits of a message. They fit AMQP's short strings and header frame.
 const (
 	maxKey         = 255
 	maxTransport   = 64
@@ -32,10 +32,10 @@ const (
 	maxHeaderBytes = 16 << 10 // names and values of one map together
 )
 
-// MessageError says which field of which message was refused, and why. A
-// writer that refuses messages returns one per problem, joined.
+// MessageError names the field of a message that was rejected, and the reason. A writer returns one per problem,
+// joined.
 type MessageError struct {
-	Index   int    // of the message in the call
+	Index   int    // position of the message in the call, from 0
 	Field   string // as in Message, such as "Body" or "Route.Headers"; or "DedupKey"
 	Problem string
 }
@@ -45,10 +45,9 @@ func (e *MessageError) Error() string {
 	return fmt.Sprintf("outbox: message %d: %s %s", e.Index, e.Field, e.Problem)
 }
 
-// Prepare is what every writer does with messages before it stores them: it returns them with id
-// and content type filled in and the trace context of ctx in their headers, or a joined
-// *MessageError for every field that is wrong, in any of them. maxBodyBytes 0 means
-// 1 MiB.
+// Prepare checks messages and completes them for storing; every writer calls it. It returns them with id and content
+// type set and the trace context of ctx in their headers. If any field of any message is invalid, it returns one
+// *MessageError for each, joined. maxBodyBytes 0 means 1 MiB.
 func Prepare(ctx context.Context, msgs []Message, maxBodyBytes int) ([]driver.Message, error) {
 	if maxBodyBytes <= 0 {
 		maxBodyBytes = defaultMaxBody
@@ -67,7 +66,7 @@ func Prepare(ctx context.Context, msgs []Message, maxBodyBytes int) ([]driver.Me
 			errs = append(errs, &MessageError{Index: i, Field: field, Problem: fmt.Sprintf(format, args...)})
 		}
 		if seen[m.ID] {
-			report("ID", "%s is that of an earlier message of the call", m.ID)
+			report("ID", "%s is already used by an earlier message of the call", m.ID)
 		}
 		seen[m.ID] = true
 		m.validate(maxBodyBytes, report)
@@ -89,7 +88,7 @@ func Prepare(ctx context.Context, msgs []Message, maxBodyBytes int) ([]driver.Me
 
 func (m Message) validate(maxBodyBytes int, report func(field, format string, args ...any)) {
 	if err := ids.Check(m.ID); err != nil {
-		report("ID", "is refused: %v", err)
+		report("ID", "is invalid: %v", err)
 	}
 	if err := driver.CheckName(m.Name); err != nil {
 		report("Name", "%v", err)
@@ -97,7 +96,7 @@ func (m Message) validate(maxBodyBytes int, report func(field, format string, ar
 	if len(m.Body) > maxBodyBytes {
 		report("Body", "has %d bytes, at most %d are allowed", len(m.Body), maxBodyBytes)
 	} else if isJSON(m.ContentType) && (!utf8.Valid(m.Body) || !json.Valid(m.Body)) {
-		report("Body", "is not valid JSON, as the content type %q wants", m.ContentType)
+		report("Body", "is not valid JSON, which content type %q requires", m.ContentType)
 	}
 	if len(m.ContentType) > maxContentType || !isMediaType(m.ContentType) {
 		report("ContentType", "is not a media type of at most %d bytes", maxContentType)
@@ -115,7 +114,7 @@ func (m Message) validate(maxBodyBytes int, report func(field, format string, ar
 	checkHeaders("Route.Headers", m.Route.Headers, report)
 }
 
-// isMediaType wants the slash, which mime.ParseMediaType does not.
+// isMediaType also requires a slash, which mime.ParseMediaType does not.
 func isMediaType(s string) bool {
 	media, _, err := mime.ParseMediaType(s)
 	return err == nil && strings.Contains(media, "/") && printableASCII(s)

@@ -13,7 +13,7 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }
 
-// One value for what a program sends and what it receives.
+// One value configures the sending and the receiving side of a program.
 func ExampleSymfony() {
 	form := format.Symfony{
 		Classes: map[string]string{"order.placed": `App\Message\OrderPlaced`},
@@ -26,7 +26,7 @@ func ExampleSymfony() {
 	// Output: symfony symfony
 }
 
-// The publisher sends events; nothing else changes, and our consumers need no setting.
+// The publisher sends events; nothing else changes, and Holdfast consumers need no setting.
 func ExampleCloudEvents() {
 	sends := outboxamqp.Config{Exchange: "shop", Format: format.CloudEvents{Source: "/shop", Structured: true}}
 	fmt.Println(sends.Format.Form())

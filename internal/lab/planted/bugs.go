@@ -224,11 +224,11 @@ var bugs = []bug{
 	},
 	{
 		"what came while its lane was leased is left", "outbox/dispatcher.go",
-		"if r.more || d.limit > 0 {", "if d.limit > 0 {", suite("outbox", "^TestWhatComesMeanwhile$"),
+		"if r.more || d.limit > 0 {", "if d.limit > 0 {", suite("outbox", "^TestRelay_claimsMessagesCommittedDuringBatch$"),
 	},
 	{
 		"the lanes of a killed relay wait for a poll", "outbox/outboxtest/source.go",
-		"soonest(s.promote(now), s.leaseEnds(now))", "s.promote(now)", suite("outbox", "^TestLanesOfTheKilledAreTakenOver$"),
+		"soonest(s.promote(now), s.leaseEnds(now))", "s.promote(now)", suite("outbox", "^TestRelay_takesOverLanesOfKilledRelay$"),
 	},
 	{
 		"a floor rises above an open transaction", "outbox/outboxpgx/horizon.go",
@@ -236,7 +236,7 @@ var bugs = []bug{
 	},
 	{
 		"a pause of a transport has no end", "outbox/transport.go",
-		"\tif !answered {\n\t\tb.pause.trying = false\n", "\tif !answered {\n", suite("outbox", "^TestTryThatAskedNothing$"),
+		"\tif !answered {\n\t\tb.pause.trying = false\n", "\tif !answered {\n", suite("outbox", "^TestBreaker_probesAgainAfterUnusedTry$"),
 	},
 	{
 		"leases are not renewed", "outbox/round.go",

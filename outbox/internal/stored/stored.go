@@ -1,4 +1,4 @@
-// Package stored turns a stored message back into the one that was written.
+// Package stored converts stored messages back into written messages.
 package stored
 
 import (
@@ -8,7 +8,7 @@ import (
 	"github.com/holdfast-go/holdfast/outbox/driver"
 )
 
-// Message returns m as its writer knew it. It shares the body and the maps of m.
+// Message returns m as it was written. It shares the body and the maps of m.
 func Message(m driver.Message) outbox.Message {
 	return outbox.Message{
 		ID: m.ID, Name: m.Name, Body: m.Body, ContentType: m.ContentType, Headers: m.Headers, Key: m.Key,
@@ -17,11 +17,10 @@ func Message(m driver.Message) outbox.Message {
 	}
 }
 
-// Rules choose where a publisher sends a message. For each field of the route the first of these that
-// is not empty decides:
+// Rules choose the destination of a message. For each field of the route, the first non-empty source wins:
 //
 //  1. ByName[message name]
-//  2. what Router returns; without a Router, the message's own route
+//  2. the result of Router; without a Router, the message's own route
 //  3. Exchange below, and the message's name as routing key
 //
 // Headers of the first two are merged; the earlier rule wins.
@@ -31,7 +30,7 @@ type Rules struct {
 	Exchange string
 }
 
-// Route returns the route of m. Its headers are to be read only.
+// Route returns the route of m. Its headers are read-only.
 func (r Rules) Route(m driver.Message) outbox.Route {
 	own := outbox.Route{Exchange: m.Exchange, RoutingKey: m.RoutingKey, Headers: m.RouteHeaders}
 	if r.Router != nil {
@@ -41,7 +40,7 @@ func (r Rules) Route(m driver.Message) outbox.Route {
 	return overlay(overlay(convention, own), r.ByName[m.Name])
 }
 
-// overlay returns route with the fields of by that are not empty.
+// overlay returns route, with the non-empty fields of by replacing its own.
 func overlay(route, by outbox.Route) outbox.Route {
 	if by.Exchange != "" {
 		route.Exchange = by.Exchange
