@@ -19,11 +19,12 @@ import (
 
 const mendMigrate = "call Migrate, or apply the files of Schema"
 
-// Check compares the server with what the outbox needs: tables, columns, indexes, lanes and functions;
-// no trigger, rule or row-level security that drops changes of its tables; autovacuum, and nothing that keeps it from its work for more than 10 minutes; a clock that agrees
-// with this host's to a second; and, unless Config.PollOnly is set, notifications that arrive. It
-// returns nil where nothing is to be mended. Else Unwrap() []error of the error gives each finding,
-// which has a method Mend() string, and why it could not look, which has none.
+// Check compares the server with the requirements of the outbox: tables, columns, indexes, lanes and functions exist;
+// no trigger, rule or row-level security drops changes of its tables; autovacuum is on, and nothing holds it back for
+// more than 10 minutes; the clock agrees with this host's to a second; and notifications arrive, unless
+// Config.PollOnly is set. It returns nil if all requirements are met. Otherwise Unwrap() []error of the error returns
+// the findings, each with a method Mend() string that returns the fix, and the errors of checks that failed to run,
+// which have no such method.
 func (s *Store) Check(ctx context.Context) error {
 	var found check.Findings
 	var complete bool
@@ -41,10 +42,10 @@ func (s *Store) Check(ctx context.Context) error {
 	return found.Err()
 }
 
-// checkTimeout bounds the queries of one try together, without the test of notifications.
+// checkTimeout is the time limit of one attempt's queries, without the test of notifications.
 const checkTimeout = 10 * time.Second
 
-// check returns whether the table is complete. If it is not, other looks would fail.
+// check reports whether the table is complete. If it is not, further queries would fail.
 func (s *Store) check(ctx context.Context, conn *pgxpool.Conn, found *check.Findings) (complete bool, err error) {
 	if err := pgcheck.Settings(ctx, conn, found); err != nil {
 		return false, err
@@ -76,7 +77,7 @@ func (s *Store) checkLanes(ctx context.Context, conn *pgxpool.Conn, found *check
 	}
 	if lanes != driver.Lanes {
 		found.Add(fmt.Sprintf("INSERT INTO %s (lane) SELECT generate_series(0, %d) ON CONFLICT DO NOTHING", s.t.lanes, driver.Lanes-1),
-			"table %s has %d of %d lanes; messages of the others are never published", s.t.lanes, lanes, driver.Lanes)
+			"table %s has %d of %d lanes; messages of the missing lanes are never published", s.t.lanes, lanes, driver.Lanes)
 	}
 	return nil
 }
@@ -94,7 +95,7 @@ func (s *Store) checkFunctions(ctx context.Context, conn *pgxpool.Conn, found *c
 	return nil
 }
 
-// checkColumns returns whether all are there.
+// checkColumns reports whether all columns exist.
 func (s *Store) checkColumns(ctx context.Context, conn *pgxpool.Conn, found *check.Findings) (complete bool, err error) {
 	complete = true
 	for suffix, table := range map[string]string{"": s.t.outbox, "_lanes": s.t.lanes, "_dead": s.t.dead, "_audit": s.t.audit, "_pause": s.t.pause, "_dedup": s.t.dedup} {
@@ -113,7 +114,7 @@ func (s *Store) checkColumns(ctx context.Context, conn *pgxpool.Conn, found *che
 	return complete, nil
 }
 
-// wanted are the columns by the suffix of the table's name.
+// wanted has the required columns by the suffix of the table's name.
 var wanted = map[string][]string{
 	"": {
 		"id", "seq", "lane", "name", "body", "content_type", "headers", "ordering_key", "transport_name", "exchange", "routing_key",
@@ -129,7 +130,7 @@ var wanted = map[string][]string{
 	"_dedup": {"key", "id", "expires_at"},
 }
 
-// missingColumns returns the columns that the table lacks: all, if there is no such table.
+// missingColumns returns the columns that the table lacks: all of them if there is no such table.
 func (s *Store) missingColumns(ctx context.Context, conn *pgxpool.Conn, qualified string, columns []string) ([]string, error) {
 	rows, _ := conn.Query(ctx, `
 		SELECT c FROM unnest($2::text[]) AS c
@@ -160,17 +161,17 @@ func (s *Store) checkIndexes(ctx context.Context, conn *pgxpool.Conn, found *che
 }
 
 const (
-	// maxClockDifference is how far this host's clock may be from the database's.
+	// maxClockDifference is the largest allowed difference between this host's clock and the database's.
 	maxClockDifference = time.Second
-	// maxHorizonAge is for how long a transaction may hold back the removal of dead rows.
+	// maxHorizonAge is how long a transaction may hold back the removal of dead rows.
 	maxHorizonAge = 10 * time.Minute
-	// maxSlotAge is the same for a replication slot, in transactions: a slot has no time.
+	// maxSlotAge is the same limit for a replication slot, in transactions, because a slot has no time.
 	maxSlotAge = 100_000
-	// maxHolders bounds the findings of one kind.
+	// maxHolders is the maximum number of findings of one kind.
 	maxHolders = 5
 )
 
-// checkServer looks at what keeps the tables small and the times right.
+// checkServer checks autovacuum, old snapshots and the clock.
 func (s *Store) checkServer(ctx context.Context, conn *pgxpool.Conn, found *check.Findings) error {
 	for _, look := range []func(context.Context, *pgxpool.Conn, *check.Findings) error{s.checkAutovacuum, s.checkHorizon, s.checkClock} {
 		if err := look(ctx, conn, found); err != nil {
@@ -180,11 +181,11 @@ func (s *Store) checkServer(ctx context.Context, conn *pgxpool.Conn, found *chec
 	return nil
 }
 
-// shipped finds the storage parameters of the tables in the files of Schema.
+// shipped matches the storage parameters of the tables in the files of Schema.
 var shipped = regexp.MustCompile(`(?s)CREATE TABLE \{\{(\w+)\}\} \([^;]*?\n\) WITH \(([^)]*)\);`)
 
-// checkAutovacuum wants the settings of the tables that the migrations set; whoever has set other
-// values has done so on purpose.
+// checkAutovacuum requires the storage parameters of the migrations. It accepts other values of them, because
+// somebody has set those on purpose.
 func (s *Store) checkAutovacuum(ctx context.Context, conn *pgxpool.Conn, found *check.Findings) error {
 	var on bool
 	err := conn.QueryRow(ctx, `SELECT current_setting('autovacuum')::bool AND current_setting('track_counts')::bool`).Scan(&on)
@@ -193,7 +194,7 @@ func (s *Store) checkAutovacuum(ctx context.Context, conn *pgxpool.Conn, found *
 	}
 	if !on {
 		found.Add("ALTER SYSTEM SET autovacuum = on; ALTER SYSTEM SET track_counts = on; SELECT pg_reload_conf()",
-			"autovacuum is off, so that the tables grow without end")
+			"autovacuum is off, so the tables grow without limit")
 	}
 	text, err := files.ReadFile("migrations/0001_outbox.sql")
 	if err != nil {
@@ -213,7 +214,7 @@ func (s *Store) checkAutovacuum(ctx context.Context, conn *pgxpool.Conn, found *
 	return nil
 }
 
-// checkParameters takes a list such as "fillfactor = 20, autovacuum_vacuum_threshold = 200", or "".
+// checkParameters accepts a list such as "fillfactor = 20, autovacuum_vacuum_threshold = 200", or "".
 func (s *Store) checkParameters(ctx context.Context, conn *pgxpool.Conn, table, list string, found *check.Findings) error {
 	var set map[string]string
 	err := conn.QueryRow(ctx, `
@@ -239,12 +240,12 @@ func (s *Store) checkParameters(ctx context.Context, conn *pgxpool.Conn, table, 
 	return nil
 }
 
-// horizonSQL are the transactions, prepared transactions and slots for whose sake dead rows are kept.
+// horizonSQL returns the transactions, prepared transactions and slots that prevent the removal of dead rows.
 // $1 seconds, $2 transactions, $3 limit of each kind.
 const horizonSQL = `
 (SELECT format('transaction of process %s (%s, %s)', pid, coalesce(nullif(application_name, ''), 'no application name'), state),
         format('has been open for %s', date_trunc('second', clock_timestamp() - xact_start)),
-        format('end it, for example by SELECT pg_terminate_backend(%s), and set idle_in_transaction_session_timeout', pid)
+        format('end it, for example with SELECT pg_terminate_backend(%s), and set idle_in_transaction_session_timeout', pid)
  FROM pg_stat_activity
  WHERE datname = current_database() AND backend_type <> 'autovacuum worker' AND (backend_xmin IS NOT NULL OR backend_xid IS NOT NULL) AND xact_start < now() - $1 * interval '1 second'
  ORDER BY xact_start LIMIT $3)
@@ -261,7 +262,7 @@ UNION ALL
  FROM pg_replication_slots WHERE xmin IS NOT NULL AND age(xmin) > $2
  ORDER BY age(xmin) DESC LIMIT $3)`
 
-// checkHorizon sees of other users' sessions what the role may see: all with pg_read_all_stats.
+// checkHorizon includes other users' sessions only if the role may see them: all of them with pg_read_all_stats.
 func (s *Store) checkHorizon(ctx context.Context, conn *pgxpool.Conn, found *check.Findings) error {
 	rows, _ := conn.Query(ctx, horizonSQL, maxHorizonAge.Seconds(), maxSlotAge, maxHolders) // CollectRows returns its error
 	holders, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (h [3]string, err error) {
@@ -273,7 +274,7 @@ func (s *Store) checkHorizon(ctx context.Context, conn *pgxpool.Conn, found *che
 	return err
 }
 
-// checkClock asks for the time twice: the first question may wait for a connection.
+// checkClock reads the time twice, because the first query may wait for a connection.
 func (s *Store) checkClock(ctx context.Context, conn *pgxpool.Conn, found *check.Findings) error {
 	var difference, trip time.Duration
 	for range 2 {
@@ -286,21 +287,21 @@ func (s *Store) checkClock(ctx context.Context, conn *pgxpool.Conn, found *check
 		difference = theirs.Sub(begin.Add(trip / 2)).Abs()
 	}
 	if difference > maxClockDifference+trip/2 {
-		found.Add("have both hosts set their clocks by NTP",
-			"the clocks of this host and of the database differ by %v: ages of messages are measured wrong by that", difference.Round(100*time.Millisecond))
+		found.Add("synchronize the clocks of both hosts with NTP",
+			"the clocks of this host and of the database differ by %v, so message ages are wrong by that much", difference.Round(100*time.Millisecond))
 	}
 	return nil
 }
 
-// hidden is what row-level security hides from the relay's role. A relay that sees no rows has nothing to do, like one whose
-// outbox is empty, so a claim that finds nothing looks for it now and then.
+// hidden records whether row-level security hides rows from the relay's role. For such a relay the outbox looks
+// empty. A claim that finds nothing therefore checks for it now and then.
 type hidden struct {
 	mu     sync.Mutex
 	looked time.Time
 	found  error
 }
 
-// lookHidden is the time between two looks.
+// lookHidden is the minimum time between two such checks.
 const lookHidden = 30 * time.Second
 
 func (h *hidden) due() bool {
@@ -325,7 +326,7 @@ func (h *hidden) err() error {
 	return h.found
 }
 
-// checkHidden looks for row-level security of the tables that a claim reads.
+// checkHidden checks for row-level security on the tables that a claim reads.
 func (s *Store) checkHidden(ctx context.Context) error {
 	if !s.hidden.due() {
 		return nil

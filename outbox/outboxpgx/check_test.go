@@ -63,10 +63,10 @@ func TestCheckFindsTableSettings(t *testing.T) {
 	}
 }
 
-// wantFinding wants one finding, or none if its problem is empty.
+// wantFinding checks for one finding, or for none if problem is empty.
 func wantFinding(t *testing.T, store *outboxpgx.Store, problem, mend string) {
 	t.Helper()
-	if problem == "" { // on a busy server notifications may be late
+	if problem == "" { // on a busy server, notifications may be late
 		testenv.Eventually(t, func() error { return store.Check(t.Context()) })
 		return
 	}
@@ -79,7 +79,7 @@ func wantFinding(t *testing.T, store *outboxpgx.Store, problem, mend string) {
 		return err
 	}
 	err := check()
-	for n := 0; err == nil && n < 3; n++ { // what is measured may be hidden by a busy server
+	for n := 0; err == nil && n < 3; n++ { // a busy server may hide the finding
 		err = check()
 	}
 	if err == nil || !strings.Contains(err.Error(), problem) {
@@ -88,12 +88,12 @@ func wantFinding(t *testing.T, store *outboxpgx.Store, problem, mend string) {
 	all := err.(interface{ Unwrap() []error }).Unwrap()
 	finding, ok := all[0].(interface{ Mend() string })
 	if len(all) != 1 || !ok || !strings.Contains(finding.Mend(), mend) {
-		t.Errorf("findings: %v, want one, mended by %q", err, mend)
+		t.Errorf("findings: %v, want one with the fix %q", err, mend)
 	}
 }
 
-// shadowed is a pool that finds functions and views of its own schema before those of the server,
-// which no test can set back by hours.
+// shadowed returns a pool that finds functions and views of its own schema before the server's. No test can
+// set back the server's clock by hours.
 func shadowed(t *testing.T) *pgxpool.Pool {
 	t.Helper()
 	plain, schema := pgtest.NewSchema(t)
@@ -149,7 +149,7 @@ func TestCheckFindsServerSettings(t *testing.T) {
 	}
 }
 
-// The transaction is real, but for its age.
+// The transaction is real, except for its age.
 func TestCheckFindsLongTransactions(t *testing.T) {
 	t.Parallel()
 	f := setupOn(t, shadowed(t), outboxpgx.Config{})
@@ -169,7 +169,7 @@ func TestCheckFindsLongTransactions(t *testing.T) {
 	must(t, err)
 	wantFinding(t, f.store, "("+name+", idle in transaction) has been open for 01:00:0", "SELECT pg_terminate_backend(")
 	if err := f.store.Check(t.Context()); strings.Contains(err.Error(), "secret") {
-		t.Errorf("the query is told: %v", err)
+		t.Errorf("the finding contains the query: %v", err)
 	}
 	must(t, tx.Rollback(t.Context()))
 	wantFinding(t, f.store, "", "")

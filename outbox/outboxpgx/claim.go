@@ -28,14 +28,14 @@ import (
 //	├─ forgetGone      forget refused outcomes of messages that are no longer ready (settle.go)
 //	├─ release         if a waiting message is due (waiting.go)
 //	├─ take            one round trip:
-//	│    lower           every 5 s: look below the floors (horizon.go)
+//	│    lower           every 5 s: scan below the floors (horizon.go)
 //	│    claimSQL        end the leases of lost claims, lease free lanes
 //	│    readSQL         read the ready messages of these lanes, in stored order
 //	│    COMMIT          without waiting for the disk
 //	│                  more only if needed:
-//	│    hold            set messages aside that are behind a waiting one of their key (waiting.go)
+//	│    hold            hold messages that are behind a waiting one of their key (waiting.go)
 //	│    Settle          release the lanes if the batch has no message
-//	│    countLosses     if a lane under suspicion returned a single message
+//	│    countLosses     if a suspect lane returned a single message
 //	├─ release, take   again, if nothing was ready and a waiting message has become due
 //	└─ checkHidden     if nothing was ready, every 30 s at most (check.go)
 //
@@ -46,11 +46,11 @@ import (
 // A claim whose COMMIT was not answered may have leased lanes. The next claim sends its token (lostClaims), and the
 // server ends these leases. A lane has one token at a time, so a settlement with an older token changes nothing.
 
-// Claim implements driver.Source. Of the messages it writes only those that are held or released: see
-// waiting.go. A claim that finds nothing releases what has become due meanwhile, and looks once more.
+// Claim implements driver.Source. It changes only messages that it holds or releases: see waiting.go. If it finds
+// nothing, it releases messages that became due meanwhile, and tries once more.
 func (s *Store) Claim(ctx context.Context, req driver.Claim) (driver.Batch, error) {
 	if req.Limit < 1 || req.Lease < time.Microsecond {
-		return driver.Batch{}, fmt.Errorf("outboxpgx: claim of %d messages for %v", req.Limit, req.Lease)
+		return driver.Batch{}, fmt.Errorf("outboxpgx: claim: Limit is %d and Lease is %v, want at least 1 and 1 µs", req.Limit, req.Lease)
 	}
 	if req.Skip == nil {
 		req.Skip = []string{}
@@ -68,7 +68,7 @@ func (s *Store) Claim(ctx context.Context, req driver.Claim) (driver.Batch, erro
 		return driver.Batch{}, fmt.Errorf("outboxpgx: claim: %w", s.t.explain(err))
 	}
 	if c.refused != nil {
-		s.complain(ctx, "outboxpgx: messages that wait cannot be changed", slog.Any("error", c.refused))
+		s.complain(ctx, "outboxpgx: could not hold or release messages", slog.Any("error", c.refused))
 	}
 	if rest := s.refusals.rest(!c.aside || len(c.batch.Leases) > 0); rest || c.refused != nil {
 		c.batch.More = c.batch.More && len(c.batch.Leases) > 0
@@ -78,7 +78,7 @@ func (s *Store) Claim(ctx context.Context, req driver.Claim) (driver.Batch, erro
 	return c.batch, nil
 }
 
-// claimOrRelease claims, and releases what is due. What is due may be beyond us, and must not keep what is ready.
+// claimOrRelease claims, and releases due messages. A failed release does not block ready messages.
 func (s *Store) claimOrRelease(ctx context.Context, c *claim) error {
 	if s.nextDue.passed() {
 		c.refused = s.release(ctx)
@@ -91,7 +91,7 @@ func (s *Store) claimOrRelease(ctx context.Context, c *claim) error {
 	return err
 }
 
-// claim is what one claim asks for and has read.
+// claim holds the parameters and the results of one claim.
 type claim struct {
 	req   driver.Claim
 	token int64
@@ -99,22 +99,22 @@ type claim struct {
 	batch  driver.Batch
 	era    int64 // of the lanes
 	seen   int64 // the highest sequence number
-	looked bool  // below the floors, right before
-	single bool  // a lane under suspicion gives one message at a time
-	behind bool  // ready rows were met behind a waiting one of their key
-	aside  bool  // ready rows were met whose outcomes were refused
+	looked bool  // this claim first scanned below the floors
+	single bool  // a suspect lane returns one message at a time
+	behind bool  // some ready rows were behind a waiting row of their key
+	aside  bool  // some ready rows had refused outcomes
 	store  *Store
-	due    *int64 // microseconds until the first waiting row is due; 0 or less: it is; nil: none waits
-	ends   *int64 // microseconds until the first lease of another claim ends; nil: there is none
+	due    *int64 // microseconds until the first waiting row is due; at most 0: due now; nil: none waits
+	ends   *int64 // microseconds until the first lease of another claim expires; nil: there is none
 
 	ignored int64 // leases that the table ignored
-	refused error // why rows that wait could not be held or released
+	refused error // why waiting rows could not be held or released
 }
 
-// overdueDelay is when to ask again for rows that are due and whose lanes are busy.
+// overdueDelay is the time until the next claim if due rows are in busy lanes.
 const overdueDelay = 10 * time.Millisecond
 
-// take leases lanes and reads their messages. If its end is not known, the next claim gives the lanes back.
+// take leases lanes and reads their messages. If its outcome is unknown, the next claim releases the lanes.
 func (s *Store) take(ctx context.Context, c *claim) error {
 	*c = claim{req: c.req, token: newToken(), store: s, refused: c.refused}
 	begin := time.Now()
@@ -124,7 +124,7 @@ func (s *Store) take(ctx context.Context, c *claim) error {
 	}
 	s.slow.took(time.Since(begin))
 	if err == nil && len(c.batch.Leases) > 0 && s.horizon.saw(c.era, c.seen) && !c.looked {
-		c.batch.Messages, c.batch.Unreadable = nil, nil // given back
+		c.batch.Messages, c.batch.Unreadable = nil, nil // released
 	}
 	if err == nil && c.behind {
 		if err = s.hold(ctx, c.batch, c.req.Skip); sqlstate.Refused(err) {
@@ -146,7 +146,7 @@ func (s *Store) take(ctx context.Context, c *claim) error {
 	return nil
 }
 
-// expect notes when there is something to do again.
+// expect stores the time until a claim may find messages again.
 func (s *Store) expect(c *claim) {
 	var next time.Time
 	if c.due != nil {
@@ -166,9 +166,9 @@ func (s *Store) expect(c *claim) {
 	}
 }
 
-// sendClaim sends a claim, with a look below the floors before it when it is time for one. The look ends early where an
-// old snapshot keeps very many entries of rows long gone, since sparing claims these entries is what the floors are
-// there for. The claim is then sent again without it.
+// sendClaim sends a claim. Every lookInterval it first scans below the floors. With an old snapshot, the scan may
+// meet very many index entries of deleted rows, because the floors exist to spare claims these entries. The scan then
+// ends early, and the claim is sent again without it.
 func (s *Store) sendClaim(ctx context.Context, c *claim) error {
 	queue := &pgx.Batch{}
 	looking := s.horizon.below()
@@ -205,7 +205,7 @@ func (s *Store) claim(queue *pgx.Batch, c *claim) {
 	queue.Queue(commitSQL)
 }
 
-// leases reads the lanes that were leased, and the last row, which has none.
+// leases reads the leased lanes and the last row, which has no lane.
 func (c *claim) leases(rows pgx.Rows) error {
 	var lane *int
 	var single, doubtful bool
@@ -248,7 +248,7 @@ func (c *claim) messages(rows pgx.Rows) error {
 	return err
 }
 
-// unreadable notes that the next message could not be decoded.
+// unreadable records that the next message could not be decoded.
 func (c *claim) unreadable(err error) {
 	if c.batch.Unreadable == nil {
 		c.batch.Unreadable = map[int]error{}
@@ -256,7 +256,7 @@ func (c *claim) unreadable(err error) {
 	c.batch.Unreadable[len(c.batch.Messages)] = err
 }
 
-// countLosses returns how many claims of this one message alone were lost.
+// countLosses returns the number of lost claims of this one message alone.
 func (s *Store) countLosses(ctx context.Context, c *claim) (losses int, err error) {
 	err = s.use(ctx, func(ctx context.Context, conn *pgxpool.Conn) error {
 		return conn.QueryRow(ctx, s.sql.countLosses, c.token, c.seen).Scan(&losses)
@@ -264,15 +264,15 @@ func (s *Store) countLosses(ctx context.Context, c *claim) (losses int, err erro
 	return losses, err
 }
 
-// A session may lock a message for as long as it likes: somebody has changed it by hand and not committed, or a row of
-// another table refers to it. The message is left alone then, and the later ones of its key with it, since they must not
+// A session may lock a message for any length of time: somebody changed it by hand without a commit, or a row of
+// another table refers to it. A claim then leaves out the message and the later messages of its key, which must not
 // overtake it. See free in store.go.
 
-// stuckKeys are those of which a message was left alone.
+// stuckKeys has the keys of messages that were left out.
 type stuckKeys map[string]bool
 
-// leaveOut reports whether to leave out a message too, since it is locked or behind one that is. Messages must come in
-// their order.
+// leaveOut reports whether to leave out a message because it is locked or behind a locked message of its key. Call it
+// in stored order.
 func (s stuckKeys) leaveOut(key string, locked bool) bool {
 	if locked && key != "" {
 		s[key] = true
@@ -280,11 +280,11 @@ func (s stuckKeys) leaveOut(key string, locked bool) bool {
 	return locked || s[key]
 }
 
-// Other programs write to the table too. A row of theirs that is no message must not keep the others
-// from being read: every column is scanned as something that cannot fail, and decoded by itself.
+// Other programs write to the table too. An invalid row of theirs must not make other rows unreadable. Every column
+// is therefore scanned into a type that accepts any value, and decoded separately.
 
-// record is a row of the columns of recordColumns. The id is scanned as bytes: of a uuid.UUID the
-// client makes a text first.
+// record is a row with the columns of recordColumns. The id is scanned as bytes, because the client would convert a
+// uuid.UUID to text first.
 type record struct {
 	id                              [16]byte
 	name, contentType               string
@@ -299,7 +299,7 @@ type record struct {
 	whole                           bool
 }
 
-// dest are the destinations of recordColumns, and of more behind them.
+// dest returns the scan destinations of recordColumns, followed by more.
 func (r *record) dest(more ...any) []any {
 	return append([]any{
 		&r.id, &r.name, &r.contentType, &r.body, &r.headers, &r.key, &r.transport, &r.exchange, &r.routingKey, &r.routeHeaders,
@@ -307,7 +307,7 @@ func (r *record) dest(more ...any) []any {
 	}, more...)
 }
 
-// message decodes the record. With an error the message has what could be decoded.
+// message decodes the record. With an error, the message has all fields that could be decoded.
 func (r *record) message() (driver.Message, error) {
 	m := driver.Message{
 		ID: r.id, Name: r.name, ContentType: r.contentType, Body: r.body, Key: r.key.String, Transport: r.transport,
@@ -316,7 +316,7 @@ func (r *record) message() (driver.Message, error) {
 	}
 	var err1, err2, err3, err4 error
 	if !r.whole {
-		err4 = fmt.Errorf("too large to be read: a body of %d bytes, or more than 64 KiB beside it", r.size)
+		err4 = fmt.Errorf("too large to be read: a body of %d bytes, or more than 64 KiB of other columns", r.size)
 	}
 	m.Headers, err1 = decodeHeaders("headers", r.headers)
 	m.RouteHeaders, err2 = decodeHeaders("route_headers", r.routeHeaders)
@@ -326,7 +326,7 @@ func (r *record) message() (driver.Message, error) {
 	return m, errors.Join(err1, err2, err3, err4)
 }
 
-// decodeHeaders takes [] for no headers: PHP writes an empty map like that.
+// decodeHeaders accepts [] as no headers, because PHP encodes an empty map like that.
 func decodeHeaders(column string, text []byte) (map[string]string, error) {
 	if len(text) == 0 || string(text) == "[]" {
 		return nil, nil
@@ -338,14 +338,14 @@ func decodeHeaders(column string, text []byte) (map[string]string, error) {
 	return headers, nil
 }
 
-// slowClaims notes when a claim was slow, as it is for the reason that runsSQL has.
+// slowClaims records when a claim was slow. The likely cause is the one described at runsSQL.
 type slowClaims struct {
 	mu   sync.Mutex
 	last time.Time
 }
 
 const (
-	slowClaim = time.Second // a relay gives a claim up after 5 s
+	slowClaim = time.Second // a relay's claim times out after 5 s
 	slowFor   = time.Minute
 )
 
@@ -364,15 +364,15 @@ func (s *slowClaims) lately() bool {
 	return time.Since(s.last) < slowFor
 }
 
-// newToken returns a number that no other claim has, in any process at any time.
+// newToken returns a random number that no other claim has, in any process at any time.
 func newToken() int64 {
 	var b [8]byte
-	_, _ = rand.Read(b[:]) // it never fails
+	_, _ = rand.Read(b[:]) // never fails
 	return int64(binary.BigEndian.Uint64(b[:]))
 }
 
-// lostClaims are the claims of this Store whose end is not known. They may hold lanes and publish nothing.
-// Each is remembered until its lease is over, since its COMMIT may still be on its way.
+// lostClaims are this Store's claims with an unknown outcome. They may hold lanes without publishing anything. Each
+// is remembered until its lease expires, because its COMMIT may arrive late.
 type lostClaims struct {
 	mu   sync.Mutex
 	list []lostClaim
@@ -383,7 +383,7 @@ type lostClaim struct {
 	until time.Time
 }
 
-// maxLost is more than there are lanes: of so many claims only a few can hold any.
+// maxLost is more than the number of lanes: of so many claims, only a few can hold a lane.
 const maxLost = 64
 
 func (l *lostClaims) add(token int64, lease time.Duration) {
@@ -405,28 +405,28 @@ func (l *lostClaims) tokens() []int64 {
 	return tokens
 }
 
-// recordColumns are what a record is scanned from: texts where the row has texts, and a body where it
-// is whole.
+// recordColumns are the columns of a record. Texts are read if they fit, and the body if the row is whole.
 const recordColumns = `id, CASE WHEN texts THEN name ELSE left(name, 128) END, CASE WHEN texts THEN content_type ELSE '' END, CASE WHEN whole THEN body END,
   CASE WHEN texts THEN headers END, CASE WHEN texts THEN ordering_key END, CASE WHEN texts THEN transport_name ELSE '' END,
   CASE WHEN texts THEN exchange ELSE '' END, CASE WHEN texts THEN routing_key ELSE '' END, CASE WHEN texts THEN route_headers END,
   created_at, attempts, octet_length(body), whole`
 
-// fits bounds what is read of a row o: its texts and headers as they are stored. A message that
-// outbox.Prepare takes has less.
+// fits limits the bytes read of a row o: its body, and its texts and headers in their stored form. Every message that
+// outbox.Prepare accepts fits.
 const fits = `octet_length(o.body) <= {max} AND octet_length(o.name) + octet_length(o.content_type) + octet_length(o.transport_name) + octet_length(o.exchange)
   + octet_length(o.routing_key) + coalesce(octet_length(o.ordering_key), 0) + coalesce(pg_column_size(o.headers), 0) + coalesce(pg_column_size(o.route_headers), 0) <= 65536`
 
 // claimSQL leases lanes: see migrations/0006_outbox_relay.sql. $1 token, $2 microseconds of the lease, $3 lanes, $4
-// transports to skip, $5 limit, $6 whether the relay has no other batch in hand, $7 tokens of lost claims.
+// transports to skip, $5 limit, $6 whether the relay has no other batch in flight, $7 tokens of lost claims.
 const claimSQL = `
 SELECT lane, single, doubtful, era, due_us, ends_us, dropped
 FROM {claim}($1::bigint, $2::bigint, $3::integer, $4::text[], $5::integer, $6::boolean, $7::bigint[])`
 
-// readSQL reads the rows of the lanes just leased: of each lane its share of the limit, in order, until the
-// bodies exceed the bytes. Rows behind a waiting one of their key, those that another session has locked, and rows too large
-// by themselves come without a body. It follows claimSQL, under its settings: its snapshot must be newer than the lock on the
-// lane. $1 token, $2 limit, $3 transports to skip, $4 bytes.
+// readSQL reads the rows of the lanes just leased. From each lane it reads its share of the limit, in order, until
+// the bodies reach the byte limit. Three kinds of rows come without a body: rows behind a waiting row of their key,
+// rows locked by another session, and rows that are too large. It runs as a separate statement after claimSQL, with
+// the same settings, because its snapshot must be newer than the lock on the lane. $1 token, $2 limit, $3 transports
+// to skip, $4 bytes.
 const readSQL = `
 SELECT {record}, seq, behind, locked
 FROM (
@@ -438,12 +438,13 @@ WHERE NOT whole OR bytes_before < $4::bigint
 ORDER BY seq
 LIMIT $2::int`
 
-// rowsSQL are the rows of a lane l. Each is looked at back to the nearest waiting row of its key.
+// rowsSQL returns the rows of a lane l. For each row it scans back to the nearest waiting row of its key.
 //
-// runsSQL are the same for less where very many rows of a key were released under an old snapshot: their index entries are
-// walked over for each row of it. Of a run of rows of one key each is looked at only back to the one before it (previous). So
-// a row behind one that is behind may not be said to be; that one's key is told, as it fits. It costs a claim a third more, so
-// it is for those that are slow.
+// runsSQL is a cheaper form for an old snapshot with very many released rows of one key, because rowsSQL then walks
+// over their index entries for each row of the key. In a run of rows of one key, runsSQL scans back only to the
+// previous row (previous). It may therefore not mark a row that is behind a marked row. This is no problem, because
+// marking one row of a key is enough. It makes a normal claim a third more expensive, so only claims after a slow one
+// use it.
 const (
 	rowsSQL = `
     SELECT o.*, (SELECT true FROM {outbox} p WHERE {before}) IS NOT NULL AS behind, ({free}) IS NULL AS locked, {fits} AS fits FROM {share}`
@@ -457,7 +458,7 @@ const (
     ORDER BY o.seq LIMIT greatest(1, least(l.batch, $2::int / (SELECT count(*)::int FROM {lanes} WHERE token = $1)))`
 )
 
-// countLossesSQL returns how many claims in a row, of exactly this message alone, were lost. $1 token, $2 seq
-// of the message.
+// countLossesSQL returns how many claims in a row, of exactly this message alone, were lost. $1 token, $2 seq of the
+// message.
 const countLossesSQL = `
 UPDATE {lanes} SET losses = CASE WHEN alone = $2::bigint THEN losses ELSE 0 END, alone = $2::bigint WHERE token = $1 RETURNING losses`

@@ -120,8 +120,8 @@ func inSQL(f *fixture, ctx context.Context, fn func(write) error) error {
 	return tx.Commit()
 }
 
-// The modes without prepared statements are what old poolers need; they know the types of the
-// arguments by their Go types alone.
+// Old poolers need the modes without prepared statements. In these modes the types of arguments follow from their Go
+// types alone.
 func TestEveryExecMode(t *testing.T) {
 	t.Parallel()
 	pgtest.InEveryMode(t, func(t *testing.T, inMode func(*pgxpool.Pool) *pgxpool.Pool) {
@@ -155,9 +155,8 @@ func TestEveryExecMode(t *testing.T) {
 	})
 }
 
-// Random calls of writers, relays and operators come to the same on Postgres and on the fake, step by
-// step, but for the texts of errors. A sequence is told by its seed: half of them are the same in every
-// run.
+// Random calls of writers, relays and operators have the same results on Postgres and on the fake, step by step,
+// except for error texts. A sequence is determined by its seed. Half of the seeds are the same in every run.
 func TestDifferentialOutbox(t *testing.T) {
 	t.Parallel()
 	f := setup(t, outboxpgx.Config{})
@@ -181,11 +180,11 @@ func TestDifferentialOutbox(t *testing.T) {
 	}
 	t.Logf("%d sequences, %d messages claimed", sequences, claimed)
 	if claimed < sequences {
-		t.Error("that proves little")
+		t.Error("too few messages claimed to prove anything")
 	}
 }
 
-// side is what a script is run on.
+// side is one side of the comparison: Postgres or the fake.
 type side struct {
 	manager txretry.Transactor
 	writer  interface {
@@ -201,7 +200,7 @@ type side struct {
 	dead outbox.DeadLetters
 }
 
-// side empties the tables.
+// side returns the Postgres side with empty tables.
 func (f *fixture) side(t *testing.T) side {
 	t.Helper()
 	f.exec(t, `
@@ -225,8 +224,8 @@ func fakeSide() side {
 	}
 }
 
-// script draws calls and notes their results. Which calls it draws does not depend on the results, nor
-// on how a store deals out its lanes.
+// script makes random calls and records their results. The choice of calls does not depend on the results, nor on how
+// a store distributes its lanes.
 type script struct {
 	side
 	rng     *rand.Rand
@@ -263,7 +262,7 @@ func (s *script) transact(ctx context.Context) {
 	s.note("transaction, read only %v: %s", readOnly, kind(err))
 }
 
-// inside runs some calls in a transaction or a savepoint.
+// inside makes some calls in a transaction or a savepoint.
 func (s *script) inside(ctx context.Context, tx pgx.Tx, depth int) error {
 	for range 1 + s.rng.IntN(3) {
 		switch n := s.rng.IntN(12); {
@@ -290,7 +289,7 @@ func (s *script) inside(ctx context.Context, tx pgx.Tx, depth int) error {
 	return nil
 }
 
-// message draws one; now and then it is not valid, or has the id of an earlier one.
+// message returns a random message; some are invalid, or have the id of an earlier message.
 func (s *script) message() outbox.Message {
 	var id uuid.UUID
 	for i := range id {
@@ -317,10 +316,10 @@ func (s *script) message() outbox.Message {
 	return m
 }
 
-// claim takes all that is ready, in as many batches as the store likes. A claim that skips everything goes
-// first: a store may bring back what is due only behind what is ready, and in lanes that are leased by then.
+// claim claims all ready messages, in any number of batches. It first makes a claim that skips every transport,
+// because a store may return due messages only behind ready ones, and in lanes that are leased by then.
 func (s *script) claim(ctx context.Context) {
-	s.settle(ctx) // which lanes are leased beside those of the messages is the store's own affair
+	s.settle(ctx) // a store may lease further lanes besides those of the messages
 	none, err := s.source.Claim(ctx, driver.Claim{Limit: 1, Lease: time.Hour, Skip: []string{""}})
 	s.note("claimed %d of no transport: %s", len(none.Messages), kind(err))
 	var all []driver.Message
@@ -357,7 +356,7 @@ func show(m driver.Message) string {
 	return fmt.Sprintf("%+v", m)
 }
 
-// settle decides about each message by its id.
+// settle chooses each message's outcome by its id.
 func (s *script) settle(ctx context.Context) {
 	salt, stale := byte(s.rng.Uint32()), 0
 	for _, b := range s.held {
@@ -408,7 +407,7 @@ func (s *script) renew(ctx context.Context) {
 	s.note("renewed")
 }
 
-// replayDead lists the dead letters and replays or removes one, or one that is none, or all, or tries to.
+// replayDead lists the dead letters. It replays or removes one, all, or an unknown one, or makes a dry run.
 func (s *script) replayDead(ctx context.Context) {
 	pick := s.rng.Uint32()
 	letters, err := s.dead.List(ctx, outbox.Filter{})
@@ -467,7 +466,7 @@ func (s *script) measure(ctx context.Context) {
 	for _, f := range []outbox.WaitingFilter{{}, {Parked: true}, {Limit: 2}, {Name: "a"}, {Limit: -1}} {
 		found, err := s.source.Waiting(ctx, f)
 		s.note("%d waiting for %+v: %s", len(found), f, kind(err))
-		if f.Parked { // two that are due at one time come in any order
+		if f.Parked { // two messages due at the same time come in any order
 			slices.SortFunc(found, func(a, b outbox.Waiting) int { return slices.Compare(a.ID[:], b.ID[:]) })
 		}
 		for _, w := range found {

@@ -29,7 +29,7 @@ type deadLetters struct {
 	t    tables
 	sql  deadStatements
 
-	wake func() // a relay, for what was returned
+	wake func() // wakes a relay for the returned messages
 
 	readTimeout, changeTimeout time.Duration
 }
@@ -38,9 +38,10 @@ func newDeadLetters(pool *pgxpool.Pool, t tables, wake func()) *deadLetters {
 	return &deadLetters{pool: pool, t: t, sql: t.deadStatements(), wake: wake, readTimeout: 10 * time.Second, changeTimeout: time.Minute}
 }
 
-// DeadLetters returns the dead letters of the outbox. A read has 10 s, and 10 s more on another
-// connection where the server was silent on the first; the choice of what is changed has twice a minute, each step of the
-// change one. The error after that is context.DeadlineExceeded. What was changed, by whom and why is kept: see Audit.
+// DeadLetters returns the dead letters of the outbox. A read may take 10 s. If the server does not answer, it is
+// retried on another connection for 10 s more. Selecting dead letters for a change may take a minute twice, and each
+// step of the change a minute. After that, the error is context.DeadlineExceeded. Each change is recorded with its
+// author and reason: see Audit.
 func (s *Store) DeadLetters() outbox.DeadLetters { return s.dead }
 
 // List implements outbox.DeadLetters.
@@ -60,8 +61,7 @@ func wrap(what string, err error) error {
 	return fmt.Errorf("outboxpgx: %s: %w", what, err)
 }
 
-// collect reads the rows of a query for operators, on another connection where the server is silent on
-// the first.
+// collect reads the rows of an operator's query. If the server does not answer, it retries on another connection.
 func collect[T any](ctx context.Context, d *deadLetters, what string, scan pgx.RowToFunc[T], sql string, args ...any) ([]T, error) {
 	var found []T
 	err := pgcall.Twice(ctx, d.pool, d.readTimeout, func(ctx context.Context, conn *pgxpool.Conn) error {
@@ -77,7 +77,7 @@ func collect[T any](ctx context.Context, d *deadLetters, what string, scan pgx.R
 
 func scanDeadLetter(row pgx.CollectableRow) (d outbox.DeadLetter, err error) {
 	var r record
-	var failed pgtype.Timestamptz // infinite, of another program: the zero time
+	var failed pgtype.Timestamptz // another program may have stored infinity: the zero time
 	var seq int64
 	if err := row.Scan(r.dest(&d.Class, &d.Error, &failed, &d.Fingerprint, &seq)...); err != nil {
 		return d, err
@@ -111,7 +111,7 @@ func (d *deadLetters) Count(ctx context.Context, f outbox.Filter) (n int, err er
 	return n, wrap("count dead letters", d.t.explain(err))
 }
 
-// filterArgs are the arguments of deadWhere.
+// filterArgs returns the arguments of deadWhere.
 func filterArgs(f outbox.Filter) []any {
 	var ids uuids // nil: any
 	if f.IDs != nil {
@@ -126,7 +126,7 @@ func filterArgs(f outbox.Filter) []any {
 	}
 }
 
-// optional is nil for the zero value.
+// optional returns nil for the zero value.
 func optional[T comparable](v T) *T {
 	if v == *new(T) {
 		return nil
@@ -137,7 +137,7 @@ func optional[T comparable](v T) *T {
 // Groups implements outbox.DeadLetters.
 func (d *deadLetters) Groups(ctx context.Context, f outbox.Filter) ([]outbox.Group, error) {
 	limit := cmp.Or(f.Limit, deadletter.GroupsLimit)
-	f.Limit = min(f.Limit, 0) // it bounds the groups, not the dead letters; a negative one is refused
+	f.Limit = min(f.Limit, 0) // the limit applies to groups, not dead letters; Check rejects a negative one
 	if err := f.Check(); err != nil {
 		return nil, wrap("group dead letters", err)
 	}
@@ -148,7 +148,7 @@ func scanGroup(row pgx.CollectableRow) (g outbox.Group, err error) {
 	s := &g.Sample
 	var id [16]byte
 	var key pgtype.Text
-	var first, last, created, failed pgtype.Timestamptz // each may be infinite, which is the zero time
+	var first, last, created, failed pgtype.Timestamptz // an infinite time becomes the zero time
 	err = row.Scan(&g.Count, &first, &last, &id, &s.Message.Name, &key, &s.Message.Transport, &created, &s.Attempts,
 		&s.Class, &s.Error, &failed, &s.Fingerprint)
 	g.First, g.Last, g.Fingerprint = first.Time, last.Time, s.Fingerprint
@@ -168,12 +168,12 @@ func (d *deadLetters) Remove(ctx context.Context, f outbox.Filter, r outbox.Remo
 	return n, wrap("remove dead letters", err)
 }
 
-// change is one Replay or Remove, with what the audit keeps of it. It is a deadletter.Store.
+// change is one Replay or Remove, with the data for its audit entry. It is a deadletter.Store.
 type change struct {
 	*deadLetters
 	by, reason string
 	chosenBy   outbox.Filter
-	entry      int // of the audit; 0: none yet
+	entry      int // id of the audit entry; 0: none yet
 }
 
 // ID implements deadletter.Store.
@@ -191,7 +191,7 @@ func (c *change) Returnable(ctx context.Context, f outbox.Filter, r outbox.Repla
 	return ids, stay, err
 }
 
-// ids reads a row that begins with ids.
+// ids reads one row whose first column has ids.
 func (c *change) ids(ctx context.Context, sql string, args []any, more ...any) ([]uuid.UUID, error) {
 	var found uuids
 	err := pgcall.Twice(ctx, c.pool, c.changeTimeout, func(ctx context.Context, conn *pgxpool.Conn) error {
@@ -207,8 +207,8 @@ func (c *change) ids(ctx context.Context, sql string, args []any, more ...any) (
 	return ids, nil
 }
 
-// Return implements deadletter.Store. A step that meets an id which has come to the outbox since it began is tried once more:
-// it then sees that one.
+// Return implements deadletter.Store. If a message with one of the ids was written during the step, the step fails.
+// It is tried once more, and then sees that message.
 func (c *change) Return(ctx context.Context, s deadletter.Step, r outbox.Replay) (moved outbox.Replayed, err error) {
 	for range 2 {
 		err = c.step(ctx, c.sql.replay, s.Filter, []any{r.Between().Microseconds(), s.Before, s.Bodies}, &moved.Returned, &moved.Failed)
@@ -228,9 +228,9 @@ func (c *change) Delete(ctx context.Context, f outbox.Filter) (n int, err error)
 	return n, err
 }
 
-// step runs a statement that changes dead letters and notes who did so, in one round trip, so that no
-// lock outlives a connection that falls silent. It scans the statement's one row into counts, which
-// stay as they are on an error.
+// step runs a statement that changes dead letters and writes the audit entry, in one round trip. No lock therefore
+// outlives a connection that stops answering. It scans the statement's one row into counts; after an error they are
+// unchanged.
 func (c *change) step(ctx context.Context, sql string, f outbox.Filter, more []any, counts ...*int) error {
 	chosenBy, err := json.Marshal(c.chosenBy)
 	if err != nil {
@@ -261,7 +261,7 @@ func queryPlanned(ctx context.Context, conn *pgxpool.Conn, begin, sql string, ar
 	})
 }
 
-// planned runs a statement under deadPlansSQL in a transaction, in one round trip. read says what becomes of its rows.
+// planned runs a statement with deadPlansSQL in a transaction, in one round trip. read receives its rows.
 func planned(ctx context.Context, conn *pgxpool.Conn, begin, sql string, args []any, read func(*pgx.QueuedQuery)) error {
 	queue := &pgx.Batch{}
 	queue.Queue(begin)
@@ -271,14 +271,14 @@ func planned(ctx context.Context, conn *pgxpool.Conn, begin, sql string, args []
 	return conn.SendBatch(ctx, queue).Close()
 }
 
-// cursor is the place of a row in a list: the time by which the list is sorted first, and seq. As a text it is
-// "microseconds.seq", infinite times by their names.
+// cursor is the position of a row in a list: the time by which the list is sorted first, and seq. Its text form is
+// "microseconds.seq", with names for infinite times.
 type cursor struct {
 	at  pgtype.Timestamptz
 	seq int64
 }
 
-// start is before every row.
+// start is the position before every row.
 var start = cursor{pgtype.Timestamptz{InfinityModifier: pgtype.NegativeInfinity, Valid: true}, math.MinInt64}
 
 func (c cursor) String() string {
@@ -289,7 +289,7 @@ func (c cursor) String() string {
 	return at + "." + strconv.FormatInt(c.seq, 10)
 }
 
-// parseCursor reads a cursor; "" is the start.
+// parseCursor parses a cursor; "" is the start.
 func parseCursor(text string) (cursor, error) {
 	if text == "" {
 		return start, nil
@@ -309,35 +309,36 @@ func parseCursor(text string) (cursor, error) {
 	}
 	c.seq, err2 = strconv.ParseInt(seq, 10, 64)
 	if err1 != nil || err2 != nil {
-		return c, fmt.Errorf("%.80q is no cursor of a list", text)
+		return c, fmt.Errorf("%.80q is not a list cursor", text)
 	}
 	return c, nil
 }
 
-// auditRetention is for how long it is known who changed dead letters.
+// auditRetention is how long entries of the audit are kept.
 const auditRetention = 365 * 24 * time.Hour
 
-// auditLimit is how many entries an Audit without a limit returns.
+// auditLimit is the number of entries that an Audit without a limit returns.
 const auditLimit = 100
 
-// AuditEntry is one Replay or Remove of dead letters that changed something.
+// AuditEntry records one Replay or Remove that changed dead letters.
 type AuditEntry struct {
-	// At is by the database's clock.
+	// At is the time of the change, by the database's clock.
 	At time.Time
-	// By and Reason are as the caller gave them.
+	// By and Reason are the values of the call.
 	By, Reason string
 	// Action is "replay", "edit" for a replay that replaced bodies, or "remove".
 	Action string
-	// Count is how many dead letters it changed.
+	// Count is the number of changed dead letters.
 	Count int
-	// Filter is what selected them.
+	// Filter is the filter that selected them.
 	Filter outbox.Filter
-	// Unreadable is why Filter is missing: another program wrote the entry. Nil: it is there.
+	// Unreadable is the reason why Filter is missing: another program wrote the entry. Nil: Filter is set.
 	Unreadable error
 }
 
-// Audit returns the newest entries, the newest first. A limit of 0 means 100. An entry is written in
-// the transaction of the change's first step, counts the others in theirs, and is kept for a year.
+// Audit returns the newest entries, newest first. A limit of 0 means 100. An entry is written in the transaction of
+// the change's first step, updated in the transactions of the later steps, and kept for a year. Audit returns an
+// error for a negative limit.
 func (s *Store) Audit(ctx context.Context, limit int) ([]AuditEntry, error) {
 	if limit < 0 {
 		return nil, fmt.Errorf("outboxpgx: audit: the limit is %d, want 0 or more", limit)
@@ -351,7 +352,7 @@ func (s *Store) Audit(ctx context.Context, limit int) ([]AuditEntry, error) {
 func scanAudit(row pgx.CollectableRow) (AuditEntry, error) {
 	var e AuditEntry
 	var chosenBy []byte
-	var at pgtype.Timestamptz // infinite, of another program: the zero time
+	var at pgtype.Timestamptz // another program may have stored infinity: the zero time
 	if err := row.Scan(&at, &e.By, &e.Reason, &e.Action, &e.Count, &chosenBy); err != nil {
 		return e, err
 	}
@@ -365,7 +366,7 @@ func scanAudit(row pgx.CollectableRow) (AuditEntry, error) {
 	return e, nil
 }
 
-// deadStatements are the SQL of lists for operators, with the table names filled in.
+// deadStatements has the SQL of operators' lists, with the table names filled in.
 type deadStatements struct {
 	list, count, groups, selected, returnable, replay, remove, audit string
 
@@ -390,7 +391,7 @@ func (t tables) deadStatements() deadStatements {
 	}
 }
 
-// deadWhere is the filter of dead letters: an argument that is null does not filter. $1 ids, $2 class,
+// deadWhere is the filter of dead letters. A null argument does not filter. $1 ids, $2 class,
 // $3 name, $4 key, $5 and $6 the times between which they failed, $7 limit, $8 a part of the error, $9 fingerprint.
 const deadWhere = deadMatch + `
 ORDER BY died_at, seq LIMIT $7`
@@ -400,7 +401,7 @@ const deadMatch = `
   AND ($4::text IS NULL OR ordering_key = $4) AND ($5::timestamptz IS NULL OR died_at >= $5) AND ($6::timestamptz IS NULL OR died_at < $6)
   AND ($8::text IS NULL OR position(lower($8) IN lower(last_error)) > 0) AND ($9::text IS NULL OR fingerprint = $9)`
 
-// $10 bytes of all bodies, $11 and $12 where the list begins.
+// $10 bytes of all bodies, $11 and $12 the position where the list starts.
 const deadListSQL = `
 SELECT {record}, left(error_class, 100), left(last_error, 1000), died_at, fingerprint, seq
 FROM (SELECT d.*, fits AS texts, fits AND sum(octet_length(body)) FILTER (WHERE fits) OVER (ORDER BY died_at, seq) <= $10 AS whole
@@ -409,7 +410,7 @@ ORDER BY died_at, seq`
 
 const deadCountSQL = `SELECT count(*) FROM (SELECT FROM {dead} WHERE {where}) d`
 
-// $10 groups. The sample is the latest of its kind. Times that another program has made infinite do not count.
+// $10 groups. The sample is the latest dead letter of its kind. Infinite times, from other programs, do not count.
 const deadGroupsSQL = `
 WITH chosen AS MATERIALIZED (SELECT id, seq, died_at, fingerprint FROM {dead} WHERE {where}),
      kinds AS (
@@ -421,30 +422,31 @@ SELECT k.n, k.first, k.last, d.id, left(d.name, 128), left(d.ordering_key, 1000)
 FROM kinds k JOIN latest USING (fingerprint) JOIN {dead} d ON d.id = latest.id
 ORDER BY k.n DESC, k.fingerprint`
 
-// deadPlansSQL has dead letters found by index: the tables are often empty when they are analysed, and hold very many a moment
-// later. The filter has arguments that are null, so that one plan is not for all; Postgres would keep one that was made while
-// there was nothing, and read the whole table for every page. Nor do the statements join tables: a plan
-// for few rows compares all with all.
+// deadPlansSQL makes Postgres find dead letters by index. The tables are often empty when they are analysed, and have
+// very many rows a moment later. No single plan fits all filters, because null arguments do not filter. Postgres
+// would keep a plan from the time when the table was empty, and read the whole table for every page. For the same
+// reason the statements do not join tables: a plan for few rows compares all rows with all.
 const deadPlansSQL = `
 SELECT set_config('plan_cache_mode', 'force_custom_plan', true), set_config('enable_seqscan', 'off', true), set_config('jit', 'off', true)`
 
 const beginReadSQL = `BEGIN ISOLATION LEVEL READ COMMITTED READ ONLY`
 
-// What becomes of dead letters d that are to be tried again: outlived stay because they were stored more than
-// $10 microseconds ago, unless $11 forces them; again, because the outbox holds their id; the others go.
+// deadReturnableSQL divides dead letters d for a replay. Outlived ones stay because they were stored more than $10
+// microseconds ago, unless $11 forces them. Those in again stay because the outbox has their id. The others can be
+// returned.
 const deadReturnableSQL = `
 WITH outlived AS MATERIALIZED (SELECT FROM {dead} d WHERE NOT $11::boolean AND created_at < now() - $10::bigint * interval '1 microsecond' AND {where}),
      again AS MATERIALIZED (SELECT FROM {dead} d WHERE ($11 OR created_at >= now() - $10 * interval '1 microsecond') AND {again} AND {where}),
      others AS MATERIALIZED (SELECT id, seq FROM {dead} d WHERE ($11 OR created_at >= now() - $10 * interval '1 microsecond') AND NOT ({again}) AND {where})
 SELECT (SELECT coalesce(array_agg(id ORDER BY seq), '{}') FROM others), (SELECT count(*) FROM outlived), (SELECT count(*) FROM again)`
 
-// deadAgain looks for each dead letter alone, as an EXISTS may not.
+// deadAgain searches for each dead letter separately, which an EXISTS may not do.
 const deadAgain = `(SELECT true FROM {outbox} o WHERE o.id = d.id LIMIT 1) IS NOT NULL`
 
 const deadSelectedSQL = `SELECT coalesce(array_agg(id ORDER BY died_at, seq), '{}') FROM (SELECT id, died_at, seq FROM {dead} WHERE {where}) d`
 
-// deadNoted keeps who has changed so many, where there are any: once for a change of many steps. $10 the
-// note of the steps before, $11 who, $12 why, $13 the filter.
+// deadNoted writes the audit entry if any rows changed: one entry for a change of many steps. $10 the id of the entry
+// from earlier steps, $11 the author, $12 the reason, $13 the filter.
 const deadNoted = `
      counted AS (UPDATE {audit} a SET count = a.count + n FROM changed WHERE a.id = $10::bigint RETURNING a.id),
      noted AS (
@@ -452,11 +454,12 @@ const deadNoted = `
        SELECT $11::text, $12::text, {action}, n, $13::text::jsonb FROM changed WHERE n > 0 AND NOT EXISTS (SELECT FROM counted) RETURNING id),
      note AS (SELECT coalesce((SELECT id FROM counted), (SELECT id FROM noted), 0))`
 
-// A change that a table ignores fails: a dead letter that left its table and did not arrive in the outbox would be lost.
+// If a table ignores a change, the statement fails. Otherwise a dead letter that left its table without arriving in
+// the outbox would be lost.
 //
-// Locked in one order before they are deleted, so that two at once do not return one dead letter twice; the second waits, so
-// that it brings nothing back before what the first does. $14 microseconds between two, $15 how many were
-// returned before, $16 the bodies of $1 where they are edited.
+// The rows are locked in one order before they are deleted, so that two replays do not return one dead letter twice.
+// The second replay waits, so it returns nothing before the first. $14 microseconds between two messages, $15 the
+// number returned before, $16 the new bodies of $1 if they are edited.
 const deadReplaySQL = `
 WITH again AS MATERIALIZED (SELECT FROM {dead} d WHERE {again} AND {match}),
      chosen AS MATERIALIZED (SELECT id FROM {dead} d WHERE NOT ({again}) AND {match} ORDER BY id LIMIT $7 FOR UPDATE),

@@ -21,7 +21,7 @@ import (
 
 var byAda = outbox.Replay{By: "ada"}
 
-// givingUp returns a relay whose publisher answers as respond does, and for which each failure is the last.
+// givingUp returns a relay whose publisher responds with respond, and for which each failure is the last attempt.
 func (f *fixture) givingUp(t *testing.T, respond func(driver.Message) error) *outbox.Relay {
 	t.Helper()
 	publisher := outboxtest.NewPublisher()
@@ -29,8 +29,8 @@ func (f *fixture) givingUp(t *testing.T, respond func(driver.Message) error) *ou
 	return f.relay(t, publisher, outbox.RelayConfig{Retry: outbox.RetryPolicy{MaxAttempts: 1}})
 }
 
-// withDeadLetters has three: names a, b, c, keys ka, kb, kc; b died of unroutable, the others of
-// permanent failures.
+// withDeadLetters creates three dead letters: names a, b, c, keys ka, kb, kc. The failure of b is unroutable, the
+// others are permanent.
 func withDeadLetters(t *testing.T) (*fixture, map[string]uuid.UUID) {
 	t.Helper()
 	f := setup(t, outboxpgx.Config{})
@@ -98,7 +98,7 @@ func TestDeadLetterFilters(t *testing.T) {
 	must(t, err)
 	if l.Message.Name != "b" || l.Message.Key != "kb" || l.Message.Headers["h"] != "b" || string(l.Message.Body) != "1" || l.Attempts != 1 || l.Class != string(driver.Unroutable) ||
 		l.Error != "outbox: publish: unroutable: no place for b" || l.FailedAt.IsZero() || l.CreatedAt.IsZero() {
-		t.Errorf("shown is %+v", l)
+		t.Errorf("Show returned %+v", l)
 	}
 	if _, err := f.dead.Show(t.Context(), uuid.New()); !errors.Is(err, outbox.ErrNotFound) {
 		t.Errorf("an unknown id: %v", err)
@@ -130,7 +130,7 @@ func TestDeadLetterGroups(t *testing.T) {
 		t.Errorf("the largest group is %+v", g)
 	}
 	if len(g.Fingerprint) != 16 || !g.First.Before(g.Last) || !g.Last.Equal(g.Sample.FailedAt) {
-		t.Errorf("of kind %q from %v to %v", g.Fingerprint, g.First, g.Last)
+		t.Errorf("kind %q from %v to %v", g.Fingerprint, g.First, g.Last)
 	}
 	if groups, err = f.dead.Groups(t.Context(), outbox.Filter{Limit: 1}); err != nil || len(groups) != 1 || groups[0].Count != 2 {
 		t.Errorf("the first group: %+v, %v", groups, err)
@@ -144,7 +144,7 @@ func TestDeadLetterGroups(t *testing.T) {
 	letters, err := f.dead.List(t.Context(), outbox.Filter{Fingerprint: g.Fingerprint})
 	must(t, err)
 	if len(letters) != 2 || letters[0].Message.ID != ids["a"] || letters[1].Fingerprint != g.Fingerprint {
-		t.Errorf("of the largest group are %+v", letters)
+		t.Errorf("dead letters of the largest group: %+v", letters)
 	}
 	n, err := f.dead.Remove(t.Context(), outbox.Filter{Fingerprint: g.Fingerprint}, outbox.Removal{By: "ada"})
 	must(t, err)
@@ -153,7 +153,7 @@ func TestDeadLetterGroups(t *testing.T) {
 	}
 }
 
-// What changes from failure to failure makes no other kind: quotations, and words with digits.
+// Quotations, and words with digits, do not change the kind of a failure.
 func TestDeadLetterFingerprints(t *testing.T) {
 	t.Parallel()
 	f := setup(t, outboxpgx.Config{})
@@ -174,8 +174,8 @@ func TestDeadLetterFingerprints(t *testing.T) {
 	}
 }
 
-// A dead letter whose id was written again neither doubles the message nor stops the other dead letters. Nor does one whose id is being
-// written again: the step that met it is tried once more.
+// A dead letter whose id was written again does not duplicate the message and does not stop the other dead letters.
+// The same is true if the id is being written at that moment: the step that met it is tried once more.
 func TestDeadLetterReplayMeetsAnIDOnItsWay(t *testing.T) {
 	t.Parallel()
 	f, ids := withDeadLetters(t)
@@ -225,7 +225,7 @@ func TestRetentionAndPrune(t *testing.T) {
 	prunable, err := f.store.Prunable(t.Context())
 	must(t, err)
 	if prunable != 1350 || kept() != 1500 {
-		t.Errorf("%d are said to be prunable, and %d kept", prunable, kept())
+		t.Errorf("%d reported as prunable, and %d kept", prunable, kept())
 	}
 	n, err = f.store.Prune(t.Context())
 	must(t, err)
@@ -242,7 +242,7 @@ func TestRetentionAndPrune(t *testing.T) {
 	n, err = forgetful.Prune(t.Context())
 	must(t, err)
 	if n != 150 || kept() != 0 {
-		t.Errorf("without a retention any more: %d pruned, %d kept", n, kept())
+		t.Errorf("after removing the retention: %d pruned, %d kept", n, kept())
 	}
 }
 
@@ -256,7 +256,7 @@ func TestBatchIsBoundedInBytes(t *testing.T) {
 	}
 	batch, err := f.store.Claim(context.WithoutCancel(t.Context()), driver.Claim{Limit: 100, Lease: time.Minute})
 	must(t, err)
-	if n := len(batch.Messages); n != 3 { // the third begins below the bound
+	if n := len(batch.Messages); n != 3 { // the third starts below the limit
 		t.Errorf("%d messages of 400 KiB in a batch of 1 MiB", n)
 	}
 	_, err = f.store.Settle(t.Context(), batch, nil)
@@ -286,9 +286,9 @@ func TestReplayAtARate(t *testing.T) {
 	}
 }
 
-// A dead letter may have been published after all. One that consumers may have forgotten stays, unless it is
-// forced; the others go.
-func TestReplayRefusesTheOutlived(t *testing.T) {
+// A dead letter may have been published in fact. If consumers may have forgotten it, it stays unless the replay is
+// forced; the others return.
+func TestReplay_leavesOutlived(t *testing.T) {
 	t.Parallel()
 	f := setup(t, outboxpgx.Config{})
 	f.exec(t, `
@@ -301,7 +301,7 @@ func TestReplayRefusesTheOutlived(t *testing.T) {
 		want    outbox.Replayed
 	}{
 		{0, outbox.Replay{DryRun: true}, outbox.Replayed{Returned: 4, Outlived: 3}},
-		{1, outbox.Replay{By: "me"}, outbox.Replayed{Returned: 1, Outlived: 1}}, // the oldest that may go, of 7 days
+		{1, outbox.Replay{By: "me"}, outbox.Replayed{Returned: 1, Outlived: 1}}, // the oldest returnable one, 7 days old
 		{0, outbox.Replay{By: "me"}, outbox.Replayed{Returned: 3, Outlived: 3}},
 		{0, outbox.Replay{By: "me"}, outbox.Replayed{Outlived: 3}},
 		{0, outbox.Replay{DryRun: true, Force: true}, outbox.Replayed{Returned: 3}},
@@ -322,8 +322,8 @@ func TestReplayRefusesTheOutlived(t *testing.T) {
 	}
 }
 
-// An edited dead letter keeps all but its body; one that cannot be edited stays, and others are as far apart as
-// they are to be, however many are in memory at a time.
+// An edited dead letter keeps everything but its body. One that cannot be edited stays. The others keep their
+// intervals, however many are in memory at a time.
 func TestReplayEdited(t *testing.T) {
 	t.Parallel()
 	f := setup(t, outboxpgx.Config{})
@@ -362,8 +362,9 @@ func TestReplayEdited(t *testing.T) {
 	}
 }
 
-// A list goes on behind dead letters that died at no time, of another program, and between those that died at the same time.
-func TestPagesOfOddTimes(t *testing.T) {
+// A list continues after dead letters with infinite times, from another program, and between dead letters with equal
+// times.
+func TestList_pagesOverInfiniteTimes(t *testing.T) {
 	t.Parallel()
 	f := setup(t, outboxpgx.Config{})
 	f.exec(t, `
@@ -418,7 +419,7 @@ func TestChangesOfDeadLettersAreAudited(t *testing.T) {
 	}
 	for i := range got {
 		if age := time.Since(got[i].At); age < -time.Minute || age > time.Minute { // timing: the time of an entry, roughly
-			t.Errorf("entry %d is of %v", i, got[i].At)
+			t.Errorf("entry %d has the time %v", i, got[i].At)
 		}
 		got[i].At = time.Time{}
 		if line := fmt.Sprintf("%+v", got[i]); line != fmt.Sprintf("%+v", want[i]) {
@@ -462,13 +463,13 @@ func TestChangesNeedAnActor(t *testing.T) {
 	}
 }
 
-// An entry commits with its change or not at all.
+// An audit entry commits with its change or not at all.
 func TestAuditFailsWithItsChange(t *testing.T) {
 	t.Parallel()
 	f, _ := withDeadLetters(t)
 	f.exec(t, `ALTER TABLE holdfast_outbox_audit ADD CHECK (actor <> 'eve')`)
 	if _, err := f.dead.Replay(t.Context(), outbox.Filter{}, outbox.Replay{By: "eve"}); err == nil {
-		t.Error("retried without a note")
+		t.Error("replayed without an audit entry")
 	}
 	n, err := f.dead.Count(t.Context(), outbox.Filter{})
 	must(t, err)
@@ -496,8 +497,8 @@ func TestPruneForgetsOldAuditEntries(t *testing.T) {
 	}
 }
 
-// What came back keeps the stored order, whatever order it died in, behind what is there and before
-// what comes later.
+// Replayed messages keep the stored order, whatever the order of their failures. They come after existing messages
+// and before later ones.
 func TestReplayKeepsTheOrderOfAKey(t *testing.T) {
 	t.Parallel()
 	for name, perSecond := range map[string]float64{"at once": 0, "at a rate": 100} {

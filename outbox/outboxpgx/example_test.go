@@ -32,7 +32,7 @@ func ExampleStore_Write() {
 	_ = place
 }
 
-// Nothing is heard of the commit of a transaction that is not txretry's: Wake tells of it.
+// After the commit of a transaction outside txretry, Wake notifies a relay.
 func ExampleStore_Wake() {
 	place := func(ctx context.Context, tx pgx.Tx, store *outboxpgx.Store, m outbox.Message) error {
 		if err := store.Write(ctx, tx, m); err != nil {
@@ -47,9 +47,9 @@ func ExampleStore_Wake() {
 	_ = place
 }
 
-// The files for a migration tool, which then takes the place of Migrate.
+// The files are for a migration tool, which then replaces Migrate.
 func ExampleStore_Schema() {
-	pool, err := pgxpool.New(context.Background(), "postgres://127.0.0.1") // it connects when it is used
+	pool, err := pgxpool.New(context.Background(), "postgres://127.0.0.1") // connects on first use
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -65,13 +65,13 @@ func ExampleStore_Schema() {
 	// Output: [0001_outbox.down.sql 0001_outbox.sql 0002_outbox_write.down.sql 0002_outbox_write.sql 0006_outbox_relay.down.sql 0006_outbox_relay.sql] <nil>
 }
 
-// What a doctor prints of each finding.
+// Print the fix of each finding, for example in a health command.
 func ExampleStore_Check() {
 	examine := func(ctx context.Context, store *outboxpgx.Store) error {
 		err := store.Check(ctx)
 		var joined interface{ Unwrap() []error }
 		if !errors.As(err, &joined) {
-			return err // nil: nothing is to be mended
+			return err // nil: all requirements are met
 		}
 		for _, single := range joined.Unwrap() {
 			if finding, ok := single.(interface{ Mend() string }); ok {
@@ -83,7 +83,7 @@ func ExampleStore_Check() {
 	_ = examine
 }
 
-// The messages that were given up last night, at ten a second.
+// Replay dead letters at ten per second.
 func ExampleStore_DeadLetters() {
 	again := func(ctx context.Context, store *outboxpgx.Store) error {
 		replayed, err := store.DeadLetters().Replay(ctx, outbox.Filter{Class: "unroutable"},

@@ -2,13 +2,13 @@ package outboxpgx
 
 import "time"
 
-// AskInterval is for how long the floors lag behind, twice.
+// AskInterval is half of the time by which the floors lag behind.
 const AskInterval = askInterval
 
-// Horizon is a horizon whose questions need no waiting.
+// Horizon is a horizon whose questions are always due.
 type Horizon struct{ h horizon }
 
-// Ask sees a number and has a question answered; false: nothing was asked.
+// Ask records a seen number and answers a question. It returns false if no question was due.
 func (h *Horizon) Ask(seen int64, writers []string) bool {
 	h.h.saw(0, seen)
 	h.h.asked = time.Time{}
@@ -17,11 +17,11 @@ func (h *Horizon) Ask(seen int64, writers []string) bool {
 	return q.number != 0
 }
 
-// Limit and Forget are the horizon's.
+// Limit and Forget call the horizon's methods.
 func (h *Horizon) Limit() int64 { seq, _ := h.h.limit(); return seq }
 func (h *Horizon) Forget()      { h.h.forget() }
 
-// Statement is the SQL of a statement on the default table.
+// Statement returns the SQL of a statement on the default table.
 func Statement(name string) string {
 	t, err := tablesOf("", defaultTable)
 	if err != nil {
@@ -37,7 +37,7 @@ func Statement(name string) string {
 	}[name]
 }
 
-// Claims has every claim take so many lanes, and at most so many bytes of bodies. 0: as it is.
+// Claims sets the number of lanes and the bytes of bodies per claim. 0 keeps the current value.
 func (s *Store) Claims(lanes int, bytes int64) *Store {
 	if lanes > 0 {
 		s.lanesPerClaim = lanes
@@ -48,16 +48,17 @@ func (s *Store) Claims(lanes int, bytes int64) *Store {
 	return s
 }
 
-// SlowClaims has the next claims read as after a slow one.
+// SlowClaims makes the next claims read like after a slow claim.
 func (s *Store) SlowClaims() { s.slow.took(slowClaim) }
 
-// Hasten makes the calls of DeadLetters and Audit wait for d instead of as long as they do.
+// Hasten sets the timeouts of DeadLetters and Audit to d.
 func (s *Store) Hasten(d time.Duration) { s.dead.readTimeout, s.dead.changeTimeout = d, d }
 
 // Listening returns nil while notifications arrive.
 func (s *Store) Listening() error { return s.listener.State() }
 
-// RetryRefused has the next settlement try what was refused again, and the next claim look what became of it.
+// RetryRefused makes the next settlement retry refused outcomes, and the next claim check whether their messages are
+// gone.
 func (s *Store) RetryRefused() {
 	s.refusals.mu.Lock()
 	defer s.refusals.mu.Unlock()
@@ -70,5 +71,5 @@ func (s *Store) RetryRefused() {
 	s.refusedDue.byID = nil
 }
 
-// Explain words an error of the server as the Store does.
+// Explain returns an error of the server with the Store's wording.
 func (s *Store) Explain(err error) error { return s.t.explain(err) }

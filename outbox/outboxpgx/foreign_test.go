@@ -20,9 +20,9 @@ import (
 	"github.com/holdfast-go/holdfast/outbox/outboxtest"
 )
 
-// foreign are rows as another program may write them, each a change to one that is sound.
+// foreign are rows as another program may write them, each made by changing a valid row.
 var foreign = map[string]struct {
-	set  string // of the UPDATE that makes the row foreign
+	set  string // the SET clause of the UPDATE that makes the row foreign
 	dead string // a part of its dead letter's error; "": it is published
 }{
 	"headers with a number":         {`headers = '{"tenant": 7}'`, "headers is not a JSON object of strings"},
@@ -35,7 +35,7 @@ var foreign = map[string]struct {
 	"route headers with a number":   {`route_headers = '{"tenant": 7}'`, "route_headers is not a JSON object of strings"},
 	"an id of version 4":            {`id = 'a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11'`, "not a UUID of version 7"},
 	"the zero id":                   {`id = '00000000-0000-0000-0000-000000000000'`, "not a UUID of version 7"},
-	"no name":                       {`name = ''`, "the name has 0 bytes"},
+	"no name":                       {`name = ''`, "name has 0 bytes"},
 	"a class as the name":           {`name = 'App\OrderPlaced'`, "is not lower-case words joined by dots"},
 	"an empty key":                  {`ordering_key = ''`, ""},
 	"a transport that nobody knows": {`transport_name = 'pigeon'`, `no transport "pigeon"`},
@@ -48,8 +48,8 @@ var foreign = map[string]struct {
 	"attempts below zero":           {`attempts = -2147483648`, ""},
 }
 
-// One row that is no message becomes a dead letter with a clear error, and the others of its lane and
-// its key are published. Neither it nor its dead letter keeps anybody from looking.
+// One invalid row becomes a dead letter with a clear error, and the other messages of its lane and key are published.
+// Neither the row nor its dead letter makes the other rows unreadable.
 func TestForeignRows(t *testing.T) {
 	t.Parallel()
 	pgtest.New(t) // skips before there are subtests
@@ -77,7 +77,7 @@ func TestForeignRows(t *testing.T) {
 	}
 }
 
-// wantForeign wants the other rows published, and the foreign one too or dead for the reason.
+// wantForeign checks that the other rows are published, and the foreign one too, or that it is dead for the reason.
 func (f *fixture) wantForeign(t *testing.T, received []driver.Message, dead string) {
 	t.Helper()
 	var sound []string
@@ -86,7 +86,7 @@ func (f *fixture) wantForeign(t *testing.T, received []driver.Message, dead stri
 	}
 	sound = slices.DeleteFunc(sound, func(name string) bool { return name != "a.0" && name != "a.2" && name != "a.3" })
 	if !slices.Equal(sound, []string{"a.0", "a.2", "a.3"}) {
-		t.Errorf("of the sound messages %v were published", sound)
+		t.Errorf("published valid messages: %v", sound)
 	}
 	stats, err := f.store.Depth(t.Context())
 	must(t, err)
@@ -103,12 +103,12 @@ func (f *fixture) wantForeign(t *testing.T, received []driver.Message, dead stri
 	}
 	unreadable := strings.Contains(dead, "headers is not") || strings.Contains(dead, "too large") || strings.Contains(dead, "infinite")
 	if (letters[0].Unreadable != nil) != unreadable {
-		t.Errorf("the letter's own error is %v", letters[0].Unreadable)
+		t.Errorf("Unreadable of the dead letter is %v", letters[0].Unreadable)
 	}
 	f.retryForeign(t, letters[0])
 }
 
-// retryForeign moves the dead letter back and forth: what is stored moves, read or not.
+// retryForeign replays the dead letter: the stored row moves unchanged, readable or not.
 func (f *fixture) retryForeign(t *testing.T, letter outbox.DeadLetter) {
 	t.Helper()
 	const row = `SELECT md5(concat(id, name, body, headers, ordering_key, route_headers, created_at)) FROM `
@@ -119,7 +119,7 @@ func (f *fixture) retryForeign(t *testing.T, letter outbox.DeadLetter) {
 	}
 	must(t, f.pool.QueryRow(t.Context(), row+`holdfast_outbox WHERE published_at IS NULL`).Scan(&after))
 	if before != after {
-		t.Error("the retry has changed the message")
+		t.Error("the replay changed the message")
 	}
 	_, err := f.store.Depth(t.Context())
 	must(t, err)
@@ -131,7 +131,7 @@ func (f *fixture) retryForeign(t *testing.T, letter outbox.DeadLetter) {
 	}
 }
 
-// Times that a row waits for may be infinite.
+// A row may wait for an infinite time.
 func TestForeignTimes(t *testing.T) {
 	t.Parallel()
 	f := setup(t, outboxpgx.Config{})
@@ -156,7 +156,7 @@ func TestForeignTimes(t *testing.T) {
 	}
 }
 
-// Dead letters and entries whose time is infinite do not keep anybody from the others.
+// Dead letters and audit entries with infinite times do not hide the others.
 func TestForeignDeaths(t *testing.T) {
 	t.Parallel()
 	f, ids := withDeadLetters(t)
@@ -175,7 +175,7 @@ func TestForeignDeaths(t *testing.T) {
 	groups, err = f.dead.Groups(t.Context(), outbox.Filter{IDs: []uuid.UUID{ids["a"]}})
 	must(t, err)
 	if len(groups) != 1 || !groups[0].Last.IsZero() || !groups[0].Sample.FailedAt.IsZero() {
-		t.Errorf("of the infinite one: %+v", groups)
+		t.Errorf("groups of the infinite one: %+v", groups)
 	}
 	_, err = f.dead.Remove(t.Context(), outbox.Filter{}, outbox.Removal{By: "ada"})
 	must(t, err)
@@ -186,7 +186,7 @@ func TestForeignDeaths(t *testing.T) {
 	}
 }
 
-// What no relay knows, or what would not fit into an index, is refused where it is written.
+// The table rejects values that no relay supports, or that would not fit into an index.
 func TestForeignRow_isRefusedByConstraint(t *testing.T) {
 	t.Parallel()
 	f := setup(t, outboxpgx.Config{})
@@ -210,7 +210,7 @@ func TestForeignRow_isRefusedByConstraint(t *testing.T) {
 	}
 }
 
-// A message whose key is empty has none: it does not wait for another one.
+// A message with an empty key has no key: it does not wait for another message.
 func TestForeignEmptyKey(t *testing.T) {
 	t.Parallel()
 	f := setup(t, outboxpgx.Config{})
@@ -224,7 +224,7 @@ func TestForeignEmptyKey(t *testing.T) {
 	}
 }
 
-// However large the dead letters are, a list of them is not.
+// However large the dead letters are, a list of them stays within its limits.
 func TestListIsBounded(t *testing.T) {
 	t.Parallel()
 	f := setup(t, outboxpgx.Config{})
@@ -246,7 +246,7 @@ func TestListIsBounded(t *testing.T) {
 	}
 }
 
-// An entry that somebody wrote by hand hides no other.
+// An audit entry written by hand does not hide the others.
 func TestForeignAudit(t *testing.T) {
 	t.Parallel()
 	f := setup(t, outboxpgx.Config{})

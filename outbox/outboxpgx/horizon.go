@@ -9,16 +9,16 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// horizon finds the highest sequence number that the floors of the lanes may rise to: the one at or below
-// which no row can appear any more.
+// horizon finds the upper limit for the floors of the lanes: the highest sequence number at or below which no
+// new row can appear.
 //
-// A row that appears late has a number that others have passed already, because its transaction took the
-// number long before it commits. Such a transaction holds a lock on the table, since an INSERT takes the
-// lock before the number. So the horizon works in rounds:
+// A row can appear late, after claims have read higher numbers, if its transaction took the number long before
+// its commit. Such a transaction holds a lock on the table, because an INSERT takes the lock before the number.
+// The horizon therefore works in rounds:
 //
 //  1. A claim has read the numbers up to n (seen).
-//  2. A settlement asks which transactions hold a lock on the table (question, answer).
-//  3. When all of these have ended, nothing can appear at or below n: it is safe.
+//  2. A settlement reads which transactions hold a lock on the table (question, answer).
+//  3. When all of these have ended, no row can appear at or below n: n is safe.
 //
 // An example with the transactions A, B, C and D:
 //
@@ -27,11 +27,11 @@ import (
 //	seen 101   B, C     B            97        0      A has ended
 //	seen 104   C, D     C, D         104       97     A and B have ended: 97 is safe, 104 waits for C and D
 //
-// All of that is void when the numbers begin anew. TRUNCATE … RESTART IDENTITY leaves messages below the
-// floors: the first look that finds one begins a new era in all lanes, and the other relays learn of it from
-// the era of the lanes they claim. A failover that lost numbers takes the floors back with them: an era is that
-// of one start of the server, and a settlement elsewhere raises no floor. Logical replication brings the floors and
-// not the numbers: so the first messages that a claim finds in another era are given back, and it looks below the floors first.
+// All of this is invalid if the sequence restarts at lower numbers. After TRUNCATE … RESTART IDENTITY, messages lie
+// below the floors. The first scan that finds one starts a new era in all lanes; the other relays read the era of the
+// lanes they claim. A failover that lost numbers resets the floors too. An era belongs to one start of the server, so
+// a settlement on another server raises no floor. Logical replication copies the floors but not the sequence. A claim
+// that finds a new era therefore releases its messages, and the next claim first scans below the floors.
 type horizon struct {
 	mu   sync.Mutex
 	era  int64
@@ -41,29 +41,30 @@ type horizon struct {
 	pending int64    // becomes safe
 	writers []string // when these transactions have ended
 
-	count  int // of questions
-	asking int // the question that is open, 0: none. There is one at a time, so answers come in order
+	count  int // number of questions
+	asking int // the open question; 0: none. Only one is open at a time, so answers come in order
 	asked  time.Time
 
-	looked time.Time // below the floors
+	looked time.Time // the last scan below the floors
 }
 
 const (
-	// askInterval is the time between two questions while askNumbers or more are not known to be safe. The floors lag
-	// behind by twice this. Under an old snapshot claims walk over all that was published in that time: at
-	// 120,000 messages per second an interval of 50 ms costs them a fifth of their rate, and one of 10 ms a twentieth.
+	// askInterval is the time between two questions while askNumbers or more numbers are not known to be safe.
+	// The floors lag behind by twice this time. With an old snapshot, claims walk over all rows published in that
+	// time. At 120,000 messages per second, an interval of 50 ms costs them a fifth of their throughput, and 10
+	// ms a twentieth.
 	askInterval = 10 * time.Millisecond
 	askNumbers  = 100
-	// slowInterval is the time while there are fewer: they are not worth a question with each message.
+	// slowInterval is the interval while there are fewer numbers, to avoid a question per message.
 	slowInterval = time.Second
 )
 
-// lookInterval is the time between two looks below the floors. Nothing lies there, unless somebody
-// changed the tables by hand or restored one without the other.
+// lookInterval is the time between two scans below the floors. Rows lie there only if somebody changed the tables by
+// hand or restored one without the other.
 const lookInterval = 5 * time.Second
 
-// saw notes the highest number that a claim has read, and the era of its lanes. It reports whether that is another one than
-// before: what the claim has read may not be the first then, so the next claim looks below the floors.
+// saw records the highest number that a claim has read, and the era of its lanes. It reports whether the era is new.
+// Then the claim may not have read the first rows, so the next claim scans below the floors.
 func (h *horizon) saw(era, seq int64) (anew bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -76,7 +77,7 @@ func (h *horizon) saw(era, seq int64) (anew bool) {
 	return anew
 }
 
-// below reports whether it is time to look below the floors.
+// below reports whether a scan below the floors is due.
 func (h *horizon) below() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -88,7 +89,7 @@ func (h *horizon) below() bool {
 	return true
 }
 
-// question remembers what had been read when the transactions were asked for. number 0: nothing is asked.
+// question has the highest number read when the question was sent. number 0 means that no question is due.
 type question struct {
 	number int
 	seen   int64
@@ -109,11 +110,11 @@ func (h *horizon) question() question {
 	return question{h.count, h.seen}
 }
 
-// answer takes the transactions that hold a lock on the table.
+// answer records the transactions that hold a lock on the table.
 func (h *horizon) answer(q question, writers []string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if q.number == 0 || q.number != h.asking { // it may be of an era that is over
+	if q.number == 0 || q.number != h.asking { // it may belong to an earlier era
 		return
 	}
 	h.asking = 0
@@ -124,14 +125,14 @@ func (h *horizon) answer(q question, writers []string) {
 	}
 }
 
-// limit returns the number that no floor may be above, and the era in which that holds.
+// limit returns the upper limit of all floors, and the era in which it is valid.
 func (h *horizon) limit() (seq, era int64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.safe + 1, h.era
 }
 
-// forget is called when the database has failed: it may be another one afterwards, with lower
+// forget resets the horizon after a database error, because the next database may be another one with lower
 // numbers.
 func (h *horizon) forget() {
 	h.mu.Lock()
@@ -144,7 +145,7 @@ func (h *horizon) reset() {
 	h.seen, h.safe, h.pending, h.writers, h.asking = 0, 0, 0, nil, 0
 }
 
-// lower looks below the floors, in a transaction of its own. It calls looked when that look was answered.
+// lower scans below the floors, in a separate transaction. It calls looked after the scan has succeeded.
 func (s *Store) lower(queue *pgx.Batch, looked func()) {
 	queue.Queue(beginSQL)
 	queue.Queue(settingsSQL)
@@ -157,9 +158,9 @@ func (s *Store) lower(queue *pgx.Batch, looked func()) {
 	queue.Queue(commitSQL)
 }
 
-// lowerSQL lowers the floors to ready rows that lie below them. None should. One that does shows that
-// sequence numbers have begun anew, so all lanes get a new era. No floor is believed any more: what a lane gets next may lie
-// below its floor, and what it gets later above.
+// lowerSQL lowers the floors to ready rows below them. Normally there are none. If there is one, the sequence has
+// restarted at lower numbers, and all lanes get a new era. No floor is reliable then: the next rows of a lane may lie
+// below its floor, and later rows above it.
 const lowerSQL = `
 WITH low AS MATERIALIZED (
   SELECT l.lane, (SELECT o.seq FROM {outbox} o WHERE o.lane = l.lane AND o.seq < l.floor AND {ready}
@@ -172,8 +173,8 @@ lowered AS (
 SELECT CASE WHEN locked > lowered THEN {ignored}({lanesName}, locked - lowered) END
 FROM (SELECT (SELECT count(*) FROM locked) AS locked, (SELECT count(*) FROM lowered) AS lowered) n`
 
-// writersSQL returns the transactions that may yet insert a row whose number was passed already: see horizon.
-// $1 table.
+// writersSQL returns the transactions that may still insert a row with a lower number than claims have read: see
+// horizon. $1 table.
 const writersSQL = `
 SELECT virtualtransaction FROM pg_locks
 WHERE locktype = 'relation' AND relation = $1::text::regclass AND mode = 'RowExclusiveLock' AND granted

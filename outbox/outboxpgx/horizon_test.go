@@ -27,8 +27,8 @@ func (f *fixture) raiseFloors(t *testing.T, r *outbox.Relay) {
 	}
 }
 
-// raiseFloorsAbove raises the highest floor above a number. They wait for every transaction of the server, those of other
-// tests too.
+// raiseFloorsAbove raises the highest floor above a number. The floors wait for every transaction of the server,
+// including those of other tests.
 func (f *fixture) raiseFloorsAbove(t *testing.T, r *outbox.Relay, seq int64) {
 	t.Helper()
 	testenv.Eventually(t, func() error {
@@ -47,8 +47,8 @@ func (f *fixture) floors(t *testing.T) (low, high int64) {
 	return low, high
 }
 
-// A transaction that took its number early and commits late is published all the same, at once, and
-// before what its key got later.
+// A transaction that took its number early and commits late is still published, immediately, and before later
+// messages of its key.
 func TestFloorsWaitForOpenTransactions(t *testing.T) {
 	t.Parallel()
 	f := setup(t, outboxpgx.Config{})
@@ -71,7 +71,7 @@ func (f *fixture) writeLate(t *testing.T, tx pgx.Tx) (seq int64) {
 	return seq
 }
 
-// wantLateFirst commits what writeLate wrote: the floors wait for that, and not for longer.
+// wantLateFirst commits the transaction of writeLate. The floors wait until then, and not longer.
 func (f *fixture) wantLateFirst(t *testing.T, relay *outbox.Relay, publisher *outboxtest.Publisher, seq int64, commit func() error) {
 	t.Helper()
 	if _, high := f.floors(t); high > seq {
@@ -87,7 +87,7 @@ func (f *fixture) wantLateFirst(t *testing.T, relay *outbox.Relay, publisher *ou
 	f.raiseFloorsAbove(t, relay, seq)
 }
 
-// A parked message comes back below the floor of its lane.
+// A parked message becomes ready below the floor of its lane.
 func TestFloorsGoDownToParkedMessages(t *testing.T) {
 	t.Parallel()
 	f := setup(t, outboxpgx.Config{})
@@ -108,9 +108,9 @@ func TestFloorsGoDownToParkedMessages(t *testing.T) {
 	}
 }
 
-// Sequence numbers begin anew under running relays, as by a failover that lost some. What each relay
-// knew of the old ones is void as soon as one of them notices: every message is then found at once.
-func TestFloorsWhenNumbersBeginAnew(t *testing.T) {
+// Sequence numbers restart under running relays, like after a failover that lost some. When one relay notices it,
+// every relay drops its knowledge of the old numbers, and all messages are found at once.
+func TestFloors_afterSequenceRestart(t *testing.T) {
 	t.Parallel()
 	f := setup(t, outboxpgx.Config{})
 	publisher := outboxtest.NewPublisher()
@@ -127,7 +127,7 @@ func TestFloorsWhenNumbersBeginAnew(t *testing.T) {
 		})
 	}
 	f.exec(t, `TRUNCATE holdfast_outbox RESTART IDENTITY`)
-	f.write(t, keyed(64, 1)...) // of every lane
+	f.write(t, keyed(64, 1)...) // messages of every lane
 	testenv.Eventually(t, func() error {
 		for _, relay := range relays {
 			if _, err := relay.Drain(t.Context(), outbox.Bounds{}); err != nil {
@@ -142,9 +142,9 @@ func TestFloorsWhenNumbersBeginAnew(t *testing.T) {
 	}
 }
 
-// A failover that lost numbers need not tell a relay: a pool replaces idle connections without an error. What the relay
-// knew of the lost numbers raises no floor above those that the server gives next.
-func TestFloorsAfterAFailoverThatLostNumbers(t *testing.T) {
+// A relay may not notice a failover that lost numbers, because a pool replaces idle connections without an error. The
+// relay's knowledge of the lost numbers raises no floor above the numbers that the server assigns next.
+func TestFloors_afterFailoverThatLostNumbers(t *testing.T) {
 	t.Parallel()
 	server := testenv.Private(t, testenv.Postgres)
 	f := setupOn(t, pgtest.Pool(t, server.URL(), 4), outboxpgx.Config{})
@@ -187,9 +187,9 @@ func TestFloorsAfterAFailoverThatLostNumbers(t *testing.T) {
 	}
 }
 
-// Numbers that lie below floors, and reach them, are published in their order: as by a switch to a replica that has the
-// floors and not the numbers.
-func TestNumbersThatReachTheFloors(t *testing.T) {
+// Numbers that start below the floors, and grow past them, are published in order. This happens after a switch to a
+// replica that has the floors but not the sequence.
+func TestFloors_orderWhenNumbersReachThem(t *testing.T) {
 	t.Parallel()
 	const floor = 1000
 	raise := `UPDATE holdfast_outbox_lanes SET floor = ` + fmt.Sprint(floor)
@@ -223,8 +223,8 @@ func TestNumbersThatReachTheFloors(t *testing.T) {
 	}
 }
 
-// drainLate is drain until so many are published: on a busy server a look below the floors is given up,
-// and the next one finds them.
+// drainLate drains until the wanted number is published. On a busy server, a scan below the floors may time out, and
+// a later one finds the messages.
 func drainLate(t *testing.T, r *outbox.Relay, want int) {
 	t.Helper()
 	published := 0
@@ -241,7 +241,7 @@ func drainLate(t *testing.T, r *outbox.Relay, want int) {
 	}
 }
 
-// emptyNow is an error while there are messages left.
+// emptyNow returns an error while messages are left.
 func (f *fixture) emptyNow(t *testing.T) error {
 	t.Helper()
 	var left int
@@ -252,7 +252,7 @@ func (f *fixture) emptyNow(t *testing.T) error {
 	return nil
 }
 
-// Should a floor be wrong, its messages are late, and not lost.
+// If a floor is wrong, its messages are late, but not lost.
 func TestWrongFloorLosesNothing(t *testing.T) {
 	t.Parallel()
 	f := setup(t, outboxpgx.Config{})
@@ -262,7 +262,7 @@ func TestWrongFloorLosesNothing(t *testing.T) {
 	f.exec(t, `UPDATE holdfast_outbox_lanes SET floor = 1000000`)
 	const keys, n = 50, 40 // more than one batch
 	f.write(t, keyed(keys, n)...)
-	drainAll(t, relay) // finds nothing, unless it is time to look below the floors
+	drainAll(t, relay) // finds nothing, unless a scan below the floors is due
 	defer run(t, relay)()
 	f.untilEmpty(t, testenv.Patience)
 	checkLedger(t, publisher.Received(), keys, n)
@@ -271,7 +271,7 @@ func TestWrongFloorLosesNothing(t *testing.T) {
 func TestHorizon(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
-		answers [][]string // to questions asked after 10, 20, ... were seen
+		answers [][]string // to the questions sent after 10, 20, ... were seen
 		want    int64
 	}{
 		"nobody writes":         {[][]string{{}, {}}, 11},
@@ -301,8 +301,8 @@ func TestHorizon(t *testing.T) {
 	}
 }
 
-// The look below the floors is brief, whatever it meets.
-func TestLookBelowFloorsHoldsUpNoClaim(t *testing.T) {
+// The scan below the floors is short, whatever it meets.
+func TestClaim_notDelayedByScanBelowFloors(t *testing.T) {
 	t.Parallel()
 	f := setup(t, outboxpgx.Config{})
 	f.write(t, keyed(1, 1)...)
@@ -320,7 +320,7 @@ func TestLookBelowFloorsHoldsUpNoClaim(t *testing.T) {
 	}
 }
 
-// A transaction that is prepared keeps its locks and its name among their holders, without a session.
+// A prepared transaction keeps its locks and stays in the list of their holders, without a session.
 func TestFloorsWaitForPreparedTransactions(t *testing.T) {
 	t.Parallel()
 	server := testenv.Private(t, testenv.Postgres, "-c", "max_prepared_transactions=2")

@@ -20,7 +20,7 @@ import (
 	"github.com/holdfast-go/holdfast/outbox/outboxtest"
 )
 
-// ignore makes a table ignore a kind of change: of all rows, or of those that meet a condition on OLD or NEW.
+// ignore makes a table ignore one kind of change, for all rows or for rows that meet a condition on OLD or NEW.
 func (f *fixture) ignore(t *testing.T, table, change, when string) {
 	t.Helper()
 	name := "ignore_" + strings.ToLower(change) + "_" + table
@@ -31,12 +31,12 @@ func (f *fixture) ignore(t *testing.T, table, change, when string) {
 	f.exec(t, `CREATE TRIGGER `+name+` BEFORE `+change+` ON `+table+` FOR EACH ROW `+when+` EXECUTE FUNCTION `+name+`()`)
 }
 
-// refusals are how a table may refuse a change of one row: with an error of any class, a failed assertion of PL/pgSQL (P0004)
-// among them, or by a constraint that fails at COMMIT.
+// refusals are the ways in which a table may refuse a change of one row: with an error of any class, including a
+// failed assertion of PL/pgSQL (P0004), or with a constraint that fails at COMMIT.
 var refusals = []string{"P0001", "P0004", "22001", "23503", "40002", "42501", "42P01", "54000", "55000", "55P02", "deferred"}
 
-// refuseRows makes a table refuse changes of the rows that meet a condition: as one of refusals says, or without an error where
-// that is "ignored".
+// refuseRows makes a table refuse changes of the rows that meet a condition. code is one of refusals, or "ignored"
+// for no error.
 func (f *fixture) refuseRows(t *testing.T, change, table, why, code, when string) {
 	t.Helper()
 	trigger, deferred, body := "TRIGGER refuse BEFORE", "", `RAISE EXCEPTION '`+why+`' USING ERRCODE = '`+code+`';`
@@ -50,14 +50,14 @@ func (f *fixture) refuseRows(t *testing.T, change, table, why, code, when string
 		CREATE `+trigger+` `+change+` ON `+table+` `+deferred+` FOR EACH ROW WHEN (`+when+`) EXECUTE FUNCTION refuse()`)
 }
 
-// heed ends what ignore has begun.
+// heed removes the trigger of ignore.
 func (f *fixture) heed(t *testing.T, table, change string) {
 	t.Helper()
 	f.exec(t, `DROP FUNCTION ignore_`+strings.ToLower(change)+`_`+table+` CASCADE`)
 }
 
-// ignoring are all calls that change something, each with the changes of the tables that it needs. Of each of these a
-// call returns ErrIgnored where the table ignores it. Those of a settlement are below.
+// ignoring lists all calls that change data, each with the table changes that it needs. If the table ignores the
+// change, the call returns ErrIgnored. The changes of a settlement are listed below.
 var ignoring = []struct {
 	name, table, change string
 	prepare             func(t *testing.T, f *fixture)
@@ -121,7 +121,7 @@ func (f *fixture) once(ctx context.Context, key string) error {
 	})
 }
 
-// rows is how many there are in all tables but the lanes.
+// rows counts the rows of all tables except the lanes.
 const rows = `SELECT (SELECT count(*) FROM holdfast_outbox) + 100 * (SELECT count(*) FROM holdfast_outbox_dead)
 	+ 10000 * (SELECT count(*) FROM holdfast_outbox_audit) + 1000000 * (SELECT count(*) FROM holdfast_outbox_dedup WHERE expires_at > now())`
 
@@ -154,7 +154,7 @@ func TestIgnoredChange_isAnErrorAndChangesNothing(t *testing.T) {
 	}
 }
 
-// WriteOnce does not take the row of its own key for that of another call where a trigger put it elsewhere.
+// If a trigger stored a key elsewhere, WriteOnce does not mistake that row for another call's key.
 func TestWriteOnce_routedKeyIsIgnored(t *testing.T) {
 	t.Parallel()
 	pgtest.New(t) // skips before there are subtests
@@ -208,12 +208,12 @@ func TestWriteOnce_twiceInOneTransaction(t *testing.T) {
 	}
 }
 
-// outcomes are what becomes of a message, and the changes of the tables that could record it.
+// outcomes are the outcomes of a message, and the table changes that could record them.
 var outcomes = []struct {
 	name    string
 	verdict driver.Verdict
 	ignored [][2]string // table and kind of change
-	marked  bool        // the message is marked as published in place of the change
+	marked  bool        // the message is marked as published instead of the change
 }{
 	{"published", driver.Published, [][2]string{{"holdfast_outbox", "DELETE"}}, true},
 	{"published, not markable", driver.Published, [][2]string{{"holdfast_outbox", "DELETE"}, {"holdfast_outbox", "UPDATE"}}, false},
@@ -222,8 +222,8 @@ var outcomes = []struct {
 	{"dead, not storable", driver.Dead, [][2]string{{"holdfast_outbox_dead", "INSERT"}}, false},
 }
 
-// A message whose outcome the table ignores is not published again. The others of its batch are recorded, and its own outcome
-// as soon as the table takes it.
+// A message whose outcome the table ignores is not published again. The outcomes of the rest of its batch are
+// recorded. Its own outcome is recorded as soon as the table accepts it.
 func TestIgnoredOutcome_isNotPublishedAgain(t *testing.T) {
 	t.Parallel()
 	pgtest.New(t) // skips before there are subtests
@@ -257,14 +257,14 @@ func TestIgnoredOutcome_isNotPublishedAgain(t *testing.T) {
 			if len(again.Messages) > 0 {
 				t.Errorf("%d messages are published again", len(again.Messages))
 			}
-			_, err = f.store.Claim(t.Context(), driver.Claim{Limit: 10, Lease: time.Minute}) // it looks at the row
+			_, err = f.store.Claim(t.Context(), driver.Claim{Limit: 10, Lease: time.Minute}) // checks the row
 			must(t, err)
 			f.wantStuck(t, c.verdict, true)
 		})
 	}
 }
 
-// wantStuck wants that a claim returns no message, and whether all outcomes are recorded.
+// wantStuck checks that a claim returns no message, and whether all outcomes are recorded.
 func (f *fixture) wantStuck(t *testing.T, verdict driver.Verdict, recorded bool) {
 	t.Helper()
 	batch, err := f.store.Claim(t.Context(), driver.Claim{Limit: 10, Lease: time.Minute})
@@ -299,7 +299,7 @@ func (f *fixture) settleAll(t *testing.T, batch driver.Batch, verdict driver.Ver
 	return settled
 }
 
-// A batch that the server refuses for one message is recorded but for that one, whatever the error.
+// If the server refuses a batch because of one message, all its other outcomes are recorded, whatever the error.
 func TestRefusedOutcome_leavesTheOthers(t *testing.T) {
 	t.Parallel()
 	pgtest.New(t) // skips before there are subtests
@@ -323,7 +323,7 @@ func TestRefusedOutcome_leavesTheOthers(t *testing.T) {
 	}
 }
 
-// A relay goes on beside a message whose outcome is refused, and is not ready.
+// A relay with a message whose outcome is refused continues, but is not ready.
 func TestRelay_isNotReadyWithRefusedOutcomes(t *testing.T) {
 	t.Parallel()
 	f := setup(t, outboxpgx.Config{})
@@ -362,7 +362,7 @@ func untilReady(t *testing.T, f *fixture, relay *outbox.Relay) {
 	f.untilTrue(t, "rows are left", `SELECT NOT EXISTS (SELECT FROM holdfast_outbox)`)
 }
 
-// A renewal that the lanes ignore is an error, and so is a release, which ends with the lease.
+// An ignored renewal is an error. So is an ignored release; the lane is free when the lease expires.
 func TestIgnoredLease_isAnError(t *testing.T) {
 	t.Parallel()
 	f := setup(t, outboxpgx.Config{})
@@ -378,7 +378,7 @@ func TestIgnoredLease_isAnError(t *testing.T) {
 	}
 }
 
-// Messages that wait and that the table does not let go are told of, and keep nothing else.
+// Waiting messages that the table does not release are reported, and do not block other messages.
 func TestIgnoredRelease_leavesTheOthers(t *testing.T) {
 	t.Parallel()
 	f := setup(t, outboxpgx.Config{})
@@ -393,7 +393,7 @@ func TestIgnoredRelease_leavesTheOthers(t *testing.T) {
 	}
 }
 
-// Of messages that are due, one that the server does not let go does not keep the others. It is tried again.
+// If the server does not release one due message, it does not block the others. It is tried again.
 func TestRefusedRelease_leavesTheOthers(t *testing.T) {
 	t.Parallel()
 	pgtest.New(t) // skips before there are subtests
@@ -408,12 +408,12 @@ func TestRefusedRelease_leavesTheOthers(t *testing.T) {
 			f.refuseRows(t, "UPDATE", "holdfast_outbox", "not due", code, `OLD.name IN ('a.1', 'a.4')`)
 			publisher := outboxtest.NewPublisher()
 			_, err := f.relay(t, publisher, outbox.RelayConfig{}).Drain(t.Context(), outbox.Bounds{})
-			if n := len(publisher.Received()); n != 4 || err == nil || !strings.Contains(err.Error(), "2 messages that are due") {
-				t.Errorf("%d messages received, %v, want the other 4 and why", n, err)
+			if n := len(publisher.Received()); n != 4 || err == nil || !strings.Contains(err.Error(), "release 2 due messages") {
+				t.Errorf("%d messages received, %v, want the other 4 and the reason", n, err)
 			}
 			batch, err := f.store.Claim(t.Context(), driver.Claim{Limit: 10, Lease: time.Minute})
 			must(t, err)
-			if batch.Refused == nil || !strings.Contains(batch.Refused.Error(), "2 messages that are due") || batch.Due != time.Second {
+			if batch.Refused == nil || !strings.Contains(batch.Refused.Error(), "release 2 due messages") || batch.Due != time.Second {
 				t.Errorf("Refused: %v, due in %v", batch.Refused, batch.Due)
 			}
 			f.exec(t, `DROP FUNCTION refuse CASCADE`)
@@ -426,7 +426,7 @@ func TestRefusedRelease_leavesTheOthers(t *testing.T) {
 	}
 }
 
-// A relay from which row-level security hides the messages is not ready.
+// A relay is not ready if row-level security hides the messages from it.
 func TestHiddenRows_areTold(t *testing.T) {
 	t.Parallel()
 	f := setup(t, outboxpgx.Config{})
@@ -440,7 +440,7 @@ func TestHiddenRows_areTold(t *testing.T) {
 	}
 }
 
-// withoutBypass is a Store whose role has the rights of a relay and no more.
+// withoutBypass returns a Store whose role has only the privileges of a relay.
 func (f *fixture) withoutBypass(t *testing.T) *outboxpgx.Store {
 	t.Helper()
 	role := "relay_" + strings.ReplaceAll(uuid.NewString(), "-", "")
@@ -467,7 +467,8 @@ func (f *fixture) withoutBypass(t *testing.T) *outboxpgx.Store {
 	return fixtureOn(t, pool, outboxpgx.Config{}).store
 }
 
-// A dead letter that cannot be returned or removed does not keep the others. The error names it, and the audit counts the others.
+// A dead letter that cannot be returned or removed does not block the others. The error names it, and the audit
+// counts the others.
 func TestRefusedDeadLetter_leavesTheOthers(t *testing.T) {
 	t.Parallel()
 	pgtest.New(t) // skips before there are subtests

@@ -36,7 +36,7 @@ func TestMain(m *testing.M) {
 
 var quiet = slog.New(slog.DiscardHandler)
 
-// fixture is an outbox on a schema of its own.
+// fixture is an outbox in a separate schema.
 type fixture struct {
 	pool    *pgxpool.Pool
 	manager *txretry.Manager
@@ -56,7 +56,7 @@ func setupOn(t *testing.T, pool *pgxpool.Pool, cfg outboxpgx.Config) *fixture {
 	return f
 }
 
-// fixtureOn is setupOn without the tables.
+// fixtureOn is like setupOn, but without the tables.
 func fixtureOn(t *testing.T, pool *pgxpool.Pool, cfg outboxpgx.Config) *fixture {
 	t.Helper()
 	f := &fixture{pool: pool}
@@ -79,7 +79,7 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// until waits for a condition; failure says what is wrong until it holds.
+// until waits for a condition; failure is the error while it does not hold.
 func until(t *testing.T, failure string, holds func() bool) {
 	t.Helper()
 	testenv.Eventually(t, func() error {
@@ -90,7 +90,7 @@ func until(t *testing.T, failure string, holds func() bool) {
 	})
 }
 
-// untilReceived waits until so many messages have come.
+// untilReceived waits until n messages have been received.
 func untilReceived(t *testing.T, p *outboxtest.Publisher, n int) {
 	t.Helper()
 	testenv.Eventually(t, func() error {
@@ -144,7 +144,7 @@ func (f *fixture) relay(t testing.TB, p driver.Publisher, cfg outbox.RelayConfig
 	return r
 }
 
-// backend is the fixture as the suite sees it.
+// backend returns the fixture for the conformance suite.
 func (f *fixture) backend(inTx func(context.Context, func(func(...outbox.Message) error) error) error) conformance.Store {
 	return conformance.Store{
 		Source: f.store,
@@ -160,7 +160,7 @@ func (f *fixture) backend(inTx func(context.Context, func(func(...outbox.Message
 	}
 }
 
-// keyed makes messages 0 to n-1 of each key, mixed over the keys.
+// keyed returns messages 0 to n-1 of each key, interleaved over the keys.
 func keyed(keys, n int) []outbox.Message {
 	var msgs []outbox.Message
 	for i := range n {
@@ -171,7 +171,7 @@ func keyed(keys, n int) []outbox.Message {
 	return msgs
 }
 
-// checkLedger looks at what arrived: everything, and the first arrivals of each key in order.
+// checkLedger checks that all messages were received, and the first receptions of each key in order.
 func checkLedger(t *testing.T, received []driver.Message, keys, n int) (duplicates int) {
 	t.Helper()
 	next := map[string]int{}
@@ -184,21 +184,21 @@ func checkLedger(t *testing.T, received []driver.Message, keys, n int) (duplicat
 		case i < next[m.Key]:
 			duplicates++
 		default:
-			t.Fatalf("%s: %d arrived, want %d first", m.Key, i, next[m.Key])
+			t.Fatalf("%s: received %d, want %d first", m.Key, i, next[m.Key])
 		}
 	}
 	if len(next) != keys {
-		t.Errorf("%d of %d keys arrived", len(next), keys)
+		t.Errorf("%d of %d keys received", len(next), keys)
 	}
 	for key, got := range next {
 		if got != n {
-			t.Errorf("%s: %d of %d arrived", key, got, n)
+			t.Errorf("%s: %d of %d received", key, got, n)
 		}
 	}
 	return duplicates
 }
 
-// untilEmpty does not ask Stats, which believes the floors.
+// untilEmpty does not use Stats, which relies on the floors.
 func (f *fixture) untilEmpty(t *testing.T, patience time.Duration) {
 	t.Helper()
 	testenv.Eventually(t, func() error {
@@ -242,15 +242,15 @@ func untilListening(t *testing.T, store *outboxpgx.Store) {
 
 func second[T any](_ T, err error) error { return err }
 
-// wantKey compares what came of a key.
+// wantKey compares the received messages of a key.
 func wantKey(t *testing.T, p *outboxtest.Publisher, key string, want ...string) {
 	t.Helper()
 	if got := of(p.Received(), key); !slices.Equal(got, want) {
-		t.Errorf("of %s came %q, want %q", key, got, want)
+		t.Errorf("%s: received %q, want %q", key, got, want)
 	}
 }
 
-// of returns the bodies of what was received of a key, in order.
+// of returns the bodies of the received messages of a key, in order.
 func of(received []driver.Message, key string) (bodies []string) {
 	for _, m := range received {
 		if m.Key == key {
@@ -260,7 +260,7 @@ func of(received []driver.Message, key string) (bodies []string) {
 	return bodies
 }
 
-// kind is what two errors must have in common.
+// kind returns the part of an error that must be the same in both implementations.
 func kind(err error) string {
 	var state interface{ SQLState() string }
 	var refused *outbox.MessageError

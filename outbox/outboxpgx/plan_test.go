@@ -23,8 +23,7 @@ import (
 func TestQueriesUseTheirIndexes(t *testing.T) {
 	t.Parallel()
 	f := setup(t, outboxpgx.Config{Retention: time.Hour})
-	// The worst case for statistics: analysed while empty, then filled; published rows are the
-	// most.
+	// The worst case for statistics: the table was analysed while empty, then filled, mostly with published rows.
 	f.exec(t, `ANALYZE holdfast_outbox`)
 	f.exec(t, `
 		INSERT INTO holdfast_outbox (id, lane, name, body, content_type, ordering_key, published_at, due_at)
@@ -50,7 +49,7 @@ func TestQueriesUseTheirIndexes(t *testing.T) {
 	f.functionsUseIndexes(t)
 }
 
-// functionsUseIndexes calls the functions, whose plans cannot be shown, and looks at what they have scanned.
+// functionsUseIndexes calls the functions, whose plans cannot be shown, and checks the scan counters.
 func (f *fixture) functionsUseIndexes(t *testing.T) {
 	t.Helper()
 	lanes, tokens, text, delays := []int16{2}, []int64{7}, []string{"x"}, []int64{1}
@@ -84,9 +83,9 @@ func (f *fixture) functionsUseIndexes(t *testing.T) {
 	}
 }
 
-// The dead letters of a step are looked up one by one, also where the tables were analysed when all of their rows were gone: each
-// plan is then for no row, and one that compares all with all looks as good.
-func TestChangesLookLettersUp(t *testing.T) {
+// The dead letters of a step are found by index, even if the tables were analysed when all their rows were deleted.
+// Each plan is then made for no rows, and a plan that compares all rows with all looks as good.
+func TestDeadLetterChanges_useIndexes(t *testing.T) {
 	t.Parallel()
 	f := setup(t, outboxpgx.Config{})
 	for _, sql := range []string{
@@ -120,9 +119,9 @@ func TestChangesLookLettersUp(t *testing.T) {
 	}
 }
 
-// Of a table that was analysed while it was empty, or when all of its rows were gone, a statement still finds each row that it
-// changes by its id. Holding looks for what its rows wait for before it writes the first.
-func TestChangesOfWhatWasEmpty(t *testing.T) {
+// If a table was analysed while empty, or when all its rows were deleted, a statement still finds each row that it
+// changes by id. Holding scans for the waiting rows before it writes the first row.
+func TestChanges_useIndexesOnFormerlyEmptyTable(t *testing.T) {
 	t.Parallel()
 	const fill = `INSERT INTO holdfast_outbox (id, lane, name, body, content_type) SELECT gen_random_uuid(), 2, 'a', '1', '' FROM generate_series(1, 5000)`
 	for name, statements := range map[string][]string{
@@ -150,7 +149,7 @@ func TestChangesOfWhatWasEmpty(t *testing.T) {
 	}
 }
 
-// settlesByID has one of very many messages fail, and looks at how many entries of the index that has read.
+// settlesByID makes one of very many messages fail, and checks how many index entries were read.
 func (f *fixture) settlesByID(t *testing.T) {
 	t.Helper()
 	tx, err := f.pool.Begin(t.Context())
@@ -171,9 +170,9 @@ func (f *fixture) settlesByID(t *testing.T) {
 	}
 }
 
-// A list that was often asked for while there was nothing is planned anew when there is much: the one plan that Postgres
-// would keep reads the whole table for every page and for every dead letter.
-func TestListsArePlannedAnew(t *testing.T) {
+// A list that was often read while the table was empty gets a new plan when the table is full. The single plan that
+// Postgres would keep reads the whole table for every page and for every dead letter.
+func TestLists_useCustomPlans(t *testing.T) {
 	t.Parallel()
 	cfg := pgtest.New(t).Config()
 	cfg.MaxConns = 1
@@ -188,7 +187,7 @@ func TestListsArePlannedAnew(t *testing.T) {
 		"parked":  func() error { return second(f.store.Waiting(t.Context(), outbox.WaitingFilter{Parked: true})) },
 	}
 	for name, list := range lists {
-		for range 10 { // five plans for these arguments, then one for any
+		for range 10 { // five plans for these arguments, then one for any arguments
 			must(t, list())
 		}
 		var made, kept int
@@ -201,7 +200,7 @@ func TestListsArePlannedAnew(t *testing.T) {
 	}
 }
 
-// explain returns the plan of a statement under the settings of a transaction.
+// explain returns the plan of a statement with the settings of a transaction.
 func (f *fixture) explain(t *testing.T, settings, sql string, args []any) string {
 	t.Helper()
 	tx, err := f.pool.Begin(t.Context())
@@ -215,11 +214,11 @@ func (f *fixture) explain(t *testing.T, settings, sql string, args []any) string
 	return strings.Join(lines, "\n")
 }
 
-// meter counts what a pool sends.
+// meter counts the statements and round trips of a pool.
 type meter struct {
 	mu         sync.Mutex
 	trips      int
-	statements []string // without those that begin and end transactions
+	statements []string // without the statements that start and end transactions
 }
 
 func (m *meter) note(trips int, sql string) {
@@ -254,7 +253,7 @@ func (m *meter) TraceBatchQuery(_ context.Context, _ *pgx.Conn, d pgx.TraceBatch
 }
 func (m *meter) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData) {}
 
-// metered is a pool of its own on the server of another, and its meter.
+// metered returns a new pool on the server of another pool, and its meter.
 func metered(t *testing.T, pool *pgxpool.Pool) (*pgxpool.Pool, *meter) {
 	t.Helper()
 	cfg, m := pool.Config(), &meter{}
@@ -265,7 +264,7 @@ func metered(t *testing.T, pool *pgxpool.Pool) (*pgxpool.Pool, *meter) {
 	return pool, m
 }
 
-// A message that comes alone costs a relay two round trips and four statements: claim and read, settle and look.
+// A single message costs a relay two round trips and four statements: claim and read, settle and check for more.
 func TestStatementsOfAMessage(t *testing.T) {
 	t.Parallel()
 	f := setup(t, outboxpgx.Config{})
@@ -293,7 +292,7 @@ func TestStatementsOfAMessage(t *testing.T) {
 	}
 }
 
-// settled is an error while a lane is leased or a message is there.
+// settled returns an error while a lane is leased or a message is left.
 func settled(t *testing.T, f *fixture, _ *meter) error {
 	t.Helper()
 	stats, err := f.store.Depth(t.Context())

@@ -33,7 +33,7 @@ func TestKilledBetweenPublishAndSettle(t *testing.T) {
 	f.store.Claims(driver.Lanes, 0)
 	f.write(t, keyed(5, 10)...)
 	publisher := outboxtest.NewPublisher()
-	// A relay that publishes a part of what it claimed and is gone.
+	// A relay publishes a part of the claimed messages and is killed.
 	batch, err := f.store.Claim(t.Context(), driver.Claim{Limit: 500, Lease: 500 * time.Millisecond})
 	must(t, err)
 	if len(batch.Messages) == 0 {
@@ -50,11 +50,11 @@ func TestKilledBetweenPublishAndSettle(t *testing.T) {
 		t.Errorf("%d duplicates, want those published before the crash: %d", got, len(batch.Messages)/2)
 	}
 	if settled, err := f.store.Settle(t.Context(), batch, nil); err != nil || len(settled.Stale) != len(batch.Leases) {
-		t.Errorf("the relay that came back: %d of %d leases stale, %v", len(settled.Stale), len(batch.Leases), err)
+		t.Errorf("the paused relay: %d of %d leases stale, %v", len(settled.Stale), len(batch.Leases), err)
 	}
 }
 
-// The host of a relay is gone in the middle of a claim, and nobody tells the server.
+// The host of a relay vanishes in the middle of a claim, and the server gets no notice.
 func TestVanishedHostFreesItsLanes(t *testing.T) {
 	t.Parallel()
 	f := setup(t, outboxpgx.Config{})
@@ -70,7 +70,7 @@ func TestVanishedHostFreesItsLanes(t *testing.T) {
 	checkLedger(t, publisher.Received(), 5, 10)
 }
 
-// After a failover or an adjustment, times of before may lie in the future.
+// After a failover or a clock adjustment, earlier times may lie in the future.
 func TestClockSetBackHoldsNoFreeLane(t *testing.T) {
 	t.Parallel()
 	f := setup(t, outboxpgx.Config{})
@@ -114,7 +114,7 @@ func TestPostgresRestart(t *testing.T) {
 	t.Logf("%d duplicates over two crashes", duplicates)
 }
 
-// Relays, pruning and writers get on with one connection, slowly: none holds one while it waits for another.
+// Relays, pruning and writers work with one connection, slowly. None holds a connection while waiting for another.
 func TestSmallPool(t *testing.T) {
 	t.Parallel()
 	for _, size := range []int32{1, 2} {
@@ -133,14 +133,13 @@ func TestSmallPool(t *testing.T) {
 				f.write(t, keyed(5, 4)...)
 			}
 			untilReceived(t, publisher, 200)
-			testenv.Eventually(t, func() error { return f.emptyNow(t) }) // what is published is pruned
+			testenv.Eventually(t, func() error { return f.emptyNow(t) }) // published messages are pruned
 			stop()
 		})
 	}
 }
 
-// The network between relays and Postgres fails in every way at moments of its own choosing, lost
-// replies to COMMIT included.
+// The network between relays and Postgres fails in every way at random moments, including lost replies to COMMIT.
 func TestNetworkFaults(t *testing.T) {
 	t.Parallel()
 	testenv.Nightly(t, "breaks the network for seconds")
@@ -180,15 +179,15 @@ func TestNetworkFaults(t *testing.T) {
 	t.Logf("%d duplicates", checkLedger(t, publisher.Received(), keys, n))
 }
 
-// progress waits until n more messages have arrived, or all.
+// progress waits until n more messages are received, or all.
 func progress(t *testing.T, p *outboxtest.Publisher, n, all int) {
 	t.Helper()
 	untilReceived(t, p, min(len(p.Received())+n, all))
 }
 
-// A claim whose COMMIT took effect and whose reply was lost holds lanes for nobody. The next claim of
-// the Store gives them back, and nothing is under suspicion.
-func TestClaimWithLostReplyIsGivenBack(t *testing.T) {
+// A claim whose COMMIT took effect but whose reply was lost leases lanes without a holder. The next claim of the
+// Store releases them, and no message becomes suspect.
+func TestClaim_withLostReplyIsReleased(t *testing.T) {
 	t.Parallel()
 	direct := pgtest.New(t)
 	proxy := testenv.NewProxy(t, direct.Config().ConnString())
@@ -196,7 +195,7 @@ func TestClaimWithLostReplyIsGivenBack(t *testing.T) {
 	far, err := outboxpgx.New(pgtest.Pool(t, proxy.URL(), 1), outboxpgx.Config{})
 	must(t, err)
 	far.Claims(driver.Lanes, 0)
-	far.SlowClaims() // so that both claims send the same, which is prepared by then
+	far.SlowClaims() // so that both claims send the same statement, which is prepared by then
 	f.write(t, keyed(20, 2)...)
 	req := driver.Claim{Limit: 500, Lease: time.Minute}
 	whole, err := far.Claim(t.Context(), req)
@@ -231,7 +230,7 @@ func TestClaimWithLostReplyIsGivenBack(t *testing.T) {
 	}
 }
 
-// screen is a log to be read while it is written.
+// screen is a log that can be read while it is written.
 type screen struct {
 	mu   sync.Mutex
 	text bytes.Buffer
@@ -249,7 +248,7 @@ func (s *screen) count(text string) int {
 	return strings.Count(s.text.String(), text)
 }
 
-// refuse has Postgres refuse a kind of change of a table, as one that has run out of something does.
+// refuse makes Postgres refuse one kind of change of a table, like a server that is out of memory or disk.
 func (f *fixture) refuse(t *testing.T, change, table, code string) (lift func()) {
 	t.Helper()
 	f.exec(t, `
@@ -261,9 +260,9 @@ func (f *fixture) refuse(t *testing.T, change, table, code string) (lift func())
 	}
 }
 
-// A Postgres that runs out of memory or disk is not the fault of any message: none is accused, what was
-// published is settled, and the log names the fault. All goes on when there is room again.
-func TestPostgresRunsOut(t *testing.T) {
+// When Postgres runs out of memory or disk, no message becomes suspect, published messages are settled, and the log
+// contains the error. When there is room again, everything continues.
+func TestRelay_whenPostgresRunsOut(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct{ change, table, code string }{
 		"disk, dead letters":  {"INSERT", "holdfast_outbox_dead", "53100"},
@@ -311,10 +310,10 @@ func TestPostgresRunsOut(t *testing.T) {
 	}
 }
 
-// A relay in a process of its own: the test binary, started again with these set.
+// These variables start a relay in a separate process: the test binary, started again with them.
 const (
 	crashURL    = "HOLDFAST_CRASH_POSTGRES_URL"
-	crashLedger = "HOLDFAST_CRASH_LEDGER" // the file that it publishes to
+	crashLedger = "HOLDFAST_CRASH_LEDGER" // the file to which the relay publishes
 )
 
 const (
@@ -322,7 +321,7 @@ const (
 	crashCode = 137
 )
 
-// crashRelay runs until it is interrupted, or meets the poison.
+// crashRelay runs until it is interrupted, or until it publishes the poison message.
 func crashRelay() int {
 	ctx, stop := ossignal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
@@ -350,7 +349,7 @@ func crashRelay() int {
 	return 0
 }
 
-// deadly publishes to a file, and ends the process over the poison.
+// deadly publishes to a file, and ends the process at the poison message.
 type deadly struct{ ledger *os.File }
 
 func (d deadly) Publish(_ context.Context, m driver.Message, done func(error)) {
@@ -361,11 +360,11 @@ func (d deadly) Publish(_ context.Context, m driver.Message, done func(error)) {
 	done(err)
 }
 
-// One message ends every process that publishes it. It is found out among the others of its lane, and
-// everything else is published, in order.
+// One message ends every process that publishes it. The relays find it among the other messages of its lane, and
+// publish everything else in order.
 func TestPoisonIsQuarantined(t *testing.T) {
 	t.Parallel()
-	testenv.Nightly(t, "processes crash until a message is found guilty")
+	testenv.Nightly(t, "processes crash until the poison message is found")
 	f := setup(t, outboxpgx.Config{})
 	const keys, n = 20, 10
 	msgs := keyed(keys, n)

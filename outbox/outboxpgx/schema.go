@@ -11,7 +11,7 @@ import (
 	"github.com/holdfast-go/holdfast/internal/sqlident"
 )
 
-// defaultTable is the name of the table of messages where none is configured.
+// defaultTable is the default name of the messages table.
 const defaultTable = "holdfast_outbox"
 
 // maxTable leaves room for the suffixes of the other tables and their indexes.
@@ -20,7 +20,7 @@ const maxTable = 40
 //go:embed migrations/*.sql
 var files embed.FS
 
-// Migrate creates the tables or brings them up to date. Any number of processes may call it at once.
+// Migrate creates the tables or updates them. Any number of processes may call it at once.
 func (s *Store) Migrate(ctx context.Context) error {
 	if err := migrate.Apply(ctx, s.pool, s.set); err != nil {
 		return fmt.Errorf("outboxpgx: %w", err)
@@ -28,12 +28,12 @@ func (s *Store) Migrate(ctx context.Context) error {
 	return nil
 }
 
-// Schema returns the numbered SQL files that Migrate applies, and the .down.sql files that undo them,
-// for a migration tool. No other package has the same numbers. Each file notes that it was applied:
-// Migrate finds done what the tool has done.
+// Schema returns the numbered SQL files that Migrate applies, and the .down.sql files that undo them, for a migration
+// tool. No other package uses the same numbers. Each file records that it was applied, so Migrate skips files that
+// the tool has applied.
 func (s *Store) Schema() fs.FS { return s.schema }
 
-// migrations returns the files as Migrate applies them, and as Schema shows them.
+// migrations returns the files in the form for Migrate and in the form for Schema.
 func migrations(schema, table string) (migrate.Set, fs.FS, error) {
 	embedded, err := fs.Sub(files, "migrations")
 	if err != nil {
@@ -53,8 +53,7 @@ func migrations(schema, table string) (migrate.Set, fs.FS, error) {
 	return set, exported, nil
 }
 
-// tables are the qualified and quoted names, those of the functions and of the identity column's sequence
-// among them.
+// tables has the qualified and quoted names of the tables, the functions and the identity column's sequence.
 type tables struct {
 	outbox, lanes, dead, audit, pause, dedup              string
 	write, claim, settle, record, look, ignored, sequence string
@@ -77,7 +76,7 @@ func tablesOf(schema, table string) (tables, error) {
 	return t, nil
 }
 
-// explain names tables and functions that were never created.
+// explain improves the error of a call that used tables or functions which do not exist.
 func (t tables) explain(err error) error { return t.missing().Explain(err) }
 
 func (t tables) missing() migrate.Missing {
@@ -92,25 +91,26 @@ func (t tables) fill(sql string) string {
 		"{outboxName}", literal(t.outbox), "{lanesName}", literal(t.lanes), "{deadName}", literal(t.dead), "{auditName}", literal(t.audit)).Replace(sql)
 }
 
-// literal is a qualified and quoted name as a text.
+// literal converts a qualified and quoted name to a text literal.
 func literal(name string) string {
 	return "'" + strings.ReplaceAll(strings.ReplaceAll(name, `"`, ""), "'", "''") + "'"
 }
 
-// Grants returns what a role of the database needs for one job and no more, each the text between GRANT
-// and TO. The jobs are "write" (Write, WriteOnce and the function that writes), "relay" (a relay and what
-// it prunes) and "operate" (DeadLetters, Waiting, Depth, Pause, Audit and Prune). Of another job it is nil.
+// Grants returns the privileges that a database role needs for one job, each in the form of the text between GRANT
+// and TO. The jobs are "write" (Write, WriteOnce and the writing function), "relay" (a relay and its pruning) and
+// "operate" (DeadLetters, Waiting, Depth, Pause, Audit and Prune). For any other job it returns nil.
 //
-// A row is locked by whoever may change a column of it: where a job locks rows that it must not change,
-// it may change a column that nothing reads, or that the server fills.
+// Locking a row requires the privilege to change one of its columns. A job that locks rows without changing them gets
+// this privilege for a column that nothing reads, or that the server fills.
 func (s *Store) Grants(job string) []string {
 	t := s.t
-	noted := migrate.Grant(s.cfg.Schema) // so that Migrate finds that nothing is to be done
+	noted := migrate.Grant(s.cfg.Schema) // so that Migrate can see that nothing is left to apply
 	// Pruning is part of two jobs.
 	prunes := append(noted,
 		`SELECT (id, at), UPDATE (id), DELETE ON `+t.audit,
 		`SELECT (key, expires_at), UPDATE (expires_at), DELETE ON `+t.dedup)
-	// A message that becomes a dead letter again replaces all columns of the older one but its id, which the server counts as reading it.
+	// When a message becomes a dead letter again, it replaces all columns but the id. The server counts this as
+	// reading the id.
 	const dead = columns + `, seq, created_at, attempts, error_class, last_error`
 	again := strings.TrimPrefix(dead, "id, ") + ", died_at"
 	switch job {

@@ -59,7 +59,7 @@ func TestExportedFilesAreEnough(t *testing.T) {
 	}
 	run(false)
 	wantFinding(t, store, "", "")
-	must(t, store.Migrate(t.Context())) // finds all of it applied
+	must(t, store.Migrate(t.Context())) // finds everything applied
 	slices.Reverse(names)
 	run(true)
 	var left int
@@ -72,7 +72,7 @@ func TestExportedFilesAreEnough(t *testing.T) {
 	wantFinding(t, store, "", "")
 }
 
-// Names that differ in case are different tables, with indexes of their own.
+// Names that differ only in case are different tables, with separate indexes.
 func TestCaseOfNames(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
@@ -105,7 +105,7 @@ func TestBadConfigIsRefused(t *testing.T) {
 	}
 }
 
-// Whoever forgets Migrate is told so by whatever is called first, also where the INSERT fails at COMMIT.
+// Without Migrate, every first call returns an error that names Migrate, also if the INSERT fails at COMMIT.
 func TestErrorsBeforeMigrateNameIt(t *testing.T) {
 	t.Parallel()
 	pgtest.New(t)
@@ -125,7 +125,7 @@ func TestErrorsBeforeMigrateNameIt(t *testing.T) {
 	})
 }
 
-// callAll returns the error of everything that needs the tables.
+// callAll returns the errors of all calls that need the tables.
 func (f *fixture) callAll(ctx context.Context) map[string]error {
 	m := outbox.Message{Name: "a", Body: []byte("1")}
 	batch := driver.Batch{Leases: []driver.Lease{{}}}
@@ -156,7 +156,7 @@ func (f *fixture) callAll(ctx context.Context) map[string]error {
 	return all
 }
 
-// A table of somebody else that is missing is no reason to call Migrate.
+// An error about a missing table of another program does not mention Migrate.
 func TestErrorsOfOtherTables(t *testing.T) {
 	t.Parallel()
 	f := setup(t, outboxpgx.Config{})

@@ -20,9 +20,10 @@ import (
 	"github.com/holdfast-go/holdfast/outbox/driver"
 )
 
-// Settle implements driver.Source. A message that another session has locked is given back, so that it holds up no other.
-// Where the server refuses the outcomes together, they are recorded one by one: published messages are marked then, and left to
-// Prune. An outcome that is refused alone is kept in memory and tried again: see refusals.
+// Settle implements driver.Source. It releases a message that another session has locked, so that the message does
+// not block others. If the server refuses the outcomes together, Settle records them one by one. It then marks
+// published messages, and Prune deletes them. An outcome that is refused alone is kept in memory and retried: see
+// refusals.
 func (s *Store) Settle(ctx context.Context, b driver.Batch, outcomes []driver.Settlement) (driver.Settled, error) {
 	if len(b.Leases) == 0 {
 		return driver.Settled{}, nil
@@ -33,14 +34,14 @@ func (s *Store) Settle(ctx context.Context, b driver.Batch, outcomes []driver.Se
 	if sqlstate.Of(err) == lockNotAvailable {
 		all := len(outcomes)
 		if outcomes, err = s.withoutLocked(ctx, b, outcomes); err == nil {
-			s.complain(ctx, "outboxpgx: messages whose rows another session has locked are published again", slog.Int("messages", all-len(outcomes)))
+			s.complain(ctx, "outboxpgx: released locked messages unsettled", slog.Int("messages", all-len(outcomes)))
 			r, err = s.settle(ctx, b, outcomes, keep, false)
 		}
 	}
 	if sqlstate.Refused(err) {
 		whole := err
 		if r, err = s.settle(ctx, b, outcomes, true, true); err == nil && !keep && len(r.ids) < len(outcomes) {
-			s.complain(ctx, "outboxpgx: published messages cannot be deleted, and are marked", slog.Any("error", whole))
+			s.complain(ctx, "outboxpgx: could not delete published messages; marked them", slog.Any("error", whole))
 		}
 	}
 	if err != nil {
@@ -49,10 +50,10 @@ func (s *Store) Settle(ctx context.Context, b driver.Batch, outcomes []driver.Se
 	return s.settled(ctx, b, outcomes, r), nil
 }
 
-// settled notes what a settlement could not record.
+// settled handles the outcomes that a settlement could not record, and returns the result.
 func (s *Store) settled(ctx context.Context, b driver.Batch, outcomes []driver.Settlement, r recorded) driver.Settled {
 	if r.marked > 0 {
-		s.complain(ctx, "outboxpgx: published messages cannot be deleted, and are marked", slog.Any("error", pgcall.Ignored(s.t.outbox, "their DELETE")))
+		s.complain(ctx, "outboxpgx: could not delete published messages; marked them", slog.Any("error", pgcall.Ignored(s.t.outbox, "their DELETE")))
 	}
 	s.refusals.note(b, outcomes, r.failures(s.t.outbox))
 	settled := driver.Settled{Stale: r.held.stale(b.Leases), More: r.more, Refused: s.refusals.err()}
@@ -65,13 +66,13 @@ func (s *Store) settled(ctx context.Context, b driver.Batch, outcomes []driver.S
 	return settled
 }
 
-// recorded is what came of a settlement at the server.
+// recorded is the server's result of a settlement.
 type recorded struct {
 	held    heldLanes
 	more    bool
-	marked  int        // messages that should be gone
-	ids     [][16]byte // whose outcomes could not be recorded
-	reasons []string   // for each of ids, where there was an error
+	marked  int        // messages marked because they could not be deleted
+	ids     [][16]byte // the messages whose outcomes could not be recorded
+	reasons []string   // the errors for ids; empty if there was none
 	dropped int        // leases that could not be released
 }
 
@@ -84,7 +85,7 @@ func (r *recorded) read(row pgx.Row) error {
 	return err
 }
 
-// failures returns why the outcome of each message could not be recorded.
+// failures returns the reasons why outcomes could not be recorded, by message.
 func (r *recorded) failures(table string) map[uuid.UUID]error {
 	failures := make(map[uuid.UUID]error, len(r.ids))
 	for i, id := range r.ids {
@@ -97,8 +98,8 @@ func (r *recorded) failures(table string) map[uuid.UUID]error {
 	return failures
 }
 
-// settle takes one round trip, and looks at what is left after its commit: whoever was woken for that before has found the
-// lanes leased.
+// settle takes one round trip. After its commit it checks whether ready messages are left, because earlier wake-ups
+// for them found the lanes leased.
 func (s *Store) settle(ctx context.Context, b driver.Batch, outcomes []driver.Settlement, keep, singly bool) (recorded, error) {
 	lanes, tokens := columnsOfLeases(b.Leases)
 	r := recorded{held: heldLanes{}}
@@ -121,7 +122,7 @@ func (s *Store) settle(ctx context.Context, b driver.Batch, outcomes []driver.Se
 	queue.Queue(s.sql.look, lanes).QueryRow(func(row pgx.Row) error { return row.Scan(&r.more) })
 	queue.Queue(commitSQL)
 	err := s.send(ctx, queue)
-	if err != nil && committed { // the batch is settled: only the look at what is left has failed
+	if err != nil && committed { // the batch is settled; only the check for more messages failed
 		r.more, err = true, nil
 	}
 	if err != nil {
@@ -132,7 +133,7 @@ func (s *Store) settle(ctx context.Context, b driver.Batch, outcomes []driver.Se
 	return r, nil
 }
 
-// settlement returns the arguments of settleSQL, but the last.
+// settlement returns the arguments of settleSQL except the last one.
 func (s *Store) settlement(lanes []int16, tokens []int64, outcomes []driver.Settlement, keep bool) []any {
 	published, failed, dead := newColumns(len(outcomes)), newColumns(0), newColumns(0)
 	by := map[driver.Verdict]*columnsOf{driver.Published: published, driver.Failed: failed, driver.Dead: dead}
@@ -148,8 +149,8 @@ func (s *Store) settlement(lanes []int16, tokens []int64, outcomes []driver.Sett
 	}
 }
 
-// uuids is an array that the client encodes in binary. Of []uuid.UUID it makes texts first, twenty
-// times as much work, and without prepared statements it knows no such array.
+// uuids is an array that the client encodes in binary. It would convert []uuid.UUID to texts, which takes twenty
+// times as long, and it cannot encode []uuid.UUID without prepared statements.
 type uuids = pgtype.FlatArray[pgtype.UUID]
 
 // columnsOf are outcomes as one array per column.
@@ -160,7 +161,7 @@ type columnsOf struct {
 	errors  []string
 }
 
-// newColumns returns empty columns with room for so many ids. An empty array is not NULL.
+// newColumns returns empty columns with room for the given number of ids. An empty array is not NULL.
 func newColumns(room int) *columnsOf {
 	return &columnsOf{ids: make(uuids, 0, room), delays: []int64{}, classes: []string{}, errors: []string{}}
 }
@@ -179,8 +180,8 @@ func columnsOfLeases(leases []driver.Lease) (lanes []int16, tokens []int64) {
 	return lanes, tokens
 }
 
-// withoutLocked returns the outcomes that can be recorded now: those of messages that another session has locked, and of
-// the later ones of their keys, are left out.
+// withoutLocked returns the outcomes that can be recorded now. It leaves out messages that another session has
+// locked, and the later messages of their keys.
 func (s *Store) withoutLocked(ctx context.Context, b driver.Batch, outcomes []driver.Settlement) ([]driver.Settlement, error) {
 	ids := newColumns(len(b.Messages))
 	for _, m := range b.Messages {
@@ -209,22 +210,24 @@ func (s *Store) withoutLocked(ctx context.Context, b driver.Batch, outcomes []dr
 	return slices.DeleteFunc(slices.Clone(outcomes), func(o driver.Settlement) bool { return left[o.ID] }), nil
 }
 
-// complain writes what happens again and again seldom.
+// complain logs a repeated warning, but seldom.
 func (s *Store) complain(ctx context.Context, what string, attrs ...slog.Attr) {
 	if repeats, ok := s.complaints.Due(what); ok {
 		s.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, what, append(attrs, slog.Int("repeats", repeats))...)
 	}
 }
 
-// refusals are the outcomes that the table has refused, or ignored. Their messages are still ready in the table. This Store
-// does not return them from a claim: they are not published again. It tries to record the outcome again with later
-// settlements of the lane. A message that failed also holds back the later ones of its key, which a published one does not.
+// refusals holds the outcomes that the table refused or ignored. Their messages are still ready in the table. Claims
+// of this Store do not return them, so they are not published again. The Store retries recording the outcomes with
+// later settlements of the lane. A failed message also holds back the later messages of its key; a published one does
+// not.
 //
-// There are few: such messages are the first ones of their lane, and a claim reads no more of a lane than it returns.
+// There are few refusals, because such messages are the first of their lane, and a claim reads no more of a lane than
+// it returns.
 type refusals struct {
 	mu      sync.Mutex
 	byID    map[uuid.UUID]*refusal
-	looked  time.Time // for messages that are gone meanwhile
+	looked  time.Time // last check for messages that are gone
 	empties int       // claims in a row that found nothing else
 }
 
@@ -236,13 +239,14 @@ type refusal struct {
 }
 
 const (
-	// refusedDelay is when to ask again for rows that could not be released, or whose outcomes were refused.
+	// refusedDelay is the time until the next claim if rows could not be released, or if their outcomes were
+	// refused.
 	refusedDelay = time.Second
-	// retryRefused is the time between two tries to record an outcome that was refused.
+	// retryRefused is the time between two attempts to record a refused outcome.
 	retryRefused = 5 * time.Second
 )
 
-// of returns the outcome of a message that the table has refused.
+// of returns the refused outcome of a message, if there is one.
 func (r *refusals) of(id uuid.UUID) (driver.Settlement, bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -252,7 +256,7 @@ func (r *refusals) of(id uuid.UUID) (driver.Settlement, bool) {
 	return driver.Settlement{}, false
 }
 
-// again returns the outcomes of the leased lanes that are to be tried again.
+// again returns the refused outcomes of the leased lanes that are due for a retry.
 func (r *refusals) again(leases []driver.Lease) (outcomes []driver.Settlement) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -271,7 +275,7 @@ func (r *refusals) again(leases []driver.Lease) (outcomes []driver.Settlement) {
 	return outcomes
 }
 
-// note takes what came of outcomes: those in failures were refused.
+// note records the results of outcomes: the messages in failures were refused.
 func (r *refusals) note(b driver.Batch, outcomes []driver.Settlement, failures map[uuid.UUID]error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -287,7 +291,7 @@ func (r *refusals) note(b driver.Batch, outcomes []driver.Settlement, failures m
 		known := r.byID[o.ID]
 		switch {
 		case reason == nil && known != nil:
-			r.looked = time.Time{} // it is recorded, or the lease was not held any more
+			r.looked = time.Time{} // it was recorded, or the lease was lost
 		case reason == nil:
 		case known != nil:
 			known.reason, known.tried = reason, time.Now()
@@ -300,18 +304,18 @@ func (r *refusals) note(b driver.Batch, outcomes []driver.Settlement, failures m
 	}
 }
 
-// err names one of the messages, nil if there is none.
+// err returns an error that names one of the messages, or nil if there is none.
 func (r *refusals) err() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for id, known := range r.byID {
-		return fmt.Errorf("outboxpgx: outcomes of %d messages cannot be recorded; message %s: %w", len(r.byID), id, known.reason)
+		return fmt.Errorf("outboxpgx: could not record the outcomes of %d messages; message %s: %w", len(r.byID), id, known.reason)
 	}
 	return nil
 }
 
-// rest reports whether to wait before the next claim. A claim returns a few lanes of many, so it takes several claims to
-// find out that nothing else is ready.
+// rest reports whether to wait before the next claim. A claim returns only a few of the lanes, so only several claims
+// in a row show that nothing else is ready.
 func (r *refusals) rest(found bool) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -323,8 +327,8 @@ func (r *refusals) rest(found bool) bool {
 	return r.empties > driver.Lanes/defaultLanesPerClaim
 }
 
-// ids returns the messages when it is time to look whether they are gone: another relay has settled them, or somebody has
-// removed them.
+// ids returns the messages if a check is due whether they are gone: another relay may have settled them, or somebody
+// may have removed them.
 func (r *refusals) ids() (ids uuids) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -338,7 +342,7 @@ func (r *refusals) ids() (ids uuids) {
 	return ids
 }
 
-// keep forgets all but these of the messages asked for.
+// keep forgets the asked messages that are not in there.
 func (r *refusals) keep(asked uuids, there map[uuid.UUID]bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -349,7 +353,7 @@ func (r *refusals) keep(asked uuids, there map[uuid.UUID]bool) {
 	}
 }
 
-// forgetGone forgets refused outcomes of messages that are not ready any more.
+// forgetGone forgets refused outcomes of messages that are no longer ready.
 func (s *Store) forgetGone(ctx context.Context) error {
 	ids := s.refusals.ids()
 	if len(ids) == 0 {
@@ -371,11 +375,12 @@ func (s *Store) forgetGone(ctx context.Context) error {
 	return err
 }
 
-// Renew implements driver.Source. Like a claim it does not wait for the disk. Nor does it wait for the pool: handlers
-// and requests of the process may hold all its connections for longer than a lease.
+// Renew implements driver.Source. Like a claim, it does not wait for the disk. It uses a reserved connection and does
+// not wait for the pool, because handlers and requests of the process may hold all pool connections for longer than a
+// lease.
 func (s *Store) Renew(ctx context.Context, leases []driver.Lease, ttl time.Duration) (stale []driver.Lease, err error) {
 	if ttl < time.Microsecond {
-		return nil, fmt.Errorf("outboxpgx: renewal for %v", ttl)
+		return nil, fmt.Errorf("outboxpgx: renew: ttl is %v, want at least 1 µs", ttl)
 	}
 	lanes, tokens := columnsOfLeases(leases)
 	held := heldLanes{}
@@ -402,10 +407,10 @@ func (s *Store) Renew(ctx context.Context, leases []driver.Lease, ttl time.Durat
 	return held.stale(leases), nil
 }
 
-// heldLanes are those whose token is still that of their lease.
+// heldLanes has the lanes whose token is still the token of the lease.
 type heldLanes map[int16]bool
 
-// read takes the result of lock.
+// read reads the result of lockSQL.
 func (h heldLanes) read(rows pgx.Rows) error {
 	lanes, err := pgx.CollectRows(rows, pgx.RowTo[int16])
 	for _, lane := range lanes {
@@ -423,10 +428,10 @@ func (h heldLanes) stale(leases []driver.Lease) (stale []driver.Lease) {
 	return stale
 }
 
-// settleSQL settles a batch, and returns the lanes that it still had and what could not be recorded; lookSQL says whether a row
-// of these is ready: see migrations/0006_outbox_relay.sql. $1 lanes, $2 tokens, $3 published ids, $4 whether they are kept, $5 failed ids, $6
-// microseconds, $7 classes, $8 errors, $9 dead ids, $10 classes, $11 errors, $12 horizon, $13 its era, $14 whether outcomes
-// are recorded one by one.
+// settleSQL settles a batch. It returns the lanes that were still leased, and the outcomes that could not be
+// recorded. lookSQL returns whether a row of these lanes is ready: see migrations/0006_outbox_relay.sql. $1 lanes, $2
+// tokens, $3 published ids, $4 whether they are kept, $5 failed ids, $6 microseconds, $7 classes, $8 errors, $9 dead
+// ids, $10 classes, $11 errors, $12 horizon, $13 its era, $14 whether outcomes are recorded one by one.
 const (
 	settleSQL = `
 SELECT ours, marked, refused, reasons, dropped
@@ -435,18 +440,18 @@ FROM {settle}($1::smallint[], $2::bigint[], $3::uuid[], $4::boolean, $5::uuid[],
 	lookSQL = `SELECT {look}($1::smallint[])`
 )
 
-// stillReadySQL returns those messages that are ready. $1 ids.
+// stillReadySQL returns the messages that are ready. $1 ids.
 const stillReadySQL = `SELECT o.id FROM {outbox} o WHERE o.id = ANY($1::uuid[]) AND {ready}`
 
-// lockedSQL returns those messages that another session has locked. $1 ids.
+// lockedSQL returns the messages that another session has locked. $1 ids.
 const lockedSQL = `SELECT o.id FROM {outbox} o WHERE o.id = ANY($1::uuid[]) AND ({free}) IS NULL`
 
-// lockSQL locks and returns the lanes whose token is still the lease's. $1 lanes, $2 tokens.
+// lockSQL locks and returns the lanes whose token is still the token of the lease. $1 lanes, $2 tokens.
 const lockSQL = `
 SELECT l.lane FROM {lanes} l JOIN unnest($1::smallint[], $2::bigint[]) AS b(lane, token) ON l.lane = b.lane AND l.token = b.token
 ORDER BY l.lane FOR UPDATE OF l`
 
-// renewSQL extends the leases that lockSQL has locked. $1 lanes, $2 tokens, $3 microseconds.
+// renewSQL extends the leases of the lanes that lockSQL has locked. $1 lanes, $2 tokens, $3 microseconds.
 const renewSQL = `
 UPDATE {lanes} l SET lease_until = now() + $3 * interval '1 microsecond'
 FROM unnest($1::smallint[], $2::bigint[]) AS b(lane, token) WHERE l.lane = b.lane AND l.token = b.token`

@@ -15,9 +15,9 @@ import (
 	"github.com/holdfast-go/holdfast/outbox/outboxtest"
 )
 
-// A message that commits while a settlement does is found: the relay that was woken for it has found the lane leased, so
-// the one that settles is told.
-func TestLookComesAfterTheRelease(t *testing.T) {
+// A message that commits during a settlement is found. The relay woken for it found the lane leased, so the
+// settlement reports More.
+func TestSettle_checksForMoreAfterCommit(t *testing.T) {
 	t.Parallel()
 	f := setup(t, outboxpgx.Config{})
 	f.write(t, outbox.Message{Name: "first", Key: "k", Body: []byte("1")})
@@ -44,11 +44,11 @@ func TestLookComesAfterTheRelease(t *testing.T) {
 	r := <-results
 	must(t, r.err)
 	if !r.settled.More || len(r.settled.Stale) > 0 {
-		t.Errorf("%+v, want to be told of more", r.settled)
+		t.Errorf("%+v, want More", r.settled)
 	}
 }
 
-// holdUpCommits has every transaction that deletes messages wait at its COMMIT, until goOn is called.
+// holdUpCommits makes every transaction that deletes messages wait at its COMMIT, until goOn is called.
 func (f *fixture) holdUpCommits(t *testing.T) (goOn func()) {
 	t.Helper()
 	f.exec(t, `
@@ -62,9 +62,9 @@ func (f *fixture) holdUpCommits(t *testing.T) (goOn func()) {
 	return func() { must(t, tx.Rollback(t.Context())) }
 }
 
-// A claim that leaves a doubtful lane behind, since a sound one has waited longer, says so: else the messages of a relay
-// that was killed wait for the next poll.
-func TestDoubtfulLaneThatIsLeft(t *testing.T) {
+// A claim may leave a doubtful lane behind, because a sound one has waited longer. It then reports this. Otherwise
+// the messages of a killed relay would wait for the next poll.
+func TestClaim_reportsDoubtfulLaneLeftBehind(t *testing.T) {
 	t.Parallel()
 	f := setup(t, outboxpgx.Config{})
 	f.write(t, outbox.Message{Name: "lost", Key: "a", Body: []byte("1")})
@@ -82,12 +82,12 @@ func TestDoubtfulLaneThatIsLeft(t *testing.T) {
 	batch, err := f.store.Claim(t.Context(), driver.Claim{Limit: 10, Lease: time.Minute, Alone: true})
 	must(t, err)
 	if len(batch.Messages) != 1 || batch.Messages[0].Name != "sound" || !batch.Suspect {
-		t.Errorf("claimed %d messages, suspect: %v, want the sound one and to be told of the other lane", len(batch.Messages), batch.Suspect)
+		t.Errorf("claimed %d messages, suspect: %v, want the sound one and Suspect for the other lane", len(batch.Messages), batch.Suspect)
 	}
 }
 
-// A settlement that is committed counts as one although the look after it fails.
-func TestLookThatFailsAfterTheCommit(t *testing.T) {
+// A committed settlement succeeds even if the check for more messages fails.
+func TestSettle_committedDespiteFailedCheckForMore(t *testing.T) {
 	t.Parallel()
 	f := setup(t, outboxpgx.Config{})
 	f.write(t, outbox.Message{Name: "first", Key: "k", Body: []byte("1")})
@@ -98,7 +98,7 @@ func TestLookThatFailsAfterTheCommit(t *testing.T) {
 	settled, err := f.store.Settle(t.Context(), batch, []driver.Settlement{{ID: batch.Messages[0].ID, Verdict: driver.Published}})
 	must(t, err)
 	if !settled.More || len(settled.Stale) > 0 {
-		t.Errorf("%+v, want another look and no stale lease", settled)
+		t.Errorf("%+v, want More and no stale lease", settled)
 	}
 	depth, err := f.store.Depth(t.Context())
 	must(t, err)
@@ -107,7 +107,7 @@ func TestLookThatFailsAfterTheCommit(t *testing.T) {
 	}
 }
 
-// A claim that is cancelled itself is not sent again: only a look below the floors is left out.
+// A claim that is cancelled as a whole is not sent again. Only a cancelled scan below the floors is left out.
 func TestCancelledClaimIsSentOnce(t *testing.T) {
 	t.Parallel()
 	f := setup(t, outboxpgx.Config{})
@@ -126,7 +126,7 @@ func TestCancelledClaimIsSentOnce(t *testing.T) {
 	}
 }
 
-// Leases are renewed while the process uses every connection of the pool for something else.
+// Leases are renewed while the process uses every connection of the pool for other work.
 func TestRenew_besideAFullPool(t *testing.T) {
 	t.Parallel()
 	f := setup(t, outboxpgx.Config{})
@@ -145,7 +145,7 @@ func TestRenew_besideAFullPool(t *testing.T) {
 	}
 }
 
-// lockRow has a session change a message and stay open until unlock is called.
+// lockRow starts a session that changes a message and stays open until unlock is called.
 func (f *fixture) lockRow(t *testing.T, key, body string) (unlock func()) {
 	t.Helper()
 	tx, err := f.pool.Begin(t.Context())
@@ -159,7 +159,7 @@ func (f *fixture) lockRow(t *testing.T, key, body string) (unlock func()) {
 	return func() { must(t, tx.Commit(t.Context())) }
 }
 
-// failingOnce returns a publisher that refuses its first message, and a relay that tries again after so long.
+// failingOnce returns a publisher that rejects its first message, and a relay that retries after delay.
 func (f *fixture) failingOnce(t *testing.T, delay time.Duration) (*outboxtest.Publisher, *outbox.Relay) {
 	t.Helper()
 	publisher := outboxtest.NewPublisher()
@@ -178,8 +178,7 @@ func sharing(key string) string {
 	}
 }
 
-// A session that has locked a message which waits for its next attempt, or one held behind it, keeps its key waiting
-// and nothing else.
+// If a session has locked a message that waits for its next attempt, or one held behind it, only that key waits.
 func TestWaitingRowLockedElsewhere(t *testing.T) {
 	t.Parallel()
 	for _, locked := range []string{"0", "2"} {
@@ -207,8 +206,7 @@ func TestWaitingRowLockedElsewhere(t *testing.T) {
 	}
 }
 
-// A message whose row is locked, and which came behind a waiting one of its key, does not keep the others of its key from
-// being put aside.
+// If the row of a message behind a waiting one of its key is locked, the other messages of the key are still held.
 func TestReadyRowLockedBehindAWaitingOne(t *testing.T) {
 	t.Parallel()
 	f := setup(t, outboxpgx.Config{})
@@ -225,8 +223,8 @@ func TestReadyRowLockedBehindAWaitingOne(t *testing.T) {
 	wantKey(t, publisher, "key-0", "0", "1", "2", "3")
 }
 
-// A session that locks a message while it is published costs the others nothing: only that one and the later ones of its
-// key are published again, when the session has ended, and in order.
+// If a session locks a message while it is published, only that message and the later ones of its key are published
+// again, in order, when the session has ended.
 func TestPublishedRowLockedElsewhere(t *testing.T) {
 	t.Parallel()
 	for name, retention := range map[string]time.Duration{"deleted": 0, "kept": time.Hour} {
@@ -258,7 +256,7 @@ func TestPublishedRowLockedElsewhere(t *testing.T) {
 	}
 }
 
-// A message that a session has locked before it is claimed is published once, when the session has ended.
+// If a session has locked a message before its claim, the message is published once, when the session has ended.
 func TestReadyRowLockedElsewhere(t *testing.T) {
 	t.Parallel()
 	f := setup(t, outboxpgx.Config{})
@@ -277,8 +275,8 @@ func TestReadyRowLockedElsewhere(t *testing.T) {
 	wantKey(t, publisher, "key-0", "0", "1", "2")
 }
 
-// A message that a trigger or a constraint of the user keeps from being deleted is marked as published, with those of its
-// batch, so that nothing is published again.
+// If a trigger or constraint of the user prevents deleting a message, the messages of its batch are marked as
+// published, so that none is published again.
 func TestPublishedRowThatCannotBeDeleted(t *testing.T) {
 	t.Parallel()
 	for name, sql := range map[string]string{
@@ -301,7 +299,7 @@ func TestPublishedRowThatCannotBeDeleted(t *testing.T) {
 	}
 }
 
-// A message that cannot be released, since a trigger of the user refuses it, keeps no other from being published.
+// If a trigger of the user refuses the release of a message, the other messages are still published.
 func TestWaitingRowThatCannotBeReleased(t *testing.T) {
 	t.Parallel()
 	f := setup(t, outboxpgx.Config{})
@@ -309,12 +307,12 @@ func TestWaitingRowThatCannotBeReleased(t *testing.T) {
 	f.write(t, keyed(1, 1)...)
 	f.exec(t, `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'not this one'; END $$;
 		CREATE TRIGGER refuse BEFORE UPDATE ON holdfast_outbox FOR EACH ROW WHEN (NEW.due_at IS NULL) EXECUTE FUNCTION refuse()`)
-	_, _ = relay.Drain(t.Context(), outbox.Bounds{}) // it may end before the message is due
+	_, _ = relay.Drain(t.Context(), outbox.Bounds{}) // may end before the message is due
 	for range 3 {
 		f.write(t, outbox.Message{Name: "other", Key: sharing("key-0"), Body: []byte("1")})
 		report, err := relay.Drain(t.Context(), outbox.Bounds{})
 		if report.Published != 1 || err == nil || !strings.Contains(err.Error(), "not this one") {
-			t.Errorf("%+v, %v, want the other message published, and why one is not", report, err)
+			t.Errorf("%+v, %v, want the other message published, and the reason for the failed release", report, err)
 		}
 	}
 }

@@ -18,8 +18,8 @@ import (
 	"github.com/holdfast-go/holdfast/outbox/outboxtest"
 )
 
-// onSilent runs a test in a bubble: near reaches the real server always, far through connections that fall silent. The
-// statements of far are not prepared, so that a Silence finds them. The clock stands still while the server works.
+// onSilent runs a test in a bubble. near always reaches the real server; the connections of far may fall silent. The
+// statements of far are not prepared, so that a Silence matches them. The clock stands still while the server works.
 func onSilent(t *testing.T, cfg outboxpgx.Config, test func(t *testing.T, s *silent.Postgres, near, far *fixture)) {
 	t.Helper()
 	url := pgtest.URL(t) + "&default_query_exec_mode=exec"
@@ -30,9 +30,9 @@ func onSilent(t *testing.T, cfg outboxpgx.Config, test func(t *testing.T, s *sil
 	})
 }
 
-// A connection that falls silent in the middle of a call, before the server has the call or after,
-// ends the call in time. A call that only reads is answered on another connection; the others return that their outcome
-// is not known, and may be called again.
+// If a connection falls silent in the middle of a call, before or after the server receives it, the call still ends
+// in time. A call that only reads gets its answer on another connection. The other calls return an error for an
+// unknown outcome, and may be called again.
 func TestSilentInTheMiddleOfACall(t *testing.T) {
 	t.Parallel()
 	onSilent(t, outboxpgx.Config{Retention: time.Hour}, func(t *testing.T, s *silent.Postgres, near, far *fixture) {
@@ -69,7 +69,7 @@ func TestSilentInTheMiddleOfACall(t *testing.T) {
 	})
 }
 
-// letter adds a dead letter and returns what selects those of its name.
+// letter adds a dead letter and returns a filter for its name.
 func letter(t *testing.T, pool *pgxpool.Pool, name string) outbox.Filter {
 	t.Helper()
 	_, err := pool.Exec(context.Background(), `
@@ -79,7 +79,7 @@ func letter(t *testing.T, pool *pgxpool.Pool, name string) outbox.Filter {
 	return outbox.Filter{Name: name}
 }
 
-// soonBack is within which time all works again after a fault.
+// soonBack is the time limit for recovery after a fault.
 const soonBack = 10 * time.Second
 
 // wantBack waits until check passes, in virtual time, and fails the test if that takes longer than soonBack.
@@ -92,8 +92,8 @@ func wantBack(t *testing.T, what string, check func() error) {
 	}
 }
 
-// Each exchange of a relay may be the last of its connection: nothing waits for longer than
-// StoreTimeout, and the next try goes on on another one.
+// Each exchange of a relay may be the last of its connection. No call waits longer than StoreTimeout, and the next
+// attempt uses another connection.
 func TestSilentInTheMiddleOfARelay(t *testing.T) {
 	t.Parallel()
 	pgtest.URL(t) // skips before there are subtests
@@ -127,9 +127,9 @@ func TestSilentInTheMiddleOfARelay(t *testing.T) {
 	}
 }
 
-// All connections of a service with the defaults fall silent at once, and later the whole server: the service reports it,
-// and is back in time.
-func TestServiceGetsOverSilence(t *testing.T) {
+// All connections of a service with default settings fall silent at once, and later the whole server. The service
+// reports it, and recovers in time.
+func TestService_recoversFromSilence(t *testing.T) {
 	t.Parallel()
 	onSilent(t, outboxpgx.Config{}, func(t *testing.T, s *silent.Postgres, near, far *fixture) {
 		publisher := outboxtest.NewPublisher()
@@ -154,10 +154,10 @@ func TestServiceGetsOverSilence(t *testing.T) {
 		s.Pause()
 		wantBack(t, "noticed", func() error {
 			if relay.Ready(t.Context()) == nil {
-				return errors.New("the relay is ready, and has no store")
+				return errors.New("the relay is ready without a store")
 			}
 			if far.store.Listening() == nil {
-				return errors.New("the store listens, and no notification arrives")
+				return errors.New("Hears is true without notifications")
 			}
 			return nil
 		})
@@ -166,7 +166,7 @@ func TestServiceGetsOverSilence(t *testing.T) {
 	})
 }
 
-// Drain continues on another connection if one falls silent in a claim, before the server has the claim.
+// Drain continues on another connection if one falls silent during a claim, before the server receives the claim.
 func TestDrainOnSilentConnection(t *testing.T) {
 	t.Parallel()
 	onSilent(t, outboxpgx.Config{}, func(t *testing.T, s *silent.Postgres, near, far *fixture) {
@@ -186,7 +186,7 @@ func TestDrainOnSilentConnection(t *testing.T) {
 // storeTimeout is the default of RelayConfig.StoreTimeout.
 const storeTimeout = 5 * time.Second
 
-// A service ends within ShutdownTimeout also while its server is silent.
+// A service shuts down within ShutdownTimeout even if its server is silent.
 func TestShutdownWhileSilent(t *testing.T) {
 	t.Parallel()
 	onSilent(t, outboxpgx.Config{}, func(t *testing.T, s *silent.Postgres, near, far *fixture) {
@@ -210,7 +210,7 @@ func TestShutdownWhileSilent(t *testing.T) {
 	})
 }
 
-// The exchanges of a listener, and of notifications.
+// These are the exchanges of a listener and of notifications.
 func TestSilentInTheMiddleOfAWakeUp(t *testing.T) {
 	t.Parallel()
 	pgtest.URL(t) // skips before there are subtests

@@ -36,32 +36,32 @@ const (
 type Config struct {
 	// Schema holds the tables. Default: the search path decides.
 	Schema string
-	// Table is the name of the table of messages, at most 40 characters; the others are named after
-	// it, with _lanes, _dead, _audit, _pause and _dedup behind. Default: holdfast_outbox.
+	// Table is the name of the messages table, at most 40 characters. The other tables have this name with a
+	// suffix: _lanes, _dead, _audit, _pause and _dedup. Default: holdfast_outbox.
 	Table string
-	// MaxBodyBytes is the largest body that Write takes. Default: 1 MiB.
+	// MaxBodyBytes is the largest body that Write accepts, in bytes. Default: 1 MiB.
 	MaxBodyBytes int
-	// DedupRetention is for how long WriteOnce remembers a key, at least 1 ms. Default: 24 h.
+	// DedupRetention is how long WriteOnce remembers a key, at least 1 ms. Default: 24 h.
 	DedupRetention time.Duration
-	// Retention is for how long published messages are kept, with published_at. All Stores that
-	// relay or prune must agree on it. Default: they are deleted as soon as they are confirmed, and
-	// those kept before are pruned.
+	// Retention is how long published messages are kept, with published_at. All Stores that relay or prune must
+	// use the same value. Default: messages are deleted when they are confirmed, and earlier kept messages are
+	// pruned.
 	Retention time.Duration
-	// PruneInterval is the pause between two rounds in which a relay on this Store deletes what is
-	// older than DedupRetention, Retention, and a year of the audit. Negative: it deletes nothing;
-	// call Prune. Default: 1 minute.
+	// PruneInterval is the pause between two rounds in which a relay on this Store deletes rows older than
+	// DedupRetention and Retention, and audit entries older than a year. Negative: it deletes nothing; call
+	// Prune. Default: 1 minute.
 	PruneInterval time.Duration
-	// PollOnly turns wake-ups between processes off: the Store neither tells relays elsewhere of a
-	// commit nor listens. They find messages when they poll. Default: it does both.
+	// PollOnly turns off wake-ups between processes: the Store neither notifies relays of other processes of
+	// commits nor listens. Relays then find messages of other processes when they poll. Default: both are on.
 	PollOnly bool
-	// Logger gets one line for each outage of wake-ups and each round of pruning that failed, and tells of rows that cannot
-	// be changed. Default: slog.Default().
+	// Logger receives one line for each outage of wake-ups and each failed round of pruning, and occasional
+	// warnings about rows that cannot be changed. Default: slog.Default().
 	Logger *slog.Logger
 }
 
-// Store is an outbox in Postgres: writers write to it in their own transactions, relays read from it.
-// It is safe for concurrent use, by any number of relays in any number of processes. Two Stores of one
-// table know nothing of each other, so a process best has one.
+// Store is an outbox in Postgres: writers write to it in their own transactions, relays read from it. It is safe for
+// concurrent use, by any number of relays in any number of processes. Use one Store per process and table, because
+// two Stores of one table do not wake each other's relays directly.
 type Store struct {
 	pool     *pgxpool.Pool
 	renewals *pgcall.Reserve
@@ -83,7 +83,7 @@ type Store struct {
 
 	pruner      *pgprune.Pruner
 	relays      relays
-	afterCommit func() // Wake, made once
+	afterCommit func() // Wake, as a stored method value
 	sender      *pgnotify.Sender
 	listener    *pgnotify.Listener
 
@@ -92,16 +92,16 @@ type Store struct {
 }
 
 const (
-	// defaultLanesPerClaim leaves lanes to other relays, and fills a batch.
+	// defaultLanesPerClaim leaves lanes for other relays, and is enough to fill a batch.
 	defaultLanesPerClaim = 4
-	// defaultMaxBatchBytes bounds the bodies of one batch; its first message is always taken.
+	// defaultMaxBatchBytes limits the bodies of one batch; its first message is always included.
 	defaultMaxBatchBytes = 32 << 20
 )
 
-// New returns a Store on the pool; it asks no server. A relay needs two connections of the pool, and
-// unless PollOnly is set it takes a third one out of it, beside the pool's maximum, to listen. That one
-// must reach Postgres itself or a pooler in session mode. All else works behind a pooler in transaction
-// mode too.
+// New returns a Store on the pool; it makes no server call. It returns an error for an invalid cfg. A relay needs two
+// connections of the pool. Unless PollOnly is set, it takes a third connection out of the pool to listen, in addition
+// to the pool's maximum. That connection must reach Postgres itself or a pooler in session mode. Everything else also
+// works through a pooler in transaction mode.
 func New(pool *pgxpool.Pool, cfg Config) (*Store, error) {
 	cfg.Table = cmp.Or(cfg.Table, defaultTable)
 	cfg.DedupRetention = cmp.Or(cfg.DedupRetention, defaultDedupRetention)
@@ -148,7 +148,7 @@ func (c Config) validate(pool *pgxpool.Pool) error {
 	return errors.Join(errs...)
 }
 
-// callTimeout bounds calls whose context has no deadline. Those of a relay have one.
+// callTimeout is the time limit of calls whose context has no deadline. Calls of a relay have one.
 const callTimeout = 30 * time.Second
 
 // use runs fn on a connection.
@@ -166,11 +166,10 @@ func (s *Store) send(ctx context.Context, queue *pgx.Batch) error {
 	return s.use(ctx, func(ctx context.Context, conn *pgxpool.Conn) error { return conn.SendBatch(ctx, queue).Close() })
 }
 
-// Depth implements driver.Measured. The oldest age is that of the message stored first in each lane, and
-// of the waiting ones that are counted; what lies below a floor that is wrong is not seen
-// until a claim has put the floor right. What was stored is told to roles that may read the sequence of the
-// table. With 100,000 messages or more of a kind it takes
-// some 0.3 s of the database: ask every few seconds, not more often.
+// Depth implements driver.Measured. The oldest age comes from the first stored message of each lane and from the
+// counted waiting messages. Messages below a wrong floor are missing until a claim has corrected the floor. Stored is
+// set only for roles that may read the table's sequence. With 100,000 messages or more of a kind, the query takes
+// about 0.3 s of the database: call it every few seconds at most.
 func (s *Store) Depth(ctx context.Context) (driver.Depth, error) {
 	var stats driver.Depth
 	var oldest *int64
@@ -221,8 +220,8 @@ func (s *Store) pauseError(what string, err error) error {
 	return nil
 }
 
-// due are the rows that are pruned: the keys of WriteOnce that have run out, what operators did long ago,
-// and messages that were published. These also without a Retention: rows may remain of a time with one.
+// due returns the rows to prune: expired keys of WriteOnce, old audit entries, and published messages. Published
+// messages are pruned without a Retention too, because rows may remain from a time with one.
 func (t tables) due(retention time.Duration) []pgprune.Statement {
 	const published = `published_at IS NOT NULL AND published_at < now() - $1 * interval '1 microsecond' ORDER BY published_at`
 	return []pgprune.Statement{
@@ -239,21 +238,20 @@ func (s *Store) newPruner() (*pgprune.Pruner, error) {
 	})
 }
 
-// Prune deletes published messages older than Config.Retention (all of them where it is 0), the keys of WriteOnce that have run
-// out, and what is older than a year of Audit, and returns how many rows that was, also with an error.
-// A relay on the Store does it by itself every Config.PruneInterval. It works in small transactions
-// and may be cut short by ctx at any time.
+// Prune deletes published messages older than Config.Retention (all of them if it is 0), expired keys of WriteOnce,
+// and audit entries older than a year. It returns the number of deleted rows, also with an error. A relay on the
+// Store does the same every Config.PruneInterval. Prune works in small transactions; ctx may end it at any time.
 func (s *Store) Prune(ctx context.Context) (int, error) { return s.pruner.Prune(ctx) }
 
-// Prunable returns how many rows Prune would delete by now. Of each kind it counts 100,000 at most: that
-// means as many or more.
+// Prunable returns how many rows Prune would delete now. It counts at most 100,000 of each kind, which means 100,000
+// or more.
 func (s *Store) Prunable(ctx context.Context) (int, error) { return s.pruner.Count(ctx) }
 
-// PrunePass implements driver.Pruner: it does nothing where Config.PruneInterval is negative.
+// PrunePass implements driver.Pruner. It does nothing if Config.PruneInterval is negative.
 func (s *Store) PrunePass(ctx context.Context) { s.pruner.Pass(ctx) }
 
-// Every part walks an index from its begin and stops at the limit. Of the waiting messages those are late
-// that have failed, or that others hold up. $1 limit.
+// Every part walks an index from its start and stops at the limit. Of the waiting messages, only failed and held ones
+// count for the oldest age. $1 limit.
 const statsSQL = `
 SELECT
   least($1, waiting.held + (SELECT count(*) FROM (
@@ -271,7 +269,7 @@ FROM (SELECT count(*) FILTER (WHERE held) AS held, count(*) FILTER (WHERE NOT he
      (SELECT count(*) FILTER (WHERE token IS NOT NULL AND lease_until > now()) AS leased,
              count(*) FILTER (WHERE suspect IS NOT NULL OR token IS NOT NULL AND lease_until <= now()) AS doubtful FROM {lanes}) lanes`
 
-// statements are the SQL of writing and of relays, with the names of the tables filled in.
+// statements has the SQL of writers and relays, with the table names filled in.
 type statements struct {
 	insertOne, insert                    string
 	remember, recall                     string
@@ -306,40 +304,40 @@ func (t tables) statements() statements {
 	}
 }
 
-// A transaction of a relay is one round trip at READ COMMITTED. A queue at SERIALIZABLE would abort
-// itself, because rows that SKIP LOCKED passes over count as read.
+// A relay's transaction is one round trip at READ COMMITTED. At SERIALIZABLE, relays would abort each other, because
+// rows that SKIP LOCKED skips count as read.
 const (
 	beginSQL      = `BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE`
 	commitSQL     = `COMMIT`
-	commitGoOnSQL = `COMMIT AND CHAIN` // begins another transaction like this one
+	commitGoOnSQL = `COMMIT AND CHAIN` // starts another transaction with the same properties
 )
 
-// settingsSQL comes first in each transaction of a relay that no function of the schema begins: see
-// migrations/0006_outbox_relay.sql, which has the same settings, and why.
+// settingsSQL is the first statement of each relay transaction that does not start with a function of the schema. For
+// the reasons see migrations/0006_outbox_relay.sql, which uses the same settings.
 const settingsSQL = `
 SELECT set_config('idle_in_transaction_session_timeout', '5s', true), set_config('plan_cache_mode', 'force_generic_plan', true),
        set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true), set_config('enable_hashjoin', 'off', true),
        set_config('enable_mergejoin', 'off', true), set_config('jit', 'off', true)`
 
-// asyncCommitSQL lets a claim commit without waiting for the disk. A claim that a crash of the database
-// undoes is noticed when it is settled, since no other claim has its token. A settlement waits for the
-// disk, and makes durable what its claim wrote.
+// asyncCommitSQL lets a claim commit without waiting for the disk. If a crash of the database undoes a claim, its
+// settlement detects this, because no other claim has its token. A settlement waits for the disk, and so makes the
+// claim's writes durable too.
 const asyncCommitSQL = `SELECT set_config('synchronous_commit', 'off', true)`
 
-// lookTimeoutSQL bounds a look below the floors to a twentieth of the time between two looks.
+// lookTimeoutSQL limits a scan below the floors to a twentieth of the time between two scans.
 const lookTimeoutSQL = `SELECT set_config('statement_timeout', '250ms', true)`
 
-// The states of a row o that is not published.
+// The states of an unpublished row o.
 const (
 	ready   = `o.published_at IS NULL AND o.due_at IS NULL`
 	waiting = `o.published_at IS NULL AND o.due_at IS NOT NULL`
 )
 
-// free is NULL for a row o that another session has locked, be it to change it or for a foreign key. Waiting for such a row
-// would hold up all the others for as long as that session likes. Few rows have an xmax, by which some session has
-// locked them at some time, so few are asked for.
+// free is NULL for a row o that another session has locked, for a change or for a foreign key. Waiting for such a row
+// would delay all others for as long as that session likes. Only a row with an xmax can be locked, and few rows have
+// one, so the lock test runs for few rows.
 const free = `CASE WHEN o.xmax = 0 THEN true ELSE (SELECT true FROM {outbox} x WHERE x.id = o.id FOR UPDATE SKIP LOCKED) END`
 
-// before finds the waiting row p nearest before o in its key. It takes the nearest, since before the first
-// may lie the index entries of many rows that are gone. An empty key has no order. o must not be published.
+// before finds the nearest waiting row p before o in its key. It does not search for the first one, because the index
+// entries of many deleted rows may lie before it. An empty key has no order. o must be unpublished.
 const before = `p.ordering_key = o.ordering_key AND o.ordering_key <> '' AND p.seq < o.seq AND p.published_at IS NULL AND p.due_at IS NOT NULL ORDER BY p.seq DESC LIMIT 1`

@@ -21,33 +21,33 @@ import (
 	"github.com/holdfast-go/holdfast/outbox/internal/stored"
 )
 
-// How messages wait. A row is ready (no due_at) or waiting (a due_at). A waiting row holds back the later
-// rows of its key, which pass through these states:
+// How messages wait. A row is ready (no due_at) or waiting (with a due_at). A waiting row holds back the later rows
+// of its key, which pass through these states:
 //
-//   - ready: a claim finds them and leaves them out. Order needs nothing more.
-//   - held: the claim that met them gives them a far due_at. They leave the index that claims walk, so
-//     each is paid for once.
-//   - ready again: when the first waiting row of the key is released, some of those held behind it come
-//     along. The one after them gets a near due_at of its own, so that it follows soon.
+//   - ready: claims find them and leave them out. This is enough to keep the order.
+//   - held: the claim that found them sets a due_at far in the future. They leave the index that claims
+//     walk, so each costs a claim only once.
+//   - ready again: when the first waiting row of the key is released, some of the rows held behind it are released
+//     with it. The next row after them gets its own due_at in the near future, so that it follows soon.
 //
-// The invariant: of the waiting rows of a key, the first has a due time of its own. Holding and releasing
-// keep it by locking the lanes first and looking at their rows after that.
+// The invariant: the first waiting row of a key has its own due time. Holding and releasing preserve this. They lock
+// the lanes first and read the rows after that.
 
 const (
-	// dueRows is how many due rows one transaction looks at.
+	// dueRows is the maximum number of due rows per transaction.
 	dueRows = 500
-	// releaseRows is how many held rows one transaction releases at most. keyRows is how many of one key:
-	// more than can be published until the next ones follow, and few enough to be held again.
+	// releaseRows is the maximum number of held rows that one transaction releases. keyRows is the maximum for
+	// one key: more than a relay can publish before the next portion follows, and few enough to be held again.
 	releaseRows, keyRows = 5000, 500
-	// probeRows is how many held rows come along with a row that may fail again.
+	// probeRows is the number of held rows released together with a row that may fail again.
 	probeRows = 10
 	// followAfter is the time until the next portion of a key follows.
 	followAfter = 100 * time.Millisecond
-	// holdRows is how many rows of a lane one transaction looks at to hold them.
+	// holdRows is the maximum number of rows of a lane that one transaction reads to hold them.
 	holdRows = 1000
 )
 
-// nextDue is when the first waiting row is due, as the last claim has seen it.
+// nextDue is the time when the first waiting row is due, according to the last claim.
 type nextDue struct {
 	mu sync.Mutex
 	at time.Time // zero: none waits
@@ -66,8 +66,8 @@ func (n *nextDue) passed() bool {
 	return !n.at.IsZero() && !time.Now().Before(n.at)
 }
 
-// release makes due rows ready. Where the server refuses that, it looks for the rows at fault by halves, and makes the others
-// ready. Its error is then why one of the rows was refused.
+// release makes due rows ready. If the server refuses, release finds the rows at fault by splitting in halves, and
+// makes the others ready. It then returns the reason for one of the refused rows.
 func (s *Store) release(ctx context.Context) error {
 	skip := s.refusedDue.skip()
 	err := s.releaseSome(ctx, skip, nil)
@@ -93,7 +93,7 @@ func (s *Store) release(ctx context.Context) error {
 	return s.refusedDue.err()
 }
 
-// dueRows returns the ids that a release looks at.
+// dueRows returns the ids of the rows that a release would make ready.
 func (s *Store) dueRows(ctx context.Context, skip uuids) (ids []pgtype.UUID, err error) {
 	queue := &pgx.Batch{}
 	queue.Queue(beginSQL)
@@ -106,7 +106,7 @@ func (s *Store) dueRows(ctx context.Context, skip uuids) (ids []pgtype.UUID, err
 	return ids, s.send(ctx, queue)
 }
 
-// releaseSome makes due rows ready in a transaction of its own: all but some, or of some alone.
+// releaseSome makes due rows ready in a separate transaction: all except skip, or only the rows in only.
 func (s *Store) releaseSome(ctx context.Context, skip, only uuids) error {
 	return s.use(ctx, func(ctx context.Context, conn *pgxpool.Conn) error {
 		return pgx.BeginTxFunc(ctx, conn, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite}, func(tx pgx.Tx) error {
@@ -133,7 +133,7 @@ func (s *Store) releaseIn(ctx context.Context, tx pgx.Tx, skip, only uuids) erro
 	return tx.SendBatch(ctx, queue).Close()
 }
 
-// refusedDue are rows that are due and that the server does not let go. Each is left out of releases for a while.
+// refusedDue holds due rows that the server refuses to change. Releases leave each of them out for a while.
 type refusedDue struct {
 	mu   sync.Mutex
 	byID map[pgtype.UUID]refusedRow
@@ -144,7 +144,7 @@ type refusedRow struct {
 	tried  time.Time
 }
 
-// skip returns the rows to leave out, and forgets those whose time has come.
+// skip returns the rows to leave out, and forgets the rows whose retry is due.
 func (r *refusedDue) skip() uuids {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -168,17 +168,17 @@ func (r *refusedDue) add(id pgtype.UUID, reason error) {
 	r.byID[id] = refusedRow{reason, time.Now()}
 }
 
-// err names one of the rows, nil if there is none.
+// err returns an error that names one of the rows, or nil if there is none.
 func (r *refusedDue) err() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for id, row := range r.byID {
-		return fmt.Errorf("outboxpgx: %d messages that are due cannot be made ready; message %s: %w", len(r.byID), uuid.UUID(id.Bytes), row.reason)
+		return fmt.Errorf("outboxpgx: could not release %d due messages; message %s: %w", len(r.byID), uuid.UUID(id.Bytes), row.reason)
 	}
 	return nil
 }
 
-// hold takes the rows out of the way that a claim met behind a waiting one.
+// hold holds the rows that a claim found behind a waiting row.
 func (s *Store) hold(ctx context.Context, b driver.Batch, skip []string) error {
 	lanes, tokens := columnsOfLeases(b.Leases)
 	queue := &pgx.Batch{}
@@ -191,9 +191,9 @@ func (s *Store) hold(ctx context.Context, b driver.Batch, skip []string) error {
 	return s.send(ctx, queue)
 }
 
-// Waiting returns the messages that f selects. Like a read of dead letters it has 10 s, and 10 s more on
-// another connection. Bodies of more than 32 MiB together are left out, as in a list of dead letters.
-// Of what lies below a lane's floor that is wrong, nothing is seen until a claim has put the floor right.
+// Waiting returns the messages that f selects. Like a read of dead letters, it may take 10 s, and 10 s more on
+// another connection. Bodies beyond 32 MiB in total are left out, as in a list of dead letters. Messages below a
+// wrong floor are missing until a claim has corrected the floor.
 func (s *Store) Waiting(ctx context.Context, f outbox.WaitingFilter) ([]outbox.Waiting, error) {
 	limit := cmp.Or(f.Limit, deadletter.ListLimit)
 	after, err := parseCursor(f.After)
@@ -220,37 +220,38 @@ func scanWaiting(row pgx.CollectableRow) (w outbox.Waiting, err error) {
 	return w, nil
 }
 
-// heldUntil is the due time of a row that is held behind a row p. It is a safety net, some time after p is due:
-// normally the release of p brings the row along.
+// heldUntil is the due time of a row that is held behind a row p. It is a safety net, some time after p is due.
+// Normally the release of p also releases the row.
 const heldUntil = `CASE WHEN p.held AND p.due_at > now() + interval '30 minutes' THEN p.due_at
   ELSE least(greatest(p.due_at, now()), now() + interval '1 year') + interval '1 hour' END`
 
-// dueRowsSQL are the rows that a release looks at: those that are due and free, without some, or of some alone. See refusedDue.
+// dueRowsSQL selects the rows for a release: due and free rows, all except skip, or only the rows in only. See
+// refusedDue.
 const dueRowsSQL = `{waiting} AND o.due_at <= now() AND o.id <> ALL({skip}::uuid[]) AND ({only}::uuid[] IS NULL OR o.id = ANY({only}::uuid[])) AND {free}`
 
-// lockDueSQL locks and returns the lanes of rows that are due, without those that are busy. $1 limit of rows, $2 ids to skip,
-// $3 the only ids, or NULL.
+// lockDueSQL locks and returns the lanes of due rows, without busy lanes. $1 limit of rows, $2 ids to skip, $3 the
+// only ids, or NULL.
 const lockDueSQL = `
 WITH due AS MATERIALIZED (SELECT o.lane FROM {outbox} o WHERE {dueRows} ORDER BY o.due_at LIMIT $1)
 SELECT l.lane FROM {lanes} l WHERE l.lane IN (SELECT lane FROM due) ORDER BY l.lane FOR UPDATE OF l SKIP LOCKED`
 
-// heldSQL holds the rows that behind has, and fails where the table ignores all of that.
+// heldSQL holds the rows of behind. It fails if the table ignores the whole change.
 const heldSQL = `held AS (
   UPDATE {outbox} u SET held = true, due_at = {heldUntil} FROM behind p WHERE u.id = ANY (ARRAY[p.id]) AND p.found > 0 RETURNING 1)
 SELECT CASE WHEN EXISTS (SELECT FROM behind) AND NOT EXISTS (SELECT FROM held) THEN {ignored}({outboxName}, (SELECT count(*) FROM behind)) END`
 
-// dueSQL returns rows that are due. $1 limit, $2 ids to skip, $3 as above.
+// dueSQL returns due rows. $1 limit, $2 ids to skip, $3 the only ids, or NULL.
 const dueSQL = `SELECT o.id FROM {outbox} o WHERE {dueRows} ORDER BY o.due_at LIMIT $1`
 
-// holdDueSQL holds the rows that are due behind a waiting row of their key. $1 lanes, $2 limit of rows, $3 ids to skip, $4 the
-// only ids, or NULL.
+// holdDueSQL holds the due rows that are behind a waiting row of their key. $1 lanes, $2 limit of rows, $3 ids to
+// skip, $4 the only ids, or NULL.
 //
-// The count reads its whole input before it returns a row, so all looks precede the first write. Otherwise each look walks
-// over what the statement has written: 1,000 rows of a key take three times as long. MATERIALIZED does not do: it is read row
-// by row.
+// The count reads its whole input before it returns a row, so all scans precede the first write. Otherwise each scan
+// walks over the rows that the statement has written, and 1,000 rows of a key take three times as long. MATERIALIZED
+// is not enough, because it is read row by row.
 //
-// "= ANY (ARRAY[p.id])" is "= p.id" for a planner that cannot merge by it. With "=" it reads the whole table for each of a
-// handful of rows where it takes the table for empty, as it was when it was last analysed.
+// "= ANY (ARRAY[p.id])" means "= p.id", but the planner cannot use it for a merge join. With "=", a planner that
+// believes the table is empty, as it was when last analysed, reads the whole table for each of a few rows.
 const holdDueSQL = `
 WITH due AS MATERIALIZED (
   SELECT o.id, o.seq, o.ordering_key FROM {outbox} o WHERE o.lane = ANY($1::smallint[]) AND {dueRows} ORDER BY o.due_at LIMIT $2),
@@ -259,8 +260,8 @@ behind AS MATERIALIZED (
   FROM due o CROSS JOIN LATERAL (SELECT p.due_at, p.held FROM {outbox} p WHERE {before}) p),
 {held}`
 
-// holdReadySQL holds the ready rows that are behind a waiting row of their key. $1 token, $2 limit of rows of a
-// lane, $3 transports to skip.
+// holdReadySQL holds the ready rows that are behind a waiting row of their key. $1 token, $2 limit of rows per lane,
+// $3 transports to skip.
 const holdReadySQL = `
 WITH behind AS MATERIALIZED (
   SELECT o.id, p.due_at, p.held, count(*) OVER () AS found
@@ -272,14 +273,15 @@ WITH behind AS MATERIALIZED (
   WHERE l.token = $1),
 {held}`
 
-// releaseSQL releases two kinds of rows: those that are due and the first of their key (head), and those held
-// behind them, up to the next row that waits on its own account (behind). Where too many are behind, the
-// first that is too many gets a due time of its own, so that it follows later. So does the head where another session has
-// locked a row behind it (stuck): that row could be given none. The floor of a lane is lowered to the rows that come back.
+// releaseSQL releases two kinds of rows: due rows that are the first of their key (head), and the rows held behind
+// them, up to the next row that waits for its own due time (behind). If too many rows are behind, the first row over
+// the limit gets its own due time, so that it follows later. If another session has locked a row behind the head
+// (stuck), that row cannot get a due time, so the head gets one instead. The floor of a lane is lowered to its
+// released rows.
 //
-// $1 lanes, $2 limit of rows that are due, $3 limit of all rows behind, $4 limit of a key, $5 limit behind a
-// row that was not held, $6 microseconds until the rest follows, $7 ids to skip, $8 the only ids, or NULL. It fails where the table
-// ignores a part of that.
+// $1 lanes, $2 limit of due rows, $3 limit of all rows behind, $4 limit per key, $5 limit behind a row that was not
+// held, $6 microseconds until the rest follows, $7 ids to skip, $8 the only ids, or NULL. The statement fails if the
+// table ignores a part of the changes.
 const releaseSQL = `
 WITH due AS MATERIALIZED (
   SELECT o.id, o.seq, o.ordering_key, o.held FROM {outbox} o WHERE o.lane = ANY($1::smallint[]) AND {dueRows} ORDER BY o.due_at LIMIT $2),
@@ -306,8 +308,8 @@ lowered AS (UPDATE {lanes} l SET floor = least(l.floor, low.seq) FROM low WHERE 
 SELECT CASE WHEN (SELECT count(*) FROM back) < (SELECT count(*) FROM wanted) THEN {ignored}({outboxName}, (SELECT count(*) FROM wanted) - (SELECT count(*) FROM back))
   WHEN (SELECT count(*) FROM lowered) < (SELECT count(*) FROM low) THEN {ignored}({lanesName}, (SELECT count(*) FROM low) - (SELECT count(*) FROM lowered)) END`
 
-// $1 name, $2 key, $3 limit, $5 the seq behind which the list begins. Each lane is walked from its begin and stops at the limit; held rows are all
-// looked at.
+// $1 name, $2 key, $3 limit, $5 the seq after which the list starts. Each lane is walked from its start to the limit.
+// All held rows are read.
 const waitingReadySQL = `
 SELECT * FROM (
   SELECT r.* FROM {lanes} l CROSS JOIN LATERAL (
@@ -322,7 +324,7 @@ SELECT * FROM (
    ORDER BY o.seq LIMIT $3)) a
 ORDER BY seq LIMIT $3`
 
-// $6 is the time when the message is due behind which the list begins.
+// $6 is the due time of the message after which the list starts.
 const waitingParkedSQL = `
 SELECT o.*, {fits} AS fits FROM {outbox} o
 WHERE o.published_at IS NULL AND o.due_at IS NOT NULL AND NOT o.held AND (o.due_at, o.seq) > ($6::timestamptz, $5::bigint)

@@ -22,7 +22,7 @@ import (
 	"github.com/holdfast-go/holdfast/outbox/outboxtest"
 )
 
-// orderedPublisher fails as respond says, and checks that the numbers of a key rise.
+// orderedPublisher fails according to respond, and checks that the numbers of a key increase.
 type orderedPublisher struct {
 	t       *testing.T
 	respond func(driver.Message) error
@@ -63,7 +63,7 @@ func (p *orderedPublisher) confirmed() int {
 	return p.n
 }
 
-// deadlockFree is a Store that must never meet a deadlock.
+// deadlockFree is a Store that fails the test on a deadlock.
 type deadlockFree struct {
 	*outboxpgx.Store
 	t *testing.T
@@ -72,7 +72,7 @@ type deadlockFree struct {
 func (s deadlockFree) note(err error) {
 	var pg *pgconn.PgError
 	if errors.As(err, &pg) {
-		s.t.Errorf("the database said %s: %v", pg.Code, err)
+		s.t.Errorf("the database returned %s: %v", pg.Code, err)
 	}
 }
 
@@ -94,8 +94,8 @@ func (s deadlockFree) Settle(ctx context.Context, b driver.Batch, o []driver.Set
 	return settled, err
 }
 
-// Random outcomes, times and relays: every key stays in order, nothing waits for ever, and the locks
-// of claims, settlements and releases never cross.
+// Random outcomes, times and relays: every key stays in order, nothing waits forever, and the locks of claims,
+// settlements and releases never deadlock.
 func TestWaitingMessagesKeepTheirOrder(t *testing.T) {
 	t.Parallel()
 	f := setup(t, outboxpgx.Config{})
@@ -135,8 +135,8 @@ func TestWaitingMessagesKeepTheirOrder(t *testing.T) {
 	}
 }
 
-// writeAtRandom has writers fill keys that are their own, some messages for later, and some of
-// transactions that stay open for a while. It returns how many.
+// writeAtRandom makes writers fill their own keys. Some messages are for later, and some transactions stay open for a
+// while. It returns the number of messages.
 func (f *fixture) writeAtRandom(t *testing.T, writers int) int {
 	t.Helper()
 	const perWriter = 150
@@ -156,13 +156,13 @@ func (f *fixture) writeAtRandom(t *testing.T, writers int) int {
 					i++
 				}
 				if w%5 == 0 {
-					msgs[0].Key = "" // beside the order of its key
+					msgs[0].Key = "" // outside the order of its key
 				}
 				err := f.manager.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
 					if err := f.store.Write(ctx, tx, msgs...); err != nil || w%4 != 0 {
 						return err
 					}
-					if _, err := tx.Exec(ctx, "SELECT 1"); err != nil { // the rows are written, and not committed
+					if _, err := tx.Exec(ctx, "SELECT 1"); err != nil { // the rows are written but not committed
 						return err
 					}
 					time.Sleep(time.Duration(rand.IntN(20)) * time.Millisecond)
@@ -178,8 +178,8 @@ func (f *fixture) writeAtRandom(t *testing.T, writers int) int {
 	return writers * perWriter
 }
 
-// A key with very many messages behind one that waits does not slow the others, and goes on in order.
-func TestManyBehindOneThatWaits(t *testing.T) {
+// A key with very many messages behind a waiting one does not slow other keys, and continues in order.
+func TestClaim_manyMessagesBehindWaitingOne(t *testing.T) {
 	t.Parallel()
 	f := setup(t, outboxpgx.Config{})
 	rows := 3_000
@@ -198,7 +198,7 @@ func TestManyBehindOneThatWaits(t *testing.T) {
 	testenv.Eventually(t, func() error { // the disk may stall with so many rows
 		report, err := relay.Drain(t.Context(), outbox.Bounds{})
 		if report.Published != 0 {
-			t.Errorf("published %d that wait", report.Published)
+			t.Errorf("published %d waiting messages", report.Published)
 		}
 		return err
 	})
@@ -214,7 +214,8 @@ func TestManyBehindOneThatWaits(t *testing.T) {
 	})
 }
 
-// Under an old snapshot the index keeps what waited and is gone. It is not walked over for each message of the key.
+// With an old snapshot, the index keeps entries of deleted waiting rows. A claim does not walk over them for each
+// message of the key.
 func TestClaimsUnderAnOldSnapshot(t *testing.T) {
 	t.Parallel()
 	f := setup(t, outboxpgx.Config{})
@@ -237,8 +238,8 @@ func TestClaimsUnderAnOldSnapshot(t *testing.T) {
 	f.untilEmpty(t, testenv.Patience)
 }
 
-// Where claims were slow they find the same: of a key whose first message waits they give out none.
-func TestRunsBehindOneThatWaits(t *testing.T) {
+// After slow claims, claims return the same messages: none of a key whose first message waits.
+func TestClaim_slowFormLeavesOutMessagesBehindWaiting(t *testing.T) {
 	t.Parallel()
 	f := setup(t, outboxpgx.Config{})
 	f.store.SlowClaims()
@@ -253,7 +254,7 @@ func TestRunsBehindOneThatWaits(t *testing.T) {
 	}
 }
 
-// Messages that were held come back in portions, and Drain takes all of them.
+// Held messages are released in portions, and Drain publishes all of them.
 func TestDrainTakesAllPortions(t *testing.T) {
 	t.Parallel()
 	f := setup(t, outboxpgx.Config{})
@@ -288,8 +289,8 @@ func TestDrainTakesAllPortions(t *testing.T) {
 	})
 }
 
-// What waits is listed as it was stored, also behind a parked message of its key; what is parked by the
-// time when it is due.
+// Ready messages are listed in stored order, also behind a parked message of their key. Parked messages are listed by
+// due time.
 func TestWaiting(t *testing.T) {
 	t.Parallel()
 	f := setup(t, outboxpgx.Config{})
@@ -303,7 +304,7 @@ func TestWaiting(t *testing.T) {
 	drainAll(t, relay)
 	f.write(t, outbox.Message{Name: "later", Body: []byte("2"), NotBefore: time.Now().Add(24 * time.Hour)})
 	f.write(t, outbox.Message{Name: "follows", Key: "k", Body: []byte("3")})
-	drainAll(t, relay) // holds it behind the first of its key
+	drainAll(t, relay) // holds it behind the first message of its key
 	f.write(t, outbox.Message{Name: "ready", Body: []byte("4")})
 	f.exec(t, `INSERT INTO holdfast_outbox (id, lane, name, body, content_type, headers) VALUES (gen_random_uuid(), 1, 'foreign', '5', 'text/plain', '[1]')`)
 
@@ -367,7 +368,7 @@ func TestStatsAreBounded(t *testing.T) {
 	}
 }
 
-// A dead letter that waits for an hour that somebody chose is not late, one that failed is.
+// A dead letter replayed for a later hour does not count for the oldest age; a failed message does.
 func TestOldestAgeOfWaitingMessages(t *testing.T) {
 	t.Parallel()
 	f := setup(t, outboxpgx.Config{})

@@ -13,40 +13,40 @@ import (
 )
 
 const (
-	// channelPrefix begins the name of a table's channel.
+	// channelPrefix is the prefix of a table's notification channel.
 	channelPrefix = "holdfast_outbox_"
-	// sendInterval is the least time between two notifications; commits in between share one.
-	// Postgres commits one transaction with a NOTIFY at a time.
+	// sendInterval is the minimum time between two notifications; commits in between share one. Postgres commits
+	// transactions with a NOTIFY one at a time.
 	sendInterval = 2 * time.Millisecond
-	// sendFor is how long a notification that cannot be sent is tried again.
+	// sendFor is how long a failed notification is retried.
 	sendFor = 10 * time.Second
-	// probeInterval is the time between two tests of the listening connection. A dead one is replaced
-	// within twice this and 3 s.
+	// probeInterval is the time between two tests of the listening connection. A dead connection is replaced
+	// within twice this time and 3 s.
 	probeInterval = 5 * time.Second
 )
 
-// connect makes what wakes relays of other processes, and what hears of them. Neither does anything yet.
+// connect creates the sender and the listener of notifications. Neither does anything yet.
 func (s *Store) connect() {
 	s.relays.first = make(chan struct{}, 1)
 	channel := pgnotify.Channel{Pool: s.pool, Prefix: channelPrefix, Table: s.t.outbox}
 	s.sender = pgnotify.NewSender(pgnotify.SenderConfig{
 		Channel: channel, Interval: sendInterval, Keep: sendFor,
 		Failed: func(ctx context.Context, err error) {
-			s.cfg.Logger.WarnContext(ctx, "outboxpgx: relays of other processes are not woken up, they find messages when they poll", slog.Any("error", err))
+			s.cfg.Logger.WarnContext(ctx, "outboxpgx: could not notify other processes", slog.Any("error", err))
 		},
 	})
 	s.listener = pgnotify.NewListener(pgnotify.ListenerConfig{
 		Channel: channel, ProbeInterval: probeInterval,
 		Wake: func(time.Time) { s.relays.wake() },
 		Failed: func(ctx context.Context, err error) {
-			s.cfg.Logger.WarnContext(ctx, "outboxpgx: commits of other processes do not wake relays here, they find messages when they poll", slog.Any("error", err))
+			s.cfg.Logger.WarnContext(ctx, "outboxpgx: not receiving notifications; polling only", slog.Any("error", err))
 		},
 	})
 }
 
-// Wake tells a relay that messages were committed: one of this process that runs on this Store, or,
-// if none will look, those of other processes. Write does so by itself after the commit of a
-// transaction of txretry. It does not block.
+// Wake makes a relay poll now, after messages were committed. It prefers a relay of this process on this Store. If
+// none of them polls, it notifies other processes. Write does this by itself after the commit of a txretry
+// transaction. Wake does not block.
 func (s *Store) Wake() {
 	if s.relays.wake() || s.cfg.PollOnly {
 		return
@@ -54,12 +54,11 @@ func (s *Store) Wake() {
 	s.sender.Tell(time.Time{})
 }
 
-// Background implements driver.Background: until ctx ends it wakes the relay for what is committed in
-// this process and in others, and prunes. Of several relays on one Store one listens and prunes for
-// all.
+// Background implements driver.Background. Until ctx ends, it wakes the relay for commits in this process and in
+// others, and prunes. If several relays run on one Store, one of them listens and prunes for all.
 func (s *Store) Background(ctx context.Context, wake func() bool) {
 	defer s.relays.join(wake)()
-	wake() // for what this process committed since the relay's first look
+	wake() // for commits of this process since the relay's first poll
 	s.relays.whileFirst(ctx, func(ctx context.Context) {
 		var running sync.WaitGroup
 		defer running.Wait()
@@ -74,7 +73,7 @@ func (s *Store) Background(ctx context.Context, wake func() bool) {
 // Hears implements driver.Hearing.
 func (s *Store) Hears() bool { return !s.cfg.PollOnly && s.listener.State() == nil }
 
-// checkWakeUps tests, with a connection of its own, whether notifications arrive.
+// checkWakeUps tests on a separate connection whether notifications arrive.
 func (s *Store) checkWakeUps(ctx context.Context, found *check.Findings) error {
 	if s.cfg.PollOnly {
 		return nil
@@ -88,7 +87,7 @@ func (s *Store) checkWakeUps(ctx context.Context, found *check.Findings) error {
 	return err
 }
 
-// relays are those of this process that run on one Store.
+// relays are the relays of this process that run on one Store.
 type relays struct {
 	mu   sync.Mutex
 	list []*relay
@@ -111,7 +110,7 @@ func (r *relays) join(wake func() bool) (leave func()) {
 	}
 }
 
-// wake asks the relays in turn until one will look. False: none will.
+// wake calls the relays in turn until one will poll. It returns false if none will.
 func (r *relays) wake() bool {
 	r.mu.Lock()
 	list := r.list // never changed in place

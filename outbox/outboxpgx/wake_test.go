@@ -23,7 +23,7 @@ import (
 	"github.com/holdfast-go/holdfast/outbox/outboxtest"
 )
 
-// background runs what a relay runs of a store, until the test ends or stop is called.
+// background runs the store's background work like a relay, until the test ends or stop is called.
 func background(t *testing.T, store *outboxpgx.Store, wake func() bool) (stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -34,7 +34,7 @@ func background(t *testing.T, store *outboxpgx.Store, wake func() bool) (stop fu
 	return stop
 }
 
-// listens runs the background of a relay that takes every wake-up, and returns them.
+// listens runs the background work of a relay that accepts every wake-up, and returns the wake-ups.
 func listens(t *testing.T, store *outboxpgx.Store) signal {
 	t.Helper()
 	woken := make(signal, 1000)
@@ -45,7 +45,7 @@ func listens(t *testing.T, store *outboxpgx.Store) signal {
 // hears waits for a wake-up after tell.
 func (s signal) hears(t *testing.T, tell func()) {
 	t.Helper()
-	for len(s) > 0 { // a connection that is new wakes as well
+	for len(s) > 0 { // a new connection causes a wake-up too
 		<-s
 	}
 	tell()
@@ -56,7 +56,7 @@ func (s signal) hears(t *testing.T, tell func()) {
 	}
 }
 
-// signal is an io.Writer that tells of every write.
+// signal is an io.Writer that signals every write.
 type signal chan struct{}
 
 func (s signal) Write(p []byte) (int, error) {
@@ -67,7 +67,7 @@ func (s signal) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// The writer's Store is another one than the relay's, as in another process.
+// The writer and the relay have different Stores, like in different processes.
 func TestWriteWakesTheRelayOfAnotherProcess(t *testing.T) {
 	t.Parallel()
 	f := setup(t, outboxpgx.Config{})
@@ -82,8 +82,8 @@ func TestWriteWakesTheRelayOfAnotherProcess(t *testing.T) {
 	}
 }
 
-// A relay of the writer's process is woken first; the others only if none of its relays will look.
-func TestRelaysAreAskedInTurn(t *testing.T) {
+// A relay of the writer's process is woken first. Other processes are notified only if none of its relays polls.
+func TestWake_prefersRelayOfSameProcess(t *testing.T) {
 	t.Parallel()
 	f := setup(t, outboxpgx.Config{})
 	elsewhere := fixtureOn(t, f.pool, outboxpgx.Config{}).store
@@ -95,16 +95,16 @@ func TestRelaysAreAskedInTurn(t *testing.T) {
 	asked := paused.Load()
 	far.hears(t, f.store.Wake)
 	if paused.Load() == asked {
-		t.Error("the relay of the process was not asked")
+		t.Error("the relay of the process was not called")
 	}
 	background(t, f.store, func() bool { near.Add(1); return true })
 	until(t, "not woken up at its beginning", func() bool { return near.Load() != 0 })
 	began := near.Load()
 	f.store.Wake()
 	if near.Load() == began {
-		t.Error("the relay of the process that looks was not woken up")
+		t.Error("the polling relay of the process was not woken")
 	}
-	// What was sent before, or a new connection, may still wake them.
+	// Earlier notifications, or a new connection, may still wake them.
 	testenv.Eventually(t, func() error {
 		time.Sleep(50 * time.Millisecond)
 		for len(far) > 0 {
@@ -115,13 +115,14 @@ func TestRelaysAreAskedInTurn(t *testing.T) {
 		}
 		time.Sleep(50 * time.Millisecond)
 		if len(far) > 0 {
-			return errors.New("relays elsewhere were told, though one of the process looks")
+			return errors.New("other processes were notified although a relay of this process polls")
 		}
 		return nil
 	})
 }
 
-// Of several relays on a Store one listens, and the next takes over. Those of other outboxes hear nothing.
+// If several relays run on a Store, one listens, and another takes over from it. Relays of other outboxes are not
+// woken.
 func TestListeningIsTakenOver(t *testing.T) {
 	t.Parallel()
 	f := setup(t, outboxpgx.Config{})
@@ -138,7 +139,7 @@ func TestListeningIsTakenOver(t *testing.T) {
 	elsewhere := listens(t, other.store)
 	untilListening(t, other.store)
 	until(t, "the relay of another outbox is woken up, too", func() bool {
-		for len(elsewhere) > 0 { // a connection that is new wakes as well
+		for len(elsewhere) > 0 { // a new connection causes a wake-up too
 			<-elsewhere
 		}
 		for range 3 {
@@ -160,7 +161,7 @@ func TestSwallowedNotificationsAreReported(t *testing.T) {
 	background(t, store, func() bool { return true })
 	<-warned
 	if store.Listening() == nil {
-		t.Error("the store listens, and hears nothing")
+		t.Error("Hears is true without notifications")
 	}
 	silent, err := outboxpgx.New(swallowing, outboxpgx.Config{PollOnly: true})
 	must(t, err)
@@ -173,11 +174,11 @@ func TestSwallowedNotificationsAreReported(t *testing.T) {
 	cancelled, cancel := context.WithCancel(t.Context())
 	cancel()
 	if err := f.store.Check(cancelled); !errors.Is(err, context.Canceled) {
-		t.Errorf("a check that could not look returned %v", err)
+		t.Errorf("a check that could not run returned %v", err)
 	}
 }
 
-// Background wakes a relay at its beginning. A write that is rolled back wakes none.
+// Background wakes a relay when it starts. A write that is rolled back wakes none.
 func TestRolledBackWritesWakeNobody(t *testing.T) {
 	t.Parallel()
 	f := setup(t, outboxpgx.Config{PollOnly: true})
@@ -200,7 +201,7 @@ func TestRolledBackWritesWakeNobody(t *testing.T) {
 		return errors.Join(write(ctx, savepoint), savepoint.Rollback(ctx))
 	}))
 	if got := woken.Load(); got != 1 {
-		t.Errorf("woken up %d times, want once, at the beginning", got)
+		t.Errorf("woken up %d times, want once, at the start", got)
 	}
 	f.write(t, outbox.Message{Name: "a", Body: []byte("1")})
 	if got := woken.Load(); got != 2 {
@@ -208,8 +209,8 @@ func TestRolledBackWritesWakeNobody(t *testing.T) {
 	}
 }
 
-// A process that only writes has no goroutine of the outbox soon after its last commit, also when
-// its pool is closed meanwhile. It is not parallel, so that no other test has any.
+// A process that only writes has no goroutine of the outbox soon after its last commit, even if its pool is closed
+// meanwhile. The test is not parallel, because other tests have such goroutines.
 func TestWriterLeavesNothingRunning(t *testing.T) {
 	pool := pgtest.New(t)
 	var log bytes.Buffer
@@ -252,7 +253,7 @@ func ofOutbox() string {
 	return strings.Join(found, "\n\n")
 }
 
-// A Drain prunes as Run does: not at all where PruneInterval turns it off.
+// A Drain prunes like Run, and not at all if PruneInterval is negative.
 func TestDrainPrunesUnlessItIsOff(t *testing.T) {
 	t.Parallel()
 	for interval, left := range map[time.Duration]int{0: 0, -1: 1} {
@@ -289,7 +290,7 @@ func TestDedupKeysRunOut(t *testing.T) {
 	once(short, "pruned")
 	f.exec(t, `SELECT pg_sleep(0.002)`)
 	if !once(f.store, "taken over") || once(f.store, "taken over") {
-		t.Error("a key that ran out is not free, or not taken again")
+		t.Error("an expired key is not free, or was not stored again")
 	}
 	_, err = f.store.Prune(t.Context())
 	must(t, err)

@@ -17,23 +17,21 @@ import (
 	txdriver "github.com/holdfast-go/holdfast/txretry/driver"
 )
 
-// Write stores messages as part of tx, in their order, with one statement. On a handle of txretry
-// the statement waits for COMMIT, if possible, and its error comes out of Do; on any other transaction
-// it runs at once. For a *sql.Tx see package txretrysql.
+// Write stores messages in order as part of tx, with one statement. On a handle of txretry, the statement is sent
+// together with COMMIT if possible, and Do returns its error. On any other transaction it runs immediately. For a
+// *sql.Tx see package txretrysql.
 //
-// The messages belong to the savepoint that is open at the call, whoever has set it and however, and
-// to the role and the search_path of that moment: see txretry.AtCommit.
+// The messages belong to the savepoint that is open at the call, however it was created. They use the role and the
+// search_path of that moment: see txretry.AtCommit.
 //
-// What outbox.Prepare refuses is refused here, as joined *outbox.MessageError, before anything is
-// sent, and the transaction stays usable. A message id that is in the table already is the unique
-// violation of Postgres (23505).
+// If outbox.Prepare rejects a message, Write returns joined *outbox.MessageError and sends nothing. The transaction
+// stays usable. If a message id exists in the table, Postgres returns a unique violation (23505).
 //
-// After the commit a relay is woken up: see the package documentation. Nothing wakes one after the
-// commit of a transaction that is not txretry's: call Wake then, or let relays poll.
+// After the commit, a relay is woken: see the package documentation. For a transaction outside txretry, call Wake
+// after the commit, or let relays poll.
 //
-// Messages of one ordering key are published in the order in which they were written only if the
-// transactions that write them are ordered: lock or update a row that belongs to the key before
-// writing.
+// Messages of one ordering key are published in the order of the calls only if their transactions are ordered: before
+// writing, lock or update a row that belongs to the key.
 func (s *Store) Write(ctx context.Context, tx pgx.Tx, msgs ...outbox.Message) error {
 	if tx == nil {
 		return errors.New("outboxpgx: Write needs a transaction")
@@ -48,7 +46,7 @@ func (s *Store) Write(ctx context.Context, tx pgx.Tx, msgs ...outbox.Message) er
 	return s.put(ctx, tx, prepared)
 }
 
-// put inserts prepared messages, together with COMMIT where the handle can do that.
+// put inserts prepared messages, together with COMMIT if the handle can do that.
 func (s *Store) put(ctx context.Context, tx pgx.Tx, prepared []driver.Message) error {
 	insert, args, err := s.insert(prepared)
 	if err != nil {
@@ -63,8 +61,8 @@ func (s *Store) put(ctx context.Context, tx pgx.Tx, prepared []driver.Message) e
 	return nil
 }
 
-// insert returns the statement for the messages. A single one, the usual case, gets a statement of
-// its own: unnesting eleven arrays costs the server more than the row.
+// insert returns the statement for the messages. A single message, the usual case, has a separate statement, because
+// unnesting eleven arrays costs the server more than the row.
 func (s *Store) insert(msgs []driver.Message) (string, []any, error) {
 	if len(msgs) == 1 {
 		r, err := rowOf(msgs[0])
@@ -77,14 +75,12 @@ func (s *Store) insert(msgs []driver.Message) (string, []any, error) {
 	return s.sql.insert, args, err
 }
 
-// WriteOnce is Write for one message that may be written only once: while a message was written with
-// the key within Config.DedupRetention, it writes nothing and returns that message's id and
-// false. The key is remembered with the commit of tx, whatever becomes of the message; see
-// driver.CheckDedupKey for its form.
+// WriteOnce is like Write for one message that may be written only once per key. If a message was written with the
+// key within Config.DedupRetention, WriteOnce writes nothing and returns the id of that message and false. The key is
+// stored when tx commits, independent of the message's outcome. driver.CheckDedupKey defines valid keys.
 //
-// Unlike the message, the key is written at once: of two transactions with one key, the second waits
-// for the end of the first. At REPEATABLE READ and above it may then fail with 40001, which txretry
-// tries again.
+// Unlike the message, the key is written immediately. Of two transactions with the same key, the second waits for the
+// end of the first. At REPEATABLE READ and above, it may then fail with 40001, which txretry retries.
 func (s *Store) WriteOnce(ctx context.Context, tx pgx.Tx, key string, m outbox.Message) (id uuid.UUID, first bool, err error) {
 	if tx == nil {
 		return uuid.Nil, false, errors.New("outboxpgx: WriteOnce needs a transaction")
@@ -104,7 +100,7 @@ func (s *Store) WriteOnce(ctx context.Context, tx pgx.Tx, key string, m outbox.M
 			return prepared[0].ID, true, s.put(ctx, tx, prepared)
 		}
 		routed := false
-		if err == nil && !written.Valid { // a statement of its own: the key may be newer than the snapshot of the one before
+		if err == nil && !written.Valid { // a separate statement, because the key may be newer than the first statement's snapshot
 			err = tx.QueryRow(ctx, s.sql.recall, key).Scan(&written, &routed)
 		}
 		switch {
@@ -123,7 +119,7 @@ func (s *Store) keyIgnored(key string) error {
 	return fmt.Errorf("outboxpgx: write once: %w", pgcall.Ignored(s.t.dedup, fmt.Sprintf("key %q", key)))
 }
 
-// row is a message as its columns.
+// row has the column values of a message.
 type row struct {
 	id                              pgtype.UUID
 	lane                            int16
@@ -152,7 +148,7 @@ func rowOf(m driver.Message) (row, error) {
 	return r, errors.Join(err1, err2)
 }
 
-// insertArgs are the columns of the messages as one array each.
+// insertArgs returns one array per column of the messages.
 func insertArgs(msgs []driver.Message) ([]any, error) {
 	n := len(msgs)
 	ids, lanes, bodies := make(uuids, n), make([]int16, n), make([][]byte, n)
@@ -192,11 +188,11 @@ func nullable(s string) *string {
 	return &s
 }
 
-// columns are those that every form of a message shares.
+// columns are the columns of a message in all tables.
 const columns = `id, lane, name, body, content_type, headers, ordering_key, transport_name, exchange, routing_key, route_headers`
 
-// insertOneSQL stores one message, the usual case: it costs the server less than insertSQL. Like that it fails where the
-// table ignores a message. Nobody reads its result, since COMMIT may travel with it.
+// insertOneSQL stores one message, the usual case. It costs the server less than insertSQL. Like insertSQL, it fails
+// if the table ignores a message. Nobody reads its result, because it may be sent together with COMMIT.
 const insertOneSQL = `
 WITH stored AS (
   INSERT INTO {outbox} ({columns}, due_at)
@@ -204,8 +200,8 @@ WITH stored AS (
   RETURNING 1)
 SELECT CASE WHEN count(*) < 1 THEN {ignored}({outboxName}, 1) END FROM stored`
 
-// insertSQL stores messages, one array per column. seq follows the order of the arguments, so a key keeps
-// its order.
+// insertSQL stores messages, one array per column. seq follows the order of the arguments, so each key keeps its
+// order.
 const insertSQL = `
 WITH stored AS (
   INSERT INTO {outbox} ({columns}, due_at)
@@ -218,8 +214,9 @@ WITH stored AS (
   RETURNING 1)
 SELECT CASE WHEN count(*) < cardinality($1::uuid[]) THEN {ignored}({outboxName}, cardinality($1::uuid[]) - count(*)) END FROM stored`
 
-// rememberSQL stores a key of WriteOnce. It returns whether it did, and the id that was remembered before. No row is changed
-// where the key is remembered already. A key that has expired is taken over. $1 key, $2 id, $3 microseconds until it expires.
+// rememberSQL stores a key of WriteOnce. It returns whether it stored the key, and otherwise the id stored before. It
+// changes no row if the key exists and has not expired, and replaces an expired key. $1 key, $2 id, $3 microseconds
+// until it expires.
 const rememberSQL = `
 WITH stored AS (
   INSERT INTO {dedup} AS d (key, id, expires_at) VALUES ($1, $2, now() + $3 * interval '1 microsecond')
@@ -227,9 +224,10 @@ WITH stored AS (
   RETURNING 1)
 SELECT EXISTS (SELECT FROM stored), (SELECT id FROM {dedup} WHERE key = $1 AND expires_at > now() LIMIT 1)`
 
-// recallSQL returns the id of a key that rememberSQL met but did not see, and whether this transaction wrote the row. Such a
-// row is no duplicate: a trigger of rememberSQL put it there. A row of a savepoint has an xid of its own, which
-// pg_xact_status counts as in progress until the transaction ends. It takes 64 bits, and xmin has 32. $1 key.
+// recallSQL returns the id of a key that rememberSQL met but could not see, and whether this transaction wrote the
+// row. Such a row is not a duplicate: a trigger of rememberSQL created it. A row written in a savepoint has a
+// separate xid, which pg_xact_status reports as in progress until the transaction ends. pg_xact_status needs 64 bits,
+// but xmin has 32. $1 key.
 const recallSQL = `
 SELECT id, pg_xact_status((top + ((xmin::text::bigint - top + (1::bigint << 31)) & ((1::bigint << 32) - 1)) - (1::bigint << 31))::text::xid8) = 'in progress'
 FROM {dedup}, CAST(pg_current_xact_id()::text AS bigint) AS top WHERE key = $1 AND expires_at > now() LIMIT 1`

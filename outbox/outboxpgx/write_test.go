@@ -18,7 +18,7 @@ import (
 	"github.com/holdfast-go/holdfast/outbox/outboxtest"
 )
 
-// writeSQL is holdfast_outbox_write for a message.
+// writeSQL writes a message with the function holdfast_outbox_write.
 func writeSQL(t *testing.T, f *fixture, m outbox.Message) (uuid.UUID, error) {
 	t.Helper()
 	var id *uuid.UUID
@@ -45,7 +45,7 @@ func writeSQL(t *testing.T, f *fixture, m outbox.Message) (uuid.UUID, error) {
 	return written, err
 }
 
-// messages are such as writers meet, good and bad.
+// messages are typical messages of writers, valid and invalid.
 func messages() map[string]outbox.Message {
 	many := map[string]string{}
 	for i := range 65 {
@@ -107,23 +107,23 @@ func messages() map[string]outbox.Message {
 	return all
 }
 
-// The function of the schema writes what Write writes, and refuses what that refuses.
+// The SQL function stores the same rows as Write, and rejects the same messages.
 func TestFunctionWrites(t *testing.T) {
 	t.Parallel()
 	f := setup(t, outboxpgx.Config{})
-	// all that a writer decides; the id where the message has one, for its lane
+	// all columns that a writer sets; the id if the message has one, because of its lane
 	const row = `SELECT json_build_array(CASE WHEN $2 THEN id END, CASE WHEN $2 OR ordering_key IS NOT NULL THEN lane END, name, md5(body), content_type, headers, ordering_key, transport_name,
 		exchange, routing_key, route_headers, due_at, published_at, held, attempts)::text FROM holdfast_outbox WHERE id = $1`
 	for name, m := range messages() {
 		_, refused := outbox.Prepare(t.Context(), []outbox.Message{m}, 0)
 		id, err := writeSQL(t, f, m)
 		if (err == nil) != (refused == nil) {
-			t.Errorf("%s: Go says %v, SQL says %v", name, refused, err)
+			t.Errorf("%s: Go returns %v, SQL returns %v", name, refused, err)
 			continue
 		}
 		if err != nil {
 			if state, ok := errors.AsType[*pgconn.PgError](err); !ok || state.Code != "22023" && state.Code != "22P02" && state.Code != "22021" {
-				t.Errorf("%s: refused with %v", name, err)
+				t.Errorf("%s: returned %v", name, err)
 			}
 			continue
 		}
@@ -142,7 +142,7 @@ func TestFunctionWrites(t *testing.T) {
 	}
 }
 
-// The ids that the function makes are of version 7 and of now, and all different.
+// The ids from the function have version 7 and the current time, and are all different.
 func TestFunctionIDs(t *testing.T) {
 	t.Parallel()
 	f := setup(t, outboxpgx.Config{})
@@ -152,12 +152,12 @@ func TestFunctionIDs(t *testing.T) {
 	for _, m := range publisher.Received() {
 		sec, nsec := m.ID.Time().UnixTime()
 		if age := time.Since(time.Unix(sec, nsec)); age < -time.Minute || age > 10*time.Minute { // timing: the time of an id, roughly
-			t.Fatalf("the id %s is of %v ago", m.ID, age)
+			t.Fatalf("the id %s has a time %v ago", m.ID, age)
 		}
 	}
 }
 
-// What the arguments of the function are for those who call it by hand.
+// Callers who use the function by hand can rely on the defaults and checks of its arguments.
 func TestFunctionArguments(t *testing.T) {
 	t.Parallel()
 	f := setup(t, outboxpgx.Config{})
@@ -186,9 +186,9 @@ func TestFunctionArguments(t *testing.T) {
 	}
 }
 
-// The function writes into its own table, whatever the caller's search path, and whatever temporary table
-// of that name there is.
-func TestFunctionKnowsItsTable(t *testing.T) {
+// The function writes into its own table, independent of the caller's search path and of temporary tables with that
+// name.
+func TestWriteFunction_ignoresSearchPath(t *testing.T) {
 	t.Parallel()
 	pool, schema := pgtest.NewSchema(t)
 	f := setupOn(t, pool, outboxpgx.Config{})

@@ -161,11 +161,11 @@ func TestDeadLetters(t *testing.T) {
 			t.Errorf("after the replays: %+v, %v", depth, err)
 		}
 		if _, err := dead.Show(t.Context(), letters[0].Message.ID); !errors.Is(err, outbox.ErrNotFound) {
-			t.Errorf("Show of what is no letter any more: %v", err)
+			t.Errorf("Show of a removed dead letter: %v", err)
 		}
 		deadLetter(t, store)
 		if _, err := dead.Remove(t.Context(), outbox.Filter{}, outbox.Removal{}); err == nil {
-			t.Error("nobody removed something")
+			t.Error("Remove without By was accepted")
 		}
 		if n, err := dead.Remove(t.Context(), outbox.Filter{Limit: 1}, outbox.Removal{By: "me"}); n != 1 || err != nil {
 			t.Errorf("Remove = %d, %v", n, err)
@@ -190,8 +190,8 @@ func deadLetter(t *testing.T, store *outboxtest.Store) {
 	}
 }
 
-// A commit wakes a relay of the Store, the next one if the first does not look; what is rolled back
-// wakes none. Nothing outlives Run.
+// A commit wakes a relay of the Store, or the next relay if the first does not poll. A rollback wakes none. Nothing
+// outlives Run.
 func TestWakeUps(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store, manager := outboxtest.New(), txretrytest.New(txretrytest.Config{})
@@ -201,18 +201,18 @@ func TestWakeUps(t *testing.T) {
 			asked++
 			if began {
 				began = false
-				store.Wake() // by what is committed at that moment
+				store.Wake() // like a commit at that moment
 			}
 			return false
 		})
 		synctest.Wait()
 		if asked != 2 {
-			t.Errorf("asked %d times at the beginning and by a commit at that moment, want 2", asked)
+			t.Errorf("woken %d times at the start and by a commit at that moment, want 2", asked)
 		}
 		go store.Background(ctx, func() bool { woken++; return true })
 		synctest.Wait()
 		if woken != 1 {
-			t.Errorf("woken up %d times at the beginning, want 1", woken)
+			t.Errorf("woken %d times at the start, want 1", woken)
 		}
 		asked, woken = 0, 0
 		write := func(ctx context.Context, tx pgx.Tx) error {
@@ -229,7 +229,7 @@ func TestWakeUps(t *testing.T) {
 			}),
 		)
 		if err != nil || asked != 1 || woken != 1 {
-			t.Errorf("asked %d, woken up %d times by one commit, %v", asked, woken, err)
+			t.Errorf("first relay called %d times, second %d times by one commit, %v", asked, woken, err)
 		}
 		stop()
 		synctest.Wait()
@@ -240,7 +240,7 @@ func TestWakeUps(t *testing.T) {
 	})
 }
 
-// A dead letter is published with the body that it was given; one that cannot be edited stays.
+// A dead letter is published with its edited body. One that cannot be edited stays.
 func TestEditedDeadLetters(t *testing.T) {
 	store := outboxtest.New()
 	dead := store.DeadLetters()

@@ -20,11 +20,11 @@ import (
 	"github.com/holdfast-go/holdfast/outbox/internal/stored"
 )
 
-// dead is a message that was given up.
+// dead is a dead letter.
 type dead struct {
 	driver.Message
 	seq      int
-	died     int // its place among all that died
+	died     int // its position in the order of death
 	class    driver.Class
 	err      string
 	failedAt time.Time
@@ -38,7 +38,7 @@ func (d dead) shown() outbox.DeadLetter {
 	}
 }
 
-// changing is what differs between failures of one kind: quotations, and words with a digit.
+// changing matches the parts of an error that do not change its kind: quotations, and words with a digit.
 var changing = regexp.MustCompile("\"[^\"]*\"|'[^']*'|`[^`]*`|\\S*[0-9]\\S*")
 
 func (d dead) fingerprint() string {
@@ -47,16 +47,16 @@ func (d dead) fingerprint() string {
 	return fmt.Sprintf("%016x", h.Sum64())
 }
 
-// outlived says whether consumers may have forgotten that they have processed it.
+// outlived reports whether consumers may have forgotten that they processed the message.
 func (d dead) outlived() bool { return time.Since(d.CreatedAt) > deadletter.Retention }
 
-// deadLetters implements outbox.DeadLetters, and is a deadletter.Store. Nothing keeps who changed them.
+// deadLetters implements outbox.DeadLetters and deadletter.Store. It keeps no audit.
 type deadLetters struct{ s *Store }
 
-// DeadLetters returns the messages that were given up.
+// DeadLetters returns the dead letters of the Store.
 func (s *Store) DeadLetters() outbox.DeadLetters { return deadLetters{s} }
 
-// selected returns those that f selects, the oldest first. The caller holds the lock.
+// selected returns the dead letters that f selects, the oldest first. The caller holds the lock.
 func (d deadLetters) selected(f outbox.Filter, also func(dead) bool) []dead {
 	var chosen []dead
 	for _, one := range d.s.dead {
@@ -69,14 +69,14 @@ func (d deadLetters) selected(f outbox.Filter, also func(dead) bool) []dead {
 
 func all(dead) bool { return true }
 
-// parseCursor reads the number of a place in a list; "" is before all.
+// parseCursor parses a position in a list; "" is before all entries.
 func parseCursor(text string) (int, error) {
 	if text == "" {
 		return 0, nil
 	}
 	n, err := strconv.Atoi(text)
 	if err != nil {
-		return 0, fmt.Errorf("%.80q is no cursor of a list", text)
+		return 0, fmt.Errorf("%.80q is not a list cursor", text)
 	}
 	return n, nil
 }
@@ -184,7 +184,7 @@ func (d deadLetters) Returnable(ctx context.Context, f outbox.Filter, r outbox.R
 	}, nil
 }
 
-// again says that the outbox holds the id of a dead letter. The caller holds the lock.
+// again reports whether the outbox has the id of a dead letter. The caller holds the lock.
 func (d deadLetters) again(l dead) bool { return d.s.byID[l.ID] != nil }
 
 func idsOf(all []dead) []uuid.UUID {
@@ -237,7 +237,7 @@ func (d deadLetters) Delete(ctx context.Context, f outbox.Filter) (int, error) {
 	return len(gone), nil
 }
 
-// drop takes dead letters out. The caller holds the lock.
+// drop removes dead letters. The caller holds the lock.
 func (d deadLetters) drop(some []dead) {
 	gone := map[uuid.UUID]bool{}
 	for _, l := range some {
@@ -246,7 +246,7 @@ func (d deadLetters) drop(some []dead) {
 	d.s.dead = slices.DeleteFunc(d.s.dead, func(l dead) bool { return gone[l.ID] })
 }
 
-// Waiting returns the messages that f selects.
+// Waiting returns the messages that f selects. It returns an error for an invalid f.
 func (s *Store) Waiting(ctx context.Context, f outbox.WaitingFilter) ([]outbox.Waiting, error) {
 	limit := cmp.Or(f.Limit, deadletter.ListLimit)
 	after, err := parseWaitingCursor(f.After)
@@ -273,7 +273,8 @@ func (s *Store) Waiting(ctx context.Context, f outbox.WaitingFilter) ([]outbox.W
 	return found[:min(limit, len(found))], nil
 }
 
-// waitingCursor is a place in a list: when the message there is due, in nanoseconds, and its place in the stored order.
+// waitingCursor is a position in a list: the due time of its message, in nanoseconds, and its position in the stored
+// order.
 type waitingCursor struct {
 	due int64
 	seq int
@@ -283,13 +284,13 @@ func cursorOf(e *entry) waitingCursor { return waitingCursor{e.due.UnixNano(), e
 
 func (c waitingCursor) String() string { return fmt.Sprintf("%d.%d", c.due, c.seq) }
 
-// before reports whether c is before the place of an entry.
+// before reports whether c is before the position of an entry.
 func (c waitingCursor) before(e *entry) bool {
 	other := cursorOf(e)
 	return cmp.Or(cmp.Compare(c.due, other.due), c.seq-other.seq) < 0
 }
 
-// parseWaitingCursor reads a cursor; nil is before all.
+// parseWaitingCursor parses a cursor; nil is before all entries.
 func parseWaitingCursor(text string) (*waitingCursor, error) {
 	if text == "" {
 		return nil, nil
@@ -298,7 +299,7 @@ func parseWaitingCursor(text string) (*waitingCursor, error) {
 	nanos, err1 := strconv.ParseInt(due, 10, 64)
 	n, err2 := strconv.Atoi(seq)
 	if err1 != nil || err2 != nil {
-		return nil, fmt.Errorf("%.80q is no cursor of a list", text)
+		return nil, fmt.Errorf("%.80q is not a list cursor", text)
 	}
 	return &waitingCursor{nanos, n}, nil
 }

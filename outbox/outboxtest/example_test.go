@@ -12,7 +12,7 @@ import (
 	"github.com/holdfast-go/holdfast/txretry/txretrytest"
 )
 
-// What committed is pending; what was rolled back is not.
+// Committed messages are pending; messages of a rolled-back transaction are not.
 func ExampleStore() {
 	ctx := context.Background()
 	manager, store := txretrytest.New(txretrytest.Config{}), outboxtest.New()
@@ -36,7 +36,7 @@ func ExampleStore() {
 	// order.placed {"order":"A-1"}
 }
 
-// The publisher refuses by script; the relay gives the message up, and an operator replays it.
+// The publisher fails by script. The relay gives the message up, and an operator replays it.
 func ExampleStore_DeadLetters() {
 	ctx := context.Background()
 	manager, store, publisher := txretrytest.New(txretrytest.Config{}), outboxtest.New(), outboxtest.NewPublisher()

@@ -13,13 +13,13 @@ import (
 	"github.com/holdfast-go/holdfast/outbox/driver"
 )
 
-// lanesPerClaim leaves lanes to other relays, as outboxpgx does.
+// lanesPerClaim leaves lanes for other relays, like outboxpgx.
 const lanesPerClaim = 4
 
 // Claim implements driver.Source.
 func (s *Store) Claim(ctx context.Context, req driver.Claim) (driver.Batch, error) {
 	if req.Limit < 1 || req.Lease <= 0 {
-		return driver.Batch{}, errors.New("outboxtest: claim needs a limit and a lease")
+		return driver.Batch{}, errors.New("outboxtest: claim: Limit and Lease must be more than 0")
 	}
 	if err := ctx.Err(); err != nil {
 		return driver.Batch{}, err
@@ -32,7 +32,7 @@ func (s *Store) Claim(ctx context.Context, req driver.Claim) (driver.Batch, erro
 		return batch, nil
 	}
 	ready := s.ready(req.Skip)
-	sizes := map[int]int{} // what is left of each lane's share
+	sizes := map[int]int{} // the remaining share of each lane
 	for _, n := range s.choose(ready, req.Alone, &batch, now) {
 		sizes[n] = s.lanes[n].lease(n, req, now, ready)
 		batch.Leases = append(batch.Leases, driver.Lease{Lane: n, Token: s.lanes[n].token})
@@ -52,8 +52,8 @@ func (s *Store) Claim(ctx context.Context, req driver.Claim) (driver.Batch, erro
 	return batch, nil
 }
 
-// choose returns the lanes to lease: the first free ones with ready messages, or the first one, if it
-// is under suspicion.
+// choose returns the lanes to lease: the first free ones with ready messages. If the relay is alone and there are
+// doubtful lanes, it returns one of these.
 func (s *Store) choose(ready []*entry, alone bool, batch *driver.Batch, now time.Time) []int {
 	var sound, doubtful []int
 	for _, e := range ready {
@@ -74,15 +74,15 @@ func (s *Store) choose(ready []*entry, alone bool, batch *driver.Batch, now time
 	return sound[:min(len(sound), lanesPerClaim)]
 }
 
-// lost reports whether the last claim of a lane that is free now was not settled.
+// lost reports whether the last claim of a free lane was not settled.
 func (l *lane) lost() bool { return !l.until.IsZero() }
 
 func (l *lane) doubtful() bool { return l.lost() || l.suspect > 0 }
 
-// single reports whether the lane gives one message at a time.
+// single reports whether the lane returns one message at a time.
 func (l *lane) single() bool { return l.suspect > 0 && l.batch == 1 }
 
-// lease takes lane n, which is free, and returns how many messages it gives.
+// lease leases lane n, which is free, and returns the maximum number of its messages.
 func (l *lane) lease(n int, req driver.Claim, now time.Time, ready []*entry) int {
 	switch {
 	case l.lost():
@@ -106,7 +106,7 @@ func (l *lane) lease(n int, req driver.Claim, now time.Time, ready []*entry) int
 	return l.batch
 }
 
-// count returns how many claims of this message alone were lost.
+// count returns the number of lost claims of this message alone.
 func (l *lane) count(id uuid.UUID) int {
 	if l.alone != id {
 		l.alone, l.losses = id, 0
@@ -114,7 +114,7 @@ func (l *lane) count(id uuid.UUID) int {
 	return l.losses
 }
 
-// promote makes messages ready whose next attempt is due, and returns the time until the next one.
+// promote makes due messages ready, and returns the time until the next message is due.
 func (s *Store) promote(now time.Time) (next time.Duration) {
 	for _, e := range s.entries {
 		wait := e.due.Sub(now)
@@ -129,7 +129,7 @@ func (s *Store) promote(now time.Time) (next time.Duration) {
 	return next
 }
 
-// leaseEnds returns the time until the first lease ends; 0: there is none.
+// leaseEnds returns the time until the first lease ends; 0 means that there is none.
 func (s *Store) leaseEnds(now time.Time) (next time.Duration) {
 	for _, l := range s.lanes {
 		next = soonest(next, max(0, l.until.Sub(now)))
@@ -145,7 +145,7 @@ func soonest(a, b time.Duration) time.Duration {
 	return a
 }
 
-// ready returns what could be claimed if all lanes were free.
+// ready returns the messages that could be claimed if all lanes were free.
 func (s *Store) ready(skip []string) []*entry {
 	held := map[string]bool{}
 	var ready []*entry
@@ -164,7 +164,7 @@ func (s *Store) ready(skip []string) []*entry {
 // Renew implements driver.Source.
 func (s *Store) Renew(ctx context.Context, leases []driver.Lease, ttl time.Duration) (stale []driver.Lease, err error) {
 	if ttl <= 0 {
-		return nil, errors.New("outboxtest: renew needs a lease")
+		return nil, errors.New("outboxtest: renew: ttl must be more than 0")
 	}
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -206,7 +206,7 @@ func (s *Store) Settle(ctx context.Context, b driver.Batch, outcomes []driver.Se
 			continue
 		}
 		held[l.Lane] = true
-		s.lanes[l.Lane].token++ // a batch is settled once
+		s.lanes[l.Lane].token++ // a batch can be settled only once
 		s.lanes[l.Lane].until = time.Time{}
 		s.lanes[l.Lane].losses = 0
 	}
@@ -223,7 +223,7 @@ func (s *Store) Settle(ctx context.Context, b driver.Batch, outcomes []driver.Se
 	return settled, nil
 }
 
-// acquit ends the suspicion of lanes whose first ready message is past it, whether or not the claims skipped messages.
+// acquit clears the suspicion of lanes whose suspect messages are settled, even those that claims have skipped.
 func (s *Store) acquit(lanes map[int]bool) {
 	first := map[int]int{}
 	for _, e := range s.ready(nil) {
@@ -249,7 +249,7 @@ func (s *Store) settle(e *entry, o driver.Settlement, now time.Time) {
 		e.due, e.class, e.err = now.Add(o.Delay), o.Class, o.Err
 	case driver.Dead:
 		e.Attempts++
-		// An id that was written again after it died: the newer message replaces the older.
+		// If an id was written again after its message died, the newer message replaces the older one.
 		s.dead = slices.DeleteFunc(s.dead, func(d dead) bool { return d.ID == e.ID })
 		s.died++
 		s.dead = append(s.dead, dead{Message: clone(e.Message), seq: e.seq, died: s.died, class: o.Class, err: o.Err, failedAt: now})
@@ -264,7 +264,7 @@ func clone(m driver.Message) driver.Message {
 	return m
 }
 
-// relays are those that run on one Store.
+// relays are the relays that run on one Store.
 type relays struct {
 	mu   sync.Mutex
 	list []*relay
@@ -272,12 +272,12 @@ type relays struct {
 
 type relay struct{ wake func() bool }
 
-// Background implements driver.Background: it wakes the relay when it begins, and for commits until ctx
-// ends. There is nothing to listen to and nothing to prune.
+// Background implements driver.Background: it wakes the relay when it starts, and after commits until ctx ends. It
+// has nothing to listen to and nothing to prune.
 func (s *Store) Background(ctx context.Context, wake func() bool) {
 	joined := &relay{wake}
 	s.relays.change(func(list []*relay) []*relay { return append(list, joined) })
-	wake() // for what was committed since the relay's first look
+	wake() // for commits since the relay's first poll
 	<-ctx.Done()
 	s.relays.change(func(list []*relay) []*relay {
 		return slices.DeleteFunc(list, func(other *relay) bool { return other == joined })
@@ -290,10 +290,10 @@ func (r *relays) change(fn func([]*relay) []*relay) {
 	r.list = fn(slices.Clone(r.list))
 }
 
-// Hears implements driver.Hearing: no commit goes unheard.
+// Hears implements driver.Hearing. It returns true, because every commit wakes a relay.
 func (s *Store) Hears() bool { return true }
 
-// Wake tells a relay that runs on the Store that messages were committed. Write does so by itself.
+// Wake makes a relay on the Store poll now. Write calls it after each commit.
 func (s *Store) Wake() {
 	s.relays.mu.Lock()
 	list := s.relays.list // never changed in place
@@ -305,8 +305,8 @@ func (s *Store) Wake() {
 	}
 }
 
-// Publisher is a driver.Publisher that confirms and records, or fails by
-// script. It is safe for concurrent use.
+// Publisher is a driver.Publisher that confirms and records messages, or fails by script. It is safe for concurrent
+// use.
 type Publisher struct {
 	mu       sync.Mutex
 	latency  time.Duration
@@ -314,19 +314,19 @@ type Publisher struct {
 	received []driver.Message
 }
 
-// NewPublisher returns a Publisher that confirms everything at once.
+// NewPublisher returns a Publisher that confirms every message immediately.
 func NewPublisher() *Publisher { return &Publisher{} }
 
-// Respond has fn decide the outcome of every message from now on: nil confirms
-// it. fn is called by one goroutine at a time. A nil fn confirms everything.
+// Respond sets a function that returns the outcome of every message from now on; nil confirms. Calls of fn do not
+// overlap. A nil fn confirms everything.
 func (p *Publisher) Respond(fn func(m driver.Message) error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.respond = fn
 }
 
-// Script answers the next messages with the errors, in this order, and
-// confirms what comes after them. A nil error confirms.
+// Script returns errs as the outcomes of the next messages, in this order, and confirms all messages after them. A
+// nil error confirms.
 func (p *Publisher) Script(errs ...error) {
 	errs = slices.Clone(errs)
 	p.Respond(func(driver.Message) error {
@@ -339,16 +339,15 @@ func (p *Publisher) Script(errs ...error) {
 	})
 }
 
-// Latency is the time between Publish and its outcome. Zero, the default,
-// means that Publish calls done before it returns.
+// Latency sets the time between Publish and its outcome. Zero, the default, means that Publish calls done before it
+// returns.
 func (p *Publisher) Latency(d time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.latency = d
 }
 
-// Received returns the messages that were taken, in the order of arrival, also those whose
-// confirm came when nobody waited any more.
+// Received returns the accepted messages in order of arrival, including those whose confirm came after ctx had ended.
 func (p *Publisher) Received() []driver.Message {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -1,11 +1,9 @@
-// Package outboxtest is the outbox in memory, for unit tests and for
-// demonstrations without a server: [Store] is writer, source and dead letters in
-// one, on the transactions of txretrytest, and [Publisher] records what it is
-// given and fails by script.
+// Package outboxtest is an outbox in memory, for unit tests and for demonstrations without a server. [Store] is
+// writer, source and dead letters in one, on the transactions of txretrytest. [Publisher] records messages and fails
+// by script.
 //
-// Both keep the promises of the real ones and pass the same suite,
-// outboxtest/conformance. All waiting is done with package time, so that tests
-// may run in a testing/synctest bubble.
+// Both keep the guarantees of the real ones and pass the same suite, outboxtest/conformance. All waiting uses package
+// time, so tests may run in a testing/synctest bubble.
 package outboxtest
 
 import (
@@ -43,7 +41,7 @@ type Store struct {
 	relays relays
 }
 
-// keep bounds the published messages that are remembered.
+// keep is the maximum number of published messages in memory.
 const keep = 10_000
 
 type entry struct {
@@ -57,23 +55,21 @@ type entry struct {
 
 type lane struct {
 	token int64
-	until time.Time // of the lease; zero: nobody holds the lane
+	until time.Time // end of the lease; zero: the lane is free
 
-	batch   int       // the most messages of the last claim
-	suspect int       // the seq up to which messages are under suspicion; 0: none are
+	batch   int       // the maximum number of messages of the last claim
+	suspect int       // the seq up to which messages are suspect; 0: none are
 	alone   uuid.UUID // the last message that was claimed alone
-	losses  int       // how many such claims were lost in a row
+	losses  int       // the number of such claims lost in a row
 }
 
 // New returns an empty Store.
 func New() *Store { return &Store{byID: map[uuid.UUID]*entry{}, once: map[string]remembered{}} }
 
-// Write stores messages as part of a transaction of txretrytest.Manager: a
-// relay sees them once it has committed, and is woken up then; never if it rolls back. What
-// outbox.Prepare refuses is refused with nothing stored. The rest is refused
-// where the real writer's statement is, at COMMIT: an id that is stored already,
-// with the unique violation that Postgres gives, and a transaction that only
-// reads or has failed.
+// Write stores messages as part of a transaction of txretrytest.Manager. After the commit, relays can claim them and
+// one is woken. After a rollback, nothing is stored. If outbox.Prepare rejects a message, Write returns the error and
+// stores nothing. Other errors occur at COMMIT, like with the real writer: the unique violation of Postgres for an id
+// that is stored already, and the error of a transaction that is read-only or has failed.
 func (s *Store) Write(ctx context.Context, tx pgx.Tx, msgs ...outbox.Message) error {
 	if tx == nil {
 		return errors.New("outboxtest: Write needs a transaction")
@@ -121,7 +117,7 @@ func (s *Store) add(added []*entry) error {
 	return nil
 }
 
-// append adds an entry behind all others. The caller holds the lock.
+// append adds an entry after all others. The caller holds the lock.
 func (s *Store) append(e *entry) {
 	s.seq++
 	e.seq = s.seq
@@ -138,7 +134,7 @@ func (s *Store) remove(gone []*entry) {
 	s.sweep()
 }
 
-// sweep drops the entries that byID has forgotten. The caller holds the lock.
+// sweep drops the entries that are no longer in byID. The caller holds the lock.
 func (s *Store) sweep() {
 	s.entries = slices.DeleteFunc(s.entries, func(e *entry) bool { return s.byID[e.ID] != e })
 }
@@ -151,8 +147,7 @@ func (s *Store) commit(added []*entry) {
 	}
 }
 
-// Pending returns the committed messages that are not published yet, in stored
-// order. Dead letters are not among them.
+// Pending returns the committed, unpublished messages in stored order, without dead letters.
 func (s *Store) Pending() []driver.Message {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -165,8 +160,7 @@ func (s *Store) Pending() []driver.Message {
 	return list
 }
 
-// Published returns the messages that a relay has settled as published, in
-// that order; the last 10,000 of them.
+// Published returns the last 10,000 messages that relays settled as published, in that order.
 func (s *Store) Published() []driver.Message {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -176,14 +170,14 @@ func (s *Store) Published() []driver.Message {
 // dedupRetention is the default of outboxpgx.
 const dedupRetention = 24 * time.Hour
 
-// remembered is a key that was written with.
+// remembered is a stored key of WriteOnce.
 type remembered struct {
 	id      uuid.UUID
 	expires time.Time
 }
 
-// WriteOnce is Write for one message, unless a message was written with the key within 24 h: then it
-// writes nothing and returns that message's id and false.
+// WriteOnce is like Write for one message. If a message was written with the key within 24 h, it writes nothing and
+// returns the id of that message and false.
 func (s *Store) WriteOnce(ctx context.Context, tx pgx.Tx, key string, m outbox.Message) (id uuid.UUID, first bool, err error) {
 	if tx == nil {
 		return uuid.Nil, false, errors.New("outboxtest: WriteOnce needs a transaction")
@@ -214,7 +208,7 @@ func (s *Store) WriteOnce(ctx context.Context, tx pgx.Tx, key string, m outbox.M
 	return id, true, s.store(tx, prepared)
 }
 
-// setOnce takes a zero remembered as none.
+// setOnce stores the entry of a key. A zero remembered deletes the key.
 func (s *Store) setOnce(key string, r remembered) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

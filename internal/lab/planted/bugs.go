@@ -220,7 +220,7 @@ var bugs = []bug{
 	},
 	{
 		"a relay looks before its settlement is committed", "outbox/outboxpgx/settle.go",
-		"\tqueue.Queue(commitGoOnSQL).Exec(", "\tqueue.Queue(`SELECT`).Exec(", suite("outbox/outboxpgx", "^TestLookComesAfterTheRelease$"),
+		"\tqueue.Queue(commitGoOnSQL).Exec(", "\tqueue.Queue(`SELECT`).Exec(", suite("outbox/outboxpgx", "^TestSettle_checksForMoreAfterCommit$"),
 	},
 	{
 		"what came while its lane was leased is left", "outbox/dispatcher.go",

@@ -1,6 +1,5 @@
-// Package conformance is the suite that every writer, source and publisher of
-// an outbox passes, the fakes and the real ones alike. Run it on your own
-// implementations:
+// Package conformance is the test suite for every writer, source and publisher of an outbox, fakes and real ones. Run
+// it on your own implementations:
 //
 //	func TestSource(t *testing.T) {
 //		conformance.TestWriter(t, conformance.Backend{Open: open})
@@ -26,16 +25,16 @@ import (
 	"github.com/holdfast-go/holdfast/txretry"
 )
 
-// patience detects a hang.
+// patience is a limit to detect hangs.
 const patience = time.Minute
 
-// Delays of messages: until after the test, and until a moment later.
+// The delays of messages: until after the test, and a short one.
 const (
 	long  = time.Hour
 	short = 50 * time.Millisecond
 )
 
-// each runs one case as a parallel subtest, in a bubble where bubble says so.
+// each runs one case as a parallel subtest, in a synctest bubble if bubble is true.
 func each(t *testing.T, bubble bool, name string, fn func(t *testing.T)) {
 	t.Run(name, func(t *testing.T) {
 		t.Parallel()
@@ -47,7 +46,7 @@ func each(t *testing.T, bubble bool, name string, fn func(t *testing.T)) {
 	})
 }
 
-// eventually polls until check returns "" and fails with what it said last.
+// eventually polls until check returns "". It fails with the last problem.
 func eventually(t *testing.T, check func() string) {
 	t.Helper()
 	deadline := time.Now().Add(patience)
@@ -63,23 +62,23 @@ func eventually(t *testing.T, check func() string) {
 	}
 }
 
-// Backend makes the stores under test.
+// Backend creates the stores under test.
 type Backend struct {
-	// Bubble says that a store can run in a testing/synctest bubble.
+	// Bubble is true if a store can run in a testing/synctest bubble.
 	Bubble bool
-	// Open gives each case an empty store of its own.
+	// Open returns a new, empty store for each case.
 	Open func(t *testing.T) Store
 }
 
-// Store is one store: a writer and the source that reads what it wrote.
+// Store is one store: a writer and the source that reads its messages.
 type Store struct {
 	Source driver.Source
-	// InTx calls fn with a write function bound to one transaction, commits when fn returns nil,
-	// and else rolls back and returns fn's error. What commit itself refuses is returned too.
+	// InTx calls fn with a write function bound to one transaction. It commits if fn returns nil. Otherwise it rolls
+	// back and returns fn's error. It also returns the error of a failed commit.
 	InTx func(ctx context.Context, fn func(write func(...outbox.Message) error) error) error
-	// OnceInTx is InTx for WriteOnce. Nil: the writer has none.
+	// OnceInTx is like InTx for WriteOnce. Nil: the writer has no WriteOnce.
 	OnceInTx func(ctx context.Context, fn func(once Once) error) error
-	// DeadLetters are those of the store.
+	// DeadLetters are the dead letters of the store.
 	DeadLetters outbox.DeadLetters
 }
 
@@ -128,14 +127,15 @@ func (s Store) claim(t *testing.T, req driver.Claim) driver.Batch {
 	}
 }
 
-// claimAlone is claim for a relay that has nothing else in hand.
+// claimAlone is like claim, for a relay with nothing else in flight.
 func (s Store) claimAlone(t *testing.T, req driver.Claim) driver.Batch {
 	t.Helper()
 	req.Alone = true
 	return s.claim(t, req)
 }
 
-// claimLate is claimAlone that waits until there is something, as when the lease of a relay that is gone runs out.
+// claimLate is like claimAlone, but waits until there is a message, for example until the lease of a lost relay
+// expires.
 func (s Store) claimLate(t *testing.T, req driver.Claim) (b driver.Batch) {
 	t.Helper()
 	eventually(t, func() string {
@@ -156,7 +156,7 @@ func (s Store) settle(t *testing.T, b driver.Batch, outcomes ...driver.Settlemen
 	return settled.Stale
 }
 
-// wantReady claims everything, compares the bodies in any order, and gives it back.
+// wantReady claims everything, compares the bodies in any order, and releases the messages.
 func (s Store) wantReady(t *testing.T, want ...string) {
 	t.Helper()
 	var got []string
@@ -206,34 +206,34 @@ func quoted(values ...string) []string {
 	return values
 }
 
-// ManagedBackend makes the writers under test, on transactions of txretry or of its fake.
+// ManagedBackend creates the writers under test, on transactions of txretry or of its fake.
 type ManagedBackend struct {
-	// Bubble says that a store can run in a testing/synctest bubble.
+	// Bubble is true if a store can run in a testing/synctest bubble.
 	Bubble bool
-	// Open gives each case an empty store of its own.
+	// Open returns a new, empty store for each case.
 	Open func(t *testing.T) Managed
 }
 
-// Managed is a store with the writer as it is used.
+// Managed is a store with its writer in the form in which users call it.
 type Managed struct {
 	Store
 	Manager   txretry.Transactor
 	Write     func(ctx context.Context, tx pgx.Tx, msgs ...outbox.Message) error
 	WriteOnce func(ctx context.Context, tx pgx.Tx, key string, m outbox.Message) (id uuid.UUID, first bool, err error)
-	// Break makes tx fail as a statement does, and returns its error.
+	// Break makes tx fail like a failed statement, and returns its error.
 	Break func(ctx context.Context, tx pgx.Tx) error
 }
 
-// TestManagedWriter checks where a writer's errors come from: those of Write out of COMMIT, and those
-// of WriteOnce at once.
+// TestManagedWriter checks where the errors of a writer occur: those of Write at COMMIT, those of WriteOnce
+// immediately.
 func TestManagedWriter(t *testing.T, b ManagedBackend) {
 	for name, fn := range map[string]func(*testing.T, Managed){
 		"a duplicate is refused by COMMIT":             refusesAtCommit,
 		"two of one transaction are refused by COMMIT": refusesItsOwnDuplicate,
 		"a savepoint takes its duplicate along":        dropsWithSavepoint,
-		"a failed transaction is no matter of Write":   writesIntoFailed,
+		"Write into a failed transaction succeeds":     writesIntoFailed,
 		"a transaction that only reads":                writesIntoReadOnly,
-		"a transaction that is over":                   writesIntoClosed,
+		"a transaction that has ended":                 writesIntoClosed,
 	} {
 		each(t, b.Bubble, name, func(t *testing.T) { fn(t, b.Open(t)) })
 	}
@@ -270,7 +270,7 @@ func refusesAtCommit(t *testing.T, m Managed) {
 	})
 	wantState(t, "a duplicate", err, "23505")
 	if !wrote {
-		t.Error("Write refused what COMMIT refuses")
+		t.Error("Write returned the error of COMMIT")
 	}
 	m.wantReady(t, quoted("1")...)
 }

@@ -16,22 +16,22 @@ import (
 	"github.com/holdfast-go/holdfast/outbox/driver"
 )
 
-// manyDead are more dead letters than go in two steps.
+// manyDead is a number of dead letters that needs more than two steps.
 const manyDead = 1101
 
-// TestDeadLetters checks what outbox.DeadLetters promises where many are changed.
+// TestDeadLetters checks the guarantees of outbox.DeadLetters, also for changes of many dead letters.
 func TestDeadLetters(t *testing.T, b Backend) {
 	for name, fn := range map[string]func(*testing.T, Store){
-		"a replay of many tells how far it is":  replaysInSteps,
+		"a replay of many reports progress":     replaysInSteps,
 		"a replay that is cancelled stops soon": cancelsReplay,
 		"two replays return each letter once":   replaysTwice,
 		"edited letters return as stored":       replaysEdited,
-		"a removal of many tells how far it is": removesInSteps,
+		"a removal of many reports progress":    removesInSteps,
 		"a removal that is cancelled stops":     cancelsRemoval,
 		"a filter ignores the case of an error": filtersByError,
-		"a list goes on behind a letter":        listsDeadInPages,
-		"a list goes on behind what waits":      listsWaitingInPages,
-		"a list says why messages wait":         listsWhyMessagesWait,
+		"a list continues after a letter":       listsDeadInPages,
+		"a waiting list continues in pages":     listsWaitingInPages,
+		"a list shows why messages wait":        listsWhyMessagesWait,
 	} {
 		each(t, b.Bubble, name, func(t *testing.T) { fn(t, b.Open(t)) })
 	}
@@ -85,8 +85,7 @@ func replaysTwice(t *testing.T, s Store) {
 	s.wantOrder(t, want)
 }
 
-// Dead letters that died before those that were stored before them return behind these, and a limit chooses
-// those that died first.
+// Dead letters return in stored order, even if they died in another order. A limit selects those that died first.
 func replaysEdited(t *testing.T, s Store) {
 	const n = 60
 	var msgs []outbox.Message
@@ -198,22 +197,23 @@ func (s Store) wantOrder(t *testing.T, want map[string][]string) {
 	}
 }
 
-// wantSteps wants more than one, each further than the one before, the last at the end.
+// wantSteps checks that there was more than one step, that progress increased, and that the last step reached the
+// end.
 func wantSteps(t *testing.T, told []int, end int) {
 	t.Helper()
 	if len(told) < 2 || told[len(told)-1] != end || !slices.IsSorted(told) || len(slices.Compact(slices.Clone(told))) != len(told) {
-		t.Errorf("told %v, want steps to %d", told, end)
+		t.Errorf("progress %v, want steps to %d", told, end)
 	}
 }
 
-// listed is an entry of a list, and where it is in it.
+// listed is an entry of a list with its cursor.
 type listed struct {
 	id     uuid.UUID
 	cursor string
 }
 
-// A list in pages is the list, each entry once, also where the last one of a page is gone when the next page is
-// asked for. Only a list has a place to begin.
+// The pages together have each entry of the list once, even if the last entry of a page is removed before the next
+// page. Only a list accepts a position.
 func listsDeadInPages(t *testing.T, s Store) {
 	const n = 23
 	s.deadLetter(t, n)
@@ -247,7 +247,7 @@ func listsDeadInPages(t *testing.T, s Store) {
 	_, err5 := list(outbox.Filter{After: "the last one"})
 	for i, err := range []error{err1, err2, err3, err4, err5} {
 		if err == nil {
-			t.Errorf("%d: a place in a list is accepted", i)
+			t.Errorf("%d: a list position was accepted", i)
 		}
 	}
 }
@@ -257,7 +257,7 @@ func listsWaitingInPages(t *testing.T, s Store) {
 		Waiting(ctx context.Context, f outbox.WaitingFilter) ([]outbox.Waiting, error)
 	})
 	if !ok {
-		t.Fatal("the store does not list what waits")
+		t.Fatal("the store has no list of waiting messages")
 	}
 	const n = 23
 	var msgs []outbox.Message
@@ -281,7 +281,7 @@ func listsWaitingInPages(t *testing.T, s Store) {
 		}
 		wantPages(t, all, list)
 		if _, err := list(1, "the last one"); err == nil {
-			t.Error("what is no place in a list is accepted")
+			t.Error("an invalid list position was accepted")
 		}
 	}
 }
@@ -292,7 +292,7 @@ func listsWhyMessagesWait(t *testing.T, s Store) {
 		Waiting(ctx context.Context, f outbox.WaitingFilter) ([]outbox.Waiting, error)
 	})
 	if !ok {
-		t.Fatal("the store does not list what waits")
+		t.Fatal("the store has no list of waiting messages")
 	}
 	s.write(t, message("", "0"))
 	b := s.claimAlone(t, driver.Claim{Limit: 1})
@@ -303,18 +303,18 @@ func listsWhyMessagesWait(t *testing.T, s Store) {
 	}
 }
 
-// wantPages goes through a list in pages.
+// wantPages reads a list in pages and compares it with the whole list.
 func wantPages(t *testing.T, all []listed, list func(limit int, after string) ([]listed, error)) {
 	t.Helper()
 	got, err := inPages(len(all), list)
 	must(t, err)
 	if !slices.Equal(got, all) {
-		t.Errorf("in pages %d are listed: %v, want %v", len(got), got, all)
+		t.Errorf("the pages have %d entries: %v, want %v", len(got), got, all)
 	}
 }
 
-// inPages returns a list that it asks for in pages. It stops behind the page with which there are more than most: a
-// store that takes no notice of the place in its list has no last page.
+// inPages reads a list in pages. It stops after the page that exceeds most entries, because a store that ignores the
+// position has no last page.
 func inPages(most int, list func(limit int, after string) ([]listed, error)) (got []listed, err error) {
 	const limit = 7
 	for after := ""; len(got) <= most; after = got[len(got)-1].cursor {

@@ -9,12 +9,12 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }
 
-// A store that takes no notice of the place at which a list is to begin fails the suite, and does not hold it up.
+// A store that ignores the start position of a list fails the suite, and does not hang it.
 func TestPagesEnd(t *testing.T) {
 	asked := 0
 	got, err := inPages(23, func(limit int, _ string) ([]listed, error) {
 		if asked++; asked > 10 {
-			t.Fatal("is asked for page after page")
+			t.Fatal("asked for page after page")
 		}
 		return make([]listed, limit), nil
 	})

@@ -16,24 +16,24 @@ import (
 	"github.com/holdfast-go/holdfast/outbox/driver"
 )
 
-// PublisherBackend makes the publishers under test.
+// PublisherBackend creates the publishers under test.
 type PublisherBackend struct {
-	// Bubble says that a publisher can run in a testing/synctest bubble.
+	// Bubble is true if a publisher can run in a testing/synctest bubble.
 	Bubble bool
-	// Open gives each case a publisher of its own and a way to see what arrived.
+	// Open returns a new publisher for each case, with access to the messages that its broker received.
 	Open func(t *testing.T) PublisherCase
 }
 
 // PublisherCase is one publisher with the broker behind it.
 type PublisherCase struct {
 	Publisher driver.Publisher
-	// Received returns the messages that have arrived so far: id, name, body, content type and the
-	// headers of Message are compared.
+	// Received returns the messages that have arrived until now. The suite compares id, name, body, content type and
+	// the headers of Message.
 	Received func(ctx context.Context) ([]driver.Message, error)
-	// Break cuts the broker off, Mend brings it back. Nil where that cannot be done: then the
-	// cases of an outage are left out.
+	// Break disconnects the broker, Mend reconnects it. Nil if that is not possible: then the cases of an outage are
+	// left out.
 	Break, Mend func()
-	// Unroutable is a message that the broker has no place for. Its zero value leaves the case out.
+	// Unroutable is a message for which the broker has no destination. Its zero value leaves the case out.
 	Unroutable driver.Message
 }
 
@@ -45,7 +45,7 @@ func TestPublisher(t *testing.T, b PublisherBackend) {
 		"is safe for concurrent use":           publishesConcurrently,
 		"answers when nobody waits":            answersWhenNobodyWaits,
 		"outlives the context of a message":    outlivesContext,
-		"tells unroutable from the rest":       tellsUnroutable,
+		"distinguishes unroutable messages":    tellsUnroutable,
 		"is unavailable in an outage, resumes": resumesAfterOutage,
 	} {
 		each(t, b.Bubble, name, func(t *testing.T) { fn(t, b.Open(t)) })
@@ -78,7 +78,7 @@ func (l *ledger) publish(ctx context.Context, p driver.Publisher, m driver.Messa
 	})
 }
 
-// wait returns the error of each message once all are answered.
+// wait returns the error of each message after done was called for all.
 func (l *ledger) wait(t *testing.T) map[uuid.UUID]error {
 	t.Helper()
 	all := make(chan struct{})
@@ -114,8 +114,8 @@ func newMessage(t *testing.T, body string) driver.Message {
 	return NewMessage(t, "order.placed", body)
 }
 
-// NewMessage returns a message as a store gives it to a Publisher, with v as its JSON body. The name may
-// be one that no writer takes.
+// NewMessage returns a message in the form in which a relay passes it to a Publisher, with v as its JSON body. The
+// name may be invalid for writers.
 func NewMessage(t testing.TB, name string, v any) driver.Message {
 	t.Helper()
 	m, err := outbox.NewMessage(name, v)
@@ -123,7 +123,7 @@ func NewMessage(t testing.TB, name string, v any) driver.Message {
 	return driver.Message{ID: m.ID, Name: m.Name, Body: m.Body, ContentType: m.ContentType}
 }
 
-// arrived waits until n messages are there and returns them by id.
+// arrived waits until n messages have arrived and returns them by id.
 func arrived(t *testing.T, c PublisherCase, n int) map[uuid.UUID]driver.Message {
 	t.Helper()
 	byID := map[uuid.UUID]driver.Message{}
@@ -224,7 +224,7 @@ func tellsUnroutable(t *testing.T, c PublisherCase) {
 		t.Errorf("the unroutable message was answered with %v", err)
 	}
 	if errs[good.ID] != nil {
-		t.Errorf("the message beside it was answered with %v", errs[good.ID])
+		t.Errorf("the valid message was answered with %v", errs[good.ID])
 	}
 }
 
@@ -238,7 +238,7 @@ func resumesAfterOutage(t *testing.T, c PublisherCase) {
 
 	c.Break()
 	during := newMessage(t, "during")
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second) // timing: it must pass
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second) // timing: must pass
 	l.publish(ctx, c.Publisher, during)
 	err := l.wait(t)[during.ID]
 	cancel()
@@ -250,7 +250,7 @@ func resumesAfterOutage(t *testing.T, c PublisherCase) {
 	eventually(t, func() string {
 		again := newLedger()
 		m := newMessage(t, "after")
-		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second) // timing: it tries again
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second) // timing: tries again
 		defer cancel()
 		again.publish(ctx, c.Publisher, m)
 		if err := again.wait(t)[m.ID]; err != nil {

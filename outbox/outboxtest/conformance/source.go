@@ -14,33 +14,33 @@ import (
 // TestSource checks the contract of driver.Source.
 func TestSource(t *testing.T, b Backend) {
 	for name, fn := range map[string]func(*testing.T, Store){
-		"an empty store gives an empty batch": func(t *testing.T, s Store) { s.wantReady(t) },
-		"a key is in stored order":            keepsOrder,
-		"a limit is kept":                     keepsLimit,
-		"a leased lane is not claimed":        leasesExclude,
-		"claims side by side share the work":  claimsSideBySide,
-		"what has no outcome is given back":   givesBack,
-		"a failed message waits with its key": parksFailed,
-		"a dead message lets its key go on":   buriesDead,
-		"a message may die again":             buriesAgain,
-		"a skipped transport is left alone":   skipsTransports,
-		"a lease runs out and is fenced":      fencesStaleLease,
-		"half of a batch is fenced":           fencesHalfABatch,
-		"a lease is renewed":                  renewsLeases,
-		"what was taken is not renewed":       renewsNoStaleLease,
-		"lost claims put under suspicion":     suspectsTheLost,
-		"what a claim skips is suspected":     suspectsTheSkipped,
-		"a message that is lost is counted":   countsLosses,
-		"losses count in a row":               countsLossesInARow,
-		"a batch is settled once":             settlesOnce,
-		"foreign ids are ignored":             ignoresForeign,
-		"what came meanwhile is told of":      tellsOfMore,
-		"what another claim finds is told of": tellsOfOtherLanes,
-		"the end of a lease is told":          tellsLeaseEnd,
-		"bad requests are refused":            refusesBadRequests,
-		"what lies in the store is measured":  measures,
-		"what is held behind it is old":       measuresHeldMessages,
-		"a pause leaves all where it is":      pauses,
+		"an empty store returns an empty batch":  func(t *testing.T, s Store) { s.wantReady(t) },
+		"a key is in stored order":               keepsOrder,
+		"a limit is kept":                        keepsLimit,
+		"a leased lane is not claimed":           leasesExclude,
+		"concurrent claims share the work":       claimsSideBySide,
+		"unsettled messages are released":        givesBack,
+		"a failed message waits with its key":    parksFailed,
+		"after a dead message its key continues": buriesDead,
+		"a message may become dead again":        buriesAgain,
+		"a skipped transport is not claimed":     skipsTransports,
+		"an expired lease is fenced":             fencesStaleLease,
+		"half of a batch is fenced":              fencesHalfABatch,
+		"a lease is renewed":                     renewsLeases,
+		"a lost lease is not renewed":            renewsNoStaleLease,
+		"lost claims make suspects":              suspectsTheLost,
+		"skipped messages stay suspects":         suspectsTheSkipped,
+		"a message that is lost is counted":      countsLosses,
+		"losses count in a row":                  countsLossesInARow,
+		"a batch is settled once":                settlesOnce,
+		"foreign ids are ignored":                ignoresForeign,
+		"Settle reports more messages":           tellsOfMore,
+		"Claim reports more messages":            tellsOfOtherLanes,
+		"the end of a lease is reported":         tellsLeaseEnd,
+		"bad requests are refused":               refusesBadRequests,
+		"the depth of the store is measured":     measures,
+		"held messages count for the age":        measuresHeldMessages,
+		"a pause stops claims":                   pauses,
 	} {
 		each(t, b.Bubble, name, func(t *testing.T) { fn(t, b.Open(t)) })
 	}
@@ -80,7 +80,7 @@ func leasesExclude(t *testing.T, s Store) {
 	first := s.claim(t, driver.Claim{Limit: 1})
 	s.write(t, message("k", "3"))
 	if second := s.claim(t, driver.Claim{}); len(second.Messages) > 0 {
-		t.Errorf("claimed %v beside a lease", bodies(second))
+		t.Errorf("claimed %v from a leased lane", bodies(second))
 	}
 	if stale := s.settle(t, first, outcomes(driver.Published, first.Messages...)...); len(stale) > 0 {
 		t.Errorf("stale: %v", stale)
@@ -140,7 +140,7 @@ func givesBack(t *testing.T, s Store) {
 		t.Errorf("a message is due in %v, and none is parked", b.Due)
 	}
 	if got := bodies(b); !slices.Equal(got, quoted("2", "3")) || b.Messages[0].Attempts != 0 {
-		t.Errorf("given back as %v with %d attempts", got, b.Messages[0].Attempts)
+		t.Errorf("released as %v with %d attempts", got, b.Messages[0].Attempts)
 	}
 }
 
@@ -190,7 +190,7 @@ func parksFailed(t *testing.T, s Store) {
 		}
 	}
 	if !slices.Equal(keyed, quoted("1", "2", "3")) {
-		t.Errorf("the key goes on as %v", keyed)
+		t.Errorf("the key continues as %v", keyed)
 	}
 }
 
@@ -206,7 +206,7 @@ func buriesDead(t *testing.T, s Store) {
 	}
 }
 
-// An id that became free when its message died may be written again, and die again.
+// After a message died, its id may be written again, and that message may die too.
 func buriesAgain(t *testing.T, s Store) {
 	m, err := outbox.NewMessage("order.placed", 1)
 	must(t, err)
@@ -267,7 +267,7 @@ func settlesOnce(t *testing.T, s Store) {
 }
 
 func ignoresForeign(t *testing.T, s Store) {
-	// Keys a and b lie in different lanes: a holder of one settles nothing of the other.
+	// Keys a and b are in different lanes: the holder of one lane can settle nothing of the other.
 	a, b := message("a", "1"), message("b", "2")
 	if driver.LaneOf(driver.Message{Key: a.Key}) == driver.LaneOf(driver.Message{Key: b.Key}) {
 		t.Fatal("the keys share a lane")
@@ -277,23 +277,23 @@ func ignoresForeign(t *testing.T, s Store) {
 	s.write(t, a)
 	mine := s.claim(t, driver.Claim{})
 	if got := bodies(mine); !slices.Equal(got, quoted("1")) {
-		t.Fatalf("claimed %v beside a lease of the other lane", got)
+		t.Fatalf("claimed %v while the other lane is leased", got)
 	}
 	s.settle(t, mine, outcomes(driver.Published, other.Messages...)...)
 	s.settle(t, other)
 	s.wantReady(t, quoted("1", "2")...)
 }
 
-// Of two lanes another relay has taken one: the batch is settled in the other.
+// Another relay has taken one of two lanes: the batch is settled in the other lane only.
 func fencesHalfABatch(t *testing.T, s Store) {
 	s.write(t, message("a", "1"), message("b", "2")) // in different lanes
 	paused := s.claim(t, driver.Claim{Lease: 300 * time.Millisecond})
 	if len(paused.Leases) != 2 {
-		t.Fatalf("%d leases, want of both lanes", len(paused.Leases))
+		t.Fatalf("%d leases, want both lanes", len(paused.Leases))
 	}
 	second := s.claimLate(t, driver.Claim{})
 	if len(second.Messages) != 1 {
-		t.Fatalf("claimed %v of the lanes under suspicion", bodies(second))
+		t.Fatalf("claimed %v of the suspect lanes", bodies(second))
 	}
 	stale := s.settle(t, paused, outcomes(driver.Published, paused.Messages...)...)
 	if len(stale) != 1 || stale[0].Lane != second.Leases[0].Lane {
@@ -305,7 +305,8 @@ func fencesHalfABatch(t *testing.T, s Store) {
 	s.wantReady(t, bodies(second)...)
 }
 
-// Whoever was woken for a message of a lane that is leased has not found it: its holder is told.
+// A wake-up for a message of a leased lane finds nothing. Settle therefore reports the message to the holder of the
+// lane.
 func tellsOfMore(t *testing.T, s Store) {
 	settle := func(b driver.Batch, want bool) {
 		t.Helper()
@@ -321,7 +322,7 @@ func tellsOfMore(t *testing.T, s Store) {
 	settle(s.claim(t, driver.Claim{}), false)
 }
 
-// Nobody else tells a relay of messages in lanes that a claim has left.
+// Only Claim can report messages in lanes that it has left.
 func tellsOfOtherLanes(t *testing.T, s Store) {
 	const n = 64
 	for i := range n {
@@ -333,17 +334,17 @@ func tellsOfOtherLanes(t *testing.T, s Store) {
 			t.Fatalf("Claim: %v", err)
 		}
 		if claimed += len(b.Messages); claimed < n && !b.More {
-			t.Fatalf("no more is told of after %d of %d", claimed, n)
+			t.Fatalf("More is false after %d of %d", claimed, n)
 		}
 	}
 }
 
-// A relay that is killed holds up its lanes until then.
+// The lanes of a killed relay are blocked until its leases end.
 func tellsLeaseEnd(t *testing.T, s Store) {
 	s.write(t, message("k", "1"))
 	const short = time.Minute
 	if due := s.claim(t, driver.Claim{Lease: short}).Due; due != 0 {
-		t.Errorf("the claim itself is told of %v", due)
+		t.Errorf("the claim itself returns Due %v", due)
 	}
 	if due := s.claim(t, driver.Claim{}).Due; due <= 0 || due > short {
 		t.Errorf("the lease ends in %v, want up to %v", due, short)
@@ -377,7 +378,7 @@ func renewsLeases(t *testing.T, s Store) {
 	}
 	eventually(t, func() string {
 		if other := s.claimAlone(t, driver.Claim{}); len(other.Messages) > 0 {
-			t.Fatalf("claimed %v beside a lease that was renewed", bodies(other))
+			t.Fatalf("claimed %v although the lease was renewed", bodies(other))
 		}
 		if time.Since(claimed) < 2*ttl { // timing: waits until a short lease is over
 			return "the first lease is not long over"
@@ -389,7 +390,7 @@ func renewsLeases(t *testing.T, s Store) {
 	}
 	s.wantReady(t)
 	if _, err := s.Source.Renew(t.Context(), b.Leases, 0); err == nil {
-		t.Error("a renewal for no time was accepted")
+		t.Error("a renewal with a ttl of 0 was accepted")
 	}
 }
 
@@ -419,14 +420,14 @@ func renewsNoStaleLease(t *testing.T, s Store) {
 	}
 }
 
-// lose claims and never settles, as a relay that was killed.
+// lose claims and never settles, like a killed relay.
 func (s Store) lose(t *testing.T, limit int) driver.Batch {
 	t.Helper()
 	return s.claimLate(t, driver.Claim{Limit: limit, Lease: 100 * time.Millisecond})
 }
 
 func suspectsTheLost(t *testing.T, s Store) {
-	// Keys a and b lie in different lanes.
+	// Keys a and b are in different lanes.
 	for i := range 20 {
 		s.write(t, message("a", strconv.Itoa(i)))
 	}
@@ -436,10 +437,10 @@ func suspectsTheLost(t *testing.T, s Store) {
 		b := s.claim(t, driver.Claim{})
 		defer s.settle(t, b)
 		if slices.ContainsFunc(b.Messages, func(m driver.Message) bool { return m.Key == "a" }) {
-			t.Fatal("messages under suspicion were given to a relay that is not alone")
+			t.Fatal("suspect messages were returned to a relay that is not alone")
 		}
 		if !b.Suspect {
-			return "the relay is not told of messages under suspicion"
+			return "suspect messages are not reported"
 		}
 		return ""
 	})
@@ -462,14 +463,14 @@ func suspectsTheLost(t *testing.T, s Store) {
 	s.wantReady(t)
 }
 
-// settleSound publishes what is not under suspicion.
+// settleSound publishes the messages that are not suspect.
 func (s Store) settleSound(t *testing.T) {
 	t.Helper()
 	b := s.claim(t, driver.Claim{})
 	s.settle(t, b, outcomes(driver.Published, b.Messages...)...)
 }
 
-// A message of a transport that a claim skips may have been in the lost batch, so it stays under suspicion.
+// A message of a skipped transport may have been in the lost batch, so it stays a suspect.
 func suspectsTheSkipped(t *testing.T, s Store) {
 	skipped, other := message("a", "skipped"), message("a", "other")
 	skipped.Transport = "away"
@@ -477,7 +478,7 @@ func suspectsTheSkipped(t *testing.T, s Store) {
 	s.lose(t, 16)
 	b := s.claimLate(t, driver.Claim{Limit: 16, Skip: []string{"away"}})
 	if !b.Suspect || len(b.Messages) != 1 || string(b.Messages[0].Body) != `"other"` {
-		t.Fatalf("%v, suspect %v, want the other one under suspicion", bodies(b), b.Suspect)
+		t.Fatalf("%v, suspect %v, want the other one as a suspect", bodies(b), b.Suspect)
 	}
 	s.settle(t, b, outcomes(driver.Published, b.Messages...)...)
 	if b = s.claim(t, driver.Claim{}); len(b.Messages) > 0 || !b.Suspect {
@@ -507,14 +508,14 @@ func countsLosses(t *testing.T, s Store) {
 	}
 	s.settle(t, b, outcomes(driver.Dead, b.Messages...)...)
 	if b = s.claimAlone(t, driver.Claim{Limit: 8}); len(b.Messages) == 0 || b.Unsettled != 0 || string(b.Messages[0].Body) != `"1"` {
-		t.Errorf("the key goes on with %v, unsettled %d", bodies(b), b.Unsettled)
+		t.Errorf("the key continues with %v, unsettled %d", bodies(b), b.Unsettled)
 	}
 }
 
-// A relay that gave the message back has survived it: losses count in a row only.
+// A relay that released the message has survived it: only losses in a row count.
 func countsLossesInARow(t *testing.T, s Store) {
 	s.write(t, message("k", "0"))
-	for range 3 { // the first makes a suspect of it
+	for range 3 { // the first loss makes it a suspect
 		s.lose(t, 1)
 	}
 	b := s.lose(t, 1)
@@ -524,6 +525,6 @@ func countsLossesInARow(t *testing.T, s Store) {
 	b = s.claimLate(t, driver.Claim{Limit: 1})
 	s.settle(t, b)
 	if b = s.claimAlone(t, driver.Claim{Limit: 1}); len(b.Messages) != 1 || b.Unsettled != 0 {
-		t.Errorf("%v, unsettled %d after it was given back", bodies(b), b.Unsettled)
+		t.Errorf("%v, unsettled %d after it was released", bodies(b), b.Unsettled)
 	}
 }

@@ -17,7 +17,7 @@ import (
 	"github.com/holdfast-go/holdfast/outbox/internal/stored"
 )
 
-// TestWriter checks what a writer promises.
+// TestWriter checks the guarantees of a writer.
 func TestWriter(t *testing.T, b Backend) {
 	for name, fn := range map[string]func(*testing.T, Store){
 		"a commit stores, a rollback does not":         commitAndRollback,
@@ -28,7 +28,7 @@ func TestWriter(t *testing.T, b Backend) {
 		"an id is stored once":                         refusesDuplicate,
 		"a message waits until its NotBefore":          waitsUntilNotBefore,
 		"a key is written once":                        writesOnce,
-		"of writers at once one is first":              oneIsFirst,
+		"of concurrent writers one is first":           oneIsFirst,
 		"an empty call does nothing":                   func(t *testing.T, s Store) { s.write(t); s.wantReady(t) },
 	} {
 		each(t, b.Bubble, name, func(t *testing.T) { fn(t, b.Open(t)) })
@@ -97,7 +97,7 @@ func refusesBad(t *testing.T, s Store) {
 		err := write(message("k", "good"), bad)
 		var refused *outbox.MessageError
 		if !errors.As(err, &refused) || refused.Index != 1 || refused.Field != "Name" {
-			return fmt.Errorf("refused with %v", err)
+			return fmt.Errorf("returned %v", err)
 		}
 		return write(message("k", "later")) // the transaction is still good
 	})
@@ -105,7 +105,7 @@ func refusesBad(t *testing.T, s Store) {
 	s.wantReady(t, quoted("later")...)
 }
 
-// A message that may not leave yet holds back what its key gets later, and nothing else.
+// A message with a NotBefore holds back the later messages of its key, and no others.
 func waitsUntilNotBefore(t *testing.T, s Store) {
 	later, past := message("k", "2"), message("", "4")
 	later.NotBefore = time.Now().Add(long)
@@ -131,12 +131,12 @@ func waitsUntilNotBefore(t *testing.T, s Store) {
 		s.settle(t, b, outcomes(driver.Published, b.Messages...)...)
 		for _, m := range b.Messages {
 			if !m.NotBefore.IsZero() {
-				t.Errorf("the relay sees NotBefore %v", m.NotBefore)
+				t.Errorf("the relay received NotBefore %v", m.NotBefore)
 			}
 			got = append(got, string(m.Body))
 		}
 		if len(got) < 3 {
-			return "the messages of later do not come"
+			return "the delayed messages are not ready"
 		}
 		return ""
 	})
@@ -169,7 +169,7 @@ func writesOnce(t *testing.T, s Store) {
 	})
 	must(t, err)
 	b := s.claim(t, driver.Claim{})
-	s.settle(t, b, outcomes(driver.Published, b.Messages...)...) // the key is remembered all the same
+	s.settle(t, b, outcomes(driver.Published, b.Messages...)...) // the key stays stored
 	err = s.OnceInTx(t.Context(), func(once Once) error {
 		again := message("k", "again")
 		again.ID = kept
@@ -290,7 +290,7 @@ func measures(t *testing.T, s Store) {
 	wants("the others dead", 2-n, 2, n, true)
 }
 
-// What waits behind a message for later is late all the same: an alert on the age must see it.
+// Messages behind a message for later count for the oldest age, so that an alert on the age includes them.
 func measuresHeldMessages(t *testing.T, s Store) {
 	source, ok := s.Source.(driver.Measured)
 	if !ok {
@@ -311,7 +311,7 @@ func measuresHeldMessages(t *testing.T, s Store) {
 	}
 }
 
-// A pause lets what is claimed end, keeps the rest, and is over once it is ended. Sources that cannot be paused pass.
+// A pause lets claimed messages finish and keeps the others, until Resume. Sources that cannot be paused pass.
 func pauses(t *testing.T, s Store) {
 	p, ok := s.Source.(driver.Pausable)
 	if !ok {
