@@ -18,11 +18,11 @@ import (
 	"github.com/holdfast-go/holdfast/txretry/driver"
 )
 
-// errNoReturn is the error in the span of a call whose fn panicked or exited its
-// goroutine, so that Do does not return.
+// errNoReturn is the error in the span of a call whose fn panicked or exited its goroutine, so that Do did not
+// return.
 var errNoReturn = errors.New("txretry: fn did not return")
 
-// The phases of an attempt, as Attempt.Phase names them, in their order.
+// The phases of an attempt in order, as named in Attempt.Phase.
 const (
 	phaseAcquire = "acquire"
 	phaseBegin   = "begin"
@@ -30,18 +30,18 @@ const (
 	phaseCommit  = "commit"
 )
 
-// phases is the time spent in the parts of a call, over all its attempts.
+// phases is the time spent in each part of a call, over all its attempts.
 type phases struct {
 	queue   time.Duration // waiting for the turn of a serial key
 	acquire time.Duration // waiting for a connection
 	begin   time.Duration
 	fn      time.Duration
 	commit  time.Duration
-	resolve time.Duration // asking what became of a COMMIT
-	sleep   time.Duration // between attempts, their rollbacks included
+	resolve time.Duration // finding the outcome of a COMMIT
+	sleep   time.Duration // between attempts, including their rollbacks
 }
 
-// each calls f for the phases that took time.
+// each calls f for each phase that took time.
 func (p *phases) each(f func(phase string, spent time.Duration)) {
 	for _, part := range [...]struct {
 		name  string
@@ -67,24 +67,24 @@ type call struct {
 	opts Options
 	fn   func(ctx context.Context, tx pgx.Tx) error
 
-	attempts int       // begun so far
-	failed   []Attempt // those that another one may follow
+	attempts int       // started so far
+	failed   []Attempt // failed attempts that may be retried
 	outcome  driver.Outcome
-	last     *transaction // the last one that fn has seen
+	last     *transaction // of the last run of fn
 	first    transaction  // of the first attempt
 
 	phases phases
-	mark   time.Time // since when the present phase lasts
+	mark   time.Time // start of the current phase
 }
 
-// lap ends a phase.
+// lap adds the time since the last lap to a phase.
 func (c *call) lap(phase *time.Duration) {
 	now := time.Now()
 	*phase += now.Sub(c.mark)
 	c.mark = now
 }
 
-// run makes attempts until one succeeds, fails for good, or none is left.
+// run makes attempts until one succeeds, one fails permanently, or none is left.
 func (c *call) run(ctx context.Context) error {
 	for {
 		c.attempts++
@@ -106,7 +106,7 @@ func (c *call) run(ctx context.Context) error {
 	}
 }
 
-// traced makes an attempt under a span of its own.
+// traced makes an attempt in a separate span.
 func (c *call) traced(ctx context.Context, attempt func(ctx context.Context) result) (res result) {
 	ctx, span := c.m.telemetry.startAttempt(ctx, c.attempts)
 	returned := false
@@ -116,27 +116,27 @@ func (c *call) traced(ctx context.Context, attempt func(ctx context.Context) res
 	return res
 }
 
-// result is what became of one attempt.
+// result is the result of one attempt.
 type result struct {
 	err      error  // nil: committed
-	phase    string // where err arose
+	phase    string // where err occurred
 	again    bool   // a new attempt may succeed
-	sqlstate string // for which reason, if the server gave one
+	sqlstate string // the reason for the new attempt, if the server returned one
 
 	outOfOrder bool // the database could not do its work
 
-	lost error  // COMMIT was sent, and this came instead of an answer
-	xid  string // whose outcome is unknown then
+	lost error  // COMMIT was sent, and this error came instead of a reply
+	xid  string // the transaction with the unknown outcome
 }
 
-// failedIn sorts an error of an attempt.
+// failedIn returns the result for an error in a phase.
 func (c *call) failedIn(phase string, err error) result {
 	sqlstate := c.opts.transient(err)
 	return result{err: err, phase: phase, again: sqlstate != "", sqlstate: sqlstate}
 }
 
-// attempt runs fn in one fresh transaction. However it is left, by panic or
-// runtime.Goexit too, the transaction is over and the connection released.
+// attempt runs fn in one new transaction. However fn ends, also by panic or runtime.Goexit, the transaction is ended
+// and the connection released.
 func (c *call) attempt(ctx context.Context) result {
 	s, tag, failed := c.open(ctx)
 	if s == nil {
@@ -159,14 +159,14 @@ func (c *call) attempt(ctx context.Context) result {
 	return c.commit(t)
 }
 
-// maxBegins is how often an attempt sends BEGIN at most.
+// maxBegins is the maximum number of BEGINs per attempt.
 const maxBegins = 3
 
-// open begins a transaction, or returns a nil session and why there is none. BEGIN has no effect, so if
-// the connection is found lost it is sent again on another one, with twice the time. That is no attempt.
+// open begins a transaction, or returns a nil session and the failure. BEGIN has no effect, so if its connection was
+// lost, open sends it again on another connection, with twice the time limit. This does not count as an attempt.
 //
-// With AtBegin the server holds the answer to BEGIN back until that statement is done. From the second
-// time on it has as long as any statement, else one that waits for a lock would never get through.
+// With AtBegin, the reply to BEGIN comes only after that statement. From the second BEGIN on, its time limit is that
+// of a normal statement. Otherwise a statement that waits for a lock would never succeed.
 func (c *call) open(ctx context.Context) (driver.Session, pgconn.CommandTag, result) {
 	limits, start := c.limits(), time.Now()
 	for n := 1; ; n++ {
@@ -185,7 +185,7 @@ func (c *call) open(ctx context.Context) (driver.Session, pgconn.CommandTag, res
 
 func (c *call) logLost(ctx context.Context, err error) {
 	if skipped, ok := c.m.lostBegin.Due(); ok {
-		c.m.cfg.Logger.WarnContext(ctx, "txretry: connection lost before BEGIN was answered, taking another one",
+		c.m.cfg.Logger.WarnContext(ctx, "txretry: connection lost during BEGIN; using another",
 			slog.String("name", c.opts.Name), slog.Any("error", err), slog.Int("skipped", skipped))
 	}
 }
@@ -195,7 +195,7 @@ func (c *call) limits() driver.Limits {
 	return driver.Limits{Acquire: c.m.bounds.acquire, Begin: begin, First: begin, Statement: c.opts.patience()}
 }
 
-// begin sends BEGIN once. If it fails, or panics, no connection is held afterwards.
+// begin sends BEGIN once. If it fails or panics, it releases the connection.
 func (c *call) begin(ctx context.Context, limits driver.Limits) (begun driver.Session, tag pgconn.CommandTag, failed result) {
 	s, err := c.m.source.Acquire(ctx, limits)
 	c.lap(&c.phases.acquire)
@@ -218,10 +218,10 @@ func (c *call) begin(ctx context.Context, limits driver.Limits) (begun driver.Se
 	return s, tag, result{}
 }
 
-// maxBeginCache bounds the memory of a caller that computes its timeouts.
+// maxBeginCache limits the memory used for callers that compute their timeouts.
 const maxBeginCache = 64
 
-// beginKey is the part of Options that shapes the begin message.
+// beginKey has the Options that determine the begin message.
 type beginKey struct {
 	isolation          pgx.TxIsoLevel
 	readOnly, wantsXID bool
@@ -238,7 +238,7 @@ func (c *call) beginKey() beginKey {
 	return beginKey{o.Isolation, o.ReadOnly, wantsXID, o.LockTimeout, o.StatementTimeout, o.IdleTimeout}
 }
 
-// beginCache renders each begin message once.
+// beginCache caches the begin messages.
 type beginCache struct {
 	mu    sync.RWMutex
 	specs map[beginKey]*driver.Spec
@@ -263,8 +263,8 @@ func (c *beginCache) spec(key beginKey) *driver.Spec {
 	return spec
 }
 
-// spec renders one message, so that the settings cost no round trip of their
-// own. All of its parts are validated: no text of a user gets into it.
+// spec returns the begin message. Its settings are part of one message, so they cost no extra round trip. All parts
+// are validated: no user text gets into it.
 func (k beginKey) spec() *driver.Spec {
 	begin := "begin isolation level " + string(k.isolation)
 	if k.readOnly {
@@ -288,8 +288,8 @@ func appendTimeout(parts []string, name string, d time.Duration) []string {
 	return append(parts, "set local "+name+" = '"+strconv.FormatInt(int64(ms), 10)+"ms'")
 }
 
-// transaction returns the state of a new attempt. Only the first one can live
-// in the call itself: handles of an earlier attempt must stay stale.
+// transaction returns the state for a new attempt. Only the first state is stored in the call itself, because handles
+// of earlier attempts must stay stale.
 func (c *call) transaction(ctx context.Context, s driver.Session) *transaction {
 	t := &c.first
 	if c.attempts > 1 {
@@ -299,7 +299,7 @@ func (c *call) transaction(ctx context.Context, s driver.Session) *transaction {
 	return t
 }
 
-// work runs fn. Its error is that of fn, or why the transaction cannot commit.
+// work runs fn. It returns the error of fn, or the reason why the transaction cannot commit.
 func (c *call) work(t *transaction) result {
 	err := c.fn(&t.ctx, &t.root)
 	t.close()
@@ -319,8 +319,8 @@ func (c *call) work(t *transaction) result {
 	return result{}
 }
 
-// failedFn decides about an error of fn. If it hides what the server said, the
-// server's word decides.
+// failedFn returns the result for an error of fn. If the error does not contain the server's error, the server's
+// error decides.
 func (c *call) failedFn(t *transaction, err error) result {
 	res := c.failedIn(phaseFn, onStandby(t.session, err))
 	if res.again || !isMute(err) {
@@ -341,13 +341,13 @@ func (c *call) failedFn(t *transaction, err error) result {
 	return server
 }
 
-// endedByFn is the error for an fn that ran a COMMIT or ROLLBACK as a
-// statement: nobody but fn knows which, so it is not retried.
+// endedByFn returns the error for an fn that ran a COMMIT or ROLLBACK as a statement. Only fn knows which, so the
+// call is not retried.
 func endedByFn(err error) error {
 	return because("fn ended the transaction by a statement of its own", ErrManaged, err)
 }
 
-// onStandby says so if a statement failed because the server is a hot standby.
+// onStandby adds ErrStandby if a statement failed because the server is a hot standby.
 func onStandby(s driver.Session, err error) error {
 	if code := sqlstate.Of(err); (code == "25006" || code == "0A000") && s.Standby() {
 		return fmt.Errorf("%w: %w", ErrStandby, err)
@@ -355,8 +355,8 @@ func onStandby(s driver.Session, err error) error {
 	return err
 }
 
-// committable returns why COMMIT is not worth sending. As it is not sent, the
-// transaction is rolled back for certain.
+// committable returns the reason why COMMIT cannot succeed. COMMIT is then not sent, so the transaction is definitely
+// rolled back.
 func committable(t *transaction) error {
 	switch t.session.State() {
 	case driver.Failed:
@@ -384,7 +384,7 @@ func because(text string, err, cause error) error {
 
 // commit sends COMMIT.
 func (c *call) commit(t *transaction) result {
-	c.outcome = driver.Unknown // unless it returns: a tracer may panic
+	c.outcome = driver.Unknown // until Commit returns: a tracer may panic
 	outcome, err := t.session.Commit((*detached)(&t.ctx), c.opts.CommitTimeout, t.pending.atCommit())
 	switch outcome {
 	case driver.Committed:
@@ -396,7 +396,7 @@ func (c *call) commit(t *transaction) result {
 		res.again = res.again || errors.Is(err, driver.ErrNotSent)
 		return res
 	}
-	if c.opts.ReadOnly { // it has no effect that could be unknown
+	if c.opts.ReadOnly { // it has no effects, so its outcome does not matter
 		c.outcome = driver.RolledBack
 		err = fmt.Errorf("txretry: COMMIT of a read-only transaction was not answered: %w", err)
 		return result{err: err, phase: phaseCommit, again: true}
@@ -404,7 +404,7 @@ func (c *call) commit(t *transaction) result {
 	return result{err: &CommitUnknownError{Name: c.opts.Name, Err: err}, phase: phaseCommit, lost: err, xid: t.session.XID()}
 }
 
-// release rolls back what has not ended and gives the connection back.
+// release rolls back an open transaction and releases the connection.
 func (c *call) release(ctx context.Context, t *transaction) {
 	if c.last == t && !t.done.Load() && t.session.State() == driver.Idle {
 		c.outcome = driver.Unknown // fn ended the transaction by a statement, then panicked
@@ -413,7 +413,7 @@ func (c *call) release(ctx context.Context, t *transaction) {
 	c.end(ctx, t.session, t.committed)
 }
 
-// end rolls back what has not ended and gives the connection back.
+// end rolls back an open transaction and releases the connection.
 func (c *call) end(ctx context.Context, s driver.Session, committed bool) {
 	defer s.Close()
 	if committed {
@@ -422,14 +422,13 @@ func (c *call) end(ctx context.Context, s driver.Session, committed bool) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.m.bounds.rollback)
 	defer cancel()
 	if err := s.Rollback(ctx); err != nil {
-		c.m.cfg.Logger.DebugContext(ctx, "txretry: rollback failed, connection closed",
+		c.m.cfg.Logger.DebugContext(ctx, "txretry: rollback failed; connection closed",
 			slog.String("name", c.opts.Name), slog.Any("error", err))
 	}
 }
 
-// resolve finds out what became of a COMMIT that was not answered, if the call knows whom to ask, and
-// replaces its result: committed is success, rolled back is retried like a transient failure. The attempt
-// began not before begun.
+// resolve finds the outcome of an unanswered COMMIT, if the call has a Witness or an xid, and replaces its result.
+// Committed is success; rolled back is retried like a transient failure. The attempt started at begun or later.
 func (c *call) resolve(ctx context.Context, unknown result, begun time.Time) result {
 	if c.opts.Witness == nil && unknown.xid == "" {
 		return unknown
@@ -448,17 +447,16 @@ func (c *call) resolve(ctx context.Context, unknown result, begun time.Time) res
 		return result{}
 	case driver.RolledBack:
 		c.outcome = driver.RolledBack
-		return result{err: fmt.Errorf("txretry: COMMIT not answered, found rolled back: %w", unknown.lost), phase: phaseCommit, again: true}
+		return result{err: fmt.Errorf("txretry: COMMIT was not answered and is rolled back: %w", unknown.lost), phase: phaseCommit, again: true}
 	}
-	// What stopped the asking is not what happened to the call: only its text.
+	// Only the text of err is included, because it is not the error of the call itself.
 	unknown.err = &CommitUnknownError{Name: c.opts.Name, Err: fmt.Errorf("%w (not resolved: %v)", unknown.lost, err)}
 	return unknown
 }
 
-var errStillOpen = errors.New("not known to have ended in time")
+var errStillOpen = errors.New("transaction still open at the time limit")
 
-// poll asks until there is a definite answer, none is to be had, or ctx ends.
-// Unknown comes with an error.
+// poll asks until the outcome is definite, cannot be found, or ctx ends. With Unknown, the error is not nil.
 func (c *call) poll(ctx context.Context, xid string, begun time.Time) (driver.Outcome, error) {
 	pauses := backoff.Policy{Base: 5 * time.Millisecond, Max: 250 * time.Millisecond, Jitter: 0.5}
 	for n := 0; ; n++ {
@@ -510,7 +508,7 @@ func (c *call) askWitness(ctx context.Context) (driver.Outcome, error) {
 	return driver.RolledBack, nil
 }
 
-// final is the error of an attempt that is not followed by another one.
+// final returns the error of the last attempt.
 func (c *call) final(ctx context.Context, res result) error {
 	before := res.phase == phaseAcquire || res.phase == phaseBegin
 	switch {
@@ -522,7 +520,7 @@ func (c *call) final(ctx context.Context, res result) error {
 	return c.explain(res)
 }
 
-// pause waits before the next attempt, unless there is to be none.
+// pause waits before the next attempt, or returns the final error if no attempt is left.
 func (c *call) pause(ctx context.Context) error {
 	defer c.lap(&c.phases.sleep)
 	n := len(c.failed)
@@ -555,8 +553,8 @@ func (c *call) announce(ctx context.Context, delay time.Duration) {
 		slog.String("sqlstate", last.SQLSTATE), slog.Duration("delay", delay))
 }
 
-// giveUp is the error when no attempt is left, or cause forbids the next one.
-// Only lock failures are called LOCK_TIMEOUT.
+// giveUp returns the error when no attempt is left, or when cause forbids the next one. Only lock failures become a
+// LockTimeoutError.
 func (c *call) giveUp(cause error) error {
 	last := c.failed[len(c.failed)-1]
 	if isLockFailure(last.SQLSTATE) {
@@ -569,8 +567,8 @@ func (c *call) giveUp(cause error) error {
 	return c.explain(res)
 }
 
-// interrupted joins the end of the context with the failure that had made it
-// wait, so that neither hides the other.
+// interrupted returns an error that joins the end of the context with the last failure, so that neither hides the
+// other.
 func (c *call) interrupted(ctx context.Context) error {
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
 		return c.giveUp(ended(ctx))
@@ -579,7 +577,7 @@ func (c *call) interrupted(ctx context.Context) error {
 	return fmt.Errorf("txretry: %sinterrupted after %d attempts: %w: %w", prefix(c.opts.Name), len(c.failed), ended(ctx), last)
 }
 
-// sleep returns ctx's error if it ends first.
+// sleep waits for d. It returns ctx's error if ctx ends first.
 func sleep(ctx context.Context, d time.Duration) error {
 	timer := time.NewTimer(d)
 	defer timer.Stop()

@@ -18,58 +18,57 @@ import (
 	"github.com/holdfast-go/holdfast/txretry/driver"
 )
 
-// Config configures a [Manager]. The zero value is usable: SERIALIZABLE, a lock timeout of 8 s and 6
+// Config configures a [Manager]. The zero value works: SERIALIZABLE, a lock timeout of 8 s and 6
 // attempts.
 type Config struct {
-	// Isolation of every transaction. Default: pgx.Serializable.
+	// Isolation is the isolation level of every transaction. Default: pgx.Serializable.
 	Isolation pgx.TxIsoLevel
 
-	// MaxAttempts bounds how often a function is run; 1 means no retry. Default: 6.
+	// MaxAttempts is the maximum number of runs of fn per call; 1 means no retry. Default: 6.
 	MaxAttempts int
 
-	// LockTimeout bounds each single wait for a lock: SET LOCAL lock_timeout, rounded up to
+	// LockTimeout is the time limit of each single wait for a lock: SET LOCAL lock_timeout, rounded up to
 	// milliseconds. Default: 8 s.
 	LockTimeout time.Duration
 
-	// StatementTimeout bounds each statement: SET LOCAL statement_timeout, rounded up to milliseconds.
-	// A value not above LockTimeout ends lock waits first, with 57014, which is not retried.
-	// Default: the server's setting.
+	// StatementTimeout is the time limit of each statement: SET LOCAL statement_timeout, rounded up to milliseconds.
+	// If it is not above LockTimeout, it ends lock waits first, with 57014, which is not retried. Default: the
+	// server's setting.
 	//
-	// A server that is silent for longer than its own timeout allows is given up: after a second more
-	// than StatementTimeout (2 s at least), or, where that is 0, a second more than LockTimeout (9 s at
-	// least). So a statement that takes longer than 9 s needs a StatementTimeout. Negative: the
-	// server's setting, and it may be silent without end.
+	// The client gives a silent server one second more than the server's own limit: more than StatementTimeout (at
+	// least 2 s), or, if that is 0, more than LockTimeout (at least 9 s). Then it closes the connection. A statement
+	// that takes longer than 9 s therefore needs a StatementTimeout. Negative: the server's setting, and the client
+	// waits without limit.
 	StatementTimeout time.Duration
 
-	// IdleTimeout bounds how long a transaction may be open without a statement, because fn does
-	// something else or its process has vanished from the network: SET LOCAL
-	// idle_in_transaction_session_timeout, rounded up to milliseconds. The server then closes the
-	// connection and gives up the locks. Default: 30 s. Negative: the server's setting.
+	// IdleTimeout is how long a transaction may be open without a statement, because fn does something else or the
+	// process has vanished from the network: SET LOCAL idle_in_transaction_session_timeout, rounded up to
+	// milliseconds. After that, the server closes the connection and releases the locks. Default: 30 s. Negative: the
+	// server's setting.
 	IdleTimeout time.Duration
 
-	// BaseDelay and MaxDelay shape the delay after failed attempt n:
+	// BaseDelay and MaxDelay determine the delay after failed attempt n:
 	// min(MaxDelay, U(0.5, 1.5) × BaseDelay × 2^n), where U is a random number. With Options.SerialKey
 	// it is min(MaxDelay, U(0.5, 1.5) × BaseDelay/50 × 4^n). Default: 50 ms and 1 s.
 	BaseDelay, MaxDelay time.Duration
 
-	// XactStatus has the server asked, with pg_xact_status, what became of a COMMIT whose answer was
-	// lost: committed is success, rolled back is tried again. The transaction's id must be known before,
-	// so each call that writes ends its begin message in SELECT pg_current_xact_id(): no round trip more,
-	// but some work for the server, and an id used up even if fn writes nothing. A server that has crashed
-	// since BEGIN is not believed, since it may have given the id to another transaction: the outcome stays
-	// unknown. After a failover that has lost transactions, and where the server's clock was set forward
-	// after a crash, the id may denote another one all the same; where that must not happen use
-	// Options.Witness.
-	// Default: nobody asks, and Do returns *CommitUnknownError.
+	// XactStatus finds the outcome of a COMMIT whose reply was lost, with the server's pg_xact_status: committed is
+	// success, rolled back is retried. This needs the transaction's id, so the begin message of each call that writes
+	// ends with SELECT pg_current_xact_id(). This adds no round trip, but some work for the server, and uses an id
+	// even if fn writes nothing.
+	//
+	// If the server has crashed since BEGIN, the outcome stays unknown, because the server may have given the id to
+	// another transaction. In two cases the id may belong to another transaction undetected: after a failover that
+	// lost transactions, and if the server's clock was set forward after a crash. Use Options.Witness if that must
+	// not happen. Default: off, and Do returns *CommitUnknownError.
 	XactStatus bool
 
-	// CommitTimeout bounds COMMIT, which the caller's context does not interrupt. A COMMIT that exceeds
-	// it has an unknown outcome. Keep it above LockTimeout: a statement that travels with COMMIT may
-	// wait for a lock. Default: a second more than LockTimeout, 9 s at least.
+	// CommitTimeout is the time limit of COMMIT, which the caller's context does not interrupt. After it, the outcome
+	// is unknown. Keep it above LockTimeout, because a statement sent together with COMMIT may wait for a lock.
+	// Default: one second more than LockTimeout, at least 9 s.
 	CommitTimeout time.Duration
 
-	// Rand returns a number from [0, 1) for the delays, and is called from many goroutines.
-	// Default: math/rand/v2.
+	// Rand returns a number from [0, 1) for the delays. It must be safe for concurrent use. Default: math/rand/v2.
 	Rand func() float64
 
 	Logger         *slog.Logger         // Default: slog.Default().
@@ -108,99 +107,87 @@ func (c Config) validate() error {
 	)
 }
 
-// policy returns how the delays grow and spread.
+// policy returns the backoff policy.
 func (c Config) policy() backoff.Policy {
 	return backoff.Policy{Base: c.BaseDelay, Factor: 2, Max: c.MaxDelay, Jitter: 0.5}
 }
 
-// inTurn returns how they do so for a call that has the turn of its SerialKey: from 4 ms by default, by
-// the factor 4 up to the same maximum. Those it contends with stand in line behind it: there are few to
-// keep out of the way of, and all of them wait.
+// inTurn returns the backoff policy of a call with a SerialKey. Its delays are shorter: by default from 4 ms, with
+// the factor 4, up to the same maximum. Most competing calls wait in the queue behind it, so there are few conflicts
+// to avoid, and long delays would delay all of them.
 func (c Config) inTurn() backoff.Policy {
 	return backoff.Policy{Base: c.BaseDelay / 50, Factor: 4, Max: c.MaxDelay, Jitter: 0.5}
 }
 
-// bounds are the waits for the server that nobody needs to set, whatever the context.
+// bounds are the time limits of waits for the server that users cannot set. They apply with any context.
 type bounds struct {
-	// acquire bounds the wait for a connection.
+	// acquire is the time limit for getting a connection.
 	acquire time.Duration
-	// begin bounds the wait for the answer to BEGIN. When it does not come BEGIN is sent on another
-	// connection, up to three times, with twice the time each. With AtBegin the answer comes after that
-	// statement: the second and third time it may take as long as any statement.
+	// begin is the time limit for the reply to BEGIN. After it, BEGIN is sent on another connection, at most three
+	// times, with twice the time each. With AtBegin, the reply comes after that statement: the second and third time
+	// it may take as long as any statement.
 	begin time.Duration
-	// rollback bounds ROLLBACK, which the caller's context does not interrupt. The connection is closed
-	// when it is exceeded.
+	// rollback is the time limit of ROLLBACK, which the caller's context does not interrupt. After it, the connection
+	// is closed.
 	rollback time.Duration
-	// resolve bounds how long it is asked what became of a COMMIT, which the caller's context does not
-	// interrupt either.
+	// resolve is the time limit for finding the outcome of a COMMIT, which the caller's context does not interrupt
+	// either.
 	resolve time.Duration
 }
 
 var defaultBounds = bounds{acquire: 30 * time.Second, begin: 2 * time.Second, rollback: 5 * time.Second, resolve: 10 * time.Second}
 
-// Options are the settings of one call. Every zero field that [Config] has too
-// takes its value from there.
+// Options are the settings of one call. A zero field that [Config] has too takes its value from there.
 type Options struct {
-	// Name is the name of the operation in spans, metrics, logs and errors, such
-	// as "seats.hold". Keep it to a small set of values.
+	// Name is the name of the operation in spans, metrics, logs and errors, such as "seats.hold". Use only a small
+	// set of names.
 	Name string
 
 	Isolation   pgx.TxIsoLevel // see [Config]
-	ReadOnly    bool           // the server refuses writes
+	ReadOnly    bool           // the server rejects writes
 	MaxAttempts int            // see [Config]
 
 	LockTimeout, StatementTimeout time.Duration // see [Config]
 	IdleTimeout, CommitTimeout    time.Duration // see [Config]
 
-	// NoWait says that a lock which is not available is an answer, as for
-	// SELECT … FOR UPDATE NOWAIT: 55P03 is not retried. A lock_timeout that has
-	// run out has the same SQLSTATE, so it is not retried either.
+	// NoWait turns off retries of 55P03, for statements such as SELECT … FOR UPDATE NOWAIT, for which an unavailable
+	// lock is a result. An expired lock_timeout has the same SQLSTATE, so it is not retried either.
 	NoWait bool
 
-	// RetryConstraints retries unique_violation (23505) and exclusion_violation
-	// (23P01), too: for an fn that looks before it inserts, so that the next
-	// attempt sees what the other one has inserted. When they persist, Do returns
-	// the last of them as it is.
+	// RetryConstraints also retries unique_violation (23505) and exclusion_violation (23P01). Use it for an fn that
+	// reads before it inserts: the next attempt sees the row that the other transaction inserted. If they persist, Do
+	// returns the last one unchanged.
 	RetryConstraints bool
 
-	// Savepoint is for a call that may be made inside the fn of another call on the
-	// same database: fn then runs in a savepoint of the running transaction. If fn
-	// fails, what it did is rolled back and the error returned, and the outer fn
-	// goes on. Nothing commits before the outer call does. Attempts, timeouts,
-	// SerialKey and Witness are those of the outer call, which alone retries: its
-	// fn should return a transient error. An Isolation above that of the outer call
-	// and ReadOnly inside one that writes are refused. Without Savepoint such a call
-	// returns ErrNested.
+	// Savepoint allows a call inside the fn of another call on the same database: fn then runs in a savepoint of the
+	// running transaction. If fn fails, the savepoint is rolled back and the error returned, and the outer fn
+	// continues. Nothing commits before the outer call does. Attempts, timeouts, SerialKey and Witness come from the
+	// outer call. Only the outer call retries: its fn should return a transient error. The call returns an error if
+	// its Isolation is above the outer call's, or if it is ReadOnly and the outer call is not. Without Savepoint,
+	// such a call returns ErrNested.
 	Savepoint bool
 
-	// SerialKey names what the call contends for, such as "event:42". The calls
-	// of this manager with the same key run one after another, first come first
-	// served, and wait without holding a connection: a hot row costs a queue
-	// instead of a storm of serialization failures. As all of them wait for the one
-	// that is retried, its delays are shorter; see Config.BaseDelay. "" does not queue.
+	// SerialKey names the contended resource, such as "event:42". Calls of this manager with the same key run one
+	// after another, first come first served, and wait without holding a connection. A hot row then causes a queue
+	// instead of many serialization failures. Retry delays are shorter, because all queued calls wait for the retried
+	// one; see Config.BaseDelay. "" does not queue.
 	SerialKey string
 
-	// Witness finds out what became of this call's COMMIT if its answer is lost, by
-	// a row that fn has written. It runs in a READ COMMITTED transaction of its own,
-	// which is always rolled back. Committed is success, with the AfterCommit
-	// functions run; not committed is tried again, as long as there are attempts. An
-	// error asks again, for 10 s; then Do returns *CommitUnknownError.
-	// Default: see [Config].XactStatus.
+	// Witness finds the outcome of this call's COMMIT if its reply is lost, with a row that fn has written. It runs
+	// in a separate READ COMMITTED transaction, which is always rolled back. Committed is success, and AfterCommit
+	// functions run. Not committed is retried while attempts are left. After an error Witness is called again, for at
+	// most 10 s; then Do returns *CommitUnknownError. Default: see [Config].XactStatus.
 	//
-	// A SELECT that finds nothing proves nothing, for the lost transaction may be
-	// committing still. Witness should INSERT the row, which waits for the other
-	// transaction: a unique violation means committed, success that it was not. That
-	// holds if fn had run its own INSERT as a statement, not through [AtCommit], and
-	// if the row stays: a message of an outbox is a witness only where published rows
-	// are kept. (idempotencypgx.Store resolves its transactions in this way by
-	// itself.)
+	// A SELECT without a result proves nothing, because the lost transaction may still be committing. Witness should
+	// INSERT the row, which waits for the other transaction: a unique violation means committed, success means not
+	// committed. This requires that fn ran its own INSERT as a statement, not through [AtCommit], and that the row
+	// stays. A message of an outbox is a witness only if published rows are kept. (idempotencypgx.Store resolves its
+	// transactions in this way by itself.)
 	Witness func(ctx context.Context, tx pgx.Tx) (committed bool, err error)
 
-	// AtBegin is a statement that is run together with BEGIN, in one round trip,
-	// before fn, in every attempt. Its failure counts as one of BEGIN: fn is not
-	// called, and what is transient is retried. It must not end the transaction.
-	// Its Look, if there is one, runs ahead of BEGIN, outside of the transaction.
-	// Optional.
+	// AtBegin is a statement that is sent together with BEGIN, in one round trip, before fn, in every attempt. Its
+	// failure counts as a failure of BEGIN: fn is not called, and transient failures are retried. It must not end the
+	// transaction. Its Look, if set, runs before BEGIN, outside of the transaction. Optional.
 	AtBegin driver.Statement
 }
 
@@ -215,8 +202,8 @@ func (o Options) withDefaults(c *Config) Options {
 	return o
 }
 
-// patience is how long the server may be silent after a statement: a little longer than the
-// statement may wait for a lock, or take, so that the server answers first. 0: without end.
+// patience is how long the client waits for the reply to a statement: a little longer than the server's own limit for
+// lock waits or statements, so that the server replies first. 0 means no limit.
 func (o *Options) patience() time.Duration {
 	switch {
 	case o.StatementTimeout < 0:
@@ -227,7 +214,7 @@ func (o *Options) patience() time.Duration {
 	return max(o.LockTimeout, defaultLockTimeout) + time.Second
 }
 
-// first is the statement that travels with BEGIN, nil if there is none.
+// first returns the statement that is sent with BEGIN, or nil if there is none.
 func (o *Options) first() *driver.Statement {
 	if o.AtBegin.SQL == "" {
 		return nil
@@ -303,8 +290,8 @@ func checkOptionalTimeout(field string, d time.Duration) error {
 	return checkServerTimeout(field, d)
 }
 
-// checkServerTimeout keeps out what the server would round down to 0, which
-// there means no timeout at all, and what overflows its 32 bit setting.
+// checkServerTimeout rejects values that the server would round down to 0, which means no timeout there, and values
+// that overflow its 32-bit setting.
 func checkServerTimeout(field string, d time.Duration) error {
 	if d != 0 && (d < time.Millisecond || d > math.MaxInt32*time.Millisecond) {
 		return fmt.Errorf("txretry: %s is %v, must lie between 1ms and %v", field, d, math.MaxInt32*time.Millisecond)

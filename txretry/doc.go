@@ -13,7 +13,7 @@
 //		return err
 //	})
 //
-// # What is retried
+// # Retries
 //
 // SQLSTATE 40001 (serialization_failure), 40P01 (deadlock_detected) and 55P03
 // (lock_not_available), at a statement or at COMMIT, also if fn wraps or hides the
@@ -26,52 +26,52 @@
 // min(1000ms, U(0.5, 1.5) × 1ms × 4^n). After the last attempt Do returns
 // *[LockTimeoutError].
 //
-// A database that cannot work is *[UnavailableError]. It is retried only if the
-// connection was lost before COMMIT was sent, or at BEGIN.
+// If the database cannot work, Do returns *[UnavailableError]. The call is retried only if
+// the connection was lost before COMMIT was sent, or at BEGIN.
 //
 // # Three outcomes
 //
-// Do returning nil means committed; an error means rolled back; except
-// *[CommitUnknownError]: the connection was lost while COMMIT was sent. Nothing is
-// retried then, and no [AfterCommit] function runs. Only a reply of the server counts:
-// pgconn.SafeToRetry reports true for some applied COMMITs. The caller's context does
-// not interrupt COMMIT. Config.XactStatus and Options.Witness find the outcome.
+// If Do returns nil, the transaction is committed. If it returns an error, the transaction is
+// rolled back, with one exception: *[CommitUnknownError] means that the connection was lost while
+// COMMIT was sent. Then nothing is retried, and no [AfterCommit] function runs. Only a reply of
+// the server counts: pgconn.SafeToRetry reports true for some applied COMMITs. The caller's context
+// does not interrupt COMMIT. Config.XactStatus and Options.Witness find the outcome.
 //
 // # A server that does not answer
 //
-// Every wait has a bound: 30 s for a connection, 2 s for BEGIN (then another
+// Every wait has a time limit: 30 s for a connection, 2 s for BEGIN (then another
 // connection is used), 9 s for a statement or the next part of its result (see
 // Config.StatementTimeout; at least 1 s more than the lock timeout), the same for
 // COMMIT (see Config.CommitTimeout) and 5 s for ROLLBACK. The time that fn takes between statements does not
-// count. A connection that did not answer leaves the pool, and idle ones are tested.
-// [PreparePool] bounds the waits of the pool. The server ends a transaction that
+// count. A connection that did not answer is removed from the pool, and idle connections are tested.
+// [PreparePool] sets time limits for the pool. The server ends a transaction that
 // sends nothing for 30 s (Config.IdleTimeout).
 //
-// Statements on tx.Conn() and LargeObjects have no such bound.
+// Statements on tx.Conn() and LargeObjects have no such time limit.
 //
 // # Rules for fn
 //
-//   - It may run several times: no effects but through tx, [AtCommit] and
-//     [AfterCommit]; it sets captured variables again each time.
+//   - It may run several times. It has no effects except through tx, [AtCommit] and
+//     [AfterCommit], and it resets captured variables each time.
 //   - It does not end the transaction: Commit and Rollback on tx return [ErrManaged].
-//     tx.Begin starts a savepoint. What is registered in a savepoint is dropped when
-//     it rolls back.
+//     tx.Begin starts a savepoint. When the savepoint rolls back, its registered
+//     statements and functions are dropped.
 //   - It does not call Do on the same database with its context ([ErrNested]), unless
 //     Options.Savepoint is set.
-//   - It uses tx, and what it gets from tx, only inside fn.
+//   - It uses tx, and everything it gets from tx, only inside fn.
 //
 // # Limits
 //
-// lock_timeout bounds each wait for a lock, not their sum. SERIALIZABLE protects only
+// lock_timeout limits each wait for a lock, not their sum. SERIALIZABLE protects only
 // from other SERIALIZABLE transactions. Work with SKIP LOCKED needs
 // Options{Isolation: pgx.ReadCommitted}, because skipped rows count as read. After
-// the first call of tx.Conn no statement waits for COMMIT. A hot standby
-// takes only ReadOnly calls up to REPEATABLE READ, else [ErrStandby].
+// the first call of tx.Conn no statement is deferred to COMMIT. A hot standby
+// accepts only ReadOnly calls up to REPEATABLE READ; others return [ErrStandby].
 //
-// A full table of predicate locks is an *[UnavailableError] with the hint to raise
-// max_pred_locks_per_transaction; [Manager.Check] reports the setting before. PgBouncer in
-// transaction mode needs 1.21 for prepared statements, and does not work with DescribeExec.
+// If the table of predicate locks is full, Do returns *[UnavailableError] with the hint to raise
+// max_pred_locks_per_transaction. [Manager.Check] reports a low setting in advance. PgBouncer in
+// transaction mode needs version 1.21 for prepared statements, and does not work with DescribeExec.
 //
-// OpenTelemetry has a span txretry.Do, and holdfast.txretry.duration, attempts,
+// OpenTelemetry receives a span txretry.Do, and the metrics holdfast.txretry.duration, attempts,
 // phase.duration and failures.
 package txretry

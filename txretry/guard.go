@@ -13,20 +13,20 @@ import (
 	"github.com/holdfast-go/holdfast/txretry/driver"
 )
 
-// rowSlack is how much of its time a row may lack: a deadline is not set anew for every row.
+// rowSlack limits how often the deadline is set: a row may have up to this much less than the full time.
 const rowSlack = 100 * time.Millisecond
 
-// guard bounds how long the server may be silent on a connection. It uses the deadline of the
-// connection itself: a context would make garbage at every statement.
+// guard limits how long the client waits for a reply on a connection. It uses the connection's deadline, because a
+// context would allocate memory for every statement.
 type guard struct {
 	conn     *pgx.Conn
-	patience time.Duration // with a statement; 0: without end
-	since    time.Time     // the beginning of the last wait
-	until    time.Time     // the end of the present one; zero: there is none
+	patience time.Duration // the limit for a statement; 0: none
+	since    time.Time     // the start of the last wait
+	until    time.Time     // the end of the current wait; zero: there is none
 	silent   bool          // the server did not answer in time
 }
 
-// expect starts a wait for the server that lasts up to d; 0 means without end.
+// expect starts a wait of at most d for the server; 0 means no limit.
 func (g *guard) expect(d time.Duration) {
 	g.since = time.Now()
 	if d > 0 {
@@ -35,8 +35,8 @@ func (g *guard) expect(d time.Duration) {
 	}
 }
 
-// expectMore grants the server as much time again, for the next part of its answer. When ctx has ended
-// pgx has set a deadline of its own, which must not be lost.
+// expectMore restarts the time limit for the next part of the reply. If ctx has ended, pgx has set its own deadline,
+// which must stay.
 func (g *guard) expectMore(ctx context.Context) {
 	if g.patience == 0 || time.Until(g.until) > g.patience-rowSlack || g.conn.IsClosed() {
 		return
@@ -47,7 +47,8 @@ func (g *guard) expectMore(ctx context.Context) {
 	}
 }
 
-// answered ends a wait that came to err. The error then says whether it was the server's silence.
+// answered ends a wait with the result err. If the server did not answer in time, the returned error contains
+// ErrSilent.
 func (g *guard) answered(ctx context.Context, err error) error {
 	if g.until.IsZero() {
 		return err
@@ -61,7 +62,7 @@ func (g *guard) answered(ctx context.Context, err error) error {
 	return fmt.Errorf("%w: %w", driver.ErrSilent, err)
 }
 
-// clear leaves the connection without a deadline.
+// clear removes the connection's deadline.
 func (g *guard) clear() {
 	if !g.until.IsZero() {
 		g.until = time.Time{}
@@ -69,16 +70,16 @@ func (g *guard) clear() {
 	}
 }
 
-// setDeadline leaves a closed connection alone: that has a deadline of pgx's own.
+// setDeadline sets the deadline unless the connection is closed, because pgx sets its own deadline on closed
+// connections.
 func (g *guard) setDeadline(at time.Time) {
 	if pg := g.conn.PgConn(); !pg.IsClosed() {
 		_ = pg.Conn().SetDeadline(at)
 	}
 }
 
-// connTx runs the statements of the transaction that a connection is in. The
-// session begins and ends transactions and savepoints, so those methods of pgx.Tx
-// are not called here.
+// connTx runs statements in the connection's current transaction. The session begins and ends transactions and
+// savepoints, so these methods of pgx.Tx are not called here.
 type connTx struct{ guard }
 
 func (t *connTx) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
@@ -124,8 +125,8 @@ func (t *connTx) Prepare(ctx context.Context, name, sql string) (*pgconn.Stateme
 
 func (t *connTx) Conn() *pgx.Conn { return t.conn }
 
-// LargeObjects needs a transaction of pgx's own making. The statement that is
-// to begin it does nothing, at the price of a round trip.
+// LargeObjects needs a transaction created by pgx. The statement sent as its BEGIN does nothing, but costs a round
+// trip.
 func (t *connTx) LargeObjects() pgx.LargeObjects {
 	t.expect(t.patience)
 	tx, err := t.conn.BeginTx(context.Background(), pgx.TxOptions{BeginQuery: "select"})
@@ -139,23 +140,22 @@ func (t *connTx) Begin(context.Context) (pgx.Tx, error) { return nil, ErrManaged
 func (t *connTx) Commit(context.Context) error          { return ErrManaged }
 func (t *connTx) Rollback(context.Context) error        { return ErrManaged }
 
-// closedTx returns a pgx.Tx all of whose methods answer pgx.ErrTxClosed.
+// closedTx returns a pgx.Tx whose methods all return pgx.ErrTxClosed.
 func closedTx() pgx.Tx {
 	var b pgx.Batch
 	b.BeginTx(pgx.TxOptions{})
 	return pgx.FailedBatchResults(&b, pgx.ErrTxClosed).Tx()
 }
 
-// guardedRows gives the server as much time for every row as for a statement. The caller may take
-// as long as it likes between them.
+// guardedRows gives the server the full time limit for every row. The caller may take any time between rows.
 type guardedRows struct {
 	pgx.Rows
 	ctx context.Context
 	g   *guard
-	err error // of Query, or that the server was silent
+	err error // of Query, or ErrSilent
 }
 
-// Conn returns nil, as pgx.Rows may: the handle gives the connection away, and keeps track of that.
+// Conn returns nil, as pgx.Rows allows. Users get the connection from the handle only, which tracks this.
 func (r *guardedRows) Conn() *pgx.Conn { return nil }
 
 func (r *guardedRows) Next() bool {
@@ -198,8 +198,8 @@ func (r *guardedRow) Scan(dest ...any) error {
 	return r.g.answered(r.ctx, r.Row.Scan(dest...))
 }
 
-// guardedResults gives the server as much time for every result that is asked for as for a
-// statement; for all that are left when it is closed, as much once.
+// guardedResults gives the server the full time limit for every requested result. Close gives it the limit once for
+// all remaining results.
 type guardedResults struct {
 	pgx.BatchResults
 	ctx context.Context
@@ -229,7 +229,7 @@ func (b *guardedResults) Close() error {
 	return b.g.answered(b.ctx, b.BatchResults.Close())
 }
 
-// failed looks at the error of one result; without one, the wait is not over.
+// failed returns the error of one result. Without an error, the wait continues.
 func (b *guardedResults) failed(err error) error {
 	if err == nil {
 		return nil
@@ -237,20 +237,20 @@ func (b *guardedResults) failed(err error) error {
 	return b.g.answered(b.ctx, err)
 }
 
-// copyLooks is how often a COPY is looked at within the time that the server has.
+// copyLooks is the number of checks of a COPY within one time limit.
 const copyLooks = 4
 
-// copyWatch ends a COPY during which the server takes no more rows and does not answer. The time
-// that the caller's source needs is its own.
+// copyWatch ends a COPY if the server accepts no more rows and does not answer. The time that the caller's source
+// takes does not count.
 type copyWatch struct {
 	pgx.CopyFromSource
 	g *guard
 
-	steps atomic.Int64 // taken by the source; odd while it is at work
+	steps atomic.Int64 // steps of the source; odd while the source is working
 	mu    sync.Mutex
 	timer *time.Timer
-	seen  int64 // steps at the last look
-	quiet int   // looks since a step
+	seen  int64 // steps at the last check
+	quiet int   // checks without a step
 	done  bool
 }
 

@@ -13,8 +13,7 @@ import (
 	"github.com/holdfast-go/holdfast/txretry/driver"
 )
 
-// transaction is the state that the handle given to fn and the nested handles
-// below it share during one attempt.
+// transaction is the state of one attempt, shared by the handle given to fn and the nested handles below it.
 type transaction struct {
 	session   driver.Session
 	isolation pgx.TxIsoLevel
@@ -24,33 +23,30 @@ type transaction struct {
 	committed bool
 	root      handle
 
-	// What happens with COMMIT and after it, whichever handle it was registered through.
-	pending     *pending // own, or that of the call whose transaction this is
+	// Statements and functions for COMMIT and after it, from all handles.
+	pending     *pending // own, or the pending of the outer call's transaction
 	own         pending
 	afterCommit []hook
 
 	savepoints []savepoint // open ones, outermost first
 	savepointN int         // number of the last one
 
-	rows    pgx.Rows // of the last Query: its error shows only later
-	failure error    // what made the server abort the transaction
-	broken  error    // why it must not commit, although the server would
+	rows    pgx.Rows // of the last Query, whose error is known only later
+	failure error    // the error that made the server abort the transaction
+	broken  error    // why the transaction must not commit although the server would allow it
 }
 
-// handle is the pgx.Tx that fn works with: the outer one (id 0) or that of a
-// savepoint.
+// handle is the pgx.Tx that fn uses: the outer one (id 0) or the handle of a savepoint.
 type handle struct {
 	t       *transaction
 	id      int
-	managed bool // by Do, not by fn
+	managed bool // ended by Do, not by fn
 }
 
-// running is the context key under which fn's context carries its transaction.
-// Managers on one source share it.
+// running is the context key for the transaction of a running fn. Managers on the same source share it.
 type running struct{ source any }
 
-// fnContext is the context that fn gets. It leads a nested Do to the running
-// transaction.
+// fnContext is the context that fn receives. A nested Do finds the running transaction in it.
 type fnContext struct {
 	context.Context
 	t      *transaction
@@ -64,8 +60,7 @@ func (c *fnContext) Value(key any) any {
 	return c.Context.Value(key)
 }
 
-// detached is a view of fn's context that does not end: COMMIT is not
-// interrupted, but a tracer finds its values.
+// detached is fn's context without its end: COMMIT is not interrupted, but a tracer finds the context's values.
 type detached fnContext
 
 func (*detached) Deadline() (deadline time.Time, ok bool) { return time.Time{}, false }
@@ -86,8 +81,7 @@ func (t *transaction) close() {
 	t.done.Store(true)
 }
 
-// record remembers the first error that aborted the transaction, in case fn does
-// not return it.
+// record stores the first error that aborted the transaction, in case fn does not return it.
 func (t *transaction) record(err error) error {
 	if err != nil && t.failure == nil && !t.done.Load() {
 		if state := t.session.State(); state == driver.Failed || state == driver.Lost {
@@ -97,8 +91,7 @@ func (t *transaction) record(err error) error {
 	return err
 }
 
-// settle records the error of the last Query, which is not known when Query
-// returns.
+// settle records the error of the last Query, which is unknown when Query returns.
 func (t *transaction) settle() {
 	if t.rows != nil {
 		_ = t.record(t.rows.Err())
@@ -106,7 +99,7 @@ func (t *transaction) settle() {
 	}
 }
 
-// tx returns what runs the next statement: nothing on a stale handle.
+// tx returns the pgx.Tx for the next statement, or a closed one if the handle is stale.
 func (h *handle) tx() pgx.Tx {
 	if h.closed() {
 		return closedTx()
@@ -119,8 +112,7 @@ func (h *handle) closed() bool {
 	return h.t.done.Load() || (h.id != 0 && h.t.savepointIndex(h.id) < 0)
 }
 
-// Statement lets txretrytest run what stands for a statement on the fake below
-// a handle.
+// Statement lets txretrytest run the fake's replacement for a statement below a handle.
 func (h *handle) Statement(run func(s driver.Session) error) error {
 	if h.closed() {
 		return pgx.ErrTxClosed
@@ -129,16 +121,16 @@ func (h *handle) Statement(run func(s driver.Session) error) error {
 	return h.t.record(run(h.t.session))
 }
 
-// before sends what waits for COMMIT where a statement is not plain.
+// before sends the deferred statements if the next statement is not plain.
 func (h *handle) before(ctx context.Context, sql string, args []any) error {
 	if h.closed() {
-		return nil // pgx.ErrTxClosed will be the answer
+		return nil // the statement will return pgx.ErrTxClosed
 	}
 	h.t.settle()
 	return h.t.before(ctx, func() bool { return isPlain(sql, args) })
 }
 
-// Expose lets txretrysql hand out the transaction below the handle.
+// Expose lets txretrysql return the transaction below the handle.
 func (h *handle) Expose() {
 	if !h.closed() {
 		h.t.settle()
@@ -197,8 +189,8 @@ func (h *handle) Prepare(ctx context.Context, name, sql string) (*pgconn.Stateme
 
 func (h *handle) LargeObjects() pgx.LargeObjects { return h.tx().LargeObjects() }
 
-// Conn returns nil once the handle is stale: the connection is another's then. What waits for COMMIT is sent
-// first, and from now on nothing waits.
+// Conn returns nil if the handle is stale, because the connection may belong to another user then. It first sends the
+// deferred statements; after it, no statement is deferred.
 func (h *handle) Conn() *pgx.Conn {
 	h.Expose()
 	return h.tx().Conn()
@@ -220,7 +212,7 @@ type batchResults struct {
 
 func (b *batchResults) Close() error { return b.t.record(b.BatchResults.Close()) }
 
-// Tx returns a closed transaction where the batch has tried to begin one inside this one.
+// Tx returns a closed transaction if the batch tried to begin a transaction inside this one.
 func (b *batchResults) Tx() pgx.Tx {
 	if b.BatchResults.Tx() == nil {
 		return nil
@@ -228,7 +220,7 @@ func (b *batchResults) Tx() pgx.Tx {
 	return closedTx()
 }
 
-// savepoint remembers what was registered before it began.
+// savepoint stores the state from before the savepoint.
 type savepoint struct {
 	id      int
 	pending pending
@@ -268,7 +260,7 @@ func (h *handle) savepoint(ctx context.Context) (*handle, error) {
 	return &handle{t: t, id: id}, nil
 }
 
-// Commit releases the savepoint; on a handle that Do gave to fn it is refused.
+// Commit releases the savepoint. On the handle that Do passed to fn, it returns ErrManaged.
 func (h *handle) Commit(ctx context.Context) error {
 	if err := h.endable(); err != nil {
 		return err
@@ -276,8 +268,7 @@ func (h *handle) Commit(ctx context.Context) error {
 	return h.release(ctx)
 }
 
-// Rollback rolls back to the savepoint and releases it; on a handle that Do gave
-// to fn it is refused.
+// Rollback rolls back to the savepoint and releases it. On the handle that Do passed to fn, it returns ErrManaged.
 func (h *handle) Rollback(ctx context.Context) error {
 	if err := h.endable(); err != nil {
 		return err
@@ -317,7 +308,7 @@ func (h *handle) rollback(ctx context.Context) error {
 	return nil
 }
 
-// endSavepoint makes the handle of a savepoint stale, and those inside it.
+// endSavepoint makes the handle of a savepoint stale, and the handles inside it.
 func (h *handle) endSavepoint() (savepoint, error) {
 	if h.closed() {
 		return savepoint{}, pgx.ErrTxClosed
@@ -329,16 +320,16 @@ func (h *handle) endSavepoint() (savepoint, error) {
 	return sp, nil
 }
 
-// ended looks at the error of a savepoint's end. If the server did not refuse
-// it, the server may not know of it: the transaction must not commit then.
+// ended handles the error of ending a savepoint. If the server did not reject the statement, it may not have received
+// it. Then the transaction must not commit.
 func (t *transaction) ended(err error) error {
 	if err != nil && t.broken == nil && t.session.State() != driver.Failed {
-		t.broken = fmt.Errorf("a savepoint could not be ended: %w", err)
+		t.broken = fmt.Errorf("could not end a savepoint: %w", err)
 	}
 	return t.record(err)
 }
 
-// nested runs fn in a savepoint of the transaction t, or refuses to.
+// nested runs fn in a savepoint of the transaction t, or returns an error if that is not allowed.
 func (m *Manager) nested(ctx context.Context, t *transaction, opts Options, fn func(ctx context.Context, tx pgx.Tx) error) error {
 	full := opts.withDefaults(&m.cfg)
 	if err := full.validate(); err != nil {
@@ -348,13 +339,13 @@ func (m *Manager) nested(ctx context.Context, t *transaction, opts Options, fn f
 		return ErrNested
 	}
 	if opts.AtBegin.SQL != "" {
-		return errors.New("txretry: Options.AtBegin of a nested call, which has no BEGIN")
+		return errors.New("txretry: Options.AtBegin is set in a nested call, which has no BEGIN")
 	}
 	if strength(opts.Isolation) > strength(t.isolation) {
-		return fmt.Errorf("txretry: Options.Isolation %q of a nested call is above %q of the outer one", opts.Isolation, t.isolation)
+		return fmt.Errorf("txretry: Options.Isolation %q of a nested call is above %q of the outer call", opts.Isolation, t.isolation)
 	}
 	if opts.ReadOnly && !t.readOnly {
-		return errors.New("txretry: Options.ReadOnly of a nested call, but the outer one may write")
+		return errors.New("txretry: Options.ReadOnly is set in a nested call, but the outer call may write")
 	}
 	sp, err := t.root.savepoint(ctx)
 	if err != nil {
@@ -363,7 +354,7 @@ func (m *Manager) nested(ctx context.Context, t *transaction, opts Options, fn f
 	sp.managed = true
 	ended := false
 	defer func() {
-		if !ended { // fn panicked: the outer fn may recover and go on
+		if !ended { // fn panicked: the outer fn may recover and continue
 			_ = m.undo(ctx, sp)
 		}
 	}()
@@ -382,7 +373,7 @@ func (m *Manager) nested(ctx context.Context, t *transaction, opts Options, fn f
 	return err
 }
 
-// undo rolls back to a savepoint. Like every rollback it is not interrupted.
+// undo rolls back to a savepoint. Like every rollback, it is not interrupted by ctx.
 func (m *Manager) undo(ctx context.Context, sp *handle) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), m.bounds.rollback)
 	defer cancel()

@@ -18,19 +18,17 @@ import (
 	"github.com/holdfast-go/holdfast/txretry/driver"
 )
 
-// Transactor runs functions in retried transactions. [*Manager] and the fake
-// txretrytest.Manager implement it; the suite in internal/txretry/conformance tests
-// what they promise.
+// Transactor runs functions in retried transactions. [*Manager] and the fake txretrytest.Manager implement it. The
+// suite in internal/txretry/conformance tests both.
 type Transactor interface {
 	// Do runs fn in a transaction and commits it; see [Manager.Do].
 	Do(ctx context.Context, fn func(ctx context.Context, tx pgx.Tx) error) error
 
-	// DoWith is Do with settings for this call.
+	// DoWith is like Do, with settings for this call.
 	DoWith(ctx context.Context, opts Options, fn func(ctx context.Context, tx pgx.Tx) error) error
 }
 
-// Manager runs transactions on a pool and retries them as a whole. It is safe
-// for concurrent use.
+// Manager runs functions in transactions on a pool and retries whole transactions. It is safe for concurrent use.
 type Manager struct {
 	source       driver.Source
 	cfg          Config
@@ -45,9 +43,8 @@ type Manager struct {
 	marker       any // context key of a running fn
 }
 
-// New returns a Manager that runs its transactions on pool. A pool whose Config
-// went through [PreparePool] gets over lost connections sooner. The error names
-// every field of cfg that is wrong.
+// New returns a Manager that runs its transactions on pool. A pool whose Config was passed to [PreparePool] recovers
+// sooner from lost connections. The error names every invalid field of cfg.
 func New(pool *pgxpool.Pool, cfg Config) (*Manager, error) {
 	if pool == nil {
 		return nil, errors.New("txretry: pool is nil")
@@ -55,8 +52,8 @@ func New(pool *pgxpool.Pool, cfg Config) (*Manager, error) {
 	return NewOver(poolSource{pool}, cfg)
 }
 
-// NewOver returns a Manager over another source of transactions than a pool, as sql.OpenDB does:
-// one that hands out its own connections, or the memory of txretrytest.
+// NewOver returns a Manager over a source of transactions other than a pool, such as a source with its own
+// connections, or the in-memory database of txretrytest.
 func NewOver(source driver.Source, cfg Config) (*Manager, error) {
 	if source == nil {
 		return nil, errors.New("txretry: source is nil")
@@ -80,8 +77,8 @@ func NewOver(source driver.Source, cfg Config) (*Manager, error) {
 	}, nil
 }
 
-// Pool returns the pool given to New, or that of a source which is a driver.Pooler; nil if there is
-// none, as on a fake.
+// Pool returns the pool given to New, or the pool of a source that is a driver.Pooler. It is nil if there is none,
+// for example on a fake.
 func (m *Manager) Pool() *pgxpool.Pool {
 	if p, ok := m.source.(driver.Pooler); ok {
 		return p.Pool()
@@ -89,30 +86,25 @@ func (m *Manager) Pool() *pgxpool.Pool {
 	return nil
 }
 
-// Do begins a transaction, runs fn in it and commits if fn returns nil; else it
-// rolls back, as it does when fn panics or exits its goroutine.
+// Do begins a transaction, runs fn in it and commits if fn returns nil. Otherwise it rolls back, also if fn panics or
+// exits its goroutine.
 //
-// A failure with SQLSTATE 40001, 40P01 or 55P03, in fn or in COMMIT, makes a
-// new attempt: fn runs again, in a new transaction, after a delay in which no
-// connection is held. So fn must have no effects but through tx and
-// [AfterCommit], and must reset what it captured. Any other error of fn comes
-// back at once, as it is.
+// After a failure with SQLSTATE 40001, 40P01 or 55P03, in fn or in COMMIT, Do makes a new attempt: fn runs again, in
+// a new transaction, after a delay without a connection. fn must therefore have no effects except through tx and
+// [AfterCommit], and must reset captured variables. Do returns any other error of fn immediately and unchanged.
 //
-// Do returns nil exactly if the transaction has committed. Beside the errors of
-// fn and of the database it returns *[LockTimeoutError] (attempts or time used up),
-// *[UnavailableError] (connection lost or silent, server out of order),
-// *[CommitUnknownError] (connection lost during COMMIT, and nobody knows what became
-// of it), [ErrNested], [ErrStandby], and an error wrapping pgx.ErrTxCommitRollback if
-// fn returned nil although one of its statements failed.
+// Do returns nil exactly if the transaction has committed. Besides the errors of fn and of the database, it returns
+// *[LockTimeoutError] (attempts or time used up), *[UnavailableError] (connection lost, server silent or out of
+// order), *[CommitUnknownError] (connection lost during COMMIT, outcome unknown), [ErrNested], [ErrStandby], and an
+// error wrapping pgx.ErrTxCommitRollback if fn returned nil although one of its statements failed.
 //
-// ctx interrupts everything but COMMIT and ROLLBACK. Without it, too, no wait for
-// the server is endless: see [Config]. tx serves one goroutine and is closed
-// (pgx.ErrTxClosed) when fn returns.
+// ctx interrupts everything except COMMIT and ROLLBACK. Waits for the server also have their own time limits: see
+// [Config]. tx is not safe for concurrent use and is closed (pgx.ErrTxClosed) when fn returns.
 func (m *Manager) Do(ctx context.Context, fn func(ctx context.Context, tx pgx.Tx) error) error {
 	return m.DoWith(ctx, Options{}, fn)
 }
 
-// DoWith is Do with settings for this call.
+// DoWith is like Do, with settings for this call.
 func (m *Manager) DoWith(ctx context.Context, opts Options, fn func(ctx context.Context, tx pgx.Tx) error) error {
 	if fn == nil {
 		return errors.New("txretry: fn is nil")
@@ -128,7 +120,7 @@ func (m *Manager) DoWith(ctx context.Context, opts Options, fn func(ctx context.
 	return m.observe(ctx, c)
 }
 
-// observe runs a call and reports it, also when fn panics.
+// observe runs a call and reports it, also if fn panics.
 func (m *Manager) observe(ctx context.Context, c *call) (err error) {
 	start := time.Now()
 	c.mark = start
@@ -146,7 +138,7 @@ func (m *Manager) observe(ctx context.Context, c *call) (err error) {
 	return err
 }
 
-// inTurn runs a call when its turn within its serial key has come.
+// inTurn runs a call when its turn for its serial key has come.
 func (m *Manager) inTurn(ctx context.Context, c *call) error {
 	if c.opts.SerialKey == "" {
 		return c.run(ctx)
@@ -160,7 +152,7 @@ func (m *Manager) inTurn(ctx context.Context, c *call) error {
 	return c.run(ctx)
 }
 
-// DoValue is Do for an fn that returns a value. On error the value is zero.
+// DoValue is like Do for an fn that returns a value. On error the value is zero.
 func DoValue[T any](ctx context.Context, t Transactor, fn func(ctx context.Context, tx pgx.Tx) (T, error)) (T, error) {
 	var value, zero T
 	if t == nil || fn == nil {
@@ -176,17 +168,16 @@ func DoValue[T any](ctx context.Context, t Transactor, fn func(ctx context.Conte
 	return value, nil
 }
 
-// turns lets the callers of one key pass one at a time, first come first
-// served, before any of them takes a connection. A hot row then costs a queue
-// instead of a storm of serialization failures. It orders the callers of one
-// process only; between processes the database still decides.
+// turns lets the callers of one key run one at a time, first come first served, before any of them takes a
+// connection. A hot row then causes a queue instead of many serialization failures. It orders the callers of one
+// process only; between processes the database decides.
 type turns struct {
 	mu      sync.Mutex
-	waiting map[string][]chan struct{} // present while somebody holds the key; a closed channel passes the key on
+	waiting map[string][]chan struct{} // has an entry while the key is held; a closed channel passes the key on
 }
 
 // take waits for the turn of a key. The caller must pass the key on. On error it has left the queue because its
-// context has ended.
+// context ended.
 func (t *turns) take(ctx context.Context, key string) error {
 	own, first := t.enter(key)
 	if first {
@@ -199,7 +190,7 @@ func (t *turns) take(ctx context.Context, key string) error {
 		if t.leave(key, own) {
 			return fmt.Errorf("txretry: waiting for the serial key: %w", ended(ctx))
 		}
-		return nil // the turn came at that very moment
+		return nil // the turn came at that moment
 	}
 }
 
@@ -230,7 +221,7 @@ func (t *turns) leave(key string, own chan struct{}) bool {
 	return i >= 0
 }
 
-// pass gives the key to the next in the queue, or frees it.
+// pass passes the key to the next in the queue, or frees it.
 func (t *turns) pass(key string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -244,23 +235,21 @@ func (t *turns) pass(key string) {
 }
 
 const (
-	// minVersion is the first one with pg_current_xact_id.
+	// minVersion is the first version with pg_current_xact_id.
 	minVersion = 13
 
-	// minPredLocks is enough for 25 predicate locks a transaction. Postgres keeps the locks of up to
-	// ten committed transactions per connection while one that overlaps with them is open.
+	// minPredLocks is enough for 25 predicate locks per transaction. Postgres keeps the locks of up to ten committed
+	// transactions per connection while an overlapping transaction is open.
 	minPredLocks = 256
 
 	checkTimeout = 5 * time.Second // for each of two tries
 )
 
-// Check looks for what keeps transactions from working: a server that is too old,
-// read only, or has a small table of predicate locks; a pool that is larger than
-// the server allows, or does not bound its own waits (see [PreparePool]). nil means
-// that all is well. Else the error joins the findings, each of which has a method
-// Mend() string that says how to put it right; an error without it says why Check
-// could not look. A manager that was not made by [New], on a fake or over database/sql, is not
-// looked at: nil.
+// Check looks for problems with the server and the pool. The server may be too old, read-only, or have a small table
+// of predicate locks. The pool may be larger than the server allows, or have no time limits (see [PreparePool]).
+// Check returns nil if it finds none. Otherwise the error joins the findings, each with a method Mend() string that
+// returns the fix. An error without this method is a failure of Check itself. For a manager that was not made by
+// [New], such as on a fake or over database/sql, Check returns nil.
 func (m *Manager) Check(ctx context.Context) error {
 	source, ok := m.source.(poolSource)
 	if !ok {
@@ -291,11 +280,11 @@ func (m *Manager) checkServer(facts serverFacts, found *check.Findings) {
 		found.Add("connect to the primary, for example with target_session_attrs=primary", "the server is a hot standby")
 	} else if facts.ReadOnly {
 		found.Add("reset default_transaction_read_only of the server, the database or the role",
-			"default_transaction_read_only is on, so that no transaction can write")
+			"default_transaction_read_only is on, so no transaction can write")
 	}
 	if m.cfg.Isolation == pgx.Serializable && facts.PredLocks < minPredLocks {
 		found.Add(fmt.Sprintf("ALTER SYSTEM SET max_pred_locks_per_transaction = %d, then restart the server", minPredLocks),
-			"max_pred_locks_per_transaction is %d: SERIALIZABLE transactions fail with 53200 when one of them is open for long and they take more than %d locks each",
+			"max_pred_locks_per_transaction is %d: SERIALIZABLE transactions fail with 53200 if one of them is open for long and they take more than %d locks each",
 			facts.PredLocks, facts.PredLocks/10)
 	}
 }
@@ -307,11 +296,11 @@ func checkPool(pool *pgxpool.Config, facts serverFacts, found *check.Findings) {
 	}
 	if pool.ConnConfig.ConnectTimeout == 0 || pool.PingTimeout == 0 || pool.BeforeClose == nil {
 		found.Add("call txretry.PreparePool on the pool's Config",
-			"the pool does not bound how long it connects, pings and closes, so that it may need a minute to get over connections that were cut off")
+			"the pool has no time limits to connect, ping and close, so it may need a minute to recover from connections that were cut off")
 	}
 }
 
-// serverFacts is what Check asks.
+// serverFacts are the settings that Check reads.
 type serverFacts struct {
 	Version, PredLocks, Connections int
 	Standby, ReadOnly               bool

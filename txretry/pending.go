@@ -11,20 +11,18 @@ import (
 	"github.com/holdfast-go/holdfast/txretry/driver"
 )
 
-// AfterCommit has fn run once after the transaction of tx has definitely
-// committed: on the goroutine that called Do, before Do returns, with the
-// connection already released. fn is dropped when the transaction or the
-// savepoint it was registered in rolls back, and when the outcome of COMMIT is
-// unknown. Functions run in the order of registration. A panic of one comes out
-// of Do, although the transaction has committed, and those after it do not run.
+// AfterCommit registers fn to run once after the transaction of tx has definitely committed. fn runs on the goroutine
+// that called Do, before Do returns, after the connection was released. fn is dropped if the transaction or the
+// savepoint of the registration rolls back, or if the outcome of COMMIT is unknown. Functions run in the order of
+// registration. If one panics, Do panics although the transaction has committed, and the later functions do not run.
 //
-// The savepoint may be one of tx.Begin or of a statement of any form, as of GORM, bun or ent. For
-// the latter Postgres keeps a mark, which costs a round trip before the next statement that is not
-// plain: see [AtCommit]. RESET ALL forgets the marks, and so the functions before it. So does a
-// COMMIT without an answer that is found committed later.
+// The savepoint may come from tx.Begin or from a statement in any form, like those of GORM, bun or ent. For the
+// latter, Postgres keeps a mark. It costs a round trip before the next statement that is not plain: see [AtCommit].
+// RESET ALL deletes the marks, so the functions registered before it do not run. The same is true for a COMMIT
+// without a reply that is found committed later.
 //
-// Close rows before the call if tx.Conn or txretrysql.Tx was called: the mark needs the connection. While
-// rows are open the transaction is rolled back, and Do returns "conn busy".
+// If tx.Conn or txretrysql.Tx was called, close rows before calling AfterCommit, because the mark needs the
+// connection. If rows are open, the transaction is rolled back, and Do returns "conn busy".
 //
 // It returns false, and does nothing, if tx is not an open handle of a Manager.
 func AfterCommit(tx pgx.Tx, fn func()) bool {
@@ -32,20 +30,19 @@ func AfterCommit(tx pgx.Tx, fn func()) bool {
 	return ok && h.AfterCommit(fn)
 }
 
-// AtCommit has one statement run together with COMMIT, in one round trip: a write
-// whose result nobody reads and that no later statement of the transaction
-// needs to see. If it fails nothing commits, and its error comes out of Do (or
-// is retried, like any other). args are kept until then and must not be changed.
-// A sql that ends the transaction itself makes the outcome unknown.
+// AtCommit defers one statement and sends it together with COMMIT, in one round trip. Use it for a write whose result
+// nobody reads and that no later statement of the transaction needs to see. If it fails, nothing commits, and Do
+// returns its error (or retries it, like any other). args are kept until then and must not be changed. If sql ends
+// the transaction itself, the outcome is unknown.
 //
-// The statement belongs to the savepoint, the role and the search_path at the call. So it is sent
-// earlier, in a round trip of its own, before any statement that could change these: one that is not
-// plainly a single SELECT, INSERT, UPDATE, DELETE, MERGE, VALUES, TABLE or WITH, or that calls
-// set_config. Its error is then that of the statement it precedes. (A function that changes such a
-// setting inside a SELECT is not recognised.)
+// The statement belongs to the savepoint, the role and the search_path at the call. It is therefore sent earlier, in
+// a separate round trip, before any statement that could change these: any statement that is not plainly a single
+// SELECT, INSERT, UPDATE, DELETE, MERGE, VALUES, TABLE or WITH, or that calls set_config. That statement then returns
+// the error of the deferred one. (A function that changes such a setting inside a SELECT is not recognised.)
 //
-// It returns false, and does nothing, if tx is not an open handle of a Manager, or if tx.Conn or
-// txretrysql.Tx was called, whose statements are not seen here: the caller then runs the statement itself.
+// It returns false, and does nothing, if tx is not an open handle of a Manager. It also returns false after a call of
+// tx.Conn or txretrysql.Tx, because the manager does not see statements on these. The caller then runs the statement
+// itself.
 func AtCommit(tx pgx.Tx, sql string, args ...any) bool {
 	h, ok := tx.(interface {
 		AtCommit(sql string, args ...any) bool
@@ -53,36 +50,36 @@ func AtCommit(tx pgx.Tx, sql string, args ...any) bool {
 	return ok && h.AtCommit(sql, args...)
 }
 
-// pending is the work of a transaction that waits for COMMIT: deferred statements, and functions that
-// run after it.
+// pending holds the deferred statements of a transaction, and the functions that run after its COMMIT.
 //
-// A savepoint may roll part of the transaction back, and the user may have set it by a statement of any
-// form, as GORM, bun and ent do. So nothing waits across a statement that could set one, end one, or change
-// the role or the search path. Before such a statement the deferred statements are sent, and the server
-// itself undoes them from then on. A function cannot be sent, but a mark for it can: a setting that
-// Postgres rolls back like a row. COMMIT reads the marks, and a function whose mark has gone does not run.
+// A savepoint may roll back a part of the transaction, and the user may have created it by a statement in any form,
+// like GORM, bun and ent. Nothing is therefore deferred across a statement that could create or end a savepoint, or
+// change the role or the search path. Before such a statement the deferred statements are sent, and from then on the
+// server undoes them itself. A function cannot be sent, but a mark for it can: a setting that Postgres rolls back
+// like a row. COMMIT reads the marks, and a function whose mark is gone does not run.
 //
-// The stretch of a transaction between two such statements has one mark. Savepoints of handles need none:
-// see restore.
+// A stretch is the part of a transaction between two such statements. It has one mark. Savepoints of handles need no
+// mark: see restore.
 type pending struct {
 	statements []driver.Statement
 	unmarked   int  // functions of the current stretch, whose mark has not been sent
 	marked     bool // a mark has been sent
 
-	// gone has an element for each stretch that has ended: the functions registered in it do not run. That
-	// of a stretch with a mark is true until COMMIT has read the mark.
+	// gone has an element for each ended stretch. True means that the stretch's functions do not run. For a stretch
+	// with a mark, it is true until COMMIT has read the mark.
 	gone []bool
 
-	// exposed is set when the user has the bare connection: statements on it are not seen here, so nothing waits.
+	// exposed is set when the user has the bare connection: the manager does not see its statements, so nothing is
+	// deferred.
 	exposed bool
-	// anyText is set when the name of a prepared statement reads like a statement of another kind.
+	// anyText is set when the name of a prepared statement looks like another kind of statement.
 	anyText bool
 }
 
 // hook is a function that runs after COMMIT.
 type hook struct {
 	fn      func()
-	stretch int  // where it was registered
+	stretch int  // the stretch of its registration
 	hint    bool // it may run although its savepoint was rolled back
 }
 
@@ -115,7 +112,7 @@ func (h *handle) AtCommit(sql string, args ...any) bool {
 	return h.AtCommitExplained(nil, sql, args...)
 }
 
-// AtCommitExplained is AtCommit for a caller that knows more about the error of COMMIT.
+// AtCommitExplained is like AtCommit, for a caller that can improve the error of COMMIT.
 func (h *handle) AtCommitExplained(explain func(error) error, sql string, args ...any) bool {
 	if h.closed() || h.t.pending.exposed {
 		return false
@@ -127,7 +124,7 @@ func (h *handle) AtCommitExplained(explain func(error) error, sql string, args .
 	return true
 }
 
-// EffectAtCommit is AtCommit for txretrytest.
+// EffectAtCommit is the AtCommit of txretrytest.
 func (h *handle) EffectAtCommit(e driver.Effect) bool {
 	if h.closed() {
 		return false
@@ -140,12 +137,12 @@ func (h *handle) EffectAtCommit(e driver.Effect) bool {
 
 func (p *pending) stretch() int { return len(p.gone) }
 
-// runs reports whether the transaction, which has committed, includes the work of a hook.
+// runs reports whether a hook's registration is part of the committed transaction.
 func (p *pending) runs(h hook) bool { return h.hint || h.stretch >= len(p.gone) || !p.gone[h.stretch] }
 
 func (p *pending) waits() bool { return len(p.statements) > 0 || p.unmarked > 0 }
 
-// drop ends the stretch without its work, which the server rolls back.
+// drop ends the stretch and drops its work, because the server rolls the stretch back.
 func (p *pending) drop() {
 	if p.waits() {
 		p.statements, p.unmarked = nil, 0
@@ -161,7 +158,7 @@ const (
 	readMarks = "select coalesce(current_setting('" + markName + "', true), '')"
 )
 
-// atCommit returns the statements that travel with COMMIT.
+// atCommit returns the statements to send with COMMIT.
 func (p *pending) atCommit() []driver.Statement {
 	if !p.marked {
 		return p.statements
@@ -180,21 +177,22 @@ func (p *pending) atCommit() []driver.Statement {
 	}})
 }
 
-// doomed reports whether a statement has failed: what happens until the next rollback is part of that.
+// doomed reports whether a statement has failed. All work until the next rollback is then rolled back too.
 func (t *transaction) doomed() bool {
 	t.settle()
 	return t.session.State() == driver.Failed
 }
 
-// before prepares the transaction for a statement. tame says that the statement is plain: see isPlain.
+// before prepares the transaction for a statement. tame reports whether the statement is plain: see isPlain.
 func (t *transaction) before(ctx context.Context, tame func() bool) error {
 	p := t.pending
 	if !p.waits() {
 		return nil
 	}
 	if t.session.State() == driver.Failed {
-		// Only a rollback can follow: of everything, to a savepoint of a handle, or to another one. That was set
-		// before the work here was registered, because nothing waits across the statement that sets one.
+		// Only a rollback can follow: of the transaction, to a savepoint of a handle, or to another savepoint. That
+		// savepoint is older than the pending work, because nothing is deferred across the statement that creates
+		// one.
 		p.drop()
 		return nil
 	}
@@ -204,7 +202,7 @@ func (t *transaction) before(ctx context.Context, tame func() bool) error {
 	return t.flush(ctx)
 }
 
-// flush sends what waits, and ends the stretch.
+// flush sends the deferred work, and ends the stretch.
 func (t *transaction) flush(ctx context.Context) error {
 	p := t.pending
 	runner, ok := t.session.(driver.Runner)
@@ -226,8 +224,8 @@ func (t *transaction) flush(ctx context.Context) error {
 	return nil
 }
 
-// flushUnseen is flush where the user may send statements that are not seen here. If what waits cannot be
-// sent, the transaction must not commit.
+// flushUnseen is like flush, for users who may send statements that the manager does not see. If the deferred work
+// cannot be sent, the transaction must not commit.
 func (t *transaction) flushUnseen() {
 	if t.session.State() != driver.Failed {
 		err := t.flush(&t.ctx)
@@ -241,7 +239,8 @@ func (t *transaction) flushUnseen() {
 	t.pending.drop()
 }
 
-// restore goes back to what waited when a savepoint of a handle began: what has been sent since is undone.
+// restore returns to the deferred work at the start of a handle's savepoint. The server undoes the work sent since
+// then.
 func (t *transaction) restore(earlier pending) {
 	p := t.pending
 	p.statements, p.unmarked, p.gone = earlier.statements, earlier.unmarked, earlier.gone
@@ -250,7 +249,7 @@ func (t *transaction) restore(earlier pending) {
 	}
 }
 
-// expose is called when the user gets the bare connection, or the transaction of database/sql on it.
+// expose is called when the user gets the bare connection, or its database/sql transaction.
 func (t *transaction) expose() {
 	if _, ok := t.session.(driver.Runner); ok && !t.pending.exposed {
 		t.flushUnseen()
@@ -258,7 +257,7 @@ func (t *transaction) expose() {
 	}
 }
 
-// runAfterCommit runs what fn has registered, if the transaction has committed.
+// runAfterCommit runs the functions registered by fn, if the transaction has committed.
 func (c *call) runAfterCommit() {
 	if c.last == nil || c.outcome != driver.Committed {
 		return
@@ -270,14 +269,15 @@ func (c *call) runAfterCommit() {
 	}
 }
 
-// plainVerbs begin the statements that read and write rows. None of them can set or end a savepoint.
+// plainVerbs are the first words of statements that read and write rows. None of these statements can create or end a
+// savepoint.
 var plainVerbs = map[string]bool{
 	"select": true, "insert": true, "update": true, "delete": true, "merge": true, "with": true, "values": true, "table": true,
 }
 
-// isPlain reports whether the text is certainly one statement that reads or writes rows. What is not
-// recognised is not plain, and costs a round trip at most: the name of a prepared statement, a text with
-// a semicolon in it, a rewriter of the user, or a query that changes a setting.
+// isPlain reports whether the text is certainly one statement that reads or writes rows. It returns false for
+// unrecognised texts, which cost at most a round trip: the name of a prepared statement, a text with a semicolon in
+// it, a user's rewriter, or a query that changes a setting.
 func isPlain(sql string, args []any) bool {
 	if !plainArgs(args) {
 		return false
@@ -311,8 +311,8 @@ func plainArgs(args []any) bool {
 	return true
 }
 
-// withoutComments returns the text from its first word on, or "" where a comment does not end. Comments
-// of Postgres nest.
+// withoutComments returns the text from its first word on, or "" if a comment does not end. Comments in Postgres can
+// nest.
 func withoutComments(sql string) string {
 	for {
 		sql = strings.TrimLeft(sql, " \t\r\n\f\v")
@@ -335,7 +335,7 @@ func withoutComments(sql string) string {
 	}
 }
 
-// commentEnd returns where the comment at the beginning ends, or -1.
+// commentEnd returns the end of the comment at the start of the text, or -1.
 func commentEnd(sql string) int {
 	depth := 0
 	for i := 0; i+1 < len(sql); i++ {
@@ -354,7 +354,7 @@ func commentEnd(sql string) int {
 	return -1
 }
 
-// containsFold reports whether sql contains the word, in letters of either case.
+// containsFold reports whether sql contains the word, ignoring case.
 func containsFold(sql, word string) bool {
 	for i := 0; i+len(word) <= len(sql); i++ {
 		if sql[i]|0x20 == word[0] && strings.EqualFold(sql[i:i+len(word)], word) {

@@ -16,22 +16,20 @@ import (
 	"github.com/holdfast-go/holdfast/txretry/driver"
 )
 
-// silence is how long a caller waits, and then leaves, for the idle connections to be looked at. Without
-// that the next caller would get the next silent one.
+// silence is how long a caller must have waited, before it leaves, to start a test of the idle connections. Without
+// the test, the next caller would get the next silent connection.
 const silence = 500 * time.Millisecond
 
-// PreparePool fills in what a pool needs to get over connections on which the
-// server has fallen silent, as behind a router that has forgotten them, and
-// which the defaults of pgxpool do not bound:
+// PreparePool sets the time limits that a pool needs to recover from silent connections, such as behind a router that
+// has forgotten them. The defaults of pgxpool have no such limits:
 //
-//   - ConnConfig.ConnectTimeout is 5 s if it is 0, which means 2 minutes;
-//   - PingTimeout is 2 s if it is 0, which means no bound;
-//   - BeforeClose, after what it does already, leaves a connection that was given
-//     up a second for its farewell: pgx takes 15, in which the connection keeps
-//     its place in the pool, and Pool.Close waits.
+//   - ConnConfig.ConnectTimeout becomes 5 s if it is 0, which means 2 minutes.
+//   - PingTimeout becomes 2 s if it is 0, which means no limit.
+//   - BeforeClose first calls the existing BeforeClose. Then it gives a closed connection one second to send its
+//     goodbye. pgx waits 15 s, during which the connection occupies its place in the pool and Pool.Close waits.
 //
-// A [Manager] works on any pool, but on one that is not prepared it may need 20 s
-// to get over the loss of all connections at once. [Manager.Check] tells.
+// A [Manager] works on any pool, but without PreparePool it may need 20 s to recover when all connections are lost at
+// once. [Manager.Check] reports this.
 func PreparePool(cfg *pgxpool.Config) {
 	if cfg.ConnConfig.ConnectTimeout == 0 {
 		cfg.ConnConfig.ConnectTimeout = 5 * time.Second
@@ -50,10 +48,10 @@ func PreparePool(cfg *pgxpool.Config) {
 	}
 }
 
-// poolSource hands out the connections of a pool.
+// poolSource provides the connections of a pool.
 type poolSource struct{ pool *pgxpool.Pool }
 
-// Pool makes it a driver.Pooler.
+// Pool implements driver.Pooler.
 func (p poolSource) Pool() *pgxpool.Pool { return p.pool }
 
 func (p poolSource) Acquire(ctx context.Context, limits driver.Limits) (driver.Session, error) {
@@ -66,8 +64,8 @@ func (p poolSource) Acquire(ctx context.Context, limits driver.Limits) (driver.S
 	return s, nil
 }
 
-// acquire first waits for a short time: the pool pings a connection that was idle, and a ping that
-// is not answered is given up then, or when the caller leaves, and the other idle connections are looked at.
+// acquire first waits for a short time, because the pool pings a connection that was idle. If the ping gets no reply
+// within this time, or the caller leaves, the other idle connections are tested.
 func (p poolSource) acquire(ctx context.Context, limits driver.Limits) (*pgxpool.Conn, error) {
 	start := time.Now()
 	conn, err := p.acquireWithin(ctx, min(limits.Begin, limits.Acquire))
@@ -81,13 +79,13 @@ func (p poolSource) acquire(ctx context.Context, limits driver.Limits) (*pgxpool
 	}
 	if errors.Is(err, errNoConnection) {
 		stat := p.pool.Stat()
-		err = fmt.Errorf("%w within %v: of %d connections %d are in use and %d are being opened or closed",
+		err = fmt.Errorf("%w within %v: maximum %d, in use %d, being opened or closed %d",
 			err, limits.Acquire, stat.MaxConns(), stat.AcquiredConns(), stat.ConstructingConns())
 	}
 	return conn, err
 }
 
-var errNoConnection = errors.New("none became free")
+var errNoConnection = errors.New("no connection became free")
 
 func (p poolSource) acquireWithin(ctx context.Context, d time.Duration) (*pgxpool.Conn, error) {
 	bounded, cancel := context.WithTimeout(ctx, d)
@@ -147,7 +145,7 @@ func (s *pgSession) Begin(ctx context.Context, spec *driver.Spec, first *driver.
 	return tag, err
 }
 
-// hasBegun gives the first statement as much time as any other.
+// hasBegun restarts the time limit for the first statement.
 func (s *pgSession) hasBegun() {
 	s.begun = true
 	s.clear()
@@ -183,7 +181,7 @@ func (s *pgSession) begin(ctx context.Context, spec *driver.Spec) error {
 		_, err := s.conn.Exec(ctx, spec.SQL)
 		return err
 	}
-	// pgx itself would throw the results away.
+	// Conn.Exec of pgx discards the results.
 	results, err := s.conn.PgConn().Exec(ctx, spec.SQL).ReadAll()
 	if err != nil {
 		return err
@@ -228,8 +226,8 @@ func (s *pgSession) Release(ctx context.Context, id int) error {
 	return err
 }
 
-// RollbackTo also releases: a savepoint that stays costs every later reader of
-// the rows a look at its subtransaction.
+// RollbackTo also releases the savepoint. Otherwise every later reader of the rows would have to check its
+// subtransaction.
 func (s *pgSession) RollbackTo(ctx context.Context, id int) error {
 	name := savepointName(id)
 	_, err := s.Exec(ctx, "rollback to savepoint "+name+"; release savepoint "+name)
@@ -238,9 +236,8 @@ func (s *pgSession) RollbackTo(ctx context.Context, id int) error {
 
 func savepointName(id int) string { return "holdfast_" + strconv.Itoa(id) }
 
-// Commit believes only what the server said. Everything that is neither the tag
-// of COMMIT or ROLLBACK nor an error report of the server leaves the outcome open,
-// also where pgconn.SafeToRetry says that nothing was sent.
+// Commit relies only on the server's reply. Any result other than the tag of COMMIT or ROLLBACK, or an error report
+// of the server, leaves the outcome unknown, even if pgconn.SafeToRetry reports that nothing was sent.
 func (s *pgSession) Commit(ctx context.Context, timeout time.Duration, last []driver.Statement) (driver.Outcome, error) {
 	defer s.clear() // a tracer may panic
 	if time.Since(s.since) > maxSilence {
@@ -256,20 +253,20 @@ func (s *pgSession) Commit(ctx context.Context, timeout time.Duration, last []dr
 		return driver.Committed, nil
 	case err == nil && tag.String() == "ROLLBACK":
 		return driver.RolledBack, pgx.ErrTxCommitRollback
-	case err == nil: // of an AtCommit that was several statements
-		return driver.Unknown, fmt.Errorf("the answer to COMMIT is hidden by that of another statement: %q", tag)
+	case err == nil: // an AtCommit consisted of several statements
+		return driver.Unknown, fmt.Errorf("the reply to COMMIT is hidden by another statement's reply %q", tag)
 	case s.refused(err):
 		return driver.RolledBack, err
 	}
 	return driver.Unknown, err
 }
 
-// maxSilence is how long a transaction may send nothing before COMMIT is preceded by a ping. A COMMIT
-// on a lost connection would have an unknown outcome. (A pool pings after the same time.)
+// maxSilence is how long a transaction may send nothing before COMMIT is preceded by a ping. A COMMIT on a lost
+// connection would have an unknown outcome. (A pool pings after the same time.)
 const maxSilence = time.Second
 
-// ping returns ErrNotSent if the connection is lost. If the server has ended it because fn took too
-// long (25P03, 25P04), that is an answer, and the error is the server's.
+// ping returns ErrNotSent if the connection is lost. If the server ended it because fn took too long (25P03, 25P04),
+// ping returns the server's error.
 func (s *pgSession) ping(ctx context.Context) error {
 	s.expect(s.limits.Begin)
 	err := s.answered(ctx, s.conn.Ping(ctx))
@@ -280,9 +277,8 @@ func (s *pgSession) ping(ctx context.Context) error {
 	return fmt.Errorf("%w: %w", driver.ErrNotSent, err)
 }
 
-// sendCommit sends COMMIT, alone or at the end of one pipeline. (pgx 5.9 to 5.12
-// may report a connection that was lost meanwhile as one that had been closed
-// before. It is not believed.)
+// sendCommit sends COMMIT, alone or at the end of one pipeline. It does not rely on pgx's classification of errors:
+// pgx 5.9 to 5.12 may report a connection that was lost during COMMIT as closed before.
 func (s *pgSession) sendCommit(ctx context.Context, last []driver.Statement) (pgconn.CommandTag, error) {
 	if len(last) == 0 {
 		return s.conn.Exec(ctx, "commit")
@@ -296,7 +292,7 @@ func (s *pgSession) sendCommit(ctx context.Context, last []driver.Statement) (pg
 		return nil
 	})
 	err := s.conn.SendBatch(ctx, &batch).Close()
-	if ended != nil { // and the COMMIT behind it found no transaction to end
+	if ended != nil { // the following COMMIT found no transaction
 		return pgconn.CommandTag{}, ended
 	}
 	return tag, explained(last, err)
@@ -313,7 +309,7 @@ func (s *pgSession) Run(ctx context.Context, statements []driver.Statement) erro
 	return ended
 }
 
-// queue adds deferred statements to a batch. ended is set where one of them ends the transaction.
+// queue adds deferred statements to a batch. It sets ended if one of them ends the transaction.
 func queue(batch *pgx.Batch, statements []driver.Statement, ended *error) {
 	watch := func(t pgconn.CommandTag) error {
 		if endsTransaction(t.String()) {
@@ -348,7 +344,7 @@ func endsTransaction(tag string) bool {
 // refused reports whether err proves that the transaction did not commit.
 func (s *pgSession) refused(err error) bool {
 	if state := s.State(); state == driver.Open || state == driver.Failed {
-		return true // in step with the server, which says that it is not over
+		return true // the server has replied, and reports that the transaction is still open
 	}
 	var unsent pgx.ErrPreprocessingBatch
 	if errors.As(err, &unsent) {
@@ -362,12 +358,12 @@ func (s *pgSession) Rollback(ctx context.Context) error {
 	if state := s.State(); state == driver.Idle || state == driver.Lost {
 		return nil
 	}
-	s.clear() // of a statement whose tracer panicked
+	s.clear() // the deadline of a statement whose tracer panicked
 	_, err := s.conn.Exec(ctx, "rollback")
 	return err
 }
 
-// Close gives the connection back; the pool destroys one that is not idle.
+// Close releases the connection; the pool destroys a connection that is not idle.
 func (s *pgSession) Close() {
 	s.clear()
 	pgcall.Put(s.pooled, s.silent)

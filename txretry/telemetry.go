@@ -17,12 +17,10 @@ import (
 
 const scope = "github.com/holdfast-go/holdfast/txretry"
 
-// telemetry reports every call of Do as a span "txretry.Do" with one for each
-// attempt below it, and in metrics by
-// operation: "holdfast.txretry.duration" (s) and "holdfast.txretry.attempts" by
-// outcome, "holdfast.txretry.phase.duration" (s) by phase, and
-// "holdfast.txretry.failures", the attempts that failed for a transient reason,
-// by phase and SQLSTATE.
+// telemetry reports every call of Do as a span "txretry.Do", with a child span for each attempt. It reports metrics
+// by operation: "holdfast.txretry.duration" (s) and "holdfast.txretry.attempts" by outcome,
+// "holdfast.txretry.phase.duration" (s) by phase, and "holdfast.txretry.failures", the attempts that failed for a
+// transient reason, by phase and SQLSTATE.
 type telemetry struct {
 	kit      base.Kit
 	duration metric.Float64Histogram
@@ -35,15 +33,15 @@ func newTelemetry(cfg Config) (t telemetry, err error) {
 	kit := base.New(scope, cfg.TracerProvider, cfg.MeterProvider)
 	t.kit = kit
 	if t.duration, err = kit.Meter.Float64Histogram("holdfast.txretry.duration",
-		metric.WithUnit("s"), base.Seconds, metric.WithDescription("Duration of transactions, retries and delays included.")); err != nil {
+		metric.WithUnit("s"), base.Seconds, metric.WithDescription("Duration of transactions, including retries and delays.")); err != nil {
 		return t, fmt.Errorf("txretry: %w", err)
 	}
 	if t.attempts, err = kit.Meter.Int64Counter("holdfast.txretry.attempts",
-		metric.WithUnit("{attempt}"), metric.WithDescription("Attempts made by transactions that have ended.")); err != nil {
+		metric.WithUnit("{attempt}"), metric.WithDescription("Attempts of ended transactions.")); err != nil {
 		return t, fmt.Errorf("txretry: %w", err)
 	}
 	if t.phases, err = kit.Meter.Float64Histogram("holdfast.txretry.phase.duration",
-		metric.WithUnit("s"), base.Seconds, metric.WithDescription("Time that transactions spent in each phase.")); err != nil {
+		metric.WithUnit("s"), base.Seconds, metric.WithDescription("Time in each phase of transactions.")); err != nil {
 		return t, fmt.Errorf("txretry: %w", err)
 	}
 	if t.failures, err = kit.Meter.Int64Counter("holdfast.txretry.failures",
@@ -53,7 +51,7 @@ func newTelemetry(cfg Config) (t telemetry, err error) {
 	return t, nil
 }
 
-// start begins a span; it is nil if nobody would see it.
+// start starts a span; it is nil if no exporter would receive it.
 func (t *telemetry) start(ctx context.Context, name string) (context.Context, trace.Span) {
 	if t.kit.Silent() {
 		return ctx, nil
@@ -65,7 +63,7 @@ func (t *telemetry) start(ctx context.Context, name string) (context.Context, tr
 	return ctx, span
 }
 
-// startAttempt begins the span of an attempt of a call that is recorded; it is nil otherwise.
+// startAttempt starts the span of an attempt if its call is recorded; otherwise it is nil.
 func (t *telemetry) startAttempt(ctx context.Context, n int) (context.Context, trace.Span) {
 	if t.kit.Silent() || !trace.SpanFromContext(ctx).IsRecording() {
 		return ctx, nil
@@ -73,7 +71,7 @@ func (t *telemetry) startAttempt(ctx context.Context, n int) (context.Context, t
 	return t.kit.Tracer.Start(ctx, "txretry.attempt", trace.WithAttributes(attribute.Int("holdfast.attempt", n)))
 }
 
-// endAttempt ends the span of an attempt, also of one whose fn did not return.
+// endAttempt ends the span of an attempt, also if its fn did not return.
 func endAttempt(span trace.Span, returned bool, res *result) {
 	if span == nil {
 		return
@@ -88,7 +86,7 @@ func endAttempt(span trace.Span, returned bool, res *result) {
 	span.End()
 }
 
-// end reports a call that took this long and returns err.
+// end reports a call that took this long and returned err.
 func (t *telemetry) end(ctx context.Context, span trace.Span, c *call, took time.Duration, err error) {
 	t.measure(ctx, c, took)
 	if span == nil {

@@ -1,18 +1,18 @@
-// Package pgtest gives a test an empty schema on a real Postgres.
+// Package pgtest provides an empty schema on a real Postgres server for a test.
 //
 //	func TestPlace(t *testing.T) {
 //		pool := pgtest.New(t)
-//		// create the tables of the test, run the code, look at the rows
+//		// create the tables of the test, run the code, check the rows
 //	}
 //
 // # Which server
 //
-// The one that HOLDFAST_TEST_POSTGRES_URL names, whose user may create schemas. Without the variable it
-// is one that lasts as long as the test process: an installed PostgreSQL, started in a temporary folder
-// on a free port of the loopback interface, or, where there is none, a container, if Docker answers.
-// Starting takes a second or two in each package's tests; go test runs packages side by side, so for
-// many packages a shared server is faster. Where there is no server at all, the test is skipped, or
-// fails if HOLDFAST_REQUIRE_SERVERS is 1, as it should be in CI.
+// The server is the one in HOLDFAST_TEST_POSTGRES_URL, whose user must be allowed to create schemas. Without the
+// variable, the package starts a server for the lifetime of the test process. It uses an installed PostgreSQL, in a
+// temporary folder on a free port of the loopback interface. If none is installed, it uses a container, if Docker is
+// available. The start takes a second or two in each package's tests. go test runs packages side by side, so for many
+// packages a shared server is faster. If no server is available, the test is skipped, or fails if
+// HOLDFAST_REQUIRE_SERVERS is 1. Set this in CI.
 //
 // The package needs a Unix system, and is for tests only.
 package pgtest
@@ -30,9 +30,9 @@ import (
 	"github.com/holdfast-go/holdfast/internal/testenv/pgtest"
 )
 
-// New returns a pool of at most 10 connections whose search_path is a fresh, empty schema, so that
-// tests may run in parallel. When the test ends the pool is closed and the schema dropped; a connection
-// that the test has not given back, or a transaction that it left open, is an error then.
+// New returns a pool of at most 10 connections whose search_path is a new, empty schema, so that tests may run in
+// parallel. When the test ends, the pool is closed and the schema dropped. The test fails if it has not released a
+// connection, or has left a transaction open.
 func New(t testing.TB) *pgxpool.Pool {
 	t.Helper()
 	url := os.Getenv(testenv.PostgresVar)
@@ -47,7 +47,7 @@ var started = sync.OnceValues(func() (string, error) { return testenv.Detached(c
 
 func private(t testing.TB) string {
 	t.Helper()
-	if testenv.Running() { // a test of this repository, which starts no server unasked
+	if testenv.Running() { // a test of this repository, which must start no server by default
 		testenv.AllowPrivate(t)
 	}
 	url, err := started()

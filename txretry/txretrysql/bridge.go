@@ -22,11 +22,11 @@ import (
 // bridge is a pgx.Tx whose statements run in a *sql.Tx.
 type bridge struct {
 	tx       *sql.Tx
-	patience time.Duration // with a statement; 0: without end
-	s        *session      // nil: nobody looks at the connection
+	patience time.Duration // the time limit of a statement; 0: none
+	s        *session      // nil: the state of the connection is not tracked
 }
 
-// bounded ends ctx when the server was silent for as long as patience. The end of the wait is answered.
+// bounded returns a ctx that ends when the server has been silent for patience. Call answered at the end of the wait.
 func (b *bridge) bounded(ctx context.Context) (_ context.Context, cancel context.CancelFunc, answered func(error) error) {
 	ctx, cancel = context.WithCancel(ctx)
 	if b.patience == 0 {
@@ -41,7 +41,7 @@ func (b *bridge) bounded(ctx context.Context) (_ context.Context, cancel context
 	}
 }
 
-// answer notes what an error tells of the transaction.
+// answer records the effect of an error on the transaction.
 func (b *bridge) answer(err error) error {
 	if b.s == nil {
 		return answerOf(err, false)
@@ -61,7 +61,7 @@ func (b *bridge) Exec(ctx context.Context, query string, args ...any) (pgconn.Co
 		return pgconn.CommandTag{}, err
 	}
 	n, err := result.RowsAffected()
-	if err != nil { // a driver that does not count
+	if err != nil { // the driver does not count rows
 		return pgconn.CommandTag{}, nil
 	}
 	return pgconn.NewCommandTag("EXECUTE " + strconv.FormatInt(n, 10)), nil
@@ -82,11 +82,11 @@ func (b *bridge) Query(ctx context.Context, query string, args ...any) (pgx.Rows
 }
 
 func (b *bridge) QueryRow(ctx context.Context, query string, args ...any) pgx.Row {
-	found, _ := b.Query(ctx, query, args...) // its error is in the rows
+	found, _ := b.Query(ctx, query, args...) // the rows contain the error
 	return row{found}
 }
 
-// SendBatch runs the statements one after the other, each when its result is asked for.
+// SendBatch runs the statements one after the other, each when its result is requested.
 func (b *bridge) SendBatch(ctx context.Context, queue *pgx.Batch) pgx.BatchResults {
 	return &results{ctx: ctx, b: b, left: queue.QueuedQueries}
 }
@@ -99,10 +99,10 @@ func (b *bridge) Prepare(context.Context, string, string) (*pgconn.StatementDesc
 	return nil, errNoPrepare
 }
 
-// LargeObjects returns those of a transaction that refuses every call.
+// LargeObjects returns the LargeObjects of a transaction that rejects every call.
 func (b *bridge) LargeObjects() pgx.LargeObjects { return refusing(errNoLargeObjects).LargeObjects() }
 
-// Conn returns the connection below database/sql where the driver is pgx's, else nil.
+// Conn returns the connection below database/sql if the driver is pgx's, else nil.
 func (b *bridge) Conn() *pgx.Conn {
 	if b.s == nil {
 		return nil
@@ -113,7 +113,7 @@ func (b *bridge) Conn() *pgx.Conn {
 
 var (
 	errNoCopy         = fmt.Errorf("txretrysql: COPY over database/sql: %w", errors.ErrUnsupported)
-	errNoPrepare      = fmt.Errorf("txretrysql: Prepare on the handle, use the *sql.Tx: %w", errors.ErrUnsupported)
+	errNoPrepare      = fmt.Errorf("txretrysql: Prepare on the handle; use the *sql.Tx: %w", errors.ErrUnsupported)
 	errNoLargeObjects = fmt.Errorf("txretrysql: large objects over database/sql: %w", errors.ErrUnsupported)
 )
 
@@ -126,7 +126,7 @@ func refusing(err error) pgx.Tx {
 // rows is the result of a query.
 type rows struct {
 	b      *bridge
-	rows   *sql.Rows // nil: there is nothing but err
+	rows   *sql.Rows // nil: there is only err
 	cancel context.CancelFunc
 	err    error
 }
@@ -142,7 +142,7 @@ func (r *rows) Next() bool {
 	return false
 }
 
-// Scan takes the destinations of database/sql, sql.Scanners included. Like pgx's it closes the rows when it
+// Scan accepts the destinations of database/sql, including sql.Scanners. Like pgx's Scan, it closes the rows when it
 // fails.
 func (r *rows) Scan(dest ...any) error {
 	if r.err != nil {
@@ -161,7 +161,7 @@ func (r *rows) Scan(dest ...any) error {
 	return r.err
 }
 
-// textual gives a Scanner of pgx the text that it understands, where a driver has it as bytes.
+// textual passes text to a Scanner of pgx that does not accept the driver's bytes.
 type textual struct{ sql.Scanner }
 
 func (t textual) Scan(value any) error {
@@ -190,12 +190,12 @@ func (r *rows) Close() {
 
 func (r *rows) Err() error { return r.err }
 
-// FieldDescriptions has the names only.
+// FieldDescriptions returns the names only.
 func (r *rows) FieldDescriptions() []pgconn.FieldDescription {
 	if r.rows == nil {
 		return nil
 	}
-	names, _ := r.rows.Columns() // fails on closed rows only
+	names, _ := r.rows.Columns() // fails only on closed rows
 	fields := make([]pgconn.FieldDescription, len(names))
 	for i, name := range names {
 		fields[i].Name = name
@@ -217,7 +217,7 @@ func (r *rows) RawValues() [][]byte           { return nil }
 func (r *rows) Conn() *pgx.Conn               { return nil }
 func (r *rows) TypeMap() *pgtype.Map          { return pgtype.NewMap() }
 
-// row is the first one of a query.
+// row is the first row of a query.
 type row struct{ rows pgx.Rows }
 
 func (r row) Scan(dest ...any) error {
@@ -235,7 +235,7 @@ func (r row) Scan(dest ...any) error {
 	return r.rows.Err()
 }
 
-// results runs what is left of a batch.
+// results runs the remaining statements of a batch.
 type results struct {
 	ctx  context.Context
 	b    *bridge
@@ -271,7 +271,7 @@ func (r *results) Query() (found pgx.Rows, err error) {
 }
 
 func (r *results) QueryRow() pgx.Row {
-	found, _ := r.Query() // its error is in the rows
+	found, _ := r.Query() // the rows contain the error
 	return row{found}
 }
 
@@ -297,8 +297,8 @@ func (r *results) Close() error {
 
 func (r *results) Tx() pgx.Tx { return refusing(pgx.ErrTxClosed) }
 
-// plainArgs returns arguments that every driver can pass: what database/sql does not know becomes its
-// text, as Postgres reads it.
+// plainArgs returns arguments that every driver can pass. An argument that database/sql does not know is converted to
+// its text form in Postgres.
 func plainArgs(args []any) ([]any, error) {
 	var plain []any
 	for i, arg := range args {
@@ -310,7 +310,7 @@ func plainArgs(args []any) ([]any, error) {
 			return nil, fmt.Errorf("txretrysql: argument %d: %w", i+1, err)
 		}
 		if plain == nil {
-			plain = slices.Clone(args) // the caller's stay as they are
+			plain = slices.Clone(args) // the caller's args stay unchanged
 		}
 		plain[i] = text
 	}
@@ -324,9 +324,9 @@ func isPlain(arg any) bool {
 	switch arg := arg.(type) {
 	case nil, string, *string, bool, time.Time, *time.Time, sqldriver.Valuer:
 		return true
-	case []byte: // some drivers take nil for an empty one
+	case []byte: // some drivers treat nil as empty
 		return arg != nil
-	case time.Duration, *time.Duration: // an interval, and no number
+	case time.Duration, *time.Duration: // an interval, not a number
 		return false
 	}
 	switch kind := reflect.TypeOf(arg).Kind(); kind {
@@ -338,12 +338,12 @@ func isPlain(arg any) bool {
 	return true
 }
 
-// textOf returns nil for what is NULL.
+// textOf returns the text form of arg, or nil for NULL.
 func textOf(arg any) (any, error) {
-	types := pgtype.NewMap() // it serves one goroutine
+	types := pgtype.NewMap() // not safe for concurrent use
 	known, ok := types.TypeForValue(arg)
 	if !ok {
-		return nil, fmt.Errorf("%T has no form in SQL, convert it to text", arg)
+		return nil, fmt.Errorf("%T has no SQL form, convert it to text", arg)
 	}
 	text, err := types.Encode(known.OID, pgtype.TextFormatCode, arg, nil)
 	if err != nil || text == nil {
@@ -352,8 +352,8 @@ func textOf(arg any) (any, error) {
 	return string(text), nil
 }
 
-// serverError is an answer of the server that another driver than pgx's has told. In its tree is also the
-// error that pgx would have made of it.
+// serverError is a server error from a driver other than pgx's. Its tree also contains the error that pgx would have
+// returned.
 type serverError struct {
 	err    error
 	answer *pgconn.PgError
@@ -362,8 +362,8 @@ type serverError struct {
 func (e *serverError) Error() string   { return e.err.Error() }
 func (e *serverError) Unwrap() []error { return []error{e.err, e.answer} }
 
-// answerOf makes an error one of pgx's, for what stands on a pgx.Tx. An answer after which the connection
-// is closed is FATAL.
+// answerOf converts an error to one of pgx's, for code that uses a pgx.Tx. If the connection is closed after the
+// error, the error is FATAL.
 func answerOf(err error, closed bool) error {
 	code := sqlstate.Of(err)
 	if code == "" {

@@ -1,5 +1,5 @@
 // Package txretrysql runs txretry's transactions on a *sql.DB, so that users of GORM, bun, ent, sqlc
-// and plain database/sql get the promises of the other packages. The driver may be any for Postgres;
+// and plain database/sql get the guarantees of the other packages. It works with any Postgres driver;
 // pgx's stdlib and lib/pq are tested.
 //
 //	manager, err := txretrysql.New(db, pool, txretry.Config{})
@@ -10,20 +10,20 @@
 //		return store.Write(ctx, tx, message) // *outboxpgx.Store
 //	})
 //
-// The Manager is txretry's own: the same loop, savepoints, AfterCommit and outcomes. Handlers of an
-// inboxpgx.Store and the work of an idempotencypgx.Store on it run in a transaction of db as well, with
-// the entry or the record in it. What tx is given goes through database/sql; [Tx] is the *sql.Tx
-// itself, for the code that needs one. Never end that one: return nil or an error from fn.
+// The Manager is txretry's own, with the same retries, savepoints, AfterCommit and outcomes. Handlers of an
+// inboxpgx.Store and the work of an idempotencypgx.Store on it also run in a transaction of db, together with
+// the entry or the record. Statements on tx go through database/sql. [Tx] returns the *sql.Tx
+// itself, for code that needs one. Never end that *sql.Tx: return nil or an error from fn.
 //
-// A transaction that is not a Manager's, such as that of gorm.DB.Transaction, becomes a pgx.Tx for
-// outboxpgx's Write and WriteOnce by [Wrap]. Nobody hears of its commit: call Store.Wake after it.
+// [Wrap] converts a transaction outside a Manager, such as one of gorm.DB.Transaction, to a pgx.Tx for
+// outboxpgx's Write and WriteOnce. Its commit wakes no relay: call Store.Wake after it.
 //
-// # What it costs
+// # Costs
 //
-// The settings of a transaction are a round trip of their own behind BEGIN, a statement of AtBegin is
-// one, its look another, and so is each of AtCommit (a message, an entry, a record), before COMMIT. On a pgxpool all of
-// them travel with BEGIN and COMMIT. lib/pq takes two round trips for each statement with arguments,
-// unless its binary_parameters=yes is set.
+// The settings of a transaction cost a separate round trip after BEGIN. A statement of AtBegin costs another, its
+// look another, and so does each statement of AtCommit (a message, an entry, a record), before COMMIT. On a pgxpool,
+// all of them are sent with BEGIN and COMMIT. lib/pq takes two round trips for each statement with arguments, unless
+// its binary_parameters=yes is set.
 //
 //	                                     pgx   stdlib   lib/pq
 //	an empty transaction                   2        3        3
@@ -31,21 +31,22 @@
 //	with an inbox entry                    2        4        5
 //	with an idempotency record             2        6        9
 //
-// Where [Tx] is used nothing waits for COMMIT, because Do does not see the statements on it: a message is sent
-// at once, which costs the same, and each function of txretry.AfterCommit costs a round trip, and one more
-// before COMMIT. So a savepoint of GORM, bun or ent takes back what was registered in it.
+// After a call of [Tx], nothing is deferred to COMMIT, because Do does not see the statements on it. A message is
+// sent immediately, which costs the same. Each function of txretry.AfterCommit costs a round trip, and one more
+// before COMMIT. A savepoint of GORM, bun or ent therefore undoes the registrations made in it.
 //
 // pgx's stdlib also pings a connection that was idle for a second.
 //
-// # What is different
+// # Differences
 //
-//   - Statements that run on [Tx] itself are bounded by their contexts and the server's timeouts
-//     (lock_timeout is set), not by txretry. A server that is silent is given up at a statement
-//     only if the driver ends with its context: pgx's does, lib/pq needs a tcp_user_timeout.
-//   - An error that fn hides is not seen where it came from Tx, so it is not retried: Do then returns
+//   - Statements on [Tx] itself have the time limits of their contexts and of the server (lock_timeout is set), not
+//     those of txretry. For a silent server, a statement ends only if the driver respects its context: pgx's does,
+//     lib/pq needs a tcp_user_timeout.
+//   - If fn hides an error that came from Tx, Do does not see it and does not retry: it returns
 //     pgx.ErrTxCommitRollback. Return errors, wrapped by %w.
-//   - fn closes the rows of its queries before it writes a message or registers a function, and before it returns.
-//   - A COMMIT without an answer has an unknown outcome, as ever. Config.XactStatus costs a round trip.
-//   - CopyFrom, Prepare and LargeObjects of the handle are refused with [errors.ErrUnsupported].
-//     Arguments are those of database/sql, and slices of what pgx knows by itself.
+//   - fn must close the rows of its queries before it writes a message or registers a function, and before it
+//     returns.
+//   - A COMMIT without a reply has an unknown outcome, as on a pool. Config.XactStatus costs a round trip.
+//   - CopyFrom, Prepare and LargeObjects of the handle return [errors.ErrUnsupported]. Arguments are those of
+//     database/sql, and slices of types that pgx knows by itself.
 package txretrysql

@@ -24,15 +24,15 @@ type session struct {
 	conn   *sql.Conn
 	limits driver.Limits
 	bridge bridge
-	cancel context.CancelFunc // interrupts what database/sql does on behalf of the transaction
+	cancel context.CancelFunc // interrupts the calls of database/sql for the transaction
 	xid    string
 
-	failed bool      // a statement failed, in the words of a driver that does not tell the state
+	failed bool      // a statement failed; for drivers that do not report the state
 	broken bool      // the connection must not be used again
-	since  time.Time // the last answer that was seen
+	since  time.Time // time of the last reply
 }
 
-// Begin sends BEGIN and the settings, which database/sql has no place for, in two messages.
+// Begin sends BEGIN and the settings in two messages, because database/sql does not support settings.
 func (s *session) Begin(ctx context.Context, spec *driver.Spec, first *driver.Statement) (tag pgconn.CommandTag, err error) {
 	if first != nil && first.Look != nil {
 		err = s.look(ctx, first.Look)
@@ -72,7 +72,7 @@ func (s *session) look(ctx context.Context, look *driver.Look) error {
 	return look.Read(row{&rows{b: b, rows: found, cancel: cancel}})
 }
 
-// open begins the transaction. Its context stays that of COMMIT and ROLLBACK, so ctx ends it only until then.
+// open begins the transaction. Its context is also used for COMMIT and ROLLBACK, so ctx can end it only until then.
 func (s *session) open(ctx context.Context, readOnly bool) error {
 	lasting, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	s.cancel = cancel
@@ -113,9 +113,9 @@ func (s *session) Standby() bool {
 	return conn != nil && conn.PgConn().ParameterStatus("in_hot_standby") == "on"
 }
 
-// State asks the connection below database/sql, if the driver is pgx's. Of others it is known whether the
-// connection is lost (driver.Validator), and what statements on the handle came to. Rows that are still open
-// are closed by database/sql before COMMIT.
+// State returns the state of the connection below database/sql if the driver is pgx's. For other drivers it uses the
+// connection's validity (driver.Validator), and the results of statements on the handle. database/sql closes open
+// rows before COMMIT.
 func (s *session) State() driver.State {
 	conn, valid := s.below()
 	switch {
@@ -137,13 +137,14 @@ func (s *session) State() driver.State {
 	return driver.Idle
 }
 
-// over reports whether the transaction was ended by its own methods. database/sql says so before it looks at
-// the statement, and else refuses one that is not of its database: nothing is sent.
+// over reports whether the transaction was ended by its own methods. database/sql checks this before it checks the
+// statement. If the transaction is open, it rejects the statement as one of another database. In both cases nothing
+// is sent.
 func (s *session) over() bool {
 	return s.bridge.tx == nil || errors.Is(s.bridge.tx.StmtContext(context.Background(), new(sql.Stmt)).Close(), sql.ErrTxDone)
 }
 
-// below returns pgx's connection, if there is one, and whether the connection still serves.
+// below returns pgx's connection, if there is one, and whether the connection is still usable.
 func (s *session) below() (conn *pgx.Conn, valid bool) {
 	valid = !s.broken
 	err := s.conn.Raw(func(raw any) error {
@@ -159,7 +160,7 @@ func (s *session) below() (conn *pgx.Conn, valid bool) {
 	return conn, valid && err == nil
 }
 
-// note remembers what an error tells of the transaction, and makes it one of pgx's.
+// note records the effect of an error on the transaction, and converts it to one of pgx's.
 func (s *session) note(err error) error {
 	s.since = time.Now()
 	if err == nil {
@@ -225,8 +226,8 @@ func (s *session) Commit(ctx context.Context, timeout time.Duration, last []driv
 		return driver.Unknown, err
 	}
 	if s.alive(ctx) {
-		// The driver is in step with the server, which has refused nothing: it did not send COMMIT because a
-		// statement had failed, as lib/pq does.
+		// The driver has received all replies, and the server has rejected nothing. So the driver did not send COMMIT
+		// because a statement had failed, like lib/pq.
 		return driver.RolledBack, fmt.Errorf("%w: %w", pgx.ErrTxCommitRollback, err)
 	}
 	return driver.Unknown, err
@@ -234,9 +235,9 @@ func (s *session) Commit(ctx context.Context, timeout time.Duration, last []driv
 
 var errEnded = fmt.Errorf("a statement of AtCommit ended the transaction: %w", txretry.ErrManaged)
 
-var errRowsOpen = errors.New("txretrysql: the rows of a query are still open, close them before fn returns")
+var errRowsOpen = errors.New("txretrysql: rows of a query are still open: close them before fn returns")
 
-// before does what comes before COMMIT. Until that is sent nothing can have committed.
+// before runs the steps before COMMIT. Until COMMIT is sent, nothing can have committed.
 func (s *session) before(ctx context.Context, last []driver.Statement) error {
 	if len(last) == 0 && time.Since(s.since) > maxSilence && !s.alive(ctx) {
 		return driver.ErrNotSent
@@ -245,7 +246,7 @@ func (s *session) before(ctx context.Context, last []driver.Statement) error {
 		return errRowsOpen
 	}
 	err := s.Run(ctx, last)
-	if sqlstate.Of(err) == "25P02" { // of a driver that does not tell the state
+	if sqlstate.Of(err) == "25P02" { // from a driver that does not report the state
 		return fmt.Errorf("%w: %w", pgx.ErrTxCommitRollback, err)
 	}
 	if err != nil && s.State() == driver.Lost && sqlstate.Of(err) == "" {
@@ -276,7 +277,7 @@ func (s *session) run(ctx context.Context, st driver.Statement) error {
 	return err
 }
 
-// alive asks the server.
+// alive pings the server.
 func (s *session) alive(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(ctx, s.limits.Begin)
 	defer cancel()
@@ -296,27 +297,27 @@ func (s *session) Rollback(ctx context.Context) error {
 	return err
 }
 
-// Close gives the connection back, or closes one that is broken.
+// Close releases the connection, or closes it if it is broken.
 func (s *session) Close() {
 	if s.broken {
 		_ = s.conn.Raw(func(any) error { return sqldriver.ErrBadConn })
 	}
-	_ = s.conn.Close() // it only says that the connection is closed already
+	_ = s.conn.Close() // an error only means that the connection is closed already
 	if s.cancel != nil {
 		s.cancel()
 	}
 }
 
-// source hands out the connections of a *sql.DB.
+// source provides the connections of a *sql.DB.
 type source struct {
 	db   *sql.DB
 	pool *pgxpool.Pool
 }
 
-// Pool makes it a driver.Pooler.
+// Pool implements driver.Pooler.
 func (s source) Pool() *pgxpool.Pool { return s.pool }
 
-var errNoConnection = errors.New("none became free")
+var errNoConnection = errors.New("no connection became free")
 
 func (s source) Acquire(ctx context.Context, limits driver.Limits) (driver.Session, error) {
 	bounded, cancel := context.WithTimeout(ctx, limits.Acquire)
@@ -324,7 +325,7 @@ func (s source) Acquire(ctx context.Context, limits driver.Limits) (driver.Sessi
 	conn, err := s.db.Conn(bounded)
 	if err != nil && bounded.Err() != nil && ctx.Err() == nil {
 		stat := s.db.Stats()
-		return nil, fmt.Errorf("%w within %v: of %d connections at most (0: any number) %d are open and %d in use",
+		return nil, fmt.Errorf("%w within %v: maximum %d (0: no limit), open %d, in use %d",
 			errNoConnection, limits.Acquire, stat.MaxOpenConnections, stat.OpenConnections, stat.InUse)
 	}
 	if err != nil {
@@ -343,10 +344,9 @@ func (s source) Fate(ctx context.Context, limits driver.Limits, xid string, begu
 	return driver.FateOf(status, sqlstate.Of(err), err)
 }
 
-// New returns a Manager that runs its transactions on db. pool is of the same database: stores on the
-// Manager use it for what they do outside of transactions, such as to listen, prune and look up records.
-// A few connections are enough; nil will do where nothing but transactions is needed. The error
-// names every field of cfg that is wrong.
+// New returns a Manager that runs its transactions on db. pool must be a pool of the same database. Stores on the
+// Manager use it outside of transactions, for example to listen, prune and look up records. A few connections are
+// enough. pool may be nil if only transactions are needed. The error names every invalid field of cfg.
 func New(db *sql.DB, pool *pgxpool.Pool, cfg txretry.Config) (*txretry.Manager, error) {
 	if db == nil {
 		return nil, errors.New("txretrysql: db is nil")
@@ -354,8 +354,8 @@ func New(db *sql.DB, pool *pgxpool.Pool, cfg txretry.Config) (*txretry.Manager, 
 	return txretry.NewOver(source{db, pool}, cfg)
 }
 
-// Tx returns the transaction of database/sql below tx: that of a Manager of [New], or what was given
-// to [Wrap]. It is nil if tx is neither, or no longer open. It must not be ended.
+// Tx returns the database/sql transaction below tx: of a Manager of [New], or the one passed to [Wrap]. It is nil if
+// tx is neither, or no longer open. Do not end it.
 func Tx(tx pgx.Tx) *sql.Tx {
 	if own, ok := tx.(*bridge); ok {
 		return own.tx
@@ -365,7 +365,7 @@ func Tx(tx pgx.Tx) *sql.Tx {
 		Expose()
 		Statement(run func(s driver.Session) error) error
 	}); ok {
-		_ = h.Statement(func(s driver.Session) error { // its error says that the handle is stale
+		_ = h.Statement(func(s driver.Session) error { // an error means that the handle is stale
 			if own, ok := s.(*session); ok {
 				found = own.bridge.tx
 			}
@@ -378,8 +378,8 @@ func Tx(tx pgx.Tx) *sql.Tx {
 	return found
 }
 
-// Wrap returns a pgx.Tx whose statements run in tx, for outboxpgx.Store's Write and WriteOnce. The
-// caller ends tx, and then calls Store.Wake. nil stays nil.
+// Wrap returns a pgx.Tx whose statements run in tx, for outboxpgx.Store's Write and WriteOnce. The caller ends tx,
+// and then calls Store.Wake. For a nil tx it returns nil.
 func Wrap(tx *sql.Tx) pgx.Tx {
 	if tx == nil {
 		return nil
@@ -387,7 +387,7 @@ func Wrap(tx *sql.Tx) pgx.Tx {
 	return &bridge{tx: tx}
 }
 
-// Begin, Commit and Rollback belong to whoever has made the *sql.Tx.
+// The creator of the *sql.Tx calls Begin, Commit and Rollback.
 
 func (b *bridge) Begin(context.Context) (pgx.Tx, error) { return nil, txretry.ErrManaged }
 func (b *bridge) Commit(context.Context) error          { return txretry.ErrManaged }

@@ -15,8 +15,7 @@ import (
 	"github.com/holdfast-go/holdfast/txretry/driver"
 )
 
-// database is what the fake transactions run on: a slot for one of them, the
-// script, and the counts.
+// database runs the fake transactions. It has a slot for one transaction, the script and the counts.
 type database struct {
 	slot    chan struct{}
 	script  []Fault
@@ -25,7 +24,7 @@ type database struct {
 
 	mu    sync.Mutex
 	stats Stats
-	fates map[string]driver.Outcome // of transactions whose COMMIT was not answered
+	fates map[string]driver.Outcome // of transactions whose COMMIT got no reply
 }
 
 func newDatabase(cfg Config) *database {
@@ -35,7 +34,7 @@ func newDatabase(cfg Config) *database {
 	return &database{slot: make(chan struct{}, 1), script: cfg.Script, struck: cfg.Struck, fates: make(map[string]driver.Outcome)}
 }
 
-// Acquire knows no limit: there is always another connection but for the one transaction that runs.
+// Acquire has no time limit: a connection is free unless a transaction is running.
 func (db *database) Acquire(ctx context.Context, _ driver.Limits) (driver.Session, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -49,7 +48,7 @@ func (db *database) Acquire(ctx context.Context, _ driver.Limits) (driver.Sessio
 	}
 }
 
-// failEnd is the fault at the end of fn.
+// failEnd applies the fault at the end of fn.
 func (db *database) failEnd() error { return db.current.strike(AtEnd) }
 
 func (db *database) count(f func(*Stats)) {
@@ -58,7 +57,7 @@ func (db *database) count(f func(*Stats)) {
 	f(&db.stats)
 }
 
-// nextFault counts an attempt and returns its line of the script.
+// nextFault counts an attempt and returns its entry in the script.
 func (db *database) nextFault() (attempt int, fault Fault) {
 	db.count(func(s *Stats) {
 		attempt = s.Attempts
@@ -70,8 +69,7 @@ func (db *database) nextFault() (attempt int, fault Fault) {
 	return attempt, fault
 }
 
-// fakeSession is one transaction: how to undo its effects, and where in that
-// list its savepoints begin.
+// fakeSession is one transaction. It has functions to undo its effects, and the start of each savepoint in that list.
 type fakeSession struct {
 	db       *database
 	attempt  int
@@ -81,7 +79,7 @@ type fakeSession struct {
 	aside    bool // neither scripted nor counted
 	xid      string
 
-	statements int // up to now
+	statements int // so far
 	undo       []func()
 	commits    []func() // of effects at COMMIT
 	marks      []mark
@@ -116,7 +114,7 @@ func (s *fakeSession) begin(ctx context.Context, spec *driver.Spec) error {
 	return nil
 }
 
-// strike answers with the scripted error if the fault is at this point.
+// strike returns the scripted error if the fault is at this point.
 func (s *fakeSession) strike(at Point) error {
 	if s.fault.Point != at || s.state == driver.Failed || s.state == driver.Lost {
 		return nil
@@ -125,7 +123,7 @@ func (s *fakeSession) strike(at Point) error {
 	return s.fail(answer(s.fault.SQLSTATE, scripted))
 }
 
-// strikeStatement counts a statement and answers it if the fault is there.
+// strikeStatement counts a statement and returns the scripted error if the fault is there.
 func (s *fakeSession) strikeStatement() error {
 	s.statements++
 	if s.statements != s.fault.Statement {
@@ -183,7 +181,7 @@ func (s *fakeSession) usable(ctx context.Context) error {
 	return s.sound()
 }
 
-// sound returns why no statement can be run.
+// sound returns the reason why no statement can run, or nil.
 func (s *fakeSession) sound() error {
 	switch s.state {
 	case driver.Failed:
@@ -194,9 +192,8 @@ func (s *fakeSession) sound() error {
 	return nil
 }
 
-// cutMarks forgets a savepoint and those inside it, and returns where its
-// effects begin. Of several with one number, as the calls that share a transaction
-// may leave, it is the last.
+// cutMarks removes a savepoint and the savepoints inside it, and returns the start of its effects. If several have
+// this number, which calls that share a transaction may cause, it uses the last one.
 func (s *fakeSession) cutMarks(id int) (undo int) {
 	for i, m := range slices.Backward(s.marks) {
 		if m.id == id {
@@ -204,7 +201,7 @@ func (s *fakeSession) cutMarks(id int) (undo int) {
 			return m.undo
 		}
 	}
-	panic("txretrytest: savepoint not open") // the handle does not ask for it
+	panic("txretrytest: savepoint not open") // the handle never does this
 }
 
 func (s *fakeSession) undoTo(n int) {
@@ -242,7 +239,7 @@ func (s *fakeSession) Commit(_ context.Context, _ time.Duration, last []driver.S
 	return driver.Committed, nil
 }
 
-// applyLast runs what belongs to COMMIT, up to the first error.
+// applyLast applies the deferred effects of COMMIT, up to the first error.
 func (s *fakeSession) applyLast(last []driver.Statement) error {
 	for _, st := range last {
 		if s.readOnly {
@@ -257,7 +254,7 @@ func (s *fakeSession) applyLast(last []driver.Statement) error {
 	return nil
 }
 
-// refuseCommit applies nothing, which not every error says.
+// refuseCommit applies nothing. Some errors leave the outcome unknown to the caller.
 func (s *fakeSession) refuseCommit(err error) (driver.Outcome, error) {
 	var said *pgconn.PgError
 	if errors.As(err, &said) && !driver.Refuses(said) {
@@ -266,7 +263,7 @@ func (s *fakeSession) refuseCommit(err error) (driver.Outcome, error) {
 	return driver.RolledBack, s.fail(err)
 }
 
-// lose ends the transaction without an answer that tells.
+// lose ends the transaction without a reply that shows the outcome.
 func (s *fakeSession) lose(applied bool, err error) (driver.Outcome, error) {
 	fate := driver.RolledBack
 	if applied {
@@ -314,13 +311,11 @@ func (s *fakeSession) Close() {
 	<-s.db.slot
 }
 
-// Effect changes memory as part of a fake transaction: apply runs at once, undo
-// runs if the transaction, or the savepoint open at this moment, rolls back.
-// Several undos run in reverse order. Neither function may use tx.
+// Effect changes memory as part of a fake transaction. apply runs immediately. undo runs if the transaction, or the
+// savepoint open at this moment, rolls back. Several undos run in reverse order. Neither function may use tx.
 //
-// It returns an error, and runs neither, if tx is not a transaction of a
-// [Manager] (the error names what it is), is closed (pgx.ErrTxClosed) or read
-// only, or has failed before; and if a function is nil.
+// It returns an error, and runs neither, if tx is not a transaction of a [Manager] (the error names its type), is
+// closed (pgx.ErrTxClosed) or read-only, or has failed before, or if a function is nil.
 func Effect(tx pgx.Tx, apply, undo func()) error {
 	if apply == nil || undo == nil {
 		return errors.New("txretrytest: Effect needs an apply and an undo function")
@@ -337,16 +332,15 @@ func (s *fakeSession) effect(apply, undo func()) error {
 	return nil
 }
 
-// EffectAtCommit is to memory what [txretry.AtCommit] is to SQL: apply runs with COMMIT. Its error makes
-// COMMIT fail, as that of a statement does; of several errors it is the first.
+// EffectAtCommit is like [txretry.AtCommit], but for memory: apply runs with COMMIT. Its error makes COMMIT fail,
+// like the error of a statement. If several fail, the first error counts.
 //
-// commit runs as soon as every apply has succeeded, also where the reply of COMMIT is lost: until then
-// others must not see what apply has done. undo runs instead if a later apply fails. Both are optional.
-// All is dropped when the savepoint it was registered in rolls back, and without effect in a transaction
-// that only reads, whose COMMIT fails.
+// commit runs when every apply has succeeded, even if the reply of COMMIT is lost. Until then, others must not see
+// the changes of apply. undo runs instead if a later apply fails. Both are optional. Everything is dropped when the
+// savepoint of the registration rolls back. In a read-only transaction, nothing is applied, and COMMIT fails.
 //
-// It returns an error, and runs nothing, if tx is not a transaction of a [Manager] (the error names what
-// it is) or is closed (pgx.ErrTxClosed), or if apply is nil.
+// It returns an error, and runs nothing, if tx is not a transaction of a [Manager] (the error names its type) or is
+// closed (pgx.ErrTxClosed), or if apply is nil.
 func EffectAtCommit(tx pgx.Tx, apply func() error, undo, commit func()) error {
 	if apply == nil {
 		return errors.New("txretrytest: EffectAtCommit needs an apply function")
@@ -360,7 +354,7 @@ func EffectAtCommit(tx pgx.Tx, apply func() error, undo, commit func()) error {
 	}
 	h, ok := tx.(interface{ EffectAtCommit(e driver.Effect) bool })
 	if !ok {
-		return fmt.Errorf("txretrytest: not a transaction of txretrytest.Manager but a %T", tx)
+		return fmt.Errorf("txretrytest: tx is a %T, not a transaction of txretrytest.Manager", tx)
 	}
 	if !h.EffectAtCommit(driver.Effect{Apply: apply, Undo: undo, Commit: commit}) {
 		return pgx.ErrTxClosed
@@ -368,10 +362,9 @@ func EffectAtCommit(tx pgx.Tx, apply func() error, undo, commit func()) error {
 	return nil
 }
 
-// Fail makes a fake transaction fail as a statement's error does, such as a
-// unique violation found by a fake store: nothing but a rollback, to a savepoint
-// or of the whole, is possible afterwards. It returns err, or what Effect
-// returns for a tx that cannot be used.
+// Fail makes a fake transaction fail like a failed statement, for example after a fake store found a unique
+// violation. Only a rollback is possible afterwards, to a savepoint or of the whole transaction. It returns err, or
+// the error that Effect would return for an unusable tx.
 func Fail(tx pgx.Tx, err error) error {
 	if err == nil {
 		return errors.New("txretrytest: Fail needs an error")
@@ -379,18 +372,18 @@ func Fail(tx pgx.Tx, err error) error {
 	return onFake(tx, func(s *fakeSession) error { return s.fail(err) })
 }
 
-// onFake runs what stands for a statement on the fake below tx.
+// onFake runs the fake's replacement for a statement below tx.
 func onFake(tx pgx.Tx, run func(s *fakeSession) error) error {
 	h, ok := tx.(interface {
 		Statement(run func(s driver.Session) error) error
 	})
 	if !ok {
-		return fmt.Errorf("txretrytest: not a transaction of txretrytest.Manager but a %T", tx)
+		return fmt.Errorf("txretrytest: tx is a %T, not a transaction of txretrytest.Manager", tx)
 	}
 	return h.Statement(func(s driver.Session) error {
 		fake, ok := s.(*fakeSession)
 		if !ok {
-			return fmt.Errorf("txretrytest: not a transaction of txretrytest.Manager but a real one (%T on %T)", tx, s)
+			return fmt.Errorf("txretrytest: tx is a real transaction (%T on %T), not one of txretrytest.Manager", tx, s)
 		}
 		if err := fake.sound(); err != nil {
 			return err
@@ -402,7 +395,7 @@ func onFake(tx pgx.Tx, run func(s *fakeSession) error) error {
 	})
 }
 
-// fail aborts the transaction with err, and closes the connection where the server would.
+// fail aborts the transaction with err, and closes the connection if the server would.
 func (s *fakeSession) fail(err error) error {
 	s.state = driver.Failed
 	var said *pgconn.PgError

@@ -11,8 +11,8 @@ import (
 	"github.com/holdfast-go/holdfast/txretry/txretrytest"
 )
 
-// The closure collects into a variable that it does not reset. One run hides the mistake; a conflict at
-// the end of the first run shows it.
+// The closure appends to a variable that it does not reset. A single run hides the mistake; a conflict at the end of
+// the first run shows it.
 func ExampleFault() {
 	seats := func(script ...txretrytest.Fault) (held []string) {
 		manager := txretrytest.New(txretrytest.Config{Script: script, Retry: txretry.Config{BaseDelay: time.Millisecond}})
@@ -29,8 +29,8 @@ func ExampleFault() {
 	// [B1 B2 B1 B2]
 }
 
-// The first COMMIT meets a conflict and the reply of the second one is lost: the
-// effect is there once, and the caller hears that the outcome is unknown.
+// The first COMMIT fails with a conflict, and the reply of the second is lost. The effect happens once, and the
+// caller gets an error for the unknown outcome.
 func ExampleNew() {
 	manager := txretrytest.New(txretrytest.Config{
 		Script: []txretrytest.Fault{

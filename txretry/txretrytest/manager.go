@@ -16,17 +16,17 @@ import (
 	"github.com/holdfast-go/holdfast/txretry/driver"
 )
 
-// Config configures a [Manager]. The zero value is usable.
+// Config configures a [Manager]. The zero value works.
 type Config struct {
-	// Script holds the fault of each attempt, in order over all calls. Attempts
-	// beyond its end succeed, as those with a zero Fault do.
+	// Script has the fault of each attempt, in order over all calls. An attempt without an entry, or with a zero
+	// Fault, succeeds.
 	Script []Fault
 
-	// Struck is called for each fault of Script that happens, with its index in Script. It is not called
-	// for a fault whose attempt ends before the fault's Point. It must not block. Nil is allowed.
+	// Struck is called for each fault of Script that happens, with its index in Script. It is not called for a fault
+	// whose attempt ends before the fault's Point. It must not block. Nil: no call.
 	Struck func(attempt int, f Fault)
 
-	// Retry is the configuration of the retry loop, as of txretry.New.
+	// Retry is the configuration of the retry loop, as for txretry.New.
 	Retry txretry.Config
 }
 
@@ -37,11 +37,11 @@ type Manager struct {
 	inner *txretry.Manager
 }
 
-// Stats counts what a [Manager] has done.
+// Stats has the counts of a [Manager].
 type Stats struct {
-	Attempts  int // transactions begun, or refused to begin by the script
-	Commits   int // transactions applied, also where the reply was lost
-	Rollbacks int // transactions begun and not applied
+	Attempts  int // transactions started, or failed at BEGIN by the script
+	Commits   int // transactions applied, even if the reply was lost
+	Rollbacks int // transactions started and not applied
 }
 
 // New returns a Manager. It panics if cfg is invalid.
@@ -54,13 +54,12 @@ func New(cfg Config) *Manager {
 	return &Manager{db: db, inner: inner}
 }
 
-// Do is txretry.Manager.Do on a fake transaction.
+// Do is like txretry.Manager.Do on a fake transaction.
 func (m *Manager) Do(ctx context.Context, fn func(ctx context.Context, tx pgx.Tx) error) error {
 	return m.DoWith(ctx, txretry.Options{}, fn)
 }
 
-// DoWith is txretry.Manager.DoWith on a fake transaction. Of the options the
-// isolation and the timeouts change nothing.
+// DoWith is like txretry.Manager.DoWith on a fake transaction. The isolation and the timeouts in opts have no effect.
 func (m *Manager) DoWith(ctx context.Context, opts txretry.Options, fn func(ctx context.Context, tx pgx.Tx) error) error {
 	if outer, ok := ctx.Value(inside{m}).(*atomic.Bool); fn == nil || ok && outer.Load() {
 		return m.inner.DoWith(ctx, opts, fn)
@@ -76,10 +75,10 @@ func (m *Manager) DoWith(ctx context.Context, opts txretry.Options, fn func(ctx 
 	})
 }
 
-// inside is the context key of what tells a nested call, whose end is not the call's.
+// inside is the context key that marks a nested call, whose end is not the end of the outer call.
 type inside struct{ m *Manager }
 
-// Stats returns the counts up to now.
+// Stats returns the counts so far.
 func (m *Manager) Stats() Stats {
 	m.db.mu.Lock()
 	defer m.db.mu.Unlock()
@@ -88,18 +87,16 @@ func (m *Manager) Stats() Stats {
 
 var errNoSQL = errors.New("txretrytest: a fake transaction runs no SQL")
 
-// maxQuote bounds how much of a statement an error quotes.
+// maxQuote is the maximum length of a quoted statement in an error.
 const maxQuote = 200
 
-// fakeTx refuses statements. Begin, Commit and Rollback are the handle's above
-// it and never come here.
+// fakeTx rejects statements. The handle above it handles Begin, Commit and Rollback, so they are never called here.
 type fakeTx struct {
 	pgx.Tx
 	s *fakeSession
 }
 
-// refuse aborts the transaction: the mistake comes out of Do even if the caller
-// ignores this error.
+// refuse aborts the transaction, so that Do returns the mistake even if the caller ignores this error.
 func (s *fakeSession) refuse(sql string) error {
 	if s.state == driver.Lost {
 		return errClosed
@@ -149,8 +146,8 @@ func (fakeTx) Conn() *pgx.Conn { return nil }
 // Fault makes one attempt fail. The zero Fault lets it succeed.
 type Fault struct {
 	Point     Point
-	Statement int    // AtStatement only: which one of the attempt, from 1
-	SQLSTATE  string // what the server answers, such as "40001"; none for a lost reply
+	Statement int    // AtStatement only: the number of the statement in the attempt, from 1
+	SQLSTATE  string // the server's error, such as "40001"; empty for a lost reply
 }
 
 // Point is the place where an attempt fails.
@@ -160,13 +157,13 @@ type Point int
 const (
 	noFault Point = iota
 
-	AtBegin     // the transaction does not begin
-	AtStatement // the n-th Effect or Fail is not run
-	AtEnd       // fn has succeeded, then fails as if by its last statement; not that of a nested call
-	AtCommit    // COMMIT is refused; nothing is applied, but of 08xxx, 40003 and 57P0x that is unknown
+	AtBegin     // the transaction does not start
+	AtStatement // the n-th Effect or Fail does not run
+	AtEnd       // fn succeeds, then fails as if by its last statement; not at the end of a nested call
+	AtCommit    // COMMIT fails and applies nothing; with 08xxx, 40003 and 57P0x the caller cannot know this
 
-	ReplyLostApplied    // COMMIT is applied, unless a statement of it fails; its reply does not arrive
-	ReplyLostNotApplied // COMMIT is not applied, and no reply arrives
+	ReplyLostApplied    // COMMIT is applied, unless one of its statements fails; its reply is lost
+	ReplyLostNotApplied // COMMIT is not applied, and its reply is lost
 )
 
 var (
@@ -199,7 +196,7 @@ func (f Fault) check() error {
 	return nil
 }
 
-// answer is what a server says, which closes the connection when it shuts down (57P0x).
+// answer returns a server error. With 57P0x, the server shuts down and closes the connection.
 func answer(sqlstate, text string) *pgconn.PgError {
 	severity := "ERROR"
 	if strings.HasPrefix(sqlstate, "57P0") {
@@ -208,7 +205,7 @@ func answer(sqlstate, text string) *pgconn.PgError {
 	return &pgconn.PgError{Severity: severity, SeverityUnlocalized: severity, Code: sqlstate, Message: text}
 }
 
-// TB is what a Prove function needs of a *testing.T.
+// TB has the methods of *testing.T that a Prove function uses.
 type TB interface {
 	Helper()
 	Context() context.Context
@@ -216,55 +213,51 @@ type TB interface {
 	Errorf(format string, args ...any)
 }
 
-// Proof says on which database a Prove function runs code, and what it compares. [Prove] is for a
-// transaction, inboxtest.Prove for a handler, idempotencytest.Prove for what has an idempotency key,
+// Proof configures a Prove function: the database for the code, and the rows to compare. [Prove] is for a
+// transaction, inboxtest.Prove for a handler, idempotencytest.Prove for work with an idempotency key,
 // expirytest.Prove for a sweep.
 //
-// A Prove function first runs the code undisturbed, twice, and counts the statements. Then, for each
-// statement, BEGIN and COMMIT included, it starts the code anew on connections of its own and
+// A Prove function first runs the code undisturbed, twice, and counts the statements. Then, for each statement,
+// including BEGIN and COMMIT, it starts the code on new connections. Each of these runs is called a schedule. A
+// schedule does one of the following:
 //
-//   - kills the process before the statement, then after it, when nobody has heard the answer: another
-//     process does the work again, and then the first one goes on as one that was only stopped, without
-//     its connections;
-//   - loses the connection after the statement, while the process goes on: at COMMIT that is the reply
-//     which is lost;
-//   - has the server refuse the statement, as one that takes too long (57014), or COMMIT by a conflict (40001);
-//   - has two processes do work that has a key at once, the first waiting before the statement.
+//   - It kills the process before the statement, or after it without a reply. Another process does the work again.
+//     Then the first process continues without its connections, like a process that was only stopped.
+//   - It loses the connection after the statement, and the process continues. At COMMIT, this means a lost reply.
+//   - It makes the server reject the statement, with a statement timeout (57014), or COMMIT with a conflict (40001).
+//   - It makes two processes do work that has a key at the same time. The first waits before the statement.
 //
-// Work that has a key is also done again after it was done. Each time the work is repeated until it is
-// done, as a broker, a client or a schedule would. The rows must then be those of the undisturbed run.
-// A killed process must have left either these or none. The first schedule after which they are not is
-// an error of the test; it says at which statement which rows differ, and how to mend that. Of a handler
-// with five statements there are some 40 schedules, which take a few seconds.
+// Work that has a key is also done again after it was done. Each time, the work is repeated until it succeeds, as a
+// broker, a client or a timer would. Then the rows must equal those of the undisturbed run. A killed process must
+// leave either all of these rows or none. After the first schedule with other rows, the test fails. The error names
+// the statement, the different rows and a fix. A handler with five statements has about 40 schedules, which take a
+// few seconds.
 //
-// Statements of one round trip, such as a batch, count as one. At most 100 are allowed. A crash of the
-// server is not tried: to a process it is a lost connection.
+// Statements of one round trip, such as a batch, count as one. At most 100 are allowed. A crash of the server is not
+// tested, because a process sees it as a lost connection.
 type Proof struct {
-	// Pool is on the database, whose tables exist. Its configuration is that of the pools on which
-	// the code runs. Nobody else may write to the tables meanwhile. Required.
+	// Pool is a pool on the database, in which the tables exist. The code runs on pools with the same configuration.
+	// Nobody else may write to the tables during the test. Required.
 	Pool *pgxpool.Pool
 
-	// Reset is SQL, of several statements if need be, that brings the tables to the state in which the
-	// work is to be done: before each schedule it must delete all that an earlier one has left, the
-	// entry in the inbox or the record of the idempotency key too, and write what the work begins with.
-	// Required.
+	// Reset is SQL, of one or several statements, that prepares the tables for the work before each schedule. It must
+	// delete everything from earlier schedules, including inbox entries and idempotency records, and write the rows
+	// that the work needs. Required.
 	Reset string
 
-	// Rows are the queries whose results are compared, in any order of rows, such as "TABLE invoices".
-	// Leave out the columns that may differ from attempt to attempt, such as ids from a sequence and
-	// times: "SELECT order_id, cents FROM invoices". Required.
+	// Rows are the queries whose results are compared, in any order of rows, such as "TABLE invoices". Leave out
+	// columns that may differ between attempts, such as ids from a sequence and times: "SELECT order_id, cents FROM
+	// invoices". Required.
 	Rows []string
 
-	// Effects counts what the code does elsewhere, such as mails, since the beginning. The difference
-	// that a schedule makes must be that of the undisturbed run, so count what has the same key on the
-	// other side once. Optional.
+	// Effects returns the number of effects elsewhere, such as mails, since the start. Each schedule must add as many
+	// as the undisturbed run, so count effects with the same key on the other side once. Optional.
 	Effects func() int
 }
 
-// Prove runs a transaction of yours under faults, as [Proof] describes. start makes a process: it is
-// given a pool and returns the function to prove, which calls txretry.Manager.Do on it. Since such a
-// function has no key, it is only done again where a fault has left nothing of it, and never by two
-// processes at once.
+// Prove runs a transaction of yours with faults, as [Proof] describes. start simulates a process: it receives a pool
+// and returns the function to prove, which calls txretry.Manager.Do on the pool. Such a function has no key. It is
+// therefore repeated only if a fault left nothing of it, and never run by two processes at once.
 func Prove(t TB, p Proof, start func(pool *pgxpool.Pool) (run func(ctx context.Context) error, err error)) {
 	t.Helper()
 	prove.Run(t, prove.Proof(p), prove.Work{
