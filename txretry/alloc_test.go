@@ -17,8 +17,8 @@ func rawOneTrip(ctx context.Context, pool *pgxpool.Pool) error {
 	return pgx.BeginTxFunc(ctx, pool, opts, func(tx pgx.Tx) error { return add(ctx, tx, 1) })
 }
 
-// A call makes little garbage beyond what pgx makes for the same statements. Not
-// parallel, since the allocations of the whole process are counted.
+// A call allocates little more than pgx for the same statements. The test is not parallel, because it counts the
+// allocations of the whole process.
 func TestAllocations(t *testing.T) {
 	pool := newCounter(t)
 	m := newManager(t, pool, txretry.Config{})

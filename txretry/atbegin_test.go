@@ -21,7 +21,7 @@ import (
 	"github.com/holdfast-go/holdfast/txretry/driver"
 )
 
-// atBegin looks at the counter, adds 1 and counts for how many calls of fn that was told.
+// atBegin runs a look at the counter, adds 1, and counts the calls of Done.
 func atBegin(told *int) driver.Statement {
 	n := 0
 	return driver.Statement{
@@ -30,7 +30,7 @@ func atBegin(told *int) driver.Statement {
 	}
 }
 
-// lookAt leaves -1 in n if there is no such counter.
+// lookAt sets n to -1 if there is no such counter.
 func lookAt(id int, n *int) *driver.Look {
 	return &driver.Look{SQL: "select n from counter where id = $1", Args: []any{id}, Read: func(row pgx.Row) error {
 		err := row.Scan(n)
@@ -41,7 +41,7 @@ func lookAt(id int, n *int) *driver.Look {
 	}}
 }
 
-// A look sees what has committed, and is no read of the transaction.
+// A look reads committed rows, and is not a read of the transaction.
 func TestAtBeginLooks(t *testing.T) {
 	t.Parallel()
 	inEveryMode(t, func(t *testing.T, m *txretry.Manager, pool *pgxpool.Pool) {
@@ -77,7 +77,7 @@ func TestAtBeginLooks(t *testing.T) {
 	})
 }
 
-// A look that fails is a BEGIN that fails, and leaves a sound connection.
+// A failed look is a failed BEGIN, and leaves the connection usable.
 func TestAtBeginLookFails(t *testing.T) {
 	t.Parallel()
 	inEveryMode(t, func(t *testing.T, m *txretry.Manager, pool *pgxpool.Pool) {
@@ -114,7 +114,7 @@ func TestAtBegin(t *testing.T) {
 			"with its id":     {},
 		} {
 			m := m
-			if name == "with its id" { // which is read before the first statement
+			if name == "with its id" { // the id is read before the first statement
 				m = newManager(t, m.Pool(), txretry.Config{XactStatus: true})
 			}
 			told, calls := 0, 0
@@ -143,7 +143,7 @@ func TestAtBegin(t *testing.T) {
 	})
 }
 
-// The first statement is bound by the lock timeout already.
+// The lock timeout applies to the first statement already.
 func TestAtBeginWaitsForALock(t *testing.T) {
 	t.Parallel()
 	inEveryMode(t, func(t *testing.T, m *txretry.Manager, pool *pgxpool.Pool) {
@@ -171,8 +171,8 @@ func TestAtBeginWaitsForALock(t *testing.T) {
 	})
 }
 
-// The server keeps the answer to BEGIN back while the first statement waits, for longer than
-// the bound of BEGIN and its doubles here. That is not taken for silence in the end.
+// The reply to BEGIN comes after the first statement. Here that statement waits for longer than the time limit of
+// BEGIN and its doublings. Finally it succeeds all the same.
 func TestAtBeginWaitsForLong(t *testing.T) {
 	t.Parallel()
 	pool := newCounter(t)
@@ -251,7 +251,7 @@ func TestAtBeginRefused(t *testing.T) {
 	}
 }
 
-// severed is a connection that passes on so many bytes of the server's, and then is lost.
+// severed is a connection that is lost after a number of bytes from the server.
 type severed struct {
 	net.Conn
 	left *atomic.Int64
@@ -268,8 +268,8 @@ func (c severed) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Wherever within its answers the connection is lost, AtBegin and fn have both taken effect
-// or neither has, and Do says which, as far as anybody can know.
+// Wherever the connection is lost within the replies, either both AtBegin and fn have taken effect, or neither. Do
+// reports which, if this can be known.
 func TestAtBeginConnectionLost(t *testing.T) {
 	t.Parallel()
 	modes := []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement}
@@ -303,7 +303,7 @@ func connectionLostWithin(t *testing.T, direct, pool *pgxpool.Pool, left *atomic
 	lost := 0
 	for passed := int64(0); ; passed += 11 {
 		left.Store(math.MaxInt64)
-		if err := run(); err != nil { // statements are prepared
+		if err := run(); err != nil { // prepares the statements
 			t.Fatal(err)
 		}
 		want += 2
@@ -313,7 +313,7 @@ func connectionLostWithin(t *testing.T, direct, pool *pgxpool.Pool, left *atomic
 		var unknown *txretry.CommitUnknownError
 		var unavailable *txretry.UnavailableError
 		if err != nil && !errors.As(err, &unknown) && !errors.As(err, &unavailable) {
-			t.Errorf("%d bytes: error %v, want that the database is unavailable", passed, err)
+			t.Errorf("%d bytes: error %v, want an unavailable database", passed, err)
 		}
 		switch {
 		case err == nil:
@@ -328,7 +328,7 @@ func connectionLostWithin(t *testing.T, direct, pool *pgxpool.Pool, left *atomic
 	}
 }
 
-// settledCounter waits for a transaction that nobody hears of any more.
+// settledCounter waits for a transaction whose connection is lost.
 func settledCounter(t *testing.T, pool *pgxpool.Pool) (n int) {
 	t.Helper()
 	if err := pool.QueryRow(t.Context(), "select n from counter where id = 1 for update").Scan(&n); err != nil {
@@ -337,7 +337,7 @@ func settledCounter(t *testing.T, pool *pgxpool.Pool) (n int) {
 	return n
 }
 
-// When Done panics, its transaction is rolled back and the connection is sound.
+// If Done panics, its transaction is rolled back and the connection stays usable.
 func TestAtBeginDonePanics(t *testing.T) {
 	t.Parallel()
 	direct := newCounter(t)

@@ -91,8 +91,9 @@ func TestDeadlock(t *testing.T) {
 		return m.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
 			first, second := first, second
 			if retry {
-				// The other one holds the second row and waits for the first, which this one has just given up. The
-				// first can be taken again before the other one has woken up: they would deadlock once more.
+				// The other transaction holds the second row and waits for the first, which this one has just
+				// released. This one could lock the first row again before the other wakes up, and they would
+				// deadlock once more.
 				first, second = second, first
 			}
 			if _, err := tx.Exec(ctx, "update counter set n = n + 1 where id = $1", first); err != nil {
@@ -152,16 +153,16 @@ func TestLockTimeout(t *testing.T) {
 func wantCancelled(t *testing.T, err error) {
 	t.Helper()
 	if !errors.Is(err, context.Canceled) && !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("error %v, want that of the context", err)
+		t.Errorf("error %v, want the error of the context", err)
 	}
 	var unknown *txretry.CommitUnknownError
 	if errors.As(err, &unknown) {
-		t.Errorf("error %v, but nothing is unknown", err)
+		t.Errorf("error %v, want a known outcome", err)
 	}
 }
 
-// The context ends while the call waits for its key, for a connection, for the answer to BEGIN, or for one to fn: it has had
-// no effect, and the connection is sound afterwards.
+// The context ends while the call waits for its key, for a connection, for the reply to BEGIN, or for a reply to fn.
+// The call has no effect, and the connection stays usable.
 func TestCancelled(t *testing.T) {
 	t.Parallel()
 	notRun := func(context.Context, pgx.Tx) error { return errors.New("fn was run") }
@@ -190,7 +191,7 @@ func TestCancelled(t *testing.T) {
 			direct, pool, proxy := behindProxy(t, 1, addOne)
 			m := newManager(t, pool, txretry.Config{})
 			settle := test.disturb(t, pool, proxy)
-			ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond) // timing: it must pass
+			ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond) // timing: must pass
 			defer cancel()
 			wantCancelled(t, m.Do(ctx, test.fn))
 			settle()
@@ -202,7 +203,7 @@ func TestCancelled(t *testing.T) {
 	}
 }
 
-// heldCommit has each COMMIT that has touched the counter wait until release is called.
+// heldCommit makes each COMMIT that has changed the counter wait until release is called.
 func heldCommit(t *testing.T, pool *pgxpool.Pool) (release func()) {
 	t.Helper()
 	const key = "hashtext(current_schema())"
@@ -226,20 +227,20 @@ func heldCommit(t *testing.T, pool *pgxpool.Pool) (release func()) {
 	}
 }
 
-// whileCommitting waits until a COMMIT waits for release, and asks for a value of that session.
+// whileCommitting waits until a COMMIT waits for release, and checks a value of that session.
 func whileCommitting(t *testing.T, pool *pgxpool.Pool, pid uint32, value string) {
 	t.Helper()
 	testenv.Eventually(t, func() error {
 		var done bool
 		err := pool.QueryRow(t.Context(), "select "+value+" from pg_stat_activity where pid = $1 and query = 'commit' and wait_event = 'advisory'", pid).Scan(&done)
 		if err == nil && !done {
-			err = errors.New("it is not so")
+			err = errors.New("the session does not have the value")
 		}
 		return err
 	})
 }
 
-// COMMIT goes on: a client that hangs up does not make its outcome unknown.
+// COMMIT continues: a cancelled context does not make its outcome unknown.
 func TestCancelledInCommit(t *testing.T) {
 	t.Parallel()
 	pool := newCounter(t)
@@ -265,12 +266,12 @@ func TestCancelledInCommit(t *testing.T) {
 	wantCounter(t, pool, 1)
 }
 
-// No connection is held while a call waits for its next attempt.
+// A call holds no connection while it waits for its next attempt.
 func TestConnectionsAreFreeBetweenAttempts(t *testing.T) {
 	t.Parallel()
 	pool := newCounter(t)
 	cfg, _ := observed()
-	cfg.Rand = func() float64 { // asked right before the delay
+	cfg.Rand = func() float64 { // called just before the delay
 		if n := pool.Stat().AcquiredConns(); n != 0 {
 			t.Errorf("%d connections are held before the delay", n)
 		}
@@ -288,8 +289,8 @@ func TestConnectionsAreFreeBetweenAttempts(t *testing.T) {
 	}
 }
 
-// Where pgx takes several statements for one (simple protocol), their answers
-// hide that of COMMIT: never is a commit called a rollback.
+// In the simple protocol, pgx accepts several statements as one. Their replies hide the reply of COMMIT. A commit is
+// never reported as a rollback.
 func TestAtCommitWithSeveralStatements(t *testing.T) {
 	t.Parallel()
 	inEveryMode(t, func(t *testing.T, m *txretry.Manager, pool *pgxpool.Pool) {
@@ -307,11 +308,11 @@ func TestAtCommitWithSeveralStatements(t *testing.T) {
 func checkNotApplied(t *testing.T, pool *pgxpool.Pool) {
 	t.Helper()
 	if n, err := read(context.WithoutCancel(t.Context()), pool); err != nil || n != 0 {
-		t.Errorf("called rolled back, but the counter is %d (error %v)", n, err)
+		t.Errorf("reported as rolled back, but the counter is %d (error %v)", n, err)
 	}
 }
 
-// faultyTracer panics when COMMIT has been answered.
+// faultyTracer panics after the reply to COMMIT.
 type faultyTracer struct{}
 
 func (faultyTracer) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceQueryStartData) context.Context {
@@ -324,8 +325,7 @@ func (faultyTracer) TraceQueryEnd(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQ
 	}
 }
 
-// Code of the user may run inside COMMIT. If it panics, nobody can say what
-// became of the transaction, and the connection keeps no deadline.
+// User code may run inside COMMIT. If it panics, the outcome is unknown, and the connection keeps no deadline.
 func TestPanicDuringCommit(t *testing.T) {
 	t.Parallel()
 	direct := newCounter(t)
@@ -342,7 +342,7 @@ func TestPanicDuringCommit(t *testing.T) {
 	func() {
 		defer func() {
 			if recover() != "boom" {
-				t.Error("the panic did not come out of Do")
+				t.Error("Do did not panic")
 			}
 		}()
 		_ = m.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
@@ -354,7 +354,7 @@ func TestPanicDuringCommit(t *testing.T) {
 		t.Errorf("outcome %s, want unknown", got)
 	}
 	if _, err := pool.Exec(t.Context(), "select pg_sleep(1.2)"); err != nil {
-		t.Errorf("the connection was given back with the deadline of COMMIT: %v", err)
+		t.Errorf("the connection was released with the deadline of COMMIT: %v", err)
 	}
 }
 
@@ -367,7 +367,7 @@ func TestBackendTerminated(t *testing.T) {
 		"at a statement": {false, func(t *testing.T, err error) { wantSQLSTATE(t, err, "57P01") }},
 		"before COMMIT": {true, func(t *testing.T, err error) {
 			var unavailable *txretry.UnavailableError
-			if !errors.As(err, &unavailable) { // else the test was so slow that it was found before COMMIT
+			if !errors.As(err, &unavailable) { // on a slow machine, the loss is found before COMMIT
 				wantUnknown(t, err)
 			}
 		}},
@@ -397,8 +397,8 @@ func TestBackendTerminated(t *testing.T) {
 	}
 }
 
-// A statement that lost the connection, its error swallowed, is known to be
-// rolled back: COMMIT is not sent.
+// A statement lost the connection, and fn ignored its error. The transaction is definitely rolled back: COMMIT is not
+// sent.
 func TestConnectionLostBeforeCommit(t *testing.T) {
 	t.Parallel()
 	pool := newCounter(t)
@@ -422,7 +422,7 @@ func TestCommitReplyLost(t *testing.T) {
 			proxy := testenv.NewProxy(t, direct.Config().ConnString())
 			pool := pgtest.Pool(t, proxy.URL(), 2)
 			m := newManager(t, pool, txretry.Config{CommitTimeout: time.Minute})
-			m.SetWaits(time.Minute, time.Minute) // a BEGIN that is sent again has nothing prepared
+			m.SetWaits(time.Minute, time.Minute) // a repeated BEGIN would have no prepared statements
 			work := func(ctx context.Context, tx pgx.Tx) error {
 				if atCommit {
 					txretry.AtCommit(tx, "update counter set n = n + $1 where id = 1", 1)
@@ -430,7 +430,7 @@ func TestCommitReplyLost(t *testing.T) {
 				}
 				return add(ctx, tx, 1)
 			}
-			// Statements are prepared by a first round, so that the second is one trip.
+			// A first round prepares the statements, so that the second takes one round trip.
 			if err := m.Do(t.Context(), work); err != nil {
 				t.Fatal(err)
 			}
@@ -478,7 +478,7 @@ func TestFnEndsTheTransaction(t *testing.T) {
 	}
 }
 
-// Nobody knows what fn's own statement has done, so no function runs.
+// The result of fn's own statement is unknown, so no function runs.
 func TestFnEndsTheTransactionAndPanics(t *testing.T) {
 	t.Parallel()
 	pool := newCounter(t)
@@ -526,8 +526,8 @@ func gone(t *testing.T, pool *pgxpool.Pool, pid uint32) {
 	})
 }
 
-// The server closes the connection of a transaction in which fn does nothing. That is an answer,
-// if fn has taken long: COMMIT is not sent.
+// The server closes the connection of a transaction in which fn is idle. If fn has taken long, this is found before
+// COMMIT, and COMMIT is not sent.
 func TestIdleTimeout(t *testing.T) {
 	t.Parallel()
 	pool := newCounter(t)
@@ -535,7 +535,7 @@ func TestIdleTimeout(t *testing.T) {
 	calls := 0
 	err := m.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
 		calls++
-		late := time.After(1100 * time.Millisecond) // timing: a second of silence brings a ping before COMMIT
+		late := time.After(1100 * time.Millisecond) // timing: a second of silence causes a ping before COMMIT
 		gone(t, pool, pidOf(t, tx))
 		<-late
 		return nil
@@ -546,8 +546,8 @@ func TestIdleTimeout(t *testing.T) {
 	}
 }
 
-// A connection that was lost while fn did something else is found before COMMIT, so that nothing is
-// unknown and the transaction can be repeated.
+// A connection lost while fn did something else is found before COMMIT. The outcome is then known, and the
+// transaction can be retried.
 func TestConnectionLostWhileIdle(t *testing.T) {
 	t.Parallel()
 	pool := newCounter(t)
@@ -557,7 +557,7 @@ func TestConnectionLostWhileIdle(t *testing.T) {
 		if calls++; calls > 1 {
 			return add(ctx, tx, 1)
 		}
-		late := time.After(1100 * time.Millisecond) // timing: a second of silence brings a ping before COMMIT
+		late := time.After(1100 * time.Millisecond) // timing: a second of silence causes a ping before COMMIT
 		exec(t, pool, "select pg_terminate_backend($1, 5000)", pidOf(t, tx))
 		<-late
 		return nil
@@ -568,7 +568,7 @@ func TestConnectionLostWhileIdle(t *testing.T) {
 	wantCounter(t, pool, 1)
 }
 
-// seen is the span of one call at a time.
+// seen records the span of one call at a time.
 type seen struct {
 	span   map[string]string
 	events []string

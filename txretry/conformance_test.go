@@ -54,7 +54,7 @@ func newBackendOn(t *testing.T) (conformance.Backend, *pgxpool.Pool) {
 	return backendOn(t, pool), pool
 }
 
-// backendOn wants a pool on a table of counters.
+// backendOn needs a pool with a table of counters.
 func backendOn(t *testing.T, pool *pgxpool.Pool) conformance.Backend {
 	t.Helper()
 	exec(t, pool, deferredFailure)
@@ -83,8 +83,8 @@ func fail(ctx context.Context, tx pgx.Tx, sqlstate string) error {
 	return err
 }
 
-// Random calls come to the same on Postgres and on the fake, step by step, but for the texts of
-// errors. A sequence is told by its number.
+// Random calls have the same results on Postgres and on the fake, step by step, except for error texts. A sequence is
+// determined by its number.
 func TestDifferentialTransactions(t *testing.T) {
 	t.Parallel()
 	network := &losses{}
@@ -101,11 +101,11 @@ func TestDifferentialTransactions(t *testing.T) {
 	}
 	t.Logf("%d calls committed, %d unknown, %d attempts repeated", committed, unknown, retried)
 	if committed == 0 || unknown == 0 || retried == 0 {
-		t.Error("that proves little")
+		t.Error("too few calls to prove anything")
 	}
 }
 
-// backend is one that can lose the answers to COMMIT.
+// backend is a backend that can lose the replies to COMMIT.
 type backend struct {
 	conformance.Backend
 	scripted func(cfg txretry.Config, script []txretrytest.Fault) txretry.Transactor
@@ -120,7 +120,7 @@ func lossyBackend(t *testing.T, network *losses) backend {
 	return backend{b, func(cfg txretry.Config, script []txretrytest.Fault) txretry.Transactor {
 		network.script, network.attempts = script, 0
 		m := newManager(t, lossy, cfg)
-		m.SetWaits(time.Minute, time.Minute) // a BEGIN that is sent again would count as an attempt
+		m.SetWaits(time.Minute, time.Minute) // a repeated BEGIN would count as an attempt
 		return m
 	}}
 }
@@ -139,7 +139,7 @@ func fakeBackend() backend {
 			return txretrytest.Fail(tx, answer(sqlstate))
 		},
 		FailAtCommit: func(_ context.Context, tx pgx.Tx, sqlstate string) error {
-			if err := txretrytest.Effect(tx, func() {}, func() {}); err != nil { // it is a statement, too
+			if err := txretrytest.Effect(tx, func() {}, func() {}); err != nil { // it is a statement too
 				return err
 			}
 			return txretrytest.EffectAtCommit(tx, func() error { return answer(sqlstate) }, nil, nil)
@@ -151,13 +151,13 @@ func fakeBackend() backend {
 
 const maxNesting = 3
 
-// sequence makes random calls and notes what comes of every step.
+// sequence makes random calls and records the result of every step.
 type sequence struct {
 	backend
 	m       txretry.Transactor
 	rng     *rand.Rand
 	trace   []string
-	handles []pgx.Tx // all that there were, stale ones included
+	handles []pgx.Tx // all handles so far, including stale ones
 	hooks   int
 	seen    seen
 
@@ -187,7 +187,7 @@ func (s *sequence) chance(percent int) bool { return s.rng.IntN(100) < percent }
 
 func oneOf[T any](s *sequence, choices ...T) T { return choices[s.rng.IntN(len(choices))] }
 
-// done notes what the span of a call tells.
+// done records the span of a call.
 func (s *sequence) done() {
 	if s.seen.ended == 0 {
 		return
@@ -215,7 +215,7 @@ func (s *sequence) run(ctx context.Context) {
 	}
 }
 
-// call makes one call of Do. fn may panic out of it.
+// call makes one call of Do. fn may panic.
 func (s *sequence) call(ctx context.Context) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -265,7 +265,7 @@ func (s *sequence) fn(ctx context.Context, cancel func(), depth int) error {
 	return nil
 }
 
-// step does one thing, mostly with the newest handle.
+// step makes one operation, usually with the newest handle.
 func (s *sequence) step(ctx context.Context, depth int) (err error) {
 	tx := s.handles[len(s.handles)-1]
 	which := "newest"
@@ -308,7 +308,7 @@ func (s *sequence) step(ctx context.Context, depth int) (err error) {
 	return err
 }
 
-// nested makes a nested call, and may catch its panic.
+// nested makes a nested call, and may recover its panic.
 func (s *sequence) nested(ctx context.Context, depth int) error {
 	opts := txretry.Options{
 		Savepoint: !s.chance(25), ReadOnly: s.chance(10), Isolation: oneOf(s, "", "", pgx.ReadCommitted, pgx.Serializable),
@@ -326,7 +326,7 @@ func (s *sequence) nested(ctx context.Context, depth int) error {
 	})
 }
 
-// verdict is what can be told of an error, but for its text.
+// verdict describes an error without its text.
 func verdict(err error) string {
 	if err == nil {
 		return "none"
@@ -355,8 +355,8 @@ func verdict(err error) string {
 	return fmt.Sprint(told)
 }
 
-// losses is a network that loses the answer to COMMIT, or COMMIT itself, in the attempts that a
-// script of the fake names. One transaction runs at a time.
+// losses is a network that loses the reply to COMMIT, or COMMIT itself, in the attempts listed in a script of the
+// fake. One transaction runs at a time.
 type losses struct {
 	script   []txretrytest.Fault
 	attempts int
@@ -389,7 +389,7 @@ func (c *lossyConn) commit(p []byte, fault txretrytest.Point) (n int, err error)
 		return 0, io.ErrClosedPipe
 	case txretrytest.ReplyLostApplied:
 		if n, err = c.Conn.Write(p); err == nil {
-			_, err = c.Conn.Read(make([]byte, 1<<16)) // what would have told
+			_, err = c.Conn.Read(make([]byte, 1<<16)) // discards the reply
 		}
 		_ = c.Conn.Close()
 		return n, err

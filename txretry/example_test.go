@@ -13,9 +13,8 @@ import (
 
 var errSoldOut = errors.New("sold out")
 
-// The fake stands in for a database here. Its script makes the first COMMIT
-// fail with a serialization failure: the function runs again, its effect is
-// there once.
+// The fake replaces a database here. Its script makes the first COMMIT fail with a serialization failure. The
+// function runs again, and its effect happens once.
 func Example() {
 	manager := txretrytest.New(txretrytest.Config{
 		Script: []txretrytest.Fault{{Point: txretrytest.AtCommit, SQLSTATE: "40001"}},
@@ -39,7 +38,7 @@ func Example() {
 	// attempts: 3
 }
 
-// A caller tells the errors of Do apart by type.
+// A caller distinguishes the errors of Do by type.
 func ExampleLockTimeoutError() {
 	manager := txretrytest.New(txretrytest.Config{
 		Script: []txretrytest.Fault{{Point: txretrytest.AtEnd, SQLSTATE: "55P03"}},
@@ -54,8 +53,8 @@ func ExampleLockTimeoutError() {
 	// Output: 503 LOCK_TIMEOUT 1s 55P03
 }
 
-// The reply of the first COMMIT is lost, and nothing was applied. The server
-// is asked, so the function can run again.
+// The reply of the first COMMIT is lost, and nothing was applied. The manager finds this out and runs the function
+// again.
 func ExampleConfig_xactStatus() {
 	manager := txretrytest.New(txretrytest.Config{
 		Script: []txretrytest.Fault{{Point: txretrytest.ReplyLostNotApplied}},
@@ -69,7 +68,7 @@ func ExampleConfig_xactStatus() {
 	// Output: <nil> 1 2
 }
 
-// A function that is a transaction of its own, or part of a larger one.
+// This function can be a separate transaction, or part of a larger one.
 func ExampleOptions_savepoint() {
 	manager := txretrytest.New(txretrytest.Config{})
 	hold := func(ctx context.Context, seat string) error {
@@ -85,7 +84,7 @@ func ExampleOptions_savepoint() {
 	err := manager.Do(context.Background(), func(ctx context.Context, _ pgx.Tx) error {
 		for _, seat := range []string{"B1", "B2", "B3"} {
 			if err := hold(ctx, seat); err != nil {
-				fmt.Println(seat, err) // its savepoint is rolled back, the rest goes on
+				fmt.Println(seat, err) // its savepoint is rolled back, the rest continues
 			}
 		}
 		return nil

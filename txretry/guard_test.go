@@ -22,8 +22,8 @@ import (
 	"github.com/holdfast-go/holdfast/txretry/driver"
 )
 
-// silentServer runs a test in a bubble, with a manager on a prepared pool of idle connections, which has room for as many
-// again: a connection that is closed keeps its place for a second. Times are virtual.
+// silentServer runs a test in a bubble, with a manager on a prepared pool of idle connections. The pool has room for
+// as many again, because a closed connection keeps its place for a second. Times are virtual.
 func silentServer(t *testing.T, conns int, cfg txretry.Config, test func(t *testing.T, s *silent.Postgres, pool *pgxpool.Pool, m *txretry.Manager)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -43,7 +43,7 @@ func update(ctx context.Context, tx pgx.Tx) error {
 	return err
 }
 
-// BEGIN has no effect: it is sent again on another connection after 2 s, and the call does not notice.
+// BEGIN has no effect: it is sent again on another connection after 2 s, and the call succeeds.
 func TestSilentBegin(t *testing.T) {
 	t.Parallel()
 	for _, deliver := range []bool{false, true} {
@@ -67,8 +67,8 @@ func TestSilentBegin(t *testing.T) {
 	}
 }
 
-// A server that is silent altogether is reported within the bounds on BEGIN and on a new connection, and used as soon as
-// it is back.
+// If the whole server is silent, Do returns an error within the time limits of BEGIN and of a new connection. It
+// works again as soon as the server is back.
 func TestSilentServer(t *testing.T) {
 	t.Parallel()
 	silentServer(t, 4, txretry.Config{}, func(t *testing.T, s *silent.Postgres, _ *pgxpool.Pool, m *txretry.Manager) {
@@ -87,8 +87,8 @@ func TestSilentServer(t *testing.T) {
 	})
 }
 
-// Whatever a transaction waits for, a silent server ends it with ErrSilent after its timeout and a second,
-// and the next transaction has another connection.
+// In every wait of a transaction, a silent server causes ErrSilent after its timeout and a second. The next
+// transaction gets another connection.
 func TestSilentStatement(t *testing.T) {
 	t.Parallel()
 	const sql = "select n from counter where id = $1"
@@ -158,7 +158,8 @@ func TestSilentStatement(t *testing.T) {
 	}
 }
 
-// A COMMIT that is not answered in time is unknown, whether it arrived or not, unless the server is asked.
+// If a COMMIT gets no reply in time, its outcome is unknown, whether it arrived or not, unless the manager finds the
+// outcome.
 func TestSilentCommit(t *testing.T) {
 	t.Parallel()
 	for _, deliver := range []bool{false, true} {
@@ -201,10 +202,10 @@ func TestSilentCommit(t *testing.T) {
 	}
 }
 
-// The connection ends while COMMIT is being answered. The tag of COMMIT is an answer, also where nothing follows it.
+// The connection ends during the reply to COMMIT. The tag of COMMIT counts as the reply, even if nothing follows it.
 func TestHangUpDuringCommit(t *testing.T) {
 	t.Parallel()
-	// A pooler may keep its client when the server's connection breaks: it sends an ordinary error, and is ready.
+	// A pooler may keep its client when the server's connection breaks: it sends an ordinary error, and continues.
 	const poolerLostServer = "E\x00\x00\x00\x27SERROR\x00VERROR\x00C08006\x00Mserver lost\x00\x00Z\x00\x00\x00\x05I"
 	const readyForQuery = 6 // bytes
 	for name, test := range map[string]struct {
@@ -244,7 +245,7 @@ func TestHangUpDuringCommit(t *testing.T) {
 	}
 }
 
-// The silence of a real server on a real connection: the transaction takes effect once.
+// A real server on a real connection is silent: the transaction takes effect once.
 func TestSilentConnection_onPostgres(t *testing.T) {
 	t.Parallel()
 	direct, pool, proxy := behindProxy(t, 2, addOne)
@@ -259,8 +260,8 @@ func TestSilentConnection_onPostgres(t *testing.T) {
 	wantCounter(t, direct, 4)
 }
 
-// Close of a prepared pool does not wait for connections on which the server has fallen silent:
-// idle ones, those in a ping that was given up, and those in a statement that was.
+// Close of a prepared pool does not wait for silent connections: idle ones, those whose ping was given up, and those
+// whose statement was given up.
 func TestPreparedPoolCloses(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -291,7 +292,7 @@ func TestPreparedPoolCloses(t *testing.T) {
 		calls.Wait()
 		start := time.Now()
 		pool.Close()
-		if took := time.Since(start); took > 3*time.Second { // 2 s for an answer, and a second for the farewell
+		if took := time.Since(start); took > 3*time.Second { // 2 s for a reply, and a second for the goodbye
 			t.Errorf("Close took %v", took)
 		}
 		if closing.Load() == 0 {
@@ -300,7 +301,7 @@ func TestPreparedPoolCloses(t *testing.T) {
 	})
 }
 
-// Connections that fell silent while nobody used them cost each caller one wait of 2 s, not one for each connection.
+// Idle connections that became silent cost each caller one wait of 2 s, not one wait per connection.
 func TestSilentPool(t *testing.T) {
 	t.Parallel()
 	const conns = 8
@@ -310,7 +311,7 @@ func TestSilentPool(t *testing.T) {
 				t.Parallel()
 				silentServer(t, conns, txretry.Config{}, func(t *testing.T, s *silent.Postgres, _ *pgxpool.Pool, m *txretry.Manager) {
 					if pings {
-						time.Sleep(2 * time.Second) // the pool pings a connection that was idle for a second
+						time.Sleep(2 * time.Second) // the pool pings connections that were idle for a second
 					}
 					s.SilenceConnections()
 					start := time.Now()
@@ -326,8 +327,8 @@ func TestSilentPool(t *testing.T) {
 	}
 }
 
-// A caller who leaves after half a second, before a ping is given up, has the silent idle connections closed.
-func TestSilentPoolOfTheImpatient(t *testing.T) {
+// If a caller leaves after half a second, before the ping times out, the silent idle connections are closed.
+func TestSilentPool_closedWhenCallerLeaves(t *testing.T) {
 	t.Parallel()
 	silentServer(t, 20, txretry.Config{}, func(t *testing.T, s *silent.Postgres, _ *pgxpool.Pool, m *txretry.Manager) {
 		time.Sleep(2 * time.Second)
@@ -335,9 +336,9 @@ func TestSilentPoolOfTheImpatient(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
 		defer cancel()
 		if err := m.Do(ctx, update); err == nil {
-			t.Error("a silent connection has answered")
+			t.Error("a silent connection answered")
 		}
-		time.Sleep(3 * time.Second) // 2 s for an answer, and a second for the farewell
+		time.Sleep(3 * time.Second) // 2 s for a reply, and a second for the goodbye
 		synctest.Wait()
 		if n := s.Kept(); n > 0 || s.Silenced() != 20 {
 			t.Errorf("%d of %d silent connections are open", n, s.Silenced())
@@ -345,8 +346,8 @@ func TestSilentPoolOfTheImpatient(t *testing.T) {
 	})
 }
 
-// Transactions that hang do not stop the others, and give up their turn.
-func TestSilentTransactionsStopNobody(t *testing.T) {
+// Transactions that hang do not block the others, and pass their turn on.
+func TestSilentTransactions_doNotBlockOthers(t *testing.T) {
 	t.Parallel()
 	const hung = 6
 	silentServer(t, hung+1, txretry.Config{}, func(t *testing.T, s *silent.Postgres, _ *pgxpool.Pool, m *txretry.Manager) {
@@ -370,7 +371,7 @@ func TestSilentTransactionsStopNobody(t *testing.T) {
 		synctest.Wait()
 		together(hung, func() {
 			if err := m.Do(t.Context(), update); err != nil {
-				t.Errorf("beside them: %v", err)
+				t.Errorf("another transaction: %v", err)
 			}
 			silent.Took(t, "the call", start, 0)
 		})
@@ -390,7 +391,7 @@ func together(n int, do func()) {
 	all.Wait()
 }
 
-// A pool without a free connection is no deadline of the caller's.
+// A pool without a free connection does not return the error of the caller's deadline.
 func TestNoConnection(t *testing.T) {
 	t.Parallel()
 	silentServer(t, 1, txretry.Config{}, func(t *testing.T, _ *silent.Postgres, pool *pgxpool.Pool, m *txretry.Manager) {
@@ -407,7 +408,7 @@ func TestNoConnection(t *testing.T) {
 			return nil
 		})
 		wantUnavailable(t, err, "acquire")
-		if errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "2 are in use") {
+		if errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "in use 2") {
 			t.Errorf("error %v", err)
 		}
 		silent.Took(t, "the call", start, 30*time.Second)

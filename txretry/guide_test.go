@@ -9,7 +9,7 @@ import (
 	"github.com/holdfast-go/holdfast/txretry"
 )
 
-// The code of README.md, so that the compiler reads it too.
+// The code of README.md, so that it is compiled.
 
 var _ = []any{guideTransfer}
 

@@ -34,7 +34,7 @@ func TestSettings(t *testing.T) {
 		{txretry.Options{Isolation: pgx.RepeatableRead, LockTimeout: 1500001 * time.Microsecond, StatementTimeout: time.Minute, IdleTimeout: time.Hour}, "repeatable read / off / off / 1501ms / 1min / 1h"},
 	}
 	for _, tt := range tests {
-		for range 2 { // rendered, then remembered
+		for range 2 { // rendered, then cached
 			var got string
 			err := m.DoWith(t.Context(), tt.opts, func(ctx context.Context, tx pgx.Tx) error {
 				return tx.QueryRow(ctx, show).Scan(&got)
@@ -97,8 +97,8 @@ func TestHandleFacilities(t *testing.T) {
 	}
 }
 
-// An error that shows only later, and that nobody looks at, is still known.
-func TestSwallowedByEveryMethod(t *testing.T) {
+// Do reports an error that shows only later, even if fn ignores it.
+func TestHandle_reportsSwallowedErrors(t *testing.T) {
 	t.Parallel()
 	const broken = "select 1 / n from counter"
 	for name, run := range map[string]func(ctx context.Context, tx pgx.Tx){
@@ -226,8 +226,8 @@ func TestAtCommitRetried(t *testing.T) {
 	})
 }
 
-// Do must not call committed what a statement of AtCommit has rolled back: COMMIT behind it
-// is answered as if there had been something to commit.
+// If a statement of AtCommit rolls the transaction back, Do must not report a commit. The COMMIT after it gets the
+// same reply as for a real transaction.
 func TestAtCommitEndsTheTransaction(t *testing.T) {
 	t.Parallel()
 	inEveryMode(t, func(t *testing.T, m *txretry.Manager, pool *pgxpool.Pool) {
@@ -247,7 +247,7 @@ func TestAtCommitEndsTheTransaction(t *testing.T) {
 	})
 }
 
-// sender is a way by which a user sends a statement in a transaction.
+// senders are the ways in which users send a statement in a transaction.
 var senders = map[string]func(ctx context.Context, tx pgx.Tx, sql string) error{
 	"Exec": func(ctx context.Context, tx pgx.Tx, sql string) error {
 		_, err := tx.Exec(ctx, sql)
@@ -312,7 +312,7 @@ var senders = map[string]func(ctx context.Context, tx pgx.Tx, sql string) error{
 	},
 }
 
-// later runs a statement with COMMIT where the handle can do that.
+// later defers a statement to COMMIT if the handle can do that.
 func later(ctx context.Context, tx pgx.Tx, sql string, args ...any) error {
 	if txretry.AtCommit(tx, sql, args...) {
 		return nil
@@ -321,7 +321,7 @@ func later(ctx context.Context, tx pgx.Tx, sql string, args ...any) error {
 	return err
 }
 
-// What is registered belongs to the savepoint of that moment, whoever has set it, by whatever statement.
+// A registration belongs to the savepoint of that moment, however the savepoint was created.
 func TestDeferred_belongsToTheSavepoint(t *testing.T) {
 	t.Parallel()
 	pgtest.New(t)
@@ -331,7 +331,7 @@ func TestDeferred_belongsToTheSavepoint(t *testing.T) {
 			pool := newCounter(t)
 			m := newManager(t, pool, txretry.Config{})
 			for last, want := range map[string]int{"rollback to a": 101, "release a": 111} {
-				if name == "a handle of a savepoint" { // which sets none
+				if name == "a handle of a savepoint" { // its savepoint is not foreign
 					want = 111
 				}
 				exec(t, pool, "update counter set n = 0")
@@ -356,7 +356,7 @@ func TestDeferred_belongsToTheSavepoint(t *testing.T) {
 	}
 }
 
-// A statement runs with the settings of the moment in which it was deferred.
+// A deferred statement runs with the settings of the moment of its registration.
 func TestDeferred_keepsRoleAndSearchPath(t *testing.T) {
 	t.Parallel()
 	for name, sql := range map[string]string{
@@ -389,7 +389,7 @@ func TestDeferred_keepsRoleAndSearchPath(t *testing.T) {
 	}
 }
 
-// The error of a deferred statement comes out where it is sent, and nothing commits.
+// The error of a deferred statement is returned where it is sent, and nothing commits.
 func TestDeferred_failsWhereItIsSent(t *testing.T) {
 	t.Parallel()
 	pool := newCounter(t)

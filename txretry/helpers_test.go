@@ -26,9 +26,8 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }
 
-// newCounter returns a pool with a table of ten counters. When the test ends, the
-// pool must have its connections back and the server no transaction of it, or of
-// another pool made from its ConnString.
+// newCounter returns a pool with a table of ten counters. At the end of the test, all connections of the pool must be
+// released. The server must have no open transaction of this pool, or of another pool made from its ConnString.
 func newCounter(t *testing.T) *pgxpool.Pool {
 	t.Helper()
 	name := "holdfast_" + rand.Text()
@@ -55,7 +54,7 @@ func checkSettled(t *testing.T, pool *pgxpool.Pool, name string) {
 	ctx := context.WithoutCancel(t.Context())
 	testenv.Eventually(t, func() error {
 		if n := pool.Stat().AcquiredConns(); n != 0 {
-			return fmt.Errorf("%d connections were not given back", n)
+			return fmt.Errorf("%d connections were not released", n)
 		}
 		var open int
 		err := pool.QueryRow(ctx, "select count(*) from pg_stat_activity where application_name = $1 and state like 'idle in%'", name).Scan(&open)
@@ -104,8 +103,8 @@ func openPool(t *testing.T, cfg *pgxpool.Config) *pgxpool.Pool {
 	return pool
 }
 
-// behindProxy returns a counter, and a pool that reaches it through a proxy. Its connections are
-// open, and have prepared the statement of work.
+// behindProxy returns a counter, and a pool that reaches it through a proxy. Its connections are open, and have
+// prepared the statements of work.
 func behindProxy(t *testing.T, conns int, work func(ctx context.Context, tx pgx.Tx) error) (direct, pool *pgxpool.Pool, proxy *testenv.Proxy) {
 	t.Helper()
 	direct = newCounter(t)
@@ -130,7 +129,7 @@ func behindProxy(t *testing.T, conns int, work func(ctx context.Context, tx pgx.
 
 var quiet = slog.New(slog.DiscardHandler)
 
-// soon detects a call that hangs.
+// soon returns a context that detects a hanging call.
 func soon(t *testing.T) context.Context {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), testenv.Patience)
@@ -138,13 +137,13 @@ func soon(t *testing.T) context.Context {
 	return ctx
 }
 
-// observed is a short-delay configuration that collects the retries.
+// observed returns a configuration with short delays, and a recorder of the retries.
 func observed() (txretry.Config, *recorder) {
 	r := &recorder{}
 	return txretry.Config{BaseDelay: time.Millisecond, MaxDelay: 5 * time.Millisecond, Logger: slog.New(r)}, r
 }
 
-// recorder is a log that keeps the attempts which are repeated.
+// recorder is a log that keeps the retried attempts.
 type recorder struct {
 	mu      sync.Mutex
 	retries []map[string]string
@@ -193,7 +192,7 @@ func wantCounter(t *testing.T, pool *pgxpool.Pool, want int) {
 	}
 }
 
-// eventuallyCounter waits for a COMMIT that is still at work when its caller has left.
+// eventuallyCounter waits for a COMMIT that is still running after its caller has left.
 func eventuallyCounter(t *testing.T, pool *pgxpool.Pool, want int) {
 	t.Helper()
 	testenv.Eventually(t, func() error {
@@ -235,11 +234,11 @@ func wantUnknown(t *testing.T, err error) {
 		t.Fatalf("error %v, want *CommitUnknownError", err)
 	}
 	if pgconn.SafeToRetry(err) {
-		t.Error("an unknown commit is called safe to retry")
+		t.Error("an unknown commit is reported as safe to retry")
 	}
 }
 
-// pidOf asks the server: Conn of the handle would change what travels with COMMIT.
+// pidOf runs a query, because Conn of the handle would end the deferral to COMMIT.
 func pidOf(t *testing.T, tx pgx.Tx) (pid uint32) {
 	t.Helper()
 	if err := tx.QueryRow(t.Context(), "select pg_backend_pid()").Scan(&pid); err != nil {

@@ -18,8 +18,8 @@ import (
 	"github.com/holdfast-go/holdfast/txretry"
 )
 
-// A log is a key whose value is the list of the calls that have written it. So
-// its length is a version, and its end shows the order of all writes.
+// A log is a key whose value is the list of the calls that have written it. Its length is a version, and its last
+// entries show the order of all writes.
 const logSQL = `create table log (key int primary key, calls int[] not null);
 	insert into log select k, '{}' from generate_series(1, 4) k`
 
@@ -32,8 +32,8 @@ type player struct {
 	all map[int]*deed
 }
 
-// play makes a call that reads some keys and appends its number to some of them:
-// what it writes is what it has read, and a little.
+// play makes a call that reads some keys and appends its number to some of them: it writes the read value and its
+// number.
 func (p *player) play(ctx context.Context, rng *rand.Rand, id int) error {
 	keys := rng.Perm(4)[:1+rng.IntN(3)]
 	writes := rng.IntN(len(keys) + 1)
@@ -79,8 +79,8 @@ func (p *player) play(ctx context.Context, rng *rand.Rand, id int) error {
 	return err
 }
 
-// Whatever the schedule: the calls that returned nil, and only those, took
-// effect, once each, and as if they had run one after another.
+// Whatever the schedule, exactly the calls that returned nil took effect. Each took effect once, as if they had run
+// one after another.
 func TestHistoriesAreSerializable(t *testing.T) {
 	t.Parallel()
 	const workers, each = 6, 6
@@ -120,17 +120,16 @@ func logs(t *testing.T, pool *pgxpool.Pool) (order [][]int) {
 	return order
 }
 
-// deed is what one committed call did: the version of each key that it read,
-// and which of them it wrote.
+// deed records a committed call: the version of each key that it read, and the keys that it wrote.
 type deed struct {
 	reads  map[int]int
 	writes map[int]bool
 }
 
-// check compares the deeds with the final logs. They are serializable if no
-// cycle of "must have come before" leads through them.
+// check compares the deeds with the final logs. They are serializable if the relation "must have come before" has no
+// cycle.
 func check(all map[int]*deed, order [][]int) error {
-	before := map[int][]int{} // call → those that must come after it
+	before := map[int][]int{} // call → the calls that must come after it
 	for key, calls := range order {
 		written := map[int]bool{}
 		for at, id := range calls {
@@ -194,14 +193,14 @@ func acyclic(before map[int][]int) error {
 	return nil
 }
 
-// walk does random things with a transaction: savepoints left open, savepoints that only the server
-// knows, statements that fail, rows left unread. Each step that succeeds writes a row at once, one through AtCommit, and
-// notes itself through AfterCommit.
+// walk makes random steps in a transaction: open savepoints, savepoints that only the server knows, failing
+// statements, unread rows. Each successful step writes one row immediately and one through AtCommit, and adds a note
+// through AfterCommit.
 type walk struct {
 	rng   *rand.Rand
 	steps int
 	noted []int
-	bare  bool // whether it may use the bare connection
+	bare  bool // may use the bare connection
 }
 
 func (w *walk) in(ctx context.Context, tx pgx.Tx, depth int) {
@@ -238,7 +237,7 @@ func (w *walk) step(ctx context.Context, tx pgx.Tx) {
 	}
 }
 
-// foreign runs what sets or ends a savepoint of the user's own.
+// foreign runs statements that create or end a savepoint of the user.
 func (w *walk) foreign(ctx context.Context, tx pgx.Tx) {
 	name := string("ab"[w.rng.IntN(2)])
 	set, back, release := "savepoint "+name, "rollback to "+name, "release "+name
@@ -281,7 +280,7 @@ func (w *walk) end(ctx context.Context, tx pgx.Tx) {
 	}
 }
 
-// Whatever fn does, what was written at once, at COMMIT and noted afterwards is the same.
+// Whatever fn does, the rows written immediately, the rows written at COMMIT and the notes are the same.
 func TestEffectsStayTogether(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)

@@ -19,12 +19,12 @@ import (
 	"github.com/holdfast-go/holdfast/txretry/driver"
 )
 
-// SetWaits sets how long the manager waits for a connection and for the answer to BEGIN.
+// SetWaits sets the time limits for a connection and for the reply to BEGIN.
 func (m *Manager) SetWaits(acquire, begin time.Duration) {
 	m.bounds.acquire, m.bounds.begin = acquire, begin
 }
 
-// A lock that a statement waits for on its way with COMMIT is reported by the server before COMMIT is given up.
+// If a statement sent with COMMIT waits for a lock, the server reports the lock timeout before COMMIT times out.
 func TestCommitOutlastsLockWaits(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -75,7 +75,7 @@ func TestBeginCacheIsBounded(t *testing.T) {
 		c.spec(beginKey{isolation: pgx.Serializable, lockTimeout: time.Duration(i) * time.Second})
 	}
 	if len(c.specs) != maxBeginCache {
-		t.Errorf("%d messages are remembered", len(c.specs))
+		t.Errorf("%d messages are cached", len(c.specs))
 	}
 }
 
@@ -96,7 +96,7 @@ func TestTurnsAreFirstComeFirstServed(t *testing.T) {
 			go func() {
 				take(t, &all, "seat:1")
 				defer all.pass("seat:1")
-				order = append(order, i) // the race detector would see two at once
+				order = append(order, i) // the race detector would find two at once
 				time.Sleep(time.Second)
 			}()
 			synctest.Wait()
@@ -198,7 +198,7 @@ func impatient(t *testing.T, pool *pgxpool.Pool, patience time.Duration) pgx.Tx 
 	return s.Tx()
 }
 
-// slowly runs a test in a bubble, in a transaction on a Postgres that gives the server 8 s.
+// slowly runs a test in a bubble, in a transaction on a Postgres that has 8 s per reply.
 func slowly(t *testing.T, test func(t *testing.T, tx pgx.Tx, pause func())) {
 	t.Helper()
 	t.Parallel()
@@ -210,10 +210,10 @@ func slowly(t *testing.T, test func(t *testing.T, tx pgx.Tx, pause func())) {
 	})
 }
 
-// The time that the caller takes between two rows is not the server's.
+// The caller's time between two rows does not count against the server.
 func TestSlowReader(t *testing.T) {
 	slowly(t, func(t *testing.T, tx pgx.Tx, pause func()) {
-		const sql = "select i, repeat('x', 1000) from generate_series(1, 2000) i" // more than fits into the buffers between
+		const sql = "select i, repeat('x', 1000) from generate_series(1, 2000) i" // more than fits into the buffers in between
 		read := func(rows pgx.Rows, err error) {
 			t.Helper()
 			if err != nil {
@@ -247,7 +247,7 @@ func TestSlowReader(t *testing.T) {
 	})
 }
 
-// slowSource takes its time for the second of its rows.
+// slowSource is slow to return its second row.
 type slowSource struct {
 	row, rows int
 	pause     func()
@@ -263,7 +263,7 @@ func (s *slowSource) Next() bool {
 func (s *slowSource) Values() ([]any, error) { return []any{s.row}, nil }
 func (s *slowSource) Err() error             { return nil }
 
-// The time that the source of a COPY takes is not the server's.
+// The time of a COPY's source does not count against the server.
 func TestSlowSource(t *testing.T) {
 	slowly(t, func(t *testing.T, tx pgx.Tx, pause func()) {
 		if _, err := tx.Exec(t.Context(), "create table target (n int)"); err != nil {
@@ -276,7 +276,7 @@ func TestSlowSource(t *testing.T) {
 	})
 }
 
-// A COPY into a network that takes nothing any more ends.
+// A COPY ends if the network accepts no more data.
 func TestCopyIntoSilence(t *testing.T) {
 	t.Parallel()
 	direct := pgtest.New(t)
@@ -286,7 +286,7 @@ func TestCopyIntoSilence(t *testing.T) {
 	proxy := testenv.NewProxy(t, direct.Config().ConnString())
 	tx := impatient(t, pgtest.Pool(t, proxy.URL(), 1), 200*time.Millisecond)
 	row := 0
-	rows := pgx.CopyFromFunc(func() ([]any, error) { // without end
+	rows := pgx.CopyFromFunc(func() ([]any, error) { // endless
 		if row++; row == 1000 {
 			proxy.Pause()
 		}
@@ -299,7 +299,7 @@ func TestCopyIntoSilence(t *testing.T) {
 	}
 }
 
-// The end of the caller's context is not forgotten when a row is granted more time.
+// The end of the caller's context still applies when the time limit restarts for a row.
 func TestCancelledBetweenRows(t *testing.T) {
 	t.Parallel()
 	proxy := testenv.NewProxy(t, pgtest.URL(t))
@@ -311,14 +311,14 @@ func TestCancelledBetweenRows(t *testing.T) {
 	}
 	proxy.Pause()
 	cancel()
-	<-time.After(100 * time.Millisecond) // in which pgx sets its deadline
-	tx.(*connTx).until = time.Now()      // so that the next row is granted time
+	<-time.After(100 * time.Millisecond) // meanwhile pgx sets its deadline
+	tx.(*connTx).until = time.Now()      // so that the time limit restarts for the next row
 	for rows.Next() {
-		continue // what had arrived
+		continue // rows that had arrived
 	}
 	proxy.Heal()
 	if err := rows.Err(); !errors.Is(err, context.Canceled) {
-		t.Errorf("error %v, want that of the context", err)
+		t.Errorf("error %v, want the error of the context", err)
 	}
 }
 
@@ -374,12 +374,12 @@ func TestFate(t *testing.T) {
 		var active bool
 		err := pool.QueryRow(t.Context(), "select exists (select from pg_stat_activity where backend_xid::text = $1 and state = 'active')", xid).Scan(&active)
 		if err == nil && !active {
-			err = errors.New("not at work yet")
+			err = errors.New("not running yet")
 		}
 		return err
 	})
 	want(xid, driver.Unknown, nil)
-	want(xid, driver.Unknown, nil) // it was left alone
+	want(xid, driver.Unknown, nil) // it was not ended
 	wake()
 	sleeping.Wait()
 	busy.Close()

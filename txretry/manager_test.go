@@ -89,7 +89,7 @@ func TestNewRefuses(t *testing.T) {
 	}
 }
 
-// A user's test of its error mapping makes these errors itself.
+// A user's test of its error mapping creates these errors itself.
 func TestErrorsMadeByHand(t *testing.T) {
 	t.Parallel()
 	for _, err := range []error{&txretry.LockTimeoutError{}, &txretry.LockTimeoutError{Name: "seats.hold"}, &txretry.CommitUnknownError{}} {
@@ -99,7 +99,7 @@ func TestErrorsMadeByHand(t *testing.T) {
 	}
 }
 
-// preparedPool returns a pool on the server that is as it should be.
+// preparedPool returns a correctly configured pool on the server.
 func preparedPool(t *testing.T, server *testenv.Server, conns int32) *pgxpool.Pool {
 	t.Helper()
 	cfg, err := pgxpool.ParseConfig(server.URL())
@@ -117,7 +117,7 @@ func wantFindings(t *testing.T, m *txretry.Manager, texts ...string) {
 	err := m.Check(t.Context())
 	if len(texts) == 0 {
 		if err != nil {
-			t.Errorf("findings where there should be none: %v", err)
+			t.Errorf("findings %v, want none", err)
 		}
 		return
 	}
@@ -156,7 +156,7 @@ func TestCheck(t *testing.T) {
 	wantFindings(t, newManager(t, raw, txretry.Config{}), "1000 connections", "bound how long it connects")
 }
 
-// Check asks another connection where one falls silent. A server that is silent is an error.
+// Check tries another connection if one falls silent. A silent server is an error.
 func TestCheckOfSilentServer(t *testing.T) {
 	t.Parallel()
 	url := pgtest.URL(t)
@@ -167,7 +167,7 @@ func TestCheckOfSilentServer(t *testing.T) {
 		m := newManager(t, s.Open(t, cfg), txretry.Config{})
 		s.SilenceOn(testenv.Silence{On: "server_version_num"})
 		start := time.Now()
-		err := m.Check(t.Context()) // it may find something
+		err := m.Check(t.Context()) // may return findings
 		if errors.Is(err, context.DeadlineExceeded) || s.Silenced() != 1 {
 			t.Errorf("%v, %d connections silent", err, s.Silenced())
 		}
@@ -179,8 +179,8 @@ func TestCheckOfSilentServer(t *testing.T) {
 	})
 }
 
-// A server with few predicate locks, which then becomes a hot standby.
-func TestMisSetServer(t *testing.T) {
+// The server has few predicate locks, and then becomes a hot standby.
+func TestServer_misconfigured(t *testing.T) {
 	t.Parallel()
 	server := testenv.Private(t, testenv.Postgres, "-c", "max_pred_locks_per_transaction=10", "-c", "max_connections=12", "-c", "superuser_reserved_connections=0")
 	pool := preparedPool(t, server, 8)
@@ -201,8 +201,8 @@ func TestMisSetServer(t *testing.T) {
 	t.Run("hot standby", func(t *testing.T) { testHotStandby(t, m, pool) })
 }
 
-// The server's table of predicate locks is full: an answer that names the setting, and no retry,
-// which would need the same table.
+// The server's table of predicate locks is full. The error names the setting. The call is not retried, because a
+// retry would need the same table.
 func testOutOfPredicateLocks(t *testing.T, m *txretry.Manager, pool *pgxpool.Pool) {
 	exec(t, pool, "create table seat (id int primary key, state int); insert into seat select g, 0 from generate_series(1, 50000) g; analyze seat")
 	look := func(ctx context.Context, tx pgx.Tx, id int) error {
@@ -213,7 +213,7 @@ func testOutOfPredicateLocks(t *testing.T, m *txretry.Manager, pool *pgxpool.Poo
 		if err := look(ctx, open, 1); err != nil {
 			return err
 		}
-		for n := range 50_000 { // the locks of each of these are kept as long as fn has not returned
+		for n := range 50_000 { // the server keeps the locks of each transaction until fn returns
 			err := m.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
 				calls++
 				_, err := tx.Exec(ctx, "update seat set state = 1 where id = $1", n)
@@ -248,7 +248,7 @@ func testHotStandby(t *testing.T, m *txretry.Manager, pool *pgxpool.Pool) {
 		m    *txretry.Manager
 		opts txretry.Options
 		fn   func(ctx context.Context, tx pgx.Tx) error
-		code string // "" works
+		code string // "": succeeds
 	}{
 		"serializable":           {m, txretry.Options{}, look, "0A000"},
 		"write":                  {m, txretry.Options{Isolation: pgx.ReadCommitted}, func(ctx context.Context, tx pgx.Tx) error { return add(ctx, tx, 1) }, "25006"},

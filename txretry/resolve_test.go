@@ -19,7 +19,7 @@ import (
 	"github.com/holdfast-go/holdfast/txretry"
 )
 
-// witness is what is looked for.
+// witness is the row of the Witness.
 const witness = "insert into witness values (1)"
 
 // lookForWitness waits for the other transaction.
@@ -32,7 +32,7 @@ func lookForWitness(ctx context.Context, tx pgx.Tx) (committed bool, err error) 
 	return false, err
 }
 
-// resolvers are the ways to find out.
+// resolvers are the ways to find the outcome.
 var resolvers = map[string]struct {
 	status bool // Config.XactStatus
 	opts   txretry.Options
@@ -41,7 +41,7 @@ var resolvers = map[string]struct {
 	"witness": {opts: txretry.Options{Witness: lookForWitness}},
 }
 
-// work adds 1 and leaves the witness.
+// work adds 1 and writes the witness row.
 func work(calls, committed *int, disturb func(ctx context.Context, tx pgx.Tx)) func(ctx context.Context, tx pgx.Tx) error {
 	return func(ctx context.Context, tx pgx.Tx) error {
 		*calls++
@@ -57,8 +57,7 @@ func work(calls, committed *int, disturb func(ctx context.Context, tx pgx.Tx)) f
 	}
 }
 
-// resolved runs work, which adds 1 and leaves the witness, and checks that it
-// took effect once, in this many calls of fn.
+// resolved runs work, and checks that it took effect once, in the given number of calls of fn.
 func resolved(t *testing.T, m *txretry.Manager, opts txretry.Options, direct *pgxpool.Pool, wantCalls int, disturb func(ctx context.Context, tx pgx.Tx, call int)) {
 	t.Helper()
 	calls, committed := 0, 0
@@ -69,7 +68,7 @@ func resolved(t *testing.T, m *txretry.Manager, opts txretry.Options, direct *pg
 	wantCounter(t, direct, 1)
 }
 
-// The connection is lost, or falls silent, when COMMIT has arrived.
+// The connection is lost, or becomes silent, after COMMIT has arrived.
 func TestResolveCommitReplyLost(t *testing.T) {
 	t.Parallel()
 	for name, resolver := range resolvers {
@@ -104,8 +103,8 @@ func TestResolveCommitReplyLost(t *testing.T) {
 	}
 }
 
-// olderThan waits until the server has been up for longer than a call takes on the clock of a bubble. Of a younger
-// server the Manager cannot know that it has not crashed meanwhile, and the outcome is unknown.
+// olderThan waits until the server has run for longer than a call takes on the clock of a bubble. For a younger
+// server, the Manager cannot exclude a crash, and the outcome is unknown.
 func olderThan(t *testing.T, pool *pgxpool.Pool, age time.Duration) {
 	t.Helper()
 	testenv.Eventually(t, func() error {
@@ -118,7 +117,7 @@ func olderThan(t *testing.T, pool *pgxpool.Pool, age time.Duration) {
 	})
 }
 
-// The backend ends before it sees COMMIT: nothing is applied, so fn runs again.
+// The backend ends before it receives COMMIT: nothing is applied, so fn runs again.
 func TestResolveTerminatedBeforeCommit(t *testing.T) {
 	t.Parallel()
 	for name, resolver := range resolvers {
@@ -136,7 +135,7 @@ func TestResolveTerminatedBeforeCommit(t *testing.T) {
 	}
 }
 
-// COMMIT is at work when its backend ends.
+// The backend ends while COMMIT is running.
 func TestResolveDuringCommit(t *testing.T) {
 	t.Parallel()
 	for name, resolver := range resolvers {
@@ -161,7 +160,7 @@ func TestResolveDuringCommit(t *testing.T) {
 	}
 }
 
-// A read-only transaction has no effect that could be unknown: it is repeated.
+// The outcome of a read-only transaction does not matter: it is retried.
 func TestReadOnlyCommitLost(t *testing.T) {
 	t.Parallel()
 	pool := newCounter(t)
@@ -185,7 +184,7 @@ func TestReadOnlyCommitLost(t *testing.T) {
 	wantUnavailable(t, err, "commit")
 }
 
-// A Witness whose client vanishes gives its locks up as a transaction of fn does.
+// If the client of a Witness vanishes, its locks are released like those of fn's transaction.
 func TestWitnessIsBounded(t *testing.T) {
 	t.Parallel()
 	pool := newCounter(t)
@@ -202,24 +201,24 @@ func TestWitnessIsBounded(t *testing.T) {
 	}
 }
 
-// A server that crashes gives the id of a transaction of which it had written nothing to its disk to
-// another one. What became of that one is no answer, and it is left alone.
+// After a crash, the server may give a transaction's id to another transaction, if it had written nothing about the
+// id to disk. The outcome of the other transaction is not used, and the other transaction is not ended.
 func TestResolveAfterACrash(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
 		crash func(t *testing.T, server *testenv.Server)
-		then  string // what the other transaction does before the question
-		last  string // and after it
+		then  string // the other transaction's statement before the query for the outcome
+		last  string // its statement after the query
 	}{
 		"the server is killed":       {killServer, "commit", ""},
-		"one of its backends killed": {killBackend, "select", "commit"}, // it is idle in its transaction
+		"one of its backends killed": {killBackend, "select", "commit"}, // the backend is idle in its transaction
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			if test.last == "" {
 				testenv.Nightly(t, "kills a server; the other test kills a backend")
 			}
-			// Nothing else takes an id, or writes down which is the next one.
+			// Nothing else takes an id, or writes the next id to disk.
 			server := testenv.Private(t, testenv.Postgres, "-c", "autovacuum=off", "-c", "wal_level=minimal", "-c", "max_wal_senders=0")
 			proxy := testenv.NewProxy(t, server.URL())
 			m := newManager(t, pgtest.Pool(t, proxy.URL(), 2), txretry.Config{XactStatus: true, CommitTimeout: testenv.Patience})
@@ -280,7 +279,7 @@ func takeID(t *testing.T, url, id string) *pgx.Conn {
 	var got string
 	execOn(t, conn, "begin")
 	if err := conn.QueryRow(t.Context(), "select pg_current_xact_id()::text").Scan(&got); err != nil || got != id {
-		t.Errorf("the id %s was given away as %s, %v", id, got, err)
+		t.Errorf("the id %s was given out as %s, %v", id, got, err)
 	}
 	return conn
 }
@@ -292,8 +291,8 @@ func killServer(t *testing.T, server *testenv.Server) {
 	}
 }
 
-// killBackend returns when the server has recovered. Its own process goes on. A server that notices the kill ends all other
-// sessions, and refuses new ones until it has recovered.
+// killBackend returns when the server has recovered. The server process itself continues. A server that notices the
+// kill ends all other sessions, and rejects new ones until it has recovered.
 func killBackend(t *testing.T, server *testenv.Server) {
 	t.Helper()
 	killed, err := pgx.Connect(t.Context(), server.URL())

@@ -91,7 +91,7 @@ func TestSellOnPostgres(t *testing.T) {
 
 // snippet: in memory
 
-// memory stands for the tables. Each change says how it is undone.
+// memory replaces the tables. Each change has a function that undoes it.
 type memory struct {
 	stock    int
 	messages []outbox.Message
@@ -145,7 +145,7 @@ func TestSellWithoutAnAnswer(t *testing.T) {
 
 func TestSellIsProven(t *testing.T) {
 	proof := txretrytest.Proof{
-		Pool:  newSchema(t), // its tables are there, and empty
+		Pool:  newSchema(t), // with empty tables
 		Reset: "TRUNCATE stock, holdfast_outbox; INSERT INTO stock VALUES (1)",
 		Rows:  []string{"TABLE stock", "SELECT name, convert_from(body, 'UTF8') FROM holdfast_outbox"},
 	}

@@ -10,13 +10,13 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }
 
-// Every call has a schema of its own, which is gone when the test has ended.
+// Every call creates a new schema, which is dropped at the end of the test.
 func TestNew(t *testing.T) {
-	t.Setenv(testenv.PostgresVar, os.Getenv(testenv.PostgresVar)) // as it is
+	t.Setenv(testenv.PostgresVar, os.Getenv(testenv.PostgresVar)) // unchanged
 	checkSchemas(t)
 }
 
-// The same on a server that the process starts.
+// The process starts a server, and every call creates a schema on it.
 func TestNewOnAPrivateServer(t *testing.T) {
 	testenv.Nightly(t, "starts a server")
 	t.Setenv(testenv.PostgresVar, "")

@@ -191,7 +191,7 @@ func TestEffectRefuses(t *testing.T) {
 	}
 }
 
-// Transactions run one at a time; waiting for the turn ends with the context.
+// Transactions run one at a time. The wait for the slot ends with the context.
 func TestOneAtATime(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -207,7 +207,7 @@ func TestOneAtATime(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		err := m.Do(ctx, func(context.Context, pgx.Tx) error {
-			t.Error("ran beside another transaction")
+			t.Error("ran at the same time as another transaction")
 			return nil
 		})
 		if !errors.Is(err, context.DeadlineExceeded) {
@@ -267,7 +267,7 @@ func newBackend(*testing.T) conformance.Backend {
 
 func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }
 
-// stage logs what happens to an effect at COMMIT. One that is called "refused" fails.
+// stage logs the effect's calls at COMMIT. The effect "refused" fails.
 func stage(tx pgx.Tx, log *[]string, name string) error {
 	note := func(what string) func() { return func() { *log = append(*log, what+" "+name) } }
 	apply := func() error {
@@ -299,7 +299,7 @@ func TestEffectAtCommit(t *testing.T) {
 		script []txretrytest.Fault
 		run    func(context.Context, pgx.Tx, *[]string) error
 		want   []string
-		err    error // that comes out of Do, if it matters
+		err    error // the error that Do must return; nil: any
 	}{
 		"commit": {run: one, want: []string{"apply a", "commit a"}},
 		"in order": {
@@ -359,7 +359,7 @@ func TestEffectAtCommit(t *testing.T) {
 		},
 		"in a transaction that has failed": {
 			run: func(_ context.Context, tx pgx.Tx, log *[]string) error {
-				_ = txretrytest.Fail(tx, errRefused) // swallowed
+				_ = txretrytest.Fail(tx, errRefused) // fn ignores the error
 				return stage(tx, log, "a")
 			},
 			want: nil, err: errRefused,

@@ -53,7 +53,7 @@ func sell(ctx context.Context, tx pgx.Tx, seats ...string) error {
 	return nil
 }
 
-// A transaction that keeps the rules passes, whichever way its statements are sent.
+// A correct transaction passes, however its statements are sent.
 func TestProve(t *testing.T) {
 	t.Parallel()
 	pgtest.InEveryMode(t, func(t *testing.T, inMode func(*pgxpool.Pool) *pgxpool.Pool) {
@@ -66,7 +66,7 @@ func TestProve(t *testing.T) {
 	})
 }
 
-// A manager that finds out what became of a COMMIT does so under Prove.
+// Prove works with a manager that finds the outcome of a COMMIT.
 func TestProveWithXactStatus(t *testing.T) {
 	t.Parallel()
 	proveSale(t, newStock(t), txretry.Config{XactStatus: true}, func(*pgxpool.Pool) transaction {
@@ -74,12 +74,12 @@ func TestProveWithXactStatus(t *testing.T) {
 	})
 }
 
-// Each mistake is caught, and the error says what it is.
+// Prove finds each mistake, and the error describes it.
 func TestProveCatches(t *testing.T) {
 	t.Parallel()
 	var kept *pgxpool.Conn
 	t.Cleanup(func() {
-		if kept != nil { // else that subtest did not run
+		if kept != nil { // nil if that subtest did not run
 			kept.Release()
 		}
 	})
@@ -125,7 +125,7 @@ func TestProveCatches(t *testing.T) {
 	}
 }
 
-// What is missing in a Proof, and what is wrong with its SQL, is said.
+// Prove reports missing fields of a Proof, and errors of its SQL.
 func TestProveRefuses(t *testing.T) {
 	t.Parallel()
 	start := func(*pgxpool.Pool) (func(ctx context.Context) error, error) {

@@ -22,8 +22,8 @@ import (
 	"github.com/holdfast-go/holdfast/txretry/txretrytest"
 )
 
-// Under random faults each call that queues for a key returns the outcome of its own work, none is left
-// waiting (the bubble would notice), and the keys are free afterwards.
+// With random faults, each call that queues for a key returns the outcome of its own work. No call waits forever (the
+// bubble would report it), and the keys are free afterwards.
 func TestSerialKey_randomSchedules(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(150) {
@@ -33,7 +33,7 @@ func TestSerialKey_randomSchedules(t *testing.T) {
 	}
 }
 
-// dice are thrown by all goroutines of a schedule.
+// dice is a random source for all goroutines of a schedule.
 type dice struct {
 	mu   sync.Mutex
 	rand *rand.Rand
@@ -52,7 +52,7 @@ type schedule struct {
 	m     *txretrytest.Manager
 	calls []*scheduled
 	runs  int
-	stale pgx.Tx // the handle of the fn that ran last
+	stale pgx.Tx // the handle of the last fn
 }
 
 func newSchedule(t *testing.T, seed uint64) *schedule {
@@ -71,7 +71,7 @@ func newSchedule(t *testing.T, seed uint64) *schedule {
 	return s
 }
 
-var faults = append(make([]txretrytest.Fault, 12), // most attempts meet none
+var faults = append(make([]txretrytest.Fault, 12), // most attempts have no fault
 	txretrytest.Fault{Point: txretrytest.AtBegin, SQLSTATE: "40001"},
 	txretrytest.Fault{Point: txretrytest.AtBegin, SQLSTATE: "53300"},
 	txretrytest.Fault{Point: txretrytest.AtStatement, Statement: 1, SQLSTATE: "40001"},
@@ -84,7 +84,7 @@ var faults = append(make([]txretrytest.Fault, 12), // most attempts meet none
 	txretrytest.Fault{Point: txretrytest.ReplyLostNotApplied},
 )
 
-// badTracing panics now and then.
+// badTracing panics sometimes.
 type badTracing struct {
 	noop.TracerProvider
 	tracer *badTracer
@@ -129,7 +129,7 @@ func (s *schedule) run() {
 	all.Wait()
 	for i, c := range s.calls {
 		if wrong := c.wrong(); wrong != "" {
-			s.Errorf("call %d was told %s: error %v, panic %v; effects %d, at COMMIT %d (%v), after it %d",
+			s.Errorf("call %d returned %s: error %v, panic %v; effects %d, at COMMIT %d (%v), after it %d",
 				i, wrong, c.err, c.panicked, c.now, c.then, c.atCommit, c.hooks)
 		}
 	}
@@ -142,7 +142,7 @@ func (s *schedule) run() {
 
 var keys = []string{"k", "l"}
 
-// inOrder checks that those of a key that have committed did so in the order in which they came.
+// inOrder checks that the committed calls of a key committed in the order of their arrival.
 func (s *schedule) inOrder() {
 	last := map[string]int{}
 	for i, c := range s.calls {
@@ -156,7 +156,7 @@ func (s *schedule) inOrder() {
 	}
 }
 
-// scheduled is one of the calls, and what it did.
+// scheduled is one of the calls, with its results.
 type scheduled struct {
 	*schedule
 	key    string
@@ -164,9 +164,9 @@ type scheduled struct {
 
 	ran              int // the number of the last run
 	err              error
-	panicked         any  // what came out of Do
+	panicked         any  // the value of Do's panic
 	atCommit         bool // the last run had work for COMMIT
-	now, then, hooks int  // effects that last: of fn, at COMMIT, after it
+	now, then, hooks int  // lasting effects: of fn, at COMMIT, after it
 }
 
 func (c *scheduled) call() {
@@ -217,7 +217,7 @@ func (c *scheduled) fn(ctx context.Context, tx pgx.Tx) error {
 	return c.end(ctx, tx)
 }
 
-// end is how a run ends; most succeed.
+// end ends a run; most runs succeed.
 func (c *scheduled) end(ctx context.Context, tx pgx.Tx) error {
 	switch c.throw(24) {
 	case 0:
@@ -241,13 +241,13 @@ func (c *scheduled) end(ctx context.Context, tx pgx.Tx) error {
 			return errors.Join(txretrytest.Effect(tx, func() { c.now += 100 }, func() { c.now -= 100 }), errOwn)
 		})
 	case 9:
-		_, err := tx.Begin(ctx) // and left open
+		_, err := tx.Begin(ctx) // left open
 		return err
 	}
 	return nil
 }
 
-// wrong compares what the call was told with what has lasted, and returns "" if the two agree.
+// wrong compares the result of the call with its lasting effects, and returns "" if they agree.
 func (c *scheduled) wrong() string {
 	then := 0
 	if c.atCommit {
@@ -269,7 +269,7 @@ func (c *scheduled) wrong() string {
 	return told
 }
 
-// Struck is called when a fault happens, and not when the attempt ends before the fault.
+// Struck is called when a fault happens, but not if the attempt ends before the fault.
 func TestStruck(t *testing.T) {
 	t.Parallel()
 	script := []txretrytest.Fault{
@@ -292,7 +292,7 @@ func TestStruck(t *testing.T) {
 		_ = m.Do(t.Context(), func(context.Context, pgx.Tx) error { return nil }) // the last two are unknown
 	}
 	if want := []int{1, 2, 3, 5, 6}; !slices.Equal(struck, want) {
-		t.Errorf("faults of the attempts %v have happened, want those of %v", struck, want)
+		t.Errorf("faults happened in the attempts %v, want %v", struck, want)
 	}
 }
 
@@ -300,7 +300,7 @@ func scripted(faults ...txretrytest.Fault) *txretrytest.Manager {
 	return txretrytest.New(txretrytest.Config{Script: faults})
 }
 
-// Not every answer to COMMIT says that nothing was applied.
+// After some errors of COMMIT, the outcome is unknown.
 func TestScriptedCommitIsUnknown(t *testing.T) {
 	t.Parallel()
 	for _, sqlstate := range []string{"08006", "40003", "57P01"} {
@@ -315,7 +315,7 @@ func TestScriptedCommitIsUnknown(t *testing.T) {
 	}
 }
 
-// A server that shuts down closes the connection: no savepoint heals that.
+// A server that shuts down closes the connection. A savepoint does not help.
 func TestScriptedShutdown(t *testing.T) {
 	t.Parallel()
 	n := 0
@@ -326,7 +326,7 @@ func TestScriptedShutdown(t *testing.T) {
 			return err
 		}
 		if pgx.BeginFunc(ctx, tx, add) == nil {
-			t.Error("a statement went on")
+			t.Error("a statement continued")
 		}
 		if add(tx) == nil || tx.QueryRow(ctx, "select 1").Scan() == nil {
 			t.Error("a statement was run on a closed connection")
@@ -367,7 +367,7 @@ func lost(p txretrytest.Point) []txretrytest.Fault {
 	return []txretrytest.Fault{{Point: p}, {Point: p}}
 }
 
-// asked is a Witness with one answer.
+// asked is a Witness with a fixed result.
 func asked(committed bool, err error) txretry.Options {
 	return txretry.Options{Witness: func(context.Context, pgx.Tx) (bool, error) { return committed, err }}
 }
@@ -414,15 +414,15 @@ func TestResolve(t *testing.T) {
 					t.Errorf("maps to %d %s", unknown.HTTPStatus(), unknown.Code())
 				}
 				if errors.Is(err, context.DeadlineExceeded) {
-					t.Errorf("error %v: the end of asking is taken for that of the caller's context", err)
+					t.Errorf("error %v contains the error of the caller's context", err)
 				}
 			})
 		})
 	}
 }
 
-// The last attempt's COMMIT was lost, and found rolled back: that is no lock
-// timeout, and no unknown outcome either.
+// The COMMIT of the last attempt was lost, and found rolled back. This is neither a lock timeout nor an unknown
+// outcome.
 func TestResolvedWithoutAttemptsLeft(t *testing.T) {
 	t.Parallel()
 	m := txretrytest.New(txretrytest.Config{
@@ -437,8 +437,8 @@ func TestResolvedWithoutAttemptsLeft(t *testing.T) {
 	}
 }
 
-// What a witness writes never stays, and it is asked for ten seconds.
-func TestWitnessIsAside(t *testing.T) {
+// The rows that a Witness writes never stay. The manager calls it for ten seconds.
+func TestWitness_leavesNothing(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		var c counter
@@ -447,7 +447,7 @@ func TestWitnessIsAside(t *testing.T) {
 		start := time.Now()
 		err := m.DoWith(t.Context(), txretry.Options{Witness: func(ctx context.Context, tx pgx.Tx) (bool, error) {
 			asked++
-			return false, errors.Join(c.Add(ctx, tx, 1000), errors.New("cannot say"))
+			return false, errors.Join(c.Add(ctx, tx, 1000), errors.New("outcome not found"))
 		}}, func(ctx context.Context, tx pgx.Tx) error { return c.Add(ctx, tx, 1) })
 		var unknown *txretry.CommitUnknownError
 		if waited := time.Since(start); !errors.As(err, &unknown) || waited != 10*time.Second || asked < 20 {
