@@ -28,7 +28,7 @@ const defaultLimit = 1000
 type Report struct {
 	// Published counts the confirmed messages.
 	Published int
-	// Failed counts the failed attempts. Dead counts the messages among them that became dead letters.
+	// Failed counts the failed attempts. Dead counts those after which the message became a dead letter.
 	Failed, Dead int
 	// Ended is the reason why Drain ended: "empty" (no message was ready), or "limit", "time limit" or
 	// "memory limit" (that bound was reached, and messages may be left). It is empty if Drain returned
@@ -43,7 +43,7 @@ const (
 	endedMemory = "memory limit"
 )
 
-// ExitCode is 0 if no attempt failed, else 1. If Drain returns an error, a command should exit with 2.
+// ExitCode returns 0 if no attempt failed, else 1. If Drain returns an error, a command should exit with 2.
 func (r Report) ExitCode() int {
 	if r.Failed > 0 {
 		return 1

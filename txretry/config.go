@@ -35,10 +35,10 @@ type Config struct {
 	// If it is not above LockTimeout, it ends lock waits first, with 57014, which is not retried. Default: the
 	// server's setting.
 	//
-	// The client gives a silent server one second more than the server's own limit: more than StatementTimeout (at
-	// least 2 s), or, if that is 0, more than LockTimeout (at least 9 s). Then it closes the connection. A statement
-	// that takes longer than 9 s therefore needs a StatementTimeout. Negative: the server's setting, and the client
-	// waits without limit.
+	// If the server is silent, the client closes the connection after StatementTimeout plus one second (at least 2 s).
+	// If StatementTimeout is 0, it does so after LockTimeout plus one second (at least 9 s). A statement that takes
+	// longer than 9 s therefore needs a StatementTimeout. Negative: the server's setting, and the client waits without
+	// limit.
 	StatementTimeout time.Duration
 
 	// IdleTimeout is how long a transaction may be open without a statement, because fn does something else or the
