@@ -13,27 +13,28 @@ import (
 	"github.com/holdfast-go/holdfast/outbox/driver"
 )
 
-// PublisherFunc publishes by a plain function, for example to an HTTP endpoint or a cloud queue. Set Send or SendBatch, and
-// pass a pointer to NewRelay or in RelayConfig.Transports. It needs no closing. Don't change its fields once it publishes.
+// PublisherFunc publishes with a plain function, for example to an HTTP endpoint or a cloud queue. Set Send or
+// SendBatch, and pass a pointer to NewRelay or in RelayConfig.Transports. It needs no closing. Do not change its
+// fields after the first message.
 //
-// The function returns nil if the destination has stored the message. Its error is best a [*driver.PublishError]:
-// Unavailable if the destination was not reached or is overloaded, Permanent if it would reject the message again. Any
-// other error is Retryable, and so is a panic: it costs the message an attempt.
+// The function returns nil if the destination has stored the message. Otherwise it should return a
+// [*driver.PublishError]: Unavailable if the destination was not reached or is overloaded, Permanent if it would
+// reject the message again. Any other error is Retryable. A panic is Retryable too and costs the message an attempt.
 //
-// The context ends within RelayConfig.PublishTimeout, and at shutdown. Messages without a result are Unavailable then. A
-// call that ignores its context still counts for Concurrency, and delays a shutdown by ShutdownTimeout at most. The body
-// and the maps of a message are read only.
+// The context ends within RelayConfig.PublishTimeout, and at shutdown. Messages without a result are Unavailable
+// then. A call that ignores its context still counts for Concurrency, and delays a shutdown by at most
+// ShutdownTimeout. The body and the maps of a message are read-only.
 type PublisherFunc struct {
-	// Send publishes one message. Several goroutines call it.
+	// Send publishes one message. It must be safe for concurrent use.
 	Send func(ctx context.Context, m Message) error
-	// SendBatch publishes 1 to BatchSize messages and returns one error for each, in their order; nil means that all
-	// are published. Messages of one key never share a batch. If it panics with several messages, it is called again
-	// with each one alone. Several goroutines call it.
+	// SendBatch publishes 1 to BatchSize messages and returns one error for each, in their order. A nil slice means
+	// that all are published. Messages of one key are never in the same batch. If it panics with several messages, it
+	// is called again with each message alone. It must be safe for concurrent use.
 	SendBatch func(ctx context.Context, msgs []Message) []error
-	// BatchSize is the most messages of one SendBatch. A batch that is not full waits 2 ms for more messages.
-	// Default: 10.
+	// BatchSize is the maximum number of messages per SendBatch. A batch that is not full waits 2 ms for more
+	// messages. Default: 10.
 	BatchSize int
-	// Concurrency is how many calls run at once. Default: 16.
+	// Concurrency is the maximum number of calls at once. Default: 16.
 	Concurrency int
 
 	start sync.Once
@@ -41,8 +42,8 @@ type PublisherFunc struct {
 
 	mu    sync.Mutex
 	queue []*waitingSend
-	calls map[*funcCall]struct{} // those that run
-	timer *time.Timer            // starts a batch that is not full; nil: nothing waits
+	calls map[*funcCall]struct{} // running calls
+	timer *time.Timer            // starts a batch that is not full; nil: no message waits
 }
 
 // gatherTime is how long a batch that is not full waits for more messages.
@@ -103,7 +104,7 @@ func (p *PublisherFunc) prepare() {
 	p.calls = map[*funcCall]struct{}{}
 }
 
-// enter waits for room. False: ctx has ended before.
+// enter waits for room. It returns false if ctx has ended before.
 func (p *PublisherFunc) enter(ctx context.Context) bool {
 	select {
 	case p.room <- struct{}{}:
@@ -113,12 +114,12 @@ func (p *PublisherFunc) enter(ctx context.Context) bool {
 	}
 }
 
-// unanswered is the outcome of a message that nobody waits for any more.
+// unanswered returns the outcome of a message for which nobody waits any more.
 func unanswered(ctx context.Context) error {
 	return &driver.PublishError{Class: driver.Unavailable, Err: fmt.Errorf("no result yet: %w", context.Cause(ctx))}
 }
 
-// messageOf returns the message as its writer knew it.
+// messageOf returns the message as it was written.
 func messageOf(m driver.Message) Message {
 	return Message{
 		ID: m.ID, Name: m.Name, Body: m.Body, ContentType: m.ContentType, Headers: m.Headers, Key: m.Key, Transport: m.Transport,
@@ -126,7 +127,7 @@ func messageOf(m driver.Message) Message {
 	}
 }
 
-// gathered starts calls for what has waited for gatherTime.
+// gathered starts calls for the messages that have waited for gatherTime.
 func (p *PublisherFunc) gathered() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -134,8 +135,8 @@ func (p *PublisherFunc) gathered() {
 	p.begin(true)
 }
 
-// begin starts calls while messages wait and a call is free; partial also starts a batch that is not full. The caller
-// holds the lock.
+// begin starts calls while messages wait and a call is free. If partial is true, it also starts a batch that is not
+// full. The caller holds the lock.
 func (p *PublisherFunc) begin(partial bool) {
 	for len(p.calls) < p.concurrency() && (partial && len(p.queue) > 0 || len(p.queue) >= p.batchSize()) {
 		n := min(len(p.queue), p.batchSize())
@@ -146,7 +147,7 @@ func (p *PublisherFunc) begin(partial bool) {
 	}
 }
 
-// run makes one call of the function. A function that exits its goroutine fails its messages, too.
+// run makes one call of the function. If the function exits its goroutine, its messages fail too.
 func (p *PublisherFunc) run(call *funcCall) {
 	defer func() {
 		for _, s := range call.sends {
@@ -168,13 +169,13 @@ func (p *PublisherFunc) run(call *funcCall) {
 	if len(sends) == 0 || p.try(sends) || len(sends) == 1 {
 		return
 	}
-	for i := range sends { // one of them has caused the panic
+	for i := range sends { // one of the messages caused the panic
 		p.try(sends[i : i+1])
 	}
 }
 
-// try calls the function for messages and reports their outcomes. False: it panicked. Only the panic of a single message
-// is reported.
+// try calls the function for messages and reports their outcomes. It returns false if the function panicked. It
+// reports a panic only for a single message.
 func (p *PublisherFunc) try(sends []*waitingSend) (returned bool) {
 	ctx, cancel := together(sends)
 	defer cancel()
@@ -193,7 +194,7 @@ func (p *PublisherFunc) try(sends []*waitingSend) (returned bool) {
 			err = fmt.Errorf("SendBatch returned %d errors for %d messages", len(errs), len(sends))
 		}
 		if _, classed := errors.AsType[*driver.PublishError](err); err != nil && !classed && ctx.Err() != nil {
-			err = unanswered(ctx) // the end of the context is no failure of the message
+			err = unanswered(ctx) // the end of the context is not a failure of the message
 		}
 		s.answer(err)
 	}
@@ -219,7 +220,8 @@ func (p *PublisherFunc) call(ctx context.Context, sends []*waitingSend) []error 
 	return p.SendBatch(ctx, messages)
 }
 
-// together returns a context that lives until nobody waits for any of the messages. Its values are those of the first.
+// together returns a context that ends when nobody waits for any of the messages. Its values come from the first
+// message.
 func together(sends []*waitingSend) (context.Context, context.CancelFunc) {
 	if len(sends) == 1 {
 		return context.WithCancel(sends[0].ctx)
@@ -243,7 +245,8 @@ func together(sends []*waitingSend) (context.Context, context.CancelFunc) {
 	}
 }
 
-// withDeadlines returns a context with the last deadline of the messages, and with none if one of them has none.
+// withDeadlines returns a context with the latest deadline of the messages, or without a deadline if one of them has
+// none.
 func withDeadlines(sends []*waitingSend) (context.Context, context.CancelFunc) {
 	ctx := context.WithoutCancel(sends[0].ctx)
 	var last time.Time
@@ -259,7 +262,7 @@ func withDeadlines(sends []*waitingSend) (context.Context, context.CancelFunc) {
 	return context.WithDeadline(ctx, last)
 }
 
-// Run implements driver.Service: after the end of ctx it waits for the calls that run then.
+// Run implements driver.Service. After the end of ctx, it waits for the running calls.
 func (p *PublisherFunc) Run(ctx context.Context) error {
 	<-ctx.Done()
 	for _, call := range p.running() {
@@ -278,16 +281,17 @@ func (p *PublisherFunc) running() []*funcCall {
 	return calls
 }
 
-// Ready implements driver.Service. It asks no server: the relay's Ready reports a destination that is unavailable.
+// Ready implements driver.Service. It makes no server call: the relay's Ready reports an unavailable destination.
 func (p *PublisherFunc) Ready(context.Context) error { return p.validate() }
 
-// Window implements driver.Windowed: it returns how many messages have no result yet, and how many may at once.
+// Window implements driver.Windowed. It returns the number of messages without a result, and the largest number
+// allowed.
 func (p *PublisherFunc) Window() (used, size int) {
 	p.start.Do(p.prepare)
 	return len(p.room), cap(p.room)
 }
 
-// validate returns every field that is wrong. NewRelay calls it.
+// validate returns an error for every invalid field. NewRelay calls it.
 func (p *PublisherFunc) validate() error {
 	var errs []error
 	refuse := func(ok bool, format string, args ...any) {

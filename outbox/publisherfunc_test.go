@@ -19,11 +19,11 @@ import (
 	"github.com/holdfast-go/holdfast/outbox/outboxtest/conformance"
 )
 
-// destination is where the functions of the tests publish to.
+// destination is the destination of the test functions.
 type destination struct {
 	mu       sync.Mutex
 	messages []driver.Message
-	calls    []int // how many messages each had
+	calls    []int // the number of messages of each call
 	running  int
 	most     int // running at once
 	down     bool
@@ -35,7 +35,7 @@ func (d *destination) sendBatch(ctx context.Context, msgs []outbox.Message) []er
 		defer d.leave()
 	}
 	select {
-	case <-time.After(d.time): // timing: it must pass, in a bubble
+	case <-time.After(d.time): // timing: must pass, in a bubble
 	case <-ctx.Done():
 		return slices.Repeat([]error{ctx.Err()}, len(msgs))
 	}
@@ -134,7 +134,7 @@ func TestPublisherFunc_fillsBatches(t *testing.T) {
 	})
 }
 
-// Messages of a key are in order and never in one batch; a failure keeps back those behind it.
+// Messages of a key are in order and never in the same batch. A failure holds back the later messages of its key.
 func TestPublisherFunc_keepsOrderOfKeys(t *testing.T) {
 	inBubble(t, outbox.RelayConfig{Rand: half}, func(b *bench) {
 		d := &destination{time: time.Millisecond}
@@ -219,7 +219,7 @@ func TestPublisherFunc_failures(t *testing.T) {
 	}
 }
 
-// failures has err for the message with the body 1, and is nil where that is not among them.
+// failures returns err for the message with the body 1, or nil if that message is not included.
 func failures(msgs []outbox.Message, err error) []error {
 	errs := make([]error, len(msgs))
 	i := slices.IndexFunc(msgs, func(m outbox.Message) bool { return string(m.Body) == "1" })
@@ -230,7 +230,7 @@ func failures(msgs []outbox.Message, err error) []error {
 	return errs
 }
 
-// The log has the stack of a panic, and only that message fails.
+// The log contains the stack of a panic, and only that message fails.
 func TestPublisherFunc_logsPanics(t *testing.T) {
 	inBubble(t, outbox.RelayConfig{}, func(b *bench) {
 		d := &destination{}
@@ -252,7 +252,7 @@ func TestPublisherFunc_logsPanics(t *testing.T) {
 	})
 }
 
-// A call that the end of its context cuts off costs no attempt, whatever it returns.
+// A call that ends because of its context costs no attempt, whatever it returns.
 func TestPublisherFunc_timeout(t *testing.T) {
 	for name, size := range map[string]int{"one": 0, "batch": 10} {
 		t.Run(name, func(t *testing.T) {
@@ -278,7 +278,7 @@ func TestPublisherFunc_timeout(t *testing.T) {
 	}
 }
 
-// A function that ignores its context is given up by the relay, and still counts for Concurrency.
+// The relay stops waiting for a function that ignores its context. The function still counts for Concurrency.
 func TestPublisherFunc_ignoresItsContext(t *testing.T) {
 	inBubble(t, outbox.RelayConfig{}, func(b *bench) {
 		free, most, running := make(chan struct{}), 0, 0
@@ -311,7 +311,7 @@ func TestPublisherFunc_ignoresItsContext(t *testing.T) {
 	})
 }
 
-// A shutdown waits for the calls that run.
+// A shutdown waits for running calls.
 func TestPublisherFunc_shutdown(t *testing.T) {
 	inBubble(t, outbox.RelayConfig{}, func(b *bench) {
 		d := &destination{time: 2 * time.Second}
