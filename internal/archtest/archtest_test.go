@@ -25,7 +25,7 @@ func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }
 // modules are the folders of the repository's modules.
 var modules = []string{".", "examples/databasesql", "examples/firstservice", "examples/quickstart", "examples/reservation", "internal/lab", "modules/operator", "modules/rpc", "modules/service", "modules/watermill"}
 
-// listed is what the go command tells about a package.
+// listed is the output of go list for one package.
 type listed struct {
 	ImportPath, Dir           string
 	Imports, Deps             []string
@@ -90,7 +90,7 @@ func TestImports(t *testing.T) {
 	}
 }
 
-// violations returns how a package breaks its rule.
+// violations describes how a package breaks its rule.
 func violations(p listed, f floor) []string {
 	var broken []string
 	for _, path := range p.Imports {
@@ -106,7 +106,7 @@ func violations(p listed, f floor) []string {
 	}
 	for _, path := range p.Deps {
 		if isOwn(path) && !mayStandOn(f, strings.TrimPrefix(path, module+"/")) {
-			broken = append(broken, "stands on "+path+", which its rule does not grant")
+			broken = append(broken, "depends on "+path+", which its rule does not grant")
 		}
 		if client := heavyOf(path); client != "" && !slices.Contains(f.clients, client) {
 			broken = append(broken, "compiles "+path)
@@ -134,7 +134,7 @@ func granted(path string, modules []string) bool {
 		(heavyOf(path) == "" || slices.Contains(modules, heavyOf(path)))
 }
 
-// heavyOf returns the heavy module a path belongs to, or nothing.
+// heavyOf returns the heavy module that a path belongs to, or "".
 func heavyOf(path string) string {
 	for _, m := range heavy {
 		if path == m || strings.HasPrefix(path, m+"/") {
@@ -144,7 +144,7 @@ func heavyOf(path string) string {
 	return ""
 }
 
-// TestRules makes sure that the rules can be broken at all.
+// TestRules checks that each rule can fail.
 func TestRules(t *testing.T) {
 	t.Parallel()
 	own := func(pkg string) string { return module + "/" + pkg }
@@ -158,22 +158,22 @@ func TestRules(t *testing.T) {
 		{name: "core with a client", pkg: "outbox", imports: []string{pgx}, want: "imports " + pgx},
 		{name: "core with a client below it", pkg: "inbox", deps: []string{amqp}, want: "compiles " + amqp},
 		{name: "core with the SDK", pkg: "inbox", imports: []string{telemetrySDK + "/trace"}, want: "imports"},
-		{name: "core with another core", pkg: "outbox", deps: []string{own("inbox")}, want: "stands on"},
-		{name: "core with txretry", pkg: "idempotency", deps: []string{own("txretry")}, want: "stands on"},
+		{name: "core with another core", pkg: "outbox", deps: []string{own("inbox")}, want: "depends on"},
+		{name: "core with txretry", pkg: "idempotency", deps: []string{own("txretry")}, want: "depends on"},
 		{name: "core with its driver", pkg: "outbox", deps: []string{own("outbox/driver")}},
-		{name: "core with the driver of another", pkg: "inbox", deps: []string{own("outbox/driver")}, want: "stands on"},
-		{name: "driver with its core", pkg: "outbox/driver", deps: []string{own("outbox")}, want: "stands on"},
+		{name: "core with the driver of another", pkg: "inbox", deps: []string{own("outbox/driver")}, want: "depends on"},
+		{name: "driver with its core", pkg: "outbox/driver", deps: []string{own("outbox")}, want: "depends on"},
 		{name: "driver above its core", pkg: "inbox/driver", deps: []string{own("inbox")}},
 		{name: "driver with a client", pkg: "ratelimit/driver", deps: []string{redis}, want: "compiles " + redis},
 		{name: "driver of transactions", pkg: "txretry/driver", imports: []string{pgx}, deps: []string{pgx}},
-		{name: "driver of transactions with its core", pkg: "txretry/driver", deps: []string{own("txretry")}, want: "stands on"},
-		{name: "core with a test tool", pkg: "outbox", deps: []string{own("internal/testenv/pgtest")}, want: "stands on"},
+		{name: "driver of transactions with its core", pkg: "txretry/driver", deps: []string{own("txretry")}, want: "depends on"},
+		{name: "core with a test tool", pkg: "outbox", deps: []string{own("internal/testenv/pgtest")}, want: "depends on"},
 		{name: "core with an unknown module", pkg: "ratelimit", imports: []string{"example.com/x"}, want: "imports example.com/x"},
 		{name: "expiry with the cron parser", pkg: "expiry", imports: []string{cron}, deps: []string{cron}},
 		{name: "Postgres adapter", pkg: "outbox/outboxpgx", imports: []string{pgx + "/pgxpool"}, deps: []string{own("txretry"), own("outbox"), pgx}},
 		{name: "Postgres adapter with Redis", pkg: "inbox/inboxpgx", deps: []string{redis}, want: "compiles " + redis},
-		{name: "Redis adapter with txretry", pkg: "outbox/outboxredis", deps: []string{own("txretry")}, want: "stands on"},
-		{name: "AMQP adapter of another core", pkg: "inbox/inboxamqp", deps: []string{own("outbox")}, want: "stands on"},
+		{name: "Redis adapter with txretry", pkg: "outbox/outboxredis", deps: []string{own("txretry")}, want: "depends on"},
+		{name: "AMQP adapter of another core", pkg: "inbox/inboxamqp", deps: []string{own("outbox")}, want: "depends on"},
 		{name: "fake with testing", pkg: "outbox/outboxtest", deps: []string{"testing"}, want: "testing"},
 		{name: "conformance with testing", pkg: "outbox/outboxtest/conformance", deps: []string{"testing"}},
 		{name: "fake with its Postgres adapter", pkg: "idempotency/idempotencytest", deps: []string{own("idempotency/idempotencypgx"), pgx}},
@@ -202,8 +202,8 @@ func TestRules(t *testing.T) {
 	}
 }
 
-// TestLeakChecks: every package with tests runs them through testenv.Run, which looks
-// for goroutines they leave behind.
+// TestLeakChecks: every package with tests runs them through testenv.Run, which detects goroutines
+// that they leave.
 func TestLeakChecks(t *testing.T) {
 	t.Parallel()
 	for _, p := range packages(t) {

@@ -1,6 +1,5 @@
-// Package archtest holds the import rules of this repository, as tests: which
-// package may compile which client, that no core knows another, that the
-// example lives on public packages alone, and that every package with tests
-// looks for goroutines they leave behind. The table in floors_test.go is the
-// list of all packages; a new one must be entered there.
+// Package archtest tests the import rules of this repository: which package may compile which
+// client, that no core imports another core, that the example imports public packages only, and
+// that every package with tests detects leaked goroutines. The table in floors_test.go lists all
+// packages; add a new package there.
 package archtest

@@ -20,7 +20,8 @@ import (
 
 var goBlock = regexp.MustCompile("(?s)```go\n(.*?)```")
 
-// TestDocs: the Go code of every document stands in a Go file of the repository, which the build compiles.
+// TestDocs: the Go code of every document also stands in a Go file of the repository, which the build
+// compiles.
 func TestDocs(t *testing.T) {
 	t.Parallel()
 	var code []string
@@ -72,7 +73,7 @@ func read(t *testing.T, file string) string {
 	return string(text)
 }
 
-// normal drops indentation, which differs inside a function.
+// normal removes indentation, which differs inside a function.
 func normal(code string) string {
 	var lines []string
 	for line := range strings.Lines(code) {
@@ -81,7 +82,7 @@ func normal(code string) string {
 	return strings.Join(lines, "\n")
 }
 
-// The code of examples/guides, so that the compiler reads it too.
+// The code of examples/guides. It is here so that the compiler checks it.
 
 var _ = []any{newPool, behindPooler}
 
@@ -111,7 +112,7 @@ var (
 	block = regexp.MustCompile("(?s)```.*?```")
 )
 
-// TestLinks: what documents link to within the repository exists.
+// TestLinks: every link of a document to a file in the repository has a target.
 func TestLinks(t *testing.T) {
 	t.Parallel()
 	links := 0
@@ -135,7 +136,7 @@ func TestLinks(t *testing.T) {
 // ownCode finds the codes of problems: in literals, in constants and in methods.
 var ownCode = regexp.MustCompile(`(?:Code: +|Code[A-Z][A-Za-z]+ += |Code\(\) string +\{ return )"([A-Z][A-Z_]+)"`)
 
-// TestProblems: the types of problems link to headings that are there, and each heading is a code.
+// TestProblems: every problem type links to an existing heading, and each heading is a code.
 func TestProblems(t *testing.T) {
 	t.Parallel()
 	codes := map[string]bool{}
@@ -158,8 +159,8 @@ func TestProblems(t *testing.T) {
 	}
 }
 
-// Migration tools know one sequence of numbers: no two packages have one of them, and each file has
-// another that undoes it.
+// Migration tools use one sequence of numbers: no two packages share a number. Each file has another one that
+// undoes it.
 func TestMigrationsHaveNumbersOfTheirOwn(t *testing.T) {
 	t.Parallel()
 	all, err := filepath.Glob("../../*/*/migrations/*.sql")
@@ -174,7 +175,7 @@ func TestMigrationsHaveNumbersOfTheirOwn(t *testing.T) {
 			continue
 		}
 		if other := packages[number]; other != "" {
-			t.Errorf("%s: the number is that of %s", path, other)
+			t.Errorf("%s: %s has the same number", path, other)
 		}
 		packages[number] = path
 	}
@@ -193,7 +194,7 @@ var (
 	testFunc = regexp.MustCompile(`(?m)^func (Test\w+)\(`)
 )
 
-// TestReliabilityNamesTests: every test that the page on reliability names is there, and every fault has one.
+// TestReliabilityNamesTests: every test named in reliability.md exists, and every fault has one.
 func TestReliabilityNamesTests(t *testing.T) {
 	t.Parallel()
 	declared := map[string]bool{}
@@ -220,7 +221,7 @@ func TestReliabilityNamesTests(t *testing.T) {
 	}
 }
 
-// TestNestedModules: a release sets the version that every module for users requires.
+// TestNestedModules: a release sets the version that each module for users requires.
 func TestNestedModules(t *testing.T) {
 	t.Parallel()
 	var modules []string
@@ -240,7 +241,7 @@ func TestNestedModules(t *testing.T) {
 	}
 }
 
-// TestVersions: all images are of one version, and the README names it among those that are tested.
+// TestVersions: all images of a product have one version, and the README lists it as tested.
 func TestVersions(t *testing.T) {
 	t.Parallel()
 	images := regexp.MustCompile(`\b(postgres|redis|rabbitmq):([0-9.]+)-`)

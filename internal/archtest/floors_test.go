@@ -7,7 +7,7 @@ import (
 
 const module = "github.com/holdfast-go/holdfast"
 
-// The third-party modules that a rule can grant, by the prefix of their import paths.
+// The third-party modules that a rule can allow, by the prefix of their import paths.
 const (
 	pgx           = "github.com/jackc/pgx/v5"
 	redis         = "github.com/redis/go-redis/v9"
@@ -28,26 +28,26 @@ const (
 	statusProto   = "google.golang.org/genproto/googleapis/rpc"
 )
 
-// heavy are the modules whose presence below a package is checked through all floors.
+// heavy are the modules that no package may compile, directly or indirectly, unless its rule allows it.
 var heavy = []string{pgx, redis, amqp, cron, containers, telemetrySDK, grpc, connect, watermill, cobra, mcp, bar, chromedp}
 
-// light are the modules any package may import.
+// light are the modules that any package may import.
 var light = []string{openTelemetry, uuid}
 
-// operated are the clients of what the operator looks at.
+// operated are the clients of the servers that the operator shows.
 var operated = []string{pgx, cron, redis}
 
-// floor says what a package may stand on. Test files are free.
+// floor lists the allowed dependencies of a package. Test files are not checked.
 type floor struct {
-	// pkg is the package's folder, or with /... a folder and all below it.
+	// pkg is the package's folder. A pattern folder/... covers the folder and all below it.
 	pkg string
-	// clients are the heavy modules the package may compile, itself or through others.
+	// clients are the heavy modules that the package may compile, directly or indirectly.
 	clients []string
-	// on are the packages of this repository that it may compile, itself or through others.
+	// on are the packages of this repository that it may compile, directly or indirectly.
 	on []string
-	// noTesting forbids package testing, for what a program may link.
+	// noTesting forbids package testing, for packages that programs link.
 	noTesting bool
-	// stdOnly forbids every import from outside the standard library.
+	// stdOnly allows imports from the standard library only.
 	stdOnly bool
 	// anyModule allows direct imports of any third-party module.
 	anyModule bool
@@ -55,7 +55,7 @@ type floor struct {
 	publicOnly bool
 }
 
-// ground are the packages that know no client: internal ones, and the settings that transports share.
+// ground are the packages without a client: internal ones, and the formats that transports share.
 var ground = []string{
 	"outbox/format",
 	"internal/actor", "internal/backoff", "internal/breaker", "internal/check", "internal/deadletter", "internal/ids", "internal/isolate", "internal/lanes", "internal/partition", "internal/problem", "internal/runloop",
@@ -74,12 +74,12 @@ var floors = slices.Concat(
 		{pkg: "internal/amqpconn", clients: []string{amqp}, on: ground},
 		{pkg: "internal/redisconn", clients: []string{redis}, noTesting: true},
 
-		// What the Prove functions of the fakes are made of.
+		// The parts of the Prove functions of the fakes.
 		{pkg: "internal/pgfault", clients: []string{pgx}, noTesting: true},
 		{pkg: "internal/prove", clients: []string{pgx}, on: with(ground, "internal/pgcall", "internal/pgfault", "txretry", "txretry/driver"), noTesting: true},
 		{pkg: "internal/prove/provetest", clients: []string{pgx}, on: with(ground, "internal/pgcall", "internal/pgfault", "internal/prove", "txretry", "txretry/driver")},
 
-		// Tools of tests: nothing above stands on them, for no rule grants them.
+		// Tools of tests. No package above depends on them, because no rule allows it.
 		{pkg: "internal/archtest", stdOnly: true},
 		{pkg: "internal/testenv", clients: []string{pgx, redis, amqp}, on: []string{"internal/strict"}},
 		{pkg: "internal/testenv/pgtest", clients: []string{pgx, redis, amqp}, on: []string{"internal/testenv", "internal/strict"}},
@@ -90,16 +90,16 @@ var floors = slices.Concat(
 		{pkg: "internal/lab/test", stdOnly: true}, // it runs before any module is downloaded
 		{pkg: "internal/lab/...", clients: heavy, on: []string{"..."}, anyModule: true},
 
-		// Transactions are Postgres: this core is pgx and is not split.
+		// Transactions need Postgres: this core uses pgx and is not split.
 		{pkg: "txretry", clients: []string{pgx}, on: with(ground, "internal/pgcall", "txretry/driver"), noTesting: true},
 		{pkg: "txretry/driver", clients: []string{pgx}, on: []string{"txretry/driver"}, noTesting: true},
 		{pkg: "txretry/txretrysql", clients: []string{pgx}, on: with(ground, "internal/pgcall", "txretry", "txretry/driver"), noTesting: true},
 		{pkg: "txretry/txretrytest", clients: []string{pgx}, on: with(ground, "internal/pgcall", "txretry/...", "internal/prove", "internal/pgfault"), noTesting: true},
 		{pkg: "internal/txretry/conformance", clients: []string{pgx}, on: with(ground, "internal/pgcall", "txretry/...", "internal/prove", "internal/pgfault")},
-		// For users' tests. The servers that it can start bring the clients that ask them whether they answer.
+		// For users' tests. The servers that it can start need clients for their health checks.
 		{pkg: "txretry/pgtest", clients: []string{pgx, redis, amqp}, on: []string{"internal/testenv", "internal/strict", "internal/testenv/pgtest"}},
 
-		// Who mounts the page compiles neither the commands' libraries nor those of the agents.
+		// A program that mounts the page compiles neither the commands' libraries nor the agents' libraries.
 		{pkg: "modules/operator", clients: []string{pgx, cron}, on: []string{"..."}, anyModule: true, publicOnly: true, noTesting: true},
 		{pkg: "modules/operator/internal/core", clients: operated, on: []string{"..."}, anyModule: true, noTesting: true}, // internal/deadletter
 		{pkg: "modules/operator/page", clients: operated, on: []string{"..."}, anyModule: true, publicOnly: true, noTesting: true},
@@ -132,7 +132,7 @@ var floors = slices.Concat(
 	core("expiry", "pgx"),
 )
 
-// protocols returns the floors of the interceptors for one protocol, in modules/rpc.
+// protocols returns the rules of the interceptors for one protocol, in modules/rpc.
 func protocols(name, client string) []floor {
 	clients := []string{client, protobuf, statusProto}
 	shared := []string{"modules/rpc/internal/exchange", "modules/rpc/internal/" + name + "form"}
@@ -153,8 +153,8 @@ func groundFloor() []floor {
 	return all
 }
 
-// core returns the floors of one core: itself, its driver, its adapters, its fakes and its conformance suite.
-// A driver has no clients. It is below its core where the core's constructor takes a type of it, else above.
+// core returns the rules of one core: itself, its driver, its adapters, its fakes and its conformance suite. A
+// driver has no clients. It is below its core if the core's constructor takes one of its types, else above.
 func core(name string, adapters ...string) []floor {
 	driver := name + "/driver"
 	own := with(ground, name, name+"/internal/...", driver)
@@ -171,7 +171,7 @@ func core(name string, adapters ...string) []floor {
 		{pkg: name + "/internal/...", clients: parser, on: own, noTesting: true},
 		{pkg: driver, on: underDriver, noTesting: true},
 	}
-	if name == "inbox" { // the transports stand on the engine
+	if name == "inbox" { // the transports depend on the engine
 		all = append(all, floor{pkg: "inbox/engine", on: own, noTesting: true})
 		own = with(own, "inbox/engine")
 		all = append(all, floor{pkg: "inbox/internal/group", on: own, noTesting: true})
@@ -194,7 +194,7 @@ func core(name string, adapters ...string) []floor {
 			all = append(all, floor{pkg: pkg, clients: with(parser, amqp), on: with(own, "internal/amqpconn"), noTesting: true})
 		}
 	}
-	// Fakes take part in the fake transaction, which knows pgx, and meet the contracts of the Postgres adapter.
+	// Fakes join the fake transaction, which uses pgx, and meet the contracts of the Postgres adapter.
 	fake := name + "/" + name + "test"
 	onFake, fakeClients := with(own, fake), parser
 	if slices.Contains(adapters, "pgx") {
@@ -206,7 +206,7 @@ func core(name string, adapters ...string) []floor {
 		onFake = with(onFake, "outbox/driver") // its broker is a Publisher of a relay
 	}
 	suite := fake + "/conformance"
-	if name == "ratelimit" || name == "expiry" { // users have no store of their own yet
+	if name == "ratelimit" || name == "expiry" { // users cannot write their own store yet
 		suite = "internal/" + name + "/conformance"
 	}
 	return append(all,
@@ -217,7 +217,7 @@ func core(name string, adapters ...string) []floor {
 
 func with(list []string, more ...string) []string { return slices.Concat(list, more) }
 
-// floorOf returns the rule for a package, the most specific one first.
+// floorOf returns the most specific rule for a package.
 func floorOf(pkg string) (floor, bool) {
 	var best floor
 	found := false
@@ -229,7 +229,7 @@ func floorOf(pkg string) (floor, bool) {
 	return best, found
 }
 
-// covers reports whether pattern, a folder or folder/..., names pkg.
+// covers reports whether pattern, a folder or folder/..., matches pkg.
 func covers(pattern, pkg string) bool {
 	if pattern == "..." || pattern == pkg {
 		return true

@@ -6,7 +6,7 @@ import (
 	"unicode"
 )
 
-// lengths are the most words of documents, by the beginning of their paths.
+// lengths are the maximum words of documents, by the start of their paths.
 var lengths = map[string]int{
 	"README.md":                                  600,
 	"CHANGELOG.md":                               1000,
@@ -26,10 +26,10 @@ var lengths = map[string]int{
 	"modules/operator/observability/runbooks.md": 1200,
 }
 
-// maxWords is how many words the documents outside internal/lab may have together.
+// maxWords is the maximum number of words of all documents outside internal/lab together.
 const maxWords = 16_750
 
-// TestDocuments_length keeps documents short. A word has a letter or a digit; code counts too.
+// TestDocuments_length keeps documents short. A word has a letter or a digit; words in code count, too.
 func TestDocuments_length(t *testing.T) {
 	t.Parallel()
 	words := map[string]int{}
@@ -56,10 +56,11 @@ func TestDocuments_length(t *testing.T) {
 	}
 }
 
-// maxDoc is how many lines a package comment may have. Algorithms stand at the head of the file that has them.
+// maxDoc is the maximum number of lines of a package comment. Comments about algorithms stand at the head of their file.
 const maxDoc = 80
 
-// TestPackageComments_length counts the lines of each doc.go but that of the engine, which draws the states of a message.
+// TestPackageComments_length counts the lines of each doc.go, except in the engine, whose doc.go draws the states of a
+// message.
 func TestPackageComments_length(t *testing.T) {
 	t.Parallel()
 	for _, file := range files(t, "/doc.go") {

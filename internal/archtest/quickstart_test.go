@@ -11,13 +11,14 @@ import (
 
 const (
 	quickstart = "../../examples/quickstart/main.go"
-	// maxQuickstart is how many lines main and serve may have together.
+	// maxQuickstart is the maximum number of lines of main and serve together.
 	maxQuickstart = 36
-	// maxReadme is how many lines the README may have: a screen and a half.
+	// maxReadme is the maximum number of lines of the README: a screen and a half.
 	maxReadme = 80
 )
 
-// TestQuickstartIsShort counts the lines of a complete service: what makes its parts and runs them.
+// TestQuickstartIsShort counts the lines of a complete service: the functions that build its parts
+// and run them.
 func TestQuickstartIsShort(t *testing.T) {
 	t.Parallel()
 	fset := token.NewFileSet()

@@ -12,21 +12,21 @@ import (
 	"testing"
 )
 
-// The limits of the public surface: of the root module, and of those in modules, which a user installs one by one. A user
-// must learn more with each name and each field.
+// The limits of the public surface: of the root module, and of the modules in modules/, which users install one by one.
+// Each name and each field is one more thing for users to learn.
 const (
 	maxNames, maxFields             = 252, 178
 	maxModuleNames, maxModuleFields = 50, 13
 )
 
-// surface is what one package shows to its users.
+// surface is the public surface of one package.
 type surface struct {
 	names  []string // package-level names
 	fields []string // fields of the structs whose names end in Config; an embedded struct is one
 	leaks  []string // exported declarations that name a type of an internal package
 }
 
-// forUsers says whether a package is for users: not for implementers, not a suite, not internal.
+// forUsers reports whether a package is for users: no driver, no suite, not internal.
 func forUsers(pkg string) bool {
 	parts := strings.Split(pkg, "/")
 	return parts[0] != "examples" && !slices.ContainsFunc(parts, func(part string) bool {
@@ -72,7 +72,7 @@ func (s *surface) within(t *testing.T, of string, names, fields int) {
 	}
 }
 
-// surfaceOf reads the files of one package that are no tests.
+// surfaceOf reads the non-test files of one package.
 func surfaceOf(dir string) (surface, error) {
 	var s surface
 	files, err := filepath.Glob(filepath.Join(dir, "*.go"))
@@ -94,7 +94,7 @@ func surfaceOf(dir string) (surface, error) {
 		s.add(file)
 	}
 	slices.Sort(s.names)
-	s.names = slices.Compact(s.names) // a name may stand in files for several systems
+	s.names = slices.Compact(s.names) // a name may be in files for several systems
 	return s, nil
 }
 
@@ -141,12 +141,12 @@ func (s *surface) addSpec(spec ast.Spec, hidden map[string]bool) {
 	}
 }
 
-// isSettings reports whether a struct is one that users fill in for a constructor.
+// isSettings reports whether users fill in this struct for a constructor.
 func isSettings(name string) bool {
 	return strings.HasSuffix(name, "Config") || name == "Queue" || name == "Stream"
 }
 
-// leak notes an exported declaration in whose type an internal package is named, but for unexported fields.
+// leak records an exported declaration whose type names an internal package. Unexported fields do not count.
 func (s *surface) leak(name string, typ ast.Expr, hidden map[string]bool) {
 	if typ == nil {
 		return
@@ -187,7 +187,7 @@ func exportedReceiver(decl *ast.FuncDecl) bool {
 	return ok && name.IsExported()
 }
 
-// fieldsOf returns the exported fields of a struct. An embedded one is called after its type.
+// fieldsOf returns the exported fields of a struct. An embedded field has the name of its type.
 func fieldsOf(of *ast.StructType) []string {
 	var names []string
 	for _, field := range of.Fields.List {
@@ -203,10 +203,11 @@ func fieldsOf(of *ast.StructType) []string {
 	return names
 }
 
-// shown are the internal packages whose types a user sees under other names: the cores have aliases of them.
+// shown are the internal packages whose types users see under other names: the cores have aliases for them.
 var shown = []string{module + "/internal/deadletter"}
 
-// internalImports returns the names by which a file knows internal packages of this repository, but for those shown.
+// internalImports returns the names under which a file imports internal packages of this repository, except the shown
+// ones.
 func internalImports(file *ast.File) map[string]bool {
 	hidden := map[string]bool{}
 	for _, spec := range file.Imports {
@@ -223,8 +224,8 @@ func internalImports(file *ast.File) map[string]bool {
 	return hidden
 }
 
-// TestSurfaceSees makes sure that each kind of thing is counted at all.
-func TestSurfaceSees(t *testing.T) {
+// TestSurface_countsEachKind checks that each kind of declaration is counted.
+func TestSurface_countsEachKind(t *testing.T) {
 	t.Parallel()
 	src := `package p
 import "` + module + `/internal/check"

@@ -14,15 +14,16 @@ import (
 	"time"
 )
 
-// longestSleep is how long a test may sleep outside bubbles, and hang is the shortest deadline that only detects a hang:
-// testenv.Patience.
+// longestSleep is the longest sleep of a test outside bubbles. hang is the shortest deadline that only detects a hang;
+// it equals testenv.Patience.
 const (
 	longestSleep = 100 * time.Millisecond
 	hang         = 60 * time.Second
 )
 
-// No test that runs with every change asserts a time or sleeps for long. Bubbles of testing/synctest and nightly tests
-// may, and so may a statement, a function or a package of helpers whose comment gives the reason after "timing:".
+// TestTiming: no test that runs with every change asserts a time or sleeps for long. Bubbles of testing/synctest and
+// nightly tests may. So may a statement, a function or a package of helpers whose comment gives the reason after
+// "timing:".
 func TestTiming(t *testing.T) {
 	t.Parallel()
 	sources := map[string]string{}
@@ -53,7 +54,7 @@ func TestTiming(t *testing.T) {
 
 var importsTesting = regexp.MustCompile(`(?m)^(import )?\s*"testing"$`)
 
-// Every way to assert a time is found.
+// TestTiming_findsAssertsOfSpeed: the check finds every way to assert a time.
 func TestTiming_findsAssertsOfSpeed(t *testing.T) {
 	t.Parallel()
 	check := func(snippet string) []string {
@@ -118,7 +119,7 @@ func TestTiming_findsAssertsOfSpeed(t *testing.T) {
 	}
 }
 
-// checkTiming returns the complaints about the files, by their paths.
+// checkTiming returns the complaints about sources, which maps paths to file contents.
 func checkTiming(sources map[string]string) ([]string, error) {
 	packages := map[string]*tests{}
 	set := token.NewFileSet()
@@ -138,7 +139,7 @@ func checkTiming(sources map[string]string) ([]string, error) {
 	var complaints []string
 	for _, name := range slices.Sorted(maps.Keys(packages)) {
 		p := packages[name]
-		if !strings.Contains(name, "/conformance ") { // its backends are in bubbles or not
+		if !strings.Contains(name, "/conformance ") { // some of its backends run in bubbles
 			p.findBubbles()
 		}
 		for _, root := range p.roots {
@@ -149,7 +150,7 @@ func checkTiming(sources map[string]string) ([]string, error) {
 	return complaints, nil
 }
 
-// tests are those of a package, with the functions that they may call.
+// tests holds the tests of a package and the functions that they may call.
 type tests struct {
 	complaints []string
 	set        *token.FileSet
@@ -158,9 +159,9 @@ type tests struct {
 	consts     map[string]ast.Expr
 	bubble     map[string]bool // helpers that run a function in a bubble
 	seen       map[*ast.FuncDecl]bool
-	exempt     bool            // the comment of the package gives a reason, for all but its own tests
+	exempt     bool            // the package comment gives a reason, except for the package's own tests
 	reasons    map[string]bool // file:line where a comment gives a reason
-	// subtests are the functions that t.Run gets.
+	// subtests are the functions passed to t.Run.
 	subtests map[*ast.FuncLit]bool
 }
 
@@ -208,7 +209,7 @@ func (p *tests) add(file *ast.File, helper bool) {
 
 func lineOf(file string, line int) string { return file + ":" + strconv.Itoa(line) }
 
-// complain notes a complaint about a node, unless a comment gives a reason on its line or the line above.
+// complain records a complaint about a node, unless a comment gives a reason on its line or the line above.
 func (p *tests) complain(at ast.Node, text string) {
 	pos := p.set.Position(at.Pos())
 	if !p.reasons[lineOf(pos.Filename, pos.Line)] {
@@ -216,7 +217,7 @@ func (p *tests) complain(at ast.Node, text string) {
 	}
 }
 
-// findBubbles finds the functions that take a function and call synctest.Test, or another such helper.
+// findBubbles finds the functions that take a function and call synctest.Test or another such helper.
 func (p *tests) findBubbles() {
 	for found := true; found; {
 		found = false
@@ -265,7 +266,7 @@ func (p *tests) isBubble(n ast.Node) bool {
 	return slices.ContainsFunc(call.Args, func(arg ast.Expr) bool { return isName(arg, "synctest", "Test") })
 }
 
-// walk checks a function and those that it names.
+// walk checks a function and the functions that it names.
 func (p *tests) walk(fn *ast.FuncDecl) {
 	if p.seen[fn] || fn.Body == nil || strings.Contains(fn.Doc.Text(), "timing: ") {
 		return
@@ -276,7 +277,7 @@ func (p *tests) walk(fn *ast.FuncDecl) {
 	p.seen[fn] = true
 	v := p.variables(fn)
 	inBubble := p.startsBubble(fn)
-	selected := map[ast.Node]bool{} // the cases of a select, which do not sleep, and those that poll
+	selected := map[ast.Node]bool{} // the cases of a select: they do not sleep, except those that poll
 	ast.Inspect(fn.Body, func(n ast.Node) bool {
 		switch n := n.(type) {
 		case *ast.BlockStmt:
@@ -287,14 +288,14 @@ func (p *tests) walk(fn *ast.FuncDecl) {
 				d, known := p.duration(poll.Args[0], v)
 				selected[poll] = known && d <= longestSleep
 			}
-		case *ast.FuncLit: // a table's or a variable's belong to the bubble, those of t.Run do not
+		case *ast.FuncLit: // literals in tables and variables run in the bubble, those of t.Run do not
 			return !inBubble || p.subtests[n]
 		}
 		return selected[n] || p.check(n, v)
 	})
 }
 
-// pollOf returns the timer of a case of a select that does nothing but wait for it, or nil.
+// pollOf returns the timer of a select case that only waits for it, or nil.
 func pollOf(c *ast.CommClause) *ast.CallExpr {
 	if wait, ok := c.Comm.(*ast.ExprStmt); ok && len(c.Body) == 0 {
 		if receive, ok := wait.X.(*ast.UnaryExpr); ok && isCall(receive.X, "time", "After") {
@@ -304,9 +305,9 @@ func pollOf(c *ast.CommClause) *ast.CallExpr {
 	return nil
 }
 
-// variables are the local variables of a function by name.
+// variables holds the local variables of a function by name.
 type variables struct {
-	elapsed map[string]bool     // hold a time that has passed
+	elapsed map[string]bool     // hold an elapsed time
 	values  map[string]ast.Expr // are assigned once
 }
 
@@ -361,7 +362,7 @@ func (p *tests) startsBubble(fn *ast.FuncDecl) (found bool) {
 	return found
 }
 
-// check reports how a node uses the clock, and returns whether to look below it.
+// check records how a node uses the clock, and reports whether to descend into it.
 func (p *tests) check(n ast.Node, v variables) bool {
 	switch n := n.(type) {
 	case *ast.CallExpr:
@@ -377,16 +378,16 @@ func (p *tests) check(n ast.Node, v variables) bool {
 	case *ast.AssignStmt:
 		for i, to := range n.Lhs {
 			if _, local := to.(*ast.Ident); !local && len(n.Lhs) == len(n.Rhs) && v.measured(n.Rhs[i]) {
-				p.complain(n, "stores a time that has passed")
+				p.complain(n, "stores an elapsed time")
 			}
 		}
 	case *ast.ReturnStmt:
 		if slices.ContainsFunc(n.Results, v.isMeasured) {
-			p.complain(n, "returns a time that has passed")
+			p.complain(n, "returns an elapsed time")
 		}
 	case *ast.BinaryExpr:
 		if compares(n.Op) && (v.measured(n.X) && !p.detectsHang(n.Y, v) || v.measured(n.Y) && !p.detectsHang(n.X, v)) {
-			p.complain(n, "compares a time that has passed with a bound")
+			p.complain(n, "compares an elapsed time with a bound")
 		}
 	case *ast.Ident:
 		for _, called := range p.bodies[n.Name] {
@@ -411,7 +412,7 @@ func (p *tests) checkCall(call *ast.CallExpr, v variables) {
 	case isCall(call, "context", "WithTimeout"), isCall(call, "context", "WithTimeoutCause"):
 		deadline(call.Args[1], "a timeout")
 	case ok && method.Sel.Name == "Add" && isCall(method.X, "time", "Now"):
-		if d, known := p.duration(call.Args[0], v); !known || d > 0 && d < hang { // others are no deadlines
+		if d, known := p.duration(call.Args[0], v); !known || d > 0 && d < hang { // other values are not deadlines
 			deadline(call.Args[0], "a deadline")
 		}
 	case ok && (method.Sel.Name == "After" || method.Sel.Name == "Before" || method.Sel.Name == "Compare") && len(call.Args) == 1:
@@ -423,7 +424,7 @@ func (p *tests) checkCall(call *ast.CallExpr, v variables) {
 	case ok && prints(method):
 	default:
 		if slices.ContainsFunc(call.Args, v.isMeasured) {
-			p.complain(call, "passes a time that has passed on")
+			p.complain(call, "passes an elapsed time on")
 		}
 	}
 }
@@ -444,7 +445,7 @@ func (p *tests) checkSleep(at ast.Node, d ast.Expr, v variables) {
 	}
 }
 
-// detectsHang reports whether a deadline is testenv.Patience, or another that is not shorter.
+// detectsHang reports whether a deadline is testenv.Patience or longer.
 func (p *tests) detectsHang(e ast.Expr, v variables) bool {
 	d, ok := p.duration(e, v)
 	return ok && d >= hang
@@ -454,7 +455,7 @@ func compares(op token.Token) bool {
 	return op == token.LSS || op == token.GTR || op == token.LEQ || op == token.GEQ || op == token.EQL || op == token.NEQ
 }
 
-// nightly reports whether a block calls testenv.Nightly itself, not in a block within it.
+// nightly reports whether a block calls testenv.Nightly directly, not in a nested block.
 func nightly(body *ast.BlockStmt) (found bool) {
 	for _, statement := range body.List {
 		if call, ok := statement.(*ast.ExprStmt); ok && isCall(call.X, "testenv", "Nightly") {
@@ -486,7 +487,7 @@ func isMethod(call *ast.CallExpr, name string) bool {
 	return ok && f.Sel.Name == name && len(call.Args) == 1
 }
 
-// isMeasured reports whether an expression is a time that has passed, perhaps in other units.
+// isMeasured reports whether an expression is an elapsed time, in any unit.
 func (v variables) isMeasured(e ast.Expr) bool {
 	switch e := e.(type) {
 	case *ast.Ident:
@@ -507,7 +508,7 @@ func (v variables) isMeasured(e ast.Expr) bool {
 	return false
 }
 
-// measured is isMeasured, also of nothing.
+// measured is isMeasured, but e may be nil.
 func (v variables) measured(e ast.Expr) bool { return e != nil && v.isMeasured(e) }
 
 // duration returns the value of a constant, such as 2*time.Second, and whether it is known.
