@@ -20,46 +20,47 @@ import (
 )
 
 const (
-	// EventPrefix begins the header of an attribute of a CloudEvent; its name follows.
+	// EventPrefix starts the header of a CloudEvent's attribute; the attribute's name follows.
 	EventPrefix = "cloudEvents:"
-	// eventPrefixJMS is the other one of the AMQP binding, which is for clients that cannot have a colon.
+	// eventPrefixJMS is the alternative prefix of the AMQP binding, for clients that cannot use a colon.
 	eventPrefixJMS = "cloudEvents_"
-	// EventFieldPrefix begins the field of an attribute on Redis.
+	// EventFieldPrefix starts the field of an attribute on Redis.
 	EventFieldPrefix = "ce_"
 
 	eventVersion = "1.0"
-	// eventMedia begins every content type of events in structured mode.
+	// eventMedia starts every content type of events in structured mode.
 	eventMedia     = "application/cloudevents"
 	structuredType = "application/cloudevents+json; charset=utf-8"
 
 	maxSource = 1024
-	// maxMembers bounds those of an event in structured mode, attributes and data.
+	// maxMembers bounds the members of an event in structured mode: attributes and data.
 	maxMembers = 256
 	// maxEnvelope bounds an event in structured mode: the largest body in base64, and its attributes.
 	maxEnvelope = maxBody/3*4 + 1<<20
 )
 
-var errEnvelope = errors.New("no event in JSON")
+var errEnvelope = errors.New("not an event in JSON")
 
-// Event is what of a message becomes attributes.
+// Event has the parts of a message that become attributes.
 type Event struct {
 	ID        uuid.UUID
 	Name, Key string
 	Time      time.Time
 }
 
-// Events writes CloudEvents; nil writes none.
+// Events writes CloudEvents. A nil *Events means that messages are not sent as events.
 type Events struct{ format format.CloudEvents }
 
 func newEvents(f format.CloudEvents) (*Events, error) {
 	_, err := url.Parse(f.Source)
 	if f.Source == "" || len(f.Source) > maxSource || !utf8.ValidString(f.Source) || err != nil {
-		return nil, fmt.Errorf("Source: %.100q is no URI reference of 1 to %d bytes", f.Source, maxSource)
+		return nil, fmt.Errorf("Source: %.100q is not a URI reference of 1 to %d bytes", f.Source, maxSource)
 	}
 	return &Events{f}, nil
 }
 
-// Attributes are those of an event but for the content type. The headers are those of the message.
+// Attributes returns the attributes of an event, except the content type. headers are the headers of the
+// message.
 func (w *Events) Attributes(e Event, headers map[string]string) map[string]string {
 	all := make(map[string]string, 8)
 	all["source"] = w.format.Source
@@ -74,14 +75,14 @@ func (w *Events) Attributes(e Event, headers map[string]string) map[string]strin
 			all[name] = value
 		}
 	}
-	delete(all, "datacontenttype") // it has a place of its own
+	delete(all, "datacontenttype") // the content type has its own field
 	delete(all, "data")
 	all["specversion"], all["id"], all["type"] = eventVersion, e.ID.String(), e.Name
 	return all
 }
 
-// allowed reports whether a header may be an attribute: an event with an empty one, or with what is no time,
-// would be none.
+// allowed reports whether a header may be an attribute. An empty attribute, or an invalid time, would make
+// the event invalid.
 func allowed(name, value string) bool {
 	if name == "time" {
 		_, err := time.Parse(time.RFC3339Nano, value)
@@ -90,7 +91,7 @@ func allowed(name, value string) bool {
 	return value != ""
 }
 
-// Structured reports whether whole events are in the body.
+// Structured reports whether the body contains the whole event.
 func (w *Events) Structured() bool { return w.format.Structured }
 
 // Envelope returns an event in JSON, and its content type.
@@ -108,7 +109,7 @@ func Envelope(attributes map[string]string, contentType string, body []byte) (en
 		member = `,"data_base64":`
 		data, _ = json.Marshal(body) // bytes can always be encoded
 	case !json.Valid(body):
-		return nil, "", errors.New("the body is not the JSON that its content type says")
+		return nil, "", errors.New("the body is not valid JSON, but its content type is JSON")
 	}
 	envelope = append(envelope, head[:len(head)-1]...)
 	envelope = append(envelope, member...)
@@ -116,16 +117,16 @@ func Envelope(attributes map[string]string, contentType string, body []byte) (en
 	return append(envelope, '}'), structuredType, nil
 }
 
-// isEnvelope reports whether a body has whole events in a form that could be taken for a handler's JSON,
-// also where the parameters of its content type cannot be parsed.
+// isEnvelope reports whether a body contains events in a form that a handler could take for its own JSON. It
+// accepts content types with malformed parameters.
 func isEnvelope(contentType string) bool {
 	media, _, _ := strings.Cut(contentType, ";")
 	media = strings.ToLower(strings.TrimSpace(media))
 	return strings.HasPrefix(media, eventMedia) && strings.HasSuffix(media, "+json")
 }
 
-// open returns what Envelope was given, the attributes as headers beside those that are given, of which none
-// counts as an attribute. False: it is no single event of version 1.0.
+// open reverses Envelope. It returns the attributes as headers, next to the given headers; given headers
+// that look like attributes are dropped. False: the body is not a single event of version 1.0.
 func open(envelope []byte, contentType string, headers map[string]string) (all map[string]string, body []byte, dataType string, ok bool) {
 	if media, _, err := mime.ParseMediaType(contentType); err != nil || media != eventMedia+"+json" {
 		return nil, nil, "", false
@@ -151,13 +152,13 @@ func open(envelope []byte, contentType string, headers map[string]string) (all m
 		return nil, nil, "", false
 	}
 	if dataType == "" {
-		dataType = "application/json" // as the JSON format has it
+		dataType = "application/json" // the default of the JSON format
 	}
 	return all, body, dataType, true
 }
 
-// membersOf reads one object and nothing behind it. It stops at the first member too many: a map of all that
-// could be in an envelope would be a hundred times as large.
+// membersOf reads one object with nothing behind it. It stops at the first member too many, because a map of
+// all possible members could be a hundred times as large as the envelope.
 func membersOf(envelope []byte) (map[string]json.RawMessage, error) {
 	if len(envelope) > maxEnvelope {
 		return nil, errEnvelope
@@ -206,13 +207,13 @@ func dataOf(members map[string]json.RawMessage, dataType string) ([]byte, error)
 	return raw, nil
 }
 
-// given returns a member that is there and not null, as which some write what is absent.
+// given returns a member that exists and is not null. Some senders write null for a missing member.
 func given(members map[string]json.RawMessage, name string) (json.RawMessage, bool) {
 	raw, there := members[name]
 	return raw, there && string(raw) != "null"
 }
 
-// attributeValue returns a text, a number or a truth value as text.
+// attributeValue returns a string, a number or a boolean as text.
 func attributeValue(raw json.RawMessage) (string, bool) {
 	var v any
 	if len(raw) == 0 || len(raw) > maxHeader || json.Unmarshal(raw, &v) != nil {
@@ -227,8 +228,8 @@ func attributeValue(raw json.RawMessage) (string, bool) {
 	return "", false
 }
 
-// EventField returns the header for a field of an entry on Redis. False: it is no attribute, or longer or of
-// other bytes than a header may be.
+// EventField returns the header for a field of an entry on Redis. False: the field is not an attribute, or
+// it is longer than a header may be, or has bytes that a header may not have.
 func EventField(field string, value any) (name, text string, ok bool) {
 	attribute, ok := strings.CutPrefix(field, EventFieldPrefix)
 	if !ok || !attributeName(attribute) {
@@ -248,13 +249,14 @@ func attributeName(s string) bool {
 	return s != ""
 }
 
-// isEvent reports whether headers have what every event has.
+// isEvent reports whether headers have the attributes that every event has.
 func isEvent(headers map[string]string) bool {
 	return attributeOf(headers, "specversion") == eventVersion && attributeOf(headers, "id") != "" &&
 		attributeOf(headers, "source") != "" && attributeOf(headers, "type") != ""
 }
 
-// EventAttribute returns an attribute from the headers of an event. It is empty for what is no event.
+// EventAttribute returns an attribute from the headers of an event. It returns "" if the headers are not an
+// event's.
 func EventAttribute(headers map[string]string, name string) string {
 	if len(headers) == 0 || !isEvent(headers) {
 		return ""
@@ -262,7 +264,7 @@ func EventAttribute(headers map[string]string, name string) string {
 	return attributeOf(headers, name)
 }
 
-// eventTime is the time of an event; zero where there is none.
+// eventTime returns the time of an event; zero if there is none.
 func eventTime(headers map[string]string) time.Time {
 	t, err := time.Parse(time.RFC3339Nano, EventAttribute(headers, "time"))
 	if err != nil {
@@ -276,7 +278,7 @@ func NamesAttribute(header string) bool {
 	return strings.HasPrefix(header, EventPrefix) || strings.HasPrefix(header, eventPrefixJMS)
 }
 
-// Identifies reports whether a header says which event a message is.
+// Identifies reports whether a header is part of an event's identity.
 func Identifies(name string) bool {
 	for _, prefix := range [...]string{EventPrefix, eventPrefixJMS} {
 		if attribute, ok := strings.CutPrefix(name, prefix); ok {

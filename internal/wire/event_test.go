@@ -52,8 +52,7 @@ func TestEventSource(t *testing.T) {
 	}
 }
 
-// What goes into an envelope comes out of it, byte by byte, and the envelope is what the JSON format of
-// CloudEvents wants.
+// An envelope returns the same bytes that were put into it, and it is valid in the JSON format of CloudEvents.
 func TestEnvelope(t *testing.T) {
 	t.Parallel()
 	attributes := map[string]string{"specversion": "1.0", "id": "1", "source": "/shop", "type": "order.placed", "subject": "ü"}
@@ -85,7 +84,7 @@ func TestEnvelope(t *testing.T) {
 	}
 }
 
-// What others send: data of other kinds, and what is no event of version 1.0.
+// Events of other senders: other kinds of data, and bodies that are not an event of version 1.0.
 func TestOpen(t *testing.T) {
 	t.Parallel()
 	const head = `"specversion":"1.0","id":"1","source":"/s","type":"t"`
@@ -129,8 +128,8 @@ func TestOpen(t *testing.T) {
 	}
 }
 
-// An envelope of very many members, or with something behind it, costs no more than itself; one with the
-// largest body in base64 is taken.
+// Reading an envelope with very many members, or with something behind it, costs no more than its own size. An
+// envelope with the largest body in base64 is accepted.
 func TestEventBounds(t *testing.T) {
 	const head = `{"specversion":"1.0","id":"1","source":"/s","type":"t"`
 	var many strings.Builder
@@ -159,7 +158,7 @@ func TestEventBounds(t *testing.T) {
 	}
 }
 
-// What an event leaves out is not there, whatever the headers beside it say.
+// An attribute that the event leaves out stays absent, even if a header beside the event has it.
 func TestOpenBesideAttributes(t *testing.T) {
 	t.Parallel()
 	beside := map[string]string{"cloudEvents:partitionkey": "foreign", "cloudEvents_time": "2000-01-01T00:00:00Z", "tenant": "a"}
@@ -183,7 +182,7 @@ func TestEventField(t *testing.T) {
 	}
 }
 
-// Names and ids of events fill what the transport leaves empty, and nothing else does.
+// Names and ids of events fill in only where the transport has none.
 func TestEventIdentity(t *testing.T) {
 	t.Parallel()
 	const id = "0190a2c4-7c1e-7a39-8d47-1f0a7e9b6c11"
@@ -203,8 +202,8 @@ func TestEventIdentity(t *testing.T) {
 	}
 }
 
-// Whatever an envelope has in it, reading it takes time and memory in proportion to its length. A reader that begins
-// again for each member would not come to the end of this test.
+// Reading any envelope takes time and memory in proportion to its length. A reader that starts over for each member
+// would not finish this test.
 func TestOpened_readsAdversariesInLinearTime(t *testing.T) {
 	const size = 2 << 20
 	head := `{"specversion":"1.0","id":"1","source":"/s","type":"t",`

@@ -10,31 +10,33 @@ import (
 	"unicode/utf8"
 )
 
-// Symfony's PhpSerializer, its default, puts message and stamps into the body, in PHP's own format, with
-// slashes before quotes and, where it is not UTF-8, in base64.
+// Symfony's default serializer, PhpSerializer, puts message and stamps into the body in PHP's own format. It
+// puts backslashes before quotes, and uses base64 if the text is not UTF-8.
 
 const (
 	envelopeClass = `Symfony\Component\Messenger\Envelope`
-	// envelopeStart begins such a body, and envelopeStart64 one in base64.
+	// envelopeStart starts such a body; envelopeStart64 starts one in base64.
 	envelopeStart   = `O:36:\"Symfony\\Component\\Messenger\\Envelope\":`
 	envelopeStart64 = "TzozNjpcIlN5bWZvbnlcXENvbXBvbmVudFxcTWVzc2VuZ2VyXFxFbnZlbG9wZVwi"
 	// maxNesting bounds the nesting of values.
 	maxNesting = 64
-	// maxStamps bounds the classes of stamps that are taken.
+	// maxStamps bounds the number of stamp classes to read.
 	maxStamps = 64
-	// maxProperties bounds those of an object with a class of its own.
+	// maxProperties bounds the properties of an object with its own class.
 	maxProperties = 1000
-	// maxBody bounds what is read and what becomes of it: no consumer takes more (inbox/driver.MaxBodyBytes).
+	// maxBody bounds the input and the output: no consumer accepts more (inbox/driver.MaxBodyBytes).
 	maxBody = 16 << 20
 )
 
-var errPHP = errors.New("not what Symfony's PhpSerializer writes")
+var errPHP = errors.New("not the format of Symfony's PhpSerializer")
 
-// FromPHP reads the body of a message of Symfony's PhpSerializer: it returns what its other serializer has
-// in headers, class and stamps, and the message's properties as JSON. Stamps over 8 KiB, and those of what is
-// no class, are left out. In the others null or U+FFFD replaces what JSON has no form for. False: the
-// body is something else, its message has what JSON has no form for, such as a reference, or it is over 16 MiB,
-// as it is or as JSON. Time and memory grow with the length of the body, whatever its bytes are.
+// FromPHP reads the body of a message of Symfony's PhpSerializer. It returns the headers that Symfony's other
+// serializer would send (class and stamps), and the message's properties as JSON.
+//
+// It leaves out stamps over 8 KiB, and stamps whose name is not a class. In other stamps, null or U+FFFD
+// replaces values that JSON cannot represent. False: the body is something else, its message has a value that
+// JSON cannot represent, such as a reference, or it is over 16 MiB as it is or as JSON. Time and memory grow
+// with the length of the body, whatever its bytes are.
 func FromPHP(body []byte) (headers map[string]string, properties []byte, ok bool) {
 	switch {
 	case len(body) > maxBody:
@@ -75,17 +77,17 @@ func unslash(body []byte) []byte {
 	return plain
 }
 
-// php reads serialized values and writes them as JSON, in two passes: some of the JSON depends on bytes that
-// come later, and moving what is written would take time that grows with the square of the body. The first
-// pass decides and writes nothing. The second pass writes, by the decisions in the same order.
+// php reads serialized values and writes them as JSON, in two passes. Some of the JSON depends on bytes that
+// come later, and moving written bytes would take time that grows with the square of the body. The first pass
+// decides and writes nothing. The second pass writes, following the decisions in the same order.
 type php struct {
-	in       []byte // what is left
+	in       []byte // the rest
 	out      []byte
 	depth    int
 	planning bool   // this is the first pass
-	plan     []bool // of each array whether it is a list, of each property of a class whether it is left out
-	// stamps tells that stamps are read, which must not keep their message from its handler: what JSON has
-	// no form for is replaced, and what is over maxHeader is not written.
+	plan     []bool // for each array: is it a list; for each property of a class: is it left out
+	// stamps means that the reader is in the stamps, which must not keep their message from its handler. Values
+	// that JSON cannot represent are replaced, and nothing beyond maxHeader is written.
 	stamps bool
 }
 
@@ -111,7 +113,7 @@ func (p *php) envelope() (headers map[string]string, properties []byte, err erro
 		if name == "message" && properties == nil {
 			p.out = []byte{}
 			if !p.planning {
-				p.out = make([]byte, 0, len(p.in)) // JSON of the usual is shorter
+				p.out = make([]byte, 0, len(p.in)) // usually the JSON is shorter
 			}
 			if headers[HeaderType], err = p.message(); err != nil {
 				return nil, nil, err
@@ -129,7 +131,7 @@ func (p *php) envelope() (headers map[string]string, properties []byte, err erro
 	return headers, properties, p.expect("}")
 }
 
-// allStamps reads lists of stamps by their classes, and takes as headers those that could be some.
+// allStamps reads lists of stamps by their classes. It returns as headers the stamps that fit into one.
 func (p *php) allStamps(headers map[string]string) error {
 	p.stamps = true
 	defer func() { p.stamps = false }()
@@ -156,7 +158,7 @@ func (p *php) allStamps(headers map[string]string) error {
 	return p.expect("}")
 }
 
-// stampsOf reads the stamps of one class. A reference is one that is in the list already.
+// stampsOf reads the stamps of one class. A reference stands for a stamp that is already in the list.
 func (p *php) stampsOf() error {
 	n, err := p.open()
 	if err != nil {
@@ -196,7 +198,6 @@ func (p *php) message() (class string, err error) {
 	return class, p.members(class, n)
 }
 
-// value reads one value.
 func (p *php) value() error {
 	if p.depth++; p.depth > maxNesting || len(p.in) < 2 {
 		return errPHP
@@ -240,7 +241,7 @@ func (p *php) value() error {
 		return err
 	case 'a':
 		return p.array()
-	case 'r', 'R': // to a value that was there before
+	case 'r', 'R': // a reference to an earlier value
 		if _, err := p.scalar(string(p.in[:1]) + ":"); err != nil || !p.stamps {
 			return errPHP
 		}
@@ -254,7 +255,7 @@ func (p *php) number() error {
 	if p.stamps && (text == "INF" || text == "-INF" || text == "NAN") {
 		return p.write("null")
 	}
-	if err != nil || !json.Valid([]byte(text)) { // INF and NAN are not, nor is a text
+	if err != nil || !json.Valid([]byte(text)) { // INF, NAN and texts are not JSON numbers
 		return errPHP
 	}
 	if text[0] != '-' && (text[0] < '0' || text[0] > '9') {
@@ -263,7 +264,7 @@ func (p *php) number() error {
 	return p.write(text)
 }
 
-// quote writes a text in pieces, since each byte may become six.
+// quote writes a text in pieces, because each byte may become six.
 func (p *php) quote(text string) error {
 	if p.planning {
 		return nil
@@ -285,7 +286,7 @@ func (p *php) quote(text string) error {
 	return p.write(`"`)
 }
 
-// comma writes one before all but the first.
+// comma writes a comma before all members but the first.
 func (p *php) comma(i int) error {
 	if i == 0 {
 		return nil
@@ -293,7 +294,7 @@ func (p *php) comma(i int) error {
 	return p.write(",")
 }
 
-// full reports whether stamps are too long for a header, and no more of them is written.
+// full reports whether stamps are too long for a header. The rest of them is not written.
 func (p *php) full() bool { return p.stamps && len(p.out) > maxHeader }
 
 func (p *php) write(text string) error {
@@ -307,7 +308,7 @@ func (p *php) write(text string) error {
 	return nil
 }
 
-// decide notes a decision of the first pass, to be changed until its end, and returns its number.
+// decide records a decision of the first pass and returns its index. The first pass may still change it.
 func (p *php) decide(yes bool) int {
 	p.plan = append(p.plan, yes)
 	return len(p.plan) - 1
@@ -320,8 +321,9 @@ func (p *php) decided() bool {
 	return yes
 }
 
-// members reads the properties of an object up to the closing brace. Classes above may have private ones
-// of the same name: the object's own wins. Where only classes above have the name, the message is refused.
+// members reads the properties of an object up to the closing brace. Parent classes may have private properties
+// of the same name: the object's own property wins. If two parent classes have the name and the object has not,
+// it is an error.
 func (p *php) members(class string, n int) error {
 	if class != "stdClass" && n > maxProperties {
 		return errPHP
@@ -336,8 +338,8 @@ func (p *php) members(class string, n int) error {
 		if err != nil {
 			return err
 		}
-		left := false            // out of the JSON
-		if class != "stdClass" { // whose properties are all its own, and may be many
+		left := false            // left out of the JSON
+		if class != "stdClass" { // stdClass has only its own properties, perhaps many
 			if p.planning {
 				name, err = own.add(p, name)
 			} else {
@@ -367,11 +369,11 @@ type members struct {
 }
 
 type member struct {
-	decision int  // that it is left out
-	hidden   bool // it is private to a class above
+	decision int  // index in the plan: is it left out
+	hidden   bool // private to a parent class
 }
 
-// add notes a property, and returns its name without what tells who may see it.
+// add records a property and returns its name without PHP's visibility prefix.
 func (m *members) add(p *php, name string) (string, error) {
 	now := member{decision: p.decide(false)}
 	if i := strings.LastIndexByte(name, 0); i >= 0 {
@@ -392,7 +394,7 @@ func (m *members) add(p *php, name string) (string, error) {
 	return name, nil
 }
 
-// array reads a list, whose keys count from 0, or a map. The first pass finds out which of them.
+// array reads a list, whose keys count from 0, or a map. The first pass finds out which one it is.
 func (p *php) array() error {
 	n, err := p.open()
 	if err != nil {
@@ -434,7 +436,7 @@ func (p *php) array() error {
 	return p.expect("}")
 }
 
-// object reads the beginning of an object, as far as its properties.
+// object reads the start of an object, up to its properties.
 func (p *php) object() (class string, n int, err error) {
 	if class, err = p.quoted("O:"); err != nil {
 		return "", 0, err
@@ -448,7 +450,7 @@ func (p *php) object() (class string, n int, err error) {
 	return class, n, p.expect(":{")
 }
 
-// property reads a name without what tells who may see it.
+// property reads a name and drops PHP's visibility prefix.
 func (p *php) property() (string, error) {
 	name, err := p.key()
 	return name[strings.LastIndexByte(name, 0)+1:], err
@@ -468,7 +470,7 @@ func (p *php) key() (string, error) {
 
 func (p *php) text() (string, error) { return p.quoted("s:") }
 
-// quoted reads a length and so many bytes in quotation marks.
+// quoted reads a length and that many bytes in quotation marks.
 func (p *php) quoted(kind string) (string, error) {
 	if err := p.expect(kind); err != nil {
 		return "", err
@@ -488,7 +490,7 @@ func (p *php) quoted(kind string) (string, error) {
 	return text, p.expect(`"`)
 }
 
-// count reads a length, which is never more than what is left.
+// count reads a length, which must not exceed the remaining input.
 func (p *php) count() (int, error) {
 	digits := 0
 	for digits < min(len(p.in), 20) && p.in[digits] >= '0' && p.in[digits] <= '9' {
@@ -502,7 +504,7 @@ func (p *php) count() (int, error) {
 	return n, nil
 }
 
-// scalar reads what is between a kind and the semicolon.
+// scalar reads the text between a kind and the semicolon.
 func (p *php) scalar(kind string) (string, error) {
 	if err := p.expect(kind); err != nil {
 		return "", err
@@ -524,7 +526,7 @@ func (p *php) expect(text string) error {
 	return nil
 }
 
-// open reads the beginning of an array, as far as its keys.
+// open reads the start of an array, up to its keys.
 func (p *php) open() (n int, err error) {
 	if err = p.expect("a:"); err != nil {
 		return 0, err

@@ -15,7 +15,7 @@ import (
 	"github.com/holdfast-go/holdfast/outbox/format"
 )
 
-// envelope is what PhpSerializer of Symfony 5.4 writes for a message Msg with one property, a.
+// envelope is the output of PhpSerializer of Symfony 5.4 for a message Msg with one property, a.
 func envelope(value string) string {
 	return `O:36:\"Symfony\\Component\\Messenger\\Envelope\":2:{s:44:\"\0Symfony\\Component\\Messenger\\Envelope\0stamps\";a:0:{}s:45:\"\0Symfony\\Component\\Messenger\\Envelope\0message\";O:3:\"Msg\":1:{s:1:\"a\";` + value + `}}`
 }
@@ -23,12 +23,12 @@ func envelope(value string) string {
 // base64Envelope is the same with a text that is not UTF-8.
 const base64Envelope = `TzozNjpcIlN5bWZvbnlcXENvbXBvbmVudFxcTWVzc2VuZ2VyXFxFbnZlbG9wZVwiOjI6e3M6NDQ6XCJcMFN5bWZvbnlcXENvbXBvbmVudFxcTWVzc2VuZ2VyXFxFbnZlbG9wZVwwc3RhbXBzXCI7YTowOnt9czo0NTpcIlwwU3ltZm9ueVxcQ29tcG9uZW50XFxNZXNzZW5nZXJcXEVudmVsb3BlXDBtZXNzYWdlXCI7TzozOlwiTXNnXCI6MTp7czoxOlwiYVwiO3M6NjpcImJ5dGVz/1wiO319`
 
-// What PHP's own serializer writes becomes what Symfony's other one would have sent.
+// FromPHP turns a body of PHP's own serializer into the form of Symfony's other serializer.
 func TestFromPHP(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
 		body string
-		want string // of the property; "": it is not taken
+		want string // of the property; "": the body is rejected
 	}{
 		"integer":    {envelope(`i:1;`), `1`},
 		"negative":   {envelope(`i:-7;`), `-7`},
@@ -84,11 +84,11 @@ func TestFromPHPStamps(t *testing.T) {
 	}
 }
 
-// What a body becomes is bounded while it is written, whatever its bytes take as JSON.
+// The output is bounded while it is written, even if the body grows as JSON.
 func TestFromPHPBounded(t *testing.T) {
 	const mib = 1 << 20
 	text := func(of string, n int) string { return fmt.Sprintf(`s:%d:\"%s\";`, n*len(of), strings.Repeat(of, n)) }
-	late := strings.Repeat(`a:2:{i:0;`, 60) + text("x", 15*mib) + strings.Repeat(`s:1:\"k\";N;}`, 60) // each a map after all
+	late := strings.Repeat(`a:2:{i:0;`, 60) + text("x", 15*mib) + strings.Repeat(`s:1:\"k\";N;}`, 60) // each turns out to be a map
 	for name, tt := range map[string]struct {
 		value string
 		taken bool
@@ -113,11 +113,12 @@ func TestFromPHPBounded(t *testing.T) {
 	}
 }
 
-// adversary is a body of about so many bytes for which a reader that moves what it has written, or reads on for
-// each value, would need time that grows with the square of them.
+// adversary returns a body of about size bytes. A reader that moves written bytes, or reads ahead for each value, would
+// need time that grows with the square of the size.
 func adversary(kind string, size int) []byte {
 	fill := func(n int) string { return fmt.Sprintf(`s:%d:\"%s\";`, n, strings.Repeat("x", n)) }
-	// Each level has private properties of a class above in front of the large one, and after it own ones of their names.
+	// Each level has private properties of a parent class before the large one, and own properties of the same names
+	// after it.
 	level := func(value string) string {
 		var above, own strings.Builder
 		for i := range 400 {
@@ -151,7 +152,7 @@ func adversary(kind string, size int) []byte {
 	panic(kind)
 }
 
-// A reader that moves what it has written took 113 s for 15 MiB, and does not come to the end of this test.
+// A reader that moved written bytes took 113 s for 15 MiB; it would not finish this test.
 func TestFromPHP_readsAdversariesInLinearTime(t *testing.T) {
 	t.Parallel()
 	for kind, taken := range map[string]bool{
@@ -166,7 +167,7 @@ func TestFromPHP_readsAdversariesInLinearTime(t *testing.T) {
 	}
 }
 
-// Who has not asked for Symfony's form does not read PHP's.
+// Without Symfony's format, PHP bodies are left alone.
 func TestOpened_leavesPHPToSymfony(t *testing.T) {
 	t.Parallel()
 	plain, _ := wire.NewForm(nil)
@@ -184,13 +185,13 @@ func TestOpened_leavesPHPToSymfony(t *testing.T) {
 	}
 }
 
-// withStamps is an envelope with stamps, serialized as PHP has them before it puts slashes.
+// withStamps is an envelope with stamps, serialized as in PHP before it adds backslashes.
 func withStamps(stamps string) string {
 	slashed := strings.NewReplacer(`\`, `\\`, `"`, `\"`, "\x00", `\0`).Replace(stamps)
 	return strings.Replace(envelope(`N;`), `a:0:{}`, slashed, 1)
 }
 
-// Whatever is in the stamps, the message is taken, and of them what can be headers.
+// A message is accepted whatever its stamps contain. Stamps that fit become headers.
 func TestFromPHPForeignStamps(t *testing.T) {
 	t.Parallel()
 	one := func(class, value string) string {
@@ -203,7 +204,7 @@ func TestFromPHPForeignStamps(t *testing.T) {
 	long := fmt.Sprintf(`s:10000:"%s";`, strings.Repeat("x", 10000))
 	for name, tt := range map[string]struct {
 		stamps string
-		want   string // of the header of class Z; "": there is none
+		want   string // of the header of class Z; "": no header
 		count  int
 	}{
 		"Latin-1":          {`a:1:{` + one("Z", "s:2:\"f\xfc\";") + `}`, `[{"v":"f` + "\uFFFD" + `"}]`, 1},
@@ -227,8 +228,7 @@ func TestFromPHPForeignStamps(t *testing.T) {
 	}
 }
 
-// Of private properties of one name that of the object's own class is taken, in whichever order PHP
-// writes them.
+// Of private properties with one name, the property of the object's own class wins, in either order.
 func TestFromPHPPrivate(t *testing.T) {
 	t.Parallel()
 	object := func(properties string) string { return envelope(`O:5:\"Child\":3:{` + properties + `}`) }
@@ -249,7 +249,7 @@ func TestFromPHPPrivate(t *testing.T) {
 	}
 }
 
-// Whatever comes, what is taken is JSON, and not much longer.
+// Any accepted body yields JSON that is not much longer.
 func FuzzFromPHP(f *testing.F) {
 	f.Add([]byte(envelope(`a:3:{i:0;a:1:{i:0;i:7;}i:1;s:1:\"x\";s:1:\"k\";N;}`)))
 	f.Add([]byte(base64Envelope))

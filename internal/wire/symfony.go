@@ -19,17 +19,17 @@ import (
 const (
 	// HeaderType carries the class of a message, or its name.
 	HeaderType = "type"
-	// StampPrefix begins the name of a header with stamps; their class follows.
+	// StampPrefix starts the name of a header with stamps; their class follows.
 	StampPrefix = "X-Message-Stamp-"
 )
 
-// The stamps that are read without being configured: these classes, of any namespace or none.
+// The stamp classes that are read without configuration, in any namespace or none.
 const (
 	idStamp   = "MessageIdStamp"
 	nameStamp = "MessageNameStamp"
 )
 
-// maxClass bounds the name of a PHP class: with the prefix it is a name in a table of AMQP.
+// maxClass bounds the name of a PHP class, so that the name with its prefix fits into an AMQP table.
 const maxClass = 200
 
 var class = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*(\\[A-Za-z_][A-Za-z0-9_]*)*$`)
@@ -38,17 +38,17 @@ var class = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*(\\[A-Za-z_][A-Za-z0-9_]*
 type Symfony struct {
 	format format.Symfony
 	names  map[string]string // by class
-	php    bool              // bodies of PhpSerializer are read
+	php    bool              // read bodies of PhpSerializer
 }
 
-// NewSymfony returns what goes by a format, or every violation in it. It reads bodies of PhpSerializer.
+// NewSymfony returns the Symfony form of a format, or every violation in it. It also reads bodies of PhpSerializer.
 func NewSymfony(f format.Symfony) (*Symfony, error) {
 	s := &Symfony{format: f, php: true, names: make(map[string]string, len(f.Classes))}
 	s.format.Classes = maps.Clone(f.Classes)
 	var problems []error
 	refuse := func(what, name string) {
 		if len(name) > maxClass || !class.MatchString(name) {
-			problems = append(problems, fmt.Errorf("%s: %q is no PHP class of at most %d bytes, without a leading backslash", what, name, maxClass))
+			problems = append(problems, fmt.Errorf("%s: %q is not a PHP class of at most %d bytes, without a leading backslash", what, name, maxClass))
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(f.Classes)) {
@@ -76,7 +76,7 @@ func (s *Symfony) On() bool {
 	return len(s.format.Classes) > 0 || s.format.IDStamp != "" || s.format.NameStamp != ""
 }
 
-// Headers calls set with each header of a message.
+// Headers calls set for each header that Symfony needs.
 func (s *Symfony) Headers(id uuid.UUID, name string, set func(name, value string)) {
 	if !s.On() {
 		return
@@ -95,8 +95,8 @@ func (s *Symfony) Headers(id uuid.UUID, name string, set func(name, value string
 	}
 }
 
-// ID returns a message's id: that of the transport, else that of a stamp, else that of a CloudEvent,
-// whichever is a UUID in its canonical form first. There may be none.
+// ID returns a message's id. It tries the transport's property, then a stamp, then the id of a CloudEvent, and
+// returns the first one that is a UUID in canonical form. It returns uuid.Nil if there is none.
 func (s *Symfony) ID(property string, headers map[string]string) uuid.UUID {
 	if id, ok := parseID(property); ok {
 		return id
@@ -109,8 +109,8 @@ func (s *Symfony) ID(property string, headers map[string]string) uuid.UUID {
 	return id
 }
 
-// Name returns a message's name: that of the transport, else that of a stamp, else the header type, else
-// the type of a CloudEvent. A known class becomes its name.
+// Name returns a message's name: the transport's property, else a stamp's, else the header type, else the type of a
+// CloudEvent. It maps a known class to its name.
 func (s *Symfony) Name(property string, headers map[string]string) string {
 	name := property
 	if name == "" {
@@ -129,8 +129,8 @@ func (s *Symfony) Name(property string, headers map[string]string) string {
 	return name
 }
 
-// stampOf returns the header with stamps of a class or, where there is none, of any class of that short
-// name. Of several the same is taken at each delivery.
+// stampOf returns the header with stamps of a class. If there is none, it returns one of any class with that short
+// name, the same one at each delivery.
 func stampOf(headers map[string]string, class, short string) string {
 	if value := headers[StampPrefix+class]; class != "" && value != "" {
 		return value
@@ -148,7 +148,7 @@ func stampOf(headers map[string]string, class, short string) string {
 	return headers[first]
 }
 
-// parseID takes the canonical form only.
+// parseID accepts the canonical form only.
 func parseID(text string) (uuid.UUID, bool) {
 	if len(text) != 36 {
 		return uuid.Nil, false
@@ -157,7 +157,7 @@ func parseID(text string) (uuid.UUID, bool) {
 	return id, err == nil
 }
 
-// stamp is what we know of stamps.
+// stamp has the members of stamps that we use.
 type stamp struct {
 	MessageID   string `json:"messageId,omitempty"`
 	MessageName string `json:"messageName,omitempty"`
@@ -178,7 +178,7 @@ func CarriesID(name, value string) bool {
 	return ok
 }
 
-// decodeStamp returns the last of the stamps in a header, which is the one that counts.
+// decodeStamp returns the last stamp in a header, which is the one that counts.
 func decodeStamp(value string) (stamp, bool) {
 	if value == "" || len(value) > maxHeader {
 		return stamp{}, false
@@ -197,10 +197,10 @@ func decodeStamp(value string) (stamp, bool) {
 // slowBody is the length from which decoding a body takes about a millisecond or more.
 const slowBody = 64 << 10
 
-// Opened returns headers, body and content type of a message as they are. A structured CloudEvent becomes
-// its binary form. Where the format is Symfony's, a body of Symfony's PhpSerializer becomes what its other serializer
-// would have sent. False: the body is an envelope that cannot be read, and everything is as it was. Its time and
-// memory grow with the length of the body.
+// Opened returns headers, body and content type of a message. A structured CloudEvent becomes its binary form. If the
+// format is Symfony's, a body of Symfony's PhpSerializer becomes the form of Symfony's other serializer. All other
+// messages are returned unchanged. False: the body is an envelope that cannot be read; it is returned unchanged. Time
+// and memory grow with the length of the body.
 func (s *Symfony) Opened(headers map[string]string, body []byte, contentType string) (map[string]string, []byte, string, bool) {
 	if isEnvelope(contentType) {
 		if all, data, dataType, ok := open(body, contentType, headers); ok {
@@ -219,12 +219,12 @@ func (s *Symfony) Opened(headers map[string]string, body []byte, contentType str
 	return fromPHP, properties, JSON, true
 }
 
-// Slow reports whether Opened decodes so much that it does not belong on a goroutine that others wait for.
+// Slow reports whether Opened may take so long that it should not run on a goroutine that others wait for.
 func (s *Symfony) Slow(body []byte, contentType string) bool {
 	return len(body) > slowBody && (isEnvelope(contentType) || s.php && isPHP(body))
 }
 
-// isPHP reports whether a body begins as PhpSerializer's do.
+// isPHP reports whether a body starts like a body of PhpSerializer.
 func isPHP(body []byte) bool {
 	return bytes.HasPrefix(body, []byte(envelopeStart)) || bytes.HasPrefix(body, []byte(envelopeStart64))
 }

@@ -1,6 +1,5 @@
-// Package wire is the form of a message on RabbitMQ that is not in the AMQP
-// properties, and what Symfony Messenger has in headers on RabbitMQ and on Redis.
-// Publishers and consumers share it. It knows no client.
+// Package wire defines the headers of messages: ours on RabbitMQ, and those of Symfony Messenger and CloudEvents on
+// RabbitMQ and Redis. Publishers and consumers share it. It imports no client.
 package wire
 
 import (
@@ -15,38 +14,38 @@ import (
 	"github.com/holdfast-go/holdfast/outbox/format"
 )
 
-// Headers of our own. None begins with "x-", as those of the broker do. Own lists them.
+// Our own headers. None starts with "x-", because the broker's headers do. Own lists them.
 const (
 	// HeaderAttempt counts the deliveries that reached a handler, from 1.
 	HeaderAttempt = "holdfast-attempt"
-	// HeaderRecovered is how many of the failures before were recoverable.
+	// HeaderRecovered counts the earlier failures that were recoverable.
 	HeaderRecovered = "holdfast-recovered"
-	// HeaderWait is what remains of a long delay, in milliseconds.
+	// HeaderWait is the remaining part of a long delay, in milliseconds.
 	HeaderWait = "holdfast-wait"
-	// HeaderDelay is the delay queue that a message waited in, as its delay in milliseconds.
+	// HeaderDelay is the delay, in milliseconds, of the queue in which the message waited.
 	HeaderDelay = "holdfast-delay"
-	// HeaderPutOff is "true" for a message that waits and has not failed.
+	// HeaderPutOff is "true" for a message that waits but has not failed.
 	HeaderPutOff = "holdfast-put-off"
 	// HeaderClass is the failure class of a dead letter.
 	HeaderClass = "holdfast-failure-class"
-	// HeaderError is the last error of a dead letter, cut short.
+	// HeaderError is the last error of a dead letter, shortened.
 	HeaderError = "holdfast-error"
 	// HeaderErrorType and HeaderSQLState are the last error's Go type and SQLSTATE.
 	HeaderErrorType = "holdfast-error-type"
 	HeaderSQLState  = "holdfast-sqlstate"
 	// HeaderFingerprint is the same for failures of one kind.
 	HeaderFingerprint = "holdfast-fingerprint"
-	// HeaderHistory has the failures so far, as package inbox/driver encodes them.
+	// HeaderHistory has the failures so far, encoded by package inbox/driver.
 	HeaderHistory = "holdfast-history"
 	// HeaderFirstFailed and HeaderLastFailed are times in RFC 3339.
 	HeaderFirstFailed = "holdfast-first-failed-at"
 	HeaderLastFailed  = "holdfast-last-failed-at"
-	// HeaderConsumer names the consumer that gave up.
+	// HeaderConsumer names the consumer that gave the message up.
 	HeaderConsumer = "holdfast-consumer"
-	// HeaderOrigin is the queue a dead letter came from.
+	// HeaderOrigin is the queue that a dead letter came from.
 	HeaderOrigin = "holdfast-origin-queue"
-	// HeaderOriginExchange and HeaderOriginKey are where the sender published the
-	// message. A copy is published elsewhere.
+	// HeaderOriginExchange and HeaderOriginKey are the exchange and the routing key of the sender. A copy is
+	// published elsewhere.
 	HeaderOriginExchange = "holdfast-origin-exchange"
 	HeaderOriginKey      = "holdfast-origin-routing-key"
 	// HeaderReplays counts how often a dead letter was replayed.
@@ -55,12 +54,13 @@ const (
 	HeaderKey = "holdfast-key"
 )
 
-// HeaderRoutes is RabbitMQ's own header with an array of further routing keys. Messages with an
-// ordering key have the name of its slot there, as package partition computes it.
+// HeaderRoutes is RabbitMQ's own header with an array of further routing keys. A message with an ordering key has
+// the name of its slot there, as package partition computes it.
 const HeaderRoutes = "CC"
 
-// OfBroker reports whether RabbitMQ writes a header, or gives it a meaning. The outbox accepts no message with one.
-// All others that begin with "x-" are a sender's. The name must be in lower case, but for CC and BCC.
+// OfBroker reports whether RabbitMQ writes a header, or gives it a meaning. The outbox rejects messages with such a
+// header. All other headers that start with "x-" belong to senders. The name must be in lower case, except CC and
+// BCC.
 func OfBroker(name string) bool {
 	switch name {
 	case HeaderRoutes, "BCC", "x-death",
@@ -73,7 +73,7 @@ func OfBroker(name string) bool {
 	return false
 }
 
-// Own reports whether a header is one of ours. A name that only resembles ours is a sender's.
+// Own reports whether a header is one of ours. A similar name belongs to a sender.
 func Own(name string) bool {
 	switch name {
 	case HeaderAttempt, HeaderRecovered, HeaderWait, HeaderDelay, HeaderPutOff, HeaderClass, HeaderError, HeaderFirstFailed, HeaderLastFailed,
@@ -84,11 +84,11 @@ func Own(name string) bool {
 	return false
 }
 
-// maxHeader bounds a header value read from outside, in bytes.
+// maxHeader bounds an incoming header value, in bytes.
 const maxHeader = 8 << 10
 
-// HeaderString returns an AMQP header value as text. False: the value has no
-// sensible text (a table, an array, bytes that are not UTF-8) or is too long.
+// HeaderString returns an AMQP header value as text. False: the value has no sensible text (a table, an array,
+// bytes that are not UTF-8) or is too long.
 func HeaderString(value any) (string, bool) {
 	var s string
 	switch v := value.(type) {
@@ -111,16 +111,16 @@ func HeaderString(value any) (string, bool) {
 	return s, true
 }
 
-// Form is what goes by a format.
+// Form is the form of messages under a format.
 type Form struct {
 	Symfony *Symfony
 	Events  *Events // nil: messages are not sent as events
 }
 
-// Own reports whether messages have this module's own form, for which readers know what is left out.
+// Own reports whether messages have this module's own form. Readers of that form can restore omitted parts.
 func (f Form) Own() bool { return f.Events == nil && !f.Symfony.On() }
 
-// NewForm returns what goes by a format, or every violation in it.
+// NewForm returns the form for a format, or every violation in the format.
 func NewForm(f format.Format) (Form, error) {
 	plain := &Symfony{}
 	switch f := f.(type) {
@@ -133,7 +133,7 @@ func NewForm(f format.Format) (Form, error) {
 		e, err := newEvents(f)
 		return Form{Symfony: plain, Events: e}, err
 	}
-	return Form{Symfony: plain}, fmt.Errorf("%T is none of this module", f)
+	return Form{Symfony: plain}, fmt.Errorf("%T is not a format of this module", f)
 }
 
 // JSON is the content type of a message that comes without one.
@@ -142,11 +142,12 @@ const JSON = "application/json"
 // stampUnit is the precision of a time stamp on RabbitMQ.
 const stampUnit = time.Second
 
-// TimeInID reports whether the id tells when a message was written as well as a time stamp would.
+// TimeInID reports whether the id contains the time at which a message was written, to the precision of a time
+// stamp.
 func TimeInID(id uuid.UUID, at time.Time) bool { return ids.Time(id).Sub(at).Abs() < stampUnit }
 
-// PublishedAt is when a message was written: its time stamp, else the time of a CloudEvent, else the time
-// in the id. It is zero where there is none of them.
+// PublishedAt returns when a message was written: its time stamp, else the time of a CloudEvent, else the time in
+// the id. It returns zero if there is none.
 func PublishedAt(stamp time.Time, headers map[string]string, id uuid.UUID) time.Time {
 	if !stamp.IsZero() {
 		return stamp

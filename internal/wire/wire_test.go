@@ -47,10 +47,10 @@ type foreign struct{}
 
 func (foreign) Form() string { return "symfony" }
 
-func TestFormOfSomebodyElseIsRefused(t *testing.T) {
+func TestNewForm_rejectsForeignFormat(t *testing.T) {
 	t.Parallel()
 	if _, err := wire.NewForm(foreign{}); err == nil {
-		t.Error("a format was taken that nobody here knows")
+		t.Error("an unknown format was accepted")
 	}
 }
 
@@ -103,8 +103,7 @@ func newSymfony(t *testing.T, f format.Symfony) *wire.Symfony {
 	return s
 }
 
-// Nothing goes out that is not configured: stock Symfony refuses a message over a stamp's class that it
-// does not know.
+// Only configured stamps are sent: stock Symfony rejects a message with a stamp of an unknown class.
 func TestSymfonyHeaders(t *testing.T) {
 	t.Parallel()
 	classes := map[string]string{"order.placed": `App\Message\OrderPlaced`}
@@ -215,7 +214,7 @@ func TestSymfonyRefuses(t *testing.T) {
 		}
 	}
 	if _, err := wire.NewSymfony(format.Symfony{IDStamp: "A", NameStamp: "A"}); err == nil {
-		t.Error("one class for two stamps is taken")
+		t.Error("one class for two stamps was accepted")
 	}
 }
 
