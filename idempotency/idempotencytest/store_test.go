@@ -219,7 +219,7 @@ func TestProveCatches(t *testing.T) {
 				}
 				return charge(ctx, tx)
 			})(pool)
-		}, []string{"+ cents=4200 note=log", "Without a transaction ran: INSERT INTO charges"}},
+		}, []string{"+ cents=4200 note=log", "Outside a transaction: INSERT INTO charges"}},
 		"an answer that differs": {func(pool *pgxpool.Pool) (request, error) {
 			ask, err := byKey(charge)(pool)
 			return func(ctx context.Context, key idempotency.Key) (idempotency.Response, error) {

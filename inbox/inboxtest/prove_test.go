@@ -212,7 +212,7 @@ func TestProveCatches(t *testing.T) {
 				return proven{handle: func(ctx context.Context, tx pgx.Tx, o orderPlaced) error {
 					return inTurn(func() error { return charge(ctx, tx) }, func() error { return invoice(ctx, own, o) })
 				}}
-			}, []string{"killed after statement 3 of 4 (INSERT INTO invoices", "+ order_id=A-1 note=", outside, "Without a transaction ran: INSERT INTO invoices"}}
+			}, []string{"killed after statement 3 of 4 (INSERT INTO invoices", "+ order_id=A-1 note=", outside, "Outside a transaction: INSERT INTO invoices"}}
 		},
 		"a write on another pool": func(other *pgxpool.Pool, _ func()) planted {
 			return planted{same(proven{handle: func(ctx context.Context, tx pgx.Tx, o orderPlaced) error {
@@ -233,7 +233,7 @@ func TestProveCatches(t *testing.T) {
 			return planted{same(proven{handle: func(ctx context.Context, tx pgx.Tx, o orderPlaced) error {
 				mail()
 				return bill(ctx, tx, o)
-			}}), []string{"killed before statement 2 of 4 (INSERT", "Proof.Effects counts 2, 1 after an undisturbed run", "Send a key by which the other side knows it"}}
+			}}), []string{"killed before statement 2 of 4 (INSERT", "Proof.Effects counts 2, 1 after an undisturbed run", "Send an idempotency key to the other side"}}
 		},
 		"a side effect after COMMIT": func(_ *pgxpool.Pool, mail func()) planted {
 			return planted{same(proven{handle: func(ctx context.Context, tx pgx.Tx, o orderPlaced) error {

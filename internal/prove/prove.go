@@ -1,6 +1,6 @@
-// Package prove runs a piece of work of a user on a real database, once for each place at which it can
-// be interrupted, and compares what it leaves there with what an undisturbed run leaves. The Prove
-// functions of the fakes' packages are made of it.
+// Package prove interrupts a user's code at every statement, on a real database. It runs the code once for each
+// place and compares the resulting rows with the rows of an undisturbed run. The Prove functions of the fakes'
+// packages use it.
 package prove
 
 import (
@@ -19,13 +19,13 @@ import (
 )
 
 const (
-	// maxSteps bounds how many schedules there are: five for each statement.
+	// maxSteps bounds the number of statements, because each adds five schedules.
 	maxSteps = 100
-	// patience is how long one schedule may take. The lease of a gate is in it, if work has one.
+	// patience bounds one schedule, including the lease of a gate if the work has one.
 	patience = time.Minute
 )
 
-// TB is what Run needs of a *testing.T.
+// TB is the part of *testing.T that Run needs.
 type TB interface {
 	Helper()
 	Context() context.Context
@@ -41,47 +41,47 @@ type Proof struct {
 	Effects func() int
 }
 
-// Work is what is proven.
+// Work is the code under test.
 type Work struct {
-	Name string // of the function that was called, such as inboxtest.Prove
-	Code string // what the user calls the code, such as "the handler"
+	Name string // of the called function, such as inboxtest.Prove
+	Code string // the user's word for the code, such as "the handler"
 
-	// Start makes a process on a pool. The function that it returns does the work once, and may be
-	// called from several goroutines.
+	// Start makes a process on a pool. The returned function does the work once, and may be called from several
+	// goroutines.
 	Start func(ctx context.Context, pool *pgxpool.Pool) (do func(ctx context.Context) Outcome, err error)
 
-	// Fresh has the work done under a new key from now on, and returns it. It is called before a process of a
+	// Fresh makes the work use a new key from now on, and returns the key. It is called before a process of a
 	// schedule starts. Optional.
 	Fresh func() uuid.UUID
 
-	// Keyed work may be done again when it is done already: it has no second effect.
+	// Keyed work may run again after it is done, without a second effect.
 	Keyed bool
-	// Sweeps says that work which succeeded may have left something to do to another one.
+	// Sweeps means that a successful run may leave work for another run.
 	Sweeps bool
 }
 
-// Outcome is what became of doing the work once.
+// Outcome is the result of one run of the work.
 type Outcome struct {
-	Answer  string // what the caller got, if the work has answers
-	Err     error  // why it has to be done again; nil: it is done
-	GivenUp bool   // nobody will do it again, in spite of Err
+	Answer  string // the response to the caller, if the work has responses
+	Err     error  // nil: the work is done; else it must run again
+	GivenUp bool   // nobody will retry it, in spite of Err
 }
 
 // runner is one call of Run.
 type runner struct {
 	Proof
 	work Work
-	ctx  context.Context // of the present schedule
+	ctx  context.Context // of the current schedule
 
-	key       uuid.UUID // of the present schedule, if the work has one of ours
-	before    rows      // what Reset leaves
-	clean     rows      // what an undisturbed run leaves after it
+	key       uuid.UUID // of the current schedule, if Fresh is set
+	before    rows      // after Reset
+	clean     rows      // after Reset and an undisturbed run
 	effects   int       // of an undisturbed run
 	steps     []pgfault.Step
-	schedules int // how many there were
+	schedules int // how many ran
 }
 
-// Run reports the first schedule after which something differs, and how to mend it.
+// Run reports the first schedule whose result differs, with a fix.
 func Run(t TB, p Proof, w Work) {
 	t.Helper()
 	start := time.Now()
@@ -111,7 +111,7 @@ func (p Proof) validate() error {
 	return errors.Join(problems...)
 }
 
-// all runs every schedule until one fails.
+// all runs the schedules one by one and returns the first error.
 func (r *runner) all(ctx context.Context) error {
 	all := []func() error{r.undisturbed, r.undisturbedAgain}
 	if r.work.Keyed {
@@ -133,7 +133,7 @@ func (r *runner) all(ctx context.Context) error {
 	return nil
 }
 
-// disturbed are the schedules with a fault at one of the steps.
+// disturbed returns the schedules with a fault at one of the steps.
 func (r *runner) disturbed() (all []func() error) {
 	for i, step := range r.steps {
 		at := place{r: r, n: i + 1}
@@ -166,7 +166,7 @@ func (p place) String() string {
 	return fmt.Sprintf("statement %d of %d (%s)", p.n, len(p.r.steps), brief(p.step().SQL))
 }
 
-// brief names what a step does, in a line.
+// brief describes the statements of a step in one line.
 func brief(sql []string) string {
 	var parts []string
 	for _, s := range sql {
@@ -184,13 +184,12 @@ func brief(sql []string) string {
 
 const maxBrief = 70
 
-// A schedule is one story of what happens to the work. Each begins with Reset and ends with the rows of
-// an undisturbed run.
+// A schedule is one sequence of events. Each starts with Reset and ends with the rows of an undisturbed run.
 
-// reset brings the database to the state in which the work is to be done.
+// reset brings the database to the state before the work.
 //
-// Where Effects counts what the work does elsewhere, each schedule has a key of its own: the other side rightly does
-// nothing for one that it knows.
+// If Effects counts effects elsewhere, each schedule has its own key: the other side would rightly ignore a key that
+// it has seen before.
 func (r *runner) reset() (effects int, err error) {
 	if r.work.Fresh != nil && (r.Effects != nil || r.key == uuid.Nil) {
 		r.key = r.work.Fresh()
@@ -208,7 +207,7 @@ func (r *runner) count() int {
 	return r.Effects()
 }
 
-// undisturbed shows what is to be compared with, and counts the statements.
+// undisturbed records the rows to compare with, and counts the statements.
 func (r *runner) undisturbed() error {
 	const title = "nothing fails: "
 	before, err := r.reset()
@@ -244,7 +243,7 @@ func (r *runner) undisturbed() error {
 	return nil
 }
 
-// undisturbedAgain finds what depends on the attempt.
+// undisturbedAgain finds values that depend on the attempt.
 func (r *runner) undisturbedAgain() error {
 	const title = "nothing fails, once more after Reset"
 	return r.one(title, pgfault.None, 0, func(s *schedule) error {
@@ -256,7 +255,7 @@ func (r *runner) undisturbedAgain() error {
 	})
 }
 
-// doneTwice is a delivery after the work is done.
+// doneTwice delivers the work again after it is done.
 func (r *runner) doneTwice() error {
 	return r.one("done, and asked for again", pgfault.None, 0, func(s *schedule) error {
 		s.first.run(s.ctx)
@@ -267,7 +266,7 @@ func (r *runner) doneTwice() error {
 	})
 }
 
-// failed is a fault that the process survives, and which its retries get over.
+// failed injects a fault that the process survives, and that its retries overcome.
 func (r *runner) failed(fault pgfault.Fault, at place) error {
 	return r.one(titles[fault]+at.String(), fault, at.n, func(s *schedule) error {
 		err := s.first.firstError()
@@ -287,7 +286,7 @@ var titles = map[pgfault.Fault]string{
 	pgfault.Hold:       "two at once, the first waits before ",
 }
 
-// one is a schedule of one process that does the work until it is done.
+// one is a schedule in which one process repeats the work until it is done.
 func (r *runner) one(title string, fault pgfault.Fault, at int, then func(s *schedule) error) error {
 	s, err := r.begin(title, fault, at)
 	if err != nil {
@@ -302,15 +301,15 @@ func (r *runner) one(title string, fault pgfault.Fault, at int, then func(s *sch
 	}())
 }
 
-// killed stops the process at a place. Another one does the work, then the first one comes back as a
-// process does that was only stopped, its connections gone.
+// killed stops the process at a place. Another process does the work. Then the first one comes back with its
+// connections gone, like a process that was only suspended.
 func (r *runner) killed(fault pgfault.Fault, at place) error {
 	s, err := r.begin(titles[fault]+at.String(), fault, at.n)
 	if err != nil {
 		return err
 	}
 	return s.end(func() error {
-		if !s.strikes() { // what runs beside the work does not always come at the same time
+		if !s.strikes() { // background statements do not always come at the same time
 			return cmp.Or(s.settled(s.first), s.compare(mendRepeated))
 		}
 		now, err := r.read()
@@ -338,7 +337,7 @@ func (r *runner) killed(fault pgfault.Fault, at place) error {
 	}())
 }
 
-// twiceAtOnce has a second process do the work while the first one is in the middle of it.
+// twiceAtOnce lets a second process do the work while the first one is in the middle of it.
 func (r *runner) twiceAtOnce(at place) error {
 	s, err := r.begin(titles[pgfault.Hold]+at.String(), pgfault.Hold, at.n)
 	if err != nil {

@@ -12,14 +12,14 @@ import (
 	"github.com/holdfast-go/holdfast/txretry"
 )
 
-// rows are what the queries of a Proof returned.
+// rows are the results of the queries of a Proof.
 type rows []result
 
-// result is what one query returned, its rows sorted: their order says nothing.
+// result is the result of one query. Its rows are sorted, because their order has no meaning.
 type result struct {
 	query   string
 	columns []string
-	values  [][]string // as text, row by row; the key of the schedule reads <key>
+	values  [][]string // as text, row by row; <key> replaces the key of the schedule
 }
 
 // read runs the queries.
@@ -36,7 +36,7 @@ func (r *runner) read() (rows, error) {
 
 func (r *runner) ask(query string) (result, error) {
 	found := result{query: query}
-	// The simple protocol has every value as text.
+	// The simple protocol returns every value as text.
 	answer, err := r.Pool.Query(r.ctx, query, pgx.QueryExecModeSimpleProtocol)
 	if err != nil {
 		return found, err
@@ -67,10 +67,10 @@ func (a rows) equal(b rows) bool {
 	})
 }
 
-// maxDifferences bounds a message for people.
+// maxDifferences keeps a message readable.
 const maxDifferences = 8
 
-// differences tells what rows have that others have not (+), and the other way round (-).
+// differences lists the rows that only a has (+), and the rows that only b has (-).
 func (a rows) differences(b rows) string {
 	var text strings.Builder
 	for i := range a {
@@ -99,7 +99,7 @@ func signed(sign string, some []string) (lines []string) {
 	return lines
 }
 
-// without returns the rows of a that b has not, or has less often.
+// without returns the rows that a has more often than b.
 func without(a, b result) (some []string) {
 	counts := map[string]int{}
 	for _, row := range b.values {
@@ -122,7 +122,8 @@ func (a result) text(row []string) string {
 	return strings.Join(parts, " ")
 }
 
-// changing names the columns whose values differ between two results with as many rows.
+// changing returns the names of the columns whose values differ between two results with equally many
+// rows.
 func (a rows) changing(b rows) (names []string) {
 	for i := range a {
 		if len(a[i].values) != len(b[i].values) {
@@ -145,20 +146,20 @@ func (a result) column(i int) (values []string) {
 	return values
 }
 
-// What to do about a failure, from what is known of the schedule.
+// How to fix a failure, as far as the schedule shows.
 
 const (
-	mendUnchanged = "\n  Name the rows that the code writes. If it found its work done: Reset must also delete what says so, such as the entry in holdfast_inbox or the record in holdfast_idempotency."
+	mendUnchanged = "\n  Name the rows that the code writes. If the code skipped its work as done already, Reset must also delete the record of it, such as the entry in holdfast_inbox or the record in holdfast_idempotency."
 
-	mendRepeated = "\n  The repetition did something although the work was done: outside of the transaction that records it, such as on another connection, in middleware or in a Prepare step."
+	mendRepeated = "\n  The repetition did something although the work was done. That happened outside of the transaction that records it: on another connection, in middleware or in a Prepare step."
 
 	mendSwallowed = "\n  A statement failed and the code returned nil: it swallowed the error. Return it."
 
-	mendGivenUp = "\n  This fault passes by itself. Mark only errors that you know as unrecoverable, and return the others as they are."
+	mendGivenUp = "\n  This fault passes by itself. Mark only errors that you know as unrecoverable, and return all others unchanged."
 
-	mendAnswers = "\n  Who asks again gets the answer that was stored in the transaction. Put all of it into the Response that the function returns, and change nothing afterwards."
+	mendAnswers = "\n  A repeated request gets the answer that was stored in the transaction. Put all of it into the Response that the function returns, and change nothing afterwards."
 
-	mendAfter = "\n  What comes after COMMIT, such as AfterCommit, is lost with the process. Write it with tx, or write a message to an outbox with tx and do it in the handler of that message."
+	mendAfter = "\n  Work after COMMIT, such as in AfterCommit, is lost with the process. Write it with tx, or write a message to an outbox with tx and do the work in the handler of that message."
 )
 
 func mendError(err error) string {
@@ -176,12 +177,12 @@ func mendChanging(columns []string) string {
 	if len(columns) > 0 {
 		which = "The values of " + strings.Join(columns, ", ")
 	}
-	return "\n  " + which + " depend on the attempt: on time.Now, now(), a random id or a sequence. Take them from the message or the request; or, if they may differ, select the other columns in Proof.Rows. If rows are missing, Reset leaves something behind that says that the work is done."
+	return "\n  " + which + " depend on the attempt: on time.Now, now(), a random id or a sequence. Take them from the message or the request; or, if they may differ, select the other columns in Proof.Rows. If rows are missing, Reset leaves a record that the work is done."
 }
 
 func mendEffects(more bool) string {
 	if more {
-		return "\n  What the code does elsewhere is done again when the code runs again; a Prepare step runs for every delivery. Send a key by which the other side knows it, and count keys; or write a message to an outbox with tx, and do it in the handler of that message."
+		return "\n  Effects elsewhere happen again when the code runs again; a Prepare step runs for every delivery. Send an idempotency key to the other side, and count keys; or write a message to an outbox with tx, and do the work in the handler of that message."
 	}
 	return mendAfter
 }
@@ -189,14 +190,14 @@ func mendEffects(more bool) string {
 func mendFailed(fault pgfault.Fault) string {
 	switch fault {
 	case pgfault.Refuse:
-		return "\n  The code swallowed the error, in a savepoint for example, and committed without what the statement was for. Go on after the errors that you know, and return the others."
+		return "\n  The code swallowed the error, in a savepoint for example, and committed without the effect of the statement. Continue only after errors that you know, and return all others."
 	case pgfault.Conflict:
-		return "\n  The code ran twice in one process. Set what it captures anew in every run, and write with tx only."
+		return "\n  The code ran twice in one process. Reset captured variables in every run, and write with tx only."
 	}
-	return "\n  The code ran twice in one process. Do not remember in memory that it was done, write with tx only, and return the error of a statement."
+	return "\n  The code ran twice in one process. Do not remember in memory that the work was done, write with tx only, and return the error of a statement."
 }
 
-// mendKilled is for rows that a killed process has left, and for those after the work was done again.
+// mendKilled is the fix for rows that a killed process left, before and after the work is repeated.
 func (r *runner) mendKilled(fault pgfault.Fault, at place) string {
 	last := r.lastCommit()
 	if at.n > last || at.n == last && fault == pgfault.KillAfter {
@@ -205,7 +206,7 @@ func (r *runner) mendKilled(fault pgfault.Fault, at place) string {
 	return r.mendOutside()
 }
 
-// mendZombie is for a process that went on when another one had done the work.
+// mendZombie is the fix for a process that continued after another one had done the work.
 func (r *runner) mendZombie() string {
 	if len(r.outside()) > 0 {
 		return r.mendOutside()
@@ -213,9 +214,9 @@ func (r *runner) mendZombie() string {
 	return "\n  The code went on after its connection was lost, and wrote outside of its transaction. Return the error, and use tx for every statement."
 }
 
-// mendTwice is for two processes that did the work at once.
+// mendTwice is the fix for two processes that did the work at once.
 func (r *runner) mendTwice() string {
-	return "\n  Two processes did the work at once. Write with the tx that the code is given; what it reads to decide must be in that transaction, too." + r.ranOutside()
+	return "\n  Two processes did the work at once. Write with the tx that the code is given, and read in that transaction, too, before you decide." + r.ranOutside()
 }
 
 func (r *runner) mendOutside() string {
@@ -224,12 +225,12 @@ func (r *runner) mendOutside() string {
 
 func (r *runner) ranOutside() string {
 	if outside := r.outside(); len(outside) > 0 {
-		return fmt.Sprintf(" Without a transaction ran: %s.", strings.Join(outside, "; "))
+		return fmt.Sprintf(" Outside a transaction: %s.", strings.Join(outside, "; "))
 	}
 	return ""
 }
 
-// outside are the writes of the undisturbed run that were in no transaction.
+// outside returns the writes of the undisturbed run that were in no transaction.
 func (r *runner) outside() (all []string) {
 	for _, step := range r.steps {
 		if !step.Outside {
@@ -246,7 +247,7 @@ func (r *runner) outside() (all []string) {
 	return all
 }
 
-// lastCommit is the number of the last step that ends in COMMIT.
+// lastCommit returns the number of the last step that ends in COMMIT.
 func (r *runner) lastCommit() int {
 	for n := len(r.steps); n > 0; n-- {
 		if r.steps[n-1].Commit {

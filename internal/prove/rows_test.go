@@ -12,7 +12,7 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }
 
-// Differences are of rows that may be there several times; a message names a few of many.
+// Equal rows may occur several times. A message shows only some of many differences.
 func TestDifferences(t *testing.T) {
 	t.Parallel()
 	of := func(values ...[]string) rows {
@@ -41,7 +41,7 @@ func TestDifferences(t *testing.T) {
 	}
 }
 
-// A step is named in a line, without the settings that travel with BEGIN.
+// A step is described in one line, without the settings that travel with BEGIN.
 func TestBrief(t *testing.T) {
 	t.Parallel()
 	for want, sql := range map[string][]string{

@@ -30,19 +30,19 @@ func (r *runner) begin(title string, fault pgfault.Fault, at int) (*schedule, er
 	return &schedule{r: r, title: title, ctx: ctx, cancel: cancel, first: first, all: []*process{first}, effects: before, ended: ended}, nil
 }
 
-// schedule is one that is going on.
+// schedule is a running schedule.
 type schedule struct {
 	r       *runner
 	title   string
 	ctx     context.Context
 	cancel  context.CancelFunc
-	first   *process   // the one with the fault
-	all     []*process // with those that came after it
-	effects int        // at its beginning
+	first   *process   // the process with the fault
+	all     []*process // first, and the later ones
+	effects int        // at the start
 	ended   chan struct{}
 }
 
-// strikes has the first process do the work beside this goroutine. It reports whether the fault struck
+// strikes runs the work of the first process in another goroutine. It reports whether the fault struck
 // before the work was done.
 func (s *schedule) strikes() bool {
 	ended := make(chan struct{})
@@ -59,7 +59,7 @@ func (s *schedule) strikes() bool {
 	}
 }
 
-// await waits until the first process is through.
+// await waits until the first process has finished.
 func (s *schedule) await() error {
 	select {
 	case <-s.ended:
@@ -69,7 +69,7 @@ func (s *schedule) await() error {
 	}
 }
 
-// other has another process do the work.
+// other runs the work in another process.
 func (s *schedule) other() error {
 	p, err := s.r.start(pgfault.None, 0)
 	if err != nil {
@@ -80,7 +80,7 @@ func (s *schedule) other() error {
 	return s.settled(p)
 }
 
-// beside has another process do the work while the first one is held, which then goes on.
+// beside runs the work in another process while the first one is held. Then the first one continues.
 func (s *schedule) beside() error {
 	p, err := s.r.start(pgfault.None, 0)
 	if err != nil {
@@ -98,7 +98,7 @@ func (s *schedule) beside() error {
 	return s.settled(p)
 }
 
-// untilStuck waits until a process is through, has failed for the first time or waits for a lock.
+// untilStuck waits until a process has finished, has failed for the first time or waits for a lock.
 func (s *schedule) untilStuck(p *process, ended <-chan struct{}) {
 	enough := time.After(overlap)
 	for p.firstError() == nil && !s.r.waiting(p.line.Backends()) {
@@ -112,7 +112,7 @@ func (s *schedule) untilStuck(p *process, ended <-chan struct{}) {
 	}
 }
 
-// waiting reports whether a process of the server waits for another one. Not knowing counts as no.
+// waiting reports whether one of these backends waits for a lock. An error counts as no.
 func (r *runner) waiting(pids []uint32) bool {
 	for _, pid := range pids {
 		var blocked bool
@@ -124,14 +124,14 @@ func (r *runner) waiting(pids []uint32) bool {
 	return false
 }
 
-// settled returns why a process did not get the work done.
+// settled returns an error if a process did not get the work done.
 func (s *schedule) settled(p *process) error {
 	last, _ := p.outcome()
 	switch {
 	case last.Err == nil, errors.Is(last.Err, errUnkeyed):
 		return nil
 	case last.GivenUp:
-		return fmt.Errorf("%s: it is given up for good: %w%s", s.title, last.Err, mendGivenUp)
+		return fmt.Errorf("%s: it was given up for good: %w%s", s.title, last.Err, mendGivenUp)
 	}
 	return fmt.Errorf("%s: it is not done within %v: %w", s.title, patience, last.Err)
 }
@@ -149,7 +149,7 @@ func (s *schedule) end(err error) error {
 	return err
 }
 
-// compare looks at everything that must be as after an undisturbed run.
+// compare checks that everything is as after an undisturbed run.
 func (s *schedule) compare(mend string) error {
 	now, err := s.r.readSettled()
 	if err != nil {
@@ -164,7 +164,7 @@ func (s *schedule) compare(mend string) error {
 	return s.sameAnswers()
 }
 
-// readSettled waits a little for what a sweep has left to the next one.
+// readSettled gives later sweeps some time to finish the remaining work, and reads the rows.
 func (r *runner) readSettled() (rows, error) {
 	now, err := r.read()
 	for pause := firstPause; err == nil && r.work.Sweeps && !now.equal(r.clean) && pause <= longestWait; pause *= 2 {
@@ -196,29 +196,29 @@ func (s *schedule) sameAnswers() error {
 	return nil
 }
 
-// wrong tells how rows differ from those of an undisturbed run.
+// wrong describes how rows differ from the rows of an undisturbed run.
 func (s *schedule) wrong(now rows, mend string) error {
 	return fmt.Errorf("%s: the rows differ from those of an undisturbed run (+ too many, - missing):%s%s", s.title, now.differences(s.r.clean), mend)
 }
 
-// torn tells of rows that are there in part.
+// torn describes a partial effect.
 func (s *schedule) torn(now rows, mend string) error {
-	return fmt.Errorf("%s: before it is done again, there is a part of its effect (+ against the rows before):%s%s", s.title, now.differences(s.r.before), mend)
+	return fmt.Errorf("%s: before the work is repeated, a part of its effect is there (+ against the rows before):%s%s", s.title, now.differences(s.r.before), mend)
 }
 
 const (
-	// firstPause and longestPause are the time between two attempts at the work.
+	// firstPause and longestPause bound the time between two attempts.
 	firstPause   = 5 * time.Millisecond
 	longestPause = 200 * time.Millisecond
-	// longestWait is that between two sweeps that have something left to do.
+	// longestWait bounds the time between two sweeps that have something left to do.
 	longestWait = 2 * time.Second
-	// farewell is how long a process may take to give its connections back.
+	// farewell is how long a process may take to return its connections.
 	farewell = 10 * time.Second
-	// overlap is how long the second of two processes runs at most while the first one is held.
+	// overlap is how long the second of two processes may run while the first one is held.
 	overlap = 2 * time.Second
 )
 
-// process is one that does the work, on connections of its own.
+// process does the work on its own connections.
 type process struct {
 	r    *runner
 	line *pgfault.Line
@@ -226,7 +226,7 @@ type process struct {
 	do   func(ctx context.Context) Outcome
 
 	mu      sync.Mutex
-	answers []string // that its callers got
+	answers []string // to its callers
 	first   error    // of its first attempt
 	last    Outcome
 }
@@ -235,7 +235,7 @@ type process struct {
 func (r *runner) start(fault pgfault.Fault, at int) (*process, error) {
 	p := &process{r: r, line: pgfault.New(fault, at)}
 	cfg := r.Pool.Config()
-	cfg.MinConns, cfg.MinIdleConns = 0, 0 // none that nobody asked for
+	cfg.MinConns, cfg.MinIdleConns = 0, 0 // no idle connections in the background
 	p.line.Attach(&cfg.ConnConfig.Config)
 	var err error
 	if p.pool, err = pgxpool.NewWithConfig(r.ctx, cfg); err != nil {
@@ -249,7 +249,7 @@ func (r *runner) start(fault pgfault.Fault, at int) (*process, error) {
 	return p, nil
 }
 
-// run does the work until it is done, the first time with the fault.
+// run repeats the work until it is done. The first attempt has the fault.
 func (p *process) run(ctx context.Context) {
 	p.line.Arm()
 	p.attempt(ctx)
@@ -269,11 +269,11 @@ func (p *process) again() bool {
 	return p.last.Err != nil && !p.last.GivenUp && !errors.Is(p.last.Err, errUnkeyed)
 }
 
-// errUnkeyed ends the attempts at work that has had its effect, although it failed: without a key
-// nobody could do it again.
+// errUnkeyed ends the attempts of work that failed after it took effect: without a key nobody could
+// repeat it.
 var errUnkeyed = errors.New("it is done")
 
-// attempt does the work once. A panic, or the end of the goroutine, is a failure.
+// attempt does the work once. A panic or runtime.Goexit counts as a failure.
 func (p *process) attempt(ctx context.Context) {
 	out := Outcome{Err: errors.New("the goroutine was exited")}
 	done := make(chan struct{})
@@ -303,21 +303,21 @@ func (p *process) attempt(ctx context.Context) {
 	}
 }
 
-// outcome returns the last error, and what the callers were told.
+// outcome returns the last outcome, and the answers to the callers.
 func (p *process) outcome() (last Outcome, answers []string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.last, p.answers
 }
 
-// firstError is that of the attempt with the fault.
+// firstError returns the error of the attempt with the fault.
 func (p *process) firstError() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.first
 }
 
-// close ends the process. A connection that is not given back is an error.
+// close ends the process. A connection that was not returned to the pool is an error.
 func (p *process) close() error {
 	p.line.Release()
 	closed := make(chan struct{})
@@ -329,6 +329,6 @@ func (p *process) close() error {
 	case <-closed:
 		return nil
 	case <-time.After(farewell):
-		return fmt.Errorf("%d connections were not given back to the pool: end every transaction and Release every connection that the code takes", p.pool.Stat().AcquiredConns())
+		return fmt.Errorf("%d connections were not returned to the pool: end every transaction and Release every connection that the code takes", p.pool.Stat().AcquiredConns())
 	}
 }

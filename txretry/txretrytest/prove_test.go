@@ -94,7 +94,7 @@ func TestProveCatches(t *testing.T) {
 				}
 				return sell(ctx, tx, "A1")
 			}
-		}, []string{"killed after statement 2 of 5 (INSERT", "+ seat=log", "Without a transaction ran: INSERT INTO sold"}},
+		}, []string{"killed after statement 2 of 5 (INSERT", "+ seat=log", "Outside a transaction: INSERT INTO sold"}},
 		"a variable that is not set anew": {func(*pgxpool.Pool) transaction {
 			var seats []string
 			return func(ctx context.Context, tx pgx.Tx) error {
@@ -109,7 +109,7 @@ func TestProveCatches(t *testing.T) {
 				}
 				return sell(ctx, tx, "A1")
 			}
-		}, []string{"nothing fails", "1 connections were not given back"}},
+		}, []string{"nothing fails", "1 connections were not returned"}},
 		"a panic": {func(*pgxpool.Pool) transaction {
 			return func(context.Context, pgx.Tx) error { panic("boom") }
 		}, []string{"nothing fails: panic: boom"}},

@@ -1,4 +1,4 @@
-// Package provetest is for the tests of the Prove functions.
+// Package provetest has helpers for the tests of the Prove functions.
 package provetest
 
 import (
@@ -9,7 +9,7 @@ import (
 	"github.com/holdfast-go/holdfast/internal/prove"
 )
 
-// recorder is a test that notes what would fail it.
+// recorder is a TB that records errors instead of failing.
 type recorder struct {
 	testing.TB
 	errors []string
@@ -30,7 +30,7 @@ func Caught(t testing.TB, run func(t prove.TB), want ...string) {
 	t.Log(r.errors[0])
 	for _, text := range want {
 		if !strings.Contains(r.errors[0], text) {
-			t.Errorf("the error does not say %q", text)
+			t.Errorf("the error does not contain %q", text)
 		}
 	}
 }
