@@ -15,16 +15,16 @@ import (
 	"time"
 )
 
-// Certificate is a private authority, and a certificate that it has issued for 127.0.0.1 and localhost. Both are
-// valid from an hour ago for a day.
+// Certificate is a private certificate authority with a certificate that it issued for 127.0.0.1 and localhost.
+// Both are valid for a day, starting an hour ago.
 type Certificate struct {
-	// Pool is what trusts the authority.
+	// Pool contains the authority.
 	Pool *x509.CertPool
-	// CA, Cert and Key are files that private servers can read.
+	// CA, Cert and Key are paths of files that private servers can read.
 	CA, Cert, Key string
 }
 
-// NewCertificate makes a Certificate whose files are gone when the test ends.
+// NewCertificate makes a Certificate. Its files are removed when the test ends.
 func NewCertificate(t testing.TB) Certificate {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "holdfast-") // t.TempDir is closed to other users

@@ -23,7 +23,7 @@ import (
 	goredis "github.com/redis/go-redis/v9"
 )
 
-// findPostgres returns the folder that holds initdb and postgres, of the newest version there is.
+// findPostgres returns the folder with initdb and postgres, of the newest installed version.
 func findPostgres() (string, error) {
 	servers := newestFirst("/usr/lib/postgresql/*/bin/postgres", "/usr/pgsql-*/bin/postgres",
 		"/opt/homebrew/opt/postgresql@*/bin/postgres", "/usr/local/opt/postgresql@*/bin/postgres")
@@ -39,7 +39,7 @@ func findPostgres() (string, error) {
 	return "", fmt.Errorf("%w: PostgreSQL (initdb, postgres)", ErrNotInstalled)
 }
 
-// PgBouncerInstalled reports whether this machine has a PgBouncer for Private.
+// PgBouncerInstalled reports whether this machine has a PgBouncer that Private can start.
 func PgBouncerInstalled() bool {
 	_, err := findPgBouncer()
 	return err == nil
@@ -54,7 +54,7 @@ func findPgBouncer() (string, error) {
 	return "", fmt.Errorf("%w: PgBouncer (pgbouncer)", ErrNotInstalled)
 }
 
-// PrometheusInstalled reports whether this machine has a Prometheus for Private, and promtool.
+// PrometheusInstalled reports whether this machine has a Prometheus that Private can start, and promtool.
 func PrometheusInstalled() bool {
 	_, err := findPrometheus()
 	return err == nil
@@ -80,8 +80,8 @@ func findRedis() (string, error) {
 	return "", fmt.Errorf("%w: Redis (redis-server)", ErrNotInstalled)
 }
 
-// findRabbitMQ returns the server's own start script and epmd. The wrapper that
-// Debian puts into the PATH would switch to another user and folder, so it comes last.
+// findRabbitMQ returns the server's own start script and epmd. The wrapper that Debian puts into the PATH would
+// switch to another user and folder, so it comes last.
 func findRabbitMQ() (script, epmd string, err error) {
 	scripts := newestFirst("/usr/lib/rabbitmq/lib/rabbitmq_server-*/sbin/rabbitmq-server")
 	for _, name := range []string{"rabbitmq-server", "/opt/homebrew/sbin/rabbitmq-server", "/usr/local/sbin/rabbitmq-server"} {
@@ -99,7 +99,7 @@ func findRabbitMQ() (script, epmd string, err error) {
 	return scripts[0], mappers[0], nil
 }
 
-// ServersMissing returns the Debian packages of the servers that this machine lacks: Postgres, Redis and RabbitMQ.
+// ServersMissing returns the Debian packages of the missing servers: Postgres, Redis and RabbitMQ.
 func ServersMissing() []string {
 	var packages []string
 	if _, err := findPostgres(); err != nil {
@@ -114,7 +114,7 @@ func ServersMissing() []string {
 	return packages
 }
 
-// newestFirst returns the files matching the patterns, the highest version in the path first.
+// newestFirst returns the files that match the patterns, the highest version in the path first.
 func newestFirst(patterns ...string) []string {
 	var found []string
 	for _, pattern := range patterns {
@@ -140,9 +140,8 @@ func versionIn(path string) []int {
 	return version
 }
 
-// Ports are taken from below the range that systems use for outgoing
-// connections: a port from inside it may be occupied by some client while its
-// server is down, and a client dialling it may even connect to itself.
+// Ports come from below the range that systems use for outgoing connections. A port inside that range may be taken
+// by a client while its server is down, and a client that dials it may even connect to itself.
 const (
 	firstPort = 16000
 	lastPort  = 25600
@@ -150,10 +149,10 @@ const (
 
 var reserved = struct {
 	sync.Mutex
-	ports map[int]net.Listener // kept open: nil where the system has none
+	ports map[int]net.Listener // kept open; nil if the system has no abstract sockets
 }{ports: map[int]net.Listener{}}
 
-// FreePort returns a loopback port nobody listens on, and never the same one twice.
+// FreePort returns a loopback port that nobody listens on, and never the same one twice.
 func FreePort() (int, error) {
 	for range 1000 {
 		port := firstPort + rand.IntN(lastPort-firstPort)
@@ -169,9 +168,9 @@ func FreePort() (int, error) {
 	return 0, errors.New("testenv: no free port")
 }
 
-// reserve reports whether the port is this process's from now on. Other tests must not take it
-// while its server is down: that one could not start again, or they would be taken for it. On
-// Linux the name of an abstract socket says so to other processes, until this one ends.
+// reserve reports whether it has reserved the port for this process. Other tests must not take the port while its
+// server is down: the server could not start again, or their server would be mistaken for it. On Linux an abstract
+// socket reserves the port across processes, until this process ends.
 func reserve(port int) bool {
 	reserved.Lock()
 	defer reserved.Unlock()
@@ -189,14 +188,13 @@ func reserve(port int) bool {
 	return true
 }
 
-// portTaken reports whether a server could not start because another process
-// was faster in taking its port.
+// portTaken reports whether a server could not start because another process took its port first.
 func portTaken(err error) bool {
 	text := strings.ToLower(err.Error())
 	return strings.Contains(text, "in use") || strings.Contains(text, "eaddrinuse")
 }
 
-// redis is an instance of Redis that keeps nothing on disk unless its extra arguments say so.
+// redis is an instance of Redis that stores nothing on disk unless its extra arguments enable that.
 type redis struct {
 	bin  string
 	dir  string
@@ -261,7 +259,7 @@ type prometheus struct {
 	config string
 }
 
-// newPrometheus takes the lines of prometheus.yml.
+// newPrometheus makes a Prometheus. extra are the lines of prometheus.yml.
 func newPrometheus(extra []string) (engine, error) {
 	bin, err := findPrometheus()
 	if err != nil {
@@ -288,7 +286,7 @@ func (p *prometheus) command() *exec.Cmd {
 	return cmd
 }
 
-// pingPrometheus asks whether the server has read its configuration and answers queries.
+// pingPrometheus returns nil if the server has read its configuration and answers queries.
 func pingPrometheus(ctx context.Context, url string) error {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url+"/-/ready", nil)
 	if err != nil {
@@ -299,7 +297,7 @@ func pingPrometheus(ctx context.Context, url string) error {
 		return err
 	}
 	defer resp.Body.Close()
-	_, _ = io.Copy(io.Discard, io.LimitReader(resp.Body, 4096)) // for the next request on this connection
+	_, _ = io.Copy(io.Discard, io.LimitReader(resp.Body, 4096)) // so that the connection can be reused
 	if resp.StatusCode != http.StatusOK {
 		return fmt.Errorf("Prometheus answers %s", resp.Status)
 	}

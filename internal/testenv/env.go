@@ -1,34 +1,29 @@
-// Package testenv gives tests real servers: the shared ones whose addresses
-// are in the environment, and private ones that a test may kill, pause and
-// restart.
+// Package testenv gives tests real servers: shared servers with addresses in the environment, and private servers that a
+// test may kill, pause and restart.
 //
 // # Shared servers
 //
-// PostgresURL, RedisURL, AMQPURL and AMQPAdminURL read HOLDFAST_TEST_POSTGRES_URL,
-// HOLDFAST_TEST_REDIS_URL, HOLDFAST_TEST_AMQP_URL and HOLDFAST_TEST_AMQP_ADMIN_URL.
-// Without the variable the test is skipped, or fails when HOLDFAST_REQUIRE_SERVERS=1.
-// The command internal/lab/servers sets all of them:
+// PostgresURL, RedisURL, AMQPURL and AMQPAdminURL read HOLDFAST_TEST_POSTGRES_URL, HOLDFAST_TEST_REDIS_URL,
+// HOLDFAST_TEST_AMQP_URL and HOLDFAST_TEST_AMQP_ADMIN_URL. If the variable is not set, the test is skipped, or fails if
+// HOLDFAST_REQUIRE_SERVERS=1. The command internal/lab/servers sets all of them:
 //
 //	go run ./internal/lab/servers -- go test ./...
 //
-// Tests share these servers, so each one takes a corner of its own through
-// packages pgtest (a schema), redistest (a logical database) and amqptest
-// (a virtual host).
+// Tests share these servers. Each test isolates itself through package pgtest (a schema), redistest (a logical database) or
+// amqptest (a virtual host).
 //
 // # Private servers
 //
-// Private starts an instance of an installed binary for one test, on free
-// loopback ports and in a temporary folder; PgBouncer and Prometheus are there in this way only. Server has the faults: Kill,
-// Pause, Resume, Restart. Proxy adds those of the network between.
+// Private starts an instance of an installed binary for one test, on free loopback ports and in a temporary folder.
+// PgBouncer and Prometheus are only available this way. Server has the faults Kill, Pause, Resume and Restart. Proxy adds
+// faults of the network between client and server.
 //
-// # Nothing left behind
+// # Clean-up
 //
-// Every package with tests runs them through Run, which fails the package when
-// a goroutine is left, and ends the private servers on an interrupt. On Linux
-// a server also dies with the process that started it, whatever killed that
-// one.
+// Every package with tests runs them through Run. Run fails the package if a goroutine is left, and ends the private servers
+// on an interrupt. On Linux a server also dies with the process that started it, even if that process is killed.
 //
-// The package needs a Unix system. Nothing but tests and tools imports it.
+// The package needs a Unix system. Only tests and tools import it.
 package testenv
 
 import (
@@ -58,12 +53,12 @@ const (
 	// NightlyVar, set to 1, runs the nightly tests.
 	NightlyVar = "HOLDFAST_NIGHTLY"
 
-	// SequencesVar is how many random sequences the differential tests run, which compare the
-	// answers of a fake with those of its server.
+	// SequencesVar is the number of random sequences that the differential tests run. They compare the answers of a fake
+	// with the answers of its server.
 	SequencesVar = "HOLDFAST_FUZZ_SEQUENCES"
 )
 
-// Rounds returns how many further rounds a test of random faults plays: none with every change, 20 at night.
+// Rounds returns the number of extra rounds of a test with random faults: 0 with every change, 20 at night.
 func Rounds(t testing.TB) int {
 	t.Helper()
 	if os.Getenv(NightlyVar) == "1" {
@@ -72,7 +67,7 @@ func Rounds(t testing.TB) int {
 	return 0
 }
 
-// Sequences returns what SequencesVar says, or few if it says nothing.
+// Sequences returns the value of SequencesVar, or few if it is not set.
 func Sequences(t testing.TB, few int) int {
 	t.Helper()
 	return number(t, SequencesVar, few)
@@ -91,19 +86,19 @@ func number(t testing.TB, variable string, unset int) int {
 	return n
 }
 
-// PostgresURL returns the address of the shared Postgres; tests want pgtest.New.
+// PostgresURL returns the address of the shared Postgres. Most tests call pgtest.New instead.
 func PostgresURL(t testing.TB) string {
 	t.Helper()
 	return shared(t, PostgresVar)
 }
 
-// RedisURL returns the address of the shared Redis; tests want redistest.New.
+// RedisURL returns the address of the shared Redis. Most tests call redistest.New instead.
 func RedisURL(t testing.TB) string {
 	t.Helper()
 	return shared(t, RedisVar)
 }
 
-// AMQPURL returns the address of the shared RabbitMQ; tests want amqptest.New.
+// AMQPURL returns the address of the shared RabbitMQ. Most tests call amqptest.New instead.
 func AMQPURL(t testing.TB) string {
 	t.Helper()
 	return shared(t, AMQPVar)
@@ -132,9 +127,9 @@ func shared(t testing.TB, variable string) string {
 
 const noServers = " is not set: `go run ./internal/lab/servers -- go test PACKAGES` starts the servers and sets it"
 
-// Private starts a server for this test alone, which it may kill, pause and restart.
-// It is gone when the test ends. See Launch for extra.
-// Unless PrivateVar is 1 and the machine has the binaries, the test is skipped, or fails when RequireVar is 1.
+// Private starts a server for this test alone, which may kill, pause and restart it. The server is removed when the test
+// ends. See Launch for extra. The test is skipped, or fails if RequireVar is 1, unless PrivateVar is 1 and the machine has
+// the binaries.
 func Private(t testing.TB, kind Kind, extra ...string) *Server {
 	t.Helper()
 	AllowPrivate(t)
@@ -147,7 +142,7 @@ func Private(t testing.TB, kind Kind, extra ...string) *Server {
 	}
 	t.Cleanup(func() {
 		if t.Failed() {
-			t.Logf("the log of %s ends in\n%s", kind, s.Log())
+			t.Logf("end of the log of %s:\n%s", kind, s.Log())
 		}
 		if err := s.Close(); err != nil {
 			t.Error(err)
@@ -156,7 +151,7 @@ func Private(t testing.TB, kind Kind, extra ...string) *Server {
 	return s
 }
 
-// AllowPrivate skips the test unless PrivateVar allows it to start servers, or fails it when RequireVar is 1.
+// AllowPrivate skips the test unless PrivateVar allows private servers. If RequireVar is 1, it fails the test instead.
 func AllowPrivate(t testing.TB) {
 	t.Helper()
 	if os.Getenv(PrivateVar) != "1" {
@@ -164,8 +159,8 @@ func AllowPrivate(t testing.TB) {
 	}
 }
 
-// Nightly skips a test that does not run with every change, because of the reason why: it waits for seconds,
-// asserts a time, needs a machine of its own, or is large. `make nightly` runs it.
+// Nightly skips a test that should not run with every change. why is the reason: the test waits for seconds, asserts a time,
+// needs its own machine, or is large. `make nightly` runs it.
 func Nightly(t testing.TB, why string) {
 	t.Helper()
 	if os.Getenv(NightlyVar) != "1" {
@@ -182,11 +177,11 @@ func Missing(t testing.TB, why string) {
 	t.Skip(why)
 }
 
-// Patience is how long a test waits for something that must happen. It detects a hang and measures nothing:
-// a test that asserts a time runs in a bubble of testing/synctest, or at night.
+// Patience is how long a test waits for something that must happen. It detects hangs and measures nothing. A test that
+// asserts a time runs in a bubble of testing/synctest, or at night.
 const Patience = 60 * time.Second
 
-// Eventually calls check every 20 ms until it returns nil. It ends the test with the last error after Patience.
+// Eventually calls check every 20 ms until it returns nil. After Patience it fails the test with the last error.
 func Eventually(t testing.TB, check func() error) {
 	t.Helper()
 	deadline := time.Now().Add(Patience)

@@ -21,8 +21,8 @@ import (
 	goredis "github.com/redis/go-redis/v9"
 )
 
-// postgres is an instance of PostgreSQL. It keeps fsync and synchronous_commit
-// on: what a test sees committed must be as durable as in production.
+// postgres is an instance of PostgreSQL. It keeps fsync and synchronous_commit on, so that commits are as
+// durable as in production.
 type postgres struct {
 	bin  string // folder of initdb and postgres
 	dir  string
@@ -70,7 +70,7 @@ func (p *postgres) prepare(ctx context.Context, dir string) (err error) {
 	return nil
 }
 
-// admitHosts lets other hosts in, as clients and as standbys.
+// admitHosts allows other hosts to connect, as clients and as standbys.
 func (p *postgres) admitHosts() error {
 	rules, err := os.OpenFile(filepath.Join(p.data(), "pg_hba.conf"), os.O_APPEND|os.O_WRONLY, 0)
 	if err != nil {
@@ -80,8 +80,8 @@ func (p *postgres) admitHosts() error {
 	return errors.Join(err, rules.Close())
 }
 
-// unprivileged gives the folder to a user who is not root, if this process is, and returns how a
-// process runs as that one.
+// unprivileged gives the folder to a non-root user if this process is root. It returns the attributes for
+// running a process as that user.
 func unprivileged(dir string) (*syscall.SysProcAttr, error) {
 	if os.Geteuid() != 0 {
 		return nil, nil
@@ -109,7 +109,7 @@ func (p *postgres) command() *exec.Cmd {
 		"-c", "listen_addresses=" + p.spec.Host.address(),
 		"-c", "unix_socket_directories=" + p.dir,
 		"-c", "max_connections=300",
-		"-c", "max_pred_locks_per_transaction=256", // what txretry.Manager.Check wants
+		"-c", "max_pred_locks_per_transaction=256", // required by txretry.Manager.Check
 	}, p.spec.Extra...)...)
 	cmd.Dir = p.dir
 	if p.attr != nil {
@@ -138,8 +138,8 @@ func (p *postgres) adminURL() string { return "" }
 func (p *postgres) close() error     { return nil }
 func (p *postgres) data() string     { return filepath.Join(p.dir, "data") }
 
-// Promote makes a primary of a server that was started with Spec.Follows, and returns when it takes writes.
-// It stays a primary when it is started again.
+// Promote makes a server that was started with Spec.Follows a primary, and returns when it accepts writes.
+// After a restart it is still a primary.
 func (s *Server) Promote(ctx context.Context) error {
 	switch e := s.engine.(type) {
 	case *postgres:
@@ -150,7 +150,7 @@ func (s *Server) Promote(ctx context.Context) error {
 		s.mu.Unlock()
 		return s.wrap("promote", promoteRedis(ctx, s.URL()))
 	default:
-		return fmt.Errorf("testenv: promote %s: it follows nobody", s.kind)
+		return fmt.Errorf("testenv: promote %s: it is not a standby or replica", s.kind)
 	}
 }
 
@@ -172,20 +172,20 @@ func promoteRedis(ctx context.Context, url string) error {
 	return errors.Join(client.SlaveOf(ctx, "NO", "ONE").Err(), client.Close())
 }
 
-// pgbouncer is an instance of PgBouncer in transaction mode, in front of one Postgres. Each
-// transaction gets another of its connections there than the one before, as far as there are others:
-// what a session has set or prepared is then missing, or somebody else's.
+// pgbouncer is an instance of PgBouncer in transaction mode, in front of one Postgres. If possible, each
+// transaction gets a different server connection than the transaction before. Session settings and prepared
+// statements are then missing, or belong to another client.
 type pgbouncer struct {
 	bin    string
 	dir    string
 	port   int
 	server *pgconn.Config
 	host   Host
-	extra  []string             // lines of its configuration, which win
+	extra  []string             // lines of its configuration; they take precedence
 	attr   *syscall.SysProcAttr // PgBouncer refuses to run as root
 }
 
-// newPgBouncer takes the address of the Postgres, and lines of pgbouncer.ini.
+// newPgBouncer takes the address of the Postgres and lines of pgbouncer.ini.
 func newPgBouncer(spec Spec) (engine, error) {
 	bin, err := findPgBouncer()
 	if err != nil {
@@ -213,7 +213,7 @@ func (p *pgbouncer) prepare(_ context.Context, dir string) (err error) {
 	return os.WriteFile(p.ini(), []byte(p.configuration()), 0o644)
 }
 
-// configuration lets everybody in, as the one user that the server's address names.
+// configuration allows every client to connect, as the one user in the server's address.
 func (p *pgbouncer) configuration() string {
 	lines := append([]string{
 		"[databases]", "* = " + p.database(),
@@ -225,8 +225,9 @@ func (p *pgbouncer) configuration() string {
 	return strings.Join(lines, "\n") + "\n"
 }
 
-// database is how PgBouncer connects. Clients cannot choose parameters of the session, such as
-// search_path, since PgBouncer refuses those it does not know: those of the address are set here.
+// database returns PgBouncer's connection to the server. Clients cannot set session parameters such as
+// search_path, because PgBouncer rejects parameters that it does not know. The parameters of the address
+// are set here instead.
 func (p *pgbouncer) database() string {
 	settings := []string{
 		"host=" + p.server.Host, fmt.Sprint("port=", p.server.Port), "user=" + quoted(p.server.User),
@@ -244,7 +245,7 @@ func (p *pgbouncer) database() string {
 	return strings.Join(settings, " ")
 }
 
-// quoted is a text as PgBouncer and SQL both write it.
+// quoted quotes a text the way PgBouncer and SQL both do.
 func quoted(text string) string { return "'" + strings.ReplaceAll(text, "'", "''") + "'" }
 
 func (p *pgbouncer) command() *exec.Cmd {
@@ -257,7 +258,7 @@ func (p *pgbouncer) command() *exec.Cmd {
 	return cmd
 }
 
-// stopSignal ends every version at once; from 1.23 on SIGTERM waits for the clients.
+// stopSignal stops every version at once. From 1.23 on, SIGTERM waits for the clients.
 func (p *pgbouncer) stopSignal() syscall.Signal { return syscall.SIGQUIT }
 
 func (p *pgbouncer) url() string {
@@ -268,20 +269,20 @@ func (p *pgbouncer) adminURL() string { return "" }
 func (p *pgbouncer) close() error     { return nil }
 func (p *pgbouncer) ini() string      { return filepath.Join(p.dir, "pgbouncer.ini") }
 
-// detachedImage is what Detached runs where only Docker is at hand.
+// detachedImage is the image that Detached runs if only Docker is available.
 const detachedImage = "postgres:17-alpine"
 
-// supervise runs a server until the other end of its input is closed, which the system does when the
-// process there ends, however it ends. Then it stops the server and removes its folder.
+// supervise runs a server until the other end of its input closes. The system closes it when the process at
+// that end exits, for any reason. Then the script stops the server and removes its folder.
 const supervise = `"$@" & server=$!
 cat >/dev/null
 kill -INT $server 2>/dev/null
 wait $server
 rm -rf "$HOLDFAST_SERVER_DIR"`
 
-// Detached starts a Postgres that lasts as long as this process, and returns its address: an installed
-// binary, else a container where Docker answers, else ErrNotInstalled. Nothing needs to be closed, and
-// no goroutine stays behind.
+// Detached starts a Postgres that lives as long as this process, and returns its address. It uses an
+// installed binary, or a container if Docker answers, or returns ErrNotInstalled. There is nothing to
+// close, and no goroutine is left.
 func Detached(ctx context.Context) (url string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, startPatience)
 	defer cancel()
@@ -302,7 +303,7 @@ func Detached(ctx context.Context) (url string, err error) {
 	return url, nil
 }
 
-// installed returns the command of an instance of the installed binary.
+// installed returns the command for an instance of the installed binary.
 func installed(ctx context.Context, dir string) (*exec.Cmd, string, error) {
 	e, err := newPostgres(Spec{})
 	if err != nil {
@@ -314,7 +315,7 @@ func installed(ctx context.Context, dir string) (*exec.Cmd, string, error) {
 	return e.command(), e.url(), nil
 }
 
-// contained returns the command of a container, or the error missing where Docker does not answer.
+// contained returns the command for a container, or the error missing if Docker does not answer.
 func contained(ctx context.Context, missing error) (*exec.Cmd, string, error) {
 	docker, err := exec.LookPath("docker")
 	if err != nil {
@@ -341,7 +342,7 @@ var inputs struct {
 	open []*os.File
 }
 
-// startSupervised returns when the server answers.
+// startSupervised starts the server and returns when it answers.
 func startSupervised(ctx context.Context, server *exec.Cmd, dir, url string) error {
 	log, err := os.OpenFile(filepath.Join(dir, "server.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 	if err != nil {
@@ -356,7 +357,7 @@ func startSupervised(ctx context.Context, server *exec.Cmd, dir, url string) err
 	cmd := exec.Command("sh", append([]string{"-c", supervise, "sh"}, server.Args...)...)
 	cmd.Dir, cmd.Stdin, cmd.Stdout, cmd.Stderr = dir, stdin, log, log
 	cmd.Env = append(os.Environ(), "HOLDFAST_SERVER_DIR="+dir)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // an interrupt at the terminal is for the tests
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // an interrupt at the terminal should reach the tests only
 	if server.SysProcAttr != nil {
 		cmd.SysProcAttr.Credential = server.SysProcAttr.Credential
 	}

@@ -13,16 +13,15 @@ import (
 	"time"
 )
 
-// process is a running child in a process group of its own.
+// process is a running child in its own process group.
 type process struct {
 	pid  int
 	done chan struct{}
 	err  error // from Wait, readable once done is closed
 }
 
-// startProcess starts cmd so that it dies with this process where the system
-// can arrange that. Linux ties a child to the thread that forked it, so the
-// thread is kept until the child has ended. Enter, if any, is called on that thread first.
+// startProcess starts cmd. If the system supports it, the child dies with this process. Linux ties a child to the thread
+// that forked it, so the thread is kept until the child has ended. enter, if not nil, runs on that thread first.
 func startProcess(cmd *exec.Cmd, enter func() error) (*process, error) {
 	if cmd.SysProcAttr == nil {
 		cmd.SysProcAttr = &syscall.SysProcAttr{}
@@ -38,7 +37,7 @@ func startProcess(cmd *exec.Cmd, enter func() error) (*process, error) {
 		if enter == nil {
 			defer runtime.UnlockOSThread()
 		} else {
-			err = enter() // the thread belongs to another network now, and ends with the goroutine
+			err = enter() // the thread is now in another network, and ends with the goroutine
 		}
 		if err == nil {
 			err = cmd.Start()
@@ -67,7 +66,7 @@ func (p *process) ended() bool {
 	}
 }
 
-// verdict tells how the ended process ended.
+// verdict describes how the process ended.
 func (p *process) verdict() string {
 	if p.err == nil {
 		return "exit status 0"
@@ -75,8 +74,8 @@ func (p *process) verdict() string {
 	return p.err.Error()
 }
 
-// terminate asks the process to end, kills its tree when it has not done so in time, and returns when
-// its helpers are gone too: those of RabbitMQ outlive it by a moment.
+// terminate asks the process to end. If it does not end in time, terminate kills its tree. It returns when the helpers are
+// gone, too: the helpers of RabbitMQ live a moment longer.
 func (p *process) terminate(sig syscall.Signal, patience time.Duration) error {
 	if p.ended() {
 		return nil
@@ -91,26 +90,26 @@ func (p *process) terminate(sig syscall.Signal, patience time.Duration) error {
 	select {
 	case <-p.done:
 		return waitGone(helpers, Patience)
-	case <-time.After(patience): // timing: the caller gives Patience
+	case <-time.After(patience): // timing: the caller passes Patience
 		return p.kill()
 	}
 }
 
-// kill ends the process and all it has forked, at once, and returns when they are gone.
-// A process group is not enough: Postgres gives every backend its own session.
+// kill kills the process and all its descendants, and returns when they are gone. Signalling the process group is not
+// enough, because Postgres gives every backend its own session.
 func (p *process) kill() error {
 	if p.ended() {
 		return nil
 	}
-	if err := EndTree(p.pid, syscall.SIGSTOP, 0); err != nil { // a stopped parent forks no more children
+	if err := EndTree(p.pid, syscall.SIGSTOP, 0); err != nil { // a stopped parent cannot fork
 		return err
 	}
 	<-p.done
 	return nil
 }
 
-// EndTree sends sig to a process and all its descendants, waits until they are gone,
-// and kills those that are still there after patience.
+// EndTree sends sig to a process and all its descendants and waits until they are gone. It kills those that are still there
+// after patience.
 func EndTree(root int, sig syscall.Signal, patience time.Duration) error {
 	pids, err := signalTree(root, sig)
 	if err != nil {
@@ -125,8 +124,8 @@ func EndTree(root int, sig syscall.Signal, patience time.Duration) error {
 	return waitGone(pids, Patience)
 }
 
-// signalTree sends sig to a process and then to its descendants, until it finds
-// no new ones. It returns all their ids, parents before children.
+// signalTree sends sig to a process and then to its descendants, until it finds no new ones. It returns all their ids,
+// parents before children.
 func signalTree(root int, sig syscall.Signal) ([]int, error) {
 	var signalled []int
 	for {
@@ -169,7 +168,7 @@ func tree(root int) ([]int, error) {
 }
 
 func waitGone(pids []int, patience time.Duration) error {
-	deadline := time.Now().Add(patience) // timing: the caller gives Patience
+	deadline := time.Now().Add(patience) // timing: the caller passes Patience
 	for {
 		parents, err := parentsOfAll()
 		if err != nil {
@@ -189,7 +188,7 @@ func waitGone(pids []int, patience time.Duration) error {
 	}
 }
 
-// parentsOfAll maps every living process to its parent; zombies do not count.
+// parentsOfAll maps every living process to its parent. Zombies do not count.
 func parentsOfAll() (map[int]int, error) {
 	entries, err := os.ReadDir("/proc")
 	if err != nil || len(entries) == 0 {
@@ -203,9 +202,9 @@ func parentsOfAll() (map[int]int, error) {
 		}
 		stat, err := os.ReadFile("/proc/" + entry.Name() + "/stat")
 		if err != nil {
-			continue // it ended meanwhile
+			continue // it has just ended
 		}
-		// "pid (name) state ppid …"; the name may hold spaces and parentheses.
+		// Format: "pid (name) state ppid …". The name may contain spaces and parentheses.
 		fields := strings.Fields(string(stat[strings.LastIndexByte(string(stat), ')')+1:]))
 		addParent(parents, pid, fields)
 	}
@@ -240,11 +239,11 @@ func addParent(parents map[int]int, pid int, fields []string) {
 	}
 }
 
-// clockTick is the unit of /proc/PID/stat, which Linux has fixed for programs.
+// clockTick is the unit of /proc/PID/stat, which is fixed on Linux.
 const clockTick = 10 * time.Millisecond
 
-// CPUTime returns the processor time, user and system, that the server has used since it started, of children
-// that have ended too. It needs Linux. The clock ticks every 10 ms.
+// CPUTime returns the processor time, user and system, that the server has used since it started. Ended children count. It
+// needs Linux. The resolution is 10 ms.
 func (s *Server) CPUTime() (time.Duration, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -254,15 +253,14 @@ func (s *Server) CPUTime() (time.Duration, error) {
 	return CPUTime(s.proc.pid)
 }
 
-// CPUTime returns the processor time, user and system, of a process and its descendants, of those that
-// have ended and were waited for too.
+// CPUTime returns the processor time, user and system, of a process and its descendants. Descendants that have ended and
+// were waited for count, too.
 func CPUTime(root int) (total time.Duration, err error) {
 	err = eachCPUTime(root, func(_ int, _ string, used time.Duration) { total += used })
 	return total, err
 }
 
-// CPUTimes returns the processor time of a process's descendants by the name of their command, as CPUTime
-// counts it.
+// CPUTimes returns the processor time of a process's descendants by command name, counted like CPUTime.
 func CPUTimes(root int) (map[string]time.Duration, error) {
 	times := map[string]time.Duration{}
 	err := eachCPUTime(root, func(pid int, command string, used time.Duration) {
@@ -273,8 +271,8 @@ func CPUTimes(root int) (map[string]time.Duration, error) {
 	return times, err
 }
 
-// MachineTimes returns the time of all processors of this machine since it started, and how much of that was idle.
-// It needs Linux: see /proc/stat in proc(5).
+// MachineTimes returns the time of all processors of this machine since it started, and the idle part of it. It needs Linux:
+// see /proc/stat in proc(5).
 func MachineTimes() (total, idle time.Duration, err error) {
 	text, err := os.ReadFile("/proc/stat")
 	if err != nil {
@@ -282,10 +280,11 @@ func MachineTimes() (total, idle time.Duration, err error) {
 	}
 	line, _, _ := strings.Cut(string(text), "\n")
 	fields := strings.Fields(line)
-	// Behind "cpu": user, nice, system, idle, iowait, irq, softirq, steal. The guest times that follow are part of user and nice.
+	// After "cpu" come user, nice, system, idle, iowait, irq, softirq, steal. The guest times after them are part of user
+	// and nice.
 	const idling, iowait, steal = 4, 5, 8
 	if len(fields) <= steal || fields[0] != "cpu" {
-		return 0, 0, fmt.Errorf("testenv: /proc/stat begins with %q", line)
+		return 0, 0, fmt.Errorf("testenv: /proc/stat starts with %q", line)
 	}
 	for i := 1; i <= steal; i++ {
 		n, err := strconv.ParseInt(fields[i], 10, 64)
@@ -308,7 +307,7 @@ func eachCPUTime(root int, fn func(pid int, command string, used time.Duration))
 	for _, pid := range pids {
 		command, used, err := cpuTimeOf(pid)
 		if pid != root && (errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ESRCH)) {
-			continue // it ended meanwhile
+			continue // it has just ended
 		}
 		if err != nil {
 			return fmt.Errorf("testenv: processor time: %w", err)
@@ -323,7 +322,7 @@ func cpuTimeOf(pid int) (command string, used time.Duration, err error) {
 	if err != nil {
 		return "", 0, err
 	}
-	// Behind "pid (command)" the fields begin with the third; 14 to 17 are utime, stime, cutime and cstime.
+	// After "pid (command)" comes field 3. Fields 14 to 17 are utime, stime, cutime and cstime.
 	const first, utime, cstime = 3, 14, 17
 	text := string(stat)
 	begin, end := strings.IndexByte(text, '(')+1, strings.LastIndexByte(text, ')')

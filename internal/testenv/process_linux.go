@@ -2,5 +2,5 @@ package testenv
 
 import "syscall"
 
-// DieWithParent has the kernel kill the child when the thread that started it ends.
+// DieWithParent makes the kernel kill the child when the thread that started it ends.
 func DieWithParent(attr *syscall.SysProcAttr) { attr.Pdeathsig = syscall.SIGKILL }

@@ -4,5 +4,5 @@ package testenv
 
 import "syscall"
 
-// DieWithParent can do nothing here: only Linux ends a child with its parent.
+// DieWithParent does nothing here: only Linux ends a child with its parent.
 func DieWithParent(*syscall.SysProcAttr) {}

@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// Proxy is a TCP relay between a client and a server that can fail as a
-// network does. It starts out forwarding. Its methods may be called from any goroutine.
+// Proxy is a TCP relay between a client and a server that can fail like a network. It starts in
+// forwarding mode. Its methods may be called from any goroutine.
 type Proxy struct {
 	report func(error)
 	rawURL *url.URL
@@ -22,11 +22,11 @@ type Proxy struct {
 	mu       sync.Mutex
 	target   string
 	delay    time.Duration
-	changed  *sync.Cond // of mode, or of a link's closed
+	changed  *sync.Cond // signals changes of mode and of a link's closed
 	mode     proxyMode
 	listener net.Listener // nil while cut
 	links    map[*link]bool
-	silence  Silence // still to come
+	silence  Silence // the next silence to trigger
 	silenced int
 	wg       sync.WaitGroup
 }
@@ -40,7 +40,7 @@ const (
 	cut
 )
 
-// NewProxy starts a relay to the host of a server's URL. It ends with the test.
+// NewProxy starts a relay to the host in a server's URL. It closes when the test ends.
 func NewProxy(t testing.TB, rawURL string) *Proxy {
 	t.Helper()
 	p, err := OpenProxy(rawURL, func(err error) { t.Error(err) })
@@ -51,8 +51,8 @@ func NewProxy(t testing.TB, rawURL string) *Proxy {
 	return p
 }
 
-// OpenProxy is NewProxy where there is no test: the relay ends with Close, and report learns what goes
-// wrong in it that is no fault of its making. It may be called from any goroutine.
+// OpenProxy is NewProxy without a test. The caller must Close the relay. report gets unexpected errors of
+// the relay, not the faults that it injects. report may be called from any goroutine.
 func OpenProxy(rawURL string, report func(error)) (*Proxy, error) {
 	u, err := url.Parse(rawURL)
 	if err != nil {
@@ -74,8 +74,8 @@ func (p *Proxy) Close() {
 	p.wg.Wait()
 }
 
-// Retarget has new connections go to the host of another URL, as an address that moves to another
-// server does. Those of now stay: CutConnections ends them.
+// Retarget sends new connections to the host of another URL, like an address that moves to another
+// server. Current connections stay: CutConnections ends them.
 func (p *Proxy) Retarget(rawURL string) error {
 	u, err := url.Parse(rawURL)
 	if err != nil {
@@ -87,7 +87,7 @@ func (p *Proxy) Retarget(rawURL string) error {
 	return nil
 }
 
-// Delay has every read of either side forwarded so much later; 0 ends that. What comes behind waits, too.
+// Delay delays the forwarding of every read by d, in both directions; 0 ends that. Later bytes wait, too.
 func (p *Proxy) Delay(d time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -134,7 +134,7 @@ func (p *Proxy) Cut() {
 	p.changed.Broadcast()
 }
 
-// CutConnections resets every connection of now; new ones are served.
+// CutConnections resets all current connections. New ones are served.
 func (p *Proxy) CutConnections() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -144,15 +144,15 @@ func (p *Proxy) CutConnections() {
 	p.changed.Broadcast()
 }
 
-// Pause holds all bytes of both directions, until Resume. Connections stay open and
-// new ones are accepted: the other side is silent, not gone.
+// Pause holds the bytes of both directions, until Resume. Connections stay open and new ones are
+// accepted: the other side is silent, not gone.
 func (p *Proxy) Pause() { p.set(holding) }
 
-// Resume forwards what was held, and everything after it.
+// Resume forwards the held bytes, and everything after them.
 func (p *Proxy) Resume() { p.Heal() }
 
-// DropReplies forwards what clients send and throws away what the server answers, until
-// Heal or Cut: a COMMIT takes effect and its reply is lost.
+// DropReplies forwards the bytes of clients and drops the bytes of the server, until Heal or Cut: a
+// COMMIT takes effect and its reply is lost.
 func (p *Proxy) DropReplies() { p.set(droppingReplies) }
 
 func (p *Proxy) set(mode proxyMode) {
@@ -166,7 +166,7 @@ func (p *Proxy) set(mode proxyMode) {
 	p.changed.Broadcast()
 }
 
-// Heal ends every fault. Connections that lost bytes are reset, for their streams have a hole.
+// Heal ends every fault. Connections that lost bytes are reset, because their streams have a gap.
 func (p *Proxy) Heal() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -202,11 +202,11 @@ func (p *Proxy) accept(listener net.Listener) {
 	}
 }
 
-// link is one client's connection and its other half.
+// link is one client's connection and its connection to the server.
 type link struct {
 	client, server net.Conn
-	lossy          bool // it loses what the server sends: its stream makes no sense any more
-	silent         bool // it loses everything, the end of either side included
+	lossy          bool // the server's bytes are lost, so the stream is broken
+	silent         bool // all bytes are lost, and the end of either side
 	closed         bool
 }
 
@@ -214,7 +214,7 @@ func (p *Proxy) serve(client net.Conn) {
 	p.mu.Lock()
 	target := p.target
 	p.mu.Unlock()
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second) // timing: a client meanwhile waits as long as it wants
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second) // timing: the client's own timeout limits its wait
 	server, err := (&net.Dialer{}).DialContext(ctx, "tcp", target)
 	cancel()
 	if err != nil {
@@ -239,7 +239,7 @@ func (p *Proxy) serve(client net.Conn) {
 	p.mu.Unlock()
 }
 
-// pump moves bytes one way until either side ends.
+// pump copies bytes in one direction until either side ends.
 func (p *Proxy) pump(l *link, to, from net.Conn, replies bool) {
 	buf := make([]byte, 32<<10)
 	for {
@@ -259,17 +259,17 @@ func (p *Proxy) pump(l *link, to, from net.Conn, replies bool) {
 	}
 }
 
-// wait keeps what was read for the time of Delay.
+// wait sleeps for the time of Delay.
 func (p *Proxy) wait() {
 	p.mu.Lock()
 	delay := p.delay
 	p.mu.Unlock()
 	if delay > 0 {
-		time.Sleep(delay) // timing: the delay that a test asked for
+		time.Sleep(delay) // timing: the delay that a test requested
 	}
 }
 
-// end tells the other side that one side has ended, unless the link is silent.
+// end closes the other side after one side has ended, unless the link is silent.
 func (p *Proxy) end(l *link, side net.Conn) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -281,7 +281,7 @@ func (p *Proxy) end(l *link, side net.Conn) {
 	p.changed.Broadcast()
 }
 
-// pass waits while data is held and reports whether to forward it.
+// pass waits while data is held, and reports whether to forward it.
 func (p *Proxy) pass(l *link, data []byte, replies bool) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -300,7 +300,7 @@ func (p *Proxy) pass(l *link, data []byte, replies bool) bool {
 	return !l.lossy || !replies
 }
 
-// close ends a link, so that both peers see a reset or an ordinary end; p.mu is held.
+// close ends a link with a reset or normally; the caller holds p.mu.
 func (p *Proxy) close(l *link, reset bool) {
 	if l.closed {
 		return
@@ -314,30 +314,29 @@ func (p *Proxy) close(l *link, reset bool) {
 	}
 }
 
-// Silence says which connections of a Proxy fall silent. A silent connection stays open on both
-// sides and carries nothing any more, as behind a router that has forgotten it. The server is not
-// told when its client closes: a transaction stays open there until Heal or Cut.
+// Silence selects the connections of a Proxy that fall silent. A silent connection stays open on both
+// sides but carries nothing any more, as behind a router that dropped its state. The server is not
+// notified when its client closes: a transaction stays open there until Heal or Cut.
 type Silence struct {
-	// On is what sets it off: a text in what a client sends at once, such as "commit". ""
-	// means whatever passes next.
+	// On is the trigger: a text within one read from a client, such as "commit". "" matches any bytes.
 	On string
 
-	// Answer looks for On in what the server sends instead.
+	// Answer searches for On in the bytes of the server instead.
 	Answer bool
 
-	// Deliver lets what contains On arrive, and nothing after it: the request takes effect and its
-	// answer is lost.
+	// Deliver forwards the bytes that contain On, and nothing after them: the request takes effect and
+	// its answer is lost.
 	Deliver bool
 
-	// OneWay loses only what the server sends; the client's requests still arrive.
+	// OneWay drops only the bytes of the server. The client's requests still arrive.
 	OneWay bool
 
-	// Connections is how many fall silent, each when it sends On; 0 means one.
+	// Connections is how many connections fall silent, each when it sends On; 0 means one.
 	Connections int
 }
 
-// SilenceOn makes the next connections that s describes fall silent. It replaces what an earlier
-// SilenceOn still waits for; Heal and Cut end it.
+// SilenceOn silences the next connections that match s. It replaces a pending SilenceOn. Heal and Cut end
+// it.
 func (p *Proxy) SilenceOn(s Silence) {
 	s.Connections = max(s.Connections, 1)
 	p.mu.Lock()
@@ -345,9 +344,9 @@ func (p *Proxy) SilenceOn(s Silence) {
 	p.silence = s
 }
 
-// SilenceConnections makes every connection of now half-open: both sides see it open, and nothing
-// that either sends arrives, not even that it has closed. New connections are served. Heal, Cut
-// and CutConnections reset the silent ones.
+// SilenceConnections makes all current connections half-open: both sides see an open connection, but
+// nothing arrives any more, not even a close. New connections are served. Heal, Cut and CutConnections
+// reset the silent ones.
 func (p *Proxy) SilenceConnections() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -357,14 +356,14 @@ func (p *Proxy) SilenceConnections() {
 	p.changed.Broadcast()
 }
 
-// Silenced returns how many connections have fallen silent since the proxy began.
+// Silenced returns how many connections have fallen silent since the proxy started.
 func (p *Proxy) Silenced() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.silenced
 }
 
-// mute makes one connection silent, or its server's half; p.mu is held.
+// mute silences one connection, or only its server side; the caller holds p.mu.
 func (p *Proxy) mute(l *link, oneWay bool) {
 	if !l.lossy {
 		p.silenced++
@@ -372,7 +371,7 @@ func (p *Proxy) mute(l *link, oneWay bool) {
 	l.lossy, l.silent = true, l.silent || !oneWay
 }
 
-// silences reports whether data sets off the silence of its connection; p.mu is held.
+// silences reports whether data triggers the silence of its connection; the caller holds p.mu.
 func (p *Proxy) silences(l *link, data []byte, replies bool) bool {
 	s := &p.silence
 	if s.Connections == 0 || l.lossy || s.Answer != replies || !bytes.Contains(data, []byte(s.On)) {

@@ -13,7 +13,7 @@ import (
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
-// echo serves connections that send every line back, and counts the lines it read.
+// echo is a server that sends every line back. It also sends each line it reads on a channel.
 func echo(t *testing.T) (rawURL string, lines <-chan string) {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")

@@ -19,9 +19,9 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 )
 
-// rabbitmq is a one-node RabbitMQ with the management plugin. It shares nothing
-// with other nodes of the machine: folders, cookie, ports and the port mapper
-// (epmd), which is a process of its own and lives as long as the Server.
+// rabbitmq is a one-node RabbitMQ with the management plugin. It shares nothing with other nodes on the machine:
+// folders, cookie, ports and the port mapper epmd are its own. epmd is a separate process that lives as long as the
+// Server.
 type rabbitmq struct {
 	script string
 	epmd   string
@@ -44,14 +44,14 @@ func newRabbitMQ(spec Spec) (engine, error) {
 			return nil, err
 		}
 	}
-	if r.host.apart() { // nodes of a cluster look for each other at one port
+	if r.host.apart() { // nodes of a cluster expect each other at the same port
 		r.epmdPort = 4369
 	}
 	return r, nil
 }
 
-// advanced is for what rabbitmq.conf has no line for. A broker that cannot return a message
-// from a retry queue, because it is being stopped for example, would try again after 3 minutes.
+// advanced has settings that rabbitmq.conf lacks. By default, a broker that cannot return a message from a retry
+// queue, for example because it is stopping, retries after 3 minutes.
 const advanced = "[{rabbit, [{dead_letter_worker_publisher_confirm_timeout, 5000}]}].\n"
 
 func (r *rabbitmq) prepare(ctx context.Context, dir string) error {
@@ -90,8 +90,7 @@ func (r *rabbitmq) config() string {
 	return strings.Join(lines, "\n") + "\n"
 }
 
-// startMapper runs epmd in the foreground: the one a node starts by itself
-// detaches, and would outlive it.
+// startMapper runs epmd in the foreground. The epmd that a node starts detaches, and would outlive the node.
 func (r *rabbitmq) startMapper(ctx context.Context) error {
 	cmd := exec.Command(r.epmd, "-address", r.host.address(), "-port", strconv.Itoa(r.epmdPort))
 	cmd.Dir = r.dir
@@ -122,7 +121,7 @@ func (r *rabbitmq) command() *exec.Cmd {
 	return cmd
 }
 
-// control is rabbitmqctl, from beside the server's script.
+// control returns a command for the rabbitmqctl next to the server's script.
 func (r *rabbitmq) control(ctx context.Context, args []string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, filepath.Join(filepath.Dir(r.script), "rabbitmqctl"), args...)
 	cmd.Dir, cmd.Env = r.dir, r.environment()
@@ -147,14 +146,14 @@ func (r *rabbitmq) environment() []string {
 		fmt.Sprintf("RABBITMQ_DIST_PORT=%d", r.distPort),
 		fmt.Sprintf("ERL_EPMD_PORT=%d", r.epmdPort),
 		"ERL_EPMD_ADDRESS="+r.host.address(),
-		// The node listens for others on the loopback only, and idle schedulers sleep instead of spinning.
+		// The node listens for other nodes on the loopback only. Idle schedulers sleep instead of spinning.
 		"RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS=-kernel inet_dist_use_interface "+r.host.tuple()+" +sbwt none +sbwtdcpu none +sbwtdio none",
-		// As under systemd, the script becomes the server instead of waiting beside it.
+		// As under systemd, the script execs the server instead of waiting for it.
 		"RUNNING_UNDER_SYSTEMD=true",
 	)
 }
 
-// node is the name of the node. One of a cluster is called by its address.
+// node is the name of the node. A node of a cluster has its address in its name.
 func (r *rabbitmq) node() string {
 	if r.host.apart() {
 		return "holdfast@" + r.host.address()
@@ -162,7 +161,7 @@ func (r *rabbitmq) node() string {
 	return "holdfast@localhost"
 }
 
-// environWithout returns this process's environment less the variables with these prefixes.
+// environWithout returns this process's environment without the variables with these prefixes.
 func environWithout(prefixes ...string) []string {
 	var kept []string
 	for _, variable := range os.Environ() {
@@ -183,7 +182,7 @@ func pingRabbitMQ(ctx context.Context, url string) error {
 		if err != nil {
 			return nil, err
 		}
-		if deadline, ok := ctx.Deadline(); ok { // a server that accepts and says nothing
+		if deadline, ok := ctx.Deadline(); ok { // a server may accept and never answer
 			err = c.SetDeadline(deadline)
 		}
 		return c, err
@@ -216,9 +215,9 @@ func (r *rabbitmq) close() error {
 // longestAnswer bounds an answer of the management API, in bytes.
 const longestAnswer = 16 << 20
 
-// Admin calls RabbitMQ's management API: adminURL is that of Server.AdminURL or AMQPAdminURL, path begins with /api/.
-// In is sent as JSON, and the answer is read into out; nil stands for nothing. A status other than 2xx is an error.
-// A call takes at most Patience, and keeps no connection.
+// Admin calls RabbitMQ's management API. adminURL comes from Server.AdminURL or AMQPAdminURL, path starts with /api/.
+// in is sent as JSON, and the answer is decoded into out; nil means none. A status other than 2xx is an error. A call
+// takes at most Patience, and keeps no connection open.
 func Admin(ctx context.Context, adminURL, method, path string, in, out any) error {
 	ctx, cancel := context.WithTimeout(ctx, Patience)
 	defer cancel()
@@ -253,7 +252,7 @@ func Admin(ctx context.Context, adminURL, method, path string, in, out any) erro
 	return json.Unmarshal(text, out)
 }
 
-// AddVHost makes an empty virtual host that the user of adminURL may use.
+// AddVHost creates an empty virtual host. The user in adminURL may use it.
 func AddVHost(ctx context.Context, adminURL, name string) error {
 	return Admin(ctx, adminURL, http.MethodPut, "/api/vhosts/"+name, struct{}{}, nil)
 }

@@ -26,8 +26,8 @@ var leakPatience = Patience
 //
 //	func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }
 //
-// It is 1 when goroutines that the tests started are still there long after the
-// last test. An interrupt ends the private servers before the process.
+// The code is 1 if goroutines that the tests started are still there long after the last test. An
+// interrupt ends the private servers before the process.
 func Run(m *testing.M) int {
 	running.Store(true)
 	strict.On = true
@@ -36,7 +36,7 @@ func Run(m *testing.M) int {
 	defer stop()
 	code := m.Run()
 	if code != 0 {
-		return code // a failed test may well have left something behind
+		return code // a failed test may have left goroutines
 	}
 	if left := leaked(before, leakPatience); len(left) > 0 {
 		fmt.Printf("%d goroutines left behind by the tests:\n\n%s\n", len(left), strings.Join(left, "\n\n"))
@@ -47,7 +47,7 @@ func Run(m *testing.M) int {
 
 var running atomic.Bool
 
-// Running reports whether Run runs the tests of this process, so that they are tests of this repository.
+// Running reports whether this process runs tests of this repository under Run.
 func Running() bool { return running.Load() }
 
 func closeOnSignal() (stop func()) {
@@ -70,7 +70,7 @@ func closeOnSignal() (stop func()) {
 	}
 }
 
-// leaked returns the stacks of goroutines that were not there before and do not end in time.
+// leaked returns the stacks of new goroutines that do not end in time.
 func leaked(before map[string]string, patience time.Duration) []string {
 	http.DefaultClient.CloseIdleConnections()
 	deadline := time.Now().Add(patience) // timing: it is Patience, and shorter in the test of Run
@@ -125,7 +125,7 @@ func expected(stack string) bool {
 	return false
 }
 
-// live are the servers this process must end before it does.
+// live are the servers that this process must end before it exits.
 var live = registry{servers: map[*Server]bool{}}
 
 type registry struct {
@@ -134,7 +134,7 @@ type registry struct {
 	ending  bool
 }
 
-// add reports false when it is too late for a new server.
+// add returns false if it is too late for a new server.
 func (r *registry) add(s *Server) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -62,14 +62,14 @@ func TestRun_findsLeaks(t *testing.T) {
 	t.Parallel()
 	out, err := childCommand(t.Context(), roleLeak).CombinedOutput()
 	if err == nil || !strings.Contains(string(out), "TestRole") {
-		t.Errorf("a leaked goroutine goes unnoticed: %v\n%s", err, out)
+		t.Errorf("a leaked goroutine was not detected: %v\n%s", err, out)
 	}
 	if out, err := childCommand(t.Context(), roleClean).CombinedOutput(); err != nil {
 		t.Errorf("clean run: %v\n%s", err, out)
 	}
 }
 
-// The port of a server that is down goes to nobody else, in this process or another.
+// The port of a stopped server is not given to another one, in this process or any other.
 func TestFreePort_isReserved(t *testing.T) {
 	t.Parallel()
 	port, err := testenv.FreePort()

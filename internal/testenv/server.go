@@ -16,25 +16,24 @@ import (
 	"time"
 )
 
-// Host is a machine to the servers on it: a network of its own. The zero Host is this process's network,
-// at 127.0.0.1.
+// Host is a machine for servers: a network of its own. The zero Host is this process's network, at 127.0.0.1.
 type Host struct {
-	// Address is where the servers listen and are called, and what nodes of a cluster know each other by.
+	// Address is the address on which the servers listen. Nodes of a cluster use it for each other, too.
 	Address string
 
-	// Enter moves the thread that calls it into the network. That thread starts a process, and ends then.
+	// Enter moves the calling thread into the network. The thread starts one process and ends with it.
 	Enter func() error
 }
 
-// apart reports whether the host has a network of its own.
+// apart reports whether the host has its own network.
 func (h Host) apart() bool { return h.Address != "" }
 
 func (h Host) address() string { return cmp.Or(h.Address, "127.0.0.1") }
 
-// at is the address with a port.
+// at returns the address with a port.
 func (h Host) at(port int) string { return h.address() + ":" + strconv.Itoa(port) }
 
-// tuple is the address as Erlang writes it.
+// tuple returns the address in Erlang's notation.
 func (h Host) tuple() string { return "{" + strings.ReplaceAll(h.address(), ".", ",") + "}" }
 
 // run runs a command on the host.
@@ -43,7 +42,7 @@ func (h Host) run(cmd *exec.Cmd) (output []byte, err error) {
 	go func() {
 		defer close(done)
 		if h.Enter != nil {
-			runtime.LockOSThread() // and never unlocked: the thread belongs to another network now
+			runtime.LockOSThread() // and never unlocked: the thread is now in another network
 			if err = h.Enter(); err != nil {
 				return
 			}
@@ -55,22 +54,22 @@ func (h Host) run(cmd *exec.Cmd) (output []byte, err error) {
 }
 
 // Launch starts a private server and returns when it answers. The caller must Close it.
-// Extra are further command-line arguments for Postgres ("-c", "max_connections=5") and
-// Redis ("--appendonly", "yes"), lines of rabbitmq.conf for RabbitMQ, for PgBouncer the
-// address of its Postgres, then lines of pgbouncer.ini, and for Prometheus the lines of prometheus.yml.
-// The error is ErrNotInstalled when there are no binaries.
+//
+// extra are further command-line arguments for Postgres ("-c", "max_connections=5") and Redis ("--appendonly",
+// "yes"), lines of rabbitmq.conf for RabbitMQ, the address of its Postgres and then lines of pgbouncer.ini for
+// PgBouncer, and the lines of prometheus.yml for Prometheus. The error is ErrNotInstalled if there are no binaries.
 func Launch(ctx context.Context, kind Kind, extra ...string) (*Server, error) {
 	return LaunchSpec(ctx, Spec{Kind: kind, Extra: extra})
 }
 
-// Spec says what LaunchSpec starts.
+// Spec describes a server for LaunchSpec.
 type Spec struct {
 	Kind Kind
 
-	// Extra is that of Launch.
+	// Extra is as for Launch.
 	Extra []string
 
-	// Dir is where the server's folder is made; "" means the system's place for temporary files.
+	// Dir is the parent of the server's folder; "" means the system's folder for temporary files.
 	Dir string
 
 	// Env is added to the environment of the server's processes.
@@ -79,14 +78,14 @@ type Spec struct {
 	// Host is where the server runs.
 	Host Host
 
-	// Follows is the address of another Postgres or Redis, whose standby or replica this one is until
-	// Promote. It may be that of a Proxy.
+	// Follows is the address of another Postgres or Redis. This server is its standby or replica until Promote. The
+	// address may be a Proxy's.
 	Follows string
 }
 
-// LaunchSpec is Launch with more to say about the server.
+// LaunchSpec is Launch with more settings.
 func LaunchSpec(ctx context.Context, spec Spec) (*Server, error) {
-	const attempts = 3 // another process may take a port between finding and using it
+	const attempts = 3 // another process may take a free port before the server does
 	var err error
 	for range attempts {
 		var s *Server
@@ -111,7 +110,7 @@ func launch(ctx context.Context, spec Spec) (_ *Server, err error) {
 	}
 	s := &Server{kind: spec.Kind, dir: dir, env: spec.Env, enter: spec.Host.Enter, engine: e}
 	if !live.add(s) {
-		return nil, errors.Join(fmt.Errorf("testenv: %s: the process is ending", spec.Kind), os.RemoveAll(dir))
+		return nil, errors.Join(fmt.Errorf("testenv: %s: the process is shutting down", spec.Kind), os.RemoveAll(dir))
 	}
 	defer func() {
 		if err != nil {
@@ -141,13 +140,13 @@ func newEngine(spec Spec) (engine, error) {
 	}
 }
 
-// ErrNotInstalled is returned by Launch when the machine lacks the server's binaries.
+// ErrNotInstalled means that the machine lacks the server's binaries.
 var ErrNotInstalled = errors.New("testenv: not installed")
 
 // Kind names a server product.
 type Kind string
 
-// The servers Launch and Private can start.
+// The servers that Launch and Private can start.
 const (
 	Postgres Kind = "postgres"
 	Redis    Kind = "redis"
@@ -156,7 +155,7 @@ const (
 	// PgBouncer pools the connections of another server.
 	PgBouncer Kind = "pgbouncer"
 
-	// Prometheus scrapes and evaluates.
+	// Prometheus scrapes metrics and evaluates rules.
 	Prometheus Kind = "prometheus"
 )
 
@@ -165,11 +164,11 @@ const (
 	stopPatience  = Patience
 )
 
-// engine is what differs from product to product.
+// engine is the product-specific part of a server.
 type engine interface {
-	// prepare lays out the empty folder dir, once.
+	// prepare fills the empty folder dir. It is called once.
 	prepare(ctx context.Context, dir string) error
-	// command is the server's process, ready to start; it may be started again after it ended.
+	// command returns the server's process, ready to start. The server may be started again after it ended.
 	command() *exec.Cmd
 	// stopSignal asks for a clean shutdown that does not wait for clients.
 	stopSignal() syscall.Signal
@@ -179,8 +178,8 @@ type engine interface {
 	close() error
 }
 
-// Server is one private server process with its folder and ports, which stay
-// the same over restarts. Its methods may be called from any goroutine.
+// Server is one private server process. Its folder and ports stay the same across restarts. Its methods may be
+// called from any goroutine.
 type Server struct {
 	kind   Kind
 	dir    string
@@ -190,11 +189,11 @@ type Server struct {
 
 	mu     sync.Mutex
 	proc   *process // nil before the first start
-	asked  bool     // the newest process was asked to end
+	asked  bool     // the newest process was asked to stop
 	closed bool
 }
 
-// Ping returns nil when a server answers its clients: at url, and for RabbitMQ its management API at adminURL.
+// Ping returns nil if a server answers its clients: at url, and for RabbitMQ also its management API at adminURL.
 func Ping(ctx context.Context, kind Kind, url, adminURL string) error {
 	switch kind {
 	case Postgres, PgBouncer:
@@ -210,7 +209,7 @@ func Ping(ctx context.Context, kind Kind, url, adminURL string) error {
 	}
 }
 
-// Kind returns what product the server is.
+// Kind returns the server's product.
 func (s *Server) Kind() Kind { return s.kind }
 
 // URL returns the address for clients, with credentials.
@@ -262,7 +261,7 @@ func (s *Server) awaitReady(ctx context.Context) error {
 		}
 		select {
 		case <-s.proc.done:
-			return fmt.Errorf("testenv: %s ended at start (%s); its log:\n%s", s.kind, s.proc.verdict(), s.Log())
+			return fmt.Errorf("testenv: %s ended during start (%s); its log:\n%s", s.kind, s.proc.verdict(), s.Log())
 		case <-ctx.Done():
 			return fmt.Errorf("testenv: %s does not answer: %w; its log:\n%s", s.kind, err, s.Log())
 		case <-time.After(50 * time.Millisecond):
@@ -270,8 +269,7 @@ func (s *Server) awaitReady(ctx context.Context) error {
 	}
 }
 
-// Stop shuts the server down cleanly, dropping its clients. A server that takes
-// longer than Patience is killed.
+// Stop shuts the server down cleanly and drops its clients. A server that needs longer than Patience is killed.
 func (s *Server) Stop() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -293,18 +291,18 @@ func (s *Server) Kill() error {
 	return s.wrap("kill", s.proc.kill())
 }
 
-// Crashed reports whether the server has ended by itself: it was not stopped or killed here. Start starts it again.
+// Crashed reports whether the server ended without Stop or Kill. Start starts it again.
 func (s *Server) Crashed() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.proc != nil && s.proc.ended() && !s.asked && !s.closed
 }
 
-// Pause freezes the server's processes: connections stay open and the system
-// still accepts new ones, but nothing answers.
+// Pause freezes the server's processes: connections stay open, and the system still accepts new ones, but nothing
+// answers.
 func (s *Server) Pause() error { return s.signal("pause", syscall.SIGSTOP) }
 
-// Resume lets a paused server go on.
+// Resume continues a paused server.
 func (s *Server) Resume() error { return s.signal("resume", syscall.SIGCONT) }
 
 func (s *Server) signal(what string, sig syscall.Signal) error {
@@ -317,8 +315,7 @@ func (s *Server) signal(what string, sig syscall.Signal) error {
 	return s.wrap(what, err)
 }
 
-// Restart stops the server cleanly if it runs, starts it on the same ports and
-// data, and returns when it answers.
+// Restart stops the server cleanly if it runs, starts it on the same ports and data, and returns when it answers.
 func (s *Server) Restart(ctx context.Context) error {
 	if err := s.Stop(); err != nil {
 		return err
@@ -326,7 +323,7 @@ func (s *Server) Restart(ctx context.Context) error {
 	return s.Start(ctx)
 }
 
-// Control runs rabbitmqctl, such as for an alarm. The server must be a RabbitMQ that runs.
+// Control runs rabbitmqctl, for example to raise an alarm. The server must be a running RabbitMQ.
 func (s *Server) Control(ctx context.Context, args ...string) error {
 	r, ok := s.engine.(*rabbitmq)
 	if !ok {
@@ -338,9 +335,9 @@ func (s *Server) Control(ctx context.Context, args ...string) error {
 	return nil
 }
 
-// WriteDefinitions has a RabbitMQ write to its disk which queues and users there are. It confirms a
-// definition before that: when it is killed then, a quorum queue can come back without its log and never
-// confirm a message again, and a server that is new can come back without its user.
+// WriteDefinitions makes a RabbitMQ flush its queues and users to disk. RabbitMQ confirms a definition before it is
+// on disk. If it is killed then, a quorum queue can come back without its log and never confirm a message again,
+// and a new server can come back without its user.
 func (s *Server) WriteDefinitions(ctx context.Context) error {
 	return s.Control(ctx, "eval", "[dets:sync(T) || T <- dets:all()], catch mnesia:sync_log().")
 }
@@ -371,7 +368,7 @@ func (s *Server) wrap(what string, err error) error {
 
 func (s *Server) logPath() string { return filepath.Join(s.dir, "server.log") }
 
-// Log is the end of what the server has logged.
+// Log returns the end of the server's log.
 func (s *Server) Log() string {
 	const most = 30
 	text, err := os.ReadFile(s.logPath())

@@ -15,7 +15,7 @@ import (
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
-// A server ends with the process that started it. Linux alone ends a child with its parent.
+// A server ends with the process that started it. Only Linux ends a child with its parent.
 func TestPrivate_endsWithTheProcess(t *testing.T) {
 	t.Parallel()
 	testenv.Private(t, testenv.Redis) // for the skip
@@ -29,7 +29,7 @@ func TestPrivate_endsWithTheProcess(t *testing.T) {
 			dir, pid := readServing(t, bufio.NewScanner(out))
 			must(t, cmd.Process.Signal(sig))
 			if err := cmd.Wait(); err == nil {
-				t.Error("the interrupted run reports success")
+				t.Error("the interrupted run reported success")
 			}
 			testenv.Eventually(t, func() error {
 				alive, err := testenv.Alive(pid)
@@ -72,7 +72,7 @@ func TestServer_everyKindStartsAndEnds(t *testing.T) {
 			s := testenv.Private(t, kind, extra...)
 			must(t, s.Kill())
 			if s.Crashed() {
-				t.Error("a server that was killed by the test has crashed")
+				t.Error("a server killed by the test is reported as crashed")
 			}
 			must(t, s.Start(t.Context())) // returns when the server answers
 			must(t, s.Pause())
@@ -81,13 +81,13 @@ func TestServer_everyKindStartsAndEnds(t *testing.T) {
 			must(t, syscall.Kill(testenv.Pid(s), syscall.SIGKILL))
 			testenv.Eventually(t, func() error {
 				if !s.Crashed() {
-					return errors.New("it is not seen to have crashed")
+					return errors.New("the crash is not reported")
 				}
 				return nil
 			})
 			must(t, s.Start(t.Context()))
 			pid := testenv.Pid(s)
-			must(t, s.Pause()) // Close ends a paused server too
+			must(t, s.Pause()) // Close also ends a paused server
 			must(t, errors.Join(s.Close(), s.Close()))
 			if alive, err := testenv.Alive(pid); alive || err != nil {
 				t.Errorf("process %d is left after Close, %v", pid, err)
@@ -96,7 +96,7 @@ func TestServer_everyKindStartsAndEnds(t *testing.T) {
 				t.Errorf("the folder is left: %v", err)
 			}
 			if err := s.Start(t.Context()); err == nil {
-				t.Error("a closed server starts")
+				t.Error("a closed server started")
 			}
 		})
 	}
@@ -104,7 +104,7 @@ func TestServer_everyKindStartsAndEnds(t *testing.T) {
 
 const detachedVar = "HOLDFAST_TEST_DETACHED"
 
-// The server answers while the process that started it lives, and leaves nothing behind when that is killed.
+// The server answers while the process that started it lives. When that process is killed, nothing is left.
 func TestDetached_endsWithTheProcess(t *testing.T) {
 	t.Parallel()
 	if os.Getenv(detachedVar) != "" {

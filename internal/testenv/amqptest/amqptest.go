@@ -1,4 +1,4 @@
-// Package amqptest gives a test a virtual host of its own on the shared RabbitMQ.
+// Package amqptest gives each test its own virtual host on the shared RabbitMQ.
 package amqptest
 
 import (
@@ -23,19 +23,19 @@ const dialTimeout = 30 * time.Second
 type Broker struct {
 	// URL is the address of the virtual host, with credentials.
 	URL string
-	// VHost is its name.
+	// VHost is the name of the virtual host.
 	VHost string
 
 	admin string
 }
 
-// New creates a virtual host, deleted with all its queues and connections when the test ends.
+// New creates a virtual host. When the test ends, it is deleted with its queues and connections.
 func New(t testing.TB) *Broker {
 	t.Helper()
 	return On(t, testenv.AMQPURL(t), testenv.AMQPAdminURL(t))
 }
 
-// On is New on a broker other than the shared one, such as a private server.
+// On is New on another broker, such as a private server.
 func On(t testing.TB, rawURL, adminURL string) *Broker {
 	t.Helper()
 	u, err := url.Parse(rawURL)
@@ -59,28 +59,29 @@ func On(t testing.TB, rawURL, adminURL string) *Broker {
 	return b
 }
 
-// Rights are those of a user in the virtual host, as regular expressions of the names that the user
-// may declare, write to and read from. The zero Rights allow nothing.
+// Rights are a user's permissions in the virtual host, as regular expressions for names. The zero
+// Rights allow nothing.
 type Rights struct {
-	// Exchanges and queues to declare.
+	// Configure matches the exchanges and queues that the user may declare.
 	Configure string
-	// Queues to consume.
+	// Read matches the queues that the user may consume.
 	Read string
-	// Exchanges and queues.
+	// Write matches the exchanges and queues that the user may write to.
 	Write string
-	// Topics, that is routing keys, by exchange. Other exchanges take any.
+	// Topics has an expression for routing keys per topic exchange. Exchanges that are not listed
+	// accept any key.
 	Topics map[string]string
 }
 
-// User makes a user, removed when the test ends, and returns the broker as that user sees it.
-// Further calls with the same name give the user other rights.
+// User creates a user and returns the broker with the user's URL. The user is removed when the test
+// ends. Another call with the same name changes the rights.
 func (b *Broker) User(t testing.TB, name string, rights Rights) *Broker {
 	t.Helper()
 	u, err := url.Parse(b.URL)
 	if err != nil {
 		t.Fatal(err)
 	}
-	name = b.VHost + "-" + name // users are the whole broker's
+	name = b.VHost + "-" + name // users belong to the whole broker
 	u.User = url.UserPassword(name, "password")
 	b.mustCall(t, http.MethodPut, "/api/users/"+name, map[string]string{"password": "password", "tags": ""}, nil)
 	t.Cleanup(func() {
@@ -95,7 +96,7 @@ func (b *Broker) User(t testing.TB, name string, rights Rights) *Broker {
 	return &Broker{URL: u.String(), VHost: b.VHost, admin: b.admin}
 }
 
-// SetPassword changes the password of the user that URL names. Connections stay open.
+// SetPassword changes the password of the user in URL. Connections stay open.
 func (b *Broker) SetPassword(t testing.TB, password string) {
 	t.Helper()
 	u, err := url.Parse(b.URL)
@@ -105,7 +106,8 @@ func (b *Broker) SetPassword(t testing.TB, password string) {
 	b.mustCall(t, http.MethodPut, "/api/users/"+url.PathEscape(u.User.Username()), map[string]string{"password": password, "tags": ""}, nil)
 }
 
-// Dial opens a connection, as the AMQP adapters want it. The caller closes it.
+// Dial opens a connection. It has the signature that the AMQP adapters need. The caller closes the
+// connection.
 func (b *Broker) Dial(ctx context.Context) (*amqp.Connection, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -113,7 +115,7 @@ func (b *Broker) Dial(ctx context.Context) (*amqp.Connection, error) {
 	return amqp.DialConfig(b.URL, amqp.Config{Dial: amqp.DefaultDial(dialTimeout)})
 }
 
-// Channel opens a connection and a channel on it, both closed when the test ends.
+// Channel opens a connection and a channel on it. Both are closed when the test ends.
 func (b *Broker) Channel(t testing.TB) *amqp.Channel {
 	t.Helper()
 	conn, err := b.Dial(t.Context())
@@ -137,8 +139,8 @@ func (b *Broker) Queue(t testing.TB, name string, args amqp.Table) {
 	})
 }
 
-// Full fills an existing queue with messages of type "filler" until it refuses more, and has it
-// do so until the returned function is called.
+// Full fills an existing queue with messages of type "filler" until it rejects more. It stays full
+// until the test calls the returned function.
 func (b *Broker) Full(t testing.TB, queue string) (empty func()) {
 	t.Helper()
 	path := "/api/policies/" + b.VHost + "/full." + queue
@@ -159,7 +161,7 @@ func (b *Broker) Full(t testing.TB, queue string) (empty func()) {
 				return err
 			}
 		}
-		return fmt.Errorf("queue %s does not get full", queue)
+		return fmt.Errorf("queue %s does not fill up", queue)
 	})
 	return func() { b.mustCall(t, http.MethodDelete, path, nil, nil) }
 }
@@ -222,8 +224,8 @@ func (b *Broker) Depth(t testing.TB, queue string) int {
 	return depth
 }
 
-// Take removes want messages from the queue and returns them in delivery order. It ends
-// the test when they have not arrived within timeout. Messages beyond want stay in the queue.
+// Take removes want messages from the queue and returns them in delivery order. It fails the test
+// if they have not arrived within timeout. Messages beyond want stay in the queue.
 func (b *Broker) Take(t testing.TB, queue string, want int, timeout time.Duration) []amqp.Delivery {
 	t.Helper()
 	var taken []amqp.Delivery
@@ -247,8 +249,8 @@ func (b *Broker) Take(t testing.TB, queue string, want int, timeout time.Duratio
 	return taken
 }
 
-// CloseConnections has the broker close every connection of the virtual host, as an operator
-// would. It waits until the broker has seen at least one.
+// CloseConnections makes the broker close every connection of the virtual host, as an operator
+// would. It waits until the broker lists at least one.
 func (b *Broker) CloseConnections(t testing.TB) {
 	t.Helper()
 	testenv.Eventually(t, func() error {
@@ -260,14 +262,14 @@ func (b *Broker) CloseConnections(t testing.TB) {
 			return fmt.Errorf("amqptest: no connection to close")
 		}
 		for _, conn := range open {
-			// One that ended by itself meanwhile answers 404.
+			// A connection that has already ended answers 404.
 			_ = b.call(t.Context(), http.MethodDelete, "/api/connections/"+url.PathEscape(conn.Name), nil, nil)
 		}
 		return nil
 	})
 }
 
-// once runs do on a connection of its own.
+// once runs do on its own connection.
 func (b *Broker) once(t testing.TB, do func(*amqp.Channel) error) {
 	t.Helper()
 	conn, err := b.Dial(t.Context())
@@ -286,13 +288,13 @@ func (b *Broker) once(t testing.TB, do func(*amqp.Channel) error) {
 
 func (b *Broker) mustCall(t testing.TB, method, path string, in, out any) {
 	t.Helper()
-	// The test's context has ended when its virtual host is deleted.
+	// The test's context has already ended when its virtual host is deleted.
 	if err := b.call(context.WithoutCancel(t.Context()), method, path, in, out); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// call asks the management API.
+// call sends a request to the management API.
 func (b *Broker) call(ctx context.Context, method, path string, in, out any) error {
 	return testenv.Admin(ctx, b.admin, method, path, in, out)
 }

@@ -1,4 +1,4 @@
-// Package pgtest gives a test a schema of its own on the shared Postgres.
+// Package pgtest gives each test its own schema on the shared Postgres.
 package pgtest
 
 import (
@@ -23,9 +23,8 @@ const (
 	patience = testenv.Patience
 )
 
-// New returns a pool of at most 10 connections whose search_path is a fresh, empty schema.
-// When the test ends the pool is closed and the schema dropped; a connection the test
-// has not given back, or a transaction it left open, is an error then.
+// New returns a pool of at most 10 connections whose search_path is a new, empty schema. When the test ends, the pool is
+// closed and the schema dropped. A connection that was not returned to the pool, or an open transaction, fails the test.
 func New(t testing.TB) *pgxpool.Pool {
 	t.Helper()
 	return Pool(t, URL(t), maxConns)
@@ -38,22 +37,22 @@ func NewOn(t testing.TB, server string) *pgxpool.Pool {
 	return Pool(t, rawURL, maxConns)
 }
 
-// NewSchema is New that also tells the schema's name. pool.Config().ConnString() is its URL.
+// NewSchema is New and also returns the schema's name. pool.Config().ConnString() is its URL.
 func NewSchema(t testing.TB) (pool *pgxpool.Pool, schema string) {
 	t.Helper()
 	schema, rawURL := newSchema(t, testenv.PostgresURL(t))
 	return Pool(t, rawURL, maxConns), schema
 }
 
-// URL creates a fresh, empty schema that is dropped when the test ends, and returns
-// an address whose connections have it as their search_path.
+// URL creates a new, empty schema, which is dropped when the test ends. It returns an address whose connections have the
+// schema as their search_path.
 func URL(t testing.TB) string {
 	t.Helper()
 	_, rawURL := newSchema(t, testenv.PostgresURL(t))
 	return rawURL
 }
 
-// Pool returns a pool on any address, closed when the test ends.
+// Pool returns a pool on any address. It is closed when the test ends.
 func Pool(t testing.TB, rawURL string, maxConns int32) *pgxpool.Pool {
 	t.Helper()
 	cfg, err := pgxpool.ParseConfig(rawURL)
@@ -64,7 +63,7 @@ func Pool(t testing.TB, rawURL string, maxConns int32) *pgxpool.Pool {
 	return open(t, cfg)
 }
 
-// Idle opens n connections of a pool, which are all idle then.
+// Idle opens n connections of a pool and leaves them idle.
 func Idle(t testing.TB, pool *pgxpool.Pool, n int) {
 	t.Helper()
 	var held []*pgxpool.Conn
@@ -90,7 +89,7 @@ func open(t testing.TB, cfg *pgxpool.Config) *pgxpool.Pool {
 	return pool
 }
 
-// closePool does not wait forever, as Close would, for connections that never come back.
+// closePool closes the pool. Unlike Close, it does not wait forever for connections that are never returned.
 func closePool(t testing.TB, pool *pgxpool.Pool) {
 	t.Helper()
 	closed := make(chan struct{})
@@ -101,7 +100,7 @@ func closePool(t testing.TB, pool *pgxpool.Pool) {
 	select {
 	case <-closed:
 	case <-time.After(patience):
-		t.Errorf("pgtest: %d connections were never given back to the pool", pool.Stat().AcquiredConns())
+		t.Errorf("pgtest: %d connections were never returned to the pool", pool.Stat().AcquiredConns())
 	}
 }
 
@@ -119,8 +118,8 @@ func newSchema(t testing.TB, base string) (schema, rawURL string) {
 	return schema, rawURL
 }
 
-// drop drops a schema. A process that the test has killed may still have a transaction on the server, and a deadlock with
-// that has one of the two try again.
+// drop drops a schema. A process that the test has killed may still have a transaction on the server. If the two
+// deadlock, drop tries again.
 func drop(t testing.TB, base, schema string) {
 	t.Helper()
 	sql := "SET lock_timeout = '20s'; DROP SCHEMA " + schema + " CASCADE"
@@ -159,9 +158,9 @@ func withSearchPath(rawURL, schema string) (string, error) {
 	return u.String(), nil
 }
 
-// InEveryMode runs a test in each of the ways in which pgx can execute statements, and in those that
-// work there behind a PgBouncer in transaction mode, in parallel.
-// The test gets inMode, which returns a second pool in that mode, on the address of a pool.
+// InEveryMode runs a test in parallel in each of pgx's ways to execute statements, and behind PgBouncer in transaction
+// mode in those that work there. The test gets inMode, which returns a second pool with the address of a given pool, in
+// that mode.
 func InEveryMode(t *testing.T, test func(t *testing.T, inMode func(*pgxpool.Pool) *pgxpool.Pool)) {
 	t.Helper()
 	for _, mode := range []pgx.QueryExecMode{
@@ -187,18 +186,18 @@ func InEveryMode(t *testing.T, test func(t *testing.T, inMode func(*pgxpool.Pool
 	}
 }
 
-// PooledModes are the ways of executing statements that work behind a pooler in transaction mode of
-// any version: they keep nothing on the connection between two messages to the server.
+// PooledModes are the ways to execute statements that work behind any version of a pooler in transaction mode. They store
+// nothing on the connection between two messages to the server.
 var PooledModes = []pgx.QueryExecMode{pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol}
 
-// NewPooled is New behind a PgBouncer of its own in transaction mode, in the mode QueryExecModeExec.
+// NewPooled is New behind its own PgBouncer in transaction mode, in the mode QueryExecModeExec.
 func NewPooled(t testing.TB) *pgxpool.Pool {
 	t.Helper()
 	return Behind(t, URL(t), pgx.QueryExecModeExec)
 }
 
-// Behind returns a pool that reaches the address through a PgBouncer of its own in transaction mode.
-// Extra are lines of its configuration.
+// Behind returns a pool that reaches the address through its own PgBouncer in transaction mode. extra are lines of the
+// PgBouncer's configuration.
 func Behind(t testing.TB, rawURL string, mode pgx.QueryExecMode, extra ...string) *pgxpool.Pool {
 	t.Helper()
 	pooler := testenv.Private(t, testenv.PgBouncer, append([]string{rawURL}, extra...)...)

@@ -18,8 +18,8 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }
 
-// The ways of executing statements behind a PgBouncer in transaction mode, which gives each message
-// outside of a transaction another connection: the table of the guide to production.
+// The ways to execute statements behind a PgBouncer in transaction mode, which may run each message
+// outside a transaction on another connection. The guide to production has this table.
 func TestStatementModesBehindPgBouncer(t *testing.T) {
 	t.Parallel()
 	testenv.Nightly(t, "five pools behind PgBouncer")
@@ -53,7 +53,7 @@ func TestStatementModesBehindPgBouncer(t *testing.T) {
 	}
 }
 
-// spread has the pooler open three connections.
+// spread makes the pooler open three connections.
 func spread(t *testing.T, pool *pgxpool.Pool) {
 	t.Helper()
 	servers := map[int]bool{}
@@ -88,7 +88,8 @@ func ask(ctx context.Context, db interface {
 	return nil
 }
 
-// firstCode does it often enough to meet every connection in every order, and returns the first failure.
+// firstCode calls do often enough to reach every connection in every order, and returns the SQLSTATE of
+// the first failure.
 func firstCode(t *testing.T, do func() error) string {
 	t.Helper()
 	for range 30 {

@@ -1,4 +1,4 @@
-// Package redistest gives a test a logical database of its own on the shared Redis.
+// Package redistest gives each test its own logical database on the shared Redis.
 package redistest
 
 import (
@@ -22,12 +22,12 @@ import (
 const (
 	counterKey  = "holdfast:test:counter"
 	claimKey    = "holdfast:test:claim:%d"
-	claimTTL    = time.Hour // outlives any test run; frees what a killed one has claimed
-	maxDatabase = 16        // Redis's default, where the server does not tell
+	claimTTL    = time.Hour // longer than any test run; frees the claims of a killed one
+	maxDatabase = 16        // Redis's default, used if CONFIG GET fails
 )
 
-// New returns a client of an empty database that no other test uses. It is
-// emptied and the client closed when the test ends.
+// New returns a client of an empty database that no other test uses. When the test ends, the database is emptied and the
+// client closed.
 func New(t testing.TB) *redis.Client {
 	t.Helper()
 	return Client(t, URL(t))
@@ -52,19 +52,19 @@ func URL(t testing.TB) string {
 	t.Cleanup(func() {
 		flush(t, own)
 		if err := admin.Del(context.WithoutCancel(t.Context()), fmt.Sprintf(claimKey, db)).Err(); err != nil {
-			t.Errorf("redistest: give database %d back: %v", db, err)
+			t.Errorf("redistest: return database %d: %v", db, err)
 		}
 	})
 	return u.String()
 }
 
-// Client returns a client for any address, closed when the test ends.
+// Client returns a client for any address. It is closed when the test ends.
 func Client(t testing.TB, rawURL string) *redis.Client {
 	t.Helper()
 	return newClient(t, rawURL, 0)
 }
 
-// patient returns a client for what no test is about: a busy machine may take longer than the client's usual 3 s.
+// patient returns a client for set-up and clean-up: a busy machine may need longer than the client's usual 3 s.
 func patient(t testing.TB, rawURL string) *redis.Client {
 	t.Helper()
 	return newClient(t, rawURL, time.Minute)
@@ -86,7 +86,7 @@ func newClient(t testing.TB, rawURL string, readTimeout time.Duration) *redis.Cl
 	return client
 }
 
-// claim walks over the databases 1, 2, … until it finds one nobody holds.
+// claim tries the databases 1, 2, … until it finds a free one.
 func claim(ctx context.Context, admin *redis.Client) (int, error) {
 	databases := int64(maxDatabase)
 	if config, err := admin.ConfigGet(ctx, "databases").Result(); err == nil {
@@ -110,7 +110,7 @@ func claim(ctx context.Context, admin *redis.Client) (int, error) {
 		if free {
 			return int(db), nil
 		}
-		if n%(databases-1) == 0 { // all seen: wait for one to come back
+		if n%(databases-1) == 0 { // all are taken: wait until one is free
 			select {
 			case <-ctx.Done():
 				return 0, ctx.Err()
@@ -127,7 +127,7 @@ func flush(t testing.TB, client *redis.Client) {
 	}
 }
 
-// Configless returns a client whose questions for the server's configuration fail with err.
+// Configless returns a client whose CONFIG commands fail with err.
 func Configless(client redis.UniversalClient, err error) redis.UniversalClient {
 	return configless{client, err}
 }
@@ -143,7 +143,7 @@ func (c configless) ConfigGet(ctx context.Context, _ string) *redis.MapStringStr
 	return cmd
 }
 
-// Refusal is an error that Redis answers with.
+// Refusal is an error reply of Redis.
 type Refusal string
 
 func (r Refusal) Error() string { return string(r) }
@@ -151,11 +151,11 @@ func (r Refusal) Error() string { return string(r) }
 // RedisError implements redis.Error.
 func (Refusal) RedisError() {}
 
-// ClusterFlags are what a node of Join is started with. What a busy machine does is no failure.
+// ClusterFlags are the flags for a node of Join. The long timeout keeps a busy machine from causing failovers.
 var ClusterFlags = []string{"--cluster-enabled", "yes", "--cluster-node-timeout", "10000"}
 
-// Cluster returns a client of a Redis Cluster of three private nodes without
-// replicas, and the nodes. All is gone when the test ends.
+// Cluster returns a client of a Redis Cluster of three private nodes without replicas, and the nodes. Everything is removed
+// when the test ends.
 func Cluster(t testing.TB) (*redis.ClusterClient, []*testenv.Server) {
 	t.Helper()
 	var servers []*testenv.Server
@@ -174,8 +174,8 @@ func Cluster(t testing.TB) (*redis.ClusterClient, []*testenv.Server) {
 	return client, servers
 }
 
-// Join makes a Redis Cluster without replicas of servers that were started with ClusterFlags, and returns a client
-// of it, for the caller to close.
+// Join joins servers that were started with ClusterFlags to a Redis Cluster without replicas. It returns a client of the
+// cluster, which the caller must close.
 func Join(ctx context.Context, servers []*testenv.Server) (_ *redis.ClusterClient, err error) {
 	const slots = 16384
 	var clients []*redis.Client
@@ -215,7 +215,7 @@ func Join(ctx context.Context, servers []*testenv.Server) (_ *redis.ClusterClien
 	return redis.NewClusterClient(&redis.ClusterOptions{Addrs: addrs}), nil
 }
 
-// awaitNodes waits until the node knows so many and serves all slots.
+// awaitNodes waits until the node knows the given number of nodes and serves all slots.
 func awaitNodes(ctx context.Context, c *redis.Client, nodes int) error {
 	for {
 		info, err := c.ClusterInfo(ctx).Result()
@@ -230,7 +230,7 @@ func awaitNodes(ctx context.Context, c *redis.Client, nodes int) error {
 	}
 }
 
-// NodesInUse returns how many nodes of a cluster hold keys.
+// NodesInUse returns how many nodes of a cluster contain keys.
 func NodesInUse(ctx context.Context, client *redis.ClusterClient) (int64, error) {
 	var used atomic.Int64
 	err := client.ForEachMaster(ctx, func(ctx context.Context, node *redis.Client) error {
@@ -243,9 +243,9 @@ func NodesInUse(ctx context.Context, client *redis.ClusterClient) (int64, error)
 	return used.Load(), err
 }
 
-// Failover returns a client of a Redis Cluster of one private node and its replica, and what kills
-// the node, has the replica take over and returns a client of that one. The cluster's client asks only when it must which node serves which
-// slot: not by itself, from time to time. All is gone when the test ends.
+// Failover returns a client of a Redis Cluster of one private node and its replica. failOver kills the node, makes the
+// replica take over, and returns a client of the replica. The cluster's client reloads the map of slots only when it must,
+// not periodically. Everything is removed when the test ends.
 func Failover(t testing.TB) (client *redis.ClusterClient, failOver func() *redis.Client) {
 	t.Helper()
 	var servers [2]*testenv.Server
@@ -275,7 +275,7 @@ func Failover(t testing.TB) (client *redis.ClusterClient, failOver func() *redis
 		}
 		return err
 	})
-	testenv.Eventually(t, func() error { // the client learns of the replica from the node
+	testenv.Eventually(t, func() error { // the client gets the replica's address from the node
 		known, err := primary.ClusterSlots(t.Context()).Result()
 		if err == nil && (len(known) != 1 || len(known[0].Nodes) != len(nodes)) {
 			err = fmt.Errorf("the node does not know its replica yet: %v", known)
@@ -299,15 +299,15 @@ func Failover(t testing.TB) (client *redis.ClusterClient, failOver func() *redis
 	}
 }
 
-// Move takes the slot of a key from one node of a Cluster to another, as redis-cli --cluster
-// reshard does: first Begin, then Keys, then End.
+// Move moves the slot of a key from one node of a Cluster to another, like redis-cli --cluster reshard: first Begin, then
+// Keys, then End.
 type Move struct {
 	from, to     *redis.Client
 	fromID, toID string
 	slot         int64
 }
 
-// NewMove prepares it.
+// NewMove prepares a Move.
 func NewMove(t testing.TB, client *redis.ClusterClient, servers []*testenv.Server, key string) *Move {
 	t.Helper()
 	slot, err1 := client.ClusterKeySlot(t.Context(), key).Result()
@@ -329,14 +329,14 @@ func NewMove(t testing.TB, client *redis.ClusterClient, servers []*testenv.Serve
 	return m
 }
 
-// Begin makes both nodes answer for the slot: the old one for the keys that it has.
+// Begin makes both nodes answer for the slot: the old node for the keys that it still has.
 func (m *Move) Begin(ctx context.Context) error {
 	return errors.Join(
 		m.to.Do(ctx, "CLUSTER", "SETSLOT", m.slot, "IMPORTING", m.fromID).Err(),
 		m.from.Do(ctx, "CLUSTER", "SETSLOT", m.slot, "MIGRATING", m.toID).Err())
 }
 
-// Keys takes the keys along.
+// Keys moves the keys of the slot.
 func (m *Move) Keys(ctx context.Context) error {
 	host, port, err := net.SplitHostPort(m.to.Options().Addr)
 	for err == nil {
@@ -351,7 +351,7 @@ func (m *Move) Keys(ctx context.Context) error {
 	return err
 }
 
-// End gives the slot to the new node.
+// End assigns the slot to the new node.
 func (m *Move) End(ctx context.Context) error {
 	var errs []error
 	for _, node := range []*redis.Client{m.to, m.from} {
