@@ -218,7 +218,11 @@ func TestStampHeader(t *testing.T) {
 	}{
 		"bare":    {amqp.Table{"X-Message-Stamp-MessageIdStamp": stamp, "x": stamp}, "X-Message-Stamp-MessageIdStamp"},
 		"another": {amqp.Table{`X-Message-Stamp-App\Uid`: []byte(stamp), `X-Message-Stamp-App\MessageIdStamp`: "[]"}, `X-Message-Stamp-App\Uid`},
-		"none":    {amqp.Table{"x": stamp}, ""},
+		"Symfony's": {
+			amqp.Table{`X-Message-Stamp-A\CausationStamp`: `[{"id":"018f8fad-5bd9-7b46-8f16-570867728950"}]`, `X-Message-Stamp-S\MessageIdStamp`: `[{"id":"018f8fad-5bd9-7b46-8f16-570867728950"}]`},
+			`X-Message-Stamp-S\MessageIdStamp`,
+		},
+		"none": {amqp.Table{"x": stamp}, ""},
 	} {
 		if got := stampHeader(tt.headers); got != tt.want {
 			t.Errorf("%s: %s, want %s", name, got, tt.want)

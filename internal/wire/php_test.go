@@ -84,6 +84,18 @@ func TestFromPHPStamps(t *testing.T) {
 	}
 }
 
+// Symfony 8.2 keeps the id in a private property called id.
+func TestFromPHPStamps_ofSymfony(t *testing.T) {
+	t.Parallel()
+	const class = `Symfony\\Component\\Messenger\\Stamp\\MessageIdStamp`
+	property := `s:52:\"\0` + class + `\0id\"`
+	body := strings.Replace(envelope(`N;`), `a:0:{}`, `a:1:{s:48:\"`+class+`\";a:1:{i:0;O:48:\"`+class+`\":1:{`+property+`;s:36:\"`+a+`\";}}}`, 1)
+	headers, _, ok := wire.FromPHP([]byte(body))
+	if s := newSymfony(t, format.Symfony{}); !ok || s.ID("", headers) != uuid.MustParse(a) {
+		t.Errorf("headers %v, %v", headers, ok)
+	}
+}
+
 // The output is bounded while it is written, even if the body grows as JSON.
 func TestFromPHPBounded(t *testing.T) {
 	const mib = 1 << 20

@@ -12,6 +12,7 @@ import (
 
 	"github.com/google/uuid"
 
+	"github.com/holdfast-go/holdfast/internal/ids"
 	"github.com/holdfast-go/holdfast/outbox/format"
 )
 
@@ -28,6 +29,9 @@ const (
 	idStamp   = "MessageIdStamp"
 	nameStamp = "MessageNameStamp"
 )
+
+// symfonyIDStamp is the class of Symfony 8.2, whose property is called id.
+const symfonyIDStamp = `Symfony\Component\Messenger\Stamp\MessageIdStamp`
 
 // maxClass bounds the name of a PHP class, so that the name with its prefix fits into an AMQP table.
 const maxClass = 200
@@ -87,7 +91,7 @@ func (s *Symfony) Headers(id uuid.UUID, name string, set func(name, value string
 	}
 	set(HeaderType, typ)
 	if s.format.IDStamp != "" {
-		set(StampPrefix+s.format.IDStamp, EncodeStamp(id))
+		set(StampPrefix+s.format.IDStamp, encodeID(s.format.IDStamp, id))
 	}
 	if s.format.NameStamp != "" {
 		text, _ := json.Marshal([]stamp{{MessageName: name}}) // strings can always be encoded
@@ -102,7 +106,7 @@ func (s *Symfony) ID(property string, headers map[string]string) uuid.UUID {
 		return id
 	}
 	last, _ := decodeStamp(stampOf(headers, s.format.IDStamp, idStamp))
-	if id, ok := parseID(last.MessageID); ok {
+	if id, ok := last.id(); ok {
 		return id
 	}
 	id, _ := parseID(EventAttribute(headers, "id"))
@@ -160,21 +164,63 @@ func parseID(text string) (uuid.UUID, bool) {
 // stamp has the members of stamps that we use.
 type stamp struct {
 	MessageID   string `json:"messageId,omitempty"`
+	ID          any    `json:"id,omitempty"` // in Symfony's own class; other stamps may have a number
 	MessageName string `json:"messageName,omitempty"`
 }
 
-// EncodeStamp returns the header of a stamp with an id.
-func EncodeStamp(id uuid.UUID) string {
-	return `[{"messageId":"` + id.String() + `"}]`
+// id returns the id in a stamp of a configured class or of one called MessageIdStamp.
+func (s stamp) id() (uuid.UUID, bool) {
+	own, _ := s.ID.(string)
+	for _, text := range [...]string{s.MessageID, own} {
+		if id, ok := parseID(text); ok {
+			return id, true
+		}
+		if id, ok := parseDigits(text); ok {
+			return id, true
+		}
+	}
+	return uuid.Nil, false
 }
 
-// CarriesID reports whether a header has stamps with an id.
+// parseDigits reads 32 hexadecimal digits, as Symfony writes an id where its component Uid is absent. Those are random.
+// They become a UUID v7 without a time, always the same one.
+func parseDigits(text string) (uuid.UUID, bool) {
+	if len(text) != 32 {
+		return uuid.Nil, false
+	}
+	id, err := uuid.Parse(text)
+	if err != nil {
+		return uuid.Nil, false
+	}
+	if ids.Check(id) != nil {
+		clear(id[:6])
+		id[6], id[8] = id[6]&0x0f|0x70, id[8]&0x3f|0x80
+	}
+	return id, true
+}
+
+// encodeID returns the header of a stamp of a class with an id.
+func encodeID(class string, id uuid.UUID) string {
+	of := stamp{MessageID: id.String()}
+	if class == symfonyIDStamp {
+		of = stamp{ID: id.String()}
+	}
+	text, _ := json.Marshal([]stamp{of}) // strings can always be encoded
+	return string(text)
+}
+
+// CarriesID reports whether a header has stamps with an id. A property called id counts only in a class called
+// MessageIdStamp: stamps of transports and flows have one, too.
 func CarriesID(name, value string) bool {
-	if !strings.HasPrefix(name, StampPrefix) {
+	class, isStamp := strings.CutPrefix(name, StampPrefix)
+	if !isStamp {
 		return false
 	}
 	last, _ := decodeStamp(value)
-	_, ok := parseID(last.MessageID)
+	if class != idStamp && !strings.HasSuffix(class, `\`+idStamp) {
+		last.ID = nil
+	}
+	_, ok := last.id()
 	return ok
 }
 

@@ -155,7 +155,7 @@ func PublishedAt(stamp time.Time, headers map[string]string, id uuid.UUID) time.
 	if at := eventTime(headers); !at.IsZero() {
 		return at
 	}
-	if ids.Check(id) != nil {
+	if ids.Check(id) != nil || ids.Time(id).UnixMilli() == 0 { // parseDigits makes ids without a time
 		return time.Time{}
 	}
 	return ids.Time(id)

@@ -116,6 +116,9 @@ func TestSymfonyHeaders(t *testing.T) {
 		"stock":          {format.Symfony{Classes: classes}, stock},
 		"no class":       {format.Symfony{Classes: map[string]string{"other": "Other"}}, map[string]string{"type": "order.placed"}},
 		"the bare stamp": {format.Symfony{IDStamp: "MessageIdStamp"}, map[string]string{"type": "order.placed", "X-Message-Stamp-MessageIdStamp": `[{"messageId":"` + a + `"}]`}},
+		"Symfony's own": {format.Symfony{IDStamp: `Symfony\Component\Messenger\Stamp\MessageIdStamp`}, map[string]string{
+			"type": "order.placed", `X-Message-Stamp-Symfony\Component\Messenger\Stamp\MessageIdStamp`: `[{"id":"` + a + `"}]`,
+		}},
 		"the library": {format.Freyr02(), map[string]string{
 			"type": "order.placed",
 			`X-Message-Stamp-Freyr\MessageBroker\Inbox\MessageIdStamp`:        `[{"messageId":"` + a + `"}]`,
@@ -146,6 +149,9 @@ func TestSymfonyID(t *testing.T) {
 	with := func(value string) map[string]string {
 		return map[string]string{`X-Message-Stamp-App\MessageIdStamp`: value}
 	}
+	const symfonys = `X-Message-Stamp-Symfony\Component\Messenger\Stamp\MessageIdStamp`
+	own8 := newSymfony(t, format.Symfony{IDStamp: `Symfony\Component\Messenger\Stamp\MessageIdStamp`})
+	digits := strings.ReplaceAll(a, "-", "")
 	for name, tt := range map[string]struct {
 		by       *wire.Symfony
 		property string
@@ -169,6 +175,18 @@ func TestSymfonyID(t *testing.T) {
 		"huge":                     {plain, "", with(strings.Repeat(" ", 1<<20) + stamp(a)), ""},
 		"a stamp of another class": {plain, "", map[string]string{`X-Message-Stamp-App\Uid`: stamp(a)}, ""},
 		"configured":               {own, "", map[string]string{`X-Message-Stamp-App\Uid`: stamp(a), `X-Message-Stamp-A\MessageIdStamp`: stamp(b)}, a},
+		"Symfony's own":            {plain, "", map[string]string{symfonys: `[{"id":"` + a + `"}]`}, a},
+		"Symfony's, configured":    {own8, "", map[string]string{symfonys: `[{"id":"` + a + `"}]`}, a},
+		"Symfony's as PHP's class": {own8, "", map[string]string{symfonys: stamp(a)}, a},
+		"id in another class":      {plain, "", with(`[{"id":"` + a + `"}]`), a},
+		"digits of a v7":           {plain, "", map[string]string{symfonys: `[{"id":"` + digits + `"}]`}, a},
+		"digits":                   {plain, "", map[string]string{symfonys: `[{"id":"FFFFFFFFFFFF0123456789abcdef0123"}]`}, "00000000-0000-7123-8567-89abcdef0123"},
+		"digits as messageId":      {plain, "", with(stamp("ffffffffffff0123456789abcdef0123")), "00000000-0000-7123-8567-89abcdef0123"},
+		"no digits":                {plain, "", with(stamp("gfffffffffff0123456789abcdef0123")), ""},
+		"too few digits":           {plain, "", with(stamp(digits[1:])), ""},
+		"a number as id":           {plain, "", with(`[{"messageId":"` + a + `","id":7}]`), a},
+		"id of a delivery":         {plain, "", map[string]string{`X-Message-Stamp-Symfony\Component\Messenger\Stamp\TransportMessageIdStamp`: `[{"id":"` + b + `"}]`}, ""},
+		"id of a flow":             {plain, "", map[string]string{`X-Message-Stamp-Symfony\Component\Messenger\Stamp\CausationStamp`: `[{"id":"` + b + `"}]`}, ""},
 		"configured, another came": {own, "", with(stamp(b)), b},
 	} {
 		want, _ := uuid.Parse(tt.want)
@@ -220,6 +238,7 @@ func TestSymfonyRefuses(t *testing.T) {
 
 func FuzzSymfony(f *testing.F) {
 	f.Add(`[{"messageId":"019da3b2-7c4d-7e8f-a1b2-c3d4e5f60718","messageName":"a"}]`)
+	f.Add(`[{"id":"ffffffffffff0123456789abcdef0123"}]`)
 	f.Add(`[[]]`)
 	s, _ := wire.NewSymfony(format.Symfony{})
 	f.Fuzz(func(t *testing.T, value string) {
