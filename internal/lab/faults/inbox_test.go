@@ -31,12 +31,18 @@ import (
 	"github.com/holdfast-go/holdfast/internal/testenv/amqptest"
 	"github.com/holdfast-go/holdfast/internal/testenv/pgtest"
 	"github.com/holdfast-go/holdfast/internal/testenv/redistest"
+	outboxdriver "github.com/holdfast-go/holdfast/outbox/driver"
+	"github.com/holdfast-go/holdfast/outbox/outboxamqp"
+	"github.com/holdfast-go/holdfast/outbox/outboxredis"
 	"github.com/holdfast-go/holdfast/txretry"
 )
 
 // inboxPoints are those where a consumer is killed. The last two are of a message that fails: when its copy for
 // the retry is confirmed, and when the attempt is noted.
 var inboxPoints = []string{"handler started", "effect written", "committed", "copy confirmed", "attempt noted"}
+
+// orderedPoints are those of an ordered consumer: it delays a message that failed in the process.
+var orderedPoints = inboxPoints[:3]
 
 // maxCrashes is the consumers' MaxCrashes.
 const maxCrashes = 3
@@ -49,13 +55,14 @@ const (
 )
 
 // event is the body of a message.
-type event struct{ Do string }
+type event struct{ Do, Key string }
 
 // inboxJob is a consumer between a broker and a database.
 type inboxJob struct {
 	Database, Broker string
 	Crash            crash
 	MaxCrashes       int
+	Partitions       int // above 0 the consumer is ordered
 }
 
 // consumer is of inboxamqp or of inboxredis.
@@ -69,18 +76,22 @@ type consumer interface {
 // consumer returns that of the job's broker, and what closes its client.
 func (j inboxJob) consumer(p inbox.Processor) (consumer, func(), error) {
 	cfg := inbox.ConsumerConfig{
-		Concurrency: 4, MaxCrashes: j.MaxCrashes, Logger: quiet,
+		Concurrency: 4, MaxCrashes: j.MaxCrashes, Ordered: j.Partitions > 0, Logger: quiet,
 		Retry: inbox.RetryPolicy{MaxAttempts: 5, BaseDelay: 50 * time.Millisecond, MaxDelay: 200 * time.Millisecond},
 	}
 	if strings.HasPrefix(j.Broker, "amqp") {
-		c, err := inboxamqp.NewConsumer(inboxamqp.Dial(j.Broker, amqp.Config{}), inboxamqp.Queue{Name: destination}, p, cfg)
+		queue := inboxamqp.Queue{Name: destination, Partitions: j.Partitions}
+		if j.Partitions > 0 {
+			queue.Bindings = []inboxamqp.Binding{{Exchange: exchange, Key: destination}}
+		}
+		c, err := inboxamqp.NewConsumer(inboxamqp.Dial(j.Broker, amqp.Config{}), queue, p, cfg)
 		return c, func() {}, err
 	}
 	client, err := openRedis(j.Broker)
 	if err != nil {
 		return nil, nil, err
 	}
-	c, err := inboxredis.NewConsumer(client, inboxredis.Stream{Name: destination}, p, cfg)
+	c, err := inboxredis.NewConsumer(client, inboxredis.Stream{Name: destination, Partitions: j.Partitions}, p, cfg)
 	return c, func() { _ = client.Close() }, err
 }
 
@@ -120,7 +131,7 @@ func (j inboxJob) run(ctx context.Context) error {
 func (c *crash) handle(ctx context.Context, tx pgx.Tx, e event) error {
 	c.pass("handler started")
 	m, _ := inbox.FromContext(ctx)
-	if _, err := tx.Exec(ctx, `INSERT INTO effects (id) VALUES ($1)`, m.ID); err != nil {
+	if _, err := tx.Exec(ctx, `INSERT INTO effects (id, key) VALUES ($1, $2)`, m.ID, e.Key); err != nil {
 		return err
 	}
 	c.pass("effect written")
@@ -171,20 +182,20 @@ type intake struct {
 	job     inboxJob
 	pool    *pgxpool.Pool
 	look    consumer // that does not run
-	publish func(id uuid.UUID, body []byte)
+	publish func(id uuid.UUID, key string, body []byte)
 	sent    map[uuid.UUID]string
 }
 
-func newIntake(t *testing.T, broker string) *intake {
+func newIntake(t *testing.T, broker string, partitions int) *intake {
 	t.Helper()
 	url := pgtest.URL(t)
-	i := &intake{t: t, job: inboxJob{Database: url, Broker: broker, MaxCrashes: maxCrashes}, pool: pgtest.Pool(t, url, 4), sent: map[uuid.UUID]string{}}
+	i := &intake{t: t, job: inboxJob{Database: url, Broker: broker, MaxCrashes: maxCrashes, Partitions: partitions}, pool: pgtest.Pool(t, url, 4), sent: map[uuid.UUID]string{}}
 	manager, err := txretry.New(i.pool, txretry.Config{})
 	must(t, err)
 	store, err := inboxpgx.New(manager, destination, inboxpgx.Config{})
 	must(t, err)
 	must(t, store.Migrate(t.Context()))
-	_, err = i.pool.Exec(t.Context(), `CREATE TABLE effects (id uuid NOT NULL)`) // not unique: two effects must show
+	_, err = i.pool.Exec(t.Context(), `CREATE TABLE effects (n bigserial, id uuid NOT NULL, key text NOT NULL)`) // not unique: two effects must show
 	must(t, err)
 	var end func()
 	i.look, end, err = i.job.consumer(inbox.NewMux())
@@ -197,14 +208,14 @@ func newIntake(t *testing.T, broker string) *intake {
 func inboxOnRabbitMQ(t *testing.T) work {
 	t.Helper()
 	b := amqptest.New(t)
-	i := newIntake(t, b.URL)
+	i := newIntake(t, b.URL, 0)
 	conn, err := amqp.Dial(b.URL)
 	must(t, err)
 	t.Cleanup(func() { _ = conn.Close() })
 	ch, err := conn.Channel()
 	must(t, err)
 	must(t, ch.Confirm(false))
-	i.publish = func(id uuid.UUID, body []byte) {
+	i.publish = func(id uuid.UUID, _ string, body []byte) {
 		confirm, err := ch.PublishWithDeferredConfirm("", destination, true, false, amqp.Publishing{
 			MessageId: id.String(), Type: destination, ContentType: "application/json", DeliveryMode: amqp.Persistent, Body: body,
 		})
@@ -220,8 +231,8 @@ func inboxOnRedis(t *testing.T) work {
 	t.Helper()
 	url := redistest.URL(t)
 	client := redistest.Client(t, url)
-	i := newIntake(t, url)
-	i.publish = func(id uuid.UUID, body []byte) {
+	i := newIntake(t, url, 0)
+	i.publish = func(id uuid.UUID, _ string, body []byte) {
 		must(t, client.XAdd(t.Context(), &redis.XAddArgs{Stream: destination, Values: []any{
 			"id", id.String(), "name", destination, "content-type", "application/json", "body", body,
 		}}).Err())
@@ -231,10 +242,11 @@ func inboxOnRedis(t *testing.T) work {
 
 func (i *intake) send(kind string) {
 	i.t.Helper()
-	body, err := json.Marshal(event{kind})
+	key := fmt.Sprintf("key-%d", len(i.sent)%6)
+	body, err := json.Marshal(event{kind, key})
 	must(i.t, err)
 	id := ids.New()
-	i.publish(id, body)
+	i.publish(id, key, body)
 	i.sent[id] = kind
 }
 
@@ -308,6 +320,52 @@ func (i *intake) verify() {
 			i.t.Errorf("message %s, which does %s, took effect %d times, want %d", id, kind, found[id], want)
 		}
 	}
+	if i.job.Partitions == 0 {
+		return
+	}
+	var disorder int // ids grow in the order of sending
+	must(i.t, i.pool.QueryRow(i.t.Context(), `SELECT count(*) FROM effects a JOIN effects b ON a.key = b.key AND a.n < b.n AND a.id > b.id`).Scan(&disorder))
+	if disorder > 0 {
+		i.t.Errorf("%d pairs of messages of one key took effect in the wrong order", disorder)
+	}
+}
+
+// partitionsOnRabbitMQ is an ordered consumer of three partitions, which the publisher of package outboxamqp chooses.
+func partitionsOnRabbitMQ(t *testing.T) work {
+	t.Helper()
+	b := amqptest.New(t)
+	p, err := outboxamqp.NewPublisher(outboxamqp.Dial(b.URL, amqp.Config{}), outboxamqp.Config{Exchange: exchange, Logger: quiet})
+	must(t, err)
+	return newPartitions(t, b.URL, p)
+}
+
+func partitionsOnRedis(t *testing.T) work {
+	t.Helper()
+	url := redistest.URL(t)
+	p, err := outboxredis.NewPublisher(redistest.Client(t, url), outboxredis.Config{Stream: destination, Partitions: map[string]int{destination: partitions}})
+	must(t, err)
+	return newPartitions(t, url, p)
+}
+
+const (
+	partitions = 3
+	exchange   = "amq.topic"
+)
+
+func newPartitions(t *testing.T, broker string, p readyPublisher) *intake {
+	t.Helper()
+	i := newIntake(t, broker, partitions)
+	if runs, ok := p.(interface{ Run(context.Context) error }); ok {
+		beside(t, runs.Run)
+	}
+	testenv.Eventually(t, func() error { return p.Ready(t.Context()) })
+	i.publish = func(id uuid.UUID, key string, body []byte) {
+		confirmed := make(chan error, 1)
+		m := outboxdriver.Message{ID: id, Name: destination, Key: key, Body: body, ContentType: "application/json", CreatedAt: time.Now()}
+		p.Publish(t.Context(), m, func(err error) { confirmed <- err })
+		must(t, <-confirmed)
+	}
+	return i
 }
 
 func (i *intake) letters() (all []inbox.DeadLetter) {

@@ -192,6 +192,8 @@ var subjects = []subject{
 	{"outbox on Redis", relayOnRedis, relayPoints, "confirmed", ""},
 	{"inbox on RabbitMQ", inboxOnRabbitMQ, inboxPoints, "committed", ""},
 	{"inbox on Redis", inboxOnRedis, inboxPoints, "committed", "a consumer takes over entries that are idle for 8 s"},
+	{"partitions on RabbitMQ", partitionsOnRabbitMQ, orderedPoints, "committed", ""},
+	{"partitions on Redis", partitionsOnRedis, orderedPoints, "committed", "a consumer takes over entries that are idle for 8 s"},
 	{"idempotency, Redis before Postgres", idempotencyBehind(redisGate), idempotencyPoints, "committed", ""},
 	{"idempotency, a gate that fails", idempotencyBehind(failingGate), idempotencyPoints, "committed", ""},
 	{"idempotency, a lease in Postgres", idempotencyBehind(postgresGate), idempotencyPoints, "committed", ""},
