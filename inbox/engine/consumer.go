@@ -15,25 +15,25 @@ import (
 	"github.com/holdfast-go/holdfast/inbox/driver"
 )
 
-// Config says how a consumer runs. A transport makes it of its own Config.
+// Config configures a consumer. A transport derives it from its own Config.
 type Config struct {
 	inbox.ConsumerConfig
 
-	// Queue is the name of what the source reads, for logs, metrics and the default of Name. Required.
+	// Queue is the name of the source's queue, for logs, metrics and the default of Name. Required.
 	Queue string
-	// Package is the name of the transport's package, such as inboxamqp. It is put before the texts
-	// of errors, is the component in logs, and names the metrics and the instrumentation scope. Required.
+	// Package is the name of the transport's package, such as inboxamqp. It precedes the texts of errors, is
+	// the component in logs, and names the metrics and the instrumentation scope. Required.
 	Package string
-	// Timeout bounds every note in the processor's ledger. Default: 5 s.
+	// Timeout bounds every call of the processor's ledger. Default: 5 s.
 	Timeout time.Duration
-	// MaxBodyBytes is the largest body that the processor is given. Default: 16 MiB.
+	// MaxBodyBytes is the largest body passed to the processor. Default: 16 MiB.
 	MaxBodyBytes int
-	// Solo is shared by several consumers in one process. nil: nothing is shared.
+	// Solo is shared by several consumers in one process. nil means that nothing is shared.
 	Solo *Solo
 }
 
-// Consumer hands the messages of one source to a Processor and settles them by its answers. Its
-// methods may be called from any goroutine.
+// Consumer passes the messages of one source to a Processor and settles them by the results. Its methods may
+// be called from any goroutine.
 type Consumer struct {
 	cfg       *settings
 	source    driver.Source
@@ -95,9 +95,9 @@ func (c *Consumer) Watch(ctx context.Context) {
 	counting.Wait()
 }
 
-// Ready returns nil while messages are being received, failed ones can be moved, and handlers return in time. The
-// error gives the reason: why there is no session, which destination has rejected a failed message within about a
-// minute, or how many handlers ignore cancellation.
+// Ready returns nil if messages are being received, failed ones can be moved, and handlers return in time.
+// Otherwise the error gives the reason: why there is no session, which destination has rejected a failed
+// message in about the last minute, or how many handlers ignore cancellation.
 func (c *Consumer) Ready(ctx context.Context) error {
 	shown := c.status.Load()
 	if shown == nil {
@@ -106,8 +106,8 @@ func (c *Consumer) Ready(ctx context.Context) error {
 	return shown.ready(ctx, c.source.Ready)
 }
 
-// Stats counts the consumer's messages on the server, whether Run runs or not. It opens connections of its own, and
-// reads no message. Numbers that a source does not count are 0.
+// Stats counts the consumer's messages on the server, even if Run is not running. It opens connections of its
+// own, and reads no message. Numbers that a source does not count are 0.
 func (c *Consumer) Stats(ctx context.Context) (inbox.Stats, error) {
 	var stats inbox.Stats
 	if source, ok := c.source.(driver.Measured); ok {
@@ -125,7 +125,7 @@ func (c *Consumer) Stats(ctx context.Context) (inbox.Stats, error) {
 	return stats, nil
 }
 
-// run is one call of Run: the loop, and the goroutines that work for it.
+// run is one call of Run: the loop and its goroutines.
 type run struct {
 	cfg      *settings
 	source   driver.Source
@@ -141,7 +141,7 @@ type run struct {
 	halt     context.CancelFunc
 	work     context.Context // of the handlers
 	abort    context.CancelCauseFunc
-	finished context.Context // done: nothing may wait any more
+	finished context.Context // done: all waits end
 	end      context.CancelFunc
 	over     chan struct{} // closed: the loop reads no more events
 
@@ -162,7 +162,7 @@ func newRun(ctx context.Context, c *Consumer) *run {
 	events, jobs := make(chan event, eventRoom), make(chan *job, cfg.Concurrency)
 	settling, moving, commands := make(chan *settlement), make(chan *removal), make(chan command, 1)
 	post := func(ev event) {
-		select { // the usual case first: it costs less
+		select { // the usual case first, because it costs less
 		case events <- ev:
 			return
 		default:
@@ -191,7 +191,7 @@ func newRun(ctx context.Context, c *Consumer) *run {
 	return r
 }
 
-// serve runs everything. It returns ShutdownTimeout after the stop at the latest, whatever hangs.
+// serve runs everything. It returns at most ShutdownTimeout after the stop, whatever hangs.
 func (r *run) serve() {
 	ended := make(chan struct{})
 	go func() {
@@ -236,13 +236,13 @@ func (r *run) start() {
 	}
 }
 
-// abandon leaves running handlers behind.
+// abandon stops waiting for running handlers.
 func (r *run) abandon() {
 	r.cfg.Logger.Error("handlers ignored cancellation; abandoning them")
 	r.settling.Go(r.tracker.abandoned)
 }
 
-// finish waits for the goroutines that start has started.
+// finish waits for the goroutines started by start.
 func (r *run) finish() {
 	r.halt()
 	close(r.over)
@@ -265,9 +265,9 @@ type settings struct {
 	ledger     driver.Ledger     // of the processor; nil: none
 	limiter    driver.Limiter    // of the processor; nil: none
 	background driver.Background // of the processor; nil: none
-	pausable   driver.Pausable   // the processor; nil: it is not
+	pausable   driver.Pausable   // nil: the processor cannot be paused
 	parker     driver.Parker     // the processor, if failed messages stop their keys; otherwise nil
-	classes    map[string]bool   // with dead letters of their own
+	classes    map[string]bool   // classes with a dead-letter queue of their own
 }
 
 func newSettings(source driver.Source, p inbox.Processor, cfg Config) *settings {
@@ -322,18 +322,18 @@ func (s *settings) validate() error {
 	return errors.Join(errors.Join(problems...), driver.CheckConsumer(s.ConsumerConfig))
 }
 
-// limit is how long the processor may take for n messages together.
+// limit returns the time limit of the processor for n messages together.
 func (s *settings) limit(n int) time.Duration {
 	return driver.CallTimeout(s.ConsumerConfig, s.traits.Hold, n)
 }
 
-// tracks reports whether a message's runs are noted in the ledger: not at its first delivery, so that a success costs
-// nothing.
+// tracks reports whether a message's runs are recorded in the ledger. The first delivery is not, so that a
+// success costs nothing.
 func (s *settings) tracks(m *inbox.Message) bool {
 	return s.ledger != nil && (m.Redelivered || m.Attempt > 1 || m.Replays > 0) && m.Validate() == nil
 }
 
-// destination names where failed messages go, for logs and Ready.
+// destination returns the name of the destination of failed messages, for logs and Ready.
 func (s *settings) destination(o order, class string) string {
 	if o.target == toStop {
 		return "the store of stopped keys"
@@ -347,17 +347,17 @@ func (s *settings) destination(o order, class string) string {
 	return "queue " + driver.DeadLetterQueue(s.DeadLetterPrefix, class)
 }
 
-// metric is the name of a metric of the transport.
+// metric returns the name of a metric of the transport.
 func (s *settings) metric(name string) string {
 	return "holdfast.inbox." + strings.TrimPrefix(s.Package, "inbox") + "." + name
 }
 
-// errorf makes an error in the transport's name.
+// errorf returns an error with the prefix of the transport.
 func (s *settings) errorf(format string, args ...any) error {
 	return fmt.Errorf(s.Package+": "+format, args...)
 }
 
-// deadLetters adds the dead letters that stopped their keys to those of a transport.
+// deadLetters adds the dead letters that stopped their keys to the transport's dead letters.
 func (s *settings) deadLetters(transport driver.DeadLetters) driver.DeadLetters {
 	if s.parker == nil {
 		return transport

@@ -21,7 +21,7 @@ import (
 	"github.com/holdfast-go/holdfast/inbox/internal/memqueue"
 )
 
-// What goes well is processed once, what fails is retried and then a dead letter.
+// A message that succeeds is processed once. A message that fails is retried, and then becomes a dead letter.
 func TestConsume(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		got := &recorder{fail: func(_ context.Context, m *inbox.Message) error {
@@ -72,7 +72,7 @@ func TestConsume(t *testing.T) {
 	})
 }
 
-// While a server is down messages wait uncounted, and nothing spins.
+// While a server is down, messages wait uncounted and nothing runs in a hot loop.
 func TestUnavailable(t *testing.T) {
 	t.Parallel()
 	for _, ordered := range []bool{false, true} {
@@ -111,8 +111,8 @@ func TestUnavailable(t *testing.T) {
 	}
 }
 
-// Messages that look like an outage stop the others for a moment only, and become dead letters.
-func TestPoisonLikeAnOutage(t *testing.T) {
+// Messages that fail as in an outage delay the others only for a moment, and become dead letters.
+func TestSuspects_becomeDeadLetters(t *testing.T) {
 	t.Parallel()
 	for name, cfg := range map[string]inbox.ConsumerConfig{
 		"one by one": {Concurrency: 2}, "batches": {Concurrency: 2, Batch: 10}, "ordered": {Concurrency: 2, Ordered: true},
@@ -150,7 +150,7 @@ func TestPoisonLikeAnOutage(t *testing.T) {
 	}
 }
 
-// A place that takes none lets the good messages pass, and gets the bad ones in the end.
+// A destination that rejects messages does not stop the good messages, and gets the failed ones in the end.
 func TestRefused(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		var full atomic.Bool
@@ -200,8 +200,8 @@ func TestRefused(t *testing.T) {
 	})
 }
 
-// Failed messages that nothing can move hold no worker, and a window of their own.
-func TestMovesUnavailable(t *testing.T) {
+// Failed messages that cannot be moved occupy no worker, and have a window of their own.
+func TestMove_unavailableStopsNobody(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		var down atomic.Bool
 		down.Store(true)
@@ -230,7 +230,7 @@ func TestMovesUnavailable(t *testing.T) {
 	})
 }
 
-// A drain finishes what runs, gives back what has not begun, and counts nothing.
+// A drain finishes running messages, requeues those that have not started, and counts nothing.
 func TestDrain(t *testing.T) {
 	t.Parallel()
 	for _, ordered := range []bool{false, true} {
@@ -239,9 +239,9 @@ func TestDrain(t *testing.T) {
 			min     time.Duration
 			left    int // in the queue
 		}{
-			"finishes": {func(context.Context) { time.Sleep(20 * time.Second) }, 19 * time.Second, 8},
-			"is told":  {func(ctx context.Context) { <-ctx.Done() }, 54 * time.Second, 10},
-			"is deaf":  {func(context.Context) { time.Sleep(time.Hour) }, 57 * time.Second, 10},
+			"finishes":   {func(context.Context) { time.Sleep(20 * time.Second) }, 19 * time.Second, 8},
+			"returns":    {func(ctx context.Context) { <-ctx.Done() }, 54 * time.Second, 10},
+			"ignores it": {func(context.Context) { time.Sleep(time.Hour) }, 57 * time.Second, 10},
 		} {
 			t.Run(fmt.Sprintf("%s, ordered %v", name, ordered), func(t *testing.T) {
 				bubble(t, func(t *testing.T) {
@@ -268,7 +268,7 @@ func TestDrain(t *testing.T) {
 	}
 }
 
-// newRecount returns how many messages another consumer finds, none of them counted.
+// newRecount returns how many messages another consumer receives, all of them uncounted.
 func newRecount(t *testing.T, b *bench) int {
 	t.Helper()
 	got := &recorder{}
@@ -284,7 +284,7 @@ func newRecount(t *testing.T, b *bench) int {
 	return len(got.messages())
 }
 
-// A handler that overruns its time is told so, and reported if it does not mind.
+// A handler that exceeds HandlerTimeout is cancelled, and reported if it ignores that.
 func TestHandlerTimeout(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		release := make(chan struct{})
@@ -299,7 +299,7 @@ func TestHandlerTimeout(t *testing.T) {
 		b.put("slow", 1)
 		b.start()
 		time.Sleep(1100 * time.Millisecond)
-		if letters := b.letters("default"); len(letters) != 1 || !strings.Contains(letters[0].Error, "inboxtest: HandlerTimeout is over") {
+		if letters := b.letters("default"); len(letters) != 1 || !strings.Contains(letters[0].Error, "inboxtest: HandlerTimeout exceeded") {
 			t.Errorf("%+v", letters)
 		}
 		b.put("deaf", 1)
@@ -319,7 +319,7 @@ func TestHandlerTimeout(t *testing.T) {
 	})
 }
 
-// What gathers while the workers are busy comes as a batch; what failed before comes alone.
+// Messages that arrive while the workers are busy form a batch. Messages that failed before run alone.
 func TestBatches(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		got := &recorder{}
@@ -349,7 +349,7 @@ func TestBatches(t *testing.T) {
 	})
 }
 
-// The limits of handlers are kept, and others pass them.
+// The limits of handlers are respected, and messages of other handlers overtake.
 func TestHandlerLimits(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		var running, most atomic.Int64
@@ -394,8 +394,8 @@ func (limited) Limit(name string) int {
 	return 0
 }
 
-// The leftover of an attempt is dropped; a message that ended the process runs alone, and not any
-// more after some times.
+// An extra copy of an attempt is dropped. A message that ended the process runs alone, and after some crashes
+// not any more.
 func TestLedger(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		ledger := memory.NewLedger()
@@ -430,7 +430,7 @@ func TestLedger(t *testing.T) {
 			t.Errorf("%v ran beside the suspect", n)
 		}
 		if _, ran := beside.Load(leftover); ran || most.Load() < 2 {
-			t.Errorf("the leftover ran: %v; at most %d at once", ran, most.Load())
+			t.Errorf("the extra copy ran: %v; at most %d at once", ran, most.Load())
 		}
 		if e, _ := ledger.Look(t.Context(), suspect); e != (driver.LedgerEntry{}) {
 			t.Errorf("entry %+v", e)
@@ -438,8 +438,8 @@ func TestLedger(t *testing.T) {
 	})
 }
 
-// A message of which a newer copy is noted is a leftover only where a move can leave it behind: else the
-// server has lost the copy.
+// If the ledger has a newer copy of a message, the message is an extra copy only where a move can leave it
+// behind. Otherwise the server has lost the newer copy.
 func TestNewerCopyNoted(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -454,7 +454,7 @@ func TestNewerCopyNoted(t *testing.T) {
 		{split: true, late: 6 * time.Minute, want: 2}, // the copy is lost
 		{split: true, replays: 1, late: 6 * time.Minute, want: 2},
 		{split: true, ordered: true, replays: 1, late: 6 * time.Minute, want: 2},
-		{split: true, ordered: true, want: 2}, // it was in hand
+		{split: true, ordered: true, want: 2}, // it was in flight
 		{split: true, ordered: true, replays: 1},
 		{want: 2},
 		{replays: 1, want: 1},
@@ -488,7 +488,7 @@ func TestNewerCopyNoted(t *testing.T) {
 	}
 }
 
-// deliverInVain has what is in the queue delivered to somebody who does not settle it.
+// deliverInVain delivers the messages of the queue to a session that does not settle them.
 func deliverInVain(t *testing.T, b *bench) {
 	t.Helper()
 	source := b.queue.Source(memqueue.Options{})
@@ -501,7 +501,7 @@ func deliverInVain(t *testing.T, b *bench) {
 	noError(t, s.Close(t.Context()))
 }
 
-// A queue that is deleted and comes again is consumed again.
+// A queue that is deleted and declared again is consumed again.
 func TestMissingQueue(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		got := &recorder{}
@@ -522,8 +522,8 @@ func TestMissingQueue(t *testing.T) {
 	})
 }
 
-// A drain in a pause gives back what was held for it, and ends at once.
-func TestDrainInAPause(t *testing.T) {
+// A drain during a pause requeues the held messages, and ends at once.
+func TestDrain_duringPause(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		got := &recorder{fail: func(context.Context, *inbox.Message) error { return inbox.Unavailable(errBroken) }}
 		b := newBench(t, got, engine.Config{}, memqueue.Options{})

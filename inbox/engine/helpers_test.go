@@ -27,7 +27,7 @@ var errBroken = errors.New("broken")
 
 var quick = inbox.RetryPolicy{MaxAttempts: 3, BaseDelay: 100 * time.Millisecond, MaxDelay: 200 * time.Millisecond}
 
-// recorder is a processor that keeps what it was given, and fails as it is told.
+// recorder is a processor that records its messages, and fails as configured.
 type recorder struct {
 	mu    sync.Mutex
 	seen  []inbox.Message
@@ -112,7 +112,7 @@ func (b *bench) start() {
 		defer close(over)
 		b.ended <- b.consumer.Run(ctx)
 	}()
-	b.t.Cleanup(func() { // also where the test fails
+	b.t.Cleanup(func() { // even if the test fails
 		cancel()
 		<-over
 	})
@@ -147,7 +147,7 @@ func (b *bench) idle() {
 	noError(b.t, b.broker.Idle(ctx))
 }
 
-// letters are the dead letters of a class.
+// letters returns the dead letters of a class.
 func (b *bench) letters(class string) (all []inbox.DeadLetter) {
 	b.t.Helper()
 	err := b.source.DeadLetters().Scan(context.Background(), class, func(d *inbox.DeadLetter) (driver.Outcome, error) {

@@ -14,19 +14,19 @@ import (
 	"github.com/holdfast-go/holdfast/internal/strict"
 )
 
-// state says where an item is. The states and their transitions are drawn in doc.go.
+// state is the state of an item. doc.go draws the states and their transitions.
 type state uint8
 
 const (
 	arrived   state = iota // nothing is decided yet
 	queued                 // behind another message of its key
 	ready                  // a worker may take it
-	limited                // its handler runs as often as it may
+	limited                // its handler's limit is reached
 	running                // a worker has it
 	orphaned               // a worker has it, and its session has ended
 	suspected              // failed because a server was unreachable; other messages show whose failure it was
 	delayed                // waits in this process for a time
-	outbound               // on its way to another queue, or to the store of stopped keys
+	outbound               // being moved to another queue, or to the store of stopped keys
 	lost                   // the broker redelivers it; an ordered message keeps its key until its session has ended
 	done                   // acknowledged, requeued, moved or dropped
 )
@@ -46,45 +46,45 @@ var drawn = [...][]state{
 	done:      {},
 }
 
-// mode says what may run beside an item.
+// mode controls which items may run together with an item.
 type mode uint8
 
 const (
-	batched mode = iota // it may be in one call with others
-	single              // in a call of its own
+	batched mode = iota // it may share a call with other items
+	single              // it has a call of its own
 	alone               // nothing else runs: it may have ended the process
 )
 
-// ledgered says whether the runs of an item are noted in the ledger.
+// ledgered records whether the runs of an item are recorded in the ledger.
 type ledgered uint8
 
 const (
-	untracked ledgered = iota // its runs are not noted
-	tracked                   // they are, and the worker reads the ledger first
-	asked                     // they are, and the ledger was read
+	untracked ledgered = iota // its runs are not recorded
+	tracked                   // they are recorded, and the worker reads the ledger first
+	asked                     // they are recorded, and the ledger was read
 )
 
-// item is a delivery in flight. The receiver makes it, then the loop owns it. A worker reads the message of a
-// running item, and the mover reads an outbound item.
+// item is a delivery in flight. The receiver creates it, then the loop owns it. A worker reads the message of
+// a running item, and the mover reads an outbound item.
 type item struct {
 	d       driver.Delivery
 	m       *inbox.Message // as it is processed: in ordered mode the next attempt
 	session *session
 	key     string // of ordered consumption; empty: none
 
-	state   state // inflight.to alone writes it
+	state   state // only inflight.to writes it
 	mode    mode
 	ledger  ledgered
 	waiting bool // counted in inflight.waiting
 
 	arrived time.Time
-	epoch   int // of the window that it counts in
+	epoch   int // the window in which it is counted
 
-	probe   int       // the number of the probe that it is part of; 0: none
-	mark    uint64    // the suspects' mark when it began
+	probe   int       // the number of its probe; 0: none
+	mark    uint64    // the suspects' mark at the start of its run
 	since   time.Time // when it was suspected
 	outcome *outcome  // of its last run; nil: it succeeded
-	order   order     // where it goes
+	order   order     // its destination
 
 	one   [1]*inbox.Message // the messages of a job of its own
 	due   time.Time         // of a delayed item
@@ -100,13 +100,13 @@ type twin struct {
 	replays, attempt int
 }
 
-// twin uses the message as it arrived, because the broker does not know the attempts in this process.
+// twin uses the message as it arrived, because the broker does not know the attempts made in this process.
 func (it *item) twin() twin {
 	m := it.d.Message()
 	return twin{m.ID, m.Replays, m.Attempt}
 }
 
-// reset prepares an item for a run that has nothing to do with the last one: the ledger is read again.
+// reset prepares an item for a new run that does not depend on the last one: the ledger is read again.
 func (it *item) reset() {
 	it.order, it.outcome = order{}, nil
 	it.mode = min(it.mode, single)
@@ -119,8 +119,8 @@ type progress struct {
 	due time.Time
 }
 
-// inflight holds the deliveries that are not settled. It decides which of them runs next. It knows no clock and no
-// goroutine; the loop alone uses it.
+// inflight holds the deliveries that are not settled, and decides which of them runs next. It uses no clock
+// and no goroutine. Only the loop uses it.
 type inflight struct {
 	cfg     *settings
 	all     list
@@ -128,7 +128,7 @@ type inflight struct {
 	queues  queues
 	delayed timed
 	waiting waiting
-	scanAt  time.Time // when overstayed scans; zero: never
+	scanAt  time.Time // the time of the next scan of overstayed; zero: never
 	broken  bool      // ordered: the broker redelivers an item whose session has not ended
 
 	orphans map[twin]*item
@@ -156,7 +156,7 @@ func (f *inflight) to(it *item, s state) {
 }
 
 // add takes an item that has arrived. If its twin still runs for an ended session, that run settles the new
-// delivery. An item that is aside is suspected at once.
+// delivery. An item with aside set becomes a suspect at once.
 func (f *inflight) add(it *item, aside bool, now time.Time) {
 	it.arrived, it.epoch, it.index = now, f.waiting.epoch, -1
 	if len(f.orphans) > 0 {
@@ -191,7 +191,7 @@ func (f *inflight) adopt(old, twin *item) {
 	f.to(old, running)
 }
 
-// first makes an item ready that is the first of its key, or delays it to the attempt that it had reached.
+// first makes the first item of a key ready, or delays it until its next attempt is due.
 func (f *inflight) first(it *item) {
 	if len(f.reached) > 0 {
 		if reached, ok := f.reached[it.twin()]; ok {
@@ -214,7 +214,7 @@ func (f *inflight) delay(it *item, due time.Time) {
 	heap.Push(&f.delayed, it)
 }
 
-// due makes the items ready whose time has come, and returns those that have an order.
+// due makes the delayed items ready that are due, and returns those with an order.
 func (f *inflight) due(now time.Time, wake *alarm) (orders []*item) {
 	for len(f.delayed) > 0 {
 		if next := f.delayed[0]; next.due.After(now) {
@@ -246,8 +246,8 @@ func (f *inflight) gone(it *item) {
 	}
 }
 
-// lose ends an item that the broker redelivers. An ordered one keeps its place until the loop knows of the end of
-// its session: otherwise the next message of its key would overtake it.
+// lose ends an item that the broker redelivers. An ordered item keeps its place until the loop has seen the
+// end of its session. Otherwise the next message of its key would overtake it.
 func (f *inflight) lose(it *item) {
 	if f.cfg.Ordered && !it.session.ended {
 		f.to(it, lost)
@@ -292,7 +292,8 @@ func (f *inflight) drop(now time.Time) (dropped int) {
 	return dropped
 }
 
-// remember keeps the attempt that a message has reached if the broker does not know it. The bound is for messages that another process gets.
+// remember keeps the attempt that a message has reached, if the broker does not know it. The number of
+// entries is bounded, because other processes may get the messages.
 func (f *inflight) remember(it *item) {
 	if it.m == it.d.Message() {
 		return
@@ -303,8 +304,8 @@ func (f *inflight) remember(it *item) {
 	f.reached[it.twin()] = progress{it.m, it.due}
 }
 
-// unstarted takes out the items that may be requeued: the ready and the queued ones, and if asked the suspected and
-// delayed ones.
+// unstarted removes and returns the items that may be requeued: the ready and queued ones, and with heldToo
+// also the suspected and delayed ones.
 func (f *inflight) unstarted(heldToo bool) (back []*item) {
 	for it := f.all.head; it != nil; it = it.next {
 		switch it.state {
@@ -323,8 +324,8 @@ func (f *inflight) unstarted(heldToo bool) (back []*item) {
 	return back
 }
 
-// overstayed takes out the items that have waited so long that the broker would soon take them back. It scans at
-// intervals. An ordered session is renewed instead; see renewAt.
+// overstayed removes and returns the items that the broker would soon take back. It scans at intervals. An
+// ordered session is renewed instead; see renewAt.
 func (f *inflight) overstayed(now time.Time, wake *alarm) (back []*item) {
 	hold := f.cfg.traits.Hold
 	if hold == 0 || f.cfg.Ordered {
@@ -367,7 +368,8 @@ func (f *inflight) overstayed(now time.Time, wake *alarm) (back []*item) {
 	return back
 }
 
-// renewAt is when an ordered session must be renewed, before the broker takes its messages back; zero: never.
+// renewAt returns when an ordered session must be renewed, before the broker takes its messages back; zero:
+// never.
 func (f *inflight) renewAt() time.Time {
 	if f.cfg.traits.Hold == 0 || !f.cfg.Ordered || f.all.head == nil {
 		return time.Time{}
@@ -384,8 +386,8 @@ const (
 // crowded reports whether waiting messages fill half of the window, so that a new window is needed.
 func (f *inflight) crowded() bool { return f.waiting.now >= (f.cfg.Prefetch+1)/2 }
 
-// full reports whether so many messages wait that no more may arrive. Messages that wait for their handler's limit
-// are not counted: nothing is wrong with them.
+// full reports whether no more messages may arrive, because too many wait. Messages that wait for their
+// handler's limit are not counted: they have not failed.
 func (f *inflight) full() bool {
 	limits := &f.queues.limits
 	n := f.waiting.n - limits.blocked
@@ -395,7 +397,7 @@ func (f *inflight) full() bool {
 	return n >= maxWaiting || f.waiting.bytes-limits.bytes >= maxWaitingBytes
 }
 
-// lane has the items of one key in their order. The first one is under way.
+// lane has the items of one key in their order. The first one is being processed.
 type lane struct {
 	first  *item
 	behind fifo
@@ -424,7 +426,7 @@ func (f *inflight) leave(it *item) (next *item) {
 	return l.first
 }
 
-// waiting counts the items that wait without a worker: each takes a place in the window.
+// waiting counts the items that wait without a worker. Each of them occupies a place in the window.
 type waiting struct {
 	n, bytes int
 	epoch    int // of the window
@@ -455,7 +457,7 @@ func (w *waiting) remove(it *item) {
 	}
 }
 
-// renew begins a new window. The items that are in flight do not count in it.
+// renew starts a new window, in which the items already in flight do not count.
 func (w *waiting) renew() { w.epoch, w.now = w.epoch+1, 0 }
 
 // fifo is a queue of items. An item is in one at most.

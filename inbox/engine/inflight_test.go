@@ -33,7 +33,7 @@ func (l limitSlow) Limit(name string) int {
 	return 0
 }
 
-// inflightModel plays with an inflight and knows what it must and must not do.
+// inflightModel drives an inflight at random and checks its rules.
 type inflightModel struct {
 	t        *testing.T
 	cfg      *settings
@@ -42,8 +42,8 @@ type inflightModel struct {
 	session  *session
 	alarm    *alarm
 
-	lanes   map[string][]uuid.UUID // what is in hand of each key, in its order
-	items   map[uuid.UUID]bool     // what is in hand
+	lanes   map[string][]uuid.UUID // the messages in flight of each key, in order
+	items   map[uuid.UUID]bool     // the messages in flight
 	running []*job
 	solo    *job
 	soloAt  time.Time
@@ -78,7 +78,7 @@ func (h *inflightModel) add(m inbox.Message, again bool) {
 	}
 }
 
-// begin starts what may start, and checks that it may.
+// begin starts the jobs that may start, and checks that they may.
 func (h *inflightModel) begin(room int) {
 	for room > 0 {
 		j := h.inflight.queues.next(h.now, room, h.alarm)
@@ -128,7 +128,7 @@ func (h *inflightModel) check(j *job, room int) {
 	}
 }
 
-// end ends a job, each message as the outcome says.
+// end ends a job; outcome applies to each message.
 func (h *inflightModel) end(i, outcome int) {
 	j := h.running[i]
 	h.running = slices.Delete(h.running, i, i+1)
@@ -138,7 +138,7 @@ func (h *inflightModel) end(i, outcome int) {
 	h.inflight.queues.ended(j, h.now)
 	for _, it := range j.items {
 		switch {
-		case it.state == orphaned: // it comes again, if it has not yet
+		case it.state == orphaned: // it will be redelivered, if it has not been yet
 			h.inflight.gone(it)
 			h.leave(it)
 		case outcome == 1:
@@ -164,7 +164,7 @@ func (h *inflightModel) leave(it *item) {
 	h.lanes[it.key] = slices.DeleteFunc(h.lanes[it.key], func(id uuid.UUID) bool { return id == it.m.ID })
 }
 
-// cut ends the session; all that is unsettled comes again in its order, some of it after a while.
+// cut ends the session. All unsettled messages are redelivered in their order, some of them after a while.
 func (h *inflightModel) cut() {
 	var again []inbox.Message
 	for it := h.inflight.all.head; it != nil; it = it.next {
@@ -187,7 +187,7 @@ func (h *inflightModel) cut() {
 	}
 }
 
-// finish lets all that is in hand end, with nothing but what wake tells.
+// finish ends all messages in flight, with no turns but those of the alarm.
 func (h *inflightModel) finish() {
 	for steps := 0; h.inflight.all.n > 0; steps++ {
 		if steps > 10_000 {
@@ -243,7 +243,7 @@ func (h *inflightModel) play(script []byte) {
 	h.finish()
 }
 
-// count compares what the hand says with what is in it.
+// count compares the counters of inflight with its items.
 func (h *inflightModel) count() {
 	begun, waiting := 0, 0
 	for it := h.inflight.all.head; it != nil; it = it.next {
@@ -263,7 +263,7 @@ func (h *inflightModel) count() {
 	}
 }
 
-// TestInflight_model plays with hands at random.
+// TestInflight_model drives several inflights at random.
 func TestInflight_model(t *testing.T) {
 	t.Parallel()
 	for range testenv.Sequences(t, 500) {
@@ -282,7 +282,7 @@ func FuzzInflight(f *testing.F) {
 	})
 }
 
-// Acknowledgements may wait only while the workers have half of what they take at once to do next.
+// Acks may wait only while the workers have at least half of a full load ready.
 func TestAcksMayWait(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -323,7 +323,7 @@ func TestRefusals(t *testing.T) {
 		t.Errorf("%q refuses", place)
 	}
 	if !r.note("a", errTest, now) || r.note("a", errTest, now.Add(refusalLog)) || !r.note("a", errTest, now.Add(refusalLog+1)) {
-		t.Error("a place is named every 30 seconds")
+		t.Error("a destination is logged every 30 seconds")
 	}
 	r.note("b", errTest, now.Add(time.Minute))
 	if place, until, err := r.latest(); place != "b" || !errors.Is(err, errTest) || until != now.Add(time.Minute+refusalAge) {
@@ -342,11 +342,11 @@ func TestRefusals(t *testing.T) {
 	}
 	r.clear("b")
 	if place, _, _ := r.latest(); place != "a" || r.pause(now) > time.Second {
-		t.Errorf("%q rejects after b was cleared", place)
+		t.Errorf("%q still rejects after b was cleared", place)
 	}
 }
 
-// TestRefused_goesOn follows a message whose destinations reject it one after the other.
+// TestRefused_goesOn follows a message that one destination after the other rejects.
 func TestRefused_goesOn(t *testing.T) {
 	t.Parallel()
 	cfg := &settings{Config: Config{Queue: "q", ConsumerConfig: inbox.ConsumerConfig{Concurrency: 1, Prefetch: 10, Batch: 1, Rand: rand.Float64, Logger: slog.New(slog.DiscardHandler)}}}
@@ -382,7 +382,7 @@ func TestRefused_goesOn(t *testing.T) {
 	}
 	settle(driver.ErrUnavailable)
 	if l.outbound.batch(now, l.alarm) != nil {
-		t.Error("at once again")
+		t.Error("it is moved again at once")
 	}
 	now = now.Add(time.Second)
 	settle(driver.ErrRefused)
@@ -408,8 +408,9 @@ func newItem() *item {
 	return &item{d: d, m: d.Message(), session: &session{}, index: -1}
 }
 
-// TestOutage_model plays outages, poisons and successes at random: the gate lets only so many through, a pause ends
-// after the outage does, and no message is guilty unless another one succeeded after it had failed, twice.
+// TestOutage_model drives outages, poison messages and successes at random. The gate limits the messages, a
+// pause ends after the outage does, and no message is at fault unless another one succeeded after it had
+// failed, twice.
 func TestOutage_model(t *testing.T) {
 	t.Parallel()
 	for range testenv.Sequences(t, 200) {
@@ -444,7 +445,7 @@ func TestOutage_model(t *testing.T) {
 				continue
 			}
 			it := newItem()
-			if len(poison) > 0 && rand.N(3) == 0 { // one that comes again
+			if len(poison) > 0 && rand.N(3) == 0 { // a redelivered one
 				for known := range poison {
 					it = known
 					break
@@ -493,7 +494,7 @@ type errSimple string
 
 func (e errSimple) Error() string { return string(e) }
 
-// A pause lasts 0.5 s, growing to 2 s, and its probes grow to one for each worker.
+// A pause lasts 0.5 s, growing to 2 s. Its probes grow to one message per worker.
 func TestOutage_schedule(t *testing.T) {
 	t.Parallel()
 	cfg := &settings{Config: Config{ConsumerConfig: inbox.ConsumerConfig{
@@ -558,7 +559,7 @@ func TestOutage_schedule(t *testing.T) {
 	}
 }
 
-// The transitions that doc.go draws are those that inflight.to allows.
+// The transitions drawn in doc.go are those that inflight.to allows.
 func TestDoc_drawsTheTransitions(t *testing.T) {
 	t.Parallel()
 	names := map[string]state{

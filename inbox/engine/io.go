@@ -20,19 +20,20 @@ import (
 	"github.com/holdfast-go/holdfast/internal/telemetry"
 )
 
-// stable is how long a session must last for its end to count as the first failure again.
+// stable is the minimum length of a session after which its end counts as a first failure again.
 const stable = time.Second
 
-// reopenings are the pauses between two sessions: 0.1 s growing to 2 s, spread by half. They are short, because a
-// pause outlives the fault that caused it.
+// reopenings are the pauses between two sessions: 0.1 s growing to 2 s, spread by half. They are short,
+// because a pause may last longer than the fault.
 var reopenings = backoff.Policy{Base: 100 * time.Millisecond, Max: 2 * time.Second, Jitter: 0.5, JitterAfterCap: true}
 
-// session is one session of the source. Deliveries know theirs, so nothing of an old one is settled on a new one.
+// session is one session of the source. Each delivery refers to its session, so that it is never settled on
+// another one.
 type session struct {
 	driver.Session
 	began time.Time
-	over  atomic.Bool // nothing of it can be settled any more
-	ended bool        // the loop knows
+	over  atomic.Bool // none of its deliveries can be settled any more
+	ended bool        // the loop has processed its end
 }
 
 // receiver opens sessions and receives messages, one session after the other, as the loop commands.
@@ -47,7 +48,7 @@ type receiver struct {
 	failures int
 }
 
-// run obeys commands until one says to leave.
+// run executes commands until the command leave.
 func (r *receiver) run() {
 	c := <-r.commands
 	for c.does != leave {
@@ -64,7 +65,7 @@ func (r *receiver) run() {
 	r.post(event{kind: left})
 }
 
-// serve obeys commands on one session, and returns the command that holds at its end.
+// serve executes commands on one session, and returns the command in force at the session's end.
 func (r *receiver) serve(c command) command {
 	opening, err := r.source.Open(c.ctx)
 	if err != nil {
@@ -120,13 +121,13 @@ func (r *receiver) listen(s *session, c command) error {
 	return nil
 }
 
-// item makes an item of a delivery.
+// item returns the item of a delivery.
 func (r *receiver) item(s *session, d driver.Delivery, now time.Time) item {
 	m := d.Message()
-	if m.FirstFailedAt.After(now) { // a sender's, or another clock's: its age would never end the retries
+	if m.FirstFailedAt.After(now) { // the clock of the sender or of another process: retries would never end by age
 		m.FirstFailedAt = time.Time{}
 	}
-	if r.cfg.DeriveID != nil && ids.Check(m.ID) != nil { // a message without an id is refused later
+	if r.cfg.DeriveID != nil && ids.Check(m.ID) != nil { // a message without an id is rejected later
 		var id uuid.UUID
 		r.guard("DeriveID", func() { id = r.cfg.DeriveID(m) })
 		m.ID = id
@@ -144,7 +145,7 @@ func (r *receiver) item(s *session, d driver.Delivery, now time.Time) item {
 	return it
 }
 
-// guard calls a function of the program on a goroutine of its own, which it may panic or exit.
+// guard calls a user's function on a goroutine of its own, because it may panic or exit the goroutine.
 func (r *receiver) guard(field string, call func()) {
 	returned := make(chan struct{})
 	go func() {
@@ -159,7 +160,7 @@ func (r *receiver) guard(field string, call func()) {
 	<-returned
 }
 
-// lost ends a session that failed, or could not be opened, and waits before the next one.
+// lost closes a failed session, if one was opened, and waits before the next attempt.
 func (r *receiver) lost(c command, s *session, err error) {
 	if s == nil && c.ctx.Err() != nil {
 		return
@@ -182,7 +183,7 @@ func (r *receiver) lost(c command, s *session, err error) {
 	_ = runloop.Sleep(c.ctx, pause)
 }
 
-// close ends a session. It notifies the loop first, which then settles nothing more of the session.
+// close ends a session. It first notifies the loop, which then settles no more deliveries of the session.
 func (r *receiver) close(s *session, err error) {
 	s.over.Store(true)
 	r.post(event{kind: ended, session: s, err: err})
@@ -191,11 +192,12 @@ func (r *receiver) close(s *session, err error) {
 	}
 }
 
-// openedAtOnce is how many slow deliveries are decoded at a time, because each needs a processor.
+// openedAtOnce is how many slow deliveries are decoded at the same time, because each occupies a processor
+// core.
 const openedAtOnce = 2
 
-// opener makes items of deliveries. It decodes slow ones on goroutines of their own, so that the others overtake them.
-// Those of an ordered consumer are decoded at once, because their keys decide what may overtake what.
+// opener creates items from deliveries. It decodes slow ones on goroutines of their own, so that the others
+// overtake them. An ordered consumer decodes all of them in order, because the keys decide about the order.
 type opener struct {
 	receiver *receiver
 	session  *session
@@ -204,7 +206,7 @@ type opener struct {
 	running  sync.WaitGroup
 }
 
-// open returns the items of deliveries. Those of slow deliveries are posted later.
+// open returns the items of deliveries. Items of slow deliveries are posted later.
 func (o *opener) open(ds []driver.Delivery) []item {
 	if len(ds) == 0 {
 		return nil
@@ -236,7 +238,7 @@ func (o *opener) openSlow(d driver.Delivery) {
 	o.receiver.post(event{kind: received, session: o.session, items: []item{o.receiver.item(o.session, d, time.Now())}})
 }
 
-// settlement has deliveries that are settled in one call. The loop fills it and gets it back.
+// settlement has deliveries that are settled in one call. The loop fills it, and the acker returns it.
 type settlement struct {
 	session     *session
 	acks, backs []driver.Delivery
@@ -284,7 +286,7 @@ func (a *acker) run() {
 // maxMoves bounds how many messages are moved in one call.
 const maxMoves = 64
 
-// removal is a set of messages of one session on their way elsewhere.
+// removal is a set of messages of one session that are being moved.
 type removal struct {
 	session *session
 	items   []*item
@@ -292,7 +294,7 @@ type removal struct {
 	began   time.Time
 }
 
-// mover stores copies of messages elsewhere, notes that in the ledger, and then acknowledges the originals.
+// mover stores copies of messages elsewhere, records that in the ledger, and then acknowledges the originals.
 type mover struct {
 	cfg     *settings
 	source  driver.Source
@@ -331,7 +333,7 @@ func (m *mover) move(r *removal) {
 	if len(moves) > 0 {
 		results := m.source.Move(m.ctx, moves)
 		if len(results) != len(moves) {
-			results = same(len(moves), m.cfg.errorf("the source gave %d results for %d moves", len(results), len(moves)))
+			results = same(len(moves), m.cfg.errorf("the source returned %d results for %d moves", len(results), len(moves)))
 		}
 		for k, err := range results {
 			r.errs[at[k]] = err
@@ -342,7 +344,7 @@ func (m *mover) move(r *removal) {
 	m.end(r)
 }
 
-// stop lets a dead letter stop its key.
+// stop stores a dead letter that stops its key.
 func (m *mover) stop(it *item) error {
 	err := m.cfg.parker.Stop(m.ctx, it.deadLetter(m.cfg.Name))
 	if err == nil {
@@ -354,7 +356,7 @@ func (m *mover) stop(it *item) error {
 	return fmt.Errorf("%w: %w", driver.ErrUnavailable, err)
 }
 
-// of is the move of a message.
+// of returns the move of a message.
 func (m *mover) of(it *item) driver.Move {
 	move := driver.Move{Delivery: it.d, Target: it.order.target, Delay: it.order.delay, PutOff: !it.order.counted, Next: it.order.next}
 	if it.order.target == driver.ToDead {
@@ -363,7 +365,7 @@ func (m *mover) of(it *item) driver.Move {
 	return move
 }
 
-// note notes in the ledger which messages were moved, all at the same time.
+// note records in the ledger which messages were moved, all at the same time.
 func (m *mover) note(r *removal) {
 	if m.cfg.ledger == nil {
 		return
@@ -377,7 +379,7 @@ func (m *mover) note(r *removal) {
 	all.Wait()
 }
 
-// end acknowledges the originals of the messages that were moved, unless Move has ended them.
+// end acknowledges the originals of the moved messages, unless Move has settled them.
 func (m *mover) end(r *removal) {
 	var originals []driver.Delivery
 	for i, it := range r.items {
@@ -401,12 +403,12 @@ func (m *mover) end(r *removal) {
 	}
 }
 
-// deadLetter is the message as a dead letter of a consumer.
+// deadLetter returns the message as a dead letter of a consumer.
 func (it *item) deadLetter(consumer string) inbox.DeadLetter {
 	return driver.NewDeadLetter(it.m, it.outcome.failure, consumer, it.outcome.at)
 }
 
-// class is the class of the message's failure.
+// class returns the class of the message's failure.
 func (it *item) class() string {
 	if it.outcome == nil {
 		return ""

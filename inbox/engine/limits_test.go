@@ -15,8 +15,8 @@ import (
 	"github.com/holdfast-go/holdfast/internal/metrictest"
 )
 
-// A name that has the queue for itself keeps it: its messages wait in hand for the limit, in their order, and none
-// goes by the broker again.
+// A name that has the queue for itself keeps it: its messages wait in flight for the limit, in order, and
+// none is moved to another queue.
 func TestLimit_holdsBackAndMovesNothing(t *testing.T) {
 	const mails = 1006
 	bubble(t, func(t *testing.T) {
@@ -48,8 +48,8 @@ func TestLimit_holdsBackAndMovesNothing(t *testing.T) {
 	})
 }
 
-// Where names share the queue, those that a limit keeps back go aside once so many wait that others could be behind
-// them. They are put off, and no retries. A fast handler changes nothing about that.
+// If names share the queue, messages that wait for a limit are moved away once they could block the others.
+// They are put off and do not count as retries. A fast handler makes no difference.
 func TestLimit_putsOffAmongOthers(t *testing.T) {
 	for name, tt := range map[string]struct {
 		takes     time.Duration
@@ -102,8 +102,8 @@ func putsOffAmongOthers(t *testing.T, takes time.Duration, slow, few int) {
 	}
 }
 
-// A message that a Waiter puts off for a short time waits in hand.
-func TestPostpone_waitsInHand(t *testing.T) {
+// A message that a Waiter puts off for a short time waits in flight.
+func TestPostpone_waitsInFlight(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		busy := true
 		got := &recorder{fail: func(context.Context, *inbox.Message) error {
@@ -140,7 +140,7 @@ func settledAs(meter *metrictest.Recorder, outcome string) (n float64) {
 	return n
 }
 
-// Run refuses settings that cannot work with the processor, and names them.
+// Run rejects settings that cannot work with the processor, and names them.
 func TestRun_refusesSettingsThatCannotWork(t *testing.T) {
 	t.Parallel()
 	typo := inbox.NewMux()

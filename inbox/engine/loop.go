@@ -9,7 +9,7 @@ import (
 	"github.com/holdfast-go/holdfast/inbox/driver"
 )
 
-// event is a message of another goroutine to the loop. Only the fields of its kind are set.
+// event is a message from another goroutine to the loop. Only the fields of its kind are set.
 type event struct {
 	kind       kind
 	session    *session     // opened, listening, stopped, received, ended
@@ -18,8 +18,8 @@ type event struct {
 	job        *job         // finished
 	settlement *settlement  // settled
 	removal    *removal     // moved
-	err        error        // ended: why; nil if the loop wanted it
-	limit      string       // halted: by which limit; empty: by the caller
+	err        error        // ended: the cause; nil if the loop ended it
+	limit      string       // halted: the limit that was reached; empty: the caller's ctx
 	by         driver.Pause // switched: an operator's pause; zero: none
 }
 
@@ -39,7 +39,7 @@ const (
 	switched                  // an operator's pause
 )
 
-// loop owns all state of a run and decides. It does no I/O, and blocks only in wait.
+// loop owns all state of a run and makes the decisions. It does no I/O, and blocks only in wait.
 type loop struct {
 	cfg    *settings
 	meters *instruments
@@ -61,10 +61,10 @@ type loop struct {
 	moving   chan<- *removal
 }
 
-// run is the loop. Each turn takes events, acts on everything that is due, starts jobs, commands the receiver, and gives
-// work to the acker and the movers. A step that says "not yet" asks the alarm for a turn. A turn that changed something
-// is followed by another one, because its later steps may have changed the answer of the earlier ones; otherwise the
-// loop waits. It returns when the run is drained or abandoned.
+// run is the loop. Each turn takes events, acts on everything that is due, starts jobs, commands the
+// receiver, and gives work to the acker and the movers. A step that is too early asks the alarm for a later
+// turn. A turn that changed something is followed by another one, because its later steps may affect the
+// earlier ones. Otherwise the loop waits. It returns when the run is drained or abandoned.
 func (l *loop) run() {
 	for {
 		now := time.Now()
@@ -90,7 +90,7 @@ func (l *loop) run() {
 	}
 }
 
-// send gives the acker and the movers all that they can take at once.
+// send gives the acker and the movers as much as they can take now.
 func (l *loop) send(now time.Time) {
 	if l.acks.due(now, l.inflight.queues.idle(), l.alarm) {
 		select {
@@ -134,7 +134,7 @@ func (l *loop) wait() {
 	}
 }
 
-// apply takes an event.
+// apply handles an event.
 func (l *loop) apply(ev event, now time.Time) {
 	switch ev.kind {
 	case opened:
@@ -193,11 +193,11 @@ func (l *loop) switched(by driver.Pause, now time.Time) {
 	switch {
 	case halted:
 		l.cfg.Logger.Info("paused by an operator", slog.String("by", by.By), slog.String("reason", by.Reason), slog.Time("since", by.Since))
-	case l.outage.told: // the first report is no news
+	case l.outage.told: // the first report changes nothing
 		l.cfg.Logger.Info("resumed by an operator")
 	}
 	l.outage.halted, l.outage.told = halted, true
-	if !halted { // a probe begins anew
+	if !halted { // a probe starts again
 		l.outage.awaitMessages(now, probeWait)
 	}
 }
@@ -236,7 +236,7 @@ func (l *loop) ended(ev event, now time.Time) {
 func (l *loop) tick(now time.Time) {
 	l.drain.step(now, l.alarm)
 	for _, j := range l.overruns.stuckOnes(now, l.inflight.queues.limits.jobs, l.alarm) {
-		for _, it := range j.items { // no probe waits for it
+		for _, it := range j.items { // no probe waits for its messages
 			l.outage.probeEnded(it, false, false)
 		}
 	}
@@ -299,7 +299,7 @@ func (l *loop) finish(now time.Time, limit string) {
 	l.outbound.at = time.Time{}
 }
 
-// steer commands the receiver.
+// steer sends commands to the receiver.
 func (l *loop) steer(now time.Time) {
 	switch f := l.inflight; {
 	case l.drain.on:
@@ -318,8 +318,8 @@ func (l *loop) steer(now time.Time) {
 	}
 }
 
-// steerOrdered keeps one window. It renews the session before the broker takes messages back that have to wait, and
-// when the broker has taken one back: so they come again in their order.
+// steerOrdered keeps one window. It renews the session before the broker would take back waiting messages,
+// and after the broker has taken one back. So the messages are redelivered in their order.
 func (l *loop) steerOrdered(now time.Time) {
 	at := l.inflight.renewAt()
 	due := !at.IsZero() && !now.Before(at)
@@ -331,8 +331,8 @@ func (l *loop) steerOrdered(now time.Time) {
 	l.command(listen, l.cfg.Prefetch, l.link.serial)
 }
 
-// steerDrain stops the deliveries, and ends the session when everything is settled that can be. An ordered consumer
-// keeps its messages until then: its queue must not go to another consumer before.
+// steerDrain stops the deliveries, and ends the session when everything that can be settled is settled. An
+// ordered consumer keeps its messages until then, because another consumer must not get its queue earlier.
 func (l *loop) steerDrain() {
 	switch {
 	case (l.link.returned || l.cfg.Ordered || l.drain.abandoned) && l.settledAll():
@@ -350,14 +350,14 @@ func (l *loop) settledAll() bool {
 		l.acks.empty() && len(l.outbound.pending)+len(l.outbound.under) == 0
 }
 
-// command sends the receiver a command unless it has it already.
+// command sends a command to the receiver unless it is already in force.
 func (l *loop) command(does does, window, serial int) {
 	if l.link.send(does, window, serial) && does == listen {
 		l.inflight.waiting.renew()
 	}
 }
 
-// command is what the receiver does until the next command, which ends ctx.
+// command is an instruction in force until the next command. That one ends ctx.
 type command struct {
 	does   does
 	window int
@@ -370,12 +370,13 @@ type does uint8
 const (
 	listen does = iota + 1 // receive messages
 	stop                   // receive none
-	rest                   // receive none, and keep the deliveries on their way: ordered consumers requeue all together
-	renew                  // end this session in favour of the next
+	rest                   // receive none, and keep deliveries that still arrive: ordered consumers requeue all of them together
+	renew                  // end this session and open the next one
 	leave                  // end it for good
 )
 
-// ofDrain is the serial of a drain's commands. Those of windows are not negative, and those of probes are for messages.
+// ofDrain is the serial of a drain's commands. Serials of windows are not negative, and serials of probes are
+// message counts.
 const ofDrain = -1
 
 // link is the loop's side of the receiver: the last command, and the session that the receiver has.
@@ -388,7 +389,7 @@ type link struct {
 
 	session  *session // nil: none
 	started  bool     // it receives, or did
-	err      error    // why there is none
+	err      error    // why there is no session
 	ends     int      // of sessions
 	returned bool     // in a drain: the messages that have not started are requeued
 	closed   bool     // the receiver has left
@@ -412,7 +413,7 @@ func (k *link) send(does does, window, serial int) bool {
 	return true
 }
 
-// endedWith notes the end of a session, or of the attempt at one.
+// endedWith records the end of a session, or a failed attempt to open one.
 func (k *link) endedWith(err error) {
 	k.session, k.started, k.err, k.ends = nil, false, err, k.ends+1
 	if k.last.does == renew {
@@ -424,15 +425,15 @@ func (k *link) endedWith(err error) {
 // current reports whether an event is about the last command.
 func (k *link) current(ev event) bool { return ev.serial == k.last.serial }
 
-// reserve is the part of ShutdownTimeout that is left when the handlers are cancelled: to settle their messages and to
-// end the session.
+// reserve is the part of ShutdownTimeout left after the handlers are cancelled, for settling their messages
+// and ending the session.
 func reserve(shutdown time.Duration) time.Duration { return min(shutdown/10, 6*time.Second) }
 
 // drain is the end of a run: nothing more starts, then the handlers are cancelled, then they are abandoned.
 type drain struct {
-	halt    context.CancelFunc      // ends the other goroutines' work
+	halt    context.CancelFunc      // ends the work of the other goroutines
 	abort   context.CancelCauseFunc // cancels the handlers
-	abandon func()                  // notes that handlers are abandoned
+	abandon func()                  // records that handlers are abandoned
 
 	on        bool
 	aborted   bool
@@ -447,7 +448,7 @@ func (d *drain) begin(now time.Time, shutdown time.Duration) {
 	d.at = now.Add(shutdown - d.reserve)
 }
 
-// step takes the steps whose time has come.
+// step performs the steps that are due.
 func (d *drain) step(now time.Time, wake *alarm) {
 	for d.on && !d.at.IsZero() && !now.Before(d.at) {
 		if d.aborted {
@@ -468,7 +469,7 @@ const stuckGrace = 5 * time.Second
 type overruns struct {
 	cfg    *settings
 	meters *instruments
-	next   time.Time // when to look; zero: nothing runs
+	next   time.Time // the time of the next check; zero: nothing runs
 	stuck  int
 }
 
@@ -491,7 +492,7 @@ func (o *overruns) end(j *job) {
 	}
 }
 
-// stuckOnes returns the jobs that are stuck since now.
+// stuckOnes returns the jobs that have become stuck.
 func (o *overruns) stuckOnes(now time.Time, running []*job, wake *alarm) (stuck []*job) {
 	if o.next.IsZero() || now.Before(o.next) {
 		wake.by(o.next)
@@ -518,12 +519,12 @@ func (o *overruns) stuckOnes(now time.Time, running []*job, wake *alarm) (stuck 
 	return stuck
 }
 
-// alarm is the loop's only timer. Every step of a turn that would act later asks for it.
+// alarm is the loop's only timer. Every step that must act later asks it for a turn.
 type alarm struct {
 	now   time.Time // of the turn
-	at    time.Time // the earliest time that was asked for; zero: none
+	at    time.Time // the earliest requested time; zero: none
 	timer *time.Timer
-	armed time.Time // when the timer fires; zero: it does not
+	armed time.Time // the time at which the timer fires; zero: not armed
 }
 
 func newAlarm() *alarm {
@@ -532,7 +533,7 @@ func newAlarm() *alarm {
 	return a
 }
 
-// reset forgets the times of the last turn.
+// reset clears the times of the last turn.
 func (a *alarm) reset(now time.Time) { a.now, a.at = now, time.Time{} }
 
 // by asks for a turn at a time. A time that is not in the future is ignored, because this turn acts on it.
@@ -551,5 +552,5 @@ func (a *alarm) set() <-chan time.Time {
 	return a.timer.C
 }
 
-// rang notes that the timer has fired.
+// rang records that the timer has fired.
 func (a *alarm) rang() { a.armed = time.Time{} }

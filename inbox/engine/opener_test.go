@@ -67,8 +67,8 @@ func (d slowDelivery) Message() *inbox.Message {
 	return d.Delivery.Message()
 }
 
-// While large bodies are decoded other messages are received and processed, and at the end what was not
-// decoded goes back to the queue.
+// While large bodies are decoded, other messages are received and processed. In a drain, messages that were
+// not decoded are requeued.
 func TestOpener_slowBodiesHoldUpNobody(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		queue := memqueue.NewBroker().Queue("orders")

@@ -15,18 +15,19 @@ const (
 	// outageSize is how many suspects start a pause at once.
 	outageSize = 16
 
-	// controlPatience is how long a suspect waits for another message to begin before it is tried again. A busy
-	// broker may be silent for a second. controlLimit is how long it waits for a message that has begun to succeed.
+	// controlPatience is how long a suspect waits for another message to start before it is tried again. A
+	// busy broker may deliver nothing for a second. controlLimit is how long it waits for a started message
+	// to succeed.
 	controlPatience = 1500 * time.Millisecond
 	controlLimit    = 5 * time.Second
 
-	// suspectPause is how long a suspect stays away while others succeed, spread by half.
+	// suspectPause is how long a suspect is set aside while others succeed, spread by half.
 	suspectPause = 2 * time.Second
 
-	// maxKnown bounds what is remembered of suspects that other consumers have finished.
+	// maxKnown bounds the entries about suspects that other consumers have finished.
 	maxKnown = 4096
 
-	// maxSuspects bounds the suspects that are kept from being the next probe.
+	// maxSuspects bounds the suspects that are excluded from the next probe.
 	maxSuspects = 256
 
 	// probeWait is how long a probe waits for the first message of the queue, and probeGap for each further one.
@@ -37,11 +38,12 @@ const (
 	probeRun = 2 * time.Second
 )
 
-// pauses are the waits before a paused consumer probes: 0.5 s growing to 2 s, spread by half. They are short, because
-// a pause outlives its cause, and the messages of the last probe may have failed by themselves.
+// pauses are the waits before a paused consumer probes: 0.5 s growing to 2 s, spread by half. They are short,
+// because a pause may last longer than its cause, and the messages of the last probe may themselves be at
+// fault.
 var pauses = backoff.Policy{Base: 500 * time.Millisecond, Max: 2 * time.Second, Jitter: 0.5, JitterAfterCap: true}
 
-// gate says whether messages may begin.
+// gate controls whether messages may start.
 type gate uint8
 
 const (
@@ -50,9 +52,9 @@ const (
 	probing      // a few, to find out whether the server is reachable again
 )
 
-// outage finds out whose failure it is when messages fail because a server was unreachable: the server's, for which
-// it pauses the consumer, or the message's. Messages that failed so are suspects until others show it. It has no
-// clock. The loop alone uses it.
+// outage decides who is at fault when messages fail because a server was unreachable. If it is the server, it
+// pauses the consumer; otherwise it is the message. Such messages are suspects until other messages show
+// which it is. It has no clock. Only the loop uses it.
 //
 //	open ──▶ shut          16 fresh suspects (or Prefetch), or something began after one and nothing succeeded in 5 s
 //	open ──▶ probing       nothing else has begun: the suspects themselves are tried first ("early")
@@ -66,7 +68,7 @@ type outage struct {
 	suspects []*item
 	cause    error // the last failure that looked like an outage
 
-	halted bool // by an operator, or that is not known yet: nothing begins, and the gate stays as it is
+	halted bool // paused by an operator, or not known yet: nothing starts, and the gate stays unchanged
 	told   bool // it is known whether an operator has paused the consumer
 
 	gate  gate
@@ -93,7 +95,8 @@ func newOutage(cfg *settings) *outage {
 // paused reports whether a server seems to be down.
 func (o *outage) paused() bool { return o.gate != open && (!o.early || o.down) }
 
-// room is how many messages may begin now, together. Probes are tried one by one. Left is how many MessageLimit allows.
+// room returns how many messages may start now. Probes are tried one by one. Left is how many MessageLimit
+// allows.
 func (o *outage) room(left int) int {
 	switch {
 	case o.halted || o.gate == shut:
@@ -104,7 +107,7 @@ func (o *outage) room(left int) int {
 	return left
 }
 
-// begin notes that the messages of a job begin.
+// begin records that the messages of a job start.
 func (o *outage) begin(j *job) {
 	for _, it := range j.items {
 		it.mark, it.probe = o.search.Mark(), 0
@@ -116,7 +119,8 @@ func (o *outage) begin(j *job) {
 	}
 }
 
-// probeEnded notes the end of a message that may have been a probe. It reports whether that ends the pause.
+// probeEnded records the end of a message that may be part of a probe. It reports whether that ends the
+// pause.
 func (o *outage) probeEnded(it *item, down, succeeded bool) (over bool) {
 	if o.gate != probing || it.probe != o.round {
 		return false
@@ -133,13 +137,13 @@ func (o *outage) wasSuspect(it *item) bool { return o.search.Has(it.m.ID) }
 // struck reports whether a message has failed as a suspect while others succeeded.
 func (o *outage) struck(it *item) bool { return o.search.Struck(it.m.ID) }
 
-// sets reports whether an arriving message is set aside: a probe of a struck one shows nothing, and the queue may
-// have many of them at its head.
+// sets reports whether an arriving message is set aside. A struck message is useless in a probe, and many of
+// them may be at the head of the queue.
 func (o *outage) sets(it *item) (aside bool) {
 	return o.gate == probing && !o.cfg.Ordered && o.struck(it)
 }
 
-// together notes messages that failed in one call. Each must fail alone before it is a suspect.
+// together records messages that failed in one call. Each must fail alone before it becomes a suspect.
 func (o *outage) together(items []*item) {
 	if len(items) == 1 { // the others of its batch succeeded
 		o.search.Add(items[0].m.ID)
@@ -152,8 +156,8 @@ func (o *outage) together(items []*item) {
 	o.search.Failed(ids...)
 }
 
-// suspect keeps a message until others show whose failure it was. It returns the suspect that must make room: if it
-// was requeued, some queues would deliver it first again.
+// suspect keeps a message until other messages show who is at fault. It returns the suspect to remove if
+// there are too many. Some queues would deliver that one first again if it was requeued.
 func (o *outage) suspect(it *item, now time.Time) []action {
 	if it.outcome != nil {
 		o.search.Failed(it.m.ID)
@@ -171,12 +175,12 @@ func (o *outage) suspect(it *item, now time.Time) []action {
 	return o.spare(oldest)
 }
 
-// clear forgets a message that failed for another reason.
+// clear removes a message from the suspects because it failed for another reason.
 func (o *outage) clear(it *item) { o.search.Clear(it.m.ID) }
 
-// succeeded notes that a message succeeded, so the servers are reachable: the suspects that failed before it began
-// have failed by themselves. The second time a suspect is guilty and handled as a failure, the first time it stays
-// away for a moment.
+// succeeded records that a message succeeded. That shows that the servers are reachable, so the suspects that
+// failed before it started are themselves at fault. After the second time a suspect is handled as a failure.
+// After the first time it is only set aside for a moment.
 func (o *outage) succeeded(it *item, now time.Time) (actions []action) {
 	o.search.Clear(it.m.ID)
 	if len(o.suspects) == 0 {
@@ -195,7 +199,7 @@ func (o *outage) succeeded(it *item, now time.Time) (actions []action) {
 	return append(actions, o.spare(o.take(spared)...)...)
 }
 
-// spare moves suspects behind the other messages without blaming them.
+// spare moves suspects behind the other messages and does not count a failure.
 func (o *outage) spare(items ...*item) (actions []action) {
 	for _, it := range items {
 		pause := suspectPause/2 + time.Duration(o.cfg.Rand()*float64(suspectPause))
@@ -224,7 +228,7 @@ func (o *outage) remove(which func(*item) bool) (removed []*item) {
 	return removed
 }
 
-// release returns all suspects without blaming them.
+// release returns all suspects without a decision about them.
 func (o *outage) release() (all []*item) {
 	o.search.Outage()
 	all, o.suspects = o.suspects, nil
@@ -240,8 +244,8 @@ func (o *outage) rerun() (actions []action) {
 	return actions
 }
 
-// step looks at the suspects, and moves a pause on. Newest is when the youngest running job began; left is how many
-// messages MessageLimit allows.
+// step checks the suspects, and advances a pause. Newest is the start of the youngest running job; left is
+// how many messages MessageLimit allows.
 func (o *outage) step(now, newest time.Time, left int, wake *alarm) []action {
 	switch {
 	case o.halted:
@@ -261,7 +265,7 @@ func (o *outage) step(now, newest time.Time, left int, wake *alarm) []action {
 	return o.probed(now, wake)
 }
 
-// weigh looks at the suspects while there is no pause.
+// weigh checks the suspects while there is no pause.
 func (o *outage) weigh(now, newest time.Time, left int, wake *alarm) []action {
 	if len(o.suspects) == 0 {
 		return nil
@@ -271,7 +275,7 @@ func (o *outage) weigh(now, newest time.Time, left int, wake *alarm) []action {
 	case isOutage:
 		o.pause(now, wake)
 		return nil
-	case inDoubt: // nothing has begun for a while, perhaps because the broker is silent: the suspects are the probe
+	case inDoubt: // nothing has started for a while, perhaps because the broker is silent: the suspects are the probe
 		o.probe(outageSize, left)
 		o.early, o.inPlace = true, true
 		o.awaitMessages(now, probeGap)
@@ -281,8 +285,8 @@ func (o *outage) weigh(now, newest time.Time, left int, wake *alarm) []action {
 	return o.spare(o.remove(func(it *item) bool { return o.struck(it) && !now.Before(patience(it, newest)) })...)
 }
 
-// verdict reports whether the suspects show an outage, or that it is in doubt. Struck ones show nothing: they have
-// failed so before while others succeeded.
+// verdict reports whether the suspects show an outage, or are inconclusive. Struck suspects are ignored: they
+// have failed in this way before while others succeeded.
 func (o *outage) verdict(now, newest time.Time, wake *alarm) (isOutage, inDoubt bool) {
 	fresh := 0
 	for _, it := range o.suspects {
@@ -303,15 +307,15 @@ func (o *outage) verdict(now, newest time.Time, wake *alarm) (isOutage, inDoubt 
 	return isOutage || fresh >= min(outageSize, o.cfg.Prefetch), inDoubt
 }
 
-// patience returns until when a suspect waits for other messages.
+// patience returns the end of a suspect's wait for other messages.
 func patience(it *item, newest time.Time) time.Time {
-	if !newest.Before(it.since) { // a message that begins in the same moment begins after it
+	if !newest.Before(it.since) { // a message that starts at the same instant counts as started later
 		return it.since.Add(controlLimit)
 	}
 	return it.since.Add(controlPatience)
 }
 
-// pause begins a pause, or the next one after a probe.
+// pause starts a pause, or the next pause after a probe.
 func (o *outage) pause(now time.Time, wake *alarm) {
 	if o.gate == open || o.early {
 		o.n = 0
@@ -324,15 +328,15 @@ func (o *outage) pause(now time.Time, wake *alarm) {
 	o.cfg.Logger.Warn("paused: dependency unavailable", slog.Duration("again_in", delay), slog.Any("error", o.cause))
 }
 
-// probe begins a probe of at most so many messages.
+// probe starts a probe of at most most messages.
 func (o *outage) probe(most, left int) {
 	o.gate, o.at, o.round = probing, time.Time{}, o.round+1
 	o.most = max(min(most, o.cfg.Concurrency, left), 1)
 	o.begun, o.finished, o.aside, o.down, o.inPlace = 0, 0, 0, false, false
 }
 
-// window is how many messages a probe may receive. It grows with the messages that were set aside, which may be all
-// that the queue has at its head.
+// window returns how many messages a probe may receive. It grows with the number of messages set aside,
+// because those may be all that is at the head of the queue.
 func (o *outage) window() int {
 	n := min(o.most+4*o.aside, max(o.most, maxSuspects))
 	if most := o.cfg.traits.MaxWindow; most > 0 {
@@ -341,14 +345,14 @@ func (o *outage) window() int {
 	return n
 }
 
-// awaitMessages notes that a probe's messages may arrive, or have arrived.
+// awaitMessages records that a probe's messages may arrive, or have arrived.
 func (o *outage) awaitMessages(now time.Time, patience time.Duration) {
 	if o.gate == probing {
 		o.at = now.Add(patience)
 	}
 }
 
-// probed looks at a probe.
+// probed checks a probe.
 func (o *outage) probed(now time.Time, wake *alarm) []action {
 	waited := !o.at.IsZero() && !now.Before(o.at)
 	switch {
@@ -367,8 +371,8 @@ func (o *outage) probed(now time.Time, wake *alarm) []action {
 	return o.reopen()
 }
 
-// grow makes a probe try twice as many messages if all its messages run for long: slow handlers would show nothing
-// meanwhile.
+// grow doubles the messages of a probe if all of them run for long. Otherwise slow handlers would delay the
+// result.
 func (o *outage) grow(now time.Time, wake *alarm) {
 	if o.finished == 0 && o.begun == o.most && o.most < o.cfg.Concurrency {
 		if at := o.since.Add(probeRun); now.Before(at) {
@@ -382,7 +386,8 @@ func (o *outage) grow(now time.Time, wake *alarm) {
 	}
 }
 
-// reopen ends a pause. Struck suspects stay away for a moment: at once they would look like the next outage.
+// reopen ends a pause. Struck suspects are set aside for a moment: rerun at once they would look like a new
+// outage.
 func (o *outage) reopen() []action {
 	o.gate, o.at, o.early = open, time.Time{}, false
 	actions := o.spare(o.remove(o.struck)...)
@@ -395,7 +400,7 @@ func (o *outage) reset() {
 	o.gate, o.at, o.early = open, time.Time{}, false
 }
 
-// forget removes suspects that are requeued.
+// forget removes requeued messages from the suspects.
 func (o *outage) forget(items []*item) {
 	o.remove(func(it *item) bool { return slices.Contains(items, it) })
 }

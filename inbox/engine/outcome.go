@@ -12,7 +12,7 @@ import (
 	"github.com/holdfast-go/holdfast/internal/backoff"
 )
 
-// outcome is how the run of a message ended that did not succeed.
+// outcome is the result of a message's run that did not succeed.
 type outcome struct {
 	kind     outcomeKind
 	failure  driver.Failure
@@ -24,14 +24,14 @@ type outcomeKind uint8
 
 const (
 	failed       outcomeKind = iota + 1
-	outdated                 // it did not run: its retry is on its way already
+	outdated                 // it did not run: its retry is already stored
 	mustRunAlone             // it did not run: it may have ended the process
 )
 
 // unavailable reports whether the run failed because a server was unreachable. A nil outcome is a success.
 func (o *outcome) unavailable() bool { return o != nil && o.kind == failed && o.failure.Unavailable }
 
-// action says what the loop does with an item next; see loop.do.
+// action is the loop's next step for an item; see loop.do.
 type action struct {
 	it    *item
 	do    verb
@@ -44,12 +44,12 @@ const (
 	ack     verb = iota + 1 // it took effect
 	skip                    // it is outdated, and acknowledged too
 	requeue                 // it goes back to the broker's queue, uncounted
-	rerun                   // it runs again at once
+	rerun                   // it runs again immediately
 	suspect                 // other messages show whose failure it was
-	move                    // it goes where its order says
+	move                    // it is moved as its order describes
 )
 
-// order is where a message goes.
+// order is the destination of a message.
 type order struct {
 	target  driver.Target // 0: nowhere
 	delay   time.Duration
@@ -62,10 +62,10 @@ type order struct {
 // toStop is the target of a dead letter that stops its key, in addition to the targets of the source.
 const toStop driver.Target = -1
 
-// returnPause is how long a message stays away whose processor returned it without a reason.
+// returnPause is the delay of a message that the processor returned without a reason.
 const returnPause = time.Second
 
-// judge makes an outcome of an error. A worker calls it, because methods of the error belong to the handler.
+// judge makes an outcome of an error. A worker calls it, because the error's methods are the user's code.
 func judge(cfg *settings, m *inbox.Message, err error, now time.Time) *outcome {
 	f := driver.Classify(err)
 	d := driver.Decision{Action: f.Action}
@@ -75,15 +75,16 @@ func judge(cfg *settings, m *inbox.Message, err error, now time.Time) *outcome {
 	return &outcome{kind: failed, failure: f, decision: d, at: now}
 }
 
-// guiltyOutcome is the outcome of a message that failed by itself although it looked like an outage.
+// guiltyOutcome is the outcome of a message that is itself at fault although its failure looked like an
+// outage.
 func guiltyOutcome(cfg *settings, m *inbox.Message, o *outcome, now time.Time) *outcome {
 	f := o.failure
 	f.Action, f.Counted, f.Unavailable = driver.ActionRetry, true, false
 	return &outcome{kind: failed, failure: f, decision: driver.Next(cfg.Retry, m, f, now, cfg.Rand()), at: now}
 }
 
-// orderOf is where a failed message goes. A message that the processor returned goes behind the others: requeued at
-// once it would run in a hot loop.
+// orderOf returns the destination of a failed message. A message returned by the processor goes behind the
+// others: requeued at once it would run in a hot loop.
 func orderOf(cfg *settings, m *inbox.Message, o *outcome) order {
 	switch o.decision.Action {
 	case driver.ActionRetry:
@@ -99,7 +100,7 @@ func orderOf(cfg *settings, m *inbox.Message, o *outcome) order {
 	return away(m, returnPause)
 }
 
-// away makes a message come again later, uncounted.
+// away returns an order to redeliver a message later, uncounted.
 func away(m *inbox.Message, delay time.Duration) order {
 	next := driver.Progress{Attempt: max(m.Attempt, 1), Recovered: m.Recovered, FirstFailedAt: m.FirstFailedAt, History: m.History}
 	return order{target: driver.ToLater, delay: delay, as: displaced, next: next}
@@ -113,7 +114,7 @@ func advance(m *inbox.Message, next driver.Progress) *inbox.Message {
 }
 
 func logFailure(cfg *settings, m *inbox.Message, o *outcome) {
-	if o.failure.Err == inbox.ErrDraining { //nolint:errorlint // with nothing around it: the message was not processed
+	if o.failure.Err == inbox.ErrDraining { //nolint:errorlint // not wrapped, so the message was not processed
 		return
 	}
 	attrs := []any{
@@ -161,7 +162,7 @@ func (l *loop) conclude(j *job, now time.Time) {
 	}
 }
 
-// succeeded ends a message that took effect, and judges the suspects by it.
+// succeeded ends a message that took effect, and decides about the suspects.
 func (l *loop) succeeded(it *item, now time.Time) {
 	suspects := l.outage.succeeded(it, now)
 	if it.session.over.Load() {
@@ -172,8 +173,8 @@ func (l *loop) succeeded(it *item, now time.Time) {
 	l.all(suspects, now)
 }
 
-// redelivered ends a failed message whose session has ended. An ordered one goes on with its next attempt when the
-// broker redelivers it.
+// redelivered ends a failed message whose session has ended. If ordered, it continues with its next attempt
+// when the broker redelivers it.
 func (l *loop) redelivered(it *item) {
 	if o := it.outcome; l.cfg.Ordered && o.kind == failed && o.decision.Action == driver.ActionRetry {
 		to := orderOf(l.cfg, it.m, o)
@@ -182,8 +183,8 @@ func (l *loop) redelivered(it *item) {
 	l.requeue(it)
 }
 
-// separate runs the messages of a batch one by one that failed because a server was unreachable: one of them may be
-// the reason.
+// separate reruns the messages of a batch one by one after it failed because a server was unreachable: one of
+// the messages may be the cause.
 func (l *loop) separate(items []*item) {
 	l.outage.together(items)
 	for _, it := range items {
@@ -196,7 +197,7 @@ func (l *loop) separate(items []*item) {
 	}
 }
 
-// decide says what happens to a message that did not succeed.
+// decide returns the next step for a message that did not succeed.
 func (l *loop) decide(it *item, now time.Time) action {
 	switch o := it.outcome; {
 	case o.kind == outdated:
@@ -217,14 +218,14 @@ func (l *loop) decide(it *item, now time.Time) action {
 	}
 }
 
-// all does several actions.
+// all performs several actions.
 func (l *loop) all(actions []action, now time.Time) {
 	for _, a := range actions {
 		l.do(a, now)
 	}
 }
 
-// do does an action. Every message leaves its run here.
+// do performs an action. Every message ends its run here.
 func (l *loop) do(a action, now time.Time) {
 	it := a.it
 	l.changed = true
@@ -249,8 +250,8 @@ func (l *loop) do(a action, now time.Time) {
 	}
 }
 
-// requeue returns a message to the broker's queue, uncounted. Ordered messages are requeued together, when their
-// session ends: one alone would come after later ones.
+// requeue returns a message to the broker's queue, uncounted. Ordered messages are requeued together when
+// their session ends: one alone would be redelivered after later ones.
 func (l *loop) requeue(it *item) {
 	switch {
 	case l.cfg.Ordered:
@@ -264,12 +265,12 @@ func (l *loop) requeue(it *item) {
 	l.inflight.gone(it)
 }
 
-// lingerMost is the longest time for which a message that was put off waits in this process.
+// lingerMost is the longest time for which a postponed message waits in this process.
 const lingerMost = 5 * time.Second
 
-// move sends a message elsewhere, or lets it wait in this process. An ordered message that comes again waits, and its
-// key with it: elsewhere the next one would overtake it. A message that was put off for a short time waits as well:
-// by the broker it would lose its place.
+// move moves a message to another queue, or delays it in this process. An ordered retry is delayed here and
+// its key waits; in another queue, the next message would overtake it. A message postponed for a short time
+// is also delayed here, because at the broker it would lose its place.
 func (l *loop) move(it *item, o order, now time.Time) {
 	l.changed = true
 	if o.target == driver.ToDead && l.cfg.parker != nil && it.key != "" && it.m.Validate() == nil {
@@ -316,7 +317,7 @@ func (l *loop) out(it *item) {
 	l.outbound.pending = append(l.outbound.pending, it)
 }
 
-// moved deals with the results of a removal.
+// moved handles the results of a removal.
 func (l *loop) moved(r *removal, now time.Time) {
 	l.outbound.finished(r)
 	unavailable := false
@@ -342,7 +343,7 @@ func (l *loop) moved(r *removal, now time.Time) {
 		}
 	}
 	switch {
-	case unavailable && l.drain.on: // there is no time to try again
+	case unavailable && l.drain.on: // no time for another try
 		for _, it := range l.outbound.drop() {
 			l.requeue(it)
 		}
@@ -352,8 +353,8 @@ func (l *loop) moved(r *removal, now time.Time) {
 	}
 }
 
-// moveAgain keeps a message outbound while nothing can be moved. Requeued, its handler would run again without a
-// reason; but the broker must not take it back.
+// moveAgain keeps a message outbound while nothing can be moved. If it was requeued, its handler would run
+// again needlessly. But the broker must not take it back.
 func (l *loop) moveAgain(it *item, now time.Time) {
 	hold := l.cfg.traits.Hold
 	if l.drain.on || hold > 0 && !l.cfg.Ordered && now.Sub(it.arrived) > hold/2 {
@@ -364,8 +365,8 @@ func (l *loop) moveAgain(it *item, now time.Time) {
 	l.outbound.pending = append(l.outbound.pending, it)
 }
 
-// refused deals with a message that its destination rejected. It goes behind the others: requeued, some queues would
-// deliver it first again, and as many as fill the window would stop the queue.
+// refused handles a message that its destination rejected. It goes behind the others. If it was requeued,
+// some queues would deliver it first again, and a window full of such messages would block the queue.
 func (l *loop) refused(it *item, err error, now time.Time) {
 	l.refusal(l.cfg.destination(it.order, it.class()), err, now)
 	pause := l.outbound.refusals.pause(now)
@@ -384,7 +385,7 @@ func (l *loop) refused(it *item, err error, now time.Time) {
 	}
 }
 
-// refusal logs that a destination rejects messages, and remembers it for Ready.
+// refusal logs that a destination rejects messages, and records it for Ready.
 func (l *loop) refusal(destination string, err error, now time.Time) {
 	if !l.outbound.refusals.note(destination, err, now) {
 		return
@@ -393,19 +394,19 @@ func (l *loop) refusal(destination string, err error, now time.Time) {
 	if l.cfg.Ordered {
 		instead = "their keys wait"
 	}
-	l.cfg.Logger.Error("could not move messages: destination rejected them",
+	l.cfg.Logger.Error("could not move message: destination rejected it",
 		slog.String("to", destination), slog.String("instead", instead), slog.Any("error", err))
 }
 
-// ackPatience is how long an acknowledgement waits for others while handlers run: each call costs a packet. It is
-// little beside the way to the broker.
+// ackPatience is how long an acknowledgement waits for others while handlers run, because each call costs a
+// packet. It is short compared with the round trip to the broker.
 const ackPatience = time.Millisecond
 
 // acks gathers deliveries to acknowledge and to requeue for the acker. The loop alone uses it.
 type acks struct {
 	cfg   *settings
-	next  *settlement // gathers
-	since time.Time   // when it began to; zero: not looked at yet
+	next  *settlement // being filled
+	since time.Time   // when next was started; zero: not checked yet
 	spare *settlement // nil: the acker has it
 }
 
@@ -422,8 +423,8 @@ func (a *acks) requeue(it *item) {
 	a.next.backs = append(a.next.backs, it.d)
 }
 
-// due reports whether the acker should have the gathered deliveries: when there is something to requeue, a quarter of
-// the window is reached, the oldest has waited for ackPatience, or the workers are idle. The acker takes one
+// due reports whether to give the gathered deliveries to the acker: something must be requeued, a quarter of
+// the window is ready, the oldest ack has waited ackPatience, or the workers are idle. The acker takes one
 // settlement at a time.
 func (a *acks) due(now time.Time, idle bool, wake *alarm) bool {
 	if a.next.empty() || a.spare == nil {
@@ -432,7 +433,7 @@ func (a *acks) due(now time.Time, idle bool, wake *alarm) bool {
 	if a.since.IsZero() {
 		a.since = now
 	}
-	a.next.mayWait = !idle // the broker delivers nothing for messages that it does not know to be done
+	a.next.mayWait = !idle // the broker delivers nothing more until it receives the acks
 	if idle || len(a.next.backs) > 0 || 4*len(a.next.acks) >= a.cfg.Prefetch || now.Sub(a.since) >= ackPatience {
 		return true
 	}
@@ -440,7 +441,7 @@ func (a *acks) due(now time.Time, idle bool, wake *alarm) bool {
 	return false
 }
 
-// taken notes that the acker has the gathered deliveries.
+// taken records that the acker has the gathered deliveries.
 func (a *acks) taken() { a.next, a.spare, a.since = a.spare, nil, time.Time{} }
 
 // settled takes back a settlement from the acker.
@@ -449,7 +450,7 @@ func (a *acks) settled(s *settlement) {
 	a.spare = s
 }
 
-// drop forgets the gathered deliveries, because their session has ended, and returns their number.
+// drop discards the gathered deliveries, because their session has ended, and returns their number.
 func (a *acks) drop() int {
 	n := len(a.next.acks) + len(a.next.backs)
 	a.next.reset()
@@ -461,7 +462,7 @@ func (a *acks) drop() int {
 func (a *acks) empty() bool { return a.next.empty() && a.spare != nil }
 
 const (
-	// tailPause bounds how long a message waits in this process that not even the retries take.
+	// tailPause bounds how long a message waits in this process if even the retry queue rejects it.
 	tailPause = 5 * time.Second
 
 	// slowMove is how long a removal may take before its messages count as waiting.
@@ -471,16 +472,16 @@ const (
 	maxRemovals = 4
 )
 
-// moveRetries are the waits before messages are moved again while nothing can be moved: 0.25 s growing to 5 s.
+// moveRetries are the waits between attempts to move messages while none can be moved: 0.25 s growing to 5 s.
 var moveRetries = backoff.Policy{Base: 250 * time.Millisecond, Max: 5 * time.Second}
 
-// outgoing has the messages that go elsewhere. The loop alone uses it.
+// outgoing has the messages to move. Only the loop uses it.
 type outgoing struct {
 	cfg      *settings
 	pending  []*item
-	under    []*removal // with the mover, the oldest first
-	tries    int        // failed ones since something was moved
-	at       time.Time  // when the next removal may begin
+	under    []*removal // with the mover, oldest first
+	tries    int        // failed removals since the last success
+	at       time.Time  // the earliest start of the next removal
 	refusals refusals
 }
 
@@ -505,7 +506,7 @@ func removals(cfg *settings) int {
 	return maxRemovals
 }
 
-// taken notes that the mover has a removal.
+// taken records that the mover has a removal.
 func (g *outgoing) taken(r *removal, now time.Time) {
 	r.began = now
 	g.pending, g.under = g.pending[len(r.items):], append(g.under, r)
@@ -515,8 +516,8 @@ func (g *outgoing) finished(r *removal) {
 	g.under = slices.DeleteFunc(g.under, func(other *removal) bool { return other == r })
 }
 
-// slow returns the messages that count as waiting because moving them takes long: a confirm that does not come must
-// not fill the window.
+// slow returns the messages that count as waiting because moving them takes long. A missing confirm must not
+// fill the window.
 func (g *outgoing) slow(now time.Time, wake *alarm) (items []*item) {
 	waits := g.tries > 0
 	for _, r := range g.under {
@@ -541,14 +542,15 @@ func (g *outgoing) drop() (items []*item) {
 }
 
 const (
-	// refusalAge is how long a refusal is remembered. The messages concerned come again before that.
+	// refusalAge is how long a refusal is remembered. The messages concerned are redelivered earlier.
 	refusalAge = maxSlot + 15*time.Second
 
-	// refusalLog is how often the log names one destination.
+	// refusalLog is the minimum time between two log lines about one destination.
 	refusalLog = 30 * time.Second
 
-	// slot is the distance in time of messages that come again. While the destination rejects messages, their handlers
-	// run without a result and share the workers with the others. maxSlot bounds how far apart many come again.
+	// slot is the distance in time between redelivered messages. While the destination rejects messages,
+	// their handlers run without a result and share the workers with the others. maxSlot bounds that distance
+	// for many messages.
 	slot    = 50 * time.Millisecond
 	maxSlot = time.Minute
 )
@@ -556,7 +558,7 @@ const (
 // displacements are the pauses of one message while its destination rejects it: 1 s growing to 5 s.
 var displacements = backoff.Policy{Base: time.Second, Max: 5 * time.Second}
 
-// refusals knows the destinations that reject messages: they are missing, full or forbidden.
+// refusals has the destinations that reject messages because they are missing, full or forbidden.
 type refusals struct {
 	by     map[string]refusal
 	inARow int
@@ -568,7 +570,7 @@ type refusal struct {
 	last, logged time.Time
 }
 
-// note remembers that a destination rejected a message, and reports whether to log it.
+// note records that a destination rejected a message, and reports whether to log it.
 func (f *refusals) note(destination string, err error, now time.Time) (log bool) {
 	if f.by == nil {
 		f.by = map[string]refusal{}
@@ -582,7 +584,7 @@ func (f *refusals) note(destination string, err error, now time.Time) (log bool)
 	return log
 }
 
-// clear notes that a destination takes messages.
+// clear records that a destination accepts messages.
 func (f *refusals) clear(destination string) {
 	if len(f.by) == 0 {
 		return
@@ -593,7 +595,7 @@ func (f *refusals) clear(destination string) {
 	}
 }
 
-// pause is how long the next message stays away.
+// pause returns the delay of the next message.
 func (f *refusals) pause(now time.Time) time.Duration {
 	if f.next.Before(now) {
 		f.next = now
@@ -602,7 +604,7 @@ func (f *refusals) pause(now time.Time) time.Duration {
 	return min(max(f.next.Sub(now), displacements.Delay(f.inARow-1, 0)), maxSlot)
 }
 
-// latest is the destination that rejected a message last, empty for none, and until when that counts.
+// latest returns the last destination that rejected a message, empty for none, and how long that counts.
 func (f *refusals) latest() (destination string, until time.Time, err error) {
 	if len(f.by) == 0 {
 		return "", time.Time{}, nil

@@ -22,7 +22,7 @@ type job struct {
 	ran    bool // the processor was called; the worker sets it
 
 	began time.Time
-	limit time.Time // after which it is stuck
+	limit time.Time // after this time it is stuck
 	stuck bool
 	index int // among the running jobs
 }
@@ -33,13 +33,13 @@ type queues struct {
 	to     func(*item, state)
 	limits limits
 
-	alone  fifo // one after the other, with nothing beside it
+	alone  fifo // one after the other, while nothing else runs
 	single fifo // one by one
-	fresh  fifo // together with others
+	fresh  fifo // in batches
 
-	excess  []*item // too many wait for their handlers: these are moved to the retries
-	started int     // messages given to the processor in this run, or about to be
-	asking  int     // jobs of those that use the ledger: it may keep their messages from the processor
+	excess  []*item // too many wait for their handlers; these are moved to the retries
+	started int     // messages passed to the processor in this run, or about to be
+	asking  int     // jobs of those that use the ledger, which may keep messages from the processor
 	free    []*job
 }
 
@@ -69,7 +69,7 @@ func (q *queues) next(now time.Time, room int, wake *alarm) *job {
 		if q.alone.n > 0 {
 			return q.nextAlone(now, wake)
 		}
-		if q.limits.solo != nil && now.Before(q.limits.openAt) { // nothing may run beside it
+		if q.limits.solo != nil && now.Before(q.limits.openAt) { // nothing may run beside the solo job
 			wake.by(q.limits.openAt)
 			return nil
 		}
@@ -85,12 +85,12 @@ func (q *queues) next(now time.Time, room int, wake *alarm) *job {
 		if len(j.items) > 0 {
 			return q.begin(j)
 		}
-		q.free = append(q.free, j) // the limits of the handlers hold all of them back
+		q.free = append(q.free, j) // the limits of the handlers hold all of the messages back
 	}
 	return nil
 }
 
-// nextAlone returns a job of the item that must run alone, or nil while others run.
+// nextAlone returns a job of the item that must run alone, or nil while other jobs run.
 func (q *queues) nextAlone(now time.Time, wake *alarm) *job {
 	if at := q.limits.patience(now); at.After(now) {
 		wake.by(at)
@@ -102,7 +102,7 @@ func (q *queues) nextAlone(now time.Time, wake *alarm) *job {
 	return q.begin(j)
 }
 
-// older is the queue whose first item has arrived earlier.
+// older returns the queue whose first item arrived earlier.
 func (q *queues) older() *fifo {
 	if q.fresh.n == 0 || q.single.n > 0 && !q.fresh.head.arrived.Before(q.single.head.arrived) {
 		return &q.single
@@ -110,7 +110,7 @@ func (q *queues) older() *fifo {
 	return &q.fresh
 }
 
-// fill takes the first items of a queue that the limits of their handlers allow.
+// fill takes the first items of a queue that their handlers' limits allow.
 func (q *queues) fill(j *job, from *fifo, room int) {
 	most := 1
 	if from == &q.fresh {
@@ -131,7 +131,7 @@ func (q *queues) fill(j *job, from *fifo, room int) {
 	}
 }
 
-// begin makes the items of a job run.
+// begin marks the items of a job as running.
 func (q *queues) begin(j *job) *job {
 	q.started += len(j.items)
 	q.limits.begin(j)
@@ -184,7 +184,7 @@ func (q *queues) reuse(j *job) {
 // used reports whether MessageLimit is reached.
 func (q *queues) used() bool { return q.left() <= 0 && q.asking == 0 }
 
-// left is how many messages MessageLimit allows.
+// left returns how many messages MessageLimit allows.
 func (q *queues) left() int {
 	if q.cfg.MessageLimit > 0 {
 		return q.cfg.MessageLimit - q.started
@@ -192,7 +192,7 @@ func (q *queues) left() int {
 	return math.MaxInt
 }
 
-// idle reports whether the workers have too little to do next: fewer than half of the messages that they take at once.
+// idle reports whether fewer messages are ready than half of the number that the workers take at once.
 func (q *queues) idle() bool {
 	return len(q.limits.jobs) == 0 || 2*(q.single.n+q.fresh.n) < q.cfg.Concurrency*q.cfg.Batch
 }
@@ -207,13 +207,13 @@ const (
 	// soloPatience is how long an item that must run alone waits for running jobs, and how long others wait for it.
 	soloPatience = 30 * time.Second
 
-	// gatherMost bounds how long a batch gathers beside another one.
+	// gatherMost bounds how long a batch is gathered beside another running batch.
 	gatherMost = 50 * time.Millisecond
 
-	// heldWindows is how many windows of messages may wait for the limits of their handlers.
+	// heldWindows bounds the messages that wait for their handlers' limits, in windows.
 	heldWindows = 8
 
-	// mixedFor is how long a name counts as one of those that share the queue.
+	// mixedFor is how long a name counts as sharing the queue.
 	mixedFor = 10 * time.Minute
 
 	// windowPause is the time between two new windows that are opened because of messages that wait for a limit,
@@ -226,17 +226,17 @@ const (
 // names. Above it, the consumer moves them to the retries if other names share the queue.
 func maxHeld(cfg *settings) int { return min(heldWindows*cfg.Prefetch, maxWaiting) }
 
-// limits say how much may run at once: in all, beside an item that must run alone, beside another batch, and of one
-// handler.
+// limits bound the jobs that run at once: in all, beside an item that must run alone, beside another batch,
+// and of one handler.
 type limits struct {
 	cfg  *settings
 	jobs []*job // running
 
 	solo   *job      // runs alone
-	openAt time.Time // when others may begin beside it all the same
+	openAt time.Time // when other jobs may start beside it in any case
 
 	batches int           // running jobs of several messages
-	took    time.Duration // by the last one of them
+	took    time.Duration // by the last of these jobs
 
 	names   map[string]*named // of handlers with a limit
 	blocked int               // messages that wait for their handlers
@@ -257,10 +257,10 @@ type named struct {
 	running int // jobs
 	waiting fifo
 	took    time.Duration // by its last job
-	turn    time.Time     // when it may have time for the last message that was moved to the retries
+	turn    time.Time     // when it may have time for the message last moved to the retries
 }
 
-// note notes the name of a message that is about to begin.
+// note records the name of a message that is about to start.
 func (l *limits) note(name string, now time.Time) {
 	if l.latest.name != name {
 		l.before, l.latest = l.latest, arrival{name: name}
@@ -268,7 +268,7 @@ func (l *limits) note(name string, now time.Time) {
 	l.latest.at = now
 }
 
-// owns reports whether a name has the queue for itself, as far as is known.
+// owns reports whether all recent messages of the queue have this name.
 func (l *limits) owns(name string, now time.Time) bool {
 	other := l.latest
 	if other.name == name {
@@ -277,17 +277,18 @@ func (l *limits) owns(name string, now time.Time) bool {
 	return other.at.IsZero() || now.Sub(other.at) > mixedFor
 }
 
-// full reports whether no more messages may wait for their handlers.
+// full reports whether the maximum of messages waits for their handlers.
 func (l *limits) full() bool { return l.blocked >= maxHeld(l.cfg) || l.bytes >= maxWaitingBytes }
 
-// sendsAway reports whether a message that must wait for its handler is moved to the retries instead, because
-// messages of other names may be behind those that wait.
+// sendsAway reports whether a message that must wait for its handler is moved to the retries instead. That
+// makes room for messages of other names behind it.
 func (l *limits) sendsAway(it *item, now time.Time) bool {
 	return !l.cfg.Ordered && l.full() && !l.owns(it.m.Name, now)
 }
 
-// opensWindow reports whether a new window may begin while the old one is crowded. If messages wait for a limit, one
-// begins only while few of them wait: at once where names share the queue, otherwise after windowPause.
+// opensWindow reports whether a new window may begin while the old one is crowded. If messages wait for a
+// limit, it begins only while few of them wait: at once if names share the queue, otherwise after
+// windowPause.
 func (l *limits) opensWindow(now time.Time, wake *alarm) bool {
 	switch {
 	case l.blocked == 0:
@@ -304,7 +305,7 @@ func (l *limits) opensWindow(now time.Time, wake *alarm) bool {
 	return true
 }
 
-// newest returns when the youngest running job began; zero: none runs.
+// newest returns when the youngest running job started; zero if none runs.
 func (l *limits) newest() (at time.Time) {
 	for _, j := range l.jobs {
 		if j.began.After(at) {
@@ -314,7 +315,7 @@ func (l *limits) newest() (at time.Time) {
 	return at
 }
 
-// begin takes the place of a job.
+// begin counts a job as running.
 func (l *limits) begin(j *job) {
 	j.index = len(l.jobs)
 	l.jobs = append(l.jobs, j)
@@ -323,7 +324,7 @@ func (l *limits) begin(j *job) {
 	}
 }
 
-// end frees the place of a job, and returns items that waited for its handlers: as many as may run in one call.
+// end removes a job, and returns items that waited for its handlers: as many as may run in one call.
 func (l *limits) end(j *job, now time.Time) (freed []*item) {
 	last := l.jobs[len(l.jobs)-1]
 	l.jobs[j.index], last.index = last, j.index
@@ -359,8 +360,8 @@ func (l *limits) end(j *job, now time.Time) (freed []*item) {
 	return freed
 }
 
-// patience returns when an item that must run alone may begin: when nothing else runs, or only jobs that have run
-// for longer than it waits. Nothing else begins until then.
+// patience returns when an item that must run alone may start: when nothing else runs, or only jobs that have
+// run for longer than soloPatience. Nothing else starts until then.
 func (l *limits) patience(now time.Time) time.Time {
 	at := now
 	for _, j := range l.jobs {
@@ -371,8 +372,8 @@ func (l *limits) patience(now time.Time) time.Time {
 	return at
 }
 
-// worth reports whether a batch of the queue's first items should begin now. Beside another batch it begins when it
-// is half full, or when it has gathered for as long as the last batch took: two halves cost more than one whole.
+// worth reports whether a batch of the queue's first items should start now. Beside another batch it starts
+// when it is half full, or after as long as the last batch took, because two halves cost more than one whole.
 func (l *limits) worth(fresh *fifo, now time.Time, wake *alarm) bool {
 	if l.batches == 0 || fresh.n >= (l.cfg.Batch+1)/2 {
 		return true
@@ -411,8 +412,8 @@ func (l *limits) block(it *item) {
 	l.bytes += len(it.m.Body)
 }
 
-// away is how long a message stays in the retries because too many wait for its handler: until the handler may have
-// time for it. It is spread, because not all should come back at once.
+// away returns how long a message stays in the retries because too many wait for its handler: until the
+// handler may have time for it. The time is spread, so that the messages do not all return at once.
 func (l *limits) away(it *item, now time.Time) time.Duration {
 	n := l.names[it.m.Name]
 	if n.turn.Before(now) {
@@ -425,7 +426,7 @@ func (l *limits) away(it *item, now time.Time) time.Duration {
 	return max(time.Duration(l.cfg.Rand()*float64(n.turn.Sub(now))), l.cfg.Retry.BaseDelay)
 }
 
-// empty forgets the messages that wait.
+// empty removes the messages that wait.
 func (l *limits) empty() {
 	l.blocked, l.bytes = 0, 0
 	for _, n := range l.names {

@@ -25,13 +25,13 @@ import (
 const (
 	worldMessages = 150
 	worldKeys     = 6
-	worldTrouble  = 2 * time.Minute // after that nothing fails any more
+	worldTrouble  = 2 * time.Minute // no faults after that
 	worldNap      = time.Second     // of a handler, at most
-	worldHealing  = 5 * time.Minute // until all is done
+	worldHealing  = 5 * time.Minute // until everything is settled
 )
 
-// world is one random history: several consumers of one queue, whose transport and handlers fail as
-// they like until some time is over.
+// world is one random history: several consumers of one queue, whose transport and handlers fail at random
+// for some time.
 type world struct {
 	t      *testing.T
 	seed   uint64
@@ -51,7 +51,7 @@ type world struct {
 
 	mu      sync.Mutex
 	rand    *rand.Rand
-	over    bool // the trouble
+	over    bool // the faults have ended
 	number  map[uuid.UUID]int
 	done    map[uuid.UUID]int      // runs after the effect
 	effects map[string][]uuid.UUID // by key
@@ -111,7 +111,7 @@ func (w *world) fault(step memqueue.Step, _ *inbox.Message) memqueue.Outcome {
 	return memqueue.FailBefore + memqueue.Outcome(w.pick(int(memqueue.Refuse-memqueue.FailBefore)+1))
 }
 
-// Process is a processor with deduplication that fails as it likes.
+// Process deduplicates and fails at random.
 func (w *world) Process(_ context.Context, msgs []*inbox.Message) []error {
 	results := make([]error, len(msgs))
 	for i, m := range msgs {
@@ -184,11 +184,11 @@ func (w *world) Limit(name string) int {
 	return 0
 }
 
-// put puts a message of each kind there is.
+// put sends a message of a random kind.
 func (w *world) put(n int) {
 	m := &inbox.Message{ID: ids.New(), Name: []string{"plain", "plain", "scarce", "dead"}[w.pick(4)], Key: fmt.Sprint("k", w.pick(worldKeys)), Body: []byte(strconv.Itoa(n))}
 	if w.pick(20) == 0 {
-		m.ID = uuid.Nil // refused; the body tells it
+		m.ID = uuid.Nil // rejected; the body identifies it
 	} else if w.pick(10) == 0 {
 		m.Key = ""
 	}
@@ -200,7 +200,7 @@ func (w *world) put(n int) {
 	}
 }
 
-// source is one more process's, with a limit of time for unsettled messages where the seed says so.
+// heldSource is the source of one process, for some seeds with a broker that takes unsettled messages back.
 type heldSource struct {
 	*memqueue.Source
 	hold time.Duration
@@ -212,7 +212,7 @@ func (s heldSource) Traits() driver.Traits {
 	return t
 }
 
-// live is one process after the other, each for some time.
+// live runs one process after the other, each for some time.
 func (w *world) live(ctx context.Context) {
 	for ctx.Err() == nil {
 		var p inbox.Processor = limitedWorld{w}
@@ -267,7 +267,7 @@ type trackedWorld struct {
 func (p trackedWorld) Ledger() driver.Ledger    { return p.ledger }
 func (p trackedWorld) Retention() time.Duration { return driver.DefaultRetention }
 
-// trouble cuts sessions and lets outages happen, while messages arrive.
+// trouble cuts sessions and causes outages while messages arrive.
 func (w *world) trouble() {
 	began := time.Now()
 	for n := 0; time.Since(began) < worldTrouble; {
@@ -309,12 +309,12 @@ func (w *world) run() {
 	cancel()
 	processes.Wait()
 	synctest.Wait()
-	time.Sleep(time.Hour) // what was left behind
+	time.Sleep(time.Hour) // for messages left behind
 	w.check()
 }
 
-// check wants each message to have had its effect once, or a dead letter of its own, and the effects of
-// a key to be in order.
+// check verifies that each message had its effect once or is a dead letter, and that the effects of each key
+// are in order.
 func (w *world) check() {
 	dead := map[string]bool{}
 	for _, class := range driver.AllClasses(nil) {
@@ -343,8 +343,8 @@ func (w *world) check() {
 	w.checkRepeats()
 }
 
-// checkRepeats wants no message to be processed again that went through, where no session was lost, and
-// none over and over in any case.
+// checkRepeats verifies that no successful message was processed again unless a session was lost, and that no
+// message was processed over and over.
 func (w *world) checkRepeats() {
 	repeats := 0
 	for _, n := range w.done {
@@ -358,7 +358,7 @@ func (w *world) checkRepeats() {
 	}
 }
 
-// checkOrder leaves out what is a dead letter too: the owner that lost it may have gone on.
+// checkOrder skips dead letters: their former consumer may have continued.
 func (w *world) checkOrder(dead map[string]bool) {
 	for key, all := range w.effects {
 		last := -1
@@ -375,8 +375,8 @@ func (w *world) checkOrder(dead map[string]bool) {
 	}
 }
 
-// Whatever happens, each message has its effect once or is a dead letter, nothing is stuck, and keys
-// keep their order. ENGINE_SEEDS is how many histories there are, ENGINE_SEED is one to look at.
+// Under all faults, each message has its effect once or becomes a dead letter, none is stuck, and keys keep
+// their order. ENGINE_SEEDS is the number of histories, ENGINE_SEED selects one.
 func TestRandomFaults(t *testing.T) {
 	t.Parallel()
 	first, seeds := uint64(1), 60

@@ -18,7 +18,7 @@ import (
 	"github.com/holdfast-go/holdfast/internal/metrictest"
 )
 
-// A run ends in good order at each of its limits, and can be begun again.
+// A run ends cleanly at each of its limits, and can be started again.
 func TestLimits(t *testing.T) {
 	t.Parallel()
 	for name, cfg := range map[string]inbox.ConsumerConfig{
@@ -47,7 +47,8 @@ func TestLimits(t *testing.T) {
 	}
 }
 
-// What is settled is counted by outcome and class, what is in hand is shown, and every attempt is measured.
+// Settled messages are counted by outcome and class, messages in flight are shown, and every attempt is
+// measured.
 func TestMetrics(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		meter := &metrictest.Recorder{}
@@ -118,7 +119,7 @@ func TestNew(t *testing.T) {
 	noError(t, <-done)
 }
 
-// Dead letters are counted by class about once a minute, and only while somebody looks.
+// Dead letters are counted by class about once a minute, and only while the gauge is read.
 func TestDepthGauge(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		var counted atomic.Int64
@@ -135,7 +136,7 @@ func TestDepthGauge(t *testing.T) {
 		b.put("unheard-of", 1)
 		time.Sleep(time.Hour)
 		if counted.Load() != 0 {
-			t.Errorf("counted %d times although nobody looked", counted.Load())
+			t.Errorf("counted %d times although the gauge was not read", counted.Load())
 		}
 		const payment, other = "holdfast.inbox.test.dead_letters{class=payment,queue=orders}", "holdfast.inbox.test.dead_letters{class=default,queue=orders}"
 		look := func() map[string]float64 {
@@ -152,7 +153,7 @@ func TestDepthGauge(t *testing.T) {
 			t.Errorf("counted as dead of class payment %v, want 3", got)
 		}
 		before := counted.Load()
-		for range 600 { // somebody looks each second
+		for range 600 { // the gauge is read each second
 			time.Sleep(time.Second)
 			look()
 		}
@@ -206,7 +207,7 @@ func TestHandlerLimitInBatches(t *testing.T) {
 	})
 }
 
-// A message that must run alone uses up the limit once, when it runs.
+// A message that must run alone counts towards MessageLimit once, when it runs.
 func TestMessageLimitOfSuspects(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		ledger := memory.NewLedger()
@@ -223,8 +224,8 @@ func TestMessageLimitOfSuspects(t *testing.T) {
 	})
 }
 
-// Messages of which too many wait for their handler come again about when it has time for them.
-func TestHandlerLimitAndManyMessages(t *testing.T) {
+// If too many messages wait for their handler, the excess returns about when the handler has time.
+func TestHandlerLimit_excessReturnsInTime(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		const messages = 300
 		var moves atomic.Int64
@@ -251,7 +252,7 @@ func TestHandlerLimitAndManyMessages(t *testing.T) {
 
 var errUncounted = errors.New("uncounted")
 
-// brokenLetters cannot be counted.
+// brokenLetters returns an error for every count.
 type brokenLetters struct{ driver.Source }
 
 func (s brokenLetters) DeadLetters() driver.DeadLetters { return s }
@@ -262,7 +263,7 @@ func (brokenLetters) Scan(context.Context, string, func(*inbox.DeadLetter) (driv
 	return errUncounted
 }
 
-// What cannot be counted has no number, and hurts nothing.
+// If dead letters cannot be counted, the gauge has no number and nothing else fails.
 func TestDepthGaugeWithoutCounts(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		meter := &metrictest.Recorder{}

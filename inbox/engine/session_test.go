@@ -19,9 +19,8 @@ import (
 	"github.com/holdfast-go/holdfast/internal/ids"
 )
 
-// While a message is on its way elsewhere for longer than it may stay unsettled, the session is begun
-// anew once, not over and over.
-func TestRenewWhileAMoveHangs(t *testing.T) {
+// If a move takes longer than a message may stay unsettled, the session is renewed once, not over and over.
+func TestRenew_onceWhileAMoveHangs(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		var opened atomic.Int64
 		var down atomic.Bool
@@ -29,7 +28,7 @@ func TestRenewWhileAMoveHangs(t *testing.T) {
 		queue := memqueue.NewBroker().Queue("orders")
 		source := heldSource{queue.Source(memqueue.Options{Exclusive: true, CallTimeout: 30 * time.Second, Fault: func(at memqueue.Step, _ *inbox.Message) memqueue.Outcome {
 			switch {
-			case at == memqueue.Open && opened.Add(1) > 1000: // so that time goes on
+			case at == memqueue.Open && opened.Add(1) > 1000: // so that the bubble's time advances
 				return memqueue.Hang
 			case at == memqueue.Move && down.Load():
 				return memqueue.Hang
@@ -51,13 +50,13 @@ func TestRenewWhileAMoveHangs(t *testing.T) {
 	})
 }
 
-// Messages without an id are not taken for each other after a lost session.
+// Messages without an id are not confused with each other after a lost session.
 func TestTwinsWithoutID(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		got := &recorder{fail: func(context.Context, *inbox.Message) error { time.Sleep(time.Second); return nil }}
 		b := newBench(t, got, engine.Config{ConsumerConfig: inbox.ConsumerConfig{Concurrency: 1, Batch: 4, Prefetch: 4}}, memqueue.Options{})
 		b.start()
-		b.put("first", 1) // what comes now gathers
+		b.put("first", 1) // the following messages wait
 		for _, text := range []string{"a", "b"} {
 			noError(t, b.queue.Put(&inbox.Message{ID: uuid.Nil, Name: "nameless", Body: []byte(text)}))
 		}
@@ -76,8 +75,8 @@ func TestTwinsWithoutID(t *testing.T) {
 	})
 }
 
-// The answer to a move was lost, and its repetition finds the message gone: its key goes on.
-func TestOrderedMoveWithoutAnswer(t *testing.T) {
+// If the reply to a move was lost and the retried move finds the message gone, its key continues.
+func TestOrdered_moveReplyLost(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		var moves atomic.Int64
 		got := &recorder{fail: func(_ context.Context, m *inbox.Message) error {
@@ -104,8 +103,8 @@ func TestOrderedMoveWithoutAnswer(t *testing.T) {
 	})
 }
 
-// Functions of the program that exit their goroutine or panic concern one message.
-func TestForeignFunctionsThatExit(t *testing.T) {
+// User functions that exit their goroutine or panic affect one message only.
+func TestUserFunctions_exitOrPanic(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		exit := func() {
 			if time.Now().Nanosecond()%2 == 0 { // the clock of the bubble stands still
@@ -133,8 +132,8 @@ func TestForeignFunctionsThatExit(t *testing.T) {
 	})
 }
 
-// Recoverable failures use up no attempts of an ordered message, also where its process has ended.
-func TestOrderedRecoveryOfAnotherProcess(t *testing.T) {
+// Recoverable failures use up no attempts of an ordered message, even after the end of its process.
+func TestOrdered_recoverableFailuresAcrossProcesses(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		const recoverable = 10
 		var runs atomic.Int64
@@ -164,8 +163,7 @@ func TestOrderedRecoveryOfAnotherProcess(t *testing.T) {
 	})
 }
 
-// Many suspects beside a handler that never returns keep the others away for one patience, not for
-// one each.
+// Many suspects beside a handler that never returns delay the others for one patience in all, not one each.
 func TestSuspectsShareTheirPatience(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		ledger := memory.NewLedger()
@@ -199,8 +197,8 @@ func TestSuspectsShareTheirPatience(t *testing.T) {
 	})
 }
 
-// What waits for its handler's limit is given back before the broker takes back all there is.
-func TestUnbegunIsGivenBack(t *testing.T) {
+// Messages that wait for their handler's limit are requeued before the broker takes all messages back.
+func TestHold_waitingMessagesAreRequeued(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		broker := memqueue.NewBroker()
 		queue := broker.Queue("orders")
@@ -218,7 +216,7 @@ func TestUnbegunIsGivenBack(t *testing.T) {
 	})
 }
 
-// impatient is a source that looks for messages that stay unsettled for too long.
+// impatient is a source that checks for messages that stay unsettled for too long.
 type impatient struct {
 	held
 	t *testing.T
@@ -254,7 +252,7 @@ func (s *impatientSession) settle(ds []driver.Delivery) {
 	defer s.mu.Unlock()
 	for _, d := range ds {
 		if held := time.Since(s.since[d]); held > 25*time.Minute {
-			s.t.Errorf("a message was in hand for %v", held)
+			s.t.Errorf("a message was in flight for %v", held)
 		}
 	}
 }
@@ -269,7 +267,7 @@ func (s *impatientSession) GiveBack(ctx context.Context, ds []driver.Delivery) e
 	return s.Session.GiveBack(ctx, ds)
 }
 
-// slow is a source whose moves take long, as where confirms do not come.
+// slow is a source with slow moves, as if confirms were missing.
 type slow struct{ driver.Source }
 
 func (s slow) Move(ctx context.Context, moves []driver.Move) []error {
@@ -277,7 +275,7 @@ func (s slow) Move(ctx context.Context, moves []driver.Move) []error {
 	return s.Source.Move(ctx, moves)
 }
 
-// Failed messages that are being moved, and fill the window, do not keep the good ones out.
+// Failed messages that are being moved and fill the window do not block the good ones.
 func TestSlowMovesLetOthersPass(t *testing.T) {
 	t.Parallel()
 	for _, batch := range []int{1, 8} {
@@ -321,7 +319,7 @@ func (f processorFunc) Process(ctx context.Context, msgs []*inbox.Message) []err
 	return results
 }
 
-// A key waits behind its failing message, others go on; after a dead letter the key goes on.
+// A key waits behind its failing message, and others continue. After the dead letter the key continues.
 func TestOrderedRetries(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		var mu sync.Mutex
@@ -353,8 +351,8 @@ func TestOrderedRetries(t *testing.T) {
 	})
 }
 
-// An ordered retry that waits for longer than the broker does keeps its attempts, and its session
-// begins anew in time.
+// An ordered retry that waits longer than the broker allows keeps its attempts, and its session is renewed in
+// time.
 func TestOrderedHold(t *testing.T) {
 	t.Parallel()
 	for _, noted := range []bool{false, true} {
@@ -411,8 +409,8 @@ func (b *bench) putKey(name, key string) {
 	noError(b.t, b.queue.Put(&inbox.Message{ID: ids.New(), Name: name, Key: key, Body: []byte("{}")}))
 }
 
-// An ordered message fails because a server is unreachable while another one succeeds, and fails so again when nothing
-// else is in flight: it is tried again soon, whichever timers there are.
+// An ordered message fails because a server is unreachable while another one succeeds. It fails again when
+// nothing else is in flight. Then it is retried soon, whichever timers there are.
 func TestOrdered_struckSuspectIsTriedAgain(t *testing.T) {
 	for name, cfg := range map[string]inbox.ConsumerConfig{
 		"usual":             {},
@@ -443,7 +441,7 @@ func TestOrdered_struckSuspectIsTriedAgain(t *testing.T) {
 	}
 }
 
-// A drain requeues what cannot be moved, however much it is.
+// A drain requeues all messages that cannot be moved, however many.
 func TestDrain_requeuesWhileNothingCanBeMoved(t *testing.T) {
 	for name, ordered := range map[string]bool{"ordered": true, "unordered": false} {
 		t.Run(name, func(t *testing.T) {
@@ -469,7 +467,7 @@ func TestDrain_requeuesWhileNothingCanBeMoved(t *testing.T) {
 	}
 }
 
-// wholeFunc is a processor of one function.
+// wholeFunc adapts a function to a processor.
 type wholeFunc func(ctx context.Context, msgs []*inbox.Message) []error
 
 func (f wholeFunc) Process(ctx context.Context, msgs []*inbox.Message) []error { return f(ctx, msgs) }
@@ -496,7 +494,7 @@ func TestRerun_leavesKeptMessagesAlone(t *testing.T) {
 	})
 }
 
-// lostFirst makes the first delivery of a queue come again, as a redelivery.
+// lostFirst returns options under which the first delivery of a queue is redelivered.
 func lostFirst() memqueue.Options {
 	first := true
 	return memqueue.Options{Fault: func(at memqueue.Step, _ *inbox.Message) memqueue.Outcome {
@@ -508,7 +506,7 @@ func lostFirst() memqueue.Options {
 	}}
 }
 
-// A handler that waits for another consumer's message that must run alone is not stuck.
+// A handler that waits for a message that must run alone in another consumer is not stuck.
 func TestSolo_waitingIsNotStuck(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		ledger := memory.NewLedger()
@@ -549,7 +547,7 @@ func (downLedger) Look(context.Context, uuid.UUID) (driver.LedgerEntry, error) {
 	return driver.LedgerEntry{}, errBroken
 }
 
-// MessageLimit counts the messages that the processor was given, not those whose note could not be read.
+// MessageLimit counts the messages passed to the processor, not those whose ledger entry could not be read.
 func TestMessageLimit_countsRuns(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		p := &recorder{}

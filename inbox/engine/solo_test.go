@@ -28,11 +28,11 @@ func TestSolo_suspectRunsAlone(t *testing.T) {
 		first, second, other := entered(t.Context(), s, true), entered(t.Context(), s, true), entered(t.Context(), s, false)
 		one()
 		if !waits(first) || !waits(second) || !waits(other) {
-			t.Fatal("a suspect runs beside another job, or a job begins before a suspect that waits")
+			t.Fatal("a suspect runs beside another job, or a job starts before a waiting suspect")
 		}
 		two()
 		if waits(first) && waits(second) {
-			t.Fatal("no suspect runs although nothing else does")
+			t.Fatal("the suspect does not run although nothing else runs")
 		}
 		runs, next := first, second
 		if waits(first) {
@@ -50,7 +50,7 @@ func TestSolo_suspectRunsAlone(t *testing.T) {
 	})
 }
 
-func TestSolo_waitHasAnEnd(t *testing.T) {
+func TestSolo_waitIsBounded(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := &Solo{}
@@ -63,7 +63,7 @@ func TestSolo_waitHasAnEnd(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		in := entered(ctx, s, false)
 		if !waits(in) {
-			t.Error("a job begins beside a suspect")
+			t.Error("a job starts beside a suspect")
 		}
 		cancel()
 		(<-in)()

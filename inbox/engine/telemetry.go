@@ -19,17 +19,17 @@ import (
 	"github.com/holdfast-go/holdfast/internal/telemetry"
 )
 
-// settledAs is how a delivery was settled, an attribute of the metric.
+// settledAs is the outcome of a delivery, an attribute of the metric.
 type settledAs string
 
 const (
 	acked      settledAs = "acked"
-	retried    settledAs = "retried" // it failed and comes again as its next attempt
-	putOff     settledAs = "put_off" // it did not fail and comes again, uncounted
+	retried    settledAs = "retried" // it failed and is redelivered as its next attempt
+	putOff     settledAs = "put_off" // it did not fail and is redelivered, uncounted
 	dead       settledAs = "dead"
 	returned   settledAs = "returned"   // requeued
 	displaced  settledAs = "displaced"  // behind the others: a destination rejected it, or it is a suspect
-	superseded settledAs = "superseded" // outdated: its retry was on its way already
+	superseded settledAs = "superseded" // outdated: its retry was already stored
 	stale      settledAs = "stale"      // its session had ended, so the broker redelivers it
 )
 
@@ -52,7 +52,7 @@ type instruments struct {
 	nowInFlight, nowWaiting atomic.Int64
 
 	mu     sync.Mutex
-	labels map[label]metric.MeasurementOption // made once, because they are used with every message
+	labels map[label]metric.MeasurementOption // created once, because they are used with every message
 }
 
 type label struct {
@@ -135,8 +135,8 @@ func (s *instruments) clock(ctx context.Context) (stop func()) {
 	return func() { s.duration.Record(ctx, time.Since(begin).Seconds(), s.queue) }
 }
 
-// span begins a span of processing messages; the returned function ends it. It is linked to the senders' spans, and
-// the span of a single message is a part of its sender's trace.
+// span starts a span for processing messages; the returned function ends it. It is linked to the senders'
+// spans. The span of a single message is a child in its sender's trace.
 func (s *instruments) span(ctx context.Context, msgs []*inbox.Message) (context.Context, func([]error)) {
 	if s.kit.Silent() {
 		return ctx, func([]error) {}
@@ -176,21 +176,21 @@ func (s *instruments) span(ctx context.Context, msgs []*inbox.Message) (context.
 }
 
 const (
-	// depthAge is how old the counts of dead letters may get while somebody reads them.
+	// depthAge is the maximum age of the counts of dead letters while the gauge is read.
 	depthAge = time.Minute
 
-	// depthPoll is the interval of checks whether somebody reads them.
+	// depthPoll is the interval of checks whether the gauge is read.
 	depthPoll = 5 * time.Second
 
 	// depthTimeout bounds one count.
 	depthTimeout = 10 * time.Second
 )
 
-// depths are the numbers of dead letters. A goroutine counts them while the gauge is read, and the gauge returns the
-// last count, because a broker may be slow.
+// depths has the numbers of dead letters. A goroutine counts them while the gauge is read. The gauge returns
+// the last count, because a broker may be slow.
 type depths struct {
 	cfg     *settings
-	letters driver.DeadLetters // nil: the source cannot reach them
+	letters driver.DeadLetters // nil: the source has no access to them
 	meter   metric.Meter
 	gauge   metric.Int64ObservableGauge
 	read    atomic.Bool // since the last count
@@ -241,8 +241,8 @@ func (d *depths) run(ctx context.Context) {
 	}
 }
 
-// byClass counts them now, by class, and reports whether a session may have more. It returns nil if the source cannot
-// reach them.
+// byClass counts the dead letters by class, and reports whether another session may have more in flight. It
+// returns nil if the source has no access to them.
 func (d *depths) byClass(ctx context.Context) (dead map[string]int, held bool, err error) {
 	if d.letters == nil {
 		return nil, false, nil
@@ -267,13 +267,13 @@ func (d *depths) count(ctx context.Context) {
 		d.counts.Store(&counts)
 		return
 	}
-	d.counts.Store(nil) // no number is better than an old one
+	d.counts.Store(nil) // no number is better than an outdated one
 	if repeats, ok := d.seldom.Due(); ok {
-		d.cfg.Logger.WarnContext(ctx, "dead letters not counted", slog.Any("error", err), slog.Int("repeats", repeats))
+		d.cfg.Logger.WarnContext(ctx, "could not count dead letters", slog.Any("error", err), slog.Int("repeats", repeats))
 	}
 }
 
-// condition is what readiness depends on. The loop compares it in every turn.
+// condition has the inputs of readiness. The loop compares it in every turn.
 type condition struct {
 	paused, draining, session bool
 	halted                    bool
@@ -284,21 +284,21 @@ type condition struct {
 	until                     time.Time // which counts until then
 }
 
-// readiness is a condition in words.
+// readiness is a condition as an error.
 type readiness struct {
 	err     error
 	refused error
 	until   time.Time
 }
 
-// status shows other goroutines whether a consumer is ready.
+// status makes a consumer's readiness visible to other goroutines.
 type status struct {
 	cfg   *settings
 	last  condition
 	shown atomic.Pointer[readiness]
 }
 
-// update shows the state of a loop.
+// update publishes the state of a loop.
 func (s *status) update(l *loop) {
 	c := condition{
 		paused: l.outage.paused(), draining: l.drain.on, session: l.link.started, ends: l.link.ends,
@@ -312,8 +312,8 @@ func (s *status) update(l *loop) {
 	l.meters.nowWaiting.Store(int64(l.inflight.waiting.n))
 }
 
-// show shows a condition if it has changed. Session is why there is no session, pause why the consumer is paused, and
-// refused why a destination rejects messages.
+// show publishes a condition if it has changed. Session is the cause of a missing session, pause the cause of
+// a pause, and refused the cause of rejected messages.
 func (s *status) show(c condition, session, pause, refused error) {
 	if s.last == c && s.shown.Load() != nil {
 		return
@@ -323,7 +323,7 @@ func (s *status) show(c condition, session, pause, refused error) {
 	switch {
 	case c.draining:
 		r.err = s.cfg.errorf("draining")
-	case c.halted: // by an operator, who knows: it could work
+	case c.halted: // an operator paused it, so it could work
 	case !c.session && session != nil:
 		r.err = s.cfg.errorf("no session with the broker: %w", session)
 	case !c.session:
@@ -345,7 +345,7 @@ func (s *status) show(c condition, session, pause, refused error) {
 	s.shown.Store(r)
 }
 
-// ready returns why a consumer is not ready.
+// ready returns the reason why a consumer is not ready, or nil.
 func (s *status) ready(ctx context.Context, source func(context.Context) error) error {
 	r := s.shown.Load()
 	switch {

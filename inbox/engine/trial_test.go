@@ -14,12 +14,13 @@ import (
 	"github.com/holdfast-go/holdfast/inbox/internal/memqueue"
 )
 
-// traffic is a bench whose messages named bad always lack a server, and the others only during an outage.
+// traffic is a bench. The server of messages named bad is always unreachable; for the others it is only in an
+// outage.
 type traffic struct {
 	*bench
 	takes             time.Duration // of a handler that does not fail
 	down              atomic.Bool
-	bad, good         atomic.Int32 // handlers that failed, and that went through
+	bad, good         atomic.Int32 // handlers that failed, and that succeeded
 	running, together atomic.Int32 // of the good ones: now, and at most
 }
 
@@ -46,7 +47,7 @@ func (f *traffic) Process(_ context.Context, msgs []*inbox.Message) []error {
 	return results
 }
 
-// pass waits until so many good messages went through since the start, and returns how long that took.
+// pass waits until want good messages succeeded since the start, and returns the time that took.
 func (f *traffic) pass(want int) time.Duration {
 	f.t.Helper()
 	began := time.Now()
@@ -66,9 +67,9 @@ func retries(attempts int) inbox.RetryPolicy {
 	return inbox.RetryPolicy{MaxAttempts: attempts, BaseDelay: time.Second, MaxDelay: 2 * time.Second}
 }
 
-// More messages than are kept on trial lack a server that others do not need: those that make room go
-// behind the others, for the queue would hand them out first again.
-func TestManyMessagesLackTheirServer(t *testing.T) {
+// More suspects than the limit lack a server that the others do not need. The excess goes behind the others,
+// because the queue would deliver it first again.
+func TestSuspects_excessGoesBehindTheOthers(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		f := newTraffic(t, 0, inbox.ConsumerConfig{}, memqueue.Options{Split: true})
 		f.put("bad", 600)
@@ -80,14 +81,14 @@ func TestManyMessagesLackTheirServer(t *testing.T) {
 	})
 }
 
-// Messages that have failed by themselves fill the head of the queue when an outage ends: the probes
-// pass them by, and the pause ends soon after the outage.
-func TestProbesPassByWhatFailsByItself(t *testing.T) {
+// When an outage ends, messages that fail by themselves are at the head of the queue. The probes skip them,
+// and the pause ends soon after the outage.
+func TestPause_probesSkipFailingMessages(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		f := newTraffic(t, 0, inbox.ConsumerConfig{Retry: retries(1000)}, memqueue.Options{})
 		f.put("bad", 200)
 		f.start()
-		for range 100 { // each bad one fails while others go through
+		for range 100 { // each bad one fails while others succeed
 			f.put("good", 10)
 			time.Sleep(100 * time.Millisecond)
 		}
@@ -104,9 +105,9 @@ func TestProbesPassByWhatFailsByItself(t *testing.T) {
 	})
 }
 
-// Handlers take longer than a message that lacks its server waits for another one: one that has begun is
-// awaited, so that a stream of such messages does not pause the consumer.
-func TestSlowHandlersTellWhatIsDown(t *testing.T) {
+// Handlers take longer than a suspect waits for another message to start. A started message is awaited, so
+// that a stream of suspects does not pause the consumer.
+func TestSuspects_waitForSlowHandlers(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		const good, takes = 200, 2 * time.Second
 		f := newTraffic(t, takes, inbox.ConsumerConfig{Concurrency: 8, Retry: retries(3)}, memqueue.Options{})
@@ -122,9 +123,9 @@ func TestSlowHandlersTellWhatIsDown(t *testing.T) {
 	})
 }
 
-// The queue is silent for a second where every second message lacks a server that the others do not need.
-// That is no outage, and what comes next does not wait.
-func TestSilentQueueIsNoOutage(t *testing.T) {
+// The queue is silent for a second, and the server of every second message is unreachable. That is not an
+// outage, and the next messages do not wait.
+func TestPause_notForASilentQueue(t *testing.T) {
 	for _, concurrency := range []int{1, 8} {
 		t.Run(fmt.Sprint(concurrency), func(t *testing.T) { bubble(t, func(t *testing.T) { silences(t, concurrency) }) })
 	}
@@ -158,16 +159,16 @@ func silences(t *testing.T, concurrency int) {
 	f.stop()
 }
 
-// A server is down that everything needs, and few messages come: they show it, and the last one is
-// processed soon after the server is back.
-func TestOutageOfFewMessages(t *testing.T) {
+// A server that all messages need is down, and few messages arrive. They are enough for a pause, and the last
+// one is processed soon after the server is back.
+func TestPause_fewMessages(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		f := newTraffic(t, 0, inbox.ConsumerConfig{}, memqueue.Options{})
 		f.start()
 		f.down.Store(true)
 		f.put("few", 2)
 		time.Sleep(time.Second)
-		f.ready() // nothing shows an outage yet
+		f.ready() // not enough for a pause yet
 		time.Sleep(time.Second)
 		if ready(f.bench) == nil {
 			t.Error("Ready in an outage")
@@ -181,9 +182,9 @@ func TestOutageOfFewMessages(t *testing.T) {
 	})
 }
 
-// A message fails once because a server was unreachable, and nothing else is there to tell: it is tried again
-// soon, without a pause.
-func TestMomentOnQuietQueue(t *testing.T) {
+// A message fails once because a server was unreachable, and there are no others to compare with. It is tried
+// again soon, without a pause.
+func TestSuspect_retriedSoonOnQuietQueue(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		f := newTraffic(t, 0, inbox.ConsumerConfig{}, memqueue.Options{})
 		f.down.Store(true)
@@ -202,9 +203,9 @@ func TestMomentOnQuietQueue(t *testing.T) {
 	})
 }
 
-// A server is down whose absence is noticed slowly: fewer messages than make an outage fail before
-// others have begun, again and again. It is one all the same.
-func TestOutageThatIsNoticedSlowly(t *testing.T) {
+// A server is down and that shows slowly: again and again, too few messages fail before others have started.
+// The consumer pauses all the same.
+func TestPause_outageThatShowsSlowly(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		p := processorFunc(func(context.Context, *inbox.Message) error {
 			time.Sleep(6 * time.Second)
@@ -222,9 +223,9 @@ func TestOutageThatIsNoticedSlowly(t *testing.T) {
 	})
 }
 
-// A message that fails by itself is tried again after a silence, and another one comes just then: it goes
-// through at once, and there is no pause.
-func TestMessageThatComesInDoubt(t *testing.T) {
+// A message that fails by itself is tried again after a silence, and another message arrives just then. That
+// one is processed at once, and there is no pause.
+func TestSuspect_newMessageDoesNotWait(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		f := newTraffic(t, 0, inbox.ConsumerConfig{}, memqueue.Options{})
 		f.start()
@@ -242,9 +243,9 @@ func TestMessageThatComesInDoubt(t *testing.T) {
 	})
 }
 
-// A consumer of one message at a time has others ready when one ends: there is no doubt before they have
-// been tried.
-func TestReadyMessagesAreTriedBeforeADoubt(t *testing.T) {
+// A consumer of one message at a time has more messages ready when one ends. They are tried before the
+// suspects themselves are.
+func TestSuspect_readyMessagesAreTriedFirst(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		const good, takes = 10, 2 * time.Second
 		var passed atomic.Int32
@@ -271,8 +272,9 @@ func TestReadyMessagesAreTriedBeforeADoubt(t *testing.T) {
 	})
 }
 
-// A server is down for a moment, and handlers take long: the others do not wait until the first probe has ended.
-func TestSlowHandlersAfterAnOutage(t *testing.T) {
+// A server is down for a moment, and handlers are slow: the other messages do not wait for the end of the
+// first probe.
+func TestPause_endsBeforeSlowProbe(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		f := newTraffic(t, 40*time.Second, inbox.ConsumerConfig{Concurrency: 8, HandlerTimeout: time.Minute}, memqueue.Options{})
 		f.down.Store(true)
@@ -295,15 +297,15 @@ func TestSlowHandlersAfterAnOutage(t *testing.T) {
 	})
 }
 
-// A server is down, and one of the handlers never returns: a probe waits for it until it is known to be stuck.
-func TestProbeThatNeverEnds(t *testing.T) {
+// A server is down, and one handler never returns: a probe waits for it until the handler counts as stuck.
+func TestPause_probeThatNeverEnds(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		const good = 20
 		var down, deaf atomic.Bool
 		var passed, calls atomic.Int32
 		release := make(chan struct{})
 		end := sync.OnceFunc(func() { close(release) })
-		t.Cleanup(end) // also where the test fails
+		t.Cleanup(end) // even if the test fails
 		p := processorFunc(func(context.Context, *inbox.Message) error {
 			calls.Add(1)
 			switch {
@@ -340,9 +342,9 @@ func TestProbeThatNeverEnds(t *testing.T) {
 	})
 }
 
-// One message always lacks its own server, and the good ones take long and are few: each that goes through
-// ends the pause, and tells whose failure it was.
-func TestSlowMessagesBesideOneThatFails(t *testing.T) {
+// One message's server is always unreachable, and the good messages are slow and few. Each success ends the
+// pause and shows that the failing message is at fault.
+func TestSuspect_becomesDeadLetterBesideSlowMessages(t *testing.T) {
 	for _, takes := range []time.Duration{3 * time.Second, 40 * time.Second} {
 		t.Run(takes.String(), func(t *testing.T) {
 			bubble(t, func(t *testing.T) {

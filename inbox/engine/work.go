@@ -26,21 +26,22 @@ type workers struct {
 	post      func(event)
 	running   sync.WaitGroup
 
-	late error // the cause with which HandlerTimeout cancels a context
+	late error // the cause of a context cancelled by HandlerTimeout
 
-	// exited is the result of a message whose handler ended the goroutine by runtime.Goexit. After that only deferred
-	// functions run. So exited is in the results before the call, and deferred functions read them.
+	// exited is the result of a message whose handler ended the goroutine by runtime.Goexit. After that only
+	// deferred functions run. So exited is put into the results before the call, and deferred functions read
+	// them.
 	exited error
 }
 
 func (w *workers) start() {
-	w.late, w.exited = w.cfg.errorf("HandlerTimeout is over"), w.cfg.errorf("the processor exited its goroutine")
+	w.late, w.exited = w.cfg.errorf("HandlerTimeout exceeded"), w.cfg.errorf("the processor exited its goroutine")
 	for range w.cfg.Concurrency {
 		w.running.Go(w.work)
 	}
 }
 
-// work is one worker. When a handler exits its goroutine, another worker replaces it.
+// work is one worker. If a handler exits its goroutine, another worker replaces it.
 func (w *workers) work() {
 	returned := false
 	defer func() {
@@ -87,7 +88,7 @@ func (w *workers) run(j *job) {
 	w.process(w.ctx, []*inbox.Message{m}, j.errs)
 }
 
-// judge makes outcomes of the errors of a job.
+// judge converts the errors of a job into outcomes.
 func (w *workers) judge(j *job) {
 	for i, err := range j.errs {
 		if err == nil {
@@ -101,7 +102,7 @@ func (w *workers) judge(j *job) {
 	}
 }
 
-// process runs the processor on the acceptable messages, and fills in the results.
+// process runs the processor on the valid messages, and fills in the results.
 func (w *workers) process(ctx context.Context, all []*inbox.Message, results []error) {
 	refused := 0
 	for i, m := range all {
@@ -151,12 +152,12 @@ func (w *workers) acceptable(m *inbox.Message) error {
 		return err
 	}
 	if most := w.cfg.MaxBodyBytes; len(m.Body) > most {
-		return inbox.Invalid(w.cfg.errorf("body of %d bytes, at most %d are allowed", len(m.Body), most))
+		return inbox.Invalid(w.cfg.errorf("body has %d bytes, at most %d are allowed", len(m.Body), most))
 	}
 	return nil
 }
 
-// call blocks until the processor returns.
+// call runs the processor and waits for it.
 func (w *workers) call(ctx context.Context, msgs []*inbox.Message, answers []error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, w.cfg.limit(len(msgs)), w.late)
 	defer cancel()
@@ -170,7 +171,7 @@ func (w *workers) call(ctx context.Context, msgs []*inbox.Message, answers []err
 	}()
 	results := w.processor.Process(ctx, msgs)
 	if len(results) != len(msgs) {
-		results = same(len(msgs), w.cfg.errorf("the processor gave %d results for %d messages", len(results), len(msgs)))
+		results = same(len(msgs), w.cfg.errorf("the processor returned %d results for %d messages", len(results), len(msgs)))
 	}
 	copy(answers, results)
 }
@@ -183,18 +184,18 @@ func same(n int, err error) []error {
 	return results
 }
 
-// Solo is shared by consumers that run in one process. A message that may have ended the process then runs with
-// nothing beside it in any of them. The zero value is ready for use.
+// Solo is shared by consumers that run in one process. A message that may have ended the process runs alone
+// in all of them. The zero value is ready for use.
 type Solo struct {
 	mu      sync.Mutex
 	running int           // jobs
-	crasher bool          // one of them may have ended the process
-	waiting int           // of them, jobs that wait for the others to end
+	crasher bool          // a running job may have ended the process
+	waiting int           // jobs that may have ended the process and wait for the others to end
 	changed chan struct{} // closed when one of these changes; nil: nobody waits
 }
 
-// enter waits until a job may run beside those that do, for soloPatience at most, and until ctx ends.
-// The job has ended when leave is called. A nil Solo never waits.
+// enter waits until a job may start beside the running ones, for soloPatience at most, or until ctx ends.
+// Calling leave ends the job. A nil Solo never waits.
 func (s *Solo) enter(ctx context.Context, crasher bool) (leave func()) {
 	if s == nil {
 		return func() {}
@@ -218,7 +219,7 @@ func (s *Solo) enter(ctx context.Context, crasher bool) (leave func()) {
 	return func() { s.leave(crasher) }
 }
 
-// await waits with the lock held until free returns true, or the wait is over.
+// await waits, with the lock held, until free returns true or the time is over.
 func (s *Solo) await(ctx context.Context, free func() bool) {
 	if free() {
 		return
@@ -252,15 +253,15 @@ func (s *Solo) leave(crasher bool) {
 	}
 }
 
-// tracker notes in the ledger the runs of messages after their first delivery. Workers and movers use it.
+// tracker records in the ledger the runs of messages after their first delivery. Workers and movers use it.
 type tracker struct {
 	cfg  *settings
-	work context.Context // ends with the run: notes are made while draining, too
+	work context.Context // ends with the run, so that the drain can still use the ledger
 	open sync.Map        // messages whose run is open in the ledger
 }
 
-// read reads the note of a message and decides whether it may run. It returns the message as it is to be processed,
-// or an outcome: that it is outdated, or must run alone.
+// read reads the entry of a message and decides whether it may run. It returns the message to process, or an
+// outcome: it is outdated, or must run alone.
 func (t *tracker) read(m *inbox.Message) (*inbox.Message, *outcome, error) {
 	var entry driver.LedgerEntry
 	err := t.note(func(ctx context.Context, l driver.Ledger) (err error) {
@@ -279,10 +280,10 @@ func (t *tracker) read(m *inbox.Message) (*inbox.Message, *outcome, error) {
 			"%s: the process ended %d times while this message was being processed", t.cfg.Package, open)), driver.ClassQuarantined)
 	}
 	overdue := entry.Overdue > overdueMargin
-	if entry.Supersedes(m) && (entry.Replays == m.Replays || overdue) { // it goes on where its retry would have
+	if entry.Supersedes(m) && (entry.Replays == m.Replays || overdue) { // it continues with the attempt of its retry
 		later := *m
 		later.Replays, later.Attempt = entry.Replays, entry.Attempt
-		if entry.Attempt > t.cfg.Retry.MaxAttempts { // some failures were recoverable; the ledger does not say which
+		if entry.Attempt > t.cfg.Retry.MaxAttempts { // some failures were recoverable; the ledger does not record which
 			later.Recovered = entry.Attempt - 1
 		}
 		m = &later
@@ -293,14 +294,14 @@ func (t *tracker) read(m *inbox.Message) (*inbox.Message, *outcome, error) {
 	return m, nil, nil
 }
 
-// overdueMargin is how long after its time a retry counts as lost. If it is only late, the message goes on with that
-// retry's number all the same, and the retry is outdated.
+// overdueMargin is how long after its due time a retry counts as lost. If the retry is only late, the message
+// continues with the retry's attempt number, and the retry is outdated when it arrives.
 const overdueMargin = 5 * time.Minute
 
-// outdated reports whether a newer copy than m is stored elsewhere. The retry of an ordered message is not: it was in
-// the memory of a process that has ended. Neither is a copy whose move also ended the original, if the original comes
-// again: a failover or a crash of the server has undone both. A copy that is long overdue counts as lost: for example
-// its queue was purged, and the sender sent the message again.
+// outdated reports whether a newer copy than m is stored elsewhere. There are three exceptions. The retry of
+// an ordered message was in the memory of a process that has ended. If a move also settles the original and
+// the original is redelivered, a failover or crash of the server has undone both. A copy that is long overdue
+// counts as lost: for example, its queue was purged, and the sender sent the message again.
 func (t *tracker) outdated(entry driver.LedgerEntry, m *inbox.Message) bool {
 	if t.cfg.traits.MoveSettles || !entry.Supersedes(m) || entry.Overdue > overdueMargin {
 		return false
@@ -308,7 +309,7 @@ func (t *tracker) outdated(entry driver.LedgerEntry, m *inbox.Message) bool {
 	return !t.cfg.Ordered || entry.Replays != m.Replays
 }
 
-// start notes that a run begins.
+// start records that a run starts.
 func (t *tracker) start(m *inbox.Message) error {
 	if err := t.note(func(ctx context.Context, l driver.Ledger) error { return l.Start(ctx, m) }); err != nil {
 		return inbox.Unavailable(err)
@@ -317,8 +318,8 @@ func (t *tracker) start(m *inbox.Message) error {
 	return nil
 }
 
-// end notes the end of a run that the process has survived. A failed message may stay here for ever, if no
-// destination takes its copy.
+// end records the end of a run that the process has survived. A failed message may stay here for ever, if no
+// destination accepts its copy.
 func (t *tracker) end(m *inbox.Message, succeeded bool) {
 	t.open.Delete(m)
 	if succeeded {
@@ -328,14 +329,14 @@ func (t *tracker) end(m *inbox.Message, succeeded bool) {
 	t.survived(m)
 }
 
-// moved notes that a copy of a failed message is stored, before its original is settled.
+// moved records that a copy of a failed message is stored, before its original is settled.
 func (t *tracker) moved(m *inbox.Message, o *outcome) {
 	if t.cfg.ledger == nil || o == nil || m.Validate() != nil {
 		return
 	}
 	t.missing(m, t.note(func(ctx context.Context, l driver.Ledger) error {
 		switch {
-		case o.failure.Class == driver.ClassQuarantined: // the entry keeps redelivered copies from running
+		case o.failure.Class == driver.ClassQuarantined: // the entry prevents runs of redelivered copies
 			return nil
 		case o.decision.Action == driver.ActionRetry && o.decision.Counted:
 			return l.Pass(ctx, m, o.decision.Delay)
@@ -346,7 +347,7 @@ func (t *tracker) moved(m *inbox.Message, o *outcome) {
 	}))
 }
 
-// abandoned notes for messages whose handlers are abandoned that they have not ended the process.
+// abandoned records that the messages of abandoned handlers have not ended the process.
 func (t *tracker) abandoned() {
 	var all sync.WaitGroup
 	t.open.Range(func(key, _ any) bool {
@@ -356,29 +357,29 @@ func (t *tracker) abandoned() {
 	all.Wait()
 }
 
-// survived notes that a run has not ended the process.
+// survived records that a run has not ended the process.
 func (t *tracker) survived(m *inbox.Message) {
 	t.missing(m, t.note(func(ctx context.Context, l driver.Ledger) error { return l.End(ctx, m) }))
 }
 
-// missing logs that a note was not made: the message may run once more than it should.
+// missing logs that an entry was not written: the message may run once more than it should.
 func (t *tracker) missing(m *inbox.Message, err error) {
 	if err != nil {
-		t.cfg.Logger.Warn("attempt not noted", slog.Any("message_id", m.ID), slog.Any("error", err))
+		t.cfg.Logger.Warn("could not record attempt", slog.Any("message_id", m.ID), slog.Any("error", err))
 	}
 }
 
-// note calls the ledger, also while draining.
+// note calls the ledger, even during a drain.
 func (t *tracker) note(call func(ctx context.Context, l driver.Ledger) error) error {
 	ctx, cancel := context.WithTimeout(t.work, t.cfg.Timeout)
 	defer cancel()
 	return call(ctx, t.cfg.ledger)
 }
 
-// memoryInterval is how often the memory is measured.
+// memoryInterval is the interval of memory measurements.
 const memoryInterval = time.Second
 
-// watchLimits returns when ctx ends, or when it has posted that a limit of time or memory is reached.
+// watchLimits returns when ctx ends, or when it has posted that a time or memory limit is reached.
 func watchLimits(ctx context.Context, cfg *settings, post func(event)) {
 	var timeUp, measure <-chan time.Time
 	if cfg.TimeLimit > 0 {
