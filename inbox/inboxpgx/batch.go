@@ -20,10 +20,10 @@ import (
 	txdriver "github.com/holdfast-go/holdfast/txretry/driver"
 )
 
-// together processes members with different ids in one transaction, and ends them. The first try has
-// no savepoints, since they cost two round trips each; when a handler fails there is a second
-// one, with a savepoint around each. When the transaction fails as a whole each half gets
-// one of its own, so that in the end the message at fault is alone.
+// together processes members with different ids in one transaction, and ends them. The first try has no
+// savepoints, because they cost two round trips each. If a handler fails, the second try has a savepoint
+// around each handler. If the transaction fails as a whole, each half gets one of its own, until the message
+// at fault is alone.
 func (s *Store) together(ctx context.Context, members []*member) {
 	search := isolate.New(isolate.Halves, members...)
 	search.InOrder = true
@@ -36,7 +36,7 @@ func (s *Store) together(ctx context.Context, members []*member) {
 	}
 }
 
-// settled runs the transaction of some members. It is false when they are better divided.
+// settled runs the transaction of some members. It returns false if they should be divided.
 func (s *Store) settled(ctx context.Context, members []*member) bool {
 	members = left(members)
 	if len(members) == 0 {
@@ -47,7 +47,7 @@ func (s *Store) settled(ctx context.Context, members []*member) bool {
 		bounded, cancel := withTimeout(b.ctx, b.work.timeout)
 		defer cancel()
 		s.alone(bounded, b)
-		if timeIsOver(ctx) && inboxdriver.Classify(b.result).Counted { // it may have had less than is due to it
+		if timeIsOver(ctx) && inboxdriver.Classify(b.result).Counted { // it may have had less time than it should
 			b.end(inbox.Unavailable(b.result))
 		}
 		return true
@@ -76,9 +76,9 @@ func (s *Store) settled(ctx context.Context, members []*member) bool {
 type batch struct {
 	s       *Store
 	members []*member
-	careful bool // a savepoint around each handler
+	careful bool // use a savepoint around each handler
 
-	handled bool // the entries were made, in some attempt
+	handled bool // the entries were made in some attempt
 	lost    bool // the connection was lost under a handler, before the context ended
 }
 
@@ -124,7 +124,7 @@ func (t *batch) record(ctx context.Context, tx pgx.Tx) error {
 	return nil
 }
 
-// neighbours are the members, those together that one call handles.
+// neighbours returns the members, grouped by call of a handler.
 func (t *batch) neighbours() (all [][]*member) {
 	var many *batchHandler // of the last ones
 	for _, b := range t.members {
@@ -160,7 +160,7 @@ func (t *batch) handle(ctx context.Context, tx pgx.Tx, some []*member) error {
 	return nil
 }
 
-// containedError is a handler's failure that the rollback to its savepoint has undone.
+// containedError is a handler's failure that was undone by the rollback to its savepoint.
 type containedError struct{ err error }
 
 func (e *containedError) Error() string { return e.err.Error() }
@@ -185,8 +185,8 @@ func guarded(ctx context.Context, tx pgx.Tx, some []*member) error {
 	return &containedError{err}
 }
 
-// checkOpen returns an error if a handler has ended or broken the transaction: the next one
-// needs it open.
+// checkOpen returns an error if a handler has ended or broken the transaction, because the next handler needs
+// it.
 func checkOpen(tx pgx.Tx) error {
 	switch txdriver.StateOf(tx) {
 	case txdriver.Idle:
@@ -197,7 +197,7 @@ func checkOpen(tx pgx.Tx) error {
 	return nil
 }
 
-// isConflict reports whether a new attempt of the transaction may go better.
+// isConflict reports whether another attempt of the transaction may succeed.
 func isConflict(err error) bool {
 	code := sqlstate.Of(err)
 	return code == "40001" || code == "40P01" || code == "55P03"
@@ -222,8 +222,8 @@ func call(ctx context.Context, tx pgx.Tx, some []*member) error {
 	})
 }
 
-// inTransaction is a message's context, in which the running transaction is found, too: a handler
-// that begins another one is told so. What middleware adds is older than the transaction.
+// inTransaction is a message's context with the running transaction. A handler that starts another
+// transaction gets an error. Values of the middleware are older than the transaction.
 type inTransaction struct {
 	context.Context
 	tx context.Context
@@ -236,7 +236,7 @@ func (c inTransaction) Value(key any) any {
 	return c.tx.Value(key)
 }
 
-// forget takes back the entries of those that failed.
+// forget deletes the entries of the failed messages.
 func (t *batch) forget(ctx context.Context, tx pgx.Tx) error {
 	var failed []uuid.UUID
 	for _, b := range t.members {
@@ -250,7 +250,7 @@ func (t *batch) forget(ctx context.Context, tx pgx.Tx) error {
 	return t.s.entries.Forget(ctx, tx, t.s.consumer, failed)
 }
 
-// blames reports whether the error is a handler's, in a transaction that could go on.
+// blames reports whether the error comes from a handler and the transaction could continue.
 func (t *batch) blames(ctx context.Context, err error) bool {
 	_, handlers := errors.AsType[*handlerError](err)
 	return handlers && !t.hopeless(ctx, err)
@@ -272,7 +272,7 @@ func (t *batch) hopeless(ctx context.Context, err error) bool {
 	return !handlers && !commitRefused(t.handled, err)
 }
 
-// settle ends the members as the committed transaction left them.
+// settle ends the members after the transaction has committed.
 func (t *batch) settle(ctx context.Context) {
 	for _, b := range t.members {
 		if b.failed == nil {
@@ -283,8 +283,8 @@ func (t *batch) settle(ctx context.Context) {
 	}
 }
 
-// settleWithoutEntry ends the members for which the transaction, which is rolled back, made no entry. One whose key is
-// stopped no more is left for the next transaction.
+// settleWithoutEntry ends the members for which the rolled-back transaction made no entry. A member whose key
+// is no longer stopped is left for the next transaction.
 func (t *batch) settleWithoutEntry(ctx context.Context) {
 	var without []*member
 	var msgs []*inbox.Message
@@ -300,8 +300,8 @@ func (t *batch) settleWithoutEntry(ctx context.Context) {
 	}
 }
 
-// settleAll ends the members by a fault that is none of theirs. When the time of all of them is over one
-// may have taken it: unavailable, each is tried alone.
+// settleAll ends the members with an error that is not their own. If the time of the batch is over, one of
+// them may have used it up: all are unavailable, and each is tried alone.
 func (t *batch) settleAll(ctx context.Context, err error) {
 	switch {
 	case noChance(ctx, t.handled):

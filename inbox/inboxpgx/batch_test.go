@@ -49,7 +49,7 @@ func failedOnes(results []error) (failed []int) {
 	return failed
 }
 
-// numbersTaken returns the numbers of the events that took effect.
+// numbersTaken returns the numbers of the messages that took effect.
 func numbersTaken(t *testing.T, pool *pgxpool.Pool) (numbers []int) {
 	t.Helper()
 	rows, err := pool.Query(t.Context(), `SELECT number FROM effects ORDER BY number`)
@@ -60,7 +60,7 @@ func numbersTaken(t *testing.T, pool *pgxpool.Pool) (numbers []int) {
 	return numbers
 }
 
-// Whatever a handler of a batch does wrong, it fails alone.
+// Whatever a handler of a batch does wrong, only its message fails.
 func TestBatchFailures(t *testing.T) {
 	t.Parallel()
 	const n = 20
@@ -136,8 +136,8 @@ func (c counted) DoWith(ctx context.Context, opts txretry.Options, fn func(ctx c
 // Pool implements driver.Pooler of txretry.
 func (c counted) Pool() *pgxpool.Pool { return poolOf(c.Transactor) }
 
-// What does not fail costs one transaction. Copies of what was processed before cost one more, which makes no entry
-// of theirs and is rolled back.
+// Without failures a batch costs one transaction. Copies of processed messages cost one more, which makes no
+// entry for them and is rolled back.
 func TestBatchIsOneTransaction(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t)
@@ -160,7 +160,7 @@ func TestBatchIsOneTransaction(t *testing.T) {
 	wantOneEffectEach(t, pool, 52)
 }
 
-// Batches of the same messages in any order, from many processes at once.
+// Many processes receive batches of the same messages in different orders at the same time.
 func TestBatchStorm(t *testing.T) {
 	t.Parallel()
 	const messages, size, workers = 300, 25, 8
@@ -185,7 +185,7 @@ func TestBatchStorm(t *testing.T) {
 	wantOneEffectEach(t, pool, messages)
 }
 
-// Middleware, Waiter and Prepare step belong to the message, also in a batch.
+// Middleware, Waiter and Prepare step belong to one message, also in a batch.
 func TestBatchMiddleware(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -248,7 +248,7 @@ type traceKey struct{}
 
 var errLate = errors.New("too late")
 
-// The Waiter of a name and the Fallback are for their messages only, and the middleware sees all.
+// The Waiter of a name and the Fallback run for their own messages only, and the middleware runs for all.
 func TestBatchWaiterAndFallback(t *testing.T) {
 	t.Parallel()
 	full := errors.New("limiter is full")
@@ -327,7 +327,7 @@ func TestHandleBatch(t *testing.T) {
 	}
 }
 
-// Another name in between ends a call; the order stays.
+// A message of another name ends a call; the order stays the same.
 func TestHandleBatchNeighbours(t *testing.T) {
 	t.Parallel()
 	p, _ := fakeStore(t)
@@ -351,7 +351,7 @@ func TestHandleBatchNeighbours(t *testing.T) {
 	}
 }
 
-// A handler's Timeout ends its own call and no other's.
+// A handler's Timeout ends only its own call.
 func TestBatchTimeout(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -374,7 +374,7 @@ func TestBatchTimeout(t *testing.T) {
 	})
 }
 
-// A fault of the database is nobody's: all come again, uncounted.
+// A fault of the database is not a message's failure: all are redelivered, uncounted.
 func TestBatchUnavailable(t *testing.T) {
 	t.Parallel()
 	for name, fault := range map[string]txretrytest.Fault{
@@ -399,7 +399,7 @@ func TestBatchUnavailable(t *testing.T) {
 	}
 }
 
-// A handler that exits its goroutine leaves nobody behind.
+// If a handler exits its goroutine, every message still gets a result.
 func TestBatchGoexit(t *testing.T) {
 	t.Parallel()
 	for _, where := range []string{"prepare", "handler"} {
@@ -430,14 +430,14 @@ func TestBatchGoexit(t *testing.T) {
 	}
 }
 
-// A conflict that comes and goes costs a batch no message; one that stays is tried for each message alone.
+// A conflict that ends costs no message. A conflict that stays is retried for each message alone.
 func TestBatchConflicts(t *testing.T) {
 	t.Parallel()
 	const attempts = 6 // of a transaction
 	conflict := txretrytest.Fault{Point: txretrytest.AtCommit, SQLSTATE: "40001"}
 	for name, tt := range map[string]struct{ conflicts, runs int }{
-		"it goes":  {attempts - 1, 3 * attempts},
-		"it stays": {attempts, 3*attempts + 3},
+		"ends":  {attempts - 1, 3 * attempts},
+		"stays": {attempts, 3*attempts + 3},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -460,13 +460,13 @@ func TestBatchConflicts(t *testing.T) {
 	}
 }
 
-// hanging handles messages, one of which waits for something else until its context ends.
+// hanging handles messages, one of which waits until its context ends.
 type hanging struct {
 	number int
-	gate   chan struct{} // the message 0 waits for it
+	gate   chan struct{} // message 0 waits for it
 
 	mu    sync.Mutex
-	taken []int // of those that took effect
+	taken []int // the numbers of the messages that took effect
 }
 
 func newHanging(number int) *hanging { return &hanging{number: number, gate: make(chan struct{})} }
@@ -489,7 +489,7 @@ func (h *hanging) do(ctx context.Context, tx pgx.Tx, numbers ...int) error {
 	return nil
 }
 
-// effects are the numbers of those that took effect, sorted.
+// effects returns the sorted numbers of the messages that took effect.
 func (h *hanging) effects() []int {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -512,7 +512,7 @@ func (h *hanging) register(t *testing.T, s *inboxpgx.Store, many bool) {
 	noError(t, err)
 }
 
-// others are the numbers below n but for one.
+// others returns the numbers below n except one.
 func others(n, but int) (all []int) {
 	for i := range n {
 		if i != but {
@@ -522,8 +522,8 @@ func others(n, but int) (all []int) {
 	return all
 }
 
-// consumeHanging runs a consumer on n messages, all but the first of which come as one batch, until all have taken effect
-// but for the one that hangs, which alone is a dead letter then.
+// consumeHanging runs a consumer on n messages until all have taken effect except the one that hangs, which
+// is then the only dead letter. All but the first arrive as one batch.
 func consumeHanging(t *testing.T, s *inboxpgx.Store, many bool, n int, timeout time.Duration) {
 	t.Helper()
 	h := newHanging(n / 2)
@@ -559,8 +559,8 @@ func consumeHanging(t *testing.T, s *inboxpgx.Store, many bool, n int, timeout t
 	noError(t, <-ended)
 }
 
-// A handler that hangs is the failure of its message alone, and keeps the others waiting for minutes at most.
-func TestBatchWithOneThatHangs(t *testing.T) {
+// A handler that hangs fails only its own message, and delays the others for minutes at most.
+func TestBatch_oneHandlerHangs(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
 		many bool
@@ -583,8 +583,8 @@ func TestBatchWithOneThatHangs(t *testing.T) {
 	}
 }
 
-// The last of a batch that was divided may have no time left: it is tried again, too.
-func TestBatchTimeIsOverForTheLast(t *testing.T) {
+// The last message of a divided batch may have no time left: it is tried again, too.
+func TestBatch_noTimeLeftForTheLast(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s, entries := fakeStore(t, txretrytest.Fault{Point: txretrytest.AtCommit, SQLSTATE: "23503"})

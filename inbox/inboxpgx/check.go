@@ -18,18 +18,17 @@ import (
 
 const component = "inboxpgx"
 
-// checkTimeout bounds the questions of one Check.
+// checkTimeout bounds the queries of one Check.
 const checkTimeout = 10 * time.Second
 
-// pruneGrace is how much older than the retention an entry may get before Check tells.
+// pruneGrace is how much older than the retention an entry may get before Check reports it.
 const pruneGrace = 24 * time.Hour
 
-// Check looks for what is missing or mis-set: tables, the key, the right to insert, triggers, rules and
-// policies that may drop what the Store writes, entries that should long have been pruned, ordering keys that have been stopped for more than 24 hours, parked
-// messages where ParkKeys has been switched off for the consumers built on this Store, and names in
-// Config.ByName that have no handler. It returns nil
-// when all is well, else the findings, or why it could not look, which it finds out within 20
-// seconds.
+// Check reports everything missing or misconfigured: tables, the key, and the right to insert; triggers,
+// rules and policies that may drop writes of the Store; entries that should have been pruned long ago;
+// ordering keys stopped for more than 24 hours; parked messages although no consumer on this Store has
+// ParkKeys; and names in Config.ByName without a handler. It returns nil if all is well, otherwise the
+// findings, or an error if it could not check, within 20 seconds.
 func (s *Store) Check(ctx context.Context) error {
 	found := check.Findings{Component: component}
 	for _, name := range s.unhandled() {
@@ -89,7 +88,7 @@ func (s *Store) look(ctx context.Context, conn *pgxpool.Conn, found *check.Findi
 		found.Add("call Store.Migrate", "table %s of the ledger does not exist", names.bare+attemptsSuffix)
 	}
 	if noPause {
-		found.Add("call Store.Migrate", "table %s of consumers that are paused does not exist", names.bare+pauseSuffix)
+		found.Add("call Store.Migrate", "table %s of paused consumers does not exist", names.bare+pauseSuffix)
 	}
 	if noParked {
 		found.Add("call Store.Migrate", "table %s or %s of stopped ordering keys does not exist", names.bare+stoppedSuffix, names.bare+waitingSuffix)
@@ -101,7 +100,7 @@ func (s *Store) look(ctx context.Context, conn *pgxpool.Conn, found *check.Findi
 	return s.lookForUnpruned(ctx, conn, found, andNotParked(names, "old"))
 }
 
-// lookForUnpruned finds consumers, this one or others, whose entries nobody deletes.
+// lookForUnpruned finds consumers, this one or others, whose entries are not pruned.
 func (s *Store) lookForUnpruned(ctx context.Context, conn *pgxpool.Conn, found *check.Findings, unless string) error {
 	name := s.table.names.entries
 	// One step of the index per consumer, however many entries each has.
@@ -115,7 +114,7 @@ func (s *Store) lookForUnpruned(ctx context.Context, conn *pgxpool.Conn, found *
 	}
 	consumers, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	if answer, ok := errors.AsType[*pgconn.PgError](err); ok && answer.Code == "42501" {
-		return nil // this role may insert only; then another one prunes
+		return nil // this role may only insert; another one prunes
 	}
 	if err != nil {
 		return err
@@ -128,18 +127,18 @@ func (s *Store) lookForUnpruned(ctx context.Context, conn *pgxpool.Conn, found *
 }
 
 const (
-	// stoppedGrace is for how long an ordering key may be stopped before Check tells.
+	// stoppedGrace is how long an ordering key may be stopped before Check reports it.
 	stoppedGrace = 24 * time.Hour
 
-	// keyShown is how many characters of a key a finding shows.
+	// keyShown is the number of characters of a key in a finding.
 	keyShown = 64
 
-	// mostCounted bounds what is counted for a finding.
+	// mostCounted bounds the counts in a finding.
 	mostCounted = 100_000
 )
 
-// lookForParked finds ordering keys that an operator has forgotten, of this consumer and of others,
-// and messages that no consumer of this Store goes on with.
+// lookForParked finds ordering keys that were stopped long ago, of this consumer and of others, and messages
+// that no consumer of this Store will process.
 func (s *Store) lookForParked(ctx context.Context, conn *pgxpool.Conn, found *check.Findings) error {
 	err := s.lookForStopped(ctx, conn, found)
 	if err == nil && s.parks.not.Load() && s.parks.cfg.Load() == nil {
@@ -186,5 +185,5 @@ func (s *Store) deleteParked(consumer string) string {
 	return "DELETE FROM " + s.table.names.waiting + where + ", and then DELETE FROM " + s.table.names.stopped + where
 }
 
-// quoted is a text as a literal of SQL.
+// quoted returns a text as an SQL literal.
 func quoted(text string) string { return "'" + strings.ReplaceAll(text, "'", "''") + "'" }

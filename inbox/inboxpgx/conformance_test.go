@@ -64,7 +64,7 @@ func TestEntriesOnFake(t *testing.T) {
 	}})
 }
 
-// newPool returns a pool on a schema that has the inbox table and one for effects.
+// newPool returns a pool on a schema that has the inbox table and a table for effects.
 func newPool(t *testing.T) *pgxpool.Pool {
 	t.Helper()
 	pool := pgtest.New(t)
@@ -215,8 +215,8 @@ func TestParkingOnFake(t *testing.T) {
 	}})
 }
 
-// Random transactions over a few ids, with savepoints and rollbacks, get the same answers of the
-// fake and of Postgres. A sequence is told by its number.
+// Random transactions over a few ids, with savepoints and rollbacks, have the same results on the fake and on
+// Postgres. The number of a sequence selects it.
 func TestDifferentialDedup(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t)
@@ -273,7 +273,7 @@ func (s *dedupSequence) run(t *testing.T, m txretry.Transactor, d pgdriver.Entri
 
 var errAborted = errors.New("aborted")
 
-// steps works in a transaction or a savepoint.
+// steps runs random steps in a transaction or a savepoint.
 func (s *dedupSequence) steps(ctx context.Context, tx pgx.Tx, d pgdriver.Entries, random *rand.Rand, depth int, log *[]string) error {
 	var mine []uuid.UUID // recorded here for the first time
 	for range 1 + random.IntN(4) {
@@ -302,7 +302,7 @@ func (s *dedupSequence) steps(ctx context.Context, tx pgx.Tx, d pgdriver.Entries
 				}
 			}
 			*log = append(*log, fmt.Sprintf("record %d: %v", len(chosen), first))
-		case k == 5 && depth == 0 && len(mine) > 0: // as its only user does: at the end of the transaction
+		case k == 5 && depth == 0 && len(mine) > 0: // as its only caller does: at the end of the transaction
 			if err := d.Forget(ctx, tx, s.consumer, mine[:1]); err != nil {
 				return err
 			}
@@ -333,7 +333,7 @@ func (s *dedupSequence) savepoint(ctx context.Context, tx pgx.Tx, d pgdriver.Ent
 	return sp.Commit(ctx)
 }
 
-// Random notes on a few messages leave the same entries in the fake ledger and in Postgres.
+// Random writes about a few messages leave the same entries in the fake ledger and in Postgres.
 func TestDifferentialLedger(t *testing.T) {
 	t.Parallel()
 	real := newStore(t, newManager(t, newPool(t)), "a", inboxpgx.Config{}).Entries()
@@ -361,7 +361,7 @@ sequences:
 			e1, looked1 := real.Ledger(consumer).Look(t.Context(), m.ID)
 			e2, looked2 := fake.Ledger(consumer).Look(t.Context(), m.ID)
 			if errors.Is(errors.Join(err1, looked1), context.DeadlineExceeded) {
-				continue sequences // the machine stalled, and whether the note was taken is not known
+				continue sequences // the machine stalled, and it is not known whether the write took effect
 			}
 			log = append(log, fmt.Sprintf("%s of attempt %d, replay %d for %s: Postgres %+v %v, fake %+v %v",
 				[]string{"start", "end", "pass", "forget"}[step], m.Attempt, m.Replays, consumer, e1, err1, e2, err2))

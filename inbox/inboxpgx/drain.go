@@ -22,54 +22,55 @@ import (
 )
 
 const (
-	// drainers is how many keys go on at once in one process.
+	// drainers is how many keys a process drains at once.
 	drainers = 4
 
-	// drainPoll is how often keys are looked for that may go on: an operator may use another process.
+	// drainPoll is the interval of checks for keys that may continue: an operator may use another process.
 	drainPoll = 2 * time.Second
 
-	// drainLease is how long a key is left to the process that has claimed it and has not begun a transaction, beside
-	// the time of steps before the transaction. So late another process goes on after a crash. A process that lives
-	// gives the key back before that.
+	// drainLease is how long a key is reserved for the process that claimed it, until a transaction begins.
+	// Steps before the transaction add to it. After a crash another process continues that much later. A live
+	// process releases the key before.
 	drainLease = 10 * time.Second
 
 	// drainTurn is how many messages of a key run before other keys have a turn.
 	drainTurn = 20
 
-	// unavailablePause is how long a key waits when a server was missing.
+	// unavailablePause is how long a key waits after a server was unreachable.
 	unavailablePause = 2 * time.Second
 )
 
-var errLate = fmt.Errorf("inboxpgx: no transaction has begun within the lease: %w", inbox.ErrDraining)
+var errLate = fmt.Errorf("inboxpgx: no transaction started within the lease: %w", inbox.ErrDraining)
 
-// drain processes the messages of stopped keys that may go on. One goroutine claims keys, and drainers run them.
+// drain processes the messages of stopped keys that may continue. One goroutine claims keys, and drainers run
+// them.
 type drain struct {
 	s      *Store
 	p      *parks
 	cfg    inbox.ConsumerConfig
 	kit    telemetry.Kit
 	seldom telemetry.Seldom
-	halted atomic.Bool // by an operator, or that is not known yet
+	halted atomic.Bool // by an operator, or not known yet
 
-	slots chan struct{} // a place for each key that runs; a message that runs alone has all
+	slots chan struct{} // a slot for each running key; a message that runs alone takes all
 	alone atomic.Bool   // the next message runs alone
 
-	strikes sync.Map // of strike by key: its message failed because a server was missing
+	strikes sync.Map // strike by key: its message failed because a server was unreachable
 }
 
-// claim is a head, and when a message that has not begun is given back.
+// claim is a head, and the time at which a message that has not started is released.
 type claim struct {
 	*driver.Head
 	until time.Time
 }
 
-// strike says how often a message failed because a server was missing while others went through.
+// strike counts how often a message failed because a server was unreachable while others succeeded.
 type strike struct {
 	n      int
 	passed int64 // as of the last failure
 }
 
-// drain runs until ctx ends. It then waits for running handlers, for ShutdownTimeout at most.
+// drain runs until ctx ends. Then it waits for running handlers, for at most ShutdownTimeout.
 func (s *Store) drain(ctx context.Context) {
 	cfg := s.parks.cfg.Load()
 	if cfg == nil {
@@ -126,7 +127,7 @@ func (s *Store) drain(ctx context.Context) {
 	}
 }
 
-// leave gives back places of keys.
+// leave frees slots of keys.
 func (d *drain) leave(n int) {
 	for range n {
 		<-d.slots
@@ -149,7 +150,8 @@ func (d *drain) count(ctx context.Context) {
 	}
 }
 
-// lease is longer where handlers have steps before their transactions: nothing locks the key meanwhile.
+// lease returns the lease. It is longer if handlers have steps before their transactions, because nothing
+// locks the key meanwhile.
 func (d *drain) lease() time.Duration {
 	if d.s.slow {
 		return d.p.lease + d.cfg.HandlerTimeout
@@ -168,12 +170,12 @@ func (d *drain) claim(ctx context.Context) (c claim) {
 	return c
 }
 
-// until is when a message is given back that is claimed now.
+// until returns when a message claimed now is released.
 func (d *drain) until() time.Time { return time.Now().Add(d.lease() - d.p.lease/5) }
 
-// key runs messages of a key until one fails, none is left, or others shall have their turn.
+// key runs messages of a key until one fails, none is left, or other keys have their turn.
 func (d *drain) key(ctx, work context.Context, c claim, alone bool) {
-	keep := context.WithoutCancel(work) // what became of a message is stored in the end, too
+	keep := context.WithoutCancel(work) // the outcome of a message is stored even during a shutdown
 	if alone {
 		defer d.alone.Store(false)
 	}
@@ -200,8 +202,8 @@ func (d *drain) key(ctx, work context.Context, c claim, alone bool) {
 	}
 }
 
-// message runs the message of a claim. It is given back if it has not begun when the lease is almost over: another
-// process would take it for one that has ended this process.
+// message runs the message of a claim. It is released if it has not started when the lease is almost over.
+// Otherwise another process would count it as one that ended this process.
 func (d *drain) message(ctx context.Context, c claim) error {
 	if c.Runs >= d.cfg.MaxCrashes {
 		return inbox.Classed(inbox.Unrecoverable(fmt.Errorf(
@@ -219,8 +221,8 @@ func (d *drain) message(ctx context.Context, c claim) error {
 	return err
 }
 
-// first processes the first message of a stopped key, and calls begun when its transaction has. It sets the result
-// also when a handler exits the goroutine.
+// first processes the first message of a stopped key, and calls begun when its transaction has started. It
+// sets the result even if a handler exits the goroutine.
 func (s *Store) first(ctx context.Context, h *driver.Head, begun func(), result *error) {
 	m := *h.Message
 	m.Redelivered = true // it may have run before, and ended the process
@@ -249,7 +251,7 @@ func (d *drain) failed(ctx context.Context, h *driver.Head, err error) {
 		err = place.Retry(ctx, h, advanced(h.Message, inboxdriver.Progressed(h.Message, f, decision, d.cfg.Name, now)), decision.Delay)
 	case f.Unavailable:
 		err = place.Retry(ctx, h, h.Message, unavailablePause)
-	default: // it is given back: the process ends, or no transaction has begun
+	default: // it is released: the process ends, or no transaction has started
 		err = place.Release(ctx, h)
 	}
 	if !f.Unavailable {
@@ -264,8 +266,8 @@ func advanced(m *inbox.Message, next inboxdriver.Progress) *inbox.Message {
 	return &later
 }
 
-// guilty reports whether a message that fails because a server is missing fails by itself: others went through between
-// its failures, twice.
+// guilty reports whether a message that fails because a server is unreachable is itself at fault: others
+// succeeded between its failures, twice.
 func (d *drain) guilty(h *driver.Head) bool {
 	passed := d.s.passed.Load()
 	known, _ := d.strikes.Load(h.Key)
@@ -277,7 +279,7 @@ func (d *drain) guilty(h *driver.Head) bool {
 	return last.n >= 2
 }
 
-// span begins the processing of a message, as a part of the sender's trace; the returned function ends it.
+// span starts the span of a message in the sender's trace; the returned function ends it.
 func (d *drain) span(ctx context.Context, m *inbox.Message) (context.Context, func(error)) {
 	if d.kit.Silent() {
 		return ctx, func(error) {}

@@ -46,7 +46,7 @@ func newTable(pool *pgxpool.Pool, names tables) (*table, error) {
 	return &table{
 		pool: pool, names: names, files: files, missing: names.missing(),
 		insert: `INSERT INTO ` + names.entries + ` (consumer, message_id) VALUES ($1, $2) ON CONFLICT DO NOTHING`,
-		// In the order of the ids: two batches with the same copies must not deadlock.
+		// In the order of the ids, so that two batches with the same copies do not deadlock.
 		insertAll: `INSERT INTO ` + names.entries + ` (consumer, message_id) SELECT $1, m.id
 			FROM unnest($2::uuid[]) AS m (id) ORDER BY m.id ON CONFLICT DO NOTHING RETURNING message_id`,
 		insertKeyed: `INSERT INTO ` + names.entries + ` (consumer, message_id) SELECT $1, $2::uuid WHERE ` + open("$3") + ` ON CONFLICT DO NOTHING`,
@@ -77,7 +77,7 @@ func (t *table) Record(ctx context.Context, tx pgx.Tx, consumer string, id uuid.
 	return tag.RowsAffected() == 1, nil
 }
 
-// atBegin is Record as a statement that travels with BEGIN.
+// atBegin returns the statement of Record, to be sent together with BEGIN.
 func (t *table) atBegin(consumer string, id uuid.UUID, key string) txdriver.Statement {
 	if key == "" {
 		return txdriver.Statement{SQL: t.insert, Args: []any{consumer, uuidOf(id)}}
@@ -104,8 +104,8 @@ func (t *table) RecordAll(ctx context.Context, tx pgx.Tx, consumer string, msgs 
 	return first, nil
 }
 
-// Recorded implements driver.Entries. It runs outside of the transaction that made no entry: a trigger may have
-// put the row elsewhere, which that transaction would take for an entry.
+// Recorded implements driver.Entries. It runs outside the transaction that made no entry: a trigger may have
+// put the row elsewhere, and that transaction would see it as an entry.
 func (t *table) Recorded(ctx context.Context, consumer string, ids []uuid.UUID) (recorded []bool, err error) {
 	position := make(map[uuid.UUID]int, len(ids))
 	for i, id := range ids {
@@ -140,8 +140,8 @@ func marked(position map[uuid.UUID]int, query func() (pgx.Rows, error)) ([]bool,
 	return found, err
 }
 
-// Forget implements driver.Entries. It does not wait for COMMIT: with an entry that stays, the retry of its
-// message would count as a duplicate.
+// Forget implements driver.Entries. It does not wait for COMMIT: if an entry stayed, the retry of its message
+// would count as a duplicate.
 func (t *table) Forget(ctx context.Context, tx pgx.Tx, consumer string, ids []uuid.UUID) error {
 	tag, err := tx.Exec(ctx, t.forget, consumer, uuidsOf(ids))
 	if err != nil {
@@ -153,7 +153,7 @@ func (t *table) Forget(ctx context.Context, tx pgx.Tx, consumer string, ids []uu
 	return nil
 }
 
-// uuids is an array that the client encodes in binary. Of []uuid.UUID it makes texts first.
+// uuids is an array that the client encodes in binary. It would convert []uuid.UUID to text first.
 type uuids = pgtype.FlatArray[pgtype.UUID]
 
 func uuidsOf(ids []uuid.UUID) uuids {
@@ -166,11 +166,11 @@ func uuidsOf(ids []uuid.UUID) uuids {
 
 func uuidOf(id uuid.UUID) pgtype.UUID { return pgtype.UUID{Bytes: id, Valid: true} }
 
-// ledgerTimeout bounds each call. Whoever repeats it gets another connection.
+// ledgerTimeout bounds each call. A repeated call gets another connection.
 const ledgerTimeout = 4 * time.Second
 
-// ledger is the driver.Ledger of one consumer in Postgres. It uses connections of its own; a call
-// takes 4 seconds at most. It is safe for concurrent use.
+// ledger is the driver.Ledger of one consumer in Postgres. It uses connections of its own; a call takes at
+// most 4 seconds. It is safe for concurrent use.
 type ledger struct {
 	pool     *pgxpool.Pool
 	consumer string
@@ -182,7 +182,7 @@ type ledger struct {
 
 func newLedger(pool *pgxpool.Pool, names tables, consumer string) *ledger {
 	name := names.attempts
-	// newest keeps the pair of replays and attempt from going back.
+	// newest keeps the pair of replays and attempt from decreasing.
 	const newest = `replays = greatest(a.replays, excluded.replays), updated_at = now(),
 		attempt = CASE WHEN (a.replays, a.attempt) < (excluded.replays, excluded.attempt) THEN excluded.attempt ELSE a.attempt END,
 		due_at = CASE WHEN (a.replays, a.attempt) <= (excluded.replays, excluded.attempt) THEN excluded.due_at ELSE a.due_at END`
@@ -250,7 +250,7 @@ func (l *ledger) Forget(ctx context.Context, id uuid.UUID) error {
 	return err
 }
 
-// put writes a note, which always changes one row.
+// put writes a row, which always changes one row.
 func (l *ledger) put(ctx context.Context, sql string, id uuid.UUID, args ...any) error {
 	n, err := l.exec(ctx, sql, append([]any{id}, args...)...)
 	if err == nil && n == 0 {
@@ -263,7 +263,7 @@ func (l *ledger) ignored(id uuid.UUID) error {
 	return l.wrap(pgcall.Ignored(l.table, "the note on message "+id.String()))
 }
 
-// exec works at READ COMMITTED, where two notes on one message wait for each other.
+// exec runs at READ COMMITTED, at which two writes about one message wait for each other.
 func (l *ledger) exec(ctx context.Context, sql string, args ...any) (int64, error) {
 	ctx, cancel := context.WithTimeout(ctx, ledgerTimeout)
 	defer cancel()

@@ -21,12 +21,12 @@ type OrderPlaced struct {
 func Example() {
 	// In production: txretry.New(pool, …) and inboxpgx.New(manager, …).
 	manager := txretrytest.New(txretrytest.Config{})
-	books, err := inboxtest.New(manager, "billing", inboxpgx.Config{})
+	billing, err := inboxtest.New(manager, "billing", inboxpgx.Config{})
 	if err != nil {
 		fmt.Println(err)
 		return
 	}
-	err = inboxpgx.Handle(books, "order.placed", func(_ context.Context, _ pgx.Tx, o OrderPlaced) error {
+	err = inboxpgx.Handle(billing, "order.placed", func(_ context.Context, _ pgx.Tx, o OrderPlaced) error {
 		fmt.Println("invoice for", o.Order) // in production: statements on tx
 		return nil
 	})
@@ -35,10 +35,10 @@ func Example() {
 		return
 	}
 
-	// A consumer does this for what it receives.
+	// A consumer calls Process for the messages that it receives.
 	m := &inbox.Message{ID: uuid.Must(uuid.NewV7()), Name: "order.placed", Body: []byte(`{"order":"A-1"}`)}
 	for range 2 {
-		fmt.Println(books.Process(context.Background(), []*inbox.Message{m}))
+		fmt.Println(billing.Process(context.Background(), []*inbox.Message{m}))
 	}
 	// Output:
 	// invoice for A-1

@@ -6,8 +6,9 @@ import (
 	"github.com/holdfast-go/holdfast/inbox/inboxpgx/driver"
 )
 
-// Entries is where the store keeps its entries.
+// Entries returns the store of entries.
 func (s *Store) Entries() driver.Entries { return s.entries }
 
-// Hasten shortens how long stopped keys wait after a crash, and how often they are looked at.
+// Hasten shortens the lease of stopped keys, which matters after a crash, and the interval of checks for
+// them.
 func (s *Store) Hasten(lease, poll time.Duration) { s.parks.lease, s.parks.poll = lease, poll }

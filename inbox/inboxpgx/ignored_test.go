@@ -23,8 +23,8 @@ import (
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
-// ignore makes a table ignore a kind of change. The body of the trigger's function returns null for a row to be
-// ignored, as RETURN NEW does in a trigger on DELETE.
+// ignore makes a table ignore a kind of change. The body of the trigger's function returns null for a row to
+// ignore, as RETURN NEW does in a trigger on DELETE.
 func ignore(t *testing.T, pool *pgxpool.Pool, table, change, body string) {
 	t.Helper()
 	exec(t, pool, `CREATE OR REPLACE FUNCTION ignored() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN `+body+` END $$`)
@@ -38,8 +38,8 @@ func wantIgnored(t *testing.T, err error) {
 	}
 }
 
-// A table that takes no entry makes no duplicates of new messages, however the row was lost: alone and in batches,
-// beside a message that is a duplicate, and where keys are stopped. With the isolation levels the same.
+// If a table drops entries, new messages do not count as duplicates, however the row was lost: alone and in
+// batches, beside a duplicate, with stopped keys, and at every isolation level.
 func TestIgnoredEntry_isNoDuplicate(t *testing.T) {
 	t.Parallel()
 	const partitioned = `CREATE TABLE part (LIKE holdfast_inbox INCLUDING ALL) INHERITS (holdfast_inbox)`
@@ -80,7 +80,7 @@ func TestIgnoredEntry_isNoDuplicate(t *testing.T) {
 	}
 }
 
-// A trigger that ignores some entries holds up none but their messages.
+// A trigger that ignores some entries delays only their messages.
 func TestIgnoredEntry_leavesTheOthers(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t)
@@ -95,7 +95,7 @@ func TestIgnoredEntry_leavesTheOthers(t *testing.T) {
 	wantOneEffectEach(t, pool, 3)
 }
 
-// A consumer whose entries are ignored pauses and gives the reason, and goes on when they are kept again.
+// A consumer whose entries are ignored pauses and gives the reason, and continues when they are stored again.
 func TestIgnoredEntry_pausesTheConsumer(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t)
@@ -126,7 +126,8 @@ func TestIgnoredEntry_pausesTheConsumer(t *testing.T) {
 	noError(t, <-ended)
 }
 
-// The entry of a failed message of a batch that could not be deleted would make a duplicate of its retry.
+// If the entry of a failed message of a batch cannot be deleted, nothing is committed: otherwise its retry
+// would count as a duplicate.
 func TestIgnoredForget_commitsNothing(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t)
@@ -144,8 +145,8 @@ func TestIgnoredForget_commitsNothing(t *testing.T) {
 	wantOneEffectEach(t, pool, 0)
 }
 
-// Every statement of the ledger and of the parked messages returns an error where the table ignores it, and none
-// where there was nothing to change.
+// Every statement of the ledger and of the parked messages returns an error if the table ignores it, and none
+// if there was nothing to change.
 func TestIgnoredNotes(t *testing.T) {
 	t.Parallel()
 	for _, change := range []string{"INSERT", "UPDATE", "DELETE"} {
@@ -179,7 +180,7 @@ type notes struct {
 	parking pgdriver.Parking
 }
 
-// statement is a call, and the changes that its SQL consists of.
+// statement is a call, and the kinds of changes in its SQL.
 type statement struct {
 	name, does string
 	call       func(context.Context) error
@@ -189,7 +190,7 @@ func newNotes(p *inboxpgx.Store) notes {
 	return notes{p, p.Ledger(), p.Entries().Parking("a")}
 }
 
-// prepare stores what the statements change, and returns them.
+// prepare stores the rows that the statements change, and returns the statements.
 func (n notes) prepare(t *testing.T) []statement {
 	t.Helper()
 	ctx := t.Context()
@@ -265,7 +266,7 @@ func (n notes) prepare(t *testing.T) []statement {
 	}
 }
 
-// dead is a message as a dead letter.
+// dead returns a message as a dead letter.
 func dead(m *inbox.Message) inbox.DeadLetter {
 	return inbox.DeadLetter{Message: *m, Class: "default", FailedAt: time.Now()}
 }

@@ -16,17 +16,17 @@ import (
 	"github.com/holdfast-go/holdfast/internal/pgprune"
 )
 
-// pausePoll is how often a consumer looks whether it is paused by another process.
+// pausePoll is the interval at which a consumer checks whether another process has paused it.
 const pausePoll = 2 * time.Second
 
 // pausing is the pause of a Store's consumer.
 type pausing struct {
 	mu      sync.Mutex
-	changed chan struct{}     // closed when this process has changed it; nil: nobody waits
+	changed chan struct{}     // closed when this process has changed the pause; nil: nobody waits
 	kept    inboxdriver.Pause // with Config.Entries
 }
 
-// Pause implements driver.Pausable of inbox. With Config.Entries it is known to this Store only.
+// Pause implements driver.Pausable of inbox. With Config.Entries it applies to this Store only.
 func (s *Store) Pause(ctx context.Context, by, reason string) error {
 	defer s.pausing.tell()
 	if s.table != nil {
@@ -65,7 +65,7 @@ func (s *Store) Paused(ctx context.Context) (inboxdriver.Pause, error) {
 	return s.pausing.kept, nil
 }
 
-// WatchPause implements driver.Pausable of inbox. Other processes are noticed within 2 s.
+// WatchPause implements driver.Pausable of inbox. It notices changes by other processes within 2 s.
 func (s *Store) WatchPause(ctx context.Context, tell func(inboxdriver.Pause)) {
 	var told *inboxdriver.Pause
 	for ctx.Err() == nil {
@@ -104,7 +104,7 @@ func (p *pausing) keep(change func(*inboxdriver.Pause)) {
 	change(&p.kept)
 }
 
-// wait returns what tell closes.
+// wait returns a channel that tell closes.
 func (p *pausing) wait() <-chan struct{} {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -126,8 +126,8 @@ func (p *pausing) tell() {
 // rounding is how much later than its stored time an entry may have been made.
 const rounding = 500 * time.Millisecond
 
-// newPruner deletes the consumer's entries that are older than the retention on the database's
-// clock, but for those of messages that are parked, and what its ledger has not noted anything of for as long.
+// newPruner deletes the consumer's entries older than the retention by the database's clock, except the
+// entries of parked messages, and the ledger's rows not updated for as long.
 func newPruner(pool *pgxpool.Pool, names tables, consumer string, cfg Config) (*pgprune.Pruner, error) {
 	// Tuple ids are safe here: the rows are locked when they are read.
 	older := func(table, column string, than time.Duration, unless string) pgprune.Statement {
@@ -147,14 +147,14 @@ func newPruner(pool *pgxpool.Pool, names tables, consumer string, cfg Config) (*
 	})
 }
 
-// andNotParked excepts the entries of messages that wait: the copy of one that has taken effect may be parked
-// behind a dead letter for longer than the retention, and must be known when its turn comes.
+// andNotParked excludes the entries of waiting messages. A copy of a processed message may be parked behind a
+// dead letter for longer than the retention, and its entry must exist when its turn comes.
 func andNotParked(names tables, entry string) string {
 	return ` AND NOT EXISTS (SELECT FROM ` + names.waiting + ` w WHERE w.consumer = ` + entry + `.consumer AND w.message_id = ` + entry + `.message_id)`
 }
 
-// Background implements driver.Background of inbox: while a consumer runs it prunes every Config.PruneInterval, and
-// processes the messages of stopped keys that may go on.
+// Background implements driver.Background of inbox: while a consumer runs, it prunes every
+// Config.PruneInterval, and processes the messages of stopped keys that may continue.
 func (s *Store) Background(ctx context.Context) {
 	var all sync.WaitGroup
 	if s.pruner != nil {
@@ -164,16 +164,16 @@ func (s *Store) Background(ctx context.Context) {
 	all.Wait()
 }
 
-// later is the sum, of a retention without end too.
+// later returns the sum, also for an endless retention.
 func later(retention, by time.Duration) time.Duration {
 	return retention + min(by, math.MaxInt64-retention)
 }
 
-// Prune deletes the entries of this consumer that are older than Config.Retention on the
-// database's clock, and what its ledger has noted nothing of for as long, in small transactions.
-// The entry of a message that is parked (inbox.ConsumerConfig.ParkKeys) stays for as long as that waits.
-// It returns how many rows that were, also with an error. It may run in several processes at
-// once, and beside consumers. With Config.Entries there is nothing to do.
+// Prune deletes the entries of this consumer older than Config.Retention by the database's clock, and the
+// ledger's rows not updated for as long, in small transactions. The entry of a parked message
+// (inbox.ConsumerConfig.ParkKeys) stays while the message waits. Prune returns the number of deleted rows,
+// also with an error. It may run in several processes at once, and beside consumers. With Config.Entries it
+// does nothing.
 func (s *Store) Prune(ctx context.Context) (int, error) {
 	if s.pruner == nil {
 		return 0, nil
@@ -181,8 +181,8 @@ func (s *Store) Prune(ctx context.Context) (int, error) {
 	return s.pruner.Prune(ctx)
 }
 
-// Prunable returns how many rows Prune would delete by now. Of each kind it counts 100,000 at most: that
-// means as many or more.
+// Prunable returns how many rows Prune would delete now. Each kind is counted up to 100,000, which means at
+// least that many.
 func (s *Store) Prunable(ctx context.Context) (int, error) {
 	if s.pruner == nil {
 		return 0, nil
@@ -190,20 +190,20 @@ func (s *Store) Prunable(ctx context.Context) (int, error) {
 	return s.pruner.Count(ctx)
 }
 
-// countLimit is where the counts stop: as many means as many or more.
+// countLimit is the maximum of the counts; it means at least that many.
 const countLimit = 100_000
 
 // countTimeout bounds one try of a count.
 const countTimeout = 4 * time.Second
 
-// Processed returns how many messages the consumer has processed in the last d, by the clock of the entries: at
-// most 100,000, which means as many or more.
+// Processed returns how many messages the consumer has processed in the last d, by the clock of the entries:
+// at most 100,000, which means at least that many.
 func (s *Store) Processed(ctx context.Context, d time.Duration) (int, error) {
 	return s.entries.Processed(ctx, s.consumer, d)
 }
 
-// Behind returns how many messages wait behind the dead letter that has stopped an ordering key: at most 100,000,
-// which means as many or more. It is 0 where keys are not parked, and with Config.Entries.
+// Behind returns how many messages wait behind the dead letter that stopped an ordering key: at most 100,000,
+// which means at least that many. It is 0 if keys are not parked, and with Config.Entries.
 func (s *Store) Behind(ctx context.Context, key string) (int, error) {
 	if s.table == nil {
 		return 0, nil

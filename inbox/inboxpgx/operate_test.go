@@ -28,7 +28,8 @@ import (
 	"github.com/holdfast-go/holdfast/internal/testenv/pgtest"
 )
 
-// A pause is known to all Stores of its consumer, those of other processes included, and to no other consumer.
+// A pause applies to all Stores of its consumer, including those of other processes, and to no other
+// consumer.
 func TestPause(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t)
@@ -62,7 +63,7 @@ func TestPauseInMemory(t *testing.T) {
 	checkPause(t, s)
 }
 
-// checkPause pauses and resumes a Store that is watched.
+// checkPause pauses and resumes a Store while WatchPause runs.
 func checkPause(t *testing.T, s *inboxpgx.Store) {
 	t.Helper()
 	told := make(chan driver.Pause, 10)
@@ -81,7 +82,7 @@ func checkPause(t *testing.T, s *inboxpgx.Store) {
 			}
 			return p.Since
 		case <-time.After(testenv.Patience):
-			t.Fatal("nothing is told")
+			t.Fatal("WatchPause reported nothing")
 			return time.Time{}
 		}
 	}
@@ -115,7 +116,7 @@ func noError(t testing.TB, errs ...error) {
 	}
 }
 
-// parkAt parks a dead letter and a message behind it, stopped since a time.
+// parkAt parks a dead letter and a message behind it, as if the key had been stopped for some time.
 func parkAt(t *testing.T, pool *pgxpool.Pool, consumer, key string, ago time.Duration) {
 	t.Helper()
 	p := newStore(t, newManager(t, pool), consumer, inboxpgx.Config{}).Entries().Parking(consumer)
@@ -135,7 +136,7 @@ func wait(t *testing.T, p pgdriver.Parking, key string, m *inbox.Message) {
 	}
 }
 
-// Keys that were forgotten are found, of every consumer, with an example that is bounded.
+// Keys stopped for long are reported, of every consumer, with a bounded example.
 func TestCheckFindsKeysStoppedForLong(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t)
@@ -171,7 +172,7 @@ func TestCheckFindsKeysStoppedForLong(t *testing.T) {
 	}
 }
 
-// Parked messages are found where no consumer of the Store parks any more.
+// Parked messages are reported if no consumer of the Store parks any more.
 func TestCheckFindsMessagesLeftParked(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t)
@@ -204,7 +205,7 @@ func TestCheckFindsMessagesLeftParked(t *testing.T) {
 	}
 }
 
-// A role that may not read the table is told nothing of what is in it.
+// A role that may not read the table gets no finding about its content.
 func TestCheckWithoutTheRightToSeeParked(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t)
@@ -232,7 +233,7 @@ func TestCheckWithoutTheRightToSeeParked(t *testing.T) {
 	noError(t, newStore(t, newManager(t, own), "a", inboxpgx.Config{}).Check(t.Context()))
 }
 
-// The answer to a removal is lost, which may have been done: no further letter is removed in its place.
+// The reply to a removal is lost, and the removal may have been done: no second dead letter is removed.
 func TestRemovalOfParkedWithoutAnswer(t *testing.T) {
 	t.Parallel()
 	proxy := testenv.NewProxy(t, pgtest.URL(t))
@@ -254,7 +255,7 @@ func TestRemovalOfParkedWithoutAnswer(t *testing.T) {
 	if n != 0 || err == nil {
 		t.Errorf("%d removed, error %v", n, err)
 	}
-	testenv.Eventually(t, func() error { // the server may be at it still
+	testenv.Eventually(t, func() error { // the server may still be working on it
 		if n, err := letters.Count(t.Context(), inbox.Filter{}); n != 2 || err != nil {
 			return fmt.Errorf("%d are left, error %v", n, err)
 		}
@@ -262,7 +263,7 @@ func TestRemovalOfParkedWithoutAnswer(t *testing.T) {
 	})
 }
 
-// The counts are those of one consumer, of a time and of a key.
+// The counts are restricted to one consumer, a time and a key.
 func TestCounts(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t)
@@ -290,7 +291,7 @@ func TestCounts(t *testing.T) {
 	}
 }
 
-// Whoever forgets Migrate is told so by whatever is called first.
+// Without Migrate, every call returns an error that names it.
 func TestErrorsBeforeMigrateNameIt(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
@@ -367,7 +368,7 @@ func pruneBySeveral(t *testing.T, pool *pgxpool.Pool) {
 	}
 }
 
-// The times of entries are rounded; none is pruned before it has outlived the retention.
+// The times of entries are rounded; no entry is pruned before its retention has passed.
 func TestPruneNoneTooYoung(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t)
@@ -384,7 +385,7 @@ func TestPruneNoneTooYoung(t *testing.T) {
 	}
 }
 
-// A retention without end deletes nothing.
+// With an endless retention nothing is deleted.
 func TestRetentionForever(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t)
@@ -398,7 +399,7 @@ func TestRetentionForever(t *testing.T) {
 	}
 }
 
-// The index by time takes a few bytes of each entry, since many have the same second.
+// The index by time takes a few bytes per entry, because many entries have the same second.
 func TestEntriesAreSmall(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t)
@@ -456,14 +457,14 @@ func TestCheck(t *testing.T) {
 	exec(t, pool, `CREATE UNIQUE INDEX ON holdfast_inbox (message_id, consumer)`)
 	want("")
 	exec(t, pool, `ALTER TABLE holdfast_inbox_pause RENAME TO away`)
-	want("of consumers that are paused does not exist")
+	want("of paused consumers does not exist")
 	exec(t, pool, `ALTER TABLE away RENAME TO holdfast_inbox_pause`)
 	exec(t, pool, `DROP TABLE holdfast_inbox_attempts`)
 	want("of the ledger does not exist")
 }
 
-// parkCopy processes a message and parks a copy of it behind a dead letter, as happens when the connection is
-// lost before the acknowledgements of both. It returns the message.
+// parkCopy processes a message and parks a copy of it behind a dead letter. That happens if the connection is
+// lost before both are acknowledged. It returns the message.
 func parkCopy(t *testing.T, s *inboxpgx.Store) *inbox.Message {
 	t.Helper()
 	m, head := numbered(0), numbered(1)
@@ -507,7 +508,8 @@ func prune(t *testing.T, s *inboxpgx.Store, want int) {
 	}
 }
 
-// A message that was processed and waits once more, behind a dead letter, is known for as long as it waits.
+// The entry of a processed message with a copy that waits behind a dead letter is kept for as long as the
+// copy waits.
 func TestPruneKeepsWhatIsParked(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t)
@@ -515,7 +517,7 @@ func TestPruneKeepsWhatIsParked(t *testing.T) {
 	m := parkCopy(t, s)
 	other := newStore(t, newManager(t, pool), "b", inboxpgx.Config{})
 	handle(t, other, noEffect)
-	if err := process(t, other, m); err != nil { // nothing waits there
+	if err := process(t, other, m); err != nil { // no message waits there
 		t.Fatal(err)
 	}
 	outlive := func() { exec(t, pool, `UPDATE holdfast_inbox SET processed_at = now() - interval '10 days'`) }
@@ -542,11 +544,11 @@ func TestFakeKeepsWhatIsParked(t *testing.T) {
 		old := numbered(2)
 		noError(t, process(t, s, old))
 		time.Sleep(2 * time.Hour)
-		if err := process(t, s, numbered(3)); err != nil { // when others are written the old ones go
+		if err := process(t, s, numbered(3)); err != nil { // a new entry removes the old ones
 			t.Fatal(err)
 		}
 		if entries.Seen("a", old.ID) {
-			t.Error("what waits nowhere is still known")
+			t.Error("the entry without a waiting copy is still there")
 		}
 		goOn(t, s)
 		if runs[0] != 1 {
@@ -555,12 +557,12 @@ func TestFakeKeepsWhatIsParked(t *testing.T) {
 		time.Sleep(2 * time.Hour)
 		noError(t, process(t, s, numbered(4)))
 		if entries.Seen("a", m.ID) {
-			t.Error("the message is known for ever")
+			t.Error("the entry stays for ever")
 		}
 	})
 }
 
-// parkEntries parks some of the entries.
+// parkEntries parks copies of some of the entries.
 func parkEntries(t *testing.T, pool *pgxpool.Pool, which string) {
 	t.Helper()
 	exec(t, pool, `INSERT INTO holdfast_inbox_stopped (consumer, key) VALUES ('a', 'k')`)
@@ -568,8 +570,8 @@ func parkEntries(t *testing.T, pool *pgxpool.Pool, which string) {
 		SELECT consumer, 'k', message_id, '{}', '' FROM holdfast_inbox WHERE `+which)
 }
 
-// The table may be partitioned by the administrator. Rows of two partitions can have the same tuple id then, and
-// only what has outlived the retention, and waits nowhere, is pruned all the same.
+// An administrator may partition the table. Then rows of two partitions can have the same tuple id. Only
+// entries that are older than the retention and have no waiting copy are pruned.
 func TestPrunePartitioned(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
@@ -601,8 +603,8 @@ func TestPrunePartitioned(t *testing.T) {
 	}
 }
 
-// A consumer that runs prunes the entries of its store without being told, also when several
-// processes do, and ends with Run.
+// A running consumer prunes the entries of its store by itself, even if several processes do so, and stops
+// with Run.
 func TestConsumersPrune(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t)
@@ -629,7 +631,7 @@ func TestConsumersPrune(t *testing.T) {
 		running.Go(func() { p.Background(ctx) })
 	}
 	testenv.Eventually(t, func() error {
-		if n := left(); n != 2+7 { // the new one, that of another consumer, and the younger half of the ledger
+		if n := left(); n != 2+7 { // the new one, the entry of another consumer, and the younger half of the ledger
 			return fmt.Errorf("%d rows are left", n)
 		}
 		return nil

@@ -23,67 +23,69 @@ import (
 
 // Stopped keys.
 //
-// With inbox.ConsumerConfig.ParkKeys a dead letter stops its ordering key. The letter is stored in the
-// tables of the Store and not in the broker's dead-letter queue. The statement that makes the entry of a
-// message makes none if the key is stopped: no handler runs, and the message is stored behind the letter.
-// That costs a message of a free key no round trip.
+// With inbox.ConsumerConfig.ParkKeys a dead letter stops its ordering key. It is stored in the tables of the
+// Store and not in the broker's dead-letter queue. The statement that makes the entry of a message makes none
+// if the key is stopped: no handler runs, and the message is stored behind the dead letter. That costs a
+// message of a free key no round trip.
 //
-// When the letter is replayed or dropped, a Store whose consumer runs claims the key and processes its
-// messages: one transaction locks the key's row, makes the entry of the message and runs the handler. After it
-// the message is deleted. A message that fails is tried again by the consumer's RetryPolicy and may become the
-// next dead letter. The key is free when it has no messages. A message that arrives in this moment either is stored before and keeps the
-// key stopped, or finds it free: a foreign key from messages to keys makes sure.
+// When the dead letter is replayed or dropped, a Store with a running consumer claims the key and processes
+// its messages. One transaction locks the key's row, makes the entry of the message and runs the handler.
+// After that the message is deleted. A message that fails is retried by the consumer's RetryPolicy and may
+// become the next dead letter. The key is free when it has no messages. A message that arrives in that moment
+// either is stored before and keeps the key stopped, or finds the key free: a foreign key from messages to
+// keys guarantees that.
 //
-//   - The process ends before the transaction commits: the message is there, and another process goes on.
+//   - The process ends before the transaction commits: the message is still there, and another process
+//     continues.
 //   - The process ends before the message is deleted: its entry is there, and no handler runs.
-//   - The process stalls, and another one claims the key: what the first one does later changes nothing.
-//   - The process ends between a stored letter and the acknowledgement: the message comes again, and is
-//     acknowledged, since it is stored already.
-//   - Another process runs a copy of the message from before: its entry makes the two wait for each other,
-//     and one takes effect.
+//   - The process stalls, and another one claims the key: later calls of the first process change nothing.
+//   - The process ends between a stored dead letter and the acknowledgement: the message is redelivered, and
+//     acknowledged because it is stored already.
+//   - Another process runs an earlier copy of the message: its entry makes the two wait for each other, and
+//     one takes effect.
 //
-// The transaction of a kept message locks its key in the store: no other process runs the message
-// meanwhile, however long it takes. When the process dies another one goes on with the key within
-// about 15 s, and HandlerTimeout more where handlers have steps before their transactions. Kept
-// messages run beside those of the queue, up to four keys at once in one process, in addition to
-// ConsumerConfig.Concurrency. They do not count for ConsumerConfig.MessageLimit.
+// The transaction of a kept message locks its key in the store: no other process runs the message meanwhile,
+// however long it takes. If the process dies, another one continues with the key within about 15 s, plus
+// HandlerTimeout if handlers have steps before their transactions. Kept messages run beside the messages of
+// the queue, up to four keys at once in one process, in addition to ConsumerConfig.Concurrency. They do not
+// count for ConsumerConfig.MessageLimit.
 //
-// A process that loses its queue while it gives a message up may park a key although the queue's
-// next owner gets the message through. No message is out of order by that; the key waits until the
-// letter is replayed, which changes nothing, or removed.
+// If a process loses its queue while it gives up a message, it may park a key although the queue's next owner
+// processes the message. No message is out of order by that. The key waits until the dead letter is replayed,
+// which changes nothing, or removed.
 
 const (
-	// maxKey bounds the length of an ordering key that is stored as it is, for an index.
+	// maxKey is the longest ordering key, in bytes, that is stored unchanged, because of the index.
 	maxKey = 255
 
-	// parkedCount is how often the waiting messages are counted. In between, stored messages are added.
+	// parkedCount is the interval at which the waiting messages are counted. In between, stored messages are
+	// added.
 	parkedCount = 10 * time.Second
 
-	// fullPause is how long a message stays with the broker that finds MaxParked messages.
+	// fullPause is how long a message stays with the broker after it found MaxParked messages.
 	fullPause = 5 * time.Second
 )
 
-var errFree = errors.New("inboxpgx: the ordering key is stopped no more")
+var errFree = errors.New("inboxpgx: the ordering key is no longer stopped")
 
-// parks stops ordering keys for the consumers of a Store: see inbox.ConsumerConfig.ParkKeys. The messages of a stopped
-// key are in driver.Parking. Process stores them, and Background processes them in the end.
-//
-// The key of a message is read in the statement that makes its entry, so that a message of a free key costs no round
-// trip more.
+// parks stops ordering keys for the consumers of a Store: see inbox.ConsumerConfig.ParkKeys. The messages of
+// a stopped key are in driver.Parking. Process stores them, and Background processes them in the end. The key
+// of a message is read in the statement that makes its entry, so that a message of a free key costs no extra
+// round trip.
 type parks struct {
 	place driver.Parking
 	cfg   atomic.Pointer[inbox.ConsumerConfig] // of the consumer that stops keys; nil: none does
-	not   atomic.Bool                          // a consumer of the Store does not
-	wake  chan struct{}                        // one place: keys may go on
+	not   atomic.Bool                          // a consumer of the Store does not stop keys
+	wake  chan struct{}                        // capacity one: keys may continue
 	poll  time.Duration                        // drainPoll
 	lease time.Duration                        // drainLease
 
-	known  sync.Map // keys that were stopped when they were looked at last; empty after each count
+	known  sync.Map // keys that were stopped at the last check; emptied after each count
 	counts atomic.Pointer[counts]
 	stored atomic.Int64 // since the last count, copies included
 }
 
-// counts are how many keys are stopped and how many messages they have.
+// counts has the numbers of stopped keys and of their messages.
 type counts struct {
 	at             time.Time
 	keys, messages int
@@ -95,8 +97,8 @@ func newParks(place driver.Parking) *parks {
 	return p
 }
 
-// Park implements driver.Parker of inbox. Keys are stopped for all consumers of this Store, by the settings of the one with
-// ParkKeys that was made last.
+// Park implements driver.Parker of inbox. Keys are stopped for all consumers of this Store, with the settings
+// of the consumer with ParkKeys that was created last.
 func (s *Store) Park(cfg inbox.ConsumerConfig) {
 	if cfg.ParkKeys {
 		s.parks.cfg.Store(&cfg)
@@ -112,7 +114,7 @@ func (s *Store) Parked() inboxdriver.DeadLetters { return s.parks.place }
 func (s *Store) Stop(ctx context.Context, dead inbox.DeadLetter) error {
 	key := s.parks.keyOf(&dead.Message)
 	if key == "" {
-		return fmt.Errorf("inboxpgx: message %s has no ordering key that it could stop", dead.Message.ID)
+		return fmt.Errorf("inboxpgx: message %s has no ordering key to stop", dead.Message.ID)
 	}
 	err := s.parks.place.Stop(ctx, key, dead)
 	if err == nil {
@@ -121,8 +123,8 @@ func (s *Store) Stop(ctx context.Context, dead inbox.DeadLetter) error {
 	return err
 }
 
-// park stores a message behind the dead letter of its key, and returns its result. The result is errFree if the key is
-// stopped no more.
+// park stores a message behind the dead letter of its key, and returns its result. The result is errFree if
+// the key is no longer stopped.
 func (s *Store) park(ctx context.Context, b *member) error {
 	var waits bool
 	full, err := s.parks.full(ctx)
@@ -144,8 +146,8 @@ func (s *Store) park(ctx context.Context, b *member) error {
 	return err
 }
 
-// parkEarly stores a message before its Prepare step if its key is known to be stopped, and always if it has no
-// transaction that would find out.
+// parkEarly stores a message before its Prepare step if its key is known to be stopped. It always stores a
+// message that has no transaction, because nothing else would check the key.
 func (s *Store) parkEarly(b *member) {
 	if b.ended || b.key == "" {
 		return
@@ -158,7 +160,8 @@ func (s *Store) parkEarly(b *member) {
 	}
 }
 
-// keyOf returns the ordering key of a message as it is stored; empty if it has none, or keys are not stopped.
+// keyOf returns the ordering key of a message as it is stored; empty if it has none, or if keys are not
+// stopped.
 func (p *parks) keyOf(m *inbox.Message) string {
 	cfg := p.cfg.Load()
 	if cfg == nil || m.Validate() != nil {
@@ -179,7 +182,7 @@ func (p *parks) keyOf(m *inbox.Message) string {
 	return "sha256:" + hex.EncodeToString(sum[:])
 }
 
-// note notes that a key is stopped and has one message more.
+// note records that a key is stopped and has one more message.
 func (p *parks) note(key string) {
 	p.known.Store(key, nil)
 	p.stored.Add(1)
@@ -228,7 +231,7 @@ func (p *parks) observe(kit telemetry.Kit, consumer attribute.KeyValue) (stop fu
 	return func() { _ = registration.Unregister() }, nil
 }
 
-// goOn has the keys looked at that may go on.
+// goOn starts a check for keys that may continue.
 func (p *parks) goOn() {
 	select {
 	case p.wake <- struct{}{}:
@@ -236,7 +239,7 @@ func (p *parks) goOn() {
 	}
 }
 
-// slots bound how many messages of a name run at once, those of stopped keys included.
+// slots bound how many messages of a name run at once, including those of stopped keys.
 type slots map[string]chan struct{}
 
 func newSlots(byName map[string]HandlerConfig) slots {
@@ -249,7 +252,7 @@ func newSlots(byName map[string]HandlerConfig) slots {
 	return all
 }
 
-// take waits for a slot of each name, in the order of the names, and returns a function that gives them back.
+// take waits for a slot of each name, in the order of the names, and returns a function that frees them.
 func (s slots) take(ctx context.Context, msgs []*inbox.Message) (giveBack func()) {
 	if len(s) == 0 {
 		return func() {}
@@ -266,7 +269,7 @@ func (s slots) take(ctx context.Context, msgs []*inbox.Message) (giveBack func()
 		select {
 		case s[name] <- struct{}{}:
 			taken = append(taken, s[name])
-		case <-ctx.Done(): // the message fails by that
+		case <-ctx.Done(): // the message then fails with ctx's error
 		}
 	}
 	return func() {

@@ -34,7 +34,7 @@ import (
 
 var errBroken = errors.New("broken")
 
-// yard is a queue with consumers that park keys, in memory, and what their handlers have done.
+// yard is a queue in memory with consumers that park keys, and records the effects of their handlers.
 type yard struct {
 	t       *testing.T
 	broker  *inboxtest.Broker
@@ -83,7 +83,7 @@ func (y *yard) put(key string, numbers ...int) (last *inbox.Message) {
 	return last
 }
 
-// numberOf is the number that a message was put with.
+// numberOf returns the number with which a message was put.
 func (y *yard) numberOf(m *inbox.Message) int {
 	y.mu.Lock()
 	defer y.mu.Unlock()
@@ -152,7 +152,7 @@ func (y *yard) consumer(p inbox.Processor, fault func(inboxtest.Step, *inbox.Mes
 	return c
 }
 
-// run runs a consumer of a process of its own until the returned function is called.
+// run runs a consumer as a process of its own until the returned function is called.
 func (y *yard) run(change func(*inbox.ConsumerConfig)) (c *inboxtest.Consumer, stop func()) {
 	y.t.Helper()
 	return y.runStore(y.store(), change)
@@ -212,7 +212,7 @@ func (y *yard) orderOf(key string) []int {
 	return slices.Clone(y.order[key])
 }
 
-// load reads what is done from the database.
+// load reads the effects from the database.
 func (y *yard) load() {
 	if y.pool == nil {
 		return
@@ -256,7 +256,7 @@ func (y *yard) idle() {
 	noError(y.t, y.broker.Idle(ctx))
 }
 
-// stopped puts messages of a key of which the first is a dead letter.
+// stopped puts messages of a key; the first one becomes a dead letter.
 func (y *yard) stopped(key string, numbers ...int) {
 	y.t.Helper()
 	p := y.entries.Parking("a")
@@ -273,7 +273,7 @@ func (y *yard) stopped(key string, numbers ...int) {
 	}
 }
 
-// failsUntil fails the message with a number until it is mended.
+// failsUntil makes the message with a number fail until mended is set.
 func (y *yard) failsUntil(key string, number int) (mended *atomic.Bool) {
 	mended = new(atomic.Bool)
 	y.fail = func(_ context.Context, m *inbox.Message) error {
@@ -285,8 +285,8 @@ func (y *yard) failsUntil(key string, number int) (mended *atomic.Bool) {
 	return mended
 }
 
-// A key waits behind its dead letter, others go on. Replayed or removed, it resumes in order, in a process that has
-// received nothing of it, too.
+// A key waits behind its dead letter, and others continue. After a replay or a removal it resumes in order,
+// even in a process that has received none of its messages.
 func TestParkedKey(t *testing.T) {
 	t.Parallel()
 	for _, name := range []string{"replay", "remove", "quiet queue", "batches"} {
@@ -311,7 +311,7 @@ func TestParkedKey(t *testing.T) {
 					t.Fatalf("%d keys, %d messages, %d dead letters", keys, messages, y.count())
 				}
 				stop()
-				y.run(batch) // as another process
+				y.run(batch) // like another process
 				want := []int{1, 2, 3, 4, 5, 6, 7}
 				if name == "quiet queue" {
 					want = slices.Delete(want, 5, 6)
@@ -342,7 +342,7 @@ func TestParkedKey(t *testing.T) {
 	}
 }
 
-// Messages that are not valid are not parked, nor do they stop their keys.
+// Invalid messages are not parked, and do not stop their keys.
 func TestParkedKey_invalidMessages(t *testing.T) {
 	inYard(t, func(t *testing.T, y *yard) {
 		y.run(nil)
@@ -358,8 +358,8 @@ func TestParkedKey_invalidMessages(t *testing.T) {
 	})
 }
 
-// A long key, and one that ConsumerConfig.Key makes, are parked like others. A Key that exits or panics leaves a message
-// without one.
+// A long key, and a key returned by ConsumerConfig.Key, are parked like others. If Key exits or panics, the
+// message has no key.
 func TestParkedKey_madeKeys(t *testing.T) {
 	inYard(t, func(t *testing.T, y *yard) {
 		y.fail = func(_ context.Context, m *inbox.Message) error {
@@ -390,8 +390,8 @@ func TestParkedKey_madeKeys(t *testing.T) {
 	})
 }
 
-// However long a handler runs, a standby does not run the message beside it. One whose process was lost goes on after the
-// lease.
+// However long a handler runs, a standby does not run its message. After a crash of its process, another one
+// continues when the lease has ended.
 func TestParkedMessage_oneProcess(t *testing.T) {
 	inYard(t, func(t *testing.T, y *yard) {
 		var now, most atomic.Int32
@@ -415,7 +415,7 @@ func TestParkedMessage_oneProcess(t *testing.T) {
 		y.fail = nil
 		y.stopped("b", 1, 2)
 		y.replay(inbox.Filter{})
-		if _, err := y.entries.Parking("a").Claim(t.Context(), 10*time.Second); err != nil { // by a process that is lost
+		if _, err := y.entries.Parking("a").Claim(t.Context(), 10*time.Second); err != nil { // by a process that has crashed
 			t.Error(err)
 		}
 		time.Sleep(15 * time.Second)
@@ -423,12 +423,13 @@ func TestParkedMessage_oneProcess(t *testing.T) {
 	})
 }
 
-// A message that ends the process again and again becomes a dead letter of class quarantined and does not run any more.
+// A message that ends the process repeatedly becomes a dead letter of class quarantined and does not run any
+// more.
 func TestParkedMessage_quarantined(t *testing.T) {
 	inYard(t, func(t *testing.T, y *yard) {
 		y.stopped("a", 1, 2)
 		y.replay(inbox.Filter{})
-		for range 3 { // processes that are lost
+		for range 3 { // processes that crash
 			h, err := y.entries.Parking("a").Claim(t.Context(), 0)
 			if h == nil || err != nil {
 				t.Fatalf("%+v, error %v", h, err)
@@ -447,7 +448,7 @@ func TestParkedMessage_quarantined(t *testing.T) {
 	})
 }
 
-// A message that waits for a connection for long, in many processes, is not taken for one that ends the process.
+// A message that waits long for a connection, in many processes, does not count as one that ends the process.
 func TestParkedMessage_waitsForConnection(t *testing.T) {
 	inYard(t, func(t *testing.T, y *yard) {
 		y.fail = func(_ context.Context, m *inbox.Message) error { // one transaction runs at a time
@@ -471,7 +472,7 @@ func TestParkedMessage_waitsForConnection(t *testing.T) {
 	})
 }
 
-// A message that a process gives back as it ends is not taken for one that has ended it, and goes on at once.
+// A message released by a process that shuts down does not count as one that ended it, and continues at once.
 func TestParkedMessage_cancelledIsNoCrash(t *testing.T) {
 	inYard(t, func(t *testing.T, y *yard) {
 		y.fail = func(ctx context.Context, _ *inbox.Message) error {
@@ -491,7 +492,7 @@ func TestParkedMessage_cancelledIsNoCrash(t *testing.T) {
 	})
 }
 
-// A message that may have ended the process runs with no other waiting message beside it.
+// A message that may have ended the process runs while no other waiting message does.
 func TestParkedMessage_suspect(t *testing.T) {
 	inYard(t, func(t *testing.T, y *yard) {
 		var mu sync.Mutex
@@ -515,7 +516,7 @@ func TestParkedMessage_suspect(t *testing.T) {
 			y.stopped(key, 1)
 		}
 		y.replay(inbox.Filter{})
-		if h, err := y.entries.Parking("a").Claim(t.Context(), 0); h == nil || h.Key != "a" || err != nil { // by a process that is lost
+		if h, err := y.entries.Parking("a").Claim(t.Context(), 0); h == nil || h.Key != "a" || err != nil { // by a process that has crashed
 			t.Fatalf("%+v, error %v", h, err)
 		}
 		y.runStore(s, nil)
@@ -524,8 +525,8 @@ func TestParkedMessage_suspect(t *testing.T) {
 	})
 }
 
-// A waiting message is tried again by the retry policy, whatever its handler does, and becomes the next dead letter in
-// its place.
+// A waiting message is retried by the retry policy, whatever its handler does, and becomes the next dead
+// letter in its place.
 func TestParkedMessage_fails(t *testing.T) {
 	t.Parallel()
 	for name, fail := range map[string]func() error{
@@ -557,7 +558,8 @@ func TestParkedMessage_fails(t *testing.T) {
 	}
 }
 
-// A missing server costs a waiting message no attempt. A message that fails so while others go through fails by itself.
+// An unreachable server costs a waiting message no attempt. If others succeed meanwhile, the message itself
+// is at fault.
 func TestParkedMessage_unavailable(t *testing.T) {
 	inYard(t, func(t *testing.T, y *yard) {
 		y.fail = func(_ context.Context, m *inbox.Message) error {
@@ -583,7 +585,7 @@ func TestParkedMessage_unavailable(t *testing.T) {
 	})
 }
 
-// An operator's pause holds for waiting messages, too.
+// An operator's pause applies to waiting messages, too.
 func TestParkedMessage_paused(t *testing.T) {
 	inYard(t, func(t *testing.T, y *yard) {
 		s := y.store()
@@ -599,7 +601,7 @@ func TestParkedMessage_paused(t *testing.T) {
 	})
 }
 
-// A stop waits for a handler of a waiting message, and cancels it when the time is up.
+// A shutdown waits for a handler of a waiting message, and cancels it when the time is up.
 func TestParkedMessage_shutdown(t *testing.T) {
 	inYard(t, func(t *testing.T, y *yard) {
 		takes := 20 * time.Second
@@ -634,7 +636,7 @@ func TestParkedMessage_shutdown(t *testing.T) {
 	})
 }
 
-// Handlers with steps before the transaction, and those without one, respect a stopped key.
+// Handlers with steps before the transaction, and handlers without a transaction, respect a stopped key.
 func TestParkedKey_preparedAndFallback(t *testing.T) {
 	inYard(t, func(t *testing.T, y *yard) {
 		var prepared, others []string
@@ -689,7 +691,7 @@ func TestParkedKey_preparedAndFallback(t *testing.T) {
 	})
 }
 
-// The limit of a handler holds for waiting messages and others together.
+// The limit of a handler applies to waiting messages and others together.
 func TestParkedMessage_limit(t *testing.T) {
 	inYard(t, func(t *testing.T, y *yard) {
 		y.names.Concurrency = 1
@@ -715,7 +717,7 @@ func TestParkedMessage_limit(t *testing.T) {
 	})
 }
 
-// Many keys that go on at once all have their turn soon.
+// Many keys that resume at the same time all have their turn soon.
 func TestParkedKeys_goOnAtOnce(t *testing.T) {
 	inYard(t, func(t *testing.T, y *yard) {
 		y.fail = func(context.Context, *inbox.Message) error {
@@ -737,8 +739,8 @@ func TestParkedKeys_goOnAtOnce(t *testing.T) {
 	})
 }
 
-// When so many messages wait as may, others of their keys stay with the broker: the consumer pauses, says
-// so, and goes on by itself when an operator has freed the key.
+// When the maximum of messages waits, further messages of their keys stay with the broker. The consumer
+// pauses, Ready reports it, and it continues by itself when an operator has freed the key.
 func TestParkedMessages_bounded(t *testing.T) {
 	inYard(t, func(t *testing.T, y *yard) {
 		const most, window, each = 15, 10, 40
@@ -759,7 +761,7 @@ func TestParkedMessages_bounded(t *testing.T) {
 				t.Fatalf("Ready: %v", err)
 			}
 		}
-		y.wantOrder("b") // else the messages in hand are not bounded
+		y.wantOrder("b") // otherwise the messages in flight are not bounded
 		if n, err := y.letters().Remove(t.Context(), inbox.Filter{}, inbox.Removal{By: "test"}); n != 1 || err != nil {
 			t.Fatalf("removed %d, error %v", n, err)
 		}
@@ -771,8 +773,9 @@ func TestParkedMessages_bounded(t *testing.T) {
 	})
 }
 
-// What others have stored counts, too. Messages of keys that are not stopped go on, also those without a transaction.
-func TestParkedMessages_ofBeforeAreBounded(t *testing.T) {
+// Messages stored by others count, too. Messages of keys that are not stopped continue, also those without a
+// transaction.
+func TestParkedMessages_boundIncludesOlderOnes(t *testing.T) {
 	inYard(t, func(t *testing.T, y *yard) {
 		const most = 50
 		y.stopped("a", make([]int, most)...)

@@ -25,18 +25,18 @@ import (
 	"github.com/holdfast-go/holdfast/txretry"
 )
 
-// mortal is a process that dies after one of its steps, whose outcome it does not learn: nothing that
-// it does later takes effect. To die before the next step leaves the same behind.
+// mortal is a process that dies at one of its steps, without a result: nothing that it does later takes
+// effect. That leaves the same state as a death before the next step.
 type mortal struct {
 	at, steps atomic.Int64 // the step at which it dies, and how many it has taken
 	rate      atomic.Int32 // per mille of the steps that fail, before or after they took effect
 	dead      atomic.Bool
-	sends     bool // on Postgres: the packet at which it dies is sent
+	sends     bool // on Postgres: the packet at which it dies is still sent
 }
 
 var errCrashed = errors.New("crashed")
 
-// step takes a step whose effect is call.
+// step performs a step with the effect call.
 func (p *mortal) step(call func() error) error {
 	if p.dead.Load() {
 		return errCrashed
@@ -60,7 +60,7 @@ func (p *mortal) step(call func() error) error {
 	return errCrashed
 }
 
-// fault has the queue take part. An acknowledgement is a step.
+// fault makes an acknowledgement of the queue a step.
 func (p *mortal) fault(at inboxtest.Step, _ *inbox.Message) inboxtest.Outcome {
 	switch {
 	case p.dead.Load():
@@ -74,7 +74,7 @@ func (p *mortal) fault(at inboxtest.Step, _ *inbox.Message) inboxtest.Outcome {
 	return inboxtest.FailAfter
 }
 
-// mortalManager has each transaction be a step.
+// mortalManager makes each transaction a step.
 type mortalManager struct {
 	txretry.Transactor
 	process *mortal
@@ -91,7 +91,7 @@ func (m mortalManager) DoWith(ctx context.Context, opts txretry.Options, fn func
 	return err
 }
 
-// mortalEntries has each call of its Parking be a step, but for reads.
+// mortalEntries makes each call of its Parking a step, except reads.
 type mortalEntries struct {
 	pgdriver.Entries
 	process *mortal
@@ -117,7 +117,8 @@ func (p mortalParking) Wait(ctx context.Context, key string, m *inbox.Message, f
 	})
 }
 
-// Claim implements driver.Parking. One that finds nothing is no step: how many there are depends on the time.
+// Claim implements driver.Parking. A claim that finds nothing is not a step: the number of those depends on
+// the time.
 func (p mortalParking) Claim(ctx context.Context, lease time.Duration) (*pgdriver.Head, error) {
 	if p.process.dead.Load() {
 		return nil, errCrashed
@@ -178,8 +179,8 @@ func (y *yard) liveWith(ctx context.Context, p *mortal, s *inboxpgx.Store, chang
 	running.Wait()
 }
 
-// The process may die between any two steps of parking and resuming a key: each message takes effect
-// once, in the order of the key.
+// The process may die between any two steps of parking and resuming a key: each message takes effect once, in
+// the order of the key.
 func TestParkedKey_throughCrashes(t *testing.T) {
 	t.Parallel()
 	for step := range int64(36) {
@@ -226,9 +227,9 @@ func (y *yard) parkedKeyThroughCrash(first *mortal) {
 	y.t.Logf("%d steps", first.steps.Load())
 }
 
-// Keys are parked and resumed while processes come and go, sessions are lost, calls fail before or
-// after they took effect, and operators replay and remove: every message takes effect once or is
-// removed, and no key is out of order.
+// Keys are parked and resumed while processes start and die, sessions are lost, calls fail before or after
+// they took effect, and operators replay and remove. Every message takes effect once or is removed, and no
+// key is out of order.
 func TestParkedKeys_throughFaults(t *testing.T) {
 	t.Parallel()
 	for _, batch := range []int{1, 8} {
@@ -314,7 +315,7 @@ func (y *yard) throughFaults(batch, keys, each int) {
 	t.Logf("%d of %d messages were removed", len(y.removed), len(y.number))
 }
 
-// operate replays what is dead, or removes one letter.
+// operate replays the dead letters, or removes one.
 func (y *yard) operate() {
 	if rand.N(4) > 0 {
 		_, _ = y.letters().Replay(context.Background(), inbox.Filter{Limit: rand.N(10)}, inbox.Replay{By: "test"})
@@ -334,7 +335,7 @@ func (y *yard) operate() {
 	_, _ = y.letters().Remove(context.Background(), inbox.Filter{IDs: []uuid.UUID{id}}, inbox.Removal{By: "test"})
 }
 
-// newYardOnPostgres is a yard whose processes have pools of their own.
+// newYardOnPostgres returns a yard whose processes have pools of their own.
 func newYardOnPostgres(t *testing.T) *yard {
 	t.Helper()
 	y := newYard(t)
@@ -375,8 +376,8 @@ func (y *yard) liveOnPostgres(ctx context.Context, p *mortal, change func(*inbox
 	})
 }
 
-// mortalLines are the connections of a process. Each packet that one of them sends is a step of the process. The last
-// one is sent still if the process says so.
+// mortalLines are the connections of a process. Each packet sent on one of them is a step of the process. The
+// last packet is still sent if the process has sends set.
 type mortalLines struct {
 	process *mortal
 	mu      sync.Mutex
@@ -435,7 +436,7 @@ func blocked(t *testing.T, pool *pgxpool.Pool) {
 	})
 }
 
-// freeKey returns a Parking in which a key has no message left, and its claim.
+// freeKey returns a Parking with a key that has no message left, and the claim of the key.
 func freeKey(t *testing.T) (*pgxpool.Pool, pgdriver.Parking, *pgdriver.Head) {
 	t.Helper()
 	pool := newPool(t)
@@ -451,7 +452,7 @@ func freeKey(t *testing.T) (*pgxpool.Pool, pgdriver.Parking, *pgdriver.Head) {
 	return pool, p, h
 }
 
-// A message is stored, and its transaction is open, while another process finds its key without messages: the key
+// A message is stored in an open transaction while another process finds its key without messages: the key
 // stays stopped.
 func TestParking_arrivalBesideTheEnd(t *testing.T) {
 	t.Parallel()
@@ -471,7 +472,7 @@ func TestParking_arrivalBesideTheEnd(t *testing.T) {
 	}
 }
 
-// A key becomes free while a message arrives that has seen it stopped: the message is told so.
+// A key becomes free while a message arrives that found it stopped: Wait reports that it is free.
 func TestParking_endBesideAnArrival(t *testing.T) {
 	t.Parallel()
 	for _, commits := range []bool{true, false} {
@@ -501,7 +502,7 @@ func TestParking_endBesideAnArrival(t *testing.T) {
 	}
 }
 
-// Messages of different keys do not conflict, whatever the planner thinks of tables with few rows.
+// Messages of different keys do not conflict, whatever plan Postgres chooses for tables with few rows.
 func TestParkedMessages_doNotConflict(t *testing.T) {
 	t.Parallel()
 	y := newYardOnPostgres(t)
@@ -537,8 +538,8 @@ func TestParkedMessages_doNotConflict(t *testing.T) {
 	}
 }
 
-// A handler whose statement takes longer than HandlerTimeout fails, and its message has one attempt less: the outcome
-// waits until the server has ended the statement.
+// If a handler's statement takes longer than HandlerTimeout, its message has failed once. The outcome is
+// stored after the server has ended the statement.
 func TestParkedMessage_statementTakesTooLong(t *testing.T) {
 	t.Parallel()
 	y := newYardOnPostgres(t)

@@ -27,20 +27,22 @@ const (
 	// parkingTimeout bounds one call: a body may have 16 MiB.
 	parkingTimeout = 20 * time.Second
 
-	// A scan reads so many dead letters at once, and bodies of so many bytes: one letter at least.
+	// A scan reads this many dead letters at once, and bodies up to this many bytes, but at least one dead
+	// letter.
 	scanPage  = 100
 	scanBytes = 4 << 20
 )
 
-// parking is the driver.Parking in Postgres. Its statements run at READ COMMITTED, each in a transaction of its own,
-// but for that of Take. They lock the row of the key before those of its messages, but for those of dead letters, whose
-// keys nobody can claim.
+// parking is the driver.Parking in Postgres. Its statements run at READ COMMITTED, each in a transaction of
+// its own, except Take. They lock the row of the key before the rows of its messages. Statements about dead
+// letters do not, because nobody can claim their keys.
 //
-//   - An arrival, Wait, locks the key's row FOR KEY SHARE. It waits for nothing but the end of the key.
-//   - A run, Take, holds FOR NO KEY UPDATE until its transaction ends. Claims skip the row. The message is deleted after
-//     that, by Next: in a SERIALIZABLE transaction the scan for it would conflict with the runs of other keys.
-//   - The end, Release, deletes the row, and waits for arrivals. The foreign key refuses the deletion if one of them has
-//     stored a message.
+//   - An arrival, Wait, locks the key's row FOR KEY SHARE. It waits only for the end of the key.
+//   - A run, Take, holds FOR NO KEY UPDATE until its transaction ends. Claims skip the row. Next deletes the
+//     message after that: in a SERIALIZABLE transaction the scan for it would conflict with the runs of other
+//     keys.
+//   - The end, Release, deletes the row, and waits for arrivals. The foreign key rejects the deletion if one
+//     of them has stored a message.
 type parking struct {
 	pool     *pgxpool.Pool
 	consumer string
@@ -114,12 +116,13 @@ func newParking(pool *pgxpool.Pool, names tables, consumer string) *parking {
 	}
 }
 
-// foreignKey is the code of a violated foreign key: the last message of a key and the next one came at once.
+// foreignKey is the code of a violated foreign key: the next message of a key arrived together with the end
+// of the last.
 const foreignKey = "23503"
 
 // Stop implements driver.Parking.
 func (p *parking) Stop(ctx context.Context, key string, dead inbox.DeadLetter) error {
-	dead.FailedAt = dead.FailedAt.Truncate(time.Microsecond) // as Postgres keeps it
+	dead.FailedAt = dead.FailedAt.Truncate(time.Microsecond) // the precision of Postgres
 	envelope, err := envelopeOf(dead)
 	if err != nil {
 		return err
@@ -182,7 +185,7 @@ func (p *parking) claimed(ctx context.Context, sql string, args ...any) (*driver
 		queue.Queue(`BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE`)
 		queue.Queue(sql, args...).QueryRow(func(row pgx.Row) error {
 			err := row.Scan(&h.Key, &until, &id, &runs, &envelope, &body, &done)
-			body = append([]byte(nil), body...) // the client uses its memory again
+			body = append([]byte(nil), body...) // the client reuses its memory
 			return err
 		})
 		queue.Queue(`COMMIT`)
@@ -217,7 +220,7 @@ func (p *parking) Take(ctx context.Context, tx pgx.Tx, h *driver.Head) (first bo
 	return tag.RowsAffected() == 1, nil
 }
 
-// atBegin is Take as a statement that travels with BEGIN.
+// atBegin returns the statement of Take, to be sent together with BEGIN.
 func (p *parking) atBegin(h *driver.Head) txdriver.Statement {
 	return txdriver.Statement{SQL: p.take, Args: p.of(h)}
 }
@@ -238,7 +241,7 @@ func (p *parking) Retry(ctx context.Context, h *driver.Head, next *inbox.Message
 
 // Fail implements driver.Parking.
 func (p *parking) Fail(ctx context.Context, h *driver.Head, dead inbox.DeadLetter) error {
-	dead.FailedAt = dead.FailedAt.Truncate(time.Microsecond) // as Postgres keeps it
+	dead.FailedAt = dead.FailedAt.Truncate(time.Microsecond) // the precision of Postgres
 	envelope, err := envelopeOf(dead)
 	if err != nil {
 		return err
@@ -252,7 +255,7 @@ func (p *parking) Release(ctx context.Context, h *driver.Head) error {
 		return p.exec(ctx, p.giveBack, p.of(h, h.Runs)[1:]...)
 	}
 	err := p.exec(ctx, p.free, h.Key, h.Until)
-	if sqlstate.Of(err) == foreignKey { // a message came at the same time, and is visible now
+	if sqlstate.Of(err) == foreignKey { // a message arrived at the same time, and is visible now
 		err = p.exec(ctx, p.free, h.Key, h.Until)
 	}
 	return err
@@ -315,7 +318,8 @@ func (p *parking) Scan(
 	}
 }
 
-// concernsOne reports whether a failure concerns one letter alone: the server has answered, and is not unfit for all.
+// concernsOne reports whether a failure concerns one dead letter only: the server has replied and works for
+// the others.
 func concernsOne(err error) bool {
 	if errors.Is(err, ErrIgnored) {
 		return true
@@ -327,7 +331,7 @@ func concernsOne(err error) bool {
 // letters reads the next dead letters of a class, and the number of the last one.
 func (p *parking) letters(ctx context.Context, class string, after, last int64) (page []inbox.DeadLetter, upTo int64, err error) {
 	err = p.read(ctx, func(ctx context.Context, conn *pgxpool.Conn) error {
-		page = nil // it may be the second try
+		page = nil // this may be the second try
 		rows, err := conn.Query(ctx, p.page, p.consumer, class, after, last, scanPage, scanBytes)
 		if err != nil {
 			return err
@@ -343,7 +347,7 @@ func (p *parking) letters(ctx context.Context, class string, after, last int64) 
 	return page, upTo, err
 }
 
-// end does to a letter what the fate says, unless somebody else was faster.
+// end applies an outcome to a dead letter, unless another call was faster.
 func (p *parking) end(ctx context.Context, dead inbox.DeadLetter, fate inboxdriver.Outcome) error {
 	switch fate {
 	case inboxdriver.Drop:
@@ -361,7 +365,7 @@ func (p *parking) end(ctx context.Context, dead inbox.DeadLetter, fate inboxdriv
 	return nil
 }
 
-// envelopeOf is a message, or a dead letter, without its body.
+// envelopeOf returns a message, or a dead letter, without its body, as JSON.
 func envelopeOf(dead inbox.DeadLetter) ([]byte, error) {
 	m := &dead.Message
 	m.Body, m.PublishedAt, m.FirstFailedAt, dead.FirstFailedAt = nil, kept(m.PublishedAt), kept(m.FirstFailedAt), kept(dead.FirstFailedAt)
@@ -376,8 +380,8 @@ func envelopeOf(dead inbox.DeadLetter) ([]byte, error) {
 	return text, nil
 }
 
-// kept is a time as JSON can have it, zero for none: a sender's may be any, such as the year 55840 where
-// milliseconds are taken for seconds.
+// kept returns a time that JSON can represent, or zero. A sender's time may be anything, such as the year
+// 55840 if milliseconds were read as seconds.
 func kept(t time.Time) time.Time {
 	if t = t.UTC(); t.Year() < 0 || t.Year() > 9999 {
 		return time.Time{}
@@ -389,18 +393,18 @@ func letterOf(envelope, body []byte) (dead inbox.DeadLetter, err error) {
 	if err := json.Unmarshal(envelope, &dead); err != nil {
 		return dead, fmt.Errorf("inboxpgx: parking: %w", err)
 	}
-	dead.Message.Body = append([]byte(nil), body...) // the client uses its memory again
+	dead.Message.Body = append([]byte(nil), body...) // the client reuses its memory
 	return dead, nil
 }
 
-// bodyOf is a message's body, which a column has that is never null.
+// bodyOf returns a message's body for a column that is never null.
 func bodyOf(m *inbox.Message) []byte { return append([]byte{}, m.Body...) }
 
 func (p *parking) read(ctx context.Context, fn func(context.Context, *pgxpool.Conn) error) error {
 	return p.wrap(pgcall.Twice(ctx, p.pool, parkingTimeout, fn))
 }
 
-// exec runs a statement about the consumer. One that finds nothing to change is no error.
+// exec runs a statement about the consumer. It is not an error if it changes nothing.
 func (p *parking) exec(ctx context.Context, sql string, args ...any) error {
 	ctx, cancel := context.WithTimeout(ctx, parkingTimeout)
 	defer cancel()

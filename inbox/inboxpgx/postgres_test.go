@@ -30,7 +30,7 @@ import (
 	"github.com/holdfast-go/holdfast/txretry"
 )
 
-// effectStore has a handler that takes an effect for each message.
+// effectStore returns a Store with a handler that inserts an effect for each message.
 func effectStore(t *testing.T, transactor txretry.Transactor) *inboxpgx.Store {
 	t.Helper()
 	p := newStore(t, transactor, "a", inboxpgx.Config{})
@@ -120,8 +120,8 @@ func TestMigrateOwnSchemaAndTable(t *testing.T) {
 	}
 }
 
-// However the client sends its statements, as poolers ask for: it encodes ids, arrays and
-// durations differently in each mode.
+// Every query exec mode works, as poolers require: the client encodes ids, arrays and durations differently
+// in each.
 func TestQueryExecModes(t *testing.T) {
 	t.Parallel()
 	pgtest.InEveryMode(t, func(t *testing.T, inMode func(*pgxpool.Pool) *pgxpool.Pool) {
@@ -166,7 +166,7 @@ func ledgerInMode(t *testing.T, ledger driver.Ledger, m *inbox.Message) {
 	noError(t, ledger.Forget(t.Context(), m.ID))
 }
 
-// countingConn counts what is sent.
+// countingConn counts the packets sent.
 type countingConn struct {
 	net.Conn
 	sent *atomic.Int64
@@ -177,8 +177,8 @@ func (c countingConn) Write(p []byte) (int, error) {
 	return c.Conn.Write(p)
 }
 
-// A message costs the round trips of its handler, one for BEGIN with the entry, and COMMIT. A duplicate costs the first,
-// ROLLBACK, and a look for the entry.
+// A message costs the round trips of its handler, one for BEGIN with the entry, and COMMIT. A duplicate costs
+// BEGIN, ROLLBACK, and a query for the entry.
 func TestRoundTrips(t *testing.T) {
 	t.Parallel()
 	cfg := newPool(t).Config()
@@ -212,14 +212,14 @@ func TestRoundTrips(t *testing.T) {
 	})
 	m := event()
 	noError(t, process(t, p, m))
-	noError(t, process(t, p, m)) // it prepares the look
+	noError(t, process(t, p, m)) // it prepares the query
 	sent.Store(0)
 	if err := process(t, p, m); err != nil || sent.Load() != 3 {
 		t.Errorf("%d round trips for a duplicate, want 3: error %v", sent.Load(), err)
 	}
 }
 
-// plain is a Transactor that knows no Options, and whose handles nobody recognises.
+// plain is a Transactor without Options, with handles that no function recognises.
 type plain struct{ txretry.Transactor }
 
 func (p plain) Pool() *pgxpool.Pool { return poolOf(p.Transactor) }
@@ -239,7 +239,7 @@ func (w wrapped) DoWith(ctx context.Context, opts txretry.Options, fn func(ctx c
 	return w.Transactor.DoWith(ctx, opts, func(ctx context.Context, tx pgx.Tx) error { return fn(ctx, struct{ pgx.Tx }{tx}) })
 }
 
-// Under any Transactor a message is recorded once, and its first delivery is no duplicate.
+// With any Transactor a message is recorded once, and its first delivery is not a duplicate.
 func TestForeignTransactors(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t)
@@ -256,8 +256,8 @@ func TestForeignTransactors(t *testing.T) {
 
 func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }
 
-// onSilent runs a test in a bubble, with a pool of idle connections to the real server, which has room for as many again.
-// The clock stands still while the server works.
+// onSilent runs a test in a bubble, with a pool of idle connections to the real server, which has room for as
+// many again. The clock stands still while the server works.
 func onSilent(t *testing.T, test func(t *testing.T, s *silent.Postgres, pool *pgxpool.Pool)) {
 	t.Helper()
 	const conns = 4
@@ -271,7 +271,7 @@ func onSilent(t *testing.T, test func(t *testing.T, s *silent.Postgres, pool *pg
 	})
 }
 
-// Each wait for a database that has fallen silent ends by itself, and the call works on another connection: the rare ones
+// Each wait for a silent database ends by itself, and the call succeeds on another connection: rare calls
 // after a ping of 2 s, the others when they are repeated after their timeout of 4 s.
 func TestSilentConnections(t *testing.T) {
 	t.Parallel()
@@ -303,7 +303,7 @@ func TestSilentConnections(t *testing.T) {
 	}
 }
 
-// exactManager makes pauses between tries without chance.
+// exactManager returns a manager without jitter in its pauses.
 func exactManager(t *testing.T, pool *pgxpool.Pool) *txretry.Manager {
 	t.Helper()
 	m, err := txretry.New(pool, txretry.Config{Rand: func() float64 { return 0 }, Logger: slog.New(slog.DiscardHandler)})
@@ -315,8 +315,8 @@ func exactManager(t *testing.T, pool *pgxpool.Pool) *txretry.Manager {
 
 func second[T any](_ T, err error) error { return err }
 
-// A connection falls silent in the middle of a message's transaction: no message counts a failure, and the message comes
-// again, and takes effect once.
+// A connection becomes silent in the middle of a message's transaction: no failure is counted, and the
+// message is redelivered and takes effect once.
 func TestSilentTransaction(t *testing.T) {
 	t.Parallel()
 	pgtest.URL(t)                       // skips before there are subtests

@@ -22,7 +22,7 @@ import (
 	txdriver "github.com/holdfast-go/holdfast/txretry/driver"
 )
 
-var errTimeout = errors.New("inboxpgx: handler's Timeout is over")
+var errTimeout = errors.New("inboxpgx: handler's Timeout exceeded")
 
 // withTimeout bounds a context; a timeout of 0 does not.
 func withTimeout(ctx context.Context, timeout time.Duration) (context.Context, context.CancelFunc) {
@@ -32,21 +32,21 @@ func withTimeout(ctx context.Context, timeout time.Duration) (context.Context, c
 	return context.WithTimeoutCause(ctx, timeout, errTimeout)
 }
 
-// work is what a handler wants done about one message.
+// work is the work of a handler on one message.
 type work struct {
-	wait    inbox.Middleware                           // for leave to start; nil: at once
+	wait    inbox.Middleware                           // waits before the start; nil: no wait
 	timeout time.Duration                              // 0 means none
 	prepare func(ctx context.Context) error            // before the transaction; nil: nothing
 	one     func(ctx context.Context, tx pgx.Tx) error // nil: nothing
 
-	many *batchHandler // does the same for neighbours of its kind; nil for the other handlers
-	item any           // this message, as many takes it
+	many *batchHandler // set for HandleBatch: does the same for neighbours of its kind
+	item any           // this message, as an argument of many
 }
 
-// Handle registers fn for the messages of a name. The body is decoded by driver.Decode; the
-// same type may be registered under several names. fn must have no effects but through tx
-// and txretry.AfterCommit, and must not change v: it may run more than once. It is an error
-// when fn is nil, or the name is invalid or has a handler already. Config.ByName has its settings.
+// Handle registers fn for the messages of a name. The body is decoded by driver.Decode; one type may be
+// registered under several names. fn must have no effects except through tx and txretry.AfterCommit, and must
+// not change v: it may run more than once. Handle returns an error if fn is nil, or if the name is invalid or
+// has a handler already. Config.ByName has its settings.
 func Handle[T any](s *Store, name string, fn func(ctx context.Context, tx pgx.Tx, v T) error) error {
 	if fn == nil {
 		return fmt.Errorf("inboxpgx: handler of %q is nil", name)
@@ -56,11 +56,10 @@ func Handle[T any](s *Store, name string, fn func(ctx context.Context, tx pgx.Tx
 	})
 }
 
-// HandlePrepared is Handle with a step before the transaction, while no connection is held:
-// the place for slow calls to other systems. What prepare returns is given to fn; its
-// errors are classed like those of fn. It runs once per delivery, also for a message that
-// then turns out to be a duplicate, so it must bear repetition. In a batch the Prepare steps
-// of its messages run at once.
+// HandlePrepared is Handle with a step before the transaction, while no connection is held. Use it for slow
+// calls to other systems. fn gets the result of prepare; errors of prepare are classed like errors of fn.
+// Prepare runs once per delivery, even of a message that turns out to be a duplicate, so it must be
+// repeatable. In a batch the Prepare steps of the messages run at the same time.
 func HandlePrepared[T, P any](s *Store, name string, prepare func(ctx context.Context, v T) (P, error),
 	fn func(ctx context.Context, tx pgx.Tx, v T, prepared P) error,
 ) error {
@@ -86,11 +85,10 @@ type Item[T any] struct {
 	Value   T
 }
 
-// HandleBatch is Handle for a handler that takes several messages in one call, for example
-// to write them with one statement: those of its name that follow one another in a batch and
-// are no duplicates. Without batches it gets one. When it fails it is called for each half,
-// down to single messages, each call in a savepoint, so its error becomes that of one
-// message only. A Timeout is meant per message.
+// HandleBatch is Handle for a handler that takes several messages in one call, for example to write them with
+// one statement. A call has the messages of its name that are adjacent in a batch and not duplicates; without
+// batches, one message. If it fails it is called for each half, down to single messages, each call in a
+// savepoint. So its error becomes the error of one message only. A Timeout is per message.
 func HandleBatch[T any](s *Store, name string, fn func(ctx context.Context, tx pgx.Tx, items []Item[T]) error) error {
 	if fn == nil {
 		return fmt.Errorf("inboxpgx: handler of %q is nil", name)
@@ -111,12 +109,12 @@ func HandleBatch[T any](s *Store, name string, fn func(ctx context.Context, tx p
 	})
 }
 
-// batchHandler is what the messages of one HandleBatch have in common.
+// batchHandler is shared by the messages of one HandleBatch.
 type batchHandler struct {
 	run func(ctx context.Context, tx pgx.Tx, items []any) error
 }
 
-// register adds a handler that begin turns into work on a message.
+// register adds a handler. begin returns its work on a message.
 func register[T any](s *Store, name string, begin func(m *inbox.Message, v T) *work) error {
 	cfg := s.cfg.ByName[name]
 	var wait inbox.Middleware
@@ -138,8 +136,7 @@ func register[T any](s *Store, name string, begin func(m *inbox.Message, v T) *w
 	return err
 }
 
-// errExited is the result of a message whose goroutine, or that of the transaction, was exited by a
-// handler.
+// errExited is the result of a message if a handler exited its goroutine or the goroutine of its transaction.
 var errExited = errors.New("inboxpgx: a handler exited its goroutine")
 
 // member is one message of a call of Process.
@@ -147,26 +144,26 @@ type member struct {
 	call *inbox.Call
 	ctx  context.Context // for its handler
 	work *work
-	key  string       // its ordering key, where keys are stopped; empty: none
-	head *driver.Head // it is the first message of a stopped key; nil: it has come from a queue
+	key  string       // its ordering key, if keys are stopped; empty: none
+	head *driver.Head // it is the first message of a stopped key; nil: it came from a queue
 
-	begun func() // called when the transaction of the head has begun
-	free  bool   // the key was stopped in the last transaction, and was free after it
+	begun func() // called when the transaction of the head has started
+	free  bool   // the key was stopped in the last transaction, and free after it
 
-	ended  bool // the result is the message's
+	ended  bool // the result is final
 	result error
 
-	// Of the last attempt of a batch's transaction:
+	// In the last attempt of a batch's transaction:
 	first  bool  // its entry was made
-	failed error // its handler has failed and is undone
+	failed error // its handler has failed and was rolled back
 }
 
 func (b *member) message() *inbox.Message { return b.call.Message }
 
 func (b *member) end(result error) { b.ended, b.result = true, result }
 
-// Process implements inbox.Processor: one transaction for all messages, as the package
-// comment describes. Consumers make the batches (inbox.ConsumerConfig.Batch).
+// Process implements inbox.Processor: one transaction for all messages, as the package comment describes.
+// Consumers form the batches (inbox.ConsumerConfig.Batch).
 func (s *Store) Process(ctx context.Context, msgs []*inbox.Message) (results []error) {
 	members := make([]*member, len(msgs))
 	for i, call := range s.mux.Decode(msgs) {
@@ -174,7 +171,7 @@ func (s *Store) Process(ctx context.Context, msgs []*inbox.Message) (results []e
 	}
 	defer s.slots.take(ctx, msgs)()
 	results = make([]error, len(msgs))
-	defer func() { // also when a handler exits the goroutine
+	defer func() { // also if a handler exits the goroutine
 		for i, b := range members {
 			results[i] = b.call.End(b.result)
 		}
@@ -204,13 +201,13 @@ func (b *member) begin(ctx context.Context) {
 	switch w := b.call.Work.(type) {
 	case *work:
 		b.work = w
-	case func(context.Context) error: // that of Fallback
+	case func(context.Context) error: // the work of Fallback
 		b.work = &work{prepare: w}
 	}
 	b.work.timeout = cmp.Or(b.work.timeout, base.HandlerTimeout(ctx))
 }
 
-// single processes a message that is given alone. Its Timeout is for all of it.
+// single processes one message. Its Timeout covers all of its work.
 func (s *Store) single(b *member) {
 	if b.ended {
 		return
@@ -222,7 +219,7 @@ func (s *Store) single(b *member) {
 	}
 }
 
-// prepareAll does what comes before the transaction of a batch, for all messages at once.
+// prepareAll runs the steps before the transaction of a batch, for all messages at the same time.
 func prepareAll(members []*member) {
 	var all sync.WaitGroup
 	for _, b := range members {
@@ -236,8 +233,8 @@ func prepareAll(members []*member) {
 	all.Wait()
 }
 
-// prepare waits for leave to start, and does what comes before the transaction, which for some is
-// all. The context that it returns is the one that the Timeout bounds.
+// prepare runs the Waiter and the step before the transaction. For some messages that is all of the work. The
+// returned context is bounded by the Timeout.
 func (b *member) prepare() (bounded context.Context, cancel context.CancelFunc) {
 	err := errExited
 	defer func() {
@@ -255,8 +252,8 @@ func (b *member) prepare() (bounded context.Context, cancel context.CancelFunc) 
 			return nil
 		}
 		err := b.work.prepare(bounded)
-		if err == nil && bounded.Err() != nil && b.work.one != nil { // else it would count as if there had been no connection
-			err = fmt.Errorf("inboxpgx: the Prepare step took all the time: %w", context.Cause(bounded))
+		if err == nil && bounded.Err() != nil && b.work.one != nil { // otherwise it would count as if there had been no connection
+			err = fmt.Errorf("inboxpgx: the Prepare step used up the Timeout: %w", context.Cause(bounded))
 		}
 		return err
 	})
@@ -274,7 +271,7 @@ func (b *member) await() error {
 	})
 }
 
-// left are the members without a result.
+// left returns the members without a result.
 func left(members []*member) (some []*member) {
 	for _, b := range members {
 		if !b.ended {
@@ -284,7 +281,7 @@ func left(members []*member) (some []*member) {
 	return some
 }
 
-// distinct are the members but for further copies of one message, which come after it.
+// distinct returns the members without further copies of one message. Those are processed later.
 func distinct(members []*member) (some []*member) {
 	seen := make(map[uuid.UUID]bool, len(members))
 	for _, b := range members {
@@ -306,26 +303,26 @@ func apart(fn func()) {
 	<-ended
 }
 
-// delivery is the transaction of one delivery, with what its last attempt came to.
+// delivery is the transaction of one delivery, with the results of its last attempt.
 type delivery struct {
 	s  *Store
 	b  *member
 	m  *inbox.Message
 	fn func(ctx context.Context, tx pgx.Tx) error
 
-	recorded *pgconn.CommandTag // of the insert that travelled with BEGIN, in this attempt
-	handled  bool               // the entry was made and fn began, in some attempt
+	recorded *pgconn.CommandTag // of the INSERT sent with BEGIN, in this attempt
+	handled  bool               // the entry was made and fn started, in some attempt
 	lost     bool               // the connection was lost under fn, before its context ended
 }
 
-// handlerError tells the errors of fn from those of the transaction around it.
+// handlerError distinguishes errors of fn from errors of the transaction around it.
 type handlerError struct{ err error }
 
 func (e *handlerError) Error() string { return e.err.Error() }
 func (e *handlerError) Unwrap() error { return e.err }
 
-// alone does the work and records the message in one transaction, unless it was recorded before. It
-// ends the member.
+// alone does the work and records the message in one transaction, unless it was recorded before. It ends the
+// member.
 func (s *Store) alone(ctx context.Context, b *member) {
 	m := b.message()
 	b.end(base.Safely(func() error {
@@ -352,7 +349,7 @@ func (s *Store) alone(ctx context.Context, b *member) {
 	}))
 }
 
-// atBegin is the statement that makes the entry of a message.
+// atBegin returns the statement that makes the entry of a message.
 func (s *Store) atBegin(b *member) txdriver.Statement {
 	if b.head != nil {
 		return s.parks.place.(*parking).atBegin(b.head)
@@ -381,7 +378,7 @@ func (d *delivery) attempt(ctx context.Context, tx pgx.Tx) error {
 	return nil
 }
 
-// record makes the entry, unless the Transactor has done so with BEGIN.
+// record makes the entry, unless the Transactor has sent the INSERT with BEGIN.
 func (d *delivery) record(ctx context.Context, tx pgx.Tx) (first bool, err error) {
 	if tag := d.recorded; tag != nil {
 		d.recorded = nil
@@ -396,9 +393,9 @@ func (d *delivery) record(ctx context.Context, tx pgx.Tx) (first bool, err error
 // errNoEntry rolls back a transaction that could not make the entry of a message: see withoutEntry.
 var errNoEntry = errors.New("inboxpgx: no entry was made")
 
-// withoutEntry returns the result of a message for which no entry was made. It is a duplicate if its entry is not missing.
-// Else its key is stopped, and it waits with the key. The result is errFree if the key is stopped no more: try again. If
-// that happens twice the key is not to blame.
+// withoutEntry returns the result of a message for which no entry was made. If the entry exists, the message
+// is a duplicate. Otherwise its key is stopped, and the message waits with the key. The result is errFree if
+// the key is no longer stopped: try again. If that happens twice, the key is not the cause.
 func (s *Store) withoutEntry(ctx context.Context, b *member, missing error) error {
 	if missing != nil && b.head == nil && b.key != "" && errors.Is(missing, ErrIgnored) {
 		err := s.park(ctx, b)
@@ -417,8 +414,8 @@ func (s *Store) withoutEntry(ctx context.Context, b *member, missing error) erro
 	return missing
 }
 
-// entriesThere returns nil for each message that has an entry. A message without one is no duplicate: its entry
-// could not be made, and acknowledging it would lose it.
+// entriesThere returns nil for each message that has an entry. A message without one is not a duplicate: its
+// entry could not be made, and acknowledging it would lose it.
 func (s *Store) entriesThere(ctx context.Context, msgs ...*inbox.Message) (missing []error) {
 	ids := make([]uuid.UUID, len(msgs))
 	for i, m := range msgs {
@@ -449,7 +446,7 @@ func connectionLost(ctx context.Context, tx pgx.Tx) bool {
 	return ctx.Err() == nil && txdriver.StateOf(tx) == txdriver.Lost
 }
 
-// verdict says whose failure an error of the transaction is: see the package comment.
+// verdict classifies an error of the transaction: see the package comment.
 func (d *delivery) verdict(ctx context.Context, err error) error {
 	_, commitUnknown := errors.AsType[*txretry.CommitUnknownError](err)
 	_, lockTimeout := errors.AsType[*txretry.LockTimeoutError](err)
@@ -478,7 +475,7 @@ func (d *delivery) verdict(ctx context.Context, err error) error {
 	}
 }
 
-// explain tells of a table that was never created.
+// explain adds to an error that a table was never created.
 func (s *Store) explain(err error) error {
 	if s.table != nil {
 		return s.table.missing.Explain(err)
@@ -486,17 +483,17 @@ func (s *Store) explain(err error) error {
 	return err
 }
 
-// noChance reports whether a deadline, the handler's or the consumer's, has passed before the
-// handler began: there was no connection, or a copy is in progress elsewhere.
+// noChance reports whether a deadline, of the handler or the consumer, passed before the handler started:
+// there was no connection, or a copy is in progress elsewhere.
 func noChance(ctx context.Context, handled bool) bool {
 	return !handled && timeIsOver(ctx)
 }
 
 func timeIsOver(ctx context.Context) bool { return errors.Is(ctx.Err(), context.DeadlineExceeded) }
 
-// endedByHandler reports whether the handler, not the server's state, ended the
-// transaction: it called Do again, ran a COMMIT or ROLLBACK, or kept the transaction idle
-// or open for longer than the server allows (25P03, 25P04).
+// endedByHandler reports whether the handler, not the server's state, ended the transaction: it called Do
+// again, ran a COMMIT or ROLLBACK, or kept the transaction idle or open for longer than the server allows
+// (25P03, 25P04).
 func endedByHandler(err error) bool {
 	if errors.Is(err, txretry.ErrNested) || errors.Is(err, txretry.ErrManaged) {
 		return true
@@ -505,13 +502,13 @@ func endedByHandler(err error) bool {
 	return code == "25P03" || code == "25P04"
 }
 
-// contextEnded reports whether a context of the handler's own ended during a statement:
-// pgx closes the connection then, too.
+// contextEnded reports whether a context of the handler ended during a statement. Then pgx closes the
+// connection, too.
 func contextEnded(err error) bool {
 	return errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled)
 }
 
-// plain returns the handler's error as it is, if nothing is added to it.
+// plain returns the handler's error unwrapped if it was not wrapped further.
 func plain(err error) error {
 	if own, ok := err.(*handlerError); ok {
 		return own.err
@@ -519,8 +516,8 @@ func plain(err error) error {
 	return err
 }
 
-// commitRefused reports whether the handler succeeded and then its transaction could not
-// commit: a deferred constraint, for example, or an error that the handler ignored.
+// commitRefused reports whether the handler succeeded and then its transaction could not commit, for example
+// because of a deferred constraint or an error ignored by the handler.
 func commitRefused(handled bool, err error) bool {
 	if !handled {
 		return false

@@ -97,7 +97,7 @@ func TestHandleRefuses(t *testing.T) {
 	}
 }
 
-// Whose failure it is: what the consumer does about each way in which a transaction ends.
+// Each way in which a transaction ends has its class, and the right outcome for the message.
 func TestVerdict(t *testing.T) {
 	t.Parallel()
 	conflict := txretrytest.Fault{Point: txretrytest.AtEnd, SQLSTATE: "40001"}
@@ -247,7 +247,7 @@ func TestTimeout(t *testing.T) {
 		}()
 		synctest.Wait()
 		if f := driver.Classify(process(t, p, m)); f.Counted || f.Action != driver.ActionRetry {
-			t.Errorf("waiting in vain: %+v", f)
+			t.Errorf("no connection before the deadline: %+v", f)
 		}
 		close(hold)
 		if err := process(t, p, m); err != nil || !entries.Seen("a", m.ID) {
@@ -256,8 +256,8 @@ func TestTimeout(t *testing.T) {
 	})
 }
 
-// A handler that loses its transaction by its own doing has failed: as the server's failure
-// it would come again for ever and stop the messages behind it. TestBatchFailures has further ways.
+// A handler that loses its transaction by its own fault has failed. As the server's failure, its message
+// would be redelivered for ever and stop the others. TestBatchFailures has more cases.
 func TestHandlerLosesItsTransaction(t *testing.T) {
 	t.Parallel()
 	for name, work := range map[string]func(t *testing.T, ctx context.Context, tx pgx.Tx) error{
@@ -360,9 +360,9 @@ func TestPrepareRunsBeforeTheTransaction(t *testing.T) {
 	}
 }
 
-// A deadline of the consumer's that ends before the handler began, as while the database
-// hangs, is no message's failure.
-func TestNoChanceBeforeTheDeadline(t *testing.T) {
+// If the consumer's deadline ends before the handler started, for example because the database hangs, the
+// message has not failed.
+func TestDeadline_beforeTheHandlerStarted(t *testing.T) {
 	t.Parallel()
 	for name, n := range map[string]int{"alone": 1, "batch": 3} {
 		t.Run(name, func(t *testing.T) {
@@ -388,8 +388,8 @@ func TestNoChanceBeforeTheDeadline(t *testing.T) {
 	}
 }
 
-// A Prepare step that takes all the time has failed, although it does not say so: uncounted,
-// the message would come for ever.
+// A Prepare step that uses up the time has failed, even if it returns no error: uncounted, the message would
+// be redelivered for ever.
 func TestPrepareTakesAllTheTime(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -38,37 +38,35 @@ const (
 	maxConsumerBytes = 200
 )
 
-// ErrIgnored is inside every error about a change of the Store's tables that Postgres accepted and did not make: a
-// trigger, a rule or a row-level-security policy dropped it. The message in question is not done. The consumer holds
-// messages back as in an outage, and Check names the cause.
+// ErrIgnored is inside every error about a change of the Store's tables that Postgres accepted but did not
+// make, because a trigger, a rule or a row-level-security policy dropped it. The message is not done. The
+// consumer holds messages back as in an outage, and Check names the cause.
 var ErrIgnored = pgcall.ErrIgnored
 
 // Config configures a Store. The zero value works.
 type Config struct {
-	// Schema holds the tables. Default: the connection's search_path decides.
+	// Schema is the schema of the tables. Default: the first one of the connection's search_path.
 	Schema string
-	// Table is the name of the table of entries; that of the ledger is <Table>_attempts, those
-	// of stopped ordering keys and their messages are <Table>_stopped and <Table>_waiting, and that of paused
-	// consumers is <Table>_pause.
+	// Table is the name of the table of entries. The ledger is <Table>_attempts, stopped ordering keys and
+	// their messages are <Table>_stopped and <Table>_waiting, and paused consumers are <Table>_pause.
 	// Default: holdfast_inbox.
 	Table string
-	// ByName configures the handlers of single message names. Run of a consumer refuses a name without a handler. Optional.
+	// ByName configures the handlers of single message names. A consumer's Run fails if a name has no
+	// handler. Optional.
 	ByName map[string]HandlerConfig
-	// Isolation of the transactions; the entry is as sure at every level.
-	// Default: the Transactor's own, which is SERIALIZABLE unless configured.
+	// Isolation is the isolation level of the transactions. Entries are reliable at every level. Default: the
+	// level of the Transactor, which is SERIALIZABLE unless configured.
 	Isolation pgx.TxIsoLevel
-	// Retention is how long entries are kept. It must be longer than any copy of a message
-	// may come later than the first: retries, time in the queue and in the dead-letter
-	// queue together. That of a message that is parked is kept until its turn has come.
-	// Default: 8 days.
+	// Retention is how long entries are kept. It must be longer than the longest delay of any copy of a
+	// message: retries, time in the queue and time in the dead-letter queue together. The entry of a parked
+	// message is kept until the message was processed. Default: 8 days.
 	Retention time.Duration
-	// PruneInterval is the time between two looks for entries older than Retention, while a
-	// consumer runs. A negative value turns them off; then call Prune. Default: 1 minute.
+	// PruneInterval is the time between two passes that delete entries older than Retention, while a consumer
+	// runs. A negative value turns them off; then call Prune. Default: 1 minute.
 	PruneInterval time.Duration
-	// Entries keeps the entries elsewhere than in the tables, as inboxtest.New does in memory.
-	// Optional.
+	// Entries replaces the tables by another store, as inboxtest.New does with memory. Optional.
 	Entries driver.Entries
-	// Logger receives what goes wrong while pruning. Default: slog.Default().
+	// Logger receives failures of pruning. Default: slog.Default().
 	Logger *slog.Logger
 	// MeterProvider of the counters holdfast.inbox.messages and holdfast.inbox.pruned.
 	// Default: the global one.
@@ -77,20 +75,21 @@ type Config struct {
 
 // HandlerConfig configures one handler. The zero value works.
 type HandlerConfig struct {
-	// Waiter blocks the worker before each message, ahead of the Prepare step and of the
-	// transaction, for at most half of ConsumerConfig.HandlerTimeout; see inbox.Blocking. When it fails
-	// the message is postponed, uncounted. Optional.
+	// Waiter blocks the worker before each message, ahead of the Prepare step and of the transaction, for at
+	// most half of ConsumerConfig.HandlerTimeout; see inbox.Blocking. If it fails, the message is postponed,
+	// uncounted. Optional.
 	Waiter inbox.Waiter
-	// Timeout bounds the work on one delivery: the Prepare step and the transaction with
-	// its retries, not the Waiter; in a batch, the Prepare step and each call of the handler.
-	// When it ends before the handler could begin, for want of a connection, the message is
-	// postponed, uncounted. Default: ConsumerConfig.HandlerTimeout.
+	// Timeout bounds the work on one delivery: the Prepare step and the transaction with its retries, not the
+	// Waiter; in a batch, the Prepare step and each call of the handler. If it ends before the handler could
+	// start, because there was no connection, the message is postponed, uncounted. Default:
+	// ConsumerConfig.HandlerTimeout.
 	Timeout time.Duration
-	// Concurrency bounds how many messages of the name, or batches with some of them, a consumer in
-	// this process, or each of its partitions, works on at once, for a handler that needs something scarce; the other messages
-	// of its queue go on. Messages that it keeps back wait in the consumer, up to eight times Prefetch, so that this
-	// process has them and other processes do not. When there are more, they are put off if other names share the
-	// queue, and else nothing more is received. Default: no bound but ConsumerConfig.Concurrency.
+	// Concurrency bounds how many messages of the name, or batches with some of them, run at once in a
+	// consumer of this process, or in each of its partitions. It is for a handler with a scarce resource; the
+	// other messages of the queue continue. Messages above the bound wait in the consumer, up to eight times
+	// Prefetch, so that this process has them and other processes do not. If there are more, they are put off
+	// if other names share the queue; otherwise nothing more is received. Default: no bound but
+	// ConsumerConfig.Concurrency.
 	Concurrency int
 }
 
@@ -131,9 +130,9 @@ func checkConsumer(consumer string) error {
 	return nil
 }
 
-// Store is an inbox.Processor whose handlers run in a transaction together with the message's
-// entry. It owns the tables of entries, of the ledger, of stopped ordering keys with their messages, and of pauses. Register all handlers first; then it
-// is safe for concurrent use.
+// Store is an inbox.Processor whose handlers run in a transaction together with the message's entry. It owns
+// the tables of entries, of the ledger, of stopped ordering keys with their messages, and of pauses. Register
+// all handlers first; after that it is safe for concurrent use.
 type Store struct {
 	transactor txretry.Transactor
 	consumer   string
@@ -146,23 +145,23 @@ type Store struct {
 	ledger  inboxdriver.Ledger
 	parks   *parks
 	slots   slots
-	slow    bool         // handlers may take their time before their transactions
-	passed  atomic.Int64 // transactions of messages that went through
+	slow    bool         // handlers may take long before their transactions
+	passed  atomic.Int64 // transactions of messages that committed
 	pausing pausing
 
-	// nil where Config.Entries keeps the entries:
+	// nil if Config.Entries is set:
 	pool   *pgxpool.Pool
 	table  *table
 	pruner *pgprune.Pruner
 }
 
-// New returns a Store without handlers. It does not look at the database.
+// New returns a Store without handlers. It does not access the database.
 //
-// The consumer names who processes: each consumer processes each message once. The name must
-// never change while copies of processed messages may still arrive. 1 to 200 bytes.
+// The consumer is the name under which messages are processed: each consumer processes each message once. The
+// name must never change while copies of processed messages may still arrive. 1 to 200 bytes.
 //
-// The Transactor runs the transactions. Its pool, for which *txretry.Manager has a method, is
-// used for everything else; only Config.Entries does without one.
+// The Transactor runs the transactions. Its pool, for which *txretry.Manager has a method, is used for
+// everything else. Only a Store with Config.Entries works without a pool.
 func New(t txretry.Transactor, consumer string, cfg Config) (*Store, error) {
 	cfg = cfg.withDefaults()
 	problems := []error{checkConsumer(consumer), cfg.validate()}
@@ -183,7 +182,7 @@ func New(t txretry.Transactor, consumer string, cfg Config) (*Store, error) {
 	return s, nil
 }
 
-// Name returns the name of the consumer, which consumers of every transport take over.
+// Name returns the name of the consumer. Consumers of every transport use it as their default name.
 func (s *Store) Name() string { return s.consumer }
 
 // useTables keeps the entries in Postgres.
@@ -193,7 +192,7 @@ func (s *Store) useTables() error {
 		s.pool = p.Pool()
 	}
 	if s.pool == nil && s.transactor != nil {
-		missing = errors.New("inboxpgx: the Transactor has no pool; a fake one needs inboxtest.New")
+		missing = errors.New("inboxpgx: the Transactor has no pool; use inboxtest.New with a fake")
 	}
 	names, err := newTables(s.cfg.Schema, s.cfg.Table)
 	if err := errors.Join(missing, err); err != nil {
@@ -213,8 +212,8 @@ func (s *Store) Use(wrap ...inbox.Middleware) {
 	s.mux.Use(wrap...)
 }
 
-// Fallback registers a handler, outside any transaction, for messages of names that have
-// none; see inbox.Mux.Fallback.
+// Fallback registers a handler, outside any transaction, for messages whose name has no handler; see
+// inbox.Mux.Fallback.
 func (s *Store) Fallback(h inbox.Handler) {
 	s.slow = true
 	s.mux.Fallback(h)
@@ -226,7 +225,8 @@ func (s *Store) Ledger() inboxdriver.Ledger { return s.ledger }
 // Limit implements driver.Limiter of inbox, by Config.ByName.
 func (s *Store) Limit(name string) int { return s.cfg.ByName[name].Concurrency }
 
-// Configured implements driver.Configured of inbox: it names each name of Config.ByName that has no handler.
+// Configured implements driver.Configured of inbox. It returns an error for each name of Config.ByName
+// without a handler.
 func (s *Store) Configured() error {
 	var problems []error
 	for _, name := range s.unhandled() {
@@ -235,7 +235,7 @@ func (s *Store) Configured() error {
 	return errors.Join(problems...)
 }
 
-// unhandled are the names of Config.ByName that have no handler.
+// unhandled returns the names of Config.ByName without a handler.
 func (s *Store) unhandled() (names []string) {
 	for _, name := range slices.Sorted(maps.Keys(s.cfg.ByName)) {
 		if !s.handled[name] {
@@ -306,9 +306,9 @@ func (s *Store) Migrate(ctx context.Context) error {
 	return migrate.Apply(ctx, s.pool, set)
 }
 
-// Schema returns the numbered SQL files that Migrate applies, and the .down.sql files that undo them,
-// for a migration tool. No other package has the same numbers. Each file notes that it was applied:
-// Migrate finds done what the tool has done. With Config.Entries there are no files.
+// Schema returns the numbered SQL files that Migrate applies, and the .down.sql files that undo them, for a
+// migration tool. No other package has the same numbers. Each file records that it was applied, so Migrate
+// skips files applied by the tool. With Config.Entries there are no files.
 func (s *Store) Schema() fs.FS {
 	if s.table == nil {
 		return embed.FS{}
@@ -316,15 +316,15 @@ func (s *Store) Schema() fs.FS {
 	return s.table.files
 }
 
-// Grants returns what a role of the database needs for one job and no more, each the text between GRANT
-// and TO. The job "consume" is that of a consumer, beside what its handlers do; "operate" is Check,
-// Prune, Pause, and the dead letters of keys that wait. Of another job it is nil, and with Config.Entries too.
+// Grants returns the minimal rights of a database role for one job, each as the text between GRANT and TO.
+// The job "consume" is for a consumer, without the rights of its handlers; "operate" is for Check, Prune,
+// Pause, and the dead letters of waiting keys. For another job it is nil, and with Config.Entries too.
 func (s *Store) Grants(job string) []string {
 	if s.table == nil {
 		return nil
 	}
 	t := s.table.names
-	noted := migrate.Grant(t.schema) // so that Migrate finds that nothing is to be done
+	noted := migrate.Grant(t.schema) // so that Migrate can see that there is nothing to do
 	switch job {
 	case "consume":
 		return sqlident.Granted(t.schema, append(noted,
@@ -346,7 +346,7 @@ func (s *Store) Grants(job string) []string {
 
 const scope = "github.com/holdfast-go/holdfast/inbox/inboxpgx"
 
-// outcome is how a delivery ended, for the counter.
+// outcome is the outcome of a delivery, for the counter.
 type outcome string
 
 const (
@@ -360,7 +360,7 @@ const (
 type counter struct {
 	messages metric.Int64Counter
 	consumer attribute.KeyValue
-	options  *sync.Map // of metric.MeasurementOption by counted: made once for each
+	options  *sync.Map // metric.MeasurementOption by counted: created once each
 }
 
 type counted struct {
@@ -377,7 +377,8 @@ func newCounter(consumer string, provider metric.MeterProvider) (counter, error)
 	return counter{messages: messages, consumer: attribute.String("consumer", consumer), options: &sync.Map{}}, nil
 }
 
-// add counts one delivery. With an error it has failed. The name is one of those with a handler, so they are few.
+// add counts one delivery. With an error it has failed. Only names with a handler are counted, so they are
+// few.
 func (c counter) add(ctx context.Context, name string, o outcome, err error) {
 	if !c.messages.Enabled(ctx) {
 		return

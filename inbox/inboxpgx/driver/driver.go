@@ -1,5 +1,5 @@
-// Package driver has what a store of entries for inboxpgx implements. The entries are in Postgres
-// unless inboxpgx.Config.Entries says otherwise; inboxtest keeps them in memory.
+// Package driver defines the store of entries for inboxpgx. Entries are in Postgres unless
+// inboxpgx.Config.Entries is set; inboxtest keeps them in memory.
 package driver
 
 import (
@@ -14,85 +14,88 @@ import (
 	"github.com/holdfast-go/holdfast/inbox/driver"
 )
 
-// Entries records which messages a consumer has processed, as part of a transaction. The suite is
-// in inboxtest/conformance. It must be safe for concurrent use.
+// Entries records which messages a consumer has processed, as part of a transaction. The suite is in
+// inboxtest/conformance. It must be safe for concurrent use.
 type Entries interface {
 	// Record records the id and reports whether it made an entry. If it made none, the id was recorded
-	// before, the ordering key is stopped, or the store ignored the entry: roll tx back and ask Recorded, and then
-	// Parking. An empty key is never stopped. The entry commits and rolls back with tx. While another transaction that
-	// recorded the same id is open it waits, or fails so that txretry tries again.
+	// before, the ordering key is stopped, or the store ignored the entry: roll tx back and call Recorded,
+	// and then Parking. An empty key is never stopped. The entry commits and rolls back with tx. While
+	// another transaction that recorded the same id is open, Record waits, or fails in a way that txretry
+	// retries.
 	Record(ctx context.Context, tx pgx.Tx, consumer string, id uuid.UUID, key string) (first bool, err error)
 	// RecordAll is Record for several messages with different ids, in one step. It has a key for each message, or none
 	// at all.
 	RecordAll(ctx context.Context, tx pgx.Tx, consumer string, msgs []*inbox.Message, keys []string) (first []bool, err error)
 	// Recorded reports for each id whether a committed transaction of the consumer has recorded it.
 	Recorded(ctx context.Context, consumer string, ids []uuid.UUID) ([]bool, error)
-	// Forget deletes, within the same transaction, entries that Record or RecordAll has made there. It
-	// returns an error if one of them stays.
+	// Forget deletes, in the same transaction, entries made there by Record or RecordAll. It returns an error
+	// if an entry was not deleted.
 	Forget(ctx context.Context, tx pgx.Tx, consumer string, ids []uuid.UUID) error
-	// Processed returns how many ids the consumer has recorded in the last d: at most 100,000, which means as many
-	// or more.
+	// Processed returns how many ids the consumer has recorded in the last d: at most 100,000, which means at
+	// least that many.
 	Processed(ctx context.Context, consumer string, d time.Duration) (int, error)
 	// Ledger returns the ledger of a consumer.
 	Ledger(consumer string) driver.Ledger
-	// Parking returns the stopped ordering keys of a consumer. The entry of a message there must be kept
-	// for as long as it waits: it may be a copy of one that has taken effect.
+	// Parking returns the stopped ordering keys of a consumer. The entry of a waiting message must be kept
+	// for as long as it waits: the message may be a copy of one that has taken effect.
 	Parking(consumer string) Parking
 }
 
-// ErrFull means that as many messages wait with stopped ordering keys as may.
+// ErrFull means that the maximum number of messages waits behind dead letters of their keys.
 var ErrFull = fmt.Errorf("inboxpgx: MaxParked messages wait behind dead letters of their keys: replay or remove dead letters: %w", driver.ErrRefused)
 
-// Parking keeps the stopped ordering keys of one consumer: the dead letter that stopped a key, and behind it each
-// message of the key that has arrived since, in that order. When the letter is returned or dropped, the messages run one
-// after the other. The key is free after the last one. A Parking has each message id once.
+// Parking keeps the stopped ordering keys of one consumer: the dead letter that stopped a key, and behind it
+// each later message of the key, in order of arrival. When the dead letter is returned or dropped, the
+// messages run one after the other. The key is free after the last one. A Parking has each message id once.
 //
-// A process claims a key to run its messages. A claim ends when another one is made: what its owner does later changes
-// nothing.
+// A process claims a key to run its messages. A claim ends when another one is made: later calls of its owner
+// change nothing.
 //
-// It must be safe for concurrent use, in several processes. Each call without a transaction returns within a limit of
+// It must be safe for concurrent use, in several processes. Each call without a transaction bounds its own
+// time. The suite is in inboxtest/conformance.
 // its own. The suite is in inboxtest/conformance.
 type Parking interface {
-	// DeadLetters are the dead letters that stopped their keys. Return makes one a message again in its place, with Attempt
-	// 1 and Replays one higher.
+	// DeadLetters are the dead letters that stopped their keys. Return turns one back into a message in its
+	// place, with Attempt 1 and Replays one higher.
 	driver.DeadLetters
-	// Stop keeps a dead letter and stops its key. Where the key is stopped already, the message waits at its end as
-	// it is. A message that is here already, or that the consumer has recorded, changes nothing.
+	// Stop keeps a dead letter and stops its key. If the key is stopped already, the message waits at its end
+	// unchanged. If the message is kept here already, or was recorded by the consumer, Stop changes nothing.
 	Stop(ctx context.Context, key string, dead inbox.DeadLetter) error
-	// Wait keeps a message at the end of its key, unless its id is here already. It returns false if the key is not
-	// stopped. If the place is full it keeps nothing, and returns ErrFull for a message that it would have kept.
+	// Wait keeps a message at the end of its key, unless its id is here already. It returns false if the key
+	// is not stopped. With full set it keeps nothing, and returns ErrFull for a message that it would have
+	// kept.
 	Wait(ctx context.Context, key string, m *inbox.Message, full bool) (waits bool, err error)
 
-	// Claim claims a key that may go on and returns its first message, or nil if there is no such key. No other call
-	// returns the key while the lease lasts, or while a transaction has taken the message.
+	// Claim claims a key that may continue and returns its first message, or nil if there is no such key. No
+	// other call returns the key during the lease, or while a transaction has taken the message.
 	Claim(ctx context.Context, lease time.Duration) (*Head, error)
-	// Next removes the message of a head, which is done, and claims the key's next one. It returns nil if the claim has
-	// ended.
+	// Next removes the message of a head, which is done, and claims the key's next message. It returns nil if
+	// the claim has ended.
 	Next(ctx context.Context, h *Head, lease time.Duration) (*Head, error)
-	// Take records the message of a head as part of a transaction, and reports whether it made the entry. Until the
-	// transaction ends nobody can claim the key. It makes no entry if the claim has ended, or if the message was recorded
-	// before.
+	// Take records the message of a head as part of a transaction, and reports whether it made the entry.
+	// Nobody can claim the key until the transaction ends. It makes no entry if the claim has ended, or if
+	// the message was recorded before.
 	Take(ctx context.Context, tx pgx.Tx, h *Head) (first bool, err error)
 	// Retry keeps the message of a head as its next attempt, which may run after a delay, and ends the claim.
 	Retry(ctx context.Context, h *Head, next *inbox.Message, delay time.Duration) error
 	// Fail makes the message of a head the dead letter that stops its key, and ends the claim.
 	Fail(ctx context.Context, h *Head, dead inbox.DeadLetter) error
-	// Release ends a claim whose message did not run: the key goes on before others. The key is free if it has no
-	// messages.
+	// Release ends a claim whose message did not run: the key continues before others. The key is free if it
+	// has no messages.
 	Release(ctx context.Context, h *Head) error
-	// Count returns how many keys are stopped and how many messages they have, dead letters included. It counts to
-	// most at most.
+	// Count returns how many keys are stopped and how many messages they have, dead letters included. Each
+	// count stops at most.
 	Count(ctx context.Context, most int) (keys, messages int, err error)
 }
 
 // Head is a claim of the first message of a key.
 type Head struct {
 	Key string
-	// Until is the end of the lease, by the clock of the Parking. It tells one claim of a key from another.
+	// Until is the end of the lease, by the clock of the Parking. It identifies a claim of the key.
 	Until time.Time
 	// Message is nil if the key has no messages.
 	Message *inbox.Message
-	// Runs is how many earlier claims of the message ended without a call of their owners: the process may have ended
-	// while the message ran.
+	// Runs is how many earlier claims of the message ended without a call of their owners: the process may
+	// have ended while the message ran.
 	Runs int
 }
