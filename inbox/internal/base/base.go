@@ -1,5 +1,5 @@
-// Package base holds what package inbox and package inbox/driver share: the markers of errors,
-// classes, limits, and the message of a context.
+// Package base is shared by package inbox and package inbox/driver: the markers of errors, classes, limits,
+// and the message of a context.
 package base
 
 import (
@@ -23,7 +23,7 @@ const (
 	MaxBodyBytes = 16 << 20
 )
 
-// ClassValidation is the class of messages that no handler can be given.
+// ClassValidation is the class of messages that no handler can get.
 const ClassValidation = "validation"
 
 const maxClassBytes = 64
@@ -41,8 +41,8 @@ func ValidClass(class string) bool {
 // IsText reports whether a database can keep s as text.
 func IsText(s string) bool { return utf8.ValidString(s) && !strings.ContainsRune(s, 0) }
 
-// Panic is the result of a message whose handler panicked. It has no class of its own, but that
-// of the value where that is an error.
+// Panic is the result of a message whose handler panicked. If the panic's value is an error, Panic has the
+// class of that error.
 type Panic struct {
 	Value any
 	Stack []byte // for the log; not in Error's text
@@ -51,7 +51,7 @@ type Panic struct {
 // Error implements error.
 func (e *Panic) Error() string { return fmt.Sprintf("inbox: handler panicked: %v", e.Value) }
 
-// Unwrap returns the panic's value when that is an error.
+// Unwrap returns the panic's value if it is an error.
 func (e *Panic) Unwrap() error {
 	err, _ := e.Value.(error)
 	return err
@@ -69,29 +69,29 @@ func Safely(fn func() error) (err error) {
 
 type messageKey struct{}
 
-// NewContext returns a context that carries the message in hand, a *inbox.Message.
+// NewContext returns a context with the message, a *inbox.Message.
 func NewContext(ctx context.Context, m any) context.Context {
 	return context.WithValue(ctx, messageKey{}, m)
 }
 
-// FromContext returns the message that NewContext put there, or nil.
+// FromContext returns the message set by NewContext, or nil.
 func FromContext(ctx context.Context) any { return ctx.Value(messageKey{}) }
 
 type handlerTimeoutKey struct{}
 
-// WithHandlerTimeout returns the context of a batch, whose deadline is that of all its messages
-// together, with how long the work on one of them may take.
+// WithHandlerTimeout returns the context of a batch. Its deadline applies to all messages together, and d is
+// the time limit of each message.
 func WithHandlerTimeout(ctx context.Context, d time.Duration) context.Context {
 	return context.WithValue(ctx, handlerTimeoutKey{}, d)
 }
 
-// HandlerTimeout returns what WithHandlerTimeout put there, or 0: the deadline is that of one message.
+// HandlerTimeout returns the value of WithHandlerTimeout, or 0: the deadline is for one message.
 func HandlerTimeout(ctx context.Context) time.Duration {
 	d, _ := ctx.Value(handlerTimeoutKey{}).(time.Duration)
 	return d
 }
 
-// byteOrderMark is what some editors and clients of .NET put before a JSON text.
+// byteOrderMark is written before a JSON text by some editors and .NET clients.
 var byteOrderMark = []byte("\xef\xbb\xbf")
 
 // Decode reads a JSON body into v, a pointer; driver.Decode has the rules.
@@ -116,8 +116,8 @@ func Decode(contentType, contentEncoding string, body []byte, v any) error {
 	return nil
 }
 
-// unpacked returns a body as it was before gzip, at most MaxBodyBytes of it. Other content encodings are left alone:
-// some clients name a character set there.
+// unpacked returns a body as it was before gzip, at most MaxBodyBytes of it. Other content encodings are
+// ignored, because some clients put a character set there.
 func unpacked(contentEncoding string, body []byte) ([]byte, error) {
 	if !strings.EqualFold(contentEncoding, "gzip") {
 		return body, nil
@@ -136,8 +136,8 @@ func unpacked(contentEncoding string, body []byte) ([]byte, error) {
 	return body, nil
 }
 
-// decodeError says where a body is wrong without quoting from it, as the texts of some
-// causes do: those of time.Time and of other types with their own decoding.
+// decodeError describes where a body is wrong without quoting it. The texts of some causes quote it, such as
+// those of time.Time and of other types with their own decoding.
 type decodeError struct{ err error }
 
 func (e *decodeError) Unwrap() error { return e.err }
@@ -161,10 +161,10 @@ func isJSON(contentType string) bool {
 	return err == nil && (media == "application/json" || strings.HasSuffix(media, "+json"))
 }
 
-// Kind is what a marker says about an error.
+// Kind is the kind of a marker.
 type Kind int
 
-// The kinds. Those after Unrecoverable rule errors that are joined with others, the last one most.
+// The kinds. Of joined errors, the highest kind after Unrecoverable decides.
 const (
 	Unmarked Kind = iota
 	Unrecoverable
@@ -176,11 +176,11 @@ const (
 // ErrUnavailable is inside every error that is marked Unavailable.
 var ErrUnavailable = Mark(errors.New("inbox: unavailable"), Verdict{Kind: Unavailable})
 
-// Verdict is what the markers of an error, or of a part of it, add up to.
+// Verdict is the combined meaning of an error's markers.
 type Verdict struct {
 	Kind  Kind
-	Class string        // "" = as the error inside says
-	After time.Duration // 0 = as the policy says
+	Class string        // "": the class of the inner error
+	After time.Duration // 0: the delay of the policy
 }
 
 // marked adds a verdict to an error without changing its text.
@@ -220,7 +220,7 @@ func Judge(err error) Verdict {
 	return Verdict{}
 }
 
-// over lays the marker over the verdict of the error inside it.
+// over returns the marker's verdict, completed by the verdict of the error inside it.
 func (e *marked) over(inner Verdict) Verdict {
 	v := inner
 	if e.verdict.Kind != Unmarked {

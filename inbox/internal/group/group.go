@@ -2,13 +2,17 @@
 //
 // All processes ask for all partitions, and the broker serves each partition to one of them: RabbitMQ by a single
 // active consumer, Redis by a lease. A process that ends or dies needs no help: the broker serves its partitions to
-// others, what is unsettled first. The group adds what evens out:
+// All processes ask for all partitions, and the broker serves each partition to one of them: RabbitMQ by a
+// single active consumer, Redis by a lease. If a process ends or dies, the broker serves its partitions to
+// others, unsettled messages first. The group evens out the load:
 //
 //	asks ──────────► served ──────────► drains ──────────► asks, behind the others
 //	      by the broker     above the share     nothing is in flight
 //
-// Members counts the processes. A process that is served more partitions than their number divided by that of the
-// processes, rounded up, ends the Run of some consumers and starts them again. A wrong count costs at most
+// Members counts the processes. The share of a process is the number of partitions divided by the number of
+// processes, rounded up. A process that is served more ends the Run of some consumers and starts them again.
+// A wrong count costs at most a needless drain, and never the order: only the broker decides which process it
+// serves.
 // a needless drain, and never the order: the broker alone decides whom it serves.
 package group
 
@@ -48,31 +52,31 @@ type Partition struct {
 	Source Source
 }
 
-// Members are the processes that share the partitions.
+// Members counts the processes that share the partitions.
 type Members interface {
-	// Run counts this process among them, and does what all partitions need once, until ctx ends.
+	// Run counts this process as a member, and does the work needed once for all partitions, until ctx ends.
 	Run(ctx context.Context)
-	// Count returns how many processes there are; 0 means that it is not known.
+	// Count returns the number of processes; 0 means that it is not known.
 	Count(ctx context.Context) int
 }
 
-// Config says what a Group serves.
+// Config configures a Group.
 type Config struct {
-	// Consumer is the config of the queue as a whole. Concurrency, Batch and Prefetch are those of each partition;
-	// the limits that end Run are those of all together.
+	// Consumer is the config of the whole queue. Concurrency, Batch and Prefetch apply to each partition; the
+	// limits that end Run apply to all together.
 	Consumer engine.Config
 	// Whole counts the messages and dead letters of all partitions. It is never opened.
 	Whole driver.Source
-	// Partitions are at least two, and Members the processes that share them.
+	// Partitions are at least two. Members counts the processes that share them.
 	Partitions []Partition
 	Members    Members
 	// Leveling is about how often shares are compared. Default: 10 s.
 	Leveling time.Duration
-	// Aside is how long a partition that was given up is not asked for. Default: it is asked for at once.
+	// Aside is how long a partition that was given up is not asked for. Default: 0.
 	Aside time.Duration
 }
 
-// Group is the consumers of all partitions. Its methods may be called from any goroutine.
+// Group is the set of consumers of all partitions. Its methods may be called from any goroutine.
 type Group struct {
 	cfg       Config
 	consumer  inbox.ConsumerConfig // with its defaults
@@ -100,7 +104,7 @@ func New(p inbox.Processor, cfg Config) (*Group, error) {
 	each.TimeLimit, each.MessageLimit = 0, 0
 	for _, one := range cfg.Partitions {
 		each.Queue = one.Name
-		// The engine sees no optional interfaces of the source: dead letters are counted for the whole.
+		// The engine sees no optional interfaces of the source: dead letters are counted for the whole queue.
 		c, err := engine.New(struct{ driver.Source }{one.Source}, g.processor, each)
 		if err != nil {
 			return nil, err
@@ -157,7 +161,7 @@ func (g *Group) limit(run context.Context, halt context.CancelFunc, name string)
 	halt()
 }
 
-// serve runs everything. The members outlive the consumers, which need what these run.
+// serve runs everything. The members end after the consumers, which depend on them.
 func (g *Group) serve(run context.Context, halt context.CancelFunc, whole context.Context, end context.CancelFunc) error {
 	var consumers, others, members sync.WaitGroup
 	members.Go(func() { g.cfg.Members.Run(whole) })
@@ -204,8 +208,8 @@ func (g *Group) excess(ctx context.Context) []*part {
 	return served[min(share, len(served)):]
 }
 
-// Ready returns nil if the consumers of all partitions are ready, or a partition is just changing hands. The error
-// says why one is not.
+// Ready returns nil if the consumers of all partitions are ready, or a partition is just changing hands. The
+// error gives the reason why one is not ready.
 func (g *Group) Ready(ctx context.Context) error {
 	if !g.running.Load() {
 		return g.errorf("not running")
@@ -221,7 +225,7 @@ func (g *Group) Ready(ctx context.Context) error {
 // Stats counts the messages of all partitions; see engine.Consumer.Stats.
 func (g *Group) Stats(ctx context.Context) (inbox.Stats, error) { return g.whole.Stats(ctx) }
 
-// errorf makes an error in the transport's name.
+// errorf returns an error with the prefix of the transport.
 func (g *Group) errorf(format string, args ...any) error {
 	return fmt.Errorf(g.cfg.Consumer.Package+": "+format, args...)
 }
@@ -237,10 +241,10 @@ type part struct {
 	mu      sync.Mutex
 	end     context.CancelFunc // of the turn; nil: none runs
 	leaving bool               // the turn is given up
-	left    time.Time          // when one was given up last
+	left    time.Time          // when a turn was given up last
 }
 
-// serve runs the consumer turn by turn until ctx ends, or the consumer has reached a limit.
+// serve runs the consumer turn by turn until ctx ends or the consumer has reached a limit.
 func (p *part) serve(ctx context.Context) error {
 	for {
 		turn, cancel := context.WithCancel(ctx)
@@ -258,7 +262,7 @@ func (p *part) serve(ctx context.Context) error {
 	}
 }
 
-// ended notes the end of a turn, and reports whether it was given up.
+// ended records the end of a turn, and reports whether it was given up.
 func (p *part) ended() (left bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -280,14 +284,14 @@ func (p *part) giveUp() {
 	}
 }
 
-// served reports whether the broker serves the partition to this process, which is to stay so.
+// served reports whether the broker serves the partition to this process and the turn is not given up.
 func (p *part) served() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.end != nil && !p.leaving && p.source.Served()
 }
 
-// changesHands reports whether the partition is given up, or was lately.
+// changesHands reports whether the partition is being given up, or was recently.
 func (p *part) changesHands() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -36,7 +36,7 @@ func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }
 type shop struct {
 	queues    []*memqueue.Queue
 	options   memqueue.Options
-	outcome   atomic.Int64 // of calls of sources
+	outcome   atomic.Int64 // outcome of calls of sources
 	processes atomic.Int64
 }
 
@@ -76,7 +76,8 @@ func (s *shop) Run(ctx context.Context) {
 // Count implements group.Members.
 func (s *shop) Count(context.Context) int { return int(s.processes.Load()) }
 
-// source is the source of a partition. Like RabbitMQ it does not know whether it is served before the first message.
+// source is the source of a partition. Like RabbitMQ it does not know whether it is served until the first
+// message.
 type source struct {
 	*memqueue.Source
 	received atomic.Bool
@@ -117,7 +118,7 @@ func (w whole) DeadLetters() driver.DeadLetters {
 	return driver.JoinDeadLetters(all...)
 }
 
-// consumer is one process's.
+// consumer is the group of one process.
 type consumer struct {
 	*group.Group
 	shop *shop
@@ -182,7 +183,7 @@ func TestConsumer(t *testing.T) {
 	conformance.TestConsumer(t, conformance.ConsumerBackend{Runs: conformance.Runs{Bubble: true}, New: fixture, Ordered: true})
 }
 
-// handler is a processor of functions.
+// handler adapts a function to a processor.
 type handler func(ctx context.Context, m *inbox.Message) error
 
 func (h handler) Process(ctx context.Context, msgs []*inbox.Message) []error {
@@ -193,7 +194,7 @@ func (h handler) Process(ctx context.Context, msgs []*inbox.Message) []error {
 	return results
 }
 
-// start runs a consumer until stop is called, which waits for its end.
+// start runs a consumer. Stop ends it and waits.
 func start(t *testing.T, c consumer) (stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
@@ -206,7 +207,7 @@ func start(t *testing.T, c consumer) (stop func()) {
 	})
 }
 
-// in is a message of a partition.
+// in returns a message of a partition.
 func in(t *testing.T, n int) *inbox.Message {
 	t.Helper()
 	for i := range 1000 {
@@ -219,7 +220,7 @@ func in(t *testing.T, n int) *inbox.Message {
 	return nil
 }
 
-// list is what happened, in that order.
+// list records events in order.
 type list struct {
 	mu  sync.Mutex
 	all []string
@@ -248,7 +249,7 @@ type remembering struct {
 func (r remembering) Ledger() driver.Ledger    { return r.ledger }
 func (r remembering) Retention() time.Duration { return driver.DefaultRetention }
 
-// Messages of several partitions that may each have ended the process run one after the other, and nothing beside one.
+// Messages of several partitions that may have ended the process run one after the other, and alone.
 func TestSuspects_runAloneInTheProcess(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -291,12 +292,12 @@ func TestSuspects_runAloneInTheProcess(t *testing.T) {
 		time.Sleep(20 * time.Second)
 		stop()
 		if n := done.Load(); n != 5*conformance.Partitions {
-			t.Errorf("%d messages went through", n)
+			t.Errorf("%d messages succeeded", n)
 		}
 	})
 }
 
-// busy counts what is done once for all partitions.
+// busy counts the work done once for all partitions.
 type busy struct {
 	handler
 	background, watches atomic.Int64
@@ -323,7 +324,7 @@ func (b *busy) WatchPause(ctx context.Context, f func(driver.Pause)) {
 	}
 }
 
-// The processor's own work is done once, and a pause that is watched once holds for all partitions.
+// The processor's background work runs once, and one watched pause applies to all partitions.
 func TestProcessor_worksOnce(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -368,7 +369,7 @@ func TestProcessor_worksOnce(t *testing.T) {
 	})
 }
 
-// A limit of time ends the run of all partitions, and one of messages is exact over batches.
+// A time limit ends the run of all partitions, and a message limit is exact across batches.
 func TestLimits(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -393,7 +394,7 @@ func TestLimits(t *testing.T) {
 		}), engine.Config{ConsumerConfig: inbox.ConsumerConfig{
 			MessageLimit: 17, Batch: 5, Logger: slog.New(slog.NewTextHandler(&failures, &slog.HandlerOptions{Level: slog.LevelWarn})),
 		}})
-		for n := range int64(2) { // the limit is that of each run
+		for n := range int64(2) { // the limit applies to each run
 			noError(t, c.Run(t.Context()))
 			if got := done.Load(); got != 17*(n+1) {
 				t.Errorf("%d messages after run %d", got, n+1)
@@ -410,7 +411,7 @@ func TestLimits(t *testing.T) {
 	})
 }
 
-// A partition is given up with a message that waits for its retry, the order of its key stays, and the process is
+// A partition is given up while a message waits for its retry: the order of its key stays, and the process is
 // ready all the time.
 func TestLeveling_keepsOrderAndReadiness(t *testing.T) {
 	t.Parallel()
@@ -455,7 +456,7 @@ func TestLeveling_keepsOrderAndReadiness(t *testing.T) {
 		}
 		got := l.take()
 		slices.SortStableFunc(got, func(a, b string) int { return strings.Compare(a[:len("orders.0")], b[:len("orders.0")]) })
-		if len(got) != 4 { // those of the partitions that were given up; the others wait for an hour
+		if len(got) != 4 { // messages of the partitions that were given up; the others wait for an hour
 			t.Fatalf("processed %v", got)
 		}
 		for i := 0; i < len(got); i += 2 {
@@ -471,7 +472,8 @@ func TestLeveling_keepsOrderAndReadiness(t *testing.T) {
 	})
 }
 
-// A third process gets its part, one that hangs loses its partitions, and a process whose share is unknown keeps all.
+// A third process gets its share, one that hangs loses its partitions, and a process that does not know its
+// share keeps all.
 func TestLeveling_followsTheProcesses(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -510,13 +512,13 @@ func TestLeveling_followsTheProcesses(t *testing.T) {
 		}
 		stopA := launch("a")
 		await(map[string]int{"a": 4})
-		s.processes.Store(0) // the number is not known
+		s.processes.Store(0) // the count is not known
 		time.Sleep(time.Minute)
 		await(map[string]int{"a": 4})
 		s.processes.Store(1)
 		stopB := launch("b")
 		await(map[string]int{"a": 2, "b": 2})
-		s.CutConnections() // who asks first is served
+		s.CutConnections() // the first to ask is served
 		await(map[string]int{"a": 2, "b": 2})
 		stopC := launch("c")
 		time.Sleep(time.Minute)
@@ -531,7 +533,7 @@ func TestLeveling_followsTheProcesses(t *testing.T) {
 	})
 }
 
-// While a partition is missing the others are served, and Ready names it.
+// While a partition is missing, the others are served, and Ready names the missing one.
 func TestMissingPartition_stopsNoOther(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -560,7 +562,7 @@ func TestMissingPartition_stopsNoOther(t *testing.T) {
 	})
 }
 
-// Run ends within ShutdownTimeout, also where handlers and what runs beside them do not.
+// Run ends within ShutdownTimeout, even if handlers and the background work do not.
 func TestRun_endsInTime(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -585,7 +587,7 @@ func TestRun_endsInTime(t *testing.T) {
 	})
 }
 
-// hanging is a processor whose work in the background has no end.
+// hanging is a processor whose background work never ends.
 type hanging struct {
 	handler
 	end chan struct{}

@@ -9,16 +9,16 @@ import (
 	"github.com/holdfast-go/holdfast/inbox/driver"
 )
 
-// shared is the processor as the consumer of each partition sees it. It counts messages for MessageLimit and tells
-// all consumers of a pause. Its work in the background is the group's: it has no Background.
+// shared wraps the processor for the consumer of each partition. It counts messages for MessageLimit and
+// passes a pause to all consumers. It has no Background, because the group runs that.
 type shared struct {
 	inbox.Processor
 	driver.Pausable // of the processor; nil: it cannot be paused
 
 	mu      sync.Mutex
 	limited bool
-	left    int           // messages, where limited
-	reached func()        // is called when none is left
+	left    int           // messages left, if limited
+	reached func()        // called when none is left
 	pause   *driver.Pause // nil: not known yet
 	changed chan struct{} // closed when the pause changes
 }
@@ -29,7 +29,7 @@ func newShared(p inbox.Processor) *shared {
 	return s
 }
 
-// begin starts a run of at most so many messages; 0 means any number.
+// begin starts a run of at most most messages; 0 means any number.
 func (s *shared) begin(most int, reached func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -67,7 +67,7 @@ func (s *shared) take(n int) int {
 	return n
 }
 
-// watch has all consumers told of a pause until ctx ends.
+// watch passes a pause to all consumers until ctx ends.
 func (s *shared) watch(ctx context.Context) {
 	if s.Pausable == nil {
 		s.tell(driver.Pause{})

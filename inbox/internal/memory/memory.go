@@ -1,4 +1,4 @@
-// Package memory has what inboxtest keeps in place of tables.
+// Package memory has the stores of inboxtest in memory.
 package memory
 
 import (
@@ -20,8 +20,8 @@ import (
 	"github.com/holdfast-go/holdfast/txretry/txretrytest"
 )
 
-// Entries is a driver.Entries of inboxpgx for transactions of txretrytest, those of one manager.
-// What is older than the retention goes when others are written, unless it is parked. It is safe for concurrent use.
+// Entries is a driver.Entries of inboxpgx for transactions of one manager of txretrytest. Each new entry
+// removes entries older than the retention, unless they are parked. It is safe for concurrent use.
 type Entries struct {
 	retention time.Duration
 
@@ -32,7 +32,7 @@ type Entries struct {
 	order    []entry // oldest first
 }
 
-// countLimit is where Processed stops.
+// countLimit is the maximum of Processed.
 const countLimit = 100_000
 
 type entry struct {
@@ -40,12 +40,12 @@ type entry struct {
 	id       uuid.UUID
 }
 
-// NewEntries returns an Entries without any.
+// NewEntries returns an Entries without entries.
 func NewEntries(retention time.Duration) *Entries {
 	return &Entries{retention: retention, ledgers: map[string]*Ledger{}, parkings: map[string]*Parking{}, since: map[entry]time.Time{}}
 }
 
-// Record implements driver.Entries. It fails when tx is not an open transaction of txretrytest.
+// Record implements driver.Entries. It returns an error if tx is not an open transaction of txretrytest.
 func (e *Entries) Record(_ context.Context, tx pgx.Tx, consumer string, id uuid.UUID, key string) (first bool, err error) {
 	of, place := entry{consumer, id}, e.parking(consumer)
 	err = txretrytest.Effect(tx, func() { first = (key == "" || !place.stopped(key)) && e.insert(of) }, func() {
@@ -147,7 +147,7 @@ func (e *Entries) insert(key entry) (first bool) {
 	return true
 }
 
-// prune drops what is older than the retention and not parked. The lock is held.
+// prune drops entries that are older than the retention and not parked. The lock is held.
 func (e *Entries) prune(now time.Time) {
 	n := 0
 	var kept []entry
@@ -180,7 +180,7 @@ type Parking struct {
 
 	mu      sync.Mutex
 	keys    map[string]*stopped
-	waiting []*waiting // in the order in which they came
+	waiting []*waiting // in order of arrival
 	claims  time.Duration
 }
 
@@ -250,7 +250,7 @@ func (p *Parking) Wait(ctx context.Context, key string, m *inbox.Message, full b
 	return true, nil
 }
 
-// find returns what is kept of an id, nil for nothing. The lock is held.
+// find returns the kept message with an id, or nil. The lock is held.
 func (p *Parking) find(id uuid.UUID) *waiting {
 	for _, one := range p.waiting {
 		if one.Message.ID == id {
@@ -307,7 +307,7 @@ func (p *Parking) Next(ctx context.Context, h *pgxdriver.Head, lease time.Durati
 
 func (p *Parking) claim(key string, lease time.Duration) *pgxdriver.Head {
 	p.claims++
-	until := time.Now().Add(lease - p.claims) // two claims never have the same end
+	until := time.Now().Add(lease - p.claims) // no two claims have the same end
 	p.keys[key].nextAt = until
 	h := &pgxdriver.Head{Key: key, Until: until}
 	if one := p.first(key); one != nil {
@@ -458,7 +458,7 @@ func (p *Parking) dead(class string) (all []inbox.DeadLetter) {
 	return all
 }
 
-// end does to a dead letter what the outcome says, unless somebody else was faster.
+// end applies an outcome to a dead letter, unless another call was faster.
 func (p *Parking) end(dead inbox.DeadLetter, outcome driver.Outcome) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -545,7 +545,7 @@ func (l *Ledger) Pass(ctx context.Context, m *inbox.Message, after time.Duration
 	})
 }
 
-// newest is the entry with the message, so many attempts on and due after a time, taken into account.
+// newest returns the entry updated with the message, on attempts later and due after a time.
 func newest(e ledgerEntry, m *inbox.Message, on int, after time.Duration) ledgerEntry {
 	attempt, due := max(m.Attempt, 1)+on, time.Now().Add(after)
 	switch {

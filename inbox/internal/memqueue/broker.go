@@ -15,7 +15,7 @@ import (
 	"github.com/holdfast-go/holdfast/inbox/driver"
 )
 
-// What brokers refuse: RabbitMQ's frame bounds the headers, and its short strings the names.
+// The limits of brokers: RabbitMQ's frame bounds the headers, and its short strings the names.
 const (
 	maxBodyBytes   = driver.MaxBodyBytes
 	maxNameBytes   = 255
@@ -26,39 +26,39 @@ const (
 type Broker struct {
 	mu      sync.Mutex
 	queues  []*Queue
-	changed chan struct{} // closed at the next change of any queue; nil while none waits
+	changed chan struct{} // closed at the next change of any queue; nil if nobody waits
 }
 
 // NewBroker returns a Broker without queues.
 func NewBroker() *Broker { return &Broker{} }
 
-// Queue is one queue with the copies that wait for a retry and the dead letters of its consumer.
-// The broker's lock guards it.
+// Queue is one queue with the copies that wait for a retry and the dead letters of its consumer. The broker's
+// lock guards it.
 type Queue struct {
 	broker  *Broker
 	name    string
-	classes []string // with a place of their own
+	classes []string // with a dead-letter queue of their own
 
 	missing   bool
 	exclusive bool
-	hands     []*hand  // of the sessions that were started, in that order
-	last      int64    // the place of the latest message
+	hands     []*hand  // of the started sessions, in that order
+	last      int64    // the place of the last message
 	ready     []*entry // by their places
 	waiting   int      // for a retry, or put off
-	putOff    int      // of those
+	putOff    int      // put off
 	unsettled int
 	dead      map[string][]*deadLetter // by class, oldest first
-	refused   map[string]bool          // classes whose place takes none
+	refused   map[string]bool          // classes whose dead-letter queue rejects messages
 }
 
-// entry is one copy of a message in a queue. Its place keeps the order when it goes back.
+// entry is one copy of a message in a queue. Its place keeps the order if it is requeued.
 type entry struct {
 	place int64
 	msg   *inbox.Message
 }
 
-// Queue returns the queue of a name, which is made at the first call, with dead letters of its own
-// for these classes and the usual ones.
+// Queue returns the queue with a name, and creates it at the first call. These classes and the usual ones
+// have dead-letter queues of their own.
 func (b *Broker) Queue(name string, classes ...string) *Queue {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -74,8 +74,8 @@ func (b *Broker) Queue(name string, classes ...string) *Queue {
 	return q
 }
 
-// Idle waits until no message is in any queue, waiting for a retry or unsettled. It returns ctx's
-// error when that ends first.
+// Idle waits until every queue is empty, with no message that waits for a retry or is unsettled. It returns
+// ctx's error if ctx ends first.
 func (b *Broker) Idle(ctx context.Context) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -95,7 +95,7 @@ func (b *Broker) wait(ctx context.Context) error {
 		return err
 	}
 	if b.changed == nil {
-		b.changed = make(chan struct{}) // here and not earlier: it is of the waiting one's bubble
+		b.changed = make(chan struct{}) // created here, because a channel belongs to the bubble of the waiting goroutine
 	}
 	changed := b.changed
 	b.mu.Unlock()
@@ -108,7 +108,7 @@ func (b *Broker) wait(ctx context.Context) error {
 	}
 }
 
-// change wakes everybody who waits. The lock is held.
+// change wakes all waiting goroutines. The lock is held.
 func (b *Broker) change() {
 	if b.changed != nil {
 		close(b.changed)
@@ -116,8 +116,8 @@ func (b *Broker) change() {
 	}
 }
 
-// Put puts a copy of a message at the end of the queue, as one that was never tried. It refuses
-// what brokers refuse: a body over 16 MiB, a name over 255 bytes and headers over 128 KiB.
+// Put puts a copy of a message at the end of the queue, as a new message. Like brokers it rejects a body over
+// 16 MiB, a name over 255 bytes and headers over 128 KiB.
 func (q *Queue) Put(m *inbox.Message) error {
 	if err := refuse(m); err != nil {
 		return err
@@ -138,16 +138,16 @@ func refuse(m *inbox.Message) error {
 	}
 	switch {
 	case len(m.Body) > maxBodyBytes:
-		return fmt.Errorf("a body of %d bytes, at most %d are taken", len(m.Body), maxBodyBytes)
+		return fmt.Errorf("body has %d bytes, at most %d are allowed", len(m.Body), maxBodyBytes)
 	case len(m.Name) > maxNameBytes:
-		return fmt.Errorf("a name of %d bytes, at most %d are taken", len(m.Name), maxNameBytes)
+		return fmt.Errorf("name has %d bytes, at most %d are allowed", len(m.Name), maxNameBytes)
 	case headers > maxHeaderBytes:
-		return fmt.Errorf("headers of %d bytes, at most %d are taken", headers, maxHeaderBytes)
+		return fmt.Errorf("headers have %d bytes, at most %d are allowed", headers, maxHeaderBytes)
 	}
 	return nil
 }
 
-// fresh returns a copy of a message as one that was never tried.
+// fresh returns a copy of a message as a new message.
 func (q *Queue) fresh(m *inbox.Message) *inbox.Message {
 	c := clone(m)
 	c.Queue, c.Attempt, c.Recovered, c.Redelivered = q.name, 1, 0, false
@@ -168,7 +168,7 @@ func (q *Queue) append(m *inbox.Message) {
 	q.broker.change()
 }
 
-// back puts an entry that was handed out where it was. The lock is held.
+// back returns a delivered entry to its place. The lock is held.
 func (q *Queue) back(e *entry) {
 	e.msg.Redelivered = true
 	at, _ := slices.BinarySearchFunc(q.ready, e.place, func(other *entry, place int64) int {
@@ -202,8 +202,8 @@ func (q *Queue) later(m *inbox.Message, delay time.Duration, putOff bool) {
 	})
 }
 
-// keepDead adds a dead letter of a message that had a place. Those that failed at the same time keep the
-// order of their places, whichever is moved first. The lock is held.
+// keepDead adds the dead letter of a message with its place. Dead letters of the same time keep the order of
+// their places, whichever is moved first. The lock is held.
 func (q *Queue) keepDead(dead inbox.DeadLetter, place int64) error {
 	class := q.place(dead.Class)
 	if q.refused[class] {
@@ -218,7 +218,7 @@ func (q *Queue) keepDead(dead inbox.DeadLetter, place int64) error {
 	return nil
 }
 
-// place is the class whose place takes the dead letters of a class.
+// place returns the class whose queue gets the dead letters of a class.
 func (q *Queue) place(class string) string {
 	if slices.Contains(q.classes, class) {
 		return class
@@ -226,7 +226,7 @@ func (q *Queue) place(class string) string {
 	return driver.ClassDefault
 }
 
-// Refuse has the place of a class of dead letters take none, or take them again.
+// Refuse makes the dead-letter queue of a class reject messages, or accept them again.
 func (q *Queue) Refuse(class string, on bool) {
 	q.broker.mu.Lock()
 	defer q.broker.mu.Unlock()
@@ -235,7 +235,7 @@ func (q *Queue) Refuse(class string, on bool) {
 
 var errCut = errors.New("the connection was cut")
 
-// Cut ends all sessions of the queue, as a lost connection does: what was unsettled comes again.
+// Cut ends all sessions of the queue, like a lost connection: unsettled messages are redelivered.
 func (q *Queue) Cut() {
 	q.broker.mu.Lock()
 	defer q.broker.mu.Unlock()
@@ -257,7 +257,7 @@ func (q *Queue) Delete() {
 	q.broker.change()
 }
 
-// Declare makes a deleted queue anew. Copies that waited for a retry at its end are lost.
+// Declare creates a deleted queue again. Copies that waited for a retry when it was deleted are lost.
 func (q *Queue) Declare() {
 	q.broker.mu.Lock()
 	defer q.broker.mu.Unlock()

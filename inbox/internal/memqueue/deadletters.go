@@ -20,7 +20,7 @@ type deadLetter struct {
 // deadLetters is a driver.DeadLetters.
 type deadLetters struct{ source *Source }
 
-// DeadLetters returns the dead letters of the queue. The source's script is asked at their Returns.
+// DeadLetters returns the dead letters of the queue. The source's script applies to returned ones.
 func (s *Source) DeadLetters() driver.DeadLetters { return &deadLetters{s} }
 
 // Depths implements driver.DeadLetters.
@@ -53,7 +53,7 @@ func (l *deadLetters) Scan(
 		}
 		dead, there := l.show(one)
 		if !there {
-			continue // somebody else was faster
+			continue // another call was faster
 		}
 		outcome, err := visit(&dead)
 		if errors.Is(err, driver.ErrDone) {
@@ -85,8 +85,8 @@ func (l *deadLetters) show(one *deadLetter) (dead inbox.DeadLetter, there bool) 
 	return dead, !one.gone
 }
 
-// end does to a dead letter what the outcome says, unless somebody else was faster. Body is that of a message
-// that returns.
+// end applies an outcome to a dead letter, unless another call was faster. Body is the body of a returned
+// message.
 func (l *deadLetters) end(ctx context.Context, one *deadLetter, outcome driver.Outcome, body []byte) error {
 	if outcome == driver.Keep {
 		return nil

@@ -14,16 +14,16 @@ import (
 
 const maxWindow = 8000
 
-// Options are those of a Source. The zero value works.
+// Options configure a Source. The zero value works.
 type Options struct {
 	// Exclusive serves one session of the queue at a time, over all its sources.
 	Exclusive bool
-	// Split has Move store the copy only, as brokers do that cannot do both at once: the original is
-	// still to be acknowledged.
+	// Split makes Move only store the copy, like brokers that cannot do both at once. The original must still
+	// be acknowledged.
 	Split bool
-	// Fault scripts what becomes of the source's calls. Optional.
+	// Fault scripts the outcomes of the source's calls. Optional.
 	Fault Fault
-	// CallTimeout is how long a call hangs that a fault has hang. Default: 10 s.
+	// CallTimeout is how long a call with the outcome Hang takes. Default: 10 s.
 	CallTimeout time.Duration
 }
 
@@ -32,13 +32,13 @@ type Source struct {
 	queue   *Queue
 	options Options
 
-	running int      // guarded by the broker's lock, as all that follows
-	open    *session // nil when there is none
+	running int      // guarded by the broker's lock, like the fields below
+	open    *session // nil: no session is open
 }
 
 var _ driver.Source = (*Source)(nil)
 
-// Source returns a new source, as of one more process.
+// Source returns a new source, like that of another process.
 func (q *Queue) Source(o Options) *Source {
 	o.CallTimeout = cmp.Or(o.CallTimeout, 10*time.Second)
 	q.broker.mu.Lock()
@@ -58,7 +58,7 @@ func (s *Source) Open(ctx context.Context) (driver.Session, error) {
 	if err == nil {
 		err = ctx.Err()
 	}
-	if err != nil { // also where it took effect: a session without an owner holds nothing
+	if err != nil { // even if it took effect: a session without an owner has no messages
 		return nil, err
 	}
 	s.queue.broker.mu.Lock()
@@ -67,7 +67,7 @@ func (s *Source) Open(ctx context.Context) (driver.Session, error) {
 	case s.queue.missing:
 		return nil, fmt.Errorf("queue %s: %w", s.queue.name, driver.ErrMissing)
 	case s.open != nil:
-		return nil, errors.New("a session is open already")
+		return nil, errors.New("another session is open")
 	}
 	s.open = &session{source: s, queue: s.queue, hand: &hand{queue: s.queue, taken: map[*delivery]bool{}}}
 	if what == EndSession {
@@ -114,7 +114,7 @@ func (s *Source) Move(ctx context.Context, moves []driver.Move) []error {
 func (s *Source) move(ctx context.Context, m driver.Move) error {
 	d, ok := m.Delivery.(*delivery)
 	if !ok || d.hand.queue != s.queue {
-		return fmt.Errorf("a delivery of another source: %T", m.Delivery)
+		return fmt.Errorf("the delivery belongs to another source: %T", m.Delivery)
 	}
 	what, failed := s.at(ctx, Move, d.msg)
 	if failed != nil {
@@ -145,7 +145,7 @@ func (s *Source) move(ctx context.Context, m driver.Move) error {
 	return failed
 }
 
-// store puts the copy of a move where it belongs. The lock is held.
+// store stores the copy of a move at its target. The lock is held.
 func (s *Source) store(d *delivery, m driver.Move) error {
 	next := func() *inbox.Message {
 		c := clone(d.entry.msg)
@@ -173,7 +173,7 @@ type session struct {
 	hand   *hand
 }
 
-// call asks the script about a call of the session, and has it done. An error ends the session.
+// call applies the script to a call of the session, and runs do. An error ends the session.
 func (s *session) call(ctx context.Context, step Step, do func()) error {
 	what, err := s.source.at(ctx, step, nil)
 	s.queue.broker.mu.Lock()
@@ -193,7 +193,7 @@ func (s *session) call(ctx context.Context, step Step, do func()) error {
 // Start implements driver.Session.
 func (s *session) Start(ctx context.Context, window int) error {
 	if window < 1 || window > maxWindow {
-		return fmt.Errorf("a window of %d, from 1 to %d are allowed", window, maxWindow)
+		return fmt.Errorf("window %d is not from 1 to %d", window, maxWindow)
 	}
 	return s.call(ctx, Start, func() { s.hand.start(window) })
 }
@@ -212,10 +212,10 @@ func (s *session) Receive(ctx context.Context, most int) (ds []driver.Delivery, 
 		}
 		what, err := s.source.at(ctx, Receive, d.msg)
 		switch {
-		case err != nil: // with effect or without: it is unsettled, and no session has it
+		case err != nil: // with or without effect: the message is unsettled, and no session has it
 			s.lose(err)
 			if len(ds) > 0 {
-				return ds, nil // the next call tells
+				return ds, nil // the next call returns the error
 			}
 			return nil, err
 		case what == Lose:
@@ -229,7 +229,7 @@ func (s *session) Receive(ctx context.Context, most int) (ds []driver.Delivery, 
 	return ds, nil
 }
 
-// next takes the first message of the queue. It waits for one if it is told to, and else returns nil.
+// next takes the first message of the queue. If there is none, it waits or returns nil.
 func (s *session) next(ctx context.Context, wait bool) (*delivery, error) {
 	b := s.queue.broker
 	b.mu.Lock()
@@ -257,8 +257,8 @@ func (s *session) GiveBack(ctx context.Context, ds []driver.Delivery) error {
 	return s.each(ctx, GiveBack, ds, s.hand.giveBack)
 }
 
-// each settles deliveries one by one. Those that are not this session's are ErrStale, and the
-// others are settled nevertheless.
+// each settles deliveries one by one. Deliveries of other sessions return ErrStale, and the others are still
+// settled.
 func (s *session) each(ctx context.Context, step Step, ds []driver.Delivery, settle func(*delivery) bool) error {
 	var stale error
 	for _, one := range ds {
@@ -302,8 +302,8 @@ func (s *session) lose(err error) {
 
 var errClosed = errors.New("the session is closed")
 
-// Close implements driver.Session. Where it fails the session is over all the same, as with a
-// broker that notices the closed connection.
+// Close implements driver.Session. Even if it fails, the session has ended, as with a broker that notices the
+// closed connection.
 func (s *session) Close(ctx context.Context) error {
 	_, err := s.source.at(ctx, Close, nil)
 	s.queue.broker.mu.Lock()
@@ -315,17 +315,17 @@ func (s *session) Close(ctx context.Context) error {
 	return err
 }
 
-// hand is what a session has received and not settled. The broker's lock guards it.
+// hand has the unsettled deliveries of a session. The broker's lock guards it.
 type hand struct {
 	queue   *Queue
 	window  int // 0: stopped
 	starts  int // calls of Start
-	counted int // unsettled ones since the last Start
+	counted int // unsettled messages since the last Start
 	taken   map[*delivery]bool
-	lost    error // why the session is over
+	lost    error // why the session has ended
 }
 
-// delivery is one hand-out of an entry.
+// delivery is one delivery of an entry.
 type delivery struct {
 	hand  *hand
 	entry *entry
@@ -336,7 +336,7 @@ type delivery struct {
 // Message implements driver.Delivery.
 func (d *delivery) Message() *inbox.Message { return d.msg }
 
-// start lets messages be taken.
+// start allows deliveries.
 func (h *hand) start(window int) {
 	h.window, h.counted = window, 0
 	h.starts++
@@ -346,7 +346,7 @@ func (h *hand) start(window int) {
 	h.queue.broker.change()
 }
 
-// take takes the first message of the queue; nil where there is none for this session.
+// take takes the first message of the queue; nil if there is none for this session.
 func (h *hand) take() *delivery {
 	q := h.queue
 	standsBy := q.exclusive && (len(q.hands) == 0 || q.hands[0] != h)
@@ -362,7 +362,7 @@ func (h *hand) take() *delivery {
 	return d
 }
 
-// settle takes a delivery out; false when it is not in there any more.
+// settle removes a delivery; it returns false if the delivery was removed before.
 func (h *hand) settle(d *delivery) bool {
 	if !h.taken[d] {
 		return false
@@ -376,7 +376,7 @@ func (h *hand) settle(d *delivery) bool {
 	return true
 }
 
-// giveBack puts a delivery back where it was; false when it is not in there any more.
+// giveBack requeues a delivery; it returns false if the delivery was removed before.
 func (h *hand) giveBack(d *delivery) bool {
 	if !h.settle(d) {
 		return false
@@ -385,7 +385,7 @@ func (h *hand) giveBack(d *delivery) bool {
 	return true
 }
 
-// lose ends the session: all that is unsettled goes back in its order.
+// lose ends the session: all unsettled messages are requeued in their order.
 func (h *hand) lose(err error) {
 	if h.lost != nil {
 		return
@@ -401,8 +401,7 @@ func (h *hand) lose(err error) {
 // Step is a step of the transport's contract at which a fault may happen.
 type Step int
 
-// The steps. Receive, Ack, GiveBack, Move and Scan are asked about each message, the others
-// without one.
+// The steps. Receive, Ack, GiveBack, Move and Scan have a message, the others have none.
 const (
 	Open Step = iota + 1
 	Start
@@ -415,31 +414,31 @@ const (
 	Scan
 )
 
-// Outcome is what becomes of a step. An error of a session's call, other than ErrStale, ends the
-// session: what is unsettled comes again, redelivered.
+// Outcome is the scripted outcome of a step. An error of a session's call, other than ErrStale, ends the
+// session: unsettled messages are redelivered.
 type Outcome int
 
 // The outcomes.
 const (
-	// OK works.
+	// OK succeeds.
 	OK Outcome = iota
-	// FailBefore fails, and nothing has happened. A failed Move is ErrUnavailable.
+	// FailBefore fails without an effect. A failed Move is ErrUnavailable.
 	FailBefore
 	// FailAfter fails although it took effect: the reply was lost.
 	FailAfter
-	// Hang is FailBefore after the limit of time that a call has.
+	// Hang is FailBefore after CallTimeout.
 	Hang
-	// EndSession works, and the session is lost right after it. It concerns the session's calls.
+	// EndSession succeeds, and the session is lost right after it. It applies to the session's calls.
 	EndSession
-	// Lose says that it worked, and it has not: the message comes again, redelivered. It concerns
-	// Receive, which then does not return the message, and Ack.
+	// Lose reports success without an effect: the message is redelivered. It applies to Receive, which then
+	// does not return the message, and to Ack.
 	Lose
-	// Refuse is ErrRefused, of a Move to anywhere but the tail.
+	// Refuse is ErrRefused, of a Move to any target but the tail.
 	Refuse
 )
 
-// Fault says what becomes of a step. It is called from many goroutines and must not block; m is
-// nil where the step concerns no message.
+// Fault returns the outcome of a step. It is called from many goroutines and must not block; m is nil if the
+// step has no message.
 type Fault func(at Step, m *inbox.Message) Outcome
 
 var (
@@ -447,7 +446,7 @@ var (
 	errHang  = errors.New("no answer in time")
 )
 
-// at asks the script about a step, and waits where that says Hang.
+// at applies the script to a step, and waits if the outcome is Hang.
 func (s *Source) at(ctx context.Context, step Step, m *inbox.Message) (Outcome, error) {
 	if s.options.Fault == nil {
 		return OK, nil

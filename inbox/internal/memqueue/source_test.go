@@ -19,7 +19,7 @@ import (
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
-// at is a script of one outcome, of the first time at one step.
+// at returns a script with one outcome, for the first call of one step.
 func at(step memqueue.Step, what memqueue.Outcome) memqueue.Fault {
 	done := false
 	return func(s memqueue.Step, _ *inbox.Message) memqueue.Outcome {
@@ -31,7 +31,8 @@ func at(step memqueue.Step, what memqueue.Outcome) memqueue.Fault {
 	}
 }
 
-// history takes two messages and settles them, the first by a move, and says what happened until the queue was idle.
+// history receives two messages and settles them, the first by a move. It returns the events until the queue
+// was idle.
 func history(t *testing.T, fault memqueue.Fault) string {
 	t.Helper()
 	broker := memqueue.NewBroker()
