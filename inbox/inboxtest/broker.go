@@ -26,8 +26,8 @@ import (
 	"github.com/holdfast-go/holdfast/txretry/txretrytest"
 )
 
-// Broker is what RabbitMQ or Redis is between a relay and its consumers, in memory: queues that
-// deliver at least once. It is a publisher for outbox.NewRelay. It is safe for concurrent use.
+// Broker replaces RabbitMQ or Redis between a relay and its consumers, in memory: queues with at-least-once
+// delivery. It is a publisher for outbox.NewRelay. It is safe for concurrent use.
 type Broker struct {
 	queues *memqueue.Broker
 
@@ -35,7 +35,7 @@ type Broker struct {
 	bindings []binding
 }
 
-// binding is a queue with the patterns of the names that it wants.
+// binding is a queue with the patterns of the message names that it gets.
 type binding struct {
 	queue    *memqueue.Queue
 	patterns []string
@@ -44,7 +44,7 @@ type binding struct {
 // NewBroker returns a Broker without queues: NewConsumer declares them.
 func NewBroker() *Broker { return &Broker{queues: memqueue.NewBroker()} }
 
-// bind has a queue get the messages of which the patterns are.
+// bind routes the messages that match the patterns to a queue.
 func (b *Broker) bind(queue *memqueue.Queue, patterns []string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -60,8 +60,8 @@ func (b *Broker) bind(queue *memqueue.Queue, patterns []string) {
 // System implements driver.Identified of outbox.
 func (*Broker) System() string { return "memory" }
 
-// Publish implements driver.Publisher of outbox: it puts a copy of the message into every queue
-// whose consumer wants messages of its name. Without any the message is unroutable.
+// Publish implements driver.Publisher of outbox: it puts a copy of the message into every queue with a
+// matching pattern. Without such a queue the message is unroutable.
 func (b *Broker) Publish(ctx context.Context, m outboxdriver.Message, done func(error)) {
 	if err := ctx.Err(); err != nil {
 		done(&outboxdriver.PublishError{Class: outboxdriver.Unavailable, Err: err})
@@ -79,10 +79,10 @@ func (b *Broker) Publish(ctx context.Context, m outboxdriver.Message, done func(
 	done(err)
 }
 
-// Send is Publish for a message as a consumer gets it, valid or not: what is wrong with it shows
-// when it is delivered, as with a real broker. Its Queue, Attempt and failures are set anew.
-// It returns ctx's error when that has ended. It refuses nil, what no queue wants, and what brokers
-// refuse: a body over 16 MiB, a name over 255 bytes and headers over 128 KiB.
+// Send is Publish for a message in the consumer's form. It accepts invalid messages: their faults show at
+// delivery, as with a real broker. It resets Queue, Attempt and failures. It returns ctx's error if ctx has
+// ended. It returns an error for nil, for a message that matches no queue, for a body over 16 MiB, a name
+// over 255 bytes and headers over 128 KiB.
 func (b *Broker) Send(ctx context.Context, m *inbox.Message) error {
 	if m == nil {
 		return errors.New("inboxtest: message is nil")
@@ -93,9 +93,9 @@ func (b *Broker) Send(ctx context.Context, m *inbox.Message) error {
 	return b.route(m)
 }
 
-var errUnwanted = errors.New("no queue wants messages of this name")
+var errUnwanted = errors.New("no queue has a matching name")
 
-// route puts a copy of a message into every queue that wants it.
+// route puts a copy of a message into every queue with a matching pattern.
 func (b *Broker) route(m *inbox.Message) error {
 	err := fmt.Errorf("inboxtest: message named %q: %w", m.Name, errUnwanted)
 	b.mu.Lock()
@@ -128,8 +128,8 @@ func matchWords(pattern, words []string) bool {
 	return matchWords(pattern[1:], words[1:])
 }
 
-// Idle waits until no message is in any queue, waiting for a retry, or being processed. It
-// returns ctx's error when that ends first. Only consumers that run make progress meanwhile.
+// Idle waits until every queue is empty, with no message that waits for a retry or is being processed. It
+// returns ctx's error if ctx ends first. Messages are processed only by consumers that run.
 func (b *Broker) Idle(ctx context.Context) error {
 	if err := b.queues.Idle(ctx); err != nil {
 		return fmt.Errorf("inboxtest: not idle: %w", err)
@@ -137,16 +137,16 @@ func (b *Broker) Idle(ctx context.Context) error {
 	return nil
 }
 
-// Queue says which messages a Consumer gets. The zero value works. A queue with an Ordered consumer serves one consumer
-// at a time; DeadLetterPrefix changes nothing in memory.
+// Queue selects the messages of a Consumer. The zero value works. A queue with an Ordered consumer serves one
+// consumer at a time. DeadLetterPrefix has no effect in memory.
 type Queue struct {
 	// Name is the queue's name. Default: the consumer's name.
 	Name string
-	// Names are the names of the messages that come to the queue, or patterns such as order.*,
-	// where * stands for one word between dots and # for any number. Default: all.
+	// Names are the names of the messages for the queue, or patterns such as order.*, where * stands for one
+	// word between dots and # for any number. Default: all.
 	Names []string
-	// Fault is asked what becomes of each step, and must not block; m is nil where the step is none
-	// of a message's. It is called from many goroutines. DeliverTwice is one. Optional.
+	// Fault returns the outcome of each step. It must not block; m is nil if the step has no message. It is
+	// called from many goroutines. DeliverTwice is one. Optional.
 	Fault func(at Step, m *inbox.Message) Outcome
 }
 
@@ -177,15 +177,14 @@ func check(b *Broker, queue string) error {
 	return errors.Join(problems...)
 }
 
-// Consumer hands the messages of one queue of a Broker to a Processor and settles them by its
-// answers. It is the consumer of production on queues in memory. Its methods may be called from any
-// goroutine.
+// Consumer passes the messages of one queue of a Broker to a Processor and settles them by the results. It is
+// the production consumer on queues in memory. Its methods may be called from any goroutine.
 type Consumer struct {
 	engine  *engine.Consumer
 	letters inbox.DeadLetters
 }
 
-// NewConsumer returns a consumer of a queue, which it declares. Several may share one.
+// NewConsumer returns a consumer of a queue, and declares the queue. Several consumers may share one.
 func NewConsumer(b *Broker, queue Queue, p inbox.Processor, cfg inbox.ConsumerConfig) (*Consumer, error) {
 	return newConsumer(b, queue, p, cfg, 0)
 }
@@ -196,7 +195,7 @@ func newConsumer(b *Broker, from Queue, p inbox.Processor, cfg inbox.ConsumerCon
 	cfg.Name, queue = driver.Names(cfg, p, from.Name)
 	problem := check(b, queue)
 	if problem != nil {
-		b = NewBroker() // so that the error names all that is wrong
+		b = NewBroker() // so that the error has all violations
 	}
 	place := b.queues.Queue(queue, cfg.Classes...)
 	source := place.Source(memqueue.Options{Exclusive: cfg.Ordered, Fault: from.fault()})
@@ -215,16 +214,15 @@ func newConsumer(b *Broker, from Queue, p inbox.Processor, cfg inbox.ConsumerCon
 	return &Consumer{consumer, driver.NewDeadLetters(driver.JoinDeadLetters(source.DeadLetters(), driver.ParkedBy(p, cfg)), retention, logger)}, nil
 }
 
-// Run delivers until ctx ends, or a limit of the Config is reached. Then it takes no further
-// message, gives back what is not begun, lets the rest finish, and returns nil, after ShutdownTimeout
-// at the latest. What was not finished is in the queue for the next Run. Calling it while it runs
-// is an error.
+// Run delivers until ctx ends or a limit of the config is reached. Then it receives no more messages,
+// requeues those that have not started, waits for running handlers, and returns nil, after ShutdownTimeout at
+// the latest. Unfinished messages stay in the queue for the next Run. Calling it while it runs is an error.
 func (c *Consumer) Run(ctx context.Context) error { return c.engine.Run(ctx) }
 
-// Ready returns nil while Run is at work.
+// Ready returns nil while Run works.
 func (c *Consumer) Ready(ctx context.Context) error { return c.engine.Ready(ctx) }
 
-// Stats counts the messages of the queue, whether Run is at work or not.
+// Stats counts the messages of the queue, even if Run is not running.
 func (c *Consumer) Stats(ctx context.Context) (inbox.Stats, error) { return c.engine.Stats(ctx) }
 
 // DeadLetters returns the dead letters of the queue.
@@ -240,7 +238,7 @@ const (
 	AtReceive  = Step(memqueue.Receive) // a message is delivered
 	AtAck      = Step(memqueue.Ack)     // it is acknowledged: its effect is durable already
 	AtGiveBack = Step(memqueue.GiveBack)
-	AtMove     = Step(memqueue.Move) // it is to be retried later, or to be a dead letter
+	AtMove     = Step(memqueue.Move) // it will be retried later, or becomes a dead letter
 	AtClose    = Step(memqueue.Close)
 )
 
@@ -253,26 +251,27 @@ func (s Step) String() string {
 	return names[s]
 }
 
-// Outcome is what becomes of a step.
+// Outcome is the outcome of a step.
 type Outcome int
 
-// The outcomes. A call of a session that fails ends the session: what is not settled comes again,
-// redelivered, after the next one was opened.
+// The outcomes. If a call of a session fails, the session ends: unsettled messages are redelivered after the
+// next one was opened.
 const (
 	OK         = Outcome(memqueue.OK)
-	FailBefore = Outcome(memqueue.FailBefore) // it fails, and nothing has happened
-	FailAfter  = Outcome(memqueue.FailAfter)  // it fails although it has happened
-	Hang       = Outcome(memqueue.Hang)       // it fails after 10 s, and nothing has happened
-	EndSession = Outcome(memqueue.EndSession) // it works, and the session is lost right after it
+	FailBefore = Outcome(memqueue.FailBefore) // it fails without an effect
+	FailAfter  = Outcome(memqueue.FailAfter)  // it fails although it took effect
+	Hang       = Outcome(memqueue.Hang)       // it fails after 10 s without an effect
+	EndSession = Outcome(memqueue.EndSession) // it succeeds, and the session is lost right after it
 
-	// Lose says that it worked, and it has not: the message comes again at once, redelivered. AtReceive
-	// it is the crash before a message was processed, AtAck the crash after it. It is OK elsewhere.
+	// Lose reports success without an effect: the message is redelivered at once. AtReceive that is a crash
+	// before the message was processed, AtAck a crash after it. For other steps it is OK.
 	Lose = Outcome(memqueue.Lose)
-	// Refuse is for AtMove: the place of retries or dead letters takes none. It is OK elsewhere.
+	// Refuse is for AtMove: the queue of retries or dead letters rejects the message. For other steps it is
+	// OK.
 	Refuse = Outcome(memqueue.Refuse)
 )
 
-// DeliverTwice is a Queue.Fault: every message comes once more after it was processed.
+// DeliverTwice is a Queue.Fault: every message is delivered again after it was processed.
 func DeliverTwice(at Step, m *inbox.Message) Outcome {
 	if at == AtAck && !m.Redelivered {
 		return Lose
@@ -280,24 +279,25 @@ func DeliverTwice(at Step, m *inbox.Message) Outcome {
 	return OK
 }
 
-// New returns an inboxpgx.Store whose entries and ledger are in memory. The Transactor is a
-// txretrytest.Manager: an entry is undone when its transaction rolls back. Entries older than
-// Config.Retention go when others are written, but for those of parked messages. Config.Entries is ignored.
+// New returns an inboxpgx.Store with its entries and ledger in memory. The Transactor is a
+// txretrytest.Manager: an entry is undone if its transaction rolls back. Each new entry removes entries older
+// than Config.Retention, except those of parked messages. Config.Entries is ignored.
 func New(t txretry.Transactor, consumer string, cfg inboxpgx.Config) (*inboxpgx.Store, error) {
 	cfg.Entries = memory.NewEntries(cmp.Or(cfg.Retention, driver.DefaultRetention))
 	return inboxpgx.New(t, consumer, cfg)
 }
 
-// handlerTime is how long one delivery may take.
+// handlerTime is the time limit of one delivery.
 const handlerTime = 30 * time.Second
 
-// Prove runs the handler of a message on a real database under faults, as txretrytest.Proof describes.
-// start makes a process as your program does: on the pool that it is given, it makes the inboxpgx.Store
-// and registers the handlers. Each attempt is one delivery of the message, which comes again until it is
-// processed, or until its error makes it a dead letter, which is a failure. The message needs a Name and
-// a Body. An ID that it lacks is made up, and reads <key> in Proof.Rows: one for all schedules, or, with
-// Proof.Effects, one for each, so that another side that deduplicates by it is asked anew. With an ID of
-// yours, Proof.Reset must reset the other side too.
+// Prove runs the handler of a message on a real database under faults, as txretrytest.Proof describes. start
+// builds a process like your program does: with the given pool it creates the inboxpgx.Store and registers
+// the handlers. Each attempt is one delivery of the message. It is redelivered until it is processed, or
+// until its error makes it a dead letter, which is a failure.
+//
+// The message needs a Name and a Body. If it has no ID, Prove sets one, shown as <key> in Proof.Rows: one for
+// all schedules, or, with Proof.Effects, one for each, so that another side that deduplicates by it sees a
+// new message. If you set the ID, Proof.Reset must also reset the other side.
 func Prove(t txretrytest.TB, p txretrytest.Proof, m inbox.Message, start func(pool *pgxpool.Pool) (inbox.Processor, error)) {
 	t.Helper()
 	work := prove.Work{

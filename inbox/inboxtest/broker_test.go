@@ -27,9 +27,9 @@ import (
 	outboxdriver "github.com/holdfast-go/holdfast/outbox/driver"
 )
 
-// A message comes again when it was lost on its way, before or after it was processed, and each copy
-// is one of its own.
-func TestConsumerDeliversAgain(t *testing.T) {
+// A message that was lost before or after it was processed is redelivered, and each delivery has a copy of
+// its own.
+func TestConsumer_redeliversLostMessages(t *testing.T) {
 	t.Parallel()
 	var deliveries []bool
 	lost := map[inboxtest.Step]bool{}
@@ -42,7 +42,7 @@ func TestConsumerDeliversAgain(t *testing.T) {
 	}}
 	p := processor(func(_ context.Context, m *inbox.Message) error {
 		deliveries = append(deliveries, m.Redelivered)
-		m.Body[0] = 'x' // stays in this delivery
+		m.Body[0] = 'x' // changes only this delivery
 		if string(m.Body) != "x}" || m.Attempt != 1 {
 			t.Errorf("message = %+v", m)
 		}
@@ -51,7 +51,7 @@ func TestConsumerDeliversAgain(t *testing.T) {
 	bubble(t, p, cfg, func(t *testing.T, b rig, _ func()) {
 		publish(t, b, "a")
 		idle(t, b)
-		if want := []bool{true, true}; !slices.Equal(deliveries, want) { // the first one reached no queue
+		if want := []bool{true, true}; !slices.Equal(deliveries, want) { // the first attempt to publish reached no queue
 			t.Errorf("redelivered = %v, want %v", deliveries, want)
 		}
 	})
@@ -76,8 +76,8 @@ func TestDeliverTwice(t *testing.T) {
 	})
 }
 
-// A step of any kind may fail once, in any way: the message is processed all the same, and the
-// consumer is ready again.
+// One step of any kind may fail once, in any way: the message is still processed, and the consumer becomes
+// ready again.
 func TestFaults(t *testing.T) {
 	t.Parallel()
 	for step := inboxtest.AtOpen; step <= inboxtest.AtClose; step++ {
@@ -98,7 +98,7 @@ func TestFaults(t *testing.T) {
 					case m.Name == "retried" && m.Attempt == 1:
 						return errors.New("boom")
 					case !up.Load():
-						return inbox.Unavailable(errors.New("down")) // so that the session is stopped, and messages are given back
+						return inbox.Unavailable(errors.New("down")) // so that the session is stopped, and messages are requeued
 					}
 					done[m.Name]++
 					return nil
@@ -117,14 +117,14 @@ func TestFaults(t *testing.T) {
 					}
 				})
 				if asked.Load() == 0 {
-					t.Error("the step was never asked about")
+					t.Error("Fault was never called for the step")
 				}
 			})
 		}
 	}
 }
 
-func TestNewConsumerRefuses(t *testing.T) {
+func TestNewConsumer_rejectsBadConfig(t *testing.T) {
 	t.Parallel()
 	_, err := inboxtest.NewConsumer(nil, inboxtest.Queue{Name: ""}, nil, inbox.ConsumerConfig{
 		Concurrency: -1, ShutdownTimeout: -1, Retry: inbox.RetryPolicy{BaseDelay: -1},
@@ -165,8 +165,7 @@ func TestNames(t *testing.T) {
 	}
 }
 
-// A relay's message comes to each queue that wants it, as the consumer's message; without any it
-// is unroutable.
+// A relay's message arrives in each matching queue, in the consumer's form; without a queue it is unroutable.
 func TestPublish(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -225,12 +224,12 @@ func send(t *testing.T, b *inboxtest.Broker, m *inbox.Message) error {
 	return b.Send(t.Context(), m)
 }
 
-// The budget is 60 seconds by default, handlers and all that follows them together.
+// The shutdown budget is 60 seconds by default, for handlers and settling together.
 func TestShutdownTimeout(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
 		cfg            inbox.ConsumerConfig
-		deaf           bool // to the end of its context
+		deaf           bool // ignores the end of its context
 		hangs          inboxtest.Step
 		handler, whole time.Duration
 	}{
@@ -266,14 +265,14 @@ func TestShutdownTimeout(t *testing.T) {
 				stopped = time.Now()
 				stop()
 				whole := time.Since(stopped)
-				synctest.Wait() // the handler may be left behind
+				synctest.Wait() // the handler may be abandoned
 				if handler := ended.Sub(stopped); whole != tt.whole || handler != tt.handler {
 					t.Errorf("ended after %v, the handler's context after %v; want %v and %v", whole, handler, tt.whole, tt.handler)
 				}
 				if draining := errors.Is(cause, inbox.ErrDraining); draining == (tt.cfg.HandlerTimeout == 0) {
 					t.Errorf("the context ended with %v", cause)
 				}
-				time.Sleep(2 * time.Hour) // what was left behind ends
+				time.Sleep(2 * time.Hour) // for abandoned handlers
 			})
 		})
 	}
@@ -291,7 +290,7 @@ func TestConsumer(t *testing.T) {
 	}
 }
 
-// network breaks the calls of all consumers of one queue only.
+// network breaks the calls of the consumers of one queue.
 type network struct {
 	queue   *memqueue.Queue
 	outcome atomic.Int64
@@ -348,7 +347,7 @@ func (p processor) Process(ctx context.Context, msgs []*inbox.Message) []error {
 	return results
 }
 
-// config is what tests set of a consumer.
+// config is the part of a consumer's config that tests set.
 type config struct {
 	inbox.ConsumerConfig
 	Names []string
@@ -369,7 +368,7 @@ func newRig(t *testing.T, p inbox.Processor, cfg config) rig {
 	return rig{b, c}
 }
 
-// bubble runs a test with a consumer at work; stop ends its Run and waits for it.
+// bubble runs a test with a running consumer; stop ends its Run and waits for it.
 func bubble(t *testing.T, p processor, cfg config, test func(t *testing.T, b rig, stop func())) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -398,7 +397,7 @@ func bubble(t *testing.T, p processor, cfg config, test func(t *testing.T, b rig
 func publish(t *testing.T, b rig, names ...string) (published []uuid.UUID) {
 	t.Helper()
 	for _, name := range names {
-		// Of the bubble's time: ids.New does not go back behind what it gave outside.
+		// With the bubble's time: ids.New never returns an earlier time than it returned outside the bubble.
 		id := ids.Deterministic(time.Now(), rand.Text())
 		m := &inbox.Message{ID: id, Name: name, Body: []byte(`{}`), Attempt: 7, Queue: "elsewhere"}
 		noError(t, b.Send(t.Context(), m))

@@ -27,15 +27,14 @@ type orderPlaced struct {
 	Order string `json:"order"`
 }
 
-// A handler of production on the fakes: the broker delivers every message twice, and its effect
-// is taken once.
+// A production handler on the fakes: the broker delivers every message twice, and its effect happens once.
 func Example() {
-	books, err := inboxtest.New(txretrytest.New(txretrytest.Config{}), "billing", inboxpgx.Config{})
+	billing, err := inboxtest.New(txretrytest.New(txretrytest.Config{}), "billing", inboxpgx.Config{})
 	if err != nil {
 		fmt.Println(err)
 		return
 	}
-	err = inboxpgx.Handle(books, "order.placed", func(_ context.Context, _ pgx.Tx, o orderPlaced) error {
+	err = inboxpgx.Handle(billing, "order.placed", func(_ context.Context, _ pgx.Tx, o orderPlaced) error {
 		fmt.Println("invoice for", o.Order)
 		return nil
 	})
@@ -44,7 +43,7 @@ func Example() {
 		return
 	}
 	broker := inboxtest.NewBroker()
-	consumer, err := inboxtest.NewConsumer(broker, inboxtest.Queue{Name: "billing", Names: []string{"order.*"}, Fault: inboxtest.DeliverTwice}, books, inbox.ConsumerConfig{Logger: slog.New(slog.DiscardHandler)})
+	consumer, err := inboxtest.NewConsumer(broker, inboxtest.Queue{Name: "billing", Names: []string{"order.*"}, Fault: inboxtest.DeliverTwice}, billing, inbox.ConsumerConfig{Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -53,7 +52,7 @@ func Example() {
 	ended := make(chan error)
 	go func() { ended <- consumer.Run(ctx) }()
 
-	// In an application the relay publishes what an outbox holds.
+	// In an application the relay publishes the messages of an outbox.
 	m := driver.Message{ID: uuid.Must(uuid.NewV7()), Name: "order.placed", Body: []byte(`{"order":"A-1"}`)}
 	broker.Publish(ctx, m, func(err error) { fmt.Println("published:", err) })
 	if err := broker.Idle(ctx); err != nil {
@@ -67,10 +66,9 @@ func Example() {
 	// stopped: <nil>
 }
 
-// A test of the handler on Postgres. Beside the invoices, Reset deletes the entry that says that the
-// message is processed.
+// A test of the handler on Postgres. Besides the invoices, Reset deletes the entry of the processed message.
 func ExampleProve() {
-	var t *testing.T // that of your test
+	var t *testing.T // of your test
 
 	pool := pgtest.New(t)
 	// … Migrate, CREATE TABLE invoices …
@@ -85,19 +83,19 @@ func ExampleProve() {
 		if err != nil {
 			return nil, err
 		}
-		books, err := inboxpgx.New(manager, "billing", inboxpgx.Config{})
+		billing, err := inboxpgx.New(manager, "billing", inboxpgx.Config{})
 		if err != nil {
 			return nil, err
 		}
-		return books, inboxpgx.Handle(books, "order.placed", func(ctx context.Context, tx pgx.Tx, o orderPlaced) error {
+		return billing, inboxpgx.Handle(billing, "order.placed", func(ctx context.Context, tx pgx.Tx, o orderPlaced) error {
 			_, err := tx.Exec(ctx, "INSERT INTO invoices (order_id) VALUES ($1)", o.Order)
 			return err
 		})
 	})
 }
 
-// Slow work has a queue of its own: the handler of the quick queue asks for it by a message, in its
-// own transaction. All orders are billed while the first report is still being made.
+// Slow work has a queue of its own: the handler of the quick queue writes a message for it, in its own
+// transaction. All orders are billed while the first report is still being made.
 func Example_slowQueue() {
 	if err := slowQueue(context.Background(), 100); err != nil {
 		fmt.Println(err)
@@ -116,11 +114,11 @@ func slowQueue(ctx context.Context, orders int) error {
 	var billed, made sync.WaitGroup
 	billed.Add(orders)
 	made.Add(orders)
-	books, err := inboxtest.New(manager, "billing", inboxpgx.Config{})
+	billing, err := inboxtest.New(manager, "billing", inboxpgx.Config{})
 	if err != nil {
 		return err
 	}
-	err = inboxpgx.Handle(books, "order.placed", func(ctx context.Context, tx pgx.Tx, o orderPlaced) error {
+	err = inboxpgx.Handle(billing, "order.placed", func(ctx context.Context, tx pgx.Tx, o orderPlaced) error {
 		m, err := outbox.NewMessage("report.requested", o)
 		if err != nil {
 			return err
@@ -131,7 +129,7 @@ func slowQueue(ctx context.Context, orders int) error {
 	if err != nil {
 		return err
 	}
-	paper := make(chan struct{}) // what the reports wait for
+	paper := make(chan struct{}) // the reports wait for it
 	var reports atomic.Int64
 	mux := inbox.NewMux()
 	err = inbox.Handle(mux, "report.requested", func(context.Context, orderPlaced) error {
@@ -143,7 +141,7 @@ func slowQueue(ctx context.Context, orders int) error {
 	if err != nil {
 		return err
 	}
-	quick, err := inboxtest.NewConsumer(broker, inboxtest.Queue{Name: "billing", Names: []string{"order.*"}}, books, inbox.ConsumerConfig{Logger: slog.New(slog.DiscardHandler)})
+	quick, err := inboxtest.NewConsumer(broker, inboxtest.Queue{Name: "billing", Names: []string{"order.*"}}, billing, inbox.ConsumerConfig{Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		return err
 	}

@@ -35,7 +35,7 @@ const (
 
 type handlerFunc = func(ctx context.Context, tx pgx.Tx, o orderPlaced) error
 
-// proven is what one process has. Mistakes are in it, or in what it shares with others.
+// proven is the state of one process. A mistake is in it, or in state shared with other processes.
 type proven struct {
 	handle  handlerFunc
 	prepare func(ctx context.Context) error
@@ -43,7 +43,7 @@ type proven struct {
 	waiter  inbox.Waiter
 }
 
-// proveHandler proves that of the processes. Effects may be nil.
+// proveHandler proves the handlers of the processes. Effects may be nil.
 func proveHandler(t prove.TB, pool *pgxpool.Pool, effects func() int, process func(pool *pgxpool.Pool) proven) {
 	proof := txretrytest.Proof{
 		Pool: pool, Reset: proveReset, Effects: effects,
@@ -88,7 +88,7 @@ func newProvePool(t *testing.T) *pgxpool.Pool {
 	return pool
 }
 
-// execer is what a pool and a transaction have in common.
+// execer is implemented by a pool and by a transaction.
 type execer interface {
 	Exec(ctx context.Context, sql string, args ...any) (tag pgconn.CommandTag, err error)
 }
@@ -107,7 +107,7 @@ func bill(ctx context.Context, tx pgx.Tx, o orderPlaced) error {
 	return inTurn(func() error { return invoice(ctx, tx, o) }, func() error { return charge(ctx, tx) })
 }
 
-// inTurn runs what comes later only if what came before went well.
+// inTurn runs a step only if the earlier steps succeeded.
 func inTurn(steps ...func() error) error {
 	for _, step := range steps {
 		if err := step(); err != nil {
@@ -121,7 +121,7 @@ type waiterFunc func(ctx context.Context) error
 
 func (f waiterFunc) Wait(ctx context.Context) error { return f(ctx) }
 
-// A handler that keeps the rules passes, whatever it uses.
+// A correct handler passes, whatever it uses.
 func TestProve(t *testing.T) {
 	t.Parallel()
 	nothing := func(context.Context) error { return nil }
@@ -202,7 +202,7 @@ type planted struct {
 	want    []string // in the error
 }
 
-// Each mistake is caught, and the error says what it is.
+// Each mistake is caught, and the error describes it.
 func TestProveCatches(t *testing.T) {
 	t.Parallel()
 	const outside = "It wrote outside of its transaction"
@@ -339,7 +339,7 @@ func TestProveCatches(t *testing.T) {
 	}
 }
 
-// same is for processes that share nothing and differ in nothing.
+// same is for processes that share nothing and do not differ.
 func same(p proven) func(*pgxpool.Pool) proven { return func(*pgxpool.Pool) proven { return p } }
 
 func invoiceTx(ctx context.Context, tx pgx.Tx, o orderPlaced) error { return invoice(ctx, tx, o) }
@@ -349,7 +349,7 @@ func noted(ctx context.Context, tx pgx.Tx, o orderPlaced, note string) error {
 	return err
 }
 
-// A look before the write, in no transaction, is enough until two processes look at once.
+// A check before the write, outside a transaction, is enough until two processes check at once.
 func TestProveCatchesTwoAtOnce(t *testing.T) {
 	t.Parallel()
 	pool := newProvePool(t)

@@ -18,14 +18,14 @@ import (
 	"github.com/holdfast-go/holdfast/internal/ids"
 )
 
-// Consumer is what the suite uses of a consumer.
+// Consumer has the methods of a consumer that the suite calls.
 type Consumer interface {
 	Run(ctx context.Context) error
 	Ready(ctx context.Context) error
 	DeadLetters() inbox.DeadLetters
 }
 
-// ConsumerConfig is what the suite sets of a consumer.
+// ConsumerConfig is the part of a consumer's config that the suite sets.
 type ConsumerConfig struct {
 	inbox.ConsumerConfig
 	// MaxBodyBytes is the largest body that is processed. 0 means the consumer's own default.
@@ -35,23 +35,23 @@ type ConsumerConfig struct {
 // ConsumerFixture is one empty queue with its sources and its consumers.
 type ConsumerFixture struct {
 	SourceFixture
-	// Parts returns the sources of all partitions, in place of New, which a queue of several partitions has not.
+	// Parts returns the sources of all partitions. A queue of several partitions has it in place of New.
 	Parts func(t *testing.T) []driver.Source
-	// Consumer returns a consumer of the queue, set up. It is Ordered only where the sources are exclusive.
+	// Consumer returns a consumer of the queue, set up. It is Ordered only if the sources are exclusive.
 	Consumer func(t *testing.T, p inbox.Processor, cfg ConsumerConfig) Consumer
 }
 
-// ConsumerBackend is where TestConsumer runs.
+// ConsumerBackend configures TestConsumer.
 type ConsumerBackend struct {
 	Runs
-	// Ordered says that the fixtures' sources are exclusive: the tests of order run, and no others.
+	// Ordered means that the fixtures' sources are exclusive: only the tests of order run.
 	Ordered bool
 	// New returns a fresh fixture.
 	New func(t *testing.T) ConsumerFixture
 }
 
-// TestConsumer holds a consumer to the promises that depend on its source. The tests of package engine
-// hold it to the others.
+// TestConsumer tests the parts of a consumer's contract that depend on its source. Package engine tests the
+// others.
 func TestConsumer(t *testing.T, b ConsumerBackend) {
 	tests := consumerTests
 	if b.Ordered {
@@ -62,7 +62,7 @@ func TestConsumer(t *testing.T, b ConsumerBackend) {
 
 var consumerTests = map[string]subtest[ConsumerFixture]{
 	"retries, then a dead letter":     {once, testConsumerRetries},
-	"refused messages":                {once, testConsumerRefuses},
+	"rejected messages":               {once, testConsumerRefuses},
 	"batches":                         {once, testConsumerBatch},
 	"dead letters by an operator":     {once, testConsumerDeadLetters},
 	"limit of messages, batches":      {once, testConsumerBatchLimit},
@@ -71,13 +71,13 @@ var consumerTests = map[string]subtest[ConsumerFixture]{
 	"consumers share a queue":         {once, testConsumerShares},
 	"connections are cut":             {once, testConsumerCut},
 	"cut off while it runs":           {once, testConsumerTwin},
-	"given back for no reason":        {fakes, testConsumerGivenBack},
+	"requeued without a reason":       {fakes, testConsumerGivenBack},
 	"workers stay as many":            {fakes, testConsumerWorkers},
 	"processor's own work":            {fakes, testConsumerBackground},
-	"drain leaves handlers behind":    {fakes, testConsumerLeavesBehind},
+	"drain abandons handlers":         {fakes, testConsumerLeavesBehind},
 	"drain ends although others hang": {fakes, testConsumerOthersHang},
 	"context without an end":          {fakes, testConsumerOnBackground},
-	"retries are noted":               {fakes, testConsumerNotesRetries},
+	"retries are recorded":            {fakes, testConsumerNotesRetries},
 	"open runs of other copies":       {fakes, testConsumerOtherCopies},
 	"no answer from the ledger":       {fakes, testConsumerLedgerDown},
 	"end while the network is silent": {fakes, testConsumerEndsInSilence},
@@ -93,12 +93,12 @@ var orderTests = map[string]subtest[ConsumerFixture]{
 	"paused by an operator":           {fakes, testConsumerPaused(ordered(ConsumerConfig{}))},
 }
 
-// soon is a policy of two retries soon after one another.
+// soon is a policy of two retries in quick succession.
 var soon = inbox.RetryPolicy{MaxAttempts: 3, BaseDelay: 50 * time.Millisecond, MaxDelay: 100 * time.Millisecond}
 
 var errBoom = errors.New("boom")
 
-// runs is a Processor that notes what it was given, one message after the other.
+// runs is a Processor that records its messages, one after the other.
 type runs struct {
 	do func(ctx context.Context, m *inbox.Message) error // nil: nothing
 
@@ -134,14 +134,14 @@ func (r *runs) note(m *inbox.Message, done bool) {
 	r.done[m.ID] = true
 }
 
-// messages returns all that was begun, in that order.
+// messages returns all started messages, in that order.
 func (r *runs) messages() []inbox.Message {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return slices.Clone(r.begun)
 }
 
-// attempts returns the attempts of a message that were begun.
+// attempts returns the started attempts of a message.
 func (r *runs) attempts(id uuid.UUID) (all []int) {
 	for _, m := range r.messages() {
 		if m.ID == id {
@@ -153,19 +153,19 @@ func (r *runs) attempts(id uuid.UUID) (all []int) {
 
 func (r *runs) count() int { return len(r.messages()) }
 
-// finished reports how many messages went through.
+// finished returns how many messages succeeded.
 func (r *runs) finished() int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return len(r.done)
 }
 
-// wantFirst fails the test for each message that was begun as a later attempt than its first.
+// wantFirst fails the test for each message that started with a later attempt than its first.
 func (r *runs) wantFirst(t *testing.T, of func(inbox.Message) bool) {
 	t.Helper()
 	for _, m := range r.messages() {
 		if of(m) && m.Attempt != 1 {
-			t.Errorf("%s was begun as attempt %d", m.Name, m.Attempt)
+			t.Errorf("%s started with attempt %d", m.Name, m.Attempt)
 		}
 	}
 }
@@ -182,7 +182,7 @@ func (r remembering) Ledger() driver.Ledger { return r.ledger }
 
 func (r remembering) Retention() time.Duration { return driver.DefaultRetention }
 
-// work is a consumer at work.
+// work is a running consumer.
 type work struct {
 	Consumer
 	t      *testing.T
@@ -200,8 +200,8 @@ func consume(t *testing.T, f ConsumerFixture, p inbox.Processor, cfg ConsumerCon
 	return w
 }
 
-// launch starts a consumer, after what is to be done between its setup and its start. It ends with the
-// test at the latest.
+// launch starts a consumer, after the calls to make between its setup and its start. It ends with the test at
+// the latest.
 func launch(t *testing.T, f ConsumerFixture, p inbox.Processor, cfg ConsumerConfig, before ...func()) *work {
 	t.Helper()
 	cfg.Logger = cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))
@@ -244,7 +244,7 @@ func (w *work) wait() {
 	})
 }
 
-// awaitReady waits until the consumer is ready, or is not.
+// awaitReady waits until Ready has the wanted result.
 func (w *work) awaitReady(want bool) {
 	w.t.Helper()
 	await(w.t, func() error {
@@ -255,7 +255,7 @@ func (w *work) awaitReady(want bool) {
 	})
 }
 
-// sessions begins a session of the queue, or of each partition.
+// sessions opens a session of the queue, or of each partition.
 func sessions(t *testing.T, f ConsumerFixture, window int) (all []driver.Session) {
 	t.Helper()
 	if f.Parts == nil {
@@ -267,7 +267,7 @@ func sessions(t *testing.T, f ConsumerFixture, window int) (all []driver.Session
 	return all
 }
 
-// come returns what a session gets within a time.
+// come returns the deliveries of a session within a time.
 func come(t *testing.T, s driver.Session, most int, within time.Duration) []driver.Delivery {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), within) // timing: it must pass once nothing is left
@@ -280,7 +280,8 @@ func come(t *testing.T, s driver.Session, most int, within time.Duration) []driv
 	return ds
 }
 
-// rest takes what is in the queue, which no consumer reads any more: at least so many, some of which may come late.
+// rest receives the messages left in the queue, which no consumer reads any more: at least least, some of
+// which may be late.
 func rest(t *testing.T, f ConsumerFixture, least int) (left []inbox.Message) {
 	t.Helper()
 	all := sessions(t, f, 100)
@@ -299,8 +300,8 @@ func rest(t *testing.T, f ConsumerFixture, least int) (left []inbox.Message) {
 	return left
 }
 
-// wantRest ends the consumer's part: so many messages are left in the queue. A forgetful queue may have
-// others again, each once: a second copy was never settled.
+// wantRest ends the consumer's test: want messages are left in the queue. A forgetful queue may have others
+// again, each once: a second copy was never settled.
 func wantRest(t *testing.T, f ConsumerFixture, want int) {
 	t.Helper()
 	left := rest(t, f, want)
@@ -316,7 +317,7 @@ func wantRest(t *testing.T, f ConsumerFixture, want int) {
 	}
 }
 
-// inVain has the first messages of the queue, or of each partition, delivered to somebody who settles none.
+// inVain delivers the first messages of the queue, or of each partition, to a session that settles none.
 func inVain(t *testing.T, f ConsumerFixture, n int) {
 	t.Helper()
 	got := 0
@@ -328,15 +329,15 @@ func inVain(t *testing.T, f ConsumerFixture, n int) {
 	}
 }
 
-// failedOnce publishes messages as their second attempts.
+// failedOnce publishes messages and moves them to their second attempts.
 func failedOnce(t *testing.T, f ConsumerFixture, msgs ...*inbox.Message) {
 	t.Helper()
 	f.Publish(t, msgs...)
 	source := running(t, f.SourceFixture)
 	s := begin(t, source, len(msgs))
 	next := driver.Progress{Attempt: 2, FirstFailedAt: time.Now()}
-	all := take(t, s, len(msgs))                // all at once: a retry may come before what is new
-	if err := s.Stop(t.Context()); err != nil { // or a retry comes here, and goes back as delivered before
+	all := take(t, s, len(msgs))                // all at once: a retry may arrive before new messages
+	if err := s.Stop(t.Context()); err != nil { // otherwise a retry arrives here, and is requeued as redelivered
 		t.Fatal(err)
 	}
 	for _, d := range all {
@@ -384,7 +385,7 @@ func awaitCount(t *testing.T, what string, want int, count func() int) {
 	})
 }
 
-// named returns a message, whose id is of the bubble's time.
+// named returns a message with an id of the bubble's time.
 func named(name string) *inbox.Message {
 	m := event(1)
 	m.ID, m.Name = ids.Deterministic(time.Now(), uuid.NewString()), name

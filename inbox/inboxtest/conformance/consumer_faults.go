@@ -25,14 +25,14 @@ func needsNetwork(t *testing.T, f ConsumerFixture) {
 	}
 }
 
-// Connections that are cut while messages are processed and retried cost deliveries, and no message.
+// Connections that are cut while messages are processed and retried cause redeliveries, but lose no message.
 func testConsumerCut(t *testing.T, f ConsumerFixture) {
 	needsNetwork(t, f)
 	const n, cuts = 60, 3
 	r := &runs{do: func(_ context.Context, m *inbox.Message) error {
 		time.Sleep(5 * time.Millisecond)
 		if m.Attempt < 2 {
-			return errBoom // so that copies are on their way, too
+			return errBoom // so that copies are being moved, too
 		}
 		return nil
 	}}
@@ -53,8 +53,8 @@ func testConsumerCut(t *testing.T, f ConsumerFixture) {
 	}
 }
 
-// A message whose connection is lost while it is processed is not processed again beside itself: the
-// result of the run settles what comes again.
+// A message whose connection is lost while it is processed does not run twice at the same time: the result of
+// the run settles the redelivery.
 func testConsumerTwin(t *testing.T, f ConsumerFixture) {
 	needsNetwork(t, f)
 	release := make(chan struct{})
@@ -77,12 +77,12 @@ func testConsumerTwin(t *testing.T, f ConsumerFixture) {
 	time.Sleep(quiet)
 	w.stop()
 	if n := len(r.attempts(slow)); n != 1 {
-		t.Errorf("the message in work ran %d times", n)
+		t.Errorf("the running message ran %d times", n)
 	}
 	wantRest(t, f, 0)
 }
 
-// Run ends within ShutdownTimeout, whatever does not answer.
+// Run ends within ShutdownTimeout, even if the network is silent.
 func testConsumerEndsInSilence(t *testing.T, f ConsumerFixture) {
 	needsNetwork(t, f)
 	const limit = 4 * time.Second
@@ -104,9 +104,9 @@ func testConsumerEndsInSilence(t *testing.T, f ConsumerFixture) {
 	f.Network.Heal()
 	again := &runs{}
 	consume(t, f, again, ConsumerConfig{})
-	await(t, func() error { // the acknowledgement of the other one may have arrived
+	await(t, func() error { // the ack of the other message may have arrived
 		if len(again.attempts(bad)) == 0 {
-			return errors.New("the failed message has not come again")
+			return errors.New("the failed message was not redelivered")
 		}
 		return nil
 	})
@@ -162,7 +162,8 @@ func (s *switched) WatchPause(ctx context.Context, tell func(driver.Pause)) {
 	}
 }
 
-// pausesLogged counts the pauses of operators that a consumer logs, each from when nothing begins any more.
+// pausesLogged counts the pauses by operators that a consumer logs. A pause is logged when nothing starts any
+// more.
 type pausesLogged struct {
 	slog.Handler
 	n atomic.Int64
@@ -181,12 +182,12 @@ func (p *pausesLogged) Handle(_ context.Context, r slog.Record) error {
 
 func (p *pausesLogged) count() int { return int(p.n.Load()) }
 
-// A pause begins no message, also not at the start of a consumer, ends what was begun, and costs no message
-// an attempt. The consumer stays ready.
+// During a pause no message starts, not even when a consumer starts. Running messages finish, no message
+// loses an attempt, and the consumer stays ready.
 func testConsumerPaused(cfg ConsumerConfig) func(*testing.T, ConsumerFixture) {
 	return func(t *testing.T, f ConsumerFixture) {
 		const n = 20
-		cfg := cfg // others run beside it
+		cfg := cfg // a copy: other tests run at the same time
 		p := &switched{runs: &runs{}, changed: make(chan struct{})}
 		p.turn(driver.Pause{By: "ada", Since: time.Now()})
 		log, each := &pausesLogged{}, 1
@@ -203,7 +204,7 @@ func testConsumerPaused(cfg ConsumerConfig) func(*testing.T, ConsumerFixture) {
 			}
 			time.Sleep(quiet)
 			if begun := p.count(); begun != k*n {
-				t.Errorf("%d messages were begun, want %d", begun, k*n)
+				t.Errorf("%d messages started, want %d", begun, k*n)
 			}
 			w.awaitReady(true)
 			if k == 2 {
@@ -219,8 +220,8 @@ func testConsumerPaused(cfg ConsumerConfig) func(*testing.T, ConsumerFixture) {
 	}
 }
 
-// sequence is a processor that takes the effects of keyed messages and checks their order. A message
-// that comes again after its effect changes nothing, as with a processor that remembers.
+// sequence is a processor that records the effects of keyed messages and checks their order. A message
+// redelivered after its effect changes nothing, as with a deduplicating processor.
 type sequence struct {
 	t        *testing.T
 	fail     func(m *inbox.Message) error // nil: no failures
@@ -233,7 +234,7 @@ type sequence struct {
 	running   map[string]int
 }
 
-// publishKeyed publishes messages of so many keys, the keys taking turns.
+// publishKeyed publishes messages of several keys, the keys taking turns.
 func publishKeyed(t *testing.T, f ConsumerFixture, keys, each int) *sequence {
 	t.Helper()
 	s := &sequence{t: t, number: map[uuid.UUID]int{}, next: map[string]int{}, running: map[string]int{}}
@@ -241,7 +242,7 @@ func publishKeyed(t *testing.T, f ConsumerFixture, keys, each int) *sequence {
 	return s
 }
 
-// publish publishes so many more messages of each key.
+// publish publishes each more messages of each key.
 func (s *sequence) publish(f ConsumerFixture, keys, each int) {
 	s.t.Helper()
 	msgs := make([]*inbox.Message, 0, keys*each)
@@ -294,7 +295,7 @@ func (s *sequence) enter(key string, by int) {
 	}
 }
 
-// finished is how many messages have taken effect.
+// finished returns how many messages have taken effect.
 func (s *sequence) finished() (n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -310,7 +311,7 @@ func ordered(cfg ConsumerConfig) ConsumerConfig {
 	return cfg
 }
 
-// oneIn fails one in so many runs.
+// oneIn fails one of n runs.
 func oneIn(n int, err error) func(*inbox.Message) error {
 	return func(*inbox.Message) error {
 		if rand.IntN(n) == 0 {
@@ -320,7 +321,7 @@ func oneIn(n int, err error) func(*inbox.Message) error {
 	}
 }
 
-// Messages of one key are processed one at a time, in order and with their retries; other keys go on.
+// Messages of one key are processed one at a time, in order and with their retries; other keys continue.
 func testOrderOfKeys(cfg ConsumerConfig) func(*testing.T, ConsumerFixture) {
 	return func(t *testing.T, f ConsumerFixture) {
 		const keys, each = 8, 12
@@ -349,7 +350,7 @@ func testOrderCut(t *testing.T, f ConsumerFixture) {
 	wantRest(t, f, 0)
 }
 
-// Consumers take over from one another, and no key regresses.
+// Consumers take over from each other, and every key stays in order.
 func testOrderOverConsumers(t *testing.T, f ConsumerFixture) {
 	const keys, each, consumers = 12, 20, 4
 	s := publishKeyed(t, f, keys, each)
@@ -360,14 +361,14 @@ func testOrderOverConsumers(t *testing.T, f ConsumerFixture) {
 	}
 	for k, w := range all[:consumers-1] {
 		awaitCount(t, "messages done", (k+1)*keys*each/6, s.finished)
-		w.stop() // whoever is at work, in the end the last one is
+		w.stop() // the running one ends, except the last
 	}
 	awaitCount(t, "messages done", keys*each, s.finished)
 	all[consumers-1].stop()
 	wantRest(t, f, 0)
 }
 
-// A message that is suspected of ending the process runs alone, and its key waits for it.
+// A message that may have ended the process runs alone, and its key waits for it.
 func testOrderSuspect(t *testing.T, f ConsumerFixture) {
 	const keys, each = 3, 10
 	s := publishKeyed(t, f, keys, each)

@@ -51,7 +51,7 @@ func testConsumerRetries(t *testing.T, f ConsumerFixture) {
 	wantRest(t, f, 0)
 }
 
-// An answer that gives a message back without a drain is no hot loop.
+// A result that requeues a message without a drain causes no hot loop.
 func testConsumerGivenBack(t *testing.T, f ConsumerFixture) {
 	r := &runs{do: func(context.Context, *inbox.Message) error { return inbox.ErrDraining }}
 	w := consume(t, f, r, ConsumerConfig{})
@@ -65,8 +65,8 @@ func testConsumerGivenBack(t *testing.T, f ConsumerFixture) {
 	w.stop()
 }
 
-// What no consumer can give to a handler is a dead letter, and reaches no processor; nor what the mux
-// cannot decode a handler.
+// A message that no handler can get becomes a dead letter and reaches no processor; a message that the mux
+// cannot decode reaches no handler.
 func testConsumerRefuses(t *testing.T, f ConsumerFixture) {
 	mux := inbox.NewMux()
 	var good atomic.Int64
@@ -94,8 +94,8 @@ func testConsumerRefuses(t *testing.T, f ConsumerFixture) {
 	awaitCount(t, "good messages", len(spoilt), func() int { return int(good.Load()) })
 }
 
-// However many workers have been replaced there are as many as before, and a drain does not wait for
-// one whose handler exits meanwhile.
+// After workers were replaced, there are as many as before. A drain does not wait for a worker whose handler
+// exits meanwhile.
 func testConsumerWorkers(t *testing.T, f ConsumerFixture) {
 	const workers, gone = 3, 20
 	release := make(chan struct{})
@@ -125,7 +125,7 @@ func testConsumerWorkers(t *testing.T, f ConsumerFixture) {
 	wantRest(t, f, workers)
 }
 
-// tidy is a processor with work of its own, which takes a while to end.
+// tidy is a processor with background work that takes a while to end.
 type tidy struct {
 	*runs
 	begun, ended atomic.Int64
@@ -138,22 +138,22 @@ func (p *tidy) Background(ctx context.Context) {
 	p.ended.Add(1)
 }
 
-// The processor's own work lasts as long as Run, and Run waits for its end.
+// The processor's background work lasts as long as Run, and Run waits for its end.
 func testConsumerBackground(t *testing.T, f ConsumerFixture) {
 	p := &tidy{runs: &runs{}}
 	w := consume(t, f, p, ConsumerConfig{})
 	publishMany(t, f, "event", 1)
 	awaitCount(t, "messages done", 1, p.finished)
 	if p.begun.Load() != 1 || p.ended.Load() != 0 {
-		t.Errorf("begun %d times, ended %d times while Run is at work", p.begun.Load(), p.ended.Load())
+		t.Errorf("started %d times, ended %d times while Run works", p.begun.Load(), p.ended.Load())
 	}
 	w.stop()
 	if p.begun.Load() != 1 || p.ended.Load() != 1 {
-		t.Errorf("begun %d times, ended %d times after Run", p.begun.Load(), p.ended.Load())
+		t.Errorf("started %d times, ended %d times after Run", p.begun.Load(), p.ended.Load())
 	}
 }
 
-// batches notes the sizes in which messages come, and takes its time.
+// batches records the sizes of its batches, and takes a while for each.
 type batches struct {
 	*runs
 	mu    sync.Mutex
@@ -174,7 +174,7 @@ func (b *batches) largest() int {
 	return slices.Max(append(b.sizes, 0))
 }
 
-// What gathers while the workers are busy comes as a batch; each message ends for itself.
+// Messages that arrive while the workers are busy form a batch; each message has its own result.
 func testConsumerBatch(t *testing.T, f ConsumerFixture) {
 	const n, each = 150, 3
 	p := &batches{runs: &runs{do: func(_ context.Context, m *inbox.Message) error {
@@ -219,7 +219,7 @@ func testConsumerBatch(t *testing.T, f ConsumerFixture) {
 	}
 }
 
-// An operator sees, counts, returns and removes dead letters.
+// An operator lists, counts, returns and removes dead letters.
 func testConsumerDeadLetters(t *testing.T, f ConsumerFixture) {
 	var mended atomic.Bool
 	r := &runs{do: func(_ context.Context, m *inbox.Message) error {
@@ -267,7 +267,7 @@ func testConsumerDeadLetters(t *testing.T, f ConsumerFixture) {
 	wantRest(t, f, 0)
 }
 
-// A drain finishes what runs, gives back at once what waits, and counts nothing.
+// A drain finishes running messages, requeues waiting ones at once, and counts nothing.
 func testConsumerDrain(t *testing.T, f ConsumerFixture) {
 	release := make(chan struct{})
 	r := &runs{do: func(context.Context, *inbox.Message) error { <-release; return nil }}
@@ -291,7 +291,7 @@ func testConsumerDrain(t *testing.T, f ConsumerFixture) {
 	wantRest(t, f, 0)
 }
 
-// meetingLedger notes ends of runs only when there are as many at once.
+// meetingLedger records ends of runs only if all of them are recorded at the same time.
 type meetingLedger struct {
 	driver.Ledger
 	missing, timedOut atomic.Int64
@@ -311,8 +311,8 @@ func (l *meetingLedger) End(ctx context.Context, m *inbox.Message) error {
 	}
 }
 
-// Handlers that ignore the end of their context are left behind: their messages go back uncounted,
-// and a ledger that hangs delays the end by one call, not by one for each.
+// Handlers that ignore cancellation are abandoned: their messages are requeued uncounted. A ledger that hangs
+// delays the end by one call, not by one for each message.
 func testConsumerLeavesBehind(t *testing.T, f ConsumerFixture) {
 	const n = 3
 	ledger := &meetingLedger{Ledger: memory.NewLedger(), all: make(chan struct{})}
@@ -321,14 +321,14 @@ func testConsumerLeavesBehind(t *testing.T, f ConsumerFixture) {
 	defer close(release)
 	r := &runs{do: func(context.Context, *inbox.Message) error { <-release; return errBoom }}
 	failedOnce(t, f, named("a"), named("b"), named("c"))
-	const limit = 20 * time.Second // a tenth of it is for the notes
+	const limit = 20 * time.Second // a tenth of it is for the ledger
 	w := consume(t, f, remembering{r, ledger}, ConsumerConfig{ConsumerConfig: inbox.ConsumerConfig{
 		Concurrency: n, HandlerTimeout: 20 * time.Millisecond, ShutdownTimeout: limit,
 	}})
 	awaitCount(t, "messages begun", n, r.count)
 	wantEnd(t, w, limit)
 	if m, late := ledger.missing.Load(), ledger.timedOut.Load(); m != 0 || late != 0 {
-		t.Errorf("%d runs were not noted as survived, %d not beside the others", m, late)
+		t.Errorf("%d runs were not recorded as survived, %d not together with the others", m, late)
 	}
 	left := rest(t, f, n)
 	for _, m := range left {
@@ -351,7 +351,7 @@ func wantEnd(t *testing.T, w *work, limit time.Duration) {
 	}
 }
 
-// hangingLedger answers nothing.
+// hangingLedger never returns before its context ends.
 type hangingLedger struct {
 	driver.Ledger
 	wait func()
@@ -362,7 +362,7 @@ func (l hangingLedger) Look(context.Context, uuid.UUID) (driver.LedgerEntry, err
 	return driver.LedgerEntry{}, errBoom
 }
 
-// What the caller gave may ignore its context: Run ends all the same.
+// If the caller's processor, ledger or hooks ignore their context, Run still ends.
 func testConsumerOthersHang(t *testing.T, f ConsumerFixture) {
 	const limit = 3 * time.Second
 	hang := make(chan struct{})
@@ -387,11 +387,11 @@ func testConsumerOthersHang(t *testing.T, f ConsumerFixture) {
 	wantEnd(t, w, limit)
 }
 
-// A context that cannot end is not taken for one that has.
+// A context that cannot end does not count as ended.
 func testConsumerOnBackground(t *testing.T, f ConsumerFixture) {
 	r := &runs{do: func(_ context.Context, m *inbox.Message) error {
 		if m.Attempt == 1 {
-			return errBoom // so that a copy is made, too
+			return errBoom // so that a copy is moved, too
 		}
 		return nil
 	}}
@@ -415,7 +415,7 @@ func testConsumerBatchLimit(t *testing.T, f ConsumerFixture) {
 	wantRest(t, f, 23)
 }
 
-// Passing through a long delay is no message of the limit's.
+// Messages that only pass through steps of a long delay do not count towards the limit.
 func testConsumerLimitWithDelays(t *testing.T, f ConsumerFixture) {
 	r := &runs{do: func(_ context.Context, m *inbox.Message) error {
 		if m.Name == "slow" && m.Attempt == 1 {
@@ -432,7 +432,7 @@ func testConsumerLimitWithDelays(t *testing.T, f ConsumerFixture) {
 	}
 }
 
-// Two consumers share a queue; what one leaves when it ends is for the other.
+// Two consumers share a queue; messages left by one that ends go to the other.
 func testConsumerShares(t *testing.T, f ConsumerFixture) {
 	const n = 30
 	slow := func(context.Context, *inbox.Message) error { time.Sleep(20 * time.Millisecond); return nil }
@@ -451,7 +451,7 @@ func testConsumerShares(t *testing.T, f ConsumerFixture) {
 	wantRest(t, f, 0)
 }
 
-// crashed notes runs of a message that did not end.
+// crashed records runs of a message that did not end.
 func crashed(t *testing.T, l driver.Ledger, m *inbox.Message, attempt, times int) {
 	t.Helper()
 	noted := *m
@@ -468,7 +468,7 @@ func entry(t *testing.T, l driver.Ledger, id uuid.UUID) driver.LedgerEntry {
 	return e
 }
 
-// Each counted failure is noted, so that what comes again of the attempt is known as its leftover.
+// Each counted failure is recorded, so that an extra copy of the attempt can be detected.
 func testConsumerNotesRetries(t *testing.T, f ConsumerFixture) {
 	ledger := memory.NewLedger()
 	release := make(chan struct{})
@@ -517,8 +517,7 @@ func testConsumerNotesRetries(t *testing.T, f ConsumerFixture) {
 	})
 }
 
-// Copies that are in progress elsewhere are open runs as well: what comes for the first time has
-// ended no process.
+// Copies in progress elsewhere are open runs, too: a first delivery has ended no process.
 func testConsumerOtherCopies(t *testing.T, f ConsumerFixture) {
 	ledger := memory.NewLedger()
 	m := named("event")
@@ -544,7 +543,7 @@ func (l *brokenLedger) Look(ctx context.Context, id uuid.UUID) (driver.LedgerEnt
 	return l.Ledger.Look(ctx, id)
 }
 
-// While the ledger cannot be asked, what needs it waits, uncounted.
+// While the ledger is unreachable, messages that need it wait, uncounted.
 func testConsumerLedgerDown(t *testing.T, f ConsumerFixture) {
 	ledger := &brokenLedger{Ledger: memory.NewLedger()}
 	ledger.broken.Store(true)

@@ -16,15 +16,15 @@ import (
 	"github.com/holdfast-go/holdfast/txretry"
 )
 
-// EntriesBackend is where TestEntries runs.
+// EntriesBackend configures TestEntries.
 type EntriesBackend struct {
 	// Bubble runs each test in a testing/synctest bubble.
 	Bubble bool
-	// New returns a transactor, and Entries without any that works on its transactions.
+	// New returns a transactor, and empty Entries that work on its transactions.
 	New func(t *testing.T) (txretry.Transactor, driver.Entries)
 }
 
-// TestEntries holds a driver.Entries to what it promises.
+// TestEntries tests the contract of a driver.Entries.
 func TestEntries(t *testing.T, b EntriesBackend) {
 	for name, test := range map[string]func(*testing.T, entriesTester){
 		"first and second":        testFirstAndSecond,
@@ -60,7 +60,7 @@ type entriesTester struct {
 
 var errAbort = errors.New("abort")
 
-// record records in a transaction of its own and ends it with the given error.
+// record records an id in a transaction of its own and ends it with the given error.
 func (d entriesTester) record(t *testing.T, consumer string, id uuid.UUID, end error) (first bool) {
 	t.Helper()
 	err := d.transactor.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) (err error) {

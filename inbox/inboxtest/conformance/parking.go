@@ -24,7 +24,7 @@ import (
 	"github.com/holdfast-go/holdfast/txretry"
 )
 
-// TestParking holds a driver.Parking of inboxpgx to what it promises.
+// TestParking tests the contract of a driver.Parking of inboxpgx.
 func TestParking(t *testing.T, b EntriesBackend) {
 	for name, test := range map[string]func(*testing.T, parkingTester){
 		"order":             testParkingOrder,
@@ -75,7 +75,7 @@ func (p parkingTester) other() parkingTester {
 	return parkingTester{p.entries.Parking("b"), p.entries, p.transactor, "b"}
 }
 
-// claim claims a key that may go on; nil for none.
+// claim claims a key that may continue; nil for none.
 func (p parkingTester) claim(t *testing.T) *pgxdriver.Head {
 	t.Helper()
 	h, err := p.Claim(t.Context(), time.Hour)
@@ -98,7 +98,7 @@ func (p parkingTester) take(t *testing.T, h *pgxdriver.Head, end error) (first b
 	return first
 }
 
-// wantNext runs the next message of the key that goes on, which must be this one, and gives the key back.
+// wantNext runs the next message of the key that continues, which must be want, and releases the key.
 func (p parkingTester) wantNext(t *testing.T, key string, want *inbox.Message) {
 	t.Helper()
 	h := p.claim(t)
@@ -111,7 +111,7 @@ func (p parkingTester) wantNext(t *testing.T, key string, want *inbox.Message) {
 	p.end(t, h)
 }
 
-// end ends the message of a head, and gives the key back.
+// end ends the message of a head, and releases the key.
 func (p parkingTester) end(t *testing.T, h *pgxdriver.Head) {
 	t.Helper()
 	next, err := p.Next(t.Context(), h, time.Hour)
@@ -121,7 +121,7 @@ func (p parkingTester) end(t *testing.T, h *pgxdriver.Head) {
 	noError(t, p.Release(t.Context(), next))
 }
 
-// wantFree wants that a key has no messages, and frees it if it goes on.
+// wantFree checks that a key has no messages, and frees it if it may continue.
 func (p parkingTester) wantFree(t *testing.T, key string) {
 	t.Helper()
 	if h := p.claim(t); h != nil {
@@ -140,7 +140,7 @@ func (p parkingTester) wantNone(t *testing.T) {
 	}
 }
 
-// wantStopped asks whether a message of the key has an entry.
+// wantStopped checks whether a message of the key gets an entry.
 func (p parkingTester) wantStopped(t *testing.T, key string, want bool) {
 	t.Helper()
 	var first bool
@@ -153,7 +153,7 @@ func (p parkingTester) wantStopped(t *testing.T, key string, want bool) {
 	}
 }
 
-// queued is a message of the suite that has come from a queue.
+// queued returns a message of the suite as if received from a queue.
 func queued(number int) *inbox.Message {
 	m := event(number)
 	m.Queue = "orders"
@@ -191,14 +191,14 @@ func (p parkingTester) add(t *testing.T, key string, msgs ...*inbox.Message) {
 	}
 }
 
-// returned is a message that was returned so often.
+// returned returns a copy of a message with so many replays.
 func returned(m *inbox.Message, replays int) *inbox.Message {
 	again := *m
 	again.Replays = replays
 	return &again
 }
 
-// letters are the dead letters as users work with them.
+// letters returns the dead letters as users see them.
 func (p parkingTester) letters() inbox.DeadLetters {
 	return driver.NewDeadLetters(p, driver.DefaultRetention, slog.New(slog.DiscardHandler))
 }
@@ -212,7 +212,7 @@ func (p parkingTester) replay(t *testing.T, f inbox.Filter, want int) {
 
 var errNo = errors.New("no")
 
-// What comes behind a dead letter waits in its order, each message once.
+// Messages behind a dead letter wait in their order, each message once.
 func testParkingOrder(t *testing.T, p parkingTester) {
 	first, second, third, apart := queued(1), queued(2), queued(3), queued(4)
 	p.wantNone(t)
@@ -223,11 +223,11 @@ func testParkingOrder(t *testing.T, p parkingTester) {
 	p.add(t, "k", first, second, third, second)
 	for m, want := range map[*inbox.Message]error{second: nil, apart: pgxdriver.ErrFull} {
 		if waits, err := p.Wait(t.Context(), "k", m, true); waits != (want == nil) || !errors.Is(err, want) {
-			t.Errorf("Wait in a full place: %v, error %v, want %v", waits, err, want)
+			t.Errorf("Wait with full set: %v, error %v, want %v", waits, err, want)
 		}
 	}
 	if waits, err := p.Wait(t.Context(), "l", apart, true); waits || err != nil {
-		t.Errorf("Wait of a key that is not stopped, in a full place: %v, error %v", waits, err)
+		t.Errorf("Wait of a key that is not stopped, with full set: %v, error %v", waits, err)
 	}
 	p.stop(t, "l", apart, errNo)
 	p.wantNone(t)
@@ -243,7 +243,7 @@ func testParkingOrder(t *testing.T, p parkingTester) {
 	p.wantNone(t)
 }
 
-// Messages and dead letters come back as they were; what was returned was never tried.
+// Messages and dead letters are stored completely; a returned message counts as never tried.
 func testParkingKeepsAll(t *testing.T, p parkingTester) {
 	at := time.Now().UTC().Add(-time.Hour).Truncate(time.Second).Add(678 * time.Microsecond) // recent enough for a replay
 	m := queued(1)
@@ -281,7 +281,7 @@ func testParkingKeepsAll(t *testing.T, p parkingTester) {
 	}
 }
 
-// utc has times in one zone, so that they can be compared.
+// utc converts the times to one zone, so that they can be compared.
 func utc(d inbox.DeadLetter) inbox.DeadLetter {
 	d.FirstFailedAt, d.FailedAt = d.FirstFailedAt.UTC(), d.FailedAt.UTC()
 	d.Message.FirstFailedAt, d.Message.PublishedAt = d.Message.FirstFailedAt.UTC(), d.Message.PublishedAt.UTC()
@@ -292,8 +292,8 @@ func utc(d inbox.DeadLetter) inbox.DeadLetter {
 	return d
 }
 
-// Senders set their own time stamps: milliseconds where seconds are meant are the year 55840. What a
-// Parking cannot keep of them it leaves out, but it takes the message.
+// Senders set their own time stamps: milliseconds read as seconds are the year 55840. A Parking keeps the
+// message and leaves out times that it cannot store.
 func testParkingOddTimes(t *testing.T, p parkingTester) {
 	first, second := queued(1), queued(2)
 	first.PublishedAt = time.Unix(1_700_000_000_000, 0)
@@ -307,7 +307,7 @@ func testParkingOddTimes(t *testing.T, p parkingTester) {
 	p.wantNext(t, "k", second)
 }
 
-// A message that fails once more stops its key in its place.
+// A message that fails again stops its key in its place.
 func testParkingStopsAgain(t *testing.T, p parkingTester) {
 	first, second := queued(1), queued(2)
 	p.stop(t, "k", first, errNo)
@@ -327,7 +327,7 @@ func testParkingStopsAgain(t *testing.T, p parkingTester) {
 	p.wantNext(t, "k", second)
 }
 
-// So does one that came behind.
+// A message from behind the dead letter can stop the key, too.
 func testParkingStopsFollower(t *testing.T, p parkingTester) {
 	first, second, third := queued(1), queued(2), queued(3)
 	p.stop(t, "k", first, errNo)
@@ -344,7 +344,7 @@ func testParkingStopsFollower(t *testing.T, p parkingTester) {
 	p.wantNext(t, "k", third)
 }
 
-// Copies of what is kept, of a consumer that was slow, change nothing. Neither does a claim that has ended.
+// Copies of kept messages, sent by a slow consumer, change nothing. Neither does a claim that has ended.
 func testParkingLateCopies(t *testing.T, p parkingTester) {
 	first, second := queued(1), queued(2)
 	p.stop(t, "k", first, errNo)
@@ -361,11 +361,11 @@ func testParkingLateCopies(t *testing.T, p parkingTester) {
 		t.Helper()
 		noError(t, errors.Join(p.Retry(t.Context(), old, old.Message, 0), p.Release(t.Context(), old)))
 		if next, err := p.Next(t.Context(), old, time.Hour); next != nil || err != nil {
-			t.Errorf("a claim of before goes on with %+v, error %v", next, err)
+			t.Errorf("an ended claim continues with %+v, error %v", next, err)
 		}
 		p.fail(t, old, errors.New("too late"))
 		if p.take(t, old, nil) {
-			t.Error("a message is taken by a claim of before")
+			t.Error("an ended claim takes a message")
 		}
 	}
 	late()
@@ -377,7 +377,7 @@ func testParkingLateCopies(t *testing.T, p parkingTester) {
 	if got, err := p.letters().Show(t.Context(), first.ID); err != nil || got.Error != "again" {
 		t.Errorf("%+v, error %v", got, err)
 	}
-	p.stop(t, "k", second, errNo) // another letter has stopped the key: it waits
+	p.stop(t, "k", second, errNo) // another dead letter has stopped the key: it waits
 	p.replay(t, inbox.Filter{}, 1)
 	p.wantNext(t, "k", returned(first, 2))
 	late()
@@ -385,7 +385,7 @@ func testParkingLateCopies(t *testing.T, p parkingTester) {
 	p.wantFree(t, "k")
 }
 
-// A message that another copy has processed meanwhile stops nothing; one that waits is passed over.
+// A dead letter whose copy was processed meanwhile stops no key; a waiting message with an entry is skipped.
 func testParkingProcessedCopies(t *testing.T, p parkingTester) {
 	first, second := queued(1), queued(2)
 	record := func(m *inbox.Message) {
@@ -435,7 +435,7 @@ func testParkingDrop(t *testing.T, p parkingTester) {
 	p.wantFree(t, "alone")
 }
 
-// Keys are apart however they are spelt.
+// Keys with similar spelling are different keys.
 func testParkingKeys(t *testing.T, p parkingTester) {
 	keys := []string{" ", "A", "a", "a ", "ä", "a\u0308", "𝄞"}
 	var all []*inbox.Message
@@ -452,13 +452,14 @@ func testParkingKeys(t *testing.T, p parkingTester) {
 	}
 }
 
-// DeadLetters are counted and visited by class, the oldest first, and only those that have stopped a key.
+// DeadLetters are counted and visited by class, oldest first. Only dead letters that stopped a key are
+// included.
 func testParkingLetters(t *testing.T, p parkingTester) {
 	const n = 25
 	var want []*inbox.Message
 	for i := range n {
 		m := queued(i)
-		if i%5 == 0 { // so that one read is not all
+		if i%5 == 0 { // so that one read does not return all
 			m.Body = []byte(`"` + strings.Repeat("x", 3<<19) + `"`)
 		}
 		p.stop(t, fmt.Sprint("k", i), m, inbox.Classed(errNo, "payment"))
@@ -506,7 +507,7 @@ func testParkingLetters(t *testing.T, p parkingTester) {
 	noError(t, p.Scan(t.Context(), "", func(*inbox.DeadLetter) (driver.Outcome, error) { return driver.Drop, nil }, nil))
 }
 
-// A letter that returns has the body that it was given; one that cannot be edited stays.
+// A returned dead letter has the edited body; a dead letter that cannot be edited stays.
 func testParkingEdited(t *testing.T, p parkingTester) {
 	const body = `{"edited":true}`
 	stays := p.stop(t, "a", queued(1), errNo).Message.ID
@@ -529,7 +530,7 @@ func testParkingEdited(t *testing.T, p parkingTester) {
 	}
 }
 
-// However many return a letter, it is returned once.
+// If several replays run at once, a dead letter is returned once.
 func testParkingReplaysAtOnce(t *testing.T, p parkingTester) {
 	const n = 12
 	for i := range n {
@@ -552,7 +553,7 @@ func testParkingReplaysAtOnce(t *testing.T, p parkingTester) {
 	p.wantNone(t)
 }
 
-// A key is claimed once in the time of a lease. A claim whose lease is over holds until the next one.
+// A key is claimed once during a lease. A claim whose lease has ended is valid until the next claim.
 func testParkingLeases(t *testing.T, p parkingTester) {
 	first, second := queued(1), queued(2)
 	p.stop(t, "k", first, errNo)
@@ -567,9 +568,9 @@ func testParkingLeases(t *testing.T, p parkingTester) {
 	}
 	p.wantNone(t)
 	if next, err := p.Next(t.Context(), short, time.Hour); next != nil || err != nil {
-		t.Errorf("a lease that is over goes on with %+v, error %v", next, err)
+		t.Errorf("an ended lease continues with %+v, error %v", next, err)
 	}
-	noError(t, p.Release(t.Context(), short)) // another one has the key
+	noError(t, p.Release(t.Context(), short)) // another claim has the key
 	p.wantNone(t)
 	if p.take(t, short, nil) || !p.take(t, h, nil) {
 		t.Error("the message is not taken by the last claim")
@@ -581,7 +582,8 @@ func testParkingLeases(t *testing.T, p parkingTester) {
 	p.wantStopped(t, "k", false)
 }
 
-// The key that waits longest has its turn. A message that is to be tried again keeps its place, and its key waits.
+// The key that has waited longest is next. A message that waits for its retry keeps its place, and its key
+// waits.
 func testParkingTurns(t *testing.T, p parkingTester) {
 	for i, key := range []string{"k", "l"} {
 		p.stop(t, key, queued(i), errNo)
@@ -595,7 +597,7 @@ func testParkingTurns(t *testing.T, p parkingTester) {
 			t.Fatalf("%+v has a turn, want key %s", h, key)
 		}
 		p.take(t, h, nil)
-		time.Sleep(time.Millisecond) // in a bubble, too, it is later now
+		time.Sleep(time.Millisecond) // the time must differ, also in a bubble
 		p.end(t, h)
 	}
 	h := p.claim(t)
@@ -613,8 +615,8 @@ func testParkingTurns(t *testing.T, p parkingTester) {
 	p.wantNone(t)
 }
 
-// Runs of which nothing is known count. Those that have ended do not, nor do claims that were given back. A message whose
-// runs count goes on first.
+// Runs with an unknown end count. Runs that have ended do not count, nor do released claims. A message with
+// counted runs goes first.
 func testParkingRuns(t *testing.T, p parkingTester) {
 	p.stop(t, "k", queued(1), errNo)
 	p.add(t, "k", queued(2))
@@ -632,10 +634,10 @@ func testParkingRuns(t *testing.T, p parkingTester) {
 	for range 2 {
 		noError(t, p.Release(t.Context(), h))
 		if h = p.claim(t); h == nil || h.Key != "k" || h.Runs != 3 {
-			t.Fatalf("%+v after a claim that was given back", h)
+			t.Fatalf("%+v after a released claim", h)
 		}
 	}
-	time.Sleep(time.Millisecond) // in a bubble, too, it is later now
+	time.Sleep(time.Millisecond) // the time must differ, also in a bubble
 	noError(t, p.Retry(t.Context(), h, h.Message, 0))
 	p.wantNext(t, "l", returned(other, 1))
 	if h = p.claim(t); h.Runs != 0 {
@@ -648,8 +650,8 @@ func testParkingRuns(t *testing.T, p parkingTester) {
 	}
 }
 
-// Until its transaction ends nobody else has a message, and arrivals do not wait for it. After it the message is here until
-// it is removed.
+// Until its transaction ends no other process gets a message, and arrivals do not wait for it. After that the
+// message stays until it is removed.
 func testParkingTransactions(t *testing.T, p parkingTester) {
 	first, second := queued(1), queued(2)
 	p.stop(t, "k", first, errNo)
@@ -682,7 +684,7 @@ func testParkingTransactions(t *testing.T, p parkingTester) {
 	p.wantNext(t, "k", second)
 }
 
-// However many claim a message, one has it.
+// If many processes claim a message, one gets it.
 func testParkingClaimsAtOnce(t *testing.T, p parkingTester) {
 	const n = 12
 	for i := range n {
@@ -701,7 +703,7 @@ func testParkingClaimsAtOnce(t *testing.T, p parkingTester) {
 					}
 					recorded, failure := p.entries.Recorded(t.Context(), p.consumer, []uuid.UUID{h.Message.ID})
 					noError(t, failure)
-					if recorded[0] { // else another claim of the key was looked at in the same moment
+					if recorded[0] { // otherwise another claim of the key was checked at the same time
 						h, err = p.Next(t.Context(), h, time.Hour)
 					}
 				}
@@ -724,7 +726,8 @@ func testParkingClaimsAtOnce(t *testing.T, p parkingTester) {
 	}
 }
 
-// A message that arrives while its key becomes free is stored behind it, or finds it free: it is never left alone.
+// A message that arrives while its key becomes free is stored behind it, or finds it free: it is never left
+// alone.
 func testParkingArrivalsAtOnce(t *testing.T, p parkingTester) {
 	const rounds = 20
 	for i := range rounds {
@@ -748,7 +751,7 @@ func testParkingArrivalsAtOnce(t *testing.T, p parkingTester) {
 	}
 }
 
-// However many stop a key, one letter stops it and the other messages wait.
+// If many dead letters stop a key at once, one of them stops it and the other messages wait.
 func testParkingStopsAtOnce(t *testing.T, p parkingTester) {
 	const n = 8
 	msgs := []*inbox.Message{queued(0), queued(1), queued(2), queued(3)}

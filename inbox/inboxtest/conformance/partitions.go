@@ -15,28 +15,28 @@ import (
 // Partitions is the number of partitions in the fixtures of TestPartitions.
 const Partitions = 4
 
-// PartitionsBackend is where TestPartitions runs.
+// PartitionsBackend configures TestPartitions.
 type PartitionsBackend struct {
 	Runs
 	// New returns a fresh fixture whose queue has four partitions.
 	New func(t *testing.T) ConsumerFixture
-	// Of returns the name of the partition that a message belongs to.
+	// Of returns the name of a message's partition.
 	Of func(m *inbox.Message) string
 }
 
-// TestPartitions holds the consumers of a queue of several partitions to their promises.
+// TestPartitions tests the contract of the consumers of a queue with several partitions.
 func TestPartitions(t *testing.T, b PartitionsBackend) {
 	runAll(t, b.Runs, b.New, map[string]subtest[ConsumerFixture]{
 		"partition of a message":           {always, func(t *testing.T, f ConsumerFixture) { testPartitionOfMessage(t, f, b.Of) }},
 		"order while shares change":        {always, testPartitionsOrder},
 		"order when connections are cut":   {always, testPartitionsCut},
 		"a new process gets its share":     {always, testPartitionsShare},
-		"the limit is that of all":         {always, testPartitionsLimit},
+		"one limit for all":                {always, testPartitionsLimit},
 		"dead letters go to their origins": {always, testPartitionsLetters},
 	})
 }
 
-// served is a sequence that notes which process has had messages of which partitions.
+// served is a sequence that records which process has received messages of which partitions.
 type served struct {
 	*sequence
 
@@ -66,7 +66,7 @@ func (p oneProcess) Process(ctx context.Context, msgs []*inbox.Message) []error 
 	return p.sequence.Process(ctx, msgs)
 }
 
-// partitions returns how many partitions a process has had messages of since the last call.
+// partitions returns from how many partitions a process has received messages since the last call.
 func (s *served) partitions(process string) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -118,8 +118,8 @@ func testPartitionOfMessage(t *testing.T, f ConsumerFixture, of func(*inbox.Mess
 	}
 }
 
-// Two processes share the partitions. One ends and another one begins while messages fail: no key is out
-// of order.
+// Two processes share the partitions. One ends and another one starts while messages fail: every key stays in
+// order.
 func testPartitionsOrder(t *testing.T, f ConsumerFixture) {
 	const keys, each = 12, 16
 	s := &served{sequence: publishKeyed(t, f, keys, each)}
@@ -129,7 +129,7 @@ func testPartitionsOrder(t *testing.T, f ConsumerFixture) {
 	one.stop()
 	three := s.launch(t, f, "three")
 	s.more(t, f, keys, each)
-	await(t, func() error { // a process may get its share when the rest is done
+	await(t, func() error { // a process may get its share only after the others have finished
 		for _, process := range []string{"two", "three"} {
 			if s.partitions(process) == 0 {
 				s.more(t, f, keys, 1)
@@ -146,12 +146,12 @@ func testPartitionsOrder(t *testing.T, f ConsumerFixture) {
 	}
 }
 
-// Cut connections, by which partitions change hands, cost neither messages nor the order of effects.
+// Cut connections, after which partitions change hands, lose neither messages nor the order of effects.
 func testPartitionsCut(t *testing.T, f ConsumerFixture) {
 	needsNetwork(t, f)
 	const keys, each, cuts = 8, 5, 3
 	s := &served{sequence: publishKeyed(t, f, keys, each)}
-	s.overlaps = true // a process that has lost its connection ends what it has begun, while another one begins
+	s.overlaps = true // a process that has lost its connection finishes running messages, while another one starts
 	s.fail = oneIn(15, errBoom)
 	for _, name := range []string{"one", "two", "three"} {
 		s.launch(t, f, name)
@@ -164,7 +164,7 @@ func testPartitionsCut(t *testing.T, f ConsumerFixture) {
 	awaitCount(t, "messages done", keys*s.published, s.finished)
 }
 
-// A process that comes later gets its share of the partitions, and the first one keeps its own.
+// A process that starts later gets its share of the partitions, and the first process keeps its own.
 func testPartitionsShare(t *testing.T, f ConsumerFixture) {
 	const keys = 32
 	s := &served{sequence: publishKeyed(t, f, keys, 1)}
@@ -223,7 +223,7 @@ func testPartitionsLetters(t *testing.T, f ConsumerFixture) {
 	}
 	for _, d := range listed {
 		if d.Message.Queue != was[d.Message.Key] {
-			t.Errorf("a dead letter of %s is said to come from %s, want %s", d.Message.Key, d.Message.Queue, was[d.Message.Key])
+			t.Errorf("a dead letter of %s has the queue %s, want %s", d.Message.Key, d.Message.Queue, was[d.Message.Key])
 		}
 	}
 	await(t, func() error {

@@ -27,21 +27,20 @@ type Event struct {
 	Number int `json:"number"`
 }
 
-// Handler is what the suite wants run for a message. Its error is the handler's.
+// Handler is run for a message of the suite. Its error is the handler's error.
 type Handler func(ctx context.Context, e Event) error
 
-// Fixture is one fresh store of dedup entries with the processors on it.
+// Fixture is one empty store of entries with its processors.
 type Fixture struct {
-	// Processor returns a processor for a consumer. For each message named Name that it
-	// does not skip it runs the handler and, when that returns nil, takes the effect: it
-	// counts one for the consumer and the event's number, in the way in which the
-	// processor's mode protects effects, such as in the handler's transaction.
+	// Processor returns a processor for a consumer. For each message named Name that it does not skip, it
+	// runs the handler. If the handler returns nil, it takes the effect: it counts one for the consumer and
+	// the event's number. It protects effects in its usual way, such as in the handler's transaction.
 	Processor func(t *testing.T, consumer string, h Handler) inbox.Processor
-	// Effects returns how often the effect was taken, for good.
+	// Effects returns how often the effect was durably taken.
 	Effects func(t *testing.T, consumer string, number int) int
 }
 
-// Backend is where TestProcessor runs.
+// Backend configures TestProcessor.
 type Backend struct {
 	// Bubble runs each test in a testing/synctest bubble.
 	Bubble bool
@@ -49,7 +48,7 @@ type Backend struct {
 	New func(t *testing.T) Fixture
 }
 
-// TestProcessor holds an inbox.Processor with deduplication to what it promises.
+// TestProcessor tests the contract of an inbox.Processor with deduplication.
 func TestProcessor(t *testing.T, b Backend) {
 	for name, test := range map[string]func(*testing.T, Fixture){
 		"done":                  testDone,
@@ -58,7 +57,7 @@ func TestProcessor(t *testing.T, b Backend) {
 		"markers are kept":      testMarkers,
 		"consumers are apart":   testConsumers,
 		"concurrent duplicates": testConcurrentDuplicates,
-		"refused messages":      testRefused,
+		"rejected messages":     testRefused,
 		"panic":                 testPanic,
 		"message in context":    testMessageInContext,
 		"several messages":      testSeveral,
@@ -83,7 +82,7 @@ func event(number int) *inbox.Message {
 
 func succeed(context.Context, Event) error { return nil }
 
-// process has one message processed.
+// process processes one message.
 func process(ctx context.Context, t *testing.T, p inbox.Processor, m *inbox.Message) error {
 	t.Helper()
 	results := p.Process(ctx, []*inbox.Message{m})
@@ -126,7 +125,7 @@ func testRefused(t *testing.T, f Fixture) {
 		"body of wrong type": change(func(m *inbox.Message) { m.Body = []byte(`{"number":"x"}`) }),
 		"not JSON":           change(func(m *inbox.Message) { m.ContentType = "text/plain" }),
 	} {
-		for range 2 { // nothing is recorded: the second time is no duplicate
+		for range 2 { // nothing is recorded: the second time is not a duplicate
 			failure := driver.Classify(process(t.Context(), t, p, m))
 			if failure.Action != driver.ActionDead || failure.Class != driver.ClassValidation {
 				t.Errorf("%s: %+v", name, failure)
@@ -300,7 +299,7 @@ func testConcurrentDuplicates(t *testing.T, f Fixture) {
 	wantEffects(t, f, "a", 1, 1)
 }
 
-// untilDone delivers a message as a broker would until it is acknowledged.
+// untilDone delivers a message like a broker until it is acknowledged.
 func untilDone(t *testing.T, p inbox.Processor, m *inbox.Message) {
 	for {
 		results := p.Process(t.Context(), []*inbox.Message{m})
@@ -320,8 +319,8 @@ func untilDone(t *testing.T, p inbox.Processor, m *inbox.Message) {
 	}
 }
 
-// TestLedger holds a driver.Ledger to what it promises. newLedgers returns one per consumer, all
-// in the same place, without entries.
+// TestLedger tests the contract of a driver.Ledger. newLedgers returns empty ledgers, one per consumer, in
+// the same store.
 func TestLedger(t *testing.T, newLedgers func(t *testing.T) func(consumer string) driver.Ledger) {
 	for name, test := range map[string]func(*testing.T, ledgerTester){
 		"runs":       testLedgerRuns,
@@ -340,7 +339,7 @@ func TestLedger(t *testing.T, newLedgers func(t *testing.T) func(consumer string
 
 type ledgerTester struct {
 	driver.Ledger
-	other driver.Ledger // of another consumer
+	other driver.Ledger // another consumer's
 }
 
 func (l ledgerTester) do(t *testing.T, m *inbox.Message, steps ...string) {
@@ -375,7 +374,7 @@ func (l ledgerTester) want(t *testing.T, m *inbox.Message, open int, leftover bo
 		t.Errorf("%d open runs, want %d: %+v", got, open, e)
 	}
 	if got := e.Supersedes(m); got != leftover {
-		t.Errorf("attempt %d of replay %d: leftover %v, want %v: %+v", m.Attempt, m.Replays, got, leftover, e)
+		t.Errorf("attempt %d of replay %d: superseded %v, want %v: %+v", m.Attempt, m.Replays, got, leftover, e)
 	}
 }
 
@@ -403,14 +402,14 @@ func testLedgerLeftovers(t *testing.T, l ledgerTester) {
 	l.want(t, first, 0, true)
 	l.want(t, &second, 0, false)
 	l.do(t, &second, "start", "pass")
-	l.do(t, first, "start", "pass") // a leftover that had begun before takes nothing back
+	l.do(t, first, "start", "pass") // an extra copy that had started before resets nothing
 	l.want(t, &second, 0, true)
 	l.want(t, &third, 0, false)
 	l.do(t, &third, "forget")
 	l.want(t, first, 0, false)
 }
 
-// A copy is overdue from its time on. A leftover does not change that time.
+// A copy is overdue from its due time on. An extra copy does not change that time.
 func testLedgerOverdue(t *testing.T, l ledgerTester) {
 	m := event(1)
 	second := *m

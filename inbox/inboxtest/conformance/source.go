@@ -1,6 +1,6 @@
-// Package conformance holds the suites that every processor of messages, store of dedup entries,
-// ledger, parking, transport and consumer must pass, those of this module and those of others:
-// TestProcessor, TestEntries, TestLedger, TestParking, TestSource and TestConsumer.
+// Package conformance has the suites that every processor, store of entries, ledger, parking, transport and
+// consumer must pass, including implementations outside this module: TestProcessor, TestEntries, TestLedger,
+// TestParking, TestSource and TestConsumer.
 package conformance
 
 import (
@@ -20,25 +20,25 @@ import (
 	"github.com/holdfast-go/holdfast/inbox/driver"
 )
 
-// Runs says which subtests of a suite run on a backend.
+// Runs selects the subtests of a suite that run on a backend.
 type Runs struct {
 	// Bubble runs each subtest in a testing/synctest bubble.
 	Bubble bool
-	// Nightly skips a subtest that does not run with every change, as testenv.Nightly does. Without it
-	// all subtests run, which is for fakes.
+	// Nightly skips a subtest that does not run with every change, as testenv.Nightly does. Without it all
+	// subtests run, which is for fakes.
 	Nightly func(t testing.TB, why string)
-	// Variant says that the suite runs on another backend of the same transport. Only the subtests that
+	// Variant means that the suite runs on another backend of the same transport. Only the subtests that
 	// depend on the kind of queue run with every change.
 	Variant bool
 }
 
-// tier says when a subtest runs on a server.
+// tier controls when a subtest runs on a server.
 type tier int
 
 const (
 	always tier = iota // with every change, on each backend
 	once               // with every change, on one backend of a transport
-	fakes              // with every change on fakes; on servers at night, since it is about the engine or about silence
+	fakes              // with every change on fakes; on servers at night, because it tests the engine or silent networks
 )
 
 // subtest is a test of a suite.
@@ -92,53 +92,53 @@ func noError(t *testing.T, err error) {
 	}
 }
 
-// OwnClass is a class of dead letters of its own that the sources of a fixture have.
+// OwnClass is a class with a dead-letter queue of its own in the sources of a fixture.
 const OwnClass = "payment"
 
-// SourceFixture is one empty queue. Its dead letters have the class OwnClass besides the usual ones.
+// SourceFixture is one empty queue. OwnClass has a dead-letter queue besides the usual classes.
 type SourceFixture struct {
-	// New returns one more source of the queue, as another process has it.
+	// New returns another source of the queue, like that of another process.
 	New func(t *testing.T) driver.Source
 	// DeadLetters returns the dead letters of the queue's consumer.
 	DeadLetters func(t *testing.T) driver.DeadLetters
-	// Publish puts messages at the end of the queue, in this order: all that a sender sets of them.
+	// Publish puts messages at the end of the queue, in this order, with all fields that a sender can set.
 	Publish func(t *testing.T, msgs ...*inbox.Message)
 
-	// Network is what the sources' connections go through, and nothing else's. Without it the
-	// tests of faults are skipped.
+	// Network carries the connections of the sources, and no others. Without it the tests of faults are
+	// skipped.
 	Network Network
-	// Forgetful says that the queue may forget acknowledgements that are on their way when a session ends.
+	// Forgetful means that the queue may lose acknowledgements in transit when a session ends.
 	Forgetful bool
-	// Delete deletes the queue; declare makes it again, empty. Optional.
+	// Delete deletes the queue; declare creates it again, empty. Optional.
 	Delete func(t *testing.T) (declare func())
-	// Refuse has the place of a class of dead letters take nothing until mend is called: it is
-	// missing, full or forbidden. Optional.
+	// Refuse makes the dead-letter queue of a class reject messages until mend is called: it is missing, full
+	// or forbidden. Optional.
 	Refuse func(t *testing.T, class string) (mend func())
 	// Another returns the source of another consumer that gets the same messages. Optional.
 	Another func(t *testing.T) driver.Source
 }
 
-// Network breaks connections; a testenv.Proxy of this module is one. Its methods may be called from
-// any goroutine.
+// Network breaks connections; testenv.Proxy of this module implements it. Its methods may be called from any
+// goroutine.
 type Network interface {
-	// CutConnections ends all that are open; others can be made.
+	// CutConnections ends all open connections; new ones can be opened.
 	CutConnections()
-	// Pause has nothing pass in either direction, and everything stay open.
+	// Pause stops all traffic in both directions and keeps connections open.
 	Pause()
-	// DropReplies has requests pass and answers not.
+	// DropReplies lets requests pass and drops replies.
 	DropReplies()
-	// Heal ends what Pause and DropReplies began.
+	// Heal ends Pause and DropReplies.
 	Heal()
 }
 
-// SourceBackend is where TestSource runs.
+// SourceBackend configures TestSource.
 type SourceBackend struct {
 	Runs
 	// New returns a fresh fixture.
 	New func(t *testing.T) SourceFixture
 }
 
-// TestSource holds a transport to the contract of driver.Source, Session and DeadLetters.
+// TestSource tests the contract of driver.Source, Session and DeadLetters.
 func TestSource(t *testing.T, b SourceBackend) { runAll(t, b.Runs, b.New, sourceTests) }
 
 var sourceTests = map[string]subtest[SourceFixture]{
@@ -146,11 +146,11 @@ var sourceTests = map[string]subtest[SourceFixture]{
 	"window":                        {always, testSourceWindow},
 	"receive ends with its context": {once, testSourceReceiveEnds},
 	"random acknowledgements":       {once, testSourceAcks},
-	"given back":                    {always, testSourceGiveBack},
+	"requeued":                      {always, testSourceGiveBack},
 	"closed":                        {always, testSourceClose},
 	"stale deliveries":              {once, testSourceStale},
 	"stop under a flood":            {once, testSourceStop},
-	"handed over":                   {always, testSourceHandOver},
+	"session changes owner":         {always, testSourceHandOver},
 	"no queue":                      {once, testSourceMissing},
 	"run and ready":                 {once, testSourceRun},
 	"backlog":                       {always, testSourceBacklog},
@@ -160,7 +160,7 @@ var sourceTests = map[string]subtest[SourceFixture]{
 	"moved to the tail":     {once, testMoveTail},
 	"moved to dead letters": {always, testMoveDead},
 	"dead after retries":    {once, testDeadKeepsProgress},
-	"place takes none":      {once, testMoveRefused},
+	"destination rejects":   {once, testMoveRefused},
 	"moved without Run":     {fakes, testMoveWithoutRun},
 	"moved when stale":      {once, testMoveStale},
 	"another consumer":      {once, testMoveForOneConsumer},
@@ -175,7 +175,7 @@ var sourceTests = map[string]subtest[SourceFixture]{
 	"calls are cut":             {fakes, testSourceCalls(Network.CutConnections)},
 }
 
-// running returns a source whose Run is at work until the test ends.
+// running returns a source with a running Run until the test ends.
 func running(t *testing.T, f SourceFixture) driver.Source {
 	t.Helper()
 	return run(t, f.New(t))
@@ -202,12 +202,12 @@ func begin(t *testing.T, s driver.Source, window int) driver.Session {
 	t.Helper()
 	session, err := s.Open(t.Context())
 	noError(t, err)
-	t.Cleanup(func() { _ = session.Close(context.WithoutCancel(t.Context())) }) // as a rule it is closed
+	t.Cleanup(func() { _ = session.Close(context.WithoutCancel(t.Context())) }) // usually the test has closed it
 	noError(t, session.Start(t.Context(), window))
 	return session
 }
 
-// take receives so many messages.
+// take receives n messages.
 func take(t *testing.T, s driver.Session, n int) (all []driver.Delivery) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -218,17 +218,17 @@ func take(t *testing.T, s driver.Session, n int) (all []driver.Delivery) {
 			t.Fatalf("%d of %d messages, then %v", len(all), n, err)
 		}
 		if len(ds) > n-len(all) {
-			t.Fatalf("%d messages where at most %d were asked for", len(ds), n-len(all))
+			t.Fatalf("%d messages although at most %d were requested", len(ds), n-len(all))
 		}
 		all = append(all, ds...)
 	}
 	return all
 }
 
-// quiet is how long nothing must come where nothing may.
+// quiet is how long the tests wait where no message may arrive.
 const quiet = 100 * time.Millisecond
 
-// wantNothing ends the test when a message comes.
+// wantNothing ends the test if a message arrives.
 func wantNothing(t *testing.T, s driver.Session) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), quiet)
@@ -251,7 +251,7 @@ func ended(t *testing.T, s driver.Session) {
 	noError(t, s.Close(t.Context()))
 }
 
-// move moves messages as an engine does: the originals are acknowledged unless the move has done so.
+// move moves messages like an engine: it acknowledges the originals unless the move has settled them.
 func move(t *testing.T, source driver.Source, s driver.Session, moves ...driver.Move) []error {
 	t.Helper()
 	results := source.Move(t.Context(), moves)
@@ -275,7 +275,7 @@ func moved(t *testing.T, source driver.Source, s driver.Session, moves ...driver
 	noError(t, errors.Join(move(t, source, s, moves...)...))
 }
 
-// makeDead makes a dead letter of each message.
+// makeDead moves each message to the dead letters.
 func makeDead(t *testing.T, source driver.Source, s driver.Session, class string, ds ...driver.Delivery) {
 	t.Helper()
 	moves := make([]driver.Move, len(ds))
@@ -286,7 +286,7 @@ func makeDead(t *testing.T, source driver.Source, s driver.Session, class string
 	moved(t, source, s, moves...)
 }
 
-// numbered publishes messages whose names count from 1.
+// numbered publishes messages with names that count from 1.
 func numbered(t *testing.T, f SourceFixture, n int) (all []*inbox.Message) {
 	t.Helper()
 	for i := range n {
@@ -314,13 +314,14 @@ func wantNames(t *testing.T, ds []driver.Delivery, want []*inbox.Message) {
 	}
 }
 
-// calls are those of a session, and Move, each for the first half of what is in hand where it settles.
+// calls has the calls of a session, and Move. A call that settles gets the first half of the messages in
+// flight.
 var calls = map[string]func(ctx context.Context, source driver.Source, s driver.Session, half []driver.Delivery) error{
 	"Start": func(ctx context.Context, _ driver.Source, s driver.Session, _ []driver.Delivery) error {
 		return errors.Join(s.Stop(ctx), s.Start(ctx, 5))
 	},
 	"Receive": func(ctx context.Context, _ driver.Source, s driver.Session, _ []driver.Delivery) error {
-		short, cancel := context.WithTimeout(ctx, time.Second) // a source may go on over another connection
+		short, cancel := context.WithTimeout(ctx, time.Second) // a source may retry on another connection
 		defer cancel()
 		_, err := s.Receive(short, 10)
 		return err
@@ -348,7 +349,7 @@ var calls = map[string]func(ctx context.Context, source driver.Source, s driver.
 	},
 }
 
-// moveAll moves deliveries, and settles those originals whose copies are stored.
+// moveAll moves deliveries, and settles the originals of stored copies.
 func moveAll(ctx context.Context, source driver.Source, s driver.Session, ds []driver.Delivery, to func(driver.Delivery) driver.Move) error {
 	var moves []driver.Move
 	for _, d := range ds {
@@ -363,8 +364,8 @@ func moveAll(ctx context.Context, source driver.Source, s driver.Session, ds []d
 	return errors.Join(results...)
 }
 
-// testSourceCalls has a fault meet every call. What a call was not about comes again, and what it was
-// about is where the call has taken it, or comes again.
+// testSourceCalls makes every call meet a fault. Messages outside the call are redelivered. Messages of the
+// call are at the target of the call, or are redelivered.
 func testSourceCalls(fault func(Network)) func(*testing.T, SourceFixture) {
 	return func(t *testing.T, f SourceFixture) {
 		if f.Network == nil {
@@ -375,14 +376,14 @@ func testSourceCalls(fault func(Network)) func(*testing.T, SourceFixture) {
 			faultyCalls(t, f, fault, names...)
 			return
 		}
-		for _, name := range names { // one session is served at a time
+		for _, name := range names { // only one session is served at a time
 			t.Log(name)
 			faultyCalls(t, f, fault, name)
 		}
 	}
 }
 
-// faultyCalls makes calls at once, each of a source of its own, while the network has a fault.
+// faultyCalls makes calls at the same time, each of a source of its own, while the network has a fault.
 func faultyCalls(t *testing.T, f SourceFixture, fault func(Network), names ...string) {
 	t.Helper()
 	const n = 4
@@ -431,7 +432,7 @@ func faultyCalls(t *testing.T, f SourceFixture, fault func(Network), names ...st
 	})
 }
 
-// inHand takes n messages; some may be copies of before.
+// inHand receives n messages; some may be copies of earlier ones.
 func inHand(t *testing.T, source driver.Source, n int) (s driver.Session, ds []driver.Delivery) {
 	t.Helper()
 	await(t, func() error {
@@ -450,7 +451,7 @@ func inHand(t *testing.T, source driver.Source, n int) (s driver.Session, ds []d
 			}
 		}
 		if err != nil {
-			_ = session.Close(t.Context()) // the next try begins anew
+			_ = session.Close(t.Context()) // the next try starts again
 			return err
 		}
 		s = session
@@ -459,7 +460,7 @@ func inHand(t *testing.T, source driver.Source, n int) (s driver.Session, ds []d
 	return s, ds
 }
 
-// consumeUntil acknowledges what comes, until nothing is missing or nothing comes.
+// consumeUntil acknowledges messages until none is missing or none arrives.
 func consumeUntil(t *testing.T, source driver.Source, missing map[uuid.UUID]bool) error {
 	t.Helper()
 	s, err := source.Open(t.Context())
@@ -487,8 +488,8 @@ func consumeUntil(t *testing.T, source driver.Source, missing map[uuid.UUID]bool
 	return nil
 }
 
-// What no consumer has is counted: what was never delivered, what was given back, and, apart from one another,
-// what waits for its next attempt and what is put off. What a consumer has is not.
+// The backlog counts messages delivered to no consumer: new and requeued ones, and separately the ones that
+// wait for their next attempt and the ones put off. Delivered messages are not counted.
 func testSourceBacklog(t *testing.T, f SourceFixture) {
 	source := running(t, f)
 	measured, ok := source.(driver.Measured)
@@ -516,7 +517,7 @@ func testSourceBacklog(t *testing.T, f SourceFixture) {
 	moved(t, source, s, later(ds[0], time.Hour, driver.Progress{Attempt: 2}), putOff)
 	noError(t, s.Ack(t.Context(), ds[2:3], false))
 	take(t, s, 1)
-	// A broker with shorter steps has the one that waits come back, and the session has room to send it on.
+	// A broker with shorter steps redelivers the waiting message, and the session has room to send it on.
 	receiving(t, s, func() {
 		wants("2 moved, 1 done, the others taken", func(b driver.Backlog) bool { return b == driver.Backlog{Retrying: 1, PutOff: 1} })
 	})
@@ -528,7 +529,8 @@ func testSourceBacklog(t *testing.T, f SourceFixture) {
 	})
 }
 
-// receiving has a session receive while do runs, for it sends on what only passes through it. Nothing may come.
+// receiving makes a session receive while do runs, because it sends on messages in transit. No message may
+// arrive.
 func receiving(t *testing.T, s driver.Session, do func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -546,7 +548,7 @@ func receiving(t *testing.T, s driver.Session, do func()) {
 	do()
 }
 
-// A dead letter keeps what its message knew of its attempts.
+// A dead letter keeps its message's record of attempts.
 func testDeadKeepsProgress(t *testing.T, f SourceFixture) {
 	first := time.Now().Add(-time.Hour).Truncate(time.Millisecond)
 	source := running(t, f)

@@ -16,12 +16,12 @@ import (
 	"github.com/holdfast-go/holdfast/inbox/driver"
 )
 
-// A scan visits all, the oldest first, and does what it is told.
+// A scan visits all dead letters, oldest first, and applies the outcomes.
 func testScan(t *testing.T, f SourceFixture) {
 	const n = 10
 	all := letters(t, f, OwnClass, n)
 	l := f.DeadLetters(t)
-	for range 2 { // the second one finds them where they were
+	for range 2 { // the second scan finds them unchanged
 		var seen []uuid.UUID
 		for _, d := range scan(t, f, OwnClass) {
 			seen = append(seen, d.Message.ID)
@@ -49,7 +49,7 @@ func testScan(t *testing.T, f SourceFixture) {
 
 func wantDepth(t *testing.T, l driver.DeadLetters, class string, want int) {
 	t.Helper()
-	await(t, func() error { // brokers count late
+	await(t, func() error { // brokers count with a delay
 		depths, err := l.Depths(t.Context())
 		if err != nil {
 			return err
@@ -74,7 +74,7 @@ func wantDepth(t *testing.T, l driver.DeadLetters, class string, want int) {
 	})
 }
 
-// place is the class whose place takes the letters of a class.
+// place returns the class whose queue gets the dead letters of a class.
 func place(t *testing.T, f SourceFixture, class string) string {
 	t.Helper()
 	depths, err := f.DeadLetters(t).Depths(t.Context())
@@ -85,7 +85,7 @@ func place(t *testing.T, f SourceFixture, class string) string {
 	return driver.ClassDefault
 }
 
-// What a scan returns is in the queue again as if it had never been tried, with the body that it was given.
+// A returned message is in the queue as if never tried, with the new body.
 func testScanReturns(t *testing.T, f SourceFixture) {
 	want := full()
 	f.Publish(t, want)
@@ -127,7 +127,7 @@ func testScanReturns(t *testing.T, f SourceFixture) {
 	ended(t, s)
 }
 
-// visit's errors end a scan; what was decided before has been done.
+// An error of visit ends a scan; earlier outcomes were applied.
 func testScanEnds(t *testing.T, f SourceFixture) {
 	const n = 10
 	letters(t, f, driver.ClassDefault, n)
@@ -163,7 +163,7 @@ func testScanEnds(t *testing.T, f SourceFixture) {
 	wantDepth(t, l, driver.ClassDefault, left)
 }
 
-// Scans at once return each letter once.
+// Several scans at once return each dead letter once.
 func testScansAtOnce(t *testing.T, f SourceFixture) {
 	const n = 60
 	letters(t, f, driver.ClassDefault, n)
@@ -181,7 +181,7 @@ func testScansAtOnce(t *testing.T, f SourceFixture) {
 		})
 	}
 	scans.Wait()
-	// What one of them held while another one looked is for a later scan.
+	// A dead letter held by one scan while another one ran is left for a later scan.
 	l := f.DeadLetters(t)
 	await(t, func() error {
 		if err := l.Scan(t.Context(), driver.ClassDefault, func(*inbox.DeadLetter) (driver.Outcome, error) { return driver.Return, nil }, never(t)); err != nil {
@@ -200,7 +200,7 @@ func testScansAtOnce(t *testing.T, f SourceFixture) {
 		m := take1(t, s, func(d driver.Delivery) { acked(t, s, d) })
 		switch {
 		case m.Replays == 0 && !f.Forgetful:
-			t.Errorf("%s comes again, which was moved", m.Name)
+			t.Errorf("%s was moved and is redelivered", m.Name)
 		case m.Replays > 0 && seen[m.ID]:
 			t.Errorf("%s was returned twice", m.Name)
 		case m.Replays > 0:
@@ -213,7 +213,7 @@ func testScansAtOnce(t *testing.T, f SourceFixture) {
 	ended(t, s)
 }
 
-// A scan that loses its connection has returned some, twice at worst, and lost none.
+// A scan that loses its connection returns some dead letters, twice at worst, and loses none.
 func testScanFaults(t *testing.T, f SourceFixture) {
 	if f.Network == nil {
 		t.Skip("there is no network to break")
@@ -260,7 +260,7 @@ func later(d driver.Delivery, delay time.Duration, next driver.Progress) driver.
 	return driver.Move{Delivery: d, Target: driver.ToLater, Delay: delay, Next: next}
 }
 
-// Not before its delay.
+// A delayed message does not arrive before its delay.
 func testMoveLater(t *testing.T, f SourceFixture) {
 	delays := []time.Duration{0, 100 * time.Millisecond, 450 * time.Millisecond, 1200 * time.Millisecond, 24 * time.Hour}
 	all := numbered(t, f, len(delays))
@@ -272,7 +272,7 @@ func testMoveLater(t *testing.T, f SourceFixture) {
 	}
 	began := time.Now()
 	moved(t, source, s, moves...)
-	for range len(delays) - 1 { // the last one is for tomorrow
+	for range len(delays) - 1 { // the last one is due tomorrow
 		d := take(t, s, 1)[0]
 		i := slices.IndexFunc(all, func(m *inbox.Message) bool { return m.ID == d.Message().ID })
 		if took := time.Since(began); took < delays[i] {
@@ -287,7 +287,7 @@ func testMoveLater(t *testing.T, f SourceFixture) {
 	ended(t, s)
 }
 
-// A retry is the message as it was, with what is known of its attempts.
+// A retry is the unchanged message, with the record of its attempts.
 func testMoveKeepsAll(t *testing.T, f SourceFixture) {
 	large, crowded := full(), full()
 	large.Body = []byte(`"` + strings.Repeat("x", driver.MaxBodyBytes-2) + `"`)
@@ -314,7 +314,7 @@ func testMoveKeepsAll(t *testing.T, f SourceFixture) {
 	ended(t, s)
 }
 
-// take1 receives one message and has it settled.
+// take1 receives one message and settles it.
 func take1(t *testing.T, s driver.Session, settle func(driver.Delivery)) *inbox.Message {
 	t.Helper()
 	d := take(t, s, 1)[0]
@@ -347,8 +347,7 @@ func testMoveTail(t *testing.T, f SourceFixture) {
 	ended(t, s)
 }
 
-// One place for each class, that of default for those that have none; the letter says all that is
-// known.
+// Each class has a queue, or uses the queue of default. The dead letter has the complete record.
 func testMoveDead(t *testing.T, f SourceFixture) {
 	source := running(t, f)
 	s := begin(t, source, 10)
@@ -388,10 +387,10 @@ func testMoveDead(t *testing.T, f SourceFixture) {
 	ended(t, s)
 }
 
-// A place that takes nothing fails its messages alone, ends no session and loses nothing.
+// A destination that rejects messages fails only their moves, ends no session and loses nothing.
 func testMoveRefused(t *testing.T, f SourceFixture) {
 	if f.Refuse == nil {
-		t.Skip("no place can be made to refuse")
+		t.Skip("no destination can be made to reject")
 	}
 	all := numbered(t, f, 6)
 	source := running(t, f)
@@ -416,7 +415,7 @@ func testMoveRefused(t *testing.T, f SourceFixture) {
 	await(t, func() error { return move(t, source, s, moves[2])[0] })
 	noError(t, s.GiveBack(t.Context(), ds[4:5]))
 	if m := take1(t, s, func(d driver.Delivery) { acked(t, s, d) }); m.ID != all[4].ID {
-		t.Errorf("%s was given back", m.Name)
+		t.Errorf("%s was requeued", m.Name)
 	}
 	ended(t, s)
 	if own, usual := len(scan(t, f, OwnClass)), len(scan(t, f, driver.ClassDefault)); own != 1 || usual != 3 {
@@ -440,7 +439,7 @@ func testMoveWithoutRun(t *testing.T, f SourceFixture) {
 	ended(t, s)
 }
 
-// A source whose moves settle moves nothing that is no longer its own.
+// A source whose moves settle does not move a message of another session.
 func testMoveStale(t *testing.T, f SourceFixture) {
 	numbered(t, f, 1)
 	source := running(t, f)
@@ -463,10 +462,10 @@ func testMoveStale(t *testing.T, f SourceFixture) {
 	ended(t, s)
 }
 
-// A retry and a dead letter are of one consumer alone.
+// A retry and a dead letter belong to one consumer only.
 func testMoveForOneConsumer(t *testing.T, f SourceFixture) {
 	if f.Another == nil {
-		t.Skip("there is one consumer of a queue")
+		t.Skip("a queue has only one consumer")
 	}
 	all := numbered(t, f, 2)
 	source, other := running(t, f), run(t, f.Another(t))
@@ -489,14 +488,14 @@ func testMoveForOneConsumer(t *testing.T, f SourceFixture) {
 	ended(t, s)
 }
 
-// scan returns the dead letters of a class and leaves them.
+// scan returns the dead letters of a class and keeps them.
 func scan(t *testing.T, f SourceFixture, class string) (all []inbox.DeadLetter) {
 	t.Helper()
 	keep := func(d *inbox.DeadLetter) (driver.Outcome, error) {
 		all = append(all, *d)
 		return driver.Keep, nil
 	}
-	await(t, func() error { // a server that is slow to answer is not what is tested
+	await(t, func() error { // slow replies of a server are not tested here
 		all = nil
 		return f.DeadLetters(t).Scan(t.Context(), class, keep, never(t))
 	})
@@ -507,7 +506,7 @@ func never(t *testing.T) func(inbox.DeadLetter, error) {
 	return func(d inbox.DeadLetter, err error) { t.Errorf("%s: %v", d.Message.Name, err) }
 }
 
-// letters makes so many dead letters of a class and returns their ids in that order.
+// letters creates n dead letters of a class and returns their ids in that order.
 func letters(t *testing.T, f SourceFixture, class string, n int) (all []uuid.UUID) {
 	t.Helper()
 	source := running(t, f)

@@ -18,7 +18,7 @@ import (
 	"github.com/holdfast-go/holdfast/inbox/driver"
 )
 
-// full is a message with all that a sender sets.
+// full returns a message with all fields that a sender can set.
 func full() *inbox.Message {
 	m := named("order.placed")
 	m.Body, m.ContentType, m.Key = []byte(`{"n":"ü\u0000"}`), "application/json; charset=utf-8", "customer-7"
@@ -30,7 +30,7 @@ func full() *inbox.Message {
 	return m
 }
 
-// sameEnvelope reports whether two messages are one as its sender has written it.
+// sameEnvelope reports whether two messages have the same sender's fields.
 func sameEnvelope(a, b *inbox.Message) bool {
 	return a.ID == b.ID && a.Name == b.Name && bytes.Equal(a.Body, b.Body) && a.ContentType == b.ContentType && a.Key == b.Key &&
 		maps.Equal(a.Headers, b.Headers) && a.PublishedAt.Equal(b.PublishedAt)
@@ -60,7 +60,7 @@ func testSourceEnvelope(t *testing.T, f SourceFixture) {
 	ended(t, s)
 }
 
-// The window counts what has come since the last Start, and is never exceeded.
+// The window counts messages delivered since the last Start, and is never exceeded.
 func testSourceWindow(t *testing.T, f SourceFixture) {
 	all := numbered(t, f, 20)
 	s := begin(t, running(t, f), 5)
@@ -74,7 +74,7 @@ func testSourceWindow(t *testing.T, f SourceFixture) {
 	noError(t, s.Start(t.Context(), 1))
 	third := take(t, s, 1)
 	wantNothing(t, s)
-	acked(t, s, first[0], first[2], first[4]) // of before: they make no room
+	acked(t, s, first[0], first[2], first[4]) // delivered before: they make no room
 	wantNothing(t, s)
 	acked(t, s, append(second, third...)...)
 	seen := map[string]bool{}
@@ -94,12 +94,12 @@ func testSourceReceiveEnds(t *testing.T, f SourceFixture) {
 	if ds, err := s.Receive(ctx, 5); len(ds) != 0 || !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("%d messages, error %v", len(ds), err)
 	}
-	numbered(t, f, 1) // the session goes on
+	numbered(t, f, 1) // the session continues
 	acked(t, s, take(t, s, 1)...)
 	ended(t, s)
 }
 
-// Acknowledgements in any order end those messages and no others.
+// Acknowledgements in any order settle those messages and no others.
 func testSourceAcks(t *testing.T, f SourceFixture) {
 	const n, window = 60, 20
 	left := map[string]bool{}
@@ -111,7 +111,7 @@ func testSourceAcks(t *testing.T, f SourceFixture) {
 	settle := func(s driver.Session, ds []driver.Delivery) {
 		for _, name := range names(ds) {
 			if again[name]++; !left[name] && (!f.Forgetful || again[name] > 3) {
-				t.Fatalf("%s comes again after its acknowledgement", name)
+				t.Fatalf("%s is redelivered after its acknowledgement", name)
 			}
 			delete(left, name)
 		}
@@ -145,7 +145,7 @@ func testSourceAcks(t *testing.T, f SourceFixture) {
 	ended(t, s)
 }
 
-// However often a message is given back, it comes again as it was.
+// However often a message is requeued, it is redelivered unchanged.
 func testSourceGiveBack(t *testing.T, f SourceFixture) {
 	want := full()
 	f.Publish(t, want)
@@ -164,8 +164,7 @@ func testSourceGiveBack(t *testing.T, f SourceFixture) {
 	ended(t, s)
 }
 
-// What was unsettled when a session was closed comes again, redelivered, in its order where that
-// is promised.
+// Messages that are unsettled when a session closes are redelivered, in order if the source guarantees that.
 func testSourceClose(t *testing.T, f SourceFixture) {
 	all := numbered(t, f, 30)
 	source := running(t, f)
@@ -191,7 +190,7 @@ func testSourceClose(t *testing.T, f SourceFixture) {
 		m := d.Message()
 		if !slices.ContainsFunc(want, func(w *inbox.Message) bool { return w.ID == m.ID }) {
 			if !f.Forgetful {
-				t.Errorf("%s comes again after its acknowledgement", m.Name)
+				t.Errorf("%s is redelivered after its acknowledgement", m.Name)
 			}
 			acked(t, s, d)
 			continue
@@ -221,7 +220,7 @@ func testSourceClose(t *testing.T, f SourceFixture) {
 	ended(t, s)
 }
 
-// A delivery of a session that is over settles nothing of a later one.
+// A delivery of an ended session settles nothing in a later one.
 func testSourceStale(t *testing.T, f SourceFixture) {
 	numbered(t, f, 3)
 	source := running(t, f)
@@ -253,8 +252,8 @@ func testSourceStale(t *testing.T, f SourceFixture) {
 	ended(t, s)
 }
 
-// However often a session is stopped and started while messages arrive, each comes once, and none
-// while it is stopped.
+// However often a session is stopped and started while messages arrive, each arrives once, and none while it
+// is stopped.
 func testSourceStop(t *testing.T, f SourceFixture) {
 	const n = 120
 	source := running(t, f)
@@ -292,8 +291,7 @@ func testSourceStop(t *testing.T, f SourceFixture) {
 	ended(t, s)
 }
 
-// Four processes take turns: none gets a message of a key before those that came earlier are
-// settled.
+// Four processes take turns: none gets a message of a key before earlier messages of the key are settled.
 func testSourceHandOver(t *testing.T, f SourceFixture) {
 	if !f.New(t).Traits().Exclusive {
 		t.Skip("it serves several sessions at once")
@@ -309,7 +307,7 @@ func testSourceHandOver(t *testing.T, f SourceFixture) {
 	}
 	f.Publish(t, all...)
 	var mu sync.Mutex
-	next := map[string]int{} // of each key: all before are settled
+	next := map[string]int{} // the next number of each key
 	left := func() int {
 		mu.Lock()
 		defer mu.Unlock()
@@ -350,7 +348,7 @@ func testSourceHandOver(t *testing.T, f SourceFixture) {
 				return err
 			}
 			if more == 0 {
-				ds = ds[:rand.IntN(len(ds)+1)] // the rest goes back
+				ds = ds[:rand.IntN(len(ds)+1)] // the rest is requeued
 			}
 			settled(ds)
 			if err := s.Ack(t.Context(), ds, false); err != nil {
@@ -378,7 +376,7 @@ func testSourceHandOver(t *testing.T, f SourceFixture) {
 	}
 }
 
-// A queue that does not exist is ErrMissing, and one that is made later is served.
+// A missing queue is ErrMissing, and a queue that is created later is served.
 func testSourceMissing(t *testing.T, f SourceFixture) {
 	if f.Delete == nil {
 		t.Skip("the queue cannot be deleted")
@@ -392,11 +390,11 @@ func testSourceMissing(t *testing.T, f SourceFixture) {
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 		defer cancel()
 		if _, err := s.Receive(ctx, 1); err == nil || ctx.Err() != nil {
-			return fmt.Errorf("the session of a deleted queue goes on: %w", errors.Join(err, errors.New("no end")))
+			return fmt.Errorf("the session of a deleted queue continues: %w", errors.Join(err, errors.New("no end")))
 		}
 		return nil
 	})
-	_ = s.Close(t.Context()) // it may fail with what ended the session
+	_ = s.Close(t.Context()) // it may return the error that ended the session
 	if err := deliver(t, source); !errors.Is(err, driver.ErrMissing) {
 		t.Errorf("without its queue: %v, want ErrMissing", err)
 	}
@@ -407,7 +405,7 @@ func testSourceMissing(t *testing.T, f SourceFixture) {
 	ended(t, s)
 }
 
-// deliver opens a session, asks it for a message and closes it.
+// deliver opens a session, receives a message and closes the session.
 func deliver(t *testing.T, source driver.Source) error {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
@@ -424,7 +422,7 @@ func deliver(t *testing.T, source driver.Source) error {
 	return err
 }
 
-// Run ends soon after its context, and Ready tells whether moves work.
+// Run ends soon after its context, and Ready reports whether moves work.
 func testSourceRun(t *testing.T, f SourceFixture) {
 	source := f.New(t)
 	if err := source.Ready(t.Context()); err == nil {
