@@ -10,11 +10,11 @@
 //
 //	receiver  opens sessions, receives deliveries and makes items of them   io.go    run
 //	loop      decides                                                       loop.go  run
-//	workers   run the processor, and note runs in the ledger                work.go  run
+//	workers   run the processor, and record runs in the ledger              work.go  run
 //	acker     acknowledges and requeues                                     io.go    run
 //	movers    store copies elsewhere, then acknowledge the originals        io.go    run
 //	watcher   reports the end of ctx, and limits of time and memory         work.go  watchLimits
-//	counter   counts dead letters while somebody reads the gauge            telemetry.go  depths.run
+//	counter   counts dead letters while the gauge is read                   telemetry.go  depths.run
 //
 // The source, the pause of the processor and its background work have goroutines of their own.
 //
@@ -40,39 +40,39 @@
 //	ready ──▶ outbound       too many wait for its handler: it is put off
 //	limited ──▶ ready        its handler has time
 //	running ──▶ ready        it must run in a call of its own, or with nothing beside it
-//	running ──▶ suspected    a server was unreachable: others show whose failure it was
+//	running ──▶ suspected    a server was unreachable: other messages show who is at fault
 //	running ──▶ delayed      ordered retry, or put off for a short time
-//	running ──▶ outbound     it goes to the retries or to the dead letters, or an ordered attempt is noted in the ledger
+//	running ──▶ outbound     it is retried or dead-lettered, or its ordered attempt is recorded in the ledger
 //	running ──▶ orphaned     its session has ended
 //	orphaned ──▶ running     its twin has arrived
 //	suspected ──▶ ready      it is tried again
-//	suspected ──▶ delayed    ordered: it is spared, or to blame
-//	suspected ──▶ outbound   it is spared, or to blame
+//	suspected ──▶ delayed    ordered: it is set aside, or at fault
+//	suspected ──▶ outbound   it is set aside, or at fault
 //	delayed ──▶ ready        its time has come
 //	delayed ──▶ outbound     so, after its destination rejected it
-//	outbound ──▶ delayed     its destination rejected it, or an ordered attempt is noted
+//	outbound ──▶ delayed     its destination rejected it, or its ordered attempt is recorded
 //	… ──▶ lost               running, suspected, outbound: the broker redelivers it; its key waits for the end of the session
 //	… ──▶ done               all but arrived: acknowledged, requeued, moved, or dropped with its session
 //
 // Messages are requeued in a drain, when a pause begins, and before the broker would take them back. When a session ends,
-// loop.ended drops all items but those that a worker or a mover has.
+// loop.ended drops all items except the ones with a worker or a mover.
 //
 // A failed message: the worker makes an outcome of the error, loop.decide makes an action of the outcome, and loop.move
 // chooses one of four ways:
 //
-//   - unordered: outbound. A mover stores the copy for the retry or the dead letter, notes it in the ledger, and
+//   - unordered: outbound. A mover stores the copy for the retry or the dead letter, records it in the ledger, and
 //     acknowledges the original unless the move has done that. The copy arrives later, as a new delivery.
-//   - ordered retry: outbound until the ledger has a note of the attempt, then delayed. The key waits.
-//   - ordered dead letter: outbound, and the key goes on. With ParkKeys the processor stops the key.
+//   - ordered retry: outbound until the attempt is recorded in the ledger, then delayed. The key waits.
+//   - ordered dead letter: outbound, and the key continues. With ParkKeys the processor stops the key.
 //   - put off for a few seconds: delayed.
 //
-// loop.conclude does not ask decide about messages whose session has ended (loop.redelivered), and about batches that
+// loop.conclude does not call decide for messages whose session has ended (loop.redelivered), and about batches that
 // failed because a server was unreachable (loop.separate).
 //
 // # Outages
 //
-// A message that failed because a server was unreachable is a suspect. outage.go draws the states of the pause, and says
-// when a suspect is blamed.
+// A message that failed because a server was unreachable is a suspect. outage.go draws the states of the pause, and describes
+// when a suspect counts as a failure.
 //
 // # Shutdown
 //

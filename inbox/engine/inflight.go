@@ -24,7 +24,7 @@ const (
 	limited                // its handler's limit is reached
 	running                // a worker has it
 	orphaned               // a worker has it, and its session has ended
-	suspected              // failed because a server was unreachable; other messages show whose failure it was
+	suspected              // failed because a server was unreachable; other messages show who is at fault
 	delayed                // waits in this process for a time
 	outbound               // being moved to another queue, or to the store of stopped keys
 	lost                   // the broker redelivers it; an ordered message keeps its key until its session has ended

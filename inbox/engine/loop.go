@@ -76,7 +76,7 @@ func (l *loop) run() {
 		}
 		l.alarm.reset(now)
 		l.changed = false
-		if len(l.outage.suspects) > 0 { // before they are weighed: jobs that begin now will show whose failure it was
+		if len(l.outage.suspects) > 0 { // before they are weighed: jobs that start now will show who is at fault
 			l.start(now)
 		}
 		l.tick(now)
@@ -232,7 +232,7 @@ func (l *loop) ended(ev event, now time.Time) {
 	}
 }
 
-// tick acts on what is due.
+// tick acts on everything that is due.
 func (l *loop) tick(now time.Time) {
 	l.drain.step(now, l.alarm)
 	for _, j := range l.overruns.stuckOnes(now, l.inflight.queues.limits.jobs, l.alarm) {
@@ -340,7 +340,7 @@ func (l *loop) steerDrain() {
 	case l.cfg.Ordered:
 		l.command(rest, 0, 0)
 	default:
-		l.command(stop, 0, ofDrain) // another command than that of a pause: suspected and delayed messages are requeued too
+		l.command(stop, 0, ofDrain) // not the command of a pause: suspected and delayed messages are requeued too
 	}
 }
 
@@ -361,7 +361,7 @@ func (l *loop) command(does does, window, serial int) {
 type command struct {
 	does   does
 	window int
-	serial int // distinguishes commands for the same window: the later one counts anew
+	serial int // distinguishes commands for the same window: the later one starts a new count
 	ctx    context.Context
 }
 

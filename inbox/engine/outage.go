@@ -56,12 +56,12 @@ const (
 // pauses the consumer; otherwise it is the message. Such messages are suspects until other messages show
 // which it is. It has no clock. Only the loop uses it.
 //
-//	open ──▶ shut          16 fresh suspects (or Prefetch), or something began after one and nothing succeeded in 5 s
-//	open ──▶ probing       nothing else has begun: the suspects themselves are tried first ("early")
+//	open ──▶ shut          16 fresh suspects (or Prefetch), or messages started after one and none succeeded in 5 s
+//	open ──▶ probing       nothing else has started: the suspects themselves are tried first ("early")
 //	shut ──▶ probing       after the pause
 //	probing ──▶ shut       a probe has failed, and none has succeeded
 //	probing ──▶ open       a probe has succeeded, or nothing shows an outage
-//	any ──▶ open           the session has ended: its messages come again
+//	any ──▶ open           the session has ended: its messages are redelivered
 type outage struct {
 	cfg      *settings
 	search   *isolate.Search[uuid.UUID]

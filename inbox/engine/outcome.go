@@ -45,7 +45,7 @@ const (
 	skip                    // it is outdated, and acknowledged too
 	requeue                 // it goes back to the broker's queue, uncounted
 	rerun                   // it runs again immediately
-	suspect                 // other messages show whose failure it was
+	suspect                 // other messages show who is at fault
 	move                    // it is moved as its order describes
 )
 
@@ -56,7 +56,7 @@ type order struct {
 	as      settledAs
 	next    driver.Progress
 	counted bool // the copy is the next attempt
-	ran     bool // the message was processed, so the ledger may have a note of its run
+	ran     bool // the message was processed, so the ledger may have its run
 }
 
 // toStop is the target of a dead letter that stops its key, in addition to the targets of the source.
@@ -282,7 +282,7 @@ func (l *loop) move(it *item, o order, now time.Time) {
 		l.requeue(it)
 	case l.cfg.Ordered && o.target == driver.ToLater:
 		it.order.target, it.due = 0, now.Add(o.delay)
-		if o.counted && l.cfg.ledger != nil { // the mover notes the attempt first
+		if o.counted && l.cfg.ledger != nil { // the mover records the attempt first
 			l.out(it)
 			return
 		}

@@ -540,7 +540,7 @@ func TestSolo_waitingIsNotStuck(t *testing.T) {
 	})
 }
 
-// downLedger is a ledger whose notes cannot be read.
+// downLedger is a ledger whose entries cannot be read.
 type downLedger struct{ driver.Ledger }
 
 func (downLedger) Look(context.Context, uuid.UUID) (driver.LedgerEntry, error) {

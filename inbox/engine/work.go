@@ -275,7 +275,7 @@ func (t *tracker) read(m *inbox.Message) (*inbox.Message, *outcome, error) {
 	case t.outdated(entry, m):
 		t.cfg.Logger.Info("dropped an outdated copy", slog.Any("message_id", m.ID), slog.Int("attempt", m.Attempt))
 		return m, &outcome{kind: outdated}, nil
-	case open >= t.cfg.MaxCrashes && m.Redelivered: // otherwise the runs may be those of other copies, in progress
+	case open >= t.cfg.MaxCrashes && m.Redelivered: // otherwise the runs may belong to other copies, in progress
 		return m, nil, inbox.Classed(inbox.Unrecoverable(fmt.Errorf(
 			"%s: the process ended %d times while this message was being processed", t.cfg.Package, open)), driver.ClassQuarantined)
 	}

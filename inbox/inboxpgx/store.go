@@ -251,7 +251,7 @@ func (s *Store) Retention() time.Duration { return s.cfg.Retention }
 //go:embed migrations/*.sql
 var migrations embed.FS
 
-// The names of the other tables begin with that of the entries.
+// The names of the other tables start with the name of the table of entries.
 const (
 	attemptsSuffix = "_attempts" // the ledger
 	stoppedSuffix  = "_stopped"  // stopped ordering keys

@@ -1,7 +1,5 @@
 // Package group serves the partitions of an ordered queue: one consumer for each, side by side on one processor.
 //
-// All processes ask for all partitions, and the broker serves each partition to one of them: RabbitMQ by a single
-// active consumer, Redis by a lease. A process that ends or dies needs no help: the broker serves its partitions to
 // All processes ask for all partitions, and the broker serves each partition to one of them: RabbitMQ by a
 // single active consumer, Redis by a lease. If a process ends or dies, the broker serves its partitions to
 // others, unsettled messages first. The group evens out the load:
@@ -13,7 +11,6 @@
 // processes, rounded up. A process that is served more ends the Run of some consumers and starts them again.
 // A wrong count costs at most a needless drain, and never the order: only the broker decides which process it
 // serves.
-// a needless drain, and never the order: the broker alone decides whom it serves.
 package group
 
 import (
