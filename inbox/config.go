@@ -114,8 +114,8 @@ type RetryPolicy struct {
 	MaxDelay time.Duration
 	// Multiplier is the factor between one delay and the next; at least 1. Default: 2.
 	Multiplier float64
-	// Jitter spreads a delay evenly between 1-Jitter and 1+Jitter times its value; less than 1. Default: 0.2.
-	// A negative number means no jitter.
+	// Jitter multiplies each delay by 1-Jitter, 1 or 1+Jitter, chosen at random; less than 1. Default: 0.2. A
+	// negative number means no jitter.
 	Jitter float64
 	// MaxAge bounds the retries of recoverable failures: a message whose first failure is older becomes a
 	// dead letter. It must be less than the retention of processed messages. Default: 24 h.

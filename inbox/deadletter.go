@@ -14,9 +14,9 @@ var (
 	ErrOutlived = deadletter.ErrOutlived
 	// ErrHeld is in the error of a call that could not see all dead letters, because another session has some
 	// of them in flight, such as a paced replay, or has taken them meanwhile. The result has everything that
-	// was seen or done. A later call sees those that have returned. Only RabbitMQ causes it, which delivers
-	// each message once. A call does not fail with it if it found each of Filter.IDs, at least one copy, or
-	// as many as Filter.Limit.
+	// was seen or done. A later call sees those that have returned. Only RabbitMQ causes it, because it
+	// delivers a message to one session at a time. A call does not fail with it if it found each of
+	// Filter.IDs, at least one copy, or as many as Filter.Limit.
 	ErrHeld = errors.New("inbox: only a part of the dead letters is available: another session holds the rest")
 )
 

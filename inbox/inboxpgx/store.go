@@ -45,7 +45,7 @@ var ErrIgnored = pgcall.ErrIgnored
 
 // Config configures a Store. The zero value works.
 type Config struct {
-	// Schema is the schema of the tables. Default: the first one of the connection's search_path.
+	// Schema is the schema of the tables. Default: the connection's search_path selects it.
 	Schema string
 	// Table is the name of the table of entries. The ledger is <Table>_attempts, stopped ordering keys and
 	// their messages are <Table>_stopped and <Table>_waiting, and paused consumers are <Table>_pause.
@@ -318,7 +318,7 @@ func (s *Store) Schema() fs.FS {
 
 // Grants returns the minimal rights of a database role for one job, each as the text between GRANT and TO.
 // The job "consume" is for a consumer, without the rights of its handlers; "operate" is for Check, Prune,
-// Pause, and the dead letters of waiting keys. For another job it is nil, and with Config.Entries too.
+// Pause, and the dead letters of stopped keys. For another job it is nil, and with Config.Entries too.
 func (s *Store) Grants(job string) []string {
 	if s.table == nil {
 		return nil
