@@ -23,19 +23,21 @@ import (
 
 // The ledger.
 //
-// With a processor that keeps a ledger (*inboxpgx.Store) the attempts are noted in a database as
-// well, from the second on, so that a message that goes well at once pays nothing. An attempt is
-// noted as over when its retry is confirmed and before the original is acknowledged: when the
-// process dies in between, the original is known as a leftover and dropped, where it would run
-// again and schedule a retry of its own. When the retry is overdue by 5 minutes, as after a purge of its
-// queue, the original runs in its place. The beginning and the end of each run are noted, too.
-// When a run began and the process did not survive it, the message runs alone from then on, for
-// half a minute each time, so that no other message is blamed, and after ConsumerConfig.MaxCrashes such
-// runs its next redelivery goes unrun to the class quarantined. That holds for a good message,
-// too, if something else ends the process in so many of its runs, one after the other.
+// A processor with a ledger (*inboxpgx.Store) also records attempts in a database. It records them from the second
+// attempt on, so a message that succeeds at once costs nothing.
+//
+// The end of an attempt is recorded after its retry is confirmed and before the original is acknowledged. If the
+// process crashes between the two, the ledger identifies the redelivered original as a leftover, and the consumer
+// drops it. Otherwise it would run again and schedule another retry. If the retry is overdue by 5 minutes, for
+// example because its queue was purged, the original runs instead.
+//
+// The start and end of each run are recorded, too. If the process crashed during a run, the message later runs
+// alone, for half a minute each time, so that no other message is suspected. After ConsumerConfig.MaxCrashes such
+// runs the next redelivery is not run and becomes a dead letter of class quarantined. That also happens to a good
+// message if something else crashes the process during that many of its runs in a row.
 
-// Consumer hands the messages of one queue, or of its partitions, to a Processor and settles them by its
-// answers. Its methods may be called from any goroutine.
+// Consumer passes the messages of one queue, or of its partitions, to a Processor and settles them by its results.
+// Its methods may be called from any goroutine.
 type Consumer struct {
 	cfg       *settings
 	source    *source
@@ -43,24 +45,23 @@ type Consumer struct {
 	engine    runner
 }
 
-// runner is the consumer of one queue, or those of all partitions.
+// runner is the consumer of one queue, or of all partitions.
 type runner interface {
 	Run(ctx context.Context) error
 	Ready(ctx context.Context) error
 	Stats(ctx context.Context) (inbox.Stats, error)
 }
 
-// NewConsumer returns a consumer of a queue that connects by dial once Run is called, over two
-// connections: one receives, one publishes copies. With Queue.Partitions one receives for each partition,
-// and a further one counts processes. Every call of dial must open a new
-// connection, without the client's own recovery; Dial returns such a function.
+// NewConsumer returns a consumer of a queue. When Run is called, it opens two connections with dial: one receives,
+// one publishes copies. With Queue.Partitions each partition has its own receiving connection, and another
+// connection counts processes. Every call of dial must open a new connection, without the client's own recovery;
+// Dial returns such a function.
 //
-// A processor with deduplication, such as *inboxpgx.Store, brings its ledger and its retention
-// along, and Run prunes it. With a bare inbox.NewMux() a Consumer that never runs serves
-// operators: Setup, Check and DeadLetters. Its Replay then takes for granted that processed
-// messages are remembered for 8 days.
+// A processor with deduplication, such as *inboxpgx.Store, provides a ledger and a retention, and Run prunes it.
+// With a bare inbox.NewMux() a Consumer that never runs can serve operators: Setup, Check and DeadLetters. Its
+// Replay then assumes that processed messages are remembered for 8 days.
 //
-// The error names every violation in cfg. Nothing is asked of a server yet.
+// The error lists every violation in cfg. NewConsumer does not contact a server.
 func NewConsumer(dial func(ctx context.Context) (*amqp.Connection, error), queue Queue, processor inbox.Processor, cfg inbox.ConsumerConfig) (*Consumer, error) {
 	return newConsumer(dial, queue, processor, cfg, tuning{})
 }
@@ -83,26 +84,26 @@ func newConsumer(dial func(context.Context) (*amqp.Connection, error), queue Que
 	return c, nil
 }
 
-// Run consumes until ctx is cancelled or a limit of the Config is reached. Then it takes no
-// more messages, gives those back that are not begun, lets the others finish, settles them and
-// returns nil, after ShutdownTimeout at the latest. The broker may be down when it starts, or
-// go down later: Run goes on trying. Calling it while it runs is an error.
+// Run consumes until ctx is cancelled or a limit of the Config is reached. Then it stops receiving, requeues
+// messages that have not started, waits for running handlers, settles their messages and returns nil, after
+// ShutdownTimeout at the latest. If the broker is down, at the start or later, Run keeps trying. Calling it while
+// it runs is an error.
 func (c *Consumer) Run(ctx context.Context) error { return c.engine.Run(ctx) }
 
-// Ready returns nil while messages are being received, failed ones have a place to go, and handlers
-// return in time. The error says what is not so: why there is no session, which queue has refused a
-// failed message within about a minute, or how many handlers overrun their time.
+// Ready returns nil while messages are received, failed messages can be moved, and handlers return in time. The
+// error contains the reason: why there is no session, which queue refused a failed message within about a minute,
+// or how many handlers exceed their time.
 func (c *Consumer) Ready(ctx context.Context) error { return c.engine.Ready(ctx) }
 
 // DeadLetters returns the dead letters in the queues of ConsumerConfig.DeadLetterPrefix and
-// ConsumerConfig.Classes, those of other consumers with the same queues included, and with ConsumerConfig.ParkKeys
-// those that have stopped their keys. Each call of its methods opens connections of its own, whether Run is at work or not.
+// ConsumerConfig.Classes, including those of other consumers with the same queues. With ConsumerConfig.ParkKeys it
+// includes dead letters that park their keys. Each call of its methods opens connections of its own; Run need not
+// be running.
 //
-// While a call works on a queue it holds the messages there that it has looked at, so a second call
-// at the same time sees only the others. A replay that ended early, by its context or a lost
-// connection, is resumed by calling Replay again. One that takes longer than the broker's
-// consumer_timeout, 30 minutes, is ended by it. Replay and Remove write to the log who called
-// them, and why.
+// While a call works on a queue, the messages that it has visited are in flight, so a concurrent call sees only
+// the others. If a replay ended early, because its context ended or its connection was lost, call Replay again.
+// The broker ends a call that takes longer than its consumer_timeout, 30 minutes. Replay and Remove log the caller
+// and the reason.
 func (c *Consumer) DeadLetters() inbox.DeadLetters {
 	all := driver.JoinDeadLetters(c.source.DeadLetters(), driver.ParkedBy(c.processor, c.cfg.ConsumerConfig))
 	return driver.NewDeadLetters(all, c.cfg.retention, c.cfg.Logger.With(slog.String("prefix", c.cfg.DeadLetterPrefix)))
@@ -113,10 +114,10 @@ const component = "inboxamqp"
 const (
 	// maxShort is the length of AMQP's short strings, such as queue names.
 	maxShort = 255
-	// hold is RabbitMQ's default consumer_timeout, after which it takes unsettled messages back.
+	// hold is RabbitMQ's default consumer_timeout, after which it requeues unsettled messages.
 	hold = 30 * time.Minute
-	// confirmRounds is how many times Queue.Timeout a confirm may take: unlike the answer to a
-	// call it may wait for several disks.
+	// confirmRounds is the timeout of a confirm as a multiple of Queue.Timeout. A confirm, unlike the answer to a
+	// call, may wait for several disks.
 	confirmRounds = 3
 )
 
@@ -128,32 +129,32 @@ type Binding struct {
 	Key string
 }
 
-// Queue says which messages a Consumer gets. The zero value works.
+// Queue selects the messages of a Consumer. The zero value works.
 type Queue struct {
 	// Name is the queue's name. Default: the consumer's name.
 	Name string
-	// Format is how messages look: a format.Symfony has the classes of a Symfony application by the names
-	// of messages, and its stamps. Senders of this module need the same one. Default: this module's own
-	// form, with what the zero format.Symfony reads.
+	// Format is the form of messages. A format.Symfony maps message names to the classes of a Symfony application,
+	// and has its stamps. Senders that use this module need the same Format. Default: this module's own form, and
+	// everything that the zero format.Symfony reads.
 	Format format.Format
-	// Bindings are made by Setup, and by nothing else. Optional.
+	// Bindings are made only by Setup. Optional.
 	Bindings []Binding
-	// Classic has Setup declare classic queues, which are faster and live on one node.
-	// Default: quorum queues.
+	// Classic makes Setup declare classic queues, which are faster and are stored on one node. Default: quorum
+	// queues.
 	Classic bool
-	// Partitions spreads an ordered consumer over several queues, so that several processes work at
-	// once: messages of one key go to the same queue, and each queue serves one process at a time. The
-	// queue "orders" is then an exchange, and its partitions are the queues "orders.0" to "orders.3"; see
-	// the package's doc. Every process needs the same number; at most 64, and a power of two spreads keys
-	// best. It needs Ordered, and excludes Key and ParkKeys. ConsumerConfig.Concurrency, Batch and Prefetch are those of
-	// each partition, and the limits those of Run. Default, and 1: one queue.
+	// Partitions spreads an ordered consumer over several queues, so that several processes can work at once.
+	// Messages of one key go to the same queue, and each queue serves one process at a time. The queue "orders"
+	// becomes an exchange, and its partitions are the queues "orders.0" to "orders.3"; see "Partitions" in
+	// partitions.go. Every process needs the same number, at most 64; a power of two spreads keys best. It needs
+	// Ordered, and excludes Key and ParkKeys. ConsumerConfig.Concurrency, Batch and Prefetch apply to each
+	// partition, and limits apply to Run. Default: one queue, the same as 1.
 	Partitions int
-	// Timeout bounds the dial, every call to the broker and every note in the processor's ledger;
-	// the confirm of a failed message's copy gets three times as long. Default: 5 s.
+	// Timeout bounds the dial, every call to the broker and every write to the processor's ledger. The confirm of
+	// a failed message's copy may take three times as long. Default: 5 s.
 	Timeout time.Duration
 }
 
-// tuning is what only tests set; zero fields change nothing.
+// tuning contains values that only tests set; zero fields change nothing.
 type tuning struct {
 	maxBodyBytes   int
 	confirmTimeout time.Duration
@@ -161,18 +162,18 @@ type tuning struct {
 	leveling       time.Duration
 }
 
-// settings are the configuration of a consumer with its defaults.
+// settings is the configuration of a consumer with defaults applied.
 type settings struct {
 	inbox.ConsumerConfig
 	Queue
 	queue          string // its name
 	symfony        *wire.Symfony
 	confirmTimeout time.Duration
-	copies         amqpconn.Dial // nil: as for the others
-	leveling       time.Duration // as of package group; 0: its own
-	remembers      bool          // the processor remembers what it has processed,
-	retention      time.Duration // and for how long;
-	ledger         bool          // it keeps a ledger, too
+	copies         amqpconn.Dial // nil: the same as for sessions
+	leveling       time.Duration // interval of package group; 0: its default
+	remembers      bool          // the processor remembers processed messages
+	retention      time.Duration // how long
+	ledger         bool          // the processor keeps a ledger
 }
 
 func newSettings(from Queue, p inbox.Processor, cfg inbox.ConsumerConfig, t tuning) *settings {
@@ -182,7 +183,7 @@ func newSettings(from Queue, p inbox.Processor, cfg inbox.ConsumerConfig, t tuni
 	from.Timeout = cmp.Or(from.Timeout, 5*time.Second)
 	cfg.DeadLetterPrefix = cmp.Or(cfg.DeadLetterPrefix, queue+".")
 	cfg.Logger = cfg.Logger.With(slog.String("component", component), slog.String("queue", queue))
-	form, _ := wire.NewForm(from.Format) // validate has the error
+	form, _ := wire.NewForm(from.Format) // validate reports the error
 	s := &settings{
 		ConsumerConfig: cfg, Queue: from, queue: queue, symfony: form.Symfony, retention: driver.DefaultRetention,
 		confirmTimeout: cmp.Or(t.confirmTimeout, confirmRounds*from.Timeout), copies: t.copies, leveling: t.leveling,
@@ -193,15 +194,15 @@ func newSettings(from Queue, p inbox.Processor, cfg inbox.ConsumerConfig, t tuni
 	return s
 }
 
-// traits are those of the source.
+// traits returns the traits of the source.
 func (s *settings) traits() driver.Traits {
 	return driver.Traits{System: "rabbitmq", MaxWindow: maxWindow, Hold: hold, FewPlaces: true, Exclusive: s.Ordered}
 }
 
-// places are the classes with a dead-letter queue of their own.
+// places returns the classes that have a dead-letter queue of their own.
 func (s *settings) places() []string { return driver.Places(s.traits(), s.Classes) }
 
-// deadLetterQueue is the queue of a class, or that of the default class where it has none.
+// deadLetterQueue returns the queue of a class, or the queue of the default class if it has none.
 func (s *settings) deadLetterQueue(class string) string {
 	if !slices.Contains(s.places(), class) {
 		class = driver.ClassDefault
@@ -209,7 +210,7 @@ func (s *settings) deadLetterQueue(class string) string {
 	return driver.DeadLetterQueue(s.DeadLetterPrefix, class)
 }
 
-// validate returns every violation of what is RabbitMQ's own.
+// validate returns every violation of RabbitMQ's rules.
 func (s *settings) validate() error {
 	var problems []error
 	fail := func(format string, args ...any) {
@@ -219,7 +220,7 @@ func (s *settings) validate() error {
 		fail("queue %q: the name begins with %s, or neither the queue nor the processor has one", s.queue, sharedPrefix)
 	}
 	longest := s.queues
-	if s.Partitions > partition.Max { // which is reported below
+	if s.Partitions > partition.Max { // validatePartitions reports it
 		longest = sharedQueues
 	}
 	for _, spec := range longest() {
@@ -236,18 +237,18 @@ func (s *settings) validate() error {
 			fail("Queue.Bindings[%d] names no exchange, or has a name of more than %d bytes", i, maxShort)
 		}
 		if s.partitioned() && b.Exchange == s.queue {
-			fail("Queue.Bindings[%d] names exchange %q, which Queue.Partitions puts before the queues", i, b.Exchange)
+			fail("Queue.Bindings[%d] names exchange %q, which Setup declares for Queue.Partitions", i, b.Exchange)
 		}
 	}
 	return errors.Join(problems...)
 }
 
-// Dial returns a function for NewConsumer that opens connections to the broker at
-// url (amqp:// or amqps://), as amqp.DialConfig does with cfg; the zero cfg will do. It is the
-// Dial of package outboxamqp: one function serves publishers and consumers.
+// Dial returns a function for NewConsumer that opens connections to the broker at url (amqp:// or amqps://), like
+// amqp.DialConfig with cfg. The zero cfg works. It is the same function as Dial of package outboxamqp, so
+// publishers and consumers can share one.
 //
-// Where cfg.Dial is nil, the context bounds connecting, and its deadline the handshakes. The
-// function may be called from any goroutine. A bad url is reported by its first call.
+// If cfg.Dial is nil, the context bounds connecting, and its deadline bounds the handshakes. The function may be
+// called from any goroutine. Its first call reports a bad url.
 func Dial(url string, cfg amqp.Config) func(ctx context.Context) (*amqp.Connection, error) {
 	return amqpconn.DialURL(url, cfg)
 }
@@ -273,12 +274,12 @@ func (s *source) Backlog(ctx context.Context) (b driver.Backlog, err error) {
 	return b, err
 }
 
-// depth is how many messages a queue holds. A missing queue is empty.
+// depth returns the number of messages of a queue. A missing queue is empty.
 func depth(conn *amqpconn.Conn, name string) (int, error) {
 	q, err := conn.Count(name)
 	return q.Messages, err
 }
 
-// Stats counts the messages of the queue and of those behind it, whether Run is at work or not.
-// Messages that a consumer has prefetched are not among them. It opens connections of its own.
+// Stats counts the messages of the queue and of its retry and dead-letter queues. Run need not be running.
+// Messages that a consumer has prefetched are not counted. It opens connections of its own.
 func (c *Consumer) Stats(ctx context.Context) (inbox.Stats, error) { return c.engine.Stats(ctx) }

@@ -21,23 +21,23 @@ import (
 
 // Dead letters.
 //
-// They lie in <prefix>failed.<class>, for the classes default and those of ConsumerConfig.Classes, and the others in
-// that of default. The prefix is the name of the consumer's queue and a dot, unless ConsumerConfig.DeadLetterPrefix is set.
-// A dead letter has its envelope and headers, and in
-// headers of ours the class, the error with its Go type and SQLSTATE, the fingerprint, the attempts
-// and their history, the times of the first and the last failure, the consumer, and the queue, exchange
-// and routing key they came from. Left out of every copy are the broker's own headers, BCC, what is not
-// the slot in CC, the expiration and the user id. Of more than 64 KiB of headers only ours and those that
-// name the message are kept. Consumer.DeadLetters lists, counts, returns and removes them.
+// Dead letters are in the queues <prefix>failed.<class>, for the class default and the classes of
+// ConsumerConfig.Classes. Other classes use the queue of the class default. The prefix is the name of the
+// consumer's queue and a dot, unless ConsumerConfig.DeadLetterPrefix is set. A dead letter keeps its envelope and
+// headers. Headers of ours add the class, the error with its Go type and SQLSTATE, the fingerprint, the attempts
+// and their history, the times of the first and the last failure, the consumer, and the original queue, exchange
+// and routing key. Every copy omits the broker's own headers, BCC, routes in CC other than the slot, the
+// expiration and the user id. If the headers have more than 64 KiB, only our headers and those that identify the
+// message are kept. Consumer.DeadLetters lists, counts, returns and removes dead letters.
 //
-// RabbitMQ hands out each letter once, and does not tell how many it has handed out. A look waits up to a
-// second while a queue of dead letters has another consumer. If that stays, a paced Replay for example, or if
-// the queue gives less than it has counted, the look is of a part, and its error is inbox.ErrHeld. What a
-// session has not settled that is no consumer, because it took it with basic.get or has cancelled since, is
-// missed without a word. So are the letters of a quorum queue without a leader, as when the majority of its
-// nodes is down: RabbitMQ says that it is empty. After a look a quorum queue may take a moment to count its
-// letters again. A look waits for that, a second or a little more; the next one may miss letters of a queue
-// that takes longer.
+// RabbitMQ delivers each message to one consumer only, and does not report how many are in flight. If a
+// dead-letter queue has another consumer, a scan waits for it up to a second. If that consumer stays, for example
+// a paced Replay, or if the queue delivers fewer messages than it counted, the scan is partial and its error is
+// inbox.ErrHeld. Two cases are missed without an error. The first is messages held by a session without a
+// consumer, because it used basic.get or cancelled its consumer. The second is a quorum queue without a leader,
+// for example because most of its nodes are down: RabbitMQ reports it as empty. After a scan a quorum queue may
+// need a moment to count its messages again. A scan waits for that, a second or a little more. If the queue takes
+// longer, the next scan may miss messages.
 
 // letters is a driver.DeadLetters: one queue for each class.
 type letters struct {
@@ -46,7 +46,7 @@ type letters struct {
 	logger  *slog.Logger
 	prefix  string
 	classes []string
-	// returned is a letter of a queue on its way back.
+	// returned returns a dead letter of a queue in the form in which it goes back.
 	returned func(raw amqp.Delivery, queue string) amqpconn.Out
 	symfony  *wire.Symfony
 }
@@ -73,8 +73,8 @@ func (l *letters) Depths(ctx context.Context) ([]driver.Depth, error) {
 
 func (l *letters) queue(class string) string { return driver.DeadLetterQueue(l.prefix, class) }
 
-// Scan implements driver.DeadLetters. A letter that returns leaves its queue once the broker has
-// confirmed it in the other.
+// Scan implements driver.DeadLetters. A dead letter that returns is deleted after the broker confirmed it in its
+// original queue.
 func (l *letters) Scan(
 	ctx context.Context, class string, visit func(*inbox.DeadLetter) (driver.Outcome, error), failed func(inbox.DeadLetter, error),
 ) error {
@@ -88,7 +88,7 @@ func (l *letters) Scan(
 		return err
 	}
 	defer conn.Close()
-	lasting, release := runloop.Detach(ctx, giveBackPatience) // what was received goes back
+	lasting, release := runloop.Detach(ctx, giveBackPatience) // after ctx ends, received messages must still be returned
 	defer release()
 	stop := context.AfterFunc(lasting, conn.Close)
 	defer stop()
@@ -99,15 +99,17 @@ func (l *letters) Scan(
 	return nil
 }
 
-// A scan is sent so many letters before it has looked at them, which are in memory: RabbitMQ counts letters,
-// not bytes. The first window is small, and the later ones have about scanBytes, going by the largest letter so far.
+// These bound the number of messages that are in memory before the scan visits them, because RabbitMQ limits
+// prefetch by messages, not bytes. The first window is small. Later windows have about scanBytes, estimated by the
+// largest message so far.
 const (
 	firstScan = 4
 	maxScan   = 16
 	scanBytes = 8 << 20
 )
 
-// nextWindow is how many letters the next window has, after one of so many and a largest letter of so many bytes.
+// nextWindow returns the number of messages of the next window, from the size of the previous window and the
+// largest body in bytes.
 func nextWindow(before, largest int) int {
 	if before == 0 {
 		return firstScan
@@ -115,9 +117,9 @@ func nextWindow(before, largest int) int {
 	return min(2*before, maxScan, max(scanBytes/max(largest, 1), 1))
 }
 
-// scan goes through a dead-letter queue. It receives without acknowledging, so that every message
-// comes once, and gives everything back that it does not delete. It consumes, for closing the channel
-// then returns what is left in its order; a quorum queue does not do that for basic.get.
+// scan visits the messages of a dead-letter queue. It receives without acknowledging, so that every message
+// arrives once, and returns every message that it does not delete. It uses a consumer, because closing the channel
+// then returns the unacknowledged messages in order. With basic.get a quorum queue does not keep the order.
 type scan struct {
 	conn        *amqpconn.Conn
 	name, class string
@@ -131,13 +133,13 @@ type scan struct {
 	ch         *amqp.Channel
 	tag        string
 	deliveries <-chan amqp.Delivery
-	window     int // of the consumer: letters that it may still be sent
-	size       int // of the window when it was new
-	largest    int // bytes of a body so far
+	window     int // how many more messages the broker may send to the consumer
+	size       int // of the window at its start
+	largest    int // largest body so far, in bytes
 }
 
-// run visits the queue as far as it is filled at the beginning. A session with letters in hand is waited
-// for: as a rule it looks, as this one does, or has ended and the broker is about to notice.
+// run visits as many messages as the queue has at the start. First it waits for other consumers. Usually that is
+// another scan, or a session that has ended and that the broker is about to close.
 func (s *scan) run(ctx context.Context) (err error) {
 	q, err := s.until(ctx, func(q amqp.Queue) bool { return q.Consumers == 0 })
 	if err != nil {
@@ -155,8 +157,8 @@ func (s *scan) run(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() {
-		// Closing the channel returns what is not acknowledged, and waits until the
-		// broker has read the acknowledgements. A failure of it outranks ErrHeld.
+		// Closing the channel returns unacknowledged messages, and waits until the broker has read the
+		// acknowledgements. Its failure takes precedence over ErrHeld.
 		after := cmp.Or(s.conn.Within(s.ch.Close), s.awaitReturned(ctx, filled-s.removed))
 		if err == nil || errors.Is(err, inbox.ErrHeld) {
 			err = cmp.Or(after, err)
@@ -181,8 +183,8 @@ func (s *scan) run(ctx context.Context) (err error) {
 	return held
 }
 
-// next takes the next message. When the window is used up another consumer has a new one. A quorum
-// queue takes back the messages of several in the order of their tags.
+// next receives the next message. When the window is used up, it starts another consumer with a new window. A
+// quorum queue requeues the messages of several consumers in the order of their tags.
 func (s *scan) next(ctx context.Context, n, left int) (raw amqp.Delivery, found bool, err error) {
 	if err := ctx.Err(); err != nil {
 		return raw, false, err
@@ -201,7 +203,8 @@ func (s *scan) next(ctx context.Context, n, left int) (raw amqp.Delivery, found 
 	return raw, found, err
 }
 
-// consume begins before the consumer of before is cancelled: others know by a consumer that letters are in hand.
+// consume starts before the previous consumer is cancelled. Other scans see from the consumer that messages are in
+// flight.
 func (s *scan) consume(tag string, window int) error {
 	return s.conn.Within(func() (err error) {
 		if err := s.ch.Qos(window, 0, false); err != nil {
@@ -217,7 +220,7 @@ func (s *scan) consume(tag string, window int) error {
 	})
 }
 
-// look visits one message and does what is said.
+// look visits one message and applies the outcome.
 func (s *scan) look(ctx context.Context, raw amqp.Delivery) error {
 	dead := readDead(raw, s.class, s.symfony)
 	body := dead.Message.Body
@@ -236,7 +239,7 @@ func (s *scan) look(ctx context.Context, raw amqp.Delivery) error {
 	}
 	if err := raw.Ack(false); err != nil {
 		err = errors.Join(errors.New("a message was not deleted"), err)
-		if fate == driver.Drop { // what returns has done so
+		if fate == driver.Drop { // for Return, the copy was published already
 			s.failed(dead, err)
 		}
 		return err
@@ -246,22 +249,22 @@ func (s *scan) look(ctx context.Context, raw amqp.Delivery) error {
 	return nil
 }
 
-// A quorum queue takes a while to have messages again that were returned. Others may take them
-// meanwhile, so the waits are bounded.
+// A quorum queue needs a while to count returned messages again. Other consumers may take them meanwhile, so the
+// waits are bounded.
 const (
-	returnPatience = time.Second // while the queue counts none
+	returnPatience = time.Second // while the queue counts no messages
 	countPatience  = 10 * time.Second
 	returnPoll     = 5 * time.Millisecond
 	deliveryPoll   = 100 * time.Millisecond
 
-	// giveBackPatience is how long a scan goes on whose context has ended, to give back what it has.
+	// giveBackPatience is the time that a scan has to return messages after its context ended.
 	giveBackPatience = 2 * returnPatience
 )
 
-// await waits for a message. It is false where others have taken what was counted. RabbitMQ 4
-// counts what was returned before it delivers it, so a queue that counts messages is waited for longer.
+// await waits for a message. It returns false if other consumers took the counted messages. RabbitMQ 4 counts
+// returned messages before it delivers them, so await waits longer while the queue counts messages.
 func (s *scan) await(ctx context.Context) (raw amqp.Delivery, found bool, err error) {
-	select { // as a rule it is there
+	select { // usually it is already there
 	case raw, found = <-s.deliveries:
 		return raw, found, s.lost(found)
 	default:
@@ -282,8 +285,8 @@ func (s *scan) await(ctx context.Context) (raw amqp.Delivery, found bool, err er
 			return raw, false, err
 		}
 		if waited > countPatience || ready == 0 && waited > returnPatience {
-			poll.Reset(deliveryPoll) // asking may have taken longer than that
-			select {                 // a message may be on its way, or have come while the queue was asked
+			poll.Reset(deliveryPoll) // the request may have taken longer than that
+			select {                 // a message may have arrived during the request
 			case raw, found = <-s.deliveries:
 				return raw, found, s.lost(found)
 			case <-ctx.Done():
@@ -295,24 +298,24 @@ func (s *scan) await(ctx context.Context) (raw amqp.Delivery, found bool, err er
 	}
 }
 
-// lost is why the deliveries have ended.
+// lost returns the error of a closed delivery channel.
 func (s *scan) lost(found bool) error {
 	if found {
 		return nil
 	}
-	return fmt.Errorf("queue %q: the broker sends no more letters: %w", s.name, amqp.ErrClosed)
+	return fmt.Errorf("queue %q: delivery channel closed: %w", s.name, amqp.ErrClosed)
 }
 
-// awaitReturned waits until the queue counts so many messages again, also where ctx has ended. Otherwise a
-// look right after this scan would miss them. It gives up without an error, since others may have taken
-// them: a look at a queue that takes longer may miss some. RabbitMQ 4 counts them too early: there await waits.
+// awaitReturned waits until the queue counts the wanted number of messages again, even if ctx has ended. Otherwise
+// a scan right after this one would miss them. It gives up without an error, because other consumers may have
+// taken the messages; then the next scan may miss some. RabbitMQ 4 counts them too early; await waits for that.
 func (s *scan) awaitReturned(ctx context.Context, want int) error {
 	_, err := s.until(context.WithoutCancel(ctx), func(q amqp.Queue) bool { return q.Messages >= want })
 	return err
 }
 
-// until asks for the counts of the queue until they fit, and returns the last. It asks for returnPatience;
-// the last answer of a busy queue may take longer, as Count says.
+// until polls the counts of the queue until fit accepts them, and returns the last ones. It polls for
+// returnPatience; the last answer of a busy queue may take longer, see Count.
 func (s *scan) until(ctx context.Context, fit func(amqp.Queue) bool) (amqp.Queue, error) {
 	for end := time.Now().Add(returnPatience); ; {
 		q, err := s.conn.Count(s.name)
@@ -325,10 +328,10 @@ func (s *scan) until(ctx context.Context, fit func(amqp.Queue) bool) (amqp.Queue
 	}
 }
 
-// giveBack puts a message into the queue it came from. Its body was another before it was edited.
+// giveBack publishes a message to its original queue. was is its body before it was edited.
 func (s *scan) giveBack(ctx context.Context, raw amqp.Delivery, dead inbox.DeadLetter, was []byte) error {
 	if is := dead.Message.Body; !bytes.Equal(was, is) {
-		if !bytes.Equal(raw.Body, was) { // the body is a part of what was sent
+		if !bytes.Equal(raw.Body, was) { // the body is only a part of the original payload
 			return driver.ErrNotEditable
 		}
 		raw.Body = is
@@ -336,7 +339,8 @@ func (s *scan) giveBack(ctx context.Context, raw amqp.Delivery, dead inbox.DeadL
 	return s.copies().Confirmed(ctx, s.returned(raw, dead.Message.Queue))
 }
 
-// publisher returns what publishes copies, from the first one on, and ends it.
+// publisher returns a function that starts a publisher for copies on its first call, and a function that ends the
+// publisher.
 func (l *letters) publisher(ctx context.Context) (copies func() *amqpconn.Publisher, end func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	var running sync.WaitGroup

@@ -24,50 +24,51 @@ import (
 
 // Partitions.
 //
-// With Queue.Partitions of 4 the consumer of "orders" reads the queues "orders.0" to "orders.3", each
-// with a single active consumer. The sender says which key is in which: outboxamqp adds a second routing
-// key to messages with an ordering key, holdfast.slot.<n> in the header CC, where n is the CRC-32 of the
-// key modulo 64. Setup makes "orders" a direct exchange, binds it to the exchanges of Queue.Bindings, and
-// binds to it each slot's partition, which is n modulo the number of partitions. So all messages of a key
-// are in one partition, also when brokers restart, and senders need not know the number. While a partition
-// is missing its keys have no route. Messages without a slot, which have no key or are of other senders,
-// are all in the first partition: they come there by the exchange "orders.slotless.4". A sender of another
-// kind adds the header by itself. Whoever publishes to the queue "orders" by the default exchange must
-// publish to the exchange "orders" instead.
+// With Queue.Partitions of 4 the consumer of "orders" reads the queues "orders.0" to "orders.3", each with a
+// single active consumer. The sender chooses the slot of a key: outboxamqp adds a second routing key to messages
+// with an ordering key, holdfast.slot.<n> in the header CC, where n is the CRC-32 of the key modulo 64. Setup
+// makes "orders" a direct exchange and binds it to the exchanges of Queue.Bindings. It binds each slot's partition
+// to "orders"; the partition is n modulo the number of partitions. So all messages of a key are in one partition,
+// even after broker restarts, and senders need not know the number of partitions. While a partition is missing,
+// its keys have no route.
 //
-// Run runs one consumer for each partition, side by side. Concurrency, Batch, Prefetch and the limits of
-// single handlers are those of each partition: a process that serves 4 of them with a Concurrency of 8
-// runs up to 32 handlers. TimeLimit, MessageLimit and MemoryLimit end the whole Run, and MessageLimit counts
-// the messages of all partitions. A message that may have ended the process runs alone in it. Each partition pauses by itself
-// while a server is down. While a partition is missing, Ready and the log name it, and the others are served. Run
-// needs a connection for each partition, one for copies, and one that counts the processes.
+// Messages without a slot have no key, or come from other senders. They all go to the first partition, through the
+// exchange "orders.slotless.4". Other senders can set the header themselves. A program that publishes to the queue
+// "orders" through the default exchange must publish to the exchange "orders" instead.
+//
+// Run runs one consumer for each partition concurrently. Concurrency, Batch, Prefetch and the handler limits apply
+// to each partition: a process that serves 4 partitions with a Concurrency of 8 runs up to 32 handlers. TimeLimit,
+// MessageLimit and MemoryLimit end the whole Run; MessageLimit counts the messages of all partitions. A message
+// that may have crashed the process runs alone in the process. Each partition pauses independently while a server
+// is down. While a partition is missing, Ready and the log name it, and the other partitions are served. Run needs
+// a connection for each partition, one for copies, and one to count the processes.
 //
 // The Queue of a message, the attribute queue in logs and metrics and the origin of a dead letter name the
-// partition. The metric dead_letters names the queue "orders": the dead letters of all partitions are in the same
-// queues. Replay gives a dead letter to the exchange, and so to the partition of its slot.
+// partition. The metric dead_letters names the queue "orders", because the dead letters of all partitions are in
+// the same queues. Replay publishes a dead letter to the exchange, and so to the partition of its slot.
 //
-// The broker serves each partition to the process that subscribed first. About every 10 seconds a process
-// compares its partitions with its share: their number divided by the number of processes, rounded up. It gives up
-// those above the share. It receives no more messages of the partition, waits for the handlers that run, as at the end
-// of Run, closes the session and subscribes again behind the other processes. No message is processed twice for it,
-// unless a handler ignores its end for longer than ShutdownTimeout. The next process tries a message that waits for a
-// retry at once; without a ledger its attempts begin anew. A partition counts once it has delivered a message. The processes
-// are counted by the queue "orders.members", which each consumes and which stays empty. When a process
-// ends or dies, its partitions go to the others at once.
+// The broker serves each partition to the process that subscribed first. About every 10 seconds a process compares
+// its partitions with its share: the number of partitions divided by the number of processes, rounded up. It
+// releases the partitions above its share. For each, it stops receiving, waits for running handlers as on
+// shutdown, closes the session and subscribes again behind the other processes. No message is processed twice
+// because of that, unless a handler ignores cancellation for longer than ShutdownTimeout. The next process tries a
+// message that waits for a retry at once; without a ledger its attempts start at 1 again. A partition counts after
+// it has delivered a message. The queue "orders.members" counts the processes: each process consumes it, and it
+// stays empty. When a process ends or crashes, other processes get its partitions at once.
 //
-// Another number of partitions sends keys elsewhere, and later messages of a key may overtake those that
-// are queued. So stop the publishers, a relay for example, until the partitions are empty, and delete the
-// exchange and the old queues: Setup refuses and Check names what is left, and Run and Ready say so of a
-// process with another number. The guide examples/guides/production.md has the steps. No other queue may be
-// bound to the exchange. Replay needs the permission to write to it.
+// Another number of partitions moves keys to other partitions, and later messages of a key could overtake queued
+// ones. So stop the publishers, for example the relay, until the partitions are empty, and delete the exchange and
+// the old queues. Setup fails if any of them still exists, and Check reports it. Run and Ready of a process with
+// another number return errors. The guide examples/guides/production.md has the steps. Bind no other queue to the
+// exchange. Replay needs permission to write to it.
 
 // partitioned reports whether the consumer reads several queues.
 func (s *settings) partitioned() bool { return s.Partitions > 1 }
 
-// partition is the name of a partition's queue.
+// partition returns the name of a partition's queue.
 func (s *settings) partition(i int) string { return partition.Name(s.queue, i) }
 
-// validatePartitions reports every violation that has to do with Queue.Partitions.
+// validatePartitions reports every violation of the rules of Queue.Partitions.
 func (s *settings) validatePartitions(fail func(format string, args ...any)) {
 	if err := partition.Check(s.Partitions); err != nil {
 		fail("Queue.Partitions: %w", err)
@@ -79,7 +80,7 @@ func (s *settings) validatePartitions(fail func(format string, args ...any)) {
 		fail("Queue.Partitions needs Ordered")
 	}
 	if s.Key != nil {
-		fail("Queue.Partitions excludes ConsumerConfig.Key: the sender's key says which partition a message is in")
+		fail("Queue.Partitions excludes ConsumerConfig.Key: the sender's key selects the partition")
 	}
 	if s.ParkKeys {
 		fail("Queue.Partitions excludes ConsumerConfig.ParkKeys: the parked keys of all partitions are kept together")
@@ -88,7 +89,7 @@ func (s *settings) validatePartitions(fail func(format string, args ...any)) {
 
 // newRunner returns the consumer of the source's queue, or of all partitions.
 func newRunner(whole *source, p inbox.Processor, cfg engine.Config) (runner, error) {
-	if !whole.cfg.partitioned() || whole.cfg.Partitions > partition.Max { // which is reported
+	if !whole.cfg.partitioned() || whole.cfg.Partitions > partition.Max { // validate reports it
 		return engine.New(whole, p, cfg)
 	}
 	var all []group.Partition
@@ -100,8 +101,8 @@ func newRunner(whole *source, p inbox.Processor, cfg engine.Config) (runner, err
 	})
 }
 
-// part is the source of one partition. Its sessions have connections of their own. The connection for copies is
-// that of all partitions.
+// part is the source of one partition. Each session has its own connection. All partitions share the connection
+// for copies.
 type part struct {
 	*source
 	current atomic.Pointer[session]
@@ -117,17 +118,18 @@ func (p *part) Open(ctx context.Context) (driver.Session, error) {
 	return s, nil
 }
 
-// Run implements driver.Source: members runs what a source runs, once.
+// Run implements driver.Source. members runs the shared parts of the sources once.
 func (p *part) Run(ctx context.Context) { <-ctx.Done() }
 
-// Served implements group.Source. The broker does not tell which consumer it serves: it serves one that has
-// received something.
+// Served implements group.Source. The broker does not report which consumer it serves, so a partition counts as
+// served after its session received something.
 func (p *part) Served() bool {
 	s := p.current.Load()
 	return s != nil && s.received.Load() && !s.gone()
 }
 
-// members are the processes that share the partitions. Each consumes one queue, and the broker counts its consumers.
+// members counts the processes that share the partitions. Each process consumes one queue, and the broker counts
+// the consumers of that queue.
 type members struct {
 	source *source
 	conn   atomic.Pointer[amqpconn.Conn]
@@ -160,7 +162,7 @@ func (m *members) attend(ctx context.Context, conn *amqpconn.Conn) error {
 	}
 }
 
-// enlist consumes the queue of the members. The channel that it returns is closed when the broker ends that.
+// enlist consumes the queue of the members. The returned channel is closed when the broker cancels the consumer.
 func (m *members) enlist(conn *amqpconn.Conn) (gone <-chan string, err error) {
 	if err := conn.Watch(m.source.silence.pending); err != nil {
 		return nil, err
@@ -201,19 +203,19 @@ func (m *members) Count(context.Context) int {
 	return q.Consumers
 }
 
-// In front of the partitions are two exchanges. The first has the consumer's name and type direct: it
-// knows the slots of keys, which senders write into the header CC, and has each slot bound to a
-// partition. What comes without a slot goes on to the second, and from there to the first partition.
+// Two exchanges precede the partitions. The first is a direct exchange with the consumer's name. Senders write the
+// slot of a key into the header CC, and the first exchange has a binding from each slot to a partition. Messages
+// without a slot continue to the second exchange, and from there to the first partition.
 //
-// The first exchange has all slots bound to itself, too. A key whose partition is missing then has no
-// route, as without partitions, and does not pass for one without a slot: it would be in two partitions
-// when its own is there again.
+// The first exchange is also bound to itself for all slots. A key whose partition is missing then has no route, as
+// without partitions. Otherwise the message would continue to the second exchange, and its key would be in two
+// partitions after its partition is declared again.
 
-// slotless is the name of the second exchange. It has the number of partitions in it: the broker compares
-// it when the first one is declared, and so refuses another number.
+// slotless returns the name of the second exchange. It contains the number of partitions. The broker compares the
+// name when the first exchange is declared, and so rejects another number.
 func (s *settings) slotless() string { return s.queue + ".slotless." + strconv.Itoa(s.Partitions) }
 
-var errLeftover = errors.New("it is of another number of partitions, and goes on taking messages: see \"Partitions\" in the package's doc")
+var errLeftover = errors.New("it belongs to a different partition count and still receives messages: see \"Partitions\" in the package's doc")
 
 // declareSlots declares both exchanges, unless a queue of another number of partitions exists.
 func (s *settings) declareSlots(conn *amqpconn.Conn) (made bool, err error) {
@@ -252,19 +254,20 @@ func (s *settings) declareSlots(conn *amqpconn.Conn) (made bool, err error) {
 	return made || second, nil
 }
 
-// slotExchange declares the first exchange. The broker refuses that where one of another type, or of
-// another number of partitions, has its name.
+// slotExchange declares the first exchange. The broker refuses if an exchange of another type, or for another
+// number of partitions, has this name.
 func (s *settings) slotExchange(ch *amqp.Channel) error {
 	return ch.ExchangeDeclare(s.queue, amqp.ExchangeDirect, true, false, false, false, amqp.Table{"alternate-exchange": s.slotless()})
 }
 
-// members is the queue by which the processes of a partitioned consumer are counted: each consumes it,
-// and it stays empty. A quorum queue with a single active consumer does not count those that stand by.
+// members returns the name of the queue that counts the processes of a partitioned consumer. Each process consumes
+// it, and it stays empty. The partitions themselves cannot count them, because a quorum queue with a single active
+// consumer does not count the waiting consumers.
 func (s *settings) members() string { return s.queue + ".members" }
 
-// leftovers are the queues that exist if the number of partitions was another one: the queue without
-// them and all higher ones; without partitions that by which processes were counted, since a queue with
-// a number may be of another consumer.
+// leftovers returns the names of queues that exist only for another number of partitions. With partitions, these
+// are the unpartitioned queue and all higher partitions. Without partitions, it is only the queue that counts
+// processes, because a queue with a number may belong to another consumer.
 func (s *settings) leftovers() []string {
 	if !s.partitioned() {
 		return []string{s.members()}
@@ -307,7 +310,7 @@ func (s *settings) bind(conn *amqpconn.Conn, b Binding) error {
 	})
 }
 
-// checkSlots looks at what is left of another number of partitions, and at the exchanges.
+// checkSlots looks for queues of another number of partitions, and for the exchanges.
 func (s *settings) checkSlots(view *amqpconn.View, found *check.Findings) error {
 	for _, name := range s.leftovers() {
 		seen, err := view.Queue(name)
@@ -315,7 +318,7 @@ func (s *settings) checkSlots(view *amqpconn.View, found *check.Findings) error 
 			return err
 		}
 		if seen == amqpconn.Exists {
-			found.Add("work all partitions off with the number that they belong to, and delete all of them", "queue %q: %v", name, errLeftover)
+			found.Add("process all messages with the partition count of the queue, then delete all partitions", "queue %q: %v", name, errLeftover)
 		}
 	}
 	if !s.partitioned() {
@@ -327,7 +330,7 @@ func (s *settings) checkSlots(view *amqpconn.View, found *check.Findings) error 
 			return err
 		}
 		if seen == amqpconn.Missing {
-			found.Add("call Consumer.Setup", "exchange %q does not exist, so partitions miss messages", name)
+			found.Add("call Consumer.Setup", "exchange %q does not exist, so the partitions do not receive all messages", name)
 		} else if seen == amqpconn.Exists && name == s.queue {
 			if err := s.checkSlotExchange(view.Conn, found); err != nil {
 				return err
@@ -341,8 +344,8 @@ func (s *settings) checkSlotExchange(conn *amqpconn.Conn, found *check.Findings)
 	err := conn.Try(s.slotExchange)
 	reply, refused := errors.AsType[*amqp.Error](err)
 	if refused && reply.Code == amqp.PreconditionFailed {
-		found.Add("change the number as \"Partitions\" in the package's doc says, or give the consumer another queue",
-			"exchange %q is not that of %d partitions: %s", s.queue, s.Partitions, reply.Reason)
+		found.Add("change the number as described in \"Partitions\" in the package's doc, or give the consumer another queue",
+			"exchange %q does not match %d partitions: %s", s.queue, s.Partitions, reply.Reason)
 		return nil
 	}
 	if amqpconn.IsRefused(err) {
@@ -353,8 +356,9 @@ func (s *settings) checkSlotExchange(conn *amqpconn.Conn, found *check.Findings)
 	return err
 }
 
-// returned is a dead letter on its way back. One of a partition, or of the queue before it was split, goes
-// to the partition of its slot, whatever the number of partitions was.
+// returned returns a dead letter in the form in which it goes back to its queue. A dead letter from a partition,
+// or from the queue before it was partitioned, goes to the partition of its slot, for any earlier number of
+// partitions.
 func (s *settings) returned(raw amqp.Delivery, queue string) amqpconn.Out {
 	out := amqpconn.Out{Key: queue, Message: replayCopy(raw)}
 	if !s.partitioned() || queue != s.queue && !slices.Contains(partition.Names(s.queue, partition.Max), queue) {
@@ -367,7 +371,7 @@ func (s *settings) returned(raw amqp.Delivery, queue string) amqpconn.Out {
 	return out
 }
 
-// missingExchange returns driver.ErrMissing where the exchange for this number of partitions is missing.
+// missingExchange returns driver.ErrMissing if the exchange for this number of partitions is missing.
 func (s *settings) missingExchange(conn *amqpconn.Conn) error {
 	exists, err := conn.ExchangeExists(s.slotless())
 	if err != nil {
@@ -379,8 +383,8 @@ func (s *settings) missingExchange(conn *amqpconn.Conn) error {
 	return nil
 }
 
-// slotOf is the slot in a message's routes, empty where there is none. Other routes of a sender count
-// for the message, and not for its copies.
+// slotOf returns the slot in a message's routes, or "". Other routes of a sender apply to the message, not to its
+// copies.
 func slotOf(headers amqp.Table) string {
 	routes, _ := headers[wire.HeaderRoutes].([]any)
 	for _, route := range routes {

@@ -163,7 +163,7 @@ func wantFinding(t *testing.T, c *inboxamqp.Consumer, text string) {
 func testPartitionsSetup(t *testing.T, b *amqptest.Broker) {
 	c := newConsumer(t, b.Dial, &recorder{}, partitioned())
 	b.Exchange(t, "orders", "topic")
-	wantFinding(t, c, "is not that of 4 partitions")
+	wantFinding(t, c, "does not match 4 partitions")
 	if err := c.Setup(t.Context()); err == nil || !strings.Contains(err.Error(), `exchange "orders"`) {
 		t.Errorf("Setup over an exchange of another type: %v", err)
 	}

@@ -15,8 +15,8 @@ import (
 // maxWindow is the largest prefetch that quorum queues allow.
 const maxWindow = 2000
 
-// source is a queue as driver.Source says. It receives on one connection for each session, and
-// publishes copies on another.
+// source is a queue that implements driver.Source. It receives on one connection for each session, and publishes
+// copies on another.
 type source struct {
 	cfg     *settings
 	queue   string // that it reads
@@ -36,7 +36,7 @@ func newSource(dial amqpconn.Dial, cfg *settings) *source {
 	return &source{cfg: cfg, queue: cfg.queue, dial: dial, silence: &silence{}, copies: copies, passing: newPassing(copies)}
 }
 
-// of is a source of another queue whose copies go the same ways.
+// of returns a source of another queue that shares this source's copier.
 func (s *source) of(queue string) *source {
 	other := *s
 	other.queue = queue
@@ -51,7 +51,7 @@ func (s *source) Traits() driver.Traits {
 // DeadLetters implements driver.Keeper.
 func (s *source) DeadLetters() driver.DeadLetters { return newLetters(s.dial, s.cfg) }
 
-// Open implements driver.Source: it dials, and looks whether the queue exists.
+// Open implements driver.Source: it dials, and checks that the queue exists.
 func (s *source) Open(ctx context.Context) (driver.Session, error) {
 	opened, err := s.open(ctx)
 	if err != nil {
@@ -78,12 +78,12 @@ func (s *source) open(ctx context.Context) (*session, error) {
 	return opened, nil
 }
 
-// bound ends the connection, and with it the call under way, when ctx ends before the release.
+// bound closes the connection, which ends a running call, if ctx ends before the release.
 func bound(ctx context.Context, conn *amqpconn.Conn) (release func() bool) {
 	return context.AfterFunc(ctx, conn.Close)
 }
 
-// attach begins a session on a connection.
+// attach starts a session on a connection.
 func (s *source) attach(conn *amqpconn.Conn) (*session, error) {
 	if err := conn.Watch(s.silence.pending); err != nil {
 		return nil, err
@@ -110,8 +110,8 @@ func (s *source) attach(conn *amqpconn.Conn) (*session, error) {
 	return newSession(s, conn, ch), nil
 }
 
-// rebind lets messages return to a queue that was declared again without Setup. It does nothing where the user may
-// not do that, or where Setup was never called.
+// rebind binds the queue for returning messages, in case it was declared again without Setup. It does nothing if
+// the user lacks the permission, or if Setup was never called.
 func (s *source) rebind(conn *amqpconn.Conn) error {
 	err := bindReturn(conn, s.queue)
 	switch {
@@ -128,8 +128,8 @@ func (s *source) missing() error {
 	return fmt.Errorf("queue %q: declare it, or call Consumer.Setup: %w", s.queue, driver.ErrMissing)
 }
 
-// Run implements driver.Source: it keeps the connection for copies, and has messages wait on whose
-// delay is longer than any delay queue's.
+// Run implements driver.Source: it keeps the connection for copies open. It also continues the wait of messages
+// whose delay is longer than the longest delay queue.
 func (s *source) Run(ctx context.Context) {
 	var running sync.WaitGroup
 	running.Go(func() { s.passing.run(ctx) })
@@ -145,9 +145,9 @@ func (s *source) Ready(context.Context) error {
 	return s.passing.refused(time.Now())
 }
 
-// Move implements driver.Source. The copies are published together; each is mandatory, persistent
-// and confirmed. Of a message whose session has ended no copy is made: it would be a second one,
-// since the broker delivers the original again.
+// Move implements driver.Source. The copies are published together; each is mandatory, persistent and confirmed.
+// Move makes no copy of a message whose session has ended: the broker delivers the original again, so there would
+// be two.
 func (s *source) Move(ctx context.Context, moves []driver.Move) []error {
 	results := make([]error, len(moves))
 	outs := make([]*outgoing, 0, len(moves))
@@ -167,28 +167,27 @@ func (s *source) Move(ctx context.Context, moves []driver.Move) []error {
 	return results
 }
 
-// maxSlack bounds by how many bytes silent connections prolong the patience with further ones.
+// maxSlack bounds the additional bytes that silent connections may add to the patience of later connections.
 const maxSlack = 128 << 20
 
-// silence knows how long a broker may be silent: as long as what may be on its way takes.
+// silence computes how long a broker may be silent, from the bytes that may be in transit.
 type silence struct {
-	largest atomic.Int64 // body that was received, in bytes
-	slack   atomic.Int64 // more bytes that may be on their way
+	largest atomic.Int64 // largest body received, in bytes
+	slack   atomic.Int64 // more bytes that may be in transit
 }
 
-// pending is how much may be on its way from the broker before it answers a question.
+// pending returns how many bytes may be in transit from the broker before it answers a request.
 func (s *silence) pending() int { return int(2*s.largest.Load() + s.slack.Load()) }
 
-// received notes the size of a body.
+// received records the size of a body.
 func (s *silence) received(size int) {
 	if int64(size) > s.largest.Load() {
 		s.largest.Store(int64(size))
 	}
 }
 
-// note gives the next connection more time than one on which nothing came before the broker
-// seemed to be silent: it may have been sending a large message over a slow line, and would never
-// get it through.
+// note gives the next connection more time if nothing arrived on this one before the broker seemed silent. The
+// broker may have been sending a large message over a slow line; with the same patience it would never arrive.
 func (s *silence) note(silent bool) {
 	if !silent {
 		s.slack.Store(0)
