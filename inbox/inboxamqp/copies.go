@@ -20,9 +20,9 @@ import (
 	"github.com/holdfast-go/holdfast/internal/wire"
 )
 
-// duplicate returns the envelope and body of a delivery for publishing them again. Left out
-// are the broker's own headers but for the slot, since they would be mistaken for the client's; the
-// expiration, which would lose the copy; and the user id, which the broker only takes from that user.
+// duplicate returns the envelope and body of a delivery for publishing again. It omits the broker's own headers
+// except the slot, because readers would mistake them for the client's; the expiration, which would delete the
+// copy; and the user id, which the broker accepts only from that user.
 func duplicate(d amqp.Delivery) amqp.Publishing {
 	headers := make(amqp.Table, len(d.Headers)+8)
 	for name, value := range d.Headers {
@@ -53,10 +53,10 @@ func duplicate(d amqp.Delivery) amqp.Publishing {
 	}
 }
 
-// credible reports whether a header of ours can have been written by us, and not by a sender
-// whose value would fill the copy.
+// credible reports whether a header of ours is short enough to be written by us. A sender could use the name for a
+// value that fills the copy.
 func credible(name string, value any) bool {
-	most := driver.MaxErrorBytes // the error is the longest but for the history
+	most := driver.MaxErrorBytes // only the history may be longer than the error
 	if name == wire.HeaderHistory {
 		most = driver.MaxHistoryBytes
 	}
@@ -64,10 +64,10 @@ func credible(name string, value any) bool {
 	return ok && len(text) <= most
 }
 
-// nextCopy is a message with what is known of its attempts.
+// nextCopy returns a copy of a message with its progress.
 func nextCopy(d amqp.Delivery, m *inbox.Message, next driver.Progress) amqp.Publishing {
 	p := duplicate(d)
-	if isDead(d) { // one that came back is none any more
+	if isDead(d) { // a replayed dead letter is no longer a dead letter
 		revive(p.Headers, m.Replays)
 	}
 	delete(p.Headers, wire.HeaderPutOff)
@@ -80,7 +80,7 @@ func nextCopy(d amqp.Delivery, m *inbox.Message, next driver.Progress) amqp.Publ
 	return p
 }
 
-// set gives a header a value, or takes it away.
+// set sets or deletes a header.
 func set(headers amqp.Table, name, value string, there bool) {
 	if there {
 		headers[name] = value
@@ -89,7 +89,7 @@ func set(headers amqp.Table, name, value string, there bool) {
 	}
 }
 
-// cuts make room where the headers do not fit in a frame, the least important ones first.
+// cuts remove headers that do not fit into a frame, the least important ones first.
 var cuts = [...]func(headers amqp.Table){
 	func(headers amqp.Table) {
 		identity := [...]string{wire.HeaderType, stampHeader(headers), headerContentType}
@@ -102,7 +102,7 @@ var cuts = [...]func(headers amqp.Table){
 	},
 	func(headers amqp.Table) { delete(headers, wire.HeaderHistory) },
 	func(headers amqp.Table) { delete(headers, wire.HeaderError) },
-	func(headers amqp.Table) { // what is left of the sender's is still too much, and a copy without it is better than none
+	func(headers amqp.Table) { // the sender's headers are still too large, and a copy without them is better than no copy
 		for name := range headers {
 			if !wire.Own(name) && name != wire.HeaderRoutes {
 				delete(headers, name)
@@ -111,7 +111,7 @@ var cuts = [...]func(headers amqp.Table){
 	},
 }
 
-// revive removes from the headers what a dead letter, or any failure, has left there.
+// revive removes the headers that a dead letter or failure added.
 func revive(headers amqp.Table, replays int) {
 	for name := range headers {
 		if wire.Own(name) && !ofSender(name) {
@@ -121,12 +121,12 @@ func revive(headers amqp.Table, replays int) {
 	headers[wire.HeaderReplays] = strconv.Itoa(replays)
 }
 
-// ofSender reports whether a header of ours says something of the message, and not of its failures.
+// ofSender reports whether a header of ours describes the message, not its failures.
 func ofSender(name string) bool {
 	return name == wire.HeaderKey || name == wire.HeaderOriginExchange || name == wire.HeaderOriginKey
 }
 
-// setWait records what remains of a delay that no delay queue is long enough for.
+// setWait records the rest of a delay that is longer than the longest delay queue.
 func setWait(p amqp.Publishing, rest time.Duration) {
 	if rest <= 0 {
 		delete(p.Headers, wire.HeaderWait)
@@ -135,7 +135,7 @@ func setWait(p amqp.Publishing, rest time.Duration) {
 	p.Headers[wire.HeaderWait] = strconv.FormatInt(rest.Milliseconds(), 10)
 }
 
-// deadCopy is a message with why it was given up.
+// deadCopy returns a copy of a message with the reason for giving it up.
 func deadCopy(d amqp.Delivery, dead inbox.DeadLetter) amqp.Publishing {
 	p := duplicate(d)
 	delete(p.Headers, wire.HeaderWait)
@@ -158,14 +158,14 @@ func deadCopy(d amqp.Delivery, dead inbox.DeadLetter) amqp.Publishing {
 	return p
 }
 
-// replayCopy is a dead letter as a message that was never tried.
+// replayCopy returns a dead letter as a message that was never tried.
 func replayCopy(d amqp.Delivery) amqp.Publishing {
 	p := duplicate(d)
 	revive(p.Headers, max(intHeader(d, wire.HeaderReplays), 0)+1)
 	return p
 }
 
-// readDead reads back what deadCopy wrote.
+// readDead parses a dead letter that deadCopy made.
 func readDead(d amqp.Delivery, class string, by *wire.Symfony) inbox.DeadLetter {
 	m := convert(d, header(d, wire.HeaderOrigin), by)
 	if named := header(d, wire.HeaderClass); named != "" {
@@ -188,12 +188,12 @@ func readDead(d amqp.Delivery, class string, by *wire.Symfony) inbox.DeadLetter 
 func timeText(t time.Time) string { return t.UTC().Format(time.RFC3339Nano) }
 
 const (
-	// maxMoves is how many copies are published together.
+	// maxMoves is the number of copies that are published together.
 	maxMoves = 64
-	// copyWindow is how many may await their confirm: those of some Moves, and those of messages that
+	// copyWindow is the number of copies that may await their confirms, from several Moves and from messages that
 	// pass through.
 	copyWindow = 4 * maxMoves
-	// shutdownPatience is how long the end of Run waits for confirms.
+	// shutdownPatience is the time that Run waits for confirms when it ends.
 	shutdownPatience = time.Second
 )
 
@@ -213,15 +213,15 @@ func newCopier(dial amqpconn.Dial, cfg *settings) *copier {
 	})}
 }
 
-// outgoing is a copy on its way to a queue, and then what became of it.
+// outgoing is a copy to publish, and later its outcome.
 type outgoing struct {
 	exchange, key string
 	copied        amqp.Publishing
-	note          string // the queue for the note of a copy that waits; empty: it does not wait
+	note          string // the queue for the note of a waiting copy; empty: the copy does not wait
 	err           error
 }
 
-// place names where the copy goes.
+// place returns the destination of the copy.
 func (o *outgoing) place() string {
 	if o.exchange == "" {
 		return "queue " + strconv.Quote(o.key)
@@ -229,7 +229,7 @@ func (o *outgoing) place() string {
 	return fmt.Sprintf("exchange %q", o.exchange)
 }
 
-// outgoing is the copy that a move makes.
+// outgoing returns the copy for a move.
 func (c *copier) outgoing(d *delivery, m driver.Move) *outgoing {
 	switch m.Target {
 	case driver.ToDead:
@@ -241,8 +241,8 @@ func (c *copier) outgoing(d *delivery, m driver.Move) *outgoing {
 	}
 }
 
-// publish publishes copies and waits for all outcomes. Those that are too large for the broker lose
-// headers, step by step.
+// publish publishes copies and waits for all outcomes. Copies that are too large for the broker lose headers, step
+// by step.
 func (c *copier) publish(ctx context.Context, outs []*outgoing) {
 	defer c.leave(ctx, outs)
 	for step := 0; len(outs) > 0; step++ {
@@ -273,7 +273,7 @@ func (c *copier) publishOnce(ctx context.Context, outs []*outgoing) {
 	under.Wait()
 }
 
-// result is the outcome as driver.Source says it.
+// result converts the outcome to the errors of driver.Source.
 func (o *outgoing) result() error {
 	switch {
 	case o.err == nil:
@@ -287,32 +287,32 @@ func (o *outgoing) result() error {
 	}
 }
 
-// unavailable reports whether copies cannot be published for now, whatever they are.
+// unavailable reports whether no copies can be published for now.
 func unavailable(err error) bool {
 	return errors.Is(err, amqpconn.ErrUnavailable) || errors.Is(err, amqpconn.ErrBlocked)
 }
 
 const (
-	// passPause is how often messages are tried again that cannot be published for now.
+	// passPause is the interval at which unpublishable messages are tried again.
 	passPause = 250 * time.Millisecond
-	// refusedPause is between two messages whose delay queue takes none: it is missing, or closed
-	// to this user. Each goes behind the others of the consumer's own queue, and comes again.
+	// refusedPause is the pause between two messages whose delay queue is missing or closed to this user. Each
+	// goes to the end of the consumer's own queue, and is delivered again.
 	refusedPause = 50 * time.Millisecond
-	// refusedAge is how long Ready remembers such a queue.
+	// refusedAge is how long Ready reports such a queue.
 	refusedAge = 15 * time.Second
-	// maxRenewals bounds how often a session consumes anew because of messages that wait to pass.
+	// maxRenewals bounds how often a session replaces its consumer because of messages that wait to pass through.
 	maxRenewals = 4
 )
 
-// passing are the messages of all sessions that wait longer than any delay queue does. They go from
-// one to the next, and only the transport sees them.
+// passing contains the messages of all sessions whose delay is longer than the longest delay queue. They pass from
+// one delay queue to the next. Only the transport handles them.
 type passing struct {
 	copies  *copier
 	wake    chan struct{}
 	seldom  telemetry.Seldom
 	mu      sync.Mutex
 	waiting []*delivery
-	last    error // why a delay queue took none,
+	last    error // the last rejection by a delay queue
 	when    time.Time
 }
 
@@ -320,7 +320,7 @@ func newPassing(copies *copier) *passing {
 	return &passing{copies: copies, wake: make(chan struct{}, 1)}
 }
 
-// add takes a message over.
+// add adds messages.
 func (p *passing) add(ds ...*delivery) {
 	p.mu.Lock()
 	p.waiting = append(p.waiting, ds...)
@@ -331,8 +331,8 @@ func (p *passing) add(ds ...*delivery) {
 	}
 }
 
-// take returns some of the messages. Those of sessions that have ended are dropped: the broker
-// delivers them again.
+// take returns some of the messages. It drops messages of sessions that have ended, because the broker delivers
+// them again.
 func (p *passing) take() (ds []*delivery) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -351,24 +351,24 @@ func (p *passing) take() (ds []*delivery) {
 	return ds
 }
 
-// refuse remembers that a delay queue took none.
+// refuse records a rejection by a delay queue.
 func (p *passing) refuse(err error, now time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.last, p.when = err, now
 }
 
-// refused returns why a delay queue took none lately.
+// refused returns the last rejection by a delay queue, if it is recent.
 func (p *passing) refused(now time.Time) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.last == nil || now.Sub(p.when) > refusedAge {
 		return nil
 	}
-	return fmt.Errorf("a delay queue takes no messages: %w", p.last)
+	return fmt.Errorf("a delay queue rejects messages: %w", p.last)
 }
 
-// run has the messages wait on until ctx ends. What is left then is unsettled.
+// run forwards the messages until ctx ends. The remaining messages stay unsettled.
 func (p *passing) run(ctx context.Context) {
 	for ctx.Err() == nil {
 		ds := p.take()
@@ -380,13 +380,13 @@ func (p *passing) run(ctx context.Context) {
 			continue
 		}
 		if p.forward(ctx, ds) {
-			_ = runloop.Sleep(ctx, passPause) // the loop sees the end of ctx
+			_ = runloop.Sleep(ctx, passPause) // the loop checks ctx
 		}
 	}
 }
 
-// forward publishes copies of messages for the rest of their delays, and reports whether none can be
-// published for now.
+// forward publishes copies of messages for the rest of their delays. It returns true if some cannot be published
+// for now.
 func (p *passing) forward(ctx context.Context, ds []*delivery) (later bool) {
 	outs := make([]*outgoing, len(ds))
 	for i, d := range ds {
@@ -408,13 +408,13 @@ func (p *passing) forward(ctx context.Context, ds []*delivery) (later bool) {
 	return later
 }
 
-// passed ends the original of a message that is stored elsewhere.
+// passed acknowledges the original of a message that is stored elsewhere.
 func (p *passing) passed(ctx context.Context, d *delivery) {
 	d.session.passing.Add(-1)
-	_ = d.session.Ack(ctx, []driver.Delivery{d}, false) // if it comes again it takes the same way
+	_ = d.session.Ack(ctx, []driver.Delivery{d}, false) // a redelivered original passes through again
 }
 
-// keep has a message wait here. The receiver is told when such messages hold half of its window.
+// keep puts a message back to wait. It notifies the receiver if such messages fill half of its window.
 func (p *passing) keep(d *delivery) {
 	p.add(d)
 	if d.session.passing.Load() >= d.session.most.Load() {
@@ -425,13 +425,13 @@ func (p *passing) keep(d *delivery) {
 	}
 }
 
-// detour puts a message behind the others of its own queue, since no delay queue takes it.
+// detour moves a message to the end of its own queue, because its delay queue rejected it.
 func (p *passing) detour(ctx context.Context, d *delivery, why error) {
 	p.refuse(why, time.Now())
 	if repeats, due := p.seldom.Due(); due {
-		p.copies.cfg.Logger.ErrorContext(ctx, "a delay queue takes no messages: they go behind the others", slog.Any("error", why), slog.Int("repeats", repeats))
+		p.copies.cfg.Logger.ErrorContext(ctx, "delay queue rejected a message: moved behind others", slog.Any("error", why), slog.Int("repeats", repeats))
 	}
-	_ = runloop.Sleep(ctx, refusedPause) // the end of ctx shows in what follows
+	_ = runloop.Sleep(ctx, refusedPause) // the following calls check ctx
 	out := &outgoing{key: d.session.src.queue, copied: duplicate(d.raw)}
 	p.copies.publish(ctx, []*outgoing{out})
 	if out.err == nil {
@@ -441,18 +441,19 @@ func (p *passing) detour(ctx context.Context, d *delivery, why error) {
 	p.keep(d)
 }
 
-// The delay queues are shared, so their depths do not say how many messages of one consumer wait. Each waiting
-// message therefore has a note, an empty message, in a queue of its consumer. The process to which the message
-// returns takes one note away. Where a process dies in between, a note is left over until noteAge.
+// All consumers share the delay queues, so the depths of these do not show how many messages of one consumer wait.
+// Therefore each waiting message has a note, an empty message, in a queue of its consumer. The process that
+// receives the returned message removes one note. If a process crashes between the two, its note remains until
+// noteAge.
 
 const (
-	// noteAge is how long a note is kept: longer than the longest step of the ladder.
+	// noteAge is the lifetime of a note: longer than the longest step of the ladder.
 	noteAge = time.Hour
-	// notesAtOnce bounds how many notes are taken within one call's time.
+	// notesAtOnce bounds the notes that are removed within the timeout of one call.
 	notesAtOnce = 100
 )
 
-// noteQueue is the queue of the notes of messages that have failed, or of those that are put off.
+// noteQueue returns the queue for the notes of failed messages, or of messages that were put off.
 func (s *settings) noteQueue(putOff bool) string {
 	if putOff {
 		return s.queue + ".putoff"
@@ -467,7 +468,8 @@ func (s *settings) noteQueues() (specs []queueSpec) {
 	return specs
 }
 
-// leave publishes the notes of messages that wait. Nobody waits for the confirms, and a failure only makes a count wrong.
+// leave publishes the notes of waiting messages. It does not wait for the confirms; a failure only makes a count
+// wrong.
 func (c *copier) leave(ctx context.Context, outs []*outgoing) {
 	for _, out := range outs {
 		if out.err == nil && out.note != "" {
@@ -476,7 +478,8 @@ func (c *copier) leave(ctx context.Context, outs []*outgoing) {
 	}
 }
 
-// noteOf is the queue that has a note of a delivery; empty: none has. One that is redelivered has none any more.
+// noteOf returns the queue that has a note of a delivery, or "". The note of a redelivered message was removed
+// earlier.
 func (s *settings) noteOf(d amqp.Delivery) string {
 	if d.Redelivered || d.Headers[wire.HeaderDelay] == nil {
 		return ""
@@ -484,12 +487,12 @@ func (s *settings) noteOf(d amqp.Delivery) string {
 	return s.noteQueue(d.Headers[wire.HeaderPutOff] != nil)
 }
 
-// notes takes the notes of messages that have returned, on a goroutine that runs while there are any.
+// notes removes the notes of returned messages, on a goroutine that runs while there are any.
 type notes struct {
 	conn *amqpconn.Conn
 
 	mu      sync.Mutex
-	due     map[string]int // notes to take, by queue
+	due     map[string]int // notes to remove, by queue
 	running bool
 	over    bool
 	done    sync.WaitGroup
@@ -497,7 +500,7 @@ type notes struct {
 
 func newNotes(conn *amqpconn.Conn) *notes { return &notes{conn: conn, due: map[string]int{}} }
 
-// take has one note taken from a queue.
+// take removes one note from a queue, on the goroutine.
 func (n *notes) take(queue string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -521,13 +524,13 @@ func (n *notes) run() {
 			}
 			return nil
 		})
-		if err != nil { // the queue is missing or the connection has ended: a count is wrong until noteAge
+		if err != nil { // the queue is missing or the connection has ended; the count is wrong until noteAge
 			n.drop(queue)
 		}
 	}
 }
 
-// next returns how many notes to take now, and from which queue. Zero: none, and the goroutine ends.
+// next returns the number of notes to remove now, and their queue. If the number is zero, the goroutine ends.
 func (n *notes) next() (queue string, count int) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -550,7 +553,7 @@ func (n *notes) drop(queue string) {
 	delete(n.due, queue)
 }
 
-// end takes no more notes. The goroutine ends after the call under way.
+// end stops removing notes. The goroutine ends after its current call.
 func (n *notes) end() {
 	n.mu.Lock()
 	defer n.mu.Unlock()

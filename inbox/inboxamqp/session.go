@@ -21,28 +21,28 @@ import (
 
 // Faults.
 //
-// The consumer asks the broker every two seconds whether it is there, and connects anew when it
-// has not answered for five, or for one and a half heartbeats if that is less. The broker, too, must
-// notice a connection that fell silent before it delivers again what that was given: after two to
-// three heartbeats. They are in the amqp.Config of the dial function, 10 s by default.
+// The consumer polls the broker every two seconds. It reconnects if the broker has not answered for five seconds,
+// or for one and a half heartbeats if that is less. The broker must also notice a silent connection before it
+// redelivers the messages of that connection. It needs two to three heartbeats for that. The heartbeat is set in
+// the amqp.Config of the dial function, 10 s by default.
 //
-// On a lost connection, a closed channel, a deleted queue or a restarted broker the consumer
-// begins a new session, after pauses that grow to 2 seconds. The log and Ready name a queue that
-// does not exist: Run declares nothing, and goes on as soon as Setup has declared it again. RabbitMQ
-// 3.10 confirms the declaration of a quorum queue before it is on the disk. Killed right then, it
-// comes back with a queue that takes no messages; delete it and call Setup.
+// After a lost connection, a closed channel, a deleted queue or a restarted broker the consumer starts a new
+// session, with a backoff of up to 2 seconds. The log and Ready name a queue that does not exist. Run declares
+// nothing, and continues after Setup has declared the queue again. RabbitMQ 3.10 confirms the declaration of a
+// quorum queue before it is on disk. If the broker is killed at that moment, it restarts with a queue that accepts
+// no messages; delete it and call Setup.
 //
-// An error of inbox.Unavailable, for a database that is down, keeps the message. When another one
-// that began later goes through, the server is there: the message goes behind the others for about
-// two seconds, and the second time has failed by itself, so that its failure is counted as any
-// other. When 16 messages have failed, or as many as Prefetch, or one has waited for 5 seconds for
-// another that runs, the consumer pauses: it cancels itself at the broker and tries a few messages
-// at a time, at distances up to about 2 seconds, until one goes through. It tries messages that
-// have not failed yet first, and more where those run for over 2 seconds. Where no other begins for
-// 1.5 seconds, those that failed are tried again, and it pauses when they fail.
+// An error of inbox.Unavailable, for example from a stopped database, keeps the message. If another message that
+// started later succeeds, the server is up. The failed message then goes behind the others for about two seconds;
+// if it fails again, the failure is its own and counts as an attempt. The consumer pauses when 16 messages have
+// failed, or as many as Prefetch, or when one message has waited 5 seconds for another running message. While
+// paused, it cancels its consumer and tries a few messages at a time, at intervals of up to about 2 seconds, until
+// one succeeds. It tries messages that have not failed first, and tries more messages while those run for over 2
+// seconds. If no other message starts for 1.5 seconds, the failed messages are tried again, and the consumer
+// pauses if they fail.
 
-// session is one channel, on a connection of its own. It is thrown away when anything about it
-// breaks, and a delivery knows its session, so nothing is settled on a later one.
+// session is one channel, on a connection of its own. It is discarded after any fault. Each delivery refers to its
+// session, so it is never settled on a later one.
 type session struct {
 	src    *source
 	conn   *amqpconn.Conn
@@ -50,31 +50,31 @@ type session struct {
 	intake intake
 	notes  *notes
 
-	received atomic.Bool // anything at all
+	received atomic.Bool // a delivery on this session
 
 	tags    tags
-	passing atomic.Int64  // messages in hand that only pass through
-	most    atomic.Int64  // how many of them may wait
-	crowded chan struct{} // tells the receiver that there are more
+	passing atomic.Int64  // in-flight messages that only pass through
+	most    atomic.Int64  // how many of these may wait
+	crowded chan struct{} // notifies the receiver of more than that
 
-	mostLate atomic.Int64 // how many acknowledgements may wait for earlier messages; the receiver sets it
+	mostLate atomic.Int64 // how many acknowledgements may wait for earlier messages; set by the receiver
 
-	mu    sync.Mutex // held while something is settled
+	mu    sync.Mutex // held while deliveries are settled
 	over  bool
-	looks bool // a look at the acknowledgements that wait is due
+	looks bool // hasten is scheduled
 }
 
-// ackPatience is the time between two looks at the acknowledgements that wait for earlier messages. Those that have
-// waited since the look before are written. So none waits for more than twice this time.
+// ackPatience is the time between two runs of hasten, which writes acknowledgements that wait for earlier
+// messages. It writes those that already waited at its previous run. So none waits for more than twice this time.
 const ackPatience = 100 * time.Millisecond
 
-// delivery is one hand-out of a message.
+// delivery is one delivery of a message.
 type delivery struct {
 	session *session
 	raw     amqp.Delivery
 	read    sync.Once
 	msg     *inbox.Message
-	wait    time.Duration // what remains of a long delay; the message only passes through
+	wait    time.Duration // the rest of a long delay, if the message only passes through
 }
 
 // Message implements driver.Delivery.
@@ -96,8 +96,8 @@ func newSession(src *source, conn *amqpconn.Conn, ch *amqp.Channel) *session {
 	return s
 }
 
-// Start implements driver.Session. What an earlier consumer of this channel was given does not count
-// towards the window.
+// Start implements driver.Session. Deliveries to an earlier consumer of this channel do not count towards the
+// window.
 func (s *session) Start(ctx context.Context, window int) error {
 	defer bound(ctx, s.conn)()
 	if err := s.intake.unsubscribe(); err != nil {
@@ -118,9 +118,9 @@ func (s *session) Receive(ctx context.Context, most int) ([]driver.Delivery, err
 	return s.intake.take(most), nil
 }
 
-// Stop implements driver.Session. An ordered consumer stays one, and what has arrived stays unsettled
-// until the next Start or Close: cancelled, a quorum queue with a single active consumer would call in
-// the next one, and take back out of order what is on its way.
+// Stop implements driver.Session. An ordered consumer is not cancelled, and received messages stay unsettled until
+// the next Start or Close. After a cancellation, a quorum queue with a single active consumer would activate the
+// next consumer, and requeue messages in transit out of order.
 func (s *session) Stop(ctx context.Context) error {
 	s.intake.stopped = true
 	if s.src.cfg.Ordered {
@@ -137,7 +137,7 @@ func (s *session) Stop(ctx context.Context) error {
 	return s.GiveBack(ctx, kept)
 }
 
-// Ack implements driver.Session, with as few writes as is safe.
+// Ack implements driver.Session, with as few writes as safely possible.
 func (s *session) Ack(_ context.Context, ds []driver.Delivery, mayWait bool) error {
 	most := 0
 	if mayWait {
@@ -153,7 +153,7 @@ func (s *session) Ack(_ context.Context, ds []driver.Delivery, mayWait bool) err
 	})
 }
 
-// hasten writes the acknowledgements that have waited for too long. A write that fails ends the session.
+// hasten writes the acknowledgements that have waited too long. A failed write ends the session.
 func (s *session) hasten() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -180,8 +180,8 @@ func (s *session) GiveBack(_ context.Context, ds []driver.Delivery) error {
 	})
 }
 
-// settle writes what becomes of deliveries of this session. It fails as a whole once the session has
-// ended, and a write that fails has no effect: the broker delivers all of them again.
+// settle settles deliveries of this session. It fails for all of them after the session has ended. A failed write
+// has no effect: the broker delivers all of them again.
 func (s *session) settle(ds []driver.Delivery, write func(tags []uint64) error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -203,7 +203,7 @@ func (s *session) settle(ds []driver.Delivery, write func(tags []uint64) error) 
 	return nil
 }
 
-// gone reports whether the broker delivers again what is not settled.
+// gone reports whether the session has ended, so that the broker delivers unsettled messages again.
 func (s *session) gone() bool {
 	select {
 	case <-s.conn.Done():
@@ -213,20 +213,20 @@ func (s *session) gone() bool {
 	}
 }
 
-// Close implements driver.Session: it closes the channel without cancelling the consumer. A quorum
-// queue then takes back what is unsettled in one step and in its order, before another consumer gets
-// anything; a cancelled one would let the next consumer begin before.
+// Close implements driver.Session: it closes the channel without cancelling the consumer. A quorum queue then
+// requeues the unsettled messages in one step and in order, before it delivers to another consumer. After a
+// cancellation the next consumer would start earlier.
 func (s *session) Close(ctx context.Context) error {
 	defer bound(ctx, s.conn)()
 	s.notes.end()
 	defer s.notes.done.Wait()
 	s.mu.Lock()
 	if !s.over && !s.gone() {
-		_ = s.conn.Within(func() error { return s.tags.flush(s.ch.Ack) }) // without it they come again
+		_ = s.conn.Within(func() error { return s.tags.flush(s.ch.Ack) }) // if this fails, the messages are delivered again
 	}
 	s.over = true
 	s.mu.Unlock()
-	// The answer shows that the broker has read the acknowledgements.
+	// The reply shows that the broker has read the acknowledgements.
 	err := s.conn.Within(s.ch.Close)
 	s.conn.Close()
 	s.src.silence.note(s.conn.Silent() && !s.received.Load())
@@ -242,7 +242,7 @@ func closed(err *amqp.Error) error {
 	return fmt.Errorf("channel closed: %w", err)
 }
 
-// intake is what a session receives by. It belongs to the goroutine that does.
+// intake receives the messages of a session. Only the receiving goroutine may use it.
 type intake struct {
 	session *session
 	src     *source
@@ -251,20 +251,20 @@ type intake struct {
 	closes  <-chan *amqp.Error
 	cancels <-chan string
 
-	tag        string               // of the consumer; "" while there is none
+	tag        string               // of the consumer; "" without a consumer
 	window     int                  // of the consumer
 	renewals   int                  // of the consumer, since Start
-	deliveries <-chan amqp.Delivery // nil while there is no consumer
-	stopped    bool                 // nothing is to be returned
-	kept       []driver.Delivery    // received, and not returned yet
+	deliveries <-chan amqp.Delivery // nil without a consumer
+	stopped    bool                 // Receive returns nothing
+	kept       []driver.Delivery    // received, but not yet returned
 }
 
 func (i *intake) subscribe(window int) error {
 	if err := i.conn.Within(func() error { return i.ch.Qos(window, 0, false) }); err != nil {
 		return fmt.Errorf("set prefetch: %w", err)
 	}
-	// A tag of its own each time: older RabbitMQ, 3.10.8 among them, breaks the channel when a tag
-	// comes again while messages that it was given are still unsettled (rabbitmq-server#5927).
+	// Each consumer needs a new tag. Older RabbitMQ, for example 3.10.8, closes the channel if a tag is used again
+	// while deliveries to the same tag are unsettled (rabbitmq-server#5927).
 	tag := i.src.cfg.ConsumerConfig.Name + "-" + uuid.NewString()
 	var deliveries <-chan amqp.Delivery
 	err := i.conn.Within(func() (err error) {
@@ -279,7 +279,7 @@ func (i *intake) subscribe(window int) error {
 	}
 	i.tag, i.window, i.deliveries = tag, window, deliveries
 	i.session.most.Store(i.session.passing.Load() + int64(window+1)/2)
-	i.session.mostLate.Store(int64(window) / 4) // each of them keeps a place of the window
+	i.session.mostLate.Store(int64(window) / 4) // each of these uses a place in the window
 	return nil
 }
 
@@ -312,8 +312,8 @@ func (i *intake) await(ctx context.Context) error {
 	}
 }
 
-// gather takes what is there. The client passes messages on one by one, each as soon as the one
-// before is taken: it needs a turn of the scheduler for that.
+// gather takes the messages that have arrived. The client passes them on one by one, and needs a turn of the
+// scheduler for each.
 func (i *intake) gather(most int) {
 	for yielded := false; len(i.kept) < most; {
 		select {
@@ -333,7 +333,7 @@ func (i *intake) gather(most int) {
 	}
 }
 
-// accept keeps a message that has arrived for Receive, unless it only passes through.
+// accept keeps a received message for Receive, unless it only passes through.
 func (i *intake) accept(raw amqp.Delivery) {
 	i.session.received.Store(true)
 	i.session.tags.add(raw.DeliveryTag)
@@ -350,8 +350,8 @@ func (i *intake) accept(raw amqp.Delivery) {
 	i.kept = append(i.kept, d)
 }
 
-// cause tells why the delivery channel has ended. When the channel to the broker has, the
-// client closes all listeners, that for a cancellation included.
+// cause returns why the delivery channel was closed. If the AMQP channel was closed, the client closes all
+// listeners, including the one for cancellations.
 func (i *intake) cause() error {
 	select {
 	case _, cancelled := <-i.cancels:
@@ -370,7 +370,7 @@ func (i *intake) cause() error {
 	}
 }
 
-// unsubscribe is a consumer no more, and keeps what was on its way.
+// unsubscribe cancels the consumer, and keeps the messages in transit.
 func (i *intake) unsubscribe() error {
 	if i.deliveries == nil {
 		return nil
@@ -378,16 +378,16 @@ func (i *intake) unsubscribe() error {
 	if err := i.conn.Within(func() error { return i.ch.Cancel(i.tag, false) }); err != nil {
 		return fmt.Errorf("cancel consumer: %w", err)
 	}
-	for raw := range i.deliveries { // ends, since the client has what was sent before the answer
+	for raw := range i.deliveries { // ends, because the client has received everything sent before the reply
 		i.accept(raw)
 	}
 	i.deliveries = nil
 	return nil
 }
 
-// renew consumes anew: the new consumer has a whole window, so that messages that pass through and
-// cannot, under an alarm of the broker for example, do not keep the others out. Where one consumer at a
-// time is served that would call in the next.
+// renew replaces the consumer. The new consumer has a whole window. Otherwise messages that wait to pass through,
+// for example during an alarm of the broker, would block the others. An ordered consumer is not replaced, because
+// that would activate the next process.
 func (i *intake) renew() error {
 	if i.stopped || i.renewals == maxRenewals || i.src.cfg.Ordered {
 		return nil
@@ -399,7 +399,7 @@ func (i *intake) renew() error {
 	return i.subscribe(i.window)
 }
 
-// take returns what is kept, at most so many.
+// take returns at most the given number of kept messages.
 func (i *intake) take(most int) []driver.Delivery {
 	n := min(most, len(i.kept))
 	ds := i.kept[:n:n]
@@ -409,21 +409,19 @@ func (i *intake) take(most int) []driver.Delivery {
 	return ds
 }
 
-// tags knows which deliveries of a channel are settled, so that one acknowledgement can
-// cover several: the broker takes "multiple" for all tags up to it, those still in work
-// included, so it may be used on a settled prefix only. What workers finish beyond the prefix
-// may wait for a short time until the prefix has grown: an acknowledgement for each costs the broker
-// as much as the message did.
+// tags tracks which deliveries of a channel are settled, so that one acknowledgement can cover several. The broker
+// applies "multiple" to all lower tags, even of messages in flight, so it may only be used for a settled prefix.
+// Acknowledgements beyond the prefix may wait for a short time until the prefix has grown, because a separate
+// acknowledgement costs the broker as much as the message did.
 type tags struct {
 	mu      sync.Mutex
-	first   uint64   // the lowest tag in work; those before it are gone
-	ended   []bool   // from first on: done or settled otherwise
-	waiting []uint64 // done, and the broker does not know yet
-	late    int      // so many of waiting, from its begin, waited at the last look
+	first   uint64   // the lowest tag in flight; lower tags were dropped
+	ended   []bool   // from first on: settled or done
+	waiting []uint64 // done, but not yet acknowledged
+	late    int      // the first of waiting, which already waited at the last hasten
 }
 
-// add notes a delivery. Tags begin at 1 and have no gaps; if there ever were one, nothing
-// beyond it would be acknowledged together.
+// add adds a delivery. Tags start at 1 and have no gaps. After a gap, nothing would be acknowledged together.
 func (t *tags) add(tag uint64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -436,7 +434,7 @@ func (t *tags) add(tag uint64) {
 // acker writes an acknowledgement.
 type acker func(tag uint64, multiple bool) error
 
-// settle notes that a delivery was settled by itself. Those behind it may have waited for it.
+// settle records that a delivery was settled separately. Later deliveries may have waited for it.
 func (t *tags) settle(tag uint64, ack acker) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -444,9 +442,9 @@ func (t *tags) settle(tag uint64, ack acker) error {
 	return t.prefix(ack)
 }
 
-// acknowledge notes deliveries as done and writes one acknowledgement for all in the settled prefix.
-// The others wait; if there are more than most, each gets one of its own. It holds the lock meanwhile,
-// so that no later prefix is written first. It reports whether any waits, and returns the first error.
+// acknowledge records deliveries as done and writes one acknowledgement for the settled prefix. The others wait;
+// if more than most wait, each gets its own acknowledgement. The lock is held meanwhile, so that no later prefix
+// is written first. It reports whether any waits, and returns the first error.
 func (t *tags) acknowledge(done []uint64, most int, ack acker) (waits bool, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -462,7 +460,7 @@ func (t *tags) acknowledge(done []uint64, most int, ack acker) (waits bool, err 
 	return len(t.waiting) > 0, err
 }
 
-// hasten acknowledges what has waited since the last look, and reports whether any still waits.
+// hasten acknowledges deliveries that already waited at its last call, and reports whether any still waits.
 func (t *tags) hasten(ack acker) (waits bool, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -471,14 +469,14 @@ func (t *tags) hasten(ack acker) (waits bool, err error) {
 	return t.late > 0, err
 }
 
-// flush acknowledges all that waits.
+// flush acknowledges all waiting deliveries.
 func (t *tags) flush(ack acker) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.tell(len(t.waiting), ack)
 }
 
-// open returns how many deliveries are in work.
+// open returns the number of deliveries in flight.
 func (t *tags) open() (n int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -490,7 +488,7 @@ func (t *tags) open() (n int) {
 	return n
 }
 
-// end notes that a delivery is no longer in work. It reports whether it was.
+// end records that a delivery is no longer in flight. It reports whether it was in flight.
 func (t *tags) end(tag uint64) bool {
 	i := tag - t.first
 	if tag < t.first || i >= uint64(len(t.ended)) || t.ended[i] {
@@ -500,7 +498,8 @@ func (t *tags) end(tag uint64) bool {
 	return true
 }
 
-// prefix drops what has ended before the lowest tag in work, and writes one acknowledgement for what waits of it.
+// prefix drops ended tags before the lowest one in flight, and writes one acknowledgement for the waiting ones
+// among them.
 func (t *tags) prefix(ack acker) error {
 	before := t.first
 	for len(t.ended) > 0 && t.ended[0] {
@@ -528,7 +527,7 @@ func (t *tags) prefix(ack acker) error {
 	return ack(last, last > before)
 }
 
-// tell acknowledges the first n that wait, one by one. It returns the first error.
+// tell acknowledges the first n waiting deliveries, one by one. It returns the first error.
 func (t *tags) tell(n int, ack acker) (err error) {
 	for _, tag := range t.waiting[:n] {
 		err = cmp.Or(err, ack(tag, false))
