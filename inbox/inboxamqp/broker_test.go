@@ -14,7 +14,7 @@ import (
 	"github.com/holdfast-go/holdfast/internal/testenv/amqptest"
 )
 
-// These tests break the broker they use, so they have one of their own. They take turns.
+// These tests break their broker, so each uses a private one. They run one at a time.
 func TestOwnBroker(t *testing.T) {
 	t.Parallel()
 	server := testenv.Private(t, testenv.RabbitMQ)
@@ -36,7 +36,7 @@ func TestOwnBroker(t *testing.T) {
 	}
 }
 
-// setMemory sets the broker's memory limit: an alarm where it is below what the broker has.
+// setMemory sets the broker's memory limit. A limit below its current use raises an alarm.
 func setMemory(t *testing.T, server *testenv.Server, limit string) {
 	t.Helper()
 	must(t, server.Control(t.Context(), "set_vm_memory_high_watermark", "absolute", limit))
@@ -44,9 +44,8 @@ func setMemory(t *testing.T, server *testenv.Server, limit string) {
 
 const alarm, noAlarm = "10MB", "1GB"
 
-// Under a memory alarm the broker takes no copies. Failed messages wait for its end, more than
-// there are workers and than the prefetch holds, and the consumption of the others goes on: it is
-// what ends the alarm.
+// Under a memory alarm the broker accepts no copies. Failed messages wait until it ends, even if they outnumber
+// the workers and the prefetch. Other messages are still consumed, because that is how the alarm ends.
 func testMemoryAlarm(t *testing.T, server *testenv.Server) {
 	b := amqptest.On(t, server.URL(), server.AdminURL())
 	var done atomic.Int64
@@ -57,7 +56,7 @@ func testMemoryAlarm(t *testing.T, server *testenv.Server) {
 		done.Add(1)
 		return nil
 	}}
-	// The alarm must not outlast the wait for a confirm: the copy would be published once more.
+	// The alarm must not outlast the wait for a confirm; otherwise the copy is published again.
 	c := newConsumer(t, b.Dial, &got, config{Queue: "orders", Retry: quick, ConfirmTimeout: testenv.Patience})
 	setUp(t, c)
 	const bad, good = 60, 200
@@ -89,13 +88,13 @@ func testMemoryAlarm(t *testing.T, server *testenv.Server) {
 	awaitDepth(t, b, "orders.failed.default", 0)
 }
 
-// A key has its partition for good: an exchange that goes by a ring of hashes makes a new one when its
-// broker starts again, and later messages of a key overtake those that are queued.
+// A key keeps its partition. A consistent-hash exchange makes a new ring when its broker restarts, and later
+// messages of a key then overtake queued ones.
 func testPartitionsRestart(t *testing.T, server *testenv.Server) {
 	const keys = 64
 	b := amqptest.On(t, server.URL(), server.AdminURL())
 	cfg := partitioned()
-	cfg.Partitions = 12 // with those of more than one digit the broker's order is not that of the numbers
+	cfg.Partitions = 12 // with two digits the broker's order of names differs from the order of the numbers
 	afterSetup(t, b, cfg)
 	publish(t, b, keys, 0, 1)
 	must(t, server.Restart(t.Context()))
@@ -113,7 +112,7 @@ func testPartitionsRestart(t *testing.T, server *testenv.Server) {
 	}
 }
 
-// A quorum queue that is too busy to count, and far away, is not taken for an empty one.
+// A quorum queue that is too busy to count, and slow to reach, must not count as empty.
 func testBusyQueue(t *testing.T, server *testenv.Server) {
 	const count = 2
 	b := amqptest.On(t, server.URL(), server.AdminURL())
@@ -148,8 +147,8 @@ func testBusyQueue(t *testing.T, server *testenv.Server) {
 	})
 }
 
-// Messages that wait for the rest of a long delay and cannot, since the broker takes none, do not
-// keep the others out.
+// Messages that wait for the rest of a long delay, and cannot be published because of an alarm, must not block the
+// others.
 func testLongDelayDuringAlarm(t *testing.T, server *testenv.Server) {
 	b := amqptest.On(t, server.URL(), server.AdminURL())
 	src := newSource(t, b.Dial, config{ConfirmTimeout: 500 * time.Millisecond})

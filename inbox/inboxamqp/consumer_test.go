@@ -55,8 +55,8 @@ func TestConsume(t *testing.T) {
 	}
 }
 
-// A sender's headers may fill a frame, or be no text. The dead letter has the failure all the same, and drops
-// the headers that leave no room for it, also those that look like ours.
+// A sender's headers may fill a frame, or may not be text. The dead letter must still contain the failure. It
+// drops headers that leave no room for it, even those that look like ours.
 func TestDeadLetter_headersOfSenderFillTheFrame(t *testing.T) {
 	t.Parallel()
 	b := amqptest.New(t)
@@ -116,7 +116,7 @@ func TestSetupAndCheck(t *testing.T) {
 	awaitDepth(t, b, "orders", 1)
 }
 
-// An exchange that exists is used as it is, whatever its type.
+// An existing exchange is used as it is, whatever its type.
 func TestSetupKeepsExchanges(t *testing.T) {
 	t.Parallel()
 	b := amqptest.New(t)
@@ -127,7 +127,7 @@ func TestSetupKeepsExchanges(t *testing.T) {
 	awaitDepth(t, b, "orders", 1)
 }
 
-// Processes that set up differently at the same time: one wins, and the others use what it declared.
+// If several processes set up different topologies at the same time, one wins and the others use its topology.
 func TestSetupRaces(t *testing.T) {
 	t.Parallel()
 	b := amqptest.New(t)
@@ -161,13 +161,13 @@ func TestConfig(t *testing.T) {
 	}
 }
 
-// mendable is what Check promises of each of its findings.
+// mendable is a finding of Check.
 type mendable interface {
 	error
 	Mend() string
 }
 
-// findings are those of Check.
+// findings returns the findings of Check.
 func findings(t *testing.T, c *inboxamqp.Consumer) (all []mendable) {
 	t.Helper()
 	err := c.Check(t.Context())
@@ -188,7 +188,7 @@ func findings(t *testing.T, c *inboxamqp.Consumer) (all []mendable) {
 	return all
 }
 
-// afterSetup is a consumer whose topology is there.
+// afterSetup returns a consumer whose topology exists.
 func afterSetup(t *testing.T, b *amqptest.Broker, cfg config) *inboxamqp.Consumer {
 	t.Helper()
 	c := newConsumer(t, b.Dial, &recorder{}, cfg)
@@ -226,12 +226,12 @@ func TestCheckTimes(t *testing.T) {
 	}
 }
 
-// checked is a processor with something to mend.
+// checked is a processor with a finding.
 type checked struct{ recorder }
 
 func (*checked) Check(context.Context) error { return errors.Join(errBroken, errBroken) }
 
-// Check asks the processor, too, and tells of a broker that is down.
+// Check calls the processor's Check, too, and reports a broker that is down.
 func TestCheckAsksTheProcessor(t *testing.T) {
 	t.Parallel()
 	down := func(context.Context) (*amqp.Connection, error) { return nil, context.DeadlineExceeded }
@@ -241,8 +241,8 @@ func TestCheckAsksTheProcessor(t *testing.T) {
 	}
 }
 
-// Retries and the dead letter keep the properties of AMQP that are the sender's, and drop those that would
-// lose the copy or be mistaken for the broker's.
+// Retries and the dead letter keep the sender's AMQP properties. They drop properties that would lose the copy or
+// that readers would mistake for the broker's.
 func TestRetries(t *testing.T) {
 	t.Parallel()
 	b := amqptest.New(t)
@@ -272,8 +272,8 @@ func TestRetries(t *testing.T) {
 	}
 }
 
-// Dead letters that were moved back by other means than DeadLetters begin anew.
-func TestShovelledBack(t *testing.T) {
+// Dead letters that were moved back without DeadLetters start at attempt 1 again.
+func TestDeadLetter_movedByShovelStartsAgain(t *testing.T) {
 	t.Parallel()
 	b := amqptest.New(t)
 	ledger := memory.NewLedger()

@@ -16,7 +16,7 @@ import (
 	"github.com/holdfast-go/holdfast/internal/testenv/amqptest"
 )
 
-// shelf is a broker with so many dead letters of the class default.
+// shelf returns a broker with n dead letters of the class default.
 func shelf(t *testing.T, cfg config, n int) (*amqptest.Broker, *inboxamqp.Consumer) {
 	t.Helper()
 	b := amqptest.New(t)
@@ -28,10 +28,10 @@ func shelf(t *testing.T, cfg config, n int) (*amqptest.Broker, *inboxamqp.Consum
 
 func neverFails(inbox.DeadLetter, error) {}
 
-// What is deleted makes room for further letters, of which none is passed over.
+// Removing messages lets the broker send further ones, and none is skipped.
 func TestRemoveSomeOfManyLetters(t *testing.T) {
 	t.Parallel()
-	const each = 80 // more than a scan is sent at once
+	const each = 80 // more than one window of a scan
 	b, c := shelf(t, config{}, each)
 	publishAll(t, b, "orders.failed.default", "odd", each)
 	awaitDepth(t, b, "orders.failed.default", 2*each)
@@ -42,7 +42,7 @@ func TestRemoveSomeOfManyLetters(t *testing.T) {
 	}
 }
 
-// hold takes so many letters as another session does, until the returned function is called.
+// hold receives n messages in another session, until the returned function is called.
 func hold(t *testing.T, b *amqptest.Broker, n int) (release func()) {
 	t.Helper()
 	ch := b.Channel(t)
@@ -60,15 +60,15 @@ func hold(t *testing.T, b *amqptest.Broker, n int) (release func()) {
 	return func() { must(t, ch.Close()) }
 }
 
-// A look that cannot see what another session holds says so. The calls of driver.NewDeadLetters do the rest.
-func TestPartOfTheLetters(t *testing.T) {
+// A scan reports that another session holds messages. The calls of driver.NewDeadLetters depend on that.
+func TestScan_reportsHeldMessages(t *testing.T) {
 	t.Parallel()
 	const count, part = 10, 4
 	b, c := shelf(t, config{}, count)
 	letters := c.DeadLetters()
 	wantsHeld := func(want bool) {
 		t.Helper()
-		testenv.Eventually(t, func() error { // a queue tells late how many it has
+		testenv.Eventually(t, func() error { // the queue counts them late
 			stats, err := c.Stats(t.Context())
 			if stats.Held != want || err != nil {
 				return fmt.Errorf("stats are %+v, error %w; want held: %v", stats, err, want)
@@ -95,10 +95,10 @@ func TestPartOfTheLetters(t *testing.T) {
 	}
 }
 
-// A scan that others take letters from while it goes on has seen a part, too.
-func TestLettersTakenMeanwhile(t *testing.T) {
+// A scan is also partial if another consumer takes messages during the scan.
+func TestScan_reportsMessagesTakenMeanwhile(t *testing.T) {
 	t.Parallel()
-	const count = 120 // more than a scan is sent at once
+	const count = 120 // more than one window of a scan
 	b, c := shelf(t, config{}, count)
 	seen := 0
 	err := inboxamqp.LettersOf(c).Scan(t.Context(), driver.ClassDefault, func(*inbox.DeadLetter) (driver.Outcome, error) {
@@ -112,8 +112,8 @@ func TestLettersTakenMeanwhile(t *testing.T) {
 	}
 }
 
-// Who looks right after a scan that was cut off sees all.
-func TestLookAfterScanCutOff(t *testing.T) {
+// A scan right after an interrupted one must see all messages.
+func TestScan_seesAllAfterInterruptedScan(t *testing.T) {
 	t.Parallel()
 	for name, cfg := range map[string]config{"quorum": {}, "classic": {Classic: true}} {
 		t.Run(name, func(t *testing.T) {
@@ -152,8 +152,8 @@ func TestLookAfterScanCutOff(t *testing.T) {
 	}
 }
 
-// A scan of a part that was cut off at its end says so: it does not know that its letters went back.
-func TestScanOfPartCutOff(t *testing.T) {
+// An interrupted partial scan returns an error, because it cannot check that its messages were requeued.
+func TestScan_reportsInterruptionOfPartialScan(t *testing.T) {
 	t.Parallel()
 	const count, part = 3, 1
 	b, _ := shelf(t, config{}, count)
@@ -172,7 +172,7 @@ func TestScanOfPartCutOff(t *testing.T) {
 	}
 }
 
-// A deadline that passes while a scan connects is its error.
+// If the deadline passes while a scan connects, the scan returns the deadline's error.
 func TestScanConnectsUntilItsDeadline(t *testing.T) {
 	t.Parallel()
 	dial := func(ctx context.Context) (*amqp.Connection, error) {
@@ -187,10 +187,10 @@ func TestScanConnectsUntilItsDeadline(t *testing.T) {
 	}
 }
 
-// A scan is a consumer from the first letter to the last, by which others know that it has letters in hand.
-func TestScanIsSeenByOthers(t *testing.T) {
+// A scan has a consumer from the first message to the last, so that others see that messages are in flight.
+func TestScan_keepsConsumer(t *testing.T) {
 	t.Parallel()
-	const count = 1000 // many more than a scan is sent at once
+	const count = 1000 // many more than one window of a scan
 	b, c := shelf(t, config{Classic: true}, count)
 	ch := b.Channel(t)
 	watched := make(chan error, 1)
@@ -229,13 +229,13 @@ func TestScanIsSeenByOthers(t *testing.T) {
 	}
 }
 
-// newDeadLetters is an operator's access: of a consumer that never runs.
+// newDeadLetters returns an operator's access, through a consumer that never runs.
 func newDeadLetters(t *testing.T, b *amqptest.Broker, cfg config) inbox.DeadLetters {
 	t.Helper()
 	return newConsumer(t, b.Dial, inbox.NewMux(), cfg).DeadLetters()
 }
 
-// What cannot be returned to its queue stays a dead letter.
+// A message that cannot return to its queue stays a dead letter.
 func TestReplayWithoutOrigin(t *testing.T) {
 	t.Parallel()
 	b := amqptest.New(t)
@@ -257,8 +257,8 @@ func TestReplayWithoutOrigin(t *testing.T) {
 	}
 }
 
-// What one look has returned the next one finds.
-func TestListedTwiceInARow(t *testing.T) {
+// A scan must find all messages that the previous scan returned.
+func TestScan_seesMessagesOfPreviousScan(t *testing.T) {
 	t.Parallel()
 	const count = 2
 	_, c := shelf(t, config{}, count) // quorum queues without a limit on deliveries

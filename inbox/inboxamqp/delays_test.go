@@ -17,8 +17,8 @@ import (
 	"github.com/holdfast-go/holdfast/internal/testenv/amqptest"
 )
 
-// One consumer declares four queues and one for each class, with partitions one for each in place of the first and
-// one to count processes. All together share 21.
+// A consumer declares four queues, and one for each class. With partitions it declares one for each partition
+// instead of the first queue, and one that counts processes. All consumers share 21 queues.
 func TestSetup_declaresFewQueues(t *testing.T) {
 	t.Parallel()
 	b := amqptest.New(t)
@@ -52,8 +52,8 @@ func countQueues(t *testing.T, b *amqptest.Broker) (shared, own int) {
 	return shared, own
 }
 
-// Messages whose queue is gone when their time is up are kept in holdfast.lost, and those of other consumers
-// return all the same: the broker holds back 32 messages of a delay queue that have no route.
+// A message whose queue no longer exists after its delay goes to holdfast.lost, and the messages of other
+// consumers still return. Otherwise 32 messages without a route would block a delay queue.
 func TestDelays_lostTargetBlocksNobody(t *testing.T) {
 	t.Parallel()
 	b := amqptest.New(t)
@@ -76,8 +76,8 @@ func TestDelays_lostTargetBlocksNobody(t *testing.T) {
 	}
 }
 
-// A queue that was declared again without Setup has its retries all the same, where the user may bind it. Where the
-// user may not, the retries are kept.
+// If a queue was declared again without Setup, its retries return if the user may bind it. If the user may not,
+// the retries are kept.
 func TestDelays_queueDeclaredAgain(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
@@ -91,7 +91,7 @@ func TestDelays_queueDeclaredAgain(t *testing.T) {
 			t.Parallel()
 			b := amqptest.New(t)
 			setUp(t, newConsumer(t, b.Dial, &recorder{}, config{}))
-			must(t, b.Channel(t).QueueUnbind("orders", "orders", "holdfast.return", nil)) // as a new queue is
+			must(t, b.Channel(t).QueueUnbind("orders", "orders", "holdfast.return", nil)) // as for a new queue
 			got := &recorder{}
 			r := start(t, newConsumer(t, b.User(t, "run", tt.rights).Dial, got, config{}))
 			ready(t, r)
@@ -104,7 +104,7 @@ func TestDelays_queueDeclaredAgain(t *testing.T) {
 	}
 }
 
-// The messages that wait for a retry are counted apart from those that are put off, and neither when they are back.
+// Messages that wait for a retry and messages that were put off are counted separately, until they return.
 func TestBacklog_countsRetriesAndPutOffApart(t *testing.T) {
 	t.Parallel()
 	b := amqptest.New(t)
@@ -132,8 +132,8 @@ func TestBacklog_countsRetriesAndPutOffApart(t *testing.T) {
 	counts(driver.Backlog{})
 }
 
-// Check names a delivery limit that another one than Setup has declared, on queues of the consumer and of its dead
-// letters, also where other arguments differ, and delay queues that differ in anything.
+// Check reports delivery limits that differ from Setup's, on the consumer's queues and dead-letter queues, even if
+// other arguments differ too. It reports every difference of a delay queue.
 func TestCheck_comparesArguments(t *testing.T) {
 	t.Parallel()
 	b := amqptest.New(t)
@@ -166,7 +166,7 @@ func TestCheck_comparesArguments(t *testing.T) {
 				strings.Contains(found.Error(), "x-overflow") && strings.Contains(found.Mend(), "refuse nothing"):
 				got = append(got, found.Error())
 			default:
-				t.Errorf("%s: finding %v, to mend by %s", queue, found, found.Mend())
+				t.Errorf("%s: finding %v, fix %s", queue, found, found.Mend())
 			}
 		}
 		if !slices.EqualFunc(got, want, strings.Contains) {
@@ -184,7 +184,7 @@ func TestCheck_comparesArguments(t *testing.T) {
 	}
 }
 
-// Check names the queues that older versions have declared, and those of others by no means.
+// Check reports the queues of older versions, but not the queues of other consumers.
 func TestCheck_namesOldQueues(t *testing.T) {
 	t.Parallel()
 	b := amqptest.New(t)
@@ -198,7 +198,8 @@ func TestCheck_namesOldQueues(t *testing.T) {
 	}
 }
 
-// Check names the permission that is missing, once for all queues: to publish to the delay queues, or to compare arguments.
+// Check reports each missing permission once for all queues: to publish to the delay queues, or to compare
+// arguments.
 func TestCheck_namesMissingPermissions(t *testing.T) {
 	t.Parallel()
 	b := amqptest.New(t)
@@ -252,7 +253,7 @@ func TestCheck_namesHiddenByTheBroker(t *testing.T) {
 	}
 }
 
-// A user without the permissions of Setup may call it where nothing is missing, except for bindings of its own.
+// A user without the permissions of Setup may call it if nothing is missing, unless it has Bindings.
 func TestSetup_withoutPermissions(t *testing.T) {
 	t.Parallel()
 	for name, cfg := range map[string]config{
@@ -283,8 +284,8 @@ func TestSetup_withoutPermissions(t *testing.T) {
 	}
 }
 
-// A quorum queue of Setup keeps its messages, however often they are given back. The value of the limit is the same
-// on all versions of RabbitMQ.
+// A quorum queue declared by Setup keeps its messages, however often they are returned. The limit is the same on
+// all versions of RabbitMQ.
 func TestSetup_deliveryLimitOfAllQueues(t *testing.T) {
 	t.Parallel()
 	b := amqptest.New(t)

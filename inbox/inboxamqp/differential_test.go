@@ -24,8 +24,9 @@ import (
 	"github.com/holdfast-go/holdfast/internal/testenv/amqptest"
 )
 
-// Random messages, each with a script of how its runs end, and random work on the dead letters get
-// the same runs, letters and counts of the fake and of RabbitMQ. A sequence is told by its number.
+// The fake and RabbitMQ must produce the same runs, dead letters and counts. The input is random messages, each
+// with a script of results for its runs, and random operations on the dead letters. A number identifies each
+// sequence.
 func TestDifferentialBroker(t *testing.T) {
 	t.Parallel()
 	testenv.AMQPURL(t)  // skips the test without a server
@@ -44,11 +45,11 @@ func TestDifferentialBroker(t *testing.T) {
 		}
 	}
 	if letters == 0 {
-		t.Error("there was no dead letter: that proves little")
+		t.Error("no sequence had a dead letter")
 	}
 }
 
-// compare plays sequence n on both, and returns the number of dead letters.
+// compare plays sequence n on the fake and on RabbitMQ, and returns the number of dead letters.
 func (p *play) compare(t *testing.T, n int, b *amqptest.Broker) int {
 	t.Helper()
 	var fake []string
@@ -62,7 +63,7 @@ func (p *play) compare(t *testing.T, n int, b *amqptest.Broker) int {
 	return strings.Count(strings.Join(real, "\n"), "letter")
 }
 
-// ends are how a run may end.
+// ends are the possible results of a run.
 var ends = map[string]func() error{
 	"ok":            func() error { return nil },
 	"fail":          func() error { return errBroken },
@@ -97,7 +98,7 @@ func newPlay(n int) *play {
 	}
 	slices.Sort(kinds)
 	p := &play{batch: 1 + random.IntN(4), workers: 1 + random.IntN(3)}
-	if p.batch > 1 { // what ends the whole call fails whoever happens to be in the same one
+	if p.batch > 1 { // a panic or exit fails every message of the same call
 		kinds = slices.DeleteFunc(kinds, func(kind string) bool { return kind == "panic" || kind == "exit" })
 	}
 	for range 6 + random.IntN(10) {
@@ -108,7 +109,7 @@ func newPlay(n int) *play {
 		p.scripts = append(p.scripts, script)
 		id := ids.New()
 		if random.IntN(8) == 0 {
-			id = uuid.New() // of version 4, which no consumer accepts
+			id = uuid.New() // version 4, which no consumer accepts
 		}
 		p.ids = append(p.ids, id)
 	}
@@ -118,7 +119,7 @@ func newPlay(n int) *play {
 	return p
 }
 
-// actor processes by the scripts and notes each run.
+// actor processes messages by their scripts and records each run.
 type actor struct {
 	p *play
 
@@ -129,7 +130,7 @@ type actor struct {
 func (a *actor) Process(_ context.Context, msgs []*inbox.Message) []error {
 	results := make([]error, len(msgs))
 	for k, m := range msgs {
-		results[k] = errBroken // of one that exits
+		results[k] = errBroken // for a run that exits
 		results[k] = a.one(m)
 	}
 	return results
@@ -159,15 +160,15 @@ func (a *actor) log() (lines []string) {
 	return lines
 }
 
-// deadLetters are what both have.
+// deadLetters is the interface of both implementations.
 type deadLetters interface {
 	List(ctx context.Context, f inbox.Filter) ([]inbox.DeadLetter, error)
 	Replay(ctx context.Context, f inbox.Filter, how inbox.Replay) (inbox.Replayed, error)
 	Remove(ctx context.Context, f inbox.Filter, r inbox.Removal) (int, error)
 }
 
-// perform publishes, works on the dead letters and returns what things are like after each step, as
-// settle finds them when nothing is on its way.
+// perform publishes, works on the dead letters, and returns the state after each step, as reported by settle when
+// nothing is in flight.
 func (p *play) perform(t *testing.T, a *actor, d deadLetters, publish func(i int), settle func(step int, look func() string) string) (log []string) {
 	t.Helper()
 	for i := range p.scripts {
@@ -184,7 +185,7 @@ func (p *play) perform(t *testing.T, a *actor, d deadLetters, publish func(i int
 	return log
 }
 
-// act does one thing with some dead letters.
+// act performs one operation on some dead letters.
 func (p *play) act(t *testing.T, d deadLetters, work string, random *rand.Rand) string {
 	t.Helper()
 	f := inbox.Filter{Class: []string{"", "default", "payment", "other", "validation"}[random.IntN(5)]}
@@ -211,7 +212,7 @@ func (p *play) act(t *testing.T, d deadLetters, work string, random *rand.Rand) 
 	}
 }
 
-// state is all that can be seen: the runs of each message, and the dead letters.
+// state returns everything visible: the runs of each message, and the dead letters.
 func state(t *testing.T, a *actor, d deadLetters) string {
 	t.Helper()
 	found, err := d.List(t.Context(), inbox.Filter{Whole: true})
@@ -224,7 +225,7 @@ func state(t *testing.T, a *actor, d deadLetters) string {
 	return strings.Join(append(append(a.log(), texts...), fmt.Sprint("error: ", err)), "\n")
 }
 
-// reason is an error's text without what names the consumer.
+// reason returns an error's text without the consumer's name.
 func reason(text string) string {
 	_, after, found := strings.Cut(text, ": ")
 	if found && strings.HasPrefix(text, "inbox") {
@@ -245,7 +246,7 @@ func (p *play) onFake(t *testing.T) []string {
 		Retry: differentialRetry, Batch: p.batch, Concurrency: p.workers, Logger: slog.New(slog.DiscardHandler),
 	})
 	must(t, err)
-	time.Sleep(time.Until(time.UnixMilli(idTime(p.ids)))) // the ids are of the time outside
+	time.Sleep(time.Until(time.UnixMilli(idTime(p.ids)))) // the ids contain the time outside the bubble
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- consumer.Run(ctx) }()
@@ -264,7 +265,7 @@ func (p *play) onFake(t *testing.T) []string {
 	})
 }
 
-// onRabbitMQ is done with a step when things are like the fake's, and with the last one when they stay so.
+// onRabbitMQ finishes a step when the state equals the fake's state, and the last step when it stays equal.
 func (p *play) onRabbitMQ(t *testing.T, b *amqptest.Broker, queue string, fake []string) []string {
 	t.Helper()
 	a := &actor{p: p, runs: make([][]string, len(p.scripts))}
@@ -275,7 +276,7 @@ func (p *play) onRabbitMQ(t *testing.T, b *amqptest.Broker, queue string, fake [
 	defer r.stop(t)
 	letters := newDeadLetters(t, b, config{DeadLetterPrefix: queue + ".", Classes: []string{"payment"}})
 	ch := b.Channel(t)
-	differs := false // no need to wait for more
+	differs := false // no need to wait longer
 	return p.perform(t, a, letters, func(i int) {
 		if err := ch.Publish("", queue, true, false, amqp.Publishing{
 			MessageId: p.ids[i].String(), Type: p.name(i), ContentType: "application/json", DeliveryMode: amqp.Persistent, Body: p.body(i),
@@ -296,7 +297,7 @@ func (p *play) onRabbitMQ(t *testing.T, b *amqptest.Broker, queue string, fake [
 	})
 }
 
-// idTime is when the last id was made, in milliseconds.
+// idTime returns the time of the last id, in milliseconds.
 func idTime(all []uuid.UUID) (last int64) {
 	for _, id := range all {
 		if sec, nsec := id.Time().UnixTime(); id.Version() == 7 {

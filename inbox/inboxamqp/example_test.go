@@ -31,14 +31,14 @@ func ExampleNewConsumer() {
 		fmt.Println(err)
 		return
 	}
-	// A service calls consumer.Setup(ctx) first, and cancels ctx when it is told to stop.
+	// A service calls consumer.Setup(ctx) first, and cancels ctx on shutdown.
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	fmt.Println(consumer.Run(ctx))
 	// Output: <nil>
 }
 
-// An operator's tool returns what failed while a service was down. Its Consumer never runs.
+// An operator's tool replays messages that failed while a service was down. Its Consumer never runs.
 func ExampleConsumer_DeadLetters() {
 	dial := inboxamqp.Dial(os.Getenv("AMQP_URL"), amqp.Config{})
 	consumer, err := inboxamqp.NewConsumer(dial, inboxamqp.Queue{Name: "billing"}, inbox.NewMux(), inbox.ConsumerConfig{})
@@ -52,7 +52,7 @@ func ExampleConsumer_DeadLetters() {
 	fmt.Println(replayed.Returned, "returned", err)
 }
 
-// A doctor prints what is to be mended. Here no broker answers, so it finds what it can without one.
+// A doctor command prints the findings. Here no broker answers, so it finds only problems of the Config.
 func ExampleConsumer_Check() {
 	dial := inboxamqp.Dial("amqp://127.0.0.1:1/", amqp.Config{})
 	consumer, err := inboxamqp.NewConsumer(dial, inboxamqp.Queue{Name: "billing"}, inbox.NewMux(), inbox.ConsumerConfig{HandlerTimeout: 20 * time.Minute})

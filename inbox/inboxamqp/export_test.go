@@ -10,7 +10,7 @@ import (
 	"github.com/holdfast-go/holdfast/inbox/driver"
 )
 
-// Tuning is what only tests set; zero fields change nothing.
+// Tuning contains values that only tests set; zero fields change nothing.
 type Tuning struct {
 	MaxBodyBytes   int
 	ConfirmTimeout time.Duration
@@ -23,10 +23,10 @@ func NewTuned(dial func(context.Context) (*amqp.Connection, error), queue Queue,
 	return newConsumer(dial, queue, p, cfg, tuning{t.MaxBodyBytes, t.ConfirmTimeout, t.Copies, t.Leveling})
 }
 
-// SourceOf is a source of the queue of a consumer.
+// SourceOf returns a source of a consumer's queue.
 func SourceOf(c *Consumer) driver.Source { return newSource(c.source.dial, c.cfg) }
 
-// PartsOf are sources of the partitions of a consumer, as of other programs.
+// PartsOf returns sources of a consumer's partitions, as in other processes.
 func PartsOf(c *Consumer) (all []driver.Source) {
 	for _, queue := range c.cfg.read() {
 		all = append(all, newSource(c.source.dial, c.cfg).of(queue))
@@ -34,5 +34,5 @@ func PartsOf(c *Consumer) (all []driver.Source) {
 	return all
 }
 
-// LettersOf are the dead letters of a consumer as its transport keeps them.
+// LettersOf returns the dead letters of a consumer as its transport stores them.
 func LettersOf(c *Consumer) driver.DeadLetters { return c.source.DeadLetters() }

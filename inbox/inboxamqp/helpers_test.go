@@ -26,7 +26,7 @@ import (
 	"github.com/holdfast-go/holdfast/outbox/format"
 )
 
-// The tests wait for servers that are silent more than they compute, so eight run at once.
+// The tests mostly wait for servers, so eight run at once.
 func TestMain(m *testing.M) {
 	if err := flag.Set("test.parallel", "8"); err != nil {
 		panic(err)
@@ -34,7 +34,7 @@ func TestMain(m *testing.M) {
 	os.Exit(testenv.Run(m))
 }
 
-// quick is a policy with three retries soon after one another.
+// quick is a policy with three quick retries.
 var quick = inbox.RetryPolicy{MaxAttempts: 4, BaseDelay: 100 * time.Millisecond, Multiplier: 2, MaxDelay: 500 * time.Millisecond}
 
 // processorFunc is a Processor of one function per message.
@@ -48,7 +48,7 @@ func (f processorFunc) Process(ctx context.Context, msgs []*inbox.Message) []err
 	return results
 }
 
-// recorder keeps what arrived, in order.
+// recorder records received messages, in order.
 type recorder struct {
 	mu   sync.Mutex
 	seen []inbox.Message
@@ -115,14 +115,14 @@ type running struct {
 	ended  chan error
 }
 
-// stop ends Run and returns when it has.
+// stop ends Run and waits for it to return.
 func (r *running) stop(t *testing.T) {
 	t.Helper()
 	r.cancel()
 	r.await(t)
 }
 
-// await returns when Run has ended by itself.
+// await waits until Run returns.
 func (r *running) await(t *testing.T) {
 	t.Helper()
 	select {
@@ -151,7 +151,7 @@ func start(t *testing.T, c *inboxamqp.Consumer) *running {
 	return r
 }
 
-// consume sets the topology up and starts a consumer.
+// consume declares the topology and starts a consumer.
 func consume(t *testing.T, b *amqptest.Broker, p inbox.Processor, cfg config) *running {
 	t.Helper()
 	c := newConsumer(t, b.Dial, p, cfg)
@@ -166,7 +166,7 @@ func ready(t *testing.T, r *running) {
 	testenv.Eventually(t, func() error { return r.Ready(t.Context()) })
 }
 
-// order is a message as our own publisher writes it.
+// order returns a message in the form of our own publisher.
 func order() amqp.Publishing {
 	return amqp.Publishing{
 		MessageId: ids.New().String(), Type: "order.placed", ContentType: "application/json",
@@ -189,7 +189,7 @@ func depthIs(t *testing.T, b *amqptest.Broker, queue string, want int) error {
 
 var errBroken = errors.New("broken")
 
-// logBuffer keeps a log.
+// logBuffer records a log.
 type logBuffer struct {
 	mu   sync.Mutex
 	text strings.Builder
@@ -207,7 +207,7 @@ func (b *logBuffer) String() string {
 	return b.text.String()
 }
 
-// setUp has a consumer declare its queues. A busy machine may need more than one call's time.
+// setUp calls Setup. A busy machine may need more than the timeout of one call.
 func setUp(t testing.TB, c *inboxamqp.Consumer) {
 	t.Helper()
 	testenv.Eventually(t, func() error { return c.Setup(t.Context()) })
@@ -234,8 +234,8 @@ func publishAll(t *testing.T, b *amqptest.Broker, queue, name string, n int) {
 	}
 }
 
-// config is all that tests set of a consumer, flat: its queue, its Config, what its processor tells
-// about itself, and what only tests set.
+// config has all values that tests set for a consumer: its queue, its Config, the traits of its processor, and the
+// values that only tests set.
 type config struct {
 	Queue string // Default: orders.
 
@@ -271,7 +271,7 @@ func (c config) public() (inboxamqp.Queue, inbox.ConsumerConfig) {
 		}
 }
 
-// remembering is a processor that remembers what it has processed, as far as the consumer can tell.
+// remembering is a processor that claims to remember processed messages.
 type remembering struct {
 	inbox.Processor
 	ledger    driver.Ledger

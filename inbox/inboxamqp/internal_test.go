@@ -15,7 +15,7 @@ import (
 	"github.com/holdfast-go/holdfast/internal/wire"
 )
 
-// acks are acknowledgements as they were written.
+// acks records acknowledgements.
 type acks []string
 
 func (a *acks) ack(tag uint64, multiple bool) error {
@@ -37,9 +37,9 @@ func TestTags(t *testing.T) {
 	}{
 		{done: []uint64{1}, want: []string{"1 false"}},
 		{done: []uint64{2, 3, 4}, want: []string{"4 true"}},
-		{done: []uint64{6, 8}, want: []string{"6 false", "8 false"}}, // 5 is still in work
+		{done: []uint64{6, 8}, want: []string{"6 false", "8 false"}}, // 5 is still in flight
 		{settled: 7},
-		{done: []uint64{5}, want: []string{"5 false"}}, // 6 to 8 are gone already
+		{done: []uint64{5}, want: []string{"5 false"}}, // 6 to 8 are settled already
 		{settled: 9},
 		{done: []uint64{10}, want: []string{"10 false"}},
 	} {
@@ -56,8 +56,8 @@ func TestTags(t *testing.T) {
 	}
 }
 
-// What is done beyond a message in work waits for it, a limited number for a limited time.
-func TestTagsWait(t *testing.T) {
+// A tag done after a tag in flight waits for it: a limited number of tags, for a limited time.
+func TestTags_waitIsBounded(t *testing.T) {
 	t.Parallel()
 	const most = 3
 	var written acks
@@ -94,8 +94,8 @@ func TestTagsWait(t *testing.T) {
 		{done(10), []string{"10 false"}},
 		{done(14, 16), []string{"16 true"}},
 		{done(19), nil},
-		{done(19), nil},                                 // twice is once
-		{func() { _ = s.settle(19, written.ack) }, nil}, // also in another way
+		{done(19), nil},                                 // done twice counts once
+		{func() { _ = s.settle(19, written.ack) }, nil}, // settled as well
 		{done(18), []string{"19 true"}},
 	} {
 		written = nil
@@ -106,7 +106,7 @@ func TestTagsWait(t *testing.T) {
 	}
 }
 
-// Beyond a tag that nobody has seen every delivery is acknowledged by itself.
+// After a gap in the tags, each delivery is acknowledged separately.
 func TestTagsGap(t *testing.T) {
 	t.Parallel()
 	var written acks
@@ -120,8 +120,8 @@ func TestTagsGap(t *testing.T) {
 	}
 }
 
-// A broker that takes every acknowledgement literally sees each delivery settled once, and
-// none that is still in work.
+// A broker that applies every acknowledgement literally must see each delivery settled once, and none that is
+// still in flight.
 func TestTagsModel(t *testing.T) {
 	t.Parallel()
 	for _, most := range []int{0, 5, 100} {
@@ -136,7 +136,7 @@ func modelTags(t *testing.T, most int) {
 	const n, workers = 2000, 8
 	var s tags
 	state := make([]string, n+1)
-	var mu sync.Mutex // held by us while the deliveries are ours to settle
+	var mu sync.Mutex // held while the deliveries may be settled
 	ack := func(tag uint64, multiple bool) error {
 		mu.Lock()
 		defer mu.Unlock()
@@ -151,7 +151,7 @@ func modelTags(t *testing.T, most int) {
 			case state[i] == "acked" && i == tag:
 				t.Errorf("%d acknowledged twice", i)
 			case state[i] == "":
-				t.Errorf("%d acknowledged in work, by %d %v", i, tag, multiple)
+				t.Errorf("%d acknowledged in flight, by %d %v", i, tag, multiple)
 			}
 		}
 		return nil
@@ -200,15 +200,15 @@ func modelTags(t *testing.T, most int) {
 	_ = s.flush(ack)
 	for i, got := range state[1:] {
 		if got == "done" || got == "" {
-			t.Errorf("%d was left %q", i+1, got)
+			t.Errorf("%d ended as %q", i+1, got)
 		}
 	}
 	if len(s.ended)+len(s.waiting)+s.late != 0 {
-		t.Errorf("kept: %d of the tags, %d that wait, %d of them late", len(s.ended), len(s.waiting), s.late)
+		t.Errorf("kept: %d tags, %d waiting, %d of them late", len(s.ended), len(s.waiting), s.late)
 	}
 }
 
-// What room is made for in a copy never costs it its id.
+// Making room in a copy must not remove its id.
 func TestStampHeader(t *testing.T) {
 	t.Parallel()
 	const stamp = `[{"messageId":"018f8fad-5bd9-7b46-8f16-570867728950"}]`
@@ -230,7 +230,7 @@ func TestStampHeader(t *testing.T) {
 	}
 }
 
-// Whatever a stranger sends, the conversion neither panics nor passes on what is not text.
+// Conversion must not panic for any message, and must not pass on headers that are not text.
 func FuzzConvert(f *testing.F) {
 	f.Add("id", "type", "[{}]", "1", "2026-01-01T00:00:00Z", []byte("raw"), int64(3))
 	f.Add("018f8fad-5bd9-7b46-8f16-570867728950", "", `[{"messageId":"x"}]`, "99999999999999999999", "", []byte{0xff}, int64(-1))
@@ -257,7 +257,7 @@ func FuzzConvert(f *testing.F) {
 	})
 }
 
-// What zero means is a promise: nothing else would show that one of these has changed.
+// The documentation promises these defaults. No other test would notice a change.
 func TestDefaults(t *testing.T) {
 	t.Parallel()
 	c := newSettings(Queue{Name: "orders"}, nil, inbox.ConsumerConfig{}, tuning{})
@@ -281,7 +281,7 @@ func TestDefaults(t *testing.T) {
 	}
 }
 
-// What a scan is sent ahead stays small where letters are large, and grows slowly where they are not.
+// The window of a scan stays small for large messages, and grows slowly for small ones.
 func TestNextWindow_boundsBytes(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct{ before, largest, want int }{
@@ -293,7 +293,8 @@ func TestNextWindow_boundsBytes(t *testing.T) {
 	}
 }
 
-// A delay takes a step that is not shorter and at most 1.5 times and 1.5 s longer, or a shorter one and the rest.
+// A delay takes a step that is at most 1.5 times and 1.5 s longer and never shorter, or a shorter step and the
+// rest.
 func TestCover(t *testing.T) {
 	t.Parallel()
 	for d := time.Millisecond; d < 48*time.Hour; d += d/50 + time.Millisecond {

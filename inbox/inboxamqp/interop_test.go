@@ -53,8 +53,7 @@ func amqpValue(v any) any {
 	return v
 }
 
-// symfonyReads does what Messenger's serializer does with a message, and returns the type and
-// the ids in the stamps that it would decode.
+// symfonyReads decodes a message like Messenger's serializer, and returns the type and the ids of its stamps.
 func symfonyReads(t *testing.T, d amqp.Delivery) (class string, ids []string) {
 	t.Helper()
 	class, _ = d.Headers["type"].(string)
@@ -79,7 +78,7 @@ func symfonyReads(t *testing.T, d amqp.Delivery) (class string, ids []string) {
 	return class, ids
 }
 
-// What our outbox writes in its compatible form is read by Symfony, and by our own inbox.
+// Symfony and our own inbox must read messages that our outbox writes in the Symfony form.
 func TestToSymfony(t *testing.T) {
 	t.Parallel()
 	b := amqptest.New(t)
@@ -101,12 +100,12 @@ func TestToSymfony(t *testing.T) {
 	if own := got.await(t, 1)[0]; own.ID != m.ID || own.Name != m.Name || string(own.Body) != string(m.Body) {
 		t.Errorf("we read %+v", own)
 	}
-	// One that PHP has sent has neither property.
+	// A message from PHP has neither property.
 	b.Publish(t, "", "go", amqp.Publishing{Headers: raw.Headers, Body: raw.Body})
 	if own := got.await(t, 2)[1]; own.ID != m.ID || own.Name != m.Name {
 		t.Errorf("we read %+v", own)
 	}
-	// An operator finds the dead letters by the name.
+	// An operator finds dead letters by the message name.
 	b.Publish(t, "", "go.failed.default", amqp.Publishing{Headers: raw.Headers, Body: raw.Body})
 	letters, err := newDeadLetters(t, b, config{Queue: "go", Format: form}).List(t.Context(), inbox.Filter{Name: m.Name, Whole: true})
 	if err != nil || len(letters) != 1 || letters[0].Message.ID != m.ID {
@@ -114,7 +113,7 @@ func TestToSymfony(t *testing.T) {
 	}
 }
 
-// recorded is a message of a real Symfony Messenger, as `make interop RECORD=1` has seen it.
+// recorded is a message of a real Symfony Messenger, recorded by `make interop RECORD=1`.
 type recorded struct {
 	About      string
 	Properties struct {
@@ -132,9 +131,9 @@ type recorded struct {
 	}
 }
 
-// What a real Symfony has sent, put back or given up is a message to us: with its class, with the name and
-// the stamps of freyr/message-broker, after its retries and from its failure transport. Our copies of it, after
-// retries and as a dead letter, are still messages that Symfony can read.
+// We must read messages that a real Symfony sent, retried or gave up: with its class, with the name and the stamps
+// of freyr/message-broker, after its retries and from its failure transport. Symfony must be able to read our
+// copies of them, after retries and as dead letters.
 func TestRecorded(t *testing.T) {
 	t.Parallel()
 	b := amqptest.New(t)
@@ -166,7 +165,7 @@ func TestRecorded(t *testing.T) {
 				t.Errorf("%s: %s: received %+v", path, r.About, m)
 			}
 		}
-		if p.Headers["type"] != nil { // PHP's serializer writes all into the body
+		if p.Headers["type"] != nil { // PHP's serializer writes everything into the body
 			if class, ids := symfonyReads(t, dead); class != p.Headers["type"] || len(ids) > 0 && ids[len(ids)-1] != r.Want.ID.String() {
 				t.Errorf("%s: after its retry it is %s, %v", path, class, ids)
 			}
@@ -182,8 +181,8 @@ func TestRecorded(t *testing.T) {
 	}
 }
 
-// Events in both modes are what the AMQP binding wants to others, and messages to us without any setting:
-// at first, at a retry, as a dead letter, and when another sender has set no property of AMQP.
+// Events in both modes must follow the AMQP binding, and our inbox must read them without any setting: at first,
+// at a retry, as a dead letter, and if another sender sets no AMQP properties.
 func TestCloudEvents(t *testing.T) {
 	t.Parallel()
 	for name, structured := range map[string]bool{"binary": false, "structured": true} {
@@ -200,7 +199,7 @@ func TestCloudEvents(t *testing.T) {
 			raw := b.Take(t, "others", 1, testenv.Patience)[0]
 			checkEvent(t, raw, m, structured)
 			if foreign, there := raw.Headers["cloudEvents:datacontenttype"]; there {
-				t.Errorf("the header of a user says that the content is %v", foreign)
+				t.Errorf("header of a user for the content: %v", foreign)
 			}
 
 			var first sync.Once
@@ -234,7 +233,7 @@ func TestCloudEvents(t *testing.T) {
 	}
 }
 
-// checkEvent reads an event as anybody does who has the specification only.
+// checkEvent reads an event by the specification alone.
 func checkEvent(t *testing.T, raw amqp.Delivery, m driver.Message, structured bool) {
 	t.Helper()
 	want := map[string]string{
@@ -265,7 +264,7 @@ func checkEvent(t *testing.T, raw amqp.Delivery, m driver.Message, structured bo
 	}
 }
 
-// withoutOwn leaves out what only we send.
+// withoutOwn removes the headers that only we send.
 func withoutOwn(headers amqp.Table) amqp.Table {
 	others := amqp.Table{}
 	for name, value := range headers {
@@ -276,8 +275,8 @@ func withoutOwn(headers amqp.Table) amqp.Table {
 	return others
 }
 
-// An envelope that cannot be read never reaches a handler, which might take it for its own JSON, whatever
-// the properties say; and it is a dead letter as it came.
+// An unreadable envelope must never reach a handler, which could mistake it for its own JSON, whatever its
+// properties are. It becomes a dead letter unchanged.
 func TestCloudEventsThatCannotBeRead(t *testing.T) {
 	t.Parallel()
 	b := amqptest.New(t)
@@ -299,7 +298,7 @@ func TestCloudEventsThatCannotBeRead(t *testing.T) {
 	}
 }
 
-// publishOne publishes a message as a relay does, and waits for its confirm.
+// publishOne publishes a message like a relay, and waits for its confirm.
 func publishOne(t *testing.T, b *amqptest.Broker, cfg outboxamqp.Config, m driver.Message) {
 	t.Helper()
 	cfg.Timeout = testenv.Patience
@@ -319,10 +318,10 @@ func publishOne(t *testing.T, b *amqptest.Broker, cfg outboxamqp.Config, m drive
 	must(t, <-published)
 }
 
-// A message of ours whose content type and time are not on the wire has both for its handler, through
-// retries, as a dead letter and when it returns; and it is the message that another sender writes out in
-// full, or that has come through a queue that routes it on by another key.
-func TestLeftOut(t *testing.T) {
+// Our publisher omits the content type and time of ordinary messages. The handler must still get both, through
+// retries, as a dead letter and after a replay. The message must equal one with all properties from another
+// sender, and one routed through another queue by another key.
+func TestOmittedProperties_readAsDefaults(t *testing.T) {
 	t.Parallel()
 	b := amqptest.New(t)
 	b.Queue(t, "order.placed", nil)
@@ -373,7 +372,7 @@ func TestLeftOut(t *testing.T) {
 	}
 }
 
-// Envelopes that take long to decode reach the processor as what they are, and messages that are no envelopes too.
+// Envelopes that take long to decode are processed as usual, and so are messages that are no envelopes.
 func TestSlow_largeEnvelopesAreProcessed(t *testing.T) {
 	t.Parallel()
 	b := amqptest.New(t)

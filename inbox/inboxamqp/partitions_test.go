@@ -47,7 +47,7 @@ func TestPartitionsConfig(t *testing.T) {
 	}
 }
 
-// What only RabbitMQ's partitions promise; conformance.TestPartitions has the rest.
+// This tests the parts that only RabbitMQ's partitions have; conformance.TestPartitions tests the rest.
 func TestPartitions_topology(t *testing.T) {
 	t.Parallel()
 	testenv.AMQPURL(t) // skips before there are subtests
@@ -68,7 +68,7 @@ func TestPartitions_topology(t *testing.T) {
 	}
 }
 
-// partitioned is a consumer of four partitions that forgets nothing. Classic queues are declared sooner.
+// partitioned returns the config of a consumer with four partitions. Classic queues are declared faster.
 func partitioned() config {
 	return config{
 		Ordered: true, Classic: true, Partitions: 4, Retry: quick, Ledger: memory.NewLedger(), Leveling: 300 * time.Millisecond,
@@ -76,14 +76,14 @@ func partitioned() config {
 	}
 }
 
-// keyed is a message of a key, as outboxamqp sends it.
+// keyed returns a message of a key in the form of outboxamqp.
 func keyed(key string) amqp.Publishing {
 	p := order()
 	p.Headers = amqp.Table{"holdfast-key": key, "CC": []any{partition.Slot(key)}}
 	return p
 }
 
-// A slot says which partition. Whatever has none is in the first one.
+// A slot selects the partition. Messages without a slot go to the first partition.
 func testPartitionsSlots(t *testing.T, b *amqptest.Broker) {
 	got := &recorder{}
 	consume(t, b, got, partitioned())
@@ -109,14 +109,14 @@ func testPartitionsSlots(t *testing.T, b *amqptest.Broker) {
 	}
 }
 
-// Messages that are to wait for long leave their partition, and come back to it.
+// Messages with a long delay leave their partition, and return to it.
 func testPartitionsWait(t *testing.T, b *amqptest.Broker) {
 	cfg := partitioned()
 	afterSetup(t, b, cfg)
 	const keys = 8
 	for k := range keys {
 		p := keyed(fmt.Sprint("k", k))
-		p.Headers["holdfast-wait"] = "600" // beyond its first delay
+		p.Headers["holdfast-wait"] = "600" // after its first delay
 		p.Headers["holdfast-delay"] = "100"
 		b.Publish(t, "holdfast.delay", fmt.Sprint("orders.", k%cfg.Partitions), p)
 	}
@@ -129,7 +129,7 @@ func testPartitionsWait(t *testing.T, b *amqptest.Broker) {
 	}
 }
 
-// publish puts messages of keys into the exchange, numbered from first on.
+// publish publishes messages of several keys to the exchange, numbered from first on.
 func publish(t *testing.T, b *amqptest.Broker, keys, first, each int) {
 	t.Helper()
 	ch := b.Channel(t)
@@ -187,7 +187,7 @@ func testPartitionsSetup(t *testing.T, b *amqptest.Broker) {
 	wantFinding(t, c, `exchange "orders" does not exist`)
 }
 
-// Queues of another number of partitions are found, and Setup leaves all as it is.
+// Check reports queues of another number of partitions, and Setup changes nothing.
 func testPartitionsLeftovers(t *testing.T, b *amqptest.Broker) {
 	one := partitioned()
 	one.Partitions = 0
@@ -206,7 +206,7 @@ func testPartitionsLeftovers(t *testing.T, b *amqptest.Broker) {
 	}
 	wantFinding(t, eight, "orders.7") // nothing was declared
 	wantLeftover(t, newConsumer(t, b.Dial, &recorder{}, one), "orders.members")
-	must(t, deleteQueue(t, b, "orders.2")) // that is not all
+	must(t, deleteQueue(t, b, "orders.2")) // one of several
 	wantLeftover(t, newConsumer(t, b.Dial, &recorder{}, fewer), "orders.3")
 }
 
@@ -218,7 +218,7 @@ func wantLeftover(t *testing.T, c *inboxamqp.Consumer, queue string) {
 	wantFinding(t, c, fmt.Sprintf("queue %q", queue))
 }
 
-// A partition that is missing is named, and all goes on when it is there again.
+// Ready names a missing partition, and the consumer continues after it is declared again.
 func testPartitionsMissing(t *testing.T, b *amqptest.Broker) {
 	got := &recorder{}
 	c := consume(t, b, got, partitioned())
@@ -229,12 +229,12 @@ func testPartitionsMissing(t *testing.T, b *amqptest.Broker) {
 	lost := keyed("k4") // it is in orders.2
 	must(t, ch.Publish("shop", "order.placed", true, false, lost))
 	select {
-	case r := <-returned: // and not into the first partition
+	case r := <-returned: // and does not go to the first partition
 		if r.MessageId != lost.MessageId {
 			t.Errorf("returned: %+v", r)
 		}
 	case <-time.After(testenv.Patience):
-		t.Error("a message of a partition that is missing has a route")
+		t.Error("a message of a missing partition has a route")
 	}
 	must(t, c.Setup(t.Context()))
 	ready(t, c)
@@ -252,7 +252,7 @@ func awaitMissing(t *testing.T, c *running, name string) {
 	})
 }
 
-// A process with another number of partitions says so, and takes no messages.
+// A process with another number of partitions returns an error, and receives no messages.
 func testPartitionsNumber(t *testing.T, b *amqptest.Broker) {
 	afterSetup(t, b, partitioned())
 	fewer := partitioned()
@@ -260,7 +260,7 @@ func testPartitionsNumber(t *testing.T, b *amqptest.Broker) {
 	awaitMissing(t, start(t, newConsumer(t, b.Dial, &recorder{}, fewer)), "orders.slotless.2")
 }
 
-// Dead letters of the queue before it was split return to the partitions of their keys.
+// Dead letters of the queue before it was partitioned return to the partitions of their keys.
 func testPartitionsSplit(t *testing.T, b *amqptest.Broker) {
 	got := &recorder{}
 	c := consume(t, b, got, partitioned())
@@ -269,7 +269,7 @@ func testPartitionsSplit(t *testing.T, b *amqptest.Broker) {
 		origin := []string{"orders", "orders.17"}[k%2] // the whole queue, and a partition of a larger number
 		p.Headers["holdfast-origin-queue"], p.Headers["holdfast-failure-class"] = origin, "validation"
 		if k%2 == 0 {
-			delete(p.Headers, "CC") // of another sender
+			delete(p.Headers, "CC") // from another sender
 		}
 		b.Publish(t, "", "orders.failed.default", p)
 	}
@@ -278,12 +278,12 @@ func testPartitionsSplit(t *testing.T, b *amqptest.Broker) {
 	}
 	for _, m := range got.await(t, 8) {
 		if want := fmt.Sprint("orders.", partition.Of(m.Key, "", partition.Slots)%4); m.Queue != want {
-			t.Errorf("a letter of %s came back in %s, not in %s", m.Key, m.Queue, want)
+			t.Errorf("a dead letter of %s came back in %s, not in %s", m.Key, m.Queue, want)
 		}
 	}
 }
 
-// Logs of failures and of what is given up say which partition.
+// Logs of failures and of dead letters name the partition.
 func testPartitionsLogged(t *testing.T, b *amqptest.Broker) {
 	var log logBuffer
 	cfg := partitioned()

@@ -20,14 +20,14 @@ import (
 )
 
 const (
-	// soonBack is within which time a connection is replaced.
+	// soonBack is the maximum time until a connection is replaced.
 	soonBack = 10 * time.Second
-	// held is within which time messages are processed that the broker had given to a silent connection.
+	// held is the maximum time until messages are processed that the broker sent to a silent connection.
 	held = soonBack + silent.Notices
 )
 
-// silences are the steps of a connection: what passes on the wire then, as a Silence looks for it (the ids of class and
-// method), and within which time all messages are processed.
+// silences are the steps of a connection. Each has the bytes on the wire that a Silence looks for (the ids of
+// class and method), and the maximum time until all messages are processed.
 var silences = map[string]struct {
 	testenv.Silence
 	within time.Duration
@@ -48,14 +48,15 @@ var silences = map[string]struct {
 	"two connections at once": {testenv.Silence{On: "\x00\x3c\x00\x50", Connections: 2}, soonBack + held},
 }
 
-// hasty dials with heartbeats that notice nothing in the time of a test.
+// hasty dials with heartbeats that are too slow to notice anything during a test.
 func hasty(url string) func(context.Context) (*amqp.Connection, error) {
 	return func(context.Context) (*amqp.Connection, error) {
 		return amqp.DialConfig(url, amqp.Config{Heartbeat: 10 * time.Minute, Dial: amqp.DefaultDial(10 * time.Minute)})
 	}
 }
 
-// onBroker runs a test in a bubble. The broker has the queues of the test's consumer, and heartbeats that notice nothing.
+// onBroker runs a test in a bubble. The broker has the queues of the test's consumer, and heartbeats too slow to
+// notice anything.
 func onBroker(t *testing.T, test func(t *testing.T, b *silent.AMQP)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -92,8 +93,7 @@ func send(t *testing.T, b *silent.AMQP, name string, n int) {
 	}
 }
 
-// A connection that falls silent, at any step, is replaced without anybody's help, and each
-// message is processed.
+// A connection that falls silent at any step is replaced automatically, and each message is processed.
 func TestSilentConnection(t *testing.T) {
 	t.Parallel()
 	for name, silence := range silences {
@@ -134,7 +134,7 @@ func TestSilentConnection(t *testing.T) {
 	}
 }
 
-// An idle consumer notices too, of each of its connections, or it would say that it is ready.
+// An idle consumer must notice the silence of each of its connections; otherwise it would report ready.
 func TestSilentWhileIdle(t *testing.T) {
 	t.Parallel()
 	onBroker(t, func(t *testing.T, b *silent.AMQP) {
@@ -150,13 +150,13 @@ func TestSilentWhileIdle(t *testing.T) {
 		})
 		noticed := time.Since(began)
 		ready(t, r)
-		if took := time.Since(began); noticed > 7*time.Second+100*time.Millisecond || took > soonBack { // a question after 2 s, an answer within 5
+		if took := time.Since(began); noticed > 7*time.Second+100*time.Millisecond || took > soonBack { // a poll after 2 s, an answer within 5
 			t.Errorf("noticed after %v, ready after %v", noticed, took)
 		}
 	})
 }
 
-// Run ends within ShutdownTimeout, whatever does not answer.
+// Run ends within ShutdownTimeout even if servers do not answer.
 func TestShutdownWhileSilent(t *testing.T) {
 	t.Parallel()
 	const shutdown = 6 * time.Second

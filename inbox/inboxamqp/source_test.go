@@ -19,7 +19,7 @@ import (
 	"github.com/holdfast-go/holdfast/internal/testenv/amqptest"
 )
 
-// newSource is a source that runs, of a queue that is set up.
+// newSource returns a running source of a queue that exists.
 func newSource(t *testing.T, dial func(context.Context) (*amqp.Connection, error), cfg config) driver.Source {
 	t.Helper()
 	c := newConsumer(t, dial, &recorder{}, cfg)
@@ -27,7 +27,7 @@ func newSource(t *testing.T, dial func(context.Context) (*amqp.Connection, error
 	return runSource(t, c)
 }
 
-// runSource is the source of a consumer. It runs until the test ends.
+// runSource returns the source of a consumer. It runs until the test ends.
 func runSource(t *testing.T, c *inboxamqp.Consumer) driver.Source {
 	t.Helper()
 	src := inboxamqp.SourceOf(c)
@@ -44,12 +44,12 @@ func runSource(t *testing.T, c *inboxamqp.Consumer) driver.Source {
 	return src
 }
 
-// open begins a session that ends with the test.
+// open starts a session that ends with the test.
 func open(t *testing.T, src driver.Source, window int) driver.Session {
 	t.Helper()
 	s, err := src.Open(t.Context())
 	must(t, err)
-	t.Cleanup(func() { _ = s.Close(context.Background()) }) // the test may have ended it
+	t.Cleanup(func() { _ = s.Close(context.Background()) }) // the test may have closed it
 	must(t, s.Start(t.Context(), window))
 	return s
 }
@@ -96,7 +96,7 @@ func bodies(ds []driver.Delivery) string {
 	return strings.Join(all, " ")
 }
 
-// later are moves to wait for a delay.
+// later returns moves to wait for a delay.
 func later(delay time.Duration, ds ...driver.Delivery) (moves []driver.Move) {
 	for _, d := range ds {
 		moves = append(moves, driver.Move{Delivery: d, Target: driver.ToLater, Delay: delay, Next: driver.Progress{Attempt: 2}})
@@ -112,7 +112,7 @@ func TestSourceMissing_namesSetup(t *testing.T) {
 	}
 }
 
-// Of a batch each copy fails for itself.
+// Each copy of a batch fails independently.
 func TestSourceMove(t *testing.T) {
 	t.Parallel()
 	b := amqptest.New(t)
@@ -169,8 +169,8 @@ func deleteQueue(t *testing.T, b *amqptest.Broker, name string) error {
 	return err
 }
 
-// Where this user may not publish nothing is lost, the others of the batch pass, and the session goes
-// on.
+// If the user may not publish to a queue, no message is lost, the other copies of the batch succeed, and the
+// session continues.
 func TestSourceForbidden(t *testing.T) {
 	t.Parallel()
 	b := amqptest.New(t)
@@ -188,7 +188,7 @@ func TestSourceForbidden(t *testing.T) {
 	must(t, s.Ack(t.Context(), ds, false), s.Close(t.Context()))
 }
 
-// A copy whose headers do not fit in a frame goes without the sender's.
+// If the headers of a copy do not fit into a frame, the sender's headers are omitted.
 func TestSourceTooLarge(t *testing.T) {
 	t.Parallel()
 	b := amqptest.New(t)
@@ -208,8 +208,8 @@ func TestSourceTooLarge(t *testing.T) {
 	}
 }
 
-// Where a delay queue is missing, what waits for the rest of a long delay goes behind the others, and
-// Ready says so.
+// If a delay queue is missing, messages that wait for the rest of a long delay go behind the others, and Ready
+// reports it.
 func TestSourceLongDelayRefused(t *testing.T) {
 	t.Parallel()
 	b := amqptest.New(t)
@@ -230,13 +230,13 @@ func TestSourceLongDelayRefused(t *testing.T) {
 	}
 }
 
-// Acknowledgements that wait for an earlier message are told when their time is over, when that message goes
-// back, and when the session is closed. None of these messages comes again.
+// Waiting acknowledgements are written when their time is over, when the earlier message is requeued, and when the
+// session is closed. None of their messages is delivered again.
 func TestAcksThatWait(t *testing.T) {
 	t.Parallel()
 	const window, acked = 20, 3
 	for name, tell := range map[string]func(t *testing.T, s driver.Session, first driver.Delivery){
-		"time": func(t *testing.T, s driver.Session, _ driver.Delivery) { take(t, s, 1) }, // the window has no room for it before
+		"time": func(t *testing.T, s driver.Session, _ driver.Delivery) { take(t, s, 1) }, // before, the window has no room for it
 		"give back": func(t *testing.T, s driver.Session, first driver.Delivery) {
 			must(t, s.GiveBack(t.Context(), []driver.Delivery{first}))
 		},
@@ -256,7 +256,8 @@ func TestAcksThatWait(t *testing.T) {
 	}
 }
 
-// The suites run whole on quorum queues. Of the others run the subtests that depend on the kind of queue.
+// The suites run completely on quorum queues. On the other queues only the subtests run that depend on the queue
+// type.
 func TestSource(t *testing.T) {
 	t.Parallel()
 	testenv.AMQPURL(t) // skips before there are subtests
