@@ -16,13 +16,12 @@ import (
 	"github.com/holdfast-go/holdfast/internal/redisconn"
 )
 
-// checkTimeout bounds Processor.Check, whatever the client's own timeouts are.
+// checkTimeout bounds Processor.Check, for any timeouts of the client.
 const checkTimeout = 5 * time.Second
 
-// Check looks for a Redis that may drop the marks of processed messages before their time, and
-// asks the next processor, if that has a Check of its own. It returns nil when all is well, else
-// the findings, or why it could not look, which it finds out within 6 seconds. Of a cluster it
-// asks one node.
+// Check reports a Redis that may drop the marks of processed messages early, and calls the next processor's Check,
+// if it has one. It returns nil if it finds nothing; otherwise the findings, or the error of a check that failed.
+// It takes at most 6 seconds. In a cluster it asks one node.
 func (p *Processor) Check(ctx context.Context) error {
 	found := check.Findings{Component: component}
 	info, err := redisconn.Within(ctx, checkTimeout, func(ctx context.Context) (string, error) {
@@ -32,7 +31,7 @@ func (p *Processor) Check(ctx context.Context) error {
 		found.Join(fmt.Errorf("inboxredis: check: %w", err))
 	} else {
 		checkClient(p.client, &found)
-		checkMemory(info, "the marks of processed messages, and copies take effect again", &found)
+		checkMemory(info, "the marks of processed messages, and duplicates take effect", &found)
 	}
 	if next, ok := p.next.(interface{ Check(context.Context) error }); ok {
 		found.Join(next.Check(ctx))
@@ -40,15 +39,15 @@ func (p *Processor) Check(ctx context.Context) error {
 	return found.Err()
 }
 
-// checkClient looks for a client that waits without end.
+// checkClient reports a client without a timeout.
 func checkClient(client redis.UniversalClient, found *check.Findings) {
 	if heedsDeadlines, bounded := redisconn.Timeouts(client); !heedsDeadlines && !bounded {
 		found.Add("set ContextTimeoutEnabled of the client's options, or a ReadTimeout",
-			"the client waits for ever for a connection that has fallen silent, and loses it for its pool")
+			"the client waits forever for a silent connection, and its pool loses the connection")
 	}
 }
 
-// checkMemory looks for a Redis that may evict what is kept there.
+// checkMemory reports a Redis that may evict keys.
 func checkMemory(info, what string, found *check.Findings) {
 	policy := infoField(info, "maxmemory_policy")
 	if policy == "" || policy == "noeviction" || infoField(info, "maxmemory") == "0" {
@@ -57,7 +56,7 @@ func checkMemory(info, what string, found *check.Findings) {
 	found.Add("CONFIG SET maxmemory-policy noeviction", "maxmemory-policy is %s: Redis may evict %s", policy, what)
 }
 
-// infoField returns a field out of the reply to INFO, "" if it is not there.
+// infoField returns a field of the reply to INFO, or "".
 func infoField(info, name string) string {
 	for line := range strings.Lines(info) {
 		if value, ok := strings.CutPrefix(line, name+":"); ok {
@@ -68,22 +67,25 @@ func infoField(info, name string) string {
 }
 
 const (
-	// minVersion is the first Redis that names entries deleted while they were pending.
+	// minVersion is the first Redis that reports entries deleted while they were pending.
 	minVersion = 7
-	// spareConns are the connections that a consumer needs besides those that wait for messages.
+	// spareConns is the number of connections that a consumer needs besides those that wait for messages.
 	spareConns = 4
-	// deserted is for how long no consumer has asked for messages of a group that is not read.
+	// deserted is the idle time of its consumers after which a group counts as not read.
 	deserted = time.Hour
 )
 
-// Check looks whether the stream, or each partition, and the group exist, whether there are partitions
-// beyond Stream.Partitions or too few connections in the client's pool for them, whether another group
-// that is not read keeps a stream from being trimmed, whether Redis may lose or evict messages, and
-// whether the times in the Config fit together; then it asks the processor, if that has a Check of its
-// own. Of a cluster it asks one node about its settings.
+// Check reports, with the Config and the server:
 //
-// It returns nil when there is nothing to mend. Otherwise the error joins all findings, each with a
-// method Mend() string, and what it failed to look at.
+//   - a missing stream, partition or group
+//   - a partition beyond Stream.Partitions, or too few connections in the client's pool for the partitions
+//   - a group that nobody reads and that prevents trimming
+//   - settings of Redis that may lose or evict messages; in a cluster it asks one node
+//   - times in the Config that do not fit together
+//   - the findings of the processor's own Check, if it has one
+//
+// It returns nil if it finds nothing. Otherwise the error joins all findings, each with a method Mend() string,
+// and the errors of checks that failed.
 func (c *Consumer) Check(ctx context.Context) error {
 	found := check.Findings{Component: component}
 	c.cfg.checkTimes(&found)
@@ -95,27 +97,27 @@ func (c *Consumer) Check(ctx context.Context) error {
 	return found.Err()
 }
 
-// checkRedis asks the server, until it does not answer.
+// checkRedis checks the server, and stops if it does not answer.
 func (c *Consumer) checkRedis(ctx context.Context, found *check.Findings) error {
 	err := c.groups[0].checkServer(ctx, found)
 	for _, g := range c.groups {
 		err = errors.Join(err, g.checkStream(ctx, found))
-		if err != nil && len(c.groups) > 1 { // each more might wait as long
+		if err != nil && len(c.groups) > 1 { // each further check might wait as long
 			return err
 		}
 	}
 	return errors.Join(err, c.checkPartitions(ctx, found))
 }
 
-// checkPartitions looks whether the client has a connection for each partition, and for a partition after
-// the last one: a sender that knows of more writes what is not read.
+// checkPartitions checks that the client has a connection for each partition, and that there is no partition after
+// the last one. A sender with a larger number would write messages that nobody reads.
 func (c *Consumer) checkPartitions(ctx context.Context, found *check.Findings) error {
 	if len(c.groups) == 1 {
 		return nil
 	}
 	if client, ok := c.groups[0].client.(*redis.Client); ok && client.Options().PoolSize < len(c.groups)+spareConns {
 		found.Add(fmt.Sprintf("set PoolSize of the client's options to %d or more", len(c.groups)+spareConns),
-			"the client has %d connections, and each of %d partitions may wait on one", client.Options().PoolSize, len(c.groups))
+			"the client has %d connections, but each of %d partitions needs one to wait", client.Options().PoolSize, len(c.groups))
 	}
 	g, next := c.groups[0], partition.Name(c.cfg.stream, len(c.groups))
 	there, err := within(ctx, g, func(ctx context.Context) (int64, error) { return g.client.Exists(ctx, next).Result() })
@@ -123,24 +125,24 @@ func (c *Consumer) checkPartitions(ctx context.Context, found *check.Findings) e
 		return fmt.Errorf("inboxredis: check: %w", err)
 	}
 	if there > 0 {
-		found.Add("give senders and consumers one number of partitions, and delete those beyond it when they are read",
-			"there is a stream %q, and Stream.Partitions is %d", next, len(c.groups))
+		found.Add("use the same number of partitions in senders and consumers, and delete further partitions when they are empty",
+			"stream %q exists, but Stream.Partitions is %d", next, len(c.groups))
 	}
 	return nil
 }
 
-// checkTimes compares what the Config promises.
+// checkTimes compares the times in the Config with each other and with the processor's.
 func (s *settings) checkTimes(found *check.Findings) {
 	if window := driver.Horizon(s.Retry); s.remembers && s.retention > 0 && s.retention < window {
 		found.Add("lengthen the Retention of the processor, or shorten ConsumerConfig.Retry.MaxAge",
 			"a message may be retried for %v, and is remembered for %v: after that it takes effect again", window, s.retention)
 	}
 	if s.Ordered && !s.ledger {
-		found.Add("use a processor with a ledger, such as inboxpgx", "nothing remembers over the end of the process how often an ordered message has failed")
+		found.Add("use a processor with a ledger, such as inboxpgx", "the attempts of an ordered message are lost when the process ends")
 	}
 }
 
-// checkServer looks at the server's settings, as far as it tells them.
+// checkServer checks the server's settings, as far as it reports them.
 func (g *group) checkServer(ctx context.Context, found *check.Findings) error {
 	info, err := within(ctx, g, func(ctx context.Context) (string, error) { return g.client.Info(ctx).Result() })
 	if err != nil {
@@ -157,17 +159,17 @@ func (g *group) checkServer(ctx context.Context, found *check.Findings) error {
 	config, err := within(ctx, g, func(ctx context.Context) (map[string]string, error) {
 		return g.client.ConfigGet(ctx, "min-replicas-to-write").Result()
 	})
-	// A managed server may refuse to tell. Any other failure is a failure to look.
+	// A managed server may refuse. Any other error means that the check failed.
 	if _, refused := errors.AsType[redis.Error](err); err != nil && !refused {
 		return fmt.Errorf("inboxredis: check: %w", err)
 	}
 	if config["min-replicas-to-write"] == "0" {
-		found.Add("CONFIG SET min-replicas-to-write 1", "Redis takes messages that no replica has: a failover loses them")
+		found.Add("CONFIG SET min-replicas-to-write 1", "Redis accepts messages without a replica: a failover loses them")
 	}
 	return nil
 }
 
-// checkStream looks for the group in both streams, and for groups that are not read.
+// checkStream looks for the group in both streams, and for groups that nobody reads.
 func (g *group) checkStream(ctx context.Context, found *check.Findings) error {
 	for stream, key := range g.keys.read()[:2] {
 		groups, err := within(ctx, g, func(ctx context.Context) ([]redis.XInfoGroup, error) {
@@ -195,7 +197,7 @@ func (g *group) checkStream(ctx context.Context, found *check.Findings) error {
 	return nil
 }
 
-// checkGroup looks whether somebody reads a group that is behind.
+// checkGroup checks that somebody reads a group with unprocessed messages.
 func (g *group) checkGroup(ctx context.Context, other redis.XInfoGroup, found *check.Findings) error {
 	if other.Lag == 0 && other.Pending == 0 {
 		return nil
@@ -212,7 +214,7 @@ func (g *group) checkGroup(ctx context.Context, other redis.XInfoGroup, found *c
 		}
 	}
 	behind := "messages"
-	if other.Lag >= 0 { // else Redis cannot tell
+	if other.Lag >= 0 { // otherwise Redis does not know
 		behind = fmt.Sprintf("%d messages", other.Lag+other.Pending)
 	}
 	found.Add(fmt.Sprintf("run its consumers, or XGROUP DESTROY %s %s", g.keys.stream, other.Name),

@@ -20,20 +20,19 @@ import (
 
 // How the claim of a message works.
 //
-// The key of a message is outbox:processed:<message id>, or
-// outbox:processed:<namespace>:<message id> when there is a namespace. Consumers that share a
-// Redis must have different ones, or they take each other's messages for processed. Before
-// the handler the key is claimed (SET NX, value processing:<token>) with a short lease that is
-// prolonged while the handler runs. After it the key becomes done:<token> for 8 days, or is
-// removed when the handler failed, so that a retry may claim it. A token, new for each
-// delivery, keeps a holder that lost its claim from removing that of another.
+// The key of a message is outbox:processed:<message id>, or outbox:processed:<namespace>:<message id> with a
+// namespace. Consumers that share a Redis need different namespaces; otherwise they skip each other's messages.
+// Before the handler runs, the key is claimed (SET NX, value processing:<token>) with a short lease, which is
+// extended while the handler runs. After success the key becomes done:<token> for 8 days. After a failure it is
+// removed, so that a retry can claim it. Each delivery has a new token, so a holder that lost its claim cannot
+// remove another's claim.
 //
-// A message whose key says done is skipped and counts as done. So does one whose key holds
-// something else than this package writes, such as a set or another text: that is how other
-// systems note what they have processed. A message that is claimed by another delivery is
-// postponed, never acknowledged: if the other one dies its claim runs out.
+// A message whose key is done is skipped and counts as done. So is a message whose key has any value that this
+// package does not write, such as a set or another text, because other systems mark processed messages like that.
+// A message that another delivery has claimed is postponed, never acknowledged: if the other process crashes, its
+// claim expires.
 
-// settleTimeout bounds the commands that end a claim; a context that has ended does not stop them.
+// settleTimeout bounds the commands that end a claim. They run even after the context has ended.
 const settleTimeout = 5 * time.Second
 
 var (
@@ -52,7 +51,7 @@ var (
 	releaseScript = redis.NewScript(releaseLua)
 )
 
-// state is what take found.
+// state is the state that take found.
 type state int
 
 const (
@@ -61,7 +60,7 @@ const (
 	stateDone
 )
 
-// claim is one delivery's hold on a message.
+// claim is the claim of one delivery on a message.
 type claim struct {
 	p     *Processor
 	m     *inbox.Message
@@ -76,11 +75,11 @@ func newClaim(p *Processor, m *inbox.Message) *claim {
 }
 
 const (
-	claimPrefix = "processing:" // known to the scripts, too
+	claimPrefix = "processing:" // also in the scripts
 	doneMark    = "done:"       // without a token: nobody holds a claim
 )
 
-// processing reports whether a key's value is a claim; any other says that the message is done.
+// processing reports whether a key's value is a claim. Any other value means that the message is done.
 func processing(value string) bool { return strings.HasPrefix(value, claimPrefix) }
 
 func (c *claim) take(ctx context.Context) (state, error) {
@@ -97,7 +96,7 @@ func (c *claim) take(ctx context.Context) (state, error) {
 	}
 }
 
-// keep prolongs the claim three times per lease until stop is called, which waits for it.
+// keep extends the claim three times per lease until stop is called; stop waits for it.
 func (c *claim) keep(ctx context.Context) (stop func()) {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	var wg sync.WaitGroup
@@ -124,36 +123,36 @@ func (c *claim) extend(ctx context.Context) {
 	defer cancel()
 	held, err := c.run(attempt, extendScript, c.value, c.p.cfg.Lease.Milliseconds())
 	if ctx.Err() == nil && (err != nil || held == 0) {
-		c.log(err).WarnContext(ctx, "inbox: claim of a message not prolonged")
+		c.log(err).WarnContext(ctx, "inbox: claim not extended")
 	}
 }
 
-// done marks the message as processed. Its effect has been taken, so a failure is only logged.
+// done marks the message as processed. The handler has succeeded, so a failure is only logged.
 func (c *claim) done(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTimeout)
 	defer cancel()
 	held, err := c.run(ctx, doneScript, c.value, c.mark, c.p.cfg.Retention.Milliseconds())
 	if err != nil || held == 0 {
-		c.log(err).WarnContext(ctx, "inbox: message processed without a claim to the end: a copy may take effect, too")
+		c.log(err).WarnContext(ctx, "inbox: claim expired while processing; duplicate may take effect")
 	}
 }
 
-// release lets a retry claim the message. If that fails the lease runs out.
+// release lets a retry claim the message. If it fails, the lease expires.
 func (c *claim) release(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTimeout)
 	defer cancel()
 	if _, err := c.run(ctx, releaseScript, c.value); err != nil {
-		c.log(err).WarnContext(ctx, "inbox: claim of a failed message not released")
+		c.log(err).WarnContext(ctx, "inbox: claim of failed message not released")
 	}
 }
 
-// abandon gives up a claim that Redis may have made without answering: its lease would keep the
-// message from being processed.
+// abandon releases a claim that Redis may have made without answering. Otherwise its lease would delay the
+// message.
 func (c *claim) abandon(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), tryTimeout)
 	defer cancel()
 	if _, err := c.run(ctx, releaseScript, c.value); err != nil {
-		c.log(err).DebugContext(ctx, "inbox: claim that was not answered not released")
+		c.log(err).DebugContext(ctx, "inbox: unanswered claim not released")
 	}
 }
 
@@ -162,16 +161,16 @@ func (c *claim) log(err error) *slog.Logger {
 }
 
 const (
-	// tryTimeout is how long one connection may take to answer.
+	// tryTimeout is the time that one connection has to answer.
 	tryTimeout = 2 * time.Second
 
-	// tries is how often a script is run that is not answered, each time on another connection.
+	// tries is the number of attempts for a script that is not answered, each on another connection.
 	tries = 2
 )
 
 var errSilent = errors.New("inboxredis: Redis does not answer")
 
-// run runs a script of the claim. Each of them may be run again when its answer was lost.
+// run runs a script of the claim. Each script can be repeated when its answer was lost.
 func (c *claim) run(ctx context.Context, script *redis.Script, args ...any) (n int64, err error) {
 	for range tries {
 		n, err = c.once(ctx, script, args)
@@ -179,20 +178,20 @@ func (c *claim) run(ctx context.Context, script *redis.Script, args ...any) (n i
 		if !errors.Is(err, errSilent) {
 			break
 		}
-		c.p.idle.Test(ctx, c.keys[0]) // where one connection is silent there are often more
+		c.p.idle.Test(ctx, c.keys[0]) // if one connection is silent, others often are too
 	}
 	return n, err
 }
 
-// once leaves a call behind that is not answered in time: the client need not mind the deadline
+// once abandons a call that is not answered in time, because the client may ignore the deadline
 // (redis.Options.ContextTimeoutEnabled).
 func (c *claim) once(ctx context.Context, script *redis.Script, args []any) (int64, error) {
 	within, cancel := context.WithTimeout(ctx, tryTimeout)
-	defer cancel() // not before the reply is taken: an end of within would count as its absence
+	defer cancel() // after the reply, because an earlier end of within would count as a timeout
 	n, err := redisconn.Leave(within, func(ctx context.Context) (int64, error) {
 		return script.Run(ctx, c.p.client, c.keys, args...).Int64()
 	})
-	timeout, _ := errors.AsType[net.Error](err) // ours, or one of the client's own
+	timeout, _ := errors.AsType[net.Error](err) // ours, or the client's own
 	if timeout != nil && timeout.Timeout() && ctx.Err() == nil {
 		return 0, fmt.Errorf("%w in time: %w", errSilent, err)
 	}

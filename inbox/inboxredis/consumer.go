@@ -19,8 +19,8 @@ import (
 	"github.com/holdfast-go/holdfast/outbox/format"
 )
 
-// Consumer hands the messages of one stream, or of its partitions, to a Processor and settles them by
-// its answers. Its methods may be called from any goroutine.
+// Consumer passes the messages of one stream, or of its partitions, to a Processor and settles them by its
+// results. Its methods may be called from any goroutine.
 type Consumer struct {
 	cfg       *settings
 	groups    []*group // one for each partition
@@ -28,22 +28,21 @@ type Consumer struct {
 	engine    runner
 }
 
-// runner is the consumer of one stream, or those of all partitions.
+// runner is the consumer of one stream, or of all partitions.
 type runner interface {
 	Run(ctx context.Context) error
 	Ready(ctx context.Context) error
 	Stats(ctx context.Context) (inbox.Stats, error)
 }
 
-// NewConsumer returns a consumer of a stream. The client stays the caller's, and needs a few
-// connections in its pool: one waits for messages.
+// NewConsumer returns a consumer of a stream. It does not close the client. The client's pool needs a few
+// connections, because one waits for messages.
 //
-// A processor with deduplication, such as *inboxpgx.Store, brings its ledger and its retention
-// along, and Run prunes it. With a bare inbox.NewMux() a Consumer that never runs serves
-// operators: Setup, Check and DeadLetters. Its Replay then takes for granted that processed
-// messages are remembered for 8 days.
+// A processor with deduplication, such as *inboxpgx.Store, provides a ledger and a retention, and Run prunes it.
+// With a bare inbox.NewMux() a Consumer that never runs can serve operators: Setup, Check and DeadLetters. Its
+// Replay then assumes that processed messages are remembered for 8 days.
 //
-// The error names every violation in cfg. Nothing is asked of a server yet.
+// The error lists every violation in cfg. NewConsumer does not contact a server.
 func NewConsumer(client redis.UniversalClient, stream Stream, processor inbox.Processor, cfg inbox.ConsumerConfig) (*Consumer, error) {
 	s, err := newSettings(stream, processor, cfg)
 	if client == nil {
@@ -64,20 +63,20 @@ func newConsumer(client redis.UniversalClient, s *settings, processor inbox.Proc
 	return &Consumer{cfg: s, groups: groups, processor: processor, engine: run}, err
 }
 
-// Run consumes until ctx is cancelled or a limit of the Config is reached. Then it takes no
-// more messages, gives those back that are not begun, lets the others finish, settles them and
-// returns nil, after ShutdownTimeout at the latest. Redis may be down when it starts, or
-// go down later: Run goes on trying. Calling it while it runs is an error.
+// Run consumes until ctx is cancelled or a limit of the Config is reached. Then it stops receiving, requeues
+// messages that have not started, waits for running handlers, settles their messages and returns nil, after
+// ShutdownTimeout at the latest. If Redis is down, at the start or later, Run keeps trying. Calling it while it
+// runs is an error.
 func (c *Consumer) Run(ctx context.Context) error { return c.engine.Run(ctx) }
 
-// Ready returns nil while messages are being received, failed ones have a place to go, and handlers
-// return in time. The error says what is not so.
+// Ready returns nil while messages are received, failed messages can be moved, and handlers return in time.
+// Otherwise the error contains the reason.
 func (c *Consumer) Ready(ctx context.Context) error { return c.engine.Ready(ctx) }
 
-// DeadLetters returns the dead letters of the consumer group, of the classes in ConsumerConfig.Classes and of
-// those that every consumer has, whether Run is at work or not. Each call of its methods reads them
-// page by page; of two at the same time both may count what one of them has returned or removed.
-// Replay and Remove write to the log who called them, and why.
+// DeadLetters returns the dead letters of the consumer group, of the classes in ConsumerConfig.Classes and of the
+// classes that every consumer has. Run need not be running. Each call of its methods reads them page by page. Two
+// concurrent calls may both count a dead letter that one of them returned or removed. Replay and Remove log the
+// caller and the reason.
 func (c *Consumer) DeadLetters() inbox.DeadLetters {
 	parts := []driver.DeadLetters{}
 	for _, g := range c.groups {
@@ -89,44 +88,44 @@ func (c *Consumer) DeadLetters() inbox.DeadLetters {
 
 const component = "inboxredis"
 
-// Stream says which messages a Consumer gets. The zero value works. The consumer group has the consumer's name: each
-// group of a stream gets all its messages, and shares them among its processes.
+// Stream selects the messages of a Consumer. The zero value works. The consumer group has the consumer's name.
+// Each group of a stream gets all its messages, and shares them among its processes.
 type Stream struct {
 	// Name is the stream's name. Default: the consumer's name.
 	Name string
-	// Format is how messages look: a format.Symfony has the classes of a Symfony application by the names
-	// of messages, and its stamps. Senders of this module need the same one. Default: this module's own
-	// form, with what the zero format.Symfony reads.
+	// Format is the form of messages. A format.Symfony maps message names to the classes of a Symfony application,
+	// and has its stamps. Senders that use this module need the same Format. Default: this module's own form, and
+	// everything that the zero format.Symfony reads.
 	Format format.Format
-	// Partitions is how many streams the stream is split into, at most 64, so that several processes
-	// share an Ordered one: those of orders are orders.0, orders.1 and so on. The senders need the same
-	// number, outboxredis.Config.Partitions. More than one needs Ordered, and excludes Key
-	// and ParkKeys. Concurrency, Batch and Prefetch are those of each partition, and the limits those of Run.
-	// Default, and 1: the stream is not split.
+	// Partitions is the number of streams that the stream is split into, at most 64, so that several processes
+	// share an Ordered stream. The partitions of orders are orders.0, orders.1 and so on. The senders need the
+	// same number, outboxredis.Config.Partitions. More than one needs Ordered, and excludes Key and ParkKeys.
+	// Concurrency, Batch and Prefetch apply to each partition, and limits apply to Run. Default: the stream is not
+	// split, the same as 1.
 	Partitions int
-	// KeepProcessed leaves entries in the stream that all its groups have processed, for readers
-	// without a group; somebody else must trim the stream then.
+	// KeepProcessed keeps entries in the stream that all its groups have processed, for readers without a group.
+	// Another program must then trim the stream.
 	KeepProcessed bool
-	// Timeout bounds every call to Redis; a read that waits for messages gets a second more. A client
-	// without the option ContextTimeoutEnabled is left behind then, and ends by its own timeouts.
+	// Timeout bounds every call to Redis; a read that waits for messages gets a second more. After that, a call of
+	// a client without the option ContextTimeoutEnabled is abandoned, and ends by the client's own timeouts.
 	// Default: 5 s.
 	Timeout time.Duration
 }
 
-// settings are the configuration of a consumer with its defaults. The engine checks its own part.
+// settings is the configuration of a consumer with defaults applied. The engine checks its own part.
 type settings struct {
 	inbox.ConsumerConfig
 	Stream
 	stream       string
 	symfony      *wire.Symfony
-	partitions   []keys // one, that of the stream, where it is not split
+	partitions   []keys // only the stream itself if it is not split
 	log          *slog.Logger
-	maxBodyBytes int           // 0: the engine's own
-	leveling     time.Duration // as of package group; 0: its own
+	maxBodyBytes int           // 0: the engine's default
+	leveling     time.Duration // interval of package group; 0: its default
 
-	remembers bool          // the processor remembers what it has processed,
-	retention time.Duration // and for how long
-	ledger    bool          // it notes attempts
+	remembers bool          // the processor remembers processed messages
+	retention time.Duration // how long
+	ledger    bool          // the processor keeps a ledger
 }
 
 func newSettings(from Stream, p inbox.Processor, cfg inbox.ConsumerConfig) (*settings, error) {
@@ -163,17 +162,17 @@ func newSettings(from Stream, p inbox.Processor, cfg inbox.ConsumerConfig) (*set
 	return s, problem
 }
 
-// checkPartitions returns what is wrong with Partitions.
+// checkPartitions returns the violations of the rules of Partitions.
 func (s *settings) checkPartitions() error {
 	var problems []error
 	if err := partition.Check(s.Partitions); err != nil {
 		problems = append(problems, fmt.Errorf("inboxredis: Stream.Partitions: %w", err))
 	}
 	if s.Partitions > 1 && !s.Ordered {
-		problems = append(problems, errors.New("inboxredis: Stream.Partitions needs ConsumerConfig.Ordered: without it any number of processes share a stream"))
+		problems = append(problems, errors.New("inboxredis: Stream.Partitions needs ConsumerConfig.Ordered: without Ordered, several processes can share one stream"))
 	}
 	if s.Partitions > 1 && s.Key != nil {
-		problems = append(problems, errors.New("inboxredis: Stream.Partitions excludes ConsumerConfig.Key: the sender's key says which partition a message is in"))
+		problems = append(problems, errors.New("inboxredis: Stream.Partitions excludes ConsumerConfig.Key: the sender's key selects the partition"))
 	}
 	if s.Partitions > 1 && s.ParkKeys {
 		problems = append(problems, errors.New("inboxredis: Stream.Partitions excludes ConsumerConfig.ParkKeys: the parked keys of all partitions are kept together"))
@@ -181,7 +180,7 @@ func (s *settings) checkPartitions() error {
 	return errors.Join(problems...)
 }
 
-// place is the class whose dead letters those of a class are with: its own or the default.
+// place returns the class whose stream contains the dead letters of a class: the class itself or the default.
 func (s *settings) place(class string) string {
 	if slices.Contains(driver.AllClasses(s.Classes), class) {
 		return class
@@ -189,9 +188,9 @@ func (s *settings) place(class string) string {
 	return driver.ClassDefault
 }
 
-// Setup creates what is missing of the stream, or of its partitions, and the consumer group. A new group
-// begins with the oldest entry that its stream still has. Setup may be called any number of times, by many processes
-// at once. Run never does it: where a group is lost, so is the knowledge of what was processed.
+// Setup creates the stream, or its partitions, and the consumer group, if they do not exist. A new group starts
+// with the oldest entry in its stream. Setup may be called repeatedly, by several processes at once. Run never
+// creates a group, because a lost group means that the record of processed messages is lost too.
 func (c *Consumer) Setup(ctx context.Context) error {
 	for _, g := range c.groups {
 		if err := g.setup(ctx); err != nil {

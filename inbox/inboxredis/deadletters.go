@@ -15,14 +15,15 @@ import (
 )
 
 const (
-	// pageBytes bounds what one read asks for, but for its first entry.
+	// pageBytes bounds the bytes of one read, after its first entry.
 	pageBytes = 4 << 20
-	// maxPage is how many dead letters a page has at most, and firstPage how many entries a session's first read asks for.
+	// maxPage is the largest number of dead letters in a page, and firstPage the number of entries in a session's
+	// first read.
 	maxPage   = 100
 	firstPage = 8
 )
 
-// letters are the dead letters of a group: driver.DeadLetters.
+// letters implements driver.DeadLetters for a group.
 type letters struct{ group *group }
 
 // Depths implements driver.DeadLetters.
@@ -42,7 +43,7 @@ func (l *letters) Depths(ctx context.Context) ([]driver.Depth, error) {
 	return depths, nil
 }
 
-// ask runs a script that changes nothing and answers with a pair.
+// ask runs a read-only script that returns a pair.
 func (l *letters) ask(ctx context.Context, script *redis.Script, key string, args ...any) ([]any, error) {
 	pair, err := within(ctx, l.group, func(ctx context.Context) ([]any, error) {
 		return script.Run(ctx, l.group.client, []string{key}, args...).Slice()
@@ -53,7 +54,7 @@ func (l *letters) ask(ctx context.Context, script *redis.Script, key string, arg
 	return pair, err
 }
 
-// page returns the dead letters behind a place, and the last id of the scan, which the first page finds out.
+// page returns the dead letters after an id, and the last id of the scan, which the first page determines.
 func (l *letters) page(ctx context.Context, key, after, last string) (page []redis.XMessage, end string, err error) {
 	pair, err := l.ask(ctx, pageScript, key, after, last, pageBytes, maxPage)
 	if err != nil {
@@ -77,7 +78,7 @@ func (l *letters) page(ctx context.Context, key, after, last string) (page []red
 	return page, text(pair[0]), nil
 }
 
-// timeOf is when an entry was added, by the server's clock.
+// timeOf returns the time when an entry was added, by the server's clock.
 func timeOf(id string) time.Time {
 	millis, _, _ := strings.Cut(id, "-")
 	n, err := strconv.ParseInt(millis, 10, 64)
@@ -118,8 +119,8 @@ func (l *letters) Scan(ctx context.Context, class string, visit func(*inbox.Dead
 	}
 }
 
-// settle does what was decided of a letter, whose body was one and is another. A letter that is gone was
-// returned or deleted by somebody else.
+// settle applies the outcome to a dead letter. was and is are its body before and after editing. If the dead
+// letter no longer exists, another call returned or deleted it.
 func (l *letters) settle(ctx context.Context, key string, m redis.XMessage, fate driver.Outcome, was, is []byte) error {
 	if fate == driver.Keep {
 		return nil

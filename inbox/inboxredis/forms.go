@@ -12,7 +12,7 @@ import (
 	"github.com/holdfast-go/holdfast/internal/wire"
 )
 
-// The fields of an entry, as package outboxredis writes them.
+// The fields of an entry in the form of package outboxredis.
 const (
 	fieldID          = "id"
 	fieldName        = "name"
@@ -24,27 +24,27 @@ const (
 
 	// fieldSymfony is the only field of Symfony's transport: body and headers in JSON.
 	fieldSymfony = "message"
-	// fieldPacked has, in JSON, the fields of an entry that has more than scripts can take.
+	// fieldPacked contains, in JSON, the fields of an entry that has more fields than a script can take.
 	fieldPacked = "holdfast-fields"
 )
 
 const (
-	// maxHeaderBytes bounds the headers that are decoded.
+	// maxHeaderBytes bounds the JSON of headers that is decoded.
 	maxHeaderBytes = 1 << 20
-	// maxEnvelopeBytes bounds Symfony's field: JSON may need six bytes for one of the body.
+	// maxEnvelopeBytes bounds Symfony's field: JSON may need six bytes for one byte of the body.
 	maxEnvelopeBytes = 6*driver.MaxBodyBytes + maxHeaderBytes
 	// maxPackedBytes bounds fieldPacked, whose values are in base64.
 	maxPackedBytes = 2 * maxEnvelopeBytes
-	// maxShortBytes bounds names, keys and content types, as headers are bounded.
+	// maxShortBytes bounds names, keys and content types, like headers.
 	maxShortBytes = 8 << 10
 	// maxAttempt bounds the counts read from fields.
 	maxAttempt = 1_000_000
-	// maxFields is how many fields a copy has. Lua's stack has room for 8000 values.
+	// maxFields is the largest number of fields of a copy. Lua's stack has room for 8000 values.
 	maxFields = 1000
 )
 
-// message returns what an entry says. What cannot be read stays empty, for inbox.Message.Validate to
-// find. A dead letter that somebody put back by other means than DeadLetters counts as a replay.
+// message returns the message in an entry. Unreadable fields stay empty, and inbox.Message.Validate reports them.
+// A dead letter that was moved back without DeadLetters counts as a replay.
 func message(e entry, stream string, by *wire.Symfony) *inbox.Message {
 	m := read(e.fields, by)
 	m.Queue, m.Redelivered = stream, e.redelivered
@@ -55,7 +55,7 @@ func message(e entry, stream string, by *wire.Symfony) *inbox.Message {
 	return m
 }
 
-// slow reports whether read decodes so much that it does not belong on the goroutine that receives.
+// slow reports whether read decodes too much for the receiving goroutine.
 func slow(fields map[string]any, by *wire.Symfony) bool {
 	for _, decoded := range [...]string{fieldPacked, fieldSymfony, fieldHeaders} {
 		if wire.SlowText(text(fields[decoded])) {
@@ -90,7 +90,7 @@ func read(fields map[string]any, by *wire.Symfony) *inbox.Message {
 		History:       driver.DecodeHistory(text(fields[wire.HeaderHistory])),
 	}
 	m.PublishedAt = wire.PublishedAt(moment(fields[fieldCreatedAt]), headers, m.ID)
-	if !readable { // no handler must take the envelope for its own JSON
+	if !readable { // otherwise a handler could mistake the envelope for its own JSON
 		m.Name = ""
 	}
 	return m
@@ -111,8 +111,8 @@ func withAttributes(headers map[string]string, fields map[string]any) map[string
 	return headers
 }
 
-// ofTransport reads what Symfony's transport writes: {"body": "…", "headers": {…}}, which PHP's client
-// by default serializes once more, with its length: s:12:"…";.
+// ofTransport decodes the form of Symfony's transport: {"body": "…", "headers": {…}}. PHP's client serializes it
+// once more by default, with its length: s:12:"…";.
 func ofTransport(envelope string) (body string, headers map[string]string) {
 	if rest, serialized := strings.CutPrefix(envelope, "s:"); serialized {
 		length, rest, _ := strings.Cut(rest, `:"`)
@@ -133,8 +133,8 @@ func ofTransport(envelope string) (body string, headers map[string]string) {
 	return parts.Body, decodeHeaders(parts.Headers)
 }
 
-// decodeHeaders reads a JSON object. PHP writes an empty one as an array. A value that is no string, or
-// too long a one, is left out.
+// decodeHeaders decodes a JSON object. PHP writes an empty object as an array. Values that are not strings, or too
+// long, are omitted.
 func decodeHeaders(data []byte) map[string]string {
 	if len(data) <= len("{}") || len(data) > maxHeaderBytes {
 		return nil
@@ -155,7 +155,7 @@ func decodeHeaders(data []byte) map[string]string {
 	return headers
 }
 
-// short returns a text that a handler or a list is shown; one that is too long to be of use is none.
+// short returns a text for handlers and lists, or "" if it is too long.
 func short(value any) string {
 	s := text(value)
 	if len(s) > maxShortBytes {
@@ -164,7 +164,7 @@ func short(value any) string {
 	return s
 }
 
-// number returns 0 for what is no number.
+// number returns 0 if the value is not a number.
 func number(value any) int {
 	n, err := strconv.Atoi(text(value))
 	if err != nil {
@@ -173,7 +173,7 @@ func number(value any) int {
 	return n
 }
 
-// moment returns the zero time for what is no time.
+// moment returns the zero time if the value is not a time.
 func moment(value any) time.Time {
 	t, err := time.Parse(time.RFC3339Nano, text(value))
 	if err != nil {
@@ -187,7 +187,7 @@ func packed(fields map[string]any) map[string]any {
 	if len(fields) <= maxFields {
 		return fields
 	}
-	raw := make(map[string][]byte, len(fields)) // bytes survive JSON, texts that are no UTF-8 do not
+	raw := make(map[string][]byte, len(fields)) // JSON preserves bytes, but not texts that are not UTF-8
 	for name, value := range fields {
 		raw[strconv.QuoteToASCII(name)] = []byte(text(value))
 	}
@@ -195,7 +195,7 @@ func packed(fields map[string]any) map[string]any {
 	return map[string]any{fieldPacked: string(data)}
 }
 
-// unpacked returns the fields that packed has made short.
+// unpacked returns the fields inside fieldPacked.
 func unpacked(fields map[string]any) map[string]any {
 	data := text(fields[fieldPacked])
 	if data == "" || len(data) > maxPackedBytes {

@@ -18,10 +18,10 @@ import (
 	"github.com/holdfast-go/holdfast/internal/runloop"
 )
 
-// returned is the consumer name that holds what was given back, until somebody claims it.
+// returned is the consumer name that holds requeued entries until a consumer claims them.
 const returned = "holdfast:returned"
 
-// testPause is how long a call that timed out waits for the tests of idle connections to begin.
+// testPause is how long a timed-out call waits, so that the tests of idle connections can start.
 const testPause = 100 * time.Millisecond
 
 // group is a consumer group of a stream on its server.
@@ -41,29 +41,29 @@ func newGroup(client redis.UniversalClient, cfg *settings, k keys) *group {
 	}
 }
 
-// within bounds a call. Where one connection has fallen silent there are often more, which are looked
-// for.
+// within bounds a call. After a timeout it tests the idle connections, because if one connection is silent, others
+// often are too.
 func within[T any](ctx context.Context, g *group, call func(context.Context) (T, error)) (T, error) {
 	return withinTime(ctx, g, g.cfg.Timeout, call)
 }
 
-// withinTime is within for a call that has less time than others.
+// withinTime is within with another timeout.
 func withinTime[T any](ctx context.Context, g *group, timeout time.Duration, call func(context.Context) (T, error)) (T, error) {
 	value, err := redisconn.Within(ctx, timeout, call)
 	g.test(ctx, err)
 	return value, err
 }
 
-// patiently is within for a call that waits on the server for up to block. The client minds no
-// cancellation, and what such a call took after it would wait for its next reader: it is waited for.
+// patiently is within for a call that waits on the server for up to block. It ignores cancellation and waits for
+// the reply: the client would continue anyway, and entries that the call had read would be delivered late.
 func patiently[T any](ctx context.Context, g *group, call func(context.Context) (T, error)) (T, error) {
 	value, err := redisconn.Within(context.WithoutCancel(ctx), block+g.cfg.Timeout, call)
 	g.test(ctx, err)
 	return value, err
 }
 
-// test looks for silent connections after a call that timed out. It leaves the tests the moment that
-// they need to take them, or the next call would.
+// test tests the idle connections after a call that timed out. It pauses so that the tests can take the
+// connections before the next call does.
 func (g *group) test(ctx context.Context, err error) {
 	redisconn.Failed(ctx, g.client, err)
 	if isTimeout(err) && ctx.Err() == nil {
@@ -72,21 +72,20 @@ func (g *group) test(ctx context.Context, err error) {
 	}
 }
 
-// script runs one of those that may be repeated.
+// script runs a script that may be repeated.
 func (g *group) script(ctx context.Context, script *redis.Script, keys []string, args ...any) (int64, error) {
 	return within(ctx, g, func(ctx context.Context) (int64, error) {
 		return script.Run(ctx, g.client, keys, args...).Int64()
 	})
 }
 
-// leave gives back all that a consumer name holds, and removes it. Token is that of its lease; "" for
-// none.
+// leave requeues all entries of a consumer name, and removes the name. token is the token of its lease, or "".
 func (g *group) leave(ctx context.Context, name, token string) error {
 	_, err := g.script(ctx, leaveScript, g.keys.read(), g.cfg.ConsumerConfig.Name, token, name, returned, (claimIdle + time.Millisecond).Milliseconds())
 	return err
 }
 
-// fault names what failed, and marks what Setup mends.
+// fault adds the operation and names to an error, and marks errors that Setup fixes.
 func (g *group) fault(what string, err error) error {
 	switch {
 	case err == nil:
@@ -98,28 +97,28 @@ func (g *group) fault(what string, err error) error {
 	}
 }
 
-// deleted tells of messages that are lost: MAXLEN or XDEL took them while they were pending.
+// deleted logs lost messages: MAXLEN or XDEL deleted them while they were pending.
 func (g *group) deleted(ctx context.Context, n int) {
 	if n > 0 {
-		g.log.ErrorContext(ctx, "inbox: messages lost: they were deleted from the stream before they were settled", slog.Int("messages", n))
+		g.log.ErrorContext(ctx, "inbox: messages lost: deleted before they were settled", slog.Int("messages", n))
 	}
 }
 
 // maxNameBytes bounds the names of streams, groups and consumers.
 const maxNameBytes = 512
 
-// keys are all that a consumer uses, in one slot of a Cluster.
+// keys are the keys that a consumer uses, all in one slot of a Cluster.
 type keys struct {
 	stream string
-	own    string // begins the others
+	own    string // prefix of the other keys
 }
 
-// noColons escapes what stands between the parts of a key.
+// noColons escapes the separator of the parts of a key.
 var noColons = strings.NewReplacer("%", "%25", ":", "%3A")
 
-// newKeys names the keys of a group. A hash tag of the stream is theirs, too; without one the
-// stream's whole name is. No two groups share a key: the names of groups have no colons there, and
-// two of them follow a stream with a tag of its own.
+// newKeys returns the keys of a group. They use the hash tag of the stream, or its whole name if it has none. Two
+// groups never share a key, because the escaped names of groups have no colons, and two colons follow a stream
+// with its own tag.
 func newKeys(stream, group string) (keys, error) {
 	switch open := strings.IndexByte(stream, '{'); {
 	case stream == "" || len(stream) > maxNameBytes:
@@ -135,16 +134,16 @@ func newKeys(stream, group string) (keys, error) {
 	}
 }
 
-// retries is the stream of those that are due.
+// retries is the stream of due retries.
 func (k keys) retries() string { return k.own + "retries" }
 
-// later are the retries that wait, by the time when they are due.
+// later has the waiting retries, by due time.
 func (k keys) later() string { return k.own + "later" }
 
-// putOff are the messages that wait and have not failed, by the time when they are due.
+// putOff has the waiting messages that have not failed, by due time.
 func (k keys) putOff() string { return k.own + "putoff" }
 
-// waiting is where a message waits.
+// waiting returns the key for a waiting message.
 func (k keys) waiting(putOff bool) string {
 	if putOff {
 		return k.putOff()
@@ -155,10 +154,11 @@ func (k keys) waiting(putOff bool) string {
 // owner is the lease of ordered consumers.
 func (k keys) owner() string { return k.own + "owner" }
 
-// probe is written to find out whether writes are taken.
+// probe is written to test whether Redis accepts writes.
 func (k keys) probe() string { return k.own + "probe" }
 
-// processes are those that share so many partitions, by when they were heard of; of the first partition.
+// processes has the processes that share this number of partitions, by their last report. It belongs to the first
+// partition.
 func (k keys) processes(partitions int) string {
 	return k.own + "processes." + strconv.Itoa(partitions)
 }
@@ -166,10 +166,10 @@ func (k keys) processes(partitions int) string {
 // dead is the stream of the dead letters of a class.
 func (k keys) dead(prefix, class string) string { return k.own + driver.DeadLetterQueue(prefix, class) }
 
-// read are the streams that are read, and the lease: what most scripts name.
+// read returns the streams to read, and the lease: the keys that most scripts need.
 func (k keys) read() []string { return []string{k.stream, k.retries(), k.owner()} }
 
-// index is 1 for the stream of the retries.
+// index returns 1 for the stream of retries, otherwise 0.
 func (k keys) index(stream string) int {
 	if stream == k.stream {
 		return 0
@@ -217,8 +217,8 @@ var (
 	depthScript  = redis.NewScript(depthLua)
 )
 
-// once is a command that the client must not repeat: the second one would find what the first has
-// done.
+// once is a command that the client must not repeat, because the repetition would find the effects of the first
+// attempt.
 type once struct{ *redis.Cmd }
 
 // NoRetry implements redis.Cmder.
@@ -250,14 +250,14 @@ func runOnce(ctx context.Context, client redis.UniversalClient, script *redis.Sc
 	return reply, err
 }
 
-// unavailable are the beginnings of answers that Redis would give to every move.
+// unavailable lists the prefixes of error replies that Redis would give to every move.
 var unavailable = []string{
 	"OOM ", "MISCONF ", "NOREPLICAS ", "BUSY ", "LOADING ", "READONLY ", "MASTERDOWN ", "CLUSTERDOWN ", "TRYAGAIN ",
 	"NOAUTH ", "WRONGPASS ", "DENIED ", "NOGROUP ", "max number of clients", "unknown command",
 }
 
-// classify turns the failure of a move into what driver.Source promises. What is no answer of Redis
-// is a fault of the way there.
+// classify converts the failure of a move to the errors of driver.Source. An error that is not a reply of Redis is
+// a network fault.
 func classify(err error) error {
 	if _, answered := errors.AsType[redis.Error](err); answered {
 		for _, begin := range unavailable {

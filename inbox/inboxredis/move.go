@@ -14,14 +14,13 @@ import (
 	"github.com/holdfast-go/holdfast/internal/wire"
 )
 
-// maxPipeline is how many bytes of bodies one pipeline has, so that the timeout suffices for it on a
-// slow way to the server.
+// maxPipeline bounds the bytes of bodies in one pipeline, so that the timeout suffices on a slow connection.
 const maxPipeline = 4 << 20
 
-// tailDelay is how long a message waits that goes behind the others: retries come first.
+// tailDelay is the delay of a message that goes behind the others, because retries come first.
 const tailDelay = time.Second
 
-// order is a move as the script takes it.
+// order is a move as arguments of the script.
 type order struct {
 	delivery *delivery
 	keys     []string
@@ -47,12 +46,12 @@ func (g *group) order(m driver.Move, result *error) *order {
 	return &order{d, keys, append([]any{g.cfg.ConsumerConfig.Name, leaseToken(g.cfg, d.session.name), d.session.name, d.id, delay}, fields...), result}
 }
 
-// millis rounds up: a retry comes not before its time.
+// millis rounds up, so that a retry is never early.
 func millis(d time.Duration) string {
 	return strconv.FormatInt(max(d+time.Millisecond-1, 0).Milliseconds(), 10)
 }
 
-// portion returns how many orders make a pipeline, at least one.
+// portion returns how many orders form a pipeline, at least one.
 func portion(orders []*order) int {
 	size := 0
 	for n, o := range orders {
@@ -63,14 +62,14 @@ func portion(orders []*order) int {
 	return len(orders)
 }
 
-// fail gives all the same result.
+// fail sets the same result for all orders.
 func fail(orders []*order, err error) {
 	for _, o := range orders {
 		*o.result = classify(err)
 	}
 }
 
-// move runs one pipeline. The error is that of all, when none was answered.
+// move runs one pipeline. It returns an error only if no order was answered.
 func (g *group) move(ctx context.Context, orders []*order) error {
 	answers, err := within(ctx, g, func(ctx context.Context) ([]*redis.Cmd, error) {
 		pipe := g.client.Pipeline()
@@ -78,7 +77,7 @@ func (g *group) move(ctx context.Context, orders []*order) error {
 		for i, o := range orders {
 			answers[i] = moveScript.EvalSha(ctx, pipe, o.keys, o.args...)
 		}
-		_, _ = pipe.Exec(ctx) // each answer has its error
+		_, _ = pipe.Exec(ctx) // each answer has its own error
 		for i, o := range orders {
 			if redis.HasErrorPrefix(answers[i].Err(), "NOSCRIPT") {
 				answers[i] = moveScript.Eval(ctx, g.client, o.keys, o.args...)
@@ -95,15 +94,14 @@ func (g *group) move(ctx context.Context, orders []*order) error {
 		*o.result = o.moved(answer, failed)
 		last = failed
 	}
-	g.test(ctx, last) // a connection that falls silent answers none after that
+	g.test(ctx, last) // a silent connection leaves all later answers out
 	if first := answers[0].Err(); isTimeout(first) {
-		return first // answers come in order, so there was none within the client's own timeout
+		return first // answers arrive in order, so none arrived within the client's own timeout
 	}
 	return nil
 }
 
-// moved returns the result. An entry without an owner was moved before: the client has repeated
-// itself.
+// moved returns the result. An entry without an owner was moved before, because the client repeated the command.
 func (o *order) moved(answer int64, err error) error {
 	if err != nil {
 		return classify(err)
@@ -115,8 +113,7 @@ func (o *order) moved(answer int64, err error) error {
 	return nil
 }
 
-// copied returns the fields of a copy for a command: those of the sender, whatever they are, and
-// ours where they are not empty.
+// copied returns the fields of a copy as command arguments: all fields of the sender, and our non-empty fields.
 func copied(fields map[string]any, own map[string]string) []any {
 	foreign := make(map[string]any, len(fields))
 	for name, value := range fields {
@@ -136,7 +133,7 @@ func copied(fields map[string]any, own map[string]string) []any {
 	return all
 }
 
-// retryCopy is the next attempt of a message.
+// retryCopy returns the fields of the next attempt.
 func retryCopy(d *delivery, next driver.Progress) []any {
 	return copied(d.fields, map[string]string{
 		wire.HeaderAttempt:     strconv.Itoa(max(next.Attempt, 1)),
@@ -147,7 +144,7 @@ func retryCopy(d *delivery, next driver.Progress) []any {
 	})
 }
 
-// deadCopy is a message with why it was given up.
+// deadCopy returns the fields of a dead letter.
 func deadCopy(d *delivery, letter inbox.DeadLetter) []any {
 	return copied(d.fields, map[string]string{
 		wire.HeaderAttempt:     strconv.Itoa(letter.Attempts),
@@ -165,13 +162,13 @@ func deadCopy(d *delivery, letter inbox.DeadLetter) []any {
 	})
 }
 
-// replayCopy is a dead letter as a message that was never tried.
+// replayCopy returns the fields of a dead letter as a message that was never tried.
 func replayCopy(fields map[string]any) []any {
 	replays := min(max(number(fields[wire.HeaderReplays]), 0), maxAttempt)
 	return copied(fields, map[string]string{wire.HeaderReplays: strconv.Itoa(replays + 1)})
 }
 
-// edited returns the fields with another body, where the body is all that they hold of it.
+// edited returns the fields with another body, if the body is a field of its own.
 func edited(fields map[string]any, was, is []byte) (map[string]any, error) {
 	all := maps.Clone(unpacked(fields))
 	unreadable := all[fieldPacked] != nil
@@ -182,7 +179,7 @@ func edited(fields map[string]any, was, is []byte) (map[string]any, error) {
 	return all, nil
 }
 
-// readDead reads back what deadCopy wrote.
+// readDead parses a dead letter that deadCopy made.
 func readDead(fields map[string]any, stream, class string, by *wire.Symfony) inbox.DeadLetter {
 	m := read(fields, by)
 	m.Queue = stream

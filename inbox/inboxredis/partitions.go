@@ -19,45 +19,46 @@ import (
 
 // Partitions.
 //
-// With Stream.Partitions of 4 an ordered stream orders is the streams orders.0 to orders.3, each with
-// its group, lease, retries and dead letters: all that was said of a stream is true of each of them.
-// A message is in the partition CRC-32 modulo 4 of its key: the CRC-32 (IEEE) of zlib, unsigned, of the
-// key's UTF-8 bytes. Without a key it is that of the id as text, such as
-// 0198a7a4-0000-7000-8000-000000000001, so that those are spread. outboxredis does so where its Config
-// names the same number, and other senders must.
+// With Stream.Partitions of 4 an ordered stream orders consists of the streams orders.0 to orders.3. Each has its
+// own group, lease, retries and dead letters; everything about a stream applies to each partition. The partition
+// of a message is the CRC-32 of its key modulo 4: zlib's CRC-32 (IEEE), unsigned, of the key's UTF-8 bytes.
+// Without a key it is the CRC-32 of the id as text, such as 0198a7a4-0000-7000-8000-000000000001, so that those
+// messages are spread. outboxredis does this if its Config has the same number of partitions; other senders must
+// do it too.
 //
-// Run runs one consumer for each partition, side by side. Concurrency, Batch, Prefetch and the limits of
-// single handlers are those of each partition: a process that serves 4 of them with a Concurrency of 8
-// runs up to 32 handlers. TimeLimit, MessageLimit and MemoryLimit end the whole Run, and MessageLimit counts
-// the messages of all partitions. A message that may have ended the process runs alone in it. Each partition pauses by
-// itself while a server is down. While the node of one is down, in a Cluster, the others are served. Run
-// waits for messages with one connection for each partition that it serves: the client's pool must have these.
+// Run runs one consumer for each partition concurrently. Concurrency, Batch, Prefetch and the handler limits apply
+// to each partition: a process that serves 4 partitions with a Concurrency of 8 runs up to 32 handlers. TimeLimit,
+// MessageLimit and MemoryLimit end the whole Run; MessageLimit counts the messages of all partitions. A message
+// that may have crashed the process runs alone in the process. Each partition pauses independently while a server
+// is down. In a Cluster, if the node of one partition is down, the others are served. Run waits for messages with
+// one connection for each served partition, so the client's pool must be large enough.
 //
-// The attribute queue in logs and metrics names the partition, but for the metric dead_letters, which counts those of
-// all partitions by the name of the stream.
+// The attribute queue in logs and metrics names the partition. Only the metric dead_letters names the stream, and
+// counts the dead letters of all partitions.
 //
-// Each process asks for all leases, and notes every 2 seconds that it takes part (processes.<partitions>, among the keys
-// of the first partition). About every 10 seconds it compares the leases that it holds with its share: the number of
-// partitions divided by the number of processes, rounded up. It gives up those above the share. It reads no more of the
-// partition, waits for the handlers that run, as at the end of Run, returns the lease, and asks for it again 2 seconds
-// later. The next process tries a message that waits for a retry at once; without a ledger its attempts begin anew. A process
-// that dies is counted for 8 seconds more. More processes than partitions are reserves.
+// Each process asks for all leases, and records every 2 seconds that it takes part (processes.<partitions>, among
+// the keys of the first partition). About every 10 seconds it compares its leases with its share: the number of
+// partitions divided by the number of processes, rounded up. It releases the partitions above its share. For each,
+// it stops reading, waits for running handlers as on shutdown, returns the lease, and asks for it again 2 seconds
+// later. The next process tries a message that waits for a retry at once; without a ledger its attempts start at 1
+// again. A crashed process counts for another 8 seconds. If there are more processes than partitions, the others
+// stand by.
 //
-// Another number of partitions has keys in other places. To change it:
+// Another number of partitions moves keys to other partitions. To change it:
 //
-//  1. Stop what writes: the relays. Their outbox keeps the messages.
-//  2. Replay or remove the dead letters where partitions become fewer: each returns to its own.
-//  3. Wait until the consumers have processed all: XINFO GROUPS tells lag 0 and pending 0 of each
-//     partition and its retries, and the keys later are gone. Stop them.
+//  1. Stop the writers: the relays. Their outbox keeps the messages.
+//  2. If the number decreases, replay or remove the dead letters first: each returns to its own partition.
+//  3. Wait until the consumers have processed everything: XINFO GROUPS reports lag 0 and pending 0 for each
+//     partition and its retries, and the keys later no longer exist. Stop the consumers.
 //  4. Set the number in senders and consumers, call Setup, start the consumers, then the relays.
-//  5. Delete the streams that are not read any more, and Check is content.
+//  5. Delete the streams that are no longer read; until then Check reports them.
 //
-// The stream without partitions is as another number: it keeps its plain name.
+// A stream without partitions counts as another number: it keeps its plain name.
 
 const (
-	// leaveTimeout bounds the last call of a process that ends.
+	// leaveTimeout bounds the last call of an ending process.
 	leaveTimeout = time.Second
-	// aside is how long a process does not ask for a lease that it has given up: others ask every second.
+	// aside is how long a process does not ask for a lease that it released. Others ask every second.
 	aside = 2 * claimEvery
 )
 
@@ -89,7 +90,7 @@ func newRunner(groups []*group, p inbox.Processor, cfg engine.Config) (runner, e
 	})
 }
 
-// whole counts for all partitions. It is never opened.
+// whole counts messages of all partitions. It is never opened.
 type whole struct {
 	*source
 	parts []*source
@@ -116,7 +117,8 @@ func (w *whole) DeadLetters() driver.DeadLetters {
 	return driver.JoinDeadLetters(all...)
 }
 
-// members are the processes that share the partitions. Each notes on the server of the first one that it takes part.
+// members counts the processes that share the partitions. Each process records its presence on the server of the
+// first partition.
 type members struct {
 	group *group
 	key   string
@@ -137,7 +139,7 @@ func (m *members) Run(ctx context.Context) {
 		_ = runloop.Sleep(ctx, renewEvery)
 	}
 	m.count.Store(0)
-	// Where this fails the process is counted for a while.
+	// If this fails, the process counts for a while longer.
 	_, _ = redisconn.Within(context.WithoutCancel(ctx), leaveTimeout, func(ctx context.Context) (int64, error) {
 		return m.group.client.ZRem(ctx, m.key, m.run).Result()
 	})

@@ -16,18 +16,17 @@ import (
 	"github.com/holdfast-go/holdfast/internal/redisconn"
 )
 
-// Before inboxpgx.
+// With inboxpgx.
 //
-// Where the next processor deduplicates by itself, as *inboxpgx.Store does, nothing is claimed.
-// Redis is asked first and believed only when it says that a message is done; everything else is
-// for the next processor, whose guarantees stay. That saves transactions where many copies come.
-// The keys are the same. A consumer also gets the ledger, the pauses and the pruning of the next processor.
+// If the next processor deduplicates by itself, as *inboxpgx.Store does, nothing is claimed in Redis. Redis is
+// only used to skip messages that are marked as done. All other messages go to the next processor, whose
+// guarantees stay. That saves transactions if there are many duplicates. The keys are the same. A consumer also
+// gets the ledger, the pauses and the pruning of the next processor.
 
 // Without Redis.
 //
-// While Redis cannot be reached no handler runs: the result is inbox.Unavailable, after 6 seconds
-// at the latest, whatever the client's own timeouts are. Before inboxpgx messages go on without
-// it, after 100 ms at the latest.
+// While Redis is unreachable no handler runs: the result is inbox.Unavailable, after at most 6 seconds for any
+// timeouts of the client. With inboxpgx messages are processed without Redis, after at most 100 ms.
 
 const (
 	keyPrefix = "outbox:processed:"
@@ -38,22 +37,21 @@ const (
 	maxNamespaceBytes = 64
 )
 
-// errInProgress is inside the result of a message that another delivery is working on.
+// errInProgress is in the result of a message that another delivery is processing.
 var errInProgress = errors.New("inboxredis: another delivery of this message is being processed")
 
 // ProcessorConfig configures a Processor. The zero value works for one consumer per Redis.
 type ProcessorConfig struct {
-	// Namespace tells consumers apart that share a Redis: 1 to 64 of a-z, A-Z, 0-9, dot,
-	// hyphen and underscore. Default: none, which gives the keys outbox:processed:<message id>.
+	// Namespace separates consumers that share a Redis: 1 to 64 of a-z, A-Z, 0-9, dot, hyphen and underscore.
+	// Default: none; the keys are outbox:processed:<message id>.
 	Namespace string
-	// Retention is how long a processed message is remembered; at least Lease. Default: that of
-	// the next processor if it deduplicates, else 8 days.
+	// Retention is how long a processed message is remembered; at least Lease. Default: the retention of the next
+	// processor if it deduplicates, otherwise 8 days.
 	Retention time.Duration
-	// Lease is how long a claim outlives a process that died with it; at least 1 s. It is
-	// prolonged while the handler runs. Where the next processor deduplicates nothing is
-	// claimed. Default: 60 s.
+	// Lease is the time after which the claim of a crashed process expires; at least 1 s. It is extended while the
+	// handler runs. It is not used if the next processor deduplicates. Default: 60 s.
 	Lease time.Duration
-	// Logger receives what goes wrong after a handler has succeeded. Default: slog.Default().
+	// Logger receives errors after a handler has succeeded. Default: slog.Default().
 	Logger *slog.Logger
 }
 
@@ -91,8 +89,7 @@ func validNamespace(s string) bool {
 	return len(s) <= maxNamespaceBytes
 }
 
-// Processor is an inbox.Processor that skips messages which were processed before. It is
-// safe for concurrent use.
+// Processor is an inbox.Processor that skips messages that were processed before. It is safe for concurrent use.
 type Processor struct {
 	client redis.UniversalClient
 	next   inbox.Processor
@@ -100,11 +97,10 @@ type Processor struct {
 	prefix string
 	idle   *redisconn.Idle
 
-	shortcut *shortcut // where next deduplicates; else nil
+	shortcut *shortcut // nil unless next deduplicates
 }
 
-// These are all that a consumer looks for in a processor. One that were missing would hide that of the
-// next processor.
+// Consumers look for these interfaces in a processor. A missing one would hide the next processor's.
 var (
 	_ driver.Deduplicator = (*Processor)(nil)
 	_ driver.Limiter      = (*Processor)(nil)
@@ -113,11 +109,10 @@ var (
 	_ driver.Parker       = (*Processor)(nil)
 )
 
-// NewProcessor returns a Processor that has next do the work. It does not look at Redis.
+// NewProcessor returns a Processor that runs next. It does not contact Redis.
 //
-// If next deduplicates by itself, as *inboxpgx.Store does, Redis only spares it the copies that
-// are known there, and everything else is for next. Otherwise each message is claimed in Redis
-// around next.
+// If next deduplicates by itself, as *inboxpgx.Store does, Redis is only used to skip known duplicates, and next
+// processes everything else. Otherwise each message is claimed in Redis before next runs.
 func NewProcessor(client redis.UniversalClient, next inbox.Processor, cfg ProcessorConfig) (*Processor, error) {
 	cfg = cfg.withDefaults(next)
 	problems := []error{cfg.validate()}
@@ -144,7 +139,7 @@ func NewProcessor(client redis.UniversalClient, next inbox.Processor, cfg Proces
 	return p, nil
 }
 
-// Ledger implements driver.Deduplicator: it is that of the next processor, if it has one.
+// Ledger implements driver.Deduplicator: it returns the ledger of the next processor, if it has one.
 func (p *Processor) Ledger() driver.Ledger {
 	if d, ok := p.next.(driver.Deduplicator); ok {
 		return d.Ledger()
@@ -152,14 +147,14 @@ func (p *Processor) Ledger() driver.Ledger {
 	return nil
 }
 
-// Park implements driver.Parker: it is for the next processor, if that stops keys.
+// Park implements driver.Parker: it calls the next processor's Park, if it has one.
 func (p *Processor) Park(cfg inbox.ConsumerConfig) {
 	if d, ok := p.next.(driver.Parker); ok {
 		d.Park(cfg)
 	}
 }
 
-// Parked implements driver.Parker: it returns the letters of the next processor, if it has some.
+// Parked implements driver.Parker: it returns the dead letters of the next processor, if it has some.
 func (p *Processor) Parked() driver.DeadLetters {
 	if d, ok := p.next.(driver.Parker); ok {
 		return d.Parked()
@@ -167,7 +162,7 @@ func (p *Processor) Parked() driver.DeadLetters {
 	return nil
 }
 
-// Stop implements driver.Parker: the next processor keeps the letter.
+// Stop implements driver.Parker: the next processor stores the dead letter.
 func (p *Processor) Stop(ctx context.Context, dead inbox.DeadLetter) error {
 	if d, ok := p.next.(driver.Parker); ok {
 		return d.Stop(ctx, dead)
@@ -175,8 +170,7 @@ func (p *Processor) Stop(ctx context.Context, dead inbox.DeadLetter) error {
 	return errors.New("inboxredis: the next Processor does not stop keys")
 }
 
-// Retention implements driver.Deduplicator: where the next processor deduplicates, its retention
-// counts.
+// Retention implements driver.Deduplicator: it returns the retention of the next processor, if that deduplicates.
 func (p *Processor) Retention() time.Duration {
 	if d, ok := p.next.(driver.Deduplicator); ok {
 		return d.Retention()
@@ -184,7 +178,7 @@ func (p *Processor) Retention() time.Duration {
 	return p.cfg.Retention
 }
 
-// Limit implements driver.Limiter: it is that of the next processor, if it has one.
+// Limit implements driver.Limiter: it returns the limit of the next processor, if it has one.
 func (p *Processor) Limit(name string) int {
 	if l, ok := p.next.(driver.Limiter); ok {
 		return l.Limit(name)
@@ -192,7 +186,7 @@ func (p *Processor) Limit(name string) int {
 	return 0
 }
 
-// Configured implements driver.Configured: it is that of the next processor, if it has one.
+// Configured implements driver.Configured: it calls the next processor's Configured, if it has one.
 func (p *Processor) Configured() error {
 	if c, ok := p.next.(driver.Configured); ok {
 		return c.Configured()
@@ -200,14 +194,14 @@ func (p *Processor) Configured() error {
 	return nil
 }
 
-// Background implements driver.Background: it runs that of the next processor.
+// Background implements driver.Background: it runs the next processor's Background.
 func (p *Processor) Background(ctx context.Context) {
 	if b, ok := p.next.(driver.Background); ok {
 		b.Background(ctx)
 	}
 }
 
-// Process implements inbox.Processor: one message after the other, unless the next processor
+// Process implements inbox.Processor. It processes one message after the other, unless the next processor
 // deduplicates and gets them together.
 func (p *Processor) Process(ctx context.Context, msgs []*inbox.Message) []error {
 	if p.shortcut != nil {
@@ -271,23 +265,21 @@ func (p *Processor) work(ctx context.Context, c *claim, m *inbox.Message) error 
 }
 
 const (
-	// shortcutTimeout is how long the shortcut waits for Redis before it does without. After
-	// failuresInARow answers that did not come it asks once a second only, so that a Redis that
-	// hangs delays hardly any message. It may be short: where Redis is late nothing fails, and the message
-	// costs its transaction.
+	// shortcutTimeout is how long the shortcut waits for Redis. After failuresInARow timeouts it asks only once a
+	// second, so that a hanging Redis delays few messages. It may be short: if Redis is late, nothing fails, and
+	// the message only costs its transaction.
 	shortcutTimeout = 100 * time.Millisecond
 	failuresInARow  = 3
 	probeEvery      = time.Second
 )
 
-var errOpen = errors.New("inboxredis: Redis has not answered of late")
+var errOpen = errors.New("inboxredis: Redis has not answered recently")
 
-// shortcut skips, by a look at Redis, what the processor behind has processed before, and leaves
-// everything else to that one. It saves a transaction per copy, at the price of one round trip to
-// Redis per call and one per success.
+// shortcut skips messages that Redis knows as processed, and passes everything else to the next processor. It
+// saves a transaction per duplicate, for one round trip to Redis per call and one per success.
 type shortcut struct {
 	p       *Processor
-	timeout time.Duration // for an answer of Redis
+	timeout time.Duration // for a reply of Redis
 	breaker *breaker.Breaker
 }
 
@@ -295,8 +287,8 @@ func newShortcut(p *Processor) *shortcut {
 	return &shortcut{p: p, timeout: shortcutTimeout, breaker: breaker.New(failuresInARow, probeEvery)}
 }
 
-// process believes Redis only when it says that a message is done; what it does not know, or when
-// it does not answer, is for the processor behind.
+// process skips only messages that are marked as done. If the mark is missing or Redis does not answer, the next
+// processor gets the message.
 func (s *shortcut) process(ctx context.Context, msgs []*inbox.Message) []error {
 	done := s.done(ctx, msgs)
 	rest, at := make([]*inbox.Message, 0, len(msgs)), make([]int, 0, len(msgs))
@@ -324,7 +316,7 @@ func (s *shortcut) process(ctx context.Context, msgs []*inbox.Message) []error {
 	return results
 }
 
-// done asks for all messages in one round trip.
+// done reads the marks of all messages in one round trip.
 func (s *shortcut) done(ctx context.Context, msgs []*inbox.Message) []bool {
 	done := make([]bool, len(msgs))
 	asked := make([]*redis.StringCmd, len(msgs))
@@ -338,7 +330,7 @@ func (s *shortcut) done(ctx context.Context, msgs []*inbox.Message) []bool {
 		return done
 	}
 	if err := s.exec(ctx, pipe, s.p.prefix+msgs[0].ID.String()); err != nil {
-		s.p.cfg.Logger.DebugContext(ctx, "inbox: Redis not asked for messages", slog.Any("error", err))
+		s.p.cfg.Logger.DebugContext(ctx, "inbox: skipped Redis duplicate check", slog.Any("error", err))
 		return done
 	}
 	for i, answer := range asked {
@@ -352,13 +344,13 @@ func (s *shortcut) done(ctx context.Context, msgs []*inbox.Message) []bool {
 		case redis.HasErrorPrefix(err, "WRONGTYPE"): // another system's mark
 			done[i] = true
 		case !errors.Is(err, redis.Nil):
-			s.p.cfg.Logger.DebugContext(ctx, "inbox: Redis not asked for a message", slog.Any("id", msgs[i].ID), slog.Any("error", err))
+			s.p.cfg.Logger.DebugContext(ctx, "inbox: skipped Redis duplicate check of message", slog.Any("id", msgs[i].ID), slog.Any("error", err))
 		}
 	}
 	return done
 }
 
-// mark notes what was processed. Without its mark a copy costs the transaction again.
+// mark marks processed messages. Without its mark a duplicate costs a transaction again.
 func (s *shortcut) mark(ctx context.Context, msgs []*inbox.Message, answers []error) {
 	ctx = context.WithoutCancel(ctx)
 	pipe := s.p.client.Pipeline()
@@ -375,20 +367,20 @@ func (s *shortcut) mark(ctx context.Context, msgs []*inbox.Message, answers []er
 	}
 }
 
-// exec runs the commands, each of which keeps its own error, and returns an error unless Redis
-// has answered in time. The client need not mind the deadline (redis.Options.ContextTimeoutEnabled),
-// so a call is left behind, and its commands must not be looked at then. key is one of theirs.
+// exec runs the commands, each of which keeps its own error, and returns an error unless Redis has answered in
+// time. The client may ignore the deadline (redis.Options.ContextTimeoutEnabled), so a late call is abandoned; its
+// commands must not be read then. key is one of their keys.
 func (s *shortcut) exec(ctx context.Context, pipe redis.Pipeliner, key string) error {
 	if !s.breaker.Enter() {
 		return errOpen
 	}
 	within, cancel := context.WithTimeout(ctx, s.timeout)
-	defer cancel() // not before the answer is taken
+	defer cancel() // after the reply
 	_, err := redisconn.Leave(within, func(ctx context.Context) ([]redis.Cmder, error) { return pipe.Exec(ctx) })
 	if _, answered := errors.AsType[redis.Error](err); answered {
 		err = nil
 	}
-	if ctx.Err() == nil { // else nobody waited for the answer
+	if ctx.Err() == nil { // otherwise nobody waited for the reply
 		s.breaker.Done(err == nil)
 		if err != nil {
 			redisconn.Failed(ctx, s.p.client, err)
@@ -398,8 +390,8 @@ func (s *shortcut) exec(ctx context.Context, pipe redis.Pipeliner, key string) e
 	return err
 }
 
-// Pause implements driver.Pausable: it pauses the next processor. The error is errors.ErrUnsupported
-// where that cannot be paused.
+// Pause implements driver.Pausable: it pauses the next processor. The error is errors.ErrUnsupported if that
+// cannot be paused.
 func (p *Processor) Pause(ctx context.Context, by, reason string) error {
 	if next, ok := p.next.(driver.Pausable); ok {
 		return next.Pause(ctx, by, reason)
@@ -407,7 +399,7 @@ func (p *Processor) Pause(ctx context.Context, by, reason string) error {
 	return p.notPausable("pause")
 }
 
-// Resume implements driver.Pausable, as Pause does.
+// Resume implements driver.Pausable, like Pause.
 func (p *Processor) Resume(ctx context.Context) error {
 	if next, ok := p.next.(driver.Pausable); ok {
 		return next.Resume(ctx)
@@ -415,7 +407,7 @@ func (p *Processor) Resume(ctx context.Context) error {
 	return p.notPausable("resume")
 }
 
-// Paused implements driver.Pausable. What cannot be paused is not.
+// Paused implements driver.Pausable. A processor that cannot be paused is not paused.
 func (p *Processor) Paused(ctx context.Context) (driver.Pause, error) {
 	if next, ok := p.next.(driver.Pausable); ok {
 		return next.Paused(ctx)
@@ -423,8 +415,8 @@ func (p *Processor) Paused(ctx context.Context) (driver.Pause, error) {
 	return driver.Pause{}, nil
 }
 
-// WatchPause implements driver.Pausable. A consumer begins nothing before it was told: that there is no
-// pause is told, too.
+// WatchPause implements driver.Pausable. A consumer starts nothing before the first call of tell, so WatchPause
+// also calls it if there is no pause.
 func (p *Processor) WatchPause(ctx context.Context, tell func(driver.Pause)) {
 	if next, ok := p.next.(driver.Pausable); ok {
 		next.WatchPause(ctx, tell)

@@ -16,19 +16,19 @@ import (
 const (
 	// block is how long a read waits on the server. Receive ends within a second.
 	block = 900 * time.Millisecond
-	// claimEvery is how often a session looks for what has no owner, and for a lease that is over.
+	// claimEvery is the interval at which a session looks for entries without an owner, and for an expired lease.
 	claimEvery = time.Second
 )
 
-// turn says when to look for what has no owner.
+// turn decides when to look for entries without an owner.
 type turn struct {
-	last atomic.Pointer[time.Time] // nil: never. A clock that is set back does not hold it up
+	last atomic.Pointer[time.Time] // nil: never. A clock that is set back does not delay it
 }
 
-// look makes it time at once: something was given back.
+// look makes the next turn due at once, because entries were requeued.
 func (t *turn) look() { t.last.Store(nil) }
 
-// due reports whether it is time, and notes that.
+// due reports whether it is time, and records that.
 func (t *turn) due() bool {
 	now := time.Now()
 	if last := t.last.Load(); last != nil && now.Sub(*last) < claimEvery {
@@ -56,9 +56,9 @@ func (r *groupReader) renewed(time.Time) {}
 // owns implements reader.
 func (r *groupReader) owns() bool { return false }
 
-// read implements reader. What has no owner comes first.
+// read implements reader. Entries without an owner come first.
 func (r *groupReader) read(ctx context.Context, most int) ([]entry, error) {
-	if r.due() { // from the beginning also where the last look has not come to the end: something was given back
+	if r.due() { // restart even if the last pass is not complete, because entries were requeued
 		r.from = fromBegin
 	}
 	if r.from != (cursors{}) {
@@ -86,20 +86,20 @@ func (r *groupReader) read(ctx context.Context, most int) ([]entry, error) {
 	return entries, r.group.fault("read", err)
 }
 
-// ownerReader has the streams to itself while it holds the lease.
+// ownerReader has the streams exclusively while it holds the lease.
 type ownerReader struct {
 	turn
 
 	group *group
-	name  string // and the token of the lease
+	name  string // also the token of the lease
 
 	mu    sync.Mutex
-	until time.Time // the lease lasts; zero: it is not this session's
-	// Of the goroutine that reads.
-	all   bool // that is pending is taken, as a new owner does
+	until time.Time // end of the lease; zero: this session does not hold it
+	// Only the reading goroutine uses the fields below.
+	all   bool // take all pending entries, as a new owner does
 	from  cursors
 	ends  [2]string // after these ids there was nothing new
-	waits bool      // there was nothing
+	waits bool      // the last read found nothing
 }
 
 // renews implements reader.
@@ -121,15 +121,15 @@ func (r *ownerReader) owns() bool {
 	return lasts
 }
 
-// holds reports whether the lease was taken, and whether it lasts.
+// holds reports whether the lease was taken, and whether it has not expired.
 func (r *ownerReader) holds() (taken, lasts bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return !r.until.IsZero(), time.Now().Before(r.until)
 }
 
-// read implements reader. A new owner takes all that is pending first, in order. New entries are
-// read by a script, which sees that the lease is still held; the wait for them reads nothing.
+// read implements reader. A new owner first takes all pending entries, in order. A script reads new entries,
+// because it checks the lease; the wait for new entries reads nothing.
 func (r *ownerReader) read(ctx context.Context, most int) ([]entry, error) {
 	taken, lasts := r.holds()
 	switch {
@@ -156,7 +156,7 @@ func (r *ownerReader) read(ctx context.Context, most int) ([]entry, error) {
 	return found.entries, err
 }
 
-// acquire takes the lease if it has no owner, else it waits.
+// acquire takes the lease if nobody holds it; otherwise it waits.
 func (r *ownerReader) acquire(ctx context.Context) error {
 	began := time.Now()
 	got, err := r.group.script(context.WithoutCancel(ctx), ownScript, []string{r.group.keys.owner()}, r.name, claimIdle.Milliseconds())
@@ -164,7 +164,7 @@ func (r *ownerReader) acquire(ctx context.Context) error {
 		return r.group.fault("take the lease", err)
 	}
 	if got == 0 {
-		_ = runloop.Sleep(ctx, claimEvery) // its end is looked for first
+		_ = runloop.Sleep(ctx, claimEvery) // the next call tries again
 		return nil
 	}
 	r.renewed(began)
@@ -186,24 +186,23 @@ func (r *ownerReader) wait(ctx context.Context) error {
 	return g.fault("wait for entries", err)
 }
 
-// cursors are up to which ids the pending entries of both streams were looked at; "": to the end.
+// cursors are the ids up to which the pending entries of both streams were examined; "": to the end.
 type cursors [2]string
 
-// fromBegin are those of a look that begins.
+// fromBegin are the cursors at the start of a pass.
 var fromBegin = cursors{"0-0", "0-0"}
 
-// taken is what stream_take.lua answers.
+// taken is the reply of stream_take.lua.
 type taken struct {
 	entries []entry
 	cursors cursors
 	ends    [2]string // after these ids there is nothing new
 }
 
-var errReply = errors.New("inboxredis: Redis answers a script otherwise than it should")
+var errReply = errors.New("inboxredis: unexpected reply of a script")
 
-// take runs the script for a session; an ordered one gets new entries, too. The client must not
-// repeat it, nor give it up with its context: the entries of an answer that was lost would be passed
-// over.
+// take runs the script for a session; an ordered session also gets new entries. The client must not repeat the
+// script, and take ignores cancellation: entries of a lost reply would be skipped.
 func (g *group) take(ctx context.Context, name string, most int, idle time.Duration, from cursors) (taken, error) {
 	reply, err := within(context.WithoutCancel(ctx), g, func(ctx context.Context) (any, error) {
 		return runOnce(ctx, g.client, takeScript, g.keys.read(),
@@ -269,20 +268,20 @@ func text(value any) string {
 	return s
 }
 
-// pageGrowth is by how much pages grow again with each that comes in time.
+// pageGrowth is the growth of pages after each reply in time.
 const pageGrowth = pageBytes / 256
 
-// pages bound what one read asks for. Redis counts entries, not bytes: a window of large ones would
-// not come within the timeout, and be asked for again and again.
+// pages bounds the entries of one read. Redis limits entries, not bytes: a window of large entries would not
+// arrive within the timeout, and would be requested again and again.
 type pages struct {
 	mu    sync.Mutex
-	bytes int // of a page
-	entry int // how large an entry is, as far as the last page tells; 0: not known
+	bytes int // target size of a page
+	entry int // average size in the last page; 0: unknown
 }
 
 func newPages() *pages { return &pages{bytes: pageBytes} }
 
-// next is how many entries to ask for, at most so many.
+// next returns the number of entries to request, at most most.
 func (p *pages) next(most int) int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -292,7 +291,7 @@ func (p *pages) next(most int) int {
 	return min(most, max(p.bytes/p.entry, 1))
 }
 
-// came learns from entries that were read.
+// came updates the sizes from a reply.
 func (p *pages) came(entries []entry) {
 	if len(entries) == 0 {
 		return
@@ -309,7 +308,7 @@ func (p *pages) came(entries []entry) {
 	p.bytes = min(p.bytes+pageGrowth, pageBytes)
 }
 
-// late learns that so many did not come in time: the next page is half of that.
+// late records that a request timed out: the next page is half as large.
 func (p *pages) late(asked int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

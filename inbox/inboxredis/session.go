@@ -20,14 +20,14 @@ var (
 	errLease  = errors.New("inboxredis: another process serves the stream now")
 )
 
-// ackAtOnce is how many ids one command acknowledges.
+// ackAtOnce is the number of ids that one command acknowledges.
 const ackAtOnce = 1000
 
-// session is driver.Session.
+// session implements driver.Session.
 type session struct {
 	source *source
 	group  *group
-	name   string // the consumer name; of ordered consumers also the token of the lease
+	name   string // the consumer name; for ordered consumers also the token of the lease
 	hand   *hand
 	reader reader
 }
@@ -36,13 +36,13 @@ type session struct {
 type reader interface {
 	// read waits up to a second for entries, and returns at most so many, or so many of each stream.
 	read(ctx context.Context, most int) ([]entry, error)
-	// renews reports whether the server must hear of a session that holds so many.
+	// renews reports whether a session with held entries must be renewed.
 	renews(held int) bool
-	// renewed learns that all was still the session's at that time.
+	// renewed records that the session held everything at that time.
 	renewed(at time.Time)
-	// look has the next read look for what was given back.
+	// look makes the next read look for requeued entries.
 	look()
-	// owns reports whether the stream is served to this session alone.
+	// owns reports whether only this session is served.
 	owns() bool
 }
 
@@ -56,7 +56,7 @@ func newSession(s *source, name string) *session {
 	return opened
 }
 
-// leaseToken is that of a session; "" without a lease.
+// leaseToken returns the token of a session's lease, or "".
 func leaseToken(cfg *settings, name string) string {
 	if cfg.Ordered {
 		return name
@@ -95,7 +95,7 @@ func (s *session) Receive(ctx context.Context, most int) ([]driver.Delivery, err
 	}
 }
 
-// read asks for as much as is likely to come in time.
+// read requests as many entries as will probably arrive in time.
 func (s *session) read(ctx context.Context, most int) ([]entry, error) {
 	pages := s.group.pages
 	asked := pages.next(most)
@@ -113,14 +113,14 @@ func (s *session) Stop(ctx context.Context) error { return s.giveBack(ctx, s.han
 // Close implements driver.Session.
 func (s *session) Close(ctx context.Context) error {
 	s.hand.lose(errClosed)
-	// A context that has ended must not keep the entries from others.
+	// Entries must be requeued even if ctx has ended.
 	err := s.group.leave(context.WithoutCancel(ctx), s.name, leaseToken(s.group.cfg, s.name))
 	s.source.closed(s.name, err)
 	s.hand.empty()
 	return s.group.fault("close the session", err)
 }
 
-// renew tells the server what is in work here.
+// renew renews the session's entries in flight.
 func (s *session) renew(ctx context.Context) error {
 	held, lost := s.hand.held()
 	if lost || !s.reader.renews(len(held)) {
@@ -138,12 +138,12 @@ func (s *session) renew(ctx context.Context) error {
 	return nil
 }
 
-// renewTimeout leaves time for another try before the entries are anybody's: where the first one's
-// connection has fallen silent the client minds that late.
+// renewTimeout leaves time for a second attempt before the entries can be claimed. On a silent connection the
+// client times out late.
 func renewTimeout(cfg *settings) time.Duration { return min(cfg.Timeout, renewEvery) }
 
-// pass hands deliveries to a consumer name, where they are idle for so long already. It is false
-// when the lease is another's.
+// pass transfers deliveries to a consumer name, with the given idle time. It returns false if another process
+// holds the lease.
 func (s *session) pass(ctx context.Context, timeout time.Duration, ds []*delivery, to string, idle time.Duration) (bool, error) {
 	var ids [2][]any
 	for _, d := range ds {
@@ -157,7 +157,7 @@ func (s *session) pass(ctx context.Context, timeout time.Duration, ds []*deliver
 	return answer == 1, err
 }
 
-// GiveBack implements driver.Session. The next to look for what has no owner takes it.
+// GiveBack implements driver.Session. The next reader that looks for entries without an owner claims them.
 func (s *session) GiveBack(ctx context.Context, ds []driver.Delivery) error {
 	held := s.hand.have(ds)
 	if err := s.giveBack(ctx, held); err != nil {
@@ -170,7 +170,8 @@ func (s *session) giveBack(ctx context.Context, ds []*delivery) error {
 	if len(ds) == 0 {
 		return nil
 	}
-	// Before the server knows: the next read may find them at once, and what is in the hand is passed over.
+	// This comes before the server call, because the next read may find them at once, and add skips entries in the
+	// hand.
 	s.hand.forget(ds...)
 	mine, err := s.pass(ctx, s.group.cfg.Timeout, ds, returned, claimIdle+time.Millisecond)
 	if err != nil {
@@ -183,8 +184,8 @@ func (s *session) giveBack(ctx context.Context, ds []*delivery) error {
 	return nil
 }
 
-// Ack implements driver.Session. It does not ask whose an entry in the hand is: who has claimed it
-// need not process it again.
+// Ack implements driver.Session. It does not check the owner of an entry: if another consumer has claimed it, that
+// one need not process it again.
 func (s *session) Ack(ctx context.Context, ds []driver.Delivery, _ bool) error {
 	held := s.hand.have(ds)
 	var ids [2][]string
@@ -206,15 +207,15 @@ func (s *session) Ack(ctx context.Context, ds []driver.Delivery, _ bool) error {
 	return stale(len(ds) - len(held))
 }
 
-// failed ends the session: what was not settled would stay in its hand and be renewed, and its place
-// in the window be taken for good.
+// failed ends the session. Otherwise unsettled entries would stay in its hand and be renewed, and occupy the
+// window forever.
 func (s *session) failed(what string, err error) error {
 	err = s.group.fault(what, err)
 	s.hand.lose(err)
 	return err
 }
 
-// stale is about so many deliveries that are no longer in the hand.
+// stale returns the error for n deliveries that are no longer in the hand.
 func stale(n int) error {
 	if n == 0 {
 		return nil
@@ -222,13 +223,13 @@ func stale(n int) error {
 	return fmt.Errorf("inboxredis: %d deliveries: %w", n, driver.ErrStale)
 }
 
-// place is where an entry is: 0 in the stream, 1 among the retries, and its id.
+// place is the position of an entry: 0 for the stream, 1 for the retries, and its id.
 type place struct {
 	stream int
 	id     string
 }
 
-// entry is one of a stream, as it was read.
+// entry is an entry of a stream, as read.
 type entry struct {
 	place
 
@@ -236,13 +237,13 @@ type entry struct {
 	redelivered bool
 }
 
-// delivery is one hand-out of an entry.
+// delivery is one delivery of an entry.
 type delivery struct {
 	place
 
 	session     *session
-	start       int            // of the session; 0: not handed out yet
-	fields      map[string]any // as they came
+	start       int            // of the session; 0: not delivered yet
+	fields      map[string]any // as received
 	redelivered bool
 	read        sync.Once
 	msg         *inbox.Message
@@ -259,17 +260,17 @@ func (d *delivery) Message() *inbox.Message {
 // Slow implements driver.SlowDelivery.
 func (d *delivery) Slow() bool { return slow(d.fields, d.session.group.cfg.symfony) }
 
-// hand is what a session has read and not settled.
+// hand has the entries that a session has read and not settled.
 type hand struct {
 	settled chan struct{} // there may be room
 
 	mu     sync.Mutex
 	all    map[place]*delivery
-	spare  []*delivery // not handed out yet
+	spare  []*delivery // not delivered yet
 	window int         // 0: stopped
 	starts int
-	out    int   // handed out since the last start and not settled
-	lost   error // why nothing is delivered any more
+	out    int   // delivered since the last start and not settled
+	lost   error // the error after which nothing is delivered
 }
 
 func newHand() *hand { return &hand{settled: make(chan struct{}, 1), all: map[place]*delivery{}} }
@@ -282,7 +283,7 @@ func (h *hand) start(window int) error {
 	return h.lost
 }
 
-// stop returns what was not handed out.
+// stop returns the entries that were not delivered.
 func (h *hand) stop() []*delivery {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -291,7 +292,7 @@ func (h *hand) stop() []*delivery {
 	return spare
 }
 
-// await waits for room in the window, and returns how much there is.
+// await waits for room in the window, and returns the room.
 func (h *hand) await(ctx context.Context) (room int, err error) {
 	for {
 		h.mu.Lock()
@@ -307,8 +308,8 @@ func (h *hand) await(ctx context.Context) (room int, err error) {
 	}
 }
 
-// add puts what was read into the hand. What is there already was claimed because the server has not
-// heard of it for long.
+// add adds entries to the hand. It skips entries that are there already: they were claimed because they were not
+// renewed for long.
 func (h *hand) add(deliveries []*delivery) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -320,7 +321,7 @@ func (h *hand) add(deliveries []*delivery) {
 	}
 }
 
-// next hands out what was read, as far as there is room.
+// next delivers read entries while there is room.
 func (h *hand) next(room int) []driver.Delivery {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -334,7 +335,7 @@ func (h *hand) next(room int) []driver.Delivery {
 	return ds
 }
 
-// have returns those that are still in the hand.
+// have returns the deliveries that are still in the hand.
 func (h *hand) have(ds []driver.Delivery) []*delivery {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -347,7 +348,7 @@ func (h *hand) have(ds []driver.Delivery) []*delivery {
 	return all
 }
 
-// forget takes deliveries out of the hand: they are settled, or no longer the session's.
+// forget removes deliveries from the hand, because they are settled or the session no longer owns them.
 func (h *hand) forget(ds ...*delivery) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -363,7 +364,7 @@ func (h *hand) forget(ds ...*delivery) {
 	h.wake()
 }
 
-// held returns what is in the hand; nothing when the session is lost.
+// held returns the entries in the hand, or nothing if the session is lost.
 func (h *hand) held() (ds []*delivery, lost bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -377,7 +378,7 @@ func (h *hand) held() (ds []*delivery, lost bool) {
 	return ds, false
 }
 
-// lose ends the deliveries.
+// lose ends the deliveries with an error.
 func (h *hand) lose(err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -385,7 +386,7 @@ func (h *hand) lose(err error) {
 	h.wake()
 }
 
-// empty drops all.
+// empty removes all entries.
 func (h *hand) empty() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -393,7 +394,7 @@ func (h *hand) empty() {
 	h.spare = nil
 }
 
-// wake has await look again.
+// wake makes await check again.
 func (h *hand) wake() {
 	select {
 	case h.settled <- struct{}{}:

@@ -20,20 +20,20 @@ import (
 
 const (
 	maxWindow = 2000
-	// maxLeft is how many names of sessions whose end failed are remembered.
+	// maxLeft is the number of remembered sessions whose close failed.
 	maxLeft = 100
-	// runIDBytes tells processes apart.
+	// runIDBytes is the length of a name that distinguishes processes.
 	runIDBytes = 10
 )
 
-// errNotRunning is the failure of what needs Run: retries would not become due.
+// errNotRunning is the error of calls that need Run, because without it retries do not become due.
 var errNotRunning = fmt.Errorf("inboxredis: not running: %w", driver.ErrUnavailable)
 
-// source is driver.Source: one consumer of a group.
+// source implements driver.Source: one consumer of a group.
 type source struct {
 	group  *group
 	chores *chores
-	run    string // tells this consumer from others of its name
+	run    string // distinguishes this consumer from others with its name
 
 	running atomic.Bool
 
@@ -43,14 +43,14 @@ type source struct {
 	left     []string // names of sessions that may still hold entries
 }
 
-// newSource returns the source of a stream, for a process of some name.
+// newSource returns the source of a stream, for a process with the given name.
 func newSource(g *group, run string) *source {
 	s := &source{group: g, run: run}
 	s.chores = &chores{group: g, renew: s.renew, soon: make(chan struct{}, 1)}
 	return s
 }
 
-// newRun returns a name that tells this process from others.
+// newRun returns a name that distinguishes this process from others.
 func newRun() string { return rand.Text()[:runIDBytes] }
 
 // Traits implements driver.Source.
@@ -58,8 +58,8 @@ func (s *source) Traits() driver.Traits {
 	return driver.Traits{System: "redis", MaxWindow: maxWindow, MoveSettles: true, Exclusive: s.group.cfg.Ordered}
 }
 
-// Open implements driver.Source. Each session has a name of its own, so that what the client sends
-// late, for one that is over, touches nothing.
+// Open implements driver.Source. Each session has its own name, so that late commands of a closed session change
+// nothing.
 func (s *source) Open(ctx context.Context) (driver.Session, error) {
 	if err := s.releaseLeft(ctx); err != nil {
 		return nil, s.group.fault("open a session", err)
@@ -82,7 +82,7 @@ func (s *source) Open(ctx context.Context) (driver.Session, error) {
 	return opened, nil
 }
 
-// releaseLeft gives back what sessions hold whose end did not reach the server.
+// releaseLeft requeues the entries of sessions whose close did not reach the server.
 func (s *source) releaseLeft(ctx context.Context) error {
 	s.mu.Lock()
 	left := slices.Clone(s.left)
@@ -98,7 +98,7 @@ func (s *source) releaseLeft(ctx context.Context) error {
 	return nil
 }
 
-// closed notes the end of a session, and whether it may still hold entries.
+// closed records the end of a session, and whether it may still hold entries.
 func (s *source) closed(name string, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -107,7 +107,7 @@ func (s *source) closed(name string, err error) {
 		return
 	}
 	if s.left = append(s.left, name); len(s.left) > maxLeft {
-		s.left = s.left[1:] // others claim what it holds
+		s.left = s.left[1:] // others claim its entries
 	}
 }
 
@@ -118,14 +118,14 @@ func (s *source) Run(ctx context.Context) {
 	s.chores.run(ctx)
 }
 
-// Served implements Source of package group: this process holds the lease.
+// Served implements Source of package group: it reports whether this process holds the lease.
 func (s *source) Served() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.session != nil && s.session.reader.owns()
 }
 
-// renew tells the server what is in work here.
+// renew renews the entries in flight.
 func (s *source) renew(ctx context.Context) error {
 	s.mu.Lock()
 	current := s.session
@@ -139,8 +139,8 @@ func (s *source) renew(ctx context.Context) error {
 // DeadLetters implements driver.Keeper.
 func (s *source) DeadLetters() driver.DeadLetters { return &letters{s.group} }
 
-// Ready implements driver.Source. It writes: a Redis without memory, or without the replicas that it
-// wants, answers all other questions.
+// Ready implements driver.Source. It writes, because a Redis without memory, or without the required replicas,
+// still answers reads.
 func (s *source) Ready(ctx context.Context) error {
 	if !s.running.Load() {
 		return errNotRunning
@@ -151,8 +151,8 @@ func (s *source) Ready(ctx context.Context) error {
 	return s.group.fault("write", err)
 }
 
-// Move implements driver.Source. Each is one script, which sees whether the entry is still its
-// session's, stores the copy and ends the original.
+// Move implements driver.Source. Each move is one script, which checks that the session still owns the entry,
+// stores the copy and ends the original.
 func (s *source) Move(ctx context.Context, moves []driver.Move) []error {
 	results := make([]error, len(moves))
 	var orders []*order
@@ -174,7 +174,7 @@ func (s *source) Move(ctx context.Context, moves []driver.Move) []error {
 		if silent == nil {
 			silent = s.group.move(ctx, orders[:n])
 		}
-		if silent != nil { // each more would wait as long
+		if silent != nil { // each further one would wait as long
 			fail(orders[:n], silent)
 		}
 		orders = orders[n:]
@@ -190,7 +190,7 @@ func isMissing(err error) bool {
 	return redis.HasErrorPrefix(err, "NOGROUP") || redis.HasErrorPrefix(err, "UNBLOCKED the stream key no longer exists")
 }
 
-// Backlog implements driver.Measured. What was given back waits like what was never read.
+// Backlog implements driver.Measured. Requeued messages count as waiting, like messages that were never read.
 func (s *source) Backlog(ctx context.Context) (b driver.Backlog, err error) {
 	g := s.group
 	for _, stream := range g.keys.read()[:2] {
@@ -210,8 +210,8 @@ func (s *source) Backlog(ctx context.Context) (b driver.Backlog, err error) {
 	return b, nil
 }
 
-// waiting counts the entries of a stream that no consumer of the group has. A stream or a group that is
-// missing has none.
+// waiting counts the entries of a stream that no consumer of the group has. It returns 0 if the stream or the
+// group does not exist.
 func (g *group) waiting(ctx context.Context, stream string) (int, error) {
 	groups, err := within(ctx, g, func(ctx context.Context) ([]redis.XInfoGroup, error) {
 		return g.client.XInfoGroups(ctx, stream).Result()
@@ -226,7 +226,7 @@ func (g *group) waiting(ctx context.Context, stream string) (int, error) {
 		if info.Name != g.cfg.ConsumerConfig.Name {
 			continue
 		}
-		if info.Lag < 0 { // the server cannot tell
+		if info.Lag < 0 { // the server does not know
 			n, err := within(ctx, g, func(ctx context.Context) (int64, error) { return g.client.XLen(ctx, stream).Result() })
 			return int(n), err
 		}
@@ -236,7 +236,7 @@ func (g *group) waiting(ctx context.Context, stream string) (int, error) {
 	return 0, nil
 }
 
-// givenBack counts what was given back and waits to be claimed.
+// givenBack counts requeued entries that wait to be claimed.
 func (g *group) givenBack(ctx context.Context, stream string) (int, error) {
 	consumers, err := within(ctx, g, func(ctx context.Context) ([]redis.XInfoConsumer, error) {
 		return g.client.XInfoConsumers(ctx, stream, g.cfg.ConsumerConfig.Name).Result()
@@ -249,41 +249,41 @@ func (g *group) givenBack(ctx context.Context, stream string) (int, error) {
 	return 0, err
 }
 
-// Stats counts the messages of the stream or its partitions and of what is behind them, whether Run is
-// at work or not.
+// Stats counts the messages of the stream or its partitions, their retries and dead letters. Run need not be
+// running.
 func (c *Consumer) Stats(ctx context.Context) (inbox.Stats, error) { return c.engine.Stats(ctx) }
 
 const (
-	// renewEvery is how often the server is told what is in work.
+	// renewEvery is the interval at which entries in flight are renewed.
 	renewEvery = 2 * time.Second
-	// claimIdle is after how long without that an entry is anybody's, and a lease over.
+	// claimIdle is the time without renewal after which others may claim an entry, and a lease expires.
 	claimIdle = 8 * time.Second
-	// dueEvery bounds how long a retry waits beyond its time.
+	// dueEvery bounds the delay of a retry beyond its due time.
 	dueEvery = time.Second
-	// dueAtOnce is how many retries one script takes to their stream.
+	// dueAtOnce is the number of retries that one script moves to their stream.
 	dueAtOnce   = 20
 	trimEvery   = 10 * time.Second
 	forgetEvery = 5 * time.Minute
 	forgetAfter = time.Hour
 )
 
-// chores are what a group needs besides its sessions. Each process does them.
+// chores does the periodic work of a group besides its sessions. Each process does it.
 type chores struct {
 	group *group
 	renew func(context.Context) error
-	soon  chan struct{} // a retry may be due before the next look
+	soon  chan struct{} // a retry may be due before the next run
 }
 
 func (c *chores) run(ctx context.Context) {
 	var all sync.WaitGroup
 	defer all.Wait()
-	all.Go(func() { c.every(ctx, renewEvery, "tell Redis what is in work", c.renew) })
+	all.Go(func() { c.every(ctx, renewEvery, "renew entries in flight", c.renew) })
 	all.Go(func() { c.promote(ctx) })
-	all.Go(func() { c.every(ctx, forgetEvery, "remove names of consumers that are gone", c.forget) })
+	all.Go(func() { c.every(ctx, forgetEvery, "remove names of dead consumers", c.forget) })
 	all.Go(func() { c.every(ctx, trimEvery, "trim the stream", c.trim) })
 }
 
-// every has work done at intervals.
+// every runs work at intervals.
 func (c *chores) every(ctx context.Context, interval time.Duration, what string, work func(context.Context) error) {
 	ticker := time.NewTicker(interval)
 	defer ticker.Stop()
@@ -298,15 +298,15 @@ func (c *chores) every(ctx context.Context, interval time.Duration, what string,
 	}
 }
 
-// report logs a failure that is new, and returns whether there is one.
+// report logs an error unless the previous run failed too. It returns whether there is an error.
 func (c *chores) report(ctx context.Context, failing bool, what string, err error) bool {
 	if err != nil && ctx.Err() == nil && !failing {
-		c.group.log.WarnContext(ctx, "inbox: not able to "+what, slog.Any("error", err))
+		c.group.log.WarnContext(ctx, "inbox: could not "+what, slog.Any("error", err))
 	}
 	return err != nil
 }
 
-// trim removes what all groups have processed.
+// trim removes entries that all groups have processed.
 func (c *chores) trim(ctx context.Context) error {
 	err := c.trimOne(ctx, c.group.keys.retries())
 	if c.group.cfg.KeepProcessed {
@@ -315,8 +315,8 @@ func (c *chores) trim(ctx context.Context) error {
 	return errors.Join(err, c.trimOne(ctx, c.group.keys.stream))
 }
 
-// trimOne calls the script until nothing is left to remove: by one call for each look a busy stream
-// would grow without end.
+// trimOne calls the script until there is nothing left to remove. With one call per interval a busy stream would
+// grow without end.
 func (c *chores) trimOne(ctx context.Context, key string) error {
 	for ctx.Err() == nil {
 		if removed, err := c.group.script(ctx, trimScript, []string{key}); err != nil || removed == 0 {
@@ -326,7 +326,7 @@ func (c *chores) trimOne(ctx context.Context, key string) error {
 	return nil
 }
 
-// forget removes the names of consumers that died.
+// forget removes the names of dead consumers.
 func (c *chores) forget(ctx context.Context) error {
 	return c.forgetIdle(ctx, forgetAfter)
 }
@@ -340,7 +340,7 @@ func (c *chores) forgetIdle(ctx context.Context, idle time.Duration) error {
 	return errors.Join(errs...)
 }
 
-// promote takes retries that are due to their stream.
+// promote moves due retries to their stream.
 func (c *chores) promote(ctx context.Context) {
 	failing := false
 	timer := time.NewTimer(0)
@@ -353,12 +353,12 @@ func (c *chores) promote(ctx context.Context) {
 		case <-timer.C:
 		}
 		next, err := c.due(ctx)
-		failing = c.report(ctx, failing, "deliver retries that are due", err)
+		failing = c.report(ctx, failing, "deliver due retries", err)
 		timer.Reset(next)
 	}
 }
 
-// due takes retries to their stream, and returns when to look again.
+// due moves retries to their stream, and returns when to run again.
 func (c *chores) due(ctx context.Context) (time.Duration, error) {
 	next := dueEvery
 	for _, putOff := range []bool{false, true} {
@@ -374,10 +374,10 @@ func (c *chores) due(ctx context.Context) (time.Duration, error) {
 	return next, nil
 }
 
-// look has promote look at once.
+// look makes promote run at once.
 func (c *chores) look() {
 	select {
 	case c.soon <- struct{}{}:
-	default: // it will
+	default: // promote will run anyway
 	}
 }
