@@ -34,7 +34,7 @@ type session struct {
 
 // reader takes entries from the server.
 type reader interface {
-	// read waits up to a second for entries, and returns at most so many, or so many of each stream.
+	// read waits up to a second for entries, and returns at most most, or at most most of each stream.
 	read(ctx context.Context, most int) ([]entry, error)
 	// renews reports whether a session with held entries must be renewed.
 	renews(held int) bool
