@@ -53,7 +53,7 @@ func TestPartitions(t *testing.T) {
 	})
 }
 
-// orderedBy has messages ordered, in so many partitions.
+// orderedBy returns the config of an ordered consumer with this number of partitions.
 func orderedBy(partitions int) inboxredis.Config {
 	return inboxredis.Config{Partitions: partitions, ConsumerConfig: inbox.ConsumerConfig{Ordered: true}}
 }
@@ -79,7 +79,7 @@ func newConsumerFixture(t *testing.T, own inboxredis.Config) conformance.Consume
 	}
 }
 
-// newConsumer returns a consumer of the stream, which is set up.
+// newConsumer returns a consumer of the stream after its Setup.
 func newConsumer(t *testing.T, client redis.UniversalClient, p inbox.Processor, cfg inboxredis.Config) *inboxredis.Consumer {
 	t.Helper()
 	if cfg.Logger == nil {
@@ -92,7 +92,7 @@ func newConsumer(t *testing.T, client redis.UniversalClient, p inbox.Processor, 
 	return c
 }
 
-// start runs a consumer until stop is called, which waits for its end.
+// start runs a consumer until stop is called; stop waits for its end.
 func start(t *testing.T, c *inboxredis.Consumer) (stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
@@ -133,7 +133,7 @@ func TestConsumerCheck(t *testing.T) {
 		noError(t, c.Setup(t.Context()))
 	}
 	want()
-	// Who reads a group, or did lately, is behind and no finding.
+	// A group whose consumers read, or did recently, may have unread messages without a finding.
 	setup(t, client, "read")
 	publish(t, client, event())
 	noError(t, client.XReadGroup(t.Context(), &redis.XReadGroupArgs{Group: "read", Consumer: "c", Streams: []string{stream, ">"}}).Err())
@@ -182,7 +182,7 @@ func TestConsumerConfig(t *testing.T) {
 
 const partitions = 4
 
-// processor is a function as an inbox.Processor.
+// processor is an inbox.Processor made from a function.
 type processor func(*inbox.Message) error
 
 // Process implements inbox.Processor.
@@ -194,7 +194,7 @@ func (p processor) Process(_ context.Context, msgs []*inbox.Message) []error {
 	return results
 }
 
-// partitioned returns a consumer of all partitions, as of one more process, which is set up.
+// partitioned returns a consumer of all partitions, like another process, after its Setup.
 func partitioned(t *testing.T, client redis.UniversalClient, p processor) *inboxredis.Consumer {
 	t.Helper()
 	cfg := orderedBy(partitions)
@@ -245,7 +245,7 @@ func TestPartitionsRefused(t *testing.T) {
 	}
 }
 
-// Setup makes all partitions, Check looks at all, and for one too many.
+// Setup creates all partitions. Check checks all of them, and reports a partition too many.
 func TestPartitionsSetupAndCheck(t *testing.T) {
 	t.Parallel()
 	client := redistest.New(t)
@@ -289,7 +289,7 @@ func TestPartitionsSetupAndCheck(t *testing.T) {
 	}
 }
 
-// extraKey is a key of the partition that another number of them would add.
+// extraKey is a key of the partition that a larger number would add.
 func extraKey(t *testing.T) string {
 	t.Helper()
 	for i := range 1000 {
@@ -301,20 +301,20 @@ func extraKey(t *testing.T) string {
 	return ""
 }
 
-// owners returns by which process each partition is served; "" by none.
+// owners returns the process that serves each partition, or "".
 func owners(t *testing.T, client redis.UniversalClient) (processes [partitions]string) {
 	t.Helper()
 	for i := range processes {
 		token := client.Get(t.Context(), fmt.Sprintf("{%s}:%s:owner", partition.Name(stream, i), groupName)).Val()
-		processes[i] = token[:max(strings.LastIndexByte(token, '-'), 0)] // after it is the number of the session
+		processes[i] = token[:max(strings.LastIndexByte(token, '-'), 0)] // the number of the session follows
 	}
 	return processes
 }
 
 func effectless(*inbox.Message) error { return nil }
 
-// What a process held that died goes to another one, which counts it until then.
-func TestPartitionsOfADeadProcess(t *testing.T) {
+// The partitions of a crashed process go to another process, which counts the crashed one until then.
+func TestPartitions_moveFromCrashedProcess(t *testing.T) {
 	t.Parallel()
 	client := redistest.New(t)
 	next := partitioned(t, client, effectless)
@@ -340,7 +340,7 @@ func TestPartitionsOfADeadProcess(t *testing.T) {
 	end()
 }
 
-// The partitions are in slots of their own, on several nodes, and one consumer reads all of them.
+// The partitions are in different slots, on several nodes, and one consumer reads all of them.
 func testPartitionsOnCluster(t *testing.T, client *redis.ClusterClient) {
 	nodes := map[string]bool{}
 	for _, name := range partition.Names(stream, partitions) {

@@ -58,7 +58,7 @@ func ExampleNewConsumer() {
 		return
 	}
 	ctx, stop := context.WithCancel(context.Background())
-	stop() // a program ends it by a signal
+	stop() // a program ends it on a signal
 	if err := consumer.Run(ctx); err != nil {
 		fmt.Println(err)
 		return

@@ -18,7 +18,7 @@ var ErrInProgress = errInProgress
 // SetTimeout sets how long the shortcut waits for Redis.
 func (p *Processor) SetTimeout(d time.Duration) { p.shortcut.timeout = d }
 
-// Config is all configuration of a consumer, flat for tests. Group is the consumer's name.
+// Config is the whole configuration of a consumer, flat for tests. Group is the consumer's name.
 type Config struct {
 	inbox.ConsumerConfig
 	Group         string
@@ -28,7 +28,7 @@ type Config struct {
 	Timeout       time.Duration
 }
 
-// Of returns the configuration as NewConsumer takes it.
+// Of returns the configuration in the form of NewConsumer.
 func (c Config) Of(stream string) (Stream, inbox.ConsumerConfig) {
 	c.ConsumerConfig.Name = cmp.Or(c.Group, c.Name)
 	return Stream{Name: stream, Format: c.Format, Partitions: c.Partitions, KeepProcessed: c.KeepProcessed, Timeout: c.Timeout}, c.ConsumerConfig
@@ -39,7 +39,7 @@ func (c Config) settings(stream string, p inbox.Processor) (*settings, error) {
 	return newSettings(from, p, cfg)
 }
 
-// NewSources returns the sources of all partitions, and the dead letters of all.
+// NewSources returns the sources of all partitions, and their dead letters.
 func NewSources(client redis.UniversalClient, stream string, cfg Config) (all []driver.Source, of driver.DeadLetters, err error) {
 	s, err := cfg.settings(stream, inbox.NewMux())
 	var letters []driver.DeadLetters
@@ -50,7 +50,7 @@ func NewSources(client redis.UniversalClient, stream string, cfg Config) (all []
 	return all, driver.JoinDeadLetters(letters...), err
 }
 
-// Setup creates what a consumer needs.
+// Setup creates everything that a consumer needs.
 func Setup(ctx context.Context, client redis.UniversalClient, stream string, cfg Config) error {
 	s, err := cfg.settings(stream, inbox.NewMux())
 	if err != nil {
@@ -64,7 +64,7 @@ func Setup(ctx context.Context, client redis.UniversalClient, stream string, cfg
 	return nil
 }
 
-// NewTuned is NewConsumer with a largest body and a time between two comparisons of shares; 0 is the default of each.
+// NewTuned is NewConsumer with a largest body and an interval for comparing shares; 0 is the default of each.
 func NewTuned(client redis.UniversalClient, stream string, p inbox.Processor, cfg Config, maxBodyBytes int, leveling time.Duration) (*Consumer, error) {
 	s, err := cfg.settings(stream, p)
 	if err != nil {
@@ -83,13 +83,13 @@ func Keys(stream, group string) ([]string, error) {
 // Trim trims the streams of a source.
 func Trim(ctx context.Context, s driver.Source) error { return s.(*source).chores.trim(ctx) }
 
-// Forget removes the names of consumers that have been idle for longer.
+// Forget removes the names of consumers that were idle longer than this.
 func Forget(ctx context.Context, s driver.Source, idle time.Duration) error {
 	return s.(*source).chores.forgetIdle(ctx, idle)
 }
 
-// Groups of streams whose names look alike share no keys.
-func TestKeysOfNoTwoGroups(t *testing.T) {
+// Groups of streams with similar names share no keys.
+func TestKeys_differBetweenGroups(t *testing.T) {
 	t.Parallel()
 	owners := map[string][2]string{}
 	for _, stream := range []string{"orders", "{orders}", "orders:a", "{orders}:a", "{orders}:", "{orders}a", "o{rders}"} {

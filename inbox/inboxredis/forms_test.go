@@ -26,7 +26,7 @@ import (
 	"github.com/holdfast-go/holdfast/outbox/outboxredis"
 )
 
-// phpEntry is an entry as Symfony's transport writes it; php says that PHP's client serializes it.
+// phpEntry is an entry in the form of Symfony's transport. php means that PHP's client serializes it.
 func phpEntry(t *testing.T, body string, headers any, php bool) map[string]any {
 	t.Helper()
 	text, err := json.Marshal(map[string]any{"body": body, "headers": headers})
@@ -91,8 +91,8 @@ func TestForms(t *testing.T) {
 	}
 }
 
-// What outboxredis writes for Symfony is one field to PHP, and a message to us: as it is, and as PHP
-// sends it again, without any field of ours.
+// An entry of outboxredis for Symfony is one field to PHP. Our inbox must read it, also after PHP sends it again
+// without our fields.
 func TestSymfonyFormat(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t, false)
@@ -135,7 +135,7 @@ func TestSymfonyFormat(t *testing.T) {
 	}
 }
 
-// Events in both modes are messages to us without any setting, with our own fields and without.
+// Our inbox must read events in both modes without any setting, with our own fields and without.
 func TestCloudEvents(t *testing.T) {
 	t.Parallel()
 	for _, structured := range []bool{false, true} {
@@ -170,7 +170,7 @@ func TestCloudEvents(t *testing.T) {
 	}
 }
 
-// Entries that take long to decode are received as what they are, and said to be slow.
+// Entries that take long to decode are received as usual, and are reported as slow.
 func TestForms_largeOnesAreSlow(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t, false)
@@ -193,8 +193,7 @@ func TestForms_largeOnesAreSlow(t *testing.T) {
 	}
 }
 
-// What a real Symfony has sent, put back or given up is a message to us, as `make interop RECORD=1` has
-// seen it.
+// Our inbox must read messages that a real Symfony sent, retried or gave up, recorded by `make interop RECORD=1`.
 func TestRecorded(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t, false)
@@ -237,9 +236,9 @@ func add(t *testing.T, client redis.UniversalClient, fields map[string]any) {
 	noError(t, client.XAdd(t.Context(), &redis.XAddArgs{Stream: stream, Values: fields}).Err())
 }
 
-// What cannot be read, or has more fields than a script can take, is a dead letter with all that it
-// has; what only its handler refused comes again as it was.
-func TestPoison(t *testing.T) {
+// An entry that is unreadable, or has more fields than a script can take, becomes a dead letter with all its
+// fields. An entry rejected only by its handler is delivered again unchanged.
+func TestUnreadableEntry_keepsAllFields(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t, false)
 	many := map[string]any{"\xff\x00": "\xfe\x01"}
@@ -280,7 +279,7 @@ func TestPoison(t *testing.T) {
 		return err
 	})
 	dead := f.direct.XRange(t.Context(), "{"+stream+"}:"+groupName+":failed."+driver.ClassValidation, "-", "+").Val()
-	has := func(field string, value any) bool { // in whatever order they were given up
+	has := func(field string, value any) bool { // in any order
 		return slices.ContainsFunc(dead, func(m redis.XMessage) bool { return m.Values[field] == value })
 	}
 	if len(dead) != 3 || !has("temperature", fields[0]["temperature"]) || !has("message", "{") {
@@ -298,7 +297,7 @@ func TestPoison(t *testing.T) {
 	case <-time.After(testenv.Patience):
 		t.Fatal("the replayed message does not come")
 	}
-	// All fields are there, on their way back to the letters.
+	// All fields are there after another failure.
 	if _, err := c.DeadLetters().Replay(t.Context(), inbox.Filter{Class: driver.ClassValidation}, inbox.Replay{By: "test", Force: true}); err != nil {
 		t.Fatal(err)
 	}
@@ -323,8 +322,8 @@ func TestPoison(t *testing.T) {
 	t.Error("the letter of many fields is gone")
 }
 
-// The fields of a letter are kept where its body is only a part of them.
-func TestLettersThatCannotBeEdited(t *testing.T) {
+// A dead letter keeps its fields if its body is only a part of them.
+func TestReplay_keepsFieldsOfUneditable(t *testing.T) {
 	t.Parallel()
 	for name, fields := range map[string]map[string]any{
 		"Symfony":          phpEntry(t, "{}", map[string]string{"type": "a"}, false),

@@ -134,7 +134,7 @@ func TestFailureRemovesTheKey(t *testing.T) {
 	}
 }
 
-// What other systems leave in the key counts as processed.
+// Values that other systems leave in the key count as processed.
 func TestForeignMarks(t *testing.T) {
 	t.Parallel()
 	client := redistest.New(t)
@@ -164,7 +164,7 @@ func TestClaimOfAnother(t *testing.T) {
 	if !errors.Is(err, inboxredis.ErrInProgress) || f.Action != driver.ActionRetry || f.Counted || f.Unavailable {
 		t.Fatalf("%v classified %+v", err, f)
 	}
-	// The other one has died: its lease runs out.
+	// The other process crashed: its lease expires.
 	noError(t, client.PExpire(t.Context(), key, 100*time.Millisecond).Err())
 	testenv.Eventually(t, func() error { return process(t, p, m) })
 }
@@ -194,7 +194,7 @@ func TestLeaseIsProlonged(t *testing.T) {
 	noError(t, process(t, other, m))
 }
 
-// A holder that has lost its claim does no harm to the next one.
+// A holder that lost its claim must not affect the next holder.
 func TestLostClaim(t *testing.T) {
 	t.Parallel()
 	client := redistest.New(t)
@@ -263,7 +263,7 @@ func TestRedisDown(t *testing.T) {
 	testenv.Eventually(t, func() error { return process(t, p, event()) })
 }
 
-// behind is a processor that deduplicates by itself, on the fakes of inboxpgx.
+// behind is a processor that deduplicates by itself, with the fakes of inboxpgx.
 type behind struct {
 	manager *txretrytest.Manager
 	dedup   *memory.Entries
@@ -321,7 +321,7 @@ func TestShortcut(t *testing.T) {
 	}})
 }
 
-// Redis may only say that a message is done.
+// Redis may only report that a message is done.
 func TestShortcutAsksRedisFirst(t *testing.T) {
 	t.Parallel()
 	client, b := redistest.New(t), newBehind()
@@ -341,7 +341,7 @@ func TestShortcutAsksRedisFirst(t *testing.T) {
 		t.Errorf("%d effects; those that Redis knows reached the store: %v, %v",
 			b.taken("a", 1), b.dedup.Seen("a", known.ID), b.dedup.Seen("a", marked.ID))
 	}
-	// A claim is not the shortcut's to end, and the copies of what it has marked end here.
+	// The shortcut must not end a claim. Duplicates of messages that it marked end here.
 	if got := client.Get(t.Context(), key(claimed)).Val(); got != "processing:token" {
 		t.Errorf("a claim became %q", got)
 	}
@@ -351,7 +351,7 @@ func TestShortcutAsksRedisFirst(t *testing.T) {
 	}
 }
 
-// hangs answers nothing until the caller gives up.
+// hangs does not answer until the caller gives up.
 type hangs struct{ redis.Hook }
 
 func (hangs) DialHook(next redis.DialHook) redis.DialHook { return next }
@@ -364,7 +364,7 @@ func (hangs) ProcessPipelineHook(redis.ProcessPipelineHook) redis.ProcessPipelin
 	return func(ctx context.Context, _ []redis.Cmder) error { <-ctx.Done(); return ctx.Err() }
 }
 
-// A Redis that hangs delays messages until three answers did not come, and then one message a second.
+// A Redis that hangs delays messages until three answers are missing, and then one message a second.
 func TestShortcutWithHungRedis(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -386,7 +386,7 @@ func TestShortcutWithHungRedis(t *testing.T) {
 	})
 }
 
-// Without Redis everything goes its way behind.
+// Without Redis the next processor gets everything.
 func TestShortcutWithoutRedis(t *testing.T) {
 	t.Parallel()
 	client := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", MaxRetries: -1, DialerRetries: 1})
@@ -402,8 +402,8 @@ func TestShortcutWithoutRedis(t *testing.T) {
 	}
 }
 
-// What a consumer asks a processor for is that of the one behind.
-func TestPassesOn(t *testing.T) {
+// The interfaces that consumers look for are those of the next processor.
+func TestProcessor_passesInterfacesOfNext(t *testing.T) {
 	t.Parallel()
 	client := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"})
 	defer client.Close()
@@ -427,7 +427,7 @@ func TestPassesOn(t *testing.T) {
 	}
 }
 
-// pausesSeen tells when a consumer logs that an operator has paused it.
+// pausesSeen notifies when a consumer logs that an operator paused it.
 type pausesSeen struct {
 	slog.Handler
 	seen chan struct{}
@@ -444,7 +444,7 @@ func (p pausesSeen) Handle(_ context.Context, r slog.Record) error {
 	return nil
 }
 
-// An operator pauses a store also where Redis is asked before it.
+// An operator can pause a store behind a Redis processor.
 func TestPauseOfTheStoreBehind(t *testing.T) {
 	t.Parallel()
 	client := redistest.New(t)

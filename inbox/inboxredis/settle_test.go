@@ -25,8 +25,8 @@ import (
 	"github.com/holdfast-go/holdfast/internal/testenv/redistest"
 )
 
-// A session that could not settle messages ends: else they would stay in its hand for good, with
-// their places in the window.
+// A session that could not settle messages ends. Otherwise they would stay in its hand and occupy its window
+// forever.
 func TestSettlingFails(t *testing.T) {
 	t.Parallel()
 	for what, settle := range map[string]func(driver.Session, []driver.Delivery) error{
@@ -40,7 +40,7 @@ func TestSettlingFails(t *testing.T) {
 				publish(t, f.direct, event(), event(), event())
 				source := newSource(t, f.through, inboxredis.Config{Timeout: time.Second, ConsumerConfig: inbox.ConsumerConfig{Ordered: ordered}})
 				s := open(t, running(t, source), 2)
-				ds := receive(t, s, 2) // nothing is read meanwhile: the window is full
+				ds := receive(t, s, 2) // nothing else is read, because the window is full
 				f.network.Pause()
 				if err := settle(s, ds); err == nil {
 					t.Error("no error without a server")
@@ -56,7 +56,7 @@ func TestSettlingFails(t *testing.T) {
 	}
 }
 
-// lateAnswers has those to give-backs come late.
+// lateAnswers delays the replies to requeues.
 type lateAnswers struct{ by time.Duration }
 
 func (lateAnswers) DialHook(next redis.DialHook) redis.DialHook { return next }
@@ -75,13 +75,13 @@ func (l lateAnswers) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	}
 }
 
-// A message comes again soon also when its session finds it before it knows that it was given back.
-func TestGiveBackMeetsClaim(t *testing.T) {
+// A message is redelivered soon even if its session finds it before the reply to its requeue.
+func TestGiveBack_redeliversDespiteLateReply(t *testing.T) {
 	t.Parallel()
 	testenv.Nightly(t, "it asserts a time")
 	f := newFixture(t, false)
 	publish(t, f.direct, event())
-	f.through.AddHook(lateAnswers{2500 * time.Millisecond}) // at least one look at what has no owner
+	f.through.AddHook(lateAnswers{2500 * time.Millisecond}) // at least one pass for entries without an owner
 	source, _ := f.open(t, f.through, groupName)
 	s := open(t, running(t, source), 2)
 	ds := receive(t, s, 1)
@@ -89,14 +89,14 @@ func TestGiveBackMeetsClaim(t *testing.T) {
 	go func() { given <- s.GiveBack(t.Context(), ds) }()
 	began := time.Now()
 	receive(t, s, 1)
-	if took := time.Since(began); took > 7*time.Second { // after 8 s it is anybody's
+	if took := time.Since(began); took > 7*time.Second { // after 8 s anybody may claim it
 		t.Errorf("it came again after %v", took)
 	}
 	noError(t, <-given)
 }
 
-// What was deleted from the stream while it was in work is moved all the same.
-func TestDeletedInWork(t *testing.T) {
+// A message that was deleted from the stream while in flight can still be moved.
+func TestMove_afterDeletionInFlight(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t, false)
 	publish(t, f.direct, event(), event())
@@ -127,8 +127,7 @@ func TestDeletedInWork(t *testing.T) {
 	}
 }
 
-// Moves to a silent server take one timeout, however many pipelines they are, also where the client has a
-// shorter one of its own.
+// Moves to a silent server take one timeout for any number of pipelines, even if the client has a shorter timeout.
 func TestSilentMoves(t *testing.T) {
 	t.Parallel()
 	testenv.Nightly(t, "it asserts a time")
@@ -157,8 +156,7 @@ func TestSilentMoves(t *testing.T) {
 	f.network.Heal()
 }
 
-// What is at the key of the retries and is none comes as a message that cannot be read, and keeps
-// no retry from its time.
+// A foreign value at the key of the retries is delivered as an unreadable message, and delays no retry.
 func TestForeignRetry(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t, false)
@@ -175,8 +173,8 @@ func TestForeignRetry(t *testing.T) {
 	}
 }
 
-// Without memory no message is moved, and it is not the message's fault. What makes room works on: messages are
-// acknowledged and given back, and a consumer takes over and gets the retries that are due.
+// Without memory no message is moved, and no attempt counts. Calls that free memory still work: messages are
+// acknowledged and requeued, and a consumer takes over and gets due retries.
 func TestWithoutMemory(t *testing.T) {
 	t.Parallel()
 	for _, ordered := range []bool{false, true} {
@@ -203,7 +201,7 @@ func TestWithoutMemory(t *testing.T) {
 	}
 }
 
-// A blocked read that is ended from outside, as by a failover, does not say that the group is gone.
+// A blocked read that is ended from outside, for example by a failover, does not mean that the group is missing.
 func TestUnblocked(t *testing.T) {
 	t.Parallel()
 	server := testenv.Private(t, testenv.Redis)
@@ -234,8 +232,7 @@ func TestUnblocked(t *testing.T) {
 	})
 }
 
-// Messages that all together would not come within the timeout come in portions, also when those
-// before them were small.
+// Messages that together would exceed the timeout arrive in portions, even after small messages.
 func TestSlowWay(t *testing.T) {
 	t.Parallel()
 	for _, ordered := range []bool{false, true} {
@@ -271,7 +268,8 @@ func TestSlowWay(t *testing.T) {
 	}
 }
 
-// consume settles what a session gets before it ends, or until so many messages came. One whose Ack was not answered may
+// consume settles the messages of a session until it ends, or until enough came. If an Ack was not answered, its
+// message may be settled already.
 // be settled, and not come again.
 func consume(ctx context.Context, source driver.Source, want int, came map[uuid.UUID]bool) {
 	s, err := source.Open(ctx)
@@ -291,7 +289,7 @@ func consume(ctx context.Context, source driver.Source, want int, came map[uuid.
 	}
 }
 
-// slowWay passes on so many bytes a second of what a server answers, over each connection.
+// slowWay limits the bytes per second of a server's replies, on each connection.
 func slowWay(t *testing.T, server string, rate int) string {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -325,7 +323,7 @@ func slowWay(t *testing.T, server string, rate int) string {
 	return listener.Addr().String()
 }
 
-// slowly reads so many bytes a second.
+// slowly limits the bytes read per second.
 type slowly struct {
 	io.Reader
 	rate int
@@ -337,14 +335,14 @@ func (s slowly) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Whatever three groups have read and acknowledged, trimming takes nothing that one of them has not
-// done with, and in the end all that is done.
+// Three groups read and acknowledge at random. Trimming removes no message that a group still needs, and finally
+// all processed messages.
 func TestTrim(t *testing.T) {
 	t.Parallel()
 	server := testenv.Private(t, testenv.Redis, "--stream-node-max-entries", "1")
 	client := redistest.Client(t, server.URL())
 	groups := []string{groupName, "mailing", "audit"}
-	open := map[string]map[string]bool{} // of each group: what it has not acknowledged
+	open := map[string]map[string]bool{} // by group: not acknowledged
 	for _, g := range groups {
 		setup(t, client, g)
 		open[g] = map[string]bool{}
@@ -373,7 +371,7 @@ func TestTrim(t *testing.T) {
 		switch g := groups[rng.IntN(len(groups))]; rng.IntN(4) {
 		case 0:
 			for range rng.IntN(5) {
-				// Ids whose counts differ in length, and are larger than a float can tell apart.
+				// Ids whose counts differ in length, and are too large for a float to distinguish.
 				id := client.XAdd(t.Context(), &redis.XAddArgs{Stream: stream, ID: fmt.Sprintf("%d-%d", 5+all/7, uint64(1)<<(54+all%7)), Values: []string{"n", "1"}}).Val()
 				all++
 				for _, g := range groups {
@@ -408,7 +406,7 @@ func TestTrim(t *testing.T) {
 		}
 		clear(open[g])
 	}
-	for range 1 + all/100 { // Redis bounds what one call removes
+	for range 1 + all/100 { // Redis bounds the entries that one call removes
 		check()
 	}
 	if n := client.XLen(t.Context(), stream).Val(); n > 2 || all < 100 {
@@ -416,7 +414,7 @@ func TestTrim(t *testing.T) {
 	}
 }
 
-// One look at the stream removes all that is processed, however much it is.
+// One trim pass removes everything processed, for any amount.
 func TestTrimKeepsUp(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t, false)
@@ -428,7 +426,7 @@ func TestTrimKeepsUp(t *testing.T) {
 	}
 }
 
-// The stream is kept for others where the Config says so; the retries belong to one group.
+// The Config can keep the stream for others. The retries belong to one group and are trimmed.
 func TestKeepProcessed(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t, false)
@@ -458,7 +456,7 @@ func fill(t *testing.T, client redis.UniversalClient, key string, n int) {
 	}
 }
 
-// Names that hold nothing go; one that holds entries stays, and so do they.
+// Names without entries are removed. A name with entries stays, and so do its entries.
 func TestForget(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t, false)
@@ -490,7 +488,7 @@ func TestForget(t *testing.T) {
 	}
 }
 
-// largestReply notes how many bytes of texts a reply of a script has at most.
+// largestReply records the largest number of text bytes in a script's reply.
 type largestReply struct{ bytes *atomic.Int64 }
 
 func (l largestReply) DialHook(next redis.DialHook) redis.DialHook { return next }
@@ -521,7 +519,7 @@ func textBytes(value any) (n int64) {
 	return n
 }
 
-// A scan reads pages of 4 MiB and one letter at most, also where the letters before were small, and a count reads none.
+// A scan reads pages of at most 4 MiB plus one message, even after small messages. A count reads no messages.
 func TestDeadLetters_pagesHaveABoundInBytes(t *testing.T) {
 	t.Parallel()
 	const small, large, size = 100, 12, 1 << 20

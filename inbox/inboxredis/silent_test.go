@@ -17,8 +17,8 @@ import (
 	"github.com/holdfast-go/holdfast/internal/testenv/redistest"
 )
 
-// A client whose own timeout ends a call leaves no claim behind.
-func TestClientWithATimeoutOfItsOwn(t *testing.T) {
+// A call that ends by the client's own timeout must not leave a claim.
+func TestClientTimeout_leavesNoClaim(t *testing.T) {
 	t.Parallel()
 	url := redistest.URL(t)
 	synctest.Test(t, func(t *testing.T) {
@@ -37,8 +37,8 @@ func TestClientWithATimeoutOfItsOwn(t *testing.T) {
 	})
 }
 
-// A connection that falls silent in the middle of a script is given up, also by a client that would
-// wait for ever, and no claim that was left behind keeps the message from being processed.
+// A connection that falls silent during a script is abandoned, even by a client without a timeout. No remaining
+// claim may block the message.
 func TestSilentConnection(t *testing.T) {
 	t.Parallel()
 	redistest.URL(t) // skips before there are subtests
@@ -80,7 +80,7 @@ func testSilentConnection(t *testing.T, server *silent.Redis, client *redis.Clie
 		time.Sleep(time.Second)
 	}
 	took := time.Since(start)
-	another := silence.On == "" && took == 5*time.Second // a second try before the idle ones are closed, and a redelivery
+	another := silence.On == "" && took == 5*time.Second // a second attempt before the idle ones are closed, and a redelivery
 	if took != 2*time.Second && !another {
 		t.Errorf("the message took %v", took)
 	}

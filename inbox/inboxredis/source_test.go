@@ -29,7 +29,8 @@ import (
 
 const stream = "orders"
 
-// The suites run whole on a shared stream. Of the others run the subtests that depend on the kind of queue.
+// The suites run completely on a shared stream. On other streams only the subtests run that depend on the kind of
+// stream.
 func runsOf(kind string) conformance.Runs {
 	return conformance.Runs{Nightly: testenv.Nightly, Variant: kind != "shared"}
 }
@@ -83,7 +84,7 @@ func (f *fixture) open(t *testing.T, client redis.UniversalClient, group string)
 	return all[0], letters
 }
 
-// parts are the sources of all partitions, and their dead letters.
+// parts returns the sources of all partitions, and their dead letters.
 func (f *fixture) parts(t *testing.T, client redis.UniversalClient, group string) ([]driver.Source, driver.DeadLetters) {
 	t.Helper()
 	all, letters, err := inboxredis.NewSources(client, stream, inboxredis.Config{Group: group, Partitions: f.partitions, ConsumerConfig: inbox.ConsumerConfig{
@@ -93,7 +94,7 @@ func (f *fixture) parts(t *testing.T, client redis.UniversalClient, group string
 	return all, letters
 }
 
-// source is what the suites use.
+// source is the source for the suites.
 func (f *fixture) source() conformance.SourceFixture {
 	return conformance.SourceFixture{
 		New: func(t *testing.T) driver.Source {
@@ -137,13 +138,13 @@ func setup(t *testing.T, client redis.UniversalClient, group string) {
 	noError(t, inboxredis.Setup(t.Context(), client, stream, inboxredis.Config{Group: group}))
 }
 
-// publish puts messages into the stream as a relay does.
+// publish adds messages to the stream like a relay.
 func publish(t *testing.T, client redis.UniversalClient, msgs ...*inbox.Message) {
 	t.Helper()
 	publishTo(t, client, 1, msgs...)
 }
 
-// publishTo puts messages into so many partitions.
+// publishTo adds messages to this number of partitions.
 func publishTo(t *testing.T, client redis.UniversalClient, partitions int, msgs ...*inbox.Message) {
 	t.Helper()
 	p, err := outboxredis.NewPublisher(client, outboxredis.Config{Stream: stream, Partitions: map[string]int{stream: partitions}})
@@ -167,7 +168,7 @@ func publishTo(t *testing.T, client redis.UniversalClient, partitions int, msgs 
 	}
 }
 
-// open begins a session with a window. It is not closed: that is the test's.
+// open starts a session with a window. The test must close it.
 func open(t *testing.T, source driver.Source, window int) driver.Session {
 	t.Helper()
 	s, err := source.Open(t.Context())
@@ -176,7 +177,7 @@ func open(t *testing.T, source driver.Source, window int) driver.Session {
 	return s
 }
 
-// receive takes so many messages.
+// receive receives n messages.
 func receive(t *testing.T, s driver.Session, n int) (all []driver.Delivery) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), testenv.Patience)
@@ -191,7 +192,7 @@ func receive(t *testing.T, s driver.Session, n int) (all []driver.Delivery) {
 	return all
 }
 
-// running has a source at work until the test ends.
+// running runs a source until the test ends.
 func running(t *testing.T, source driver.Source) driver.Source {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
@@ -217,7 +218,7 @@ func newSource(t *testing.T, client redis.UniversalClient, cfg inboxredis.Config
 	return all[0]
 }
 
-// The tests wait for servers that are silent more than they compute, so eight run at once.
+// The tests mostly wait for servers, so eight run at once.
 func TestMain(m *testing.M) {
 	if err := flag.Set("test.parallel", "8"); err != nil {
 		panic(err)
@@ -234,7 +235,7 @@ func noError(t *testing.T, errs ...error) {
 	}
 }
 
-// What a dead process held is found among many that are in work, in a few commands.
+// Entries of a crashed process are found among many in flight, with few commands.
 func TestClaimAmongMany(t *testing.T) {
 	t.Parallel()
 	client := redistest.Client(t, testenv.Private(t, testenv.Redis).URL())
@@ -254,8 +255,8 @@ func TestClaimAmongMany(t *testing.T) {
 	}
 }
 
-// Who lost the lease because it was stopped gets nothing more, and its retries are refused; the next
-// owner has all that was pending, in order, before what is new.
+// A process that lost the lease because it was frozen receives nothing more, and its retries are refused. The next
+// owner gets all pending entries, in order, before new ones.
 func TestLease(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t, true)
@@ -266,8 +267,8 @@ func TestLease(t *testing.T) {
 	publish(t, f.direct, want[:6]...)
 	stopped, _ := f.open(t, f.direct, groupName)
 	before := open(t, stopped, 3)
-	ds := receive(t, before, 3)                                                                 // its lease is not prolonged
-	if err := f.direct.Del(t.Context(), "{"+stream+"}:"+groupName+":owner").Err(); err != nil { // as if it had run out
+	ds := receive(t, before, 3)                                                                 // its lease is not extended
+	if err := f.direct.Del(t.Context(), "{"+stream+"}:"+groupName+":owner").Err(); err != nil { // as if it had expired
 		t.Fatal(err)
 	}
 	next, _ := f.open(t, f.direct, groupName)
@@ -292,10 +293,10 @@ func TestLease(t *testing.T) {
 	noError(t, before.Close(t.Context()))
 	noError(t, s.Ack(t.Context(), got, false))
 	publish(t, f.direct, event())
-	receive(t, s, 1) // the lease is still the next one's
+	receive(t, s, 1) // the lease is still the next owner's
 }
 
-// What a living process holds is not claimed although all its idle connections have fallen silent.
+// Entries of a living process are not claimed, although all its idle connections are silent.
 func TestHalfOpenRenewal(t *testing.T) {
 	t.Parallel()
 	testenv.Nightly(t, "it waits longer than claims take, and a machine that stalls is late to renew")
@@ -322,7 +323,7 @@ func TestHalfOpenRenewal(t *testing.T) {
 	}
 }
 
-// All keys of a group are in one slot, whatever its names, and what has none is refused.
+// All keys of a group are in one slot for any names, and names without a slot are rejected.
 func TestCluster(t *testing.T) {
 	t.Parallel()
 	client, servers := redistest.Cluster(t)
@@ -396,7 +397,7 @@ func testOnCluster(t *testing.T, client *redis.ClusterClient, servers []*testenv
 				})
 			}
 			left(0)
-			n := int(client.XLen(t.Context(), stream).Val()) // a new group gets what the other one has left
+			n := int(client.XLen(t.Context(), stream).Val()) // a new group gets the rest of the other group's messages
 			send(50)
 			left(n + 50)
 			move := redistest.NewMove(t, client, servers, stream)
@@ -406,7 +407,7 @@ func testOnCluster(t *testing.T, client *redis.ClusterClient, servers []*testenv
 			}
 			send(50)
 			left(n + 130)
-			testenv.Eventually(t, func() error { // retries may still be on their way
+			testenv.Eventually(t, func() error { // retries may still be in transit
 				if _, err := c.DeadLetters().Replay(t.Context(), inbox.Filter{}, inbox.Replay{By: "test"}); err != nil {
 					return err
 				}
@@ -420,7 +421,7 @@ func testOnCluster(t *testing.T, client *redis.ClusterClient, servers []*testenv
 	}
 }
 
-// A replica that has taken over takes claims, and a consumer goes on there, though nobody refers the client to it.
+// After a failover a replica accepts claims, and a consumer continues there, although nobody redirects the client.
 func TestClusterFailover(t *testing.T) {
 	t.Parallel()
 	testenv.Nightly(t, "a replica takes over after seconds")

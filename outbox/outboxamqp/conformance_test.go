@@ -55,7 +55,7 @@ func newPublisher(t testing.TB, dial func(context.Context) (*amqp.Connection, er
 	return p
 }
 
-// through dials by way of a proxy.
+// through dials through a proxy.
 func through(proxy *testenv.Proxy) func(context.Context) (*amqp.Connection, error) {
 	return func(context.Context) (*amqp.Connection, error) { return amqp.Dial(proxy.URL()) }
 }
@@ -67,7 +67,7 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// run has p run until the end of the test.
+// run runs p until the end of the test.
 func run(t testing.TB, p *outboxamqp.Publisher) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -83,7 +83,7 @@ func run(t testing.TB, p *outboxamqp.Publisher) {
 	})
 }
 
-// receiver takes from the queue and returns all it has taken so far.
+// receiver receives from the queue and returns all messages so far.
 func receiver(t testing.TB, b *amqptest.Broker, queue string) func(context.Context) ([]driver.Message, error) {
 	ch := b.Channel(t)
 	var received []driver.Message

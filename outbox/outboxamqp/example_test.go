@@ -24,7 +24,7 @@ func ExampleNewPublisher() {
 		return
 	}
 	ctx, cancel := context.WithCancel(ctx)
-	cancel() // a service would cancel it when it is told to stop
+	cancel() // a service would cancel it on shutdown
 	fmt.Println(publisher.Run(ctx))
 	// Output: <nil>
 }

@@ -87,7 +87,7 @@ func TestWireFormat(t *testing.T) {
 	}
 }
 
-// A message with a key is routed by the slot of the key, too, whatever its route is.
+// A message with a key has its slot as a second routing key, for any route.
 func TestSlot(t *testing.T) {
 	t.Parallel()
 	b := amqptest.New(t)
@@ -153,7 +153,7 @@ func TestConfig(t *testing.T) {
 	}
 }
 
-// The relay may be faster than the first connection, and the broker may come later.
+// The relay may be ready before the first connection, and the broker may start later.
 func TestStartsBeforeItsBroker(t *testing.T) {
 	t.Parallel()
 	b := amqptest.New(t)
@@ -184,7 +184,7 @@ func TestStartsBeforeItsBroker(t *testing.T) {
 	}
 }
 
-// What is in the window when Run is told to end is still confirmed.
+// Messages in the window are still confirmed after Run is cancelled.
 func TestDrain(t *testing.T) {
 	t.Parallel()
 	b := amqptest.New(t)
@@ -212,7 +212,7 @@ func TestDrain(t *testing.T) {
 	}
 }
 
-// The connection lives while any Run does.
+// The connection stays open while any Run is active.
 func TestRunTwiceAtOnce(t *testing.T) {
 	t.Parallel()
 	b := amqptest.New(t)
@@ -243,7 +243,7 @@ func TestRunTwiceAtOnce(t *testing.T) {
 	}
 }
 
-// The broker withholds its confirms while the messages lie in a proxy that holds them.
+// The broker does not confirm while a proxy holds the messages.
 func TestWindow(t *testing.T) {
 	t.Parallel()
 	b := amqptest.New(t)
@@ -287,7 +287,7 @@ func TestErrorsUnwrap(t *testing.T) {
 	}
 }
 
-// Whoever waits for the connection is told of every new one, until they listen no more.
+// Listeners are notified of every new connection until they stop listening.
 func TestOnReady(t *testing.T) {
 	t.Parallel()
 	b := amqptest.New(t)
@@ -297,7 +297,7 @@ func TestOnReady(t *testing.T) {
 	stop := p.OnReady(func() { ready <- struct{}{} })
 	testenv.Eventually(t, func() error { return p.Ready(t.Context()) })
 	for len(ready) > 0 {
-		<-ready // the first connection, if it was later than the call
+		<-ready // the first connection, if it opened after the call
 	}
 	for range 2 {
 		b.CloseConnections(t)
@@ -342,7 +342,7 @@ func TestDial(t *testing.T) {
 	b.Take(t, "q", 2, testenv.Patience)
 }
 
-// A host that accepts connections and says nothing must not hold the caller longer than its deadline.
+// A silent host must not block the caller beyond its deadline.
 func TestDialHonoursDeadline(t *testing.T) {
 	t.Parallel()
 	silent, err := net.Listen("tcp", "127.0.0.1:0")
@@ -361,7 +361,7 @@ func TestDialHonoursDeadline(t *testing.T) {
 	}
 }
 
-// A broker that falls silent with messages on their way does not hold up the end of a relay.
+// A broker that falls silent with messages in flight does not delay the end of a relay.
 func TestRelayEndsInTimeWithoutAnswers(t *testing.T) {
 	t.Parallel()
 	testenv.Nightly(t, "measures the end of Run")
@@ -379,8 +379,8 @@ func TestRelayEndsInTimeWithoutAnswers(t *testing.T) {
 	ended := make(chan error, 1)
 	go func() { ended <- relay.Run(ctx) }()
 	testenv.Eventually(t, func() error { return relay.Ready(t.Context()) })
-	// The publisher gives up a connection that has been silent for some 7 s, and allows a second more for each MiB
-	// on its way. The silence begins with the messages, so it lasts for longer than the limit.
+	// The publisher replaces a connection that was silent for 7 s, plus a second for each MiB in transit. The
+	// silence starts with the messages, so it lasts longer than the limit.
 	proxy.SilenceOn(testenv.Silence{On: "11111111"})
 	msgs := slices.Repeat([]outbox.Message{{Name: "q", Body: bytes.Repeat([]byte("1"), 1<<20)}}, 60)
 	if err := txretrytest.New(txretrytest.Config{}).Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
@@ -394,7 +394,7 @@ func TestRelayEndsInTimeWithoutAnswers(t *testing.T) {
 		}
 		return nil
 	})
-	proxy.Pause() // for another connection, too
+	proxy.Pause() // another connection as well
 	start := time.Now()
 	stop()
 	if err := <-ended; err != nil {

@@ -15,8 +15,7 @@ import (
 	"github.com/holdfast-go/holdfast/outbox/driver"
 )
 
-// maxPipeline is how many bytes of bodies one pipeline has, so that Config.Timeout suffices for it on
-// a slow way to the server.
+// maxPipeline bounds the bytes of bodies in one pipeline, so that Config.Timeout suffices on a slow connection.
 const maxPipeline = 4 << 20
 
 // cluster is the client of a Redis Cluster.
@@ -24,7 +23,7 @@ type cluster interface {
 	MasterForKey(ctx context.Context, key string) (*redis.Client, error)
 }
 
-// item is a message on its way.
+// item is a message in flight.
 type item struct {
 	ctx  context.Context
 	args *redis.XAddArgs
@@ -55,7 +54,7 @@ func (p *Publisher) send() {
 	}
 }
 
-// portion returns how many items make a pipeline, at least one.
+// portion returns how many items form a pipeline, at least one.
 func portion(items []item) int {
 	size := 0
 	for n, it := range items {
@@ -67,8 +66,8 @@ func portion(items []item) int {
 	return len(items)
 }
 
-// apart gives each stream of a Cluster a pipeline of its own: while one node is silent the client reports
-// the whole pipeline as failed, also what other nodes have confirmed, and that would be stored again.
+// apart gives each stream of a Cluster its own pipeline. While one node is silent, the client reports the whole
+// pipeline as failed, including messages that other nodes confirmed, and those would be stored again.
 func (p *Publisher) apart(items []item) (all [][]item) {
 	if _, ok := p.client.(cluster); !ok {
 		return [][]item{items}
@@ -85,9 +84,9 @@ func (p *Publisher) apart(items []item) (all [][]item) {
 	return all
 }
 
-// sendTogether reports the outcome of each item. Redis ends the connection over a command that is
-// too large for it, without a word: items that have met with that are sent one by one, or such a
-// message would fail all others for ever.
+// sendTogether reports the outcome of each item. If a command is too large, Redis closes the connection without a
+// reply. Items of such a connection are sent one by one; otherwise the large message would fail all others
+// forever.
 func (p *Publisher) sendTogether(items []item) {
 	var doubtful []item
 	for i, err := range p.exec(items) {
@@ -109,7 +108,7 @@ func (p *Publisher) sendTogether(items []item) {
 	}
 }
 
-// sendAlone blames a message over which the connection ends twice, while its server answers others.
+// sendAlone fails a message if the connection closes twice because of it, while the server answers others.
 func (p *Publisher) sendAlone(it item) error {
 	var err error
 	for range 2 {
@@ -118,10 +117,10 @@ func (p *Publisher) sendAlone(it item) error {
 			return classify(err)
 		}
 	}
-	return &driver.PublishError{Class: driver.Retryable, Err: fmt.Errorf("redis ends the connection over it, it may be too large: %w", err)}
+	return &driver.PublishError{Class: driver.Retryable, Err: fmt.Errorf("redis closes the connection, the message may be too large: %w", err)}
 }
 
-// answers returns nil if the server of a message's stream answers. In a Cluster that is one of many.
+// answers returns nil if the server of a message's stream answers. A Cluster has several servers.
 func (p *Publisher) answers(it item) error {
 	nodes, ok := p.client.(cluster)
 	if !ok {
@@ -152,7 +151,7 @@ func (p *Publisher) exec(items []item) []error {
 			answers[i] = pipe.XAdd(it.ctx, it.args)
 		}
 	}
-	// The error is that of a command, or of all of them.
+	// The error is the error of one command, or of all of them.
 	_, late := redisconn.Within(context.WithoutCancel(items[0].ctx), p.cfg.Timeout, func(ctx context.Context) (struct{}, error) {
 		_, _ = pipe.Exec(ctx)
 		return struct{}{}, nil
@@ -161,7 +160,7 @@ func (p *Publisher) exec(items []item) []error {
 	for i, answer := range answers {
 		switch {
 		case answer == nil:
-		case late != nil: // the client may still write to the answer
+		case late != nil: // the client may still write to the reply
 			errs[i] = late
 		default:
 			errs[i] = answer.Err()
@@ -171,8 +170,8 @@ func (p *Publisher) exec(items []item) []error {
 	return errs
 }
 
-// classes are the answers of Redis that are about more than one message, and those about a stream.
-// The first of these beginnings that fits an answer counts.
+// classes maps error replies of Redis that concern more than one message, or a stream, to classes. The first
+// prefix that matches counts.
 var classes = []struct {
 	begin string
 	class driver.Class
@@ -180,7 +179,7 @@ var classes = []struct {
 	{"OOM ", driver.Blocked},
 	{"MISCONF ", driver.Blocked}, // the server cannot save and refuses writes
 	{"NOREPLICAS ", driver.Blocked},
-	{"WRONGTYPE ", driver.Unroutable}, // the key of the stream is something else
+	{"WRONGTYPE ", driver.Unroutable}, // the key of the stream has another type
 	{"BUSY ", driver.Unavailable},
 	{"LOADING ", driver.Unavailable},
 	{"READONLY ", driver.Unavailable},
@@ -194,8 +193,8 @@ var classes = []struct {
 	{"ERR unknown command", driver.Unavailable}, // a server without streams
 }
 
-// classify turns the outcome of an XADD into what Publisher promises. What is no answer of
-// Redis is a fault of the way there.
+// classify converts the outcome of an XADD to the errors of Publisher. An error that is not a reply of Redis is a
+// network fault.
 func classify(err error) error {
 	if err == nil {
 		return nil
@@ -215,14 +214,14 @@ func classOf(answer string) driver.Class {
 	}
 	if strings.HasPrefix(answer, "NOPERM ") {
 		if strings.Contains(answer, "key") {
-			return driver.Unroutable // another stream may be open to this user
+			return driver.Unroutable // the user may have access to another stream
 		}
 		return driver.Unavailable
 	}
 	return driver.Retryable
 }
 
-// broken reports whether Redis has ended the connection.
+// broken reports whether Redis closed the connection.
 func broken(err error) bool {
 	if op, ok := errors.AsType[*net.OpError](err); ok {
 		return op.Op != "dial" && !op.Timeout()

@@ -25,47 +25,47 @@ import (
 	"github.com/holdfast-go/holdfast/outbox/internal/stored"
 )
 
-// defaultStream is the stream where none is configured.
+// defaultStream is the stream if none is configured.
 const defaultStream = "outbox"
 
-// window is the most messages not answered yet: two batches of a relay. Publish waits for room.
+// window is the largest number of unanswered messages: two batches of a relay. Publish waits for room.
 const window = 1000
 
 // Config tunes a Publisher. The zero value works.
 type Config struct {
-	// Stream takes the messages whose route names no exchange. Default: "outbox".
+	// Stream receives messages whose route names no exchange. Default: "outbox".
 	Stream string
-	// Routes are the stream (Route.Exchange) and further headers by name of a message. What is empty
-	// in a route is left to Router; a routing key means nothing to Redis. Optional.
+	// Routes maps message names to stream (Route.Exchange) and further headers. Router decides fields that are
+	// empty in a route; Redis does not use routing keys. Optional.
 	Routes map[string]outbox.Route
-	// Router returns the route of a message, in place of its own, Message.Route, which it sees.
-	// Several goroutines call it at once. Default: Message.Route.
+	// Router returns the route of a message and replaces Message.Route, which it can read. Several goroutines call
+	// it at once. Default: Message.Route.
 	Router func(outbox.Message) outbox.Route
-	// Format is how messages look: a format.Symfony puts body and headers of a message into the field of
-	// Symfony Messenger's transport, in its form, in place of the fields body and headers. Such a body is
-	// UTF-8. A format.CloudEvents makes CloudEvents of them. Default: this module's own form.
+	// Format is the form of messages. format.Symfony puts body and headers into the field of Symfony Messenger's
+	// transport, instead of the fields body and headers; such a body must be UTF-8. format.CloudEvents makes
+	// CloudEvents. Default: this module's own form.
 	Format format.Format
-	// Partitions is into how many streams a stream is split, by its name, at most 64: those of orders
-	// are orders.0, orders.1 and so on. A message is in the one of its key, CRC-32 (IEEE) modulo their
-	// number; without a key in that of its id. Their consumers need the same number,
-	// inboxredis.Stream.Partitions. Default, and 1: a stream is not split.
+	// Partitions maps the name of a stream to its number of partitions, at most 64. The partitions of orders are
+	// orders.0, orders.1 and so on. The partition of a message is the CRC-32 (IEEE) of its key modulo their
+	// number; without a key, of its id. The consumers need the same number, inboxredis.Stream.Partitions. Default:
+	// a stream is not split, the same as 1.
 	Partitions map[string]int
-	// MaxLen is about how many entries a stream, or each partition, keeps (MAXLEN ~); the oldest go,
-	// read or not. Default: all are kept.
+	// MaxLen is the approximate number of entries that a stream, or each partition, keeps (MAXLEN ~). The oldest
+	// are deleted, read or not. Default: all are kept.
 	MaxLen int64
-	// Timeout bounds one pipeline, and each call of Ready and Check. A client without the option
-	// ContextTimeoutEnabled is left behind then, and ends by its own timeouts. Default: 5 s.
+	// Timeout bounds one pipeline, and each call of Ready and Check. After that, a call of a client without the
+	// option ContextTimeoutEnabled is abandoned, and ends by the client's own timeouts. Default: 5 s.
 	Timeout time.Duration
 }
 
-// Publisher is a driver.Publisher on Redis Streams. It is safe for concurrent use and needs no
-// closing; a goroutine runs only while messages are on their way. The client stays the caller's.
+// Publisher is a driver.Publisher on Redis Streams. It is safe for concurrent use and needs no closing; a
+// goroutine runs only while messages are in flight. It does not close the client.
 type Publisher struct {
 	client redis.UniversalClient
 	cfg    Config
 	rules  stored.Rules
 	form   wire.Form
-	room   chan struct{} // one slot per message on its way
+	room   chan struct{} // one slot per message in flight
 
 	mu      sync.Mutex
 	queue   []item
@@ -145,7 +145,7 @@ func (p *Publisher) entry(m driver.Message) (*redis.XAddArgs, error) {
 	}, content...)}, nil
 }
 
-// content are the fields with headers and body.
+// content returns the fields with headers and body.
 func (p *Publisher) content(m driver.Message, headers map[string]string) ([]any, error) {
 	if !p.form.Symfony.On() {
 		text, err := json.Marshal(headers)
@@ -190,15 +190,15 @@ func (p *Publisher) Ready(ctx context.Context) error {
 	return nil
 }
 
-// Window returns how many messages await their answer, and how many may: driver.Windowed.
+// Window returns the number of messages that await their reply, and the maximum. It implements driver.Windowed.
 func (p *Publisher) Window() (used, size int) { return len(p.room), cap(p.room) }
 
 // System implements driver.Identified.
 func (*Publisher) System() string { return "redis" }
 
-// Check looks at the streams that Config.Stream, Config.Routes and Config.Partitions name, and at the
-// eviction policy, where the server tells it. nil: there is nothing to mend. Else the error joins
-// the findings, each with a method Mend() string, and the failures to look.
+// Check checks the streams named by Config.Stream, Config.Routes and Config.Partitions, and the eviction policy if
+// the server reports it. It returns nil if it finds nothing. Otherwise the error joins the findings, each with a
+// method Mend() string, and the errors of checks that failed.
 func (p *Publisher) Check(ctx context.Context) error {
 	found := check.Findings{Component: "outboxredis"}
 	for _, stream := range p.streams() {
@@ -214,7 +214,7 @@ func (p *Publisher) Check(ctx context.Context) error {
 	config, err := redisconn.Within(ctx, p.cfg.Timeout, func(ctx context.Context) (map[string]string, error) {
 		return p.client.ConfigGet(ctx, "maxmemory-policy").Result()
 	})
-	// A managed server may refuse to tell. Any other failure is a failure to look.
+	// A managed server may refuse. Any other error means that the check failed.
 	if _, refused := errors.AsType[redis.Error](err); err != nil && !refused {
 		found.Join(fmt.Errorf("outboxredis: check: %w", err))
 	}
@@ -224,7 +224,7 @@ func (p *Publisher) Check(ctx context.Context) error {
 	return found.Err()
 }
 
-// streams are those known before the first message.
+// streams returns the streams that are known before the first message.
 func (p *Publisher) streams() []string {
 	names := []string{p.cfg.Stream}
 	for _, route := range p.cfg.Routes {
