@@ -23,17 +23,17 @@ func expiryWorkload() workload {
 	return workload{"expiry", []part{{"drain", benchExpiryDrain}}}
 }
 
-// Names of contenders that goals refer to.
+// Names of contenders that goals use.
 const (
 	rawSweep      = "raw pgx, two statements"
 	holdfastSweep = "holdfast"
 )
 
-// dueShare is how many rows there are for one that is due.
+// dueShare: one of this many rows is due.
 const dueShare = 10
 
-// benchExpiryDrain expires the tenth of a table that is due, in batches of 200 with one
-// message per row.
+// benchExpiryDrain expires the tenth of a table that is due, in batches of 200, with one message
+// per row.
 func benchExpiryDrain(ctx context.Context, b *bench) {
 	h := newHolds(ctx, b)
 	messages := must(outboxpgx.New(h.pool, outboxpgx.Config{Logger: quiet}))
@@ -57,7 +57,7 @@ type holds struct {
 	rows int
 }
 
-// newHolds makes a table of b.rows, none of them due.
+// newHolds makes a table of b.rows rows. None is due.
 func newHolds(ctx context.Context, b *bench) *holds {
 	pool := b.postgres(ctx)
 	h := &holds{pool, b.rows}
@@ -71,13 +71,13 @@ func newHolds(ctx context.Context, b *bench) *holds {
 	return h
 }
 
-// vacuum leaves the table as one at rest is.
+// vacuum brings the table into the state of a table at rest.
 func (h *holds) vacuum(ctx context.Context) {
 	_, err := h.pool.Exec(ctx, "VACUUM ANALYZE holds")
 	check(err)
 }
 
-// fallDue has every tenth row be held and overdue again, and empties the outbox.
+// fallDue makes every tenth row held and overdue again, and empties the outbox.
 func (h *holds) fallDue(ctx context.Context) error {
 	_, err := h.pool.Exec(ctx, `UPDATE holds SET status = 'held', expires_at = now() - interval '1 day' + id * interval '1 ms'
 		WHERE id % `+strconv.Itoa(dueShare)+` = 0`)
@@ -92,7 +92,7 @@ func (h *holds) fallDue(ctx context.Context) error {
 	return err
 }
 
-// contender has a sweeper expire all that is due, and wants it done with one message each.
+// contender runs a sweeper over all due rows, and checks that each was expired with one message.
 func (h *holds) contender(name string, newSweeper func() (sweep func(context.Context) error)) contender {
 	return contender{name, func(ctx context.Context, _ time.Duration) sample {
 		sweep := newSweeper()
@@ -129,7 +129,7 @@ func (h *holds) store() *expirypgx.Store {
 	}))
 }
 
-// sweeper is one of ours.
+// sweeper returns our own sweeper.
 func (h *holds) sweeper() func(context.Context) error {
 	store := h.store()
 	s := must(expiry.NewSweeper(store, expiry.SweeperConfig{Logger: quiet}))
@@ -141,8 +141,8 @@ func (h *holds) sweeper() func(context.Context) error {
 
 const holdExpired = "hold.expired"
 
-// rawSweeper is the loop without a library: claim and change in one statement, the
-// messages in another.
+// rawSweeper is the loop without a library: one statement claims and changes rows, another stores
+// the messages.
 func (h *holds) rawSweeper() func(context.Context) error {
 	const claim = `UPDATE holds SET status = 'expired' WHERE id = ANY(ARRAY(
 		SELECT id FROM holds WHERE status = 'held' AND expires_at <= now() ORDER BY expires_at, id LIMIT 200 FOR UPDATE SKIP LOCKED)) RETURNING id`
@@ -167,8 +167,8 @@ func (h *holds) rawSweeper() func(context.Context) error {
 	}
 }
 
-// rawMessages stores what a relay needs of one message per row, with the ids that any
-// outbox gives.
+// rawMessages stores the columns that a relay needs, one message per row, with ids like those of
+// any outbox.
 func rawMessages(ctx context.Context, tx pgx.Tx, rows []int64) error {
 	n := len(rows)
 	uuids, lanes, keys, bodies := make([]uuid.UUID, n), make([]int16, n), make([]string, n), make([][]byte, n)

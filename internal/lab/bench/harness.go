@@ -18,29 +18,29 @@ import (
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
-// bench runs tables and keeps their goals.
+// bench runs tables and checks their goals.
 type bench struct {
 	out      io.Writer
 	length   time.Duration // of one run
 	rounds   int
 	messages int // drained by one run
-	rows     int // of a table in which a tenth is due
+	rows     int // of the expiry table, where a tenth is due
 
-	workload string // that runs
-	at       string // what of it runs, for errors
+	workload string // the running workload
+	at       string // the running part of it, for errors
 	report   *report
 	servers  servers
-	shops    *shop.Place // once it is asked for
-	used     shares      // in the last stretch that was observed
+	shops    *shop.Place // opened on first use
+	used     shares      // in the last observed stretch
 }
 
-// table compares contenders that do the same work in ways of their own.
+// table compares contenders that do the same work in different ways.
 type table struct {
 	title      string
-	columns    []string                        // of a sample; ratios compare the first one
+	columns    []string                        // of a sample; ratios compare the first column
 	prepare    func(ctx context.Context) error // before every run; nil for nothing
 	contenders []contender
-	yardsticks []string // contenders that the others are divided by
+	yardsticks []string // contenders that the others are compared with
 }
 
 type contender struct {
@@ -48,7 +48,7 @@ type contender struct {
 	run  func(ctx context.Context, length time.Duration) sample
 }
 
-// sample is what one run measured, column by column.
+// sample is the result of one run, column by column.
 type sample []float64
 
 // results are the samples of a table by contender and round.
@@ -58,7 +58,7 @@ type results struct {
 	used  map[string][]shares
 }
 
-// measure warms every contender up, lets them take turns, and prints the table.
+// measure warms up every contender, runs them in turns, and prints the table.
 func (b *bench) measure(ctx context.Context, t table) results {
 	r := results{table: t, runs: map[string][]sample{}, used: map[string][]shares{}}
 	for _, c := range t.contenders {
@@ -78,7 +78,7 @@ func (b *bench) measure(ctx context.Context, t table) results {
 	return r
 }
 
-// runObserved returns the shares of the processors during the stretch that the run delimits, else during the whole run.
+// runObserved runs a contender. It returns the processor shares of the stretch that the run marks, else of the whole run.
 func (b *bench) runObserved(ctx context.Context, t table, c contender) (sample, shares) {
 	b.used = shares{}
 	t.prepared(ctx)
@@ -108,7 +108,7 @@ func (t table) runPrepared(ctx context.Context, c contender, length time.Duratio
 	return s
 }
 
-// spread is the middle and the ends of some figures.
+// spread has the median, minimum and maximum of some figures.
 type spread struct{ median, least, most float64 }
 
 func spreadOf(figures []float64) spread {
@@ -136,7 +136,7 @@ func (r results) ratio(contender, yardstick string) spread {
 	return spreadOf(ratios)
 }
 
-// written shows a figure that there is not, which is NaN, as a dash.
+// written formats a figure. NaN, a missing figure, becomes a dash.
 func written(figure float64, decimals int) string {
 	if math.IsNaN(figure) {
 		return "-"
@@ -144,7 +144,7 @@ func written(figure float64, decimals int) string {
 	return strconv.FormatFloat(figure, 'f', decimals, 64)
 }
 
-// atLeast and atMost note a goal; its median decides.
+// atLeast and atMost record a goal. The median decides whether it is met.
 func (b *bench) atLeast(bound float64, got spread, text string) {
 	b.report.Goals = append(b.report.Goals, kept{b.workload, text, got, bound, true, got.median >= bound})
 }
@@ -153,12 +153,12 @@ func (b *bench) atMost(bound float64, got spread, text string) {
 	b.report.Goals = append(b.report.Goals, kept{b.workload, text, got, bound, false, got.median <= bound})
 }
 
-// watched are the kinds of servers whose processor time a stopwatch takes.
+// watched are the kinds of servers whose processor time a stopwatch measures.
 var watched = [...]testenv.Kind{testenv.Postgres, testenv.RabbitMQ, testenv.Redis}
 
-// stopwatch measures a stretch of a run, which the run itself delimits.
+// stopwatch measures a stretch of a run. The run itself starts and stops it.
 type stopwatch struct {
-	bench     *bench // whose private servers are watched, too; nil: none are
+	bench     *bench // nil: no private servers are watched
 	began     time.Time
 	cpu       time.Duration
 	took, ran time.Duration                     // ran: CPU time of this process
@@ -196,7 +196,7 @@ func (s *stopwatch) serverTimes() map[*testenv.Server]time.Duration {
 	return times
 }
 
-// sampleColumns are those of a sample: of some tables the first two.
+// sampleColumns are the columns of a sample. Some tables use only the first two.
 var sampleColumns = []string{
 	"operations/s",
 	"client us each",
@@ -206,8 +206,8 @@ var sampleColumns = []string{
 	"busiest one %",
 }
 
-// sample is what n operations took. What no private server is there for is NaN. The last figure is the part that the busiest
-// server has in the time of all servers of its kind.
+// sample returns the figures for n operations. Figures of servers that are not private are NaN. The last figure is the share
+// of the busiest server in the time of all servers of its kind.
 func (s *stopwatch) sample(n int) sample {
 	result := sample{float64(n) / s.took.Seconds(), s.ran.Seconds() * 1e6 / float64(n)}
 	busiest := math.NaN()
@@ -233,7 +233,7 @@ func (s *stopwatch) sample(n int) sample {
 
 func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 
-// allocations returns how many allocations one call of f costs, on average over n.
+// allocations returns the allocations of one call of f, on average over n calls.
 func allocations(n int, f func() error) (float64, error) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
 	var before, after runtime.MemStats
@@ -249,7 +249,7 @@ func allocations(n int, f func() error) (float64, error) {
 	return float64(after.Mallocs-before.Mallocs) / float64(n), nil
 }
 
-// shares are who used the machine's processors during a stretch, in percent of all their time.
+// shares are the shares of the machine's processor time during a stretch, by user, in percent.
 type shares [users]float64
 
 const (
@@ -257,17 +257,17 @@ const (
 	ofPostgres
 	ofRabbitMQ
 	ofRedis
-	ofOthers // other processes, the kernel, and what the host of a virtual machine took away
+	ofOthers // other processes, the kernel, and the time stolen by the host of a virtual machine
 	ofNobody
 	users
 )
 
 var userNames = [users]string{"this process", "Postgres", "RabbitMQ", "Redis", "others", "idle"}
 
-// serverCommands are the commands of servers that this process started.
+// serverCommands maps the command names of servers that this process started.
 var serverCommands = map[string]int{"postgres": ofPostgres, "beam.smp": ofRabbitMQ, "redis-server": ofRedis}
 
-// unmeasured are the shares where the system does not tell.
+// unmeasured returns shares without figures, for systems that do not report them.
 func unmeasured() (u shares) {
 	for i := range u {
 		u[i] = math.NaN()
@@ -275,7 +275,7 @@ func unmeasured() (u shares) {
 	return u
 }
 
-// share is what one user took of the stretches of a contender, as far as they were measured.
+// share returns the share of one user over the measured stretches of a contender.
 func (r results) share(contender string, user int) spread {
 	var percent []float64
 	for _, u := range r.used[contender] {
@@ -289,7 +289,7 @@ func (r results) share(contender string, user int) spread {
 	return spreadOf(percent)
 }
 
-// observe begins a stretch, whose end notes the shares in b.used.
+// observe starts a stretch. The returned function ends it and stores the shares in b.used.
 func (b *bench) observe() (end func()) {
 	before, err := processorTimes()
 	return func() {
@@ -302,9 +302,9 @@ func (b *bench) observe() (end func()) {
 	}
 }
 
-// processorTime is what each has used since the system or the process began.
+// processorTime is the processor time of each user since the system or process started.
 type processorTime struct {
-	by    [users]time.Duration // of ofOthers: nothing
+	by    [users]time.Duration // without ofOthers
 	total time.Duration
 }
 

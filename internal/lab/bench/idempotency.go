@@ -35,7 +35,7 @@ func idempotencyWorkload() workload {
 	}}
 }
 
-// Names of contenders that goals refer to.
+// Names of contenders that goals use.
 const (
 	bareHandler     = "bare handler"
 	oursInMemory    = "holdfast, memory"
@@ -48,10 +48,9 @@ const (
 	oursAlone       = "holdfast, no gate"
 )
 
-const storedKeys = 1000 // that replays ask for
+const storedKeys = 1000 // used by replays
 
-// keeper is some way of keeping keys: once does work without any content under
-// the key, or finds that it is done.
+// keeper is one way to store keys: once does work without content under the key, or finds that it is done.
 type keeper struct {
 	name string
 	once func(ctx context.Context, key idempotency.Key) error
@@ -76,7 +75,7 @@ func behind(store driver.Store, next http.Handler) http.Handler {
 	return protect(next)
 }
 
-// sink is a client that throws the answer away.
+// sink is a client that discards the answer.
 type sink struct {
 	header http.Header
 	status int
@@ -111,7 +110,7 @@ func (k keeper) firstRuns(clients int) contender {
 	}}
 }
 
-// replays sends keys that are completed.
+// replays sends completed keys.
 func (k keeper) replays(clients int) contender {
 	return contender{k.name, func(ctx context.Context, length time.Duration) sample {
 		stored := make([]idempotency.Key, storedKeys)
@@ -132,7 +131,7 @@ func (k keeper) drive(ctx context.Context, clients int, length time.Duration, ke
 
 var requestColumns = []string{"requests/s", "client us/request"}
 
-// onStore asks the store without the middleware.
+// onStore calls the store without the middleware.
 func onStore(store driver.Store) func(ctx context.Context, key idempotency.Key) error {
 	fp := driver.FingerprintOf("things")
 	resp := driver.Response{
@@ -153,8 +152,7 @@ func onStore(store driver.Store) func(ctx context.Context, key idempotency.Key) 
 	}
 }
 
-// benchKeysInMemory tells what the middleware itself costs, and a store in
-// memory that does not grow.
+// benchKeysInMemory measures the cost of the middleware itself, with a memory store that does not grow.
 func benchKeysInMemory(ctx context.Context, b *bench) {
 	handler, keepsAll := behind(newRecent(), reply), behind(idempotencytest.NewStore(), reply)
 	bare, ours, again := over(bareHandler, reply), over(oursInMemory, handler), over("holdfast, memory, replay", keepsAll)
@@ -186,8 +184,8 @@ func (b *bench) countRequestAllocations(ctx context.Context, handler http.Handle
 	b.atMost(8, exactly(counts[1]-counts[0]), "allocations over the bare handler, first run in memory, the growth of the store included")
 }
 
-// benchAlone tells what exactly once costs without a gate beside the business transaction alone, and what
-// a replay costs beside a SELECT.
+// benchAlone compares exactly-once without a gate with the business transaction alone, and a replay with a
+// SELECT.
 func benchAlone(ctx context.Context, b *bench) {
 	pool := b.postgres(ctx)
 	must(pool.Exec(ctx, thingsTable+"CREATE TABLE raw (key text PRIMARY KEY, body bytea)"))
@@ -216,16 +214,15 @@ func benchAlone(ctx context.Context, b *bench) {
 	}
 }
 
-// recent is a store in memory that drops what is old, as one does whose records
-// end as fast as others begin. Without that a run would measure the growth of
-// the heap. It forgets too soon for replays.
+// recent is a memory store that drops old records, like a store in which records expire as fast as new ones
+// come. Otherwise a run would measure the growth of the heap. It forgets too early for replays.
 type recent struct {
-	driver.Store // nil: nobody extends or releases here
+	driver.Store // nil: nothing extends or releases here
 	generation   atomic.Pointer[generation]
 	begun        atomic.Int64
 }
 
-// generation is a store and the one before, where some claims are still held.
+// generation is a store and the previous store, in which some claims are still held.
 type generation struct{ young, old *idempotencytest.Store }
 
 const perGeneration = 10_000
@@ -269,8 +266,8 @@ func (b *bench) redisKeys(ctx context.Context) (*redis.Client, *idempotencyredis
 }
 
 // benchRedisKeys measures first runs and replays, with 1 client and with 50. It compares a Store (Begin and
-// Complete, or the Begin of a completed key) with the fewest commands that keep a response under a key: without
-// token, fingerprint, headers, and a lease that ends before the record. The middleware adds a request with its
+// Complete, or Begin of a completed key) with the minimum of commands that store a response under a key: no
+// token, no fingerprint, no headers, no lease that ends before the record. The middleware adds a request with a
 // body, the fingerprint, and the response that it holds back.
 func benchRedisKeys(ctx context.Context, b *bench) {
 	client, store := b.redisKeys(ctx)
@@ -300,7 +297,7 @@ const thingsTable = "CREATE TABLE things (id bigserial PRIMARY KEY, body bytea);
 
 const rawPending = "-"
 
-// rawRedis claims with SET NX, and with get also learns the response by it.
+// rawRedis claims with SET NX. With get the same command returns the stored response.
 func rawRedis(client *redis.Client, get bool) func(ctx context.Context, key idempotency.Key) error {
 	claim := redis.SetArgs{Mode: "NX", Get: get, TTL: recordLife}
 	return func(ctx context.Context, key idempotency.Key) error {
@@ -317,7 +314,8 @@ func rawRedis(client *redis.Client, get bool) func(ctx context.Context, key idem
 	}
 }
 
-// rawPostgres looks with a SELECT; a key that is new is claimed with INSERT and answered by UPDATE.
+// rawPostgres looks up the key with a SELECT. It claims a new key with INSERT and stores the response with
+// UPDATE.
 func rawPostgres(pool *pgxpool.Pool) func(ctx context.Context, key idempotency.Key) error {
 	return func(ctx context.Context, key idempotency.Key) error {
 		var kept []byte

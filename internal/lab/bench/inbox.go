@@ -35,7 +35,7 @@ func inboxWorkload() workload {
 	}}
 }
 
-// Names of contenders that goals refer to.
+// Names of contenders that goals use.
 const (
 	rawFolded      = "raw, its dedup entry in one trip with BEGIN"
 	rawBatch       = "raw, a transaction per 200"
@@ -46,8 +46,8 @@ const (
 
 var inboxColumns = []string{"messages/s", "client us/message"}
 
-// benchInboxSingle has so many handlers work side by side, each message in a transaction of
-// its own: the dedup entry and one business row, SERIALIZABLE.
+// benchInboxSingle runs several handlers in parallel, each message in its own SERIALIZABLE
+// transaction with the dedup entry and one business row.
 func benchInboxSingle(ctx context.Context, b *bench, handlers, part int) {
 	i := newIntake(ctx, b)
 	r := b.measure(ctx, table{
@@ -63,7 +63,7 @@ func benchInboxSingle(ctx context.Context, b *bench, handlers, part int) {
 	b.atLeast(0.95, r.ratio(inboxSingle, rawFolded), fmt.Sprintf("of %s, %d handlers", rawFolded, handlers))
 }
 
-// benchInboxBatch compares one transaction for many messages with a transaction each.
+// benchInboxBatch compares one transaction for many messages with one transaction each.
 func benchInboxBatch(ctx context.Context, b *bench) {
 	i := newIntake(ctx, b)
 	r := b.measure(ctx, table{
@@ -83,7 +83,7 @@ func benchInboxBatch(ctx context.Context, b *bench) {
 func (i *intake) holdfast(workers, batch int, newProcessor func() inbox.Processor) intakeRun {
 	return func(ctx context.Context, n int, watch *stopwatch) {
 		processor := newProcessor()
-		// As for the raw consumer the watch starts when there is a connection.
+		// As for the raw consumer, the watch starts when the connection is open.
 		start := sync.OnceFunc(watch.start)
 		dial := func(context.Context) (*amqp.Connection, error) {
 			conn, err := amqp.Dial(i.url)
@@ -101,14 +101,14 @@ func (i *intake) event(ctx context.Context, tx pgx.Tx, v string) error {
 	return err
 }
 
-// perMessage has dedup and effect in one transaction.
+// perMessage puts dedup entry and effect into one transaction.
 func (i *intake) perMessage() inbox.Processor {
 	p := must(inboxpgx.New(i.manager, "bench", inboxpgx.Config{}))
 	check(inboxpgx.Handle(p, eventName, i.event))
 	return p
 }
 
-// batchHandler is that with one statement for all messages.
+// batchHandler is perMessage with one statement for all messages.
 func (i *intake) batchHandler() inbox.Processor {
 	p := must(inboxpgx.New(i.manager, "bench", inboxpgx.Config{}))
 	check(inboxpgx.HandleBatch(p, eventName, func(ctx context.Context, tx pgx.Tx, items []inboxpgx.Item[string]) error {
@@ -127,7 +127,7 @@ const (
 	insertEvent = "INSERT INTO bench_events (body) VALUES ($1)"
 )
 
-// intake is where the contenders empty a queue into Postgres.
+// intake is the queue and the Postgres in which the contenders process messages.
 type intake struct {
 	brokerQueue
 	bench   *bench
@@ -155,10 +155,10 @@ func newIntake(ctx context.Context, b *bench) *intake {
 	return i
 }
 
-// intakeRun takes n messages out of the queue, between the start and the stop of the watch.
+// intakeRun takes n messages from the queue. It starts and stops the watch.
 type intakeRun func(ctx context.Context, n int, watch *stopwatch)
 
-// contender has a run take in that part of the messages, fewer to warm up.
+// contender makes run take a part of the messages, and fewer to warm up.
 func (i *intake) contender(name string, part int, run intakeRun) contender {
 	return contender{name, func(ctx context.Context, length time.Duration) sample {
 		n := i.bench.portion(length, part)
@@ -171,7 +171,7 @@ func (i *intake) contender(name string, part int, run intakeRun) contender {
 	}}
 }
 
-// fill makes every run start from empty tables and a new queue with n messages.
+// fill prepares a run: empty tables and a new queue with n messages.
 func (i *intake) fill(ctx context.Context, n int) {
 	must(i.pool.Exec(ctx, "TRUNCATE holdfast_inbox, bench_events"))
 	check(i.onBroker(func(ch *amqp.Channel) error {
@@ -188,7 +188,7 @@ func (i *intake) fill(ctx context.Context, n int) {
 	}))
 }
 
-// expect is an error unless each message took effect once and left the queue.
+// expect fails unless each message took effect once and left the queue.
 func (i *intake) expect(ctx context.Context, n int) {
 	var effects, left int
 	check(i.pool.QueryRow(ctx, "SELECT count(*) FROM bench_events").Scan(&effects))
@@ -206,8 +206,8 @@ func (i *intake) expect(ctx context.Context, n int) {
 // watermillID is the header in which watermill expects a message's id.
 const watermillID = wamqp.DefaultMessageUUIDHeaderKey
 
-// watermill runs its router with as many handlers, since each takes one message at a time,
-// and the transaction of the raw consumer in them. Its own deduplicator is in memory.
+// watermill runs its router with several handlers, because each takes one message at a time. They
+// use the transaction of the raw consumer, because watermill's own deduplicator is in memory.
 func (i *intake) watermill(handlers int) intakeRun {
 	return func(ctx context.Context, n int, watch *stopwatch) {
 		logger := watermill.NopLogger{}
@@ -259,12 +259,13 @@ const (
 	insertEvents = "INSERT INTO bench_events (body) SELECT unnest($1::text[])"
 )
 
-var errDuplicate = errors.New("a duplicate where there is none")
+var errDuplicate = errors.New("unexpected duplicate")
 
-// leastWindow is the least prefetch of the raw consumers: with less they wait for the broker.
+// leastWindow is the minimum prefetch of the raw consumers. With less they would wait for the
+// broker.
 const leastWindow = 64
 
-// rawSingle is a consumer as one writes it by hand, with as many goroutines.
+// rawSingle is a hand-written consumer with several goroutines.
 func (i *intake) rawSingle(handlers int) intakeRun {
 	return func(ctx context.Context, n int, watch *stopwatch) {
 		check(i.consume(max(leastWindow, 4*handlers), n, watch, func(deliveries <-chan amqp.Delivery) error {
@@ -326,7 +327,7 @@ func (i *intake) rawFolded(ctx context.Context, id, v string) error {
 	})
 }
 
-// rawBatch is one goroutine with one transaction for so many messages.
+// rawBatch is one goroutine with one transaction per size messages.
 func (i *intake) rawBatch(size int) intakeRun {
 	return func(ctx context.Context, n int, watch *stopwatch) {
 		check(i.consume(4*size, n, watch, func(deliveries <-chan amqp.Delivery) error {
@@ -351,7 +352,7 @@ func (i *intake) rawMany(ctx context.Context, deliveries <-chan amqp.Delivery, n
 	return all[n-1].Ack(true)
 }
 
-// rawTogether is one transaction for all.
+// rawTogether processes all messages in one transaction.
 func (i *intake) rawTogether(ctx context.Context, all []amqp.Delivery) error {
 	keys, bodies := make([]string, len(all)), make([]string, len(all))
 	for k, d := range all {
@@ -377,8 +378,7 @@ func (i *intake) rawTogether(ctx context.Context, all []amqp.Delivery) error {
 	})
 }
 
-// consume opens a connection, and measures what do does with the deliveries until the broker
-// has read the last acknowledgement.
+// consume opens a connection and measures do, from its start until the broker has read the last ack.
 func (i *intake) consume(prefetch, n int, watch *stopwatch, do func(<-chan amqp.Delivery) error) error {
 	conn, err := amqp.Dial(i.url)
 	if err != nil {
@@ -427,7 +427,7 @@ func (s *streamIntake) clear(ctx context.Context) error {
 	return s.redis.Del(ctx, s.stream, "{"+s.stream+"}:"+streamGroup+":retries").Err()
 }
 
-// fill makes every run start from empty tables and a new stream with n messages.
+// fill prepares a run: empty tables and a new stream with n messages.
 func (s *streamIntake) fill(ctx context.Context, n int) {
 	must(s.pool.Exec(ctx, "TRUNCATE holdfast_inbox, bench_events"))
 	check(s.clear(ctx))
@@ -446,11 +446,11 @@ func (s *streamIntake) fill(ctx context.Context, n int) {
 	}
 }
 
-// expect is an error unless each message took effect once and is not pending.
+// expect fails unless each message took effect once and is not pending.
 func (s *streamIntake) expect(ctx context.Context, n int) {
 	var effects int
 	check(s.pool.QueryRow(ctx, "SELECT count(*) FROM bench_events").Scan(&effects))
-	for begin := time.Now(); ; time.Sleep(10 * time.Millisecond) { // the last acknowledgements may be on their way
+	for begin := time.Now(); ; time.Sleep(10 * time.Millisecond) { // the last acks may be on their way
 		pending := must(s.redis.XPending(ctx, s.stream, streamGroup).Result())
 		if effects == n && pending.Count == 0 {
 			return
@@ -467,7 +467,7 @@ func (s *streamIntake) consumer(p inbox.Processor, cfg inbox.ConsumerConfig) *in
 	return must(inboxredis.NewConsumer(s.redis, inboxredis.Stream{Name: s.stream}, p, cfg))
 }
 
-// counted tells when so many messages went through, as watermill's handlers do.
+// counted reports when the given number of messages has passed, like watermill's handlers do.
 type counted struct {
 	inbox.Processor
 	done *finish
@@ -483,8 +483,8 @@ func (c counted) Process(ctx context.Context, msgs []*inbox.Message) []error {
 	return results
 }
 
-// holdfast runs a consumer until it has processed n messages. Its end is not measured: it may wait a
-// second for a read that Redis keeps.
+// holdfast runs a consumer until it has processed n messages. Its shutdown is not measured: it may
+// wait a second for a blocking read of Redis.
 func (s *streamIntake) holdfast(workers, batch int, newProcessor func() inbox.Processor) intakeRun {
 	return func(ctx context.Context, n int, watch *stopwatch) {
 		processor := newProcessor()

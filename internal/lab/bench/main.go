@@ -1,17 +1,18 @@
-// Command bench compares this repository's packages with the peers and with
-// what the bare clients can do, on one machine and in one run:
+// Command bench compares this repository's packages with their peers and with the bare clients, on one machine and in
+// one run:
 //
 //	GOWORK=off go -C internal/lab/bench run . txretry
 //	GOWORK=off go -C internal/lab/bench run . all -rounds=5 -report=../performance
 //
-// The second runs every workload but scale and writes the report as Markdown and JSON. A report that is there keeps
-// the workloads that are not measured again.
-// It uses the servers in HOLDFAST_TEST_POSTGRES_URL and its like, and starts
-// private ones of the installed binaries where those are not set; shop and scale
-// have private ones always. The contenders of a table take turns, round after round,
-// so that what else the machine does hits all of them. Each figure is the median
-// [least .. most] of the rounds; a ratio is the median of the ratios within one
-// round. At the end stands which goals were met.
+// The second command runs every workload except scale and writes the report as Markdown and JSON. It keeps the workloads
+// of an existing report that it does not measure.
+//
+// It uses the servers in HOLDFAST_TEST_POSTGRES_URL and the related variables. If a variable is not set, it starts a
+// private server of the installed binary. The workloads shop and scale always have private servers.
+//
+// The contenders of a table take turns, round after round, so that other load on the machine affects all of them. Each
+// figure is the median [least .. most] of the rounds. A ratio is the median of the ratios within a round. The list of
+// goals comes last.
 package main
 
 import (
@@ -40,7 +41,7 @@ type workload struct {
 	parts []part
 }
 
-// part is a piece of a workload that can be run alone.
+// part is a piece of a workload that can run alone.
 type part struct {
 	name string
 	run  func(ctx context.Context, b *bench)
@@ -69,8 +70,8 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 	flags.IntVar(&b.rounds, "rounds", 3, "`number` of rounds")
 	flags.IntVar(&b.messages, "messages", 100_000, "`number` of messages that one run drains, where it does so")
 	flags.IntVar(&b.rows, "rows", 2_000_000, "`number` of rows in a table of which a tenth is due, at least 2000")
-	flags.StringVar(&only, "part", "", "run only the part of that `name`")
-	flags.StringVar(&save, "report", "", "write what was measured into `file`.md and .json, beside the other workloads that it has of this machine")
+	flags.StringVar(&only, "part", "", "run only the part of this `name`")
+	flags.StringVar(&save, "report", "", "write the results to `file`.md and .json, next to this machine's other workloads")
 
 	names, err := parse(flags, args)
 	if errors.Is(err, flag.ErrHelp) {
@@ -108,7 +109,7 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 		if ctx.Err() != nil {
 			return failed
 		}
-		if save != "" { // a run that is cut off keeps what it has measured
+		if save != "" { // an interrupted run keeps its results
 			if err := b.report.beside(earlier).save(save); err != nil {
 				return err
 			}
@@ -124,7 +125,7 @@ func (b *bench) runAll(ctx context.Context, w workload) (err error) {
 	b.workload = w.name
 	defer func() { err = errors.Join(err, b.endWorkload()) }()
 	ctx, cancel := context.WithCancel(ctx)
-	defer cancel() // what a part that failed has left running
+	defer cancel() // also ends the goroutines of a failed part
 	defer func() {
 		switch r := recover().(type) {
 		case nil:
@@ -141,7 +142,7 @@ func (b *bench) runAll(ctx context.Context, w workload) (err error) {
 	return nil
 }
 
-// failure is what check and must end a part with. They are for the goroutine of the part alone.
+// failure is the panic with which check and must end a part. Only the goroutine of the part may use them.
 type failure struct{ error }
 
 func check(err error) {
@@ -155,7 +156,7 @@ func must[T any](v T, err error) T {
 	return v
 }
 
-// parse takes flags before and after the names.
+// parse accepts flags before and after the names.
 func parse(flags *flag.FlagSet, args []string) (names []string, err error) {
 	for {
 		if err := flags.Parse(args); err != nil {
@@ -168,10 +169,10 @@ func parse(flags *flag.FlagSet, args []string) (names []string, err error) {
 	}
 }
 
-// everything is the name of all workloads that compare: scale only measures.
+// everything names all workloads that compare contenders. Scale only measures.
 const everything, scaleOnly = "all", "scale"
 
-// choose returns the workloads of that name with all their parts, or with the one that is asked for.
+// choose returns the workloads of that name with all their parts, or with the chosen part.
 func choose(names []string, only string) ([]workload, error) {
 	known, all := []string{everything}, workloads()
 	for _, w := range all {
@@ -189,7 +190,7 @@ func choose(names []string, only string) ([]workload, error) {
 	return slices.DeleteFunc(all, func(w workload) bool { return w.name == scaleOnly }), nil
 }
 
-// only leaves the part of that name; "" means all.
+// only returns the workload with the part of that name; "" means all parts.
 func (w workload) only(name string) ([]workload, error) {
 	var known []string
 	for _, p := range w.parts {
@@ -218,17 +219,17 @@ func usage(flags *flag.FlagSet, out io.Writer) {
 	flags.PrintDefaults()
 }
 
-// maxConns is enough for a connection per goroutine of every workload.
+// maxConns is enough for one connection per goroutine in every workload.
 const maxConns = 40
 
-// servers are those that a workload asked for.
+// servers are the servers that a workload uses.
 type servers struct {
 	urls     map[testenv.Kind]string
-	launched []*testenv.Server // the private ones, which end with the command
-	endings  []func() error    // of the workload
+	launched []*testenv.Server // the private servers, which end with the command
+	endings  []func() error    // clean-up of the workload
 }
 
-// close ends what is left of a workload, then the servers.
+// close ends the rest of a workload, then the servers.
 func (b *bench) close() error {
 	errs := []error{b.endWorkload()}
 	for _, s := range slices.Backward(b.servers.launched) {
@@ -237,8 +238,8 @@ func (b *bench) close() error {
 	return errors.Join(errs...)
 }
 
-// endWorkload ends what the workload has started, the last one first: the connections of all workloads together would be
-// more than Postgres accepts.
+// endWorkload ends everything the workload started, in reverse order. All workloads together would need more connections
+// than Postgres accepts.
 func (b *bench) endWorkload() error {
 	var errs []error
 	for _, end := range slices.Backward(b.servers.endings) {
@@ -248,11 +249,11 @@ func (b *bench) endWorkload() error {
 	return errors.Join(errs...)
 }
 
-// atEnd has f called when the workload has ended.
+// atEnd registers f to be called when the workload has ended.
 func (b *bench) atEnd(f func() error) { b.servers.endings = append(b.servers.endings, f) }
 
-// server returns the address of a server: the one in the environment, else that
-// of a private instance, started when it is first asked for.
+// server returns the address of a server: the one in the environment, or a private instance, which it starts on first
+// use.
 func (b *bench) server(ctx context.Context, kind testenv.Kind, variable string) string {
 	if url := os.Getenv(variable); url != "" {
 		return url
@@ -261,7 +262,7 @@ func (b *bench) server(ctx context.Context, kind testenv.Kind, variable string) 
 		return url
 	}
 	var extra []string
-	if kind == testenv.RabbitMQ { // what waits in its queues is not to stop it: the tests' limit is low
+	if kind == testenv.RabbitMQ { // the tests' memory limit is too low for long queues
 		extra = append(extra, "vm_memory_high_watermark.absolute = 8GB")
 	}
 	s, err := testenv.Launch(ctx, kind, extra...)
@@ -284,8 +285,7 @@ func (b *bench) launch(ctx context.Context, kind testenv.Kind, extra ...string) 
 	return s
 }
 
-// postgres returns a pool whose tables live in a schema of their own, for as
-// long as the workload runs.
+// postgres returns a pool whose tables are in their own schema. It lasts as long as the workload.
 func (b *bench) postgres(ctx context.Context) *pgxpool.Pool {
 	url := b.server(ctx, testenv.Postgres, testenv.PostgresVar)
 	schema := fmt.Sprintf("holdfast_bench_%d", time.Now().UnixNano())

@@ -40,7 +40,7 @@ func outboxWorkload() workload {
 	}}
 }
 
-// Names of contenders that goals refer to.
+// Names of contenders that goals use.
 const (
 	publishAlone  = "publish alone, raw client"
 	unkeyed       = "holdfast, unkeyed"
@@ -56,7 +56,7 @@ type queueKind struct {
 
 var queueKinds = [...]queueKind{{"classic", nil}, {"quorum", amqp.Table{"x-queue-type": "quorum"}}}
 
-// benchClassic compares with the peers, too.
+// benchClassic also runs the peers.
 func benchClassic(ctx context.Context, b *bench) {
 	d := newDrain(ctx, b, queueKinds[0].args)
 	r := d.measure(ctx, "classic",
@@ -69,7 +69,7 @@ func benchClassic(ctx context.Context, b *bench) {
 	}
 }
 
-// benchQuorum has ordered messages, too: a key has one message in flight.
+// benchQuorum also has ordered messages: a key has one message in flight.
 func benchQuorum(ctx context.Context, b *bench) {
 	d := newDrain(ctx, b, queueKinds[1].args)
 	r := d.measure(ctx, "quorum", d.contender(fewKeys, 5, d.holdfast(10)))
@@ -77,7 +77,7 @@ func benchQuorum(ctx context.Context, b *bench) {
 	b.atLeast(0.6, r.ratio(fewKeys, unkeyed), "of unkeyed, 10 keys, quorum")
 }
 
-// measure empties a table of persistent messages of 512 bytes into a queue, with confirms.
+// measure moves persistent messages of 512 bytes from a table to a queue, with confirms.
 func (d *drain) measure(ctx context.Context, kind string, others ...contender) results {
 	return d.bench.measure(ctx, table{
 		title:      fmt.Sprintf("outbox, %d messages of %d bytes to a %s queue", d.bench.messages, len(body), kind),
@@ -95,7 +95,7 @@ var body = backlog.Body(512)
 
 var quiet = slog.New(slog.DiscardHandler)
 
-// drain is where the contenders of a drain work.
+// drain is the environment of the contenders of a drain.
 type drain struct {
 	brokerQueue
 	bench *bench
@@ -103,7 +103,7 @@ type drain struct {
 	store *outboxpgx.Store
 }
 
-// brokerQueue is a queue of RabbitMQ that every run makes again.
+// brokerQueue is a queue of RabbitMQ. Every run creates it again.
 type brokerQueue struct {
 	url   string // of the broker
 	queue string
@@ -117,7 +117,7 @@ func newDrain(ctx context.Context, b *bench, queue amqp.Table) *drain {
 	check(store.Migrate(ctx))
 	d := &drain{
 		bench: b, pool: pool, store: store,
-		// The queue's name is as long as the name of a message is.
+		// The queue's name is as long as a typical message name.
 		brokerQueue: brokerQueue{b.rabbitmq(ctx), "bench." + strconv.FormatInt(time.Now().UnixNano(), 36), queue},
 	}
 	d.migrateRiver(ctx)
@@ -125,16 +125,16 @@ func newDrain(ctx context.Context, b *bench, queue amqp.Table) *drain {
 	return d
 }
 
-// drainRun prepares n messages, moves them between the start and the stop of the watch,
-// and returns how many of them must be in the queue now.
+// drainRun prepares n messages and moves them. It starts and stops the watch, and returns how many
+// must be in the queue now.
 type drainRun func(ctx context.Context, n int, watch *stopwatch) (queued int)
 
-// portion is that part of the messages, fewer in a warm-up.
+// portion returns that part of the messages, and fewer in a warm-up.
 func (b *bench) portion(length time.Duration, part int) int {
 	return max(1, int(float64(b.messages)*length.Seconds()/b.length.Seconds())/part)
 }
 
-// contender has a run move that part of the messages, fewer to warm up.
+// contender makes run move a part of the messages, and fewer to warm up.
 func (d *drain) contender(name string, part int, run drainRun) contender {
 	return contender{name, func(ctx context.Context, length time.Duration) sample {
 		n := d.bench.portion(length, part)
@@ -147,7 +147,7 @@ func (d *drain) contender(name string, part int, run drainRun) contender {
 	}}
 }
 
-// reset makes every run start from empty tables and a new queue.
+// reset prepares a run: empty tables and a new queue.
 func (d *drain) reset(ctx context.Context) error {
 	if _, err := d.pool.Exec(ctx, "TRUNCATE holdfast_outbox, river_job"); err != nil {
 		return err
@@ -168,7 +168,7 @@ func (q brokerQueue) deleteQueue(ch *amqp.Channel) error {
 	return err
 }
 
-// expect is an error unless each message arrived once. A queue counts a little late.
+// expect fails unless each message arrived once. A queue's counter lags a little.
 func (d *drain) expect(ctx context.Context, want int) {
 	check(d.onBroker(func(ch *amqp.Channel) error {
 		var depth int
@@ -200,7 +200,7 @@ func (q brokerQueue) onBroker(do func(*amqp.Channel) error) error {
 	return errors.Join(err, conn.Close())
 }
 
-// fill commits n messages, with so many keys.
+// fill commits n messages with the given number of keys.
 func (d *drain) fill(ctx context.Context, n, keys int) {
 	d.fillWith(ctx, n, keys, d.message())
 }
@@ -227,7 +227,7 @@ func (d *drain) message() outbox.Message {
 	return outbox.Message{Name: d.queue, Body: body}
 }
 
-// holdfast drains to the broker with default settings throughout.
+// holdfast drains to the broker with default settings.
 func (d *drain) holdfast(keys int) drainRun {
 	return func(ctx context.Context, n int, watch *stopwatch) int {
 		d.fill(ctx, n, keys)
@@ -260,7 +260,7 @@ func (d *drain) relay(ctx context.Context, publisher driver.Publisher, n int, wa
 	return relay.Run(ctx)
 }
 
-// withPublisher runs do beside a connected publisher.
+// withPublisher runs do next to a connected publisher.
 func (d *drain) withPublisher(ctx context.Context, do func(*outboxamqp.Publisher) error) error {
 	publisher, err := outboxamqp.NewPublisher(outboxamqp.Dial(d.url, amqp.Config{}), outboxamqp.Config{Logger: quiet})
 	if err != nil {
@@ -276,7 +276,7 @@ func untilReady(ctx context.Context, ready func(context.Context) error) {
 	}
 }
 
-// beside runs services until stop is called, which returns their errors.
+// beside runs services until stop is called. stop returns their errors.
 func beside(ctx context.Context, services ...func(context.Context) error) (stop func() error) {
 	ctx, cancel := context.WithCancel(ctx)
 	errs := make([]error, len(services))
@@ -294,7 +294,7 @@ func beside(ctx context.Context, services ...func(context.Context) error) (stop 
 // claimSize is the default of outbox.RelayConfig.BatchSize.
 const claimSize = 500
 
-// claimAlone is the database's share of a drain, one batch after the other.
+// claimAlone is the database's part of a drain, one batch after the other.
 func (d *drain) claimAlone(ctx context.Context, n int, watch *stopwatch) int {
 	d.fill(ctx, n, 0)
 	watch.start()
@@ -342,14 +342,14 @@ func (f *finish) wait(ctx context.Context) error {
 	}
 }
 
-// ownPool returns a pool of that size on the same schema, for a contender alone.
+// ownPool returns a pool of that size on the same schema, for one contender.
 func (d *drain) ownPool(ctx context.Context, conns int32) *pgxpool.Pool {
 	cfg := d.pool.Config()
 	cfg.MaxConns = conns
 	return must(pgxpool.NewWithConfig(ctx, cfg))
 }
 
-// River: the job publishes and waits for its confirm, over two shared channels.
+// River: the job publishes and waits for the confirm, over two shared channels.
 
 func (d *drain) migrateRiver(ctx context.Context) {
 	migrator := must(rivermigrate.New(riverpgxv5.New(d.pool), &rivermigrate.Config{Logger: quiet}))
@@ -425,8 +425,7 @@ func fillRiver(ctx context.Context, client *river.Client[pgx.Tx], n int) {
 	}
 }
 
-// Watermill: a topic is a table of its own with one message in flight, so many topics
-// drain side by side.
+// Watermill: a topic is its own table with one message in flight. So many topics drain in parallel.
 
 const watermillTopics = 64
 
@@ -451,7 +450,7 @@ func (d *drain) watermill(ctx context.Context, n int, watch *stopwatch) int {
 	pool := d.ownPool(ctx, 2*watermillTopics)
 	defer pool.Close()
 	logger := watermill.NopLogger{}
-	// The run before may have left messages: closing rolls open batches back.
+	// The previous run may have left messages: closing rolls back open batches.
 	for topic := range watermillTopics {
 		must(d.pool.Exec(ctx, "DROP TABLE IF EXISTS "+watermillSchema.MessagesTable(watermillTopic(topic))))
 	}
@@ -507,14 +506,14 @@ func startForwarders(ctx context.Context, pool *pgxpool.Pool, out message.Publis
 	return started
 }
 
-// The bare client is fastest like this, on classic and quorum queues alike: one connection
-// with gathered writes, several channels, a window of confirms on each.
+// This is the fastest set-up of the bare client, on classic and quorum queues: one connection with
+// buffered writes, several channels, a window of confirms on each.
 const (
 	rawChannels = 4
 	rawWindow   = 250
 )
 
-// publishAlone is the broker's limit, for messages of body and content type alone.
+// publishAlone is the broker's limit, for messages with body and content type only.
 func (d *drain) publishAlone(_ context.Context, n int, watch *stopwatch) int {
 	conn := must(amqp.DialConfig(d.url, amqp.Config{Dial: func(network, addr string) (net.Conn, error) {
 		conn, err := amqp.DefaultDial(10*time.Second)(network, addr)

@@ -24,7 +24,7 @@ import (
 const (
 	rawNotify   = "raw, NOTIFY in the transaction"
 	oursNotify  = "holdfast, Notifier and Listener"
-	latencyPart = 4 // a run is that many times as long as others: p99 wants many messages
+	latencyPart = 4 // runs are longer by this factor: p99 needs many messages
 )
 
 // Columns of a latency table.
@@ -35,8 +35,8 @@ const (
 	colArrival99
 )
 
-// benchLatency measures from the return of the commit to the confirm, and to a consumer
-// that acknowledges automatically, at a steady rate and with default settings.
+// benchLatency measures from the return of the commit to the confirm, and to a consumer that acks
+// automatically, at a steady rate and with default settings.
 func benchLatency(ctx context.Context, b *bench) {
 	d := newDrain(ctx, b, nil)
 	must(d.pool.Exec(ctx, "CREATE TABLE raw_outbox (id uuid PRIMARY KEY, body bytea NOT NULL)"))
@@ -66,10 +66,10 @@ func benchLatency(ctx context.Context, b *bench) {
 	}
 }
 
-// write stores one message in the transaction.
+// write stores messages in the transaction.
 type write func(ctx context.Context, tx pgx.Tx, msgs ...outbox.Message) error
 
-// journey notes when each message passed a point.
+// journey records when each message passed each point.
 type journey struct {
 	mu                            sync.Mutex
 	committed, confirmed, arrived map[uuid.UUID]time.Time
@@ -101,7 +101,7 @@ func (j *journey) waits(at map[uuid.UUID]time.Time) (p50, p99 float64) {
 	return milliseconds(l.Percentile(0.5)), milliseconds(l.Percentile(0.99))
 }
 
-// startRelay starts what carries the messages, and returns what stores one.
+// startRelay starts a relay, and returns a function that stores messages for it.
 type startRelay func(context.Context, *journey) (store write, stop func() error)
 
 // travel commits messages at a steady rate and follows them.
@@ -134,7 +134,7 @@ func (d *drain) travel(ctx context.Context, rate int, length time.Duration, star
 	return s
 }
 
-// commitSteadily has a few writers share the work, so that a slow commit delays no other.
+// commitSteadily spreads the commits over a few writers, so that a slow commit delays no other.
 func (d *drain) commitSteadily(ctx context.Context, n int, every time.Duration, store write, j *journey) error {
 	manager, err := txretry.New(d.pool, txretry.Config{})
 	if err != nil {
@@ -167,7 +167,7 @@ func (d *drain) commitSteadily(ctx context.Context, n int, every time.Duration, 
 	return errors.Join(errs...)
 }
 
-// noting tells a journey of the confirms.
+// noting is a publisher that records confirms in a journey.
 type noting struct {
 	*outboxamqp.Publisher
 	journey *journey
@@ -182,14 +182,14 @@ func (p noting) Publish(ctx context.Context, m driver.Message, done func(error))
 	})
 }
 
-// startHoldfast starts a relay that is woken in the process, or by way of the database.
+// startHoldfast starts a relay that is woken within the process, or through the database.
 func (d *drain) startHoldfast(notify bool) startRelay {
 	return func(ctx context.Context, j *journey) (write, func() error) {
 		publisher := must(outboxamqp.NewPublisher(outboxamqp.Dial(d.url, amqp.Config{}), outboxamqp.Config{Logger: quiet}))
 		store := must(outboxpgx.New(d.pool, outboxpgx.Config{PollOnly: !notify, Logger: quiet}))
 		relay := must(outbox.NewRelay(store, noting{publisher, j}, outbox.RelayConfig{Logger: quiet}))
 		writer := store
-		if notify { // one that knows nothing of the relay, as in another process
+		if notify { // a store without the relay, as in another process
 			writer = must(outboxpgx.New(d.pool, outboxpgx.Config{Logger: quiet}))
 		}
 		stop := beside(ctx, relay.Run)
@@ -199,8 +199,8 @@ func (d *drain) startHoldfast(notify bool) startRelay {
 	}
 }
 
-// startRaw starts the least that does the same: notified inside the business transaction, it
-// reads what there is, publishes, awaits the confirms and deletes.
+// startRaw starts the minimal relay: notified inside the business transaction, it reads all
+// messages, publishes, awaits the confirms and deletes.
 func (d *drain) startRaw(ctx context.Context, j *journey) (write, func() error) {
 	listening := must(d.pool.Acquire(ctx))
 	must(listening.Exec(ctx, "LISTEN raw_outbox"))
@@ -223,7 +223,7 @@ func (d *drain) startRaw(ctx context.Context, j *journey) (write, func() error) 
 	}
 	return store, func() error {
 		err := stop()
-		_ = listening.Conn().Close(context.WithoutCancel(ctx)) // its wait was broken off
+		_ = listening.Conn().Close(context.WithoutCancel(ctx)) // its wait was interrupted
 		listening.Release()
 		return errors.Join(err, conn.Close())
 	}

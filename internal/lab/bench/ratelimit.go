@@ -36,19 +36,18 @@ func ratelimitWorkload() workload {
 	}}
 }
 
-// rateOurs is one limit, allowed where the table says so.
+// rateOurs is one limit. The table says where it allows.
 const rateOurs = "holdfast"
 
 const (
 	rateLeasedOne = "holdfast, leased, user"
-	// rateHot is the number of keys that are asked about all the time.
+	// rateHot is the number of keys that are used all the time.
 	rateHot = 10
-	// rateStretch is how many decisions are made between two looks at the clock, which costs as much as
-	// a decision in memory.
+	// rateStretch is how many decisions lie between two reads of the clock, which costs as much as a decision in memory.
 	rateStretch = 64
 )
 
-// benchRateLeased compares decisions about hot keys, a trip each, with those from units taken ahead.
+// benchRateLeased compares decisions about hot keys with one trip each, and from units taken in advance.
 func benchRateLeased(ctx context.Context, b *bench) {
 	const goroutines, most, window = 50, 500_000_000, time.Hour
 	client := b.redisClient(ctx, goroutines)
@@ -108,10 +107,10 @@ func rateHotLoad(decide decider, goroutines int) func(context.Context, time.Dura
 	}
 }
 
-// decider makes one decision about a key and reports whether it allowed.
+// decider makes one decision about a key and reports whether it is allowed.
 type decider func(ctx context.Context, key string) (bool, error)
 
-var errWrongWay = errors.New("a decision that the workload does not expect")
+var errWrongWay = errors.New("unexpected decision")
 
 const plenty = 1 << 29 // a limit that never denies
 
@@ -155,7 +154,7 @@ func benchRateMemory(ctx context.Context, b *bench) {
 			return d.Allowed, err
 		}},
 	} {
-		for _, name := range names { // every key is known
+		for _, name := range names { // makes every key known
 			must(c.run(ctx, strings.Clone(name)))
 		}
 		t.contenders = append(t.contenders, contender{c.name, decisions(c.run, names)})
@@ -165,12 +164,12 @@ func benchRateMemory(ctx context.Context, b *bench) {
 	b.atMost(0, r.column(rateOurs, 1), "allocations in memory")
 }
 
-// decisions measures a decision, and the allocations of one, in a quarter of the
-// length: it is nanoseconds that are counted.
+// decisions measures the time and the allocations of a decision, in a quarter of the length, because a decision takes
+// nanoseconds.
 func decisions(decide decider, names []string) func(context.Context, time.Duration) sample {
 	return func(ctx context.Context, length time.Duration) sample {
 		length /= 4
-		const stretch = 4096 // between two looks at the clock
+		const stretch = 4096 // between two reads of the clock
 		var before, after runtime.MemStats
 		runtime.ReadMemStats(&before)
 		start := time.Now()
@@ -190,7 +189,7 @@ func decisions(decide decider, names []string) func(context.Context, time.Durati
 	}
 }
 
-// rateMap is how x/time/rate is used with keys.
+// rateMap is the usual way to use x/time/rate with keys.
 type rateMap struct {
 	mu    sync.RWMutex
 	known map[string]*rate.Limiter
@@ -213,7 +212,7 @@ func (m *rateMap) get(key string) *rate.Limiter {
 	return l
 }
 
-// Names of contenders that goals refer to.
+// Names of contenders that goals use.
 const (
 	rawGathered   = "raw EVALSHA by AutoPipeline, one counter"
 	redisRateOne  = "redis_rate"
@@ -284,8 +283,8 @@ return n`)
 	}
 }
 
-// throttledDecider is GCRA by throttled: a read, then a compare and swap, which is repeated for as long as others are faster.
-// The ten times of its default fail on a hot key.
+// throttledDecider is GCRA by throttled: a read, then a compare-and-swap that is repeated while others are faster. Its
+// default of ten repetitions fails on a hot key.
 func throttledDecider(store throttled.GCRAStoreCtx, most int64, window time.Duration) decider {
 	limiter := must(throttled.NewGCRARateLimiterCtx(store, throttled.RateQuota{MaxRate: throttled.PerDuration(int(most), window), MaxBurst: int(most) - 1}))
 	limiter.SetMaxCASAttemptsLimit(1 << 20)
@@ -315,8 +314,7 @@ func rateLoad(decide decider, goroutines int) func(context.Context, time.Duratio
 	}
 }
 
-// redisClient returns a client with a connection for each
-// goroutine.
+// redisClient returns a client with a connection per goroutine.
 func (b *bench) redisClient(ctx context.Context, goroutines int) *redis.Client {
 	url := b.server(ctx, testenv.Redis, testenv.RedisVar)
 	opts := must(redis.ParseURL(url))

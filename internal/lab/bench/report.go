@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// report is what was measured on a machine.
+// report has the results of one machine.
 type report struct {
 	Machine string     `json:"machine"`
 	Runs    []ran      `json:"runs"`
@@ -21,7 +21,7 @@ type report struct {
 	Goals   []kept     `json:"goals"`
 }
 
-// ran tells how a workload was measured.
+// ran describes how a workload was measured.
 type ran struct {
 	Workload string    `json:"workload"`
 	Command  string    `json:"command"`
@@ -40,8 +40,8 @@ type measured struct {
 	Summary    standing     `json:"summary"`
 }
 
-// contestant is a contender with its figures, by column, its ratios, by yardstick, and the percentages of processor time,
-// by user.
+// contestant is a contender with its figures by column, its ratios by yardstick, and its percentages of processor time by
+// user.
 type contestant struct {
 	Name    string   `json:"name"`
 	Figures []spread `json:"figures"`
@@ -49,7 +49,7 @@ type contestant struct {
 	Used    []spread `json:"used,omitempty"`
 }
 
-// standing compares ours with the best of others by the first column. A name is empty where there is none.
+// standing compares ours with the best of the others by the first column. A name is empty if there is none.
 type standing struct {
 	Ours     string `json:"ours"`
 	Raw      string `json:"raw"`
@@ -68,7 +68,7 @@ type kept struct {
 	Met      bool    `json:"met"`
 }
 
-// MarshalJSON writes the median and both ends; null where there is no figure.
+// MarshalJSON writes the median and both ends; null for a missing figure.
 func (s spread) MarshalJSON() ([]byte, error) {
 	if math.IsNaN(s.median) || math.IsInf(s.median, 0) {
 		return []byte("null"), nil
@@ -76,7 +76,7 @@ func (s spread) MarshalJSON() ([]byte, error) {
 	return json.Marshal([]float64{s.median, s.least, s.most})
 }
 
-// UnmarshalJSON reads what MarshalJSON writes.
+// UnmarshalJSON reads the output of MarshalJSON.
 func (s *spread) UnmarshalJSON(text []byte) error {
 	var ends []float64
 	if err := json.Unmarshal(text, &ends); err != nil {
@@ -93,7 +93,7 @@ func (s *spread) UnmarshalJSON(text []byte) error {
 	return fmt.Errorf("a figure has %d parts, want a median and two ends", len(ends))
 }
 
-// add returns what the report has of a table.
+// add stores a table and returns its entry in the report.
 func (r *report) add(workload string, from results) measured {
 	m := measured{Workload: workload, Title: from.table.title, Columns: from.table.columns, Yardsticks: from.table.yardsticks, Summary: from.standing()}
 	for _, c := range from.table.contenders {
@@ -113,7 +113,7 @@ func (r *report) add(workload string, from results) measured {
 	return m
 }
 
-// The beginnings of contenders' names; all others are raw clients.
+// The prefixes of contenders' names. All other contenders are raw clients.
 var (
 	ourNames  = []string{"holdfast", "txretry", "outboxpgx"}
 	peerNames = []string{"river", "watermill", "crdbpgxv5", "redis_rate", "sethvargo", "throttled", "ulule"}
@@ -128,8 +128,8 @@ func beginsWith(name string, beginnings []string) bool {
 	return false
 }
 
-// standing compares the first of ours, which is what the table is about and does the work of the others, with the best raw
-// client that is a yardstick and with the best peer.
+// standing compares our first contender, which does the work of the others, with the best raw client among the yardsticks
+// and with the best peer.
 func (r results) standing() (s standing) {
 	for _, c := range r.table.contenders {
 		best := &s.Raw
@@ -141,7 +141,7 @@ func (r results) standing() (s standing) {
 			continue
 		case beginsWith(c.name, peerNames):
 			best = &s.Peer
-		case len(r.table.yardsticks) > 0 && !slices.Contains(r.table.yardsticks, c.name): // it does a part of the work
+		case len(r.table.yardsticks) > 0 && !slices.Contains(r.table.yardsticks, c.name): // it does only a part of the work
 			continue
 		}
 		if *best == "" || better(r.table.columns[0], r.column(c.name, 0).median, r.column(*best, 0).median) {
@@ -159,7 +159,7 @@ func (r results) between(one, other string) spread {
 	return r.ratio(one, other)
 }
 
-// moreIsBetter tells rates from costs and times.
+// moreIsBetter distinguishes rates from costs and times.
 func moreIsBetter(column string) bool { return strings.HasSuffix(column, "/s") }
 
 func better(column string, one, other float64) bool {
@@ -179,7 +179,7 @@ func (r *report) save(name string) error {
 		os.WriteFile(name+".svg", []byte(r.chart()), 0o644))
 }
 
-// workloads are those with a table, in their order.
+// workloads returns the workloads with a table, in order.
 func (r *report) workloads() (names []string) {
 	for _, t := range r.Tables {
 		if len(names) == 0 || names[len(names)-1] != t.Workload {
@@ -189,8 +189,8 @@ func (r *report) workloads() (names []string) {
 	return names
 }
 
-// beside returns the report with the workloads of an earlier one that it has not measured. A workload is compared within
-// one run, so each may have a run of its own.
+// beside returns the report plus the workloads of an earlier report that it has not measured. A workload is compared
+// within one run, so each workload may have its own run.
 func (r *report) beside(earlier report) *report {
 	all := &report{Machine: r.Machine}
 	for _, w := range workloads() {
@@ -209,7 +209,7 @@ func only[T any](all []T, workload string, of func(T) string) []T {
 	return slices.DeleteFunc(slices.Clone(all), func(one T) bool { return of(one) != workload })
 }
 
-// earlierReport reads what a report of this machine has. There may be none.
+// earlierReport reads the existing report of this machine. There may be none.
 func earlierReport(file, machine string) (report, error) {
 	r, err := readReport(file)
 	if errors.Is(err, fs.ErrNotExist) || err == nil && r.Machine != machine {
@@ -229,7 +229,7 @@ func readReport(file string) (r report, err error) {
 	return r, nil
 }
 
-// markdown shows the report.
+// markdown renders the report.
 func (r *report) markdown() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "# Performance\n\nEach row compares the same work in one run on one machine: %s. "+
@@ -256,7 +256,7 @@ func (r *report) markdown() string {
 	return b.String()
 }
 
-// shares shows where the processors' time went, for tables that were measured with it.
+// shares renders the processor time, for tables that measured it.
 func (r *report) shares(b *strings.Builder) {
 	if !slices.ContainsFunc(r.Tables, func(t measured) bool {
 		return slices.ContainsFunc(t.Rows, func(row contestant) bool { return len(row.Used) > 0 })
@@ -277,7 +277,7 @@ func (r *report) shares(b *strings.Builder) {
 	}
 }
 
-// spent is a row's processor time as cells.
+// spent renders a row's processor time as cells.
 func (c contestant) spent() (cells string) {
 	for _, used := range c.Used {
 		cells += " " + written(used.median, 0) + " |"
@@ -338,7 +338,7 @@ func (t measured) markdown(b *strings.Builder) {
 	}
 }
 
-// String shows three digits or more, and the ends where they differ.
+// String shows at least three digits, and the ends if they differ.
 func (s spread) String() string {
 	if math.IsNaN(s.median) {
 		return "-"
@@ -360,10 +360,10 @@ func short(figure float64) string {
 	}
 }
 
-// reason tells why goals are missed: what bounds them, and which rows of the report show it.
+// reason explains missed goals: their bottleneck, and the rows of the report that show it.
 type reason struct {
 	workload string
-	of       []string // what the texts of the goals begin with
+	of       []string // prefixes of the goals' texts
 	why      string
 }
 
@@ -371,7 +371,7 @@ func (r reason) speaksOf(g kept) bool {
 	return r.workload == g.Workload && slices.ContainsFunc(r.of, func(beginning string) bool { return strings.HasPrefix(g.Text, beginning) })
 }
 
-// reasonOf returns the number of the goal's reason, and -1 where none is known.
+// reasonOf returns the index of the goal's reason, or -1 if there is none.
 func reasonOf(g kept) int {
 	return slices.IndexFunc(reasons, func(r reason) bool { return r.speaksOf(g) })
 }

@@ -36,7 +36,7 @@ func TestCommittedReport(t *testing.T) {
 	for _, one := range reasons {
 		for _, beginning := range one.of {
 			if !slices.ContainsFunc(r.Goals, reason{one.workload, []string{beginning}, ""}.speaksOf) {
-				t.Errorf("%s has no goal %q…, of which a reason speaks", one.workload, beginning)
+				t.Errorf("%s has no goal %q…, but a reason for it", one.workload, beginning)
 			}
 		}
 	}

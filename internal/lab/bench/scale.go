@@ -51,7 +51,7 @@ func scaleWorkload() workload {
 	}}
 }
 
-// alone runs a part on private servers, whose processor time can be read, and on none that another part has used.
+// alone runs a part on its own private servers, whose processor time can be read.
 func alone(part func(context.Context, *bench)) func(context.Context, *bench) {
 	return func(ctx context.Context, b *bench) {
 		for _, variable := range []string{testenv.PostgresVar, testenv.RedisVar, testenv.AMQPVar} {
@@ -71,10 +71,10 @@ func alone(part func(context.Context, *bench)) func(context.Context, *bench) {
 	}
 }
 
-// scaleClients are enough to keep a server busy.
+// scaleClients is enough to keep a server busy.
 const scaleClients = 8
 
-// driven has clients repeat an operation.
+// driven makes clients repeat an operation.
 func (b *bench) driven(name string, op func(ctx context.Context, worker int) error) contender {
 	return contender{name, func(ctx context.Context, length time.Duration) sample {
 		watch := stopwatch{bench: b}
@@ -86,7 +86,7 @@ func (b *bench) driven(name string, op func(ctx context.Context, worker int) err
 	}}
 }
 
-// only shows some figures of samples, by their place in sampleColumns.
+// only selects columns by their index in sampleColumns.
 func (t table) only(places ...int) table {
 	for _, place := range places {
 		t.columns = append(t.columns, sampleColumns[place])
@@ -106,7 +106,7 @@ func (t table) only(places ...int) table {
 	return t
 }
 
-// benchScaleTables records messages in an inbox whose table is split, as its administrator can do, beside one that is not.
+// benchScaleTables records messages in a partitioned inbox table, as an administrator can make one, and in a plain one.
 func benchScaleTables(ctx context.Context, b *bench) {
 	t := table{title: "scale, an inbox entry in a table of partitions"}
 	for _, parts := range []int{1, 4, 16} {
@@ -127,7 +127,7 @@ func benchScaleTables(ctx context.Context, b *bench) {
 	b.measure(ctx, t.only(0, 1, 2))
 }
 
-// splitInbox replaces the table by one of so many partitions.
+// splitInbox replaces the table by one with the given number of partitions.
 func splitInbox(ctx context.Context, pool *pgxpool.Pool, parts int) {
 	for _, sql := range []string{
 		`ALTER TABLE holdfast_inbox RENAME TO plain`,
@@ -142,13 +142,13 @@ func splitInbox(ctx context.Context, pool *pgxpool.Pool, parts int) {
 	}
 }
 
-// shard is a database with an outbox of its own.
+// shard is a database with its own outbox.
 type shard struct {
 	pool  *pgxpool.Pool
 	store *outboxpgx.Store
 }
 
-// benchScaleShards has writers and relays work on one Postgres, and on two: the customer decides which.
+// benchScaleShards runs writers and relays on one Postgres, and on two, chosen by customer.
 func benchScaleShards(ctx context.Context, b *bench) {
 	var all []shard
 	for range 2 {
@@ -167,7 +167,7 @@ func benchScaleShards(ctx context.Context, b *bench) {
 	b.measure(ctx, t.only(0, 1, 2, 5))
 }
 
-// sharded has each client write for customer after customer, while a relay publishes what is in each shard.
+// sharded makes each client write for one customer after another, while one relay per shard publishes.
 func (b *bench) sharded(name string, shards []shard) contender {
 	var customers atomic.Int64
 	c := b.driven(name, func(ctx context.Context, _ int) error {
@@ -194,7 +194,7 @@ func withRelays(c contender, shards []shard) contender {
 	}}
 }
 
-// benchScaleCluster has limits and keys kept by one Redis, and by a cluster of three.
+// benchScaleCluster keeps limits and keys in one Redis, and in a cluster of three.
 func benchScaleCluster(ctx context.Context, b *bench) {
 	single := b.launch(ctx, testenv.Redis)
 	opts := must(redis.ParseURL(single.URL()))
@@ -238,7 +238,7 @@ func tagNames(n int) (names []string) {
 	return names
 }
 
-// benchScaleMessages is what a message costs each server on its way: the write, the relay, the consumer.
+// benchScaleMessages measures the cost of a message on each server: write, relay, consumer.
 func benchScaleMessages(ctx context.Context, b *bench) {
 	i := newIntake(ctx, b)
 	s := &streamIntake{i, "holdfast_bench_" + strconv.FormatInt(time.Now().UnixNano(), 10)}
@@ -279,7 +279,7 @@ func (d *drain) toStream(i *intake) drainRun {
 	}
 }
 
-// benchScaleRequests is what a request costs each server: its key, its limits, and the transaction itself.
+// benchScaleRequests measures the cost of a request on each server: key, limits, and the transaction itself.
 func benchScaleRequests(ctx context.Context, b *bench) {
 	client, gate := b.redisKeys(ctx)
 	pool := b.postgres(ctx)
@@ -314,10 +314,10 @@ func doHandler(store *idempotencypgx.Store) http.Handler {
 	})
 }
 
-// everybody is one counter, whoever asks.
+// everybody is one counter for all users.
 var everybody = ratelimit.Limit{Name: "all", Max: 100_000_000, Window: time.Hour}
 
-// limitUsers counts another user each time, and further charges. A user's limiter is always the same one.
+// limitUsers counts a different user each time, plus further charges. A user always has the same limiter.
 func limitUsers(limiters []*ratelimitredis.Limiter, further ...ratelimit.Charge) func(context.Context, int) error {
 	user := ratelimit.Limit{Name: "user", Max: 1_000_000, Window: time.Hour}
 	var next atomic.Int64
@@ -329,7 +329,7 @@ func limitUsers(limiters []*ratelimitredis.Limiter, further ...ratelimit.Charge)
 	}
 }
 
-// scaleLimiters returns one limiter for each tag. The busy servers here have time to answer.
+// scaleLimiters returns one limiter for each tag. Their timeouts suit busy servers.
 func scaleLimiters(client redis.UniversalClient, tags ...string) (all []*ratelimitredis.Limiter) {
 	for _, tag := range tags {
 		l := must(ratelimitredis.New(client, ratelimitredis.Config{Prefix: "bench:scale", Tag: tag, Timeout: 10 * time.Second}))
@@ -338,16 +338,16 @@ func scaleLimiters(client redis.UniversalClient, tags ...string) (all []*ratelim
 	return all
 }
 
-// partitionKeys is how many ordering keys the messages have.
+// partitionKeys is the number of ordering keys.
 const partitionKeys = 1000
 
-// split is a queue or a stream of some partitions that is ordered by key.
+// split is a partitioned queue or stream that is ordered by key.
 type split struct {
 	route      outbox.Route
 	setup      func(ctx context.Context) error
 	publish    func(ctx context.Context, do func(driver.Publisher) error) error
 	consumer   func(p inbox.Processor) (runner, error)
-	partitions func(ctx context.Context) ([]int64, error) // how many messages each has
+	partitions func(ctx context.Context) ([]int64, error) // messages per partition
 }
 
 type runner interface {
@@ -355,7 +355,7 @@ type runner interface {
 	Run(ctx context.Context) error
 }
 
-// benchScalePartitions has ordered messages relayed and consumed by way of 1, 2 and 4 queues, and as many streams.
+// benchScalePartitions relays and consumes ordered messages through 1, 2 and 4 queues, and as many streams.
 func benchScalePartitions(ctx context.Context, b *bench) {
 	i := newIntake(ctx, b)
 	d := newDrain(ctx, b, nil)
@@ -377,7 +377,7 @@ func benchScalePartitions(ctx context.Context, b *bench) {
 	b.measure(ctx, t.only(0, 1, 2, 3, 4, 5))
 }
 
-// run has messages relayed and then consumed, and measures one of the two.
+// run relays and then consumes messages, and measures one of the two.
 func (s split) run(ctx context.Context, d *drain, i *intake, messages int, consumed bool) sample {
 	relay, consume := &stopwatch{bench: d.bench}, &stopwatch{bench: d.bench}
 	processor := i.perMessage()
@@ -407,7 +407,7 @@ func (d *drain) splitQueue(name string, partitions int) split {
 		route: outbox.Route{Exchange: exchange},
 		setup: func(context.Context) error {
 			return d.onBroker(func(ch *amqp.Channel) error {
-				if err := ch.ExchangeDelete(exchange, false, false); err != nil { // so that no other run's queue is bound to it
+				if err := ch.ExchangeDelete(exchange, false, false); err != nil { // so that no queue of another run is bound to it
 					return err
 				}
 				return ch.ExchangeDeclare(exchange, "topic", true, false, false, false, nil)

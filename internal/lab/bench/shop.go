@@ -25,7 +25,7 @@ const (
 // bareShop is the command that holds seats without the guarantees of the shop.
 const bareShop = "github.com/holdfast-go/holdfast/internal/lab/bench/bareshop"
 
-// bareFaster is how many times more than a shop bare SQL may sell.
+// bareFaster: bare SQL may sell this many times more than a shop.
 const bareFaster = 3
 
 // Columns of a shop's table.
@@ -49,7 +49,7 @@ var shopColumns = []string{
 	colLearnt99: "p99 ms",
 }
 
-// shopWarmUp is how long a run uses its new processes and connections before it measures them.
+// shopWarmUp is how long a run warms up its new processes and connections before it measures.
 const shopWarmUp = time.Second
 
 // program holds seats over HTTP.
@@ -57,17 +57,17 @@ type program struct {
 	name  string
 	path  string
 	flags []string
-	// silent says that there is no read model that hears of anything.
+	// silent means that the program has no read model.
 	silent bool
-	// told is what clients were answered in all runs.
+	// told collects the answers to clients in all runs.
 	told shop.Answers
 }
 
-// benchShop has clients hold seats in examples/reservation over HTTP, and do the same holds as bare SQL: requests,
-// answers, tables and connections are as in the shop, and of all guarantees there is only the lock on the seat. Each
-// client sends its next request when it has an answer. A rate is that of clients who got their seat or learnt that it
-// is taken. Clients, processes and servers share the machine. Each run has a fresh database, virtual host and Redis. A
-// seat that is sold twice fails the benchmark.
+// benchShop makes clients hold seats in examples/reservation over HTTP, and does the same holds as bare SQL. Requests,
+// answers, tables and connections equal the shop's; the lock on the seat is the only guarantee. Each client sends its
+// next request when it has an answer. A rate counts the clients who got their seat or the answer that it is taken.
+// Clients, processes and servers share the machine. Each run has a fresh database, virtual host and Redis. A seat that
+// is sold twice fails the benchmark.
 func benchShop(ctx context.Context, b *bench) {
 	const clients = 50
 	b.openShops(ctx)
@@ -79,7 +79,7 @@ func benchShop(ctx context.Context, b *bench) {
 	for _, s := range all {
 		s.told = shop.Answers{}
 		t.contenders = append(t.contenders, contender{s.name, func(ctx context.Context, length time.Duration) sample {
-			if length < b.length { // each run warms up the processes it starts
+			if length < b.length { // each run warms up its own processes
 				return make(sample, len(shopColumns))
 			}
 			return must(s.run(ctx, b, clients, length))
@@ -99,7 +99,7 @@ func benchShop(ctx context.Context, b *bench) {
 	b.atMost(0, r.column(wholeShop, colErrors), fmt.Sprintf("errors of the whole shop, clients: %d", clients))
 }
 
-// openShops starts the servers of shops when they are first asked for.
+// openShops starts the servers of shops on first use.
 func (b *bench) openShops(ctx context.Context) {
 	if b.shops != nil {
 		return
@@ -112,7 +112,7 @@ func (b *bench) openShops(ctx context.Context) {
 	})
 }
 
-// run starts a program on servers without data, and ends it.
+// run starts a program on empty servers, and ends it.
 func (p *program) run(ctx context.Context, b *bench, clients int, length time.Duration) (_ sample, err error) {
 	data, err := b.shops.NewData(ctx)
 	if err != nil {
@@ -136,8 +136,8 @@ func (p *program) run(ctx context.Context, b *bench, clients int, length time.Du
 	return b.measureShop(ctx, hall, data, clients, length, p.silent, p.told), nil
 }
 
-// measureShop warms a shop up, has clients hold seats, and adds what they were answered to total. silent says that there
-// is no read model that hears of it.
+// measureShop warms up a shop, makes clients hold seats, and adds their answers to total. silent means that there is no
+// read model.
 func (b *bench) measureShop(ctx context.Context, h *shop.Hall, data *shop.Data, clients int, length time.Duration, silent bool, total shop.Answers) sample {
 	rush := func(length time.Duration) (load.Load, shop.Answers, error) {
 		l, err := load.Drive(ctx, clients, length, h.Hold)

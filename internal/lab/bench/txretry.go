@@ -24,7 +24,7 @@ func txretryWorkload() workload {
 	}}
 }
 
-// Names of contenders that goals refer to.
+// Names of contenders that goals use.
 const (
 	rawOneTrip = "raw pgx, one-trip begin"
 	crdbPgx    = "crdbpgxv5.ExecuteTx"
@@ -33,12 +33,12 @@ const (
 
 const (
 	accounts          = 10_000
-	accountsPerWorker = 300 // each worker has its own where nobody contends
+	accountsPerWorker = 300 // each worker has its own accounts in runs without contention
 )
 
 const accountSQL = `CREATE TABLE account (id int PRIMARY KEY, v bigint NOT NULL) WITH (fillfactor = 50)`
 
-// resetAccounts makes every run start from the same table.
+// resetAccounts makes every run start with the same table.
 func resetAccounts(ctx context.Context, pool *pgxpool.Pool) error {
 	_, err := pool.Exec(ctx, fmt.Sprintf("TRUNCATE account; INSERT INTO account SELECT g, 0 FROM generate_series(1, %d) g", accounts))
 	if err == nil {
@@ -57,14 +57,14 @@ func addToAccount(ctx context.Context, tx pgx.Tx, id int) error {
 // work is the body of a transaction.
 type work func(ctx context.Context, tx pgx.Tx) error
 
-// way is one way to run work in a SERIALIZABLE transaction with a lock timeout,
-// again after a conflict. The account is what callers may contend for.
+// way runs work in a SERIALIZABLE transaction with a lock timeout, and again after a conflict.
+// account is the row that callers may contend for.
 type way func(ctx context.Context, account int, fn work) error
 
 // beginOneTrip is the begin that txretry sends.
 const beginOneTrip = "begin isolation level serializable; set local lock_timeout = '8000ms'"
 
-// oneTrip repeats the transaction until it is not the victim of a conflict.
+// oneTrip repeats the transaction until it succeeds without a conflict.
 func oneTrip(pool *pgxpool.Pool) way {
 	return func(ctx context.Context, _ int, fn work) error {
 		for {
@@ -84,7 +84,7 @@ func isConflict(err error) bool {
 	return errors.As(err, &pgErr) && (pgErr.Code == "40001" || pgErr.Code == "40P01")
 }
 
-// crdbExecuteTx gives the peer the one-trip begin as well.
+// crdbExecuteTx gives the peer the same one-trip begin.
 func crdbExecuteTx(pool *pgxpool.Pool) way {
 	return func(ctx context.Context, _ int, fn work) error {
 		return crdbpgx.ExecuteTx(ctx, pool, pgx.TxOptions{BeginQuery: beginOneTrip}, func(tx pgx.Tx) error { return fn(ctx, tx) })
@@ -105,7 +105,7 @@ func managedInTurn(m *txretry.Manager) way {
 	}
 }
 
-// gaveUp marks the error of a call whose attempts are used up.
+// gaveUp marks the error of a call that used up its attempts.
 func gaveUp(err error) error {
 	if err == nil {
 		return nil
@@ -122,10 +122,10 @@ const (
 	inTurn     = "txretry, SerialKey"
 )
 
-// hotAccount is the one that all contend for.
+// hotAccount is the account that all contend for.
 const hotAccount = 1
 
-// benchContended has 32 goroutines read and then write one account.
+// benchContended makes 32 goroutines read and then write one account.
 func benchContended(ctx context.Context, b *bench) {
 	const goroutines = 32
 	pool, manager := accountBank(ctx, b)
@@ -174,7 +174,7 @@ func readThenWrite(ctx context.Context, tx pgx.Tx, id int) error {
 	return err
 }
 
-// benchUpdate runs one UPDATE by key per transaction; nobody contends.
+// benchUpdate runs one UPDATE by key per transaction, without contention.
 func benchUpdate(ctx context.Context, b *bench) {
 	const goroutines = 8
 	pool, manager := accountBank(ctx, b)
@@ -220,7 +220,7 @@ func update(ctx context.Context, w way, worker int, attempts *atomic.Int64) erro
 	})
 }
 
-// accountBank returns what all parts run on.
+// accountBank returns the pool and the manager for all parts.
 func accountBank(ctx context.Context, b *bench) (*pgxpool.Pool, *txretry.Manager) {
 	pool := b.postgres(ctx)
 	must(pool.Exec(ctx, accountSQL))

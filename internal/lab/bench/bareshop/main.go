@@ -1,6 +1,6 @@
-// Command bareshop holds seats as examples/reservation does, with no guarantee but the lock on the seat: it has no
-// idempotency keys, outbox, limits, retries, expiry or read model. Its requests, answers and tables are those of the
-// shop; a lost race is a 409 of the same form. It says "listening on" and its address, and ends at a SIGTERM. The
+// Command bareshop holds seats like examples/reservation, but its only guarantee is the lock on the seat. It has no
+// idempotency keys, outbox, limits, retries, expiry or read model. Its requests, answers and tables equal the
+// shop's; a lost race is a 409 of the same form. It prints "listening on" and its address, and ends on SIGTERM. The
 // benchmark compares the shop with it.
 package main
 
@@ -24,7 +24,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// conns is as many as the shop has for requests.
+// conns equals the shop's number of connections for requests.
 const conns = 16
 
 // schema has the tables that a hold reads and writes, with their indexes.
@@ -90,7 +90,7 @@ const (
 // errTaken is the answer to a hold that came too late.
 var errTaken = errors.New("the seat is taken")
 
-// seats are those in a database.
+// seats are the seats in a database.
 type seats struct{ pool *pgxpool.Pool }
 
 type event struct {
@@ -171,7 +171,7 @@ const addSQL = `
 insert into reservations (id, event_id, user_id, seats, status, expires_at)
 values ($1, $2, $3, $4, $5, $6)`
 
-// take locks the seat, and writes what the shop writes.
+// take locks the seat, and writes the same rows as the shop.
 func (s seats) take(ctx context.Context, made reservation, number int, user string) error {
 	return pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
 		var state string
@@ -189,7 +189,7 @@ func (s seats) take(ctx context.Context, made reservation, number int, user stri
 	})
 }
 
-// read decodes a request, and answers one that it cannot.
+// read decodes a request. If that fails, it sends the error.
 func read(w http.ResponseWriter, r *http.Request, into any) bool {
 	err := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxBody)).Decode(into)
 	if err != nil {
@@ -198,7 +198,7 @@ func read(w http.ResponseWriter, r *http.Request, into any) bool {
 	return err == nil
 }
 
-// answer sends what was made, or the problem.
+// answer sends made, or the problem.
 func answer(w http.ResponseWriter, status int, made any, err error) {
 	switch {
 	case errors.Is(err, errTaken):
@@ -212,5 +212,5 @@ func answer(w http.ResponseWriter, status int, made any, err error) {
 		w.Header().Set("Content-Type", "application/json")
 		w.WriteHeader(status)
 	}
-	_ = json.NewEncoder(w).Encode(made) // a client that has gone does not hear it
+	_ = json.NewEncoder(w).Encode(made) // the client may be gone: ignore the error
 }
