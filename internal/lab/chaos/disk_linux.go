@@ -12,7 +12,7 @@ var mountTemporary = func(dir string) error {
 	return syscall.Mount("tmpfs", dir, "tmpfs", 0, "mode=755,size="+diskSize)
 }
 
-// mount makes a small disk, which lasts as long as the system, and returns where it is.
+// mount makes a small disk, which lasts as long as the system, and returns its path.
 func (s *system) mount() (string, error) {
 	dir, err := os.MkdirTemp(s.dir, "disk-")
 	if err != nil {
@@ -27,7 +27,7 @@ func (s *system) mount() (string, error) {
 
 func ballast(disk string) string { return filepath.Join(disk, "ballast") }
 
-// fill leaves no room on a disk.
+// fill uses up all space on a disk.
 func fill(disk string) error {
 	file, err := os.Create(ballast(disk))
 	if err != nil {
@@ -49,5 +49,5 @@ func fill(disk string) error {
 	return nil
 }
 
-// relieve gives the room back.
+// relieve frees the space again.
 func relieve(disk string) error { return os.Remove(ballast(disk)) }

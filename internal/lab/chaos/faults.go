@@ -18,21 +18,22 @@ import (
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
-// fault is one thing that goes wrong and is put right again.
+// fault is one disturbance with its repair.
 type fault struct {
 	kind, target string
 	begin        func(ctx context.Context) error
 	// lasts is the time between begin and end.
 	lasts time.Duration
-	// end is nil where the fault is over as soon as it has begun.
+	// end is nil if the fault is over as soon as it has begun.
 	end func(ctx context.Context) error
-	// forgets is how many times Redis may lose the counts of rate limits by it, in all or in part.
+	// forgets is how many times the fault may make Redis lose counts of rate limits, completely or in part.
 	forgets int
-	// after restores what is no part of the recovery, such as a new standby. It runs beside the recovery.
+	// after restores things that are not part of the recovery, such as a new standby. It runs during the recovery.
 	after func(ctx context.Context) error
 }
 
-// setsPostgresClock reports whether the fault sets the clock that says when holds expire. That of Redis does not.
+// setsPostgresClock reports whether the fault sets Postgres' clock, which decides when holds expire. Redis' clock does
+// not.
 func (f fault) setsPostgresClock() bool {
 	return f.kind == "clock" && strings.HasPrefix(f.target, string(testenv.Postgres))
 }
@@ -40,15 +41,15 @@ func (f fault) setsPostgresClock() bool {
 // kind is a kind of fault.
 type kind struct {
 	name, what string
-	// deal returns the faults of a seed.
+	// deal returns the faults for a seed.
 	deal func(d *dealer) []fault
-	// missing says why this machine cannot have it, "" if it can.
+	// missing returns the reason why this machine cannot have the kind; "" if it can.
 	missing func() string
-	// lacks says which part of it this machine cannot have, and why.
+	// lacks returns the part of the kind that this machine cannot have, and the reason.
 	lacks func() (what, why string)
 }
 
-// missing says what of some kinds this machine cannot have, and why.
+// missing returns the kinds that this machine cannot have, completely or in part, with reasons.
 func missing(chosen []kind) map[string]string {
 	all := map[string]string{}
 	for _, k := range chosen {
@@ -69,11 +70,11 @@ func missing(chosen []kind) map[string]string {
 type dealer struct {
 	s   *system
 	rng *rand.Rand
-	// previous is the binary of the version to deploy from, "" for none.
+	// previous is the binary of the version to deploy from; "" for none.
 	previous string
 }
 
-// kinds are all there are.
+// kinds returns all kinds.
 func kinds() []kind {
 	return []kind{
 		{name: "kill", what: "kill -9, and started again", deal: (*dealer).kills},
@@ -96,7 +97,7 @@ func kinds() []kind {
 	}
 }
 
-// kindsNamed returns the kinds of a list of names, all for "".
+// kindsNamed returns the kinds in a list of names; all for "".
 func kindsNamed(names string) ([]kind, error) {
 	all := kinds()
 	if names == "" {
@@ -131,7 +132,7 @@ func (d *dealer) dealAll(chosen []kind) []fault {
 	return all
 }
 
-// some is how long a fault lasts: mostly seconds, and now and then longer than the timeouts and pauses of most parts.
+// some returns how long a fault lasts: usually seconds, and sometimes longer than the timeouts and pauses of most parts.
 func (d *dealer) some() time.Duration {
 	if d.rng.IntN(10) == 0 {
 		return longer
@@ -139,17 +140,17 @@ func (d *dealer) some() time.Duration {
 	return time.Duration(500+d.rng.IntN(5000)) * time.Millisecond
 }
 
-// brief is how long one of many faults of a kind lasts, so that a seed takes no longer than 20 minutes.
+// brief returns how long one of many faults of a kind lasts, so that a seed takes at most 20 minutes.
 func (d *dealer) brief() time.Duration {
 	return time.Duration(500+d.rng.IntN(2500)) * time.Millisecond
 }
 
-// fault returns one that lasts for some time.
+// fault returns a fault that lasts for some time.
 func (d *dealer) fault(target string, begin, end func(ctx context.Context) error) fault {
 	return fault{target: target, begin: begin, lasts: d.some(), end: end}
 }
 
-// doubles has two faults of different kinds happen at once: a process or a link, and something of a server.
+// doubles returns pairs of different kinds at once: one on a process or a link, and one on a server.
 func (d *dealer) doubles() []fault {
 	var all []fault
 	for range 3 {
@@ -161,7 +162,7 @@ func (d *dealer) doubles() []fault {
 	return all
 }
 
-// called says in the targets what happens to them.
+// called puts the kind of fault into the targets.
 func called(what string, faults []fault) []fault {
 	for i := range faults {
 		faults[i].target = what + faults[i].target
@@ -169,7 +170,7 @@ func called(what string, faults []fault) []fault {
 	return faults
 }
 
-// both joins two faults: the second begins and ends inside of the first.
+// both joins two faults: the second one begins and ends within the first.
 func both(a, b fault) fault {
 	end := func(f fault) func(context.Context) error {
 		if f.end == nil {
@@ -184,7 +185,7 @@ func both(a, b fault) fault {
 			if err != nil && !errors.Is(err, harness.ErrPromise) {
 				return err
 			}
-			return errors.Join(err, b.begin(ctx)) // what ends must have begun
+			return errors.Join(err, b.begin(ctx)) // b must have begun before it ends
 		},
 		end: func(ctx context.Context) error { return errors.Join(end(b)(ctx), end(a)(ctx)) },
 	}
@@ -192,8 +193,9 @@ func both(a, b fault) fault {
 
 func pick[T any](rng *rand.Rand, from []T) T { return from[rng.IntN(len(from))] }
 
-// fakeTime returns the library that sets the clock of a process it is loaded into, of Debian's package libfaketime; ""
-// where there is none. It reaches programs that ask the C library for the time: Postgres and Redis do, those of Go do not.
+// fakeTime returns the path of libfaketime, of Debian's package libfaketime; "" if there is none. The library sets the
+// clock of a process that loads it. It only affects programs that get the time from the C library: Postgres and Redis, not
+// Go programs.
 func fakeTime() string {
 	for _, pattern := range []string{"/usr/lib/*/faketime/libfaketime.so.1", "/usr/lib/faketime/libfaketime.so.1"} {
 		if found, _ := filepath.Glob(pattern); len(found) > 0 { // the only error is a malformed pattern
@@ -203,19 +205,19 @@ func fakeTime() string {
 	return ""
 }
 
-// openClock has the pair's servers read how much their clock is wrong.
+// openClock makes the pair's servers read their clock offset from a file.
 func (p *pair) openClock() error {
 	p.clock = filepath.Join(p.s.dir, string(p.spec.Kind)+".clock")
-	// Redis' jemalloc asks for the time before libfaketime is ready for that, and hangs: the C library's own malloc,
-	// named before it, takes its place.
+	// Redis' jemalloc asks for the time before libfaketime is ready, and hangs. The C library, loaded first, replaces its
+	// malloc.
 	p.spec.Env = append(p.spec.Env, "LD_PRELOAD="+fakeTime()+":libc.so.6", "FAKETIME_TIMESTAMP_FILE="+p.clock,
 		"FAKETIME_CACHE_DURATION=1", "FAKETIME_DONT_FAKE_MONOTONIC=1")
 	return p.setClock(0)
 }
 
-// setClock makes the clock of both servers so much wrong, within two seconds.
+// setClock sets the clock of both servers off by wrong, within two seconds.
 func (p *pair) setClock(wrong time.Duration) error {
-	// A new file in place of the old one: a server that reads it meanwhile sees one or the other.
+	// A new file replaces the old one, so that a server reads either the old or the new value.
 	fresh := p.clock + ".new"
 	if err := os.WriteFile(fresh, fmt.Appendf(nil, "%+d\n", int64(wrong/time.Second)), 0o644); err != nil {
 		return err
@@ -223,8 +225,8 @@ func (p *pair) setClock(wrong time.Duration) error {
 	return os.Rename(fresh, p.clock)
 }
 
-// getTools installs the servers that are missing, and libfaketime, where it can. Without libfaketime the clocks are left
-// alone, and the report says so.
+// getTools installs missing servers and libfaketime, if it can. Without libfaketime there are no clock faults, and the
+// report says so.
 func getTools(ctx context.Context) error {
 	if fakeTime() == "" && apt.CanInstall() {
 		if err := apt.Install(ctx, "libfaketime"); err != nil {
@@ -237,10 +239,10 @@ func getTools(ctx context.Context) error {
 	return nil
 }
 
-// endPatience is how long a process may take to end: what the shop allows itself, and as much again for a busy machine.
+// endPatience is how long a process may take to end: the shop's own limit, doubled for a busy machine.
 const endPatience = 90 * time.Second
 
-// victims are the processes that something happens to: one of each role, and all of one.
+// victims returns the processes for a fault: one of each role, and all of one role.
 func (d *dealer) victims() map[string][]*process {
 	all := map[string][]*process{}
 	names := []string{"api", "relay", "consumer", "sweeper"}
@@ -253,7 +255,7 @@ func (d *dealer) victims() map[string][]*process {
 	return all
 }
 
-// toVictims returns a fault for each of some processes.
+// toVictims returns a fault for each group of victims.
 func (d *dealer) toVictims(what string, begin, end func(ctx context.Context, p []*process) error) []fault {
 	var all []fault
 	victims := d.victims()
@@ -277,7 +279,7 @@ func (d *dealer) processKills() []fault {
 		func(_ context.Context, victims []*process) error { return d.s.replace(victims...) })
 }
 
-// kill ends the process. One that has ended by itself breaks a promise, which its successor would hide.
+// kill ends the process. A process that has already ended by itself breaks a promise, which a restart would hide.
 func (p *process) kill() error {
 	if p.Ended() {
 		return fmt.Errorf("%w: %s", harness.ErrPromise, harness.EndedByItself(p.Name))
@@ -286,7 +288,7 @@ func (p *process) kill() error {
 	return nil
 }
 
-// killedInHand are processes that are killed when they have messages in hand: their server holds the answers.
+// killedInHand returns faults that kill processes with messages in flight: the link to their server holds the answers.
 func (d *dealer) killedInHand() []fault {
 	inHand := func(role string, kind testenv.Kind) fault {
 		p := pick(d.rng, d.s.named(role))
@@ -330,7 +332,7 @@ func (d *dealer) processRestarts() []fault {
 	return faults
 }
 
-// terminate asks processes to end, and waits until they have.
+// terminate asks processes to end, and waits until they have ended.
 func (s *system) terminate(processes ...*process) error {
 	errs := make([]error, len(processes))
 	var ending sync.WaitGroup
@@ -346,7 +348,7 @@ func (s *system) terminate(processes ...*process) error {
 	return errors.Join(errs...)
 }
 
-// deploys replaces one process after the other by the version before, and then by this one again.
+// deploys replaces one process after the other by the previous version, and then by this one again.
 func (d *dealer) deploys() []fault {
 	if d.previous == "" {
 		return nil
@@ -372,8 +374,8 @@ func (d *dealer) deploys() []fault {
 	return []fault{f}
 }
 
-// linked are the roles that keep connections to a server. Every process dials RabbitMQ when it starts, to declare what it
-// needs there, and only the relay and the consumer stay connected.
+// linked are the roles with connections to each server. Every process dials RabbitMQ at its start, to declare topology,
+// but only the relay and the consumer stay connected.
 var linked = []struct {
 	server testenv.Kind
 	roles  []string
@@ -383,10 +385,10 @@ var linked = []struct {
 	{testenv.RabbitMQ, []string{"relay", "consumer"}},
 }
 
-// longer is above the timeouts and pauses of most parts.
+// longer exceeds the timeouts and pauses of most parts.
 const longer = 23 * time.Second
 
-// ofRole are processes of a role: one, or all.
+// ofRole returns processes of a role: one, or all.
 func (d *dealer) ofRole(role string) (name string, of []*process) {
 	of = d.s.named(role)
 	if d.rng.IntN(2) == 0 {
@@ -396,8 +398,8 @@ func (d *dealer) ofRole(role string) (name string, of []*process) {
 	return p.Name, []*process{p}
 }
 
-// toLinks returns a fault of the network for each server and role that has connections to it, and for each server and all
-// of the processes. Nil for end is for what is over as soon as it has begun.
+// toLinks returns a network fault for each server and each role with connections to it, and for each server and all
+// processes. end is nil for a fault that is over as soon as it has begun.
 func (d *dealer) toLinks(begin, end func(*testenv.Proxy)) []fault {
 	var all []fault
 	for _, l := range linked {
@@ -436,7 +438,7 @@ func (d *dealer) delays() []fault {
 	return d.toLinks(func(p *testenv.Proxy) { p.Delay(late) }, func(p *testenv.Proxy) { p.Delay(0) })
 }
 
-// halfOpens end as soon as they have begun: new connections are served, the old ones are never reset.
+// halfOpens are over as soon as they have begun: new connections work, the old ones are never reset.
 func (d *dealer) halfOpens() []fault { return d.toLinks((*testenv.Proxy).SilenceConnections, nil) }
 
 func (d *dealer) lostBytes() []fault {

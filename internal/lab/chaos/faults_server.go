@@ -17,7 +17,7 @@ import (
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
-// eachServer returns a fault for each server: the primary of the time it happens.
+// eachServer returns a fault for each server, or the primary at that time.
 func (d *dealer) eachServer(what string, begin, end func(ctx context.Context, s *testenv.Server) error) []fault {
 	var all []fault
 	for _, kind := range []testenv.Kind{testenv.Postgres, testenv.Redis, testenv.RabbitMQ} {
@@ -53,7 +53,7 @@ func (d *dealer) serverKills() []fault {
 	return forgetful(d.eachServer(" killed", killServer, startServer))
 }
 
-// forgetful says of the fault of Redis that it loses what is in memory.
+// forgetful marks the fault of Redis as one that loses the memory.
 func forgetful(servers []fault) []fault {
 	for i, f := range servers {
 		if strings.HasPrefix(f.target, string(testenv.Redis)+" ") {
@@ -81,7 +81,7 @@ func (d *dealer) restarts() []fault {
 	return slices.Concat(d.processRestarts(), servers, d.endingWithout())
 }
 
-// endingWithout asks all processes to end while a server says nothing.
+// endingWithout asks all processes to end while a server is stopped.
 func (d *dealer) endingWithout() []fault {
 	kind := pick(d.rng, []testenv.Kind{testenv.Postgres, testenv.Redis, testenv.RabbitMQ})
 	return []fault{{
@@ -98,7 +98,7 @@ func (d *dealer) endingWithout() []fault {
 	}}
 }
 
-// memoryAlarms has RabbitMQ believe that it has no memory left.
+// memoryAlarms raises RabbitMQ's memory alarm.
 func (d *dealer) memoryAlarms() []fault {
 	limit := func(bytes string) func(context.Context) error {
 		return func(ctx context.Context) error {
@@ -108,7 +108,7 @@ func (d *dealer) memoryAlarms() []fault {
 	return []fault{d.fault("rabbitmq", limit("1"), limit("1GB"))}
 }
 
-// noDisk says that a Postgres without a disk of its own cannot have it full.
+// noDisk returns the reason why Postgres' disk cannot be filled here.
 func noDisk() (what, why string) {
 	if canMount() {
 		return "", ""
@@ -116,7 +116,7 @@ func noDisk() (what, why string) {
 	return string(testenv.Postgres), "only root can mount a disk, and only on Linux"
 }
 
-// fullDisks leaves no room on the disk of Postgres, and has RabbitMQ believe that it has none.
+// fullDisks fills the disk of Postgres, and raises RabbitMQ's disk alarm.
 func (d *dealer) fullDisks() []fault {
 	limit := func(bytes string) func(context.Context) error {
 		return func(ctx context.Context) error { return d.s.broker.Control(ctx, "set_disk_free_limit", bytes) }
@@ -126,7 +126,7 @@ func (d *dealer) fullDisks() []fault {
 		all = append(all, d.fault("postgres",
 			func(context.Context) error { return fill(d.s.db.disk) },
 			func(ctx context.Context) error {
-				return errors.Join(relieve(d.s.db.disk), d.s.db.server().Start(ctx)) // it may have given up
+				return errors.Join(relieve(d.s.db.disk), d.s.db.server().Start(ctx)) // it may have shut down
 			}))
 	}
 	return all
@@ -138,7 +138,7 @@ func (d *dealer) flushes() []fault {
 	}}}
 }
 
-// readOnly has the primaries take no writes.
+// readOnly makes the primaries reject writes.
 func (d *dealer) readOnly() []fault {
 	follow := func(host, port string) func(context.Context) error {
 		return func(ctx context.Context) error {
@@ -151,12 +151,12 @@ func (d *dealer) readOnly() []fault {
 		}
 	}
 	return []fault{
-		d.fault("redis", follow("127.0.0.1", "1"), follow("NO", "ONE")), // nobody listens there
+		d.fault("redis", follow("127.0.0.1", "1"), follow("NO", "ONE")), // nothing listens there
 		d.fault("postgres", set("alter system set default_transaction_read_only = on"), set("alter system reset default_transaction_read_only")),
 	}
 }
 
-// onRedis does something to the primary.
+// onRedis runs do on the primary.
 func (s *system) onRedis(ctx context.Context, do func(*goredis.Client) error) error {
 	opts, err := goredis.ParseURL(s.redis.server().URL())
 	if err != nil {
@@ -180,7 +180,7 @@ func (s *system) onPostgres(ctx context.Context, statements ...string) error {
 	return conn.Close(ctx)
 }
 
-// locks has another session lock a table that everybody writes.
+// locks locks a table that every role writes, in another session.
 func (d *dealer) locks() []fault {
 	var all []fault
 	for _, table := range []string{"reservations", "holdfast_outbox"} {
@@ -207,13 +207,13 @@ func noClocks() string {
 	return ""
 }
 
-// clocks has the clock of a server jump, forth or back, and stay there; and then back to the right time.
+// clocks makes the clock of a server jump forward or back, stay there, and return to the right time.
 func (d *dealer) clocks() []fault {
 	var all []fault
 	for _, p := range []*pair{d.s.db, d.s.redis} {
 		forgets := 0
 		if p.spec.Kind == testenv.Redis {
-			forgets = 2 // time passes for the limits at the first jump, and there may be a third window before the second
+			forgets = 2 // the first jump passes the limits' windows, and a third window may start before the second jump
 		}
 		for _, wrong := range []time.Duration{time.Duration(5+d.rng.IntN(60)) * time.Second, -time.Duration(3+d.rng.IntN(12)) * time.Second} {
 			all = append(all, fault{
@@ -227,8 +227,8 @@ func (d *dealer) clocks() []fault {
 	return all
 }
 
-// jump sets the clock and returns when every process of the servers has seen it: libfaketime reads the file again when its
-// whole seconds are more than the duration of its cache beyond those of the last time, which may be two seconds later.
+// jump sets the clock and returns when every process of the servers has seen it. libfaketime reads the file again when whole
+// seconds have passed by more than its cache duration, which may take two seconds.
 func (p *pair) jump(ctx context.Context, wrong time.Duration) error {
 	if err := p.setClock(wrong); err != nil {
 		return err
@@ -236,10 +236,10 @@ func (p *pair) jump(ctx context.Context, wrong time.Duration) error {
 	return runloop.Sleep(ctx, 2200*time.Millisecond)
 }
 
-// underLoad is how long clients go on before a primary dies that is about to.
+// underLoad is how long clients run before a primary is killed.
 const underLoad = time.Second
 
-// failovers kill a primary and promote its standby. That of Postgres has everything that was committed.
+// failovers kill a primary and promote its standby. The standby of Postgres has everything that was committed.
 func (d *dealer) failovers() []fault {
 	down := time.Duration(d.rng.IntN(3000)) * time.Millisecond
 	return []fault{
@@ -280,7 +280,7 @@ func (d *dealer) failovers() []fault {
 	}
 }
 
-// asyncFailovers promote a standby that is behind. What it lacks is read from the disk of the old primary.
+// asyncFailovers promote a standby that is behind. The lost changes are read from the disk of the old primary.
 func (d *dealer) asyncFailovers() []fault {
 	var old *testenv.Server
 	return []fault{{
@@ -306,7 +306,7 @@ func (d *dealer) asyncFailovers() []fault {
 	}}
 }
 
-// replicateSynchronously has every commit wait for the standby from now on. The setting is that of this primary.
+// replicateSynchronously makes every commit wait for the standby. The setting belongs to the current primary.
 func (p *pair) replicateSynchronously(ctx context.Context) error {
 	if err := p.s.onPostgres(ctx, "alter system set synchronous_standby_names = '*'", "select pg_reload_conf()"); err != nil {
 		return err
@@ -314,7 +314,7 @@ func (p *pair) replicateSynchronously(ctx context.Context) error {
 	return p.await(ctx, "select count(*) from pg_stat_replication where sync_state = 'sync'", "no standby is synchronous")
 }
 
-// noteLost starts the old primary once more, beside everything, and keeps what it has and the new one lacks.
+// noteLost starts the old primary once more, isolated, and records the changes that the new one lacks.
 func (s *system) noteLost(ctx context.Context, old *testenv.Server) error {
 	if err := old.Start(ctx); err != nil {
 		return err
@@ -328,7 +328,7 @@ func (s *system) noteLost(ctx context.Context, old *testenv.Server) error {
 	if err != nil {
 		return err
 	}
-	// The new primary may be read later than the old one stopped: what it got since does no harm.
+	// The new primary may be read later than the old one stopped: additional changes do no harm.
 	var has []audit.Change
 	err = harness.Poll(ctx, func(ctx context.Context) (err error) {
 		has, err = harness.Changes(ctx, s.pool)
@@ -343,16 +343,16 @@ func (s *system) noteLost(ctx context.Context, old *testenv.Server) error {
 	return nil
 }
 
-// losses are what failovers have lost.
+// losses returns the changes that failovers have lost.
 func (s *system) losses() []audit.Change {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.lost
 }
 
-// toStandbys returns a fault for each server that follows a primary. While a synchronous standby is away every commit waits:
-// clients get no answer, and all goes on when it is back. Nobody waits for the two others: the shop must not notice, and
-// they must follow again, so that a failover finds them.
+// toStandbys returns a fault for each standby. While a synchronous standby is away, every commit waits: clients get no
+// answer, and everything continues when it is back. Nothing waits for the two other standbys: the shop must not notice, and
+// they must follow again, so that a failover can use them.
 func (d *dealer) toStandbys(what string, away func(context.Context, *testenv.Server) error, back func(context.Context, *testenv.Server) error) []fault {
 	of := func(p *pair) fault {
 		return d.fault("",
@@ -373,7 +373,7 @@ func (d *dealer) toStandbys(what string, away func(context.Context, *testenv.Ser
 		}
 		return d.s.db.await(ctx, "select count(*) from pg_stat_activity where wait_event = 'SyncRep'", "no commit waits for the standby")
 	}
-	// Only then is the standby no longer waited for: it is its return that lets commits go on.
+	// Wait for the standby first: commits must continue because it returned, not because of this setting.
 	synchronous.after = func(ctx context.Context) error {
 		if err := d.s.db.standbyFollows(ctx); err != nil {
 			return err
@@ -383,7 +383,7 @@ func (d *dealer) toStandbys(what string, away func(context.Context, *testenv.Ser
 	return []fault{replica, asynchronous, synchronous}
 }
 
-// standbyFollows returns when the standby of Postgres gets what its primary writes.
+// standbyFollows returns when the standby of Postgres receives its primary's changes.
 func (p *pair) standbyFollows(ctx context.Context) error {
 	return p.await(ctx, "select count(*) from pg_stat_replication where state = 'streaming'", "the standby does not follow")
 }
@@ -409,7 +409,7 @@ func (p *pair) await(ctx context.Context, sql, otherwise string) error {
 	})
 }
 
-// replicaFollows returns when the replica of Redis gets what its primary writes.
+// replicaFollows returns when the replica of Redis receives its primary's changes.
 func (p *pair) replicaFollows(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, testenv.Patience)
 	defer cancel()

@@ -1,20 +1,19 @@
-// Command chaos breaks the ticket shop of examples/reservation in every way it knows, and looks whether it keeps its
-// promises:
+// Command chaos injects faults into the ticket shop of examples/reservation, and checks that it keeps its promises:
 //
 //	go run ./internal/lab/chaos [-seeds N] [-seed S] [-minutes M] [-only kind,kind] [-calm] [-out DIR]
 //
-// Each seed starts servers of its own, primaries and standbys, two processes of each role and some clients, and lets
-// every kind of fault happen, each to every role, server and standby that can have it, in an order and for times that the
-// seed chooses: -seed S repeats these choices, though never the same moments. A whole seed takes about 20 minutes. After
-// each fault the command measures how long the way back takes, waits until nothing is under way, and compares what the
-// clients were told with what the database noted. A seed ends at its first finding. It runs for an hour, or for N seeds. As
-// root on Debian and Ubuntu it installs what it needs. With -out the report is written to report.md, beside
-// what the processes logged where something was found.
+// Each seed starts its own servers, primaries and standbys, two processes of each role and some clients. It injects every
+// kind of fault into every role, server and standby that can have it. The seed chooses the order and the durations: -seed S
+// repeats these choices, though not the exact moments. A whole seed takes about 20 minutes.
 //
-// It exits with 1 if anything was lost, doubled or stuck, if an answer was none that its request may get, if a process ended
-// by itself, if more was admitted than a limit allows, or if a whole seed denied nothing. A recovery that took
-// longer than the goal is counted and told on the last line, and changes the exit code with -calm alone: a loaded machine can
-// cause it.
+// After each fault the command measures the recovery, waits until nothing is under way, and compares the answers of the
+// clients with the audit in the database. A seed ends at its first finding. The command runs for an hour, or for N seeds. As
+// root on Debian and Ubuntu it installs missing programs. With -out it writes report.md, next to the logs of seeds with
+// findings.
+//
+// It exits with 1 if anything was lost, doubled or stuck, if a request got an invalid answer, if a process ended by itself,
+// if more was admitted than a limit allows, or if a whole seed denied nothing. Recoveries slower than the goal are counted
+// on the last line. They change the exit code only with -calm, because a loaded machine can cause them.
 package main
 
 import (
@@ -58,14 +57,14 @@ type flags struct {
 func main() {
 	var f flags
 	flag.IntVar(&f.seeds, "seeds", 0, "how many `seeds` to run, whatever -minutes says")
-	flag.Uint64Var(&f.seed, "seed", 0, "the one seed to run, or the first of several (default by chance)")
-	flag.Float64Var(&f.minutes, "minutes", 60, "for how long to begin with further faults")
+	flag.Uint64Var(&f.seed, "seed", 0, "the one seed to run, or the first of several (default: random)")
+	flag.Float64Var(&f.minutes, "minutes", 60, "how long to start new faults")
 	flag.StringVar(&f.only, "only", "", "the `kinds` of faults, separated by commas (default all)")
 	flag.StringVar(&f.out, "out", "", "a `folder` for the report and for logs")
-	flag.StringVar(&f.before, "previous", "HEAD~20", "the `commit` of the version that a rolling deploy comes from")
-	flag.BoolVar(&f.calm, "calm", false, "fail, too, if a recovery takes longer than the goal: the machine does nothing else")
+	flag.StringVar(&f.before, "previous", "HEAD~20", "the `commit` that rolling deploys start from")
+	flag.BoolVar(&f.calm, "calm", false, "also fail if a recovery takes longer than the goal; needs an idle machine")
 	flag.Parse()
-	logging.Disable() // of go-redis: its errors come back to whoever asks, too
+	logging.Disable() // of go-redis: the callers get its errors anyway
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	report, err := run(ctx, f)
 	stop()
@@ -88,7 +87,7 @@ func run(ctx context.Context, f flags) (Report, error) {
 	if err := getTools(ctx); err != nil {
 		return Report{}, err
 	}
-	r.Missing = missing(chosen) // without what has been got
+	r.Missing = missing(chosen) // after getTools
 	o := options{kinds: chosen, whole: f.only == "", log: os.Stdout}
 	if o.binary, err = shop.Binary(); err != nil {
 		return Report{}, err
@@ -101,12 +100,12 @@ func run(ctx context.Context, f flags) (Report, error) {
 	return r, r.run(ctx, f, o)
 }
 
-// command is what was run.
+// command returns the command line of this run.
 func command(args []string) string {
 	return strings.Join(append([]string{"go run ./internal/lab/chaos"}, args...), " ")
 }
 
-// run runs seeds until there are enough, or time is up, and writes the report after each.
+// run runs seeds until there are enough or time is up. It writes the report after each.
 func (r *Report) run(ctx context.Context, f flags, o options) error {
 	if f.seeds == 0 {
 		o.deadline = time.Now().Add(time.Duration(f.minutes * float64(time.Minute)))
@@ -145,31 +144,32 @@ func (r *Report) run(ctx context.Context, f flags, o options) error {
 	return nil
 }
 
-// patience is how long a recovery is waited for, and then quiet.
+// patience limits the wait for a recovery, and then for quiet.
 const patience = 90 * time.Second
 
-// director runs one seed: it lets faults happen to a system under load, and audits after each.
+// director runs one seed: it injects faults into a system under load, and audits after each.
 type director struct {
 	s      *system
 	watch  *harness.Watch
 	greedy *greedy
 	log    io.Writer
-	// clockWentBack is set by the first fault of Postgres' clock: each ends, or begins, by going back.
+	// clockWentBack is set by the first fault of Postgres' clock, because each of these moves the clock back at its start or
+	// end.
 	clockWentBack bool
 }
 
-// options are those of a run.
+// options are the options of a run.
 type options struct {
 	kinds    []kind
-	whole    bool // the kinds are all there are
+	whole    bool // kinds has all kinds
 	binary   string
 	previous string // "" for none
-	out      string // for logs, "" for nowhere
+	out      string // folder for logs, "" for none
 	log      io.Writer
 	deadline time.Time // no fault begins later; zero for none
 }
 
-// play runs one seed. The error is the lab's own; what the shop does wrong is in the report.
+// play runs one seed. The error is a failure of the lab. The report has the failures of the shop.
 func play(ctx context.Context, seed uint64, o options) (report SeedReport, err error) {
 	began := time.Now()
 	clocks := slices.ContainsFunc(o.kinds, func(k kind) bool { return k.name == "clock" }) && noClocks() == ""
@@ -203,7 +203,7 @@ func play(ctx context.Context, seed uint64, o options) (report SeedReport, err e
 			if o.out != "" {
 				err = errors.Join(err, s.logs(o.out))
 			}
-			break // the next fault would be blamed
+			break // later findings could belong to this fault
 		}
 	}
 	if o.whole && err == nil {
@@ -213,7 +213,7 @@ func play(ctx context.Context, seed uint64, o options) (report SeedReport, err e
 	return report, err
 }
 
-// open starts the watch, and the user who asks for too much.
+// open starts the watch, and the user who exceeds the limit.
 func (d *director) open(ctx context.Context, seed uint64) (err error) {
 	subject := harness.Subject{
 		Binary: d.s.binary, APIs: d.s.apis, DB: d.s.pool, Dial: harness.At(d.s.broker.URL()), Admin: d.s.broker.AdminURL,

@@ -15,48 +15,49 @@ import (
 	"github.com/holdfast-go/holdfast/internal/lab/harness/audit"
 )
 
-// Report is what a run has shown.
+// Report is the result of a run.
 type Report struct {
-	// Head says what wrote it, when, of which commit and where.
+	// Head describes the command, the time, the commit and the machine.
 	Head string
-	// Previous is the commit that it was deployed from.
+	// Previous is the commit that rolling deploys start from.
 	Previous string
-	// Missing says which faults the machine cannot have, and why.
+	// Missing has the faults that the machine cannot have, with reasons.
 	Missing map[string]string
 	Seeds   []SeedReport
 }
 
-// SeedReport is what one seed has shown. Times are in seconds.
+// SeedReport is the result of one seed. Times are in seconds.
 type SeedReport struct {
 	Seed uint64
 	Took float64
-	// Cut says that time was up before all faults had happened.
+	// Cut means that time was up before all faults had happened.
 	Cut      bool
 	Outcomes []harness.Outcome
-	// Answers counts what clients were told, by status; 0 is no answer. Keys is how many keys they used.
+	// Answers counts the answers to clients by status; 0 is no answer. Keys is how many keys they used.
 	Answers map[int]int
 	Keys    int
-	// Messages is how many committed, and Repeats how many the broker got again.
+	// Messages counts committed messages, and Repeats those that the broker got again.
 	Messages int
 	Repeats  int
-	// Limit is what the user was told who asks for more than the limit.
+	// Limit has the answers to the user who exceeds the limit.
 	Limit Limited
-	// Findings are those of no fault.
+	// Findings are the findings that belong to no fault.
 	Findings []audit.Finding
-	// Error is the lab's own.
+	// Error is a failure of the lab itself.
 	Error string
 }
 
-// Limited counts the answers to the user who asks for more than the limit admits in each window.
+// Limited counts the answers to the user who sends more requests than the limit allows per window.
 type Limited struct {
 	Max       int
 	Admitted  int
 	Denied    int
 	Undecided int
 	NoAnswer  int
-	// Fullest is the most that a window has surely admitted of those in which Redis forgot nothing.
+	// Fullest is the most that one window has certainly admitted, among windows in which Redis lost
+	// nothing.
 	Fullest int
-	// Forgotten is how many times Redis may have forgotten its counts.
+	// Forgotten is how many times Redis may have lost its counts.
 	Forgotten int
 }
 
@@ -85,7 +86,7 @@ func countLimited(l audit.Limit) Limited {
 	return sum
 }
 
-// count sums a seed up.
+// count summarizes a seed.
 func (r *SeedReport) count(j harness.Judged, took time.Duration) {
 	h := j.History
 	r.Took, r.Answers = harness.Seconds(took), map[int]int{}
@@ -99,7 +100,7 @@ func (r *SeedReport) count(j harness.Judged, took time.Duration) {
 	r.Limit = countLimited(h.Limit)
 }
 
-// findings counts what a seed has found.
+// findings counts the findings of a seed.
 func (r SeedReport) findings() int {
 	n := len(r.Findings)
 	for _, o := range r.Outcomes {
@@ -108,7 +109,7 @@ func (r SeedReport) findings() int {
 	return n
 }
 
-// whole finds what only a seed of every kind shows that has come to its end.
+// whole adds findings that only a complete seed of every kind can show.
 func (r *SeedReport) whole(l audit.Limit) {
 	if r.Cut || r.findings() > 0 {
 		return
@@ -135,12 +136,12 @@ func (r Report) slow() (n int) {
 	return n
 }
 
-// aboveTheGoal is slow in words.
+// aboveTheGoal returns slow as text.
 func (r Report) aboveTheGoal() string {
 	return counted(r.slow(), "recovery", "recoveries") + " above the goal"
 }
 
-// counted is a number of things.
+// counted formats a number of things.
 func counted(n int, one, many string) string {
 	if n == 1 {
 		many = one
@@ -148,7 +149,7 @@ func counted(n int, one, many string) string {
 	return fmt.Sprintf("%d %s", n, many)
 }
 
-// verdict is the last line of a run. What is slow does not make the run fail.
+// verdict is the last line of a run. Slow recoveries do not make the run fail.
 func (r Report) verdict() string {
 	findings, broken := 0, 0
 	for _, s := range r.Seeds {
@@ -167,7 +168,8 @@ func (r Report) verdict() string {
 	return fmt.Sprintf("%s; %s of %v", line, r.aboveTheGoal(), harness.Goal)
 }
 
-// failed reports whether a promise was broken, or the lab itself failed. A slow recovery is no failure.
+// failed reports whether a promise was broken, or the lab itself failed. A slow recovery is not a
+// failure.
 func (r Report) failed() bool {
 	return slices.ContainsFunc(r.Seeds, func(s SeedReport) bool { return s.Error != "" || s.findings() > 0 })
 }
@@ -241,7 +243,7 @@ func (r Report) markdown() string {
 	return b.String()
 }
 
-// recoveries is the table of how soon all was well again.
+// recoveries renders the table of recovery times.
 func (r Report) recoveries(b *strings.Builder) {
 	all := map[string][]harness.Outcome{}
 	for _, s := range r.Seeds {
@@ -266,7 +268,7 @@ func (r Report) recoveries(b *strings.Builder) {
 	}
 }
 
-// seconds is the recovery, marked where it is above the goal.
+// seconds formats the recovery, and marks it if it is above the goal.
 func seconds(o harness.Outcome) string {
 	if o.Slow {
 		return fmt.Sprintf("**%.1f**", o.Recovery)
@@ -274,7 +276,7 @@ func seconds(o harness.Outcome) string {
 	return fmt.Sprintf("%.1f", o.Recovery)
 }
 
-// found quotes all findings.
+// found lists all findings.
 func (r Report) found(b *strings.Builder) {
 	b.WriteString("\n## Findings\n\n")
 	none := true
@@ -303,7 +305,7 @@ func (r Report) found(b *strings.Builder) {
 	}
 }
 
-// limits is the table of the user who asks for too much.
+// limits renders the table of the user who exceeds the limit.
 func (r Report) limits(b *strings.Builder) {
 	fmt.Fprintf(b, "\n## Rate limits\n\nOne user asks through both apis for more than the %d requests that the shop admits per user and minute. No minute of Redis' clock admits\n"+
 		"more, but for once more for each time that Redis may have lost its counts: it is flushed, loses its memory, fails over or has its clock set. What\n"+
@@ -315,7 +317,7 @@ func (r Report) limits(b *strings.Builder) {
 	}
 }
 
-// lost says what asynchronous failovers have lost, if there were any.
+// lost lists the losses of asynchronous failovers, if there were any.
 func (r Report) lost(b *strings.Builder) {
 	var lines strings.Builder
 	for _, s := range r.Seeds {

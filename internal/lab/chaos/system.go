@@ -30,30 +30,30 @@ var roles = []string{"api", "api", "relay", "relay", "consumer", "consumer", "sw
 // hold is how long the shop holds a seat.
 const hold = 2 * time.Second
 
-// process is one process of the shop, with ways of its own to the servers.
+// process is one process of the shop, with its own links to the servers.
 type process struct {
 	*shop.Process
 	role  string
 	links map[testenv.Kind]*testenv.Proxy
 }
 
-// system is the shop as processes, on servers of its own.
+// system is the shop as processes, on its own servers.
 type system struct {
-	dir       string // for the servers and what belongs to them
+	dir       string // for the servers and their files
 	binary    string
 	db, redis *pair
 	broker    *testenv.Server
 	processes []*process
-	pool      *pgxpool.Pool // of the lab: past the processes' links, to whichever Postgres is the primary
+	pool      *pgxpool.Pool // of the lab: bypasses the links, always to the current primary
 
 	mu      sync.Mutex
 	lost    []audit.Change // committed, and lost by a failover to an asynchronous standby
-	strange []error        // what went wrong in the lab's own parts
+	strange []error        // failures of the lab itself
 	endings []func() error
 }
 
-// openSystem starts the servers and all processes. With clocks the servers' clocks can be set. It must be closed, also
-// after an error.
+// openSystem starts the servers and all processes. With clocks, the servers' clocks can be set. The caller must close the
+// system, also after an error.
 func openSystem(ctx context.Context, binary string, clocks bool) (*system, error) {
 	s := &system{binary: binary}
 	dir, err := os.MkdirTemp("", "holdfast-chaos-")
@@ -136,7 +136,7 @@ func (s *system) newProcess(role, name string) (*process, error) {
 	return p, nil
 }
 
-// openLink opens a way to a server that lasts as long as the system.
+// openLink opens a link to a server. It lasts as long as the system.
 func (s *system) openLink(url string) (*testenv.Proxy, error) {
 	link, err := testenv.OpenProxy(url, func(err error) {
 		s.mu.Lock()
@@ -167,7 +167,7 @@ func (s *system) start(processes ...*process) error {
 	return errors.Join(errs...)
 }
 
-// replace starts processes and does not wait for them.
+// replace starts processes and does not wait until they listen.
 func (s *system) replace(processes ...*process) error {
 	for _, p := range processes {
 		if err := p.Start(s.binary); err != nil {
@@ -177,7 +177,7 @@ func (s *system) replace(processes ...*process) error {
 	return nil
 }
 
-// apis are the addresses where clients reach the shop.
+// apis returns the addresses of the api processes.
 func (s *system) apis() (urls []string) {
 	for _, p := range s.named("api") {
 		urls = append(urls, p.URL())
@@ -185,7 +185,7 @@ func (s *system) apis() (urls []string) {
 	return urls
 }
 
-// named are the processes of a role.
+// named returns the processes of a role.
 func (s *system) named(role string) []*process {
 	var found []*process
 	for _, p := range s.processes {
@@ -202,7 +202,7 @@ func (s *system) atEnd(f func() error) {
 	s.endings = append(s.endings, f)
 }
 
-// close ends everything, the last first, and tells what went wrong in the lab's own parts.
+// close ends everything in reverse order, and returns failures of the lab itself.
 func (s *system) close() error {
 	s.mu.Lock()
 	endings := s.endings
@@ -214,7 +214,7 @@ func (s *system) close() error {
 	return errors.Join(append(errs, s.strange...)...)
 }
 
-// logs writes the end of what everybody has logged into a folder.
+// logs writes the ends of all logs into a folder.
 func (s *system) logs(dir string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
@@ -230,7 +230,7 @@ func (s *system) logs(dir string) error {
 	return errors.Join(errs...)
 }
 
-// sessions tells what those of the database do.
+// sessions describes the sessions of the database.
 func (s *system) sessions(ctx context.Context) string {
 	rows, _ := s.pool.Query(ctx, `select format('%s %s, blocked by %s, since %s: %s', pid, state,
 		pg_blocking_pids(pid), state_change, left(query, 200)) from pg_stat_activity where state <> 'idle' order by state_change`)
@@ -244,24 +244,24 @@ func (s *system) sessions(ctx context.Context) string {
 // postgresSettings keep the log of changes small enough for a small disk.
 var postgresSettings = []string{"-c", "max_wal_size=128MB", "-c", "wal_keep_size=64MB", "-c", "autovacuum_naptime=5s"}
 
-// diskSize is that of a server's own disk, where one can be mounted.
+// diskSize is the size of a server's own disk, if one can be mounted.
 const diskSize = "768m"
 
-// pair is a primary and its standby, under an address that moves from one to the other as a virtual IP does.
+// pair is a primary and its standby, under an address that moves from one to the other like a virtual IP.
 type pair struct {
 	s    *system
 	spec testenv.Spec
-	// clock is the file that sets the clock of both, "" where it cannot be set.
+	// clock is the file that sets the clock of both; "" if it cannot be set.
 	clock   string
 	address *testenv.Proxy
-	// replication is the way of the standby to its primary.
+	// replication is the link from the standby to its primary.
 	replication *testenv.Proxy
 
 	mu               sync.Mutex
 	primary, standby *testenv.Server
-	disk             string           // of the primary, "" where it has none of its own
-	spare            string           // that of the standby
-	followers        []*testenv.Proxy // what moves with the address
+	disk             string           // of the primary, "" if it has no disk of its own
+	spare            string           // disk of the standby
+	followers        []*testenv.Proxy // links that move with the address
 }
 
 // openPair starts a primary and its standby.
@@ -286,7 +286,7 @@ func (s *system) openPair(ctx context.Context, spec testenv.Spec, clocks bool) (
 	return p, p.addStandby(ctx)
 }
 
-// launch starts a server on a disk of its own.
+// launch starts a server on its own disk.
 func (p *pair) launch(ctx context.Context, spec testenv.Spec) (*testenv.Server, string, error) {
 	var disk string
 	if spec.Kind == testenv.Postgres && canMount() {
@@ -306,7 +306,7 @@ func (p *pair) launch(ctx context.Context, spec testenv.Spec) (*testenv.Server, 
 	return server, disk, nil
 }
 
-// addStandby starts a standby of the primary of now.
+// addStandby starts a standby of the current primary.
 func (p *pair) addStandby(ctx context.Context) error {
 	p.replication.Cut()
 	if err := p.replication.Retarget(p.primary.URL()); err != nil {
@@ -325,15 +325,15 @@ func (p *pair) addStandby(ctx context.Context) error {
 	return nil
 }
 
-// follow has a link go wherever the address goes.
+// follow makes a link move together with the address.
 func (p *pair) follow(link *testenv.Proxy) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.followers = append(p.followers, link)
 }
 
-// failOver makes a primary of the standby, once the primary is dead, and moves the address. It returns the
-// server that was the primary; there is no standby then.
+// failOver promotes the standby after the primary has died, and moves the address. It returns the old primary. Afterwards
+// there is no standby.
 func (p *pair) failOver(ctx context.Context) (old *testenv.Server, err error) {
 	p.replication.Cut()
 	if err := p.standby.Promote(ctx); err != nil {
@@ -351,14 +351,14 @@ func (p *pair) failOver(ctx context.Context) (old *testenv.Server, err error) {
 	return old, errors.Join(errs...)
 }
 
-// server is the primary of now.
+// server returns the current primary.
 func (p *pair) server() *testenv.Server {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.primary
 }
 
-// follower is the standby of now.
+// follower returns the current standby.
 func (p *pair) follower() *testenv.Server {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -369,18 +369,18 @@ func (p *pair) follower() *testenv.Server {
 func canMount() bool { return os.Geteuid() == 0 && mountTemporary != nil }
 
 const (
-	// userLimit is the shop's limit for each user and minute. A client that insists throughout a fault stays below it.
+	// userLimit is the shop's limit per user and minute. A client that retries throughout a fault stays below it.
 	userLimit = 1000
-	// greedySenders and greedyPause make 40 requests a second where nothing is slow: more than twice the limit.
+	// greedySenders and greedyPause make 40 requests a second while nothing is slow: more than twice the limit.
 	greedySenders = 4
 	greedyPause   = 100 * time.Millisecond
 	// greedyTimeout is longer than the limiter waits for Redis.
 	greedyTimeout = 10 * time.Second
 )
 
-// greedy is one user who asks for more than the limit of the shop admits, through all apis, from the beginning of a seed to
-// its end. The requests lack an idempotency key. So those that the limiter lets pass are refused right behind it, and cost the
-// shop little.
+// greedy is one user who sends more requests than the limit of the shop allows, through all apis, during the whole seed. The
+// requests lack an idempotency key. So a request that passes the limiter is rejected right after it, and costs the shop
+// little.
 type greedy struct {
 	apis func() []string
 	http *http.Client
@@ -413,7 +413,7 @@ func (g *greedy) start(ctx context.Context) {
 	}
 }
 
-// ask sends one request and notes what came of it.
+// ask sends one request and records its answer.
 func (g *greedy) ask(ctx context.Context, sender int) {
 	apis := g.apis()
 	url := apis[sender%len(apis)]
@@ -422,7 +422,7 @@ func (g *greedy) ask(ctx context.Context, sender int) {
 	}
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url+"/api/reservations", strings.NewReader("{}"))
 	if err != nil {
-		return // the address of a process is one
+		return // the address of a process is always valid
 	}
 	req.Header.Set("X-Mock-User-Id", "greedy")
 	req.Header.Set("Content-Type", "application/json")
@@ -431,7 +431,7 @@ func (g *greedy) ask(ctx context.Context, sender int) {
 	a.Answered = time.Now()
 	if err == nil {
 		a.Status = resp.StatusCode
-		_, _ = io.Copy(io.Discard, resp.Body) // the answer is its status
+		_, _ = io.Copy(io.Discard, resp.Body) // only the status counts
 		_ = resp.Body.Close()
 	}
 	g.mu.Lock()
@@ -439,7 +439,7 @@ func (g *greedy) ask(ctx context.Context, sender int) {
 	g.asked = append(g.asked, a)
 }
 
-// excuse says that Redis may have lost its counts since some time, so many times.
+// excuse records that Redis may have lost its counts since a time, and how many times.
 func (g *greedy) excuse(since time.Time, times int) {
 	if times == 0 {
 		return
@@ -449,7 +449,7 @@ func (g *greedy) excuse(since time.Time, times int) {
 	g.forgotten = append(g.forgotten, audit.Forgotten{From: since, To: time.Now(), Times: times})
 }
 
-// told is everything so far.
+// told returns the answers so far.
 func (g *greedy) told() audit.Limit {
 	g.mu.Lock()
 	defer g.mu.Unlock()
