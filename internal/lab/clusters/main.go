@@ -1,16 +1,16 @@
-// Command clusters tries the ticket shop on clusters:
+// Command clusters tests the ticket shop on clusters:
 //
 //	go run ./internal/lab/clusters [-run PATTERN]
 //
-// It makes hosts of network namespaces: on three of them a RabbitMQ of three nodes with quorum queues, a Redis Cluster
-// of six, and a Postgres with a synchronous standby; on two more each role of the shop, behind a PgBouncer each. Then nodes
-// are killed, cut off and promoted, and slots moved, while customers buy. After each fault it measures how soon all is well,
-// and compares all answers, all changes and all messages at the broker. It writes
-// internal/lab/clusters/report.md, and exits with 1 if something was lost, doubled, out of order, or not well again. With
-// -run it has only the faults happen whose name matches, and prints the report.
+// It builds hosts from network namespaces. Three of them have a RabbitMQ of three nodes with quorum queues, a Redis Cluster
+// of six, and a Postgres with a synchronous standby. Two more have each role of the shop, behind a PgBouncer each. While
+// customers buy, nodes are killed, cut off and promoted, and slots moved. After each fault it measures the recovery, and
+// compares all answers, all changes and all messages at the broker. It writes internal/lab/clusters/report.md. It exits with
+// 1 if something was lost, doubled, out of order, or did not recover. With -run only the faults with a matching name happen,
+// and the report is printed.
 //
-// It needs the rights of root on Debian or Ubuntu, where it installs what is missing. All of it is in a network namespace
-// of its own, and ends with it.
+// It needs root on Debian or Ubuntu, where it installs missing programs. Everything is in its own network namespace, and
+// ends with it.
 package main
 
 import (
@@ -36,19 +36,19 @@ import (
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
-// exitUnusable is the exit code when something is missing that the command cannot get.
+// exitUnusable is the exit code if a required program or right is missing.
 const exitUnusable = 2
 
-// reportFile is where the report is committed, in the repository.
+// reportFile is the path of the committed report in the repository.
 const reportFile = "internal/lab/clusters/report.md"
 
-// packages are Debian's.
+// packages are the required Debian packages.
 var packages = []string{"iproute2", "util-linux", "postgresql", "pgbouncer", "redis-server", "rabbitmq-server"}
 
 func main() {
-	runtime.LockOSThread() // the child dies with the thread that starts it; the main thread lasts
-	inside := flag.String("inside", "", "do it here, and write the report to this `file`")
-	binary := flag.String("shop", "", "with -inside: the shop's `binary`, which cannot be built without a network")
+	runtime.LockOSThread() // the child dies with the thread that starts it; the main thread never ends
+	inside := flag.String("inside", "", "run in this namespace, and write the report to this `file`")
+	binary := flag.String("shop", "", "with -inside: the shop's `binary`, because building it needs a network")
 	pattern := flag.String("run", "", "only the faults whose name matches this regular `expression`")
 	flag.Parse()
 	chosen, err := regexp.Compile(*pattern)
@@ -71,7 +71,7 @@ func main() {
 	os.Exit(code)
 }
 
-// isolated runs this command in a network namespace of its own.
+// isolated runs this command in its own network namespace.
 func isolated(ctx context.Context, pattern string) (int, error) {
 	out, err := exec.Command("go", "env", "GOWORK").Output()
 	if err != nil {
@@ -98,7 +98,7 @@ func isolated(ctx context.Context, pattern string) (int, error) {
 	if err != nil {
 		return exitUnusable, err
 	}
-	const names = `mkdir -p /run/netns; mount -t tmpfs tmpfs /run/netns; exec "$@"` // of namespaces, for this one alone
+	const names = `mkdir -p /run/netns; mount -t tmpfs tmpfs /run/netns; exec "$@"` // names of namespaces, visible only here
 	cmd := exec.Command("unshare", "--net", "--mount", "sh", "-ec", names, "sh", self, "-inside", report, "-shop", binary, "-run", pattern)
 	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{}
@@ -115,7 +115,7 @@ func isolated(ctx context.Context, pattern string) (int, error) {
 	return 0, err
 }
 
-// try does all of it, and writes the report; if faults are chosen, these alone.
+// try runs all faults, or the chosen ones, and writes the report.
 func try(ctx context.Context, chosen *regexp.Regexp, binary, report string) (code int, err error) {
 	began := time.Now()
 	head := provenance.Head("make clusters", began)
@@ -156,7 +156,7 @@ func try(ctx context.Context, chosen *regexp.Regexp, binary, report string) (cod
 	return code, os.WriteFile(report, []byte(text), 0o644)
 }
 
-// versions are those of the servers.
+// versions returns the versions of the servers.
 func (h *house) versions(ctx context.Context) (all []string, err error) {
 	for _, s := range []*testenv.Server{h.primary, h.redis[0], h.rabbit[0]} {
 		product, version, err := versions.Ask(ctx, s)
@@ -175,7 +175,7 @@ and a Postgres with a synchronous standby, whose address moves to the standby; o
 [ticket shop](../../../examples/reservation/README.md) once, behind a PgBouncer in transaction mode.
 `
 
-// render is the report.
+// render returns the report.
 func render(head string, servers []string, v verdict, took time.Duration) string {
 	var text strings.Builder
 	fmt.Fprintf(&text, "# Clusters\n\n%s\n%s\nServers: %s. It took %.0f minutes.\n", head, introduction, strings.Join(servers, ", "), took.Minutes())
@@ -221,8 +221,8 @@ how many seconds after the end of the fault a symptom was seen for the last time
 	return text.String()
 }
 
-// crashLines tell of each fault in which PgBouncer ended by itself. That is no fault of the shop, which has to be well
-// again like after any other.
+// crashLines lists the faults during which PgBouncer ended by itself. That is not a fault of the shop, which must recover as
+// usual.
 func crashLines(crashes []crash) string {
 	if len(crashes) == 0 {
 		return "\nNo PgBouncer ended by itself.\n"

@@ -21,20 +21,20 @@ import (
 	"github.com/holdfast-go/holdfast/outbox/outboxamqp"
 )
 
-// house is everything that the shop stands on, spread over hosts.
+// house is all servers of the shop, spread over hosts.
 type house struct {
 	net     *hosts.Network
 	servers []*hosts.Host // three
 	apps    []*hosts.Host // for the roles of the shop, each with a PgBouncer
 
-	primary, standby *testenv.Server // of Postgres, on the first two
+	primary, standby *testenv.Server // of Postgres, on the first two hosts
 	address          string          // of the primary, which moves to the standby
 	poolers          []*testenv.Server
-	redis            []*testenv.Server // two on each host: three primaries, then the replicas of those
+	redis            []*testenv.Server // two on each host: three primaries, then their replicas
 	rabbit           []*testenv.Server // one on each host
 }
 
-// openHouse starts everything. The caller closes the house also after an error.
+// openHouse starts everything. The caller must close the house, also after an error.
 func openHouse(ctx context.Context, apps int) (_ *house, err error) {
 	h := &house{}
 	if h.net, err = hosts.Open(ctx); err != nil {
@@ -68,8 +68,8 @@ func launch(ctx context.Context, host *hosts.Host, kind testenv.Kind, extra ...s
 	return testenv.LaunchSpec(ctx, testenv.Spec{Kind: kind, Extra: extra, Host: host.Host})
 }
 
-// startPostgres starts a primary and a standby that it waits for at each commit, and a PgBouncer on each host with roles.
-// Those know the primary by an address of its own.
+// startPostgres starts a primary, a standby that it waits for at each commit, and a PgBouncer on each host with roles.
+// The PgBouncers reach the primary by an address that can move.
 func (h *house) startPostgres(ctx context.Context) (err error) {
 	anywhere := []string{"-c", "listen_addresses=*", "-c", "track_commit_timestamp=on"}
 	if h.primary, err = launch(ctx, h.servers[0], testenv.Postgres, anywhere...); err != nil {
@@ -102,10 +102,10 @@ func (h *house) startPostgres(ctx context.Context) (err error) {
 	return nil
 }
 
-// database is the address of the primary, whichever server that is.
+// database returns the address of the current primary.
 func (h *house) database() string { return withHost(h.primary.URL(), h.address) }
 
-// withHost is a URL of a server at another address.
+// withHost replaces the host in a server's URL.
 func withHost(rawURL, address string) string {
 	begin, port, _ := strings.Cut(rawURL[strings.LastIndex(rawURL, "@")+1:], ":")
 	return strings.Replace(rawURL, begin+":"+port, address+":"+port, 1)
@@ -142,7 +142,7 @@ func onPostgres(ctx context.Context, url string, statements ...string) error {
 	return nil
 }
 
-// startRedis starts a Redis Cluster of three primaries with a replica each on another host.
+// startRedis starts a Redis Cluster of three primaries, each with a replica on another host.
 func (h *house) startRedis(ctx context.Context) error {
 	for i := range 6 {
 		s, err := launch(ctx, h.servers[(i+i/3)%3], testenv.Redis, "--cluster-enabled", "yes", "--cluster-node-timeout", "5000", "--appendonly", "yes")
@@ -156,7 +156,7 @@ func (h *house) startRedis(ctx context.Context) error {
 
 const slots = 16384
 
-// formCluster makes the first half of the nodes primaries, and each of the others a replica of one.
+// formCluster makes the first half of the nodes primaries, and each other node a replica of one.
 func formCluster(ctx context.Context, servers []*testenv.Server) error {
 	var nodes []*redis.Client
 	var addresses []string
@@ -189,7 +189,7 @@ func formCluster(ctx context.Context, servers []*testenv.Server) error {
 		if err != nil {
 			return err
 		}
-		// The replica must have heard of its primary.
+		// The replica must know its primary first.
 		err = harness.Poll(ctx, func(ctx context.Context) error { return nodes[primaries+i].ClusterReplicate(ctx, id).Err() })
 		if err != nil {
 			return err
@@ -209,7 +209,7 @@ func formCluster(ctx context.Context, servers []*testenv.Server) error {
 	})
 }
 
-// startRabbitMQ starts a cluster of three. A node that does not reach another one stops serving.
+// startRabbitMQ starts a cluster of three. A node that cannot reach another one stops serving.
 func (h *house) startRabbitMQ(ctx context.Context) error {
 	settings := []string{
 		"cluster_formation.peer_discovery_backend = classic_config",
@@ -222,7 +222,7 @@ func (h *house) startRabbitMQ(ctx context.Context) error {
 	h.rabbit = make([]*testenv.Server, len(h.servers))
 	errs := make([]error, len(h.servers))
 	start := func(i int) { h.rabbit[i], errs[i] = launch(ctx, h.servers[i], testenv.RabbitMQ, settings...) }
-	start(0) // the others join what is there: none waits for another that begins
+	start(0) // the others join an existing cluster, so that nodes need not wait for each other
 	var starting sync.WaitGroup
 	for i := range h.servers[1:] {
 		starting.Go(func() { start(i + 1) })
@@ -234,7 +234,7 @@ func (h *house) startRabbitMQ(ctx context.Context) error {
 	return harness.Poll(ctx, h.brokersJoined)
 }
 
-// brokersJoined fails unless all three nodes of RabbitMQ are one cluster.
+// brokersJoined fails unless all three nodes of RabbitMQ form one cluster.
 func (h *house) brokersJoined(ctx context.Context) error {
 	for _, s := range h.rabbit {
 		var nodes []struct{ Running bool }
@@ -254,14 +254,14 @@ func (h *house) brokersJoined(ctx context.Context) error {
 	return nil
 }
 
-// askBroker gets an answer of the management API soon, or does without: a node may be paused.
+// askBroker calls the management API with a short timeout, because a node may be paused.
 func askBroker(ctx context.Context, s *testenv.Server, path string, answer any) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	return testenv.Admin(ctx, s.AdminURL(), http.MethodGet, path, nil, answer)
 }
 
-// env is how the roles of an app host learn of the servers: their own PgBouncer, and all nodes of the clusters.
+// env has the addresses of the servers for the roles on an app host: their own PgBouncer, and all nodes of the clusters.
 func (h *house) env(app int) []string {
 	var brokers, more []string
 	for _, s := range h.rabbit {
@@ -277,7 +277,7 @@ func (h *house) env(app int) []string {
 	}.Env()
 }
 
-// addressOf is the host and port of a server's URL.
+// addressOf returns the host and port in a server's URL.
 func addressOf(rawURL string) string {
 	_, after, _ := strings.Cut(rawURL, "://")
 	if _, host, ok := strings.Cut(after, "@"); ok {
@@ -301,7 +301,7 @@ func (h *house) dial(ctx context.Context) (conn *amqp.Connection, err error) {
 	return nil, err
 }
 
-// close ends everything, the last first.
+// close ends everything in reverse order.
 func (h *house) close() error {
 	var errs []error
 	for _, group := range [][]*testenv.Server{h.poolers, {h.standby, h.primary}, h.redis, h.rabbit} {

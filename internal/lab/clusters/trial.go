@@ -25,7 +25,7 @@ import (
 const (
 	// hold is how long the shop holds a seat.
 	hold = 2 * time.Second
-	// giveUp is how long a recovery may take. One that takes longer than the goal is marked in the report.
+	// giveUp is how long a recovery may take. The report marks a recovery above the goal.
 	giveUp = 3 * time.Minute
 )
 
@@ -36,7 +36,7 @@ type trial struct {
 	apis      []string
 	db        *pgxpool.Pool
 	watch     *harness.Watch
-	// poolers starts those again that have ended by themselves.
+	// poolers restarts PgBouncers that have ended by themselves.
 	poolers *supervisor
 }
 
@@ -84,7 +84,7 @@ func openTrial(ctx context.Context, h *house, binary string) (*trial, error) {
 
 func (t *trial) ready(context.Context) error { return shop.AllReady(t.processes) }
 
-// close ends the processes. They say why if one does not end as it should.
+// close ends the processes. It returns an error if one does not end properly.
 func (t *trial) close() error {
 	if t.watch != nil {
 		t.watch.Close()
@@ -97,11 +97,11 @@ func (t *trial) close() error {
 	return err
 }
 
-// tell shows the ends of the logs.
+// tell prints the ends of the logs.
 func (t *trial) tell(to io.Writer) {
 	for _, p := range t.processes {
 		log := p.Log()
-		fmt.Fprintf(to, "the log of %s ends in\n%s\n", p.Name, log[max(0, len(log)-8000):])
+		fmt.Fprintf(to, "end of the log of %s:\n%s\n", p.Name, log[max(0, len(log)-8000):])
 	}
 }
 
@@ -115,7 +115,7 @@ type verdict struct {
 	faults   []string
 }
 
-// run has each chosen fault happen once, until one breaks a promise.
+// run makes each chosen fault happen once, until one breaks a promise.
 func (t *trial) run(ctx context.Context, chosen *regexp.Regexp) (v verdict, err error) {
 	for _, f := range t.faults() {
 		if !chosen.MatchString(f.Kind + ": " + f.Target) {
@@ -133,7 +133,7 @@ func (t *trial) run(ctx context.Context, chosen *regexp.Regexp) (v verdict, err 
 		}
 		if len(v.faults) > 0 {
 			t.tell(os.Stderr)
-			break // the next fault would be blamed
+			break // later findings could belong to this fault
 		}
 	}
 	v.crashes = t.poolers.all()
@@ -141,13 +141,13 @@ func (t *trial) run(ctx context.Context, chosen *regexp.Regexp) (v verdict, err 
 	return v, nil
 }
 
-// outage is how long a fault lasts that has an end: longer than any cluster here takes to notice it.
+// outage is how long a fault with an end lasts: longer than any cluster here needs to notice it.
 const outage = 20 * time.Second
 
-// faults happen to the clusters and their hosts. The failover of Postgres is the last: no standby is left then.
+// faults of the clusters and their hosts. The failover of Postgres is last, because no standby is left after it.
 func (t *trial) faults() []harness.Fault {
 	h := t.house
-	whole := func(well func(context.Context) error) func(context.Context) error { // until the cluster is again what it was
+	whole := func(well func(context.Context) error) func(context.Context) error { // until the cluster is whole again
 		return func(ctx context.Context) error { return harness.Poll(ctx, well) }
 	}
 	killed := func(kind testenv.Kind, target string, find func() *testenv.Server, well func(context.Context) error) harness.Fault {
@@ -183,13 +183,13 @@ func (t *trial) faults() []harness.Fault {
 }
 
 const (
-	// limitsKey is in the slot of all rate limits.
+	// limitsKey is a key in the slot of all rate limits.
 	limitsKey = "{rl}"
 	// shopQueue is the consumers' queue.
 	shopQueue = "reservation.stats"
 )
 
-// eachRedis calls do with every node that answers, and what it says of itself.
+// eachRedis calls do with every node that answers, and a client of it.
 func (h *house) eachRedis(ctx context.Context, do func(s *testenv.Server, c *redis.Client)) {
 	for _, s := range h.redis {
 		opts, err := redis.ParseURL(s.URL())
@@ -203,7 +203,7 @@ func (h *house) eachRedis(ctx context.Context, do func(s *testenv.Server, c *red
 	}
 }
 
-// redisPrimary is the node that answers for a key; nil if none says so.
+// redisPrimary returns the node that serves a key; nil if there is none.
 func (h *house) redisPrimary(key string) (found *testenv.Server) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
@@ -215,7 +215,7 @@ func (h *house) redisPrimary(key string) (found *testenv.Server) {
 	return found
 }
 
-// moveSlot takes the slot of a key to another primary and back, as redis-cli --cluster reshard does.
+// moveSlot moves the slot of a key to another primary and back, like redis-cli --cluster reshard.
 func (h *house) moveSlot(ctx context.Context, key string) error {
 	var addresses []string
 	for _, s := range h.redis {
@@ -245,7 +245,7 @@ func (h *house) moveSlot(ctx context.Context, key string) error {
 	return moveSlot(ctx, slot, to, from)
 }
 
-// steps of a move are apart, so that requests come in between.
+// stepPause separates the steps of a move, so that requests come in between.
 const stepPause = 500 * time.Millisecond
 
 func moveSlot(ctx context.Context, slot int64, from, to *testenv.Server) error {
@@ -313,10 +313,10 @@ func (h *house) redisWell(ctx context.Context) error {
 	return nil
 }
 
-// leader is the node that leads a quorum queue; nil if nobody knows.
+// leader returns the node that leads a quorum queue; nil if it is unknown.
 func (h *house) leader(queue string) *testenv.Server { return h.member(queue, true) }
 
-// follower is one that does not.
+// follower returns a node of the queue that is not its leader.
 func (h *house) follower(queue string) *testenv.Server { return h.member(queue, false) }
 
 func (h *house) member(queue string, leads bool) *testenv.Server {
@@ -347,8 +347,8 @@ func (h *house) allWell(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// failOver is what an operator does when the primary is lost: the standby becomes the primary, which waits for nobody now,
-// and takes its address.
+// failOver does the work of an operator when the primary is lost: it promotes the standby, which then waits for no other,
+// and moves the address to it.
 func (h *house) failOver(ctx context.Context) error {
 	if err := h.primary.Kill(); err != nil {
 		return err
@@ -365,8 +365,8 @@ func (h *house) failOver(ctx context.Context) error {
 	return h.servers[1].Take(ctx, h.address)
 }
 
-// supervisor starts a PgBouncer again that has ended by itself, as that of a host does, and counts it: version 1.18
-// ends with "server in bad state" when clients cancel statements, which is its issue 822.
+// supervisor restarts a PgBouncer that has ended by itself, like the supervisor of a host, and counts it. Version 1.18
+// ends with "server in bad state" when clients cancel statements: PgBouncer issue 822.
 type supervisor struct {
 	stop func()
 
@@ -375,7 +375,7 @@ type supervisor struct {
 	crashes []crash
 }
 
-// crash is the end of a server that nobody had asked for.
+// crash is an unexpected end of a server.
 type crash struct{ host, during, said string }
 
 // supervise watches servers on hosts of these names, until stop.
@@ -402,7 +402,7 @@ func supervise(ctx context.Context, names []string, servers []*testenv.Server) *
 	return s
 }
 
-// note takes a crash, with the last line of the log as what the server said.
+// note records a crash, with the last line of the log.
 func (s *supervisor) note(host, log string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -411,14 +411,14 @@ func (s *supervisor) note(host, log string) {
 	s.crashes = append(s.crashes, crash{host, s.during, said})
 }
 
-// now tells which fault happens from now on.
+// now sets the current fault.
 func (s *supervisor) now(fault string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.during = fault
 }
 
-// all returns what has crashed so far.
+// all returns the crashes so far.
 func (s *supervisor) all() []crash {
 	s.mu.Lock()
 	defer s.mu.Unlock()
