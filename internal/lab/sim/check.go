@@ -17,7 +17,7 @@ import (
 	"github.com/holdfast-go/holdfast/outbox"
 )
 
-// check compares what is stored at the end with what the clients were told and with what was committed.
+// check compares the stored state at the end with the answers to clients and with the committed messages.
 func check(h *history, s shoptest.State) []string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -52,12 +52,11 @@ type message struct {
 
 func read(m written) (status string, body message) {
 	_, status, _ = strings.Cut(m.Name, ".")
-	_ = json.Unmarshal(m.Body, &body) // what does not parse fits nothing below
+	_ = json.Unmarshal(m.Body, &body) // an invalid body fails the checks below
 	return status, body
 }
 
-// sales follows the messages in the order of their commits: a seat is given to one reservation at a
-// time, and a reservation ends once.
+// sales follows the messages in commit order: a seat belongs to one reservation at a time, and a reservation ends once.
 func (c *checker) sales() {
 	holder, status := map[string]string{}, map[string]string{}
 	for i, m := range c.history.written {
@@ -94,7 +93,7 @@ func (c *checker) sales() {
 	}
 }
 
-// answers compares what clients were told with what is stored, and looks for effects that nobody asked for.
+// answers compares the answers to clients with the stored state, and finds effects without a request.
 func (c *checker) answers() {
 	told := map[string]bool{}    // reservations
 	maybe := map[string]int{}    // holds by user, of clients that gave up
@@ -147,8 +146,8 @@ func (c *checker) hold(one answered, told map[string]bool, maybe map[string]int)
 	}
 }
 
-// events: every event that a client was told of is stored. Each other stored event needs a key that got no final answer, so
-// a key creates one event at most.
+// events checks that every event confirmed to a client is stored. Every other stored event needs a key without a final
+// answer, so that a key creates one event at most.
 func (c *checker) events() {
 	told, maybe := map[string]bool{}, 0
 	stored := c.stored()
@@ -179,7 +178,7 @@ func (c *checker) events() {
 	}
 }
 
-// stored are the ids of the stored events, each of which has seats.
+// stored returns the ids of the stored events. Each of them has seats.
 func (c *checker) stored() map[string]bool {
 	ids := map[string]bool{}
 	for _, seat := range c.state.Seats {
@@ -188,7 +187,7 @@ func (c *checker) stored() map[string]bool {
 	return ids
 }
 
-// target is the reservation of a path and the status that it asks for.
+// target returns the reservation in a path and the requested status.
 func target(path string) (id, status string) {
 	id, verb, _ := strings.Cut(strings.TrimPrefix(path, "/api/reservations/"), "/")
 	return id, map[string]string{"confirm": "confirmed", "cancel": "cancelled"}[verb]
@@ -224,7 +223,7 @@ func (c *checker) rows() {
 	}
 }
 
-// messages: every committed message was published, those of a key in their order, and took effect once.
+// messages checks that every committed message was published, in the order of its key, and took effect once.
 func (c *checker) messages() {
 	seen, last := map[uuid.UUID]bool{}, map[string]int{}
 	for _, id := range c.history.published {
@@ -264,26 +263,26 @@ func (c *checker) messages() {
 	}
 }
 
-// history is what the clients were told and what the servers have seen. It is safe for concurrent use.
+// history has the answers to the clients and the events at the servers. It is safe for concurrent use.
 type history struct {
 	mu        sync.Mutex
 	answers   map[string]answered // by key
 	written   []written           // messages, in the order of their commits
-	published []uuid.UUID         // as the broker took them
+	published []uuid.UUID         // in the broker's order
 	learned   map[uuid.UUID]int   // how often each message took effect
-	denied    int                 // answers that the limit was met
-	limit     int64               // how often a user may ask in a minute
-	charges   []charged           // as the limiter made them
+	denied    int                 // answers that a limit was reached
+	limit     int64               // requests per user and minute
+	charges   []charged           // in the limiter's order
 	uncharged []string            // users whose request passed the limit without a charge
 }
 
-// answered is a request with its key and what became of it.
+// answered is a request with a key, and its outcome.
 type answered struct {
 	request
-	final answer // the first that was final; the zero answer: none was heard
+	final answer // the first final answer; zero: none arrived
 }
 
-// written is a message with the time at which its transaction decided on it.
+// written is a message with the decision time of its transaction.
 type written struct {
 	outbox.Message
 	at time.Time
@@ -293,7 +292,7 @@ func newHistory() history {
 	return history{answers: map[string]answered{}, learned: map[uuid.UUID]int{}}
 }
 
-// sent notes that a request is about to be sent.
+// sent records that a request is about to be sent.
 func (h *history) sent(q request) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -302,7 +301,7 @@ func (h *history) sent(q request) {
 	}
 }
 
-// heard notes a final answer and returns the first one to the same key.
+// heard records a final answer and returns the first one for the same key.
 func (h *history) heard(q request, a answer) (first answer) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -314,7 +313,7 @@ func (h *history) heard(q request, a answer) (first answer) {
 	return known.final
 }
 
-// denies notes an answer that says that the limit was met.
+// denies records an answer that a limit was reached.
 func (h *history) denies(a answer) {
 	if a.status != http.StatusTooManyRequests {
 		return
@@ -342,7 +341,7 @@ func (h *history) effect(id uuid.UUID, _ string) {
 	h.learned[id]++
 }
 
-// outcomes counts what reservations have become.
+// outcomes counts the statuses of reservations.
 func (h *history) outcomes() map[string]int {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -354,7 +353,7 @@ func (h *history) outcomes() map[string]int {
 	return n
 }
 
-// events are those that clients have created.
+// events returns the ids of the events that clients have created.
 func (h *history) events() (ids []string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -366,12 +365,12 @@ func (h *history) events() (ids []string) {
 	return ids
 }
 
-// visit is what the rate limiter has done with a request.
+// visit records how the rate limiter treated a request.
 type visit struct {
 	user   string
 	at     int64 // when it was charged, in milliseconds by the limiter's clock; 0: it was not
-	passed bool  // it asked for its key, which comes after the limit
-	free   bool  // its unit was given back
+	passed bool  // it reached the idempotency key, which comes after the limit
+	free   bool  // its unit was refunded
 }
 
 type visitKey struct{}
@@ -380,10 +379,10 @@ func (q request) visit(ctx context.Context) context.Context {
 	return context.WithValue(ctx, visitKey{}, &visit{user: q.user})
 }
 
-// charged is what has happened to the counters of the limits.
+// charged is a change of the limits' counters.
 type charged struct {
 	what  change
-	visit *visit // nil: of all users
+	visit *visit // nil: for all users
 }
 
 type change int
@@ -394,7 +393,7 @@ const (
 	forgot                 // all counters
 )
 
-// watch notes what a request asks of the limiter, in the order in which the limiter does it.
+// watch records the calls of a request to the limiter, in the limiter's order.
 func (h *history) watch(ctx context.Context, step string, do func() error) func() error {
 	v, _ := ctx.Value(visitKey{}).(*visit)
 	if v == nil {
@@ -416,7 +415,7 @@ func (h *history) watch(ctx context.Context, step string, do func() error) func(
 	return do
 }
 
-// note does something to the counters, and notes it. Nothing else is done to them meanwhile.
+// note changes the counters and records the change, under one lock.
 func (h *history) note(what change, v *visit, do func() error) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -427,7 +426,7 @@ func (h *history) note(what change, v *visit, do func() error) error {
 	case what == took:
 		v.at = time.Now().UnixMilli()
 	case what == gaveBack && v.free:
-		return nil // a unit is given back once
+		return nil // a unit is refunded only once
 	case what == gaveBack:
 		v.free = true
 	}
@@ -435,12 +434,11 @@ func (h *history) note(what change, v *visit, do func() error) error {
 	return nil
 }
 
-// limitWindow is that of the shop's limit.
+// limitWindow is the window of the shop's limit.
 const limitWindow = time.Minute
 
-// limits: within no window does a user pass more often than the limit, as a sliding window counts. What was
-// given back does not count, nor what was charged before the counters were lost: each loss allows the limit
-// once more.
+// limits checks that no user passes more often than the limit in any window, counted as a sliding window. Refunded units do
+// not count. Units charged before the counters were lost do not count either: each loss allows the limit once more.
 func (c *checker) limits() {
 	const w = int64(limitWindow / time.Millisecond)
 	type window struct {

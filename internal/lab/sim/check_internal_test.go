@@ -12,7 +12,7 @@ import (
 	"github.com/holdfast-go/holdfast/outbox"
 )
 
-// story is a schedule in which one hold was confirmed and another one expired, and what is left of it.
+// story is a schedule in which one hold was confirmed and another one expired, with its final state.
 type story struct {
 	history *history
 	state   shoptest.State
@@ -55,7 +55,7 @@ func (s *story) reservation(id string, change func(*shoptest.Reservation)) {
 	s.state.Reservations[id] = r
 }
 
-// event notes a request that creates an event. An empty answer has not arrived.
+// event records a request that creates an event. An empty answer has not arrived.
 func (s *story) event(key, body string) {
 	one := answered{request: request{path: eventsPath, user: "u"}}
 	if body != "" {
@@ -69,7 +69,7 @@ func (s *story) store(event string) {
 	s.state.Seats = append(s.state.Seats, shoptest.Seat{EventID: event, Name: "A1", State: "free"})
 }
 
-// TestChecks: each check finds what it is there for, and nothing in a story without a fault.
+// TestChecks: each check finds the fault that it is for, and nothing in a correct story.
 func TestChecks(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {

@@ -16,21 +16,21 @@ import (
 	"time"
 )
 
-// request is one wish of a client. The same request may be sent several times.
+// request is one request of a client. It may be sent several times.
 type request struct {
 	method, path, body string
 	user, key          string // no key: a GET
 }
 
-// answer is what a client heard.
+// answer is the answer that a client got.
 type answer struct {
-	status int // 0: nothing
+	status int // 0: no answer
 	code   string
 	body   string
 	after  time.Duration // Retry-After
 }
 
-// final reports whether asking again would not change the answer.
+// final reports whether repeating the request would not change the answer.
 func (a answer) final() bool {
 	switch a.status {
 	case 0, http.StatusServiceUnavailable, http.StatusTooManyRequests:
@@ -39,7 +39,7 @@ func (a answer) final() bool {
 	return a.code != "IDEMPOTENCY_KEY_IN_USE"
 }
 
-// client buys seats as people do: it holds some, makes up its mind, asks again when nobody answers, or gives up.
+// client buys seats like people do: it holds some, decides, retries without an answer, or gives up.
 type client struct {
 	world *world
 	rand  *rand.Rand
@@ -52,15 +52,15 @@ func (w *world) newClient(number int) *client {
 	return &client{world: w, rand: w.dice.rand(name), user: name}
 }
 
-// owner is the number of the client who creates the events.
+// owner is the number of the client that creates the events.
 const owner = -1
 
-// eventsPath is where events are created.
+// eventsPath is the path that creates events.
 const eventsPath = "/api/events"
 
 func userName(number int) string { return fmt.Sprintf("client-%d", number) }
 
-// users are all who are limited.
+// users returns the names of all users with a limit.
 func (w *world) users() (names []string) {
 	for i := owner; i < w.plan.clients; i++ {
 		names = append(names, userName(i))
@@ -68,7 +68,7 @@ func (w *world) users() (names []string) {
 	return names
 }
 
-// run makes the client's wishes, spread over the time in which faults happen.
+// run sends the client's requests, spread over the time of faults.
 func (c *client) run(events []string) {
 	pause := 2 * float64(c.world.plan.faulty) / float64(c.world.plan.wishes)
 	for range c.world.plan.wishes {
@@ -77,7 +77,7 @@ func (c *client) run(events []string) {
 	}
 }
 
-// wish makes one request, or one that stands for several.
+// wish sends one request, or a group of requests.
 func (c *client) wish(event string) {
 	switch n := c.rand.IntN(20); {
 	case n < 8 || len(c.mine) == 0:
@@ -118,10 +118,10 @@ func (c *client) hold(q request) {
 	}
 }
 
-// id is that of what an answer shows.
+// id returns the id in an answer.
 func (a answer) id() string {
 	var shown struct{ ID string }
-	_ = json.Unmarshal([]byte(a.body), &shown) // an answer without one is found by the checks
+	_ = json.Unmarshal([]byte(a.body), &shown) // the checks find an answer without an id
 	return shown.ID
 }
 
@@ -130,7 +130,7 @@ func (c *client) settle(how string) {
 	c.ask(request{http.MethodPost, "/api/reservations/" + id + "/" + how, "", c.user, c.key()}, c.rand)
 }
 
-// holdAtOnce sends the same request from two places.
+// holdAtOnce sends the same request twice in parallel.
 func (c *client) holdAtOnce(event string) {
 	q := c.holdRequest(event)
 	var both sync.WaitGroup
@@ -148,7 +148,7 @@ func (c *client) holdAtOnce(event string) {
 	}
 }
 
-// misuse sends another request with a key that has its answer.
+// misuse sends a different request with a key that already has its answer.
 func (c *client) misuse(event string) {
 	q := c.holdRequest(event)
 	if a := c.ask(q, c.rand); a.status == 0 {
@@ -175,8 +175,8 @@ func (c *client) look(event string) {
 	}
 }
 
-// ask sends a request until it has its final answer, which it compares with others to the same key. It
-// returns the zero answer when the client gives up.
+// ask repeats a request until it has the final answer, and compares that with other answers for the same key. It
+// returns the zero answer if the client gives up.
 func (c *client) ask(q request, r *rand.Rand) answer {
 	c.world.history.sent(q)
 	a := c.again(q, r)
@@ -192,7 +192,7 @@ func (c *client) ask(q request, r *rand.Rand) answer {
 	return a
 }
 
-// fits reports whether an answer is one that the request may get.
+// fits reports whether the request may get this answer.
 func fits(q request, a answer) bool {
 	switch {
 	case q.path == eventsPath || q.path == "/api/reservations":
@@ -202,7 +202,7 @@ func fits(q request, a answer) bool {
 	}
 }
 
-// again sends a request until its answer is final. In the time of faults clients may give up.
+// again repeats a request until its answer is final. While faults happen, a client may give up.
 func (c *client) again(q request, r *rand.Rand) answer {
 	for {
 		a := c.world.send(q, r)
@@ -224,7 +224,7 @@ func (c *client) again(q request, r *rand.Rand) answer {
 // patience is how long a client waits for an answer.
 const patience = 12 * time.Second
 
-// send has one of the processes serve the request, and returns what arrives.
+// send lets one of the processes serve the request, and returns the answer that arrives.
 func (w *world) send(q request, r *rand.Rand) answer {
 	choice := r.IntN(processes)
 	p := w.api(choice)
@@ -300,8 +300,8 @@ func (r *recorder) answer() answer {
 	return a
 }
 
-// servants are goroutines that are used again: the handlers' stacks are deep, and letting them grow for
-// every request takes a tenth of the time.
+// servants are reusable goroutines. The handlers' stacks are deep, and growing a new stack for every request
+// takes a tenth of the time.
 type servants struct {
 	mu    sync.Mutex
 	idle  []chan func()
@@ -330,7 +330,7 @@ func (s *servants) serve(jobs chan func()) {
 	}
 }
 
-// rest notes that a servant has nothing to do. False: there will be nothing more.
+// rest marks a servant as idle. It returns false if there will be no more work.
 func (s *servants) rest(jobs chan func()) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -338,7 +338,7 @@ func (s *servants) rest(jobs chan func()) bool {
 	return !s.ended
 }
 
-// end has them end when they have nothing to do.
+// end makes the servants end when they are idle.
 func (s *servants) end() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

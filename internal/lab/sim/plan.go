@@ -10,44 +10,44 @@ import (
 	"github.com/holdfast-go/holdfast/txretry/txretrytest"
 )
 
-// kind is what goes wrong at a step.
+// kind is a kind of fault.
 type kind string
 
 // The kinds of faults at a step of a process.
 const (
-	refused      kind = "refused"       // the server says no; nothing has happened
-	lost         kind = "reply lost"    // it has happened; the process is told of a failure
-	hung         kind = "hung"          // no answer for seconds; nothing has happened
-	late         kind = "late"          // it has happened; the answer takes seconds
-	twice        kind = "twice"         // it happens two times
-	nacked       kind = "nacked"        // of a publish: the broker does not take this one message
-	killedBefore kind = "killed before" // the process is gone, and nothing has happened
-	killedAfter  kind = "killed after"  // the process is gone, and it has happened
-	frozenBefore kind = "frozen before" // the process stands still for seconds, then asks
-	frozenAfter  kind = "frozen after"  // it has happened, then the process stands still
-	ended        kind = "session ended" // of a consumer: it has happened, and the session is over
-	vanished     kind = "vanished"      // of a consumer: it seems to have happened, and has not
-	unwanted     kind = "unwanted"      // of a consumer: a copy is refused
-	shortLease   kind = "short lease"   // the server's clock jumps: a lease has run out as soon as it begins
+	refused      kind = "refused"       // the server rejects the request; no effect
+	lost         kind = "reply lost"    // it took effect; the process gets an error
+	hung         kind = "hung"          // no answer for seconds; no effect
+	late         kind = "late"          // it took effect; the answer takes seconds
+	twice        kind = "twice"         // it takes effect twice
+	nacked       kind = "nacked"        // of a publish: the broker rejects this message
+	killedBefore kind = "killed before" // the process is gone; no effect
+	killedAfter  kind = "killed after"  // the process is gone; it took effect
+	frozenBefore kind = "frozen before" // the process stops for seconds, then sends the request
+	frozenAfter  kind = "frozen after"  // it took effect, then the process stops for seconds
+	ended        kind = "session ended" // of a consumer: it took effect, and the session ended
+	vanished     kind = "vanished"      // of a consumer: it reports success without an effect
+	unwanted     kind = "unwanted"      // of a consumer: a copy is rejected
+	shortLease   kind = "short lease"   // the server's clock jumps: a lease expires at its start
 )
 
-// The faults that are no step's.
+// Faults that do not belong to a step.
 const (
-	conflicts kind = "conflicts"      // of attempts of transactions: those below
-	stopped   kind = "stopped"        // a process is told to end, as a deploy does
-	away      kind = "server away"    // a server is not there for seconds
-	flushed   kind = "keys forgotten" // Redis forgets all that it holds: idempotency keys, and counters of limits
+	conflicts kind = "conflicts"      // faults of transaction attempts: those below
+	stopped   kind = "stopped"        // a process is asked to end, as in a deploy
+	away      kind = "server away"    // a server is unreachable for seconds
+	flushed   kind = "keys forgotten" // Redis loses all data: idempotency keys, and counters of limits
 	fastClock kind = "fast clock"     // servers' clocks run up to three times as fast as a process's
-	slowWire  kind = "slow wire"      // every way takes up to 100 ms
+	slowWire  kind = "slow wire"      // every request and answer takes up to 100 ms
 )
 
-// The kinds of faults of an attempt of a transaction.
+// The kinds of faults of a transaction attempt.
 const (
 	notBegun        kind = "not begun"
 	statementFailed kind = "statement failed"
 	endFailed       kind = "end failed"        // by the last statement of the transaction
 	commitRefused   kind = "COMMIT refused"    // nothing is stored
-	commitCutOff    kind = "COMMIT cut off"    // nothing is stored, but the answer (08006) does not tell
+	commitCutOff    kind = "COMMIT cut off"    // nothing is stored, but the answer (08006) leaves it open
 	commitLost      kind = "COMMIT lost"       // nothing is stored, and no answer arrives
 	replyLost       kind = "COMMIT reply lost" // it is stored, and no answer arrives
 )
@@ -57,7 +57,7 @@ var kinds = []kind{
 	ended, vanished, unwanted, shortLease, conflicts, stopped, away, flushed, fastClock, slowWire,
 }
 
-// common are the faults that most steps of a process to a server may have.
+// common are the faults of most steps.
 var common = []kind{refused, lost, hung, late, killedBefore, killedAfter, frozenBefore, frozenAfter}
 
 // possible are the faults of each step.
@@ -87,13 +87,13 @@ var possible = map[string][]kind{
 	"close":                  {refused, lost, hung, killedBefore, frozenBefore, frozenAfter},
 }
 
-// stepLease is the step at which a server takes the time of a lease.
+// stepLease is the step at which a server starts a lease.
 const stepLease = "lease"
 
-// stepAttempt is an attempt of a transaction, whose faults are scripted before the schedule begins.
+// stepAttempt is a transaction attempt. Its faults are scripted before the schedule starts.
 const stepAttempt = "attempt"
 
-// Possible returns the faults of each step, as Result.Fired names both.
+// Possible returns the faults of each step, with the names used in Result.Fired.
 func Possible() map[string][]string {
 	named := make(map[string][]string, len(possible))
 	for step, kinds := range possible {
@@ -104,9 +104,9 @@ func Possible() map[string][]string {
 	return named
 }
 
-// plan is what a seed decides before a schedule begins.
+// plan holds the decisions of a seed before a schedule starts.
 type plan struct {
-	rates   map[kind]float64 // of the kinds that happen, per step
+	rates   map[kind]float64 // per step, for the kinds that happen
 	faulty  time.Duration    // when faults end
 	clients int
 	wishes  int // requests of each client, at least
@@ -116,10 +116,10 @@ type plan struct {
 	script  []txretrytest.Fault
 	away    []outage
 	flushes []time.Duration
-	limit   int // of each user's requests in a minute
+	limit   int // requests per user and minute
 }
 
-// outage is a time in which a server is not there.
+// outage is a time in which a server is unreachable.
 type outage struct {
 	server    string
 	from, end time.Duration
@@ -128,11 +128,11 @@ type outage struct {
 const (
 	processes = 2   // of each role
 	requests  = 30  // of all clients, at least
-	attempts  = 400 // of transactions that the script covers
+	attempts  = 400 // transaction attempts in the script
 )
 
-// newPlan draws the plan. Each schedule has some kinds of faults and not others, so that a rare
-// fault is not always hidden behind frequent ones.
+// newPlan draws the plan. Each schedule has only some kinds of faults, so that frequent faults do not always
+// hide rare ones.
 func newPlan(d dice) plan {
 	r := d.rand("plan")
 	p := plan{
@@ -169,7 +169,7 @@ func newPlan(d dice) plan {
 	return p
 }
 
-// limit is one that users meet in a quarter of the schedules. To wait for it takes a schedule time.
+// limit returns a limit that users reach in a quarter of the schedules. Waiting for it takes a schedule time.
 func limit(r roll) int {
 	if r.below(4) > 0 {
 		return 20
@@ -177,14 +177,14 @@ func limit(r roll) int {
 	return 5 + r.next().below(4)
 }
 
-// answered is when clients must have had their answers. One with many wishes waits for its limit.
+// answered returns when clients must have their answers. A client with many requests waits for its limit.
 func (p *plan) answered() time.Duration {
 	return p.faulty + settleTime + time.Duration(2*p.wishes/p.limit)*limitWindow
 }
 
 func (p *plan) has(k kind) bool { return p.rates[k] > 0 }
 
-// script draws what befalls the attempts of transactions.
+// script draws the faults of transaction attempts.
 func script(d dice, rate float64) []txretrytest.Fault {
 	faults := make([]txretrytest.Fault, attempts)
 	for i := range faults {
@@ -215,7 +215,7 @@ func transactionFault(r roll) txretrytest.Fault {
 	}
 }
 
-// placeOf is where the fault of an attempt is in Result.Fired.
+// placeOf names the place of an attempt's fault in Result.Fired.
 func placeOf(attempt int) string { return fmt.Sprintf("script, %s %d", stepAttempt, attempt) }
 
 func kindOf(f txretrytest.Fault) kind {
@@ -237,11 +237,11 @@ func kindOf(f txretrytest.Fault) kind {
 	return commitRefused
 }
 
-// dice decide what happens in a schedule. What is rolled under a label does not depend on what is rolled under
-// others, so that a fault that is left out changes nothing but what follows from it.
+// dice decide the events of a schedule. Rolls under one label do not depend on rolls under other labels, so
+// that leaving out one fault only changes its consequences.
 type dice struct{ seed uint64 }
 
-// roll returns a number for the n-th time under a label.
+// roll returns the n-th number under a label.
 func (d dice) roll(label string, n uint64) roll { return d.rollFor(label, "", n) }
 
 // rollFor is roll for a label of two parts.
@@ -268,10 +268,10 @@ func mix(x uint64) uint64 {
 	return x ^ x>>31
 }
 
-// rand returns a source of its own for a label.
+// rand returns an independent source for a label.
 func (d dice) rand(label string) *rand.Rand { return rand.New(rand.NewPCG(d.seed, hash(label))) }
 
-// roll is one throw, from which several independent numbers can be had.
+// roll is one throw. Several independent numbers can be derived from it.
 type roll uint64
 
 // next returns another throw.

@@ -1,37 +1,35 @@
-// Package sim plays the whole ticket shop on the fakes, thousands of times in different ways: the real
-// handlers, retry loop, relay, consumer and sweeper, two processes of each, in one bubble of
-// testing/synctest under faults that a seed decides. Six or so clients buy seats meanwhile and note what they
-// are told. Then faults end, everything has time to come right, and the checks compare what is stored with
-// what was told and committed:
+// Package sim runs the whole ticket shop on the fakes, thousands of times in different ways. It uses the real
+// handlers, retry loop, relay, consumer and sweeper, two processes of each, in one bubble of testing/synctest, with
+// faults that a seed chooses. About six clients buy seats and record their answers. Then the faults end, everything
+// has time to recover, and the checks compare the stored state with the answers and the committed messages:
 //
 //   - no seat is sold twice, nothing expires early, and nothing is confirmed after its deadline;
-//   - every answer of success is durable, and one key has one effect and one answer;
-//   - no user passes the rate limit more often than it says, what was given back and what Redis lost aside;
-//   - every committed message is published, those of a key in their order, and takes effect once;
-//   - every hold ends, nothing is stuck, no process ends by itself or takes longer than 45 s to end when it is told
-//     to, and no goroutine is left.
+//   - every successful answer is durable, and one key has one effect and one answer;
+//   - no user passes the rate limit too often, except for refunds and for counts that Redis lost;
+//   - every committed message is published, in the order of its key, and takes effect once;
+//   - every hold ends, nothing is stuck, no process ends by itself or takes longer than 45 s to end when asked, and no goroutine
+//     is left.
 //
-// A fault happens at a step of a process to a server (see package shoptest): it may be refused, lose its
-// reply, hang, come late or twice; the process may be killed or stand still before or after it. Attempts of
-// transactions conflict, their COMMITs are refused or lose their replies, sessions with the broker end,
-// acknowledgements and copies are lost, leases run out early since clocks jump or differ, servers are away,
-// Redis forgets its keys and counters, processes are told to end and start again.
+// A fault happens at a step of a process to a server (see package shoptest). The request may be rejected, lose its
+// reply, hang, come late or come twice. The process may be killed or stopped before or after it. Transaction
+// attempts conflict, their COMMITs are rejected or lose their replies, broker sessions end, acks and copies are
+// lost, leases expire early because clocks jump or differ, servers are unreachable, Redis loses its keys and
+// counters, and processes are asked to end and start again.
 //
 //	go test ./internal/lab/sim -run=TestSchedules -seeds=20000 -v
 //	go test ./internal/lab/sim -run=TestSeed -seed=17 -v
 //
-// The second runs one schedule again and looks for the few faults with which it still goes wrong. About one
-// schedule of fifteen does not come the same again, where two things happen at one moment.
+// The second command repeats one schedule and searches for the few faults with which it still fails. About one
+// schedule in fifteen does not repeat exactly, because two things happen at the same moment.
 //
-// # What it cannot show
+// # Limits
 //
-// Fakes run one transaction at a time, so nothing that locks, isolation levels or SQL do is in it: rows
-// passed over by SKIP LOCKED, predicate locks, what a connection pool or PgBouncer does, and the statements
-// themselves. Nor is anything of wire protocols, of a broker's or Redis's own replication, or of data on
-// disk. All processes share one clock, so that clocks differ in the length of leases alone, those of relays
-// and of idempotency keys. Conflicts of transactions end after 400 attempts, not with the other faults. Statements
-// on the tables of idempotency records and of failed attempts of messages meet no fault of their own.
-// Packages faults and chaos test these on real servers.
+// Fakes run one transaction at a time, so the simulation covers no locks, isolation levels or SQL: no rows skipped
+// by SKIP LOCKED, no predicate locks, no connection pool or PgBouncer, and not the statements themselves. It also
+// covers no wire protocols, no replication of a broker or of Redis, and no data on disk. All processes share one
+// clock; clocks differ only in the length of leases, of relays and of idempotency keys. Transaction conflicts end
+// after 400 attempts, not together with the other faults. Statements on the tables of idempotency records and of
+// failed attempts have no faults of their own. Packages faults and chaos test these on real servers.
 //
 // timing: all of it runs in a bubble.
 package sim
@@ -54,23 +52,23 @@ import (
 	"github.com/holdfast-go/holdfast/examples/reservation/shoptest"
 )
 
-// Result is what a schedule has shown.
+// Result is the result of a schedule.
 type Result struct {
 	Seed     uint64
-	Findings []string // what is wrong; nothing where all is well
+	Findings []string // broken promises; empty if all is well
 	Fired    []string // the faults that have happened, sorted
 	Requests int
-	Denied   int            // how often a client was told that the limit was met
-	Outcomes map[string]int // how many reservations became what: held, confirmed, cancelled, expired
-	Lasted   time.Duration  // on the schedule's own clock
+	Denied   int            // answers that a limit was reached
+	Outcomes map[string]int // reservations by status: held, confirmed, cancelled, expired
+	Lasted   time.Duration  // by the schedule's clock
 }
 
-// Run runs the schedule of a seed. Keep says which of its faults happen, by their names in Fired; nil: all. The
-// faults of clocks are no single ones: they are the seed's.
+// Run runs the schedule of a seed. keep chooses the faults that happen, by their names in Fired; nil: all. Faults
+// of clocks cannot be left out: they belong to the seed.
 func Run(t *testing.T, seed uint64, keep func(fault string) bool) (result Result) {
 	result.Seed = seed
 	defer func() {
-		if p := recover(); p != nil { // a deadlock: something waits for what never comes
+		if p := recover(); p != nil { // a deadlock: something waits forever
 			result.Findings = append(result.Findings, fmt.Sprint(p), remaining())
 		}
 	}()
@@ -90,7 +88,7 @@ func Run(t *testing.T, seed uint64, keep func(fault string) bool) (result Result
 	return result
 }
 
-// remaining are the stacks of the goroutines that are left in bubbles.
+// remaining returns the stacks of the goroutines that are left in bubbles.
 func remaining() string {
 	all := make([]byte, 1<<20)
 	var left []string
@@ -103,11 +101,11 @@ func remaining() string {
 	return text[:min(len(text), maxRemaining)]
 }
 
-// maxRemaining bounds what a finding says of goroutines, which may be very many.
+// maxRemaining bounds the stacks in a finding, because there may be very many goroutines.
 const maxRemaining = 16 << 10
 
-// innocent is how many processes may die over a message: of so many kills, several in a row hit the same one
-// by chance.
+// innocent is how many processes may die over one message. With so many kills, several in a row hit the same
+// message by chance.
 const innocent = 1000
 
 func newWorld(seed uint64, keep func(string) bool) (*world, error) {
@@ -141,7 +139,7 @@ func newWorld(seed uint64, keep func(string) bool) (*world, error) {
 	return w, err
 }
 
-// run plays the schedule: faults and clients first, then time for everything to come right, then the end.
+// run plays the schedule: faults and clients first, then time to recover, then the end.
 func (w *world) run() {
 	defer time.AfterFunc(time.Hour, func() { panic("sim: the schedule does not end") }).Stop()
 	var supervisors sync.WaitGroup
@@ -172,19 +170,19 @@ func (w *world) run() {
 	w.findings = append(w.findings, check(&w.history, state)...)
 }
 
-// flush has Redis forget all that it holds.
+// flush makes Redis lose all its data.
 func (w *world) flush(at time.Duration) {
 	if !w.fires(flushed, at.String()) {
 		return
 	}
 	err := w.history.note(forgot, nil, func() error { return w.shop.Forget(w.ctx, w.users()...) })
 	if err != nil {
-		w.found("Redis does not forget: %v", err)
+		w.found("could not flush Redis: %v", err)
 	}
 }
 
-// lastCalls is how long what a request leaves behind may go on: a key that may have been taken is
-// released for a minute.
+// lastCalls is how long background work of a request may last: a key that may have been claimed is released for up
+// to a minute.
 const lastCalls = 70 * time.Second
 
 // open creates the events.
@@ -200,10 +198,10 @@ func (w *world) open() {
 	}
 }
 
-// settleTime is how long everything may take to come right after the last fault.
+// settleTime is how long everything may take to recover after the last fault.
 const settleTime = 3 * time.Minute
 
-// settle waits until nothing is on its way any more, or for settleTime, and returns what is stored then.
+// settle waits until nothing is under way, at most for settleTime, and returns the stored state.
 func (w *world) settle() (state shoptest.State) {
 	for end := w.now() + w.plan.hold + settleTime; ; time.Sleep(2 * time.Second) {
 		var err error
@@ -265,9 +263,9 @@ func (w *world) beginSweeper(p *process) func() error {
 	return func() error { return sweeper.Run(p.ctx) }
 }
 
-// Shrink looks for few faults with which the schedule of a seed still goes wrong, and returns the result
-// with these. A schedule that goes well with the faults of failed is returned as it is: about one of
-// fifteen does not come the same again.
+// Shrink searches for a few faults with which the schedule of a seed still fails, and returns the result with
+// these. If the schedule succeeds with the faults of failed, it returns failed: about one schedule in fifteen does
+// not repeat exactly.
 func Shrink(t *testing.T, failed Result) Result {
 	for pieces := 2; len(failed.Fired) > 1; {
 		smaller, ok := without(t, failed, pieces)
@@ -283,7 +281,7 @@ func Shrink(t *testing.T, failed Result) Result {
 	return failed
 }
 
-// without leaves out one piece of the faults after the other, until it goes wrong without one.
+// without leaves out one piece of the faults after the other, until the schedule fails without one.
 func without(t *testing.T, failed Result, pieces int) (Result, bool) {
 	for i := range pieces {
 		from, to := i*len(failed.Fired)/pieces, (i+1)*len(failed.Fired)/pieces

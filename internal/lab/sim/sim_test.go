@@ -33,8 +33,8 @@ func TestMain(m *testing.M) {
 	os.Exit(testenv.Run(m))
 }
 
-// TestSchedules runs schedules in one child process for each processor. On one processor a schedule comes
-// the same nearly every time, and a child that crashes tells of its seed.
+// TestSchedules runs schedules in one child process per processor. On one processor a schedule is nearly always the
+// same, and a child that crashes has named its seed.
 func TestSchedules(t *testing.T) {
 	if *seeds < 1 {
 		t.Fatal("no schedule is to be run")
@@ -50,10 +50,10 @@ func TestSchedules(t *testing.T) {
 	sum.report(t, head, time.Since(began)) // timing: it is printed
 }
 
-// childEnv has a process be a child: its number and how many there are.
+// childEnv makes a process a child: it has the child's number and the number of children.
 const childEnv = "HOLDFAST_SIM_CHILD"
 
-// line is what a child says: that a schedule begins, or has ended.
+// line is a message of a child: a schedule starts, or has ended.
 type line struct {
 	Begins uint64      `json:",omitempty"`
 	Ended  *sim.Result `json:",omitempty"`
@@ -62,7 +62,7 @@ type line struct {
 func TestChild(t *testing.T) {
 	var number, all int
 	if _, err := fmt.Sscan(os.Getenv(childEnv), &number, &all); err != nil {
-		return // it is none
+		return // not a child
 	}
 	out := json.NewEncoder(os.Stdout)
 	for i := number; i < *seeds; i += all {
@@ -76,7 +76,7 @@ func TestChild(t *testing.T) {
 	}
 }
 
-// summary is what all children have said.
+// summary collects the messages of all children.
 type summary struct {
 	mu        sync.Mutex
 	schedules int
@@ -88,10 +88,10 @@ type summary struct {
 	bad       []bad
 }
 
-// place is a kind of fault and the step at which it happened; no step: it is no step's.
+// place is a kind of fault and the step at which it happened. Without a step it belongs to none.
 type place struct{ kind, step string }
 
-// placeOf reads a name of Result.Fired.
+// placeOf parses a name in Result.Fired.
 func placeOf(fault string) place {
 	kind, where, _ := strings.Cut(fault, ": ")
 	_, at, _ := strings.Cut(where, ", ")
@@ -101,7 +101,7 @@ func placeOf(fault string) place {
 	return place{kind: kind}
 }
 
-// bad is a schedule that went wrong, and how many had ended by then.
+// bad is a failed schedule, with the number of schedules that had ended by then.
 type bad struct {
 	sim.Result
 	after int
@@ -138,7 +138,7 @@ func (s *summary) run(t *testing.T, number, all int) {
 			break
 		}
 	}
-	if lines.Err() != nil { // it would wait for a reader
+	if lines.Err() != nil { // else it would wait for a reader
 		t.Error(lines.Err())
 		_ = cmd.Process.Kill()
 	}
@@ -194,7 +194,7 @@ func (s *summary) report(t *testing.T, head string, took time.Duration) {
 	}
 }
 
-// untested is what did not happen and had to, since nothing is proven otherwise.
+// untested returns the things that had to happen but did not, because then nothing is proven.
 func (s *summary) untested() (what []string) {
 	for _, outcome := range outcomes {
 		if s.outcomes[outcome] == 0 {
@@ -210,15 +210,15 @@ func (s *summary) untested() (what []string) {
 	return what
 }
 
-// manySchedules is how many meet a fault at every step. The rarest of them are "move" and "key extend", with about
-// ten faults in so many.
+// manySchedules is how many schedules meet a fault at every step. The rarest steps are "move" and "key extend",
+// with about ten faults in that many.
 const manySchedules = 1000
 
-// rareSteps are steps that need more schedules than that. "give back" has two faults in a thousand: one thousand in
-// eight has none.
+// rareSteps are steps that need more schedules. "give back" has two faults per thousand schedules: in about one of
+// eight thousands it has none.
 var rareSteps = map[string]int{"give back": 10 * manySchedules}
 
-// missed are the steps at which a fault was to happen, and none has.
+// missed returns the steps at which a fault should have happened, but none did.
 func (s *summary) missed() (steps []string) {
 	met := map[string]bool{}
 	for at := range s.fired {
@@ -233,13 +233,13 @@ func (s *summary) missed() (steps []string) {
 	return steps
 }
 
-// outcomes are what becomes of reservations.
+// outcomes are the final statuses of reservations.
 var outcomes = []string{"held", "confirmed", "cancelled", "expired"}
 
-// command is how it is run again.
+// command is the command to run this again.
 func command() string { return fmt.Sprintf("make sim SCHEDULES=%d", *seeds) }
 
-// text is the report as Markdown.
+// text returns the report as Markdown.
 func (s *summary) text(head string, took time.Duration) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "# Simulation\n\n%s\n\nSeeds %d to %d: %d schedules, %d bad. Two processes of each role, %d requests with a key; a schedule lasts %v on its own clock.\n",
@@ -259,7 +259,7 @@ func (s *summary) text(head string, took time.Duration) string {
 	return b.String()
 }
 
-// count says how often each kind of fault has happened at a step.
+// count lists how often each kind of fault has happened at a step.
 func (s *summary) count(step string, kinds []string) string {
 	var counts []string
 	for _, kind := range kinds {
@@ -270,10 +270,10 @@ func (s *summary) count(step string, kinds []string) string {
 
 func list(lines []string) string { return "\t" + strings.Join(lines, "\n\t") }
 
-// tries is how often TestSeed runs its schedule, which may come out in different ways.
+// tries is how often TestSeed runs its schedule, because its result may vary.
 const tries = 10
 
-// TestSeed runs one schedule, and looks for the faults that matter if it goes wrong.
+// TestSeed runs one schedule. If it fails, it searches for the faults that matter.
 func TestSeed(t *testing.T) {
 	if *seed == 0 {
 		return

@@ -18,7 +18,7 @@ import (
 	"github.com/holdfast-go/holdfast/txretry/txretrytest"
 )
 
-// world is one schedule: the shop, its processes, its clients and what they were told.
+// world is one schedule: the shop, its processes, its clients and their answers.
 type world struct {
 	dice  dice
 	plan  plan
@@ -27,7 +27,7 @@ type world struct {
 
 	ctx     context.Context // of all processes
 	end     context.CancelFunc
-	ending  context.Context // is over when all processes are told to end
+	ending  context.Context // ends when all processes are asked to end
 	tellAll context.CancelFunc
 	shop    *shoptest.Shop
 	history history
@@ -41,13 +41,13 @@ type world struct {
 	findings []string
 }
 
-// now is the time since the schedule began.
+// now returns the time since the schedule started.
 func (w *world) now() time.Duration { return time.Since(w.began) }
 
 // isFaulty reports whether faults happen.
 func (w *world) isFaulty() bool { return w.now() < w.plan.faulty }
 
-// isAway reports whether a server is not there.
+// isAway reports whether a server is unreachable.
 func (w *world) isAway(server string) bool {
 	now := w.now()
 	for i, o := range w.plan.away {
@@ -58,7 +58,7 @@ func (w *world) isAway(server string) bool {
 	return false
 }
 
-// fires notes a fault that was rolled, and reports whether it happens.
+// fires records a fault that was rolled, and reports whether it happens.
 func (w *world) fires(k kind, where string) bool {
 	if !w.happens(k, where) {
 		return false
@@ -69,7 +69,7 @@ func (w *world) fires(k kind, where string) bool {
 	return true
 }
 
-// script is what befalls attempts of transactions.
+// script returns the faults of transaction attempts.
 func (w *world) script() []txretrytest.Fault {
 	script := slices.Clone(w.plan.script)
 	for i, f := range script {
@@ -87,14 +87,15 @@ func (w *world) happens(k kind, where string) bool { return w.keep == nil || w.k
 
 func name(k kind, where string) string { return string(k) + ": " + where }
 
-// found notes what is wrong.
+// found records a broken promise.
 func (w *world) found(format string, args ...any) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.findings = append(w.findings, fmt.Sprintf(format, args...))
 }
 
-// api returns a process that serves requests, the first choice if that is up; nil if none is.
+// api returns a process that serves requests: the first choice if it is up, else another one; nil if none
+// is.
 func (w *world) api(choice int) *process {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -113,25 +114,24 @@ func (w *world) setAPI(number int, p *process) {
 	w.apis[number] = p
 }
 
-// process is one life of a process of the shop: from its start to its end, or until it is killed. A
-// process that is killed goes on for a moment, as goroutines cannot be ended from outside; nothing that
-// it does reaches anybody any more.
+// process is one life of a process of the shop: from its start to its end or kill. A killed process runs on
+// for a moment, because goroutines cannot be ended from outside. Nothing that it does has any effect.
 type process struct {
 	world *world
 	name  string // role, number and life
 
-	ctx      context.Context // ends when it is told to end, or is killed
+	ctx      context.Context // ends when the process is asked to end, or is killed
 	stop     context.CancelFunc
-	alive    context.Context // ends when it is killed
+	alive    context.Context // ends when the process is killed
 	bury     context.CancelFunc
 	dead     atomic.Bool
-	thaws    atomic.Int64 // when it is frozen no longer, in nanoseconds of the schedule
-	pace     float64      // of servers' clocks, by its own
+	thaws    atomic.Int64 // end of the freeze, in nanoseconds of the schedule
+	pace     float64      // speed of servers' clocks relative to its own
 	requests sync.WaitGroup
 
 	mu    sync.Mutex
-	told  time.Duration     // when it was told to end; 0: it was not
-	steps map[string]uint64 // how often each was taken
+	told  time.Duration     // when it was asked to end; 0: never
+	steps map[string]uint64 // how often each step was taken
 }
 
 type processKey struct{}
@@ -165,7 +165,7 @@ func (p *process) kill() {
 	p.bury()
 }
 
-// tell has the process end by itself, as SIGTERM does.
+// tell asks the process to end, like SIGTERM.
 func (p *process) tell() {
 	p.mu.Lock()
 	p.told = p.world.now()
@@ -173,14 +173,14 @@ func (p *process) tell() {
 	p.stop()
 }
 
-// unasked reports whether the process was never told to end.
+// unasked reports whether the process was never asked to end.
 func (p *process) unasked() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.told == 0
 }
 
-// tooLong reports how long a process took to end that was told to, if that is too long.
+// tooLong returns how long a process took to end after it was asked, and whether that is too long.
 func (p *process) tooLong() (took time.Duration, tooLong bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -188,14 +188,14 @@ func (p *process) tooLong() (took time.Duration, tooLong bool) {
 	return took, p.told != 0 && took > longestEnd
 }
 
-// longestEnd is how long a process may take to end: a call to each of three servers that hangs for 10 s, as
-// long as a fault lasts at most, and what it has begun.
+// longestEnd is how long a process may take to end: a call to each of three servers that hangs for 10 s,
+// the maximum of a fault, plus the work that it has started.
 const longestEnd = 45 * time.Second
 
-// freeze has the process stand still for a while.
+// freeze stops the process for a while.
 func (p *process) freeze(d time.Duration) { p.thaws.Store(int64(p.world.now() + d)) }
 
-// thawed waits while the process stands still.
+// thawed waits until the process is not frozen.
 func (p *process) thawed() {
 	for {
 		left := time.Duration(p.thaws.Load()) - p.world.now()
@@ -206,8 +206,8 @@ func (p *process) thawed() {
 	}
 }
 
-// supervise keeps a process of a role running until the schedule ends. begin starts a life and returns what
-// waits for its end.
+// supervise keeps a process of a role running until the schedule ends. begin starts a life and returns a
+// function that waits for its end.
 func (w *world) supervise(role string, number int, begin func(p *process) func() error) {
 	label := fmt.Sprintf("%s-%d", role, number)
 	for life := 1; ; life++ {
@@ -231,7 +231,7 @@ func (w *world) supervise(role string, number int, begin func(p *process) func()
 	}
 }
 
-// look notes what is wrong with the end of a process that was not killed.
+// look records a broken promise in the end of a process that was not killed.
 func (w *world) look(p *process, err error) {
 	if p.dead.Load() {
 		return
@@ -246,7 +246,7 @@ func (w *world) look(p *process, err error) {
 	}
 }
 
-// unwind waits for what is left of a killed process.
+// unwind waits for the goroutines of a killed process.
 func (w *world) unwind(ended <-chan error) {
 	w.remains.Add(1)
 	go func() {
@@ -255,7 +255,7 @@ func (w *world) unwind(ended <-chan error) {
 	}()
 }
 
-// stopAt has a life told to end at some time, where the plan has that.
+// stopAt asks a life to end at some time, if the plan says so.
 func (w *world) stopAt(p *process, life int) {
 	r := w.dice.roll(p.name+" stopped", uint64(life))
 	after := r.next().between(time.Second, 40*time.Second)
@@ -279,7 +279,7 @@ var (
 func (w *world) Call(ctx context.Context, server, step string, do func() error) error {
 	p := processOf(ctx)
 	if p == nil {
-		return do() // the observer's own look
+		return do() // a read by the observer
 	}
 	do = w.history.watch(ctx, step, do)
 	n := p.count(step)
@@ -292,7 +292,7 @@ func (w *world) Call(ctx context.Context, server, step string, do func() error) 
 	return p.faulty(ctx, step, n, do)
 }
 
-// faulty does what a step does, and what goes wrong there.
+// faulty executes a step with its fault.
 func (p *process) faulty(ctx context.Context, step string, n uint64, do func() error) error {
 	k, r := p.world.fault(p.name, step, n)
 	inside := step == shoptest.StepBegin || step == shoptest.StepEnd
@@ -312,7 +312,7 @@ func (p *process) faulty(ctx context.Context, step string, n uint64, do func() e
 		return errDead
 	case frozenBefore:
 		p.freeze(r.between(time.Second, 20*time.Second))
-		if inside { // whose connection the server closes after a while
+		if inside { // the server closes its connection after a while
 			time.Sleep(5 * time.Second)
 			return said("25P03")
 		}
@@ -341,11 +341,11 @@ func (p *process) faulty(ctx context.Context, step string, n uint64, do func() e
 	return errors.Join(err, p.travel(ctx, step, n+1<<32))
 }
 
-// said is an answer of Postgres.
+// said returns an error answer of Postgres.
 func said(state string) error { return &pgconn.PgError{Severity: "ERROR", Code: state, Message: "sim"} }
 
-// travel is the way of a request or an answer. No two take the same time, so that what comes first
-// does not depend on the scheduler.
+// travel delays a request or an answer. No two take the same time, so that their order does not depend on
+// the scheduler.
 func (p *process) travel(ctx context.Context, step string, n uint64) error {
 	longest := 2 * time.Millisecond
 	if p.world.plan.has(slowWire) {
@@ -358,7 +358,7 @@ func (p *process) travel(ctx context.Context, step string, n uint64) error {
 	return p.check(ctx)
 }
 
-// check returns why the process does not go on with a call.
+// check returns the reason why the process cannot continue with a call.
 func (p *process) check(ctx context.Context) error {
 	if p.dead.Load() {
 		return errDead
@@ -366,7 +366,7 @@ func (p *process) check(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// wait waits until the time is over or nobody waits any more.
+// wait waits until the time is over or the context ends.
 func (p *process) wait(ctx context.Context, d time.Duration) {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -388,14 +388,14 @@ func (w *world) Lease(ctx context.Context, d time.Duration) time.Duration {
 	return max(1, time.Duration(float64(d)*p.pace))
 }
 
-// outcomes are the faults of these steps.
+// outcomes are the outcomes of these faults at a queue.
 var outcomes = map[kind]inboxtest.Outcome{
 	refused: inboxtest.FailBefore, killedBefore: inboxtest.FailBefore,
 	lost: inboxtest.FailAfter, killedAfter: inboxtest.FailAfter,
 	hung: inboxtest.Hang, ended: inboxtest.EndSession, vanished: inboxtest.Lose, unwanted: inboxtest.Refuse,
 }
 
-// atQueue is what becomes of a step between a consumer and its queue.
+// atQueue returns the outcome of a step between a consumer and its queue.
 func (p *process) atQueue(at inboxtest.Step, _ *inbox.Message) inboxtest.Outcome {
 	step := at.String()
 	p.thawed()
@@ -415,7 +415,7 @@ func (p *process) atQueue(at inboxtest.Step, _ *inbox.Message) inboxtest.Outcome
 	return outcomes[k]
 }
 
-// fault rolls what goes wrong when a process takes a step for the n-th time.
+// fault rolls the fault of a process at the n-th time of a step.
 func (w *world) fault(name, step string, n uint64) (kind, roll) {
 	if !w.isFaulty() {
 		return "", 0
