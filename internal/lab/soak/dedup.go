@@ -30,7 +30,7 @@ type base struct {
 	pools   []*pgxpool.Pool
 }
 
-// openBase starts it, if the disk has room for need bytes and as much again. Its folder is removed by close.
+// openBase starts the server, if the disk has room for twice need bytes. close removes its folder.
 func openBase(ctx context.Context, clients int, need int64) (*base, error) {
 	var disk syscall.Statfs_t
 	if err := syscall.Statfs(os.TempDir(), &disk); err != nil {
@@ -50,13 +50,13 @@ func (b *base) close() error {
 	return b.server.Close()
 }
 
-// schema returns a pool whose tables are its own.
+// schema returns a pool with its own tables.
 func (b *base) schema(ctx context.Context, name string) (*pgxpool.Pool, error) {
 	cfg, err := pgxpool.ParseConfig(b.server.URL())
 	if err != nil {
 		return nil, err
 	}
-	cfg.MaxConns = int32(b.clients) + 10 // beside the clients there are a relay and what looks
+	cfg.MaxConns = int32(b.clients) + 10 // the clients, plus the relay and the queries of this command
 	cfg.ConnConfig.RuntimeParams["search_path"] = name
 	pool, err := pgxpool.NewWithConfig(ctx, cfg)
 	if err != nil {
@@ -67,13 +67,13 @@ func (b *base) schema(ctx context.Context, name string) (*pgxpool.Pool, error) {
 	return pool, err
 }
 
-// number is the answer of a query.
+// number returns the number that a query selects.
 func number(ctx context.Context, pool *pgxpool.Pool, sql string, args ...any) (n int64, err error) {
 	err = pool.QueryRow(ctx, sql, args...).Scan(&n)
 	return n, err
 }
 
-// cost is what some operations took.
+// cost is the cost of some operations.
 type cost struct {
 	ops              int64
 	took             time.Duration
@@ -82,8 +82,8 @@ type cost struct {
 
 const measureTries = 10
 
-// measure runs work, which returns how many operations it did. Work that did none is run again, some times: the machine
-// may be so busy that none gets to its end.
+// measure runs work, which returns how many operations it did. It repeats work that did none, a few times, because on a
+// busy machine no operation may finish.
 func (b *base) measure(work func() (ops int64, err error)) (cost, error) {
 	before, err := b.server.CPUTime()
 	if err != nil {
@@ -100,12 +100,12 @@ func (b *base) measure(work func() (ops int64, err error)) (cost, error) {
 	after, err := b.server.CPUTime()
 	c.postgres = after - before
 	if err == nil && ops == 0 {
-		err = fmt.Errorf("nothing was done in %v, nothing can be said", c.took)
+		err = fmt.Errorf("no operation finished in %v", c.took)
 	}
 	return c, err
 }
 
-// drive is measure of the clients, who repeat an operation for so long.
+// drive measures the clients, who repeat an operation for the given time.
 func (b *base) drive(ctx context.Context, length time.Duration, op func(ctx context.Context, worker int) error) (cost, error) {
 	return b.measure(func() (int64, error) {
 		l, err := load.Drive(ctx, b.clients, length, op)
@@ -121,7 +121,7 @@ func (c cost) postgresPerOp() float64 { return perOp(c.postgres, c.ops) }
 // perOp is in microseconds.
 func perOp(d time.Duration, ops int64) float64 { return float64(d.Microseconds()) / float64(ops) }
 
-// costColumns are those of cells.
+// costColumns are the columns of cells.
 var costColumns = []string{"", "operations", "a second", "client µs each", "Postgres µs each"}
 
 func (c cost) cells(name string) []string {
@@ -130,7 +130,7 @@ func (c cost) cells(name string) []string {
 
 func decimals(figure float64, n int) string { return strconv.FormatFloat(figure, 'f', n, 64) }
 
-// bytesText is in powers of 1,024.
+// bytesText formats bytes in powers of 1,024.
 func bytesText(n int64) string {
 	units, figure := []string{"B", "KiB", "MiB", "GiB"}, float64(n)
 	for len(units) > 1 && figure >= 1024 {
@@ -139,12 +139,12 @@ func bytesText(n int64) string {
 	return decimals(figure, min(1, 4-len(units))) + " " + units[0]
 }
 
-// outboxTable is an outbox in a schema of its own.
+// outboxTable is an outbox in its own schema.
 type outboxTable struct {
 	pool  *pgxpool.Pool
 	store *outboxpgx.Store
 	body  []byte
-	next  int64 // number of the next message that is filled in
+	next  int64 // number of the next message to fill in
 }
 
 func (b *base) newOutbox(ctx context.Context, schema string, body int) (*outboxTable, error) {
@@ -159,20 +159,20 @@ func (b *base) newOutbox(ctx context.Context, schema string, body int) (*outboxT
 	return &outboxTable{pool, store, backlog.Body(body), 1}, store.Migrate(ctx)
 }
 
-// write commits one message: each worker has a key of its own.
+// write commits one message. Each worker has its own key.
 func (o *outboxTable) write(ctx context.Context, worker int) error {
 	m := outbox.Message{Name: backlog.Name, Body: o.body, Key: "writer " + strconv.Itoa(worker)}
 	return pgx.BeginFunc(ctx, o.pool, func(tx pgx.Tx) error { return o.store.Write(ctx, tx, m) })
 }
 
-// fill writes n messages on the server's side.
+// fill writes n messages with SQL.
 func (o *outboxTable) fill(ctx context.Context, n int64) error {
 	first := o.next
 	o.next += n
 	return backlog.Fill(ctx, o.pool, first, n, o.body)
 }
 
-// waiting counts what waits.
+// waiting counts the waiting messages.
 func (o *outboxTable) waiting(ctx context.Context) (int64, error) {
 	return number(ctx, o.pool, waitingSQL)
 }
@@ -183,18 +183,18 @@ const (
 )
 
 const (
-	// consumer is whose entries all are.
+	// consumer is the consumer of all entries.
 	consumer = "soak"
-	// entryBytes is what an entry takes on disk: row, two indexes and write-ahead log.
+	// entryBytes is the disk space of an entry: row, two indexes and write-ahead log.
 	entryBytes = 300
-	// outlived is the part of the entries that is older than the retention.
+	// outlived: one in this many entries is older than the retention.
 	outlived = 10
-	// leastPruned is how many rows a pass prunes at least: see leastDrained.
+	// leastPruned is the minimum of rows that a pass prunes: see leastDrained.
 	leastPruned = 20_000
 )
 
-// entriesSQL writes the entries $1 to $2. Their ids are in the order of time, as those of version 7 are, a
-// thousand a second. The first $3 have outlived the retention of eight days.
+// entriesSQL writes the entries $1 to $2. Their ids are in time order, like ids of version 7, a thousand per second. The
+// first $3 are older than the retention of eight days.
 const entriesSQL = `
 INSERT INTO holdfast_inbox (consumer, message_id, processed_at)
 SELECT '` + consumer + `', (lpad(to_hex(i >> 16), 8, '0') || '-' || lpad(to_hex(i & 65535), 4, '0') || '-7000-8000-' || lpad(to_hex(hashint8(i) & 2147483647), 12, '0'))::uuid,
@@ -212,13 +212,13 @@ type dedup struct {
 	table        table
 }
 
-// inboxTable is an inbox in a schema of its own.
+// inboxTable is an inbox in its own schema.
 type inboxTable struct {
 	pool  *pgxpool.Pool
 	inbox *inboxpgx.Store
 }
 
-// soakDedup has the inbox process messages for the first time and once more, in both tables, and prunes them.
+// soakDedup lets the inbox process messages for the first and a second time, in both tables, and prunes them.
 func soakDedup(ctx context.Context, s sizes, r *report) error {
 	b, err := openBase(ctx, s.clients, s.rows*entryBytes)
 	if err != nil {
@@ -294,7 +294,7 @@ func (d *dedup) compare(what, many string, measure func(*inboxTable) (cost, erro
 	return c, nil
 }
 
-// recordBoth makes the messages copies in both tables.
+// recordBoth records the messages in both tables, so that they are duplicates.
 func (d *dedup) recordBoth(ctx context.Context, messages []*inbox.Message) error {
 	for _, m := range messages {
 		if err := errors.Join(d.small.process(ctx, m), d.large.process(ctx, m)); err != nil {
@@ -304,7 +304,8 @@ func (d *dedup) recordBoth(ctx context.Context, messages []*inbox.Message) error
 	return nil
 }
 
-// prune adds old entries to both tables and prunes them, in turns. In the large one the first pass takes its tenth with it.
+// prune adds old entries to both tables and prunes them, in turns. In the large table the first pass also takes the old
+// tenth.
 func (d *dedup) prune(ctx context.Context, many string) (compared, error) {
 	few, next := max(d.rows/100, leastPruned), d.rows
 	return d.compare("prune", many, func(t *inboxTable) (cost, error) {
@@ -331,7 +332,7 @@ func (t *inboxTable) process(ctx context.Context, m *inbox.Message) error {
 	return errors.Join(t.inbox.Process(ctx, []*inbox.Message{m})...)
 }
 
-// fill writes the entries first to last. Those up to old have outlived the retention.
+// fill writes the entries first to last. Those up to old are older than the retention.
 func (t *inboxTable) fill(ctx context.Context, first, last, old int64) error {
 	for ; first <= last; first += entryStep {
 		if _, err := t.pool.Exec(ctx, entriesSQL, first, min(first+entryStep-1, last), old); err != nil {

@@ -1,29 +1,28 @@
-// Command soak shows that what runs for long stays as it is, and that what is large costs no more:
+// Command soak shows that a long-running shop keeps its size, and that large tables do not cost more:
 //
 //	go run ./internal/lab/soak
 //
-// runs the ticket shop, each role as a process, on private servers for half an hour at half of the capacity that
-// it measures first, and decides whether memory, goroutines, connections, files, tables and queues are flat.
-// -part=waiting drains an outbox with ten million messages; -part=snapshot holds an old snapshot for
-// ten minutes beside writers and a relay; -part=dedup has the inbox record messages beside fifty million entries.
-// -part=all runs the four one after the other, most of two hours: one that fails does not keep the next. Flags make each
-// of them smaller.
+// It runs the ticket shop, each role as a process, on private servers for half an hour. The load is half of the capacity,
+// which it measures first. It decides whether memory, goroutines, connections, files, tables and queues are flat.
+// -part=waiting drains an outbox with ten million messages. -part=snapshot holds an old snapshot for ten minutes, next to
+// writers and a relay. -part=dedup lets the inbox record messages next to fifty million entries. -part=all runs the four one
+// after the other, almost two hours; a failed part does not stop the next one. Flags make each part smaller.
 //
 // A series of the shop is flat if the line through its last two thirds gains no more than its bound, which the report shows
-// ("flat up to"), or if the points do not rise with certainty:
+// ("flat up to"), or if the points do not rise with statistical certainty:
 //
-//   - What must not stay (rows of the outbox, messages in queues, holds that are overdue) is counted exactly, and the least of
-//     six samples is judged: a leak of 200 rows an hour shows in half an hour. At the end not one row of the outbox may be left.
-//   - Goroutines, files and connections are judged by the least of six samples, too: a leak of ten an hour shows. Memory comes
-//     and goes; a leak of less than 24 MiB an hour counts as flat (12 of Go's heap).
-//   - The table and the indexes of the outbox may double. A leak of rows shows in their count long before: a few hundred
-//     rows are less than what autovacuum moves by its time.
-//   - Dead rows may become those of a minute or two more. They do not leak one by one: what keeps VACUUM from
-//     one of them keeps it from all that die later, thousands a minute.
+//   - Things that must not stay (rows of the outbox, messages in queues, overdue holds) are counted exactly, and the least of six samples
+//     is judged: a leak of 200 rows an hour shows in half an hour. At the end the outbox must have no row left.
+//   - Goroutines, files and connections are also judged by the least of six samples: a leak of ten an hour shows. Memory varies; a leak of
+//     less than 24 MiB an hour counts as flat (12 of Go's heap).
+//   - The table and the indexes of the outbox may double. A leak of rows shows in their count long before: a few hundred rows are less than
+//     the usual variation of autovacuum.
+//   - Dead rows may grow to those of one or two more minutes. They do not leak one by one: whatever keeps VACUUM from one dead row keeps it
+//     from all later ones, thousands a minute.
 //
-// The machine may be shared, so that rates per second say little. What decides is processor time per operation: of
-// this process ("client"), and of Postgres with all its children. Each part prints its report as it ends, and
-// -markdown writes it into a file. The exit code is 1 if something is not as it should be.
+// The machine may be shared, so rates per second mean little. The criterion is processor time per operation: of this process
+// ("client"), and of Postgres with all its children. Each part prints its report when it ends, and -markdown writes it into
+// a file. The exit code is 1 if a finding is negative.
 package main
 
 import (
@@ -46,7 +45,7 @@ import (
 
 var quiet = slog.New(slog.DiscardHandler)
 
-// sizes are what flags set.
+// sizes are the values of flags.
 type sizes struct {
 	minutes  float64
 	clients  int
@@ -59,7 +58,7 @@ type sizes struct {
 func (s sizes) stretch() time.Duration { return time.Duration(s.secs * float64(time.Second)) }
 func (s sizes) length() time.Duration  { return time.Duration(s.minutes * float64(time.Minute)) }
 
-// part is what -part chooses. Its sizes hold where no flag sets another.
+// part is a choice of -part. Its sizes apply unless a flag sets others.
 type part struct {
 	name    string
 	do      func(context.Context, sizes, *report) error
@@ -77,7 +76,7 @@ var parts = []part{
 
 const all = "all"
 
-// chosen are the parts of that name.
+// chosen returns the parts of that name.
 func chosen(name string) (some []part) {
 	for _, p := range parts {
 		if name == all || name == p.name {
@@ -87,7 +86,7 @@ func chosen(name string) (some []part) {
 	return some
 }
 
-// sized returns s, with the sizes of the part where s has none.
+// sized returns s, with the sizes of the part for those that s lacks.
 func (p part) sized(s sizes) sizes {
 	s.minutes = cmp.Or(s.minutes, p.minutes)
 	s.clients = cmp.Or(s.clients, p.clients)
@@ -148,7 +147,7 @@ func runParts(ctx context.Context, some []part, s sizes, given *flag.FlagSet, to
 	return errors.Join(failed...)
 }
 
-// command is what runs one part again, with the flags that were given.
+// command is the command to run one part again, with the given flags.
 func command(part string, given *flag.FlagSet) string {
 	text := "go run ./internal/lab/soak -part=" + part
 	given.Visit(func(f *flag.Flag) {
@@ -159,7 +158,7 @@ func command(part string, given *flag.FlagSet) string {
 	return text
 }
 
-// run does the part and writes its report.
+// run runs the part and writes its report.
 func (p part) run(ctx context.Context, s sizes, r *report, to string, out io.Writer) error {
 	if err := p.do(ctx, p.sized(s), r); err != nil {
 		return fmt.Errorf("%s: %w", p.name, err)
@@ -172,7 +171,7 @@ func (p part) run(ctx context.Context, s sizes, r *report, to string, out io.Wri
 	return errors.Join(r.save(to), r.verdict())
 }
 
-// report is what a part found out.
+// report is the result of a part.
 type report struct {
 	Part     string
 	Command  string
@@ -194,7 +193,7 @@ type table struct {
 
 func (t *table) add(cells ...string) { t.Rows = append(t.Rows, cells) }
 
-// finding is what had to be true.
+// finding is a condition with its result.
 type finding struct {
 	What string
 	OK   bool
@@ -208,15 +207,15 @@ func (r *report) find(ok bool, format string, args ...any) {
 	r.Findings = append(r.Findings, finding{fmt.Sprintf(format, args...), ok})
 }
 
-// atMost finds that a figure is at most so many times what it was before.
+// atMost finds whether a figure is at most factor times its value before.
 func (r *report) atMost(what string, before, during, factor float64) {
 	r.find(during <= factor*before, "%s: %.1f, before %.1f: at most %.2f times that", what, during, before, factor)
 }
 
-// errNotSo is in the error of a verdict.
+// errNotSo is wrapped by the error of a verdict.
 var errNotSo = errors.New("not as they should be")
 
-// verdict is an error if something was not true.
+// verdict returns an error if a finding is negative.
 func (r *report) verdict() error {
 	var wrong []error
 	for _, f := range r.Findings {
@@ -237,7 +236,7 @@ func (f finding) word() string {
 	return "NOT SO"
 }
 
-// markdown is the report as a section of a document.
+// markdown returns the report as a section of a document.
 func (r *report) markdown() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s\n\n    %s\n\n%s UTC, commit %s, took %s, %s.\n", heading(r.Part), r.Command, r.Began.UTC().Format(time.DateTime), r.Commit, r.Took, r.Machine)
@@ -261,7 +260,7 @@ func heading(part string) string { return "## " + part }
 
 const title = "# Soak\n\nWritten by `go run ./internal/lab/soak`; what the columns mean is in its package comment.\n"
 
-// save writes the report into a file, as a section that replaces that of the last run of its part.
+// save writes the report into a file, as a section that replaces the section of the part's last run.
 func (r *report) save(file string) error {
 	old, err := os.ReadFile(file)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -286,14 +285,14 @@ func replaceSection(document, part, section string) string {
 	return document[:begin] + section
 }
 
-// rounds is how often what is compared takes turns: a busy machine makes both dearer for a while, and the median of the
-// ratios within one round tells them from each other.
+// rounds is how often the two sides of a comparison take turns. A busy machine makes both more expensive for a while; the
+// median of the ratios within one round cancels that.
 const rounds = 5
 
-// compared are the costs of one operation on a small table and on a large one, round by round.
+// compared has the costs of one operation on a small and on a large table, round by round.
 type compared struct{ small, large []cost }
 
-// alternate measures both, one after the other, some times.
+// alternate measures both in turns, a few times.
 func alternate(small, large func() (cost, error)) (c compared, err error) {
 	for range rounds {
 		for _, side := range []struct {
@@ -310,7 +309,7 @@ func alternate(small, large func() (cost, error)) (c compared, err error) {
 	return c, nil
 }
 
-// total adds rounds up.
+// total adds up rounds.
 func total(costs []cost) (sum cost) {
 	for _, c := range costs {
 		sum.ops += c.ops
@@ -321,7 +320,7 @@ func total(costs []cost) (sum cost) {
 	return sum
 }
 
-// ratio is how many times the processor time of Postgres the large table takes.
+// ratio returns the processor time of Postgres for the large table, divided by the time for the small one.
 func (c compared) ratio() float64 {
 	var ratios []float64
 	for i, large := range c.large {
@@ -330,10 +329,10 @@ func (c compared) ratio() float64 {
 	return median(ratios)
 }
 
-// noDearer is how much more an operation may cost beside much data.
+// noDearer is how much more an operation may cost next to much data.
 const noDearer = 1.5
 
-// sameCost finds that the operation costs about the same.
+// sameCost finds whether the operation costs about the same.
 func (r *report) sameCost(what string, c compared) {
 	r.find(c.ratio() <= noDearer, "%s takes %.2f times the processor time of Postgres that it takes beside next to nothing (median of %d rounds): at most %.2f",
 		what, c.ratio(), len(c.large), noDearer)

@@ -21,17 +21,17 @@ import (
 )
 
 const (
-	// holdTime is how long seats are held: so many expire while the shop runs.
+	// holdTime is how long seats are held: many holds expire while the shop runs.
 	holdTime = 10 * time.Second
-	// brokerLog bounds the log of quorum queues. RabbitMQ holds in memory what is in it, and begins a new file at 512 MiB
-	// where nothing else is set: for hours its memory grows, and looks like a leak.
+	// brokerLog bounds the log of quorum queues. RabbitMQ keeps its content in memory, and starts a new file at 512 MiB by
+	// default: its memory would grow for hours, like a leak.
 	brokerLog = "raft.wal_max_size_bytes = 16777216"
-	// samples is how often all is sampled, whatever the length.
+	// samples is the number of samples, for any length.
 	samples = 180
-	// settledWithin is how long the shop may take, after the last request, for all that was left to do.
+	// settledWithin is how long the shop may take to finish its work after the last request.
 	settledWithin = 2 * time.Minute
-	// askAgain is one of how many answers may be 503 at half of the capacity. At the capacity more of them are right: who is
-	// told to ask again does not lengthen the queue.
+	// askAgain: one in this many answers may be 503 at half of the capacity. At full capacity more are right, because a
+	// rejected request does not lengthen the queue.
 	askAgain = 1000
 )
 
@@ -44,11 +44,11 @@ type soaking struct {
 	redis *redis.Client
 	roles shop.Roles
 	hall  *shop.Hall
-	full  shop.Answers // those at the capacity
+	full  shop.Answers // answers at full capacity
 	seats seats
 }
 
-// soakShop measures what the shop can do, runs it at half of that, and judges what was sampled meanwhile.
+// soakShop measures the capacity of the shop, runs it at half of that, and judges the samples.
 func soakShop(ctx context.Context, s sizes, r *report) (err error) {
 	k := &soaking{sizes: s}
 	defer func() { err = errors.Join(err, k.close()) }()
@@ -98,7 +98,7 @@ func (k *soaking) open(ctx context.Context) (err error) {
 		return err
 	}
 	k.redis = redis.NewClient(options)
-	limit := fmt.Sprintf("-time-limit=%v", k.length()+time.Hour) // they end by themselves where nobody ends them
+	limit := fmt.Sprintf("-time-limit=%v", k.length()+time.Hour) // they end by themselves if this command dies
 	for _, name := range []string{"api", "relay", "consumer", "sweeper"} {
 		role, err := k.data.Start(name, "-hold="+holdTime.String(), limit)
 		if err != nil {
@@ -129,14 +129,13 @@ func (k *soaking) close() error {
 	return err
 }
 
-// openHall opens one with seats enough that one is free again long before its next turn.
+// openHall opens a hall with so many seats that each is free again long before its next turn.
 func (k *soaking) openHall(ctx context.Context) (err error) {
 	k.hall, err = shop.OpenHall(ctx, k.roles[0].URL(), k.clients, shop.EnoughSeats(3*holdTime))
 	return err
 }
 
-// capacity returns how many requests a second the clients get answered, and what they cost. A fourth of the time before
-// warms all up.
+// capacity returns the maximum rate of answered requests, and their cost. It warms up for a fourth of the time first.
 func (k *soaking) capacity(ctx context.Context) (l load.Load, costs []namedCost, err error) {
 	if _, err := load.Drive(ctx, k.clients, k.stretch()/4, k.hall.Visit); err != nil {
 		return l, nil, err
@@ -149,7 +148,7 @@ func (k *soaking) capacity(ctx context.Context) (l load.Load, costs []namedCost,
 	return l, costs, err
 }
 
-// priced says what a load costs.
+// priced returns the cost of a load.
 func (k *soaking) priced(drive func() (load.Load, error)) (l load.Load, costs []namedCost, err error) {
 	before, err := k.used()
 	if err != nil {
@@ -165,7 +164,7 @@ func (k *soaking) priced(drive func() (load.Load, error)) (l load.Load, costs []
 	return l, after, err
 }
 
-// soak has clients visit at an even pace, and samples.
+// soak lets clients visit at an even pace, and samples.
 func (k *soaking) soak(ctx context.Context, m *sampler, rate float64) (load.Load, []namedCost, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -180,7 +179,7 @@ func (k *soaking) soak(ctx context.Context, m *sampler, rate float64) (load.Load
 	return l, costs, errors.Join(err, context.Cause(ctx))
 }
 
-// fromDue tells the waits of a load at a pace, and what it missed.
+// fromDue describes the waits of a load at a pace, and its missed operations.
 func fromDue(l load.Load) string {
 	text := fmt.Sprintf("p50 %v, p99 %v, from when each was due", l.Percentile(0.5).Round(time.Millisecond), l.Percentile(0.99).Round(time.Millisecond))
 	if l.Missed > 0 {
@@ -189,7 +188,7 @@ func fromDue(l load.Load) string {
 	return text
 }
 
-// prices are what a request costs at the capacity and at half of it.
+// prices compares the cost of a request at full capacity and at half of it.
 func prices(full, half load.Load, fullCosts, halfCosts []namedCost) table {
 	t := table{Title: "Processor time of a request, in µs", Columns: []string{"", "at the capacity", "at half of it"}}
 	var all [2]time.Duration
@@ -206,7 +205,7 @@ type namedCost struct {
 	time time.Duration
 }
 
-// used are the processor times so far of all processes and servers, in one order.
+// used returns the processor times so far of all processes and servers, in a fixed order.
 func (k *soaking) used() (all []namedCost, err error) {
 	for _, role := range k.roles {
 		used, err := testenv.CPUTime(role.PID())
@@ -225,16 +224,16 @@ func (k *soaking) used() (all []namedCost, err error) {
 	return all, nil
 }
 
-// leftSQL counts what is left to do: the outbox keeps no row of what is published, and the read model shows the last change
-// of each reservation.
+// leftSQL counts the remaining work: the outbox keeps no published rows, and the read model shows the last change of each
+// reservation.
 const leftSQL = `SELECT (SELECT count(*) FROM holdfast_outbox) + (SELECT count(*) FROM reservations WHERE status = 'held')
 	+ (SELECT count(*) FROM reservations r LEFT JOIN reservation_states s ON s.reservation_id = r.id WHERE s.status IS DISTINCT FROM r.status)`
 
-// deadSQL counts the dead letters of the outbox, and the messages whose keys are parked.
+// deadSQL counts the dead letters of the outbox, and the messages behind parked keys.
 const deadSQL = `SELECT (SELECT count(*) FROM holdfast_outbox_dead) + (SELECT count(*) FROM holdfast_inbox_waiting)`
 
-// audit waits until nothing is left to do, and finds that no reservation is lost, the answers are
-// as they should be and nothing is a dead letter.
+// audit waits until no work is left. It finds whether a reservation is lost, an answer is wrong or a message is a dead
+// letter.
 func (k *soaking) audit(ctx context.Context, r *report) error {
 	var left, dead int
 	for began := time.Now(); ; time.Sleep(100 * time.Millisecond) {
@@ -263,7 +262,7 @@ func (k *soaking) audit(ctx context.Context, r *report) error {
 	return nil
 }
 
-// answers finds that none is an error, and that few tell a client to ask again.
+// answers finds whether any answer is an error, and whether few are 503.
 func (r *report) answers(full, half shop.Answers) {
 	r.note("Answers at the capacity: %v. At half of it: %v.", full, half)
 	wrong := full.Errors() + half.Errors()
@@ -277,7 +276,7 @@ const mib = 1 << 20
 // askWithin bounds the answer to a probe: a busy machine answers late.
 const askWithin = 30 * time.Second
 
-// ask gets a page.
+// ask requests a page.
 func ask(ctx context.Context, url string, read func(*http.Response) error) error {
 	ctx, cancel := context.WithTimeout(ctx, askWithin)
 	defer cancel()
@@ -296,11 +295,11 @@ func ask(ctx context.Context, url string, read func(*http.Response) error) error
 	return read(resp)
 }
 
-// few is how what a process has few of is judged: a leak of ten an hour shows in the twenty minutes that are judged of
-// half an hour.
+// few is for small counts of a process: a leak of ten an hour shows in the last twenty minutes of half an hour, which are
+// judged.
 var few = kind{unit: fmt.Sprintf("least of %d", floorOf), slack: 3, floor: true}
 
-// ofProcess are the metrics of a process that are sampled.
+// ofProcess are the sampled metrics of a process.
 var ofProcess = []struct {
 	metric, name string
 	scale        float64
@@ -328,7 +327,7 @@ func processProbe(role *shop.Process) probe {
 	}
 }
 
-// readMetrics takes the metrics without labels from Prometheus text.
+// readMetrics reads the metrics without labels from Prometheus text.
 func readMetrics(resp *http.Response, into map[string]float64) error {
 	lines := bufio.NewScanner(resp.Body)
 	lines.Buffer(nil, mib)
@@ -356,26 +355,26 @@ func connectionsProbe(db *pgxpool.Pool, roles shop.Roles) probe {
 	}
 }
 
-// grows are the tables that have a row for every request: the business's own, and entries that are kept for days.
+// grows are the tables with a row for every request: the business's own, and entries that are kept for days.
 var grows = map[string]bool{"reservations": true, "reservation_states": true, "holdfast_inbox": true, "holdfast_idempotency": true}
 
-// tablesSQL returns every table with its size, its rows, and those of them that are dead.
+// tablesSQL returns every table with its size, its rows and its dead rows.
 const tablesSQL = `
 SELECT c.relname, pg_table_size(c.oid), pg_indexes_size(c.oid), greatest(s.n_live_tup, 0), s.n_dead_tup
 FROM pg_class c JOIN pg_stat_user_tables s ON s.relid = c.oid WHERE c.relkind = 'r' ORDER BY c.relname`
 
-// vacuumed is for how many seconds rows may be dead, or their room unused: autovacuum looks at a table once a minute, and is late
-// on a busy machine.
+// vacuumed is for how many seconds rows may be dead, or their space unused: autovacuum checks a table once a minute, and is
+// late on a busy machine.
 const vacuumed = 120
 
-// churn is what a row that is there for a moment may take in its table and in its indexes until then.
+// churn is the space of a short-lived row in its table and indexes until vacuum.
 const churn = 1 // KiB
 
-// sizeSlack is how many KiB a table or its indexes may gain with so many requests a second. Two are known better:
-// an outbox has the size of what dies between two rounds of autovacuum, a minute, and gains as much again when one round
-// is a minute late; the rows of lanes are updated in place.
+// sizeSlack is how many KiB a table or its indexes may gain at a rate of requests. Two tables are known better: an outbox
+// has the size of the rows that die between two rounds of autovacuum, a minute, and gains as much again if one round is a
+// minute late. The rows of lanes are updated in place.
 func sizeSlack(table string, rate float64) float64 {
-	const minute, messages, lanes = 60, 0.3, 256 // messages are the KiB of the two of a request
+	const minute, messages, lanes = 60, 0.3, 256 // messages: KiB of the two messages of a request
 	switch table {
 	case "holdfast_outbox":
 		return minute * messages * rate
@@ -385,11 +384,11 @@ func sizeSlack(table string, rate float64) float64 {
 	return vacuumed * churn * rate
 }
 
-// leftover is how what must not stay is judged: a leak of 200 an hour shows in the twenty minutes that are judged of
-// half an hour.
+// leftover is for things that must not stay: a leak of 200 an hour shows in the last twenty minutes of half an hour, which
+// are judged.
 var leftover = kind{unit: fmt.Sprintf("least of %d", floorOf), slack: 50, floor: true}
 
-// tablesProbe samples the tables of a shop with so many requests a second.
+// tablesProbe samples the tables of a shop at a rate of requests.
 func tablesProbe(db *pgxpool.Pool, rate float64) probe {
 	return func(ctx context.Context, note func(string, kind, float64)) error {
 		rows, err := db.Query(ctx, tablesSQL)
@@ -409,13 +408,13 @@ func tablesProbe(db *pgxpool.Pool, rate float64) probe {
 	}
 }
 
-// noteTable notes the size of a table that must stay as it is, and the size per row of one that grows by design.
+// noteTable records the size of a table that must keep its size, and the size per row of a table that grows by design.
 func noteTable(note func(string, kind, float64), name string, table, indexes, live, dead, rate float64) {
 	if !grows[name] {
 		size := kind{unit: "KiB", tolerance: 0.1, slack: sizeSlack(name, rate)}
 		note(name+": table", size, table/1024)
 		note(name+": indexes", size, indexes/1024)
-		if name != "holdfast_outbox" { // queuesProbe counts them, this is an estimate
+		if name != "holdfast_outbox" { // queuesProbe counts these exactly
 			note(name+": rows", kind{tolerance: 0.1, slack: backlogSeconds * rate}, live)
 		}
 		note(name+": dead rows", kind{tolerance: 0.1, slack: vacuumed * rate}, dead)
@@ -427,11 +426,11 @@ func noteTable(note func(string, kind, float64), name string, table, indexes, li
 	note(name+": dead rows, per row", kind{tolerance: 0.1, slack: 0.25}, dead/max(live, 1))
 }
 
-// queuesSQL counts what waits in the outbox, all that is in it, and what should have expired.
+// queuesSQL counts the waiting messages of the outbox, all its rows, and overdue holds.
 const queuesSQL = `SELECT (` + waitingSQL + `), (SELECT count(*) FROM holdfast_outbox),
 	(SELECT count(*) FROM reservations WHERE status = 'held' AND created_at < now() - $1::interval)`
 
-// queuesProbe samples what waits in the outbox, at the broker and to expire. Its counts are exact.
+// queuesProbe samples the waiting messages in the outbox and at the broker, and overdue holds. Its counts are exact.
 func queuesProbe(db *pgxpool.Pool, adminURL string, hold time.Duration) probe {
 	return func(ctx context.Context, note func(string, kind, float64)) error {
 		var waits, rows, overdue float64
@@ -452,14 +451,14 @@ func queuesProbe(db *pgxpool.Pool, adminURL string, hold time.Duration) probe {
 	}
 }
 
-// seats is what was seen of the seats that are held.
+// seats has the observations of held seats.
 type seats struct{ looks, held, twice int }
 
-// A look at the index of what is held is cheap, and holds last longer than it takes until the next look.
+// This index scan over held seats is cheap, and holds last longer than the time between two probes.
 const seatsSQL = `SELECT count(*), count(*) - count(DISTINCT (event_id, seat))
 	FROM (SELECT event_id, unnest(seats) AS seat FROM reservations WHERE status = 'held') AS held`
 
-// probe looks for seats that two reservations hold at once. It is no series: one is too many.
+// probe looks for seats that two reservations hold at once. It is not a series: one is too many.
 func (s *seats) probe(db *pgxpool.Pool) probe {
 	return func(ctx context.Context, _ func(string, kind, float64)) error {
 		var held, twice int
@@ -473,12 +472,12 @@ func (s *seats) probe(db *pgxpool.Pool) probe {
 	}
 }
 
-// judge finds that no seat was held twice, where there were any to see.
+// judge finds whether a seat was held twice. It fails if no held seat was seen.
 func (s *seats) judge(r *report) {
 	r.find(s.twice == 0 && s.held > 0, "%d seats are held twice, in %d looks at the %d that are held then, one after the other", s.twice, s.looks, s.held)
 }
 
-// brokerProbe samples what RabbitMQ says of itself.
+// brokerProbe samples RabbitMQ's own figures.
 func brokerProbe(adminURL string) probe {
 	return func(ctx context.Context, note func(string, kind, float64)) error {
 		var nodes []struct {
@@ -498,7 +497,7 @@ func brokerProbe(adminURL string) probe {
 	}
 }
 
-// redisProbe samples the memory of Redis, which holds a key for every request of the last day.
+// redisProbe samples the memory of Redis, which has a key for every request of the last day.
 func redisProbe(client *redis.Client) probe {
 	return func(ctx context.Context, note func(string, kind, float64)) error {
 		keys, err := client.DBSize(ctx).Result()

@@ -13,7 +13,7 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }
 
-// counter is a probe of what grows by step at every look.
+// counter is a probe of a value that grows by step at every call.
 func counter(name string, k kind, from, step float64) probe {
 	return func(_ context.Context, note func(string, kind, float64)) error {
 		note(name, k, from)
@@ -22,7 +22,7 @@ func counter(name string, k kind, from, step float64) probe {
 	}
 }
 
-// A sampler that is given a leak of every kind finds each, and nothing else.
+// The sampler finds each kind of leak, and nothing else.
 func TestSamplerFindsLeaks(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -39,7 +39,7 @@ func TestSamplerFindsLeaks(t *testing.T) {
 			}
 		}
 		leaking = append(leaking, table("leaking", 100, 5000, 1e6, 1.02))
-		level = append(level, table("reservations", 1000, 100, 1e6, 1.02)) // it grows by design: each row takes as much as before
+		level = append(level, table("reservations", 1000, 100, 1e6, 1.02)) // grows by design: the size per row is constant
 		s := newSampler(append(append(leaking, level...), counter("bystander", kind{tolerance: 0.1}, 7, 0))...)
 		if err := s.run(t.Context(), time.Hour, samples); err != nil {
 			t.Fatal(err)
@@ -72,7 +72,7 @@ func TestSamplerFindsLeaks(t *testing.T) {
 	})
 }
 
-// Seats that are held twice are found, and so is a run in which none was held when somebody looked.
+// Seats that are held twice are found. A run in which no held seat was seen fails, too.
 func TestSeats(t *testing.T) {
 	t.Parallel()
 	for s, ok := range map[seats]bool{

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// kind says how a series is judged.
+// kind describes how a series is judged.
 type kind struct {
 	unit      string
 	tolerance float64
@@ -18,7 +18,7 @@ type kind struct {
 	floor     bool
 }
 
-// sampler collects series by name, in the order in which they were first seen.
+// sampler collects series by name, in the order of their first appearance.
 type sampler struct {
 	began  time.Time
 	names  []string
@@ -26,14 +26,14 @@ type sampler struct {
 	probes []probe
 }
 
-// probe looks at one thing and hands what it sees to note.
+// probe measures one thing and passes the values to note.
 type probe func(ctx context.Context, note func(name string, k kind, value float64)) error
 
 func newSampler(probes ...probe) *sampler {
 	return &sampler{began: time.Now(), series: map[string]*series{}, probes: probes}
 }
 
-// sample asks all probes once.
+// sample runs all probes once.
 func (s *sampler) sample(ctx context.Context) error {
 	second := time.Since(s.began).Seconds()
 	for _, p := range s.probes {
@@ -53,7 +53,7 @@ func (s *sampler) note(second float64, name string, k kind, value float64) {
 	s.series[name].Points = append(s.series[name].Points, point{second, value})
 }
 
-// run samples so many times, evenly over the length, until ctx ends.
+// run takes the given number of samples, evenly over the length, until ctx ends.
 func (s *sampler) run(ctx context.Context, length time.Duration, times int) error {
 	tick := time.NewTicker(length / time.Duration(times))
 	defer tick.Stop()
@@ -70,8 +70,8 @@ func (s *sampler) run(ctx context.Context, length time.Duration, times int) erro
 	return nil
 }
 
-// conclude judges all series. It adds a table of those that changed at all, and a finding for each that is not flat and
-// not there to grow.
+// conclude judges all series. It adds a table of the series that changed, and a finding for each that is not flat and does
+// not grow by design.
 func (s *sampler) conclude(r *report) error {
 	t := table{Title: "Sampled; the first third is a warm-up and not judged", Columns: []string{"", "unit", "from", "to", "flat up to", ""}}
 	flat, still := 0, 0
@@ -110,7 +110,7 @@ func (s series) still() bool {
 	return true
 }
 
-// figure is short: small figures have decimals.
+// figure formats a number. Small figures have decimals.
 func figure(f float64) string {
 	if f < 100 && f > -100 {
 		return decimals(f, 1)
@@ -121,26 +121,26 @@ func figure(f float64) string {
 const (
 	// warmUp is the part of a series that is not judged: pools fill, caches and heaps find their size.
 	warmUp = 1.0 / 3
-	// fewest is how many points a trend needs.
+	// fewest is the minimum of points for a trend.
 	fewest = 12
-	// floorOf is of how many points one is kept where the least of them is judged.
+	// floorOf: the least of this many points is judged, for series with Floor.
 	floorOf = 6
-	// certain is the Mann-Kendall score from which points rise, and do not only scatter: by chance one series
-	// of 1,000 without a trend gets there.
+	// certain is the Mann-Kendall score from which points rise and do not only scatter. By chance one in 1,000 series
+	// without a trend reaches it.
 	certain = 3.1
 )
 
-// series is what was sampled of one thing.
+// series has the samples of one thing.
 type series struct {
 	Name string
 	Unit string
 	// Tolerance is the growth, as a part of the level, that counts as flat.
 	Tolerance float64
-	// Slack is the growth, in the unit of the series, that counts as flat whatever the level.
+	// Slack is the growth, in the unit of the series, that counts as flat at any level.
 	Slack float64
-	// Grows says that the series grows by design: it is shown and not judged.
+	// Grows means that the series grows by design: it is shown and not judged.
 	Grows bool
-	// Floor says that the least of each floorOf points is judged. What comes and goes only adds to what stays: a busy machine
+	// Floor means that the least of each floorOf points is judged. Temporary values only add to a leak: a busy machine
 	// raises the peaks, a leak raises the floor.
 	Floor  bool
 	Points []point
@@ -148,17 +148,17 @@ type series struct {
 
 type point struct{ Second, Value float64 }
 
-// trend is what became of a series after its warm-up.
+// trend is the course of a series after its warm-up.
 type trend struct {
 	series
-	From, To float64 // of the line through the points, at the two ends of what is judged
-	Rises    bool    // the points rise, and do not only scatter
+	From, To float64 // of the line through the points, at both ends of the judged part
+	Rises    bool    // the points rise and do not only scatter
 	Flat     bool
 }
 
-// judge fits a line through the points after the warm-up: its slope is the median of those of all pairs, so that
-// some points far off, such as those before a collection, do not move it. The series is not flat if the line
-// gains more than both the tolerance and the slack, and the points rise with certainty.
+// judge fits a line through the points after the warm-up. Its slope is the median of the slopes of all pairs, so that
+// outliers, such as points just before a garbage collection, do not move it. The series is not flat if the line gains more
+// than both the tolerance and the slack, and the points rise with certainty.
 func judge(s series) (trend, error) {
 	t := trend{series: s}
 	judged := s.Points[int(math.Ceil(warmUp*float64(len(s.Points)))):]
@@ -181,7 +181,7 @@ func judge(s series) (trend, error) {
 	return t, nil
 }
 
-// floors are the least of each floorOf points.
+// floors returns the least of each floorOf points.
 func floors(points []point) (least []point) {
 	for some := range slices.Chunk(points, floorOf) {
 		least = append(least, slices.MinFunc(some, func(a, b point) int { return cmp.Compare(a.Value, b.Value) }))
@@ -199,7 +199,7 @@ func medianSlope(points []point) float64 {
 	return median(slopes)
 }
 
-// mannKendall returns how many standard deviations the pairs that rise outnumber those that fall by.
+// mannKendall returns by how many standard deviations rising pairs outnumber falling ones.
 func mannKendall(points []point) float64 {
 	score, ties := 0, map[float64]int{}
 	for i, p := range points {

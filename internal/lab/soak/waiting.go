@@ -17,16 +17,16 @@ import (
 )
 
 const (
-	// messageBytes is what a message takes on disk beside its body: row, indexes and write-ahead log.
+	// messageBytes is the disk space of a message without its body: row, indexes and write-ahead log.
 	messageBytes = 600
-	// leastDrained is how many messages a relay drains at least while it is measured: the clock of processor time ticks
-	// every 10 ms.
+	// leastDrained is the minimum of messages that a relay drains during a measurement, because the clock of processor
+	// time ticks every 10 ms.
 	leastDrained = 10_000
-	// heapSlack is what a heap may grow by chance.
+	// heapSlack is the growth of a heap that may be chance.
 	heapSlack = 4 << 20
 )
 
-// waiting compares an outbox in which next to nothing waits with one in which many messages do.
+// waiting compares an outbox with almost no waiting messages with one that has many.
 type waiting struct {
 	*base
 	sizes
@@ -34,8 +34,7 @@ type waiting struct {
 	table        table
 }
 
-// soakWaiting measures writers and a relay beside many messages that wait, has the relay publish them all, and measures
-// both again.
+// soakWaiting measures writers and a relay next to many waiting messages, publishes them all, and measures both again.
 func soakWaiting(ctx context.Context, s sizes, r *report) error {
 	b, err := openBase(ctx, s.clients, s.messages*int64(s.body+messageBytes))
 	if err != nil {
@@ -79,13 +78,13 @@ func soakWaiting(ctx context.Context, s sizes, r *report) error {
 	return nil
 }
 
-// stage is what was measured while so much waits.
+// stage is the result at one number of waiting messages.
 type stage struct {
 	write, relay compared
 	heaps        [2]backlog.Memory // small, large
 }
 
-// look has writers write, and then a relay drain as many and further messages, on both tables.
+// look runs writers, and then a relay that drains their messages and more, on both tables.
 func (w *waiting) look(ctx context.Context, name string) (l stage, err error) {
 	if l.write, err = alternate(w.writing(ctx, w.small), w.writing(ctx, w.large)); err != nil {
 		return l, err
@@ -105,13 +104,13 @@ func (w *waiting) row(name string, c cost, heap backlog.Memory) {
 	w.table.add(append(c.cells(name), bytesText(int64(heap.Heap)), bytesText(int64(heap.Live)))...)
 }
 
-// writing returns what measures writers of a table for a part of the time.
+// writing returns a function that measures writers of a table for a part of the time.
 func (w *waiting) writing(ctx context.Context, o *outboxTable) func() (cost, error) {
 	return func() (cost, error) { return w.base.drive(ctx, w.stretch()/rounds, o.write) }
 }
 
-// draining returns what measures a relay that publishes n messages. They are added where fewer wait, and
-// what waits beside them in the small table is published, too.
+// draining returns a function that measures a relay which publishes n messages. It adds messages if fewer wait. In the
+// small table all waiting messages are published.
 func (w *waiting) draining(ctx context.Context, o *outboxTable, n int64, heap *backlog.Memory) func() (cost, error) {
 	return func() (cost, error) {
 		waits, err := o.waiting(ctx)
@@ -149,7 +148,7 @@ func (w *waiting) pile(ctx context.Context, r *report) error {
 	return err
 }
 
-// drainRest has a relay publish all that waits in the large table: each message once.
+// drainRest publishes all waiting messages of the large table, each once.
 func (w *waiting) drainRest(ctx context.Context) (heap backlog.Memory, err error) {
 	n, err := w.large.waiting(ctx)
 	if err != nil {
@@ -163,26 +162,26 @@ func (w *waiting) drainRest(ctx context.Context) (heap backlog.Memory, err error
 		return heap, fmt.Errorf("%d messages were published, %d had waited", c.ops, n)
 	}
 	w.row("relay, all the rest", c, heap)
-	_, err = w.large.pool.Exec(ctx, "VACUUM holdfast_outbox") // as autovacuum does in its time
+	_, err = w.large.pool.Exec(ctx, "VACUUM holdfast_outbox") // as autovacuum would do later
 	return heap, err
 }
 
 const (
-	// heldBytes is what a minute takes on disk at most: no dead row can be removed.
+	// heldBytes is the maximum disk space of a minute, because no dead row can be removed.
 	heldBytes = 400 << 20
-	// heldSlices is into how many rows the time of the snapshot is divided.
+	// heldSlices is the number of rows that the time of the snapshot is divided into.
 	heldSlices = 5
 	// besideSnapshot is how much more a message may cost while no dead row can be removed. Each claim walks over the dead
-	// versions of the sixteen lanes. The dearer that gets, the more messages wait for the next claim, and the fewer claims
-	// there are: so the cost rises for some minutes and then falls.
+	// versions of the sixteen lanes. If claims are slower, more messages wait for the next claim, and there are fewer
+	// claims. So the cost rises for some minutes and then falls.
 	besideSnapshot = 4
-	// keptPace is the part of the pace that is reached at least.
+	// keptPace is the minimum part of the pace that must be reached.
 	keptPace = 0.9
-	// backlogSeconds is how many seconds' messages may wait at the end of a slice.
+	// backlogSeconds: messages of this many seconds may wait at the end of a slice.
 	backlogSeconds = 5
 )
 
-// held is an outbox with writers at an even pace and a relay, beside which a snapshot is held for a while.
+// held is an outbox with writers at an even pace and a relay, while a snapshot is held.
 type held struct {
 	*base
 	sizes
@@ -192,8 +191,8 @@ type held struct {
 	table     table
 }
 
-// soakSnapshot measures writers and a relay before, while and after a transaction holds an old snapshot, which
-// keeps Postgres from removing dead rows. They run at half of the rate that they reach without it.
+// soakSnapshot measures writers and a relay before, while and after a transaction holds an old snapshot, which keeps
+// Postgres from removing dead rows. They run at half of the rate that they reach without it.
 func soakSnapshot(ctx context.Context, s sizes, r *report) (err error) {
 	b, err := openBase(ctx, s.clients, int64(s.minutes*heldBytes))
 	if err != nil {
@@ -222,7 +221,7 @@ func soakSnapshot(ctx context.Context, s sizes, r *report) (err error) {
 	if err != nil {
 		return err
 	}
-	// What has piled up is cleaned first, as autovacuum does within a minute.
+	// First clean up the backlog, as autovacuum would do within a minute.
 	if _, err := h.outbox.pool.Exec(ctx, "VACUUM holdfast_outbox, holdfast_outbox_lanes"); err != nil {
 		return err
 	}
@@ -244,7 +243,7 @@ func soakSnapshot(ctx context.Context, s sizes, r *report) (err error) {
 	return nil
 }
 
-// startRelay runs a relay with the default settings until stop is called.
+// startRelay runs a relay in default settings until stop is called.
 func (h *held) startRelay(ctx context.Context) (stop func() error, err error) {
 	source := backlog.Counting{Store: h.outbox.store, Published: func(n int) { h.published.Add(int64(n)) }}
 	relay, err := outbox.NewRelay(source, backlog.Confirms{}, outbox.RelayConfig{Logger: quiet})
@@ -260,7 +259,7 @@ func (h *held) startRelay(ctx context.Context) (stop func() error, err error) {
 	}, nil
 }
 
-// capacity finds what writers and relay manage together, and sets half of that as the pace.
+// capacity measures the common rate of writers and relay, and sets half of it as the pace.
 func (h *held) capacity(ctx context.Context, r *report) error {
 	c, err := h.measure(func() (int64, error) {
 		began := h.published.Load()
@@ -272,7 +271,7 @@ func (h *held) capacity(ctx context.Context, r *report) error {
 	}
 	h.rate = c.rate() / 2
 	r.note("%d writers and a relay manage %.0f messages a second here; the pace is half of that.", h.sizes.clients, c.rate())
-	for { // what waits is no part of what follows
+	for { // drain the waiting messages first
 		n, err := h.outbox.waiting(ctx)
 		if err != nil || n == 0 {
 			return err
@@ -283,7 +282,7 @@ func (h *held) capacity(ctx context.Context, r *report) error {
 	}
 }
 
-// heldSlice is what was measured in a slice of the time.
+// heldSlice is the result of one slice of the time.
 type heldSlice struct {
 	cost
 	name  string
@@ -310,7 +309,7 @@ func (h *held) slice(ctx context.Context, name string, length time.Duration) (m 
 	return m, err
 }
 
-// underSnapshot is slice, some times, while a transaction that has looked once stays open.
+// underSnapshot runs slice several times while a transaction with a snapshot stays open.
 func (h *held) underSnapshot(ctx context.Context, slice time.Duration) (all []heldSlice, err error) {
 	tx, err := h.outbox.pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.RepeatableRead})
 	if err != nil {
