@@ -37,8 +37,8 @@ import (
 	"github.com/holdfast-go/holdfast/txretry"
 )
 
-// inboxPoints are those where a consumer is killed. The last two are of a message that fails: when its copy for
-// the retry is confirmed, and when the attempt is noted.
+// inboxPoints are the points where a consumer is killed. The last two concern a message that fails: when its copy
+// for the retry is confirmed, and when the attempt is recorded.
 var inboxPoints = []string{"handler started", "effect written", "committed", "copy confirmed", "attempt noted"}
 
 // orderedPoints are those of an ordered consumer: it delays a message that failed in the process.
@@ -47,7 +47,7 @@ var orderedPoints = inboxPoints[:3]
 // maxCrashes is the consumers' MaxCrashes.
 const maxCrashes = 3
 
-// The kinds of messages, by what their handler does.
+// The kinds of messages, by the behaviour of their handler.
 const (
 	doWell = "well"
 	doFail = "fail" // at the first attempt
@@ -65,7 +65,7 @@ type inboxJob struct {
 	Partitions       int // above 0 the consumer is ordered
 }
 
-// consumer is of inboxamqp or of inboxredis.
+// consumer is a consumer of inboxamqp or inboxredis.
 type consumer interface {
 	Setup(ctx context.Context) error
 	Run(ctx context.Context) error
@@ -73,7 +73,7 @@ type consumer interface {
 	Stats(ctx context.Context) (inbox.Stats, error)
 }
 
-// consumer returns that of the job's broker, and what closes its client.
+// consumer returns the consumer for the job's broker, and a function that closes its client.
 func (j inboxJob) consumer(p inbox.Processor) (consumer, func(), error) {
 	cfg := inbox.ConsumerConfig{
 		Concurrency: 4, MaxCrashes: j.MaxCrashes, Ordered: j.Partitions > 0, Logger: quiet,
@@ -144,7 +144,7 @@ func (c *crash) handle(ctx context.Context, tx pgx.Tx, e event) error {
 	return nil
 }
 
-// crashProcessor and its ledger kill the process at what the consumer does.
+// crashProcessor and its ledger kill the process at a point of the consumer's work.
 type crashProcessor struct {
 	inbox.Processor
 	ledger driver.Ledger
@@ -176,12 +176,12 @@ func (l *crashLedger) Pass(ctx context.Context, m *inbox.Message, after time.Dur
 	return err
 }
 
-// intake is a queue with a table of effects behind it, and the messages that were sent to it.
+// intake is a queue, the table of its effects, and the messages that were sent to it.
 type intake struct {
 	t       *testing.T
 	job     inboxJob
 	pool    *pgxpool.Pool
-	look    consumer // that does not run
+	look    consumer // for inspection, never run
 	publish func(id uuid.UUID, key string, body []byte)
 	sent    map[uuid.UUID]string
 }
@@ -221,7 +221,7 @@ func inboxOnRabbitMQ(t *testing.T) work {
 		})
 		must(t, err)
 		if !confirm.Wait() {
-			t.Fatal("the broker refused a message")
+			t.Fatal("the broker rejected a message")
 		}
 	}
 	return i
@@ -263,7 +263,7 @@ func (i *intake) spawn(c crash) *child {
 	return spawn(i.t, "inbox", job)
 }
 
-// finish processes what is left. Each message has taken effect once then.
+// finish processes the remaining messages. Then each message has taken effect once.
 func (i *intake) finish() {
 	i.t.Helper()
 	stop := beside(i.t, i.job.run)
@@ -287,7 +287,7 @@ func (i *intake) effects() (map[uuid.UUID]int, error) {
 	return found, err
 }
 
-// settled returns an error until all messages but killers have taken effect and none waits. The counts of retrying
+// settled returns an error until all messages except killers have taken effect and none waits. The counts of retrying
 // messages do not matter: on RabbitMQ a killed process may leave a note in them for an hour.
 func (i *intake) settled() error {
 	found, err := i.effects()
@@ -306,7 +306,7 @@ func (i *intake) settled() error {
 	return err
 }
 
-// verify fails the test unless each message but killers took effect once.
+// verify fails the test unless each message except killers took effect once.
 func (i *intake) verify() {
 	i.t.Helper()
 	found, err := i.effects()
@@ -377,19 +377,19 @@ func (i *intake) letters() (all []inbox.DeadLetter) {
 	return all
 }
 
-// The gates that a service can have before its records in Postgres.
+// The gates that a service can have in front of its records in Postgres.
 const (
 	redisGate    = "Redis"
-	failingGate  = "failing" // it never answers: the records decide
+	failingGate  = "failing" // always fails, so the records decide
 	postgresGate = "Postgres"
 	noGate       = "none"
 )
 
-// idempotencyPoints are those where a service is killed: in the transaction of a request, when that has committed,
-// and when the gate has the answer too.
+// idempotencyPoints are the points where a service is killed: in the transaction of a request, after its commit,
+// and when the gate has the answer, too.
 var idempotencyPoints = []string{"effect written", "committed", "answered"}
 
-// killLease is how long the key of a service that is killed stays in use.
+// killLease is how long the key of a killed service stays in use.
 const killLease = 500 * time.Millisecond
 
 // serviceJob is a service on Redis and Postgres, and one request to it.
@@ -433,7 +433,7 @@ func (deadGate) Begin(context.Context, idempotencydriver.Claim) (idempotencydriv
 	return idempotencydriver.BeginResult{}, errors.New("the gate is down")
 }
 
-// open returns the handler of the service, and what ends its clients.
+// open returns the handler of the service, and a function that closes its clients.
 func (j serviceJob) open(ctx context.Context) (http.Handler, func(), error) {
 	client, err := openRedis(j.Redis)
 	if err != nil {
@@ -486,7 +486,7 @@ func idempotencyRole(ctx context.Context, text []byte) error {
 		return err
 	}
 	defer end()
-	j.Crash.After = 0 // there is one request
+	j.Crash.After = 0 // there is only one request
 	code, body := post(handler, j.Key)
 	j.Crash.pass("answered")
 	return fmt.Errorf("answer %d %s", code, body)
@@ -500,7 +500,7 @@ func post(handler http.Handler, key idempotency.Key) (code int, body string) {
 	return rec.Code, rec.Body.String()
 }
 
-// service is a work: a request, which is sent to a process that is killed, then to this one.
+// service is a work: one request, which is sent first to a process that is killed and then to this process.
 type service struct {
 	t       *testing.T
 	job     serviceJob
@@ -530,7 +530,7 @@ func (s *service) spawn(c crash) *child {
 	return spawn(s.t, "idempotency", job)
 }
 
-// finish is the client that repeats its request: it has one effect, and one answer from now on.
+// finish is the client that repeats its request. The request has one effect, and one answer from now on.
 func (s *service) finish() {
 	s.t.Helper()
 	answer := s.answer()
@@ -545,7 +545,7 @@ func (s *service) finish() {
 	}
 }
 
-// answer repeats the request until it is answered. The key is in use until its lease ends.
+// answer repeats the request until it gets an answer. The key is in use until its lease ends.
 func (s *service) answer() (body string) {
 	s.t.Helper()
 	testenv.Eventually(s.t, func() error {

@@ -21,22 +21,22 @@ import (
 	"github.com/holdfast-go/holdfast/internal/testenv/redistest"
 )
 
-// What a client can be told of a key: the answer, fresh or replayed, or that it is in use.
+// The possible answers for a key: the response, fresh or replayed, or that the key is in use.
 const (
 	fresh = iota
 	replayed
 	busy
 )
 
-// sight is what one request saw, and when it was under way.
+// sight is the answer to one request, with the time of the request.
 type sight struct {
 	kind      int
 	call, end time.Duration
-	left      time.Duration // of the handler, in a fresh one: when it returned
+	left      time.Duration // when the handler returned, for a fresh answer
 	answer    string
 }
 
-// history is what the clients of one key have seen.
+// history has the answers to all clients of one key.
 type history struct {
 	mu    sync.Mutex
 	seen  []sight
@@ -51,12 +51,12 @@ func (h *history) add(s sight) {
 	h.seen = append(h.seen, s)
 }
 
-// explained returns an error unless there is a moment at which the key was acquired, and a later
-// one at which it was completed, so that everything that was seen is true at some moment while its
-// request was under way: in use between the two, the answer after the second. With one fresh
-// request it is enough to try the earliest moment for the first (its call), and for the second the
-// latest one (its end, or that of the first replay). This is what linearizable means for a key; a
-// general checker needs time exponential in the number of clients to find the same two moments.
+// explained checks that the history is linearizable. There must be one moment at which the key was
+// acquired, and a later one at which it was completed, so that every answer is true at some moment
+// during its request: "in use" between the two, the response after the second. With one fresh
+// request it is enough to try the earliest moment for the first (its call), and the latest for the
+// second (its end, or the end of the first replay). A general checker needs time exponential in the
+// number of clients to find the same two moments.
 func (h *history) explained() error {
 	var first []sight
 	for _, s := range h.seen {
@@ -87,7 +87,7 @@ func (h *history) explained() error {
 	return nil
 }
 
-// A checker that finds fault with nothing would prove nothing.
+// The checker must reject impossible histories.
 func TestHistory_rejectsImpossibleOnes(t *testing.T) {
 	t.Parallel()
 	run := sight{kind: fresh, call: 10, left: 20, end: 30, answer: "a"}
@@ -112,18 +112,18 @@ func TestHistory_rejectsImpossibleOnes(t *testing.T) {
 	}
 }
 
-// keys is how many keys are tried, one after the other. No lease of them ends while its owner lives.
+// keys is how many keys are tried, one after the other. No lease ends while its owner lives.
 const (
 	keys      = 50
 	longLease = 30 * time.Second
 )
 
-// visit has the times of a run of the handler.
+// visit has the times of one run of the handler.
 type visit struct{ entered, left time.Time }
 
 type visitKey struct{}
 
-// 32 clients send the same request at once, and again until they have the answer.
+// 32 clients send the same request at once, and repeat it until they have the answer.
 func TestIdempotency_isLinearizable(t *testing.T) {
 	t.Parallel()
 	testenv.Nightly(t, "sends thousands of requests at once")
@@ -194,11 +194,11 @@ func twoTiers(t *testing.T, gate string) http.Handler {
 			if _, err := tx.Exec(ctx, `INSERT INTO effects (key) VALUES ($1)`, r.Header.Get(idempotency.Header)); err != nil {
 				return idempotency.Response{}, err
 			}
-			v.left = time.Now() // with Postgres alone the answer can be seen from COMMIT on
+			v.left = time.Now() // with Postgres alone the answer is visible from COMMIT on
 			return idempotency.JSON(http.StatusCreated, v.entered)
 		})
 		if gate != noGate {
-			v.left = time.Now() // else from the gate's copy on
+			v.left = time.Now() // else it is visible from the gate's copy on
 		}
 		if err != nil {
 			http.Error(w, err.Error(), http.StatusInternalServerError)
@@ -227,7 +227,7 @@ func contend(t *testing.T, h http.Handler) {
 	}
 }
 
-// ask sends one request and notes what came of it. It reports whether that was the answer.
+// ask sends one request and records the answer. It reports whether that was the final answer.
 func (h *history) ask(t *testing.T, handler http.Handler, key idempotency.Key) bool {
 	t.Helper()
 	v := &visit{}

@@ -1,9 +1,9 @@
-// Package faults holds the tests that kill the processes of the packages and break their real servers,
-// where a simulation on the fakes is not enough. It has no code of its own.
+// Package faults tests the packages with killed processes and broken real servers, where a simulation on the fakes
+// is not enough. It contains tests only.
 //
-// A kill between COMMIT and acknowledgement runs with every change, once for each adapter. All other tests
-// run at night: they kill at every other point, and hold recoveries to the promised time on a calm machine.
-// The whole shop under many faults at once is the subject of package chaos.
+// A kill between COMMIT and ack runs with every change, once for each adapter. All other tests run at night: they
+// kill at every other point, and check the promised recovery times on an idle machine. Package chaos tests the
+// whole shop under many faults at once.
 package faults_test
 
 import (
@@ -79,17 +79,17 @@ func runChild(role string) int {
 	return 0
 }
 
-// child is this test binary in a process of its own.
+// child is this test binary in its own process.
 type child struct {
 	t      testing.TB
 	cmd    *exec.Cmd
 	errors bytes.Buffer  // to be read once ended is closed
 	ended  chan struct{} // closed at its end
-	err    error         // of Wait
+	err    error         // from Wait
 }
 
-// spawn starts a child. It ends with the test, and with this process where the system can arrange
-// that: Linux ties a child to the thread that forked it, which is kept until then.
+// spawn starts a child. It ends with the test, and with this process if the system supports that. Linux ties a
+// child to the thread that forked it, so that thread is kept.
 func spawn(t testing.TB, role string, job any) *child {
 	t.Helper()
 	text, err := json.Marshal(job)
@@ -168,22 +168,22 @@ func killSelf() {
 // subject is a component whose process is killed.
 type subject struct {
 	name string
-	// open lays out databases and queues. It skips the test where a server is missing.
+	// open creates databases and queues. It skips the test if a server is missing.
 	open func(t *testing.T) work
-	// points are those where the process can be killed, in the order of the work. At toAck it has committed and has
-	// not acknowledged.
+	// points are the points where the process can be killed, in the order of the work. At toAck it has committed
+	// but not acknowledged.
 	points  []string
 	toAck   string
-	nightly string // why a kill does not run with every change; "" means that it does
+	nightly string // the reason to kill only at night; "" means with every change
 }
 
-// work is a load for one process, and a check of all that came of it.
+// work is a load for one process, with a check of all results.
 type work interface {
 	// prepare writes messages, or chooses a request.
 	prepare()
-	// spawn starts the process that is killed.
+	// spawn starts the process that will be killed.
 	spawn(crash crash) *child
-	// finish has another process, or this one, do what is left, and checks all.
+	// finish does the remaining work in this process or another one, and checks everything.
 	finish()
 }
 
@@ -200,8 +200,8 @@ var subjects = []subject{
 	{"idempotency, Postgres alone", idempotencyBehind(noGate), idempotencyPoints, "committed", ""},
 }
 
-// A process dies between its COMMIT and the acknowledgement. Another one takes over: nothing is lost, and each
-// effect takes place once.
+// A process dies between its COMMIT and the ack. Another one takes over: nothing is lost, and each effect happens
+// once.
 func TestKill_betweenCommitAndAck(t *testing.T) {
 	t.Parallel()
 	for _, s := range subjects {
@@ -215,7 +215,7 @@ func TestKill_betweenCommitAndAck(t *testing.T) {
 	}
 }
 
-// The same at every other point, for the first message and in the middle.
+// The same at every other point, at the first message and in the middle.
 func TestKill_atEveryPoint(t *testing.T) {
 	t.Parallel()
 	testenv.Nightly(t, "kills dozens of processes")
@@ -243,7 +243,7 @@ func killAt(t *testing.T, w work, c crash) {
 	}
 }
 
-// A message that ends its process is quarantined after MaxCrashes, and the messages beside it are processed once.
+// A message that crashes its process is quarantined after MaxCrashes. The messages next to it are processed once.
 func TestKiller_isQuarantined(t *testing.T) {
 	t.Parallel()
 	testenv.Nightly(t, "loses a process five times in a row")
@@ -272,7 +272,7 @@ func TestKiller_isQuarantined(t *testing.T) {
 			if letter := i.letters()[0]; letter.Class != "quarantined" {
 				t.Errorf("the killer is a dead letter of class %s", letter.Class)
 			}
-			// The first run counts only if the session was lost before it: nothing was noted otherwise.
+			// The first run counts only if the session was lost before it; otherwise it was not recorded.
 			if !slices.Contains([]int{maxCrashes, maxCrashes + 1}, crashes) {
 				t.Errorf("the process ended %d times, want %d: the first, and those counted", crashes, maxCrashes+1)
 			}

@@ -34,7 +34,7 @@ import (
 // destination is the queue or the stream of all messages.
 const destination = "faults"
 
-// relayPoints are those where a relay is killed: before it publishes a message, and when the broker has
+// relayPoints are the points where a relay is killed: before it publishes a message, and after the broker has
 // confirmed one.
 var relayPoints = []string{"publishing", "confirmed"}
 
@@ -69,7 +69,7 @@ func (j relayJob) run(ctx context.Context) error {
 	}
 	relay, err := outbox.NewRelay(store, crashPublisher{publisher, &j.Crash}, outbox.RelayConfig{
 		Logger: quiet, PollInterval: 50 * time.Millisecond,
-		LeaseTTL: time.Second, PublishTimeout: time.Second, // the lanes of a killed relay are free soon
+		LeaseTTL: time.Second, PublishTimeout: time.Second, // so that the lanes of a killed relay are soon free
 	})
 	if err != nil {
 		return err
@@ -77,7 +77,7 @@ func (j relayJob) run(ctx context.Context) error {
 	return relay.Run(ctx)
 }
 
-// publisher returns that of the job's broker, and what closes its client.
+// publisher returns the publisher for the job's broker, and a function that closes its client.
 func (j relayJob) publisher() (readyPublisher, func(), error) {
 	if strings.HasPrefix(j.Broker, "amqp") {
 		p, err := outboxamqp.NewPublisher(outboxamqp.Dial(j.Broker, amqp.Config{}), outboxamqp.Config{Logger: quiet})
@@ -106,7 +106,7 @@ type crashPublisher struct {
 	crash *crash
 }
 
-// Run runs the session of a publisher that has one.
+// Run runs the publisher's session, if it has one.
 func (p crashPublisher) Run(ctx context.Context) error {
 	if session, ok := p.readyPublisher.(driver.Service); ok {
 		return session.Run(ctx)
@@ -132,7 +132,7 @@ type relayed struct {
 	pool     *pgxpool.Pool
 	messages *outboxpgx.Store
 	sent     []uuid.UUID
-	arrived  func() []uuid.UUID // all so far, repeats included
+	arrived  func() []uuid.UUID // all so far, including repeats
 }
 
 func newRelayed(t *testing.T, broker string) *relayed {
@@ -190,7 +190,7 @@ func relayOnRedis(t *testing.T) work {
 func (r *relayed) prepare() {
 	r.t.Helper()
 	const n = 20
-	msgs := make([]outbox.Message, n) // of one key, so that all are in one batch, in order
+	msgs := make([]outbox.Message, n) // with one key, so that all are in one batch, in order
 	for i := range msgs {
 		msgs[i] = outbox.Message{ID: ids.New(), Name: destination, Key: "key", Body: []byte("{}"), Route: outbox.Route{RoutingKey: destination}}
 		r.sent = append(r.sent, msgs[i].ID)
@@ -204,7 +204,7 @@ func (r *relayed) spawn(c crash) *child {
 	return spawn(r.t, "relay", job)
 }
 
-// finish relays what is left. All have arrived then, the first copies in order.
+// finish relays the remaining messages. Then all have arrived, the first copies in order.
 func (r *relayed) finish() {
 	r.t.Helper()
 	stop := beside(r.t, r.job.run)
@@ -231,13 +231,13 @@ func (r *relayed) finish() {
 }
 
 const (
-	// outage is long enough for every pause to grow to its longest.
+	// outage is long enough for every backoff to reach its maximum.
 	outage = 15 * time.Second
-	// promised is the time within which all works again after an outage.
+	// promised is the time within which everything works again after an outage.
 	promised = 10 * time.Second
 )
 
-// A relay and a consumer with their defaults work again within 10 s after their broker is back, and no message
+// A relay and a consumer in default settings work again within 10 s after their broker is back, and no message
 // has lost an attempt.
 func TestRecovery_withinTenSeconds(t *testing.T) {
 	t.Parallel()
@@ -296,7 +296,7 @@ func proxied(do func()) func() error {
 // line is an outbox, a relay, a broker and a consumer.
 type line struct {
 	t             *testing.T
-	relays, works func() error // nil: all are ready, and no message waits for the relay, or for the consumer
+	relays, works func() error // nil: all are ready, and no message waits for the relay or the consumer
 	write         func(n int)
 	noLetters     func()
 }
@@ -375,7 +375,7 @@ type readyPublisher interface {
 	Ready(ctx context.Context) error
 }
 
-// brokerOf returns publisher and consumer with their defaults.
+// brokerOf returns publisher and consumer in default settings.
 func brokerOf(t *testing.T, kind testenv.Kind, url string, mux *inbox.Mux) (readyPublisher, readyConsumer) {
 	t.Helper()
 	cfg := inbox.ConsumerConfig{Logger: quiet}

@@ -1,6 +1,6 @@
-// Package harness drives the ticket shop of examples/reservation while a command breaks what it stands on. A Crowd buys
-// over HTTP and notes all answers, triggers note every change in the database, and a Ledger notes every message that reaches
-// the broker. A Watch measures recoveries and has package audit compare the three.
+// Package harness drives the ticket shop of examples/reservation while a command injects faults. A Crowd buys over HTTP and
+// records all answers, triggers record every change in the database, and a Ledger records every message that reaches the
+// broker. A Watch measures recoveries and compares the three with package audit.
 package harness
 
 import (
@@ -24,20 +24,20 @@ const (
 	clientCount = 8
 	largeEvents = 3
 	largeSeats  = 10000
-	// smallSeats is how many seats those events have that are fought for. Every client opens one now and then.
+	// smallSeats is the number of seats of a contested event. Every client creates such an event now and then.
 	smallSeats = 30
-	// answerPatience is how long a client insists on an answer. It is longer than any fault and its recovery.
+	// answerPatience is how long a client repeats a request. It is longer than any fault and its recovery.
 	answerPatience = 2 * time.Minute
 )
 
-// Crowd are the clients of the shop, and all that they were told.
+// Crowd is the clients of the shop, with all their answers.
 type Crowd struct {
 	apis func() []string
 	http *http.Client
 	rngs []*rand.Rand // one for each client
 
-	twins   sync.WaitGroup // second requests that are under way
-	holds   atomic.Int64   // of which the clients were told
+	twins   sync.WaitGroup // second requests that are in flight
+	holds   atomic.Int64   // confirmed to clients
 	sent    atomic.Int64   // requests
 	slowest atomic.Int64   // answer since the last reset, in nanoseconds
 
@@ -45,12 +45,13 @@ type Crowd struct {
 	answers []audit.Answer
 	large   []string
 	small   []string
-	unmet   []string // requests that got no final answer in time
-	stop    func()   // nil while nobody is there
+	unmet   []string // requests without a final answer in time
+	stop    func()   // nil while the clients are away
 }
 
-// newCrowd opens the large events. Apis are the addresses of the processes that clients reach, "" for one that does not
-// listen; it is called from many goroutines. The seed chooses what the clients do. The caller must Close the crowd.
+// newCrowd creates the large events. apis returns the addresses of the processes that clients reach, "" for one that does
+// not listen; it is called from many goroutines. The seed chooses the actions of the clients. The caller must Close the
+// crowd.
 func newCrowd(ctx context.Context, apis func() []string, seed uint64) (*Crowd, error) {
 	c := &Crowd{apis: apis, http: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 100}, Timeout: answerTimeout}}
 	for i := range uint64(clientCount) {
@@ -68,10 +69,10 @@ func newCrowd(ctx context.Context, apis func() []string, seed uint64) (*Crowd, e
 	return c, nil
 }
 
-// Close drops the connections of the clients, who must have left.
+// Close drops the connections of the clients. Call Leave first.
 func (c *Crowd) Close() { c.http.CloseIdleConnections() }
 
-// Come lets the clients in, until Leave.
+// Come starts the clients; Leave stops them.
 func (c *Crowd) Come(ctx context.Context) {
 	stopped := make(chan struct{})
 	var all sync.WaitGroup
@@ -94,7 +95,7 @@ func (c *Crowd) Come(ctx context.Context) {
 	}
 }
 
-// Leave returns when every client has got the answers that it waits for.
+// Leave stops the clients and returns when each has its pending answers.
 func (c *Crowd) Leave() {
 	if c.stop != nil {
 		c.stop()
@@ -102,7 +103,7 @@ func (c *Crowd) Leave() {
 	c.stop = nil
 }
 
-// visit is what a client does in one go.
+// visit is one round of a client.
 func (c *Crowd) visit(ctx context.Context, client int) {
 	rng := c.rngs[client]
 	_ = runloop.Sleep(ctx, time.Duration(rng.IntN(250))*time.Millisecond)
@@ -131,7 +132,7 @@ func (c *Crowd) visit(ctx context.Context, client int) {
 	}
 }
 
-// drawHold wishes for any seats, or for certain ones that others want, too.
+// drawHold requests any seats, or certain seats that others want, too.
 func (c *Crowd) drawHold(rng *rand.Rand) request {
 	c.mu.Lock()
 	large, newest := c.large[rng.IntN(len(c.large))], c.small[max(0, len(c.small)-1-rng.IntN(2))]
@@ -148,7 +149,7 @@ func (c *Crowd) drawHold(rng *rand.Rand) request {
 	return holdRequest(newKey(), event, wish)
 }
 
-// settle confirms or cancels what is held, or both at once, or lets it expire.
+// settle confirms or cancels a hold, or both at once, or lets it expire.
 func (c *Crowd) settle(ctx context.Context, client int, held audit.Answer, rng *rand.Rand) {
 	user := held.Key
 	ask := func(op string) { c.insist(ctx, client, settleRequest(op, newKey(), user, held), nil) }
@@ -165,19 +166,19 @@ func (c *Crowd) settle(ctx context.Context, client int, held audit.Answer, rng *
 	}
 }
 
-// Holds counts the reservations that clients were told of.
+// Holds counts the reservations that were confirmed to clients.
 func (c *Crowd) Holds() int64 { return c.holds.Load() }
 
-// Requests counts what was sent, repeats included.
+// Requests counts the sent requests, including repeats.
 func (c *Crowd) Requests() int64 { return c.sent.Load() }
 
-// Slowest is the longest time that an answer took since ForgetSlowest.
+// Slowest is the longest time for an answer since ForgetSlowest.
 func (c *Crowd) Slowest() time.Duration { return time.Duration(c.slowest.Load()) }
 
-// ForgetSlowest lets Slowest begin anew.
+// ForgetSlowest resets Slowest.
 func (c *Crowd) ForgetSlowest() { c.slowest.Store(0) }
 
-// Told returns a copy of all answers, and what never got one.
+// Told returns a copy of all answers, and the requests without a final answer.
 func (c *Crowd) Told() (answers []audit.Answer, unmet []string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -187,17 +188,17 @@ func (c *Crowd) Told() (answers []audit.Answer, unmet []string) {
 // answerTimeout is longer than the shop takes for any request.
 const answerTimeout = 90 * time.Second
 
-// request is one that may be sent again and again.
+// request is a request that may be repeated.
 type request struct {
 	op, key, user   string
 	method          string // "" is POST
 	path, body      string
-	event, reserved string // whom it is about
+	event, reserved string // the event and the reservation that it concerns
 }
 
 func newKey() string { return string(idempotency.NewKey()) }
 
-// holdRequest holds seats for the user that has the name of the key.
+// holdRequest holds seats for the user named like the key.
 func holdRequest(key, event, wish string) request {
 	return request{op: audit.OpHold, key: key, user: key, path: "/api/reservations", body: `{"event_id":"` + event + `",` + wish + `}`, event: event}
 }
@@ -206,21 +207,21 @@ func settleRequest(op, key, user string, held audit.Answer) request {
 	return request{op: op, key: key, user: user, path: "/api/reservations/" + held.Reservation + "/" + op, body: "{}", event: held.Event, reserved: held.Reservation}
 }
 
-// newEvent returns the id of a new event, "" if it could not be made.
+// newEvent returns the id of a new event, "" if it could not be created.
 func (c *Crowd) newEvent(ctx context.Context, client, seats int) string {
 	key := newKey()
 	body := fmt.Sprintf(`{"name":"Stadium","seats":%d}`, seats)
 	return c.insist(ctx, client, request{op: audit.OpEvent, key: key, user: key, path: "/api/events", body: body}, nil).Event
 }
 
-// read looks at a reservation, once.
+// read reads a reservation, once.
 func (c *Crowd) read(ctx context.Context, client int, held audit.Answer) {
 	r := request{op: audit.OpRead, user: held.Key, method: http.MethodGet, path: "/api/reservations/" + held.Reservation, event: held.Event, reserved: held.Reservation}
 	c.send(ctx, client, client, r)
 }
 
-// insist sends a request again, through any api, until it gets its final answer. With a source of chance it is sometimes
-// sent twice at once: the second goes through another api, and nobody waits for its answer, which may never come.
+// insist repeats a request, through any api, until it gets its final answer. With an rng it sometimes sends the request
+// twice at once. The second one goes through another api, and nobody waits for its answer, which may never come.
 func (c *Crowd) insist(ctx context.Context, client int, r request, rng *rand.Rand) audit.Answer {
 	if rng != nil && rng.IntN(4) == 0 {
 		c.twins.Go(func() {
@@ -245,7 +246,7 @@ func (c *Crowd) insist(ctx context.Context, client int, r request, rng *rand.Ran
 	}
 }
 
-// send sends a request to one of the apis, once, and notes the answer.
+// send sends a request to one of the apis, once, and records the answer.
 func (c *Crowd) send(ctx context.Context, client, api int, r request) audit.Answer {
 	a := audit.Answer{Client: client, Op: r.op, Key: r.key, Event: r.event, Reservation: r.reserved}
 	c.sent.Add(1)

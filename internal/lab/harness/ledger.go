@@ -19,14 +19,14 @@ import (
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
-// Deed is what a committed transaction did for one message: the message must arrive, in place N of its key, from 1.
+// Deed is the effect of a committed transaction for one message: the message must arrive as number N of its key, from 1.
 type Deed struct {
 	ID  uuid.UUID
 	Key string
 	N   int64
 }
 
-// Ledger notes which messages reach the broker, in order. Its methods are safe for concurrent use.
+// Ledger records the messages that reach the broker, in order. Its methods are safe for concurrent use.
 type Ledger struct {
 	mu         sync.Mutex
 	excused    map[uuid.UUID]bool
@@ -39,7 +39,7 @@ func NewLedger() *Ledger {
 	return &Ledger{excused: map[uuid.UUID]bool{}, arrived: map[uuid.UUID]bool{}}
 }
 
-// Excuse takes messages whose absence is no fault of the shop.
+// Excuse marks messages whose absence is not a fault of the shop.
 func (l *Ledger) Excuse(ids ...uuid.UUID) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -78,8 +78,8 @@ func (v Verdict) String() string {
 	return fmt.Sprintf("%d committed, %d delivered, %d lost, %d duplicates", v.Committed, v.Delivered, v.Lost, v.Duplicates)
 }
 
-// Audit compares the arrivals with the deeds: everything that committed arrived, nothing else did, and the first arrivals of
-// each key came in the order of its commits.
+// Audit compares the arrivals with the deeds: everything committed arrived, nothing else did, and the first arrivals of each
+// key came in commit order.
 func (l *Ledger) Audit(deeds []Deed) Verdict {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -99,13 +99,13 @@ func (l *Ledger) Audit(deeds []Deed) Verdict {
 	return b.Verdict
 }
 
-// books are an audit under way.
+// books is an audit in progress.
 type books struct {
 	Verdict
 	ledger *Ledger
 	deeds  map[uuid.UUID]Deed
 	at     map[position]uuid.UUID
-	newest map[string]int64 // by key, of what has arrived
+	newest map[string]int64 // newest arrival by key
 	quoted map[string]int
 }
 
@@ -114,7 +114,7 @@ type position struct {
 	n   int64
 }
 
-// maxFaults bounds how many faults of each kind an audit quotes.
+// maxFaults bounds the faults of each kind in the result of an audit.
 const maxFaults = 5
 
 func (b *books) fault(kind, format string, args ...any) {
@@ -158,13 +158,13 @@ func (b *books) first(d Deed) {
 // Dial opens a connection to a broker, within the time of ctx.
 type Dial func(ctx context.Context) (*amqp.Connection, error)
 
-// At dials url. It waits for a slow broker; the client's heartbeats end a silent connection after 15 seconds.
+// At dials url. It waits for a slow broker. The client's heartbeats end a silent connection after 15 seconds.
 func At(url string) Dial {
 	return func(ctx context.Context) (*amqp.Connection, error) {
 		return amqp.DialConfig(url, amqp.Config{Dial: func(network, addr string) (net.Conn, error) {
 			conn, err := (&net.Dialer{}).DialContext(ctx, network, addr)
 			if err == nil {
-				err = conn.SetDeadline(time.Now().Add(testenv.Patience)) // of the handshake; the client removes it
+				err = conn.SetDeadline(time.Now().Add(testenv.Patience)) // for the handshake; the client removes it
 			}
 			return conn, err
 		}})
@@ -176,7 +176,7 @@ func (d Dial) do(ctx context.Context, do func(*amqp.Channel) error) error {
 	if err != nil {
 		return err
 	}
-	defer func() { _ = conn.CloseDeadline(time.Now().Add(2 * time.Second)) }() // late or not, it is closed
+	defer func() { _ = conn.CloseDeadline(time.Now().Add(2 * time.Second)) }() // closed even if this times out
 	ch, err := conn.Channel()
 	if err != nil {
 		return err
@@ -184,10 +184,10 @@ func (d Dial) do(ctx context.Context, do func(*amqp.Channel) error) error {
 	return do(ch)
 }
 
-// observe writes all messages of a queue into the ledger, over any number of connections, until ctx ends.
+// observe records all messages of a queue, over any number of connections, until ctx ends.
 func (l *Ledger) observe(ctx context.Context, dial Dial, queue string) {
 	for ctx.Err() == nil {
-		_ = dial.do(ctx, func(ch *amqp.Channel) error { return l.session(ctx, ch, queue) }) // then the next connection
+		_ = dial.do(ctx, func(ch *amqp.Channel) error { return l.session(ctx, ch, queue) }) // then on a new connection
 		_ = runloop.Sleep(ctx, 50*time.Millisecond)
 	}
 }
@@ -220,7 +220,7 @@ func (l *Ledger) session(ctx context.Context, ch *amqp.Channel, queue string) er
 	}
 }
 
-// historySQL has every change of the shop's tables noted in its own transaction. It wants the tables to be there.
+// historySQL makes triggers record every change of the shop's tables in its own transaction. The tables must exist.
 const historySQL = `
 create table chaos_history (
 	token uuid not null default gen_random_uuid(), id bigint generated always as identity, what text not null,
@@ -276,7 +276,7 @@ type Querier interface {
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 }
 
-// Changes reads what has committed, in the order of what is locked.
+// Changes reads the committed changes. The order is right among changes that lock the same thing.
 func Changes(ctx context.Context, q Querier) ([]audit.Change, error) {
 	rows, _ := q.Query(ctx, changesSQL) // CollectRows returns its error
 	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (c audit.Change, err error) {
@@ -284,7 +284,7 @@ func Changes(ctx context.Context, q Querier) ([]audit.Change, error) {
 	})
 }
 
-// readHistory reads all that the database knows. The answers of clients are no part of it.
+// readHistory reads all data from the database. It does not include the answers to clients.
 func readHistory(ctx context.Context, q Querier) (h audit.History, err error) {
 	if h.Changes, err = Changes(ctx, q); err != nil {
 		return h, err
@@ -314,7 +314,7 @@ func readHistory(ctx context.Context, q Querier) (h audit.History, err error) {
 		Scan(&h.Left.Outbox, &h.Left.DeadOutbox, &h.Left.Parked, &h.Left.Due)
 }
 
-// Deeds are the messages that must have reached the broker, in the order of their reservation.
+// Deeds returns the messages that must have reached the broker, in the order of their reservation.
 func Deeds(changes []audit.Change) []Deed {
 	var all []Deed
 	places := map[string]int64{}
@@ -327,7 +327,7 @@ func Deeds(changes []audit.Change) []Deed {
 	return all
 }
 
-// LostOf are the changes that the one history has and the other lacks.
+// LostOf returns the changes that old has and now lacks.
 func LostOf(old, now []audit.Change) []audit.Change {
 	kept := make(map[uuid.UUID]bool, len(now))
 	for _, c := range now {
@@ -342,7 +342,7 @@ func LostOf(old, now []audit.Change) []audit.Change {
 	return lost
 }
 
-// MessagesOf are the messages that changes wrote or took.
+// MessagesOf returns the messages that changes wrote or took.
 func MessagesOf(changes []audit.Change) []uuid.UUID {
 	var all []uuid.UUID
 	for _, c := range changes {
@@ -353,7 +353,7 @@ func MessagesOf(changes []audit.Change) []uuid.UUID {
 	return all
 }
 
-// DeadLetters counts what consumers have given up, by the management API: it lies in queues of their own.
+// DeadLetters counts the messages in the consumers' dead-letter queues, through the management API.
 func DeadLetters(ctx context.Context, adminURL string) (int, error) {
 	var queues []struct {
 		Name     string

@@ -14,7 +14,7 @@ func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }
 
 func TestLedger_findsLies(t *testing.T) {
 	t.Parallel()
-	ids := make([]uuid.UUID, 4) // the last one is of nobody
+	ids := make([]uuid.UUID, 4) // the last one was never committed
 	for i := range ids {
 		ids[i] = uuid.New()
 	}

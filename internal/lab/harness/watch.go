@@ -20,53 +20,53 @@ import (
 )
 
 const (
-	// Goal is how soon after the end of any fault all should be well again.
+	// Goal is how soon after the end of any fault everything should work again.
 	Goal = 10 * time.Second
 	// observed is the queue that gets every message of the shop, from exchange.
 	observed, exchange = "observed", "reservation"
 )
 
-// Symptoms are those that a recovery ends, in the order of tables.
+// Symptoms are the symptoms that a recovery must end, in the order of tables.
 var Symptoms = []string{"ready", "answers", "outbox", "read model", "due holds"}
 
 // Subject is a running shop.
 type Subject struct {
-	// Processes are all processes of the shop, and Binary is what starts one again that has ended by itself.
+	// Processes are all processes of the shop. Binary starts a process again that has ended by itself.
 	Processes shop.Roles
 	Binary    string
-	// APIs returns where the processes listen that clients reach, "" for one that does not listen.
+	// APIs returns the addresses of the processes that clients reach, "" for one that does not listen.
 	APIs func() []string
-	// DB leads to the primary, whichever server that is.
+	// DB connects to the current primary.
 	DB *pgxpool.Pool
 	// Dial reaches the broker, and Admin is the base of its management API.
 	Dial  Dial
 	Admin func() string
-	// Queue are the arguments of the queue that gets a copy of every message.
+	// Queue has the arguments of the queue that gets a copy of every message.
 	Queue amqp.Table
 	// Hold is how long the shop holds a seat.
 	Hold time.Duration
 	// Lost returns the changes that failovers to asynchronous standbys have lost so far. Optional.
 	Lost func() []audit.Change
-	// Amend adds to a history what only the caller knows, before it is compared. Optional.
+	// Amend adds the caller's knowledge to a history before it is checked. Optional.
 	Amend func(*audit.History)
-	// Seed chooses what the clients do.
+	// Seed chooses the actions of the clients.
 	Seed uint64
-	// Patience is how long a recovery may take. A symptom that is left then is stuck.
+	// Patience is how long a recovery may take. A symptom that remains longer is stuck.
 	Patience time.Duration
 }
 
-// Watch has clients buy at a shop, and looks whether it keeps its promises.
+// Watch lets clients buy at a shop, and checks that it keeps its promises.
 type Watch struct {
 	Subject
 	Crowd  *Crowd
 	Ledger *Ledger
-	// settled is the newest change of the history when all was quiet for the last time.
+	// settled is the newest change in the history at the last moment when all was quiet.
 	settled int64
 	stop    func() // the observer of the broker
 }
 
-// NewWatch starts to note what happens in the database and at the broker. The shop has made its tables and its exchange. The
-// caller must Close the watch.
+// NewWatch starts to record the changes in the database and the messages at the broker. The shop must have made its tables
+// and its exchange. The caller must Close the watch.
 func NewWatch(ctx context.Context, s Subject) (*Watch, error) {
 	if _, err := s.DB.Exec(ctx, historySQL); err != nil {
 		return nil, err
@@ -104,14 +104,14 @@ func (w *Watch) Close() {
 	w.stop()
 }
 
-// Recovery says when, after a fault's end, each symptom was seen for the last time.
+// Recovery records when each symptom was seen for the last time after a fault's end.
 type Recovery struct {
 	After map[string]time.Duration
-	// Stuck says why a symptom was still there when patience was over.
+	// Stuck has the reasons for symptoms that remained when patience was over.
 	Stuck map[string]error
 }
 
-// Total is when everything was well again, and the symptom that was last.
+// Total returns when everything worked again, and the last symptom.
 func (r Recovery) Total() (longest time.Duration, last string) {
 	for _, name := range Symptoms {
 		if r.After[name] >= longest {
@@ -121,9 +121,9 @@ func (r Recovery) Total() (longest time.Duration, last string) {
 	return longest, last
 }
 
-// recover measures how long it takes from now on until no symptom is left. The holds by which the apis have shown that they
-// answer must be published, taken and expired too: a part that has not yet noticed that its connection is dead has nothing
-// else to do. ready returns nil when all processes are ready.
+// recover measures how long it takes until no symptom is left. The holds that prove that the apis answer must be published,
+// taken and expired, too: otherwise a part with a dead connection might not notice it. ready returns nil when all processes
+// are ready.
 func (w *Watch) recover(ctx context.Context, ready func(context.Context) error) (Recovery, error) {
 	r := Recovery{After: map[string]time.Duration{}, Stuck: map[string]error{}}
 	began := time.Now()
@@ -147,13 +147,13 @@ func (w *Watch) recover(ctx context.Context, ready func(context.Context) error) 
 		all.Wait()
 		return r, nil
 	}
-	var change int64  // the newest of the history
-	var due time.Time // by the database's clock, when the holds of now are due
+	var change int64  // newest change in the history
+	var due time.Time // when the current holds are due, by the database's clock
 	err := Poll(ctx, func(ctx context.Context) error {
 		return w.DB.QueryRow(ctx, "select (select last_value from chaos_history_id_seq), clock_timestamp() + $1", w.Hold).Scan(&change, &due)
 	})
 	if err != nil {
-		all.Wait() // until then the goroutine writes r
+		all.Wait() // the goroutines write r until then
 		return r, fmt.Errorf("postgres does not answer the lab: %w", err)
 	}
 	all.Go(func() { await("outbox", w.none(outboxSQL, func() []any { return []any{change} })) })
@@ -163,7 +163,7 @@ func (w *Watch) recover(ctx context.Context, ready func(context.Context) error) 
 		}))
 	})
 	all.Go(func() {
-		_ = runloop.Sleep(ctx, w.Hold) // nothing is due before
+		_ = runloop.Sleep(ctx, w.Hold) // nothing is due earlier
 		await("due holds", w.none(dueSQL, func() []any { return []any{due} }))
 		mu.Lock()
 		defer mu.Unlock()
@@ -180,7 +180,7 @@ func (w *Watch) lost() []audit.Change {
 	return w.Lost()
 }
 
-// untilWell asks until the answer is nil, and returns when it asked for that answer.
+// untilWell calls look until it returns nil, and returns the start time of that call.
 func untilWell(ctx context.Context, began time.Time, look func(context.Context) error) (time.Duration, error) {
 	for {
 		asked := time.Now()
@@ -197,7 +197,7 @@ func untilWell(ctx context.Context, began time.Time, look func(context.Context) 
 // pollPatience is how long a lab waits for anything that must come, such as a cluster that forms.
 const pollPatience = 5 * time.Minute
 
-// Poll calls look until it returns nil, and returns its last error when ctx ends, or after five minutes.
+// Poll calls look until it returns nil. It returns the last error when ctx ends, or after five minutes.
 func Poll(ctx context.Context, look func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, pollPatience)
 	defer cancel()
@@ -214,7 +214,7 @@ const dueSQL = `select count(*) from reservations where status = 'held' and expi
 
 const heldSQL = `select count(*) from reservations where status = 'held'`
 
-// none wants a count of 0.
+// none checks that a count is 0.
 func (w *Watch) none(sql string, args func() []any) func(context.Context) error {
 	return func(ctx context.Context) error {
 		ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
@@ -230,7 +230,7 @@ func (w *Watch) none(sql string, args func() []any) func(context.Context) error 
 	}
 }
 
-// quiet returns when nobody holds a seat and every message has been taken. The clients have left.
+// quiet returns when no seat is held and every message has been taken. The clients must have left.
 func (w *Watch) quiet(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, w.Patience)
 	defer cancel()
@@ -257,7 +257,7 @@ func (w *Watch) quiet(ctx context.Context) error {
 	})
 }
 
-// history reads everything that is known.
+// history reads all recorded data.
 func (w *Watch) history(ctx context.Context) (audit.History, error) {
 	h, err := readHistory(ctx, w.DB)
 	if err != nil {
@@ -276,7 +276,7 @@ type Judged struct {
 	Broker  Verdict
 }
 
-// audit waits until nothing is under way, and compares everything that has happened so far.
+// audit waits until nothing is under way, and checks the complete history.
 func (w *Watch) audit(ctx context.Context) (j Judged, err error) {
 	find := func(kind string, details ...string) {
 		for _, detail := range details {
@@ -308,28 +308,28 @@ func (w *Watch) audit(ctx context.Context) (j Judged, err error) {
 const (
 	// holdsBefore is how many holds are made before a fault.
 	holdsBefore = 15
-	// StartPatience is how long a process may take to listen, whatever the machine does besides.
+	// StartPatience is how long a process may take to listen, on a machine with any load.
 	StartPatience = 2 * time.Minute
 )
 
-// ErrPromise marks an error of a fault's step that the shop is to blame for, such as a process that does not end when asked.
+// ErrPromise marks an error of a fault's step as a failure of the shop, such as a process that does not end when asked.
 var ErrPromise = errors.New("a promise of the shop is broken")
 
-// Fault is one thing that goes wrong and is put right again.
+// Fault is one disturbance with its repair.
 type Fault struct {
 	Kind, Target string
 	Begin        func(ctx context.Context) error
 	// Lasts is the time between Begin and End.
 	Lasts time.Duration
-	// End is nil where the fault is over as soon as it has begun.
+	// End is nil if the fault is over as soon as it has begun.
 	End func(ctx context.Context) error
-	// Over is called when the fault is over, with the time at which it began. Optional.
+	// Over is called when the fault is over, with its start time. Optional.
 	Over func(since time.Time)
-	// After restores what is no part of the recovery, such as a new standby. It runs beside the recovery. Optional.
+	// After restores things that are not part of the recovery, such as a new standby. It runs during the recovery. Optional.
 	After func(ctx context.Context) error
 }
 
-// happen begins and ends the fault. The errors that the shop is to blame for are told apart from the lab's own.
+// happen begins and ends the fault. It returns failures of the shop as broken, and failures of the lab as err.
 func (f Fault) happen(ctx context.Context) (broken []string, err error) {
 	if f.Over != nil {
 		defer f.Over(time.Now())
@@ -353,20 +353,21 @@ func (f Fault) happen(ctx context.Context) (broken []string, err error) {
 type Outcome struct {
 	Kind, Target string
 	Lasts        float64
-	// Held is how many seats clients got while the fault lasted.
+	// Held is how many seats clients got during the fault.
 	Held int64
-	// Recovery is the time from the end of the fault until all was well, and Last the symptom that was last; After has all.
+	// Recovery is the time from the end of the fault until everything worked, Last is the last symptom, and After has all
+	// symptoms.
 	Recovery float64
 	Last     string
 	After    map[string]float64
-	// Slow says that the recovery is above the goal.
+	// Slow means that the recovery is above the goal.
 	Slow bool
-	// Slowest is the longest time that an answer took.
+	// Slowest is the longest time for an answer.
 	Slowest float64
 	// Complaints is how many warnings and errors all processes have logged.
 	Complaints int
 	Findings   []audit.Finding
-	// Lost is how many changes a failover to an asynchronous standby has lost; Excused counts the broken promises that all
+	// Lost is how many changes a failover to an asynchronous standby has lost. Excused counts the broken promises that all
 	// losses so far explain.
 	Lost    int
 	Excused map[string]int
@@ -389,12 +390,12 @@ func (o *Outcome) recovered(r Recovery, patience time.Duration) {
 	}
 }
 
-// Seconds are rounded to tenths.
+// Seconds rounds a duration to tenths of a second.
 func Seconds(d time.Duration) float64 {
 	return float64(d.Round(100*time.Millisecond)) / float64(time.Second)
 }
 
-// String is one line of a run, and one for each finding.
+// String is one line for the outcome, and one for each finding.
 func (o Outcome) String() string {
 	line := fmt.Sprintf("%-14s %-52s lasts %4.1f s, well again %4.1f s after it (%s), slowest answer %4.1f s, %d complaints",
 		o.Kind, o.Target, o.Lasts, o.Recovery, o.Last, o.Slowest, o.Complaints)
@@ -410,8 +411,8 @@ func (o Outcome) String() string {
 	return line
 }
 
-// Suffer lets one fault happen under load, measures the way back, and audits when all is quiet. The error is the lab's own;
-// findings are the shop's.
+// Suffer makes one fault happen under load, measures the recovery, and audits when all is quiet. The error is a failure of
+// the lab; the findings are failures of the shop.
 func (w *Watch) Suffer(ctx context.Context, f Fault) (o Outcome, j Judged, err error) {
 	o = Outcome{Kind: f.Kind, Target: f.Target, Lasts: f.Lasts.Seconds()}
 	complaints, lost := w.complaints(), len(w.lost())
@@ -419,7 +420,7 @@ func (w *Watch) Suffer(ctx context.Context, f Fault) (o Outcome, j Judged, err e
 	defer w.Crowd.Leave()
 	err = w.underLoad(ctx)
 	o.find(audit.Stuck, w.ended(" before the fault")...)
-	if err != nil || len(o.Findings) > 0 { // the fault would be blamed, or hide it
+	if err != nil || len(o.Findings) > 0 { // the fault would hide an earlier failure
 		return o, j, err
 	}
 	w.Crowd.ForgetSlowest()
@@ -460,7 +461,7 @@ func (w *Watch) Suffer(ctx context.Context, f Fault) (o Outcome, j Judged, err e
 	return o, j, err
 }
 
-// underLoad returns when the clients have got something to lose.
+// underLoad returns when the clients have made some holds, so that there is something to lose.
 func (w *Watch) underLoad(ctx context.Context) error {
 	before := w.Crowd.Holds()
 	return Poll(ctx, func(context.Context) error {
@@ -478,10 +479,10 @@ func (w *Watch) complaints() (n int) {
 	return n
 }
 
-// EndedByItself is a finding about a process.
+// EndedByItself is the text of a finding about a process.
 func EndedByItself(name string) string { return name + " ended by itself" }
 
-// ended finds the processes that do not run.
+// ended returns findings about the processes that do not run.
 func (w *Watch) ended(when string) (found []string) {
 	for _, p := range w.Processes {
 		if p.Ended() {
@@ -491,7 +492,7 @@ func (w *Watch) ended(when string) (found []string) {
 	return found
 }
 
-// revive starts the processes again that have ended by themselves.
+// revive restarts the processes that have ended by themselves.
 func (w *Watch) revive() error {
 	for _, p := range w.Processes {
 		if !p.Ended() {
@@ -507,10 +508,10 @@ func (w *Watch) revive() error {
 	return nil
 }
 
-// prober is the client that asks whether the apis answer.
+// prober is the client that checks that the apis answer.
 const prober = -1
 
-// AllAnswer returns what fails until every api has promptly answered a hold for every large event.
+// AllAnswer returns a check that fails until every api has promptly answered a hold for every large event.
 func (c *Crowd) AllAnswer() func(context.Context) error {
 	const promptly = 2 * time.Second
 	type way struct {
@@ -527,7 +528,7 @@ func (c *Crowd) AllAnswer() func(context.Context) error {
 	return func(ctx context.Context) error {
 		var mu sync.Mutex
 		var all sync.WaitGroup
-		for _, w := range slices.Collect(maps.Keys(left)) { // the goroutines delete from it
+		for _, w := range slices.Collect(maps.Keys(left)) { // a copy, because the goroutines delete from left
 			all.Go(func() {
 				ctx, cancel := context.WithTimeout(ctx, promptly)
 				defer cancel()

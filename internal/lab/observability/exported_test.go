@@ -40,10 +40,10 @@ import (
 	"github.com/holdfast-go/holdfast/txretry/txretrytest"
 )
 
-// exported is what the code exports as Prometheus sees it: metric, label, values.
+// exported has the metrics of the code as Prometheus sees them: metric, label, values.
 type exported map[string]map[string]map[string]bool
 
-// parts are what the exercises measure with.
+// parts holds the providers and loggers of the exercises.
 type parts struct {
 	t        *testing.T
 	registry *prometheus.Registry
@@ -51,7 +51,7 @@ type parts struct {
 	log      *slog.Logger
 }
 
-// exercise runs every package on its fakes, has all go well and wrong, and returns what was exported.
+// exercise runs every package on its fakes, with successes and failures, and returns the exported metrics.
 func exercise(t *testing.T) exported {
 	t.Helper()
 	known := exported{}
@@ -79,7 +79,7 @@ func exercise(t *testing.T) exported {
 	return known
 }
 
-// gather adds what the registry holds.
+// gather adds the contents of the registry.
 func (e exported) gather(t *testing.T, registry *prometheus.Registry) {
 	t.Helper()
 	families, err := registry.Gather()
@@ -107,7 +107,7 @@ func (e exported) gather(t *testing.T, registry *prometheus.Registry) {
 	}
 }
 
-// zeroed has counters exported from the beginning, so that the name of one that nothing counts is known, too.
+// zeroed exports counters from the start, so that the names of unused counters are known, too.
 type zeroed struct{ metric.MeterProvider }
 
 func (z zeroed) Meter(name string, opts ...metric.MeterOption) metric.Meter {
@@ -145,13 +145,13 @@ func (p parts) manager(script ...txretrytest.Fault) txretry.Transactor {
 	return txretrytest.New(txretrytest.Config{Script: script, Retry: txretry.Config{MeterProvider: p.meters, Logger: p.log}})
 }
 
-// transactions commit, are tried again, fail and have an unknown end.
+// transactions commit, are retried, fail, and end with an unknown outcome.
 func (p parts) transactions(exported) {
 	m := p.manager(txretrytest.Fault{Point: txretrytest.AtCommit, SQLSTATE: "40001"}, txretrytest.Fault{},
 		txretrytest.Fault{Point: txretrytest.AtCommit, SQLSTATE: "08006"})
 	work := func(context.Context, pgx.Tx) error { return nil }
 	for _, fn := range []func(context.Context, pgx.Tx) error{work, work, func(context.Context, pgx.Tx) error { return errDown }} {
-		_ = m.DoWith(p.t.Context(), txretry.Options{Name: "order"}, fn) // what comes of it is in the metrics
+		_ = m.DoWith(p.t.Context(), txretry.Options{Name: "order"}, fn) // the metrics have the result
 	}
 }
 
@@ -160,7 +160,7 @@ type windowed struct{ *outboxtest.Publisher }
 
 func (windowed) Window() (used, size int) { return 1, 10 }
 
-// relay publishes a message, gives one up, and has its broker go away.
+// relay publishes a message, dead-letters one, and loses its broker.
 func (p parts) relay(known exported) {
 	store, publisher := outboxtest.New(), outboxtest.NewPublisher()
 	publisher.Respond(func(m outboxdriver.Message) error {
@@ -191,7 +191,7 @@ func (p parts) relay(known exported) {
 	stop()
 }
 
-// brokers are away: what consumers of the real ones export then.
+// brokers exports the metrics of consumers whose brokers are unreachable.
 func (p parts) brokers(known exported) {
 	client, closeClient := noRedis()
 	defer closeClient()
@@ -203,7 +203,7 @@ func (p parts) brokers(known exported) {
 	}
 }
 
-// noRedis is a client of a server that cannot be reached.
+// noRedis is a client of an unreachable server.
 func noRedis() (client *redis.Client, closeIt func()) {
 	client = redis.NewClient(&redis.Options{
 		Addr: "127.0.0.1:1", ContextTimeoutEnabled: true, MaxRetries: -1,
@@ -211,7 +211,7 @@ func noRedis() (client *redis.Client, closeIt func()) {
 	})
 	return client, func() {
 		_ = client.Close()      // it has no connection
-		time.Sleep(time.Minute) // its pool ends
+		time.Sleep(time.Minute) // until its pool ends
 	}
 }
 
@@ -240,7 +240,7 @@ func (f failing) Complete(ctx context.Context, c idempotencydriver.Claim, r idem
 
 func (f failing) Fallback() idempotencydriver.Store { return f.behind }
 
-// requests run, are replayed and refused, and lose their results.
+// requests run, are replayed and rejected, and lose their results.
 func (p parts) requests(exported) {
 	well := idempotencytest.NewStore()
 	for _, store := range []idempotencydriver.Store{
@@ -259,11 +259,11 @@ func (p parts) requests(exported) {
 		r.Header.Set("Idempotency-Key", "0123456789ab4cde8f0123456789abcd")
 		once(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusCreated) })).
 			ServeHTTP(httptest.NewRecorder(), r)
-		time.Sleep(time.Minute) // what is tried again in the background ends
+		time.Sleep(time.Minute) // until background retries end
 	}
 }
 
-// limits allow, deny, and cannot ask Redis.
+// limits allow, deny, and cannot reach Redis.
 func (p parts) limits(exported) {
 	denying := ratelimittest.New()
 	denying.Deny("user", time.Second)
@@ -298,7 +298,7 @@ func (p parts) leases(known exported) {
 	stop()
 }
 
-// limiter asks a Redis that is away.
+// limiter uses an unreachable Redis.
 func (p parts) limiter(client *redis.Client, replicas int) ratelimit.Limiter {
 	l, err := ratelimitredis.New(client, ratelimitredis.Config{Replicas: replicas, MeterProvider: p.meters, Logger: p.log})
 	if err != nil {
@@ -307,7 +307,7 @@ func (p parts) limiter(client *redis.Client, replicas int) ratelimit.Limiter {
 	return l
 }
 
-// sweeps expire a row, and put one in quarantine.
+// sweeps expire a row, and quarantine another.
 func (p parts) sweeps(known exported) {
 	tx := p.manager()
 	var store *expirytest.Store
@@ -338,7 +338,7 @@ func (p parts) sweeps(known exported) {
 	stop()
 }
 
-// upkeep is what the stores in Postgres prune with.
+// upkeep runs the pruners of the stores in Postgres.
 func (p parts) upkeep(exported) {
 	for _, core := range []string{"outbox", "inbox", "idempotency"} {
 		if _, err := pgprune.New(pgprune.Config{Core: core, MeterProvider: p.meters, Logger: p.log}); err != nil {
@@ -347,10 +347,10 @@ func (p parts) upkeep(exported) {
 	}
 }
 
-// ofPrometheus are the labels that a scrape adds, and that of the buckets.
+// ofPrometheus are the labels that a scrape adds, and the label of buckets.
 var ofPrometheus = []string{"job", "instance", "le"}
 
-// Every metric, label and value that the dashboard, the rules, their tests and the documents name is exported by the code.
+// The code exports every metric, label and value that the dashboard, the rules, their tests and the documents name.
 func TestNames(t *testing.T) {
 	t.Parallel()
 	known := exercise(t)
@@ -369,7 +369,7 @@ func TestNames(t *testing.T) {
 	checkDocuments(t, known)
 }
 
-// problems tells what an expression names that is not exported.
+// problems returns the names in an expression that are not exported.
 func (e exported) problems(expr string) []string {
 	var found []string
 	grouped := map[string]bool{}
@@ -398,10 +398,10 @@ func (e exported) problems(expr string) []string {
 	return found
 }
 
-// transport is what differs between the metrics of consumers. One engine exports them all.
+// transport is the part of the metric names that depends on the transport. One engine exports the metrics of all.
 var transport = regexp.MustCompile(`^holdfast_inbox_(amqp|redis)_`)
 
-// misnamed tells what a series names that is not exported. Its values are free.
+// misnamed returns the names in a series that are not exported. Sample values are not checked.
 func (e exported) misnamed(series string) []string {
 	for _, u := range usesOf(series) {
 		for label := range u.labels {
@@ -417,7 +417,7 @@ func (e exported) misnamed(series string) []string {
 	return nil
 }
 
-// missing tells which labels and values none of the metrics has.
+// missing returns the labels and values that none of the metrics has.
 func (u use) missing(metrics []map[string]map[string]bool) []string {
 	var found []string
 	for label, values := range u.labels {
@@ -444,7 +444,7 @@ func (u use) missing(metrics []map[string]map[string]bool) []string {
 	return found
 }
 
-// named returns the metrics of a name or a pattern.
+// named returns the metrics with a name, or a name that matches a pattern.
 func (e exported) named(pattern string) []map[string]map[string]bool {
 	var found []map[string]map[string]bool
 	whole := regexp.MustCompile("^(?:" + pattern + ")$")

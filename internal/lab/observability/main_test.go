@@ -1,6 +1,6 @@
-// Package observability tests what an operator gives to Prometheus and Grafana, in modules/operator/observability, against the
-// metrics that the code exports: the dashboard, the rules, and the tests of the rules for promtool. At night a Prometheus scrapes
-// the shop, and promtool runs the tests of the rules.
+// Package observability tests the files for Prometheus and Grafana in modules/operator/observability against the metrics
+// that the code exports: the dashboard, the rules, and the rules' tests for promtool. At night a Prometheus scrapes the
+// shop, and promtool runs the tests of the rules.
 package observability
 
 import (
@@ -23,7 +23,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	logging.Disable() // of go-redis, whose server is away in the exercises
+	logging.Disable() // of go-redis, because its server is unreachable in the exercises
 	code := testenv.Run(m)
 	shop.Remove()
 	os.Exit(code)
@@ -32,7 +32,7 @@ func TestMain(m *testing.M) {
 // folder is where the files are kept.
 const folder = "../../../modules/operator/observability"
 
-// dashboard is what the tests read of dashboard.json.
+// dashboard has the parts of dashboard.json that the tests use.
 type dashboard struct {
 	Panels []struct {
 		Title   string
@@ -120,11 +120,11 @@ func TestRunbooks(t *testing.T) {
 		delete(runbooks, r.Alert)
 	}
 	for name := range runbooks {
-		t.Errorf("the runbook %s is of no alert", name)
+		t.Errorf("the runbook %s belongs to no alert", name)
 	}
 }
 
-// Each alert is tested to fire and to stay silent.
+// Each alert has a test in which it fires, and one in which it does not.
 func TestExamples(t *testing.T) {
 	t.Parallel()
 	fires, silent := map[string]int{}, map[string]int{}
@@ -144,7 +144,7 @@ func TestExamples(t *testing.T) {
 	}
 }
 
-// everyExpr returns all expressions by where they stand.
+// everyExpr returns all expressions by their location.
 func everyExpr(t *testing.T) map[string]string {
 	t.Helper()
 	all := map[string]string{}
@@ -161,16 +161,16 @@ func everyExpr(t *testing.T) map[string]string {
 		all["alert "+r.Alert] = r.Expr
 	}
 	if len(all) < 50 {
-		t.Errorf("read %d expressions, want those of all files", len(all))
+		t.Errorf("read %d expressions, want more from all files", len(all))
 	}
 	return all
 }
 
 var (
-	// rare are the queries for which a shop that is well has no data.
+	// rare matches queries without data in a healthy shop.
 	rare = regexp.MustCompile(`txretry_failures|outbox_(failed|given_back|stale_leases)|outcome=~"retried\|dead"|_dead_letters|_parked_|` +
 		`_lost_sessions|_stuck|idempotency_fallbacks|ratelimit_leased|_pruned`)
-	// ofServers are the queries for which a shop has data on real servers only.
+	// ofServers matches queries that have data on real servers only.
 	ofServers = regexp.MustCompile(`outbox_window_fill|ratelimit_(decisions|duration)`)
 )
 
@@ -181,7 +181,7 @@ var (
 	scaledBy   = regexp.MustCompile(`metric: \{name: (\w+)\}`)
 )
 
-// checkDocuments: what documents call a metric is one, and so is what Kubernetes scales by.
+// checkDocuments checks that every metric named in a document or in the Kubernetes files is exported.
 func checkDocuments(t *testing.T, known exported) {
 	t.Helper()
 	names := 0
@@ -218,11 +218,11 @@ func checkDocuments(t *testing.T, known exported) {
 		t.Fatal(err)
 	}
 	if names < 10 {
-		t.Errorf("found %d names of metrics in the documents, want those of all packages", names)
+		t.Errorf("found %d names of metrics in the documents, want names of all packages", names)
 	}
 }
 
-// use is a metric that an expression selects, with the labels it asks for and their values.
+// use is a metric in an expression, with its labels and their values.
 type use struct {
 	metric string // a name, or a pattern of names
 	labels map[string][]string
@@ -235,7 +235,7 @@ var (
 	plainText = regexp.MustCompile(`^[\w. ]+(\|[\w. ]+)*$`)
 )
 
-// usesOf reads the expressions of this package, which are simple: no string holds a brace.
+// usesOf parses the expressions of this package. They are simple: no string contains a brace.
 func usesOf(expr string) []use {
 	var uses []use
 	for _, found := range selector.FindAllStringSubmatch(grouping.ReplaceAllString(expr, ""), -1) {
@@ -259,7 +259,7 @@ func usesOf(expr string) []use {
 	return uses
 }
 
-// groupsOf are the labels that an expression groups by.
+// groupsOf returns the labels that an expression groups by.
 func groupsOf(expr string) []string {
 	var all []string
 	for _, found := range grouping.FindAllStringSubmatch(expr, -1) {
@@ -271,7 +271,7 @@ func groupsOf(expr string) []string {
 	return slices.Compact(all)
 }
 
-// promtool runs it in a folder, at night: then it is installed.
+// promtool runs promtool in a folder. It is installed at night only.
 func promtool(t *testing.T, dir string, args ...string) (string, error) {
 	t.Helper()
 	testenv.Nightly(t, "promtool is installed for the night")
@@ -284,7 +284,7 @@ func promtool(t *testing.T, dir string, args ...string) (string, error) {
 	return string(out), err
 }
 
-// Prometheus takes the rules, and they fire and stay silent as their tests say.
+// Prometheus accepts the rules, and they fire or stay silent as their tests require.
 func TestRules(t *testing.T) {
 	t.Parallel()
 	for _, args := range [][]string{{"check", "rules", "rules.yaml"}, {"test", "rules", "rules_test.yaml"}} {

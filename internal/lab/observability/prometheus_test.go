@@ -28,7 +28,7 @@ import (
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
-// A real Prometheus scrapes the shop under load, takes the rules, and has data for every panel of what is well.
+// A real Prometheus scrapes the shop under load, accepts the rules, and has data for every panel of a healthy shop.
 func TestPrometheus(t *testing.T) {
 	t.Parallel()
 	testenv.Nightly(t, "a real Prometheus, which is installed for the night")
@@ -51,8 +51,8 @@ func TestPrometheus(t *testing.T) {
 	})
 }
 
-// observe has a Prometheus scrape a shop under load until it has data for the queries of the dashboard that are served and not
-// rare, and has evaluated each rule.
+// observe lets a Prometheus scrape a shop under load until it has data for all queries of the dashboard that are served and
+// not rare, and has evaluated each rule.
 func observe(t *testing.T, address string, served func(expr string) bool) prometheusAPI {
 	t.Helper()
 	api := scrape(t, address)
@@ -68,7 +68,7 @@ func observe(t *testing.T, address string, served func(expr string) bool) promet
 			})
 		}
 	}
-	for _, r := range readRules(t) { // what is wrong with an expression may show only where there is data
+	for _, r := range readRules(t) { // some errors in expressions only show with data
 		if _, err := api.evaluate(r.Expr); err != nil {
 			t.Errorf("alert %s: %v", r.Alert, err)
 		}
@@ -98,8 +98,8 @@ type prometheusAPI struct {
 	url string
 }
 
-// evaluate evaluates an expression of the dashboard, and returns how many series come of it. Its rates look back over the
-// whole test, however long the machine takes for it.
+// evaluate evaluates an expression of the dashboard, and returns the number of series. Its rates cover the whole test,
+// because the machine may be slow.
 func (p prometheusAPI) evaluate(expr string) (results int, err error) {
 	p.t.Helper()
 	expr = strings.NewReplacer("$job", ".*", "$instance", ".*", "$__rate_interval", "10m").Replace(expr)
@@ -110,7 +110,7 @@ func (p prometheusAPI) evaluate(expr string) (results int, err error) {
 	return len(data.Result), nil
 }
 
-// rulesAreWell reports an error until Prometheus has evaluated all rules.
+// rulesAreWell returns an error until Prometheus has evaluated all rules.
 func (p prometheusAPI) rulesAreWell() error {
 	p.t.Helper()
 	var data struct {
@@ -166,7 +166,7 @@ func writeFile(t *testing.T, path string, text []byte) {
 	}
 }
 
-// found returns what the only match of an expression in a manifest of the shop captures.
+// found returns the captures of the only match of an expression in a manifest of the shop.
 func found(t *testing.T, manifest, expression string) []string {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join("../../../examples/reservation/deploy", manifest))
@@ -180,14 +180,14 @@ func found(t *testing.T, manifest, expression string) []string {
 	return all[0][1:]
 }
 
-// quoted is a text in YAML's single quotes, in which only they have a meaning.
+// quoted quotes a text for YAML in single quotes, where only the quotes need escaping.
 func quoted(text string) string { return "'" + strings.ReplaceAll(text, "'", "''") + "'" }
 
-// The autoscaler of the relays reads the metric that the adapter has. However many relays report the same lag, the adapter
-// returns that lag, of the namespace that it is asked for.
-func TestAutoscalerIsGivenTheLag(t *testing.T) {
+// The autoscaler of the relays reads the metric that the adapter provides. If several relays report the same lag, the
+// adapter returns that lag once, for the requested namespace.
+func TestAutoscaler_readsTheLag(t *testing.T) {
 	t.Parallel()
-	// The type AverageValue would be of the metric of each pod.
+	// The type AverageValue would divide the metric by the number of pods.
 	metric := found(t, "kubernetes.yaml", `metric: \{name: (\w+)\}\s+target: \{type: Value, value: "\d+"\}`)[0]
 	rule := found(t, "prometheus-adapter.yaml",
 		`seriesQuery: '(\w+)\{namespace!=""\}'\s+resources: \{overrides: \{namespace: \{resource: namespace\}\}\}\s+metricsQuery: '([^']*)'`)
@@ -216,7 +216,8 @@ func TestAutoscalerIsGivenTheLag(t *testing.T) {
 	}
 }
 
-// books handles messages by their name: well, never, in vain, or for longer than it may.
+// books returns an inbox whose handlers succeed, fail for good, fail at first, or take too long, depending on the message's
+// name.
 func (p parts) books() *inboxpgx.Store {
 	p.t.Helper()
 	books, err := inboxtest.New(p.manager(), "billing", inboxpgx.Config{MeterProvider: p.meters})
@@ -246,7 +247,7 @@ func (p parts) consumer(known exported) {
 	p.consume(known, inboxtest.Queue{Fault: inboxtest.DeliverTwice}, p.consumerConfig(), "good", "weak", "bad", "slow")
 }
 
-// orderedConsumer has a key wait for its dead letter.
+// orderedConsumer makes a key wait behind its dead letter.
 func (p parts) orderedConsumer(known exported) {
 	cfg := p.consumerConfig()
 	cfg.Ordered, cfg.ParkKeys = true, true
@@ -267,7 +268,7 @@ func (p parts) consume(known exported, queue inboxtest.Queue, cfg inbox.Consumer
 			p.t.Fatal(err)
 		}
 	}
-	for range 20 { // dead letters are counted while somebody looks
+	for range 20 { // dead letters are counted only while the gauge is read
 		time.Sleep(5 * time.Second)
 		known.gather(p.t, p.registry)
 	}
@@ -290,13 +291,13 @@ func (p parts) redisConsumer(client *redis.Client) func(context.Context) error {
 	return consumer.Run
 }
 
-// startShop runs a shop in which holds soon expire.
+// startShop starts a shop with short holds.
 func startShop(t *testing.T, env []string, flags ...string) *shop.Process {
 	t.Helper()
 	return shop.Start(t, env, append([]string{"-hold=1s", "-sweep=@every 1s", "-user-limit=20"}, flags...)...)
 }
 
-// load has users hold seats, each request twice, until ctx ends. What they do not confirm expires.
+// load makes users hold seats, each request twice, until ctx ends. Unconfirmed holds expire.
 func load(ctx context.Context, address string) {
 	client := &http.Client{Timeout: time.Minute}
 	defer client.CloseIdleConnections()
@@ -314,7 +315,7 @@ func load(ctx context.Context, address string) {
 			if err != nil {
 				return nil
 			}
-			answer, _ = io.ReadAll(resp.Body) // half an answer is none
+			answer, _ = io.ReadAll(resp.Body) // a partial answer counts as none
 			_ = resp.Body.Close()
 		}
 		return answer

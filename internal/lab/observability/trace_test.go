@@ -25,7 +25,7 @@ import (
 	"github.com/holdfast-go/holdfast/txretry/txretrytest"
 )
 
-// A message that is sent and processed alone is in the trace of its writer all the way, through a second attempt, too.
+// A message that is sent and processed alone stays in the trace of its writer, also through a second attempt.
 func TestSpans(t *testing.T) {
 	for _, optIn := range []string{"", "http/dup,messaging"} {
 		t.Run("opt in: "+optIn, func(t *testing.T) {
@@ -78,7 +78,7 @@ func TestSpans(t *testing.T) {
 	}
 }
 
-// A batch has no parent, since its messages have many.
+// A batch has no parent, because its messages have several writers.
 func TestSpansOfABatch(t *testing.T) {
 	t.Parallel()
 	found := travel(t, slices.Repeat([]string{"order.placed"}, 4))
@@ -93,7 +93,7 @@ func TestSpansOfABatch(t *testing.T) {
 	}
 }
 
-// What fails says of what class that was.
+// A failed span has the class of the failure.
 func TestSpansOfFailures(t *testing.T) {
 	t.Parallel()
 	found := travel(t, []string{"order.refused", "order.lost"})
@@ -110,15 +110,16 @@ func TestSpansOfFailures(t *testing.T) {
 	}
 }
 
-// spans are those that were exported, in the order of their ends.
+// spans are the exported spans, in the order of their ends.
 type spans []tracetest.SpanStub
 
-// named returns the spans of a name.
+// named returns the spans with a name.
 func (s spans) named(name string) spans {
 	return slices.DeleteFunc(slices.Clone(s), func(span tracetest.SpanStub) bool { return span.Name != name })
 }
 
-// one returns the first span of a name, or the second of what is done twice. There must be so many of the name.
+// one returns the first span with a name, or the second one if the operation ran twice. It checks the number of such
+// spans.
 func (s spans) one(t *testing.T, name string, count int) tracetest.SpanStub {
 	t.Helper()
 	named := s.named(name)
@@ -144,8 +145,8 @@ func valueOf(s tracetest.SpanStub, key attribute.Key) string {
 	return ""
 }
 
-// travel writes messages in one transaction, and has them published and processed, on the fakes. The relay
-// has no transport for order.lost, and the handler of order.refused fails for good.
+// travel writes messages in one transaction, publishes and processes them on the fakes, and returns the spans. The
+// relay has no transport for order.lost, and the handler of order.refused fails for good.
 func travel(t *testing.T, names []string, script ...txretrytest.Fault) (found spans) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -197,7 +198,7 @@ func travel(t *testing.T, names []string, script ...txretrytest.Fault) (found sp
 			t.Error(err)
 		}
 		time.Sleep(time.Minute)
-		stopConsumer := p.background(consumer.Run) // which finds all of a batch at once
+		stopConsumer := p.background(consumer.Run) // which receives the whole batch at once
 		time.Sleep(time.Minute)
 		stopRelay()
 		stopConsumer()

@@ -35,29 +35,29 @@ const (
 	hallEvents = 50
 	// seatsPerSecond is more than any shop here can sell.
 	seatsPerSecond = 5000
-	// longestAnswer is more than any answer of a shop.
+	// longestAnswer exceeds any answer of a shop.
 	longestAnswer = 1 << 20
-	// answerTimeout is above the time that a shop allows itself.
+	// answerTimeout exceeds the shop's own time limit.
 	answerTimeout = 70 * time.Second
 )
 
-// What clients hear who have their seat, and who came too late for it.
+// The answers to clients who got their seat, and to clients who came too late.
 const (
 	AnswerHeld  = "201"
 	AnswerTaken = "409 SEATS_UNAVAILABLE"
 )
 
-// Answers counts what clients were told, by status and code.
+// Answers counts the answers to clients, by status and code.
 type Answers map[string]int
 
-// Add counts those of more, too.
+// Add adds the counts of more.
 func (a Answers) Add(more Answers) {
 	for kind, n := range more {
 		a[kind] += n
 	}
 }
 
-// Errors counts what a shop must not answer.
+// Errors counts the answers that a shop must not give.
 func (a Answers) Errors() (n int) {
 	for kind, times := range a {
 		status, _, _ := strings.Cut(kind, " ")
@@ -68,7 +68,7 @@ func (a Answers) Errors() (n int) {
 	return n
 }
 
-// Unavailable counts the answers 503: a client is told to ask again.
+// Unavailable counts the 503 answers: the client should try again.
 func (a Answers) Unavailable() (n int) {
 	for kind, times := range a {
 		if status, _, _ := strings.Cut(kind, " "); status == "503" {
@@ -94,7 +94,7 @@ func (a Answers) String() string {
 	return strings.Join(parts, ", ")
 }
 
-// Hall is a shop with seats to hold, as its clients see it. Its methods may be called from many goroutines.
+// Hall is the clients' view of a shop with seats to hold. Its methods may be called from many goroutines.
 type Hall struct {
 	url    string
 	http   *http.Client
@@ -110,10 +110,10 @@ type hallEvent struct {
 	seats []string
 }
 
-// EnoughSeats returns how many seats no shop here sells in that time.
+// EnoughSeats returns more seats than any shop here can sell in that time.
 func EnoughSeats(length time.Duration) int { return int(seatsPerSecond * length.Seconds()) }
 
-// OpenHall creates events with so many seats together, for so many clients at a time.
+// OpenHall creates events with the given total of seats, for the given number of concurrent clients.
 func OpenHall(ctx context.Context, url string, clients, seats int) (*Hall, error) {
 	h := &Hall{
 		url: url, told: Answers{},
@@ -159,7 +159,7 @@ func (h *Hall) newEvent(ctx context.Context, seats int) (hallEvent, error) {
 	return event, nil
 }
 
-// Hold asks for a seat that is free, and each tenth time for the one that the client before asked for.
+// Hold requests a free seat, and every tenth time the seat that the previous client requested.
 func (h *Hall) Hold(ctx context.Context, client int) error {
 	event, place := h.turn()
 	if place >= len(event.seats) {
@@ -172,8 +172,8 @@ func (h *Hall) Hold(ctx context.Context, client int) error {
 	return nil
 }
 
-// Visit is Hold in a hall whose seats come back: each fourth client cancels, and the holds of the others
-// expire. After the last seat comes the first.
+// Visit is Hold in a hall whose seats become free again: every fourth client cancels, and the holds of the
+// others expire. After the last seat comes the first.
 func (h *Hall) Visit(ctx context.Context, client int) error {
 	event, place := h.turn()
 	id, kind := h.hold(ctx, client, event, place%len(event.seats))
@@ -189,7 +189,7 @@ func (h *Hall) Visit(ctx context.Context, client int) error {
 	return nil
 }
 
-// turn chooses the event and the place of the next client.
+// turn returns the event and the place of the next client.
 func (h *Hall) turn() (event hallEvent, place int) {
 	n := int(h.next.Add(1))
 	n -= n / 10
@@ -205,7 +205,7 @@ func (h *Hall) hold(ctx context.Context, client int, event hallEvent, place int)
 
 func userOf(client int) string { return "client-" + strconv.Itoa(client) }
 
-// count notes an answer, or that there was none.
+// count records an answer, or a missing answer.
 func (h *Hall) count(kind string, err error) string {
 	if err != nil {
 		kind = "no answer"
@@ -216,7 +216,7 @@ func (h *Hall) count(kind string, err error) string {
 	return kind
 }
 
-// TakeAnswers returns what clients were told since the last call.
+// TakeAnswers returns the answers to clients since the last call.
 func (h *Hall) TakeAnswers() Answers {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -236,7 +236,8 @@ func (h *Hall) post(ctx context.Context, user, path string, body []byte, into an
 	return h.send(req, into)
 }
 
-// send returns the status of the answer, and the code of a problem behind it. into gets what is no problem.
+// send returns the status of the answer, followed by the code of a problem. A body that is not a problem is
+// decoded into into.
 func (h *Hall) send(req *http.Request, into any) (kind string, err error) {
 	resp, err := h.http.Do(req)
 	if err != nil {
@@ -250,7 +251,7 @@ func (h *Hall) send(req *http.Request, into any) (kind string, err error) {
 	kind = strconv.Itoa(resp.StatusCode)
 	if resp.StatusCode >= http.StatusBadRequest {
 		var problem struct{ Code string }
-		_ = json.Unmarshal(body, &problem) // then it has none
+		_ = json.Unmarshal(body, &problem) // then it has no code
 		return strings.TrimSpace(kind + " " + problem.Code), nil
 	}
 	if into != nil {
@@ -259,15 +260,15 @@ func (h *Hall) send(req *http.Request, into any) (kind string, err error) {
 	return kind, err
 }
 
-// Place is where shops run one after the other: the program, and servers of its own that each run
-// finds empty. Postgres notes when transactions commit, which servers elsewhere seldom do.
+// Place is where shops run one after the other: the program, and its own servers, which each run finds empty.
+// Postgres records commit timestamps, which is off by default.
 type Place struct {
 	Postgres, Redis, RabbitMQ *testenv.Server
 	runs                      int
 }
 
-// Open starts the servers and builds the program. The caller must Close the place. Broker are further lines of
-// rabbitmq.conf.
+// Open starts the servers and builds the program. The caller must Close the place. broker are additional lines
+// of rabbitmq.conf.
 func Open(ctx context.Context, broker ...string) (_ *Place, err error) {
 	p := &Place{}
 	defer func() {
@@ -304,7 +305,7 @@ func (p *Place) Close() error {
 	return errors.Join(errs...)
 }
 
-// Data is what one run leaves on the servers.
+// Data is the data of one run on the servers.
 type Data struct {
 	Conn    *pgx.Conn
 	Servers Servers
@@ -312,7 +313,7 @@ type Data struct {
 	name    string
 }
 
-// NewData makes a database and a virtual host, and empties Redis.
+// NewData creates a database and a virtual host, and empties Redis.
 func (p *Place) NewData(ctx context.Context) (*Data, error) {
 	opts, err := redis.ParseURL(p.Redis.URL())
 	if err != nil {
@@ -341,7 +342,7 @@ func (p *Place) NewData(ctx context.Context) (*Data, error) {
 	return d, err
 }
 
-// exec runs a statement outside of every run's database.
+// exec runs a statement outside the databases of the runs.
 func (p *Place) exec(ctx context.Context, sql string) error {
 	conn, err := pgx.Connect(ctx, p.Postgres.URL())
 	if err != nil {
@@ -351,7 +352,7 @@ func (p *Place) exec(ctx context.Context, sql string) error {
 	return errors.Join(err, conn.Close(ctx))
 }
 
-// Vacuum leaves the tables as those of a shop that runs for long are.
+// Vacuum brings the tables into the state that they have in a shop that has run for a long time.
 func (d *Data) Vacuum(ctx context.Context) error {
 	_, err := d.Conn.Exec(ctx, "VACUUM ANALYZE")
 	return err
@@ -365,7 +366,7 @@ func (d *Data) Drop() error {
 		testenv.RemoveVHost(ctx, d.place.RabbitMQ.AdminURL(), d.name))
 }
 
-// learnPatience is how long a read model may take for what was committed.
+// learnPatience is how long a read model may take to show everything committed.
 const learnPatience = 2 * time.Minute
 
 // UntilLearnt waits until the read model shows every reservation.
@@ -385,7 +386,7 @@ func (d *Data) UntilLearnt(ctx context.Context) error {
 	}
 }
 
-// Now is the database's clock.
+// Now returns the time of the database's clock.
 func (d *Data) Now(ctx context.Context) (now time.Time, err error) {
 	err = d.Conn.QueryRow(ctx, "SELECT clock_timestamp()").Scan(&now)
 	return now, err
@@ -396,26 +397,27 @@ SELECT count(*) FROM (
 	SELECT event_id, unnest(seats) FROM reservations WHERE status IN ('held', 'confirmed') GROUP BY 1, 2 HAVING count(*) > 1
 ) AS twice`
 
-// Audit counts the seats that more than one reservation has. It is an error if fewer reservations are there
-// than clients were told of.
+// Audit counts the seats that more than one reservation has. It fails if there are fewer reservations than
+// were confirmed to clients.
 func (d *Data) Audit(ctx context.Context, told int) (oversold int, err error) {
 	var reservations int
 	err = d.Conn.QueryRow(ctx, "SELECT ("+oversoldSQL+"), (SELECT count(*) FROM reservations)").Scan(&oversold, &reservations)
 	if err == nil && reservations < told {
-		err = fmt.Errorf("%d reservations, and %d clients were told that they have one", reservations, told)
+		err = fmt.Errorf("%d reservations, but %d were confirmed to clients", reservations, told)
 	}
 	return oversold, err
 }
 
-// A reservation and its row in the read model are written once each here, so xmin is what committed them.
+// A reservation and its row in the read model are written once each here, so xmin is the committing
+// transaction.
 const learntSQL = `
 SELECT percentile_disc(ARRAY[0.5, 0.99]) WITHIN GROUP (ORDER BY
 	1000 * extract(epoch FROM pg_xact_commit_timestamp(s.xmin) - pg_xact_commit_timestamp(r.xmin))::double precision)
 FROM reservations r JOIN reservation_states s ON s.reservation_id = r.id
 WHERE r.created_at >= $1`
 
-// Learnt returns p50 and p99 of the milliseconds from the commit of a reservation to the commit that shows
-// it in the read model, by the database's clock, of all reservations since then.
+// Learnt returns p50 and p99, in milliseconds by the database's clock, of the time from the commit of a
+// reservation to the commit that shows it in the read model. It covers all reservations since then.
 func (d *Data) Learnt(ctx context.Context, since time.Time) ([2]float64, error) {
 	var waits []float64
 	err := d.Conn.QueryRow(ctx, learntSQL, since).Scan(&waits)
@@ -428,16 +430,16 @@ func (d *Data) Learnt(ctx context.Context, since time.Time) ([2]float64, error) 
 	return [2]float64(waits), nil
 }
 
-// Servers are the addresses of what a shop stands on.
+// Servers are the addresses of a shop's servers.
 type Servers struct{ Database, Redis, Broker string }
 
-// Shared returns a corner of each shared server.
+// Shared returns an isolated part of each shared server.
 func Shared(t testing.TB) Servers {
 	t.Helper()
 	return Servers{pgtest.URL(t), redistest.URL(t), amqptest.New(t).URL}
 }
 
-// Env is how a shop with -backend=services learns of them.
+// Env returns the environment variables with these addresses for a shop with -backend=services.
 func (s Servers) Env() []string {
 	return []string{"DATABASE_URL=" + s.Database, "REDIS_URL=" + s.Redis, "AMQP_URL=" + s.Broker}
 }

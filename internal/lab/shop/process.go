@@ -1,4 +1,4 @@
-// Package shop runs the reservation example as processes, for tests and commands of other packages. They call Remove
+// Package shop runs the reservation example as processes, for tests and commands of other packages. They must call Remove
 // at their end.
 //
 // timing: its processes serve nightly tests and commands.
@@ -29,7 +29,7 @@ const example = "github.com/holdfast-go/holdfast/examples/reservation"
 // dir holds the binaries.
 var dir = filepath.Join(os.TempDir(), fmt.Sprintf("holdfast-shop-%d", os.Getpid()))
 
-// Binary builds the shop, once in a process, and returns its path.
+// Binary builds the shop, once per process, and returns its path.
 var Binary = sync.OnceValues(func() (string, error) { return Build(context.Background(), example) })
 
 // Build builds a command of this repository and returns its path.
@@ -41,10 +41,10 @@ func Build(ctx context.Context, pkg string) (string, error) {
 	return path, nil
 }
 
-// ErrNoCommit says that this clone does not have a commit: a shallow one has no history.
+// ErrNoCommit means that this clone does not have a commit: a shallow clone has no history.
 var ErrNoCommit = errors.New("not in this clone (git fetch --unshallow gets the whole history)")
 
-// Commit names a commit in short, as git does. It fails with ErrNoCommit.
+// Commit returns the short name of a commit, as git does. It fails with ErrNoCommit if there is none.
 func Commit(ctx context.Context, rev string) (string, error) {
 	out, err := exec.CommandContext(ctx, "git", "rev-parse", "--short", "--verify", "--quiet", rev+"^{commit}").Output()
 	if err != nil {
@@ -53,8 +53,8 @@ func Commit(ctx context.Context, rev string) (string, error) {
 	return strings.TrimSpace(string(out)), nil
 }
 
-// BinaryOf builds the shop of a commit, once in a process, and returns its path. It fails with ErrNoCommit where
-// there is none.
+// BinaryOf builds the shop of a commit, once per process, and returns its path. It fails with ErrNoCommit if there is no
+// such commit.
 func BinaryOf(ctx context.Context, rev string) (string, error) {
 	name, err := Commit(ctx, rev)
 	if err != nil {
@@ -99,18 +99,18 @@ func checkOut(ctx context.Context, rev, folder string) error {
 	return nil
 }
 
-// Remove removes the binaries that were built.
+// Remove removes the built binaries.
 func Remove() { _ = os.RemoveAll(dir) }
 
-// ErrEnded is what AwaitListening returns when the process ended instead.
+// ErrEnded is the error of AwaitListening if the process ended instead.
 var ErrEnded = errors.New("the shop ended before it listened")
 
-// Process is a shop in a process of its own, which may be killed, stopped and started again. Its methods may be
-// called from any goroutine, Start, Kill and Terminate from one at a time.
+// Process is a shop in its own process, which may be killed, stopped and started again. Its methods may be called from any
+// goroutine, but Start, Kill and Terminate only one at a time.
 type Process struct {
-	// Name is how the process is called in errors.
+	// Name is the name of the process in errors.
 	Name string
-	// On starts the command, elsewhere than in this network: see package hosts. Optional.
+	// On starts the command in a different network: see package hosts. Optional.
 	On   func(cmd *exec.Cmd) (ended <-chan error, err error)
 	args []string
 	env  []string
@@ -120,16 +120,16 @@ type Process struct {
 	log log  // of all runs
 }
 
-// run is one life of a process.
+// run is the time from one start of a process to its end.
 type run struct {
 	cmd       *exec.Cmd
 	url       string
 	listening chan struct{} // closed when url is set
 	ended     chan struct{} // closed when the process was waited for
-	err       error         // what Wait said
+	err       error         // from Wait
 }
 
-// New returns a shop that Start starts. Env is added to the environment of this process.
+// New returns a shop that Start starts. env is added to the environment of this process.
 func New(name string, env []string, args ...string) *Process {
 	return &Process{Name: name, env: env, args: append([]string{"-addr=127.0.0.1:0"}, args...)}
 }
@@ -148,7 +148,7 @@ func Start(t testing.TB, env []string, args ...string) *Process {
 	t.Cleanup(func() {
 		p.Kill()
 		if t.Failed() {
-			t.Logf("the shop said:\n%s", p.Log())
+			t.Logf("log of the shop:\n%s", p.Log())
 		}
 	})
 	if err := p.AwaitListening(testenv.Patience); err != nil {
@@ -157,7 +157,7 @@ func Start(t testing.TB, env []string, args ...string) *Process {
 	return p
 }
 
-// Start runs the binary at path, as a supervisor does when the process before has ended.
+// Start runs the binary at path. Use it again after the process has ended, like a supervisor.
 func (p *Process) Start(path string) error {
 	r := &run{cmd: exec.Command(path, p.args...), listening: make(chan struct{}), ended: make(chan struct{})}
 	r.cmd.Env, r.cmd.Stderr = append(os.Environ(), p.env...), &p.log
@@ -187,7 +187,7 @@ func (p *Process) Start(path string) error {
 	return nil
 }
 
-// startHere starts a command, and keeps the thread until it ends: the command dies with the thread.
+// startHere starts a command, and keeps the thread until it ends, because the command dies with the thread.
 func startHere(cmd *exec.Cmd) (ended <-chan error, err error) {
 	started, done := make(chan error, 1), make(chan error, 1)
 	go func() {
@@ -221,7 +221,7 @@ func (p *Process) AwaitListening(patience time.Duration) error {
 	}
 }
 
-// URL is where the process listens, "" while it starts.
+// URL returns the address of the process, "" while it starts.
 func (p *Process) URL() string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -254,8 +254,8 @@ func (p *Process) Kill() {
 	<-r.ended
 }
 
-// Terminate asks the process to end and returns how long that took. It fails when the process takes longer than
-// patience or its exit code is not 0.
+// Terminate asks the process to end and returns how long that took. It fails if the process takes longer than patience or
+// its exit code is not 0.
 func (p *Process) Terminate(patience time.Duration) (time.Duration, error) {
 	r, began := p.newest(), time.Now()
 	if err := r.cmd.Process.Signal(syscall.SIGTERM); err != nil {
@@ -272,10 +272,10 @@ func (p *Process) Terminate(patience time.Duration) (time.Duration, error) {
 	return time.Since(began), nil
 }
 
-// readyClient gives a process as long for an answer as a load balancer would.
+// readyClient waits for an answer as long as a load balancer would.
 var readyClient = &http.Client{Timeout: 3 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
 
-// AllReady asks all at once.
+// AllReady calls Ready of all processes in parallel.
 func AllReady[P interface{ Ready() error }](processes []P) error {
 	errs := make([]error, len(processes))
 	var asking sync.WaitGroup
@@ -286,7 +286,7 @@ func AllReady[P interface{ Ready() error }](processes []P) error {
 	return errors.Join(errs...)
 }
 
-// Ready asks /readyz.
+// Ready requests /readyz.
 func (p *Process) Ready() error {
 	url := p.URL()
 	if url == "" {
@@ -303,61 +303,61 @@ func (p *Process) Ready() error {
 	return nil
 }
 
-// EndsWithin is the time that a shop has for its end after a signal: it promises 58 s.
+// EndsWithin is how long a shop may take to end after a signal. It promises 58 s.
 const EndsWithin = 59 * time.Second
 
 // Roles are the processes of one shop.
 type Roles []*Process
 
-// Stop asks all to end, in their order.
+// Stop asks all processes to end, in their order.
 func (all Roles) Stop() error {
 	var errs []error
 	for _, p := range all {
 		if _, err := p.Terminate(EndsWithin); err != nil {
 			p.Kill()
-			errs = append(errs, fmt.Errorf("%w; its log ends in\n%s", err, p.Log()))
+			errs = append(errs, fmt.Errorf("%w; end of its log:\n%s", err, p.Log()))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// Start runs a process of a shop, and returns when it listens. The limits on the rate are counted and never reached. Later
-// flags replace earlier ones.
+// Start runs a process of a shop, and returns when it listens. Rate limits are counted but never reached. Later flags
+// override earlier ones.
 func (d *Data) Start(role string, flags ...string) (*Process, error) {
 	path, err := Binary()
 	if err != nil {
 		return nil, err
 	}
 	named := d.Servers
-	named.Database += "&application_name=" + role // pg_stat_activity shows whose a connection is
+	named.Database += "&application_name=" + role // pg_stat_activity shows the role of a connection
 	p := New(role, named.Env(), slices.Concat([]string{"-backend=services", "-role=" + role, "-user-limit=1000000000", "-global-limit=1000000000"}, flags)...)
 	if err := p.Start(path); err != nil {
 		return nil, err
 	}
 	if err := p.AwaitListening(testenv.Patience); err != nil {
 		p.Kill()
-		return nil, fmt.Errorf("%w; its log ends in\n%s", err, p.Log())
+		return nil, fmt.Errorf("%w; end of its log:\n%s", err, p.Log())
 	}
 	return p, nil
 }
 
-// Log is the end of what the process and those before it have logged.
+// Log returns the end of the logs of all runs of this process.
 func (p *Process) Log() string { return p.log.String() }
 
-// Complaints counts the warnings and errors that the process and those before it have logged.
+// Complaints counts the warnings and errors in the logs of all runs of this process.
 func (p *Process) Complaints() int { return p.log.count() }
 
-// longestLog is how much of a log is kept, and at most twice as much: a fault may cost many lines.
+// longestLog is how much of a log is kept at least; twice as much at most. A fault may cause many lines.
 const longestLog = 256 << 10
 
-// log keeps the end of what processes log, and counts their complaints.
+// log keeps the end of the processes' logs, and counts warnings and errors.
 type log struct {
 	mu         sync.Mutex
 	text       []byte
 	complaints int
 }
 
-// Write takes what a process logs, mostly in whole lines: a complaint whose level is cut in two is not counted.
+// Write receives log output, usually in whole lines. It does not count a line whose level is split over two writes.
 func (l *log) Write(p []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -381,10 +381,10 @@ func (l *log) count() int {
 	return l.complaints
 }
 
-// announcement is the standard output of a shop: it finds where that one listens.
+// announcement is the standard output of a shop. It finds the shop's address.
 type announcement struct {
 	said  strings.Builder
-	found func(url string) // nil once it was called
+	found func(url string) // nil after the call
 }
 
 func (a *announcement) Write(p []byte) (int, error) {

@@ -10,25 +10,25 @@ import (
 	"github.com/google/uuid"
 )
 
-// codeInUse tells a client that another request with its key is under way.
+// codeInUse is the code for a key whose first request still runs.
 const codeInUse = "IDEMPOTENCY_KEY_IN_USE"
 
-// releasing are the statuses after which a key is free again: the request took no effect, or nobody knows.
+// releasing are the statuses after which a key is free again: the request had no effect, or that is unknown.
 var releasing = []int{0, http.StatusNotFound, http.StatusTooManyRequests, http.StatusServiceUnavailable}
 
-// refusals are the codes by which the shop refuses an operation for good, always with 409.
+// refusals are the codes with which the shop rejects an operation for good, always with 409.
 var refusals = map[string][]string{
 	OpHold:    {"SEATS_UNAVAILABLE"},
 	OpConfirm: {"RESERVATION_NOT_HELD", "RESERVATION_EXPIRED"},
 	OpCancel:  {"RESERVATION_NOT_HELD", "RESERVATION_EXPIRED"},
 }
 
-// Final reports whether the answer is the one that its key has for good.
+// Final reports whether the answer is the final one for its key.
 func (a Answer) Final() bool { return !slices.Contains(releasing, a.Status) && a.Code != codeInUse }
 
 func (a Answer) success() bool { return a.Status >= 200 && a.Status < 300 }
 
-// fits reports whether the answer is one that its request may get. Reads pass neither the limiter nor the keys.
+// fits reports whether the request may get this answer. Reads do not pass the limiter or the keys.
 func (a Answer) fits() bool {
 	switch a.Status {
 	case 0, http.StatusServiceUnavailable:
@@ -45,7 +45,7 @@ func (a Answer) fits() bool {
 	return false
 }
 
-// fit: each answer is one that its request may get.
+// fit checks that each answer is allowed for its request.
 func (c *check) fit() {
 	for _, a := range c.Answers {
 		if !a.fits() {
@@ -54,7 +54,8 @@ func (c *check) fit() {
 	}
 }
 
-// notThere is what an answer did not find and is not there: only a failover that has lost it explains that.
+// notThere returns the event or reservation that is missing according to the answer. Only a failover that lost it explains
+// that.
 func (c *check) notThere(a Answer) []string {
 	_, there := c.reservations[a.Reservation]
 	switch {
@@ -67,7 +68,7 @@ func (c *check) notThere(a Answer) []string {
 	}
 }
 
-// durable: what a client was told is there, as it was told.
+// durable checks that everything confirmed to a client is stored as confirmed.
 func (c *check) durable() {
 	events := map[string]bool{}
 	for _, id := range c.Events {
@@ -102,7 +103,7 @@ func outcome(op string) string {
 	return Cancelled
 }
 
-// keys: each key has one answer and at most one effect, and the effect has an answer that tells of it.
+// keys checks that each key has one answer and at most one effect, and that each effect has an answer that reports it.
 func (c *check) keys() {
 	first := map[string]Answer{}
 	for _, a := range c.Answers {
@@ -120,7 +121,7 @@ func (c *check) keys() {
 	c.settled(first)
 }
 
-// eventsOfKeys: an event is there because a client was told of it, or for a key that has no final answer.
+// eventsOfKeys checks that each event was confirmed to a client, or belongs to a key without a final answer.
 func (c *check) eventsOfKeys(answers map[string]Answer) {
 	told, open := map[string]bool{}, map[string]bool{}
 	for _, a := range c.Answers {
@@ -140,7 +141,7 @@ func (c *check) eventsOfKeys(answers map[string]Answer) {
 	}
 }
 
-// holdsOfKeys: a hold made one reservation if it was told to, and none if it was refused.
+// holdsOfKeys checks that a successful hold made one reservation, and a rejected one none.
 func (c *check) holdsOfKeys(answers map[string]Answer) {
 	made := map[string]string{}
 	for _, r := range c.Reservations {
@@ -154,7 +155,7 @@ func (c *check) holdsOfKeys(answers map[string]Answer) {
 	}
 }
 
-// settled: a reservation that was settled was so for one key, and whoever asked with that key was told.
+// settled checks that a reservation was settled by one key, and that the clients with that key got that answer.
 func (c *check) settled(answers map[string]Answer) {
 	type end struct{ reservation, status string }
 	told, keys := map[end]int{}, map[string]int{}
@@ -164,7 +165,7 @@ func (c *check) settled(answers map[string]Answer) {
 			keys[a.Reservation]++
 		}
 	}
-	open := map[string]bool{} // reservations with a request that never got a final answer
+	open := map[string]bool{} // reservations with a request without a final answer
 	for _, a := range c.Answers {
 		if _, final := answers[a.Key]; a.Key != "" && !final {
 			open[a.Reservation] = true
@@ -182,8 +183,8 @@ func (c *check) settled(answers map[string]Answer) {
 	}
 }
 
-// reads: what a client reads never goes back behind what it was told, and is what came of it. Whether a hold has expired
-// is read from the clock: where that went back, the hold may still be settled.
+// reads checks that a read never shows an older state than an earlier answer, and that it agrees with the outcome. Whether a
+// hold has expired depends on the clock: if the clock went back, the hold may still be settled.
 func (c *check) reads() {
 	type seen struct{ client, reservation any }
 	last := map[seen]string{}
@@ -207,7 +208,7 @@ func (c *check) reads() {
 	}
 }
 
-// transitions: a reservation is made held, once, and comes to one end, once.
+// transitions checks that a reservation is made held once, and gets one final status once.
 func (c *check) transitions() {
 	now := map[string]string{}
 	for _, change := range c.Changes {
@@ -228,7 +229,7 @@ func (c *check) transitions() {
 	}
 }
 
-// messages: each change of a reservation wrote one message, and each message was taken once.
+// messages checks that each change of a reservation wrote one message, and that each message was processed once.
 func (c *check) messages() {
 	changes, written, taken := map[string]int{}, map[string]int{}, map[uuid.UUID]int{}
 	of := map[uuid.UUID]string{}
@@ -268,7 +269,7 @@ func (c *check) messages() {
 	}
 }
 
-// model: the read model has heard of every change, once.
+// model checks that the read model has every change exactly once.
 func (c *check) model() {
 	effects := map[string]int{}
 	for _, change := range c.Changes {
@@ -310,9 +311,9 @@ func (h History) Untaken() int {
 	return len(left)
 }
 
-// Limit is what became of the requests of one user, who sends more than the limit for each user admits.
+// Limit has the requests of one user, who sends more than the limit per user allows.
 type Limit struct {
-	// Max is admitted in each window. Windows are aligned to the Unix epoch.
+	// Max is the limit for each window. Windows are aligned to the Unix epoch.
 	Max    int
 	Window time.Duration
 	Asked  []Asked
@@ -320,27 +321,28 @@ type Limit struct {
 	Forgotten []Forgotten
 }
 
-// Asked is one such request. The limiter decides about it at some time between Sent and Answered.
+// Asked is one such request. The limiter decides about it between Sent and Answered.
 type Asked struct {
 	Sent, Answered time.Time
-	// Status is 0 where no answer came. Such a request may have been admitted or not.
+	// Status is 0 if there was no answer. Then it is unknown whether the request was admitted.
 	Status int
 }
 
-// The statuses of such a request, which has no idempotency key: that is noticed once the limiter has let it pass.
+// The statuses of such a request. It has no idempotency key, which the shop checks after the limiter.
 const (
 	StatusAdmitted  = http.StatusBadRequest
 	StatusDenied    = http.StatusTooManyRequests
 	StatusUndecided = http.StatusServiceUnavailable
 )
 
-// Forgotten is a time at which the limiter may have lost its counts, Times over. Each allows the limit once more.
+// Forgotten is a time at which the limiter may have lost its counts Times over. Each loss allows the limit once more.
 type Forgotten struct {
 	From, To time.Time
 	Times    int
 }
 
-// Admitted counts what was admitted in each window, by its beginning. What may belong to either of two is left out.
+// Admitted counts the admitted requests by the start of their window. It leaves out requests that may belong to either of
+// two windows.
 func (l Limit) Admitted() map[time.Time]int {
 	windows := map[time.Time]int{}
 	for _, a := range l.Asked {
@@ -352,7 +354,7 @@ func (l Limit) Admitted() map[time.Time]int {
 	return windows
 }
 
-// Most is what a window may admit.
+// Most returns how many requests a window may admit.
 func (l Limit) Most(window time.Time) int {
 	most := l.Max
 	for _, f := range l.Forgotten {
@@ -363,7 +365,7 @@ func (l Limit) Most(window time.Time) int {
 	return most
 }
 
-// Empty is a finding if the limit has denied no request: the windows then show nothing of it.
+// Empty returns a finding if the limit has denied no request, because then the windows prove nothing.
 func (l Limit) Empty() []Finding {
 	if slices.ContainsFunc(l.Asked, func(a Asked) bool { return a.Status == StatusDenied }) {
 		return nil
@@ -371,7 +373,8 @@ func (l Limit) Empty() []Finding {
 	return []Finding{{NeverDenied, fmt.Sprintf("%d requests, and %d a window is the limit", len(l.Asked), l.Max)}}
 }
 
-// limits: no window admits more than the limit, but for what the limiter has forgotten, and what cannot be decided is refused.
+// limits checks that no window admits more than the limit plus the allowance for lost counts, and that undecidable requests
+// are rejected.
 func (c *check) limits() {
 	for window, n := range c.Limit.Admitted() {
 		if most := c.Limit.Most(window); n > most {

@@ -1,4 +1,4 @@
-// Package audit compares what the clients of a ticket shop were told with what its database says happened.
+// Package audit compares the answers to the clients of a ticket shop with the changes in its database.
 package audit
 
 import (
@@ -30,18 +30,18 @@ const (
 	NeverDenied  = "a limit that denied nobody"
 )
 
-// Finding is a promise that was broken.
+// Finding is a broken promise.
 type Finding struct {
 	Kind   string
 	Detail string
 }
 
-// Report is what Check comes to.
+// Report is the result of Check.
 type Report struct {
-	// Findings quotes at most a few of each kind; Counts has them all.
+	// Findings has at most a few of each kind; Counts counts all.
 	Findings []Finding
 	Counts   map[string]int
-	// Excused counts what the losses of an asynchronous failover explain.
+	// Excused counts findings explained by the losses of an asynchronous failover.
 	Excused map[string]int
 }
 
@@ -55,7 +55,7 @@ type check struct {
 	lost         map[string]bool // events, reservations, and users
 }
 
-// Check looks for every promise that the history breaks.
+// Check returns every promise that the history breaks.
 func Check(h History) Report {
 	c := &check{
 		History: h, Report: Report{Counts: map[string]int{}, Excused: map[string]int{}},
@@ -80,7 +80,7 @@ func Check(h History) Report {
 	return c.Report
 }
 
-// noteLost finds whom the losses concern: the events, the reservations, and the users who made them.
+// noteLost records the lost events and reservations, and the users who made them.
 func (c *check) noteLost() {
 	messages := map[uuid.UUID]string{}
 	for _, change := range slices.Concat(c.Changes, c.Lost) {
@@ -104,7 +104,7 @@ func (c *check) noteLost() {
 	}
 }
 
-// find notes a finding, unless the losses of a failover explain what happened to one of these.
+// find records a finding, unless a failover has lost one of the things in about.
 func (c *check) find(kind string, about []string, format string, args ...any) {
 	if slices.ContainsFunc(about, func(name string) bool { return c.lost[name] }) {
 		c.Excused[kind]++
@@ -122,7 +122,7 @@ type place struct {
 	seat  int
 }
 
-// seatRows: a seat that is not free belongs to one reservation that has it, and the other way round.
+// seatRows checks that each seat that is not free belongs to exactly one reservation that has it.
 func (c *check) seatRows() {
 	holders := map[place]string{}
 	for _, r := range c.Reservations {
@@ -149,7 +149,8 @@ func (c *check) seatRows() {
 	}
 }
 
-// seatChanges: a seat goes from one reservation to another by way of being free, and never once it is confirmed.
+// seatChanges checks that a seat becomes free before it goes to another reservation, and never changes after it is
+// confirmed.
 func (c *check) seatChanges() {
 	type state struct{ status, reservation string }
 	now := map[place]state{}
@@ -171,7 +172,7 @@ func (c *check) seatChanges() {
 	}
 }
 
-// confirmedSeats: no two clients were told that the same seat is theirs for good.
+// confirmedSeats checks that no seat was confirmed to two clients.
 func (c *check) confirmedSeats() {
 	owners := map[place]string{}
 	for _, a := range c.Answers {
@@ -188,7 +189,7 @@ func (c *check) confirmedSeats() {
 	}
 }
 
-// left: nothing is under way any more, and nothing was given up.
+// left checks that nothing is left under way, and nothing was given up.
 func (c *check) left() {
 	for what, n := range map[string]int{
 		"messages in the outbox": c.Left.Outbox, "dead letters of the outbox": c.Left.DeadOutbox,
@@ -200,10 +201,10 @@ func (c *check) left() {
 	}
 }
 
-// seatsPerRow is that of the shop: seats are called A1 to A10, B1 to B10 and so on.
+// seatsPerRow is the shop's: seats are named A1 to A10, B1 to B10 and so on.
 const seatsPerRow = 10
 
-// SeatName is how the shop calls a seat of the first 26 rows.
+// SeatName returns the shop's name for a seat of the first 26 rows.
 func SeatName(number int) string {
 	return string(rune('A'+(number-1)/seatsPerRow)) + strconv.Itoa((number-1)%seatsPerRow+1)
 }
@@ -215,18 +216,18 @@ func seatNumber(name string) int {
 	for _, letter := range letters {
 		row = row*26 + int(letter-'A') + 1
 	}
-	place, _ := strconv.Atoi(name[len(letters):]) // then it is a seat that nobody has
+	place, _ := strconv.Atoi(name[len(letters):]) // an invalid name becomes a seat that nobody has
 	return (row-1)*seatsPerRow + place
 }
 
-// Told notes what a body says: of an event or a reservation, or of a problem.
+// Told stores the content of a body: an event, a reservation or a problem.
 func (a *Answer) Told(body []byte) {
 	var v struct {
 		ID, Code, Status string
 		EventID          string          `json:"event_id"`
-		Seats            json.RawMessage // names, or how many an event has
+		Seats            json.RawMessage // names, or the number of seats of an event
 	}
-	_ = json.Unmarshal(body, &v) // the status of a problem is a number; what else was read stays
+	_ = json.Unmarshal(body, &v) // the status of a problem is a number; the other fields are still decoded
 	a.Code = v.Code
 	if !a.success() {
 		return
@@ -237,13 +238,13 @@ func (a *Answer) Told(body []byte) {
 	}
 	a.Reservation, a.Event, a.State = v.ID, v.EventID, v.Status
 	var names []string
-	_ = json.Unmarshal(v.Seats, &names) // then the seats are none, and are found to differ
+	_ = json.Unmarshal(v.Seats, &names) // without names the seats differ from the row and are reported
 	for _, name := range names {
 		a.Seats = append(a.Seats, seatNumber(name))
 	}
 }
 
-// What a client asks for, the Op of an Answer.
+// The operations of clients, for the Op of an Answer.
 const (
 	OpEvent   = "event"
 	OpHold    = "hold"
@@ -260,26 +261,26 @@ const (
 	Expired   = "expired"
 )
 
-// Answer is what a client was told.
+// Answer is one answer to a client.
 type Answer struct {
-	// Client gets its answers one after the other, but for those to requests that it sends twice at once.
+	// Client gets its answers one after the other, except for requests that it sends twice at once.
 	Client int
 	Op     string
-	// Key is the idempotency key, "" for a read. The key of a hold or an event is used by one user alone, and is its name.
+	// Key is the idempotency key, "" for a read. Each user has one key for holds or events, which is also the user's name.
 	Key string
-	// Event and Reservation are those that the request named; for what it made, those of the answer.
+	// Event and Reservation come from the request, or from the answer if the request created them.
 	Event       string
 	Reservation string
-	// Status is that of HTTP, 0 where no answer came; Code is that of a problem.
+	// Status is the HTTP status, 0 if there was no answer. Code is the code of a problem.
 	Status int
 	Code   string
 	Body   string
-	// State and Seats are the reservation's, as told.
+	// State and Seats are the reservation's, from the answer.
 	State string
 	Seats []int
 }
 
-// What a Change is about.
+// The kinds of things that a Change concerns.
 const (
 	OfEvent       = "event"       // it was made
 	OfReservation = "reservation" // it was made, or its status changed
@@ -289,10 +290,10 @@ const (
 	OfEffect      = "effect"      // the read model changed
 )
 
-// Change is a committed change, which a trigger has noted in its transaction.
+// Change is a committed change, recorded by a trigger in the same transaction.
 type Change struct {
 	Token uuid.UUID
-	// ID ascends within what is locked by whoever changes it: a seat, a reservation.
+	// ID ascends among changes that lock the same thing: a seat, or a reservation.
 	ID                 int64
 	What               string
 	Event, Reservation string
@@ -303,28 +304,28 @@ type Change struct {
 	Message            uuid.UUID
 }
 
-// Reservation is a row of the shop, with what its read model knows.
+// Reservation is a row of the shop, with the state in the read model.
 type Reservation struct {
 	ID, Event, User, Status string
 	Seats                   []int
-	Known                   string // "" where the read model has no row
+	Known                   string // "" if the read model has no row
 	Messages                int
 }
 
-// Seat is a row of a seat that is not free.
+// Seat is the row of a seat that is not free.
 type Seat struct {
 	Event, State, Reservation string
 	Number                    int
 }
 
-// Left counts what should be gone when nothing is under way any more.
+// Left counts leftovers, which should be 0 when nothing is under way.
 type Left struct {
 	Outbox, DeadOutbox, Parked, DeadInbox int
-	// Due are holds that should have expired.
+	// Due counts holds that should have expired.
 	Due int
 }
 
-// History is everything that is known when nothing is under way any more.
+// History is all recorded data, read when nothing is under way.
 type History struct {
 	Answers      []Answer
 	Changes      []Change // ascending by ID
@@ -332,11 +333,11 @@ type History struct {
 	Events       []string
 	Seats        []Seat
 	Left         Left
-	// Lost are changes that committed and that a failover to an asynchronous standby has lost. What they
-	// explain is excused, and counted.
+	// Lost are committed changes that a failover to an asynchronous standby has lost. Findings that they explain are
+	// excused, and counted.
 	Lost []Change
-	// Limit is what the user who asks for too much was told.
+	// Limit has the answers to the user who exceeds the limit.
 	Limit Limit
-	// ClockWentBack says that the clock of Postgres did so at some time.
+	// ClockWentBack means that the clock of Postgres went back at some time.
 	ClockWentBack bool
 }

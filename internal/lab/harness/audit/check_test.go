@@ -16,7 +16,7 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }
 
-// sound is a history without fault: one reservation was confirmed, one cancelled, and one of the same seat expired.
+// sound is a correct history: one reservation was confirmed, one cancelled, and one of the same seat expired.
 type sound struct{ audit.History }
 
 func newSound() *sound {
@@ -74,7 +74,7 @@ func (h *sound) settle(id string, seat int, status string) {
 	r.Status, r.Known, r.Messages = status, status, 2
 }
 
-// tell writes a message and has it take effect.
+// tell writes a message and records its effect.
 func (h *sound) tell(id string) {
 	message := uuid.New()
 	h.change(audit.Change{What: audit.OfMessage, Message: message, Reservation: id})
@@ -82,7 +82,7 @@ func (h *sound) tell(id string) {
 	h.change(audit.Change{What: audit.OfEffect, Reservation: id})
 }
 
-// without removes the last change of a kind about a reservation, and returns it.
+// without removes and returns the last change of a kind for a reservation.
 func (h *sound) without(what, id string) audit.Change {
 	for i, c := range slices.Backward(h.Changes) {
 		if c.What == what && (c.Reservation == id || c.Message == h.message(id)) {
@@ -93,7 +93,7 @@ func (h *sound) without(what, id string) audit.Change {
 	panic(what)
 }
 
-// message is the last one of a reservation.
+// message returns the last message of a reservation.
 func (h *sound) message(id string) uuid.UUID {
 	for _, c := range slices.Backward(h.Changes) {
 		if c.What == audit.OfMessage && c.Reservation == id {
@@ -118,8 +118,8 @@ func TestSound(t *testing.T) {
 	}
 }
 
-// A check that overlooks something would make every run worthless.
-func TestCheckTells(t *testing.T) {
+// TestCheck_findsBrokenPromises breaks each promise and expects the finding.
+func TestCheck_findsBrokenPromises(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		sabotage func(h *sound)
@@ -199,7 +199,7 @@ func TestCheckTells(t *testing.T) {
 	}
 }
 
-// Each operation has its own answers.
+// Each operation allows its own set of answers.
 func TestAnswersOfEachOperation(t *testing.T) {
 	t.Parallel()
 	type refusal struct {
@@ -239,7 +239,7 @@ func TestAnswersOfEachOperation(t *testing.T) {
 	}
 }
 
-// A success has the status of its operation.
+// The status of a success depends on the operation.
 func TestStatusOfSuccess(t *testing.T) {
 	t.Parallel()
 	for i, a := range newSound().Answers {
@@ -254,7 +254,7 @@ func TestStatusOfSuccess(t *testing.T) {
 	}
 }
 
-// What a failover has lost, a clock that went back, or a request without an answer explains what concerns it, and nothing else.
+// A lost change, a clock that went back, or a request without an answer excuses the findings it explains, and no others.
 func TestExcuses(t *testing.T) {
 	t.Parallel()
 	lost := func(h *sound, id, status string) {
@@ -304,7 +304,7 @@ func TestExcuses(t *testing.T) {
 	}
 }
 
-// asked are so many requests, one after the other, each of which takes as long.
+// asked returns n requests, one after the other, of equal duration.
 func asked(n, status int, from time.Time, takes time.Duration) (all []audit.Asked) {
 	for range n {
 		all = append(all, audit.Asked{Sent: from, Answered: from.Add(takes), Status: status})
