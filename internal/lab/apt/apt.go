@@ -1,5 +1,5 @@
-// Package apt installs Debian packages for the commands of the lab, as root on Debian and Ubuntu, without starting
-// their daemons.
+// Package apt installs Debian packages for the commands of the lab, as root on Debian and Ubuntu. It does not start their
+// daemons.
 package apt
 
 import (
@@ -14,32 +14,32 @@ import (
 	"slices"
 )
 
-// policyFile is asked by Debian's package scripts whether they may start a daemon.
+// policyFile is the script that Debian's package scripts call to find out whether they may start a daemon.
 const policyFile = "/usr/sbin/policy-rc.d"
 
-// CanInstall reports whether packages can be installed here without a question: as root, by apt-get.
+// CanInstall reports whether packages can be installed here without asking: as root, with apt-get.
 func CanInstall() bool {
 	_, err := exec.LookPath("apt-get")
 	return err == nil && os.Geteuid() == 0
 }
 
-// Install installs packages and what they depend on.
+// Install installs packages and their dependencies.
 func Install(ctx context.Context, packages ...string) error {
 	return install(ctx, nil, policyFile, commands(packages))
 }
 
-// below runs a command in the system in a folder. Scripts of packages want /proc, which is mounted in a namespace
-// that ends with them.
+// below runs a command in a system below a folder. Package scripts need /proc, which is mounted in a namespace that ends
+// with the command.
 const below = `mount -t proc proc "$0/proc" && exec chroot "$0" "$@"`
 
-// InstallBelow installs into the system in the folder root, which needs the rights of root. A system in which an
-// installation was killed is put in order first.
+// InstallBelow installs into the system below the folder root. It needs root. If an earlier installation there was killed,
+// it repairs that system first.
 func InstallBelow(ctx context.Context, root string, packages ...string) error {
 	return install(ctx, []string{"unshare", "--mount", "sh", "-c", below, root}, filepath.Join(root, policyFile), append(repairs, commands(packages)...))
 }
 
-// repairs bring a system in order in which an installation was killed. dpkg fails where a package waits for one that was not
-// unpacked, which apt-get brings.
+// repairs fix a system in which an installation was killed. dpkg fails if a package depends on one that was not unpacked;
+// then apt-get fetches it.
 var repairs = [][]string{
 	{"sh", "-c", "dpkg --configure -a || true"},
 	{"apt-get", "install", "-q", "-y", "--fix-broken"},
@@ -52,7 +52,7 @@ func commands(packages []string) [][]string {
 	}
 }
 
-// Missing returns those of the packages that are not installed here.
+// Missing returns the packages that are not installed here.
 func Missing(packages ...string) (missing []string) {
 	for _, name := range packages {
 		out, err := exec.Command("dpkg-query", "-W", "-f=${Status}", name).Output()
@@ -63,7 +63,7 @@ func Missing(packages ...string) (missing []string) {
 	return missing
 }
 
-// install runs each command behind the arguments of inside, if there are any.
+// install runs each command, with the arguments inside in front of it if there are any.
 func install(ctx context.Context, inside []string, policy string, commands [][]string) (err error) {
 	restore, err := denyDaemons(policy)
 	if err != nil {
@@ -81,7 +81,7 @@ func install(ctx context.Context, inside []string, policy string, commands [][]s
 	return nil
 }
 
-// denyDaemons forbids installations to start what they install, until restore is called.
+// denyDaemons prevents installations from starting daemons, until restore is called.
 func denyDaemons(policy string) (restore func() error, err error) {
 	before, err := os.ReadFile(policy)
 	existed := err == nil

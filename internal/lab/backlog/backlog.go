@@ -1,5 +1,5 @@
-// Package backlog fills an outbox on the server's side, and drains it without a broker, so that Postgres and
-// the relay alone set the pace.
+// Package backlog fills an outbox with SQL, and drains it without a broker, so that only Postgres and the
+// relay set the pace.
 package backlog
 
 import (
@@ -19,13 +19,13 @@ import (
 	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
 )
 
-// Name is that of every message, one that the consumers of package ledger ask for.
+// Name is the name of every message. The consumers of package ledger handle it.
 const Name = "faults.done"
 
-// Body is valid JSON of so many bytes, at least 2.
+// Body returns valid JSON of size bytes, at least 2.
 func Body(size int) []byte { return fmt.Appendf(nil, `"%s"`, bytes.Repeat([]byte("x"), size-2)) }
 
-// fillSQL writes the messages $1 to $2: a half of them with one of 1,000 keys.
+// fillSQL writes the messages $1 to $2. Half of them have one of 1,000 keys.
 const fillSQL = `
 INSERT INTO holdfast_outbox (id, lane, name, body, content_type, ordering_key)
 SELECT (lpad(to_hex(i >> 16), 8, '0') || '-0000-7000-8000-' || lpad(to_hex(i), 12, '0'))::uuid, k % 16, '` + Name + `', $3::bytea, 'application/json',
@@ -35,8 +35,8 @@ FROM (SELECT i, i / 2 % 1000 AS k FROM generate_series($1::bigint, $2::bigint) i
 // step is how many messages Fill commits at once.
 const step = 500_000
 
-// Fill writes n messages with that body, the first one with the number first. Two fills of a table
-// must not share numbers. It leaves the table vacuumed.
+// Fill writes n messages with that body, numbered from first. Two fills of a table must not share numbers.
+// It leaves the table vacuumed.
 func Fill(ctx context.Context, pool *pgxpool.Pool, first, n int64, body []byte) error {
 	for end := first + n; first < end; first += step {
 		if _, err := pool.Exec(ctx, fillSQL, first, min(first+step, end)-1, body); err != nil {
@@ -47,13 +47,13 @@ func Fill(ctx context.Context, pool *pgxpool.Pool, first, n int64, body []byte) 
 	return err
 }
 
-// Confirms is a publisher that confirms at once.
+// Confirms is a publisher that confirms every message at once.
 type Confirms struct{}
 
 // Publish implements driver.Publisher.
 func (Confirms) Publish(_ context.Context, _ driver.Message, done func(error)) { done(nil) }
 
-// Counting is a store that tells of what was settled as published, from any goroutine.
+// Counting is a store that reports the number of messages settled as published, from any goroutine.
 type Counting struct {
 	*outboxpgx.Store
 	Published func(n int)
@@ -68,13 +68,14 @@ func (c Counting) Settle(ctx context.Context, b driver.Batch, settlements []driv
 	return settled, err
 }
 
-// unanswered is after how long without progress Drain asks the table. Less is a pause.
+// unanswered is the time without progress after which Drain checks the table. A shorter stop is only a
+// pause.
 const unanswered = 10 * time.Second
 
-// Drain has a relay with the default settings publish n messages of the table, which has more or exactly
-// that, and calls during with how many are done, some hundred times a second. It returns how many were done
-// when the relay was told to end, and how long that took. A batch whose COMMIT is not answered in time is
-// settled and not counted, so Drain ends when the table is empty, too.
+// Drain publishes n messages of the table with a relay in default settings. The table must have at least n
+// messages. Drain calls during with the number of published messages, some hundred times a second. It
+// returns that number when the relay was told to stop, and the time it took. A batch whose COMMIT is not
+// answered in time is settled but not counted, so Drain also ends when the table is empty.
 func Drain(ctx context.Context, pool *pgxpool.Pool, n int64, during func(done int64)) (int64, time.Duration, error) {
 	quiet := slog.New(slog.DiscardHandler)
 	store, err := outboxpgx.New(pool, outboxpgx.Config{Logger: quiet})
@@ -110,7 +111,7 @@ func Drain(ctx context.Context, pool *pgxpool.Pool, n int64, during func(done in
 		return 0, 0, err
 	}
 	if published < n {
-		return 0, 0, errors.New("the drain was ended before its time")
+		return 0, 0, errors.New("the drain was cancelled")
 	}
 	return published, took, nil
 }
@@ -122,13 +123,13 @@ func isEmpty(ctx context.Context, pool *pgxpool.Pool) bool {
 	return err == nil && !rows
 }
 
-// Memory is what this process holds, in bytes.
+// Memory is the memory in use by this process, in bytes.
 type Memory struct {
 	Heap uint64 // objects, live and not yet collected: HeapAlloc
-	Live uint64 // what the last collection found alive
+	Live uint64 // live after the last collection
 }
 
-// Raise takes a sample and keeps the greatest.
+// Raise takes a sample and keeps the maximum.
 func (m *Memory) Raise() {
 	samples := []metrics.Sample{{Name: "/memory/classes/heap/objects:bytes"}, {Name: "/gc/heap/live:bytes"}}
 	metrics.Read(samples)

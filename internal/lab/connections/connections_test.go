@@ -1,5 +1,5 @@
-// Package connections holds the tests of how services connect to their servers: over TLS with an
-// authority of their own, and with passwords that change while they run.
+// Package connections tests how services connect to their servers: over TLS with a private authority,
+// and with passwords that change while they run.
 package connections_test
 
 import (
@@ -38,8 +38,8 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }
 
-// A server whose certificate a private authority has issued is used by who trusts that one. Who trusts
-// another, means another server or looks a year later gets an error that says which of these it is.
+// A client that trusts the private authority of a server can use the server. A client with another
+// authority, another server name or a clock one year ahead gets an error with the cause.
 func TestTLS(t *testing.T) {
 	t.Parallel()
 	for name, start := range map[string]func(*testing.T, testenv.Certificate) func(context.Context, *tls.Config) error{
@@ -72,7 +72,7 @@ func TestTLS(t *testing.T) {
 							return err
 						}
 						if err == nil || !strings.Contains(err.Error(), tc.cause) {
-							return fmt.Errorf("the error is %v, want one that says %q", err, tc.cause)
+							return fmt.Errorf("the error is %v, want one with %q", err, tc.cause)
 						}
 						return nil
 					})
@@ -166,7 +166,7 @@ const user = "app"
 
 var quiet = slog.New(slog.DiscardHandler)
 
-// passwords is the secret as a process reads it: whatever it is at that moment.
+// passwords is the current secret, which processes read for each connection.
 type passwords struct{ current atomic.Pointer[string] }
 
 func newPasswords(first string) *passwords {
@@ -177,8 +177,8 @@ func newPasswords(first string) *passwords {
 
 func (p *passwords) read(context.Context) (string, error) { return *p.current.Load(), nil }
 
-// rotates has the server take another password and drop its clients. What runs fails for the old
-// one, with an error that says so, and goes on with the new one once the secret holds it.
+// rotates makes the server accept another password and drop its clients. New connections fail with the
+// old password, with an error of that cause, and work with the new one as soon as the secret has it.
 func rotates(t *testing.T, secret *passwords, use func(context.Context) error, rotate func(password string), cause string) {
 	t.Helper()
 	try := func() error {
@@ -236,7 +236,7 @@ func TestPasswordRotatesOnPostgres(t *testing.T) {
 	must(t, err)
 	must(t, store.Migrate(t.Context()))
 	rotates(t, secret, func(ctx context.Context) error {
-		if err := store.Check(ctx); err != nil { // it listens, on a connection of its own
+		if err := store.Check(ctx); err != nil { // it listens on its own connection
 			return err
 		}
 		return manager.Do(ctx, func(ctx context.Context, tx pgx.Tx) error {
@@ -300,7 +300,7 @@ func TestPasswordRotatesOnRabbitMQ(t *testing.T) {
 	testenv.Nightly(t, "every run rotates the password of Redis")
 	owner := amqptest.New(t)
 	broker := owner.User(t, user, amqptest.Rights{Read: ".*", Write: ".*"})
-	secret := newPasswords("password") // what amqptest gives
+	secret := newPasswords("password") // the password that amqptest sets
 	address, err := url.Parse(broker.URL)
 	must(t, err)
 	dial := dialWith(address, secret.read)
@@ -310,7 +310,7 @@ func TestPasswordRotatesOnRabbitMQ(t *testing.T) {
 	runBeside(t, publisher.Run)
 	runBeside(t, consumer.Run)
 	rotates(t, secret, func(ctx context.Context) error {
-		if err := publisher.Check(ctx); err != nil { // over a connection of its own
+		if err := publisher.Check(ctx); err != nil { // over its own connection
 			return err
 		}
 		return errors.Join(publisher.Ready(ctx), consumer.Ready(ctx))
@@ -320,7 +320,8 @@ func TestPasswordRotatesOnRabbitMQ(t *testing.T) {
 	}, "username or password not allowed")
 }
 
-// newConsumer has a queue that the owner of the virtual host makes: who consumes may not.
+// newConsumer returns a consumer whose queue the owner of the virtual host creates, because the
+// consumer's user may not.
 func newConsumer(t *testing.T, owner *amqptest.Broker, dial func(context.Context) (*amqp.Connection, error)) *inboxamqp.Consumer {
 	t.Helper()
 	processor, queue, cfg := inbox.NewMux(), inboxamqp.Queue{Name: "orders"}, inbox.ConsumerConfig{Logger: quiet}
@@ -332,7 +333,7 @@ func newConsumer(t *testing.T, owner *amqptest.Broker, dial func(context.Context
 	return consumer
 }
 
-// runBeside has run work until the test ends.
+// runBeside runs a service until the test ends.
 func runBeside(t *testing.T, run func(context.Context) error) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -368,7 +369,7 @@ func must(t *testing.T, err error) {
 
 var report = regexp.MustCompile("(?s)```sql\n([^`]*FROM pg_stat_activity[^`]*)```")
 
-// The report of the guide to production tells the connections of a process apart by their state.
+// The report in the guide to production shows the connections of a process by their state.
 func TestReportByRoleAndState(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile("../../../examples/guides/production.md")

@@ -1,5 +1,5 @@
-// Package databasesql tests what runs over database/sql: the suites that pgx passes, on pgx's own driver, and at night on
-// lib/pq, of which every run tests the errors and the round trips.
+// Package databasesql tests the adapters over database/sql with the suites that pgx passes: on pgx's own driver, and at
+// night on lib/pq. The errors and the round trips of lib/pq are tested in every run.
 package databasesql
 
 import (
@@ -38,7 +38,7 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }
 
-// drivers open a database whose connections count what they send.
+// drivers open a database whose connections count round trips.
 var drivers = map[string]func(t *testing.T, url string, sent *atomic.Int64) *sql.DB{
 	"pgx stdlib": func(t *testing.T, url string, sent *atomic.Int64) *sql.DB {
 		cfg, err := pgx.ParseConfig(url)
@@ -54,7 +54,7 @@ var drivers = map[string]func(t *testing.T, url string, sent *atomic.Int64) *sql
 	},
 }
 
-// counter dials connections that count.
+// counter dials connections that count round trips.
 type counter struct{ sent *atomic.Int64 }
 
 func (c counter) DialContext(ctx context.Context, network, addr string) (net.Conn, error) {
@@ -82,7 +82,7 @@ func (c counting) Write(p []byte) (int, error) {
 	return c.Conn.Write(p)
 }
 
-// onEach runs a test with each driver, on a schema of its own, with lib/pq at night.
+// onEach runs a test with each driver, on its own schema. lib/pq runs at night.
 func onEach(t *testing.T, test func(t *testing.T, f *fixture)) {
 	t.Helper()
 	eachDriver(t, func(t *testing.T, name string) {
@@ -93,7 +93,7 @@ func onEach(t *testing.T, test func(t *testing.T, f *fixture)) {
 	})
 }
 
-// eachDriver runs a test of something that differs between the drivers.
+// eachDriver runs a test whose results depend on the driver.
 func eachDriver(t *testing.T, test func(t *testing.T, name string)) {
 	t.Helper()
 	pgtest.New(t) // skips before there are subtests
@@ -128,7 +128,7 @@ func open(t *testing.T, driver, url string, pool *pgxpool.Pool) *fixture {
 	db.SetMaxOpenConns(10)
 	t.Cleanup(func() {
 		if n := db.Stats().InUse; n != 0 {
-			t.Errorf("%d connections were not given back", n)
+			t.Errorf("%d connections were not returned", n)
 		}
 		_ = db.Close()
 	})
@@ -161,7 +161,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// outbox returns an outbox that has its tables.
+// outbox returns an outbox with its tables.
 func (f *fixture) outbox(t *testing.T) *outboxpgx.Store {
 	t.Helper()
 	store, err := outboxpgx.New(f.pool, outboxpgx.Config{})
@@ -170,10 +170,10 @@ func (f *fixture) outbox(t *testing.T) *outboxpgx.Store {
 	return store
 }
 
-// inTx is a transaction of one kind.
+// inTx runs fn in a transaction of one kind.
 type inTx func(ctx context.Context, fn func(tx pgx.Tx) error) error
 
-// wrapped is a transaction of the user's own.
+// wrapped runs fn in the user's own transaction.
 func (f *fixture) wrapped(ctx context.Context, fn func(tx pgx.Tx) error) error {
 	tx, err := f.db.BeginTx(ctx, nil)
 	if err != nil {
@@ -239,7 +239,7 @@ func TestOutboxWriter(t *testing.T) {
 	})
 }
 
-// The commit of a Manager wakes a relay; that of the user's own transaction does so by Wake.
+// The commit of a Manager wakes a relay. After a transaction of the user's own, Wake does.
 func TestOutboxWakesARelay(t *testing.T) {
 	t.Parallel()
 	onEach(t, func(t *testing.T, f *fixture) {
@@ -263,11 +263,11 @@ func TestOutboxWakesARelay(t *testing.T) {
 		m := outbox.Message{Name: "a", Body: []byte("1")}
 		testenv.Eventually(t, func() error {
 			if !store.Hears() {
-				return errors.New("nobody listens")
+				return errors.New("no relay listens")
 			}
 			return nil
 		})
-		for len(woken) > 0 { // at its beginning, and once it listens
+		for len(woken) > 0 { // the wake-ups at the start, and when it listens
 			<-woken
 		}
 		must(t, f.manager(t, txretry.Config{}).Do(ctx, func(ctx context.Context, tx pgx.Tx) error { return store.Write(ctx, tx, m) }))
@@ -281,7 +281,7 @@ func TestOutboxWakesARelay(t *testing.T) {
 	})
 }
 
-// inbox returns a store of one consumer whose handler takes an effect in the *sql.Tx, and then calls fn.
+// inbox returns a store of one consumer whose handler has an effect in the *sql.Tx and then calls fn.
 func (f *fixture) inbox(t *testing.T, cfg txretry.Config, consumer string, fn func(ctx context.Context, tx pgx.Tx, number int) error) *inboxpgx.Store {
 	t.Helper()
 	store, err := inboxpgx.New(f.manager(t, cfg), consumer, inboxpgx.Config{})
@@ -320,7 +320,7 @@ func TestInboxProcessor(t *testing.T) {
 	})
 }
 
-// In a batch a conflict runs all of it again; what fails otherwise fails alone.
+// In a batch, a conflict repeats the whole batch. Other failures affect only their own message.
 func TestInboxBatch(t *testing.T) {
 	t.Parallel()
 	onEach(t, func(t *testing.T, f *fixture) {
@@ -336,7 +336,7 @@ func TestInboxBatch(t *testing.T) {
 			return err
 		})
 		messages := []*inbox.Message{event("1"), event("2"), event("3")}
-		for range 2 { // the second time all but the failed one are duplicates
+		for range 2 { // the second time, all but the failed one are duplicates
 			results := store.Process(t.Context(), messages)
 			if results[0] != nil || results[1] == nil || results[2] != nil {
 				t.Errorf("results %v", results)
@@ -348,7 +348,7 @@ func TestInboxBatch(t *testing.T) {
 	})
 }
 
-// A server that breaks off the connection under a handler fails no message.
+// A connection that the server closes during a handler does not count as a failure of the message.
 func TestInboxConnectionLost(t *testing.T) {
 	t.Parallel()
 	onEach(t, func(t *testing.T, f *fixture) {
@@ -374,7 +374,7 @@ func (f *fixture) idempotency(t *testing.T, cfg idempotencypgx.Config) *idempote
 	return store
 }
 
-// place adds one and answers.
+// place adds one to the counter and returns a response.
 func place(ctx context.Context, tx pgx.Tx) (idempotency.Response, error) {
 	if err := add(ctx, txretrysql.Tx(tx)); err != nil {
 		return idempotency.Response{}, err
@@ -382,7 +382,7 @@ func place(ctx context.Context, tx pgx.Tx) (idempotency.Response, error) {
 	return idempotency.JSON(http.StatusCreated, "placed")
 }
 
-// The effect in the *sql.Tx and the record are there together: once for each key, with the same answer.
+// The effect in the *sql.Tx and the record commit together: once per key, with the same answer.
 func TestIdempotencyRecord(t *testing.T) {
 	t.Parallel()
 	onEach(t, func(t *testing.T, f *fixture) {
@@ -418,7 +418,7 @@ func TestIdempotencyRecord(t *testing.T) {
 		if n := f.count(t, "select n from counter"); n != 1 || placed.Load() != 1 || inUse.Load()+replays.Load() != 7 {
 			t.Errorf("%d effects, %d placed, %d in use, %d replays", n, placed.Load(), inUse.Load(), replays.Load())
 		}
-		fresh := f.idempotency(t, idempotencypgx.Config{}) // which expects no replay, so its transaction finds the record
+		fresh := f.idempotency(t, idempotencypgx.Config{}) // a new store, whose transaction finds the record
 		resp, replayed, err := fresh.DoKey(t.Context(), key, nil, place)
 		if !replayed || err != nil || resp.Status != http.StatusCreated || resp.Header.Get("Content-Type") == "" || !strings.Contains(string(resp.Body), "placed") {
 			t.Errorf("%d %v %s, replayed %v, error %v", resp.Status, resp.Header, resp.Body, replayed, err)
@@ -426,7 +426,7 @@ func TestIdempotencyRecord(t *testing.T) {
 	})
 }
 
-// A COMMIT whose answer is lost is resolved by the record.
+// A COMMIT whose answer is lost is resolved with the record.
 func TestIdempotencyCommitReplyLost(t *testing.T) {
 	t.Parallel()
 	onEach(t, func(t *testing.T, f *fixture) {

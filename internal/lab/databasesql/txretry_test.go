@@ -27,7 +27,7 @@ import (
 	"github.com/holdfast-go/holdfast/txretry/txretrysql"
 )
 
-// tables has a counter, and a table that makes COMMIT fail with the SQLSTATE that was inserted.
+// tables has a counter, and a table that makes COMMIT fail with the inserted SQLSTATE.
 const tables = `
 	create table counter (id int primary key, n int not null);
 	insert into counter values (1, 0);
@@ -35,7 +35,7 @@ const tables = `
 	create function fail() returns trigger language plpgsql as $$ begin raise exception 'test' using errcode = new.sqlstate; end $$;
 	create constraint trigger fail after insert on failure deferrable initially deferred for each row execute function fail()`
 
-// TestConformance: what a manager promises it promises over database/sql.
+// TestConformance: a manager keeps its promises over database/sql.
 func TestConformance(t *testing.T) {
 	t.Parallel()
 	onEach(t, func(t *testing.T, one *fixture) {
@@ -76,7 +76,7 @@ func add(ctx context.Context, tx *sql.Tx) error {
 	return err
 }
 
-// What fails on the *sql.Tx itself is told by the error of fn.
+// Failures of the *sql.Tx itself appear in the error of fn.
 func TestErrorsOfTheTx(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
@@ -125,7 +125,7 @@ func TestErrorsOfTheTx(t *testing.T) {
 		}, 1, "", txretry.ErrManaged, false},
 	} {
 		register := txretry.AfterCommit
-		if strings.HasPrefix(name, "rows left open") { // its mark could not be read
+		if strings.HasPrefix(name, "rows left open") { // the savepoint's state could not be read
 			register = txdriver.Hint
 		}
 		t.Run(name, func(t *testing.T) {
@@ -193,7 +193,7 @@ func TestTx(t *testing.T) {
 	})
 }
 
-// What is registered belongs to the savepoint that is open on the *sql.Tx.
+// Hooks belong to the savepoint that is open on the *sql.Tx.
 func TestSavepointOfTheUser(t *testing.T) {
 	t.Parallel()
 	eachDriver(t, func(t *testing.T, name string) {
@@ -222,7 +222,8 @@ func TestSavepointOfTheUser(t *testing.T) {
 	})
 }
 
-// A COMMIT whose answer is lost is unknown, or asked for, and never repeated.
+// A COMMIT whose answer is lost has an unknown outcome, or is resolved by a query. It is never
+// repeated.
 func TestCommitReplyLost(t *testing.T) {
 	t.Parallel()
 	for _, asked := range []bool{false, true} {
@@ -246,7 +247,7 @@ func TestCommitReplyLost(t *testing.T) {
 							}
 							return nil
 						})
-						proxy.Cut() // what waits for an answer never gets one, on its way or not
+						proxy.Cut() // no pending answer arrives any more
 						proxy.Heal()
 					}()
 					_, err := tx.Exec(ctx, addSQL)
@@ -262,7 +263,7 @@ func TestCommitReplyLost(t *testing.T) {
 	}
 }
 
-// A server that is silent is given up where the driver ends with its context.
+// A silent server is abandoned when the driver stops at the end of its context.
 func TestSilence(t *testing.T) {
 	t.Parallel()
 	testenv.Nightly(t, "waits for timeouts")
@@ -321,7 +322,7 @@ func TestConnectionLost(t *testing.T) {
 	})
 }
 
-// The documentation says how many round trips things take.
+// The documentation states the number of round trips.
 func TestRoundTrips(t *testing.T) {
 	t.Parallel()
 	want := map[string][4]int64{"pgx stdlib": {3, 4, 4, 6}, "lib pq": {3, 5, 5, 9}}
@@ -354,7 +355,7 @@ func TestRoundTrips(t *testing.T) {
 			must(t, do()) // connects, and prepares statements
 			must(t, do()) // pings, before the connection is used again
 			least := int64(math.MaxInt64)
-			for tries := 0; tries < 10 && least > want[name][i]; tries++ { // one that takes a second pings once more
+			for tries := 0; tries < 10 && least > want[name][i]; tries++ { // a transaction that takes a second pings once more
 				f.sent.Store(0)
 				must(t, do())
 				least = min(least, f.sent.Load())

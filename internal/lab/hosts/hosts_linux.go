@@ -1,5 +1,5 @@
-// Package hosts makes hosts of one machine: network namespaces, each with an address, joined by a bridge. It
-// needs the rights of root, and a process in a network namespace of its own, with which all ends that it makes:
+// Package hosts divides one machine into hosts: network namespaces, each with an address, joined by a bridge.
+// It needs root and a process in its own network namespace. Everything that it makes ends with that namespace:
 //
 //	unshare --net --mount …
 package hosts
@@ -19,24 +19,24 @@ import (
 
 const (
 	bridge = "hosts"
-	// prefix is of the addresses; this process has the last one.
+	// prefix starts all addresses. This process has the last one.
 	prefix = "10.77.0."
 	last   = 254
 )
 
-// Network joins hosts. Its methods are for one goroutine.
+// Network joins hosts. Use it from one goroutine only.
 type Network struct {
 	hosts []*Host
 }
 
-// Host is one of them.
+// Host is one host of a Network.
 type Host struct {
 	testenv.Host
 	Name string
 	net  *Network
 }
 
-// Open makes a network without hosts, to which this process belongs.
+// Open makes a network without hosts. This process belongs to it.
 func Open(ctx context.Context) (*Network, error) {
 	return &Network{}, all(ctx,
 		"link set lo up",
@@ -46,7 +46,7 @@ func Open(ctx context.Context) (*Network, error) {
 	)
 }
 
-// Add makes a host. The name has at most ten letters.
+// Add makes a host. The name may have at most ten letters.
 func (n *Network) Add(ctx context.Context, name string) (*Host, error) {
 	h := &Host{Name: name, net: n}
 	h.Address = fmt.Sprint(prefix, len(n.hosts)+1)
@@ -63,16 +63,16 @@ func (n *Network) Add(ctx context.Context, name string) (*Host, error) {
 	return h, err
 }
 
-// port is the host's end on the bridge.
+// port is the name of the host's end on the bridge.
 func (h *Host) port() string { return "to-" + h.Name }
 
 // Cut unplugs the host from the network.
 func (h *Host) Cut(ctx context.Context) error { return all(ctx, "link set "+h.port()+" down") }
 
-// Heal plugs it in again.
+// Heal plugs the host in again.
 func (h *Host) Heal(ctx context.Context) error { return all(ctx, "link set "+h.port()+" up") }
 
-// CutFrom loses what the host and others send to each other, silently. Both reach everybody else.
+// CutFrom silently drops the packets between this host and others. They still reach all other hosts.
 func (h *Host) CutFrom(ctx context.Context, others ...*Host) error {
 	return h.routes(ctx, "add", others)
 }
@@ -94,12 +94,12 @@ func (h *Host) routes(ctx context.Context, do string, others []*Host) error {
 	return nil
 }
 
-// Take gives the host one more address, which another one may have had.
+// Take gives the host one more address, which may have belonged to another host.
 func (h *Host) Take(ctx context.Context, address string) error {
 	if err := all(ctx, fmt.Sprintf("-n %s addr add %s/24 dev eth0", h.Name, address)); err != nil {
 		return err
 	}
-	forget := "neigh flush to " + address // whose address it was
+	forget := "neigh flush to " + address // drop the old owner's MAC address
 	if err := all(ctx, forget); err != nil {
 		return err
 	}
@@ -116,7 +116,7 @@ func (h *Host) Drop(ctx context.Context, address string) error {
 	return all(ctx, fmt.Sprintf("-n %s addr del %s/24 dev eth0", h.Name, address))
 }
 
-// Shared returns an address that no host has by itself.
+// Shared returns an address that belongs to no host by default.
 func (n *Network) Shared(i int) string { return fmt.Sprint(prefix, 100+i) }
 
 // enter moves this thread into the host's namespace.
@@ -132,12 +132,12 @@ func (h *Host) enter() error {
 	return nil
 }
 
-// Start starts a command on the host. The thread that starts it lasts until it has ended, as it dies with that
-// one where its SysProcAttr says so; ended gets what Wait says.
+// Start starts a command on the host. The starting thread lives until the command has ended, because the
+// command may die with it, depending on its SysProcAttr. ended gets the result of Wait.
 func (h *Host) Start(cmd *exec.Cmd) (ended <-chan error, err error) {
 	started, done := make(chan error, 1), make(chan error, 1)
 	go func() {
-		runtime.LockOSThread() // and never unlocked: the thread belongs to another network now
+		runtime.LockOSThread() // and never unlocked: the thread is now in another network
 		err := h.enter()
 		if err == nil {
 			err = cmd.Start()

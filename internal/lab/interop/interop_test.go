@@ -35,15 +35,15 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }
 
-var record = flag.Bool("record", false, "write what was seen into the fixtures of the suites")
+var record = flag.Bool("record", false, "write the messages on the wire into the fixtures of the suites")
 
-// recorder makes the fixtures.
+// recorder is the command that makes the fixtures.
 const recorder = "make interop RECORD=1"
 
 // patience bounds a peer's run.
 const patience = 2 * time.Minute
 
-// event is one line of a peer's output: what happened.
+// event is one line of a peer's output.
 type event struct {
 	Event     string
 	Class     string
@@ -65,10 +65,10 @@ type event struct {
 	Body      string
 }
 
-// task is what a peer is told to do, in JSON.
+// task is an instruction for a peer, in JSON.
 type task map[string]any
 
-// peer runs a program of peers and returns what it tells.
+// peer runs one of the peers' programs and returns its output.
 func peer(t *testing.T, program []string, do task, env ...string) []event {
 	t.Helper()
 	text, err := json.Marshal(do)
@@ -95,12 +95,12 @@ func peer(t *testing.T, program []string, do task, env ...string) []event {
 		events = append(events, e)
 	}
 	if len(events) == 0 || events[len(events)-1].Event != "end" {
-		t.Fatal("the peer did not come to its end")
+		t.Fatal("the peer did not finish")
 	}
 	return events[:len(events)-1]
 }
 
-// php has Symfony do something on a broker.
+// php runs Symfony with a task on a broker.
 func php(t *testing.T, b broker, do task, env ...string) []event {
 	t.Helper()
 	for name, value := range b.task() {
@@ -109,7 +109,7 @@ func php(t *testing.T, b broker, do task, env ...string) []event {
 	return peer(t, []string{"php", "symfony.php"}, do, env...)
 }
 
-// of are the events of one order of a kind.
+// of returns the events of one kind for an order.
 func of(events []event, kind, order string) (found []event) {
 	for _, e := range events {
 		if e.Event == kind && e.OrderID == order {
@@ -119,42 +119,42 @@ func of(events []event, kind, order string) (found []event) {
 	return found
 }
 
-// broker is RabbitMQ or Redis, with one place for orders and one for those that failed in PHP.
+// broker is RabbitMQ or Redis, with one queue for orders and one for orders that failed in PHP.
 type broker interface {
 	// kind is the name of its fixtures' folder.
 	kind() string
-	// task tells a peer where it is.
+	// task has the address of the broker for a peer.
 	task() task
-	// publish has our publisher send messages to the orders.
+	// publish sends messages to the orders with our publisher.
 	publish(t *testing.T, form format.Symfony, msgs ...outboxdriver.Message)
-	// consume has our consumer read a place until the test ends.
+	// consume reads a queue with our consumer until the test ends.
 	consume(t *testing.T, place string, form format.Symfony, handle func(*inbox.Message) error)
-	// dead is where our consumer's dead letters of the orders are, of class unrecoverable.
+	// dead is the queue with our consumer's dead letters of the orders, of class unrecoverable.
 	dead() string
-	// tap remembers all that comes to a place from now on, and returns what has.
+	// tap records all messages that reach a queue from now on. seen returns them.
 	tap(t *testing.T, place string) (seen func() []fixture)
-	// waiting is what lies where PHP reads the orders.
+	// waiting returns the messages in the queue where PHP reads the orders.
 	waiting(t *testing.T) []fixture
 }
 
-// fixture is a message as it is on the wire.
+// fixture is a message in its form on the wire.
 type fixture struct {
 	About   string `json:"about"`
 	Command string `json:"command"`
-	// Of RabbitMQ: properties by their names in AMQP, and headers.
+	// On RabbitMQ: properties by their AMQP names, and headers.
 	Properties map[string]any `json:"properties,omitempty"`
 	Headers    map[string]any `json:"headers,omitempty"`
 	Body       string         `json:"body,omitempty"`
-	// Of Redis: the fields of an entry.
+	// On Redis: the fields of an entry.
 	Fields map[string]any `json:"fields,omitempty"`
-	// What it is to us.
+	// Want is the message that our consumer must make of it.
 	Want want `json:"want"`
 }
 
-// first waits for the first of what comes to a place.
+// first waits for the first message in a queue.
 func first(t *testing.T, seen func() []fixture) fixture { t.Helper(); return some(t, seen)[0] }
 
-// last is first for the last.
+// last is first for the last message.
 func last(t *testing.T, seen func() []fixture) fixture {
 	t.Helper()
 	all := some(t, seen)
@@ -165,14 +165,14 @@ func some(t *testing.T, seen func() []fixture) (all []fixture) {
 	t.Helper()
 	testenv.Eventually(t, func() error {
 		if all = seen(); len(all) == 0 {
-			return errors.New("nothing is there")
+			return errors.New("no message has arrived")
 		}
 		return nil
 	})
 	return all
 }
 
-// want is what a consumer makes of a fixture.
+// want is the message that a consumer makes of a fixture.
 type want struct {
 	ID          uuid.UUID `json:"id"`
 	Name        string    `json:"name"`
@@ -180,7 +180,7 @@ type want struct {
 	ContentType string    `json:"content_type"`
 }
 
-// keep writes a fixture for the suite of a consumer, or of a publisher, where that is asked for.
+// keep writes a fixture for the suite of a consumer or a publisher, if -record is set.
 func (f fixture) keep(t *testing.T, b broker, side, name, about string, w want) {
 	t.Helper()
 	f.About, f.Command, f.Want = about, recorder, w
@@ -200,10 +200,10 @@ func (f fixture) keep(t *testing.T, b broker, side, name, about string, w want) 
 	}
 }
 
-// classes are those of the application.
+// classes are the message classes of the application.
 var classes = map[string]string{"order.placed": `App\Message\OrderPlaced`}
 
-// The stamps of the application, and of the library.
+// The stamps of the application and of the library.
 const (
 	appStamp     = `App\Messenger\MessageIdStamp`
 	libraryStamp = `Freyr\MessageBroker\Inbox\MessageIdStamp`
@@ -218,7 +218,7 @@ func order(id string) outboxdriver.Message {
 	}
 }
 
-// received waits for messages at a handler.
+// received is a channel of handled messages.
 type received chan *inbox.Message
 
 func (r received) handle(m *inbox.Message) error { r <- m; return nil }
@@ -230,12 +230,12 @@ func (r received) next(t *testing.T) *inbox.Message {
 		t.Logf("Go received %s %s attempt %d: %s", m.Name, m.ID, m.Attempt, m.Body)
 		return m
 	case <-time.After(patience):
-		t.Fatal("nothing comes")
+		t.Fatal("no message arrived")
 		return nil
 	}
 }
 
-// languages are those of the peers beside PHP, with Debian's Python.
+// languages are the peers in other languages than PHP. Python is Debian's.
 var languages = map[string][]string{"python": {"/usr/bin/python3", "python.py"}, "node": {"node", "node.js"}}
 
 // inEach runs a test for each language.
@@ -245,8 +245,8 @@ func inEach(t *testing.T, run func(t *testing.T, name string, program []string))
 	}
 }
 
-// We handle what others send as examples/guides/wire.md says, with a key also from the partition of its
-// slot.
+// Our consumer handles messages that others send according to examples/guides/wire.md, also messages
+// with a key from the partition of its slot.
 func TestLanguagesToGo(t *testing.T) {
 	inEach(t, func(t *testing.T, name string, program []string) {
 		b := newRabbit(t)
@@ -283,7 +283,7 @@ func TestLanguagesToGo(t *testing.T) {
 		for range messages {
 			check(plain.next(t))
 		}
-		for range messages { // each once: it is in one partition
+		for range messages { // each once, because it is in one partition
 			check(got.next(t))
 		}
 		if len(got) > 0 {
@@ -292,7 +292,7 @@ func TestLanguagesToGo(t *testing.T) {
 	})
 }
 
-// Others read what we publish.
+// Other languages read messages of our publisher.
 func TestGoToLanguages(t *testing.T) {
 	inEach(t, func(t *testing.T, name string, program []string) {
 		b := newRabbit(t)
@@ -317,8 +317,8 @@ func TestGoToLanguages(t *testing.T) {
 	})
 }
 
-// On Redis Streams Python adds entries by hand, with as few fields as wire.md allows and with all that a
-// sender may set, and reads what we publish.
+// On Redis Streams, Python adds entries by hand: with the minimum of fields in wire.md, and with all
+// fields that a sender may set. It also reads messages of our publisher.
 func TestStreamsWithPython(t *testing.T) {
 	b := newRedis(t)
 	program := languages["python"]
@@ -355,8 +355,8 @@ func TestStreamsWithPython(t *testing.T) {
 	}
 }
 
-// What others write into the outbox by the function of the schema a relay of ours publishes, and the
-// others read it; what is wrong is refused where it is written.
+// Other languages write into the outbox with the function of the schema. A relay of ours publishes these
+// messages, and other languages read them. The function rejects invalid messages.
 func TestLanguagesWrite(t *testing.T) {
 	inEach(t, func(t *testing.T, name string, program []string) {
 		b := newRabbit(t)

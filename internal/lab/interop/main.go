@@ -1,12 +1,11 @@
-// Command interop drives other implementations of messaging against ours, both ways, on RabbitMQ and
-// Redis:
+// Command interop tests other implementations of messaging against ours, in both directions, on RabbitMQ and Redis:
 //
 //	go run ./internal/lab/interop [-record]
 //
-// They are Symfony Messenger on PHP, pika and redis-py on Python, and amqplib on Node.js. As root on Debian and Ubuntu
-// it installs what is missing of them; elsewhere it says what to install and exits with 2. The
-// servers come from internal/lab/servers. With -record what went over the wire is written to the
-// fixtures of the suites. It prints what each of them said, and exits with the code of the tests.
+// The peers are Symfony Messenger on PHP, pika and redis-py on Python, and amqplib on Node.js. As root on Debian and Ubuntu
+// the command installs missing peers. Elsewhere it prints their names and exits with 2. The servers come from
+// internal/lab/servers. With -record it writes the messages on the wire to the fixtures of the suites. It prints the output
+// of each peer, and exits with the code of the tests.
 package main
 
 import (
@@ -21,19 +20,19 @@ import (
 	"github.com/holdfast-go/holdfast/internal/lab/apt"
 )
 
-// exitUnusable is the exit code when something is missing that the command cannot get.
+// exitUnusable is the exit code if a required program or right is missing.
 const exitUnusable = 2
 
-// peersVar tells the tests where the programs of peers are, with all that they need.
+// peersVar is the folder with the peers' programs and their dependencies.
 const peersVar = "HOLDFAST_INTEROP_PEERS"
 
-// packages are Debian's.
+// packages are the required Debian packages.
 var packages = strings.Fields("php-cli php-amqp php-redis php-symfony-messenger php-symfony-amqp-messenger php-symfony-redis-messenger " +
 	"php-symfony-serializer php-symfony-property-access php-symfony-property-info php-symfony-event-dispatcher php-symfony-error-handler " +
 	"python3-pika python3-psycopg2 python3-redis")
 
 func main() {
-	record := flag.Bool("record", false, "write what was seen into the fixtures of the suites")
+	record := flag.Bool("record", false, "write the messages on the wire into the fixtures of the suites")
 	flag.Parse()
 	code, err := run(*record)
 	if err != nil {
@@ -59,7 +58,7 @@ func run(record bool) (int, error) {
 	if err := os.CopyFS(peers, os.DirFS(filepath.Join(folder, "peers"))); err != nil {
 		return exitUnusable, err
 	}
-	npm := exec.Command("npm", "ci", "--prefix", peers, "--no-audit", "--no-fund", "--silent") // as the lock file says
+	npm := exec.Command("npm", "ci", "--prefix", peers, "--no-audit", "--no-fund", "--silent") // as in the lock file
 	npm.Stdout, npm.Stderr = os.Stderr, os.Stderr
 	if err := npm.Run(); err != nil {
 		return exitUnusable, fmt.Errorf("npm ci: %w", err)
@@ -77,7 +76,7 @@ func run(record bool) (int, error) {
 	return 0, nil
 }
 
-// installPackages gets what is missing of the packages, where that takes no question. Node.js with npm may come from elsewhere.
+// installPackages installs missing packages if that works without asking. Node.js with npm may come from elsewhere.
 func installPackages() error {
 	missing := apt.Missing(packages...)
 	if _, err := exec.LookPath("npm"); err != nil {
@@ -87,7 +86,7 @@ func installPackages() error {
 		return nil
 	}
 	if !apt.CanInstall() {
-		return fmt.Errorf("missing, as Debian names them: %s", strings.Join(missing, " "))
+		return fmt.Errorf("missing Debian packages: %s", strings.Join(missing, " "))
 	}
 	return apt.Install(context.Background(), missing...)
 }

@@ -34,8 +34,8 @@ func each(t *testing.T, run func(t *testing.T, b broker)) {
 	t.Run("Redis", func(t *testing.T) { run(t, newRedis(t)) })
 }
 
-// Symfony handles what we publish: with its class alone, with a stamp of the application, and with the
-// names and stamps of the library. A header of the user's is there.
+// Symfony handles messages of our publisher: with its class only, with a stamp of the application, and
+// with the names and stamps of the library. A header of the user arrives, too.
 func TestGoToSymfony(t *testing.T) {
 	each(t, func(t *testing.T, b broker) {
 		for name, form := range map[string]format.Symfony{"stock": {Classes: classes}, "stamp": stamped(), "library": format.Freyr02()} {
@@ -67,10 +67,10 @@ func TestGoToSymfony(t *testing.T) {
 	})
 }
 
-// serializers are Symfony's; what is in PHP's own form only PHP can write.
+// serializers are Symfony's. Only PHP can write its own format.
 var serializers = []string{"json", "php"}
 
-// send has orders be written in a serializer's form, and returns them as they are to us.
+// send makes Symfony write orders in a serializer's form, and returns them as our messages.
 func send(t *testing.T, b broker, serializer string, orders ...string) (sent []outbox.Message) {
 	t.Helper()
 	var tasks []task
@@ -83,13 +83,13 @@ func send(t *testing.T, b broker, serializer string, orders ...string) (sent []o
 		php(t, b, task{"action": "send", "serializer": serializer, "messages": tasks})
 		return sent
 	}
-	sent[0].Key = "customer-7" // with a key there is a list among the headers
+	sent[0].Key = "customer-7" // with a key, one header is a list
 	b.publish(t, stamped(), sent...)
 	return sent
 }
 
-// A handler of Symfony fails: its own retries, after their delays, have the message with its id, and so
-// has its failure transport, from where Symfony retries it and where we can read it.
+// A handler of Symfony fails. Its delayed retries get the message with its id. So does its failure
+// transport: Symfony retries the message from there, and our consumer can read it.
 func TestSymfonyFails(t *testing.T) {
 	for _, serializer := range serializers {
 		t.Run(serializer, func(t *testing.T) { each(t, func(t *testing.T, b broker) { symfonyFails(t, b, serializer) }) })
@@ -129,7 +129,7 @@ func symfonyFails(t *testing.T, b broker, serializer string) {
 	}
 }
 
-// named is the name of a fixture, of which the one in JSON is the plain one.
+// named returns the name of a fixture. The JSON serializer adds no suffix.
 func named(name, serializer string) string {
 	if serializer == "json" {
 		return name
@@ -137,12 +137,13 @@ func named(name, serializer string) string {
 	return name + "-" + serializer
 }
 
-// We handle what Symfony sends, also with a delay, and what it sends again after a failure.
+// Our consumer handles messages of Symfony, also with a delay, and messages that Symfony sends again
+// after a failure.
 func TestSymfonyToGo(t *testing.T) {
 	for name, tt := range map[string]struct {
 		serializer, stamp string
 		delay             time.Duration
-		amqpOnly          bool // an entry of Symfony's on Redis has no properties
+		amqpOnly          bool // Symfony's entries on Redis have no properties
 	}{
 		"stamp":    {serializer: "json", stamp: appStamp},
 		"library":  {serializer: "names", stamp: libraryStamp},
@@ -169,7 +170,7 @@ func TestSymfonyToGo(t *testing.T) {
 				}
 				begin := time.Now()
 				php(t, b, task{"action": "send", "serializer": tt.serializer, "messages": []task{message}})
-				if b.kind() == "redis" && tt.delay > 0 { // workers of PHP move what is due
+				if b.kind() == "redis" && tt.delay > 0 { // workers of PHP move due messages
 					php(t, b, task{"action": "consume", "serializer": tt.serializer, "limit": 1, "seconds": 30})
 				}
 				m := got.next(t)
@@ -186,7 +187,7 @@ func TestSymfonyToGo(t *testing.T) {
 	}
 }
 
-// A message that Symfony has put back for a retry is the same to us.
+// A message that Symfony has returned for a retry is the same message for us.
 func TestSymfonyRetryToGo(t *testing.T) {
 	for _, serializer := range serializers {
 		t.Run(serializer, func(t *testing.T) { each(t, func(t *testing.T, b broker) { symfonyRetries(t, b, serializer) }) })
@@ -196,7 +197,7 @@ func TestSymfonyRetryToGo(t *testing.T) {
 func symfonyRetries(t *testing.T, b broker, serializer string) {
 	m := send(t, b, serializer, "fail-1")[0]
 	php(t, b, task{"action": "consume", "serializer": serializer, "limit": 1, "seconds": 30, "once": true})
-	if b.kind() == "redis" { // workers of PHP move what is due, and then handle it
+	if b.kind() == "redis" { // workers of PHP move due messages, and then handle them
 		php(t, b, task{"action": "consume", "serializer": serializer, "limit": 1, "seconds": 30})
 	}
 	f := last(t, func() []fixture { return b.waiting(t) })
@@ -217,7 +218,7 @@ func symfonyRetries(t *testing.T, b broker, serializer string) {
 	}
 }
 
-// Our dead letters are messages that Symfony can read.
+// Symfony can read our dead letters.
 func TestDeadLetterToSymfony(t *testing.T) {
 	each(t, func(t *testing.T, b broker) {
 		var tries atomic.Int64
@@ -302,11 +303,11 @@ func (b *rabbit) tap(t *testing.T, place string) func() []fixture {
 
 func (b *rabbit) waiting(t *testing.T) []fixture { return b.take(t, "orders.php") }
 
-// take returns what lies in a queue, and leaves it there.
+// take returns the messages in a queue, and leaves them there.
 func (b *rabbit) take(t *testing.T, queue string) (seen []fixture) {
 	t.Helper()
 	ch := b.Channel(t)
-	defer func() { _ = ch.Close() }() // returns the messages
+	defer func() { _ = ch.Close() }() // requeues the messages
 	for {
 		d, found, err := ch.Get(queue, false)
 		if err != nil {
@@ -332,7 +333,7 @@ func (b *rabbit) take(t *testing.T, queue string) (seen []fixture) {
 	}
 }
 
-// plain has only types that JSON has.
+// plain converts a value to types that JSON has.
 func plain(v any) any {
 	switch v := v.(type) {
 	case amqp.Table:
@@ -353,7 +354,7 @@ func plain(v any) any {
 	return v
 }
 
-// consumer is what our consumers have in common.
+// consumer is the common part of our consumers.
 type consumer interface {
 	Setup(ctx context.Context) error
 	Run(ctx context.Context) error
@@ -385,7 +386,7 @@ func start(t *testing.T, c consumer) {
 	testenv.Eventually(t, func() error { return c.Ready(ctx) })
 }
 
-// processor gives each message to a function.
+// processor passes each message to a function.
 type processor func(*inbox.Message) error
 
 func (p processor) Process(_ context.Context, msgs []*inbox.Message) []error {
@@ -396,7 +397,7 @@ func (p processor) Process(_ context.Context, msgs []*inbox.Message) []error {
 	return errs
 }
 
-// redisServer is a database of Redis: streams orders and orders.failed, a group for each side.
+// redisServer is a database of Redis: streams orders and orders.failed, and a group for each side.
 type redisServer struct{ client *redis.Client }
 
 func newRedis(t *testing.T) *redisServer {

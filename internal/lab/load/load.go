@@ -1,4 +1,4 @@
-// Package load repeats an operation from many goroutines, and measures what that took.
+// Package load repeats an operation from many goroutines, and measures it.
 package load
 
 import (
@@ -13,31 +13,30 @@ import (
 	"github.com/holdfast-go/holdfast/internal/runloop"
 )
 
-// ErrGaveUp is what an operation returns that ended in order and without its
-// effect. It is counted, and the load goes on.
+// ErrGaveUp is the error of an operation that ended normally but without its effect. It is counted, and the load
+// continues.
 var ErrGaveUp = errors.New("gave up")
 
-// Load is what some goroutines did in a while.
+// Load is the result of a load.
 type Load struct {
 	Rate   float64         // operations per second, those that ended in time
 	Done   int             // operations that succeeded, late ones included
 	GaveUp int             // operations that ended with ErrGaveUp
-	Missed int             // operations that DriveAt did not begin, since no goroutine was free before the end
+	Missed int             // operations that DriveAt did not start, because no goroutine was free before the end
 	Waits  []time.Duration // of all operations, in ascending order
 }
 
-// Drive has goroutines repeat op for that long. Operations under way at the end
-// are waited for: their durations count, they do not count in the rate. The
-// first error ends the load.
+// Drive makes goroutines repeat op for that long. It waits for operations that are still running at the end: their
+// durations count, but they do not count in the rate. The first error ends the load.
 func Drive(ctx context.Context, goroutines int, length time.Duration, op func(ctx context.Context, worker int) error) (Load, error) {
 	asFree := func(free time.Time) time.Time { return free }
 	return drive(ctx, goroutines, time.Now().Add(length), length, asFree, op)
 }
 
-// DriveAt is Drive at a pace: rate operations are due each second, over all goroutines, the first one at once.
-// What is late, because operations took long, is made up for. The wait of an operation counts from when it was due,
-// not from when a goroutine was free for it: otherwise a stall would lengthen the waits of some operations alone,
-// while all that were due meanwhile had to wait as well. Those that are missed count with the time until the end.
+// DriveAt is Drive at a pace: rate operations are due each second, over all goroutines, the first one at once. Late
+// operations are made up for. The wait of an operation counts from its due time, not from when a goroutine was
+// free. Otherwise a stall would lengthen the waits of a few operations only, although all operations due in that
+// time had to wait. A missed operation counts with the time until the end.
 func DriveAt(ctx context.Context, goroutines int, rate float64, length time.Duration, op func(ctx context.Context, worker int) error) (Load, error) {
 	began, every := time.Now(), time.Duration(float64(time.Second)/rate)
 	var turns atomic.Int64
@@ -45,7 +44,8 @@ func DriveAt(ctx context.Context, goroutines int, rate float64, length time.Dura
 	return drive(ctx, goroutines, began.Add(length), length, inTurn, op)
 }
 
-// drive has goroutines repeat op. due tells when the operation is due that a goroutine would be free to begin.
+// drive makes goroutines repeat op. due returns the due time of the next operation, for a goroutine that is free at
+// a time.
 func drive(ctx context.Context, goroutines int, end time.Time, length time.Duration, due func(free time.Time) time.Time, op func(ctx context.Context, worker int) error) (Load, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -116,7 +116,7 @@ func (l Load) Percentile(p float64) time.Duration {
 	return l.Waits[int(p*float64(len(l.Waits)-1))]
 }
 
-// CPUTime returns what this process has used so far, its servers not included.
+// CPUTime returns the processor time of this process so far, without its servers.
 func CPUTime() time.Duration {
 	var u syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {

@@ -1,13 +1,11 @@
-// Command matrix runs the suites of the adapters against every version of their servers that Debian
-// has packages of:
+// Command matrix runs the suites of the adapters against every version of their servers for which Debian has packages:
 //
 //	go run ./internal/lab/matrix [RELEASE…]
 //
-// As root on Debian or Ubuntu it makes a small system of each release by debootstrap, in a cache
-// folder that later runs use again, installs the servers there, and runs the suites inside with this
-// machine's Go: on servers that the tests start, as anywhere. What the servers answer when asked for
-// their version is what the table names. Without arguments it runs on every release and writes
-// internal/lab/matrix/report.md, which the README and CI are held to. It exits with 1 if a suite failed.
+// As root on Debian or Ubuntu it makes a small system of each release with debootstrap, in a cache folder that later runs
+// use again. It installs the servers there, and runs the suites inside with this machine's Go, on servers that the tests
+// start. The versions in the table are the answers of the servers. Without arguments it runs on every release and writes
+// internal/lab/matrix/report.md; a test compares README and CI with that report. It exits with 1 if a suite failed.
 package main
 
 import (
@@ -36,10 +34,10 @@ import (
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
-// exitUnusable is the exit code when something is missing that the command cannot get.
+// exitUnusable is the exit code if a required program or right is missing.
 const exitUnusable = 2
 
-// reportFile is where the table is committed, in the repository.
+// reportFile is the path of the committed table in the repository.
 const reportFile = "internal/lab/matrix/report.md"
 
 // release is a version of Debian.
@@ -48,7 +46,7 @@ type release struct {
 	packages []string
 }
 
-// releases have each server at least once in each version that Debian maintains or is about to.
+// releases cover, for each server, each version that Debian maintains or is about to.
 var releases = []release{
 	{"bookworm", []string{"postgresql", "pgbouncer", "redis-server", "rabbitmq-server"}},
 	{"trixie", []string{"postgresql", "pgbouncer", "redis-server", "valkey-server", "rabbitmq-server"}},
@@ -56,7 +54,7 @@ var releases = []release{
 }
 
 func main() {
-	inside := flag.String("inside", "", "run the suites of these `products` here, and print what came of them as JSON")
+	inside := flag.String("inside", "", "run the suites of these `products` here, and print the results as JSON")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
@@ -72,7 +70,7 @@ func main() {
 	os.Exit(code)
 }
 
-// run runs on the named releases, or on all and writes the report.
+// run runs on the named releases. Without names it runs on all and writes the report.
 func run(ctx context.Context, names []string) (int, error) {
 	chosen := slices.DeleteFunc(slices.Clone(releases), func(r release) bool { return len(names) > 0 && !slices.Contains(names, r.name) })
 	if len(chosen) < len(names) {
@@ -91,7 +89,7 @@ func run(ctx context.Context, names []string) (int, error) {
 	}
 	outcomes, errs := make([][]outcome, len(chosen)), make([]error, len(chosen))
 	var running sync.WaitGroup
-	for i, r := range chosen { // side by side: their tests often wait
+	for i, r := range chosen { // in parallel: their tests often wait
 		running.Go(func() { outcomes[i], errs[i] = here.runOn(ctx, r, roots[i]) })
 	}
 	running.Wait()
@@ -112,7 +110,7 @@ func run(ctx context.Context, names []string) (int, error) {
 	return 0, nil
 }
 
-// machine is what the releases use of this one: folders of the same name in both.
+// machine has the folders of this machine that the releases use, under the same names.
 type machine struct {
 	repository, goroot, modules, builds string
 }
@@ -124,7 +122,7 @@ func thisMachine() (machine, error) {
 	}
 	lines := strings.Split(string(out), "\n")
 	m := machine{filepath.Dir(lines[0]), lines[1], lines[2], lines[3]}
-	// In the releases there is no network that modules could come from.
+	// The releases have no network to download modules.
 	if out, err := exec.Command("go", "list", "-deps", "-test", "work").CombinedOutput(); err != nil {
 		return machine{}, fmt.Errorf("go list: %w\n%s", err, out)
 	}
@@ -133,11 +131,12 @@ func thisMachine() (machine, error) {
 
 const (
 	mirror = "http://deb.debian.org/debian"
-	// script is debootstrap's for every release since stretch. That of a release may be newer than this machine's debootstrap.
+	// script is debootstrap's script for every release since stretch. A release may be newer than this machine's
+	// debootstrap.
 	script = "/usr/share/debootstrap/scripts/sid"
-	// valkeyFirst is a folder of a release in which Valkey has Redis's name.
+	// valkeyFirst is a folder in which Valkey has the name of Redis.
 	valkeyFirst = "/opt/valkey"
-	// stopPatience is how long the suites may take to end their servers.
+	// stopPatience is how long the suites may take to stop their servers.
 	stopPatience = time.Minute
 )
 
@@ -161,7 +160,7 @@ func (m machine) runOn(ctx context.Context, r release, root string) ([]outcome, 
 	return all, nil
 }
 
-// prepare makes the system of a release, or brings that of an earlier run up to date.
+// prepare makes the system of a release, or updates the system of an earlier run.
 func (r release) prepare(ctx context.Context) (root string, err error) {
 	cache, err := os.UserCacheDir()
 	if err != nil {
@@ -175,7 +174,7 @@ func (r release) prepare(ctx context.Context) (root string, err error) {
 	} else if err != nil {
 		return "", err
 	}
-	settings := filepath.Join(root, "etc/apt/apt.conf.d/late-mirror") // the lists of a release to come are valid for days only
+	settings := filepath.Join(root, "etc/apt/apt.conf.d/late-mirror") // the package lists of a future release expire within days
 	if err := os.WriteFile(settings, []byte("Acquire::Check-Valid-Until \"false\";\n"), 0o644); err != nil {
 		return "", err
 	}
@@ -196,7 +195,7 @@ func (r release) prepare(ctx context.Context) (root string, err error) {
 	return root, err
 }
 
-// debootstrap makes a system in root, which appears when it is whole.
+// debootstrap makes a system in root. root only appears when it is complete.
 func debootstrap(ctx context.Context, name, root string) error {
 	if _, err := exec.LookPath("debootstrap"); err != nil {
 		if !apt.CanInstall() {
@@ -221,7 +220,7 @@ func debootstrap(ctx context.Context, name, root string) error {
 	return os.Rename(unfinished, root)
 }
 
-// enter runs its arguments behind the "--" inside a system. The mounts are those of a namespace, which end with it.
+// enter runs the arguments after "--" inside a system. The mounts are in a namespace and end with it.
 const enter = `
 root=$1; shift
 mount -t proc proc "$root/proc"
@@ -237,7 +236,7 @@ cd "$1"
 dir=$1; shift
 exec chroot "$root" sh -c 'cd "$0" && exec "$@"' "$dir" "$@"`
 
-// runIn runs the suites of some products in the system below root. Path is what comes first in the PATH.
+// runIn runs the suites of some products in the system below root. path comes first in the PATH.
 func (m machine) runIn(ctx context.Context, root, path string, products ...string) ([]outcome, error) {
 	args := []string{
 		"--mount", "sh", "-ec", enter, "sh", root, m.repository, m.goroot, m.modules, m.builds, "--", m.repository,
@@ -245,7 +244,7 @@ func (m machine) runIn(ctx context.Context, root, path string, products ...strin
 	}
 	cmd := exec.CommandContext(ctx, "unshare", args...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGINT) } // go run passes none on
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGINT) } // go run does not forward it
 	cmd.WaitDelay = stopPatience
 	cmd.Stderr = os.Stderr
 	cmd.Env = []string{
@@ -269,7 +268,7 @@ const (
 	rabbitmq = "rabbitmq"
 )
 
-// suites are the packages that stand on a product.
+// suites are the packages that use a product.
 var suites = map[string][]string{
 	postgres: {
 		"txretry", "txretry/pgtest", "outbox/outboxpgx", "inbox/inboxpgx", "idempotency/idempotencypgx",
@@ -279,13 +278,13 @@ var suites = map[string][]string{
 	rabbitmq: {"outbox/outboxamqp", "inbox/inboxamqp", "internal/amqpconn"},
 }
 
-// outcome is what came of the suites on one server.
+// outcome is the result of the suites on one server.
 type outcome struct {
 	Product, Version, Release string
 	Suites                    []suite
 }
 
-// suite is what came of the tests of one package.
+// suite is the result of the tests of one package.
 type suite struct {
 	Package         string
 	Passed, Skipped int
@@ -329,7 +328,7 @@ func runInside(ctx context.Context, products []string) (int, error) {
 	return 0, json.NewEncoder(os.Stdout).Encode(all)
 }
 
-// addresses are the variables that name a server for tests.
+// addresses returns the environment variables with a server's address for tests.
 func addresses(s *testenv.Server) []string {
 	switch s.Kind() {
 	case testenv.Postgres:
@@ -365,7 +364,7 @@ func test(ctx context.Context, name string, env []string) (suite, error) {
 // event is a line of go test -json.
 type event struct{ Action, Test, Output string }
 
-// read counts the tests, not their parts, and repeats what the failed ones said.
+// read counts the tests, without subtests, and prints the output of failed ones.
 func read(name string, events io.Reader, log io.Writer) (suite, error) {
 	s, said := suite{Package: name}, map[string]string{}
 	lines := bufio.NewScanner(events)
@@ -394,7 +393,7 @@ func read(name string, events io.Reader, log io.Writer) (suite, error) {
 	return s, lines.Err()
 }
 
-// render is the report, whose head says where it comes from.
+// render returns the report. head describes its origin.
 func render(head string, all []outcome) string {
 	var text strings.Builder
 	text.WriteString("# Versions\n\n" + head + "\n\nThe suites of the adapters run on servers of Debian's releases. A version is what the server itself answered; a\n" +
@@ -438,7 +437,7 @@ func (s suite) String() string {
 	return fmt.Sprintf("%d passed", s.Passed)
 }
 
-// tested says which versions a report is about, in the words of the README: of all but PostgreSQL the minor version, too.
+// tested returns the versions in a report, in the words of the README. All products except PostgreSQL have a minor version.
 func tested(report string) []string {
 	var names []string
 	for _, part := range strings.Split(report, "\n## ")[1:] {
@@ -448,7 +447,7 @@ func tested(report string) []string {
 			cells := strings.Split(line, " | ")
 			parts := strings.Split(strings.TrimPrefix(cells[0], "| "), ".")
 			if len(cells) < 3 || len(parts) < 2 || parts[0] == "" {
-				continue // not of a server
+				continue // not a server's row
 			}
 			version := parts[0]
 			if product != "PostgreSQL" {
@@ -463,7 +462,7 @@ func tested(report string) []string {
 	return names
 }
 
-// list is "a, b and c".
+// list joins words as "a, b and c".
 func list(words []string) string {
 	last := len(words) - 1
 	if last < 1 {

@@ -12,7 +12,7 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }
 
-// What the README, CI and compose.yaml name is what the committed report is about, and no suite failed.
+// The committed report covers the versions in the README, CI and compose.yaml, and no suite failed.
 func TestNamedVersionsAreTested(t *testing.T) {
 	t.Parallel()
 	report := content(t, "report.md")
@@ -48,7 +48,7 @@ func TestNamedVersionsAreTested(t *testing.T) {
 	}
 }
 
-// ran reports whether the suites ran on that version of a product, of a release that the expression matches.
+// ran reports whether the suites ran on that version of a product, in a release that matches the expression.
 func ran(report, product, version, release string) bool {
 	_, rows, _ := strings.Cut(report, "\n## "+product+"\n")
 	rows, _, _ = strings.Cut(rows, "\n## ")

@@ -1,6 +1,6 @@
 package main
 
-// bug is a fault that somebody could have made.
+// bug is a mistake that somebody could make.
 type bug struct {
 	name string
 	file string
@@ -9,7 +9,7 @@ type bug struct {
 	by   check
 }
 
-// check is what must find it.
+// check is the test that must find the bug.
 type check struct {
 	pkg, run string // of go test; empty: the simulation
 }

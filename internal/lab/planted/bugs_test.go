@@ -9,7 +9,7 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }
 
-// TestPlaces finds the place of each bug, so that the list keeps up with the code.
+// TestPlaces finds the place of each bug in the code. It fails if the list is outdated.
 func TestPlaces(t *testing.T) {
 	t.Parallel()
 	root, err := repository()

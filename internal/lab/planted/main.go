@@ -1,15 +1,15 @@
-// Command planted plants known bugs, one after the other, and has the checks of this repository find them: a
-// check that cannot fail proves nothing.
+// Command planted inserts known bugs, one after the other, and runs the checks that must find them: a check
+// that cannot fail proves nothing.
 //
 //	go run ./internal/lab/servers -- go run ./internal/lab/planted
 //	go run ./internal/lab/planted -only=dedup -seeds=5000
 //
-// The first has servers for the suites; the simulation needs none.
+// The first command has servers for the suites. The simulation needs none.
 //
-// A bug is a change to one file, compiled in by the overlay of the go command, so that no file of the
-// repository is touched. For each the command runs the check that must catch it: the simulation of package
-// sim, or a suite of the package. It prints which caught it, and after how many schedules, and fails where one
-// got away, or where a check fails without any. The table in report.md is its output.
+// A bug is a change to one file, compiled in with the overlay of the go command, so that no file of the
+// repository changes. For each bug the command runs the check that must catch it: the simulation of package
+// sim, or a suite of the package. It prints which check caught it, and after how many schedules. It fails if a
+// bug was not caught, or if a check fails without a bug. The table in report.md is its output.
 package main
 
 import (
@@ -32,9 +32,9 @@ import (
 )
 
 var (
-	only   = flag.String("only", "", "plant the bugs alone whose names contain this `text`")
-	seeds  = flag.Int("seeds", 1000, "how many schedules the simulation has to find a bug")
-	report = flag.String("report", "", "write the table to this `file`, too")
+	only   = flag.String("only", "", "plant only the bugs whose names contain this `text`")
+	seeds  = flag.Int("seeds", 1000, "maximum schedules of the simulation for one bug")
+	report = flag.String("report", "", "also write the table to this `file`")
 )
 
 func main() {
@@ -57,7 +57,7 @@ func run(ctx context.Context) error {
 	if len(chosen) == 0 {
 		return fmt.Errorf("no bug has a name with %q", *only)
 	}
-	sound := map[string]error{} // how the checks of each package end without a bug
+	sound := map[string]error{} // results of each package's checks without a bug
 	table := []string{"| bug | in | caught by | after |", "|---|---|---|---|"}
 	var escaped []string
 	for i, b := range chosen {
@@ -90,7 +90,7 @@ func run(ctx context.Context) error {
 	return nil
 }
 
-// text is the report.
+// text returns the report.
 func text(head string, table []string) string {
 	return "# Planted bugs\n\n" + head + "\n\n" + strings.Join(table, "\n") + "\n"
 }
@@ -99,7 +99,7 @@ func head() string {
 	return provenance.Head(strings.Join(append([]string{"go run ./internal/lab/planted"}, os.Args[1:]...), " "), time.Now())
 }
 
-// repository is the folder of the go.work.
+// repository returns the folder of go.work.
 func repository() (string, error) {
 	out, err := exec.Command("go", "env", "GOWORK").Output()
 	if err != nil {
@@ -108,7 +108,8 @@ func repository() (string, error) {
 	return filepath.Dir(strings.TrimSpace(string(out))), nil
 }
 
-// plant runs the check on a build with the bug, and says after how much the check has found it.
+// plant runs the check on a build with the bug, and returns how long or how many schedules the check needed to
+// find it.
 func (b bug) plant(ctx context.Context, root string) (after string, err error) {
 	folder, err := os.MkdirTemp("", "planted")
 	if err != nil {
@@ -143,7 +144,7 @@ func schedules(out []byte) (string, error) {
 	return string(n[1]) + " schedules", nil
 }
 
-// together is one check of all tests of a package that bugs have.
+// together is one check with all tests that the bugs of a package need.
 func together(pkg string, bugs []bug) check {
 	var runs []string
 	for _, b := range bugs {
@@ -154,7 +155,7 @@ func together(pkg string, bugs []bug) check {
 	return check{pkg, strings.Join(runs, "|")}
 }
 
-// passes fails where the check finds something without a bug: then it proves nothing.
+// passes fails if the check finds something without a bug, because such a check proves nothing.
 func (c check) passes(ctx context.Context, root string) error {
 	if out, err := c.test(ctx, root); err != nil {
 		return fmt.Errorf("the check fails without the bug: %w\n%s", err, out)
@@ -162,7 +163,7 @@ func (c check) passes(ctx context.Context, root string) error {
 	return nil
 }
 
-// overlay writes the changed file into the folder, and what tells the go command of it.
+// overlay writes the changed file and the overlay description for the go command into the folder.
 func (b bug) overlay(root, folder string) (string, error) {
 	text, err := b.changed(root)
 	if err != nil {
@@ -181,7 +182,7 @@ func (b bug) overlay(root, folder string) (string, error) {
 	return overlay, os.WriteFile(overlay, list, 0o644)
 }
 
-// changed is the file with the bug.
+// changed returns the file with the bug.
 func (b bug) changed(root string) ([]byte, error) {
 	text, err := os.ReadFile(filepath.Join(root, b.file))
 	if err != nil {
@@ -193,7 +194,7 @@ func (b bug) changed(root string) ([]byte, error) {
 	return bytes.Replace(text, []byte(b.old), []byte(b.new), 1), nil
 }
 
-// test runs the check, with further arguments for the go command.
+// test runs the check, with additional arguments for the go command.
 func (c check) test(ctx context.Context, root string, more ...string) ([]byte, error) {
 	args := append([]string{"test", "-vet=off", "-count=1", "-timeout=10m"}, more...)
 	if c == simulation {

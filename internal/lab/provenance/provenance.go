@@ -1,4 +1,4 @@
-// Package provenance tells where the figures of a report come from.
+// Package provenance describes the origin of the figures in a report.
 package provenance
 
 import (
@@ -12,13 +12,13 @@ import (
 	"time"
 )
 
-// Head is the line of a report that says what wrote it, when, of which commit and where. It is to be made when the run
-// begins: the commit may be another one at the end.
+// Head returns the first line of a report: the command, its start, the commit and the machine. Call it when the run
+// starts, because the commit may have changed at the end.
 func Head(command string, began time.Time) string {
-	return fmt.Sprintf("Written by `%s`, begun %s UTC, commit %s, on %s.", command, began.UTC().Format("2006-01-02 15:04"), Commit(), Machine())
+	return fmt.Sprintf("Written by `%s`, started %s UTC, commit %s, on %s.", command, began.UTC().Format("2006-01-02 15:04"), Commit(), Machine())
 }
 
-// Machine describes what this runs on.
+// Machine describes this machine.
 func Machine() string {
 	text := fmt.Sprintf("%d cores, %s/%s, %s", runtime.NumCPU(), runtime.GOOS, runtime.GOARCH, runtime.Version())
 	if model := processor(); model != "" {
@@ -27,9 +27,9 @@ func Machine() string {
 	return text
 }
 
-// processor is its model where Linux tells it.
+// processor returns the processor's model, if Linux reports it.
 func processor() string {
-	data, _ := os.ReadFile("/proc/cpuinfo") // without it the model is not told
+	data, _ := os.ReadFile("/proc/cpuinfo") // without the file the model is left out
 	for lines := bufio.NewScanner(bytes.NewReader(data)); lines.Scan(); {
 		if name, value, _ := strings.Cut(lines.Text(), ":"); strings.TrimSpace(name) == "model name" {
 			return strings.TrimSpace(value)
@@ -38,7 +38,7 @@ func processor() string {
 	return ""
 }
 
-// Commit names the one that is checked out, "unknown" where there is no history.
+// Commit returns the current commit, "unknown" without a history.
 func Commit() string {
 	out, err := exec.Command("git", "describe", "--always", "--dirty").Output()
 	if err != nil {

@@ -15,31 +15,31 @@ func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }
 
 const lab = ".."
 
-// link is to a report, or to a section of one where a colon and its name follow.
+// link matches a link to a report. After a colon, its text names a section of the report.
 var link = regexp.MustCompile(`^\[[^:]*(?:: (.*))?\]\((.*)\)$`)
 
-// reports are those that the table must have.
+// reports are the reports that the table must list.
 var reports = []string{
 	"chaos/report.md", "clusters/report.md", "matrix/report.md", "performance.md", "planted/report.md", "sim/report.md",
 	"soak/report.md dedup", "soak/report.md shop", "soak/report.md snapshot", "soak/report.md waiting",
 }
 
-// TestWhatWasRun holds the table of reliability.md to the reports that it names: command, date and commit are in them. Size and
-// findings are told in words.
-func TestWhatWasRun(t *testing.T) {
+// TestReliability_namesReports compares the table in reliability.md with its reports: they contain the command, date and
+// commit. Size and findings are prose.
+func TestReliability_namesReports(t *testing.T) {
 	t.Parallel()
 	var named []string
 	for _, cells := range table(t, "| report | command |") {
 		at := link.FindStringSubmatch(cells[0])
 		if at == nil {
-			t.Errorf("%s is no link to a report", cells[0])
+			t.Errorf("%s is not a link to a report", cells[0])
 			continue
 		}
 		named = append(named, strings.TrimSpace(at[2]+" "+at[1]))
 		report := section(read(t, at[2]), at[1])
 		for _, said := range cells[1:4] { // command, date and commit
 			if said = strings.Trim(said, "`"); said != "–" && !strings.Contains(report, said) {
-				t.Errorf("%s does not say %q", cells[0], said)
+				t.Errorf("%s does not contain %q", cells[0], said)
 			}
 		}
 	}
@@ -49,7 +49,7 @@ func TestWhatWasRun(t *testing.T) {
 	}
 }
 
-// section is what stands under a heading of a report: all of it without a name, nothing where there is no such heading.
+// section returns the section of a report with a heading: the whole report without a name, "" if there is no such heading.
 func section(report, name string) string {
 	if name == "" {
 		return report
@@ -59,7 +59,7 @@ func section(report, name string) string {
 	return text
 }
 
-// table has the cells of the rows under a heading in reliability.md.
+// table returns the cells of the rows under a heading in reliability.md.
 func table(t *testing.T, heading string) (rows [][]string) {
 	t.Helper()
 	_, rest, found := strings.Cut(read(t, "reliability.md"), "\n"+heading)

@@ -15,19 +15,20 @@ import (
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
-// address is where one server answers.
+// address is the address of one server.
 type address struct{ url, adminURL string }
 
-// need is one server the tests want.
+// need is a server that the tests need.
 type need struct {
 	kind       testenv.Kind
 	vars       []string // the address, then the admin address
 	container  container
 	aptPackage string
-	extra      []string // of testenv.Launch
+	extra      []string // for testenv.Launch
 }
 
-// notDurable spares the shared Postgres what only a crash of the machine needs. Tests of crashes have private servers.
+// notDurable turns off durability in the shared Postgres, which only matters if the machine crashes. Tests of crashes
+// have private servers.
 var notDurable = []string{"-c", "fsync=off", "-c", "full_page_writes=off"}
 
 var needs = []need{
@@ -36,10 +37,10 @@ var needs = []need{
 	{testenv.RabbitMQ, []string{testenv.AMQPVar, testenv.AMQPAdminVar}, rabbitContainer, "rabbitmq-server", nil},
 }
 
-// rung gets servers in one way. It returns the needs it had no means for as missing.
+// rung starts servers in one way. It returns the needs that it cannot start as missing.
 type rung func(ctx context.Context, needs []need, started *closers) (env []string, missing []need, err error)
 
-// closers collects what must be ended, from several goroutines.
+// closers collects clean-up functions, from several goroutines.
 type closers struct {
 	mu  sync.Mutex
 	all []func() error
@@ -63,12 +64,12 @@ func (c *closers) close() error {
 	return errors.Join(errs...)
 }
 
-// startServers returns the environment that names a server for each need.
-// What closeAll ends includes servers started before an error.
+// startServers starts the servers and returns the environment variables with their addresses. closeAll also ends
+// servers that were started before an error.
 func startServers(ctx context.Context) (env []string, closeAll func() error, err error) {
 	var started closers
 	missing := slices.DeleteFunc(slices.Clone(needs), given)
-	if !given(needs[0]) { // whoever gives a Postgres cares for its machine, too
+	if !given(needs[0]) { // a given Postgres has its own machine
 		getTools(ctx)
 	}
 	env = append(browserEnv(), testenv.PrivateVar+"=1")
@@ -89,7 +90,7 @@ func startServers(ctx context.Context) (env []string, closeAll func() error, err
 	return env, started.close, nil
 }
 
-// notFound tells in one line what would help.
+// notFound returns a one-line error that lists the ways to fix it.
 func notFound(missing []need) error {
 	var packages, vars []string
 	for _, n := range missing {
@@ -100,7 +101,7 @@ func notFound(missing []need) error {
 		strings.Join(packages, ", "), strings.Join(vars, ", "))
 }
 
-// given reports whether the environment already holds the server's addresses.
+// given reports whether the environment already has the server's addresses.
 func given(n need) bool {
 	return !slices.ContainsFunc(n.vars, func(name string) bool { return os.Getenv(name) == "" })
 }
@@ -113,8 +114,7 @@ func (n need) env(a address) []string {
 	return env
 }
 
-// startEach starts the needs side by side. A need whose start reports
-// testenv.ErrNotInstalled is returned as missing.
+// startEach starts the needs in parallel. It returns a need whose start fails with testenv.ErrNotInstalled as missing.
 func startEach(needs []need, start func(need) (address, error)) (env []string, missing []need, err error) {
 	addresses, errs := make([]address, len(needs)), make([]error, len(needs))
 	var wg sync.WaitGroup
@@ -148,12 +148,12 @@ func fromBinaries(ctx context.Context, needs []need, started *closers) ([]string
 
 const containerPatience = 3 * time.Minute
 
-// container is how to run one server under Docker.
+// container describes how to run one server in Docker.
 type container struct {
 	image string
 	env   []string
 	args  []string
-	ports []string // of the address, then of the admin address
+	ports []string // for the address, then for the admin address
 	urls  []string // with %s for host and port
 }
 
@@ -230,7 +230,7 @@ func docker(ctx context.Context, args ...string) error {
 	return nil
 }
 
-// awaitAnswer waits until the server in a container serves clients.
+// awaitAnswer waits until the server in a container answers.
 func awaitAnswer(ctx context.Context, kind testenv.Kind, a address) error {
 	ctx, cancel := context.WithTimeout(ctx, containerPatience)
 	defer cancel()

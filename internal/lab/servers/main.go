@@ -1,18 +1,18 @@
-// Command servers runs a command with Postgres, Redis and RabbitMQ at hand:
+// Command servers runs a command with Postgres, Redis and RabbitMQ:
 //
 //	go run ./internal/lab/servers -- go test ./...
 //
-// It takes, for each server, the first that works of
+// For each server it uses the first of these that works:
 //   - the address in the environment (HOLDFAST_TEST_POSTGRES_URL, HOLDFAST_TEST_REDIS_URL,
 //     HOLDFAST_TEST_AMQP_URL with HOLDFAST_TEST_AMQP_ADMIN_URL),
 //   - a private instance of the installed binaries, in a temporary folder on free ports,
-//   - a container, where Docker answers,
-//   - as root on Debian or Ubuntu, packages installed by apt-get, their daemons not started,
+//   - a container, if Docker answers,
+//   - as root on Debian or Ubuntu, packages installed by apt-get, without starting their daemons.
 //
-// gets PgBouncer and curl in the last of these ways, and with HOLDFAST_NIGHTLY=1 Prometheus and Chromium, for the tests that
-// start them, sets those variables, HOLDFAST_TEST_CHROMIUM and HOLDFAST_TEST_PRIVATE=1, which allows tests to start private
-// servers, for the command, and exits with its code. The servers end with it,
-// also on SIGINT and SIGTERM. Without servers it says in one line what to install and exits 2.
+// It also installs PgBouncer and curl by apt-get, for the tests that start them, and with HOLDFAST_NIGHTLY=1 Prometheus and
+// Chromium. It sets those variables for the command, and also HOLDFAST_TEST_CHROMIUM and HOLDFAST_TEST_PRIVATE=1, which allows
+// tests to start private servers. It exits with the command's code. The servers end with it, also on SIGINT and SIGTERM.
+// Without servers it prints one line about what to install, and exits with 2.
 package main
 
 import (
@@ -34,7 +34,7 @@ import (
 const exitUnusable = 2
 
 func main() {
-	runtime.LockOSThread() // the command dies with the thread that starts it; the main thread lasts
+	runtime.LockOSThread() // the command dies with the thread that starts it; the main thread never ends
 	os.Exit(run())
 }
 
@@ -73,9 +73,8 @@ func run() int {
 // patience is how long the command may take to end after a signal.
 const patience = 15 * time.Second
 
-// runCommand runs the command until it ends, and returns its exit code. When ctx is cancelled
-// by a signal, the command and its descendants get that signal: a go command that is
-// told to end would leave the tests it runs behind.
+// runCommand runs the command until it ends, and returns its exit code. When a signal cancels ctx, the command and all its
+// descendants get that signal: a go command alone would not stop the tests that it runs.
 func runCommand(ctx context.Context, args, env []string) (int, error) {
 	cmd := exec.Command(args[0], args[1:]...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
@@ -102,7 +101,7 @@ func runCommand(ctx context.Context, args, env []string) (int, error) {
 	return exitCode(<-done)
 }
 
-// exitCode returns what a shell would: the command's own code, or 128 and the signal that ended it.
+// exitCode returns the exit code that a shell would: the command's own, or 128 plus the signal that ended it.
 func exitCode(err error) (int, error) {
 	ended := new(exec.ExitError)
 	if !errors.As(err, &ended) {
@@ -124,8 +123,8 @@ func (e *signalError) Error() string { return e.signal.String() }
 
 func (e *signalError) exitCode() int { return 128 + int(e.signal) }
 
-// untilSignal returns a context that ends at SIGINT, at SIGTERM, or when the go command that
-// runs this program is gone: it does not pass a SIGTERM on, and nobody tells us when it is killed.
+// untilSignal returns a context that ends at SIGINT, at SIGTERM, or when the go command that runs this program is gone. The
+// go command does not forward a SIGTERM, and when it is killed this program gets no signal.
 func untilSignal(parent context.Context) (ctx context.Context, stop func()) {
 	ctx, cancel := context.WithCancelCause(parent)
 	signals := make(chan os.Signal, 1)
@@ -153,7 +152,7 @@ func untilSignal(parent context.Context) (ctx context.Context, stop func()) {
 	}
 }
 
-// goCommand returns the id of the parent process if that is the go command, else 0.
+// goCommand returns the id of the parent process if it is the go command, else 0.
 func goCommand() int {
 	parent := os.Getppid()
 	name, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", parent))
@@ -163,7 +162,7 @@ func goCommand() int {
 	return parent
 }
 
-// fromPackages installs what is missing, where that takes no question: as root on Debian or Ubuntu.
+// fromPackages installs missing servers if that works without asking: as root on Debian or Ubuntu.
 func fromPackages(ctx context.Context, needs []need, started *closers) ([]string, []need, error) {
 	if !apt.CanInstall() {
 		return nil, needs, nil
@@ -179,10 +178,10 @@ func fromPackages(ctx context.Context, needs []need, started *closers) ([]string
 	return fromBinaries(ctx, needs, started)
 }
 
-// tools are the programs that tests start by themselves, by their Debian packages.
+// tools are the programs that tests start themselves, with their Debian packages.
 var tools = []struct {
 	aptPackage string
-	nightly    bool // no test of an ordinary run starts it
+	nightly    bool // only nightly tests start it
 	installed  func() bool
 }{
 	{"pgbouncer", false, testenv.PgBouncerInstalled},
@@ -191,8 +190,8 @@ var tools = []struct {
 	{"curl", false, func() bool { _, err := exec.LookPath("curl"); return err == nil }},
 }
 
-// getTools installs the tools that are missing. A failure is only reported: tests without their tool
-// are skipped, or fail where nothing may be missing.
+// getTools installs missing tools. It only logs failures: tests without their tool are skipped, or fail if
+// HOLDFAST_REQUIRE_SERVERS=1.
 func getTools(ctx context.Context) {
 	if !apt.CanInstall() {
 		return
@@ -215,7 +214,7 @@ func getTools(ctx context.Context) {
 // browsers are the names under which a Chromium is installed.
 var browsers = []string{"chromium", "google-chrome"}
 
-// browser returns the path of an installed Chromium, or nothing.
+// browser returns the path of an installed Chromium, or "".
 func browser() string {
 	for _, name := range browsers {
 		if path, err := exec.LookPath(name); err == nil {
@@ -225,7 +224,7 @@ func browser() string {
 	return ""
 }
 
-// browserEnv is the environment that names the Chromium, where there is one and nobody has named another.
+// browserEnv returns the variable with the path of Chromium, unless it is already set or there is none.
 func browserEnv() []string {
 	path := browser()
 	if path == "" || os.Getenv(testenv.ChromiumVar) != "" {

@@ -23,10 +23,10 @@ func TestMain(m *testing.M) {
 	os.Exit(testenv.Run(m))
 }
 
-// program is this command in a process of its own, with only Redis to start: the other addresses are given.
+// program is this command as a process that starts only Redis; the other addresses are given.
 func program(t *testing.T, args ...string) (cmd *exec.Cmd, temp string) {
 	t.Helper()
-	testenv.Private(t, testenv.Redis) // for the skip
+	testenv.Private(t, testenv.Redis) // skips if Redis is not installed
 	temp = t.TempDir()
 	cmd = exec.CommandContext(t.Context(), os.Args[0], append([]string{"--"}, args...)...)
 	cmd.Env = append(os.Environ(), "HOLDFAST_SERVERS_MAIN=1",
@@ -78,7 +78,7 @@ func TestNothingIsLeftAfterASignal(t *testing.T) {
 			wantRefused(t, redis)
 			wantGone(t, shell)
 			if sig == syscall.SIGKILL {
-				_ = syscall.Kill(sleep, syscall.SIGKILL) // a grandchild does not die with us
+				_ = syscall.Kill(sleep, syscall.SIGKILL) // a grandchild does not die with this process
 				return
 			}
 			if code := cmd.ProcessState.ExitCode(); code != 128+int(sig) {
@@ -90,7 +90,7 @@ func TestNothingIsLeftAfterASignal(t *testing.T) {
 	}
 }
 
-// A fake docker and a real Redis stand in for Docker: the container is started with its arguments, asked until it
+// A fake docker and a real Redis replace Docker: the container is started with its arguments, polled until it
 // answers, and removed.
 func TestContainer_startsAndIsRemoved(t *testing.T) {
 	server := testenv.Private(t, testenv.Redis)

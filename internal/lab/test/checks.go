@@ -36,7 +36,7 @@ func checkProc(dir string) error {
 	return nil
 }
 
-// certificates reports whether this machine trusts anyone's certificates.
+// certificates reports whether this machine has any CA certificates.
 func certificates() bool {
 	pool, err := x509.SystemCertPool()
 	return err == nil && !pool.Equal(x509.NewCertPool())
@@ -161,8 +161,7 @@ func partNames() (names []string) {
 
 const nightlyReport = "internal/lab/nightly.md"
 
-// nightly runs the parts, or the one that is named, and writes the report. A part that fails does not keep the next
-// from running.
+// nightly runs the parts, or the named one, and writes the report. A failed part does not stop the next one.
 func nightly(ctx context.Context, only string) error {
 	root, err := repository()
 	if err != nil {

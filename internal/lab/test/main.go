@@ -33,10 +33,10 @@ import (
 // exitUnusable is the exit code when something is missing that the command cannot get by itself.
 const exitUnusable = 2
 
-// errUnusable marks an error that is about the machine and not about the repository.
+// errUnusable marks an error of the machine, not of the repository.
 var errUnusable = errors.New("missing")
 
-// usageError is about the arguments.
+// usageError is an error in the arguments.
 type usageError string
 
 func (e usageError) Error() string { return string(e) }
@@ -177,7 +177,7 @@ func run(ctx context.Context, o options) error {
 	return errors.Join(err, sumsErr, unchanged(before, after))
 }
 
-// announce says what is about to happen and how long it takes.
+// announce prints what will run and how long it takes.
 func announce(o options) {
 	times := map[int]string{1: "a minute, three with a cold build cache", 2: "four minutes, six with a cold build cache", 3: "half an hour"}
 	what := map[int]string{1: "the tests that need no server", 2: "the tests, on Postgres, Redis and RabbitMQ that this command starts", 3: "the tests and the nightly tests"}
@@ -221,7 +221,7 @@ func fromRoot(root string, patterns []string) ([]string, error) {
 	return found, nil
 }
 
-// download gets the modules that the tests are built from.
+// download downloads the modules that the tests need.
 func download(ctx context.Context) error {
 	_, err := goCommand(ctx, "list", "-deps", "-test", "work")
 	if err != nil && !certificates() {
@@ -262,7 +262,7 @@ func compile(ctx context.Context, o options) (map[string]string, error) {
 	return packages, nil
 }
 
-// goCommand runs the go command and returns its output. Its complaints are shown.
+// goCommand runs the go command and returns its output. The error output is shown.
 func goCommand(ctx context.Context, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, "go", args...)
 	cmd.Stderr = os.Stderr
@@ -303,17 +303,16 @@ type servers struct {
 	cpu  time.Duration // of the servers, once stopped
 }
 
-// The files that tell the tests how the start went.
+// The files that report to the tests how the start went.
 const (
 	environmentFile = "environment"
 	failedFile      = "failed"
 )
 
-// environment is the file that names the servers, a variable in a line. It appears when they answer.
+// environment is the file with the servers' variables, one per line. It appears when the servers answer.
 func (s *servers) environment() string { return filepath.Join(s.dir, environmentFile) }
 
-// await waits until the servers answer and returns the variables that name them. How long that takes depends on how much
-// is to be installed.
+// await waits until the servers answer and returns their variables. The time depends on how much must be installed.
 func (s *servers) await(ctx context.Context) ([]string, error) {
 	if s.cmd == nil {
 		return nil, nil

@@ -18,7 +18,7 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }
 
-// The CPU time between two markers is shared by the tests that ran meanwhile, and the output passes unchanged.
+// The CPU time between two markers is divided among the tests that ran meanwhile, and the output passes unchanged.
 func TestAttribute_sharesTimeAmongRunningTests(t *testing.T) {
 	t.Parallel()
 	const output = "\x16=== RUN   TestA\n\x16=== PAUSE TestA\n\x16=== RUN   TestB\n\x16--- PASS: TestB (1.00s)\n" +
@@ -174,7 +174,7 @@ func TestEndGroup_killsProcessesThatIgnoreSignal(t *testing.T) {
 	}
 }
 
-// A failed test is in the summary, and so is the reason of a skip. A package that did not run fails the run.
+// The summary has a failed test, and the reason of a skip. A package that did not run fails the run.
 func TestReport_namesFailuresAndSkips(t *testing.T) {
 	t.Parallel()
 	r := &results{packages: map[string]*packageResult{}, skips: map[string]int{}, outputs: map[string][]string{}, paused: map[string]bool{}, total: 2}

@@ -36,7 +36,7 @@ type event struct {
 	Elapsed                                                float64
 }
 
-// results is how the tests ended.
+// results has the results of the tests.
 type results struct {
 	packages map[string]*packageResult
 	tests    []testResult
@@ -148,7 +148,7 @@ func withoutServers(env []string) []string {
 	})
 }
 
-// add takes note of an event and prints what a reader wants to see at once: failures, and a line for each package.
+// add records an event and prints important ones at once: failures, and a line for each package.
 func (r *results) add(dir string, packages map[string]string, e event) {
 	key := e.Package + " " + e.Test
 	p := r.packages[e.Package]
@@ -244,7 +244,7 @@ func (r *results) addTest(p *packageResult, e event, took time.Duration, output 
 	r.tests = append(r.tests, testResult{p.name, e.Test, took})
 }
 
-// reason returns why a test was skipped, in a word or two.
+// reason returns the reason of a skip, in a word or two.
 func reason(output []string) string {
 	text := strings.Join(output, "")
 	switch {
@@ -347,7 +347,7 @@ func (p *progress) stop() {
 	}
 }
 
-// go test runs this program around each test binary, as `-exec` says.
+// go test runs this program around each test binary, through `-exec`.
 const (
 	wrapperVar = "HOLDFAST_TEST_WRAPPER" // the folder of the measurements
 	wrapperArg = "run-test-binary"
@@ -386,7 +386,7 @@ func measured(dir string, args []string) int {
 	tests := make(chan map[string]time.Duration, 1)
 	go func() { tests <- attribute(out, os.Stdout, func() time.Duration { return cpuTime(cmd.Process.Pid) }) }()
 	_ = cmd.Wait()
-	_ = out.SetReadDeadline(time.Now().Add(10 * time.Second)) // a process that was left behind may keep the pipe open
+	_ = out.SetReadDeadline(time.Now().Add(10 * time.Second)) // a leftover process may keep the pipe open
 	u := usage{Tests: <-tests}
 	u.CPU = cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()
 	u.Dir, _ = os.Getwd()
@@ -394,7 +394,7 @@ func measured(dir string, args []string) int {
 		_ = os.WriteFile(usageFile(dir, u.Dir), text, 0o644) // the runner fails if it is missing
 	}
 	code := cmd.ProcessState.ExitCode()
-	if code != 0 && code != 1 { // 1 is that of a failed test
+	if code != 0 && code != 1 { // 1 means a failed test
 		fmt.Printf("test binary ended: %s\n", cmd.ProcessState)
 	}
 	if code < 0 { // a signal

@@ -11,7 +11,7 @@ import (
 
 func dieWithParent() *syscall.SysProcAttr { return &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} }
 
-// cpuTime returns the CPU time of a process and of its children that have ended; 0 where it cannot be read.
+// cpuTime returns the CPU time of a process and of its ended children; 0 if it cannot be read.
 func cpuTime(pid int) time.Duration {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -33,13 +33,13 @@ func cpuTime(pid int) time.Duration {
 const (
 	tmpfs  = 0x01021994 // TMPFS_MAGIC of statfs(2)
 	noExec = 0x8        // ST_NOEXEC of statfs(2)
-	// room is what the servers of the tests are left, in bytes. They take less than half of it.
+	// room is the space left for the tests' servers, in bytes. They take less than half of it.
 	room = 4 << 30
 )
 
-// inMemory returns the variables that put the temporary files of the tests into dir, if that is in memory and
-// can take them: a slow disk, or one that is busy with others, makes servers late. What a killed server has
-// written is there after it, as on a disk. The go command's own files stay where they were.
+// inMemory returns the variables that put the temporary files of the tests into dir, if dir is in memory and
+// has room: a slow or busy disk makes servers late. Files of a killed server survive there, as on a disk. The
+// go command's own files stay where they were.
 func inMemory(dir string) []string {
 	var fs syscall.Statfs_t
 	if os.Getenv("TMPDIR") != "" || syscall.Statfs(dir, &fs) != nil {

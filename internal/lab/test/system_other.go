@@ -9,7 +9,7 @@ import (
 
 func dieWithParent() *syscall.SysProcAttr { return nil }
 
-// cpuTime returns 0: only Linux tells the CPU time of a running process.
+// cpuTime returns 0: only Linux reports the CPU time of a running process.
 func cpuTime(int) time.Duration { return 0 }
 
 // inMemory returns no variables: the tests' files stay on the disk.

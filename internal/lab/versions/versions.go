@@ -1,4 +1,4 @@
-// Package versions asks servers for their versions.
+// Package versions reads the versions of servers.
 package versions
 
 import (
@@ -13,7 +13,7 @@ import (
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
-// Ask returns the product and the version that a server names. A Postgres is asked for those of PgBouncer too, in front of it.
+// Ask returns the product and the version that a server reports. For Postgres it starts a PgBouncer and includes its version.
 func Ask(ctx context.Context, s *testenv.Server) (product, version string, err error) {
 	switch s.Kind() {
 	case testenv.Postgres:
@@ -72,7 +72,7 @@ func askRedis(ctx context.Context, url string) (product, version string, err err
 	return product, version, nil
 }
 
-// readInfo reads the product and its version. Valkey tells the version of Redis whose commands it has, too.
+// readInfo parses the product and its version. Valkey also reports the version of Redis that it is compatible with.
 func readInfo(info string) (product, version string) {
 	for line := range strings.Lines(info) {
 		name, value, _ := strings.Cut(strings.TrimSpace(line), ":")

@@ -27,7 +27,7 @@ import (
 
 var schemes = []string{"light", "dark"}
 
-// TestShopIsAccessible looks at the page with everything on it, as wide as a desk and as narrow as a phone.
+// TestShopIsAccessible checks the page with everything on it, at the width of a desktop and of a phone.
 func TestShopIsAccessible(t *testing.T) {
 	t.Parallel()
 	v := openShop(t)
@@ -55,8 +55,8 @@ func TestShopIsAccessible(t *testing.T) {
 	v.wantAccessible("limits")
 }
 
-// TestOperatorIsAccessible looks at every view of the operator's page, also at a letter with its body, at the preview of a change and
-// at the change while it runs, as wide as a desk and as narrow as a phone.
+// TestOperatorIsAccessible checks every view of the operator's page at the width of a desktop and of a phone: also a letter
+// with its body, the preview of a change, and a running change.
 func TestOperatorIsAccessible(t *testing.T) {
 	t.Parallel()
 	v := openShop(t)
@@ -79,7 +79,7 @@ func TestOperatorIsAccessible(t *testing.T) {
 	v.open(v.url + "/operator/preview?what=retry")
 	v.awaitText(".headline", fmt.Sprint(letters, " would be sent again"))
 	v.wantUsable("a preview of a retry")
-	v.fill(`textarea[name="patch"]`, `{"mended":true}`) // unfolded by the look
+	v.fill(`textarea[name="patch"]`, `{"mended":true}`) // wantUsable has unfolded it
 	v.fill(`input[name="rate"]`, "0.001")
 	v.fill(`input[name="reason"]`, "a slow one")
 	v.follow(`button[formaction="preview"]`, "Before it begins")
@@ -95,7 +95,7 @@ func TestOperatorIsAccessible(t *testing.T) {
 	v.wantUsable("the log")
 }
 
-// TestLongNamesFitAPhone has names that are as long as they may be, and cannot be broken between words.
+// TestLongNamesFitAPhone shows names of maximum length that cannot be broken between words.
 func TestLongNamesFitAPhone(t *testing.T) {
 	t.Parallel()
 	const long = 64
@@ -114,7 +114,7 @@ func TestLongNamesFitAPhone(t *testing.T) {
 	p.wantUsable("the log")
 }
 
-// TestPagesAreTurned goes through the letters of an outbox by keyboard, and back to the first ones.
+// TestPagesAreTurned pages through the letters of an outbox by keyboard, and back to the first page.
 func TestPagesAreTurned(t *testing.T) {
 	t.Parallel()
 	url := site(t, operator.Config{Outboxes: []operator.Outbox{{Store: postgresOutbox(t, 5)}}})
@@ -132,7 +132,8 @@ func TestPagesAreTurned(t *testing.T) {
 	p.awaitText("main", "The oldest 2.")
 }
 
-// wantUsable looks at the page with all that it can unfold, in light and dark, on a desk and on a phone, and walks over it by keyboard.
+// wantUsable checks the page with everything unfolded, in light and dark, on a desktop and on a phone, and walks over it by
+// keyboard.
 func (p *tab) wantUsable(what string) {
 	p.t.Helper()
 	p.run("unfold", chromedp.Evaluate[chromedp.Void](`document.querySelectorAll("details").forEach((d) => { d.open = true })`))
@@ -149,14 +150,14 @@ func (p *tab) wantUsable(what string) {
 	p.wantReachable(what)
 }
 
-// tooWide names what makes a page scroll to the side.
+// tooWide lists the elements that make a page scroll sideways.
 const tooWide = `document.documentElement.scrollWidth <= innerWidth ? "" :
 	[...document.querySelectorAll("body *")].filter((e) => !e.matches(".wide *") && e.getBoundingClientRect().right > innerWidth).map((e) => e.outerHTML.slice(0, 100)).join("; ")`
 
-// controls are what can be used, and regions that may be wider than the page, as far as they are shown.
+// controls are the visible interactive elements, and regions that may be wider than the page.
 const controls = `[...document.querySelectorAll("a[href], button, input:not([type=hidden]), select, textarea, summary, [tabindex]")].filter((e) => e.checkVisibility())`
 
-// wantReachable fails for each control that the tab key does not come to.
+// wantReachable fails for each control that the tab key does not reach.
 func (p *tab) wantReachable(what string) {
 	p.t.Helper()
 	p.run("begin at the top", chromedp.Evaluate[chromedp.Void](`document.activeElement.blur(); getSelection().collapse(document.body, 0)`))
@@ -168,20 +169,20 @@ func (p *tab) wantReachable(what string) {
 	}
 	for i := range count {
 		if !reached[i] {
-			p.t.Errorf("%s: the tab key does not come to %s", what, ask(p, "control", chromedp.Evaluate[string](fmt.Sprintf("%s[%d]?.outerHTML", controls, i))))
+			p.t.Errorf("%s: the tab key does not reach %s", what, ask(p, "control", chromedp.Evaluate[string](fmt.Sprintf("%s[%d]?.outerHTML", controls, i))))
 		}
 	}
 }
 
 const (
 	axeURL = "https://registry.npmjs.org/axe-core/-/axe-core-4.10.3.tgz"
-	// axeSum is the SHA-512 of it, as the registry has it.
+	// axeSum is the SHA-512 of the archive, from the registry.
 	axeSum = "Xm7bpRXnDSX2YE2YFfBk2FnF0ep6tmG7xPh8iHee8MIcrgq762Nkce856dYtJYLkuIoYZvGfTs/PbZhideTcEg=="
 	// maxArchive bounds the download, and the script in it.
 	maxArchive = 8 << 20
 )
 
-// axeSource returns the script of axe-core, from the cache or the registry of npm.
+// axeSource returns the script of axe-core, from the cache or from the npm registry.
 var axeSource = sync.OnceValues(func() (string, error) {
 	cache, err := os.UserCacheDir()
 	if err != nil {
@@ -244,14 +245,14 @@ func unpack(archive []byte, name string) (string, error) {
 	}
 }
 
-// wantAccessible fails for everything that axe-core has against the page as it is.
+// wantAccessible fails for every violation that axe-core finds in the current page.
 func (p *tab) wantAccessible(what string) {
 	p.t.Helper()
 	source, err := axeSource()
 	if err != nil {
 		testenv.Missing(p.t, "axe-core: "+err.Error())
 	}
-	// The DevTools put it into the page, whose policy allows no script but its own.
+	// DevTools inject the script, because the page's policy allows only its own scripts.
 	p.run("axe", chromedp.Evaluate[chromedp.Void](source))
 	const check = `axe.run(document).then((r) => r.violations.map((v) =>
 		v.id + ", " + v.nodes.length + " times, as in " + v.nodes[0].target + ": " + v.nodes[0].failureSummary))`

@@ -53,7 +53,7 @@ func walkHoldExpires(v *visit) {
 	v.awaitText("#stats", "0 held, 0 confirmed, 0 cancelled, 1 expired")
 }
 
-// TestSameKeyTwice has a limit of two, of which a busy machine gains none while the request is sent again.
+// TestSameKeyTwice has a limit of two. A busy machine gains no unit back while the request is repeated.
 func TestSameKeyTwice(t *testing.T) { onBoth(t, walkSameKeyTwice, "-user-limit=2") }
 
 func walkSameKeyTwice(v *visit) {
@@ -67,7 +67,7 @@ func walkSameKeyTwice(v *visit) {
 	v.awaitCount("transaction", 2)
 }
 
-// TestLimitIsReached has a limit of one, since a busy machine may take long enough to gain a unit of a larger one.
+// TestLimitIsReached has a limit of one, because a slow machine may gain back a unit of a larger limit.
 func TestLimitIsReached(t *testing.T) { onBoth(t, walkLimitIsReached, "-user-limit=1") }
 
 func walkLimitIsReached(v *visit) {
@@ -82,14 +82,14 @@ func walkLimitIsReached(v *visit) {
 	v.hold("A2")
 }
 
-// Reservations of which messages tell after they were mended.
+// Reservations in the fixed messages.
 const (
 	oneID = "01a20bc7-773e-70e0-8840-f22071b9cf15"
 	allID = "01a20bc7-773e-70e0-8840-f22071b9cf16"
 )
 
-// TestDeadLettersAreMended has messages with a wrong id die, and walks by keyboard from the status to the body of one,
-// and back to a status without dead letters. What the mended messages tell is in the shop's counts then.
+// TestDeadLettersAreMended makes messages with a wrong id fail. It goes by keyboard from the status to the body of one,
+// and back to a status without dead letters. Then the shop's counts include the fixed messages.
 func TestDeadLettersAreMended(t *testing.T) { onBoth(t, walkDeadLetters) }
 
 func walkDeadLetters(v *visit) {
@@ -124,7 +124,7 @@ func walkDeadLetters(v *visit) {
 	v.awaitText("#count-dead", "0")
 }
 
-// mendOne looks at the body of the letter that is shown, writes another one, and retries it.
+// mendOne opens the body of the current letter, writes another body, and retries the letter.
 func (v *visit) mendOne(body string) {
 	v.t.Helper()
 	v.awaitText("dl", "reservation.held")
@@ -146,7 +146,7 @@ func (v *visit) mendOne(body string) {
 	v.wantAccessible("a change that has ended")
 }
 
-// mendAll gives the letters of the preview that is shown a patch, and retries them.
+// mendAll applies a patch to the letters of the current preview, and retries them.
 func (v *visit) mendAll(patch string, count int) {
 	v.t.Helper()
 	v.awaitText(".headline", fmt.Sprintf("%d would be sent again", count))
@@ -160,7 +160,7 @@ func (v *visit) mendAll(patch string, count int) {
 	v.awaitText("#live", fmt.Sprintf("%d retried", count))
 }
 
-// poison has the consumer given messages that no attempt can process.
+// poison sends the consumer messages that no attempt can process.
 func (v *visit) poison(count int) {
 	v.t.Helper()
 	for n := range count {
@@ -169,7 +169,7 @@ func (v *visit) poison(count int) {
 	}
 }
 
-// operator is who the operator's page says that its visitor is.
+// operator returns the name that the operator's page has for its visitor.
 func (v *visit) operator() string {
 	if v.servers == nil {
 		return "visitor"
@@ -191,7 +191,8 @@ func walkCrowd(v *visit) {
 	v.awaitText("#count-queue", "0")
 }
 
-// TestDuplicatesTakeEffectOnce has a limit that no crowd uses up, since each duplicate takes a unit until it is answered.
+// TestDuplicatesTakeEffectOnce has a limit that no crowd uses up, because each duplicate takes a unit until it is
+// answered.
 func TestDuplicatesTakeEffectOnce(t *testing.T) { onBoth(t, walkDuplicates, "-user-limit=100000") }
 
 func walkDuplicates(v *visit) {
@@ -213,14 +214,14 @@ func walkPoison(v *visit) {
 	v.awaitText("#steps", "failed: reservation.held, attempt 1")
 }
 
-// turn clicks a button that breaks something, and waits until it is broken.
+// turn clicks a button that injects a fault, and waits until the fault is there.
 func (v *visit) turn(selector string) {
 	v.t.Helper()
 	v.click(selector)
 	v.await(selector+" is on", fmt.Sprintf(`document.querySelector(%q).getAttribute("aria-pressed") === "true"`, selector))
 }
 
-// TestServersKilled has Postgres and Redis killed and started again, and the network to RabbitMQ cut.
+// TestServersKilled kills and restarts Postgres and Redis, and cuts the network to RabbitMQ.
 func TestServersKilled(t *testing.T) {
 	t.Parallel()
 	database, redis := testenv.Private(t, testenv.Postgres), testenv.Private(t, testenv.Redis, "--appendonly", "yes")
@@ -249,7 +250,7 @@ func TestServersKilled(t *testing.T) {
 	v.hold("A3")
 	v.awaitText("#stats", "3 held")
 
-	// The shop sells without the broker, and what it has to tell waits.
+	// The shop sells without the broker, and its messages wait.
 	broker.Cut()
 	v.hold("A4")
 	v.awaitText("#count-queue", "?")
@@ -271,7 +272,7 @@ func check(t *testing.T, err error) {
 // maxPicture bounds a picture of a README.
 const maxPicture = 150 << 10
 
-// TestPictures takes the picture of the shop's README, which RECORD=1 renews.
+// TestPictures takes the picture in the shop's README. RECORD=1 replaces it.
 func TestPictures(t *testing.T) {
 	t.Parallel()
 	v := openShop(t)
@@ -289,7 +290,7 @@ func TestPictures(t *testing.T) {
 	v.picture("reservation", "page")
 }
 
-// TestOperatorPictures takes those of the operator's README and of the guide to dead letters.
+// TestOperatorPictures takes the pictures in the operator's README and in the guide to dead letters.
 func TestOperatorPictures(t *testing.T) {
 	t.Parallel()
 	v := openShop(t)
@@ -309,7 +310,7 @@ func TestOperatorPictures(t *testing.T) {
 	v.picture("operator", "letter")
 }
 
-// picture takes what is shown, light and dark, for the folder docs of an example.
+// picture takes the current view, light and dark, for the folder docs of an example.
 func (v *visit) picture(example, name string) {
 	v.t.Helper()
 	dir := v.t.ArtifactDir()

@@ -1,9 +1,9 @@
-// Package browser tests the pages of the reservation example in a real Chromium: a shop runs as a process, in memory and
-// on real servers, and the tests click and type what a visitor would. The operator's page stands over very many dead
-// letters, too.
+// Package browser tests the pages of the reservation example in a real Chromium. A shop runs as a process, in memory and
+// on real servers, and the tests click and type like a visitor. They also open the operator's page with very many dead
+// letters.
 //
-// `make browser` runs them in the night: the module is not in go.work, so that nobody else compiles its tools. The command
-// finds the browser, or installs it. The page of a failed test is kept with -artifacts.
+// `make browser` runs them at night: the module is not in go.work, so that other builds do not compile its tools. The
+// command finds the browser or installs it. With -artifacts it keeps the page of a failed test.
 package browser_test
 
 import (
@@ -37,14 +37,14 @@ func TestMain(m *testing.M) {
 // password opens the operator's page on real servers.
 const password = "open sesame"
 
-// visit is the page of a shop.
+// visit is a visit to the page of a shop.
 type visit struct {
 	*tab
 	url     string
 	servers *shop.Servers // nil: the shop is in memory, and its page has buttons that switch servers off
 }
 
-// failed is the class by which the status counts dead letters: RabbitMQ has one queue for all classes.
+// failed returns the class under which the status counts dead letters. RabbitMQ has one queue for all classes.
 func (v *visit) failed(class string) string {
 	if v.servers == nil {
 		return class
@@ -52,7 +52,7 @@ func (v *visit) failed(class string) string {
 	return "default"
 }
 
-// onBoth has a shop in memory walked, and one on real servers.
+// onBoth walks through a shop in memory, and through one on real servers.
 func onBoth(t *testing.T, walk func(*visit), flags ...string) {
 	t.Helper()
 	t.Parallel()
@@ -66,16 +66,16 @@ func onBoth(t *testing.T, walk func(*visit), flags ...string) {
 	})
 }
 
-// openShop shows the page of a shop in memory, and waits for its seats.
+// openShop opens the page of a shop in memory, and waits for its seats.
 func openShop(t testing.TB, flags ...string) *visit {
 	t.Helper()
-	_ = testenv.Chromium(t) // for the skip, before anything is built
+	_ = testenv.Chromium(t) // skips before anything is built
 	v := &visit{url: shop.Start(t, nil, flags...).URL(), tab: newTab(t)}
 	v.enter()
 	return v
 }
 
-// openShopOn shows the page of a shop on real servers, and has it open an event.
+// openShopOn opens the page of a shop on real servers, and creates an event.
 func openShopOn(t testing.TB, servers shop.Servers, flags ...string) *visit {
 	t.Helper()
 	_ = testenv.Chromium(t)
@@ -97,7 +97,7 @@ func (v *visit) enter() {
 	v.await("seats", `document.querySelectorAll("#map button").length === 50`)
 }
 
-// operate opens the operator's page. The browser remembers what a visitor types there.
+// operate opens the operator's page. The browser remembers the visitor's input there.
 func (v *visit) operate() {
 	v.t.Helper()
 	address := v.url + "/operator/"
@@ -108,7 +108,7 @@ func (v *visit) operate() {
 	v.awaitText("h1", "Status")
 }
 
-// seat selects the button of a seat.
+// seat returns the selector of a seat's button.
 func seat(name, state string) string {
 	return fmt.Sprintf(`#map button[aria-label^="Seat %s, %s"]`, name, state)
 }
@@ -119,14 +119,14 @@ func (v *visit) awaitSeat(name, state string) {
 	v.await(fmt.Sprintf("%s is %s", name, state), fmt.Sprintf("document.querySelector(%q)", seat(name, state)))
 }
 
-// awaitHeld waits until so many seats are held.
+// awaitHeld waits until the given number of seats is held.
 func (v *visit) awaitHeld(count int) {
 	v.t.Helper()
 	v.await(fmt.Sprintf("%d seats are held", count), fmt.Sprintf(`document.querySelectorAll("#map button.held").length === %d`, count))
 }
 
-// awaitCount waits until so many have come to a stage. On real servers the flow may count twice, and a message that comes
-// again is counted again.
+// awaitCount waits until the given number has reached a stage. On real servers the flow may count twice, and a redelivered
+// message counts again.
 func (v *visit) awaitCount(stage string, count int) {
 	v.t.Helper()
 	is := "==="
@@ -143,13 +143,13 @@ func (v *visit) hold(name string) {
 	v.awaitSeat(name, "held, yours")
 }
 
-// tab is a page in a browser of its own.
+// tab is a page in its own browser.
 type tab struct {
 	t   testing.TB
 	ctx context.Context
 
 	mu       sync.Mutex
-	problems []string // that the browser reported
+	problems []string // reported by the browser
 }
 
 // newTab starts a browser with an empty profile, until the test ends.
@@ -159,7 +159,7 @@ func newTab(t testing.TB) *tab {
 		chromedp.ExecPath(testenv.Chromium(t)), chromedp.Headless, chromedp.NoSandbox, chromedp.DisableGPU, chromedp.NoFirstRun,
 		chromedp.Flag("disable-quic", true), chromedp.Flag("disable-background-networking", true),
 		chromedp.Flag("disable-component-update", true), chromedp.Flag("disable-sync", true),
-		chromedp.Flag("disable-dev-shm-usage", true), // it is small in containers
+		chromedp.Flag("disable-dev-shm-usage", true), // /dev/shm is small in containers
 		chromedp.WindowSize(1280, 1400),
 	}
 	allocator, stop := chromedp.NewExecAllocator(context.Background(), options...)
@@ -171,7 +171,7 @@ func newTab(t testing.TB) *tab {
 		farewell, cancel := context.WithTimeout(ctx, 10*time.Second)
 		defer cancel()
 		if err := chromedp.Cancel(farewell); err != nil {
-			t.Logf("the browser does not end well: %v", err)
+			t.Logf("the browser did not exit cleanly: %v", err)
 		}
 		closeTab()
 		stop()
@@ -187,7 +187,7 @@ func newTab(t testing.TB) *tab {
 	return p
 }
 
-// listen notes scripts that fail, and what the page's policy forbids. That the shop refuses a request is no problem.
+// listen records failed scripts, and violations of the page's policy. A request that the shop rejects is not a problem.
 func (p *tab) listen(event any) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -204,7 +204,7 @@ func (p *tab) listen(event any) {
 	}
 }
 
-// report fails the test for what was noted, and keeps what the page of a failed test looks like.
+// report fails the test for recorded problems, and keeps the page of a failed test.
 func (p *tab) report() {
 	p.mu.Lock()
 	problems := p.problems
@@ -220,10 +220,10 @@ func (p *tab) report() {
 	text, err1 := chromedp.Run(ctx, chromedp.Evaluate[string]("document.body.innerText"))
 	picture, err2 := chromedp.Run(ctx, chromedp.FullScreenshot(100))
 	if err := errors.Join(err1, err2); err != nil {
-		p.t.Logf("the page cannot be looked at: %v", err)
+		p.t.Logf("could not read the page: %v", err)
 		return
 	}
-	p.t.Logf("the page said:\n%s", text)
+	p.t.Logf("text of the page:\n%s", text)
 	path := filepath.Join(p.t.ArtifactDir(), "page.png")
 	if err := os.WriteFile(path, picture, 0o644); err != nil {
 		p.t.Log(err)
@@ -235,7 +235,7 @@ func (p *tab) run(what string, actions ...chromedp.Action[chromedp.Void]) {
 	ask(p, what, chromedp.Steps(actions...))
 }
 
-// ask runs one action and returns what it tells.
+// ask runs one action and returns its result.
 func ask[T any](p *tab, what string, action chromedp.Action[T]) T {
 	p.t.Helper()
 	ctx, cancel := context.WithTimeout(p.ctx, testenv.Patience)
@@ -275,7 +275,7 @@ func (p *tab) click(selector string) {
 	p.run("click "+selector, chromedp.Click(chromedp.CSS(selector), chromedp.NodeVisible))
 }
 
-// scheme has the visitor like light or dark pages.
+// scheme makes the visitor prefer light or dark pages.
 func (p *tab) scheme(name string) {
 	p.t.Helper()
 	features := []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: name}}
@@ -284,20 +284,20 @@ func (p *tab) scheme(name string) {
 	}
 }
 
-// press presses a key on what a selector finds.
+// press presses a key on the element of a selector.
 func (p *tab) press(selector, key string) {
 	p.t.Helper()
 	p.focus(selector)
 	p.run("press on "+selector, chromedp.KeyEvent(key))
 }
 
-// focus is one step in the page: a live part of it is replaced again and again, and hands the focus on.
+// focus focuses an element in one step of the page, because live parts are replaced repeatedly and pass the focus on.
 func (p *tab) focus(selector string) {
 	p.t.Helper()
 	p.await(selector+" has the focus", fmt.Sprintf(`((e) => e && (e.focus(), document.activeElement === e))(document.querySelector(%q))`, selector))
 }
 
-// follow follows a link or submits a form by keyboard, and waits for the view it leads to.
+// follow follows a link or submits a form by keyboard, and waits for the next view.
 func (p *tab) follow(selector, heading string) {
 	p.t.Helper()
 	p.run("mark the view", chromedp.Evaluate[chromedp.Void](`document.body.dataset.left = ""`))
@@ -310,18 +310,18 @@ func (p *tab) follow(selector, heading string) {
 		if err == nil && !there {
 			err = fmt.Errorf("%s does not lead to %q", selector, heading)
 		}
-		return err // also where there is no document between two views
+		return err // also fails while there is no document between two views
 	})
 }
 
-// fill types a text in the place of what a field has.
+// fill replaces the content of a field with a text.
 func (p *tab) fill(selector, text string) {
 	p.t.Helper()
 	p.focus(selector)
 	p.run("fill "+selector, chromedp.Evaluate[chromedp.Void]("document.activeElement.select()"), chromedp.KeyEvent(text))
 }
 
-// awaitRows waits until a table has so many rows.
+// awaitRows waits until a table has the given number of rows.
 func (p *tab) awaitRows(count int) {
 	p.t.Helper()
 	p.await(fmt.Sprintf("%d rows", count), fmt.Sprintf(`document.querySelectorAll("tbody tr").length === %d`, count))

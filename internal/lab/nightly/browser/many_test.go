@@ -32,9 +32,9 @@ import (
 	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
 )
 
-// TestHundredThousandDeadLetters asks for the views of the page where an outbox and a consumer have so many, and logs how
-// long each takes. Kinds on RabbitMQ take longest: all letters are read, for which a page has a minute. There are fewer, so
-// that the minute is enough on a machine that is busy, and no preview, for which they would be read again.
+// TestHundredThousandDeadLetters requests the views of the page with that many dead letters in an outbox and a consumer,
+// and logs the time of each. Kinds on RabbitMQ take longest: the page must read all letters within a minute. There are
+// fewer letters there, so that a minute is enough on a busy machine, and no preview, which would read them again.
 func TestHundredThousandDeadLetters(t *testing.T) {
 	t.Parallel()
 	const letters, onRabbitMQ = 100_000, 20_000
@@ -54,12 +54,11 @@ func TestHundredThousandDeadLetters(t *testing.T) {
 	})
 	t.Run("RabbitMQ", func(t *testing.T) {
 		t.Parallel()
-		siteOfConsumer(t, rabbitConsumer(t, onRabbitMQ), onRabbitMQ, "default") // it has one queue for all classes
+		siteOfConsumer(t, rabbitConsumer(t, onRabbitMQ), onRabbitMQ, "default") // RabbitMQ has one queue for all classes
 	})
 }
 
-// siteOfConsumer serves the page of a consumer with so many dead letters, which the status counts in a class, and wants its
-// views.
+// siteOfConsumer serves the page of a consumer with the given number of dead letters of a class, and checks its views.
 func siteOfConsumer(t *testing.T, c consumer, letters int, class string) (url string) {
 	t.Helper()
 	url = site(t, operator.Config{Consumers: []operator.Consumer{{Name: "billing", Consumer: c}}})
@@ -68,7 +67,7 @@ func siteOfConsumer(t *testing.T, c consumer, letters int, class string) (url st
 	return url
 }
 
-// wantAllPages goes through all letters of an outbox from page to page.
+// wantAllPages pages through all letters of an outbox.
 func wantAllPages(t *testing.T, url string, letters int) {
 	t.Helper()
 	const perPage = 1000
@@ -88,7 +87,7 @@ func wantAllPages(t *testing.T, url string, letters int) {
 	}
 }
 
-// wantViews wants what is the same of an outbox and a consumer with so many dead letters.
+// wantViews checks the views that are the same for an outbox and a consumer.
 func wantViews(t *testing.T, url string, letters int, status, begin string) {
 	t.Helper()
 	wantView(t, url, status)
@@ -97,8 +96,8 @@ func wantViews(t *testing.T, url string, letters int, status, begin string) {
 	wantView(t, url+"groups", fmt.Sprintf(`<span class="count">%d</span>`, letters/kinds))
 }
 
-// wantView wants a view to be answered without a problem, such as that the page has waited for a minute, in at most a
-// megabyte. A busy machine may need several requests.
+// wantView checks that a view is answered without a problem, such as a minute's timeout, and in at most a megabyte. A busy
+// machine may need several requests.
 func wantView(t *testing.T, url, part string) (body string) {
 	t.Helper()
 	testenv.Eventually(t, func() (err error) {
@@ -108,7 +107,7 @@ func wantView(t *testing.T, url, part string) (body string) {
 	return body
 }
 
-// view asks for a view once. One that has not read all letters within its minute, on a busy machine, says so.
+// view requests a view once. On a busy machine a view may report that it could not read all letters within its minute.
 func view(t *testing.T, url, part string) (string, error) {
 	t.Helper()
 	const most = 1 << 20
@@ -129,13 +128,13 @@ func view(t *testing.T, url, part string) (string, error) {
 
 var quiet = inbox.ConsumerConfig{Logger: slog.New(slog.DiscardHandler)}
 
-// kinds are those of the letters.
+// kinds is the number of kinds of letters.
 const kinds = 20
 
-// consumer is one on any broker.
+// consumer is a consumer on any broker.
 type consumer interface{ operator.DeadLetterer }
 
-// consumerOf has dead letters of these names in memory, and does not run any more.
+// consumerOf returns a stopped consumer in memory with dead letters of these names.
 func consumerOf(t *testing.T, names ...string) consumer {
 	t.Helper()
 	broker, mux := inboxtest.NewBroker(), inbox.NewMux()
@@ -156,7 +155,7 @@ func consumerOf(t *testing.T, names ...string) consumer {
 	return c
 }
 
-// rabbitConsumer has so many dead letters of all kinds on RabbitMQ, and does not run.
+// rabbitConsumer returns a consumer, not running, with dead letters of all kinds on RabbitMQ.
 func rabbitConsumer(t *testing.T, letters int) consumer {
 	t.Helper()
 	const queue = "billing.failed.default"
@@ -177,7 +176,7 @@ func rabbitConsumer(t *testing.T, letters int) consumer {
 	return c
 }
 
-// redisConsumer has so many dead letters of all kinds on Redis Streams, and does not run.
+// redisConsumer returns a consumer, not running, with dead letters of all kinds on Redis Streams.
 func redisConsumer(t *testing.T, letters int) consumer {
 	t.Helper()
 	const stream, atOnce = "shop", 1000
@@ -198,21 +197,21 @@ func redisConsumer(t *testing.T, letters int) consumer {
 	return c
 }
 
-// redisLetter is a dead letter as a consumer stores it.
+// redisLetter is a dead letter in the form that a consumer stores.
 func redisLetter(n int) []any {
 	like := rabbitLetter(n)
 	fields := []any{
 		"id", like.MessageId, "name", like.Type, "content-type", like.ContentType, "created-at", like.Timestamp.UTC().Format(time.RFC3339Nano), "body", like.Body,
 	}
 	for name, value := range like.Headers {
-		if name != "holdfast-origin-queue" { // of RabbitMQ alone
+		if name != "holdfast-origin-queue" { // only on RabbitMQ
 			fields = append(fields, name, value)
 		}
 	}
 	return fields
 }
 
-// rabbitLetter is a dead letter as a consumer publishes it.
+// rabbitLetter is a dead letter in the form that a consumer publishes.
 func rabbitLetter(n int) amqp.Publishing {
 	kind, failed := n%kinds, time.Now().UTC().Add(-time.Minute).Format(time.RFC3339Nano)
 	return amqp.Publishing{
@@ -226,7 +225,7 @@ func rabbitLetter(n int) amqp.Publishing {
 	}
 }
 
-// postgresOutbox has so many dead letters of all kinds.
+// postgresOutbox returns an outbox with dead letters of all kinds.
 func postgresOutbox(t *testing.T, letters int) *outboxpgx.Store {
 	t.Helper()
 	pool, schema := pgtest.NewSchema(t)
@@ -242,7 +241,7 @@ func postgresOutbox(t *testing.T, letters int) *outboxpgx.Store {
 	return store
 }
 
-// site is an operator's page in this process, and its address.
+// site serves an operator's page in this process, and returns its address.
 func site(t *testing.T, cfg operator.Config) (url string) {
 	t.Helper()
 	cfg.Log = &operator.MemoryLog{}

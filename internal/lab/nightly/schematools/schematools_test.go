@@ -1,4 +1,5 @@
-// Package schematools has tests only: goose, golang-migrate and atlas apply and undo the files that `schema print` writes.
+// Package schematools contains tests only: goose, golang-migrate and atlas apply and undo the files that `schema print`
+// writes.
 package schematools
 
 import (
@@ -38,23 +39,23 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }
 
-// service is what has tables in a database, and its operator.
+// service is a database with tables of the components, and its operator.
 type service struct {
 	db       *pgxpool.Pool
 	manager  *txretry.Manager
 	outbox   *outboxpgx.Store
 	operator operator.Config
-	older    operator.Config // of the release before, which had fewer files
-	dir      string          // of the tool's files
+	older    operator.Config // of the previous release, which had fewer files
+	dir      string          // with the tool's files
 
-	revisions revisions // what atlas has noted
+	revisions revisions // recorded by atlas
 }
 
 // tool applies all files of a folder, and undoes them.
 type tool struct{ up, down func(*testing.T, *service) }
 
-// TestTools has each tool make the tables: doctor finds them complete, setup adopts them, and they work. Undone, nothing
-// of them is left, and they can be made again.
+// TestTools: each tool makes the tables. doctor finds them complete, setup adopts them, and they work. After undoing,
+// nothing is left, and they can be made again.
 func TestTools(t *testing.T) {
 	t.Parallel()
 	server := testenv.Private(t, testenv.Postgres)
@@ -69,7 +70,7 @@ func TestTools(t *testing.T) {
 				made := s.applied(t)
 				s.run(t, 0, "setup")
 				if after := s.applied(t); strings.Count(made, ";") != 9 || after != made {
-					t.Errorf("setup has applied again what the tool has made: %s, before %s", after, made)
+					t.Errorf("setup has applied files again that the tool had applied: %s, before %s", after, made)
 				}
 				s.use(t)
 				tool.down(t, s)
@@ -79,8 +80,8 @@ func TestTools(t *testing.T) {
 	}
 }
 
-// TestTools_upgrade has each tool apply what a release has beyond the one before, behind a migration of the user's own
-// in the same folder.
+// TestTools_upgrade: each tool applies the files that a release adds to the previous one, after a migration of the user's
+// own in the same folder.
 func TestTools_upgrade(t *testing.T) {
 	t.Parallel()
 	server := testenv.Private(t, testenv.Postgres)
@@ -111,7 +112,7 @@ func TestTools_upgrade(t *testing.T) {
 	}
 }
 
-// database makes one and returns its address.
+// database creates a database and returns its address.
 func database(t *testing.T, server, name string) string {
 	t.Helper()
 	name = "of " + name
@@ -148,7 +149,7 @@ func newService(t *testing.T, url string) *service {
 	return s
 }
 
-// run wants a command to exit with a code, and returns what it prints.
+// run checks that a command exits with a code, and returns its output.
 func (s *service) run(t *testing.T, code int, args ...string) string {
 	t.Helper()
 	var out, errs bytes.Buffer
@@ -158,14 +159,14 @@ func (s *service) run(t *testing.T, code int, args ...string) string {
 	return out.String()
 }
 
-// applied tells what Migrate takes for applied, and since when.
+// applied describes the migrations that Migrate considers applied, and their times.
 func (s *service) applied(t *testing.T) (all string) {
 	t.Helper()
 	must(t, s.db.QueryRow(t.Context(), `SELECT string_agg(component || version || ' ' || applied_at || ';', ' ' ORDER BY component, version) FROM holdfast_migrations`).Scan(&all))
 	return all
 }
 
-// use stores a message by the functions and in the tables that were made.
+// use stores a message with the functions and tables that the tool made.
 func (s *service) use(t *testing.T) {
 	t.Helper()
 	must(t, s.manager.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
@@ -181,7 +182,7 @@ func (s *service) use(t *testing.T) {
 	}
 }
 
-// wantNothing wants nothing to be left but what notes the versions, ours without any.
+// wantNothing checks that nothing is left except the tables of versions, and that ours is empty.
 func (s *service) wantNothing(t *testing.T) {
 	t.Helper()
 	rows, _ := s.db.Query(t.Context(), `
@@ -189,7 +190,7 @@ func (s *service) wantNothing(t *testing.T) {
 		UNION ALL SELECT proname::text FROM pg_proc WHERE pronamespace = current_schema()::regnamespace
 		UNION ALL SELECT typname::text FROM pg_type WHERE typnamespace = current_schema()::regnamespace
 		UNION ALL SELECT component || version FROM holdfast_migrations`)
-	left, err := pgx.CollectRows(rows, pgx.RowTo[string]) // the error of Query too
+	left, err := pgx.CollectRows(rows, pgx.RowTo[string]) // also returns the error of Query
 	must(t, err)
 	for _, name := range left {
 		if !strings.Contains(name, "holdfast_migrations") && !strings.Contains(name, "goose_") && !strings.Contains(name, "schema_migrations") {
@@ -222,7 +223,7 @@ func gooseDown(t *testing.T, s *service) {
 	must(t, err)
 }
 
-// migrating runs golang-migrate on a connection of its own, which it closes.
+// migrating runs golang-migrate on its own connection, which it closes.
 func (s *service) migrating(t *testing.T, do func(*gomigrate.Migrate) error) {
 	t.Helper()
 	driver, err := gomigratepgx.WithInstance(stdlib.OpenDB(*s.db.Config().ConnConfig), &gomigratepgx.Config{})
@@ -239,8 +240,8 @@ func migrateUp(t *testing.T, s *service) { s.migrating(t, (*gomigrate.Migrate).U
 
 func migrateDown(t *testing.T, s *service) { s.migrating(t, (*gomigrate.Migrate).Down) }
 
-// atlasUp hashes the folder, as `atlas migrate hash` does, and applies it statement by statement. It has a connection
-// of its own: atlas empties the search path for a while, and restores it on whatever connection it is given then.
+// atlasUp hashes the folder, like `atlas migrate hash`, and applies it statement by statement. It uses its own connection,
+// because atlas empties the search path for a while, and may restore it on a different connection.
 func atlasUp(t *testing.T, s *service) {
 	dir, err := migrate.NewLocalDir(s.dir)
 	must(t, err)
@@ -253,12 +254,12 @@ func atlasUp(t *testing.T, s *service) {
 	defer func() { must(t, db.Close()) }()
 	driver, err := postgres.Open(db)
 	must(t, err)
-	executor, err := migrate.NewExecutor(driver, dir, s.revisions, migrate.WithAllowDirty(true)) // of holdfast_migrations, the second time
+	executor, err := migrate.NewExecutor(driver, dir, s.revisions, migrate.WithAllowDirty(true)) // holdfast_migrations exists the second time
 	must(t, err)
 	must(t, executor.ExecuteN(t.Context(), 0))
 }
 
-// revisions are what atlas notes.
+// revisions are the revisions that atlas records.
 type revisions map[string]*migrate.Revision
 
 func (r revisions) Ident() *migrate.TableIdent { return &migrate.TableIdent{Name: "atlas_revisions"} }
@@ -285,7 +286,7 @@ func (r revisions) DeleteRevision(_ context.Context, version string) error {
 	return nil
 }
 
-// plainDown runs what `schema print --down` prints: the files for atlas have nothing that undoes them.
+// plainDown runs the output of `schema print --down`, because the files for atlas have no down migrations.
 func plainDown(t *testing.T, s *service) {
 	_, err := s.db.Exec(t.Context(), s.run(t, 0, "schema", "print", "--down"))
 	must(t, err)
