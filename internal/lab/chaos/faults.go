@@ -81,10 +81,10 @@ func kinds() []kind {
 		{name: "stop", what: "SIGSTOP, and SIGCONT", deal: (*dealer).stops},
 		{name: "restart", what: "asked to end, and started again", deal: (*dealer).restarts},
 		{name: "failover", what: "the primary killed -9 and its standby promoted; Postgres synchronous, Redis as it always is", deal: (*dealer).failovers},
-		{name: "failover-async", what: "Postgres again, its standby behind: what it lacks is lost, and counted", deal: (*dealer).asyncFailovers},
+		{name: "failover-async", what: "Postgres again, its standby behind: the missing changes are lost, and counted", deal: (*dealer).asyncFailovers},
 		{name: "cut", what: "connections reset, new ones refused", deal: (*dealer).cuts},
 		{name: "delay", what: "every read late", deal: (*dealer).delays},
-		{name: "half-open", what: "connections open, and silent for ever", deal: (*dealer).halfOpens},
+		{name: "half-open", what: "connections open, and silent forever", deal: (*dealer).halfOpens},
 		{name: "lost-bytes", what: "requests arrive, answers are lost", deal: (*dealer).lostBytes},
 		{name: "disk-full", what: "no room left: on Postgres' own disk, and RabbitMQ's alarm", deal: (*dealer).fullDisks, lacks: noDisk},
 		{name: "memory-alarm", what: "RabbitMQ's alarm: publishers are blocked", deal: (*dealer).memoryAlarms},
@@ -92,7 +92,7 @@ func kinds() []kind {
 		{name: "read-only", what: "Redis a replica, as when an address moves too early; Postgres in read-only transactions", deal: (*dealer).readOnly},
 		{name: "locks", what: "a table locked by another session", deal: (*dealer).locks},
 		{name: "clock", what: "the clocks of Postgres or Redis jump", deal: (*dealer).clocks, missing: noClocks},
-		{name: "deploy", what: "a rolling deploy to the version before and back", deal: (*dealer).deploys},
+		{name: "deploy", what: "a rolling deploy to the previous version and back", deal: (*dealer).deploys},
 		{name: "double", what: "two faults of two kinds at once", deal: (*dealer).doubles},
 	}
 }
@@ -292,7 +292,7 @@ func (p *process) kill() error {
 func (d *dealer) killedInHand() []fault {
 	inHand := func(role string, kind testenv.Kind) fault {
 		p := pick(d.rng, d.s.named(role))
-		f := d.fault(p.Name+" killed with messages in hand",
+		f := d.fault(p.Name+" killed with messages in flight",
 			func(context.Context) error {
 				p.links[kind].Pause()
 				return nil

@@ -56,7 +56,7 @@ type flags struct {
 
 func main() {
 	var f flags
-	flag.IntVar(&f.seeds, "seeds", 0, "how many `seeds` to run, whatever -minutes says")
+	flag.IntVar(&f.seeds, "seeds", 0, "how many `seeds` to run, regardless of -minutes")
 	flag.Uint64Var(&f.seed, "seed", 0, "the one seed to run, or the first of several (default: random)")
 	flag.Float64Var(&f.minutes, "minutes", 60, "how long to start new faults")
 	flag.StringVar(&f.only, "only", "", "the `kinds` of faults, separated by commas (default all)")

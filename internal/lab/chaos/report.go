@@ -335,8 +335,8 @@ func (r Report) lost(b *strings.Builder) {
 	if lines.Len() == 0 {
 		return
 	}
-	b.WriteString("\n## Lost by asynchronous failover\n\nA standby that is behind when its primary dies lacks what had committed since: this was read from the old primary's disk afterwards.\n" +
-		"What clients were told of it does not hold; everything else does.\n\n" + lines.String())
+	b.WriteString("\n## Lost by asynchronous failover\n\nA standby that is behind when its primary dies lacks the newest commits. They were read from the old primary's disk afterwards.\n" +
+		"Answers to clients about these commits do not hold; everything else does.\n\n" + lines.String())
 }
 
 func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }

@@ -12,7 +12,7 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }
 
-func TestLedger_findsLies(t *testing.T) {
+func TestLedger_findsFaults(t *testing.T) {
 	t.Parallel()
 	ids := make([]uuid.UUID, 4) // the last one was never committed
 	for i := range ids {

@@ -88,7 +88,7 @@ func (c *checker) sales() {
 	}
 	for id, to := range status {
 		if got := c.state.Reservations[id].Status; got != to {
-			c.found("reservation %s is %q, its last message says %q", id, got, to)
+			c.found("reservation %s is %q, its last message has %q", id, got, to)
 		}
 	}
 }
@@ -112,7 +112,7 @@ func (c *checker) answers() {
 			} else if one.final.status == 200 {
 				ended[id] = status
 				if got := c.state.Reservations[id].Status; got != status {
-					c.found("reservation %s is %s, a client was told %s", id, got, status)
+					c.found("reservation %s is %s, a client got %s", id, got, status)
 				}
 			}
 		}
@@ -125,7 +125,7 @@ func (c *checker) answers() {
 			}
 		}
 		if (r.Status == "confirmed" || r.Status == "cancelled") && ended[id] != r.Status && !open[id+r.Status] {
-			c.found("reservation %s is %s, which nobody asked for", id, r.Status)
+			c.found("reservation %s is %s without a request", id, r.Status)
 		}
 	}
 }
@@ -212,7 +212,7 @@ func (c *checker) rows() {
 			c.found("reservation %s is still held, due at %s", id, r.ExpiresAt.Format("15:04:05"))
 		}
 		if r.Learned != r.Status {
-			c.found("reservation %s is %s, the read model says %q", id, r.Status, r.Learned)
+			c.found("reservation %s is %s, the read model has %q", id, r.Status, r.Learned)
 		}
 		if r.Status == "confirmed" {
 			confirmed -= len(r.Seats)

@@ -76,33 +76,33 @@ func TestChecks(t *testing.T) {
 		spoil func(s *story)
 		want  string // empty: nothing is found
 	}{
-		"nothing":                  {func(*story) {}, ""},
-		"a seat sold twice":        {func(s *story) { s.write("reservation.held", "r3", "A1", time.Minute) }, "was sold to r3"},
-		"a reservation ends twice": {func(s *story) { s.write("reservation.cancelled", "r1", "A1", time.Minute) }, `went from "confirmed"`},
-		"expired early":            {func(s *story) { s.history.written[3].at = began.Add(time.Second) }, "was expired at"},
-		"confirmed late":           {func(s *story) { s.history.written[2].at = began.Add(time.Minute) }, "was confirmed at"},
-		"a lost success":           {func(s *story) { delete(s.state.Reservations, "r1") }, "is not stored"},
-		"another status than told": {func(s *story) { s.reservation("r1", func(r *shoptest.Reservation) { r.Status = "cancelled" }) }, "a client was told confirmed"},
-		"an effect nobody asked for": {func(s *story) {
+		"nothing":                      {func(*story) {}, ""},
+		"a seat sold twice":            {func(s *story) { s.write("reservation.held", "r3", "A1", time.Minute) }, "was sold to r3"},
+		"a reservation ends twice":     {func(s *story) { s.write("reservation.cancelled", "r1", "A1", time.Minute) }, `went from "confirmed"`},
+		"expired early":                {func(s *story) { s.history.written[3].at = began.Add(time.Second) }, "was expired at"},
+		"confirmed late":               {func(s *story) { s.history.written[2].at = began.Add(time.Minute) }, "was confirmed at"},
+		"a lost success":               {func(s *story) { delete(s.state.Reservations, "r1") }, "is not stored"},
+		"another status than answered": {func(s *story) { s.reservation("r1", func(r *shoptest.Reservation) { r.Status = "cancelled" }) }, "a client got confirmed"},
+		"an effect without a request": {func(s *story) {
 			s.state.Reservations["r3"] = shoptest.Reservation{User: "u", Status: "expired", Learned: "expired"}
 		}, "no request explains it"},
-		"a confirm nobody asked for": {func(s *story) { delete(s.history.answers, "k3") }, "which nobody asked for"},
+		"a confirm without a request": {func(s *story) { delete(s.history.answers, "k3") }, "without a request"},
 		"one id for two keys": {func(s *story) {
 			s.history.answers["k4"] = answered{request{path: "/api/reservations", user: "u"}, answer{status: 201, body: `{"id":"r1"}`}}
 		}, "answers two keys"},
-		"a lost event":                              {func(s *story) { s.event("k4", `{"id":"f"}`) }, "event f is not stored"},
-		"one event for two keys":                    {func(s *story) { s.event("k4", `{"id":"e"}`) }, "event e answers two keys"},
-		"two events for one key":                    {func(s *story) { s.store("f") }, "event f: no request explains it"},
-		"an event without its key":                  {func(s *story) { delete(s.history.answers, "k0") }, "event e: no request explains it"},
-		"an event that was not told":                {func(s *story) { s.store("f"); s.event("k4", "") }, ""},
-		"two events that were not told for one key": {func(s *story) { s.store("f"); s.store("g"); s.event("k4", "") }, "event g: no request explains it"},
-		"a seat of nobody":                          {func(s *story) { s.state.Seats[1].State = "held" }, "seat A2 is held"},
-		"still held":                                {func(s *story) { s.reservation("r2", func(r *shoptest.Reservation) { r.Status = "held" }) }, "is still held"},
-		"not learned":                               {func(s *story) { s.reservation("r2", func(r *shoptest.Reservation) { r.Learned = "held" }) }, "the read model says"},
-		"a seat of another event":                   {func(s *story) { s.state.Seats[0].EventID = "f" }, "seat A1 is confirmed"},
-		"a seat lost":                               {func(s *story) { s.state.Seats[0] = shoptest.Seat{EventID: "e", Name: "A1", State: "free"} }, "too many or too few"},
-		"not published":                             {func(s *story) { s.history.published = s.history.published[1:] }, "was not published"},
-		"published and not there":                   {func(s *story) { s.history.took(uuid.Must(uuid.NewV7())) }, "never committed"},
+		"a lost event":                             {func(s *story) { s.event("k4", `{"id":"f"}`) }, "event f is not stored"},
+		"one event for two keys":                   {func(s *story) { s.event("k4", `{"id":"e"}`) }, "event e answers two keys"},
+		"two events for one key":                   {func(s *story) { s.store("f") }, "event f: no request explains it"},
+		"an event without its key":                 {func(s *story) { delete(s.history.answers, "k0") }, "event e: no request explains it"},
+		"an event without an answer":               {func(s *story) { s.store("f"); s.event("k4", "") }, ""},
+		"two events without an answer for one key": {func(s *story) { s.store("f"); s.store("g"); s.event("k4", "") }, "event g: no request explains it"},
+		"a seat without a reservation":             {func(s *story) { s.state.Seats[1].State = "held" }, "seat A2 is held"},
+		"still held":                               {func(s *story) { s.reservation("r2", func(r *shoptest.Reservation) { r.Status = "held" }) }, "is still held"},
+		"not in the read model":                    {func(s *story) { s.reservation("r2", func(r *shoptest.Reservation) { r.Learned = "held" }) }, "the read model has"},
+		"a seat of another event":                  {func(s *story) { s.state.Seats[0].EventID = "f" }, "seat A1 is confirmed"},
+		"a seat lost":                              {func(s *story) { s.state.Seats[0] = shoptest.Seat{EventID: "e", Name: "A1", State: "free"} }, "too many or too few"},
+		"not published":                            {func(s *story) { s.history.published = s.history.published[1:] }, "was not published"},
+		"published and not there":                  {func(s *story) { s.history.took(uuid.Must(uuid.NewV7())) }, "never committed"},
 		"out of order": {func(s *story) {
 			p := s.history.published
 			p[0], p[2] = p[2], p[0]

@@ -7,14 +7,14 @@
 //   - every successful answer is durable, and one key has one effect and one answer;
 //   - no user passes the rate limit too often, except for refunds and for counts that Redis lost;
 //   - every committed message is published, in the order of its key, and takes effect once;
-//   - every hold ends, nothing is stuck, no process ends by itself or takes longer than 45 s to end when asked, and no goroutine
-//     is left.
+//   - every hold ends, nothing is stuck, no process ends by itself or takes longer than 45 s to end when asked, and
+//     no goroutine is left.
 //
 // A fault happens at a step of a process to a server (see package shoptest). The request may be rejected, lose its
-// reply, hang, come late or come twice. The process may be killed or stopped before or after it. Transaction
-// attempts conflict, their COMMITs are rejected or lose their replies, broker sessions end, acks and copies are
-// lost, leases expire early because clocks jump or differ, servers are unreachable, Redis loses its keys and
-// counters, and processes are asked to end and start again.
+// reply, hang, come late or come twice. The process may be killed or stopped before or after it. Transaction attempts
+// conflict, and their COMMITs are rejected or lose their replies. Broker sessions end, and acks and copies are lost.
+// Leases expire early because clocks jump or differ. Servers are unreachable, and Redis loses its keys and counters.
+// Processes are asked to end and start again.
 //
 //	go test ./internal/lab/sim -run=TestSchedules -seeds=20000 -v
 //	go test ./internal/lab/sim -run=TestSeed -seed=17 -v

@@ -242,7 +242,7 @@ func (w *world) look(p *process, err error) {
 		w.found("%s ended by itself", p.name)
 	}
 	if took, tooLong := p.tooLong(); tooLong {
-		w.found("%s ended %v after it was told to", p.name, took)
+		w.found("%s ended %v after it was asked to", p.name, took)
 	}
 }
 

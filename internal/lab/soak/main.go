@@ -11,14 +11,15 @@
 // A series of the shop is flat if the line through its last two thirds gains no more than its bound, which the report shows
 // ("flat up to"), or if the points do not rise with statistical certainty:
 //
-//   - Things that must not stay (rows of the outbox, messages in queues, overdue holds) are counted exactly, and the least of six samples
-//     is judged: a leak of 200 rows an hour shows in half an hour. At the end the outbox must have no row left.
-//   - Goroutines, files and connections are also judged by the least of six samples: a leak of ten an hour shows. Memory varies; a leak of
-//     less than 24 MiB an hour counts as flat (12 of Go's heap).
-//   - The table and the indexes of the outbox may double. A leak of rows shows in their count long before: a few hundred rows are less than
-//     the usual variation of autovacuum.
-//   - Dead rows may grow to those of one or two more minutes. They do not leak one by one: whatever keeps VACUUM from one dead row keeps it
-//     from all later ones, thousands a minute.
+//   - Things that must not stay (rows of the outbox, messages in queues, overdue holds) are counted exactly, and the
+//     least of six samples is judged: a leak of 200 rows an hour shows in half an hour. At the end the outbox must
+//     have no row left.
+//   - Goroutines, files and connections are also judged by the least of six samples: a leak of ten an hour shows.
+//     Memory varies; a leak of less than 24 MiB an hour counts as flat (12 of Go's heap).
+//   - The table and the indexes of the outbox may double. A leak of rows shows in their count long before: a few
+//     hundred rows are less than the usual variation of autovacuum.
+//   - Dead rows may grow to those of one or two more minutes. They do not leak one by one: whatever keeps VACUUM from
+//     one dead row keeps it from all later ones, thousands a minute.
 //
 // The machine may be shared, so rates per second mean little. The criterion is processor time per operation: of this process
 // ("client"), and of Postgres with all its children. Each part prints its report when it ends, and -markdown writes it into
@@ -258,7 +259,7 @@ func (r *report) markdown() string {
 
 func heading(part string) string { return "## " + part }
 
-const title = "# Soak\n\nWritten by `go run ./internal/lab/soak`; what the columns mean is in its package comment.\n"
+const title = "# Soak\n\nWritten by `go run ./internal/lab/soak`; its package comment explains the columns.\n"
 
 // save writes the report into a file, as a section that replaces the section of the part's last run.
 func (r *report) save(file string) error {

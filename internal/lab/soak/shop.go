@@ -183,7 +183,7 @@ func (k *soaking) soak(ctx context.Context, m *sampler, rate float64) (load.Load
 func fromDue(l load.Load) string {
 	text := fmt.Sprintf("p50 %v, p99 %v, from when each was due", l.Percentile(0.5).Round(time.Millisecond), l.Percentile(0.99).Round(time.Millisecond))
 	if l.Missed > 0 {
-		text += fmt.Sprintf("; %d had not begun at the end", l.Missed)
+		text += fmt.Sprintf("; %d had not started at the end", l.Missed)
 	}
 	return text
 }
@@ -267,7 +267,7 @@ func (r *report) answers(full, half shop.Answers) {
 	r.note("Answers at the capacity: %v. At half of it: %v.", full, half)
 	wrong := full.Errors() + half.Errors()
 	r.find(wrong == 0, "%d answers are errors", wrong)
-	r.find(half.Unavailable()*askAgain <= half.All(), "%d of %d answers at half of the capacity are 503, which tells a client to ask again: at most 1 in %d",
+	r.find(half.Unavailable()*askAgain <= half.All(), "%d of %d answers at half of the capacity are 503: at most 1 in %d",
 		half.Unavailable(), half.All(), askAgain)
 }
 

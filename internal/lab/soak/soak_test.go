@@ -63,7 +63,7 @@ func TestSamplerFindsLeaks(t *testing.T) {
 		}
 		for _, row := range r.Tables[0].Rows {
 			if row[0] == "bystander" {
-				t.Error("what never changed has a row")
+				t.Error("a constant series has a row")
 			}
 		}
 		if len(s.series["bystander"].Points) != samples {

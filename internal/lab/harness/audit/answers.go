@@ -86,11 +86,11 @@ func (c *check) durable() {
 			}
 		case OpHold:
 			if !found || r.User != a.Key || r.Event != a.Event || !slices.Equal(r.Seats, a.Seats) {
-				c.find(NotDurable, about(a.Reservation, a.Key), "hold %s of key %s: told %v of %s, there is %+v", a.Reservation, a.Key, a.Seats, a.Event, r)
+				c.find(NotDurable, about(a.Reservation, a.Key), "hold %s of key %s: the answer has %v of %s, the row is %+v", a.Reservation, a.Key, a.Seats, a.Event, r)
 			}
 		case OpConfirm, OpCancel:
 			if want := outcome(a.Op); r.Status != want {
-				c.find(NotDurable, about(a.Reservation), "%s by key %s was told to be %s and is %q", a.Reservation, a.Key, want, r.Status)
+				c.find(NotDurable, about(a.Reservation), "%s: key %s got status %s, the row has %q", a.Reservation, a.Key, want, r.Status)
 			}
 		}
 	}
@@ -137,7 +137,7 @@ func (c *check) eventsOfKeys(answers map[string]Answer) {
 	}
 	untold := slices.DeleteFunc(slices.Clone(c.Events), func(id string) bool { return told[id] })
 	if len(untold) > len(open) {
-		c.find(Unexplained, nil, "%d events that nobody was told of, for %d keys without a final answer: %v", len(untold), len(open), untold)
+		c.find(Unexplained, nil, "%d unconfirmed events for %d keys without a final answer: %v", len(untold), len(open), untold)
 	}
 }
 
@@ -150,7 +150,7 @@ func (c *check) holdsOfKeys(answers map[string]Answer) {
 		}
 		made[r.User] = r.ID
 		if a, told := answers[r.User]; told && !a.success() {
-			c.find(Unexplained, about(r.ID, r.User), "key %s made %s and was told %d %s", r.User, r.ID, a.Status, a.Code)
+			c.find(Unexplained, about(r.ID, r.User), "key %s made %s and got the answer %d %s", r.User, r.ID, a.Status, a.Code)
 		}
 	}
 }
@@ -178,7 +178,7 @@ func (c *check) settled(answers map[string]Answer) {
 	}
 	for id, r := range c.reservations {
 		if (r.Status == Confirmed || r.Status == Cancelled) && told[end{id, r.Status}] == 0 && !open[id] {
-			c.find(Unexplained, about(id), "%s is %s, and nobody was told", id, r.Status)
+			c.find(Unexplained, about(id), "%s is %s without an answer to any client", id, r.Status)
 		}
 	}
 }
@@ -264,7 +264,7 @@ func (c *check) messages() {
 	}
 	for message := range maps.Keys(taken) {
 		if of[message] == "" {
-			c.find(WrongModel, nil, "message %s was taken, and nobody wrote it", message)
+			c.find(WrongModel, nil, "message %s was taken but never written", message)
 		}
 	}
 }
@@ -383,7 +383,7 @@ func (c *check) limits() {
 	}
 	for _, a := range c.Limit.Asked {
 		if !slices.Contains([]int{0, StatusAdmitted, StatusDenied, StatusUndecided}, a.Status) {
-			c.find(Refused, nil, "the user who asks for too much was told %d", a.Status)
+			c.find(Refused, nil, "the user over the limit got %d", a.Status)
 		}
 	}
 }

@@ -20,14 +20,14 @@ const (
 	TwoEffects   = "two effects of one key"
 	Unexplained  = "an effect without an answer"
 	Contradicts  = "answers that contradict each other"
-	Refused      = "an answer that nobody should get"
+	Refused      = "an invalid answer"
 	NotDelivered = "a message that took no effect"
 	EffectTwice  = "a message that took effect twice"
 	WrongModel   = "a read model that does not agree"
 	NotAnnounced = "a change without its message"
 	OverLimit    = "more admitted than the limit"
 	Stuck        = "something left over"
-	NeverDenied  = "a limit that denied nobody"
+	NeverDenied  = "a limit that never denied"
 )
 
 // Finding is a broken promise.

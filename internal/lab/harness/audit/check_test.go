@@ -111,7 +111,7 @@ func (h *sound) told(op, id string) *audit.Answer {
 	return &h.Answers[slices.IndexFunc(h.Answers, func(a audit.Answer) bool { return a.Op == op && a.Reservation == id })]
 }
 
-func TestSound(t *testing.T) {
+func TestCheck_acceptsACorrectHistory(t *testing.T) {
 	t.Parallel()
 	if r := audit.Check(newSound().History); len(r.Findings) > 0 {
 		t.Errorf("%+v", r.Findings)
@@ -157,11 +157,11 @@ func TestCheck_findsBrokenPromises(t *testing.T) {
 			func(h *sound) { h.answer("cancel", "key-x", 200, "e", "r1", audit.Cancelled, nil) },
 			[]string{audit.Contradicts, audit.NotDurable},
 		},
-		"confirmed for nobody": {func(h *sound) {
+		"confirmed without a client": {func(h *sound) {
 			*h.told("confirm", "r1") = audit.Answer{Op: "confirm", Key: "key-r1-c", Status: 409, Code: "RESERVATION_NOT_HELD", Event: "e", Reservation: "r1"}
 		}, []string{audit.Unexplained}},
-		"a read that goes back": {func(h *sound) { h.answer("read", "", 200, "e", "r1", audit.Held, nil) }, []string{audit.Contradicts}},
-		"an event of nobody":    {func(h *sound) { h.Events = append(h.Events, "e2") }, []string{audit.Unexplained}},
+		"a read that goes back":  {func(h *sound) { h.answer("read", "", 200, "e", "r1", audit.Held, nil) }, []string{audit.Contradicts}},
+		"an event without a key": {func(h *sound) { h.Events = append(h.Events, "e2") }, []string{audit.Unexplained}},
 		"two events of one key without an answer": {func(h *sound) {
 			h.answer("event", "key-e2", 0, "", "", "", nil)
 			h.Events = append(h.Events, "e2", "e3")
@@ -180,11 +180,11 @@ func TestCheck_findsBrokenPromises(t *testing.T) {
 			h.change(audit.Change{What: audit.OfEffect, Reservation: "r2"})
 			h.row("r2").Messages = 3
 		}, []string{audit.EffectTwice}},
-		"a message of nobody":  {func(h *sound) { h.change(audit.Change{What: audit.OfTaken, Message: uuid.New()}) }, []string{audit.WrongModel}},
-		"a hold that is due":   {func(h *sound) { h.Left.Due = 1 }, []string{audit.Stuck}},
-		"a dead letter":        {func(h *sound) { h.Left.DeadInbox = 1 }, []string{audit.Stuck}},
-		"a message left over":  {func(h *sound) { h.Left.Outbox = 1 }, []string{audit.Stuck}},
-		"a key behind letters": {func(h *sound) { h.Left.Parked = 1 }, []string{audit.Stuck}},
+		"a message never written": {func(h *sound) { h.change(audit.Change{What: audit.OfTaken, Message: uuid.New()}) }, []string{audit.WrongModel}},
+		"a hold that is due":      {func(h *sound) { h.Left.Due = 1 }, []string{audit.Stuck}},
+		"a dead letter":           {func(h *sound) { h.Left.DeadInbox = 1 }, []string{audit.Stuck}},
+		"a message left over":     {func(h *sound) { h.Left.Outbox = 1 }, []string{audit.Stuck}},
+		"a key behind letters":    {func(h *sound) { h.Left.Parked = 1 }, []string{audit.Stuck}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -268,14 +268,14 @@ func TestExcuses(t *testing.T) {
 		found   string // the kind of the only finding
 		excused string
 	}{
-		"a confirm of what is lost": {func(h *sound) { lost(h, "r9", audit.Held); h.answer(audit.OpConfirm, "key-x", 404, "e", "r9", "", nil) }, "", audit.Refused},
-		"a read of what is lost":    {func(h *sound) { lost(h, "r9", audit.Held); h.answer(audit.OpRead, "", 404, "e", "r9", "", nil) }, "", audit.Refused},
-		"a confirm of what is there": {func(h *sound) {
+		"a confirm of a lost reservation": {func(h *sound) { lost(h, "r9", audit.Held); h.answer(audit.OpConfirm, "key-x", 404, "e", "r9", "", nil) }, "", audit.Refused},
+		"a read of a lost reservation":    {func(h *sound) { lost(h, "r9", audit.Held); h.answer(audit.OpRead, "", 404, "e", "r9", "", nil) }, "", audit.Refused},
+		"a confirm of an existing reservation": {func(h *sound) {
 			lost(h, "r2", audit.Cancelled)
 			h.answer(audit.OpConfirm, "key-x", 404, "e", "r2", "", nil)
 		}, audit.Refused, ""},
-		"a wrong refusal of what is lost": {func(h *sound) { lost(h, "r9", audit.Held); h.answer(audit.OpRead, "", 403, "e", "r9", "", nil) }, audit.Refused, ""},
-		"a hold of no event":              {func(h *sound) { h.answer(audit.OpHold, "key-x", 404, "e9", "", "", nil) }, audit.Refused, ""},
+		"a wrong rejection of a lost reservation": {func(h *sound) { lost(h, "r9", audit.Held); h.answer(audit.OpRead, "", 403, "e", "r9", "", nil) }, audit.Refused, ""},
+		"a hold of no event":                      {func(h *sound) { h.answer(audit.OpHold, "key-x", 404, "e9", "", "", nil) }, audit.Refused, ""},
 		"a hold of a lost event": {func(h *sound) {
 			h.Lost = []audit.Change{{What: audit.OfEvent, Event: "e9"}}
 			h.answer(audit.OpHold, "key-x", 404, "e9", "", "", nil)
@@ -353,13 +353,13 @@ func TestEmptyLimit(t *testing.T) {
 	minute := time.Date(2031, 5, 4, 12, 30, 0, 0, time.UTC)
 	l := audit.Limit{Max: 5, Window: time.Minute}
 	if found := l.Empty(); len(found) != 1 || found[0].Kind != audit.NeverDenied {
-		t.Errorf("nobody asked: %+v", found)
+		t.Errorf("no requests: %+v", found)
 	}
 	for _, status := range []int{0, audit.StatusAdmitted, audit.StatusUndecided} {
 		l.Asked = append(l.Asked, asked(3, status, minute, time.Second)...)
 	}
 	if found := l.Empty(); len(found) != 1 || found[0].Kind != audit.NeverDenied {
-		t.Errorf("nobody was denied: %+v", found)
+		t.Errorf("no denials: %+v", found)
 	}
 	l.Asked = append(l.Asked, asked(1, audit.StatusDenied, minute, time.Second)...)
 	if found := l.Empty(); len(found) > 0 {
