@@ -161,7 +161,7 @@ func TestProblems(t *testing.T) {
 
 // Migration tools use one sequence of numbers: no two packages share a number. Each file has another one that
 // undoes it.
-func TestMigrationsHaveNumbersOfTheirOwn(t *testing.T) {
+func TestMigrations_haveUniqueNumbers(t *testing.T) {
 	t.Parallel()
 	all, err := filepath.Glob("../../*/*/migrations/*.sql")
 	if err != nil {

@@ -68,7 +68,7 @@ func TestBreaker(t *testing.T) {
 func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }
 
 var (
-	errAnswer  = errors.New("the server says no")
+	errAnswer  = errors.New("the server rejects it")
 	errRefused = errors.New("connection refused")
 )
 
@@ -184,7 +184,7 @@ func TestSilentServer(t *testing.T) {
 	}
 }
 
-func TestErrorsThatComeSoon(t *testing.T) {
+func TestAsk_returnsEarlyErrorsAtOnce(t *testing.T) {
 	t.Parallel()
 	for _, want := range []error{nil, errAnswer, errRefused} {
 		s := newServer(func(int, context.Context) error { return want })

@@ -36,7 +36,7 @@ func numbers(r *rand.Rand, n, guilty int) (keys []int, bad map[int]bool) {
 }
 
 // The search finds each key at fault in few trials, and no other key.
-func TestFindsEachAtFault(t *testing.T) {
+func TestSearch_findsFaultyKeys(t *testing.T) {
 	each(t, func(t *testing.T, r *rand.Rand) {
 		n, most := 1+r.IntN(300), 1+r.IntN(300)
 		keys, bad := numbers(r, n, r.IntN(8))
@@ -193,7 +193,7 @@ func TestControl(t *testing.T) {
 		t.Error("guilty without a control")
 	}
 	if guilty, spared := s.Controlled(before); guilty != nil || spared != nil {
-		t.Errorf("what began before the failure is no control: %v, %v", guilty, spared)
+		t.Errorf("a success that started before the failure is not a control: %v, %v", guilty, spared)
 	}
 	if guilty, spared := s.Controlled(s.Mark()); guilty != nil || !slices.Equal(spared, []string{"a"}) || !s.Struck("a") {
 		t.Errorf("after one strike: guilty %v, spared %v", guilty, spared)
@@ -215,7 +215,7 @@ func TestControl(t *testing.T) {
 	}
 	s.Clear("a")
 	if s.Has("a") || s.Struck("a") || s.Known() != 0 {
-		t.Error("what went well is remembered")
+		t.Error("a successful key is remembered")
 	}
 }
 
@@ -279,7 +279,7 @@ func TestOrder(t *testing.T) {
 }
 
 // Beyond Most, keys without a reported outcome are forgotten: the oldest first, groups last.
-func TestBounded(t *testing.T) {
+func TestSearch_forgetsBeyondMost(t *testing.T) {
 	each(t, func(t *testing.T, r *rand.Rand) {
 		s := isolate.New[int](isolate.Singles)
 		s.Most, s.Control, s.Strikes, s.InOrder = 1+r.IntN(50), r.IntN(2) == 0, 2, r.IntN(2) == 0

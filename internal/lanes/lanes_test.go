@@ -161,7 +161,7 @@ func TestSilentServer(t *testing.T) {
 }
 
 // A caller's own deadline ends its wait before the deadline of the trip.
-func TestCallerIsInAHurry(t *testing.T) {
+func TestDo_endsAtTheCallersDeadline(t *testing.T) {
 	play(t, func(s *scene) {
 		close(s.answer)
 		ctx, cancel := context.WithTimeout(s.t.Context(), time.Second)

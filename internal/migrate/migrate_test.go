@@ -50,7 +50,7 @@ func wantRows(t *testing.T, pool *pgxpool.Pool, want int) {
 }
 
 // Several processes apply the files once, even if the database's default isolation is serializable.
-func TestApplyBySeveralAtOnce(t *testing.T) {
+func TestApply_byManyProcesses(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t, pgtest.URL(t)+"&default_transaction_isolation=serializable", 8)
 	var wg sync.WaitGroup
@@ -66,7 +66,7 @@ func TestApplyBySeveralAtOnce(t *testing.T) {
 	apply(t, pool, set("demo_two", files)) // a second table of the same component
 }
 
-func TestApplyOnlyWhatIsNew(t *testing.T) {
+func TestApply_onlyNewFiles(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
 	first := fstest.MapFS{"0001_create.sql": files["0001_create.sql"]}
@@ -76,7 +76,7 @@ func TestApplyOnlyWhatIsNew(t *testing.T) {
 	wantRows(t, pool, 1)
 }
 
-func TestFailingFileLeavesNothing(t *testing.T) {
+func TestApply_failureLeavesNothing(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
 	bad := fstest.MapFS{"0001_create.sql": files["0001_create.sql"], "0002_bad.sql": {Data: []byte(`SELECT nothing FROM nowhere`)}}
@@ -108,7 +108,7 @@ func TestExport(t *testing.T) {
 }
 
 // Apply skips files that another tool applied from the export, and applies files that the tool has undone.
-func TestExportedFilesAreNoted(t *testing.T) {
+func TestExport_filesRecordThemselves(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
 	demo := set("demo", files)

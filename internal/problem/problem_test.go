@@ -49,7 +49,7 @@ func TestWriteType(t *testing.T) {
 	}
 }
 
-func TestWriteSurvivesWhatJSONCannotHold(t *testing.T) {
+func TestWrite_extraThatCannotBeEncoded(t *testing.T) {
 	t.Parallel()
 	rec := httptest.NewRecorder()
 	problem.Write(rec, problem.Problem{Status: 500, Code: "X", Extra: map[string]any{"f": func() {}}})

@@ -87,6 +87,6 @@ func TestRefused(t *testing.T) {
 		}
 	}
 	if sqlstate.Refused(&pgconn.PgError{Code: "54000", Routine: "GetNewTransactionId"}) || sqlstate.Refused(nil) {
-		t.Error("what concerns every statement is refused")
+		t.Error("an error of every statement counts as refused")
 	}
 }

@@ -55,9 +55,13 @@ func (h Host) run(cmd *exec.Cmd) (output []byte, err error) {
 
 // Launch starts a private server and returns when it answers. The caller must Close it.
 //
-// extra are further command-line arguments for Postgres ("-c", "max_connections=5") and Redis ("--appendonly",
-// "yes"), lines of rabbitmq.conf for RabbitMQ, the address of its Postgres and then lines of pgbouncer.ini for
-// PgBouncer, and the lines of prometheus.yml for Prometheus. The error is ErrNotInstalled if there are no binaries.
+// extra depends on the kind:
+//   - Postgres and Redis: command-line arguments, such as "-c", "max_connections=5" or "--appendonly", "yes";
+//   - RabbitMQ: lines of rabbitmq.conf;
+//   - PgBouncer: the address of its Postgres, then lines of pgbouncer.ini;
+//   - Prometheus: the lines of prometheus.yml.
+//
+// The error is ErrNotInstalled if there are no binaries.
 func Launch(ctx context.Context, kind Kind, extra ...string) (*Server, error) {
 	return LaunchSpec(ctx, Spec{Kind: kind, Extra: extra})
 }

@@ -159,7 +159,7 @@ func TestEventBounds(t *testing.T) {
 }
 
 // An attribute that the event leaves out stays absent, even if a header beside the event has it.
-func TestOpenBesideAttributes(t *testing.T) {
+func TestOpened_dropsForeignAttributes(t *testing.T) {
 	t.Parallel()
 	beside := map[string]string{"cloudEvents:partitionkey": "foreign", "cloudEvents_time": "2000-01-01T00:00:00Z", "tenant": "a"}
 	headers, _, _, ok := newSymfony(t, format.Symfony{}).Opened(beside, []byte(`{"specversion":"1.0","id":"1","source":"/s","type":"t"}`), eventType)
@@ -193,7 +193,7 @@ func TestEventIdentity(t *testing.T) {
 			t.Errorf("%s: %v, %s", prefix, s.ID("", headers), s.Name("", headers))
 		}
 		if !wire.Identifies(prefix+"id") || wire.Identifies(prefix+"subject") || wire.Identifies("id") {
-			t.Errorf("%s: not what identifies an event", prefix)
+			t.Errorf("%s: does not identify an event", prefix)
 		}
 		delete(headers, prefix+"source")
 		if s.ID("", headers) != uuid.Nil || s.Name("", headers) != "" || wire.EventAttribute(headers, "time") != "" {

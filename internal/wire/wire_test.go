@@ -220,7 +220,7 @@ func TestSymfonyName(t *testing.T) {
 	}
 }
 
-func TestSymfonyRefuses(t *testing.T) {
+func TestNewSymfony_rejects(t *testing.T) {
 	t.Parallel()
 	_, err := wire.NewSymfony(format.Symfony{
 		Classes: map[string]string{"a": `\App\A`, "b": "App.B", "c": `App\C`, "d": `App\C`, "e": "", "f": "A" + strings.Repeat("a", 200)},

@@ -396,7 +396,7 @@ func read(name string, events io.Reader, log io.Writer) (suite, error) {
 // render returns the report. head describes its origin.
 func render(head string, all []outcome) string {
 	var text strings.Builder
-	text.WriteString("# Versions\n\n" + head + "\n\nThe suites of the adapters run on servers of Debian's releases. A version is what the server itself answered; a\n" +
+	text.WriteString("# Versions\n\n" + head + "\n\nThe suites of the adapters run on servers of Debian's releases. The server itself reported its version; a\n" +
 		"number is how many tests passed. Suites of PostgreSQL run behind the PgBouncer named too.\n")
 	for _, product := range []string{"PostgreSQL", "Redis", "Valkey", "RabbitMQ"} {
 		table(&text, product, all)

@@ -35,7 +35,7 @@ func program(t *testing.T, args ...string) (cmd *exec.Cmd, temp string) {
 	return cmd, temp
 }
 
-func TestCommandSeesServersAndItsCodeIsKept(t *testing.T) {
+func TestCommand_getsServersAndKeepsExitCode(t *testing.T) {
 	t.Parallel()
 	cmd, temp := program(t, "sh", "-c", "env; cat; exit 7")
 	cmd.Stdin = strings.NewReader("from stdin")

@@ -1,16 +1,16 @@
 // Command test runs the tests of the whole repository, in one of three tiers:
 //
-//	go run ./internal/lab/test            # tier 2: everything a change must not break, on real servers
-//	go run ./internal/lab/test -tier=1    # without servers: what `go test work` runs, with a summary
-//	go run ./internal/lab/test -tier=3    # the nightly tests as well; `make nightly` adds the other parts of a night
+//	go run ./internal/lab/test            # tier 2: everything that a change must not break, on real servers
+//	go run ./internal/lab/test -tier=1    # without servers: the same as `go test work`, with a summary
+//	go run ./internal/lab/test -tier=3    # with the nightly tests; `make nightly` adds the other parts of a night
 //
-// It checks the formatting, compiles every package with its tests while internal/lab/servers gets the servers, runs the
-// tests of every module in go.work, and fails if that changed a file of the go command, such as go.work.sum. It prints
-// a line for each package, the output of each failed test at once, and at the end the slowest packages and tests.
-// A package or test that needs more CPU time than its budget fails the run (see budget.txt): CPU time does not depend
-// on what else the machine does.
+// It checks the formatting and compiles every package with its tests, while internal/lab/servers starts the servers. It
+// runs the tests of every module in go.work, and fails if that changed a file of the go command, such as go.work.sum.
+// It prints a line for each package, the output of each failed test at once, and at the end the slowest packages and
+// tests. A package or test that needs more CPU time than its budget fails the run (see budget.txt): unlike wall time,
+// CPU time hardly depends on other load.
 //
-// It imports the standard library only, so it runs before any module is downloaded and can name what is missing.
+// It imports the standard library only, so that it runs before any module is downloaded and can list missing programs.
 package main
 
 import (

@@ -1,6 +1,6 @@
 <?php
 
-// What an application has of its own: a message, and the classes of stamps.
+// The application's own classes: a message, and stamps.
 
 namespace Freyr\MessageBroker\Inbox {
     final class MessageIdStamp implements \Symfony\Component\Messenger\Stamp\StampInterface
@@ -31,7 +31,7 @@ namespace App\Messenger {
         }
     }
 
-    /** Has names in place of classes, as freyr/message-broker does. */
+    /** Uses names instead of classes, like freyr/message-broker. */
     final class NameSerializer extends Serializer
     {
         private const NAMES = [\App\Message\OrderPlaced::class => 'order.placed'];

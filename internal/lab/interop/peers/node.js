@@ -1,5 +1,5 @@
-// Messages on Node.js, with amqplib and pg. The first argument says in JSON what to do; each thing that
-// happens is a line of JSON.
+// Messages on Node.js, with amqplib and pg. The first argument is a task in JSON. The output has one line of
+// JSON per event.
 
 const crypto = require('node:crypto')
 const amqplib = require('amqplib')
@@ -43,7 +43,7 @@ async function send(todo, connection) {
   }
 }
 
-// What is not among the properties: the body is JSON, and the id begins with the milliseconds.
+// Defaults for missing properties: the body is JSON, and the time is in the first 48 bits of the id.
 const contentTypeOf = (properties) => properties.contentType || 'application/json'
 const writtenAt = ({ timestamp, messageId }) => timestamp || Math.floor(parseInt(messageId.replace(/-/g, '').slice(0, 12), 16) / 1000)
 

@@ -1,5 +1,5 @@
-"""Messages in Python, with pika, redis and psycopg2. The first argument says in JSON what to do; each thing that
-happens is a line of JSON."""
+"""Messages in Python, with pika, redis and psycopg2. The first argument is a task in JSON. The output has one line
+of JSON per event."""
 
 import json
 import os

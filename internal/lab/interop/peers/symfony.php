@@ -1,8 +1,7 @@
 <?php
 
-// Symfony Messenger as an application has it: its bus, its worker, its retries and its failure
-// transport, on a transport of RabbitMQ or Redis. The first argument says in JSON what to do; each thing
-// that happens is a line of JSON.
+// Symfony Messenger with the parts that an application has: bus, worker, retries and failure transport, on
+// RabbitMQ or Redis. The first argument is a task in JSON. The output has one line of JSON per event.
 
 foreach (['Messenger', 'Serializer', 'PropertyAccess', 'PropertyInfo', 'EventDispatcher', 'ErrorHandler'] as $component) {
     require_once "/usr/share/php/Symfony/Component/$component/autoload.php";
@@ -84,7 +83,7 @@ function serializer(string $kind): Serializer|PhpSerializer
     };
 }
 
-/** A transport named "orders", or the one for failures. A place of somebody else is not set up. */
+/** The transport "orders", or the failure transport. It does not create foreign queues. */
 function transport(array $do, string $name)
 {
     $serializer = serializer($do['serializer']);
@@ -127,7 +126,7 @@ function send(array $do, MessageBus $bus): void
     }
 }
 
-/** What a handler knows of its message. */
+/** A handler's view of its message. */
 function seen(Envelope $envelope): array
 {
     $message = $envelope->getMessage();
@@ -148,7 +147,7 @@ function seen(Envelope $envelope): array
     return $known;
 }
 
-/** Fails for an order "fail-N" as often as its number says. */
+/** Fails N times for an order "fail-N". */
 function handle(Envelope $envelope): void
 {
     $message = $envelope->getMessage();
@@ -160,7 +159,7 @@ function handle(Envelope $envelope): void
     tell('handled', ['orderId' => $message->orderId]);
 }
 
-/** Gives the handler its envelope, which a middleware has. */
+/** A middleware that passes the envelope to the handler. */
 final class Remember implements \Symfony\Component\Messenger\Middleware\MiddlewareInterface
 {
     public static Envelope $envelope;
