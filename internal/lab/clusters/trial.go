@@ -144,7 +144,7 @@ func (t *trial) run(ctx context.Context, chosen *regexp.Regexp) (v verdict, err 
 // outage is how long a fault with an end lasts: longer than any cluster here needs to notice it.
 const outage = 20 * time.Second
 
-// faults of the clusters and their hosts. The failover of Postgres is last, because no standby is left after it.
+// faults returns the faults of the clusters and their hosts. The failover of Postgres is last, because no standby is left after it.
 func (t *trial) faults() []harness.Fault {
 	h := t.house
 	whole := func(well func(context.Context) error) func(context.Context) error { // until the cluster is whole again

@@ -132,7 +132,7 @@ func (c *check) seatRows() {
 		for _, seat := range r.Seats {
 			at := place{r.Event, seat}
 			if other := holders[at]; other != "" {
-				c.find(SoldTwice, about(other, r.ID), "seat %d of %s is that of %s and of %s", seat, r.Event, other, r.ID)
+				c.find(SoldTwice, about(other, r.ID), "seat %d of %s belongs to %s and to %s", seat, r.Event, other, r.ID)
 			}
 			holders[at] = r.ID
 		}
@@ -266,7 +266,7 @@ type Answer struct {
 	// Client gets its answers one after the other, except for requests that it sends twice at once.
 	Client int
 	Op     string
-	// Key is the idempotency key, "" for a read. Each user has one key for holds or events, which is also the user's name.
+	// Key is the idempotency key, "" for a read. The key of a hold or an event belongs to one user, who has the same name.
 	Key string
 	// Event and Reservation come from the request, or from the answer if the request created them.
 	Event       string
