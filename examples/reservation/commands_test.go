@@ -23,7 +23,7 @@ import (
 	"github.com/holdfast-go/holdfast/internal/testenv/redistest"
 )
 
-// nowhere are servers that are not there.
+// nowhere are servers that do not exist.
 var nowhere = services{"postgres://x@127.0.0.1:1/x", "redis://127.0.0.1:1/0", "amqp://127.0.0.1:1/"}
 
 // The commands of an operator work on the servers of a shop, and doctor reports a server it cannot reach once.
@@ -82,12 +82,12 @@ func TestCommands_onServers(t *testing.T) {
 	nowhereDB := s
 	nowhereDB.databaseURL = nowhere.databaseURL
 	code, _, errs := command(t, nowhereDB.env(), "doctor")
-	if code != 1 || strings.Count(errs, "Postgres cannot be asked") != 1 || strings.Count(errs, "\n") != 1 {
+	if code != 1 || strings.Count(errs, "Postgres is unreachable") != 1 || strings.Count(errs, "\n") != 1 {
 		t.Errorf("without a database doctor exits with %d: %s", code, errs)
 	}
 }
 
-// TestCommands_deadLetters sends what no consumer can read, and has an operator look at it and drop it.
+// TestCommands_deadLetters sends a message that no consumer can decode. An operator shows, retries and drops it.
 func TestCommands_deadLetters(t *testing.T) { brokers(t, testDeadLetters) }
 
 func testDeadLetters(t *testing.T, flags ...string) {
@@ -95,7 +95,7 @@ func testDeadLetters(t *testing.T, flags ...string) {
 	s := services{pgtest.URL(t), redistest.URL(t), broker.URL}
 	asConsumer := slices.Concat(flags, []string{"-backend=services", "-role=consumer"})
 	consumer := start(t, s.env(), asConsumer...)
-	awaitReady(t, consumer.url) // its queue is there
+	awaitReady(t, consumer.url) // its queue exists
 	id := uuid.Must(uuid.NewV7()).String()
 	body := `{"reservation_id":7}`
 	if len(flags) == 0 {
@@ -135,7 +135,7 @@ func testDeadLetters(t *testing.T, flags ...string) {
 	if out := operate("retry", "--class=validation", "--by=ada", "--reason=mended"); out != "outbox: 0 retried\nreservation.stats: 1 retried\n" {
 		t.Errorf("retry prints %q", out)
 	}
-	consumer = start(t, s.env(), asConsumer...) // it reads no better now
+	consumer = start(t, s.env(), asConsumer...) // it still cannot decode it
 	wantsStatus(counted)
 	consumer.stop()
 	if out := operate("drop", id, "--by=ada"); out != "outbox: 0 dropped\nreservation.stats: 1 dropped\n" {
@@ -165,7 +165,7 @@ func TestProcess_stopsBeforeItsServersCome(t *testing.T) {
 	p, _ := launch(t, nowhere.env(), "-backend=services")
 	testenv.Eventually(t, func() error {
 		if !strings.Contains(p.stderr.String(), "trying again") {
-			return fmt.Errorf("it says %q", p.stderr)
+			return fmt.Errorf("it prints %q", p.stderr)
 		}
 		return nil
 	})
@@ -181,7 +181,7 @@ func TestOps_address(t *testing.T) {
 			ops, _, _ = strings.Cut(after, "\n")
 		}
 		if ops == "" {
-			return fmt.Errorf("it says %q", shop.stdout)
+			return fmt.Errorf("it prints %q", shop.stdout)
 		}
 		return nil
 	})
@@ -196,7 +196,7 @@ func TestOps_address(t *testing.T) {
 	shop.stop()
 }
 
-// The metric by which relays are scaled, and the paths that are probed, are what the shop serves.
+// The shop serves the metric that scales relays, and the probed paths.
 func TestDeploy_probes(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile("deploy/kubernetes.yaml")
@@ -204,7 +204,7 @@ func TestDeploy_probes(t *testing.T) {
 	shop := start(t, nil)
 	c := newClient(t, shop.url)
 	for _, match := range regexp.MustCompile(`metric: \{name: ([a-z_]+)\}`).FindAllStringSubmatch(string(text), -1) {
-		testenv.Eventually(t, func() error { // once the relay has looked
+		testenv.Eventually(t, func() error { // after the relay's first look
 			if metrics := string(c.get("/metrics").wants(200, "").body); !strings.Contains(metrics, "\n"+match[1]) {
 				return fmt.Errorf("/metrics has no %s", match[1])
 			}
@@ -234,7 +234,7 @@ func acceptsHTML(t *testing.T, address string) (status int, body string) {
 	return resp.StatusCode, string(text)
 }
 
-// The shop has its page in memory unless it is switched off, and a stream that does not hold up the end.
+// The shop in memory has its page unless it is switched off. The page's stream does not delay the shutdown.
 func TestShopPage_inMemory(t *testing.T) {
 	t.Parallel()
 	shop := start(t, nil)
@@ -246,11 +246,11 @@ func TestShopPage_inMemory(t *testing.T) {
 	noError(t, err)
 	defer func() { _ = resp.Body.Close() }()
 	if line := "the shop's page is " + shop.url + "/\n"; !strings.Contains(shop.stdout.String(), line) {
-		t.Errorf("it says %q", shop.stdout)
+		t.Errorf("it prints %q", shop.stdout)
 	}
 	shop.stop()
 	if strings.Contains(shop.stderr.String(), "did not stop") {
-		t.Errorf("the stream held up the end: %s", shop.stderr)
+		t.Errorf("the stream delayed the shutdown: %s", shop.stderr)
 	}
 
 	bare := start(t, nil, "-page=false")
@@ -259,7 +259,7 @@ func TestShopPage_inMemory(t *testing.T) {
 	}
 }
 
-// TestShopPage_onServers wants nothing there that makes trouble, and the limits as Redis has them.
+// TestShopPage_onServers checks that the page has no buttons that cause faults, and shows the limits from Redis.
 func TestShopPage_onServers(t *testing.T) {
 	t.Parallel()
 	shop := start(t, newServices(t).env(), "-backend=services", "-page")
@@ -279,7 +279,7 @@ func TestShopPage_onServers(t *testing.T) {
 	for lines := bufio.NewScanner(resp.Body); lines.Scan(); {
 		if data, ok := strings.CutPrefix(lines.Text(), "data: "); ok {
 			if !strings.Contains(data, `"name":"user","left":10`) || !strings.Contains(data, `"name":"global","left":999`) || strings.Contains(data, `"trials"`) {
-				t.Errorf("the stream tells %s", data)
+				t.Errorf("the stream sent %s", data)
 			}
 			break
 		}
@@ -287,7 +287,7 @@ func TestShopPage_onServers(t *testing.T) {
 	shop.stop()
 }
 
-// pressed does what a button of the page does, and returns the status.
+// pressed posts the form of a button on the page, and returns the status.
 func pressed(t *testing.T, address string, fields url.Values) int {
 	t.Helper()
 	resp, err := http.PostForm(address, fields)

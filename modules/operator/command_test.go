@@ -42,7 +42,7 @@ func testRelayAndSweep(t *testing.T) {
 	r.wants(t, 0, []string{"sweep", "--dry-run"}, "2")
 	r.wants(t, 0, []string{"sweep"}, "expired 2, poisoned 0")
 	r.wants(t, 0, []string{"sweep"}, "expired 0")
-	r.wants(t, 0, []string{"doctor"}, "all is well")
+	r.wants(t, 0, []string{"doctor"}, "no problems found")
 	r.wants(t, 0, []string{"setup"})
 	r.wants(t, 0, []string{"prune"})
 }
@@ -109,7 +109,7 @@ func TestIdempotencyShow(t *testing.T) {
 	check(t, store.Complete(t.Context(), claim, driver.Response{Status: 201, Body: []byte("secret\x1b[2J")}))
 	for _, args := range [][]string{shown, append(shown, "--json")} {
 		if out := r.wants(t, 0, args, "done", "201"); strings.Contains(out, "secret") {
-			t.Errorf("the stored answer is shown unasked: %s", out)
+			t.Errorf("the stored answer is shown without --body: %s", out)
 		}
 	}
 	if out := r.wants(t, 0, append(shown, "--body"), "gate, body:", "secret [2J"); strings.Contains(out, "\x1b") {
@@ -133,7 +133,7 @@ func TestDeadLetters(t *testing.T) {
 		t.Errorf("inbox dead prints %q", out)
 	}
 	if out := r.wants(t, 0, []string{"inbox", "dead", "--until=1h"}); out != "" {
-		t.Errorf("none that old: %q", out)
+		t.Errorf("some are listed as that old: %q", out)
 	}
 	if out := r.wants(t, 0, []string{"inbox", "dead", "--since=1h", "--json", "--limit=1"}); strings.Count(out, `"id"`) != 1 {
 		t.Errorf("the first one: %q", out)
@@ -144,7 +144,7 @@ func TestDeadLetters(t *testing.T) {
 		t.Errorf("parked are %s", out)
 	}
 	if out := r.wants(t, 0, []string{"outbox", "pending", "--key=key b"}); out != "" {
-		t.Errorf("of the key b are %s", out)
+		t.Errorf("the key b has %s", out)
 	}
 	r = newRig(t)
 	r.wants(t, 0, []string{"show", r.ids["a"].String()}, "no exchange a", "tenant=x", `"secret":"a"`)
@@ -196,7 +196,7 @@ func TestRetryAndDropAreNoted(t *testing.T) {
 	r.wants(t, 0, []string{"drop", "--by=bob", r.ids["d"].String()}, "billing: 1 dropped")
 	for _, args := range [][]string{{"drop"}, {"retry"}, {"drop", "--dry-run"}, {"drop", "--from=billing", uuid.NewString()}} {
 		args = append(args, "--by=bob", r.ids["d"].String()) // which is gone
-		if code, _, errs := r.run(t, args...); code != 1 || !strings.Contains(errs, "no such dead letter") {
+		if code, _, errs := r.run(t, args...); code != 1 || !strings.Contains(errs, "no dead letter") {
 			t.Errorf("%q exits with %d: %s", args, code, errs)
 		}
 	}
@@ -209,8 +209,7 @@ func TestRetryAndDropAreNoted(t *testing.T) {
 	}
 }
 
-// A place that is named twice, or by its kind too, is one place; one whose name is that of a kind is
-// meant before the others of the kind.
+// A place that is named twice, or also by its kind, is one place. A place's name takes precedence over a kind.
 func TestFrom(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -225,18 +224,18 @@ func TestFrom(t *testing.T) {
 	}
 }
 
-// looks are the commands that change nothing by themselves. schema print writes files, with some of its flags.
+// looks are the commands that change nothing. schema print is not one of them: some of its flags write files.
 var looks = map[string]bool{
 	"status": true, "outbox pending": true, "outbox parked": true, "outbox dead": true, "inbox dead": true, "groups": true, "show": true,
 	"log": true, "page": true, "mcp": true, "limits show": true, "idempotency show": true, "expiry due": true, "expiry stuck": true, "schema grants": true, "doctor": true,
 }
 
-// unnoted are the commands whose changes are not an operator's: what relay publishes was decided by whoever wrote it, and
+// unnoted are the commands whose changes are not logged: relay publishes messages that others have written, and
 // schema print writes files.
 var unnoted = map[string]bool{"relay": true, "schema print": true}
 
-// Every command that changes something has a flag that keeps it from that, and says who does it and why; no other has.
-func TestWhatChangesHasADryRun(t *testing.T) {
+// Every command that changes something has --dry-run, --by and --reason. No other command has them.
+func TestCommands_changesHaveDryRun(t *testing.T) {
 	t.Parallel()
 	changing := 0
 	var visit func(cmd *cobra.Command)
@@ -275,7 +274,7 @@ func (a *aged) Prune(context.Context) (int, error) {
 	return n, nil
 }
 
-// mute prunes, and does not tell how much that will be.
+// mute prunes, but does not count in advance.
 type mute struct{ pruned bool }
 
 func (s *mute) Prune(context.Context) (int, error) {
@@ -289,7 +288,7 @@ func TestPruneDryRun(t *testing.T) {
 	quiet := &mute{}
 	r.cfg.Parts = []operator.Part{{Name: "aged", Part: &aged{3}}, {Name: "silent", Part: quiet}}
 	for range 2 {
-		r.wants(t, 0, []string{"prune", "--dry-run"}, "WOULD BE", "aged     3\n", "silent   it does not tell\n")
+		r.wants(t, 0, []string{"prune", "--dry-run"}, "WOULD BE", "aged     3\n", "silent   unknown\n")
 		r.wants(t, 0, []string{"prune", "--dry-run", "--json"}, `"count": 3`, `"count": null`)
 	}
 	if quiet.pruned {

@@ -52,7 +52,7 @@ func (p partly) Remove(ctx context.Context, f inbox.Filter, r inbox.Removal) (in
 	return n, inbox.ErrHeld
 }
 
-// partlyConsumer has them.
+// partlyConsumer has the dead letters of partly.
 type partlyConsumer struct{ letters partly }
 
 func (c partlyConsumer) DeadLetters() inbox.DeadLetters { return c.letters }
@@ -61,7 +61,7 @@ func (c partlyConsumer) Stats(context.Context) (inbox.Stats, error) {
 	return inbox.Stats{Dead: map[string]int{"default": 0}, Held: true}, nil
 }
 
-// newPartlyRig is a rig that sees a part of its consumer's dead letters.
+// newPartlyRig returns a rig that sees only a part of its consumer's dead letters.
 func newPartlyRig(t *testing.T) *rig {
 	t.Helper()
 	r := newRig(t)
@@ -69,8 +69,8 @@ func newPartlyRig(t *testing.T) *rig {
 	return r
 }
 
-// A part of the dead letters is shown as a part, and no command passes it off as all.
-func TestPartOfTheLetters(t *testing.T) {
+// A part of the dead letters is shown as a part, and no command reports it as all.
+func TestDeadLetters_heldByAnotherSession(t *testing.T) {
 	t.Parallel()
 	for command, shown := range map[string]string{
 		"inbox dead":                          "no handler for d",
@@ -93,23 +93,23 @@ func TestPartOfTheLetters(t *testing.T) {
 	newPartlyRig(t).wants(t, 0, []string{"status"}, "-            0+ ")
 	newPartlyRig(t).wants(t, 0, []string{"status", "--json"}, `"part": true`)
 	if out := newRig(t).wants(t, 0, []string{"status", "--json"}); strings.Contains(out, `"part"`) {
-		t.Errorf("the status of all is that of a part: %s", out)
+		t.Errorf("the complete status is marked as a part: %s", out)
 	}
 	if out := newPartlyRig(t).wants(t, 0, []string{"outbox", "dead", "--json"}); strings.Contains(out, `"part"`) {
 		t.Errorf("an outbox has no parts: %s", out)
 	}
 	page := serve(t, newPartlyRig(t), page.Config{Authorize: everything, Mask: func(operator.MaskedMessage) []byte { return nil }})
-	page.get(t, "", 200, "and those that another session holds")
+	page.get(t, "", 200, "more held by another session")
 	page.get(t, "groups?from=billing", 200, "another session holds the rest", "2+")
-	page.get(t, "dead-letters?from=billing", 200, "3 that could be seen, a part only.")
+	page.get(t, "dead-letters?from=billing", 200, "3 visible, a part only.")
 	page.get(t, "dead-letters?from=billing&key=none", 200, "None could be seen.")
-	page.get(t, "preview?what=retry&from=billing&patch=%7B%22a%22:1%7D", 200, "3 cannot be", "another session holds the rest")
+	page.get(t, "preview?what=retry&from=billing&patch=%7B%22a%22:1%7D", 200, "3 would fail", "another session holds the rest")
 }
 
 // far is a time in milliseconds that was read as seconds.
 var far = time.Unix(1_800_000_000_000, 0)
 
-// farConsumer has dead letters of another program, whose times no JSON can tell.
+// farConsumer has dead letters of another program, with times that JSON cannot express.
 type farConsumer struct{ operator.DeadLetterer }
 
 func (c farConsumer) DeadLetters() inbox.DeadLetters { return farLetters{c.DeadLetterer.DeadLetters()} }
@@ -127,7 +127,7 @@ func (l farLetters) List(ctx context.Context, f inbox.Filter) ([]inbox.DeadLette
 }
 
 // One dead letter with an odd time does not hide the others from --json and from agents.
-func TestTimesThatJSONCannotTell(t *testing.T) {
+func TestDeadLetters_timesBeyondJSON(t *testing.T) {
 	t.Parallel()
 	a := newAgent(t, agents.Config{}, func(cfg *operator.Config) { cfg.Consumers[0].Consumer = farConsumer{cfg.Consumers[0].Consumer} })
 	a.wants(t, 0, []string{"inbox", "dead", "--json"}, a.ids["d"].String())
@@ -135,14 +135,14 @@ func TestTimesThatJSONCannotTell(t *testing.T) {
 	a.tells(t, "explain", map[string]any{"id": a.ids["d"]}, "no handler for d")
 }
 
-// alone has dead letters that fail the test where two look at the same time.
+// alone has dead letters that fail the test if two goroutines read them at the same time.
 type alone struct {
 	inbox.DeadLetters
 	t     *testing.T
 	taken *sync.Mutex
 }
 
-// aloneConsumer has them.
+// aloneConsumer has the dead letters of alone.
 type aloneConsumer struct{ alone alone }
 
 func (c aloneConsumer) DeadLetters() inbox.DeadLetters { return c.alone }
@@ -150,7 +150,7 @@ func (c aloneConsumer) DeadLetters() inbox.DeadLetters { return c.alone }
 func (a alone) look() {
 	a.t.Helper()
 	if !a.taken.TryLock() {
-		a.t.Error("two look at the same time")
+		a.t.Error("two readers at the same time")
 		return
 	}
 	defer a.taken.Unlock()
@@ -172,7 +172,7 @@ func (a alone) Replay(ctx context.Context, f inbox.Filter, how inbox.Replay) (in
 	return a.DeadLetters.Replay(ctx, f, how)
 }
 
-// Of many who look at a consumer's dead letters each sees all of them, as they take turns.
+// Viewers of a consumer's dead letters take turns, so that each sees all of them.
 func TestPageViewersTakeTurns(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -187,7 +187,7 @@ func TestPageViewersTakeTurns(t *testing.T) {
 	viewers.Wait()
 }
 
-// A body is replaced on the way back, by a file or by a patch; the log says so.
+// A file or a patch replaces a body on retry, and the log records it.
 func TestEdit(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -211,7 +211,7 @@ func TestEdit(t *testing.T) {
 	}
 }
 
-// Messages without an id are different ones, though they count as one: only one gets the body.
+// Messages without an id are different messages with the same id: only one of them gets the body.
 func TestEditWithoutID(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -222,16 +222,16 @@ func TestEditWithoutID(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "body")
 	check(t, os.WriteFile(file, []byte("mended"), 0o600))
 	code, out, errs := r.run(t, "retry", "--from=billing", "--body="+file, uuid.Nil.String())
-	if code != 1 || out != "billing: 1 retried, 1 could not be\n" || !strings.Contains(errs, "the same id") {
+	if code != 1 || out != "billing: 1 retried, 1 failed\n" || !strings.Contains(errs, "the same id") {
 		t.Errorf("exits with %d: %s%s", code, out, errs)
 	}
 	r.take(t)
 	if left := r.wants(t, 0, []string{"show", uuid.Nil.String()}); strings.Contains(left, "apples") == strings.Contains(left, "pears") || strings.Count(left, "mended") != 1 {
-		t.Errorf("the letters are %s", left)
+		t.Errorf("the dead letters are %s", left)
 	}
 }
 
-// A body is edited as a whole or by a patch, shown before it is sent, and kept from those who may not see it.
+// A body is edited as a whole or by a patch. The page shows it before it is sent, and hides it from those who may not see it.
 func TestPageEdits(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, page.Config{Authorize: everything, Mask: func(m operator.MaskedMessage) []byte {
@@ -241,18 +241,18 @@ func TestPageEdits(t *testing.T) {
 		return m.Body
 	}})
 	one := "outbox/" + s.ids["a"].String()
-	s.get(t, "dead-letter?from=outbox&body=1&id="+one, 200, "Retry it with another body", `name="edited"`)
+	s.get(t, "dead-letter?from=outbox&body=1&id="+one, 200, "Edit body", `name="edited"`)
 	s.get(t, "dead-letter?from=billing&body=1&id=billing/"+s.ids["d"].String(), 200, "hidden by the service")
 	form := url.Values{"what": {"retry"}, "id": {one}, "edited": {"{\r\n  \"secret\": \"z\"\r\n}"}}
 	s.post(t, "preview", form, 200, "1 would be sent again", `"secret": "z"`)
-	s.job(t, form, "with other bodies")
+	s.job(t, form, "with edited bodies")
 	if body := s.published(t, "a"); body != `{"secret":"z"}` {
 		t.Errorf("the body is %s", body)
 	}
 	s.get(t, "log", 200, "edit and retry")
 
 	all := url.Values{"what": {"retry"}, "from": {"billing"}, "patch": {`{"secret":null,"mended":true}`}}
-	s.post(t, "preview", all, 200, "2 would be sent again", ", 1 cannot be", "the service hides a part of the body", `"mended": true`)
+	s.post(t, "preview", all, 200, "2 would be sent again", ", 1 would fail", "the service hides a part of the body", `"mended": true`)
 	for _, wrong := range []url.Values{
 		{"what": {"drop"}, "patch": {`{"a":1}`}},
 		{"what": {"retry"}, "patch": {`[1]`}},
@@ -266,7 +266,7 @@ func TestPageEdits(t *testing.T) {
 	}
 }
 
-// A mask that panics hides the body, also in a change, where nobody else would catch it.
+// A mask that panics hides the body, also during a change, where nothing else recovers.
 func TestMaskPanics(t *testing.T) {
 	t.Parallel()
 	mask := func(operator.MaskedMessage) []byte { panic("no such field") }
@@ -278,25 +278,25 @@ func TestMaskPanics(t *testing.T) {
 	a.tells(t, "explain", map[string]any{"id": a.ids["a"], "body": true}, "hidden by the service", "!secret")
 }
 
-// Who may change something, and see no bodies, edits none.
+// A user who may change messages but not see bodies edits none.
 func TestPageEditsNothingUnseen(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, page.Config{Authorize: func(*http.Request) (operator.Access, error) { return operator.Access{By: "ada", Change: true}, nil }})
 	if body := s.get(t, "preview?what=retry", 200); strings.Contains(body, "patch") {
-		t.Errorf("a patch is asked for: %s", body)
+		t.Errorf("the page offers a patch: %s", body)
 	}
 	s.post(t, "apply", url.Values{"what": {"retry"}, "patch": {`{"a":1}`}}, 400, "may not see bodies")
 }
 
 var after = regexp.MustCompile(`--after=(\S+)`)
 
-// The lists of an outbox tell how they go on, and end. A consumer's have no order to go on in.
+// The lists of an outbox print how to continue, and end. A consumer's dead letters have no order to continue in.
 func TestListsGoOn(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	r.goesOn(t, "outbox", "dead")
 	for _, args := range [][]string{{}, {"--json"}} {
-		if _, out, errs := r.run(t, append([]string{"inbox", "dead", "--limit=2"}, args...)...); !strings.HasPrefix(errs, "billing: the first 2 that were found") || strings.Contains(out+errs, "after=") {
+		if _, out, errs := r.run(t, append([]string{"inbox", "dead", "--limit=2"}, args...)...); !strings.HasPrefix(errs, "billing: showing the first 2 found") || strings.Contains(out+errs, "after=") {
 			t.Errorf("inbox dead %v prints %q, %q", args, out, errs)
 		}
 	}
@@ -309,11 +309,11 @@ func TestListsGoOn(t *testing.T) {
 		r.wants(t, 2, []string{"outbox", list, "--after=1"})
 	}
 	if out := r.wants(t, 0, []string{"outbox", "dead", "--after=1", "--from=second"}, "no exchange b"); strings.Contains(out, "no exchange a") {
-		t.Errorf("behind the first of the second outbox are %s", out)
+		t.Errorf("after the first of the second outbox come %s", out)
 	}
 }
 
-// goesOn goes through a list of a and b by pages of one.
+// goesOn reads a list of a and b by pages of one.
 func (r *rig) goesOn(t *testing.T, list ...string) {
 	t.Helper()
 	page := func(id string, args ...string) (more string) {
@@ -341,7 +341,7 @@ func (r *rig) goesOn(t *testing.T, list ...string) {
 	r.wants(t, 0, append(list, "--limit=1", "--json"), `"cursor": "`)
 }
 
-// timeless are dead letters whose last one has a time that is beyond all others and that no time.Time can tell.
+// timeless has two dead letters. The last one has a time beyond the range of time.Time, which is read as zero.
 type timeless struct{ operator.OutboxStore }
 
 func (s timeless) DeadLetters() outbox.DeadLetters {
@@ -368,7 +368,7 @@ func newTimelessRig(t *testing.T) *rig {
 
 var next = regexp.MustCompile(`rel="next" href="([^"]*)"`)
 
-// The page of an outbox leads to the next one, and back to the first.
+// A page of an outbox links to the next page, and to the first.
 func TestPageGoesOn(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, page.Config{Authorize: everything})
@@ -381,27 +381,27 @@ func TestPageGoesOn(t *testing.T) {
 		return html.UnescapeString(link[1])
 	}
 	first := s.get(t, "dead-letters?from=outbox&limit=1", 200, "The oldest 1.", "no exchange a")
-	second := s.get(t, follow(first), 200, "1 more.", "no exchange b", "The first ones")
+	second := s.get(t, follow(first), 200, "1 more.", "no exchange b", "First page")
 	if strings.Contains(second, "no exchange a") || strings.Contains(second, `name="after"`) {
 		t.Errorf("the second page, whose form is about all that match, is %s", second)
 	}
-	s.get(t, follow(second), 200, "There is none.", "The first ones")
+	s.get(t, follow(second), 200, "There is none.", "First page")
 	for _, address := range []string{"dead-letters?limit=1", "dead-letters?from=billing&limit=1"} {
-		if body := s.get(t, address, 200, "The first 1 that were found."); next.MatchString(body) {
+		if body := s.get(t, address, 200, "The first 1 found."); next.MatchString(body) {
 			t.Errorf("%s: %s", address, body)
 		}
 	}
 	timeless := serve(t, newTimelessRig(t), page.Config{Authorize: everything})
 	timeless.get(t, follow(timeless.get(t, "dead-letters?from=outbox&limit=2", 200, "no exchange b")), 200, "There is none.")
 	if body := s.get(t, "groups?from=outbox&after=1", 200, "no exchange a"); strings.Contains(body, "after=") {
-		t.Errorf("from the kinds one comes into the middle of a list: %s", body)
+		t.Errorf("the groups link into the middle of a list: %s", body)
 	}
 	s.get(t, "dead-letters?from=billing&after=1", 200, "is only for a List of an outbox")
 	s.get(t, "preview?what=retry&from=outbox&after=1", 200, `<span class="count">2</span>`)
 
 	s.wants(t, 0, []string{"retry", "--all", "--from=outbox", "--rate=0.01"})
 	s.get(t, follow(s.get(t, "waiting?limit=1", 200, "key a")), 200, "There is none.")
-	s.get(t, follow(s.get(t, "waiting?parked=1&limit=1", 200, "key b")), 200, "There is none.", "Those that wait for their first")
+	s.get(t, follow(s.get(t, "waiting?parked=1&limit=1", 200, "key b")), 200, "There is none.", "Messages that wait for their first")
 }
 
 func TestMCPGoesOn(t *testing.T) {
@@ -414,7 +414,7 @@ func TestMCPGoesOn(t *testing.T) {
 	a.tells(t, "dead_letters", nil, "no exchange a", "no handler for c")
 }
 
-// A paused outbox publishes nothing until it is resumed, and the status and the log say who did it and why.
+// A paused outbox publishes nothing until it is resumed. The status and the log show who paused it, and why.
 func TestPause(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

@@ -17,7 +17,7 @@ import (
 	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
 )
 
-// What a service has already.
+// The parts of a service.
 var (
 	pool     *pgxpool.Pool
 	store    *outboxpgx.Store
@@ -48,7 +48,7 @@ type person struct {
 	Support, Operator bool
 }
 
-// What the service knows of its visitors and its messages.
+// The service's own users, messages and server.
 var (
 	service      operator.Config
 	mux          *http.ServeMux
@@ -57,7 +57,7 @@ var (
 	withoutNames func(body []byte) []byte
 )
 
-// A service mounts the page beside its own addresses.
+// A service mounts the page beside its own routes.
 func Example_page() {
 	handler, err := page.New(service, page.Config{
 		Authorize: func(r *http.Request) (operator.Access, error) {

@@ -33,7 +33,7 @@ import (
 	"github.com/holdfast-go/holdfast/txretry"
 )
 
-// Statements on the tables of each package that only their own jobs may run.
+// Statements on the tables of each package that only the package's own jobs may run.
 var (
 	onOutbox = []string{
 		"SELECT body FROM holdfast_outbox", "UPDATE holdfast_outbox SET due_at = now()", "DELETE FROM holdfast_outbox", "SELECT FROM holdfast_outbox_lanes FOR UPDATE",
@@ -136,7 +136,7 @@ func TestGrantsRelay(t *testing.T) {
 		t.Errorf("%d rows are pruned, want two messages, a key and an entry", n)
 	}
 	if err := p.outbox.Check(t.Context()); err != nil && strings.Contains(err.Error(), "permission") {
-		t.Errorf("Check = %v", err) // what it finds is the server's
+		t.Errorf("Check = %v", err) // other findings are about the server
 	}
 	if depth := must(p.outbox.Depth(t.Context()))(t); depth.Dead != 2 {
 		t.Errorf("%+v", depth)
@@ -217,7 +217,7 @@ func (p parts) consume(t *testing.T) (letters inbox.DeadLetters, send func(id uu
 		}
 }
 
-// park has a message of each key become a dead letter for which the key waits.
+// park makes a message of each key a dead letter. The key waits for it.
 func (p parts) park(t *testing.T, keys ...string) {
 	t.Helper()
 	check(t, inboxpgx.Handle(p.inbox, "order.paid", func(context.Context, pgx.Tx, map[string]string) error {
@@ -250,7 +250,7 @@ func TestGrantsIdempotency(t *testing.T) {
 	}
 	d.exec(t, "UPDATE holdfast_idempotency SET expires_at = now() - interval '1 s'")
 	if n := must(p.keys.Prune(t.Context()))(t); n != 3 {
-		t.Errorf("%d records are pruned, want that of a transaction and two of claims", n)
+		t.Errorf("%d records are pruned, want 3: one of a transaction, two of claims", n)
 	}
 	p.refused(t, allOf(onOutbox, toOutbox, onInbox, onLog, onHolds)...)
 }
@@ -299,7 +299,7 @@ func TestGrantsOperate(t *testing.T) {
 	o.wants(t, 1, []string{"expiry", "stuck"}, "holds")
 	o.wants(t, 0, []string{"idempotency", "show", "a"}, "free")
 	o.wants(t, 0, []string{"prune"}, "billing      1", "idempotency  1")
-	if log := o.wants(t, 0, []string{"log"}, "ada"); strings.Count(log, "\n") != 12 { // what pruned nothing is not there
+	if log := o.wants(t, 0, []string{"log"}, "ada"); strings.Count(log, "\n") != 12 { // a prune without effect is not logged
 		t.Errorf("the log has %s", log)
 	}
 	p.refused(t, allOf(toOutbox[1:], onHolds[:1], []string{
@@ -308,7 +308,7 @@ func TestGrantsOperate(t *testing.T) {
 	})...)
 }
 
-// A service that calls Migrate at each start has no right to create tables.
+// A service may call Migrate at each start without the right to create tables.
 func TestGrants_migrate(t *testing.T) {
 	t.Parallel()
 	d := newDatabase(t)
@@ -341,7 +341,7 @@ func TestGrantsMistakes(t *testing.T) {
 	}
 }
 
-// database has the tables of all packages in a schema, and holds of a shop.
+// database has the tables of all packages in a schema, and the table holds of a shop.
 type database struct {
 	schema, url string
 	owner       *pgxpool.Pool
@@ -366,7 +366,7 @@ func (d *database) exec(t *testing.T, sql string) {
 	check(t, err)
 }
 
-// parts are the packages on one role's connections.
+// parts are the packages on the connections of one role.
 type parts struct {
 	pool    *pgxpool.Pool
 	manager *txretry.Manager
@@ -402,7 +402,7 @@ func (p parts) operator(t *testing.T, relay *outbox.Relay) *rig {
 	}}
 }
 
-// role makes a role that may do what is printed for the job, and returns the packages on its connections.
+// role makes a role with the privileges that are printed for the job, and returns the packages on its connections.
 func (d *database) role(t *testing.T, job string) parts {
 	t.Helper()
 	name := "Holdfast " + job + " " + rand.Text()[:8]
@@ -423,12 +423,12 @@ func (d *database) role(t *testing.T, job string) parts {
 	var user string
 	check(t, pool.QueryRow(t.Context(), "SELECT current_user").Scan(&user))
 	if user != name {
-		t.Fatalf("the connections are of %q", user)
+		t.Fatalf("the connections belong to %q", user)
 	}
 	return d.as(t, pool)
 }
 
-// refused wants the role to be refused each statement, and to be let do none of it.
+// refused checks that the role may run none of the statements.
 func (p parts) refused(t *testing.T, statements ...string) {
 	t.Helper()
 	const insufficientPrivilege = "42501"

@@ -15,49 +15,49 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// Log keeps what operators did. *PostgresLog and *MemoryLog are two. Its methods are safe for
+// Log records the actions of operators. *PostgresLog and *MemoryLog implement it. Its methods are safe for
 // concurrent use.
 type Log interface {
-	// Begin notes an action before anything is changed, and returns its number.
+	// Begin records an action before anything is changed, and returns its number.
 	Begin(ctx context.Context, a Action) (int64, error)
-	// End adds what came of it. An action that never ended was cut off.
+	// End adds the outcome. An action without an end was interrupted.
 	End(ctx context.Context, number int64, count int, failure string) error
-	// List returns the newest actions that the filter chooses, the newest first.
+	// List returns the newest actions that match the filter, the newest first.
 	List(ctx context.Context, f LogFilter) ([]Action, error)
 }
 
 // LogFilter chooses actions.
 type LogFilter struct {
-	// Limit is how many at most; at least 1.
+	// Limit bounds the number of actions; at least 1.
 	Limit int
-	// WithoutUpkeep leaves out what a service does by itself, too: what IsUpkeep reports.
+	// WithoutUpkeep leaves out actions that a service also runs by itself: see IsUpkeep.
 	WithoutUpkeep bool
 }
 
-// Action is something that an operator did.
+// Action is one action of an operator.
 type Action struct {
-	// At is the time at which it began; of upkeep without --by and --reason that at which it ended.
+	// At is the time at which it started. For upkeep without --by and --reason it is the time at which it ended.
 	At time.Time `json:"at"`
-	// What is a command that changes something, such as "retry". On is the part that it changed, and
-	// Chosen which of it.
+	// What is the command, such as "retry". On is the part that it changed, and Chosen the selection within
+	// the part.
 	What   string `json:"what"`
 	On     string `json:"on"`
 	Chosen string `json:"chosen"`
 	By     string `json:"by"`
 	Reason string `json:"reason"`
-	// Count is how many were changed; nil: it is not known, since the action did not come to its end.
+	// Count is how many were changed; nil: unknown, because the action did not end.
 	Count *int `json:"count"`
-	// Failure says why not all was done. Empty: it was.
+	// Failure is the reason why not everything was done. Empty: it was.
 	Failure string `json:"failure,omitempty"`
 }
 
-// upkeep are the commands that do what a service does by itself, too.
+// upkeep are the commands that a service also runs by itself.
 var upkeep = []string{"sweep", "prune", "setup"}
 
-// IsUpkeep reports whether a service does the same by itself: sweep, prune and setup.
+// IsUpkeep reports whether a service also does this by itself: sweep, prune and setup.
 func (a Action) IsUpkeep() bool { return slices.Contains(upkeep, a.What) }
 
-// logKept is how many actions a MemoryLog remembers.
+// logKept is how many actions a MemoryLog keeps.
 const logKept = 1000
 
 // MemoryLog keeps the last 1,000 actions in memory, for a service on fakes. The zero value is empty.
@@ -106,7 +106,7 @@ func (l *MemoryLog) List(_ context.Context, f LogFilter) ([]Action, error) {
 // logTimeout bounds each statement of a PostgresLog.
 const logTimeout = 10 * time.Second
 
-// logTable is where a PostgresLog keeps actions, in the schema that the search path decides.
+// logTable is the table of a PostgresLog, in the schema of the search path.
 const logTable = "holdfast_operator_log"
 
 //go:embed migrations/*.sql
@@ -120,7 +120,7 @@ type PostgresLog struct {
 	pool *pgxpool.Pool
 }
 
-// NewPostgresLog returns a log on the pool. Migrate makes its table.
+// NewPostgresLog returns a log on the pool. Migrate creates its table.
 func NewPostgresLog(pool *pgxpool.Pool) (*PostgresLog, error) {
 	if pool == nil {
 		return nil, errors.New("operator: the pool of the log is nil")
@@ -131,18 +131,18 @@ func NewPostgresLog(pool *pgxpool.Pool) (*PostgresLog, error) {
 // undefinedTable is the SQLSTATE of a table that does not exist.
 const undefinedTable = "42P01"
 
-// migrateLock makes those wait that create the table at the same time.
+// migrateLock is the key of the advisory lock that serializes Migrate.
 const migrateLock = 7_204_118_332
 
-// Migrate creates the table if there is none. Several processes may do so at once.
+// Migrate creates the table if there is none. Several processes may call it at once.
 func (l *PostgresLog) Migrate(ctx context.Context) error {
 	return l.within(ctx, "migrate", func(ctx context.Context) error {
-		var made bool // then a role needs no right to create it
+		var made bool // if it exists, the role needs no right to create it
 		if err := l.pool.QueryRow(ctx, "SELECT to_regclass($1) IS NOT NULL", logTable).Scan(&made); err == nil && made {
 			return nil
 		}
 		return pgx.BeginFunc(ctx, l.pool, func(tx pgx.Tx) error {
-			// The lock must not outlive a connection that falls silent.
+			// A connection that falls silent must not keep the lock.
 			if _, err := tx.Exec(ctx, "SELECT set_config('idle_in_transaction_session_timeout', '5s', true)"); err != nil {
 				return err
 			}
@@ -155,7 +155,7 @@ func (l *PostgresLog) Migrate(ctx context.Context) error {
 	})
 }
 
-// Schema returns the SQL file that Migrate applies, and the one that undoes it, as the packages of
+// Schema returns the SQL file that Migrate applies, and the file that undoes it, as the packages of
 // Holdfast do.
 func (l *PostgresLog) Schema() fs.FS {
 	files, err := fs.Sub(logFiles, "migrations")
@@ -165,7 +165,7 @@ func (l *PostgresLog) Schema() fs.FS {
 	return files
 }
 
-// Check returns what keeps actions from being noted, or nil.
+// Check returns the reason why actions cannot be logged, or nil.
 func (l *PostgresLog) Check(ctx context.Context) error {
 	_, err := l.List(ctx, LogFilter{Limit: 1})
 	if failed, ok := errors.AsType[*pgconn.PgError](err); ok && failed.Code == undefinedTable {
@@ -179,7 +179,7 @@ type missingLog struct{}
 
 func (missingLog) Error() string { return "operator: the table " + logTable + " is missing" }
 
-// Mend says what to do.
+// Mend returns the fix.
 func (missingLog) Mend() string { return "call PostgresLog.Migrate, or the command setup" }
 
 // Begin implements Log.
@@ -223,7 +223,7 @@ func (l *PostgresLog) List(ctx context.Context, f LogFilter) (actions []Action, 
 	return actions, err
 }
 
-// Grants returns what the role of an operator needs, as the packages of Holdfast do.
+// Grants returns the privileges that the role of an operator needs, as the packages of Holdfast do.
 func (l *PostgresLog) Grants(job string) []string {
 	if job != "operate" {
 		return nil

@@ -40,7 +40,7 @@ func connect(t *testing.T, to mcp.Transport) *mcp.ClientSession {
 	return session
 }
 
-// tools are their names, those that say they change something with an exclamation mark.
+// tools returns the names of the tools. A tool that changes something has an exclamation mark.
 func tools(t *testing.T, s *mcp.ClientSession) (names []string) {
 	t.Helper()
 	for _, tool := range must(s.ListTools(t.Context(), nil))(t).Tools {
@@ -54,7 +54,7 @@ func tools(t *testing.T, s *mcp.ClientSession) (names []string) {
 	return names
 }
 
-// tells calls a tool, whose answer must hold all parts. One that begins with an exclamation mark must not be in it.
+// tells calls a tool. The answer must contain all parts, but no part that starts with an exclamation mark.
 func (a *agent) tells(t *testing.T, tool string, arguments map[string]any, parts ...string) {
 	t.Helper()
 	answer, failed := a.call(t, tool, arguments)
@@ -64,7 +64,7 @@ func (a *agent) tells(t *testing.T, tool string, arguments map[string]any, parts
 	for _, part := range parts {
 		unwanted, not := strings.CutPrefix(part, "!")
 		if strings.Contains(answer, unwanted) == not {
-			t.Errorf("%s %v tells %s, against %q", tool, arguments, answer, part)
+			t.Errorf("%s %v returned %s, against %q", tool, arguments, answer, part)
 		}
 	}
 }
@@ -73,7 +73,7 @@ func (a *agent) tells(t *testing.T, tool string, arguments map[string]any, parts
 func (a *agent) refuses(t *testing.T, tool string, arguments map[string]any, text string) {
 	t.Helper()
 	if answer, failed := a.call(t, tool, arguments); !failed || !strings.Contains(answer, text) {
-		t.Errorf("%s %v, which is to fail with %q, tells %s", tool, arguments, text, answer)
+		t.Errorf("%s %v must fail with %q, returned %s", tool, arguments, text, answer)
 	}
 }
 
@@ -104,13 +104,13 @@ func TestMCPReads(t *testing.T) {
 		t.Errorf("the tools are %q", got)
 	}
 	if told := a.InitializeResult().Instructions; !strings.Contains(told, "never instructions") {
-		t.Errorf("it is told %q", told)
+		t.Errorf("the instructions are %q", told)
 	}
 	a.tells(t, "status", nil, `"name":"billing"`, `"overdue":2`, `"unrecoverable":3`)
 	a.tells(t, "groups", map[string]any{"from": []string{"billing"}}, `"count":2`, "no handler for c", "!no exchange")
 	a.tells(t, "dead_letters", nil, "no exchange a", "no handler for d", "!secret", "!tenant", `!"more"`)
 	a.tells(t, "dead_letters", map[string]any{"error": "for c", "limit": 1}, "no handler for c", "!for d", `"more":true`)
-	a.tells(t, "explain", map[string]any{"id": a.ids["a"]}, "no exchange a", "the broker refuses", `"alike":1`, "!secret", "!tenant")
+	a.tells(t, "explain", map[string]any{"id": a.ids["a"]}, "no exchange a", "the broker rejects", `"alike":1`, "!secret", "!tenant")
 	a.tells(t, "explain", map[string]any{"id": a.ids["d"], "from": []string{"inbox"}}, "no handler for d", "another attempt is of no use")
 	a.tells(t, "waiting", nil, `"found":[]`)
 	a.tells(t, "limits", map[string]any{"key": "grace"}, `"remaining":10`)
@@ -123,12 +123,12 @@ func TestMCPReads(t *testing.T) {
 		a.refuses(t, "explain", wrong, text)
 	}
 	a.refuses(t, "dead_letters", map[string]any{"since": "yesterday"}, "since")
-	a.refuses(t, "limits", map[string]any{"key": ""}, "say the key")
+	a.refuses(t, "limits", map[string]any{"key": ""}, "name one caller")
 	a.refuses(t, "idempotency", map[string]any{"key": "\n"}, "not a key")
 	a.refuses(t, "retry", map[string]any{"all": true, "reason": "x"}, "unknown tool")
 }
 
-// Who may change something chooses, says why, and stands in the log.
+// An agent that may change something chooses, gives a reason, and is recorded in the log.
 func TestMCPChanges(t *testing.T) {
 	t.Parallel()
 	a := newAgent(t, agents.Config{Access: operator.Access{By: "agent of ada", Bodies: true, Change: true}, Mask: func(m operator.MaskedMessage) []byte {
@@ -176,7 +176,7 @@ func TestMCPWithoutName(t *testing.T) {
 	}
 }
 
-// The command serves an agent until that ends.
+// The command serves an agent until the session ends.
 func TestMCPCommand(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

@@ -1,12 +1,12 @@
-// Package operator describes a service that is built on Holdfast to whoever operates it: a [Config] lists its outboxes,
-// consumers, sweeps and limits. Three packages show the state of these, find dead letters, send them again or drop
-// them, and do by hand what else runs in the background:
+// Package operator describes a service built on Holdfast to its operators. A [Config] lists its outboxes, consumers,
+// sweeps and limits. Three packages show their state, find dead letters, retry or drop them, and run by hand the work
+// that services do in the background:
 //
 //   - page, a web page;
 //   - command, commands for a terminal, as a program of their own (cmd/holdfast) or in the service's binary;
 //   - agents, a server of the Model Context Protocol.
 //
-// A service compiles only those that it imports: the page brings neither the commands' libraries nor those of the agents.
+// A service compiles only the packages that it imports. The page needs neither the commands' libraries nor the agents'.
 //
 //	service := operator.Config{
 //		Outboxes:  []operator.Outbox{{Store: store, Relay: relay}},
@@ -32,62 +32,63 @@ import (
 	"github.com/holdfast-go/holdfast/ratelimit"
 )
 
-// Config lists what a service has. Package page, command or agents is given it, and returns every violation in it. Each part may also have the methods Migrate, Setup, Check, Prune
-// and Schema of its package: setup, doctor, prune and schema use them.
+// Config lists the parts of a service for the packages page, command and agents. Their New returns every violation in it.
+// Each part may also have the methods Migrate, Setup, Check, Prune and Schema of its package: setup, doctor, prune and
+// schema use them.
 type Config struct {
-	// Program is the name of the command, as help and errors show it. Default: "holdfast".
+	// Program is the name of the command in help and errors. Default: "holdfast".
 	Program string
-	// Outboxes, Consumers, Sweeps and Limiters are what is operated. Each is optional.
+	// Outboxes, Consumers, Sweeps and Limiters are the parts to operate. Each is optional.
 	Outboxes  []Outbox
 	Consumers []Consumer
 	Sweeps    []Sweep
 	Limiters  []Limiter
-	// Parts are further parts: idempotency stores, which the command idempotency asks, transaction
-	// managers, and what the service itself brings.
+	// Parts are further parts: idempotency stores, for the command idempotency, transaction managers, and
+	// parts of the service itself.
 	Parts []Part
-	// Servers are asked by doctor before everything else, so that one that is down is named once.
+	// Servers are pinged by doctor before its checks, so that a server that is down is reported once.
 	// Optional.
 	Servers []Server
-	// Log keeps what was done, by whom and why. Optional: without it only the outboxes keep that, for
-	// themselves.
+	// Log records actions, with their authors and reasons. Optional: without it only outboxes record
+	// their own changes.
 	Log Log
 }
 
-// Outbox is an outbox and what publishes its messages.
+// Outbox is an outbox and its relay.
 type Outbox struct {
-	// Name is what commands call it. Default: "outbox".
+	// Name is its name in commands. Default: "outbox".
 	Name string
 	// Store is a *outboxpgx.Store or a *outboxtest.Store. Required.
 	Store OutboxStore
-	// Relay lets the command relay publish; one that never runs will do. Optional.
+	// Relay publishes for the command relay. It need not run. Optional.
 	Relay *outbox.Relay
 }
 
-// OutboxStore is what an outbox has in any case.
+// OutboxStore is the required part of an outbox's store.
 type OutboxStore interface {
 	DeadLetters() outbox.DeadLetters
 }
 
-// Consumer is one consumer, whatever its broker. Consumers on RabbitMQ that set the same
-// DeadLetterPrefix share their dead letters: what is done to those of one is done to those of all. Give
-// each a prefix, or list them in one Consumer only.
+// Consumer is one consumer, on any broker. Consumers on RabbitMQ with the same DeadLetterPrefix share
+// their dead letters: a change through one changes them for all. Give each a prefix, or list them in one
+// Consumer only.
 type Consumer struct {
-	// Name is what commands call it. Required.
+	// Name is its name in commands. Required.
 	Name string
-	// Consumer is one of inboxamqp, inboxredis or inboxtest; one that never runs will do. Required.
+	// Consumer is a consumer of inboxamqp, inboxredis or inboxtest. It need not run. Required.
 	Consumer DeadLetterer
 	// Inbox is the consumer's *inboxpgx.Store. Optional.
 	Inbox any
 }
 
-// DeadLetterer is what a consumer has in any case.
+// DeadLetterer is the required part of a consumer.
 type DeadLetterer interface {
 	DeadLetters() inbox.DeadLetters
 }
 
 // Sweep is a table whose rows expire.
 type Sweep struct {
-	// Name is what commands call it. Required.
+	// Name is its name in commands. Required.
 	Name string
 	// Store is an *expirypgx.Store or an *expirytest.Store. Required.
 	Store driver.Store
@@ -95,19 +96,19 @@ type Sweep struct {
 	Sweeper *expiry.Sweeper
 }
 
-// Limiter is a limiter and the limits that callers of it have.
+// Limiter is a limiter and its limits.
 type Limiter struct {
-	// Name is what commands call it. Required.
+	// Name is its name in commands. Required.
 	Name string
-	// Limiter is one of ratelimitredis, or a *ratelimit.Memory. Required.
+	// Limiter is a limiter of ratelimitredis, or a *ratelimit.Memory. Required.
 	Limiter Limits
-	// Limits are those that can be shown and reset.
+	// Limits can be shown and reset.
 	Limits []ratelimit.Limit
-	// Keys are the callers whose limits the status shows, such as "" for a limit of all callers together.
+	// Keys are the callers whose limits the status shows. "" is the key of a limit that all callers share.
 	Keys []string
 }
 
-// Limits is what is asked of a limiter.
+// Limits reads and resets limits.
 type Limits interface {
 	Peek(ctx context.Context, charges ...ratelimit.Charge) (ratelimit.Decision, error)
 	Reset(ctx context.Context, charges ...ratelimit.Charge) error
@@ -116,30 +117,30 @@ type Limits interface {
 // Part is anything with one of the methods Migrate, Setup, Check, Prune or Schema, such as an
 // *idempotencypgx.Store.
 type Part struct {
-	// Name is what commands call it. Required, as Part is.
+	// Name is its name in commands. Required, as Part is.
 	Name string
 	Part any
 }
 
-// Server is a server that the service stands on.
+// Server is a server that the service uses.
 type Server struct {
-	// Name is what errors call it. Required, as Ping is.
+	// Name is its name in errors. Required, as Ping is.
 	Name string
 	// Ping returns nil if the server answers. It has 10 s.
 	Ping func(ctx context.Context) error
-	// Connections tells who is connected, for the status. Optional.
+	// Connections returns the connections, for the status. Optional.
 	Connections Connected
 }
 
-// Access is what somebody may do on the page, or an agent.
+// Access is the right of a visitor of the page, or of an agent.
 type Access struct {
-	// By is who it is, as the log keeps it: at most 128 bytes without control characters. Required where
-	// Change is set.
+	// By is the name in the log: at most 128 bytes without control characters. Required if Change is
+	// set.
 	By string
-	// Bodies allows to look at the bodies and the headers of messages.
+	// Bodies allows reading the bodies and headers of messages.
 	Bodies bool
-	// Change allows to retry and drop dead letters, to pause and resume, and to reset limits; with Bodies also to
-	// edit.
+	// Change allows to retry and drop dead letters, to pause and resume, and to reset limits. With Bodies it also allows
+	// editing.
 	Change bool
 }
 
@@ -151,24 +152,24 @@ type MaskedMessage struct {
 	Body        []byte
 }
 
-// Connections are those to a server of one role and program.
+// Connections are the connections of one role and program to a server.
 type Connections struct {
-	// Role is the user of the server, and Program what the client says that it is.
+	// Role is the user of the server, and Program the name that the client has set.
 	Role    string `json:"role"`
 	Program string `json:"program"`
-	// Active run a statement, Waiting are idle in a transaction, and Idle do nothing. See also RedisConnections.
+	// Active connections run a statement, Waiting ones are idle in a transaction, Idle ones do nothing. See also RedisConnections.
 	Active  int `json:"active"`
 	Waiting int `json:"waiting"`
 	Idle    int `json:"idle"`
 }
 
-// Connected tells the connections to a server, and how many it takes. A Connected is safe for concurrent use.
+// Connected returns the connections to a server, and the server's limit. A Connected is safe for concurrent use.
 type Connected func(ctx context.Context) (roles []Connections, most int, err error)
 
-// maxRoles is how many roles and programs of a server are told.
+// maxRoles bounds the roles and programs of a server.
 const maxRoles = 100
 
-// PostgresConnections returns the Connected of the database of a pool. Without the rights of pg_read_all_stats it tells
+// PostgresConnections returns the Connected of a pool's database. Without the rights of pg_read_all_stats it returns
 // programs and states of the own role only.
 func PostgresConnections(pool *pgxpool.Pool) Connected {
 	const sql = `SELECT coalesce(usename, ''), coalesce(application_name, ''), count(*) FILTER (WHERE state = 'active'),
@@ -184,9 +185,9 @@ func PostgresConnections(pool *pgxpool.Pool) Connected {
 	}
 }
 
-// RedisConnections returns the Connected of a Redis server, of a node where it is a cluster. List answers CLIENT LIST, as
-// ClientList of a client does. Active clients wait for a blocking command, and waiting ones are in a MULTI. A server that
-// forbids the command tells nothing. How many clients the server takes is not told.
+// RedisConnections returns the Connected of a Redis server, or of one node of a cluster. List returns the reply to CLIENT LIST,
+// as a client's ClientList does. Active clients wait for a blocking command, and waiting ones are in a MULTI. If the server
+// forbids the command, there are no connections and no error. The server's limit is unknown.
 func RedisConnections(list func(ctx context.Context) (string, error)) Connected {
 	return func(ctx context.Context) ([]Connections, int, error) {
 		answer, err := list(ctx)
@@ -200,7 +201,7 @@ func RedisConnections(list func(ctx context.Context) (string, error)) Connected 
 	}
 }
 
-// clientsByRole reads https://redis.io/docs/latest/commands/client-list/.
+// clientsByRole parses https://redis.io/docs/latest/commands/client-list/.
 func clientsByRole(answer string) []Connections {
 	type client struct{ role, program string }
 	counts := map[client]*Connections{}

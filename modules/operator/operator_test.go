@@ -104,7 +104,7 @@ func TestMistakesInTheCommandLine(t *testing.T) {
 	}
 }
 
-// Below the root of another program, errors are that program's to print.
+// Below the root of another program, that program prints the errors.
 func TestCommandOfAnotherProgram(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -112,7 +112,7 @@ func TestCommandOfAnotherProgram(t *testing.T) {
 	root.AddCommand(must(command.New(r.cfg))(t))
 	var out, errs bytes.Buffer
 	code := command.Execute(t.Context(), root, []string{"holdfast", "limits", "show"}, &out, &errs)
-	if code != 2 || out.Len() > 0 || errs.String() != "shop: shop holdfast limits show: say the key of one caller\n" {
+	if code != 2 || out.Len() > 0 || errs.String() != "shop: shop holdfast limits show: needs one key\n" {
 		t.Errorf("exits with %d: %q %q", code, out.String(), errs.String())
 	}
 	out.Reset()
@@ -155,7 +155,7 @@ func TestConfig(t *testing.T) {
 	}
 }
 
-// What the commands complete, by what is typed before. An argument or a flag that is not here completes nothing.
+// completed returns the completions by the words typed before. An argument or flag that is not here has none.
 func completed() map[string]string {
 	const (
 		names, classes = "a\nb\nc\nd\n", "permanent\nunrecoverable\n"
@@ -237,7 +237,7 @@ func TestEveryCommandCompletes(t *testing.T) {
 	}
 }
 
-// together are dead letters that are listed together with others, a few of them, and never counted.
+// together has dead letters that must be listed together with another consumer's, a few at a time, and never counted.
 type together struct {
 	inbox.DeadLetters
 	t      *testing.T
@@ -246,7 +246,7 @@ type together struct {
 
 func (l together) List(ctx context.Context, f inbox.Filter) ([]inbox.DeadLetter, error) {
 	if f.Limit < 1 || f.Limit > 100 {
-		l.t.Errorf("%d letters are listed", f.Limit)
+		l.t.Errorf("%d dead letters are listed", f.Limit)
 	}
 	l.listed.Done()
 	both := make(chan struct{})
@@ -263,7 +263,7 @@ func (l together) List(ctx context.Context, f inbox.Filter) ([]inbox.DeadLetter,
 }
 
 func (l together) Groups(context.Context, inbox.Filter) ([]inbox.Group, error) {
-	l.t.Error("all letters are taken for their kinds")
+	l.t.Error("all dead letters are read to count the kinds")
 	return nil, nil
 }
 
@@ -271,8 +271,8 @@ type togetherConsumer struct{ letters together }
 
 func (c togetherConsumer) DeadLetters() inbox.DeadLetters { return c.letters }
 
-// A key that is pressed does not take all dead letters of a queue away from others, and consumers are asked at the same time.
-func TestCompletionTakesFewLetters(t *testing.T) {
+// A completion leaves most dead letters of a queue to other readers, and asks all consumers at the same time.
+func TestCompletion_takesFewDeadLetters(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	var listed sync.WaitGroup
@@ -294,7 +294,7 @@ func wantCompleted(t *testing.T, typed, got, want string) {
 	}
 }
 
-// eachCommand visits those that do something, by what is typed to call them.
+// eachCommand visits the commands without subcommands. path is the command line that calls one.
 func eachCommand(root *cobra.Command, visit func(path string, cmd *cobra.Command)) {
 	for _, child := range root.Commands() {
 		if child.HasSubCommands() {
@@ -308,7 +308,7 @@ func eachCommand(root *cobra.Command, visit func(path string, cmd *cobra.Command
 
 var commandInText = regexp.MustCompile("`holdfast ([^`]+)`")
 
-// What runbooks tell an operator to type is taken.
+// The commands in the runbooks exist.
 func TestRunbookCommands(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile("observability/runbooks.md")
@@ -350,13 +350,13 @@ type rig struct {
 	limiter *ratelimit.Memory
 	relay   *outbox.Relay
 	broker  *inboxtest.Broker
-	take    func(*testing.T)  // has the consumer take what the broker holds
-	sent    map[string]string // bodies of what was published, by name
+	take    func(*testing.T)  // runs the consumer until the broker is idle
+	sent    map[string]string // bodies of published messages, by name
 	mended  bool
 	write   func(name string, notBefore time.Time) // stores a message in the outbox
 }
 
-// published mends what fails, publishes what waits and returns the body of a message.
+// published lets all publishes succeed, publishes the waiting messages, and returns the body of one.
 func (r *rig) published(t *testing.T, name string) string {
 	t.Helper()
 	r.mended = true

@@ -23,12 +23,12 @@ import (
 	"github.com/holdfast-go/holdfast/ratelimit"
 )
 
-// everything is who may do all there is.
+// everything allows everything.
 func everything(*http.Request) (operator.Access, error) {
 	return operator.Access{By: "ada", Bodies: true, Change: true}, nil
 }
 
-// site visits a page below a prefix as a browser without scripts does.
+// site visits a page below a prefix, like a browser without scripts.
 type site struct {
 	*rig
 	page *page.Page
@@ -40,7 +40,7 @@ func newSite(t *testing.T, cfg page.Config) *site {
 	return serve(t, newRig(t), cfg)
 }
 
-// serve shows a page of a rig.
+// serve serves the page of a rig.
 func serve(t *testing.T, r *rig, cfg page.Config) *site {
 	t.Helper()
 	s := &site{rig: r}
@@ -54,7 +54,7 @@ func serve(t *testing.T, r *rig, cfg page.Config) *site {
 	return s
 }
 
-// get loads an address of the page, which must answer with the code and show all parts.
+// get loads an address of the page. The answer must have the code and show all parts.
 func (s *site) get(t *testing.T, address string, code int, parts ...string) string {
 	t.Helper()
 	return s.shows(t, must(http.NewRequestWithContext(t.Context(), http.MethodGet, s.url+address, nil))(t), code, parts...)
@@ -100,7 +100,7 @@ func TestPageShows(t *testing.T) {
 	s.get(t, "dead-letters?error=nothing", 200, "There is none.")
 	s.get(t, "waiting", 200, "There is none.")
 	s.get(t, "waiting?parked=1&from=outbox", 200, "There is none.")
-	s.get(t, "dead-letters?name=c", 200, `<option value="a"></option>`, `<option value="permanent"></option>`) // of what was shown before
+	s.get(t, "dead-letters?name=c", 200, `<option value="a"></option>`, `<option value="permanent"></option>`) // from earlier views
 	s.get(t, "log", 200, "There is none.")
 	s.get(t, "limits?key=grace", 200, "user", "10")
 	if body := s.get(t, "dead-letters?name=c&limit=1", 200, "Up to 1,000"); strings.Count(body, "checkbox") != 1 {
@@ -108,8 +108,8 @@ func TestPageShows(t *testing.T) {
 	}
 }
 
-// One dead letter: what is known of it at once, what is in it only when asked for.
-func TestPageLetter(t *testing.T) {
+// The page shows a dead letter at once, its body and headers only on request.
+func TestPage_deadLetter(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, page.Config{Authorize: everything, Mask: func(m operator.MaskedMessage) []byte {
 		if m.Name == "d" {
@@ -118,8 +118,8 @@ func TestPageLetter(t *testing.T) {
 		return []byte(strings.ReplaceAll(string(m.Body), "a", "*"))
 	}})
 	a := fmt.Sprintf("dead-letter?from=outbox&id=outbox/%s", s.ids["a"])
-	if body := s.get(t, a, 200, "no exchange a", "key a", "Show the body"); strings.Contains(body, "secret") || strings.Contains(body, "tenant") {
-		t.Errorf("what was not asked for is shown: %s", body)
+	if body := s.get(t, a, 200, "no exchange a", "key a", "Show body"); strings.Contains(body, "secret") || strings.Contains(body, "tenant") {
+		t.Errorf("body or headers are shown without a request: %s", body)
 	}
 	s.get(t, a+"&body=1", 200, `"secret": "*"`, "tenant")
 	s.get(t, fmt.Sprintf("dead-letter?from=outbox&id=outbox/%s&body=1", s.ids["b"]), 200, "cle*rs the screen")
@@ -127,7 +127,7 @@ func TestPageLetter(t *testing.T) {
 	s.get(t, "dead-letter?from=outbox&id=outbox/00000000-0000-7000-8000-000000000000", 404, "no such dead letter")
 }
 
-// Without an Authorizer the page changes nothing and shows no body.
+// Without Authorize the page changes nothing and shows no body.
 func TestPageReadOnly(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, page.Config{})
@@ -180,11 +180,11 @@ func TestPageLimits(t *testing.T) {
 	_, err := s.limiter.Allow(t.Context(), ratelimit.Charge{Limit: ratelimit.Limit{Name: "user", Max: 10}, Key: "grace"})
 	check(t, err)
 	s.get(t, "limits?key=grace", 200, `value="9"`)
-	s.post(t, "reset", url.Values{"key": {"grace"}, "reason": {"a mistake"}}, 200, "is forgotten", `value="10"`)
+	s.post(t, "reset", url.Values{"key": {"grace"}, "reason": {"a mistake"}}, 200, "are reset", `value="10"`)
 	s.get(t, "log", 200, "limits reset", "a mistake")
 }
 
-// Every link and form of every view leads somewhere below the prefix.
+// Every link and form of every view stays below the prefix.
 func TestPageLinks(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, page.Config{Authorize: everything})
@@ -216,7 +216,7 @@ func TestPageLinks(t *testing.T) {
 	}
 }
 
-// A live page gets the state by itself, and ends with the page.
+// A live page receives the state, until the page is closed.
 func TestPageLive(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, page.Config{})
@@ -228,7 +228,7 @@ func TestPageLive(t *testing.T) {
 	lines := bufio.NewScanner(answer.Body)
 	for lines.Scan() && !strings.Contains(lines.Text(), "billing") {
 		if text := lines.Text(); text != "" && !strings.HasPrefix(text, "data: ") {
-			t.Errorf("a line of no event: %q", text)
+			t.Errorf("unexpected line: %q", text)
 		}
 	}
 	check(t, lines.Err())
@@ -237,7 +237,7 @@ func TestPageLive(t *testing.T) {
 	check(t, err)
 }
 
-// The page stands at an address that ends in a slash; without one it leads there.
+// The page is at an address with a final slash. Requests without it are redirected.
 func TestPageWithoutSlash(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, page.Config{})
@@ -255,7 +255,7 @@ func TestPageWithoutSlash(t *testing.T) {
 	}
 }
 
-// The command serves the page, to its own addresses only, until it is interrupted.
+// The command serves the page until it is interrupted. It rejects other host names.
 func TestPageCommand(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -285,7 +285,7 @@ func TestPageCommand(t *testing.T) {
 
 var hidden = regexp.MustCompile(`<input type="hidden" name="([^"]*)" value="([^"]*)">`)
 
-// applied previews a change, begins it as the preview's form does, and waits for its end.
+// applied previews a change, starts it with the preview's form, and waits for its end.
 func (s *site) applied(t *testing.T, address string, more url.Values, parts ...string) {
 	t.Helper()
 	form := url.Values{}
@@ -298,10 +298,10 @@ func (s *site) applied(t *testing.T, address string, more url.Values, parts ...s
 	s.job(t, form)
 }
 
-// job begins a change and waits until it has ended.
+// job starts a change and waits for its end.
 func (s *site) job(t *testing.T, form url.Values, parts ...string) {
 	t.Helper()
-	body := s.post(t, "apply", form, 200, append(parts, "begun by ada")...)
+	body := s.post(t, "apply", form, 200, append(parts, "started by ada")...)
 	id := regexp.MustCompile(`progress\?id=(\d+)`).FindStringSubmatch(body)
 	testenv.Eventually(t, func() error {
 		if id != nil && !strings.Contains(body, "Ended") {
@@ -321,7 +321,7 @@ func TestPageChanges(t *testing.T) {
 	}
 	s.applied(t, "preview?"+html.UnescapeString(group[1]), url.Values{"reason": {"handler deployed"}}, "2 would be sent again", "billing: 2")
 	s.get(t, "groups?name=c", 200, "There is none.")
-	s.applied(t, "preview?what=drop&chosen=1&id=outbox/"+s.ids["a"].String()+"&id=billing/"+s.ids["d"].String(), nil, "2 would be deleted for ever")
+	s.applied(t, "preview?what=drop&chosen=1&id=outbox/"+s.ids["a"].String()+"&id=billing/"+s.ids["d"].String(), nil, "2 would be deleted")
 	s.get(t, "dead-letters", 200, "no exchange b", "1 in all")
 	for _, asked := range []string{"", "&until=0s", "&until=2999-01-01T00:00:00Z", "&since=1h&until=10ms"} {
 		found := regexp.MustCompile(`name="(?:since|until)" value="([^"]*)"`).FindAllStringSubmatch(s.get(t, "preview?what=retry"+asked, 200), -1)
@@ -330,17 +330,17 @@ func TestPageChanges(t *testing.T) {
 		}
 		for _, field := range found {
 			if at := must(time.Parse(time.RFC3339, field[1]))(t); at.After(time.Now()) {
-				t.Errorf("with %q what fails until %v, which is to come, would be retried unseen", asked, at)
+				t.Errorf("with %q failures until %v, in the future, would be retried without a preview", asked, at)
 			}
 		}
 	}
 	s.applied(t, "preview?what=retry&matching=1", url.Values{"rate": {"50"}}, "1 would be sent again")
 	s.get(t, "dead-letters", 200, "There is none.")
 	s.get(t, "waiting?from=outbox", 200, "key b")
-	s.get(t, "log", 200, "handler deployed", "retry", "drop", "ada", "Begun on this page")
+	s.get(t, "log", 200, "handler deployed", "retry", "drop", "ada", "Started here")
 }
 
-// The dead letters that are marked may be too many for an address, and count only where they are meant.
+// Marked dead letters may be too many for an address. They count only with the button for marked ones.
 func TestPageMarks(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, page.Config{Authorize: everything})
@@ -353,7 +353,7 @@ func TestPageMarks(t *testing.T) {
 	s.post(t, "preview", marked, 200, "5 would be sent again")
 }
 
-// A change that is stopped ends, and says who stopped it; only those may do so who may change something.
+// A stopped change ends, and shows who stopped it. Only users who may change something may stop it.
 func TestPageStops(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -362,10 +362,10 @@ func TestPageStops(t *testing.T) {
 	s := serve(t, r, page.Config{Authorize: func(r *http.Request) (operator.Access, error) {
 		return operator.Access{By: r.FormValue("as"), Change: r.FormValue("as") != ""}, nil
 	}})
-	s.post(t, "apply", url.Values{"what": {"drop"}, "from": {"billing"}, "as": {"ada"}}, 200, "begun by ada")
+	s.post(t, "apply", url.Values{"what": {"drop"}, "from": {"billing"}, "as": {"ada"}}, 200, "started by ada")
 	<-slow.begun
 	if body := s.get(t, "job?id=1", 200); strings.Contains(body, "Stop") {
-		t.Error("who may only look is offered to stop it")
+		t.Error("a reader sees the button to stop it")
 	}
 	s.post(t, "stop", url.Values{"id": {"1"}}, 403)
 	s.get(t, "job?id=1&as=bob", 200, `action="stop"`)
@@ -380,15 +380,15 @@ func TestPageStops(t *testing.T) {
 	s.post(t, "stop", url.Values{"id": {"2"}, "as": {"bob"}}, 404)
 }
 
-// A page that is closed has stopped what it has begun, and the log tells how far that came.
+// Close stops running changes. The log records how far they came.
 func TestPageCloseWaits(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	slow := slowConsumer{r.cfg.Consumers[0].Consumer, make(chan struct{}, 2)}
 	r.cfg.Consumers = []operator.Consumer{{Name: "billing", Consumer: slow}}
 	s := serve(t, r, page.Config{Authorize: everything})
-	s.post(t, "apply", url.Values{"what": {"retry"}, "from": {"billing"}}, 200, "begun by ada", "billing: 0 so far")
-	s.post(t, "apply", url.Values{"what": {"drop"}, "from": {"billing"}}, 200, "begun by ada", "billing: 0 so far")
+	s.post(t, "apply", url.Values{"what": {"retry"}, "from": {"billing"}}, 200, "started by ada", "billing: 0 so far")
+	s.post(t, "apply", url.Values{"what": {"drop"}, "from": {"billing"}}, 200, "started by ada", "billing: 0 so far")
 	<-slow.begun
 	<-slow.begun
 	s.page.Close()
@@ -397,7 +397,7 @@ func TestPageCloseWaits(t *testing.T) {
 			t.Errorf("%+v", a)
 		}
 	}
-	s.post(t, "apply", url.Values{"what": {"retry"}}, 503, "the process ends")
+	s.post(t, "apply", url.Values{"what": {"retry"}}, 503, "shutting down")
 }
 
 // slowConsumer has dead letters whose changes last until they are cancelled, and a little longer.

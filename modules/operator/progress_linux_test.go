@@ -15,7 +15,7 @@ import (
 	"github.com/holdfast-go/holdfast/modules/operator/command"
 )
 
-// manyConsumer has so many dead letters that a bar is worth it, and counts the looks before a change, which only a bar needs.
+// manyConsumer has enough dead letters for a progress bar. It counts the looks before a change, which only the bar needs.
 type manyConsumer struct{ looks *int }
 
 const manyDead = 200
@@ -41,17 +41,17 @@ func (l manyDeadLetters) Remove(_ context.Context, _ inbox.Filter, how inbox.Rem
 	return manyDead, nil
 }
 
-// A terminal gets a bar. A device that is no terminal, as in 2>/dev/null, gets none, and is not looked at for one.
+// A terminal gets a progress bar. Another device, as in 2>/dev/null, gets none, and no look for one.
 func TestBarIsForTerminals(t *testing.T) {
 	t.Parallel()
 	null := must(os.OpenFile(os.DevNull, os.O_WRONLY, 0))(t)
 	defer func() { _ = null.Close() }()
 	if looks := dropMany(t, null); looks != 0 {
-		t.Errorf("for a bar on %s letters were counted %d times", os.DevNull, looks)
+		t.Errorf("for a bar on %s dead letters were counted %d times", os.DevNull, looks)
 	}
 	screen, shown := terminal(t)
 	if looks := dropMany(t, screen); looks != 1 {
-		t.Errorf("for a bar on a terminal letters were counted %d times", looks)
+		t.Errorf("for a bar on a terminal dead letters were counted %d times", looks)
 	}
 	check(t, screen.Close())
 	if drawn := shown(); !bytes.Contains(drawn, fmt.Appendf(nil, "/%d", manyDead)) {
@@ -59,7 +59,7 @@ func TestBarIsForTerminals(t *testing.T) {
 	}
 }
 
-// dropMany drops all dead letters with its errors on a file, and returns how often they were counted before.
+// dropMany drops all dead letters with errs as its error output. It returns how often they were counted before.
 func dropMany(t *testing.T, errs *os.File) (looks int) {
 	t.Helper()
 	service := operator.Config{Consumers: []operator.Consumer{{Name: "many", Consumer: manyConsumer{&looks}}}}
@@ -70,7 +70,7 @@ func dropMany(t *testing.T, errs *os.File) (looks int) {
 	return looks
 }
 
-// terminal is a new terminal, and returns what was written to it once it is closed.
+// terminal returns a new terminal. shown returns the text that was written to it, once it is closed.
 func terminal(t *testing.T) (screen *os.File, shown func() []byte) {
 	t.Helper()
 	side, err := os.OpenFile("/dev/ptmx", os.O_RDWR, 0)

@@ -65,7 +65,7 @@ func TestStatus(t *testing.T) {
 	}
 }
 
-// writerFunc sees what is written.
+// writerFunc is called with each write.
 type writerFunc func([]byte)
 
 func (f writerFunc) Write(p []byte) (int, error) {
@@ -73,8 +73,8 @@ func (f writerFunc) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// A part whose server is down neither hides the others nor what is wrong.
-func TestPartsThatCannotBeAsked(t *testing.T) {
+// A part whose server is down hides neither the other parts nor its error.
+func TestUnreachableParts(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	r.cfg.Consumers = append(r.cfg.Consumers, operator.Consumer{Name: "gone", Consumer: gone{}})
@@ -89,7 +89,7 @@ func TestPartsThatCannotBeAsked(t *testing.T) {
 		t.Errorf("doctor --json exits with %d: %q", code, out)
 	}
 	code, out, errs := r.run(t, "doctor")
-	if code != 1 || out != "" || errs != "holdfast: RabbitMQ cannot be asked: nobody is there\n" {
+	if code != 1 || out != "" || errs != "holdfast: RabbitMQ is unreachable: nobody is there\n" {
 		t.Errorf("doctor exits with %d: %q %q", code, out, errs)
 	}
 }
@@ -108,7 +108,7 @@ func (noLetters) List(context.Context, inbox.Filter) ([]inbox.DeadLetter, error)
 
 func (noLetters) Groups(context.Context, inbox.Filter) ([]inbox.Group, error) { return nil, errGone }
 
-// The status shows the limits that are near their edge first, claims in flight, and who is connected.
+// The status shows nearly used up limits first, claims in flight, and connections.
 func TestStatusOfLimitsClaimsAndConnections(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -127,11 +127,11 @@ func TestStatusOfLimitsClaimsAndConnections(t *testing.T) {
 		}},
 		{Name: "Standby", Ping: ping, Connections: func(context.Context) ([]operator.Connections, int, error) { return nil, 0, down }},
 	}
-	r.wants(t, 1, []string{"status"}, "grace        10   1m0s  1 ", ", near its edge\nuser   all callers  10   1m0s  10 ", "keys    1\n", "broken  ?\n",
+	r.wants(t, 1, []string{"status"}, "grace        10   1m0s  1 ", ", nearly used up\nuser   all callers  10   1m0s  10 ", "keys    1\n", "broken  ?\n",
 		"relay  shop [2J  1 active, 2 in a transaction, 3 idle", "all              6 of 100\n", "Standby   ?      ?         ?\n", "! broken: it is down", "! Standby: it is down")
 	r.wants(t, 1, []string{"status", "--json"}, `"in_flight": 1`, `"waiting": 2`)
 	s := serve(t, r, page.Config{})
-	s.get(t, "", 200, "1 of 10 in 1m0s, near its edge", "all callers", "keys1", "relayshop [2J123", "6 of 100 in all", "Standbyit is down")
+	s.get(t, "", 200, "1 of 10 in 1m0s, nearly used up", "all callers", "keys1", "relayshop [2J123", "6 of 100 in all", "Standbyit is down")
 }
 
 // uncounted has claims in flight that it cannot count.
@@ -139,7 +139,7 @@ type uncounted struct{ err error }
 
 func (u uncounted) InFlight(context.Context) (int, bool, error) { return 0, false, u.err }
 
-// many has more keys than it goes through.
+// many has more keys than it scans.
 type many struct {
 	took  time.Duration
 	looks int
@@ -151,7 +151,7 @@ func (m *many) InFlight(context.Context) (int, bool, error) {
 	return 50, false, nil
 }
 
-// An estimate is shown as one.
+// An estimate is marked as one.
 func TestStatusOfEstimatedClaims(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -161,7 +161,7 @@ func TestStatusOfEstimatedClaims(t *testing.T) {
 	serve(t, r, page.Config{}).get(t, "", 200, "gate~50")
 }
 
-// Who watches costs the server of the claims a hundredth of its time.
+// Watching the status costs the server of the claims a hundredth of its time.
 func TestClaimsAreCountedSeldom(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -177,7 +177,7 @@ func TestClaimsAreCountedSeldom(t *testing.T) {
 	})
 }
 
-// The status on a terminal tells what the page does of lanes, breakers and rates.
+// The status on a terminal shows lanes, breakers and rates, as the page does.
 func TestStatusOfWork(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -200,7 +200,7 @@ func (f *faltering) Depth(ctx context.Context) (outboxdriver.Depth, error) {
 	return f.Store.Depth(ctx)
 }
 
-// What an outbox has answered is told, also where the second look, for its rates, fails.
+// The first answer of an outbox is shown even if the second look, for its rates, fails.
 func TestStatusOfOneGoodAnswer(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -235,7 +235,7 @@ func TestRedisConnections(t *testing.T) {
 	}
 }
 
-// Status leaves claims out, without a failure, where the user of Redis may not go through its keys.
+// Status leaves claims out, without a failure, if the Redis user has no right to scan keys.
 func TestClaimsOfAnotherUser(t *testing.T) {
 	t.Parallel()
 	client := redistest.New(t)
@@ -256,7 +256,7 @@ func TestClaimsOfAnotherUser(t *testing.T) {
 	}
 }
 
-// Nor is who has a client that cannot list the nodes of its cluster.
+// It also leaves them out for a client that cannot list the nodes of its cluster.
 func TestClaimsOfUnknownNodes(t *testing.T) {
 	t.Parallel()
 	part := operator.Part{Name: "gate", Part: uncounted{fmt.Errorf("in flight: %w", errors.ErrUnsupported)}}
@@ -282,7 +282,7 @@ func (*unwritable) Begin(context.Context, operator.Action) (int64, error) {
 	return 0, errors.New("the disk is full")
 }
 
-func TestWhatCannotBeNotedIsNotDone(t *testing.T) {
+func TestNoted_failedLogPreventsChange(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	r.cfg.Log = &unwritable{}
@@ -295,7 +295,7 @@ func TestWhatCannotBeNotedIsNotDone(t *testing.T) {
 	}
 }
 
-// Upkeep by hand is noted with who and why and how much, and a dry run of it is not.
+// Upkeep by hand is logged with author, reason and count. A dry run is not logged.
 func TestUpkeepIsNoted(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -319,7 +319,7 @@ func TestUpkeepIsNoted(t *testing.T) {
 	r.wants(t, 0, []string{"log"}, "why sweep", "why prune", "why setup")
 }
 
-// refusing is a log whose table refuses.
+// refusing is a log whose table rejects entries.
 type refusing struct {
 	operator.MemoryLog
 	code string
@@ -329,8 +329,8 @@ func (l *refusing) Begin(context.Context, operator.Action) (int64, error) {
 	return 0, &pgconn.PgError{Code: l.code}
 }
 
-// A sweep runs although its role cannot write the log, or the log does not exist yet. A log that is down stops a sweep that
-// somebody asks for by name, and fails the command of one that has run by itself.
+// A sweep runs although its role cannot write the log, or the log does not exist yet. If the log is down, a sweep with --by
+// does not run; a sweep without --by runs, and the command fails.
 func TestUpkeepWithoutRightToLog(t *testing.T) {
 	t.Parallel()
 	const by = "--by=ada"
@@ -346,7 +346,7 @@ func TestUpkeepWithoutRightToLog(t *testing.T) {
 				left = "2"
 			}
 			exit, _, errs := r.run(t, args...)
-			if exit != want || strings.Contains(errs, "sweep: not noted: ") != missing || !strings.Contains(errs, code) {
+			if exit != want || strings.Contains(errs, "sweep: not logged: ") != missing || !strings.Contains(errs, code) {
 				t.Errorf("%s: %v exits with %d: %q", code, args, exit, errs)
 			}
 			r.wants(t, 0, []string{"sweep", "--dry-run"}, "holds  "+left)
@@ -360,8 +360,8 @@ func TestUpkeepWithoutRightToLog(t *testing.T) {
 	}
 }
 
-// What cron does is in the log where it has changed something, and does not push out what people did.
-func TestUpkeepByCronIsNotedWhereItChangesSomething(t *testing.T) {
+// Upkeep by cron is logged only if it changed something, so it does not push out the actions of people.
+func TestUpkeep_loggedOnlyIfItChanged(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	for range 3 {
@@ -375,7 +375,7 @@ func TestUpkeepByCronIsNotedWhereItChangesSomething(t *testing.T) {
 	}
 }
 
-// Setup makes the table of the log before it is noted there.
+// Setup creates the table of the log before it is logged there.
 func TestSetupIsNoted(t *testing.T) {
 	t.Parallel()
 	pool, _ := pgtest.NewSchema(t)
@@ -385,7 +385,7 @@ func TestSetupIsNoted(t *testing.T) {
 	r.wants(t, 0, []string{"log"}, "setup", "all parts", "ada", "the first time", "log: tables")
 }
 
-// An outcome that the table drops is an error. One of an action that is no longer there is none.
+// An outcome that the table drops is an error. The outcome of a deleted action is none.
 func TestPostgresLog_droppedOutcome(t *testing.T) {
 	t.Parallel()
 	pool, _ := pgtest.NewSchema(t)
@@ -400,7 +400,7 @@ func TestPostgresLog_droppedOutcome(t *testing.T) {
 	check(t, log.End(t.Context(), n+1, 1, ""))
 }
 
-// A migration whose connection falls silent keeps no other from migrating: its transaction bounds how long the server
+// A migration whose connection falls silent does not block others for long: its transaction bounds how long the server
 // keeps the lock.
 func TestLogMigrate_boundsItsLock(t *testing.T) {
 	t.Parallel()
@@ -425,14 +425,14 @@ func TestMemoryLogIsBounded(t *testing.T) {
 		n := must(log.Begin(t.Context(), operator.Action{What: fmt.Sprint(i)}))(t)
 		check(t, log.End(t.Context(), n, i, ""))
 	}
-	check(t, log.End(t.Context(), first, 1, "")) // long forgotten
+	check(t, log.End(t.Context(), first, 1, "")) // dropped long ago
 	all := must(log.List(t.Context(), operator.LogFilter{Limit: 2000}))(t)
 	if len(all) != 1000 || all[0].What != "999" || *all[0].Count != 999 || slices.ContainsFunc(all, func(a operator.Action) bool { return a.What == "first" }) {
 		t.Errorf("%d actions, the newest %+v", len(all), all[0])
 	}
 }
 
-// What people did is found behind any number of sweeps.
+// Actions of people are found behind any number of sweeps.
 func TestLogWithoutUpkeep(t *testing.T) {
 	t.Parallel()
 	a := newAgent(t, agents.Config{})
@@ -445,7 +445,7 @@ func TestLogWithoutUpkeep(t *testing.T) {
 		}
 		found := must(log.List(t.Context(), operator.LogFilter{Limit: 100, WithoutUpkeep: true}))(t)
 		if len(found) != 1 || found[0].What != "retry" {
-			t.Errorf("%T tells %+v", log, found)
+			t.Errorf("%T lists %+v", log, found)
 		}
 	}
 	if out := a.wants(t, 0, []string{"log"}); strings.Contains(out, "retry") {
@@ -460,7 +460,7 @@ func TestLogWithoutUpkeep(t *testing.T) {
 	s.get(t, "log?without-upkeep=1", 200, "<td>retry</td>", `href="log"`)
 }
 
-// What a server says of a failure may hold what Postgres keeps in no text.
+// The text of a failure may contain bytes that Postgres cannot store.
 func TestFailureIsKept(t *testing.T) {
 	t.Parallel()
 	d := newDatabase(t)
@@ -471,7 +471,7 @@ func TestFailureIsKept(t *testing.T) {
 	r.wants(t, 0, []string{"log"}, "refused:  \ufffd!", "ada")
 }
 
-// odd is a consumer whose broker answers oddly.
+// odd is a consumer whose broker returns odd errors.
 type odd struct{}
 
 func (odd) DeadLetters() inbox.DeadLetters { return oddLetters{} }

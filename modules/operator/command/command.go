@@ -1,15 +1,15 @@
-// Package command has the commands of an operator for a terminal: New makes them for a service that an operator.Config
-// lists, and Run runs one. A service mounts them in its own binary:
+// Package command has an operator's commands for a terminal. New makes them for the service in an operator.Config,
+// and Run runs one. A service mounts them in its own binary:
 //
 //	os.Exit(command.Run(ctx, service, os.Args[1:], os.Stdout, os.Stderr))
 //
-// Program cmd/holdfast reads what a service has from a file.
+// The program cmd/holdfast reads the parts of a service from a file.
 //
 // # Exit codes
 //
 //	0  done, or nothing to do
-//	1  it failed, an id is no dead letter, or it found what must be looked at: a finding of doctor, a poisoned row, a message that
-//	   relay could not publish
+//	1  a failure, an id that is no dead letter, or something to look at: a finding of doctor, a poisoned row, a message
+//	   that relay could not publish
 //	2  a mistake in the command line, or a relay that could not run
 package command
 
@@ -56,8 +56,7 @@ const (
 	exitUsage  = 2
 )
 
-// Run runs the command that the arguments say and returns the exit code of the process. An error is
-// one line on stderr.
+// Run runs the command in args and returns the exit code of the process. It prints an error as one line on stderr.
 func Run(ctx context.Context, service operator.Config, args []string, stdout, stderr io.Writer) int {
 	root, err := New(service)
 	if err != nil {
@@ -67,21 +66,21 @@ func Run(ctx context.Context, service operator.Config, args []string, stdout, st
 	return Execute(ctx, root, args, stdout, stderr)
 }
 
-// Execute is Run for the command of New, or for one that has it among its own.
+// Execute is Run for the command that New returned, or for a root that contains its commands.
 func Execute(ctx context.Context, root *cobra.Command, args []string, stdout, stderr io.Writer) int {
 	root.SetArgs(args)
 	root.SetOut(stdout)
 	root.SetErr(stderr)
 	cmd, err := root.ExecuteContextC(ctx)
 	if err != nil && err.Error() != "" {
-		text := strings.TrimPrefix(core.Plain(core.OneLine(err)), root.Name()+": ") // of a place with the name of the program
+		text := strings.TrimPrefix(core.Plain(core.OneLine(err)), root.Name()+": ") // a place may have the program's name
 		fmt.Fprintf(stderr, "%s: %s%s\n", root.Name(), text, hint(cmd, err))
 	}
 	return ExitCode(err)
 }
 
-// New returns the commands for a service, for a program that has others too: run its root by Execute. The commands
-// do not print their errors, and write to what cobra calls their output. The error names every violation in service.
+// New returns the commands for a service. A program with other commands adds these and runs its root by Execute. The
+// commands write to cobra's outputs and do not print their errors. The error names every violation in service.
 func New(service operator.Config) (*cobra.Command, error) {
 	shared, err := core.New(service)
 	if err != nil {
@@ -89,7 +88,7 @@ func New(service operator.Config) (*cobra.Command, error) {
 	}
 	o := &commands{shared}
 	root := &cobra.Command{
-		Use: o.Config.Program, Short: "See the state of a service and mend it",
+		Use: o.Config.Program, Short: "Show the state of a service and repair it",
 		Args: noArguments, RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	root.PersistentFlags().Bool("json", false, "print JSON")
@@ -103,7 +102,7 @@ func New(service operator.Config) (*cobra.Command, error) {
 	return root, nil
 }
 
-// quiet keeps cobra from printing errors and usage, also below the root of another program.
+// quiet stops cobra from printing errors and usage, also below the root of another program.
 func quiet(cmd *cobra.Command) {
 	cmd.SilenceUsage, cmd.SilenceErrors = true, true
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &exitError{exitUsage, err} })
@@ -112,8 +111,8 @@ func quiet(cmd *cobra.Command) {
 	}
 }
 
-// strict refuses a flag without a value, of a variable that is not set for example: it would choose more than was meant.
-// Who does it and why may be empty, where a command allows that.
+// strict rejects a flag with an empty value, such as an unset variable: it would choose more than intended.
+// The flags --by and --reason may be empty, if the command allows it.
 func strict(cmd *cobra.Command) {
 	for _, child := range cmd.Commands() {
 		strict(child)
@@ -148,7 +147,7 @@ func ExitCode(err error) int {
 	if _, ok := errors.AsType[*core.Mistake](err); ok {
 		return exitUsage
 	}
-	if strings.HasPrefix(err.Error(), "unknown command ") { // of cobra, which has no type for it
+	if strings.HasPrefix(err.Error(), "unknown command ") { // cobra has no type for it
 		return exitUsage
 	}
 	return exitFailed
@@ -157,8 +156,8 @@ func ExitCode(err error) int {
 // missingTable is the SQLSTATE of a table that does not exist.
 const missingTable = "42P01"
 
-// hint names the command that mends an error: setup is beside the command or above it, also below the
-// root of another program.
+// hint names the command that fixes an error. It is the nearest setup beside the command or above it, also below
+// the root of another program.
 func hint(cmd *cobra.Command, err error) string {
 	missing, ok := errors.AsType[*pgconn.PgError](err)
 	if !ok || missing.Code != missingTable {
@@ -174,7 +173,7 @@ func hint(cmd *cobra.Command, err error) string {
 	return ""
 }
 
-// exitError ends the process with a code. Without err nothing more is to be said.
+// exitError ends the process with a code. If err is nil, nothing more is printed.
 type exitError struct {
 	code int
 	err  error
@@ -192,7 +191,7 @@ func (e *exitError) Unwrap() error { return e.err }
 // commands are the commands for one service.
 type commands struct{ *core.Operator }
 
-// parent is a command that needs one of others behind it.
+// parent is a command that only has subcommands.
 func parent(use, short string, children ...*cobra.Command) *cobra.Command {
 	names := make([]string, len(children))
 	for i, c := range children {
@@ -203,13 +202,13 @@ func parent(use, short string, children ...*cobra.Command) *cobra.Command {
 		if len(args) > 0 {
 			return core.Mistakef("%s: %.40q is none of %s", use, args[0], strings.Join(names, ", "))
 		}
-		return core.Mistakef("%s: say %s", use, strings.Join(names, " or "))
+		return core.Mistakef("%s: choose %s", use, strings.Join(names, " or "))
 	}
 	cmd.AddCommand(children...)
 	return cmd
 }
 
-// noArguments refuses arguments as a mistake in the command line.
+// noArguments rejects arguments as a usage error.
 func noArguments(cmd *cobra.Command, args []string) error {
 	if len(args) > 0 {
 		return core.Mistakef("%s: unexpected argument %.40q", cmd.CommandPath(), args[0])
@@ -217,13 +216,13 @@ func noArguments(cmd *cobra.Command, args []string) error {
 	return nil
 }
 
-// isTerminal reports whether w is a terminal, where lines may be drawn again. Not every character device is one: /dev/null is not.
+// isTerminal reports whether w is a terminal, where lines can be redrawn. /dev/null is a character device, but no terminal.
 func isTerminal(w io.Writer) bool {
 	f, ok := w.(*os.File)
 	return ok && term.IsTerminal(int(f.Fd()))
 }
 
-// addSelectFlags adds the flags that choose dead letters to a command about the places of a kind, or about all.
+// addSelectFlags adds the flags that choose dead letters. An empty kind stands for outboxes and consumers.
 func (o *commands) addSelectFlags(cmd *cobra.Command, kind string) *core.Typed {
 	t := &core.Typed{}
 	flags := cmd.Flags()
@@ -235,17 +234,17 @@ func (o *commands) addSelectFlags(cmd *cobra.Command, kind string) *core.Typed {
 	flags.StringVar(&t.Error, "error", "", "only failures with this `text` in the error")
 	flags.StringVar(&t.Since, "since", "", "only failures since this `time`: 2h for two hours ago, or 2026-01-02T15:04:05Z")
 	flags.StringVar(&t.Until, "until", "", "only failures before this `time`")
-	flags.IntVar(&t.Limit, "limit", 0, "at most so many of each place (of groups: so many groups)")
+	flags.IntVar(&t.Limit, "limit", 0, "at most this many from each outbox or consumer (groups: this many groups)")
 	for flag, value := range flagValues {
 		complete(cmd, flag, o.completing(kind, value))
 	}
 	return t
 }
 
-// addFrom adds --from to a command about the places of a kind, or about all.
+// addFrom adds --from. An empty kind stands for outboxes and consumers.
 func (o *commands) addFrom(cmd *cobra.Command, kind string, names *[]string) {
 	known := o.PlaceNames(kind)
-	usage := "only of this `place`: " + strings.Join(known, ", ")
+	usage := "only from this `place`: " + strings.Join(known, ", ")
 	if kind == "" {
 		usage += ", or all outboxes (outbox) or consumers (inbox)"
 		known = append(known, core.KindOutbox, core.KindInbox)
@@ -254,39 +253,39 @@ func (o *commands) addFrom(cmd *cobra.Command, kind string, names *[]string) {
 	complete(cmd, "from", several(known))
 }
 
-// changeFlags say who changes something, and how.
+// changeFlags are the flags of a command that changes something.
 type changeFlags struct{ c core.Change }
 
 func addChangeFlags(cmd *cobra.Command) *changeFlags {
-	return addNotedFlags(cmd, "only tell what would be done")
+	return addNotedFlags(cmd, "change nothing, only report")
 }
 
-// addNotedFlags are those of a command that says what its dry run tells.
+// addNotedFlags is addChangeFlags with another description of --dry-run.
 func addNotedFlags(cmd *cobra.Command, dryRun string) *changeFlags {
 	f := &changeFlags{}
 	flags := cmd.Flags()
-	flags.StringVar(&f.c.By, "by", osUser(), "`who` does it; kept in the log")
-	flags.StringVar(&f.c.Reason, "reason", "", "`why`; kept, too")
+	flags.StringVar(&f.c.By, "by", osUser(), "`name` of the operator, for the log")
+	flags.StringVar(&f.c.Reason, "reason", "", "`reason` for the log")
 	flags.BoolVar(&f.c.DryRun, "dry-run", false, dryRun)
 	return f
 }
 
-// editFlags replace bodies.
+// editFlags change bodies.
 type editFlags struct{ file, patch string }
 
 func addEditFlags(cmd *cobra.Command) *editFlags {
 	f := &editFlags{}
-	cmd.Flags().StringVar(&f.file, "body", "", "the one message gets the content of this `file` as its body (-: of the standard input)")
-	cmd.Flags().StringVar(&f.patch, "patch", "", "the bodies are changed by this JSON merge `patch` (RFC 7396), such as '{\"currency\":\"EUR\",\"total\":null}'")
+	cmd.Flags().StringVar(&f.file, "body", "", "replace the body of one message by this `file` (-: standard input)")
+	cmd.Flags().StringVar(&f.patch, "patch", "", "apply this JSON merge `patch` (RFC 7396) to the bodies, such as '{\"currency\":\"EUR\",\"total\":null}'")
 	return f
 }
 
-// edit is what the flags say of the messages that are named.
+// edit returns the edit that the flags ask for. ids are the messages on the command line.
 func (f *editFlags) edit(cmd *cobra.Command, ids []string) (e core.Edit, err error) {
 	e.Patch = f.patch
 	if f.file != "" {
 		if len(ids) != 1 {
-			return e, core.Mistakef("--body: name the one message that gets it")
+			return e, core.Mistakef("--body: needs the id of one message")
 		}
 		if e.Body, err = readFile(cmd, f.file); err != nil {
 			return e, core.Mistakef("--body: %w", err)
@@ -298,7 +297,7 @@ func (f *editFlags) edit(cmd *cobra.Command, ids []string) (e core.Edit, err err
 	return e, nil
 }
 
-// readFile reads what a body may have, and a byte more.
+// readFile reads at most one byte more than a body may have.
 func readFile(cmd *cobra.Command, name string) ([]byte, error) {
 	in := cmd.InOrStdin()
 	if name != "-" {
@@ -312,10 +311,10 @@ func readFile(cmd *cobra.Command, name string) ([]byte, error) {
 	return io.ReadAll(io.LimitReader(in, core.MaxEdit+1))
 }
 
-// change is what the flags say.
+// change returns the change that the flags ask for.
 func (f *changeFlags) change() (core.Change, error) {
 	if f.c.By == "" && !f.c.DryRun {
-		return f.c, core.Mistakef("say --by")
+		return f.c, core.Mistakef("set --by")
 	}
 	if err := core.Validate(f.c); err != nil {
 		return f.c, core.Mistakef("--%w", err)
@@ -323,7 +322,7 @@ func (f *changeFlags) change() (core.Change, error) {
 	return f.c, nil
 }
 
-// osUser is who runs the program: in a container maybe a number without a name.
+// osUser returns the user who runs the program. In a container it may be a number without a name.
 func osUser() string {
 	u, err := user.Current()
 	if err != nil || u.Username == "" {
@@ -332,7 +331,7 @@ func osUser() string {
 	return u.Username
 }
 
-// seconds is a duration whose bare numbers are seconds.
+// seconds is a duration flag. A bare number is in seconds.
 type seconds time.Duration
 
 func (s *seconds) String() string { return time.Duration(*s).String() }
@@ -352,7 +351,7 @@ func (s *seconds) Set(text string) error {
 	return nil
 }
 
-// size is a number of bytes, with K, M or G behind it or nothing.
+// size is a number of bytes. K, M or G may follow it.
 type size uint64
 
 func (s *size) String() string { return strconv.FormatUint(uint64(*s), 10) }
@@ -369,21 +368,21 @@ func (s *size) Set(text string) error {
 	}
 	n, err := strconv.ParseUint(text, 10, 32)
 	if err != nil {
-		return fmt.Errorf("want bytes, or a number with K, M or G behind it")
+		return fmt.Errorf("want bytes, or a number followed by K, M or G")
 	}
 	*s = size(n << shift)
 	return nil
 }
 
-// completeTimeout bounds the look for what completes a word: somebody has pressed a key.
+// completeTimeout bounds a completion: somebody has pressed a key and waits.
 const completeTimeout = 3 * time.Second
 
-// complete says what completes the value of a flag.
+// complete sets the completion of a flag's value.
 func complete(cmd *cobra.Command, flag string, with cobra.CompletionFunc) {
 	_ = cmd.RegisterFlagCompletionFunc(flag, with) // the flag is there, and has none yet
 }
 
-// noFiles has nothing completed where nothing else is: by themselves shells complete the names of files.
+// noFiles turns off completion by file names, the default of shells, for all flags and arguments without a completion.
 func noFiles(cmd *cobra.Command) {
 	for _, child := range cmd.Commands() {
 		noFiles(child)
@@ -400,14 +399,14 @@ func noFiles(cmd *cobra.Command) {
 	})
 }
 
-// among completes what is one of some, and not given yet.
+// among completes the known words that are not given yet.
 func among(known []string) cobra.CompletionFunc {
 	return func(_ *cobra.Command, given []string, begun string) ([]cobra.Completion, cobra.ShellCompDirective) {
 		return completions(begun, given, known)
 	}
 }
 
-// several completes each of a list that is parted by commas.
+// several completes each element of a comma-separated list.
 func several(known []string) cobra.CompletionFunc {
 	return func(_ *cobra.Command, _ []string, begun string) ([]cobra.Completion, cobra.ShellCompDirective) {
 		at := strings.LastIndex(begun, ",") + 1
@@ -416,7 +415,7 @@ func several(known []string) cobra.CompletionFunc {
 	}
 }
 
-// first completes the first argument alone.
+// first completes only the first argument.
 func first(with cobra.CompletionFunc) cobra.CompletionFunc {
 	return func(cmd *cobra.Command, given []string, begun string) ([]cobra.Completion, cobra.ShellCompDirective) {
 		if len(given) > 0 {
@@ -426,8 +425,8 @@ func first(with cobra.CompletionFunc) cobra.CompletionFunc {
 	}
 }
 
-// completions are those of the known texts that begin so, each once, without what was given. Behind a tab a text has what is
-// shown beside it.
+// completions returns the known texts that start with begun, each once, without the given ones. Shells show the part
+// of a text after its tab beside it.
 func completions(begun string, given, known []string) ([]cobra.Completion, cobra.ShellCompDirective) {
 	values := map[string]bool{}
 	for _, text := range known {
@@ -440,7 +439,7 @@ func completions(begun string, given, known []string) ([]cobra.Completion, cobra
 	return slices.Sorted(maps.Keys(values)), cobra.ShellCompDirectiveNoFileComp
 }
 
-// flagValues complete the flags that choose dead letters with what some of them have.
+// flagValues complete the flags that choose dead letters with values of existing ones.
 var flagValues = map[string]func(core.Message) string{
 	"name":  func(m core.Message) string { return core.Plain(m.Name) },
 	"key":   func(m core.Message) string { return core.Plain(m.Key) },
@@ -453,15 +452,15 @@ func messageID(m core.Message) string {
 	return m.ID.String() + "\t" + core.Plain(m.Name+": "+core.Short(m.Error, 60))
 }
 
-// completing completes with what the dead letters have of the places of a kind, or of all, that answer in time.
+// completing completes with values of dead letters. Places that do not answer in time are skipped.
 func (o *commands) completing(kind string, value func(core.Message) string) cobra.CompletionFunc {
 	return func(cmd *cobra.Command, given []string, begun string) ([]cobra.Completion, cobra.ShellCompDirective) {
 		return completions(begun, given, core.Mapped(completeFrom(o, cmd, kind, someDeadLetters), value))
 	}
 }
 
-// someDeadLetters are the last one of each kind of an outbox, and the first ones of a consumer: to count the kinds of a queue takes all
-// its messages away from whoever is fixing them.
+// someDeadLetters returns the last dead letter of each kind of an outbox, or the first ones of a consumer. Counting the kinds
+// of a queue would hide all its messages from other operators.
 func someDeadLetters(ctx context.Context, at core.Place) ([]core.Message, error) {
 	if at.Kind == core.KindInbox {
 		return at.List(ctx, core.Filter{Limit: core.Listed}, false)
@@ -470,7 +469,7 @@ func someDeadLetters(ctx context.Context, at core.Place) ([]core.Message, error)
 	return core.Mapped(groups, func(g core.Group) core.Message { return g.Sample }), err
 }
 
-// completingWaiting completes with what the first messages have that outboxes hold.
+// completingWaiting completes with values of the first messages that wait in outboxes.
 func (o *commands) completingWaiting(parked bool, value func(core.Message) string) cobra.CompletionFunc {
 	return func(cmd *cobra.Command, given []string, begun string) ([]cobra.Completion, cobra.ShellCompDirective) {
 		held := completeFrom(o, cmd, core.KindOutbox, func(ctx context.Context, at core.Place) ([]core.Message, error) {
@@ -480,16 +479,16 @@ func (o *commands) completingWaiting(parked bool, value func(core.Message) strin
 	}
 }
 
-// completeFrom asks the places that --from names, all at the same time, as far as they answer in time.
+// completeFrom asks the places in --from, all at the same time. Places that do not answer in time are skipped.
 func completeFrom(o *commands, cmd *cobra.Command, kind string, ask func(context.Context, core.Place) ([]core.Message, error)) []core.Message {
 	ctx, cancel := context.WithTimeout(cmd.Context(), completeTimeout)
 	defer cancel()
 	from, _ := cmd.Flags().GetStringSlice("from")
-	places, _ := o.Chosen(from, kind) // what is no place completes nothing
+	places, _ := o.Chosen(from, kind) // an unknown place completes nothing
 	found := make([][]core.Message, len(places))
 	var asking sync.WaitGroup
 	for i, at := range places {
-		asking.Go(func() { found[i], _ = ask(ctx, at) }) // what does not answer completes nothing
+		asking.Go(func() { found[i], _ = ask(ctx, at) }) // a place that fails completes nothing
 	}
 	asking.Wait()
 	return slices.Concat(found...)
@@ -516,8 +515,8 @@ func printJSONTo(w io.Writer, v any) error {
 	return err
 }
 
-// escaped writes those characters of a JSON text as \uXXXX that change a terminal: encoding/json leaves
-// the ones beyond ASCII as they are. They occur within strings only, so the value stays the same.
+// escaped writes characters of a JSON text that change a terminal as \uXXXX: encoding/json leaves those beyond ASCII
+// as they are. They occur within strings only, so the value stays the same.
 func escaped(text []byte) []byte {
 	if !bytes.ContainsFunc(text, unsafeInJSON) {
 		return text
@@ -535,7 +534,7 @@ func escaped(text []byte) []byte {
 
 func unsafeInJSON(r rune) bool { return r != '\n' && core.ChangesTerminal(r) }
 
-// table prints rows below their heads, in columns. Nothing is printed where there are no rows.
+// table prints rows below their heads, in columns. Without rows it prints nothing.
 type table struct {
 	w    *tabwriter.Writer
 	head []string
@@ -557,7 +556,7 @@ func (t *table) row(cells ...any) {
 	fmt.Fprintln(t.w, strings.Join(texts, "\t"))
 }
 
-// printRows prints all as JSON if --json is given, and else as a table. Row adds the row of one.
+// printRows prints all as JSON if --json is given, else as a table. row adds one row.
 func printRows[T any](cmd *cobra.Command, all []T, row func(*table, T), head ...string) error {
 	if wantsJSON(cmd) {
 		return printJSON(cmd, all)
@@ -571,7 +570,7 @@ func printRows[T any](cmd *cobra.Command, all []T, row func(*table, T), head ...
 
 func (t *table) flush() error { return t.w.Flush() }
 
-// below prints a table below others, after a line between. It is w's.
+// below prints a blank line and the table, which writes to w.
 func (t *table) below(w io.Writer) error {
 	if t.head != nil {
 		return nil // no rows
@@ -580,11 +579,11 @@ func (t *table) below(w io.Writer) error {
 	return t.flush()
 }
 
-// manyMessages is how many messages are worth a bar.
+// manyMessages is the smallest number of messages for a progress bar.
 const manyMessages = 100
 
-// withProgress has a change draw a bar on a terminal's error output, where it takes long: there are many
-// messages, or they are paced.
+// withProgress draws a progress bar on a terminal's error output if the change takes long: it has many messages, or is
+// paced.
 func (o *commands) withProgress(cmd *cobra.Command, what string, p core.Place, f core.Filter, c core.Change) (core.Change, func()) {
 	nothing := func() {}
 	if c.DryRun || !isTerminal(cmd.ErrOrStderr()) {
@@ -592,7 +591,7 @@ func (o *commands) withProgress(cmd *cobra.Command, what string, p core.Place, f
 	}
 	dry := c
 	dry.DryRun, dry.Edit = true, nil
-	would, _ := o.Apply(cmd.Context(), what, p, f, dry) // the change itself will say what is wrong
+	would, _ := o.Apply(cmd.Context(), what, p, f, dry) // the change itself reports errors
 	n := would.Returned + would.Failed
 	if n == 0 || n < manyMessages && c.PerSecond == 0 {
 		return c, nothing
@@ -603,7 +602,7 @@ func (o *commands) withProgress(cmd *cobra.Command, what string, p core.Place, f
 	return c, func() { _ = bar.Finish() }
 }
 
-// atWork shows on a terminal's error output what is worked on until done is called, for work of unknown length.
+// atWork shows a description on a terminal's error output until done is called, for work of unknown length.
 func atWork(cmd *cobra.Command, what string) (done func()) {
 	if !isTerminal(cmd.ErrOrStderr()) {
 		return func() {}
@@ -614,15 +613,15 @@ func atWork(cmd *cobra.Command, what string) (done func()) {
 	return func() { _ = bar.Finish() }
 }
 
-// pageShutdown bounds how long the command page waits for answers that are under way.
+// pageShutdown bounds how long the command page waits for running requests.
 const pageShutdown = 5 * time.Second
 
-// page serves the page to whoever runs the command.
+// page serves the page with the rights of the user who runs the command.
 func (o *commands) page() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "page", Short: "Serve the operator as a web page, until interrupted", Args: noArguments,
-		Long: "Serve the operator as a web page, until interrupted. Everybody who reaches the address is who runs the command, so\n" +
-			"leave it at one of this machine, or mount the page in a program that asks who its visitors are.",
+		Long: "Serve the operator as a web page, until interrupted. Every visitor acts as the user who runs the command, so keep\n" +
+			"an address of this machine, or mount the page in a program that authenticates its visitors.",
 	}
 	addr := cmd.Flags().String("addr", "127.0.0.1:8970", "`address` to listen on")
 	access := addAccessFlags(cmd)
@@ -651,7 +650,7 @@ func servePage(ctx context.Context, listener net.Listener, handler *page.Page) e
 		IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 128 << 10, ErrorLog: slog.NewLogLogger(slog.Default().Handler(), slog.LevelWarn),
 	}
 	server.RegisterOnShutdown(handler.Close)
-	defer handler.Close() // what it has begun is noted before the process ends
+	defer handler.Close() // running actions are logged before the process ends
 	ended := make(chan error, 1)
 	stop := context.AfterFunc(ctx, func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), pageShutdown)
@@ -665,8 +664,8 @@ func servePage(ctx context.Context, listener net.Listener, handler *page.Page) e
 	return <-ended
 }
 
-// direct refuses a request under a name that is not this machine's own. A site that has its name lead to a
-// visitor's own machine would otherwise count as the page itself: DNS rebinding.
+// direct rejects a request whose host is neither an address nor localhost. Otherwise a site could point its name at a
+// visitor's machine and count as the page itself: DNS rebinding.
 func direct(r *http.Request) error {
 	host, _, err := net.SplitHostPort(r.Host)
 	if err != nil {
@@ -675,14 +674,14 @@ func direct(r *http.Request) error {
 	if _, err := netip.ParseAddr(host); err == nil || host == "localhost" {
 		return nil
 	}
-	return fmt.Errorf("operator: the page has no name %.100q: use its address", host)
+	return fmt.Errorf("operator: unknown host %.100q: open the page by its address", host)
 }
 
-// mcp serves agents on the standard input and output.
+// mcp serves agents on standard input and output.
 func (o *commands) mcp() *cobra.Command {
 	cmd := &cobra.Command{
-		Use: "mcp", Short: "Serve agents by the Model Context Protocol, on the standard input and output", Args: noArguments,
-		Long: "Serve agents by the Model Context Protocol, on the standard input and output, until that ends. An agent may read all but\n" +
+		Use: "mcp", Short: "Serve agents by the Model Context Protocol, on standard input and output", Args: noArguments,
+		Long: "Serve agents by the Model Context Protocol on standard input and output, until the input ends. An agent may read all but\n" +
 			"bodies and headers, and change nothing, unless a flag allows it.",
 	}
 	access := addAccessFlags(cmd)
@@ -696,16 +695,16 @@ func (o *commands) mcp() *cobra.Command {
 	return cmd
 }
 
-// addAccessFlags adds the flags that say what others may do.
+// addAccessFlags adds the flags that set the rights of visitors or agents.
 func addAccessFlags(cmd *cobra.Command) *operator.Access {
 	access := &operator.Access{}
-	cmd.Flags().BoolVar(&access.Bodies, "bodies", false, "allow to look at the bodies and the headers of messages")
-	cmd.Flags().BoolVar(&access.Change, "change", false, "allow to change something, such as to retry and drop dead letters")
-	cmd.Flags().StringVar(&access.By, "by", osUser(), "`who` does it; kept in the log")
+	cmd.Flags().BoolVar(&access.Bodies, "bodies", false, "allow reading the bodies and headers of messages")
+	cmd.Flags().BoolVar(&access.Change, "change", false, "allow changes, such as retry and drop")
+	cmd.Flags().StringVar(&access.By, "by", osUser(), "`name` of the operator, for the log")
 	return access
 }
 
-// unclosed is a writer of somebody else.
+// unclosed is a writer whose owner closes it.
 type unclosed struct{ io.Writer }
 
 func (unclosed) Close() error { return nil }

@@ -17,17 +17,17 @@ import (
 	"github.com/holdfast-go/holdfast/outbox"
 )
 
-// outbox lists what is in outboxes.
+// outbox lists the messages in outboxes.
 func (o *commands) outbox() *cobra.Command {
-	return parent("outbox", "Messages that wait to be published, or could not be",
-		o.waiting("pending", "List messages that are ready to be published, and those behind a parked one of their key", false),
-		o.waiting("parked", "List messages that wait for their first or their next attempt", true),
+	return parent("outbox", "Messages that are waiting, or could not be published",
+		o.waiting("pending", "List messages that are ready, or behind a parked message of their key", false),
+		o.waiting("parked", "List messages that wait for their first or next attempt", true),
 		o.dead(core.KindOutbox, "dead", "List messages that could not be published"))
 }
 
-// inbox lists what consumers have given up.
+// inbox lists the dead letters of consumers.
 func (o *commands) inbox() *cobra.Command {
-	return parent("inbox", "Messages that consumers could not process", o.dead(core.KindInbox, "dead", "List messages that consumers have given up"))
+	return parent("inbox", "Messages that consumers could not process", o.dead(core.KindInbox, "dead", "List dead letters of consumers"))
 }
 
 func (o *commands) dead(kind, use, short string) *cobra.Command {
@@ -63,10 +63,10 @@ func printDeadLetters(cmd *cobra.Command, messages []core.Message) error {
 // groups counts dead letters by kind.
 func (o *commands) groups() *cobra.Command {
 	cmd := &cobra.Command{
-		Use: "groups", Short: "Count dead letters by the kind of their failure, the most frequent first", Args: noArguments,
-		Long: "Count dead letters by the kind of their failure, the most frequent first.\n\n" +
-			"A kind is what the failures have in common: their class, the type of the error or its text without what changes, and the\n" +
-			"message's name. show tells more of its last one; retry --group and drop --group take all of a kind.",
+		Use: "groups", Short: "Count dead letters by kind of failure, the most frequent first", Args: noArguments,
+		Long: "Count dead letters by kind of failure, the most frequent first.\n\n" +
+			"Failures of one kind have the same class, message name, and error type, or error text without its variable parts.\n" +
+			"show prints the last one of a kind; retry --group and drop --group take all of them.",
 	}
 	chosen := o.addSelectFlags(cmd, "")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
@@ -84,23 +84,23 @@ func printGroups(cmd *cobra.Command, groups []core.Group) error {
 	return printRows(cmd, groups, func(t *table, g core.Group) {
 		id := g.ID
 		if id == "" {
-			id = "-" // those beyond the most that are told apart
+			id = "-" // the rest, beyond the kinds that are counted
 		}
 		count := fmt.Sprint(g.Count)
 		if g.Part {
 			count += "+"
 		}
 		t.row(g.From, id, count, g.Sample.Class, g.Sample.Name, core.Moment(g.First), core.Moment(g.Last), g.Sample.ID, core.Short(g.Sample.Error, 80))
-	}, "FROM", "GROUP", "COUNT", "CLASS", "NAME", "FIRST", "LAST", "ID OF THE LAST", "ERROR")
+	}, "FROM", "GROUP", "COUNT", "CLASS", "NAME", "FIRST", "LAST", "LAST ID", "ERROR")
 }
 
-// show prints all that is known of one dead letter.
+// show prints everything about one dead letter.
 func (o *commands) show() *cobra.Command {
 	cmd := &cobra.Command{
-		Use: "show ID", Short: "Show all that is known of a dead letter",
+		Use: "show ID", Short: "Show everything about a dead letter",
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) != 1 {
-				return core.Mistakef("%s: say the id of one dead letter", cmd.CommandPath())
+				return core.Mistakef("%s: needs the id of one dead letter", cmd.CommandPath())
 			}
 			return nil
 		},
@@ -169,25 +169,25 @@ func printMessage(w io.Writer, m core.Message) {
 	printBody(w, "body", m.Body, m.BodyBase64)
 }
 
-// afterFlag is --after: where a list of an outbox goes on. The zero afterFlag is that of a command without it.
+// afterFlag is --after, the cursor after which a list of an outbox continues. The zero afterFlag is for commands without it.
 type afterFlag struct{ text *string }
 
 func addAfter(cmd *cobra.Command) afterFlag {
-	return afterFlag{cmd.Flags().String("after", "", "go on behind this `cursor`, as the list before told it; --from says of which outbox, where there are several")}
+	return afterFlag{cmd.Flags().String("after", "", "continue after this `cursor`, which the last list printed; with several outboxes, --from chooses one")}
 }
 
-// cursor is what the flag says, of the one place that is listed.
+// cursor returns the cursor in the flag. It needs a single place.
 func (f afterFlag) cursor(cmd *cobra.Command, places []core.Place) (string, error) {
 	if f.text == nil || *f.text == "" {
 		return "", nil
 	}
 	if len(places) != 1 {
-		return "", core.Mistakef("%s: --after: say --from: each outbox has its own list", cmd.CommandPath())
+		return "", core.Mistakef("%s: --after: set --from: each outbox has its own list", cmd.CommandPath())
 	}
 	return *f.text, nil
 }
 
-// printMore says on stderr of each place that has filled its page how to go on: what is printed is read by programs, too.
+// printMore prints how to continue the list of each place with a full page. It prints to stderr because programs read stdout.
 func printMore(cmd *cobra.Command, places []core.Place, messages []core.Message, limit int) {
 	for _, at := range places {
 		shown, last := 0, ""
@@ -201,7 +201,7 @@ func printMore(cmd *cobra.Command, places []core.Place, messages []core.Message,
 		case last != "":
 			fmt.Fprintf(cmd.ErrOrStderr(), "%s: there may be more: --from=%s --after=%s\n", at.Name, at.Name, last)
 		default:
-			fmt.Fprintf(cmd.ErrOrStderr(), "%s: the first %d that were found; they have no order to go on in: choose fewer, or raise --limit\n", at.Name, shown)
+			fmt.Fprintf(cmd.ErrOrStderr(), "%s: showing the first %d found, in no order: choose fewer, or raise --limit\n", at.Name, shown)
 		}
 	}
 }
@@ -214,7 +214,7 @@ func (o *commands) waiting(use, short string, parked bool) *cobra.Command {
 	f := outbox.WaitingFilter{Parked: parked}
 	cmd.Flags().StringVar(&f.Name, "name", "", "only messages of this `name`")
 	cmd.Flags().StringVar(&f.Key, "key", "", "only messages of this ordering `key`")
-	cmd.Flags().IntVar(&f.Limit, "limit", core.Listed, "at most so many of each outbox")
+	cmd.Flags().IntVar(&f.Limit, "limit", core.Listed, "at most this many from each outbox")
 	after := addAfter(cmd)
 	complete(cmd, "name", o.completingWaiting(parked, func(m core.Message) string { return m.Name }))
 	complete(cmd, "key", o.completingWaiting(parked, func(m core.Message) string { return m.Key }))
@@ -247,14 +247,14 @@ func printWaiting(cmd *cobra.Command, messages []core.Message) error {
 func (o *commands) retry() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "retry [ID...]", Short: "Send dead letters again",
-		Long: "Send dead letters again: those of an outbox to be published, those of a consumer to be processed, with their\n" +
-			"attempts forgotten. Mend first what made them fail. --body and --patch replace their bodies on the way; their ids stay,\n" +
-			"so that what was processed after all is not processed again.",
+		Long: "Send dead letters again: an outbox publishes them, a consumer processes them. Their attempts start at zero. Fix the\n" +
+			"cause of the failures first. --body and --patch change the bodies; the ids stay, so a message that was processed\n" +
+			"after all is not processed again.",
 	}
 	chosen, changed, all := o.addSelectFlags(cmd, ""), addChangeFlags(cmd), addAll(cmd)
 	cmd.ValidArgsFunction = o.completing("", messageID)
-	cmd.Flags().Float64Var(&changed.c.PerSecond, "rate", 0, "at most so many a second (0: as fast as it goes)")
-	cmd.Flags().BoolVar(&changed.c.Force, "force", false, "also those that are older than the consumers' memory of what was processed: they may take effect twice")
+	cmd.Flags().Float64Var(&changed.c.PerSecond, "rate", 0, "at most this many a second (0: unlimited)")
+	cmd.Flags().BoolVar(&changed.c.Force, "force", false, "also messages older than the consumers' inbox retention: they may take effect twice")
 	edited := addEditFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		e, err := edited.edit(cmd, args)
@@ -269,7 +269,7 @@ func (o *commands) retry() *cobra.Command {
 
 // drop removes dead letters.
 func (o *commands) drop() *cobra.Command {
-	cmd := &cobra.Command{Use: "drop [ID...]", Short: "Remove dead letters for ever"}
+	cmd := &cobra.Command{Use: "drop [ID...]", Short: "Remove dead letters permanently"}
 	chosen, changed, all := o.addSelectFlags(cmd, ""), addChangeFlags(cmd), addAll(cmd)
 	cmd.ValidArgsFunction = o.completing("", messageID)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
@@ -279,7 +279,7 @@ func (o *commands) drop() *cobra.Command {
 }
 
 func addAll(cmd *cobra.Command) *bool {
-	return cmd.Flags().Bool("all", false, "really all of them, where nothing else chooses")
+	return cmd.Flags().Bool("all", false, "required if nothing else chooses: all of them")
 }
 
 func (o *commands) change(cmd *cobra.Command, what string, chosen *core.Typed, flags *changeFlags, all bool, ids []string) error {
@@ -293,7 +293,7 @@ func (o *commands) change(cmd *cobra.Command, what string, chosen *core.Typed, f
 		return err
 	}
 	if !core.Chooses(f) && !all {
-		return core.Mistakef("%s: choose by id, --name, --key, --class, --group, --error, --since, --until or --limit, or say --all", what)
+		return core.Mistakef("%s: choose by id, --name, --key, --class, --group, --error, --since, --until or --limit, or set --all", what)
 	}
 	done, failed := o.ApplyTo(cmd.Context(), what, places, f, c, func(p core.Place, c core.Change) (core.Change, func()) {
 		return o.withProgress(cmd, what, p, f, c)
@@ -301,7 +301,7 @@ func (o *commands) change(cmd *cobra.Command, what string, chosen *core.Typed, f
 	return errors.Join(printChanged(cmd, what, done), failed, allFound(f, done, failed))
 }
 
-// allFound returns an error where fewer dead letters were found than were asked for by id. A failure may be why.
+// allFound returns an error if fewer dead letters were found than ids were given. If a place failed, it returns nil.
 func allFound(f core.Filter, done []core.Changed, failed error) error {
 	found := 0
 	for _, c := range done {
@@ -312,14 +312,14 @@ func allFound(f core.Filter, done []core.Changed, failed error) error {
 	case failed != nil || found >= asked:
 		return nil
 	case asked == 1:
-		return fmt.Errorf("there is no such dead letter: %s", f.IDs[0])
+		return fmt.Errorf("there is no dead letter %s", f.IDs[0])
 	}
-	return fmt.Errorf("%d of the %d ids are no such dead letters", asked-found, asked)
+	return fmt.Errorf("%d of the %d ids are no dead letters", asked-found, asked)
 }
 
-// upkeepNoted is noted for what a service does by itself, too. Without --by and --reason it is such upkeep, of cron for example:
-// it is noted once it has changed something, so that what people did stays in sight. A role of the database that may do
-// that and has no right to the log does it all the same, and so it is done where there is no log yet.
+// upkeepNoted logs an action that a service also does by itself. Without --by and --reason it is upkeep, for example of cron.
+// Upkeep is logged only if it changed something, so that actions of people stay visible. It also runs if the database role
+// has no right to the log, or if there is no log yet.
 func (o *commands) upkeepNoted(cmd *cobra.Command, a operator.Action, do func() (int, error)) error {
 	if !attended(cmd) {
 		n, err := do()
@@ -338,7 +338,7 @@ func (o *commands) upkeepNoted(cmd *cobra.Command, a operator.Action, do func() 
 	}
 	answer, ok := errors.AsType[*pgconn.PgError](err)
 	if ok && (answer.Code == missingTable || answer.Code == insufficientPrivilege) {
-		fmt.Fprintf(cmd.ErrOrStderr(), "%s: not noted: %s\n", a.What, core.Plain(core.OneLine(err)))
+		fmt.Fprintf(cmd.ErrOrStderr(), "%s: not logged: %s\n", a.What, core.Plain(core.OneLine(err)))
 		err = nil
 	} else if attended(cmd) {
 		return err
@@ -347,12 +347,12 @@ func (o *commands) upkeepNoted(cmd *cobra.Command, a operator.Action, do func() 
 	return errors.Join(failed, err)
 }
 
-// attended says that somebody has typed who does something, or why.
+// attended reports whether somebody gave --by or --reason.
 func attended(cmd *cobra.Command) bool {
 	return cmd.Flags().Changed("by") || cmd.Flags().Changed("reason")
 }
 
-// insufficientPrivilege is the SQLSTATE of what a role may not do.
+// insufficientPrivilege is the SQLSTATE of a missing right.
 const insufficientPrivilege = "42501"
 
 func printChanged(cmd *cobra.Command, what string, done []core.Changed) error {
@@ -370,7 +370,7 @@ func printChanged(cmd *cobra.Command, what string, done []core.Changed) error {
 			fmt.Fprintf(cmd.OutOrStdout(), ", %d too old (--force)", c.Outlived)
 		}
 		if c.Failed > 0 {
-			fmt.Fprintf(cmd.OutOrStdout(), ", %d could not be", c.Failed)
+			fmt.Fprintf(cmd.OutOrStdout(), ", %d failed", c.Failed)
 		}
 		fmt.Fprintln(cmd.OutOrStdout())
 	}

@@ -13,8 +13,8 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }
 
-// JSON for a terminal is the same value and controls no terminal, whatever its texts have.
-func TestPrintJSON_escapesWhatChangesATerminal(t *testing.T) {
+// JSON for a terminal is the same value, and no text in it controls the terminal.
+func TestPrintJSON_escapesControlCharacters(t *testing.T) {
 	t.Parallel()
 	text := "a\x1b[2J \x7f \u0085 \u009b2J \u061c \u200f \u202e \u2066 \u2028\u2029 ü \U0001f600 \\u202e <b>"
 	var out bytes.Buffer

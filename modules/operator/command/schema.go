@@ -24,7 +24,7 @@ import (
 
 // schema prints the tables for a migration tool.
 func (o *commands) schema() *cobra.Command {
-	return parent("schema", "The tables, for a migration tool, and who may do what with them", o.schemaPrint(), o.schemaGrants())
+	return parent("schema", "Tables for a migration tool, and privileges for roles", o.schemaPrint(), o.schemaGrants())
 }
 
 func (o *commands) schemaPrint() *cobra.Command {
@@ -32,15 +32,15 @@ func (o *commands) schemaPrint() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "print", Short: "Print the tables as SQL, or write the files of a migration tool", Args: noArguments,
 		Long: "Print the tables as SQL, or write the files of a migration tool.\n\n" +
-			"Setup and a service's Migrate find done what the tool has done. Files that are there\n" +
-			"already are left as they are; one with another content is an error. For atlas run `atlas migrate hash` afterwards.\n\n" +
-			"A file that is new in the folder gets the number after the highest one there, so tools that only go forward apply it after\n" +
-			"all others. The folder may be that of your own migrations. Keep it in version control, and print again after an upgrade.",
+			"Setup and a service's Migrate accept tables that the tool has created. Files that exist\n" +
+			"are left as they are; one with another content is an error. For atlas run `atlas migrate hash` afterwards.\n\n" +
+			"A new file gets the number after the highest one in the folder, so tools that only go forward apply it after\n" +
+			"all others. The folder may hold your own migrations, too. Keep it in version control, and print again after an upgrade.",
 	}
 	tool := cmd.Flags().String("format", "sql", "sql, or files for `tool`: "+strings.Join(tools, ", "))
 	dir := cmd.Flags().String("dir", "", "the `folder` of the tool's files")
-	down := cmd.Flags().Bool("down", false, "print what removes the tables, and all that is in them")
-	dry := cmd.Flags().Bool("dry-run", false, "only tell which files would be written")
+	down := cmd.Flags().Bool("down", false, "print the SQL that removes the tables and all their rows")
+	dry := cmd.Flags().Bool("dry-run", false, "only list the files that would be written")
 	complete(cmd, "format", among(append(tools, "sql")))
 	_ = cmd.MarkFlagDirname("dir") // it is there
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
@@ -49,11 +49,11 @@ func (o *commands) schemaPrint() *cobra.Command {
 		case files == nil && *tool != "sql":
 			return core.Mistakef("schema print: --format must be sql, %s", strings.Join(tools, " or "))
 		case files == nil && (*dir != "" || *dry):
-			return core.Mistakef("schema print: --dir and --dry-run want the --format of a tool")
+			return core.Mistakef("schema print: --dir and --dry-run need the --format of a tool")
 		case files != nil && *dir == "":
-			return core.Mistakef("schema print: say --dir")
+			return core.Mistakef("schema print: set --dir")
 		case files != nil && *down:
-			return core.Mistakef("schema print: --down is for the format sql: the files of a tool have it already, but for atlas")
+			return core.Mistakef("schema print: --down is for the format sql: the files of a tool contain it, except for atlas")
 		}
 		all, err := o.migrations()
 		if err != nil {
@@ -118,7 +118,7 @@ func writeSchema(cmd *cobra.Command, all []migration, files func(migration) map[
 	return nil
 }
 
-// numbered is the name of a migration tool's file.
+// numbered matches the name of a migration tool's file.
 var numbered = regexp.MustCompile(`^(\d{1,18})_(.+)$`)
 
 // numbersIn returns the numbers of the files in a folder, by the rest of their names, and the highest one.
@@ -145,8 +145,7 @@ func withoutNumber(name string) string {
 	return name
 }
 
-// missingFiles are the texts of files that are not there, by their paths. All are compared before any is
-// written.
+// missingFiles returns the texts of the files that do not exist, by path. All files are compared before any is written.
 func missingFiles(all []migration, files func(migration) map[string]string, dir string) (map[string]string, error) {
 	missing := map[string]string{}
 	numbers, highest, err := numbersIn(dir)
@@ -180,19 +179,19 @@ func missingFiles(all []migration, files func(migration) map[string]string, dir 
 	return missing, nil
 }
 
-// migration is one step of the schema of a part, and what undoes it.
+// migration is one step of a part's schema, with the SQL that undoes it.
 type migration struct {
-	// number is not that of any other: the file's, which no other package has, and two digits for the
-	// parts of one kind.
+	// number is unique: the file's number, which no other package uses, and two digits for the parts of one
+	// kind.
 	number   int
 	name     string
 	up, down string
 }
 
-// schemaFile is what a part names its files.
+// schemaFile matches the names of a part's files.
 var schemaFile = regexp.MustCompile(`^(\d{4})_([a-z0-9_]+)(\.down)?\.sql$`)
 
-// migrations are those of all parts, in their order. Parts that share their tables have one.
+// migrations returns the steps of all parts, in order. Parts that share tables share the steps.
 func (o *commands) migrations() ([]migration, error) {
 	var all []migration
 	for _, p := range o.Parts() {
@@ -257,7 +256,7 @@ func migrationsOf(files fs.FS) ([]migration, error) {
 	return all, nil
 }
 
-// A writer of files makes those of a tool out of a migration.
+// schemaTools have a function for each tool, which returns a migration's files by name.
 var schemaTools = map[string]func(m migration) map[string]string{
 	"goose": func(m migration) map[string]string {
 		statement := func(sql string) string { return "-- +goose StatementBegin\n" + sql + "-- +goose StatementEnd\n" }
@@ -273,20 +272,20 @@ func (m migration) file(suffix string) string {
 	return fmt.Sprintf("%06d_holdfast_%s%s", m.number, m.name, suffix)
 }
 
-// granter is a part that tells what a role of the database needs for a job.
+// granter is a part that lists the privileges that a database role needs for a job.
 type granter interface {
 	Grants(job string) []string
 }
 
-// roleJobs are those of the packages.
+// roleJobs are the jobs of all packages.
 var roleJobs = []string{"write", "relay", "consume", "idempotency", "sweep", "operate"}
 
-// schemaGrants prints what a role of the database needs.
+// schemaGrants prints the privileges that a database role needs.
 func (o *commands) schemaGrants() *cobra.Command {
 	cmd := &cobra.Command{
-		Use: "grants", Short: "Print what a role of the database needs for its jobs, and no more", Args: noArguments,
-		Long: "Print what a role of the database needs for its jobs, and no more, as SQL for whoever owns the tables. What the handlers,\n" +
-			"sweeps and transactions of the service itself read and write is not in it. Jobs are " + strings.Join(roleJobs, ", ") + ".",
+		Use: "grants", Short: "Print the privileges that a role needs for its jobs, and no more", Args: noArguments,
+		Long: "Print the privileges that a database role needs for its jobs, and no more, as SQL for the owner of the tables. Tables that\n" +
+			"the service's own handlers, sweeps and transactions use are not in it. Jobs are " + strings.Join(roleJobs, ", ") + ".",
 	}
 	chosen := cmd.Flags().StringSlice("job", nil, "for this `job`, or several")
 	to := cmd.Flags().String("to", "", "the `role`, which must exist")
@@ -294,9 +293,9 @@ func (o *commands) schemaGrants() *cobra.Command {
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		switch {
 		case len(*chosen) == 0:
-			return core.Mistakef("schema grants: say --job: %s", strings.Join(roleJobs, ", "))
+			return core.Mistakef("schema grants: set --job: %s", strings.Join(roleJobs, ", "))
 		case *to == "" || len(*to) > 63 || core.Plain(*to) != *to:
-			return core.Mistakef("schema grants: say --to: the name of a role, of at most 63 bytes")
+			return core.Mistakef("schema grants: set --to: the name of a role, at most 63 bytes")
 		}
 		statements, err := o.grants(*chosen, *to)
 		if err != nil {
@@ -313,7 +312,7 @@ func (o *commands) schemaGrants() *cobra.Command {
 	return cmd
 }
 
-// grants are the statements for the jobs, each once. A job that no part has is a mistake.
+// grants returns the statements for the jobs, each once. A job that no part has is a usage error.
 func (o *commands) grants(chosen []string, to string) ([]string, error) {
 	statements := []string{} // not null in JSON
 	for _, job := range chosen {
@@ -343,23 +342,23 @@ func (o *commands) grants(chosen []string, to string) ([]string, error) {
 
 const (
 	doctorTimeout = 30 * time.Second
-	// pingTimeout leaves doctor the time to look at the servers that answer.
+	// pingTimeout leaves doctor time to check the servers that answer.
 	pingTimeout = doctorTimeout / 3
-	// findingsAlike is how many findings with the same mend are printed one by one.
+	// findingsAlike is how many findings with the same fix are printed one by one.
 	findingsAlike = 2
 )
 
-// finding is one thing to mend, as the Check methods return it.
+// finding is a problem with its fix, as the Check methods return it.
 type finding interface {
 	error
 	Mend() string
 }
 
-// doctor prints what the packages find amiss; it changes nothing.
+// doctor prints the problems that the packages find. It changes nothing.
 func (o *commands) doctor() *cobra.Command {
 	cmd := &cobra.Command{
-		Use: "doctor", Short: "Look for what is missing or mis-set on the servers", Args: noArguments,
-		Long: "Look for what is missing or mis-set on the servers. It changes nothing, and exits with 1 when there is something to mend.",
+		Use: "doctor", Short: "Check the servers for missing or wrong settings", Args: noArguments,
+		Long: "Check the servers for missing or wrong settings. It changes nothing, and exits with 1 if there is something to fix.",
 	}
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		ctx, cancel := context.WithTimeout(cmd.Context(), doctorTimeout)
@@ -367,7 +366,7 @@ func (o *commands) doctor() *cobra.Command {
 		var found []finding
 		var failed []error
 		if err := o.reach(ctx); err != nil {
-			failed = append(failed, err) // one for each server, not one for each check
+			failed = append(failed, err) // one per server, not one per check
 		} else {
 			found, failed = o.check(ctx)
 		}
@@ -382,7 +381,7 @@ func (o *commands) doctor() *cobra.Command {
 	return cmd
 }
 
-// check asks all parts. A relay's check is its outbox's, too: what is said twice is kept once.
+// check runs the checks of all parts. A relay also runs its outbox's check, so duplicates are removed.
 func (o *commands) check(ctx context.Context) (found []finding, failed []error) {
 	for _, p := range o.Parts() {
 		c, ok := p.Part.(interface{ Check(context.Context) error })
@@ -407,7 +406,7 @@ func (o *commands) reach(ctx context.Context) error {
 			ctx, cancel := context.WithTimeout(ctx, pingTimeout)
 			defer cancel()
 			if err := s.Ping(ctx); err != nil {
-				errs[i] = fmt.Errorf("%s cannot be asked: %w", s.Name, err)
+				errs[i] = fmt.Errorf("%s is unreachable: %w", s.Name, err)
 			}
 		})
 	}
@@ -415,7 +414,7 @@ func (o *commands) reach(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// sortOut appends the findings that err joins, and the errors that are none.
+// sortOut appends the findings that err joins to found, and its other errors to failed.
 func sortOut(err error, found []finding, failed []error) ([]finding, []error) {
 	switch err := err.(type) {
 	case nil:
@@ -434,7 +433,7 @@ func sortOut(err error, found []finding, failed []error) ([]finding, []error) {
 	return found, failed
 }
 
-// once leaves out what is said a second time.
+// once removes errors with the text of an earlier one.
 func once[E error](all []E) []E {
 	said := map[string]bool{}
 	var left []E
@@ -447,7 +446,7 @@ func once[E error](all []E) []E {
 	return left
 }
 
-// printFindings prints what was found; whole says that nothing kept from looking.
+// printFindings prints the findings. whole reports that every check could run.
 func printFindings(cmd *cobra.Command, findings []finding, whole bool) error {
 	if wantsJSON(cmd) {
 		type one struct {
@@ -462,7 +461,7 @@ func printFindings(cmd *cobra.Command, findings []finding, whole bool) error {
 	}
 	if len(findings) == 0 {
 		if whole {
-			fmt.Fprintln(cmd.OutOrStdout(), "all is well")
+			fmt.Fprintln(cmd.OutOrStdout(), "no problems found")
 		}
 		return nil
 	}
@@ -471,10 +470,10 @@ func printFindings(cmd *cobra.Command, findings []finding, whole bool) error {
 	return nil
 }
 
-// problem is what is wrong, without its mend.
+// problem returns the text of a finding without its fix.
 func problem(f finding) string { return strings.TrimSuffix(f.Error(), "; "+f.Mend()) }
 
-// printAlike prints findings with the same mend together, and of many the first ones.
+// printAlike prints findings with the same fix together. Of many it prints the first ones.
 func printAlike(w io.Writer, findings []finding) {
 	type kind struct{ component, mend string }
 	problems := map[kind][]string{}
@@ -495,6 +494,6 @@ func printAlike(w io.Writer, findings []finding) {
 		if more := len(alike) - findingsAlike; more > 0 {
 			fmt.Fprintf(w, "%s: and %d more\n", k.component, more)
 		}
-		fmt.Fprintf(w, "\tmend: %s\n", core.Plain(k.mend))
+		fmt.Fprintf(w, "\tfix: %s\n", core.Plain(k.mend))
 	}
 }

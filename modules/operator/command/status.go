@@ -24,14 +24,14 @@ func sumUp(c operator.Connections) string {
 	return fmt.Sprintf("%d active, %d in a transaction, %d idle", c.Active, c.Waiting, c.Idle)
 }
 
-// clearScreen moves a terminal's cursor to the top and clears what is below.
+// clearScreen moves a terminal's cursor to the top and clears everything below.
 const clearScreen = "\x1b[H\x1b[2J"
 
 // status prints the state of everything on one screen.
 func (o *commands) status() *cobra.Command {
 	cmd := &cobra.Command{Use: "status", Short: "Show the state of everything on one screen", Args: noArguments}
 	var every seconds
-	cmd.Flags().Var(&every, "watch", "show it again every so much `time`, until interrupted")
+	cmd.Flags().Var(&every, "watch", "repeat at this `interval`, until interrupted")
 	cmd.Flags().Lookup("watch").NoOptDefVal = "2s"
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		ctx, out := cmd.Context(), cmd.OutOrStdout()
@@ -109,7 +109,7 @@ func printOutboxes(w io.Writer, outboxes []core.OutboxStatus) error {
 	return t.below(w)
 }
 
-// perSecond is a rate in a column; "-": it cannot be told.
+// perSecond formats a rate for a column; "-" means unknown.
 func perSecond(r *float64) string {
 	if r == nil {
 		return "-"
@@ -117,7 +117,7 @@ func perSecond(r *float64) string {
 	return core.Rate(r)
 }
 
-// lanes are those that relays hold, and that one has lost.
+// lanes formats the number of lanes that relays hold, and of those whose last lease was lost.
 func lanes(s core.OutboxStatus) string {
 	if s.Doubtful == 0 {
 		return fmt.Sprintf("%d held", s.Leased)
@@ -125,7 +125,7 @@ func lanes(s core.OutboxStatus) string {
 	return fmt.Sprintf("%d held, %d doubtful", s.Leased, s.Doubtful)
 }
 
-// breakers are those of the transports of this process.
+// breakers formats the state of this process's transports.
 func breakers(s core.OutboxStatus) string {
 	var all []string
 	for _, t := range s.Transports {
@@ -164,13 +164,13 @@ func printConsumers(w io.Writer, consumers []core.ConsumerStatus) error {
 	return t.below(w)
 }
 
-// printWatched prints the limits, claims and connections that the service wants shown.
+// printWatched prints the limits, claims and connections that the service configures.
 func printWatched(w io.Writer, s core.Status) error {
 	limits, claims := newTable(w, "LIMIT", "KEY", "MAX", "PER", "REMAINING", "MORE IN"), newTable(w, "KEYS", "IN FLIGHT")
 	for _, l := range s.Limits {
 		more := core.Age(l.Reset)
 		if l.Near() {
-			more += ", near its edge"
+			more += ", nearly used up"
 		}
 		limits.row(l.Limit, cmp.Or(l.Key, "all callers"), l.Max, core.Age(l.Window), l.Remaining, more)
 	}
@@ -211,23 +211,23 @@ func sweepTable(w io.Writer, sweeps []core.SweepStatus) *table {
 	return t
 }
 
-// idempotency shows what is known of a key.
+// idempotency shows the state of a key.
 func (o *commands) idempotency() *cobra.Command {
-	return parent("idempotency", "What is known of an idempotency key", o.idempotencyShow())
+	return parent("idempotency", "State of an idempotency key", o.idempotencyShow())
 }
 
 func (o *commands) idempotencyShow() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "show KEY", Short: "Show whether a key is free, in flight or done", Args: oneKey,
-		Long: "Show whether a key is free, in flight or done, as each part knows it, since when and for how long yet. The key is that which\n" +
-			"the client sent. Where it is in a scope, such as a tenant or a user, say that too: else it is another key.",
+		Long: "Show for each part whether a key is free, in flight or done, since when, and for how long. Give the key as the client\n" +
+			"sent it. If the service keeps it in a scope, such as a tenant or a user, set --scope: otherwise it is another key.",
 	}
 	scope := cmd.Flags().String("scope", "", "the `scope` in which the service keeps the key")
-	body := cmd.Flags().Bool("body", false, "show the stored answer, too")
+	body := cmd.Flags().Bool("body", false, "also show the stored answer")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		key, err := idempotency.ParseOpaque(args[0])
 		if err != nil {
-			return core.Mistakef("idempotency show: that is not a key: want 1 to 255 visible characters")
+			return core.Mistakef("idempotency show: not a key: want 1 to 255 visible characters")
 		}
 		if *scope != "" {
 			key = key.In(*scope)
@@ -271,7 +271,7 @@ func printKnown(cmd *cobra.Command, all []core.KnownKey) error {
 	return nil
 }
 
-// printBody prints a body below its title; one that is no text on one line.
+// printBody prints a body below its title, or as base64 on one line if it is no text.
 func printBody(w io.Writer, title, text, base64 string) {
 	if base64 != "" {
 		fmt.Fprintf(w, "%-14s %s\n", title+", base64:", base64)
@@ -283,13 +283,13 @@ func printBody(w io.Writer, title, text, base64 string) {
 	}
 }
 
-// limits shows and resets what callers have used of their limits.
+// limits shows and resets the use of limits.
 func (o *commands) limits() *cobra.Command {
-	return parent("limits", "What a caller has left of the rate limits", o.limitsShow(), o.limitsReset())
+	return parent("limits", "Rate limits of a caller", o.limitsShow(), o.limitsReset())
 }
 
 func (o *commands) limitsShow() *cobra.Command {
-	cmd := &cobra.Command{Use: "show KEY", Short: "Show what the caller of a key has left", Args: oneKey}
+	cmd := &cobra.Command{Use: "show KEY", Short: "Show how much of the limits a caller has left", Args: oneKey}
 	only := o.addLimit(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		states, err := o.LimitStates(cmd.Context(), *only, args[0])
@@ -301,7 +301,7 @@ func (o *commands) limitsShow() *cobra.Command {
 	return cmd
 }
 
-// addLimit adds --limit to a command about the caller of a key, and completes both.
+// addLimit adds --limit to a command about a caller. It completes the flag and the caller's key.
 func (o *commands) addLimit(cmd *cobra.Command) *string {
 	var names, keys []string
 	for _, l := range o.Config.Limiters {
@@ -321,7 +321,7 @@ func printLimits(cmd *cobra.Command, states []core.LimitState) error {
 }
 
 func (o *commands) limitsReset() *cobra.Command {
-	cmd := &cobra.Command{Use: "reset KEY", Short: "Forget what the caller of a key has used", Args: oneKey}
+	cmd := &cobra.Command{Use: "reset KEY", Short: "Forget how much of the limits a caller has used", Args: oneKey}
 	only := o.addLimit(cmd)
 	flags := addChangeFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
@@ -351,17 +351,17 @@ func printResets(cmd *cobra.Command, done []core.LimitReset) error {
 
 func oneKey(cmd *cobra.Command, args []string) error {
 	if len(args) != 1 {
-		return core.Mistakef("%s: say the key of one caller", cmd.CommandPath())
+		return core.Mistakef("%s: needs one key", cmd.CommandPath())
 	}
 	return nil
 }
 
-// log lists what operators did.
+// log lists the actions of operators.
 func (o *commands) log() *cobra.Command {
-	cmd := &cobra.Command{Use: "log", Short: "List what operators did, the newest first", Args: noArguments}
+	cmd := &cobra.Command{Use: "log", Short: "List the actions of operators, the newest first", Args: noArguments}
 	var f operator.LogFilter
-	cmd.Flags().IntVar(&f.Limit, "limit", core.Listed, "the newest so many")
-	cmd.Flags().BoolVar(&f.WithoutUpkeep, "without-upkeep", false, "only what services do not do by themselves: no sweep, prune and setup")
+	cmd.Flags().IntVar(&f.Limit, "limit", core.Listed, "this many actions")
+	cmd.Flags().BoolVar(&f.WithoutUpkeep, "without-upkeep", false, "leave out sweep, prune and setup, which services also run by themselves")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if f.Limit < 1 {
 			return core.Mistakef("log: --limit must be at least 1")
@@ -382,14 +382,14 @@ func printActions(cmd *cobra.Command, actions []operator.Action) error {
 	}, "AT", "WHAT", "ON", "COUNT", "BY", "REASON", "CHOSEN", "FAILURE")
 }
 
-// pause keeps relays and consumers from beginning anything.
+// pause stops relays and consumers from starting work.
 func (o *commands) pause() *cobra.Command {
-	return o.turning(core.Pausing, "Have all relays of an outbox, or all processes of a consumer, begin nothing more",
-		"What they have begun ends. Writers go on, and what they write waits. The pause outlives the processes, until resume.")
+	return o.turning(core.Pausing, "Pause all relays of an outbox, or all processes of a consumer",
+		"Running work finishes. Writers go on, and new messages wait. The pause outlives the processes, until resume.")
 }
 
 func (o *commands) resume() *cobra.Command {
-	return o.turning(core.Resuming, "End the pause of an outbox or a consumer", "The processes begin again within a few seconds.")
+	return o.turning(core.Resuming, "Resume an outbox or a consumer", "The processes start work again within a few seconds.")
 }
 
 func (o *commands) turning(what, short, more string) *cobra.Command {
@@ -402,7 +402,7 @@ func (o *commands) turning(what, short, more string) *cobra.Command {
 			return err
 		}
 		if len(names) == 0 {
-			return core.Mistakef("%s: say which outbox or consumer", what)
+			return core.Mistakef("%s: name an outbox or consumer", what)
 		}
 		parts := make([]core.Pausable, len(names))
 		for i, name := range names {

@@ -15,18 +15,18 @@ import (
 	"github.com/holdfast-go/holdfast/outbox"
 )
 
-// relay publishes what is in the outboxes, and ends: a relay for cron.
+// relay publishes the messages in an outbox and ends: a relay for cron.
 func (o *commands) relay() *cobra.Command {
 	cmd := &cobra.Command{
-		Use: "relay", Short: "Publish what is in the outbox, and end", Args: noArguments,
-		Long: "Publish what is in the outbox, and end. It exits with 0 when all went, 1 when a message failed, and 2 when it could not run.",
+		Use: "relay", Short: "Publish the messages in the outbox, and end", Args: noArguments,
+		Long: "Publish the messages in the outbox, and end. It exits with 0 if all were published, 1 if a message failed, and 2 if it could not run.",
 	}
-	limit := cmd.Flags().Int("limit", 1000, "end after so many messages")
+	limit := cmd.Flags().Int("limit", 1000, "end after this many messages")
 	var timeLimit seconds
-	cmd.Flags().Var(&timeLimit, "time-limit", "wait for new messages until so much `time` has passed, such as 55 or 55s (0: end when the outbox is empty)")
+	cmd.Flags().Var(&timeLimit, "time-limit", "wait for new messages for this `time`, such as 55 or 55s (0: end when the outbox is empty)")
 	var memory size
-	cmd.Flags().Var(&memory, "memory-limit", "end when the process holds more `bytes`, such as 256M (0: never)")
-	from := cmd.Flags().String("from", "", "the `outbox`, where there are several")
+	cmd.Flags().Var(&memory, "memory-limit", "end when the process uses more `bytes`, such as 256M (0: never)")
+	from := cmd.Flags().String("from", "", "the `outbox`, if there are several")
 	var relayed []string
 	for _, b := range o.Config.Outboxes {
 		if b.Relay != nil {
@@ -34,7 +34,7 @@ func (o *commands) relay() *cobra.Command {
 		}
 	}
 	complete(cmd, "from", among(relayed))
-	dry := cmd.Flags().Bool("dry-run", false, "only tell how many messages are ready; 100,000 are counted at most")
+	dry := cmd.Flags().Bool("dry-run", false, "only count the messages that are ready, up to 100,000")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if *limit < 1 {
 			return core.Mistakef("relay: --limit must be at least 1")
@@ -63,7 +63,7 @@ func (o *commands) relay() *cobra.Command {
 	return cmd
 }
 
-// printReady tells what a relay would take now.
+// printReady prints the number of messages that a relay would publish now.
 func printReady(cmd *cobra.Command, b operator.Outbox) error {
 	s := core.LookAtOutbox(cmd.Context(), b)
 	switch {
@@ -76,7 +76,7 @@ func printReady(cmd *cobra.Command, b operator.Outbox) error {
 	return nil
 }
 
-// relayed is the outbox of a name that has a relay.
+// relayed returns the outbox of that name, or the only one, that has a relay.
 func (o *commands) relayed(name string) (operator.Outbox, error) {
 	var found []operator.Outbox
 	for _, b := range o.Config.Outboxes {
@@ -90,18 +90,18 @@ func (o *commands) relayed(name string) (operator.Outbox, error) {
 	case len(found) == 0:
 		return operator.Outbox{}, core.Mistakef("relay: there is no relay")
 	case len(found) > 1:
-		return operator.Outbox{}, core.Mistakef("relay: there are several outboxes: say --from")
+		return operator.Outbox{}, core.Mistakef("relay: there are several outboxes: set --from")
 	}
 	return found[0], nil
 }
 
-// sweep expires what is overdue, once.
+// sweep expires overdue rows, once.
 func (o *commands) sweep() *cobra.Command {
 	cmd := &cobra.Command{
-		Use: "sweep", Short: "Expire what is overdue, once", Args: noArguments,
-		Long: "Expire what is overdue, once. It exits with 1 when rows fail by themselves: they are poisoned.",
+		Use: "sweep", Short: "Expire overdue rows, once", Args: noArguments,
+		Long: "Expire overdue rows, once. It exits with 1 if rows are poisoned: they fail by themselves.",
 	}
-	from := cmd.Flags().String("from", "", "the `sweep`, where there are several (default: all)")
+	from := cmd.Flags().String("from", "", "the `sweep`, if there are several (default: all)")
 	var swept []string
 	for _, w := range o.Config.Sweeps {
 		if w.Sweeper != nil {
@@ -109,7 +109,7 @@ func (o *commands) sweep() *cobra.Command {
 		}
 	}
 	complete(cmd, "from", among(swept))
-	flags := addNotedFlags(cmd, "only tell how much is overdue")
+	flags := addNotedFlags(cmd, "only count the overdue rows")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		c, err := flags.change()
 		if err != nil {
@@ -149,7 +149,7 @@ func (o *commands) sweep() *cobra.Command {
 	return cmd
 }
 
-// sweepOne expires what is overdue of one sweep, and has it noted.
+// sweepOne runs one sweep, and logs it.
 func (o *commands) sweepOne(cmd *cobra.Command, w operator.Sweep, c core.Change) (r expiry.Report, err error) {
 	err = o.upkeepNoted(cmd, operator.Action{What: "sweep", On: w.Name, By: c.By, Reason: c.Reason}, func() (_ int, err error) {
 		r, err = w.Sweeper.Sweep(cmd.Context())
@@ -158,10 +158,10 @@ func (o *commands) sweepOne(cmd *cobra.Command, w operator.Sweep, c core.Change)
 	return r, err
 }
 
-// expiry shows what falls due.
+// expiry shows rows that fall due.
 func (o *commands) expiry() *cobra.Command {
 	return parent("expiry", "Rows that fall due", &cobra.Command{
-		Use: "due", Short: "Show how much is overdue and what falls due next", Args: noArguments,
+		Use: "due", Short: "Show how many rows are overdue, and when the next one falls due", Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error { return printDue(cmd, o.Config.Sweeps) },
 	}, o.stuck())
 }
@@ -179,16 +179,16 @@ func printDue(cmd *cobra.Command, sweeps []operator.Sweep) error {
 	return errors.Join(sweepTable(cmd.OutOrStdout(), s.Sweeps).flush(), err)
 }
 
-// stuckAfter is for how long a row is overdue at least that counts as stuck: a sweeper looks every 90 s, even if
-// nothing wakes it.
+// stuckAfter is how long a row must be overdue to count as stuck. A sweeper looks every 90 s, even without a
+// wake-up.
 const stuckAfter = 2 * time.Minute
 
-// overdue is a store that lists what is overdue.
+// overdue is a store that lists overdue rows.
 type overdue interface {
 	Overdue(ctx context.Context, by time.Duration, limit int) ([]expiry.Row, error)
 }
 
-// stuckRow is a row that should have been expired.
+// stuckRow is a row that should have expired.
 type stuckRow struct {
 	Sweep    string            `json:"sweep"`
 	ID       string            `json:"id"`
@@ -200,11 +200,11 @@ type stuckRow struct {
 func (o *commands) stuck() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "stuck", Short: "List rows that are long overdue", Args: noArguments,
-		Long: "List rows that are long overdue: they fail by themselves, a transaction holds them, or nobody sweeps. It exits with 1 when there are any.",
+		Long: "List rows that are long overdue: they fail by themselves, a transaction holds them, or nobody sweeps. It exits with 1 if there are any.",
 	}
 	after := seconds(stuckAfter)
-	cmd.Flags().Var(&after, "after", "overdue for at least so much `time`")
-	limit := cmd.Flags().Int("limit", core.Listed, "at most so many of each sweep")
+	cmd.Flags().Var(&after, "after", "overdue for at least this `time`")
+	limit := cmd.Flags().Int("limit", core.Listed, "at most this many from each sweep")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if *limit < 1 {
 			return core.Mistakef("expiry stuck: --limit must be at least 1")
@@ -227,7 +227,7 @@ func (o *commands) stuckRows(ctx context.Context, after time.Duration, limit int
 	for _, w := range o.Config.Sweeps {
 		store, ok := w.Store.(overdue)
 		if !ok {
-			failed = append(failed, fmt.Errorf("%s: the store does not tell", w.Name))
+			failed = append(failed, fmt.Errorf("%s: the store does not list overdue rows", w.Name))
 			continue
 		}
 		rows, err := store.Overdue(ctx, after, limit)
@@ -252,26 +252,26 @@ type pruner interface {
 	Prune(ctx context.Context) (int, error)
 }
 
-// prunable is a pruner that tells how much it would delete.
+// prunable is a pruner that can count the records it would delete.
 type prunable interface {
 	Prunable(ctx context.Context) (int, error)
 }
 
-// pruned is how many records of a part are deleted, or would be.
+// pruned is the number of records of a part that were deleted, or would be.
 type pruned struct {
 	Name string `json:"name"`
-	// Count is null where the part does not tell.
+	// Count is null if the part does not count.
 	Count  *int `json:"count"`
 	DryRun bool `json:"dry_run,omitempty"`
 }
 
-// prune deletes what is older than its retention.
+// prune deletes records that are older than their retention.
 func (o *commands) prune() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "prune", Short: "Delete records that are older than their retention", Args: noArguments,
 		Long: "Delete records that are older than their retention, as running services do by themselves.",
 	}
-	flags := addNotedFlags(cmd, "only tell how many there are; of each kind 100,000 are counted at most")
+	flags := addNotedFlags(cmd, "only count them, up to 100,000 of each kind")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		c, err := flags.change()
 		if err != nil {
@@ -325,7 +325,7 @@ func printPruned(cmd *cobra.Command, all []pruned, dry bool) error {
 	t := newTable(cmd.OutOrStdout(), "PART", head)
 	for _, p := range all {
 		if p.Count == nil {
-			t.row(p.Name, "it does not tell")
+			t.row(p.Name, "unknown")
 			continue
 		}
 		t.row(p.Name, *p.Count)
@@ -336,10 +336,10 @@ func printPruned(cmd *cobra.Command, all []pruned, dry bool) error {
 // setup creates or updates tables, queues and streams.
 func (o *commands) setup() *cobra.Command {
 	cmd := &cobra.Command{
-		Use: "setup", Short: "Create what is missing of tables, queues and streams", Args: noArguments,
-		Long: "Create what is missing of tables, queues and streams. What exists is left as it is, so that it may run before every start.",
+		Use: "setup", Short: "Create missing tables, queues and streams", Args: noArguments,
+		Long: "Create missing tables, queues and streams. Existing ones are left as they are, so it may run before every start.",
 	}
-	flags := addNotedFlags(cmd, "only tell which parts would be set up")
+	flags := addNotedFlags(cmd, "only list the parts that would be set up")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		c, err := flags.change()
 		if err != nil {
@@ -363,8 +363,8 @@ func (o *commands) setup() *cobra.Command {
 	return cmd
 }
 
-// setUp does the steps. It is noted where somebody says who or why, in a log whose own table is there before all others: what
-// runs before every start mostly finds nothing to do.
+// setUp runs the steps, after it has created the log's own table. It is logged only with --by or --reason: as a command that
+// runs before every start it mostly finds nothing to do.
 func (o *commands) setUp(cmd *cobra.Command, c core.Change) (done []string, err error) {
 	ctx := cmd.Context()
 	steps := o.steps()
@@ -393,7 +393,7 @@ func (o *commands) setUp(cmd *cobra.Command, c core.Change) (done []string, err 
 	return names, o.Noted(ctx, a, do)
 }
 
-// migrator is a part that makes its own tables.
+// migrator is a part that creates its own tables.
 type migrator interface {
 	Migrate(ctx context.Context) error
 }
@@ -403,7 +403,7 @@ type step struct {
 	do   func(context.Context) error
 }
 
-// steps are those of setup: all tables, then what brokers need.
+// steps returns the steps of setup: all tables, then the queues and streams of brokers.
 func (o *commands) steps() []step {
 	var tables, brokers []step
 	for _, p := range o.Parts() {

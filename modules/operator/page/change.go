@@ -20,34 +20,34 @@ import (
 	"github.com/holdfast-go/holdfast/outbox"
 )
 
-// part is what a change is about in one place.
+// part is one place of a change, with its selection.
 type part struct {
 	place core.Place
 	s     core.Filter
 }
 
-// plan is a change that was asked for and is not begun.
+// plan is a change that was requested and has not started.
 type plan struct {
 	query
 	What   string // "retry" or "drop"
-	Rate   string // as it was typed
+	Rate   string // as typed
 	Force  bool
 	Reason string
-	// Edited is the body of the one message that is retried, as it was typed, and Patch one for all.
+	// Edited is the new body of the one retried message, as typed. Patch is a merge patch for all.
 	Edited *string
 	Patch  string
 	change core.Change
 }
 
-// parsePlan reads what a form asks for.
+// parsePlan parses the form of a change.
 func (p *Page) parsePlan(v visit) (plan, error) {
 	if err := v.ParseForm(); err != nil {
 		return plan{}, errors.New("the form cannot be read")
 	}
 	if v.Form.Get("matching") != "" {
-		v.Form.Del("id") // what is marked is not asked for
+		v.Form.Del("id") // marks do not count
 	}
-	v.Form.Del("after") // a page of a list is no choice
+	v.Form.Del("after") // the cursor of a list chooses nothing
 	q, err := p.parseQuery(v.Form, "")
 	if err != nil {
 		return plan{}, err
@@ -71,7 +71,7 @@ func (p *Page) parsePlan(v visit) (plan, error) {
 	return l, core.Validate(l.change)
 }
 
-// parseEdit reads what becomes of bodies.
+// parseEdit parses the edit of bodies.
 func (p *Page) parseEdit(v visit, l *plan) error {
 	var e core.Edit
 	if v.Form.Has("edited") {
@@ -84,20 +84,20 @@ func (p *Page) parseEdit(v visit, l *plan) error {
 	case e.None():
 		return nil
 	case !v.access.Bodies:
-		return errors.New("you may not see bodies, and so not edit them")
+		return errors.New("you may not see bodies, so you may not edit them")
 	case l.What != "retry":
 		return errors.New("a message that is dropped cannot be edited")
 	case e.Body != nil && len(l.ids) != 1:
-		return errors.New("one message alone gets a body")
+		return errors.New("a new body needs exactly one message")
 	}
 	l.change.Edit = e.Function(core.MayEdit(p.cfg.Mask))
 	return e.Validate()
 }
 
-// unixLines undoes what forms do to the ends of lines.
+// unixLines undoes the change of line ends by forms.
 func unixLines(text string) string { return strings.ReplaceAll(text, "\r\n", "\n") }
 
-// compact undoes what the page does to JSON for the eye.
+// compact undoes the indentation of JSON on the page.
 func compact(body []byte) []byte {
 	var short bytes.Buffer
 	if json.Compact(&short, body) != nil {
@@ -106,26 +106,26 @@ func compact(body []byte) []byte {
 	return append([]byte{}, short.Bytes()...)
 }
 
-// previewed is what a change would do in one place.
+// previewed is the effect of a change in one place.
 type previewed struct {
 	From string
 	core.Replayed
 	Error string
 }
 
-// previewView is what is shown before a change begins.
+// previewView is shown before a change starts.
 type previewView struct {
 	plan
 	Parts           []previewed
 	Count, Outlived int
-	Fields          url.Values // of the form that begins it
+	Fields          url.Values // of the form that starts it
 	Chosen          bool
-	// Sample is the first body as it would be, where bodies are edited.
+	// Sample is the first new body, if bodies are edited.
 	Sample *string
 }
 
-// settleTimes has the form that begins the change choose what its preview counted: times that are relative would move
-// on until then, and what fails from now on was not looked at.
+// settleTimes fixes the times of the selection, so that the change affects what its preview counted. Relative times would
+// move on until then, and later failures were not in the preview.
 func (l *plan) settleTimes(now time.Time) {
 	if l.ids != nil {
 		return
@@ -139,7 +139,7 @@ func (l *plan) settleTimes(now time.Time) {
 	}
 }
 
-// preview shows what a change would do, and asks for why.
+// preview shows the effect of a change, and asks for a reason.
 func (p *Page) preview(v visit) {
 	l, err := p.parsePlan(v)
 	if err != nil {
@@ -164,7 +164,7 @@ func (p *Page) preview(v visit) {
 		shown.Parts = append(shown.Parts, previewed{at.Name, r, core.TextOf(err)})
 		shown.Count, shown.Outlived = shown.Count+r.Returned, shown.Outlived+r.Outlived
 	}
-	p.render(v, "preview", "Before it begins", shown, nil)
+	p.render(v, "preview", "Preview", shown, nil)
 }
 
 func (p *Page) previewAt(ctx context.Context, l plan, at core.Place) (core.Replayed, error) {
@@ -180,14 +180,14 @@ func (p *Page) previewAt(ctx context.Context, l plan, at core.Place) (core.Repla
 	return r, err
 }
 
-// apply begins a change and leads to its progress.
+// apply starts a change and redirects to its progress.
 func (p *Page) apply(v visit) {
 	l, err := p.parsePlan(v)
 	if err != nil {
 		p.fail(v.w, http.StatusBadRequest, core.OneLine(err))
 		return
 	}
-	total, _ := strconv.Atoi(v.Form.Get("count")) // for the bar alone
+	total, _ := strconv.Atoi(v.Form.Get("count")) // only for the progress bar
 	state := jobState{What: l.What, Edited: l.change.Edit != nil, By: l.change.By, Reason: l.change.Reason, Total: max(0, total)}
 	var parts []part
 	for _, at := range l.places {
@@ -206,12 +206,11 @@ func (p *Page) apply(v visit) {
 	seeOther(v, "job?id="+strconv.Itoa(id))
 }
 
-// changeParts does what a job is about, one place after the other. What one place refuses does not keep
-// the others from it.
+// changeParts runs a job, one place after the other. It continues after a place that fails.
 func (p *Page) changeParts(ctx context.Context, j *job, what string, parts []part, c core.Change) {
 	for i, at := range parts {
 		if ctx.Err() != nil {
-			j.update(func(s *jobState) { s.Parts[i].Error = "not begun" })
+			j.update(func(s *jobState) { s.Parts[i].Error = "not started" })
 			continue
 		}
 		c.Progress = func(r core.Replayed) { j.update(func(s *jobState) { s.Parts[i].Done = r.Returned + r.Failed }) }
@@ -224,7 +223,7 @@ func (p *Page) changeParts(ctx context.Context, j *job, what string, parts []par
 	}
 }
 
-// stop ends a change that runs. What it has done stays done.
+// stop stops a running change. Changed dead letters stay changed.
 func (p *Page) stop(v visit) {
 	if j := p.jobOf(v); j != nil {
 		j.stop(v.access.By)
@@ -232,12 +231,12 @@ func (p *Page) stop(v visit) {
 	}
 }
 
-// reset forgets what the caller of a key has used.
+// reset resets the limits of a caller.
 func (p *Page) reset(v visit) {
 	key := v.PostFormValue("key")
 	c := core.Change{By: v.access.By, Reason: v.PostFormValue("reason")}
 	if err := core.Validate(c); err != nil || key == "" {
-		p.fail(v.w, http.StatusBadRequest, "Say the key, and a reason of at most 1,000 bytes.")
+		p.fail(v.w, http.StatusBadRequest, "A key is required. The reason has at most 1,000 bytes.")
 		return
 	}
 	ctx, cancel := context.WithTimeout(v.Context(), core.ReadTimeout)
@@ -271,35 +270,35 @@ func (p *Page) pause(v visit) {
 	seeOther(v, "./")
 }
 
-// seeOther leads to another address of the page. It is relative, and so right below any prefix.
+// seeOther redirects to another address of the page. The address is relative, so it works below any prefix.
 func seeOther(v visit, address string) {
 	v.w.Header().Set("Location", address)
 	v.w.WriteHeader(http.StatusSeeOther)
 }
 
 const (
-	// maxRunning is how many changes that the page began may run at a time.
+	// maxRunning bounds the running changes of a page.
 	maxRunning = 4
-	// jobsKept is how many that have ended are still shown.
+	// jobsKept bounds the jobs that are still shown.
 	jobsKept = 100
 )
 
-// errBusy is returned where maxRunning changes run.
+// errBusy is returned if maxRunning changes are running.
 var errBusy = errors.New("four changes are running: wait until one has ended")
 
-// errEnding is returned while the page is closed.
-var errEnding = errors.New("the process ends: nothing is begun any more")
+// errEnding is returned after Close.
+var errEnding = errors.New("shutting down; not accepting new jobs")
 
-// jobs are the changes that a page has begun in this process.
+// jobs are the changes that a page has started in this process.
 type jobs struct {
 	mu      sync.Mutex
 	last    int
 	all     []*job    // the newest last
-	ending  time.Time // until when it is waited for those that run; zero: more may begin
+	ending  time.Time // until when Close waits; zero: not closed
 	running sync.WaitGroup
 }
 
-// job is a change, and how far it is.
+// job is a change and its progress.
 type job struct {
 	cancel context.CancelFunc
 
@@ -307,32 +306,32 @@ type job struct {
 	state jobState
 }
 
-// jobState is what is shown of a job.
+// jobState is the visible state of a job.
 type jobState struct {
 	ID           int
 	What         string
-	Edited       bool // with other bodies
+	Edited       bool // with edited bodies
 	By, Reason   string
 	Began, Ended time.Time
-	// Stopped is who has asked for its end; empty while it goes on.
+	// Stopped is who stopped it; empty: nobody.
 	Stopped string
-	// Total is how many it is about, as the preview counted them.
+	// Total is the number of dead letters in the preview.
 	Total int
 	Parts []jobPart
 }
 
-// jobPart is what a job does in one place.
+// jobPart is the progress in one place.
 type jobPart struct {
 	From, Chosen string
 	Done         int
-	Result       *core.Changed // nil: it has not ended
+	Result       *core.Changed // nil: not ended
 	Error        string
 }
 
-// Running says that the job has not ended.
+// Running reports whether the job has not ended.
 func (s jobState) Running() bool { return s.Ended.IsZero() }
 
-// Done is how many dead letters it has come to.
+// Done returns the number of dead letters that the job has handled.
 func (s jobState) Done() int {
 	done := 0
 	for _, part := range s.Parts {
@@ -341,7 +340,7 @@ func (s jobState) Done() int {
 	return min(done, s.Total)
 }
 
-// begin runs a job in the background, unless too many run. Its context ends with the page.
+// begin starts a job in the background, unless too many are running. Closing the page cancels its context.
 func (j *jobs) begin(state jobState, run func(context.Context, *job)) (int, error) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -359,7 +358,7 @@ func (j *jobs) begin(state jobState, run func(context.Context, *job)) (int, erro
 	}
 	if len(j.all) >= jobsKept {
 		oldest := slices.IndexFunc(j.all, func(other *job) bool { return !other.snapshot().Running() })
-		j.all = slices.Concat(j.all[:oldest], j.all[oldest+1:]) // few run
+		j.all = slices.Concat(j.all[:oldest], j.all[oldest+1:]) // at most maxRunning run
 	}
 	j.last++
 	state.ID, state.Began = j.last, time.Now()
@@ -374,8 +373,8 @@ func (j *jobs) begin(state jobState, run func(context.Context, *job)) (int, erro
 	return state.ID, nil
 }
 
-// end has no more begin, cancels those that run, and waits until they have ended, or so much time has passed since it was
-// called first.
+// end rejects new jobs, cancels the running ones, and waits until they have ended, or until within has passed since its
+// first call.
 func (j *jobs) end(within time.Duration) {
 	j.mu.Lock()
 	if j.ending.IsZero() {
@@ -397,7 +396,7 @@ func (j *jobs) end(within time.Duration) {
 	}
 }
 
-// stop ends a job after what it is at.
+// stop cancels a job. Its current step ends first.
 func (j *job) stop(by string) {
 	j.update(func(s *jobState) {
 		if s.Running() && s.Stopped == "" {
@@ -407,7 +406,7 @@ func (j *job) stop(by string) {
 	j.cancel()
 }
 
-// find returns a job that is still known, or nil.
+// find returns the job with that id, or nil.
 func (j *jobs) find(id int) *job {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -419,7 +418,7 @@ func (j *jobs) find(id int) *job {
 	return nil
 }
 
-// list returns the newest first.
+// list returns the jobs, the newest first.
 func (j *jobs) list() []jobState {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -436,7 +435,7 @@ func (j *job) update(change func(*jobState)) {
 	change(&j.state)
 }
 
-// snapshot is a copy: the parts change while it is shown.
+// snapshot returns a copy, because the parts change while it is shown.
 func (j *job) snapshot() jobState {
 	j.mu.Lock()
 	defer j.mu.Unlock()

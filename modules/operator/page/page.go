@@ -1,4 +1,4 @@
-// Package page has the operator as a web page, which a service mounts beside its own addresses. It compiles neither the
+// Package page is the operator as a web page, which a service mounts beside its own routes. It compiles neither the
 // commands nor the agents.
 package page
 
@@ -21,13 +21,13 @@ import (
 	"github.com/holdfast-go/holdfast/modules/operator/internal/core"
 )
 
-// Config says who may do what on the page, and what they see of bodies.
+// Config sets who may do what on the page, and masks bodies.
 type Config struct {
-	// Authorize says what the sender of a request may do; an error refuses the request with 403.
-	// Default: everybody who reaches the page may read it, bodies excepted, and change nothing.
+	// Authorize returns the rights of a request's sender. An error rejects the request with 403.
+	// Default: everybody who reaches the page may read it, except bodies, and change nothing.
 	Authorize func(r *http.Request) (operator.Access, error)
-	// Mask returns what is shown of a body: all of it, less, or nil for nothing. Default: all of it. A
-	// message of which it hides anything cannot be edited. A Mask that panics hides all.
+	// Mask returns the part of a body that is shown: all of it, less, or nil for nothing. Default: all of it.
+	// A message with a hidden part cannot be edited. If Mask panics, everything is hidden.
 	Mask func(m operator.MaskedMessage) []byte
 	// Title is the name of the service. Default: Config.Program.
 	Title string
@@ -37,8 +37,8 @@ type Config struct {
 //
 //	mux.Handle("/operator/", http.StripPrefix("/operator", page))
 //
-// It needs nothing from other hosts, works without scripts, which only keep it up to date, and refuses
-// changes that another site asks for. It is safe for concurrent use.
+// It needs nothing from other hosts, and works without scripts, which only keep it up to date. It rejects
+// changes that another site requests. It is safe for concurrent use.
 type Page struct {
 	o       *core.Operator
 	cfg     Config
@@ -51,10 +51,10 @@ type Page struct {
 	streams chan struct{} // one for each live page that may be open
 }
 
-// maxStreams is how many pages are kept up to date at a time; others are as old as their last load.
+// maxStreams bounds the live pages. Further pages are not updated.
 const maxStreams = 100
 
-// New returns the page of a service. The error names every violation in service, or what is wrong with cfg.
+// New returns the page of a service. The error names every violation in service or cfg.
 func New(service operator.Config, cfg Config) (*Page, error) {
 	o, err := core.New(service)
 	if err != nil {
@@ -64,7 +64,7 @@ func New(service operator.Config, cfg Config) (*Page, error) {
 		cfg.Title = o.Config.Program
 	}
 	if !utf8.ValidString(cfg.Title) || len(cfg.Title) > 100 {
-		return nil, errors.New("operator: the title of the page is no text of at most 100 bytes")
+		return nil, errors.New("operator: Config.Title must be UTF-8 of at most 100 bytes")
 	}
 	cfg.Mask = core.Masking(cfg.Mask)
 	p := &Page{o: o, cfg: cfg, streams: make(chan struct{}, maxStreams)}
@@ -75,15 +75,15 @@ func New(service operator.Config, cfg Config) (*Page, error) {
 	return p, nil
 }
 
-// Close ends what the page does for its viewers and what they have begun: changes stop after what they are
-// at, and it waits for them, 15 s at most. Give it to http.Server.RegisterOnShutdown, so that a live page does not hold up
-// the shutdown, and call it once more before what the changes use is closed.
+// Close ends live pages and stops running changes after their current step. It waits for the changes, 15 s at most. Give it
+// to http.Server.RegisterOnShutdown, so that live pages do not hold up the shutdown. Call it again before you close anything
+// that changes use.
 func (p *Page) Close() {
 	p.end()
 	p.jobs.end(closeTimeout)
 }
 
-// closeTimeout is for how long Close waits for changes: the last of a change is a note in the log, which has 10 s.
+// closeTimeout bounds how long Close waits for changes. A change ends with an entry in the log, which has 10 s.
 const closeTimeout = 15 * time.Second
 
 // ServeHTTP implements http.Handler.
@@ -92,7 +92,7 @@ func (p *Page) ServeHTTP(w http.ResponseWriter, r *http.Request) { p.routes.Serv
 //go:embed assets
 var pageFiles embed.FS
 
-// mux has all addresses of the page at one level, so that relative links work below any prefix.
+// mux has all addresses of the page on one level, so that relative links work below any prefix.
 func (p *Page) mux() *http.ServeMux {
 	mux := http.NewServeMux()
 	for name, kind := range map[string]string{
@@ -126,15 +126,15 @@ func (p *Page) mux() *http.ServeMux {
 	return mux
 }
 
-// policy lets the page load nothing but its own files, and no other site show it in a frame.
+// policy allows only the page's own files, and forbids frames of other sites.
 const policy = "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self'; " +
 	"base-uri 'none'; frame-ancestors 'none'"
 
-// guarded sets the headers of every answer, and refuses requests that change something on behalf of another site.
+// guarded sets the headers of every answer, and rejects changes that another site requests.
 func (p *Page) guarded(next http.Handler) http.Handler {
 	origin := http.NewCrossOriginProtection()
 	origin.SetDenyHandler(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		p.fail(w, http.StatusForbidden, "Another site asked for this.")
+		p.fail(w, http.StatusForbidden, "Another site sent this request.")
 	}))
 	next = origin.Handler(next)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -155,8 +155,8 @@ func (p *Page) guarded(next http.Handler) http.Handler {
 	})
 }
 
-// withSlash redirects a request for the page itself whose address has no slash at its end, and reports whether
-// it did: relative links would miss the page.
+// withSlash redirects a request for the page itself without a final slash, because relative links would miss the page.
+// It reports whether it did.
 func withSlash(w http.ResponseWriter, r *http.Request) bool {
 	u, err := url.ParseRequestURI(r.RequestURI)
 	if err != nil || strings.Trim(r.URL.Path, "/") != "" || strings.HasSuffix(u.Path, "/") {
@@ -167,17 +167,17 @@ func withSlash(w http.ResponseWriter, r *http.Request) bool {
 	return true
 }
 
-// maxForm bounds what a request may carry: an edited body is the largest.
+// maxForm bounds the body of a request, in bytes. An edited body is the largest.
 const maxForm = 4 << 20
 
-// visit is one request and who sent it.
+// visit is one request and its sender's rights.
 type visit struct {
 	w http.ResponseWriter
 	*http.Request
 	access operator.Access
 }
 
-// reader answers those who may read.
+// reader calls answer if the sender may read.
 func (p *Page) reader(answer func(visit)) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		var access operator.Access
@@ -192,18 +192,18 @@ func (p *Page) reader(answer func(visit)) http.Handler {
 	})
 }
 
-// changer answers those who may change something.
+// changer calls answer if the sender may change something.
 func (p *Page) changer(answer func(visit)) http.Handler {
 	return p.reader(func(v visit) {
 		if !v.access.Change || v.access.By == "" || core.Validate(core.Change{By: v.access.By}) != nil {
-			p.fail(v.w, http.StatusForbidden, "You may only look.")
+			p.fail(v.w, http.StatusForbidden, "You may only read.")
 			return
 		}
 		answer(v)
 	})
 }
 
-// templates are the views, each with the layout around it.
+// templates are the views, each within the layout.
 var templates = parseTemplates()
 
 func parseTemplates() map[string]*template.Template {
@@ -220,19 +220,19 @@ func parseTemplates() map[string]*template.Template {
 	return all
 }
 
-// messageTable are dead letters in rows, with a box to mark each.
+// messageTable shows dead letters in rows, with a box to mark each.
 type messageTable struct {
 	Messages []core.Message
 	Mark     bool
 }
 
-// view is what the layout shows around the data of one view.
+// view is the data of the layout and of one view.
 type view struct {
 	Title   string // of the service
 	Heading string
 	Tab     string // the view's name in the navigation
 	Access  operator.Access
-	Errors  []string // of parts that could not be asked
+	Errors  []string // of parts that did not answer
 	Data    any
 }
 
@@ -249,20 +249,20 @@ func (p *Page) fail(w http.ResponseWriter, code int, text string) {
 func (p *Page) answer(w http.ResponseWriter, code int, name string, v view) {
 	var page bytes.Buffer
 	if err := templates[name].ExecuteTemplate(&page, "layout.html", v); err != nil {
-		slog.Error("operator: page", slog.String("view", name), slog.Any("error", err))
+		slog.Error("operator: page template failed", slog.String("view", name), slog.Any("error", err))
 		http.Error(w, "the page cannot be shown", http.StatusInternalServerError)
 		return
 	}
 	w.Header().Set("Content-Type", "text/html; charset=utf-8")
 	w.WriteHeader(code)
-	_, _ = w.Write(page.Bytes()) // a viewer who has left misses nothing
+	_, _ = w.Write(page.Bytes()) // the viewer may have left
 }
 
-// fragment is one part of a view, for a live page.
+// fragment renders one part of a view, for a live page.
 func (p *Page) fragment(name, part string, data any) string {
 	var html bytes.Buffer
 	if err := templates[name].ExecuteTemplate(&html, part, data); err != nil {
-		slog.Error("operator: page", slog.String("view", name), slog.Any("error", err))
+		slog.Error("operator: page template failed", slog.String("view", name), slog.Any("error", err))
 		return ""
 	}
 	return html.String()
@@ -275,17 +275,17 @@ func errorLines(err error) []string {
 	return strings.Split(err.Error(), "\n")
 }
 
-// maxKnown bounds the values of a field that are remembered.
+// maxKnown bounds the remembered values of a field.
 const maxKnown = 500
 
-// known are the names and classes that the views have shown since the process began, with which filters complete what is
-// typed. To ask for all would read every dead letter of a queue.
+// known has the names and classes that views have shown in this process. Filters complete them. Reading all values would
+// read every dead letter of a queue.
 type known struct {
 	mu             sync.Mutex
 	names, classes map[string]bool
 }
 
-// learn adds what a view is about to show.
+// learn remembers the names and classes that a view is about to show.
 func (k *known) learn(found any) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -319,7 +319,7 @@ func remember(values map[string]bool, value string) {
 	}
 }
 
-// lists are the names and the classes in their order.
+// lists returns the names and the classes, sorted.
 func (k *known) lists() (names, classes []string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()

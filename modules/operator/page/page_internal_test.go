@@ -15,8 +15,8 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }
 
-// Those who wait while a server is silent are told what the look before them has found: each look of its own would have
-// them wait for as many times as there are viewers.
+// Viewers that wait while a server is silent share the result of one look. If each looked again, they would wait
+// many times as long.
 func TestSilentServerIsAskedOnce(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -31,19 +31,19 @@ func TestSilentServerIsAskedOnce(t *testing.T) {
 			s.sample(t.Context())
 		}
 		if looks != 1 {
-			t.Errorf("it is asked %d times", looks)
+			t.Errorf("it was asked %d times", looks)
 		}
 		time.Sleep(core.LiveEvery)
 		s.sample(t.Context())
 		s.forget()
 		s.sample(t.Context())
 		if looks != 3 {
-			t.Errorf("later it is asked %d times, want 3", looks)
+			t.Errorf("later it was asked %d times, want 3", looks)
 		}
 	})
 }
 
-// A body is made readable, but not into something far larger.
+// A body is formatted for reading, unless the result would be far larger.
 func TestReadable(t *testing.T) {
 	t.Parallel()
 	long := "[" + strings.Repeat("1,", core.MaxEdit/4) + "1]"
@@ -56,13 +56,13 @@ func TestReadable(t *testing.T) {
 		}
 	}
 	large := strings.Repeat("ö", maxShown)
-	if got := *readable([]byte(large)); len(got) > maxShown+200 || !strings.Contains(got, "all 2097152 of the body") {
+	if got := *readable([]byte(large)); len(got) > maxShown+200 || !strings.Contains(got, "prints all 2097152") {
 		t.Errorf("a large body is shown in %d bytes: …%s", len(got), got[len(got)-100:])
 	}
 }
 
-// What a form would change on its way is not edited in one.
-func TestWhatAFormWouldChange(t *testing.T) {
+// A body that a form would change on its way cannot be edited.
+func TestUncover_editableBodies(t *testing.T) {
 	t.Parallel()
 	for body, want := range map[string]bool{"a\nb": true, "a\r\nb": false, "a\x00b": false, "\xff": false, strings.Repeat("x", core.MaxEdit+1): false} {
 		one := oneMessage{}
@@ -74,7 +74,7 @@ func TestWhatAFormWouldChange(t *testing.T) {
 	}
 }
 
-// No text in a page ends its event early or begins another.
+// No text in a page ends its event early or starts another.
 func TestSendEvent_keepsItsLines(t *testing.T) {
 	t.Parallel()
 	w := httptest.NewRecorder()

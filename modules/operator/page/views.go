@@ -29,25 +29,25 @@ func (p *Page) showStatus(v visit) {
 	p.render(v, "status", "Status", p.samples.sample(v.Context()), nil)
 }
 
-// asked is a view of what a query chooses.
+// asked is a view of the results of a query.
 type asked struct {
 	View   string // its address
 	Query  query
 	Places []string // all that can be chosen
-	// Names and Classes are some that can be.
+	// Names and Classes are known values for the filter.
 	Names, Classes []string
 	Found          any
-	// More says that there may be more than what was found.
+	// More is true if there may be more results.
 	More bool
-	// Next is the cursor of the last that was found where all are of one outbox, and its list goes on behind it.
+	// Next is the cursor of the next page. Only the list of a single outbox has one.
 	Next string
-	// First says that the list begins with its first.
+	// First is true for the first page.
 	First bool
-	// Part says that not all could be seen.
+	// Part is true if not all could be seen.
 	Part bool
 }
 
-// ask answers with what the query of a request finds.
+// ask answers with the results of a request's query.
 func (p *Page) ask(v visit, name, heading, kind string, find func(context.Context, *query) (any, bool, error)) {
 	if err := v.ParseForm(); err != nil {
 		p.fail(v.w, http.StatusBadRequest, "The address cannot be read.")
@@ -74,12 +74,12 @@ func (p *Page) ask(v visit, name, heading, kind string, find func(context.Contex
 	p.render(v, name, heading, shown, err)
 }
 
-// Several says that an outbox is among several places: alone its list would have a next page.
+// Several reports whether there is an outbox among several places: its list alone would have a next page.
 func (a asked) Several() bool {
 	return len(a.Query.places) > 1 && slices.ContainsFunc(a.Query.places, func(p core.Place) bool { return p.Kind == core.KindOutbox })
 }
 
-// lastCursor is that of the last message that was found; empty: there is none.
+// lastCursor returns the cursor of the last message; empty: there is none.
 func lastCursor(found any) string {
 	if waiting, ok := found.(waitingView); ok {
 		found = waiting.Messages
@@ -102,7 +102,7 @@ func (r refusal) Error() string { return r.text }
 func (p *Page) showGroups(v visit) {
 	p.ask(v, "groups", "Dead letters by kind", "", func(ctx context.Context, q *query) (any, bool, error) {
 		q.s.After = ""
-		q.Del("after") // a page of a list is no choice
+		q.Del("after") // the cursor of a list chooses nothing
 		all, err := core.Groups(ctx, q.places, q.s)
 		return all, false, err
 	})
@@ -112,7 +112,7 @@ func (p *Page) showDeadLetters(v visit) {
 	p.ask(v, "dead-letters", "Dead letters", "", func(ctx context.Context, q *query) (any, bool, error) {
 		q.s.Limit = cmp.Or(q.s.Limit, core.Listed)
 		all, err := core.EachPlace(ctx, q.places, func(ctx context.Context, at core.Place) ([]core.Message, error) { return at.List(ctx, q.at(at), false) })
-		if len(q.places) > 1 { // a list of one goes on behind its last
+		if len(q.places) > 1 { // the list of one place keeps its order, for the cursor
 			slices.SortStableFunc(all, func(a, b core.Message) int { return a.FailedAt.Compare(b.FailedAt) })
 		}
 		more := len(all) >= q.s.Limit
@@ -122,7 +122,7 @@ func (p *Page) showDeadLetters(v visit) {
 
 func (p *Page) showWaiting(v visit) {
 	parked := v.FormValue("parked") != ""
-	p.ask(v, "waiting", "Messages to be published", core.KindOutbox, func(ctx context.Context, q *query) (any, bool, error) {
+	p.ask(v, "waiting", "Waiting messages", core.KindOutbox, func(ctx context.Context, q *query) (any, bool, error) {
 		f := outbox.WaitingFilter{Parked: parked, Name: q.s.Name, Key: q.s.Key, Limit: cmp.Or(q.s.Limit, core.Listed), After: q.s.After}
 		all, err := core.EachPlace(ctx, q.places, func(ctx context.Context, at core.Place) ([]core.Message, error) {
 			return p.o.WaitingAt(ctx, at.Name, f)
@@ -131,26 +131,26 @@ func (p *Page) showWaiting(v visit) {
 	})
 }
 
-// waitingView are messages that an outbox holds.
+// waitingView has messages of outboxes that are not published.
 type waitingView struct {
 	Parked   bool
 	Messages []core.Message
 }
 
-// oneMessage is a dead letter with what stands around it.
+// oneMessage is a dead letter with its context.
 type oneMessage struct {
 	core.Message
 	Trace string
-	// Body says what may be seen of the body: it is nil where it was not asked for.
+	// Body is the visible body; nil: it was not asked for.
 	Body     *string
 	Editable bool
-	// Behind are messages of the same key that wait in the outbox, and Parked how many wait for a consumer.
+	// Behind are messages of the same key that wait in the outbox. Parked is the number that wait for a consumer.
 	Behind []core.Message
 	Parked int
 }
 
 func (p *Page) showDeadLetter(v visit) {
-	p.ask(v, "dead-letter", "One dead letter", "", func(ctx context.Context, q *query) (any, bool, error) {
+	p.ask(v, "dead-letter", "Dead letter", "", func(ctx context.Context, q *query) (any, bool, error) {
 		at, s, err := q.one()
 		if err != nil {
 			return nil, false, err
@@ -173,11 +173,11 @@ func (p *Page) showDeadLetter(v visit) {
 	})
 }
 
-// uncover adds the body, as far as the service lets it be seen.
+// uncover adds the body, as far as the mask shows it.
 func (p *Page) uncover(one *oneMessage) {
 	body := one.Bytes()
 	shown := one.Masked(p.cfg.Mask)
-	// Forms change the ends of lines that are not those of Unix, and no page can have a NUL.
+	// Forms change all line ends except \n, and no page can contain a NUL.
 	one.Editable = bytes.Equal(shown, body) && utf8.Valid(body) && !bytes.ContainsAny(body, "\r\x00") && len(body) <= core.MaxEdit
 	if shown == nil {
 		hidden := core.HiddenByService
@@ -187,7 +187,7 @@ func (p *Page) uncover(one *oneMessage) {
 	one.Body = readable(shown)
 }
 
-// readable is a body for the eye. It is not much longer than the body, whoever has sent that.
+// readable formats a body for reading. The result is not much longer than the body, whatever it contains.
 func readable(body []byte) *string {
 	text := string(body)
 	var indented bytes.Buffer
@@ -198,15 +198,15 @@ func readable(body []byte) *string {
 		text = indented.String()
 	}
 	if len(text) > maxShown {
-		text = fmt.Sprintf("%s\n… the first %d bytes; `show` of the terminal prints all %d of the body", strings.ToValidUTF8(text[:maxShown], ""), maxShown, len(body))
+		text = fmt.Sprintf("%s\n… the first %d bytes; the command `show` prints all %d", strings.ToValidUTF8(text[:maxShown], ""), maxShown, len(body))
 	}
 	return &text
 }
 
-// maxShown bounds what is shown of a body, in bytes. What may be edited is shown whole.
+// maxShown bounds a shown body, in bytes. A body that may be edited is shown whole.
 const maxShown = core.MaxEdit
 
-// nestsDeep reports whether JSON may nest so deep that its indents are longer than all else.
+// nestsDeep reports whether JSON may nest so deeply that its indents are longer than the rest.
 func nestsDeep(body []byte) bool {
 	const deep = 50
 	depth := 0
@@ -227,7 +227,7 @@ func nestsDeep(body []byte) bool {
 func (p *Page) showLog(v visit) {
 	without := v.FormValue("without-upkeep") != ""
 	actions, err := p.o.Actions(v.Context(), operator.LogFilter{Limit: core.Listed, WithoutUpkeep: without})
-	p.render(v, "log", "What operators did", struct {
+	p.render(v, "log", "Log", struct {
 		Jobs          []jobState
 		Actions       []operator.Action
 		WithoutUpkeep bool
@@ -237,7 +237,7 @@ func (p *Page) showLog(v visit) {
 func (p *Page) showJob(v visit) {
 	if j := p.jobOf(v); j != nil {
 		s := j.snapshot()
-		p.render(v, "job", "A change", s, nil)
+		p.render(v, "job", "Change", s, nil)
 	}
 }
 
@@ -250,17 +250,17 @@ func (p *Page) progress(v visit) {
 	}
 }
 
-// jobOf is the job that a request names; where there is none, it is answered.
+// jobOf returns the job that a request names. If there is none, it answers the request and returns nil.
 func (p *Page) jobOf(v visit) *job {
 	id, err := strconv.Atoi(v.FormValue("id"))
 	if j := p.jobs.find(id); err == nil && j != nil {
 		return j
 	}
-	p.fail(v.w, http.StatusNotFound, "This process knows no such change; see the log.")
+	p.fail(v.w, http.StatusNotFound, "This process has no such change. See the log.")
 	return nil
 }
 
-// limitsView is what the callers of a key have left.
+// limitsView has the limits of one caller.
 type limitsView struct {
 	Key    string
 	States []core.LimitState
@@ -279,18 +279,18 @@ func (p *Page) showLimits(v visit) {
 	p.render(v, "limits", "Rate limits", data, err)
 }
 
-// query is what the address or the form of a request chooses. The zero query is all.
+// query is the selection in the address or form of a request. The zero query chooses all.
 type query struct {
 	url.Values
 	places []core.Place
-	ids    map[string][]uuid.UUID // by place; nil: all that the selection chooses
+	ids    map[string][]uuid.UUID // by place; nil: s chooses
 	s      core.Filter
 }
 
-// fields are those of a query, as forms and addresses carry them.
+// fields are the fields of a query in forms and addresses.
 var fields = []string{"from", "name", "key", "class", "group", "error", "since", "until", "limit", "parked", "after", "id"}
 
-// parseQuery reads what was chosen, of the places of a kind or of all.
+// parseQuery parses a selection. kind limits the places to one kind. Empty: all.
 func (p *Page) parseQuery(form url.Values, kind string) (q query, err error) {
 	q.Values = url.Values{}
 	for _, field := range fields {
@@ -314,7 +314,7 @@ func (p *Page) parseQuery(form url.Values, kind string) (q query, err error) {
 	return q, q.parseIDs()
 }
 
-// parseIDs reads the dead letters that were marked: the place and the id of each.
+// parseIDs parses the marked dead letters: the place and the id of each.
 func (q *query) parseIDs() error {
 	marked := q.Values["id"]
 	if len(marked) > core.MaxPerPage {
@@ -324,7 +324,7 @@ func (q *query) parseIDs() error {
 		from, id, _ := strings.Cut(text, "/")
 		parsed, err := uuid.Parse(id)
 		if err != nil || !slices.ContainsFunc(q.places, func(p core.Place) bool { return p.Name == from }) {
-			return fmt.Errorf("%.80q is no message of these", text)
+			return fmt.Errorf("%.80q is not a message of the chosen parts", text)
 		}
 		if q.ids == nil {
 			q.ids = map[string][]uuid.UUID{}
@@ -337,7 +337,7 @@ func (q *query) parseIDs() error {
 	return nil
 }
 
-// at is what is chosen of one place.
+// at returns the selection in one place.
 func (q query) at(p core.Place) core.Filter {
 	if q.ids != nil {
 		return core.Filter{IDs: q.ids[p.Name]}
@@ -345,16 +345,16 @@ func (q query) at(p core.Place) core.Filter {
 	return q.s
 }
 
-// one is the single dead letter that is asked for.
+// one returns the single dead letter of a request.
 func (q query) one() (core.Place, core.Filter, error) {
 	if len(q.places) != 1 || len(q.Values["id"]) != 1 {
-		return core.Place{}, core.Filter{}, refusal{http.StatusBadRequest, "Say which message, and of which outbox or consumer."}
+		return core.Place{}, core.Filter{}, refusal{http.StatusBadRequest, "Name one message, and its outbox or consumer."}
 	}
 	return q.places[0], q.at(q.places[0]), nil
 }
 
-// With is the address of the same query with other values: fields and values take turns. An empty value
-// leaves the field out.
+// With returns the address of the same query with other values, given as field, value, field, value. An empty
+// value removes the field.
 func (q query) With(pairs ...string) template.URL {
 	values := url.Values{}
 	for field, v := range q.Values {
@@ -370,15 +370,15 @@ func (q query) With(pairs ...string) template.URL {
 }
 
 const (
-	// progressEvery is how often the progress of a change is.
+	// progressEvery is the interval of progress events.
 	progressEvery = 500 * time.Millisecond
-	// streamTime is after how long a stream ends: the browser begins another, and is authorized anew.
+	// streamTime bounds a stream. The browser then opens another, which is authorized again.
 	streamTime = time.Minute
 	// writeTimeout bounds each event, for a viewer who has vanished.
 	writeTimeout = 10 * time.Second
 )
 
-// sampler looks at the parts at most once in LiveEvery, however many look at the page.
+// sampler looks at the parts at most once in LiveEvery, for all viewers together.
 type sampler struct {
 	look func(context.Context) core.Status
 	mu   sync.Mutex
@@ -389,30 +389,30 @@ type sampler struct {
 func (s *sampler) sample(ctx context.Context) core.Status {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if time.Since(s.at) >= core.LiveEvery { // a look may take long: those who have waited for it want no other
-		now := s.look(context.WithoutCancel(ctx)) // the next in the line gets it, too
+	if time.Since(s.at) >= core.LiveEvery { // a look may take long: those who waited for it share it
+		now := s.look(context.WithoutCancel(ctx)) // others wait for it, too
 		now.AddRates(s.last)
 		s.last, s.at = now, time.Now()
 	}
 	return s.last
 }
 
-// forget has the next look be a new one.
+// forget makes the next sample look again.
 func (s *sampler) forget() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.at = time.Time{}
 }
 
-// live sends the state of everything again and again.
+// live streams the state of all parts.
 func (p *Page) live(v visit) {
 	p.stream(v, core.LiveEvery, func() (string, bool) {
 		return p.fragment("status", "state", p.samples.sample(v.Context())), false
 	})
 }
 
-// stream sends server-sent events until the viewer leaves, the page is closed or next says that
-// it was the last.
+// stream sends server-sent events until the viewer leaves, the page is closed, or next returns
+// the last one.
 func (p *Page) stream(v visit, every time.Duration, next func() (html string, last bool)) {
 	select {
 	case p.streams <- struct{}{}:
@@ -448,12 +448,12 @@ func sendEvent(v visit, html string, last bool) error {
 	if last {
 		event.WriteString("event: end\n")
 	}
-	for line := range strings.Lines(strings.ReplaceAll(html, "\r", " ")) { // which would end a line, too
+	for line := range strings.Lines(strings.ReplaceAll(html, "\r", " ")) { // it would end a line, too
 		event.WriteString("data: " + strings.TrimRight(line, "\n") + "\n")
 	}
 	event.WriteString("\n")
 	control := http.NewResponseController(v.w)
-	_ = control.SetWriteDeadline(time.Now().Add(writeTimeout)) // where there is none, the server's own counts
+	_ = control.SetWriteDeadline(time.Now().Add(writeTimeout)) // if it is not supported, the server's own deadline counts
 	if _, err := v.w.Write(event.Bytes()); err != nil {
 		return err
 	}

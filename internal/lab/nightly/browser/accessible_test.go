@@ -69,9 +69,9 @@ func TestOperatorIsAccessible(t *testing.T) {
 		v.wantUsable("the view " + view)
 	}
 	v.open(v.url + "/operator/dead-letters")
-	v.follow("tbody a", "One dead letter")
+	v.follow("tbody a", "Dead letter")
 	v.wantUsable("a letter")
-	v.follow(`a[href*="body=1"]`, "One dead letter")
+	v.follow(`a[href*="body=1"]`, "Dead letter")
 	v.wantUsable("a letter with its body")
 
 	v.open(v.url + "/operator/preview?what=drop")
@@ -82,12 +82,12 @@ func TestOperatorIsAccessible(t *testing.T) {
 	v.fill(`textarea[name="patch"]`, `{"mended":true}`) // wantUsable has unfolded it
 	v.fill(`input[name="rate"]`, "0.001")
 	v.fill(`input[name="reason"]`, "a slow one")
-	v.follow(`button[formaction="preview"]`, "Before it begins")
+	v.follow(`button[formaction="preview"]`, "Preview")
 	v.wantUsable("a preview of an edit")
-	v.follow(".actions button", "A change")
+	v.follow(".actions button", "Change")
 	v.awaitText("#live", fmt.Sprintf("1 of %d", letters))
 	v.wantUsable("a change that runs")
-	v.follow(`form[action="stop"] button`, "A change")
+	v.follow(`form[action="stop"] button`, "Change")
 	v.awaitText("#live", "Ended")
 	v.wantUsable("a change that was stopped")
 	v.open(v.url + "/operator/log")
@@ -107,7 +107,7 @@ func TestLongNamesFitAPhone(t *testing.T) {
 		p.wantUsable("the view " + view)
 	}
 	p.fill(`input[name="reason"]`, strings.Repeat("r", 10*long))
-	p.follow(".actions button", "A change")
+	p.follow(".actions button", "Change")
 	p.awaitText("#live", "2 dropped")
 	p.wantUsable("a change")
 	p.open(url + "log")

@@ -103,17 +103,17 @@ func walkDeadLetters(v *visit) {
 	v.awaitText(".cards .error", "invalid UUID")
 	v.follow(`.cards a[href^="dead-letters?"]`, "Dead letters")
 	v.awaitRows(letters)
-	v.follow("tbody a", "One dead letter")
+	v.follow("tbody a", "Dead letter")
 	v.mendOne(fmt.Sprintf(`{"reservation_id":%q,"event_id":%q}`, oneID, event))
 
 	v.follow(`a[href="groups"]`, "Dead letters by kind")
 	v.awaitText(".cards .count", fmt.Sprint(letters-1))
-	v.follow(`.cards a[href*="what=retry"]`, "Before it begins")
+	v.follow(`.cards a[href*="what=retry"]`, "Preview")
 	v.mendAll(fmt.Sprintf(`{"reservation_id":%q,"event_id":%q}`, allID, event), letters-1)
 
 	v.follow(`a[href="groups"]`, "Dead letters by kind")
 	v.awaitText("main", "There is none.")
-	v.follow(`nav a[href="log"]`, "What operators did")
+	v.follow(`nav a[href="log"]`, "Log")
 	for _, reason := range []string{"one by hand", "the others by a patch"} {
 		v.awaitText("tbody", reason)
 	}
@@ -130,18 +130,18 @@ func (v *visit) mendOne(body string) {
 	v.awaitText("dl", "reservation.held")
 	v.awaitText("dl .error", "invalid UUID")
 	v.await("the body is not shown", `!document.querySelector("pre")`)
-	v.follow(`a[href*="body=1"]`, "One dead letter")
+	v.follow(`a[href*="body=1"]`, "Dead letter")
 	v.awaitText("pre", `"reservation_id": "poison"`)
 	v.await("headers", `[...document.querySelectorAll("h2")].some((h) => h.textContent === "Headers")`)
 
 	v.press("summary", kb.Enter)
 	v.wantAccessible("a letter with its body")
 	v.fill(`textarea[name="edited"]`, body)
-	v.follow("details button", "Before it begins")
+	v.follow("details button", "Preview")
 	v.awaitText(".headline", "1 would be sent again")
 	v.awaitText("pre", oneID)
 	v.fill(`input[name="reason"]`, "one by hand")
-	v.follow(".actions button", "A change")
+	v.follow(".actions button", "Change")
 	v.awaitText("#live", "1 retried")
 	v.wantAccessible("a change that has ended")
 }
@@ -152,11 +152,11 @@ func (v *visit) mendAll(patch string, count int) {
 	v.awaitText(".headline", fmt.Sprintf("%d would be sent again", count))
 	v.press("summary", kb.Enter)
 	v.fill(`textarea[name="patch"]`, patch)
-	v.follow(`button[formaction="preview"]`, "Before it begins")
+	v.follow(`button[formaction="preview"]`, "Preview")
 	v.awaitText("pre", allID)
 	v.wantAccessible("a preview with a patch")
 	v.fill(`input[name="reason"]`, "the others by a patch")
-	v.follow(".actions button", "A change")
+	v.follow(".actions button", "Change")
 	v.awaitText("#live", fmt.Sprintf("%d retried", count))
 }
 
@@ -304,8 +304,8 @@ func TestOperatorPictures(t *testing.T) {
 	v.picture("operator", "page")
 	v.follow(`#live a.bad[href*="groups?from=reservation.stats"]`, "Dead letters by kind")
 	v.follow(`.cards a[href^="dead-letters?"]`, "Dead letters")
-	v.follow("tbody a", "One dead letter")
-	v.follow(`a[href*="body=1"]`, "One dead letter")
+	v.follow("tbody a", "Dead letter")
+	v.follow(`a[href*="body=1"]`, "Dead letter")
 	v.awaitText("pre", `"reservation_id": "poison"`)
 	v.picture("operator", "letter")
 }

@@ -1,5 +1,5 @@
-// Command holdfast operates a service that is built on Holdfast: see package operator. What the service
-// has is in a file, and the addresses of its servers are in DATABASE_URL, AMQP_URL and REDIS_URL.
+// Command holdfast operates a service that is built on Holdfast: see package operator. A file lists the parts of the
+// service. DATABASE_URL, AMQP_URL and REDIS_URL have the addresses of its servers.
 package main
 
 import (
@@ -32,7 +32,7 @@ const (
 )
 
 func main() {
-	// Once the first signal has begun the shutdown, a second one ends the process at once.
+	// The first signal starts the shutdown. A second one ends the process at once.
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop)
 	os.Exit(run(ctx, os.Args[1:], os.Getenv, os.Stdout, os.Stderr))
@@ -44,7 +44,7 @@ func run(ctx context.Context, args []string, getenv func(string) string, stdout,
 		fmt.Fprintf(stderr, "%s: %s\n", program, strings.ReplaceAll(err.Error(), "\n", "; "))
 		return exitUsage
 	}
-	slog.SetDefault(slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))) // the commands say the rest
+	slog.SetDefault(slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))) // the commands print the rest
 	help := asksForHelp(args)
 	service, closeAll, err := load(args, getenv)
 	if err != nil && !help {
@@ -55,14 +55,14 @@ func run(ctx context.Context, args []string, getenv func(string) string, stdout,
 	if err != nil {
 		return fail(err)
 	}
-	root.PersistentFlags().String("config", "", "the `file` of what the service has (default: HOLDFAST_CONFIG, or "+defaultConfig+")")
+	root.PersistentFlags().String("config", "", "the `file` that lists the service's parts (default: HOLDFAST_CONFIG, or "+defaultConfig+")")
 	if err := root.MarkPersistentFlagFilename("config", "yaml", "yml"); err != nil {
 		return fail(err)
 	}
 	return command.Execute(ctx, root, args, stdout, stderr)
 }
 
-// load opens what the file has that the arguments name.
+// load reads the file that the arguments name, and opens its parts.
 func load(args []string, getenv func(string) string) (operator.Config, func(), error) {
 	nothing, noClose := operator.Config{Program: program}, func() {}
 	path, err := configPath(args, getenv)
@@ -80,7 +80,7 @@ func load(args []string, getenv func(string) string) (operator.Config, func(), e
 	return service, closeAll, nil
 }
 
-// asksForHelp reports whether the arguments ask for what needs no service.
+// asksForHelp reports whether the arguments ask for help or completion, which need no service.
 func asksForHelp(args []string) bool {
 	if len(args) == 0 || slices.Contains(args, "--help") || slices.Contains(args, "-h") {
 		return true
@@ -88,11 +88,11 @@ func asksForHelp(args []string) bool {
 	return slices.Contains([]string{"help", "completion", "__complete", "__completeNoDesc"}, args[0])
 }
 
-// defaultConfig is read where no file is named.
+// defaultConfig is the file if none is named.
 const defaultConfig = "holdfast.yaml"
 
-// configPath is what --config says, before the commands are there: what they work on depends on it. A name
-// that is empty is that of a variable which is not set, and not the default.
+// configPath returns the value of --config. It runs before the commands exist, because they depend on the file. An empty
+// value is an error: it comes from a variable that is not set.
 func configPath(args []string, getenv func(string) string) (string, error) {
 	flags := pflag.NewFlagSet(program, pflag.ContinueOnError)
 	flags.ParseErrorsAllowlist.UnknownFlags = true
@@ -100,7 +100,7 @@ func configPath(args []string, getenv func(string) string) (string, error) {
 	flags.SetOutput(io.Discard)
 	path := flags.String("config", "", "")
 	if err := flags.Parse(args); err != nil && strings.Contains(err.Error(), "config") {
-		return "", err // what is wrong with other flags is their command's to say
+		return "", err // the commands report errors of other flags
 	}
 	if flags.Changed("config") && *path == "" {
 		return "", errors.New("--config has no value")
@@ -108,10 +108,10 @@ func configPath(args []string, getenv func(string) string) (string, error) {
 	return cmp.Or(*path, getenv("HOLDFAST_CONFIG"), defaultConfig), nil
 }
 
-// maxFile bounds the file: whatever is named by mistake is not read whole.
+// maxFile bounds the file, in bytes, so that a file named by mistake is not read whole.
 const maxFile = 1 << 20
 
-// file is what a service has. Every field but a retention has the default of its package.
+// file lists the parts of a service. Every field except a retention has the default of its package.
 type file struct {
 	Outboxes    []outboxEntry      `yaml:"outboxes"`
 	Consumers   []consumerEntry    `yaml:"consumers"`
@@ -124,18 +124,18 @@ type outboxEntry struct {
 	Name   string `yaml:"name"`
 	Schema string `yaml:"schema"`
 	Table  string `yaml:"table"`
-	// Exchange is on RabbitMQ, Stream on Redis: one of them, or none, which leaves out relay.
+	// Exchange is for RabbitMQ, Stream for Redis. Set at most one. Without both there is no relay.
 	Exchange string `yaml:"exchange"`
 	Stream   string `yaml:"stream"`
-	// Retention is the service's own: relay and prune delete by it, so that it has to be said.
+	// Retention is the service's own. It has no default, because relay and prune delete by it.
 	Retention *time.Duration `yaml:"retention"`
-	// DedupRetention is for how long the service remembers keys of messages.
+	// DedupRetention is how long the service remembers keys of messages.
 	DedupRetention time.Duration `yaml:"dedup_retention"`
 }
 
 type consumerEntry struct {
 	Name string `yaml:"name"`
-	// Queue is on RabbitMQ, Stream on Redis: one of them.
+	// Queue is for RabbitMQ, Stream for Redis. Set one of them.
 	Queue      string   `yaml:"queue"`
 	Stream     string   `yaml:"stream"`
 	Group      string   `yaml:"group"`
@@ -144,14 +144,14 @@ type consumerEntry struct {
 	Ordered    bool     `yaml:"ordered"`
 	ParkKeys   bool     `yaml:"park_keys"`
 	Classes    []string `yaml:"classes"`
-	// DeadLetterPrefix is that of the consumer's own settings.
+	// DeadLetterPrefix is the prefix in the consumer's own settings.
 	DeadLetterPrefix string         `yaml:"dead_letter_prefix"`
 	Bindings         []bindingEntry `yaml:"bindings"`
 	// Consumer is the name in the table of processed messages. Default: Name.
 	Consumer string `yaml:"consumer"`
 	Schema   string `yaml:"schema"`
 	Table    string `yaml:"table"`
-	// Retention is the service's own, of the table: prune and retry go by it, so that it has to be said.
+	// Retention is the service's own, of the table. It has no default, because prune and retry depend on it.
 	Retention *time.Duration `yaml:"retention"`
 }
 
@@ -164,7 +164,7 @@ type idempotencyEntry struct {
 	Name   string `yaml:"name"`
 	Schema string `yaml:"schema"`
 	Table  string `yaml:"table"`
-	// Prefix begins the keys on Redis, where the store is there and not in a table.
+	// Prefix is the prefix of the keys on Redis, if the store is there and not in a table.
 	Prefix  string `yaml:"prefix"`
 	HashTag bool   `yaml:"hash_tag"`
 }
@@ -175,9 +175,9 @@ type limitEntry struct {
 	Window    time.Duration `yaml:"window"`
 	Algorithm string        `yaml:"algorithm"` // sliding, bucket or fixed
 	Burst     int64         `yaml:"burst"`
-	// Keys are the callers that the status shows; "" is that of a limit of all together.
+	// Keys are the callers that the status shows; "" stands for a limit that all callers share.
 	Keys []string `yaml:"keys"`
-	// Prefix and Tag are those of the limiter.
+	// Prefix and Tag are the limiter's settings.
 	Prefix string `yaml:"prefix"`
 	Tag    string `yaml:"tag"`
 }
@@ -194,12 +194,12 @@ type sweepEntry struct {
 	Where    string `yaml:"where"`
 }
 
-// readFile reads the file of that path.
+// readFile reads the file at path.
 func readFile(path string) (file, error) {
 	var f file
 	opened, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return f, fmt.Errorf("there is no %s: say --config", path)
+		return f, fmt.Errorf("there is no %s: set --config", path)
 	}
 	if err != nil {
 		return f, err
@@ -220,7 +220,7 @@ func readFile(path string) (file, error) {
 	return f, nil
 }
 
-// What yaml says of a file names types of Go, which no one who writes it knows.
+// The errors of yaml name types of Go, which the author of a file does not know.
 var (
 	unknownField = regexp.MustCompile(`field (\S+) not found in type \S+`)
 	wrongValue   = regexp.MustCompile("cannot unmarshal !!(\\w+)( `[^`]*`)? into (\\S+)")
@@ -231,7 +231,7 @@ var (
 	}
 )
 
-// inWords is an error of yaml without types of Go.
+// inWords returns the text of an error of yaml without types of Go.
 func inWords(err error) string {
 	text := unknownField.ReplaceAllString(err.Error(), "there is no field $1")
 	return wrongValue.ReplaceAllStringFunc(text, func(s string) string {

@@ -62,7 +62,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// inTheReadme is the file that the README shows.
+// inTheReadme returns the file that the README shows.
 func inTheReadme(t *testing.T) string {
 	t.Helper()
 	text, err := os.ReadFile("../../README.md")
@@ -88,7 +88,7 @@ func TestHoldfast_readme(t *testing.T) {
 			t.Errorf("%q exits with %d, want %d and %q: %s%s", args, code, want, part, out, errs)
 		}
 	}
-	// reads is wants for a command that changes nothing, and is refused while a server is slow.
+	// reads is wants for a command that changes nothing. It repeats the command, which fails while a server is slow.
 	reads := func(part string, args ...string) {
 		t.Helper()
 		testenv.Eventually(t, func() error {
@@ -154,7 +154,7 @@ func TestHoldfast_readme(t *testing.T) {
 	reads("default 1", "status")
 }
 
-// What the service still keeps is neither found fault with nor deleted.
+// Rows within the service's retention are neither reported nor deleted.
 func TestHoldfast_retention(t *testing.T) {
 	t.Parallel()
 	dir, database := t.TempDir(), pgtest.URL(t)
@@ -186,11 +186,11 @@ func TestHoldfast_retention(t *testing.T) {
 	var left int
 	must(t, pool.QueryRow(t.Context(), `SELECT (SELECT count(*) FROM holdfast_inbox) + (SELECT count(*) FROM holdfast_outbox)`).Scan(&left))
 	if left != 2 {
-		t.Errorf("%d of 2 entries are left, which their retention keeps", left)
+		t.Errorf("%d of 2 rows are left, all within their retention", left)
 	}
 }
 
-// Limits and keys are those that the service counts and keeps on Redis, not others of the same names.
+// Limits and keys are read under the service's prefix and tag, not others of the same names.
 func TestHoldfast_keysOnRedis(t *testing.T) {
 	t.Parallel()
 	dir, redisURL := t.TempDir(), redistest.URL(t)
@@ -228,7 +228,7 @@ func TestHoldfast_keysOnRedis(t *testing.T) {
 	shows([]string{`(?m)^a +free`, `(?m)^b +done`}, "idempotency", "show", string(key))
 }
 
-// A database that the printed SQL has made is one that setup finds done, and the SQL takes all of it away again.
+// Setup accepts a database that the printed SQL has made, and the SQL of --down removes everything again.
 func TestHoldfast_schemaPrint(t *testing.T) {
 	t.Parallel()
 	dir, database := t.TempDir(), pgtest.URL(t)
@@ -252,15 +252,15 @@ func TestHoldfast_schemaPrint(t *testing.T) {
 	up, down := holdfast("schema", "print"), holdfast("schema", "print", "--down")
 	_, err := pool.Exec(t.Context(), up)
 	must(t, err)
-	const own = 6 + 1 + 5 + 5 + 1 // of the outbox, of idempotency, of the inbox that a and b share, of c's, and the log
+	const own = 6 + 1 + 5 + 5 + 1 // outbox, idempotency, the inbox that a and b share, c's inbox, the log
 	if n := tables(); n != own+1 {
-		t.Errorf("%d tables, want %d and that of the migrations", n, own)
+		t.Errorf("%d tables, want %d and the table of migrations", n, own)
 	}
 	holdfast("setup") // finds them
 	_, err = pool.Exec(t.Context(), down)
 	must(t, err)
 	if n := tables(); n != 1 {
-		t.Errorf("%d tables are left, want that of the migrations", n)
+		t.Errorf("%d tables are left, want the table of migrations", n)
 	}
 }
 
@@ -268,7 +268,7 @@ func TestHoldfast_schemaFiles(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	must(t, os.WriteFile(filepath.Join(dir, "holdfast.yaml"), []byte("outboxes: [{retention: 0s}, {name: second, table: second, retention: 0s}]"), 0o600))
-	env := []string{"DATABASE_URL=postgres://x@127.0.0.1:1/x"} // it is not asked
+	env := []string{"DATABASE_URL=postgres://x@127.0.0.1:1/x"} // nothing connects to it
 	for tool, want := range map[string][]string{
 		"goose":          {"000001_holdfast_outbox.sql", "000002_holdfast_outbox_1.sql", "000003_holdfast_outbox_write.sql", "000004_holdfast_outbox_write_1.sql"},
 		"atlas":          {"000001_holdfast_outbox.sql", "000002_holdfast_outbox_1.sql", "000003_holdfast_outbox_write.sql", "000004_holdfast_outbox_write_1.sql"},
@@ -332,7 +332,7 @@ func TestHoldfast_mistakes(t *testing.T) {
 		"outboxes: [{exchange: a}]":                                  "retention",
 		"consumers: [{name: x, queue: x, table: x}]":                 "retention",
 		"consumers: [{name: x, queue: x, table: x, retention: -1h}]": "negative",
-		"consumers: [{name: x}]":                                     "say queue",
+		"consumers: [{name: x}]":                                     "set queue",
 		"consumers: [{name: x y, queue: x}]":                         "a name is",
 		"limits: [{name: user, max: 1, algorithm: magic}]":           "none of sliding",
 		"limits: [{name: user}]":                                     "Max",
@@ -372,14 +372,14 @@ func TestHoldfast_mistakes(t *testing.T) {
 	}
 }
 
-// A server that is down is said once, and ends no command later than doctor's limit.
+// A server that is down is reported once, and no command takes longer than doctor's limit.
 func TestHoldfast_serversDown(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	must(t, os.WriteFile(filepath.Join(dir, "holdfast.yaml"), []byte("outboxes: [{exchange: shop, retention: 0s}]\nconsumers: [{name: billing, queue: billing}]"), 0o600))
 	env := []string{"DATABASE_URL=postgres://x@127.0.0.1:1/x", "AMQP_URL=amqp://127.0.0.1:1"}
 	code, _, errs := holdfast(t, dir, env, "doctor")
-	if code != 1 || strings.Count(errs, "\n") != 1 || strings.Count(errs, "Postgres cannot be asked") != 1 || strings.Count(errs, "RabbitMQ cannot be asked") != 1 {
+	if code != 1 || strings.Count(errs, "\n") != 1 || strings.Count(errs, "Postgres is unreachable") != 1 || strings.Count(errs, "RabbitMQ is unreachable") != 1 {
 		t.Errorf("doctor exits with %d: %s", code, errs)
 	}
 	code, out, errs := holdfast(t, dir, env, "status")

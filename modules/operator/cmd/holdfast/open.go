@@ -33,10 +33,10 @@ import (
 	"github.com/holdfast-go/holdfast/txretry"
 )
 
-// maxConns is how many connections to Postgres the program has at most: a relay needs two of them.
+// maxConns bounds the program's connections to Postgres: a relay needs two of them.
 const maxConns = 6
 
-// service makes the parts that the file names. Nothing is asked of a server.
+// service makes the parts that the file lists. It does not connect to a server.
 type service struct {
 	getenv  func(string) string
 	cfg     operator.Config
@@ -47,7 +47,7 @@ type service struct {
 	dialing func(context.Context) (*amqp.Connection, error)
 }
 
-// open puts together what the file names, with the clients that it needs.
+// open makes the parts that the file lists, and the clients that they need.
 func open(f file, getenv func(string) string) (operator.Config, func(), error) {
 	s := &service{getenv: getenv, cfg: operator.Config{Program: program}}
 	for _, e := range f.Outboxes {
@@ -84,7 +84,7 @@ func (s *service) close() {
 	}
 }
 
-// note keeps what is wrong with an entry, so that all mistakes are told at once.
+// note collects the errors of all entries, so that they are reported together. It reports whether err is nil.
 func (s *service) note(kind, name string, err error) bool {
 	if err != nil {
 		s.errs = append(s.errs, fmt.Errorf("%s %q: %w", kind, name, err))
@@ -92,10 +92,10 @@ func (s *service) note(kind, name string, err error) bool {
 	return err == nil
 }
 
-// said reports whether a retention was said. A wrong one deletes what the service still needs, so that there is no default.
+// said reports whether a retention is set. It has no default: a wrong one deletes rows that the service still needs.
 func (s *service) said(kind, name string, retention *time.Duration, usual time.Duration) bool {
 	if retention == nil {
-		return s.note(kind, name, fmt.Errorf("say its retention, by which records are deleted: that of the service, which is %v where it sets none", usual))
+		return s.note(kind, name, fmt.Errorf("set retention to the service's own, which is %v by default: rows are deleted by it", usual))
 	}
 	return true
 }
@@ -151,7 +151,7 @@ func (s *service) consumer(e consumerEntry) {
 	var err error
 	switch {
 	case (e.Queue == "") == (e.Stream == ""):
-		err = errors.New("say queue, on RabbitMQ, or stream, on Redis")
+		err = errors.New("set queue (RabbitMQ) or stream (Redis)")
 	case e.Queue != "" && s.rabbitmq(kind, e.Name):
 		queue := inboxamqp.Queue{Name: e.Queue, Classic: e.Classic, Partitions: e.Partitions}
 		for _, b := range e.Bindings {
@@ -162,7 +162,7 @@ func (s *service) consumer(e consumerEntry) {
 		common.Name = cmp.Or(e.Group, e.Name)
 		entry.Consumer, err = inboxredis.NewConsumer(s.redis, inboxredis.Stream{Name: e.Stream, Partitions: e.Partitions}, processor, common)
 	default:
-		return // the server's address is at fault, and noted
+		return // the address is missing or wrong, and noted
 	}
 	if s.note(kind, e.Name, err) {
 		s.cfg.Consumers = append(s.cfg.Consumers, entry)
@@ -186,7 +186,7 @@ func (s *service) idempotency(e idempotencyEntry) {
 
 func (s *service) idempotencyOnRedis(kind string, e idempotencyEntry) {
 	if e.Table != "" || e.Schema != "" {
-		s.note(kind, e.Name, errors.New("prefix, on Redis, and table, on Postgres, are two stores: name each"))
+		s.note(kind, e.Name, errors.New("prefix (Redis) and table (Postgres) are two stores: make an entry for each"))
 		return
 	}
 	if !s.redisClient(kind, e.Name) {
@@ -211,12 +211,12 @@ func (s *service) sweep(e sweepEntry) {
 	}
 }
 
-// algorithms are the names of those in a file.
+// algorithms are their names in a file.
 var algorithms = map[string]ratelimit.Algorithm{
 	"": ratelimit.SlidingWindow, "sliding": ratelimit.SlidingWindow, "bucket": ratelimit.TokenBucket, "fixed": ratelimit.FixedWindow,
 }
 
-// limits of the same keys on Redis are one part of the service; those whose callers are named are each one of their own.
+// limits makes one part of all limits with the same prefix and tag. A limit with Keys is a part of its own.
 func (s *service) limits(entries []limitEntry) {
 	names := map[[2]string]string{} // of parts, by prefix and tag
 	places := map[string]int{}      // of parts in s.cfg.Limiters
@@ -260,7 +260,7 @@ func (s *service) limit(e limitEntry) (limit ratelimit.Limit, limiter *ratelimit
 	return limit, limiter, s.note(kind, e.Name, err)
 }
 
-// address is that of a server, which kind and name need. It is never quoted: it may hold a password.
+// address returns the address of a server for an entry. No error quotes it: it may contain a password.
 func (s *service) address(variable, kind, name string, schemes ...string) (string, bool) {
 	text := s.getenv(variable)
 	if text == "" {
@@ -317,7 +317,7 @@ func (s *service) redisClient(kind, name string) bool {
 	if err != nil {
 		return s.note(kind, name, errors.New("REDIS_URL cannot be read"))
 	}
-	logging.Disable() // of go-redis, in a form of its own: every error comes back to the caller, too
+	logging.Disable() // of go-redis, in its own format; callers get all errors anyway
 	options.ContextTimeoutEnabled = true
 	s.redis = redis.NewClient(options)
 	s.cfg.Servers = append(s.cfg.Servers, operator.Server{

@@ -17,7 +17,7 @@ import (
 	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
 )
 
-// Validate refuses a change that the log could not keep. By may be empty.
+// Validate rejects a change that the log could not store. By may be empty.
 func Validate(c Change) error {
 	switch {
 	case len(c.By) > 128 || Plain(c.By) != c.By:
@@ -30,11 +30,11 @@ func Validate(c Change) error {
 	return nil
 }
 
-// editAndRetry is what the log calls a retry that replaced bodies.
+// editAndRetry is the name, in the log, of a retry that replaced bodies.
 const editAndRetry = "edit and retry"
 
-// Changed is what a command has changed in one place. Count are those that it has, Outlived those that
-// are too old to be tried again, and Failed those that could not be.
+// Changed is the result of a command in one place. Count dead letters were changed, Outlived ones are too old to be
+// retried, and Failed ones could not be changed.
 type Changed struct {
 	From     string `json:"from"`
 	Count    int    `json:"count"`
@@ -43,7 +43,7 @@ type Changed struct {
 	DryRun   bool   `json:"dry_run,omitempty"`
 }
 
-// Apply changes what is chosen of one place and has it noted, by the place itself or in the log.
+// Apply changes the chosen dead letters of one place. The place itself or the log records the change.
 func (o *Operator) Apply(ctx context.Context, what string, p Place, f Filter, c Change) (Replayed, error) {
 	do := func() (Replayed, error) {
 		switch {
@@ -74,8 +74,8 @@ func (o *Operator) Apply(ctx context.Context, what string, p Place, f Filter, c 
 	return r, err
 }
 
-// ApplyTo changes what is chosen of several places. Shown, where it is not nil, may add to the change of a place before it begins,
-// and is told its end.
+// ApplyTo changes the chosen dead letters of several places. If shown is not nil, it may extend the change of a place before it
+// starts, and returns a function to call at its end.
 func (o *Operator) ApplyTo(
 	ctx context.Context, what string, places []Place, f Filter, c Change, shown func(Place, Change) (Change, func()),
 ) ([]Changed, error) {
@@ -88,7 +88,7 @@ func (o *Operator) ApplyTo(
 		}
 		r, err := o.Apply(ctx, what, p, f, c)
 		if err == nil && r.Failed > 0 {
-			err = fmt.Errorf("%d could not be", r.Failed)
+			err = fmt.Errorf("%d failed", r.Failed)
 		}
 		return []Changed{{From: p.Name, Count: r.Returned, Outlived: r.Outlived, Failed: r.Failed, DryRun: c.DryRun}}, err
 	})
@@ -99,14 +99,14 @@ const MaxEdit = 1 << 20
 
 // Edit replaces the bodies of messages that are sent again. The zero value leaves them as they are.
 type Edit struct {
-	Body  []byte // of the one message that is chosen; nil: not this
-	Patch string // a JSON merge patch of each: https://www.rfc-editor.org/rfc/rfc7396
+	Body  []byte // of the one chosen message; nil: no new body
+	Patch string // a JSON merge patch for each message: https://www.rfc-editor.org/rfc/rfc7396
 }
 
 // None reports whether the bodies stay as they are.
 func (e Edit) None() bool { return e.Body == nil && e.Patch == "" }
 
-// Validate refuses a body beside a patch, one that is too large, and a patch that is no JSON object.
+// Validate rejects a body together with a patch, one that is too large, and a patch that is no JSON object.
 func (e Edit) Validate() error {
 	var object map[string]json.RawMessage
 	switch {
@@ -115,12 +115,12 @@ func (e Edit) Validate() error {
 	case max(len(e.Body), len(e.Patch)) > MaxEdit:
 		return fmt.Errorf("a body or a patch has at most %d bytes", MaxEdit)
 	case e.Patch != "" && (json.Unmarshal([]byte(e.Patch), &object) != nil || object == nil):
-		return errors.New("a patch is a JSON object: what it names is replaced, what is null in it removed (RFC 7396)")
+		return errors.New("a patch is a JSON object: its fields replace those of the body, null removes one (RFC 7396)")
 	}
 	return nil
 }
 
-// apply is the body that a message gets.
+// apply returns the new body of a message.
 func (e Edit) apply(body []byte) ([]byte, error) {
 	if e.Body != nil {
 		return e.Body, nil
@@ -131,15 +131,15 @@ func (e Edit) apply(body []byte) ([]byte, error) {
 	return jsonpatch.MergePatch(body, []byte(e.Patch))
 }
 
-// Function is for one change, and asks may for each message first. It is nil where nothing is edited.
+// Function returns the edit for one change. It asks may about each message first. It is nil if nothing is edited.
 func (e Edit) Function(may func(operator.MaskedMessage) error) func(operator.MaskedMessage) ([]byte, error) {
 	if e.None() {
 		return nil
 	}
-	given := map[string]bool{} // the places of which a message got the body
+	given := map[string]bool{} // places where a message got the body
 	return func(m operator.MaskedMessage) ([]byte, error) {
 		if e.Body != nil && given[m.From] {
-			return nil, errors.New("another message with the same id got the body, which is for one alone")
+			return nil, errors.New("another message with the same id already got the body")
 		}
 		if may != nil {
 			if err := may(m); err != nil {
@@ -151,8 +151,8 @@ func (e Edit) Function(may func(operator.MaskedMessage) error) func(operator.Mas
 	}
 }
 
-// Masking is a mask that hides a body where it panics. It also runs where nobody else would catch that, and the service
-// would end.
+// Masking returns mask with a recovery: it hides a body if mask panics. A mask also runs outside HTTP handlers, where a
+// panic would end the service.
 func Masking(mask func(operator.MaskedMessage) []byte) func(operator.MaskedMessage) []byte {
 	if mask == nil {
 		return nil
@@ -160,7 +160,7 @@ func Masking(mask func(operator.MaskedMessage) []byte) func(operator.MaskedMessa
 	return func(m operator.MaskedMessage) (shown []byte) {
 		defer func() {
 			if failure := recover(); failure != nil {
-				slog.Error("operator: the mask panics", slog.String("from", m.From), slog.Any("panic", failure), slog.String("stack", string(debug.Stack())))
+				slog.Error("operator: mask panicked", slog.String("from", m.From), slog.Any("panic", failure), slog.String("stack", string(debug.Stack())))
 				shown = nil
 			}
 		}()
@@ -168,7 +168,7 @@ func Masking(mask func(operator.MaskedMessage) []byte) func(operator.MaskedMessa
 	}
 }
 
-// MayEdit refuses a message of which a mask hides something. It is nil where there is none.
+// MayEdit rejects a message if mask hides any of its body. It is nil if there is no mask.
 func MayEdit(mask func(operator.MaskedMessage) []byte) func(operator.MaskedMessage) error {
 	if mask == nil {
 		return nil
@@ -183,12 +183,12 @@ func MayEdit(mask func(operator.MaskedMessage) []byte) func(operator.MaskedMessa
 	}
 }
 
-// auditor is a store that keeps by itself who has changed its dead letters.
+// auditor is a store that records changes of its dead letters by itself.
 type auditor interface {
 	Audit(ctx context.Context, limit int) ([]outboxpgx.AuditEntry, error)
 }
 
-// Actions are the newest, of the log and of the outboxes that keep their own.
+// Actions returns the newest actions, from the log and from outboxes that record their own.
 func (o *Operator) Actions(ctx context.Context, f operator.LogFilter) ([]operator.Action, error) {
 	all := []operator.Action{}
 	var failed []error
@@ -219,7 +219,7 @@ func auditAction(name string, e outboxpgx.AuditEntry) operator.Action {
 	return operator.Action{At: e.At, What: what, On: name, Chosen: Flags(e.Filter), By: e.By, Reason: e.Reason, Count: &e.Count}
 }
 
-// Noted does something and keeps in the log that it was done. What cannot be noted is not begun.
+// Noted runs do and logs it. If the log fails, do is not called.
 func (o *Operator) Noted(ctx context.Context, a operator.Action, do func() (int, error)) error {
 	if o.Config.Log == nil {
 		_, err := do()
@@ -232,7 +232,7 @@ func (o *Operator) Noted(ctx context.Context, a operator.Action, do func() (int,
 	n, err := do()
 	failure := ""
 	if err != nil {
-		failure = Short(Plain(OneLine(err)), 1000) // a NUL could not be kept
+		failure = Short(Plain(OneLine(err)), 1000) // a NUL could not be stored
 	}
 	return errors.Join(err, o.Config.Log.End(context.WithoutCancel(ctx), number, n, failure))
 }
@@ -258,7 +258,7 @@ func pausableOf(name string, store any) *Pausable {
 	return nil
 }
 
-// Pausables are the parts that can be paused: outboxes, and consumers with an inbox.
+// Pausables returns the parts that can be paused: outboxes, and consumers with an inbox.
 func (o *Operator) Pausables() []Pausable {
 	var all []Pausable
 	add := func(name string, store any) {
@@ -275,7 +275,7 @@ func (o *Operator) Pausables() []Pausable {
 	return all
 }
 
-// PausableNamed returns the part of a name.
+// PausableNamed returns the part with that name.
 func (o *Operator) PausableNamed(name string) (Pausable, error) {
 	all := o.Pausables()
 	i := slices.IndexFunc(all, func(p Pausable) bool { return p.Name == name })
@@ -285,7 +285,7 @@ func (o *Operator) PausableNamed(name string) (Pausable, error) {
 	return all[i], nil
 }
 
-// state is the pause; nil: there is none, or the part cannot be paused.
+// state returns the pause; nil: there is none, or the part cannot be paused.
 func (p *Pausable) state(ctx context.Context) (*driver.Pause, error) {
 	if p == nil {
 		return nil, nil
@@ -303,7 +303,7 @@ const (
 	Resuming = "resume"
 )
 
-// Turn pauses or resumes a part, and has it noted.
+// Turn pauses or resumes a part, and logs it.
 func (o *Operator) Turn(ctx context.Context, what string, p Pausable, c Change) error {
 	if c.DryRun {
 		_, err := p.store.Paused(ctx)

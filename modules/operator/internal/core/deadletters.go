@@ -23,9 +23,9 @@ import (
 type (
 	// Filter selects dead letters.
 	Filter = deadletter.Filter
-	// Change says who changes dead letters, and how. Edit gets what the service may mask.
+	// Change is a change of dead letters, with its author. Edit gets messages that the service may mask.
 	Change = deadletter.Replay[operator.MaskedMessage]
-	// Replayed is what became of dead letters; of a drop, Returned are removed.
+	// Replayed counts the results of a change. After a drop, Returned is the number of removed ones.
 	Replayed = deadletter.Replayed
 )
 
@@ -51,29 +51,29 @@ type Message struct {
 	CreatedAt   time.Time         `json:"created_at,omitzero"`
 	FirstFailed time.Time         `json:"first_failed_at,omitzero"`
 	FailedAt    time.Time         `json:"failed_at,omitzero"`
-	DueAt       time.Time         `json:"due_at,omitzero"` // of one that waits for its next attempt
+	DueAt       time.Time         `json:"due_at,omitzero"` // of a message that waits for its next attempt
 	History     []failure         `json:"history,omitempty"`
 	Headers     map[string]string `json:"headers,omitempty"`
 	ContentType string            `json:"content_type,omitempty"`
 	Body        string            `json:"body,omitempty"`
 	BodyBase64  string            `json:"body_base64,omitempty"` // of a body that is no text
-	// Part says of a list that another session holds others of the same place.
+	// Part is true if another session holds more messages of the same place.
 	Part bool `json:"part,omitempty"`
-	// Unreadable says why the message is not complete.
+	// Unreadable is the reason why the message is not complete.
 	Unreadable string `json:"unreadable,omitempty"`
-	// Cursor is where the list of an outbox goes on behind it.
+	// Cursor continues the list of an outbox after this message.
 	Cursor string `json:"cursor,omitempty"`
 }
 
-// failure is one failed attempt before the last.
+// failure is one failed attempt before the last one.
 type failure struct {
 	At       time.Time `json:"at"`
 	Consumer string    `json:"consumer"`
 	Error    string    `json:"error"`
 }
 
-// told is a time as JSON can tell it: another program may have written one that is beyond the year 9999, such as milliseconds
-// in place of seconds, and one such message would hide all others.
+// told returns at, or zero if JSON cannot express it. Another program may have written a time beyond the year 9999, such as
+// milliseconds instead of seconds, and one such message would hide all others.
 func told(at time.Time) time.Time {
 	if year := at.UTC().Year(); year < 0 || year > 9999 {
 		return time.Time{}
@@ -81,7 +81,7 @@ func told(at time.Time) time.Time {
 	return at
 }
 
-// Mapped is all in another form; empty, and not nil, where there is nothing.
+// Mapped returns to of each element. It is empty, and not nil, if there are none.
 func Mapped[A, B any](all []A, to func(A) B) []B {
 	others := make([]B, len(all))
 	for i, one := range all {
@@ -90,7 +90,7 @@ func Mapped[A, B any](all []A, to func(A) B) []B {
 	return others
 }
 
-// Fill adds the headers and the body.
+// Fill sets the headers and the body.
 func (m *Message) Fill(headers map[string]string, body []byte) {
 	m.Headers = headers
 	if utf8.Valid(body) {
@@ -100,19 +100,19 @@ func (m *Message) Fill(headers map[string]string, body []byte) {
 	}
 }
 
-// Bytes is the body that Fill was given.
+// Bytes returns the body that was passed to Fill.
 func (m *Message) Bytes() []byte {
 	if m.BodyBase64 == "" {
 		return []byte(m.Body)
 	}
-	body, _ := base64.StdEncoding.DecodeString(m.BodyBase64) // of Fill
+	body, _ := base64.StdEncoding.DecodeString(m.BodyBase64) // Fill has encoded it
 	return body
 }
 
-// HiddenByService is told in place of a body that a mask hides.
+// HiddenByService is shown instead of a body that a mask hides.
 const HiddenByService = "hidden by the service"
 
-// Masked is what may be seen of the body. Nil: nothing, though there is one.
+// Masked returns the part of the body that may be seen. Nil: the body is hidden.
 func (m *Message) Masked(mask func(operator.MaskedMessage) []byte) []byte {
 	body := m.Bytes()
 	if mask == nil || len(body) == 0 {
@@ -121,7 +121,7 @@ func (m *Message) Masked(mask func(operator.MaskedMessage) []byte) []byte {
 	return mask(operator.MaskedMessage{From: m.From, Name: m.Name, ContentType: m.ContentType, Body: slices.Clone(body)})
 }
 
-// TraceID is that of its W3C traceparent: https://www.w3.org/TR/trace-context/#traceparent-header.
+// TraceID returns the trace id of the message's W3C traceparent: https://www.w3.org/TR/trace-context/#traceparent-header.
 func (m *Message) TraceID() string {
 	const from, to = len("00-"), len("00-") + 32
 	parent := m.Headers["traceparent"]
@@ -139,7 +139,7 @@ type Group struct {
 	First  time.Time `json:"first"`
 	Last   time.Time `json:"last"`
 	Sample Message   `json:"sample"`
-	// Part says that there may be more of them, and of other kinds: another session holds a part of the place's.
+	// Part is true if another session holds more dead letters of the place: of this kind, or of others.
 	Part bool `json:"part,omitempty"`
 }
 
@@ -158,18 +158,18 @@ const (
 
 // source has the dead letters of a place.
 type source interface {
-	// List leaves bodies and headers out unless they are wanted whole.
+	// List leaves out bodies and headers unless whole is true.
 	List(ctx context.Context, f Filter, whole bool) ([]Message, error)
 	Count(ctx context.Context, f Filter) (int, error)
 	Groups(ctx context.Context, f Filter) ([]Group, error)
 	replay(ctx context.Context, f Filter, c Change) (Replayed, error)
 	remove(ctx context.Context, f Filter, c Change) (int, error)
-	// keepsLog says that the place itself keeps who has changed what.
+	// keepsLog reports whether the place itself records its changes and their authors.
 	keepsLog() bool
 }
 
-// turn is held by who looks at the dead letters of a consumer. RabbitMQ hands out each message once: of two who look at
-// the same time each would see a part, and count too few.
+// turn is held while somebody reads the dead letters of a consumer. RabbitMQ delivers each message once: two readers at the
+// same time would each see a part, and count too few.
 type turn chan struct{}
 
 // deadLetters is the source of a place whose messages are of type M.
@@ -177,8 +177,8 @@ type deadLetters[M any] struct {
 	name   string
 	kept   deadletter.DeadLetters[M]
 	audits bool
-	turn   turn // nil: any number may look at the same time
-	// shown is a message without its headers and body, and these.
+	turn   turn // nil: any number may read at the same time
+	// shown returns a message without headers and body, then its headers and body.
 	shown func(M) (m Message, headers map[string]string, body []byte)
 }
 
@@ -216,20 +216,20 @@ func (l deadLetters[M]) show(d deadletter.DeadLetter[M], whole bool) Message {
 	return m
 }
 
-// inTurn calls do while nobody else looks.
+// inTurn calls do while nobody else reads.
 func (l deadLetters[M]) inTurn(ctx context.Context, do func() error) error {
 	if l.turn != nil {
 		select {
 		case l.turn <- struct{}{}:
 			defer func() { <-l.turn }()
 		case <-ctx.Done():
-			return fmt.Errorf("others look at these dead letters: %w", ctx.Err())
+			return fmt.Errorf("others are reading these dead letters: %w", ctx.Err())
 		}
 	}
 	return do()
 }
 
-// look is inTurn, and reports whether a part was seen. It says that in fewer words.
+// look is inTurn, and reports whether only a part was seen. In that case the error is ErrPart.
 func (l deadLetters[M]) look(ctx context.Context, do func() error) (part bool, err error) {
 	if err = l.inTurn(ctx, do); errors.Is(err, inbox.ErrHeld) {
 		return true, ErrPart
@@ -273,7 +273,7 @@ func (l deadLetters[M]) Groups(ctx context.Context, f Filter) ([]Group, error) {
 	}), err
 }
 
-// replay waits for its turn if it is a look. Others may be paced, and take hours.
+// replay waits for its turn only if it is a dry run. Others may be paced, and take hours.
 func (l deadLetters[M]) replay(ctx context.Context, f Filter, c Change) (done Replayed, err error) {
 	r := deadletter.Replay[M]{By: c.By, Reason: c.Reason, PerSecond: c.PerSecond, DryRun: c.DryRun, Force: c.Force, Progress: c.Progress}
 	if c.Edit != nil {
@@ -300,10 +300,10 @@ func (l deadLetters[M]) remove(ctx context.Context, f Filter, c Change) (int, er
 	return l.kept.Remove(ctx, f, r)
 }
 
-// ErrPart is said where RabbitMQ has handed some of a consumer's dead letters to another session.
+// ErrPart means that RabbitMQ has delivered some of a consumer's dead letters to another session.
 var ErrPart = errors.New("a part only: another session holds the rest")
 
-// places are all of them, those of outboxes first.
+// places returns all places, outboxes first.
 func (o *Operator) places() []Place {
 	var all []Place
 	for _, b := range o.Config.Outboxes {
@@ -316,7 +316,7 @@ func (o *Operator) places() []Place {
 	return all
 }
 
-// EachPlace gathers what the places have. One that cannot be asked does not keep the others from telling.
+// EachPlace joins the results of ask for all places. It continues after a place that fails.
 func EachPlace[T any](ctx context.Context, places []Place, ask func(context.Context, Place) ([]T, error)) ([]T, error) {
 	all := []T{} // not null in JSON
 	var failed []error
@@ -342,7 +342,7 @@ func Groups(ctx context.Context, places []Place, f Filter) ([]Group, error) {
 	return all, err
 }
 
-// PlaceNames are those of a kind, or all.
+// PlaceNames returns the names of the places of a kind. Empty: all.
 func (o *Operator) PlaceNames(kind string) []string {
 	var names []string
 	for _, p := range o.places() {
@@ -353,8 +353,8 @@ func (o *Operator) PlaceNames(kind string) []string {
 	return names
 }
 
-// Chosen are the places of these names, each once, or all: those of one kind, where only they can
-// do what is asked. A place that has the name of a kind is meant before the kind.
+// Chosen returns the places with these names, each once. No names stand for all places. kind, if not empty, limits them to
+// one kind. A name may also be a kind, unless a place has that name.
 func (o *Operator) Chosen(names []string, kind string) ([]Place, error) {
 	all := slices.DeleteFunc(o.places(), func(p Place) bool { return kind != "" && p.Kind != kind })
 	if len(names) == 0 {
@@ -380,27 +380,27 @@ func (o *Operator) Chosen(names []string, kind string) ([]Place, error) {
 }
 
 const (
-	// MaxPerPage is how many messages one page lists at most.
+	// MaxPerPage bounds the messages on one page.
 	MaxPerPage = 1000
-	// Listed is how many messages are listed where nothing else is asked for.
+	// Listed is the number of messages in a list by default.
 	Listed = deadletter.ListLimit
 )
 
-// Typed are places and a filter of dead letters as somebody typed them, or an agent.
+// Typed are places and a filter of dead letters, as a person or an agent has typed them.
 type Typed struct {
-	From  []string `json:"from,omitempty" jsonschema:"only of these outboxes and consumers, by the names that status tells"`
+	From  []string `json:"from,omitempty" jsonschema:"only of these outboxes and consumers, by their names in status"`
 	IDs   []string `json:"ids,omitempty" jsonschema:"only these messages, by their ids"`
 	Name  string   `json:"name,omitempty" jsonschema:"only messages of this name"`
 	Key   string   `json:"key,omitempty" jsonschema:"only messages of this ordering key"`
 	Class string   `json:"class,omitempty" jsonschema:"only failures of this class"`
-	Group string   `json:"group,omitempty" jsonschema:"only failures of this group, by the fingerprint that groups tells"`
+	Group string   `json:"group,omitempty" jsonschema:"only failures of this group, by its fingerprint in groups"`
 	Error string   `json:"error,omitempty" jsonschema:"only failures with this text in the error"`
 	Since string   `json:"since,omitempty" jsonschema:"only failures since then: 2h for two hours ago, or 2026-01-02T15:04:05Z"`
 	Until string   `json:"until,omitempty" jsonschema:"only failures before then"`
-	Limit int      `json:"limit,omitempty" jsonschema:"at most so many of each outbox and consumer, of an outbox the oldest"`
+	Limit int      `json:"limit,omitempty" jsonschema:"at most this many from each outbox and consumer; of an outbox the oldest"`
 }
 
-// Choose reads which places of a kind, or of all, and which of their dead letters are chosen.
+// Choose parses t. kind limits the places to one kind. Empty: all.
 func (o *Operator) Choose(t Typed, kind string) ([]Place, Filter, error) {
 	f := Filter{Name: t.Name, Key: t.Key, Class: t.Class, Fingerprint: t.Group, ErrorContains: t.Error, Limit: t.Limit}
 	for _, text := range t.IDs {
@@ -424,7 +424,7 @@ func (o *Operator) Choose(t Typed, kind string) ([]Place, Filter, error) {
 	return places, f, err
 }
 
-// parseMoment reads a time, or how long ago it was.
+// parseMoment parses a time, or a duration before now.
 func parseMoment(text string) (time.Time, error) {
 	if text == "" {
 		return time.Time{}, nil
@@ -439,7 +439,7 @@ func parseMoment(text string) (time.Time, error) {
 	return at, nil
 }
 
-// Flags is a filter in the words of the flags.
+// Flags formats a filter as flags.
 func Flags(f Filter) string {
 	var words []string
 	add := func(flag, value string) {
@@ -471,23 +471,23 @@ func Flags(f Filter) string {
 	return cmp.Or(strings.Join(words, " "), everything)
 }
 
-// everything is what chooses all.
+// everything is the flag that chooses all.
 const everything = "--all"
 
-// Chooses reports whether anything is chosen: nothing is all.
+// Chooses reports whether the filter chooses anything. An empty filter stands for all.
 func Chooses(f Filter) bool { return Flags(f) != everything }
 
-// lister is a store that shows the messages that are not published.
+// lister is a store that lists the messages that are not published.
 type lister interface {
 	Waiting(ctx context.Context, f outbox.WaitingFilter) ([]outbox.Waiting, error)
 }
 
-// WaitingAt asks the outbox of a name.
+// WaitingAt lists the messages in the outbox of that name that are not published.
 func (o *Operator) WaitingAt(ctx context.Context, name string, f outbox.WaitingFilter) ([]Message, error) {
 	i := slices.IndexFunc(o.Config.Outboxes, func(b operator.Outbox) bool { return b.Name == name })
 	store, ok := o.Config.Outboxes[i].Store.(lister)
 	if !ok {
-		return nil, errors.New("the store does not tell")
+		return nil, errors.New("the store does not list waiting messages")
 	}
 	found, err := store.Waiting(ctx, f)
 	return Mapped(found, func(w outbox.Waiting) Message {
@@ -503,8 +503,8 @@ type parker interface {
 	Behind(ctx context.Context, key string) (int, error)
 }
 
-// Behind are the messages of a key that wait behind a dead letter: those of an outbox, and the number of those of a
-// consumer.
+// Behind returns the messages of a key that wait behind a dead letter: from an outbox the messages, from a consumer
+// their number.
 func (o *Operator) Behind(ctx context.Context, at Place, key string) (waiting []Message, parked int, err error) {
 	if key == "" {
 		return nil, 0, nil

@@ -15,13 +15,13 @@ import (
 	"github.com/holdfast-go/holdfast/ratelimit"
 )
 
-// near is the part of a limit that is left where it counts as near its edge.
+// near is the share of a limit below which it counts as nearly used up.
 const near = 0.1
 
-// Near says that little is left of the limit.
+// Near reports whether little is left of the limit.
 func (l LimitState) Near() bool { return float64(l.Remaining) <= near*float64(l.Max) }
 
-// lookAtLimits asks for the callers that the status shows, those first that have least left.
+// lookAtLimits returns the limits of the callers in Limiter.Keys. Those with the least left come first.
 func (o *Operator) lookAtLimits(ctx context.Context) (states []LimitState, failed []string) {
 	states = []LimitState{} // not null in JSON
 	for _, l := range o.Config.Limiters {
@@ -51,8 +51,8 @@ type LimitState struct {
 	Reset     float64 `json:"reset_seconds"`
 }
 
-// LimitStates are what the caller of a key has left of the limits of a name, or of all. They are nil for
-// a name that there is not.
+// LimitStates returns the limits of the caller of a key. only limits them to one name. They are nil if there is no
+// limit of that name.
 func (o *Operator) LimitStates(ctx context.Context, only, key string) ([]LimitState, error) {
 	states := []LimitState{}
 	var failed []error
@@ -70,25 +70,25 @@ func (o *Operator) LimitStates(ctx context.Context, only, key string) ([]LimitSt
 	return states, errors.Join(failed...)
 }
 
-// peek is what the caller of a key has left of one limit.
+// peek returns the state of one limit for the caller of a key.
 func peek(ctx context.Context, l operator.Limiter, limit ratelimit.Limit, key string) (states []LimitState, err error) {
 	d, err := l.Limiter.Peek(ctx, ratelimit.Charge{Limit: limit, Key: key})
 	if err == nil && d.Fallback {
-		err = errors.New("the store could not be asked")
+		err = errors.New("the store is unavailable")
 	}
 	if err != nil {
 		return nil, fmt.Errorf("%s: %s: %w", l.Name, limit.Name, err)
 	}
 	for _, s := range d.Limits() {
 		if d.Allowed {
-			s.Remaining++ // a look is answered as if its unit had been taken
+			s.Remaining++ // Peek answers as if its unit had been charged
 		}
 		states = append(states, LimitState{l.Name, s.Name, key, s.Max, s.Window.Seconds(), s.Remaining, s.Reset.Seconds()})
 	}
 	return states, nil
 }
 
-// LimitReset is one limit of one caller whose use was forgotten.
+// LimitReset is one limit of one caller that was reset.
 type LimitReset struct {
 	Limiter string `json:"limiter"`
 	Limit   string `json:"limit"`
@@ -96,7 +96,7 @@ type LimitReset struct {
 	DryRun  bool   `json:"dry_run,omitempty"`
 }
 
-// ResetLimits forgets what the caller of a key has used of the limits of a name, or of all.
+// ResetLimits resets the limits of the caller of a key. only limits them to one name.
 func (o *Operator) ResetLimits(ctx context.Context, only, key string, c Change) ([]LimitReset, error) {
 	done := []LimitReset{}
 	err := o.eachLimit(only, func(l operator.Limiter, limit ratelimit.Limit) error {
@@ -121,7 +121,7 @@ func (o *Operator) resetLimit(ctx context.Context, l operator.Limiter, limit rat
 	})
 }
 
-// eachLimit visits the limits of a name, or all; none is a mistake.
+// eachLimit visits the limits with that name, or all. It returns a Mistake if there are none.
 func (o *Operator) eachLimit(name string, visit func(operator.Limiter, ratelimit.Limit) error) error {
 	found := false
 	for _, l := range o.Config.Limiters {
@@ -145,17 +145,17 @@ func (o *Operator) eachLimit(name string, visit func(operator.Limiter, ratelimit
 	}
 }
 
-// looker is a part that tells what it knows of an idempotency key.
+// looker is a part that returns the state of an idempotency key.
 type looker interface {
 	Look(ctx context.Context, key driver.Key) (driver.Known, error)
 }
 
-// KnownKey is what one part knows of a key. The key itself is not told.
+// KnownKey is the state of a key in one part, without the key itself.
 type KnownKey struct {
 	Part  string    `json:"part"`
 	State string    `json:"state"`
 	Since time.Time `json:"since,omitzero"`
-	// Left is for how many seconds that stands; 0: the part does not tell.
+	// Left is for how many seconds the state lasts; 0: unknown.
 	Left        float64 `json:"left_seconds"`
 	Fingerprint string  `json:"fingerprint,omitempty"`
 	Status      int     `json:"status,omitempty"` // of HTTP
@@ -164,8 +164,8 @@ type KnownKey struct {
 	BodyBase64  string  `json:"body_base64,omitempty"` // of a body that is no text
 }
 
-// LookAtKey asks every store of idempotency keys what it knows of a key, with the stored answer where body is true. A store that
-// fails does not keep the others from answering.
+// LookAtKey returns the state of a key in every store of idempotency keys, with the stored answer if body is true. It continues
+// after a store that fails.
 func (o *Operator) LookAtKey(ctx context.Context, key driver.Key, body bool) ([]KnownKey, error) {
 	found := []KnownKey{} // not null in JSON
 	var failed []error
@@ -184,7 +184,7 @@ func (o *Operator) LookAtKey(ctx context.Context, key driver.Key, body bool) ([]
 	return found, errors.Join(failed...)
 }
 
-// KeyStates are the words for what a store says.
+// KeyStates are the names of a key's states.
 var KeyStates = map[driver.State]string{0: "free", driver.InProgress: "in flight", driver.Completed: "done"}
 
 func knownAt(part string, known driver.Known, body bool) KnownKey {

@@ -1,5 +1,5 @@
-// Package core has what the page, the commands and the agents share: the status, dead letters, changes of them, pauses,
-// limits and the log of one service.
+// Package core is the shared part of the page, the commands and the agents: the status, dead letters, changes of them,
+// pauses, limits and the log of one service.
 package core
 
 import (
@@ -19,13 +19,13 @@ import (
 // Operator is the operator's side of one service. Make it with New. It is safe for concurrent use.
 type Operator struct {
 	Config operator.Config
-	// turns are those of who looks at the dead letters of a consumer, by its name.
+	// turns has the turn of each consumer, by its name.
 	turns map[string]turn
-	// claims are the last counts of the parts that count them, in their order.
+	// claims are the last counts of claims, one for each part that counts them.
 	claims []claimsCount
 }
 
-// New returns an Operator. The error names every violation in cfg. Nothing is asked of a server yet.
+// New returns an Operator. The error names every violation in cfg. It does not connect to a server.
 func New(cfg operator.Config) (*Operator, error) {
 	cfg = withDefaults(cfg)
 	if err := validate(cfg); err != nil {
@@ -39,20 +39,20 @@ func New(cfg operator.Config) (*Operator, error) {
 	return o, nil
 }
 
-// Mistake is an error in what was asked for, such as a name that there is not.
+// Mistake is an error in a request, such as an unknown name.
 type Mistake struct{ err error }
 
 func (e *Mistake) Error() string { return e.err.Error() }
 
 func (e *Mistake) Unwrap() error { return e.err }
 
-// Mistakef is a mistake in what was asked for.
+// Mistakef returns a Mistake.
 func Mistakef(format string, args ...any) error { return &Mistake{fmt.Errorf(format, args...)} }
 
-// name is what a part may be called: it stands in flags and addresses.
+// name matches the name of a part, which is used in flags and addresses.
 var name = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$`)
 
-// withDefaults is a Config in which every outbox has a name.
+// withDefaults returns c with a name for every outbox.
 func withDefaults(c operator.Config) operator.Config {
 	c.Program = cmp.Or(c.Program, "holdfast")
 	outboxes := make([]operator.Outbox, len(c.Outboxes))
@@ -102,7 +102,7 @@ func validate(c operator.Config) error {
 	return errors.Join(errs...)
 }
 
-// Parts are all parts by their names, those of one outbox or consumer one after the other.
+// Parts returns all parts by name. The parts of one outbox or consumer follow each other.
 func (o *Operator) Parts() []operator.Part {
 	var all []operator.Part
 	add := func(name string, part any) {
@@ -133,13 +133,13 @@ func (o *Operator) Parts() []operator.Part {
 	return all
 }
 
-// ReadTimeout bounds a look at dead letters: a queue may hold very many.
+// ReadTimeout bounds reading dead letters: a queue may hold very many.
 const ReadTimeout = 60 * time.Second
 
-// OneLine is an error on one line, however many are joined in it.
+// OneLine returns the text of an error on one line.
 func OneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }
 
-// TextOf is an error on one line; empty for nil.
+// TextOf returns the text of an error on one line; "" for nil.
 func TextOf(err error) string {
 	if err == nil {
 		return ""
@@ -147,17 +147,17 @@ func TextOf(err error) string {
 	return OneLine(err)
 }
 
-// Age is a number of seconds in a column.
+// Age formats a number of seconds for a column.
 func Age(seconds float64) string { return span(time.Duration(seconds * float64(time.Second))) }
 
-// ChangesTerminal reports whether a character does more to a terminal than appear: it controls it, ends a line or turns
-// the direction of one.
+// ChangesTerminal reports whether a character does more to a terminal than appear: control characters, line ends, and
+// characters that change the direction of text.
 func ChangesTerminal(r rune) bool {
 	return unicode.IsControl(r) || unicode.Is(unicode.Bidi_Control, r) || r == '\u2028' || r == '\u2029'
 }
 
-// Plain is a text that keeps a terminal as it is: control characters, of a message's name for example,
-// and those that turn the direction of a line are shown as spaces.
+// Plain replaces the characters of a text that change a terminal by spaces. A message's name, for example, may
+// contain some.
 func Plain(text string) string {
 	return strings.Map(func(r rune) rune {
 		if ChangesTerminal(r) {
@@ -167,7 +167,7 @@ func Plain(text string) string {
 	}, text)
 }
 
-// Short cuts a text for a column.
+// Short cuts a text to limit characters.
 func Short(text string, limit int) string {
 	runes := []rune(text)
 	if len(runes) <= limit {
@@ -176,7 +176,7 @@ func Short(text string, limit int) string {
 	return string(runes[:limit-1]) + "…"
 }
 
-// Moment is a time in a column: in UTC, to the second.
+// Moment formats a time for a column: in UTC, to the second.
 func Moment(at time.Time) string {
 	if at.IsZero() {
 		return "-"
@@ -184,13 +184,13 @@ func Moment(at time.Time) string {
 	return at.UTC().Format(time.RFC3339)
 }
 
-// Rate is how many a second.
+// Rate formats a rate per second.
 func Rate(perSecond *float64) string { return strconv.FormatFloat(*perSecond, 'f', 1, 64) }
 
-// Percent is a part of 1.
+// Percent formats a part of 1.
 func Percent(part float64) string { return strconv.Itoa(int(math.Round(part*100))) + " %" }
 
-// span is a duration in a column.
+// span formats a duration for a column.
 func span(d time.Duration) string {
 	switch {
 	case d <= 0:

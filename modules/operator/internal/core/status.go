@@ -18,7 +18,7 @@ import (
 	"github.com/holdfast-go/holdfast/outbox/driver"
 )
 
-// statusTimeout bounds what is asked of one part: a server that hangs must not keep the others from telling.
+// statusTimeout bounds the requests to one part: a server that hangs must not block the others.
 const statusTimeout = 10 * time.Second
 
 // Status is the state of all parts. Its JSON is what status --json prints.
@@ -27,33 +27,33 @@ type Status struct {
 	Outboxes  []OutboxStatus   `json:"outboxes"`
 	Consumers []ConsumerStatus `json:"consumers"`
 	Sweeps    []SweepStatus    `json:"sweeps"`
-	// Limits are those of Limiter.Keys, those first that have least left.
+	// Limits are the limits of Limiter.Keys. Those with the least left come first.
 	Limits      []LimitState        `json:"limits"`
 	Claims      []claimsStatus      `json:"claims"`
 	Connections []connectionsStatus `json:"connections"`
-	// Failed says which limits could not be asked.
+	// Failed has the errors of limits.
 	Failed []string `json:"failed,omitempty"`
 }
 
-// OutboxStatus is the state of an outbox. No count goes above 100,000: that means as many or more.
+// OutboxStatus is the state of an outbox. Counts stop at 100,000, which means that many or more.
 type OutboxStatus struct {
 	Name      string  `json:"name"`
 	Ready     int     `json:"ready"`
 	Parked    int     `json:"parked"`
 	Dead      int     `json:"dead"`
 	OldestAge float64 `json:"oldest_age_seconds"`
-	// Lanes of the outbox that relays hold now, and that were lost by one.
+	// Leased lanes are held by relays now. Doubtful lanes have lost their last lease.
 	Leased   int `json:"lanes_leased"`
 	Doubtful int `json:"lanes_doubtful"`
-	// Stored is how many messages were ever stored; 0: the store does not tell.
+	// Stored is how many messages were ever stored; 0: unknown.
 	Stored int64 `json:"stored"`
-	// StoredRate and LeftRate are how many a second were stored, and published or given up, since the look before.
-	// Nil: there was none, or they cannot be told.
+	// StoredRate and LeftRate are messages per second since the last look: stored, and published or given up.
+	// Nil: unknown.
 	StoredRate *float64 `json:"stored_per_second,omitempty"`
 	LeftRate   *float64 `json:"left_per_second,omitempty"`
-	// Transports are those of a relay of this process.
+	// Transports are the transports of this process's relay.
 	Transports []transportStatus `json:"transports,omitempty"`
-	// Paused is nil where it works.
+	// Paused is nil if the outbox is not paused.
 	Paused   *driver.Pause `json:"paused,omitempty"`
 	Pausable bool          `json:"-"`
 	Error    string        `json:"error,omitempty"`
@@ -66,16 +66,16 @@ type ConsumerStatus struct {
 	Retrying int            `json:"retrying"`
 	PutOff   int            `json:"put_off"`
 	Dead     map[string]int `json:"dead"` // by class
-	// Part says that another session may hold further dead letters.
+	// Part is true if another session may hold more dead letters.
 	Part bool `json:"part,omitempty"`
-	// Rate is how many a second were processed in the last 10 s. Nil: the consumer does not tell.
+	// Rate is messages processed per second in the last 10 s. Nil: unknown.
 	Rate     *float64      `json:"processed_per_second,omitempty"`
 	Paused   *driver.Pause `json:"paused,omitempty"`
 	Pausable bool          `json:"-"`
 	Error    string        `json:"error,omitempty"`
 }
 
-// DeadLetters are the classes of Dead that have any.
+// DeadLetters returns the classes in Dead that have any.
 func (c ConsumerStatus) DeadLetters() map[string]int {
 	some := maps.Clone(c.Dead)
 	maps.DeleteFunc(some, func(_ string, n int) bool { return n == 0 })
@@ -87,7 +87,7 @@ type SweepStatus struct {
 	Name    string  `json:"name"`
 	Overdue int     `json:"overdue"` // 10,000 means as many or more
 	Lag     float64 `json:"lag_seconds"`
-	// Next is in how many seconds the next row falls due; null: none will.
+	// Next is in how many seconds the next row falls due; null: there is none.
 	Next    *float64 `json:"next_seconds"`
 	Undated int      `json:"undated"`
 	Error   string   `json:"error,omitempty"`
@@ -98,7 +98,7 @@ type measured interface {
 	Stats(ctx context.Context) (inbox.Stats, error)
 }
 
-// Look asks all parts, at the same time.
+// Look returns the state of all parts. It asks them at the same time.
 func (o *Operator) Look(ctx context.Context) Status {
 	s := Status{
 		At: time.Now(), Outboxes: make([]OutboxStatus, len(o.Config.Outboxes)), Consumers: make([]ConsumerStatus, len(o.Config.Consumers)),
@@ -130,12 +130,12 @@ func (o *Operator) Look(ctx context.Context) Status {
 	return s
 }
 
-// LookAtOutbox asks one outbox for its state.
+// LookAtOutbox returns the state of one outbox.
 func LookAtOutbox(ctx context.Context, b operator.Outbox) OutboxStatus {
 	s := OutboxStatus{Name: b.Name}
 	store, ok := b.Store.(driver.Measured)
 	if !ok {
-		s.Error = "the store does not tell"
+		s.Error = "the store does not count its messages"
 		return s
 	}
 	depth, err := store.Depth(ctx)
@@ -150,7 +150,7 @@ func lookAtConsumer(ctx context.Context, c operator.Consumer) ConsumerStatus {
 	s := ConsumerStatus{Name: c.Name}
 	consumer, ok := c.Consumer.(measured)
 	if !ok {
-		s.Error = "the consumer does not tell"
+		s.Error = "the consumer does not count its messages"
 		return s
 	}
 	stats, err := consumer.Stats(ctx)
@@ -165,7 +165,7 @@ func lookAtConsumer(ctx context.Context, c operator.Consumer) ConsumerStatus {
 	return s
 }
 
-// lookAtPause asks for the pause of a part, unless the part has failed to answer.
+// lookAtPause reads the pause of a part. It does not ask the part if err is set.
 func lookAtPause(ctx context.Context, name string, store any, err error) (state *driver.Pause, pausable bool, failure string) {
 	p := pausableOf(name, store)
 	if err == nil {
@@ -185,13 +185,13 @@ func lookAtSweep(ctx context.Context, w operator.Sweep) SweepStatus {
 	return s
 }
 
-// CanPause says that there is a part that can be paused.
+// CanPause reports whether there is a part that can be paused.
 func (s Status) CanPause() bool {
 	return slices.ContainsFunc(s.Outboxes, func(b OutboxStatus) bool { return b.Pausable }) ||
 		slices.ContainsFunc(s.Consumers, func(c ConsumerStatus) bool { return c.Pausable })
 }
 
-// Paused are the parts that are paused, by name.
+// Paused returns the pauses by the names of their parts.
 func (s Status) Paused() map[string]driver.Pause {
 	paused := map[string]driver.Pause{}
 	for _, b := range s.Outboxes {
@@ -207,7 +207,7 @@ func (s Status) Paused() map[string]driver.Pause {
 	return paused
 }
 
-// Failures are the parts that could not be asked.
+// Failures returns the errors of parts that did not answer.
 func (s Status) Failures() []string {
 	var failed []string
 	note := func(name, text string) {
@@ -233,15 +233,15 @@ func (s Status) Failures() []string {
 	return append(failed, s.Failed...)
 }
 
-// rateWindow is the time over which the rate of a consumer is told.
+// rateWindow is the time over which a consumer's rate is measured.
 const rateWindow = 10 * time.Second
 
-// processor is an inbox that counts what was processed.
+// processor is an inbox that counts processed messages.
 type processor interface {
 	Processed(ctx context.Context, d time.Duration) (int, error)
 }
 
-// transportStatus is a relay's way to a broker, and the breaker before it.
+// transportStatus is the state of a relay's connection to a broker, and of its breaker.
 type transportStatus struct {
 	Name   string  `json:"name"`
 	State  string  `json:"state"` // closed, paused or probing
@@ -249,14 +249,14 @@ type transportStatus struct {
 	Error  string  `json:"error,omitempty"`
 }
 
-// transportsOf are those of a relay that has run in this process.
+// transportsOf returns the transports of a relay that has run in this process.
 func transportsOf(ctx context.Context, relay *outbox.Relay) []transportStatus {
 	if relay == nil {
 		return nil
 	}
 	ready := relay.Ready(ctx)
 	ended, cancel := context.WithCancel(ctx)
-	cancel() // the store was asked already, and the transports are told all the same
+	cancel() // skips the store, which was asked already; the transports are returned anyway
 	stats, _ := relay.Stats(ended)
 	var all []transportStatus
 	for name, t := range stats.Transports {
@@ -268,15 +268,15 @@ func transportsOf(ctx context.Context, relay *outbox.Relay) []transportStatus {
 	return all
 }
 
-// The pace of looks. Tests shorten it.
+// The intervals of looks. Tests shorten them.
 var (
-	// RatesApart is how far apart two looks are that tell a rate.
+	// RatesApart is the time between two looks that measure a rate.
 	RatesApart = time.Second
-	// LiveEvery is how often a live page is brought up to date.
+	// LiveEvery is how often a live page is updated.
 	LiveEvery = 2 * time.Second
 )
 
-// LookForRates asks all parts, and the outboxes a second time, so that a single look tells rates, too.
+// LookForRates asks all parts, and the outboxes a second time, so that a single call returns rates, too.
 func (o *Operator) LookForRates(ctx context.Context) Status {
 	s := o.Look(ctx)
 	if !slices.ContainsFunc(s.Outboxes, func(b OutboxStatus) bool { return b.Error == "" && b.Stored > 0 }) {
@@ -292,14 +292,14 @@ func (o *Operator) LookForRates(ctx context.Context) Status {
 	again.AddRates(s)
 	s.At = again.At
 	for i, b := range again.Outboxes {
-		if b.Error == "" || s.Outboxes[i].Error != "" { // a good answer is better than a failure behind it
+		if b.Error == "" || s.Outboxes[i].Error != "" { // an answer is better than a later failure
 			s.Outboxes[i] = b
 		}
 	}
 	return s
 }
 
-// AddRates tells how many messages were stored and have left since an earlier look at the same parts.
+// AddRates sets the rates since an earlier look at the same parts.
 func (s *Status) AddRates(before Status) {
 	passed := s.At.Sub(before.At).Seconds()
 	if before.At.IsZero() || passed <= 0 || len(before.Outboxes) != len(s.Outboxes) {
@@ -317,17 +317,17 @@ func (s *Status) AddRates(before Status) {
 	}
 }
 
-// claimsStatus are the idempotency keys that are in flight.
+// claimsStatus is the number of idempotency keys in flight.
 type claimsStatus struct {
 	Part     string `json:"part"`
 	InFlight int    `json:"in_flight"`
-	// Estimated says that the part has more keys than it went through.
+	// Estimated is true if the part has more keys than it scanned.
 	Estimated bool   `json:"estimated,omitempty"`
 	Error     string `json:"error,omitempty"`
-	hidden    bool   // the program has no right to count them, or its client no way
+	hidden    bool   // the program has no right to count them, or its client cannot
 }
 
-// Count is how many are in flight.
+// Count formats the number in flight.
 func (c claimsStatus) Count() string {
 	if c.Estimated {
 		return fmt.Sprintf("~%d", c.InFlight)
@@ -338,22 +338,22 @@ func (c claimsStatus) Count() string {
 // connectionsStatus are the connections to a server.
 type connectionsStatus struct {
 	Server string                 `json:"server"`
-	Most   int                    `json:"most"` // that the server takes; 0: it does not tell
+	Most   int                    `json:"most"` // limit of the server; 0: unknown
 	Open   int                    `json:"open"`
 	Roles  []operator.Connections `json:"roles"`
 	Error  string                 `json:"error,omitempty"`
 }
 
-// counting is a part that tells how many claims are in flight, and whether it has counted all.
+// counting is a part that counts claims in flight. exact reports whether it has counted all of them.
 type counting interface {
 	InFlight(ctx context.Context) (n int, exact bool, err error)
 }
 
 const (
-	// countRest is for how many times as long as a count of claims took none follows: Redis goes through its keys for it, and
+	// countRest is the pause after a count of claims, as a multiple of its duration. A count scans the keys of Redis while
 	// requests wait for the same Redis.
 	countRest = 100
-	// maxCountRest bounds that.
+	// maxCountRest bounds the pause.
 	maxCountRest = time.Minute
 )
 
@@ -361,10 +361,10 @@ const (
 type claimsCount struct {
 	mu   sync.Mutex
 	last claimsStatus
-	next time.Time // before which it is not counted anew
+	next time.Time // not counted again before
 }
 
-// look counts the claims of a part, or tells the last count where that is young. On Redis a user may have no right to the
+// look counts the claims of a part, or returns the last count if it is recent. On Redis a user may lack the right to the
 // commands that count, and a client may not know the nodes of its cluster.
 func (c *claimsCount) look(ctx context.Context, p operator.Part) claimsStatus {
 	c.mu.Lock()
@@ -392,17 +392,17 @@ func lookAtConnections(ctx context.Context, s operator.Server) connectionsStatus
 	return c
 }
 
-// counters are the parts that count claims.
+// counters returns the parts that count claims.
 func (o *Operator) counters() []operator.Part {
 	return slices.DeleteFunc(o.Parts(), func(p operator.Part) bool { _, ok := p.Part.(counting); return !ok })
 }
 
-// connected are the servers that tell their connections.
+// connected returns the servers that report their connections.
 func (o *Operator) connected() []operator.Server {
 	return slices.DeleteFunc(slices.Clone(o.Config.Servers), func(s operator.Server) bool { return s.Connections == nil })
 }
 
-// Total is how many are open, of those that the server takes.
+// Total formats the number of open connections, and the server's limit if it is known.
 func (c connectionsStatus) Total() string {
 	if c.Most == 0 {
 		return fmt.Sprint(c.Open)

@@ -1,4 +1,4 @@
-// The page works without this. It keeps the part with the id live up to date.
+// The page works without this script. It updates the element with the id live.
 "use strict";
 (() => {
   const live = document.getElementById("live");
@@ -6,7 +6,7 @@
   const connection = document.getElementById("connection");
   const say = (text) => { if (connection) connection.textContent = text; };
   const show = (html) => {
-    // What has the focus keeps it: it is found again by its place.
+    // The focused element is found again by its position.
     const all = "a, [tabindex]";
     const at = [...live.querySelectorAll(all)].indexOf(document.activeElement);
     live.innerHTML = html;
@@ -16,5 +16,5 @@
   source.onopen = () => say("Live.");
   source.onmessage = (event) => show(event.data);
   source.addEventListener("end", (event) => { source.close(); show(event.data); });
-  source.onerror = () => say(source.readyState === EventSource.CLOSED ? "Not live: load the page again." : "Connecting …");
+  source.onerror = () => say(source.readyState === EventSource.CLOSED ? "Not live. Reload the page." : "Connecting …");
 })();
