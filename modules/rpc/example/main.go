@@ -1,5 +1,5 @@
-// Command example is a shop that takes orders over gRPC and over Connect: rate limits and
-// idempotency keys before both, on one limiter and one store, here in memory.
+// Command example is a shop that takes orders over gRPC and over Connect. Rate limits and
+// idempotency keys protect both, on one limiter and one store, here in memory.
 //
 //	go run ./modules/rpc/example
 package main
@@ -37,10 +37,10 @@ import (
 	"github.com/holdfast-go/holdfast/ratelimit"
 )
 
-// user is whose keys and whose limit they are; yours comes from authentication.
+// user returns the owner of keys and limits; yours comes from authentication.
 func user(r *http.Request) (string, error) { return ratelimit.HeaderKey("X-User-Id")(r) }
 
-// charges are what a call costs: orders one of ten a minute and user, everything else nothing.
+// charges returns the cost of a call: an order is one of ten per minute and user, other calls are free.
 func charges(r *http.Request) ([]ratelimit.Charge, error) {
 	if r.URL.Path != shopv1.Shop_PlaceOrder_FullMethodName {
 		return nil, nil
@@ -49,7 +49,7 @@ func charges(r *http.Request) ([]ratelimit.Charge, error) {
 	return []ratelimit.Charge{{Limit: ratelimit.Limit{Name: "orders", Max: 10}, Key: id}}, err
 }
 
-// keys are opaque, as clients send them, and a replay costs nothing.
+// keys are opaque strings of the clients. Replays are refunded.
 var keys = idempotency.MiddlewareConfig{
 	ParseKey: idempotency.ParseOpaque,
 	OnReplay: func(r *http.Request) {
@@ -64,7 +64,7 @@ func grpcServer(store driver.Store, limiter ratelimit.Limiter, s *shop) (*grpc.S
 	if err != nil {
 		return nil, err
 	}
-	once, err := idempotencygrpc.New(store, user, nil, keys) // nil: whatever has side effects needs a key
+	once, err := idempotencygrpc.New(store, user, nil, keys) // nil: procedures with side effects need a key
 	if err != nil {
 		return nil, err
 	}
@@ -148,7 +148,7 @@ var (
 	errUnknown = errors.New("there is no such order")
 )
 
-// shop is the business code; it knows no protocol.
+// shop is the business code, without any protocol.
 type shop struct {
 	mu     sync.Mutex
 	orders []*shopv1.Order

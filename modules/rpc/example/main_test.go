@@ -77,7 +77,7 @@ func (r running) overConnect(user, key string, cents int64) (*shopv1.Order, code
 	return resp.Msg, codes.OK, nil
 }
 
-// One key is one order, whichever way it comes.
+// One key is one order, over either protocol.
 func TestOneOrder(t *testing.T) {
 	t.Parallel()
 	r := run(t)
@@ -110,7 +110,7 @@ func TestOneOrder(t *testing.T) {
 	}
 }
 
-// The limit is one for both protocols.
+// Both protocols share one limit.
 func TestLimit(t *testing.T) {
 	t.Parallel()
 	r := run(t)

@@ -18,13 +18,13 @@ import (
 	"github.com/holdfast-go/holdfast/modules/rpc/internal/once"
 )
 
-// New returns an interceptor that lets each key reach a handler once. scope and cfg are those
-// of idempotency.NewMiddleware; Methods and CanonicalJSON of cfg must be zero, and
-// MaxRequestBytes is the handler's own limit by default. needs says whether calls of a
-// procedure (/package.Service/Method) need a key; others pass untouched. nil: all do but
-// those whose idempotency_level is NO_SIDE_EFFECTS. gRPC's own services (/grpc.…), such as
-// health and reflection, never need one. For procedures whose clients may send
-// none, add a second one with Optional.
+// New returns an interceptor that lets each key reach a handler once. scope and cfg are as in
+// idempotency.NewMiddleware. Methods and CanonicalJSON of cfg must be zero, and
+// MaxRequestBytes is the handler's own limit by default. needs reports whether calls of a
+// procedure (/package.Service/Method) need a key; others pass unchanged. If needs is nil, all
+// procedures need one except those whose idempotency_level is NO_SIDE_EFFECTS. gRPC's own
+// services (/grpc.…), such as health and reflection, never need one. For procedures whose
+// clients may send no key, add a second interceptor with Optional.
 func New(store driver.Store, scope func(*http.Request) (string, error), needs func(procedure string) bool, cfg idempotency.MiddlewareConfig) (connect.Interceptor, error) {
 	guard, err := once.New(store, scope, needs, cfg)
 	if err != nil {
@@ -35,7 +35,7 @@ func New(store driver.Store, scope func(*http.Request) (string, error), needs fu
 
 type interceptor struct {
 	guard  *once.Guard
-	bySpec bool // handlers say which procedures have no side effects
+	bySpec bool // the specs of handlers decide which procedures have no side effects
 }
 
 // WrapUnary implements connect.Interceptor.
@@ -76,11 +76,11 @@ func answerOf(ctx context.Context, resp connect.AnyResponse, failure error) (a o
 		a.Status = connectform.StatusOf(failure)
 		return a
 	}
-	a.Message, _ = resp.Any().(proto.Message) // anything else cannot be kept
+	a.Message, _ = resp.Any().(proto.Message) // anything else cannot be stored
 	return a
 }
 
-// keep returns the handler's own error if that is what the client gets.
+// keep returns the handler's own error if the client gets that error.
 func keep(failure error, a once.Answer, fresh bool) error {
 	if own, ok := errors.AsType[*connect.Error](failure); fresh && ok && own.Code() == connect.Code(a.Status.GetCode()) {
 		return failure
@@ -88,8 +88,8 @@ func keep(failure error, a once.Answer, fresh bool) error {
 	return connectform.Error(a.Status)
 }
 
-// replay returns a kept message. Its type is known at run time alone, so it is a dynamic
-// message, which every codec for protobuf takes.
+// replay returns a stored message. Its type is only known at run time, so it is a dynamic
+// message, which every codec for protobuf accepts.
 func replay(kept proto.Message) connect.AnyResponse {
 	m := dynamicpb.NewMessage(kept.ProtoReflect().Descriptor())
 	proto.Merge(m, kept)
@@ -106,16 +106,16 @@ func (i *interceptor) WrapStreamingClient(next connect.StreamingClientFunc) conn
 	return next
 }
 
-// Record returns the answer of a handler in the form in which it is kept, for work that is
-// one transaction (the method Do of idempotencypgx.Store):
+// Record returns the answer of a handler in its stored form, for work that is one
+// transaction (the method Do of idempotencypgx.Store):
 //
 //	kept, err := store.Do(ctx, func(ctx context.Context, tx pgx.Tx) (idempotency.Response, error) {
 //		return idempotencyconnect.Record(place(ctx, tx, req.Msg))
 //	})
 //	return idempotencyconnect.Reply[shop.Order](kept, err)
 //
-// A *connect.Error whose code is final becomes a Response, which is committed with what the
-// transaction did. Every other error is returned as it is, and rolls back.
+// A *connect.Error with a final code becomes a Response, which commits with the transaction.
+// Every other error is returned as it is, and rolls back.
 func Record(m proto.Message, err error) (idempotency.Response, error) {
 	if err == nil {
 		return answer.OfMessage(m)
@@ -127,8 +127,8 @@ func Record(m proto.Message, err error) (idempotency.Response, error) {
 	return answer.OfStatus(connectform.StatusOf(err))
 }
 
-// Reply returns what a handler answers with: the message or the *connect.Error that Record
-// has kept, or err.
+// Reply returns the answer of a handler: the message or the *connect.Error that Record has
+// stored, or err.
 func Reply[M any](kept idempotency.Response, err error) (*connect.Response[M], error) {
 	if err != nil {
 		return nil, err

@@ -47,7 +47,7 @@ func TestTakeover(t *testing.T) {
 
 func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }
 
-// A handler that was made by hand says itself whether it has side effects.
+// A handler without generated code declares by itself whether it has side effects.
 func TestNeedsBySpec(t *testing.T) {
 	t.Parallel()
 	once, err := idempotencyconnect.New(idempotencytest.NewStore(), suite.User, nil, idempotency.MiddlewareConfig{})
@@ -73,7 +73,7 @@ func TestNeedsBySpec(t *testing.T) {
 	}
 }
 
-// A handler may return one error to many calls at once: nothing is written into it.
+// A handler may return one error to many calls at once, so the error must not be changed.
 func TestSharedError(t *testing.T) {
 	t.Parallel()
 	shared := connect.NewError(connect.CodeNotFound, errors.New("no such thing"))
@@ -92,7 +92,7 @@ func TestSharedError(t *testing.T) {
 	}
 	wg.Wait()
 	if !reflect.DeepEqual(*shared, before) {
-		t.Errorf("the error was written into: %#v", shared)
+		t.Errorf("the error was changed: %#v", shared)
 	}
 }
 
@@ -104,11 +104,11 @@ func TestConfig(t *testing.T) {
 		"KeepHeaders":   {KeepHeaders: []string{"Set-Cookie"}},
 	} {
 		if _, err := idempotencyconnect.New(idempotencytest.NewStore(), suite.User, nil, cfg); err == nil {
-			t.Errorf("%s is taken", name)
+			t.Errorf("%s is accepted", name)
 		}
 	}
 	if _, err := idempotencyconnect.New(nil, nil, nil, idempotency.MiddlewareConfig{}); err == nil {
-		t.Error("nothing is taken")
+		t.Error("a nil store is accepted")
 	}
 }
 
@@ -127,7 +127,7 @@ func TestTransaction(t *testing.T) {
 	})
 }
 
-// A key that came by one protocol is replayed by the other.
+// A key that was used over one protocol is replayed over the other.
 func TestAcrossProtocols(t *testing.T) {
 	t.Parallel()
 	suite.TestAcross(t, [2]suite.Protocol{grpcserver.Start, connectserver.Start()}, idempotencytest.NewStore())

@@ -23,12 +23,12 @@ import (
 // Interceptor lets each key reach a handler once. It is safe for concurrent use.
 type Interceptor struct{ guard *once.Guard }
 
-// New returns an Interceptor. scope and cfg are those of idempotency.NewMiddleware; Methods
-// and CanonicalJSON of cfg must be zero, and MaxRequestBytes is the server's own limit by
-// default. needs says whether calls of a procedure (/package.Service/Method) need a key;
-// others pass untouched. nil: all do but those whose idempotency_level is NO_SIDE_EFFECTS.
-// gRPC's own services (/grpc.…), such as health and reflection, never need one.
-// For procedures whose clients may send none, chain a second one with Optional.
+// New returns an Interceptor. scope and cfg are as in idempotency.NewMiddleware. Methods and
+// CanonicalJSON of cfg must be zero, and MaxRequestBytes is the server's own limit by default.
+// needs reports whether calls of a procedure (/package.Service/Method) need a key; others pass
+// unchanged. If needs is nil, all procedures need one except those whose idempotency_level is
+// NO_SIDE_EFFECTS. gRPC's own services (/grpc.…), such as health and reflection, never need one.
+// For procedures whose clients may send no key, chain a second one with Optional.
 func New(store driver.Store, scope func(*http.Request) (string, error), needs func(procedure string) bool, cfg idempotency.MiddlewareConfig) (*Interceptor, error) {
 	guard, err := once.New(store, scope, needs, cfg)
 	if err != nil {
@@ -69,7 +69,7 @@ func (i *Interceptor) Unary(ctx context.Context, req any, info *grpc.UnaryServer
 	return a.Message, nil
 }
 
-// keep returns the handler's own error if that is what the client gets.
+// keep returns the handler's own error if the client gets that error.
 func keep(failure error, a once.Answer, fresh bool) error {
 	if own, ok := status.FromError(failure); fresh && ok && own.Code() == codes.Code(a.Status.GetCode()) {
 		return failure
@@ -77,7 +77,7 @@ func keep(failure error, a once.Answer, fresh bool) error {
 	return status.FromProto(a.Status).Err()
 }
 
-// send adds metadata to the answer. Without a transport, as in a test, there is nowhere to.
+// send adds metadata to the answer. Without a transport, as in a test, it does nothing.
 func send(ctx context.Context, a once.Answer) {
 	if len(a.Header) > 0 {
 		_ = grpc.SetHeader(ctx, grpcform.Metadata(a.Header))
@@ -87,7 +87,7 @@ func send(ctx context.Context, a once.Answer) {
 	}
 }
 
-// observed holds back what a handler adds to its answer: it may not be the one that counts.
+// observed holds a handler's metadata until its answer is known to be the one that counts.
 type observed struct {
 	grpc.ServerTransportStream
 	mu              sync.Mutex
@@ -98,15 +98,15 @@ type observed struct {
 // SetHeader implements grpc.ServerTransportStream.
 func (o *observed) SetHeader(md metadata.MD) error { return o.add(md, false) }
 
-// SendHeader implements grpc.ServerTransportStream. The header leaves with the answer: nothing
-// may be seen before that is stored.
+// SendHeader implements grpc.ServerTransportStream. The header is sent with the answer, after
+// the answer is stored.
 func (o *observed) SendHeader(md metadata.MD) error { return o.add(md, true) }
 
 func (o *observed) add(md metadata.MD, last bool) error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.sent {
-		return status.Error(codes.Internal, "idempotencygrpc: the header is sent")
+		return status.Error(codes.Internal, "idempotencygrpc: header was already sent")
 	}
 	o.header, o.sent = metadata.Join(o.header, md), last
 	return nil
@@ -120,7 +120,7 @@ func (o *observed) SetTrailer(md metadata.MD) error {
 	return nil
 }
 
-// pass adds to the answer what the handler has.
+// pass adds the handler's metadata to the answer.
 func (o *observed) pass() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -140,20 +140,20 @@ func (o *observed) answer(resp any, failure error) once.Answer {
 		a.Status = grpcform.StatusOf(failure)
 		return a
 	}
-	a.Message, _ = resp.(proto.Message) // anything else cannot be kept
+	a.Message, _ = resp.(proto.Message) // anything else cannot be stored
 	return a
 }
 
-// Record returns the answer of a handler in the form in which it is kept, for work that is
-// one transaction (the method Do of idempotencypgx.Store):
+// Record returns the answer of a handler in its stored form, for work that is one
+// transaction (the method Do of idempotencypgx.Store):
 //
 //	kept, err := store.Do(ctx, func(ctx context.Context, tx pgx.Tx) (idempotency.Response, error) {
 //		return idempotencygrpc.Record(place(ctx, tx, req))
 //	})
 //	return idempotencygrpc.Reply[*shop.Order](kept, err)
 //
-// A status error whose code is final becomes a Response, which is committed with what the
-// transaction did. Every other error is returned as it is, and rolls back.
+// A status error with a final code becomes a Response, which commits with the transaction.
+// Every other error is returned as it is, and rolls back.
 func Record(m proto.Message, err error) (idempotency.Response, error) {
 	if err == nil {
 		return answer.OfMessage(m)
@@ -165,8 +165,8 @@ func Record(m proto.Message, err error) (idempotency.Response, error) {
 	return answer.OfStatus(s.Proto())
 }
 
-// Reply returns what a handler answers with: the message or the status error that Record has
-// kept, or err.
+// Reply returns the answer of a handler: the message or the status error that Record has
+// stored, or err.
 func Reply[M proto.Message](kept idempotency.Response, err error) (M, error) {
 	var none M
 	if err != nil {

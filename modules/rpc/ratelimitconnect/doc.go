@@ -4,13 +4,12 @@
 //	limits, err := ratelimitconnect.New(limiter, charges, ratelimit.MiddlewareConfig{})
 //	path, handler := shopv1connect.NewShopHandler(shop, connect.WithInterceptors(authenticate, limits, once))
 //
-// The middleware of package ratelimit decides: to it and to charges a call is a POST of
-// /package.Service/Method with the header and the address of the client, and the context of
-// the call. No charges let a call pass, and
-// calls of grpc.health.v1.Health always pass: a probe has nobody to charge. Clients' calls pass untouched.
+// The middleware of package ratelimit decides. It and charges see a call as a POST of
+// /package.Service/Method, with the header, the client's address and the context of the
+// call. A call without charges passes, and calls of grpc.health.v1.Health always pass: a probe
+// has nobody to charge. The calls of clients pass unchanged.
 //
-// Errors carry the code, the ErrorInfo and the other details that package ratelimitgrpc
-// names; calls that were decided carry RateLimit-Policy and RateLimit in their header.
-// ratelimit.RefundFrom gives the units of a call back: idempotencyconnect calls it by
-// OnReplay.
+// Package ratelimitgrpc describes the codes and details of errors. Answers to calls with a
+// decision have RateLimit-Policy and RateLimit in their header. ratelimit.RefundFrom refunds the
+// units of a call: call it in OnReplay of idempotencyconnect.
 package ratelimitconnect

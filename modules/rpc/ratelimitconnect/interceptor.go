@@ -13,7 +13,7 @@ import (
 	"github.com/holdfast-go/holdfast/ratelimit"
 )
 
-// New returns an interceptor that charges calls to a limiter. The arguments are those of
+// New returns an interceptor that charges calls to a limiter. The arguments are as in
 // ratelimit.NewMiddleware.
 func New(l ratelimit.Limiter, charges func(*http.Request) ([]ratelimit.Charge, error), cfg ratelimit.MiddlewareConfig) (connect.Interceptor, error) {
 	guard, err := limit.New(l, charges, cfg)

@@ -33,7 +33,7 @@ func TestLimits(t *testing.T) {
 	}
 }
 
-// A handler may return one error to many calls: nothing is written into it.
+// A handler may return one error to many calls, so the error must not be changed.
 func TestSharedError(t *testing.T) {
 	t.Parallel()
 	shared := connect.NewError(connect.CodeNotFound, errors.New("no such thing"))

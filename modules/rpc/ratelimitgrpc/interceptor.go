@@ -17,7 +17,7 @@ import (
 // Interceptor charges calls to a limiter. It is safe for concurrent use.
 type Interceptor struct{ guard *limit.Guard }
 
-// New returns an Interceptor. The arguments are those of ratelimit.NewMiddleware.
+// New returns an Interceptor. The arguments are as in ratelimit.NewMiddleware.
 func New(l ratelimit.Limiter, charges func(*http.Request) ([]ratelimit.Charge, error), cfg ratelimit.MiddlewareConfig) (*Interceptor, error) {
 	guard, err := limit.New(l, charges, cfg)
 	if err != nil {
@@ -55,7 +55,7 @@ func (i *Interceptor) Stream(srv any, ss grpc.ServerStream, info *grpc.StreamSer
 	return err
 }
 
-// stream is a stream with the context under which units can be given back.
+// stream is a stream with the context that allows refunds.
 type stream struct {
 	grpc.ServerStream
 	ctx context.Context

@@ -1,6 +1,6 @@
-// Package answer is the form in which the answer to an RPC is kept: the bytes of the
-// message, or of a google.rpc.Status with its details, and the name of their type. It is
-// the same for every protocol.
+// Package answer encodes the answer to an RPC for a record: the bytes of the message, or of a
+// google.rpc.Status with its details, and the name of their type. The form is the same for
+// every protocol.
 package answer
 
 import (
@@ -20,16 +20,16 @@ import (
 	"github.com/holdfast-go/holdfast/modules/rpc/internal/exchange"
 )
 
-// errForeign says that a record is not the answer to an RPC.
-var errForeign = errors.New("the record is not that of an RPC")
+// errForeign means that a record is not the answer to an RPC.
+var errForeign = errors.New("the record is not the answer to an RPC")
 
-// OfMessage returns a message as it is kept.
+// OfMessage encodes a message for a record.
 func OfMessage(m proto.Message) (idempotency.Response, error) {
 	return encode(http.StatusOK, m)
 }
 
-// OfStatus returns the status of a failure as it is kept. Of a message that is not UTF-8,
-// such as the name of a file, what is none is replaced.
+// OfStatus encodes the status of a failure for a record. Bytes of its message that are not
+// UTF-8, such as in the name of a file, are replaced.
 func OfStatus(s *spb.Status) (idempotency.Response, error) {
 	if !utf8.ValidString(s.GetMessage()) {
 		s = &spb.Status{Code: s.GetCode(), Message: strings.ToValidUTF8(s.GetMessage(), "\uFFFD"), Details: s.GetDetails()}
@@ -49,7 +49,7 @@ func encode(status int, m proto.Message) (idempotency.Response, error) {
 	return idempotency.Response{Status: status, Header: http.Header{"Content-Type": {media}}, Body: body}, nil
 }
 
-// Decode returns the kept message, or the status of a failure. The type of the message must
+// Decode returns the message of a record, or the status of a failure. The type of the message must
 // be linked into the program.
 func Decode(resp idempotency.Response) (proto.Message, *spb.Status, error) {
 	name, failed, err := kind(resp)

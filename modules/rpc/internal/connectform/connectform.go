@@ -1,4 +1,4 @@
-// Package connectform is what the interceptors for Connect share.
+// Package connectform has the shared code of the interceptors for Connect.
 package connectform
 
 import (
@@ -14,16 +14,16 @@ import (
 	"github.com/holdfast-go/holdfast/modules/rpc/internal/exchange"
 )
 
-// About returns what is known of a call when it begins.
+// About describes a call at its start.
 func About(spec connect.Spec, peer connect.Peer, header http.Header) exchange.Call {
 	return exchange.Call{Procedure: spec.Procedure, Header: header, Host: header.Get("Host"), Remote: peer.Addr}
 }
 
-// typeURL begins the types of packed messages.
+// typeURL is the prefix of the types of packed messages.
 const typeURL = "type.googleapis.com/"
 
-// StatusOf returns the status of a handler's error: its own, that of its code and HTTP
-// status, or what Connect makes of it.
+// StatusOf returns the status of a handler's error: its own, the one of its code and HTTP
+// status, or the default of Connect.
 func StatusOf(err error) *spb.Status {
 	own, ok := errors.AsType[*connect.Error](err)
 	if !ok {
@@ -60,8 +60,8 @@ func Error(s *spb.Status) *connect.Error {
 	return err
 }
 
-// Send adds metadata to the answer of the call of ctx, whether it fails or not. An error is
-// not changed: it may be one that a handler returns to many.
+// Send adds metadata to the answer of the call of ctx, whether it fails or not. It does not
+// change an error, because a handler may return one error to many calls.
 func Send(ctx context.Context, header, trailer http.Header) {
 	if info, ok := connect.CallInfoForHandlerContext(ctx); ok {
 		maps.Copy(info.ResponseHeader(), header)
@@ -69,8 +69,8 @@ func Send(ctx context.Context, header, trailer http.Header) {
 	}
 }
 
-// Sent returns the metadata of an answer: that of the call of ctx, and that of its response
-// or error.
+// Sent returns the metadata of an answer, from the call of ctx and from its response or
+// error.
 func Sent(ctx context.Context, resp connect.AnyResponse, failure error) (header, trailer http.Header) {
 	header, trailer = http.Header{}, http.Header{}
 	if info, ok := connect.CallInfoForHandlerContext(ctx); ok {

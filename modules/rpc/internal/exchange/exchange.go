@@ -1,6 +1,6 @@
-// Package exchange makes of an RPC the HTTP exchange that it is on the wire, for the
-// middlewares of the cores: POST, the procedure as path, the metadata as header. What a
-// middleware answers by itself comes back as a status with the standard details.
+// Package exchange converts an RPC to its HTTP exchange on the wire, for the middlewares of
+// the cores: POST, the procedure as path, the metadata as header. The answers of a middleware
+// come back as a status with the standard details.
 package exchange
 
 import (
@@ -29,21 +29,21 @@ import (
 // effects that a key could protect. Connect serves them under the same names.
 func OfGRPC(procedure string) bool { return strings.HasPrefix(procedure, "/grpc.") }
 
-// OfHealth reports whether a procedure is one of the service grpc.health.v1.Health. Who asks it, such as Kubernetes,
-// sends no metadata, and ends a server that refuses.
+// OfHealth reports whether a procedure is one of the service grpc.health.v1.Health. Its clients, such as Kubernetes,
+// send no metadata, and end a server that rejects them.
 func OfHealth(procedure string) bool { return strings.HasPrefix(procedure, "/grpc.health.") }
 
-// Call is what a middleware gets to know of an RPC.
+// Call is an RPC as a middleware sees it.
 type Call struct {
 	Procedure string      // /package.Service/Method
 	Header    http.Header // canonical names
-	Host      string      // that the client called; may be empty
+	Host      string      // called by the client; may be empty
 	Remote    string      // address of the client; may be empty
-	Body      []byte      // the message in its deterministic form; nil where none is there yet
+	Body      []byte      // the message in its deterministic form; nil if there is none yet
 }
 
-// Media is the media type of every call: the protocols differ in theirs, and a call is the
-// same call in each of them.
+// Media is the media type of every call. The protocols use different ones, but a call is the
+// same over each of them.
 const Media = "application/proto"
 
 // Request returns c as a request.
@@ -68,7 +68,7 @@ type Writer struct {
 	Body   []byte
 }
 
-// NewWriter returns an empty one.
+// NewWriter returns an empty Writer.
 func NewWriter() *Writer { return &Writer{Head: http.Header{}} }
 
 // Header implements http.ResponseWriter.
@@ -88,14 +88,14 @@ func (w *Writer) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// Flush implements http.Flusher: by it a handler says that its answer cannot be kept.
+// Flush implements http.Flusher. A handler calls it if its answer cannot be stored.
 func (w *Writer) Flush() {}
 
 // Domain is the domain of every ErrorInfo.
 const Domain = "github.com/holdfast-go/holdfast"
 
-// httpOf is the HTTP status of an answer with a code. Those that a repetition may change are
-// statuses that are not kept by default.
+// httpOf is the HTTP status of an answer with a code. Codes that a repeated call may change have
+// statuses that are not stored by default.
 var httpOf = map[code.Code]int{
 	code.Code_OK:                  http.StatusOK,
 	code.Code_CANCELLED:           http.StatusServiceUnavailable,
@@ -116,7 +116,7 @@ var httpOf = map[code.Code]int{
 	code.Code_UNAUTHENTICATED:     http.StatusUnauthorized,
 }
 
-// HTTPStatus is the HTTP status that stands for a code.
+// HTTPStatus returns the HTTP status for a code.
 func HTTPStatus(c int32) int {
 	if status, ok := httpOf[code.Code(c)]; ok {
 		return status
@@ -124,16 +124,16 @@ func HTTPStatus(c int32) int {
 	return http.StatusInternalServerError
 }
 
-// byReason are the codes of problems whose HTTP status says less than their word.
+// byReason has the codes of problems whose word is more precise than their HTTP status.
 var byReason = map[string]code.Code{
 	"IDEMPOTENCY_KEY_IN_USE":         code.Code_ABORTED,
 	"IDEMPOTENCY_KEY_REUSED":         code.Code_FAILED_PRECONDITION,
 	"IDEMPOTENCY_RESULT_UNAVAILABLE": code.Code_ALREADY_EXISTS,
 }
 
-// byStatus are the codes of the other problems whose status says one. Each code is as final as
-// its status is by default, so that an error is kept over both doors or over none: a conflict
-// of a user is no ABORTED, which asks to try again.
+// byStatus has the codes of other problems, by HTTP status. Each code is as final as its status
+// is by default, so that an error is stored over both HTTP and RPC, or over neither. So a user's
+// conflict is no ABORTED, which asks to try again.
 var byStatus = map[int]code.Code{
 	http.StatusBadRequest:            code.Code_INVALID_ARGUMENT,
 	http.StatusUnauthorized:          code.Code_UNAUTHENTICATED,
@@ -163,7 +163,7 @@ func codeOf(status int, reason string) code.Code {
 	return code.Code_INTERNAL
 }
 
-// Refusal returns what a middleware has answered by itself, and nil if it has not.
+// Refusal returns the answer that a middleware has given by itself. It is nil if there is none.
 func (w *Writer) Refusal() *spb.Status {
 	if w.Head.Get("Content-Type") != "application/problem+json" {
 		return nil
@@ -180,8 +180,8 @@ func (w *Writer) Refusal() *spb.Status {
 	return statusOf(p, told.Policies)
 }
 
-// StatusOf returns the status of an error that has a code and an HTTP status of its own, and
-// nil for every other one.
+// StatusOf returns the status of an error that has a code and an HTTP status. It is nil for every
+// other error.
 func StatusOf(err error) *spb.Status {
 	p, known := problem.Of(err)
 	if !known {
@@ -210,7 +210,7 @@ func statusOf(p problem.Problem, violated []string) *spb.Status {
 		details = append(details, quota)
 	}
 	if p.Type != "" && p.Type != "about:blank" {
-		details = append(details, &errdetails.Help{Links: []*errdetails.Help_Link{{Description: "What " + p.Code + " means", Url: p.Type}}})
+		details = append(details, &errdetails.Help{Links: []*errdetails.Help_Link{{Description: "Meaning of " + p.Code, Url: p.Type}}})
 	}
 	var errs []error
 	for _, d := range details {

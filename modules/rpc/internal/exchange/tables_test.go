@@ -10,10 +10,10 @@ import (
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
-// problems finds what the guide of problems says of each: its word and its HTTP status.
+// problems finds the word and the HTTP status of each problem in the guide.
 var problems = regexp.MustCompile(`(?m)^## ([A-Z_]+)\n\n([0-9]{3})\.`)
 
-// TestTables: the tables of what a client gets name every problem, with its code.
+// TestTables checks that the tables of errors contain every problem with its code.
 func TestTables(t *testing.T) {
 	t.Parallel()
 	guide := read(t, "../../../../examples/guides/problems.md")
@@ -24,7 +24,7 @@ func TestTables(t *testing.T) {
 		t.Fatalf("%d problems with a status under %d headings", len(found), headings)
 	}
 	for _, p := range found {
-		if p[1] == "INVALID_REQUEST" { // a body that breaks off: a message is in memory
+		if p[1] == "INVALID_REQUEST" { // an incomplete body: a message is always complete
 			continue
 		}
 		status, err := strconv.Atoi(p[2])

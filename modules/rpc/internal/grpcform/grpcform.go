@@ -1,4 +1,4 @@
-// Package grpcform is what the interceptors for gRPC share.
+// Package grpcform has the shared code of the interceptors for gRPC.
 package grpcform
 
 import (
@@ -15,7 +15,7 @@ import (
 	"github.com/holdfast-go/holdfast/modules/rpc/internal/exchange"
 )
 
-// About returns what the context of a call tells about it.
+// About describes a call by its context.
 func About(ctx context.Context, procedure string) exchange.Call {
 	c := exchange.Call{Procedure: procedure}
 	if md, ok := metadata.FromIncomingContext(ctx); ok {
@@ -30,7 +30,7 @@ func About(ctx context.Context, procedure string) exchange.Call {
 	return c
 }
 
-// Header returns metadata as HTTP writes it.
+// Header converts metadata to an HTTP header.
 func Header(md metadata.MD) http.Header {
 	h := make(http.Header, len(md))
 	for name, values := range md {
@@ -41,7 +41,7 @@ func Header(md metadata.MD) http.Header {
 	return h
 }
 
-// Metadata returns a header as gRPC writes it.
+// Metadata converts an HTTP header to metadata.
 func Metadata(h http.Header) metadata.MD {
 	md := make(metadata.MD, len(h))
 	for name, values := range h {
@@ -50,8 +50,8 @@ func Metadata(h http.Header) metadata.MD {
 	return md
 }
 
-// StatusOf returns the status of a handler's error: its own, that of its code and HTTP
-// status, or what gRPC makes of it.
+// StatusOf returns the status of a handler's error: its own, the one of its code and HTTP
+// status, or the default of gRPC.
 func StatusOf(err error) *spb.Status {
 	if _, ok := errors.AsType[interface {
 		error

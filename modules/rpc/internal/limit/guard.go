@@ -23,12 +23,12 @@ func New(l ratelimit.Limiter, charges func(*http.Request) ([]ratelimit.Charge, e
 	return &Guard{handler: limited(http.HandlerFunc(serve))}, nil
 }
 
-// runKey is the key of what runs when a call is admitted.
+// runKey is the context key of the function that runs an admitted call.
 type runKey struct{}
 
-// Do calls run unless a limit denies the call or could not be asked, for which it returns the
-// status. Calls of the health service are not charged. run gets the context under which units can be given back. The header is for the
-// client; run sees it as it is before the call, and a refund changes it.
+// Do calls run, unless a limit denies the call or the limiter is unavailable; then it returns the
+// status. Calls of the health service are not charged. The context of run allows refunds. The
+// header is for the client. run gets it before the call; a refund changes it.
 func (g *Guard) Do(ctx context.Context, about exchange.Call, run func(ctx context.Context, header http.Header)) (http.Header, *spb.Status) {
 	if exchange.OfHealth(about.Procedure) {
 		run(ctx, http.Header{})

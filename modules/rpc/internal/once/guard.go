@@ -1,4 +1,4 @@
-// Package once has each key of an RPC take effect once, behind the HTTP middleware of
+// Package once runs each idempotency key of an RPC once, behind the HTTP middleware of
 // idempotency.
 package once
 
@@ -24,9 +24,9 @@ import (
 	"github.com/holdfast-go/holdfast/modules/rpc/internal/exchange"
 )
 
-// Answer is how a call ends.
+// Answer is the answer to a call.
 type Answer struct {
-	Message proto.Message // nil after a failure
+	Message proto.Message // nil if it failed
 	Status  *spb.Status   // of a failure
 	Header  http.Header
 	Trailer http.Header
@@ -38,14 +38,14 @@ type Guard struct {
 	needs   func(procedure string) bool
 }
 
-// New returns a Guard for the procedures that need a key. nil: all but those that have no
-// side effects, as their descriptors say.
+// New returns a Guard for the procedures that need a key. If needs is nil, these are all
+// procedures except those without side effects, according to their descriptors.
 func New(store driver.Store, scope func(*http.Request) (string, error), needs func(procedure string) bool, cfg idempotency.MiddlewareConfig) (*Guard, error) {
 	if cfg.Methods != nil {
-		return nil, errors.New("idempotency: Methods are those of HTTP: the procedures that need a key are an argument of their own")
+		return nil, errors.New("idempotency: Methods is for HTTP: choose procedures by the argument needs")
 	}
 	if cfg.CanonicalJSON {
-		return nil, errors.New("idempotency: CanonicalJSON: messages are compared by their deterministic form")
+		return nil, errors.New("idempotency: CanonicalJSON is for HTTP: messages are compared in their deterministic form")
 	}
 	if cfg.MaxRequestBytes == 0 {
 		cfg.MaxRequestBytes = math.MaxInt64 - 1 // the message is in memory, within the limit of the server
@@ -63,12 +63,12 @@ func New(store driver.Store, scope func(*http.Request) (string, error), needs fu
 	return &Guard{handler: protect(http.HandlerFunc(serve)), needs: needs}, nil
 }
 
-// Needs reports whether calls of the procedure need a key. Those of gRPC's own services never do.
+// Needs reports whether calls of the procedure need a key. gRPC's own services never do.
 func (g *Guard) Needs(procedure string) bool {
 	return !exchange.OfGRPC(procedure) && g.needs(procedure)
 }
 
-// hasSideEffects is true for a procedure that is not known.
+// hasSideEffects is true for an unknown procedure.
 func hasSideEffects(procedure string) bool {
 	name := strings.ReplaceAll(strings.TrimPrefix(procedure, "/"), "/", ".")
 	found, err := protoregistry.GlobalFiles.FindDescriptorByName(protoreflect.FullName(name))
@@ -79,7 +79,7 @@ func hasSideEffects(procedure string) bool {
 	return !ok || options.GetIdempotencyLevel() != descriptorpb.MethodOptions_NO_SIDE_EFFECTS
 }
 
-// trailerPrefix marks the trailers among the headers that are kept.
+// trailerPrefix marks trailers among the stored headers.
 const trailerPrefix = "Grpc-Trailer-"
 
 func withTrailers(names []string) []string {
@@ -90,22 +90,22 @@ func withTrailers(names []string) []string {
 	return all
 }
 
-// callKey is the key of the *call under which a handler runs.
+// callKey is the context key of the *call of a handler.
 type callKey struct{}
 
 type call struct {
 	run     func(context.Context) Answer
 	ran     bool
 	got     Answer
-	lost    bool // it cannot be kept
+	lost    bool // it cannot be stored
 	settled atomic.Bool
 }
 
-// stands reports whether the middleware answers with what the handler said: a record that
-// the handler has settled may say something else.
+// stands reports whether the middleware answers with the handler's answer. A record that the
+// handler has settled may contain a different one.
 func (c *call) stands() bool { return c.ran && (c.lost || !c.settled.Load()) }
 
-// holder knows whether a claim was settled.
+// holder records whether a claim was settled.
 type holder struct {
 	claim driver.Claim
 	call  *call
@@ -129,9 +129,9 @@ func (h holder) MarkUnavailable() { h.claim.MarkUnavailable() }
 // Keeps implements driver.Holder.
 func (h holder) Keeps(resp driver.Response) (driver.Response, bool) { return h.claim.Keeps(resp) }
 
-// Do runs a call whose procedure needs a key. fresh says that the answer is that of run,
-// which was called once, and the header what is to be added to its metadata; else run was
-// not called, or its answer does not count.
+// Do runs a call whose procedure needs a key. If fresh is true, the answer is the result of run,
+// which was called once, and a.Header is to be added to its metadata. Otherwise run was not
+// called, or its answer does not count.
 func (g *Guard) Do(ctx context.Context, about exchange.Call, request proto.Message, run func(context.Context) Answer) (a Answer, fresh bool) {
 	body, err := canonical(request)
 	if err != nil {
@@ -155,8 +155,8 @@ func (g *Guard) Do(ctx context.Context, about exchange.Call, request proto.Messa
 	return a, false
 }
 
-// canonical returns a message as calls are compared: what is unknown counts for nothing, since
-// it comes in the order of the wire, in which equal messages differ.
+// canonical returns a message in the form in which calls are compared. Unknown fields are left
+// out: they keep the order of the wire, which may differ between equal messages.
 func canonical(m proto.Message) ([]byte, error) {
 	deterministic := proto.MarshalOptions{Deterministic: true}
 	all, err := deterministic.Marshal(m)
@@ -170,7 +170,7 @@ func canonical(m proto.Message) ([]byte, error) {
 	return deterministic.Marshal(known)
 }
 
-// unreadable is the answer where a record cannot be read: the work was done.
+// unreadable is the answer if a record cannot be read: the work was done.
 func unreadable(err error) *spb.Status {
 	s := exchange.StatusOf(idempotency.ErrResultUnavailable)
 	s.Message = fmt.Sprintf("%s (%v)", s.Message, err)
@@ -192,12 +192,12 @@ func serve(w http.ResponseWriter, r *http.Request) {
 	}
 	c.got = c.run(work)
 	if c.got.Status != nil && errors.Is(context.Cause(ctx), idempotency.ErrLeaseLost) {
-		c.got.Status = exchange.StatusOf(idempotency.ErrLeaseLost) // whatever a cancelled handler says
+		c.got.Status = exchange.StatusOf(idempotency.ErrLeaseLost) // whatever a cancelled handler returned
 	}
 	resp, err := c.got.record()
-	if err != nil { // what was said cannot be kept
+	if err != nil { // the answer cannot be stored
 		c.lost = true
-		if c.got.Status != nil { // nor does it have to be where it is not final
+		if c.got.Status != nil { // it need not be stored if it is not final
 			w.WriteHeader(exchange.HTTPStatus(c.got.Status.GetCode()))
 		}
 		_ = http.NewResponseController(w).Flush()
@@ -219,7 +219,7 @@ func (a Answer) record() (idempotency.Response, error) {
 	return answer.OfMessage(a.Message)
 }
 
-// bypassed returns what the middleware itself adds to the answer of a handler.
+// bypassed returns the header that the middleware adds to the answer of a handler.
 func bypassed(head http.Header) http.Header {
 	const name = "Idempotency-Bypassed"
 	if values := head[name]; values != nil {
@@ -228,7 +228,7 @@ func bypassed(head http.Header) http.Header {
 	return nil
 }
 
-// split returns what of the header is for the client.
+// split returns the part of a header that is for the client.
 func split(head http.Header) (header, trailer http.Header) {
 	header, trailer = http.Header{}, http.Header{}
 	for name, values := range head {

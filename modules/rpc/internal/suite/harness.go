@@ -29,7 +29,7 @@ import (
 	"github.com/holdfast-go/holdfast/txretry"
 )
 
-// Setup is a server to be tested: the shop behind the limits, if there are some, and behind
+// Setup is a server to be tested: the shop behind the limits, if it has a limiter, and behind
 // idempotency, if it has a store.
 type Setup struct {
 	Place func(ctx context.Context, req *shopv1.PlaceOrderRequest, set Set) (*shopv1.Order, error)
@@ -52,7 +52,7 @@ func (s Setup) Watching(ctx context.Context) error {
 	return s.Watch(ctx)
 }
 
-// User is the scope of every server: who calls. Nobody is an empty one.
+// User returns the scope of a request: its caller. "nobody" has an empty one.
 func User(r *http.Request) (string, error) {
 	if user := r.Header.Get("X-User"); user != "nobody" {
 		return user, nil
@@ -63,7 +63,7 @@ func User(r *http.Request) (string, error) {
 // Set adds metadata to the answer of a handler.
 type Set func(header, trailer http.Header)
 
-// Failure is an error of a handler, which a protocol writes in its own way.
+// Failure is an error of a handler, which each protocol converts in its own way.
 type Failure struct{ Status *spb.Status }
 
 // Error implements error.
@@ -82,13 +82,13 @@ func Fail(code codes.Code, message string, details ...proto.Message) error {
 	return f
 }
 
-// Ask is what a client sends.
+// Ask is the request of a client.
 type Ask struct {
 	Keys   []string // none: no key
 	User   string   // empty: ann
 	Cents  int64
 	Labels map[string]string
-	// Unknown are fields that the server does not know, as they are on the wire.
+	// Unknown are fields that the server does not know, in their wire form.
 	Unknown []byte
 }
 
@@ -111,7 +111,7 @@ func (a Ask) Header() http.Header {
 	return h
 }
 
-// Reply is what a client gets.
+// Reply is the answer to a client.
 type Reply struct {
 	Order   *shopv1.Order
 	Status  *spb.Status // nil after success
@@ -123,9 +123,9 @@ type Reply struct {
 type Client interface {
 	Place(ctx context.Context, a Ask) Reply
 	Get(ctx context.Context, a Ask) Reply
-	// Health asks the service grpc.health.v1.Health, with no metadata at all, once and by a stream.
+	// Health calls the service grpc.health.v1.Health without metadata, once unary and once as a stream.
 	Health(ctx context.Context) error
-	// Watch returns how the stream ends, and its header.
+	// Watch returns the end of the stream, and its header.
 	Watch(ctx context.Context, a Ask) Reply
 }
 
@@ -137,7 +137,7 @@ const Patience = testenv.Patience
 
 func (r Reply) replayed() bool { return r.Header.Get(idempotency.ReplayedHeader) == "true" }
 
-// code is OK after success.
+// code returns the code, OK after success.
 func (r Reply) code() codes.Code { return codes.Code(r.Status.GetCode()) }
 
 // detail returns the first detail of a type.
@@ -152,7 +152,7 @@ func detail[M proto.Message](r Reply) (found M, ok bool) {
 	return found, false
 }
 
-// is checks the code and, for a refusal, its word.
+// is checks the code and, for an error of a middleware, its word.
 func (r Reply) is(t *testing.T, code codes.Code, reason string) {
 	t.Helper()
 	if r.code() != code {
@@ -172,7 +172,7 @@ func (r Reply) is(t *testing.T, code codes.Code, reason string) {
 	}
 }
 
-// waits checks that a refusal says how long to wait.
+// waits checks that an error has a time to wait.
 func (r Reply) waits(t *testing.T) {
 	t.Helper()
 	if retry, ok := detail[*errdetails.RetryInfo](r); !ok || retry.GetRetryDelay().AsDuration() <= 0 {
@@ -180,8 +180,8 @@ func (r Reply) waits(t *testing.T) {
 	}
 }
 
-// Stores are what a suite runs on: memory, Redis and Postgres. Keys are random, so its tests
-// share one database each. lease is that of Redis and Postgres.
+// Stores returns the stores of a suite: memory, Redis and Postgres. Keys are random, so the tests
+// share one database each. lease is for Redis and Postgres.
 func Stores(t *testing.T, lease time.Duration) map[string]driver.Store {
 	t.Helper()
 	redis, err := idempotencyredis.New(redistest.New(t), idempotencyredis.Config{Lease: lease})
@@ -202,7 +202,7 @@ func Stores(t *testing.T, lease time.Duration) map[string]driver.Store {
 	return map[string]driver.Store{"memory": idempotencytest.NewStore(), "Redis": redis, "Postgres": postgres}
 }
 
-// TestAcross tests that servers of two protocols on one store are one service.
+// TestAcross checks that servers of two protocols on one store are one service.
 func TestAcross(t *testing.T, protocols [2]Protocol, store driver.Store) {
 	var runs atomic.Int64
 	var clients []Client

@@ -22,8 +22,8 @@ import (
 	"github.com/holdfast-go/holdfast/ratelimit/ratelimittest"
 )
 
-// TestLimits tests rate limits, in memory and on Redis. The cases are those of the HTTP
-// middleware, and what is RPC's own.
+// TestLimits tests rate limits, in memory and on Redis. The cases are the ones of the HTTP
+// middleware, and the ones specific to RPC.
 func TestLimits(t *testing.T, start Protocol) {
 	inMemory := func() (ratelimit.Limiter, error) { return ratelimit.NewMemory(ratelimit.MemoryConfig{}) }
 	client, prefixes := redistest.New(t), atomic.Int64{}
@@ -49,7 +49,7 @@ func testLimits(t *testing.T, start Protocol, newLimiter func() (ratelimit.Limit
 		"charges that fail":         testNoCharges,
 		"a limiter that is down":    testLimiterDown,
 		"a shadow":                  testShadow,
-		"the header of old":         testLegacy,
+		"the legacy headers":        testLegacy,
 		"the replay of a key":       testRefund,
 		"a handler that fails":      testFailedCall,
 		"the address of the client": testAddress,
@@ -126,7 +126,7 @@ func testStream(t *testing.T, l limits) {
 	denied(t, c.Watch(t.Context(), Ask{}), "user")
 }
 
-// testStreamRefund: a stream that turns out to be free gives its unit back.
+// testStreamRefund: a stream that turns out to be free refunds its unit.
 func testStreamRefund(t *testing.T, l limits) {
 	c := l.start(t, Setup{Limiter: l.limiter, Charges: byUser, Watch: ratelimit.RefundFrom})
 	for n := range 5 {
@@ -168,7 +168,7 @@ func testNever(t *testing.T, l limits) {
 	r := c.Place(t.Context(), Ask{})
 	r.is(t, codes.ResourceExhausted, "")
 	if _, waits := detail[*errdetails.RetryInfo](r); waits {
-		t.Errorf("%v says how long to wait", r.Status)
+		t.Errorf("%v has a time to wait", r.Status)
 	}
 }
 
@@ -217,7 +217,7 @@ func testLegacy(t *testing.T, l limits) {
 	}
 }
 
-// testRefund: a replay is free, and says so.
+// testRefund: a replay is free and marked as a replay.
 func testRefund(t *testing.T, l limits) {
 	var runs atomic.Int64
 	c := l.start(t, Setup{
@@ -242,7 +242,7 @@ func testRefund(t *testing.T, l limits) {
 	}
 }
 
-// testFailedCall: the failure of a handler is its own, and was charged.
+// testFailedCall: a handler's failure reaches the client, and the call was charged.
 func testFailedCall(t *testing.T, l limits) {
 	c := l.start(t, Setup{Limiter: l.limiter, Charges: byUser, Place: func(context.Context, *shopv1.PlaceOrderRequest, Set) (*shopv1.Order, error) {
 		return nil, Fail(codes.NotFound, "no such thing")
@@ -269,7 +269,7 @@ func testAddress(t *testing.T, l limits) {
 	c.Watch(t.Context(), Ask{}).is(t, codes.OK, "")
 }
 
-// testHealthIsFree: a probe passes although it does not say whom to charge, and as often as it likes.
+// testHealthIsFree: health probes pass without a caller to charge, in any number.
 func testHealthIsFree(t *testing.T, l limits) {
 	for _, charges := range []func(*http.Request) ([]ratelimit.Charge, error){
 		byUser,

@@ -24,8 +24,8 @@ import (
 	"github.com/holdfast-go/holdfast/modules/rpc/internal/shopv1"
 )
 
-// TestOnce tests idempotency on every store. The cases are those of the suite
-// of the HTTP middleware, and what is RPC's own.
+// TestOnce tests idempotency on every store. The cases are the ones of the HTTP middleware, and
+// the ones specific to RPC.
 func TestOnce(t *testing.T, start Protocol) {
 	for name, store := range Stores(t, 30*time.Second) {
 		t.Run(name, func(t *testing.T) {
@@ -56,7 +56,7 @@ func testOnce(t *testing.T, o once) {
 		"a client that went away":            testClientGone,
 		"an effect that stays":               testEffect,
 		"an error with a code of its own":    testCoded,
-		"an error through both doors":        testBothDoors,
+		"an error over HTTP and RPC":         testBothDoors,
 		"32 calls with one key, 20 times":    testStampede,
 		"no key, a wrong one, two":           testKeys,
 		"procedures that need no key":        testNeeds,
@@ -86,7 +86,7 @@ func (o once) serve(t *testing.T, cfg idempotency.MiddlewareConfig, fn place) Cl
 
 func newKey() []string { return []string{string(idempotency.NewKey())} }
 
-// counted sells, and counts how often.
+// counted makes orders, and counts them.
 func counted(runs *atomic.Int64) place {
 	return func(_ context.Context, req *shopv1.PlaceOrderRequest, _ Set) (*shopv1.Order, error) {
 		return &shopv1.Order{Id: fmt.Sprint("order ", runs.Add(1)), Cents: req.GetCents()}, nil
@@ -171,7 +171,7 @@ func testReused(t *testing.T, o once) {
 	c.Get(t.Context(), ask).is(t, codes.FailedPrecondition, "IDEMPOTENCY_KEY_REUSED")
 }
 
-// testUnknownFields: what a server does not know comes in the order of the wire.
+// testUnknownFields: fields that a server does not know keep the order of the wire.
 func testUnknownFields(t *testing.T, o once) {
 	var runs atomic.Int64
 	c := o.serve(t, idempotency.MiddlewareConfig{}, counted(&runs))
@@ -186,8 +186,8 @@ func testUnknownFields(t *testing.T, o once) {
 	}
 }
 
-// testFirstMetadata: the first answer has the handler's metadata once, and is that of the
-// handler even if it says, for another server, that it is a replay.
+// testFirstMetadata: the first answer has the handler's metadata once. It is the handler's answer
+// even if its metadata has the replay header of another server.
 func testFirstMetadata(t *testing.T, o once) {
 	c := o.serve(t, idempotency.MiddlewareConfig{KeepHeaders: []string{"X-Version"}}, func(_ context.Context, _ *shopv1.PlaceOrderRequest, set Set) (*shopv1.Order, error) {
 		set(http.Header{"X-Version": {"1"}, idempotency.ReplayedHeader: {"true"}, "X-Request-Id": {"7"}}, http.Header{"X-Version": {"2"}})
@@ -267,7 +267,7 @@ func testKeys(t *testing.T, o once) {
 	}
 }
 
-// testHealth: a probe that sends no key is answered, whatever needs one.
+// testHealth: a probe without a key is answered, whatever needs is.
 func testHealth(t *testing.T, o once) {
 	for _, needs := range []func(string) bool{nil, func(string) bool { return true }} {
 		c := o.start(t, Setup{Store: o.store, Needs: needs})
@@ -375,7 +375,7 @@ func testStampede(t *testing.T, o once) {
 			})
 		}
 		wg.Wait()
-		if unavailable.Load() > 0 && left > 0 { // the machine has stalled: another key is tried
+		if unavailable.Load() > 0 && left > 0 { // the machine stalled: try another key
 			left--
 			continue
 		}
@@ -416,11 +416,11 @@ func testScopeFails(t *testing.T, o once) {
 	c.Place(t.Context(), Ask{Keys: newKey(), User: "nobody"}).is(t, codes.Internal, "INTERNAL")
 }
 
-// TestTakeover tests what becomes of the key of a process that died.
+// TestTakeover tests the key of a process that died.
 func TestTakeover(t *testing.T, start Protocol) {
 	const lease = 2 * time.Second
 	for name, store := range Stores(t, lease) {
-		if name == "memory" { // which dies with its process
+		if name == "memory" { // it dies with its process
 			continue
 		}
 		t.Run(name, func(t *testing.T) {

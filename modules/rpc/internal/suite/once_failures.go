@@ -104,7 +104,7 @@ func testUnkeepable(t *testing.T, o once) {
 	}
 }
 
-// An answer that cannot be encoded is not given, and what was done is not done again.
+// An answer that cannot be encoded is not sent, and the call does not take effect again.
 func testUnencodable(t *testing.T, o once) {
 	var runs atomic.Int64
 	c := o.serve(t, idempotency.MiddlewareConfig{}, func(context.Context, *shopv1.PlaceOrderRequest, Set) (*shopv1.Order, error) {
@@ -122,7 +122,7 @@ func testUnencodable(t *testing.T, o once) {
 	}
 }
 
-// testNotUTF8: what a failure says does not decide whether it is final.
+// testNotUTF8: the text of a failure does not decide whether it is final.
 func testNotUTF8(t *testing.T, o once) {
 	for name, tt := range map[string]struct {
 		err  error
@@ -150,7 +150,7 @@ func testNotUTF8(t *testing.T, o once) {
 	}
 }
 
-// A failure that cannot be encoded frees the key as its code does.
+// A failure that cannot be encoded frees the key if its code is not final.
 func testFailureUnencodable(t *testing.T, o once) {
 	for code, kept := range map[codes.Code]bool{codes.Unavailable: false, codes.NotFound: true} {
 		var runs atomic.Int64
@@ -176,13 +176,13 @@ func testFailureUnencodable(t *testing.T, o once) {
 	}
 }
 
-// testSettled: what a handler has settled is the answer, whatever it says.
+// testSettled: a record that the handler has settled is the answer, whatever the handler returns.
 func testSettled(t *testing.T, o once) {
 	kept, err := answer.OfMessage(&shopv1.Order{Id: "kept"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, earlier := range []bool{false, true} { // the record is that of an earlier run
+	for _, earlier := range []bool{false, true} { // the record comes from an earlier run
 		c := o.serve(t, idempotency.MiddlewareConfig{}, func(ctx context.Context, _ *shopv1.PlaceOrderRequest, _ Set) (*shopv1.Order, error) {
 			claim, _ := driver.ClaimFrom(ctx)
 			claim.Settle(driver.BeginResult{State: driver.Completed, Fingerprint: claim.Fingerprint, Response: driver.Response(kept)}, earlier)
@@ -255,8 +255,8 @@ func testBothDoors(t *testing.T, o once) {
 	}
 }
 
-// Transact runs work in a transaction of store and keeps its answer there, as a handler of a
-// protocol does.
+// Transact runs work in a transaction of store and stores its answer there, as a protocol's
+// handler does.
 type Transact func(ctx context.Context, store *idempotencypgx.Store, work func(context.Context, pgx.Tx) (*shopv1.Order, error)) (*shopv1.Order, error)
 
 // TestTransaction tests handlers that are one transaction.

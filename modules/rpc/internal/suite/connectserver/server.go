@@ -22,7 +22,7 @@ import (
 	"github.com/holdfast-go/holdfast/modules/rpc/ratelimitconnect"
 )
 
-// Start is a suite.Protocol whose clients have options, such as that of another wire format.
+// Start returns a suite.Protocol whose clients have these options, such as another wire format.
 func Start(options ...connect.ClientOption) suite.Protocol {
 	return func(t *testing.T, s suite.Setup) suite.Client {
 		t.Helper()
@@ -65,7 +65,7 @@ func Start(options ...connect.ClientOption) suite.Protocol {
 	}
 }
 
-// protocols are what gRPC over net/http needs without TLS.
+// protocols returns the protocols that gRPC over net/http needs without TLS.
 func protocols() *http.Protocols {
 	p := &http.Protocols{}
 	p.SetUnencryptedHTTP2(true)
@@ -88,7 +88,7 @@ func (s *shop) PlaceOrder(ctx context.Context, req *connect.Request[shopv1.Place
 	return resp, nil
 }
 
-// Error returns a failure of the suite as Connect writes it, and every other error as it is.
+// Error converts a failure of the suite to an error of Connect. It returns every other error as it is.
 func Error(err error, meta http.Header) error {
 	if failed, ok := errors.AsType[*suite.Failure](err); ok {
 		err := connectform.Error(failed.Status)

@@ -93,7 +93,7 @@ func (s *shop) PlaceOrder(ctx context.Context, req *shopv1.PlaceOrderRequest) (*
 	return order, Error(err)
 }
 
-// Error returns a failure of the suite as gRPC writes it, and every other error as it is.
+// Error converts a failure of the suite to an error of gRPC. It returns every other error as it is.
 func Error(err error) error {
 	if failed, ok := errors.AsType[*suite.Failure](err); ok {
 		return status.FromProto(failed.Status).Err()
