@@ -1,5 +1,5 @@
-// Package service is the frame of a service: it waits for servers at the start, answers readiness probes,
-// runs the parts of the service, and stops them in the right order.
+// Package service runs the parts of a service: it waits for servers at the start, answers readiness probes,
+// and stops the parts in the right order.
 //
 //	ctx := service.Signals()
 //	group := &service.Group{}
@@ -14,16 +14,16 @@
 // # Start
 //
 // [Group.Prepare] blocks until the servers that everything needs have answered, usually the database. The steps
-// given to [Group.Add] and [Group.Last] are tried while the other parts run already: the API serves requests
-// while the broker is away, and the messages wait in the outbox.
+// of [Group.Add] and [Group.Last] are tried while the other parts already run: the API serves requests
+// while the broker is down, and the messages wait in the outbox.
 //
-// A step that fails is tried again, after 100 ms at first and 2 s at most. The first failure is logged, then one
-// line in 10 s. A server that answers and refuses (wrong password, unknown database or virtual host, missing
-// right) is tried for 5 s only. To limit the whole wait, give Prepare a context with a timeout.
+// A failed step is tried again, after 100 ms at first and 2 s at most. The first failure is logged, then one
+// line in 10 s. A server that answers and rejects the client (wrong password, unknown database or virtual host,
+// missing right) is tried for 5 s only. To limit the whole wait, give Prepare a context with a timeout.
 //
 // # End
 //
-// The end starts when the context ends or when a part ends, with an error, with nil or by a panic.
+// The shutdown starts when the context ends or a part ends, with an error, with nil or by a panic.
 //
 //  1. Readiness probes are answered with 503. After DrainDelay:
 //  2. The HTTP servers stop accepting, and finish the requests that are running.

@@ -20,12 +20,12 @@ import (
 // A service on the fakes: an API, a consumer and a relay. On real servers Prepare migrates the database, and Add and
 // Last get the Setup of consumer and publisher.
 func Example() {
-	ctx, interrupt := context.WithCancel(context.Background()) // a program takes service.Signals()
+	ctx, interrupt := context.WithCancel(context.Background()) // a program uses service.Signals()
 	manager, store, broker := txretrytest.New(txretrytest.Config{}), outboxtest.New(), inboxtest.NewBroker()
 	books := must(inboxtest.New(manager, "billing", inboxpgx.Config{}))
 	check(inboxpgx.Handle(books, "order.placed", func(_ context.Context, _ pgx.Tx, id string) error {
 		fmt.Println("billed", id)
-		interrupt() // the end of this example; a message in work is finished
+		interrupt() // ends this example; running handlers finish
 		return nil
 	}))
 	relay := must(outbox.NewRelay(store, broker, outbox.RelayConfig{}))

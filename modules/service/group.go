@@ -18,7 +18,7 @@ import (
 	"time"
 )
 
-// defaultStopTimeout is longer than the 60 s which a consumer gives its handlers.
+// defaultStopTimeout is longer than the 60 s that a consumer gives its handlers.
 const defaultStopTimeout = 70 * time.Second
 
 // Signals returns a context that ends with the first SIGINT or SIGTERM; its cause names the signal. The second
@@ -29,7 +29,7 @@ func Signals() context.Context {
 	signal.Notify(received, os.Interrupt, syscall.SIGTERM)
 	go func() {
 		s := <-received
-		signal.Stop(received) // before the end starts: from now on a signal has its default effect
+		signal.Stop(received) // from now on a signal has its default effect
 		cancel(fmt.Errorf("signal received: %v", s))
 	}()
 	return ctx
@@ -38,13 +38,13 @@ func Signals() context.Context {
 // Group runs the parts of a service and stops them in order. The zero value is ready to use. Set the fields and
 // add the parts before Run, from one goroutine. A Group runs once and must not be copied.
 type Group struct {
-	// DrainDelay is the time between the first failing readiness probe and the end of the HTTP listeners, in which
-	// a load balancer finds out. 0: no delay. On Kubernetes 5 s will do; a preStop hook that sleeps does the same.
+	// DrainDelay is the time between the first failing readiness probe and the end of the HTTP listeners. In it, load
+	// balancers see the failing probe. 0: no delay. On Kubernetes use 5 s, or a preStop hook that sleeps.
 	DrainDelay time.Duration
-	// StopTimeout is the time that each stage has to end: first the HTTP servers, then the parts of Add, then those
-	// of Last. It must be longer than the ShutdownTimeout of each part. 0: 70 s.
+	// StopTimeout bounds the end of each stage: first the HTTP servers, then the parts of Add, then the parts of
+	// Last. It must be longer than the ShutdownTimeout of each part. 0: 70 s.
 	StopTimeout time.Duration
-	// Logger gets the waits, the end and what goes wrong. nil: slog.Default().
+	// Logger gets the waits, the shutdown and errors. nil: slog.Default().
 	Logger *slog.Logger
 
 	mu     sync.Mutex
@@ -52,14 +52,14 @@ type Group struct {
 	stages [3][]*part
 }
 
-// The stages, in the order of their end.
+// The stages, in the order of the shutdown.
 const (
 	stageServe = iota
 	stageAdd
 	stageLast
 )
 
-// state is how far a Group has come.
+// state is the state of a Group.
 type state int
 
 const (
@@ -74,23 +74,23 @@ const (
 func (g *Group) Serve(listener net.Listener, server *http.Server) {
 	g.add(stageServe, &part{
 		name: "http " + listener.Addr().String(), runner: front{listener, server},
-		abandon: func() { _ = server.Close() }, // nobody is left who could use the error
+		abandon: func() { _ = server.Close() }, // nothing is left that could use the error
 	})
 }
 
-// Add adds a part that stops after the HTTP servers and before those of Last: a consumer, a sweeper. Its Run blocks
-// until its context ends, and returns nil after it has finished its work. An error that it returns after the end
-// of its context counts only if it is not context.Canceled.
+// Add adds a part that stops after the HTTP servers and before the parts of Last: a consumer, a sweeper. Its Run
+// blocks until its context ends, and returns nil after it has finished its work. An error after the end of its
+// context counts only if it is not context.Canceled.
 //
-// Before Run the steps of setup are tried, one after the other, each until it succeeds, while the other parts run
-// already. The package documentation says how. The part is ready when setup is done and, if it has a method
-// Ready(ctx) error, when that returns nil.
+// Before Run the steps of setup are tried one after the other, each until it succeeds, while the other parts
+// already run. The package documentation describes the retries. The part is ready when setup is done and its method
+// Ready(ctx) error, if it has one, returns nil.
 func (g *Group) Add(name string, runner interface{ Run(context.Context) error }, setup ...func(context.Context) error) {
 	g.add(stageAdd, &part{name: name, runner: runner, setup: setup, abandon: func() {}})
 }
 
-// Last adds a part that stops after all others: a relay, which publishes the messages that they have written. All
-// else is as with Add.
+// Last is Add for a part that stops after all others: a relay, which publishes the messages that the others have
+// written.
 func (g *Group) Last(name string, runner interface{ Run(context.Context) error }, setup ...func(context.Context) error) {
 	g.add(stageLast, &part{name: name, runner: runner, setup: setup, abandon: func() {}})
 }
@@ -132,7 +132,7 @@ func (g *Group) Run(ctx context.Context) error {
 	return errors.Join(failed...)
 }
 
-// begin checks everything that the user has set.
+// begin checks the settings of the user.
 func (g *Group) begin() error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -170,7 +170,7 @@ func (g *Group) enter(s state) {
 	g.state = s
 }
 
-// stop ends the parts of a stage, all at once, and returns the errors of those that failed or did not end.
+// stop stops the parts of a stage, all at once. It returns the errors of parts that failed or did not stop.
 func (g *Group) stop(ctx context.Context, stage []*part) []error {
 	timeout := cmp.Or(g.StopTimeout, defaultStopTimeout)
 	deadline, cancel := context.WithTimeout(ctx, timeout)
@@ -201,18 +201,18 @@ func (g *Group) logger() *slog.Logger {
 	return cmp.Or(g.Logger, slog.Default())
 }
 
-// part is one thing that runs.
+// part is one part of the service.
 type part struct {
 	name   string
 	setup  []func(context.Context) error
 	runner interface{ Run(context.Context) error }
-	// abandon is called when the part has not ended in time.
+	// abandon is called if the part has not ended in time.
 	abandon func()
 
 	prepared atomic.Bool // setup is done
 	stop     context.CancelFunc
 	ended    chan struct{}
-	err      error // why it ended, once ended is closed
+	err      error // of the part; set when ended is closed
 }
 
 var (
@@ -220,7 +220,7 @@ var (
 	errGoexit   = errors.New("ended by runtime.Goexit")
 )
 
-// start runs the part in a goroutine of its own. When it ends, the service does.
+// start runs the part in its own goroutine. When the part ends, the service ends.
 func (p *part) start(ctx context.Context, g *Group, end context.CancelCauseFunc) {
 	ctx, p.stop = context.WithCancel(ctx)
 	go func() {
@@ -245,7 +245,7 @@ func (p *part) hasEnded() bool {
 	}
 }
 
-// run is the life of the part: setup, then its Run.
+// run runs setup, then the part's Run.
 func (p *part) run(ctx context.Context, g *Group) (err error) {
 	defer func() {
 		if v := recover(); v != nil {
@@ -269,7 +269,7 @@ func (p *part) run(ctx context.Context, g *Group) (err error) {
 
 var errSetup = errors.New("setup is not done")
 
-// ready returns why the part is not ready.
+// ready returns nil, or the reason why the part is not ready.
 func (p *part) ready(ctx context.Context) error {
 	if !p.prepared.Load() {
 		return errSetup
@@ -291,7 +291,7 @@ func (f front) Run(ctx context.Context) error {
 	drained := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
 		defer close(drained)
-		_ = f.server.Shutdown(context.WithoutCancel(ctx)) // the error is that of a listener which is closed anyway
+		_ = f.server.Shutdown(context.WithoutCancel(ctx)) // only the listener can fail, and it is closed anyway
 	})
 	err := f.server.Serve(f.listener)
 	if stop() || !errors.Is(err, http.ErrServerClosed) {

@@ -27,7 +27,7 @@ import (
 	"github.com/holdfast-go/holdfast/modules/service"
 )
 
-// TestMain runs a program instead of the tests where the binary has its name: TestSignals starts it by a link.
+// TestMain runs a program instead of the tests if the binary has its name. TestSignals starts it by a link.
 func TestMain(m *testing.M) {
 	if filepath.Base(os.Args[0]) == "stuck" {
 		stuckProgram()
@@ -56,7 +56,7 @@ func (d *diary) note(text string) {
 	d.events = append(d.events, event{time.Since(d.began), text})
 }
 
-// text has the events in lines, those of one moment by name. unit is that of the times.
+// text has the events in lines, sorted by time and name. Times are cut to unit.
 func (d *diary) text(unit time.Duration) string {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -76,7 +76,7 @@ type run func(ctx context.Context) error
 
 func (r run) Run(ctx context.Context) error { return r(ctx) }
 
-// drains is a part that takes so long to end.
+// drains returns a part whose end takes this time.
 func (d *diary) drains(name string, takes time.Duration) run {
 	return func(ctx context.Context) error {
 		<-ctx.Done()
@@ -194,7 +194,7 @@ func TestRun_stopsInOrder(t *testing.T) {
 	})
 }
 
-// One part that ends, however it does, ends all; the error names it.
+// A part that ends for any reason ends all parts. The error names it.
 func TestRun_endsWithAnyPart(t *testing.T) {
 	t.Parallel()
 	broken := errors.New("broken")
@@ -224,21 +224,21 @@ func TestRun_endsWithAnyPart(t *testing.T) {
 					t.Errorf("error %v, want %s", err, tc.want)
 				}
 				if name == "error" && !errors.Is(err, broken) {
-					t.Error("the cause is lost")
+					t.Error("the error does not wrap the cause")
 				}
 				if got := d.text(1); got != "1m0s relay stops\n1m1s relay ended" {
 					t.Errorf("the relay: %s", got)
 				}
 				if !strings.Contains(log.String(), "stopping") || !strings.Contains(log.String(), "billing") ||
 					name == "panic" && !strings.Contains(log.String(), "group_test.go") {
-					t.Errorf("the log does not say why: %s", log.String())
+					t.Errorf("the log lacks the cause: %s", log.String())
 				}
 			})
 		})
 	}
 }
 
-// An error while the part drains is reported, too; the end of the context is not one.
+// An error during the drain is reported, too. The end of the context is no error.
 func TestRun_errorsOfTheDrain(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -253,8 +253,8 @@ func TestRun_errorsOfTheDrain(t *testing.T) {
 	})
 }
 
-// What does not stop is named, each stage has its time, and a request that hangs is cut off.
-func TestRun_abandonsWhatDoesNotStop(t *testing.T) {
+// A part that does not stop is named in the error, each stage has its own timeout, and a hanging request is cut off.
+func TestRun_abandonsStuckParts(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		release := make(chan struct{})
@@ -285,7 +285,7 @@ service: mails: did not stop within 20s`
 	})
 }
 
-// Requests are served while a part is set up; the part is not ready, and does not run.
+// Requests are served during the setup of a part. The part is not ready, and does not run.
 func TestAdd_setsUpBesideTheOthers(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -338,7 +338,7 @@ func TestRun_refusesMistakes(t *testing.T) {
 	err := g.Run(t.Context())
 	for _, want := range []string{"DrainDelay", "-1ns", "StopTimeout", "-1s", `""`, `"relay"`} {
 		if err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%v does not say %s", err, want)
+			t.Errorf("%v does not contain %s", err, want)
 		}
 	}
 	empty := &service.Group{}
@@ -370,7 +370,7 @@ func stuckProgram() {
 	os.Exit(3)
 }
 
-// The first signal starts the end. The second ends the process at once, although a part is stuck.
+// The first signal starts the shutdown. The second ends the process at once, although a part is stuck.
 func TestSignals_secondEndsAtOnce(t *testing.T) {
 	t.Parallel()
 	for _, signal := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM} {

@@ -17,18 +17,18 @@ import (
 
 const (
 	readyTimeout = 2 * time.Second
-	// readyFor is how long an answer holds, so that probes cost the servers nothing, however many there are.
+	// readyFor is how long an answer is reused. It bounds the cost of probes, however many there are.
 	readyFor = time.Second
 )
 
 // Ready returns a handler for readiness probes. It answers 200 while Run runs, every part is ready and every check
-// returns nil; otherwise 503 with the names of the others. From the start of the shutdown on it answers 503. The
-// checks ask the servers that requests need, by their names: "postgres": pool.Ping. Leave the broker out of the
-// checks of an API that writes to an outbox. A liveness probe must not use this handler.
+// returns nil. Otherwise it answers 503 with the names of parts and checks that are not ready. During the shutdown
+// it answers 503. The checks test the servers that requests need, by name: "postgres": pool.Ping. An API that writes
+// to an outbox needs no check of the broker. A liveness probe must not use this handler.
 //
-// Parts and checks are asked at the same time and have 2 s. The answer holds for 1 s for all callers. Errors go to
-// the log, one line for each change; the answer has only names, as JSON. A check must end
-// when its context does. The handler is safe for concurrent use.
+// Parts and checks are asked at the same time and have 2 s. The answer is reused for 1 s for all callers. Errors go
+// to the log, one line per change; the answer has only names, as JSON. A check must return when its context ends.
+// The handler is safe for concurrent use.
 func (g *Group) Ready(checks map[string]func(context.Context) error) http.Handler {
 	return &readiness{group: g, checks: maps.Clone(checks), unready: map[string]bool{}, turn: make(chan struct{}, 1)}
 }
@@ -37,9 +37,9 @@ type readiness struct {
 	group  *Group
 	checks map[string]func(context.Context) error
 
-	turn    chan struct{} // holds a value while somebody asks or reads the fields below
+	turn    chan struct{} // full while a goroutine uses the fields below
 	asked   time.Time
-	waiting []string        // who was not ready, sorted
+	waiting []string        // names that were not ready, sorted
 	unready map[string]bool // the same, for the log
 }
 
@@ -56,7 +56,7 @@ func (r *readiness) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	if answer.Status != statusReady {
 		w.WriteHeader(http.StatusServiceUnavailable)
 	}
-	_, _ = w.Write(body) // a prober that has left misses nothing
+	_, _ = w.Write(body) // the prober may have left
 }
 
 const statusReady = "ready"
@@ -104,7 +104,7 @@ func (r *readiness) waitingFor(ctx context.Context) []string {
 	return r.waiting
 }
 
-// note logs a change.
+// note logs a change of readiness.
 func (r *readiness) note(ctx context.Context, name string, err error) {
 	if r.unready[name] == (err != nil) {
 		return
@@ -117,7 +117,7 @@ func (r *readiness) note(ctx context.Context, name string, err error) {
 	r.group.logger().InfoContext(ctx, "ready", slog.String("name", name))
 }
 
-// askAll asks all at the same time: one that hangs says nothing about the others.
+// askAll asks all at the same time, so that one that hangs does not delay the others.
 func (r *readiness) askAll(ctx context.Context) map[string]error {
 	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
 	defer cancel()
@@ -142,7 +142,7 @@ func (r *readiness) askAll(ctx context.Context) map[string]error {
 	return found
 }
 
-// safely turns a panic, which would end the process, into an error.
+// safely converts a panic, which would end the process, to an error.
 func safely(ctx context.Context, ask func(context.Context) error) (err error) {
 	defer func() {
 		if v := recover(); v != nil {
@@ -158,16 +158,16 @@ const (
 	longestPause = 2 * time.Second
 	// reportEvery is the time between two lines about one wait.
 	reportEvery = 10 * time.Second
-	// refusedFor is how long a server may refuse. It may be about to get the user or the database that it lacks.
+	// refusedFor is how long a server may reject the client. Its user or database may be about to be created.
 	refusedFor = 5 * time.Second
 )
 
-// Prepare tries the steps, one after the other, each until it succeeds: migrations, declarations, pings. name is
-// the server that they need; it appears in logs and errors. A step must end when its context does, and must bear
-// being repeated.
+// Prepare tries the steps one after the other, each until it succeeds: migrations, declarations, pings. name is
+// the server that they need, for logs and errors. A step must return when its context ends, and may be called
+// several times.
 //
-// It returns an error when ctx ends, with the cause of that end and the last failure, or when a server has refused
-// for 5 s. The package documentation says what a refusal is.
+// It returns an error when ctx ends, with the cause of that end and the last failure, or when a server has rejected
+// the client for 5 s, as the package documentation describes.
 func (g *Group) Prepare(ctx context.Context, name string, steps ...func(context.Context) error) error {
 	if err := g.prepare(ctx, name, steps); err != nil {
 		return fmt.Errorf("service: %s: %w", name, err)
@@ -199,7 +199,7 @@ type wait struct {
 	log   *slog.Logger
 	began time.Time
 
-	mu       sync.Mutex // the goroutine that reports reads what the other writes
+	mu       sync.Mutex // the goroutine of report reads the fields below
 	failures int
 	last     error
 }
@@ -208,7 +208,7 @@ func (w *wait) lasted() time.Duration { return time.Since(w.began).Round(100 * t
 
 // insist tries one step until it succeeds.
 func (w *wait) insist(ctx context.Context, step func(context.Context) error) error {
-	var refused time.Time // since when
+	var refused time.Time // start of the rejections
 	for pause := firstPause; ; pause = min(2*pause, longestPause) {
 		err := step(ctx)
 		if err == nil {
@@ -236,8 +236,8 @@ func (w *wait) insist(ctx context.Context, step func(context.Context) error) err
 	}
 }
 
-// gaveUp is the error when ctx has ended. A step that was cut short failed for that reason, so the failure before
-// it says more.
+// gaveUp returns the error after ctx has ended. A step that was interrupted only has the error of ctx, so the failure
+// before it is used.
 func (w *wait) gaveUp(ctx context.Context, err error) error {
 	if w.last != nil && errors.Is(err, ctx.Err()) {
 		err = w.last
@@ -245,7 +245,7 @@ func (w *wait) gaveUp(ctx context.Context, err error) error {
 	return fmt.Errorf("gave up after %v: %w: %w", w.lasted(), context.Cause(ctx), err)
 }
 
-// fail notes a failure, and logs the first.
+// fail records a failure, and logs the first one.
 func (w *wait) fail(ctx context.Context, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -256,7 +256,7 @@ func (w *wait) fail(ctx context.Context, err error) {
 	}
 }
 
-// report logs in a while that the wait lasts, also when a step hangs, until stop returns.
+// report logs while the wait lasts, also if a step hangs, until stop returns.
 func (w *wait) report(ctx context.Context) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	var reporting sync.WaitGroup
@@ -285,14 +285,14 @@ func (w *wait) stillWaiting(ctx context.Context) {
 		slog.Duration("waited", w.lasted()), slog.Int("failures", w.failures), slog.Any("error", w.last))
 }
 
-// refusals are parts of the messages of RabbitMQ and Redis, whose clients have no method that tells.
+// refusals are parts of the error texts of RabbitMQ and Redis, whose clients have no method for it.
 var refusals = []string{
 	"Exception (403)", "NOT_ALLOWED - vhost", "AMQP scheme must be", // user, password or right; no such vhost; no address
 	"WRONGPASS ", "NOAUTH ", "NOPERM ",
 }
 
-// refusal reports whether a server answered and refused, or an address cannot be read, so that trying again helps
-// only if somebody changes a setting.
+// refusal reports whether a server answered and rejected the client, or an address cannot be parsed. Another attempt
+// only helps if somebody changes a setting.
 func refusal(err error) bool {
 	var answer interface {
 		error

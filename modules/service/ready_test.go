@@ -26,7 +26,7 @@ import (
 	"github.com/holdfast-go/holdfast/outbox/outboxamqp"
 )
 
-// started runs a group with a part, whose Ready returns what state says, until the test ends.
+// started runs a group until the test ends.
 func started(t *testing.T, g *service.Group) {
 	t.Helper()
 	ctx, stop := context.WithCancel(context.Background())
@@ -47,7 +47,7 @@ func probe(ctx context.Context, handler http.Handler) (int, string) {
 	return w.Code, w.Body.String()
 }
 
-// The answer follows parts and checks within a second. It names them and keeps their errors to itself.
+// The answer follows parts and checks within a second. It has their names, but not their errors.
 func TestReady_followsPartsAndChecks(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -86,7 +86,7 @@ func TestReady_followsPartsAndChecks(t *testing.T) {
 	})
 }
 
-// A check that hangs is named after 2 s, and no other.
+// A check that hangs is not ready after 2 s, and delays no other.
 func TestReady_oneHangs(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -105,8 +105,8 @@ func TestReady_oneHangs(t *testing.T) {
 	})
 }
 
-// Many probes, some of whose senders hang up, cost a server one question a second and the log one line.
-func TestReady_isAskedSeldom(t *testing.T) {
+// Many probes, some from senders that hang up, cost a server one request a second, and the log one line.
+func TestReady_asksOncePerSecond(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		var asked int
@@ -145,7 +145,7 @@ func TestReady_isAskedSeldom(t *testing.T) {
 
 var errDown = errors.New("connection refused")
 
-// The steps succeed in their order, each is repeated until it does, and nothing is asked too often.
+// The steps succeed in order, each is repeated until it does, with pauses that grow.
 func TestPrepare_triesUntilItSucceeds(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -184,7 +184,7 @@ func TestPrepare_triesUntilItSucceeds(t *testing.T) {
 	})
 }
 
-// A minute of waiting costs seven lines, whether the server refuses connections or is silent, and the error has the
+// A minute of waiting costs seven lines, whether the server refuses connections or is silent. The error has the
 // cause of the end and the last failure.
 func TestPrepare_endsWithItsContext(t *testing.T) {
 	t.Parallel()
@@ -219,7 +219,7 @@ func TestPrepare_endsWithItsContext(t *testing.T) {
 	}
 }
 
-// A refusal ends the wait after 5 s, unless the server was away in between.
+// A rejection ends the wait after 5 s, unless the server was down in between.
 func TestPrepare_refusal(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -238,8 +238,8 @@ func TestPrepare_refusal(t *testing.T) {
 	})
 }
 
-// The real answers of the servers to a wrong password, and of Postgres and RabbitMQ to an unknown database and
-// virtual host, are refusals. A server that is away does not refuse.
+// The real errors of the servers for a wrong password, an unknown database and an unknown virtual host are
+// rejections. A server that is down does not reject.
 func TestPrepare_refusalsOfServers(t *testing.T) {
 	t.Parallel()
 	postgres := pgtest.URL(t)
@@ -300,7 +300,7 @@ func inPath(address, name string) string {
 	return u.String()
 }
 
-// withUser returns the address with a password that is wrong.
+// withUser returns the address with a wrong password.
 func withUser(address string) string {
 	u, err := url.Parse(address)
 	if err != nil {
