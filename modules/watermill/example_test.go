@@ -15,7 +15,7 @@ import (
 	"github.com/holdfast-go/holdfast/outbox/outboxredis"
 )
 
-// The code of README.md, so that the compiler reads it too.
+// The code of README.md, compiled.
 
 var _ = []any{inTransaction, direct, subscribe}
 
@@ -39,7 +39,7 @@ func direct(client *redis.Client) (message.Publisher, error) {
 func subscribe(client *redis.Client) message.Subscriber {
 	return watermillbridge.NewSubscriber(func(topic string, p inbox.Processor) (watermillbridge.Consumer, error) {
 		return inboxredis.NewConsumer(client, inboxredis.Stream{Name: topic}, p, inbox.ConsumerConfig{
-			Name: "billing", Concurrency: 1, // one message out at a time, in order
+			Name: "billing", Concurrency: 1, // one message in flight, in order
 		})
 	})
 }

@@ -18,8 +18,8 @@ import (
 	"github.com/holdfast-go/holdfast/outbox/driver"
 )
 
-// The grammar of outbox.Message, and how much of it foreign texts may fill: the rest is for the headers of
-// this package and of the trace.
+// The limits of outbox.Message, and how much of them metadata may use. The rest is for the headers of this
+// package and of the trace.
 const (
 	maxName      = 128
 	maxValue     = 4 << 10
@@ -29,25 +29,25 @@ const (
 	maxMediaType = 127
 )
 
-// Headers of this package. Metadata of these names would be taken for them.
+// Headers of this package. Metadata with these names is dropped.
 const (
-	// headerUUID has the UUID of a message whose id is another one.
+	// headerUUID has the UUID of a message with another id.
 	headerUUID = "watermill-uuid"
-	// headerType has a content type that the payload or the grammar belies.
+	// headerType has a content type that contradicts the payload or the grammar.
 	headerType = "watermill-content-type"
-	// headerKey has an ordering key that is no key of an outbox.
+	// headerKey has an ordering key that an outbox rejects.
 	headerKey = "watermill-ordering-key"
-	// headerEscaped has the names of the headers whose names and values are escaped, with a space between.
+	// headerEscaped has the names of escaped headers, separated by spaces.
 	headerEscaped = "watermill-escaped"
-	// headerLeftOut has how many entries of the metadata did not fit.
+	// headerLeftOut is the number of metadata entries that did not fit.
 	headerLeftOut = "watermill-left-out"
 )
 
-// cutMark ends a value that was cut.
+// cutMark is the end of a value that was cut.
 const cutMark = "…"
 
-// carried returns metadata as headers that an outbox takes, whatever texts it has: a name or value that is no
-// header's is escaped and listed in headerEscaped, a value that is too long is cut, and entries beyond the
+// carried converts metadata to headers that an outbox accepts, whatever texts it contains. A name or value that no
+// header may have is escaped and listed in headerEscaped. A value that is too long is cut. Entries beyond the
 // limits are counted in headerLeftOut.
 func carried(metadata map[string]string) map[string]string {
 	headers := make(map[string]string, len(metadata)+2)
@@ -79,7 +79,7 @@ func carried(metadata map[string]string) map[string]string {
 	return headers
 }
 
-// inOrder returns the names of metadata, first those that say why a message was given up.
+// inOrder returns the names of metadata. The ones with the reason why a message was given up come first.
 func inOrder(metadata map[string]string) []string {
 	last := func(name string) int {
 		if strings.HasSuffix(name, "_poisoned") || name == headerUUID || name == headerType || name == headerKey {
@@ -92,7 +92,7 @@ func inOrder(metadata map[string]string) []string {
 	})
 }
 
-// restored returns the metadata of headers that carried has made.
+// restored returns the metadata of headers made by carried.
 func restored(headers map[string]string) map[string]string {
 	metadata := make(map[string]string, len(headers))
 	escaped := strings.Fields(headers[headerEscaped])
@@ -106,7 +106,7 @@ func restored(headers map[string]string) map[string]string {
 	return metadata
 }
 
-// cut returns the beginning of a value that is too long.
+// cut returns a value of at most maxValue bytes.
 func cut(value string) string {
 	if len(value) <= maxValue {
 		return value
@@ -118,7 +118,7 @@ func cut(value string) string {
 	return value[:n] + cutMark
 }
 
-// escape returns a value as Go would write it between quotation marks, cut between two characters.
+// escape quotes a value as strconv.Quote does, without the quotation marks. It cuts between characters.
 func escape(value string) string {
 	var text strings.Builder
 	for len(value) > 0 {
@@ -134,7 +134,7 @@ func escape(value string) string {
 	return text.String()
 }
 
-// unescape reads what escape has written; another text is as it is.
+// unescape undoes escape. It returns other texts as they are.
 func unescape(text string) string {
 	value, err := strconv.Unquote(`"` + text + `"`)
 	if err != nil {
@@ -143,8 +143,8 @@ func unescape(text string) string {
 	return value
 }
 
-// escapeName returns a name with %XX for each byte that a header's name has not, and for its first byte where
-// the name is reserved. The empty name is "%".
+// escapeName returns a name with %XX for each byte that the name of a header may not have, and for the first byte of
+// a reserved name. The empty name is "%".
 func escapeName(name string) string {
 	if name == "" {
 		return "%"
@@ -160,7 +160,7 @@ func escapeName(name string) string {
 	return text.String()
 }
 
-// unescapeName reads what escapeName has written; another text is as it is.
+// unescapeName undoes escapeName. It returns other texts as they are.
 func unescapeName(text string) string {
 	if text == "%" {
 		return ""
@@ -185,7 +185,7 @@ func isText(text string) bool {
 	return utf8.ValidString(text) && !strings.ContainsFunc(text, unicode.IsControl)
 }
 
-// fits reports whether an outbox takes a payload with a content type.
+// fits reports whether an outbox accepts a payload with this content type.
 func fits(contentType string, payload []byte) bool {
 	media, _, err := mime.ParseMediaType(contentType)
 	odd := strings.ContainsFunc(contentType, func(r rune) bool { return r < ' ' || r > '~' })
@@ -196,7 +196,7 @@ func fits(contentType string, payload []byte) bool {
 	return !isJSON || utf8.Valid(payload) && json.Valid(payload)
 }
 
-// keyOf returns an ordering key that an outbox takes: the same for the same text.
+// keyOf returns an ordering key that an outbox accepts, the same one for the same text.
 func keyOf(text string) string {
 	if len(text) <= maxKey && isText(text) {
 		return text

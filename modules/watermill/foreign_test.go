@@ -16,7 +16,7 @@ import (
 	"github.com/holdfast-go/holdfast/outbox"
 )
 
-// travelled is a message as a subscriber gets it that was published through an outbox.
+// travelled publishes a message through an outbox, and returns it as a subscriber gets it.
 func travelled(t *testing.T, m *message.Message) *message.Message {
 	t.Helper()
 	out := sent(t, "order.placed", m)
@@ -36,13 +36,13 @@ func travelled(t *testing.T, m *message.Message) *message.Message {
 	return back
 }
 
-// foreign are texts that are no header's.
+// foreign are texts that a header may not have, and some that it may.
 var foreign = map[string]string{
 	"lines": "first\nsecond\r\n", "tab": "a\tb", "NUL": "a\x00b", "C1": "a\u0085b", "no UTF-8": "a\xff\xfe", "quotes": `"a\b"` + "\n",
 	"direction": "a\u202eb\n", "percent": "100 %\n", "non-ASCII": "grüße\n", "blank": " ", "empty": "",
 }
 
-// Whatever texts metadata, UUID, key and content type have, an outbox takes the message, and it arrives as it was.
+// An outbox accepts any texts in metadata, UUID, key and content type, and the message arrives unchanged.
 func TestForeign_textsArriveAsTheyWere(t *testing.T) {
 	t.Parallel()
 	for what, text := range foreign {
@@ -50,7 +50,7 @@ func TestForeign_textsArriveAsTheyWere(t *testing.T) {
 		m.Metadata = message.Metadata{"value": text, text: "name", "holdfast-attempt": "reserved", "plain": "as it is"}
 		m.Metadata[watermillbridge.MetadataKey], m.Metadata["Content-Type"] = text, text
 		if text == "" {
-			m.Metadata["Content-Type"], m.Metadata[watermillbridge.MetadataKey] = "application/json", "A-1" // of no JSON
+			m.Metadata["Content-Type"], m.Metadata[watermillbridge.MetadataKey] = "application/json", "A-1" // the payload is no JSON
 		}
 		want := maps.Clone(m.Metadata)
 		if back := travelled(t, m); back.UUID != text || !maps.Equal(back.Metadata, want) || string(back.Payload) != "{" {
@@ -76,7 +76,7 @@ func TestForeign_longTextsAreCut(t *testing.T) {
 	}
 }
 
-// What a handler fails with enters the poison queue, whatever its text is.
+// The error of a handler enters the poison queue, whatever its text is.
 func TestForeign_errorsEnterThePoisonQueue(t *testing.T) {
 	t.Parallel()
 	for _, failure := range []error{

@@ -22,7 +22,7 @@ const (
 	// MetadataKey is the metadata with the ordering key: the messages of one key stay in order.
 	MetadataKey = "ordering-key"
 
-	// metadataType is where Watermill's users put a content type.
+	// metadataType is Watermill's metadata for a content type.
 	metadataType = "Content-Type"
 
 	typeJSON  = "application/json"
@@ -30,20 +30,20 @@ const (
 )
 
 // Publisher is a message.Publisher of Watermill. Its methods may be called from any goroutine, if its
-// function may.
+// function may be.
 type Publisher struct {
 	send func(ctx context.Context, m outbox.Message) error
 }
 
-// NewPublisher returns a Publisher that hands each message to send, with the message's own context. Send
-// returns once the message is where it belongs.
+// NewPublisher returns a Publisher that passes each message to send, with the message's own context. send
+// returns after the message is stored.
 func NewPublisher(send func(ctx context.Context, m outbox.Message) error) *Publisher {
 	return &Publisher{send}
 }
 
-// Direct returns a function for NewPublisher that sends past any outbox, such as by an outboxredis.Publisher
-// or an outboxamqp.Publisher whose Run is at work, and returns with the broker's confirm. A payload of over
-// 1 MiB is refused.
+// Direct returns a function for NewPublisher that sends without an outbox, for example by an outboxredis.Publisher
+// or a running outboxamqp.Publisher. It returns with the broker's confirm. A payload of over 1 MiB is
+// rejected.
 func Direct(to driver.Publisher) func(ctx context.Context, m outbox.Message) error {
 	return func(ctx context.Context, m outbox.Message) error {
 		prepared, err := outbox.Prepare(ctx, []outbox.Message{m}, 0)
@@ -57,7 +57,7 @@ func Direct(to driver.Publisher) func(ctx context.Context, m outbox.Message) err
 	}
 }
 
-// Publish sends the messages one after the other. What comes after one that fails is not sent.
+// Publish sends the messages one after the other. After a failed one it sends no more.
 func (p *Publisher) Publish(topic string, messages ...*message.Message) error {
 	if p.send == nil {
 		return errors.New("watermillbridge: NewPublisher was given no function")
@@ -70,10 +70,10 @@ func (p *Publisher) Publish(topic string, messages ...*message.Message) error {
 	return nil
 }
 
-// Close does nothing: Publish has returned with everything sent, and what sends is the caller's.
+// Close does nothing: Publish returns after everything is sent, and send belongs to the caller.
 func (p *Publisher) Close() error { return nil }
 
-// outgoing is a message of Watermill as one of ours. Whatever texts it has, an outbox takes them.
+// outgoing converts a message of Watermill to a message of an outbox, which accepts it whatever texts it contains.
 func outgoing(topic string, m *message.Message) outbox.Message {
 	metadata := maps.Clone(map[string]string(m.Metadata))
 	if metadata == nil {
@@ -112,7 +112,7 @@ var (
 	errUnread = errors.New("watermillbridge: nobody took the message from the channel")
 )
 
-// Consumer is what a Subscriber needs of a consumer; those of inboxamqp and inboxredis have it.
+// Consumer is the part of a consumer that a Subscriber needs. The consumers of inboxamqp and inboxredis have it.
 type Consumer interface {
 	// Setup creates the queue, or the stream and its group.
 	Setup(ctx context.Context) error
@@ -132,13 +132,13 @@ type Subscriber struct {
 	failed error // of Run
 }
 
-// NewSubscriber returns a Subscriber that calls open for each subscription, and again for
-// SubscribeInitialize: it returns a new consumer of the topic's queue, for the processor given.
+// NewSubscriber returns a Subscriber. It calls open for each subscription, and again for SubscribeInitialize.
+// open returns a new consumer of the topic's queue, for the given processor.
 func NewSubscriber(open func(topic string, p inbox.Processor) (Consumer, error)) *Subscriber {
 	return &Subscriber{open: open, ends: map[*subscription]context.CancelFunc{}}
 }
 
-// SubscribeInitialize creates what the topic's messages need to wait for a subscription.
+// SubscribeInitialize creates the topic's queue, so that messages wait there for a subscription.
 func (s *Subscriber) SubscribeInitialize(topic string) error {
 	c, err := s.consumer(topic, inbox.NewMux())
 	if err != nil {
@@ -147,9 +147,9 @@ func (s *Subscriber) SubscribeInitialize(topic string) error {
 	return setUp(context.Background(), c, topic)
 }
 
-// Subscribe creates the topic's queue if there is none, and returns a channel with its messages, until ctx
-// ends or Close is called. Then the channel is closed. Read it: what is not read within HandlerTimeout goes
-// back. It fails on a Subscriber that is closed.
+// Subscribe creates the topic's queue if there is none, and returns a channel with its messages. The channel is
+// closed after ctx ends or Close is called. Messages that are not read within HandlerTimeout are requeued. Subscribe
+// fails on a closed Subscriber.
 func (s *Subscriber) Subscribe(ctx context.Context, topic string) (<-chan *message.Message, error) {
 	out := &subscription{
 		child:    func() (context.Context, context.CancelFunc) { return context.WithCancel(ctx) },
@@ -172,7 +172,7 @@ func (s *Subscriber) Subscribe(ctx context.Context, topic string) (<-chan *messa
 	s.ends[out] = end
 	s.running.Go(func() {
 		err := c.Run(run)
-		end() // also where Run has ended by itself
+		end() // Run may have ended by itself
 		out.end()
 		s.mu.Lock()
 		defer s.mu.Unlock()
@@ -182,8 +182,8 @@ func (s *Subscriber) Subscribe(ctx context.Context, topic string) (<-chan *messa
 	return out.messages, nil
 }
 
-// Close ends all subscriptions and waits until their channels are closed. Messages that are out and not
-// answered go back. It returns the errors with which consumers have ended.
+// Close ends all subscriptions and waits until their channels are closed. Messages in flight without an answer are
+// requeued. It returns the errors of consumers.
 func (s *Subscriber) Close() error {
 	s.mu.Lock()
 	s.closed = true
@@ -214,13 +214,13 @@ func setUp(ctx context.Context, c Consumer, topic string) error {
 
 // subscription is the inbox.Processor of one subscription.
 type subscription struct {
-	child    func() (context.Context, context.CancelFunc) // of the context of Subscribe, for a message
+	child    func() (context.Context, context.CancelFunc) // makes a message's context from the context of Subscribe
 	messages chan *message.Message
 	closing  chan struct{}
 	out      sync.WaitGroup // calls of Process
 }
 
-// end closes the channel. No more calls of Process begin, but a late one may still run.
+// end closes the channel. No more calls of Process start, but a late one may still run.
 func (s *subscription) end() {
 	s.out.Wait()
 	close(s.messages)
@@ -237,7 +237,7 @@ func (s *subscription) Process(ctx context.Context, msgs []*inbox.Message) []err
 	return results
 }
 
-// one hands out a message and waits for the answer.
+// one sends a message to the channel and waits for the answer.
 func (s *subscription) one(ctx context.Context, m *inbox.Message) error {
 	own, cancel := s.child()
 	defer cancel()
@@ -267,7 +267,7 @@ func (s *subscription) one(ctx context.Context, m *inbox.Message) error {
 	}
 }
 
-// answered is the result of a message at the end: an ack that has come counts, else it is open.
+// answered is the result of a message at the end: nil if it was acked, else open.
 func answered(m *message.Message, open error) error {
 	select {
 	case <-m.Acked():
@@ -277,7 +277,7 @@ func answered(m *message.Message, open error) error {
 	}
 }
 
-// incoming is a message of ours as one of Watermill.
+// incoming converts a message of an inbox to a message of Watermill.
 func incoming(m *inbox.Message) *message.Message {
 	metadata := restored(m.Headers)
 	id, named := metadata[headerUUID]

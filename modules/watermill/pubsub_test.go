@@ -32,11 +32,11 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }
 
-// short is the form of Watermill's suite with every change. At night it sends more messages and tests subscribers that
-// close again and again.
+// short shortens Watermill's suite in tiers 1 and 2. At night it sends more messages and tests subscribers that
+// close repeatedly.
 var short = os.Getenv(testenv.NightlyVar) != "1"
 
-// oneByOne is the consumer of a subscription: Watermill expects the next message after an answer.
+// oneByOne is the config of a subscription's consumer: Watermill expects the next message after an answer.
 var oneByOne = inbox.ConsumerConfig{
 	Concurrency: 1, Logger: slog.New(slog.DiscardHandler), ShutdownTimeout: testenv.Patience,
 	Retry: inbox.RetryPolicy{BaseDelay: 50 * time.Millisecond},
@@ -61,7 +61,7 @@ func TestRedisStreams(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	options.PoolSize, options.ContextTimeoutEnabled = 500, true // one waits for each of many subscriptions
+	options.PoolSize, options.ContextTimeoutEnabled = 500, true // each subscription needs a connection
 	client := redis.NewClient(options)
 	t.Cleanup(func() {
 		if err := client.Close(); err != nil {
@@ -112,7 +112,7 @@ func TestRabbitMQ(t *testing.T) {
 	tests.TestPubSub(t, features, open, nil)
 }
 
-// consumer is one that runs until its context ends, and has its processor called by the test.
+// consumer runs until its context ends. The test calls its processor.
 type consumer struct {
 	inbox.Processor
 	fail error
@@ -125,7 +125,7 @@ func (c *consumer) Run(ctx context.Context) error {
 	return c.fail
 }
 
-// subscribed returns a subscription, and what a consumer does with it.
+// subscribed returns a subscription, and a function that processes a message as its consumer does.
 func subscribed(t *testing.T) (*watermillbridge.Subscriber, <-chan *message.Message, func(context.Context, *inbox.Message) error) {
 	t.Helper()
 	c := &consumer{}
@@ -140,7 +140,7 @@ func subscribed(t *testing.T) (*watermillbridge.Subscriber, <-chan *message.Mess
 	return s, out, func(ctx context.Context, m *inbox.Message) error { return c.Process(ctx, []*inbox.Message{m})[0] }
 }
 
-// sent is what becomes of a message that is published.
+// sent returns the outbox message of a published message.
 func sent(t *testing.T, topic string, m *message.Message) outbox.Message {
 	t.Helper()
 	var all []outbox.Message
@@ -154,7 +154,7 @@ func sent(t *testing.T, topic string, m *message.Message) outbox.Message {
 	return all[0]
 }
 
-// There and back a message keeps UUID, metadata and payload, whatever its UUID is.
+// A message that is published and received keeps UUID, metadata and payload, whatever its UUID is.
 func TestThereAndBack(t *testing.T) {
 	t.Parallel()
 	v7 := uuid.Must(uuid.NewV7()).String()
@@ -184,7 +184,7 @@ func TestThereAndBack(t *testing.T) {
 	}
 }
 
-// What the metadata says of the content is not guessed, and what no outbox takes is refused.
+// A content type in the metadata is not guessed, and messages that no outbox accepts are rejected.
 func TestContentType(t *testing.T) {
 	t.Parallel()
 	m := message.NewMessage("", message.Payload("1"))
@@ -194,13 +194,13 @@ func TestContentType(t *testing.T) {
 	}
 	p := watermillbridge.NewPublisher(watermillbridge.Direct(refusing{}))
 	if _, ok := errors.AsType[*outbox.MessageError](p.Publish("No Topic", m)); !ok {
-		t.Errorf("a topic that is no name: %v", p.Publish("No Topic", m))
+		t.Errorf("an invalid topic: %v", p.Publish("No Topic", m))
 	}
 	if err := p.Publish("topic", m); !errors.Is(err, errRefused) {
-		t.Errorf("the broker's refusal: %v", err)
+		t.Errorf("the broker's rejection: %v", err)
 	}
 	if err := watermillbridge.NewPublisher(nil).Publish("topic", m); err == nil {
-		t.Error("published by nothing")
+		t.Error("published without a function")
 	}
 }
 
@@ -210,7 +210,7 @@ type refusing struct{}
 
 func (refusing) Publish(_ context.Context, _ driver.Message, done func(error)) { done(errRefused) }
 
-// What the answers mean to the consumer.
+// The results of the answers for the consumer.
 func TestAnswers(t *testing.T) {
 	t.Parallel()
 	type outcome struct {
@@ -276,11 +276,11 @@ func TestSubscriberErrors(t *testing.T) {
 		t.Error(err)
 	}
 	if _, err := s.Subscribe(t.Context(), "a"); err == nil {
-		t.Error("a closed Subscriber takes a subscription")
+		t.Error("a closed Subscriber accepts a subscription")
 	}
 }
 
-// kept is a publisher that keeps what it is given.
+// kept is a publisher that keeps the last message.
 type kept struct{ driver.Message }
 
 func (k *kept) Publish(_ context.Context, m driver.Message, done func(error)) {
@@ -288,7 +288,7 @@ func (k *kept) Publish(_ context.Context, m driver.Message, done func(error)) {
 	done(nil)
 }
 
-// What goes past the outbox, which would set its time, has one all the same.
+// A message that bypasses the outbox, which would set its time, has one, too.
 func TestDirectSetsTheTime(t *testing.T) {
 	t.Parallel()
 	var to kept
@@ -301,7 +301,7 @@ func TestDirectSetsTheTime(t *testing.T) {
 	}
 }
 
-// named is a config of a consumer with a name.
+// named returns a consumer's config with a name.
 func named(cfg inbox.ConsumerConfig, name string) inbox.ConsumerConfig {
 	cfg.Name = name
 	return cfg
