@@ -1,4 +1,4 @@
-# Short names for commands; `make help` lists them. The parts of a night are run by `make nightly`, or alone.
+# Short names for commands; `make help` lists them. `make nightly` runs the nightly parts, which also run alone.
 
 GO        ?= go
 FUZZTIME  ?= 10s
@@ -24,7 +24,7 @@ help: ## list the targets
 quick: ## tier 1: the tests that need no server, a minute
 	@$(GO) run ./internal/lab/test -tier=1
 
-test: ## tier 2: all tests that a change must pass, on real servers it gets by itself, four to six minutes
+test: ## tier 2: all tests that a change must pass, on real servers that it starts; four to six minutes
 	@$(GO) run ./internal/lab/test
 
 nightly: ## tier 3: all parts below up to matrix, one after the other; about 90 minutes, as root on Debian. The report is internal/lab/nightly.md
@@ -47,22 +47,22 @@ fuzz: ## every fuzz test for FUZZTIME (10s)
 		$(GO) test "$$dir" -run='^$$' -fuzz="^$$name\$$" -fuzztime=$(FUZZTIME) || exit 1; \
 	done
 
-sim: ## the whole shop on the fakes under SCHEDULES (20000) seeded schedules of faults; SEED=n plays one and shrinks it
+sim: ## the whole shop on the fakes under SCHEDULES (20000) seeded schedules of faults; SEED=n replays one and shrinks it
 	$(GO) test -v -count=1 -timeout=120m ./internal/lab/sim $(if $(filter-out 0,$(SEED)),-run='^TestSeed$$' -seed=$(SEED),-run='^TestSchedules$$' -seeds=$(SCHEDULES) -report=report.md)
 
-planted: ## known bugs, one after the other, each of which the simulation or a suite must find; about half an hour
+planted: ## plant known bugs one by one: the simulation or a suite must find each; about half an hour
 	$(SERVERS) $(GO) run ./internal/lab/planted -report=internal/lab/planted/report.md
 
-browser: ## the pages in Chromium with a hundred thousand dead letters, and the schema files in other people's tools
+browser: ## the pages in Chromium with a hundred thousand dead letters, and the schema files in migration tools
 	HOLDFAST_NIGHTLY=1 $(SERVERS) sh -c 'cd internal/lab/nightly && GOWORK=off $(GO) test -count=1 -timeout=60m ./...'
 
-chaos: ## the shop as processes, and every kind of fault for MINUTES (10), each over within 10 s; SEED=7 again, ONLY=kill,clock; the report is in OUT
+chaos: ## the shop as processes, under every kind of fault for MINUTES (10), with recovery within 10 s; SEED=7 repeats a run, ONLY=kill,clock chooses faults; the report is in OUT
 	@$(GO) run ./internal/lab/chaos -calm $(if $(SEEDS),-seeds $(SEEDS)) -seed $(SEED) -minutes $(MINUTES) $(if $(ONLY),-only $(ONLY)) -out $(OUT)
 
-clusters: ## the shop on clusters of RabbitMQ, Redis and Postgres, whose nodes are killed and cut off; as root on Debian, six minutes and more
+clusters: ## the shop on clusters of RabbitMQ, Redis and Postgres; nodes are killed and cut off; as root on Debian, six minutes and more
 	@$(GO) run ./internal/lab/clusters
 
-soak: ## what must stay flat, in a quarter of an hour; LONG=1 takes two hours and writes the report; PART=shop, waiting, snapshot or dedup
+soak: ## figures that must stay flat under load, in a quarter of an hour; LONG=1 takes two hours and writes the report; PART=shop, waiting, snapshot or dedup
 	$(GO) run ./internal/lab/soak -part=$(or $(PART),all) $(if $(LONG),-markdown=internal/lab/soak/report.md,-minutes=5 -messages=500000 -rows=2000000 -secs=5)
 
 matrix: ## the adapters' suites on every version of the servers that Debian packages; as root on Debian
@@ -78,7 +78,7 @@ cover: ## test coverage of the packages of the root module, in cover.out
 	$(SERVERS) $(GO) test -timeout=30m -coverpkg=./... -coverprofile=cover.out ./...
 	$(GO) tool cover -func=cover.out | tail -1
 
-check: tidy vet lint vuln ## all that needs no test: go.mod files, vet, linters, known vulnerabilities
+check: tidy vet lint vuln ## all checks except tests: go.mod files, vet, linters, known vulnerabilities
 
 vet: ## go vet of everything, and the root module as its users get it
 	$(GO) vet -tags=interop work
@@ -95,7 +95,7 @@ subjects: ## the subjects of the commits since BASE (origin/main): "package: ver
 	@git log --no-merges --format='%h %s' $(BASE)..HEAD | awk '{ subject = substr($$0, index($$0, " ") + 1) } \
 		length(subject) > 72 || subject !~ /^[A-Za-z0-9][^:]*: [a-z]/ || subject ~ /\.$$/ { print "bad subject: " $$0; bad = 1 } END { exit bad }'
 
-vuln: ## known vulnerabilities in what we call
+vuln: ## known vulnerabilities in the code that we call
 	@for dir in $(WORK); do (cd "$$dir" && $(GO) run $(VULN) ./...) || exit 1; done
 	@for dir in $(APART); do (cd "$$dir" && GOWORK=off $(GO) run $(VULN) ./...) || exit 1; done
 
@@ -105,6 +105,6 @@ tidy: ## fail if a go.mod or go.sum is not tidy
 example: ## the ticket shop on the in-memory back end
 	$(GO) run ./examples/reservation
 
-release: ## make the NESTED modules require VERSION of the root instead of its folder, for a commit that is tagged: see CONTRIBUTING.md
+release: ## require VERSION of the root in the NESTED modules instead of its folder, before they are tagged: see CONTRIBUTING.md
 	@test -n "$(VERSION)" || { echo "make release VERSION=v1.2.3"; exit 1; }
 	@for dir in $(NESTED); do (cd "$$dir" && GOWORK=off $(GO) mod edit -require=github.com/holdfast-go/holdfast@$(VERSION) -dropreplace=github.com/holdfast-go/holdfast) || exit 1; done
