@@ -41,7 +41,7 @@ func must(t *testing.T, err error) {
 
 func open(t *testing.T) (*databasesql.Shop, *sql.DB) {
 	t.Helper()
-	pool := pgtest.New(t) // beside db: to listen, to prune, for the consumer's notes
+	pool := pgtest.New(t) // for listening, pruning and the consumer's notes
 	db := stdlib.OpenDB(*pool.Config().ConnConfig)
 	t.Cleanup(func() { _ = db.Close() })
 	orm, err := gorm.Open(postgres.New(postgres.Config{Conn: db}), &gorm.Config{Logger: logger.Discard})
@@ -63,7 +63,7 @@ func counts(t *testing.T, db *sql.DB) (orders, messages int) {
 	return orders, messages
 }
 
-// The order of GORM and its message commit together, or not at all.
+// GORM's order and its message commit together, or not at all.
 func TestPlace(t *testing.T) {
 	t.Parallel()
 	shop, db := open(t)

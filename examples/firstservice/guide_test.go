@@ -26,7 +26,7 @@ import (
 	"github.com/holdfast-go/holdfast/internal/testenv/redistest"
 )
 
-// TestMain runs the program instead of the tests where the binary has the program's name.
+// TestMain runs the program instead of the tests if the binary has the program's name.
 func TestMain(m *testing.M) {
 	if filepath.Base(os.Args[0]) == "signups" {
 		main()
@@ -52,10 +52,10 @@ func TestGuide_isTheProgram(t *testing.T) {
 	_, program, _ := strings.Cut(string(must(os.ReadFile("main.go"))), "\n)\n\n")
 	_, tests, _ := strings.Cut(string(must(os.ReadFile("main_test.go"))), "\n)\n\n")
 	if got := strings.Join(code, "\n"); got != program+"\n"+tests {
-		t.Error("the Go code of first-service.md is not that of main.go and main_test.go")
+		t.Error("the Go code of first-service.md differs from main.go and main_test.go")
 	}
 	if got := strings.Join(others, "\n"); got != string(must(os.ReadFile("Dockerfile")))+"\n"+string(must(os.ReadFile("deployment.yaml"))) {
-		t.Error("the deployment of first-service.md is not that of Dockerfile and deployment.yaml")
+		t.Error("the deployment of first-service.md differs from Dockerfile and deployment.yaml")
 	}
 	if steps := strings.Count(string(text), "\n## "); steps != 10 {
 		t.Errorf("%d steps, want 10", steps)

@@ -29,7 +29,7 @@ import (
 	"github.com/holdfast-go/holdfast/txretry/pgtest"
 )
 
-// threeDays is how long the sender of the webhooks repeats them.
+// threeDays is how long the sender repeats webhooks.
 const threeDays = 72 * time.Hour
 
 // webhook stores each event once, in the outbox.
@@ -107,7 +107,7 @@ func TestWebhook_storesEachEventOnce(t *testing.T) {
 	}
 }
 
-// queue is a broker that has no consumer here.
+// queue is a broker without a consumer of Holdfast.
 type queue interface {
 	Receive(ctx context.Context) (*inbox.Message, error) // an error when ctx ends
 	Ack(m *inbox.Message) error
@@ -123,7 +123,7 @@ func consume(ctx context.Context, q queue, p inbox.Processor, retries inbox.Retr
 			return err
 		}
 		result := p.Process(ctx, []*inbox.Message{m})[0]
-		if result == nil { // done, or a duplicate of what is done
+		if result == nil { // done, or a duplicate
 			if err := q.Ack(m); err != nil {
 				return err
 			}

@@ -73,7 +73,7 @@ func (s shop) bill(ctx context.Context, tx pgx.Tx, o order) error {
 }
 
 func (s shop) handler(once *idempotencypgx.Store, ready http.Handler) http.Handler {
-	// whose keys they are; yours comes from authentication
+	// the owner of the keys; yours comes from authentication
 	user := func(r *http.Request) (string, error) { return r.Header.Get("X-User-Id"), nil }
 	protect := must(idempotency.NewMiddleware(once, user, idempotency.MiddlewareConfig{}))
 	mux := http.NewServeMux()
@@ -96,7 +96,7 @@ const (
 	addInvoice = "INSERT INTO invoices (order_id, cents) VALUES ($1, $2)"
 )
 
-// orders are the messages that the consumer asks for.
+// orders are the messages that the consumer receives.
 var orders = []inboxamqp.Binding{{Exchange: "shop", Key: "order.*"}}
 
 var (
@@ -128,12 +128,12 @@ func main() {
 	check(group.Prepare(ctx, "postgres", createTables, store.Migrate, books.Migrate, once.Migrate))
 	serve(group, s.handler(once, group.Ready(map[string]func(context.Context) error{"postgres": pool.Ping})))
 	group.Add("billing", consumer, publisher.Setup, consumer.Setup)
-	group.Last("relay", relay, publisher.Setup, consumer.Setup) // it publishes when the queue is there
+	group.Last("relay", relay, publisher.Setup, consumer.Setup) // it publishes after the queue exists
 	check(group.Run(ctx))
 	pool.Close()
 }
 
-// serve takes the port, and says how to send an order.
+// serve listens, and prints how to send an order.
 func serve(group *service.Group, handler http.Handler) {
 	listener := must(net.Listen("tcp", *addr))
 	const curl = "listening; try\ncurl -i http://%s/orders -H 'X-User-Id: me' -H 'Idempotency-Key: %s' -d '{\"cents\": 4200}'"
@@ -141,7 +141,7 @@ func serve(group *service.Group, handler http.Handler) {
 	group.Serve(listener, &http.Server{Handler: handler, ReadTimeout: 10 * time.Second, WriteTimeout: 30 * time.Second})
 }
 
-// env is an address that has no default: a service must not write to a server that nobody named.
+// env returns an address without a default: a service must not write to a server that nobody named.
 func env(name string) string {
 	value := os.Getenv(name)
 	if value == "" {

@@ -26,7 +26,7 @@ type app struct {
 	data     *memory
 }
 
-// newApp makes the same shop, relay and consumer on fakes. Tests give it faults.
+// newApp makes the same shop, relay and consumer on fakes. Tests pass faults.
 func newApp(group *service.Group, queue inboxtest.Queue, faults ...txretrytest.Fault) app {
 	manager := txretrytest.New(txretrytest.Config{Script: faults})
 	store, broker := outboxtest.New(), inboxtest.NewBroker()
@@ -47,7 +47,7 @@ func inMemory(group *service.Group) {
 	group.Last("relay", a.relay)
 }
 
-// memory takes the place of two tables: how often each order was placed and billed.
+// memory replaces two tables: it counts how often each order was placed and billed.
 type memory struct {
 	mu               sync.Mutex
 	orders, invoices map[string]int
@@ -61,7 +61,7 @@ func (m *memory) addInvoice(_ context.Context, tx pgx.Tx, o order) error {
 	return m.add(tx, m.invoices, o)
 }
 
-// add is one statement: its effect goes if the transaction is rolled back.
+// add is one statement. A rollback undoes it.
 func (m *memory) add(tx pgx.Tx, table map[string]int, o order) error {
 	change := func(by int) func() {
 		return func() {
@@ -73,7 +73,7 @@ func (m *memory) add(tx pgx.Tx, table map[string]int, o order) error {
 	return txretrytest.Effect(tx, change(1), change(-1))
 }
 
-// counts returns how many orders and invoices there are.
+// counts returns the numbers of orders and invoices.
 func (m *memory) counts() (orders, invoices int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

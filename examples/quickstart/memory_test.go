@@ -25,9 +25,9 @@ func post(handler http.Handler, key idempotency.Key) *httptest.ResponseRecorder 
 	return w
 }
 
-// Every message comes twice. The first order meets a conflict, then a commit whose
+// Every message is delivered twice. The first order has a conflict, then a commit whose
 // reply is lost.
-func TestAnOrderIsBilledOnce(t *testing.T) {
+func TestBill_onceDespiteFaults(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := newApp(&service.Group{}, inboxtest.Queue{Fault: inboxtest.DeliverTwice},
 			txretrytest.Fault{Point: txretrytest.AtCommit, SQLSTATE: "40001"},
@@ -50,7 +50,7 @@ func TestAnOrderIsBilledOnce(t *testing.T) {
 	})
 }
 
-func TestABadOrderChangesNothing(t *testing.T) {
+func TestPlace_badOrderChangesNothing(t *testing.T) {
 	a := newApp(&service.Group{}, inboxtest.Queue{})
 	r := httptest.NewRequest(http.MethodPost, "/orders", strings.NewReader("4200"))
 	r.Header.Set(idempotency.Header, string(idempotency.NewKey()))

@@ -48,8 +48,8 @@ func newSchema(t *testing.T) *pgxpool.Pool {
 	return pool
 }
 
-// Killed, cut off or refused at any statement, and by two requests at once: one key, one order with one
-// message, one answer. The id of an order is random, so it is left out.
+// One key makes one order with one message, and gets one answer, if the transaction is killed, cut off or refused at any
+// statement, or if two requests run at once. The id of an order is random, so it is left out.
 func TestPlaceIsProven(t *testing.T) {
 	idempotencytest.Prove(t, txretrytest.Proof{
 		Pool:  newSchema(t),
@@ -65,7 +65,7 @@ func TestPlaceIsProven(t *testing.T) {
 	})
 }
 
-// However often and to however many its message is delivered, an order has one invoice.
+// An order has one invoice, however often and to however many processes its message is delivered.
 func TestBillIsProven(t *testing.T) {
 	inboxtest.Prove(t, txretrytest.Proof{
 		Pool:  newSchema(t),

@@ -24,7 +24,7 @@ import (
 	"github.com/holdfast-go/holdfast/internal/testenv/pgtest"
 )
 
-// TestMain runs the program instead of the tests where the binary has the program's name: tests start it by a link.
+// TestMain runs the program instead of the tests if the binary has the program's name. Tests start it by a link.
 func TestMain(m *testing.M) {
 	if filepath.Base(os.Args[0]) == "quickstart" {
 		main()
@@ -33,7 +33,7 @@ func TestMain(m *testing.M) {
 	os.Exit(testenv.Run(m))
 }
 
-// The program starts on an empty schema and an empty virtual host, takes orders, and bills each of them once.
+// The program starts on an empty schema and an empty virtual host, accepts orders, and bills each of them once.
 func TestQuickstart_onEmptyServers(t *testing.T) {
 	t.Parallel()
 	database, broker := pgtest.URL(t), amqptest.New(t)
@@ -52,7 +52,7 @@ func TestQuickstart_onEmptyServers(t *testing.T) {
 	}
 }
 
-// billed orders, and waits for the invoice.
+// billed sends an order, and waits for its invoice.
 func (p *program) billed(t *testing.T, conn *pgx.Conn) {
 	t.Helper()
 	id := p.order(t)
@@ -66,7 +66,7 @@ func (p *program) billed(t *testing.T, conn *pgx.Conn) {
 	})
 }
 
-// Orders are taken while the broker is away at the start; the parts that need it are not ready.
+// Orders are accepted while the broker is down at the start. The parts that need the broker are not ready.
 func TestQuickstart_withoutBroker(t *testing.T) {
 	t.Parallel()
 	p := start(t, append(os.Environ(), "DATABASE_URL="+pgtest.URL(t), "AMQP_URL=amqp://127.0.0.1:1/"), "-backend=services")
@@ -86,7 +86,7 @@ func TestQuickstart_withoutBroker(t *testing.T) {
 	p.stop(t)
 }
 
-// A server that nobody named is not written to.
+// The program writes to no server that nobody named.
 func TestQuickstart_addresses(t *testing.T) {
 	t.Parallel()
 	self, err := os.Executable()
@@ -102,7 +102,7 @@ func TestQuickstart_addresses(t *testing.T) {
 	}
 }
 
-// The line that the program prints is one that works.
+// The printed command line works.
 func TestQuickstart_printedLine(t *testing.T) {
 	t.Parallel()
 	p := start(t, os.Environ())
@@ -128,8 +128,8 @@ type program struct {
 	cmd   *exec.Cmd
 	curl  string // the line it prints
 	url   string
-	ended chan struct{} // closed when it has
-	err   error         // of its end
+	ended chan struct{} // closed at its end
+	err   error         // result of Wait
 }
 
 var curlLine = regexp.MustCompile(`^curl .*(http://[^/]+/orders)`)
@@ -172,7 +172,7 @@ func start(t *testing.T, env []string, args ...string) *program {
 	return p
 }
 
-// order posts one and returns its id.
+// order sends an order and returns its id.
 func (p *program) order(t *testing.T) string {
 	t.Helper()
 	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, p.url, strings.NewReader(`{"cents": 4200}`))

@@ -39,68 +39,68 @@ const (
 	roleSweeper  = "sweeper"
 )
 
-// maxLimit is the largest rate limit: beyond that nobody means a limit, and none can be counted exactly.
+// maxLimit is the largest rate limit. Larger ones are not useful, and could not be counted exactly.
 const maxLimit = 1_000_000_000
 
-// config is everything that can be set, by flags and by the environment.
+// config has all settings from flags and the environment.
 type config struct {
 	backend, broker string
-	// addr is where to listen, "" for nowhere.
+	// addr is the address to listen on; "": none.
 	addr string
-	// opsAddr is where operators look, "" for addr.
+	// opsAddr is the address for operators; "": addr.
 	opsAddr     string
 	role        string
 	hold        time.Duration
-	sweep       string // when the sweeper sweeps, due or not
+	sweep       string // schedule of the sweeper, beside due rows
 	userLimit   int
 	globalLimit int
-	page        bool // whether the shop has a page, which this process shows, or tells what it does
-	trials      bool // whether the page may make trouble, and this process heeds it
+	page        bool // whether the shop has a page, which this process serves or reports to
+	trials      bool // whether the page may cause faults, which this process then obeys
 	without     layers
 
 	// drain is the time between the first failing readiness probe and the end of the listeners.
 	drain time.Duration
-	// limits are those of the process.
+	// limits end the process by itself.
 	limits limits
 
 	databaseURL, redisURL, amqpURL string
-	// operatorPassword opens the operator's page; "": it is there on the memory back end only, for everybody.
+	// operatorPassword opens the operator's page. "": only the memory back end has the page, for everybody.
 	operatorPassword string
 
-	// traces says that spans are exported.
+	// traces reports whether spans are exported.
 	traces bool
 
 	// command is the subcommand and its arguments; nil runs the shop.
 	command []string
 }
 
-// parseConfig reads the arguments; getenv is os.Getenv. flag.ErrHelp means that
-// the usage was asked for and is written to usage.
+// parseConfig parses the arguments; getenv is os.Getenv. flag.ErrHelp means that
+// help was requested, which is written to usage.
 func parseConfig(args []string, getenv func(string) string, usage io.Writer) (config, error) {
 	var c config
 	flags := newFlagSet("reservation")
 	flags.StringVar(&c.backend, "backend", "", "memory, services or containers (default memory; services for a subcommand)")
-	flags.StringVar(&c.broker, "broker", brokerRabbitMQ, "what carries messages: rabbitmq, or redis for Redis Streams")
-	flags.StringVar(&c.addr, "addr", "127.0.0.1:8080", "`address` to listen on; roles other than all and api listen only where it is given")
+	flags.StringVar(&c.broker, "broker", brokerRabbitMQ, "broker of messages: rabbitmq, or redis for Redis Streams")
+	flags.StringVar(&c.addr, "addr", "127.0.0.1:8080", "`address` to listen on; roles other than all and api listen only if it is set")
 	flags.StringVar(&c.opsAddr, "ops-addr", "", "`address` of /healthz, /readyz and /metrics, which -addr then does not serve (default -addr)")
 	flags.StringVar(&c.role, "role", roleAll, "all, api, relay, consumer or sweeper")
 	flags.DurationVar(&c.hold, "hold", 15*time.Minute, "how long a reservation is held")
 	flags.StringVar(&c.sweep, "sweep", "*/30 * * * *", "`schedule` of the sweeper: cron in UTC, or @every 1s")
 	flags.IntVar(&c.userLimit, "user-limit", 10, "POSTs per user and minute")
 	flags.IntVar(&c.globalLimit, "global-limit", 1000, "POSTs per minute, 0 for no limit")
-	flags.DurationVar(&c.drain, "drain", 0, "how long /readyz answers 503 before the end of the listeners, for a load balancer to find out")
-	flags.DurationVar(&c.limits.time, "time-limit", 0, "end after so long, for a supervisor to start anew (0: never)")
-	flags.Int64Var(&c.limits.messages, "message-limit", 0, "end after so many messages were published or processed, or a few more (0: never)")
-	flags.Var(&c.limits.memory, "memory-limit", "end when the process holds more `bytes`, such as 256M (0: never)")
-	flags.BoolVar(&c.page, "page", false, "show the shop's own page to browsers that ask for /; roles without one tell it what they do (default true with -backend=memory)")
+	flags.DurationVar(&c.drain, "drain", 0, "how long /readyz answers 503 before the listeners close, so that load balancers notice")
+	flags.DurationVar(&c.limits.time, "time-limit", 0, "end after this time, so that a supervisor restarts the process (0: never)")
+	flags.Int64Var(&c.limits.messages, "message-limit", 0, "end after this many published or processed messages, or a few more (0: never)")
+	flags.Var(&c.limits.memory, "memory-limit", "end when the process uses more `bytes`, such as 256M (0: never)")
+	flags.BoolVar(&c.page, "page", false, "serve the shop's page to browsers at /; other roles report to it (default true with -backend=memory)")
 	flags.BoolVar(&c.trials, "trials", false, "buttons on the page that make load, bad messages and a slow consumer; consumers need the flag, too (default true with the page of -backend=memory)")
-	flags.Var(&c.without, "without", "`layers` to leave out, to see what they cost: limits, keys, messages (default none)")
+	flags.Var(&c.without, "without", "`layers` to leave out, to measure their cost: limits, keys, messages (default none)")
 	if err := flags.Parse(args); err != nil {
 		if errors.Is(err, flag.ErrHelp) {
 			fmt.Fprintln(usage, "Usage: reservation [flags] [command]\n\nWithout a command the shop runs. Flags:")
 			flags.SetOutput(usage)
 			flags.PrintDefaults()
-			fmt.Fprintln(usage, "\nCommands, on the servers of DATABASE_URL, REDIS_URL and AMQP_URL, are those of an operator: reservation help")
+			fmt.Fprintln(usage, "\nOperator commands use the servers of DATABASE_URL, REDIS_URL and AMQP_URL: see reservation help")
 		}
 		return config{}, err
 	}
@@ -153,22 +153,22 @@ func (c config) validate() error {
 		report("-ops-addr: %w", err)
 	}
 	if c.opsAddr != "" && !c.hasAPI() {
-		report("-ops-addr: -role=%s serves operators alone, at -addr", c.role)
+		report("-ops-addr: -role=%s serves only operators, at -addr", c.role)
 	}
 	if c.trials && !c.page {
-		report("-trials are buttons of the -page")
+		report("-trials needs -page")
 	}
 	if len(c.without) > 0 && (c.backend == backendMemory || c.page) {
-		report("-without: the shop in memory and the page show all layers")
+		report("-without: the shop in memory and the page need all layers")
 	}
 	if c.backend == backendMemory && c.role != roleAll {
-		report("-backend=memory lives in one process: it has no -role but all")
+		report("-backend=memory runs in one process: -role must be all")
 	}
 	if c.backend == backendContainers && len(c.command) > 0 {
 		report("-backend=containers would start empty servers: a command needs -backend=services")
 	}
 	if c.backend == backendMemory && len(c.command) > 0 {
-		report("-backend=memory lives in one process: a command such as %q finds nothing there", c.command[0])
+		report("-backend=memory runs in one process: a command such as %q finds nothing there", c.command[0])
 	}
 	if err := checkSchedule(c.sweep); err != nil {
 		report("-sweep: %w", err)
@@ -204,7 +204,7 @@ func (c config) validate() error {
 	return errors.Join(errs...)
 }
 
-// offline tells whether a command is one that works without servers, whose addresses then need not be set.
+// offline reports whether the command works without servers. Their addresses then need not be set.
 func (c config) offline() bool {
 	if len(c.command) == 0 {
 		return false
@@ -213,13 +213,13 @@ func (c config) offline() bool {
 		slices.Contains(c.command, "-h") || slices.Contains(c.command, "--help")
 }
 
-// runs tells whether the process has this role.
+// runs reports whether the process has this role.
 func (c config) runs(role string) bool { return c.role == roleAll || c.role == role }
 
-// hasAPI tells whether the process serves customers.
+// hasAPI reports whether the process serves customers.
 func (c config) hasAPI() bool { return c.runs(roleAPI) }
 
-// checkAddr finds what would only be seen when the servers are connected to, or have been started.
+// checkAddr checks an address before any server is started or connected.
 func checkAddr(addr string) error {
 	if addr == "" {
 		return nil
@@ -231,7 +231,7 @@ func checkAddr(addr string) error {
 	return err
 }
 
-// checkSchedule finds a schedule that no sweeper takes, with one that has no rows.
+// checkSchedule checks a schedule with a sweeper that has no rows.
 func checkSchedule(schedule string) error {
 	store, err := expirytest.New(txretrytest.New(txretrytest.Config{}), expirytest.Config{})
 	if err == nil {
@@ -240,7 +240,7 @@ func checkSchedule(schedule string) error {
 	return err
 }
 
-// checkURL never quotes the address, which may hold a password.
+// checkURL checks an address. Its error never quotes it, because it may contain a password.
 func checkURL(name, address string, schemes ...string) error {
 	u, err := url.Parse(address)
 	if err != nil || !slices.Contains(schemes, u.Scheme) {
@@ -249,7 +249,7 @@ func checkURL(name, address string, schemes ...string) error {
 	return nil
 }
 
-// newFlagSet makes flags whose errors are for the caller to tell.
+// newFlagSet returns flags whose errors the caller prints.
 func newFlagSet(name string) *flag.FlagSet {
 	flags := flag.NewFlagSet(name, flag.ContinueOnError)
 	flags.SetOutput(io.Discard)
@@ -266,14 +266,14 @@ func isSet(flags *flag.FlagSet, name string) bool {
 // oneLine puts joined errors on one line.
 func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }
 
-// The layers that a shop on real servers can do without.
+// The layers that a shop on real servers can run without.
 const (
 	layerLimits   = "limits"
 	layerKeys     = "keys"
 	layerMessages = "messages"
 )
 
-// layers are left out, which shows what each of them costs.
+// layers are left out, to measure the cost of each.
 type layers []string
 
 func (l *layers) String() string { return strings.Join(*l, ",") }
@@ -291,7 +291,7 @@ func (l *layers) Set(text string) error {
 
 func (l layers) has(name string) bool { return slices.Contains(l, name) }
 
-// keyless runs transactions and keeps no response.
+// keyless runs transactions without storing responses.
 type keyless struct{ transactor *txretry.Manager }
 
 // DoWith implements postgres.Once.

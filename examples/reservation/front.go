@@ -23,22 +23,22 @@ import (
 	"github.com/holdfast-go/holdfast/txretry"
 )
 
-// front is where a process listens: on one address, or on a second one for operators alone.
+// front is the listeners of a process: one address, or a second one for operators.
 type front struct {
 	doors []door
-	// page is the operator's; nil: none.
+	// page is the operator's page; nil: none.
 	page *page.Page
 	// shopPage is the shop's own page; nil: none.
 	shopPage *web.Page
 }
 
-// door is one address and what it serves.
+// door is one address and its handler.
 type door struct {
 	listener net.Listener
 	handler  http.Handler
 }
 
-// newFront listens. Nobody is served yet.
+// newFront listens, but does not serve yet.
 func newFront(ctx context.Context, cfg config, b *backend, metrics http.Handler) (*front, error) {
 	api, err := newAPI(cfg, b)
 	if err != nil {
@@ -54,7 +54,7 @@ func newFront(ctx context.Context, cfg config, b *backend, metrics http.Handler)
 		f.open(ctx, "-ops-addr", cfg.opsAddr, f.withPage(cfg, httpapi.Ops(b.ready, metrics, nil))))
 }
 
-// newAPI returns what customers see, nil in roles that have nothing for them.
+// newAPI returns the handler for customers. It is nil in roles without one.
 func newAPI(cfg config, b *backend) (http.Handler, error) {
 	if !cfg.hasAPI() {
 		return nil, nil
@@ -81,7 +81,7 @@ func (f *front) open(ctx context.Context, flag, addr string, handler http.Handle
 	return nil
 }
 
-// announce prints where the process listens and, if it is a shop, what to try.
+// announce prints where the process listens and, for a shop, commands to try.
 func (f *front) announce(w io.Writer, cfg config) {
 	url := "http://" + f.doors[0].listener.Addr().String()
 	fmt.Fprintf(w, "reservation: listening on %s (backend %s, role %s)\n", url, cfg.backend, cfg.role)
@@ -113,15 +113,15 @@ func (f *front) join(group *service.Group) {
 	}
 }
 
-// close ends what the operator's page has begun, which is noted before the servers are left.
+// close stops the running actions of the operator's page, which are logged, before the servers are closed.
 func (f *front) close() {
 	if f.page != nil {
 		f.page.Close()
 	}
 }
 
-// newServer bounds what a client can keep a connection for. An answer may take the body's time and a minute to be
-// found; it is short, so that only a client that does not read needs the rest of WriteTimeout.
+// newServer bounds how long a client can keep a connection. An answer may take the time of its body and a minute of
+// work. It is short, so only a client that does not read needs the rest of WriteTimeout.
 func newServer(handler http.Handler) *http.Server {
 	return &http.Server{
 		Handler:           handler,
@@ -134,7 +134,7 @@ func newServer(handler http.Handler) *http.Server {
 	}
 }
 
-// withShopPage serves the shop's own page before its API.
+// withShopPage serves the shop's page in front of its API.
 func (f *front) withShopPage(cfg config, b *backend, api http.Handler) http.Handler {
 	if !cfg.page || !cfg.hasAPI() {
 		return api
@@ -153,19 +153,19 @@ func (f *front) withShopPage(cfg config, b *backend, api http.Handler) http.Hand
 }
 
 const (
-	// slowKey is there while consumers are to be slow. Those with -trials ask for it, wherever they run.
+	// slowKey exists while consumers are to be slow. Consumers with -trials look for it, wherever they run.
 	slowKey = "{reservation.flow}:slow"
 	// slowness is how long a slow consumer takes for a message.
 	slowness = 2 * time.Second
-	// slowFor is after how long consumers that were forgotten are fast again.
+	// slowFor bounds how long consumers stay slow.
 	slowFor = 10 * time.Minute
-	// slowTimeout bounds the question, whose answer a consumer waits for.
+	// slowTimeout bounds the look for slowKey, during which a consumer waits.
 	slowTimeout = 500 * time.Millisecond
-	// maxDead is how many messages may wait or be dead before no more poison is sent.
+	// maxDead is how many messages may wait or be dead. Above it no more poison is sent.
 	maxDead = 1000
 )
 
-// trials make trouble on real servers. They implement web.Trials.
+// trials cause faults on real servers. They implement web.Trials.
 type trials struct {
 	transactor *txretry.Manager
 	messages   *outboxpgx.Store
@@ -177,7 +177,7 @@ func (p *parts) trials() trials {
 	return trials{transactor: p.transactor, messages: p.messages, consumer: p.broker.consumer, redis: p.servers.redis}
 }
 
-// Poison goes the way of every message, through the outbox: the consumer may be in another process.
+// Poison sends a bad message through the outbox, because the consumer may be in another process.
 func (t trials) Poison(ctx context.Context) error {
 	depth, err := t.messages.Depth(ctx)
 	if err != nil {
@@ -209,7 +209,7 @@ func (t trials) Slow(ctx context.Context) (bool, error) {
 	return n > 0, err
 }
 
-// delay is how long a consumer waits before it processes a message. Where Redis cannot tell, it is not slow.
+// delay returns how long a consumer waits before it processes a message. It is 0 if Redis does not answer.
 func (t trials) delay(ctx context.Context) time.Duration {
 	ctx, cancel := context.WithTimeout(ctx, slowTimeout)
 	defer cancel()

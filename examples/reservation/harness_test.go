@@ -40,7 +40,7 @@ func shopBinary(t testing.TB) string {
 	return path
 }
 
-// services are corners of the shared servers that belong to one test.
+// services are one test's own parts of the shared servers.
 type services struct{ databaseURL, redisURL, amqpURL string }
 
 func newServices(t testing.TB) services {
@@ -48,7 +48,7 @@ func newServices(t testing.TB) services {
 	return services{pgtest.URL(t), redistest.URL(t), amqptest.New(t).URL}
 }
 
-// brokers runs a test on each broker; flags choose it.
+// brokers runs a test on each broker. flags choose the broker.
 func brokers(t *testing.T, test func(t *testing.T, flags ...string)) {
 	t.Parallel()
 	for name, flags := range map[string][]string{"RabbitMQ": nil, "Redis Streams": {"-broker=redis"}} {
@@ -124,25 +124,25 @@ func launch(t testing.TB, env []string, args ...string) (*process, <-chan string
 	t.Cleanup(func() {
 		p.kill()
 		if t.Failed() {
-			t.Logf("%s said:\n%s", strings.Join(args, " "), p.stderr)
+			t.Logf("%s printed:\n%s", strings.Join(args, " "), p.stderr)
 		}
 	})
 	return p, listening
 }
 
-// dieWithTests has cmd, which a locked thread starts and waits for, end with these tests however they end.
+// dieWithTests ends cmd when these tests end for any reason. A locked thread must start cmd and wait for it.
 func dieWithTests(cmd *exec.Cmd) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{}
 	testenv.DieWithParent(cmd.SysProcAttr)
 }
 
-// kill ends the process as a power cut would.
+// kill ends the process like a power cut.
 func (p *process) kill() {
 	_ = p.cmd.Process.Kill() // it may have ended
 	<-p.ended
 }
 
-// stop ends the process by a signal and wants exit code 0.
+// stop ends the process by a signal. The exit code must be 0.
 func (p *process) stop() {
 	p.t.Helper()
 	noError(p.t, p.cmd.Process.Signal(syscall.SIGTERM))
@@ -156,7 +156,7 @@ func (p *process) stop() {
 	}
 }
 
-// command runs the program to its end and returns the exit code and what it printed.
+// command runs the program to its end, and returns the exit code and the output.
 func command(t testing.TB, env []string, args ...string) (code int, stdout, stderr string) {
 	t.Helper()
 	var out, errs bytes.Buffer
@@ -173,13 +173,13 @@ func command(t testing.TB, env []string, args ...string) (code int, stdout, stde
 	return 0, out.String(), errs.String()
 }
 
-// late is what doctor may say of a busy server that answers later than doctor waits for it.
+// late are texts that doctor may print if a busy server answers after doctor's timeout.
 var late = []string{
 	context.DeadlineExceeded.Error(), os.ErrDeadlineExceeded.Error(), breaker.ErrDown.Error(), "notifications do not arrive",
 }
 
-// healthy runs doctor, which must find nothing but what only the owner of a shared server can set. It runs again
-// where an answer or a notification was late; anything else fails at once.
+// healthy runs doctor, which may only find settings that the owner of a shared server must change. It runs doctor again
+// if an answer or a notification was late; anything else fails at once.
 func healthy(t testing.TB, env []string, flags ...string) {
 	t.Helper()
 	var code int
@@ -295,7 +295,7 @@ func newClient(t testing.TB, url string) *client {
 	return &client{t, url, &http.Client{Transport: transport, Timeout: 2 * testenv.Patience}}
 }
 
-// reply is what came back.
+// reply is an answer of the shop.
 type reply struct {
 	t      testing.TB
 	status int
@@ -303,12 +303,12 @@ type reply struct {
 	body   []byte
 }
 
-// newUser returns a user nobody else is, with all its units of the rate limit.
+// newUser returns a new user, with all units of the rate limit.
 func newUser() string { return "user-" + strings.ToLower(rand.Text()[:12]) }
 
 func newKey() string { return string(idempotency.NewKey()) }
 
-// post sends a request; body "" sends none.
+// post sends a request. An empty body sends none.
 func (c *client) post(user, key, path, body string) reply {
 	c.t.Helper()
 	r, err := c.tryPost(user, key, path, body)

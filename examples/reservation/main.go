@@ -1,6 +1,6 @@
-// Command reservation is a ticket shop that composes all of Holdfast: events
-// with numbered seats that users hold, confirm or lose. Run it without arguments
-// and it keeps everything in memory; see the README for real servers, the roles
+// Command reservation is a ticket shop that uses all of Holdfast: events
+// with numbered seats that users hold, confirm or lose. Without arguments it
+// keeps everything in memory. See the README for real servers, the roles
 // of several processes, and the commands of an operator.
 package main
 
@@ -32,7 +32,7 @@ import (
 	"github.com/holdfast-go/holdfast/ratelimit"
 )
 
-// The exit codes of the shop; package operator says what those of commands mean.
+// The exit codes of the shop. Package command documents those of commands.
 const (
 	exitOK     = 0
 	exitFailed = 1
@@ -64,7 +64,7 @@ func run(ctx context.Context, args []string, getenv func(string) string, stdout,
 	return exitOK
 }
 
-// must returns what a constructor made. It fails for a wrong Config only, which is a mistake in this program.
+// must returns the result of a constructor. It fails only for a wrong Config, which is a mistake in this program.
 func must[T any](v T, err error) T {
 	if err != nil {
 		panic(err)
@@ -73,7 +73,7 @@ func must[T any](v T, err error) T {
 }
 
 // After a signal the running requests have stopTimeout, then consumer and sweeper, then the relay. After that,
-// connections have closeTimeout to end as their servers like it.
+// connections have closeTimeout to close.
 const (
 	stopTimeout  = 18 * time.Second
 	closeTimeout = 2 * time.Second
@@ -96,18 +96,18 @@ type backend struct {
 	handled *handled
 	// ready answers readiness probes.
 	ready http.Handler
-	// operator knows all parts.
+	// operator lists all parts.
 	operator operator.Config
-	// flow counts what the shop's page shows, and backlog what waits.
+	// flow counts the work for the shop's page, and backlog the waiting messages.
 	flow    flow.Flow
 	backlog func(context.Context) (flow.Backlog, error)
-	// trials make trouble; nil: none are wanted. Only outages of a shop in memory are made.
+	// trials inject faults; nil: none. Only a shop in memory has outages.
 	trials  web.Trials
 	outages []web.Server
 	close   func()
 }
 
-// limiter decides, and can be looked at.
+// limiter is a limiter with Peek.
 type limiter interface {
 	ratelimit.Limiter
 	web.Peeker
@@ -127,7 +127,7 @@ func serve(ctx context.Context, cfg config, stdout io.Writer) error {
 	defer flush()
 	b, err := open(ctx, cfg)
 	if ctx.Err() != nil && err != nil {
-		return nil // stopped before it had begun
+		return nil // stopped before it started
 	}
 	if err != nil {
 		return err
@@ -166,7 +166,7 @@ func newGroup(cfg config, sweeper, consumer, relay runner, broker ...func(contex
 	return group
 }
 
-// open makes the back end that was asked for, ready to run.
+// open makes the configured back end, ready to run.
 func open(ctx context.Context, cfg config) (*backend, error) {
 	switch cfg.backend {
 	case backendMemory:
@@ -218,14 +218,14 @@ func openMemory(cfg config) (*backend, error) {
 	return b, nil
 }
 
-// limits end a process as a signal does, for its supervisor to start a new one. 0 is no limit.
+// limits end a process like a signal, so that its supervisor starts a new one. 0 is no limit.
 type limits struct {
 	time     time.Duration
 	messages int64
 	memory   size
 }
 
-// looksAtLimits is the time between two looks: cheap ones.
+// looksAtLimits is the time between two checks of the limits.
 const looksAtLimits = 100 * time.Millisecond
 
 // within returns a context that ends with ctx or at a limit.
@@ -240,7 +240,7 @@ func (l limits) within(ctx context.Context, h *handled) (context.Context, func()
 		defer looks.Stop()
 		for {
 			if reached := l.reached(time.Since(began), h.Load(), memoryInUse()); reached != "" {
-				slog.InfoContext(ctx, "reservation: a limit is reached, the process ends", slog.String("limit", reached))
+				slog.InfoContext(ctx, "reservation: process limit reached; stopping", slog.String("limit", reached))
 				stop()
 			}
 			select {
@@ -253,7 +253,7 @@ func (l limits) within(ctx context.Context, h *handled) (context.Context, func()
 	return ctx, stop
 }
 
-// reached names the limit that is reached, if one is.
+// reached returns the limit that is reached; empty: none.
 func (l limits) reached(ran time.Duration, messages int64, memory size) string {
 	switch {
 	case l.time > 0 && ran >= l.time:
@@ -266,14 +266,14 @@ func (l limits) reached(ran time.Duration, messages int64, memory size) string {
 	return ""
 }
 
-// memoryInUse is what the Go runtime holds, without what it has given back to the system.
+// memoryInUse returns the memory of the Go runtime, without memory that was returned to the system.
 func memoryInUse() size {
 	held := []metrics.Sample{{Name: "/memory/classes/total:bytes"}, {Name: "/memory/classes/heap/released:bytes"}}
 	metrics.Read(held)
 	return size(held[0].Value.Uint64() - held[1].Value.Uint64())
 }
 
-// size is a number of bytes, in flags with K, M or G behind it.
+// size is a number of bytes. In flags K, M or G may follow it.
 type size uint64
 
 func (s *size) String() string { return strconv.FormatUint(uint64(*s), 10) }
@@ -289,18 +289,18 @@ func (s *size) Set(text string) error {
 	}
 	n, err := strconv.ParseUint(text, 10, 32)
 	if err != nil {
-		return errors.New("want bytes, or a number with K, M or G behind it")
+		return errors.New("want bytes, or a number followed by K, M or G")
 	}
 	*s = size(n << shift)
 	return nil
 }
 
-// newID gives a UUID v7: ids sort by the time they were made.
+// newID returns a UUID v7: ids sort by their time.
 func newID() string { return uuid.Must(uuid.NewV7()).String() }
 
 // printTrial prints three lines to paste into a shell.
 func printTrial(w io.Writer, url string) {
-	// An answer begins with {"id":" and the 36 characters of the id, which the next line takes out of it.
+	// An answer starts with {"id":" and the 36 characters of the id, which the next line extracts.
 	const line1 = `EVENT=$(curl -sS %s/api/events -d '{"name":"Concert","seats":50}' %s); echo "$EVENT"`
 	const line2 = `HOLD=$(curl -sS %s/api/reservations -d '{"event_id":"'${EVENT:7:36}'","quantity":2}' %s); echo "$HOLD"`
 	const line3 = `curl -i %s/api/reservations/${HOLD:7:36}/confirm -d '{}' %s`
@@ -311,7 +311,7 @@ func printTrial(w io.Writer, url string) {
 	}
 }
 
-// newKey gives an idempotency key: a UUID v4 without hyphens.
+// newKey returns an idempotency key: a UUID v4 without hyphens.
 func newKey() string {
 	id := uuid.Must(uuid.NewRandomFromReader(rand.Reader))
 	return hex.EncodeToString(id[:])

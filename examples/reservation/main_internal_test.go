@@ -38,7 +38,7 @@ import (
 	"github.com/holdfast-go/holdfast/outbox/driver"
 )
 
-// TestMain runs the program instead of the tests where the binary has the program's name: tests start it by a link.
+// TestMain runs the program instead of the tests if the binary has the program's name. Tests start it by a link.
 func TestMain(m *testing.M) {
 	if filepath.Base(os.Args[0]) == "reservation" {
 		main()
@@ -46,7 +46,7 @@ func TestMain(m *testing.M) {
 	os.Exit(testenv.Run(m))
 }
 
-// nowhere is an environment whose servers are not there.
+// nowhere is an environment whose servers do not exist.
 func nowhere(name string) string {
 	return map[string]string{
 		"DATABASE_URL": "postgres://x@127.0.0.1:1/x", "REDIS_URL": "redis://127.0.0.1:1/0", "AMQP_URL": "amqp://127.0.0.1:1/",
@@ -87,7 +87,7 @@ func TestUsage_mistakes(t *testing.T) {
 	}
 }
 
-// Servers have no default: nothing is done on servers that nobody has named.
+// Addresses of servers have no default: the program does nothing on servers that nobody has named.
 func TestUsage_addresses(t *testing.T) {
 	unset := func(string) string { return "" }
 	for args, names := range map[string]string{
@@ -227,14 +227,14 @@ func TestTrials_needTheFlag(t *testing.T) {
 		s, err := newServers(cfg)
 		noError(t, err)
 		if slow := newParts(cfg, s).handled.slow; (slow != nil) != cfg.trials {
-			t.Errorf("%s: consumers ask: %v", flag, slow != nil)
+			t.Errorf("%s: consumers may be slowed down: %v", flag, slow != nil)
 		}
 		s.farewell = nil // no message was sent
 		s.close()
 	}
 }
 
-// A role is unready without the servers that it needs, and ready without the others.
+// A role is not ready without the servers that it needs, and ready without the others.
 func TestChecks_perRole(t *testing.T) {
 	t.Parallel()
 	for role, want := range map[string]string{
@@ -261,7 +261,7 @@ func noError(t testing.TB, errs ...error) {
 	}
 }
 
-// A node that is gone costs no connection, wherever the search begins.
+// dialAny skips nodes that are down, wherever it starts.
 func TestDialAny(t *testing.T) {
 	t.Parallel()
 	dial := dialAny([]string{"amqp://127.0.0.1:1/", amqptest.New(t).URL}, amqp.Config{})
@@ -321,8 +321,8 @@ func TestAddressesOfBrokers(t *testing.T) {
 	}
 }
 
-// The operator's page in memory is its visitor's own; on servers it wants the password, and is not there
-// where none is set.
+// In memory everybody may use the operator's page. On servers it needs the password, and does not exist
+// without one.
 func TestOperatorPage(t *testing.T) {
 	t.Parallel()
 	next := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "next", http.StatusTeapot) })
@@ -338,7 +338,7 @@ func TestOperatorPage(t *testing.T) {
 		"beside it":      {config{backend: backendMemory}, "/operators", "", 418, "next"},
 		"elsewhere":      {config{backend: backendMemory}, "//api", "", 418, "next"},
 		"no password":    {config{backend: backendServices}, "/operator/", "x", 418, "next"},
-		"who":            {config{backend: backendServices, operatorPassword: "x"}, "/operator/", "", 401, "say who"},
+		"who":            {config{backend: backendServices, operatorPassword: "x"}, "/operator/", "", 401, "password required"},
 		"wrong password": {config{backend: backendServices, operatorPassword: "x"}, "/operator/", "y", 403, "may not"},
 		"right password": {config{backend: backendServices, operatorPassword: "x"}, "/operator/", "x", 200, "ada"},
 	} {
@@ -362,7 +362,7 @@ func TestOperatorPage(t *testing.T) {
 	}
 }
 
-// pipes is a listener whose connections live in memory, where time can be faked.
+// pipes is a listener with connections in memory, for fake time.
 type pipes struct {
 	conns  chan net.Conn
 	closed chan struct{}
@@ -390,7 +390,7 @@ func (p *pipes) Close() error {
 
 func (p *pipes) Addr() net.Addr { return &net.TCPAddr{} }
 
-// TestClientsThatDoNotReadOrWrite wants each of them to lose its connection after some minutes.
+// TestClientsThatDoNotReadOrWrite checks that each of these clients loses its connection after some minutes.
 func TestClientsThatDoNotReadOrWrite(t *testing.T) {
 	t.Parallel()
 	for name, sends := range map[string]string{
@@ -483,8 +483,8 @@ func TestGroup_endsWithStuckParts(t *testing.T) {
 	}
 }
 
-// TestBacklogTellsWhatItKnows wants no number before a server has told it, nor long after.
-func TestBacklogTellsWhatItKnows(t *testing.T) {
+// TestBacklog_unknownCounts checks that a count is unknown before its server has answered, and long after.
+func TestBacklog_unknownCounts(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		var noOutbox, noQueue error
@@ -500,7 +500,7 @@ func TestBacklogTellsWhatItKnows(t *testing.T) {
 		ctx, stop := context.WithCancel(t.Context())
 		ended := make(chan error)
 		go func() { ended <- b.Run(ctx) }()
-		// wants looks for as long as somebody would, and wants the last look to be so.
+		// wants looks once a second, as a viewer does, and checks the last look.
 		wants := func(when string, seconds int, want flow.Backlog) {
 			t.Helper()
 			var got flow.Backlog
@@ -553,7 +553,7 @@ func read(t *testing.T, path ...string) string {
 	return string(text)
 }
 
-// The environment that a deployed shop is given sets what the program reads, and nothing else.
+// The environment file of a deployed shop sets only variables that the program reads.
 func TestDeployedEnvironment(t *testing.T) {
 	t.Parallel()
 	text := read(t, "deploy/reservation.env")
@@ -576,8 +576,8 @@ func TestDeployedEnvironment(t *testing.T) {
 	}
 }
 
-// The commands of the crontab and of supervisord get the addresses of the file, in no other environment than theirs, and
-// fail without the file. A stub stands for the program: TestDeployedFlags checks the arguments.
+// The commands of crontab and supervisord get the addresses from the file, in an environment without them, and fail
+// without the file. A stub replaces the program: TestDeployedFlags checks the arguments.
 func TestDeployedCommands_environment(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -615,7 +615,7 @@ func TestDeployedCommands_environment(t *testing.T) {
 	}
 }
 
-// TestDeployedUser wants no program of supervisord, which is root, to be run as root: its shell runs what a file says.
+// TestDeployedUser checks that supervisord, which is root, runs no program as root: the shell of each runs a file.
 func TestDeployedUser(t *testing.T) {
 	t.Parallel()
 	text := read(t, "deploy/supervisor.conf")
@@ -630,7 +630,7 @@ func TestDeployedUser(t *testing.T) {
 	}
 }
 
-// What the files of deploy run is what the program takes.
+// The program accepts the arguments in the files of deploy.
 func TestDeployedFlags(t *testing.T) {
 	t.Parallel()
 	files, err := filepath.Glob("deploy/*")
@@ -687,7 +687,7 @@ func checkArgs(t *testing.T, file string, args []string) {
 	}
 }
 
-// The addresses of compose.env are those of compose.yaml.
+// compose.env has the addresses of compose.yaml.
 func TestComposedEnvironment(t *testing.T) {
 	t.Parallel()
 	text := read(t, "compose.env")

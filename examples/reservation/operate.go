@@ -30,7 +30,7 @@ func operate(ctx context.Context, cfg config, stdout, stderr io.Writer) int {
 	return command.Run(ctx, newParts(cfg, servers).operator(cfg), cfg.command, stdout, stderr)
 }
 
-// operator lists all parts of the shop, for whoever operates it.
+// operator lists all parts of the shop for an operator.
 func (p *parts) operator(cfg config) operator.Config {
 	return operator.Config{
 		Program:   "reservation",
@@ -63,7 +63,7 @@ func memoryOperator(cfg config, p *memory.Parts) operator.Config {
 	}
 }
 
-// limiters are those of each user, and that of all together, if there is one.
+// limiters returns the limit of each user, and the limit of all users, if there is one.
 func limiters(cfg config, l operator.Limits) []operator.Limiter {
 	user, global := httpapi.Limits(cfg.userLimit, cfg.globalLimit)
 	all := []operator.Limiter{{Name: "requests", Limiter: l, Limits: []ratelimit.Limit{user}}}
@@ -73,19 +73,19 @@ func limiters(cfg config, l operator.Limits) []operator.Limiter {
 	return all
 }
 
-// shopTables are those of the shop itself.
+// shopTables are the shop's own tables.
 type shopTables struct{ *parts }
 
-// Migrate creates them or brings them up to date.
+// Migrate creates the tables or brings them up to date.
 func (s shopTables) Migrate(ctx context.Context) error {
 	return postgres.Migrate(ctx, s.servers.workers)
 }
 
-// pagePath is where the operator's page is.
+// pagePath is the path of the operator's page.
 const pagePath = "/operator/"
 
-// newPage is the operator's page. On real servers it is there only where a password is set; whoever knows
-// that may do everything, under the name they give. A shop in memory is its visitor's own.
+// newPage returns the operator's page. On real servers it exists only if a password is set. Whoever knows the
+// password may do everything, under the name they give. In memory everybody may do everything.
 func newPage(cfg config, service operator.Config) *page.Page {
 	if cfg.operatorPassword == "" && cfg.backend != backendMemory {
 		return nil
@@ -102,7 +102,7 @@ func newPage(cfg config, service operator.Config) *page.Page {
 	}}))
 }
 
-// withPage serves the page beside what next serves.
+// withPage serves the page in front of next.
 func (f *front) withPage(cfg config, next http.Handler) http.Handler {
 	if f.page == nil {
 		return next
@@ -115,15 +115,15 @@ func (f *front) withPage(cfg config, next http.Handler) http.Handler {
 			next.ServeHTTP(w, r)
 		case cfg.operatorPassword != "" && !given:
 			w.Header().Set("WWW-Authenticate", `Basic realm="operator", charset="UTF-8"`)
-			http.Error(w, "say who you are", http.StatusUnauthorized)
+			http.Error(w, "name and password required", http.StatusUnauthorized)
 		default:
 			shown.ServeHTTP(w, r)
 		}
 	})
 }
 
-// show adds what the page needs on real servers. A process of any role tells Redis what goes through it, and one with an
-// API shows what all of them have told.
+// show adds the services of the shop's page on real servers. A process of any role writes its notes to Redis, and one with
+// an API shows the notes of all processes.
 func (p *parts) show(cfg config, b *backend) {
 	b.group.Add("flow", p.flow)
 	if !cfg.hasAPI() {

@@ -28,7 +28,7 @@ func TestScenario_inMemory(t *testing.T) {
 	shop.stop()
 }
 
-// Each role runs in processes of its own, all of which end by a signal.
+// Each role runs in its own processes, which all end by a signal.
 func TestScenario_onServers(t *testing.T) { brokers(t, testScenarioOnServers) }
 
 func testScenarioOnServers(t *testing.T, flags ...string) {
@@ -69,7 +69,7 @@ func passDeadlines(t *testing.T, s services) {
 	}
 }
 
-// Where there is a Docker engine, the shop runs on containers at night; elsewhere it fails with one line.
+// With a Docker engine the shop runs on containers at night. Without one it fails with one line.
 func TestScenario_onContainers(t *testing.T) {
 	t.Parallel()
 	if dockerListens() {
@@ -112,7 +112,7 @@ func TestScenario_printedLines(t *testing.T) {
 	testenv.Eventually(t, func() error {
 		_, after, _ := strings.Cut(shop.stdout.String(), "in this order:\n")
 		if lines = strings.Split(after, "\n"); len(lines) != 4 {
-			return fmt.Errorf("it says %q", shop.stdout)
+			return fmt.Errorf("it prints %q", shop.stdout)
 		}
 		return nil
 	})
@@ -136,7 +136,7 @@ func TestScenario_printedLines(t *testing.T) {
 	shop.stop()
 }
 
-// scenario sells seats of an event, on any servers. It leaves two holds there, and returns one of them.
+// scenario sells seats of an event, on any servers. It leaves two holds, and returns one of them.
 func scenario(t *testing.T, c *client, inFlight func(*testing.T, *client)) (event, lost string) {
 	t.Helper()
 	awaitReady(t, c.url)
@@ -205,7 +205,7 @@ func limits(t *testing.T, c *client) {
 	t.Error("no request was limited")
 }
 
-// inFlightByLock has a request wait for a lock that the test holds.
+// inFlightByLock makes a request wait for a lock that the test holds.
 func inFlightByLock(t *testing.T, c *client, s services) {
 	t.Helper()
 	event := c.newEvent(`{"name":"Rush","seats":1}`)
@@ -228,7 +228,7 @@ func inFlightByLock(t *testing.T, c *client, s services) {
 	c.post(user, key, "/api/reservations", body).wants(http.StatusCreated, "")
 }
 
-// inFlightByCrowd sends a request many times at once, behind others that keep the shop busy, until one meets another.
+// inFlightByCrowd sends a request many times at once, beside others that keep the shop busy, until two of them overlap.
 func inFlightByCrowd(t *testing.T, c *client) {
 	t.Helper()
 	testenv.Eventually(t, func() error {
@@ -256,14 +256,14 @@ func inFlightByCrowd(t *testing.T, c *client) {
 			met = met || inUse
 		}
 		if !met {
-			return fmt.Errorf("no two requests met")
+			return fmt.Errorf("no two requests overlapped")
 		}
 		return nil
 	})
 }
 
-// The shop starts and sells while the broker is away. When it comes, the messages that were stored meanwhile reach
-// the read model.
+// The shop starts and sells while the broker is down. When the broker is back, the stored messages reach the
+// read model.
 func TestStart_withoutBroker(t *testing.T) {
 	t.Parallel()
 	s := newServices(t)
@@ -290,7 +290,7 @@ func TestStart_withoutBroker(t *testing.T) {
 	api.stop()
 }
 
-// Without Redis the api starts, serves what needs none, and is not ready.
+// Without Redis the api starts, serves requests that do not need Redis, and is not ready.
 func TestStart_withoutRedis(t *testing.T) {
 	t.Parallel()
 	s := newServices(t)
@@ -302,7 +302,7 @@ func TestStart_withoutRedis(t *testing.T) {
 	api.stop()
 }
 
-// A wrong password ends the process with one line that says so.
+// An unknown database ends the process with one line that names it.
 func TestStart_refused(t *testing.T) {
 	t.Parallel()
 	testenv.Nightly(t, "a refusal is tried for 5 s")
@@ -435,8 +435,8 @@ func (c *collected) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "application/x-protobuf")
 }
 
-// paths returns the spans of a trace in order, each with its process and its parents up to the caller. A parent that is
-// not there is a question mark.
+// paths returns the spans of a trace in order, each with its process and its parents up to the caller. A missing parent
+// is a question mark.
 func (c *collected) paths(traceID, caller string) []string {
 	c.mu.Lock()
 	defer c.mu.Unlock()

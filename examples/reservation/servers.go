@@ -33,22 +33,22 @@ const (
 	shopConns   = 16 // for requests
 	workerConns = 10 // for relay, consumer and sweeper
 	redisConns  = 64
-	// redisTimeout bounds the wait for an answer of Redis, unless the address has a read_timeout. The limiter has two pipelines at a time: both may wait for it
-	// twice until connections that have fallen silent are gone.
+	// redisTimeout bounds the wait for an answer of Redis, unless the address has a read_timeout. The limiter has two
+	// pipelines at a time. Both may wait twice until silent connections are closed.
 	redisTimeout = 2 * time.Second
-	// heartbeat bounds how long the broker keeps messages for a consumer that has vanished: three of them at most.
-	// The client gives a broker up that sends nothing for one and a half.
+	// heartbeat bounds how long the broker keeps messages for a vanished consumer: at most three heartbeats.
+	// The client gives up a broker that sends nothing for one and a half heartbeats.
 	heartbeat = 2 * time.Second
 )
 
-// servers are the clients of the three servers. None connects before it is used.
+// servers are the clients of the three servers. Each connects on first use.
 type servers struct {
-	// shop serves requests, workers everything behind them: neither takes the other's connections.
+	// shop is for requests, workers for all other work: neither uses the other's connections.
 	shop, workers *pgxpool.Pool
 	redis         redis.UniversalClient
 	dial          func(ctx context.Context) (*amqp.Connection, error) // RabbitMQ
 	broker        string
-	// farewell is said to Redis before the connections end. nil: nothing.
+	// farewell is called before the connections to Redis close. nil: nothing.
 	farewell func(context.Context) error
 }
 
@@ -58,8 +58,8 @@ func newServers(cfg config) (*servers, error) {
 		return nil, fmt.Errorf("REDIS_URL: %w", err)
 	}
 	shop, err := newPool(cfg.databaseURL, shopConns, map[string]string{
-		// A sequential scan, which the planner prefers on small tables, takes a predicate lock on the
-		// whole table: at SERIALIZABLE any two holds would then conflict, of whatever seats and events.
+		// The planner prefers a sequential scan on small tables. The scan takes a predicate lock on the whole
+		// table: at SERIALIZABLE any two holds would then conflict, whatever their seats and events.
 		"enable_seqscan": "off",
 	})
 	if err != nil {
@@ -78,9 +78,9 @@ func newServers(cfg config) (*servers, error) {
 	}, nil
 }
 
-// newRedis is a client of one server, or of a Redis Cluster where the address names more nodes of it: redis://a:1?addr=b:1&addr=c:1.
+// newRedis returns a client of one server, or of a Redis Cluster if the address has more nodes: redis://a:1?addr=b:1&addr=c:1.
 func newRedis(address string) (redis.UniversalClient, error) {
-	logging.Disable() // of go-redis, in a form of its own: every error comes back to the caller, too
+	logging.Disable() // of go-redis, in its own format; callers get all errors anyway
 	if u, err := url.Parse(address); err == nil && u.Query().Has("addr") {
 		options, err := redis.ParseClusterURL(address)
 		if err != nil {
@@ -96,12 +96,12 @@ func newRedis(address string) (redis.UniversalClient, error) {
 	}
 	options.PoolSize = redisConns
 	options.ReadTimeout = cmp.Or(options.ReadTimeout, redisTimeout)
-	options.ContextTimeoutEnabled = true // a server that hangs is waited for as long as the caller says, not longer
+	options.ContextTimeoutEnabled = true // the caller's context bounds the wait for a hanging server
 	return redis.NewClient(options), nil
 }
 
-// dialAny connects to the first node of a cluster that answers, from one on that is chosen at random. Each gets its part of
-// the time that there is, so that a silent one leaves some for the others.
+// dialAny connects to the first node of a cluster that answers, starting with a random one. Each node gets a share of the
+// remaining time, so that a silent one leaves some for the others.
 func dialAny(addresses []string, cfg amqp.Config) func(ctx context.Context) (*amqp.Connection, error) {
 	dials := make([]func(context.Context) (*amqp.Connection, error), len(addresses))
 	for i, address := range addresses {
@@ -121,7 +121,7 @@ func dialAny(addresses []string, cfg amqp.Config) func(ctx context.Context) (*am
 	}
 }
 
-// partOf is a context with one of so many parts of the time that is left.
+// partOf returns a context with one of parts shares of the remaining time.
 func partOf(ctx context.Context, parts int) (context.Context, context.CancelFunc) {
 	deadline, ok := ctx.Deadline()
 	if !ok {
@@ -143,8 +143,8 @@ func newPool(url string, conns int32, settings map[string]string) (*pgxpool.Pool
 	return pgxpool.NewWithConfig(context.Background(), cfg)
 }
 
-// checks ask the servers that a role cannot work without. None asks the broker: the relay and the consumer know best
-// whether they reach it, and requests are served while it is down.
+// checks returns checks of the servers that a role cannot work without. None checks the broker: the relay and the consumer
+// report it by themselves, and requests are served while it is down.
 func (s *servers) checks(role string) map[string]func(context.Context) error {
 	checks := map[string]func(context.Context) error{}
 	if role != roleAPI {
@@ -170,7 +170,7 @@ func (s *servers) pingRabbitMQ(ctx context.Context) error {
 	return conn.CloseDeadline(time.Now().Add(closeTimeout))
 }
 
-// pings ask each server whether it answers.
+// pings returns all servers, each with a ping.
 func (s *servers) pings() []operator.Server {
 	all := []operator.Server{
 		{Name: "Postgres", Ping: s.workers.Ping, Connections: operator.PostgresConnections(s.workers)},
@@ -182,7 +182,7 @@ func (s *servers) pings() []operator.Server {
 	return all
 }
 
-// close ends all connections, but waits for servers that do not answer no longer than closeTimeout.
+// close closes all connections. It waits at most closeTimeout for servers that do not answer.
 func (s *servers) close() {
 	var closing sync.WaitGroup
 	closing.Go(s.shop.Close)
@@ -191,7 +191,7 @@ func (s *servers) close() {
 		if s.farewell != nil {
 			ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
 			defer cancel()
-			_ = s.farewell(ctx) // nobody is left to try again
+			_ = s.farewell(ctx) // there is no time to try again
 		}
 		_ = s.redis.Close() // nothing is pending on it
 	})
@@ -206,10 +206,10 @@ func (s *servers) close() {
 	}
 }
 
-// startTimeout is how long a process waits for a Postgres that is starting, too.
+// startTimeout bounds how long a process waits for Postgres, which may be starting, too.
 const startTimeout = 60 * time.Second
 
-// The images are those of compose.yaml.
+// The images of compose.yaml.
 const (
 	postgresImage = "postgres:17-alpine"
 	redisImage    = "redis:8.0-alpine"
@@ -221,7 +221,7 @@ const containersTimeout = 5 * time.Minute // images may have to be pulled first
 // containers are the servers that this process has started for itself.
 type containers []testcontainers.Container
 
-// startContainers starts a server of each kind that is wanted and puts the addresses into cfg.
+// startContainers starts one server of each kind that is needed, and puts their addresses into cfg.
 func startContainers(ctx context.Context, cfg *config) (_ containers, err error) {
 	ctx, cancel := context.WithTimeout(ctx, containersTimeout)
 	defer cancel()
@@ -257,7 +257,7 @@ func startContainers(ctx context.Context, cfg *config) (_ containers, err error)
 		testcontainers.ContainerRequest{
 			Image: postgresImage,
 			Env:   map[string]string{"POSTGRES_PASSWORD": "postgres"},
-			// The server starts once more after its first start has made the database.
+			// The server restarts after its first start has created the database.
 			WaitingFor: wait.ForLog("ready to accept connections").WithOccurrence(2),
 		})
 	if err != nil {
@@ -278,7 +278,7 @@ func startContainers(ctx context.Context, cfg *config) (_ containers, err error)
 	return started, nil
 }
 
-// dockerAnswers asks before anything is started: the library panics where there is no engine at all.
+// dockerAnswers checks Docker before anything is started, because the library panics without an engine.
 func dockerAnswers(ctx context.Context) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -293,10 +293,10 @@ func dockerAnswers(ctx context.Context) (err error) {
 	return provider.Health(ctx)
 }
 
-// stop removes the containers, also when the process is being ended.
+// stop removes the containers, also during a shutdown.
 func (c containers) stop() {
 	for _, container := range c {
-		// One that stays is removed by the library's own reaper once this process is gone.
+		// The library's own reaper removes a remaining one after this process has ended.
 		_ = testcontainers.TerminateContainer(container)
 	}
 }
@@ -307,10 +307,10 @@ const (
 	brokerRedis    = "redis"
 )
 
-// trialWorkers is how many messages a consumer with -trials has in hand.
+// trialWorkers is how many messages a consumer with -trials has in flight.
 const trialWorkers = 8
 
-// consumer is what the shop uses of a consumer, whatever its broker.
+// consumer is the part of a consumer that the shop uses, on any broker.
 type consumer interface {
 	runner
 	Setup(ctx context.Context) error
@@ -326,11 +326,11 @@ type broker struct {
 	setup     []func(context.Context) error
 }
 
-// newBroker puts the parts of a broker together. On Redis the messages are in a stream, which one
+// newBroker makes the parts for a broker. On Redis the messages are in a stream, which one
 // consumer group reads. h counts the messages.
 func newBroker(cfg config, s *servers, p inbox.Processor, h *handled) broker {
 	common := inbox.ConsumerConfig{Name: messages.Queue, Batch: 50, ShutdownTimeout: stopTimeout - closeTimeout}
-	if cfg.trials { // messages of a slow consumer wait where one sees them, at the broker
+	if cfg.trials { // the messages of a slow consumer wait at the broker, where they are counted
 		common.Batch, common.Concurrency, common.Prefetch = 1, trialWorkers, trialWorkers
 	}
 	if cfg.broker == brokerRedis {

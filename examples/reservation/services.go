@@ -25,7 +25,7 @@ import (
 	"github.com/holdfast-go/holdfast/txretry"
 )
 
-// parts is everything that the shop consists of on real servers. Each role runs some of it.
+// parts has all parts of the shop on real servers. Each role runs some of them.
 type parts struct {
 	servers    *servers
 	transactor *txretry.Manager // of requests
@@ -33,7 +33,7 @@ type parts struct {
 	once       *idempotencypgx.Store
 	limiter    *ratelimitredis.Limiter
 	messages   *outboxpgx.Store
-	outbox     postgres.Outbox // where changes are announced: messages, if they are not left out
+	outbox     postgres.Outbox // messages, unless they are left out
 	flow       *flow.Shared    // nil: there is no page
 	handled    *handled
 	broker     broker
@@ -41,18 +41,18 @@ type parts struct {
 	inbox      *inboxpgx.Store
 	holds      *expirypgx.Store
 	sweeper    *expiry.Sweeper
-	log        *operator.PostgresLog // of what operators do
+	log        *operator.PostgresLog // of the actions of operators
 }
 
-// newParts puts the parts together. Nothing is asked of a server yet. Each part has the logger and the
-// meters that are set for the whole process.
+// newParts makes the parts. It does not connect to a server. Each part uses the logger and the
+// meters of the process.
 func newParts(cfg config, s *servers) *parts {
-	// Transactions are idle between two statements for milliseconds only. A process that has
-	// vanished in the middle of one keeps its locks for this long.
+	// Transactions are idle between two statements for milliseconds only. The locks of a process that has
+	// vanished in a transaction are kept for this long.
 	transactions := txretry.Config{IdleTimeout: 5 * time.Second}
 	p := &parts{servers: s, transactor: must(txretry.New(s.shop, transactions))}
-	// Workers seldom wait for a lock, and what fails is tried again. So they give up a COMMIT without an
-	// answer after 4 s, where a request waits for 9.
+	// Workers seldom wait for a lock, and failed work is tried again. So they give up a COMMIT without an
+	// answer after 4 s. A request waits for 9 s.
 	ofWorkers := transactions
 	ofWorkers.LockTimeout, ofWorkers.CommitTimeout = 3*time.Second, 4*time.Second
 	workers := must(txretry.New(s.workers, ofWorkers))
@@ -68,8 +68,8 @@ func newParts(cfg config, s *servers) *parts {
 	p.gate = must(idempotencyredis.New(s.redis, idempotencyredis.Config{}))
 	p.once = must(idempotencypgx.New(p.transactor, idempotencypgx.Config{Gate: p.gate}))
 	p.limiter = must(ratelimitredis.New(s.redis, ratelimitredis.Config{
-		// Long enough for a crowd to take turns on the connections: a request that comes to nothing
-		// for want of a quick answer would cost a buyer the seat.
+		// Long enough for many requests to take turns on the connections: a request that fails
+		// because of a slow answer would cost a buyer the seat.
 		Timeout: 5 * time.Second,
 	}))
 
@@ -88,14 +88,14 @@ func newParts(cfg config, s *servers) *parts {
 	return p
 }
 
-// prepare creates the tables, and waits for Postgres as long as startTimeout. Many processes may do so at once.
+// prepare creates the tables. It waits for Postgres at most startTimeout. Many processes may call it at once.
 func (p *parts) prepare(ctx context.Context, group *service.Group) error {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
 	return group.Prepare(ctx, "postgres", p.messages.Migrate, p.inbox.Migrate, p.once.Migrate, p.log.Migrate, shopTables{p}.Migrate)
 }
 
-// openServices is the back end on real servers, with the parts of the role.
+// openServices returns the back end on real servers, with the parts of the role.
 func openServices(ctx context.Context, cfg config) (*backend, error) {
 	s, err := newServers(cfg)
 	if err != nil {
@@ -124,13 +124,13 @@ func openServices(ctx context.Context, cfg config) (*backend, error) {
 	return b, nil
 }
 
-// handled counts the messages that a process has published or processed, and tells the flow of them.
+// handled counts the messages that a process has published or processed, and notes them in flow.
 type handled struct {
 	atomic.Int64
 	flow flow.Flow
-	// inHand are being processed.
+	// inHand is the number of messages that are being processed.
 	inHand atomic.Int64
-	// slow says how long a consumer waits before it processes messages. nil: not at all.
+	// slow returns how long a consumer waits before it processes messages. nil: not at all.
 	slow func(ctx context.Context) time.Duration
 }
 
@@ -144,18 +144,18 @@ func (h *handled) published(name string, done func(error)) func(error) {
 	}
 }
 
-// wait is outside of the transaction, as that of a slow network would be.
+// wait waits outside of the transaction, like a slow network.
 func (h *handled) wait(ctx context.Context) {
 	if h.slow == nil {
 		return
 	}
 	select {
-	case <-ctx.Done(): // the store gives the messages back
+	case <-ctx.Done(): // the store requeues the messages
 	case <-time.After(h.slow(ctx)):
 	}
 }
 
-// Each of these embeds a part whole: relays and consumers look for what else it can do.
+// Each of these embeds a whole part, because relays and consumers look for its optional methods.
 type (
 	countedAMQP struct {
 		*outboxamqp.Publisher
@@ -171,17 +171,17 @@ type (
 	}
 )
 
-// Publish counts what is confirmed.
+// Publish counts confirmed messages.
 func (p countedAMQP) Publish(ctx context.Context, m driver.Message, done func(error)) {
 	p.Publisher.Publish(ctx, m, p.handled.published(m.Name, done))
 }
 
-// Publish counts what is confirmed.
+// Publish counts confirmed messages.
 func (p countedRedis) Publish(ctx context.Context, m driver.Message, done func(error)) {
 	p.Publisher.Publish(ctx, m, p.handled.published(m.Name, done))
 }
 
-// Process counts what has gone well.
+// Process counts processed messages.
 func (s countedInbox) Process(ctx context.Context, msgs []*inbox.Message) []error {
 	s.handled.inHand.Add(int64(len(msgs)))
 	defer s.handled.inHand.Add(-int64(len(msgs)))
@@ -197,21 +197,21 @@ func (s countedInbox) Process(ctx context.Context, msgs []*inbox.Message) []erro
 }
 
 const (
-	// backlogEvery is how often the servers are asked what waits, while somebody looks at the page.
+	// backlogEvery is how often the servers are asked while somebody views the page.
 	backlogEvery   = 500 * time.Millisecond
 	backlogTimeout = 5 * time.Second
-	// looking is for how long after a look somebody is thought to be there.
+	// looking is how long after a look somebody is assumed to view the page.
 	looking = 3 * time.Second
-	// freshFor is how long an answer is told: until the next one has had all the time that it may take.
+	// freshFor is how long an answer is used: until the next answer has had its whole timeout.
 	freshFor = backlogTimeout + 2*backlogEvery
 )
 
-// backlog knows what waits on real servers. All viewers share one look, since each opens a connection to the broker.
-// Of a server that does not answer nothing is known soon.
+// backlog counts the waiting messages on real servers. All viewers share one look, because each opens a connection to the
+// broker. If a server does not answer, its counts soon become unknown.
 type backlog struct {
 	outbox func(context.Context) (driver.Depth, error)
 	queue  func(context.Context) (inbox.Stats, error)
-	inHand func() int64 // the broker has handed it out, and it is not processed yet
+	inHand func() int64 // delivered by the broker, and not processed yet
 
 	mu     sync.Mutex
 	asked  time.Time
@@ -219,7 +219,7 @@ type backlog struct {
 	behind answer[inbox.Stats]
 }
 
-// answer is what a server has told, and when.
+// answer is the last answer of a server, with its time.
 type answer[T any] struct {
 	at   time.Time
 	told T
@@ -227,7 +227,7 @@ type answer[T any] struct {
 
 func (a answer[T]) fresh() bool { return time.Since(a.at) < freshFor }
 
-// Look returns what was seen last, and nothing of a server that has not answered, or not for freshFor. It does not fail.
+// Look returns the last counts. Counts of a server without an answer within freshFor are nil. It does not fail.
 func (b *backlog) Look(context.Context) (flow.Backlog, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -257,7 +257,7 @@ func dead(depth driver.Depth, queue inbox.Stats) int {
 	return n
 }
 
-// Run looks until ctx ends.
+// Run asks the servers until ctx ends.
 func (b *backlog) Run(ctx context.Context) error {
 	var looks sync.WaitGroup
 	looks.Go(func() { b.repeat(ctx, b.lookAtOutbox) })
@@ -266,7 +266,7 @@ func (b *backlog) Run(ctx context.Context) error {
 	return nil
 }
 
-// Ready returns nil: no work waits for a view.
+// Ready returns nil: no work depends on this view.
 func (b *backlog) Ready(context.Context) error { return nil }
 
 func (b *backlog) repeat(ctx context.Context, look func(context.Context)) {

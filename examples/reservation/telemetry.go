@@ -23,7 +23,7 @@ import (
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 )
 
-// serveMetrics has all components of the process measure, and returns what serves that as Prometheus text.
+// serveMetrics turns on the metrics of all components. The handler serves them as Prometheus text.
 func serveMetrics() (_ http.Handler, stop func(), _ error) {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
@@ -33,12 +33,12 @@ func serveMetrics() (_ http.Handler, stop func(), _ error) {
 	}
 	provider := sdkmetric.NewMeterProvider(sdkmetric.WithReader(exporter))
 	otel.SetMeterProvider(provider)
-	// Nothing is pushed anywhere, so nothing can be lost when it stops.
+	// Nothing is pushed, so a shutdown loses nothing.
 	stop = func() { _ = provider.Shutdown(context.Background()) }
 	return promhttp.HandlerFor(registry, promhttp.HandlerOpts{}), stop, nil
 }
 
-// tracesWanted reads the variables of OpenTelemetry that say whether there are traces; the exporter reads where to.
+// tracesWanted reads from OpenTelemetry's variables whether to export traces. The exporter reads the address.
 func tracesWanted(getenv func(string) string) (bool, error) {
 	switch exporter := getenv("OTEL_TRACES_EXPORTER"); exporter {
 	case "otlp":
@@ -52,7 +52,7 @@ func tracesWanted(getenv func(string) string) (bool, error) {
 	}
 }
 
-// exportTraces has all components of the process send their spans by OTLP over HTTP, and returns what sends the last of them.
+// exportTraces exports the spans of all components by OTLP over HTTP. stop sends the last spans.
 func exportTraces(ctx context.Context, cfg config) (stop func(), _ error) {
 	if !cfg.traces {
 		return func() {}, nil
@@ -61,7 +61,7 @@ func exportTraces(ctx context.Context, cfg config) (stop func(), _ error) {
 	if err != nil {
 		return nil, fmt.Errorf("traces: %w", err)
 	}
-	// What OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES say wins.
+	// OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES take precedence.
 	process, err := resource.New(ctx, resource.WithTelemetrySDK(), resource.WithProcessPID(), resource.WithAttributes(
 		attribute.String("service.name", "reservation"),
 		attribute.String("service.instance.id", uuid.NewString()),
@@ -79,7 +79,7 @@ func exportTraces(ctx context.Context, cfg config) (stop func(), _ error) {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
 		defer cancel()
 		if err := provider.Shutdown(ctx); err != nil {
-			slog.WarnContext(ctx, "the last spans are lost", slog.Any("error", err))
+			slog.WarnContext(ctx, "lost the last spans", slog.Any("error", err))
 		}
 	}, nil
 }

@@ -1,7 +1,6 @@
-// Package shoptest is the ticket shop in memory for programs that test it as a whole, such as a simulation:
-// the same handlers, relay, consumer and sweeper as in the program, any number of each, as if in processes of
-// their own, over one set of fakes. What they ask their servers passes a Wire, which may delay it, refuse
-// it or lose it.
+// Package shoptest is the ticket shop in memory, for programs that test the whole shop, such as a simulation.
+// It has the handlers, relay, consumer and sweeper of the program, any number of each, over one set of fakes,
+// as if each ran in its own process. Calls to the servers pass a Wire, which may delay, reject or lose them.
 package shoptest
 
 import (
@@ -23,7 +22,7 @@ import (
 	"github.com/holdfast-go/holdfast/txretry/txretrytest"
 )
 
-// Wire is what lies between the shop and its servers.
+// Wire is between the shop and its servers.
 type Wire = memory.Wire
 
 // Observer has functions that are called for commits, for messages at the broker and for faults of transactions.
@@ -54,22 +53,22 @@ const (
 type Config struct {
 	// Hold is how long a reservation is held.
 	Hold time.Duration
-	// UserLimit is for POSTs per minute.
+	// UserLimit is the number of POSTs per minute of one user.
 	UserLimit int
-	// Faults are those of the transactions' attempts, in their order. Optional.
+	// Faults are injected into the attempts of transactions, in this order. Optional.
 	Faults []txretrytest.Fault
-	// Wire leads to the servers. Default: it works.
+	// Wire is between the shop and its servers. Default: it passes everything on.
 	Wire Wire
-	// Observe is called with each commit. Optional.
+	// Observe has functions that are called for commits, messages and faults. Optional.
 	Observe Observer
 	// NewID makes the ids of events and reservations, lowercase UUIDs. Default: at random.
 	NewID func() string
-	// MaxCrashes is how many processes may die in a row over one message before it is a dead letter. Default: that
-	// of relays and consumers.
+	// MaxCrashes is how many processes in a row may die over one message before it is a dead letter. Default: the
+	// default of relays and consumers.
 	MaxCrashes int
-	// Rand is the Rand of all parts. Default: math/rand/v2.
+	// Rand is the random source of all parts. Default: math/rand/v2.
 	Rand func() float64
-	// Logger is that of all parts. Default: slog.Default().
+	// Logger is the logger of all parts. Default: slog.Default().
 	Logger *slog.Logger
 }
 
@@ -80,7 +79,7 @@ type Shop struct {
 	limit ratelimit.Limit // of each user
 }
 
-// Open puts a shop together. Nothing of it runs yet.
+// Open makes a shop. Its parts do not run yet.
 func Open(cfg Config) (*Shop, error) {
 	parts, err := memory.Open(memory.Config{
 		Faults: cfg.Faults, Wire: cfg.Wire, Observe: cfg.Observe, Rand: cfg.Rand, MaxCrashes: cfg.MaxCrashes, Logger: cfg.Logger,
@@ -102,13 +101,13 @@ func Open(cfg Config) (*Shop, error) {
 	return &Shop{parts, api, limit}, nil
 }
 
-// API serves the shop's requests. What a request asks of servers has the request's context.
+// API serves the shop's requests. Calls to servers get the request's context.
 func (s *Shop) API() http.Handler { return s.api }
 
 // Relay returns one more relay.
 func (s *Shop) Relay() (*outbox.Relay, error) { return s.parts.NewRelay() }
 
-// Consumer returns one more consumer, whose steps meet the fault.
+// Consumer returns one more consumer. fault decides the outcome of each of its steps.
 func (s *Shop) Consumer(fault func(inboxtest.Step, *inbox.Message) inboxtest.Outcome) (*inboxtest.Consumer, error) {
 	return s.parts.NewConsumer(fault)
 }
@@ -116,7 +115,7 @@ func (s *Shop) Consumer(fault func(inboxtest.Step, *inbox.Message) inboxtest.Out
 // Sweeper returns one more sweeper.
 func (s *Shop) Sweeper() (*expiry.Sweeper, error) { return s.parts.NewSweeper() }
 
-// Forget has Redis forget all idempotency keys, and what these users were charged.
+// Forget deletes all idempotency keys and the charges of these users from Redis.
 func (s *Shop) Forget(ctx context.Context, users ...string) error {
 	s.parts.Keys.Flush()
 	for _, user := range users {
@@ -127,7 +126,7 @@ func (s *Shop) Forget(ctx context.Context, users ...string) error {
 	return nil
 }
 
-// State is all that the shop has stored.
+// State returns everything that the shop has stored.
 func (s *Shop) State(ctx context.Context) (State, error) {
 	rows, err := s.parts.Shop.Dump(ctx)
 	if err != nil {
@@ -150,7 +149,7 @@ func (s *Shop) State(ctx context.Context) (State, error) {
 	return state, err
 }
 
-// State is what the shop has stored at one moment.
+// State is everything that the shop has stored at one moment.
 type State struct {
 	Reservations map[string]Reservation // by id
 	Seats        []Seat                 // of all events
@@ -165,7 +164,7 @@ type Reservation struct {
 	User      string
 	EventID   string
 	Status    string // held, confirmed, cancelled or expired
-	Learned   string // the status in the read model; empty: it has not heard of it
+	Learned   string // the status in the read model; empty: not there yet
 	ExpiresAt time.Time
 	Seats     []string
 }

@@ -1,18 +1,18 @@
 // Package booking is the domain of the ticket shop: events with numbered seats,
-// and reservations that hold seats for a while. It imports the standard library
-// only and speaks to the world through the ports in ports.go.
+// and reservations that hold seats for a while. It imports only the standard
+// library, and reaches everything else through the ports in ports.go.
 //
 // A reservation starts as held and ends as confirmed, cancelled or expired. A
-// held one past its deadline counts as expired from that moment on, whether or
-// not anything has written so yet: it cannot be confirmed, and its seats are
-// open to the next buyer, whose hold then expires it in the same transaction.
+// held reservation counts as expired from its deadline on, even if nothing has
+// written that yet: it cannot be confirmed, and its seats are open to the next
+// buyer, whose hold expires it in the same transaction.
 //
 // # Lock order
 //
 // A seat is given away once because every use case takes its locks in the same
-// order: reservations first, by id, then seats, by number. A hold locks free
-// seats only; whoever frees or confirms a seat holds the lock of the
-// reservation it belongs to. So use cases wait for each other, never in a circle.
+// order: reservations first, by id, then seats, by number. A hold locks only free
+// seats. A use case that frees or confirms a seat holds the lock of the seat's
+// reservation. So use cases never wait for each other in a circle.
 package booking
 
 import (
@@ -27,7 +27,7 @@ import (
 
 const maxNameLength = 200
 
-// Event is something one can have a seat at.
+// Event is an event with seats.
 type Event struct {
 	ID    string
 	Name  string
@@ -40,13 +40,13 @@ type EventMap struct {
 	Map []Seat
 }
 
-// CreateEvent is the wish for a new event.
+// CreateEvent is the command to create an event.
 type CreateEvent struct {
 	Name  string
 	Seats int
 }
 
-// Run checks the wish and adds the event with all its seats free.
+// Run checks the command and adds the event with all its seats free.
 func (c CreateEvent) Run(ctx context.Context, s Shop, w Work) (Event, error) {
 	if err := c.check(); err != nil {
 		return Event{}, err
@@ -71,10 +71,10 @@ func (c CreateEvent) check() error {
 	return nil
 }
 
-// Status is where a reservation stands.
+// Status is the status of a reservation.
 type Status string
 
-// The states: held, then one of the other three for ever.
+// The statuses: held, then one of the other three, which are final.
 const (
 	StatusHeld      Status = "held"
 	StatusConfirmed Status = "confirmed"
@@ -87,13 +87,13 @@ type Reservation struct {
 	ID      string
 	EventID string
 	User    string
-	// Seats are the numbers of the seats, ascending. They stay after the reservation has lost them.
+	// Seats are the numbers of the seats, ascending. They stay after the reservation has lost the seats.
 	Seats     []int
 	Status    Status
 	ExpiresAt time.Time
 }
 
-// StatusAt is the status at a moment: a hold is expired from its deadline on.
+// StatusAt returns the status at a moment: a hold is expired from its deadline on.
 func (r Reservation) StatusAt(now time.Time) Status {
 	if r.Status == StatusHeld && !r.ExpiresAt.After(now) {
 		return StatusExpired
@@ -101,7 +101,7 @@ func (r Reservation) StatusAt(now time.Time) Status {
 	return r.Status
 }
 
-// settle checks that user may end the hold at this moment.
+// settle returns an error unless user may end the hold at this moment.
 func (r Reservation) settle(user string, now time.Time) error {
 	if r.User != user {
 		return &Error{CodeNotYours, "the reservation belongs to another user"}
@@ -121,7 +121,7 @@ const MaxSeats = 10_000
 
 const seatsPerRow = 10
 
-// SeatState is what the map of an event shows of a seat.
+// SeatState is the state of a seat on the map of an event.
 type SeatState string
 
 // The states of a seat.
@@ -141,7 +141,7 @@ type Seat struct {
 	HeldUntil     time.Time
 }
 
-// StateAt is the state at a moment: a seat whose hold is overdue is free.
+// StateAt returns the state at a moment: a seat whose hold is overdue is free.
 func (s Seat) StateAt(now time.Time) SeatState {
 	if s.State == SeatHeld && !s.HeldUntil.After(now) {
 		return SeatFree
@@ -149,7 +149,7 @@ func (s Seat) StateAt(now time.Time) SeatState {
 	return s.State
 }
 
-// SeatName names a seat by its number: A1 to A10, B1 to B10, … Z10, AA1 and so on.
+// SeatName returns the name of a seat: A1 to A10, B1 to B10, … Z10, AA1 and so on.
 func SeatName(number int) string {
 	row, place := (number-1)/seatsPerRow, (number-1)%seatsPerRow+1
 	letters := ""
@@ -159,7 +159,7 @@ func SeatName(number int) string {
 	return letters + strconv.Itoa(place)
 }
 
-// SeatNumber is the inverse of SeatName; false for a name no event can have.
+// SeatNumber is the inverse of SeatName. It returns false for a name that no event can have.
 func SeatNumber(name string) (int, bool) {
 	if len(name) > len("ABC10") {
 		return 0, false
@@ -173,11 +173,11 @@ func SeatNumber(name string) (int, bool) {
 		return 0, false
 	}
 	number := (row-1)*seatsPerRow + place
-	// Comparing with the canonical name refuses A01 and A+1.
+	// Comparing with the canonical name rejects A01 and A+1.
 	return number, number <= MaxSeats && SeatName(number) == name
 }
 
-// SeatNames names several seats.
+// SeatNames returns the names of several seats.
 func SeatNames(numbers []int) []string {
 	names := make([]string, len(numbers))
 	for i, n := range numbers {
@@ -186,7 +186,7 @@ func SeatNames(numbers []int) []string {
 	return names
 }
 
-// The messages that tell the world what happened to a reservation.
+// The messages about reservations.
 const (
 	MessageHeld      = "reservation.held"
 	MessageConfirmed = "reservation.confirmed"
@@ -194,7 +194,7 @@ const (
 	MessageExpired   = "reservation.expired"
 )
 
-// MessageOf names the message that announces a status.
+// MessageOf returns the name of the message about a status.
 func MessageOf(s Status) string { return "reservation." + string(s) }
 
 // Stats counts the reservations of an event by their status.
@@ -205,8 +205,8 @@ type Stats struct {
 	Expired   int `json:"expired"`
 }
 
-// Rank orders what was heard about one reservation: a held that arrives after
-// a final status is old news. There is only one final status per reservation.
+// Rank orders the messages about one reservation: a held that arrives after
+// a final status is outdated. There is only one final status per reservation.
 func (s Status) Rank() int {
 	if s == StatusHeld {
 		return 1
@@ -214,10 +214,10 @@ func (s Status) Rank() int {
 	return 2
 }
 
-// Code says why a wish was refused; clients see it as it is.
+// Code is the reason why a command was rejected. Clients see it.
 type Code string
 
-// The refusals of the domain.
+// The rejections of the domain.
 const (
 	CodeInvalidRequest     Code = "INVALID_REQUEST"
 	CodeNotFound           Code = "NOT_FOUND"
@@ -227,17 +227,17 @@ const (
 	CodeReservationExpired Code = "RESERVATION_EXPIRED"
 )
 
-// Error is a refusal: an answer to the client, not a fault of the shop.
-// A use case that returns one has changed nothing.
+// Error is a rejection: an answer to the client, not a fault of the shop.
+// A use case that returns an Error has changed nothing.
 type Error struct {
 	Code   Code
 	Detail string
 }
 
-// Error gives the code and the detail.
+// Error returns the code and the detail.
 func (e *Error) Error() string { return "booking: " + string(e.Code) + ": " + e.Detail }
 
-// NotFound is the refusal for an id that names nothing.
+// NotFound is the rejection of an unknown id.
 func NotFound(what string) error { return &Error{CodeNotFound, "no such " + what} }
 
 func invalid(detail string) error { return &Error{CodeInvalidRequest, detail} }

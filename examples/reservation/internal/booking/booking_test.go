@@ -25,7 +25,7 @@ func TestSeatNames(t *testing.T) {
 	}
 }
 
-func TestNoSeatHasThatName(t *testing.T) {
+func TestSeatNumber_rejectsOtherNames(t *testing.T) {
 	t.Parallel()
 	for _, name := range []string{"", "A", "1", "A0", "A11", "A01", "A+1", "a1", "A1 ", "1A", "ALM1", "ZZZ10", "ZZZZZZZZZZZZZZ1", "Ä1", "A1\x00"} {
 		if number, ok := booking.SeatNumber(name); ok {

@@ -6,7 +6,7 @@ import (
 	"slices"
 )
 
-// HoldSeats is the wish of a user for seats: these seats, or so many of any.
+// HoldSeats is a user's command to hold seats: these seats, or a number of any seats.
 type HoldSeats struct {
 	User    string
 	EventID string
@@ -15,7 +15,7 @@ type HoldSeats struct {
 	Quantity int
 }
 
-// Check finds what is wrong with the wish whatever the event.
+// Check checks the parts of the command that do not depend on the event.
 func (h HoldSeats) Check() error {
 	if h.EventID == "" {
 		return invalid("event_id is required")
@@ -90,7 +90,7 @@ func (h HoldSeats) findNamed(ctx context.Context, w Work) ([]int, error) {
 	return open(ctx, w, seats)
 }
 
-// missing tells which of the seats does not exist, or that the event does not.
+// missing returns an error for a seat that does not exist, or for an event that does not.
 func (h HoldSeats) missing(ctx context.Context, w Work) error {
 	event, err := w.Event(ctx, h.EventID)
 	if err != nil {
@@ -107,7 +107,7 @@ func findAny(ctx context.Context, w Work, eventID string, n int) ([]int, error) 
 	if err != nil || len(numbers) == n {
 		return numbers, err
 	}
-	// Others have locked some, which they may yet let go: only a look that passes over nothing can say "sold out".
+	// Others have locked some seats, and may release them. Only a scan that skips no seat can report "sold out".
 	seats, err := w.OpenSeats(ctx, eventID, n)
 	if err != nil {
 		return nil, err
@@ -118,7 +118,7 @@ func findAny(ctx context.Context, w Work, eventID string, n int) ([]int, error) 
 	return open(ctx, w, seats)
 }
 
-// open returns the numbers of seats that are all free, after expiring the reservations whose time is over.
+// open returns the numbers of seats that are all free, after it has expired overdue reservations.
 func open(ctx context.Context, w Work, seats []Seat) ([]int, error) {
 	now, err := w.Now(ctx)
 	if err != nil {
@@ -138,7 +138,7 @@ func open(ctx context.Context, w Work, seats []Seat) ([]int, error) {
 	return numbers, expire(ctx, w, overdue)
 }
 
-// numbers turns the names into ascending numbers.
+// numbers converts the names to ascending numbers.
 func (h HoldSeats) numbers(seats int) ([]int, error) {
 	numbers := make([]int, 0, len(h.Seats))
 	for _, name := range h.Seats {
@@ -159,7 +159,7 @@ func unavailable() error {
 	return &Error{CodeSeatsUnavailable, "not enough of these seats are free"}
 }
 
-// Confirm is the wish of a user to keep the seats.
+// Confirm is a user's command to confirm a reservation.
 type Confirm struct{ User, ReservationID string }
 
 // Run confirms the reservation if it is the user's and still held.
@@ -167,7 +167,7 @@ func (c Confirm) Run(ctx context.Context, w Work) (Reservation, error) {
 	return settle(ctx, w, c.ReservationID, c.User, StatusConfirmed)
 }
 
-// Cancel is the wish of a user to give the seats back.
+// Cancel is a user's command to cancel a reservation.
 type Cancel struct{ User, ReservationID string }
 
 // Run cancels the reservation if it is the user's and still held.
@@ -191,7 +191,7 @@ func settle(ctx context.Context, w Work, id, user string, to Status) (Reservatio
 	return r, w.Settle(ctx, r)
 }
 
-// expire ends reservations whose deadline has passed. One that the sweeper got to first is left alone.
+// expire ends reservations whose deadline has passed. It skips reservations that the sweeper has ended before.
 func expire(ctx context.Context, w Work, ids []string) error {
 	slices.Sort(ids)
 	for _, id := range slices.Compact(ids) {

@@ -1,5 +1,5 @@
-// Package flow keeps count of what goes through the shop, from the request to the read model, and the last steps
-// of it, for the page to show.
+// Package flow counts the work that goes through the shop, from the request to the read model, and keeps the last
+// steps, for the page.
 package flow
 
 import (
@@ -15,23 +15,23 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Stage is a place that everything passes on its way.
+// Stage is a stage that all work passes.
 type Stage string
 
 // The stages, in their order. A message that cannot be processed ends in Failed instead of Updated.
 const (
 	Request     Stage = "request"     // a POST was answered
-	Transaction Stage = "transaction" // what it asked for is committed
+	Transaction Stage = "transaction" // its transaction is committed
 	Published   Stage = "published"   // the broker has a message from the outbox
-	Processed   Stage = "processed"   // the inbox has taken a message in
-	Updated     Stage = "updated"     // the read model knows
+	Processed   Stage = "processed"   // a message was processed
+	Updated     Stage = "updated"     // the read model is updated
 	Failed      Stage = "failed"      // an attempt to process a message has failed
 )
 
 // kept is how many steps are kept.
 const kept = 40
 
-// Step is something that has come to a stage.
+// Step is one entry of a stage.
 type Step struct {
 	Number int64     `json:"number"` // from 1, without a gap
 	At     time.Time `json:"at"`
@@ -39,15 +39,15 @@ type Step struct {
 	Text   string    `json:"text"`
 }
 
-// Flow is told what goes through the shop, and tells it. Its methods may be called from any goroutine.
+// Flow records the work that goes through the shop. Its methods may be called from any goroutine.
 type Flow interface {
-	// Note counts something that has come to a stage. It waits for nothing.
+	// Note counts one entry of a stage. It does not block.
 	Note(stage Stage, text string)
-	// Look returns how many have come to each stage, and the last steps, the oldest first.
+	// Look returns the number of entries of each stage, and the last steps, the oldest first.
 	Look(ctx context.Context) (counts map[Stage]int64, last []Step, err error)
 }
 
-// NoteAttempt notes what came of an attempt to process a message.
+// NoteAttempt records the outcome of an attempt to process a message.
 func NoteAttempt(f Flow, name string, attempt int, err error) {
 	if err == nil {
 		f.Note(Processed, name)
@@ -56,7 +56,7 @@ func NoteAttempt(f Flow, name string, attempt int, err error) {
 	f.Note(Failed, fmt.Sprintf("%s, attempt %d", name, max(1, attempt)))
 }
 
-// Backlog is what is on its way, and what has left it. nil: it is not known.
+// Backlog is the number of messages on their way, and of dead ones. nil: unknown.
 type Backlog struct {
 	Outbox *int `json:"outbox"` // not published yet
 	Queue  *int `json:"queue"`  // published, and not processed yet
@@ -71,7 +71,7 @@ type Tracker struct {
 	steps  []Step
 }
 
-// New returns a Tracker that has seen nothing.
+// New returns an empty Tracker.
 func New() *Tracker { return &Tracker{counts: map[Stage]int64{}} }
 
 // Note implements Flow.
@@ -99,27 +99,27 @@ func (t *Tracker) Look(context.Context) (counts map[Stage]int64, last []Step, er
 	return maps.Clone(t.counts), append([]Step{}, t.steps...), nil
 }
 
-// Where the processes of a shop keep their flow. The part in braces puts both on one node of a cluster.
+// The keys in Redis. The part in braces puts both on one node of a cluster.
 const (
 	countsKey = "{reservation.flow}:counts" // a hash of numbers by stage
 	stepsKey  = "{reservation.flow}:steps"  // a list, the oldest step first
 )
 
 const (
-	// tellEvery is how often a process tells the others what it has noted.
+	// tellEvery is how often a process writes its notes to Redis.
 	tellEvery   = 200 * time.Millisecond
 	tellTimeout = 2 * time.Second
 )
 
-// Shared is the Flow of all processes of a shop, which is in Redis. A process tells what it has noted as soon as Redis
-// answers. It is a view and no record: a process that is killed takes with it what it has not told, and what
-// Redis has taken without an answer counts twice. A nil Shared notes nothing.
+// Shared is the Flow of all processes of a shop, in Redis. A process writes its notes as soon as Redis answers. It is a
+// view and no record: a killed process loses the notes that it has not written, and notes that Redis has stored without
+// an answer count twice. A nil Shared notes nothing.
 type Shared struct {
 	redis  redis.UniversalClient
 	untold *Tracker
 }
 
-// NewShared returns a Flow whose Run has to be run. The client stays the caller's.
+// NewShared returns a Flow. Call its Run. The client stays the caller's.
 func NewShared(client redis.UniversalClient) *Shared { return &Shared{client, New()} }
 
 // Note implements Flow.
@@ -129,7 +129,7 @@ func (s *Shared) Note(stage Stage, text string) {
 	}
 }
 
-// Run tells what is noted until ctx ends.
+// Run writes the notes to Redis until ctx ends.
 func (s *Shared) Run(ctx context.Context) error {
 	tick := time.NewTicker(tellEvery)
 	defer tick.Stop()
@@ -140,15 +140,15 @@ func (s *Shared) Run(ctx context.Context) error {
 		case <-tick.C:
 		}
 		attempt, cancel := context.WithTimeout(ctx, tellTimeout)
-		_ = s.Tell(attempt) // the next round tells it
+		_ = s.Tell(attempt) // the next round tries again
 		cancel()
 	}
 }
 
-// Ready returns nil: no work waits for a view.
+// Ready returns nil: no work depends on this view.
 func (s *Shared) Ready(context.Context) error { return nil }
 
-// Tell reports the notes that were not reported yet. It keeps those that it could not report.
+// Tell writes the new notes to Redis. It keeps the notes that it could not write.
 func (s *Shared) Tell(ctx context.Context) error {
 	counts, steps := s.untold.take()
 	if len(counts) == 0 {
@@ -205,7 +205,7 @@ func (s *Shared) Look(ctx context.Context) (map[Stage]int64, []Step, error) {
 	return counts, steps, nil
 }
 
-// take returns what the tracker has, and empties it.
+// take returns the notes, and removes them.
 func (t *Tracker) take() (counts map[Stage]int64, steps []Step) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -214,7 +214,7 @@ func (t *Tracker) take() (counts map[Stage]int64, steps []Step) {
 	return counts, steps
 }
 
-// giveBack returns what was taken before what was noted since.
+// giveBack puts taken notes back before the newer ones.
 func (t *Tracker) giveBack(counts map[Stage]int64, steps []Step) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -29,7 +29,7 @@ func TestOnlyTheLastStepsAreKept(t *testing.T) {
 	}
 }
 
-func TestNobodyCounts(t *testing.T) {
+func TestTracker_nilCountsNothing(t *testing.T) {
 	t.Parallel()
 	var nobody *flow.Tracker
 	nobody.Note(flow.Request, "unseen")
@@ -39,13 +39,13 @@ func TestNobodyCounts(t *testing.T) {
 	}
 }
 
-// Processes see what each other has told, in one order without a gap.
+// Processes see each other's notes, in one order without a gap.
 func TestSharedIsOfAllProcesses(t *testing.T) {
 	t.Parallel()
 	url := redistest.URL(t)
 	one, other := flow.NewShared(redistest.Client(t, url)), flow.NewShared(redistest.Client(t, url))
 	if counts, steps, err := one.Look(t.Context()); err != nil || len(counts)+len(steps) != 0 || steps == nil {
-		t.Errorf("nothing was told: %v, %v, %v", counts, steps, err)
+		t.Errorf("before any note: %v, %v, %v", counts, steps, err)
 	}
 	for i := range 30 {
 		one.Note(flow.Request, strconv.Itoa(i))

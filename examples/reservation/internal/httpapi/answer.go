@@ -13,7 +13,7 @@ import (
 	"github.com/holdfast-go/holdfast/idempotency"
 )
 
-// statusOf is the HTTP status of each refusal of the domain.
+// statusOf has the HTTP status of each rejection of the domain.
 var statusOf = map[booking.Code]int{
 	booking.CodeInvalidRequest:     http.StatusBadRequest,
 	booking.CodeNotFound:           http.StatusNotFound,
@@ -23,10 +23,10 @@ var statusOf = map[booking.Code]int{
 	booking.CodeReservationExpired: http.StatusConflict,
 }
 
-// useCase runs in a transaction and returns what to show.
+// useCase runs in a transaction and returns the view of its result.
 type useCase func(ctx context.Context, w booking.Work) (view any, err error)
 
-// once answers a request by a use case that takes effect once.
+// once answers a request with a use case that takes effect once.
 func (a *api) once(w http.ResponseWriter, r *http.Request, eventID string, status int, use useCase) {
 	resp, err := a.backend.Once(r.Context(), eventID, func(ctx context.Context, work booking.Work) (idempotency.Response, error) {
 		view, err := use(ctx, work)
@@ -45,8 +45,8 @@ func (a *api) once(w http.ResponseWriter, r *http.Request, eventID string, statu
 	resp.Send(w)
 }
 
-// keptRefusal turns a refusal that only time can mend into a response: a client
-// that asks again with the same key is told the same.
+// keptRefusal converts a rejection that only time can change to a response. A repeated
+// request with the same key gets the same answer.
 func keptRefusal(err error) (idempotency.Response, bool) {
 	refusal, ok := errors.AsType[*booking.Error](err)
 	if !ok {
@@ -75,7 +75,7 @@ func (a *api) show(w http.ResponseWriter, r *http.Request, view any, err error) 
 	jsonResponse(http.StatusOK, "application/json", encode(view)).Send(w)
 }
 
-// coded is met by the errors of the libraries that know how to be answered, such as *txretry.LockTimeoutError.
+// coded is implemented by the errors of the libraries that have an HTTP answer, such as *txretry.LockTimeoutError.
 type coded interface {
 	error
 	Code() string
@@ -83,7 +83,7 @@ type coded interface {
 	RetryAfter() time.Duration
 }
 
-// fail answers a request that came to nothing.
+// fail answers a request that failed.
 func (a *api) fail(w http.ResponseWriter, r *http.Request, err error) {
 	if p, ok := errors.AsType[problemError](err); ok {
 		p.write(w)
@@ -99,9 +99,9 @@ func (a *api) fail(w http.ResponseWriter, r *http.Request, err error) {
 		p.Status, p.Code, p.retryAfter = known.HTTPStatus(), known.Code(), known.RetryAfter()
 	}
 	if p.Code == codeLockTimeout {
-		p.Detail = "too many others want the same"
+		p.Detail = "too many concurrent requests for the same"
 	}
-	if !errors.Is(r.Context().Err(), context.Canceled) { // else the client has gone, which is no fault
+	if !errors.Is(r.Context().Err(), context.Canceled) { // otherwise the client left, which is no fault
 		a.log.write(r.Context(), slog.LevelError, "request failed", p.Code,
 			slog.String("code", p.Code), slog.String("path", r.URL.Path), slog.Any("error", err))
 	}
@@ -152,10 +152,10 @@ func (p problem) write(w http.ResponseWriter) {
 		h.Set("Retry-After", strconv.FormatInt(int64(seconds), 10))
 	}
 	w.WriteHeader(p.Status)
-	_, _ = w.Write(p.body()) // the client may have gone; nobody is left to tell
+	_, _ = w.Write(p.body()) // the client may have left
 }
 
-// problemError lets a problem travel as an error to where it is written.
+// problemError is a problem as an error.
 type problemError struct{ problem }
 
 func (e problemError) Error() string { return "httpapi: " + e.Code + ": " + e.Detail }

@@ -2,14 +2,14 @@
 // application/problem+json with a member code.
 //
 // Each request is checked in one order: route, method, user, rate limit,
-// idempotency key, body. A request that fails one check has met none of the
+// idempotency key, body. A request that fails one check does not reach the
 // later ones, so an unknown path costs no unit of the limit, and a bad body
 // does not use up the key.
 //
 // A POST runs its use case through Once: the answer is stored in the transaction
 // of the change itself, and a repeated request gets that answer, not a second
-// change. Refusals such as SEATS_UNAVAILABLE are answers too and are kept the
-// same way; a request that the client can fix and send again (400, 404, 413, 415, 429)
+// change. Rejections such as SEATS_UNAVAILABLE are answers too and are stored the
+// same way. A request that the client can fix and send again (400, 404, 413, 415, 429)
 // and the shop's own faults (503) release the key instead.
 package httpapi
 
@@ -31,28 +31,28 @@ import (
 	"github.com/holdfast-go/holdfast/ratelimit"
 )
 
-// Backend is where the shop is kept.
+// Backend stores the shop.
 type Backend interface {
 	booking.Reader
-	// Once runs fn in one transaction and stores its response in it. A request whose key has a response
-	// already gets that one, and fn has no effect. fn may run several times; an error of it rolls back.
-	// Transactions of one event wait for each other; eventID is "" where there is none.
+	// Once runs fn in one transaction and stores its response in it. If the request's key already has a response,
+	// Once returns that one, and fn has no effect. fn may run several times; an error of fn rolls back.
+	// Transactions of one event wait for each other; eventID is "" if there is none.
 	Once(ctx context.Context, eventID string,
 		fn func(ctx context.Context, w booking.Work) (idempotency.Response, error)) (idempotency.Response, error)
 }
 
-// Config says what the API stands on. Shop and Backend are required.
+// Config configures the API. Shop and Backend are required.
 type Config struct {
 	Shop    booking.Shop
 	Backend Backend
-	// Keys is the store that every POST passes with its idempotency key. nil: none is asked for.
+	// Keys is the store of idempotency keys for every POST. nil: no key is required.
 	Keys driver.Store
 	// Limiter counts POSTs: UserLimit per minute and user, at least 1; GlobalLimit per minute for all, 0 for none.
-	// nil: nobody is limited.
+	// nil: no limits.
 	Limiter                ratelimit.Limiter
 	UserLimit, GlobalLimit int
 	Logger                 *slog.Logger // nil means slog.Default()
-	// Trace stands around the routes, so that it learns which one a request took. Optional.
+	// Trace wraps the routes, so that it sees the route of a request. Optional.
 	Trace func(http.Handler) http.Handler
 }
 
@@ -62,7 +62,7 @@ type api struct {
 	log     *seldom
 }
 
-// New returns the handler of everything below /api/, and of a list of that at /.
+// New returns the handler of everything below /api/, and of an index at /.
 func New(cfg Config) (http.Handler, error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.Default()
@@ -93,8 +93,8 @@ func New(cfg Config) (http.Handler, error) {
 	return recovered(log, exactPaths(timeLimited(routes))), nil
 }
 
-// requestTimeout ends requests whose server hangs. A transaction that waits for locks in all its
-// attempts, 6 times 8 s and the pauses between, is over before: that is answered by LOCK_TIMEOUT.
+// requestTimeout ends requests whose server hangs. It is longer than a transaction that waits for locks in all its
+// attempts, 6 times 8 s and the pauses between. Such a transaction is answered by LOCK_TIMEOUT.
 const requestTimeout = time.Minute
 
 func timeLimited(next http.Handler) http.Handler {
@@ -108,7 +108,7 @@ func timeLimited(next http.Handler) http.Handler {
 // methods are the handlers of one path.
 type methods map[string]http.Handler
 
-// ServeHTTP picks the handler of the method; HEAD is served as GET.
+// ServeHTTP calls the handler of the method. HEAD is served as GET.
 func (m methods) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if !validID(r.PathValue("id")) {
 		notFound(w, r)
@@ -139,7 +139,7 @@ func (m methods) allow() string {
 	return strings.Join(names, ", ")
 }
 
-// validID tells whether a path segment can be an id: a lowercase UUID in its usual form. "" is a path without id.
+// validID reports whether a path segment can be an id: a lowercase UUID in its usual form. "" is a path without id.
 func validID(id string) bool {
 	if id == "" {
 		return true
@@ -163,8 +163,8 @@ func notFound(w http.ResponseWriter, _ *http.Request) {
 	newProblem(http.StatusNotFound, "NOT_FOUND", "").write(w)
 }
 
-// Ops serves what operators ask: /healthz (the process is up), /readyz (ready answers) and /metrics; next gets all
-// other requests, nil for none.
+// Ops serves the endpoints for operators: /healthz (the process is up), /readyz (by ready) and /metrics. next serves
+// all other requests; nil: 404.
 func Ops(ready, metrics, next http.Handler) http.Handler {
 	if next == nil {
 		next = http.HandlerFunc(notFound)
@@ -179,7 +179,7 @@ func Ops(ready, metrics, next http.Handler) http.Handler {
 	return exactPaths(mux)
 }
 
-// index is what / answers to all but browsers.
+// index is the answer of / to all clients except browsers.
 const index = `A ticket shop. It answers:
 
   GET  /api/events
@@ -198,14 +198,14 @@ The shop prints commands to try at its start; its README explains them.
 
 func showIndex(w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-	_, _ = w.Write([]byte(index)) // a reader who has left misses nothing
+	_, _ = w.Write([]byte(index)) // the reader may have left
 }
 
 const codeInternal = "INTERNAL"
 
-// recovered answers a panic of a handler like any other error. It stands around
-// the guard, which holds an answer back until the handler has returned, and
-// releases the key when it panics.
+// recovered answers a panic of a handler like any other error. It wraps the
+// guard, which holds an answer back until the handler has returned, and
+// releases the key if it panics.
 func recovered(log *seldom, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		defer func() {

@@ -14,14 +14,14 @@ import (
 	"github.com/holdfast-go/holdfast/ratelimit"
 )
 
-// releasing are the answers after which a key is free again: the request took
-// no effect, and the client may send it better or later.
+// releasing are the answers that free the key: the request took
+// no effect, and the client may fix it or send it later.
 var releasing = []int{
 	http.StatusBadRequest, http.StatusNotFound, http.StatusMethodNotAllowed, http.StatusRequestEntityTooLarge,
 	http.StatusUnsupportedMediaType, http.StatusTooManyRequests, http.StatusServiceUnavailable,
 }
 
-// newGuard returns what every POST passes: user, rate limit, idempotency key.
+// newGuard returns the checks of every POST: user, rate limit, idempotency key.
 func newGuard(cfg Config, log *seldom) (func(http.Handler) http.Handler, error) {
 	if cfg.UserLimit < 1 || cfg.GlobalLimit < 0 {
 		return nil, fmt.Errorf("httpapi: UserLimit is %d and GlobalLimit %d, want at least 1 and 0", cfg.UserLimit, cfg.GlobalLimit)
@@ -37,7 +37,7 @@ func newGuard(cfg Config, log *seldom) (func(http.Handler) http.Handler, error) 
 	return func(next http.Handler) http.Handler { return requireUser(limited(once(next))) }, nil
 }
 
-// leftOut is a layer that is not there.
+// leftOut is a layer that does nothing.
 func leftOut(next http.Handler) http.Handler { return next }
 
 func newLimited(cfg Config) (func(http.Handler) http.Handler, error) {
@@ -62,12 +62,12 @@ func newOnce(cfg Config, log *seldom) (func(http.Handler) http.Handler, error) {
 	})
 }
 
-// Limits are that of each user and that for all of them together.
+// Limits returns the limit of each user, and the limit of all users together.
 func Limits(userLimit, globalLimit int) (user, global ratelimit.Limit) {
 	return ratelimit.Limit{Name: "user", Max: int64(userLimit)}, ratelimit.Limit{Name: "global", Max: int64(globalLimit)}
 }
 
-// charges is one unit of the user's limit and, if there is one, of the limit for all.
+// charges returns one unit of the user's limit and, if there is one, of the limit for all.
 func charges(userLimit, globalLimit int) func(*http.Request) ([]ratelimit.Charge, error) {
 	user, global := Limits(userLimit, globalLimit)
 	return func(r *http.Request) ([]ratelimit.Charge, error) {
@@ -79,7 +79,7 @@ func charges(userLimit, globalLimit int) func(*http.Request) ([]ratelimit.Charge
 	}
 }
 
-// refund gives the unit of a replayed request back: the shop did no work for it.
+// refund refunds the unit of a replayed request: the shop did no work for it.
 func refund(ctx context.Context, log *seldom) {
 	if err := ratelimit.RefundFrom(ctx); err != nil {
 		log.write(ctx, slog.LevelWarn, "refund of a replay failed", "refund", slog.Any("error", err))
@@ -105,26 +105,26 @@ func requireUser(next http.Handler) http.Handler {
 	})
 }
 
-// userOf is the user that requireUser found.
+// userOf returns the user that requireUser has found.
 func userOf(ctx context.Context) string {
 	user, _ := ctx.Value(userKey{}).(string)
 	return user
 }
 
-// seldomEvery is the time between two lines of a kind.
+// seldomEvery is the time between two lines of one kind.
 const seldomEvery = 30 * time.Second
 
-// seldom logs a fault that repeats once in a while, and says how often it came meanwhile: during an
-// outage every request meets the same fault.
+// seldom logs a repeated fault once per seldomEvery, with the number of repeats. During an outage every
+// request has the same fault.
 type seldom struct {
 	log *slog.Logger
 
 	mu sync.Mutex
-	// lines are those of the last seldomEvery, by kind.
+	// lines are the kinds that were logged in the last seldomEvery.
 	lines map[string]*repeatedLine
 }
 
-// repeatedLine is the latest line that was not written, and how many were not.
+// repeatedLine is the latest line that was not written, and the number of such lines.
 type repeatedLine struct {
 	repeats int
 	write   func(repeats int)
@@ -134,8 +134,8 @@ func newSeldom(log *slog.Logger) *seldom {
 	return &seldom{log: log, lines: map[string]*repeatedLine{}}
 }
 
-// write logs the first line of a kind at once. Of those that follow, it logs the latest after seldomEvery.
-// The caller bounds how many kinds there are.
+// write logs the first line of a kind at once, and the latest of the following ones after seldomEvery.
+// The caller bounds the number of kinds.
 func (s *seldom) write(ctx context.Context, level slog.Level, msg, kind string, attrs ...slog.Attr) {
 	ctx = context.WithoutCancel(ctx)
 	write := func(repeats int) {
@@ -153,7 +153,7 @@ func (s *seldom) write(ctx context.Context, level slog.Level, msg, kind string, 
 	time.AfterFunc(seldomEvery, func() { s.conclude(kind) })
 }
 
-// conclude writes what was held back of a kind; without anything, the next line is a first one again.
+// conclude writes the held line of a kind. If there is none, the next line counts as a first one.
 func (s *seldom) conclude(kind string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

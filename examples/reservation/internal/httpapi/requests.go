@@ -51,7 +51,7 @@ func (a *api) listEvents(w http.ResponseWriter, r *http.Request) {
 		a.fail(w, r, err)
 		return
 	}
-	// One more than is shown tells whether there is a next page.
+	// The list has one more than is shown, to detect a next page.
 	events, err := a.backend.Events(r.Context(), after, limit+1)
 	a.show(w, r, viewEvents(events, limit), err)
 }
@@ -70,7 +70,7 @@ func readPage(r *http.Request) (limit int, after string, err error) {
 	}
 	after = query.Get("after")
 	if !validID(after) {
-		return 0, "", invalid("after must be the next of another page")
+		return 0, "", invalid("after must be the value of next of another page")
 	}
 	return limit, after, nil
 }
@@ -133,7 +133,7 @@ func (a *api) settle(w http.ResponseWriter, r *http.Request, run func(context.Co
 		a.fail(w, r, err)
 		return
 	}
-	// The event of a reservation never changes, so this look outside of the transaction is good enough to queue by.
+	// The event of a reservation never changes, so this read outside of the transaction is good enough.
 	seen, err := a.backend.Reservation(r.Context(), r.PathValue("id"))
 	if err != nil {
 		a.fail(w, r, err)
@@ -211,19 +211,19 @@ func viewReservation(r booking.Reservation) reservationView {
 func encode(v any) []byte {
 	body, err := json.Marshal(v)
 	if err != nil {
-		panic(err) // views hold nothing that JSON cannot say
+		panic(err) // views contain only JSON values
 	}
 	return append(body, '\n')
 }
 
-// maxBodyBytes bounds a body. Where keys are kept their middleware reads it first, for the fingerprint, and holds to it.
+// maxBodyBytes bounds a body. With keys, their middleware reads the body first, for the fingerprint, and enforces the bound.
 const maxBodyBytes = 1 << 20
 
 // members are the members of a JSON object, by name.
 type members map[string]json.RawMessage
 
-// readBody reads the JSON object of a request; no body is an object without members.
-// It is stricter than encoding/json: names match by case, and none comes twice.
+// readBody reads the JSON object of a request. No body is an object without members.
+// It is stricter than encoding/json: names are case-sensitive, and no name may come twice.
 func readBody(r *http.Request, allowed ...string) (members, error) {
 	data, err := io.ReadAll(http.MaxBytesReader(nil, r.Body, maxBodyBytes))
 	if _, ok := errors.AsType[*http.MaxBytesError](err); ok {
@@ -245,7 +245,7 @@ func readBody(r *http.Request, allowed ...string) (members, error) {
 }
 
 func checkMediaType(h http.Header) error {
-	// A type that is there twice becomes a list, which is none.
+	// A header that comes twice becomes a list, which is no media type.
 	media, params, err := mime.ParseMediaType(strings.Join(h.Values("Content-Type"), ", "))
 	charset := params["charset"]
 	plain := h.Get("Content-Encoding") == "" && (charset == "" || strings.EqualFold(charset, "utf-8"))
@@ -256,7 +256,7 @@ func checkMediaType(h http.Header) error {
 }
 
 func parseMembers(data []byte, allowed []string) (members, error) {
-	// Valid also bounds the nesting, which the decoder's tokens do not.
+	// Valid also bounds the nesting. The decoder's tokens do not.
 	if !json.Valid(data) {
 		return nil, invalid("the body is not one JSON value")
 	}
@@ -286,7 +286,7 @@ func parseMembers(data []byte, allowed []string) (members, error) {
 	return found, nil
 }
 
-// into decodes a member if it is there; null is not a value.
+// into decodes a member if it exists; null is not a value.
 func (m members) into(name string, target any) error {
 	value, ok := m[name]
 	if !ok {

@@ -128,7 +128,7 @@ func TestReplay(t *testing.T) {
 		}
 	}
 	if first.Header().Get(idempotency.ReplayedHeader) != "" {
-		t.Error("the first answer says it was replayed")
+		t.Error("the first answer is marked as replayed")
 	}
 	s.do(hold.as("bob")).wants(http.StatusUnprocessableEntity, "IDEMPOTENCY_KEY_REUSED")
 	other := hold
@@ -177,13 +177,13 @@ func TestRateLimit(t *testing.T) {
 	}
 	s.do(denied.as("bob")).wants(http.StatusCreated, "")
 	s.do(get("/api/events")).wants(http.StatusOK, "")
-	// A denial comes before the key is looked at, and so before the body.
+	// A denial comes before the check of the key, and so before the body.
 	s.do(request{method: "POST", path: "/api/events", user: "ada"}).wants(http.StatusTooManyRequests, "RATE_LIMITED")
 }
 
 const unknownID = "01890a5d-ac96-774b-bcce-b302099a8057"
 
-// TestBadInput tries everything that is refused, on every route, and then looks that nothing was written.
+// TestBadInput sends bad input of every kind to every route, and checks that nothing was written.
 func TestBadInput(t *testing.T) { onBoth(t, testBadInput) }
 
 func testBadInput(t *testing.T, s *shop) {
@@ -304,12 +304,12 @@ func TestLimitsAtConstruction(t *testing.T) {
 			Backend: s.parts.Shop, Keys: s.parts.Keys, Limiter: s.parts.Limiter, UserLimit: limits[0], GlobalLimit: limits[1],
 		})
 		if err == nil {
-			t.Errorf("limits of %v are taken", limits)
+			t.Errorf("limits of %v are accepted", limits)
 		}
 	}
 }
 
-// A shop without idempotency keys bounds bodies as well.
+// A shop without idempotency keys bounds bodies, too.
 func TestWithout_keysBodiesAreBounded(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, 0)
@@ -321,7 +321,7 @@ func TestWithout_keysBodiesAreBounded(t *testing.T) {
 	}
 }
 
-// There is no sweeper: a hold past its deadline is over all the same, and buyers take over its seats.
+// Without a sweeper a hold past its deadline is over, too, and buyers take over its seats.
 func TestDeadline(t *testing.T) {
 	t.Parallel()
 	t.Run("memory", func(t *testing.T) {

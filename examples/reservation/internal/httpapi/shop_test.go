@@ -39,13 +39,13 @@ type shop struct {
 	messages func() int
 }
 
-// newShop gives every test a shop of its own; limit is that of each user, 0 for plenty.
+// newShop returns a new shop. limit is the limit of each user, 0 for plenty.
 func newShop(t testing.TB, limit int) *shop {
 	t.Helper()
 	return newFaultyShop(t, limit)
 }
 
-// newFaultyShop is newShop with faults of its first transactions.
+// newFaultyShop is newShop with faults in its first transactions.
 func newFaultyShop(t testing.TB, limit int, faults ...txretrytest.Fault) *shop {
 	t.Helper()
 	parts, err := memory.Open(memory.Config{Faults: faults, Logger: slog.New(slog.DiscardHandler)})
@@ -79,7 +79,7 @@ type request struct {
 	header                                     http.Header
 }
 
-// post is a POST that is right in every way.
+// post returns a valid POST.
 func post(path, body string) request {
 	r := request{method: http.MethodPost, path: path, user: "ada", key: string(idempotency.NewKey()), body: body}
 	if body != "" {
@@ -93,7 +93,7 @@ func get(path string) request { return request{method: http.MethodGet, path: pat
 func (r request) as(user string) request     { r.user = user; return r }
 func (r request) withKey(key string) request { r.key = key; return r }
 
-// answer is what came back.
+// answer is the response to a request.
 type answer struct {
 	*httptest.ResponseRecorder
 	t testing.TB
@@ -120,7 +120,7 @@ func (s *shop) do(r request) answer {
 	return answer{rec, s.t}
 }
 
-// wants fails unless the answer has the status, and the code if it is a problem.
+// wants fails the test unless the answer has the status, and the code if it is a problem.
 func (a answer) wants(status int, code string) answer {
 	a.t.Helper()
 	got := ""
@@ -171,7 +171,7 @@ func (s *shop) event(body string) event {
 	return e
 }
 
-// hold holds what the rest of the body says, such as `"quantity":1`.
+// hold holds seats. rest is the rest of the body, such as `"quantity":1`.
 func (s *shop) hold(eventID, rest string) reservation {
 	s.t.Helper()
 	var r reservation
@@ -209,7 +209,7 @@ func noError(t testing.TB, errs ...error) {
 
 var createEvent = `{"name":"Concert","seats":5}`
 
-// events counts the events there are.
+// events counts the events.
 func (s *shop) events() int {
 	s.t.Helper()
 	var list struct{ Events []event }
@@ -278,7 +278,7 @@ func TestReplyOfCommitLost(t *testing.T) {
 	}
 }
 
-// TestGateForgets loses what Redis would hold: the record of the transaction decides.
+// TestGateForgets loses the data that Redis would have: the record of the transaction decides.
 func TestGateForgets(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, 0)
@@ -361,7 +361,7 @@ func TestServerHangs(t *testing.T) {
 	}
 }
 
-// logged is a handler on another back end, whose log is kept.
+// logged returns a handler on another back end, which logs to log.
 func (s *shop) logged(backend httpapi.Backend, log *bytes.Buffer) http.Handler {
 	s.t.Helper()
 	handler, err := httpapi.New(httpapi.Config{

@@ -1,7 +1,7 @@
-// Package memory keeps the shop in this process: the ports of package booking on
-// the fakes that the libraries come with. Nothing survives the process and
-// nothing has to be installed, but what a client sees is the same as with real
-// servers: messages go through an outbox, a relay, a broker and an inbox here too.
+// Package memory is the shop in this process: the ports of package booking on
+// the fakes of the libraries. Nothing survives the process, and nothing has to be
+// installed. Clients see the same as with real servers: messages go through an
+// outbox, a relay, a broker and an inbox here, too.
 package memory
 
 import (
@@ -38,30 +38,30 @@ import (
 type Config struct {
 	Schedule string       // of the sweeper; empty means every half hour
 	Logger   *slog.Logger // nil means slog.Default()
-	// Faults are those of the transactions, in their order, for tests.
+	// Faults are injected into the transactions, in this order, for tests.
 	Faults []txretrytest.Fault
-	// Wire leads to the servers. nil means the switches of Demo.
+	// Wire is between the shop and its servers. nil means the switches of Demo.
 	Wire Wire
-	// Flow counts what goes through the shop. Optional.
+	// Flow counts the work of the shop. Optional.
 	Flow *flow.Tracker
-	// Observe is called with each commit, in the order of the commits. Optional.
+	// Observe has functions that are called in the order of the commits. Optional.
 	Observe Observer
-	// Rand is the Rand of all parts. Optional.
+	// Rand is the random source of all parts. Optional.
 	Rand func() float64
-	// MaxCrashes is that of relays and consumers. Optional.
+	// MaxCrashes is the setting of relays and consumers. Optional.
 	MaxCrashes int
 }
 
-// Observer has functions that are called for commits, for messages at the broker and for faults of transactions, also where
+// Observer has functions that are called for commits, for messages at the broker and for faults of transactions, even if
 // the reply is lost. Each may be nil, and must not block.
 type Observer struct {
-	Wrote     func(m outbox.Message, at time.Time)   // a message was stored with its change, which was made at that time
-	Published func(id uuid.UUID)                     // the broker took a message, perhaps once more
-	Learned   func(id uuid.UUID, status string)      // the read model took in a message
+	Wrote     func(m outbox.Message, at time.Time)   // a message was stored with a change of that time
+	Published func(id uuid.UUID)                     // the broker stored a message, perhaps again
+	Learned   func(id uuid.UUID, status string)      // the read model processed a message
 	Struck    func(attempt int, f txretrytest.Fault) // a fault of Config.Faults has happened
 }
 
-// Parts is everything that the shop consists of in one process.
+// Parts is the whole shop in one process.
 type Parts struct {
 	Shop    *Shop
 	Keys    *Keys
@@ -71,7 +71,7 @@ type Parts struct {
 	Inbox   *inboxpgx.Store
 	Demo    *Demo
 
-	// These have to be run, but for the broker.
+	// The Run of each of these must be called, except for the broker.
 	Relay    *outbox.Relay
 	Consumer *inboxtest.Consumer
 	Sweeper  *expiry.Sweeper
@@ -80,7 +80,7 @@ type Parts struct {
 	cfg Config
 }
 
-// Open puts the parts together.
+// Open makes the parts.
 func Open(cfg Config) (*Parts, error) {
 	d := &Demo{
 		Postgres: &Server{name: PostgresServer}, Redis: &Server{name: RedisServer}, RabbitMQ: &Server{name: RabbitMQServer},
@@ -123,19 +123,19 @@ func newInbox(tx txretry.Transactor, store *Store) (*inboxpgx.Store, error) {
 	return inbox, messages.Listen(inbox, store.learn)
 }
 
-// NewRelay returns a second relay, like that of another process.
+// NewRelay returns another relay, as in another process.
 func (p *Parts) NewRelay() (*outbox.Relay, error) {
 	return outbox.NewRelay(source{p.Outbox, p.cfg.Wire}, publisher{p.Broker, p.cfg},
 		outbox.RelayConfig{MaxCrashes: p.cfg.MaxCrashes, Logger: p.cfg.Logger, Rand: p.cfg.Rand})
 }
 
-// NewConsumer returns a second consumer, like that of another process, with a fault for its steps.
+// NewConsumer returns another consumer, as in another process. fault decides the outcome of its steps.
 func (p *Parts) NewConsumer(fault func(inboxtest.Step, *inbox.Message) inboxtest.Outcome) (*inboxtest.Consumer, error) {
 	return inboxtest.NewConsumer(p.Broker, inboxtest.Queue{Name: messages.Queue, Fault: fault}, &processor{p.Inbox, p.Demo, p.cfg.Flow},
 		inbox.ConsumerConfig{MaxCrashes: p.cfg.MaxCrashes, Logger: p.cfg.Logger, Rand: p.cfg.Rand})
 }
 
-// NewSweeper returns a second sweeper, like that of another process.
+// NewSweeper returns another sweeper, as in another process.
 func (p *Parts) NewSweeper() (*expiry.Sweeper, error) {
 	return expiry.NewSweeper(p.Holds, expiry.SweeperConfig{Schedule: p.cfg.Schedule, Logger: p.cfg.Logger, Rand: p.cfg.Rand})
 }
@@ -148,7 +148,7 @@ type Shop struct {
 	holds  *expirytest.Store
 }
 
-// Once implements httpapi.Backend. All transactions wait for each other here, whatever their event.
+// Once implements httpapi.Backend. Here all transactions wait for each other, whatever their event.
 func (s *Shop) Once(ctx context.Context, _ string,
 	fn func(ctx context.Context, w booking.Work) (idempotency.Response, error),
 ) (idempotency.Response, error) {
@@ -165,9 +165,9 @@ func (s *Shop) work(tx pgx.Tx) *work {
 // slowness is how long a slow consumer takes for a message.
 const slowness = 2 * time.Second
 
-// Demo breaks the shop on purpose and shows what becomes of it. It is safe for concurrent use.
+// Demo injects faults into the shop and shows their effects. It is safe for concurrent use.
 type Demo struct {
-	// Postgres, Redis and RabbitMQ are what the fakes stand for.
+	// Postgres, Redis and RabbitMQ are the servers that the fakes replace.
 	Postgres, Redis, RabbitMQ *Server
 
 	slow     atomic.Bool
@@ -177,19 +177,19 @@ type Demo struct {
 	consumer *inboxtest.Consumer
 }
 
-// Servers lists them.
+// Servers returns all servers.
 func (d *Demo) Servers() []*Server { return []*Server{d.Postgres, d.Redis, d.RabbitMQ} }
 
-// SlowDown has the consumer take two seconds for a message, or no longer than it needs. It does not fail.
+// SlowDown makes the consumer take two seconds for a message, or ends that. It does not fail.
 func (d *Demo) SlowDown(_ context.Context, on bool) error {
 	d.slow.Store(on)
 	return nil
 }
 
-// Slow tells whether the consumer is slow. It does not fail.
+// Slow reports whether the consumer is slow. It does not fail.
 func (d *Demo) Slow(context.Context) (bool, error) { return d.slow.Load(), nil }
 
-// maxDead is how many dead letters there may be before no more poison is sent: memory is all they have.
+// maxDead bounds the dead letters, which are kept in memory. Above it no more poison is sent.
 const maxDead = 1000
 
 // Poison sends the consumer a message that no attempt can process.
@@ -208,7 +208,8 @@ func (d *Demo) Poison(ctx context.Context) error {
 	return d.broker.Send(ctx, &inbox.Message{ID: uuid.Must(uuid.NewV7()), Name: m.Name, Body: m.Body})
 }
 
-// Backlog looks at the outbox and the queue, whether they are switched off or not. Without an error it knows all.
+// Backlog counts the messages in the outbox and the queue, even if their servers are switched off. Without an error all
+// counts are known.
 func (d *Demo) Backlog(ctx context.Context) (flow.Backlog, error) {
 	depth, err := d.outbox.Depth(ctx)
 	if err != nil {
@@ -226,20 +227,20 @@ func (d *Demo) Backlog(ctx context.Context) (flow.Backlog, error) {
 	return flow.Backlog{Outbox: new(depth.Ready + depth.Parked), Queue: &inQueue, Dead: &dead}, nil
 }
 
-// processor is the consumer's, watched and slowed down.
+// processor is the consumer's processor, observed and slowed down.
 type processor struct {
 	*inboxpgx.Store
 	demo *Demo
 	flow *flow.Tracker
 }
 
-// Process implements inbox.Processor. The wait is outside of the transaction, as that of a slow network would be.
+// Process implements inbox.Processor. It waits outside of the transaction, like a slow network.
 func (p *processor) Process(ctx context.Context, msgs []*inbox.Message) []error {
 	p.demo.inHand.Add(int64(len(msgs)))
 	defer p.demo.inHand.Add(-int64(len(msgs)))
 	if p.demo.slow.Load() {
 		select {
-		case <-ctx.Done(): // the store gives the messages back
+		case <-ctx.Done(): // the store requeues the messages
 		case <-time.After(slowness):
 		}
 	}
@@ -250,7 +251,7 @@ func (p *processor) Process(ctx context.Context, msgs []*inbox.Message) []error 
 	return results
 }
 
-// Rows are all that the tables would hold.
+// Rows are the rows of all tables.
 type Rows struct {
 	Events       []booking.EventMap // with the seats as they are stored
 	Reservations []booking.Reservation
@@ -275,7 +276,7 @@ func (s *Store) Dump(ctx context.Context) (rows Rows, err error) {
 	return rows, err
 }
 
-// observed tells of the messages that were stored.
+// observed reports the stored messages.
 type observed struct {
 	Outbox
 	wrote func(m outbox.Message, at time.Time)
@@ -298,7 +299,7 @@ func (o observed) Write(ctx context.Context, tx pgx.Tx, msgs ...outbox.Message) 
 	return o.Outbox.Write(ctx, tx, msgs...)
 }
 
-// atCommit calls fn as soon as the transaction is durable.
+// atCommit calls fn when the transaction is durable.
 func atCommit(tx pgx.Tx, fn func()) error {
 	return txretrytest.EffectAtCommit(tx, func() error { return nil }, nil, fn)
 }

@@ -21,14 +21,13 @@ import (
 	"github.com/holdfast-go/holdfast/txretry"
 )
 
-// Wire is what lies between the shop and the servers that the fakes stand for. Everything that a server is
-// asked passes it, but what is asked inside a transaction and the steps of a consumer, which
-// NewConsumer's fault is asked about.
+// Wire is between the shop and the servers that the fakes replace. All calls to servers pass it, except for calls
+// inside a transaction, and for the steps of a consumer, which pass NewConsumer's fault.
 type Wire interface {
-	// Call asks a server for a step by do, and returns do's error or one of its own. It may call do once, not
-	// at all, or, where a step may come twice, such as StepPublish, twice. It is called from many goroutines.
+	// Call makes a step on a server by calling do, and returns do's error or another one. It may call do once, never, or,
+	// if a step may be repeated, such as StepPublish, twice. It is called from many goroutines.
 	Call(ctx context.Context, server, step string, do func() error) error
-	// Lease is how long a lease of d, by the clock of whoever asks for it, lasts by the server's.
+	// Lease returns how long a lease of d, by the caller's clock, lasts by the server's clock.
 	Lease(ctx context.Context, d time.Duration) time.Duration
 }
 
@@ -39,7 +38,7 @@ const (
 	RabbitMQServer = "rabbitmq"
 )
 
-// The steps. A transaction is one call, in which each attempt makes one at its begin and one before its COMMIT;
+// The steps. A transaction is one call. Each of its attempts makes one call at its begin and one before its COMMIT;
 // their errors fail the attempt.
 const (
 	StepTransaction = "transaction"
@@ -57,23 +56,23 @@ const (
 	StepPublish     = "publish"
 )
 
-// Server is a server that the fakes stand for. Switched off, it answers like one that is gone. Its methods may be
-// called from any goroutine.
+// Server is a server that the fakes replace. Switched off, it is unreachable. Its methods may be called from any
+// goroutine.
 type Server struct {
 	name string
 	off  atomic.Bool
 }
 
-// Name is what the server is called.
+// Name returns the name of the server.
 func (s *Server) Name() string { return s.name }
 
-// Switch switches it on or off.
+// Switch switches the server on or off.
 func (s *Server) Switch(on bool) { s.off.Store(!on) }
 
-// Off tells whether it is switched off.
+// Off reports whether the server is switched off.
 func (s *Server) Off() bool { return s.off.Load() }
 
-// Ready returns nil while it is on.
+// Ready returns nil while the server is on.
 func (s *Server) Ready(context.Context) error {
 	if s.Off() {
 		return fmt.Errorf("memory: %s is switched off", s.name)
@@ -81,7 +80,7 @@ func (s *Server) Ready(context.Context) error {
 	return nil
 }
 
-// Call implements Wire: a server that is switched off is not reached. Transactions find that out at their begin.
+// Call implements Wire. A server that is switched off is unreachable; a transaction fails at its begin.
 func (d *Demo) Call(ctx context.Context, server, step string, do func() error) error {
 	for _, s := range d.Servers() {
 		if s.name == server && step != StepTransaction && s.Off() {
@@ -94,7 +93,7 @@ func (d *Demo) Call(ctx context.Context, server, step string, do func() error) e
 // Lease implements Wire: all clocks are the same.
 func (d *Demo) Lease(_ context.Context, lease time.Duration) time.Duration { return lease }
 
-// transactor has transactions pass the wire.
+// transactor makes transactions pass the wire.
 type transactor struct {
 	txretry.Transactor
 	wire Wire
@@ -120,7 +119,7 @@ func (t transactor) DoWith(ctx context.Context, opts txretry.Options, fn func(ct
 	})
 }
 
-// within is a step inside of a transaction. A server that is not reached is one that shuts down.
+// within makes a step inside of a transaction. An unreachable server fails it like a server that shuts down.
 func (t transactor) within(ctx context.Context, step string) error {
 	err := t.wire.Call(ctx, PostgresServer, step, func() error { return nil })
 	if _, said := errors.AsType[*pgconn.PgError](err); err == nil || said {
@@ -129,7 +128,7 @@ func (t transactor) within(ctx context.Context, step string) error {
 	return &pgconn.PgError{Severity: "FATAL", Code: "57P01", Message: err.Error()}
 }
 
-// source is the outbox as the relay reads it, from a table in Postgres.
+// source is the relay's outbox, a table in Postgres.
 type source struct {
 	*outboxtest.Store
 	wire Wire
@@ -167,7 +166,7 @@ func (s source) Settle(ctx context.Context, b driver.Batch, outcomes []driver.Se
 	return settled, err
 }
 
-// Keys are the idempotency keys, which are in Redis on real servers.
+// Keys is the store of idempotency keys, which is Redis on real servers.
 type Keys struct {
 	*idempotencytest.Store
 	wire Wire
@@ -206,7 +205,7 @@ func (k *Keys) Release(ctx context.Context, claim idempotencydriver.Claim) error
 	return k.wire.Call(ctx, RedisServer, StepKeyRelease, func() error { return k.Store.Release(ctx, claim) })
 }
 
-// Limiter counts for the rate limits, which are in Redis on real servers.
+// Limiter counts for the rate limits, on real servers in Redis.
 type Limiter struct {
 	*ratelimit.Memory
 	wire Wire
@@ -221,7 +220,7 @@ func (l *Limiter) Allow(ctx context.Context, charges ...ratelimit.Charge) (d rat
 	return d, err
 }
 
-// Peek returns what Allow would decide, and charges nothing.
+// Peek returns the decision of Allow, but charges nothing.
 func (l *Limiter) Peek(ctx context.Context, charges ...ratelimit.Charge) (d ratelimit.Decision, err error) {
 	err = l.call(ctx, StepLimit, func() (err error) {
 		d, err = l.Memory.Peek(ctx, charges...)
@@ -235,12 +234,12 @@ func (l *Limiter) Refund(ctx context.Context, charges ...ratelimit.Charge) error
 	return l.call(ctx, StepRefund, func() error { return l.Memory.Refund(ctx, charges...) })
 }
 
-// Reset forgets what was charged.
+// Reset resets the charges.
 func (l *Limiter) Reset(ctx context.Context, charges ...ratelimit.Charge) error {
 	return l.call(ctx, StepRefund, func() error { return l.Memory.Reset(ctx, charges...) })
 }
 
-// call has the errors of the wire be those of a limiter that could not ask.
+// call converts the errors of the wire to errors of an unavailable limiter.
 func (l *Limiter) call(ctx context.Context, step string, do func() error) error {
 	var said error
 	err := l.wire.Call(ctx, RedisServer, step, func() error {
@@ -253,13 +252,13 @@ func (l *Limiter) call(ctx context.Context, step string, do func() error) error 
 	return fmt.Errorf("%w: %w", ratelimit.ErrUnavailable, err)
 }
 
-// publisher is the broker as the relay sees it.
+// publisher is the relay's broker.
 type publisher struct {
 	*inboxtest.Broker
 	cfg Config
 }
 
-// Publish implements driver.Publisher. Messages are on their way side by side.
+// Publish implements driver.Publisher. Messages are published at the same time.
 func (p publisher) Publish(ctx context.Context, m driver.Message, done func(error)) {
 	go func() {
 		err := p.cfg.Wire.Call(ctx, RabbitMQServer, StepPublish, func() error { return p.publish(ctx, m) })
@@ -282,7 +281,7 @@ func (p publisher) publish(ctx context.Context, m driver.Message) (err error) {
 	return nil
 }
 
-// fault is what the consumer meets at every step while RabbitMQ is off: nothing happens, and the session is lost.
+// fault decides the steps of the consumer. While RabbitMQ is off, nothing happens, and the session is lost.
 func (s *Server) fault(inboxtest.Step, *inbox.Message) inboxtest.Outcome {
 	if s.Off() {
 		return inboxtest.FailBefore

@@ -21,8 +21,8 @@ import (
 	"github.com/holdfast-go/holdfast/txretry/txretrytest"
 )
 
-// Store is what tables would hold. It has no lock of its own: all access, reading
-// too, is inside a transaction of one txretrytest.Manager, and those run one at a time.
+// Store has the rows of all tables. It has no lock: all access, also reading, is
+// inside a transaction of one txretrytest.Manager, and those run one at a time.
 type Store struct {
 	tx           txretry.Transactor
 	flow         *flow.Tracker
@@ -37,7 +37,7 @@ type event struct {
 	seats []booking.Seat
 }
 
-// heard is the last that the consumer learned of a reservation.
+// heard is the last status of a reservation in the read model.
 type heard struct {
 	eventID string
 	status  booking.Status
@@ -133,15 +133,15 @@ func (s *Store) read(ctx context.Context, fn func() error) error {
 		func(context.Context, pgx.Tx) error { return fn() })
 }
 
-// clock is the time to the precision of a database.
+// clock returns the time with the precision of a database.
 func clock() time.Time { return time.Now().UTC().Truncate(time.Microsecond) }
 
-// Outbox stores messages in the transaction of the change they announce; *outboxtest.Store implements it.
+// Outbox stores messages in the transaction of their change; *outboxtest.Store implements it.
 type Outbox interface {
 	Write(ctx context.Context, tx pgx.Tx, msgs ...outbox.Message) error
 }
 
-// work is booking.Work on one fake transaction. Locks need nothing: there is no second transaction beside it.
+// work is booking.Work on one fake transaction. It needs no locks, because no second transaction runs.
 type work struct {
 	*Store
 	tx     pgx.Tx
@@ -246,7 +246,7 @@ func (w *work) Settle(ctx context.Context, r booking.Reservation) error {
 	return w.write(ctx, r)
 }
 
-// write keeps and announces a reservation.
+// write stores a reservation and its message.
 func (w *work) write(ctx context.Context, r booking.Reservation) error {
 	if err := put(w.tx, w.reservations, r.ID, r); err != nil {
 		return err
@@ -262,7 +262,7 @@ func (w *work) seat(eventID string, number int) *booking.Seat {
 	return &w.events[eventID].seats[number-1]
 }
 
-// setSeat changes a seat that belongs to a reservation, "" for nobody.
+// setSeat changes a seat of the reservation owner; "" for a free seat.
 func (w *work) setSeat(eventID, owner string, to booking.Seat) error {
 	seat := w.seat(eventID, to.Number)
 	if seat.ReservationID != owner {
@@ -282,8 +282,8 @@ func put[K comparable, V any](tx pgx.Tx, m map[K]V, key K, value V) error {
 	})
 }
 
-// learn writes into the read model what a message says of a reservation. The
-// higher rank wins, so the order of the messages does not matter.
+// learn updates the read model by a message. The higher rank wins, so the order of
+// the messages does not matter.
 func (s *Store) learn(ctx context.Context, tx pgx.Tx, status booking.Status, m messages.Reservation) error {
 	if message, ok := inbox.FromContext(ctx); ok && s.learned != nil {
 		if err := atCommit(tx, func() { s.learned(message.ID, string(status)) }); err != nil {
@@ -297,7 +297,7 @@ func (s *Store) learn(ctx context.Context, tx pgx.Tx, status booking.Status, m m
 	return put(tx, s.heard, m.ReservationID, heard{m.EventID, status})
 }
 
-// addHolds shows the held reservations to a sweeper.
+// addHolds makes the held reservations visible to a sweeper.
 func (s *Shop) addHolds() (err error) {
 	s.holds, err = expirytest.New(s.tx, expirytest.Config{
 		Active: s.held,

@@ -1,5 +1,5 @@
-// Package messages is the wire form of what the shop tells the world: the JSON
-// body of the four reservation messages, and their ids.
+// Package messages is the wire form of the shop's messages: the JSON body of the
+// four messages about reservations, and their ids.
 package messages
 
 import (
@@ -19,7 +19,7 @@ import (
 	"github.com/holdfast-go/holdfast/outbox"
 )
 
-// Where the messages go on a broker: to a topic exchange by their name, and
+// The route of the messages on a broker: to a topic exchange by their name, and
 // from there to the queue of the read model's consumer.
 const (
 	Exchange = "reservation"
@@ -27,8 +27,8 @@ const (
 	Binding  = "reservation.*"
 )
 
-// Reservation is the body of every message: the reservation as the change left
-// it. The name of the message says what the change was.
+// Reservation is the body of every message: the reservation after the change.
+// The name of the message names the change.
 type Reservation struct {
 	ReservationID string    `json:"reservation_id"`
 	EventID       string    `json:"event_id"`
@@ -37,7 +37,7 @@ type Reservation struct {
 	ExpiresAt     time.Time `json:"expires_at"`
 }
 
-// check finds ids that the shop cannot have given.
+// check rejects ids that the shop cannot have made.
 func (r Reservation) check() error {
 	_, err1 := uuid.Parse(r.ReservationID)
 	_, err2 := uuid.Parse(r.EventID)
@@ -47,9 +47,9 @@ func (r Reservation) check() error {
 	return nil
 }
 
-// New announces the status of a reservation. Its messages are ordered among
-// themselves. The id of an expiry follows from the reservation, so whoever
-// expires it, the sweeper or a buyer, sends the same message.
+// New returns the message about the status of a reservation. The messages of one
+// reservation stay in order. The id of an expiry depends on the reservation, so the
+// sweeper and a buyer that expire it send the same message.
 func New(r booking.Reservation) (outbox.Message, error) {
 	m, err := outbox.NewMessage(booking.MessageOf(r.Status), Reservation{
 		ReservationID: r.ID, EventID: r.EventID, User: r.User,
@@ -67,7 +67,7 @@ func New(r booking.Reservation) (outbox.Message, error) {
 
 const scope = "github.com/holdfast-go/holdfast/examples/reservation"
 
-// Learn takes in, as part of a transaction, what a message says of a reservation.
+// Learn processes a message about a reservation in a transaction.
 type Learn func(ctx context.Context, tx pgx.Tx, status booking.Status, r Reservation) error
 
 // Listen registers learn for all messages of the shop.
@@ -79,7 +79,7 @@ func Listen(p *inboxpgx.Store, learn Learn) error {
 		errs = append(errs, inboxpgx.Handle(p, booking.MessageOf(status),
 			func(ctx context.Context, tx pgx.Tx, r Reservation) error {
 				if err := r.check(); err != nil {
-					return inbox.Invalid(err) // no retry makes it better
+					return inbox.Invalid(err) // no retry helps
 				}
 				ctx, span := otel.Tracer(scope).Start(ctx, "read model")
 				defer span.End()
@@ -89,7 +89,7 @@ func Listen(p *inboxpgx.Store, learn Learn) error {
 	return errors.Join(errs...)
 }
 
-// Poison is a message that no attempt can process: it tells of a reservation that cannot be.
+// Poison returns a message that no attempt can process: its reservation cannot exist.
 func Poison() outbox.Message {
 	return outbox.Message{Name: booking.MessageHeld, Body: []byte(`{"reservation_id":"poison"}`)}
 }

@@ -17,7 +17,7 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }
 
-// A migration whose connection falls silent keeps no other from migrating: its transaction bounds how long the server
+// A migration whose connection falls silent does not block others for long: its transaction bounds how long the server
 // keeps the lock.
 func TestMigrate_boundsItsLock(t *testing.T) {
 	t.Parallel()
@@ -34,7 +34,7 @@ func TestMigrate_boundsItsLock(t *testing.T) {
 	})
 }
 
-// A read on a connection that is silent goes to another one after a few seconds.
+// A read on a silent connection is repeated on another one after a few seconds.
 func TestReader_silentConnection(t *testing.T) {
 	t.Parallel()
 	url := pgtest.URL(t)

@@ -1,11 +1,11 @@
-// Package postgres keeps the shop in Postgres: the ports of package booking on
+// Package postgres is the shop in Postgres: the ports of package booking on
 // txretry transactions, with the outbox, the inbox, the idempotency records and
 // the sweeper's claims in the same database.
 //
-// Business transactions are SERIALIZABLE. Those of one event also queue in
-// process (txretry.Options.SerialKey), because they all want the same seats: a
-// queue costs each buyer the time of those before it, where a crowd of
-// serialization failures would cost all of them their attempts.
+// Business transactions are SERIALIZABLE. The transactions of one event also queue
+// in process (txretry.Options.SerialKey), because they all want the same seats. In
+// the queue each buyer waits for the ones before. Without it, serialization failures
+// would cost all of them their attempts.
 package postgres
 
 import (
@@ -46,7 +46,7 @@ type Shop struct {
 }
 
 // NewShop returns a shop that reads through pool and writes in transactions of
-// once, which it tells f of.
+// once, which it notes in f.
 func NewShop(pool *pgxpool.Pool, once Once, outbox Outbox, holds Holds, f flow.Flow) *Shop {
 	return &Shop{Reader: NewReader(pool), once: once, outbox: outbox, holds: holds, flow: f}
 }
@@ -70,16 +70,16 @@ type Reader struct{ pool *pgxpool.Pool }
 
 var _ booking.Reader = Reader{}
 
-// NewReader reads through pool.
+// NewReader returns a Reader on pool.
 func NewReader(pool *pgxpool.Pool) Reader { return Reader{pool} }
 
 const (
-	// readTimeout bounds one try of a read, which takes milliseconds where the server answers.
+	// readTimeout bounds one try of a read, which takes milliseconds if the server answers.
 	readTimeout = 5 * time.Second
 	readTries   = 3
 )
 
-// try reads, and does so again on another connection where one was silent.
+// try reads, and reads again on another connection if one was silent.
 func try(ctx context.Context, read func(ctx context.Context) error) (err error) {
 	for range readTries {
 		bounded, cancel := context.WithTimeout(ctx, readTimeout)
@@ -177,7 +177,7 @@ func (r Reader) Stats(ctx context.Context, eventID string) (booking.Stats, error
 	return s, err
 }
 
-// NewInbox returns the inbox whose handlers keep the read model, and tell f of that.
+// NewInbox returns the inbox whose handlers update the read model, and note that in f.
 func NewInbox(t txretry.Transactor, f flow.Flow) (*inboxpgx.Store, error) {
 	store, err := inboxpgx.New(t, "stats", inboxpgx.Config{})
 	if err != nil {
@@ -189,7 +189,7 @@ func NewInbox(t txretry.Transactor, f flow.Flow) (*inboxpgx.Store, error) {
 	})
 }
 
-// The higher rank wins, so the order in which consumers hear of a reservation does not matter.
+// The higher rank wins, so the order of the messages does not matter.
 const learnSQL = `
 insert into reservation_states as known (reservation_id, event_id, status, rank, messages) values ($1, $2, $3, $4, 1)
 on conflict (reservation_id) do update set
@@ -197,7 +197,7 @@ on conflict (reservation_id) do update set
     rank = greatest(known.rank, excluded.rank),
     messages = known.messages + 1`
 
-// learn writes into the read model what a message says of a reservation.
+// learn updates the read model by a message.
 func learn(ctx context.Context, tx pgx.Tx, status booking.Status, m messages.Reservation) error {
 	_, err := tx.Exec(ctx, learnSQL, m.ReservationID, m.EventID, status, status.Rank())
 	return err
@@ -205,14 +205,14 @@ func learn(ctx context.Context, tx pgx.Tx, status booking.Status, m messages.Res
 
 const sweptSQL = "select " + reservationColumns + " from reservations where id = any($1)"
 
-// The seats are those of reservations that this transaction has locked and expired.
+// These are the seats of reservations that this transaction has locked and expired.
 const freeSweptSQL = `
 update seats set state = 'free', reservation_id = null, held_until = null
 from reservations r
 where r.id = any($1) and seats.event_id = r.event_id and seats.number = any(r.seats) and seats.reservation_id = r.id`
 
-// Swept returns what frees the seats of reservations that a sweep has expired and announces it, in the
-// sweep's transaction.
+// Swept returns a function for the sweep's transaction. It frees the seats of the expired reservations and writes
+// their messages.
 func Swept(out Outbox) func(ctx context.Context, tx pgx.Tx, rows []expiry.Row) error {
 	return func(ctx context.Context, tx pgx.Tx, rows []expiry.Row) error { return swept(ctx, tx, out, rows) }
 }
@@ -245,14 +245,14 @@ func swept(ctx context.Context, tx pgx.Tx, out Outbox, rows []expiry.Row) error 
 //go:embed migrations/*.sql
 var migrations embed.FS
 
-// migrationTimeout bounds a Migrate, the wait for that of others included.
+// migrationTimeout bounds Migrate, including the wait for other migrations.
 const migrationTimeout = 5 * time.Minute
 
 // migrationLock is an arbitrary number that only the shop's migrations use.
 const migrationLock = 7_204_118_331
 
 // Migrate creates the shop's tables, or brings them up to date. Several
-// processes may do so at once: one works, the others wait and find it done. It
+// processes may call it at once: one works, the others wait and find it done. It
 // ends within five minutes.
 func Migrate(ctx context.Context, pool *pgxpool.Pool) error {
 	ctx, cancel := context.WithTimeout(ctx, migrationTimeout)
@@ -262,7 +262,7 @@ func Migrate(ctx context.Context, pool *pgxpool.Pool) error {
 		return err
 	}
 	err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-		// The lock must not outlive a connection that falls silent.
+		// A connection that falls silent must not keep the lock.
 		if _, err := tx.Exec(ctx, "select set_config('idle_in_transaction_session_timeout', '5s', true)"); err != nil {
 			return err
 		}

@@ -20,12 +20,12 @@ type work struct {
 	tx     pgx.Tx
 	outbox Outbox
 	holds  Holds
-	now    time.Time // once a statement has brought it along
+	now    time.Time // set by a statement
 }
 
 var _ booking.Work = (*work)(nil)
 
-// Now is the start of the transaction, as SQL's now(), or the moment of the last lock that was waited for.
+// Now returns the start of the transaction, as SQL's now(), or the time after the last lock.
 func (w *work) Now(ctx context.Context) (time.Time, error) {
 	if !w.now.IsZero() {
 		return w.now, nil
@@ -55,18 +55,18 @@ func (w *work) Event(ctx context.Context, id string) (booking.Event, error) {
 	return e, err
 }
 
-// Outbox stores messages in the transaction of the change they announce; *outboxpgx.Store implements it.
+// Outbox stores messages in the transaction of their change; *outboxpgx.Store implements it.
 type Outbox interface {
 	Write(ctx context.Context, tx pgx.Tx, msgs ...outbox.Message) error
 }
 
-// Holds knows when reservations expire; *expirypgx.Store implements it.
+// Holds schedules the expiry of reservations; *expirypgx.Store implements it.
 type Holds interface {
-	// Due wakes the sweeper in time, after the commit.
+	// Due wakes the sweeper at the deadline, after the commit.
 	Due(tx pgx.Tx, deadline time.Time) bool
 }
 
-// Two transactions that want some of the same seats wait for them in one order.
+// Two transactions that want the same seats lock them in the same order.
 const lockSeatsSQL = `
 select from seats where event_id = $1 and number = any($2) order by number for update`
 
@@ -78,8 +78,8 @@ const addReservationSQL = `
 insert into reservations (id, event_id, user_id, seats, status, expires_at)
 values ($1, $2, $3, $4, $5, $6)`
 
-// AddReservation implements booking.ReservationBook. A seat that somebody has changed since the transaction
-// began fails it with a serialization error.
+// AddReservation implements booking.ReservationBook. It fails with a serialization error if a seat has changed since
+// the transaction began.
 func (w *work) AddReservation(ctx context.Context, r booking.Reservation) error {
 	var b pgx.Batch
 	b.Queue(lockSeatsSQL, r.EventID, r.Seats)
@@ -96,8 +96,8 @@ const reservationColumns = "id::text, event_id::text, user_id, seats, status, ex
 
 const lockReservationSQL = "select " + reservationColumns + " from reservations where id = $1 for update"
 
-// LockReservation implements booking.ReservationBook. The clock is read again behind the lock: the hold may have run out
-// while it was waited for.
+// LockReservation implements booking.ReservationBook. It reads the clock after it has the lock, because the hold may have
+// expired during the wait.
 func (w *work) LockReservation(ctx context.Context, id string) (booking.Reservation, error) {
 	if !validID(id) {
 		return booking.Reservation{}, booking.NotFound("reservation")
@@ -155,7 +155,7 @@ func scanReservation(row pgx.Row) (booking.Reservation, error) {
 	return r, err
 }
 
-// affects makes a statement that changes another number of rows fail the transaction.
+// affects fails the transaction if a statement changes another number of rows.
 func affects(n int) func(pgconn.CommandTag) error {
 	return func(tag pgconn.CommandTag) error {
 		if tag.RowsAffected() != int64(n) {
@@ -176,7 +176,7 @@ where event_id = $1 and state = 'free'
 order by number limit $2
 for update skip locked`
 
-// LockAnyFree implements booking.SeatBook. Too few are let go again by the savepoint:
+// LockAnyFree implements booking.SeatBook. If there are too few seats, the savepoint releases their locks:
 // two transactions that keep some and wait for more would wait for each other.
 func (w *work) LockAnyFree(ctx context.Context, eventID string, n int) ([]int, error) {
 	var numbers []int

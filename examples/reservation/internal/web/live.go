@@ -13,20 +13,20 @@ import (
 )
 
 const (
-	// liveEvery is how often a live page is brought up to date.
+	// liveEvery is how often a live page is updated.
 	liveEvery = 500 * time.Millisecond
-	// streamTime is after how long a stream ends, and the browser begins another.
+	// streamTime bounds a stream. The browser then opens another.
 	streamTime = time.Minute
 	// writeTimeout bounds each event, for a viewer who has vanished.
 	writeTimeout = 10 * time.Second
-	// lookTimeout bounds the look at what an event tells.
+	// lookTimeout bounds the look for one event.
 	lookTimeout = time.Second
 )
 
 var userPattern = regexp.MustCompile(`^[A-Za-z0-9._-]{1,64}$`)
 
-// state is what a live page is told. Of what is null or missing nothing is known: the page shows ? for a count, says that the
-// limits are unknown, and leaves the steps and the switches as they are.
+// state is the state on a live page. null or missing means unknown: the page then shows ? for a count, Unknown for the
+// limits, and leaves the steps and the switches as they are.
 type state struct {
 	Counts  map[flow.Stage]int64 `json:"counts"`
 	Steps   []flow.Step          `json:"steps"`
@@ -35,18 +35,18 @@ type state struct {
 	Trials  *trialsState         `json:"trials,omitempty"`
 }
 
-// trialsState is what is broken now.
+// trialsState has the current faults.
 type trialsState struct {
 	Slow bool `json:"slow"`
-	// Off tells of each server whether it is switched off.
+	// Off reports for each server whether it is switched off.
 	Off map[string]bool `json:"off"`
 }
 
-// live sends the state again and again until the viewer leaves, the stream's time is over or the page is closed.
+// live streams the state until the viewer leaves, the stream's time is over or the page is closed.
 func (p *Page) live(w http.ResponseWriter, r *http.Request) {
 	user := r.URL.Query().Get("user")
 	if !userPattern.MatchString(user) {
-		http.Error(w, "say which user's limits to show", http.StatusBadRequest)
+		http.Error(w, "the user is missing or invalid", http.StatusBadRequest)
 		return
 	}
 	select {
@@ -67,7 +67,7 @@ func (p *Page) live(w http.ResponseWriter, r *http.Request) {
 	}
 	for {
 		seen := p.look(ctx, user)
-		if ctx.Err() != nil { // what it has seen may lack what there was no time for
+		if ctx.Err() != nil { // the look was cut short
 			return
 		}
 		if err := send(w, seen); err != nil {
@@ -119,36 +119,36 @@ func send(w http.ResponseWriter, s state) error {
 		return err
 	}
 	control := http.NewResponseController(w)
-	_ = control.SetWriteDeadline(time.Now().Add(writeTimeout)) // where there is none, the server's own counts
+	_ = control.SetWriteDeadline(time.Now().Add(writeTimeout)) // if it is not supported, the server's own deadline counts
 	if _, err := fmt.Fprintf(w, "data: %s\n\n", data); err != nil {
 		return err
 	}
 	return control.Flush()
 }
 
-// Peeker is a limiter that can be looked at.
+// Peeker is a limiter with Peek.
 type Peeker interface {
-	// Peek returns what would be decided now, as if the charges had been taken, and charges nothing.
+	// Peek returns the decision as if the charges had been taken, but charges nothing.
 	Peek(ctx context.Context, charges ...ratelimit.Charge) (ratelimit.Decision, error)
 }
 
-// Limits are what POSTs are limited by.
+// Limits are the limits of POSTs.
 type Limits struct {
 	Limiter Peeker
 	User    ratelimit.Limit
-	Global  ratelimit.Limit // Max is 0 where there is none
+	Global  ratelimit.Limit // Max is 0 if there is none
 }
 
-// gauge is what is left of a limit.
+// gauge is the rest of a limit.
 type gauge struct {
 	Name string `json:"name"`
 	Left int64  `json:"left"`
 	Max  int64  `json:"max"`
-	// Reset is in how many seconds there is more.
+	// Reset is in how many seconds more is left.
 	Reset float64 `json:"reset"`
 }
 
-// look returns the gauges of a user; nil while the limiter cannot tell all of them.
+// look returns the gauges of a user. They are nil if any limit is unknown.
 func (l Limits) look(ctx context.Context, user string) []gauge {
 	charges := []ratelimit.Charge{{Limit: l.User, Key: user}}
 	if l.Global.Max > 0 {
@@ -162,7 +162,7 @@ func (l Limits) look(ctx context.Context, user string) []gauge {
 		}
 		for _, s := range d.Limits() {
 			if d.Allowed {
-				s.Remaining++ // a look is answered as if its unit had been taken
+				s.Remaining++ // Peek answers as if its unit had been charged
 			}
 			gauges = append(gauges, gauge{s.Name, s.Remaining, s.Max, s.Reset.Seconds()})
 		}

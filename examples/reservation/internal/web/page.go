@@ -1,8 +1,8 @@
-// Package web is the page of the shop: a map of seats to click, what goes on behind it, live, and buttons that try
-// to break it.
+// Package web is the page of the shop: a map of seats to click, a live view of the work behind it, and buttons that
+// inject faults.
 //
-// The page buys and looks through the API, as every client does. What no client may do, such as to switch a server
-// off, it does at addresses of its own below /shop/, which are there only where Config.Trials are.
+// The page buys and reads through the API, as every client does. For faults, such as switching a server off, it has
+// addresses of its own below /shop/, which exist only with Config.Trials.
 package web
 
 import (
@@ -20,25 +20,25 @@ import (
 	"github.com/holdfast-go/holdfast/examples/reservation/internal/flow"
 )
 
-// Config says what the page stands before.
+// Config configures the page.
 type Config struct {
 	// API serves everything but the page. Required.
 	API http.Handler
-	// Flow counts what goes through the shop. Required.
+	// Flow counts the work of the shop. Required.
 	Flow flow.Flow
-	// Backlog tells what is on its way. Required. With an error, or of what is nil, the page says that it is not known.
+	// Backlog counts the messages on their way. Required. The page shows an error, or a nil count, as unknown.
 	Backlog func(context.Context) (flow.Backlog, error)
-	// Trials are the buttons that try to break the shop. nil: there are none.
+	// Trials are the buttons that inject faults. nil: there are none.
 	Trials Trials
-	// Servers have a button each that switches them off, beside those of Trials.
+	// Servers have one button each that switches them off, beside the buttons of Trials.
 	Servers []Server
-	// Limits tells what a user has left of the limits. Required.
+	// Limits are shown with how much of them a user has left. Required.
 	Limits Limits
 	// Operator is the address of the operator's page; "" for none.
 	Operator string
 }
 
-// Page serves the page and, behind it, the API. It is safe for concurrent use.
+// Page serves the page and, for all other requests, the API. It is safe for concurrent use.
 type Page struct {
 	cfg     Config
 	routes  http.Handler
@@ -48,7 +48,7 @@ type Page struct {
 	streams chan struct{} // one for each page that is live
 }
 
-// maxStreams is how many pages are live at a time; others show what they had loaded.
+// maxStreams bounds the live pages. Further pages are not updated.
 const maxStreams = 100
 
 //go:embed page
@@ -71,7 +71,7 @@ func New(cfg Config) (*Page, error) {
 	return p, nil
 }
 
-// Close ends the streams of the pages that are live. Give it to http.Server.RegisterOnShutdown, so that they do not
+// Close ends the streams of live pages. Give it to http.Server.RegisterOnShutdown, so that they do not
 // hold up the shutdown.
 func (p *Page) Close() { p.end() }
 
@@ -96,7 +96,7 @@ func (p *Page) route() http.Handler {
 		own.HandleFunc("POST /shop/outage", p.outage)
 	}
 	page, home, api := guarded(own), p.homeOr(p.cfg.API), p.watched(p.cfg.API)
-	// No http.ServeMux: it would redirect what the API answers by itself.
+	// This is no http.ServeMux, because it would redirect paths that the API answers by itself.
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch {
 		case r.URL.Path == "/":
@@ -111,11 +111,11 @@ func (p *Page) route() http.Handler {
 
 const javaScript = "text/javascript; charset=utf-8"
 
-// homeOr answers a browser that asks for / with the page, and everybody else as ever.
+// homeOr answers a browser's request for / with the page, and all other requests with the API.
 func (p *Page) homeOr(api http.Handler) http.Handler {
 	home := guarded(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/html; charset=utf-8")
-		_, _ = w.Write(p.home) // a viewer who has left misses nothing
+		_, _ = w.Write(p.home) // the viewer may have left
 	}))
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Add("Vary", "Accept")
@@ -128,14 +128,14 @@ func (p *Page) homeOr(api http.Handler) http.Handler {
 	})
 }
 
-// policy lets the page load nothing but its own files, and no other site show it in a frame.
+// policy allows only the page's own files, and forbids frames of other sites.
 const policy = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; form-action 'self'; " +
 	"base-uri 'none'; frame-ancestors 'none'"
 
-// maxForm bounds what a request may carry.
+// maxForm bounds the body of a request, in bytes.
 const maxForm = 4 << 10
 
-// guarded sets the headers of every answer, and refuses requests that change something on behalf of another site.
+// guarded sets the headers of every answer, and rejects changes that another site requests.
 func guarded(next http.Handler) http.Handler {
 	next = http.NewCrossOriginProtection().Handler(next)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -166,7 +166,7 @@ func (p *Page) watched(next http.Handler) http.Handler {
 	})
 }
 
-// maxPath is how much of a path is shown.
+// maxPath bounds the part of a path that is shown, in bytes.
 const maxPath = 80
 
 func short(path string) string {
@@ -191,19 +191,19 @@ func (a *answer) WriteHeader(status int) {
 // Unwrap is for http.ResponseController.
 func (a *answer) Unwrap() http.ResponseWriter { return a.ResponseWriter }
 
-// Trials make trouble on purpose. They may be called from any goroutine.
+// Trials inject faults. They may be called from any goroutine.
 type Trials interface {
-	// Poison sends the consumer a message that no attempt can process. It fails where too many wait or are dead.
+	// Poison sends the consumer a message that no attempt can process. It fails if too many wait or are dead.
 	Poison(ctx context.Context) error
-	// SlowDown has the consumers that heed it take two seconds for a message, or no longer than they need.
+	// SlowDown makes consumers with -trials take two seconds for a message, or ends that.
 	SlowDown(ctx context.Context, on bool) error
-	// Slow tells whether they are told to be slow.
+	// Slow reports whether consumers are to be slow.
 	Slow(ctx context.Context) (bool, error)
 }
 
 // Server can be switched off. Its methods may be called from any goroutine.
 type Server interface {
-	// Name is what the buttons call it: postgres, redis or rabbitmq.
+	// Name is the name for the buttons: postgres, redis or rabbitmq.
 	Name() string
 	Off() bool
 	Switch(on bool)
@@ -212,20 +212,20 @@ type Server interface {
 // poison sends the consumer a message that cannot be processed.
 func (p *Page) poison(w http.ResponseWriter, r *http.Request) {
 	if err := p.cfg.Trials.Poison(r.Context()); err != nil {
-		http.Error(w, "no more of it is taken now", http.StatusServiceUnavailable)
+		http.Error(w, "too many messages wait or are dead", http.StatusServiceUnavailable)
 		return
 	}
 	w.WriteHeader(http.StatusNoContent)
 }
 
-// slow makes the consumer slow, or as fast as it is.
+// slow makes the consumers slow, or fast again.
 func (p *Page) slow(w http.ResponseWriter, r *http.Request) {
 	on, ok := readSwitch(w, r)
 	if !ok {
 		return
 	}
 	if err := p.cfg.Trials.SlowDown(r.Context(), on); err != nil {
-		http.Error(w, "the consumer cannot be told", http.StatusServiceUnavailable)
+		http.Error(w, "the consumer cannot be switched", http.StatusServiceUnavailable)
 		return
 	}
 	w.WriteHeader(http.StatusNoContent)
@@ -247,7 +247,7 @@ func (p *Page) outage(w http.ResponseWriter, r *http.Request) {
 	http.Error(w, "there is no such server", http.StatusBadRequest)
 }
 
-// readSwitch reads the field on; where it is wrong, it answers.
+// readSwitch reads the field on. If it is invalid, readSwitch answers the request.
 func readSwitch(w http.ResponseWriter, r *http.Request) (on, ok bool) {
 	if err := r.ParseForm(); err != nil {
 		http.Error(w, "the form cannot be read", http.StatusBadRequest)

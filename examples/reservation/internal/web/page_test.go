@@ -49,7 +49,7 @@ func TestHomeIsForBrowsers(t *testing.T) {
 	}
 }
 
-// TestPageLoadsNothingFromElsewhere loads all that the page names, and wants it to be the page's own.
+// TestPageLoadsNothingFromElsewhere loads all files that the page names. They must be the page's own.
 func TestPageLoadsNothingFromElsewhere(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
@@ -58,7 +58,7 @@ func TestPageLoadsNothingFromElsewhere(t *testing.T) {
 		t.Errorf("policy %q", policy)
 	}
 	if regexp.MustCompile(`<style|style=|<script>|\son[a-z]+=`).MatchString(home.body) {
-		t.Error("the page holds what its policy forbids")
+		t.Error("the page has inline code, which its policy forbids")
 	}
 	names := regexp.MustCompile(`(?:src|href)="(/shop/[^"]*)"`).FindAllStringSubmatch(home.body, -1)
 	modules := regexp.MustCompile(`from "\./([a-z]+\.js)"`)
@@ -93,7 +93,7 @@ func TestWithoutTrialsNothingCanBeBroken(t *testing.T) {
 		t.Error("the page has buttons that do nothing")
 	}
 	if !strings.Contains(home, `href="/operator/"`) {
-		t.Error("the page does not lead to the operator's")
+		t.Error("the page does not link to the operator's page")
 	}
 	for _, path := range []string{"/shop/poison", "/shop/slow", "/shop/outage"} {
 		if a := s.press(path, nil); a.StatusCode != http.StatusNotFound {
@@ -101,7 +101,7 @@ func TestWithoutTrialsNothingCanBeBroken(t *testing.T) {
 		}
 	}
 	if with := newShop(t).do(http.MethodGet, "/", "", "Accept", "text/html").body; strings.Contains(with, "/operator/") {
-		t.Error("the page leads to an operator's page that is not there")
+		t.Error("the page links to an operator's page that does not exist")
 	}
 }
 
@@ -134,7 +134,7 @@ func (s *shop) outage(server string, on string) {
 	s.pressed("/shop/outage", url.Values{"server": {server}, "on": {on}})
 }
 
-// TestOutages takes each server away and gives it back: what was refused is done then, and what was taken arrives.
+// TestOutages switches each server off and on. Rejected requests then succeed, and the messages of accepted ones arrive.
 func TestOutages(t *testing.T) {
 	t.Parallel()
 	for server, refusal := range map[string]string{"postgres": "IDEMPOTENCY_STORE_UNAVAILABLE", "redis": "RATE_LIMIT_UNAVAILABLE", "rabbitmq": ""} {
@@ -167,13 +167,13 @@ func TestOutages(t *testing.T) {
 	}
 }
 
-func TestPoisonIsADeadLetterAndTheRestGoesOn(t *testing.T) {
+func TestPoison_becomesDeadLetter(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
 	event := s.newEvent()
 	s.pressed("/shop/poison", nil)
 	s.hold(event)
-	s.await("one letter, one update", func(st state) bool {
+	s.await("one dead letter, one update", func(st state) bool {
 		return st.Backlog.Dead == 1 && st.Counts["failed"] == 1 && st.Counts["updated"] == 1
 	})
 	for range 999 {
@@ -181,7 +181,7 @@ func TestPoisonIsADeadLetterAndTheRestGoesOn(t *testing.T) {
 	}
 	s.await("all are dead", func(st state) bool { return st.Backlog.Dead == 1000 })
 	if a := s.press("/shop/poison", nil); a.StatusCode != http.StatusServiceUnavailable {
-		t.Errorf("letter 1,001: %d", a.StatusCode)
+		t.Errorf("dead letter 1,001: %d", a.StatusCode)
 	}
 	s = newShop(t)
 	s.outage("rabbitmq", "true")
@@ -260,7 +260,7 @@ func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }
 
 const userLimit = 100
 
-// shop is a page before a whole shop in memory that runs until the test ends.
+// shop is a page in front of a shop in memory, which runs until the test ends.
 type shop struct {
 	t    testing.TB
 	url  string
@@ -332,13 +332,13 @@ func (s *shop) do(method, path, body string, header ...string) answer {
 	return answer{resp, string(text)}
 }
 
-// post sends what a buyer's page sends.
+// post sends a request of a buyer.
 func (s *shop) post(path, body string) answer {
 	s.t.Helper()
 	return s.do(http.MethodPost, path, body, httpapi.UserHeader, "ada", idempotency.Header, string(idempotency.NewKey()), "Content-Type", "application/json")
 }
 
-// press sends what a button of the page sends.
+// press sends the request of a button.
 func (s *shop) press(path string, fields url.Values) answer {
 	s.t.Helper()
 	return s.do(http.MethodPost, path, fields.Encode(), "Content-Type", "application/x-www-form-urlencoded", "Sec-Fetch-Site", "same-origin")
@@ -369,7 +369,7 @@ func noError(t testing.TB, errs ...error) {
 	}
 }
 
-// state is what the stream tells.
+// state is an event of the stream.
 type state struct {
 	Counts map[string]int
 	Steps  []struct{ Stage, Text string }
@@ -384,7 +384,7 @@ type state struct {
 	}
 }
 
-// follow begins a stream for ada, and returns its events until the test or the stream ends.
+// follow opens a stream for ada, and returns its events until the test or the stream ends.
 func (s *shop) follow() <-chan state {
 	s.t.Helper()
 	req, err := http.NewRequestWithContext(s.t.Context(), http.MethodGet, s.url+"/shop/live?user=ada", nil)
@@ -419,20 +419,20 @@ func (s *shop) follow() <-chan state {
 	return states
 }
 
-// await reads the stream until it tells what is wanted.
+// await reads the stream until ok returns true.
 func (s *shop) await(what string, ok func(state) bool) {
 	s.t.Helper()
 	states := s.follow()
 	var last state
 	testenv.Eventually(s.t, func() error {
 		if last = <-states; !ok(last) {
-			return fmt.Errorf("%s: the stream tells %+v", what, last)
+			return fmt.Errorf("%s: the stream sent %+v", what, last)
 		}
 		return nil
 	})
 }
 
-func TestStreamTellsTheWayOfARequest(t *testing.T) {
+func TestStream_showsAllStages(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
 	s.hold(s.newEvent())
@@ -462,14 +462,14 @@ func TestStreamsAreBounded(t *testing.T) {
 	}
 }
 
-// blind stands for servers that tell nothing.
+// blind fails like unreachable servers.
 type blind struct{ flow.Flow }
 
 func (blind) Look(context.Context) (map[flow.Stage]int64, []flow.Step, error) {
 	return nil, nil, errors.New("no answer")
 }
 
-// Peek tells the first of two limits.
+// Peek fails for the second of two limits.
 func (blind) Peek(_ context.Context, charges ...ratelimit.Charge) (ratelimit.Decision, error) {
 	if charges[0].Key == "" {
 		return ratelimit.Decision{}, errors.New("no answer")
@@ -477,7 +477,7 @@ func (blind) Peek(_ context.Context, charges ...ratelimit.Charge) (ratelimit.Dec
 	return ratelimit.Decision{Allowed: true}, nil
 }
 
-// TestUnknownIsNull wants null of what is not known, which the page shows as such, and no part of the limits.
+// TestUnknownIsNull checks that unknown values are null, and that limits are not sent in part.
 func TestUnknownIsNull(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, func(cfg *web.Config) {
@@ -493,11 +493,11 @@ func TestUnknownIsNull(t *testing.T) {
 	for lines.Scan() && !strings.HasPrefix(lines.Text(), "data: ") {
 	}
 	if lines.Text() != want {
-		t.Errorf("the stream tells %s", lines.Text())
+		t.Errorf("the stream sent %s", lines.Text())
 	}
 }
 
-// remote is a limiter that cannot be asked once its caller has given up.
+// remote is a limiter that fails after its caller's context has ended.
 type remote struct{ *ratelimit.Memory }
 
 func (r remote) Peek(ctx context.Context, charges ...ratelimit.Charge) (ratelimit.Decision, error) {
@@ -507,9 +507,8 @@ func (r remote) Peek(ctx context.Context, charges ...ratelimit.Charge) (ratelimi
 	return r.Memory.Peek(ctx, charges...)
 }
 
-// A stream ends when it is time for another look, and which of the two comes first is chance. No stream ends by telling
-// that the limits are unknown.
-func TestEndOfStreamTellsNothing(t *testing.T) {
+// A stream may end while its state is read. It must not end with an event that reports unknown limits.
+func TestStream_endsWithoutPartialEvent(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		memory, err := ratelimit.NewMemory(ratelimit.MemoryConfig{})
@@ -524,7 +523,7 @@ func TestEndOfStreamTellsNothing(t *testing.T) {
 			w := httptest.NewRecorder()
 			page.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/shop/live?user=ada", nil))
 			if told := w.Body.String(); strings.Contains(told, `"limits":[]`) || strings.Count(told, `"left":10`) < 100 {
-				t.Fatalf("the stream tells: %s", told[max(0, len(told)-500):])
+				t.Fatalf("the stream sent: %s", told[max(0, len(told)-500):])
 			}
 		}
 	})

@@ -182,7 +182,7 @@ func TestCrowdIsSoldEverySeatOnce(t *testing.T) { onBoth(t, walkCrowd) }
 func walkCrowd(v *visit) {
 	v.click("#burst")
 	v.awaitText("#oversold", "oversold: 0")
-	v.awaitText("#result", "50 seats were given away, and the messages tell of 50 reservations.")
+	v.awaitText("#result", "50 seats sold, 50 reservations in the read model.")
 	v.awaitText("#result", "409 SEATS_UNAVAILABLE150")
 	v.awaitText("#result", "20150")
 	v.awaitHeld(50)
@@ -198,7 +198,7 @@ func TestDuplicatesTakeEffectOnce(t *testing.T) { onBoth(t, walkDuplicates, "-us
 func walkDuplicates(v *visit) {
 	v.click("#duplicates")
 	v.awaitText("#effects", "reservations made: 1")
-	v.awaitText("#result", "All were given the same answer.")
+	v.awaitText("#result", "All got the same answer.")
 	v.awaitText("#result", "201, replayed49")
 	v.awaitHeld(1)
 	v.awaitCount("transaction", 2)
@@ -231,7 +231,7 @@ func TestServersKilled(t *testing.T) {
 	v.awaitText("#stats", "1 held")
 
 	check(t, database.Kill())
-	v.awaitText("#stats", "The shop cannot be read now (503")
+	v.awaitText("#stats", "Shop unavailable (503")
 	v.click(seat("A2", "free"))
 	v.awaitText("#status", "503 ")
 	v.awaitText("#count-outbox", "?")

@@ -1,6 +1,6 @@
-// What every client of the shop does: a POST has a user and an idempotency key.
+// Shared by all requests to the shop: a POST has a user and an idempotency key.
 
-// A UUID v4 in lowercase without hyphens. crypto.randomUUID would want HTTPS beyond this machine.
+// A UUID v4 in lowercase without hyphens. crypto.randomUUID would need HTTPS beyond this machine.
 export const newKey = () => {
   const bytes = crypto.getRandomValues(new Uint8Array(16));
   bytes[6] = (bytes[6] & 0x0f) | 0x40;
@@ -28,7 +28,7 @@ const send = async (path, options) => {
 
 export const get = (path) => send(path, { headers: { Accept: "application/json" } });
 
-// The request is part of what is returned, so that it can be sent again.
+// The request is part of the result, so that it can be sent again.
 export const post = async (user, path, body, key = newKey()) => {
   const text = JSON.stringify(body);
   const answer = await send(path, {
@@ -38,7 +38,7 @@ export const post = async (user, path, body, key = newKey()) => {
   return { ...answer, request: { user, path, body, key, text } };
 };
 
-// What is not part of the API, and there for this page alone.
+// Addresses outside the API, for this page only.
 export const trouble = (what, fields = {}) => send(`/shop/${what}`, { method: "POST", body: new URLSearchParams(fields) });
 
 export const describe = (answer) => answer.status === 0 ? "no answer" : `${answer.status}${answer.code ? ` ${answer.code}` : ""}`;

@@ -1,9 +1,9 @@
-// The map of one event, and what this visitor has of it.
+// The map of one event, and this visitor's reservations.
 import { describe, get, post } from "./api.js";
 
 const $ = (id) => document.getElementById(id);
 
-// maxShown is how many seats are drawn.
+// maxShown bounds the seats that are drawn.
 const maxShown = 500;
 const remembered = "reservations";
 
@@ -32,7 +32,7 @@ const showLast = (answer) => {
   $("again").disabled = false;
 };
 
-// Sends a request of this visitor, shows it, and says what came of it.
+// Sends a request of this visitor, and shows it with its answer.
 const ask = async (path, body, done) => {
   const answer = await post(user(), path, body);
   showLast(answer);
@@ -128,7 +128,7 @@ const drawReservations = () => {
   }
 };
 
-// The time of a hold is up: what the shop says of it counts.
+// The time of a hold is over: the shop's status counts.
 const askOverdue = async () => {
   for (const { data } of [...reservations.values()]) {
     if (data.status !== "held" || Date.parse(data.expires_at) > Date.now()) continue;
@@ -140,7 +140,7 @@ const askOverdue = async () => {
 let refreshing = false;
 let again = false;
 
-// Reads the map and the read model. One that is asked for meanwhile follows.
+// Reads the map and the read model. A call during a read repeats it afterwards.
 export const refresh = async () => {
   if (!event || refreshing) {
     again = refreshing;
@@ -161,8 +161,8 @@ export const refresh = async () => {
 const showStats = (map, stats) => {
   const failed = [map, stats].find((a) => a.status !== 200);
   const s = stats.json;
-  const text = failed ? `The shop cannot be read now (${describe(failed)}). The map is as it was.`
-    : `As the messages tell: ${s.held} held, ${s.confirmed} confirmed, ${s.cancelled} cancelled, ${s.expired} expired.`;
+  const text = failed ? `Shop unavailable (${describe(failed)}). The map is outdated.`
+    : `Read model: ${s.held} held, ${s.confirmed} confirmed, ${s.cancelled} cancelled, ${s.expired} expired.`;
   if ($("stats").textContent !== text) $("stats").textContent = text;
 };
 
@@ -191,11 +191,11 @@ export const showEvent = async (data) => {
   await refresh();
 };
 
-// Opens an event; it is charged to a user of its own, so that the visitor can still buy.
+// Opens an event. It is charged to another user, so that the visitor can still buy.
 export const openEvent = async (name, count = 50) => {
   const answer = await post(`box-office-${Date.now()}`, "/api/events", { name, seats: count });
   if (answer.status !== 201) {
-    say(`No event was opened: ${describe(answer)}`, true);
+    say(`Could not open an event: ${describe(answer)}`, true);
     return null;
   }
   await showEvent(answer.json);

@@ -1,4 +1,4 @@
-// What the stream tells: what has gone through the shop, and what is left of the limits.
+// Shows the stream: the work of the shop, and the rest of the limits.
 const $ = (id) => document.getElementById(id);
 
 const set = (id, value) => {
@@ -6,7 +6,7 @@ const set = (id, value) => {
   if (node && node.textContent !== String(value)) node.textContent = value;
 };
 
-// What is not known is no number.
+// An unknown count is shown as a question mark.
 const showCounts = ({ counts, backlog }) => {
   for (const stage of ["request", "transaction", "published", "processed", "updated"]) set(`count-${stage}`, counts ? counts[stage] ?? 0 : "?");
   for (const place of ["outbox", "queue", "dead"]) set(`count-${place}`, backlog[place] ?? "?");
@@ -17,7 +17,7 @@ let shown = 0; // the number of the last step
 const showSteps = (steps) => {
   if (!steps) return;
   const list = $("steps");
-  if (shown > (steps.at(-1)?.number ?? 0)) { // the shop began anew
+  if (shown > (steps.at(-1)?.number ?? 0)) { // the shop was restarted
     shown = 0;
     list.replaceChildren();
   }
@@ -36,7 +36,7 @@ const gauges = new Map();
 const showLimits = (limits) => {
   if (!limits) {
     gauges.clear();
-    $("limits").textContent = "Unknown: the counters cannot be reached.";
+    $("limits").textContent = "Unknown: Redis is unreachable.";
     return;
   }
   if (!gauges.size) $("limits").textContent = "";
@@ -44,7 +44,7 @@ const showLimits = (limits) => {
     if (!gauges.has(name)) {
       const line = document.createElement("p");
       const meter = document.createElement("meter");
-      const label = name === "user" ? "you" : name === "global" ? "all together" : name;
+      const label = name === "user" ? "you" : name === "global" ? "all users" : name;
       meter.setAttribute("aria-label", `Left for ${label}`);
       const text = document.createElement("span");
       line.append(`For ${label}: `, meter, " ", text);
@@ -60,13 +60,13 @@ const showLimits = (limits) => {
 let source = null;
 let begin = () => {};
 
-// Follows the shop for a user; onTrials hears what is broken at the moment.
+// Follows the shop for a user. onTrials gets the current faults.
 export const follow = (user, onTrials) => {
   begin = () => {
     source?.close();
     source = new EventSource(`/shop/live?user=${encodeURIComponent(user)}`);
     source.onopen = () => set("connection", "Live.");
-    source.onerror = () => set("connection", source.readyState === EventSource.CLOSED ? "Not live: load the page again." : "Connecting …");
+    source.onerror = () => set("connection", source.readyState === EventSource.CLOSED ? "Not live. Reload the page." : "Connecting …");
     source.onmessage = (message) => {
       const state = JSON.parse(message.data);
       showCounts(state);
@@ -78,7 +78,7 @@ export const follow = (user, onTrials) => {
   begin();
 };
 
-// A browser has few connections to one address: a page that nobody sees keeps none.
+// A browser has few connections to one address: a hidden page keeps none.
 document.addEventListener("visibilitychange", () => {
   if (document.hidden) source?.close();
   else begin();

@@ -1,4 +1,4 @@
-// What tries to break the shop.
+// The buttons that inject faults.
 import { describe, get, newKey, post, trouble } from "./api.js";
 import { openEvent, refresh, shownEvent } from "./buying.js";
 
@@ -23,7 +23,7 @@ const element = (name, text, className = "") => {
   return node;
 };
 
-// A table of how often each answer came.
+// A table of the number of each answer.
 const tally = (title, answers) => {
   const counts = new Map();
   for (const a of answers) {
@@ -43,7 +43,7 @@ const tally = (title, answers) => {
 
 const show = (...nodes) => $("result").replaceChildren(...nodes);
 
-// Waits until the read model has heard of all reservations, and returns it as it is then, or after a minute.
+// Waits until the read model has all reservations, at most a minute, and returns it.
 const heardOf = async (event, reservations) => {
   let stats = null;
   for (const end = Date.now() + 60_000; Date.now() < end; await pause(200)) {
@@ -66,16 +66,16 @@ const burst = async () => {
   refresh();
   const table = tally(`${buyers} buyers, ${count} seats`, answers);
   const sold = answers.filter((a) => a.status === 201).flatMap((a) => a.json.seats);
-  show(table, element("p", "The read model hears of it …"));
+  show(table, element("p", "Waiting for the read model …"));
   const stats = await heardOf(event.id, sold.length);
   const heard = stats ? stats.held + stats.confirmed : 0;
   const oversold = sold.length - new Set(sold).size + Math.max(0, heard - count);
   const summary = element("p", `oversold: ${oversold}`, oversold ? "problem" : "done");
   summary.id = "oversold";
-  show(table, summary, element("p", `${sold.length} seats were given away, and the messages tell of ${heard} reservations.`));
+  show(table, summary, element("p", `${sold.length} seats sold, ${heard} reservations in the read model.`));
 };
 
-// A client that is told that its request is under way asks again, with the same key, for a minute.
+// Repeats a request with the same key while it is in progress, at most a minute.
 const insist = async (request) => {
   const began = Date.now();
   for (;;) {
@@ -97,17 +97,17 @@ const duplicates = async () => {
   const texts = new Set(answers.filter((a) => a.status === 201).map((a) => a.text));
   const summary = element("p", `reservations made: ${made.size}`, made.size > 1 ? "problem" : "done");
   summary.id = "effects";
-  show(tally(`One request, ${copies} times`, answers), summary, element("p", texts.size > 1 ? "The answers differ." : "All were given the same answer."));
+  show(tally(`One request, ${copies} times`, answers), summary, element("p", texts.size > 1 ? "The answers differ." : "All got the same answer."));
 };
 
 const poison = async () => {
   const answer = await trouble("poison");
   show(answer.status === 204
-    ? element("p", "The consumer gets a message that no attempt can process. It becomes a dead letter, and the rest goes on.")
+    ? element("p", "The consumer gets a message that no attempt can process. It becomes a dead letter; other messages go on.")
     : element("p", `It could not be sent: ${describe(answer)}`, "problem"));
 };
 
-// Runs something behind a button, once at a time.
+// Runs a function on click, once at a time.
 const onClick = (button, run) => button.addEventListener("click", async () => {
   if (button.getAttribute("aria-busy") === "true") return;
   button.setAttribute("aria-busy", "true");
@@ -126,7 +126,7 @@ const flip = async (button, what, fields, text) => {
 
 const servers = () => document.querySelectorAll("[data-server]");
 
-// On real servers, which have no buttons, a consumer may be another process, without the flag.
+// Real servers have no buttons. Their consumers may be other processes, without the flag.
 const consumers = () => servers().length ? "Consumers" : "Consumers with -trials";
 
 export const startTrials = () => {
@@ -141,7 +141,7 @@ export const startTrials = () => {
   }
 };
 
-// What is broken may have been broken on another page.
+// Another page may have injected the faults.
 export const showBroken = ({ slow, off }) => {
   $("slow").setAttribute("aria-pressed", String(slow));
   for (const button of servers()) button.setAttribute("aria-pressed", String(off[button.dataset.server] ?? false));
