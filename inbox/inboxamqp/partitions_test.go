@@ -29,7 +29,7 @@ func TestPartitionsConfig(t *testing.T) {
 		Bindings       []inboxamqp.Binding
 	}{
 		"needs Ordered":                {Partitions: 2},
-		"which Setup declares":                  {Partitions: 2, ConsumerConfig: inbox.ConsumerConfig{Ordered: true}, Bindings: []inboxamqp.Binding{{Exchange: "orders", Key: "#"}}},
+		"which Setup declares":         {Partitions: 2, ConsumerConfig: inbox.ConsumerConfig{Ordered: true}, Bindings: []inboxamqp.Binding{{Exchange: "orders", Key: "#"}}},
 		"65 is not from 0 to":          {Partitions: 65, ConsumerConfig: inbox.ConsumerConfig{Ordered: true}},
 		"-1 is not from 0 to":          {Partitions: -1, ConsumerConfig: inbox.ConsumerConfig{Ordered: true}},
 		"excludes ConsumerConfig.Key":  {Partitions: 2, ConsumerConfig: inbox.ConsumerConfig{Ordered: true, Key: key}},
