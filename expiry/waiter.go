@@ -126,7 +126,7 @@ func (w *waiter) note(ctx context.Context, o driver.Outlook, skew time.Duration)
 	w.s.telemetry.look(ctx, w.s.cfg.Name, o, skew)
 	big := skew.Abs() >= bigSkew
 	if big && !w.skewTold {
-		w.s.cfg.Logger.WarnContext(ctx, "expiry: host clock differs from the store's by a minute or more; using the store's",
+		w.s.cfg.Logger.WarnContext(ctx, "expiry: host clock differs from the store's clock",
 			slog.String("sweeper", w.s.cfg.Name), slog.Duration("skew", skew))
 	}
 	w.skewTold = big

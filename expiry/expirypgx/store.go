@@ -633,16 +633,16 @@ func (s *Store) connect(table string) {
 	channel := pgnotify.Channel{Pool: s.pool, Prefix: channelPrefix, Table: table}
 	warn := func(message string) func(context.Context, error) {
 		return func(ctx context.Context, err error) {
-			s.cfg.Logger.WarnContext(ctx, "expirypgx: "+message, slog.String("table", s.table()), slog.Any("error", err))
+			s.cfg.Logger.WarnContext(ctx, message, slog.String("table", s.table()), slog.Any("error", err))
 		}
 	}
 	s.listening = make(chan struct{}, 1)
 	s.sender = pgnotify.NewSender(pgnotify.SenderConfig{
 		Channel: channel, Interval: notifyInterval, Keep: keepNotifying,
-		Failed: warn("could not wake sweepers of other processes"),
+		Failed: warn("expirypgx: could not wake sweepers of other processes"),
 	})
 	s.listener = pgnotify.NewListener(pgnotify.ListenerConfig{
 		Channel: channel, Wake: s.sweepers.Wake, ProbeInterval: probeInterval,
-		Failed: warn("not receiving wake-ups of other processes"),
+		Failed: warn("expirypgx: not receiving wake-ups of other processes"),
 	})
 }

@@ -152,7 +152,7 @@ func (r *receiver) guard(field string, call func()) {
 		defer close(returned)
 		defer func() {
 			if v := recover(); v != nil {
-				r.cfg.Logger.Error("Config."+field+" panicked", slog.Any("panic", v), slog.String("stack", string(debug.Stack())))
+				r.cfg.Logger.Error("inbox: function of Config panicked", slog.String("field", field), slog.Any("panic", v), slog.String("stack", string(debug.Stack())))
 			}
 		}()
 		call()

@@ -133,7 +133,7 @@ func (c *claim) done(ctx context.Context) {
 	defer cancel()
 	held, err := c.run(ctx, doneScript, c.value, c.mark, c.p.cfg.Retention.Milliseconds())
 	if err != nil || held == 0 {
-		c.log(err).WarnContext(ctx, "inbox: claim expired while processing; duplicate may take effect")
+		c.log(err).WarnContext(ctx, "inbox: claim expired while processing; duplicate possible")
 	}
 }
 

@@ -279,12 +279,12 @@ func (c *chores) run(ctx context.Context) {
 	defer all.Wait()
 	all.Go(func() { c.every(ctx, renewEvery, "renew entries in flight", c.renew) })
 	all.Go(func() { c.promote(ctx) })
-	all.Go(func() { c.every(ctx, forgetEvery, "remove names of dead consumers", c.forget) })
-	all.Go(func() { c.every(ctx, trimEvery, "trim the stream", c.trim) })
+	all.Go(func() { c.every(ctx, forgetEvery, "inbox: could not remove names of dead consumers", c.forget) })
+	all.Go(func() { c.every(ctx, trimEvery, "inbox: could not trim stream", c.trim) })
 }
 
 // every runs work at intervals.
-func (c *chores) every(ctx context.Context, interval time.Duration, what string, work func(context.Context) error) {
+func (c *chores) every(ctx context.Context, interval time.Duration, message string, work func(context.Context) error) {
 	ticker := time.NewTicker(interval)
 	defer ticker.Stop()
 	failing := false
@@ -293,15 +293,15 @@ func (c *chores) every(ctx context.Context, interval time.Duration, what string,
 		case <-ctx.Done():
 			return
 		case <-ticker.C:
-			failing = c.report(ctx, failing, what, work(ctx))
+			failing = c.report(ctx, failing, message, work(ctx))
 		}
 	}
 }
 
 // report logs an error unless the previous run failed too. It returns whether there is an error.
-func (c *chores) report(ctx context.Context, failing bool, what string, err error) bool {
+func (c *chores) report(ctx context.Context, failing bool, message string, err error) bool {
 	if err != nil && ctx.Err() == nil && !failing {
-		c.group.log.WarnContext(ctx, "inbox: could not "+what, slog.Any("error", err))
+		c.group.log.WarnContext(ctx, message, slog.Any("error", err))
 	}
 	return err != nil
 }
@@ -353,7 +353,7 @@ func (c *chores) promote(ctx context.Context) {
 		case <-timer.C:
 		}
 		next, err := c.due(ctx)
-		failing = c.report(ctx, failing, "deliver due retries", err)
+		failing = c.report(ctx, failing, "inbox: could not deliver due retries", err)
 		timer.Reset(next)
 	}
 }

@@ -234,11 +234,6 @@ func TestNestedModules(t *testing.T) {
 	if len(listed) != 2 || !slices.Equal(modules, strings.Fields(listed[1])) {
 		t.Errorf("the Makefile releases %q, go.work has %q", listed, modules)
 	}
-	for _, dir := range modules {
-		if tag := "`" + dir + "/v1.2.3`"; !strings.Contains(read(t, "../../CONTRIBUTING.md"), tag) {
-			t.Errorf("CONTRIBUTING.md does not tag %s", tag)
-		}
-	}
 }
 
 // TestVersions: all images of a product have one version, and the README lists it as tested.

@@ -136,7 +136,7 @@ func (p *Pruner) Pass(ctx context.Context) {
 	if err == nil || errors.Is(err, errTaken) || ctx.Err() != nil {
 		return
 	}
-	p.cfg.Logger.WarnContext(ctx, p.cfg.Core+"pgx: pruning failed, the next pass tries again",
+	p.cfg.Logger.WarnContext(ctx, p.cfg.Core+"pgx: pruning failed",
 		slog.String("table", p.cfg.Table), slog.Any("error", p.cfg.Explain(err)))
 }
 
