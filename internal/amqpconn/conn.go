@@ -1,21 +1,18 @@
-// Package amqpconn is what the RabbitMQ adapters share: connections that are
-// replaced instead of repaired, and a pipelined publisher on top of them.
+// Package amqpconn is shared by the RabbitMQ adapters. It has connections that are replaced instead of repaired,
+// and a pipelined publisher on top of them.
 //
-// The client's own recovery reopens the same channel object, whose delivery
-// tags start again at 1: a late acknowledgement of an old delivery then settles
-// a new message nobody has processed. So a connection here lives for one
-// session. When anything about it breaks, all of it is thrown away and a new
-// one is dialled (Loop).
+// The client's own recovery reopens the same channel object, whose delivery tags start again at 1. A late
+// acknowledgement of an old delivery would then settle a new message that nobody has processed. So a connection
+// here lives for one session. After any fault it is discarded and a new one is dialled (Loop).
 //
-// One thing does not count as broken: RabbitMQ closes the channel of a message
-// that it refuses, because of the exchange, the topic or the size, and with it
-// loses track of every other message on that channel. The publisher opens
-// another channel, publishes those messages once more, and blames the message
-// that the broker's reply names. If it names none, they are published one by one.
+// One case is not a fault of the connection. RabbitMQ closes the channel of a message that it refuses, because of
+// the exchange, the topic or the size, and loses track of all other messages on that channel. The publisher opens
+// another channel, publishes those messages again, and fails the message that the broker's reply names. If the
+// reply names none, they are published one by one.
 //
-// The client's calls wait for the broker without a limit. Every call that waits
-// goes through Conn.Within, which closes the connection when it takes too long.
-// Where nothing waits, Conn.Watch finds out that the broker has vanished.
+// The client's calls wait for the broker without a limit. Every waiting call goes through Conn.Within, which
+// closes the connection when the call takes too long. When no call waits, Conn.Watch detects a broker that has
+// vanished.
 package amqpconn
 
 import (
@@ -47,13 +44,13 @@ type Dial func(ctx context.Context) (*amqp.Connection, error)
 // closePatience bounds the closing handshake.
 const closePatience = 2 * time.Second
 
-// errSilent ends a connection whose broker does not answer.
+// errSilent is the error of a connection whose broker does not answer.
 var errSilent = errors.New("the broker does not answer")
 
-// errRecovery refuses a connection that would repair itself.
+// errRecovery rejects a connection that would repair itself.
 var errRecovery = errors.New("the dial function enables the client's own recovery, which can acknowledge messages nobody processed: leave amqp.Config.Recovery nil")
 
-// errURL stands for the error of a URL that cannot be parsed.
+// errURL replaces the error of a URL that cannot be parsed.
 var errURL = errors.New("dial: malformed URL (are reserved characters of user and password percent-encoded?)")
 
 // Conn is one connection for one session. Its methods may be called from any goroutine.
@@ -63,14 +60,14 @@ type Conn struct {
 	done    chan struct{}
 	err     error // readable once done is closed
 	blocked atomic.Pointer[string]
-	resumed atomic.Pointer[func()] // called when the broker blocks no longer
-	silent  atomic.Bool            // it was ended because the broker does not answer
+	resumed atomic.Pointer[func()] // called when the broker unblocks the connection
+	silent  atomic.Bool            // it was closed because the broker did not answer
 
 	closeOnce sync.Once
 }
 
-// Open dials within timeout, which then also bounds every call on the connection.
-// A dial function that ignores its context is left behind; what it opens late is closed.
+// Open dials within timeout, which then also bounds every call on the connection. A dial function that ignores its
+// context is abandoned; a connection that it opens late is closed.
 func Open(ctx context.Context, dial Dial, timeout time.Duration) (*Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -99,7 +96,7 @@ func Open(ctx context.Context, dial Dial, timeout time.Duration) (*Conn, error) 
 func wrap(raw *amqp.Connection, err error, timeout time.Duration) (*Conn, error) {
 	switch {
 	case isParseError(err):
-		return nil, errURL // the text quotes the URL, password and all
+		return nil, errURL // the text quotes the URL with the password
 	case err != nil:
 		return nil, fmt.Errorf("dial: %w", err)
 	case raw == nil:
@@ -109,7 +106,7 @@ func wrap(raw *amqp.Connection, err error, timeout time.Duration) (*Conn, error)
 		return nil, errRecovery
 	}
 	c := &Conn{raw: raw, timeout: timeout, done: make(chan struct{})}
-	// Buffered: the client sends to them while it holds its own locks.
+	// Buffered, because the client sends to them while it holds its own locks.
 	closes := raw.NotifyClose(make(chan *amqp.Error, 1))
 	blocks := raw.NotifyBlocked(make(chan amqp.Blocking, 16))
 	go c.watch(closes, blocks)
@@ -121,7 +118,7 @@ func isParseError(err error) bool {
 	return ok && e.Op == "parse"
 }
 
-// watch ends with the connection, for the client then closes both channels.
+// watch ends with the connection, because the client then closes both channels.
 func (c *Conn) watch(closes <-chan *amqp.Error, blocks <-chan amqp.Blocking) {
 	defer close(c.done)
 	for {
@@ -145,7 +142,7 @@ func (c *Conn) watch(closes <-chan *amqp.Error, blocks <-chan amqp.Blocking) {
 	}
 }
 
-// reason is why the connection has ended, as well as the client knows.
+// reason returns why the connection has ended, as far as the client knows.
 func (c *Conn) reason(err *amqp.Error) error {
 	switch {
 	case c.silent.Load():
@@ -157,7 +154,7 @@ func (c *Conn) reason(err *amqp.Error) error {
 	}
 }
 
-// Done is closed when the connection has ended, for whatever reason.
+// Done is closed when the connection has ended for any reason.
 func (c *Conn) Done() <-chan struct{} { return c.done }
 
 // Silent reports whether the connection was ended because the broker did not answer.
@@ -174,7 +171,7 @@ func (c *Conn) Blocked() (reason string, blocked bool) {
 	return "", false
 }
 
-// onUnblock has f called when the broker takes messages again after it has blocked the connection.
+// onUnblock registers f to be called when the broker unblocks the connection.
 func (c *Conn) onUnblock(f func()) { c.resumed.Store(&f) }
 
 // Channel opens a channel.
@@ -187,8 +184,8 @@ func (c *Conn) Channel() (*amqp.Channel, error) {
 	return ch, err
 }
 
-// Within runs a call that waits for the broker. When it takes longer than the
-// connection's timeout, the connection is ended, which ends the call.
+// Within runs a call that waits for the broker. If it takes longer than the connection's timeout, Within closes
+// the connection, which ends the call.
 func (c *Conn) Within(call func() error) error {
 	killed := make(chan struct{})
 	timer := time.AfterFunc(c.timeout, func() {
@@ -203,22 +200,22 @@ func (c *Conn) Within(call func() error) error {
 	return fmt.Errorf("no answer within %v: %w", c.timeout, errors.Join(err, amqp.ErrClosed))
 }
 
-// Try runs do on a channel of its own, for what the broker may refuse by closing the channel.
+// Try runs do on its own channel, for requests that the broker may refuse by closing the channel.
 func (c *Conn) Try(do func(ch *amqp.Channel) error) error {
 	ch, err := c.Channel()
 	if err != nil {
 		return err
 	}
 	return c.Within(func() error {
-		defer func() { _ = ch.Close() }() // the refusal has closed it already
+		defer func() { _ = ch.Close() }() // after a refusal it is closed already
 		return do(ch)
 	})
 }
 
-// Close ends the connection and waits for that, a few seconds at most.
+// Close closes the connection and waits for that, a few seconds at most.
 func (c *Conn) Close() { c.end(closePatience) }
 
-// kill ends the connection of a broker that does not answer, without a farewell.
+// kill closes the connection of a silent broker without the closing handshake.
 func (c *Conn) kill() {
 	c.silent.Store(true)
 	c.end(0)
@@ -226,8 +223,8 @@ func (c *Conn) kill() {
 
 func (c *Conn) end(patience time.Duration) {
 	c.closeOnce.Do(func() {
-		// An error says that the connection has ended already, or that the broker
-		// did not answer the farewell. It is closed either way.
+		// An error means that the connection has ended already, or that the broker did not answer the handshake.
+		// It is closed in both cases.
 		_ = c.raw.CloseDeadline(time.Now().Add(patience))
 	})
 	select {
@@ -254,13 +251,13 @@ func Use(ctx context.Context, dial Dial, timeout time.Duration, do func(*Conn) e
 	return nil
 }
 
-// DialURL returns a Dial to the broker at url, which works as amqp.DialConfig does with cfg. Its
-// connections gather small writes into few system calls.
+// DialURL returns a Dial to the broker at url, like amqp.DialConfig with cfg. Its connections combine small writes
+// into few system calls.
 func DialURL(url string, cfg amqp.Config) Dial {
 	return func(ctx context.Context) (*amqp.Connection, error) {
 		cfg := cfg
-		cfg.TLSClientConfig = cfg.TLSClientConfig.Clone() // the client writes to it,
-		cfg.Properties = maps.Clone(cfg.Properties)       // and to them
+		cfg.TLSClientConfig = cfg.TLSClientConfig.Clone() // the client writes to it
+		cfg.Properties = maps.Clone(cfg.Properties)       // and to these
 		connect := cfg.Dial
 		if connect == nil {
 			connect = connectWithin(ctx)
@@ -276,8 +273,8 @@ func DialURL(url string, cfg amqp.Config) Dial {
 	}
 }
 
-// connectWithin dials as amqp.DefaultDial does, with the deadline of ctx, which the client
-// removes after the handshakes.
+// connectWithin dials like amqp.DefaultDial, with the deadline of ctx, which the client removes after the
+// handshakes.
 func connectWithin(ctx context.Context) func(network, addr string) (net.Conn, error) {
 	return func(network, addr string) (net.Conn, error) {
 		var d net.Dialer
@@ -293,20 +290,20 @@ func connectWithin(ctx context.Context) func(network, addr string) (net.Conn, er
 }
 
 const (
-	// pulseInterval is the time between an answer and the next question.
+	// pulseInterval is the time between a reply and the next poll.
 	pulseInterval = 2 * time.Second
-	// pulsePatience is how long an answer may take.
+	// pulsePatience is the time that a reply may take.
 	pulsePatience = 5 * time.Second
 	// slowest is the rate, in bytes per second, at which a connection still counts as working.
 	slowest = 1 << 20
 )
 
-// Watch asks the broker every two seconds whether it is there, until the connection ends. It ends
-// the connection when an answer takes longer than five seconds: a connection to a broker that has
-// vanished stays open, and the client's heartbeats notice it after 15 seconds or later.
+// Watch polls the broker every two seconds until the connection ends. It closes the connection if a reply takes
+// longer than five seconds. Without Watch, a connection to a vanished broker would stay open until the client's
+// heartbeats notice it, after 15 seconds or later.
 //
-// Pending returns how many bytes are on their way, and each MiB of them allows one more second;
-// nil counts none. While the broker blocks the connection it answers nothing, and need not.
+// Pending returns the bytes in transit. Each MiB allows one more second; nil counts none. While the broker blocks
+// the connection it does not answer, and Watch does not expect it.
 func (c *Conn) Watch(pending func() int) error {
 	ch, err := c.Channel()
 	if err != nil {
@@ -333,7 +330,7 @@ func (c *Conn) watchAnswers(ch *amqp.Channel, pending func() int) {
 	}
 }
 
-// answers asks once. It waits in two halves, so that a pause of this process counts as one half.
+// answers polls once. It waits in two halves, so that a pause of this process counts as one half.
 func (c *Conn) answers(ch *amqp.Channel, pending func() int) bool {
 	answered := make(chan error, 1)
 	go func() { answered <- ch.Qos(0, 0, false) }() // changes nothing, and ends with the connection
@@ -344,7 +341,7 @@ func (c *Conn) answers(ch *amqp.Channel, pending func() int) bool {
 	for silent := 0; silent < 2; {
 		_, before := c.Blocked()
 		select {
-		case <-answered: // an error is an answer too
+		case <-answered: // an error is a reply too
 			return true
 		case <-c.done:
 			return true
@@ -357,19 +354,19 @@ func (c *Conn) answers(ch *amqp.Channel, pending func() int) bool {
 	return false
 }
 
-// ExchangeExists asks the broker. The default exchange always exists. Since 4.2.6 RabbitMQ answers only users with a
-// permission on the name, and refuses others: IsRefused holds for that error.
+// ExchangeExists asks the broker. The default exchange always exists. RabbitMQ 4.2.6 and later reply only to users
+// with a permission on the name, and refuse others: IsRefused holds for that error.
 func (c *Conn) ExchangeExists(name string) (bool, error) {
 	if name == "" {
 		return true, nil
 	}
 	return exists(c.Try(func(ch *amqp.Channel) error {
-		// RabbitMQ ignores all but the name in a passive declaration.
+		// In a passive declaration RabbitMQ ignores everything but the name.
 		return ch.ExchangeDeclarePassive(name, amqp.ExchangeTopic, true, false, false, false, nil)
 	}))
 }
 
-// QueueExists asks the broker, as ExchangeExists does.
+// QueueExists asks the broker, like ExchangeExists.
 func (c *Conn) QueueExists(name string) (bool, error) {
 	return exists(c.Try(func(ch *amqp.Channel) error {
 		_, err := ch.QueueDeclarePassive(name, true, false, false, false, nil)
@@ -387,13 +384,13 @@ func exists(err error) (bool, error) {
 	return err == nil, err
 }
 
-// View is what a Check sees of a broker: it collects the names that the user may not see.
+// View is a Check's view of a broker. It collects the names that are hidden from the user.
 type View struct {
 	Conn   *Conn
 	hidden []string
 }
 
-// Presence is the answer to the question whether a queue or an exchange exists.
+// Presence reports whether a queue or an exchange exists.
 type Presence int
 
 // Hidden: the user has no permission on the name, so a broker since 4.2.6 does not answer.
@@ -448,21 +445,21 @@ func IsNotFound(err error) bool {
 	return errors.As(err, &reply) && reply.Code == amqp.NotFound
 }
 
-// A quorum queue whose leader does not reply within statPatience is answered for by the broker: it has no
-// messages and no consumers. Such an answer is known by the time that it took. It is asked for again,
-// countAsks times at most.
+// If the leader of a quorum queue does not reply within statPatience, the broker itself replies that the queue has
+// no messages and no consumers. Count recognizes such a reply by its duration, and asks again, countAsks times at
+// most.
 const (
 	statPatience = 250 * time.Millisecond
 	countAsks    = 8
 	countPause   = 50 * time.Millisecond
-	// farAsks is how many asks tell a queue far away: one alone may have taken long by chance.
+	// farAsks is the number of requests after which a queue counts as far away. A single one may be slow by
+	// chance.
 	farAsks = 3
 )
 
-// Count asks how many messages of a queue are ready for delivery, and how many consumers it has. A queue
-// that does not exist has none. It returns an error where the queue is too busy to tell, after about
-// 2.5 seconds. A quorum queue without a leader, because the majority of its nodes is down, has none either:
-// the broker answers so at once.
+// Count returns the number of messages of a queue that are ready for delivery, and of its consumers. A queue that
+// does not exist has none. It returns an error if the queue is too busy to answer, after about 2.5 seconds. A
+// quorum queue without a leader, because most of its nodes are down, also has none: the broker replies so at once.
 func (c *Conn) Count(name string) (amqp.Queue, error) {
 	trips, answers := time.Duration(math.MaxInt64), time.Duration(math.MaxInt64) // the shortest of each
 	for n := 1; ; n++ {
@@ -478,12 +475,12 @@ func (c *Conn) Count(name string) (amqp.Queue, error) {
 		case n < countAsks:
 			time.Sleep(countPause)
 		default:
-			return q, fmt.Errorf("queue %q does not tell how many messages it has: it is too busy", name)
+			return q, fmt.Errorf("queue %q is too busy to count its messages", name)
 		}
 	}
 }
 
-// stat asks once. It measures a round trip that is no question to the queue, and the one that is.
+// stat asks once. It measures a round trip that does not reach the queue, and one that does.
 func (c *Conn) stat(name string) (q amqp.Queue, trip, took time.Duration, err error) {
 	begun := time.Now()
 	err = c.Try(func(ch *amqp.Channel) (err error) {
@@ -496,17 +493,17 @@ func (c *Conn) stat(name string) (q amqp.Queue, trip, took time.Duration, err er
 	return q, trip, took, err
 }
 
-// stable is how long a session must last for its end to count as the first failure again.
+// stable is the duration of a session after which its end counts as the first failure again.
 const stable = time.Second
 
-// pauses between two sessions: 0.1 s growing to 2 s, spread by half. A pause outlives the fault that
-// has caused it, so it is short.
+// pauses is the backoff between two sessions: 0.1 s growing to 2 s, spread by half. It is short, because a backoff
+// outlasts its fault.
 var pauses = backoff.Policy{Base: 100 * time.Millisecond, Max: 2 * time.Second, Jitter: 0.5, JitterAfterCap: true}
 
-// errRefused ends a session over a message that the broker has refused. The next one begins at once.
+// errRefused ends a session because the broker refused a message. The next session starts at once.
 var errRefused = errors.New("the broker has refused a message")
 
-// LoopConfig says how Loop connects.
+// LoopConfig configures Loop.
 type LoopConfig struct {
 	Dial    Dial
 	Timeout time.Duration // of the dial and of every call
@@ -515,10 +512,9 @@ type LoopConfig struct {
 	Down func(err error)
 }
 
-// Loop runs session after session, each on a connection of its own that is
-// closed afterwards, with a growing pause between them. It returns when ctx is
-// cancelled, or when a session returns nil because it has nothing left to do.
-// The broker need not be there when it begins.
+// Loop runs one session after the other, each on its own connection that is closed afterwards, with a growing
+// backoff. It returns when ctx is cancelled, or when a session returns nil because it has nothing left to do. The
+// broker may be down when Loop starts.
 func Loop(ctx context.Context, cfg LoopConfig, session func(context.Context, *Conn) error) {
 	var seldom telemetry.Seldom
 	for failures := 0; ctx.Err() == nil; failures++ {
@@ -558,15 +554,14 @@ func one(ctx context.Context, cfg LoopConfig, session func(context.Context, *Con
 }
 
 const (
-	// maxGathered is how many bytes may wait for the socket before Write waits too.
+	// maxGathered is the number of bytes that may wait for the socket before Write waits too.
 	maxGathered = 256 << 10
 	// flushPatience is how long Close waits for them.
 	flushPatience = time.Second
 )
 
-// gatherer is a connection whose writes are done by a goroutine of its own. What
-// arrives while one system call is under way leaves together with the next one. The
-// client makes one call per message, which is most of what a message costs it.
+// gatherer is a connection with a goroutine for its writes. Bytes that arrive during one system call are written
+// by the next one. The client makes one call per message, which is most of the cost of a message.
 type gatherer struct {
 	net.Conn
 	ended chan struct{} // the goroutine has returned
@@ -574,11 +569,11 @@ type gatherer struct {
 	mu      sync.Mutex
 	changed sync.Cond
 	buf     []byte
-	err     error // why nothing more can be written
+	err     error // the error after which nothing can be written
 }
 
-// GatherWrites wraps a new connection. A write then returns before it is done, and
-// reports the failure of an earlier one. Close ends the goroutine.
+// GatherWrites wraps a new connection. A write returns before it is done, and reports the failure of an earlier
+// one. Close ends the goroutine.
 func GatherWrites(conn net.Conn) net.Conn {
 	g := &gatherer{Conn: conn, ended: make(chan struct{})}
 	g.changed.L = &g.mu
@@ -586,7 +581,7 @@ func GatherWrites(conn net.Conn) net.Conn {
 	return g
 }
 
-// Write takes the bytes over. It waits while too many wait for the socket.
+// Write copies the bytes. It waits while too many bytes wait for the socket.
 func (g *gatherer) Write(p []byte) (int, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -617,8 +612,8 @@ func (g *gatherer) run() {
 	}
 }
 
-// next waits for bytes and returns them; the buffer of those sent before is used
-// again. It is false when all is written and the connection is closed.
+// next waits for bytes and returns them; it reuses the buffer of those sent before. It returns false when
+// everything is written and the connection is closed.
 func (g *gatherer) next(sent []byte) ([]byte, bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -631,7 +626,7 @@ func (g *gatherer) next(sent []byte) ([]byte, bool) {
 	return batch, len(batch) > 0
 }
 
-// fail keeps the first error and wakes everybody.
+// fail keeps the first error and wakes all waiting goroutines.
 func (g *gatherer) fail(err error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -641,10 +636,10 @@ func (g *gatherer) fail(err error) {
 	g.changed.Broadcast()
 }
 
-// Close writes what waits, for a second at most, and closes the connection.
+// Close writes waiting bytes, for a second at most, and closes the connection.
 func (g *gatherer) Close() error {
 	g.fail(net.ErrClosed)
-	_ = g.Conn.SetWriteDeadline(time.Now().Add(flushPatience)) // a closed one needs none
+	_ = g.Conn.SetWriteDeadline(time.Now().Add(flushPatience)) // fails only on a closed connection
 	<-g.ended
 	return g.Conn.Close()
 }

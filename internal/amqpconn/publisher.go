@@ -20,23 +20,23 @@ type PublisherConfig struct {
 	Timeout time.Duration // of the dial and of every call; 0 means 10 s
 	Logger  *slog.Logger  // nil means slog.Default()
 
-	// Window is how many messages may await their confirm; 0 means 500.
+	// Window is the number of messages that may await their confirms; 0 means 500.
 	Window int
-	// Channels is over how many channels they are spread; 0 means 1. The broker serves each
-	// with a process of its own.
+	// Channels is the number of channels over which they are spread; 0 means 1. The broker serves each with its
+	// own process.
 	Channels int
-	// ConfirmTimeout is how long a message may do so; 0 means 15 s.
+	// ConfirmTimeout is how long a message may await its confirm; 0 means 15 s.
 	ConfirmTimeout time.Duration
 	// ShutdownTimeout is how long Run waits for open confirms once ctx is cancelled; 0 means 10 s.
 	ShutdownTimeout time.Duration
 	// Down receives every failed attempt to connect and every ended session. Optional.
 	Down func(err error)
-	// Up is called each time the publisher becomes ready: a session begins, or the broker no
-	// longer blocks it. It may be nil.
+	// Up is called each time the publisher becomes ready: a session starts, or the broker unblocks it. It may be
+	// nil.
 	Up func()
 }
 
-// Out is one message on its way to the broker. It is published mandatory.
+// Out is one message to publish. It is published mandatory.
 type Out struct {
 	// Stripe chooses the channel. Messages of one stripe keep their order.
 	Stripe        uint32
@@ -44,19 +44,19 @@ type Out struct {
 	Message       amqp.Publishing
 }
 
-// Publisher publishes with confirms in a sliding window, on a connection of its
-// own. Its methods may be called from any goroutine.
+// Publisher publishes with confirms in a sliding window, on its own connection. Its methods may be called from any
+// goroutine.
 type Publisher struct {
 	cfg      PublisherConfig
 	suspects *suspects
-	again    sync.WaitGroup // goroutines that publish once more
+	again    sync.WaitGroup // goroutines that publish again
 	refusals telemetry.Seldom
 
 	mu      sync.Mutex
 	session *session      // nil while there is none
 	err     error         // why there is no session
-	soon    bool          // one is on its way: its outcome is waited for
-	changed chan struct{} // closed and replaced when one of these changes
+	soon    bool          // a session is being opened; callers wait for it
+	changed chan struct{} // closed and replaced when a field above changes
 }
 
 var errNotRunning = errors.New("the publisher is not running")
@@ -72,8 +72,8 @@ func NewPublisher(cfg PublisherConfig) *Publisher {
 	return &Publisher{cfg: cfg, suspects: newSuspects(), changed: make(chan struct{}), err: errNotRunning, soon: true}
 }
 
-// Run keeps a session open until ctx is cancelled. It then takes no more
-// messages, waits for the open confirms and closes the connection.
+// Run keeps a session open until ctx is cancelled. Then it accepts no more messages, waits for the open confirms
+// and closes the connection.
 func (p *Publisher) Run(ctx context.Context) {
 	defer p.again.Wait()
 	defer p.set(nil, errNotRunning)
@@ -129,7 +129,7 @@ func (p *Publisher) Ready() error {
 	return nil
 }
 
-// Window returns how many messages await their confirm, and how many may.
+// Window returns the number of messages that await their confirms, and the maximum.
 func (p *Publisher) Window() (used, size int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -139,14 +139,12 @@ func (p *Publisher) Window() (used, size int) {
 	return used, p.cfg.Window
 }
 
-// Publish sends a message and calls done exactly once, with nil when the broker
-// has confirmed it and else with one of the package's errors. It may wait while
-// the window is full, until ctx is cancelled; what is not confirmed by then is
-// reported as ErrUnavailable soon after. Messages of one caller and stripe are sent in
-// the order of its calls, except that those which were on their way when the broker refused
-// another message are sent once more. Without a session it fails at once; only the outcome
-// of the very first attempt to connect, and of the one after a refusal, is waited for, no longer
-// than the Timeout. Done must neither wait nor publish.
+// Publish sends a message and calls done exactly once: with nil after the broker confirmed it, otherwise with one
+// of the package's errors. It may wait while the window is full, until ctx is cancelled; unconfirmed messages are
+// then reported as ErrUnavailable soon after. Messages of one caller and stripe are sent in the order of its
+// calls. The exception: messages in flight when the broker refused another message are sent again. Without a
+// session Publish fails at once. It waits only for the very first attempt to connect, and for the one after a
+// refusal, up to the Timeout. Done must neither wait nor publish.
 func (p *Publisher) Publish(ctx context.Context, out Out, done func(error)) {
 	if err := validate(out); err != nil {
 		done(err)
@@ -165,7 +163,7 @@ func (p *Publisher) publish(e *entry) {
 		switch {
 		case err == nil:
 			return
-		case errors.Is(err, errRefused): // over another message
+		case errors.Is(err, errRefused): // because of another message
 			over = s
 		default:
 			e.answer(err)
@@ -193,7 +191,7 @@ func (p *Publisher) Confirmed(ctx context.Context, out Out) error {
 	return <-outcome
 }
 
-// current returns the open session that is not over, and waits for one that is on its way.
+// current returns the open session unless it is over, and waits for a session that is being opened.
 func (p *Publisher) current(ctx context.Context, over *session) (*session, error) {
 	var timeout <-chan time.Time
 	for {
@@ -220,20 +218,20 @@ func (p *Publisher) current(ctx context.Context, over *session) (*session, error
 	}
 }
 
-// The ways in which publishing fails. Each error of Publisher matches exactly one.
+// The errors of Publisher. Each error of its methods matches exactly one.
 var (
-	// ErrInvalid means the message cannot be put on the wire, now or later.
+	// ErrInvalid means that the message can never be sent.
 	ErrInvalid = errors.New("not a valid message")
-	// ErrUnroutable means no queue is bound for the message, or its exchange does not exist,
-	// or this user may not publish there.
+	// ErrUnroutable means that no queue is bound for the message, its exchange does not exist, or this user may
+	// not publish there.
 	ErrUnroutable = errors.New("no queue takes it")
-	// ErrNacked means the broker did not take responsibility for the message, without a reason that
-	// says whether it ever will.
+	// ErrNacked means that the broker refused the message, without a reason that shows whether it ever will accept
+	// it.
 	ErrNacked = errors.New("nacked")
-	// ErrBlocked means the broker takes no messages for now: a resource alarm.
+	// ErrBlocked means that the broker accepts no messages for now, because of a resource alarm.
 	ErrBlocked = errors.New("blocked by the broker")
-	// ErrUnavailable means there is no connection, or it ended before the confirm:
-	// the broker may or may not have the message.
+	// ErrUnavailable means that there is no connection, or that it ended before the confirm. The broker may or may
+	// not have the message.
 	ErrUnavailable = errors.New("broker unavailable")
 )
 
@@ -247,20 +245,19 @@ func unavailable(cause error) error {
 func blocked(reason string) error { return fmt.Errorf("%w: %s", ErrBlocked, reason) }
 
 const (
-	// maxShort is the length of AMQP's short strings. The client breaks the
-	// connection over a longer one.
+	// maxShort is the length of AMQP's short strings. The client breaks the connection because of a longer one.
 	maxShort = 255
-	// maxHeaders bounds the headers of one message: they must fit in one frame,
-	// 128 KiB on a broker with default settings.
+	// maxHeaders bounds the headers of one message. They must fit into one frame, 128 KiB on a broker with default
+	// settings.
 	maxHeaders = 64 << 10
 	// MaxBody bounds the body of one message: RabbitMQ's default limit.
 	MaxBody = 128 << 20
 )
 
-// further are the headers from which RabbitMQ reads more routing keys.
+// further lists the headers from which RabbitMQ reads more routing keys.
 var further = [...]string{"CC", "BCC"}
 
-// validate refuses what would close the channel, or the connection, for all.
+// validate rejects messages that would close the channel, or the connection, for all.
 func validate(out Out) error {
 	m := out.Message
 	for _, short := range [...]struct{ what, value string }{
@@ -284,7 +281,7 @@ func validate(out Out) error {
 	}
 	for _, name := range further {
 		if _, list := m.Headers[name].([]any); m.Headers[name] != nil && !list {
-			return fmt.Errorf("%w: RabbitMQ wants a list in the header %s", ErrInvalid, name)
+			return fmt.Errorf("%w: the header %s must be a list for RabbitMQ", ErrInvalid, name)
 		}
 	}
 	if err := m.Headers.Validate(); err != nil {
@@ -300,22 +297,22 @@ func validate(out Out) error {
 	return nil
 }
 
-// maxProperties is more than the frame of any message's properties has.
+// maxProperties is an upper bound of the frame of any message's properties.
 const maxProperties = maxHeaders + 16*(maxShort+1)
 
-// propertiesSize returns how large the frame of a message's properties is at most.
+// propertiesSize returns an upper bound of the frame of a message's properties.
 func propertiesSize(m amqp.Publishing) int {
-	size := 64 // what has a fixed size
+	size := 64 // fields of fixed size
 	for _, short := range [...]string{
 		m.ContentType, m.ContentEncoding, m.CorrelationId, m.ReplyTo, m.Expiration, m.MessageId, m.Type, m.UserId, m.AppId,
 	} {
 		size += 1 + len(short)
 	}
-	headers, _ := tableSize(m.Headers) // validate has seen the error
+	headers, _ := tableSize(m.Headers) // validate has reported the error
 	return size + headers
 }
 
-// tableSize returns how large a table is on the wire at most, without its length.
+// tableSize returns an upper bound of the size of a table on the wire, without its length.
 func tableSize(t amqp.Table) (int, error) {
 	size := 0
 	for key, value := range t {
@@ -331,7 +328,7 @@ func tableSize(t amqp.Table) (int, error) {
 	return size, nil
 }
 
-// valueSize includes the byte that names the type.
+// valueSize includes the byte for the type.
 func valueSize(value any) (int, error) {
 	const number, length = 1 + 8, 1 + 4
 	switch v := value.(type) {
@@ -357,9 +354,8 @@ func valueSize(value any) (int, error) {
 	}
 }
 
-// session is a connection with its publishing channels, which share the places for unconfirmed
-// messages. A channel that the broker has closed over a message is replaced; when anything else
-// fails, all of it ends together.
+// session is a connection with its publishing channels, which share the places for unconfirmed messages. A channel
+// that the broker closed because of a message is replaced; after any other failure the whole session ends.
 type session struct {
 	p     *Publisher
 	conn  *Conn
@@ -368,10 +364,10 @@ type session struct {
 
 	mu      sync.Mutex
 	windows []*window
-	refused error // why the broker has closed the connection, if that was over a message
+	refused error // set if the broker closed the connection because of a message
 }
 
-// openSession opens the channels. The end of ctx ends it, and so the connection.
+// openSession opens the channels. When ctx ends, the session and its connection end.
 func openSession(ctx context.Context, conn *Conn, p *Publisher) (*session, error) {
 	stop := context.AfterFunc(ctx, conn.Close)
 	defer stop()
@@ -404,7 +400,7 @@ func (s *session) at(i int) *window {
 	return s.windows[i]
 }
 
-// pending returns how many bytes of bodies are not confirmed.
+// pending returns the number of unconfirmed body bytes.
 func (s *session) pending() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -433,8 +429,8 @@ func (s *session) run(ctx context.Context, stop func()) error {
 	return first
 }
 
-// serve runs one window after the other, each in the place of one whose channel the broker has
-// closed over a message. Messages that were on their way there and are not to blame are published again.
+// serve runs one window after the other. Each replaces a window whose channel the broker closed because of a
+// message. Messages that were in flight there and are not at fault are published again.
 func (s *session) serve(ctx context.Context, i int, stop func()) error {
 	for {
 		w := s.at(i)
@@ -447,7 +443,7 @@ func (s *session) serve(ctx context.Context, i int, stop func()) error {
 			return err
 		}
 		if repeats, ok := s.p.refusals.Due(); ok {
-			s.p.cfg.Logger.WarnContext(ctx, "RabbitMQ refuses a message", slog.Any("error", err), slog.Int("repeats", repeats))
+			s.p.cfg.Logger.WarnContext(ctx, "RabbitMQ refused a message", slog.Any("error", err), slog.Int("repeats", repeats))
 		}
 		next, err := openWindow(s)
 		if err == nil {
@@ -463,7 +459,7 @@ func (s *session) serve(ctx context.Context, i int, stop func()) error {
 	}
 }
 
-// note remembers that the broker has closed the whole connection over a message.
+// note records that the broker has closed the whole connection because of a message.
 func (s *session) note(w *window, err error) {
 	if !w.verdict.overMessage() {
 		return
@@ -473,8 +469,8 @@ func (s *session) note(w *window, err error) {
 	s.refused = err
 }
 
-// publish places a message in its window. The error is errRefused if the session is ending over
-// another message.
+// publish puts a message into its window. The error is errRefused if the session is ending because of another
+// message.
 func (s *session) publish(e *entry) error {
 	if err := s.facts.check(e.ctx, e.out); err != nil {
 		return err

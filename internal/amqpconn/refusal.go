@@ -14,21 +14,21 @@ import (
 	"github.com/holdfast-go/holdfast/internal/isolate"
 )
 
-// The broker refuses a message by closing its channel, or the whole connection. It says why in a
-// text, and the text may name the message's exchange, its topic or its size.
+// The broker refuses a message by closing its channel, or the whole connection. It gives the reason as a text,
+// which may name the message's exchange, its topic or its size.
 
-// refused returns the broker's reply if it closed a channel or a connection over something that it
-// was sent. A fault of the way there, a shutdown and an operator close connections too.
+// refused returns the broker's reply if it closed a channel or a connection because of something sent to it.
+// Network faults, shutdowns and operators close connections too.
 func refused(err error) (*amqp.Error, bool) {
 	reply, ok := errors.AsType[*amqp.Error](err)
 	return reply, ok && reply != nil && reply.Server && reply.Code != amqp.ConnectionForced
 }
 
-// beforeSubject is what stands before the words that name something, in any release of RabbitMQ.
+// beforeSubject lists the words before the name in a reply, for all releases of RabbitMQ.
 var beforeSubject = [...]string{"no ", "cannot publish to internal ", "access to ", "write access to "}
 
-// named returns the words by which a reply names a message, "" if it does not. A reply may contain
-// the words of several messages, for names may contain anything: the longest are those it means.
+// named returns the words with which a reply names a message, or "". A reply may contain the words of several
+// messages, because names may contain anything; the longest words are the right ones.
 func named(reply *amqp.Error, out Out) string {
 	_, subject, _ := strings.Cut(reply.Reason, " - ")
 	for _, words := range beforeSubject {
@@ -43,7 +43,7 @@ func named(reply *amqp.Error, out Out) string {
 	return longest
 }
 
-// namesOf returns how a reply with that code would name a message.
+// namesOf returns the words with which a reply with this code would name a message.
 func namesOf(code int, out Out) []string {
 	switch code {
 	case amqp.NotFound, amqp.AccessRefused:
@@ -84,15 +84,15 @@ func keysOf(out Out) []string {
 // verdict decides about the messages of a channel that has ended.
 type verdict struct {
 	err   error       // why it has ended
-	reply *amqp.Error // nil: not because the broker refused something
+	reply *amqp.Error // nil: the broker refused nothing
 	sent  bool        // the broker had been sent a message
-	words string      // that name whom to blame; "": nobody is named
+	words string      // that name the message at fault; "": none is named
 }
 
 // overMessage reports whether the broker has refused a message.
 func (v verdict) overMessage() bool { return v.reply != nil && v.sent }
 
-// judge reads the broker's reply, with the messages that it may mean.
+// judge reads the broker's reply, given the messages that it may mean.
 func judge(err error, sent []*entry) verdict {
 	v := verdict{err: err, sent: len(sent) > 0}
 	reply, ok := refused(err)
@@ -108,8 +108,8 @@ func judge(err error, sent []*entry) verdict {
 	return v
 }
 
-// of returns the failure of a message, or nil if it is to be published again. Where nobody is
-// named, a message is to blame if nothing else was on its way.
+// of returns the failure of a message, or nil if it must be published again. If the reply names no message, a
+// message is at fault if nothing else was in flight.
 func (v verdict) of(e *entry, alone bool) error {
 	switch {
 	case v.reply == nil:
@@ -122,7 +122,7 @@ func (v verdict) of(e *entry, alone bool) error {
 	return nil
 }
 
-// class is what a refusal means for a message that is to blame.
+// class returns the error for a message at fault.
 func (v verdict) class() error {
 	switch {
 	case v.reply.Code == amqp.NotFound, v.reply.Code == amqp.AccessRefused:
@@ -134,17 +134,17 @@ func (v verdict) class() error {
 	}
 }
 
-// maxSuspects bounds what is remembered: messages that never come again are never cleared.
+// maxSuspects bounds the number of suspects, because messages that are never published again are never cleared.
 const maxSuspects = 10_000
 
-// suspects are the messages over one of which the broker has closed a channel or a connection,
-// without saying which. Each is published alone from then on, until it has an answer of its own. So
-// the one to blame is found, and does not take the others along for ever.
+// suspects are messages for one of which the broker closed a channel or a connection without naming it. Each is
+// then published alone until it has its own answer. So the one at fault is found, and does not fail the others
+// forever.
 type suspects struct {
-	turn chan struct{} // has room for the one who collects all places
+	turn chan struct{} // has room for the one that collects all places
 
 	mu     sync.RWMutex
-	search *isolate.Search[string] // by id; messages without one are not known again
+	search *isolate.Search[string] // by id; messages without an id are not recognized again
 }
 
 func newSuspects() *suspects {
@@ -181,29 +181,28 @@ func (s *suspects) clear(out Out) {
 }
 
 const (
-	// missingFor is how long an exchange that did not exist is not asked for again.
+	// missingFor is how long a missing exchange is not asked for again.
 	missingFor = time.Second
-	// refusedFor is how long a destination that was refused is not tried again.
+	// refusedFor is how long a refused destination is not tried again.
 	refusedFor = 5 * time.Second
-	// maxFacts bounds how many exchanges and destinations are remembered.
+	// maxFacts bounds the number of remembered exchanges and destinations.
 	maxFacts = 1000
-	// maxQuestions bounds how many questions wait for their answers.
+	// maxQuestions bounds the number of requests that wait for their replies.
 	maxQuestions = 8
 )
 
-// facts are what a session has learnt of its broker, each for as long as it is likely to hold. A
-// message that the broker refuses costs a channel with all that is on its way there, so a message
-// that will be refused is not sent.
+// facts caches a session's knowledge about its broker, each fact for as long as it probably holds. A refused
+// message costs a channel and everything in flight on it, so a message that would be refused is not sent.
 type facts struct {
 	conn   *Conn
 	asking sync.WaitGroup
 	turns  chan struct{}
 
 	mu        sync.RWMutex
-	over      bool // no more questions
+	over      bool // no more requests
 	exchanges map[string]*exchange
 	refusals  map[destination]refusal
-	maxBody   int // the broker's limit, 0 while it is unknown
+	maxBody   int // the broker's limit; 0: unknown
 }
 
 // destination is an exchange with a routing key, or a whole exchange.
@@ -217,11 +216,11 @@ type refusal struct {
 	until time.Time
 }
 
-// exchange is the answer to whether an exchange exists.
+// exchange is the reply to whether an exchange exists.
 type exchange struct {
-	asked chan struct{} // closed with the answer
+	asked chan struct{} // closed with the reply
 	err   error         // nil: it exists
-	until time.Time     // how long the error holds
+	until time.Time     // end of the error's validity
 }
 
 func newFacts(conn *Conn) *facts {
@@ -231,7 +230,7 @@ func newFacts(conn *Conn) *facts {
 	}
 }
 
-// close waits for the answers to open questions. The connection has ended.
+// close waits for the replies to open requests. The connection has ended.
 func (f *facts) close() {
 	f.mu.Lock()
 	f.over = true
@@ -239,7 +238,7 @@ func (f *facts) close() {
 	f.asking.Wait()
 }
 
-// check returns why a message would be refused. It may ask the broker for its exchange.
+// check returns why a message would be refused. It may ask the broker about its exchange.
 func (f *facts) check(ctx context.Context, out Out) error {
 	if limit := f.conn.raw.Config.FrameSize; limit > 0 && limit < maxProperties && propertiesSize(out.Message) > limit {
 		return fmt.Errorf("%w: headers do not fit in a frame of %d bytes", ErrInvalid, limit)
@@ -254,10 +253,10 @@ func (f *facts) check(ctx context.Context, out Out) error {
 	return f.wait(ctx, out.Exchange, x)
 }
 
-// known returns why a message would be refused, without asking; f.mu is held.
+// known returns why a message would be refused, without a request; f.mu is held.
 func (f *facts) known(out Out) error {
 	if f.maxBody > 0 && len(out.Message.Body) > f.maxBody {
-		return fmt.Errorf("%w: body of %d bytes, the broker takes at most %d", ErrInvalid, len(out.Message.Body), f.maxBody)
+		return fmt.Errorf("%w: body of %d bytes, the broker accepts at most %d", ErrInvalid, len(out.Message.Body), f.maxBody)
 	}
 	if len(f.refusals) == 0 {
 		return nil
@@ -274,13 +273,13 @@ func (f *facts) known(out Out) error {
 	return nil
 }
 
-// learn remembers why the broker has refused a message.
+// learn records why the broker refused a message.
 func (f *facts) learn(v verdict, out Out, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	switch v.reply.Code {
 	case amqp.NotFound:
-		delete(f.exchanges, out.Exchange) // it did exist
+		delete(f.exchanges, out.Exchange) // it existed
 	case amqp.AccessRefused:
 		d, ok := closedTo(v, out)
 		if !ok {
@@ -315,11 +314,11 @@ func closedTo(v verdict, out Out) (destination, bool) {
 	return destination{}, false
 }
 
-// wait returns nil if the exchange exists. It asks if x, what is known of it, is nothing or too old.
+// wait returns nil if the exchange exists. It asks the broker if x, the cached reply, is nil or too old.
 func (f *facts) wait(ctx context.Context, name string, x *exchange) error {
 	if x == nil || x.outdated() {
 		if reason, isBlocked := f.conn.Blocked(); isBlocked {
-			return blocked(reason) // the question would go unanswered
+			return blocked(reason) // the request would not be answered
 		}
 		x = f.ask(name)
 	}
@@ -347,7 +346,7 @@ func (x *exchange) outdated() bool {
 	}
 }
 
-// ask puts the question, unless another caller has.
+// ask sends the request, unless another caller has sent it.
 func (f *facts) ask(name string) *exchange {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -375,7 +374,7 @@ func (f *facts) answer(name string, x *exchange) {
 	exists, err := f.conn.ExchangeExists(name)
 	_, mayNotAsk := refused(err)
 	switch {
-	case mayNotAsk: // perhaps it may publish
+	case mayNotAsk: // it may still be allowed to publish
 	case err != nil:
 		x.err = unavailable(err)
 	case !exists:

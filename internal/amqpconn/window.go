@@ -11,11 +11,9 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 )
 
-// window is one publishing channel of a session. The client puts confirms back
-// into the order of publishing and takes the broker's "multiple" apart, so the
-// window is a queue: every confirm belongs to its head. The client forgets a
-// nack that came early when a later ack is a "multiple", so whether the message
-// was acked is read from its own answer.
+// window is one publishing channel of a session. The client orders confirms like the publishes and splits the
+// broker's "multiple". So the window is a queue: every confirm belongs to its head. The client forgets an early
+// nack when a later ack is a "multiple", so the result of a message is read from its own confirm.
 type window struct {
 	cfg      PublisherConfig
 	conn     *Conn
@@ -24,31 +22,31 @@ type window struct {
 	suspects *suspects
 
 	confirms <-chan amqp.Confirmation
-	answers  chan *amqp.DeferredConfirmation // of the published messages, in their order
+	answers  chan *amqp.DeferredConfirmation // of the published messages, in order
 	returns  <-chan amqp.Return
 	closes   <-chan *amqp.Error
 
 	slots    chan struct{} // shared by the windows of a session
-	out      chan *entry   // to the writer; never full, for an entry in it holds a slot
+	out      chan *entry   // to the writer; never full, because an entry in it holds a slot
 	broken   chan struct{} // closed when the writer has failed
 	dead     chan struct{} // closed when the window has ended
-	replaced chan struct{} // closed when another window has taken its place
+	replaced chan struct{} // closed when another window has replaced it
 	opened   time.Time
-	nacked   bool // a queue has refused a message; of the goroutine that listens
+	nacked   bool // a queue has refused a message; only for the listening goroutine
 
 	mu      sync.Mutex
 	queue   []*entry
 	ended   bool
-	verdict verdict   // once it has ended
+	verdict verdict   // set when it has ended
 	rest    []*entry  // to publish again elsewhere
-	writing time.Time // when the write under way began; zero: there is none
-	blocked time.Time // when the broker was last seen to block
+	writing time.Time // start of the current write; zero: none
+	blocked time.Time // when the broker was last seen blocking
 }
 
 var errEnded = errors.New("the window has ended")
 
-// openWindow opens a channel in confirm mode. The listeners hold a whole window,
-// so the client never waits for us while it reads from the connection.
+// openWindow opens a channel in confirm mode. The listeners have room for a whole window, so the client never
+// waits for us while it reads from the connection.
 func openWindow(s *session) (*window, error) {
 	conn, size := s.conn, s.p.cfg.Window
 	ch, err := conn.Channel()
@@ -73,9 +71,8 @@ func openWindow(s *session) (*window, error) {
 	}, nil
 }
 
-// run serves the window until it fails, or until ctx is cancelled and the window is empty. When the
-// broker has refused a message the connection is left as it is, and else closed. Stop is called
-// when ctx is cancelled.
+// run serves the window until it fails, or until ctx is cancelled and the window is empty. If the broker has
+// refused a message, the connection stays open; otherwise it is closed. Stop is called when ctx is cancelled.
 func (w *window) run(ctx context.Context, stop func()) error {
 	written := make(chan struct{})
 	go func() {
@@ -92,18 +89,18 @@ func (w *window) run(ctx context.Context, stop func()) error {
 	case <-written:
 	case <-time.After(closePatience):
 		w.conn.Close()
-		// The client may be stuck in a write on a connection it has given up itself.
+		// The client may be stuck in a write on a connection that it has given up itself.
 		w.settleAll()
 	}
 	return err
 }
 
-// replaceable reports whether the window has ended because the broker refused a message, on a
-// connection that is still good.
+// replaceable reports whether the window has ended because the broker refused a message, on a connection that
+// still works.
 func (w *window) replaceable() bool { return w.verdict.overMessage() && !w.conn.raw.IsClosed() }
 
-// write is the only goroutine that publishes on the channel. It ends with the window, or when it
-// cannot write any more.
+// write is the only goroutine that publishes on the channel. It ends with the window, or when it can no longer
+// write.
 func (w *window) write() {
 	for {
 		select {
@@ -115,7 +112,7 @@ func (w *window) write() {
 			}
 			answer, err := w.ch.PublishWithDeferredConfirm(e.out.Exchange, e.out.Key, true, false, e.out.Message)
 			if err == nil {
-				w.answers <- answer // as many places as messages may be unconfirmed
+				w.answers <- answer // it has room for all unconfirmed messages
 			}
 			w.endWrite(e, err == nil)
 			if err != nil {
@@ -126,7 +123,7 @@ func (w *window) write() {
 	}
 }
 
-// listen handles what the broker answers.
+// listen handles the replies of the broker.
 func (w *window) listen(ctx context.Context, stop func()) error {
 	watch := time.NewTicker(min(max(w.cfg.ConfirmTimeout/8, time.Millisecond), 250*time.Millisecond))
 	defer watch.Stop()
@@ -166,17 +163,17 @@ func (w *window) listen(ctx context.Context, stop func()) error {
 	}
 }
 
-// nackedFor is how long a window lives that a queue has refused a message in.
+// nackedFor is the lifetime of a window after a queue has refused a message in it.
 const nackedFor = 15 * time.Second
 
-// outdated reports whether another window may fare better: RabbitMQ tells the publishers of a quorum
-// queue that it is full, but not that its limit was removed since, and goes on refusing for them what it
-// takes from others. Nothing is on its way that would be lost.
+// outdated reports whether another window may succeed. RabbitMQ reports to the publishers of a quorum queue that
+// it is full, but not that its limit was removed later, and continues to refuse their messages while it accepts
+// those of others. Nothing is in flight that would be lost.
 func (w *window) outdated(now time.Time) bool {
 	return w.nacked && len(w.slots) == 0 && now.Sub(w.opened) > nackedFor
 }
 
-// drainConfirms takes what the broker confirmed before the session ended.
+// drainConfirms handles confirms that arrived before the session ended.
 func (w *window) drainConfirms() {
 	for {
 		select {
@@ -191,7 +188,7 @@ func (w *window) drainConfirms() {
 	}
 }
 
-// cause tells why the channel has ended. The client may know that it has before it tells why.
+// cause returns why the channel has ended. The client may close it before it reports the reason.
 func (w *window) cause() error {
 	patience, cancel := context.WithTimeout(context.Background(), closePatience)
 	defer cancel()
@@ -211,8 +208,7 @@ func (w *window) cause() error {
 	}
 }
 
-// confirmed settles the head. A return arrives before its confirm, and is in
-// the buffer by then.
+// confirmed settles the head. A return arrives before its confirm, and is in the buffer by then.
 func (w *window) confirmed() {
 	ack := w.acked()
 	w.collectReturns()
@@ -232,8 +228,7 @@ func (w *window) confirmed() {
 	}
 }
 
-// acked reports whether the broker took the head. The confirm may come before the writer has
-// passed the answer on.
+// acked reports whether the broker acked the head. The confirm may arrive before the writer has sent its answer.
 func (w *window) acked() bool {
 	select {
 	case answer := <-w.answers:
@@ -262,22 +257,22 @@ func (w *window) collectReturns() {
 	}
 }
 
-// stage is how far a message in the window has come.
+// stage is the progress of a message in the window.
 type stage int
 
 const (
-	queued  stage = iota // not written, or not as a whole
-	writing              // the writer has it, so its body is in use
-	written              // the broker is to confirm it
+	queued  stage = iota // not written, or only partly
+	writing              // the writer uses its body
+	written              // awaiting the broker's confirm
 )
 
-// entry is a message in the window. Its caller gets one answer: at its confirm, when it is given up
-// before, or when the window ends. One that is answered early stays in the window as an empty
-// place, since its confirm may still come.
+// entry is a message in the window. Its caller gets one answer: at its confirm, when it is given up before, or
+// when the window ends. A message that is answered early stays in the window as an empty place, because its
+// confirm may still arrive.
 type entry struct {
-	ctx      context.Context // of the one Publish call
+	ctx      context.Context // of its Publish call
 	out      Out
-	answer   func(error) // to the caller; nil once it was taken
+	answer   func(error) // to the caller; nil after it was taken
 	suspect  bool        // it is published alone
 	places   int         // in the window: all of them if it is alone
 	since    time.Time
@@ -288,17 +283,17 @@ type entry struct {
 // sent reports whether the broker may have seen the message.
 func (e *entry) sent() bool { return e.stage != queued }
 
-// answered reports whether the answer was given, or taken over by another entry.
+// answered reports whether the answer was given, or moved to another entry.
 func (e *entry) answered() bool { return e.answer == nil }
 
-// takeAnswer returns the answer for its only call.
+// takeAnswer returns the answer function for its only call.
 func (e *entry) takeAnswer() func(error) {
 	answer := e.answer
 	e.answer = nil
 	return answer
 }
 
-// failure is an answer that is decided on under the lock of a window, and given after it.
+// failure is an answer that is decided under the lock of a window, and given after unlocking.
 type failure struct {
 	answer func(error)
 	err    error
@@ -310,7 +305,7 @@ func give(failures []failure) {
 	}
 }
 
-// enqueue adds a message for which a place is reserved. It is false when the window has ended.
+// enqueue adds a message with a reserved place. It returns false if the window has ended.
 func (w *window) enqueue(e *entry) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -322,8 +317,8 @@ func (w *window) enqueue(e *entry) bool {
 	return true
 }
 
-// beginWrite reports whether an entry is still to be written. One that was given up
-// while it waited for the writer leaves the window: it will have no confirm.
+// beginWrite reports whether an entry must still be written. An entry that was given up while it waited for the
+// writer leaves the window, because it will have no confirm.
 func (w *window) beginWrite(e *entry) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -341,7 +336,7 @@ func (w *window) beginWrite(e *entry) bool {
 	return true
 }
 
-// endWrite ends what beginWrite began. A window that has ended meanwhile left the entry to it.
+// endWrite ends the write. If the window has ended meanwhile, endWrite settles the entry.
 func (w *window) endWrite(e *entry, whole bool) {
 	w.mu.Lock()
 	e.stage = queued
@@ -356,8 +351,8 @@ func (w *window) endWrite(e *entry, whole bool) {
 	}
 }
 
-// takeHead removes the head of the window and frees its place. The answer is nil when it
-// was given before, or when there is no head any more.
+// takeHead removes the head of the window and frees its place. The answer is nil if it was given before, or if
+// there is no head.
 func (w *window) takeHead() (e *entry, answer func(error)) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -371,8 +366,8 @@ func (w *window) takeHead() (e *entry, answer func(error)) {
 	return e, e.takeAnswer()
 }
 
-// markReturned finds the message a return speaks of: the first one like it that
-// was not returned yet, for returns keep the order of publishing.
+// markReturned finds the message of a return: the first matching one that was not returned yet, because returns
+// keep the order of publishing.
 func (w *window) markReturned(r amqp.Return) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -384,11 +379,10 @@ func (w *window) markReturned(r amqp.Return) {
 	}
 }
 
-// expire gives up messages whose caller has left, and those that wait too long
-// for their confirm. While the broker has blocked the connection these stay in
-// the window as empty places, since it will confirm them in the end. Otherwise a
-// late confirm means that the session is beyond hope, whether or not its caller has left:
-// a place that is never freed is lost to all.
+// expire gives up messages whose caller has left, and messages that wait too long for their confirm. While the
+// broker blocks the connection, late messages stay in the window as empty places, because it will confirm them in
+// the end. Otherwise a late confirm ends the session, even if its caller has left: a place that is never freed
+// would be lost for all.
 func (w *window) expire(now time.Time) error {
 	limit := now.Add(-w.cfg.ConfirmTimeout)
 	reason, isBlocked := w.conn.Blocked()
@@ -432,7 +426,7 @@ func (w *window) empty() bool {
 	return len(w.queue) == 0
 }
 
-// pending returns how many bytes of bodies are not confirmed.
+// pending returns the number of unconfirmed body bytes.
 func (w *window) pending() int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -443,8 +437,8 @@ func (w *window) pending() int {
 	return size
 }
 
-// end decides about everything still in the window; only the first call counts. A
-// message that is being written is left to endWrite, since its body is in use.
+// end settles everything still in the window; only the first call counts. A message that is being written is left
+// to endWrite, because its body is in use.
 func (w *window) end(err error) {
 	if err == nil {
 		err = errNotRunning
@@ -461,7 +455,7 @@ func (w *window) end(err error) {
 	w.settle(func(e *entry) bool { return e.stage != writing })
 }
 
-// blame finds the messages over which the window has ended, and has them remembered; w.mu is held.
+// blame finds the messages that ended the window, and records them as suspects; w.mu is held.
 func (w *window) blame(err error) {
 	sent := slices.DeleteFunc(slices.Clone(w.queue), func(e *entry) bool { return !e.sent() })
 	w.verdict = judge(err, sent)
@@ -478,10 +472,10 @@ func (w *window) blame(err error) {
 	}
 }
 
-// settleAll settles what end has left to a writer that does not come back.
+// settleAll settles the entries that end left to a stuck writer.
 func (w *window) settleAll() { w.settle(func(*entry) bool { return true }) }
 
-// settle has the messages that are to blame fail, and keeps the others for another window.
+// settle fails the messages that ended the window, and keeps the others for another window.
 func (w *window) settle(which func(*entry) bool) {
 	var failures []failure
 	w.mu.Lock()
@@ -511,15 +505,14 @@ func (w *window) clear() []*entry {
 	return w.rest
 }
 
-// alone reports whether nothing else can be on its way beside e.
+// alone reports whether nothing else can be in flight beside e.
 func (w *window) alone(e *entry) bool { return e.places == cap(w.slots) }
 
-// blockedInterval is how often those who wait for a place look whether the broker has
-// blocked the connection: it then frees none, for as long as its alarm lasts.
+// blockedInterval is how often calls that wait for a place check whether the broker has blocked the connection. A
+// blocked connection frees no places until its alarm ends.
 const blockedInterval = 250 * time.Millisecond
 
-// admit places a message in the window once there is room. The error is errEnded if the window has
-// ended.
+// admit puts a message into the window when there is room. The error is errEnded if the window has ended.
 func (w *window) admit(e *entry) error {
 	if err := w.reserve(e); err != nil {
 		return err
@@ -532,8 +525,8 @@ func (w *window) admit(e *entry) error {
 	return nil
 }
 
-// reserve waits for a free place, for all of them if the message is a suspect, unless the broker has
-// blocked the connection.
+// reserve waits for a free place, or for all places if the message is a suspect. It stops waiting if the broker
+// has blocked the connection.
 func (w *window) reserve(e *entry) error {
 	if !e.suspect && !w.suspects.has(e.out) {
 		e.places = 1
@@ -571,7 +564,7 @@ func (w *window) place(ctx context.Context) error {
 		return nil
 	default:
 	}
-	look := time.NewTicker(blockedInterval) // a block may begin while this waits
+	look := time.NewTicker(blockedInterval) // a block may start during this wait
 	defer look.Stop()
 	for {
 		select {
