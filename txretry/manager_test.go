@@ -153,7 +153,7 @@ func TestCheck(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(raw.Close)
-	wantFindings(t, newManager(t, raw, txretry.Config{}), "1000 connections", "bound how long it connects")
+	wantFindings(t, newManager(t, raw, txretry.Config{}), "1000 connections", "no time limits to connect")
 }
 
 // Check tries another connection if one falls silent. A silent server is an error.

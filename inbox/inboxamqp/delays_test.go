@@ -163,7 +163,7 @@ func TestCheck_comparesArguments(t *testing.T) {
 			switch {
 			case strings.Contains(found.Error(), "holdfast.delay.1000"):
 			case strings.Contains(found.Error(), "x-delivery-limit") && strings.Contains(found.Mend(), "policy"),
-				strings.Contains(found.Error(), "x-overflow") && strings.Contains(found.Mend(), "refuse nothing"):
+				strings.Contains(found.Error(), "x-overflow") && strings.Contains(found.Mend(), "accept all messages"):
 				got = append(got, found.Error())
 			default:
 				t.Errorf("%s: finding %v, fix %s", queue, found, found.Mend())

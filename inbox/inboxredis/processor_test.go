@@ -251,7 +251,7 @@ func TestRedisDown(t *testing.T) {
 	if err := process(t, p, event()); err != nil {
 		t.Errorf("a message whose effect was taken: %v", err)
 	}
-	if !strings.Contains(log.String(), "a copy may take effect") {
+	if !strings.Contains(log.String(), "duplicate possible") {
 		t.Errorf("log = %s", log.String())
 	}
 	err := process(t, p, event())

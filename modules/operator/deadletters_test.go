@@ -409,7 +409,7 @@ func TestMCPGoesOn(t *testing.T) {
 	a := newAgent(t, agents.Config{Access: operator.Access{By: "ada", Change: true}})
 	a.tells(t, "dead_letters", map[string]any{"from": []string{"outbox"}, "after": "1"}, "no exchange b", "!no exchange a", `"cursor":"2"`)
 	a.refuses(t, "dead_letters", map[string]any{"after": "1"}, "from")
-	a.tells(t, "waiting", map[string]any{"from": []string{"outbox"}, "after": "x"}, "no cursor")
+	a.tells(t, "waiting", map[string]any{"from": []string{"outbox"}, "after": "x"}, "not a list cursor")
 	a.refuses(t, "drop", map[string]any{"all": true, "after": "1", "reason": "x"}, "after")
 	a.tells(t, "dead_letters", nil, "no exchange a", "no handler for c")
 }
