@@ -23,11 +23,10 @@ type Message struct {
 	Body []byte
 	// ContentType is the media type of Body; empty means JSON.
 	ContentType string
-	// ContentEncoding is how Body is packed, such as gzip, which Handle unpacks. Empty on Redis, and if the
-	// sender set none.
+	// ContentEncoding is how Body is packed, such as gzip, which Handle unpacks. Empty if the sender set none.
 	ContentEncoding string
-	// CorrelationID and ReplyTo are the AMQP properties of these names, as the sender set them: the id of a
-	// request, and the queue for the reply. Empty on Redis, and if the sender set none.
+	// CorrelationID and ReplyTo are the AMQP properties or Redis fields of these names, as the sender set them:
+	// the id of a request, and the queue for the reply. Empty if the sender set none.
 	CorrelationID, ReplyTo string
 	// Key is the sender's ordering key; empty if the sender set none. See ConsumerConfig.Ordered.
 	Key string

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/holdfast-go/holdfast/inbox/internal/base"
@@ -21,6 +22,7 @@ type Mux struct {
 	fallback Handler      // nil: reject messages without a handler
 	steps    []Middleware // around every message
 	limits   map[string]int
+	decode   func(m *Message, v any) error // nil: DecodeJSON
 }
 
 // route is the registration of one name.
@@ -35,19 +37,18 @@ var errExited = errors.New("inbox: a handler exited its goroutine")
 // NewMux returns a Mux without handlers.
 func NewMux() *Mux { return &Mux{routes: map[string]route{}, limits: map[string]int{}} }
 
-// Handle registers fn for the messages of a name and decodes their JSON bodies into T. A body is exactly one
-// JSON value, not null, of at most 16 MiB. A byte order mark is skipped, and a body with ContentEncoding gzip
-// is unpacked. Members unknown to T are ignored. Any other body makes the message a dead letter of class
-// validation. One type may be registered under several names. The middleware is for this handler only,
-// outermost first. Handle returns the errors of Route.
+// Handle registers fn for the messages of a name and decodes their bodies into T, by DecodeJSON or the function
+// of SetDecode. A body that cannot be decoded makes the message a dead letter of class validation. One type may
+// be registered under several names. The middleware is for this handler only, outermost first. Handle returns
+// the errors of Route.
 func Handle[T any](m *Mux, name string, fn func(ctx context.Context, v T) error, wrap ...Middleware) error {
 	if fn == nil {
 		return fmt.Errorf("inbox: handler of %q is nil", name)
 	}
 	return m.Route(name, func(msg *Message) (any, error) {
-		var v T
-		if err := base.Decode(msg.ContentType, msg.ContentEncoding, msg.Body, &v); err != nil {
-			return nil, Invalid(fmt.Errorf("inbox: decode %T: %w", v, err))
+		v, err := base.Into[T](func(v any) error { return m.DecodeBody(msg, v) })
+		if err != nil {
+			return nil, err
 		}
 		return func(ctx context.Context) error { return fn(ctx, v) }, nil
 	}, wrap...)
@@ -83,6 +84,54 @@ func (m *Mux) Route(name string, decode func(m *Message) (work any, err error), 
 // class validation. A fallback that returns nil skips them; one that returns Postpone leaves them to another
 // consumer. Nil removes the fallback.
 func (m *Mux) Fallback(h Handler) { m.fallback = h }
+
+// SetDecode replaces DecodeJSON for the handlers of Handle, for formats such as protobuf. decode gets the message
+// with its body unpacked, and a pointer to a new T; if T is a pointer, it gets a T. It may call DecodeJSON for some
+// content types. An unmarked error is of class validation; its text is kept with the dead letter and should not
+// quote the body. decode runs on many goroutines. Nil restores DecodeJSON.
+func (m *Mux) SetDecode(decode func(m *Message, v any) error) { m.decode = decode }
+
+// DecodeBody decodes the body of a message into v, a pointer, as Handle does. It is for middleware, and for
+// processors with handlers of their own. A body over 16 MiB, packed or unpacked, is an error of class validation.
+func (m *Mux) DecodeBody(msg *Message, v any) error {
+	if m.decode == nil {
+		return DecodeJSON(msg, v)
+	}
+	body, err := base.Unpacked(msg.ContentEncoding, msg.Body)
+	if err != nil {
+		return undecoded(v, err)
+	}
+	if base.IsPacked(msg.ContentEncoding) {
+		unpacked := *msg
+		unpacked.Body, unpacked.ContentEncoding = body, ""
+		msg = &unpacked
+	}
+	if err := m.decode(msg, v); err != nil {
+		return undecoded(v, err)
+	}
+	return nil
+}
+
+// DecodeJSON decodes the JSON body of a message into v, a pointer. The body is exactly one JSON value, not null, of at
+// most 16 MiB packed and unpacked. It unpacks ContentEncoding gzip and skips a byte order mark. Members unknown to v
+// are ignored, so that senders may add some. ContentType is empty, application/json or ends in +json. Errors are of
+// class validation and do not quote the body.
+func DecodeJSON(m *Message, v any) error {
+	if err := base.Decode(m.ContentType, m.ContentEncoding, m.Body, v); err != nil {
+		return undecoded(v, err)
+	}
+	return nil
+}
+
+// undecoded returns the error of a body that could not be decoded into v. The class of a marked error stays.
+func undecoded(v any, err error) error {
+	marked := base.Judge(err) != base.Verdict{}
+	err = fmt.Errorf("inbox: decode %s: %w", strings.TrimPrefix(fmt.Sprintf("%T", v), "*"), err)
+	if marked {
+		return err
+	}
+	return Invalid(err)
+}
 
 // Use adds middleware around every message, outermost first and outside the middleware of single handlers. It
 // also runs for messages without a handler; their result is an error of class validation.

@@ -1,6 +1,8 @@
 package inbox_test
 
 import (
+	"bytes"
+	"compress/gzip"
 	"context"
 	"errors"
 	"os"
@@ -339,3 +341,61 @@ func noError(t testing.TB, errs ...error) {
 }
 
 func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }
+
+// A decode function takes the place of JSON, gets bodies unpacked, and may leave a content type to DecodeJSON.
+func TestMux_setDecode(t *testing.T) {
+	t.Parallel()
+	mux := inbox.NewMux()
+	later := errors.New("registry is down")
+	mux.SetDecode(func(m *inbox.Message, v any) error {
+		number, text, _ := strings.Cut(string(m.Body), "=")
+		switch {
+		case m.ContentType != "text/plain":
+			return inbox.DecodeJSON(m, v)
+		case text == "later":
+			return inbox.Unavailable(later)
+		case number != "number" || m.ContentEncoding == "gzip":
+			return errors.New("no number")
+		}
+		v.(*order).Number = text
+		return nil
+	})
+	var got []string
+	noError(t, inbox.Handle(mux, "value", func(_ context.Context, o order) error { got = append(got, o.Number); return nil }))
+	noError(t, inbox.Handle(mux, "pointer", func(_ context.Context, o *order) error { got = append(got, o.Number); return nil }))
+	packed := gzipped(t, "number=3")
+	for _, m := range []*inbox.Message{
+		{Name: "value", Body: []byte("number=1"), ContentType: "text/plain"},
+		{Name: "pointer", Body: []byte("number=2"), ContentType: "text/plain"},
+		{Name: "pointer", Body: packed, ContentType: "text/plain", ContentEncoding: "gzip"},
+		{Name: "pointer", Body: []byte(`{"number":"4"}`)},
+	} {
+		m.ID = ids.New()
+		noError(t, process(t, mux, m))
+		if len(m.Body) == len(packed) && m.ContentEncoding == "gzip" && string(m.Body) != string(packed) {
+			t.Error("the message was changed")
+		}
+	}
+	if want := []string{"1", "2", "3", "4"}; !slices.Equal(got, want) {
+		t.Errorf("handled %v, want %v", got, want)
+	}
+	for body, want := range map[string]driver.Action{"number": driver.ActionDead, "x=1": driver.ActionDead, "number=later": driver.ActionReturn} {
+		m := &inbox.Message{ID: ids.New(), Name: "value", Body: []byte(body), ContentType: "text/plain"}
+		if body == "number" {
+			m.Body = make([]byte, driver.MaxBodyBytes+1)
+		}
+		err := process(t, mux, m)
+		if f := driver.Classify(err); f.Action != want || want == driver.ActionDead && f.Class != driver.ClassValidation {
+			t.Errorf("%s: %v, classified %+v, want %s", body, err, f, want)
+		}
+	}
+}
+
+func gzipped(t *testing.T, text string) []byte {
+	t.Helper()
+	var packed bytes.Buffer
+	w := gzip.NewWriter(&packed)
+	_, err := w.Write([]byte(text))
+	noError(t, errors.Join(err, w.Close()))
+	return packed.Bytes()
+}

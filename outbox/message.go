@@ -1,6 +1,7 @@
 package outbox
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -69,6 +70,10 @@ const contentTypeJSON = "application/json"
 // Types maps Go types to message names and routes, so that the code that emits an event does not
 // repeat them. The zero Types is empty and ready to use. It is safe for concurrent use, and must not be copied.
 type Types struct {
+	// Encode returns the body and the content type of a value, for formats such as protobuf. It is set before the
+	// first NewMessage, and several goroutines call it. An empty content type means JSON. Default: json.Marshal.
+	Encode func(v any) (body []byte, contentType string, err error)
+
 	mu    sync.RWMutex
 	known map[reflect.Type]registration
 }
@@ -111,7 +116,7 @@ func Register[T any](t *Types, name string, route Route) error {
 	return nil
 }
 
-// NewMessage returns a message with v encoded as JSON, and the name and route of v's type. It returns an
+// NewMessage returns a message with v encoded by Encode, and the name and route of v's type. It returns an
 // error if exactly that type is not registered: *T and T are different types. You may change the
 // message's Route afterwards.
 func (t *Types) NewMessage(v any) (Message, error) {
@@ -121,8 +126,19 @@ func (t *Types) NewMessage(v any) (Message, error) {
 	if !ok {
 		return Message{}, fmt.Errorf("outbox: type %T is not registered", v)
 	}
-	m, err := NewMessage(r.name, v)
+	m, err := t.encode(r.name, v)
 	m.Route = r.route
 	m.Route.Headers = maps.Clone(r.route.Headers)
 	return m, err
+}
+
+func (t *Types) encode(name string, v any) (Message, error) {
+	if t.Encode == nil {
+		return NewMessage(name, v)
+	}
+	body, contentType, err := t.Encode(v)
+	if err != nil {
+		return Message{}, fmt.Errorf("outbox: encode %s: %w", name, err)
+	}
+	return Message{ID: ids.New(), Name: name, Body: body, ContentType: cmp.Or(contentType, contentTypeJSON)}, nil
 }

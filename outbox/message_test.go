@@ -192,3 +192,30 @@ func TestClassOf(t *testing.T) {
 		}
 	}
 }
+
+// Encode takes the place of JSON for the types of a program.
+func TestTypes_encode(t *testing.T) {
+	t.Parallel()
+	no := errors.New("no form")
+	types := outbox.Types{Encode: func(v any) ([]byte, string, error) {
+		switch v := v.(type) {
+		case placed:
+			return fmt.Append(nil, v.Total), "text/plain", nil
+		case *placed:
+			return []byte(`{"total":8}`), "", nil
+		}
+		return nil, "", no
+	}}
+	must(t, outbox.Register[placed](&types, "order.placed", outbox.Route{}))
+	must(t, outbox.Register[*placed](&types, "order.placed", outbox.Route{}))
+	must(t, outbox.Register[int](&types, "number.drawn", outbox.Route{}))
+	for body, v := range map[string]any{"text/plain 7": placed{7}, `application/json {"total":8}`: &placed{}} {
+		m, err := types.NewMessage(v)
+		if err != nil || m.ContentType+" "+string(m.Body) != body || m.ID == uuid.Nil || m.Name != "order.placed" {
+			t.Errorf("%+v, %v, want %s", m, err, body)
+		}
+	}
+	if _, err := types.NewMessage(7); !errors.Is(err, no) || !strings.Contains(err.Error(), "number.drawn") {
+		t.Error(err)
+	}
+}

@@ -4,13 +4,11 @@ package driver
 
 import (
 	"context"
-	"fmt"
 	"time"
 
 	"github.com/google/uuid"
 
 	"github.com/holdfast-go/holdfast/inbox"
-	"github.com/holdfast-go/holdfast/inbox/internal/base"
 	"github.com/holdfast-go/holdfast/internal/actor"
 	"github.com/holdfast-go/holdfast/internal/deadletter"
 )
@@ -100,19 +98,6 @@ func ParkedBy(p inbox.Processor, cfg inbox.ConsumerConfig) DeadLetters {
 		return parker.Parked()
 	}
 	return nil
-}
-
-// Decode reads the JSON body of a message. It unpacks content encoding gzip and skips a byte order mark. It
-// rejects a content type other than JSON, a body over MaxBodyBytes packed or unpacked, anything but exactly
-// one JSON value, and null. Members unknown to T are ignored, so that senders may add some. Errors are of
-// class ClassValidation.
-func Decode[T any](m *inbox.Message) (T, error) {
-	var v T
-	if err := base.Decode(m.ContentType, m.ContentEncoding, m.Body, &v); err != nil {
-		var zero T
-		return zero, inbox.Invalid(fmt.Errorf("inbox: decode %T: %w", v, err))
-	}
-	return v, nil
 }
 
 // Ledger records, outside the handlers' transactions, the attempts of messages that failed at their first

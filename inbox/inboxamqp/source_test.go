@@ -371,6 +371,7 @@ func newSourceFixture(t *testing.T, b *amqptest.Broker, cfg config) (f conforman
 			for _, m := range msgs {
 				p := amqp.Publishing{
 					MessageId: m.ID.String(), Type: m.Name, ContentType: m.ContentType, DeliveryMode: amqp.Persistent,
+					ContentEncoding: m.ContentEncoding, CorrelationId: m.CorrelationID, ReplyTo: m.ReplyTo,
 					Timestamp: m.PublishedAt, Headers: amqp.Table{}, Body: m.Body,
 				}
 				for name, value := range m.Headers {

@@ -197,8 +197,8 @@ func TestBatchMiddleware(t *testing.T) {
 		var trail []string
 		seen := map[int]error{}
 		p.Use(func(ctx context.Context, m *inbox.Message) (context.Context, func(error) error, error) {
-			v, err := driver.Decode[conformance.Event](m)
-			if err != nil {
+			var v conformance.Event
+			if err := inbox.DecodeJSON(m, &v); err != nil {
 				return nil, nil, err
 			}
 			trail = append(trail, fmt.Sprintf("begin %d", v.Number))

@@ -13,7 +13,6 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/holdfast-go/holdfast/inbox"
-	inboxdriver "github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/inbox/inboxpgx/driver"
 	"github.com/holdfast-go/holdfast/inbox/internal/base"
 	"github.com/holdfast-go/holdfast/internal/pgcall"
@@ -122,7 +121,7 @@ func register[T any](s *Store, name string, begin func(m *inbox.Message, v T) *w
 		wait, s.slow = inbox.Blocking(cfg.Waiter), true
 	}
 	err := s.mux.Route(name, func(m *inbox.Message) (any, error) {
-		v, err := inboxdriver.Decode[T](m)
+		v, err := base.Into[T](func(v any) error { return s.mux.DecodeBody(m, v) })
 		if err != nil {
 			return nil, err
 		}

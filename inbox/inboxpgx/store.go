@@ -219,6 +219,9 @@ func (s *Store) Fallback(h inbox.Handler) {
 	s.mux.Fallback(h)
 }
 
+// SetDecode replaces inbox.DecodeJSON for all handlers; see inbox.Mux.SetDecode.
+func (s *Store) SetDecode(decode func(m *inbox.Message, v any) error) { s.mux.SetDecode(decode) }
+
 // Ledger implements driver.Deduplicator of inbox.
 func (s *Store) Ledger() inboxdriver.Ledger { return s.ledger }
 

@@ -22,6 +22,11 @@ const (
 	fieldHeaders     = "headers"
 	fieldBody        = "body"
 
+	// Those of other senders, which outboxredis does not write.
+	fieldContentEncoding = "content-encoding"
+	fieldCorrelationID   = "correlation-id"
+	fieldReplyTo         = "reply-to"
+
 	// fieldSymfony is the only field of Symfony's transport: body and headers in JSON.
 	fieldSymfony = "message"
 	// fieldPacked contains, in JSON, the fields of an entry that has more fields than a script can take.
@@ -77,10 +82,11 @@ func read(fields map[string]any, by *wire.Symfony) *inbox.Message {
 	headers, body, media, readable := by.Opened(withAttributes(named, fields), []byte(sent), media)
 	attempt := min(max(number(fields[wire.HeaderAttempt]), 1), maxAttempt)
 	m := &inbox.Message{
-		ID:            by.ID(short(fields[fieldID]), headers),
-		Name:          by.Name(short(fields[fieldName]), headers),
-		Body:          body,
-		ContentType:   media,
+		ID:              by.ID(short(fields[fieldID]), headers),
+		Name:            by.Name(short(fields[fieldName]), headers),
+		Body:            body,
+		ContentType:     media,
+		ContentEncoding: short(fields[fieldContentEncoding]), CorrelationID: short(fields[fieldCorrelationID]), ReplyTo: short(fields[fieldReplyTo]),
 		Key:           cmp.Or(short(fields[fieldKey]), wire.EventAttribute(headers, "partitionkey")),
 		Headers:       headers,
 		Attempt:       attempt,

@@ -2,6 +2,7 @@ package inboxredis_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
@@ -144,6 +145,22 @@ func publish(t *testing.T, client redis.UniversalClient, msgs ...*inbox.Message)
 	publishTo(t, client, 1, msgs...)
 }
 
+// publishAsOthers puts a message into the stream with the fields that only other senders write.
+func publishAsOthers(t *testing.T, client redis.UniversalClient, partitions int, m *inbox.Message) {
+	t.Helper()
+	headers, err := json.Marshal(m.Headers)
+	noError(t, err)
+	to, id := stream, m.ID.String()
+	if partitions > 1 {
+		to = partition.Name(stream, partition.Of(m.Key, id, partitions))
+	}
+	noError(t, client.XAdd(t.Context(), &redis.XAddArgs{Stream: to, Values: []any{
+		"id", id, "name", m.Name, "key", m.Key, "created-at", m.PublishedAt.UTC().Format(time.RFC3339Nano),
+		"headers", headers, "content-type", m.ContentType, "body", m.Body,
+		"content-encoding", m.ContentEncoding, "correlation-id", m.CorrelationID, "reply-to", m.ReplyTo,
+	}}).Err())
+}
+
 // publishTo adds messages to this number of partitions.
 func publishTo(t *testing.T, client redis.UniversalClient, partitions int, msgs ...*inbox.Message) {
 	t.Helper()
@@ -152,6 +169,10 @@ func publishTo(t *testing.T, client redis.UniversalClient, partitions int, msgs 
 	var all sync.WaitGroup
 	errs := make([]error, len(msgs))
 	for i, m := range msgs {
+		if m.ContentEncoding+m.CorrelationID+m.ReplyTo != "" {
+			publishAsOthers(t, client, partitions, m)
+			continue
+		}
 		all.Add(1)
 		p.Publish(t.Context(), outbox.Message{
 			ID: m.ID, Name: m.Name, Body: m.Body, ContentType: m.ContentType, Key: m.Key, Headers: m.Headers, CreatedAt: m.PublishedAt,

@@ -250,6 +250,7 @@ func testParkingKeepsAll(t *testing.T, p parkingTester) {
 	m.Key, m.PublishedAt, m.ContentType = "\x7fkey \"ä\"", at, "application/x+json"
 	m.Headers = map[string]string{"tenant": "a\u0000b", "ä": ""}
 	m.Body = []byte("\x00\xff")
+	m.ContentEncoding, m.CorrelationID, m.ReplyTo = "gzip", "call-7", "answers"
 	follower := *queued(2)
 	follower.Body, follower.Headers = nil, nil
 	failed := *m

@@ -1,6 +1,8 @@
 package conformance
 
 import (
+	"bytes"
+	"compress/gzip"
 	"context"
 	"errors"
 	"fmt"
@@ -58,6 +60,7 @@ func TestProcessor(t *testing.T, b Backend) {
 		"consumers are apart":   testConsumers,
 		"concurrent duplicates": testConcurrentDuplicates,
 		"rejected messages":     testRefused,
+		"encodings":             testEncodings,
 		"panic":                 testPanic,
 		"message in context":    testMessageInContext,
 		"several messages":      testSeveral,
@@ -136,6 +139,41 @@ func testRefused(t *testing.T, f Fixture) {
 		t.Errorf("the handler ran %d times", runs)
 	}
 	wantEffects(t, f, "a", 1, 0)
+}
+
+// JSON is decoded after a byte order mark and from gzip. Other text, and a body that unpacks to too much, are dead letters.
+func testEncodings(t *testing.T, f Fixture) {
+	p := f.Processor(t, "a", succeed)
+	const marked = "\xef\xbb\xbf{\"number\":1}"
+	for _, m := range []*inbox.Message{
+		{Body: []byte(marked), ContentType: "application/json; charset=utf-8"},
+		{Body: gzipped([]byte(marked)), ContentEncoding: "gzip"},
+	} {
+		m.ID, m.Name, m.Attempt = ids.New(), Name, 1
+		mustProcess(t, p, m)
+	}
+	wantEffects(t, f, "a", 1, 2)
+	for name, m := range map[string]*inbox.Message{
+		"plain text":  {Body: []byte("number=1")},
+		"gzip as is":  {Body: gzipped([]byte(marked))},
+		"cut gzip":    {Body: gzipped([]byte(marked))[:20], ContentEncoding: "gzip"},
+		"gzip of all": {Body: gzipped(make([]byte, driver.MaxBodyBytes+1)), ContentEncoding: "gzip"},
+	} {
+		m.ID, m.Name, m.Attempt = ids.New(), Name, 1
+		failure := driver.Classify(process(t.Context(), t, p, m))
+		if failure.Action != driver.ActionDead || failure.Class != driver.ClassValidation {
+			t.Errorf("%s: %+v", name, failure)
+		}
+	}
+	wantEffects(t, f, "a", 1, 2)
+}
+
+func gzipped(body []byte) []byte {
+	var packed bytes.Buffer
+	w := gzip.NewWriter(&packed)
+	_, _ = w.Write(body) // a bytes.Buffer takes everything
+	_ = w.Close()
+	return packed.Bytes()
 }
 
 func testPanic(t *testing.T, f Fixture) {

@@ -26,6 +26,7 @@ func full() *inbox.Message {
 		"tenant": "a", "traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "holdfast-tenant": "ü",
 		"x-tenant": "b", "x-request-id": "7", "X-Upper": "c", "x-delay": "5000", "x-match": "any", "reply-to": "d", "!#$%&'*+.^_`|~": "e", "empty": "",
 	}
+	m.ContentEncoding, m.CorrelationID, m.ReplyTo = "utf-8", "call-7", "answers"
 	m.PublishedAt = time.Unix(1_700_000_000, 0)
 	return m
 }
@@ -33,6 +34,7 @@ func full() *inbox.Message {
 // sameEnvelope reports whether two messages have the same sender's fields.
 func sameEnvelope(a, b *inbox.Message) bool {
 	return a.ID == b.ID && a.Name == b.Name && bytes.Equal(a.Body, b.Body) && a.ContentType == b.ContentType && a.Key == b.Key &&
+		a.ContentEncoding == b.ContentEncoding && a.CorrelationID == b.CorrelationID && a.ReplyTo == b.ReplyTo &&
 		maps.Equal(a.Headers, b.Headers) && a.PublishedAt.Equal(b.PublishedAt)
 }
 

@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"io"
 	"mime"
+	"reflect"
 	"runtime/debug"
 	"strings"
 	"time"
@@ -94,15 +95,27 @@ func HandlerTimeout(ctx context.Context) time.Duration {
 // byteOrderMark is written before a JSON text by some editors and .NET clients.
 var byteOrderMark = []byte("\xef\xbb\xbf")
 
-// Decode reads a JSON body into v, a pointer; driver.Decode has the rules.
+// Into returns a value of type T that decode has filled. decode gets a pointer to it or, if T is a pointer, a T that points
+// to a new value.
+func Into[T any](decode func(v any) error) (T, error) {
+	var v, none T
+	target := any(&v)
+	if typ := reflect.TypeFor[T](); typ.Kind() == reflect.Pointer {
+		v = reflect.New(typ.Elem()).Convert(typ).Interface().(T)
+		target = v
+	}
+	if err := decode(target); err != nil {
+		return none, err
+	}
+	return v, nil
+}
+
+// Decode reads a JSON body into v, a pointer; inbox.DecodeJSON has the rules.
 func Decode(contentType, contentEncoding string, body []byte, v any) error {
 	if !isJSON(contentType) {
 		return errors.New("content type is not JSON")
 	}
-	if len(body) > MaxBodyBytes {
-		return fmt.Errorf("body has %d bytes, more than %d", len(body), MaxBodyBytes)
-	}
-	body, err := unpacked(contentEncoding, body)
+	body, err := Unpacked(contentEncoding, body)
 	if err != nil {
 		return err
 	}
@@ -116,10 +129,16 @@ func Decode(contentType, contentEncoding string, body []byte, v any) error {
 	return nil
 }
 
-// unpacked returns a body as it was before gzip, at most MaxBodyBytes of it. Other content encodings are
-// ignored, because some clients put a character set there.
-func unpacked(contentEncoding string, body []byte) ([]byte, error) {
-	if !strings.EqualFold(contentEncoding, "gzip") {
+// IsPacked reports whether Unpacked changes a body.
+func IsPacked(contentEncoding string) bool { return strings.EqualFold(contentEncoding, "gzip") }
+
+// Unpacked returns a body without content encoding gzip. It rejects a body over MaxBodyBytes, packed or unpacked. Other
+// content encodings are left alone: some clients name a character set there.
+func Unpacked(contentEncoding string, body []byte) ([]byte, error) {
+	if len(body) > MaxBodyBytes {
+		return nil, fmt.Errorf("body has %d bytes, more than %d", len(body), MaxBodyBytes)
+	}
+	if !IsPacked(contentEncoding) {
 		return body, nil
 	}
 	packed, err := gzip.NewReader(bytes.NewReader(body))
