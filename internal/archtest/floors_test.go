@@ -114,7 +114,7 @@ var floors = slices.Concat(
 
 		{pkg: "modules/service", stdOnly: true, noTesting: true},
 
-		{pkg: "modules/watermill", clients: []string{watermill}, on: with(ground, "inbox", "inbox/internal/...", "outbox", "outbox/driver", "outbox/internal/..."), noTesting: true},
+		{pkg: "modules/watermill", clients: []string{watermill}, on: with(ground, "inbox", "inbox/internal/...", "outbox", "outbox/driver"), noTesting: true},
 
 		{pkg: "examples/firstservice", clients: heavy, on: []string{"..."}, anyModule: true, publicOnly: true},
 		{pkg: "examples/guides"}, // tests only
@@ -174,7 +174,12 @@ func core(name string, adapters ...string) []floor {
 	if name == "inbox" { // the transports depend on the engine
 		all = append(all, floor{pkg: "inbox/engine", on: own, noTesting: true})
 		own = with(own, "inbox/engine")
-		all = append(all, floor{pkg: "inbox/internal/group", on: own, noTesting: true})
+		all = append(all, floor{pkg: "internal/inbox/group", on: own, noTesting: true})
+		own = with(own, "internal/inbox/group")
+	}
+	if name == "outbox" { // the publishers of modules/ stand on it, too
+		all = append(all, floor{pkg: "internal/outbox/stored", on: own, noTesting: true})
+		own = with(own, "internal/outbox/stored")
 	}
 	onPostgres := []string{
 		"txretry", "txretry/driver", name + "/" + name + "pgx/driver",

@@ -15,9 +15,9 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/holdfast-go/holdfast/internal/deadletter"
+	"github.com/holdfast-go/holdfast/internal/outbox/stored"
 	"github.com/holdfast-go/holdfast/outbox"
 	"github.com/holdfast-go/holdfast/outbox/driver"
-	"github.com/holdfast-go/holdfast/outbox/internal/stored"
 )
 
 // dead is a dead letter.

@@ -460,15 +460,15 @@ var bugs = []bug{
 		"l.full() && !l.owns(it.m.Name, now)", "l.blocked > l.cfg.Prefetch/2", suite("inbox/engine", "^TestLimit_holdsBackAndMovesNothing$"),
 	},
 	{
-		"suspects of several partitions run side by side", "inbox/internal/group/group.go",
+		"suspects of several partitions run side by side", "internal/inbox/group/group.go",
 		"each.Solo = g.consumer, &engine.Solo{}", "each.Solo = g.consumer, nil", suite("inbox/internal/group", "^TestSuspects_runAloneInTheProcess$"),
 	},
 	{
-		"a process keeps the partitions that it was served first", "inbox/internal/group/group.go",
+		"a process keeps the partitions that it was served first", "internal/inbox/group/group.go",
 		"if len(served) < 2 {", "if len(served) < 99 {", suite("inbox/internal/group", "^TestLeveling_followsTheProcesses$"),
 	},
 	{
-		"messages above the limit of all partitions are processed", "inbox/internal/group/processor.go",
+		"messages above the limit of all partitions are processed", "internal/inbox/group/processor.go",
 		"n = min(n, s.left)", "s.left = max(s.left, n)", suite("inbox/internal/group", "^TestLimits$"),
 	},
 	{

@@ -5,10 +5,10 @@ import (
 	"os"
 	"testing"
 
+	"github.com/holdfast-go/holdfast/internal/outbox/stored"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/outbox"
 	"github.com/holdfast-go/holdfast/outbox/driver"
-	"github.com/holdfast-go/holdfast/outbox/internal/stored"
 )
 
 func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }
