@@ -99,6 +99,15 @@ func findRabbitMQ() (script, epmd string, err error) {
 	return scripts[0], mappers[0], nil
 }
 
+func findNATS() (string, error) {
+	for _, name := range []string{"nats-server", "/usr/sbin/nats-server", "/opt/homebrew/bin/nats-server"} {
+		if path, err := exec.LookPath(name); err == nil {
+			return path, nil
+		}
+	}
+	return "", fmt.Errorf("%w: NATS (nats-server)", ErrNotInstalled)
+}
+
 // ServersMissing returns the Debian packages of the missing servers: Postgres, Redis and RabbitMQ.
 func ServersMissing() []string {
 	var packages []string

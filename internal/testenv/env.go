@@ -40,6 +40,7 @@ const (
 	RedisVar     = "HOLDFAST_TEST_REDIS_URL"
 	AMQPVar      = "HOLDFAST_TEST_AMQP_URL"
 	AMQPAdminVar = "HOLDFAST_TEST_AMQP_ADMIN_URL"
+	NATSVar      = "HOLDFAST_TEST_NATS_URL"
 
 	// ChromiumVar is the path of a Chromium.
 	ChromiumVar = "HOLDFAST_TEST_CHROMIUM"
@@ -108,6 +109,12 @@ func AMQPURL(t testing.TB) string {
 func AMQPAdminURL(t testing.TB) string {
 	t.Helper()
 	return shared(t, AMQPAdminVar)
+}
+
+// NATSURL returns the address of the shared NATS; tests want names of their own for streams.
+func NATSURL(t testing.TB) string {
+	t.Helper()
+	return shared(t, NATSVar)
 }
 
 // Chromium returns the path of the browser.

@@ -98,7 +98,7 @@ func hostPort(u *url.URL) string {
 	if u.Port() != "" {
 		return u.Host
 	}
-	usual := map[string]string{"postgres": "5432", "postgresql": "5432", "redis": "6379", "amqp": "5672"}
+	usual := map[string]string{"postgres": "5432", "postgresql": "5432", "redis": "6379", "amqp": "5672", "nats": "4222"}
 	return net.JoinHostPort(u.Hostname(), usual[u.Scheme])
 }
 

@@ -57,7 +57,7 @@ func (h Host) run(cmd *exec.Cmd) (output []byte, err error) {
 //
 // extra depends on the kind:
 //   - Postgres and Redis: command-line arguments, such as "-c", "max_connections=5" or "--appendonly", "yes";
-//   - RabbitMQ: lines of rabbitmq.conf;
+//   - RabbitMQ and NATS: lines of rabbitmq.conf and of nats.conf;
 //   - PgBouncer: the address of its Postgres, then lines of pgbouncer.ini;
 //   - Prometheus: the lines of prometheus.yml.
 //
@@ -135,6 +135,8 @@ func newEngine(spec Spec) (engine, error) {
 		return newRedis(spec)
 	case RabbitMQ:
 		return newRabbitMQ(spec)
+	case NATS:
+		return newNATS(spec)
 	case PgBouncer:
 		return newPgBouncer(spec)
 	case Prometheus:
@@ -155,6 +157,7 @@ const (
 	Postgres Kind = "postgres"
 	Redis    Kind = "redis"
 	RabbitMQ Kind = "rabbitmq"
+	NATS     Kind = "nats"
 
 	// PgBouncer pools the connections of another server.
 	PgBouncer Kind = "pgbouncer"
@@ -206,6 +209,8 @@ func Ping(ctx context.Context, kind Kind, url, adminURL string) error {
 		return pingRedis(ctx, url)
 	case RabbitMQ:
 		return errors.Join(pingRabbitMQ(ctx, url), pingManagement(ctx, adminURL))
+	case NATS:
+		return pingNATS(ctx, url)
 	case Prometheus:
 		return pingPrometheus(ctx, url)
 	default:

@@ -35,6 +35,7 @@ var needs = []need{
 	{testenv.Postgres, []string{testenv.PostgresVar}, postgresContainer, "postgresql", notDurable},
 	{testenv.Redis, []string{testenv.RedisVar}, redisContainer, "redis-server", nil},
 	{testenv.RabbitMQ, []string{testenv.AMQPVar, testenv.AMQPAdminVar}, rabbitContainer, "rabbitmq-server", nil},
+	{testenv.NATS, []string{testenv.NATSVar}, natsContainer, "nats-server", nil},
 }
 
 // rung starts servers in one way. It returns the needs that it cannot start as missing.
@@ -175,6 +176,12 @@ var (
 		image: "rabbitmq:4.0-management-alpine",
 		ports: []string{"5672", "15672"},
 		urls:  []string{"amqp://guest:guest@%s/", "http://guest:guest@%s"},
+	}
+	natsContainer = container{
+		image: "nats:2.12-alpine",
+		args:  []string{"sh", "-c", "printf 'max_payload: 33554432\\njetstream {}\\n' >/tmp/nats.conf && exec nats-server -c /tmp/nats.conf"},
+		ports: []string{"4222"},
+		urls:  []string{"nats://%s"},
 	}
 )
 

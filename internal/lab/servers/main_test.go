@@ -30,7 +30,7 @@ func program(t *testing.T, args ...string) (cmd *exec.Cmd, temp string) {
 	temp = t.TempDir()
 	cmd = exec.CommandContext(t.Context(), os.Args[0], append([]string{"--"}, args...)...)
 	cmd.Env = append(os.Environ(), "HOLDFAST_SERVERS_MAIN=1",
-		testenv.PostgresVar+"=postgres://given", testenv.AMQPVar+"=amqp://given", testenv.AMQPAdminVar+"=http://given",
+		testenv.PostgresVar+"=postgres://given", testenv.AMQPVar+"=amqp://given", testenv.AMQPAdminVar+"=http://given", testenv.NATSVar+"=nats://given",
 		testenv.RedisVar+"=", "TMPDIR="+temp)
 	return cmd, temp
 }
