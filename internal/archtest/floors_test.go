@@ -20,6 +20,7 @@ const (
 	grpc          = "google.golang.org/grpc"
 	connect       = "connectrpc.com/connect"
 	protobuf      = "google.golang.org/protobuf"
+	nats          = "github.com/nats-io/nats.go"
 	watermill     = "github.com/ThreeDotsLabs/watermill"
 	cobra         = "github.com/spf13/cobra"
 	mcp           = "github.com/modelcontextprotocol/go-sdk"
@@ -29,7 +30,7 @@ const (
 )
 
 // heavy are the modules that no package may compile, directly or indirectly, unless its rule allows it.
-var heavy = []string{pgx, redis, amqp, cron, containers, telemetrySDK, grpc, connect, watermill, cobra, mcp, bar, chromedp}
+var heavy = []string{pgx, redis, amqp, cron, containers, telemetrySDK, grpc, connect, nats, watermill, cobra, mcp, bar, chromedp}
 
 // light are the modules that any package may import.
 var light = []string{openTelemetry, uuid}
@@ -113,6 +114,11 @@ var floors = slices.Concat(
 		{pkg: "modules/rpc/internal/shopv1/...", clients: []string{grpc, connect, protobuf}, on: []string{"modules/rpc/internal/shopv1"}},
 
 		{pkg: "modules/service", stdOnly: true, noTesting: true},
+
+		{pkg: "modules/nats/internal/form", clients: []string{nats}, on: ground, noTesting: true},
+		{pkg: "modules/nats/internal/natstest", clients: []string{nats, pgx, redis, amqp}, on: []string{"internal/testenv", "internal/strict"}},
+		{pkg: "modules/nats/outboxnats", clients: []string{nats}, on: with(ground, "outbox", "outbox/driver", "internal/outbox/stored", "modules/nats/internal/form"), noTesting: true},
+		{pkg: "modules/nats/inboxnats", clients: []string{nats}, on: with(ground, "inbox", "inbox/internal/...", "inbox/driver", "inbox/engine", "internal/inbox/group", "modules/nats/internal/form"), noTesting: true},
 
 		{pkg: "modules/watermill", clients: []string{watermill}, on: with(ground, "inbox", "inbox/internal/...", "outbox", "outbox/driver"), noTesting: true},
 

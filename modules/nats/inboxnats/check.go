@@ -1,0 +1,107 @@
+package inboxnats
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/holdfast-go/holdfast/inbox/driver"
+	"github.com/holdfast-go/holdfast/internal/check"
+)
+
+// Check looks whether the streams and durable consumers exist and have the settings that Setup gives them, whether the
+// stream drops messages that are not processed, whether the connection reconnects for ever, and whether the times in the
+// Config fit together; then it asks the processor, if that has a Check of its own.
+//
+// It returns nil when there is nothing to mend. Otherwise the error joins all findings, each with a method Mend() string,
+// and what it failed to look at.
+func (c *Consumer) Check(ctx context.Context) error {
+	found := check.Findings{Component: component}
+	if n := c.cfg.conn.Opts.MaxReconnect; n >= 0 {
+		found.Add("set nats.MaxReconnects(-1)", "the connection gives up after %d attempts to reconnect", n)
+	}
+	if window := driver.Horizon(c.cfg.Retry); c.cfg.remembers && c.cfg.retention > 0 && c.cfg.retention < window {
+		found.Add("lengthen the Retention of the processor, or shorten ConsumerConfig.Retry.MaxAge",
+			"a message may be retried for %v, and is remembered for %v: after that it takes effect again", window, c.cfg.retention)
+	}
+	if c.cfg.Ordered && !c.cfg.ledger {
+		found.Add("use a processor with a ledger, such as inboxpgx", "nothing remembers over the end of the process how often an ordered message has failed")
+	}
+	found.Join(c.checkServer(ctx, &found))
+	if p, ok := c.processor.(interface{ Check(context.Context) error }); ok {
+		found.Join(p.Check(ctx))
+	}
+	return found.Err()
+}
+
+// checkServer asks the server, until it does not answer.
+func (c *Consumer) checkServer(ctx context.Context, found *check.Findings) error {
+	for i, want := range c.cfg.streams() {
+		info, err := c.parts[0].stat(ctx, want.Name)
+		if errors.Is(err, driver.ErrMissing) {
+			found.Add("call Consumer.Setup", "stream %q does not exist", want.Name)
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("inboxnats: check: %w", err)
+		}
+		checkStream(i == 0, info.Config, want, found)
+	}
+	for _, s := range c.parts {
+		for _, stream := range []string{s.stream, s.retries} {
+			info, err := s.info(ctx, stream)
+			if errors.Is(err, driver.ErrMissing) {
+				found.Add("call Consumer.Setup", "stream %q has no consumer %q", stream, s.consumer)
+				continue
+			}
+			if err != nil {
+				return fmt.Errorf("inboxnats: check: %w", err)
+			}
+			s.checkConsumer(stream, info.Config, found)
+		}
+	}
+	return nil
+}
+
+// checkStream compares a stream with the one that Setup creates. The first one may be somebody else's.
+func checkStream(first bool, is, want jetstream.StreamConfig, found *check.Findings) {
+	if is.Storage != jetstream.FileStorage {
+		found.Add("create it with storage file", "stream %q loses its messages when the server ends", is.Name)
+	}
+	bounded := is.MaxMsgs > 0 || is.MaxBytes > 0 || is.MaxAge > 0 || is.MaxMsgsPerSubject > 0
+	switch {
+	case first && is.Retention == jetstream.LimitsPolicy && !bounded:
+		found.Add("set max_age, or create it with retention interest", "stream %q keeps processed messages for ever", is.Name)
+	case first && is.Discard == jetstream.DiscardOld && (is.MaxMsgs > 0 || is.MaxBytes > 0):
+		found.Add("set discard to new, or remove max_msgs and max_bytes", "stream %q drops the oldest messages, processed or not", is.Name)
+	case !first && (is.Retention != want.Retention || is.MaxAge != want.MaxAge || is.MaxMsgsPerSubject > want.MaxMsgsPerSubject || is.MaxMsgs > 0):
+		found.Add("delete it when it is empty, and call Consumer.Setup", "stream %q has other limits than Setup gives it", is.Name)
+	}
+}
+
+// checkConsumer compares a durable consumer with the one that Setup creates.
+func (s *source) checkConsumer(stream string, is jetstream.ConsumerConfig, found *check.Findings) {
+	add := func(mend, format string, args ...any) {
+		found.Add(mend, "consumer %q of stream %q "+format, append([]any{s.consumer, stream}, args...)...)
+	}
+	if is.AckPolicy != jetstream.AckExplicitPolicy {
+		add("delete it, and call Consumer.Setup", "has ack policy %s, not explicit", is.AckPolicy)
+	}
+	if is.DeliverSubject != "" {
+		add("delete it, and call Consumer.Setup", "pushes")
+	}
+	if len(is.BackOff) > 0 {
+		add("remove backoff: retries have their delays from ConsumerConfig.Retry", "has a backoff, whose first step %v replaces ack_wait %v", is.BackOff[0], is.AckWait)
+	}
+	if is.MaxDeliver > 0 {
+		add("set max_deliver to -1", "drops messages after %d deliveries, also those that requeued them", is.MaxDeliver)
+	}
+	if is.MaxAckPending > 0 && (stream == s.retries || is.MaxAckPending < s.Prefetch) {
+		add("set max_ack_pending to -1", "stops at %d unsettled messages of all processes, waiting retries among them", is.MaxAckPending)
+	}
+	if stream == s.stream && is.FilterSubject != s.filter {
+		add("delete it when it is empty, and call Consumer.Setup", "has filter subject %q, not %q", is.FilterSubject, s.filter)
+	}
+}

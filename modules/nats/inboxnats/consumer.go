@@ -1,0 +1,305 @@
+package inboxnats
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/driver"
+	"github.com/holdfast-go/holdfast/internal/partition"
+	"github.com/holdfast-go/holdfast/internal/wire"
+	"github.com/holdfast-go/holdfast/outbox/format"
+)
+
+const component = "inboxnats"
+
+// Stream says which messages a Consumer gets. The zero value works. The durable consumer has the consumer's name: each
+// durable consumer of a stream gets all its messages, and its processes share them.
+type Stream struct {
+	// Name is the stream's name: letters, digits, "-" and "_". Default: the consumer's name.
+	Name string
+	// Subject selects messages of the stream, with wildcards. Default: <name>.>, for senders with
+	// outboxnats.Config.Topic <name>.
+	Subject string
+	// Format is how messages look: a format.Symfony has the classes of a Symfony application by the names of messages,
+	// and its stamps. Default: this module's own form, with what the zero format.Symfony reads.
+	Format format.Format
+	// Partitions is how many parts Subject is split into, at most 64, so that several processes share an Ordered
+	// stream: those of shop.> are shop.0.>, shop.1.> and so on. The senders need the same number,
+	// outboxnats.Config.Partitions. More than one needs Ordered, and excludes Key and ParkKeys. Concurrency, Batch and
+	// Prefetch are those of each partition, and the limits those of Run. Default, and 1: the subject is not split.
+	Partitions int
+	// Replicas is how many servers of a cluster keep the streams that Setup creates. Default: 1.
+	Replicas int
+	// Timeout bounds every call to the server. Default: 5 s.
+	Timeout time.Duration
+}
+
+// Consumer hands the messages of one stream, or of its partitions, to a Processor and settles them by its answers. Its
+// methods may be called from any goroutine.
+type Consumer struct {
+	cfg       *settings
+	parts     []*source // one for each partition
+	processor inbox.Processor
+	engine    runner
+}
+
+// runner is the consumer of one stream, or those of all partitions.
+type runner interface {
+	Run(ctx context.Context) error
+	Ready(ctx context.Context) error
+	Stats(ctx context.Context) (inbox.Stats, error)
+}
+
+// NewConsumer returns a consumer of a stream. The connection stays the caller's; it must reconnect by itself for ever
+// (nats.MaxReconnects(-1)).
+//
+// A processor with deduplication, such as *inboxpgx.Store, brings its ledger and its retention along, and Run prunes it.
+// With a bare inbox.NewMux() a Consumer that never runs serves operators: Setup, Check and DeadLetters.
+//
+// The error names every violation in cfg. Nothing is asked of a server yet.
+func NewConsumer(conn *nats.Conn, stream Stream, processor inbox.Processor, cfg inbox.ConsumerConfig) (*Consumer, error) {
+	s, err := newSettings(conn, stream, processor, cfg)
+	if err != nil {
+		return nil, err
+	}
+	return newConsumer(s, processor)
+}
+
+func newConsumer(s *settings, processor inbox.Processor) (*Consumer, error) {
+	c := &Consumer{cfg: s, processor: processor}
+	for _, p := range s.places {
+		c.parts = append(c.parts, newSource(s, p))
+	}
+	var err error
+	c.engine, err = newRunner(s, c.parts, processor)
+	return c, err
+}
+
+// Run consumes until ctx is cancelled or a limit of the Config is reached. Then it takes no more messages, gives those
+// back that have not started, lets the others finish, settles them and returns nil, after ShutdownTimeout at the latest.
+// The server may be down when it starts, or go down later. Calling it while it runs is an error.
+func (c *Consumer) Run(ctx context.Context) error { return c.engine.Run(ctx) }
+
+// Ready returns nil while messages are being received, failed ones have a place to go, and handlers return in time. The
+// error says what is not so.
+func (c *Consumer) Ready(ctx context.Context) error { return c.engine.Ready(ctx) }
+
+// Stats counts the messages of the stream or its partitions, whether Run is at work or not. Messages that other
+// processes are working on count as waiting: the server does not distinguish them from requeued ones.
+func (c *Consumer) Stats(ctx context.Context) (inbox.Stats, error) { return c.engine.Stats(ctx) }
+
+// DeadLetters returns the dead letters of the consumer, of the classes in ConsumerConfig.Classes and of those that every
+// consumer has, whether Run is at work or not. Replay and Remove log who called them, and why.
+func (c *Consumer) DeadLetters() inbox.DeadLetters {
+	var parts []driver.DeadLetters
+	for _, s := range c.parts {
+		parts = append(parts, s.DeadLetters())
+	}
+	parts = append(parts, driver.ParkedBy(c.processor, c.cfg.ConsumerConfig))
+	return driver.NewDeadLetters(driver.JoinDeadLetters(parts...), c.cfg.retention, c.cfg.Logger)
+}
+
+// settings are the configuration of a consumer with its defaults. The engine checks its own part.
+type settings struct {
+	inbox.ConsumerConfig
+	Stream
+
+	conn         *nats.Conn
+	js           jetstream.JetStream
+	places       []places // one for each partition
+	symfony      *wire.Symfony
+	log          *slog.Logger
+	maxBodyBytes int           // 0: the engine's own
+	leveling     time.Duration // as of package group; 0: its own
+
+	remembers bool          // the processor remembers what it has processed,
+	retention time.Duration // and for how long
+	ledger    bool          // it notes attempts
+}
+
+// validName are the names that need no escaping in subjects, and are unambiguous in names of streams.
+var validName = regexp.MustCompile(`^[A-Za-z0-9_-]{1,200}$`)
+
+func newSettings(conn *nats.Conn, from Stream, p inbox.Processor, cfg inbox.ConsumerConfig) (*settings, error) {
+	cfg.Name, from.Name = driver.Names(cfg, p, from.Name)
+	cfg = driver.ConsumerDefaults(cfg, from.Name)
+	cfg.Logger = cfg.Logger.With(slog.String("consumer", cfg.Name))
+	from.Subject = cmp.Or(from.Subject, from.Name+".>")
+	from.Timeout = cmp.Or(from.Timeout, 5*time.Second)
+	from.Replicas = cmp.Or(from.Replicas, 1)
+	s := &settings{
+		ConsumerConfig: cfg, Stream: from, conn: conn, retention: driver.DefaultRetention,
+		log: cfg.Logger.With(slog.String("component", component)),
+	}
+	var problems []error
+	fail := func(format string, args ...any) {
+		problems = append(problems, fmt.Errorf("inboxnats: "+format, args...))
+	}
+	if conn == nil {
+		fail("conn is nil")
+	}
+	if !validName.MatchString(from.Name) {
+		fail("Stream.Name %q: 1 to 200 letters, digits, hyphens and underscores are allowed", from.Name)
+	}
+	if !validName.MatchString(cfg.Name) {
+		fail("ConsumerConfig.Name %q: 1 to 200 letters, digits, hyphens and underscores are allowed", cfg.Name)
+	}
+	if from.Replicas < 0 || from.Timeout < 0 {
+		fail("Stream.Replicas is %d and Stream.Timeout %v, want more than 0", from.Replicas, from.Timeout)
+	}
+	form, err := wire.NewForm(from.Format)
+	if err != nil {
+		fail("Stream.Format: %w", err)
+	}
+	s.symfony = form.Symfony
+	if d, ok := p.(driver.Deduplicator); ok {
+		s.remembers, s.retention, s.ledger = true, d.Retention(), d.Ledger() != nil
+	}
+	if err := partition.Check(from.Partitions); err != nil {
+		fail("Stream.Partitions: %w", err)
+	}
+	if from.Partitions > 1 {
+		if !cfg.Ordered {
+			fail("Stream.Partitions needs ConsumerConfig.Ordered: without it any number of processes share a stream")
+		}
+		if cfg.Key != nil || cfg.ParkKeys {
+			fail("Stream.Partitions excludes ConsumerConfig.Key and ParkKeys: the sender's key says which partition a message is in")
+		}
+		if !strings.HasSuffix(from.Subject, ".>") {
+			fail("Stream.Subject %q must end with .> to be split", from.Subject)
+		}
+	}
+	if err := errors.Join(problems...); err != nil {
+		return s, err
+	}
+	if s.js, err = jetstream.New(conn, jetstream.WithPublishAsyncTimeout(from.Timeout)); err != nil {
+		return s, fmt.Errorf("inboxnats: %w", err)
+	}
+	for i := range max(from.Partitions, 1) {
+		s.places = append(s.places, newPlaces(from, cfg, i))
+	}
+	return s, nil
+}
+
+// places are the names of what a consumer, or a partition of it, has on the server.
+type places struct {
+	queue    string // as messages and metrics name it
+	stream   string
+	filter   string // its messages there
+	consumer string // durable, of the stream and of the retries
+	// Streams of the consumer, for all its partitions.
+	retries, dead, owners string
+	// Subjects in these. Those of letters end with the name of a class's queue.
+	later, putOff, letters, owner, members string
+}
+
+func newPlaces(from Stream, cfg inbox.ConsumerConfig, i int) places {
+	base, part := "holdfast."+from.Name+"."+cfg.Name, "all"
+	p := places{queue: from.Name, stream: from.Name, filter: from.Subject, consumer: cfg.Name}
+	if from.Partitions > 1 {
+		part = strconv.Itoa(i)
+		p.queue = partition.Name(from.Name, i)
+		p.filter = strings.TrimSuffix(from.Subject, ">") + part + ".>"
+		p.consumer += "=" + part
+	}
+	own := from.Name + "=" + cfg.Name + "="
+	p.retries, p.dead, p.owners = own+"retries", own+"dead", own+"owners"
+	p.later, p.putOff = base+".retry."+part+".later", base+".retry."+part+".putoff"
+	p.letters = base + ".dead." + part + "."
+	p.owner, p.members = base+".own.owner."+part, base+".own.member."
+	return p
+}
+
+// letter is the subject of the dead letters of a class, or of class default where that has no place.
+func (s *settings) letter(p places, class string) string {
+	if !slices.Contains(driver.AllClasses(s.Classes), class) {
+		class = driver.ClassDefault
+	}
+	return p.letters + strings.ReplaceAll(driver.DeadLetterQueue(s.DeadLetterPrefix, class), ".", "_")
+}
+
+// Setup creates what is missing: the stream, which keeps messages until all its durable consumers have processed them,
+// the durable consumers, and the consumer's own streams for retries, dead letters and, where it is Ordered, leases. A new
+// consumer begins with the oldest message that the stream has. What exists is used as it is. Setup may be called any
+// number of times, by many processes at once. Run never does it.
+func (c *Consumer) Setup(ctx context.Context) error {
+	for _, cfg := range c.cfg.streams() {
+		if err := c.cfg.call(ctx, "setup: stream "+cfg.Name, func(ctx context.Context) error {
+			_, err := c.cfg.js.CreateStream(ctx, cfg)
+			if errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) {
+				return nil
+			}
+			return err
+		}); err != nil {
+			return err
+		}
+	}
+	for _, p := range c.cfg.places {
+		for stream, filter := range map[string]string{p.stream: p.filter, p.retries: strings.TrimSuffix(p.later, "later") + "*"} {
+			if err := c.cfg.call(ctx, "setup: consumer "+p.consumer+" of stream "+stream, func(ctx context.Context) error {
+				_, err := c.cfg.js.CreateConsumer(ctx, stream, jetstream.ConsumerConfig{
+					Durable: p.consumer, FilterSubject: filter, AckPolicy: jetstream.AckExplicitPolicy, AckWait: ackWait, MaxDeliver: -1, MaxAckPending: -1,
+				})
+				if errors.Is(err, jetstream.ErrConsumerExists) {
+					return nil
+				}
+				return err
+			}); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// streams are those that Setup creates.
+func (s *settings) streams() []jetstream.StreamConfig {
+	first := s.places[0]
+	base := strings.TrimSuffix(first.members, "own.member.")
+	subjects := []string{}
+	for _, p := range s.places {
+		subjects = append(subjects, p.filter)
+	}
+	all := []jetstream.StreamConfig{
+		{Name: first.stream, Subjects: subjects, Retention: jetstream.InterestPolicy},
+		{Name: first.retries, Subjects: []string{base + "retry.>"}, Retention: jetstream.WorkQueuePolicy},
+		{Name: first.dead, Subjects: []string{base + "dead.>"}},
+	}
+	if s.Ordered {
+		all = append(all, jetstream.StreamConfig{Name: first.owners, Subjects: []string{base + "own.>"}, MaxMsgsPerSubject: 1, MaxAge: leaseTime})
+	}
+	for i := range all {
+		all[i].Replicas = s.Replicas
+	}
+	return all
+}
+
+// call bounds a call to the server, and names it in its error.
+func (s *settings) call(ctx context.Context, what string, do func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, s.Timeout)
+	defer cancel()
+	return fault(what, do(ctx))
+}
+
+// fault names what failed, and marks what Setup mends.
+func fault(what string, err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, jetstream.ErrStreamNotFound), errors.Is(err, jetstream.ErrConsumerNotFound):
+		return fmt.Errorf("inboxnats: %s: %w: %w", what, driver.ErrMissing, err)
+	}
+	return fmt.Errorf("inboxnats: %s: %w", what, err)
+}

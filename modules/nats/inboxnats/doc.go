@@ -1,0 +1,46 @@
+// Package inboxnats consumes messages from NATS JetStream.
+//
+//	consumer, err := inboxnats.NewConsumer(conn, inboxnats.Stream{Name: "shop"}, billing, inbox.ConsumerConfig{})
+//	err = consumer.Setup(ctx) // only where this process owns the stream
+//	err = consumer.Run(ctx)
+//
+// It reads the messages of package outboxnats, CloudEvents, and Symfony's forms by Stream.Format. The id of a foreign message
+// is its Nats-Msg-Id, a UUID v7, and its name is in the header holdfast-name. A message that cannot be read is a dead
+// letter of class validation. It needs nats-server 2.9.
+//
+// # On the server
+//
+// Each consumer of a stream gets all its messages, by a durable pull consumer of its name. It has streams of its own:
+//
+//	<stream>=<consumer>=retries   copies of failed messages, until they are due
+//	<stream>=<consumer>=dead      the dead letters, a subject for each class
+//	<stream>=<consumer>=owners    leases and processes of Ordered consumers
+//
+// Their subjects begin with holdfast.<stream>.<consumer>. A stream of yours must not take these.
+//
+// A message is acknowledged when it was processed, or when its copy is stored elsewhere. The copy's Nats-Msg-Id names the
+// original: if the acknowledgement is lost, the server drops a second copy within the duplicate window. Attempts are
+// counted in the copies; deliveries by the server count nothing. A retry is delivered once before it is due and delayed by
+// NakWithDelay. Its delay begins when the server stores it, by the server's clock, and ends by the clock of the consumer's
+// host.
+//
+// Every 2 seconds a consumer tells the server which messages it is working on (InProgress). If a process dies, others get
+// its messages 8 seconds later, the durable consumer's AckWait. Don't set BackOff there: its first step replaces AckWait.
+//
+// # Order
+//
+// With ConsumerConfig.Ordered one process is served at a time; lease.go describes how. Stream.Partitions has several
+// processes at work: each partition is a durable consumer <consumer>=<partition> of its part of the subject. Each process
+// compares the partitions that it serves with its share, and gives up those above. If a process dies, another takes over
+// up to 16 seconds later. To change the number, stop the senders, wait until all is processed, call Setup with
+// the new number on a new stream name, or delete stream and consumers before.
+//
+// # What may be lost or doubled
+//
+// nats-server syncs to the disk every 2 minutes unless sync_interval is set: after a power failure, messages and
+// acknowledgements of a single server may be lost. Use Stream.Replicas in a cluster. After a kill, acknowledgements of
+// the last moments may be undone, and those messages come again: deduplicate them with inboxpgx.
+//
+// Setup creates the stream with retention interest: a message is deleted when all durable consumers have processed it. A
+// message that is published while there is no durable consumer is deleted at once.
+package inboxnats

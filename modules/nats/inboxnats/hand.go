@@ -1,0 +1,206 @@
+package inboxnats
+
+import (
+	"cmp"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/holdfast-go/holdfast/inbox/driver"
+)
+
+// hand is what a session has received and not settled.
+type hand struct {
+	changed chan struct{} // something has arrived, or there is room
+
+	mu     sync.Mutex
+	all    map[place]*delivery
+	spare  []*delivery // not handed out yet
+	window int         // 0: stopped
+	starts int
+	out    int   // handed out since the last start and not settled
+	lost   error // why nothing is delivered any more
+
+	// A new owner hands out nothing until it has all that was delivered before: so many messages up to the horizon. Some
+	// may never come, because they were deleted: then it is over at until.
+	hold    int
+	horizon uint64
+	until   time.Time
+}
+
+func newHand() *hand { return &hand{changed: make(chan struct{}, 1), all: map[place]*delivery{}} }
+
+func (h *hand) start(window int) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.starts++
+	h.window, h.out = window, 0
+	return h.lost
+}
+
+// stop ends the deliveries. What still comes is not handed out.
+func (h *hand) stop() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.window = 0
+}
+
+// unseen takes what was not handed out.
+func (h *hand) unseen() []*delivery {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	spare := h.spare
+	h.spare = nil
+	for _, d := range spare {
+		delete(h.all, d.place)
+	}
+	return spare
+}
+
+// drop takes everything.
+func (h *hand) drop() (all []*delivery) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, d := range h.all {
+		all = append(all, d)
+	}
+	clear(h.all)
+	h.spare = nil
+	return all
+}
+
+// room is how many messages to ask for; not a few where the window is full of others. The caller has the lock.
+func (h *hand) room() int {
+	if h.lost != nil || h.window == 0 {
+		return 0
+	}
+	if h.hold > 0 {
+		return h.hold
+	}
+	if n := h.window - h.out - len(h.spare); n >= max(h.window/4, 1) {
+		return n
+	}
+	return 0
+}
+
+// add takes what has arrived. What is there already came again because the server has not heard of it for long. The
+// caller has the lock.
+func (h *hand) add(d *delivery) {
+	if h.all[d.place] != nil {
+		return
+	}
+	h.all[d.place] = d
+	h.spare = append(h.spare, d)
+	if h.hold > 0 && !d.retries && d.seq <= h.horizon {
+		h.hold--
+		h.sorted()
+	}
+}
+
+// sorted puts what has arrived in order once nothing more is held back for. The caller has the lock.
+func (h *hand) sorted() {
+	if h.hold == 0 {
+		slices.SortStableFunc(h.spare, func(a, b *delivery) int {
+			if a.retries != b.retries {
+				return 0
+			}
+			return cmp.Compare(a.seq, b.seq)
+		})
+	}
+}
+
+// next hands out what has arrived, as far as there is room.
+func (h *hand) next(most int) ([]driver.Delivery, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.lost != nil {
+		return nil, h.lost
+	}
+	if h.hold > 0 && time.Now().After(h.until) {
+		h.hold = 0
+		h.sorted()
+	}
+	if h.hold > 0 {
+		return nil, nil
+	}
+	n := max(min(most, len(h.spare), h.window-h.out), 0)
+	ds := make([]driver.Delivery, n)
+	for i, d := range h.spare[:n] {
+		d.start = h.starts
+		ds[i] = d
+	}
+	h.spare, h.out = h.spare[n:], h.out+n
+	return ds, nil
+}
+
+// have returns those that are still in the hand.
+func (h *hand) have(ds []driver.Delivery) (all []*delivery) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, one := range ds {
+		if d := one.(*delivery); h.all[d.place] == d {
+			all = append(all, d)
+		}
+	}
+	return all
+}
+
+// forget takes deliveries out of the hand: they are settled.
+func (h *hand) forget(ds ...*delivery) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, d := range ds {
+		if h.all[d.place] != d {
+			continue
+		}
+		delete(h.all, d.place)
+		if d.start == h.starts {
+			h.out--
+		}
+	}
+	h.wake()
+}
+
+// held returns what is in the hand; nothing when the session is lost.
+func (h *hand) held() (ds []*delivery) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.lost != nil {
+		return nil
+	}
+	for _, d := range h.all {
+		ds = append(ds, d)
+	}
+	return ds
+}
+
+// bySubject counts what is in the hand: of the stream by its name, of the retries by their subjects.
+func (h *hand) bySubject() map[string]int {
+	counts := map[string]int{}
+	for _, d := range h.held() {
+		if d.retries {
+			counts[d.msg.Subject]++
+		} else {
+			counts[d.meta.Stream]++
+		}
+	}
+	return counts
+}
+
+// lose ends the deliveries. It returns why they had ended before.
+func (h *hand) lose(err error) (before error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	before = h.lost
+	h.lost = cmp.Or(h.lost, err)
+	h.wake()
+	return before
+}
+
+// wake has Receive look again.
+func (h *hand) wake() {
+	select {
+	case h.changed <- struct{}{}:
+	default:
+	}
+}

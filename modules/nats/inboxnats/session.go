@@ -1,0 +1,395 @@
+package inboxnats
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/driver"
+	"github.com/holdfast-go/holdfast/internal/wire"
+	"github.com/holdfast-go/holdfast/modules/nats/internal/form"
+)
+
+const (
+	// pullTime is how long the server keeps a request for messages. A process that has lost its lease must not have one.
+	pullTime = 2 * time.Second
+	// pullPause is how long a request is not repeated that the server refuses.
+	pullPause = 250 * time.Millisecond
+)
+
+var (
+	errClosed = errors.New("inboxnats: the session is closed")
+	errGap    = errors.New("inboxnats: messages before this one went elsewhere or were lost on their way")
+)
+
+// session is driver.Session: it asks for messages by requests, one at a time for each durable consumer, with as many as
+// the window has room for.
+type session struct {
+	*source
+	hand  *hand
+	feeds [2]*feed // the stream, and the retries
+	lease *lease   // nil: the stream is not Ordered
+	wait  time.Duration
+}
+
+// Start implements driver.Session.
+func (s *session) Start(_ context.Context, window int) error {
+	if window < 1 || window > maxWindow {
+		return fmt.Errorf("inboxnats: a window of %d, from 1 to %d are allowed", window, maxWindow)
+	}
+	if err := s.hand.start(window); err != nil {
+		return err
+	}
+	for _, f := range s.feeds {
+		if err := f.subscribe(); err != nil {
+			return s.failed("subscribe", err)
+		}
+	}
+	return nil
+}
+
+// Receive implements driver.Session.
+func (s *session) Receive(ctx context.Context, most int) ([]driver.Delivery, error) {
+	for {
+		if ds, err := s.hand.next(most); len(ds) > 0 || err != nil {
+			return ds, err
+		}
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		if err := s.request(ctx); err != nil {
+			if ctx.Err() != nil { // it has cut the call short
+				return nil, ctx.Err()
+			}
+			return nil, s.failed("receive", err)
+		}
+		select {
+		case <-ctx.Done():
+		case <-s.hand.changed:
+		case <-time.After(pullPause):
+		}
+	}
+}
+
+// request asks for messages, once the lease is this session's.
+func (s *session) request(ctx context.Context) error {
+	if s.lease != nil && !s.lease.lasts() {
+		if taken, err := s.lease.take(ctx); err != nil || !taken {
+			return err
+		}
+	}
+	if s.lease != nil && s.feeds[0].next == 0 {
+		if err := s.takeOver(ctx); err != nil {
+			return err
+		}
+	}
+	for _, f := range s.feeds {
+		if err := f.ask(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// takeOver has the new owner first get what the owner before it had, in order.
+func (s *session) takeOver(ctx context.Context) error {
+	info, err := s.info(ctx, s.stream)
+	if err != nil {
+		return err
+	}
+	f := s.feeds[0]
+	s.hand.mu.Lock()
+	defer s.hand.mu.Unlock()
+	f.next = info.Delivered.Consumer + 1
+	s.hand.hold = info.NumAckPending
+	s.hand.horizon = info.Delivered.Stream
+	s.hand.until = time.Now().Add(s.wait + pullTime)
+	if !s.lease.clean && s.hand.hold > 0 { // until the server gives them to anybody
+		f.after = time.Now().Add(s.wait)
+		s.hand.until = f.after.Add(pullTime)
+	}
+	return nil
+}
+
+// Stop implements driver.Session.
+func (s *session) Stop(ctx context.Context) error {
+	s.hand.stop()
+	for _, f := range s.feeds {
+		if f.drain(s.Timeout) {
+			// nats-server 2.9 mixes up messages that come back while it has a request that nobody waits for. It removes
+			// such requests when it is asked for the consumer.
+			_, _ = s.info(ctx, f.stream)
+		}
+	}
+	return s.giveBack(ctx, s.hand.unseen())
+}
+
+// Close implements driver.Session.
+func (s *session) Close(ctx context.Context) error {
+	ctx = context.WithoutCancel(ctx) // its end must not keep the messages from others
+	lost := s.hand.lose(errClosed)
+	stopped := s.Stop(ctx)
+	err := s.giveBack(ctx, s.hand.drop())
+	if s.lease != nil {
+		err = errors.Join(err, s.lease.leave(ctx, stopped == nil && err == nil && !errors.Is(lost, errGap)))
+	}
+	s.closed(s)
+	return cmp.Or(stopped, err)
+}
+
+// Ack implements driver.Session. The server has read the acknowledgements when it answers the flush.
+func (s *session) Ack(ctx context.Context, ds []driver.Delivery, mayWait bool) error {
+	held := s.hand.have(ds)
+	if err := s.settle(ctx, held, "+ACK", !mayWait); err != nil {
+		return s.failed("acknowledge", err)
+	}
+	s.hand.forget(held...)
+	return stale(len(ds) - len(held))
+}
+
+// GiveBack implements driver.Session.
+func (s *session) GiveBack(ctx context.Context, ds []driver.Delivery) error {
+	held := s.hand.have(ds)
+	s.hand.forget(held...) // before the server delivers them again, perhaps here
+	if err := s.giveBack(ctx, held); err != nil {
+		return s.failed("requeue messages", err)
+	}
+	return stale(len(ds) - len(held))
+}
+
+func (s *session) giveBack(ctx context.Context, ds []*delivery) error {
+	slices.SortFunc(ds, func(a, b *delivery) int { return cmp.Compare(a.seq, b.seq) })
+	return s.settle(ctx, ds, "-NAK", true)
+}
+
+// settle tells the server the same of all.
+func (s *session) settle(ctx context.Context, ds []*delivery, what string, flush bool) error {
+	for _, d := range ds {
+		if err := s.conn.Publish(d.msg.Reply, []byte(what)); err != nil {
+			return err
+		}
+	}
+	if len(ds) == 0 || !flush {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, s.Timeout)
+	defer cancel()
+	return s.conn.FlushWithContext(ctx)
+}
+
+// renew tells the server what is in work here, and keeps the lease.
+func (s *session) renew(ctx context.Context) {
+	if s.lease != nil {
+		if err := s.lease.renew(ctx); err != nil {
+			s.hand.lose(err)
+			return
+		}
+	}
+	if err := s.settle(ctx, s.hand.held(), "+WPI", true); err != nil {
+		s.warn(ctx, "could not extend messages", err)
+	}
+}
+
+// failed ends the session: what was not settled would stay in its hand and be renewed.
+func (s *session) failed(what string, err error) error {
+	err = fault(what, err)
+	s.hand.lose(err)
+	return err
+}
+
+// stale is about so many deliveries that are no longer in the hand.
+func stale(n int) error {
+	if n == 0 {
+		return nil
+	}
+	return fmt.Errorf("inboxnats: %d deliveries: %w", n, driver.ErrStale)
+}
+
+// feed has the messages of a durable consumer delivered. Its state is guarded by the hand.
+type feed struct {
+	session *session
+	stream  string
+	retries bool
+
+	sub    *nats.Subscription // nil: stopped
+	inbox  string
+	serial int
+	asked  int       // messages still to come of the request
+	until  time.Time // the request lives, or its answer was lost
+	after  time.Time // the next request may be sent
+	next   uint64    // the number that the next delivery must have, where order counts; 0: any
+}
+
+func (f *feed) subscribe() error {
+	f.inbox = f.session.conn.NewInbox()
+	sub, err := f.session.conn.Subscribe(f.inbox+".*", f.arrived)
+	if err != nil {
+		return err
+	}
+	f.session.hand.mu.Lock()
+	defer f.session.hand.mu.Unlock()
+	f.sub, f.asked = sub, 0
+	return sub.SetPendingLimits(-1, -1) // the requests bound it
+}
+
+// drain ends the subscription. Then nothing more comes of its request. It reports whether the server has one.
+func (f *feed) drain(timeout time.Duration) bool {
+	f.session.hand.mu.Lock()
+	sub, asked := f.sub, f.asked > 0
+	f.sub, f.asked = nil, 0
+	f.session.hand.mu.Unlock()
+	if sub == nil {
+		return false
+	}
+	over := make(chan struct{})
+	sub.SetClosedHandler(func(string) { close(over) })
+	if sub.Drain() != nil {
+		return false // the connection is closed
+	}
+	select {
+	case <-over:
+	case <-time.After(timeout):
+		_ = sub.Unsubscribe() // the server is silent; what comes is delivered again
+		return false
+	}
+	return asked
+}
+
+// ask requests as many messages as there is room for.
+func (f *feed) ask(ctx context.Context) error {
+	n, silent := f.due()
+	if silent { // the server did not end the request in time: is it there?
+		_, err := f.session.info(ctx, f.stream)
+		return err
+	}
+	if n == 0 {
+		return nil
+	}
+	request, err := json.Marshal(map[string]any{"batch": n, "expires": pullTime})
+	if err != nil {
+		return err
+	}
+	return f.session.conn.PublishRequest("$JS.API.CONSUMER.MSG.NEXT."+f.stream+"."+f.session.consumer, f.inbox+"."+strconv.Itoa(f.serial), request)
+}
+
+// due returns how many messages to ask for, and whether the answer to the last request was lost.
+func (f *feed) due() (n int, silent bool) {
+	h := f.session.hand
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	now := time.Now()
+	if f.asked > 0 && now.After(f.until) {
+		f.asked = 0
+		return 0, true
+	}
+	if f.sub == nil || f.asked > 0 || now.Before(f.after) {
+		return 0, false
+	}
+	if n = h.room(); n > 0 {
+		f.serial++
+		f.asked, f.until = n, now.Add(pullTime+time.Second)
+	}
+	return n, false
+}
+
+// arrived gets what the server sends: a message, or the end of the request.
+func (f *feed) arrived(msg *nats.Msg) {
+	meta, err := msg.Metadata()
+	if err != nil {
+		f.ended(msg)
+		return
+	}
+	s := f.session
+	d := &delivery{place: place{f.retries, meta.Sequence.Stream}, session: s, msg: msg, meta: meta}
+	wait := time.Duration(0)
+	if f.retries {
+		wait = due(d.headers()[wire.HeaderWait], meta.Timestamp)
+	}
+	s.hand.mu.Lock()
+	defer s.hand.mu.Unlock()
+	defer s.hand.wake()
+	f.asked = max(f.asked-1, 0)
+	switch {
+	case wait > 0: // its time has not come
+		_ = msg.NakWithDelay(wait) // if it fails, it comes again
+	case f.next > 0 && meta.Sequence.Consumer != f.next:
+		s.hand.lost = cmp.Or(s.hand.lost, errGap)
+	default:
+		if f.next > 0 {
+			f.next++
+		}
+		s.hand.add(d)
+	}
+}
+
+// ended gets the end of the request.
+func (f *feed) ended(msg *nats.Msg) {
+	status, why := msg.Header.Get("Status"), msg.Header.Get("Description")
+	h := f.session.hand
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if status == "" || msg.Subject != f.inbox+"."+strconv.Itoa(f.serial) {
+		return // of a request before it
+	}
+	f.asked = 0
+	switch {
+	case why == "Consumer Deleted", status == "503":
+		h.lost = cmp.Or(h.lost, fmt.Errorf("inboxnats: consumer %s of stream %s does not answer: %s %s", f.session.consumer, f.stream, status, why))
+	case status != "404" && status != "408":
+		f.after = time.Now().Add(pullPause)
+	}
+	h.wake()
+}
+
+// place is where a message is: in the stream or among the retries, and its number there.
+type place struct {
+	retries bool
+	seq     uint64
+}
+
+// delivery is one hand-out of a message.
+type delivery struct {
+	place
+
+	session *session
+	msg     *nats.Msg
+	meta    *nats.MsgMetadata
+	start   int // of the session; 0: not handed out yet
+	once    sync.Once
+	all     map[string]string
+	read    sync.Once
+	message *inbox.Message
+}
+
+// headers are those of the message, decoded.
+func (d *delivery) headers() map[string]string {
+	d.once.Do(func() { d.all = form.Decode(d.msg.Header) })
+	return d.all
+}
+
+// Message implements driver.Delivery. The first delivery of a retry with a delay is not counted: it began the delay.
+func (d *delivery) Message() *inbox.Message {
+	d.read.Do(func() {
+		d.message = message(d.headers(), d.msg.Data, d.session.queue, d.session.symfony)
+		first := uint64(1)
+		if d.headers()[wire.HeaderWait] != "" {
+			first = 2
+		}
+		d.message.Redelivered = d.meta.NumDelivered > first
+	})
+	return d.message
+}
+
+// Slow implements driver.SlowDelivery.
+func (d *delivery) Slow() bool {
+	return d.session.symfony.Slow(d.msg.Data, d.headers()[form.ContentType])
+}

@@ -1,0 +1,279 @@
+package outboxnats
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/holdfast-go/holdfast/internal/outbox/stored"
+	"github.com/holdfast-go/holdfast/internal/partition"
+	"github.com/holdfast-go/holdfast/internal/wire"
+	"github.com/holdfast-go/holdfast/modules/nats/internal/form"
+	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/driver"
+	"github.com/holdfast-go/holdfast/outbox/format"
+)
+
+// defaultTopic is the topic where none is configured.
+const defaultTopic = "outbox"
+
+// window is the most messages not acknowledged yet: two batches of a relay. Publish waits for room.
+const window = 1000
+
+// Config tunes a Publisher. The zero value works.
+type Config struct {
+	// Topic begins the subjects of messages whose route names no exchange: <topic>.<message name>. Default: "outbox".
+	Topic string
+	// Routes are the topic (Route.Exchange), the rest of the subject (Route.RoutingKey) and further headers by name of a
+	// message. What is empty in a route is left to Router. Optional.
+	Routes map[string]outbox.Route
+	// Router returns the route of a message, in place of its own, Message.Route, which it sees. Several goroutines call
+	// it at once. Default: Message.Route.
+	Router func(outbox.Message) outbox.Route
+	// Format is how messages look: a format.Symfony adds the headers by which Symfony Messenger reads them, a
+	// format.CloudEvents makes CloudEvents of them. Default: this module's own form.
+	Format format.Format
+	// Partitions is into how many parts a topic is split, by its name, at most 64: the subjects of shop are
+	// shop.0.<message name>, shop.1.<message name> and so on. A message is in the part of its key, CRC-32 (IEEE) modulo
+	// their number; without a key in that of its id. The consumers need the same number, inboxnats.Stream.Partitions.
+	// Default, and 1: a topic is not split.
+	Partitions map[string]int
+	// Timeout bounds the wait for an acknowledgement, and each call of Ready and Check. Default: 5 s.
+	Timeout time.Duration
+}
+
+// Publisher is a driver.Publisher on JetStream. Its methods may be called from any goroutine. It needs no closing; the
+// connection stays the caller's.
+type Publisher struct {
+	conn  *nats.Conn
+	js    jetstream.JetStream
+	cfg   Config
+	rules stored.Rules
+	form  wire.Form
+	room  chan struct{} // one slot per message on its way
+
+	mu      sync.Mutex
+	waiting map[*nats.Msg]*item
+}
+
+// item is a message on its way.
+type item struct {
+	stop func() bool // of the watch over its context
+	done func(error)
+}
+
+// NewPublisher returns a Publisher on a connection. The connection must reconnect by itself for ever: set
+// nats.MaxReconnects(-1). The error names every violation in cfg. Nothing is asked of a server yet.
+func NewPublisher(conn *nats.Conn, cfg Config) (*Publisher, error) {
+	cfg.Topic = cmp.Or(cfg.Topic, defaultTopic)
+	cfg.Timeout = cmp.Or(cfg.Timeout, 5*time.Second)
+	cfg.Partitions = maps.Clone(cfg.Partitions) // read while messages are sent
+	var errs []error
+	if conn == nil {
+		errs = append(errs, errors.New("outboxnats: conn is nil"))
+	}
+	if !validSubject(cfg.Topic) {
+		errs = append(errs, fmt.Errorf("outboxnats: Config.Topic %q is no subject", cfg.Topic))
+	}
+	for _, topic := range slices.Sorted(maps.Keys(cfg.Partitions)) {
+		if err := partition.Check(cfg.Partitions[topic]); err != nil {
+			errs = append(errs, fmt.Errorf("outboxnats: Config.Partitions of %q: %w", topic, err))
+		}
+	}
+	formed, err := wire.NewForm(cfg.Format)
+	if err != nil {
+		errs = append(errs, fmt.Errorf("outboxnats: Config.Format: %w", err))
+	}
+	if cfg.Timeout < 0 {
+		errs = append(errs, fmt.Errorf("outboxnats: Config.Timeout is %v, want more than 0", cfg.Timeout))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return nil, err
+	}
+	p := &Publisher{
+		conn: conn, cfg: cfg, form: formed, room: make(chan struct{}, window), waiting: map[*nats.Msg]*item{},
+		rules: stored.Rules{ByName: cfg.Routes, Router: cfg.Router, Exchange: cfg.Topic},
+	}
+	p.js, err = jetstream.New(conn,
+		jetstream.WithPublishAsyncTimeout(cfg.Timeout),
+		jetstream.WithPublishAsyncMaxPending(2*window), // those that nobody waits for any more count as well
+		jetstream.WithPublishAsyncAckHandler(func(_ jetstream.JetStream, m *nats.Msg, _ *jetstream.PubAck) { p.finish(m, nil) }),
+		jetstream.WithPublishAsyncErrHandler(func(_ jetstream.JetStream, m *nats.Msg, err error) { p.finish(m, err) }))
+	if err != nil {
+		return nil, fmt.Errorf("outboxnats: %w", err)
+	}
+	return p, nil
+}
+
+// validSubject reports whether a message can be published on a subject.
+func validSubject(subject string) bool {
+	for token := range strings.SplitSeq(subject, ".") {
+		if token == "" || token == "*" || token == ">" || strings.ContainsAny(token, " \t\r\n") {
+			return false
+		}
+	}
+	return true
+}
+
+// Publish implements driver.Publisher. Its failures are of class Permanent for a message that cannot be sent at all,
+// such as one over the server's max_payload, Unroutable where no stream takes the subject or this user may not publish
+// it, Retryable where the stream refuses the message, Blocked where the server has no room, and else Unavailable. Without
+// a connection it fails at once: nothing is kept in the client.
+func (p *Publisher) Publish(ctx context.Context, m driver.Message, done func(error)) {
+	msg, err := p.encode(m)
+	if err != nil {
+		done(&driver.PublishError{Class: driver.Permanent, Err: err})
+		return
+	}
+	if !p.conn.IsConnected() {
+		done(&driver.PublishError{Class: driver.Unavailable, Err: nats.ErrDisconnected})
+		return
+	}
+	select {
+	case p.room <- struct{}{}:
+	case <-ctx.Done():
+		done(&driver.PublishError{Class: driver.Unavailable, Err: ctx.Err()})
+		return
+	}
+	it := &item{done: done}
+	p.mu.Lock()
+	it.stop = context.AfterFunc(ctx, func() { p.finish(msg, ctx.Err()) })
+	p.waiting[msg] = it
+	p.mu.Unlock()
+	if _, err := p.js.PublishMsgAsync(msg); err != nil {
+		p.finish(msg, err)
+	}
+}
+
+// finish reports the outcome of a message, once.
+func (p *Publisher) finish(msg *nats.Msg, err error) {
+	p.mu.Lock()
+	it := p.waiting[msg]
+	delete(p.waiting, msg)
+	p.mu.Unlock()
+	if it == nil {
+		return
+	}
+	it.stop()
+	if errors.Is(err, jetstream.ErrNoStreamResponse) {
+		go p.unanswered(msg.Subject, it) // it asks the server, and this is the client's own goroutine
+		return
+	}
+	<-p.room
+	it.done(classify(err, p.denied(msg.Subject)))
+}
+
+// unanswered distinguishes a subject without a stream from a stream without a leader and a server without JetStream.
+func (p *Publisher) unanswered(subject string, it *item) {
+	ctx, cancel := context.WithTimeout(context.Background(), p.cfg.Timeout)
+	defer cancel()
+	class := driver.Unavailable
+	_, err := p.js.StreamNameBySubject(ctx, subject)
+	if errors.Is(err, jetstream.ErrStreamNotFound) {
+		class = driver.Unroutable
+	}
+	<-p.room
+	it.done(&driver.PublishError{Class: class, Err: fmt.Errorf("no stream answers on subject %q: %w", subject, errors.Join(jetstream.ErrNoStreamResponse, err))})
+}
+
+// denied reports whether the server has last refused this subject to the user. It does not answer the message then.
+func (p *Publisher) denied(subject string) bool {
+	err := p.conn.LastError()
+	return errors.Is(err, nats.ErrPermissionViolation) && strings.Contains(err.Error(), `"`+subject+`"`)
+}
+
+// classes are the answers of JetStream that are not about a message's next attempt. All others are Retryable.
+var classes = map[jetstream.ErrorCode]driver.Class{
+	10054: driver.Permanent,   // larger than the stream takes
+	10097: driver.Permanent,   // headers over 64 KiB
+	10023: driver.Blocked,     // insufficient resources
+	10028: driver.Blocked,     // resource limits of the account
+	10047: driver.Blocked,     // insufficient storage
+	10008: driver.Unavailable, // JetStream is not available
+	10039: driver.Unavailable, // not enabled for the account
+	10076: driver.Unavailable, // not enabled
+}
+
+// classify turns the outcome of a message into what Publisher promises. What is no answer of JetStream is a fault of
+// the way there.
+func classify(err error, denied bool) error {
+	class := driver.Unavailable
+	if err == nil {
+		return nil
+	}
+	if answer, ok := errors.AsType[jetstream.JetStreamError](err); ok && answer.APIError() != nil {
+		class = cmp.Or(classes[answer.APIError().ErrorCode], driver.Retryable)
+	}
+	switch {
+	case errors.Is(err, nats.ErrMaxPayload), errors.Is(err, nats.ErrBadSubject):
+		class = driver.Permanent
+	case errors.Is(err, jetstream.ErrAsyncPublishTimeout) && denied:
+		class, err = driver.Unroutable, fmt.Errorf("%w: %w", nats.ErrPermissionViolation, err)
+	}
+	return &driver.PublishError{Class: class, Err: err}
+}
+
+// encode returns the message as it goes over the wire.
+func (p *Publisher) encode(m driver.Message) (*nats.Msg, error) {
+	route, id := p.rules.Route(m), m.ID.String()
+	topic := route.Exchange
+	if n := p.cfg.Partitions[topic]; n > 1 {
+		topic = partition.Name(topic, partition.Of(m.Key, id, n))
+	}
+	msg := &nats.Msg{Subject: topic + "." + route.RoutingKey, Data: m.Body}
+	if !validSubject(msg.Subject) {
+		return nil, fmt.Errorf("%q is no subject", msg.Subject)
+	}
+	all := make(map[string]string, len(m.Headers)+len(route.Headers)+4)
+	for _, headers := range []map[string]string{m.Headers, route.Headers} {
+		for name, value := range headers {
+			if form.Sent(name) {
+				all[name] = value
+			}
+		}
+	}
+	media := cmp.Or(m.ContentType, wire.JSON)
+	p.form.Symfony.Headers(m.ID, m.Name, func(name, value string) { all[name] = value })
+	if p.form.Events != nil {
+		attributes := p.form.Events.Attributes(wire.Event{ID: m.ID, Name: m.Name, Key: m.Key, Time: m.CreatedAt}, all)
+		maps.DeleteFunc(all, func(name, _ string) bool { return wire.NamesAttribute(name) })
+		if p.form.Events.Structured() {
+			var err error
+			if msg.Data, media, err = wire.Envelope(attributes, media, m.Body); err != nil {
+				return nil, err
+			}
+		} else {
+			for name, value := range attributes {
+				all[wire.EventPrefix+name] = value
+			}
+		}
+	}
+	all[form.Name] = m.Name
+	if m.Key != "" {
+		all[wire.HeaderKey] = m.Key
+	}
+	if media != wire.JSON || !p.form.Own() {
+		all[form.ContentType] = media
+	}
+	if !m.CreatedAt.IsZero() && !wire.TimeInID(m.ID, m.CreatedAt) {
+		all[form.CreatedAt] = m.CreatedAt.UTC().Format(time.RFC3339Nano)
+	}
+	msg.Header = form.Encode(all)
+	msg.Header[nats.MsgIdHdr] = []string{id}
+	return msg, nil
+}
+
+// Window returns how many messages await their acknowledgement, and how many may: driver.Windowed.
+func (p *Publisher) Window() (used, size int) { return len(p.room), cap(p.room) }
+
+// System implements driver.Identified.
+func (*Publisher) System() string { return "nats" }
