@@ -4,6 +4,7 @@ import (
 	"flag"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
 	"strings"
 	"sync"
@@ -19,7 +20,9 @@ import (
 	"github.com/holdfast-go/holdfast/inbox/inboxtest/conformance"
 	"github.com/holdfast-go/holdfast/internal/partition"
 	"github.com/holdfast-go/holdfast/internal/testenv"
+	"github.com/holdfast-go/holdfast/internal/wire"
 	"github.com/holdfast-go/holdfast/modules/nats/inboxnats"
+	"github.com/holdfast-go/holdfast/modules/nats/internal/form"
 	"github.com/holdfast-go/holdfast/modules/nats/internal/natstest"
 	"github.com/holdfast-go/holdfast/modules/nats/outboxnats"
 	outbox "github.com/holdfast-go/holdfast/outbox/driver"
@@ -215,6 +218,10 @@ func (f *fixture) publish(t testing.TB, msgs ...*inbox.Message) {
 			})
 			continue
 		}
+		if m.ContentEncoding+m.CorrelationID+m.ReplyTo != "" { // headers that only other senders write
+			_, errs[i] = natstest.JetStream(t, f.direct).PublishMsg(t.Context(), f.foreign(m))
+			continue
+		}
 		all.Add(1)
 		p.Publish(t.Context(), outbox.Message{
 			ID: m.ID, Name: m.Name, Body: m.Body, ContentType: m.ContentType, Key: m.Key, Headers: m.Headers, CreatedAt: m.PublishedAt,
@@ -225,6 +232,20 @@ func (f *fixture) publish(t testing.TB, msgs ...*inbox.Message) {
 	}
 	all.Wait()
 	noError(t, errs...)
+}
+
+// foreign is a message of another sender.
+func (f *fixture) foreign(m *inbox.Message) *nats.Msg {
+	topic, id := f.stream.Name, m.ID.String()
+	if n := f.stream.Partitions; n > 1 {
+		topic = partition.Name(topic, partition.Of(m.Key, id, n))
+	}
+	all := map[string]string{
+		form.ID: id, form.Name: m.Name, form.ContentType: m.ContentType, form.CreatedAt: m.PublishedAt.UTC().Format(time.RFC3339Nano),
+		form.ContentEncoding: m.ContentEncoding, form.CorrelationID: m.CorrelationID, form.ReplyTo: m.ReplyTo, wire.HeaderKey: m.Key,
+	}
+	maps.Copy(all, m.Headers)
+	return &nats.Msg{Subject: topic + "." + m.Name, Data: m.Body, Header: form.Encode(all)}
 }
 
 func noError(t testing.TB, errs ...error) {

@@ -43,7 +43,7 @@ func read(all map[string]string, body []byte, queue string, by *wire.Symfony) *i
 	attempt := min(max(number(all[wire.HeaderAttempt]), 1), maxAttempt)
 	m := &inbox.Message{
 		ID: by.ID(all[form.ID], headers), Name: by.Name(all[form.Name], headers), Body: body, ContentType: media,
-		ContentEncoding: all[form.ContentEncoding], Key: cmp.Or(all[wire.HeaderKey], wire.EventAttribute(headers, "partitionkey")),
+		ContentEncoding: all[form.ContentEncoding], CorrelationID: all[form.CorrelationID], ReplyTo: all[form.ReplyTo], Key: cmp.Or(all[wire.HeaderKey], wire.EventAttribute(headers, "partitionkey")),
 		Headers: headers, Queue: queue, Attempt: attempt,
 		Recovered:     min(max(number(all[wire.HeaderRecovered]), 0), attempt-1),
 		Replays:       min(max(number(all[wire.HeaderReplays]), 0), maxAttempt),

@@ -18,6 +18,8 @@ const (
 	CreatedAt       = "holdfast-created-at"
 	ContentType     = "Content-Type"
 	ContentEncoding = "Content-Encoding"
+	CorrelationID   = "Correlation-Id"
+	ReplyTo         = "Reply-To"
 	// others has, as a JSON object, the headers that NATS cannot carry as they are.
 	others = "holdfast-headers"
 
@@ -28,7 +30,7 @@ const (
 // Sent reports whether a header is the sender's own.
 func Sent(name string) bool {
 	switch name {
-	case ID, Name, CreatedAt, ContentType, ContentEncoding:
+	case ID, Name, CreatedAt, ContentType, ContentEncoding, CorrelationID, ReplyTo:
 		return false
 	}
 	return !wire.Own(name)
