@@ -127,7 +127,7 @@ func (l *lease) renew(ctx context.Context) error {
 	if isOvertaken(err) || !l.lasts() {
 		return errLease
 	}
-	l.source.warn(ctx, "could not renew the lease", err)
+	l.source.warn(ctx, "inbox: could not renew lease", err)
 	return nil
 }
 

@@ -195,7 +195,7 @@ func (s *session) renew(ctx context.Context) {
 		}
 	}
 	if err := s.settle(ctx, s.hand.held(), "+WPI", true); err != nil {
-		s.warn(ctx, "could not extend messages", err)
+		s.warn(ctx, "inbox: could not extend messages", err)
 	}
 }
 

@@ -244,8 +244,8 @@ func (s *source) classify(ctx context.Context, err error) error {
 }
 
 // warn logs a failure of work behind the sessions.
-func (s *source) warn(ctx context.Context, what string, err error) {
+func (s *source) warn(ctx context.Context, message string, err error) {
 	if err != nil && ctx.Err() == nil {
-		s.log.WarnContext(ctx, "inbox: "+what, slog.String("queue", s.queue), slog.Any("error", err))
+		s.log.WarnContext(ctx, message, slog.String("queue", s.queue), slog.Any("error", err))
 	}
 }
