@@ -69,14 +69,15 @@ func runTests(ctx context.Context, o options, dir string, packages map[string]st
 		return r, err
 	}
 	args := []string{"test", "-json", "-shuffle=on", "-parallel=8", fmt.Sprintf("-p=%d", atOnce(o)), "-exec", fmt.Sprintf("%q %s", self, wrapperArg)}
-	if o.tier == 3 {
-		args = append(args, "-timeout=75m")
-	} else {
-		args = append(args, "-timeout=5m")
-	}
+	timeout := "-timeout=5m"
 	if o.race {
 		args = append(args, "-race")
+		timeout = "-timeout=20m" // the race detector slows a test down up to tenfold
 	}
+	if o.tier == 3 {
+		timeout = "-timeout=75m"
+	}
+	args = append(args, timeout)
 	cmd := exec.Command("go", append(args, longestFirst(packages)...)...)
 	own := os.Environ()
 	if o.tier == 1 {
