@@ -477,6 +477,15 @@ func (f *fifo) push(it *item) {
 	f.n++
 }
 
+func (f *fifo) pushFront(it *item) {
+	it.link = f.head
+	f.head = it
+	if f.tail == nil {
+		f.tail = it
+	}
+	f.n++
+}
+
 func (f *fifo) pop() *item {
 	it := f.head
 	if it == nil {

@@ -283,6 +283,36 @@ func FuzzInflight(f *testing.F) {
 }
 
 // Acks may wait only while the workers have at least half of a full load ready.
+// A message that waits for its handler's limit is not overtaken by one that arrives when the handler becomes free.
+func TestLimited_isNotOvertaken(t *testing.T) {
+	t.Parallel()
+	h := newInflightModel(t, false, 1)
+	h.cfg.limiter = limitSlow(1)
+	var all, begun []uuid.UUID
+	put := func() {
+		m := inbox.Message{ID: ids.New(), Name: "slow", Attempt: 1}
+		all = append(all, m.ID)
+		h.add(m, false)
+	}
+	put()
+	put()
+	for i := range 3 {
+		j := h.inflight.queues.next(h.now, 10, h.alarm)
+		if j == nil {
+			t.Fatalf("no job after %d", i)
+		}
+		begun = append(begun, j.items[0].m.ID)
+		if h.inflight.queues.next(h.now, 10, h.alarm) != nil { // the second message is held back
+			t.Fatal("two jobs at once")
+		}
+		put()
+		h.inflight.queues.ended(j, h.now)
+	}
+	if !slices.Equal(begun, all[:3]) {
+		t.Errorf("begun %v, want %v", begun, all[:3])
+	}
+}
+
 func TestAcksMayWait(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {

@@ -47,19 +47,23 @@ func newQueues(cfg *settings, to func(*item, state)) queues {
 	return queues{cfg: cfg, to: to, limits: limits{cfg: cfg, names: map[string]*named{}}}
 }
 
-// ready makes an item ready, in the queue of its mode.
+// ready makes an item ready, behind the others of its mode.
 func (q *queues) ready(it *item) {
 	if it.state != ready {
 		q.to(it, ready)
 	}
+	q.of(it).push(it)
+}
+
+// of returns the queue of an item's mode.
+func (q *queues) of(it *item) *fifo {
 	switch {
 	case it.mode == alone:
-		q.alone.push(it)
+		return &q.alone
 	case it.mode == single || q.cfg.Batch == 1:
-		q.single.push(it)
-	default:
-		q.fresh.push(it)
+		return &q.single
 	}
+	return &q.fresh
 }
 
 // next returns the next job, or nil if none may begin now. Room is how many messages may begin.
@@ -161,7 +165,8 @@ func (q *queues) job(now time.Time) *job {
 	return j
 }
 
-// ended frees the places of a finished job, and makes the items ready that waited for them.
+// ended frees the places of a finished job, and makes the items ready that waited for them. They go before the others,
+// which have arrived later: a message would wait once more if one of these took its place.
 func (q *queues) ended(j *job, now time.Time) {
 	if j.ledger != untracked {
 		q.asking--
@@ -169,8 +174,9 @@ func (q *queues) ended(j *job, now time.Time) {
 	if !j.ran {
 		q.started -= len(j.items)
 	}
-	for _, it := range q.limits.end(j, now) {
-		q.ready(it)
+	for _, it := range slices.Backward(q.limits.end(j, now)) {
+		q.to(it, ready)
+		q.of(it).pushFront(it)
 	}
 }
 
