@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -105,9 +106,10 @@ func putsOffAmongOthers(t *testing.T, takes time.Duration, slow, few int) {
 // A message that a Waiter puts off for a short time waits in flight.
 func TestPostpone_waitsInFlight(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		busy := true
+		var busy atomic.Bool
+		busy.Store(true)
 		got := &recorder{fail: func(context.Context, *inbox.Message) error {
-			if busy {
+			if busy.Load() {
 				return inbox.Postpone(errors.New("no turn yet"), 2*time.Second)
 			}
 			return nil
@@ -119,7 +121,7 @@ func TestPostpone_waitsInFlight(t *testing.T) {
 		if stats, err := b.consumer.Stats(t.Context()); err != nil || stats.PutOff+stats.Retrying+stats.Waiting != 0 {
 			t.Errorf("%+v, %v", stats, err)
 		}
-		busy = false
+		busy.Store(false)
 		b.idle()
 		b.stop()
 		for _, m := range got.messages() {
