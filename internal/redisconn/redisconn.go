@@ -1,4 +1,5 @@
-// Package redisconn is what adapters know about the connections of a Redis client.
+// Package redisconn bounds the calls of a Redis client and replaces its dead connections. The Redis adapters share
+// it.
 package redisconn
 
 import (
@@ -11,9 +12,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Timeouts tells whether a client's calls end when the deadline of their context
-// says so, and whether it has a bound of its own for an answer. Of a kind of client
-// that is not known it says what most have.
+// Timeouts reports whether a client's calls end at the deadline of their context, and whether the client bounds the
+// wait for an answer itself. For an unknown kind of client it returns the defaults of go-redis.
 func Timeouts(client redis.UniversalClient) (heedsDeadlines, bounded bool) {
 	switch c := client.(type) {
 	case *redis.Client:
@@ -27,9 +27,9 @@ func Timeouts(client redis.UniversalClient) (heedsDeadlines, bounded bool) {
 // maxTested is how many idle connections of each pool are tested at once.
 const maxTested = 100
 
-// Idle tests the connections that idle in a client's pools, because one has not
-// answered. Those that a router or a failover has forgotten look sound, and each
-// would fail a call. Pipelines have a pool of their own. It is safe for concurrent use.
+// Idle tests the idle connections of a client's pools after one connection did not answer. A connection that a router
+// or a failover has dropped still looks usable, and each of them would fail a call. Pipelines have their own pool. It
+// is safe for concurrent use.
 type Idle struct {
 	Client redis.UniversalClient
 	// Timeout bounds a test.
@@ -38,8 +38,8 @@ type Idle struct {
 	running atomic.Int64
 }
 
-// Test starts the tests, unless some are under way, and does not wait for them. What
-// does not answer leaves the pool. key is in the slot that was asked for.
+// Test starts the tests and does not wait for them. It does nothing while earlier tests run. A connection that does
+// not answer leaves the pool. On a Cluster, key selects the node to test.
 func (i *Idle) Test(ctx context.Context, key string) {
 	alone, pipelined := i.idle()
 	if alone+pipelined == 0 || !i.running.CompareAndSwap(0, alone+pipelined) {
@@ -71,35 +71,33 @@ func (i *Idle) ask(ctx context.Context, key string, process func(context.Context
 	defer i.running.Add(-1)
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), i.Timeout)
 	defer cancel()
-	_ = process(ctx, onceRead{redis.NewSliceCmd(ctx, "mget", key)}) // whatever it says
+	_ = process(ctx, onceRead{redis.NewSliceCmd(ctx, "mget", key)}) // it is only tested whether an answer comes
 }
 
-// onceRead is a command that the client must not repeat: one connection is tested
-// by it, not one after the other.
+// onceRead is a command that the client must not retry, because it tests one connection.
 type onceRead struct{ *redis.SliceCmd }
 
 // NoRetry implements redis.Cmder.
 func (onceRead) NoRetry() bool { return true }
 
-// Failed has the client of a Cluster ask again which node serves which slot, if err is not
-// the answer of a server. The client by itself asks once a minute, and when a node refers it to
-// another one, which a node that is gone does not do: the replica in its place would be unknown
-// until then. Failed does not wait, and does nothing for other clients.
+// Failed makes a Cluster client reload its map of nodes if err is not an answer of a server. By itself the client
+// reloads once a minute, and when a node redirects it. A dead node redirects nobody, so its replica would stay
+// unknown until the next reload. Failed does not wait, and does nothing for other clients.
 func Failed(ctx context.Context, client redis.UniversalClient, err error) {
 	cluster, ok := client.(interface{ ReloadState(context.Context) })
 	answer := redis.Error(nil)
 	if !ok || err == nil || errors.As(err, &answer) || errors.Is(ctx.Err(), context.Canceled) {
 		return
 	}
-	cluster.ReloadState(context.WithoutCancel(ctx)) // one at a time
+	cluster.ReloadState(context.WithoutCancel(ctx)) // runs one reload at a time
 }
 
-// grace is how long a client may take to notice that its context has ended.
+// grace is the time a client gets to notice that its context has ended.
 const grace = time.Second
 
-// Within bounds a call of a client that may not mind the end of its context: a second after that, or
-// after the timeout, the call is left behind, and ends by the client's own timeouts. Nothing that
-// the call writes to may be looked at then.
+// Within bounds a call of a client that may ignore its context. A second after the timeout or the end of ctx it
+// abandons the call, which ends by the client's own timeouts. The caller must then not read anything that the call
+// writes.
 func Within[T any](ctx context.Context, timeout time.Duration, call func(context.Context) (T, error)) (T, error) {
 	bounded, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -110,7 +108,7 @@ func Within[T any](ctx context.Context, timeout time.Duration, call func(context
 	return value, err
 }
 
-// Leave is Within without a timeout of its own, and leaves the call behind as soon as ctx ends.
+// Leave is Within without a timeout. It abandons the call as soon as ctx ends.
 func Leave[T any](ctx context.Context, call func(context.Context) (T, error)) (T, error) {
 	value, _, err := leave(ctx, 0, call)
 	return value, err

@@ -82,7 +82,7 @@ func TestFailed(t *testing.T) {
 	}
 }
 
-// Connections that have fallen silent leave their pool, all at once and after Timeout; sound ones stay.
+// Silent connections leave their pool together, after Timeout. Working connections stay.
 func TestIdle(t *testing.T) {
 	t.Parallel()
 	const conns = 30
@@ -157,7 +157,7 @@ func TestIdle(t *testing.T) {
 	}
 }
 
-// A call ends by its own timeout, or a second later if the client does not heed contexts.
+// A call ends by its own timeout, or a second later if the client ignores contexts.
 func TestWithin(t *testing.T) {
 	t.Parallel()
 	for heeds, want := range map[bool]time.Duration{true: 2 * time.Second, false: 3 * time.Second} {
@@ -177,8 +177,7 @@ func TestWithin(t *testing.T) {
 	}
 }
 
-// The silence of a real server on a real connection: a call that is not answered in time ends, and the next one has another
-// connection.
+// A call on a silent connection to a real server ends in time, and the next call gets another connection.
 func TestSilentConnection_onRedis(t *testing.T) {
 	t.Parallel()
 	proxy := testenv.NewProxy(t, redistest.URL(t))
