@@ -1,9 +1,8 @@
-// Package pgcall bounds calls of a Postgres pool, and gets over connections on
-// which the server has fallen silent, as behind a router that has forgotten them.
+// Package pgcall bounds the calls of a Postgres pool and replaces silent connections, such as those that a router has
+// dropped without a word to either side.
 //
-// Where one idle connection is silent there are often more, and each would cost
-// somebody a wait. After a call that was not answered all that are idle are asked
-// at once, and those that do not answer are closed.
+// If one idle connection is silent, others often are, and each would delay a call. So after a call without an answer,
+// all idle connections are tested at once and the silent ones are closed.
 package pgcall
 
 import (
@@ -21,38 +20,36 @@ import (
 )
 
 const (
-	// answer is within which time a server answers that has nothing to do.
+	// answer is the time in which an idle server must answer.
 	answer = 2 * time.Second
-	// farewell is how long a connection that was closed may take to tell the server so. pgx takes 15 s,
-	// in which the connection would keep its place in the pool.
+	// farewell bounds the closing of a connection, in which it keeps its place in the pool. pgx would take 15 s.
 	farewell = time.Second
 	// execTimeout bounds one Exec.
 	execTimeout = 30 * time.Second
 )
 
-// ErrSilent means that a call was not answered in time. What it did is not known, unless it only read.
+// ErrSilent means that a call was not answered in time. Unless the call only read, its outcome is unknown.
 var ErrSilent = breaker.ErrSilent
 
-// Use runs fn on a connection of the pool. Nothing but the deadline of ctx bounds fn.
+// Use runs fn on a connection of the pool. Only the deadline of ctx bounds fn.
 func Use(ctx context.Context, pool *pgxpool.Pool, fn func(context.Context, *pgxpool.Conn) error) error {
 	return use(ctx, pool, false, fn)
 }
 
-// Within is Use for d at most, for calls that are rare: a connection must have answered just before,
-// so that one that was silent already costs 2 s and not d. An error after d is ErrSilent.
+// Within is Use with a limit of d, for rare calls. It tests the connection first, so that a silent one costs 2 s
+// instead of d. An error after d is ErrSilent.
 func Within(ctx context.Context, pool *pgxpool.Pool, d time.Duration, fn func(context.Context, *pgxpool.Conn) error) error {
 	return within(ctx, d, func(ctx context.Context) error { return use(ctx, pool, true, fn) })
 }
 
-// Twice is Within for what does no harm if it is done twice: it is tried on another connection after
-// ErrSilent.
+// Twice is Within for a call that may safely run twice: after ErrSilent it is retried on another connection.
 func Twice(ctx context.Context, pool *pgxpool.Pool, d time.Duration, fn func(context.Context, *pgxpool.Conn) error) error {
 	return twice(ctx, d, func(ctx context.Context) error { return use(ctx, pool, true, fn) })
 }
 
-// Exec runs one statement in a transaction at READ COMMITTED, whatever the database's default, and
-// returns how many rows it changed; with an error none. It has 30 s. It takes one round trip, so that
-// no lock outlives a connection that falls silent.
+// Exec runs one statement in a transaction at READ COMMITTED, whatever the database's default, and returns the number
+// of changed rows, 0 with an error. Its limit is 30 s. It takes one round trip, so that no lock outlives a connection
+// that falls silent.
 func Exec(ctx context.Context, pool *pgxpool.Pool, sql string, args ...any) (n int64, err error) {
 	ctx, cancel := context.WithTimeout(ctx, execTimeout)
 	defer cancel()
@@ -72,7 +69,7 @@ func Exec(ctx context.Context, pool *pgxpool.Pool, sql string, args ...any) (n i
 	return n, nil
 }
 
-// Take takes a connection that has just answered out of the pool, for the caller to keep and close.
+// Take removes a connection that has just answered from the pool. The caller keeps and closes it.
 func Take(ctx context.Context, pool *pgxpool.Pool) (*pgx.Conn, error) {
 	conn, err := acquire(ctx, pool, true)
 	if err != nil {
@@ -114,8 +111,8 @@ func use(ctx context.Context, pool *pgxpool.Pool, prove bool, fn func(context.Co
 
 func expired(ctx context.Context) bool { return errors.Is(ctx.Err(), context.DeadlineExceeded) }
 
-// acquire waits for a short time first: the pool asks a connection that was idle whether it works.
-// Then it waits for longer, since each time its place in the queue for a busy pool is lost.
+// acquire waits briefly at first, because the pool tests connections that were idle. Then it waits longer each time,
+// because every try loses its place in the queue of a busy pool.
 func acquire(ctx context.Context, pool *pgxpool.Pool, prove bool) (*pgxpool.Conn, error) {
 	for wait := answer; ; wait *= 2 {
 		conn, err := proven(ctx, pool, wait, prove)
@@ -152,8 +149,8 @@ func ping(ctx context.Context, conn *pgxpool.Conn, patience time.Duration) error
 	return conn.Ping(ctx)
 }
 
-// Put gives a connection back. One that is closed has a second to tell the server so, in which it keeps its
-// place in the pool. With atOnce it leaves the pool before.
+// Put returns a connection to the pool. A closed connection keeps its place in the pool for up to a second, until the
+// server knows of its end. With atOnce it leaves the pool immediately.
 func Put(conn *pgxpool.Conn, atOnce bool) {
 	pg := conn.Conn().PgConn()
 	switch {
@@ -175,11 +172,11 @@ func Put(conn *pgxpool.Conn, atOnce bool) {
 	}
 }
 
-// HangUp gives a connection that is closed a second for its farewell.
+// HangUp cuts a closed connection off after a second.
 func HangUp(pg *pgconn.PgConn) { time.AfterFunc(farewell, func() { _ = pg.Conn().Close() }) }
 
-// Sweep asks all idle connections at once, without waiting for their answers, and closes those on which the server is
-// silent for as long as patience.
+// Sweep tests all idle connections at once and closes those that do not answer within patience. It does not wait for
+// the answers.
 func Sweep(pool *pgxpool.Pool, patience time.Duration) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	idle := pool.AcquireAllIdle(ctx)
@@ -192,17 +189,16 @@ func Sweep(pool *pgxpool.Pool, patience time.Duration) {
 	}
 }
 
-// reserveIdle is how long a Reserve keeps a connection that nobody uses.
+// reserveIdle is how long a Reserve keeps an unused connection.
 const reserveIdle = 15 * time.Second
 
-// Reserve is one connection beside a pool. Leases are renewed over it: the work under them may hold every connection
-// of the pool for longer than they last. It is opened when it is needed, as the pool opens its own, and closed after
-// 15 s without use, also where the pool is closed before. BeforeConnect, AfterConnect and PrepareConn or BeforeAcquire of the
-// pool's configuration are called as the pool calls them. Make it with NewReserve. It is safe for concurrent use; calls take
-// turns.
+// Reserve is one connection beside a pool. Leases are renewed on it, because the work under the leases may hold every
+// connection of the pool for longer than they last. It is opened when it is needed and closed after 15 s without use,
+// even if the pool is closed earlier. It calls BeforeConnect, AfterConnect and PrepareConn or BeforeAcquire of the
+// pool's configuration as the pool does. Make it with NewReserve. It is safe for concurrent use; calls take turns.
 type Reserve struct {
 	pool    *pgxpool.Pool
-	turn    chan struct{} // full while a call has its turn, which guards the fields below
+	turn    chan struct{} // full while a call has its turn; the turn guards the fields below
 	conn    *pgx.Conn     // nil: none is open
 	prepare func(context.Context, *pgx.Conn) (bool, error)
 	idle    *time.Timer
@@ -213,8 +209,8 @@ func NewReserve(pool *pgxpool.Pool) *Reserve {
 	return &Reserve{pool: pool, turn: make(chan struct{}, 1)}
 }
 
-// Use runs fn on the connection. Where none can be opened, since the server has no place for it, fn gets one of the
-// pool. Nothing but the deadline of ctx bounds fn.
+// Use runs fn on the connection. If none can be opened, for example because the server has reached its limit, fn gets
+// a connection of the pool. Only the deadline of ctx bounds fn.
 func (r *Reserve) Use(ctx context.Context, fn func(context.Context, *pgx.Conn) error) error {
 	select {
 	case r.turn <- struct{}{}:
@@ -236,13 +232,13 @@ func (r *Reserve) Use(ctx context.Context, fn func(context.Context, *pgx.Conn) e
 	return err
 }
 
-// Twice is Use for d at most for what does no harm if it is done twice: where the connection does not answer it is
-// tried on a new one.
+// Twice is Use with a limit of d, for a call that may safely run twice: if the connection does not answer, it is
+// retried on a new one.
 func (r *Reserve) Twice(ctx context.Context, d time.Duration, fn func(context.Context, *pgx.Conn) error) error {
 	return twice(ctx, d, func(ctx context.Context) error { return r.Use(ctx, fn) })
 }
 
-// open prepares the connection that is open, or else a new one. A new one that is not accepted is an error.
+// open prepares the open connection or a new one. It returns an error if the pool's configuration rejects a new one.
 func (r *Reserve) open(ctx context.Context) error {
 	if r.conn != nil && !r.conn.IsClosed() {
 		if ok, err := r.prepared(ctx); ok || err != nil {
@@ -289,7 +285,7 @@ func (r *Reserve) connect(ctx context.Context) error {
 		}
 	}
 	r.conn, r.prepare = conn, cfg.PrepareConn
-	if before := cfg.BeforeAcquire; r.prepare == nil && before != nil { // the older form
+	if before := cfg.BeforeAcquire; r.prepare == nil && before != nil { // the older callback
 		r.prepare = func(ctx context.Context, conn *pgx.Conn) (bool, error) { return before(ctx, conn), nil }
 	}
 	return nil
@@ -307,7 +303,7 @@ func (r *Reserve) usePool(ctx context.Context, refused error, fn func(context.Co
 	return err
 }
 
-// close ends the connection, unless a call has its turn, which sets the time anew.
+// close ends the connection. It does nothing during a call, which starts the timer again.
 func (r *Reserve) close() {
 	select {
 	case r.turn <- struct{}{}:
@@ -333,23 +329,23 @@ func Ignored(table, change string) error {
 	return fmt.Errorf("table %s ignored %s: %w", table, change, ErrIgnored)
 }
 
-// noRow is what the statements of OneRow and Changed make the server say.
+// noRow is the server's error message when a statement of OneRow or Changed fails.
 const noRow = "holdfast: no row was stored"
 
-// OneRow returns a statement that runs an INSERT of one row and fails where the table stores none. It is for a
-// statement that travels with COMMIT, whose count comes too late to be looked at.
+// OneRow returns a statement that runs an INSERT of one row and fails if the table stores no row. It is for a
+// statement that is sent together with COMMIT: by the time its row count arrives, the transaction has committed.
 func OneRow(insert string) string {
 	return `WITH stored AS (` + insert + ` RETURNING 1)
 		SELECT CASE count(*) WHEN 1 THEN 1 ELSE ('` + noRow + `' || count(*))::int END FROM stored`
 }
 
-// Changed returns the end of a statement that selects from one of its WITH queries, and fails if another one has changed
-// nothing although the first has rows.
+// Changed returns the end of a statement that selects from the WITH query rows. It fails if the WITH query change has
+// changed no row although rows is not empty.
 func Changed(rows, change string) string {
 	return ` SELECT CASE WHEN EXISTS (SELECT FROM ` + change + `) THEN 1 ELSE ('` + noRow + `' || (SELECT count(*) FROM ` + change + `))::int END FROM ` + rows
 }
 
-// ExplainOneRow makes an ErrIgnored of the failure of a OneRow or a Changed, and returns every other error as it is.
+// ExplainOneRow turns the failure of OneRow or Changed into an ErrIgnored. It returns every other error unchanged.
 func ExplainOneRow(table string, err error) error {
 	answer, ok := errors.AsType[*pgconn.PgError](err)
 	if !ok || answer.Code != "22P02" || !strings.Contains(answer.Message, noRow) {

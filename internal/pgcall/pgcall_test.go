@@ -22,7 +22,7 @@ func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }
 
 const conns = 4
 
-// onIdle runs a test in a bubble on a pool of idle connections, which has room for as many again.
+// onIdle runs a test in a bubble on a pool of idle connections with room for as many again.
 func onIdle(t *testing.T, test func(t *testing.T, s *silent.Postgres, pool *pgxpool.Pool)) {
 	t.Helper()
 	t.Parallel()
@@ -39,7 +39,7 @@ func one(ctx context.Context, conn *pgxpool.Conn) error {
 	return err
 }
 
-// All idle connections are silent: one call that is not answered has all of them closed.
+// When all idle connections are silent, one call without an answer closes all of them.
 func TestUseGetsOverSilentConnections(t *testing.T) {
 	onIdle(t, func(t *testing.T, s *silent.Postgres, pool *pgxpool.Pool) {
 		s.SilenceConnections()
@@ -61,7 +61,7 @@ func TestUseGetsOverSilentConnections(t *testing.T) {
 	})
 }
 
-// Within costs 2 s, not its whole time, where all connections are silent already.
+// With silent connections only, Within takes 2 s, not its whole limit.
 func TestWithinProvesItsConnection(t *testing.T) {
 	onIdle(t, func(t *testing.T, s *silent.Postgres, pool *pgxpool.Pool) {
 		s.SilenceConnections()
@@ -73,7 +73,7 @@ func TestWithinProvesItsConnection(t *testing.T) {
 	})
 }
 
-// A connection that falls silent in the middle ends the call in time, and another one serves Twice.
+// A connection that falls silent during a call ends the call in time, and Twice uses another one.
 func TestSilentInTheMiddle(t *testing.T) {
 	const d = 12 * time.Second
 	onIdle(t, func(t *testing.T, s *silent.Postgres, pool *pgxpool.Pool) {
@@ -97,7 +97,7 @@ func TestSilentInTheMiddle(t *testing.T) {
 	})
 }
 
-// While the server is silent altogether, calls wait for their bound, and the pool works as soon as it is back.
+// While the server is silent, calls wait for their limit. The pool works again as soon as the server does.
 func TestSilentServer(t *testing.T) {
 	onIdle(t, func(t *testing.T, s *silent.Postgres, pool *pgxpool.Pool) {
 		s.Pause()
@@ -119,7 +119,7 @@ func TestSilentServer(t *testing.T) {
 	})
 }
 
-// Errors of the caller's function come back as they are.
+// Errors of the caller's function are returned unchanged.
 func TestErrorsOfTheCall(t *testing.T) {
 	onIdle(t, func(t *testing.T, _ *silent.Postgres, pool *pgxpool.Pool) {
 		wrong := errors.New("wrong")
@@ -138,8 +138,8 @@ func TestErrorsOfTheCall(t *testing.T) {
 	})
 }
 
-// A caller who has waited for a busy pool for long does not lose its place in the queue again and again: it waits for
-// 2 s, then for 4 s, then for 8 s.
+// A caller does not lose its place in the queue of a busy pool every 2 s: it waits for 2 s, then for 4 s, then for 8
+// s.
 func TestUseKeepsItsPlace(t *testing.T) {
 	onIdle(t, func(t *testing.T, _ *silent.Postgres, pool *pgxpool.Pool) {
 		var held []*pgxpool.Conn
@@ -154,13 +154,13 @@ func TestUseKeepsItsPlace(t *testing.T) {
 		var waiting sync.WaitGroup
 		waiting.Go(func() {
 			if err := pgcall.Use(t.Context(), pool, func(ctx context.Context, conn *pgxpool.Conn) error {
-				served <- "first" // while it keeps the second waiting
+				served <- "first" // keeps the second caller waiting
 				return one(ctx, conn)
 			}); err != nil {
 				t.Error(err)
 			}
 		})
-		time.Sleep(7 * time.Second) // it waits for the third time
+		time.Sleep(7 * time.Second) // the third wait
 		waiting.Go(func() {
 			conn, err := pool.Acquire(t.Context())
 			if err != nil {
@@ -195,7 +195,7 @@ func backend(t *testing.T, r *pgcall.Reserve) (pid uint32) {
 	return pid
 }
 
-// A Reserve works beside a pool of which no connection is free, keeps its connection, and replaces one that is lost.
+// A Reserve works while the pool has no free connection, keeps its connection, and replaces a lost one.
 func TestReserve_besideAFullPool(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t, pgtest.URL(t), 1)
@@ -220,7 +220,7 @@ func TestReserve_besideAFullPool(t *testing.T) {
 	}
 }
 
-// Where the server has no place for one more connection a Reserve takes one of the pool.
+// If the server accepts no more connections, a Reserve uses one of the pool.
 func TestReserve_withoutAPlace(t *testing.T) {
 	t.Parallel()
 	cfg, err := pgxpool.ParseConfig(pgtest.URL(t))
