@@ -8,7 +8,7 @@ import (
 	"github.com/holdfast-go/holdfast/internal/testenv/pgtest"
 )
 
-// A server that ends idle sessions does not end one that listens, and so costs no warning at each end.
+// idle_session_timeout of the server does not end a listening session, so no warning is logged for it.
 func TestListen_outlivesIdleSessionTimeout(t *testing.T) {
 	t.Parallel()
 	cfg := pgtest.New(t).Config()

@@ -1,7 +1,6 @@
-// Package pgnotify wakes services of other processes by NOTIFY, apart from the
-// transactions that give the reason: Postgres commits one transaction with a NOTIFY
-// at a time, so a Sender sends its own, after the commit, and few of them. A
-// notification that is lost costs the time to the next poll.
+// Package pgnotify wakes services in other processes with NOTIFY. Postgres commits transactions with a NOTIFY one at
+// a time, so a Sender notifies outside the business transaction, after its commit, and rarely. A lost notification
+// costs the time to the next poll.
 package pgnotify
 
 import (
@@ -24,22 +23,22 @@ import (
 	"github.com/holdfast-go/holdfast/internal/telemetry"
 )
 
-// Channel is where the notifications of one table go: it belongs to the table,
-// whatever name or search path leads to it.
+// Channel is the notification channel of one table. It is named after the table's oid, so search paths and other
+// names of the table do not matter.
 type Channel struct {
 	Pool   *pgxpool.Pool
-	Prefix string // of the channel's name, before the table's oid
+	Prefix string // of the channel's name; the table's oid follows
 	Table  string // quoted
 }
 
 const (
-	// channelSQL also keeps the server from ending the session: one that listens is idle by design. Postgres 13 has no
-	// such timeout.
+	// channelSQL also turns off idle_session_timeout, because a listening session is idle by design. Postgres 13 has
+	// no such timeout.
 	channelSQL = `SELECT $1::text || $2::text::regclass::oid, count(set_config(name, '0', false)) FROM pg_settings WHERE name = 'idle_session_timeout'`
 	notifySQL  = `SELECT pg_notify($1::text || $2::text::regclass::oid, $3)`
 )
 
-// timeout bounds one notification, and the begin of listening.
+// timeout bounds one notification, and the start of listening.
 const timeout = 4 * time.Second
 
 func (c Channel) notify(ctx context.Context, payload string) error {
@@ -51,7 +50,7 @@ func (c Channel) notify(ctx context.Context, payload string) error {
 	})
 }
 
-// worded says what it means that a table's channel is not known.
+// worded adds ErrNoTable to the error of an unknown table.
 func worded(err error) error {
 	if missing, ok := errors.AsType[*pgconn.PgError](err); ok && missing.Code == undefinedTable {
 		return fmt.Errorf("%w: %w", ErrNoTable, err)
@@ -59,7 +58,7 @@ func worded(err error) error {
 	return err
 }
 
-// listen returns a connection that belongs to the caller, and listens.
+// listen returns a listening connection, which belongs to the caller.
 func (c Channel) listen(ctx context.Context) (*pgx.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -81,10 +80,10 @@ func (c Channel) listen(ctx context.Context) (*pgx.Conn, error) {
 func hangUp(conn *pgx.Conn) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
-	_ = conn.Close(ctx) // it is of no use either way
+	_ = conn.Close(ctx) // the connection is dropped either way
 }
 
-// payload is a time as text; the zero time is empty.
+// payload formats a time; the zero time becomes "".
 func payload(at time.Time) string {
 	if at.IsZero() {
 		return ""
@@ -92,8 +91,7 @@ func payload(at time.Time) string {
 	return at.UTC().Format(time.RFC3339Nano)
 }
 
-// moment is what payload made. What it does not understand, from a version to
-// come, is an unknown time.
+// moment parses a payload. It returns the zero time for text it cannot parse, such as a format of a later version.
 func moment(payload string) time.Time {
 	at, err := time.Parse(time.RFC3339Nano, payload)
 	if err != nil {
@@ -105,18 +103,16 @@ func moment(payload string) time.Time {
 // SenderConfig tunes a Sender.
 type SenderConfig struct {
 	Channel Channel
-	// Interval is the least time between two notifications.
+	// Interval is the minimum time between two notifications.
 	Interval time.Duration
-	// Keep is how long a notification that cannot be sent is tried again. Default: it
-	// is dropped.
+	// Keep is how long a failed notification is retried. 0: it is dropped.
 	Keep time.Duration
-	// Failed is called now and then when a notification was not sent.
+	// Failed is called when a notification failed, at a limited rate.
 	Failed func(ctx context.Context, err error)
 }
 
-// Sender sends notifications, each with the earliest of the times that Tell was
-// given since the last one. It needs no Run: its one goroutine lives from a call of
-// Tell until an Interval has passed without a further one.
+// Sender sends notifications. Each carries the earliest time passed to Tell since the last one. It needs no Run: its
+// one goroutine starts with Tell and ends when an Interval has passed without another call.
 type Sender struct {
 	cfg        SenderConfig
 	complaints telemetry.Seldom
@@ -130,8 +126,8 @@ type Sender struct {
 // NewSender returns a Sender.
 func NewSender(cfg SenderConfig) *Sender { return &Sender{cfg: cfg} }
 
-// Tell asks for a notification about a time, or an unknown one if at is zero. It
-// never blocks, and is safe for concurrent use.
+// Tell requests a notification with the time at; a zero at is an unknown time. It never blocks, and is safe for
+// concurrent use.
 func (s *Sender) Tell(at time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -142,14 +138,14 @@ func (s *Sender) Tell(at time.Time) {
 	}
 }
 
-// add notes a time; s.mu is held.
+// add records a time. The caller holds s.mu.
 func (s *Sender) add(at time.Time) {
 	if !s.pending || at.Before(s.at) {
 		s.pending, s.at = true, at
 	}
 }
 
-// take returns what is to be sent. If that is nothing, the goroutine ends.
+// take returns the time to send. Without one, the goroutine ends.
 func (s *Sender) take() (at time.Time, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -159,7 +155,7 @@ func (s *Sender) take() (at time.Time, ok bool) {
 }
 
 func (s *Sender) run() {
-	var since time.Time // when sending began to fail
+	var since time.Time // when sending started to fail
 	failures := 0
 	between := backoff.Policy{Base: 50 * time.Millisecond, Max: maxPause, Jitter: 0.5}
 	for {
@@ -171,7 +167,7 @@ func (s *Sender) run() {
 		pause := s.cfg.Interval
 		err := s.cfg.Channel.notify(context.Background(), payload(at))
 		switch {
-		case err == nil || isClosed(err): // nobody waits for word of a process that ends
+		case err == nil || isClosed(err): // a closed pool means that the process ends
 			failures = 0
 		default:
 			s.complain(err)
@@ -188,7 +184,7 @@ func (s *Sender) run() {
 	}
 }
 
-// keep has a time sent again, unless an earlier one has come meanwhile.
+// keep queues a failed time again, unless an earlier one was added meanwhile.
 func (s *Sender) keep(at time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -201,14 +197,13 @@ func (s *Sender) complain(err error) {
 	}
 }
 
-// isClosed recognises the errors of a pool that was closed: before the call, from a
-// package that is no dependency of ours, or while it connected. The call's own context
-// is never cancelled.
+// isClosed reports whether err comes from a closed pool: from before the call, as an error text of a package we do
+// not import, or from a pool that was closed while it connected. The call's own context is never cancelled.
 func isClosed(err error) bool {
 	return errors.Is(err, context.Canceled) || strings.Contains(err.Error(), "closed pool")
 }
 
-// maxPause is how long a database that is away is left alone: it may be back at any time.
+// maxPause bounds the pause between two tries, because a lost database may return at any time.
 const maxPause = 2 * time.Second
 
 // ListenerConfig tunes a Listener. All fields are required.
@@ -216,30 +211,29 @@ type ListenerConfig struct {
 	Channel       Channel
 	Wake          func(at time.Time)                   // called for every notification, and after connecting with the zero time
 	ProbeInterval time.Duration                        // between two tests of the connection
-	Failed        func(ctx context.Context, err error) // called once for each time in which notifications do not arrive
+	Failed        func(ctx context.Context, err error) // called once per period without notifications
 }
 
-// Listener hands on what Senders of other processes send. It takes a connection
-// out of the pool for itself, and one more for a moment at each test.
+// Listener receives the notifications of Senders in other processes. It takes a connection out of the pool, and
+// briefly one more for each test.
 type Listener struct {
 	cfg ListenerConfig
 
 	mu    sync.Mutex
-	state error // nil: the last test went well
+	state error // nil: the last test passed
 }
 
 var (
 	errNotListening = errors.New("the listener is not connected")
 
-	// ErrNoTable is what Probe returns where the table does not exist whose channel
-	// is listened to.
+	// ErrNoTable means that the table of the channel does not exist.
 	ErrNoTable = errors.New("the table does not exist")
 
-	// ErrSwallowed is what Probe returns where notifications do not arrive.
+	// ErrSwallowed means that notifications do not arrive.
 	ErrSwallowed = errors.New("notifications do not arrive: the connection is dead, or a pooler in transaction mode swallows them")
 )
 
-// NewListener returns a Listener; Run sets it to work.
+// NewListener returns a Listener. It listens during Run.
 func NewListener(cfg ListenerConfig) *Listener {
 	return &Listener{cfg: cfg, state: errNotListening}
 }
@@ -264,7 +258,7 @@ func (l *Listener) Run(ctx context.Context) {
 	}
 }
 
-// State returns nil while notifications arrive, else why they do not.
+// State returns nil while notifications arrive, otherwise the reason why they do not.
 func (l *Listener) State() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -273,9 +267,8 @@ func (l *Listener) State() error {
 
 const undefinedTable = "42P01"
 
-// Probe tests, with a connection of its own, whether notifications arrive. If they
-// do not, its error is ErrNoTable or ErrSwallowed; any other says that it could not
-// test it, not even by a second try: a busy server may once take too long.
+// Probe tests on its own connection whether notifications arrive. Its error is ErrNoTable or ErrSwallowed if they do
+// not. Any other error means that the test failed twice: a busy server may be too slow once.
 func (l *Listener) Probe(ctx context.Context) error {
 	err := l.probeOnce(ctx)
 	if err == nil || errors.Is(err, ErrNoTable) || errors.Is(err, ErrSwallowed) || ctx.Err() != nil {
@@ -297,14 +290,14 @@ func (l *Listener) probeOnce(ctx context.Context) error {
 	return l.await(ctx, conn, probeTimeout, token)
 }
 
-// session is one connection, from its begin to its failure.
+// session is one connection, from its start to its failure.
 func (l *Listener) session(ctx context.Context, works func()) error {
 	conn, err := l.cfg.Channel.listen(ctx)
 	if err != nil {
 		return err
 	}
 	defer hangUp(conn)
-	l.cfg.Wake(time.Time{}) // for what was committed while nobody listened
+	l.cfg.Wake(time.Time{}) // for rows committed while nobody listened
 	heard := false
 	for {
 		if !heard {
@@ -321,14 +314,14 @@ func (l *Listener) session(ctx context.Context, works func()) error {
 }
 
 const (
-	// probeTimeout is how long a notification to oneself may take. A connection is found dead within
-	// this and twice ProbeInterval: one that has just heard something is not tested at once.
+	// probeTimeout bounds a notification to oneself. A dead connection is found within twice ProbeInterval plus this
+	// time, because a connection that has just received something is not tested at once.
 	probeTimeout = 2500 * time.Millisecond
-	// probePrefix tells such a notification from a time.
+	// probePrefix distinguishes such a notification from a time.
 	probePrefix = "probe "
 )
 
-// probe tests a connection that listens, all within probeTimeout.
+// probe tests a listening connection within probeTimeout.
 func (l *Listener) probe(ctx context.Context, conn *pgx.Conn) error {
 	end := time.Now().Add(probeTimeout)
 	bounded, cancel := context.WithDeadline(ctx, end)
@@ -340,14 +333,14 @@ func (l *Listener) probe(ctx context.Context, conn *pgx.Conn) error {
 	return l.await(ctx, conn, time.Until(end), token)
 }
 
-// notifySelf sends a notification over another connection, since a pooler passes on
-// what arrives while the connection is in use.
+// notifySelf sends a notification on another connection, because a pooler forwards notifications only while the
+// connection is in use.
 func (l *Listener) notifySelf(ctx context.Context) (token string, err error) {
 	token = probePrefix + uuid.NewString()
 	return token, l.cfg.Channel.notify(ctx, token)
 }
 
-// await waits for d until the notification with the token arrives.
+// await waits up to d for the notification with the token.
 func (l *Listener) await(ctx context.Context, conn *pgx.Conn, d time.Duration, token string) error {
 	_, err := l.receive(ctx, conn, d, token)
 	if pgconn.Timeout(err) && ctx.Err() == nil {
@@ -356,8 +349,8 @@ func (l *Listener) await(ctx context.Context, conn *pgx.Conn, d time.Duration, t
 	return err
 }
 
-// receive hands on every notification until the one with the token arrives;
-// without a token, for d. It returns whether there was any.
+// receive passes on every notification until the one with the token arrives, or for d if there is no token. It
+// reports whether any arrived.
 func (l *Listener) receive(ctx context.Context, conn *pgx.Conn, d time.Duration, token string) (heard bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, d)
 	defer cancel()

@@ -19,8 +19,8 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }
 
-// heard runs a listener until the test ends, and returns the times that it hears once it is connected.
-// It does not test its connection again, which on a busy machine could fail and lose notifications.
+// heard runs a listener until the test ends, and returns the times it receives once it is connected. It does not test
+// its connection again, because on a busy machine such a test could fail and lose notifications.
 func heard(t *testing.T, c pgnotify.Channel) <-chan time.Time {
 	t.Helper()
 	times := make(chan time.Time, 1000)
@@ -68,7 +68,7 @@ func table(t *testing.T) (pool *pgxpool.Pool, c pgnotify.Channel) {
 	return pool, pgnotify.Channel{Pool: pool, Prefix: "sender_test_", Table: `"rows"`}
 }
 
-// Many times told at once are one notification or two, and the earliest is among them.
+// Many times told together become one or two notifications, and the earliest time is among them.
 func TestSenderGathers(t *testing.T) {
 	t.Parallel()
 	_, c := table(t)
@@ -92,7 +92,7 @@ func TestSenderGathers(t *testing.T) {
 	}
 }
 
-// A notification that fails is sent again for as long as it is kept.
+// A failed notification is retried for Keep.
 func TestSenderKeeps(t *testing.T) {
 	t.Parallel()
 	pool, c := table(t)
@@ -121,12 +121,12 @@ func TestSenderKeeps(t *testing.T) {
 	}
 }
 
-// A pool that is closed ends the sender, which reports no failure.
+// A closed pool ends the sender without a report.
 func TestSenderOnAClosedPool(t *testing.T) {
 	t.Parallel()
 	pool, c := table(t)
 	pool.Close()
-	synctest.Test(t, func(t *testing.T) { // it fails if the sender's goroutine stays
+	synctest.Test(t, func(t *testing.T) { // fails if the sender's goroutine stays
 		var failures atomic.Int64
 		sender(t, c, time.Hour, &failures).Tell(time.Now())
 		time.Sleep(time.Minute)
@@ -136,14 +136,14 @@ func TestSenderOnAClosedPool(t *testing.T) {
 	})
 }
 
-// A busy server that once takes seconds to open a connection does not keep Probe from its answer.
+// Probe returns its answer although a busy server once takes seconds to open a connection.
 func TestProbeOnBusyServer(t *testing.T) {
 	t.Parallel()
 	_, c := table(t)
-	testenv.Eventually(t, func() error { return probeWithOneFailure(t, c) }) // the server may be busy indeed
+	testenv.Eventually(t, func() error { return probeWithOneFailure(t, c) }) // the server may really be busy
 }
 
-// probeWithOneFailure probes where the first try cannot open its second connection, which is for the notification.
+// probeWithOneFailure probes, and the first try cannot open its second connection, which sends the notification.
 func probeWithOneFailure(t *testing.T, c pgnotify.Channel) error {
 	t.Helper()
 	cfg := c.Pool.Config()
