@@ -1,15 +1,13 @@
-// Package pgprune deletes what is due of a table in small steps, beside the work for which the
-// table is there.
+// Package pgprune deletes the due rows of a table in small steps, beside the work on the table.
 //
-// A step is one transaction at READ COMMITTED. It tries an advisory lock on the table first, so that
-// any number of processes share the work without a leader, behind poolers too. Then it deletes at
-// most 1,000 rows. It has 5 s; one that needs longer is repeated with 100 rows. After a full step
-// comes a pause as long as the step took, so pruning takes half a connection at most. A step that is
-// not full ends the statement.
+// A step is one transaction at READ COMMITTED. It tries an advisory lock on the table first, so that any number of
+// processes share the work without a leader, also behind poolers. Then it deletes at most 1,000 rows. Its limit is 5
+// s; a step that takes longer is repeated with 100 rows. After a full step comes a pause as long as the step, so
+// pruning uses half a connection at most. A step that is not full ends the statement.
 //
-// A row that the server refuses to delete, or whose DELETE a trigger drops, is left out and reported, and the others are
-// deleted: a step that is refused is repeated with a tenth of its rows. A statement that fails for another reason does not
-// keep the others from being run.
+// Some rows cannot be deleted, because the server rejects it or a trigger drops the DELETE. A rejected step is
+// repeated with a tenth of its rows until the row is found, which is skipped and reported. If a statement fails for
+// another reason, the next statements still run.
 package pgprune
 
 import (
@@ -35,26 +33,26 @@ import (
 )
 
 const (
-	// DefaultInterval is the time between two passes where Config.Interval is 0.
+	// DefaultInterval is used if Config.Interval is 0.
 	DefaultInterval = time.Minute
-	// passTimeout bounds a pass that Written starts: nobody waits for its end.
+	// passTimeout bounds a pass that Written starts, because nobody waits for it.
 	passTimeout = 5 * time.Second
-	// refusing is for how long a pass goes on with a statement that leaves rows out. The next pass goes on where it ended.
+	// refusing bounds a pass with a statement that skips rows. The next pass continues there.
 	refusing = 10 * time.Second
-	// takenPause is how long Prune leaves a table alone that another process prunes.
+	// takenPause is how long Prune waits while another process prunes the table.
 	takenPause = 50 * time.Millisecond
 )
 
 // Config tunes a Pruner. Pool, Table, Core and Statements are required.
 type Config struct {
 	Pool  *pgxpool.Pool
-	Table string // qualified and quoted; the lock belongs to it
-	Core  string // such as "outbox": names the counter, and with pgx behind it log lines and errors
-	// Statements say what is deleted, one after the other.
+	Table string // qualified and quoted; the advisory lock is named after it
+	Core  string // such as "outbox": names the counter, and with pgx appended log lines and errors
+	// Statements select the rows to delete, one statement after the other.
 	Statements []Statement
-	// Interval is the time between two passes. 0: 1 minute. Negative: no passes, Prune alone works.
+	// Interval is the time between two passes. 0: 1 minute. Negative: no passes, only Prune works.
 	Interval time.Duration
-	// Explain words errors of the server. Optional.
+	// Explain rewords errors of the server. Optional.
 	Explain       func(error) error
 	Logger        *slog.Logger         // nil: slog.Default()
 	MeterProvider metric.MeterProvider // nil: the global one
@@ -66,7 +64,7 @@ type Pruner struct {
 	pruned metric.Int64Counter
 
 	mu     sync.Mutex
-	resume []int // for each statement, how many rows at its beginning the next pass leaves out
+	resume []int // for each statement, how many rows at its start the next pass skips
 
 	next    atomic.Int64 // when Written starts the next pass, in Unix nanoseconds
 	running atomic.Bool  // a pass of Written
@@ -101,7 +99,7 @@ func (p *Pruner) first() time.Duration {
 	return time.Duration(rand.Float64() * float64(p.cfg.Interval))
 }
 
-// Run does a pass per interval until ctx ends. Where passes are off it returns at once.
+// Run does a pass per interval until ctx ends. If passes are off it returns at once.
 func (p *Pruner) Run(ctx context.Context) {
 	if p.off() {
 		return
@@ -111,8 +109,8 @@ func (p *Pruner) Run(ctx context.Context) {
 	}
 }
 
-// Written says that rows were written. If a pass is due, it starts one in the background, of 5 s at
-// most: for stores that no service runs beside. It costs no statement and does not block.
+// Written reports that rows were written. If a pass is due, it starts one of up to 5 s in the background. It is for
+// stores without a running service. It sends no statement itself and does not block.
 func (p *Pruner) Written() {
 	if p.off() || time.Now().UnixNano() < p.next.Load() || !p.running.CompareAndSwap(false, true) {
 		return
@@ -126,8 +124,8 @@ func (p *Pruner) Written() {
 	}()
 }
 
-// Pass does one pass, until nothing is due, another process prunes the table, or ctx ends. A failure
-// is one line in the log. Where passes are off it does nothing.
+// Pass deletes until nothing is due, another process prunes the table, or ctx ends. It logs a failure. If passes are
+// off it does nothing.
 func (p *Pruner) Pass(ctx context.Context) {
 	if p.off() {
 		return
@@ -140,8 +138,8 @@ func (p *Pruner) Pass(ctx context.Context) {
 		slog.String("table", p.cfg.Table), slog.Any("error", p.cfg.Explain(err)))
 }
 
-// Prune deletes everything that is due and returns how many rows that was, also with an error: rows that cannot be deleted,
-// of which the error names one, do not keep the others. Where another process prunes the table, it takes turns with it.
+// Prune deletes all due rows and returns their number, also with an error. It skips rows that cannot be deleted; the
+// error names one of them. If another process prunes the table, the two take turns.
 func (p *Pruner) Prune(ctx context.Context) (int, error) {
 	n, err := p.prune(ctx, false)
 	if err != nil {
@@ -152,8 +150,8 @@ func (p *Pruner) Prune(ctx context.Context) (int, error) {
 
 var errTaken = errors.New("another process prunes the table")
 
-// prune runs the statements to their ends. A pass ends early where another process has the lock, or where it leaves out rows
-// for long.
+// prune runs the statements to their ends. A pass ends early if another process has the lock, or if it has skipped
+// rows for too long.
 func (p *Pruner) prune(ctx context.Context, pass bool) (total int, err error) {
 	var errs []error
 	for i := range p.cfg.Statements {
@@ -162,7 +160,7 @@ func (p *Pruner) prune(ctx context.Context, pass bool) (total int, err error) {
 		if err != nil {
 			errs = append(errs, err)
 		}
-		if err != nil && sqlstate.Of(err) == "" && !errors.Is(err, pgcall.ErrIgnored) { // the others would fail as well
+		if err != nil && sqlstate.Of(err) == "" && !errors.Is(err, pgcall.ErrIgnored) { // the next statements would fail as well
 			break
 		}
 	}
@@ -196,7 +194,7 @@ func (p *Pruner) run(ctx context.Context, i int, pass bool) (total int, err erro
 	return total, s.err()
 }
 
-// begin returns how many rows a pass leaves out at first. The pass after that one leaves out none.
+// begin returns how many rows a pass skips at its start. The pass after it skips none.
 func (p *Pruner) begin(i int) (skip int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -211,20 +209,20 @@ func (p *Pruner) goOn(i, skip int) {
 }
 
 const (
-	// maxRows is how many rows one step deletes: enough for tens of thousands a second, few enough
-	// that a step takes some milliseconds.
+	// maxRows is the number of rows one step deletes: enough for tens of thousands a second, and few enough for a
+	// step of milliseconds.
 	maxRows = 1000
-	// fewRows is how many a step deletes when maxRows have taken too long.
+	// fewRows is the number for a step that was too slow with maxRows.
 	fewRows = 100
 	// stepTimeout bounds one step.
 	stepTimeout = 5 * time.Second
 )
 
 const (
-	// beginSQL works whatever the database's default: in a stricter transaction a row that another
-	// process has just changed is an error.
+	// beginSQL sets the isolation level, because in a stricter one a row that another process has just changed is an
+	// error.
 	beginSQL = `BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE`
-	// boundSQL makes the server end a step whose connection fell silent, and with it the lock.
+	// boundSQL makes the server end a step whose connection fell silent, which frees the lock.
 	boundSQL = `SELECT set_config('idle_in_transaction_session_timeout', $1, true), set_config('statement_timeout', $1, true)`
 	lockSQL  = `SELECT pg_try_advisory_xact_lock(hashtextextended('holdfast prune ' || $1::text::regclass::oid, 0))`
 )
@@ -235,16 +233,16 @@ type step struct {
 	table     string
 	statement Statement
 	limit     int
-	most      int // the limit while all goes well
-	skip      int // rows at the beginning that cannot be deleted
-	refused   int // those of this pass
+	most      int // the limit without failures
+	skip      int // rows at the start that cannot be deleted
+	refused   int // rows of this pass that cannot be deleted
 	why       error
 	done      bool
 }
 
-// do runs the statement once and returns how many rows it deleted. Its error is errTaken where
-// another process has the lock. Where the server refuses the rows, the next call tries fewer; one row that is refused alone is
-// left out from then on.
+// do runs the statement once and returns the number of deleted rows. Its error is errTaken if another process has the
+// lock. If the server rejects the rows, the next call tries fewer; a row that is rejected alone is skipped from then
+// on.
 func (s *step) do(ctx context.Context) (int, error) {
 	chosen, gone, err := s.transaction(ctx)
 	if tookTooLong(err) && s.limit > fewRows {
@@ -269,8 +267,8 @@ func (s *step) do(ctx context.Context) (int, error) {
 	return gone, nil
 }
 
-// leave leaves out the next n rows, and notes why for the first one. It returns why if there is no such row: then no row is at
-// fault.
+// leave skips the next n rows and records why for the first one. If there is no such row, it returns why, because
+// then no row is at fault.
 func (s *step) leave(ctx context.Context, n int, why error) error {
 	if s.why == nil {
 		id, err := s.name(ctx)
@@ -300,8 +298,8 @@ func (s *step) err() error {
 	return s.why
 }
 
-// transaction takes two round trips: DELETE and COMMIT share one, so that no lock on a row outlives
-// a connection that falls silent.
+// transaction takes two round trips: DELETE and COMMIT share one, so that no row lock outlives a connection that
+// falls silent.
 func (s *step) transaction(ctx context.Context) (chosen, gone int, err error) {
 	err = pgcall.Within(ctx, s.pool, stepTimeout, func(ctx context.Context, conn *pgxpool.Conn) error {
 		locked, err := s.lock(ctx, conn)
@@ -338,7 +336,7 @@ func (s *step) delete(ctx context.Context, conn *pgxpool.Conn) (chosen, gone int
 	return chosen, gone, nil
 }
 
-// rollback does nothing where the connection was closed: the server ends the transaction then.
+// rollback does nothing on a closed connection, because the server ends the transaction then.
 func rollback(ctx context.Context, conn *pgxpool.Conn) error {
 	if conn.Conn().IsClosed() {
 		return nil
@@ -347,57 +345,57 @@ func rollback(ctx context.Context, conn *pgxpool.Conn) error {
 	return err
 }
 
-// tookTooLong says whether the step met its bound, on the way or at the server.
+// tookTooLong reports whether the step reached its limit, in the client or in the server.
 func tookTooLong(err error) bool {
 	const queryCanceled = "57014"
 	answer, ok := errors.AsType[*pgconn.PgError](err)
 	return errors.Is(err, pgcall.ErrSilent) || ok && answer.Code == queryCanceled
 }
 
-// Statement says which rows of a table are due.
+// Statement selects the due rows of a table.
 type Statement struct {
 	// Table is qualified and quoted.
 	Table string
-	// ID is a column that tells rows apart: a key, or ctid, which does so in one partition only.
+	// ID is a column that identifies rows: a key, or ctid, which is unique in one partition only.
 	ID string
-	// Also is a condition, met by all that is due, of rows whose ID is that of a row that is due. ctid needs it, since a
-	// table may be partitioned. "" means none.
+	// Also is a condition that holds for every due row. ctid needs it, because rows of two partitions can share a
+	// ctid. "" means none.
 	Also string
-	// Due is a condition, by an index, and the order in which that has the rows: what follows WHERE.
+	// Due is a condition that an index serves, and the order of that index: the text after WHERE.
 	Due string
 	// Args are the parameters of Due.
 	Args []any
 }
 
-// DeleteSQL deletes rows and skips those that are locked. It returns how many it has chosen, and how many it has deleted:
-// fewer, where a trigger or a policy of the table drops the change. The parameters after Args are the limit, and how many rows
-// to leave out at the beginning.
+// DeleteSQL deletes rows and skips locked ones. It returns the number of rows it chose, and the number it deleted,
+// which is lower if a trigger or a policy of the table drops the change. The parameters after Args are the limit and
+// the number of rows to skip at the start.
 func (s Statement) DeleteSQL() string {
 	also := ""
 	if s.Also != "" {
-		also = " AND (" + s.Also + ") IS TRUE" // no index serves that, so the rows are looked up by their ID
+		also = " AND (" + s.Also + ") IS TRUE" // no index serves it, so the rows are looked up by their ID
 	}
 	return fmt.Sprintf(`WITH due AS MATERIALIZED (SELECT %[2]s AS id FROM %[1]s WHERE %[3]s LIMIT $%[4]d OFFSET $%[5]d FOR UPDATE SKIP LOCKED),
 gone AS (DELETE FROM %[1]s WHERE %[2]s = ANY(ARRAY(SELECT id FROM due))`, s.Table, s.ID, s.Due, len(s.Args)+1, len(s.Args)+2) + also + ` RETURNING 1)
 SELECT (SELECT count(*) FROM due), (SELECT count(*) FROM gone)`
 }
 
-// nameSQL returns the ID of a row, for people. Behind Args comes how many rows are before it.
+// nameSQL returns the ID of a row, for people. The parameter after Args is the number of rows before it.
 func (s Statement) nameSQL() string {
 	return fmt.Sprintf(`SELECT %s::text FROM %s WHERE %s LIMIT 1 OFFSET $%d`, s.ID, s.Table, s.Due, len(s.Args)+1)
 }
 
-// countSQL counts them, locked or not. Behind Args comes the limit.
+// countSQL counts the due rows, locked or not. The parameter after Args is the limit.
 func (s Statement) countSQL() string {
 	return fmt.Sprintf(`SELECT count(*) FROM (SELECT FROM %s WHERE %s LIMIT $%d) due`, s.Table, s.Due, len(s.Args)+1)
 }
 
 func (s Statement) args(more ...any) []any { return append(slices.Clone(s.Args), more...) }
 
-// MaxCount bounds what Count counts of each statement.
+// MaxCount is the highest number that Count returns for one statement.
 const MaxCount = 100_000
 
-// Count returns how many rows Prune would delete by now; no statement counts above MaxCount.
+// Count returns how many rows Prune would delete now. No statement counts above MaxCount.
 func (p *Pruner) Count(ctx context.Context) (total int, err error) {
 	for _, s := range p.cfg.Statements {
 		var n int

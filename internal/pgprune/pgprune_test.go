@@ -31,7 +31,7 @@ func old(due int) []pgprune.Statement {
 	return []pgprune.Statement{{Table: "old", ID: "n", Due: "n <= $1 ORDER BY n", Args: []any{due}}}
 }
 
-// table makes a table with the rows 1 to n; those to due are due.
+// table creates a table with the rows 1 to n, of which the first due rows are due.
 func table(t *testing.T, pool *pgxpool.Pool, n, due int) pgprune.Config {
 	t.Helper()
 	exec(t, pool, fmt.Sprintf(`CREATE TABLE old (n int PRIMARY KEY); INSERT INTO old SELECT generate_series(1, %d)`, n))
@@ -104,7 +104,7 @@ func untilRows(t *testing.T, pool *pgxpool.Pool, want int) {
 	})
 }
 
-// Several processes at once, in a database whose default would make them fail.
+// Several processes prune together, in a database whose default isolation level would make them fail.
 func TestPrune(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t, pgtest.URL(t)+"&default_transaction_isolation=serializable", 8)
@@ -132,7 +132,7 @@ func TestPrune(t *testing.T) {
 	}
 }
 
-// Count returns the number of rows that Prune deletes, and deletes none. It counts locked rows, too.
+// Count returns the number of rows that Prune deletes, and deletes none. It also counts locked rows.
 func TestCount(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
@@ -148,8 +148,7 @@ func TestCount(t *testing.T) {
 	}
 }
 
-// A pass leaves a table alone that another process prunes; Prune waits for it. Rows that somebody
-// has locked are left to a later pass.
+// A pass skips a table that another process prunes; Prune waits for it. Locked rows stay for a later pass.
 func TestPruneTaken(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
@@ -193,7 +192,7 @@ func TestRun(t *testing.T) {
 	<-ended
 }
 
-// Written starts a pass when one is due.
+// Written starts a pass if one is due.
 func TestWritten(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
@@ -223,7 +222,7 @@ func TestOff(t *testing.T) {
 	wantPruned(t, p, 10)
 }
 
-// A failing pass is one line, and the next one works.
+// A failed pass logs one line, and the next pass works.
 func TestFailure(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
@@ -249,7 +248,7 @@ func TestFailure(t *testing.T) {
 	}
 }
 
-// Rows that cannot be deleted are left and told of, and neither the other rows nor the other tables are kept by them.
+// Rows that cannot be deleted are skipped and reported. The other rows and tables are pruned.
 func TestPrune_leavesRowsThatAreRefused(t *testing.T) {
 	t.Parallel()
 	pgtest.New(t) // skips before there are subtests
@@ -297,7 +296,7 @@ func TestPrune_leavesRowsThatAreRefused(t *testing.T) {
 	}
 }
 
-// A step of 1,000 rows that takes longer than its bound is repeated with 100. The server bounds each step.
+// A step of 1,000 rows that is too slow is repeated with 100. The server bounds each step.
 func TestPrune_smallerStepsAfterATimeout(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
