@@ -34,13 +34,13 @@ func Drops(ctx context.Context, q Querier, found *check.Findings, tables ...stri
 	return nil
 }
 
-// everySQL are the tables of $1, each with its partitions and the tables that inherit from it.
+// everySQL returns the tables of $1, each with its partitions and the tables that inherit from it.
 const everySQL = `
 WITH RECURSIVE every (oid) AS (
   SELECT to_regclass(name)::oid FROM unnest($1::text[]) AS name WHERE to_regclass(name) IS NOT NULL
   UNION SELECT i.inhrelid FROM pg_inherits i JOIN every e ON i.inhparent = e.oid)`
 
-// triggersSQL are the enabled row triggers that run before a change, or instead of it.
+// triggersSQL returns the enabled row triggers that run before a change, or instead of it.
 const triggersSQL = everySQL + `
 SELECT t.tgrelid::regclass::text, quote_ident(t.tgname), t.tgfoid::regproc::text, l.lanname::text, p.prosrc, (t.tgtype & 20) <> 0, (t.tgtype & 8) <> 0
 FROM every e JOIN pg_trigger t ON t.tgrelid = e.oid JOIN pg_proc p ON p.oid = t.tgfoid JOIN pg_language l ON l.oid = p.prolang
@@ -61,7 +61,7 @@ func triggers(ctx context.Context, q Querier, found *check.Findings, tables []st
 	return err
 }
 
-// rulesSQL are the enabled rules that replace a change by something else.
+// rulesSQL returns the enabled rules that replace a change.
 const rulesSQL = everySQL + `
 SELECT r.ev_class::regclass::text, quote_ident(r.rulename) FROM every e JOIN pg_rewrite r ON r.ev_class = e.oid
 WHERE r.is_instead AND r.ev_type <> '1' AND r.ev_enabled IN ('O', 'A') ORDER BY 1, 2`
@@ -72,7 +72,7 @@ func rules(ctx context.Context, q Querier, found *check.Findings, tables []strin
 	})
 }
 
-// childrenSQL are tables that inherit from one that is not partitioned by Postgres itself.
+// childrenSQL returns tables that inherit from one that is not partitioned by Postgres itself.
 const childrenSQL = everySQL + `
 SELECT DISTINCT ON (1) i.inhparent::regclass::text, i.inhrelid::regclass::text
 FROM every e JOIN pg_class c ON c.oid = e.oid AND c.relkind = 'r' JOIN pg_inherits i ON i.inhparent = c.oid ORDER BY 1, 2`
@@ -84,8 +84,8 @@ func children(ctx context.Context, q Querier, found *check.Findings, tables []st
 	})
 }
 
-// policiesSQL are the tables whose row security applies to the current role. A policy that lets the role do everything
-// with every row makes up for it, if no restrictive one is beside it.
+// policiesSQL returns the tables whose row security limits the current role. A table is left out if a policy lets the
+// role do everything with every row and no restrictive policy exists.
 const policiesSQL = everySQL + `
 SELECT e.oid::regclass::text, quote_ident(current_user) FROM every e
 WHERE row_security_active(e.oid) AND (
@@ -126,11 +126,11 @@ type body struct {
 }
 
 var (
-	// noise is what is not code: comments and texts.
+	// noise matches comments and texts, which are not code.
 	noise = regexp.MustCompile(`(?s)--[^\n]*|/\*.*?\*/|'(?:[^']|'')*'`)
 	// returned finds the expressions that a function in PL/pgSQL returns.
 	returned = regexp.MustCompile(`(?is)\breturn\b\s*([^;]*?)\s*;`)
-	// skips finds the words by which other languages drop a row.
+	// skips matches the words by which other languages drop a row.
 	skips = regexp.MustCompile(`(?i)\b(skip|null|none)\b`)
 )
 

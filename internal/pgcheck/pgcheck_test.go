@@ -30,8 +30,7 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }
 
-// cases are the ways in which a table of users' own making drops changes, and others that do not. want is a part of the
-// one finding, "" where there is none.
+// cases are changes that users make to a table. want is a part of the one finding, "" if there must be none.
 var cases = []struct{ name, sql, want string }{
 	{"nothing", ``, ""},
 	{"a trigger that returns NULL", before("INSERT", `BEGIN IF NEW.v = 'x' THEN RETURN NULL; END IF; RETURN NEW; END`), "function may return NULL"},
@@ -116,7 +115,7 @@ func exec(t *testing.T, tx pgx.Tx, sql string) {
 	}
 }
 
-// settings are those of a session that change how values look. With a name that Check reports, nothing else is promised.
+// settings are session settings that change the text form of values. If Check reports one, nothing else is promised.
 var settings = []struct{ setting, reported string }{
 	{"bytea_output=escape", "bytea_output"},
 	{"datestyle=SQL,DMY", "DateStyle"},
@@ -176,7 +175,7 @@ func TestSettings_workOrAreReported(t *testing.T) {
 	}
 }
 
-// The settings that are not reported, all at once.
+// All unreported settings together.
 func TestSettings_thatWork(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol} {
