@@ -1,8 +1,8 @@
-// Package pgfault makes one statement of a process's connections to Postgres fail: the process stops
-// there, or its connection is lost, or the server refuses the statement.
+// Package pgfault makes one statement of a process fail on its way to Postgres: the process stops there, its
+// connection is lost, or the server rejects the statement.
 //
-// A [Line] stands for the connections of one process. It reads the protocol above TLS, so it knows the
-// statements whichever way pgx sends them, and the server is the real one.
+// A [Line] covers the connections of one process to a real server. It reads the protocol above TLS, so it sees every
+// statement, in whichever protocol pgx sends it.
 package pgfault
 
 import (
@@ -19,29 +19,29 @@ import (
 	"github.com/jackc/pgx/v5/pgproto3"
 )
 
-// Fault is what becomes of one step.
+// Fault is the fault that strikes at one step.
 type Fault int
 
 // The faults.
 const (
 	None       Fault = iota
 	KillBefore       // the process stops before the step is sent; its connections are closed
-	KillAfter        // the process stops when the server has done the step and nobody has heard of it
-	LoseAfter        // the same happens to one connection; the process goes on
-	Refuse           // the server refuses the step as one that takes too long: 57014
-	Conflict         // the server refuses the step, a COMMIT, by a conflict: 40001
-	Hold             // the process waits before the step, its connections open
+	KillAfter        // the process stops after the server has done the step, before the reply arrives
+	LoseAfter        // one connection is lost after the server has done the step; the process goes on
+	Refuse           // the server rejects the step with a timeout, 57014
+	Conflict         // the server rejects the step, a COMMIT, with a conflict, 40001
+	Hold             // the process waits before the step with open connections
 )
 
-// Step is what a process sends before it waits for an answer.
+// Step is everything that a process sends before it waits for an answer.
 type Step struct {
-	SQL     []string // in their order
+	SQL     []string // in order
 	Outside bool     // no transaction was open, and the step begins none
-	Commit  bool     // it ends in COMMIT
+	Commit  bool     // the step ends with COMMIT
 }
 
-// Line stands for the connections of one process. Its steps are counted while it is armed. A Line is
-// safe for concurrent use.
+// Line covers the connections of one process. While it is armed, it counts their steps. A Line is safe for concurrent
+// use.
 type Line struct {
 	fault    Fault
 	at       int
@@ -62,7 +62,7 @@ func New(fault Fault, at int) *Line {
 	return &Line{fault: fault, at: at, struck: make(chan struct{}), released: make(chan struct{}), conns: map[*conn]struct{}{}}
 }
 
-// Attach has the connections that a pool makes with this configuration belong to the Line.
+// Attach puts the connections of a pool with this configuration on the Line.
 func (l *Line) Attach(cfg *pgconn.Config) {
 	before := cfg.AfterNetConnect
 	cfg.AfterNetConnect = func(ctx context.Context, cfg *pgconn.Config, nc net.Conn) (net.Conn, error) {
@@ -92,14 +92,14 @@ func (l *Line) forget(c *conn) {
 	delete(l.conns, c)
 }
 
-// Arm begins to count steps.
+// Arm starts counting steps.
 func (l *Line) Arm() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.armed = true
 }
 
-// Disarm ends it and returns the steps.
+// Disarm stops counting and returns the steps.
 func (l *Line) Disarm() []Step {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -107,7 +107,7 @@ func (l *Line) Disarm() []Step {
 	return l.steps
 }
 
-// Backends are the processes of the server that work for the connections.
+// Backends returns the server's process ids of the connections.
 func (l *Line) Backends() (pids []uint32) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -120,8 +120,7 @@ func (l *Line) Backends() (pids []uint32) {
 // Struck is closed when the fault has struck.
 func (l *Line) Struck() <-chan struct{} { return l.struck }
 
-// Release lets the process go on that a Kill or Hold has stopped. After a Kill the connections that it
-// had are lost.
+// Release resumes a process stopped by Kill or Hold. After a Kill its old connections are lost.
 func (l *Line) Release() { l.releaseOnce.Do(func() { close(l.released) }) }
 
 // step counts a step and returns its fault.
@@ -140,12 +139,12 @@ func (l *Line) step(s Step) Fault {
 
 func (l *Line) strike() { l.strikeOnce.Do(func() { close(l.struck) }) }
 
-// stop is the Kill: nothing more comes from the process, or reaches it, until Release.
+// stop cuts the process off: until Release it sends and receives nothing.
 func (l *Line) stop() {
 	l.mu.Lock()
 	l.stopped = true
 	for c := range l.conns {
-		_ = c.Conn.Close() // the server finds out
+		_ = c.Conn.Close() // so that the server notices
 	}
 	l.mu.Unlock()
 	l.strike()
@@ -170,7 +169,7 @@ var (
 	ending    = regexp.MustCompile(`(?i)(^|;)\s*commit\s*;?\s*$`)
 )
 
-// stepOf says what is executed, or that it is nothing but a pool's question whether somebody is there.
+// stepOf returns the step of some statements. A pool's ping is no step.
 func stepOf(executed []string, status byte) (s Step, any bool) {
 	for _, sql := range executed {
 		if sql != "" && !strings.HasPrefix(sql, "-- ping") {
@@ -185,7 +184,7 @@ func stepOf(executed []string, status byte) (s Step, any bool) {
 	return s, true
 }
 
-// conn is a connection of a Line. Read and Write may be called at once.
+// conn is a connection of a Line. Read and Write may be called concurrently.
 type conn struct {
 	net.Conn
 	line     *Line
@@ -193,10 +192,10 @@ type conn struct {
 
 	mu       sync.Mutex
 	replies  replies
-	fault    Fault  // of the step that the server is working on
-	answers  int    // that the server still gives to it
-	expected int    // answers that the client waits for
-	invented []byte // a refusal that is not yet read
+	fault    Fault  // of the step at the server
+	answers  int    // that the server has yet to send
+	expected int    // that the client waits for
+	invented []byte // a rejection that the client has not read yet
 }
 
 func (c *conn) Write(p []byte) (int, error) {
@@ -224,7 +223,7 @@ func (c *conn) Write(p []byte) (int, error) {
 	return c.Conn.Write(p)
 }
 
-// instead has the server do something else, and the client believe that p was sent.
+// instead sends another statement to the server, and the client believes that p was sent.
 func (c *conn) instead(p []byte, sql string) (int, error) {
 	if _, err := c.Conn.Write(query(sql)); err != nil {
 		return 0, err
@@ -285,8 +284,7 @@ func (c *conn) readInvented(p []byte) int {
 	return n
 }
 
-// received keeps back the answer to a step with a fault, and returns the fault when the server is
-// through with the step.
+// received withholds the answer to a step with a fault, and returns the fault when the server has finished the step.
 func (c *conn) received(b []byte) (passed int, due Fault) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -312,20 +310,20 @@ func (c *conn) Close() error {
 	return c.Conn.Close()
 }
 
-// headerBytes are the type of a message and its length.
+// headerBytes is the size of a message's type and length.
 const headerBytes = 5
 
-// requests reads what a client sends.
+// requests parses the messages of a client.
 type requests struct {
-	started  bool // the first message, which has no type, is over
+	started  bool // the first message, which has no type, has passed
 	rest     []byte
 	prepared map[string]string // SQL by the name of the statement
 	portals  map[string]string // SQL by the name of the portal
-	executed []string          // since the server was last asked for an answer
+	executed []string          // since the last message that asks for an answer
 }
 
-// add reads some bytes. It returns what is executed by them and how many answers end what the server
-// sends back: 0 if nothing is executed, or the rest of it is still to come.
+// add parses some bytes. It returns the statements they execute and the number of ReadyForQuery or similar answers
+// that end the reply. It returns 0 if nothing is executed, or a message is incomplete.
 func (r *requests) add(b []byte) (executed []string, answers int) {
 	r.rest = append(r.rest, b...)
 	for {
@@ -344,7 +342,7 @@ func (r *requests) add(b []byte) (executed []string, answers int) {
 	return executed, answers
 }
 
-// next takes a whole message off the rest.
+// next removes one complete message from the rest.
 func (r *requests) next() (head byte, body []byte, ok bool) {
 	from := headerBytes
 	if !r.started {
@@ -364,7 +362,7 @@ func (r *requests) next() (head byte, body []byte, ok bool) {
 	return head, body, true
 }
 
-// message notes one, and reports whether the server answers it by the end of an answer.
+// message records a message, and reports whether the server ends an answer for it.
 func (r *requests) message(head byte, body []byte) (answered bool) {
 	name, after, _ := bytes.Cut(body, []byte{0})
 	text, _, _ := bytes.Cut(after, []byte{0})
@@ -387,16 +385,16 @@ func (r *requests) message(head byte, body []byte) (answered bool) {
 	return false
 }
 
-// replies reads what the server sends.
+// replies parses the messages of the server.
 type replies struct {
-	head    [headerBytes + 4]byte // the beginning of the message at hand
+	head    [headerBytes + 4]byte // the start of the current message
 	have    int                   // bytes of head
-	left    int                   // bytes of the message that are still to come
+	left    int                   // bytes of the message that have not arrived
 	status  byte                  // of the transaction, at the end of the last answer
-	backend uint32                // the process of the server
+	backend uint32                // process id of the server
 }
 
-// add reads some bytes and returns how many answers have ended in them.
+// add parses some bytes and returns how many answers end in them.
 func (r *replies) add(b []byte) (ended int) {
 	for len(b) > 0 {
 		if r.have < headerBytes {
@@ -431,7 +429,7 @@ func (r *replies) message() (ended int) {
 	return 0
 }
 
-// refusal is what a server says that refuses a statement, as often as the client waits for an answer.
+// refusal returns the server's rejection of a statement, with as many answers as the client waits for.
 func refusal(code, text string, status byte, answers int) []byte {
 	said := &pgproto3.ErrorResponse{Severity: "ERROR", SeverityUnlocalized: "ERROR", Code: code, Message: text}
 	var b []byte
@@ -444,7 +442,7 @@ func refusal(code, text string, status byte, answers int) []byte {
 
 func query(sql string) []byte { return must((&pgproto3.Query{String: sql}).Encode(nil)) }
 
-// must is for messages that are never too long.
+// must is for messages that cannot be too long.
 func must(b []byte, err error) []byte {
 	if err != nil {
 		panic(err)

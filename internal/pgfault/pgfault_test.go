@@ -24,7 +24,7 @@ func encode(messages ...encoder) (b []byte) {
 	return b
 }
 
-// Whatever pieces the bytes come in, the statements and the ends of the answers are found.
+// Statements and ends of answers are found in bytes that are cut anywhere.
 func TestWireInPieces(t *testing.T) {
 	t.Parallel()
 	client := encode(
@@ -59,7 +59,7 @@ func TestWireInPieces(t *testing.T) {
 	}
 }
 
-// A refusal is an answer for each that the client waits for.
+// A rejection contains an answer for each one that the client waits for.
 func TestRefusal(t *testing.T) {
 	t.Parallel()
 	b := refusal("57014", "too slow", 'E', 2)
@@ -76,7 +76,7 @@ func TestRefusal(t *testing.T) {
 	}
 }
 
-// A step says whether it is in a transaction and ends it. A question whether the server is there is none.
+// A step knows whether it is in a transaction and whether it ends one. A ping is no step.
 func TestStepOf(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
