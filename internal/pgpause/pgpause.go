@@ -1,5 +1,4 @@
-// Package pgpause keeps in Postgres that a part is paused, by whom and why: a row says so, and none that it
-// works.
+// Package pgpause stores in Postgres which parts are paused, by whom and why. A part without a row is running.
 package pgpause
 
 import (
@@ -16,18 +15,18 @@ import (
 	"github.com/holdfast-go/holdfast/internal/pgcall"
 )
 
-// timeout bounds each try of a look. One that was not answered is made again on another connection.
+// timeout bounds each try of a read. A read without an answer is retried on another connection.
 const timeout = 4 * time.Second
 
 // Switch is the pause of one part. It is safe for concurrent use.
 type Switch struct {
 	Pool *pgxpool.Pool
-	// Table is the quoted name of the table, and Part the row in it.
+	// Table is the quoted name of the table, and Part selects the row.
 	Table, Part string
 	Missing     migrate.Missing
 }
 
-// Set pauses the part. A pause that is there keeps its begin.
+// Set pauses the part. A part that is already paused keeps its start time.
 func (s Switch) Set(ctx context.Context, by, reason string) error {
 	if err := actor.Check("by", "reason", by, reason); err != nil {
 		return err
@@ -57,7 +56,7 @@ func (s Switch) ignored() error {
 	return pgcall.Ignored(s.Table, fmt.Sprintf("the change of the pause of %q", s.Part))
 }
 
-// Get returns the pause. Its time is by the database's clock.
+// Get returns the pause. Its time comes from the database's clock.
 func (s Switch) Get(ctx context.Context) (state actor.Pause, err error) {
 	err = pgcall.Twice(ctx, s.Pool, timeout, func(ctx context.Context, conn *pgxpool.Conn) error {
 		state = actor.Pause{}
