@@ -14,7 +14,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 )
 
-// Notices is after how long the broker finds out that a silent connection has ended, and delivers its messages again.
+// Notices is the time after which the broker detects the end of a silent connection and redelivers its messages.
 const Notices = 20 * time.Second
 
 // AMQP is a broker that falls silent. It must be used in the bubble that made it. It knows queues, the
@@ -22,11 +22,11 @@ const Notices = 20 * time.Second
 type AMQP struct {
 	network
 
-	// Delay returns how long a message waits that was published to an exchange, going by the payload of its header
-	// frame; then it goes to the queue that its key names. 0: it is routed at once.
+	// Delay returns how long a message for an exchange waits before it goes to the queue named by its key. It gets
+	// the payload of the message's header frame. 0: the message is routed at once.
 	Delay func(exchange string, header []byte) time.Duration
 
-	broker  sync.Mutex // guards the rest, and whatever belongs to a queue or a channel
+	broker  sync.Mutex // guards the other fields, and the fields of queues and channels
 	queues  map[string]*queue
 	bound   map[string][]string // queues by exchange
 	blocked chan struct{}       // closed by Unblock; nil: the broker reads
@@ -40,7 +40,7 @@ type queue struct {
 type message struct {
 	queue, exchange, key string
 	redelivered          bool
-	header, body         []byte // the payload of the frame, and those of the body
+	header, body         []byte // payloads of the header frame and the body frames
 	mandatory            bool
 }
 
@@ -62,7 +62,7 @@ type channel struct {
 	missing   uint64 // bytes of its body
 }
 
-// link is a connection, as the broker sees it.
+// link is a connection on the broker's side.
 type link struct {
 	*AMQP
 	conn     *conn
@@ -80,7 +80,7 @@ func NewAMQP(t testing.TB) *AMQP {
 	return s
 }
 
-// Dial opens a connection whose heartbeats notice nothing in the time of a test.
+// Dial opens a connection whose heartbeats notice nothing during a test.
 func (s *AMQP) Dial(context.Context) (*amqp.Connection, error) {
 	return amqp.DialConfig("amqp://guest:guest@127.0.0.1:1/", amqp.Config{
 		Heartbeat: time.Hour,
@@ -94,7 +94,7 @@ func (s *AMQP) Dial(context.Context) (*amqp.Connection, error) {
 	})
 }
 
-// Queue makes a queue, and binds it to an exchange if that is not "".
+// Queue makes a queue, and binds it to an exchange unless that is "".
 func (s *AMQP) Queue(name, exchange string) {
 	s.broker.Lock()
 	defer s.broker.Unlock()
@@ -114,7 +114,7 @@ func (s *AMQP) Depth(name string) int {
 	return 0
 }
 
-// Block makes the broker read nothing from connections that publish, and inform them of it, as under a memory alarm.
+// Block makes the broker stop reading from publishing connections and notify them, as under a memory alarm.
 func (s *AMQP) Block() {
 	s.broker.Lock()
 	defer s.broker.Unlock()
@@ -167,7 +167,7 @@ func (s *AMQP) serve(c *conn) error {
 	}
 }
 
-// end requeues the messages of the connection, as soon as the broker knows that it has ended.
+// end requeues the connection's messages once the broker knows that the connection has ended.
 func (l *link) end() {
 	l.conn.network.mu.Lock()
 	lossy := l.conn.lossy
@@ -324,12 +324,12 @@ func (l *link) method(ch *channel, id, class, method uint16, a *args) {
 		ch.confirms = true
 		reply()
 	case 10<<8 | 31, 20<<8 | 41, 10<<8 | 51: // tune-ok, close-ok
-	default: // the farewell, and exchanges and bindings of which the broker needs to know nothing
+	default: // close, and exchanges and bindings that the broker need not know
 		reply()
 	}
 }
 
-// waitUnblocked holds the connection back while the broker is blocked.
+// waitUnblocked blocks the connection while the broker is blocked.
 func (l *link) waitUnblocked() {
 	for l.blocked != nil {
 		blocked := l.blocked
@@ -347,7 +347,7 @@ func (l *link) waitUnblocked() {
 	}
 }
 
-// publish routes a message that has arrived, and confirms it.
+// publish routes an arrived message and confirms it.
 func (l *link) publish(ch *channel) {
 	m := ch.incoming
 	ch.incoming = nil

@@ -21,8 +21,8 @@ import (
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
-// Today runs a test in a bubble whose clock starts at the present time. A real server has that, too, and its clock stands
-// still while that of the bubble moves.
+// Today runs a test in a bubble whose clock starts at the present time, like the clock of a real server. That clock
+// stands still while the bubble's clock moves.
 func Today(t *testing.T, test func(t *testing.T)) {
 	t.Helper()
 	now := time.Now().Round(0)
@@ -54,7 +54,7 @@ func (n *network) init(t testing.TB) {
 			_ = c.Close()
 		}
 		n.mu.Unlock()
-		time.Sleep(time.Minute) // goroutines that clients have left behind end, or the bubble would panic
+		time.Sleep(time.Minute) // goroutines that clients have abandoned end, or the bubble would panic
 	})
 }
 
@@ -185,7 +185,7 @@ func (c *conn) forgotten() {
 	}
 }
 
-// receive reads from the client as a kernel does: up to a limit, and whether or not the server is interested.
+// receive reads from the client as a kernel does: up to a limit, even if the server does not read.
 func (c *conn) receive() {
 	defer close(c.chunks)
 	for {

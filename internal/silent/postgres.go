@@ -28,15 +28,15 @@ type Postgres struct {
 	// Answer scripts the answer to a statement: a row of text columns, separated by commas, or an error. "" is no row.
 	// It is called from any goroutine.
 	Answer func(sql string) (value string, err *pgproto3.ErrorResponse)
-	// Hangup scripts the end of a connection that sends COMMIT: the client gets a part of the answer, and then the end
-	// of the connection. It is called once.
+	// Hangup scripts the end of a connection that sends COMMIT: the client gets a part of the answer, then the
+	// connection ends. It is called once.
 	Hangup func(answer []byte) []byte
 
 	effects int // statements "update" of committed transactions
 }
 
-// SilenceOn makes the next connections that x describes fall silent, once every goroutine of the bubble is at rest: what
-// an earlier call still does in the background sets nothing off.
+// SilenceOn makes the next connections that x describes fall silent, once every goroutine of the bubble is at rest,
+// so that the background work of an earlier call does not trigger it.
 func (s *Postgres) SilenceOn(x testenv.Silence) {
 	synctest.Wait()
 	s.network.SilenceOn(x)
@@ -79,7 +79,7 @@ func (s *Postgres) Open(t testing.TB, cfg *pgxpool.Config) *pgxpool.Pool {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		s.Heal() // for what waits on a silent connection
+		s.Heal() // for calls on silent connections
 		pool.Close()
 	})
 	return pool
@@ -95,7 +95,7 @@ func (s *Postgres) Effects() int {
 // cancelRequest is the code of a startup that cancels a statement of another connection.
 const cancelRequest = 80877102
 
-// serve answers one client. All that the client sends before it waits for an answer is one request.
+// serve answers one client. Everything that the client sends before it waits for an answer is one request.
 func (s *Postgres) serve(c *conn, addr string) error {
 	request, err := readFrame(c, false)
 	if err != nil {
@@ -141,7 +141,7 @@ func (s *Postgres) hangsUp(request []byte) func([]byte) []byte {
 	return hangup
 }
 
-// readFrame reads one message. Those of the startup have no type.
+// readFrame reads one message. Startup messages have no type.
 func readFrame(r io.Reader, typed bool) ([]byte, error) {
 	head := make([]byte, 4, 64)
 	if typed {
@@ -176,7 +176,7 @@ func (r *relay) exchange(request []byte) ([]byte, error) {
 	return reply, err
 }
 
-// poll asks the server for notifications, twenty times a second. A read that waits for them would stop the clock.
+// poll asks the server for notifications twenty times a second. A blocking read would stop the clock.
 func (r *relay) poll() {
 	empty, _ := (&pgproto3.Query{}).Encode(nil)
 	for {
@@ -205,7 +205,7 @@ func (r *relay) poll() {
 	}
 }
 
-// forward sends a request to the server and returns the answer up to the point where the client has to speak.
+// forward sends a request to the server and returns the answer up to the client's next turn.
 func (r *relay) forward(request []byte) ([]byte, error) {
 	if _, err := r.server.Write(request); err != nil {
 		return nil, err

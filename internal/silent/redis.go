@@ -26,8 +26,8 @@ type Redis struct {
 	Reply func(args []string) string
 }
 
-// SilenceOn makes the next connections that x describes fall silent, once every goroutine of the bubble is at rest: what
-// an earlier call still does in the background sets nothing off.
+// SilenceOn makes the next connections that x describes fall silent, once every goroutine of the bubble is at rest,
+// so that the background work of an earlier call does not trigger it.
 func (s *Redis) SilenceOn(x testenv.Silence) {
 	synctest.Wait()
 	s.network.SilenceOn(x)
@@ -58,7 +58,7 @@ func (s *Redis) Client(t testing.TB, set func(*redis.Options)) *redis.Client {
 	}
 	client := redis.NewClient(opts)
 	t.Cleanup(func() {
-		s.Heal() // for what waits on a silent connection
+		s.Heal() // for calls on silent connections
 		_ = client.Close()
 	})
 	return client
@@ -151,8 +151,8 @@ func readValue(r *bufio.Reader) (raw []byte, args []string, err error) {
 	return raw, args, nil
 }
 
-// BothClients runs a test in bubbles, with a client of the real server that heeds the deadlines of contexts and with one
-// that does not. url returns the address of a database.
+// BothClients runs a test in bubbles, with a client of the real server that respects the deadlines of contexts and
+// with one that does not. url returns the address of a database.
 func BothClients(t *testing.T, url func(testing.TB) string, readTimeout time.Duration, test func(t *testing.T, client *redis.Client, server *Redis)) {
 	t.Helper()
 	url(t) // skips before there are subtests
