@@ -19,7 +19,7 @@ import (
 	"github.com/holdfast-go/holdfast/internal/testenv/amqptest"
 )
 
-// Errors of a dial are logged, and those of a URL that cannot be parsed quote it.
+// Errors of a dial are logged, so they must not quote a URL that cannot be parsed.
 func TestDialErrorHidesURL(t *testing.T) {
 	t.Parallel()
 	for _, url := range []string{"amqp://user:sec%ret@localhost/", "amqp://user:sec/ret@localhost/"} {
@@ -67,8 +67,7 @@ func TestDialIgnoresContext(t *testing.T) {
 	})
 }
 
-// TestDialURLLeavesItsConfigAlone has connections dialled at once with one Config, whose properties
-// the client would write to.
+// The client writes to the properties of its Config. Dials that share one Config must not race.
 func TestDialURLLeavesItsConfigAlone(t *testing.T) {
 	t.Parallel()
 	properties := amqp.Table{"connection_name": "dialled twice"}
@@ -120,7 +119,7 @@ func TestGatherWrites(t *testing.T) {
 			if n, err := conn.Write(p); n != 2 || err != nil {
 				t.Fatal(n, err)
 			}
-			p[0]++ // the bytes were taken over
+			p[0]++ // the bytes were copied
 		}
 		synctest.Wait()
 		got := make(chan []byte)
@@ -143,7 +142,7 @@ func TestGatherWrites(t *testing.T) {
 	})
 }
 
-// A peer that reads nothing stops the writer in the end, and Close frees it.
+// A peer that reads nothing blocks the writer in the end, and Close unblocks it.
 func TestGatherWritesIsBounded(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -45,7 +45,7 @@ func out(exchange, key, id string) amqpconn.Out {
 	return amqpconn.Out{Exchange: exchange, Key: key, Message: amqp.Publishing{MessageId: id, DeliveryMode: amqp.Persistent, Body: []byte(id)}}
 }
 
-// ledger counts the calls of every done function.
+// ledger counts the calls of each done function.
 type ledger struct {
 	mu       sync.Mutex
 	outcomes map[string][]error
@@ -123,7 +123,7 @@ func TestStripes(t *testing.T) {
 	}
 }
 
-// Every second message is returned; each return must be paired with its own confirm.
+// Every second message is returned. Each return must be matched with its own confirm.
 func TestReturned(t *testing.T) {
 	t.Parallel()
 	b := amqptest.New(t)
@@ -178,7 +178,7 @@ func TestNotConnected(t *testing.T) {
 	}
 }
 
-// The connection is lost again and again while messages are published.
+// The connection is lost repeatedly while messages are published.
 func TestConnectionLost(t *testing.T) {
 	t.Parallel()
 	b := amqptest.New(t)
@@ -222,15 +222,15 @@ func TestConnectionLost(t *testing.T) {
 	}
 }
 
-// through dials a broker through a network that can be cut.
+// through dials a broker through a network that the test can cut.
 func through(t *testing.T, b *amqptest.Broker) (*testenv.Proxy, func(context.Context) (*amqp.Connection, error)) {
 	t.Helper()
 	proxy := testenv.NewProxy(t, b.URL)
 	return proxy, func(context.Context) (*amqp.Connection, error) { return amqp.Dial(proxy.URL()) }
 }
 
-// silenced returns a publisher whose broker has confirmed one message to the queue "q", and says
-// nothing more until the proxy resumes.
+// silenced returns a publisher whose broker has confirmed one message to the queue "q" and then stays silent until
+// the proxy resumes.
 func silenced(t *testing.T, cfg amqpconn.PublisherConfig) (*amqpconn.Publisher, *testenv.Proxy) {
 	t.Helper()
 	b := amqptest.New(t)
@@ -243,7 +243,7 @@ func silenced(t *testing.T, cfg amqpconn.PublisherConfig) (*amqpconn.Publisher, 
 	return p, proxy
 }
 
-// A caller that leaves is told soon, and its places in the window stay accounted for.
+// A call whose context ends returns soon, and its places in the window are counted until the confirm.
 func TestCallerLeaves(t *testing.T) {
 	t.Parallel()
 	p, proxy := silenced(t, amqpconn.PublisherConfig{Window: 4})
@@ -267,7 +267,7 @@ func TestCallerLeaves(t *testing.T) {
 	}
 }
 
-// A place whose caller has left is not lost to a broker that never confirms.
+// A call that was cancelled frees its place in the end, even if the broker never confirms.
 func TestCallerLeavesSilentBroker(t *testing.T) {
 	t.Parallel()
 	down := make(chan struct{}, 100)
@@ -289,8 +289,8 @@ func TestCallerLeavesSilentBroker(t *testing.T) {
 	}
 }
 
-// The Done channel of context.Background is nil. A publisher that runs on it works like any other,
-// also after it has lost its connection.
+// The Done channel of context.Background is nil. A publisher that runs on it works normally, also after a lost
+// connection.
 func TestRunOnBackground(t *testing.T) {
 	t.Parallel()
 	b := amqptest.New(t)
@@ -325,7 +325,7 @@ func TestRunOnBackground(t *testing.T) {
 	running.Wait()
 }
 
-// A broker under a memory alarm reads nothing from connections that publish. Publishing then fails at once.
+// A broker under a memory alarm does not read from publishing connections. Publishing then fails at once.
 func TestBlocked(t *testing.T) {
 	t.Parallel()
 	onBroker(t, func(t *testing.T, b *silent.AMQP) {
@@ -351,7 +351,7 @@ func testBlocked(t *testing.T, dial amqpconn.Dial, unblock func()) {
 	p := start(t, amqpconn.PublisherConfig{
 		Up: func() { ready.Add(1) }, Dial: dial, ConfirmTimeout: 10 * time.Second, Window: 4, ShutdownTimeout: time.Second,
 	})
-	// More than the window holds: one waits for a place when the block becomes known.
+	// One message more than the window holds: it waits for a place when the block is detected.
 	outcomes := make(chan error, 5)
 	go func() {
 		for range cap(outcomes) {
@@ -387,8 +387,8 @@ func testBlocked(t *testing.T, dial amqpconn.Dial, unblock func()) {
 	})
 }
 
-// RabbitMQ closes the channel over a message beyond its own limit, and the connection over headers
-// that do not fit in a frame. Only that message is to blame.
+// RabbitMQ closes the channel over a message above its limit, and the connection over headers that do not fit in a
+// frame. Only that message fails.
 func TestLargerThanTheBrokerTakes(t *testing.T) {
 	t.Parallel()
 	testenv.Nightly(t, "it starts a broker with a limit of its own")

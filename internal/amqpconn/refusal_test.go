@@ -13,8 +13,8 @@ import (
 	"github.com/holdfast-go/holdfast/internal/testenv/amqptest"
 )
 
-// restricted is a broker with the exchanges "events" and "closed" and the queue "q" behind both, and
-// a user who may publish to "events" alone, and only what is good.
+// restricted returns a broker with the exchanges "events" and "closed", both bound to the queue "q", and a user who
+// may publish only good messages to "events".
 func restricted(t *testing.T) (b, user *amqptest.Broker) {
 	t.Helper()
 	b = amqptest.New(t)
@@ -26,7 +26,7 @@ func restricted(t *testing.T) (b, user *amqptest.Broker) {
 	return b, b.User(t, "user", amqptest.Rights{Write: "^(events|amq.rabbitmq.trace)$", Topics: map[string]string{"events": "^good$"}})
 }
 
-// bad are messages that the broker refuses, the user of restricted being who publishes them.
+// bad are messages that the broker rejects when the user of restricted publishes them.
 var bad = map[string]func(i int) amqpconn.Out{
 	"internal exchange":   func(i int) amqpconn.Out { return out("amq.rabbitmq.trace", "good", fmt.Sprint("bad ", i)) },
 	"no right to write":   func(i int) amqpconn.Out { return out("closed", "good", fmt.Sprint("bad ", i)) },
@@ -42,7 +42,7 @@ var bad = map[string]func(i int) amqpconn.Out{
 	"missing exchange": func(i int) amqpconn.Out { return out("missing", "good", fmt.Sprint("bad ", i)) },
 }
 
-// Each bad message fails by itself, whatever is on its way beside it, and costs no connection.
+// Each bad message fails alone, whichever messages are in flight beside it, and no connection is lost.
 func TestRefusedMessageFailsAlone(t *testing.T) {
 	t.Parallel()
 	testenv.AMQPURL(t) // skips before there are subtests
@@ -76,14 +76,14 @@ func TestRefusedMessageFailsAlone(t *testing.T) {
 	}
 }
 
-// keeping is the config of a publisher that must not lose its connection, and gives it up for no stall.
+// keeping changes the config of a publisher that must not lose its connection: a stall does not end it.
 func keeping(t *testing.T, cfg amqpconn.PublisherConfig) amqpconn.PublisherConfig {
 	cfg.Timeout, cfg.ConfirmTimeout = testenv.Patience, testenv.Patience
 	cfg.Down = func(err error) { t.Errorf("a connection was lost: %v", err) }
 	return cfg
 }
 
-// A refusal holds as long as it is likely to.
+// A rejection is remembered only for a while.
 func TestRightsGrantedLater(t *testing.T) {
 	t.Parallel()
 	b, user := restricted(t)
@@ -99,7 +99,7 @@ func TestRightsGrantedLater(t *testing.T) {
 	}
 }
 
-// An exchange that is deleted and made again works as before, without a new connection.
+// An exchange that is deleted and created again works as before, on the same connection.
 func TestExchangeMadeAgain(t *testing.T) {
 	t.Parallel()
 	b := amqptest.New(t)
@@ -122,8 +122,8 @@ func TestExchangeMadeAgain(t *testing.T) {
 // a reply address with a damaged process id.
 const breaking = "amq.rabbitmq.reply-to.g1hkAA5yZXBseUAxMjcuMC4wLjEAAAABAAAAAAAAAAA=.abc"
 
-// The broker ends the connection over a message and does not say over which. Whoever tries all of
-// them again must come to know it, or would try them for ever.
+// The broker closes the connection because of a message and does not name it. The caller must learn that, or it would
+// retry all of them forever.
 func TestMessageThatEndsTheSession(t *testing.T) {
 	t.Parallel()
 	b := amqptest.New(t)
@@ -149,7 +149,7 @@ func TestMessageThatEndsTheSession(t *testing.T) {
 			case errors.Is(err, amqpconn.ErrUnavailable):
 				continue
 			case id == "poison":
-				if !errors.Is(err, amqpconn.ErrNacked) && !errors.Is(err, amqpconn.ErrUnroutable) { // later releases return it
+				if !errors.Is(err, amqpconn.ErrNacked) && !errors.Is(err, amqpconn.ErrUnroutable) { // releases after 3.10 return it
 					t.Errorf("poison: %v", err)
 				}
 			case err != nil:
@@ -164,8 +164,8 @@ func TestMessageThatEndsTheSession(t *testing.T) {
 	})
 }
 
-// A full queue refuses at once, a quorum queue confirms later and several messages with one answer.
-// The refused ones among these were refused before.
+// A full queue rejects at once, while a quorum queue confirms later, several messages with one answer. The rejected
+// messages among them have been answered before.
 func TestNackedBehindOthers(t *testing.T) {
 	t.Parallel()
 	b := amqptest.New(t)
@@ -198,7 +198,7 @@ func TestNackedBehindOthers(t *testing.T) {
 	}
 }
 
-// A quorum queue that is no longer full takes messages again from those whom it has refused some.
+// A quorum queue that is no longer full accepts messages from a publisher it has rejected before.
 func TestFullNoLonger(t *testing.T) {
 	t.Parallel()
 	testenv.Nightly(t, "a quorum queue refuses messages for seconds after there is room")
@@ -216,7 +216,7 @@ func TestFullNoLonger(t *testing.T) {
 	testenv.Eventually(t, func() error { return p.Confirmed(t.Context(), out("", "full", "2")) })
 }
 
-// losingNone has a scenario lose no connection.
+// losingNone runs a scenario that must not lose a connection.
 func losingNone(t *testing.T, scenario func(t *testing.T) (lost int64, failure error)) {
 	t.Helper()
 	if lost, failure := scenario(t); lost > 0 || failure != nil {

@@ -20,15 +20,15 @@ import (
 )
 
 const (
-	timeout = 3 * time.Second // of a call that opens a session
-	// vanished is the time of a question whether the broker is there, and of its answer.
+	timeout = 3 * time.Second // of each call that opens a session
+	// vanished is the time until the publisher probes an idle broker, plus the time it waits for the answer.
 	vanished = (2 + 5) * time.Second
-	// pauses is a bound of those between tries.
+	// pauses bounds the pauses between tries.
 	pauses = 500 * time.Millisecond
 )
 
-// silences are the steps of a connection: what passes on the wire then, as a Silence looks for it (the ids of class and
-// method, or the text of an argument), and after how long the publisher replaces the connection.
+// silences are the steps of a connection. Each has the bytes by which a Silence finds the step (the ids of class and
+// method, or the text of an argument), and the time after which the publisher replaces the connection.
 var silences = map[string]struct {
 	testenv.Silence
 	replaced time.Duration
@@ -71,8 +71,8 @@ func theBody(id string) amqpconn.Out {
 	return o
 }
 
-// A connection that falls silent, at any step, is replaced without anybody's help: neither the
-// confirm's timeout nor the heartbeats end it within the time of the test.
+// A connection that falls silent at any step is replaced. Neither the confirm timeout nor heartbeats end it during
+// the test.
 func TestSilentConnection(t *testing.T) {
 	t.Parallel()
 	for name, silence := range silences {
@@ -99,7 +99,7 @@ func TestSilentConnection(t *testing.T) {
 	}
 }
 
-// An idle publisher notices after its next question, or it would say that it is ready.
+// An idle publisher notices with its next probe; until then it would report that it is ready.
 func TestSilentWhileIdle(t *testing.T) {
 	t.Parallel()
 	onBroker(t, func(t *testing.T, b *silent.AMQP) {
@@ -118,7 +118,7 @@ func TestSilentWhileIdle(t *testing.T) {
 	})
 }
 
-// Run ends in time whatever hangs: a dial, a call that opens the session, a confirm, the farewell.
+// Run ends in time, whichever call hangs: a dial, the opening of the session, a confirm, the close.
 func TestRunEndsOnASilentConnection(t *testing.T) {
 	t.Parallel()
 	kinds := map[string]testenv.Silence{"farewell": {On: "\x00\x0a\x00\x32"}, "farewell, which arrives": {On: "\x00\x0a\x00\x32", Deliver: true}}
@@ -147,21 +147,21 @@ func TestRunEndsOnASilentConnection(t *testing.T) {
 				cancel()
 				start := time.Now()
 				running.Wait()
-				wantTook(t, start, 0, 3*time.Second) // a second for the confirms and 2 s for the farewell
+				wantTook(t, start, 0, 3*time.Second) // a second for the confirms and 2 s for the close
 				l.confirmed(t)
 			})
 		})
 	}
 }
 
-// hasty dials with heartbeats that notice nothing in the time of a test.
+// hasty dials with heartbeats that notice nothing during a test.
 func hasty(url string) amqpconn.Dial {
 	return func(context.Context) (*amqp.Connection, error) {
 		return amqp.DialConfig(url, amqp.Config{Heartbeat: 10 * time.Minute, Dial: amqp.DefaultDial(10 * time.Minute)})
 	}
 }
 
-// The silence of a real broker on a real connection.
+// A real connection to a real broker falls silent.
 func TestSilentConnection_onRabbitMQ(t *testing.T) {
 	t.Parallel()
 	b := amqptest.New(t)
@@ -175,8 +175,8 @@ func TestSilentConnection_onRabbitMQ(t *testing.T) {
 	}
 }
 
-// A broker that reads nothing fills the buffers on the way until a write waits. (Not in a bubble: the client then waits
-// for a mutex.)
+// If the broker reads nothing, the buffers on the way fill until a write blocks. (Not in a bubble, because the client
+// then waits for a mutex.)
 func TestSilentInTheMiddleOfAWrite(t *testing.T) {
 	t.Parallel()
 	testenv.Nightly(t, "the connection is given up after 17 s, 10 of which are for the bytes under way")
