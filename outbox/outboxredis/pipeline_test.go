@@ -22,7 +22,7 @@ import (
 	"github.com/holdfast-go/holdfast/outbox/outboxredis"
 )
 
-// publishAll publishes all at once, so that they share pipelines, and returns their outcomes.
+// publishAll publishes all messages at once, so that they share pipelines, and returns their outcomes.
 func publishAll(t *testing.T, p *outboxredis.Publisher, msgs []driver.Message) []error {
 	t.Helper()
 	outcomes := make([]error, len(msgs))
@@ -68,7 +68,7 @@ func TestWrongTypeFailsAlone(t *testing.T) {
 	wantAloneToFail(t, newPublisher(t, client, outboxredis.Config{}), bad, driver.Unroutable)
 }
 
-// A stream that is closed to this user is no outage, a command that is closed is one.
+// A stream that this user may not write is no outage; a forbidden command is one.
 func TestForbiddenStreamFailsAlone(t *testing.T) {
 	t.Parallel()
 	server := testenv.Private(t, testenv.Redis)
@@ -89,8 +89,7 @@ func TestForbiddenStreamFailsAlone(t *testing.T) {
 	}
 }
 
-// Redis ends the connection over a command that is too large for it, and all that is on its way there
-// gets no answer.
+// Redis closes the connection because of a command that is too large, and the other commands in flight get no answer.
 func TestTooLargeForRedisFailsAlone(t *testing.T) {
 	t.Parallel()
 	server := testenv.Private(t, testenv.Redis, "--proto-max-bulk-len", "1mb")
@@ -98,8 +97,8 @@ func TestTooLargeForRedisFailsAlone(t *testing.T) {
 	wantAloneToFail(t, newPublisher(t, redistest.Client(t, server.URL()), outboxredis.Config{}), bad, driver.Retryable)
 }
 
-// onSilent runs a test in a bubble, with a publisher whose Timeout is a second. Its client waits for ever,
-// whatever its contexts say. The clock stands still while the server works.
+// onSilent runs a test in a bubble with a publisher whose Timeout is a second. Its client waits forever and ignores
+// contexts. The clock stands still while the server works.
 func onSilent(t *testing.T, test func(t *testing.T, server *silent.Redis, p *outboxredis.Publisher)) {
 	t.Helper()
 	url := redistest.URL(t)
@@ -110,11 +109,11 @@ func onSilent(t *testing.T, test func(t *testing.T, server *silent.Redis, p *out
 	})
 }
 
-// graceful is the timeout and the second that a client has to notice it.
+// graceful is the timeout plus the second that a client has to notice it.
 const graceful = 2 * time.Second
 
-// A connection that falls silent, at each step, fails the message that waits on it in time; the next message
-// goes by another.
+// If a connection falls silent, at any step, the waiting message fails in time and the next one uses another
+// connection.
 func TestSilentConnection(t *testing.T) {
 	t.Parallel()
 	redistest.URL(t) // skips before there are subtests
@@ -142,7 +141,7 @@ func TestSilentConnection(t *testing.T) {
 	}
 }
 
-// Ready and Check answer in time, also without a deadline of the caller.
+// Ready and Check return in time, even if the caller sets no deadline.
 func TestSilentServer(t *testing.T) {
 	t.Parallel()
 	onSilent(t, func(t *testing.T, server *silent.Redis, p *outboxredis.Publisher) {
@@ -165,15 +164,15 @@ func TestSilentServer(t *testing.T) {
 	})
 }
 
-// shards is a Redis Cluster of which one node is to fail.
+// shards is a Redis Cluster with one node that fails.
 type shards struct {
 	client        *redis.ClusterClient
-	healthy, sick string // streams, of two nodes
+	healthy, sick string // streams on two nodes
 	sicks         *testenv.Server
-	addr          string // of sicks
+	addr          string // of the sick node
 }
 
-// newShards makes one whose nodes go on without the others.
+// newShards returns a cluster whose nodes work without the others.
 func newShards(t *testing.T) *shards {
 	t.Helper()
 	client, servers := redistest.Cluster(t)
@@ -199,7 +198,7 @@ func newShards(t *testing.T) *shards {
 	return s
 }
 
-// mixed are messages for both streams in turn.
+// mixed returns messages for both streams in turn.
 func (s *shards) mixed(n int) (msgs []driver.Message) {
 	for range n {
 		for _, stream := range []string{s.healthy, s.sick} {
@@ -209,7 +208,8 @@ func (s *shards) mixed(n int) (msgs []driver.Message) {
 	return msgs
 }
 
-// publishMixed has so many messages of each stream confirmed by the sound node, and not blamed by the other one.
+// publishMixed publishes messages to both streams. The healthy node must confirm its messages, and the sick node's
+// must fail without being blamed.
 func (s *shards) publishMixed(t *testing.T, p *outboxredis.Publisher, each int) {
 	t.Helper()
 	msgs := s.mixed(each)
@@ -241,8 +241,8 @@ func TestClusterSilentNode(t *testing.T) {
 	}
 }
 
-// A node that is gone behind something that accepts connections and ends them costs no message an
-// attempt, though the other nodes answer.
+// A dead node behind a proxy that accepts connections and closes them costs no message an attempt, although the other
+// nodes answer.
 func TestClusterNodeBehindAClosedDoor(t *testing.T) {
 	t.Parallel()
 	s := newShards(t)
@@ -266,14 +266,14 @@ func TestClusterNodeBehindAClosedDoor(t *testing.T) {
 	}
 }
 
-// closedDoor is the address of what accepts connections and ends them.
+// closedDoor returns the address of a listener that closes every connection.
 func closedDoor(t *testing.T) string {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	must(t, err)
 	ended := make(chan struct{})
 	t.Cleanup(func() {
-		_ = listener.Close() // it has nothing to lose
+		_ = listener.Close() // errors do not matter here
 		<-ended
 	})
 	go func() {
@@ -283,13 +283,13 @@ func closedDoor(t *testing.T) string {
 			if err != nil {
 				return
 			}
-			_ = conn.Close() // that is all it is for
+			_ = conn.Close() // its only job
 		}
 	}()
 	return listener.Addr().String()
 }
 
-// A replica that has taken over takes messages, though nobody refers the client to it.
+// A promoted replica receives messages, although no node redirects the client to it.
 func TestClusterFailover(t *testing.T) {
 	t.Parallel()
 	client, failOver := redistest.Failover(t)

@@ -101,7 +101,7 @@ func TestRouteChoosesTheStream(t *testing.T) {
 	}})
 	for _, name := range []string{"order.placed", "audit.done"} {
 		m := conformance.NewMessage(t, name, 1)
-		m.ContentType = "" // as outside of a store
+		m.ContentType = "" // as from outside a store
 		must(t, publish(t, p, m))
 	}
 	for stream, name := range map[string]string{"shop": "order.placed", "audit": "audit.done"} {
@@ -127,7 +127,7 @@ func TestMaxLen(t *testing.T) {
 		must(t, <-outcomes)
 	}
 	if n := client.XLen(t.Context(), "outbox").Val(); n < 10 || n > 300 {
-		t.Errorf("%d entries are kept", n) // whole nodes of about 100 entries are dropped
+		t.Errorf("%d entries are kept", n) // Redis deletes whole nodes of about 100 entries
 	}
 }
 
@@ -177,7 +177,7 @@ func TestCheckAndReady(t *testing.T) {
 	}
 }
 
-// mends is how many findings err joins, or -1 if there is a failure among them.
+// mends returns the number of findings in err, or -1 if another error is among them.
 func mends(err error) (n int) {
 	if err == nil {
 		return 0
@@ -191,7 +191,7 @@ func mends(err error) (n int) {
 	return n
 }
 
-// A server may keep its configuration to itself; one that does not answer is reported.
+// A server may hide its configuration. A server that does not answer is reported.
 func TestCheckWithoutConfiguration(t *testing.T) {
 	t.Parallel()
 	client := redistest.New(t)
@@ -212,7 +212,7 @@ func TestNewPublisherRefuses(t *testing.T) {
 	}
 }
 
-// Messages of a split stream are in the partitions of their keys, in their order; others are as before.
+// Messages of a split stream are in the partitions of their keys, in order. Streams that are not split are unchanged.
 func TestPartitions(t *testing.T) {
 	t.Parallel()
 	client := redistest.New(t)
@@ -258,7 +258,7 @@ func TestPartitions(t *testing.T) {
 	}
 }
 
-// Check looks at each partition, and bad numbers are refused.
+// Check covers each partition, and invalid numbers are rejected.
 func TestPartitionsChecked(t *testing.T) {
 	t.Parallel()
 	client := redistest.New(t)
@@ -275,7 +275,7 @@ func TestPartitionsChecked(t *testing.T) {
 	}
 }
 
-// What is published is what a real Symfony Messenger has handled, as `make interop RECORD=1` has seen it.
+// Entries equal those that a real Symfony Messenger has handled, as `make interop RECORD=1` recorded them.
 func TestRecorded(t *testing.T) {
 	t.Parallel()
 	client := redistest.New(t)
