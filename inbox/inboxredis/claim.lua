@@ -1,11 +1,10 @@
 -- Claims a message for one holder.
--- KEYS[1] the message's key; ARGV[1] the claim's value; ARGV[2] the lease in milliseconds.
--- Returns 0 when claimed, -1 when the message was processed, else the milliseconds for
--- which another holder's claim lasts.
+-- KEYS[1]: the message's key. ARGV[1]: the claim's value; ARGV[2]: the lease (ms).
+-- Returns 0 if claimed, -1 if the message was processed, otherwise the time left (ms) of another holder's claim.
 if redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2]) then
   return 0
 end
--- Other systems keep a set or some other text here when they have processed the message.
+-- Other systems store a set or another text here for a processed message.
 if redis.call('TYPE', KEYS[1]).ok ~= 'string' then
   return -1
 end

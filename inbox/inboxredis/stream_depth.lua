@@ -1,6 +1,6 @@
--- Counts dead letters without sending any.
--- KEYS[1] the dead letters.
--- Returns {how many, the id of the oldest}; {0, ""} when there is none.
+-- Counts dead letters without returning any.
+-- KEYS[1]: the dead letters.
+-- Returns {number, id of the oldest}, or {0, ""} if there are none.
 local oldest = redis.call('XRANGE', KEYS[1], '-', '+', 'COUNT', 1)[1]
 if not oldest then
   return {0, ''}

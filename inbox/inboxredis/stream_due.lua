@@ -1,8 +1,8 @@
 #!lua flags=allow-oom
--- Takes retries that are due to their stream, also without memory: it needs none in the end, and only
--- who consumes makes room.
--- KEYS[1] those that wait; KEYS[2] the stream; ARGV[1] how many at once.
--- Returns in how many milliseconds the next is due; -1 when there is none.
+-- Moves due retries to their stream, even if memory is full: the move needs none in the end, and only consuming frees
+-- memory.
+-- KEYS[1]: the waiting retries; KEYS[2]: the stream. ARGV[1]: the maximum number.
+-- Returns the time (ms) until the next is due, or -1 if there is none.
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 for _, member in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', string.format('%.0f', now), 'LIMIT', 0, ARGV[1])) do
@@ -12,7 +12,7 @@ for _, member in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', string.form
     ours = ours and type(copy[i]) == 'string'
   end
   if not ours then
-    copy = {'', 'body', member} -- a dead letter soon
+    copy = {'', 'body', member} -- it becomes a dead letter
   end
   redis.call('XADD', KEYS[2], '*', unpack(copy, 2))
   redis.call('ZREM', KEYS[1], member)

@@ -1,5 +1,5 @@
--- Removes the names of consumers that are gone, of those that hold nothing.
--- KEYS[1] the stream; ARGV[1] the group; ARGV[2] after how many idle milliseconds.
+-- Removes the names of dead consumers that have no pending entries.
+-- KEYS[1]: the stream. ARGV[1]: the group; ARGV[2]: the idle time (ms) of a dead consumer.
 for _, consumer in ipairs(redis.call('XINFO', 'CONSUMERS', KEYS[1], ARGV[1])) do
   local info = {}
   for n = 1, #consumer, 2 do

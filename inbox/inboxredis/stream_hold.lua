@@ -1,10 +1,9 @@
--- Hands entries from one consumer name of a group to another, or, with the same name twice, says
--- that they are still in work. What is no longer the first one's stays as it is.
--- KEYS[1] the stream; KEYS[2] the retries; KEYS[3] the lease. ARGV[1] the group; ARGV[2] the token
--- of the lease, '' without one; ARGV[3] how many milliseconds the lease lasts from now on; ARGV[4]
--- and ARGV[5] the names; ARGV[6] for how many milliseconds the entries count as idle; ARGV[7] how
--- many of the ids that follow are of the stream.
--- Returns 1, or -1 when the lease is another's.
+-- Moves entries from one consumer name of a group to another. With the same name twice, it renews them as being
+-- processed. Entries that the first name has lost are unchanged.
+-- KEYS[1]: the stream; KEYS[2]: the retries; KEYS[3]: the lease. ARGV[1]: the group; ARGV[2]: the token of the lease, or
+-- ''; ARGV[3]: the lease (ms) from now; ARGV[4] and ARGV[5]: the names; ARGV[6]: the idle time (ms) that the entries
+-- get; ARGV[7]: how many of the following ids belong to the stream.
+-- Returns 1, or -1 if another process has the lease.
 if ARGV[2] ~= '' then
   if redis.call('GET', KEYS[3]) ~= ARGV[2] then
     return -1

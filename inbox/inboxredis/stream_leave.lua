@@ -1,7 +1,6 @@
--- Gives back all that a consumer name holds, in order and at once, and removes the name, which
--- holds nothing then; the lease ends.
--- KEYS and ARGV[1], ARGV[2] as in stream_hold.lua; ARGV[3] the name; ARGV[4] the name that holds
--- what was given back; ARGV[5] for how many milliseconds that counts as idle.
+-- Requeues all entries of a consumer name, in order and at once, removes the name and ends the lease.
+-- KEYS, ARGV[1] and ARGV[2] as in stream_hold.lua. ARGV[3]: the name; ARGV[4]: the name that gets the requeued entries;
+-- ARGV[5]: the idle time (ms) that they get.
 for i = 1, 2 do
   repeat
     local pending = redis.call('XPENDING', KEYS[i], ARGV[1], '-', '+', 1000, ARGV[3])

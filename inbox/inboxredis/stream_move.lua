@@ -1,10 +1,10 @@
--- Stores a copy of an entry and ends the original, if that is still the caller's.
--- KEYS[1] the entry's stream; KEYS[2] where the copy goes; KEYS[3] the lease. ARGV[1] the group;
--- ARGV[2] the token of the lease, '' without one; ARGV[3] the consumer name; ARGV[4] the entry's
--- id; ARGV[5] for how many milliseconds the copy waits, '' when it goes to a stream; then fields.
--- Returns 1; 0 when the entry is nobody's, since the client repeats itself; -1 when it is another's.
--- An entry that was deleted while it was in work is nobody's, too, and the copy is all that is left of
--- it. One that was trimmed before the client repeats itself is then stored twice, which loses nothing.
+-- Stores a copy of an entry and removes the original, if the caller still has it.
+-- KEYS[1]: the entry's stream; KEYS[2]: the destination; KEYS[3]: the lease. ARGV[1]: the group; ARGV[2]: the token of the
+-- lease, or ''; ARGV[3]: the consumer name; ARGV[4]: the entry's id; ARGV[5]: the delay (ms) of the copy, or '' for a
+-- stream; then fields.
+-- Returns 1; 0 if nobody has the entry, because the client repeats a call; -1 if another consumer has it.
+-- Nobody has an entry that was deleted while it was processed: the copy is all that is left of it. If an entry was trimmed
+-- before the client repeats a call, two copies are stored and nothing is lost.
 if ARGV[2] ~= '' and redis.call('GET', KEYS[3]) ~= ARGV[2] then
   return -1
 end
@@ -15,7 +15,7 @@ end
 if #pending == 1 and pending[1][2] ~= ARGV[3] then
   return -1
 end
--- The copy comes first: without memory Redis refuses it, and would not refuse the end of the original.
+-- The copy comes first: without memory Redis rejects it, but would still remove the original.
 if ARGV[5] == '' then
   redis.call('XADD', KEYS[2], '*', unpack(ARGV, 6))
 else

@@ -1,7 +1,7 @@
--- Reads dead letters, oldest first, as many as have so many bytes: one at least.
--- KEYS[1] the dead letters; ARGV[1] where to begin, "-" or "(" and an id; ARGV[2] the last id, "" for that of the
--- newest letter; ARGV[3] bytes; ARGV[4] the most letters.
--- Returns {the last id, {{id, {field, value, ...}}, ...}}; {"", {}} when there is none.
+-- Reads dead letters, oldest first, up to a number of bytes, but at least one.
+-- KEYS[1]: the dead letters. ARGV[1]: the start, "-" or "(" and an id; ARGV[2]: the last id, or "" for the newest letter;
+-- ARGV[3]: bytes; ARGV[4]: the maximum number of letters.
+-- Returns {the last id, {{id, {field, value, ...}}, ...}}, or {"", {}} if there are none.
 local last = ARGV[2]
 if last == '' then
   local newest = redis.call('XREVRANGE', KEYS[1], '+', '-', 'COUNT', 1)[1]

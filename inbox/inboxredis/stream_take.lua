@@ -1,12 +1,11 @@
--- Hands entries to one consumer name: those that are pending and idle, whoever has them, and to the
--- holder of the lease new ones after that.
--- KEYS as in stream_hold.lua. ARGV[1] the group; ARGV[2] the token of the lease, '' without one;
--- ARGV[3] the name; ARGV[4] how many entries; ARGV[5] for how many milliseconds they must be idle;
--- ARGV[6] and ARGV[7] up to which id those of the stream and of the retries were looked at, '' to
--- the end.
--- Returns -1 when the lease is another's, else {ARGV[6] and ARGV[7] for the next time, the entries
--- that were pending, each {1 or 2 for its stream, id, fields}, the new ones, how many were deleted
--- while they were pending, and the ids after which there is nothing new, '' when that is not known}.
+-- Gives entries to a consumer name: first pending entries of any name that are idle, then new ones if the name holds the
+-- lease.
+-- KEYS as in stream_hold.lua. ARGV[1]: the group; ARGV[2]: the token of the lease, or ''; ARGV[3]: the name; ARGV[4]: the
+-- number of entries; ARGV[5]: the idle time (ms) of an entry to take; ARGV[6] and ARGV[7]: the ids up to which the pending
+-- entries of the stream and of the retries were read, or '' for the end.
+-- Returns -1 if another process has the lease, otherwise {the next ARGV[6], the next ARGV[7], the entries that were pending,
+-- each {1 or 2 for its stream, id, fields}, the new ones, the number of entries that were deleted while pending, and the
+-- ids after which nothing is new, or '' if unknown}.
 if ARGV[2] ~= '' and redis.call('GET', KEYS[3]) ~= ARGV[2] then
   return -1
 end
@@ -14,7 +13,7 @@ local left = tonumber(ARGV[4])
 local cursors, old, new, deleted, ends = {ARGV[6], ARGV[7]}, {}, {}, 0, {'', ''}
 for i = 1, 2 do
   while left > 0 and cursors[i] ~= '' do
-    -- XAUTOCLAIM passes over ten entries for each that it may claim: too few at once among many in work.
+    -- XAUTOCLAIM scans ten entries for each one it may claim: too few if many entries are being processed.
     local idle = redis.call('XPENDING', KEYS[i], ARGV[1], 'IDLE', ARGV[5], cursors[i], '+', 1)
     local claimed = {'0-0', {}, {}}
     if #idle == 1 then

@@ -1,7 +1,7 @@
--- Removes what all groups of a stream have processed.
--- KEYS[1] the stream.
--- Returns how many were removed: Redis bounds what one call removes.
-local function before(a, b) -- two times or two counts, too large for Lua's numbers
+-- Removes the entries that all groups of a stream have processed.
+-- KEYS[1]: the stream.
+-- Returns the number of removed entries; Redis limits the number for one call.
+local function before(a, b) -- compares two times or counts that are too large for Lua's numbers
   return #a < #b or #a == #b and a < b
 end
 local least, least_time, least_count
