@@ -11,12 +11,12 @@ import (
 	"github.com/holdfast-go/holdfast/internal/check"
 )
 
-// Check looks whether the streams and durable consumers exist and have the settings that Setup gives them, whether the
-// stream drops messages that are not processed, whether the connection reconnects for ever, and whether the times in the
-// Config fit together; then it asks the processor, if that has a Check of its own.
+// Check checks that the streams and durable consumers exist with the settings of Setup, that the stream does not drop
+// unprocessed messages, that the connection reconnects forever, and that the times in the Config fit together. Then
+// it calls the processor's Check, if it has one.
 //
-// It returns nil when there is nothing to mend. Otherwise the error joins all findings, each with a method Mend() string,
-// and what it failed to look at.
+// It returns nil if it finds nothing. Otherwise the error joins the findings, each with a method Mend() string, and
+// the errors of checks that failed.
 func (c *Consumer) Check(ctx context.Context) error {
 	found := check.Findings{Component: component}
 	if n := c.cfg.conn.Opts.MaxReconnect; n >= 0 {
@@ -36,7 +36,7 @@ func (c *Consumer) Check(ctx context.Context) error {
 	return found.Err()
 }
 
-// checkServer asks the server, until it does not answer.
+// checkServer checks the server, until it does not answer.
 func (c *Consumer) checkServer(ctx context.Context, found *check.Findings) error {
 	for i, want := range c.cfg.streams() {
 		info, err := c.parts[0].stat(ctx, want.Name)
@@ -65,7 +65,7 @@ func (c *Consumer) checkServer(ctx context.Context, found *check.Findings) error
 	return nil
 }
 
-// checkStream compares a stream with the one that Setup creates. The first one may be somebody else's.
+// checkStream compares a stream with the one that Setup creates. The first one may belong to somebody else.
 func checkStream(first bool, is, want jetstream.StreamConfig, found *check.Findings) {
 	if is.Storage != jetstream.FileStorage {
 		found.Add("create it with storage file", "stream %q loses its messages when the server ends", is.Name)

@@ -28,7 +28,7 @@ import (
 	outbox "github.com/holdfast-go/holdfast/outbox/driver"
 )
 
-// The tests wait for servers that are silent more than they compute, so eight run at once.
+// The tests mostly wait for silent servers, so eight run at once.
 func TestMain(m *testing.M) {
 	if err := flag.Set("test.parallel", "8"); err != nil {
 		panic(err)
@@ -36,7 +36,7 @@ func TestMain(m *testing.M) {
 	os.Exit(testenv.Run(m))
 }
 
-// runsOf runs the suites whole on a shared stream. Of the others run the subtests that depend on the kind of queue.
+// runsOf runs whole suites on a shared stream. On other queues it runs the subtests that depend on the kind of queue.
 func runsOf(kind string) conformance.Runs {
 	return conformance.Runs{Nightly: testenv.Nightly, Variant: kind != "shared"}
 }
@@ -136,7 +136,7 @@ func (f *fixture) parts(t *testing.T, conn *nats.Conn, name string) ([]driver.So
 	return all, letters
 }
 
-// source is what the suites use.
+// source returns the fixture of the suites.
 func (f *fixture) source() conformance.SourceFixture {
 	own := f.stream.Name + "=" + billing + "="
 	return conformance.SourceFixture{
@@ -156,7 +156,7 @@ func (f *fixture) source() conformance.SourceFixture {
 			return func() { f.setup(t, billing) }
 		},
 		Refuse: func(t *testing.T, class string) func() {
-			// The stream of the dead letters takes those of class default alone.
+			// The stream of the dead letters accepts only class default.
 			js := natstest.JetStream(t, f.direct)
 			s, err := js.Stream(t.Context(), own+"dead")
 			noError(t, err)
@@ -234,7 +234,7 @@ func (f *fixture) publish(t testing.TB, msgs ...*inbox.Message) {
 	noError(t, errs...)
 }
 
-// foreign is a message of another sender.
+// foreign encodes a message as another sender would.
 func (f *fixture) foreign(m *inbox.Message) *nats.Msg {
 	topic, id := f.stream.Name, m.ID.String()
 	if n := f.stream.Partitions; n > 1 {

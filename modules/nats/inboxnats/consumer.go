@@ -24,51 +24,52 @@ import (
 
 const component = "inboxnats"
 
-// Stream says which messages a Consumer gets. The zero value works. The durable consumer has the consumer's name: each
+// Stream selects the messages of a Consumer. The zero value works. The durable consumer has the consumer's name: each
 // durable consumer of a stream gets all its messages, and its processes share them.
 type Stream struct {
 	// Name is the stream's name: letters, digits, "-" and "_". Default: the consumer's name.
 	Name string
-	// Subject selects messages of the stream, with wildcards. Default: <name>.>, for senders with
-	// outboxnats.Config.Topic <name>.
+	// Subject selects messages of the stream, with wildcards. Default: <name>.>, for senders whose
+	// outboxnats.Config.Topic is <name>.
 	Subject string
-	// Format is how messages look: a format.Symfony has the classes of a Symfony application by the names of messages,
-	// and its stamps. Default: this module's own form, with what the zero format.Symfony reads.
+	// Format is the form of messages. format.Symfony maps the names of messages to the classes of a Symfony
+	// application and reads its stamps. Default: this module's own form, which includes the headers that the zero
+	// format.Symfony reads.
 	Format format.Format
-	// Partitions is how many parts Subject is split into, at most 64, so that several processes share an Ordered
-	// stream: those of shop.> are shop.0.>, shop.1.> and so on. The senders need the same number,
-	// outboxnats.Config.Partitions. More than one needs Ordered, and excludes Key and ParkKeys. Concurrency, Batch and
-	// Prefetch are those of each partition, and the limits those of Run. Default, and 1: the subject is not split.
+	// Partitions is the number of parts of Subject, at most 64, so that several processes share an Ordered stream.
+	// The parts of shop.> are shop.0.>, shop.1.> and so on. The senders need the same number,
+	// outboxnats.Config.Partitions. More than one needs Ordered, and excludes Key and ParkKeys. Concurrency, Batch
+	// and Prefetch apply to each partition, and the limits to Run. Default: the subject is not split, the same as 1.
 	Partitions int
-	// Replicas is how many servers of a cluster keep the streams that Setup creates. Default: 1.
+	// Replicas is the number of servers in a cluster that keep the streams created by Setup. Default: 1.
 	Replicas int
 	// Timeout bounds every call to the server. Default: 5 s.
 	Timeout time.Duration
 }
 
-// Consumer hands the messages of one stream, or of its partitions, to a Processor and settles them by its answers. Its
-// methods may be called from any goroutine.
+// Consumer passes the messages of one stream, or of its partitions, to a Processor and settles them by the returned
+// errors. It is safe for concurrent use.
 type Consumer struct {
 	cfg       *settings
-	parts     []*source // one for each partition
+	parts     []*source // one per partition
 	processor inbox.Processor
 	engine    runner
 }
 
-// runner is the consumer of one stream, or those of all partitions.
+// runner consumes one stream, or all partitions.
 type runner interface {
 	Run(ctx context.Context) error
 	Ready(ctx context.Context) error
 	Stats(ctx context.Context) (inbox.Stats, error)
 }
 
-// NewConsumer returns a consumer of a stream. The connection stays the caller's; it must reconnect by itself for ever
+// NewConsumer returns a consumer of a stream. It does not close the connection, which must reconnect forever
 // (nats.MaxReconnects(-1)).
 //
-// A processor with deduplication, such as *inboxpgx.Store, brings its ledger and its retention along, and Run prunes it.
-// With a bare inbox.NewMux() a Consumer that never runs serves operators: Setup, Check and DeadLetters.
+// A processor with deduplication, such as *inboxpgx.Store, also provides its ledger and its retention, and Run prunes
+// it. With a bare inbox.NewMux() a Consumer that never runs serves operators: Setup, Check and DeadLetters.
 //
-// The error names every violation in cfg. Nothing is asked of a server yet.
+// The error lists every wrong field of cfg. NewConsumer does not contact a server.
 func NewConsumer(conn *nats.Conn, stream Stream, processor inbox.Processor, cfg inbox.ConsumerConfig) (*Consumer, error) {
 	s, err := newSettings(conn, stream, processor, cfg)
 	if err != nil {
@@ -87,21 +88,21 @@ func newConsumer(s *settings, processor inbox.Processor) (*Consumer, error) {
 	return c, err
 }
 
-// Run consumes until ctx is cancelled or a limit of the Config is reached. Then it takes no more messages, gives those
-// back that have not started, lets the others finish, settles them and returns nil, after ShutdownTimeout at the latest.
-// The server may be down when it starts, or go down later. Calling it while it runs is an error.
+// Run consumes until ctx is cancelled or a limit of the Config is reached. Then it stops receiving, requeues messages
+// that have not started, waits for running handlers, settles their messages and returns nil, within ShutdownTimeout.
+// The server may be down at the start and at any time later. A second call while Run is running returns an error.
 func (c *Consumer) Run(ctx context.Context) error { return c.engine.Run(ctx) }
 
-// Ready returns nil while messages are being received, failed ones have a place to go, and handlers return in time. The
-// error says what is not so.
+// Ready returns nil while messages are received, failed messages can be moved, and handlers return in time. Otherwise
+// the error names the reason.
 func (c *Consumer) Ready(ctx context.Context) error { return c.engine.Ready(ctx) }
 
-// Stats counts the messages of the stream or its partitions, whether Run is at work or not. Messages that other
-// processes are working on count as waiting: the server does not distinguish them from requeued ones.
+// Stats counts the messages of the stream or its partitions, also without Run. Messages that other processes are
+// working on count as waiting, because the server does not distinguish them from requeued ones.
 func (c *Consumer) Stats(ctx context.Context) (inbox.Stats, error) { return c.engine.Stats(ctx) }
 
-// DeadLetters returns the dead letters of the consumer, of the classes in ConsumerConfig.Classes and of those that every
-// consumer has, whether Run is at work or not. Replay and Remove log who called them, and why.
+// DeadLetters returns the dead letters of the consumer, of the classes in ConsumerConfig.Classes and the built-in
+// classes, also without Run. Replay and Remove log who called them, and why.
 func (c *Consumer) DeadLetters() inbox.DeadLetters {
 	var parts []driver.DeadLetters
 	for _, s := range c.parts {
@@ -111,25 +112,25 @@ func (c *Consumer) DeadLetters() inbox.DeadLetters {
 	return driver.NewDeadLetters(driver.JoinDeadLetters(parts...), c.cfg.retention, c.cfg.Logger)
 }
 
-// settings are the configuration of a consumer with its defaults. The engine checks its own part.
+// settings is the configuration of a consumer with its defaults. The engine checks its own part.
 type settings struct {
 	inbox.ConsumerConfig
 	Stream
 
 	conn         *nats.Conn
 	js           jetstream.JetStream
-	places       []places // one for each partition
+	places       []places // one per partition
 	symfony      *wire.Symfony
 	log          *slog.Logger
 	maxBodyBytes int           // 0: the engine's own
-	leveling     time.Duration // as of package group; 0: its own
+	leveling     time.Duration // passed to package group; 0: its default
 
-	remembers bool          // the processor remembers what it has processed,
-	retention time.Duration // and for how long
-	ledger    bool          // it notes attempts
+	remembers bool          // the processor remembers processed messages,
+	retention time.Duration // for this long
+	ledger    bool          // the processor counts attempts
 }
 
-// validName are the names that need no escaping in subjects, and are unambiguous in names of streams.
+// validName matches names that need no escaping in subjects and are unambiguous in names of streams.
 var validName = regexp.MustCompile(`^[A-Za-z0-9_-]{1,200}$`)
 
 func newSettings(conn *nats.Conn, from Stream, p inbox.Processor, cfg inbox.ConsumerConfig) (*settings, error) {
@@ -193,15 +194,15 @@ func newSettings(conn *nats.Conn, from Stream, p inbox.Processor, cfg inbox.Cons
 	return s, nil
 }
 
-// places are the names of what a consumer, or a partition of it, has on the server.
+// places are the names on the server of a consumer or of one of its partitions.
 type places struct {
-	queue    string // as messages and metrics name it
+	queue    string // its name in messages and metrics
 	stream   string
-	filter   string // its messages there
-	consumer string // durable, of the stream and of the retries
+	filter   string // selects its messages
+	consumer string // the durable consumer of the stream and of the retries
 	// Streams of the consumer, for all its partitions.
 	retries, dead, owners string
-	// Subjects in these. Those of letters end with the name of a class's queue.
+	// Subjects in these streams. The subjects of dead letters end with the name of a class's queue.
 	later, putOff, letters, owner, members string
 }
 
@@ -222,7 +223,7 @@ func newPlaces(from Stream, cfg inbox.ConsumerConfig, i int) places {
 	return p
 }
 
-// letter is the subject of the dead letters of a class, or of class default where that has no place.
+// letter is the subject of the dead letters of a class, or of class default if the class has none.
 func (s *settings) letter(p places, class string) string {
 	if !slices.Contains(driver.AllClasses(s.Classes), class) {
 		class = driver.ClassDefault
@@ -230,10 +231,10 @@ func (s *settings) letter(p places, class string) string {
 	return p.letters + strings.ReplaceAll(driver.DeadLetterQueue(s.DeadLetterPrefix, class), ".", "_")
 }
 
-// Setup creates what is missing: the stream, which keeps messages until all its durable consumers have processed them,
-// the durable consumers, and the consumer's own streams for retries, dead letters and, where it is Ordered, leases. A new
-// consumer begins with the oldest message that the stream has. What exists is used as it is. Setup may be called any
-// number of times, by many processes at once. Run never does it.
+// Setup creates everything missing: the stream, which keeps messages until all its durable consumers have processed
+// them, the durable consumers, and the consumer's own streams for retries, dead letters and, if it is Ordered,
+// leases. A new consumer starts with the oldest message of the stream. Existing objects are not changed. Setup may be
+// called any number of times, by many processes at once. Run never calls it.
 func (c *Consumer) Setup(ctx context.Context) error {
 	for _, cfg := range c.cfg.streams() {
 		if err := c.cfg.call(ctx, "setup: stream "+cfg.Name, func(ctx context.Context) error {
@@ -264,7 +265,7 @@ func (c *Consumer) Setup(ctx context.Context) error {
 	return nil
 }
 
-// streams are those that Setup creates.
+// streams returns the streams that Setup creates.
 func (s *settings) streams() []jetstream.StreamConfig {
 	first := s.places[0]
 	base := strings.TrimSuffix(first.members, "own.member.")
@@ -286,14 +287,14 @@ func (s *settings) streams() []jetstream.StreamConfig {
 	return all
 }
 
-// call bounds a call to the server, and names it in its error.
+// call bounds a call to the server and names the call in its error.
 func (s *settings) call(ctx context.Context, what string, do func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, s.Timeout)
 	defer cancel()
 	return fault(what, do(ctx))
 }
 
-// fault names what failed, and marks what Setup mends.
+// fault names the failed call, and marks errors that Setup fixes.
 func fault(what string, err error) error {
 	switch {
 	case err == nil:

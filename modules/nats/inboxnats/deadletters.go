@@ -16,10 +16,10 @@ import (
 	"github.com/holdfast-go/holdfast/modules/nats/internal/form"
 )
 
-// letters are the dead letters of a consumer, or of a partition of it: driver.DeadLetters.
+// letters implements driver.DeadLetters for a consumer or one of its partitions.
 type letters struct{ *source }
 
-// stream returns the stream of the dead letters; nil where it does not exist.
+// open returns the stream of the dead letters, or nil if it does not exist.
 func (l *letters) open(ctx context.Context) (stream jetstream.Stream, err error) {
 	err = l.call(ctx, "dead letters", func(ctx context.Context) (err error) {
 		stream, err = l.js.Stream(ctx, l.dead)
@@ -31,7 +31,7 @@ func (l *letters) open(ctx context.Context) (stream jetstream.Stream, err error)
 	return stream, err
 }
 
-// after returns the first dead letter on a subject from a number on; nil where there is none.
+// after returns the first dead letter on a subject from a number on, or nil if there is none.
 func (l *letters) after(ctx context.Context, stream jetstream.Stream, subject string, seq uint64) (found *jetstream.RawStreamMsg, err error) {
 	err = l.call(ctx, "read dead letters", func(ctx context.Context) (err error) {
 		found, err = stream.GetMsg(ctx, seq, jetstream.WithGetMsgSubject(subject))
@@ -115,8 +115,8 @@ func (l *letters) Scan(ctx context.Context, class string, visit func(*inbox.Dead
 	return nil
 }
 
-// put makes a dead letter a message again. Its Nats-Msg-Id is that of no other message, since the server would drop it, but
-// the same in each scan, so that the server drops what two scans return.
+// put returns a dead letter to the stream. Its Nats-Msg-Id is that of no other message, because the server would drop
+// it. It is the same in each scan, so the server drops the second copy if two scans return the letter.
 func (l *letters) put(ctx context.Context, found *jetstream.RawStreamMsg, all map[string]string, was, is []byte) error {
 	body := found.Data
 	if !bytes.Equal(was, is) {
@@ -133,7 +133,7 @@ func (l *letters) put(ctx context.Context, found *jetstream.RawStreamMsg, all ma
 	return l.classify(ctx, l.stored(ctx, sent, err))
 }
 
-// delete deletes a dead letter, or finds it deleted.
+// delete deletes a dead letter. A missing one is no error.
 func (l *letters) delete(ctx context.Context, stream jetstream.Stream, seq uint64) error {
 	ctx, cancel := context.WithTimeout(ctx, l.Timeout)
 	defer cancel()

@@ -29,17 +29,17 @@
 //
 // # Order
 //
-// With ConsumerConfig.Ordered one process is served at a time; lease.go describes how. Stream.Partitions has several
-// processes at work: each partition is a durable consumer <consumer>=<partition> of its part of the subject. Each process
-// compares the partitions that it serves with its share, and gives up those above. If a process dies, another takes over
-// up to 16 seconds later. To change the number, stop the senders, wait until all is processed, call Setup with
-// the new number on a new stream name, or delete stream and consumers before.
+// With ConsumerConfig.Ordered one process works at a time; lease.go describes how. With Stream.Partitions several
+// processes work: each partition is a durable consumer <consumer>=<partition> of its part of the subject. A process with
+// more partitions than its share releases some. If a process dies, another takes over
+// up to 16 seconds later. To change the number, stop the senders, wait until all messages are
+// processed, and call Setup with the new number on a new stream name, or after deleting the stream and its consumers.
 //
 // # What may be lost or doubled
 //
 // nats-server syncs to the disk every 2 minutes unless sync_interval is set: after a power failure, messages and
 // acknowledgements of a single server may be lost. Use Stream.Replicas in a cluster. After a kill, acknowledgements of
-// the last moments may be undone, and those messages come again: deduplicate them with inboxpgx.
+// the last moments may be undone, and those messages are redelivered: deduplicate them with inboxpgx.
 //
 // Setup creates the stream with retention interest: a message is deleted when all durable consumers have processed it. A
 // message that is published while there is no durable consumer is deleted at once.

@@ -9,7 +9,7 @@ import (
 	"github.com/holdfast-go/holdfast/inbox/driver"
 )
 
-// NewSources returns the sources of all partitions, and the dead letters of all.
+// NewSources returns the sources and the dead letters of all partitions.
 func NewSources(conn *nats.Conn, stream Stream, cfg inbox.ConsumerConfig) (all []driver.Source, of driver.DeadLetters, err error) {
 	s, err := newSettings(conn, stream, inbox.NewMux(), cfg)
 	var letters []driver.DeadLetters
@@ -20,7 +20,7 @@ func NewSources(conn *nats.Conn, stream Stream, cfg inbox.ConsumerConfig) (all [
 	return all, driver.JoinDeadLetters(letters...), err
 }
 
-// NewTuned is NewConsumer with a largest body and a time between two comparisons of shares; 0 is the default of each.
+// NewTuned is NewConsumer with a maximum body and an interval of comparing shares; 0 means the default.
 func NewTuned(conn *nats.Conn, stream Stream, p inbox.Processor, cfg inbox.ConsumerConfig, maxBodyBytes int, leveling time.Duration) (*Consumer, error) {
 	s, err := newSettings(conn, stream, p, cfg)
 	if err != nil {

@@ -9,7 +9,7 @@ import (
 	"github.com/holdfast-go/holdfast/inbox/driver"
 )
 
-// hand is what a session has received and not settled.
+// hand contains the received and unsettled deliveries of a session.
 type hand struct {
 	changed chan struct{} // something has arrived, or there is room
 
@@ -18,11 +18,11 @@ type hand struct {
 	spare  []*delivery // not handed out yet
 	window int         // 0: stopped
 	starts int
-	out    int   // handed out since the last start and not settled
-	lost   error // why nothing is delivered any more
+	out    int   // handed out since the last start and unsettled
+	lost   error // why deliveries have ended
 
-	// A new owner hands out nothing until it has all that was delivered before: so many messages up to the horizon. Some
-	// may never come, because they were deleted: then it is over at until.
+	// A new owner hands out nothing until it has all messages delivered before: hold messages up to the horizon.
+	// Deleted messages never arrive, so the wait ends at until.
 	hold    int
 	horizon uint64
 	until   time.Time
@@ -38,14 +38,14 @@ func (h *hand) start(window int) error {
 	return h.lost
 }
 
-// stop ends the deliveries. What still comes is not handed out.
+// stop ends the deliveries. Messages that arrive later are not handed out.
 func (h *hand) stop() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.window = 0
 }
 
-// unseen takes what was not handed out.
+// unseen removes and returns the deliveries that were not handed out.
 func (h *hand) unseen() []*delivery {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -57,7 +57,7 @@ func (h *hand) unseen() []*delivery {
 	return spare
 }
 
-// drop takes everything.
+// drop removes and returns all deliveries.
 func (h *hand) drop() (all []*delivery) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -69,7 +69,8 @@ func (h *hand) drop() (all []*delivery) {
 	return all
 }
 
-// room is how many messages to ask for; not a few where the window is full of others. The caller has the lock.
+// room is the number of messages to request: 0 while less than a quarter of the window is free. The caller holds the
+// lock.
 func (h *hand) room() int {
 	if h.lost != nil || h.window == 0 {
 		return 0
@@ -83,8 +84,8 @@ func (h *hand) room() int {
 	return 0
 }
 
-// add takes what has arrived. What is there already came again because the server has not heard of it for long. The
-// caller has the lock.
+// add adds a delivery. A known message is ignored: the server has redelivered it because it heard nothing for long.
+// The caller holds the lock.
 func (h *hand) add(d *delivery) {
 	if h.all[d.place] != nil {
 		return
@@ -97,7 +98,7 @@ func (h *hand) add(d *delivery) {
 	}
 }
 
-// sorted puts what has arrived in order once nothing more is held back for. The caller has the lock.
+// sorted sorts the deliveries once the hold has ended. The caller holds the lock.
 func (h *hand) sorted() {
 	if h.hold == 0 {
 		slices.SortStableFunc(h.spare, func(a, b *delivery) int {
@@ -109,7 +110,7 @@ func (h *hand) sorted() {
 	}
 }
 
-// next hands out what has arrived, as far as there is room.
+// next hands out deliveries while the window has room.
 func (h *hand) next(most int) ([]driver.Delivery, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -133,7 +134,7 @@ func (h *hand) next(most int) ([]driver.Delivery, error) {
 	return ds, nil
 }
 
-// have returns those that are still in the hand.
+// have returns the deliveries that the session still has.
 func (h *hand) have(ds []driver.Delivery) (all []*delivery) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -145,7 +146,7 @@ func (h *hand) have(ds []driver.Delivery) (all []*delivery) {
 	return all
 }
 
-// forget takes deliveries out of the hand: they are settled.
+// forget removes settled deliveries.
 func (h *hand) forget(ds ...*delivery) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -161,7 +162,7 @@ func (h *hand) forget(ds ...*delivery) {
 	h.wake()
 }
 
-// held returns what is in the hand; nothing when the session is lost.
+// held returns all deliveries, or nothing if the session is lost.
 func (h *hand) held() (ds []*delivery) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -174,7 +175,7 @@ func (h *hand) held() (ds []*delivery) {
 	return ds
 }
 
-// bySubject counts what is in the hand: of the stream by its name, of the retries by their subjects.
+// bySubject counts the deliveries: messages of the stream by its name, retries by their subjects.
 func (h *hand) bySubject() map[string]int {
 	counts := map[string]int{}
 	for _, d := range h.held() {
@@ -187,7 +188,7 @@ func (h *hand) bySubject() map[string]int {
 	return counts
 }
 
-// lose ends the deliveries. It returns why they had ended before.
+// lose ends the deliveries. It returns the earlier reason, if they had already ended.
 func (h *hand) lose(err error) (before error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -197,7 +198,7 @@ func (h *hand) lose(err error) (before error) {
 	return before
 }
 
-// wake has Receive look again.
+// wake wakes Receive.
 func (h *hand) wake() {
 	select {
 	case h.changed <- struct{}{}:

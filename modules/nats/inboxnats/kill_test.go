@@ -20,8 +20,8 @@ import (
 	outbox "github.com/holdfast-go/holdfast/outbox/driver"
 )
 
-// While messages are published and consumed the server is killed. All that was confirmed is processed, no message is a
-// dead letter, and a processor that remembers ids processes each once.
+// The server is killed while messages are published and consumed. All confirmed messages are processed, none becomes
+// a dead letter, and a processor that remembers ids processes each once.
 func TestKilledServer_losesNothing(t *testing.T) {
 	t.Parallel()
 	const n, kills = 300, 2
@@ -85,7 +85,7 @@ func TestKilledServer_losesNothing(t *testing.T) {
 	}
 }
 
-// Check names what is missing, and a consumer that others have changed.
+// Check names missing objects, and a durable consumer that others have changed.
 func TestCheck(t *testing.T) {
 	t.Parallel()
 	conn := natstest.New(t)

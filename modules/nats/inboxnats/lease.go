@@ -14,49 +14,50 @@ import (
 
 // Order.
 //
-// The owner of an ordered stream, or of a partition, holds a lease: the last message on the subject own.owner.<partition>
-// of the stream <stream>=<consumer>=owners, which the server deletes when it is 8 seconds old. The owner writes it again
-// every 2 seconds, each time by the number of the one before, so that only one process succeeds. At its end it writes
-// "free" there, which anybody may replace.
+// The owner of an ordered stream or partition holds a lease. It is the last message on the subject
+// own.owner.<partition> of the stream <stream>=<consumer>=owners, and the server deletes it after 8 seconds. The
+// owner writes it again every 2 seconds, each time on condition of the previous number, so that only one process
+// succeeds. At its end the owner writes "free", which any process may replace.
 //
-// The durable consumer numbers its deliveries. The owner knows the number of the next one: if another comes, then messages
-// went to a process that has lost the lease, or were lost on their way, and the session ends. So the lease need not be
+// The durable consumer numbers its deliveries, and the owner knows the next number. If another one arrives, messages
+// were lost on their way or went to a process that has lost the lease, and the session ends. So the lease need not be
 // exact: the numbers keep the order.
 //
-// A new owner asks how many messages are delivered and not acknowledged, and up to where. It hands out nothing until it has
-// all of these, sorted. After an owner that died, or lost messages, it first waits for the ack wait, after which the server
-// gives them to anybody.
+// A new owner asks for the number of delivered and unacknowledged messages and for the last of them. It hands out
+// nothing until it has all of them, sorted. If the previous owner died or lost messages, the new one first waits for
+// the ack wait, after which the server redelivers them.
 
 const (
-	// leaseTime is after how long without renewal a lease is over.
+	// leaseTime is how long a lease lasts without renewal.
 	leaseTime = 8 * time.Second
-	// leaseEvery is how often a process without the lease asks for it. Receive returns within a second.
+	// leaseEvery is the interval in which a process without the lease tries to take it. Receive returns within a
+	// second.
 	leaseEvery = 500 * time.Millisecond
 
-	leaseFree = "free" // nothing is left with the owner before
-	leaseLost = "lost" // something may be
+	leaseFree = "free" // the previous owner has requeued everything
+	leaseLost = "lost" // the previous owner may have lost messages
 )
 
 var errLease = errors.New("inboxnats: another process serves the stream now")
 
-// lease is that of one session.
+// lease is the lease of one session.
 type lease struct {
 	source *source
 
 	mu    sync.Mutex
 	rev   uint64
-	until time.Time // it lasts; zero: it was not taken
-	clean bool      // the owner before has left nothing. Of the goroutine that receives
+	until time.Time // end of the lease; zero: not taken
+	clean bool      // the previous owner has left nothing. Used by the receiving goroutine only
 }
 
-// lasts reports whether the lease is this session's.
+// lasts reports whether the session holds the lease.
 func (l *lease) lasts() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return time.Now().Before(l.until)
 }
 
-// take takes the lease if it has no owner, else it waits a little.
+// take takes the lease if it has no owner, otherwise it waits a little.
 func (l *lease) take(ctx context.Context) (taken bool, err error) {
 	l.mu.Lock()
 	expired := !l.until.IsZero()
@@ -83,7 +84,7 @@ func (l *lease) take(ctx context.Context) (taken bool, err error) {
 	}
 	state := string(before.Data)
 	if before.Sequence > 0 && state != leaseFree && state != leaseLost {
-		_ = runloop.Sleep(ctx, leaseEvery) // its end is looked for first
+		_ = runloop.Sleep(ctx, leaseEvery) // Receive checks ctx first
 		return false, nil
 	}
 	err = l.write(ctx, before.Sequence, "held")
@@ -94,7 +95,7 @@ func (l *lease) take(ctx context.Context) (taken bool, err error) {
 	return err == nil, err
 }
 
-// write replaces the lease of a number.
+// write replaces the lease if it still has the number rev.
 func (l *lease) write(ctx context.Context, rev uint64, state string) error {
 	began := time.Now()
 	return l.source.call(context.WithoutCancel(ctx), "lease", func(ctx context.Context) error {
@@ -115,7 +116,7 @@ func isOvertaken(err error) bool {
 	return ok && answer.APIError() != nil && (answer.APIError().ErrorCode == jetstream.JSErrCodeStreamWrongLastSequence || answer.APIError().ErrorCode == jetstream.JSErrCodeStreamWrongLastSequenceConstant)
 }
 
-// renew keeps the lease. An error says that it is over.
+// renew extends the lease. An error means that the lease has ended.
 func (l *lease) renew(ctx context.Context) error {
 	l.mu.Lock()
 	rev, taken := l.rev, !l.until.IsZero()
@@ -131,7 +132,7 @@ func (l *lease) renew(ctx context.Context) error {
 	return nil
 }
 
-// leave gives the lease to others.
+// leave releases the lease.
 func (l *lease) leave(ctx context.Context, clean bool) error {
 	if !l.lasts() {
 		return nil

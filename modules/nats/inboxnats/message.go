@@ -15,11 +15,11 @@ import (
 	"github.com/holdfast-go/holdfast/modules/nats/internal/form"
 )
 
-// maxAttempt bounds the counts read from headers.
+// maxAttempt bounds counts in headers.
 const maxAttempt = 1_000_000
 
-// message returns the message in decoded headers and a body. What cannot be read stays empty, for inbox.Message.Validate
-// to find. A dead letter that somebody put back by other means than DeadLetters counts as a replay.
+// message returns the message of decoded headers and a body. Unreadable fields stay empty, and inbox.Message.Validate
+// reports them. A dead letter that was put back without DeadLetters counts as a replay.
 func message(all map[string]string, body []byte, queue string, by *wire.Symfony) *inbox.Message {
 	m := read(all, body, queue, by)
 	if all[wire.HeaderClass] != "" {
@@ -50,13 +50,13 @@ func read(all map[string]string, body []byte, queue string, by *wire.Symfony) *i
 		FirstFailedAt: moment(all[wire.HeaderFirstFailed]), History: driver.DecodeHistory(all[wire.HeaderHistory]),
 	}
 	m.PublishedAt = wire.PublishedAt(moment(all[form.CreatedAt]), headers, m.ID)
-	if !readable { // no handler must take the envelope for its own JSON
+	if !readable { // no handler must mistake the envelope for its own JSON
 		m.Name = ""
 	}
 	return m
 }
 
-// number returns 0 for text that is no number.
+// number returns 0 for text that is not a number.
 func number(text string) int {
 	n, err := strconv.Atoi(text)
 	if err != nil {
@@ -65,7 +65,7 @@ func number(text string) int {
 	return n
 }
 
-// moment returns the zero time for text that is no time.
+// moment returns the zero time for text that is not a time.
 func moment(text string) time.Time {
 	t, err := time.Parse(time.RFC3339Nano, text)
 	if err != nil {
@@ -82,7 +82,7 @@ type copied struct {
 	id      string // Nats-Msg-Id
 }
 
-// copyHeaders returns the sender's headers, and ours where they are not empty.
+// copyHeaders returns the sender's headers and the non-empty ones of ours.
 func copyHeaders(all, own map[string]string) map[string]string {
 	headers := maps.Clone(all)
 	maps.DeleteFunc(headers, func(name, _ string) bool { return wire.Own(name) && name != wire.HeaderKey })
@@ -100,7 +100,7 @@ func (c *copied) msg() *nats.Msg {
 	return msg
 }
 
-// slim leaves out the sender's headers and the history, for a copy that is too large with them.
+// slim removes the sender's headers and the history from a copy that is too large.
 func (c *copied) slim() {
 	maps.DeleteFunc(c.all, func(name, _ string) bool {
 		return form.Sent(name) && !wire.Identifies(name) || name == wire.HeaderHistory
@@ -141,14 +141,14 @@ func (s *source) copyOf(m driver.Move) *copied {
 	return c
 }
 
-// due is how much longer a copy among the retries waits: its delay began when the server stored it. The server's clock
-// stored it and this host's reads it; a host whose clock is late waits for the delay at most once more.
+// due is the remaining delay of a retry, which started when the server stored the copy. The server's clock set that
+// time and this host's clock reads it. A host whose clock is late waits for the delay at most once more.
 func due(wait string, stored time.Time) time.Duration {
 	delay := time.Duration(number(wait)) * time.Millisecond
 	return min(delay-time.Since(stored), delay)
 }
 
-// readDead reads back the copy of a dead letter.
+// readDead decodes a dead letter.
 func readDead(all map[string]string, body []byte, queue, class string, by *wire.Symfony) inbox.DeadLetter {
 	m := read(all, body, queue, by)
 	return inbox.DeadLetter{

@@ -19,15 +19,16 @@ import (
 )
 
 const (
-	// memberEvery is how often a process notes that it takes part. The server forgets it after leaseTime.
+	// memberEvery is the interval in which a process records that it takes part. The server forgets it after
+	// leaseTime.
 	memberEvery = 2 * time.Second
-	// leaveTimeout bounds the last call of a process that ends.
+	// leaveTimeout bounds the last call of a process that is shutting down.
 	leaveTimeout = time.Second
-	// aside is how long a process does not ask for a lease that it has given up: others ask twice a second.
+	// aside is how long a process does not take back a lease it has released: others try twice a second.
 	aside = 4 * leaseEvery
 )
 
-// newRunner returns the consumer of the stream, or of all partitions.
+// newRunner returns the consumer of the stream or of all partitions.
 func newRunner(s *settings, parts []*source, p inbox.Processor) (runner, error) {
 	cfg := engine.Config{ConsumerConfig: s.ConsumerConfig, Queue: s.Stream.Name, Package: component, Timeout: s.Timeout, MaxBodyBytes: s.maxBodyBytes}
 	if len(parts) == 1 {
@@ -43,7 +44,7 @@ func newRunner(s *settings, parts []*source, p inbox.Processor) (runner, error) 
 	})
 }
 
-// whole counts for all partitions. It is never opened.
+// whole adds up all partitions. It is never opened.
 type whole struct {
 	*source
 	parts []*source
@@ -70,7 +71,7 @@ func (w *whole) DeadLetters() driver.DeadLetters {
 	return driver.JoinDeadLetters(all...)
 }
 
-// members are the processes that share the partitions: each has a message among the leases.
+// members are the processes that share the partitions. Each has a message in the stream of leases.
 type members struct {
 	source *source
 	run    string // this process
@@ -90,7 +91,7 @@ func (m *members) Run(ctx context.Context) {
 		_ = runloop.Sleep(ctx, memberEvery)
 	}
 	m.count.Store(0)
-	// Where this fails the process is counted for a while.
+	// If this fails, the process is counted until its message expires.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveTimeout)
 	defer cancel()
 	if stream, err := m.source.js.Stream(ctx, m.source.owners); err == nil {
@@ -98,7 +99,7 @@ func (m *members) Run(ctx context.Context) {
 	}
 }
 
-// note notes that this process takes part, and counts all that do.
+// note records that this process takes part, and counts all that do.
 func (m *members) note(ctx context.Context) (int, error) {
 	if err := m.source.call(ctx, "note the process", func(ctx context.Context) error {
 		_, err := m.source.js.Publish(ctx, m.source.members+m.run, nil)

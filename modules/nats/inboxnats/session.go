@@ -20,9 +20,10 @@ import (
 )
 
 const (
-	// pullTime is how long the server keeps a request for messages. A process that has lost its lease must not have one.
+	// pullTime is how long the server keeps a request for messages. A process that has lost its lease must not have a
+	// request.
 	pullTime = 2 * time.Second
-	// pullPause is how long a request is not repeated that the server refuses.
+	// pullPause is the pause after a request that the server rejects.
 	pullPause = 250 * time.Millisecond
 )
 
@@ -31,8 +32,8 @@ var (
 	errGap    = errors.New("inboxnats: messages before this one went elsewhere or were lost on their way")
 )
 
-// session is driver.Session: it asks for messages by requests, one at a time for each durable consumer, with as many as
-// the window has room for.
+// session implements driver.Session. It has at most one request at the server per durable consumer, for as many
+// messages as the window has room for.
 type session struct {
 	*source
 	hand  *hand
@@ -67,7 +68,7 @@ func (s *session) Receive(ctx context.Context, most int) ([]driver.Delivery, err
 			return nil, err
 		}
 		if err := s.request(ctx); err != nil {
-			if ctx.Err() != nil { // it has cut the call short
+			if ctx.Err() != nil { // it has interrupted the call
 				return nil, ctx.Err()
 			}
 			return nil, s.failed("receive", err)
@@ -80,7 +81,7 @@ func (s *session) Receive(ctx context.Context, most int) ([]driver.Delivery, err
 	}
 }
 
-// request asks for messages, once the lease is this session's.
+// request asks for messages once the session has the lease.
 func (s *session) request(ctx context.Context) error {
 	if s.lease != nil && !s.lease.lasts() {
 		if taken, err := s.lease.take(ctx); err != nil || !taken {
@@ -100,7 +101,7 @@ func (s *session) request(ctx context.Context) error {
 	return nil
 }
 
-// takeOver has the new owner first get what the owner before it had, in order.
+// takeOver makes the new owner first receive the messages of the previous owner, in order.
 func (s *session) takeOver(ctx context.Context) error {
 	info, err := s.info(ctx, s.stream)
 	if err != nil {
@@ -113,7 +114,7 @@ func (s *session) takeOver(ctx context.Context) error {
 	s.hand.hold = info.NumAckPending
 	s.hand.horizon = info.Delivered.Stream
 	s.hand.until = time.Now().Add(s.wait + pullTime)
-	if !s.lease.clean && s.hand.hold > 0 { // until the server gives them to anybody
+	if !s.lease.clean && s.hand.hold > 0 { // until the server redelivers them
 		f.after = time.Now().Add(s.wait)
 		s.hand.until = f.after.Add(pullTime)
 	}
@@ -125,8 +126,8 @@ func (s *session) Stop(ctx context.Context) error {
 	s.hand.stop()
 	for _, f := range s.feeds {
 		if f.drain(s.Timeout) {
-			// nats-server 2.9 mixes up messages that come back while it has a request that nobody waits for. It removes
-			// such requests when it is asked for the consumer.
+			// nats-server 2.9 confuses requeued messages while it has an abandoned request. It removes such requests
+			// when it is asked for the consumer.
 			_, _ = s.info(ctx, f.stream)
 		}
 	}
@@ -135,7 +136,7 @@ func (s *session) Stop(ctx context.Context) error {
 
 // Close implements driver.Session.
 func (s *session) Close(ctx context.Context) error {
-	ctx = context.WithoutCancel(ctx) // its end must not keep the messages from others
+	ctx = context.WithoutCancel(ctx) // its end must not delay the requeue
 	lost := s.hand.lose(errClosed)
 	stopped := s.Stop(ctx)
 	err := s.giveBack(ctx, s.hand.drop())
@@ -146,7 +147,7 @@ func (s *session) Close(ctx context.Context) error {
 	return cmp.Or(stopped, err)
 }
 
-// Ack implements driver.Session. The server has read the acknowledgements when it answers the flush.
+// Ack implements driver.Session. An answer to the flush shows that the server has read the acknowledgements.
 func (s *session) Ack(ctx context.Context, ds []driver.Delivery, mayWait bool) error {
 	held := s.hand.have(ds)
 	if err := s.settle(ctx, held, "+ACK", !mayWait); err != nil {
@@ -159,7 +160,7 @@ func (s *session) Ack(ctx context.Context, ds []driver.Delivery, mayWait bool) e
 // GiveBack implements driver.Session.
 func (s *session) GiveBack(ctx context.Context, ds []driver.Delivery) error {
 	held := s.hand.have(ds)
-	s.hand.forget(held...) // before the server delivers them again, perhaps here
+	s.hand.forget(held...) // before the server redelivers them, perhaps to this session
 	if err := s.giveBack(ctx, held); err != nil {
 		return s.failed("requeue messages", err)
 	}
@@ -171,7 +172,7 @@ func (s *session) giveBack(ctx context.Context, ds []*delivery) error {
 	return s.settle(ctx, ds, "-NAK", true)
 }
 
-// settle tells the server the same of all.
+// settle sends one kind of acknowledgement for all deliveries.
 func (s *session) settle(ctx context.Context, ds []*delivery, what string, flush bool) error {
 	for _, d := range ds {
 		if err := s.conn.Publish(d.msg.Reply, []byte(what)); err != nil {
@@ -186,7 +187,7 @@ func (s *session) settle(ctx context.Context, ds []*delivery, what string, flush
 	return s.conn.FlushWithContext(ctx)
 }
 
-// renew tells the server what is in work here, and keeps the lease.
+// renew reports the messages in flight to the server, and extends the lease.
 func (s *session) renew(ctx context.Context) {
 	if s.lease != nil {
 		if err := s.lease.renew(ctx); err != nil {
@@ -199,14 +200,14 @@ func (s *session) renew(ctx context.Context) {
 	}
 }
 
-// failed ends the session: what was not settled would stay in its hand and be renewed.
+// failed ends the session, because its unsettled messages would otherwise be renewed.
 func (s *session) failed(what string, err error) error {
 	err = fault(what, err)
 	s.hand.lose(err)
 	return err
 }
 
-// stale is about so many deliveries that are no longer in the hand.
+// stale returns the error of n deliveries that the session no longer has.
 func stale(n int) error {
 	if n == 0 {
 		return nil
@@ -214,7 +215,7 @@ func stale(n int) error {
 	return fmt.Errorf("inboxnats: %d deliveries: %w", n, driver.ErrStale)
 }
 
-// feed has the messages of a durable consumer delivered. Its state is guarded by the hand.
+// feed receives the messages of a durable consumer. The mutex of hand guards its state.
 type feed struct {
 	session *session
 	stream  string
@@ -223,10 +224,10 @@ type feed struct {
 	sub    *nats.Subscription // nil: stopped
 	inbox  string
 	serial int
-	asked  int       // messages still to come of the request
-	until  time.Time // the request lives, or its answer was lost
-	after  time.Time // the next request may be sent
-	next   uint64    // the number that the next delivery must have, where order counts; 0: any
+	asked  int       // messages of the request that have not arrived
+	until  time.Time // end of the request; after it, its answer is lost
+	after  time.Time // earliest time of the next request
+	next   uint64    // the required number of the next delivery if order counts; 0: any
 }
 
 func (f *feed) subscribe() error {
@@ -238,10 +239,11 @@ func (f *feed) subscribe() error {
 	f.session.hand.mu.Lock()
 	defer f.session.hand.mu.Unlock()
 	f.sub, f.asked = sub, 0
-	return sub.SetPendingLimits(-1, -1) // the requests bound it
+	return sub.SetPendingLimits(-1, -1) // requests limit it
 }
 
-// drain ends the subscription. Then nothing more comes of its request. It reports whether the server has one.
+// drain ends the subscription, after which nothing more of its request arrives. It reports whether the server still
+// has a request.
 func (f *feed) drain(timeout time.Duration) bool {
 	f.session.hand.mu.Lock()
 	sub, asked := f.sub, f.asked > 0
@@ -258,16 +260,16 @@ func (f *feed) drain(timeout time.Duration) bool {
 	select {
 	case <-over:
 	case <-time.After(timeout):
-		_ = sub.Unsubscribe() // the server is silent; what comes is delivered again
+		_ = sub.Unsubscribe() // the server is silent; messages on their way are redelivered
 		return false
 	}
 	return asked
 }
 
-// ask requests as many messages as there is room for.
+// ask requests as many messages as the window has room for.
 func (f *feed) ask(ctx context.Context) error {
 	n, silent := f.due()
-	if silent { // the server did not end the request in time: is it there?
+	if silent { // the server did not end the request in time: check whether it answers
 		_, err := f.session.info(ctx, f.stream)
 		return err
 	}
@@ -281,7 +283,7 @@ func (f *feed) ask(ctx context.Context) error {
 	return f.session.conn.PublishRequest("$JS.API.CONSUMER.MSG.NEXT."+f.stream+"."+f.session.consumer, f.inbox+"."+strconv.Itoa(f.serial), request)
 }
 
-// due returns how many messages to ask for, and whether the answer to the last request was lost.
+// due returns the number of messages to request, and whether the answer to the last request was lost.
 func (f *feed) due() (n int, silent bool) {
 	h := f.session.hand
 	h.mu.Lock()
@@ -301,7 +303,7 @@ func (f *feed) due() (n int, silent bool) {
 	return n, false
 }
 
-// arrived gets what the server sends: a message, or the end of the request.
+// arrived handles one message of the server: a delivery, or the end of the request.
 func (f *feed) arrived(msg *nats.Msg) {
 	meta, err := msg.Metadata()
 	if err != nil {
@@ -319,8 +321,8 @@ func (f *feed) arrived(msg *nats.Msg) {
 	defer s.hand.wake()
 	f.asked = max(f.asked-1, 0)
 	switch {
-	case wait > 0: // its time has not come
-		_ = msg.NakWithDelay(wait) // if it fails, it comes again
+	case wait > 0: // it is not due
+		_ = msg.NakWithDelay(wait) // if it fails, the server redelivers it
 	case f.next > 0 && meta.Sequence.Consumer != f.next:
 		s.hand.lost = cmp.Or(s.hand.lost, errGap)
 	default:
@@ -331,14 +333,14 @@ func (f *feed) arrived(msg *nats.Msg) {
 	}
 }
 
-// ended gets the end of the request.
+// ended handles the end of the request.
 func (f *feed) ended(msg *nats.Msg) {
 	status, why := msg.Header.Get("Status"), msg.Header.Get("Description")
 	h := f.session.hand
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if status == "" || msg.Subject != f.inbox+"."+strconv.Itoa(f.serial) {
-		return // of a request before it
+		return // belongs to an earlier request
 	}
 	f.asked = 0
 	switch {
@@ -350,13 +352,13 @@ func (f *feed) ended(msg *nats.Msg) {
 	h.wake()
 }
 
-// place is where a message is: in the stream or among the retries, and its number there.
+// place is the location of a message: in the stream or among the retries, and its number there.
 type place struct {
 	retries bool
 	seq     uint64
 }
 
-// delivery is one hand-out of a message.
+// delivery is one delivery of a message.
 type delivery struct {
 	place
 
@@ -370,13 +372,14 @@ type delivery struct {
 	message *inbox.Message
 }
 
-// headers are those of the message, decoded.
+// headers returns the decoded headers of the message.
 func (d *delivery) headers() map[string]string {
 	d.once.Do(func() { d.all = form.Decode(d.msg.Header) })
 	return d.all
 }
 
-// Message implements driver.Delivery. The first delivery of a retry with a delay is not counted: it began the delay.
+// Message implements driver.Delivery. The first delivery of a delayed retry is not counted, because it started the
+// delay.
 func (d *delivery) Message() *inbox.Message {
 	d.read.Do(func() {
 		d.message = message(d.headers(), d.msg.Data, d.session.queue, d.session.symfony)

@@ -17,19 +17,19 @@ import (
 
 const (
 	maxWindow = 2000
-	// ackWait is after how long without a sign of life the server delivers a message to somebody else. Consumers that
-	// exist may have another one.
+	// ackWait is the time without a sign of life after which the server redelivers a message. An existing durable
+	// consumer may have another one.
 	ackWait = 8 * time.Second
-	// renewals is how many signs of life there are within it.
+	// renewals is the number of signs of life within ackWait.
 	renewals = 4
-	// tailDelay is how long a message waits that goes behind the others: retries come first.
+	// tailDelay is the delay of a message that goes behind the others, because retries come first.
 	tailDelay = time.Second
 )
 
-// errNotRunning is the failure of what needs Run: what is in work would not be renewed.
+// errNotRunning is the error of a call that needs Run, which renews messages in flight.
 var errNotRunning = fmt.Errorf("inboxnats: not running: %w", driver.ErrUnavailable)
 
-// source is driver.Source: a stream, or a partition of it, as one process has it.
+// source implements driver.Source for a stream or one of its partitions.
 type source struct {
 	*settings
 	places
@@ -67,7 +67,7 @@ func (s *source) Open(ctx context.Context) (driver.Session, error) {
 	return opened, nil
 }
 
-// info asks for the durable consumer of a stream.
+// info asks the server for the durable consumer of a stream.
 func (s *source) info(ctx context.Context, stream string) (info *jetstream.ConsumerInfo, err error) {
 	err = s.call(ctx, "consumer "+s.consumer+" of stream "+stream, func(ctx context.Context) error {
 		c, err := s.js.Consumer(ctx, stream, s.consumer)
@@ -79,7 +79,7 @@ func (s *source) info(ctx context.Context, stream string) (info *jetstream.Consu
 	return info, err
 }
 
-// current returns the session; nil between sessions.
+// current returns the session, or nil between sessions.
 func (s *source) current() *session {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -94,7 +94,7 @@ func (s *source) closed(over *session) {
 	}
 }
 
-// Run implements driver.Source: it tells the server what is in work.
+// Run implements driver.Source: it renews the messages in flight.
 func (s *source) Run(ctx context.Context) {
 	s.running.Store(true)
 	defer s.running.Store(false)
@@ -112,7 +112,7 @@ func (s *source) Run(ctx context.Context) {
 	}
 }
 
-// Served implements Source of package group: this process holds the lease.
+// Served implements Source of package group: it reports whether this process holds the lease.
 func (s *source) Served() bool {
 	current := s.current()
 	return current != nil && current.lease != nil && current.lease.lasts()
@@ -127,7 +127,7 @@ func (s *source) Ready(ctx context.Context) error {
 	return err
 }
 
-// stat asks for a stream, and how many messages it has on each subject that a filter names.
+// stat asks the server for a stream and the number of messages on each subject that a filter matches.
 func (s *source) stat(ctx context.Context, stream string, filter ...string) (info *jetstream.StreamInfo, err error) {
 	err = s.call(ctx, "stream "+stream, func(ctx context.Context) error {
 		found, err := s.js.Stream(ctx, stream)
@@ -146,7 +146,7 @@ func (s *source) stat(ctx context.Context, stream string, filter ...string) (inf
 // DeadLetters implements driver.Keeper.
 func (s *source) DeadLetters() driver.DeadLetters { return &letters{s} }
 
-// Backlog implements driver.Measured. Of the messages that are not settled it knows those that are in work here.
+// Backlog implements driver.Measured. Of the unsettled messages it knows only those of this process.
 func (s *source) Backlog(ctx context.Context) (b driver.Backlog, err error) {
 	held := map[string]int{}
 	if current := s.current(); current != nil {
@@ -169,7 +169,7 @@ func (s *source) Backlog(ctx context.Context) (b driver.Backlog, err error) {
 	return b, nil
 }
 
-// Move implements driver.Source. The copy's Nats-Msg-Id names the original, so that a second copy of the same is dropped.
+// Move implements driver.Source. The copy's Nats-Msg-Id names the original, so that the server drops a second copy.
 func (s *source) Move(ctx context.Context, moves []driver.Move) []error {
 	results := make([]error, len(moves))
 	if !s.running.Load() {
@@ -195,7 +195,8 @@ func (s *source) Move(ctx context.Context, moves []driver.Move) []error {
 	return results
 }
 
-// send publishes a copy. Without a connection the client would keep it, and send it when nobody waits any more.
+// send publishes a copy. Without a connection it fails, because the client would send the copy when nobody waits for
+// it.
 func (s *source) send(c *copied) (jetstream.PubAckFuture, error) {
 	if !s.conn.IsConnected() {
 		return nil, nats.ErrDisconnected
@@ -224,8 +225,8 @@ func isTooLarge(err error) bool {
 	return tooLarge || errors.Is(err, nats.ErrMaxPayload)
 }
 
-// classify turns the failure of a move into what driver.Source promises. What is no answer of JetStream is a fault of
-// the way there.
+// classify maps the error of a move to the errors of driver.Source. An error that is not an answer of JetStream is a
+// network fault.
 func (s *source) classify(ctx context.Context, err error) error {
 	if err == nil {
 		return nil
@@ -243,7 +244,7 @@ func (s *source) classify(ctx context.Context, err error) error {
 	return fmt.Errorf("inboxnats: move: %w: %w", class, err)
 }
 
-// warn logs a failure of work behind the sessions.
+// warn logs a failure between sessions.
 func (s *source) warn(ctx context.Context, message string, err error) {
 	if err != nil && ctx.Err() == nil {
 		s.log.WarnContext(ctx, message, slog.String("queue", s.queue), slog.Any("error", err))

@@ -16,8 +16,7 @@ import (
 	"github.com/holdfast-go/holdfast/outbox/driver"
 )
 
-// minDuplicates is the shortest window in which a stream should drop second copies: a relay that dies is replaced
-// within it.
+// minDuplicates is the shortest useful duplicate window of a stream: a dead relay is replaced within it.
 const minDuplicates = time.Minute
 
 // Ready returns nil if JetStream answers within Config.Timeout.
@@ -33,9 +32,10 @@ func (p *Publisher) Ready(ctx context.Context) error {
 	return nil
 }
 
-// Check looks whether a stream takes the subjects that Config.Topic, Config.Routes and Config.Partitions name, whether
-// it drops second copies and keeps messages on disk, and whether the connection reconnects for ever. nil: there is
-// nothing to mend. Else the error joins the findings, each with a method Mend() string, and the failures to look.
+// Check checks that a stream takes the subjects of Config.Topic, Config.Routes and Config.Partitions, that it drops
+// second copies and keeps messages on disk, and that the connection reconnects forever. It returns nil if it finds
+// nothing. Otherwise the error joins the findings, each with a method Mend() string, and the errors of checks that
+// failed.
 func (p *Publisher) Check(ctx context.Context) error {
 	found := check.Findings{Component: "outboxnats"}
 	if p.conn.Opts.MaxReconnect >= 0 {
@@ -79,7 +79,7 @@ func (p *Publisher) checkSubject(ctx context.Context, subject string, found *che
 	return nil
 }
 
-// subjects are those known before the first message.
+// subjects returns the subjects that are known before the first message.
 func (p *Publisher) subjects() (all []string) {
 	topics := []string{p.cfg.Topic}
 	for _, name := range slices.Sorted(maps.Keys(p.cfg.Routes)) {

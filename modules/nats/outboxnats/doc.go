@@ -12,8 +12,8 @@
 // # Guarantees and limits
 //
 // A message counts as published when a stream has acknowledged it. Up to 1,000 may wait for that at once. If a relay dies
-// before it notes the acknowledgement, it sends the message again, and the server drops the copy: that holds within the
-// stream's duplicate window, 2 minutes by default. Later the consumer recognizes the copy by its id.
+// before it records the acknowledgement, the message is sent again, and the server drops the copy within the stream's
+// duplicate window, 2 minutes by default. Later the consumer recognizes the copy by its id.
 //
 // A replayed dead letter of the outbox has the same Nats-Msg-Id as before. The server drops it only if the stream has the
 // message already. Dead letters of a consumer return with another Nats-Msg-Id; see package inboxnats.
@@ -21,6 +21,6 @@
 // nats-server writes to the operating system and syncs to the disk later (sync_interval, 2 minutes by default): it survives
 // a kill, and a power failure only with replicas, or with sync_interval: always (2.10).
 //
-// The connection must reconnect for ever (nats.MaxReconnects(-1)). Its dead peer is noticed after PingInterval times
+// The connection must reconnect forever (nats.MaxReconnects(-1)). A dead peer is detected after PingInterval times
 // MaxPingsOutstanding, 4 minutes by default: set PingInterval to some seconds.
 package outboxnats

@@ -23,56 +23,57 @@ import (
 	"github.com/holdfast-go/holdfast/outbox/format"
 )
 
-// defaultTopic is the topic where none is configured.
+// defaultTopic is the topic if none is configured.
 const defaultTopic = "outbox"
 
-// window is the most messages not acknowledged yet: two batches of a relay. Publish waits for room.
+// window is the largest number of unacknowledged messages: two batches of a relay. Publish waits for room.
 const window = 1000
 
 // Config tunes a Publisher. The zero value works.
 type Config struct {
-	// Topic begins the subjects of messages whose route names no exchange: <topic>.<message name>. Default: "outbox".
+	// Topic is the start of the subjects of messages whose route names no exchange: <topic>.<message name>. Default:
+	// "outbox".
 	Topic string
-	// Routes are the topic (Route.Exchange), the rest of the subject (Route.RoutingKey) and further headers by name of a
-	// message. What is empty in a route is left to Router. Optional.
+	// Routes maps message names to the topic (Route.Exchange), the rest of the subject (Route.RoutingKey) and further
+	// headers. Router decides fields that are empty in a route. Optional.
 	Routes map[string]outbox.Route
-	// Router returns the route of a message, in place of its own, Message.Route, which it sees. Several goroutines call
-	// it at once. Default: Message.Route.
+	// Router returns the route of a message and replaces Message.Route, which it can read. Several goroutines call it
+	// at once. Default: Message.Route.
 	Router func(outbox.Message) outbox.Route
-	// Format is how messages look: a format.Symfony adds the headers by which Symfony Messenger reads them, a
-	// format.CloudEvents makes CloudEvents of them. Default: this module's own form.
+	// Format is the form of messages. format.Symfony adds the headers that Symfony Messenger reads;
+	// format.CloudEvents makes CloudEvents. Default: this module's own form.
 	Format format.Format
-	// Partitions is into how many parts a topic is split, by its name, at most 64: the subjects of shop are
-	// shop.0.<message name>, shop.1.<message name> and so on. A message is in the part of its key, CRC-32 (IEEE) modulo
-	// their number; without a key in that of its id. The consumers need the same number, inboxnats.Stream.Partitions.
-	// Default, and 1: a topic is not split.
+	// Partitions maps the name of a topic to its number of partitions, at most 64. The subjects of shop are
+	// shop.0.<message name>, shop.1.<message name> and so on. The partition of a message is the CRC-32 (IEEE) of its
+	// key modulo their number; without a key, of its id. The consumers need the same number,
+	// inboxnats.Stream.Partitions. Default: a topic is not split, the same as 1.
 	Partitions map[string]int
 	// Timeout bounds the wait for an acknowledgement, and each call of Ready and Check. Default: 5 s.
 	Timeout time.Duration
 }
 
-// Publisher is a driver.Publisher on JetStream. Its methods may be called from any goroutine. It needs no closing; the
-// connection stays the caller's.
+// Publisher is a driver.Publisher on JetStream. It is safe for concurrent use and needs no closing. It does not close
+// the connection.
 type Publisher struct {
 	conn  *nats.Conn
 	js    jetstream.JetStream
 	cfg   Config
 	rules stored.Rules
 	form  wire.Form
-	room  chan struct{} // one slot per message on its way
+	room  chan struct{} // one slot per message in flight
 
 	mu      sync.Mutex
 	waiting map[*nats.Msg]*item
 }
 
-// item is a message on its way.
+// item is a message in flight.
 type item struct {
-	stop func() bool // of the watch over its context
+	stop func() bool // ends the watch over its context
 	done func(error)
 }
 
-// NewPublisher returns a Publisher on a connection. The connection must reconnect by itself for ever: set
-// nats.MaxReconnects(-1). The error names every violation in cfg. Nothing is asked of a server yet.
+// NewPublisher returns a Publisher on a connection, which must reconnect forever: set nats.MaxReconnects(-1). The
+// error lists every wrong field of cfg. NewPublisher does not contact a server.
 func NewPublisher(conn *nats.Conn, cfg Config) (*Publisher, error) {
 	cfg.Topic = cmp.Or(cfg.Topic, defaultTopic)
 	cfg.Timeout = cmp.Or(cfg.Timeout, 5*time.Second)
@@ -105,7 +106,7 @@ func NewPublisher(conn *nats.Conn, cfg Config) (*Publisher, error) {
 	}
 	p.js, err = jetstream.New(conn,
 		jetstream.WithPublishAsyncTimeout(cfg.Timeout),
-		jetstream.WithPublishAsyncMaxPending(2*window), // those that nobody waits for any more count as well
+		jetstream.WithPublishAsyncMaxPending(2*window), // abandoned messages count as well
 		jetstream.WithPublishAsyncAckHandler(func(_ jetstream.JetStream, m *nats.Msg, _ *jetstream.PubAck) { p.finish(m, nil) }),
 		jetstream.WithPublishAsyncErrHandler(func(_ jetstream.JetStream, m *nats.Msg, err error) { p.finish(m, err) }))
 	if err != nil {
@@ -124,10 +125,10 @@ func validSubject(subject string) bool {
 	return true
 }
 
-// Publish implements driver.Publisher. Its failures are of class Permanent for a message that cannot be sent at all,
-// such as one over the server's max_payload, Unroutable where no stream takes the subject or this user may not publish
-// it, Retryable where the stream refuses the message, Blocked where the server has no room, and else Unavailable. Without
-// a connection it fails at once: nothing is kept in the client.
+// Publish implements driver.Publisher. The class of an error is Permanent for a message that can never be sent, such
+// as one over the server's max_payload; Unroutable if no stream takes the subject or the user may not publish to it;
+// Retryable if the stream rejects the message; Blocked if the server has no room; otherwise Unavailable. Without a
+// connection it fails at once, and the client keeps nothing.
 func (p *Publisher) Publish(ctx context.Context, m driver.Message, done func(error)) {
 	msg, err := p.encode(m)
 	if err != nil {
@@ -165,7 +166,7 @@ func (p *Publisher) finish(msg *nats.Msg, err error) {
 	}
 	it.stop()
 	if errors.Is(err, jetstream.ErrNoStreamResponse) {
-		go p.unanswered(msg.Subject, it) // it asks the server, and this is the client's own goroutine
+		go p.unanswered(msg.Subject, it) // it asks the server, which the client's own goroutine must not do
 		return
 	}
 	<-p.room
@@ -185,13 +186,14 @@ func (p *Publisher) unanswered(subject string, it *item) {
 	it.done(&driver.PublishError{Class: class, Err: fmt.Errorf("no stream answers on subject %q: %w", subject, errors.Join(jetstream.ErrNoStreamResponse, err))})
 }
 
-// denied reports whether the server has last refused this subject to the user. It does not answer the message then.
+// denied reports whether the connection's last error denies this user the subject. The server gives no other answer
+// to such a message.
 func (p *Publisher) denied(subject string) bool {
 	err := p.conn.LastError()
 	return errors.Is(err, nats.ErrPermissionViolation) && strings.Contains(err.Error(), `"`+subject+`"`)
 }
 
-// classes are the answers of JetStream that are not about a message's next attempt. All others are Retryable.
+// classes maps error codes of JetStream to classes. All other codes are Retryable.
 var classes = map[jetstream.ErrorCode]driver.Class{
 	10054: driver.Permanent,   // larger than the stream takes
 	10097: driver.Permanent,   // headers over 64 KiB
@@ -203,8 +205,8 @@ var classes = map[jetstream.ErrorCode]driver.Class{
 	10076: driver.Unavailable, // not enabled
 }
 
-// classify turns the outcome of a message into what Publisher promises. What is no answer of JetStream is a fault of
-// the way there.
+// classify maps the outcome of a message to the errors of Publisher. An error that is not an answer of JetStream is a
+// network fault.
 func classify(err error, denied bool) error {
 	class := driver.Unavailable
 	if err == nil {
@@ -222,7 +224,7 @@ func classify(err error, denied bool) error {
 	return &driver.PublishError{Class: class, Err: err}
 }
 
-// encode returns the message as it goes over the wire.
+// encode returns the message in its form on the wire.
 func (p *Publisher) encode(m driver.Message) (*nats.Msg, error) {
 	route, id := p.rules.Route(m), m.ID.String()
 	topic := route.Exchange
@@ -272,7 +274,8 @@ func (p *Publisher) encode(m driver.Message) (*nats.Msg, error) {
 	return msg, nil
 }
 
-// Window returns how many messages await their acknowledgement, and how many may: driver.Windowed.
+// Window returns the number of messages that await their acknowledgement, and the maximum. It implements
+// driver.Windowed.
 func (p *Publisher) Window() (used, size int) { return len(p.room), cap(p.room) }
 
 // System implements driver.Identified.

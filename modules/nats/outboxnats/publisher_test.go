@@ -107,7 +107,7 @@ func publish(t *testing.T, p *outboxnats.Publisher, m driver.Message) error {
 	return <-outcome
 }
 
-// A second copy, as from a relay that died before it noted the first, is confirmed and not stored.
+// A second copy, as from a relay that died before it recorded the first, is confirmed and not stored.
 func TestPublish_dropsSecondCopies(t *testing.T) {
 	t.Parallel()
 	conn := natstest.New(t)
@@ -152,7 +152,7 @@ func TestPublish_classes(t *testing.T) {
 	}
 }
 
-// A user without the right to publish a subject gets no answer: the message is unroutable, and others pass.
+// A user without the right to publish a subject gets no answer: the message is unroutable, and others succeed.
 func TestPublish_withoutPermission(t *testing.T) {
 	t.Parallel()
 	server := testenv.Private(t, testenv.NATS, `authorization { users: [
