@@ -68,7 +68,7 @@ func truncate(s string, n int) string {
 // The prefix is prepended unchanged.
 func DeadLetterQueue(prefix, class string) string { return prefix + "failed." + class }
 
-// NewDeadLetters returns the dead letters for users, on top of those of a transport. Retention is how long
+// NewDeadLetters returns the dead letters for users, on top of a transport's DeadLetters. Retention is how long
 // the consumer keeps entries of processed messages; a replay rejects older dead letters. The logger records
 // who changed dead letters, and why.
 func NewDeadLetters(kept DeadLetters, retention time.Duration, logger *slog.Logger) inbox.DeadLetters {

@@ -124,7 +124,7 @@ type Ledger interface {
 
 // LedgerEntry is the entry of a message in a Ledger.
 type LedgerEntry struct {
-	// Replays and Attempt are those of the newest known copy.
+	// Replays and Attempt are the counts of the newest known copy.
 	Replays, Attempt int
 	// Open is how many runs have started since the process last survived one.
 	Open int

@@ -187,7 +187,7 @@ func (h *inflightModel) cut() {
 	}
 }
 
-// finish ends all messages in flight, with no turns but those of the alarm.
+// finish ends all messages in flight, with turns of the alarm only.
 func (h *inflightModel) finish() {
 	for steps := 0; h.inflight.all.n > 0; steps++ {
 		if steps > 10_000 {

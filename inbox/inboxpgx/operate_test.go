@@ -28,8 +28,7 @@ import (
 	"github.com/holdfast-go/holdfast/internal/testenv/pgtest"
 )
 
-// A pause applies to all Stores of its consumer, including those of other processes, and to no other
-// consumer.
+// A pause applies to all Stores of its consumer in all processes, and to no other consumer.
 func TestPause(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t)

@@ -239,7 +239,7 @@ func (p *parks) goOn() {
 	}
 }
 
-// slots bound how many messages of a name run at once, including those of stopped keys.
+// slots bound how many messages of a name run at once, including messages of stopped keys.
 type slots map[string]chan struct{}
 
 func newSlots(byName map[string]HandlerConfig) slots {

@@ -402,7 +402,7 @@ func TestShortcutWithoutRedis(t *testing.T) {
 	}
 }
 
-// The interfaces that consumers look for are those of the next processor.
+// The processor passes through the optional interfaces of the next processor.
 func TestProcessor_passesInterfacesOfNext(t *testing.T) {
 	t.Parallel()
 	client := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"})

@@ -156,7 +156,7 @@ func Unpacked(contentEncoding string, body []byte) ([]byte, error) {
 }
 
 // decodeError describes where a body is wrong without quoting it. The texts of some causes quote it, such as
-// those of time.Time and of other types with their own decoding.
+// errors of time.Time and of other types with their own decoding.
 type decodeError struct{ err error }
 
 func (e *decodeError) Unwrap() error { return e.err }
