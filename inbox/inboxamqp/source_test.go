@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -272,8 +273,10 @@ func TestSource(t *testing.T) {
 			if cfg.Classic && cfg.Ordered {
 				testenv.Nightly(t, "its parts run with every change")
 			}
+			own := ownQueues(t, cfg)
 			conformance.TestSource(t, conformance.SourceBackend{Runs: runsOf(name), New: func(t *testing.T) conformance.SourceFixture {
-				f, _ := newSourceFixture(t, amqptest.New(t), cfg)
+				b, cfg := own()
+				f, _ := newSourceFixture(t, b, cfg)
 				return f
 			}})
 		})
@@ -294,9 +297,10 @@ func TestConsumer(t *testing.T) {
 			t.Parallel()
 			runs := runsOf(name)
 			runs.Variant = cfg.Classic || cfg.Partitions > 0
+			own := ownQueues(t, cfg)
 			conformance.TestConsumer(t, conformance.ConsumerBackend{
 				Runs: runs, Ordered: cfg.Ordered,
-				New: func(t *testing.T) conformance.ConsumerFixture { return newConsumerFixture(t, amqptest.New(t), cfg) },
+				New: func(t *testing.T) conformance.ConsumerFixture { return newConsumerFixture(t, own) },
 			})
 		})
 	}
@@ -311,23 +315,36 @@ func TestPartitions(t *testing.T) {
 			if !classic {
 				testenv.Nightly(t, "classic queues are declared sooner")
 			}
-			cfg := config{Ordered: true, Classic: classic, Partitions: conformance.Partitions, Leveling: 300 * time.Millisecond}
+			own := ownQueues(t, config{Ordered: true, Classic: classic, Partitions: conformance.Partitions, Leveling: 300 * time.Millisecond})
 			conformance.TestPartitions(t, conformance.PartitionsBackend{
 				Runs: runsOf("partitions"),
-				New:  func(t *testing.T) conformance.ConsumerFixture { return newConsumerFixture(t, amqptest.New(t), cfg) },
-				Of: func(m *inbox.Message) string {
+				New:  func(t *testing.T) conformance.ConsumerFixture { return newConsumerFixture(t, own) },
+				Of: func(m *inbox.Message) int {
 					if m.Key == "" {
-						return "orders.0"
+						return 0
 					}
-					return fmt.Sprint("orders.", partition.Of(m.Key, "", partition.Slots)%conformance.Partitions)
+					return partition.Of(m.Key, "", partition.Slots) % conformance.Partitions
 				},
 			})
 		})
 	}
 }
 
-func newConsumerFixture(t *testing.T, b *amqptest.Broker, base config) conformance.ConsumerFixture {
+// ownQueues returns a function that gives each fixture queues of its own on one virtual host. Declaring the twenty delay
+// queues of a virtual host costs more than most tests.
+func ownQueues(t *testing.T, cfg config) func() (*amqptest.Broker, config) {
+	b := amqptest.New(t)
+	var fixtures atomic.Int64
+	return func() (*amqptest.Broker, config) {
+		own := cfg
+		own.Queue = fmt.Sprintf("orders%d", fixtures.Add(1))
+		return b, own
+	}
+}
+
+func newConsumerFixture(t *testing.T, own func() (*amqptest.Broker, config)) conformance.ConsumerFixture {
 	t.Helper()
+	b, base := own()
 	sources, dial := newSourceFixture(t, b, base)
 	var parts func(*testing.T) []driver.Source
 	if base.Partitions > 1 {
@@ -338,7 +355,7 @@ func newConsumerFixture(t *testing.T, b *amqptest.Broker, base config) conforman
 	return conformance.ConsumerFixture{
 		SourceFixture: sources, Parts: parts,
 		Consumer: func(t *testing.T, p inbox.Processor, cfg conformance.ConsumerConfig) conformance.Consumer {
-			c, err := inboxamqp.NewTuned(dial, inboxamqp.Queue{Name: "orders", Classic: base.Classic, Partitions: base.Partitions}, p, cfg.ConsumerConfig,
+			c, err := inboxamqp.NewTuned(dial, inboxamqp.Queue{Name: base.Queue, Classic: base.Classic, Partitions: base.Partitions}, p, cfg.ConsumerConfig,
 				inboxamqp.Tuning{MaxBodyBytes: cfg.MaxBodyBytes, Leveling: base.Leveling})
 			must(t, err)
 			setUp(t, c)
@@ -357,9 +374,9 @@ func newSourceFixture(t *testing.T, b *amqptest.Broker, cfg config) (f conforman
 	ch := b.Channel(t)
 	must(t, ch.Confirm(false))
 	dial = hasty(proxy.URL())
-	exchange, key, queue := "", "orders", "orders"
+	exchange, key, queue := "", cfg.Queue, cfg.Queue
 	if cfg.Partitions > 1 {
-		exchange, key, queue = "orders", "", "orders.0"
+		exchange, key, queue = cfg.Queue, "", cfg.Queue+".0"
 	}
 	return conformance.SourceFixture{
 		New: func(t *testing.T) driver.Source {
@@ -395,7 +412,7 @@ func newSourceFixture(t *testing.T, b *amqptest.Broker, cfg config) (f conforman
 			return setup
 		},
 		Refuse: func(t *testing.T, class string) func() {
-			must(t, deleteQueue(t, b, "orders.failed."+class))
+			must(t, deleteQueue(t, b, cfg.Queue+".failed."+class))
 			return setup
 		},
 	}, dial

@@ -47,9 +47,7 @@ func TestPartitions(t *testing.T) {
 		New: func(t *testing.T) conformance.ConsumerFixture {
 			return newConsumerFixture(t, orderedBy(conformance.Partitions))
 		},
-		Of: func(m *inbox.Message) string {
-			return partition.Name(stream, partition.Of(m.Key, m.ID.String(), conformance.Partitions))
-		},
+		Of: func(m *inbox.Message) int { return partition.Of(m.Key, m.ID.String(), conformance.Partitions) },
 	})
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"testing"
 
@@ -20,8 +21,8 @@ type PartitionsBackend struct {
 	Runs
 	// New returns a fresh fixture whose queue has four partitions.
 	New func(t *testing.T) ConsumerFixture
-	// Of returns the name of a message's partition.
-	Of func(m *inbox.Message) string
+	// Of returns the number of a message's partition.
+	Of func(m *inbox.Message) int
 }
 
 // TestPartitions tests the contract of the consumers of a queue with several partitions.
@@ -90,10 +91,10 @@ func (s *served) more(t *testing.T, f ConsumerFixture, keys, each int) {
 	awaitCount(t, "messages done", keys*s.published, s.finished)
 }
 
-func testPartitionOfMessage(t *testing.T, f ConsumerFixture, of func(*inbox.Message) string) {
+func testPartitionOfMessage(t *testing.T, f ConsumerFixture, of func(*inbox.Message) int) {
 	const n = 40
 	r := &runs{}
-	want := map[uuid.UUID]string{}
+	want := map[uuid.UUID]int{}
 	var msgs []*inbox.Message
 	for i := range n {
 		m := named("event")
@@ -109,8 +110,8 @@ func testPartitionOfMessage(t *testing.T, f ConsumerFixture, of func(*inbox.Mess
 	used := map[string]bool{}
 	for _, m := range r.messages() {
 		used[m.Queue] = true
-		if m.Queue != want[m.ID] {
-			t.Errorf("a message with the key %q came from %s, want %s", m.Key, m.Queue, want[m.ID])
+		if !strings.HasSuffix(m.Queue, fmt.Sprint(".", want[m.ID])) {
+			t.Errorf("a message with the key %q came from %s, want partition %d", m.Key, m.Queue, want[m.ID])
 		}
 	}
 	if len(used) != Partitions {

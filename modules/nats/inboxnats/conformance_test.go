@@ -82,9 +82,7 @@ func TestPartitions(t *testing.T) {
 			url := strings.Replace(server.URL(), "//", fmt.Sprintf("//a%d:a@", taken.Add(1)%most), 1)
 			return fixtureOn(t, url, "orders", true, conformance.Partitions).consumer()
 		},
-		Of: func(m *inbox.Message) string {
-			return partition.Name("orders", partition.Of(m.Key, m.ID.String(), conformance.Partitions))
-		},
+		Of: func(m *inbox.Message) int { return partition.Of(m.Key, m.ID.String(), conformance.Partitions) },
 	})
 }
 
