@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"github.com/google/uuid"
+	"github.com/nats-io/nats.go"
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/redis/go-redis/v9"
 
@@ -24,7 +25,7 @@ import (
 )
 
 // nowhere are servers that do not exist.
-var nowhere = services{"postgres://x@127.0.0.1:1/x", "redis://127.0.0.1:1/0", "amqp://127.0.0.1:1/"}
+var nowhere = services{"postgres://x@127.0.0.1:1/x", "redis://127.0.0.1:1/0", "amqp://127.0.0.1:1/", "nats://127.0.0.1:1"}
 
 // The commands of an operator work on the servers of a shop, and doctor reports a server it cannot reach once.
 func TestCommands_onServers(t *testing.T) {
@@ -91,21 +92,13 @@ func TestCommands_onServers(t *testing.T) {
 func TestCommands_deadLetters(t *testing.T) { brokers(t, testDeadLetters) }
 
 func testDeadLetters(t *testing.T, flags ...string) {
-	broker := amqptest.New(t)
-	s := services{pgtest.URL(t), redistest.URL(t), broker.URL}
+	s := newServices(t, flags...)
 	asConsumer := slices.Concat(flags, []string{"-backend=services", "-role=consumer"})
 	consumer := start(t, s.env(), asConsumer...)
 	awaitReady(t, consumer.url) // its queue exists
 	id := uuid.Must(uuid.NewV7()).String()
 	body := `{"reservation_id":7}`
-	if len(flags) == 0 {
-		broker.Publish(t, "reservation", "reservation.held", amqp.Publishing{
-			MessageId: id, Type: "reservation.held", ContentType: "application/json", Body: []byte(body),
-		})
-	} else {
-		entry := &redis.XAddArgs{Stream: "reservation", Values: []string{"id", id, "name", "reservation.held", "body", body}}
-		noError(t, redistest.Client(t, s.redisURL).XAdd(t.Context(), entry).Err())
-	}
+	s.send(t, id, "reservation.held", body, flags...)
 	operate := func(args ...string) string {
 		t.Helper()
 		code, out, errs := command(t, s.env(), slices.Concat(flags, args)...)
@@ -144,6 +137,29 @@ func testDeadLetters(t *testing.T, flags ...string) {
 	log := operate("log")
 	if !strings.Contains(log, "mended") || strings.Count(log, "ada") != 2 || strings.Index(log, "drop") > strings.Index(log, "retry") {
 		t.Errorf("log prints %s", log)
+	}
+}
+
+// send sends a message past the outbox.
+func (s services) send(t *testing.T, id, name, body string, flags ...string) {
+	t.Helper()
+	switch {
+	case slices.Contains(flags, onRedis):
+		entry := &redis.XAddArgs{Stream: "reservation", Values: []string{"id", id, "name", name, "body", body}}
+		noError(t, redistest.Client(t, s.redisURL).XAdd(t.Context(), entry).Err())
+	case slices.Contains(flags, onNATS):
+		conn, err := nats.Connect(s.natsURL)
+		noError(t, err)
+		defer conn.Close()
+		_, err = conn.RequestMsg(&nats.Msg{
+			Subject: "reservation." + name, Data: []byte(body), Header: nats.Header{nats.MsgIdHdr: {id}, "holdfast-name": {name}},
+		}, testenv.Patience)
+		noError(t, err)
+	default:
+		broker := amqptest.Broker{URL: s.amqpURL}
+		broker.Publish(t, "reservation", name, amqp.Publishing{
+			MessageId: id, Type: name, ContentType: "application/json", Body: []byte(body),
+		})
 	}
 }
 

@@ -63,7 +63,7 @@ type config struct {
 	// limits end the process by itself.
 	limits limits
 
-	databaseURL, redisURL, amqpURL string
+	databaseURL, redisURL, amqpURL, natsURL string
 	// operatorPassword opens the operator's page. "": only the memory back end has the page, for everybody.
 	operatorPassword string
 
@@ -80,7 +80,7 @@ func parseConfig(args []string, getenv func(string) string, usage io.Writer) (co
 	var c config
 	flags := newFlagSet("reservation")
 	flags.StringVar(&c.backend, "backend", "", "memory, services or containers (default memory; services for a subcommand)")
-	flags.StringVar(&c.broker, "broker", brokerRabbitMQ, "broker of messages: rabbitmq, or redis for Redis Streams")
+	flags.StringVar(&c.broker, "broker", brokerRabbitMQ, "broker of messages: rabbitmq, redis for Redis Streams, or nats for NATS JetStream")
 	flags.StringVar(&c.addr, "addr", "127.0.0.1:8080", "`address` to listen on; roles other than all and api listen only if it is set")
 	flags.StringVar(&c.opsAddr, "ops-addr", "", "`address` of /healthz, /readyz and /metrics, which -addr then does not serve (default -addr)")
 	flags.StringVar(&c.role, "role", roleAll, "all, api, relay, consumer or sweeper")
@@ -100,7 +100,7 @@ func parseConfig(args []string, getenv func(string) string, usage io.Writer) (co
 			fmt.Fprintln(usage, "Usage: reservation [flags] [command]\n\nWithout a command the shop runs. Flags:")
 			flags.SetOutput(usage)
 			flags.PrintDefaults()
-			fmt.Fprintln(usage, "\nOperator commands use the servers of DATABASE_URL, REDIS_URL and AMQP_URL: see reservation help")
+			fmt.Fprintln(usage, "\nOperator commands use the servers of DATABASE_URL, REDIS_URL and AMQP_URL or NATS_URL: see reservation help")
 		}
 		return config{}, err
 	}
@@ -120,10 +120,11 @@ func parseConfig(args []string, getenv func(string) string, usage io.Writer) (co
 	if !c.hasAPI() && !isSet(flags, "addr") {
 		c.addr = ""
 	}
-	c.databaseURL, c.redisURL, c.amqpURL = getenv("DATABASE_URL"), getenv("REDIS_URL"), getenv("AMQP_URL")
+	c.databaseURL, c.redisURL = getenv("DATABASE_URL"), getenv("REDIS_URL")
+	c.amqpURL, c.natsURL = getenv("AMQP_URL"), getenv("NATS_URL")
 	if c.offline() {
-		c.databaseURL = cmp.Or(c.databaseURL, "postgres://unset.invalid/")
-		c.redisURL, c.amqpURL = cmp.Or(c.redisURL, "redis://unset.invalid"), cmp.Or(c.amqpURL, "amqp://unset.invalid")
+		c.databaseURL, c.redisURL = cmp.Or(c.databaseURL, "postgres://unset.invalid/"), cmp.Or(c.redisURL, "redis://unset.invalid")
+		c.amqpURL, c.natsURL = cmp.Or(c.amqpURL, "amqp://unset.invalid"), cmp.Or(c.natsURL, "nats://unset.invalid")
 	}
 	c.operatorPassword = getenv("OPERATOR_PASSWORD")
 	traces, err := tracesWanted(getenv)
@@ -137,8 +138,8 @@ func (c config) validate() error {
 	if !slices.Contains([]string{backendMemory, backendServices, backendContainers}, c.backend) {
 		report("-backend is %q, must be memory, services or containers", c.backend)
 	}
-	if !slices.Contains([]string{brokerRabbitMQ, brokerRedis}, c.broker) {
-		report("-broker is %q, must be rabbitmq or redis", c.broker)
+	if !slices.Contains([]string{brokerRabbitMQ, brokerRedis, brokerNATS}, c.broker) {
+		report("-broker is %q, must be rabbitmq, redis or nats", c.broker)
 	}
 	if !slices.Contains([]string{roleAll, roleAPI, roleRelay, roleConsumer, roleSweeper}, c.role) {
 		report("-role is %q, must be all, api, relay, consumer or sweeper", c.role)
@@ -195,10 +196,11 @@ func (c config) validate() error {
 		errs = append(errs,
 			checkURL("DATABASE_URL", c.databaseURL, "postgres", "postgresql"),
 			checkURL("REDIS_URL", c.redisURL, "redis", "rediss"))
-		if c.broker == brokerRabbitMQ {
-			for _, address := range strings.Split(c.amqpURL, ",") {
-				errs = append(errs, checkURL("AMQP_URL", address, "amqp", "amqps"))
-			}
+		switch c.broker {
+		case brokerRabbitMQ:
+			errs = append(errs, checkURLs("AMQP_URL", c.amqpURL, "amqp", "amqps"))
+		case brokerNATS:
+			errs = append(errs, checkURLs("NATS_URL", c.natsURL, "nats", "tls"))
 		}
 	}
 	return errors.Join(errs...)
@@ -245,6 +247,16 @@ func checkURL(name, address string, schemes ...string) error {
 	u, err := url.Parse(address)
 	if err != nil || !slices.Contains(schemes, u.Scheme) {
 		return fmt.Errorf("%s is not set to an address that begins with %s://", name, schemes[0])
+	}
+	return nil
+}
+
+// checkURLs checks the addresses of the nodes of a cluster, separated by commas.
+func checkURLs(name, addresses string, schemes ...string) error {
+	for address := range strings.SplitSeq(addresses, ",") {
+		if err := checkURL(name, address, schemes...); err != nil {
+			return err
+		}
 	}
 	return nil
 }

@@ -4,6 +4,7 @@ go 1.26.0
 
 require (
 	github.com/jackc/pgx/v5 v5.12.0
+	github.com/nats-io/nats.go v1.55.0
 	github.com/prometheus/client_golang v1.25.0
 	github.com/rabbitmq/amqp091-go v1.16.0
 	github.com/redis/go-redis/v9 v9.23.0
@@ -24,6 +25,8 @@ require (
 	github.com/inconshreveable/mousetrap v1.1.0 // indirect
 	github.com/mitchellh/colorstring v0.0.0-20190213212951-d06e56a500db // indirect
 	github.com/modelcontextprotocol/go-sdk v1.8.0 // indirect
+	github.com/nats-io/nkeys v0.4.16 // indirect
+	github.com/nats-io/nuid v1.0.1 // indirect
 	github.com/netresearch/go-cron v0.15.0 // indirect
 	github.com/rivo/uniseg v0.4.7 // indirect
 	github.com/schollz/progressbar/v3 v3.19.1 // indirect
@@ -65,6 +68,7 @@ require (
 	github.com/go-ole/go-ole v1.3.0 // indirect
 	github.com/google/uuid v1.6.0
 	github.com/holdfast-go/holdfast v0.0.0
+	github.com/holdfast-go/holdfast/modules/nats v0.0.0
 	github.com/holdfast-go/holdfast/modules/operator v0.0.0
 	github.com/holdfast-go/holdfast/modules/service v0.0.0
 	github.com/jackc/pgpassfile v1.0.0 // indirect
@@ -111,6 +115,7 @@ require (
 
 replace (
 	github.com/holdfast-go/holdfast => ../..
+	github.com/holdfast-go/holdfast/modules/nats => ../../modules/nats
 	github.com/holdfast-go/holdfast/modules/operator => ../../modules/operator
 	github.com/holdfast-go/holdfast/modules/service => ../../modules/service
 )

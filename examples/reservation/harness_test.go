@@ -41,21 +41,35 @@ func shopBinary(t testing.TB) string {
 }
 
 // services are one test's own parts of the shared servers.
-type services struct{ databaseURL, redisURL, amqpURL string }
+type services struct{ databaseURL, redisURL, amqpURL, natsURL string }
 
-func newServices(t testing.TB) services {
+// newServices returns the services of a shop with these flags. NATS is the test's own server, because the shop's streams
+// have the same names everywhere.
+func newServices(t testing.TB, flags ...string) services {
 	t.Helper()
-	return services{pgtest.URL(t), redistest.URL(t), amqptest.New(t).URL}
+	s := services{databaseURL: pgtest.URL(t), redisURL: redistest.URL(t)}
+	if slices.Contains(flags, onNATS) {
+		s.natsURL = testenv.Private(t, testenv.NATS).URL()
+	} else {
+		s.amqpURL = amqptest.New(t).URL
+	}
+	return s
 }
 
-// brokers runs a test on each broker. flags choose the broker.
-func brokers(t *testing.T, test func(t *testing.T, flags ...string)) {
+// The flags for brokers other than RabbitMQ.
+const (
+	onRedis = "-broker=redis"
+	onNATS  = "-broker=nats"
+)
+
+// brokers runs a test on each broker: on RabbitMQ and those in always, and on the others at night. flags choose the broker.
+func brokers(t *testing.T, test func(t *testing.T, flags ...string), always ...string) {
 	t.Parallel()
-	for name, flags := range map[string][]string{"RabbitMQ": nil, "Redis Streams": {"-broker=redis"}} {
+	for name, flags := range map[string][]string{"RabbitMQ": nil, "Redis Streams": {onRedis}, "NATS": {onNATS}} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			if flags != nil {
-				testenv.Nightly(t, "the shop on its other broker")
+			if flags != nil && !slices.Contains(always, flags[0]) {
+				testenv.Nightly(t, "the shop on its other brokers")
 			}
 			test(t, flags...)
 		})
@@ -63,7 +77,7 @@ func brokers(t *testing.T, test func(t *testing.T, flags ...string)) {
 }
 
 func (s services) env() []string {
-	return append(os.Environ(), "DATABASE_URL="+s.databaseURL, "REDIS_URL="+s.redisURL, "AMQP_URL="+s.amqpURL)
+	return append(os.Environ(), "DATABASE_URL="+s.databaseURL, "REDIS_URL="+s.redisURL, "AMQP_URL="+s.amqpURL, "NATS_URL="+s.natsURL)
 }
 
 // process is a running shop.

@@ -50,6 +50,7 @@ func TestMain(m *testing.M) {
 func nowhere(name string) string {
 	return map[string]string{
 		"DATABASE_URL": "postgres://x@127.0.0.1:1/x", "REDIS_URL": "redis://127.0.0.1:1/0", "AMQP_URL": "amqp://127.0.0.1:1/",
+		"NATS_URL": "nats://127.0.0.1:1",
 	}[name]
 }
 
@@ -65,7 +66,7 @@ func inProcess(t *testing.T, getenv func(string) string, args ...string) (code i
 func TestUsage_mistakes(t *testing.T) {
 	wrong := [][]string{{"-sweep=@every 1ns"}}
 	for _, args := range []string{
-		"-backend=memory -role=relay", "-role=api", "-backend=memory relay", "-backend=floppy", "-backend=services -role=boss",
+		"-backend=memory -role=relay", "-role=api", "-backend=memory relay", "-backend=floppy", "-backend=services -role=boss", "-broker=kafka",
 		"-drain=-1s", "-hold=x", "-hold=0s", "-hold=-1m", "-sweep=sometimes",
 		"-user-limit=0", "-global-limit=-1", "-user-limit=1000000001", "-global-limit=1000000001", "-user-limit=9223372036854775807",
 		"-without=keys", "-backend=services -without=keys,seats", "-backend=services -page -without=keys",
@@ -92,7 +93,7 @@ func TestUsage_addresses(t *testing.T) {
 	unset := func(string) string { return "" }
 	for args, names := range map[string]string{
 		"-backend=services": "DATABASE_URL REDIS_URL AMQP_URL", "-backend=services -role=relay": "DATABASE_URL REDIS_URL AMQP_URL",
-		"-broker=redis relay": "DATABASE_URL REDIS_URL", "setup": "DATABASE_URL REDIS_URL AMQP_URL",
+		"-broker=redis relay": "DATABASE_URL REDIS_URL", "-broker=nats relay": "DATABASE_URL REDIS_URL NATS_URL", "setup": "DATABASE_URL REDIS_URL AMQP_URL",
 	} {
 		code, out, errs := inProcess(t, unset, strings.Fields(args)...)
 		if code != exitUsage || out != "" || strings.Count(errs, "_URL is not set") != len(strings.Fields(names)) {
@@ -306,17 +307,26 @@ func TestNewRedis(t *testing.T) {
 
 func TestAddressesOfBrokers(t *testing.T) {
 	t.Parallel()
-	for addresses, fine := range map[string]bool{
-		"amqp://a/": true, "amqp://a/,amqps://b/": true, "amqp://a/,http://b/": false, "amqp://a/,": false,
+	for _, tc := range []struct {
+		broker, variable, addresses string
+		fine                        bool
+	}{
+		{brokerRabbitMQ, "AMQP_URL", "amqp://a/", true},
+		{brokerRabbitMQ, "AMQP_URL", "amqp://a/,amqps://b/", true},
+		{brokerRabbitMQ, "AMQP_URL", "amqp://a/,http://b/", false},
+		{brokerRabbitMQ, "AMQP_URL", "amqp://a/,", false},
+		{brokerNATS, "NATS_URL", "nats://a:4222,tls://b", true},
+		{brokerNATS, "NATS_URL", "nats://a,amqp://b", false},
+		{brokerRedis, "NATS_URL", "", true},
 	} {
 		getenv := func(name string) string {
-			if name == "AMQP_URL" {
-				return addresses
+			if name == tc.variable {
+				return tc.addresses
 			}
 			return nowhere(name)
 		}
-		if _, err := parseConfig([]string{"-backend=services"}, getenv, io.Discard); (err == nil) != fine {
-			t.Errorf("%s: %v", addresses, err)
+		if _, err := parseConfig([]string{"-backend=services", "-broker=" + tc.broker}, getenv, io.Discard); (err == nil) != tc.fine {
+			t.Errorf("%s: %v", tc.addresses, err)
 		}
 	}
 }

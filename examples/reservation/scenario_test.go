@@ -29,10 +29,10 @@ func TestScenario_inMemory(t *testing.T) {
 }
 
 // Each role runs in its own processes, which all end by a signal.
-func TestScenario_onServers(t *testing.T) { brokers(t, testScenarioOnServers) }
+func TestScenario_onServers(t *testing.T) { brokers(t, testScenarioOnServers, onNATS) }
 
 func testScenarioOnServers(t *testing.T, flags ...string) {
-	s := newServices(t)
+	s := newServices(t, flags...)
 	var all []*process
 	for _, role := range []string{"api", "relay", "relay", "consumer", "consumer", "sweeper"} {
 		all = append(all, start(t, s.env(), slices.Concat(flags, []string{"-backend=services", "-role=" + role, "-sweep=@every 1s"})...))
@@ -339,7 +339,7 @@ func TestTrace_acrossProcesses(t *testing.T) {
 		spans := &collected{}
 		otlp := httptest.NewServer(spans)
 		t.Cleanup(otlp.Close)
-		env := append(newServices(t).env(), "OTEL_EXPORTER_OTLP_ENDPOINT="+otlp.URL, "OTEL_BSP_SCHEDULE_DELAY=50")
+		env := append(newServices(t, flags...).env(), "OTEL_EXPORTER_OTLP_ENDPOINT="+otlp.URL, "OTEL_BSP_SCHEDULE_DELAY=50")
 		run := func(role string, more ...string) *process {
 			return start(t, env, slices.Concat([]string{"-backend=services", "-role=" + role}, flags, more)...)
 		}
@@ -370,7 +370,7 @@ func TestTrace_acrossProcesses(t *testing.T) {
 		}
 		system := "rabbitmq"
 		if len(flags) > 0 {
-			system = "redis"
+			system = strings.TrimPrefix(flags[0], "-broker=")
 		}
 		// By the names of the spans, from the caller to the leaves.
 		const request = "POST /api/reservations > txretry.Do > txretry.attempt > create reservation.held"

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/nats-io/nats.go"
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/logging"
@@ -22,6 +23,8 @@ import (
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/inboxamqp"
 	"github.com/holdfast-go/holdfast/inbox/inboxredis"
+	"github.com/holdfast-go/holdfast/modules/nats/inboxnats"
+	"github.com/holdfast-go/holdfast/modules/nats/outboxnats"
 	"github.com/holdfast-go/holdfast/modules/operator"
 	"github.com/holdfast-go/holdfast/outbox/driver"
 	"github.com/holdfast-go/holdfast/outbox/outboxamqp"
@@ -39,14 +42,19 @@ const (
 	// heartbeat bounds how long the broker keeps messages for a vanished consumer: at most three heartbeats.
 	// The client gives up a broker that sends nothing for one and a half heartbeats.
 	heartbeat = 2 * time.Second
+	// natsPing is the time between two pings of NATS. The client gives up a server that leaves two without an answer.
+	natsPing = 2 * time.Second
+	// natsWait is the time between two attempts to connect to NATS.
+	natsWait = 250 * time.Millisecond
 )
 
-// servers are the clients of the three servers. Each connects on first use.
+// servers are the clients of the three servers. Each connects on first use, except the one of NATS.
 type servers struct {
 	// shop is for requests, workers for all other work: neither uses the other's connections.
 	shop, workers *pgxpool.Pool
 	redis         redis.UniversalClient
 	dial          func(ctx context.Context) (*amqp.Connection, error) // RabbitMQ
+	nats          *nats.Conn                                          // nil: another broker
 	broker        string
 	// farewell is called before the connections to Redis close. nil: nothing.
 	farewell func(context.Context) error
@@ -72,10 +80,33 @@ func newServers(cfg config) (*servers, error) {
 	}
 	properties := amqp.NewConnectionProperties()
 	properties.SetClientConnectionName("reservation " + cfg.role)
-	return &servers{
+	s := &servers{
 		shop: shop, workers: workers, redis: redis, broker: cfg.broker,
 		dial: dialAny(strings.Split(cfg.amqpURL, ","), amqp.Config{Heartbeat: heartbeat, Properties: properties}),
-	}, nil
+	}
+	if cfg.broker == brokerNATS {
+		if s.nats, err = newNATS(cfg.natsURL, "reservation "+cfg.role); err != nil {
+			s.close()
+			return nil, fmt.Errorf("NATS_URL: %w", err)
+		}
+	}
+	return s, nil
+}
+
+// newNATS returns a connection that connects to any server of a cluster, again and again until it is closed. It waits a
+// moment for the first one.
+func newNATS(addresses, name string) (*nats.Conn, error) {
+	return nats.Connect(addresses, nats.Name(name), nats.RetryOnFailedConnect(true), nats.MaxReconnects(-1), nats.ReconnectWait(natsWait),
+		nats.PingInterval(natsPing), nats.MaxPingsOutstanding(2),
+		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) {
+			if err != nil { // not closed by this process
+				slog.Warn("nats: connection lost", slog.Any("error", err))
+			}
+		}),
+		nats.ReconnectHandler(func(*nats.Conn) { slog.Info("nats: connected again") }),
+		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) {
+			slog.Warn("nats: server reported an error", slog.Any("error", err))
+		}))
 }
 
 // newRedis returns a client of one server, or of a Redis Cluster if the address has more nodes: redis://a:1?addr=b:1&addr=c:1.
@@ -170,14 +201,26 @@ func (s *servers) pingRabbitMQ(ctx context.Context) error {
 	return conn.CloseDeadline(time.Now().Add(closeTimeout))
 }
 
+func (s *servers) pingNATS(ctx context.Context) error {
+	if !s.nats.IsConnected() {
+		return cmp.Or(s.nats.LastError(), nats.ErrDisconnected)
+	}
+	ctx, cancel := context.WithTimeout(ctx, closeTimeout)
+	defer cancel()
+	return s.nats.FlushWithContext(ctx)
+}
+
 // pings returns all servers, each with a ping.
 func (s *servers) pings() []operator.Server {
 	all := []operator.Server{
 		{Name: "Postgres", Ping: s.workers.Ping, Connections: operator.PostgresConnections(s.workers)},
 		{Name: "Redis", Ping: s.pingRedis, Connections: operator.RedisConnections(s.redisClients)},
 	}
-	if s.broker == brokerRabbitMQ {
+	switch s.broker {
+	case brokerRabbitMQ:
 		all = append(all, operator.Server{Name: "RabbitMQ", Ping: s.pingRabbitMQ})
+	case brokerNATS:
+		all = append(all, operator.Server{Name: "NATS", Ping: s.pingNATS})
 	}
 	return all
 }
@@ -195,6 +238,9 @@ func (s *servers) close() {
 		}
 		_ = s.redis.Close() // nothing is pending on it
 	})
+	if s.nats != nil {
+		closing.Go(s.nats.Close)
+	}
 	closed := make(chan struct{})
 	go func() {
 		closing.Wait()
@@ -214,6 +260,7 @@ const (
 	postgresImage = "postgres:17-alpine"
 	redisImage    = "redis:8.0-alpine"
 	rabbitImage   = "rabbitmq:4.0-management-alpine"
+	natsImage     = "nats:2.12-alpine"
 )
 
 const containersTimeout = 5 * time.Minute // images may have to be pulled first
@@ -266,12 +313,19 @@ func startContainers(ctx context.Context, cfg *config) (_ containers, err error)
 	cfg.redisURL, err = start("Redis", "6379/tcp", "redis://%s/0", testcontainers.ContainerRequest{
 		Image: redisImage, WaitingFor: wait.ForLog("Ready to accept connections"),
 	})
-	if err != nil || cfg.broker != brokerRabbitMQ {
-		return started, err
+	if err != nil {
+		return nil, err
 	}
-	cfg.amqpURL, err = start("RabbitMQ", "5672/tcp", "amqp://guest:guest@%s/", testcontainers.ContainerRequest{
-		Image: rabbitImage, WaitingFor: wait.ForLog("Server startup complete"),
-	})
+	switch cfg.broker {
+	case brokerRabbitMQ:
+		cfg.amqpURL, err = start("RabbitMQ", "5672/tcp", "amqp://guest:guest@%s/", testcontainers.ContainerRequest{
+			Image: rabbitImage, WaitingFor: wait.ForLog("Server startup complete"),
+		})
+	case brokerNATS:
+		cfg.natsURL, err = start("NATS", "4222/tcp", "nats://%s", testcontainers.ContainerRequest{
+			Image: natsImage, Cmd: []string{"-js"}, WaitingFor: wait.ForLog("Server is ready"),
+		})
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -305,6 +359,7 @@ func (c containers) stop() {
 const (
 	brokerRabbitMQ = "rabbitmq"
 	brokerRedis    = "redis"
+	brokerNATS     = "nats"
 )
 
 // trialWorkers is how many messages a consumer with -trials has in flight.
@@ -326,14 +381,22 @@ type broker struct {
 	setup     []func(context.Context) error
 }
 
-// newBroker makes the parts for a broker. On Redis the messages are in a stream, which one
-// consumer group reads. h counts the messages.
+// newBroker makes the parts for a broker. On Redis and on NATS the messages are in a stream, which one consumer group or
+// durable consumer reads. h counts the messages.
 func newBroker(cfg config, s *servers, p inbox.Processor, h *handled) broker {
 	common := inbox.ConsumerConfig{Name: messages.Queue, Batch: 50, ShutdownTimeout: stopTimeout - closeTimeout}
 	if cfg.trials { // the messages of a slow consumer wait at the broker, where they are counted
 		common.Batch, common.Concurrency, common.Prefetch = 1, trialWorkers, trialWorkers
 	}
-	if cfg.broker == brokerRedis {
+	switch cfg.broker {
+	case brokerNATS:
+		common.Name = messages.Durable
+		consumer := must(inboxnats.NewConsumer(s.nats, inboxnats.Stream{Name: messages.Exchange}, p, common))
+		return broker{
+			publisher: countedNATS{must(outboxnats.NewPublisher(s.nats, outboxnats.Config{Topic: messages.Exchange})), h},
+			consumer:  consumer, setup: []func(context.Context) error{consumer.Setup},
+		}
+	case brokerRedis:
 		consumer := must(inboxredis.NewConsumer(s.redis, inboxredis.Stream{Name: messages.Exchange}, p, common))
 		return broker{
 			publisher: countedRedis{must(outboxredis.NewPublisher(s.redis, outboxredis.Config{Stream: messages.Exchange})), h},

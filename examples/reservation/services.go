@@ -14,6 +14,7 @@ import (
 	"github.com/holdfast-go/holdfast/idempotency/idempotencyredis"
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/inboxpgx"
+	"github.com/holdfast-go/holdfast/modules/nats/outboxnats"
 	"github.com/holdfast-go/holdfast/modules/operator"
 	"github.com/holdfast-go/holdfast/modules/service"
 	"github.com/holdfast-go/holdfast/outbox"
@@ -165,6 +166,10 @@ type (
 		*outboxredis.Publisher
 		handled *handled
 	}
+	countedNATS struct {
+		*outboxnats.Publisher
+		handled *handled
+	}
 	countedInbox struct {
 		*inboxpgx.Store
 		handled *handled
@@ -178,6 +183,11 @@ func (p countedAMQP) Publish(ctx context.Context, m driver.Message, done func(er
 
 // Publish counts confirmed messages.
 func (p countedRedis) Publish(ctx context.Context, m driver.Message, done func(error)) {
+	p.Publisher.Publish(ctx, m, p.handled.published(m.Name, done))
+}
+
+// Publish counts confirmed messages.
+func (p countedNATS) Publish(ctx context.Context, m driver.Message, done func(error)) {
 	p.Publisher.Publish(ctx, m, p.handled.published(m.Name, done))
 }
 

@@ -27,6 +27,9 @@ const (
 	Binding  = "reservation.*"
 )
 
+// Durable is the consumer on NATS, where names have no dots. Its stream is Exchange.
+const Durable = "reservation-stats"
+
 // Reservation is the body of every message: the reservation after the change.
 // The name of the message names the change.
 type Reservation struct {
