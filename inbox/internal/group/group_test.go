@@ -173,8 +173,8 @@ func fixture(*testing.T) conformance.ConsumerFixture {
 
 func TestPartitions(t *testing.T) {
 	t.Parallel()
-	conformance.TestPartitions(t, conformance.PartitionsBackend{Runs: conformance.Runs{Bubble: true}, New: fixture, Of: func(m *inbox.Message) string {
-		return partition.Name("orders", partition.Of(m.Key, m.ID.String(), conformance.Partitions))
+	conformance.TestPartitions(t, conformance.PartitionsBackend{Runs: conformance.Runs{Bubble: true}, New: fixture, Of: func(m *inbox.Message) int {
+		return partition.Of(m.Key, m.ID.String(), conformance.Partitions)
 	}})
 }
 
