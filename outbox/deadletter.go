@@ -14,21 +14,38 @@ var (
 	ErrOutlived = deadletter.ErrOutlived
 )
 
-// DeadLetters and its argument and result types are the same for an outbox and a consumer.
+// An outbox and a consumer have the same types of dead letters. Package internal/deadletter describes their fields and
+// methods.
 type (
 	// DeadLetters shows and moves the dead letters of relays. Get it from the store's DeadLetters method.
+	//
+	//	List(ctx, Filter) ([]DeadLetter, error)
+	//	Show(ctx, id uuid.UUID) (DeadLetter, error)
+	//	Count(ctx, Filter) (int, error)
+	//	Groups(ctx, Filter) ([]Group, error)
+	//	Replay(ctx, Filter, Replay) (Replayed, error)
+	//	Remove(ctx, Filter, Removal) (int, error)
 	DeadLetters = deadletter.DeadLetters[Message]
 	// DeadLetter is a message that a relay gave up.
+	// It has the fields Message, Class, Error, ErrorType, SQLState, Fingerprint, Attempts, CreatedAt, FirstFailedAt,
+	// FailedAt, Consumer, Omitted, Unreadable and Cursor; go doc
+	// github.com/holdfast-go/holdfast/internal/deadletter.DeadLetter describes them.
 	DeadLetter = deadletter.DeadLetter[Message]
 	// Group is a set of dead letters of one kind.
+	// It has the fields Fingerprint, Count, First, Last and Sample.
 	Group = deadletter.Group[Message]
 	// Filter selects dead letters.
+	// It has the fields IDs, Class, Name, Key, Fingerprint, ErrorContains, FailedAfter, FailedBefore, Limit, After and
+	// Whole.
 	Filter = deadletter.Filter
 	// Replay holds the arguments of DeadLetters.Replay: who returns dead letters to the outbox, and how.
+	// It has the fields By, Reason, PerSecond, DryRun, Progress, Edit and Force.
 	Replay = deadletter.Replay[Message]
 	// Removal holds the arguments of DeadLetters.Remove: who deletes dead letters, and why.
+	// It has the fields By, Reason and Progress.
 	Removal = deadletter.Removal
 	// Replayed is the result of DeadLetters.Replay.
+	// It has the fields Returned, Outlived and Failed.
 	Replayed = deadletter.Replayed
 )
 

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"reflect"
 	"regexp"
 	"slices"
 	"strings"
@@ -14,6 +15,8 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/outbox"
 	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
 	"github.com/holdfast-go/holdfast/txretry"
 )
@@ -265,4 +268,44 @@ func TestVersions(t *testing.T) {
 			t.Errorf("the README does not say that %s %s is tested: %q", name, versions[product], tested)
 		}
 	}
+}
+
+// TestDeadLetters_listMembers: go doc hides the fields and methods behind an alias, so the comment of the alias lists them.
+func TestDeadLetters_listMembers(t *testing.T) {
+	t.Parallel()
+	for file, types := range map[string][]reflect.Type{
+		"outbox": {
+			reflect.TypeFor[outbox.DeadLetters](), reflect.TypeFor[outbox.DeadLetter](), reflect.TypeFor[outbox.Group](),
+			reflect.TypeFor[outbox.Filter](), reflect.TypeFor[outbox.Replay](), reflect.TypeFor[outbox.Removal](), reflect.TypeFor[outbox.Replayed](),
+		},
+		"inbox": {
+			reflect.TypeFor[inbox.DeadLetters](), reflect.TypeFor[inbox.DeadLetter](), reflect.TypeFor[inbox.Group](),
+			reflect.TypeFor[inbox.Filter](), reflect.TypeFor[inbox.Replay](), reflect.TypeFor[inbox.Removal](), reflect.TypeFor[inbox.Replayed](),
+		},
+	} {
+		text := read(t, "../../"+file+"/deadletter.go")
+		for _, typ := range types {
+			name, _, _ := strings.Cut(typ.Name(), "[")
+			comment := regexp.MustCompile(`((?:\t//.*\n)+)\t` + name + ` = `).FindString(text)
+			for _, member := range members(typ) {
+				if !regexp.MustCompile(`\b` + member + `\b`).MatchString(comment) {
+					t.Errorf("the comment of %s.%s does not name %s", file, name, member)
+				}
+			}
+		}
+	}
+}
+
+// members returns the names of a struct's fields or of an interface's methods.
+func members(typ reflect.Type) (names []string) {
+	if typ.Kind() == reflect.Interface {
+		for i := range typ.NumMethod() {
+			names = append(names, typ.Method(i).Name)
+		}
+		return names
+	}
+	for i := range typ.NumField() {
+		names = append(names, typ.Field(i).Name)
+	}
+	return names
 }
