@@ -1,4 +1,4 @@
-// Package guides_test has the code of recipes.md, with its tests.
+// Package guides_test has the code of recipes.md and a part of testing.md, with its tests.
 package guides_test
 
 import (
@@ -15,6 +15,7 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/uuid"
@@ -22,6 +23,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/driver"
+	"github.com/holdfast-go/holdfast/inbox/inboxtest"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/outbox"
 	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
@@ -215,4 +217,32 @@ func must(t *testing.T, err error) {
 	if err != nil {
 		t.Fatal(err)
 	}
+}
+
+// The example of testing.md.
+
+type order struct {
+	ID string `json:"id"`
+}
+
+func TestBill_retriesThenGivesUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		mux, broker, calls := inbox.NewMux(), inboxtest.NewBroker(), 0
+		must(t, inbox.Handle(mux, "order.placed", func(context.Context, order) error {
+			calls++
+			return errors.New("the customer is unknown")
+		}))
+		consumer, err := inboxtest.NewConsumer(broker, inboxtest.Queue{Name: "billing"}, mux, inbox.ConsumerConfig{})
+		must(t, err)
+		ctx, stop := context.WithCancel(t.Context())
+		go consumer.Run(ctx)
+		must(t, broker.Send(ctx, &inbox.Message{ID: uuid.Must(uuid.NewV7()), Name: "order.placed", Body: []byte("{}")}))
+		time.Sleep(time.Minute) // of the bubble's clock
+		dead, err := consumer.DeadLetters().List(ctx, inbox.Filter{})
+		if err != nil || calls != 6 || len(dead) != 1 || dead[0].Error != "the customer is unknown" {
+			t.Errorf("%d calls, dead letters %v, error %v", calls, dead, err)
+		}
+		stop()
+		synctest.Wait()
+	})
 }
