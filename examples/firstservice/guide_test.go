@@ -37,7 +37,7 @@ func TestMain(m *testing.M) {
 
 var blocks = regexp.MustCompile("(?s)```([a-z]+)\n(.*?)```\n")
 
-// TestGuide_isTheProgram compares the blocks of the guide with the files, without their imports.
+// TestGuide_isTheProgram compares the blocks of the guide with the files.
 func TestGuide_isTheProgram(t *testing.T) {
 	t.Parallel()
 	text := must(os.ReadFile("../guides/first-service.md"))
@@ -49,9 +49,9 @@ func TestGuide_isTheProgram(t *testing.T) {
 			others = append(others, block[2])
 		}
 	}
-	_, program, _ := strings.Cut(string(must(os.ReadFile("main.go"))), "\n)\n\n")
-	_, tests, _ := strings.Cut(string(must(os.ReadFile("main_test.go"))), "\n)\n\n")
-	if got := strings.Join(code, "\n"); got != program+"\n"+tests {
+	_, program, _ := strings.Cut(string(must(os.ReadFile("main.go"))), "\npackage")
+	tests := string(must(os.ReadFile("main_test.go")))
+	if got := strings.Join(code, "\n"); got != "package"+program+"\n"+tests {
 		t.Error("the Go code of first-service.md differs from main.go and main_test.go")
 	}
 	if got := strings.Join(others, "\n"); got != string(must(os.ReadFile("Dockerfile")))+"\n"+string(must(os.ReadFile("deployment.yaml"))) {
