@@ -42,8 +42,8 @@
 //
 // The key of a message selects one of 16 [driver.Lanes]. A relay leases lanes for a
 // batch. Each lease has a fencing token, so a relay that wakes up too late changes nothing.
-// The lanes of a killed relay are free within 10 s. A relay has up to three batches in
-// flight.
+// Another relay takes over the lanes of a killed relay within LeaseTTL, 6 s by default. A
+// relay has up to three batches in flight.
 //
 // If a relay is lost, one of its messages may be the cause. Such messages are suspects.
 // They are published in ever smaller batches, with no other messages in flight, until one

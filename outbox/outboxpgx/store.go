@@ -98,10 +98,13 @@ const (
 	defaultMaxBatchBytes = 32 << 20
 )
 
-// New returns a Store on the pool; it makes no server call. It returns an error for an invalid cfg. A relay needs two
-// connections of the pool. Unless PollOnly is set, it takes a third connection out of the pool to listen, in addition
-// to the pool's maximum. That connection must reach Postgres itself or a pooler in session mode. Everything else also
-// works through a pooler in transaction mode.
+// New returns a Store on the pool; it makes no server call. It returns an error for an invalid cfg.
+//
+// A relay uses at most six connections of the pool: three for batches and, for moments, one each for pruning, the
+// gauges and the test of LISTEN. With fewer it is slower; one is enough. It has two more in addition to the pool's
+// maximum: one that listens, unless PollOnly is set, and one that renews the leases of a long batch. The listening
+// connection must reach Postgres itself or a pooler in session mode. Everything else also works through a pooler in
+// transaction mode.
 func New(pool *pgxpool.Pool, cfg Config) (*Store, error) {
 	cfg.Table = cmp.Or(cfg.Table, defaultTable)
 	cfg.DedupRetention = cmp.Or(cfg.DedupRetention, defaultDedupRetention)
