@@ -30,8 +30,6 @@
 // and its acknowledgement, or between the confirm of a copy and the acknowledgement of the original, leaves two
 // copies. Processors with deduplication (inboxpgx, inboxredis) discard the second one.
 //
-// With ConsumerConfig.Ordered the messages of one key are processed in the order in which the queue delivers
-// them, one at a time, retries included: a failed message keeps its place in this process, and only
 // With ConsumerConfig.Ordered the messages of one key are processed in the order in which the queue delivers them,
 // one at a time, retries included. A failed message keeps its place in this process, and only its key waits. The
 // key is the header holdfast-key, which outboxamqp sends for messages with a key. ConsumerConfig.Key can read it
@@ -53,8 +51,6 @@
 //
 // One process does all the work of such a queue. With Queue.Partitions several processes share it.
 //
-// With ConsumerConfig.Batch the processor gets several messages in one call: those that have
-// gathered while all workers were busy. Nothing waits for a batch to fill. Each message is
 // With ConsumerConfig.Batch the processor gets several messages in one call: those that arrived while all workers
 // were busy. The consumer never waits to fill a batch. Each message is still settled by its own result. A message
 // that has failed before, or that the ledger watches, runs alone.
