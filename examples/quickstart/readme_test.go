@@ -24,7 +24,7 @@ func TestReadme_example(t *testing.T) {
 	check(err)
 
 	err = manager.Do(ctx, func(ctx context.Context, tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, "INSERT INTO orders (id, cents) VALUES ($1, $2)", o.ID, o.Cents); err != nil {
+		if _, err := tx.Exec(ctx, "INSERT INTO orders VALUES ($1, $2)", o.ID, o.Cents); err != nil {
 			return err
 		}
 		return store.Write(ctx, tx, placed) // commits with the order; a relay publishes it
@@ -34,7 +34,7 @@ func TestReadme_example(t *testing.T) {
 	}
 
 	err = inboxpgx.Handle(books, "order.placed", func(ctx context.Context, tx pgx.Tx, o order) error {
-		_, err := tx.Exec(ctx, "INSERT INTO invoices (order_id, cents) VALUES ($1, $2)", o.ID, o.Cents)
+		_, err := tx.Exec(ctx, "INSERT INTO invoices VALUES ($1, $2)", o.ID, o.Cents)
 		return err // the invoice commits with the mark that the message is done
 	})
 	if err != nil {
