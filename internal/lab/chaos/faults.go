@@ -305,7 +305,7 @@ func (d *dealer) killedInHand() []fault {
 		f.lasts = time.Second
 		return f
 	}
-	return []fault{inHand("relay", testenv.RabbitMQ), inHand("consumer", testenv.Postgres)}
+	return []fault{inHand("relay", d.s.broker.Kind()), inHand("consumer", testenv.Postgres)}
 }
 
 func (d *dealer) processStops() []fault {
@@ -374,15 +374,19 @@ func (d *dealer) deploys() []fault {
 	return []fault{f}
 }
 
-// linked are the roles with connections to each server. Every process dials RabbitMQ at its start, to declare topology,
-// but only the relay and the consumer stay connected.
-var linked = []struct {
+// linked are the roles with connections to a server. Every process connects to the broker at its start, to create the
+// topology, but only the relay and the consumer depend on it.
+type linked struct {
 	server testenv.Kind
 	roles  []string
-}{
-	{testenv.Postgres, []string{"api", "relay", "consumer", "sweeper"}},
-	{testenv.Redis, []string{"api"}},
-	{testenv.RabbitMQ, []string{"relay", "consumer"}},
+}
+
+func (s *system) linked() []linked {
+	return []linked{
+		{testenv.Postgres, []string{"api", "relay", "consumer", "sweeper"}},
+		{testenv.Redis, []string{"api"}},
+		{s.broker.Kind(), []string{"relay", "consumer"}},
+	}
 }
 
 // longer exceeds the timeouts and pauses of most parts.
@@ -402,7 +406,7 @@ func (d *dealer) ofRole(role string) (name string, of []*process) {
 // processes. end is nil for a fault that is over as soon as it has begun.
 func (d *dealer) toLinks(begin, end func(*testenv.Proxy)) []fault {
 	var all []fault
-	for _, l := range linked {
+	for _, l := range d.s.linked() {
 		for _, role := range l.roles {
 			name, of := d.ofRole(role)
 			all = append(all, d.toLink(l.server, name, of, begin, end))

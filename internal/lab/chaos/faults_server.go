@@ -20,12 +20,16 @@ import (
 // eachServer returns a fault for each server, or the primary at that time.
 func (d *dealer) eachServer(what string, begin, end func(ctx context.Context, s *testenv.Server) error) []fault {
 	var all []fault
-	for _, kind := range []testenv.Kind{testenv.Postgres, testenv.Redis, testenv.RabbitMQ} {
+	for _, kind := range d.s.kinds() {
 		all = append(all, d.fault(string(kind)+what,
 			func(ctx context.Context) error { return begin(ctx, d.s.server(kind)) },
 			func(ctx context.Context) error { return end(ctx, d.s.server(kind)) }))
 	}
 	return all
+}
+
+func (s *system) kinds() []testenv.Kind {
+	return []testenv.Kind{testenv.Postgres, testenv.Redis, s.broker.Kind()}
 }
 
 func (s *system) server(kind testenv.Kind) *testenv.Server {
@@ -83,7 +87,7 @@ func (d *dealer) restarts() []fault {
 
 // endingWithout asks all processes to end while a server is stopped.
 func (d *dealer) endingWithout() []fault {
-	kind := pick(d.rng, []testenv.Kind{testenv.Postgres, testenv.Redis, testenv.RabbitMQ})
+	kind := pick(d.rng, d.s.kinds())
 	return []fault{{
 		target: "every process restarted while " + string(kind) + " is stopped",
 		begin: func(context.Context) error {
@@ -100,6 +104,9 @@ func (d *dealer) endingWithout() []fault {
 
 // memoryAlarms raises RabbitMQ's memory alarm.
 func (d *dealer) memoryAlarms() []fault {
+	if d.s.broker.Kind() != testenv.RabbitMQ {
+		return nil
+	}
 	limit := func(bytes string) func(context.Context) error {
 		return func(ctx context.Context) error {
 			return d.s.broker.Control(ctx, "set_vm_memory_high_watermark", "absolute", bytes)
@@ -121,7 +128,10 @@ func (d *dealer) fullDisks() []fault {
 	limit := func(bytes string) func(context.Context) error {
 		return func(ctx context.Context) error { return d.s.broker.Control(ctx, "set_disk_free_limit", bytes) }
 	}
-	all := []fault{d.fault("rabbitmq", limit("900000GB"), limit("50MB"))}
+	var all []fault
+	if d.s.broker.Kind() == testenv.RabbitMQ {
+		all = append(all, d.fault("rabbitmq", limit("900000GB"), limit("50MB")))
+	}
 	if canMount() {
 		all = append(all, d.fault("postgres",
 			func(context.Context) error { return fill(d.s.db.disk) },

@@ -1,6 +1,6 @@
 // Command chaos injects faults into the ticket shop of examples/reservation, and checks that it keeps its promises:
 //
-//	go run ./internal/lab/chaos [-seeds N] [-seed S] [-minutes M] [-only kind,kind] [-calm] [-out DIR]
+//	go run ./internal/lab/chaos [-seeds N] [-seed S] [-minutes M] [-only kind,kind] [-broker=nats] [-calm] [-out DIR]
 //
 // Each seed starts its own servers, primaries and standbys, two processes of each role and some clients. It injects every
 // kind of fault into every role, server and standby that can have it. The seed chooses the order and the durations: -seed S
@@ -38,6 +38,7 @@ import (
 	"github.com/holdfast-go/holdfast/internal/lab/harness/audit"
 	"github.com/holdfast-go/holdfast/internal/lab/provenance"
 	"github.com/holdfast-go/holdfast/internal/lab/shop"
+	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
 // The exit codes.
@@ -51,6 +52,7 @@ type flags struct {
 	seed              uint64
 	minutes           float64
 	only, out, before string
+	broker            string
 	calm              bool
 }
 
@@ -60,6 +62,7 @@ func main() {
 	flag.Uint64Var(&f.seed, "seed", 0, "the one seed to run, or the first of several (default: random)")
 	flag.Float64Var(&f.minutes, "minutes", 60, "how long to start new faults")
 	flag.StringVar(&f.only, "only", "", "the `kinds` of faults, separated by commas (default all)")
+	flag.StringVar(&f.broker, "broker", string(testenv.RabbitMQ), "rabbitmq or nats")
 	flag.StringVar(&f.out, "out", "", "a `folder` for the report and for logs")
 	flag.StringVar(&f.before, "previous", "HEAD~20", "the `commit` that rolling deploys start from")
 	flag.BoolVar(&f.calm, "calm", false, "also fail if a recovery takes longer than the goal; needs an idle machine")
@@ -83,12 +86,15 @@ func run(ctx context.Context, f flags) (Report, error) {
 	if err != nil {
 		return Report{}, err
 	}
+	if !slices.Contains([]testenv.Kind{testenv.RabbitMQ, testenv.NATS}, testenv.Kind(f.broker)) {
+		return Report{}, fmt.Errorf("-broker is %q, must be rabbitmq or nats", f.broker)
+	}
 	r := Report{Head: provenance.Head(command(os.Args[1:]), time.Now())}
 	if err := getTools(ctx); err != nil {
 		return Report{}, err
 	}
 	r.Missing = missing(chosen) // after getTools
-	o := options{kinds: chosen, whole: f.only == "", log: os.Stdout}
+	o := options{kinds: chosen, whole: f.only == "", broker: testenv.Kind(f.broker), log: os.Stdout}
 	if o.binary, err = shop.Binary(); err != nil {
 		return Report{}, err
 	}
@@ -162,6 +168,7 @@ type director struct {
 type options struct {
 	kinds    []kind
 	whole    bool // kinds has all kinds
+	broker   testenv.Kind
 	binary   string
 	previous string // "" for none
 	out      string // folder for logs, "" for none
@@ -173,7 +180,7 @@ type options struct {
 func play(ctx context.Context, seed uint64, o options) (report SeedReport, err error) {
 	began := time.Now()
 	clocks := slices.ContainsFunc(o.kinds, func(k kind) bool { return k.name == "clock" }) && noClocks() == ""
-	s, err := openSystem(ctx, o.binary, clocks)
+	s, err := openSystem(ctx, o.binary, o.broker, clocks)
 	defer func() { err = errors.Join(err, s.close()) }()
 	if err != nil {
 		return report, err
@@ -216,7 +223,7 @@ func play(ctx context.Context, seed uint64, o options) (report SeedReport, err e
 // open starts the watch, and the user who exceeds the limit.
 func (d *director) open(ctx context.Context, seed uint64) (err error) {
 	subject := harness.Subject{
-		Binary: d.s.binary, APIs: d.s.apis, DB: d.s.pool, Dial: harness.At(d.s.broker.URL()), Admin: d.s.broker.AdminURL,
+		Binary: d.s.binary, APIs: d.s.apis, DB: d.s.pool, Broker: d.s.observedBroker(),
 		Hold: hold, Lost: d.s.losses, Seed: seed, Patience: patience,
 		Amend: func(h *audit.History) { h.Limit, h.ClockWentBack = d.greedy.told(), d.clockWentBack },
 	}
@@ -228,7 +235,7 @@ func (d *director) open(ctx context.Context, seed uint64) (err error) {
 	}
 	d.greedy = newGreedy(d.s.apis)
 	d.greedy.start(ctx)
-	return d.s.broker.WriteDefinitions(ctx)
+	return d.s.writeDefinitions(ctx)
 }
 
 func (d *director) suffer(ctx context.Context, f fault) (harness.Outcome, harness.Judged, error) {

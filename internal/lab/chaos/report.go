@@ -184,7 +184,8 @@ func (r Report) write(dir string) error {
 
 const preface = `
 Two api, two relays, two consumers and two sweepers of
-examples/reservation ran as processes, on a Postgres and a Redis with a standby each and on a RabbitMQ, while clients held, confirmed,
+examples/reservation ran as processes, on a Postgres and a Redis with a standby each and on a RabbitMQ, or a NATS where the
+command above says so, while clients held, confirmed,
 cancelled and read, some of them with the same key twice. After each fault everything that the clients were told was compared
 with every change that the database had noted: no seat sold twice, every 2xx durable, one answer and one effect for each key, every committed
 message at the broker in the order of its reservation, taken once, and in the read model; every due hold expired, no dead letter,
@@ -201,7 +202,7 @@ const limitsOfIt = `
 - Clocks: libfaketime reaches Postgres and Redis. Processes of Go do not ask the C library for the time: theirs are the machine's.
 - Whether a hold has expired is what the clock of Postgres says: once that has gone back, a hold that was read as expired may still be confirmed.
 - Everything runs on one machine: a failover moves an address, as a virtual IP does, once the old primary is dead. There is no split brain.
-- RabbitMQ has one node; its full disk and memory are alarms that are set. Redis keeps nothing on a disk, so none of it can be full.
+- The broker has one node. RabbitMQ's full disk and memory are alarms that are set; NATS has neither fault. Redis keeps nothing on a disk, so none of it can be full.
 - A disk of Postgres is memory: a power cut that loses what was not yet synced is not among the faults.
 `
 

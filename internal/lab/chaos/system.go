@@ -54,7 +54,7 @@ type system struct {
 
 // openSystem starts the servers and all processes. With clocks, the servers' clocks can be set. The caller must close the
 // system, also after an error.
-func openSystem(ctx context.Context, binary string, clocks bool) (*system, error) {
+func openSystem(ctx context.Context, binary string, broker testenv.Kind, clocks bool) (*system, error) {
 	s := &system{binary: binary}
 	dir, err := os.MkdirTemp("", "holdfast-chaos-")
 	if err != nil {
@@ -65,13 +65,13 @@ func openSystem(ctx context.Context, binary string, clocks bool) (*system, error
 	if err := os.Chmod(dir, 0o755); err != nil { // Postgres runs as another user
 		return s, err
 	}
-	if err := s.openServers(ctx, clocks); err != nil {
+	if err := s.openServers(ctx, broker, clocks); err != nil {
 		return s, err
 	}
 	return s, s.openProcesses(ctx)
 }
 
-func (s *system) openServers(ctx context.Context, clocks bool) error {
+func (s *system) openServers(ctx context.Context, broker testenv.Kind, clocks bool) error {
 	var errs [3]error
 	var starting sync.WaitGroup
 	starting.Go(func() {
@@ -79,7 +79,7 @@ func (s *system) openServers(ctx context.Context, clocks bool) error {
 	})
 	starting.Go(func() { s.redis, errs[1] = s.openPair(ctx, testenv.Spec{Kind: testenv.Redis}, clocks) })
 	starting.Go(func() {
-		s.broker, errs[2] = testenv.Launch(ctx, testenv.RabbitMQ)
+		s.broker, errs[2] = testenv.Launch(ctx, broker)
 		if errs[2] == nil {
 			s.atEnd(s.broker.Close)
 		}
@@ -99,7 +99,7 @@ func (s *system) openProcesses(ctx context.Context) error {
 	if err := s.start(s.processes...); err != nil {
 		return err
 	}
-	if err := s.broker.WriteDefinitions(ctx); err != nil {
+	if err := s.writeDefinitions(ctx); err != nil {
 		return err
 	}
 	pool, err := pgxpool.New(ctx, s.db.address.URL())
@@ -114,10 +114,25 @@ func (s *system) openProcesses(ctx context.Context) error {
 	return nil
 }
 
+// writeDefinitions makes RabbitMQ keep its queues over a kill. NATS keeps its streams by itself.
+func (s *system) writeDefinitions(ctx context.Context) error {
+	if s.broker.Kind() != testenv.RabbitMQ {
+		return nil
+	}
+	return s.broker.WriteDefinitions(ctx)
+}
+
+func (s *system) observedBroker() harness.Broker {
+	if s.broker.Kind() == testenv.NATS {
+		return harness.NATS{URL: s.broker.URL()}
+	}
+	return harness.RabbitMQ{Dial: harness.At(s.broker.URL()), Admin: s.broker.AdminURL}
+}
+
 func (s *system) newProcess(role, name string) (*process, error) {
 	p := &process{role: role, links: map[testenv.Kind]*testenv.Proxy{}}
 	for kind, url := range map[testenv.Kind]string{
-		testenv.Postgres: s.db.primary.URL(), testenv.Redis: s.redis.primary.URL(), testenv.RabbitMQ: s.broker.URL(),
+		testenv.Postgres: s.db.primary.URL(), testenv.Redis: s.redis.primary.URL(), s.broker.Kind(): s.broker.URL(),
 	} {
 		link, err := s.openLink(url)
 		if err != nil {
@@ -127,8 +142,8 @@ func (s *system) newProcess(role, name string) (*process, error) {
 	}
 	s.db.follow(p.links[testenv.Postgres])
 	s.redis.follow(p.links[testenv.Redis])
-	servers := shop.Servers{Database: p.links[testenv.Postgres].URL(), Redis: p.links[testenv.Redis].URL(), Broker: p.links[testenv.RabbitMQ].URL()}
-	p.Process = shop.New(name, servers.Env(), "-backend=services", "-role="+role, "-hold="+hold.String(), "-user-limit="+strconv.Itoa(userLimit), "-global-limit=0")
+	servers := shop.Servers{Database: p.links[testenv.Postgres].URL(), Redis: p.links[testenv.Redis].URL(), Broker: p.links[s.broker.Kind()].URL()}
+	p.Process = shop.New(name, servers.Env(), "-backend=services", "-broker="+string(s.broker.Kind()), "-role="+role, "-hold="+hold.String(), "-user-limit="+strconv.Itoa(userLimit), "-global-limit=0")
 	s.atEnd(func() error {
 		p.Kill()
 		return nil
@@ -219,7 +234,7 @@ func (s *system) logs(dir string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
-	texts := map[string]string{"postgres": s.db.primary.Log(), "redis": s.redis.primary.Log(), "rabbitmq": s.broker.Log()}
+	texts := map[string]string{"postgres": s.db.primary.Log(), "redis": s.redis.primary.Log(), string(s.broker.Kind()): s.broker.Log()}
 	for _, p := range s.processes {
 		texts[p.Name] = p.Log()
 	}

@@ -75,9 +75,12 @@ func openTrial(ctx context.Context, h *house, binary string) (*trial, error) {
 		return t, err
 	}
 	t.watch, err = harness.NewWatch(ctx, harness.Subject{
-		Processes: t.processes, Binary: binary, APIs: func() []string { return t.apis }, DB: t.db, Dial: h.dial, Admin: h.rabbit[0].AdminURL,
-		Queue: amqp.Table{amqp.QueueTypeArg: amqp.QueueTypeQuorum, amqp.SingleActiveConsumerArg: true},
-		Hold:  hold, Seed: rand.Uint64(), Patience: giveUp,
+		Processes: t.processes, Binary: binary, APIs: func() []string { return t.apis }, DB: t.db,
+		Broker: harness.RabbitMQ{
+			Dial: h.dial, Admin: h.rabbit[0].AdminURL,
+			Queue: amqp.Table{amqp.QueueTypeArg: amqp.QueueTypeQuorum, amqp.SingleActiveConsumerArg: true},
+		},
+		Hold: hold, Seed: rand.Uint64(), Patience: giveUp,
 	})
 	return t, err
 }

@@ -2,21 +2,13 @@ package harness
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"net"
-	"net/http"
-	"strings"
 	"sync"
-	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
-	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/holdfast-go/holdfast/internal/lab/harness/audit"
-	"github.com/holdfast-go/holdfast/internal/runloop"
-	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
 // Deed is the effect of a committed transaction for one message: the message must arrive as number N of its key, from 1.
@@ -155,71 +147,6 @@ func (b *books) first(d Deed) {
 	b.newest[d.Key] = d.N
 }
 
-// Dial opens a connection to a broker, within the time of ctx.
-type Dial func(ctx context.Context) (*amqp.Connection, error)
-
-// At dials url. It waits for a slow broker. The client's heartbeats end a silent connection after 15 seconds.
-func At(url string) Dial {
-	return func(ctx context.Context) (*amqp.Connection, error) {
-		return amqp.DialConfig(url, amqp.Config{Dial: func(network, addr string) (net.Conn, error) {
-			conn, err := (&net.Dialer{}).DialContext(ctx, network, addr)
-			if err == nil {
-				err = conn.SetDeadline(time.Now().Add(testenv.Patience)) // for the handshake; the client removes it
-			}
-			return conn, err
-		}})
-	}
-}
-
-func (d Dial) do(ctx context.Context, do func(*amqp.Channel) error) error {
-	conn, err := d(ctx)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = conn.CloseDeadline(time.Now().Add(2 * time.Second)) }() // closed even if this times out
-	ch, err := conn.Channel()
-	if err != nil {
-		return err
-	}
-	return do(ch)
-}
-
-// observe records all messages of a queue, over any number of connections, until ctx ends.
-func (l *Ledger) observe(ctx context.Context, dial Dial, queue string) {
-	for ctx.Err() == nil {
-		_ = dial.do(ctx, func(ch *amqp.Channel) error { return l.session(ctx, ch, queue) }) // then on a new connection
-		_ = runloop.Sleep(ctx, 50*time.Millisecond)
-	}
-}
-
-func (l *Ledger) session(ctx context.Context, ch *amqp.Channel, queue string) error {
-	if err := ch.Qos(100, 0, false); err != nil {
-		return err
-	}
-	deliveries, err := ch.Consume(queue, "", false, false, false, false, nil)
-	if err != nil {
-		return err
-	}
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case d, open := <-deliveries:
-			if !open {
-				return errors.New("the broker ended the session")
-			}
-			id, err := uuid.Parse(d.MessageId)
-			if err != nil {
-				return err
-			}
-			l.deliver(id)
-			if err := d.Ack(false); err != nil {
-				return err
-			}
-		}
-	}
-}
-
 // historySQL makes triggers record every change of the shop's tables in its own transaction. The tables must exist.
 const historySQL = `
 create table chaos_history (
@@ -351,22 +278,4 @@ func MessagesOf(changes []audit.Change) []uuid.UUID {
 		}
 	}
 	return all
-}
-
-// DeadLetters counts the messages in the consumers' dead-letter queues, through the management API.
-func DeadLetters(ctx context.Context, adminURL string) (int, error) {
-	var queues []struct {
-		Name     string
-		Messages int
-	}
-	if err := testenv.Admin(ctx, adminURL, http.MethodGet, "/api/queues", nil, &queues); err != nil {
-		return 0, err
-	}
-	n := 0
-	for _, q := range queues {
-		if strings.Contains(q.Name, "failed") {
-			n += q.Messages
-		}
-	}
-	return n, nil
 }

@@ -12,7 +12,6 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5/pgxpool"
-	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/holdfast-go/holdfast/internal/lab/harness/audit"
 	"github.com/holdfast-go/holdfast/internal/lab/shop"
@@ -22,7 +21,7 @@ import (
 const (
 	// Goal is how soon after the end of any fault everything should work again.
 	Goal = 10 * time.Second
-	// observed is the queue that gets every message of the shop, from exchange.
+	// observed is the queue or durable consumer that gets every message of the shop, from an exchange or stream.
 	observed, exchange = "observed", "reservation"
 )
 
@@ -38,11 +37,8 @@ type Subject struct {
 	APIs func() []string
 	// DB connects to the current primary.
 	DB *pgxpool.Pool
-	// Dial reaches the broker, and Admin is the base of its management API.
-	Dial  Dial
-	Admin func() string
-	// Queue has the arguments of the queue that gets a copy of every message.
-	Queue amqp.Table
+	// Broker is a RabbitMQ or a NATS.
+	Broker Broker
 	// Hold is how long the shop holds a seat.
 	Hold time.Duration
 	// Lost returns the changes that failovers to asynchronous standbys have lost so far. Optional.
@@ -66,21 +62,16 @@ type Watch struct {
 }
 
 // NewWatch starts to record the changes in the database and the messages at the broker. The shop must have made its tables
-// and its exchange. The caller must Close the watch.
+// and its exchange or stream. The caller must Close the watch.
 func NewWatch(ctx context.Context, s Subject) (*Watch, error) {
 	if _, err := s.DB.Exec(ctx, historySQL); err != nil {
 		return nil, err
 	}
-	err := s.Dial.do(ctx, func(ch *amqp.Channel) error {
-		if _, err := ch.QueueDeclare(observed, true, false, false, false, s.Queue); err != nil {
-			return err
-		}
-		return ch.QueueBind(observed, "#", exchange, false, nil)
-	})
-	if err != nil {
+	if err := s.Broker.prepare(ctx); err != nil {
 		return nil, err
 	}
 	w := &Watch{Subject: s, Ledger: NewLedger()}
+	var err error
 	if w.Crowd, err = newCrowd(ctx, s.APIs, s.Seed); err != nil {
 		return nil, err
 	}
@@ -88,7 +79,7 @@ func NewWatch(ctx context.Context, s Subject) (*Watch, error) {
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		w.Ledger.observe(ctx, s.Dial, observed)
+		s.Broker.observe(ctx, w.Ledger.deliver)
 	}()
 	w.stop = func() {
 		cancel()
@@ -265,7 +256,7 @@ func (w *Watch) history(ctx context.Context) (audit.History, error) {
 	}
 	h.Answers, _ = w.Crowd.Told()
 	h.Lost = w.lost()
-	h.Left.DeadInbox, err = DeadLetters(ctx, w.Admin())
+	h.Left.DeadInbox, err = w.Broker.deadLetters(ctx)
 	return h, err
 }
 

@@ -439,7 +439,12 @@ func Shared(t testing.TB) Servers {
 	return Servers{pgtest.URL(t), redistest.URL(t), amqptest.New(t).URL}
 }
 
-// Env returns the environment variables with these addresses for a shop with -backend=services.
+// Env returns the environment variables with these addresses for a shop with -backend=services. Broker is a RabbitMQ, or
+// a NATS for a shop with -broker=nats.
 func (s Servers) Env() []string {
-	return []string{"DATABASE_URL=" + s.Database, "REDIS_URL=" + s.Redis, "AMQP_URL=" + s.Broker}
+	broker := "AMQP_URL="
+	if strings.HasPrefix(s.Broker, "nats:") {
+		broker = "NATS_URL="
+	}
+	return []string{"DATABASE_URL=" + s.Database, "REDIS_URL=" + s.Redis, broker + s.Broker}
 }
