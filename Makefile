@@ -56,8 +56,8 @@ planted: ## plant known bugs one by one: the simulation or a suite must find eac
 browser: ## the pages in Chromium with a hundred thousand dead letters, and the schema files in migration tools
 	HOLDFAST_NIGHTLY=1 $(SERVERS) sh -c 'cd internal/lab/nightly && GOWORK=off $(GO) test -count=1 -timeout=60m ./...'
 
-chaos: ## the shop as processes, under every kind of fault for MINUTES (10), with recovery within 10 s; SEED=7 repeats a run, ONLY=kill,clock chooses faults; the report is in OUT
-	@$(GO) run ./internal/lab/chaos -calm $(if $(SEEDS),-seeds $(SEEDS)) -seed $(SEED) -minutes $(MINUTES) $(if $(ONLY),-only $(ONLY)) -out $(OUT)
+chaos: ## the shop as processes, under every kind of fault for MINUTES (10), with recovery within 10 s; SEED=7 repeats a run, ONLY=kill,clock chooses faults, BROKER=nats the broker; the report is in OUT
+	@$(GO) run ./internal/lab/chaos -calm $(if $(SEEDS),-seeds $(SEEDS)) -seed $(SEED) -minutes $(MINUTES) $(if $(ONLY),-only $(ONLY)) $(if $(BROKER),-broker=$(BROKER)) -out $(OUT)
 
 clusters: ## the shop on clusters of RabbitMQ, Redis and Postgres; nodes are killed and cut off; as root on Debian, six minutes and more
 	@$(GO) run ./internal/lab/clusters

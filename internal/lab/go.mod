@@ -43,6 +43,7 @@ require (
 	github.com/google/uuid v1.6.0
 	github.com/holdfast-go/holdfast v0.0.0
 	github.com/holdfast-go/holdfast/examples/reservation v0.0.0
+	github.com/holdfast-go/holdfast/modules/nats v0.0.0
 	github.com/nats-io/nats.go v1.55.0
 	go.opentelemetry.io/auto/sdk v1.2.1 // indirect
 	go.opentelemetry.io/otel v1.47.0
@@ -61,3 +62,5 @@ replace github.com/holdfast-go/holdfast/modules/operator => ../../modules/operat
 replace github.com/holdfast-go/holdfast/examples/reservation => ../../examples/reservation
 
 replace github.com/holdfast-go/holdfast/modules/service => ../../modules/service
+
+replace github.com/holdfast-go/holdfast/modules/nats => ../../modules/nats

@@ -31,6 +31,8 @@ import (
 	"github.com/holdfast-go/holdfast/internal/testenv/amqptest"
 	"github.com/holdfast-go/holdfast/internal/testenv/pgtest"
 	"github.com/holdfast-go/holdfast/internal/testenv/redistest"
+	"github.com/holdfast-go/holdfast/modules/nats/inboxnats"
+	"github.com/holdfast-go/holdfast/modules/nats/outboxnats"
 	outboxdriver "github.com/holdfast-go/holdfast/outbox/driver"
 	"github.com/holdfast-go/holdfast/outbox/outboxamqp"
 	"github.com/holdfast-go/holdfast/outbox/outboxredis"
@@ -65,7 +67,7 @@ type inboxJob struct {
 	Partitions       int // above 0 the consumer is ordered
 }
 
-// consumer is a consumer of inboxamqp or inboxredis.
+// consumer is a consumer of inboxamqp, inboxredis or inboxnats.
 type consumer interface {
 	Setup(ctx context.Context) error
 	Run(ctx context.Context) error
@@ -86,6 +88,14 @@ func (j inboxJob) consumer(p inbox.Processor) (consumer, func(), error) {
 		}
 		c, err := inboxamqp.NewConsumer(inboxamqp.Dial(j.Broker, amqp.Config{}), queue, p, cfg)
 		return c, func() {}, err
+	}
+	if strings.HasPrefix(j.Broker, "nats") {
+		conn, err := openNATS(j.Broker)
+		if err != nil {
+			return nil, nil, err
+		}
+		c, err := inboxnats.NewConsumer(conn, inboxnats.Stream{Name: destination, Partitions: j.Partitions}, p, cfg)
+		return c, conn.Close, err
 	}
 	client, err := openRedis(j.Broker)
 	if err != nil {
@@ -240,6 +250,24 @@ func inboxOnRedis(t *testing.T) work {
 	return i
 }
 
+func inboxOnNATS(t *testing.T) work {
+	t.Helper()
+	url := testenv.Private(t, testenv.NATS).URL()
+	i := newIntake(t, url, 0)
+	i.by(publisherOnNATS(t, url, 0))
+	return i
+}
+
+func publisherOnNATS(t *testing.T, url string, partitions int) readyPublisher {
+	t.Helper()
+	conn, err := openNATS(url)
+	must(t, err)
+	t.Cleanup(conn.Close)
+	p, err := outboxnats.NewPublisher(conn, outboxnats.Config{Topic: destination, Partitions: map[string]int{destination: partitions}})
+	must(t, err)
+	return p
+}
+
 func (i *intake) send(kind string) {
 	i.t.Helper()
 	key := fmt.Sprintf("key-%d", len(i.sent)%6)
@@ -347,6 +375,12 @@ func partitionsOnRedis(t *testing.T) work {
 	return newPartitions(t, url, p)
 }
 
+func partitionsOnNATS(t *testing.T) work {
+	t.Helper()
+	url := testenv.Private(t, testenv.NATS).URL()
+	return newPartitions(t, url, publisherOnNATS(t, url, partitions))
+}
+
 const (
 	partitions = 3
 	exchange   = "amq.topic"
@@ -355,6 +389,14 @@ const (
 func newPartitions(t *testing.T, broker string, p readyPublisher) *intake {
 	t.Helper()
 	i := newIntake(t, broker, partitions)
+	i.by(p)
+	return i
+}
+
+// by makes a publisher send the messages.
+func (i *intake) by(p readyPublisher) {
+	t := i.t
+	t.Helper()
 	if runs, ok := p.(interface{ Run(context.Context) error }); ok {
 		beside(t, runs.Run)
 	}
@@ -365,7 +407,6 @@ func newPartitions(t *testing.T, broker string, p readyPublisher) *intake {
 		p.Publish(t.Context(), m, func(err error) { confirmed <- err })
 		must(t, <-confirmed)
 	}
-	return i
 }
 
 func (i *intake) letters() (all []inbox.DeadLetter) {

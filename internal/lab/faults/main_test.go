@@ -190,10 +190,13 @@ type work interface {
 var subjects = []subject{
 	{"outbox on RabbitMQ", relayOnRabbitMQ, relayPoints, "confirmed", ""},
 	{"outbox on Redis", relayOnRedis, relayPoints, "confirmed", ""},
+	{"outbox on NATS", relayOnNATS, relayPoints, "confirmed", ""},
 	{"inbox on RabbitMQ", inboxOnRabbitMQ, inboxPoints, "committed", ""},
 	{"inbox on Redis", inboxOnRedis, inboxPoints, "committed", "a consumer takes over entries that are idle for 8 s"},
+	{"inbox on NATS", inboxOnNATS, inboxPoints, "committed", "a consumer gets the messages of a killed one after 8 s"},
 	{"partitions on RabbitMQ", partitionsOnRabbitMQ, orderedPoints, "committed", ""},
 	{"partitions on Redis", partitionsOnRedis, orderedPoints, "committed", "a consumer takes over entries that are idle for 8 s"},
+	{"partitions on NATS", partitionsOnNATS, orderedPoints, "committed", "a consumer takes over a lease that ends after 8 s"},
 	{"idempotency, Redis before Postgres", idempotencyBehind(redisGate), idempotencyPoints, "committed", ""},
 	{"idempotency, a gate that fails", idempotencyBehind(failingGate), idempotencyPoints, "committed", ""},
 	{"idempotency, a lease in Postgres", idempotencyBehind(postgresGate), idempotencyPoints, "committed", ""},
@@ -247,7 +250,7 @@ func killAt(t *testing.T, w work, c crash) {
 func TestKiller_isQuarantined(t *testing.T) {
 	t.Parallel()
 	testenv.Nightly(t, "loses a process five times in a row")
-	for name, open := range map[string]func(*testing.T) work{"RabbitMQ": inboxOnRabbitMQ, "Redis": inboxOnRedis} {
+	for name, open := range map[string]func(*testing.T) work{"RabbitMQ": inboxOnRabbitMQ, "Redis": inboxOnRedis, "NATS": inboxOnNATS} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			i := open(t).(*intake)

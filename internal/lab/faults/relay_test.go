@@ -13,6 +13,8 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/redis/go-redis/v9"
 
@@ -24,6 +26,8 @@ import (
 	"github.com/holdfast-go/holdfast/internal/testenv/amqptest"
 	"github.com/holdfast-go/holdfast/internal/testenv/pgtest"
 	"github.com/holdfast-go/holdfast/internal/testenv/redistest"
+	"github.com/holdfast-go/holdfast/modules/nats/inboxnats"
+	"github.com/holdfast-go/holdfast/modules/nats/outboxnats"
 	"github.com/holdfast-go/holdfast/outbox"
 	"github.com/holdfast-go/holdfast/outbox/driver"
 	"github.com/holdfast-go/holdfast/outbox/outboxamqp"
@@ -83,12 +87,25 @@ func (j relayJob) publisher() (readyPublisher, func(), error) {
 		p, err := outboxamqp.NewPublisher(outboxamqp.Dial(j.Broker, amqp.Config{}), outboxamqp.Config{Logger: quiet})
 		return p, func() {}, err
 	}
+	if strings.HasPrefix(j.Broker, "nats") {
+		conn, err := openNATS(j.Broker)
+		if err != nil {
+			return nil, nil, err
+		}
+		p, err := outboxnats.NewPublisher(conn, outboxnats.Config{Topic: destination})
+		return p, conn.Close, err
+	}
 	client, err := openRedis(j.Broker)
 	if err != nil {
 		return nil, nil, err
 	}
 	p, err := outboxredis.NewPublisher(client, outboxredis.Config{Stream: destination})
 	return p, func() { _ = client.Close() }, err
+}
+
+func openNATS(url string) (*nats.Conn, error) {
+	return nats.Connect(url, nats.RetryOnFailedConnect(true), nats.MaxReconnects(-1), nats.ReconnectWait(250*time.Millisecond),
+		nats.PingInterval(2*time.Second), nats.MaxPingsOutstanding(2), nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}))
 }
 
 func openRedis(url string) (*redis.Client, error) {
@@ -187,6 +204,31 @@ func relayOnRedis(t *testing.T) work {
 	return r
 }
 
+// relayOnNATS starts a server, because the stream has the same name in every test.
+func relayOnNATS(t *testing.T) work {
+	t.Helper()
+	url := testenv.Private(t, testenv.NATS).URL()
+	r := newRelayed(t, url)
+	conn, err := openNATS(url)
+	must(t, err)
+	t.Cleanup(conn.Close)
+	js, err := jetstream.New(conn)
+	must(t, err)
+	stream, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: destination, Subjects: []string{destination + ".>"}})
+	must(t, err)
+	r.arrived = func() (all []uuid.UUID) {
+		info, err := stream.Info(t.Context())
+		must(t, err)
+		for seq := uint64(1); seq <= info.State.LastSeq; seq++ {
+			m, err := stream.GetMsg(t.Context(), seq)
+			must(t, err)
+			all = append(all, uuid.MustParse(m.Header.Get(nats.MsgIdHdr)))
+		}
+		return all
+	}
+	return r
+}
+
 func (r *relayed) prepare() {
 	r.t.Helper()
 	const n = 20
@@ -242,7 +284,7 @@ const (
 func TestRecovery_withinTenSeconds(t *testing.T) {
 	t.Parallel()
 	testenv.Nightly(t, "lasts a minute and measures time")
-	for _, kind := range []testenv.Kind{testenv.RabbitMQ, testenv.Redis} {
+	for _, kind := range []testenv.Kind{testenv.RabbitMQ, testenv.Redis, testenv.NATS} {
 		t.Run(fmt.Sprint(kind), func(t *testing.T) {
 			t.Parallel()
 			var extra []string
@@ -383,6 +425,16 @@ func brokerOf(t *testing.T, kind testenv.Kind, url string, mux *inbox.Mux) (read
 		p, err := outboxamqp.NewPublisher(outboxamqp.Dial(url, amqp.Config{}), outboxamqp.Config{Logger: quiet})
 		must(t, err)
 		c, err := inboxamqp.NewConsumer(inboxamqp.Dial(url, amqp.Config{}), inboxamqp.Queue{Name: destination}, mux, cfg)
+		must(t, err)
+		return p, c
+	}
+	if kind == testenv.NATS {
+		conn, err := openNATS(url)
+		must(t, err)
+		t.Cleanup(conn.Close)
+		p, err := outboxnats.NewPublisher(conn, outboxnats.Config{Topic: destination})
+		must(t, err)
+		c, err := inboxnats.NewConsumer(conn, inboxnats.Stream{Name: destination}, mux, cfg)
 		must(t, err)
 		return p, c
 	}

@@ -10,14 +10,18 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
 
 	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/inboxpgx"
+	"github.com/holdfast-go/holdfast/inbox/inboxtest"
 	"github.com/holdfast-go/holdfast/internal/ids"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/modules/nats/inboxnats"
 	"github.com/holdfast-go/holdfast/modules/nats/internal/natstest"
 	"github.com/holdfast-go/holdfast/modules/nats/outboxnats"
 	outbox "github.com/holdfast-go/holdfast/outbox/driver"
+	"github.com/holdfast-go/holdfast/txretry/txretrytest"
 )
 
 // The server is killed while messages are published and consumed. All confirmed messages are processed, none becomes
@@ -28,16 +32,17 @@ func TestKilledServer_losesNothing(t *testing.T) {
 	server := testenv.Private(t, testenv.NATS)
 	conn := natstest.Connect(t, server.URL())
 	var mu sync.Mutex
-	done := map[uuid.UUID]bool{}
-	mux := inbox.NewMux()
-	noError(t, inbox.Handle(mux, "event", func(ctx context.Context, _ struct{}) error {
+	done := map[uuid.UUID]int{}
+	store, err := inboxtest.New(txretrytest.New(txretrytest.Config{}), billing, inboxpgx.Config{})
+	noError(t, err)
+	noError(t, inboxpgx.Handle(store, "event", func(ctx context.Context, _ pgx.Tx, _ struct{}) error {
 		m, _ := inbox.FromContext(ctx)
 		mu.Lock()
 		defer mu.Unlock()
-		done[m.ID] = true
+		done[m.ID]++
 		return nil
 	}))
-	consumer, err := inboxnats.NewConsumer(conn, inboxnats.Stream{Name: "shop"}, mux, inbox.ConsumerConfig{Name: billing, Logger: slog.New(slog.DiscardHandler)})
+	consumer, err := inboxnats.NewConsumer(conn, inboxnats.Stream{Name: "shop"}, store, inbox.ConsumerConfig{Name: billing, Logger: slog.New(slog.DiscardHandler)})
 	noError(t, err)
 	noError(t, consumer.Setup(t.Context()))
 	ctx, stop := context.WithCancel(context.WithoutCancel(t.Context()))
@@ -77,6 +82,11 @@ func TestKilledServer_losesNothing(t *testing.T) {
 	noError(t, err)
 	if stats.Waiting != 0 {
 		t.Errorf("%d messages wait", stats.Waiting)
+	}
+	for id, runs := range done {
+		if runs != 1 || !sent[id] {
+			t.Errorf("the handler ran %d times for message %s", runs, id)
+		}
 	}
 	stream, err := natstest.JetStream(t, conn).Stream(t.Context(), "shop")
 	noError(t, err)
