@@ -237,9 +237,12 @@ func TestPublish_onlyTheLargeMessageFails(t *testing.T) {
 			t.Errorf("message %d: %v", i, err)
 		}
 	}
-	if used, _ := p.Window(); used != 0 {
-		t.Errorf("%d places of the window are still used", used)
-	}
+	testenv.Eventually(t, func() error {
+		if used, _ := p.Window(); used != 0 {
+			return fmt.Errorf("%d places of the window are still used", used)
+		}
+		return nil
+	})
 }
 
 // The client retries on the new leader; the answer comes late and is a confirm.
