@@ -9,10 +9,10 @@ MINUTES   ?= 10
 OUT       ?= chaos-report
 GOLANGCI := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 VULN     := golang.org/x/vuln/cmd/govulncheck@v1.9.0
-WORK     := . examples/databasesql examples/firstservice examples/quickstart examples/reservation internal/lab modules/nats modules/operator modules/rpc modules/service modules/watermill
+WORK     := . examples/databasesql examples/firstservice examples/quickstart examples/reservation internal/lab modules/kafka modules/nats modules/operator modules/rpc modules/service modules/watermill
 APART    := internal/lab/bench internal/lab/nightly
 MODULES  := $(WORK) $(APART)
-NESTED   := modules/nats modules/operator modules/rpc modules/service modules/watermill
+NESTED   := modules/kafka modules/nats modules/operator modules/rpc modules/service modules/watermill
 SERVERS  := $(GO) run ./internal/lab/servers --
 
 .DEFAULT_GOAL := help

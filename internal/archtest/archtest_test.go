@@ -23,7 +23,7 @@ import (
 func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }
 
 // modules are the folders of the repository's modules.
-var modules = []string{".", "examples/databasesql", "examples/firstservice", "examples/quickstart", "examples/reservation", "internal/lab", "modules/nats", "modules/operator", "modules/rpc", "modules/service", "modules/watermill"}
+var modules = []string{".", "examples/databasesql", "examples/firstservice", "examples/quickstart", "examples/reservation", "internal/lab", "modules/kafka", "modules/nats", "modules/operator", "modules/rpc", "modules/service", "modules/watermill"}
 
 // listed is the output of go list for one package.
 type listed struct {

@@ -21,6 +21,7 @@ const (
 	connect       = "connectrpc.com/connect"
 	protobuf      = "google.golang.org/protobuf"
 	nats          = "github.com/nats-io/nats.go"
+	franz         = "github.com/twmb/franz-go"
 	watermill     = "github.com/ThreeDotsLabs/watermill"
 	cobra         = "github.com/spf13/cobra"
 	mcp           = "github.com/modelcontextprotocol/go-sdk"
@@ -30,7 +31,7 @@ const (
 )
 
 // heavy are the modules that no package may compile, directly or indirectly, unless its rule allows it.
-var heavy = []string{pgx, redis, amqp, cron, containers, telemetrySDK, grpc, connect, nats, watermill, cobra, mcp, bar, chromedp}
+var heavy = []string{pgx, redis, amqp, cron, containers, telemetrySDK, grpc, connect, nats, franz, watermill, cobra, mcp, bar, chromedp}
 
 // light are the modules that any package may import.
 var light = []string{openTelemetry, uuid}
@@ -119,6 +120,10 @@ var floors = slices.Concat(
 		{pkg: "modules/nats/internal/natstest", clients: []string{nats, pgx, redis, amqp}, on: []string{"internal/testenv", "internal/strict"}},
 		{pkg: "modules/nats/outboxnats", clients: []string{nats}, on: with(ground, "outbox", "outbox/driver", "internal/outbox/stored", "modules/nats/internal/form"), noTesting: true},
 		{pkg: "modules/nats/inboxnats", clients: []string{nats}, on: with(ground, "inbox", "inbox/internal/...", "inbox/driver", "inbox/engine", "internal/inbox/group", "modules/nats/internal/form"), noTesting: true},
+
+		{pkg: "modules/kafka"}, // tests only
+		{pkg: "modules/kafka/internal/kafkatest", clients: []string{franz}},
+		{pkg: "modules/kafka/outboxkafka", clients: []string{franz}, on: with(ground, "outbox", "outbox/driver", "internal/outbox/stored"), noTesting: true},
 
 		{pkg: "modules/watermill", clients: []string{watermill}, on: with(ground, "inbox", "inbox/internal/...", "outbox", "outbox/driver"), noTesting: true},
 

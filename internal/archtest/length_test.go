@@ -20,6 +20,7 @@ var lengths = map[string]int{
 	"expiry/README.md":                           700,
 	"modules/operator/README.md":                 950,
 	"ARCHITECTURE.md":                            1650,
+	"modules/kafka/README.md":                    350,
 	"modules/nats/README.md":                     300,
 	"modules/rpc/README.md":                      600,
 	"modules/watermill/README.md":                300,

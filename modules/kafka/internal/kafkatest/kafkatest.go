@@ -53,27 +53,31 @@ func Client(t testing.TB, brokers []string, opts ...kgo.Opt) *kgo.Client {
 	return client
 }
 
-// Topic creates a topic that no other test has, with three partitions. It is deleted when the test ends.
-func Topic(t testing.TB, brokers []string) string {
+// Topic creates a topic that no other test has, with three partitions, and one more for each suffix of its name. They are
+// deleted when the test ends.
+func Topic(t testing.TB, brokers []string, suffixes ...string) string {
 	t.Helper()
 	name, client := "t"+strings.ToLower(rand.Text()[:10]), Client(t, brokers)
-	request := kmsg.NewPtrCreateTopicsRequest()
-	topic := kmsg.NewCreateTopicsRequestTopic()
-	topic.Topic, topic.NumPartitions, topic.ReplicationFactor = name, 3, -1
-	request.Topics = append(request.Topics, topic)
-	response, err := request.RequestWith(t.Context(), client)
-	if err == nil {
-		err = kerr.ErrorForCode(response.Topics[0].ErrorCode)
+	create, drop := kmsg.NewPtrCreateTopicsRequest(), kmsg.NewPtrDeleteTopicsRequest()
+	for _, suffix := range append(suffixes, "") {
+		topic := kmsg.NewCreateTopicsRequestTopic()
+		topic.Topic, topic.NumPartitions, topic.ReplicationFactor = name+suffix, 3, -1
+		create.Topics = append(create.Topics, topic)
+		dropped := kmsg.NewDeleteTopicsRequestTopic()
+		dropped.Topic = kmsg.StringPtr(name + suffix)
+		drop.TopicNames, drop.Topics = append(drop.TopicNames, name+suffix), append(drop.Topics, dropped)
 	}
+	response, err := create.RequestWith(t.Context(), client)
 	if err != nil {
 		t.Fatal(err)
 	}
+	for _, topic := range response.Topics {
+		if err := kerr.ErrorForCode(topic.ErrorCode); err != nil {
+			t.Fatal(err)
+		}
+	}
 	t.Cleanup(func() {
-		request := kmsg.NewPtrDeleteTopicsRequest()
-		topic := kmsg.NewDeleteTopicsRequestTopic()
-		topic.Topic = kmsg.StringPtr(name)
-		request.TopicNames, request.Topics = []string{name}, append(request.Topics, topic)
-		if _, err := request.RequestWith(context.WithoutCancel(t.Context()), client); err != nil {
+		if _, err := drop.RequestWith(context.WithoutCancel(t.Context()), client); err != nil {
 			t.Error(err)
 		}
 	})
