@@ -81,7 +81,7 @@ func settle(ctx context.Context, client *kgo.Client, p inbox.Processor, retries 
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-time.After(max(next.Delay, 100*time.Millisecond)): // no delay: a server is down
+		case <-time.After(max(next.Delay, 100*time.Millisecond)): // timing: the delay of the policy; none if a server is down
 		}
 	}
 }

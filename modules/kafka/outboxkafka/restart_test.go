@@ -96,7 +96,7 @@ func TestRelay_keepsOrderThroughFaults(t *testing.T) {
 			cluster.restart(t)
 		case 1:
 			line.Cut()
-			time.Sleep(600 * time.Millisecond) // longer than PublishTimeout: the relay gives messages up
+			time.Sleep(600 * time.Millisecond) // timing: longer than PublishTimeout, so that the relay gives messages up
 			line.Heal()
 		case 2:
 			cluster.Fault(
