@@ -113,12 +113,16 @@ require (
 	github.com/hashicorp/go-multierror v1.1.1 // indirect
 	github.com/hashicorp/golang-lru v0.5.4 // indirect
 	github.com/holdfast-go/holdfast/examples/reservation v0.0.0 // indirect
+	github.com/holdfast-go/holdfast/modules/nats v0.0.0 // indirect
 	github.com/holdfast-go/holdfast/modules/service v0.0.0 // indirect
 	github.com/jackc/pgpassfile v1.0.0 // indirect
 	github.com/jackc/pgservicefile v0.0.0-20240606120523-5a60cdf6a761 // indirect
 	github.com/jackc/puddle/v2 v2.2.3 // indirect
 	github.com/lib/pq v1.10.9 // indirect
 	github.com/lithammer/shortuuid/v3 v3.0.7 // indirect
+	github.com/nats-io/nats.go v1.55.0 // indirect
+	github.com/nats-io/nkeys v0.4.16 // indirect
+	github.com/nats-io/nuid v1.0.1 // indirect
 	github.com/netresearch/go-cron v0.15.0 // indirect
 	github.com/oklog/ulid v1.3.1 // indirect
 	github.com/pkg/errors v0.9.1 // indirect
@@ -146,6 +150,7 @@ replace (
 	github.com/holdfast-go/holdfast => ../../..
 	github.com/holdfast-go/holdfast/examples/reservation => ../../../examples/reservation
 	github.com/holdfast-go/holdfast/internal/lab => ..
+	github.com/holdfast-go/holdfast/modules/nats => ../../../modules/nats
 	github.com/holdfast-go/holdfast/modules/operator => ../../../modules/operator
 	github.com/holdfast-go/holdfast/modules/service => ../../../modules/service
 )

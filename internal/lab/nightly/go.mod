@@ -53,6 +53,7 @@ require (
 	github.com/grpc-ecosystem/grpc-gateway/v2 v2.30.0 // indirect
 	github.com/hashicorp/hcl/v2 v2.13.0 // indirect
 	github.com/holdfast-go/holdfast/examples/reservation v0.0.0 // indirect
+	github.com/holdfast-go/holdfast/modules/nats v0.0.0 // indirect
 	github.com/holdfast-go/holdfast/modules/service v0.0.0 // indirect
 	github.com/inconshreveable/mousetrap v1.1.0 // indirect
 	github.com/jackc/pgerrcode v0.0.0-20240316143900-6e2875d9b438 // indirect
@@ -76,6 +77,9 @@ require (
 	github.com/moby/term v0.5.2 // indirect
 	github.com/modelcontextprotocol/go-sdk v1.8.0 // indirect
 	github.com/munnerz/goautoneg v0.0.0-20191010083416-a7dc8b61c822 // indirect
+	github.com/nats-io/nats.go v1.55.0 // indirect
+	github.com/nats-io/nkeys v0.4.16 // indirect
+	github.com/nats-io/nuid v1.0.1 // indirect
 	github.com/netresearch/go-cron v0.15.0 // indirect
 	github.com/opencontainers/go-digest v1.0.0 // indirect
 	github.com/opencontainers/image-spec v1.1.1 // indirect
@@ -135,6 +139,7 @@ replace (
 	github.com/holdfast-go/holdfast => ../../..
 	github.com/holdfast-go/holdfast/examples/reservation => ../../../examples/reservation
 	github.com/holdfast-go/holdfast/internal/lab => ..
+	github.com/holdfast-go/holdfast/modules/nats => ../../../modules/nats
 	github.com/holdfast-go/holdfast/modules/operator => ../../../modules/operator
 	github.com/holdfast-go/holdfast/modules/service => ../../../modules/service
 )
