@@ -15,6 +15,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/expiry/driver"
 	"github.com/holdfast-go/holdfast/internal/backoff"
+	"github.com/holdfast-go/holdfast/internal/runloop"
 	kit "github.com/holdfast-go/holdfast/internal/telemetry"
 )
 
@@ -71,7 +72,7 @@ func NewSweeper(store driver.Store, cfg SweeperConfig) (*Sweeper, error) {
 		alarms:    map[*alarm]struct{}{},
 		slot:      make(chan struct{}, 1),
 		left:      leftover{size: cfg.BatchSize},
-		health:    errors.New("no sweep yet"),
+		health:    runloop.NotRunning("no sweep yet"),
 	}
 	s.tune(defaultTuning)
 	return s, nil
@@ -157,7 +158,7 @@ func (s *Sweeper) Ready(context.Context) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if len(s.alarms) == 0 {
-		return errors.New("expiry: sweeper not ready: not running")
+		return runloop.NotRunning("expiry: sweeper not ready: not running")
 	}
 	if s.health != nil {
 		return fmt.Errorf("expiry: sweeper not ready: %w", s.health)

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/internal/backoff"
+	"github.com/holdfast-go/holdfast/internal/runloop"
 	"github.com/holdfast-go/holdfast/internal/telemetry"
 	"github.com/holdfast-go/holdfast/outbox/driver"
 )
@@ -102,8 +103,8 @@ func (r *Relay) Ready(ctx context.Context) error {
 }
 
 var (
-	errNotStarted = errors.New("outbox: relay has not polled its store yet")
-	errEnded      = errors.New("outbox: relay has stopped")
+	errNotStarted error = runloop.NotRunning("outbox: relay has not polled its store yet")
+	errEnded      error = runloop.NotRunning("outbox: relay has stopped")
 )
 
 // health is the last known state of a relay's store. Its methods are safe for concurrent use.

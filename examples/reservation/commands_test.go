@@ -120,8 +120,9 @@ func testDeadLetters(t *testing.T, flags ...string) {
 	wantsStatus := func(want string) {
 		t.Helper()
 		testenv.Eventually(t, func() error {
-			if out := operate("status"); !strings.Contains(out, want) {
-				return fmt.Errorf("status prints %q, want %q", out, want)
+			code, out, errs := command(t, s.env(), slices.Concat(flags, []string{"status"})...)
+			if !strings.Contains(out, want) || errs != "" { // it exits with 1 for the dead letter
+				return fmt.Errorf("status exits with %d and prints %q, want %q: %s", code, out, want, errs)
 			}
 			return nil
 		})

@@ -13,6 +13,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/driver"
+	"github.com/holdfast-go/holdfast/internal/runloop"
 )
 
 // Config configures a consumer. A transport derives it from its own Config.
@@ -101,7 +102,7 @@ func (c *Consumer) Watch(ctx context.Context) {
 func (c *Consumer) Ready(ctx context.Context) error {
 	shown := c.status.Load()
 	if shown == nil {
-		return c.cfg.errorf("not running")
+		return c.cfg.errorf("%w", runloop.NotRunning("not running"))
 	}
 	return shown.ready(ctx, c.source.Ready)
 }

@@ -322,7 +322,7 @@ func (s *status) show(c condition, session, pause, refused error) {
 	r := &readiness{}
 	switch {
 	case c.draining:
-		r.err = s.cfg.errorf("draining")
+		r.err = s.cfg.errorf("%w", runloop.NotRunning("draining"))
 	case c.halted: // an operator paused it, so it could work
 	case !c.session && session != nil:
 		r.err = s.cfg.errorf("no session with the broker: %w", session)

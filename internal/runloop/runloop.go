@@ -1,4 +1,4 @@
-// Package runloop has helpers for blocking Run methods: contexts and the memory in use.
+// Package runloop has helpers for blocking Run methods: contexts, an error of Ready, and the memory in use.
 package runloop
 
 import (
@@ -6,6 +6,12 @@ import (
 	"runtime/metrics"
 	"time"
 )
+
+// NotRunning is the error of a Ready method while no Run works in this process: it has not started, or it ends. An
+// operator does not count it as a problem, because Run may work in another process.
+type NotRunning string
+
+func (e NotRunning) Error() string { return string(e) }
 
 // Detach returns a context that keeps ctx's values and is cancelled grace after ctx is. Running
 // work may finish in that time. The caller must call the cancel function.

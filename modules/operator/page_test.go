@@ -184,6 +184,28 @@ func TestPageLimits(t *testing.T) {
 	s.get(t, "log", 200, "limits reset", "a mistake")
 }
 
+// The page, the status on a terminal, its exit code and its JSON have the same verdict.
+func TestVerdict_isTheSameEverywhere(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, page.Config{Title: "shop"})
+	s.get(t, "", 200, "2 problems", "outbox: 2 dead letters", "billing: 3 dead letters", "(2) Status · shop", "icon-bad.svg", "#holdfastinboxdeadletters")
+	s.get(t, "log", 200, "(2) Log · shop")
+	s.wants(t, 1, []string{"status"}, "2 problems  2", "\n! outbox: 2 dead letters (HoldfastOutboxDeadLetters)\n! billing: 3 dead letters (HoldfastInboxDeadLetters)\n")
+	s.wants(t, 1, []string{"status", "--json"}, `"good": false`, `"text": "3 dead letters"`)
+	s.wants(t, 0, []string{"drop", "--all", "--by=ada"})
+	s.wants(t, 0, []string{"status"}, "All good  2")
+	s.wants(t, 0, []string{"status", "--json"}, `"good": true`, `"problems": []`)
+	testenv.Eventually(t, func() error {
+		body := s.get(t, "", 200)
+		for _, part := range []string{"All good", `href="icon.svg"`, "<title>Status · shop</title>"} {
+			if !strings.Contains(body, part) {
+				return fmt.Errorf("the page does not show %q: %s", part, body)
+			}
+		}
+		return nil
+	})
+}
+
 // Every link and form of every view stays below the prefix.
 func TestPageLinks(t *testing.T) {
 	t.Parallel()
@@ -199,6 +221,9 @@ func TestPageLinks(t *testing.T) {
 			if strings.ContainsAny(to, "#") || strings.HasPrefix(to, "?") || to == "live" || to == "apply" || to == "reset" || to == "pause" || seen[to] {
 				continue
 			}
+			if strings.HasPrefix(to, "https://github.com/holdfast-go/holdfast/blob/main/modules/operator/observability/runbooks.md") {
+				continue
+			}
 			if strings.Contains(to, ":") || strings.HasPrefix(to, "/") {
 				t.Errorf("%s leads out of the page: %s", address, to)
 				continue
@@ -209,7 +234,7 @@ func TestPageLinks(t *testing.T) {
 			}
 		}
 	}
-	for _, want := range []string{"style.css", "page.js", "icon.svg", "groups", "dead-letters", "waiting", "limits", "log", "preview"} {
+	for _, want := range []string{"style.css", "page.js", "icon-bad.svg", "groups", "dead-letters", "waiting", "limits", "log", "preview"} {
 		if !seen[want] {
 			t.Errorf("nothing leads to %s", want)
 		}

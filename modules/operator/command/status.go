@@ -29,7 +29,9 @@ const clearScreen = "\x1b[H\x1b[2J"
 
 // status prints the state of everything on one screen.
 func (o *commands) status() *cobra.Command {
-	cmd := &cobra.Command{Use: "status", Short: "Show the state of everything on one screen", Args: noArguments}
+	cmd := &cobra.Command{Use: "status", Short: "Show the state of everything on one screen", Args: noArguments,
+		Long: "Show the state of everything on one screen. The first line says whether a person is needed. It exits with 1 if so, except\nwith --watch.",
+	}
 	var every seconds
 	cmd.Flags().Var(&every, "watch", "repeat at this `interval`, until interrupted")
 	cmd.Flags().Lookup("watch").NoOptDefVal = "2s"
@@ -61,6 +63,9 @@ func (o *commands) status() *cobra.Command {
 				if failed := s.Failures(); len(failed) > 0 {
 					return errors.New(strings.Join(failed, "; "))
 				}
+				if !s.Verdict.Good {
+					return &exitError{code: exitFailed}
+				}
 				return nil
 			}
 			select {
@@ -77,7 +82,7 @@ func (o *commands) printStatus(cmd *cobra.Command, w io.Writer, s core.Status) e
 	if wantsJSON(cmd) {
 		return printJSONTo(w, s)
 	}
-	fmt.Fprintf(w, "%s  %s\n", o.Config.Program, core.Moment(s.At))
+	printVerdict(w, s)
 	err := errors.Join(printOutboxes(w, s.Outboxes), printConsumers(w, s.Consumers), sweepTable(w, s.Sweeps).below(w),
 		printWatched(w, s))
 	paused := s.Paused()
@@ -88,13 +93,26 @@ func (o *commands) printStatus(cmd *cobra.Command, w io.Writer, s core.Status) e
 		p := paused[name]
 		fmt.Fprintf(w, "%s is paused by %s since %s: %s\n", name, core.Plain(p.By), core.Moment(p.Since), core.Plain(p.Reason))
 	}
-	if failed := s.Failures(); len(failed) > 0 {
-		fmt.Fprintln(w)
-		for _, text := range failed {
-			fmt.Fprintf(w, "! %s\n", core.Plain(text))
-		}
-	}
 	return err
+}
+
+// printVerdict prints the verdict, and each problem with its age and alert.
+func printVerdict(w io.Writer, s core.Status) {
+	fmt.Fprintf(w, "%s  %s\n", s.Verdict.Headline(), core.Moment(s.At))
+	runbooks := false
+	for _, p := range s.Verdict.Problems {
+		line := p.String()
+		if !p.Since.IsZero() {
+			line += ", for " + core.Lasting(s.At.Sub(p.Since).Seconds())
+		}
+		if p.Alert != "" {
+			line, runbooks = line+" ("+p.Alert+")", true
+		}
+		fmt.Fprintf(w, "! %s\n", core.Plain(line))
+	}
+	if runbooks {
+		fmt.Fprintf(w, "Runbooks: %s\n", core.Runbooks)
+	}
 }
 
 func printOutboxes(w io.Writer, outboxes []core.OutboxStatus) error {

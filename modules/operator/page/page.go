@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"embed"
 	"errors"
+	"fmt"
 	"html/template"
 	"log/slog"
 	"maps"
@@ -97,6 +98,7 @@ func (p *Page) mux() *http.ServeMux {
 	mux := http.NewServeMux()
 	for name, kind := range map[string]string{
 		"style.css": "text/css; charset=utf-8", "page.js": "text/javascript; charset=utf-8", "icon.svg": "image/svg+xml",
+		"icon-bad.svg": "image/svg+xml",
 	} {
 		mux.HandleFunc("GET /"+name, func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Content-Type", kind)
@@ -209,7 +211,7 @@ var templates = parseTemplates()
 func parseTemplates() map[string]*template.Template {
 	layout := template.Must(template.New("layout.html").Funcs(template.FuncMap{
 		"moment": core.Moment, "age": core.Age, "short": core.Short, "plain": core.Plain,
-		"rate": core.Rate, "percent": core.Percent,
+		"rate": core.Rate, "percent": core.Percent, "ago": ago,
 		"table": func(found []core.Message, mark bool) messageTable { return messageTable{found, mark} },
 	}).ParseFS(pageFiles, "assets/layout.html", "assets/views.html"))
 	all := map[string]*template.Template{}
@@ -233,17 +235,25 @@ type view struct {
 	Tab     string // the view's name in the navigation
 	Access  operator.Access
 	Errors  []string // of parts that did not answer
+	// Verdict is that of the last look; nil: unknown.
+	Verdict *core.Verdict
 	Data    any
+}
+
+// ago formats the time since then as a time element, which has the exact time as its title.
+func ago(now, then time.Time) template.HTML {
+	exact := core.Moment(then)
+	return template.HTML(fmt.Sprintf(`<time datetime="%s" title="%s">%s</time>`, exact, exact, core.Lasting(now.Sub(then).Seconds())))
 }
 
 // render answers with a view.
 func (p *Page) render(v visit, name, heading string, data any, err error) {
-	p.answer(v.w, http.StatusOK, name, view{p.cfg.Title, heading, name, v.access, errorLines(err), data})
+	p.answer(v.w, http.StatusOK, name, view{p.cfg.Title, heading, name, v.access, errorLines(err), p.samples.verdict(), data})
 }
 
 // fail answers with a message.
 func (p *Page) fail(w http.ResponseWriter, code int, text string) {
-	p.answer(w, code, "message", view{p.cfg.Title, http.StatusText(code), "", operator.Access{}, []string{text}, nil})
+	p.answer(w, code, "message", view{p.cfg.Title, http.StatusText(code), "", operator.Access{}, []string{text}, nil, nil})
 }
 
 func (p *Page) answer(w http.ResponseWriter, code int, name string, v view) {

@@ -397,6 +397,21 @@ func (s *sampler) sample(ctx context.Context) core.Status {
 	return s.last
 }
 
+// verdictAge is how long a verdict counts on views that do not look themselves.
+const verdictAge = time.Minute
+
+// verdict returns the verdict of the last look, or nil if it is old. It does not wait for a look.
+func (s *sampler) verdict() *core.Verdict {
+	if !s.mu.TryLock() {
+		return nil
+	}
+	defer s.mu.Unlock()
+	if s.at.IsZero() || time.Since(s.at) > verdictAge {
+		return nil
+	}
+	return &s.last.Verdict
+}
+
 // forget makes the next sample look again.
 func (s *sampler) forget() {
 	s.mu.Lock()

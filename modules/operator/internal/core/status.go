@@ -13,6 +13,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/internal/runloop"
 	"github.com/holdfast-go/holdfast/modules/operator"
 	"github.com/holdfast-go/holdfast/outbox"
 	"github.com/holdfast-go/holdfast/outbox/driver"
@@ -23,7 +24,9 @@ const statusTimeout = 10 * time.Second
 
 // Status is the state of all parts. Its JSON is what status --json prints.
 type Status struct {
-	At        time.Time        `json:"at"`
+	At time.Time `json:"at"`
+	// Verdict is the judgement of the rest.
+	Verdict   Verdict          `json:"verdict"`
 	Outboxes  []OutboxStatus   `json:"outboxes"`
 	Consumers []ConsumerStatus `json:"consumers"`
 	Sweeps    []SweepStatus    `json:"sweeps"`
@@ -53,6 +56,8 @@ type OutboxStatus struct {
 	LeftRate   *float64 `json:"left_per_second,omitempty"`
 	// Transports are the transports of this process's relay.
 	Transports []transportStatus `json:"transports,omitempty"`
+	// NotReady is the reason why this process's relay is not ready. Empty: it is ready, or none runs in this process.
+	NotReady string `json:"not_ready,omitempty"`
 	// Paused is nil if the outbox is not paused.
 	Paused   *driver.Pause `json:"paused,omitempty"`
 	Pausable bool          `json:"-"`
@@ -69,7 +74,9 @@ type ConsumerStatus struct {
 	// Part is true if another session may hold more dead letters.
 	Part bool `json:"part,omitempty"`
 	// Rate is messages processed per second in the last 10 s. Nil: unknown.
-	Rate     *float64      `json:"processed_per_second,omitempty"`
+	Rate *float64 `json:"processed_per_second,omitempty"`
+	// NotReady is the reason why this process's consumer is not ready. Empty: it is ready, or does not run here.
+	NotReady string        `json:"not_ready,omitempty"`
 	Paused   *driver.Pause `json:"paused,omitempty"`
 	Pausable bool          `json:"-"`
 	Error    string        `json:"error,omitempty"`
@@ -82,6 +89,15 @@ func (c ConsumerStatus) DeadLetters() map[string]int {
 	return some
 }
 
+// DeadCount returns the number of all dead letters.
+func (c ConsumerStatus) DeadCount() int {
+	n := 0
+	for _, some := range c.Dead {
+		n += some
+	}
+	return n
+}
+
 // SweepStatus is the state of a table whose rows expire.
 type SweepStatus struct {
 	Name    string  `json:"name"`
@@ -90,7 +106,9 @@ type SweepStatus struct {
 	// Next is in how many seconds the next row falls due; null: there is none.
 	Next    *float64 `json:"next_seconds"`
 	Undated int      `json:"undated"`
-	Error   string   `json:"error,omitempty"`
+	// NotReady is the reason why this process's sweeper is not ready. Empty: it is ready, or does not run here.
+	NotReady string `json:"not_ready,omitempty"`
+	Error    string `json:"error,omitempty"`
 }
 
 // measured is a consumer that can count its messages.
@@ -127,6 +145,7 @@ func (o *Operator) Look(ctx context.Context) Status {
 	asking.Go(func() { s.Limits, s.Failed = o.lookAtLimits(ctx) })
 	asking.Wait()
 	s.Claims = slices.DeleteFunc(s.Claims, func(c claimsStatus) bool { return c.hidden })
+	s.Verdict = Judge(s)
 	return s
 }
 
@@ -141,7 +160,10 @@ func LookAtOutbox(ctx context.Context, b operator.Outbox) OutboxStatus {
 	depth, err := store.Depth(ctx)
 	s.Ready, s.Parked, s.Dead, s.OldestAge = depth.Ready, depth.Parked, depth.Dead, depth.OldestAge.Seconds()
 	s.Leased, s.Doubtful, s.Stored = depth.Leased, depth.Doubtful, depth.Stored
-	s.Transports = transportsOf(ctx, b.Relay)
+	if b.Relay != nil {
+		ready := b.Relay.Ready(ctx)
+		s.Transports, s.NotReady = transportsOf(ctx, b.Relay, ready == nil), notReady(ready)
+	}
 	s.Paused, s.Pausable, s.Error = lookAtPause(ctx, b.Name, b.Store, err)
 	return s
 }
@@ -161,8 +183,19 @@ func lookAtConsumer(ctx context.Context, c operator.Consumer) ConsumerStatus {
 		rate := float64(n) / rateWindow.Seconds()
 		s.Rate = &rate
 	}
+	if running, ok := c.Consumer.(interface{ Ready(context.Context) error }); ok {
+		s.NotReady = notReady(running.Ready(ctx))
+	}
 	s.Paused, s.Pausable, s.Error = lookAtPause(ctx, c.Name, c.Inbox, err)
 	return s
+}
+
+// notReady returns the reason of a Ready, or nothing if no Run works in this process.
+func notReady(err error) string {
+	if _, elsewhere := errors.AsType[runloop.NotRunning](err); elsewhere {
+		return ""
+	}
+	return TextOf(err)
 }
 
 // lookAtPause reads the pause of a part. It does not ask the part if err is set.
@@ -181,6 +214,9 @@ func lookAtSweep(ctx context.Context, w operator.Sweep) SweepStatus {
 	if outlook.Pending {
 		next := max(0, outlook.Due.Seconds())
 		s.Next = &next
+	}
+	if w.Sweeper != nil {
+		s.NotReady = notReady(w.Sweeper.Ready(ctx))
 	}
 	return s
 }
@@ -250,17 +286,13 @@ type transportStatus struct {
 }
 
 // transportsOf returns the transports of a relay that has run in this process.
-func transportsOf(ctx context.Context, relay *outbox.Relay) []transportStatus {
-	if relay == nil {
-		return nil
-	}
-	ready := relay.Ready(ctx)
+func transportsOf(ctx context.Context, relay *outbox.Relay, ready bool) []transportStatus {
 	ended, cancel := context.WithCancel(ctx)
 	cancel() // skips the store, which was asked already; the transports are returned anyway
 	stats, _ := relay.Stats(ended)
 	var all []transportStatus
 	for name, t := range stats.Transports {
-		if ready == nil || t.Failures > 0 {
+		if ready || t.Failures > 0 {
 			all = append(all, transportStatus{cmp.Or(name, "default"), t.State, t.Window, TextOf(t.Err)})
 		}
 	}
@@ -296,6 +328,7 @@ func (o *Operator) LookForRates(ctx context.Context) Status {
 			s.Outboxes[i] = b
 		}
 	}
+	s.Verdict = Judge(s)
 	return s
 }
 

@@ -5,11 +5,22 @@
   if (!live || !live.dataset.stream) return;
   const connection = document.getElementById("connection");
   const say = (text) => { if (connection) connection.textContent = text; };
+  // The title and the icon of the tab show how many problems there are.
+  const icon = document.querySelector('link[rel="icon"]');
+  const name = document.title.replace(/^\(\d+\) /, "");
+  const mark = () => {
+    const verdict = live.querySelector("[data-problems]");
+    if (!verdict) return;
+    const count = Number(verdict.dataset.problems);
+    document.title = count ? `(${count}) ${name}` : name;
+    icon.href = count ? "icon-bad.svg" : "icon.svg";
+  };
   const show = (html) => {
     // The focused element is found again by its position.
     const all = "a, [tabindex]";
     const at = [...live.querySelectorAll(all)].indexOf(document.activeElement);
     live.innerHTML = html;
+    mark();
     if (at >= 0) live.querySelectorAll(all)[at]?.focus({ preventScroll: true });
   };
   const source = new EventSource(live.dataset.stream);
