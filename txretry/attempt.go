@@ -70,6 +70,7 @@ type call struct {
 	attempts int       // started so far
 	failed   []Attempt // failed attempts that may be retried
 	outcome  driver.Outcome
+	refused  bool         // by the retry budget
 	last     *transaction // of the last run of fn
 	first    transaction  // of the first attempt
 
@@ -84,14 +85,23 @@ func (c *call) lap(phase *time.Duration) {
 	c.mark = now
 }
 
-// run makes attempts until one succeeds, one fails permanently, or none is left.
+// run makes attempts until one succeeds, one fails permanently, or none is left. It makes none if the retry budget
+// refuses the call.
 func (c *call) run(ctx context.Context) error {
+	if !c.m.budget.enter() {
+		c.refused = true
+		return &LockTimeoutError{Name: c.opts.Name, cause: errOverBudget, retryAfter: c.m.retryAfter()}
+	}
+	defer c.m.budget.leave()
 	for {
 		c.attempts++
 		start := time.Now()
 		res := c.traced(ctx, c.attempt)
 		if res.lost != nil {
 			res = c.resolve(ctx, res, start)
+		}
+		if res.phase != phaseAcquire {
+			c.m.budget.count(res.again && isLockFailure(res.sqlstate))
 		}
 		switch {
 		case res.err == nil:

@@ -52,6 +52,16 @@ type Config struct {
 	// it is min(MaxDelay, U(0.5, 1.5) × BaseDelay/50 × 4^n). Default: 50 ms and 1 s.
 	BaseDelay, MaxDelay time.Duration
 
+	// RetryBudget is the largest share of attempts that may fail on a lock or a conflict (40001, 40P01, 55P03), from 0 to
+	// less than 1. If at least 10 attempts of the last 10 s failed so, and they are more than this share of all, the
+	// Manager runs one call at a time. Do returns *LockTimeoutError for the others at once, and has sent nothing for
+	// them. This ends when the share is met again, or 10 s after the last such failure.
+	//
+	// A call that has started keeps its attempts. A refused caller may try again: see LockTimeoutError.RetryAfter. All
+	// calls of the Manager share the budget, and no others. 0.5 means two attempts per call on average. Default: 0, no
+	// call is refused.
+	RetryBudget float64
+
 	// XactStatus finds the outcome of a COMMIT whose reply was lost, with the server's pg_xact_status: committed is
 	// success, rolled back is retried. This needs the transaction's id, so the begin message of each call that writes
 	// ends with SELECT pg_current_xact_id(). This adds no round trip, but some work for the server, and uses an id
@@ -104,6 +114,7 @@ func (c Config) validate() error {
 		checkPositive("Config.BaseDelay", c.BaseDelay),
 		checkPositive("Config.MaxDelay", c.MaxDelay),
 		checkNotNegative("Config.CommitTimeout", c.CommitTimeout),
+		checkShare("Config.RetryBudget", c.RetryBudget),
 	)
 }
 
@@ -264,6 +275,14 @@ func strength(level pgx.TxIsoLevel) int {
 func checkAttempts(field string, n int) error {
 	if n < 1 {
 		return fmt.Errorf("txretry: %s is %d, must be at least 1", field, n)
+	}
+	return nil
+}
+
+// checkShare rejects NaN, too.
+func checkShare(field string, share float64) error {
+	if !(share >= 0 && share < 1) {
+		return fmt.Errorf("txretry: %s is %v, must be at least 0 and less than 1", field, share)
 	}
 	return nil
 }

@@ -34,14 +34,14 @@ type Attempt struct {
 }
 
 // LockTimeoutError means that every attempt failed on a lock or a serialization conflict, or that the context's
-// deadline left no time for the next attempt. The transaction is rolled back. It maps to HTTP 503 with code
-// LOCK_TIMEOUT.
+// deadline left no time for the next attempt. The transaction is rolled back. If Attempts is empty,
+// Config.RetryBudget did not let the call start. It maps to HTTP 503 with code LOCK_TIMEOUT.
 //
 // errors.Is and errors.As find the last attempt's error, such as its *pgconn.PgError, and context.DeadlineExceeded if
 // the deadline was the reason.
 type LockTimeoutError struct {
 	Name     string    // Options.Name
-	Attempts []Attempt // in order; at least one if Do returned the error
+	Attempts []Attempt // in order; none if the call was not started
 
 	cause      error // why no further attempt was made; nil: all attempts were used
 	retryAfter time.Duration
@@ -49,6 +49,9 @@ type LockTimeoutError struct {
 
 // Error implements error.
 func (e *LockTimeoutError) Error() string {
+	if len(e.Attempts) == 0 && e.cause != nil {
+		return fmt.Sprintf("txretry: %snot started: %v", prefix(e.Name), e.cause)
+	}
 	if e.cause != nil {
 		return fmt.Sprintf("txretry: %sno further attempt after %d: %v: %v", prefix(e.Name), len(e.Attempts), e.cause, e.last())
 	}

@@ -37,6 +37,7 @@ type Manager struct {
 	policyInTurn backoff.Policy
 	begin        beginCache
 	turns        turns
+	budget       *budget
 	telemetry    telemetry
 	lostBegin    base.Seldom
 	lostReply    base.Seldom
@@ -66,15 +67,20 @@ func NewOver(source driver.Source, cfg Config) (*Manager, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Manager{
+	m := &Manager{
 		source:       source,
 		cfg:          cfg,
 		bounds:       defaultBounds,
 		policy:       cfg.policy(),
 		policyInTurn: cfg.inTurn(),
+		budget:       newBudget(cfg.RetryBudget),
 		telemetry:    tel,
 		marker:       running{source},
-	}, nil
+	}
+	if err := tel.observe(m.budget); err != nil {
+		return nil, err
+	}
+	return m, nil
 }
 
 // Pool returns the pool given to New, or the pool of a source that is a driver.Pooler. It is nil if there is none,

@@ -20,13 +20,15 @@ const scope = "github.com/holdfast-go/holdfast/txretry"
 // telemetry reports every call of Do as a span "txretry.Do", with a child span for each attempt. It reports metrics
 // by operation: "holdfast.txretry.duration" (s) and "holdfast.txretry.attempts" by outcome,
 // "holdfast.txretry.phase.duration" (s) by phase, and "holdfast.txretry.failures", the attempts that failed for a
-// transient reason, by phase and SQLSTATE.
+// transient reason, by phase and SQLSTATE. With a retry budget it also reports "holdfast.txretry.refused", the calls that
+// were not started, which the other metrics leave out, and the gauge "holdfast.txretry.conflict.share".
 type telemetry struct {
 	kit      base.Kit
 	duration metric.Float64Histogram
 	attempts metric.Int64Counter
 	phases   metric.Float64Histogram
 	failures metric.Int64Counter
+	refused  metric.Int64Counter
 }
 
 func newTelemetry(cfg Config) (t telemetry, err error) {
@@ -48,7 +50,30 @@ func newTelemetry(cfg Config) (t telemetry, err error) {
 		metric.WithUnit("{attempt}"), metric.WithDescription("Attempts that failed for a transient reason.")); err != nil {
 		return t, fmt.Errorf("txretry: %w", err)
 	}
+	if t.refused, err = kit.Meter.Int64Counter("holdfast.txretry.refused",
+		metric.WithUnit("{call}"), metric.WithDescription("Calls that the retry budget did not let start.")); err != nil {
+		return t, fmt.Errorf("txretry: %w", err)
+	}
 	return t, nil
+}
+
+// observe registers the gauge of a budget for as long as the meter provider lives. A Manager has no end either.
+func (t *telemetry) observe(b *budget) error {
+	if b == nil {
+		return nil
+	}
+	share, err := t.kit.Meter.Float64ObservableGauge("holdfast.txretry.conflict.share",
+		metric.WithUnit("1"), metric.WithDescription("Share of recent attempts that failed on a lock or a conflict."))
+	if err == nil {
+		_, err = t.kit.Meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
+			o.ObserveFloat64(share, b.load())
+			return nil
+		}, share)
+	}
+	if err != nil {
+		return fmt.Errorf("txretry: %w", err)
+	}
+	return nil
 }
 
 // start starts a span; it is nil if no exporter would receive it.
@@ -116,6 +141,10 @@ func describe(span trace.Span, c *call, err error) {
 
 func (t *telemetry) measure(ctx context.Context, c *call, took time.Duration) {
 	operation := attribute.String("operation", c.opts.Name)
+	if c.refused {
+		t.refused.Add(ctx, 1, metric.WithAttributes(operation))
+		return
+	}
 	if t.duration.Enabled(ctx) || t.attempts.Enabled(ctx) {
 		labels := metric.WithAttributeSet(attribute.NewSet(operation, attribute.String("outcome", c.outcome.String())))
 		t.duration.Record(ctx, took.Seconds(), labels)
