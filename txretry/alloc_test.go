@@ -21,7 +21,7 @@ func rawOneTrip(ctx context.Context, pool *pgxpool.Pool) error {
 // allocations of the whole process.
 func TestAllocations(t *testing.T) {
 	pool := newCounter(t)
-	m := newManager(t, pool, txretry.Config{})
+	m := newManager(t, pool, txretry.Config{RetryBudget: 0.5})
 	for name, newCtx := range map[string]func() (context.Context, context.CancelFunc){
 		"background":  func() (context.Context, context.CancelFunc) { return context.Background(), func() {} },
 		"cancellable": func() (context.Context, context.CancelFunc) { return context.WithCancel(context.Background()) },

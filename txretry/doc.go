@@ -24,7 +24,8 @@
 // min(1000ms, U(0.5, 1.5) × 50ms × 2^n). It holds neither a connection nor a lock.
 // With Options.SerialKey callers queue in the process, and the delay is
 // min(1000ms, U(0.5, 1.5) × 1ms × 4^n). After the last attempt Do returns
-// *[LockTimeoutError].
+// *[LockTimeoutError]. With Config.RetryBudget, Do also returns it for calls that it does not
+// start while too many attempts need a retry.
 //
 // If the database cannot work, Do returns *[UnavailableError]. The call is retried only if
 // the connection was lost before COMMIT was sent, or at BEGIN.
@@ -73,5 +74,5 @@
 // transaction mode needs version 1.21 for prepared statements, and does not work with DescribeExec.
 //
 // OpenTelemetry receives a span txretry.Do, and the metrics holdfast.txretry.duration, attempts,
-// phase.duration and failures.
+// phase.duration, failures, refused and conflict.share.
 package txretry

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	amqp "github.com/rabbitmq/amqp091-go"
@@ -146,13 +147,31 @@ func (p parts) manager(script ...txretrytest.Fault) txretry.Transactor {
 }
 
 // transactions commit, are retried, fail, and end with an unknown outcome.
-func (p parts) transactions(exported) {
+func (p parts) transactions(known exported) {
 	m := p.manager(txretrytest.Fault{Point: txretrytest.AtCommit, SQLSTATE: "40001"}, txretrytest.Fault{},
 		txretrytest.Fault{Point: txretrytest.AtCommit, SQLSTATE: "08006"})
 	work := func(context.Context, pgx.Tx) error { return nil }
 	for _, fn := range []func(context.Context, pgx.Tx) error{work, work, func(context.Context, pgx.Tx) error { return errDown }} {
 		_ = m.DoWith(p.t.Context(), txretry.Options{Name: "order"}, fn) // the metrics have the result
 	}
+	p.overBudget(known)
+}
+
+// overBudget has a call refused by the retry budget.
+func (p parts) overBudget(known exported) {
+	cfg := txretry.Config{RetryBudget: 0.5, MaxAttempts: 1, MeterProvider: p.meters, Logger: p.log}
+	m := txretrytest.New(txretrytest.Config{Retry: cfg})
+	conflict := func(context.Context, pgx.Tx) error { return &pgconn.PgError{Code: "40001"} }
+	for range 10 {
+		_ = m.Do(p.t.Context(), conflict) // the metrics have the result
+	}
+	err := m.Do(p.t.Context(), func(context.Context, pgx.Tx) error {
+		return m.DoWith(p.t.Context(), txretry.Options{Name: "order"}, conflict)
+	})
+	if _, refused := errors.AsType[*txretry.LockTimeoutError](err); !refused {
+		p.t.Error(err)
+	}
+	known.gather(p.t, p.registry) // the share is observed while it is high
 }
 
 // windowed is a publisher with a window.

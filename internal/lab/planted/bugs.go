@@ -287,6 +287,14 @@ var bugs = []bug{
 		"\tt.restore(sp.pending)\n", "", suite("txretry", "^TestEffectsStayTogether$"),
 	},
 	{
+		"the retry budget never forgets a conflict", "txretry/budget.go",
+		"\t\tb.recent.add(*oldest, -1)\n", "", suite("txretry", "^TestBudget_healsWithTime$"),
+	},
+	{
+		"over the retry budget no call is a probe", "txretry/budget.go",
+		"if b.over && b.running > 0 {", "if b.over {", suite("txretry", "^TestBudget_refusesAboveItsShare$"),
+	},
+	{
 		"the lock timeout is not set", "txretry/attempt.go",
 		"\tparts = appendTimeout(parts, \"lock_timeout\", k.lockTimeout)\n", "", suite("txretry", "^TestBeginMessage$"),
 	},
