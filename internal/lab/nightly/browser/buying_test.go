@@ -287,7 +287,7 @@ func TestPictures(t *testing.T) {
 	v.turn(`[data-server="rabbitmq"]`)
 	v.hold("C5")
 	v.awaitText("#count-outbox", "1")
-	v.picture("reservation", "page")
+	v.picture("examples/reservation", "page")
 }
 
 // TestOperatorPictures takes the pictures in the operator's README and in the guide to dead letters.
@@ -301,21 +301,21 @@ func TestOperatorPictures(t *testing.T) {
 	v.run("size", chromedp.EmulateViewport(960, 900))
 	v.awaitText("#live", v.failed("validation")+" 3")
 	v.await("rates", `!document.getElementById("live").textContent.includes("–")`)
-	v.picture("operator", "page")
+	v.picture("modules/operator", "page")
 	v.follow(`#live a.bad[href*="groups?from=reservation.stats"]`, "Dead letters by kind")
 	v.follow(`.cards a[href^="dead-letters?"]`, "Dead letters")
 	v.follow("tbody a", "Dead letter")
 	v.follow(`a[href*="body=1"]`, "Dead letter")
 	v.awaitText("pre", `"reservation_id": "poison"`)
-	v.picture("operator", "letter")
+	v.picture("modules/operator", "letter")
 }
 
-// picture takes the current view, light and dark, for the folder docs of an example.
-func (v *visit) picture(example, name string) {
+// picture takes the current view, light and dark, for the folder docs of a package.
+func (v *visit) picture(folder, name string) {
 	v.t.Helper()
 	dir := v.t.ArtifactDir()
 	if os.Getenv("RECORD") != "" {
-		dir = filepath.Join("../../../../examples", example, "docs")
+		dir = filepath.Join("../../../..", folder, "docs")
 	}
 	for _, scheme := range schemes {
 		v.scheme(scheme)
