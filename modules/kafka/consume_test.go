@@ -34,9 +34,9 @@ import (
 func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }
 
 // newGroup returns a client of the group billing.
-func newGroup(brokers []string, topic string) (*kgo.Client, error) {
-	return kgo.NewClient(kgo.SeedBrokers(brokers...), kgo.ConsumerGroup("billing-"+topic), kgo.ConsumeTopics(topic),
-		kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()), kgo.DisableAutoCommit(), kgo.BlockRebalanceOnPoll())
+func newGroup(brokers []string, topic string, opts ...kgo.Opt) (*kgo.Client, error) {
+	return kgo.NewClient(append(opts, kgo.SeedBrokers(brokers...), kgo.ConsumerGroup("billing-"+topic), kgo.ConsumeTopics(topic),
+		kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()), kgo.DisableAutoCommit(), kgo.BlockRebalanceOnPoll())...)
 }
 
 // consume processes the records of the client's group until ctx ends or a broker fails. Start it again after an error.
@@ -168,9 +168,9 @@ func (s *shop) publish(t *testing.T, texts ...string) {
 }
 
 // consume starts the loop. stop ends it as a process would that gets a signal.
-func (s *shop) consume(t *testing.T) (ended <-chan error, stop func()) {
+func (s *shop) consume(t *testing.T, opts ...kgo.Opt) (ended <-chan error, stop func()) {
 	t.Helper()
-	client, err := newGroup(s.brokers, s.topic)
+	client, err := newGroup(s.brokers, s.topic, opts...)
 	must(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	result := make(chan error, 1)
@@ -249,6 +249,43 @@ func TestConsume_failedCommit(t *testing.T) {
 	s.effects.wait(t, "one", "two", "three")
 	stop()
 	<-ended
+}
+
+// A loop that waits too long loses its partitions to another process of the group. Its commit fails, and each effect
+// happens once.
+func TestConsume_losesItsPartitions(t *testing.T) {
+	t.Parallel()
+	cluster := kafkatest.Fake(t)
+	s := newShop(t, cluster.ListenAddrs())
+	s.publish(t, "one", "two")
+	s.effects.down = true
+	slow, stopSlow := s.consume(t, kgo.RebalanceTimeout(500*time.Millisecond))
+	testenv.Eventually(t, func() error {
+		s.effects.mu.Lock()
+		defer s.effects.mu.Unlock()
+		if s.effects.tries["one"] == 0 {
+			return errors.New("the first process has no record yet")
+		}
+		return nil
+	})
+	first, err := cluster.WaitGroupStable(t.Context(), "billing-"+s.topic, 1)
+	must(t, err)
+	other, stopOther := s.consume(t, kgo.RebalanceTimeout(500*time.Millisecond))
+	_, err = cluster.WaitGroupInfo(t.Context(), "billing-"+s.topic, func(g *kfake.GroupInfo) bool {
+		return len(g.Members) == 1 && g.NumAssigned() == first.NumAssigned() && g.Members[0].MemberID != first.Members[0].MemberID
+	})
+	must(t, err)
+	s.effects.mu.Lock()
+	s.effects.down = false
+	s.effects.mu.Unlock()
+	if err := <-slow; !errors.Is(err, kerr.UnknownMemberID) {
+		t.Errorf("the slow process ended with %v, want a failed commit", err)
+	}
+	s.effects.wait(t, "one", "two")
+	stopSlow()
+	stopOther()
+	<-other
+	s.effects.wait(t, "one", "two")
 }
 
 func must(t testing.TB, err error) {
