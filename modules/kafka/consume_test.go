@@ -182,6 +182,14 @@ func (s *shop) consume(t *testing.T, opts ...kgo.Opt) (ended <-chan error, stop 
 	return result, cancel
 }
 
+// cancelled waits for the end of a loop whose context has ended.
+func cancelled(t *testing.T, ended <-chan error) {
+	t.Helper()
+	if err := <-ended; !errors.Is(err, context.Canceled) {
+		t.Errorf("the loop ended with %v", err)
+	}
+}
+
 // A message that fails stops its partition while it is retried. In the end it is a dead letter, and the next ones continue.
 func TestConsume_failures(t *testing.T) {
 	t.Parallel()
@@ -201,9 +209,7 @@ func TestConsume_failures(t *testing.T) {
 		return nil
 	})
 	stop()
-	if err := <-ended; !errors.Is(err, context.Canceled) {
-		t.Error(err)
-	}
+	cancelled(t, ended)
 	s.effects.mu.Lock()
 	defer s.effects.mu.Unlock()
 	if s.effects.tries["slow"] != 3 || s.effects.tries["unlucky"] != 3 || s.effects.tries["broken"] != 1 {
@@ -229,7 +235,7 @@ func TestConsume_serverDown(t *testing.T) {
 	})
 	s.effects.wait(t, "one", "two")
 	stop()
-	<-ended
+	cancelled(t, ended)
 }
 
 // Without a commit the records come again. Their effects do not.
@@ -248,7 +254,7 @@ func TestConsume_failedCommit(t *testing.T) {
 	s.publish(t, "three")
 	s.effects.wait(t, "one", "two", "three")
 	stop()
-	<-ended
+	cancelled(t, ended)
 }
 
 // A loop that waits too long loses its partitions to another process of the group. Its commit fails, and each effect
@@ -284,7 +290,7 @@ func TestConsume_losesItsPartitions(t *testing.T) {
 	s.effects.wait(t, "one", "two")
 	stopSlow()
 	stopOther()
-	<-other
+	cancelled(t, other)
 	s.effects.wait(t, "one", "two")
 }
 
