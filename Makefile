@@ -53,7 +53,7 @@ sim: ## the whole shop on the fakes under SCHEDULES (20000) seeded schedules of 
 planted: ## plant known bugs one by one: the simulation or a suite must find each; about half an hour
 	$(SERVERS) $(GO) run ./internal/lab/planted -report=internal/lab/planted/report.md
 
-browser: ## the pages in Chromium with a hundred thousand dead letters, and the schema files in migration tools
+browser: ## the pages in Chromium with a hundred thousand dead letters, and the schema files in migration tools; RECORD=1 renews the pictures of the documents
 	HOLDFAST_NIGHTLY=1 $(SERVERS) sh -c 'cd internal/lab/nightly && GOWORK=off $(GO) test -count=1 -timeout=60m ./...'
 
 chaos: ## the shop as processes, under every kind of fault for MINUTES (10), with recovery within 10 s; SEED=7 repeats a run, ONLY=kill,clock chooses faults, BROKER=nats the broker; the report is in OUT
