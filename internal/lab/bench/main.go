@@ -48,7 +48,7 @@ type part struct {
 }
 
 func workloads() []workload {
-	return []workload{txretryWorkload(), outboxWorkload(), inboxWorkload(), expiryWorkload(), idempotencyWorkload(), ratelimitWorkload(), shopWorkload(), scaleWorkload()}
+	return []workload{txretryWorkload(), outboxWorkload(), inboxWorkload(), expiryWorkload(), idempotencyWorkload(), ratelimitWorkload(), natsWorkload(), shopWorkload(), scaleWorkload()}
 }
 
 func main() {
