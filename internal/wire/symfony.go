@@ -152,13 +152,13 @@ func stampOf(headers map[string]string, class, short string) string {
 	return headers[first]
 }
 
-// parseID accepts the canonical form only.
+// parseID accepts the canonical form only, and not the nil UUID, which stands for no id.
 func parseID(text string) (uuid.UUID, bool) {
 	if len(text) != 36 {
 		return uuid.Nil, false
 	}
 	id, err := uuid.Parse(text)
-	return id, err == nil
+	return id, err == nil && id != uuid.Nil
 }
 
 // stamp has the members of stamps that we use.

@@ -239,6 +239,7 @@ func TestNewSymfony_rejects(t *testing.T) {
 func FuzzSymfony(f *testing.F) {
 	f.Add(`[{"messageId":"019da3b2-7c4d-7e8f-a1b2-c3d4e5f60718","messageName":"a"}]`)
 	f.Add(`[{"id":"ffffffffffff0123456789abcdef0123"}]`)
+	f.Add(`[{"id":"00000000-0000-0000-0000-000000000000"}]`)
 	f.Add(`[[]]`)
 	s, _ := wire.NewSymfony(format.Symfony{})
 	f.Fuzz(func(t *testing.T, value string) {
