@@ -3,6 +3,7 @@ package txretry_test
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
@@ -376,10 +377,19 @@ func (c *lossyConn) Write(p []byte) (int, error) {
 	switch {
 	case bytes.Contains(p, []byte("begin isolation")):
 		c.l.attempts++
-	case bytes.HasSuffix(p, []byte("\x0bcommit\x00")) && c.l.attempts <= len(c.l.script):
+	case commits(p) && c.l.attempts <= len(c.l.script):
 		return c.commit(p, c.l.script[c.l.attempts-1].Point)
 	}
 	return c.Conn.Write(p)
+}
+
+// commits reports whether the client sends COMMIT: by itself, or prepared, behind the statement that reads the marks of
+// nested calls.
+func commits(p []byte) bool {
+	digest := sha256.Sum256([]byte("commit"))
+	prepared := fmt.Appendf(nil, "stmtcache_%x", digest[:24]) // as pgx calls it
+	execute := []byte("\x00E\x00\x00\x00\t")
+	return bytes.HasSuffix(p, []byte("\x0bcommit\x00")) || bytes.Contains(p, prepared) && bytes.Contains(p, execute)
 }
 
 func (c *lossyConn) commit(p []byte, fault txretrytest.Point) (n int, err error) {
