@@ -88,7 +88,7 @@ func (s *session) request(ctx context.Context) error {
 			return err
 		}
 	}
-	if s.lease != nil && s.feeds[0].next == 0 {
+	if s.lease != nil && s.feeds[0].unnumbered() {
 		if err := s.takeOver(ctx); err != nil {
 			return err
 		}
@@ -230,15 +230,22 @@ type feed struct {
 	next   uint64    // the required number of the next delivery if order counts; 0: any
 }
 
+// unnumbered reports whether the number of the next delivery is not known yet.
+func (f *feed) unnumbered() bool {
+	f.session.hand.mu.Lock()
+	defer f.session.hand.mu.Unlock()
+	return f.next == 0
+}
+
 func (f *feed) subscribe() error {
-	f.inbox = f.session.conn.NewInbox()
-	sub, err := f.session.conn.Subscribe(f.inbox+".*", f.arrived)
+	inbox := f.session.conn.NewInbox()
+	sub, err := f.session.conn.Subscribe(inbox+".*", f.arrived)
 	if err != nil {
 		return err
 	}
 	f.session.hand.mu.Lock()
 	defer f.session.hand.mu.Unlock()
-	f.sub, f.asked = sub, 0
+	f.inbox, f.sub, f.asked = inbox, sub, 0
 	return sub.SetPendingLimits(-1, -1) // requests limit it
 }
 
