@@ -11,6 +11,7 @@ import (
 	"net"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -365,12 +366,21 @@ type losses struct {
 
 func (l *losses) dial(ctx context.Context, network, address string) (net.Conn, error) {
 	conn, err := new(net.Dialer).DialContext(ctx, network, address)
-	return &lossyConn{conn, l}, err
+	return &lossyConn{Conn: conn, l: l}, err
 }
 
 type lossyConn struct {
 	net.Conn
-	l *losses
+	l    *losses
+	lost atomic.Bool // the reply is lost
+}
+
+// Read implements net.Conn. During a slow Write the client reads in the background, and must not get the lost reply.
+func (c *lossyConn) Read(p []byte) (int, error) {
+	if c.lost.Load() {
+		return 0, io.ErrClosedPipe
+	}
+	return c.Conn.Read(p)
 }
 
 func (c *lossyConn) Write(p []byte) (int, error) {
@@ -398,6 +408,7 @@ func (c *lossyConn) commit(p []byte, fault txretrytest.Point) (n int, err error)
 		_ = c.Conn.Close()
 		return 0, io.ErrClosedPipe
 	case txretrytest.ReplyLostApplied:
+		c.lost.Store(true)
 		if n, err = c.Conn.Write(p); err == nil {
 			_, err = c.Conn.Read(make([]byte, 1<<16)) // discards the reply
 		}
