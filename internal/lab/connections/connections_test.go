@@ -4,16 +4,13 @@ package connections_test
 
 import (
 	"context"
-	"crypto/rand"
 	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"net/url"
 	"os"
 	"path/filepath"
-	"regexp"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -28,7 +25,6 @@ import (
 	"github.com/holdfast-go/holdfast/inbox/inboxamqp"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/internal/testenv/amqptest"
-	"github.com/holdfast-go/holdfast/internal/testenv/pgtest"
 	"github.com/holdfast-go/holdfast/outbox/outboxamqp"
 	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
 	"github.com/holdfast-go/holdfast/ratelimit"
@@ -364,44 +360,5 @@ func must(t *testing.T, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)
-	}
-}
-
-var report = regexp.MustCompile("(?s)```sql\n([^`]*FROM pg_stat_activity[^`]*)```")
-
-// The report in the guide to production shows the connections of a process by their state.
-func TestReportByRoleAndState(t *testing.T) {
-	t.Parallel()
-	text, err := os.ReadFile("../../../examples/guides/production.md")
-	must(t, err)
-	query := report.FindSubmatch(text)
-	if query == nil {
-		t.Fatal("the guide has no report")
-	}
-	cfg, err := pgxpool.ParseConfig(pgtest.URL(t))
-	must(t, err)
-	name := strings.ToLower(rand.Text()[:8])
-	cfg.ConnConfig.RuntimeParams["application_name"] = name
-	pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
-	must(t, err)
-	t.Cleanup(pool.Close)
-	tx, err := pool.Begin(t.Context())
-	must(t, err)
-	defer func() { must(t, tx.Rollback(context.WithoutCancel(t.Context()))) }()
-	must(t, pool.Ping(t.Context())) // on a second connection, which is idle then
-	rows, err := pgtest.New(t).Query(t.Context(), string(query[1]))
-	must(t, err)
-	got := map[string]int{}
-	var application, state string
-	var connections int
-	_, err = pgx.ForEachRow(rows, []any{nil, &application, &state, &connections, nil, nil, nil}, func() error {
-		if application == name {
-			got[state] += connections
-		}
-		return nil
-	})
-	must(t, err)
-	if want := map[string]int{"idle": 1, "idle in transaction": 1}; !maps.Equal(got, want) {
-		t.Errorf("the report has %v, want %v", got, want)
 	}
 }
