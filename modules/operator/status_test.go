@@ -128,10 +128,10 @@ func TestStatusOfLimitsClaimsAndConnections(t *testing.T) {
 		{Name: "Standby", Ping: ping, Connections: func(context.Context) ([]operator.Connections, int, error) { return nil, 0, down }},
 	}
 	r.wants(t, 1, []string{"status"}, "grace        10   1m0s  1 ", ", nearly used up\nuser   all callers  10   1m0s  10 ", "keys    1\n", "broken  ?\n",
-		"relay  shop [2J  1 active, 2 in a transaction, 3 idle", "all              6 of 100\n", "Standby   ?      ?         ?\n", "! broken: no answer: it is down (HoldfastIdempotencyStoreDown)", "! Standby: no answer: it is down\n")
+		"relay  shop [2J  1 active, 2 in a transaction, 3 idle", "all              6 of 100\n", "Standby   ?      ?         ?\n", "! broken: the keys cannot be counted (HoldfastIdempotencyStoreDown): it is down", "! Standby: the server does not answer: it is down\n")
 	r.wants(t, 1, []string{"status", "--json"}, `"in_flight": 1`, `"waiting": 2`)
 	s := serve(t, r, page.Config{})
-	s.get(t, "", 200, "1 of 10 in 1m0s, nearly used up", "all callers", "keys1", "relayshop [2J123", "6 of 100 in all", "Standbyit is down")
+	s.get(t, "", 200, "1 of 10 per 1 min nearly used", "all callers", "keys1", "relayshop [2J123", "6 of 100 in all", "Standbyit is down")
 }
 
 // uncounted has claims in flight that it cannot count.

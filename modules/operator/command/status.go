@@ -108,6 +108,9 @@ func printVerdict(w io.Writer, s core.Status) {
 		if p.Alert != "" {
 			line, runbooks = line+" ("+p.Alert+")", true
 		}
+		if p.Reason != "" {
+			line += ": " + core.Short(p.Reason, 160)
+		}
 		fmt.Fprintf(w, "! %s\n", core.Plain(line))
 	}
 	if runbooks {

@@ -10,9 +10,11 @@ import (
 	"html/template"
 	"log/slog"
 	"maps"
+	"math"
 	"net/http"
 	"net/url"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -211,7 +213,8 @@ var templates = parseTemplates()
 func parseTemplates() map[string]*template.Template {
 	layout := template.Must(template.New("layout.html").Funcs(template.FuncMap{
 		"moment": core.Moment, "age": core.Age, "short": core.Short, "plain": core.Plain,
-		"rate": core.Rate, "percent": core.Percent, "ago": ago,
+		"speed": speed, "percent": core.Percent, "ago": ago,
+		"lasting": core.Lasting, "when": when, "many": many,
 		"table": func(found []core.Message, mark bool) messageTable { return messageTable{found, mark} },
 	}).ParseFS(pageFiles, "assets/layout.html", "assets/views.html"))
 	all := map[string]*template.Template{}
@@ -231,6 +234,7 @@ type messageTable struct {
 // view is the data of the layout and of one view.
 type view struct {
 	Title   string // of the service
+	Program string // the name of the command
 	Heading string
 	Tab     string // the view's name in the navigation
 	Access  operator.Access
@@ -240,20 +244,54 @@ type view struct {
 	Data    any
 }
 
-// ago formats the time since then as a time element, which has the exact time as its title.
+// ago formats the time since then.
 func ago(now, then time.Time) template.HTML {
-	exact := core.Moment(then)
-	return template.HTML(fmt.Sprintf(`<time datetime="%s" title="%s">%s</time>`, exact, exact, core.Lasting(now.Sub(then).Seconds())))
+	return timeElement(then, core.Lasting(now.Sub(then).Seconds()))
+}
+
+// when formats a time by its distance from now.
+func when(at time.Time) template.HTML {
+	switch passed := time.Since(at).Seconds(); {
+	case at.IsZero():
+		return "–"
+	case passed < 0:
+		return timeElement(at, "in "+core.Lasting(-passed))
+	default:
+		return timeElement(at, core.Lasting(passed)+" ago")
+	}
+}
+
+// timeElement returns an element that has the exact time as its title.
+func timeElement(at time.Time, text string) template.HTML {
+	exact := core.Moment(at)
+	return template.HTML(fmt.Sprintf(`<time datetime="%s" title="%s">%s</time>`, exact, exact, text))
+}
+
+// speed formats a rate per second.
+func speed(perSecond *float64) string {
+	if *perSecond >= 100 {
+		return many(int(math.Round(*perSecond))) + "/s"
+	}
+	return core.Rate(perSecond) + "/s"
+}
+
+// many formats a count with commas.
+func many(n int) string {
+	text := strconv.Itoa(n)
+	for i := len(text) - 3; i > 0; i -= 3 {
+		text = text[:i] + "," + text[i:]
+	}
+	return text
 }
 
 // render answers with a view.
 func (p *Page) render(v visit, name, heading string, data any, err error) {
-	p.answer(v.w, http.StatusOK, name, view{p.cfg.Title, heading, name, v.access, errorLines(err), p.samples.verdict(), data})
+	p.answer(v.w, http.StatusOK, name, view{p.cfg.Title, p.o.Config.Program, heading, name, v.access, errorLines(err), p.samples.verdict(), data})
 }
 
 // fail answers with a message.
 func (p *Page) fail(w http.ResponseWriter, code int, text string) {
-	p.answer(w, code, "message", view{p.cfg.Title, http.StatusText(code), "", operator.Access{}, []string{text}, nil, nil})
+	p.answer(w, code, "message", view{p.cfg.Title, p.o.Config.Program, http.StatusText(code), "", operator.Access{}, []string{text}, nil, nil})
 }
 
 func (p *Page) answer(w http.ResponseWriter, code int, name string, v view) {

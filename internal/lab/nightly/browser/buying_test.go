@@ -1,11 +1,7 @@
 package browser_test
 
 import (
-	"bytes"
 	"fmt"
-	"image/png"
-	"os"
-	"path/filepath"
 	"testing"
 
 	"github.com/chromedp/chromedp"
@@ -98,7 +94,7 @@ func walkDeadLetters(v *visit) {
 	v.poison(letters)
 	v.operate()
 	v.awaitText("#live", fmt.Sprint(v.failed("validation"), " ", letters))
-	v.follow(`#live a.bad[href*="groups?from=reservation.stats"]`, "Dead letters by kind")
+	v.follow(`#live .figures a[href*="groups?from=reservation.stats"]`, "Dead letters by kind")
 	v.awaitText(".cards .count", fmt.Sprint(letters))
 	v.awaitText(".cards .error", "invalid UUID")
 	v.follow(`.cards a[href^="dead-letters?"]`, "Dead letters")
@@ -112,7 +108,7 @@ func walkDeadLetters(v *visit) {
 	v.mendAll(fmt.Sprintf(`{"reservation_id":%q,"event_id":%q}`, allID, event), letters-1)
 
 	v.follow(`a[href="groups"]`, "Dead letters by kind")
-	v.awaitText("main", "There is none.")
+	v.awaitText("main", "No dead letters")
 	v.follow(`nav a[href="log"]`, "Log")
 	for _, reason := range []string{"one by hand", "the others by a patch"} {
 		v.awaitText("tbody", reason)
@@ -269,9 +265,6 @@ func check(t *testing.T, err error) {
 	}
 }
 
-// maxPicture bounds a picture of a README.
-const maxPicture = 150 << 10
-
 // TestPictures takes the picture in the shop's README. RECORD=1 replaces it.
 func TestPictures(t *testing.T) {
 	t.Parallel()
@@ -287,46 +280,5 @@ func TestPictures(t *testing.T) {
 	v.turn(`[data-server="rabbitmq"]`)
 	v.hold("C5")
 	v.awaitText("#count-outbox", "1")
-	v.picture("examples/reservation", "page")
-}
-
-// TestOperatorPictures takes the pictures in the operator's README and in the guide to dead letters.
-func TestOperatorPictures(t *testing.T) {
-	t.Parallel()
-	v := openShop(t)
-	v.hold("B3")
-	v.poison(3)
-	v.awaitText("#stats", "1 held")
-	v.operate()
-	v.run("size", chromedp.EmulateViewport(960, 900))
-	v.awaitText("#live", v.failed("validation")+" 3")
-	v.await("rates", `!document.getElementById("live").textContent.includes("–")`)
-	v.picture("modules/operator", "page")
-	v.follow(`#live a.bad[href*="groups?from=reservation.stats"]`, "Dead letters by kind")
-	v.follow(`.cards a[href^="dead-letters?"]`, "Dead letters")
-	v.follow("tbody a", "Dead letter")
-	v.follow(`a[href*="body=1"]`, "Dead letter")
-	v.awaitText("pre", `"reservation_id": "poison"`)
-	v.picture("modules/operator", "letter")
-}
-
-// picture takes the current view, light and dark, for the folder docs of a package.
-func (v *visit) picture(folder, name string) {
-	v.t.Helper()
-	dir := v.t.ArtifactDir()
-	if os.Getenv("RECORD") != "" {
-		dir = filepath.Join("../../../..", folder, "docs")
-	}
-	for _, scheme := range schemes {
-		v.scheme(scheme)
-		v.run("to the top", chromedp.Evaluate[chromedp.Void]("document.activeElement.blur(), scrollTo(0, 0)"))
-		picture := ask(v.tab, "picture", chromedp.CaptureScreenshot())
-		config, err := png.DecodeConfig(bytes.NewReader(picture))
-		if err != nil || config.Width != 960 || len(picture) > maxPicture {
-			v.t.Errorf("%s, %s: %d wide, %d bytes, %v", name, scheme, config.Width, len(picture), err)
-		}
-		if err := os.WriteFile(filepath.Join(dir, name+"-"+scheme+".png"), picture, 0o644); err != nil {
-			v.t.Error(err)
-		}
-	}
+	v.both("examples/reservation", "page")
 }

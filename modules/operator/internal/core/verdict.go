@@ -18,9 +18,11 @@ type Verdict struct {
 
 // Problem is one thing that needs a person.
 type Problem struct {
-	// Part is the name of the outbox, consumer, sweep, limiter or server. Text says the problem without it.
-	Part string `json:"part"`
-	Text string `json:"text"`
+	// Part is the name of the outbox, consumer, sweep, limiter or server. Text says the problem without it. Reason is the error
+	// behind it, if there is one.
+	Part   string `json:"part"`
+	Text   string `json:"text"`
+	Reason string `json:"reason,omitempty"`
 	// Since is when it began; zero: unknown.
 	Since time.Time `json:"since,omitzero"`
 	// Alert is the alert that the problem raises if it lasts, and Runbook the address of the alert's section. Empty: no alert
@@ -31,7 +33,7 @@ type Problem struct {
 	Place string `json:"-"`
 }
 
-// String returns the sentence of a problem.
+// String returns the sentence of a problem, without the reason.
 func (p Problem) String() string { return p.Part + ": " + p.Text }
 
 // Headline is the verdict in two words.
@@ -101,7 +103,7 @@ func pausedTransports(s Status, _ float64) (found []Problem) {
 			if t.Name != "default" {
 				text += " on " + t.Name
 			}
-			found = append(found, Problem{Part: b.Name, Text: because(text, t.Error), Place: anchor(b.Name)})
+			found = append(found, Problem{Part: b.Name, Text: text, Reason: t.Error, Place: anchor(b.Name)})
 		}
 	}
 	return found
@@ -114,9 +116,9 @@ func stuckRelays(s Status, _ float64) (found []Problem) {
 		paused := slices.ContainsFunc(b.Transports, func(t transportStatus) bool { return t.State != "closed" })
 		switch {
 		case b.Error != "":
-			found = append(found, Problem{Part: b.Name, Text: because("no answer", b.Error), Place: anchor(b.Name)})
+			found = append(found, Problem{Part: b.Name, Text: "the outbox does not answer", Reason: b.Error, Place: anchor(b.Name)})
 		case b.NotReady != "" && !paused:
-			found = append(found, Problem{Part: b.Name, Text: because("the relay is not ready", b.NotReady), Place: anchor(b.Name)})
+			found = append(found, Problem{Part: b.Name, Text: "the relay is not ready", Reason: b.NotReady, Place: anchor(b.Name)})
 		}
 	}
 	return found
@@ -172,7 +174,7 @@ func (c ConsumerStatus) hasNoSession() bool {
 func stalledConsumers(s Status, _ float64) (found []Problem) {
 	for _, c := range s.Consumers {
 		if c.NotReady != "" && !c.hasNoSession() {
-			found = append(found, Problem{Part: c.Name, Text: because("the consumer is not ready", c.NotReady), Place: anchor(c.Name)})
+			found = append(found, Problem{Part: c.Name, Text: "the consumer is not ready", Reason: c.NotReady, Place: anchor(c.Name)})
 		}
 	}
 	return found
@@ -181,7 +183,7 @@ func stalledConsumers(s Status, _ float64) (found []Problem) {
 func disconnectedConsumers(s Status, _ float64) (found []Problem) {
 	for _, c := range s.Consumers {
 		if c.hasNoSession() {
-			found = append(found, Problem{Part: c.Name, Text: because("no answer", cmp.Or(c.Error, c.NotReady)), Place: anchor(c.Name)})
+			found = append(found, Problem{Part: c.Name, Text: "no connection to the broker", Reason: cmp.Or(c.Error, c.NotReady), Place: anchor(c.Name)})
 		}
 	}
 	return found
@@ -192,9 +194,9 @@ func lateSweeps(s Status, above float64) (found []Problem) {
 		at := Problem{Part: w.Name, Place: anchor(w.Name)}
 		switch {
 		case w.Error != "":
-			at.Text = because("no answer", w.Error)
+			at.Text, at.Reason = "the table does not answer", w.Error
 		case w.NotReady != "":
-			at.Text = because("the sweeper is not ready", w.NotReady)
+			at.Text, at.Reason = "the sweeper is not ready", w.NotReady
 		case w.Lag > above:
 			at.Text, at.Since = "overdue rows do not expire", s.At.Add(-seconds(w.Lag))
 		default:
@@ -208,7 +210,7 @@ func lateSweeps(s Status, above float64) (found []Problem) {
 func unreachableKeys(s Status, _ float64) (found []Problem) {
 	for _, c := range s.Claims {
 		if c.Error != "" {
-			found = append(found, Problem{Part: c.Part, Text: because("no answer", c.Error), Place: "#keys"})
+			found = append(found, Problem{Part: c.Part, Text: "the keys cannot be counted", Reason: c.Error, Place: "#keys"})
 		}
 	}
 	return found
@@ -217,7 +219,7 @@ func unreachableKeys(s Status, _ float64) (found []Problem) {
 func unreachableLimits(s Status, _ float64) (found []Problem) {
 	for _, text := range s.Failed {
 		limiter, why, _ := strings.Cut(text, ": ")
-		found = append(found, Problem{Part: limiter, Text: because("no answer", why), Place: "#limits"})
+		found = append(found, Problem{Part: limiter, Text: "the limiter does not answer", Reason: why, Place: "#limits"})
 	}
 	return found
 }
@@ -225,7 +227,7 @@ func unreachableLimits(s Status, _ float64) (found []Problem) {
 func silentServers(s Status, _ float64) (found []Problem) {
 	for _, c := range s.Connections {
 		if c.Error != "" {
-			found = append(found, Problem{Part: c.Server, Text: because("no answer", c.Error), Place: "#connections"})
+			found = append(found, Problem{Part: c.Server, Text: "the server does not answer", Reason: c.Error, Place: "#connections"})
 		}
 	}
 	return found
@@ -233,17 +235,6 @@ func silentServers(s Status, _ float64) (found []Problem) {
 
 // anchor is the place of a part on the page of the status.
 func anchor(name string) string { return "#part-" + name }
-
-// maxReason bounds the reason in a problem, in characters. The page shows the whole reason at its place.
-const maxReason = 160
-
-// because adds the reason to a problem.
-func because(text, reason string) string {
-	if reason == "" {
-		return text
-	}
-	return text + ": " + Short(reason, maxReason)
-}
 
 // seconds returns a number of seconds as a duration.
 func seconds(n float64) time.Duration { return time.Duration(n * float64(time.Second)) }

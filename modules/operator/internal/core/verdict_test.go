@@ -105,7 +105,7 @@ func TestJudge(t *testing.T) {
 				Name: "outbox", NotReady: "it is paused",
 				Transports: []transportStatus{{Name: "default", State: "paused", Error: "no route"}, {Name: "audit", State: "probing"}, {Name: "mail", State: "closed"}},
 			}}},
-			"outbox: publishing is paused: no route|HoldfastTransportPaused|; outbox: publishing is paused on audit|HoldfastTransportPaused|",
+			"outbox: publishing is paused (no route)|HoldfastTransportPaused|; outbox: publishing is paused on audit|HoldfastTransportPaused|",
 		},
 		"not ready": {
 			Status{
@@ -113,10 +113,10 @@ func TestJudge(t *testing.T) {
 				Consumers: []ConsumerStatus{{Name: "billing", NotReady: "inboxtest: no session with the broker"}, {Name: "mail", NotReady: "2 handlers ignore cancellation"}},
 				Sweeps:    []SweepStatus{{Name: "holds", NotReady: "no table"}},
 			},
-			"outbox: the relay is not ready: no connection|HoldfastOutboxNotDraining|; " +
-				"mail: the consumer is not ready: 2 handlers ignore cancellation|HoldfastConsumerStalled|; " +
-				"billing: no answer: inboxtest: no session with the broker|HoldfastConsumerDisconnected|; " +
-				"holds: the sweeper is not ready: no table|HoldfastSweepLate|",
+			"outbox: the relay is not ready (no connection)|HoldfastOutboxNotDraining|; " +
+				"mail: the consumer is not ready (2 handlers ignore cancellation)|HoldfastConsumerStalled|; " +
+				"billing: no connection to the broker (inboxtest: no session with the broker)|HoldfastConsumerDisconnected|; " +
+				"holds: the sweeper is not ready (no table)|HoldfastSweepLate|",
 		},
 		"late": {
 			Status{Sweeps: []SweepStatus{{Name: "holds", Lag: 301}}},
@@ -128,9 +128,9 @@ func TestJudge(t *testing.T) {
 				Sweeps: []SweepStatus{{Name: "holds", Error: "down"}}, Claims: []claimsStatus{{Part: "gate", Error: "refused"}},
 				Connections: []connectionsStatus{{Server: "Postgres", Error: "down"}}, Failed: []string{"requests: user: refused"},
 			},
-			"outbox: no answer: down|HoldfastOutboxNotDraining|; billing: no answer: gone|HoldfastConsumerDisconnected|; " +
-				"holds: no answer: down|HoldfastSweepLate|; gate: no answer: refused|HoldfastIdempotencyStoreDown|; " +
-				"requests: no answer: user: refused|HoldfastLimiterFallback|; Postgres: no answer: down||",
+			"outbox: the outbox does not answer (down)|HoldfastOutboxNotDraining|; billing: no connection to the broker (gone)|HoldfastConsumerDisconnected|; " +
+				"holds: the table does not answer (down)|HoldfastSweepLate|; gate: the keys cannot be counted (refused)|HoldfastIdempotencyStoreDown|; " +
+				"requests: the limiter does not answer (user: refused)|HoldfastLimiterFallback|; Postgres: the server does not answer (down)||",
 		},
 	} {
 		c.status.At = at
@@ -141,7 +141,11 @@ func TestJudge(t *testing.T) {
 			if !p.Since.IsZero() {
 				since = p.Since.Format(time.TimeOnly)
 			}
-			got = append(got, p.String()+"|"+p.Alert+"|"+since)
+			text := p.String()
+			if p.Reason != "" {
+				text += " (" + p.Reason + ")"
+			}
+			got = append(got, text+"|"+p.Alert+"|"+since)
 			if (p.Alert != "") != strings.HasPrefix(p.Runbook, Runbooks+"#holdfast") || p.Place == "" {
 				t.Errorf("%s: %+v has no place or runbook", name, p)
 			}

@@ -16,10 +16,12 @@
     icon.href = count ? "icon-bad.svg" : "icon.svg";
   };
   const show = (html) => {
-    // The focused element is found again by its position.
-    const all = "a, [tabindex]";
+    // The focused element is found again by its position, and unfolded parts stay unfolded.
+    const all = "a, summary, [tabindex]";
     const at = [...live.querySelectorAll(all)].indexOf(document.activeElement);
+    const unfolded = [...live.querySelectorAll("details[open]")].map((d) => d.id);
     live.innerHTML = html;
+    for (const id of unfolded) document.getElementById(id)?.setAttribute("open", "");
     mark();
     if (at >= 0) live.querySelectorAll(all)[at]?.focus({ preventScroll: true });
   };

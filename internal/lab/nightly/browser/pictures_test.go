@@ -1,0 +1,240 @@
+package browser_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"image/png"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/chromedp/chromedp"
+	"github.com/jackc/pgx/v5"
+
+	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/inboxtest"
+	"github.com/holdfast-go/holdfast/internal/ids"
+	"github.com/holdfast-go/holdfast/modules/operator"
+	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/driver"
+	"github.com/holdfast-go/holdfast/outbox/outboxtest"
+	"github.com/holdfast-go/holdfast/ratelimit"
+	"github.com/holdfast-go/holdfast/txretry/txretrytest"
+)
+
+// scene is a shop in one state.
+type scene struct {
+	depth     driver.Depth
+	down      bool // the broker
+	consumers map[string]inbox.Stats
+	poison    int // dead letters of billing
+}
+
+// scenes are the states in the pictures.
+func scenes() map[string]scene {
+	steady := driver.Depth{Ready: 12, Parked: 3, OldestAge: 40 * time.Millisecond, Leased: 16}
+	behind, stuck := steady, steady
+	behind.Ready, behind.OldestAge = 38_410, 11*time.Minute
+	stuck.Ready, stuck.OldestAge = 4_812, 134*time.Second
+	return map[string]scene{
+		"calm":    {depth: steady, consumers: map[string]inbox.Stats{"billing": {Waiting: 4}, "mail": {Waiting: 31, PutOff: 12}}},
+		"outage":  {depth: stuck, down: true, consumers: map[string]inbox.Stats{"billing": {}, "mail": {PutOff: 12}}},
+		"poison":  {depth: steady, poison: 18, consumers: map[string]inbox.Stats{"billing": {Waiting: 2, Retrying: 3}, "mail": {Waiting: 31, PutOff: 12}}},
+		"backlog": {depth: behind, consumers: map[string]inbox.Stats{"billing": {Waiting: 12_204, Retrying: 42}, "mail": {Waiting: 31, PutOff: 812}}},
+	}
+}
+
+// TestOperatorPictures takes the pictures in the operator's README: RECORD=1 writes them to its folder docs.
+func TestOperatorPictures(t *testing.T) {
+	t.Parallel()
+	for name, s := range scenes() {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			url := s.serve(t)
+			p := newTab(t)
+			p.open(url)
+			p.awaitText("#live", "Published")
+			p.await("rates", `!document.getElementById("live").textContent.includes("–")`)
+			for _, scheme := range schemes {
+				p.scheme(scheme)
+				p.run("size", chromedp.EmulateViewport(1000, 760))
+				p.picture("modules/operator", name+"-"+scheme)
+			}
+			p.scheme("light")
+			p.run("a phone", chromedp.EmulateViewport(360, 760))
+			p.picture("modules/operator", name+"-phone")
+			if name == "poison" {
+				p.letter(url)
+			}
+		})
+	}
+}
+
+// letter takes the picture of a dead letter.
+func (p *tab) letter(url string) {
+	p.t.Helper()
+	p.run("size", chromedp.EmulateViewport(1000, 760))
+	p.open(url + "dead-letters")
+	p.follow("tbody a", "Dead letter")
+	p.follow(`a[href*="body=1"]`, "Dead letter")
+	p.both("modules/operator", "letter")
+}
+
+// both takes the current view in light and dark.
+func (p *tab) both(module, name string) {
+	p.t.Helper()
+	for _, scheme := range schemes {
+		p.scheme(scheme)
+		p.picture(module, name+"-"+scheme)
+	}
+	p.scheme("light")
+}
+
+// picture takes the current view for the folder docs of a module.
+func (p *tab) picture(module, name string) {
+	p.t.Helper()
+	const maxPicture = 200 << 10
+	dir := p.t.ArtifactDir()
+	if os.Getenv("RECORD") != "" {
+		dir = filepath.Join("../../../..", module, "docs")
+	}
+	p.run("to the top", chromedp.Evaluate[chromedp.Void]("document.activeElement.blur(), scrollTo(0, 0)"))
+	picture := ask(p, "picture", chromedp.CaptureScreenshot())
+	if _, err := png.DecodeConfig(bytes.NewReader(picture)); err != nil || len(picture) > maxPicture {
+		p.t.Errorf("%s: %d bytes, %v", name, len(picture), err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, name+".png"), picture, 0o644); err != nil {
+		p.t.Error(err)
+	}
+}
+
+// serve serves the page of a scene.
+func (s scene) serve(t *testing.T) (url string) {
+	t.Helper()
+	cfg := operator.Config{Outboxes: []operator.Outbox{s.outbox(t)}}
+	for _, name := range []string{"billing", "mail"} {
+		cfg.Consumers = append(cfg.Consumers, operator.Consumer{Name: name, Consumer: s.consumer(t, name), Inbox: processed{s.down}})
+	}
+	limiter, err := ratelimit.NewMemory(ratelimit.MemoryConfig{})
+	check(t, err)
+	limit := ratelimit.Limit{Name: "checkout", Max: 100, Window: time.Minute}
+	_, err = limiter.Allow(t.Context(), ratelimit.Charge{Limit: limit, Key: "all", Cost: 95})
+	check(t, err)
+	cfg.Limiters = []operator.Limiter{{Name: "requests", Limiter: limiter, Limits: []ratelimit.Limit{limit}, Keys: []string{"all", "ada"}}}
+	return site(t, cfg)
+}
+
+// sceneStore is an outbox with a depth of the scene.
+type sceneStore struct {
+	*outboxtest.Store
+	depth driver.Depth
+	began time.Time
+	rate  float64 // of messages stored, and published unless the broker is down
+	down  bool
+}
+
+func (s *sceneStore) Depth(context.Context) (driver.Depth, error) {
+	d := s.depth
+	stored := int(time.Since(s.began).Seconds() * s.rate)
+	d.Stored = 1_000_000 + int64(stored)
+	if s.down {
+		d.Ready += stored
+	}
+	return d, nil
+}
+
+// outbox returns an outbox with a relay that runs.
+func (s scene) outbox(t *testing.T) operator.Outbox {
+	t.Helper()
+	store, publisher := outboxtest.New(), outboxtest.NewPublisher()
+	publisher.Respond(func(driver.Message) error {
+		if s.down {
+			return &driver.PublishError{Class: driver.Unavailable, Err: errors.New("dial tcp 10.0.0.7:5672: connect: connection refused")}
+		}
+		return nil
+	})
+	relay, err := outbox.NewRelay(store, publisher, outbox.RelayConfig{Logger: quiet.Logger})
+	check(t, err)
+	m, err := outbox.NewMessage("order.placed", map[string]int{"order": 1})
+	check(t, err)
+	check(t, txretrytest.New(txretrytest.Config{}).Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error { return store.Write(ctx, tx, m) }))
+	run(t, relay.Run)
+	return operator.Outbox{Store: &sceneStore{store, s.depth, time.Now(), 148, s.down}, Relay: relay}
+}
+
+// run runs a part until the test ends.
+func run(t *testing.T, part func(context.Context) error) {
+	ctx, stop := context.WithCancel(context.Background())
+	ended := make(chan error)
+	go func() { ended <- part(ctx) }()
+	t.Cleanup(func() {
+		stop()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// processed is an inbox that processes a steady number of messages.
+type processed struct{ down bool }
+
+func (p processed) Processed(_ context.Context, d time.Duration) (int, error) {
+	if p.down {
+		return 0, nil
+	}
+	return int(d.Seconds() * 74.8), nil
+}
+
+// sceneConsumer is a consumer with the counts of the scene.
+type sceneConsumer struct {
+	*inboxtest.Consumer
+	stats inbox.Stats
+	down  bool
+}
+
+func (c sceneConsumer) Stats(ctx context.Context) (inbox.Stats, error) {
+	s, err := c.Consumer.Stats(ctx)
+	s.Waiting, s.Retrying, s.PutOff = c.stats.Waiting, c.stats.Retrying, c.stats.PutOff
+	return s, err
+}
+
+func (c sceneConsumer) Ready(context.Context) error {
+	if c.down {
+		return errors.New("inboxamqp: no session with the broker: dial tcp 10.0.0.7:5672: connect: connection refused")
+	}
+	return nil
+}
+
+// consumer returns a consumer, with the dead letters of the scene.
+func (s scene) consumer(t *testing.T, name string) operator.DeadLetterer {
+	t.Helper()
+	broker, mux := inboxtest.NewBroker(), inbox.NewMux()
+	mux.Fallback(func(_ context.Context, m *inbox.Message) error {
+		if m.Name == "order.refunded" {
+			return inbox.Unrecoverable(errors.New("charge: no such payment: pay_83f1"))
+		}
+		return inbox.Unrecoverable(fmt.Errorf("decode: json: cannot unmarshal string into Go struct field order.total of type int64"))
+	})
+	c, err := inboxtest.NewConsumer(broker, inboxtest.Queue{Name: name}, mux, quiet)
+	check(t, err)
+	for n := range s.poison {
+		if name != "billing" {
+			break
+		}
+		m := &inbox.Message{ID: ids.New(), Name: "order.placed", Key: fmt.Sprint("customer ", n), ContentType: "application/json", Body: fmt.Appendf(nil, `{"order":%d,"total":"12.50","currency":"EUR"}`, 7000+n)}
+		if n%6 == 5 {
+			m.Name = "order.refunded"
+		}
+		check(t, broker.Send(t.Context(), m))
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error)
+	go func() { ended <- c.Run(ctx) }()
+	err = broker.Idle(t.Context())
+	stop()
+	check(t, errors.Join(err, <-ended))
+	return sceneConsumer{c, s.consumers[name], s.down}
+}
