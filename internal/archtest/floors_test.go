@@ -111,6 +111,8 @@ var floors = slices.Concat(
 
 		{pkg: "modules/rpc/internal/...", clients: []string{protobuf, statusProto}, on: with(ground, "idempotency/...", "ratelimit/...", "modules/rpc/internal/..."), noTesting: true},
 		{pkg: "modules/rpc/internal/suite/...", clients: heavy, on: []string{"..."}, anyModule: true},
+		{pkg: "modules/rpc/idempotencymcp", clients: []string{mcp, grpc, protobuf, statusProto}, noTesting: true, on: with(ground, "idempotency", "idempotency/driver", "idempotency/internal/...",
+			"modules/rpc/internal/exchange", "modules/rpc/internal/grpcform", "modules/rpc/internal/answer", "modules/rpc/internal/once")},
 		{pkg: "modules/rpc/example", clients: heavy, on: []string{"..."}, anyModule: true, publicOnly: true, noTesting: true},
 		{pkg: "modules/rpc/internal/shopv1/...", clients: []string{grpc, connect, protobuf}, on: []string{"modules/rpc/internal/shopv1"}},
 

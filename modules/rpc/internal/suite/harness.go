@@ -121,6 +121,10 @@ type Reply struct {
 
 // Client calls a server.
 type Client interface {
+	// Bare reports whether the answers of this protocol have no metadata.
+	Bare() bool
+	// Record returns an order in the form in which the server stores it.
+	Record(order *shopv1.Order) (idempotency.Response, error)
 	Place(ctx context.Context, a Ask) Reply
 	Get(ctx context.Context, a Ask) Reply
 	// Health calls the service grpc.health.v1.Health without metadata, once unary and once as a stream.

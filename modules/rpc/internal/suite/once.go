@@ -20,7 +20,6 @@ import (
 
 	"github.com/holdfast-go/holdfast/idempotency"
 	"github.com/holdfast-go/holdfast/idempotency/driver"
-	"github.com/holdfast-go/holdfast/modules/rpc/internal/answer"
 	"github.com/holdfast-go/holdfast/modules/rpc/internal/shopv1"
 )
 
@@ -113,7 +112,7 @@ func testReplay(t *testing.T, o once) {
 		ask.Labels[fmt.Sprint("label ", n)] = "x"
 	}
 	first := c.Place(t.Context(), ask)
-	if first.is(t, codes.OK, ""); first.replayed() || first.Header.Get("X-Request-Id") != "7" || first.Trailer.Get("X-Cost") != "4" || len(first.Header["X-Version"]) != 2 {
+	if first.is(t, codes.OK, ""); first.replayed() || !c.Bare() && (first.Header.Get("X-Request-Id") != "7" || first.Trailer.Get("X-Cost") != "4" || len(first.Header["X-Version"]) != 2) {
 		t.Errorf("first answer has %v and %v", first.Header, first.Trailer)
 	}
 	quoted := ask
@@ -123,7 +122,7 @@ func testReplay(t *testing.T, o once) {
 		if again.is(t, codes.OK, ""); !proto.Equal(again.Order, first.Order) || !again.replayed() {
 			t.Errorf("repetition %v %v; want %v and marked", again.Order, again.Header, first.Order)
 		}
-		if got := strings.Join(again.Header["X-Version"], " ") + " " + again.Trailer.Get("X-Version"); got != "1 2 3" {
+		if got := strings.Join(again.Header["X-Version"], " ") + " " + again.Trailer.Get("X-Version"); got != "1 2 3" && !c.Bare() {
 			t.Errorf("repetition has %v and %v", again.Header, again.Trailer)
 		}
 		if again.Header.Get("X-Request-Id")+again.Header.Get("Set-Cookie")+again.Trailer.Get("X-Cost") != "" {
@@ -194,27 +193,37 @@ func testFirstMetadata(t *testing.T, o once) {
 		return &shopv1.Order{Id: "1"}, nil
 	})
 	first := c.Place(t.Context(), Ask{Keys: newKey()})
-	if first.is(t, codes.OK, ""); len(first.Header["X-Version"]) != 1 || len(first.Header["X-Request-Id"]) != 1 || len(first.Trailer["X-Version"]) != 1 || len(first.Header[idempotency.ReplayedHeader]) != 1 {
+	if first.is(t, codes.OK, ""); c.Bare() {
+		return
+	}
+	if len(first.Header["X-Version"]) != 1 || len(first.Header["X-Request-Id"]) != 1 || len(first.Trailer["X-Version"]) != 1 || len(first.Header[idempotency.ReplayedHeader]) != 1 {
 		t.Errorf("first answer has %v and %v", first.Header, first.Trailer)
 	}
 }
 
 // testSettledMetadata: the metadata of an answer that does not count is sent once, or not at all.
 func testSettledMetadata(t *testing.T, o once) {
-	kept, err := answer.OfMessage(&shopv1.Order{Id: "kept"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	c := o.serve(t, idempotency.MiddlewareConfig{}, func(ctx context.Context, _ *shopv1.PlaceOrderRequest, set Set) (*shopv1.Order, error) {
+	var c Client
+	c = o.serve(t, idempotency.MiddlewareConfig{}, func(ctx context.Context, _ *shopv1.PlaceOrderRequest, set Set) (*shopv1.Order, error) {
 		set(http.Header{"X-Version": {"1"}}, http.Header{"X-Cost": {"2"}})
-		claim, _ := driver.ClaimFrom(ctx)
-		claim.Settle(driver.BeginResult{State: driver.Completed, Fingerprint: claim.Fingerprint, Response: driver.Response(kept)}, false)
+		settle(ctx, t, c, false)
 		return &shopv1.Order{Id: "not the record"}, nil
 	})
 	r := c.Place(t.Context(), Ask{Keys: newKey()})
 	if r.Order.GetId() != "kept" || len(r.Header["X-Version"]) > 1 || len(r.Trailer["X-Cost"]) > 1 {
 		t.Errorf("got %v with %v and %v", r.Order, r.Header, r.Trailer)
 	}
+}
+
+// settle settles the claim of a handler with an order.
+func settle(ctx context.Context, t *testing.T, c Client, replayed bool) {
+	t.Helper()
+	kept, err := c.Record(&shopv1.Order{Id: "kept"})
+	if err != nil {
+		t.Error(err)
+	}
+	claim, _ := driver.ClaimFrom(ctx)
+	claim.Settle(driver.BeginResult{State: driver.Completed, Fingerprint: claim.Fingerprint, Response: driver.Response(kept)}, replayed)
 }
 
 func testScope(t *testing.T, o once) {

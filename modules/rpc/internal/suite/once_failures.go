@@ -22,7 +22,6 @@ import (
 	"github.com/holdfast-go/holdfast/idempotency/driver"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencypgx"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencytest"
-	"github.com/holdfast-go/holdfast/modules/rpc/internal/answer"
 	"github.com/holdfast-go/holdfast/modules/rpc/internal/shopv1"
 	"github.com/holdfast-go/holdfast/txretry/txretrytest"
 )
@@ -67,7 +66,7 @@ func testFailureKept(t *testing.T, o once) {
 		if !proto.Equal(first.Status, again.Status) || runs.Load() != 1 || first.replayed() || !again.replayed() {
 			t.Errorf("%v %v, then %v %v after %d runs", first.Status, first.Header, again.Status, again.Header, runs.Load())
 		}
-		if info, _ := detail[*errdetails.ErrorInfo](again); info.GetReason() != "NO_FUNDS" || again.Status.GetMessage() != "no: 1" || again.Header.Get("X-Version") != "1" {
+		if info, _ := detail[*errdetails.ErrorInfo](again); info.GetReason() != "NO_FUNDS" || again.Status.GetMessage() != "no: 1" || again.Header.Get("X-Version") != "1" && !c.Bare() {
 			t.Errorf("again %v %v", again.Status, again.Header)
 		}
 	}
@@ -178,14 +177,10 @@ func testFailureUnencodable(t *testing.T, o once) {
 
 // testSettled: a record that the handler has settled is the answer, whatever the handler returns.
 func testSettled(t *testing.T, o once) {
-	kept, err := answer.OfMessage(&shopv1.Order{Id: "kept"})
-	if err != nil {
-		t.Fatal(err)
-	}
 	for _, earlier := range []bool{false, true} { // the record comes from an earlier run
-		c := o.serve(t, idempotency.MiddlewareConfig{}, func(ctx context.Context, _ *shopv1.PlaceOrderRequest, _ Set) (*shopv1.Order, error) {
-			claim, _ := driver.ClaimFrom(ctx)
-			claim.Settle(driver.BeginResult{State: driver.Completed, Fingerprint: claim.Fingerprint, Response: driver.Response(kept)}, earlier)
+		var c Client
+		c = o.serve(t, idempotency.MiddlewareConfig{}, func(ctx context.Context, _ *shopv1.PlaceOrderRequest, _ Set) (*shopv1.Order, error) {
+			settle(ctx, t, c, earlier)
 			return nil, Fail(codes.Unavailable, "not the record")
 		})
 		ask := Ask{Keys: newKey()}

@@ -14,7 +14,9 @@ import (
 	spb "google.golang.org/genproto/googleapis/rpc/status"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 
+	"github.com/holdfast-go/holdfast/idempotency"
 	"github.com/holdfast-go/holdfast/modules/rpc/idempotencyconnect"
+	"github.com/holdfast-go/holdfast/modules/rpc/internal/answer"
 	"github.com/holdfast-go/holdfast/modules/rpc/internal/connectform"
 	"github.com/holdfast-go/holdfast/modules/rpc/internal/shopv1"
 	"github.com/holdfast-go/holdfast/modules/rpc/internal/shopv1/shopv1connect"
@@ -127,6 +129,12 @@ func watch(_ context.Context, _ *connect.Request[healthRequest], stream *connect
 type client struct {
 	shopv1connect.ShopClient
 	check, watch *connect.Client[healthRequest, healthResponse]
+}
+
+func (client) Bare() bool { return false }
+
+func (client) Record(order *shopv1.Order) (idempotency.Response, error) {
+	return answer.OfMessage(order)
 }
 
 func (c client) Health(ctx context.Context) error {

@@ -18,7 +18,9 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
+	"github.com/holdfast-go/holdfast/idempotency"
 	"github.com/holdfast-go/holdfast/modules/rpc/idempotencygrpc"
+	"github.com/holdfast-go/holdfast/modules/rpc/internal/answer"
 	"github.com/holdfast-go/holdfast/modules/rpc/internal/grpcform"
 	"github.com/holdfast-go/holdfast/modules/rpc/internal/shopv1"
 	"github.com/holdfast-go/holdfast/modules/rpc/internal/suite"
@@ -115,6 +117,12 @@ func (s *shop) WatchOrders(_ *shopv1.WatchOrdersRequest, stream grpc.ServerStrea
 type client struct {
 	shopv1.ShopClient
 	health healthpb.HealthClient
+}
+
+func (client) Bare() bool { return false }
+
+func (client) Record(order *shopv1.Order) (idempotency.Response, error) {
+	return answer.OfMessage(order)
 }
 
 func (c client) Health(ctx context.Context) error {
