@@ -2,19 +2,13 @@ package inboxredis
 
 import (
 	"context"
-	"log/slog"
-	"sync/atomic"
-	"time"
 
 	"github.com/redis/go-redis/v9"
 
 	"github.com/holdfast-go/holdfast/inbox"
-	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/inbox/engine"
 	partitions "github.com/holdfast-go/holdfast/internal/inbox/group"
 	"github.com/holdfast-go/holdfast/internal/redisconn"
-	"github.com/holdfast-go/holdfast/internal/runloop"
-	"github.com/holdfast-go/holdfast/internal/telemetry"
 )
 
 // Partitions.
@@ -55,12 +49,8 @@ import (
 //
 // A stream without partitions counts as another number: it keeps its plain name.
 
-const (
-	// leaveTimeout bounds the last call of an ending process.
-	leaveTimeout = time.Second
-	// aside is how long a process does not ask for a lease that it released. Others ask every second.
-	aside = 2 * claimEvery
-)
+// aside is how long a process does not ask for a lease that it released. Others ask every second.
+const aside = 2 * claimEvery
 
 // newGroups returns the consumer group of each partition.
 func newGroups(client redis.UniversalClient, s *settings) (groups []*group) {
@@ -77,73 +67,37 @@ func newRunner(groups []*group, p inbox.Processor, cfg engine.Config) (runner, e
 		return engine.New(newSource(groups[0], run), p, cfg)
 	}
 	first := groups[0]
-	w := &whole{source: newSource(first, run)}
+	var parts []*source
 	var all []partitions.Partition
 	for _, g := range groups {
 		s := newSource(g, run)
-		w.parts = append(w.parts, s)
+		parts = append(parts, s)
 		all = append(all, partitions.Partition{Name: g.keys.stream, Source: s})
 	}
+	m := &members{group: first, key: first.keys.processes(len(groups)), run: run}
 	return partitions.New(p, partitions.Config{
-		Consumer: cfg, Whole: w, Partitions: all, Aside: aside, Leveling: first.cfg.leveling,
-		Members: &members{group: first, key: first.keys.processes(len(groups)), run: run},
+		Consumer: cfg, Whole: partitions.NewWhole(parts), Partitions: all, Aside: aside, Leveling: first.cfg.leveling,
+		Members: &partitions.Records{Every: renewEvery, Note: m.note, Leave: m.leave, Log: first.log},
 	})
 }
 
-// whole counts messages of all partitions. It is never opened.
-type whole struct {
-	*source
-	parts []*source
-}
-
-// Backlog implements driver.Measured.
-func (w *whole) Backlog(ctx context.Context) (sum driver.Backlog, err error) {
-	for _, part := range w.parts {
-		b, err := part.Backlog(ctx)
-		if err != nil {
-			return sum, err
-		}
-		sum.Waiting, sum.Retrying, sum.PutOff = sum.Waiting+b.Waiting, sum.Retrying+b.Retrying, sum.PutOff+b.PutOff
-	}
-	return sum, nil
-}
-
-// DeadLetters implements driver.Keeper.
-func (w *whole) DeadLetters() driver.DeadLetters {
-	var all []driver.DeadLetters
-	for _, part := range w.parts {
-		all = append(all, part.DeadLetters())
-	}
-	return driver.JoinDeadLetters(all...)
-}
-
-// members counts the processes that share the partitions. Each process records its presence on the server of the
-// first partition.
+// members are the processes that share the partitions. Each process records its presence on the server of the first
+// partition.
 type members struct {
 	group *group
 	key   string
 	run   string // this process
-	count atomic.Int64
 }
 
-// Run implements Members of package group.
-func (m *members) Run(ctx context.Context) {
-	var seldom telemetry.Seldom
-	for ctx.Err() == nil {
-		n, err := m.group.script(ctx, shareScript, []string{m.key}, m.run, claimIdle.Milliseconds())
-		if err == nil {
-			m.count.Store(n)
-		} else if repeats, due := seldom.Due(); due && ctx.Err() == nil {
-			m.group.log.WarnContext(ctx, "inbox: processes not counted", slog.Any("error", err), slog.Int("repeats", repeats))
-		}
-		_ = runloop.Sleep(ctx, renewEvery)
-	}
-	m.count.Store(0)
-	// If this fails, the process counts for a while longer.
-	_, _ = redisconn.Within(context.WithoutCancel(ctx), leaveTimeout, func(ctx context.Context) (int64, error) {
+// note records that this process takes part, and counts all that do.
+func (m *members) note(ctx context.Context) (int, error) {
+	n, err := m.group.script(ctx, shareScript, []string{m.key}, m.run, claimIdle.Milliseconds())
+	return int(n), err
+}
+
+func (m *members) leave(ctx context.Context) error {
+	_, err := redisconn.Within(ctx, m.group.cfg.Timeout, func(ctx context.Context) (int64, error) {
 		return m.group.client.ZRem(ctx, m.key, m.run).Result()
 	})
+	return err
 }
-
-// Count implements Members of package group.
-func (m *members) Count(context.Context) int { return int(m.count.Load()) }

@@ -3,27 +3,20 @@ package inboxnats
 import (
 	"context"
 	"crypto/rand"
-	"log/slog"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/holdfast-go/holdfast/inbox"
-	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/inbox/engine"
 	"github.com/holdfast-go/holdfast/internal/inbox/group"
-	"github.com/holdfast-go/holdfast/internal/runloop"
-	"github.com/holdfast-go/holdfast/internal/telemetry"
 )
 
 const (
 	// memberEvery is the interval in which a process records that it takes part. The server forgets it after
 	// leaseTime.
 	memberEvery = 2 * time.Second
-	// leaveTimeout bounds the last call of a process that is shutting down.
-	leaveTimeout = time.Second
 	// aside is how long a process does not take back a lease it has released: others try twice a second.
 	aside = 4 * leaseEvery
 )
@@ -38,65 +31,25 @@ func newRunner(s *settings, parts []*source, p inbox.Processor) (runner, error) 
 	for _, part := range parts {
 		all = append(all, group.Partition{Name: part.queue, Source: part})
 	}
+	m := &members{source: parts[0], run: rand.Text()[:10]}
 	return group.New(p, group.Config{
-		Consumer: cfg, Whole: &whole{parts[0], parts}, Partitions: all, Aside: aside, Leveling: s.leveling,
-		Members: &members{source: parts[0], run: rand.Text()[:10]},
+		Consumer: cfg, Whole: group.NewWhole(parts), Partitions: all, Aside: aside, Leveling: s.leveling,
+		Members: &group.Records{Every: memberEvery, Note: m.note, Leave: m.leave, Log: s.log},
 	})
-}
-
-// whole adds up all partitions. It is never opened.
-type whole struct {
-	*source
-	parts []*source
-}
-
-// Backlog implements driver.Measured.
-func (w *whole) Backlog(ctx context.Context) (sum driver.Backlog, err error) {
-	for _, part := range w.parts {
-		b, err := part.Backlog(ctx)
-		if err != nil {
-			return sum, err
-		}
-		sum.Waiting, sum.Retrying, sum.PutOff = sum.Waiting+b.Waiting, sum.Retrying+b.Retrying, sum.PutOff+b.PutOff
-	}
-	return sum, nil
-}
-
-// DeadLetters implements driver.Keeper.
-func (w *whole) DeadLetters() driver.DeadLetters {
-	var all []driver.DeadLetters
-	for _, part := range w.parts {
-		all = append(all, part.DeadLetters())
-	}
-	return driver.JoinDeadLetters(all...)
 }
 
 // members are the processes that share the partitions. Each has a message in the stream of leases.
 type members struct {
 	source *source
 	run    string // this process
-	count  atomic.Int64
 }
 
-// Run implements Members of package group.
-func (m *members) Run(ctx context.Context) {
-	var seldom telemetry.Seldom
-	for ctx.Err() == nil {
-		n, err := m.note(ctx)
-		if err == nil {
-			m.count.Store(int64(n))
-		} else if repeats, due := seldom.Due(); due && ctx.Err() == nil {
-			m.source.log.WarnContext(ctx, "inbox: processes not counted", slog.Any("error", err), slog.Int("repeats", repeats))
-		}
-		_ = runloop.Sleep(ctx, memberEvery)
+func (m *members) leave(ctx context.Context) error {
+	stream, err := m.source.js.Stream(ctx, m.source.owners)
+	if err != nil {
+		return err
 	}
-	m.count.Store(0)
-	// If this fails, the process is counted until its message expires.
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveTimeout)
-	defer cancel()
-	if stream, err := m.source.js.Stream(ctx, m.source.owners); err == nil {
-		_ = stream.Purge(ctx, jetstream.WithPurgeSubject(m.source.members+m.run))
-	}
+	return stream.Purge(ctx, jetstream.WithPurgeSubject(m.source.members+m.run))
 }
 
 // note records that this process takes part, and counts all that do.
@@ -119,6 +72,3 @@ func (m *members) note(ctx context.Context) (int, error) {
 	}
 	return n, nil
 }
-
-// Count implements Members of package group.
-func (m *members) Count(context.Context) int { return int(m.count.Load()) }
