@@ -71,7 +71,7 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 	flags.IntVar(&b.messages, "messages", 100_000, "`number` of messages that one run drains, where it does so")
 	flags.IntVar(&b.rows, "rows", 2_000_000, "`number` of rows in a table of which a tenth is due, at least 2000")
 	flags.StringVar(&only, "part", "", "run only the part of this `name`")
-	flags.StringVar(&save, "report", "", "write the results to `file`.md and .json, next to this machine's other workloads")
+	flags.StringVar(&save, "report", "", "write the results to `file`.md and .json, next to the other workloads")
 
 	names, err := parse(flags, args)
 	if errors.Is(err, flag.ErrHelp) {
@@ -89,10 +89,10 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 	if err != nil {
 		return err
 	}
-	b.report = &report{Machine: provenance.Machine()}
+	b.report = &report{}
 	var earlier report
 	if save != "" {
-		if earlier, err = earlierReport(save+".json", b.report.Machine); err != nil {
+		if earlier, err = earlierReport(save + ".json"); err != nil {
 			return err
 		}
 	}
@@ -101,7 +101,7 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 	defer func() { err = errors.Join(err, b.close()) }()
 	var failed error
 	for _, w := range chosen {
-		b.report.Runs = append(b.report.Runs, ran{w.name, command, commit, time.Now(), b.rounds})
+		b.report.Runs = append(b.report.Runs, ran{w.name, command, commit, time.Now(), b.rounds, provenance.Machine()})
 		if err := b.runAll(ctx, w); err != nil {
 			fmt.Fprintln(out, "\nfailed:", err)
 			failed = errors.Join(failed, err)

@@ -13,12 +13,11 @@ import (
 	"time"
 )
 
-// report has the results of one machine.
+// report has the results of the workloads. Each was measured on one machine.
 type report struct {
-	Machine string     `json:"machine"`
-	Runs    []ran      `json:"runs"`
-	Tables  []measured `json:"tables"`
-	Goals   []kept     `json:"goals"`
+	Runs   []ran      `json:"runs"`
+	Tables []measured `json:"tables"`
+	Goals  []kept     `json:"goals"`
 }
 
 // ran describes how a workload was measured.
@@ -28,6 +27,7 @@ type ran struct {
 	Commit   string    `json:"commit"`
 	Began    time.Time `json:"began"`
 	Rounds   int       `json:"rounds"`
+	Machine  string    `json:"machine"`
 }
 
 // measured is a table with its figures.
@@ -192,7 +192,7 @@ func (r *report) workloads() (names []string) {
 // beside returns the report plus the workloads of an earlier report that it has not measured. A workload is compared
 // within one run, so each workload may have its own run.
 func (r *report) beside(earlier report) *report {
-	all := &report{Machine: r.Machine}
+	all := &report{}
 	for _, w := range workloads() {
 		from := &earlier
 		if slices.ContainsFunc(r.Runs, func(one ran) bool { return one.Workload == w.name }) {
@@ -209,10 +209,10 @@ func only[T any](all []T, workload string, of func(T) string) []T {
 	return slices.DeleteFunc(slices.Clone(all), func(one T) bool { return of(one) != workload })
 }
 
-// earlierReport reads the existing report of this machine. There may be none.
-func earlierReport(file, machine string) (report, error) {
+// earlierReport reads the existing report. There may be none.
+func earlierReport(file string) (report, error) {
 	r, err := readReport(file)
-	if errors.Is(err, fs.ErrNotExist) || err == nil && r.Machine != machine {
+	if errors.Is(err, fs.ErrNotExist) {
 		return report{}, nil
 	}
 	return r, err
@@ -232,16 +232,17 @@ func readReport(file string) (r report, err error) {
 // markdown renders the report.
 func (r *report) markdown() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "# Performance\n\nEach row compares the same work in one run on one machine: %s. "+
+	b.WriteString("# Performance\n\nEach row compares the same work in one run on one machine. "+
 		"The raw limit is the bare client with the same guarantees where it can have them. Ratios count, since absolute figures depend on the machine. "+
-		"More than 1.00 is better for rates, less for times.\n\n", r.Machine)
+		"More than 1.00 is better for rates, less for times.\n\n")
 	r.summary(&b)
 	b.WriteString("\n![Holdfast beside the fastest peer of each table](performance.svg)\n")
 	b.WriteString("\n## How it was measured\n\nContenders of a table took turns, round after round. " +
 		"A figure is the median [least .. most] of the rounds, a ratio the median of the ratios within a round.\n\n")
-	b.WriteString("| workload | command | commit | begun | rounds |\n|---|---|---|---|---|\n")
+	b.WriteString("| workload | command | commit | begun | rounds | machine |\n|---|---|---|---|---|---|\n")
 	for _, one := range r.Runs {
-		fmt.Fprintf(&b, "| %s | `%s` | %s | %s | %d |\n", one.Workload, one.Command, one.Commit, one.Began.UTC().Format("2006-01-02 15:04"), one.Rounds)
+		fmt.Fprintf(&b, "| %s | `%s` | %s | %s | %d | %s |\n",
+			one.Workload, one.Command, one.Commit, one.Began.UTC().Format("2006-01-02 15:04"), one.Rounds, one.Machine)
 	}
 	for _, workload := range r.workloads() {
 		fmt.Fprintf(&b, "\n## %s\n", workload)

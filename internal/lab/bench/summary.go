@@ -116,7 +116,7 @@ func (r *report) chart() string {
 	}
 	return fmt.Sprintf("<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"960\" height=\"%d\" font-family=\"sans-serif\" font-size=\"13\" role=\"img\">\n"+
 		"<title>Holdfast beside the fastest peer of each table: a longer bar is faster</title>\n<rect width=\"100%%\" height=\"100%%\" fill=\"#fff\"/>\n"+
-		"<text x=\"10\" y=\"20\">Beside the fastest peer, longer is faster. %s</text>\n%s</svg>\n", y, strings.ReplaceAll(r.Machine, "&", "&amp;"), bars.String())
+		"<text x=\"10\" y=\"20\">Beside the fastest peer, longer is faster.</text>\n%s</svg>\n", y, bars.String())
 }
 
 func bar(b *strings.Builder, y int, share float64, colour, label string) {
