@@ -183,13 +183,13 @@ func (s stamp) id() (uuid.UUID, bool) {
 }
 
 // parseDigits reads 32 hexadecimal digits, as Symfony writes an id where its component Uid is absent. Those are random.
-// They become a UUID v7 without a time, always the same one.
+// They become a UUID v7 without a time, always the same one. Zeros stand for no id.
 func parseDigits(text string) (uuid.UUID, bool) {
 	if len(text) != 32 {
 		return uuid.Nil, false
 	}
 	id, err := uuid.Parse(text)
-	if err != nil {
+	if err != nil || id == uuid.Nil {
 		return uuid.Nil, false
 	}
 	if ids.Check(id) != nil {

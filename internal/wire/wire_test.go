@@ -182,6 +182,7 @@ func TestSymfonyID(t *testing.T) {
 		"digits of a v7":           {plain, "", map[string]string{symfonys: `[{"id":"` + digits + `"}]`}, a},
 		"digits":                   {plain, "", map[string]string{symfonys: `[{"id":"FFFFFFFFFFFF0123456789abcdef0123"}]`}, "00000000-0000-7123-8567-89abcdef0123"},
 		"digits as messageId":      {plain, "", with(stamp("ffffffffffff0123456789abcdef0123")), "00000000-0000-7123-8567-89abcdef0123"},
+		"zeros":                    {plain, "", with(stamp("00000000000000000000000000000000")), ""},
 		"no digits":                {plain, "", with(stamp("gfffffffffff0123456789abcdef0123")), ""},
 		"too few digits":           {plain, "", with(stamp(digits[1:])), ""},
 		"a number as id":           {plain, "", with(`[{"messageId":"` + a + `","id":7}]`), a},
