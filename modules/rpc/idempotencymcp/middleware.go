@@ -132,7 +132,7 @@ func answerOf(result mcp.Result, err error) once.Answer {
 	}
 	own, ok := result.(*mcp.CallToolResult)
 	switch {
-	case !ok || own.InputRequests != nil: // it is no answer yet
+	case !ok || own == nil || own.InputRequests != nil: // it is no answer yet
 		return once.Answer{Status: &spb.Status{Code: int32(codes.Unknown)}}
 	case own.IsError && own.GetError() != nil:
 		return once.Answer{Status: grpcform.StatusOf(own.GetError())}

@@ -90,6 +90,7 @@ func TestMiddleware_frees(t *testing.T) {
 		result *mcp.CallToolResult
 		err    error
 	}{
+		"no result":                {nil, nil},
 		"an error of the protocol": {nil, errors.New("no such tool")},
 		"an error without a code":  {failed, nil},
 		"a question":               {&mcp.CallToolResult{InputRequests: mcp.InputRequestMap{"name": &mcp.ElicitParams{Message: "Which?"}}}, nil},
