@@ -142,10 +142,14 @@ func (s *source) copyOf(m driver.Move) *copied {
 }
 
 // due is the remaining delay of a retry, which started when the server stored the copy. The server's clock set that
-// time and this host's clock reads it. A host whose clock is late waits for the delay at most once more.
-func due(wait string, stored time.Time) time.Duration {
+// time and this host's clock reads it as the age of the copy. A host whose clock is late waits for the delay at most once
+// more: if the copy comes again and still has a negative age, the wait is over.
+func due(wait string, age time.Duration, again bool) time.Duration {
 	delay := time.Duration(number(wait)) * time.Millisecond
-	return min(delay-time.Since(stored), delay)
+	if again && age < 0 {
+		return 0
+	}
+	return min(delay-age, delay)
 }
 
 // readDead decodes a dead letter.

@@ -321,7 +321,7 @@ func (f *feed) arrived(msg *nats.Msg) {
 	d := &delivery{place: place{f.retries, meta.Sequence.Stream}, session: s, msg: msg, meta: meta}
 	wait := time.Duration(0)
 	if f.retries {
-		wait = due(d.headers()[wire.HeaderWait], meta.Timestamp)
+		wait = due(d.headers()[wire.HeaderWait], time.Since(meta.Timestamp), meta.NumDelivered > 1)
 	}
 	s.hand.mu.Lock()
 	defer s.hand.mu.Unlock()
