@@ -6,8 +6,8 @@
 // A message goes to the subject <topic>.<message name>, such as shop.order.placed. A stream must take the subjects
 // shop.>; Setup of package inboxnats creates one. The id is in the header Nats-Msg-Id, the name in holdfast-name, the
 // ordering key in holdfast-key, the content type in Content-Type; the sender's headers have their own names. Headers that
-// NATS cannot carry, such as one with a colon in its name, are in holdfast-headers, a JSON object. CloudEvents have
-// headers ce-<attribute>.
+// NATS cannot carry are in holdfast-headers, a JSON object: those with a colon, a backslash, a space or a slash in their
+// name, for example. CloudEvents have headers ce-<attribute>.
 //
 // # Guarantees and limits
 //

@@ -40,8 +40,9 @@ type Config struct {
 	// Router returns the route of a message and replaces Message.Route, which it can read. Several goroutines call it
 	// at once. Default: Message.Route.
 	Router func(outbox.Message) outbox.Route
-	// Format is the form of messages. format.Symfony adds the headers that Symfony Messenger reads;
-	// format.CloudEvents makes CloudEvents. Default: this module's own form.
+	// Format is the form of messages. format.Symfony adds the headers that Symfony Messenger reads; those with a
+	// namespace in their name are in holdfast-headers. format.CloudEvents makes CloudEvents. Default: this module's
+	// own form.
 	Format format.Format
 	// Partitions maps the name of a topic to its number of partitions, at most 64. The subjects of shop are
 	// shop.0.<message name>, shop.1.<message name> and so on. The partition of a message is the CRC-32 (IEEE) of its
@@ -216,7 +217,7 @@ func classify(err error, denied bool) error {
 		class = cmp.Or(classes[answer.APIError().ErrorCode], driver.Retryable)
 	}
 	switch {
-	case errors.Is(err, nats.ErrMaxPayload), errors.Is(err, nats.ErrBadSubject):
+	case errors.Is(err, nats.ErrMaxPayload), errors.Is(err, nats.ErrBadSubject), errors.Is(err, nats.ErrBadHeaderMsg):
 		class = driver.Permanent
 	case errors.Is(err, jetstream.ErrAsyncPublishTimeout) && denied:
 		class, err = driver.Unroutable, fmt.Errorf("%w: %w", nats.ErrPermissionViolation, err)

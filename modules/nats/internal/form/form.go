@@ -61,11 +61,14 @@ func Encode(all map[string]string) nats.Header {
 	return header
 }
 
-// plain reports whether NATS carries a header as it is, and gives it no meaning.
+// plain reports whether NATS carries a header as it is, and gives it no meaning. Clients reject all other names.
 func plain(name, value string) bool {
-	return !strings.HasPrefix(name, "Nats-") && name != "Status" && name != others && !strings.Contains(name, ":") &&
+	return name != "" && !strings.ContainsFunc(name, unfit) && !strings.HasPrefix(name, "Nats-") && name != "Status" && name != others &&
 		!strings.ContainsAny(value, "\r\n") && strings.TrimSpace(value) == value
 }
+
+// unfit reports whether a name must not have a character: all but visible ASCII, and the separators of nats.go.
+func unfit(r rune) bool { return r <= ' ' || r > '~' || strings.ContainsRune("\"()/,:;<=>?@[\\]{}", r) }
 
 // Decode returns what Encode was given, and the id of a message that names it in Nats-Msg-Id alone. It leaves out values
 // that are not UTF-8 or have more than 8 KiB.
