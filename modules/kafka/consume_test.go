@@ -39,8 +39,10 @@ func newGroup(brokers []string, topic string, opts ...kgo.Opt) (*kgo.Client, err
 		kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()), kgo.DisableAutoCommit(), kgo.BlockRebalanceOnPoll())...)
 }
 
-// consume processes the records of the client's group until ctx ends or a broker fails. Start it again after an error.
+// consume processes the records of the client's group until ctx ends or a broker fails. It closes the client, which has
+// moved past records that are not processed. Start it again with a new one after an error.
 func consume(ctx context.Context, client *kgo.Client, p inbox.Processor, retries inbox.RetryPolicy) error {
+	defer client.CloseAllowingRebalance()
 	for {
 		polled := client.PollRecords(ctx, 100)
 		if err := polled.Err(); err != nil {
@@ -175,7 +177,6 @@ func (s *shop) consume(t *testing.T, opts ...kgo.Opt) (ended <-chan error, stop 
 	ctx, cancel := context.WithCancel(t.Context())
 	result := make(chan error, 1)
 	go func() {
-		defer client.CloseAllowingRebalance()
 		result <- consume(ctx, client, s.books, inbox.RetryPolicy{MaxAttempts: 3, BaseDelay: time.Millisecond})
 		close(result)
 	}()
@@ -255,6 +256,31 @@ func TestConsume_failedCommit(t *testing.T) {
 	s.effects.wait(t, "one", "two", "three")
 	stop()
 	cancelled(t, ended)
+}
+
+// A loop that ends before it has settled its batch comes back to the rest of it. A client that has polled would not.
+func TestConsume_failedDeadLetter(t *testing.T) {
+	t.Parallel()
+	cluster := kafkatest.Fake(t)
+	s := newShop(t, cluster.ListenAddrs())
+	s.publish(t, "one", "broken", "two")
+	cluster.Fault(kfake.Fault{Keys: []kmsg.Key{kmsg.Produce}, Err: kerr.TopicAuthorizationFailed})
+	client, err := newGroup(s.brokers, s.topic)
+	must(t, err)
+	for _, want := range []error{kerr.TopicAuthorizationFailed, kgo.ErrClientClosed} {
+		ctx, cancel := context.WithTimeout(t.Context(), testenv.Patience)
+		defer cancel()
+		if err := consume(ctx, client, s.books, inbox.RetryPolicy{}); !errors.Is(err, want) {
+			t.Fatalf("the loop ended with %v, want %v", err, want)
+		}
+	}
+	ended, stop := s.consume(t)
+	s.effects.wait(t, "one", "two")
+	stop()
+	cancelled(t, ended)
+	if s.effects.tries["broken"] != 2 {
+		t.Errorf("the message without a dead letter was tried %d times, want 2", s.effects.tries["broken"])
+	}
 }
 
 // A loop that waits too long loses its partitions to another process of the group. Its commit fails, and each effect
