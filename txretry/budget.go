@@ -15,7 +15,7 @@ import (
 // server nothing. It has sent nothing, so no outcome is ever lost by a refusal.
 //
 // Over the budget, one call may run at a time. It is the probe that shows when the trouble is over, as often as the
-// server can answer. A caller that makes one call after the other is therefore never refused.
+// server can answer. If the Manager has one caller, which makes one call after the other, it is therefore never refused.
 
 const (
 	budgetSeconds = 11 // at least 10 whole seconds and the current one
