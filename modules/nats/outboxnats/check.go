@@ -33,7 +33,7 @@ func (p *Publisher) Ready(ctx context.Context) error {
 }
 
 // Check checks that a stream takes the subjects of Config.Topic, Config.Routes and Config.Partitions, that it drops
-// second copies and keeps messages on disk, and that the connection reconnects forever. It returns nil if it finds
+// second copies, keeps messages on disk and has a consumer if it needs one, and that the connection reconnects forever. It returns nil if it finds
 // nothing. Otherwise the error joins the findings, each with a method Mend() string, and the errors of checks that
 // failed.
 func (p *Publisher) Check(ctx context.Context) error {
@@ -75,6 +75,9 @@ func (p *Publisher) checkSubject(ctx context.Context, subject string, found *che
 	}
 	if cfg.Storage == jetstream.MemoryStorage {
 		found.Add("create it with storage file", "stream %q loses its messages when the server ends", name)
+	}
+	if cfg.Retention == jetstream.InterestPolicy && stream.CachedInfo().State.Consumers == 0 {
+		found.Add("create a durable consumer, or call inboxnats.Consumer.Setup", "stream %q confirms messages and deletes them: it has no consumer", name)
 	}
 	return nil
 }

@@ -213,9 +213,19 @@ func TestCheck(t *testing.T) {
 	if err := p.Check(t.Context()); err == nil || strings.Count(err.Error(), "no stream takes") != 2 {
 		t.Errorf("without a stream: %v", err)
 	}
-	create(t, conn, topic, func(c *jetstream.StreamConfig) { c.Storage, c.Duplicates = jetstream.MemoryStorage, time.Second })
-	if err := p.Check(t.Context()); err == nil || !strings.Contains(err.Error(), "when the server ends") || !strings.Contains(err.Error(), "for 1s only") {
-		t.Errorf("with a stream in memory: %v", err)
+	stream := create(t, conn, topic, func(c *jetstream.StreamConfig) {
+		c.Storage, c.Duplicates, c.Retention = jetstream.MemoryStorage, time.Second, jetstream.InterestPolicy
+	})
+	err := p.Check(t.Context())
+	for _, want := range []string{"when the server ends", "for 1s only", "it has no consumer"} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("with a stream in memory: %v does not say %q", err, want)
+		}
+	}
+	_, err = stream.CreateConsumer(t.Context(), jetstream.ConsumerConfig{Durable: "billing", AckPolicy: jetstream.AckExplicitPolicy})
+	must(t, err)
+	if err := p.Check(t.Context()); strings.Contains(err.Error(), "it has no consumer") {
+		t.Errorf("with a consumer: %v", err)
 	}
 	must(t, p.Ready(t.Context()))
 }
