@@ -237,7 +237,7 @@ func (rs *rounds) report(ctx context.Context, messages []driver.Message, outcome
 			rs.reportFailure(ctx, messages[i], f)
 		}
 	}
-	rs.telemetry.published.Add(ctx, int64(res.published))
+	rs.telemetry.countPublished(ctx, res.published)
 	rs.telemetry.givenBack.Add(ctx, int64(res.claimed-res.published-res.failed))
 	return res
 }

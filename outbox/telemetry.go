@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -52,6 +53,12 @@ const (
 	statePaused  = "paused"
 	stateProbing = "probing"
 )
+
+// Counts returns the numbers of messages that this process has published and failed to publish. It makes no server call.
+func (r *Relay) Counts() driver.Counts {
+	c := r.telemetry.counts
+	return driver.Counts{Done: c.done.Load(), Failed: c.failed.Load(), Retried: c.retried.Load()}
+}
 
 // Stats reads the state of the store and the publishers, within 5 s. It returns an error if the store could not be
 // read; Transports is valid with an error too.
@@ -184,6 +191,9 @@ const scope = "github.com/holdfast-go/holdfast/outbox"
 // maxLinks bounds the links from a batch's span to the spans that wrote its messages.
 const maxLinks = 64
 
+// counts are the numbers of a relay's attempts since its start.
+type counts struct{ done, failed, retried atomic.Int64 }
+
 // instruments holds the relay's metrics and its tracer.
 type instruments struct {
 	kit       telemetry.Kit
@@ -196,6 +206,7 @@ type instruments struct {
 	confirm   metric.Float64Histogram
 
 	gauges gaugeSet
+	counts *counts
 	by     map[string]metric.MeasurementOption // by transport
 	spans  map[string]trace.SpanStartOption    // attributes of each send span, by transport
 }
@@ -225,7 +236,7 @@ func newInstruments(cfg RelayConfig, publishers map[string]driver.Publisher) (in
 	}
 	return instruments{
 		kit: kit, published: published, failed: failed, givenBack: givenBack, stale: stale,
-		duration: duration, lag: lag, confirm: confirm, gauges: gauges, by: by, spans: spans,
+		duration: duration, lag: lag, confirm: confirm, gauges: gauges, counts: &counts{}, by: by, spans: spans,
 	}, errors.Join(err1, err2, err3, err4, err5, err6, err7, err8)
 }
 
@@ -320,6 +331,15 @@ func messageID(m driver.Message) attribute.KeyValue {
 	return attribute.String("messaging.message.id", m.ID.String())
 }
 
+func (t instruments) countPublished(ctx context.Context, n int) {
+	t.published.Add(ctx, int64(n))
+	t.counts.done.Add(int64(n))
+}
+
 func (t instruments) countFailure(ctx context.Context, f failure) {
+	t.counts.failed.Add(1)
+	if !f.dead {
+		t.counts.retried.Add(1)
+	}
 	t.failed.Add(ctx, 1, metric.WithAttributes(attribute.String("class", string(f.class)), attribute.Bool("dead", f.dead)))
 }

@@ -28,6 +28,7 @@ import (
 	"github.com/holdfast-go/holdfast/examples/reservation/internal/web"
 	"github.com/holdfast-go/holdfast/idempotency/driver"
 	"github.com/holdfast-go/holdfast/modules/operator"
+	"github.com/holdfast-go/holdfast/modules/operator/history"
 	"github.com/holdfast-go/holdfast/modules/service"
 	"github.com/holdfast-go/holdfast/ratelimit"
 )
@@ -207,9 +208,11 @@ func openMemory(cfg config) (*backend, error) {
 		}
 	}
 	group := newGroup(cfg, parts.Sweeper, parts.Consumer, parts.Relay)
+	operated := memoryOperator(cfg, parts)
+	group.Add("history", must(history.New(operated)))
 	b := &backend{
 		shop: parts.Shop, keys: parts.Keys, limiter: parts.Limiter, group: group, ready: group.Ready(checks),
-		operator: memoryOperator(cfg, parts), handled: &handled{},
+		operator: operated, handled: &handled{},
 		flow: tracker, backlog: parts.Demo.Backlog, close: func() {},
 	}
 	if cfg.trials {

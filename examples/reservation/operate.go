@@ -47,6 +47,7 @@ func (p *parts) operator(cfg config) operator.Config {
 		},
 		Servers: p.servers.pings(),
 		Log:     p.log,
+		History: p.history,
 	}
 }
 
@@ -60,6 +61,7 @@ func memoryOperator(cfg config, p *memory.Parts) operator.Config {
 		Limiters:  limiters(cfg, p.Limiter),
 		Parts:     []operator.Part{{Name: "idempotency", Part: p.Keys}},
 		Log:       &operator.MemoryLog{},
+		History:   &operator.MemoryHistory{},
 	}
 }
 

@@ -16,6 +16,7 @@ import (
 	"github.com/holdfast-go/holdfast/inbox/inboxpgx"
 	"github.com/holdfast-go/holdfast/modules/nats/outboxnats"
 	"github.com/holdfast-go/holdfast/modules/operator"
+	"github.com/holdfast-go/holdfast/modules/operator/history"
 	"github.com/holdfast-go/holdfast/modules/service"
 	"github.com/holdfast-go/holdfast/outbox"
 	"github.com/holdfast-go/holdfast/outbox/driver"
@@ -43,6 +44,7 @@ type parts struct {
 	holds      *expirypgx.Store
 	sweeper    *expiry.Sweeper
 	log        *operator.PostgresLog // of the actions of operators
+	history    *operator.PostgresHistory
 }
 
 // newParts makes the parts. It does not connect to a server. Each part uses the logger and the
@@ -85,6 +87,7 @@ func newParts(cfg config, s *servers) *parts {
 
 	p.holds = must(expirypgx.New(workers, "reservations", expirypgx.Config{Emit: postgres.Swept(p.outbox)}))
 	p.log = must(operator.NewPostgresLog(s.workers))
+	p.history = must(operator.NewPostgresHistory(s.workers))
 	p.sweeper = must(expiry.NewSweeper(p.holds, expiry.SweeperConfig{Schedule: cfg.sweep}))
 	return p
 }
@@ -93,7 +96,7 @@ func newParts(cfg config, s *servers) *parts {
 func (p *parts) prepare(ctx context.Context, group *service.Group) error {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
-	return group.Prepare(ctx, "postgres", p.messages.Migrate, p.inbox.Migrate, p.once.Migrate, p.log.Migrate, shopTables{p}.Migrate)
+	return group.Prepare(ctx, "postgres", p.messages.Migrate, p.inbox.Migrate, p.once.Migrate, p.log.Migrate, p.history.Migrate, shopTables{p}.Migrate)
 }
 
 // openServices returns the back end on real servers, with the parts of the role.
@@ -108,9 +111,11 @@ func openServices(ctx context.Context, cfg config) (*backend, error) {
 		s.close()
 		return nil, err
 	}
+	operated := p.operator(cfg)
+	group.Add("history", must(history.New(operated)))
 	b := &backend{
 		shop: postgres.NewShop(s.shop, p.once, p.outbox, p.holds, p.flow), keys: p.once, limiter: p.limiter,
-		group: group, ready: group.Ready(s.checks(cfg.role)), operator: p.operator(cfg), handled: p.handled,
+		group: group, ready: group.Ready(s.checks(cfg.role)), operator: operated, handled: p.handled,
 		flow: p.flow, close: s.close,
 	}
 	if cfg.page {

@@ -67,6 +67,12 @@ type Pausable interface {
 // Pause records who paused something, why and when. The zero value means not paused.
 type Pause = actor.Pause
 
+// Counts are the numbers of deliveries that one process has settled since it created its consumer.
+type Counts struct {
+	// Done were processed. Failed failed, and became retries or dead letters; Retried is the number of the retries.
+	Done, Failed, Retried int64
+}
+
 // Parker is an optional interface of an inbox.Processor that can stop ordering keys; see
 // inbox.ConsumerConfig.ParkKeys. The processor keeps the dead letter that stopped a key, stores each later message of
 // the key behind it, and processes these when the dead letter is returned or dropped. It does so while Background runs.

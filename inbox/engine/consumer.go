@@ -107,6 +107,11 @@ func (c *Consumer) Ready(ctx context.Context) error {
 	return shown.ready(ctx, c.source.Ready)
 }
 
+// Counts returns the numbers of settled deliveries in this process. It makes no server call.
+func (c *Consumer) Counts() driver.Counts {
+	return driver.Counts{Done: c.meters.done.Load(), Failed: c.meters.failed.Load(), Retried: c.meters.repeated.Load()}
+}
+
 // Stats counts the consumer's messages on the server, even if Run is not running. It opens connections of its
 // own, and reads no message. Numbers that a source does not count are 0.
 func (c *Consumer) Stats(ctx context.Context) (inbox.Stats, error) {

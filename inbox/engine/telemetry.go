@@ -50,6 +50,7 @@ type instruments struct {
 	depths   *depths
 
 	nowInFlight, nowWaiting atomic.Int64
+	done, failed, repeated  atomic.Int64 // deliveries, for Counts
 
 	mu     sync.Mutex
 	labels map[label]metric.MeasurementOption // created once, because they are used with every message
@@ -99,8 +100,18 @@ func (s *instruments) observe() (stop func()) {
 
 // count counts settled deliveries. Class is the class of their failure, if they failed.
 func (s *instruments) count(as settledAs, class string, n int) {
-	if n > 0 {
-		s.settled.Add(context.Background(), int64(n), s.label(as, class))
+	if n <= 0 {
+		return
+	}
+	s.settled.Add(context.Background(), int64(n), s.label(as, class))
+	switch as {
+	case acked:
+		s.done.Add(int64(n))
+	case retried:
+		s.failed.Add(int64(n))
+		s.repeated.Add(int64(n))
+	case dead:
+		s.failed.Add(int64(n))
 	}
 }
 

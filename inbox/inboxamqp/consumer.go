@@ -49,6 +49,7 @@ type Consumer struct {
 type runner interface {
 	Run(ctx context.Context) error
 	Ready(ctx context.Context) error
+	Counts() driver.Counts
 	Stats(ctx context.Context) (inbox.Stats, error)
 }
 
@@ -94,6 +95,9 @@ func (c *Consumer) Run(ctx context.Context) error { return c.engine.Run(ctx) }
 // error contains the reason: why there is no session, which queue refused a failed message within about a minute,
 // or how many handlers exceed their time.
 func (c *Consumer) Ready(ctx context.Context) error { return c.engine.Ready(ctx) }
+
+// Counts returns the numbers of deliveries that this process has settled. It makes no server call.
+func (c *Consumer) Counts() driver.Counts { return c.engine.Counts() }
 
 // DeadLetters returns the dead letters in the queues of ConsumerConfig.DeadLetterPrefix and
 // ConsumerConfig.Classes, including those of other consumers with the same queues. With ConsumerConfig.ParkKeys it

@@ -32,6 +32,7 @@ type Consumer struct {
 type runner interface {
 	Run(ctx context.Context) error
 	Ready(ctx context.Context) error
+	Counts() driver.Counts
 	Stats(ctx context.Context) (inbox.Stats, error)
 }
 
@@ -72,6 +73,9 @@ func (c *Consumer) Run(ctx context.Context) error { return c.engine.Run(ctx) }
 // Ready returns nil while messages are received, failed messages can be moved, and handlers return in time.
 // Otherwise the error contains the reason.
 func (c *Consumer) Ready(ctx context.Context) error { return c.engine.Ready(ctx) }
+
+// Counts returns the numbers of deliveries that this process has settled. It makes no server call.
+func (c *Consumer) Counts() driver.Counts { return c.engine.Counts() }
 
 // DeadLetters returns the dead letters of the consumer group, of the classes in ConsumerConfig.Classes and of the
 // classes that every consumer has. Run need not be running. Each call of its methods reads them page by page. Two

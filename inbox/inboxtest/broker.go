@@ -222,6 +222,9 @@ func (c *Consumer) Run(ctx context.Context) error { return c.engine.Run(ctx) }
 // Ready returns nil while Run works.
 func (c *Consumer) Ready(ctx context.Context) error { return c.engine.Ready(ctx) }
 
+// Counts returns the numbers of deliveries that this process has settled. It makes no server call.
+func (c *Consumer) Counts() driver.Counts { return c.engine.Counts() }
+
 // Stats counts the messages of the queue, even if Run is not running.
 func (c *Consumer) Stats(ctx context.Context) (inbox.Stats, error) { return c.engine.Stats(ctx) }
 

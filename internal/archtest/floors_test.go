@@ -105,6 +105,7 @@ var floors = slices.Concat(
 		{pkg: "modules/operator", clients: []string{pgx, cron}, on: []string{"..."}, anyModule: true, publicOnly: true, noTesting: true},
 		{pkg: "modules/operator/internal/core", clients: operated, on: []string{"..."}, anyModule: true, noTesting: true}, // internal/deadletter
 		{pkg: "modules/operator/page", clients: operated, on: []string{"..."}, anyModule: true, publicOnly: true, noTesting: true},
+		{pkg: "modules/operator/history", clients: operated, on: []string{"..."}, anyModule: true, noTesting: true}, // runloop
 		{pkg: "modules/operator/agents", clients: with(operated, mcp), on: []string{"..."}, anyModule: true, publicOnly: true, noTesting: true},
 		{pkg: "modules/operator/command", clients: with(operated, mcp, cobra, bar), on: []string{"..."}, anyModule: true, publicOnly: true, noTesting: true},
 		{pkg: "modules/operator/cmd/holdfast", clients: heavy, on: []string{"..."}, anyModule: true, publicOnly: true},

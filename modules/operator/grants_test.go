@@ -138,6 +138,8 @@ func TestGrantsRelay(t *testing.T) {
 	if err := p.outbox.Check(t.Context()); err != nil && strings.Contains(err.Error(), "permission") {
 		t.Errorf("Check = %v", err) // other findings are about the server
 	}
+	_, err := p.history.Add(t.Context(), []operator.Figures{{Part: "outbox", Done: 1}})
+	check(t, err)
 	if depth := must(p.outbox.Depth(t.Context()))(t); depth.Dead != 2 {
 		t.Errorf("%+v", depth)
 	}
@@ -313,12 +315,16 @@ func TestGrants_migrate(t *testing.T) {
 	t.Parallel()
 	d := newDatabase(t)
 	for job, migrations := range map[string]func(p parts) []func(context.Context) error{
-		"write":       func(p parts) []func(context.Context) error { return []func(context.Context) error{p.outbox.Migrate} },
-		"relay":       func(p parts) []func(context.Context) error { return []func(context.Context) error{p.outbox.Migrate} },
-		"consume":     func(p parts) []func(context.Context) error { return []func(context.Context) error{p.inbox.Migrate} },
+		"write": func(p parts) []func(context.Context) error { return []func(context.Context) error{p.outbox.Migrate} },
+		"relay": func(p parts) []func(context.Context) error {
+			return []func(context.Context) error{p.outbox.Migrate, p.history.Migrate}
+		},
+		"consume": func(p parts) []func(context.Context) error {
+			return []func(context.Context) error{p.inbox.Migrate, p.history.Migrate}
+		},
 		"idempotency": func(p parts) []func(context.Context) error { return []func(context.Context) error{p.keys.Migrate} },
 		"operate": func(p parts) []func(context.Context) error {
-			return []func(context.Context) error{p.outbox.Migrate, p.inbox.Migrate, p.keys.Migrate, p.log.Migrate}
+			return []func(context.Context) error{p.outbox.Migrate, p.inbox.Migrate, p.keys.Migrate, p.log.Migrate, p.history.Migrate}
 		},
 	} {
 		for _, migrate := range migrations(d.role(t, job)) {
@@ -352,7 +358,7 @@ func newDatabase(t *testing.T) *database {
 	pool, schema := pgtest.NewSchema(t)
 	d := &database{schema, pool.Config().ConnString(), pool}
 	as := d.as(t, pool)
-	for _, migrate := range []func(context.Context) error{as.outbox.Migrate, as.inbox.Migrate, as.keys.Migrate, as.log.Migrate} {
+	for _, migrate := range []func(context.Context) error{as.outbox.Migrate, as.inbox.Migrate, as.keys.Migrate, as.log.Migrate, as.history.Migrate} {
 		check(t, migrate(t.Context()))
 	}
 	d.exec(t, `CREATE TABLE holds (id bigint PRIMARY KEY, status text NOT NULL, expires_at timestamptz NOT NULL, customer text);
@@ -375,6 +381,7 @@ type parts struct {
 	keys    *idempotencypgx.Store
 	holds   *expirypgx.Store
 	log     *operator.PostgresLog
+	history *operator.PostgresHistory
 }
 
 func (d *database) as(t *testing.T, pool *pgxpool.Pool) parts {
@@ -386,7 +393,7 @@ func (d *database) as(t *testing.T, pool *pgxpool.Pool) parts {
 		inbox:  must(inboxpgx.New(manager, "billing", inboxpgx.Config{Schema: d.schema, Logger: quiet}))(t),
 		keys:   must(idempotencypgx.New(manager, idempotencypgx.Config{Schema: d.schema, Lease: time.Minute, Logger: quiet}))(t),
 		holds:  must(expirypgx.New(manager, "holds", expirypgx.Config{Schema: d.schema}))(t),
-		log:    must(operator.NewPostgresLog(pool))(t),
+		log:    must(operator.NewPostgresLog(pool))(t), history: must(operator.NewPostgresHistory(pool))(t),
 	}
 }
 
@@ -399,6 +406,7 @@ func (p parts) operator(t *testing.T, relay *outbox.Relay) *rig {
 		Sweeps:    []operator.Sweep{{Name: "holds", Store: p.holds}},
 		Parts:     []operator.Part{{Name: "idempotency", Part: p.keys}},
 		Log:       p.log,
+		History:   p.history,
 	}}
 }
 
@@ -432,7 +440,7 @@ func (d *database) role(t *testing.T, job string) parts {
 func (p parts) refused(t *testing.T, statements ...string) {
 	t.Helper()
 	const insufficientPrivilege = "42501"
-	for _, table := range []string{"outbox", "outbox_lanes", "outbox_dead", "outbox_audit", "outbox_pause", "outbox_dedup", "inbox", "inbox_attempts", "inbox_stopped", "inbox_waiting", "inbox_pause", "idempotency", "operator_log"} {
+	for _, table := range []string{"outbox", "outbox_lanes", "outbox_dead", "outbox_audit", "outbox_pause", "outbox_dedup", "inbox", "inbox_attempts", "inbox_stopped", "inbox_waiting", "inbox_pause", "idempotency", "operator_log", "history"} {
 		statements = append(statements, "TRUNCATE holdfast_"+table, "DROP TABLE holdfast_"+table, "ALTER TABLE holdfast_"+table+" ADD x int")
 	}
 	statements = append(statements, "TRUNCATE holds", "DELETE FROM holds", "INSERT INTO holds VALUES (2, 'held', now())", "SELECT customer FROM holds", "CREATE TABLE mine (n int)")

@@ -109,7 +109,7 @@ const logTimeout = 10 * time.Second
 // logTable is the table of a PostgresLog, in the schema of the search path.
 const logTable = "holdfast_operator_log"
 
-//go:embed migrations/*.sql
+//go:embed migrations/0007_*.sql
 var logFiles embed.FS
 
 //go:embed migrations/0007_operator_log.sql
@@ -136,29 +136,35 @@ const migrateLock = 7_204_118_332
 
 // Migrate creates the table if there is none. Several processes may call it at once.
 func (l *PostgresLog) Migrate(ctx context.Context) error {
-	return l.within(ctx, "migrate", func(ctx context.Context) error {
-		var made bool // if it exists, the role needs no right to create it
-		if err := l.pool.QueryRow(ctx, "SELECT to_regclass($1) IS NOT NULL", logTable).Scan(&made); err == nil && made {
-			return nil
-		}
-		return pgx.BeginFunc(ctx, l.pool, func(tx pgx.Tx) error {
-			// A connection that falls silent must not keep the lock.
-			if _, err := tx.Exec(ctx, "SELECT set_config('idle_in_transaction_session_timeout', '5s', true)"); err != nil {
-				return err
-			}
-			if _, err := tx.Exec(ctx, "SELECT pg_advisory_xact_lock($1)", int64(migrateLock)); err != nil {
-				return err
-			}
-			_, err := tx.Exec(ctx, createLogSQL)
+	return l.within(ctx, "migrate", func(ctx context.Context) error { return createTable(ctx, l.pool, logTable, createLogSQL) })
+}
+
+// createTable creates a table if there is none.
+func createTable(ctx context.Context, pool *pgxpool.Pool, table, sql string) error {
+	var made bool // if it exists, the role needs no right to create it
+	if err := pool.QueryRow(ctx, "SELECT to_regclass($1) IS NOT NULL", table).Scan(&made); err == nil && made {
+		return nil
+	}
+	return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+		// A connection that falls silent must not keep the lock.
+		if _, err := tx.Exec(ctx, "SELECT set_config('idle_in_transaction_session_timeout', '5s', true)"); err != nil {
 			return err
-		})
+		}
+		if _, err := tx.Exec(ctx, "SELECT pg_advisory_xact_lock($1)", int64(migrateLock)); err != nil {
+			return err
+		}
+		_, err := tx.Exec(ctx, sql)
+		return err
 	})
 }
 
 // Schema returns the SQL file that Migrate applies, and the file that undoes it, as the packages of
 // Holdfast do.
-func (l *PostgresLog) Schema() fs.FS {
-	files, err := fs.Sub(logFiles, "migrations")
+func (l *PostgresLog) Schema() fs.FS { return migrationsIn(logFiles) }
+
+// migrationsIn returns the folder of embedded migrations.
+func migrationsIn(all embed.FS) fs.FS {
+	files, err := fs.Sub(all, "migrations")
 	if err != nil {
 		return embed.FS{} // the folder is there: it is compiled in
 	}
@@ -169,18 +175,18 @@ func (l *PostgresLog) Schema() fs.FS {
 func (l *PostgresLog) Check(ctx context.Context) error {
 	_, err := l.List(ctx, LogFilter{Limit: 1})
 	if failed, ok := errors.AsType[*pgconn.PgError](err); ok && failed.Code == undefinedTable {
-		return missingLog{}
+		return missingTable{logTable, "call PostgresLog.Migrate, or the command setup"}
 	}
 	return err
 }
 
-// missingLog is a finding of Check.
-type missingLog struct{}
+// missingTable is a finding of Check.
+type missingTable struct{ table, mend string }
 
-func (missingLog) Error() string { return "operator: the table " + logTable + " is missing" }
+func (m missingTable) Error() string { return "operator: the table " + m.table + " is missing" }
 
 // Mend returns the fix.
-func (missingLog) Mend() string { return "call PostgresLog.Migrate, or the command setup" }
+func (m missingTable) Mend() string { return m.mend }
 
 // Begin implements Log.
 func (l *PostgresLog) Begin(ctx context.Context, a Action) (number int64, err error) {

@@ -52,6 +52,8 @@ type Config struct {
 	// Log records actions, with their authors and reasons. Optional: without it only outboxes record
 	// their own changes.
 	Log Log
+	// History keeps the figures of a day, for charts and for the ages of problems. Package history fills it. Optional.
+	History History
 }
 
 // Outbox is an outbox and its relay.

@@ -92,6 +92,12 @@ type Depth struct {
 	Leased, Doubtful int
 }
 
+// Counts are the numbers of attempts of one process since it created its relay.
+type Counts struct {
+	// Done are published messages. Failed attempts became retries or dead letters; Retried is the number of the retries.
+	Done, Failed, Retried int64
+}
+
 // Pausable is an optional interface of a Source that operators can pause.
 type Pausable interface {
 	// Pause stops all relays, in all processes, from claiming messages until Resume. Messages in flight are

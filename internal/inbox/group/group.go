@@ -209,7 +209,7 @@ func (g *Group) excess(ctx context.Context) []*part {
 // error gives the reason why one is not ready.
 func (g *Group) Ready(ctx context.Context) error {
 	if !g.running.Load() {
-		return g.errorf("not running")
+		return g.errorf("%w", runloop.NotRunning("not running"))
 	}
 	for _, p := range g.parts {
 		if err := p.consumer.Ready(ctx); err != nil && !p.changesHands() {
@@ -217,6 +217,16 @@ func (g *Group) Ready(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// Counts returns the numbers of settled deliveries of all partitions in this process.
+func (g *Group) Counts() driver.Counts {
+	var all driver.Counts
+	for _, p := range g.parts {
+		c := p.consumer.Counts()
+		all.Done, all.Failed, all.Retried = all.Done+c.Done, all.Failed+c.Failed, all.Retried+c.Retried
+	}
+	return all
 }
 
 // Stats counts the messages of all partitions; see engine.Consumer.Stats.

@@ -60,6 +60,7 @@ type Consumer struct {
 type runner interface {
 	Run(ctx context.Context) error
 	Ready(ctx context.Context) error
+	Counts() driver.Counts
 	Stats(ctx context.Context) (inbox.Stats, error)
 }
 
@@ -96,6 +97,9 @@ func (c *Consumer) Run(ctx context.Context) error { return c.engine.Run(ctx) }
 // Ready returns nil while messages are received, failed messages can be moved, and handlers return in time. Otherwise
 // the error names the reason.
 func (c *Consumer) Ready(ctx context.Context) error { return c.engine.Ready(ctx) }
+
+// Counts returns the numbers of deliveries that this process has settled. It makes no server call.
+func (c *Consumer) Counts() driver.Counts { return c.engine.Counts() }
 
 // Stats counts the messages of the stream or its partitions, also without Run. Messages that other processes are
 // working on count as waiting, because the server does not distinguish them from requeued ones.

@@ -214,7 +214,7 @@ func parseTemplates() map[string]*template.Template {
 	layout := template.Must(template.New("layout.html").Funcs(template.FuncMap{
 		"moment": core.Moment, "age": core.Age, "short": core.Short, "plain": core.Plain,
 		"speed": speed, "percent": core.Percent, "ago": ago,
-		"lasting": core.Lasting, "when": when, "many": many,
+		"lasting": core.Lasting, "spark": spark, "when": when, "many": many,
 		"table": func(found []core.Message, mark bool) messageTable { return messageTable{found, mark} },
 	}).ParseFS(pageFiles, "assets/layout.html", "assets/views.html"))
 	all := map[string]*template.Template{}

@@ -26,7 +26,23 @@ import (
 )
 
 func (p *Page) showStatus(v visit) {
-	p.render(v, "status", "Status", p.samples.sample(v.Context()), nil)
+	p.render(v, "status", "Status", p.statusOf(v), nil)
+}
+
+// statusView is the state of all parts, with a chart.
+type statusView struct {
+	core.Status
+	Chart  *chart // nil: the service keeps no history
+	Stream template.URL
+}
+
+func (p *Page) statusOf(v visit) statusView {
+	s := p.samples.sample(v.Context())
+	shown := statusView{Status: s, Chart: p.newChart(s, work, v, query{}), Stream: "live"}
+	if shown.Chart != nil {
+		shown.Stream += "?" + shown.Chart.Address(shown.Chart.Part, shown.Chart.Span.Name)
+	}
+	return shown
 }
 
 // asked is a view of the results of a query.
@@ -45,6 +61,8 @@ type asked struct {
 	First bool
 	// Part is true if not all could be seen.
 	Part bool
+	// Chart is nil without a history.
+	Chart *chart
 }
 
 // ask answers with the results of a request's query.
@@ -71,8 +89,14 @@ func (p *Page) ask(v visit, name, heading, kind string, find func(context.Contex
 	if more && len(q.places) == 1 {
 		shown.Next = lastCursor(found)
 	}
+	if what, ok := charted[name]; ok {
+		shown.Chart = p.newChart(p.samples.sample(ctx), what, v, q)
+	}
 	p.render(v, name, heading, shown, err)
 }
+
+// charted are the figures of the views with a chart.
+var charted = map[string]figure{"groups": dead, "dead-letters": dead, "waiting": waiting}
 
 // Several reports whether there is an outbox among several places: its list alone would have a next page.
 func (a asked) Several() bool {
@@ -422,7 +446,7 @@ func (s *sampler) forget() {
 // live streams the state of all parts.
 func (p *Page) live(v visit) {
 	p.stream(v, core.LiveEvery, func() (string, bool) {
-		return p.fragment("status", "state", p.samples.sample(v.Context())), false
+		return p.fragment("status", "state", p.statusOf(v)), false
 	})
 }
 

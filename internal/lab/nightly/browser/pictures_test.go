@@ -2,12 +2,15 @@ package browser_test
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"image/png"
+	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
@@ -38,7 +41,7 @@ func scenes() map[string]scene {
 	steady := driver.Depth{Ready: 12, Parked: 3, OldestAge: 40 * time.Millisecond, Leased: 16}
 	behind, stuck := steady, steady
 	behind.Ready, behind.OldestAge = 38_410, 11*time.Minute
-	stuck.Ready, stuck.OldestAge = 4_812, 134*time.Second
+	stuck.Ready, stuck.OldestAge = 97_680, 11*time.Minute
 	return map[string]scene{
 		"calm":    {depth: steady, consumers: map[string]inbox.Stats{"billing": {Waiting: 4}, "mail": {Waiting: 31, PutOff: 12}}},
 		"outage":  {depth: stuck, down: true, consumers: map[string]inbox.Stats{"billing": {}, "mail": {PutOff: 12}}},
@@ -124,7 +127,46 @@ func (s scene) serve(t *testing.T) (url string) {
 	_, err = limiter.Allow(t.Context(), ratelimit.Charge{Limit: limit, Key: "all", Cost: 95})
 	check(t, err)
 	cfg.Limiters = []operator.Limiter{{Name: "requests", Limiter: limiter, Limits: []ratelimit.Limit{limit}, Keys: []string{"all", "ada"}}}
+	cfg.History = sceneHistory{s}
 	return site(t, cfg)
+}
+
+// sceneHistory is a day of a scene, whose state began eleven minutes ago.
+type sceneHistory struct{ scene }
+
+func (sceneHistory) Add(context.Context, []operator.Figures) (bool, error) { return true, nil }
+
+func (h sceneHistory) Read(_ context.Context, day bool) (all []operator.Figures, err error) {
+	const began = 11 * time.Minute
+	step, length := 10*time.Second, time.Hour
+	if day {
+		step, length = 5*time.Minute, 24*time.Hour
+	}
+	now := time.Now().UTC().Truncate(step)
+	for at := now.Add(-length); at.Before(now); at = at.Add(step) {
+		seconds := step.Seconds()
+		wave := 1 + 0.25*math.Sin(float64(at.Unix())/1100) + 0.12*math.Sin(float64(at.Unix())/170)
+		ago := now.Sub(at)
+		on := ago <= began
+		for part, rate := range map[string]float64{"outbox": 148, "billing": 74.8, "mail": 74.8} {
+			f := operator.Figures{At: at, Part: part, Done: int64(rate * wave * seconds), Measured: true, Waiting: 12, Retrying: 3}
+			switch {
+			case on && h.down:
+				f.Done, f.Problems = 0, 1
+				if part == "outbox" {
+					f.Waiting = int((began - ago).Seconds() * rate)
+				}
+			case on && h.poison > 0 && part == "billing":
+				f.Dead, f.Failed = min(h.poison, 1+int((began-ago).Seconds()/30)), int64(seconds/10)*3
+			case on && h.depth.Ready > 1000 && part == "outbox":
+				f.Done, f.Problems = f.Done/3, 1
+				f.Waiting = int((began - ago).Seconds() * rate * 2 / 3)
+			}
+			all = append(all, f)
+		}
+	}
+	slices.SortFunc(all, func(a, b operator.Figures) int { return cmp.Or(a.At.Compare(b.At), cmp.Compare(a.Part, b.Part)) })
+	return all, nil
 }
 
 // sceneStore is an outbox with a depth of the scene.

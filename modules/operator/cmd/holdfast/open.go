@@ -67,6 +67,9 @@ func open(f file, getenv func(string) string) (operator.Config, func(), error) {
 		log, err := operator.NewPostgresLog(s.pool)
 		s.note("log", "", err)
 		s.cfg.Log = log
+		history, err := operator.NewPostgresHistory(s.pool)
+		s.note("history", "", err)
+		s.cfg.History = history
 	}
 	if err := errors.Join(s.errs...); err != nil {
 		s.close()

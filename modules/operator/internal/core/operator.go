@@ -23,6 +23,8 @@ type Operator struct {
 	turns map[string]turn
 	// claims are the last counts of claims, one for each part that counts them.
 	claims []claimsCount
+	// history is the last reading of the history.
+	history historyReading
 }
 
 // New returns an Operator. The error names every violation in cfg. It does not connect to a server.
@@ -129,6 +131,9 @@ func (o *Operator) Parts() []operator.Part {
 	all = append(all, o.Config.Parts...)
 	if o.Config.Log != nil {
 		add("log", o.Config.Log)
+	}
+	if o.Config.History != nil {
+		add("history", o.Config.History)
 	}
 	return all
 }

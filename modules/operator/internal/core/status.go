@@ -36,6 +36,8 @@ type Status struct {
 	Connections []connectionsStatus `json:"connections"`
 	// Failed has the errors of limits.
 	Failed []string `json:"failed,omitempty"`
+	// History has the figures of the last day; nil: the service keeps none.
+	History *History `json:"-"`
 }
 
 // OutboxStatus is the state of an outbox. Counts stop at 100,000, which means that many or more.
@@ -143,10 +145,17 @@ func (o *Operator) Look(ctx context.Context) Status {
 		asking.Go(func() { s.Connections[i] = lookAtConnections(ctx, c) })
 	}
 	asking.Go(func() { s.Limits, s.Failed = o.lookAtLimits(ctx) })
+	asking.Go(func() { s.History = o.readHistory(ctx) })
 	asking.Wait()
 	s.Claims = slices.DeleteFunc(s.Claims, func(c claimsStatus) bool { return c.hidden })
-	s.Verdict = Judge(s)
+	s.judge()
 	return s
+}
+
+// judge sets the verdict, with the times that the history knows.
+func (s *Status) judge() {
+	s.Verdict = Judge(*s)
+	s.Verdict.date(s.History, s.At)
 }
 
 // LookAtOutbox returns the state of one outbox.
@@ -183,11 +192,17 @@ func lookAtConsumer(ctx context.Context, c operator.Consumer) ConsumerStatus {
 		rate := float64(n) / rateWindow.Seconds()
 		s.Rate = &rate
 	}
-	if running, ok := c.Consumer.(interface{ Ready(context.Context) error }); ok {
-		s.NotReady = notReady(running.Ready(ctx))
-	}
+	s.NotReady = readiness(ctx, c.Consumer)
 	s.Paused, s.Pausable, s.Error = lookAtPause(ctx, c.Name, c.Inbox, err)
 	return s
+}
+
+// readiness returns the reason why a consumer of this process is not ready.
+func readiness(ctx context.Context, consumer any) string {
+	if running, ok := consumer.(interface{ Ready(context.Context) error }); ok {
+		return notReady(running.Ready(ctx))
+	}
+	return ""
 }
 
 // notReady returns the reason of a Ready, or nothing if no Run works in this process.
@@ -328,7 +343,7 @@ func (o *Operator) LookForRates(ctx context.Context) Status {
 			s.Outboxes[i] = b
 		}
 	}
-	s.Verdict = Judge(s)
+	s.judge()
 	return s
 }
 

@@ -31,6 +31,7 @@ type Problem struct {
 	Runbook string `json:"runbook,omitempty"`
 	// Place is the address on the page that shows it.
 	Place string `json:"-"`
+	dead  bool   // it is about dead letters
 }
 
 // String returns the sentence of a problem, without the reason.
@@ -154,7 +155,7 @@ func lettersAt(name string, n int) Problem {
 	if n == 1 {
 		text = "1 dead letter"
 	}
-	return Problem{Part: name, Text: text, Place: "groups?from=" + url.QueryEscape(name)}
+	return Problem{Part: name, Text: text, dead: true, Place: "groups?from=" + url.QueryEscape(name)}
 }
 
 func deadInConsumers(s Status, above float64) (found []Problem) {

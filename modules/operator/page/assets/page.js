@@ -20,8 +20,13 @@
     const all = "a, summary, [tabindex]";
     const at = [...live.querySelectorAll(all)].indexOf(document.activeElement);
     const unfolded = [...live.querySelectorAll("details[open]")].map((d) => d.id);
-    live.innerHTML = html;
-    for (const id of unfolded) document.getElementById(id)?.setAttribute("open", "");
+    const next = document.createElement("template");
+    next.innerHTML = html;
+    for (const id of unfolded) next.content.getElementById(id)?.setAttribute("open", "");
+    // Parts that are the same stay, so that a title over a chart stays, too.
+    const now = [...live.children], then = [...next.content.children];
+    if (now.length !== then.length) live.replaceChildren(...then);
+    else now.forEach((part, i) => { if (!part.isEqualNode(then[i])) part.replaceWith(then[i]); });
     mark();
     if (at >= 0) live.querySelectorAll(all)[at]?.focus({ preventScroll: true });
   };

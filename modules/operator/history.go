@@ -1,0 +1,267 @@
+package operator
+
+import (
+	"cmp"
+	"context"
+	"embed"
+	"errors"
+	"fmt"
+	"io/fs"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// History keeps the figures of a service for a day, for the charts of the page and the ages of problems. Package history fills
+// it. *PostgresHistory and *MemoryHistory implement it. Its methods are safe for concurrent use.
+//
+// It is a small table, because a page that needs no other server works in an outage and in every installation. An existing
+// Prometheus has longer and finer series, so the alerts and the dashboard use it; the page does not.
+type History interface {
+	// Add adds one figure of each part to the current steps: it adds up the counts of all processes, and replaces measured
+	// numbers. It reports whether a process has measured all these parts in the current step of 10 s.
+	Add(ctx context.Context, figures []Figures) (measured bool, err error)
+	// Read returns the last hour in steps of 10 s, or the last day in steps of 5 min, the oldest first.
+	Read(ctx context.Context, day bool) ([]Figures, error)
+}
+
+// Figures are the numbers of one part in one step of time.
+type Figures struct {
+	// At is the start of the step. Add ignores it.
+	At time.Time
+	// Part is the name of an outbox, a consumer or a sweep.
+	Part string
+	// Done messages were published or processed in the step. Failed is the number of failed attempts, of which Retried are
+	// repeated.
+	Done, Failed, Retried int64
+	// Problems is the largest number of problems that a process has found.
+	Problems int
+	// Measured reports whether the following numbers are known. They are those of the end of the step: messages that are ready or
+	// waiting, parked or retrying, and dead, and the age of the oldest one.
+	Measured                bool
+	Waiting, Retrying, Dead int
+	Lag                     time.Duration
+}
+
+// steps are the lengths of steps, with the time for which each is kept.
+var steps = []struct{ length, kept time.Duration }{{10 * time.Second, time.Hour}, {5 * time.Minute, 24 * time.Hour}}
+
+// keptOf returns the place in steps of an hour or a day.
+func keptOf(day bool) int {
+	if day {
+		return 1
+	}
+	return 0
+}
+
+// add adds the figures of one process to those of a step.
+func (f *Figures) add(more Figures) {
+	f.Done, f.Failed, f.Retried = f.Done+more.Done, f.Failed+more.Failed, f.Retried+more.Retried
+	f.Problems = max(f.Problems, more.Problems)
+	if more.Measured {
+		f.Measured, f.Waiting, f.Retrying, f.Dead, f.Lag = true, more.Waiting, more.Retrying, more.Dead, more.Lag
+	}
+}
+
+// MemoryHistory keeps figures in memory, for a service on fakes. The zero value is empty.
+type MemoryHistory struct {
+	mu   sync.Mutex
+	kept [2]map[moment]*Figures
+}
+
+// moment is one step of one part.
+type moment struct {
+	at   time.Time
+	part string
+}
+
+// Add implements History.
+func (h *MemoryHistory) Add(_ context.Context, figures []Figures) (measured bool, err error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	now := time.Now()
+	measured = true
+	for i, s := range steps {
+		if h.kept[i] == nil {
+			h.kept[i] = map[moment]*Figures{}
+		}
+		for at := range h.kept[i] {
+			if now.Sub(at.at) > s.kept {
+				delete(h.kept[i], at)
+			}
+		}
+		for _, f := range figures {
+			f.At = now.UTC().Truncate(s.length)
+			at := moment{f.At, f.Part}
+			if known := h.kept[i][at]; known != nil {
+				known.add(f)
+			} else {
+				h.kept[i][at] = &f
+			}
+			measured = measured && (i > 0 || h.kept[i][at].Measured)
+		}
+	}
+	return measured, nil
+}
+
+// Read implements History.
+func (h *MemoryHistory) Read(_ context.Context, day bool) ([]Figures, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	var all []Figures
+	for _, f := range h.kept[keptOf(day)] {
+		all = append(all, *f)
+	}
+	slices.SortFunc(all, func(a, b Figures) int { return cmp.Or(a.At.Compare(b.At), cmp.Compare(a.Part, b.Part)) })
+	return all, nil
+}
+
+const historyTable = "holdfast_history"
+
+//go:embed migrations/0008_*.sql
+var historyFiles embed.FS
+
+//go:embed migrations/0008_operator_history.sql
+var createHistorySQL string
+
+// PostgresHistory keeps figures in a table, at most some 650 rows for each part. Each process that records writes two rows of
+// each part every 10 s, in one statement. It is safe for concurrent use.
+type PostgresHistory struct {
+	pool   *pgxpool.Pool
+	mu     sync.Mutex
+	pruned time.Time // last
+}
+
+// NewPostgresHistory returns a history on the pool. Migrate creates its table.
+func NewPostgresHistory(pool *pgxpool.Pool) (*PostgresHistory, error) {
+	if pool == nil {
+		return nil, errors.New("operator: the pool of the history is nil")
+	}
+	return &PostgresHistory{pool: pool}, nil
+}
+
+// Migrate creates the table if there is none. Several processes may call it at once.
+func (h *PostgresHistory) Migrate(ctx context.Context) error {
+	return h.within(ctx, "migrate", func(ctx context.Context) error { return createTable(ctx, h.pool, historyTable, createHistorySQL) })
+}
+
+// Schema returns the SQL file that Migrate applies, and the file that undoes it, as the packages of Holdfast do.
+func (h *PostgresHistory) Schema() fs.FS { return migrationsIn(historyFiles) }
+
+// Grants returns the privileges that a role needs to record and to read, as the packages of Holdfast do.
+func (h *PostgresHistory) Grants(job string) []string {
+	if !slices.Contains([]string{"relay", "consume", "sweep", "operate"}, job) {
+		return nil
+	}
+	return []string{"SELECT, INSERT, UPDATE, DELETE ON " + historyTable}
+}
+
+// Check returns the reason why figures cannot be kept, or nil.
+func (h *PostgresHistory) Check(ctx context.Context) error {
+	return h.within(ctx, "check", func(ctx context.Context) error {
+		_, err := h.pool.Exec(ctx, "SELECT FROM "+historyTable+" LIMIT 1")
+		if failed, ok := errors.AsType[*pgconn.PgError](err); ok && failed.Code == undefinedTable {
+			return missingTable{historyTable, "call PostgresHistory.Migrate, or the command setup"}
+		}
+		return err
+	})
+}
+
+// pruneEvery is the pause between two deletions of old figures by one process.
+const pruneEvery = time.Minute
+
+// Add implements History. The clock of the server decides about the steps.
+func (h *PostgresHistory) Add(ctx context.Context, figures []Figures) (measured bool, err error) {
+	columns := struct {
+		parts                   []string
+		done, failed, retried   []int64
+		problems                []int
+		waiting, retrying, dead []*int
+		lag                     []*float64
+	}{}
+	for _, f := range figures {
+		columns.parts = append(columns.parts, f.Part)
+		columns.done, columns.failed, columns.retried = append(columns.done, f.Done), append(columns.failed, f.Failed), append(columns.retried, f.Retried)
+		columns.problems = append(columns.problems, f.Problems)
+		var waiting, retrying, dead *int
+		var lag *float64
+		if f.Measured {
+			seconds := f.Lag.Seconds()
+			waiting, retrying, dead, lag = &f.Waiting, &f.Retrying, &f.Dead, &seconds
+		}
+		columns.waiting, columns.retrying, columns.dead = append(columns.waiting, waiting), append(columns.retrying, retrying), append(columns.dead, dead)
+		columns.lag = append(columns.lag, lag)
+	}
+	err = h.within(ctx, "add", func(ctx context.Context) error {
+		// All processes write the rows in the same order, so that they do not deadlock.
+		err := h.pool.QueryRow(ctx, `
+			WITH added AS (
+				INSERT INTO `+historyTable+` AS h (step, at, part, done, failed, retried, problems, waiting, retrying, dead, lag)
+				SELECT s.step, to_timestamp(floor(extract(epoch FROM now()) / s.step) * s.step), f.part, f.done, f.failed, f.retried, f.problems,
+					f.waiting, f.retrying, f.dead, f.lag
+				FROM unnest($1::text[], $2::bigint[], $3::bigint[], $4::bigint[], $5::int[], $6::int[], $7::int[], $8::int[], $9::float8[])
+					AS f(part, done, failed, retried, problems, waiting, retrying, dead, lag), (VALUES (10), (300)) AS s(step)
+				ORDER BY s.step, f.part
+				ON CONFLICT (step, at, part) DO UPDATE SET done = h.done + excluded.done, failed = h.failed + excluded.failed,
+					retried = h.retried + excluded.retried, problems = greatest(h.problems, excluded.problems),
+					waiting = coalesce(excluded.waiting, h.waiting), retrying = coalesce(excluded.retrying, h.retrying),
+					dead = coalesce(excluded.dead, h.dead), lag = coalesce(excluded.lag, h.lag)
+				RETURNING step, waiting)
+			SELECT coalesce(bool_and(waiting IS NOT NULL), true) FROM added WHERE step = 10`,
+			columns.parts, columns.done, columns.failed, columns.retried, columns.problems, columns.waiting, columns.retrying, columns.dead, columns.lag).Scan(&measured)
+		if err != nil || !h.duePrune() {
+			return err
+		}
+		_, err = h.pool.Exec(ctx, "DELETE FROM "+historyTable+" WHERE step = 10 AND at < now() - interval '1 hour' OR step = 300 AND at < now() - interval '1 day'")
+		return err
+	})
+	return measured, err
+}
+
+// duePrune reports whether this process should delete old figures now.
+func (h *PostgresHistory) duePrune() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if time.Since(h.pruned) < pruneEvery {
+		return false
+	}
+	h.pruned = time.Now()
+	return true
+}
+
+// Read implements History.
+func (h *PostgresHistory) Read(ctx context.Context, day bool) (figures []Figures, err error) {
+	s := steps[keptOf(day)]
+	err = h.within(ctx, "read", func(ctx context.Context) error {
+		rows, err := h.pool.Query(ctx, `SELECT at, part, done, failed, retried, problems, waiting IS NOT NULL, coalesce(waiting, 0), coalesce(retrying, 0),
+			coalesce(dead, 0), coalesce(lag, 0) FROM `+historyTable+` WHERE step = $1 AND at >= now() - make_interval(secs => $2) ORDER BY at, part`,
+			int(s.length.Seconds()), s.kept.Seconds())
+		if err != nil {
+			return err
+		}
+		figures, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (f Figures, err error) {
+			var lag float64
+			err = row.Scan(&f.At, &f.Part, &f.Done, &f.Failed, &f.Retried, &f.Problems, &f.Measured, &f.Waiting, &f.Retrying, &f.Dead, &lag)
+			f.Lag = time.Duration(lag * float64(time.Second))
+			return f, err
+		})
+		return err
+	})
+	return figures, err
+}
+
+// historyTimeout bounds each statement of a PostgresHistory. It is shorter than a step.
+const historyTimeout = 5 * time.Second
+
+func (h *PostgresHistory) within(ctx context.Context, what string, do func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, historyTimeout)
+	defer cancel()
+	if err := do(ctx); err != nil {
+		return fmt.Errorf("operator: history: %s: %w", what, err)
+	}
+	return nil
+}

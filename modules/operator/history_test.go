@@ -1,0 +1,215 @@
+package operator_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/holdfast-go/holdfast/internal/testenv"
+	"github.com/holdfast-go/holdfast/internal/testenv/pgtest"
+	"github.com/holdfast-go/holdfast/modules/operator"
+	"github.com/holdfast-go/holdfast/modules/operator/history"
+	"github.com/holdfast-go/holdfast/modules/operator/page"
+)
+
+// onBothHistories runs a test on a history in memory and on one in Postgres.
+func onBothHistories(t *testing.T, test func(*testing.T, operator.History)) {
+	t.Helper()
+	t.Parallel()
+	t.Run("memory", func(t *testing.T) { test(t, &operator.MemoryHistory{}) })
+	t.Run("Postgres", func(t *testing.T) {
+		pool, _ := pgtest.NewSchema(t)
+		h := must(operator.NewPostgresHistory(pool))(t)
+		if err := h.Check(t.Context()); err == nil || !strings.Contains(err.Error(), "is missing") {
+			t.Errorf("without the table: %v", err)
+		}
+		check(t, h.Migrate(t.Context()))
+		check(t, h.Migrate(t.Context()))
+		check(t, h.Check(t.Context()))
+		test(t, h)
+	})
+}
+
+// sum adds up the counts of a part, and returns its newest measured figures.
+func sum(t *testing.T, h operator.History, day bool, part string) (total, last operator.Figures) {
+	t.Helper()
+	for _, f := range must(h.Read(t.Context(), day))(t) {
+		if f.Part != part {
+			continue
+		}
+		total.Done, total.Failed, total.Retried, total.Problems = total.Done+f.Done, total.Failed+f.Failed, total.Retried+f.Retried, max(total.Problems, f.Problems)
+		if f.Measured {
+			last = f
+		}
+	}
+	return total, last
+}
+
+// Several processes add up, in both resolutions. A measured number stays until it is measured again.
+func TestHistory_addsUp(t *testing.T) {
+	onBothHistories(t, func(t *testing.T, h operator.History) {
+		const processes, times = 4, 25
+		var adding sync.WaitGroup
+		for range processes {
+			adding.Go(func() {
+				for range times {
+					_, err := h.Add(t.Context(), []operator.Figures{{Part: "outbox", Done: 2, Failed: 1}, {Part: "billing", Done: 1, Retried: 1, Problems: 1}})
+					if err != nil {
+						t.Error(err)
+					}
+				}
+			})
+		}
+		adding.Wait()
+		_, err := h.Add(t.Context(), []operator.Figures{{Part: "outbox", Measured: true, Waiting: 3, Retrying: 4, Dead: 5, Lag: 6 * time.Second}})
+		check(t, err)
+		_, err = h.Add(t.Context(), []operator.Figures{{Part: "outbox"}, {Part: "billing"}})
+		check(t, err)
+		for _, day := range []bool{false, true} {
+			total, last := sum(t, h, day, "outbox")
+			if total.Done != 2*processes*times || total.Failed != processes*times || last.Waiting != 3 || last.Retrying != 4 || last.Dead != 5 || last.Lag != 6*time.Second {
+				t.Errorf("day %v: outbox %+v, %+v", day, total, last)
+			}
+			total, last = sum(t, h, day, "billing")
+			if total.Done != processes*times || total.Retried != processes*times || total.Problems != 1 || last.Measured {
+				t.Errorf("day %v: billing %+v, %+v", day, total, last)
+			}
+		}
+	})
+}
+
+// Add reports whether all its parts are measured in the current step, so that one process measures for all.
+func TestHistory_measuredOnce(t *testing.T) {
+	onBothHistories(t, func(t *testing.T, h operator.History) {
+		testenv.Eventually(t, func() error { // a step may end in between
+			_, err := h.Add(t.Context(), []operator.Figures{{Part: "a", Measured: true}})
+			check(t, err)
+			one, err := h.Add(t.Context(), []operator.Figures{{Part: "a"}})
+			check(t, err)
+			both, err := h.Add(t.Context(), []operator.Figures{{Part: "a"}, {Part: "b"}})
+			check(t, err)
+			if !one || both {
+				return fmt.Errorf("a is measured: %v; a and b are: %v", one, both)
+			}
+			return nil
+		})
+	})
+}
+
+// An hour of steps of 10 s and a day of steps of 5 min is all that is kept.
+func TestMemoryHistory_isBounded(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		h := &operator.MemoryHistory{}
+		for range 30 * 60 * 6 {
+			_, err := h.Add(t.Context(), []operator.Figures{{Part: "a", Done: 1}})
+			check(t, err)
+			time.Sleep(10 * time.Second)
+		}
+		hour, day := len(must(h.Read(t.Context(), false))(t)), len(must(h.Read(t.Context(), true))(t))
+		if hour < 360 || hour > 361 || day < 288 || day > 289 {
+			t.Errorf("%d and %d steps are kept", hour, day)
+		}
+	})
+}
+
+func TestPostgresHistory_prunes(t *testing.T) {
+	t.Parallel()
+	pool, _ := pgtest.NewSchema(t)
+	h := must(operator.NewPostgresHistory(pool))(t)
+	check(t, h.Migrate(t.Context()))
+	_, err := pool.Exec(t.Context(), `INSERT INTO holdfast_history (step, at, part, done, failed, retried, problems)
+		SELECT step, now() - make_interval(mins => age), 'a', 1, 0, 0, 0 FROM (VALUES (10, 59), (10, 61), (300, 1439), (300, 1441)) AS old(step, age)`)
+	check(t, err)
+	_, err = h.Add(t.Context(), nil)
+	check(t, err)
+	var left int
+	check(t, pool.QueryRow(t.Context(), "SELECT count(*) FROM holdfast_history").Scan(&left))
+	if left != 2 {
+		t.Errorf("%d rows are left", left)
+	}
+}
+
+// failing is a history that is down for a while.
+type failing struct {
+	operator.MemoryHistory
+	down bool
+}
+
+func (f *failing) Add(ctx context.Context, figures []operator.Figures) (bool, error) {
+	if f.down {
+		return false, errors.New("it is down")
+	}
+	return f.MemoryHistory.Add(ctx, figures)
+}
+
+// A recorder writes the counts and the depths of a service. Counts that could not be written are written later.
+func TestRecorder(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	if _, err := history.New(r.cfg); err == nil {
+		t.Error("a recorder needs a history")
+	}
+	h := &failing{down: true}
+	r.cfg.History = h
+	recorder := must(history.New(r.cfg))(t)
+	ctx, stop := context.WithCancel(t.Context())
+	stop()
+	check(t, recorder.Run(ctx))
+	h.down = false
+	ctx, stop = context.WithCancel(t.Context())
+	ended := make(chan error)
+	go func() { ended <- recorder.Run(ctx) }()
+	testenv.Eventually(t, func() error {
+		if _, last := sum(t, h, false, "holds"); !last.Measured {
+			return errors.New("nothing is measured")
+		}
+		return nil
+	})
+	stop()
+	check(t, <-ended)
+	total, last := sum(t, h, false, "outbox")
+	if total.Done != 0 || total.Failed != 2 || total.Retried != 0 || last.Dead != 2 {
+		t.Errorf("outbox: %+v, %+v", total, last)
+	}
+	if total, last = sum(t, h, false, "billing"); total.Failed != 3 || last.Dead != 3 {
+		t.Errorf("billing: %+v, %+v", total, last)
+	}
+	if _, last = sum(t, h, false, "holds"); last.Waiting != 2 || last.Lag < time.Minute {
+		t.Errorf("holds: %+v", last)
+	}
+	s := serve(t, r, page.Config{})
+	s.get(t, "", 200, "Done, last hour", "0 done, 5 failed", "billing: 3 dead letters for ", `<svg class="spark"`, "Show table")
+	s.get(t, "?part=billing&span=day", 200, "Done, last day", "3 failed", `data-stream="live?part=billing&span=day"`)
+	s.get(t, "groups?from=billing", 200, "Dead, last hour", "3 dead")
+	s.get(t, "waiting", 200, "Waiting, last hour")
+	if body := newSite(t, page.Config{}).get(t, "", 200); strings.Contains(body, "<svg") {
+		t.Errorf("there is a chart without a history: %s", body)
+	}
+}
+
+// BenchmarkPostgresHistory is one record of a service with ten parts. A process records every 10 s.
+func BenchmarkPostgresHistory(b *testing.B) {
+	pool, _ := pgtest.NewSchema(b)
+	h, err := operator.NewPostgresHistory(pool)
+	if err != nil {
+		b.Fatal(err)
+	}
+	if err := h.Migrate(b.Context()); err != nil {
+		b.Fatal(err)
+	}
+	var figures []operator.Figures
+	for n := range 10 {
+		figures = append(figures, operator.Figures{Part: fmt.Sprint("part ", n), Done: 1000, Measured: true})
+	}
+	for b.Loop() {
+		if _, err := h.Add(b.Context(), figures); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

@@ -1,0 +1,161 @@
+package core
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	inboxdriver "github.com/holdfast-go/holdfast/inbox/driver"
+	"github.com/holdfast-go/holdfast/modules/operator"
+)
+
+// History has the figures of all parts, the oldest first.
+type History struct {
+	Hour, Day []operator.Figures // in steps of HourStep and DayStep
+	Error     string
+}
+
+const (
+	// HourStep and DayStep are the lengths of the steps of a History.
+	HourStep, DayStep = 10 * time.Second, 5 * time.Minute
+)
+
+// historyReading is the last reading of the history, which all viewers share for a step.
+type historyReading struct {
+	mu   sync.Mutex
+	last History
+	at   time.Time
+}
+
+// readHistory returns the history of the service, at most one step old; nil: it keeps none.
+func (o *Operator) readHistory(ctx context.Context) *History {
+	if o.Config.History == nil {
+		return nil
+	}
+	r := &o.history
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if time.Since(r.at) < HourStep/2 {
+		last := r.last
+		return &last
+	}
+	hour, err := o.Config.History.Read(ctx, false)
+	var day []operator.Figures
+	if err == nil {
+		day, err = o.Config.History.Read(ctx, true)
+	}
+	r.last, r.at = History{hour, day, TextOf(err)}, time.Now()
+	last := r.last
+	return &last
+}
+
+// date sets the begin of problems that have none, by the history. A problem began after the last step without it. Steps that
+// nobody has recorded count as part of the problem, because processes that fail may not record.
+func (v *Verdict) date(h *History, at time.Time) {
+	if h == nil || h.Error != "" {
+		return
+	}
+	for i := range v.Problems {
+		if p := &v.Problems[i]; p.Since.IsZero() {
+			p.Since = p.began(h, at)
+		}
+	}
+}
+
+// began returns the time at which a problem began; zero: unknown.
+func (p Problem) began(h *History, at time.Time) time.Time {
+	began, ended := p.within(h.Hour, HourStep)
+	if ended {
+		return began
+	}
+	if earlier, _ := p.within(h.Day, DayStep); !earlier.IsZero() && (began.IsZero() || earlier.Before(began)) {
+		began = earlier
+	}
+	if began.After(at) {
+		return at // the clock of the store is ahead
+	}
+	return began
+}
+
+// within returns the begin of the problem in one series, and whether an earlier step was without it.
+func (p Problem) within(series []operator.Figures, step time.Duration) (began time.Time, ended bool) {
+	for i := len(series) - 1; i >= 0; i-- {
+		f := series[i]
+		switch {
+		case f.Part != p.Part || p.dead && !f.Measured:
+		case p.dead && f.Dead > 0 || !p.dead && f.Problems > 0:
+			began = f.At
+		case began.IsZero():
+			return f.At.Add(step), true // it began after the last step
+		default:
+			return began, true
+		}
+	}
+	return began, false
+}
+
+// Tally returns the counts of this process since its start and the problems that it sees itself, for each part. It makes no
+// server call.
+func (o *Operator) Tally(ctx context.Context) []operator.Figures {
+	var all []operator.Figures
+	var local Status
+	for _, b := range o.Config.Outboxes {
+		f, s := operator.Figures{Part: b.Name}, OutboxStatus{Name: b.Name}
+		if b.Relay != nil {
+			c, ready := b.Relay.Counts(), b.Relay.Ready(ctx)
+			f.Done, f.Failed, f.Retried = c.Done, c.Failed, c.Retried
+			s.Transports, s.NotReady = transportsOf(ctx, b.Relay, ready == nil), notReady(ready)
+		}
+		all, local.Outboxes = append(all, f), append(local.Outboxes, s)
+	}
+	for _, c := range o.Config.Consumers {
+		f := operator.Figures{Part: c.Name}
+		if counting, ok := c.Consumer.(interface{ Counts() inboxdriver.Counts }); ok {
+			n := counting.Counts()
+			f.Done, f.Failed, f.Retried = n.Done, n.Failed, n.Retried
+		}
+		s := ConsumerStatus{Name: c.Name, NotReady: readiness(ctx, c.Consumer)}
+		all, local.Consumers = append(all, f), append(local.Consumers, s)
+	}
+	for _, w := range o.Config.Sweeps {
+		s := SweepStatus{Name: w.Name}
+		if w.Sweeper != nil {
+			s.NotReady = notReady(w.Sweeper.Ready(ctx))
+		}
+		all, local.Sweeps = append(all, operator.Figures{Part: w.Name}), append(local.Sweeps, s)
+	}
+	return withProblems(all, local)
+}
+
+// Measure asks the servers for the numbers of each part. A part that does not answer is not measured.
+func (o *Operator) Measure(ctx context.Context) []operator.Figures {
+	parts := Operator{Config: operator.Config{Outboxes: o.Config.Outboxes, Consumers: o.Config.Consumers, Sweeps: o.Config.Sweeps}}
+	s := parts.Look(ctx)
+	var all []operator.Figures
+	for _, b := range s.Outboxes {
+		all = append(all, operator.Figures{
+			Part: b.Name, Measured: b.Error == "", Waiting: b.Ready, Retrying: b.Parked, Dead: b.Dead, Lag: seconds(b.OldestAge),
+		})
+	}
+	for _, c := range s.Consumers {
+		all = append(all, operator.Figures{Part: c.Name, Measured: c.Error == "", Waiting: c.Waiting, Retrying: c.Retrying + c.PutOff, Dead: c.DeadCount()})
+	}
+	for _, w := range s.Sweeps {
+		all = append(all, operator.Figures{Part: w.Name, Measured: w.Error == "", Waiting: w.Overdue, Lag: seconds(w.Lag)})
+	}
+	return withProblems(all, s)
+}
+
+// withProblems adds the numbers of problems.
+func withProblems(all []operator.Figures, s Status) []operator.Figures {
+	found := map[string]int{}
+	for _, p := range Judge(s).Problems {
+		if !p.dead { // the number of dead letters is a figure of its own
+			found[p.Part]++
+		}
+	}
+	for i := range all {
+		all[i].Problems = found[all[i].Part]
+	}
+	return all
+}
