@@ -232,8 +232,8 @@ func readReport(file string) (r report, err error) {
 // markdown renders the report.
 func (r *report) markdown() string {
 	var b strings.Builder
-	b.WriteString("# Performance\n\nEach row compares the same work in one run on one machine. "+
-		"The raw limit is the bare client with the same guarantees where it can have them. Ratios count, since absolute figures depend on the machine. "+
+	b.WriteString("# Performance\n\nEach row compares the same work in one run on one machine. " +
+		"The raw limit is the bare client with the same guarantees where it can have them. Ratios count, since absolute figures depend on the machine. " +
 		"More than 1.00 is better for rates, less for times.\n\n")
 	r.summary(&b)
 	b.WriteString("\n![Holdfast beside the fastest peer of each table](performance.svg)\n")
