@@ -369,7 +369,7 @@ func (x *exchange) log(msg string, err error) {
 func (m *middleware) log(ctx context.Context, r *run, msg string, err error) {
 	if skipped, ok := m.seldom.Due(msg); ok {
 		m.cfg.Logger.LogAttrs(ctx, slog.LevelError, msg,
-			slog.Any("key", r.claim.Key), slog.Any("error", err), slog.Int("skipped", skipped))
+			slog.Any("key", r.claim.Key), slog.Any("error", err), slog.Int("repeats", skipped))
 	}
 }
 

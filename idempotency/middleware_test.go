@@ -365,7 +365,7 @@ func TestLogOfAnOutage(t *testing.T) {
 					t.Errorf("%s: %d lines of %q for %d requests:\n%s", name, n, want, requests, out.String())
 				}
 			}
-			if n := strings.Count(out.String(), "\n"); n > 2*len(tt.want) || !strings.Contains(out.String(), "skipped=") {
+			if n := strings.Count(out.String(), "\n"); n > 2*len(tt.want) || !strings.Contains(out.String(), "repeats=") {
 				t.Errorf("%s: %d lines:\n%s", name, n, out.String())
 			}
 		})

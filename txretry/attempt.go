@@ -196,7 +196,7 @@ func (c *call) open(ctx context.Context) (driver.Session, pgconn.CommandTag, res
 func (c *call) logLost(ctx context.Context, err error) {
 	if skipped, ok := c.m.lostBegin.Due(); ok {
 		c.m.cfg.Logger.WarnContext(ctx, "txretry: connection lost during BEGIN; using another",
-			slog.String("name", c.opts.Name), slog.Any("error", err), slog.Int("skipped", skipped))
+			slog.String("name", c.opts.Name), slog.Any("error", err), slog.Int("repeats", skipped))
 	}
 }
 
@@ -449,7 +449,7 @@ func (c *call) resolve(ctx context.Context, unknown result, begun time.Time) res
 	outcome, err := c.poll(ctx, unknown.xid, begun)
 	if skipped, ok := c.m.lostReply.Due(); ok {
 		c.m.cfg.Logger.WarnContext(ctx, "txretry: COMMIT was not answered", slog.String("name", c.opts.Name),
-			slog.Any("found", outcome), slog.Any("error", err), slog.Int("skipped", skipped))
+			slog.Any("found", outcome), slog.Any("error", err), slog.Int("repeats", skipped))
 	}
 	switch outcome {
 	case driver.Committed:

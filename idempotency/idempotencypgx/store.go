@@ -146,7 +146,7 @@ func (s *Store) written() {
 // log writes a line about a failure, at most one per message in a while.
 func (s *Store) log(ctx context.Context, msg string, err error) {
 	if skipped, ok := s.seldom.Due(msg); ok {
-		s.cfg.Logger.LogAttrs(ctx, slog.LevelError, msg, slog.Any("error", err), slog.Int("skipped", skipped))
+		s.cfg.Logger.LogAttrs(ctx, slog.LevelError, msg, slog.Any("error", err), slog.Int("repeats", skipped))
 	}
 }
 

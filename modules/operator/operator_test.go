@@ -104,6 +104,19 @@ func TestMistakesInTheCommandLine(t *testing.T) {
 	}
 }
 
+// A mistyped command is answered with a similar one, on one line.
+func TestSuggestions(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	for typed, want := range map[string]string{
+		"statsu": "did you mean status?\n", "inbox daed": "did you mean dead?\n", "zzzzzz": "unexpected argument \"zzzzzz\"\n",
+	} {
+		if code, _, errs := r.run(t, strings.Fields(typed)...); code != 2 || !strings.HasSuffix(errs, want) || strings.Count(errs, "\n") != 1 {
+			t.Errorf("%s exits with %d: %q, want %q", typed, code, errs, want)
+		}
+	}
+}
+
 // Below the root of another program, that program prints the errors.
 func TestCommandOfAnotherProgram(t *testing.T) {
 	t.Parallel()

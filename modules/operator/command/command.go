@@ -198,9 +198,9 @@ func parent(use, short string, children ...*cobra.Command) *cobra.Command {
 		names[i] = c.Name()
 	}
 	cmd := &cobra.Command{Use: use, Short: short, Args: cobra.ArbitraryArgs}
-	cmd.RunE = func(_ *cobra.Command, args []string) error {
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if len(args) > 0 {
-			return core.Mistakef("%s: %.40q is none of %s", use, args[0], strings.Join(names, ", "))
+			return core.Mistakef("%s: %.40q is none of %s%s", use, args[0], strings.Join(names, ", "), meant(cmd, args[0]))
 		}
 		return core.Mistakef("%s: choose %s", use, strings.Join(names, " or "))
 	}
@@ -208,10 +208,20 @@ func parent(use, short string, children ...*cobra.Command) *cobra.Command {
 	return cmd
 }
 
+// meant names the subcommands that are similar to a typed word.
+func meant(cmd *cobra.Command, typed string) string {
+	const typos = 2
+	cmd.SuggestionsMinimumDistance = typos
+	if similar := cmd.SuggestionsFor(typed); len(similar) > 0 {
+		return "; did you mean " + strings.Join(similar, " or ") + "?"
+	}
+	return ""
+}
+
 // noArguments rejects arguments as a usage error.
 func noArguments(cmd *cobra.Command, args []string) error {
 	if len(args) > 0 {
-		return core.Mistakef("%s: unexpected argument %.40q", cmd.CommandPath(), args[0])
+		return core.Mistakef("%s: unexpected argument %.40q%s", cmd.CommandPath(), args[0], meant(cmd, args[0]))
 	}
 	return nil
 }
