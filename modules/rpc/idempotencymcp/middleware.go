@@ -133,7 +133,7 @@ func answerOf(result mcp.Result, err error) once.Answer {
 	own, ok := result.(*mcp.CallToolResult)
 	switch {
 	case !ok || own == nil || own.InputRequests != nil: // it is no answer yet
-		return once.Answer{Status: &spb.Status{Code: int32(codes.Unknown)}}
+		return once.Answer{Status: &spb.Status{Code: int32(codes.Unknown), Message: "The tool has not answered."}}
 	case own.IsError && own.GetError() != nil:
 		return once.Answer{Status: grpcform.StatusOf(own.GetError())}
 	case own.IsError:
