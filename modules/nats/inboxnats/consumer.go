@@ -254,7 +254,11 @@ func (c *Consumer) Setup(ctx context.Context) error {
 	for _, p := range c.cfg.places {
 		for stream, filter := range map[string]string{p.stream: p.filter, p.retries: strings.TrimSuffix(p.later, "later") + "*"} {
 			if err := c.cfg.call(ctx, "setup: consumer "+p.consumer+" of stream "+stream, func(ctx context.Context) error {
-				_, err := c.cfg.js.CreateConsumer(ctx, stream, jetstream.ConsumerConfig{
+				_, err := c.cfg.js.Consumer(ctx, stream, p.consumer)
+				if !errors.Is(err, jetstream.ErrConsumerNotFound) { // nats-server 2.9 would change it
+					return err
+				}
+				_, err = c.cfg.js.CreateConsumer(ctx, stream, jetstream.ConsumerConfig{
 					Durable: p.consumer, FilterSubject: filter, AckPolicy: jetstream.AckExplicitPolicy, AckWait: ackWait, MaxDeliver: -1, MaxAckPending: -1,
 				})
 				if errors.Is(err, jetstream.ErrConsumerExists) {

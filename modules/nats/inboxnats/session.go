@@ -107,15 +107,15 @@ func (s *session) takeOver(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	f := s.feeds[0]
+	f, wait := s.feeds[0], info.Config.AckWait // not that of the session, which is shorter for an existing consumer
 	s.hand.mu.Lock()
 	defer s.hand.mu.Unlock()
 	f.next = info.Delivered.Consumer + 1
 	s.hand.hold = info.NumAckPending
 	s.hand.horizon = info.Delivered.Stream
-	s.hand.until = time.Now().Add(s.wait + pullTime)
+	s.hand.until = time.Now().Add(wait + pullTime)
 	if !s.lease.clean && s.hand.hold > 0 { // until the server redelivers them
-		f.after = time.Now().Add(s.wait)
+		f.after = time.Now().Add(wait)
 		s.hand.until = f.after.Add(pullTime)
 	}
 	return nil

@@ -1,0 +1,47 @@
+package inboxnats
+
+import (
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/modules/nats/internal/natstest"
+)
+
+// The durable consumer was there before, with a longer ack wait: its server redelivers the messages of a dead owner later.
+func TestTakeOver_waitsForRedelivery(t *testing.T) {
+	t.Parallel()
+	conn := natstest.New(t)
+	js, name := natstest.JetStream(t, conn), natstest.Name(t, conn)
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	_, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: name, Subjects: []string{name + ".>"}})
+	must(err)
+	durable, err := js.CreateConsumer(t.Context(), name, jetstream.ConsumerConfig{
+		Durable: "billing", FilterSubject: name + ".>", AckPolicy: jetstream.AckExplicitPolicy, AckWait: time.Minute, MaxAckPending: -1,
+	})
+	must(err)
+	consumer, err := NewConsumer(conn, Stream{Name: name}, inbox.NewMux(), inbox.ConsumerConfig{Name: "billing", Ordered: true})
+	must(err)
+	must(consumer.Setup(t.Context()))
+	_, err = js.Publish(t.Context(), name+".order.placed", nil)
+	must(err)
+	_, err = durable.Next() // the dead owner's
+	must(err)
+
+	opened, err := consumer.parts[0].Open(t.Context())
+	must(err)
+	s := opened.(*session)
+	redelivered := time.Now().Add(time.Minute)
+	must(s.takeOver(t.Context()))
+	if after, until := s.feeds[0].after, s.hand.until; s.hand.hold != 1 || after.Before(redelivered) || until.Before(after.Add(pullTime)) { // timing: times that takeOver computes
+		t.Errorf("waits for %d messages, from %v until %v; they come at %v", s.hand.hold, after, until, redelivered)
+	}
+	must(s.Close(t.Context()))
+}
