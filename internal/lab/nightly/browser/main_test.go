@@ -321,8 +321,8 @@ func (p *tab) fill(selector, text string) {
 	p.run("fill "+selector, chromedp.Evaluate[chromedp.Void]("document.activeElement.select()"), chromedp.KeyEvent(text))
 }
 
-// awaitRows waits until a table has the given number of rows.
+// awaitRows waits until the list of messages has the given number of rows.
 func (p *tab) awaitRows(count int) {
 	p.t.Helper()
-	p.await(fmt.Sprintf("%d rows", count), fmt.Sprintf(`document.querySelectorAll("tbody tr").length === %d`, count))
+	p.await(fmt.Sprintf("%d rows", count), fmt.Sprintf(`document.querySelectorAll(".stack tbody tr").length === %d`, count))
 }
