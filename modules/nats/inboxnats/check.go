@@ -95,6 +95,9 @@ func (s *source) checkConsumer(stream string, is jetstream.ConsumerConfig, found
 	if len(is.BackOff) > 0 {
 		add("remove backoff: retries have their delays from ConsumerConfig.Retry", "has a backoff, whose first step %v replaces ack_wait %v", is.BackOff[0], is.AckWait)
 	}
+	if renewal := ackWait / renewals; is.AckWait < 2*renewal && len(is.BackOff) == 0 {
+		add("set ack_wait to "+ackWait.String(), "has ack_wait %v, under %v: it redelivers messages before their first renewal", is.AckWait, 2*renewal)
+	}
 	if is.MaxDeliver > 0 {
 		add("set max_deliver to -1", "drops messages after %d deliveries, also those that requeued them", is.MaxDeliver)
 	}

@@ -183,6 +183,12 @@ func TestCheck(t *testing.T) {
 	c, err := js.Consumer(t.Context(), name, billing)
 	noError(t, err)
 	cfg := c.CachedInfo().Config
+	cfg.AckWait = 3 * time.Second
+	_, err = js.UpdateConsumer(t.Context(), name, cfg)
+	noError(t, err)
+	if err := consumer.Check(t.Context()); err == nil || !strings.Contains(err.Error(), "has ack_wait 3s, under 4s") {
+		t.Errorf("with a short ack wait: %v", err)
+	}
 	cfg.BackOff, cfg.MaxDeliver, cfg.MaxAckPending = []time.Duration{time.Second, 2 * time.Second}, 3, 1
 	_, err = js.UpdateConsumer(t.Context(), name, cfg)
 	noError(t, err)
