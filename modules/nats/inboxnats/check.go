@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 
 	"github.com/nats-io/nats.go/jetstream"
 
@@ -11,8 +13,8 @@ import (
 	"github.com/holdfast-go/holdfast/internal/check"
 )
 
-// Check checks that the streams and durable consumers exist with the settings of Setup, that the stream does not drop
-// unprocessed messages, that the connection reconnects forever, and that the times in the Config fit together. Then
+// Check checks that the streams and durable consumers exist with the settings of Setup, that the stream takes
+// Stream.Subject and does not drop unprocessed messages, that the connection reconnects forever, and that the times in the Config fit together. Then
 // it calls the processor's Check, if it has one.
 //
 // It returns nil if it finds nothing. Otherwise the error joins the findings, each with a method Mend() string, and
@@ -48,6 +50,9 @@ func (c *Consumer) checkServer(ctx context.Context, found *check.Findings) error
 			return fmt.Errorf("inboxnats: check: %w", err)
 		}
 		checkStream(i == 0, info.Config, want, found)
+		if i == 0 {
+			c.cfg.checkSubjects(info.Config, found)
+		}
 	}
 	for _, s := range c.parts {
 		for _, stream := range []string{s.stream, s.retries} {
@@ -79,6 +84,33 @@ func checkStream(first bool, is, want jetstream.StreamConfig, found *check.Findi
 	case !first && (is.Retention != want.Retention || is.MaxAge != want.MaxAge || is.MaxMsgsPerSubject > want.MaxMsgsPerSubject || is.MaxMsgs > 0):
 		found.Add("delete it when it is empty, and call Consumer.Setup", "stream %q has other limits than Setup gives it", is.Name)
 	}
+}
+
+// checkSubjects compares the subjects of the stream with the filters of its consumers. A stream that takes only a part of
+// a filter is in order. A stream with sources or a mirror also has other subjects.
+func (s *settings) checkSubjects(is jetstream.StreamConfig, found *check.Findings) {
+	if is.Mirror != nil || len(is.Sources) > 0 || is.SubjectTransform != nil {
+		return
+	}
+	for _, p := range s.places {
+		if !slices.ContainsFunc(is.Subjects, func(subject string) bool { return overlap(subject, p.filter) }) {
+			found.Add(fmt.Sprintf("add subject %q to stream %q", p.filter, is.Name), "stream %q takes no message of subject %q", is.Name, p.filter)
+		}
+	}
+}
+
+// overlap reports whether a subject matches both patterns.
+func overlap(a, b string) bool {
+	as, bs := strings.Split(a, "."), strings.Split(b, ".")
+	for i := range min(len(as), len(bs)) {
+		if as[i] == ">" || bs[i] == ">" {
+			return true
+		}
+		if as[i] != bs[i] && as[i] != "*" && bs[i] != "*" {
+			return false
+		}
+	}
+	return len(as) == len(bs)
 }
 
 // checkConsumer compares a durable consumer with the one that Setup creates.

@@ -17,6 +17,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/driver"
+	"github.com/holdfast-go/holdfast/internal/check"
 	"github.com/holdfast-go/holdfast/internal/partition"
 	"github.com/holdfast-go/holdfast/internal/wire"
 	"github.com/holdfast-go/holdfast/outbox/format"
@@ -237,7 +238,8 @@ func (s *settings) letter(p places, class string) string {
 
 // Setup creates everything missing: the stream, which keeps messages until all its durable consumers have processed
 // them, the durable consumers, and the consumer's own streams for retries, dead letters and, if it is Ordered,
-// leases. A new consumer starts with the oldest message of the stream. Existing objects are not changed. Setup may be
+// leases. A new consumer starts with the oldest message of the stream. Existing objects are not changed: if no subject of an
+// existing stream matches Stream.Subject or one of its partitions, the error names the missing subjects. Setup may be
 // called any number of times, by many processes at once. Run never calls it.
 func (c *Consumer) Setup(ctx context.Context) error {
 	for _, cfg := range c.cfg.streams() {
@@ -250,6 +252,15 @@ func (c *Consumer) Setup(ctx context.Context) error {
 		}); err != nil {
 			return err
 		}
+	}
+	missed := check.Findings{Component: component}
+	first, err := c.parts[0].stat(ctx, c.cfg.places[0].stream)
+	if err != nil {
+		return err
+	}
+	c.cfg.checkSubjects(first.Config, &missed)
+	if err := missed.Err(); err != nil {
+		return err
 	}
 	for _, p := range c.cfg.places {
 		for stream, filter := range map[string]string{p.stream: p.filter, p.retries: strings.TrimSuffix(p.later, "later") + "*"} {

@@ -14,6 +14,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/inboxpgx"
@@ -196,6 +197,30 @@ func TestCheck(t *testing.T) {
 	for _, want := range []string{"whose first step 1s replaces ack_wait", "drops messages after 3", "stops at 1 unsettled"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v does not say %q", err, want)
+		}
+	}
+}
+
+// A stream of others that takes no message of a partition is named by Setup and Check.
+func TestSetup_rejectsStreamWithoutSubject(t *testing.T) {
+	t.Parallel()
+	conn := natstest.New(t)
+	name := natstest.Name(t, conn)
+	js := natstest.JetStream(t, conn)
+	stream := jetstream.StreamConfig{Name: name, Subjects: []string{name + ".0.order.*", name + ".1.>"}, Retention: jetstream.InterestPolicy}
+	whole := stream
+	whole.Subjects = []string{name + ".>"}
+	consumer, err := inboxnats.NewConsumer(conn, inboxnats.Stream{Name: name, Partitions: 3}, inbox.NewMux(), inbox.ConsumerConfig{Name: billing, Ordered: true})
+	noError(t, err)
+	_, err = js.CreateStream(t.Context(), whole)
+	noError(t, err)
+	noError(t, consumer.Setup(t.Context()))
+	_, err = js.UpdateStream(t.Context(), stream)
+	noError(t, err)
+	want := fmt.Sprintf("stream %q takes no message of subject %q; add subject %[2]q to stream %[1]q", name, name+".2.>")
+	for call, err := range map[string]error{"Setup": consumer.Setup(t.Context()), "Check": consumer.Check(t.Context())} {
+		if err == nil || !strings.Contains(err.Error(), want) || strings.Count(err.Error(), "takes no message") != 1 {
+			t.Errorf("%s: %v, want %q", call, err, want)
 		}
 	}
 }
