@@ -42,5 +42,6 @@
 // the last moments may be undone, and those messages are redelivered: deduplicate them with inboxpgx.
 //
 // Setup creates the stream with retention interest: a message is deleted when all durable consumers have processed it. A
-// message that is published while there is no durable consumer is deleted at once.
+// message that is published while there is no durable consumer is deleted at once. The first Setup creates the stream a
+// moment before its durable consumers: call Setup before the relays start.
 package inboxnats
