@@ -16,7 +16,7 @@ NESTED   := modules/kafka modules/nats modules/operator modules/rpc modules/serv
 SERVERS  := $(GO) run ./internal/lab/servers --
 
 .DEFAULT_GOAL := help
-.PHONY: help test quick check nightly faults race differential fuzz sim planted browser chaos clusters soak matrix bench interop cover lint subjects vuln vet tidy example release
+.PHONY: help test quick check nightly faults race differential fuzz sim planted models browser chaos clusters soak matrix bench interop cover lint subjects vuln vet tidy example release
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -52,6 +52,9 @@ sim: ## the whole shop on the fakes under SCHEDULES (20000) seeded schedules of 
 
 planted: ## plant known bugs one by one: the simulation or a suite must find each; about half an hour
 	$(SERVERS) $(GO) run ./internal/lab/planted -report=internal/lab/planted/report.md
+
+models: ## models of the protocols, every interleaving, and planted bugs that the search must find; a minute and a half, needs spin and cc
+	$(GO) run ./internal/lab/models -report=internal/lab/models/report.md
 
 browser: ## the pages in Chromium with a hundred thousand dead letters, and the schema files in migration tools; RECORD=1 renews the pictures of the documents
 	HOLDFAST_NIGHTLY=1 $(SERVERS) sh -c 'cd internal/lab/nightly && GOWORK=off $(GO) test -count=1 -timeout=60m ./...'
