@@ -100,7 +100,6 @@ func missingProgram() string {
 type row struct {
 	model, property string
 	result          search
-	took            time.Duration
 	found, planted  int
 }
 
@@ -114,14 +113,13 @@ func checkAll(ctx context.Context, models []model) ([]row, error) {
 	search := func(i int, m model, p property, planted *mutant) {
 		slots <- struct{}{}
 		defer func() { <-slots }()
-		begin := time.Now()
 		result, err := m.search(ctx, p.kind, planted)
 		mu.Lock()
 		defer mu.Unlock()
 		switch {
 		case err != nil:
 		case planted == nil:
-			rows[i].result, rows[i].took = result, time.Since(begin)
+			rows[i].result = result
 			if result.fault != "" {
 				err = errors.New(result.fault)
 			}
@@ -154,10 +152,10 @@ func checkAll(ctx context.Context, models []model) ([]row, error) {
 
 func table(rows []row) string {
 	var b strings.Builder
-	b.WriteString("| model | property | states | depth | seconds | mutants found |\n|---|---|---|---|---|---|\n")
+	b.WriteString("| model | property | states | depth | CPU seconds | mutants found |\n|---|---|---|---|---|---|\n")
 	for _, r := range rows {
 		fmt.Fprintf(&b, "| [%s](%[1]s.pml) | %s | %s | %d | %.1f | %d of %d |\n",
-			r.model, r.property, grouped(r.result.states), r.result.depth, r.took.Seconds(), r.found, r.planted)
+			r.model, r.property, grouped(r.result.states), r.result.depth, r.result.cpu.Seconds(), r.found, r.planted)
 	}
 	return b.String()
 }
@@ -173,7 +171,8 @@ func grouped(n int) string {
 // search is the result of an exhaustive search.
 type search struct {
 	states, depth int
-	fault         string // the violation that was found first; "" if there is none
+	fault         string        // the violation that was found first; "" if there is none
+	cpu           time.Duration // of the search, without compiling it
 }
 
 // memory bounds one search, in MiB.
@@ -208,30 +207,37 @@ func (m model) search(ctx context.Context, kind string, planted *mutant) (result
 		compile = append(compile, "-DSAFETY", "-DNOCLAIM")
 	}
 	for _, command := range [][]string{append(translate, "model.pml"), compile} {
-		if out, err := execute(ctx, folder, command); err != nil {
+		if out, _, err := execute(ctx, folder, command); err != nil {
 			return result, fmt.Errorf("%s: %w\n%s", command[0], err, out)
 		}
 	}
-	out, err := execute(ctx, folder, pan) // pan exits with 0 also after it found a violation
+	out, cpu, err := execute(ctx, folder, pan) // pan exits with 0 also after it found a violation
 	if err != nil {
 		return result, fmt.Errorf("pan: %w\n%s", err, out)
 	}
-	return resultOf(string(out))
+	result, err = resultOf(string(out))
+	result.cpu = cpu
+	return result, err
 }
 
-func execute(ctx context.Context, folder string, command []string) ([]byte, error) {
+// execute returns the output of a command, and the CPU time that it used.
+func execute(ctx context.Context, folder string, command []string) ([]byte, time.Duration, error) {
 	cmd := exec.CommandContext(ctx, command[0], command[1:]...)
 	cmd.Dir = folder
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
-	err := cmd.Run()
-	return out.Bytes(), err
+	if err := cmd.Run(); err != nil {
+		return out.Bytes(), 0, err
+	}
+	return out.Bytes(), cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime(), nil
 }
 
 var (
 	summary = regexp.MustCompile(`depth reached (\d+), errors: (\d+)`)
 	stored  = regexp.MustCompile(`(?m)^ *(\d+) states, stored`)
 	fault   = regexp.MustCompile(`(?m)^pan:\d+: (.*)$`)
+	// unreached matches a statement that was never executed. The last one of an endless process is named -end-.
+	unreached = regexp.MustCompile(`(?m)^\tmodel\.pml:(\d+), state \d+, "([^-].*)"$`)
 	// incomplete are the texts with which pan reports that it has left out states.
 	incomplete = []string{"max search depth too small", "reached -DMEMLIM bound", "out of memory", "Bit statespace", "hash conflicts reached"}
 )
@@ -255,6 +261,8 @@ func resultOf(out string) (search, error) {
 		r.fault = found[1]
 	} else if strings.Contains(out, "Search not completed") {
 		return search{}, errors.New("the search was not completed")
+	} else if dead := unreached.FindStringSubmatch(out); dead != nil {
+		return search{}, fmt.Errorf("no state of the model reaches line %s: %s", dead[1], dead[2])
 	}
 	return r, cmp.Or(err1, err2)
 }

@@ -98,10 +98,10 @@ end:	do
 #ifdef MUTANT_2
 		upTo = seen;
 #endif
-		if
 #ifdef MUTANT_6
-		:: asking != me -> writers = writers & held; safe = pending; pending = upTo
+		asking = me;
 #endif
+		if
 		:: asking == me -> asking = 0; writers = writers & held; /* answer */
 			if :: writers == 0 -> safe = pending; pending = upTo; writers = held :: else fi
 		:: else

@@ -8,7 +8,7 @@
  * relay, and polls as long as no fault has happened, because wake-ups must suffice.
  *
  * PROPERTY safety: only the last claim changes a lane; only published or rejected rows go; the key keeps its order
- * PROPERTY progress: every message is published or rejected, whatever the faults
+ * PROPERTY progress: every message is published or rejected, after one fault at most
  * MUTANT_1 safety: a settlement does not check the token
  * MUTANT_2 safety: the token is the relay's, not the claim's
  * MUTANT_3 safety: a renewal does not check the token

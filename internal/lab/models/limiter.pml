@@ -2,8 +2,8 @@
  *
  * Abstracts, of ratelimit: Leased.spend, ask, settle, release, sweep and giveBack, lease.spendable, learn and add
  * (leased.go), on a FixedWindow. Two calls and a sweep run at the same time. Other processes charge the store.
- * Leaves out: several limits in one call, the size of the units ahead (always Max / Share), the sliding window, a store
- * that loses its memory, and clocks: a process may spend until the store's window ends, as its own clock is ahead.
+ * Leaves out: several limits in one call, the size of the units ahead (always Max / Share), a lease without room, the
+ * sliding window, a store that loses its memory, and clocks: a process may spend until the store's window ends, as its own clock is ahead.
  *
  * PROPERTY safety: no window admits more than its limit; a process that dies loses no more than two shares, and the
  * charges of its calls; without faults each unit is spent or refunded
@@ -44,11 +44,8 @@ inline refund(n, w) { /* giveBack, which is not repeated */
 	fi;
 	n = 0 }
 }
-inline release(n, w) { /* add: the units that stay in n have no room and are refunded */
-	if
-	:: since == w -> units = units + n; n = (units > SHARE -> units - SHARE : 0); units = MIN(units, SHARE)
-	:: else
-	fi
+inline release(n, w) { /* add: units of another window stay in n and are refunded */
+	if :: since == w -> units = units + n; n = 0 :: else fi
 }
 
 proctype Caller() {
@@ -105,12 +102,11 @@ ask:	   atomic { at = window; allowed = count[at] + cost - part + ahead <= MAX; 
 		:: else
 		fi;
 		if
-		:: answered && allowed && !crossed -> admit(at, cost); part = 0; release(ahead, at)
+		:: answered && allowed && !crossed -> admit(at, cost); part = 0; release(ahead, at); assert(ahead == 0)
 		:: else -> ahead = 0; release(part, from)
 		fi }
 	   refund(old, oldFrom);
 	   refund(part, from);
-	   refund(ahead, at);
 	   atomic { answered = false; allowed = false;
 		if :: crossed && !dead -> crossed = false; goto ask :: else fi }
 next:	   atomic { crossed = false; cost = 0; part = 0; from = 0; at = 0; oldFrom = 0 }

@@ -5,8 +5,8 @@
 //
 // A model is a Promela file of this folder, which Spin translates to C. Its head comment lists the functions that it
 // abstracts, its properties, and its mutants: plausible bugs, planted with #ifdef, that the check must find. The
-// command fails if a property does not hold, if a mutant is not found, or if a search was not exhaustive. It needs the
-// programs spin and cc. The table in report.md is its output.
+// command fails if a property does not hold, if a mutant is not found, if a search was not exhaustive, or if a statement
+// of a model is never reached. It needs the programs spin and cc. The table in report.md is its output.
 package main
 
 import (
@@ -25,6 +25,10 @@ var (
 	only   = flag.String("only", "", "check only the models whose names contain this `text`")
 	report = flag.String("report", "", "also write the table to this `file`")
 )
+
+// bounds says how much the searches prove.
+const bounds = `Each search covers every interleaving within the bounds of its model: two or three messages or calls, two to five
+processes, and one to three faults. A model proves nothing about the code that it leaves out; its head comment lists that.`
 
 func main() {
 	flag.Parse()
@@ -53,5 +57,5 @@ func run(ctx context.Context) error {
 	if err != nil || *report == "" {
 		return err
 	}
-	return os.WriteFile(*report, []byte("# Models\n\n"+head+"\n\n"+text), 0o644)
+	return os.WriteFile(*report, []byte("# Models\n\n"+head+"\n\n"+bounds+"\n\n"+text), 0o644)
 }

@@ -109,6 +109,8 @@ func TestResultOf(t *testing.T) {
 		"error: max search depth too small\n" + sound:       {bad: true},
 		"pan: reached -DMEMLIM bound\n" + sound:             {bad: true},
 		"Warning: Search not completed\n" + sound:           {bad: true},
+		sound + "\tmodel.pml:7, state 9, \"x = 1\"\n":       {bad: true},
+		sound + "\tmodel.pml:7, state 9, \"-end-\"\n":       {search: search{states: 119214, depth: 54}},
 		"pan:1: invalid end state (at depth 3)\n" + sound:   {bad: true},
 		"depth reached 1, errors: 1\n   5 states, stored\n": {bad: true},
 		"": {bad: true},
