@@ -27,7 +27,7 @@ var (
 )
 
 // bounds says how much the searches prove.
-const bounds = `Each search covers every interleaving within the bounds of its model: two or three messages or calls, two to five
+const bounds = `Each search covers every interleaving within the bounds of its model: two or three messages or calls, a few
 processes, and one to three faults. A model proves nothing about the code that it leaves out; its head comment lists that.`
 
 func main() {
