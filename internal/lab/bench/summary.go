@@ -30,6 +30,8 @@ var headlines = []headline{
 	{"idempotency on redis, replay, clients: 50", "idempotency on Redis, replay", "requests/s"},
 	{"ratelimit in memory, 100000 keys", "ratelimit in memory", "ns/decision"},
 	{"ratelimit on Redis, 50 goroutines", "ratelimit on Redis", "decisions/s"},
+	{"nats, publish 30000 messages of 512 bytes", "publish to NATS JetStream", "messages/s"},
+	{"nats, consume 30000 messages of 512 bytes", "consume from NATS JetStream", "messages/s"},
 	{"whole shop in one process, clients: 50", "the whole ticket shop, 50 clients", "requests/s"},
 }
 
