@@ -93,7 +93,7 @@ func newNATSStream(ctx context.Context, b *bench) *natsStream {
 	return s
 }
 
-// clear deletes the stream, and those of the consumer of package inboxnats.
+// clear deletes the stream, and the streams that the consumer of package inboxnats made.
 func (s *natsStream) clear(ctx context.Context) error {
 	own := s.name + "=" + streamGroup + "="
 	for _, name := range []string{s.name, own + "retries", own + "dead"} {

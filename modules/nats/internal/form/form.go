@@ -11,7 +11,7 @@ import (
 	"github.com/holdfast-go/holdfast/internal/wire"
 )
 
-// The headers of a message besides the sender's. The id is Nats-Msg-Id; a copy, which has another one there, has it in ID.
+// The headers of a message besides the sender's. The id is in Nats-Msg-Id. A copy has another value there, and the id in header ID.
 const (
 	ID              = "holdfast-id"
 	Name            = "holdfast-name"
