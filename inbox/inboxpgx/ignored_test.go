@@ -162,7 +162,7 @@ func testIgnoredNotes(t *testing.T, change string) {
 	p := newStore(t, newManager(t, pool), "a", inboxpgx.Config{})
 	n := newNotes(p)
 	statements := n.prepare(t)
-	for _, table := range []string{"holdfast_inbox_attempts", "holdfast_inbox_stopped", "holdfast_inbox_waiting", "holdfast_inbox_pause"} {
+	for _, table := range []string{"holdfast_inbox", "holdfast_inbox_attempts", "holdfast_inbox_stopped", "holdfast_inbox_waiting", "holdfast_inbox_pause"} {
 		ignore(t, pool, table, change, `RETURN NULL;`)
 	}
 	for _, s := range statements {
@@ -254,7 +254,7 @@ func (n notes) prepare(t *testing.T) []statement {
 		{"Parking.Release", "UPDATE", func(ctx context.Context) error { return n.parking.Release(ctx, heads["again"]) }},
 		{"Parking.Release of the last", "DELETE", func(ctx context.Context) error { return n.parking.Release(ctx, heads["free"]) }},
 		{"Parking.Scan, Return", "UPDATE", scan(stopped.Class, driver.Return)},
-		{"Parking.Scan, Drop", "DELETE, UPDATE", scan(dropped.Class, driver.Drop)},
+		{"Parking.Scan, Drop", "INSERT, DELETE, UPDATE", scan(dropped.Class, driver.Drop)},
 		{"Pause", "INSERT", func(ctx context.Context) error { return n.p.Pause(ctx, "ops", "test") }},
 		{"Resume", "DELETE", func(ctx context.Context) error { return n.p.Resume(ctx) }},
 		{"Resume again", "", func(ctx context.Context) error {

@@ -40,7 +40,7 @@ import (
 //   - The process ends before the message is deleted: its entry is there, and no handler runs.
 //   - The process stalls, and another one claims the key: later calls of the first process change nothing.
 //   - The process ends between a stored dead letter and the acknowledgement: the message is redelivered, and
-//     acknowledged because it is stored already.
+//     acknowledged because it is stored already. If the dead letter was removed meanwhile, its entry is there.
 //   - Another process runs an earlier copy of the message: its entry makes the two wait for each other, and
 //     one takes effect.
 //

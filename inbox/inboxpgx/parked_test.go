@@ -50,6 +50,7 @@ type yard struct {
 	number  map[uuid.UUID]int
 	done    map[uuid.UUID]bool
 	removed map[uuid.UUID]bool
+	gone    map[uuid.UUID]bool // removed, and no copy may run
 	order   map[string][]int
 }
 
@@ -57,7 +58,7 @@ func newYard(t *testing.T) *yard {
 	t.Helper()
 	y := &yard{
 		t: t, broker: inboxtest.NewBroker(), manager: txretrytest.New(txretrytest.Config{}), entries: memory.NewEntries(driver.DefaultRetention),
-		number: map[uuid.UUID]int{}, done: map[uuid.UUID]bool{}, removed: map[uuid.UUID]bool{}, order: map[string][]int{},
+		number: map[uuid.UUID]int{}, done: map[uuid.UUID]bool{}, removed: map[uuid.UUID]bool{}, gone: map[uuid.UUID]bool{}, order: map[string][]int{},
 	}
 	y.live = y.liveInMemory
 	y.consumer(y.store(), nil, nil) // which binds the queue
@@ -93,6 +94,11 @@ func (y *yard) numberOf(m *inbox.Message) int {
 // handle is the handler: the effect of a message is part of its transaction.
 func (y *yard) handle(ctx context.Context, tx pgx.Tx, _ conformance.Event) error {
 	m, _ := inbox.FromContext(ctx)
+	y.mu.Lock()
+	if y.gone[m.ID] {
+		y.t.Errorf("message %d runs after its removal", y.number[m.ID])
+	}
+	y.mu.Unlock()
 	if y.fail != nil {
 		if err := y.fail(ctx, m); err != nil {
 			return err
@@ -340,6 +346,27 @@ func TestParkedKey(t *testing.T) {
 			})
 		})
 	}
+}
+
+// The process of a dead letter was killed before its ack, and an operator removed the dead letter: the redelivered copy
+// has no effect.
+func TestParkedKey_removedBeforeRedelivery(t *testing.T) {
+	inYard(t, func(t *testing.T, y *yard) {
+		m := &inbox.Message{ID: ids.New(), Name: conformance.Name, Key: "a", Queue: "orders", Attempt: 1, Body: []byte(`{"number":1}`)}
+		y.number[m.ID] = 1
+		dead := driver.NewDeadLetter(m, driver.Classify(errBroken), "a", time.Now())
+		noError(t, y.entries.Parking("a").Stop(t.Context(), "a", dead))
+		if n, err := y.letters().Remove(t.Context(), inbox.Filter{}, inbox.Removal{By: "test"}); n != 1 || err != nil {
+			t.Fatalf("removed %d, error %v", n, err)
+		}
+		noError(t, y.broker.Send(t.Context(), m))
+		y.run(nil)
+		y.put("a", 2)
+		y.idle()
+		time.Sleep(time.Minute)
+		y.wantOrder("a", 2)
+		y.wantFree()
+	})
 }
 
 // Invalid messages are not parked, and do not stop their keys.

@@ -74,9 +74,10 @@ func newParking(pool *pgxpool.Pool, names tables, consumer string) *parking {
 			turn AS (UPDATE ` + stopped + ` AS s SET ` + turn + ` FROM head WHERE s.consumer = $1 AND s.key = head.key RETURNING true)` +
 			pgcall.Changed("mine", "turn")
 	}
-	letter := func(change string) string {
+	letter := func(entry, change string) string {
 		return `WITH found AS (SELECT key FROM ` + waiting + ` WHERE ` + ofMessage + ` AND class IS NOT NULL AND failed_at = $3 FOR UPDATE),
-			letter AS (` + change + ` WHERE ` + ofMessage + ` AND EXISTS (SELECT FROM found) RETURNING key),
+			entry AS (` + entry + `),
+			letter AS (` + change + ` WHERE ` + ofMessage + ` AND EXISTS (SELECT FROM entry) RETURNING key),
 			turn AS (UPDATE ` + stopped + ` AS s SET next_at = clock_timestamp() FROM letter WHERE s.consumer = $1 AND s.key = letter.key RETURNING true)` +
 			pgcall.Changed("found", "turn")
 	}
@@ -111,8 +112,9 @@ func newParking(pool *pgxpool.Pool, names tables, consumer string) *parking {
 		page: `SELECT seq, envelope, body FROM (SELECT *, sum(octet_length(body)) OVER (ORDER BY seq) - octet_length(body) AS before
 			FROM (SELECT seq, envelope, body FROM ` + waiting + ` WHERE consumer = $1 AND class = $2 AND seq > $3 AND seq <= $4
 				ORDER BY seq LIMIT $5) AS found) AS page WHERE before < $6 ORDER BY seq`,
-		replay: letter(`UPDATE ` + waiting + ` SET class = NULL, failed_at = NULL, runs = 0, envelope = $4, body = $5`),
-		remove: letter(`DELETE FROM ` + waiting),
+		replay: letter(`SELECT FROM found`, `UPDATE `+waiting+` SET class = NULL, failed_at = NULL, runs = 0, envelope = $4, body = $5`),
+		remove: letter(`INSERT INTO `+names.entries+` (consumer, message_id) SELECT $1, $2::uuid FROM found
+				ON CONFLICT (consumer, message_id) DO UPDATE SET processed_at = now() RETURNING true`, `DELETE FROM `+waiting),
 	}
 }
 

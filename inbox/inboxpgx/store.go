@@ -338,7 +338,7 @@ func (s *Store) Grants(job string) []string {
 			`SELECT ON `+t.pause)...)
 	case "operate":
 		return sqlident.Granted(t.schema, append(noted,
-			`SELECT, UPDATE (processed_at), DELETE ON `+t.entries,
+			`SELECT, INSERT (consumer, message_id), UPDATE (processed_at), DELETE ON `+t.entries,
 			`SELECT, UPDATE (name), DELETE ON `+t.attempts,
 			`SELECT, UPDATE (next_at) ON `+t.stopped,
 			`SELECT, UPDATE, DELETE ON `+t.waiting,

@@ -64,7 +64,8 @@ type DeadLetters[M any] interface {
 	// that fails again is a dead letter again: exclude it from a second call with Filter.FailedBefore.
 	Replay(ctx context.Context, f Filter, r Replay[M]) (Replayed, error)
 	// Remove deletes the selected dead letters and returns how many, also with an error. An outbox deletes the oldest first,
-	// at most 500 in one transaction. Remove treats failures as Replay does.
+	// at most 500 in one transaction. Remove treats failures as Replay does. A copy of a removed message that a broker still
+	// redelivers, because its process was lost before the ack, runs unless the dead letter had stopped its key.
 	Remove(ctx context.Context, f Filter, r Removal) (int, error)
 }
 

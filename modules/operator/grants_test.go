@@ -306,7 +306,7 @@ func TestGrantsOperate(t *testing.T) {
 	}
 	p.refused(t, allOf(toOutbox[1:], onHolds[:1], []string{
 		"UPDATE holdfast_outbox SET body = ''", "UPDATE holdfast_outbox_lanes SET token = 1", "UPDATE holdfast_outbox_dead SET body = ''", "UPDATE holdfast_outbox_audit SET actor = ''",
-		"INSERT INTO holdfast_inbox (consumer, message_id) VALUES ('a', gen_random_uuid())", "UPDATE holdfast_idempotency SET body = ''", "UPDATE holdfast_operator_log SET actor = ''",
+		"UPDATE holdfast_inbox SET message_id = gen_random_uuid()", "UPDATE holdfast_idempotency SET body = ''", "UPDATE holdfast_operator_log SET actor = ''",
 	})...)
 }
 

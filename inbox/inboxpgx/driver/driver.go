@@ -56,7 +56,8 @@ var ErrFull = fmt.Errorf("inboxpgx: MaxParked messages wait behind dead letters 
 // its own. The suite is in inboxtest/conformance.
 type Parking interface {
 	// DeadLetters are the dead letters that stopped their keys. Return turns one back into a message in its
-	// place, with Attempt 1 and Replays one higher.
+	// place, with Attempt 1 and Replays one higher. Drop also records the message, so that a redelivered copy
+	// does not run.
 	driver.DeadLetters
 	// Stop keeps a dead letter and stops its key. If the key is stopped already, the message waits at its end
 	// unchanged. If the message is kept here already, or was recorded by the consumer, Stop changes nothing.

@@ -426,12 +426,16 @@ func testParkingDrop(t *testing.T, p parkingTester) {
 	p.stop(t, "k", first, errNo)
 	p.add(t, "k", second)
 	p.removeAll(t, 1)
+	p.stop(t, "k", first, errNo) // by the process of the redelivered copy
 	p.wantNext(t, "k", second)
 	p.wantFree(t, "k")
+	if there, err := p.entries.Recorded(t.Context(), p.consumer, []uuid.UUID{first.ID}); !slices.Equal(there, []bool{true}) || err != nil {
+		t.Errorf("recorded: %v, error %v", there, err)
+	}
 	if n, err := p.letters().Count(t.Context(), inbox.Filter{}); n != 0 || err != nil {
 		t.Errorf("%d dead letters, error %v", n, err)
 	}
-	p.stop(t, "alone", first, errNo)
+	p.stop(t, "alone", queued(3), errNo)
 	p.removeAll(t, 1)
 	p.wantFree(t, "alone")
 }

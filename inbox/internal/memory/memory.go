@@ -139,6 +139,11 @@ func (e *Entries) insert(key entry) (first bool) {
 	defer e.mu.Unlock()
 	now := time.Now()
 	e.prune(now)
+	return e.add(key, now)
+}
+
+// add adds an entry unless it is there. The lock is held.
+func (e *Entries) add(key entry, now time.Time) (first bool) {
 	if _, known := e.since[key]; known {
 		return false
 	}
@@ -460,6 +465,8 @@ func (p *Parking) dead(class string) (all []inbox.DeadLetter) {
 
 // end applies an outcome to a dead letter, unless another call was faster.
 func (p *Parking) end(dead inbox.DeadLetter, outcome driver.Outcome) {
+	p.entries.mu.Lock() // before the other lock, as in prune
+	defer p.entries.mu.Unlock()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	one := p.find(dead.Message.ID)
@@ -469,6 +476,7 @@ func (p *Parking) end(dead inbox.DeadLetter, outcome driver.Outcome) {
 	switch outcome {
 	case driver.Drop:
 		p.remove(one)
+		p.entries.add(entry{p.consumer, one.Message.ID}, time.Now())
 	case driver.Return:
 		m := one.Message
 		m.Body = dead.Message.Body

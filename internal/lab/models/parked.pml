@@ -3,10 +3,9 @@
  * Abstracts, of inbox/inboxpgx: Store.alone, withoutEntry, atBegin (process.go, entries.go), Stop, park (parked.go),
  * the statements stop, wait, claim, take, next, retry, fail, free, replay and remove of parking.go, and drain.key and
  * message (drain.go). Two consumers: the queue may move to the second while the first one works on a message.
- * Leaves out: batches, runs and quarantine, MaxParked, pauses, and the turns of other keys. A message that is delivered
- * again after an operator has dropped it runs, as in the code; its order is not checked.
+ * Leaves out: batches, runs and quarantine, MaxParked, pauses, and the turns of other keys.
  *
- * PROPERTY safety: one effect per message, in order; one process runs a key; in the end all is done and the key is free
+ * PROPERTY safety: one effect per message, in order, none after its removal; one process runs a key; in the end it is free
  * MUTANT_1 safety: take does not check the claim
  * MUTANT_2 safety: take does not lock the row of the key
  * MUTANT_3 safety: no foreign key keeps a key with messages
@@ -14,33 +13,38 @@
  * MUTANT_5 safety: a parked message is deleted before its transaction commits
  * MUTANT_6 safety: the end of a dead letter does not free its key
  * MUTANT_7 safety: a message waits although its key is free
+ * MUTANT_8 safety: the removal of a dead letter makes no entry (a fault of ours)
  */
 #define NOBODY 255
 #define HEAD (parked[0] != none -> 0 : (parked[1] != none -> 1 : NOBODY)) /* they are stored in order */
-
+#define INFINITE (HEAD != NOBODY && parked[HEAD] == dead)
 mtype = { none, waits, dead };
 mtype parked[2] = none;     /* the table of waiting messages */
 bool stopped;               /* the row of the key */
-byte turn;                  /* its next_at: each claim changes it */
-bool due;                   /* it has passed */
-bool alive;                 /* the process with the claim lives */
+byte turn;                  /* its next_at, which each claim changes */
+bool due, alive;            /* it has passed; the process with the claim lives */
 byte locked;                /* FOR NO KEY UPDATE, by a drain from 1 */
 byte sharing, running;      /* FOR KEY SHARE: arrivals; parked messages that run */
 byte entering[2];           /* the transaction that inserts the entry, from 1 */
-bool entered[2], dropped[2];
+bool entered[2], dropped[2]; /* removed by an operator, which makes an entry too */
 byte unacked, owner;        /* the first message of the queue, and its consumer */
 byte faults = 3;
-
-#ifdef MUTANT_6
-#define FREED skip
-#else
-#define FREED due = true
-#endif
-#define INFINITE (HEAD != NOBODY && parked[HEAD] == dead)
 inline unlock() { running--; locked = 0 }
 inline die() { alive = alive && turn != mine }
+inline operate(m) { /* a dead letter is replayed or removed; the removal waits for a copy that runs */
+	if
+	:: parked[m] = waits
+	:: entering[m] == 0 -> parked[m] = none; dropped[m] = true;
+#ifndef MUTANT_8
+		entered[m] = true
+#endif
+	fi;
+#ifndef MUTANT_6
+	due = true;
+#endif
+	turn++ }
 inline commit(m) { /* the entry and the effect */
-	assert(!entered[m] && (dropped[m] || m == 0 && !entered[1] || m == 1 && (entered[0] || dropped[0])));
+	assert(!entered[m] && !dropped[m] && (m == 0 && !entered[1] || m == 1 && entered[0]));
 	entered[m] = true; entering[m] = 0
 }
 
@@ -135,16 +139,12 @@ next:	   if
 
 active proctype World() {
 end:	do
-	:: atomic { parked[0] == dead -> parked[0] = waits; turn++; FREED }
-	:: atomic { parked[1] == dead -> parked[1] = waits; turn++; FREED }
-	:: atomic { parked[0] == dead -> parked[0] = none; dropped[0] = true; turn++; FREED }
-	:: atomic { parked[1] == dead -> parked[1] = none; dropped[1] = true; turn++; FREED }
-	:: atomic { stopped && !due && !INFINITE && (!alive || faults > 0) -> /* the lease of a claim ends */
-		if :: alive -> faults-- :: else fi; due = true }
+	:: atomic { parked[0] == dead -> operate(0) }
+	:: atomic { parked[1] == dead -> operate(1) }
+	:: atomic { stopped && !due && !INFINITE && !alive -> due = true } /* the lease of a claim ends */
+	:: atomic { stopped && !due && !INFINITE && alive && faults > 0 -> faults--; due = true }
 	:: atomic { owner == 0 && faults > 0 -> faults--; owner = 1 } /* the queue moves */
 	od
 }
-
-active proctype Monitor() { unacked == 2 && !stopped && HEAD == NOBODY && (entered[0] || dropped[0]) && (entered[1] || dropped[1]) }
-
+active proctype Monitor() { unacked == 2 && !stopped && HEAD == NOBODY && entered[0] && entered[1] }
 init { atomic { run Consumer(0); run Consumer(1); run Drain(1); run Drain(2) } }

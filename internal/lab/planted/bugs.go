@@ -448,6 +448,12 @@ var bugs = []bug{
 		"err = place.Fail(ctx, h, inboxdriver.NewDeadLetter(h.Message, f, d.cfg.Name, now))", "_, err = place.Next(ctx, h, 0)", suite("inbox/inboxpgx", "^TestParkedMessage_fails$"),
 	},
 	{
+		"a removed dead letter of a key leaves no entry", "inbox/inboxpgx/parking.go",
+		"remove: letter(`INSERT INTO `+names.entries+` (consumer, message_id) SELECT $1, $2::uuid FROM found\n" +
+			"\t\t\t\tON CONFLICT (consumer, message_id) DO UPDATE SET processed_at = now() RETURNING true`,",
+		"remove: letter(`SELECT FROM found`,", suite("inbox/inboxpgx", "^TestParkingOnPostgres$"),
+	},
+	{
 		"a dead letter of a key goes to the broker", "inbox/engine/outcome.go",
 		"if o.target == driver.ToDead && l.cfg.parker != nil &&", "if false &&", suite("inbox/inboxpgx", "^TestParkedKey$"),
 	},
