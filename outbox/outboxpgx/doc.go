@@ -59,6 +59,10 @@
 // their lanes. Very many messages behind a waiting one of their key delay the lane once, for some seconds
 // per 100,000.
 //
+// After TRUNCATE … RESTART IDENTITY, or a setval to a lower number, running relays find new messages within 5 s,
+// and may publish later messages of their keys first. Stop all relays before, and start them afterwards: a relay
+// that starts keeps the order. TRUNCATE without RESTART IDENTITY needs neither.
+//
 // If another session has locked a message's row, the message waits until that session ends, with its key or its
 // lane. If the row was locked during publishing, the message is published again, with the later messages of its
 // key. If a trigger or constraint prevents deleting a message, it is marked as published.

@@ -29,7 +29,9 @@ import (
 //
 // All of this is invalid if the sequence restarts at lower numbers. After TRUNCATE … RESTART IDENTITY, messages lie
 // below the floors. The first scan that finds one starts a new era in all lanes; the other relays read the era of the
-// lanes they claim. A failover that lost numbers moves the floors back too. An era belongs to one start of the server, so
+// lanes they claim. Until that scan, numbers that have grown past the floors are published before those below. A claim
+// could compare the floors with the last number of the sequence, but that number may have passed them already, so the
+// operation needs stopped relays (doc.go). A failover that lost numbers moves the floors back too. An era belongs to one start of the server, so
 // a settlement on another server raises no floor. Logical replication copies the floors but not the sequence. A claim
 // that finds a new era therefore releases its messages, and the next claim first scans below the floors.
 type horizon struct {

@@ -188,7 +188,7 @@ func TestFloors_afterFailoverThatLostNumbers(t *testing.T) {
 }
 
 // Numbers that start below the floors, and grow past them, are published in order. This happens after a switch to a
-// replica that has the floors but not the sequence.
+// replica that has the floors but not the sequence, and after a restart of the sequence by hand while no relay runs.
 func TestFloors_orderWhenNumbersReachThem(t *testing.T) {
 	t.Parallel()
 	const floor = 1000
@@ -200,6 +200,10 @@ func TestFloors_orderWhenNumbersReachThem(t *testing.T) {
 			must(t, server.Restart(t.Context()))
 			f.pool.Reset()
 			f.exec(t, raise)
+		},
+		"a relay that starts": func(t *testing.T, f *fixture, _ *outbox.Relay, _ *testenv.Server) {
+			f.exec(t, raise)
+			f.exec(t, `TRUNCATE holdfast_outbox RESTART IDENTITY`)
 		},
 		"after a look": func(t *testing.T, f *fixture, relay *outbox.Relay, _ *testenv.Server) {
 			f.exec(t, raise)

@@ -3,8 +3,8 @@
  * Abstracts, of outbox/outboxpgx: horizon.saw, question, answer and limit, lowerSQL and writersSQL
  * (horizon.go); claim and settle of 0006_outbox_relay.sql, as far as they read and raise floors; releaseSQL
  * (waiting.go). Two rounds of one relay share its horizon.
- * Leaves out: leases (lanes.pml), times (a question may be left out at any time), dead letters, prepared
- * transactions, horizon.forget (it resets like a new era), and the order of a key between a restart of the sequence by hand and the scan that notices it.
+ * Leaves out: leases (lanes.pml), times (a question may be left out at any time), dead letters, prepared transactions,
+ * horizon.forget (like a new era), and the order of a key until the scan after a restart by hand (doc.go: stop the relays).
  *
  * PROPERTY safety: no row is below its floor, except after a restart by hand; every committed row is published
  * MUTANT_1 safety: an answer has no open transactions
