@@ -97,7 +97,7 @@ type DeadLetter[M any] struct {
 	FirstFailedAt, FailedAt time.Time
 	// Consumer names the consumer that gave the message up.
 	Consumer string
-	// Omitted means that List left out the body and the headers of a consumer's message.
+	// Omitted means that List left out the body and the headers.
 	Omitted bool
 	// Unreadable is the reason why an outbox's Message is incomplete: another program stored something else, or the bodies
 	// of one List exceed 32 MiB together. Replay moves the row unchanged. Nil: the Message is complete.
@@ -141,8 +141,7 @@ type Filter struct {
 	// letters in a queue have no lasting position. A dead letter that is stored meanwhile may lie before the position; a
 	// List from the start shows it.
 	After string `json:"-"`
-	// Whole makes a List of a consumer include bodies and headers, until they are 32 MiB together. A List of an outbox
-	// always includes them.
+	// Whole makes a List include bodies and headers, until they are 32 MiB together.
 	Whole bool `json:"-"`
 }
 

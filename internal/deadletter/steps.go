@@ -33,6 +33,8 @@ type Store[M any] interface {
 	Selected(ctx context.Context, f Filter) ([]uuid.UUID, error)
 	// Returnable returns the ids of the dead letters that a replay returns, in stored order, and counts those that stay.
 	Returnable(ctx context.Context, f Filter, r Replay[M]) ([]uuid.UUID, Replayed, error)
+	// Preview counts what a replay would return, and what would stay.
+	Preview(ctx context.Context, f Filter, r Replay[M]) (Replayed, error)
 	// Return returns the dead letters of a step, however old, all or none. Its error is sqlstate.Refused if one of them
 	// cannot be returned. A dead letter whose id the outbox already holds again stays and counts as failed.
 	Return(ctx context.Context, s Step, r Replay[M]) (Replayed, error)
@@ -64,18 +66,18 @@ func InSteps[M any](ctx context.Context, s Store[M], f Filter, r Replay[M]) (Rep
 	if err := errors.Join(r.Check(), f.Check()); err != nil {
 		return Replayed{}, err
 	}
+	if r.DryRun && r.Edit == nil {
+		done, err := s.Preview(ctx, f, r)
+		return done, cmp.Or(err, Outlived(done.Outlived))
+	}
 	ids, stay, err := s.Returnable(ctx, f, r)
 	if err != nil {
 		return Replayed{}, err
 	}
 	c := &steps[M]{store: s, replay: r, done: stay}
 	size := stepSize
-	switch {
-	case r.Edit != nil:
+	if r.Edit != nil {
 		size = editedStepSize
-	case r.DryRun:
-		c.done.Returned = len(ids)
-		return c.done, Outlived(stay.Outlived)
 	}
 	err = each(ctx, ids, size, func(ctx context.Context, ids []uuid.UUID) error {
 		err := c.step(ctx, narrowed(f, ids))
@@ -187,7 +189,9 @@ func (one Step) halves() [2]Step {
 
 // edit calls Replay.Edit for the dead letters of a step, and leaves out the ones that it does not edit.
 func (c *steps[M]) edit(ctx context.Context, one *Step) error {
-	all, err := c.store.List(ctx, one.Filter)
+	whole := one.Filter
+	whole.Whole = true
+	all, err := c.store.List(ctx, whole)
 	if err != nil {
 		return err
 	}

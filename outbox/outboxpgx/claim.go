@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -405,11 +406,17 @@ func (l *lostClaims) tokens() []int64 {
 	return tokens
 }
 
-// recordColumns are the columns of a record. Texts are read if they fit, and the body if the row is whole.
-const recordColumns = `id, CASE WHEN texts THEN name ELSE left(name, 128) END, CASE WHEN texts THEN content_type ELSE '' END, CASE WHEN whole THEN body END,
-  CASE WHEN texts THEN headers END, CASE WHEN texts THEN ordering_key END, CASE WHEN texts THEN transport_name ELSE '' END,
-  CASE WHEN texts THEN exchange ELSE '' END, CASE WHEN texts THEN routing_key ELSE '' END, CASE WHEN texts THEN route_headers END,
+// recordColumns are the columns of a record. Texts are read if they fit, and the body if the row is whole. {content} is
+// false if neither the body nor the headers are wanted.
+const recordColumns = `id, CASE WHEN texts THEN name ELSE left(name, 128) END, CASE WHEN texts THEN content_type ELSE '' END, CASE WHEN whole AND {content} THEN body END,
+  CASE WHEN texts AND {content} THEN headers END, CASE WHEN texts THEN ordering_key END, CASE WHEN texts THEN transport_name ELSE '' END,
+  CASE WHEN texts THEN exchange ELSE '' END, CASE WHEN texts THEN routing_key ELSE '' END, CASE WHEN texts AND {content} THEN route_headers END,
   created_at, attempts, octet_length(body), whole`
+
+// recordWith returns recordColumns with a condition for content.
+func recordWith(content string) string {
+	return strings.ReplaceAll(recordColumns, "{content}", content)
+}
 
 // fits limits the bytes read of a row o: its body, and its texts and headers in their stored form. Every message that
 // outbox.Prepare accepts fits.

@@ -410,7 +410,7 @@ func (s *script) renew(ctx context.Context) {
 // replayDead lists the dead letters. It replays or removes one, all, or an unknown one, or makes a dry run.
 func (s *script) replayDead(ctx context.Context) {
 	pick := s.rng.Uint32()
-	letters, err := s.dead.List(ctx, outbox.Filter{})
+	letters, err := s.dead.List(ctx, outbox.Filter{Whole: true})
 	slices.SortFunc(letters, func(a, b outbox.DeadLetter) int { return slices.Compare(a.Message.ID[:], b.Message.ID[:]) })
 	s.note("%d dead letters: %s", len(letters), kind(err))
 	for _, l := range letters {

@@ -356,7 +356,7 @@ func TestReplayEdited(t *testing.T) {
 	if err != nil || len(entries) != 1 || entries[0].Action != "edit" || entries[0].Count != n-1 || entries[0].Filter.IDs != nil {
 		t.Errorf("audit %+v, %v", entries, err)
 	}
-	left, err := f.dead.List(t.Context(), outbox.Filter{})
+	left, err := f.dead.List(t.Context(), outbox.Filter{Whole: true})
 	if err != nil || len(left) != 1 || string(left[0].Message.Body) != "7" {
 		t.Errorf("left %+v, %v", left, err)
 	}

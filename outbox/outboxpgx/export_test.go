@@ -32,7 +32,7 @@ func Statement(name string) string {
 		"setup": settingsSQL, "lower": s.lower, "claim": s.claim, "read": s.read, "read runs": s.readRuns, "alone": s.countLosses,
 		"overdue": s.lockDue, "hold due": s.holdDue, "hold": s.holdReady, "release": s.release,
 		"settle": s.settle, "look": s.look, "prune": t.due(0)[2].DeleteSQL(), "stats": t.fill(statsSQL),
-		"dead setup": deadPlansSQL, "dead choose": dead.returnable, "dead return": dead.replay, "dead remove": dead.remove,
+		"dead setup": deadPlansSQL, "dead choose": dead.returnable, "dead preview": dead.preview, "dead groups": dead.groups, "dead return": dead.replay, "dead remove": dead.remove,
 		"dead list": dead.list,
 	}[name]
 }

@@ -107,10 +107,12 @@ func TestDeadLetterChanges_useIndexes(t *testing.T) {
 		args  []any
 		looks string
 	}{
-		"dead choose": {append(all, int64(1), false), "Index Cond: (id = d"},
-		"dead return": {append(step, int64(0), int64(0), [][]byte(nil)), "Index Cond: (id = ANY ('{"},
-		"dead remove": {step, "Index Cond: (id = ANY ('{"},
-		"dead list":   {append(slices.Clone(all[:6]), 100, nil, nil, 1<<20, time.Now(), int64(7)), "Index Cond: (ROW(died_at, seq) > ROW("},
+		"dead choose":  {append(all, int64(1), false), "Index Cond: (id = d"},
+		"dead preview": {append(all, int64(1), false), "Index Cond: (id = d"},
+		"dead groups":  {append(all, 100), "Index Cond: (died_at = COALESCE("},
+		"dead return":  {append(step, int64(0), int64(0), [][]byte(nil)), "Index Cond: (id = ANY ('{"},
+		"dead remove":  {step, "Index Cond: (id = ANY ('{"},
+		"dead list":    {append(slices.Clone(all[:6]), 100, nil, nil, 1<<20, time.Now(), int64(7), false), "Index Cond: (ROW(died_at, seq) > ROW("},
 	} {
 		plan := f.explain(t, "dead setup", outboxpgx.Statement(name), c.args)
 		if !strings.Contains(plan, c.looks) || strings.Contains(plan, "Join Filter: (d") || strings.Contains(plan, " Filter: (id = ANY") {

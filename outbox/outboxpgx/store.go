@@ -286,7 +286,7 @@ type statements struct {
 func (t tables) statements() statements {
 	parts := strings.NewReplacer("{ready}", ready, "{waiting}", waiting, "{before}", before, "{free}", free, "{heldUntil}", heldUntil,
 		"{held}", strings.ReplaceAll(heldSQL, "{heldUntil}", heldUntil),
-		"{fits}", strings.ReplaceAll(fits, "{max}", "$4::bigint"), "{record}", recordColumns)
+		"{fits}", strings.ReplaceAll(fits, "{max}", "$4::bigint"), "{record}", recordWith("true"))
 	fill := func(sql string) string { return t.fill(parts.Replace(sql)) } // a part may name a table
 	due := func(sql, skip, only string) string {
 		rows := strings.NewReplacer("{skip}", skip, "{only}", only).Replace(dueRowsSQL)

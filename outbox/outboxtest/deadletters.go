@@ -38,6 +38,12 @@ func (d dead) shown() outbox.DeadLetter {
 	}
 }
 
+// withoutContent returns a dead letter as in a list that is not whole.
+func withoutContent(d outbox.DeadLetter) outbox.DeadLetter {
+	d.Message.Body, d.Message.Headers, d.Message.Route.Headers, d.Omitted = nil, nil, nil, true
+	return d
+}
+
 // changing matches the parts of an error that do not change its kind: quotations, and words with a digit.
 var changing = regexp.MustCompile("\"[^\"]*\"|'[^']*'|`[^`]*`|\\S*[0-9]\\S*")
 
@@ -92,7 +98,11 @@ func (d deadLetters) List(ctx context.Context, f outbox.Filter) ([]outbox.DeadLe
 	defer d.s.mu.Unlock()
 	var found []outbox.DeadLetter
 	for _, one := range d.selected(f, func(one dead) bool { return one.died > after }) {
-		found = append(found, one.shown())
+		shown := one.shown()
+		if !f.Whole {
+			shown = withoutContent(shown)
+		}
+		found = append(found, shown)
 	}
 	return found, nil
 }
@@ -106,7 +116,7 @@ func wrap(what string, err error) error {
 
 // Show implements outbox.DeadLetters.
 func (d deadLetters) Show(ctx context.Context, id uuid.UUID) (outbox.DeadLetter, error) {
-	found, err := d.List(ctx, outbox.Filter{IDs: []uuid.UUID{id}})
+	found, err := d.List(ctx, outbox.Filter{IDs: []uuid.UUID{id}, Whole: true})
 	switch {
 	case err != nil:
 		return outbox.DeadLetter{}, err
@@ -137,9 +147,7 @@ func (d deadLetters) Groups(ctx context.Context, f outbox.Filter) ([]outbox.Grou
 	defer d.s.mu.Unlock()
 	var kinds deadletter.Groups[outbox.Message]
 	for _, one := range d.selected(f, all) {
-		sample := one.shown()
-		sample.Message.Body, sample.Message.Headers = nil, nil
-		kinds.Add(sample)
+		kinds.Add(withoutContent(one.shown()))
 	}
 	return kinds.Largest(most), nil
 }
@@ -167,6 +175,13 @@ func (d deadLetters) Selected(ctx context.Context, f outbox.Filter) ([]uuid.UUID
 	d.s.mu.Lock()
 	defer d.s.mu.Unlock()
 	return idsOf(d.selected(f, all)), nil
+}
+
+// Preview implements deadletter.Store.
+func (d deadLetters) Preview(ctx context.Context, f outbox.Filter, r outbox.Replay) (outbox.Replayed, error) {
+	ids, counts, err := d.Returnable(ctx, f, r)
+	counts.Returned = len(ids)
+	return counts, err
 }
 
 // Returnable implements deadletter.Store.

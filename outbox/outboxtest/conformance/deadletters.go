@@ -30,6 +30,7 @@ func TestDeadLetters(t *testing.T, b Backend) {
 		"a removal that is cancelled stops":     cancelsRemoval,
 		"a filter ignores the case of an error": filtersByError,
 		"a list continues after a letter":       listsDeadInPages,
+		"a list has bodies only if it is whole": listsContent,
 		"a waiting list continues in pages":     listsWaitingInPages,
 		"a list shows why messages wait":        listsWhyMessagesWait,
 	} {
@@ -248,6 +249,24 @@ func listsDeadInPages(t *testing.T, s Store) {
 	for i, err := range []error{err1, err2, err3, err4, err5} {
 		if err == nil {
 			t.Errorf("%d: a list position was accepted", i)
+		}
+	}
+}
+
+func listsContent(t *testing.T, s Store) {
+	m := message("k", "1")
+	m.Headers = map[string]string{"tenant": "a"}
+	s.write(t, m)
+	b := s.claim(t, driver.Claim{})
+	s.settle(t, b, outcomes(driver.Dead, b.Messages...)...)
+	for _, whole := range []bool{false, true} {
+		found, err := s.DeadLetters.List(t.Context(), outbox.Filter{Whole: whole})
+		if err != nil || len(found) != 1 {
+			t.Fatalf("%d listed, %v", len(found), err)
+		}
+		d := found[0]
+		if d.Omitted == whole || (len(d.Message.Body) > 0) != whole || (d.Message.Headers["tenant"] == "a") != whole || d.Unreadable != nil || d.Message.Key != "k" {
+			t.Errorf("whole %v: %+v", whole, d)
 		}
 	}
 }

@@ -199,7 +199,7 @@ func buriesDead(t *testing.T, s Store) {
 	b := s.claim(t, driver.Claim{})
 	s.settle(t, b, outcomes(driver.Dead, b.Messages[0])...)
 	s.wantReady(t, quoted("2")...)
-	dead, err := s.DeadLetters.List(t.Context(), outbox.Filter{})
+	dead, err := s.DeadLetters.List(t.Context(), outbox.Filter{Whole: true})
 	must(t, err)
 	if len(dead) != 1 || dead[0].Message.ID != b.Messages[0].ID || dead[0].Attempts != 1 || string(dead[0].Message.Body) != `"1"` {
 		t.Errorf("dead letters %+v", dead)
@@ -216,7 +216,7 @@ func buriesAgain(t *testing.T, s Store) {
 		b := s.claim(t, driver.Claim{})
 		s.settle(t, b, outcomes(driver.Dead, b.Messages...)...)
 	}
-	dead, err := s.DeadLetters.List(t.Context(), outbox.Filter{})
+	dead, err := s.DeadLetters.List(t.Context(), outbox.Filter{Whole: true})
 	must(t, err)
 	if len(dead) != 1 || dead[0].Message.ID != m.ID || string(dead[0].Message.Body) != "2" {
 		t.Errorf("dead letters %+v, want the newer message", dead)
