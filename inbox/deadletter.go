@@ -35,7 +35,7 @@ type (
 	DeadLetters = deadletter.DeadLetters[Message]
 	// DeadLetter is a message that a consumer gave up. A replay returns it to the Queue of its Message.
 	// It has the fields Message, Class, Error, ErrorType, SQLState, Fingerprint, Attempts, CreatedAt, FirstFailedAt,
-	// FailedAt, Consumer, Omitted, Unreadable and Cursor; go doc
+	// FailedAt, DueAt, Consumer, Omitted, Unreadable and Cursor; go doc
 	// github.com/holdfast-go/holdfast/internal/deadletter.DeadLetter describes them.
 	DeadLetter = deadletter.DeadLetter[Message]
 	// Group are dead letters of one kind.
@@ -46,7 +46,7 @@ type (
 	// Whole.
 	Filter = deadletter.Filter
 	// Replay configures a return of dead letters to their queues, and records who did it and why.
-	// It has the fields By, Reason, PerSecond, DryRun, Progress, Edit and Force.
+	// It has the fields By, Reason, PerSecond, Delay, DryRun, Progress, Edit and Force.
 	Replay = deadletter.Replay[Message]
 	// Removal records who deletes dead letters, and why.
 	// It has the fields By, Reason and Progress.

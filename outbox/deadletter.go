@@ -17,7 +17,8 @@ var (
 // An outbox and a consumer have the same types of dead letters. Package internal/deadletter describes their fields and
 // methods.
 type (
-	// DeadLetters shows and moves the dead letters of relays. Get it from the store's DeadLetters method.
+	// DeadLetters shows and moves the dead letters of relays. Get it from the store's DeadLetters method. The store's
+	// method Parked returns the messages that wait for their first or next attempt, with the same methods.
 	//
 	//	List(ctx, Filter) ([]DeadLetter, error)
 	//	Show(ctx, id uuid.UUID) (DeadLetter, error)
@@ -28,7 +29,7 @@ type (
 	DeadLetters = deadletter.DeadLetters[Message]
 	// DeadLetter is a message that a relay gave up.
 	// It has the fields Message, Class, Error, ErrorType, SQLState, Fingerprint, Attempts, CreatedAt, FirstFailedAt,
-	// FailedAt, Consumer, Omitted, Unreadable and Cursor; go doc
+	// FailedAt, DueAt, Consumer, Omitted, Unreadable and Cursor; go doc
 	// github.com/holdfast-go/holdfast/internal/deadletter.DeadLetter describes them.
 	DeadLetter = deadletter.DeadLetter[Message]
 	// Group is a set of dead letters of one kind.
@@ -39,7 +40,7 @@ type (
 	// Whole.
 	Filter = deadletter.Filter
 	// Replay holds the arguments of DeadLetters.Replay: who returns dead letters to the outbox, and how.
-	// It has the fields By, Reason, PerSecond, DryRun, Progress, Edit and Force.
+	// It has the fields By, Reason, PerSecond, Delay, DryRun, Progress, Edit and Force.
 	Replay = deadletter.Replay[Message]
 	// Removal holds the arguments of DeadLetters.Remove: who deletes dead letters, and why.
 	// It has the fields By, Reason and Progress.
@@ -49,33 +50,30 @@ type (
 	Replayed = deadletter.Replayed
 )
 
-// Waiting is an unpublished message in an outbox. A store's method Waiting lists them.
+// Waiting is an unpublished message in an outbox that is ready, or behind a parked message of its key. A store's method
+// Waiting lists them.
 type Waiting struct {
 	Message
-	// CreatedAt is the time when it was stored, and DueAt the time when its next attempt is due, both by the store's
-	// clock. A zero DueAt means that it is ready, or that it waits for the previous message of its key.
-	CreatedAt, DueAt time.Time
+	// CreatedAt is the time when it was stored, by the store's clock.
+	CreatedAt time.Time
 	// Attempts counts the failed attempts. Class and Error describe the last failure.
 	Attempts     int
 	Class, Error string
 	// Unreadable is the reason why the message is incomplete, as in DeadLetter.
 	Unreadable error
-	// Cursor is the position of the message in the list of parked messages, or in the list of the others.
-	// Used as WaitingFilter.After, it starts the same list after this position, even if the message is gone.
-	// Only the store can read it.
+	// Cursor is the position of the message in the list. Used as WaitingFilter.After, it starts a list after this
+	// position, even if the message is gone. Only the store can read it.
 	Cursor string
 }
 
-// WaitingFilter selects the messages of an outbox that match every field that is set.
+// WaitingFilter selects the waiting messages of an outbox that match every field that is set. A list has them in stored
+// order.
 type WaitingFilter struct {
-	// Parked selects messages that wait for their first or next attempt, ordered by due time. False selects the
-	// ready messages and the messages behind a parked message of their key, in stored order.
-	Parked bool
 	// Name and Key select by equality. Optional.
 	Name, Key string
 	// Limit is the maximum number of messages. Default: 100.
 	Limit int
-	// After is the Cursor of a message: the list starts after it. Optional. A message that is committed or parked
+	// After is the Cursor of a message: the list starts after it. Optional. A message that is committed
 	// between two pages may lie before the position; a list from the start shows it.
 	After string
 }

@@ -42,6 +42,10 @@ const (
 )
 
 // DeadLetters shows and moves the messages that relays or a consumer gave up. It is safe for concurrent use.
+//
+// The same methods show and move messages that wait for an attempt: those of the method Parked of an outbox, and of the
+// method Retrying of a consumer. Such a message has a DueAt. Replay changes it and keeps the attempts; a message that
+// is delivered meanwhile is not counted. Replay.Edit is rejected.
 type DeadLetters[M any] interface {
 	// List returns the dead letters that f selects. A list of an outbox starts with the oldest.
 	List(ctx context.Context, f Filter) ([]DeadLetter[M], error)
@@ -95,6 +99,8 @@ type DeadLetter[M any] struct {
 	// FirstFailedAt and FailedAt are the times of the first and the last failure. An outbox has the last one only. The times
 	// of an outbox come from the store's clock; they are zero if another program has set them to infinity.
 	FirstFailedAt, FailedAt time.Time
+	// DueAt is when the next attempt of a waiting message is due; zero for a dead letter.
+	DueAt time.Time `json:",omitzero"`
 	// Consumer names the consumer that gave the message up.
 	Consumer string
 	// Omitted means that List left out the body and the headers.
@@ -151,6 +157,8 @@ type Replay[M any] struct {
 	By, Reason string
 	// PerSecond bounds how many return per second. Default: no bound.
 	PerSecond float64
+	// Delay makes waiting messages due that much later than now, at most 24 hours. Default: now. Dead letters have none.
+	Delay time.Duration
 	// DryRun counts and moves nothing. A dry run of a consumer does not notice that a queue is gone.
 	DryRun bool
 	// Progress is called with the running totals after each step of an outbox, and after each message of a consumer, by the
@@ -253,6 +261,30 @@ func (r Replay[M]) Check() error {
 		errs = append(errs, fmt.Errorf("Replay.PerSecond is %v, want a number of at least 0", r.PerSecond))
 	}
 	return errors.Join(errs...)
+}
+
+// maxDelay bounds a Replay.Delay.
+const maxDelay = 24 * time.Hour
+
+// CheckDead returns every violation of a Replay of dead letters.
+func (r Replay[M]) CheckDead() error {
+	var err error
+	if r.Delay != 0 {
+		err = errors.New("Replay.Delay is only for waiting messages")
+	}
+	return errors.Join(err, r.Check())
+}
+
+// CheckWaiting returns every violation of a Replay of waiting messages.
+func (r Replay[M]) CheckWaiting() error {
+	var errs []error
+	if r.Delay < 0 || r.Delay > maxDelay {
+		errs = append(errs, fmt.Errorf("Replay.Delay is %v, want 0 to %v", r.Delay, maxDelay))
+	}
+	if r.Edit != nil {
+		errs = append(errs, errors.New("Replay.Edit is only for dead letters"))
+	}
+	return errors.Join(append(errs, r.Check())...)
 }
 
 // Between returns the time between two returned messages, at most 365 days; 0: no bound.

@@ -61,9 +61,10 @@ type steps[M any] struct {
 	refused error    // the first reason for which a dead letter stays
 }
 
-// InSteps returns dead letters in steps. It selects them all at the start.
+// InSteps returns dead letters, or moves waiting messages, in steps. It selects them all at the start. The caller has
+// checked r.
 func InSteps[M any](ctx context.Context, s Store[M], f Filter, r Replay[M]) (Replayed, error) {
-	if err := errors.Join(r.Check(), f.Check()); err != nil {
+	if err := f.Check(); err != nil {
 		return Replayed{}, err
 	}
 	if r.DryRun && r.Edit == nil {

@@ -401,7 +401,7 @@ func TestPageGoesOn(t *testing.T) {
 
 	s.wants(t, 0, []string{"retry", "--all", "--from=outbox", "--rate=0.01"})
 	s.get(t, follow(s.get(t, "waiting?limit=1", 200, "key a")), 200, `class="empty"`)
-	s.get(t, follow(s.get(t, "waiting?parked=1&limit=1", 200, "key b")), 200, `class="empty"`, "Messages that wait for their first")
+	s.get(t, follow(s.get(t, "retrying?from=outbox&limit=1", 200, "key b")), 200, `class="empty"`)
 }
 
 func TestMCPGoesOn(t *testing.T) {

@@ -298,10 +298,14 @@ func TestGrantsOperate(t *testing.T) {
 	o.wants(t, 0, []string{"retry", "--from=inbox", "--key=ada", "--by=ada"}, "billing: 1 retried")
 	o.wants(t, 0, []string{"drop", "--from=inbox", "--all", "--by=ada"}, "billing: 1 dropped")
 	o.wants(t, 0, []string{"outbox", "pending"}, "one key")
+	d.exec(t, `INSERT INTO holdfast_outbox (id, lane, name, body, content_type, due_at) VALUES (gen_random_uuid(), 0, 'later', '', '', now() + interval '1 hour')`)
+	o.wants(t, 0, []string{"postpone", "--name=later", "--for=2h", "--by=ada"}, "outbox: 1 postponed")
+	o.wants(t, 0, []string{"retry", "--retrying", "--name=later", "--by=ada"}, "outbox: 1 retried")
+	o.wants(t, 0, []string{"drop", "--retrying", "--name=later", "--by=ada"}, "outbox: 1 dropped")
 	o.wants(t, 1, []string{"expiry", "stuck"}, "holds")
 	o.wants(t, 0, []string{"idempotency", "show", "a"}, "free")
 	o.wants(t, 0, []string{"prune"}, "billing      1", "idempotency  1")
-	if log := o.wants(t, 0, []string{"log"}, "ada"); strings.Count(log, "\n") != 12 { // a prune without effect is not logged
+	if log := o.wants(t, 0, []string{"log"}, "ada"); strings.Count(log, "\n") != 15 { // a prune without effect is not logged
 		t.Errorf("the log has %s", log)
 	}
 	p.refused(t, allOf(toOutbox[1:], onHolds[:1], []string{

@@ -188,6 +188,8 @@ func completed() map[string]string {
 		want[cmd+" --from"], want[cmd+" --name"], want[cmd+" --class"], want[cmd+" --key"] = "billing\ninbox\noutbox\n", names, classes, "key a\nkey b\n"
 	}
 	want["show --from"] = want["retry --from"]
+	want["postpone --from"], want["postpone --name"], want["postpone --key"] = want["retry --from"], "parked\n", "key parked\n"
+	want["inbox retrying --from"] = "billing\n"
 	return want
 }
 
@@ -209,6 +211,8 @@ func TestEveryCommandCompletes(t *testing.T) {
 			if !strings.Contains(out, r.ids["a"].String()+"\ta: outbox: publish: permanent: no exchange a\n") || !strings.HasSuffix(out, "\n:4\n") {
 				t.Errorf("%s: completes %q", path, out)
 			}
+		case "postpone":
+			wantCompleted(t, path, out, r.ids["parked"].String()+"\tparked:\n:4\n")
 		case "outbox dead --group", "groups --group", "retry --group", "drop --group":
 			if !strings.Contains(out, "\toutbox: publish: permanent: no exchange a\n") || strings.Contains(out, "no handler for c") == (path == "outbox dead --group") {
 				t.Errorf("%s: completes %q", path, out)

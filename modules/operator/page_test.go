@@ -99,7 +99,7 @@ func TestPageShows(t *testing.T) {
 	s.get(t, "dead-letters?from=outbox", 200, "no exchange b", s.ids["a"].String())
 	s.get(t, "dead-letters?error=nothing", 200, `class="empty"`)
 	s.get(t, "waiting", 200, `class="empty"`)
-	s.get(t, "waiting?parked=1&from=outbox", 200, `class="empty"`)
+	s.get(t, "retrying?from=outbox", 200, `class="empty"`)
 	s.get(t, "dead-letters?name=c", 200, `<option value="a"></option>`, `<option value="permanent"></option>`) // from earlier views
 	s.get(t, "log", 200, `class="empty"`)
 	s.get(t, "limits?key=grace", 200, "user", "10")

@@ -59,6 +59,7 @@ func TestConformance(t *testing.T) {
 			conformance.TestSource(t, backend)
 			if name == "deleting" || os.Getenv(testenv.NightlyVar) == "1" {
 				conformance.TestDeadLetters(t, backend)
+				conformance.TestParked(t, backend)
 			}
 		})
 	}
@@ -76,6 +77,7 @@ func TestConformanceBehindPgBouncer(t *testing.T) {
 	}
 	t.Run("source", func(t *testing.T) { t.Parallel(); conformance.TestSource(t, backend) })
 	t.Run("dead letters", func(t *testing.T) { t.Parallel(); conformance.TestDeadLetters(t, backend) })
+	t.Run("parked", func(t *testing.T) { t.Parallel(); conformance.TestParked(t, backend) })
 }
 
 func TestManagedWriter(t *testing.T) {
@@ -152,6 +154,12 @@ func TestEveryExecMode(t *testing.T) {
 		if n, err := f.dead.Replay(t.Context(), outbox.Filter{IDs: []uuid.UUID{letter.Message.ID}}, outbox.Replay{By: "me"}); n.Returned != 1 || err != nil {
 			t.Errorf("retried %d, %v", n, err)
 		}
+		if n, err := f.store.Parked().Replay(t.Context(), outbox.Filter{Class: "retryable"}, outbox.Replay{By: "me", Delay: time.Hour}); n.Returned != 1 || err != nil {
+			t.Errorf("postponed %d, %v", n, err)
+		}
+		if n, err := f.store.Parked().Remove(t.Context(), outbox.Filter{ErrorContains: "fail"}, outbox.Removal{By: "me"}); n != 1 || err != nil {
+			t.Errorf("removed %d, %v", n, err)
+		}
 	})
 }
 
@@ -196,8 +204,8 @@ type side struct {
 		driver.Measured
 		Waiting(ctx context.Context, f outbox.WaitingFilter) ([]outbox.Waiting, error)
 	}
-	fail func(ctx context.Context, tx pgx.Tx) error
-	dead outbox.DeadLetters
+	fail         func(ctx context.Context, tx pgx.Tx) error
+	dead, parked outbox.DeadLetters
 }
 
 // side returns the Postgres side with empty tables.
@@ -209,7 +217,7 @@ func (f *fixture) side(t *testing.T) side {
 	return side{
 		manager: f.manager, writer: f.store, source: f.store,
 		fail: func(ctx context.Context, tx pgx.Tx) error { return second(tx.Exec(ctx, "SELECT 1/0")) },
-		dead: f.dead,
+		dead: f.dead, parked: f.store.Parked(),
 	}
 }
 
@@ -220,7 +228,7 @@ func fakeSide() side {
 		fail: func(_ context.Context, tx pgx.Tx) error {
 			return txretrytest.Fail(tx, &pgconn.PgError{Severity: "ERROR", Code: "22012"})
 		},
-		dead: store.DeadLetters(),
+		dead: store.DeadLetters(), parked: store.Parked(),
 	}
 }
 
@@ -245,7 +253,7 @@ func (s *script) note(format string, args ...any) {
 }
 
 func (s *script) run(ctx context.Context) {
-	steps := []func(context.Context){s.transact, s.transact, s.transact, s.claim, s.claim, s.settle, s.settle, s.settleAgain, s.renew, s.replayDead, s.measure}
+	steps := []func(context.Context){s.transact, s.transact, s.transact, s.claim, s.claim, s.settle, s.settle, s.settleAgain, s.renew, s.replayDead, s.moveParked, s.measure}
 	for range 20 {
 		steps[s.rng.IntN(len(steps))](ctx)
 	}
@@ -463,14 +471,34 @@ func (s *script) removeDead(ctx context.Context, f outbox.Filter) {
 func (s *script) measure(ctx context.Context) {
 	stats, err := s.source.Depth(ctx)
 	s.note("%d ready, %d parked, %d dead, aged %v: %s", stats.Ready, stats.Parked, stats.Dead, stats.OldestAge > 0, kind(err))
-	for _, f := range []outbox.WaitingFilter{{}, {Parked: true}, {Limit: 2}, {Name: "a"}, {Limit: -1}} {
+	for _, f := range []outbox.WaitingFilter{{}, {Limit: 2}, {Name: "a"}, {Limit: -1}} {
 		found, err := s.source.Waiting(ctx, f)
 		s.note("%d waiting for %+v: %s", len(found), f, kind(err))
-		if f.Parked { // two messages due at the same time come in any order
-			slices.SortFunc(found, func(a, b outbox.Waiting) int { return slices.Compare(a.ID[:], b.ID[:]) })
-		}
 		for _, w := range found {
-			s.note("  %s %s %q, %d attempts, due %t, %s %q", w.ID, w.Name, w.Body, w.Attempts, !w.DueAt.IsZero(), w.Class, w.Error)
+			s.note("  %s %s %q, %d attempts, %s %q", w.ID, w.Name, w.Body, w.Attempts, w.Class, w.Error)
 		}
 	}
+}
+
+// moveParked lists the parked messages. It retries, postpones or removes one or all of them.
+func (s *script) moveParked(ctx context.Context) {
+	pick := s.rng.Uint32()
+	found, err := s.parked.List(ctx, outbox.Filter{})
+	slices.SortFunc(found, func(a, b outbox.DeadLetter) int { return slices.Compare(a.Message.ID[:], b.Message.ID[:]) })
+	s.note("%d parked: %s", len(found), kind(err))
+	for _, l := range found {
+		l.CreatedAt, l.DueAt, l.Fingerprint, l.Cursor = time.Time{}, time.Time{}, "", ""
+		s.note("  %+v", l)
+	}
+	chosen := outbox.Filter{}
+	if len(found) > 0 && pick%3 > 0 {
+		chosen.IDs = []uuid.UUID{found[int(pick)%len(found)].Message.ID}
+	}
+	if pick%5 == 0 {
+		n, err := s.parked.Remove(ctx, chosen, outbox.Removal{By: "me"})
+		s.note("%d parked ones removed: %s", n, kind(err))
+		return
+	}
+	moved, err := s.parked.Replay(ctx, chosen, outbox.Replay{By: "me", Delay: time.Duration(pick%2) * time.Hour})
+	s.note("%+v parked ones moved: %s", moved, kind(err))
 }

@@ -23,11 +23,13 @@ import (
 	"github.com/holdfast-go/holdfast/outbox"
 )
 
-// deadLetters implements outbox.DeadLetters.
+// deadLetters implements outbox.DeadLetters, for dead letters and for parked messages.
 type deadLetters struct {
 	pool *pgxpool.Pool
 	t    tables
 	sql  deadStatements
+	noun string // of its messages, in errors
+	scan func(row pgx.CollectableRow, whole bool) (outbox.DeadLetter, error)
 
 	wake func() // wakes a relay for the returned messages
 
@@ -35,7 +37,10 @@ type deadLetters struct {
 }
 
 func newDeadLetters(pool *pgxpool.Pool, t tables, wake func()) *deadLetters {
-	return &deadLetters{pool: pool, t: t, sql: t.deadStatements(), wake: wake, readTimeout: 10 * time.Second, changeTimeout: time.Minute}
+	return &deadLetters{
+		pool: pool, t: t, sql: t.deadStatements(), noun: "dead letters", scan: scanDeadLetter, wake: wake,
+		readTimeout: 10 * time.Second, changeTimeout: time.Minute,
+	}
 }
 
 // DeadLetters returns the dead letters of the outbox. A read may take 10 s. If the server does not answer, it is
@@ -49,10 +54,10 @@ func (d *deadLetters) List(ctx context.Context, f outbox.Filter) ([]outbox.DeadL
 	f.Limit = cmp.Or(f.Limit, deadletter.ListLimit)
 	after, err := parseCursor(f.After)
 	if err := errors.Join(err, f.CheckList()); err != nil {
-		return nil, wrap("list dead letters", err)
+		return nil, wrap("list "+d.noun, err)
 	}
-	scan := func(row pgx.CollectableRow) (outbox.DeadLetter, error) { return scanDeadLetter(row, f.Whole) }
-	return collect(ctx, d, "list dead letters", scan, d.sql.list, append(filterArgs(f), deadletter.ListBytes, after.at, after.seq, f.Whole)...)
+	scan := func(row pgx.CollectableRow) (outbox.DeadLetter, error) { return d.scan(row, f.Whole) }
+	return collect(ctx, d, "list "+d.noun, scan, d.sql.list, append(filterArgs(f), deadletter.ListBytes, after.at, after.seq, f.Whole)...)
 }
 
 func wrap(what string, err error) error {
@@ -104,12 +109,12 @@ func (d *deadLetters) Show(ctx context.Context, id uuid.UUID) (outbox.DeadLetter
 // Count implements outbox.DeadLetters.
 func (d *deadLetters) Count(ctx context.Context, f outbox.Filter) (n int, err error) {
 	if err := f.Check(); err != nil {
-		return 0, wrap("count dead letters", err)
+		return 0, wrap("count "+d.noun, err)
 	}
 	err = pgcall.Twice(ctx, d.pool, d.readTimeout, func(ctx context.Context, conn *pgxpool.Conn) error {
 		return conn.QueryRow(ctx, d.sql.count, filterArgs(f)...).Scan(&n)
 	})
-	return n, wrap("count dead letters", d.t.explain(err))
+	return n, wrap("count "+d.noun, d.t.explain(err))
 }
 
 // filterArgs returns the arguments of deadWhere.
@@ -140,9 +145,9 @@ func (d *deadLetters) Groups(ctx context.Context, f outbox.Filter) ([]outbox.Gro
 	limit := cmp.Or(f.Limit, deadletter.GroupsLimit)
 	f.Limit = min(f.Limit, 0) // the limit applies to groups, not dead letters; Check rejects a negative one
 	if err := f.Check(); err != nil {
-		return nil, wrap("group dead letters", err)
+		return nil, wrap("group "+d.noun, err)
 	}
-	return collect(ctx, d, "group dead letters", scanGroup, d.sql.groups, append(filterArgs(f), limit)...)
+	return collect(ctx, d, "group "+d.noun, scanGroup, d.sql.groups, append(filterArgs(f), limit)...)
 }
 
 func scanGroup(row pgx.CollectableRow) (g outbox.Group, err error) {
@@ -159,6 +164,9 @@ func scanGroup(row pgx.CollectableRow) (g outbox.Group, err error) {
 
 // Replay implements outbox.DeadLetters.
 func (d *deadLetters) Replay(ctx context.Context, f outbox.Filter, r outbox.Replay) (outbox.Replayed, error) {
+	if err := r.CheckDead(); err != nil {
+		return outbox.Replayed{}, wrap("replay dead letters", err)
+	}
 	done, err := deadletter.InSteps(ctx, &change{deadLetters: d, by: r.By, reason: r.Reason, chosenBy: f}, f, r)
 	return done, wrap("replay dead letters", err)
 }
@@ -253,7 +261,15 @@ func (c *change) step(ctx context.Context, sql string, f outbox.Filter, more []a
 		dest[i] = &got[i]
 	}
 	err = pgcall.Within(ctx, c.pool, c.changeTimeout, func(ctx context.Context, conn *pgxpool.Conn) error {
-		return queryPlanned(ctx, conn, beginSQL, sql, args, dest)
+		queue := &pgx.Batch{}
+		queue.Queue(beginSQL)
+		queue.Queue(deadPlansSQL)
+		if c.sql.lock != "" {
+			queue.Queue(c.sql.lock, args[0])
+		}
+		queue.Queue(sql, args...).QueryRow(func(row pgx.Row) error { return row.Scan(dest...) })
+		queue.Queue(commitSQL)
+		return conn.SendBatch(ctx, queue).Close()
 	})
 	if err != nil {
 		return c.t.explain(err)
@@ -380,24 +396,24 @@ func scanAudit(row pgx.CollectableRow) (AuditEntry, error) {
 type deadStatements struct {
 	list, count, groups, selected, returnable, preview, replay, remove, audit string
 
-	waitingReady, waitingParked string
+	lock    string // precedes replay and remove; empty: nothing does
+	waiting string
 }
 
 func (t tables) deadStatements() deadStatements {
-	parts := strings.NewReplacer("{where}", deadWhere, "{match}", deadMatch, "{again}", deadAgain,
-		"{replayNoted}", strings.ReplaceAll(deadNoted, "{action}", "CASE WHEN $16::bytea[] IS NULL THEN 'replay' ELSE 'edit' END"),
-		"{removeNoted}", strings.ReplaceAll(deadNoted, "{action}", "'remove'"),
-		"{fits}", strings.ReplaceAll(fits, "{max}", "$10::bigint"),
-		"{record}", recordWith("$13::boolean"))
-	fill := func(sql string) string { return t.fill(parts.Replace(parts.Replace(sql))) }
-	waiting := func(rows string) string {
-		sql := strings.ReplaceAll(waitingListSQL, "{waitingRows}", rows)
-		return t.fill(strings.NewReplacer("{fits}", strings.ReplaceAll(fits, "{max}", "$4::bigint"), "{record}", recordWith("true")).Replace(sql))
+	fill := func(sql string) string {
+		parts := strings.NewReplacer("{where}", deadWhere, "{match}", deadMatch, "{again}", deadAgain, "{letters}", "{dead}",
+			"{replayNoted}", strings.ReplaceAll(deadNoted, "{action}", "CASE WHEN $16::bytea[] IS NULL THEN 'replay' ELSE 'edit' END"),
+			"{removeNoted}", strings.ReplaceAll(deadNoted, "{action}", "'remove'"),
+			"{fits}", strings.ReplaceAll(fits, "{max}", "$10::bigint"),
+			"{record}", recordWith("$13::boolean"))
+		return t.fill(parts.Replace(parts.Replace(sql)))
 	}
+	waiting := strings.NewReplacer("{fits}", strings.ReplaceAll(fits, "{max}", "$4::bigint"), "{record}", recordWith("true")).Replace(waitingSQL)
 	return deadStatements{
-		waitingReady: waiting(waitingReadySQL), waitingParked: waiting(waitingParkedSQL),
-		list: fill(deadListSQL), count: fill(deadCountSQL), groups: fill(deadGroupsSQL),
-		selected: fill(deadSelectedSQL), returnable: fill(deadReturnableSQL), preview: fill(deadPreviewSQL), replay: fill(deadReplaySQL), remove: fill(deadRemoveSQL), audit: fill(auditSQL),
+		list: fill(deadListSQL), count: fill(deadCountSQL), groups: fill(deadGroupsSQL), selected: fill(deadSelectedSQL),
+		returnable: fill(deadReturnableSQL), preview: fill(deadPreviewSQL), replay: fill(deadReplaySQL), remove: fill(deadRemoveSQL),
+		audit: fill(auditSQL), waiting: t.fill(waiting),
 	}
 }
 
@@ -415,10 +431,10 @@ const deadMatch = `
 const deadListSQL = `
 SELECT {record}, left(error_class, 100), left(last_error, 1000), died_at, fingerprint, seq
 FROM (SELECT d.*, fits AS texts, fits AND (NOT $13 OR sum(octet_length(body)) FILTER (WHERE fits) OVER (ORDER BY died_at, seq) <= $10) AS whole
-      FROM (SELECT o.*, {fits} AS fits FROM {dead} o WHERE (died_at, seq) > ($11::timestamptz, $12::bigint) AND {where}) d) d
+      FROM (SELECT o.*, {fits} AS fits FROM {letters} o WHERE (died_at, seq) > ($11::timestamptz, $12::bigint) AND {where}) d) d
 ORDER BY died_at, seq`
 
-const deadCountSQL = `SELECT count(*) FROM (SELECT FROM {dead} WHERE {where}) d`
+const deadCountSQL = `SELECT count(*) FROM (SELECT FROM {letters} o WHERE {where}) d`
 
 // $10 groups. The sample is the latest dead letter of its kind. Infinite times, from other programs, do not count. The index
 // finds the sample, because a sort of 100,000 dead letters takes three times as long as the rest.
@@ -426,11 +442,11 @@ const deadGroupsSQL = `
 WITH kinds AS MATERIALIZED (
   SELECT fingerprint, count(*) AS n, min(died_at) FILTER (WHERE isfinite(died_at)) AS first, max(died_at) FILTER (WHERE isfinite(died_at)) AS last,
     max(died_at) AS largest
-  FROM {dead} WHERE {match} GROUP BY fingerprint ORDER BY n DESC, fingerprint LIMIT least($7::bigint, $10::bigint))
+  FROM {letters} o WHERE {match} GROUP BY fingerprint ORDER BY n DESC, fingerprint LIMIT least($7::bigint, $10::bigint))
 SELECT k.n, k.first, k.last, s.id, left(s.name, 128), left(s.ordering_key, 1000), left(s.transport_name, 128), s.created_at, s.attempts,
   left(s.error_class, 100), left(s.last_error, 1000), s.died_at, s.fingerprint
 FROM kinds k CROSS JOIN LATERAL (
-  SELECT * FROM {dead} d WHERE d.died_at = coalesce(k.last, k.largest) AND d.fingerprint = k.fingerprint AND {match} ORDER BY d.seq DESC LIMIT 1) s
+  SELECT * FROM {letters} d WHERE d.died_at = coalesce(k.last, k.largest) AND d.fingerprint = k.fingerprint AND {match} ORDER BY d.seq DESC LIMIT 1) s
 ORDER BY k.n DESC, k.fingerprint`
 
 // deadPlansSQL makes Postgres find dead letters by index. The tables are often empty when they are analysed, and have
@@ -459,7 +475,7 @@ FROM (SELECT NOT $11::boolean AND created_at < now() - $10::bigint * interval '1
 // deadAgain searches for each dead letter separately, which an EXISTS may not do.
 const deadAgain = `(SELECT true FROM {outbox} o WHERE o.id = d.id LIMIT 1) IS NOT NULL`
 
-const deadSelectedSQL = `SELECT coalesce(array_agg(id ORDER BY died_at, seq), '{}') FROM (SELECT id, died_at, seq FROM {dead} WHERE {where}) d`
+const deadSelectedSQL = `SELECT coalesce(array_agg(id ORDER BY died_at, seq), '{}') FROM (SELECT id, died_at, seq FROM {letters} o WHERE {where}) d`
 
 // deadNoted writes the audit entry if any rows changed: one entry for a change of many steps. $10 the id of the entry
 // from earlier steps, $11 the author, $12 the reason, $13 the filter.

@@ -156,7 +156,7 @@ func (f *fixture) backend(inTx func(context.Context, func(func(...outbox.Message
 				})
 			})
 		},
-		DeadLetters: f.dead,
+		DeadLetters: f.dead, Parked: f.store.Parked(),
 	}
 }
 

@@ -186,7 +186,7 @@ func TestLists_useCustomPlans(t *testing.T) {
 		"List":    func() error { return second(f.dead.List(t.Context(), outbox.Filter{})) },
 		"Groups":  func() error { return second(f.dead.Groups(t.Context(), outbox.Filter{})) },
 		"Waiting": func() error { return second(f.store.Waiting(t.Context(), outbox.WaitingFilter{})) },
-		"parked":  func() error { return second(f.store.Waiting(t.Context(), outbox.WaitingFilter{Parked: true})) },
+		"parked":  func() error { return second(f.store.Parked().List(t.Context(), outbox.Filter{})) },
 	}
 	for name, list := range lists {
 		for range 10 { // five plans for these arguments, then one for any arguments

@@ -98,7 +98,7 @@ func literal(name string) string {
 
 // Grants returns the privileges that a database role needs for one job, each in the form of the text between GRANT
 // and TO. The jobs are "write" (Write, WriteOnce and the writing function), "relay" (a relay and its pruning) and
-// "operate" (DeadLetters, Waiting, Depth, Pause, Audit and Prune). For any other job it returns nil.
+// "operate" (DeadLetters, Parked, Waiting, Depth, Pause, Audit and Prune). For any other job it returns nil.
 //
 // Locking a row requires the privilege to change one of its columns. A job that locks rows without changing them gets
 // this privilege for a column that nothing reads, or that the server fills.
@@ -128,8 +128,8 @@ func (s *Store) Grants(job string) []string {
 			`EXECUTE ON FUNCTION `+t.claim+`, `+t.settle+`, `+t.record+`, `+t.look+`, `+t.ignored)...)
 	case "operate":
 		return sqlident.Granted(s.cfg.Schema, append(prunes,
-			`SELECT, INSERT (`+columns+`, created_at, due_at), UPDATE (held), DELETE ON `+t.outbox,
-			`SELECT ON `+t.lanes,
+			`SELECT, INSERT (`+columns+`, created_at, due_at), UPDATE (held, due_at), DELETE ON `+t.outbox,
+			`SELECT, UPDATE (alone) ON `+t.lanes,
 			`SELECT ON SEQUENCE `+t.sequence,
 			`SELECT, UPDATE (fingerprint), DELETE ON `+t.dead,
 			`SELECT, INSERT (part, actor, reason), UPDATE (actor, reason), DELETE ON `+t.pause,

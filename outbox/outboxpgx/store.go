@@ -88,6 +88,7 @@ type Store struct {
 	listener    *pgnotify.Listener
 
 	dead       *deadLetters
+	parked     parked
 	complaints telemetry.SeldomEach
 }
 
@@ -124,6 +125,7 @@ func New(pool *pgxpool.Pool, cfg Config) (*Store, error) {
 		lanesPerClaim: defaultLanesPerClaim, maxBatchBytes: defaultMaxBatchBytes,
 	}
 	s.dead = newDeadLetters(pool, t, s.Wake)
+	s.parked = newParked(s.dead, &s.nextDue)
 	if s.pruner, err = s.newPruner(); err != nil {
 		return nil, err
 	}

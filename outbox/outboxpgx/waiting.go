@@ -200,23 +200,18 @@ func (s *Store) Waiting(ctx context.Context, f outbox.WaitingFilter) ([]outbox.W
 	if err := errors.Join(err, outbox.Filter{Name: f.Name, Key: f.Key, Limit: limit}.Check()); err != nil {
 		return nil, wrap("list messages", err)
 	}
-	sql, args := s.dead.sql.waitingReady, []any{nullable(f.Name), nullable(f.Key), limit, deadletter.ListBytes, after.seq}
-	if f.Parked {
-		sql, args = s.dead.sql.waitingParked, append(args, after.at)
-	}
-	return collect(ctx, s.dead, "list messages", scanWaiting, sql, args...)
+	return collect(ctx, s.dead, "list messages", scanWaiting, s.dead.sql.waiting, nullable(f.Name), nullable(f.Key), limit, deadletter.ListBytes, after.seq)
 }
 
 func scanWaiting(row pgx.CollectableRow) (w outbox.Waiting, err error) {
 	var r record
-	var due pgtype.Timestamptz
 	var seq int64
-	if err := row.Scan(r.dest(&w.Class, &w.Error, &due, &seq)...); err != nil {
+	if err := row.Scan(r.dest(&w.Class, &w.Error, &seq)...); err != nil {
 		return w, err
 	}
 	m, unreadable := r.message()
-	w.Message, w.Attempts, w.CreatedAt, w.DueAt, w.Unreadable = stored.Message(m), m.Attempts, m.CreatedAt, due.Time, unreadable
-	w.Cursor = cursor{due, seq}.String()
+	w.Message, w.Attempts, w.CreatedAt, w.Unreadable = stored.Message(m), m.Attempts, m.CreatedAt, unreadable
+	w.Cursor = cursor{start.at, seq}.String()
 	return w, nil
 }
 
@@ -308,32 +303,22 @@ lowered AS (UPDATE {lanes} l SET floor = least(l.floor, low.seq) FROM low WHERE 
 SELECT CASE WHEN (SELECT count(*) FROM back) < (SELECT count(*) FROM wanted) THEN {ignored}({outboxName}, (SELECT count(*) FROM wanted) - (SELECT count(*) FROM back))
   WHEN (SELECT count(*) FROM lowered) < (SELECT count(*) FROM low) THEN {ignored}({lanesName}, (SELECT count(*) FROM low) - (SELECT count(*) FROM lowered)) END`
 
-// $1 name, $2 key, $3 limit, $5 the seq after which the list starts. Each lane is walked from its start to the limit.
-// All held rows are read.
-const waitingReadySQL = `
-SELECT * FROM (
-  SELECT r.* FROM {lanes} l CROSS JOIN LATERAL (
-    SELECT o.*, {fits} AS fits FROM {outbox} o
-    WHERE o.lane = l.lane AND o.seq >= l.floor AND o.seq > $5::bigint AND o.published_at IS NULL AND o.due_at IS NULL
-      AND ($1::text IS NULL OR o.name = $1) AND ($2::text IS NULL OR o.ordering_key = $2)
-    ORDER BY o.seq LIMIT $3) r
-  UNION ALL
-  (SELECT o.*, {fits} AS fits FROM {outbox} o
-   WHERE o.published_at IS NULL AND o.due_at IS NOT NULL AND o.held AND o.seq > $5
-     AND ($1::text IS NULL OR o.name = $1) AND ($2::text IS NULL OR o.ordering_key = $2)
-   ORDER BY o.seq LIMIT $3)) a
-ORDER BY seq LIMIT $3`
-
-// $6 is the due time of the message after which the list starts.
-const waitingParkedSQL = `
-SELECT o.*, {fits} AS fits FROM {outbox} o
-WHERE o.published_at IS NULL AND o.due_at IS NOT NULL AND NOT o.held AND (o.due_at, o.seq) > ($6::timestamptz, $5::bigint)
-  AND ($1::text IS NULL OR o.name = $1) AND ($2::text IS NULL OR o.ordering_key = $2)
-ORDER BY o.due_at, o.seq LIMIT $3`
-
-// $4 bytes of all bodies.
-const waitingListSQL = `
-SELECT {record}, coalesce(left(error_class, 100), ''), coalesce(left(last_error, 1000), ''), CASE WHEN NOT held THEN due_at END, seq
-FROM (SELECT w.*, fits AS texts, fits AND sum(octet_length(body)) FILTER (WHERE fits) OVER (ORDER BY due_at, seq) <= $4 AS whole
-      FROM ({waitingRows}) w) w
-ORDER BY CASE WHEN NOT held THEN due_at END, seq`
+// waitingSQL lists ready and held rows. $1 name, $2 key, $3 limit, $4 bytes of all bodies, $5 the seq after which the list
+// starts. Each lane is walked from its start to the limit. All held rows are read.
+const waitingSQL = `
+SELECT {record}, coalesce(left(error_class, 100), ''), coalesce(left(last_error, 1000), ''), seq
+FROM (SELECT w.*, fits AS texts, fits AND sum(octet_length(body)) FILTER (WHERE fits) OVER (ORDER BY seq) <= $4 AS whole
+      FROM (
+        SELECT * FROM (
+          SELECT r.* FROM {lanes} l CROSS JOIN LATERAL (
+            SELECT o.*, {fits} AS fits FROM {outbox} o
+            WHERE o.lane = l.lane AND o.seq >= l.floor AND o.seq > $5::bigint AND o.published_at IS NULL AND o.due_at IS NULL
+              AND ($1::text IS NULL OR o.name = $1) AND ($2::text IS NULL OR o.ordering_key = $2)
+            ORDER BY o.seq LIMIT $3) r
+          UNION ALL
+          (SELECT o.*, {fits} AS fits FROM {outbox} o
+           WHERE o.published_at IS NULL AND o.due_at IS NOT NULL AND o.held AND o.seq > $5
+             AND ($1::text IS NULL OR o.name = $1) AND ($2::text IS NULL OR o.ordering_key = $2)
+           ORDER BY o.seq LIMIT $3)) a
+        ORDER BY seq LIMIT $3) w) w
+ORDER BY seq`

@@ -28,6 +28,7 @@ func TestStore(t *testing.T) {
 	t.Run("writer", func(t *testing.T) { conformance.TestWriter(t, backend) })
 	t.Run("source", func(t *testing.T) { conformance.TestSource(t, backend) })
 	t.Run("dead letters", func(t *testing.T) { conformance.TestDeadLetters(t, backend) })
+	t.Run("parked", func(t *testing.T) { conformance.TestParked(t, backend) })
 }
 
 func TestManagedWriter(t *testing.T) {
@@ -59,7 +60,7 @@ func over(manager *txretrytest.Manager, store *outboxtest.Store) conformance.Sto
 				return fn(func(key string, m outbox.Message) (uuid.UUID, bool, error) { return store.WriteOnce(ctx, tx, key, m) })
 			})
 		},
-		DeadLetters: store.DeadLetters(),
+		DeadLetters: store.DeadLetters(), Parked: store.Parked(),
 	}
 }
 

@@ -9,7 +9,6 @@ import (
 	"regexp"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/google/uuid"
@@ -154,6 +153,9 @@ func (d deadLetters) Groups(ctx context.Context, f outbox.Filter) ([]outbox.Grou
 
 // Replay implements outbox.DeadLetters.
 func (d deadLetters) Replay(ctx context.Context, f outbox.Filter, r outbox.Replay) (outbox.Replayed, error) {
+	if err := r.CheckDead(); err != nil {
+		return outbox.Replayed{}, wrap("replay dead letters", err)
+	}
 	done, err := deadletter.InSteps(ctx, d, f, r)
 	return done, wrap("replay dead letters", err)
 }
@@ -264,7 +266,7 @@ func (d deadLetters) drop(some []dead) {
 // Waiting returns the messages that f selects. It returns an error for an invalid f.
 func (s *Store) Waiting(ctx context.Context, f outbox.WaitingFilter) ([]outbox.Waiting, error) {
 	limit := cmp.Or(f.Limit, deadletter.ListLimit)
-	after, err := parseWaitingCursor(f.After)
+	after, err := parseCursor(f.After)
 	if err := errors.Join(ctx.Err(), err, outbox.Filter{Name: f.Name, Key: f.Key, Limit: limit}.Check()); err != nil {
 		return nil, wrap("list messages", err)
 	}
@@ -272,49 +274,13 @@ func (s *Store) Waiting(ctx context.Context, f outbox.WaitingFilter) ([]outbox.W
 	defer s.mu.Unlock()
 	var found []outbox.Waiting
 	for _, e := range s.entries {
-		parked := !e.due.IsZero()
-		if !e.committed || parked != f.Parked || f.Name != "" && f.Name != e.Name || f.Key != "" && f.Key != e.Key {
-			continue
-		}
-		if after != nil && !after.before(e) {
+		if !e.committed || !e.due.IsZero() || f.Name != "" && f.Name != e.Name || f.Key != "" && f.Key != e.Key || e.seq <= after {
 			continue
 		}
 		found = append(found, outbox.Waiting{
-			Message: stored.Message(clone(e.Message)), CreatedAt: e.CreatedAt, DueAt: e.due, Attempts: e.Attempts,
-			Class: string(e.class), Error: e.err, Cursor: cursorOf(e).String(),
+			Message: stored.Message(clone(e.Message)), CreatedAt: e.CreatedAt, Attempts: e.Attempts,
+			Class: string(e.class), Error: e.err, Cursor: strconv.Itoa(e.seq),
 		})
 	}
-	slices.SortStableFunc(found, func(a, b outbox.Waiting) int { return a.DueAt.Compare(b.DueAt) })
 	return found[:min(limit, len(found))], nil
-}
-
-// waitingCursor is a position in a list: the due time of its message, in nanoseconds, and its position in the stored
-// order.
-type waitingCursor struct {
-	due int64
-	seq int
-}
-
-func cursorOf(e *entry) waitingCursor { return waitingCursor{e.due.UnixNano(), e.seq} }
-
-func (c waitingCursor) String() string { return fmt.Sprintf("%d.%d", c.due, c.seq) }
-
-// before reports whether c is before the position of an entry.
-func (c waitingCursor) before(e *entry) bool {
-	other := cursorOf(e)
-	return cmp.Or(cmp.Compare(c.due, other.due), c.seq-other.seq) < 0
-}
-
-// parseWaitingCursor parses a cursor; nil is before all entries.
-func parseWaitingCursor(text string) (*waitingCursor, error) {
-	if text == "" {
-		return nil, nil
-	}
-	due, seq, _ := strings.Cut(text, ".")
-	nanos, err1 := strconv.ParseInt(due, 10, 64)
-	n, err2 := strconv.Atoi(seq)
-	if err1 != nil || err2 != nil {
-		return nil, fmt.Errorf("%.80q is not a list cursor", text)
-	}
-	return &waitingCursor{nanos, n}, nil
 }

@@ -108,7 +108,7 @@ func (a *agents) addReaders(s *mcp.Server) {
 	addReader(s, "dead_letters", fmt.Sprintf("The dead letters without their bodies, at most %d of each outbox and consumer. An outbox lists the oldest first.", mostForAgents), a.deadLetters)
 	addReader(s, "explain", "Everything about one dead letter: its error, earlier attempts and trace, the number of similar failures, "+
 		"the messages that wait behind it, and the meaning of its class.", a.explain)
-	addReader(s, "waiting", "The messages of the outboxes that are not published yet: ready, or parked until their next attempt.", a.waiting)
+	addReader(s, "waiting", "The messages of the outboxes that are ready to be published, or behind a message of their key. See dead_letters with retrying for the others.", a.waiting)
 	addReader(s, "limits", "The rate limits of one caller, and how much of each is left.", a.limits)
 	addReader(s, "idempotency", "Whether an idempotency key is free, in flight or done.", a.idempotency)
 	addReader(s, "log", "The actions of operators, the newest first: who did it, and why.", a.log)
@@ -157,11 +157,10 @@ func page(
 
 // asksWaiting chooses messages that are not published.
 type asksWaiting struct {
-	From   []string `json:"from,omitempty" jsonschema:"only of these outboxes, by their names in status"`
-	Parked bool     `json:"parked,omitempty" jsonschema:"the messages that wait for their next attempt, instead of the ready ones"`
-	Name   string   `json:"name,omitempty" jsonschema:"only messages of this name"`
-	Key    string   `json:"key,omitempty" jsonschema:"only messages of this ordering key"`
-	After  string   `json:"after,omitempty" jsonschema:"for one outbox: continue after the message with this cursor"`
+	From  []string `json:"from,omitempty" jsonschema:"only of these outboxes, by their names in status"`
+	Name  string   `json:"name,omitempty" jsonschema:"only messages of this name"`
+	Key   string   `json:"key,omitempty" jsonschema:"only messages of this ordering key"`
+	After string   `json:"after,omitempty" jsonschema:"for one outbox: continue after the message with this cursor"`
 }
 
 func (a *agents) waiting(ctx context.Context, in asksWaiting) (found[core.Message], error) {
@@ -169,7 +168,7 @@ func (a *agents) waiting(ctx context.Context, in asksWaiting) (found[core.Messag
 	if err != nil {
 		return found[core.Message]{}, err
 	}
-	f := outbox.WaitingFilter{Parked: in.Parked, Name: in.Name, Key: in.Key, Limit: mostForAgents, After: in.After}
+	f := outbox.WaitingFilter{Name: in.Name, Key: in.Key, Limit: mostForAgents, After: in.After}
 	return page(ctx, places, f.After, f.Limit, func(ctx context.Context, p core.Place) ([]core.Message, error) { return a.o.WaitingAt(ctx, p.Name, f) })
 }
 

@@ -93,7 +93,7 @@ func New(service operator.Config) (*cobra.Command, error) {
 	}
 	root.PersistentFlags().Bool("json", false, "print JSON")
 	root.AddCommand(
-		o.status(), o.outbox(), o.inbox(), o.groups(), o.show(), o.retry(), o.drop(), o.pause(), o.resume(), o.log(),
+		o.status(), o.outbox(), o.inbox(), o.groups(), o.show(), o.retry(), o.drop(), o.postpone(), o.pause(), o.resume(), o.log(),
 		o.limits(), o.idempotency(), o.expiry(), o.relay(), o.sweep(), o.prune(), o.setup(), o.doctor(), o.schema(), o.page(), o.mcp(),
 	)
 	quiet(root)
@@ -479,11 +479,11 @@ func someDeadLetters(ctx context.Context, at core.Place) ([]core.Message, error)
 	return core.Mapped(groups, func(g core.Group) core.Message { return g.Sample }), err
 }
 
-// completingWaiting completes with values of the first messages that wait in outboxes.
-func (o *commands) completingWaiting(parked bool, value func(core.Message) string) cobra.CompletionFunc {
+// completingPending completes with values of the first messages that are ready in outboxes.
+func (o *commands) completingPending(value func(core.Message) string) cobra.CompletionFunc {
 	return func(cmd *cobra.Command, given []string, begun string) ([]cobra.Completion, cobra.ShellCompDirective) {
 		held := completeFrom(o, cmd, core.KindOutbox, func(ctx context.Context, at core.Place) ([]core.Message, error) {
-			return o.WaitingAt(ctx, at.Name, outbox.WaitingFilter{Parked: parked, Limit: core.MaxPerPage})
+			return o.WaitingAt(ctx, at.Name, outbox.WaitingFilter{Limit: core.MaxPerPage})
 		})
 		return completions(begun, given, core.Mapped(held, func(m core.Message) string { return core.Plain(value(m)) }))
 	}
@@ -494,7 +494,11 @@ func completeFrom(o *commands, cmd *cobra.Command, kind string, ask func(context
 	ctx, cancel := context.WithTimeout(cmd.Context(), completeTimeout)
 	defer cancel()
 	from, _ := cmd.Flags().GetStringSlice("from")
-	places, _ := o.Chosen(from, kind) // an unknown place completes nothing
+	choose := o.Chosen
+	if retrying(cmd) {
+		choose = o.ChosenRetrying
+	}
+	places, _ := choose(from, kind) // an unknown place completes nothing
 	found := make([][]core.Message, len(places))
 	var asking sync.WaitGroup
 	for i, at := range places {
@@ -502,6 +506,15 @@ func completeFrom(o *commands, cmd *cobra.Command, kind string, ask func(context
 	}
 	asking.Wait()
 	return slices.Concat(found...)
+}
+
+// retrying reports whether a command is about messages that wait for an attempt.
+func retrying(cmd *cobra.Command) bool {
+	if yes, err := cmd.Flags().GetBool("retrying"); err == nil {
+		return yes
+	}
+	_, always := cmd.Annotations["retrying"]
+	return always
 }
 
 // wantsJSON reports whether --json was given.

@@ -8,6 +8,7 @@ import (
 	"io"
 	"maps"
 	"slices"
+	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/spf13/cobra"
@@ -20,19 +21,39 @@ import (
 // outbox lists the messages in outboxes.
 func (o *commands) outbox() *cobra.Command {
 	return parent("outbox", "Messages that are waiting, or could not be published",
-		o.waiting("pending", "List messages that are ready, or behind a parked message of their key", false),
-		o.waiting("parked", "List messages that wait for their first or next attempt", true),
+		o.pending(), o.retrying(core.KindOutbox, "parked", "List messages that wait for their first or next attempt"),
 		o.dead(core.KindOutbox, "dead", "List messages that could not be published"))
 }
 
 // inbox lists the dead letters of consumers.
 func (o *commands) inbox() *cobra.Command {
-	return parent("inbox", "Messages that consumers could not process", o.dead(core.KindInbox, "dead", "List dead letters of consumers"))
+	return parent("inbox", "Messages that consumers could not process, or not yet",
+		o.retrying(core.KindInbox, "retrying", "List messages that wait for their next attempt"),
+		o.dead(core.KindInbox, "dead", "List dead letters of consumers"))
 }
 
 func (o *commands) dead(kind, use, short string) *cobra.Command {
 	cmd := &cobra.Command{Use: use, Short: short, Args: noArguments}
+	return o.lists(cmd, kind, o.addSelectFlags(cmd, kind), printDeadLetters)
+}
+
+// retrying lists messages that wait for an attempt.
+func (o *commands) retrying(kind, use, short string) *cobra.Command {
+	cmd := &cobra.Command{Use: use, Short: short, Args: noArguments, Annotations: alwaysRetrying}
 	chosen := o.addSelectFlags(cmd, kind)
+	chosen.Retrying = true
+	return o.lists(cmd, kind, chosen, func(cmd *cobra.Command, messages []core.Message) error {
+		if len(chosen.From) == 0 && kind == core.KindInbox {
+			for _, name := range o.Unlisted() {
+				fmt.Fprintf(cmd.ErrOrStderr(), "%s: its server cannot list messages that wait\n", name)
+			}
+		}
+		return printRetrying(cmd, messages)
+	})
+}
+
+// lists makes a command that lists the chosen messages.
+func (o *commands) lists(cmd *cobra.Command, kind string, chosen *core.Typed, print func(*cobra.Command, []core.Message) error) *cobra.Command {
 	var after afterFlag
 	if kind == core.KindOutbox {
 		after = addAfter(cmd)
@@ -47,7 +68,7 @@ func (o *commands) dead(kind, use, short string) *cobra.Command {
 		}
 		f.Limit = cmp.Or(f.Limit, core.Listed)
 		found, failed := core.List(cmd.Context(), places, f, false)
-		err = printDeadLetters(cmd, found)
+		err = print(cmd, found)
 		printMore(cmd, places, found, f.Limit)
 		return errors.Join(err, failed)
 	}
@@ -60,6 +81,12 @@ func printDeadLetters(cmd *cobra.Command, messages []core.Message) error {
 	}, "FROM", "ID", "NAME", "KEY", "CLASS", "ATTEMPTS", "FAILED", "ERROR")
 }
 
+func printRetrying(cmd *cobra.Command, messages []core.Message) error {
+	return printRows(cmd, messages, func(t *table, m core.Message) {
+		t.row(m.From, m.ID, m.Name, core.Short(m.Key, 24), core.Moment(m.DueAt), m.Attempts, m.Class, core.Short(m.Error, 80))
+	}, "FROM", "ID", "NAME", "KEY", "DUE", "ATTEMPTS", "CLASS", "ERROR")
+}
+
 // groups counts dead letters by kind.
 func (o *commands) groups() *cobra.Command {
 	cmd := &cobra.Command{
@@ -69,6 +96,7 @@ func (o *commands) groups() *cobra.Command {
 			"show prints the last one of a kind; retry --group and drop --group take all of them.",
 	}
 	chosen := o.addSelectFlags(cmd, "")
+	addRetrying(cmd, chosen)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		places, f, err := o.Choose(*chosen, "")
 		if err != nil {
@@ -107,6 +135,7 @@ func (o *commands) show() *cobra.Command {
 	}
 	var chosen core.Typed
 	o.addFrom(cmd, "", &chosen.From)
+	addRetrying(cmd, &chosen)
 	cmd.ValidArgsFunction = first(o.completing("", messageID))
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		chosen.IDs = args
@@ -117,7 +146,7 @@ func (o *commands) show() *cobra.Command {
 		found, failed := core.List(cmd.Context(), places, one, true)
 		switch {
 		case len(found) == 0 && failed == nil:
-			return fmt.Errorf("there is no dead letter %s", args[0])
+			return fmt.Errorf("there is no %s %s", chosen.Noun(), args[0])
 		case len(found) == 0:
 			return failed
 		case wantsJSON(cmd):
@@ -157,6 +186,7 @@ func printMessage(w io.Writer, m core.Message) {
 	}
 	line("first failed", core.Moment(m.FirstFailed))
 	line("failed", core.Moment(m.FailedAt))
+	line("due", core.Moment(m.DueAt))
 	line("consumer", m.Consumer)
 	for _, a := range m.History {
 		line("before", core.Moment(a.At)+" "+a.Consumer+" "+a.Error)
@@ -206,18 +236,18 @@ func printMore(cmd *cobra.Command, places []core.Place, messages []core.Message,
 	}
 }
 
-// waiting lists messages that are not published.
-func (o *commands) waiting(use, short string, parked bool) *cobra.Command {
-	cmd := &cobra.Command{Use: use, Short: short, Args: noArguments}
+// pending lists messages of outboxes that are ready.
+func (o *commands) pending() *cobra.Command {
+	cmd := &cobra.Command{Use: "pending", Short: "List messages that are ready, or behind a parked message of their key", Args: noArguments}
 	var from []string
 	o.addFrom(cmd, core.KindOutbox, &from)
-	f := outbox.WaitingFilter{Parked: parked}
+	var f outbox.WaitingFilter
 	cmd.Flags().StringVar(&f.Name, "name", "", "only messages of this `name`")
 	cmd.Flags().StringVar(&f.Key, "key", "", "only messages of this ordering `key`")
 	cmd.Flags().IntVar(&f.Limit, "limit", core.Listed, "at most this many from each outbox")
 	after := addAfter(cmd)
-	complete(cmd, "name", o.completingWaiting(parked, func(m core.Message) string { return m.Name }))
-	complete(cmd, "key", o.completingWaiting(parked, func(m core.Message) string { return m.Key }))
+	complete(cmd, "name", o.completingPending(func(m core.Message) string { return m.Name }))
+	complete(cmd, "key", o.completingPending(func(m core.Message) string { return m.Key }))
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if f.Limit < 1 {
 			return core.Mistakef("%s: --limit must be at least 1", cmd.CommandPath())
@@ -230,17 +260,17 @@ func (o *commands) waiting(use, short string, parked bool) *cobra.Command {
 			return err
 		}
 		found, failed := core.EachPlace(cmd.Context(), places, func(ctx context.Context, p core.Place) ([]core.Message, error) { return o.WaitingAt(ctx, p.Name, f) })
-		err = printWaiting(cmd, found)
+		err = printPending(cmd, found)
 		printMore(cmd, places, found, f.Limit)
 		return errors.Join(err, failed)
 	}
 	return cmd
 }
 
-func printWaiting(cmd *cobra.Command, messages []core.Message) error {
+func printPending(cmd *cobra.Command, messages []core.Message) error {
 	return printRows(cmd, messages, func(t *table, m core.Message) {
-		t.row(m.From, m.ID, m.Name, core.Short(m.Key, 24), core.Moment(m.CreatedAt), core.Moment(m.DueAt), m.Attempts, core.Short(m.Error, 80))
-	}, "FROM", "ID", "NAME", "KEY", "STORED", "DUE", "ATTEMPTS", "ERROR")
+		t.row(m.From, m.ID, m.Name, core.Short(m.Key, 24), core.Moment(m.CreatedAt), m.Attempts, core.Short(m.Error, 80))
+	}, "FROM", "ID", "NAME", "KEY", "STORED", "ATTEMPTS", "ERROR")
 }
 
 // retry sends dead letters again.
@@ -249,9 +279,10 @@ func (o *commands) retry() *cobra.Command {
 		Use: "retry [ID...]", Short: "Send dead letters again",
 		Long: "Send dead letters again: an outbox publishes them, a consumer processes them. Their attempts start at zero. Fix the\n" +
 			"cause of the failures first. --body and --patch change the bodies; the ids stay, so a message that was processed\n" +
-			"after all is not processed again.",
+			"after all is not processed again. With --retrying it starts the next attempt of waiting messages now.",
 	}
 	chosen, changed, all := o.addSelectFlags(cmd, ""), addChangeFlags(cmd), addAll(cmd)
+	addRetrying(cmd, chosen)
 	cmd.ValidArgsFunction = o.completing("", messageID)
 	cmd.Flags().Float64Var(&changed.c.PerSecond, "rate", 0, "at most this many a second (0: unlimited)")
 	cmd.Flags().BoolVar(&changed.c.Force, "force", false, "also messages older than the consumers' inbox retention: they may take effect twice")
@@ -271,11 +302,42 @@ func (o *commands) retry() *cobra.Command {
 func (o *commands) drop() *cobra.Command {
 	cmd := &cobra.Command{Use: "drop [ID...]", Short: "Remove dead letters permanently"}
 	chosen, changed, all := o.addSelectFlags(cmd, ""), addChangeFlags(cmd), addAll(cmd)
+	addRetrying(cmd, chosen)
 	cmd.ValidArgsFunction = o.completing("", messageID)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		return o.change(cmd, "drop", chosen, changed, *all, args)
 	}
 	return cmd
+}
+
+// postpone makes messages wait longer for their next attempt.
+func (o *commands) postpone() *cobra.Command {
+	cmd := &cobra.Command{
+		Use: "postpone [ID...]", Short: "Delay the next attempt of waiting messages", Annotations: alwaysRetrying,
+		Long: "Delay the next attempt of the messages that outbox parked and inbox retrying list. The later messages of an\n" +
+			"ordering key in an outbox wait, too.",
+	}
+	chosen, changed, all := o.addSelectFlags(cmd, ""), addChangeFlags(cmd), addAll(cmd)
+	chosen.Retrying = true
+	var delay seconds
+	cmd.Flags().Var(&delay, "for", "`time` from now until the next attempt, at most 24h, such as 30m (required)")
+	cmd.ValidArgsFunction = o.completing("", messageID)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if delay == 0 {
+			return core.Mistakef("postpone: set --for, such as --for=30m")
+		}
+		changed.c.Delay = time.Duration(delay)
+		return o.change(cmd, core.Postponing, chosen, changed, *all, args)
+	}
+	return cmd
+}
+
+// alwaysRetrying marks a command without --retrying that is about messages that wait for an attempt.
+var alwaysRetrying = map[string]string{"retrying": ""}
+
+// addRetrying adds the flag that chooses messages that wait for an attempt.
+func addRetrying(cmd *cobra.Command, chosen *core.Typed) {
+	cmd.Flags().BoolVar(&chosen.Retrying, "retrying", false, "messages that wait for an attempt, instead of dead letters")
 }
 
 func addAll(cmd *cobra.Command) *bool {
@@ -298,11 +360,11 @@ func (o *commands) change(cmd *cobra.Command, what string, chosen *core.Typed, f
 	done, failed := o.ApplyTo(cmd.Context(), what, places, f, c, func(p core.Place, c core.Change) (core.Change, func()) {
 		return o.withProgress(cmd, what, p, f, c)
 	})
-	return errors.Join(printChanged(cmd, what, done), failed, allFound(f, done, failed))
+	return errors.Join(printChanged(cmd, what, done), failed, allFound(chosen.Noun(), f, done, failed))
 }
 
-// allFound returns an error if fewer dead letters were found than ids were given. If a place failed, it returns nil.
-func allFound(f core.Filter, done []core.Changed, failed error) error {
+// allFound returns an error if fewer messages were found than ids were given. If a place failed, it returns nil.
+func allFound(noun string, f core.Filter, done []core.Changed, failed error) error {
 	found := 0
 	for _, c := range done {
 		found += c.Count + c.Outlived + c.Failed
@@ -312,9 +374,9 @@ func allFound(f core.Filter, done []core.Changed, failed error) error {
 	case failed != nil || found >= asked:
 		return nil
 	case asked == 1:
-		return fmt.Errorf("there is no dead letter %s", f.IDs[0])
+		return fmt.Errorf("there is no %s %s", noun, f.IDs[0])
 	}
-	return fmt.Errorf("%d of the %d ids are no dead letters", asked-found, asked)
+	return fmt.Errorf("%d of the %d ids are no %ss", asked-found, asked, noun)
 }
 
 // upkeepNoted logs an action that a service also does by itself. Without --by and --reason it is upkeep, for example of cron.
@@ -359,7 +421,7 @@ func printChanged(cmd *cobra.Command, what string, done []core.Changed) error {
 	if wantsJSON(cmd) {
 		return printJSON(cmd, done)
 	}
-	verb := map[string]string{"retry": "retried", "drop": "dropped"}[what]
+	verb := core.Done(what)
 	for _, c := range done {
 		v := verb
 		if c.DryRun {

@@ -2,6 +2,7 @@ package page
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -29,8 +30,9 @@ type part struct {
 // plan is a change that was requested and has not started.
 type plan struct {
 	query
-	What   string // "retry" or "drop"
+	What   string // "retry", "drop" or "postpone"
 	Rate   string // as typed
+	Delay  string // of postpone, as typed
 	Force  bool
 	Reason string
 	// Edited is the new body of the one retried message, as typed. Patch is a merge patch for all.
@@ -56,10 +58,16 @@ func (p *Page) parsePlan(v visit) (plan, error) {
 	if v.Form.Get("chosen") != "" && q.ids == nil {
 		return l, errors.New("no message is marked")
 	}
-	if l.What != "retry" && l.What != "drop" {
-		return l, fmt.Errorf("%.40q is neither retry nor drop", l.What)
+	if core.Done(l.What) == "" || l.What == core.Postponing && !q.retrying() {
+		return l, fmt.Errorf("%.40q is no change of these messages", l.What)
 	}
 	l.change = core.Change{By: v.access.By, Reason: l.Reason, Force: l.Force}
+	if l.What == core.Postponing {
+		l.Delay = cmp.Or(v.Form.Get("delay"), defaultDelay)
+		if l.change.Delay, err = time.ParseDuration(l.Delay); err != nil || l.change.Delay <= 0 {
+			return l, fmt.Errorf("%.40q is no time such as 30m", l.Delay)
+		}
+	}
 	if err := p.parseEdit(v, &l); err != nil {
 		return l, err
 	}
@@ -70,6 +78,9 @@ func (p *Page) parsePlan(v visit) (plan, error) {
 	}
 	return l, core.Validate(l.change)
 }
+
+// defaultDelay is the delay of postpone before somebody has typed one.
+const defaultDelay = "30m"
 
 // parseEdit parses the edit of bodies.
 func (p *Page) parseEdit(v visit, l *plan) error {
@@ -85,8 +96,8 @@ func (p *Page) parseEdit(v visit, l *plan) error {
 		return nil
 	case !v.access.Bodies:
 		return errors.New("you may not see bodies, so you may not edit them")
-	case l.What != "retry":
-		return errors.New("a message that is dropped cannot be edited")
+	case l.What != "retry" || l.retrying():
+		return errors.New("only dead letters that are sent again can be edited")
 	case e.Body != nil && len(l.ids) != 1:
 		return errors.New("a new body needs exactly one message")
 	}
@@ -125,9 +136,9 @@ type previewView struct {
 }
 
 // settleTimes fixes the times of the selection, so that the change affects what its preview counted. Relative times would
-// move on until then, and later failures were not in the preview.
+// move on until then, and later failures were not in the preview. An outbox has no times of messages that wait.
 func (l *plan) settleTimes(now time.Time) {
-	if l.ids != nil {
+	if l.ids != nil || l.retrying() {
 		return
 	}
 	if l.s.FailedBefore.IsZero() || l.s.FailedBefore.After(now) {
@@ -188,7 +199,7 @@ func (p *Page) apply(v visit) {
 		return
 	}
 	total, _ := strconv.Atoi(v.Form.Get("count")) // only for the progress bar
-	state := jobState{What: l.What, Edited: l.change.Edit != nil, By: l.change.By, Reason: l.change.Reason, Total: max(0, total)}
+	state := jobState{What: l.What, Edited: l.change.Edit != nil, Retrying: l.retrying(), By: l.change.By, Reason: l.change.Reason, Total: max(0, total)}
 	var parts []part
 	for _, at := range l.places {
 		parts = append(parts, part{at, l.at(at)})
@@ -311,11 +322,12 @@ type jobState struct {
 	ID           int
 	What         string
 	Edited       bool // with edited bodies
+	Retrying     bool // the messages wait for an attempt
 	By, Reason   string
 	Began, Ended time.Time
 	// Stopped is who stopped it; empty: nobody.
 	Stopped string
-	// Total is the number of dead letters in the preview.
+	// Total is the number of messages in the preview.
 	Total int
 	Parts []jobPart
 }
@@ -331,7 +343,7 @@ type jobPart struct {
 // Running reports whether the job has not ended.
 func (s jobState) Running() bool { return s.Ended.IsZero() }
 
-// Done returns the number of dead letters that the job has handled.
+// Done returns the number of messages that the job has handled.
 func (s jobState) Done() int {
 	done := 0
 	for _, part := range s.Parts {

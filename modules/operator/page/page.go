@@ -113,6 +113,7 @@ func (p *Page) mux() *http.ServeMux {
 	mux.Handle("GET /groups", p.reader(p.showGroups))
 	mux.Handle("GET /dead-letters", p.reader(p.showDeadLetters))
 	mux.Handle("GET /dead-letter", p.reader(p.showDeadLetter))
+	mux.Handle("GET /retrying", p.reader(p.showRetrying))
 	mux.Handle("GET /waiting", p.reader(p.showWaiting))
 	mux.Handle("GET /limits", p.reader(p.showLimits))
 	mux.Handle("GET /log", p.reader(p.showLog))
@@ -214,11 +215,11 @@ func parseTemplates() map[string]*template.Template {
 	layout := template.Must(template.New("layout.html").Funcs(template.FuncMap{
 		"moment": core.Moment, "age": core.Age, "short": core.Short, "plain": core.Plain,
 		"speed": speed, "percent": core.Percent, "ago": ago,
-		"lasting": core.Lasting, "spark": spark, "when": when, "many": many,
+		"done": core.Done, "lasting": core.Lasting, "spark": spark, "when": when, "many": many,
 		"table": func(found []core.Message, mark bool) messageTable { return messageTable{found, mark} },
 	}).ParseFS(pageFiles, "assets/layout.html", "assets/views.html"))
 	all := map[string]*template.Template{}
-	for _, name := range []string{"status", "groups", "dead-letters", "dead-letter", "waiting", "limits", "log", "preview", "job", "message"} {
+	for _, name := range []string{"status", "groups", "dead-letters", "dead-letter", "retrying", "waiting", "limits", "log", "preview", "job", "message"} {
 		view := template.Must(layout.Clone())
 		all[name] = template.Must(view.AddParseTree("content", view.Lookup(name).Tree))
 	}
@@ -344,10 +345,6 @@ func (k *known) learn(found any) {
 		}
 	case []core.Message:
 		for _, l := range found {
-			k.add(l)
-		}
-	case waitingView:
-		for _, l := range found.Messages {
 			k.add(l)
 		}
 	}

@@ -61,6 +61,8 @@ type asked struct {
 	First bool
 	// Part is true if not all could be seen.
 	Part bool
+	// Unlisted are the parts that cannot list messages that wait for an attempt.
+	Unlisted []string
 	// Chart is nil without a history.
 	Chart *chart
 }
@@ -70,6 +72,9 @@ func (p *Page) ask(v visit, name, heading, kind string, find func(context.Contex
 	if err := v.ParseForm(); err != nil {
 		p.fail(v.w, http.StatusBadRequest, "The address cannot be read.")
 		return
+	}
+	if name == "retrying" {
+		v.Form.Set(name, "1")
 	}
 	q, err := p.parseQuery(v.Form, kind)
 	if err != nil {
@@ -89,6 +94,9 @@ func (p *Page) ask(v visit, name, heading, kind string, find func(context.Contex
 	if more && len(q.places) == 1 {
 		shown.Next = lastCursor(found)
 	}
+	if q.Get("from") == "" && q.retrying() {
+		shown.Unlisted = p.o.Unlisted()
+	}
 	if what, ok := charted[name]; ok {
 		shown.Chart = p.newChart(p.samples.sample(ctx), what, v, q)
 	}
@@ -96,7 +104,12 @@ func (p *Page) ask(v visit, name, heading, kind string, find func(context.Contex
 }
 
 // charted are the figures of the views with a chart.
-var charted = map[string]figure{"groups": dead, "dead-letters": dead, "waiting": waiting}
+var charted = map[string]figure{"groups": dead, "dead-letters": dead, "retrying": waiting, "waiting": waiting}
+
+// Filtered reports whether the query has a field besides the view's own.
+func (a asked) Filtered() bool {
+	return len(a.Query.Values) > 1 || len(a.Query.Values) == 1 && !a.Query.retrying()
+}
 
 // Several reports whether there is an outbox among several places: its list alone would have a next page.
 func (a asked) Several() bool {
@@ -105,9 +118,6 @@ func (a asked) Several() bool {
 
 // lastCursor returns the cursor of the last message; empty: there is none.
 func lastCursor(found any) string {
-	if waiting, ok := found.(waitingView); ok {
-		found = waiting.Messages
-	}
 	messages, _ := found.([]core.Message)
 	if len(messages) == 0 {
 		return ""
@@ -144,21 +154,25 @@ func (p *Page) showDeadLetters(v visit) {
 	})
 }
 
-func (p *Page) showWaiting(v visit) {
-	parked := v.FormValue("parked") != ""
-	p.ask(v, "waiting", "Waiting messages", core.KindOutbox, func(ctx context.Context, q *query) (any, bool, error) {
-		f := outbox.WaitingFilter{Parked: parked, Name: q.s.Name, Key: q.s.Key, Limit: cmp.Or(q.s.Limit, core.Listed), After: q.s.After}
-		all, err := core.EachPlace(ctx, q.places, func(ctx context.Context, at core.Place) ([]core.Message, error) {
-			return p.o.WaitingAt(ctx, at.Name, f)
-		})
-		return waitingView{parked, all}, len(all) >= f.Limit, err
+// showRetrying lists messages that wait for an attempt, the one due first at the start.
+func (p *Page) showRetrying(v visit) {
+	p.ask(v, "retrying", "Retrying", "", func(ctx context.Context, q *query) (any, bool, error) {
+		q.s.Limit = cmp.Or(q.s.Limit, core.Listed)
+		all, err := core.EachPlace(ctx, q.places, func(ctx context.Context, at core.Place) ([]core.Message, error) { return at.List(ctx, q.at(at), false) })
+		slices.SortStableFunc(all, func(a, b core.Message) int { return a.DueAt.Compare(b.DueAt) })
+		more := len(all) >= q.s.Limit
+		return all[:min(len(all), q.s.Limit)], more, err
 	})
 }
 
-// waitingView has messages of outboxes that are not published.
-type waitingView struct {
-	Parked   bool
-	Messages []core.Message
+func (p *Page) showWaiting(v visit) {
+	p.ask(v, "waiting", "Waiting messages", core.KindOutbox, func(ctx context.Context, q *query) (any, bool, error) {
+		f := outbox.WaitingFilter{Name: q.s.Name, Key: q.s.Key, Limit: cmp.Or(q.s.Limit, core.Listed), After: q.s.After}
+		all, err := core.EachPlace(ctx, q.places, func(ctx context.Context, at core.Place) ([]core.Message, error) {
+			return p.o.WaitingAt(ctx, at.Name, f)
+		})
+		return all, len(all) >= f.Limit, err
+	})
 }
 
 // oneMessage is a dead letter with its context.
@@ -174,7 +188,11 @@ type oneMessage struct {
 }
 
 func (p *Page) showDeadLetter(v visit) {
-	p.ask(v, "dead-letter", "Dead letter", "", func(ctx context.Context, q *query) (any, bool, error) {
+	heading := "Dead letter"
+	if v.FormValue("retrying") != "" {
+		heading = "Waiting message"
+	}
+	p.ask(v, "dead-letter", heading, "", func(ctx context.Context, q *query) (any, bool, error) {
 		at, s, err := q.one()
 		if err != nil {
 			return nil, false, err
@@ -184,7 +202,7 @@ func (p *Page) showDeadLetter(v visit) {
 			return nil, false, err
 		}
 		if len(found) == 0 {
-			return nil, false, refusal{http.StatusNotFound, "There is no such dead letter. It was retried or dropped."}
+			return nil, false, refusal{http.StatusNotFound, "There is no such " + q.noun() + ". It was retried or dropped."}
 		}
 		one := oneMessage{Message: found[0], Trace: found[0].TraceID()}
 		if v.access.Bodies && v.FormValue("body") != "" {
@@ -312,7 +330,7 @@ type query struct {
 }
 
 // fields are the fields of a query in forms and addresses.
-var fields = []string{"from", "name", "key", "class", "group", "error", "since", "until", "limit", "parked", "after", "id"}
+var fields = []string{"from", "name", "key", "class", "group", "error", "since", "until", "limit", "retrying", "after", "id"}
 
 // parseQuery parses a selection. kind limits the places to one kind. Empty: all.
 func (p *Page) parseQuery(form url.Values, kind string) (q query, err error) {
@@ -324,7 +342,7 @@ func (p *Page) parseQuery(form url.Values, kind string) (q query, err error) {
 	}
 	typed := core.Typed{
 		From: q.Values["from"], Name: q.Get("name"), Key: q.Get("key"), Class: q.Get("class"), Group: q.Get("group"), Error: q.Get("error"),
-		Since: q.Get("since"), Until: q.Get("until"),
+		Since: q.Get("since"), Until: q.Get("until"), Retrying: q.retrying(),
 	}
 	if text := q.Get("limit"); text != "" {
 		if typed.Limit, err = strconv.Atoi(text); err != nil || typed.Limit < 1 || typed.Limit > core.MaxPerPage {
@@ -338,7 +356,13 @@ func (p *Page) parseQuery(form url.Values, kind string) (q query, err error) {
 	return q, q.parseIDs()
 }
 
-// parseIDs parses the marked dead letters: the place and the id of each.
+// retrying reports whether the query is about messages that wait for an attempt.
+func (q query) retrying() bool { return q.Get("retrying") != "" }
+
+// noun returns the name of the chosen messages.
+func (q query) noun() string { return core.Typed{Retrying: q.retrying()}.Noun() }
+
+// parseIDs parses the marked messages: the place and the id of each.
 func (q *query) parseIDs() error {
 	marked := q.Values["id"]
 	if len(marked) > core.MaxPerPage {

@@ -5,6 +5,7 @@
 //		conformance.TestWriter(t, conformance.Backend{Open: open})
 //		conformance.TestSource(t, conformance.Backend{Open: open})
 //		conformance.TestDeadLetters(t, conformance.Backend{Open: open})
+//		conformance.TestParked(t, conformance.Backend{Open: open})
 //	}
 package conformance
 
@@ -80,6 +81,8 @@ type Store struct {
 	OnceInTx func(ctx context.Context, fn func(once Once) error) error
 	// DeadLetters are the dead letters of the store.
 	DeadLetters outbox.DeadLetters
+	// Parked are the messages of the store that wait for an attempt.
+	Parked outbox.DeadLetters
 }
 
 // Once is the WriteOnce of a writer, bound to a transaction.

@@ -33,7 +33,7 @@ func Validate(c Change) error {
 // editAndRetry is the name, in the log, of a retry that replaced bodies.
 const editAndRetry = "edit and retry"
 
-// Changed is the result of a command in one place. Count dead letters were changed, Outlived ones are too old to be
+// Changed is the result of a command in one place. Count messages were changed, Outlived ones are too old to be
 // retried, and Failed ones could not be changed.
 type Changed struct {
 	From     string `json:"from"`
@@ -43,11 +43,11 @@ type Changed struct {
 	DryRun   bool   `json:"dry_run,omitempty"`
 }
 
-// Apply changes the chosen dead letters of one place. The place itself or the log records the change.
+// Apply changes the chosen messages of one place: retry, drop, or postpone by c.Delay. The place itself or the log records the change.
 func (o *Operator) Apply(ctx context.Context, what string, p Place, f Filter, c Change) (Replayed, error) {
 	do := func() (Replayed, error) {
 		switch {
-		case what == "retry":
+		case what == "retry", what == Postponing && p.Retrying && c.Delay > 0:
 			return p.replay(ctx, f, c)
 		case what != "drop":
 			return Replayed{}, fmt.Errorf("%.40q is no change", what)
@@ -66,7 +66,7 @@ func (o *Operator) Apply(ctx context.Context, what string, p Place, f Filter, c 
 	if c.Edit != nil {
 		noted = editAndRetry
 	}
-	err := o.Noted(ctx, operator.Action{What: noted, On: p.Name, Chosen: Flags(f), By: c.By, Reason: c.Reason}, func() (int, error) {
+	err := o.Noted(ctx, operator.Action{What: noted, On: p.Name, Chosen: p.flags(f), By: c.By, Reason: c.Reason}, func() (int, error) {
 		var err error
 		r, err = do()
 		return r.Returned, err
@@ -216,7 +216,7 @@ func auditAction(name string, e outboxpgx.AuditEntry) operator.Action {
 	if what == "" {
 		what = e.Action
 	}
-	return operator.Action{At: e.At, What: what, On: name, Chosen: Flags(e.Filter), By: e.By, Reason: e.Reason, Count: &e.Count}
+	return operator.Action{At: e.At, What: what, On: name, Chosen: chosenBy(e.Action, e.Filter), By: e.By, Reason: e.Reason, Count: &e.Count}
 }
 
 // Noted runs do and logs it. If the log fails, do is not called.

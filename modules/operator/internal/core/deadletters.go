@@ -143,10 +143,11 @@ type Group struct {
 	Part bool `json:"part,omitempty"`
 }
 
-// Place is an outbox or a consumer, and its dead letters.
+// Place is an outbox or a consumer, and its dead letters or its messages that wait for an attempt.
 type Place struct {
-	Name string
-	Kind string // "outbox" or "inbox"
+	Name     string
+	Kind     string // "outbox" or "inbox"
+	Retrying bool   // the messages wait for an attempt
 	source
 }
 
@@ -203,7 +204,7 @@ func (l deadLetters[M]) show(d deadletter.DeadLetter[M], whole bool) Message {
 	m, headers, body := l.shown(d.Message)
 	m.From, m.Class, m.Error, m.ErrorType, m.SQLState, m.Fingerprint = l.name, d.Class, d.Error, d.ErrorType, d.SQLState, d.Fingerprint
 	m.Attempts, m.Consumer, m.Cursor, m.Unreadable = d.Attempts, d.Consumer, d.Cursor, TextOf(d.Unreadable)
-	m.FirstFailed, m.FailedAt = told(d.FirstFailedAt), told(d.FailedAt)
+	m.FirstFailed, m.FailedAt, m.DueAt = told(d.FirstFailedAt), told(d.FailedAt), told(d.DueAt)
 	if !d.CreatedAt.IsZero() {
 		m.CreatedAt = told(d.CreatedAt)
 	}
@@ -275,7 +276,7 @@ func (l deadLetters[M]) Groups(ctx context.Context, f Filter) ([]Group, error) {
 
 // replay waits for its turn only if it is a dry run. Others may be paced, and take hours.
 func (l deadLetters[M]) replay(ctx context.Context, f Filter, c Change) (done Replayed, err error) {
-	r := deadletter.Replay[M]{By: c.By, Reason: c.Reason, PerSecond: c.PerSecond, DryRun: c.DryRun, Force: c.Force, Progress: c.Progress}
+	r := deadletter.Replay[M]{By: c.By, Reason: c.Reason, PerSecond: c.PerSecond, Delay: c.Delay, DryRun: c.DryRun, Force: c.Force, Progress: c.Progress}
 	if c.Edit != nil {
 		r.Edit = func(m M) ([]byte, error) {
 			shown, _, body := l.shown(m)
@@ -308,10 +309,10 @@ func (o *Operator) places() []Place {
 	var all []Place
 	for _, b := range o.Config.Outboxes {
 		_, audits := b.Store.(auditor)
-		all = append(all, Place{b.Name, KindOutbox, deadLetters[outbox.Message]{b.Name, b.Store.DeadLetters(), audits, nil, ofOutbox}})
+		all = append(all, Place{b.Name, KindOutbox, false, deadLetters[outbox.Message]{b.Name, b.Store.DeadLetters(), audits, nil, ofOutbox}})
 	}
 	for _, c := range o.Config.Consumers {
-		all = append(all, Place{c.Name, KindInbox, deadLetters[inbox.Message]{c.Name, c.Consumer.DeadLetters(), false, o.turns[c.Name], ofConsumer}})
+		all = append(all, Place{c.Name, KindInbox, false, deadLetters[inbox.Message]{c.Name, c.Consumer.DeadLetters(), false, o.turns[c.Name], ofConsumer}})
 	}
 	return all
 }
@@ -356,7 +357,11 @@ func (o *Operator) PlaceNames(kind string) []string {
 // Chosen returns the places with these names, each once. No names stand for all places. kind, if not empty, limits them to
 // one kind. A name may also be a kind, unless a place has that name.
 func (o *Operator) Chosen(names []string, kind string) ([]Place, error) {
-	all := slices.DeleteFunc(o.places(), func(p Place) bool { return kind != "" && p.Kind != kind })
+	return chosen(o.places(), names, kind)
+}
+
+func chosen(all []Place, names []string, kind string) ([]Place, error) {
+	all = slices.DeleteFunc(all, func(p Place) bool { return kind != "" && p.Kind != kind })
 	if len(names) == 0 {
 		return all, nil
 	}
@@ -398,6 +403,8 @@ type Typed struct {
 	Since string   `json:"since,omitempty" jsonschema:"only failures since then: 2h for two hours ago, or 2026-01-02T15:04:05Z"`
 	Until string   `json:"until,omitempty" jsonschema:"only failures before then"`
 	Limit int      `json:"limit,omitempty" jsonschema:"at most this many from each outbox and consumer; of an outbox the oldest"`
+	// Retrying chooses messages that wait for an attempt instead of dead letters.
+	Retrying bool `json:"retrying,omitempty" jsonschema:"messages that wait for their next attempt, instead of dead letters"`
 }
 
 // Choose parses t. kind limits the places to one kind. Empty: all.
@@ -420,7 +427,11 @@ func (o *Operator) Choose(t Typed, kind string) ([]Place, Filter, error) {
 	if f.FailedBefore, err = parseMoment(t.Until); err != nil {
 		return nil, f, Mistakef("--until: %w", err)
 	}
-	places, err := o.Chosen(t.From, kind)
+	choose := o.Chosen
+	if t.Retrying {
+		choose = o.ChosenRetrying
+	}
+	places, err := choose(t.From, kind)
 	return places, f, err
 }
 
@@ -493,7 +504,7 @@ func (o *Operator) WaitingAt(ctx context.Context, name string, f outbox.WaitingF
 	return Mapped(found, func(w outbox.Waiting) Message {
 		return Message{
 			From: name, ID: w.ID, Name: w.Name, Key: w.Key, Class: w.Class, Error: w.Error, Attempts: w.Attempts,
-			Transport: w.Transport, CreatedAt: told(w.CreatedAt), DueAt: told(w.DueAt), Unreadable: TextOf(w.Unreadable), Cursor: w.Cursor,
+			Transport: w.Transport, CreatedAt: told(w.CreatedAt), Unreadable: TextOf(w.Unreadable), Cursor: w.Cursor,
 		}
 	}), err
 }
