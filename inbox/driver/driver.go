@@ -73,6 +73,19 @@ type Counts struct {
 	Done, Failed, Retried int64
 }
 
+// Running is a message in work in one process.
+type Running struct {
+	// Consumer is the name of the consumer.
+	Consumer string
+	// ID, Name, Key and Attempt are those of the message. Its handler is registered under Name.
+	ID      uuid.UUID
+	Name    string
+	Key     string
+	Attempt int
+	// Since is when it was given to a worker, and Until when the context of its handler ends.
+	Since, Until time.Time
+}
+
 // Parker is an optional interface of an inbox.Processor that can stop ordering keys; see
 // inbox.ConsumerConfig.ParkKeys. The processor keeps the dead letter that stopped a key, stores each later message of
 // the key behind it, and processes these when the dead letter is returned or dropped. It does so while Background runs.

@@ -41,6 +41,7 @@ type Consumer struct {
 	processor inbox.Processor
 	meters    *instruments
 	status    atomic.Pointer[status] // of the run; nil: none
+	current   atomic.Pointer[run]    // nil: none
 	running   atomic.Bool
 }
 
@@ -81,6 +82,8 @@ func (c *Consumer) Run(ctx context.Context) error {
 	r := newRun(ctx, c)
 	c.status.Store(r.loop.status)
 	defer c.status.Store(nil)
+	c.current.Store(r)
+	defer c.current.Store(nil)
 	r.serve()
 	return nil
 }
@@ -110,6 +113,22 @@ func (c *Consumer) Ready(ctx context.Context) error {
 // Counts returns the numbers of settled deliveries in this process. It makes no server call.
 func (c *Consumer) Counts() driver.Counts {
 	return driver.Counts{Done: c.meters.done.Load(), Failed: c.meters.failed.Load(), Retried: c.meters.repeated.Load()}
+}
+
+// Running returns the messages in work in this process, the oldest first. It makes no server call.
+func (c *Consumer) Running() []driver.Running {
+	r := c.current.Load()
+	if r == nil {
+		return nil
+	}
+	answer := make(chan []driver.Running, 1)
+	r.workers.post(event{kind: inquired, answer: answer})
+	select {
+	case all := <-answer:
+		return all
+	case <-r.over:
+		return nil
+	}
 }
 
 // Stats counts the consumer's messages on the server, even if Run is not running. It opens connections of its

@@ -12,15 +12,16 @@ import (
 // event is a message from another goroutine to the loop. Only the fields of its kind are set.
 type event struct {
 	kind       kind
-	session    *session     // opened, listening, stopped, received, ended
-	serial     int          // listening, stopped: of the command
-	items      []item       // received
-	job        *job         // finished
-	settlement *settlement  // settled
-	removal    *removal     // moved
-	err        error        // ended: the cause; nil if the loop ended it
-	limit      string       // halted: the limit that was reached; empty: the caller's ctx
-	by         driver.Pause // switched: an operator's pause; zero: none
+	session    *session                // opened, listening, stopped, received, ended
+	serial     int                     // listening, stopped: of the command
+	items      []item                  // received
+	job        *job                    // finished
+	settlement *settlement             // settled
+	removal    *removal                // moved
+	err        error                   // ended: the cause; nil if the loop ended it
+	limit      string                  // halted: the limit that was reached; empty: the caller's ctx
+	by         driver.Pause            // switched: an operator's pause; zero: none
+	answer     chan<- []driver.Running // inquired; it has room for one
 }
 
 type kind uint8
@@ -37,6 +38,7 @@ const (
 	moved                     // messages
 	mustEnd                   // the run must end
 	switched                  // an operator's pause
+	inquired                  // for the messages in work
 )
 
 // loop owns all state of a run and makes the decisions. It does no I/O, and blocks only in wait.
@@ -163,6 +165,8 @@ func (l *loop) apply(ev event, now time.Time) {
 		l.finish(now, ev.limit)
 	case switched:
 		l.switched(ev.by, now)
+	case inquired:
+		ev.answer <- l.inflight.queues.limits.inWork()
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/driver"
 )
 
 // job is one call of the processor. The loop makes it, a worker runs it, and the loop reuses it. Its slice of
@@ -319,6 +320,21 @@ func (l *limits) newest() (at time.Time) {
 		}
 	}
 	return at
+}
+
+// inWork returns the messages of all running jobs, the oldest first.
+func (l *limits) inWork() (all []driver.Running) {
+	for _, j := range l.jobs {
+		until := j.began.Add(l.cfg.limit(len(j.items)))
+		for _, it := range j.items {
+			m := it.m
+			all = append(all, driver.Running{
+				Consumer: l.cfg.Name, ID: m.ID, Name: m.Name, Key: m.Key, Attempt: m.Attempt, Since: j.began, Until: until,
+			})
+		}
+	}
+	slices.SortStableFunc(all, func(a, b driver.Running) int { return a.Since.Compare(b.Since) })
+	return all
 }
 
 // begin counts a job as running.

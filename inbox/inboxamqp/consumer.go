@@ -50,6 +50,7 @@ type runner interface {
 	Run(ctx context.Context) error
 	Ready(ctx context.Context) error
 	Counts() driver.Counts
+	Running() []driver.Running
 	Stats(ctx context.Context) (inbox.Stats, error)
 }
 
@@ -98,6 +99,9 @@ func (c *Consumer) Ready(ctx context.Context) error { return c.engine.Ready(ctx)
 
 // Counts returns the numbers of deliveries that this process has settled. It makes no server call.
 func (c *Consumer) Counts() driver.Counts { return c.engine.Counts() }
+
+// Running returns the messages in work in this process, the oldest first. It makes no server call.
+func (c *Consumer) Running() []driver.Running { return c.engine.Running() }
 
 // DeadLetters returns the dead letters in the queues of ConsumerConfig.DeadLetterPrefix and
 // ConsumerConfig.Classes, including those of other consumers with the same queues. With ConsumerConfig.ParkKeys it

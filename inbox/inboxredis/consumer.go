@@ -33,6 +33,7 @@ type runner interface {
 	Run(ctx context.Context) error
 	Ready(ctx context.Context) error
 	Counts() driver.Counts
+	Running() []driver.Running
 	Stats(ctx context.Context) (inbox.Stats, error)
 }
 
@@ -76,6 +77,9 @@ func (c *Consumer) Ready(ctx context.Context) error { return c.engine.Ready(ctx)
 
 // Counts returns the numbers of deliveries that this process has settled. It makes no server call.
 func (c *Consumer) Counts() driver.Counts { return c.engine.Counts() }
+
+// Running returns the messages in work in this process, the oldest first. It makes no server call.
+func (c *Consumer) Running() []driver.Running { return c.engine.Running() }
 
 // DeadLetters returns the dead letters of the consumer group, of the classes in ConsumerConfig.Classes and of the
 // classes that every consumer has. Run need not be running. Each call of its methods reads them page by page. Two

@@ -225,6 +225,9 @@ func (c *Consumer) Ready(ctx context.Context) error { return c.engine.Ready(ctx)
 // Counts returns the numbers of deliveries that this process has settled. It makes no server call.
 func (c *Consumer) Counts() driver.Counts { return c.engine.Counts() }
 
+// Running returns the messages in work in this process, the oldest first. It makes no server call.
+func (c *Consumer) Running() []driver.Running { return c.engine.Running() }
+
 // Stats counts the messages of the queue, even if Run is not running.
 func (c *Consumer) Stats(ctx context.Context) (inbox.Stats, error) { return c.engine.Stats(ctx) }
 

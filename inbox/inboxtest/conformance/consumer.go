@@ -23,6 +23,7 @@ type Consumer interface {
 	Run(ctx context.Context) error
 	Ready(ctx context.Context) error
 	DeadLetters() inbox.DeadLetters
+	Running() []driver.Running
 }
 
 // ConsumerConfig is the part of a consumer's config that the suite sets.
@@ -68,6 +69,7 @@ var consumerTests = map[string]subtest[ConsumerFixture]{
 	"limit of messages, batches":      {once, testConsumerBatchLimit},
 	"limit of messages, delays":       {once, testConsumerLimitWithDelays},
 	"drain":                           {once, testConsumerDrain},
+	"messages in work":                {once, testConsumerRunning(ConsumerConfig{})},
 	"consumers share a queue":         {once, testConsumerShares},
 	"connections are cut":             {once, testConsumerCut},
 	"cut off while it runs":           {once, testConsumerTwin},
@@ -86,6 +88,7 @@ var consumerTests = map[string]subtest[ConsumerFixture]{
 
 var orderTests = map[string]subtest[ConsumerFixture]{
 	"one key in order":                {once, testOrderOfKeys(ConsumerConfig{})},
+	"messages in work":                {fakes, testConsumerRunning(ordered(ConsumerConfig{}))},
 	"one key in order, batches":       {fakes, testOrderOfKeys(ConsumerConfig{ConsumerConfig: inbox.ConsumerConfig{Batch: 10}})},
 	"order when connections are cut":  {once, testOrderCut},
 	"order over several consumers":    {always, testOrderOverConsumers},

@@ -291,6 +291,47 @@ func testConsumerDrain(t *testing.T, f ConsumerFixture) {
 	wantRest(t, f, 0)
 }
 
+// A consumer lists the messages in its handlers while they run, also during a drain, and none before and afterwards.
+func testConsumerRunning(cfg ConsumerConfig) func(*testing.T, ConsumerFixture) {
+	return func(t *testing.T, f ConsumerFixture) {
+		const n = 3
+		release := make(chan struct{})
+		r := &runs{do: func(context.Context, *inbox.Message) error { <-release; return nil }}
+		cfg.Concurrency, cfg.HandlerTimeout = n, time.Minute
+		w := consume(t, f, r, cfg)
+		if all := w.Running(); len(all) != 0 {
+			t.Errorf("%d messages in work before the first", len(all))
+		}
+		sent := map[uuid.UUID]*inbox.Message{}
+		for i := range n {
+			m := named("event")
+			m.Key = fmt.Sprint("key-", i)
+			sent[m.ID] = m
+			f.Publish(t, m)
+		}
+		awaitCount(t, "messages begun", n, r.count)
+		w.cancel()
+		all := w.Running()
+		if len(all) != n || !slices.IsSortedFunc(all, func(a, b driver.Running) int { return a.Since.Compare(b.Since) }) {
+			t.Errorf("%d messages in work, or not the oldest first: %+v", len(all), all)
+		}
+		for _, running := range all {
+			m := sent[running.ID]
+			if m == nil || running.Name != m.Name || running.Key != m.Key || running.Attempt != 1 || running.Consumer == "" {
+				t.Errorf("in work: %+v", running)
+			}
+			if limit := running.Until.Sub(running.Since); limit != time.Minute {
+				t.Errorf("its handler has %v", limit)
+			}
+		}
+		close(release)
+		w.wait()
+		if all := w.Running(); len(all) != 0 {
+			t.Errorf("%d messages in work after the end", len(all))
+		}
+	}
+}
+
 // meetingLedger records ends of runs only if all of them are recorded at the same time.
 type meetingLedger struct {
 	driver.Ledger

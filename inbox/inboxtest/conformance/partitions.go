@@ -33,6 +33,7 @@ func TestPartitions(t *testing.T, b PartitionsBackend) {
 		"order when connections are cut":   {always, testPartitionsCut},
 		"a new process gets its share":     {always, testPartitionsShare},
 		"one limit for all":                {always, testPartitionsLimit},
+		"messages in work":                 {once, testConsumerRunning(ordered(ConsumerConfig{}))},
 		"dead letters go to their origins": {always, testPartitionsLetters},
 	})
 }

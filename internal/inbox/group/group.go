@@ -19,6 +19,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -226,6 +227,16 @@ func (g *Group) Counts() driver.Counts {
 		c := p.consumer.Counts()
 		all.Done, all.Failed, all.Retried = all.Done+c.Done, all.Failed+c.Failed, all.Retried+c.Retried
 	}
+	return all
+}
+
+// Running returns the messages of all partitions in work in this process, the oldest first.
+func (g *Group) Running() []driver.Running {
+	var all []driver.Running
+	for _, p := range g.parts {
+		all = append(all, p.consumer.Running()...)
+	}
+	slices.SortStableFunc(all, func(a, b driver.Running) int { return a.Since.Compare(b.Since) })
 	return all
 }
 

@@ -62,6 +62,7 @@ type runner interface {
 	Run(ctx context.Context) error
 	Ready(ctx context.Context) error
 	Counts() driver.Counts
+	Running() []driver.Running
 	Stats(ctx context.Context) (inbox.Stats, error)
 }
 
@@ -101,6 +102,9 @@ func (c *Consumer) Ready(ctx context.Context) error { return c.engine.Ready(ctx)
 
 // Counts returns the numbers of deliveries that this process has settled. It makes no server call.
 func (c *Consumer) Counts() driver.Counts { return c.engine.Counts() }
+
+// Running returns the messages in work in this process, the oldest first. It makes no server call.
+func (c *Consumer) Running() []driver.Running { return c.engine.Running() }
 
 // Stats counts the messages of the stream or its partitions, also without Run. Messages that other processes are
 // working on count as waiting, because the server does not distinguish them from requeued ones.
