@@ -43,6 +43,7 @@ var errLease = errors.New("inboxnats: another process serves the stream now")
 // lease is the lease of one session.
 type lease struct {
 	source *source
+	busy   sync.Mutex // held by renew and leave: neither overtakes the other
 
 	mu    sync.Mutex
 	rev   uint64
@@ -118,6 +119,8 @@ func isOvertaken(err error) bool {
 
 // renew extends the lease. An error means that the lease has ended.
 func (l *lease) renew(ctx context.Context) error {
+	l.busy.Lock()
+	defer l.busy.Unlock()
 	l.mu.Lock()
 	rev, taken := l.rev, !l.until.IsZero()
 	l.mu.Unlock()
@@ -134,6 +137,8 @@ func (l *lease) renew(ctx context.Context) error {
 
 // leave releases the lease.
 func (l *lease) leave(ctx context.Context, clean bool) error {
+	l.busy.Lock()
+	defer l.busy.Unlock()
 	if !l.lasts() {
 		return nil
 	}
