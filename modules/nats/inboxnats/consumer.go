@@ -25,6 +25,10 @@ import (
 
 const component = "inboxnats"
 
+// maxMoves is the largest number of unacknowledged copies: all partitions move 64 at once, and abandoned ones count until
+// their timeout.
+const maxMoves = 4 * 64 * 64
+
 // Stream selects the messages of a Consumer. The zero value works. The durable consumer has the consumer's name: each
 // durable consumer of a stream gets all its messages, and its processes share them.
 type Stream struct {
@@ -194,7 +198,7 @@ func newSettings(conn *nats.Conn, from Stream, p inbox.Processor, cfg inbox.Cons
 	if err := errors.Join(problems...); err != nil {
 		return s, err
 	}
-	if s.js, err = jetstream.New(conn, jetstream.WithPublishAsyncTimeout(from.Timeout)); err != nil {
+	if s.js, err = jetstream.New(conn, jetstream.WithPublishAsyncTimeout(from.Timeout), jetstream.WithPublishAsyncMaxPending(maxMoves)); err != nil {
 		return s, fmt.Errorf("inboxnats: %w", err)
 	}
 	for i := range max(from.Partitions, 1) {
