@@ -69,16 +69,16 @@ func (h *hand) drop() (all []*delivery) {
 	return all
 }
 
-// room is the number of messages to request: 0 while less than a quarter of the window is free. The caller holds the
-// lock.
-func (h *hand) room() int {
+// room is the number of messages to request beside the requested ones: 0 while less than a quarter of the window is
+// free. The caller holds the lock.
+func (h *hand) room(asked int) int {
 	if h.lost != nil || h.window == 0 {
 		return 0
 	}
-	if h.hold > 0 {
-		return h.hold
+	if h.hold > 0 { // others may arrive before them
+		return max(min(h.hold, h.hold+2*maxWindow-len(h.spare))-asked, 0)
 	}
-	if n := h.window - h.out - len(h.spare); n >= max(h.window/4, 1) {
+	if n := h.window - h.out - len(h.spare) - asked; n >= max(h.window/4, 1) {
 		return n
 	}
 	return 0

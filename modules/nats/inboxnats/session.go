@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -32,14 +33,14 @@ var (
 	errGap    = errors.New("inboxnats: messages before this one went elsewhere or were lost on their way")
 )
 
-// session implements driver.Session. It has at most one request at the server per durable consumer, for as many
-// messages as the window has room for.
+// session implements driver.Session. Its requests at the server are for as many messages as the window has room for.
 type session struct {
 	*source
-	hand  *hand
-	feeds [2]*feed // the stream, and the retries
-	lease *lease   // nil: the stream is not Ordered
-	wait  time.Duration
+	hand   *hand
+	feeds  [2]*feed // the stream, and the retries
+	lease  *lease   // nil: the stream is not Ordered
+	wait   time.Duration
+	asking sync.Mutex // held while requests are made or withdrawn
 }
 
 // Start implements driver.Session.
@@ -47,15 +48,7 @@ func (s *session) Start(_ context.Context, window int) error {
 	if window < 1 || window > maxWindow {
 		return fmt.Errorf("inboxnats: a window of %d, from 1 to %d are allowed", window, maxWindow)
 	}
-	if err := s.hand.start(window); err != nil {
-		return err
-	}
-	for _, f := range s.feeds {
-		if err := f.subscribe(); err != nil {
-			return s.failed("subscribe", err)
-		}
-	}
-	return nil
+	return s.hand.start(window)
 }
 
 // Receive implements driver.Session.
@@ -83,6 +76,10 @@ func (s *session) Receive(ctx context.Context, most int) ([]driver.Delivery, err
 
 // request asks for messages once the session has the lease.
 func (s *session) request(ctx context.Context) error {
+	if !s.asking.TryLock() {
+		return nil // GiveBack wakes Receive
+	}
+	defer s.asking.Unlock()
 	if s.lease != nil && !s.lease.lasts() {
 		if taken, err := s.lease.take(ctx); err != nil || !taken {
 			return err
@@ -124,14 +121,31 @@ func (s *session) takeOver(ctx context.Context) error {
 // Stop implements driver.Session.
 func (s *session) Stop(ctx context.Context) error {
 	s.hand.stop()
-	for _, f := range s.feeds {
-		if f.drain(s.Timeout) {
-			// nats-server 2.9 confuses requeued messages while it has an abandoned request. It removes such requests
-			// when it is asked for the consumer.
-			_, _ = s.info(ctx, f.stream)
-		}
+	s.asking.Lock()
+	defer s.asking.Unlock()
+	if err := s.withdraw(ctx); err != nil {
+		return s.failed("stop", err)
 	}
 	return s.giveBack(ctx, s.hand.unseen())
+}
+
+// withdraw ends the requests at the server. Messages on their way still arrive. The caller holds the lock asking.
+//
+// Before version 2.10.16 nats-server delivers a message twice and delays another one if a message is to be redelivered
+// while an abandoned request is there. It removes abandoned requests when it is asked for the consumer.
+func (s *session) withdraw(ctx context.Context) (failed error) {
+	for _, f := range s.feeds {
+		timeout := s.Timeout
+		if failed != nil {
+			timeout = 0
+		}
+		asked, err := f.drain(timeout)
+		if err == nil && asked {
+			_, err = s.info(ctx, f.stream)
+		}
+		failed = cmp.Or(failed, err)
+	}
+	return failed
 }
 
 // Close implements driver.Session.
@@ -160,8 +174,14 @@ func (s *session) Ack(ctx context.Context, ds []driver.Delivery, mayWait bool) e
 // GiveBack implements driver.Session.
 func (s *session) GiveBack(ctx context.Context, ds []driver.Delivery) error {
 	held := s.hand.have(ds)
+	s.asking.Lock()
+	defer s.asking.Unlock()
+	err := s.withdraw(ctx)
 	s.hand.forget(held...) // before the server redelivers them, perhaps to this session
-	if err := s.giveBack(ctx, held); err != nil {
+	if err == nil {
+		err = s.giveBack(ctx, held)
+	}
+	if err != nil {
 		return s.failed("requeue messages", err)
 	}
 	return stale(len(ds) - len(held))
@@ -215,19 +235,19 @@ func stale(n int) error {
 	return fmt.Errorf("inboxnats: %d deliveries: %w", n, driver.ErrStale)
 }
 
-// feed receives the messages of a durable consumer. The mutex of hand guards its state.
+// feed receives the messages of a durable consumer. The mutex of hand guards its state below, and asking the rest.
 type feed struct {
 	session *session
 	stream  string
 	retries bool
 
-	sub    *nats.Subscription // nil: stopped
-	inbox  string
-	serial int
-	asked  int       // messages of the request that have not arrived
-	until  time.Time // end of the request; after it, its answer is lost
-	after  time.Time // earliest time of the next request
-	next   uint64    // the required number of the next delivery if order counts; 0: any
+	sub   *nats.Subscription // nil: there is no request
+	inbox string             // the replies to a request for 5 messages go to <inbox>.5
+
+	asked int       // messages of its requests that have not arrived
+	until time.Time // end of the last request; after it, its answer is lost
+	after time.Time // earliest time of the next request
+	next  uint64    // the required number of the next delivery if order counts; 0: any
 }
 
 // unnumbered reports whether the number of the next delivery is not known yet.
@@ -237,60 +257,59 @@ func (f *feed) unnumbered() bool {
 	return f.next == 0
 }
 
-func (f *feed) subscribe() error {
-	inbox := f.session.conn.NewInbox()
-	sub, err := f.session.conn.Subscribe(inbox+".*", f.arrived)
-	if err != nil {
-		return err
-	}
-	f.session.hand.mu.Lock()
-	defer f.session.hand.mu.Unlock()
-	f.inbox, f.sub, f.asked = inbox, sub, 0
-	return sub.SetPendingLimits(-1, -1) // requests limit it
-}
-
-// drain ends the subscription, after which nothing more of its request arrives. It reports whether the server still
+// drain ends the subscription, after which nothing more of its requests arrives. It reports whether the server still
 // has a request.
-func (f *feed) drain(timeout time.Duration) bool {
+func (f *feed) drain(timeout time.Duration) (asked bool, err error) {
 	f.session.hand.mu.Lock()
-	sub, asked := f.sub, f.asked > 0
-	f.sub, f.asked = nil, 0
+	asked, f.asked = f.asked > 0, 0
 	f.session.hand.mu.Unlock()
-	if sub == nil {
-		return false
+	sub := f.sub
+	if f.sub = nil; sub == nil {
+		return false, nil
 	}
 	over := make(chan struct{})
 	sub.SetClosedHandler(func(string) { close(over) })
-	if sub.Drain() != nil {
-		return false // the connection is closed
+	err = sub.Drain()
+	if err == nil {
+		select {
+		case <-over:
+			return asked, nil
+		case <-time.After(timeout):
+			err = nats.ErrTimeout
+		}
 	}
-	select {
-	case <-over:
-	case <-time.After(timeout):
-		_ = sub.Unsubscribe() // the server is silent; messages on their way are redelivered
-		return false
-	}
-	return asked
+	_ = sub.Unsubscribe() // messages on their way are redelivered
+	return false, err
 }
 
 // ask requests as many messages as the window has room for.
 func (f *feed) ask(ctx context.Context) error {
 	n, silent := f.due()
-	if silent { // the server did not end the request in time: check whether it answers
+	if silent { // the server did not end the requests in time: check whether it answers
 		_, err := f.session.info(ctx, f.stream)
 		return err
 	}
 	if n == 0 {
 		return nil
 	}
+	if f.sub == nil {
+		var err error
+		f.inbox = f.session.conn.NewInbox()
+		if f.sub, err = f.session.conn.Subscribe(f.inbox+".*", f.arrived); err != nil {
+			return err
+		}
+		if err := f.sub.SetPendingLimits(-1, -1); err != nil { // requests limit it
+			return err
+		}
+	}
 	request, err := json.Marshal(map[string]any{"batch": n, "expires": pullTime})
 	if err != nil {
 		return err
 	}
-	return f.session.conn.PublishRequest("$JS.API.CONSUMER.MSG.NEXT."+f.stream+"."+f.session.consumer, f.inbox+"."+strconv.Itoa(f.serial), request)
+	return f.session.conn.PublishRequest("$JS.API.CONSUMER.MSG.NEXT."+f.stream+"."+f.session.consumer, f.inbox+"."+strconv.Itoa(n), request)
 }
 
-// due returns the number of messages to request, and whether the answer to the last request was lost.
+// due returns the number of messages to request, and whether answers to requests were lost.
 func (f *feed) due() (n int, silent bool) {
 	h := f.session.hand
 	h.mu.Lock()
@@ -300,17 +319,16 @@ func (f *feed) due() (n int, silent bool) {
 		f.asked = 0
 		return 0, true
 	}
-	if f.sub == nil || f.asked > 0 || now.Before(f.after) {
+	if now.Before(f.after) {
 		return 0, false
 	}
-	if n = h.room(); n > 0 {
-		f.serial++
-		f.asked, f.until = n, now.Add(pullTime+time.Second)
+	if n = h.room(f.asked); n > 0 {
+		f.asked, f.until = f.asked+n, now.Add(pullTime+time.Second)
 	}
 	return n, false
 }
 
-// arrived handles one message of the server: a delivery, or the end of the request.
+// arrived handles one message of the server: a delivery, or the end of a request.
 func (f *feed) arrived(msg *nats.Msg) {
 	meta, err := msg.Metadata()
 	if err != nil {
@@ -340,16 +358,20 @@ func (f *feed) arrived(msg *nats.Msg) {
 	}
 }
 
-// ended handles the end of the request.
+// ended handles the end of a request.
 func (f *feed) ended(msg *nats.Msg) {
 	status, why := msg.Header.Get("Status"), msg.Header.Get("Description")
+	if status == "" {
+		return
+	}
+	left, err := strconv.Atoi(msg.Header.Get("Nats-Pending-Messages"))
+	if err != nil { // the server has rejected the request
+		left, _ = strconv.Atoi(msg.Subject[strings.LastIndex(msg.Subject, ".")+1:])
+	}
 	h := f.session.hand
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if status == "" || msg.Subject != f.inbox+"."+strconv.Itoa(f.serial) {
-		return // belongs to an earlier request
-	}
-	f.asked = 0
+	f.asked = max(f.asked-left, 0)
 	switch {
 	case why == "Consumer Deleted", status == "503":
 		h.lost = cmp.Or(h.lost, fmt.Errorf("inboxnats: consumer %s of stream %s does not answer: %s %s", f.session.consumer, f.stream, status, why))
