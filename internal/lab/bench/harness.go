@@ -262,8 +262,6 @@ const (
 	users
 )
 
-var userNames = [users]string{"this process", "Postgres", "RabbitMQ", "Redis", "others", "idle"}
-
 // serverCommands maps the command names of servers that this process started.
 var serverCommands = map[string]int{"postgres": ofPostgres, "beam.smp": ofRabbitMQ, "redis-server": ofRedis}
 

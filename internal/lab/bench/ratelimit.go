@@ -69,7 +69,7 @@ func benchRateLeased(ctx context.Context, b *bench) {
 			return d.Allowed, err
 		}
 	}
-	r := b.measure(ctx, table{
+	b.measure(ctx, table{
 		title:   "ratelimit on Redis, 10 hot keys, 50 goroutines",
 		columns: []string{"decisions/s", "client us/decision"},
 		contenders: []contender{
@@ -82,7 +82,6 @@ func benchRateLeased(ctx context.Context, b *bench) {
 		},
 		yardsticks: []string{redisRateOne},
 	})
-	b.atLeast(20, r.ratio(rateLeasedOne, redisRateOne), "x "+redisRateOne+", "+rateLeasedOne+", hot keys")
 }
 
 func rateHotLoad(decide decider, goroutines int) func(context.Context, time.Duration) sample {
@@ -161,7 +160,6 @@ func benchRateMemory(ctx context.Context, b *bench) {
 	}
 	r := b.measure(ctx, t)
 	b.atMost(1, r.ratio(rateOurs, bestInMemory), "x "+bestInMemory+" in memory")
-	b.atMost(0, r.column(rateOurs, 1), "allocations in memory")
 }
 
 // decisions measures the time and the allocations of a decision, in a quarter of the length, because a decision takes
@@ -236,7 +234,6 @@ func benchRateRedis(ctx context.Context, b *bench) {
 		t.contenders = append(t.contenders, contender{d.name, rateLoad(d.run, goroutines)})
 	}
 	r := b.measure(ctx, t)
-	b.atLeast(0.9, r.ratio(rateBoth, rawGathered), "of "+rawGathered+", "+rateBoth)
 	b.atLeast(2, r.ratio(rateOne, redisRateOne), "x "+redisRateOne+", "+rateOne)
 }
 

@@ -295,7 +295,7 @@ func benchScaleRequests(ctx context.Context, b *bench) {
 		title:   "scale, what a request costs",
 		columns: sampleColumns[:5],
 		contenders: []contender{
-			b.driven("a transaction with one INSERT", over(transactionHandler(manager))),
+			b.driven("a transaction with one INSERT", over(transactionHandler(manager, insertThing))),
 			b.driven("the same under a key, two tiers", over(behind(store, doHandler(store)))),
 			b.driven("a limit for each user", limitUsers(limiter)),
 			b.driven("a limit for each user and one for all", limitUsers(limiter, ratelimit.Charge{Limit: everybody})),

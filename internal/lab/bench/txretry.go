@@ -24,7 +24,7 @@ func txretryWorkload() workload {
 	}}
 }
 
-// Names of contenders that goals use.
+// Names of contenders that a table, a goal and a reason share.
 const (
 	rawOneTrip = "raw pgx, one-trip begin"
 	crdbPgx    = "crdbpgxv5.ExecuteTx"
@@ -134,7 +134,7 @@ func benchContended(ctx context.Context, b *bench) {
 			return contend(ctx, pool, w, goroutines, length)
 		}
 	}
-	r := b.measure(ctx, table{
+	b.measure(ctx, table{
 		title:      fmt.Sprintf("txretry, read then write one hot row, goroutines: %d", goroutines),
 		columns:    []string{"commits/s", "attempts/commit", "p99 ms", "exhausted"},
 		prepare:    func(ctx context.Context) error { return resetAccounts(ctx, pool) },
@@ -145,7 +145,6 @@ func benchContended(ctx context.Context, b *bench) {
 			{ours, under(managed(manager), goroutines)},
 		},
 	})
-	b.atLeast(0.8, r.ratio(inTurn, sequential), "of the sequential rate, SerialKey")
 }
 
 // contend makes one run and checks that no update was lost.
@@ -196,9 +195,7 @@ func benchUpdate(ctx context.Context, b *bench) {
 			return driveUpdates(ctx, w.way, goroutines, length)
 		}})
 	}
-	r := b.measure(ctx, t)
-	b.atLeast(0.97, r.ratio(ours, rawOneTrip), fmt.Sprintf("of raw one-trip begin, goroutines: %d", goroutines))
-	b.atLeast(1.25, r.ratio(ours, crdbPgx), fmt.Sprintf("x crdbpgxv5, goroutines: %d", goroutines))
+	b.measure(ctx, t)
 }
 
 func driveUpdates(ctx context.Context, w way, goroutines int, length time.Duration) sample {

@@ -1,7 +1,7 @@
-// Command bareshop holds seats like examples/reservation, but its only guarantee is the lock on the seat. It has no
-// idempotency keys, outbox, limits, retries, expiry or read model. Its requests, answers and tables equal the
-// shop's; a lost race is a 409 of the same form. It prints "listening on" and its address, and ends on SIGTERM. The
-// benchmark compares the shop with it.
+// Command bareshop holds seats like examples/reservation, but its only guarantee is the lock on the seat. With -guarded
+// it also has idempotency keys, a limit for each user and rows of an outbox, written by hand. It has no relay, retries,
+// expiry or read model. Its requests, answers and tables equal the shop's; a lost race is a 409 of the same form. It
+// prints "listening on" and its address, and ends on SIGTERM. The benchmark compares the shop with it.
 package main
 
 import (
@@ -21,6 +21,7 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
@@ -44,6 +45,7 @@ func main() {
 
 func run(ctx context.Context) error {
 	addr := flag.String("addr", "127.0.0.1:0", "`address` to listen on")
+	guarded := flag.Bool("guarded", false, "keep keys, limits and an outbox")
 	flag.Parse()
 	cfg, err := pgxpool.ParseConfig(os.Getenv("DATABASE_URL"))
 	if err != nil {
@@ -62,7 +64,7 @@ func run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return serve(ctx, l, seats{pool}.handler())
+	return serve(ctx, l, seats{pool, *guarded}.handler())
 }
 
 func serve(ctx context.Context, l net.Listener, h http.Handler) error {
@@ -91,7 +93,10 @@ const (
 var errTaken = errors.New("the seat is taken")
 
 // seats are the seats in a database.
-type seats struct{ pool *pgxpool.Pool }
+type seats struct {
+	pool *pgxpool.Pool
+	keys bool // holds have keys, limits and events
+}
 
 type event struct {
 	ID    string `json:"id"`
@@ -160,6 +165,10 @@ func (s seats) hold(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	made := reservation{uuid.NewString(), wish.EventID, wish.Seats, "held", time.Now().UTC().Add(hold)}
+	if s.keys {
+		s.guarded(w, r, made, number)
+		return
+	}
 	answer(w, http.StatusCreated, made, s.take(r.Context(), made, number, r.Header.Get("X-Mock-User-Id")))
 }
 
@@ -202,15 +211,32 @@ func read(w http.ResponseWriter, r *http.Request, into any) bool {
 func answer(w http.ResponseWriter, status int, made any, err error) {
 	switch {
 	case errors.Is(err, errTaken):
-		w.Header().Set("Content-Type", "application/problem+json")
-		w.WriteHeader(http.StatusConflict)
-		made = map[string]string{"code": "SEATS_UNAVAILABLE", "detail": err.Error()}
+		status, made = http.StatusConflict, taken()
 	case err != nil:
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 		return
-	default:
-		w.Header().Set("Content-Type", "application/json")
-		w.WriteHeader(status)
 	}
+	w.Header().Set("Content-Type", contentType(status))
+	w.WriteHeader(status)
 	_ = json.NewEncoder(w).Encode(made) // the client may be gone: ignore the error
+}
+
+// taken is the body of the answer to a hold that came too late.
+func taken() map[string]string {
+	return map[string]string{"code": "SEATS_UNAVAILABLE", "detail": errTaken.Error()}
+}
+
+func contentType(status int) string {
+	if status == http.StatusConflict {
+		return "application/problem+json"
+	}
+	return "application/json"
+}
+
+// rows stores the number of changed rows.
+func rows(n *int64) func(pgconn.CommandTag) error {
+	return func(tag pgconn.CommandTag) error {
+		*n = tag.RowsAffected()
+		return nil
+	}
 }

@@ -29,3 +29,31 @@ create table reservations (
 );
 
 create index reservations_due_idx on reservations (expires_at, id) where status = 'held';
+
+-- Only with -guarded: keys with their answers, limits and an outbox, as written by hand.
+
+create table keys (
+    key         text primary key,
+    fingerprint bytea       not null,
+    status      integer,
+    answer      bytea,
+    created_at  timestamptz not null default now(),
+    expires_at  timestamptz not null
+);
+
+create index keys_expires_idx on keys (expires_at);
+
+create table limits (
+    user_id text primary key,
+    minute  timestamptz not null,
+    used    bigint      not null
+);
+
+create table messages (
+    id         bigint generated always as identity primary key,
+    name       text        not null,
+    key        text        not null,
+    headers    jsonb       not null,
+    payload    bytea       not null,
+    created_at timestamptz not null default now()
+);
