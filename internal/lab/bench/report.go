@@ -358,7 +358,8 @@ var reasons = []reason{
 		"outbox",
 		[]string{"of unkeyed, 10 keys"},
 		"The next message of a key leaves when the one before is confirmed, so ten keys have ten messages under way. " +
-			"One that left sooner would overtake one that fails. That is a planted bug, `the next of a key is sent before the confirm`, which the simulation finds.",
+			"One that left sooner would overtake one that the broker rejects, because it may still store the next one of the channel: the model models/order.pml " +
+			"shows that for two messages in flight.",
 	},
 	{
 		"outbox",
