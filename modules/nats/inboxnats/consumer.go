@@ -3,6 +3,7 @@ package inboxnats
 import (
 	"cmp"
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -19,6 +20,7 @@ import (
 	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/internal/check"
 	"github.com/holdfast-go/holdfast/internal/partition"
+	"github.com/holdfast-go/holdfast/internal/runloop"
 	"github.com/holdfast-go/holdfast/internal/wire"
 	"github.com/holdfast-go/holdfast/outbox/format"
 )
@@ -28,6 +30,12 @@ const component = "inboxnats"
 // maxMoves is the largest number of unacknowledged copies: all partitions move 64 at once, and abandoned ones count until
 // their timeout.
 const maxMoves = 4 * 64 * 64
+
+// keeperTime is how long the server keeps messages for an interrupted Setup.
+const keeperTime = 10 * time.Minute
+
+// openEvery is the interval in which Setup checks whether another process has opened the stream.
+const openEvery = 50 * time.Millisecond
 
 // Stream selects the messages of a Consumer. The zero value works. The durable consumer has the consumer's name: each
 // durable consumer of a stream gets all its messages, and its processes share them.
@@ -250,23 +258,74 @@ func (s *settings) letter(p places, class string) string {
 // existing stream matches Stream.Subject or one of its partitions, the error names the missing subjects. Setup may be
 // called any number of times, by many processes at once. Run never calls it.
 func (c *Consumer) Setup(ctx context.Context) error {
-	for _, cfg := range c.cfg.streams() {
+	created := false
+	for i, cfg := range c.cfg.streams() {
+		if i == 0 {
+			cfg.Subjects, cfg.Description = c.cfg.notYet(), rand.Text() // only one process creates it
+		}
 		if err := c.cfg.call(ctx, "setup: stream "+cfg.Name, func(ctx context.Context) error {
 			_, err := c.cfg.js.CreateStream(ctx, cfg)
 			if errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) {
 				return nil
 			}
+			created = created || i == 0 && err == nil
 			return err
 		}); err != nil {
 			return err
 		}
 	}
-	missed := check.Findings{Component: component}
-	first, err := c.parts[0].stat(ctx, c.cfg.places[0].stream)
-	if err != nil {
+	for began := time.Now(); ; _ = runloop.Sleep(ctx, openEvery) {
+		is, err := c.parts[0].stat(ctx, c.cfg.places[0].stream)
+		if err != nil {
+			return err
+		}
+		switch {
+		case !slices.Equal(is.Config.Subjects, c.cfg.notYet()):
+			return c.setupConsumers(ctx, is.Config)
+		case created, time.Since(began) > c.cfg.Timeout: // or the process that created it has ended
+			return c.open(ctx, is.Config)
+		}
+	}
+}
+
+// notYet is the subject of the new stream until Setup opens it. Nobody publishes on it.
+func (s *settings) notYet() []string { return []string{"holdfast." + s.Stream.Name + ".setup"} }
+
+// open gives the new stream its subjects. A stream without a consumer confirms messages and deletes them, and a consumer
+// of a subject needs the stream to have it. So a temporary consumer keeps all messages until the others exist. If Setup
+// is interrupted, the server deletes it later.
+//
+// Only one process opens a stream: nats-server may store each message twice after two updates at once.
+func (c *Consumer) open(ctx context.Context, cfg jetstream.StreamConfig) error {
+	keeper := c.cfg.ConsumerConfig.Name + "=setup"
+	if err := c.cfg.call(ctx, "setup: open stream "+cfg.Name, func(ctx context.Context) error {
+		if _, err := c.cfg.js.CreateOrUpdateConsumer(ctx, cfg.Name, jetstream.ConsumerConfig{
+			Durable: keeper, AckPolicy: jetstream.AckExplicitPolicy, InactiveThreshold: keeperTime,
+		}); err != nil {
+			return err
+		}
+		cfg.Subjects, cfg.Description = c.cfg.streams()[0].Subjects, ""
+		_, err := c.cfg.js.UpdateStream(ctx, cfg)
+		return err
+	}); err != nil {
 		return err
 	}
-	c.cfg.checkSubjects(first.Config, &missed)
+	if err := c.setupConsumers(ctx, cfg); err != nil {
+		return err
+	}
+	return c.cfg.call(ctx, "setup: delete consumer "+keeper, func(ctx context.Context) error {
+		err := c.cfg.js.DeleteConsumer(ctx, cfg.Name, keeper)
+		if errors.Is(err, jetstream.ErrConsumerNotFound) {
+			return nil
+		}
+		return err
+	})
+}
+
+// setupConsumers creates the missing durable consumers.
+func (c *Consumer) setupConsumers(ctx context.Context, is jetstream.StreamConfig) error {
+	missed := check.Findings{Component: component}
+	c.cfg.checkSubjects(is, &missed)
 	if err := missed.Err(); err != nil {
 		return err
 	}

@@ -42,6 +42,6 @@
 // the last moments may be undone, and those messages are redelivered: deduplicate them with inboxpgx.
 //
 // Setup creates the stream with retention interest: a message is deleted when all durable consumers have processed it. A
-// message that is published while there is no durable consumer is deleted at once. The first Setup creates the stream a
-// moment before its durable consumers: call Setup before the relays start.
+// message that is published while there is no durable consumer is deleted at once. Setup may run while relays publish: a new
+// stream gets its subjects after a consumer.
 package inboxnats
