@@ -138,8 +138,12 @@ func TestGrantsRelay(t *testing.T) {
 	if err := p.outbox.Check(t.Context()); err != nil && strings.Contains(err.Error(), "permission") {
 		t.Errorf("Check = %v", err) // other findings are about the server
 	}
-	_, err := p.history.Add(t.Context(), []operator.Figures{{Part: "outbox", Done: 1}})
+	_, err := p.history.Add(t.Context(), operator.Process{Beat: 1}, []operator.Figures{{Part: "outbox", Done: 1}})
 	check(t, err)
+	if all := must(p.history.Processes(t.Context()))(t); len(all) != 1 {
+		t.Errorf("processes %+v", all)
+	}
+	check(t, p.history.Leave(t.Context(), uuid.Nil))
 	if depth := must(p.outbox.Depth(t.Context()))(t); depth.Dead != 2 {
 		t.Errorf("%+v", depth)
 	}

@@ -11,20 +11,26 @@ import (
 	"sync"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// History keeps the figures of a service for a day, for the charts of the page and the ages of problems. Package history fills
-// it. *PostgresHistory and *MemoryHistory implement it. Its methods are safe for concurrent use.
+// History keeps the figures of a service for a day, for the charts of the page and the ages of problems, and knows the processes
+// that run. Package history fills it. *PostgresHistory and *MemoryHistory implement it. Its methods are safe for concurrent use.
 //
-// It is a small table, because a page that needs no other server works in an outage and in every installation. An existing
+// It is two small tables, because a page that needs no other server works in an outage and in every installation. An existing
 // Prometheus has longer and finer series, so the alerts and the dashboard use it; the page does not.
 type History interface {
-	// Add adds one figure of each part to the current steps: it adds up the counts of all processes, and replaces measured
-	// numbers. It reports whether a process has measured all these parts in the current step of 10 s.
-	Add(ctx context.Context, figures []Figures) (measured bool, err error)
+	// Add stores the report of a process: the process, and one figure of each part, which it adds to the current steps. It adds
+	// up the counts of all processes, and replaces measured numbers. It reports whether a process has measured all these parts in
+	// the current step of 10 s. It ignores a report whose Beat is not higher than the last one of its process.
+	Add(ctx context.Context, from Process, figures []Figures) (measured bool, err error)
+	// Processes returns the processes, the oldest first, at most 1,000. One that reports no more stays for 10 minutes.
+	Processes(ctx context.Context) ([]Process, error)
+	// Leave removes a process that ends.
+	Leave(ctx context.Context, id uuid.UUID) error
 	// Read returns the last hour in steps of 10 s, or the last day in steps of 5 min, the oldest first.
 	Read(ctx context.Context, day bool) ([]Figures, error)
 }
@@ -69,8 +75,9 @@ func (f *Figures) add(more Figures) {
 
 // MemoryHistory keeps figures in memory, for a service on fakes. The zero value is empty.
 type MemoryHistory struct {
-	mu   sync.Mutex
-	kept [2]map[moment]*Figures
+	mu        sync.Mutex
+	kept      [2]map[moment]*Figures
+	processes map[uuid.UUID]Process
 }
 
 // moment is one step of one part.
@@ -80,11 +87,14 @@ type moment struct {
 }
 
 // Add implements History.
-func (h *MemoryHistory) Add(_ context.Context, figures []Figures) (measured bool, err error) {
+func (h *MemoryHistory) Add(_ context.Context, from Process, figures []Figures) (measured bool, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	now := time.Now()
 	measured = true
+	if !h.report(from, now) {
+		return measured, nil
+	}
 	for i, s := range steps {
 		if h.kept[i] == nil {
 			h.kept[i] = map[moment]*Figures{}
@@ -128,8 +138,8 @@ var historyFiles embed.FS
 //go:embed migrations/0008_operator_history.sql
 var createHistorySQL string
 
-// PostgresHistory keeps figures in a table, at most some 650 rows for each part. Each process that records writes two rows of
-// each part every 10 s, in one statement. It is safe for concurrent use.
+// PostgresHistory keeps figures in a table, at most some 650 rows for each part, and processes in another one. Each process that
+// records writes its own row and two rows of each part every 10 s, in one statement. It is safe for concurrent use.
 type PostgresHistory struct {
 	pool   *pgxpool.Pool
 	mu     sync.Mutex
@@ -144,9 +154,9 @@ func NewPostgresHistory(pool *pgxpool.Pool) (*PostgresHistory, error) {
 	return &PostgresHistory{pool: pool}, nil
 }
 
-// Migrate creates the table if there is none. Several processes may call it at once.
+// Migrate creates the tables if there are none. Several processes may call it at once.
 func (h *PostgresHistory) Migrate(ctx context.Context) error {
-	return h.within(ctx, "migrate", func(ctx context.Context) error { return createTable(ctx, h.pool, historyTable, createHistorySQL) })
+	return h.within(ctx, "migrate", func(ctx context.Context) error { return createTable(ctx, h.pool, processTable, createHistorySQL) })
 }
 
 // Schema returns the SQL file that Migrate applies, and the file that undoes it, as the packages of Holdfast do.
@@ -157,17 +167,22 @@ func (h *PostgresHistory) Grants(job string) []string {
 	if !slices.Contains([]string{"relay", "consume", "sweep", "operate"}, job) {
 		return nil
 	}
-	return []string{"SELECT, INSERT, UPDATE, DELETE ON " + historyTable}
+	return []string{"SELECT, INSERT, UPDATE, DELETE ON " + historyTable, "SELECT, INSERT, UPDATE, DELETE ON " + processTable}
 }
 
 // Check returns the reason why figures cannot be kept, or nil.
 func (h *PostgresHistory) Check(ctx context.Context) error {
 	return h.within(ctx, "check", func(ctx context.Context) error {
-		_, err := h.pool.Exec(ctx, "SELECT FROM "+historyTable+" LIMIT 1")
-		if failed, ok := errors.AsType[*pgconn.PgError](err); ok && failed.Code == undefinedTable {
-			return missingTable{historyTable, "call PostgresHistory.Migrate, or the command setup"}
+		for _, table := range []string{historyTable, processTable} {
+			_, err := h.pool.Exec(ctx, "SELECT FROM "+table+" LIMIT 1")
+			if failed, ok := errors.AsType[*pgconn.PgError](err); ok && failed.Code == undefinedTable {
+				return missingTable{table, "call PostgresHistory.Migrate, or the command setup"}
+			}
+			if err != nil {
+				return err
+			}
 		}
-		return err
+		return nil
 	})
 }
 
@@ -175,7 +190,7 @@ func (h *PostgresHistory) Check(ctx context.Context) error {
 const pruneEvery = time.Minute
 
 // Add implements History. The clock of the server decides about the steps.
-func (h *PostgresHistory) Add(ctx context.Context, figures []Figures) (measured bool, err error) {
+func (h *PostgresHistory) Add(ctx context.Context, from Process, figures []Figures) (measured bool, err error) {
 	columns := struct {
 		parts                   []string
 		done, failed, retried   []int64
@@ -196,15 +211,29 @@ func (h *PostgresHistory) Add(ctx context.Context, figures []Figures) (measured 
 		columns.waiting, columns.retrying, columns.dead = append(columns.waiting, waiting), append(columns.retrying, retrying), append(columns.dead, dead)
 		columns.lag = append(columns.lag, lag)
 	}
+	from = from.bounded()
+	now := time.Now()
+	slowest, err := packed(from.Slowest, now)
+	if err != nil {
+		return false, fmt.Errorf("operator: history: add: %w", err)
+	}
+	roles := append([]string{}, from.Roles...) // not NULL
 	err = h.within(ctx, "add", func(ctx context.Context) error {
 		// All processes write the rows in the same order, so that they do not deadlock.
 		err := h.pool.QueryRow(ctx, `
-			WITH added AS (
+			WITH fresh AS (
+				INSERT INTO `+processTable+` AS p (id, beat, host, pid, version, roles, since, seen_at, in_work, slowest)
+				VALUES ($10, $11, $12, $13, $14, $15, now() - make_interval(secs => $16), now(), $17, $18::text::jsonb)
+				ON CONFLICT (id) DO UPDATE SET beat = excluded.beat, roles = excluded.roles, seen_at = excluded.seen_at,
+					in_work = excluded.in_work, slowest = excluded.slowest WHERE p.beat < excluded.beat
+				RETURNING id),
+			added AS (
 				INSERT INTO `+historyTable+` AS h (step, at, part, done, failed, retried, problems, waiting, retrying, dead, lag)
 				SELECT s.step, to_timestamp(floor(extract(epoch FROM now()) / s.step) * s.step), f.part, f.done, f.failed, f.retried, f.problems,
 					f.waiting, f.retrying, f.dead, f.lag
 				FROM unnest($1::text[], $2::bigint[], $3::bigint[], $4::bigint[], $5::int[], $6::int[], $7::int[], $8::int[], $9::float8[])
 					AS f(part, done, failed, retried, problems, waiting, retrying, dead, lag), (VALUES (10), (300)) AS s(step)
+				WHERE EXISTS (SELECT FROM fresh)
 				ORDER BY s.step, f.part
 				ON CONFLICT (step, at, part) DO UPDATE SET done = h.done + excluded.done, failed = h.failed + excluded.failed,
 					retried = h.retried + excluded.retried, problems = greatest(h.problems, excluded.problems),
@@ -212,11 +241,13 @@ func (h *PostgresHistory) Add(ctx context.Context, figures []Figures) (measured 
 					dead = coalesce(excluded.dead, h.dead), lag = coalesce(excluded.lag, h.lag)
 				RETURNING step, waiting)
 			SELECT coalesce(bool_and(waiting IS NOT NULL), true) FROM added WHERE step = 10`,
-			columns.parts, columns.done, columns.failed, columns.retried, columns.problems, columns.waiting, columns.retrying, columns.dead, columns.lag).Scan(&measured)
+			columns.parts, columns.done, columns.failed, columns.retried, columns.problems, columns.waiting, columns.retrying, columns.dead, columns.lag,
+			from.ID, from.Beat, from.Host, from.PID, from.Version, roles, max(0, now.Sub(from.Since).Seconds()), from.InWork, string(slowest)).Scan(&measured)
 		if err != nil || !h.duePrune() {
 			return err
 		}
-		_, err = h.pool.Exec(ctx, "DELETE FROM "+historyTable+" WHERE step = 10 AND at < now() - interval '1 hour' OR step = 300 AND at < now() - interval '1 day'")
+		_, err = h.pool.Exec(ctx, "WITH gone AS (DELETE FROM "+processTable+" WHERE seen_at < now() - interval '10 minutes') "+
+			"DELETE FROM "+historyTable+" WHERE step = 10 AND at < now() - interval '1 hour' OR step = 300 AND at < now() - interval '1 day'")
 		return err
 	})
 	return measured, err

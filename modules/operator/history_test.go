@@ -10,6 +10,9 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/google/uuid"
+
+	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/internal/testenv/pgtest"
 	"github.com/holdfast-go/holdfast/modules/operator"
@@ -35,6 +38,16 @@ func onBothHistories(t *testing.T, test func(*testing.T, operator.History)) {
 	})
 }
 
+// add stores the report of a new process.
+func add(t testing.TB, h operator.History, figures ...operator.Figures) (measured bool) {
+	t.Helper()
+	measured, err := h.Add(t.Context(), operator.Process{ID: uuid.New(), Beat: 1}, figures)
+	if err != nil {
+		t.Error(err)
+	}
+	return measured
+}
+
 // sum adds up the counts of a part, and returns its newest measured figures.
 func sum(t *testing.T, h operator.History, day bool, part string) (total, last operator.Figures) {
 	t.Helper()
@@ -58,18 +71,13 @@ func TestHistory_addsUp(t *testing.T) {
 		for range processes {
 			adding.Go(func() {
 				for range times {
-					_, err := h.Add(t.Context(), []operator.Figures{{Part: "outbox", Done: 2, Failed: 1}, {Part: "billing", Done: 1, Retried: 1, Problems: 1}})
-					if err != nil {
-						t.Error(err)
-					}
+					add(t, h, operator.Figures{Part: "outbox", Done: 2, Failed: 1}, operator.Figures{Part: "billing", Done: 1, Retried: 1, Problems: 1})
 				}
 			})
 		}
 		adding.Wait()
-		_, err := h.Add(t.Context(), []operator.Figures{{Part: "outbox", Measured: true, Waiting: 3, Retrying: 4, Dead: 5, Lag: 6 * time.Second}})
-		check(t, err)
-		_, err = h.Add(t.Context(), []operator.Figures{{Part: "outbox"}, {Part: "billing"}})
-		check(t, err)
+		add(t, h, operator.Figures{Part: "outbox", Measured: true, Waiting: 3, Retrying: 4, Dead: 5, Lag: 6 * time.Second})
+		add(t, h, operator.Figures{Part: "outbox"}, operator.Figures{Part: "billing"})
 		for _, day := range []bool{false, true} {
 			total, last := sum(t, h, day, "outbox")
 			if total.Done != 2*processes*times || total.Failed != processes*times || last.Waiting != 3 || last.Retrying != 4 || last.Dead != 5 || last.Lag != 6*time.Second {
@@ -87,12 +95,9 @@ func TestHistory_addsUp(t *testing.T) {
 func TestHistory_measuredOnce(t *testing.T) {
 	onBothHistories(t, func(t *testing.T, h operator.History) {
 		testenv.Eventually(t, func() error { // a step may end in between
-			_, err := h.Add(t.Context(), []operator.Figures{{Part: "a", Measured: true}})
-			check(t, err)
-			one, err := h.Add(t.Context(), []operator.Figures{{Part: "a"}})
-			check(t, err)
-			both, err := h.Add(t.Context(), []operator.Figures{{Part: "a"}, {Part: "b"}})
-			check(t, err)
+			add(t, h, operator.Figures{Part: "a", Measured: true})
+			one := add(t, h, operator.Figures{Part: "a"})
+			both := add(t, h, operator.Figures{Part: "a"}, operator.Figures{Part: "b"})
 			if !one || both {
 				return fmt.Errorf("a is measured: %v; a and b are: %v", one, both)
 			}
@@ -107,8 +112,7 @@ func TestMemoryHistory_isBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := &operator.MemoryHistory{}
 		for range 30 * 60 * 6 {
-			_, err := h.Add(t.Context(), []operator.Figures{{Part: "a", Done: 1}})
-			check(t, err)
+			add(t, h, operator.Figures{Part: "a", Done: 1})
 			time.Sleep(10 * time.Second)
 		}
 		hour, day := len(must(h.Read(t.Context(), false))(t)), len(must(h.Read(t.Context(), true))(t))
@@ -126,26 +130,36 @@ func TestPostgresHistory_prunes(t *testing.T) {
 	_, err := pool.Exec(t.Context(), `INSERT INTO holdfast_history (step, at, part, done, failed, retried, problems)
 		SELECT step, now() - make_interval(mins => age), 'a', 1, 0, 0, 0 FROM (VALUES (10, 59), (10, 61), (300, 1439), (300, 1441)) AS old(step, age)`)
 	check(t, err)
-	_, err = h.Add(t.Context(), nil)
+	_, err = pool.Exec(t.Context(), `INSERT INTO holdfast_process SELECT gen_random_uuid(), 1, '', age, '', '{}', now(), now() - make_interval(mins => age), 0, '[]'
+		FROM (VALUES (9), (11)) AS old(age)`)
+	check(t, err)
+	_, err = h.Add(t.Context(), operator.Process{PID: 1}, nil)
 	check(t, err)
 	var left int
 	check(t, pool.QueryRow(t.Context(), "SELECT count(*) FROM holdfast_history").Scan(&left))
 	if left != 2 {
 		t.Errorf("%d rows are left", left)
 	}
+	if all := must(h.Processes(t.Context()))(t); len(all) != 2 || all[0].PID+all[1].PID != 10 {
+		t.Errorf("these processes are left: %+v", all)
+	}
 }
 
-// failing is a history that is down for a while.
+// failing is a history that is down for a while, or loses its answers.
 type failing struct {
 	operator.MemoryHistory
-	down bool
+	down, silent bool
 }
 
-func (f *failing) Add(ctx context.Context, figures []operator.Figures) (bool, error) {
+func (f *failing) Add(ctx context.Context, from operator.Process, figures []operator.Figures) (bool, error) {
 	if f.down {
 		return false, errors.New("it is down")
 	}
-	return f.MemoryHistory.Add(ctx, figures)
+	measured, err := f.MemoryHistory.Add(ctx, from, figures)
+	if f.silent {
+		return false, errors.New("the answer is lost")
+	}
+	return measured, err
 }
 
 // A recorder writes the counts and the depths of a service. Counts that could not be written are written later.
@@ -193,6 +207,91 @@ func TestRecorder(t *testing.T) {
 	}
 }
 
+// A report whose answer is lost is sent again, and counts once.
+func TestRecorder_countsOnce(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	for _, loses := range []func(*failing, bool){
+		func(h *failing, on bool) { h.silent = on }, func(h *failing, on bool) { h.down = on },
+	} {
+		h := &failing{}
+		r.cfg.History = h
+		recorder := must(history.New(r.cfg))(t)
+		record := func() {
+			ctx, stop := context.WithCancel(t.Context())
+			stop()
+			check(t, recorder.Run(ctx))
+		}
+		loses(h, true)
+		record()
+		record()
+		loses(h, false)
+		record()
+		if total, _ := sum(t, h, false, "billing"); total.Failed != 3 {
+			t.Errorf("%d failures are counted, want 3", total.Failed)
+		}
+	}
+}
+
+// A process is listed from its first report to its end. Its messages have the ages that they had then.
+func TestHistory_processes(t *testing.T) {
+	onBothHistories(t, func(t *testing.T, h operator.History) {
+		began := time.Now()
+		one := operator.Process{
+			ID: uuid.New(), Beat: 1, Host: "a\x00b", PID: 7, Version: "v1.2.3", Roles: []string{"relay outbox", "consumer billing"},
+			Since: began.Add(-time.Hour), InWork: 12,
+		}
+		for i := range 12 {
+			one.Slowest = append(one.Slowest, driver.Running{
+				Consumer: "billing", ID: uuid.New(), Name: strings.Repeat("n", 200), Key: "k\x00", Attempt: 2,
+				Since: began.Add(time.Duration(i-60) * time.Minute), Until: began.Add(time.Duration(i-59) * time.Minute),
+			})
+		}
+		other := operator.Process{ID: uuid.New(), Beat: 1, Since: began.Add(-time.Minute)}
+		for _, p := range []operator.Process{other, one} {
+			_, err := h.Add(t.Context(), p, []operator.Figures{{Part: "billing", Done: 1}})
+			check(t, err)
+		}
+		all := must(h.Processes(t.Context()))(t)
+		if len(all) != 2 || all[0].ID != one.ID || all[1].ID != other.ID {
+			t.Fatalf("processes %+v", all)
+		}
+		near := func(a, b time.Time) bool { return a.Sub(b).Abs() < time.Minute/2 } // timing: ages of stored times, not speed
+		p := all[0]
+		if p.Host != "a b" || p.PID != 7 || p.Version != "v1.2.3" || strings.Join(p.Roles, ",") != "relay outbox,consumer billing" ||
+			p.InWork != 12 || !near(p.Since, one.Since) || !near(p.Seen, began) {
+			t.Errorf("process %+v", p)
+		}
+		if len(p.Slowest) != 10 {
+			t.Fatalf("%d messages", len(p.Slowest))
+		}
+		m, want := p.Slowest[0], one.Slowest[0]
+		if m.Consumer != "billing" || m.ID != want.ID || m.Name != strings.Repeat("n", 100) || m.Key != "k " || m.Attempt != 2 ||
+			!near(m.Since, want.Since) || !near(m.Until, want.Until) {
+			t.Errorf("message %+v", m)
+		}
+		one.Slowest, one.InWork = nil, 0
+		_, err := h.Add(t.Context(), one, []operator.Figures{{Part: "billing", Done: 1}}) // it arrives again
+		check(t, err)
+		if total, _ := sum(t, h, false, "billing"); total.Done != 2 {
+			t.Errorf("%d done, want 2", total.Done)
+		}
+		one.Beat++
+		_, err = h.Add(t.Context(), one, []operator.Figures{{Part: "billing", Done: 1}})
+		check(t, err)
+		if all = must(h.Processes(t.Context()))(t); all[0].InWork != 0 || len(all[0].Slowest) != 0 {
+			t.Errorf("later: %+v", all[0])
+		}
+		if total, _ := sum(t, h, false, "billing"); total.Done != 3 {
+			t.Errorf("%d done, want 3", total.Done)
+		}
+		check(t, h.Leave(t.Context(), one.ID))
+		if all = must(h.Processes(t.Context()))(t); len(all) != 1 || all[0].ID != other.ID {
+			t.Errorf("after the end: %+v", all)
+		}
+	})
+}
+
 // BenchmarkPostgresHistory is one record of a service with ten parts. A process records every 10 s.
 func BenchmarkPostgresHistory(b *testing.B) {
 	pool, _ := pgtest.NewSchema(b)
@@ -207,8 +306,10 @@ func BenchmarkPostgresHistory(b *testing.B) {
 	for n := range 10 {
 		figures = append(figures, operator.Figures{Part: fmt.Sprint("part ", n), Done: 1000, Measured: true})
 	}
+	from := operator.Process{ID: uuid.New(), Host: "host", Version: "v1.2.3", Roles: []string{"relay outbox"}, Since: time.Now()}
 	for b.Loop() {
-		if _, err := h.Add(b.Context(), figures); err != nil {
+		from.Beat++
+		if _, err := h.Add(b.Context(), from, figures); err != nil {
 			b.Fatal(err)
 		}
 	}

@@ -1,5 +1,5 @@
-// Package history records the figures of a service: the counts of its relays and consumers, and the depths of its outboxes and
-// queues. The page shows them as charts, and knows since when a problem exists.
+// Package history records the figures of a service: the counts of its relays and consumers, the depths of its outboxes and
+// queues, and the messages in work in each process. The page shows them, and knows since when a problem exists.
 //
 //	service.History, err = operator.NewPostgresHistory(pool)
 //	recorder, err := history.New(service)
@@ -12,7 +12,12 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"os"
+	"runtime/debug"
+	"strings"
 	"time"
+
+	"github.com/google/uuid"
 
 	"github.com/holdfast-go/holdfast/internal/runloop"
 	"github.com/holdfast-go/holdfast/modules/operator"
@@ -22,7 +27,9 @@ import (
 // Recorder writes the figures of this process to the history of a service.
 type Recorder struct {
 	o       *core.Operator
-	written map[string]operator.Figures // the counts that are in the history
+	self    operator.Process
+	counted map[string]operator.Figures // the counts that are in the history or in unsure
+	unsure  []operator.Figures          // of the last report, if nobody knows whether it was stored
 	failing bool
 }
 
@@ -35,50 +42,93 @@ func New(service operator.Config) (*Recorder, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Recorder{o: o, written: map[string]operator.Figures{}}, nil
+	self := operator.Process{ID: uuid.New(), PID: os.Getpid(), Version: version()}
+	self.Host, _ = os.Hostname() // without one, the process id must do
+	return &Recorder{o: o, self: self, counted: map[string]operator.Figures{}}, nil
 }
 
-// lastTimeout bounds the last record, after the end of Run's context.
+// version returns the version of this program: of its module, and the commit if that is not part of it.
+func version() string {
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return ""
+	}
+	commit := ""
+	for _, s := range info.Settings {
+		if s.Key == "vcs.revision" {
+			commit = s.Value[:min(len(s.Value), shortCommit)]
+		}
+	}
+	if commit == "" || strings.Contains(info.Main.Version, commit) {
+		return info.Main.Version
+	}
+	return info.Main.Version + " " + commit
+}
+
+// shortCommit is the length of a commit in a version, as in pseudo-versions.
+const shortCommit = 12
+
+// lastTimeout bounds the last report, after the end of Run's context.
 const lastTimeout = 2 * time.Second
 
-// Run records every 10 s until ctx ends, and once more then. One process of a service measures the servers in each step. A
+// Run reports every 10 s until ctx ends, and once more then. One process of a service measures the servers in each step. A
 // history that does not answer is logged once, and its counts are written later. Run always returns nil. It must not run twice at
 // the same time.
 func (r *Recorder) Run(ctx context.Context) error {
+	r.self.Since = time.Now()
 	for {
-		r.record(ctx, true)
+		r.log(ctx, r.record(ctx, true))
 		if runloop.Sleep(ctx, core.HourStep) != nil {
 			break
 		}
 	}
 	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastTimeout)
 	defer cancel()
-	r.record(last, false)
+	err := r.record(last, false)
+	if err == nil {
+		err = r.o.Config.History.Leave(last, r.self.ID)
+	}
+	r.log(last, err)
 	return nil
 }
 
-// record adds the counts since the last record. If measuring, it also measures unless another process has.
-func (r *Recorder) record(ctx context.Context, measuring bool) {
-	now := r.o.Tally(ctx)
-	more := make([]operator.Figures, len(now))
-	for i, f := range now {
-		old := r.written[f.Part]
-		more[i] = f
-		more[i].Done, more[i].Failed, more[i].Retried = f.Done-old.Done, f.Failed-old.Failed, f.Retried-old.Retried
-	}
-	measured, err := r.o.Config.History.Add(ctx, more)
-	if err == nil {
-		for _, f := range now {
-			r.written[f.Part] = f
-		}
-		if measuring && !measured {
-			err = r.measure(ctx)
-		}
-	}
+// log logs the first of several failures.
+func (r *Recorder) log(ctx context.Context, err error) {
 	if err != nil && !r.failing && ctx.Err() == nil {
 		slog.WarnContext(ctx, "operator: history not written", slog.Any("error", err))
 	}
 	r.failing = err != nil
+}
+
+// record adds the counts since the last report. If measuring, it also measures unless another process has.
+func (r *Recorder) record(ctx context.Context, measuring bool) error {
+	if r.unsure != nil { // the same report again: if it was stored, this one is ignored
+		if _, err := r.send(ctx); err != nil {
+			return err
+		}
+	}
+	now := r.o.Tally(ctx, &r.self)
+	for _, f := range now {
+		old := r.counted[f.Part]
+		r.counted[f.Part] = f
+		f.Done, f.Failed, f.Retried = f.Done-old.Done, f.Failed-old.Failed, f.Retried-old.Retried
+		r.unsure = append(r.unsure, f)
+	}
+	r.self.Beat++
+	measured, err := r.send(ctx)
+	if err != nil || measured || !measuring {
+		return err
+	}
+	return r.measure(ctx)
+}
+
+// send sends the report that may not be stored.
+func (r *Recorder) send(ctx context.Context) (measured bool, err error) {
+	measured, err = r.o.Config.History.Add(ctx, r.self, r.unsure)
+	if err == nil {
+		r.unsure = nil
+	}
+	return measured, err
 }
 
 // measure asks the servers, and writes the answers unless ctx has ended meanwhile: then errors are no problems.
@@ -87,6 +137,7 @@ func (r *Recorder) measure(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return nil
 	}
-	_, err := r.o.Config.History.Add(ctx, found)
+	r.self.Beat++
+	_, err := r.o.Config.History.Add(ctx, r.self, found)
 	return err
 }

@@ -1,1 +1,2 @@
+DROP TABLE holdfast_process;
 DROP TABLE holdfast_history;

@@ -14,3 +14,18 @@ CREATE TABLE IF NOT EXISTS holdfast_history (
     lag      double precision,
     PRIMARY KEY (step, at, part)
 ) WITH (fillfactor = 50);
+
+-- One row for each process that records. It is deleted when the process ends, or 10 minutes after its last report. beat is the
+-- number of that report: a report that arrives twice changes neither table. slowest has the oldest ten messages in work.
+CREATE TABLE IF NOT EXISTS holdfast_process (
+    id      uuid        PRIMARY KEY,
+    beat    bigint      NOT NULL,
+    host    text        NOT NULL,
+    pid     integer     NOT NULL,
+    version text        NOT NULL,
+    roles   text[]      NOT NULL,
+    since   timestamptz NOT NULL,
+    seen_at timestamptz NOT NULL,
+    in_work integer     NOT NULL,
+    slowest jsonb       NOT NULL
+) WITH (fillfactor = 50);

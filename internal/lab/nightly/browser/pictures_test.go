@@ -15,9 +15,11 @@ import (
 	"time"
 
 	"github.com/chromedp/chromedp"
+	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 
 	"github.com/holdfast-go/holdfast/inbox"
+	inboxdriver "github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/inbox/inboxtest"
 	"github.com/holdfast-go/holdfast/internal/ids"
 	"github.com/holdfast-go/holdfast/modules/operator"
@@ -127,14 +129,46 @@ func (s scene) serve(t *testing.T) (url string) {
 	_, err = limiter.Allow(t.Context(), ratelimit.Charge{Limit: limit, Key: "all", Cost: 95})
 	check(t, err)
 	cfg.Limiters = []operator.Limiter{{Name: "requests", Limiter: limiter, Limits: []ratelimit.Limit{limit}, Keys: []string{"all", "ada"}}}
-	cfg.History = sceneHistory{s}
+	cfg.History = sceneHistory{s, time.Now()}
 	return site(t, cfg)
 }
 
 // sceneHistory is a day of a scene, whose state began eleven minutes ago.
-type sceneHistory struct{ scene }
+type sceneHistory struct {
+	scene
+	from time.Time
+}
 
-func (sceneHistory) Add(context.Context, []operator.Figures) (bool, error) { return true, nil }
+func (sceneHistory) Add(context.Context, operator.Process, []operator.Figures) (bool, error) {
+	return true, nil
+}
+
+func (sceneHistory) Leave(context.Context, uuid.UUID) error { return nil }
+
+// Processes returns three processes amid a deploy. A handler of one is late.
+func (h sceneHistory) Processes(context.Context) ([]operator.Process, error) {
+	now := time.Now()
+	working := func(name, key string, attempt int, age time.Duration) inboxdriver.Running {
+		since := now.Add(-age)
+		return inboxdriver.Running{
+			Consumer: "billing", ID: ids.Deterministic(h.from, name+key), Name: name, Key: key, Attempt: attempt, Since: since, Until: since.Add(time.Minute),
+		}
+	}
+	all := []operator.Process{
+		{Host: "shop-7d9f", PID: 1, Version: "v1.8.2", Since: now.Add(-50 * time.Hour), Seen: now.Add(-4 * time.Second), InWork: 3, Slowest: []inboxdriver.Running{
+			working("order.placed", "customer 812", 1, 94*time.Second), working("order.placed", "customer 77", 1, 41*time.Second),
+			working("order.refunded", "customer 9", 3, 2*time.Second),
+		}},
+		{Host: "shop-2c41", PID: 1, Version: "v1.8.2", Since: now.Add(-49 * time.Hour), Seen: now.Add(-50 * time.Second)},
+		{Host: "shop-b6e0", PID: 1, Version: "v1.9.0", Since: now.Add(-2 * time.Minute), Seen: now.Add(-7 * time.Second), InWork: 1, Slowest: []inboxdriver.Running{
+			working("order.placed", "customer 313", 1, 12*time.Second),
+		}},
+	}
+	for i := range all {
+		all[i].ID, all[i].Roles = ids.Deterministic(h.from, all[i].Host), []string{"relay outbox", "consumer billing", "consumer mail"}
+	}
+	return all, nil
+}
 
 func (h sceneHistory) Read(_ context.Context, day bool) (all []operator.Figures, err error) {
 	const began = 11 * time.Minute

@@ -2,10 +2,13 @@ package core
 
 import (
 	"context"
+	"errors"
+	"slices"
 	"sync"
 	"time"
 
 	inboxdriver "github.com/holdfast-go/holdfast/inbox/driver"
+	"github.com/holdfast-go/holdfast/internal/runloop"
 	"github.com/holdfast-go/holdfast/modules/operator"
 )
 
@@ -94,16 +97,23 @@ func (p Problem) within(series []operator.Figures, step time.Duration) (began ti
 	return began, false
 }
 
-// Tally returns the counts of this process since its start and the problems that it sees itself, for each part. It makes no
-// server call.
-func (o *Operator) Tally(ctx context.Context) []operator.Figures {
+// Tally returns the counts of this process since its start and the problems that it sees itself, for each part, and sets the
+// roles and the messages of the process. It makes no server call.
+func (o *Operator) Tally(ctx context.Context, self *operator.Process) []operator.Figures {
 	var all []operator.Figures
 	var local Status
+	self.Roles, self.Slowest = nil, nil
+	runs := func(role, name string, ready error) {
+		if _, elsewhere := errors.AsType[runloop.NotRunning](ready); !elsewhere {
+			self.Roles = append(self.Roles, role+" "+name)
+		}
+	}
 	for _, b := range o.Config.Outboxes {
 		f, s := operator.Figures{Part: b.Name}, OutboxStatus{Name: b.Name}
 		if b.Relay != nil {
 			c, ready := b.Relay.Counts(), b.Relay.Ready(ctx)
 			f.Done, f.Failed, f.Retried = c.Done, c.Failed, c.Retried
+			runs("relay", b.Name, ready)
 			s.Transports, s.NotReady = transportsOf(ctx, b.Relay, ready == nil), notReady(ready)
 		}
 		all, local.Outboxes = append(all, f), append(local.Outboxes, s)
@@ -114,16 +124,31 @@ func (o *Operator) Tally(ctx context.Context) []operator.Figures {
 			n := counting.Counts()
 			f.Done, f.Failed, f.Retried = n.Done, n.Failed, n.Retried
 		}
-		s := ConsumerStatus{Name: c.Name, NotReady: readiness(ctx, c.Consumer)}
+		s := ConsumerStatus{Name: c.Name}
+		if here, ok := c.Consumer.(interface{ Ready(context.Context) error }); ok {
+			ready := here.Ready(ctx)
+			runs("consumer", c.Name, ready)
+			s.NotReady = notReady(ready)
+		}
+		if here, ok := c.Consumer.(interface{ Running() []inboxdriver.Running }); ok {
+			for _, m := range here.Running() {
+				m.Consumer = c.Name
+				self.Slowest = append(self.Slowest, m)
+			}
+		}
 		all, local.Consumers = append(all, f), append(local.Consumers, s)
 	}
 	for _, w := range o.Config.Sweeps {
 		s := SweepStatus{Name: w.Name}
 		if w.Sweeper != nil {
-			s.NotReady = notReady(w.Sweeper.Ready(ctx))
+			ready := w.Sweeper.Ready(ctx)
+			runs("sweep", w.Name, ready)
+			s.NotReady = notReady(ready)
 		}
 		all, local.Sweeps = append(all, operator.Figures{Part: w.Name}), append(local.Sweeps, s)
 	}
+	slices.SortStableFunc(self.Slowest, func(a, b inboxdriver.Running) int { return a.Since.Compare(b.Since) })
+	self.InWork = len(self.Slowest)
 	return withProblems(all, local)
 }
 
