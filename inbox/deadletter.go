@@ -24,7 +24,8 @@ var (
 // methods.
 type (
 	// DeadLetters are the messages that a consumer has given up. A consumer's method DeadLetters returns
-	// them. Each of its methods can return ErrHeld together with its result.
+	// them. Each of its methods can return ErrHeld together with its result. The method Retrying of a consumer returns
+	// the messages that wait for an attempt, with the same methods; on NATS there is none.
 	//
 	//	List(ctx, Filter) ([]DeadLetter, error)
 	//	Show(ctx, id uuid.UUID) (DeadLetter, error)

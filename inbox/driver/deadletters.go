@@ -72,7 +72,24 @@ func DeadLetterQueue(prefix, class string) string { return prefix + "failed." + 
 // the consumer keeps entries of processed messages; a replay rejects older dead letters. The logger records
 // who changed dead letters, and why.
 func NewDeadLetters(kept DeadLetters, retention time.Duration, logger *slog.Logger) inbox.DeadLetters {
-	return &deadLetters{kept, retention, logger}
+	return &deadLetters{kept, retention, logger, "dead letters", false}
+}
+
+// NewRetrying is NewDeadLetters for the messages that wait for a time: see Delayer. A replay with a delay rejects
+// messages that would be older than retention when they are due.
+func NewRetrying(kept DeadLetters, retention time.Duration, logger *slog.Logger) inbox.DeadLetters {
+	return &deadLetters{kept, retention, logger, "waiting messages", true}
+}
+
+// NewWaiting returns a message that waits until due, as a transport's Delayer shows it. The message has the attempt
+// that comes next. Its last failure, if it has one, becomes the error.
+func NewWaiting(m *inbox.Message, class string, due time.Time) inbox.DeadLetter {
+	d := inbox.DeadLetter{Message: *m, Class: class, Attempts: max(m.Attempt-1, 0), FirstFailedAt: m.FirstFailedAt, DueAt: due}
+	if n := len(m.History); n > 0 {
+		last := m.History[n-1]
+		d.Error, d.FailedAt, d.Consumer, d.Message.History = last.Error, last.At, last.Consumer, m.History[:n-1]
+	}
+	return d
 }
 
 // deadLetters implements inbox.DeadLetters.
@@ -80,6 +97,8 @@ type deadLetters struct {
 	kept      DeadLetters
 	retention time.Duration
 	logger    *slog.Logger
+	noun      string // of its messages, in logs and errors
+	waiting   bool   // for a time
 }
 
 // List implements inbox.DeadLetters.
@@ -96,7 +115,7 @@ func (l *deadLetters) List(ctx context.Context, filter inbox.Filter) ([]inbox.De
 		}
 		found = append(found, dead)
 	})
-	return found, wrap("list", err)
+	return found, l.wrap("list", err)
 }
 
 // contentBytes returns the size of the body and headers, at least 1.
@@ -124,9 +143,9 @@ func (l *deadLetters) Show(ctx context.Context, id uuid.UUID) (inbox.DeadLetter,
 	})
 	switch {
 	case err != nil:
-		return inbox.DeadLetter{}, wrap("show", err)
+		return inbox.DeadLetter{}, l.wrap("show", err)
 	case latest == nil:
-		return inbox.DeadLetter{}, wrap("show", fmt.Errorf("message %s: %w", id, inbox.ErrNotFound))
+		return inbox.DeadLetter{}, l.wrap("show", fmt.Errorf("message %s: %w", id, inbox.ErrNotFound))
 	}
 	return *latest, nil
 }
@@ -134,25 +153,25 @@ func (l *deadLetters) Show(ctx context.Context, id uuid.UUID) (inbox.DeadLetter,
 // Count implements inbox.DeadLetters.
 func (l *deadLetters) Count(ctx context.Context, filter inbox.Filter) (n int, err error) {
 	err = l.look(ctx, filter, func(inbox.DeadLetter) { n++ })
-	return n, wrap("count", err)
+	return n, l.wrap("count", err)
 }
 
 // Groups implements inbox.DeadLetters.
 func (l *deadLetters) Groups(ctx context.Context, filter inbox.Filter) ([]inbox.Group, error) {
 	if err := filter.Check(); err != nil {
-		return nil, wrap("group", err)
+		return nil, l.wrap("group", err)
 	}
 	most := filter.Limit
 	filter.Limit = 0 // it bounds the groups
 	kinds := deadletter.Groups[inbox.Message]{Most: deadletter.GroupsLimit}
 	err := l.look(ctx, filter, func(dead inbox.DeadLetter) { kinds.Add(withoutContent(dead)) })
-	return kinds.Largest(most), wrap("group", err)
+	return kinds.Largest(most), l.wrap("group", err)
 }
 
 // Remove implements inbox.DeadLetters.
 func (l *deadLetters) Remove(ctx context.Context, filter inbox.Filter, r inbox.Removal) (n int, err error) {
 	if err := r.Check(); err != nil {
-		return 0, wrap("remove", err)
+		return 0, l.wrap("remove", err)
 	}
 	var refused error
 	err = l.each(ctx, &walk{
@@ -166,21 +185,27 @@ func (l *deadLetters) Remove(ctx context.Context, filter inbox.Filter, r inbox.R
 		},
 		failed: func(_ inbox.DeadLetter, why error) {
 			n--
-			refused = cmp.Or(refused, why)
+			if !errors.Is(why, ErrGone) {
+				refused = cmp.Or(refused, why)
+			}
 		},
 	})
 	err = errors.Join(err, refused)
-	l.audit(ctx, "dead letters removed", r.By, r.Reason, filter, err, slog.Int("removed", n))
-	return n, wrap("remove", err)
+	l.audit(ctx, l.noun+" removed", r.By, r.Reason, filter, err, slog.Int("removed", n))
+	return n, l.wrap("remove", err)
 }
 
 // Replay implements inbox.DeadLetters. The error names the first message that could not be returned, and has
 // the number of messages that were too old.
 func (l *deadLetters) Replay(ctx context.Context, filter inbox.Filter, how inbox.Replay) (inbox.Replayed, error) {
-	if err := how.Check(); err != nil {
-		return inbox.Replayed{}, wrap("replay", err)
+	check := how.CheckDead
+	if l.waiting {
+		check = how.CheckWaiting
 	}
-	r := replay{how: how, retention: l.retention}
+	if err := check(); err != nil {
+		return inbox.Replayed{}, l.wrap("replay", err)
+	}
+	r := replay{how: how, retention: l.retention, waiting: l.waiting}
 	err := l.each(ctx, &walk{
 		filter:  filter,
 		bounded: true,
@@ -192,14 +217,14 @@ func (l *deadLetters) Replay(ctx context.Context, filter inbox.Filter, how inbox
 	})
 	err = errors.Join(err, r.refused, deadletter.Outlived(r.done.Outlived))
 	if !how.DryRun {
-		what := "dead letters returned"
+		what := l.noun + " returned"
 		if how.Edit != nil {
-			what = "dead letters edited and returned"
+			what = l.noun + " edited and returned"
 		}
 		l.audit(ctx, what, how.By, how.Reason, filter, err,
 			slog.Int("returned", r.done.Returned), slog.Int("outlived", r.done.Outlived), slog.Int("failed", r.done.Failed))
 	}
-	return r.done, wrap("replay", err)
+	return r.done, l.wrap("replay", err)
 }
 
 // audit logs a change, even if it succeeded only in part.
@@ -211,24 +236,25 @@ func (l *deadLetters) audit(ctx context.Context, what, by, reason string, filter
 	l.logger.LogAttrs(ctx, slog.LevelInfo, what, attrs...)
 }
 
-func wrap(what string, err error) error {
+func (l *deadLetters) wrap(what string, err error) error {
 	if err == nil {
 		return nil
 	}
-	return fmt.Errorf("inbox: %s dead letters: %w", what, err)
+	return fmt.Errorf("inbox: %s %s: %w", what, l.noun, err)
 }
 
 // replay is one call of Replay.
 type replay struct {
 	how       inbox.Replay
 	retention time.Duration
+	waiting   bool // the messages wait for a time
 	done      inbox.Replayed
 	refused   error // the first reason for a message that was not returned
 }
 
 func (r *replay) visit(ctx context.Context, dead *inbox.DeadLetter) (outcome Outcome, counts bool, err error) {
 	switch {
-	case outlived(r.how, *dead, r.retention, time.Now()):
+	case (!r.waiting || r.how.Delay > 0) && outlived(r.how, *dead, r.retention, time.Now().Add(r.how.Delay)):
 		r.done.Outlived++
 		return Keep, false, nil
 	case dead.Message.Queue == "":
@@ -247,6 +273,9 @@ func (r *replay) visit(ctx context.Context, dead *inbox.DeadLetter) (outcome Out
 		if err := runloop.Sleep(ctx, between); err != nil {
 			return Keep, false, err
 		}
+	}
+	if r.waiting {
+		dead.DueAt = time.Now().Add(r.how.Delay)
 	}
 	r.done.Returned++
 	return Return, true, nil
@@ -287,6 +316,9 @@ func (r *replay) progress() {
 
 func (r *replay) failed(dead inbox.DeadLetter, why error) {
 	r.done.Returned--
+	if errors.Is(why, ErrGone) {
+		return
+	}
 	r.refuse("message %s to queue %q: %w", dead.Message.ID, dead.Message.Queue, why)
 }
 
@@ -399,7 +431,7 @@ func (w *walk) next(found *inbox.DeadLetter) (Outcome, error) {
 	}
 	delete(w.unseen, dead.Message.ID)
 	outcome, counts, err := w.visit(&dead)
-	found.Message.Body = dead.Message.Body
+	found.Message.Body, found.DueAt = dead.Message.Body, dead.DueAt
 	if counts {
 		w.taken++
 	}

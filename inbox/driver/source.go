@@ -142,6 +142,8 @@ var (
 	ErrStale = errors.New("the session of the delivery has ended")
 	// ErrMissing is returned if the queue, stream or group does not exist.
 	ErrMissing = errors.New("the queue does not exist: call Setup")
+	// ErrGone is the error of an outcome for a waiting message that was delivered or removed since the scan read it.
+	ErrGone = errors.New("the message no longer waits")
 	// ErrNotEditable is the error of an edit if the dead letter's body is only a part of the sent body.
 	ErrNotEditable = errors.New("the body of the message cannot be replaced")
 	// ErrDone ends a scan of DeadLetters without an error.
@@ -168,6 +170,27 @@ type Keeper interface {
 	DeadLetters() DeadLetters
 }
 
+// Delayer is an optional interface of a Source that can show the messages of its consumer that wait for a time.
+type Delayer interface {
+	// Retrying returns them as dead letters of the classes WaitingRetry and WaitingPutOff, made by NewWaiting; the
+	// class comes first that is first in the alphabet. It asks no server. In contrast to dead letters:
+	//
+	//   - Return makes a message due at its DueAt, which visit may set, and keeps its attempts. A transport with fixed
+	//     steps may deliver it as late as Move does.
+	//   - The body cannot be replaced.
+	//   - A Scan may start with any message, but visits none twice. It calls failed with ErrGone for a message that is
+	//     delivered or removed before its outcome is applied.
+	//   - A message whose copy the transport stores before it deletes the original may be there twice if the connection
+	//     is lost. None is lost.
+	Retrying() DeadLetters
+}
+
+// The classes of waiting messages.
+const (
+	WaitingPutOff = "put-off" // waits without a failure
+	WaitingRetry  = "retry"   // failed, and waits for the next attempt
+)
+
 // Outcome is the decision about a dead letter.
 type Outcome int
 
@@ -178,7 +201,7 @@ const (
 	// Drop deletes it.
 	Drop
 	// Return puts the message into the queue it came from, with Attempt 1 and Replays one higher, and then
-	// deletes the dead letter.
+	// deletes the dead letter. For a waiting message see Delayer.
 	Return
 )
 

@@ -202,6 +202,10 @@ var (
 	pageLua string
 	//go:embed stream_depth.lua
 	depthLua string
+	//go:embed stream_waiting.lua
+	waitingLua string
+	//go:embed stream_postpone.lua
+	postponeLua string
 
 	holdScript   = redis.NewScript(holdLua)
 	leaveScript  = redis.NewScript(leaveLua)
@@ -215,6 +219,9 @@ var (
 	shareScript  = redis.NewScript(shareLua)
 	pageScript   = redis.NewScript(pageLua)
 	depthScript  = redis.NewScript(depthLua)
+
+	waitingScript  = redis.NewScript(waitingLua)
+	postponeScript = redis.NewScript(postponeLua)
 )
 
 // once is a command that the client must not repeat, because the repetition would find the effects of the first

@@ -180,8 +180,8 @@ func check(b *Broker, queue string) error {
 // Consumer passes the messages of one queue of a Broker to a Processor and settles them by the results. It is
 // the production consumer on queues in memory. Its methods may be called from any goroutine.
 type Consumer struct {
-	engine  *engine.Consumer
-	letters inbox.DeadLetters
+	engine            *engine.Consumer
+	letters, retrying inbox.DeadLetters
 }
 
 // NewConsumer returns a consumer of a queue, and declares the queue. Several consumers may share one.
@@ -211,7 +211,11 @@ func newConsumer(b *Broker, from Queue, p inbox.Processor, cfg inbox.ConsumerCon
 		retention = d.Retention()
 	}
 	logger := cmp.Or(cfg.Logger, slog.Default()).With(slog.String("component", "inboxtest"), slog.String("queue", queue))
-	return &Consumer{consumer, driver.NewDeadLetters(driver.JoinDeadLetters(source.DeadLetters(), driver.ParkedBy(p, cfg)), retention, logger)}, nil
+	return &Consumer{
+		engine:   consumer,
+		letters:  driver.NewDeadLetters(driver.JoinDeadLetters(source.DeadLetters(), driver.ParkedBy(p, cfg)), retention, logger),
+		retrying: driver.NewRetrying(source.Retrying(), retention, logger),
+	}, nil
 }
 
 // Run delivers until ctx ends or a limit of the config is reached. Then it receives no more messages,
@@ -233,6 +237,10 @@ func (c *Consumer) Stats(ctx context.Context) (inbox.Stats, error) { return c.en
 
 // DeadLetters returns the dead letters of the queue.
 func (c *Consumer) DeadLetters() inbox.DeadLetters { return c.letters }
+
+// Retrying returns the messages that wait for their next attempt, with the methods of dead letters: Replay makes one due
+// now, or after Replay.Delay. An ordered consumer delays its messages in the process, and they are not listed.
+func (c *Consumer) Retrying() inbox.DeadLetters { return c.retrying }
 
 // Step is a step between a consumer and its queue, for Queue.Fault.
 type Step int

@@ -1,11 +1,20 @@
 package operator_test
 
 import (
+	"context"
+	"errors"
+	"fmt"
 	"net/url"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
+
+	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/inboxtest"
+	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/modules/operator"
 	"github.com/holdfast-go/holdfast/modules/operator/agents"
 	"github.com/holdfast-go/holdfast/modules/operator/page"
@@ -100,6 +109,58 @@ func TestPage_retrying(t *testing.T) {
 	if body := readOnly.get(t, "retrying", 200, "key later"); strings.Contains(body, "preview") {
 		t.Errorf("a reader sees %s", body)
 	}
+}
+
+// Commands and page list the messages of a consumer that wait for their next attempt, and start it.
+func TestRetrying_consumer(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	mended := atomic.Bool{}
+	mux := inbox.NewMux()
+	mux.Fallback(func(_ context.Context, m *inbox.Message) error {
+		if mended.Load() {
+			return nil
+		}
+		return errors.New("no answer from the bank for " + m.Name)
+	})
+	broker := inboxtest.NewBroker()
+	retry := inbox.RetryPolicy{BaseDelay: time.Hour, MaxDelay: time.Hour}
+	consumer := must(inboxtest.NewConsumer(broker, inboxtest.Queue{Name: "payments"}, mux, inbox.ConsumerConfig{Logger: quiet, Retry: retry}))(t)
+	r.cfg.Consumers = append(r.cfg.Consumers, operator.Consumer{Name: "payments", Consumer: consumer})
+	for _, name := range []string{"x", "y", "z"} {
+		r.ids[name] = must(uuid.NewV7())(t)
+		check(t, broker.Send(t.Context(), &inbox.Message{ID: r.ids[name], Name: name, Body: []byte("{}")}))
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error)
+	go func() { ended <- consumer.Run(ctx) }()
+	wantRetrying := func(want int) {
+		t.Helper()
+		testenv.Eventually(t, func() error {
+			if s, err := consumer.Stats(t.Context()); err != nil || s.Retrying != want {
+				return fmt.Errorf("%+v, %v", s, err)
+			}
+			return nil
+		})
+	}
+	wantRetrying(3)
+	r.wants(t, 0, []string{"inbox", "retrying"}, "no answer from the bank for x", "1         retry")
+	r.wants(t, 0, []string{"groups", "--retrying", "--from=payments"}, "1      retry  x")
+	r.wants(t, 0, []string{"show", "--retrying", r.ids["y"].String()}, "due: ", "no answer from the bank for y")
+	s := serve(t, r, page.Config{Authorize: everything})
+	s.get(t, "retrying", 200, "no answer from the bank for x", "3 in all")
+	s.get(t, "", 200, `href="retrying?from=payments"`)
+	r.wants(t, 0, []string{"postpone", "--from=payments", "--name=y", "--for=2h", "--by=ada"}, "payments: 1 postponed")
+	r.wants(t, 0, []string{"drop", "--retrying", "--from=payments", "--name=z", "--by=ada"}, "payments: 1 dropped")
+	mended.Store(true)
+	s.job(t, url.Values{"retrying": {"1"}, "what": {"retry"}, "id": {"payments/" + r.ids["x"].String()}})
+	wantRetrying(1)
+	stop()
+	check(t, <-ended)
+	if done := consumer.Counts().Done; done != 1 {
+		t.Errorf("%d were processed, want 1", done)
+	}
+	r.wants(t, 0, []string{"log"}, "postpone", "--retrying --name=\"y\"", "--retrying "+r.ids["x"].String())
 }
 
 // A server that cannot list messages that wait is named.

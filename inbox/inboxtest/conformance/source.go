@@ -116,6 +116,8 @@ type SourceFixture struct {
 	Refuse func(t *testing.T, class string) (mend func())
 	// Another returns the source of another consumer that gets the same messages. Optional.
 	Another func(t *testing.T) driver.Source
+	// NoRetrying means that the transport cannot list waiting messages: its source has no Retrying.
+	NoRetrying bool
 }
 
 // Network breaks connections; testenv.Proxy of this module implements it. Its methods may be called from any
@@ -138,7 +140,7 @@ type SourceBackend struct {
 	New func(t *testing.T) SourceFixture
 }
 
-// TestSource tests the contract of driver.Source, Session and DeadLetters.
+// TestSource tests the contract of driver.Source, Session, DeadLetters and Delayer.
 func TestSource(t *testing.T, b SourceBackend) { runAll(t, b.Runs, b.New, sourceTests) }
 
 var sourceTests = map[string]subtest[SourceFixture]{
@@ -170,6 +172,13 @@ var sourceTests = map[string]subtest[SourceFixture]{
 	"scan ends":         {once, testScanEnds},
 	"concurrent scans":  {once, testScansAtOnce},
 	"scans with faults": {once, testScanFaults},
+
+	"waiting messages":                     {always, testRetrying},
+	"waiting messages change":              {always, testRetryingChanges},
+	"scan of waiting messages ends":        {once, testRetryingEnds},
+	"waiting message becomes due":          {once, testRetryingDue},
+	"waiting messages race":                {once, testRetryingRace},
+	"waiting messages of another consumer": {once, testRetryingOfOneConsumer},
 
 	"answers of calls are lost": {once, testSourceCalls(Network.DropReplies)},
 	"calls are cut":             {fakes, testSourceCalls(Network.CutConnections)},

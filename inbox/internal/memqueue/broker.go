@@ -41,11 +41,10 @@ type Queue struct {
 
 	missing   bool
 	exclusive bool
-	hands     []*hand  // of the started sessions, in that order
-	last      int64    // the place of the last message
-	ready     []*entry // by their places
-	waiting   int      // for a retry, or put off
-	putOff    int      // put off
+	hands     []*hand    // of the started sessions, in that order
+	last      int64      // the place of the last message
+	ready     []*entry   // by their places
+	delayed   []*delayed // messages that wait for a retry, or are put off, in the order in which they began to wait
 	unsettled int
 	dead      map[string][]*deadLetter // by class, oldest first
 	refused   map[string]bool          // classes whose dead-letter queue rejects messages
@@ -87,7 +86,7 @@ func (b *Broker) Idle(ctx context.Context) error {
 	return nil
 }
 
-func busy(q *Queue) bool { return len(q.ready)+q.waiting+q.unsettled > 0 }
+func busy(q *Queue) bool { return len(q.ready)+len(q.delayed)+q.unsettled > 0 }
 
 // wait releases the lock until something changes or ctx ends.
 func (b *Broker) wait(ctx context.Context) error {
@@ -178,28 +177,40 @@ func (q *Queue) back(e *entry) {
 	q.broker.change()
 }
 
+// delayed is a message that waits for a time.
+type delayed struct {
+	msg    *inbox.Message
+	putOff bool
+	due    time.Time
+	timer  *time.Timer
+}
+
 // later puts a message at the end after a delay. The lock is held.
 func (q *Queue) later(m *inbox.Message, delay time.Duration, putOff bool) {
 	if delay <= 0 {
 		q.append(m)
 		return
 	}
-	q.waiting++
-	if putOff {
-		q.putOff++
-	}
-	time.AfterFunc(delay, func() {
+	d := &delayed{msg: m, putOff: putOff, due: time.Now().Add(delay)}
+	q.delayed = append(q.delayed, d)
+	d.timer = time.AfterFunc(delay, func() {
 		q.broker.mu.Lock()
 		defer q.broker.mu.Unlock()
-		if q.missing {
-			return
+		if q.undelay(d) {
+			q.append(d.msg)
 		}
-		q.waiting--
-		if putOff {
-			q.putOff--
-		}
-		q.append(m)
 	})
+}
+
+// undelay removes a delayed message and reports whether it was there. The lock is held.
+func (q *Queue) undelay(d *delayed) bool {
+	i := slices.Index(q.delayed, d)
+	if i < 0 {
+		return false
+	}
+	d.timer.Stop()
+	q.delayed = slices.Delete(q.delayed, i, i+1)
+	return true
 }
 
 // keepDead adds the dead letter of a message with its place. Dead letters of the same time keep the order of
@@ -253,7 +264,10 @@ func (q *Queue) Delete() {
 	q.broker.mu.Lock()
 	defer q.broker.mu.Unlock()
 	cut(q, fmt.Errorf("queue %s: %w", q.name, driver.ErrMissing))
-	q.missing, q.ready, q.waiting, q.putOff = true, nil, 0, 0
+	for _, d := range q.delayed {
+		d.timer.Stop()
+	}
+	q.missing, q.ready, q.delayed = true, nil, nil
 	q.broker.change()
 }
 
@@ -268,5 +282,13 @@ func (q *Queue) Declare() {
 func (s *Source) Backlog(ctx context.Context) (driver.Backlog, error) {
 	s.queue.broker.mu.Lock()
 	defer s.queue.broker.mu.Unlock()
-	return driver.Backlog{Waiting: len(s.queue.ready), Retrying: s.queue.waiting - s.queue.putOff, PutOff: s.queue.putOff}, ctx.Err()
+	backlog := driver.Backlog{Waiting: len(s.queue.ready)}
+	for _, d := range s.queue.delayed {
+		if d.putOff {
+			backlog.PutOff++
+		} else {
+			backlog.Retrying++
+		}
+	}
+	return backlog, ctx.Err()
 }

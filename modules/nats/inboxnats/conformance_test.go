@@ -142,6 +142,7 @@ func (f *fixture) source() conformance.SourceFixture {
 			all, _ := f.parts(t, f.through, billing)
 			return all[0]
 		},
+		NoRetrying: true, // the server cannot list delayed messages
 		DeadLetters: func(t *testing.T) driver.DeadLetters {
 			_, letters := f.parts(t, f.direct, billing)
 			return letters
