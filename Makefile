@@ -16,7 +16,7 @@ NESTED   := modules/kafka modules/nats modules/operator modules/rpc modules/serv
 SERVERS  := $(GO) run ./internal/lab/servers --
 
 .DEFAULT_GOAL := help
-.PHONY: help test quick check nightly faults race differential fuzz sim planted models browser chaos clusters soak matrix bench interop cover lint subjects vuln vet tidy example release
+.PHONY: help test quick check nightly faults race differential fuzz sim pairs planted models browser chaos clusters soak matrix bench interop cover lint subjects vuln vet tidy example release
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -49,6 +49,9 @@ fuzz: ## every fuzz test for FUZZTIME (10s)
 
 sim: ## the whole shop on the fakes under SCHEDULES (20000) seeded schedules of faults; SEED=n replays one and shrinks it
 	$(GO) test -v -count=1 -timeout=120m ./internal/lab/sim $(if $(filter-out 0,$(SEED)),-run='^TestSeed$$' -seed=$(SEED),-run='^TestSchedules$$' -seeds=$(SCHEDULES) -report=report.md)
+
+pairs: ## a small shop on the fakes under each fault and each pair of faults, at every point; about two minutes
+	$(GO) test -v -count=1 -timeout=60m ./internal/lab/sim -run='^TestEnumerated$$' -pairs -report=pairs.md
 
 planted: ## plant known bugs one by one: the simulation or a suite must find each; about half an hour
 	$(SERVERS) $(GO) run ./internal/lab/planted -report=internal/lab/planted/report.md

@@ -16,6 +16,9 @@ type check struct {
 
 var simulation = check{}
 
+// enumerated are all schedules of the simulation with at most two faults.
+var enumerated = suite("internal/lab/sim", "^TestEnumerated$")
+
 func suite(pkg, run string) check { return check{"./" + pkg, run} }
 
 // bugs that the simulation must catch come first.

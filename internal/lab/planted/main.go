@@ -128,13 +128,13 @@ func (b bug) plant(ctx context.Context, root string) (after string, err error) {
 		return "", errors.New("the check passes")
 	case !bytes.Contains(out, []byte("--- FAIL")) && !bytes.Contains(out, []byte("panic: test timed out")):
 		return "", fmt.Errorf("the check did not run: %w\n%s", err, out)
-	case b.by == simulation:
+	case b.by == simulation, b.by == enumerated:
 		return schedules(out)
 	}
 	return fmt.Sprintf("%v, with its build", took), nil
 }
 
-var found = regexp.MustCompile(`seed \d+, found after (\d+) schedules`)
+var found = regexp.MustCompile(`found after (\d+) schedules`)
 
 func schedules(out []byte) (string, error) {
 	n := found.FindSubmatch(out)
@@ -202,6 +202,9 @@ func (c check) test(ctx context.Context, root string, more ...string) ([]byte, e
 	} else {
 		args = append(args, c.pkg, "-run="+c.run)
 	}
+	if c == enumerated {
+		args = append(args, "-pairs", "-most=1")
+	}
 	cmd := exec.CommandContext(ctx, "go", args...)
 	cmd.Dir = root
 	cmd.Env = append(os.Environ(), "HOLDFAST_REQUIRE_SERVERS=1")
@@ -209,8 +212,11 @@ func (c check) test(ctx context.Context, root string, more ...string) ([]byte, e
 }
 
 func (c check) String() string {
-	if c == simulation {
+	switch c {
+	case simulation:
 		return "simulation"
+	case enumerated:
+		return "enumerated schedules"
 	}
 	return strings.TrimPrefix(c.pkg, "./") + ", " + strings.Trim(c.run, "^$")
 }

@@ -341,6 +341,13 @@ func (h *history) effect(id uuid.UUID, _ string) {
 	h.learned[id]++
 }
 
+// isLearned reports whether every committed message has taken effect.
+func (h *history) isLearned() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return len(h.learned) >= len(h.written)
+}
+
 // outcomes counts the statuses of reservations.
 func (h *history) outcomes() map[string]int {
 	h.mu.Lock()

@@ -3,6 +3,7 @@ package sim_test
 import (
 	"bufio"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"maps"
@@ -109,47 +110,55 @@ type bad struct {
 
 // run runs a child to its end.
 func (s *summary) run(t *testing.T, number, all int) {
-	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestChild$", "-test.timeout=0",
-		fmt.Sprintf("-seeds=%d", *seeds), fmt.Sprintf("-first=%d", *first))
-	cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%d %d", childEnv, number, all), "GOMAXPROCS=1", "GOGC=400")
-	var complaints, printed strings.Builder
-	cmd.Stderr = &complaints
-	out, err := cmd.StdoutPipe()
-	if err == nil {
-		err = cmd.Start()
-	}
-	if err != nil {
-		t.Error(err)
-		return
-	}
 	var running uint64
-	killed := false
-	lines := bufio.NewScanner(out)
-	for lines.Buffer(nil, 16<<20); lines.Scan(); {
+	said, err := child(t, fmt.Sprintf("%s=%d %d", childEnv, number, all), "-test.run=^TestChild$", func(text []byte) (known, enough bool) {
 		var l line
-		if json.Unmarshal(lines.Bytes(), &l) != nil {
-			fmt.Fprintln(&printed, lines.Text())
-			continue
+		if json.Unmarshal(text, &l) != nil {
+			return false, false
 		}
 		running = l.Begins
-		if l.Ended != nil && s.add(*l.Ended) {
-			killed = true
-			_ = cmd.Process.Kill()
-			break
-		}
-	}
-	if lines.Err() != nil { // else it would wait for a reader
-		t.Error(lines.Err())
-		_ = cmd.Process.Kill()
-	}
-	err = cmd.Wait()
-	switch said := complaints.String() + printed.String(); {
-	case err == nil || killed:
+		return true, l.Ended != nil && s.add(*l.Ended)
+	}, fmt.Sprintf("-seeds=%d", *seeds), fmt.Sprintf("-first=%d", *first))
+	switch {
+	case err == nil:
 	case running != 0:
 		s.add(sim.Result{Seed: running, Findings: []string{err.Error(), said}})
 	default:
 		t.Errorf("a child failed between two schedules: %v\n%s", err, said)
 	}
+}
+
+// child runs a test in a process of its own, on one processor. It passes each line of the output to take, which reports
+// whether it knows the line, and whether the process has done enough and is to be killed. It returns all other output.
+func child(t *testing.T, env, test string, take func(line []byte) (known, enough bool), args ...string) (said string, err error) {
+	cmd := exec.CommandContext(t.Context(), os.Args[0], append([]string{test, "-test.timeout=0"}, args...)...)
+	cmd.Env = append(os.Environ(), env, "GOMAXPROCS=1", "GOGC=400")
+	var complaints, printed strings.Builder
+	cmd.Stderr = &complaints
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return "", err
+	}
+	if err := cmd.Start(); err != nil {
+		return "", err
+	}
+	lines := bufio.NewScanner(out)
+	for lines.Buffer(nil, 16<<20); lines.Scan(); {
+		known, enough := take(lines.Bytes())
+		if enough {
+			_ = cmd.Process.Kill()
+			_ = cmd.Wait()
+			return "", nil
+		}
+		if !known {
+			fmt.Fprintln(&printed, lines.Text())
+		}
+	}
+	if lines.Err() != nil { // else it would wait for a reader
+		_ = cmd.Process.Kill()
+	}
+	err = errors.Join(lines.Err(), cmd.Wait())
+	return complaints.String() + printed.String(), err
 }
 
 // add counts a result, and reports whether there are enough bad ones.

@@ -34,6 +34,7 @@ type world struct {
 	remains sync.WaitGroup // of killed processes
 
 	servants servants
+	choice   *choice // of an enumerated schedule; nil: the dice decide about faults
 
 	mu       sync.Mutex
 	apis     [processes]*process // nil while one is down
@@ -278,6 +279,9 @@ var (
 // Call implements shoptest.Wire.
 func (w *world) Call(ctx context.Context, server, step string, do func() error) error {
 	p := processOf(ctx)
+	if w.choice != nil && step == shoptest.StepBegin {
+		w.choice.begin()
+	}
 	if p == nil {
 		return do() // a read by the observer
 	}
@@ -295,6 +299,9 @@ func (w *world) Call(ctx context.Context, server, step string, do func() error) 
 // faulty executes a step with its fault.
 func (p *process) faulty(ctx context.Context, step string, n uint64, do func() error) error {
 	k, r := p.world.fault(p.name, step, n)
+	if k == stopped {
+		p.tell()
+	}
 	inside := step == shoptest.StepBegin || step == shoptest.StepEnd
 	switch k {
 	case refused:
@@ -404,6 +411,8 @@ func (p *process) atQueue(at inboxtest.Step, _ *inbox.Message) inboxtest.Outcome
 	}
 	k, r := p.world.fault(p.name, step, p.count(step))
 	switch k {
+	case stopped:
+		p.tell()
 	case killedBefore, killedAfter:
 		p.kill()
 	case frozenBefore:
@@ -417,6 +426,9 @@ func (p *process) atQueue(at inboxtest.Step, _ *inbox.Message) inboxtest.Outcome
 
 // fault rolls the fault of a process at the n-th time of a step.
 func (w *world) fault(name, step string, n uint64) (kind, roll) {
+	if w.choice != nil {
+		return w.chosen(name, step, n)
+	}
 	if !w.isFaulty() {
 		return "", 0
 	}

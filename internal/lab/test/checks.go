@@ -144,6 +144,7 @@ var parts = []part{
 	{"differential", "fakes against servers, random calls"},
 	{"fuzz", "every parser with random input"},
 	{"sim", "the shop on the fakes under 20,000 schedules of faults"},
+	{"pairs", "a small shop on the fakes under every pair of faults"},
 	{"planted", "known bugs that the checks must find"},
 	{"browser", "the pages in Chromium, at scale"},
 	{"chaos", "the shop as processes, one seed of faults"},
