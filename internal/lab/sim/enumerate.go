@@ -12,7 +12,7 @@ import (
 	"github.com/holdfast-go/holdfast/txretry/txretrytest"
 )
 
-// Enumerated schedules have exactly the faults that a caller chooses: see Enumerate.
+// Enumerated schedules have exactly the faults that a caller of Enumerate chooses.
 //
 // One buyer holds a seat and confirms the hold, which are two messages of one key. One process serves the buyer; two
 // relays and two consumers do the rest. A point is a call of one of these processes to a server, from their start until

@@ -30,7 +30,7 @@ func TestEnumerated(t *testing.T) {
 	var all enumeration
 	var children sync.WaitGroup
 	for i := range runtime.NumCPU() {
-		children.Go(func() { all.run(t, i, runtime.NumCPU()) })
+		children.Go(func() { all.child(t, i, runtime.NumCPU()) })
 	}
 	children.Wait()
 	all.report(t, head, time.Since(began)) // timing: it is printed
@@ -44,20 +44,19 @@ func isShuffled() bool {
 // enumeratedEnv makes a process a child of TestEnumerated: it has the child's number and the number of children.
 const enumeratedEnv = "HOLDFAST_SIM_ENUMERATED"
 
-// progress is a message of a child. A schedule starts; or all schedules with one first fault have ended.
+// progress is a message of a child: a schedule starts, or has ended.
 type progress struct {
-	Begins string `json:",omitempty"` // the faults, with ", then " between them
+	Begins string `json:",omitempty"` // its faults
 	Ended  *ended `json:",omitempty"`
 }
 
-// ended counts the schedules with one first fault. Without a first fault, there is one schedule.
+// ended is a schedule that was run.
 type ended struct {
-	First   string         // the step of the first fault; empty: none
-	Points  int            // of the schedule without faults
-	Singles int            // faults at these points, of all children
-	Seconds map[string]int // second faults by their step
-	Bad     []string       // schedules with findings
-	Strayed []string       // schedules that did not reach their last fault as expected, in no run
+	Faults  []sim.Fault // in their order
+	Points  []sim.Point // of the schedule without faults
+	Later   int         // of a schedule with one fault: the faults at later points
+	Bad     string      // its faults and findings; empty if all is well
+	Strayed bool        // no run reached the last fault as expected
 }
 
 func TestEnumeratedChild(t *testing.T) {
@@ -71,35 +70,34 @@ func TestEnumeratedChild(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	var e ended
 	run := func(before sim.Enumerated, faults ...sim.Fault) sim.Enumerated {
 		tell(progress{Begins: text(faults)})
 		r, ok := repeated(t, before, faults)
+		e := &ended{Faults: faults, Strayed: !ok}
 		switch {
 		case !ok:
-			e.Strayed = append(e.Strayed, text(faults))
-		case len(r.Findings) > 0:
-			e.Bad = append(e.Bad, text(faults)+"\n"+list(r.Findings))
+			r.Points = nil
+		case len(faults) == 0:
+			e.Points = r.Points
+		case len(faults) == 1:
+			e.Later = len(faultsOf(after(r.Points, faults[0])))
 		}
+		if len(r.Findings) > 0 {
+			e.Bad = text(faults) + "\n" + list(r.Findings)
+		}
+		tell(progress{Ended: e})
 		return r
 	}
 	calm := run(sim.Enumerated{})
 	singles := faultsOf(calm.Points)
-	e.Points, e.Singles = len(calm.Points), len(singles)
-	if number == 0 {
-		tell(progress{Ended: &e})
-	}
+	results := make([]sim.Enumerated, len(singles))
 	for i := number; i < len(singles); i += children {
-		first := singles[i]
-		e = ended{First: first.Step, Points: len(calm.Points), Singles: len(singles), Seconds: map[string]int{}}
-		r := run(calm, first)
-		if *pairs {
-			for _, second := range faultsOf(after(r.Points, first.Point)) {
-				run(r, first, second)
-				e.Seconds[second.Step]++
-			}
+		results[i] = run(calm, singles[i])
+	}
+	for i := number; i < len(singles) && *pairs; i += children {
+		for _, second := range faultsOf(after(results[i].Points, singles[i])) {
+			run(results[i], singles[i], second)
 		}
-		tell(progress{Ended: &e})
 	}
 }
 
@@ -111,15 +109,15 @@ func faultsOf(points []sim.Point) (faults []sim.Fault) {
 	return faults
 }
 
-// after returns the points behind one of them.
-func after(points []sim.Point, p sim.Point) []sim.Point {
-	return points[slices.Index(points, p)+1:]
+// after returns the points behind a fault.
+func after(points []sim.Point, f sim.Fault) []sim.Point {
+	return points[slices.Index(points, f.Point)+1:]
 }
 
-// maxRuns is how often a schedule is run until its points up to the last fault are those expected.
+// maxRuns is how often a schedule is run until it repeats.
 const maxRuns = 5
 
-// repeated runs a schedule until it has the same points as the schedule before, which has no last fault, up to that fault.
+// repeated runs a schedule until it is the same, up to its last fault, as the schedule before, which has no such fault.
 func repeated(t *testing.T, before sim.Enumerated, faults []sim.Fault) (r sim.Enumerated, ok bool) {
 	for range maxRuns {
 		r = sim.Enumerate(t, faults)
@@ -148,18 +146,18 @@ func text(faults []sim.Fault) string {
 
 // enumeration collects the messages of all children.
 type enumeration struct {
-	mu        sync.Mutex
-	schedules int
-	points    int
-	singles   int // as the children have listed them
-	first     map[string]int
-	second    map[string]int
-	bad       []string
-	strayed   []string
+	mu      sync.Mutex
+	points  []sim.Point    // of the schedule without faults
+	singles int            // schedules with one fault
+	listed  int            // schedules with two faults that these list
+	first   map[string]int // schedules with one fault, by its step
+	second  map[string]int // schedules with two faults, by the step of the second
+	bad     []string
+	strayed []string
 }
 
-// run runs a child to its end.
-func (e *enumeration) run(t *testing.T, number, children int) {
+// child runs a child to its end.
+func (e *enumeration) child(t *testing.T, number, children int) {
 	running := ""
 	said, err := child(t, fmt.Sprintf("%s=%d %d", enumeratedEnv, number, children), "-test.run=^TestEnumeratedChild$", func(text []byte) (known, enough bool) {
 		var p progress
@@ -174,35 +172,41 @@ func (e *enumeration) run(t *testing.T, number, children int) {
 	case running != "":
 		e.mu.Lock()
 		defer e.mu.Unlock()
-		e.bad = append(e.bad, fmt.Sprintf("%s\n%v\n%s", running, err, said))
+		e.bad = append(e.bad, fmt.Sprintf("found after %d schedules: %s\n%v\n%s", e.run(), running, err, said))
 	default:
 		t.Errorf("a child failed between two schedules: %v\n%s", err, said)
 	}
 }
 
-// add counts schedules, and reports whether there are enough bad ones.
+// add counts a schedule, and reports whether there are enough bad ones.
 func (e *enumeration) add(t *testing.T, one ended) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.first == nil {
-		e.first, e.second = map[string]int{}, map[string]int{}
-		e.points, e.singles = one.Points, one.Singles
+	switch len(one.Faults) {
+	case 0: // which each child runs
+		if e.points == nil {
+			e.first, e.second = map[string]int{}, map[string]int{}
+			e.points, e.singles = one.Points, len(faultsOf(one.Points))
+		} else if !slices.Equal(one.Points, e.points) {
+			t.Error("the schedule without faults differs from process to process")
+		}
+	case 1:
+		e.first[one.Faults[0].Step]++
+		e.listed += one.Later
+	case 2:
+		e.second[one.Faults[1].Step]++
 	}
-	if one.Points != e.points || one.Singles != e.singles {
-		t.Errorf("the schedule without faults has %d points and %d faults, and %d and %d in another process", one.Points, one.Singles, e.points, e.singles)
+	if one.Strayed {
+		e.strayed = append(e.strayed, text(one.Faults))
 	}
-	e.schedules++
-	if one.First != "" {
-		e.first[one.First]++
+	if one.Bad != "" {
+		e.bad = append(e.bad, fmt.Sprintf("found after %d schedules: %s", e.run(), one.Bad))
 	}
-	for step, n := range one.Seconds {
-		e.second[step] += n
-		e.schedules += n
-	}
-	e.bad = append(e.bad, one.Bad...)
-	e.strayed = append(e.strayed, one.Strayed...)
 	return len(e.bad) >= *most
 }
+
+// run returns the number of schedules that were run.
+func (e *enumeration) run() int { return 1 + sum(e.first) + sum(e.second) }
 
 func (e *enumeration) report(t *testing.T, head string, took time.Duration) {
 	text := e.text(head, took)
@@ -212,15 +216,23 @@ func (e *enumeration) report(t *testing.T, head string, took time.Duration) {
 			t.Error(err)
 		}
 	}
-	for _, bad := range e.bad[:min(len(e.bad), *most)] {
-		t.Errorf("found after %d schedules: %s", e.schedules, bad)
+	for _, bad := range e.bad {
+		t.Error(bad)
 	}
 	for _, strayed := range e.strayed {
 		t.Errorf("did not repeat: %s", strayed)
 	}
-	if n := sum(e.first); len(e.bad) == 0 && (n != e.singles || n == 0) {
-		t.Errorf("%d first faults were run, want %d", n, e.singles)
+	if n := e.run(); len(e.bad) == 0 && n != e.all() {
+		t.Errorf("%d schedules were run, want %d", n, e.all())
 	}
+}
+
+// all returns the number of schedules that were to be run.
+func (e *enumeration) all() int {
+	if *pairs {
+		return 1 + e.singles + e.listed
+	}
+	return 1 + e.singles
 }
 
 func sum(counts map[string]int) (n int) {
@@ -233,12 +245,11 @@ func sum(counts map[string]int) (n int) {
 // text returns the report as Markdown.
 func (e *enumeration) text(head string, took time.Duration) string {
 	var b strings.Builder
-	singles, seconds := sum(e.first), sum(e.second)
 	fmt.Fprintf(&b, "# Enumerated schedules\n\n%s\n\n", head)
-	fmt.Fprintf(&b, "One buyer, one process that serves, two relays, two consumers; at most %d faults. %d of %d schedules were run, %d bad, in %v on %d processors.\n\n",
-		min(1+seconds, 2), e.schedules-len(e.strayed), 1+singles+seconds, len(e.bad), took.Round(time.Second), runtime.NumCPU())
-	fmt.Fprintf(&b, "N = 1 + S + P = 1 + %d + %d. The schedule without faults has %d points; S is the sum of their faults. P is the sum, over these S schedules, of the faults at the points behind the first fault.\n\n",
-		singles, seconds, e.points)
+	fmt.Fprintf(&b, "One buyer, one process that serves, two relays, two consumers. %d of %d schedules were run, %d bad, in %v on %d processors.\n\n",
+		e.run()-len(e.strayed), e.all(), len(e.bad), took.Round(time.Second), runtime.NumCPU())
+	fmt.Fprintf(&b, "N = 1 + S + P = 1 + %d + %d. S is the number of faults at the %d points of the schedule without faults.\n", e.singles, e.all()-1-e.singles, len(e.points))
+	b.WriteString("P is the sum, over the schedules with one fault, of the number of faults at the points behind it.\n\n")
 	b.WriteString("| step | faults at a point | first faults | second faults |\n|---|---|---|---|\n")
 	for _, step := range slices.Sorted(maps.Keys(e.first)) {
 		var kinds []string

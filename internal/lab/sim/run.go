@@ -20,8 +20,9 @@
 //	go test ./internal/lab/sim -run=TestSeed -seed=17 -v
 //	go test ./internal/lab/sim -run=TestEnumerated -pairs -v
 //
-// The third command runs a small shop under each fault and under each pair of faults: see enumerate.go. The second command repeats one schedule and searches for the few faults with which it still fails. About one
-// schedule in fifteen does not repeat exactly, because two things happen at the same moment.
+// The second command repeats one schedule and searches for the few faults with which it still fails. About one
+// schedule in fifteen does not repeat exactly, because two things happen at the same moment. The third command runs a
+// small shop under each fault and each pair of faults, enumerated instead of drawn: see Enumerate.
 //
 // # Limits
 //
