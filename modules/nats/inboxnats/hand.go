@@ -69,8 +69,8 @@ func (h *hand) drop() (all []*delivery) {
 	return all
 }
 
-// room is the number of messages to request beside the requested ones: 0 while less than a quarter of the window is
-// free. The caller holds the lock.
+// room is the number of messages to request beside the requested ones. It is 0 while fewer places are free than messages
+// on their way, because many small requests cost more. The caller holds the lock.
 func (h *hand) room(asked int) int {
 	if h.lost != nil || h.window == 0 {
 		return 0
@@ -78,7 +78,8 @@ func (h *hand) room(asked int) int {
 	if h.hold > 0 { // others may arrive before them
 		return max(min(h.hold, h.hold+2*maxWindow-len(h.spare))-asked, 0)
 	}
-	if n := h.window - h.out - len(h.spare) - asked; n >= max(h.window/4, 1) {
+	coming := len(h.spare) + asked
+	if n := h.window - h.out - coming; n >= coming {
 		return n
 	}
 	return 0

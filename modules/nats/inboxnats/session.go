@@ -161,13 +161,18 @@ func (s *session) Close(ctx context.Context) error {
 	return cmp.Or(stopped, err)
 }
 
-// Ack implements driver.Session. An answer to the flush shows that the server has read the acknowledgements.
+// Ack implements driver.Session. An answer to the flush shows that the server has read the acknowledgements. The next
+// request does not wait for it.
 func (s *session) Ack(ctx context.Context, ds []driver.Delivery, mayWait bool) error {
 	held := s.hand.have(ds)
-	if err := s.settle(ctx, held, "+ACK", !mayWait); err != nil {
+	err := s.send(held, "+ACK")
+	s.hand.forget(held...)
+	if err == nil && len(held) > 0 && !mayWait {
+		err = s.flush(ctx)
+	}
+	if err != nil {
 		return s.failed("acknowledge", err)
 	}
-	s.hand.forget(held...)
 	return stale(len(ds) - len(held))
 }
 
@@ -189,19 +194,27 @@ func (s *session) GiveBack(ctx context.Context, ds []driver.Delivery) error {
 
 func (s *session) giveBack(ctx context.Context, ds []*delivery) error {
 	slices.SortFunc(ds, func(a, b *delivery) int { return cmp.Compare(a.seq, b.seq) })
-	return s.settle(ctx, ds, "-NAK", true)
+	return s.settle(ctx, ds, "-NAK")
 }
 
-// settle sends one kind of acknowledgement for all deliveries.
-func (s *session) settle(ctx context.Context, ds []*delivery, what string, flush bool) error {
+// settle sends one kind of acknowledgement for all deliveries, and waits until the server has read them.
+func (s *session) settle(ctx context.Context, ds []*delivery, what string) error {
+	if err := s.send(ds, what); err != nil || len(ds) == 0 {
+		return err
+	}
+	return s.flush(ctx)
+}
+
+func (s *session) send(ds []*delivery, what string) error {
 	for _, d := range ds {
 		if err := s.conn.Publish(d.msg.Reply, []byte(what)); err != nil {
 			return err
 		}
 	}
-	if len(ds) == 0 || !flush {
-		return nil
-	}
+	return nil
+}
+
+func (s *session) flush(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, s.Timeout)
 	defer cancel()
 	return s.conn.FlushWithContext(ctx)
@@ -215,7 +228,7 @@ func (s *session) renew(ctx context.Context) {
 			return
 		}
 	}
-	if err := s.settle(ctx, s.hand.held(), "+WPI", true); err != nil {
+	if err := s.settle(ctx, s.hand.held(), "+WPI"); err != nil {
 		s.warn(ctx, "inbox: could not extend messages", err)
 	}
 }
