@@ -53,7 +53,8 @@ func benchNATSPublish(ctx context.Context, b *bench) {
 	})
 }
 
-// benchNATSConsume takes messages from a stream, decodes and acknowledges each. Their handlers do nothing.
+// benchNATSConsume takes messages from a stream, decodes and acknowledges each. Their handlers do nothing. The window of each
+// is 1,000 messages, which the server gives a subscriber of Watermill by itself; the last two show the default of ours.
 func benchNATSConsume(ctx context.Context, b *bench) {
 	s := newNATSStream(ctx, b)
 	b.measure(ctx, table{
@@ -61,9 +62,11 @@ func benchNATSConsume(ctx context.Context, b *bench) {
 		columns:    []string{"messages/s", "client us/message"},
 		yardsticks: []string{pullAlone},
 		contenders: []contender{
-			s.contender(pullAlone, s.consumed, s.pullAlone),
-			s.contender("holdfast", s.consumed, s.holdfastConsume),
+			s.contender(pullAlone, s.consumed, s.pullAlone(natsWindow)),
+			s.contender("holdfast", s.consumed, s.holdfastConsume(natsWindow)),
 			s.contender("watermill router, 8 subscribers, asynchronous acks", nil, s.watermillConsume),
+			s.contender("holdfast, a window of 16", s.consumed, s.holdfastConsume(0)),
+			s.contender("pull consumer alone, a window of 16", s.consumed, s.pullAlone(16)),
 		},
 	})
 }
@@ -261,32 +264,37 @@ func (s *natsStream) watermillPublish(_ context.Context, n int, watch *stopwatch
 	return n
 }
 
-func (s *natsStream) pullAlone(ctx context.Context, n int, watch *stopwatch) int {
-	s.fill(ctx, n)
-	consumer := must(s.js.CreateConsumer(ctx, s.name, jetstream.ConsumerConfig{Durable: streamGroup, AckPolicy: jetstream.AckExplicitPolicy, MaxAckPending: -1}))
-	finish := newFinish(n, watch)
-	watch.start()
-	running := must(consumer.Consume(func(m jetstream.Msg) {
-		var v string
-		if json.Unmarshal(m.Data(), &v) == nil && m.Ack() == nil {
-			finish.one()
-		}
-	}, jetstream.PullMaxMessages(natsWindow)))
-	defer running.Stop()
-	check(finish.wait(ctx))
-	return n
+func (s *natsStream) pullAlone(window int) drainRun {
+	return func(ctx context.Context, n int, watch *stopwatch) int {
+		s.fill(ctx, n)
+		consumer := must(s.js.CreateConsumer(ctx, s.name, jetstream.ConsumerConfig{Durable: streamGroup, AckPolicy: jetstream.AckExplicitPolicy, MaxAckPending: -1}))
+		finish := newFinish(n, watch)
+		watch.start()
+		running := must(consumer.Consume(func(m jetstream.Msg) {
+			var v string
+			if json.Unmarshal(m.Data(), &v) == nil && m.Ack() == nil {
+				finish.one()
+			}
+		}, jetstream.PullMaxMessages(window)))
+		defer running.Stop()
+		check(finish.wait(ctx))
+		return n
+	}
 }
 
-func (s *natsStream) holdfastConsume(ctx context.Context, n int, watch *stopwatch) int {
-	mux := inbox.NewMux()
-	check(inbox.Handle(mux, eventName, func(context.Context, string) error { return nil }))
-	consumer := must(inboxnats.NewConsumer(s.conn, inboxnats.Stream{Name: s.name}, counted{mux, newFinish(n, watch)},
-		inbox.ConsumerConfig{Name: streamGroup, MessageLimit: n, Logger: quiet}))
-	check(consumer.Setup(ctx))
-	s.fill(ctx, n)
-	watch.start()
-	check(consumer.Run(ctx))
-	return n
+// holdfastConsume has the default window if window is 0.
+func (s *natsStream) holdfastConsume(window int) drainRun {
+	return func(ctx context.Context, n int, watch *stopwatch) int {
+		mux := inbox.NewMux()
+		check(inbox.Handle(mux, eventName, func(context.Context, string) error { return nil }))
+		consumer := must(inboxnats.NewConsumer(s.conn, inboxnats.Stream{Name: s.name}, counted{mux, newFinish(n, watch)},
+			inbox.ConsumerConfig{Name: streamGroup, Prefetch: window, MessageLimit: n, Logger: quiet}))
+		check(consumer.Setup(ctx))
+		s.fill(ctx, n)
+		watch.start()
+		check(consumer.Run(ctx))
+		return n
+	}
 }
 
 func (s *natsStream) watermillConsume(ctx context.Context, n int, watch *stopwatch) int {
