@@ -328,6 +328,12 @@ func (r *replay) refuse(format string, args ...any) {
 	r.refused = cmp.Or(r.refused, fmt.Errorf(format, args...))
 }
 
+// Each calls see for the dead letters that the filter selects, one after the other, without their bodies and headers. Package
+// operator shows the first ones while it reads the others, which may take minutes.
+func (l *deadLetters) Each(ctx context.Context, filter inbox.Filter, see func(inbox.DeadLetter)) error {
+	return l.wrap("read", l.look(ctx, filter, func(dead inbox.DeadLetter) { see(withoutContent(dead)) }))
+}
+
 // look visits the dead letters that the filter selects, without changing them.
 func (l *deadLetters) look(ctx context.Context, filter inbox.Filter, see func(inbox.DeadLetter)) error {
 	return l.each(ctx, &walk{filter: filter, visit: func(dead *inbox.DeadLetter) (Outcome, bool, error) {

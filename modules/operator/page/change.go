@@ -133,6 +133,7 @@ type previewView struct {
 	Chosen          bool
 	// Sample is the first new body, if bodies are edited.
 	Sample *string
+	progress
 }
 
 // settleTimes fixes the times of the selection, so that the change affects what its preview counted. Relative times would
@@ -158,8 +159,25 @@ func (p *Page) preview(v visit) {
 		return
 	}
 	l.settleTimes(time.Now())
-	ctx, cancel := context.WithTimeout(v.Context(), core.ReadTimeout)
-	defer cancel()
+	if v.Method == http.MethodPost { // it cannot be reloaded
+		ctx, cancel := context.WithTimeout(v.Context(), core.ReadTimeout)
+		defer cancel()
+		p.render(v, "preview", "Preview", p.previewOf(ctx, l, func(any) {}), nil)
+		return
+	}
+	read := p.read(v, "preview", func(ctx context.Context, soFar func(any)) (any, bool, error) {
+		return p.previewOf(ctx, l, soFar), false, nil
+	})
+	shown, _ := read.found.(previewView)
+	if read.found == nil {
+		shown = previewView{plan: l, Fields: l.Values, Chosen: l.ids != nil}
+	}
+	shown.progress = read.progress("preview?" + v.Form.Encode())
+	p.render(v, "preview", "Preview", shown, read.err)
+}
+
+// previewOf counts the effect of a change. It calls soFar with the counts up to then.
+func (p *Page) previewOf(ctx context.Context, l plan, soFar func(any)) previewView {
 	shown := previewView{plan: l, Fields: l.Values, Chosen: l.ids != nil}
 	if edit := l.change.Edit; edit != nil {
 		l.change.Edit = func(m operator.MaskedMessage) ([]byte, error) {
@@ -171,11 +189,18 @@ func (p *Page) preview(v visit) {
 		}
 	}
 	for _, at := range l.places {
+		l.change.Progress = func(r core.Replayed) { soFar(shown.with(previewed{at.Name, r, ""})) }
 		r, err := p.previewAt(ctx, l, at)
-		shown.Parts = append(shown.Parts, previewed{at.Name, r, core.TextOf(err)})
-		shown.Count, shown.Outlived = shown.Count+r.Returned, shown.Outlived+r.Outlived
+		shown = shown.with(previewed{at.Name, r, core.TextOf(err)})
 	}
-	p.render(v, "preview", "Preview", shown, nil)
+	return shown
+}
+
+// with adds the counts of one place.
+func (v previewView) with(one previewed) previewView {
+	v.Parts = append(slices.Clone(v.Parts), one)
+	v.Count, v.Outlived = v.Count+one.Returned, v.Outlived+one.Outlived
+	return v
 }
 
 func (p *Page) previewAt(ctx context.Context, l plan, at core.Place) (core.Replayed, error) {
@@ -205,7 +230,11 @@ func (p *Page) apply(v visit) {
 		parts = append(parts, part{at, l.at(at)})
 		state.Parts = append(state.Parts, jobPart{From: at.Name, Chosen: core.Flags(l.at(at))})
 	}
-	id, err := p.jobs.begin(state, func(ctx context.Context, j *job) { p.changeParts(ctx, j, l.What, parts, l.change) })
+	id, err := p.jobs.begin(state, func(ctx context.Context, j *job) {
+		p.reads.stop()
+		defer p.reads.stop() // their results are old
+		p.changeParts(ctx, j, l.What, parts, l.change)
+	})
 	if err != nil {
 		code := http.StatusTooManyRequests
 		if errors.Is(err, errEnding) {

@@ -48,6 +48,7 @@ type Page struct {
 	routes  http.Handler
 	samples sampler
 	known   known
+	reads   reads
 	jobs    jobs
 	ended   chan struct{} // closed by end
 	end     func()
@@ -83,6 +84,7 @@ func New(service operator.Config, cfg Config) (*Page, error) {
 // that changes use.
 func (p *Page) Close() {
 	p.end()
+	p.reads.close()
 	p.jobs.end(closeTimeout)
 }
 
@@ -219,7 +221,7 @@ func parseTemplates() map[string]*template.Template {
 		"table": func(found []core.Message, mark bool) messageTable { return messageTable{found, mark} },
 	}).ParseFS(pageFiles, "assets/layout.html", "assets/views.html"))
 	all := map[string]*template.Template{}
-	for _, name := range []string{"status", "groups", "dead-letters", "dead-letter", "retrying", "waiting", "limits", "log", "preview", "job", "message"} {
+	for _, name := range []string{"status", "groups", "dead-letters", "dead-letter", "retrying", "waiting", "limits", "log", "preview", "job", "reading", "message"} {
 		view := template.Must(layout.Clone())
 		all[name] = template.Must(view.AddParseTree("content", view.Lookup(name).Tree))
 	}

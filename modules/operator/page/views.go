@@ -63,12 +63,13 @@ type asked struct {
 	Part bool
 	// Unlisted are the parts that cannot list messages that wait for an attempt.
 	Unlisted []string
+	progress
 	// Chart is nil without a history.
 	Chart *chart
 }
 
-// ask answers with the results of a request's query.
-func (p *Page) ask(v visit, name, heading, kind string, find func(context.Context, *query) (any, bool, error)) {
+// ask answers with the results of a request's query. The query is not changed after it was parsed, because find may run longer.
+func (p *Page) ask(v visit, name, heading, kind string, find func(ctx context.Context, q query, soFar func(any)) (any, bool, error)) {
 	if err := v.ParseForm(); err != nil {
 		p.fail(v.w, http.StatusBadRequest, "The address cannot be read.")
 		return
@@ -81,26 +82,37 @@ func (p *Page) ask(v visit, name, heading, kind string, find func(context.Contex
 		p.fail(v.w, http.StatusBadRequest, core.OneLine(err))
 		return
 	}
-	ctx, cancel := context.WithTimeout(v.Context(), core.ReadTimeout)
-	defer cancel()
-	found, more, err := find(ctx, &q)
-	if refused, ok := errors.AsType[refusal](err); ok {
+	read := p.read(v, name, func(ctx context.Context, soFar func(any)) (any, bool, error) { return find(ctx, q, soFar) })
+	if refused, ok := errors.AsType[refusal](read.err); ok {
 		p.fail(v.w, refused.code, refused.text)
 		return
 	}
-	p.known.learn(found)
+	p.known.learn(read.found)
 	names, classes := p.known.lists()
-	shown := asked{View: name, Query: q, Places: p.o.PlaceNames(kind), Names: names, Classes: classes, Found: found, More: more, First: q.s.After == "", Part: err != nil}
-	if more && len(q.places) == 1 {
-		shown.Next = lastCursor(found)
+	shown := asked{
+		View: name, Query: q, Places: p.o.PlaceNames(kind), Names: names, Classes: classes, Found: read.found, More: read.more, First: q.s.After == "",
+		Part: read.err != nil, progress: read.progress(name + "?" + v.Form.Encode()),
+	}
+	if read.more && len(q.places) == 1 {
+		shown.Next = lastCursor(read.found)
 	}
 	if q.Get("from") == "" && q.retrying() {
 		shown.Unlisted = p.o.Unlisted()
 	}
 	if what, ok := charted[name]; ok {
-		shown.Chart = p.newChart(p.samples.sample(ctx), what, v, q)
+		shown.Chart = p.newChart(p.samples.sample(v.Context()), what, v, q)
 	}
-	p.render(v, name, heading, shown, err)
+	if shown.Reading && read.found == nil {
+		name = "reading"
+	}
+	p.render(v, name, heading, shown, read.err)
+}
+
+// read returns the results of a view so far. It reads them unless another request for the view has.
+func (p *Page) read(v visit, view string, find finder) results {
+	again := v.Form.Has("again")
+	v.Form.Del("again")
+	return p.reads.results(v.Context(), fmt.Sprintf("%s?%s&bodies=%v", view, v.Form.Encode(), v.access.Bodies), again, find)
 }
 
 // charted are the figures of the views with a chart.
@@ -134,29 +146,43 @@ type refusal struct {
 func (r refusal) Error() string { return r.text }
 
 func (p *Page) showGroups(v visit) {
-	p.ask(v, "groups", "Dead letters by kind", "", func(ctx context.Context, q *query) (any, bool, error) {
-		q.s.After = ""
-		q.Del("after") // the cursor of a list chooses nothing
-		all, err := core.Groups(ctx, q.places, q.s)
-		return all, false, err
+	_ = v.ParseForm()   // ask reports its error
+	v.Form.Del("after") // the cursor of a list chooses nothing
+	p.ask(v, "groups", "Dead letters by kind", "", func(ctx context.Context, q query, soFar func(any)) (any, bool, error) {
+		sorted := func(all []core.Group) []core.Group {
+			core.SortGroups(all)
+			return all
+		}
+		all, err := core.EachPlaceSoFar(ctx, q.places, func(all []core.Group) { soFar(sorted(all)) },
+			func(ctx context.Context, at core.Place, soFar func([]core.Group)) ([]core.Group, error) {
+				return at.GroupsSoFar(ctx, q.s, soFar)
+			})
+		return sorted(all), false, err
 	})
 }
 
 func (p *Page) showDeadLetters(v visit) {
-	p.ask(v, "dead-letters", "Dead letters", "", func(ctx context.Context, q *query) (any, bool, error) {
+	p.ask(v, "dead-letters", "Dead letters", "", func(ctx context.Context, q query, soFar func(any)) (any, bool, error) {
 		q.s.Limit = cmp.Or(q.s.Limit, core.Listed)
-		all, err := core.EachPlace(ctx, q.places, func(ctx context.Context, at core.Place) ([]core.Message, error) { return at.List(ctx, q.at(at), false) })
-		if len(q.places) > 1 { // the list of one place keeps its order, for the cursor
-			slices.SortStableFunc(all, func(a, b core.Message) int { return a.FailedAt.Compare(b.FailedAt) })
+		first := func(all []core.Message) []core.Message {
+			if len(q.places) > 1 { // the list of one place keeps its order, for the cursor
+				slices.SortStableFunc(all, func(a, b core.Message) int { return a.FailedAt.Compare(b.FailedAt) })
+			}
+			return all[:min(len(all), q.s.Limit)]
 		}
-		more := len(all) >= q.s.Limit
-		return all[:min(len(all), q.s.Limit)], more, err
+		all, err := core.EachPlaceSoFar(ctx, q.places, func(all []core.Message) { soFar(first(all)) },
+			func(ctx context.Context, at core.Place, soFar func([]core.Message)) ([]core.Message, error) {
+				return at.ListSoFar(ctx, q.at(at), soFar)
+			})
+		return first(all), len(all) >= q.s.Limit, err
 	})
 }
 
 // showRetrying lists messages that wait for an attempt, the one due first at the start.
 func (p *Page) showRetrying(v visit) {
-	p.ask(v, "retrying", "Retrying", "", func(ctx context.Context, q *query) (any, bool, error) {
+	p.ask(v, "retrying", "Retrying", "", func(ctx context.Context, q query, _ func(any)) (any, bool, error) {
+		ctx, cancel := context.WithTimeout(ctx, core.ReadTimeout) // RabbitMQ delivers no message meanwhile
+		defer cancel()
 		q.s.Limit = cmp.Or(q.s.Limit, core.Listed)
 		all, err := core.EachPlace(ctx, q.places, func(ctx context.Context, at core.Place) ([]core.Message, error) { return at.List(ctx, q.at(at), false) })
 		slices.SortStableFunc(all, func(a, b core.Message) int { return a.DueAt.Compare(b.DueAt) })
@@ -166,7 +192,7 @@ func (p *Page) showRetrying(v visit) {
 }
 
 func (p *Page) showWaiting(v visit) {
-	p.ask(v, "waiting", "Waiting messages", core.KindOutbox, func(ctx context.Context, q *query) (any, bool, error) {
+	p.ask(v, "waiting", "Waiting messages", core.KindOutbox, func(ctx context.Context, q query, _ func(any)) (any, bool, error) {
 		f := outbox.WaitingFilter{Name: q.s.Name, Key: q.s.Key, Limit: cmp.Or(q.s.Limit, core.Listed), After: q.s.After}
 		all, err := core.EachPlace(ctx, q.places, func(ctx context.Context, at core.Place) ([]core.Message, error) {
 			return p.o.WaitingAt(ctx, at.Name, f)
@@ -188,15 +214,17 @@ type oneMessage struct {
 }
 
 func (p *Page) showDeadLetter(v visit) {
+	bodies := v.access.Bodies && v.FormValue("body") != ""
 	heading := "Dead letter"
 	if v.FormValue("retrying") != "" {
 		heading = "Waiting message"
 	}
-	p.ask(v, "dead-letter", heading, "", func(ctx context.Context, q *query) (any, bool, error) {
+	p.ask(v, "dead-letter", heading, "", func(ctx context.Context, q query, _ func(any)) (any, bool, error) {
 		at, s, err := q.one()
 		if err != nil {
 			return nil, false, err
 		}
+		s.Limit = 1 // the rest of a queue is not read
 		found, err := at.List(ctx, s, true)
 		if err != nil {
 			return nil, false, err
@@ -205,7 +233,7 @@ func (p *Page) showDeadLetter(v visit) {
 			return nil, false, refusal{http.StatusNotFound, "There is no such " + q.noun() + ". It was retried or dropped."}
 		}
 		one := oneMessage{Message: found[0], Trace: found[0].TraceID()}
-		if v.access.Bodies && v.FormValue("body") != "" {
+		if bodies {
 			p.uncover(&one)
 		} else {
 			one.Headers = nil

@@ -163,6 +163,9 @@ type source interface {
 	List(ctx context.Context, f Filter, whole bool) ([]Message, error)
 	Count(ctx context.Context, f Filter) (int, error)
 	Groups(ctx context.Context, f Filter) ([]Group, error)
+	// ListSoFar and GroupsSoFar are List and Groups. While they read a consumer, they call soFar with the results up to then.
+	ListSoFar(ctx context.Context, f Filter, soFar func([]Message)) ([]Message, error)
+	GroupsSoFar(ctx context.Context, f Filter, soFar func([]Group)) ([]Group, error)
 	replay(ctx context.Context, f Filter, c Change) (Replayed, error)
 	remove(ctx context.Context, f Filter, c Change) (int, error)
 	// keepsLog reports whether the place itself records its changes and their authors.
@@ -269,9 +272,62 @@ func (l deadLetters[M]) Groups(ctx context.Context, f Filter) ([]Group, error) {
 		found, err = l.kept.Groups(ctx, f)
 		return err
 	})
+	return l.showGroups(found, part), err
+}
+
+func (l deadLetters[M]) showGroups(found []deadletter.Group[M], part bool) []Group {
 	return Mapped(found, func(g deadletter.Group[M]) Group {
 		return Group{l.name, g.Fingerprint, g.Count, told(g.First), told(g.Last), l.show(g.Sample, false), part}
-	}), err
+	})
+}
+
+// reader is implemented by dead letters that are read one after the other.
+type reader[M any] interface {
+	Each(ctx context.Context, f Filter, see func(deadletter.DeadLetter[M])) error
+}
+
+// soFarEvery is the interval of partial results.
+const soFarEvery = 100 * time.Millisecond
+
+// each reads dead letters one after the other. It calls soFar now and then.
+func (l deadLetters[M]) each(ctx context.Context, all reader[M], f Filter, see func(deadletter.DeadLetter[M]), soFar func()) (part bool, err error) {
+	return l.look(ctx, func() error {
+		last := time.Now()
+		return all.Each(ctx, f, func(d deadletter.DeadLetter[M]) {
+			see(d)
+			if time.Since(last) >= soFarEvery {
+				soFar()
+				last = time.Now()
+			}
+		})
+	})
+}
+
+// ListSoFar implements source.
+func (l deadLetters[M]) ListSoFar(ctx context.Context, f Filter, soFar func([]Message)) ([]Message, error) {
+	all, ok := l.kept.(reader[M])
+	if !ok {
+		return l.List(ctx, f, false)
+	}
+	found := []Message{}
+	part, err := l.each(ctx, all, f, func(d deadletter.DeadLetter[M]) { found = append(found, l.show(d, false)) }, func() { soFar(slices.Clone(found)) })
+	for i := range found {
+		found[i].Part = part
+	}
+	return found, err
+}
+
+// GroupsSoFar implements source.
+func (l deadLetters[M]) GroupsSoFar(ctx context.Context, f Filter, soFar func([]Group)) ([]Group, error) {
+	all, ok := l.kept.(reader[M])
+	if !ok {
+		return l.Groups(ctx, f)
+	}
+	most := f.Limit
+	f.Limit = 0 // it bounds the groups
+	kinds := deadletter.Groups[M]{Most: deadletter.GroupsLimit}
+	part, err := l.each(ctx, all, f, kinds.Add, func() { soFar(l.showGroups(kinds.Largest(most), false)) })
+	return l.showGroups(kinds.Largest(most), part), err
 }
 
 // replay waits for its turn only if it is a dry run. Others may be paced, and take hours.
@@ -331,6 +387,16 @@ func EachPlace[T any](ctx context.Context, places []Place, ask func(context.Cont
 	return all, errors.Join(failed...)
 }
 
+// EachPlaceSoFar is EachPlace, and calls soFar with the results up to then while ask does.
+func EachPlaceSoFar[T any](ctx context.Context, places []Place, soFar func([]T), ask func(context.Context, Place, func([]T)) ([]T, error)) ([]T, error) {
+	before := []T{}
+	return EachPlace(ctx, places, func(ctx context.Context, p Place) ([]T, error) {
+		found, err := ask(ctx, p, func(found []T) { soFar(slices.Concat(before, found)) })
+		before = append(before, found...)
+		return found, err
+	})
+}
+
 // List returns the dead letters of several places.
 func List(ctx context.Context, places []Place, f Filter, whole bool) ([]Message, error) {
 	return EachPlace(ctx, places, func(ctx context.Context, p Place) ([]Message, error) { return p.List(ctx, f, whole) })
@@ -339,8 +405,13 @@ func List(ctx context.Context, places []Place, f Filter, whole bool) ([]Message,
 // Groups returns the groups of several places, the largest first.
 func Groups(ctx context.Context, places []Place, f Filter) ([]Group, error) {
 	all, err := EachPlace(ctx, places, func(ctx context.Context, p Place) ([]Group, error) { return p.Groups(ctx, f) })
-	slices.SortStableFunc(all, func(a, b Group) int { return cmp.Compare(b.Count, a.Count) })
+	SortGroups(all)
 	return all, err
+}
+
+// SortGroups sorts the largest group first.
+func SortGroups(all []Group) {
+	slices.SortStableFunc(all, func(a, b Group) int { return cmp.Compare(b.Count, a.Count) })
 }
 
 // PlaceNames returns the names of the places of a kind. Empty: all.

@@ -1,6 +1,11 @@
 // The page works without this script. It updates the element with the id live.
 "use strict";
 (() => {
+  // A view that is still being read is reloaded, unless somebody types.
+  if (document.querySelector("[data-reload]")) {
+    const typing = () => document.activeElement?.matches("input, select, textarea");
+    setInterval(() => { if (!typing()) location.reload(); }, 1500);
+  }
   const live = document.getElementById("live");
   if (!live || !live.dataset.stream) return;
   const connection = document.getElementById("connection");
