@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -18,8 +19,8 @@ import (
 	"github.com/holdfast-go/holdfast/txretry"
 )
 
-// A log is a key whose value is the list of the calls that have written it. Its length is a version, and its last
-// entries show the order of all writes.
+// A log is a key whose value is the list of the calls that have appended to it, as in the list-append workload of
+// Jepsen's checker Elle. The last lists show the order of all appends, and each read shows its place in that order.
 const logSQL = `create table log (key int primary key, calls int[] not null);
 	insert into log select k, '{}' from generate_series(1, 4) k`
 
@@ -32,7 +33,7 @@ type player struct {
 	all map[int]*deed
 }
 
-// play makes a call that reads some keys and appends its number to some of them: it writes the read value and its
+// play makes a call that reads some keys and appends its number to some of them: it writes the read list and its
 // number.
 func (p *player) play(ctx context.Context, rng *rand.Rand, id int) error {
 	keys := rng.Perm(4)[:1+rng.IntN(3)]
@@ -42,13 +43,13 @@ func (p *player) play(ctx context.Context, rng *rand.Rand, id int) error {
 	pause := time.Duration(rng.IntN(500)) * time.Microsecond
 	var d *deed
 	err := p.m.Do(ctx, func(ctx context.Context, tx pgx.Tx) error {
-		d = &deed{reads: map[int]int{}, writes: map[int]bool{}}
+		d = &deed{reads: map[int][]int{}, writes: map[int]bool{}}
 		for i, k := range keys {
 			var calls []int
 			if err := tx.QueryRow(ctx, "select calls from log where key = $1", k+1).Scan(&calls); err != nil {
 				return err
 			}
-			d.reads[k] = len(calls)
+			d.reads[k] = slices.Clone(calls)
 			if _, err := tx.Exec(ctx, "select pg_sleep($1)", pause.Seconds()); err != nil {
 				return err
 			}
@@ -80,7 +81,7 @@ func (p *player) play(ctx context.Context, rng *rand.Rand, id int) error {
 }
 
 // Whatever the schedule, exactly the calls that returned nil took effect. Each took effect once, as if they had run
-// one after another.
+// one after another: the history has none of Elle's anomalies.
 func TestHistoriesAreSerializable(t *testing.T) {
 	t.Parallel()
 	const workers, each = 6, 6
@@ -120,77 +121,147 @@ func logs(t *testing.T, pool *pgxpool.Pool) (order [][]int) {
 	return order
 }
 
-// deed records a committed call: the version of each key that it read, and the keys that it wrote.
+// deed records a committed call: the list that it read of each key, and the keys to which it appended.
 type deed struct {
-	reads  map[int]int
+	reads  map[int][]int
 	writes map[int]bool
 }
 
-// check compares the deeds with the final logs. They are serializable if the relation "must have come before" has no
-// cycle.
+// The kinds of dependency between two calls, as Adya and Elle name them: the second call appends after the first one,
+// reads its append, or appends after its read.
+type dependency int
+
+const (
+	ww dependency = iota + 1
+	wr
+	rw
+)
+
+// history has the dependencies between calls: from a call to the calls that must come after it.
+type history map[int]map[int]map[dependency]bool
+
+func (h history) add(first, second int, kind dependency) {
+	if first == second {
+		return
+	}
+	if h[first] == nil {
+		h[first] = map[int]map[dependency]bool{}
+	}
+	if h[first][second] == nil {
+		h[first][second] = map[dependency]bool{}
+	}
+	h[first][second][kind] = true
+}
+
+// check compares the deeds with the last lists, as Elle checks a list-append history: no read of an append that did not
+// commit (G1a), no lost, repeated or overwritten append, and no cycle of dependencies.
 func check(all map[int]*deed, order [][]int) error {
-	before := map[int][]int{} // call → the calls that must come after it
+	h := history{}
 	for key, calls := range order {
 		written := map[int]bool{}
 		for at, id := range calls {
 			d := all[id]
 			switch {
 			case d == nil || !d.writes[key]:
-				return fmt.Errorf("key %d: write of call %d, which did not commit it", key, id)
+				return fmt.Errorf("key %d: append of call %d, which did not commit it", key, id)
 			case written[id]:
 				return fmt.Errorf("key %d: call %d is applied twice", key, id)
-			case d.reads[key] != at:
-				return fmt.Errorf("key %d: call %d read version %d and wrote version %d", key, id, d.reads[key], at+1)
 			}
 			written[id] = true
+			if at > 0 {
+				h.add(calls[at-1], id, ww)
+			}
 		}
 		for id, d := range all {
-			if d.writes[key] && !written[id] {
-				return fmt.Errorf("key %d: write of call %d is lost", key, id)
-			}
-			version, read := d.reads[key]
-			if !read {
+			read, known := d.reads[key]
+			switch {
+			case d.writes[key] && !written[id]:
+				return fmt.Errorf("key %d: append of call %d is lost", key, id)
+			case !known:
 				continue
+			case len(read) > len(calls) || !slices.Equal(read, calls[:len(read)]):
+				return fmt.Errorf("key %d: G1a: call %d read %v, and committed is %v", key, id, read, calls)
 			}
-			if version > 0 {
-				before[calls[version-1]] = append(before[calls[version-1]], id)
+			if n := len(read); n > 0 {
+				h.add(calls[n-1], id, wr)
 			}
-			if version < len(calls) && calls[version] != id {
-				before[id] = append(before[id], calls[version])
+			if len(read) < len(calls) {
+				h.add(id, calls[len(read)], rw)
 			}
 		}
 	}
-	return acyclic(before)
+	return h.acyclic()
 }
 
-// acyclic looks for a cycle by depth-first search.
-func acyclic(before map[int][]int) error {
-	const entered, left = 1, 2
-	state := map[int]int{}
-	var visit func(id int) error
-	visit = func(id int) error {
-		state[id] = entered
-		for _, next := range before[id] {
-			if state[next] == entered {
-				return fmt.Errorf("not serializable: call %d must come before itself", next)
-			}
-			if state[next] == 0 {
-				if err := visit(next); err != nil {
-					return err
+// acyclic returns an error with Elle's name of the worst cycle: G0 (appends only), G1c (appends and reads of them),
+// G-single (one append after a read) or G2-item (several).
+func (h history) acyclic() error {
+	for _, anomaly := range []struct {
+		name  string
+		kinds []dependency // of the way back
+		last  dependency   // closes the cycle
+	}{
+		{"G0", []dependency{ww}, ww},
+		{"G1c", []dependency{ww, wr}, wr},
+		{"G-single", []dependency{ww, wr}, rw},
+		{"G2-item", []dependency{ww, wr, rw}, rw},
+	} {
+		for first, after := range h {
+			for second, kinds := range after {
+				if kinds[anomaly.last] && h.leads(second, first, anomaly.kinds, map[int]bool{}) {
+					return fmt.Errorf("not serializable: %s: call %d must come before itself", anomaly.name, first)
 				}
-			}
-		}
-		state[id] = left
-		return nil
-	}
-	for id := range before {
-		if state[id] == 0 {
-			if err := visit(id); err != nil {
-				return err
 			}
 		}
 	}
 	return nil
+}
+
+// leads reports whether dependencies of some kinds lead from one call to another.
+func (h history) leads(from, to int, kinds []dependency, seen map[int]bool) bool {
+	if from == to {
+		return true
+	}
+	seen[from] = true
+	for next, has := range h[from] {
+		if !seen[next] && slices.ContainsFunc(kinds, func(k dependency) bool { return has[k] }) && h.leads(next, to, kinds, seen) {
+			return true
+		}
+	}
+	return false
+}
+
+// The check finds each anomaly, and names the worst one.
+func TestCheck_findsAnomalies(t *testing.T) {
+	t.Parallel()
+	type reads = map[int][]int
+	on := func(keys ...int) map[int]bool {
+		m := map[int]bool{}
+		for _, k := range keys {
+			m[k] = true
+		}
+		return m
+	}
+	for name, tt := range map[string]struct {
+		all   map[int]*deed
+		order [][]int
+		want  string // "": serializable
+	}{
+		"one after the other": {map[int]*deed{1: {reads{0: {}}, on(0)}, 2: {reads{0: {1}}, on(0)}, 3: {reads{0: {1}}, nil}}, [][]int{{1, 2}}, ""},
+		"write of an aborted": {map[int]*deed{}, [][]int{{1}}, "did not commit"},
+		"write twice":         {map[int]*deed{1: {reads{0: {}}, on(0)}}, [][]int{{1, 1}}, "twice"},
+		"lost write":          {map[int]*deed{1: {reads{0: {}}, on(0)}, 2: {reads{0: {}}, on(0)}}, [][]int{{2}}, "lost"},
+		"aborted read":        {map[int]*deed{1: {reads{0: {7}}, nil}}, [][]int{{}}, "G1a"},
+		"dirty write":         {map[int]*deed{1: {nil, on(0, 1)}, 2: {nil, on(0, 1)}}, [][]int{{1, 2}, {2, 1}}, "G0"},
+		"circular flow":       {map[int]*deed{1: {reads{1: {2}}, on(0)}, 2: {reads{0: {1}}, on(1)}}, [][]int{{1}, {2}}, "G1c"},
+		"lost update":         {map[int]*deed{1: {reads{0: {}}, on(0)}, 2: {reads{0: {}}, on(0)}}, [][]int{{1, 2}}, "G-single"},
+		"read skew":           {map[int]*deed{1: {nil, on(0, 1)}, 2: {reads{0: {}, 1: {1}}, nil}}, [][]int{{1}, {1}}, "G-single"},
+		"write skew":          {map[int]*deed{1: {reads{0: {}, 1: {}}, on(0)}, 2: {reads{0: {}, 1: {}}, on(1)}}, [][]int{{1}, {2}}, "G2-item"},
+	} {
+		if err := check(tt.all, tt.order); (err == nil) != (tt.want == "") || err != nil && !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("%s: %v, want %q", name, err, tt.want)
+		}
+	}
 }
 
 // walk makes random steps in a transaction: open savepoints, savepoints that only the server knows, failing
