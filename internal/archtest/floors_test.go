@@ -89,6 +89,8 @@ var floors = slices.Concat(
 		{pkg: "internal/testenv/amqptest", clients: []string{pgx, redis, amqp}, on: []string{"internal/testenv", "internal/strict"}},
 		{pkg: "internal/silent", clients: []string{pgx, redis, amqp}, on: []string{"internal/testenv", "internal/strict"}},
 		{pkg: "internal/metrictest"},
+		{pkg: "internal/trace", stdOnly: true},
+		{pkg: "internal/trace/lanes", on: with(ground, "internal/trace", "outbox/driver"), noTesting: true},
 		{pkg: "internal/lab/test", stdOnly: true}, // it runs before any module is downloaded
 		{pkg: "internal/lab/...", clients: heavy, on: []string{"..."}, anyModule: true},
 
@@ -228,10 +230,11 @@ func core(name string, adapters ...string) []floor {
 	if name == "ratelimit" || name == "expiry" { // users cannot write their own store yet
 		suite = "internal/" + name + "/conformance"
 	}
-	return append(all,
-		floor{pkg: fake, clients: fakeClients, on: onFake, noTesting: true},
-		floor{pkg: suite, clients: fakeClients, on: onFake},
-	)
+	all = append(all, floor{pkg: fake, clients: fakeClients, on: onFake, noTesting: true})
+	if name == "outbox" { // its suite compares the calls of a store with a model
+		onFake = with(onFake, "internal/trace", "internal/trace/lanes")
+	}
+	return append(all, floor{pkg: suite, clients: fakeClients, on: onFake})
 }
 
 func with(list []string, more ...string) []string { return slices.Concat(list, more) }

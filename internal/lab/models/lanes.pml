@@ -41,7 +41,7 @@ byte faults = FAULTS;
 
 inline fault() { faults--; polls = true }
 
-inline settle(t, c, rows) {
+inline settle(t, c, rows) { /* @settle */
 	if
 #ifdef MUTANT_1
 	:: token != 0 ->
@@ -63,7 +63,7 @@ end:	do
 	:: atomic { wake[me] || more || polls && FREE && WORK -> wake[me] = false; more = false;
 		if :: lost[me] && token == lost[me] -> token = 0; expired = false :: else fi;
 		lost[me] = 0 }
-	   atomic { /* claim; the relay may not get the answer */
+	   atomic { /* @claim; the relay may not get the answer */
 		if
 #ifdef MUTANT_4
 		:: WORK ->
@@ -84,7 +84,7 @@ end:	do
 		:: else
 		fi }
 	   do
-	   :: atomic { mine[me] && held && (batch & 1) && !(outcomes & 1) -> assert(newest == claim || over[me]);
+	   :: atomic { mine[me] && held && (batch & 1) && !(outcomes & 1) -> assert(newest == claim || over[me]); /* @publish, then @confirm */
 		outcomes = outcomes | 1;
 		if :: sent[0] = true :: rejected[0] = true fi }
 #ifdef MUTANT_5
@@ -98,7 +98,7 @@ end:	do
 #else
 		if :: sent[1] = true :: rejected[1] = true fi; outcomes = outcomes | 2 }
 #endif
-	   :: atomic { mine[me] && held && (expired || token != mine[me]) -> /* renew */
+	   :: atomic { mine[me] && held && (expired || token != mine[me]) -> /* @renew */
 		if
 #ifdef MUTANT_3
 		:: true -> expired = false; over[me] = false; assert(newest == claim)
@@ -128,14 +128,14 @@ end:	do
 	od
 }
 
-active proctype Writer() { /* each message wakes one relay */
+active proctype Writer() { /* @commit: each message wakes one relay */
 	row[0] = ready; if :: wake[0] = true :: wake[1] = true fi;
 	row[1] = ready; if :: wake[0] = true :: wake[1] = true fi
 }
 
 active proctype Server() {
 end:	do
-	:: atomic { token != 0 && !expired && (faults > 0 || mine[0] != token && mine[1] != token) -> /* the lease ends */
+	:: atomic { token != 0 && !expired && (faults > 0 || mine[0] != token && mine[1] != token) -> /* @expire: the lease ends */
 		if :: mine[0] == token || mine[1] == token -> faults-- :: else fi;
 		expired = true; polls = true; over[0] = over[0] || mine[0] == token; over[1] = over[1] || mine[1] == token }
 	:: atomic { token != 0 && faults > 0 -> fault(); over[0] = over[0] || mine[0] == token; over[1] = over[1] || mine[1] == token;

@@ -7,6 +7,9 @@
 // abstracts, its properties, and its mutants: plausible bugs, planted with #ifdef, that the check must find. The
 // command fails if a property does not hold, if a mutant is not found, if a search was not exhaustive, or if a statement
 // of a model is never reached. It needs the programs spin and cc. The table in report.md is its output.
+//
+// A comment of a model that begins with @ names a transition that can be seen from outside. Package internal/trace
+// has it by the same name, and checks that runs of the code are runs of the model.
 package main
 
 import (

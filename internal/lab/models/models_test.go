@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/holdfast-go/holdfast/internal/testenv"
+	"github.com/holdfast-go/holdfast/internal/trace/lanes"
 )
 
 func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }
@@ -93,6 +94,25 @@ func TestModels_shape(t *testing.T) {
 		}
 		if n := strings.Count(head, mutantStart); n != len(described) {
 			t.Errorf("the head of %s has %d mutants, %d could be read", m.name, n, len(described))
+		}
+	}
+}
+
+var transition = regexp.MustCompile(`@([a-z]+)`)
+
+// TestModels_transitions: the acceptors of package trace have the transitions of their models.
+func TestModels_transitions(t *testing.T) {
+	t.Parallel()
+	accepted := map[string][]string{"lanes": lanes.Transitions}
+	for _, m := range all(t) {
+		var named []string
+		for _, found := range transition.FindAllStringSubmatch(m.text, -1) {
+			named = append(named, found[1])
+		}
+		slices.Sort(named)
+		want := slices.Sorted(slices.Values(accepted[m.name]))
+		if named = slices.Compact(named); !slices.Equal(named, want) {
+			t.Errorf("%s has the transitions %v, its acceptor %v", m.name, named, want)
 		}
 	}
 }

@@ -1,12 +1,16 @@
 package conformance
 
 import (
+	"context"
 	"slices"
 	"strconv"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
+
+	"github.com/holdfast-go/holdfast/internal/trace/lanes"
 	"github.com/holdfast-go/holdfast/outbox"
 	"github.com/holdfast-go/holdfast/outbox/driver"
 )
@@ -42,8 +46,37 @@ func TestSource(t *testing.T, b Backend) {
 		"held messages count for the age":        measuresHeldMessages,
 		"a pause stops claims":                   pauses,
 	} {
-		each(t, b.Bubble, name, func(t *testing.T) { fn(t, b.Open(t)) })
+		each(t, b.Bubble, name, func(t *testing.T) {
+			s, log := recorded(b.Open(t))
+			fn(t, s)
+			if err := log.Check(); err != nil {
+				t.Error(err)
+			}
+		})
 	}
+}
+
+// recorded returns a store with a record of its calls, which must be a run of the model of lanes.
+func recorded(s Store) (Store, *lanes.Log) {
+	log := lanes.New(false)
+	s.Source = log.Process().Source(s.Source)
+	inTx := s.InTx
+	s.InTx = func(ctx context.Context, fn func(write func(...outbox.Message) error) error) error {
+		return log.Commit(func(begin func(), wrote func(...driver.Message)) error {
+			return inTx(ctx, func(write func(...outbox.Message) error) error {
+				begin()
+				return fn(func(msgs ...outbox.Message) error {
+					for _, m := range msgs {
+						if m.ID != uuid.Nil {
+							wrote(driver.Message{ID: m.ID, Key: m.Key})
+						}
+					}
+					return write(msgs...)
+				})
+			})
+		})
+	}
+	return s, log
 }
 
 func keepsOrder(t *testing.T, s Store) {
