@@ -317,7 +317,7 @@ func (r *record) message() (driver.Message, error) {
 	}
 	var err1, err2, err3, err4 error
 	if !r.whole {
-		err4 = fmt.Errorf("too large to be read: a body of %d bytes, or more than 64 KiB of other columns", r.size)
+		err4 = fmt.Errorf("too large to be read: a body of %d bytes, or another column above its limit", r.size)
 	}
 	m.Headers, err1 = decodeHeaders("headers", r.headers)
 	m.RouteHeaders, err2 = decodeHeaders("route_headers", r.routeHeaders)
@@ -418,10 +418,10 @@ func recordWith(content string) string {
 	return strings.ReplaceAll(recordColumns, "{content}", content)
 }
 
-// fits limits the bytes read of a row o: its body, and its texts and headers in their stored form. Every message that
-// outbox.Prepare accepts fits.
-const fits = `octet_length(o.body) <= {max} AND octet_length(o.name) + octet_length(o.content_type) + octet_length(o.transport_name) + octet_length(o.exchange)
-  + octet_length(o.routing_key) + coalesce(octet_length(o.ordering_key), 0) + coalesce(pg_column_size(o.headers), 0) + coalesce(pg_column_size(o.route_headers), 0) <= 65536`
+// fits limits the bytes read of a row o: its body, its texts as outbox.Prepare does, and its headers in their stored
+// form. Every message that outbox.Prepare accepts fits.
+const fits = `octet_length(o.body) <= {max} AND octet_length(o.name) <= 128 AND octet_length(o.content_type) <= 127 AND octet_length(o.transport_name) <= 64
+  AND octet_length(o.exchange) <= 127 AND octet_length(o.routing_key) <= 255 AND coalesce(pg_column_size(o.headers), 0) + coalesce(pg_column_size(o.route_headers), 0) <= 65536`
 
 // claimSQL leases lanes: see migrations/0006_outbox_relay.sql. $1 token, $2 microseconds of the lease, $3 lanes, $4
 // transports to skip, $5 limit, $6 whether the relay has no other batch in flight, $7 tokens of lost claims.

@@ -40,6 +40,11 @@ var foreign = map[string]struct {
 	"an empty key":                  {`ordering_key = ''`, ""},
 	"a transport that nobody knows": {`transport_name = 'pigeon'`, `no transport "pigeon"`},
 	"a huge body":                   {`body = decode(repeat('00', 33 * 1024 * 1024), 'hex')`, "too large to be read: a body of 34603008 bytes"},
+	"a long name":                   {`name = repeat('a', 129)`, "too large to be read"},
+	"a long content type":           {`content_type = 'text/' || repeat('a', 123)`, "too large to be read"},
+	"a long transport":              {`transport_name = repeat('a', 65)`, "too large to be read"},
+	"a long exchange":               {`exchange = repeat('ä', 64)`, "too large to be read"},
+	"a long routing key":            {`routing_key = repeat('ä', 128)`, "too large to be read"},
 	"an empty body":                 {`body = ''`, ""},
 	"created in infinity":           {`created_at = 'infinity'`, "created_at is infinite"},
 	"created before all time":       {`created_at = '-infinity'`, "created_at is infinite"},
@@ -186,18 +191,13 @@ func TestForeignDeaths(t *testing.T) {
 	}
 }
 
-// The table rejects values that no relay supports, or that would not fit into an index.
+// The table rejects a lane that no relay claims, and a key that would not fit into an index.
 func TestForeignRow_isRefusedByConstraint(t *testing.T) {
 	t.Parallel()
 	f := setup(t, outboxpgx.Config{})
 	for set, want := range map[string]string{
-		`lane = 16`:                            "holdfast_outbox_lane",
-		`name = repeat('a', 129)`:              "holdfast_outbox_sizes",
-		`content_type = repeat('a', 128)`:      "holdfast_outbox_sizes",
-		`ordering_key = repeat('ä', 128)`:      "holdfast_outbox_sizes",
-		`transport_name = repeat('a', 65)`:     "holdfast_outbox_sizes",
-		`exchange = repeat('a', 128)`:          "holdfast_outbox_sizes",
-		`routing_key = repeat('a', 256)`:       "holdfast_outbox_sizes",
+		`lane = 16`:                            "holdfast_outbox_limits",
+		`ordering_key = repeat('ä', 128)`:      "holdfast_outbox_limits",
 		`ordering_key = repeat('ä', 127)||'k'`: "",
 	} {
 		id := ids.New()
