@@ -149,6 +149,10 @@ func TestDepthGauge(t *testing.T) {
 		if seen := look(); seen[payment] != 3 || seen[other] != 1 {
 			t.Errorf("depths %v, want 3 and 1", seen)
 		}
+		const backlog = "holdfast.inbox.test.backlog{queue=orders,state="
+		if seen := look(); seen[backlog+"waiting}"] != 5 || seen[backlog+"retrying}"] != 2 || seen[backlog+"put_off}"] != 1 {
+			t.Errorf("backlog %v, want 5, 2 and 1", seen)
+		}
 		if got := meter.Values("holdfast.inbox.test.settled{class=payment,outcome=dead,queue=orders}"); !slices.Equal(got, []float64{3}) {
 			t.Errorf("counted as dead of class payment %v, want 3", got)
 		}
@@ -167,10 +171,14 @@ func TestDepthGauge(t *testing.T) {
 	})
 }
 
-// counting counts how often dead letters are counted.
+// counting counts how often dead letters are counted. It has a fixed backlog.
 type counting struct {
 	driver.Source
 	n *atomic.Int64
+}
+
+func (counting) Backlog(context.Context) (driver.Backlog, error) {
+	return driver.Backlog{Waiting: 5, Retrying: 2, PutOff: 1}, nil
 }
 
 func (s counting) DeadLetters() driver.DeadLetters {

@@ -187,26 +187,29 @@ func (s *instruments) span(ctx context.Context, msgs []*inbox.Message) (context.
 }
 
 const (
-	// depthAge is the maximum age of the counts of dead letters while the gauge is read.
+	// depthAge is the maximum age of the counts of messages on the server while the gauges are read.
 	depthAge = time.Minute
 
-	// depthPoll is the interval of checks whether the gauge is read.
+	// depthPoll is the interval of checks whether the gauges are read.
 	depthPoll = 5 * time.Second
 
 	// depthTimeout bounds one count.
 	depthTimeout = 10 * time.Second
 )
 
-// depths has the numbers of dead letters. A goroutine counts them while the gauge is read. The gauge returns
-// the last count, because a broker may be slow.
+// depths has the numbers of dead letters and of messages that no consumer has. A goroutine counts them while the gauges
+// are read. The gauges return the last counts, because a broker may be slow.
 type depths struct {
-	cfg     *settings
-	letters driver.DeadLetters // nil: the source has no access to them
-	meter   metric.Meter
-	gauge   metric.Int64ObservableGauge
-	read    atomic.Bool // since the last count
-	counts  atomic.Pointer[[]driver.Depth]
-	seldom  telemetry.Seldom
+	cfg      *settings
+	letters  driver.DeadLetters // nil: the source has no access to them
+	measured driver.Measured    // nil: the source does not count
+	meter    metric.Meter
+	dead     metric.Int64ObservableGauge
+	backlog  metric.Int64ObservableGauge
+	read     atomic.Bool // since the last count
+	counts   atomic.Pointer[[]driver.Depth]
+	waiting  atomic.Pointer[driver.Backlog]
+	seldom   telemetry.Seldom
 }
 
 func newDepths(cfg *settings, source driver.Source, meter metric.Meter) (*depths, error) {
@@ -214,33 +217,40 @@ func newDepths(cfg *settings, source driver.Source, meter metric.Meter) (*depths
 	if keeper, ok := source.(driver.Keeper); ok {
 		d.letters = cfg.deadLetters(keeper.DeadLetters())
 	}
-	var err error
-	d.gauge, err = meter.Int64ObservableGauge(cfg.metric("dead_letters"),
+	d.measured, _ = source.(driver.Measured)
+	var err1, err2 error
+	d.dead, err1 = meter.Int64ObservableGauge(cfg.metric("dead_letters"),
 		metric.WithDescription("Dead letters of the consumer's queues, by class; counted about once a minute"))
-	return d, err
+	d.backlog, err2 = meter.Int64ObservableGauge(cfg.metric("backlog"),
+		metric.WithDescription("Messages that no consumer has, by state: waiting, retrying or put_off; counted about once a minute"))
+	return d, errors.Join(err1, err2)
 }
 
 // observe reports the latest counts.
 func (d *depths) observe(_ context.Context, o metric.Observer) error {
 	d.read.Store(true)
-	counts := d.counts.Load()
-	if counts == nil {
-		return nil
+	if counts := d.counts.Load(); counts != nil {
+		for _, depth := range *counts {
+			o.ObserveInt64(d.dead, int64(depth.Messages),
+				metric.WithAttributes(attribute.String("queue", d.cfg.Queue), attribute.String("class", depth.Class)))
+		}
 	}
-	for _, depth := range *counts {
-		o.ObserveInt64(d.gauge, int64(depth.Messages),
-			metric.WithAttributes(attribute.String("queue", d.cfg.Queue), attribute.String("class", depth.Class)))
+	if b := d.waiting.Load(); b != nil {
+		for state, n := range map[string]int{"waiting": b.Waiting, "retrying": b.Retrying, "put_off": b.PutOff} {
+			o.ObserveInt64(d.backlog, int64(n), metric.WithAttributes(attribute.String("queue", d.cfg.Queue), attribute.String("state", state)))
+		}
 	}
 	return nil
 }
 
-// run counts, and reports the gauge, until ctx ends.
+// run counts, and reports the gauges, until ctx ends.
 func (d *depths) run(ctx context.Context) {
-	if d.letters == nil {
+	if d.letters == nil && d.measured == nil {
 		return
 	}
 	defer d.counts.Store(nil)
-	if registration, err := d.meter.RegisterCallback(d.observe, d.gauge); err == nil {
+	defer d.waiting.Store(nil)
+	if registration, err := d.meter.RegisterCallback(d.observe, d.dead, d.backlog); err == nil {
 		defer func() { _ = registration.Unregister() }()
 	}
 	for pause := depthPoll; runloop.Sleep(ctx, pause) == nil; {
@@ -270,18 +280,34 @@ func (d *depths) byClass(ctx context.Context) (dead map[string]int, held bool, e
 	return dead, held, nil
 }
 
+// count counts. It keeps no number that could not be counted, because an outdated one would be worse.
 func (d *depths) count(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, depthTimeout)
 	defer cancel()
-	counts, err := d.letters.Depths(ctx)
-	if err == nil {
-		d.counts.Store(&counts)
-		return
+	var counts []driver.Depth
+	var backlog driver.Backlog
+	var err1, err2 error
+	if d.letters != nil {
+		counts, err1 = d.letters.Depths(ctx)
 	}
-	d.counts.Store(nil) // no number is better than an outdated one
-	if repeats, ok := d.seldom.Due(); ok {
-		d.cfg.Logger.WarnContext(ctx, "could not count dead letters", slog.Any("error", err), slog.Int("repeats", repeats))
+	if d.measured != nil {
+		backlog, err2 = d.measured.Backlog(ctx)
 	}
+	d.counts.Store(known(counts, err1))
+	d.waiting.Store(known(backlog, err2))
+	if err := errors.Join(err1, err2); err != nil {
+		if repeats, ok := d.seldom.Due(); ok {
+			d.cfg.Logger.WarnContext(ctx, "could not count messages", slog.Any("error", err), slog.Int("repeats", repeats))
+		}
+	}
+}
+
+// known returns a value, or nil if there is an error.
+func known[T any](v T, err error) *T {
+	if err != nil {
+		return nil
+	}
+	return &v
 }
 
 // condition has the inputs of readiness. The loop compares it in every turn.

@@ -44,8 +44,8 @@ import (
 // a connection for each partition, one for copies, and one to count the processes.
 //
 // The Queue of a message, the attribute queue in logs and metrics and the origin of a dead letter name the
-// partition. The metric dead_letters names the queue "orders", because the dead letters of all partitions are in
-// the same queues. Replay publishes a dead letter to the exchange, and so to the partition of its slot.
+// partition. The metrics dead_letters and backlog name the queue "orders", because the dead letters of all partitions
+// are in the same queues. Replay publishes a dead letter to the exchange, and so to the partition of its slot.
 //
 // The broker serves each partition to the process that subscribed first. About every 10 seconds a process compares
 // its partitions with its share: the number of partitions divided by the number of processes, rounded up. It

@@ -27,8 +27,8 @@ import (
 // is down. In a Cluster, if the node of one partition is down, the others are served. Run waits for messages with
 // one connection for each served partition, so the client's pool must be large enough.
 //
-// The attribute queue in logs and metrics names the partition. Only the metric dead_letters names the stream, and
-// counts the dead letters of all partitions.
+// The attribute queue in logs and metrics names the partition. Only the metrics dead_letters and backlog name the
+// stream, and count the messages of all partitions.
 //
 // Each process asks for all leases, and records every 2 seconds that it takes part (processes.<partitions>, among
 // the keys of the first partition). About every 10 seconds it compares its leases with its share: the number of

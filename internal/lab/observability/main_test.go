@@ -168,7 +168,7 @@ func everyExpr(t *testing.T) map[string]string {
 
 var (
 	// rare matches queries without data in a healthy shop.
-	rare = regexp.MustCompile(`txretry_(failures|refused)|outbox_(failed|given_back|stale_leases)|outcome=~"retried\|dead"|_dead_letters|_parked_|` +
+	rare = regexp.MustCompile(`txretry_(failures|refused)|outbox_(failed|given_back|stale_leases)|outcome=~"retried\|dead"|_dead_letters|_backlog|_parked_|` +
 		`_lost_sessions|_stuck|idempotency_fallbacks|ratelimit_leased|_pruned`)
 	// ofServers matches queries that have data on real servers only.
 	ofServers = regexp.MustCompile(`outbox_window_fill|ratelimit_(decisions|duration)`)
