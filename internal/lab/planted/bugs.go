@@ -29,7 +29,7 @@ var bugs = []bug{
 	},
 	{
 		"what was not sent counts as published", "outbox/pipeline.go",
-		"\tcase r.unsent:\n", "\tcase r.unsent:\n\t\toutcomes[r.index] = outcome{done: true}\n", simulation,
+		"\tcase r.unsent:\n", "\tcase r.unsent:\n\t\toutcomes[r.index] = outcome{done: true}\n", enumerated,
 	},
 	{
 		"what was not confirmed in time counts as published", "outbox/pipeline.go",
@@ -71,6 +71,16 @@ var bugs = []bug{
 	{
 		"messages of a lost session are not delivered again", "inbox/internal/memqueue/source.go",
 		"\t\th.giveBack(d)\n", "\t\th.settle(d)\n", simulation,
+	},
+	{
+		"a message that fails again is published", "outbox/round.go",
+		"\t\tcase o.err == nil:\n", "\t\tcase o.err == nil || m.Attempts > 0:\n", enumerated,
+	},
+	{
+		"an unanswered COMMIT of a repeated attempt is taken for success", "txretry/attempt.go",
+		"\treturn result{err: &CommitUnknownError{Name: c.opts.Name, Err: err}, phase: phaseCommit, lost: err, xid: t.session.XID()}\n",
+		"\tif c.attempts > 1 {\n\t\treturn result{}\n\t}\n" +
+			"\treturn result{err: &CommitUnknownError{Name: c.opts.Name, Err: err}, phase: phaseCommit, lost: err, xid: t.session.XID()}\n", enumerated,
 	},
 	{
 		"the engine asks for no turn", "inbox/engine/loop.go",

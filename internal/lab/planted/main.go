@@ -196,14 +196,14 @@ func (b bug) changed(root string) ([]byte, error) {
 
 // test runs the check, with additional arguments for the go command.
 func (c check) test(ctx context.Context, root string, more ...string) ([]byte, error) {
-	args := append([]string{"test", "-vet=off", "-count=1", "-timeout=10m"}, more...)
-	if c == simulation {
-		args = append(args, "./internal/lab/sim", "-run=^TestSchedules$", fmt.Sprintf("-seeds=%d", *seeds), "-most=1")
-	} else {
-		args = append(args, c.pkg, "-run="+c.run)
-	}
-	if c == enumerated {
-		args = append(args, "-pairs", "-most=1")
+	args := append([]string{"test", "-vet=off", "-count=1"}, more...)
+	switch c {
+	case simulation:
+		args = append(args, "./internal/lab/sim", "-run=^TestSchedules$", "-timeout=10m", fmt.Sprintf("-seeds=%d", *seeds), "-most=1")
+	case enumerated:
+		args = append(args, c.pkg, "-run="+c.run, "-timeout=30m", "-pairs", "-most=1")
+	default:
+		args = append(args, c.pkg, "-run="+c.run, "-timeout=10m")
 	}
 	cmd := exec.CommandContext(ctx, "go", args...)
 	cmd.Dir = root

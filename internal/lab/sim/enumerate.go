@@ -22,6 +22,8 @@ import (
 // of these, each fault at each later point of that schedule. The last ones depend on the first fault, so the schedule with
 // the first fault is run to list them.
 //
+// The seed gives each choice of faults one order of events. The models (internal/lab/models) cover the other orders.
+//
 // Only schedules that repeat can be enumerated. A frozen process continues with all its goroutines at the same moment, in
 // any order, so freezing is left to the drawn schedules. A lease that expires at its start has the same effect on others.
 // A call that hangs or is late has one duration. Servers that are away, lost keys and clocks are left to the drawn
