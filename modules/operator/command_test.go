@@ -227,7 +227,7 @@ func TestFrom(t *testing.T) {
 // looks are the commands that change nothing. schema print is not one of them: some of its flags write files.
 var looks = map[string]bool{
 	"status": true, "outbox pending": true, "outbox parked": true, "outbox dead": true, "inbox dead": true, "inbox retrying": true, "groups": true, "show": true,
-	"log": true, "page": true, "mcp": true, "limits show": true, "idempotency show": true, "expiry due": true, "expiry stuck": true, "schema grants": true, "doctor": true,
+	"running": true, "log": true, "page": true, "mcp": true, "limits show": true, "idempotency show": true, "expiry due": true, "expiry stuck": true, "schema grants": true, "doctor": true,
 }
 
 // unnoted are the commands whose changes are not logged: relay publishes messages that others have written, and

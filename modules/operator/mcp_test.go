@@ -94,7 +94,7 @@ func (a *agent) call(t *testing.T, tool string, arguments map[string]any) (answe
 	return answer, result.IsError
 }
 
-var readers = []string{"dead_letters", "explain", "groups", "idempotency", "limits", "log", "status", "waiting"}
+var readers = []string{"dead_letters", "explain", "groups", "idempotency", "limits", "log", "running", "status", "waiting"}
 
 // An agent may read all but bodies and headers, and change nothing, unless more is allowed.
 func TestMCPReads(t *testing.T) {

@@ -98,7 +98,8 @@ func (s *site) shows(t *testing.T, r *http.Request, code int, parts ...string) s
 func TestPageShows(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, page.Config{Authorize: everything, Title: "the shop"})
-	s.get(t, "", 200, "the shop", "ada", "outbox", "billing", "unrecoverable 3", "holds", "0.0/s", "0 held", "default closed")
+	s.get(t, "", 200, "the shop", "ada", "outbox", "billing", "unrecoverable 3", "holds", "0.0/s")
+	s.get(t, "running", 200, "0 held", "default closed")
 	s.get(t, "groups", 200, "no exchange a", "no handler for c", "Retry all")
 	s.get(t, "groups?name=c", 200, "no handler for c", `<span class="count">2</span>`)
 	s.get(t, "dead-letters?from=outbox", 200, "no exchange b", s.ids["a"].String())

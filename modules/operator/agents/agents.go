@@ -104,6 +104,8 @@ type nothing struct{}
 func (a *agents) addReaders(s *mcp.Server) {
 	addReader(s, "status", "The state of every outbox, consumer and sweep: waiting messages, their age, and failures. Times are in seconds.",
 		func(ctx context.Context, _ nothing) (core.Status, error) { return a.o.LookForRates(ctx), nil })
+	addReader(s, "running", "The processes of the service, and the slowest messages in work.",
+		func(ctx context.Context, _ nothing) (core.Running, error) { return a.o.Running(ctx) })
 	addReader(s, "groups", "The dead letters by kind of failure, the most frequent first: their number, the time of the first, and the last one without its body.", a.groups)
 	addReader(s, "dead_letters", fmt.Sprintf("The dead letters without their bodies, at most %d of each outbox and consumer. An outbox lists the oldest first.", mostForAgents), a.deadLetters)
 	addReader(s, "explain", "Everything about one dead letter: its error, earlier attempts and trace, the number of similar failures, "+

@@ -93,7 +93,7 @@ func New(service operator.Config) (*cobra.Command, error) {
 	}
 	root.PersistentFlags().Bool("json", false, "print JSON")
 	root.AddCommand(
-		o.status(), o.outbox(), o.inbox(), o.groups(), o.show(), o.retry(), o.drop(), o.postpone(), o.pause(), o.resume(), o.log(),
+		o.status(), o.running(), o.outbox(), o.inbox(), o.groups(), o.show(), o.retry(), o.drop(), o.postpone(), o.pause(), o.resume(), o.log(),
 		o.limits(), o.idempotency(), o.expiry(), o.relay(), o.sweep(), o.prune(), o.setup(), o.doctor(), o.schema(), o.page(), o.mcp(),
 	)
 	quiet(root)

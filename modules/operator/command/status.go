@@ -232,6 +232,56 @@ func sweepTable(w io.Writer, sweeps []core.SweepStatus) *table {
 	return t
 }
 
+// running lists the processes of the service and their slowest messages.
+func (o *commands) running() *cobra.Command {
+	cmd := &cobra.Command{Use: "running", Short: "List the processes of the service and the slowest messages in work", Args: noArguments,
+		Long: "List the processes of the service and the slowest messages in work. Each process with a recorder of the history reports\n" +
+			"every 10 s. One that has not reported for 30 s is gone.",
+	}
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		r, err := o.Running(cmd.Context())
+		if err != nil {
+			return fmt.Errorf("running: %w", err)
+		}
+		if wantsJSON(cmd) {
+			return printJSON(cmd, r)
+		}
+		return printRunning(cmd.OutOrStdout(), r)
+	}
+	return cmd
+}
+
+func printRunning(w io.Writer, r core.Running) error {
+	age := func(at time.Time) string {
+		if at.IsZero() {
+			return "-"
+		}
+		return core.Age(r.At.Sub(at).Seconds())
+	}
+	processes := newTable(w, "PROCESS", "RUNS", "VERSION", "UP", "IN WORK", "OLDEST", "SEEN")
+	for _, p := range r.Processes {
+		seen := age(p.Seen) + " ago"
+		if p.Gone {
+			processes.row(p.Name(), strings.Join(p.Roles, ", "), p.Version, age(p.Since), "-", "-", "gone, "+seen)
+			continue
+		}
+		processes.row(p.Name(), strings.Join(p.Roles, ", "), p.Version, age(p.Since), p.InWork, age(p.Oldest), seen)
+	}
+	messages := newTable(w, "AGE", "NAME", "CONSUMER", "KEY", "ATTEMPT", "PROCESS", "ID")
+	for _, m := range r.Slowest {
+		passed := age(m.Since)
+		if m.Late {
+			passed += ", too long"
+		}
+		messages.row(passed, m.Name, m.Consumer, core.Short(m.Key, 40), m.Attempt, m.Process, m.ID)
+	}
+	err := errors.Join(processes.flush(), messages.below(w))
+	if versions := r.Versions(); len(versions) > 1 {
+		fmt.Fprintf(w, "\n%d versions run at once: %s\n", len(versions), core.Plain(strings.Join(versions, ", ")))
+	}
+	return err
+}
+
 // idempotency shows the state of a key.
 func (o *commands) idempotency() *cobra.Command {
 	return parent("idempotency", "State of an idempotency key", o.idempotencyShow())

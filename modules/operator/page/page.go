@@ -117,6 +117,7 @@ func (p *Page) mux() *http.ServeMux {
 	mux.Handle("GET /dead-letter", p.reader(p.showDeadLetter))
 	mux.Handle("GET /retrying", p.reader(p.showRetrying))
 	mux.Handle("GET /waiting", p.reader(p.showWaiting))
+	mux.Handle("GET /running", p.reader(p.showRunning))
 	mux.Handle("GET /limits", p.reader(p.showLimits))
 	mux.Handle("GET /log", p.reader(p.showLog))
 	mux.Handle("GET /job", p.reader(p.showJob))
@@ -221,7 +222,7 @@ func parseTemplates() map[string]*template.Template {
 		"table": func(found []core.Message, mark bool) messageTable { return messageTable{found, mark} },
 	}).ParseFS(pageFiles, "assets/layout.html", "assets/views.html"))
 	all := map[string]*template.Template{}
-	for _, name := range []string{"status", "groups", "dead-letters", "dead-letter", "retrying", "waiting", "limits", "log", "preview", "job", "reading", "message"} {
+	for _, name := range []string{"status", "groups", "dead-letters", "dead-letter", "retrying", "waiting", "running", "limits", "log", "preview", "job", "reading", "message"} {
 		view := template.Must(layout.Clone())
 		all[name] = template.Must(view.AddParseTree("content", view.Lookup(name).Tree))
 	}

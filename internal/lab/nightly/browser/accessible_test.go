@@ -64,7 +64,7 @@ func TestOperatorIsAccessible(t *testing.T) {
 	v.poison(letters)
 	v.click(`nav a[href="/operator/"]`)
 	v.awaitText("h1", "Status")
-	for _, view := range []string{"", "groups", "dead-letters", "waiting", "limits?key=ada", "nowhere"} {
+	for _, view := range []string{"", "groups", "dead-letters", "waiting", "running", "limits?key=ada", "nowhere"} {
 		v.open(v.url + "/operator/" + view)
 		v.wantUsable("the view " + view)
 	}

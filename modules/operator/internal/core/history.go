@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"slices"
-	"sync"
 	"time"
 
 	inboxdriver "github.com/holdfast-go/holdfast/inbox/driver"
@@ -23,33 +22,20 @@ const (
 	HourStep, DayStep = 10 * time.Second, 5 * time.Minute
 )
 
-// historyReading is the last reading of the history, which all viewers share for a step.
-type historyReading struct {
-	mu   sync.Mutex
-	last History
-	at   time.Time
-}
-
 // readHistory returns the history of the service, at most one step old; nil: it keeps none.
 func (o *Operator) readHistory(ctx context.Context) *History {
 	if o.Config.History == nil {
 		return nil
 	}
-	r := &o.history
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if time.Since(r.at) < HourStep/2 {
-		last := r.last
-		return &last
-	}
-	hour, err := o.Config.History.Read(ctx, false)
-	var day []operator.Figures
-	if err == nil {
-		day, err = o.Config.History.Read(ctx, true)
-	}
-	r.last, r.at = History{hour, day, TextOf(err)}, time.Now()
-	last := r.last
-	return &last
+	h := o.history.within(HourStep/2, func() History {
+		hour, err := o.Config.History.Read(ctx, false)
+		var day []operator.Figures
+		if err == nil {
+			day, err = o.Config.History.Read(ctx, true)
+		}
+		return History{hour, day, TextOf(err)}
+	})
+	return &h
 }
 
 // date sets the begin of problems that have none, by the history. A problem began after the last step without it. Steps that

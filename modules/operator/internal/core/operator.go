@@ -23,8 +23,9 @@ type Operator struct {
 	turns map[string]turn
 	// claims are the last counts of claims, one for each part that counts them.
 	claims []claimsCount
-	// history is the last reading of the history.
-	history historyReading
+	// history and processes are the last readings of the history.
+	history   reading[History]
+	processes reading[reported]
 }
 
 // New returns an Operator. The error names every violation in cfg. It does not connect to a server.
