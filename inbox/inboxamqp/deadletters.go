@@ -101,7 +101,7 @@ func (l *letters) Scan(
 
 // These bound the number of messages that are in memory before the scan visits them, because RabbitMQ limits
 // prefetch by messages, not bytes. The first window is small. Later windows have about scanBytes, estimated by the
-// largest message so far.
+// largest message of the last windows.
 const (
 	firstScan = 4
 	maxScan   = 16
@@ -135,7 +135,7 @@ type scan struct {
 	deliveries <-chan amqp.Delivery
 	window     int // how many more messages the broker may send to the consumer
 	size       int // of the window at its start
-	largest    int // largest body so far, in bytes
+	largest    int // largest body of late, in bytes: each window without larger ones halves it
 }
 
 // run visits as many messages as the queue has at the start. First it waits for other consumers. Usually that is
@@ -191,6 +191,7 @@ func (s *scan) next(ctx context.Context, n, left int) (raw amqp.Delivery, found 
 	}
 	if s.window == 0 {
 		s.size = nextWindow(s.size, s.largest)
+		s.largest /= 2
 		if err := s.consume(fmt.Sprintf("scan-%08d", n), min(left, s.size)); err != nil {
 			return raw, false, err
 		}

@@ -118,9 +118,14 @@ func (p *Page) read(v visit, view string, find finder) results {
 // charted are the figures of the views with a chart.
 var charted = map[string]figure{"groups": dead, "dead-letters": dead, "retrying": waiting, "waiting": waiting}
 
-// Filtered reports whether the query has a field besides the view's own.
+// Filtered reports whether the query has a field of the filter besides the part, which the filter names while it is folded.
 func (a asked) Filtered() bool {
-	return len(a.Query.Values) > 1 || len(a.Query.Values) == 1 && !a.Query.retrying()
+	for field := range a.Query.Values {
+		if !slices.Contains([]string{"from", "limit", "after", "retrying"}, field) {
+			return true
+		}
+	}
+	return false
 }
 
 // Several reports whether there is an outbox among several places: its list alone would have a next page.

@@ -39,6 +39,7 @@ func TestOutageIsSeenAsItHappens(t *testing.T) {
 	p.open(w.url)
 	p.awaitVerdict("All good", testenv.Patience)
 	p.awaitText("#history", "Done")
+	time.Sleep(20 * time.Second) // timing: for the chart
 	p.picture("modules/operator", "test-outage-before")
 
 	w.broker.Cut()

@@ -131,7 +131,7 @@ func laggingOutboxes(s Status, above float64) (found []Problem) {
 			continue
 		}
 		text := "the oldest message is not published"
-		if b.Leased == 0 && b.Doubtful == 0 {
+		if b.Leased == 0 && b.Doubtful == 0 && len(b.Transports) == 0 { // a relay of this process has no leases while it is paused
 			text += ", no relay runs"
 		}
 		since := s.At.Add(-seconds(b.OldestAge))

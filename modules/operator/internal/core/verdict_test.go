@@ -107,6 +107,10 @@ func TestJudge(t *testing.T) {
 			}}},
 			"outbox: publishing is paused (no route)|HoldfastTransportPaused|; outbox: publishing is paused on audit|HoldfastTransportPaused|",
 		},
+		"lag behind a paused transport": {
+			Status{Outboxes: []OutboxStatus{{Name: "outbox", OldestAge: 61, Transports: []transportStatus{{Name: "default", State: "paused", Error: "refused"}}}}},
+			"outbox: publishing is paused (refused)|HoldfastTransportPaused|; outbox: the oldest message is not published|HoldfastOutboxLagHigh|03:03:04",
+		},
 		"not ready": {
 			Status{
 				Outboxes:  []OutboxStatus{{Name: "outbox", NotReady: "no connection"}},
