@@ -18,6 +18,7 @@ import (
 	"github.com/holdfast-go/holdfast/internal/partition"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/internal/testenv/amqptest"
+	"github.com/holdfast-go/holdfast/internal/trace/parked"
 )
 
 // newSource returns a running source of a queue that exists.
@@ -417,4 +418,13 @@ func newSourceFixture(t *testing.T, b *amqptest.Broker, cfg config) (f conforman
 			return setup
 		},
 	}, dial
+}
+
+// The run of two consumers with ParkKeys is one of the model of parked keys.
+func TestParkKeys_runOfTheModel(t *testing.T) {
+	t.Parallel()
+	testenv.AMQPURL(t)
+	b, cfg := ownQueues(t, config{Ordered: true, Classic: true})()
+	f, _ := newSourceFixture(t, b, cfg)
+	parked.Test(t, f, parked.OnPostgres(t))
 }

@@ -24,6 +24,7 @@ import (
 	"github.com/holdfast-go/holdfast/internal/partition"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/internal/testenv/redistest"
+	"github.com/holdfast-go/holdfast/internal/trace/parked"
 	outbox "github.com/holdfast-go/holdfast/outbox/driver"
 	"github.com/holdfast-go/holdfast/outbox/outboxredis"
 )
@@ -461,4 +462,10 @@ func TestClusterFailover(t *testing.T) {
 	publish(t, failOver(), event())
 	awaitHandled(t, handled)
 	testenv.Eventually(t, func() error { return process(t, p, event()) })
+}
+
+// The run of two consumers with ParkKeys is one of the model of parked keys.
+func TestParkKeys_runOfTheModel(t *testing.T) {
+	t.Parallel()
+	parked.Test(t, newFixture(t, true).source(), parked.OnPostgres(t))
 }

@@ -91,7 +91,8 @@ var floors = slices.Concat(
 		{pkg: "internal/metrictest"},
 		{pkg: "internal/trace", stdOnly: true},
 		{pkg: "internal/trace/lanes", on: with(ground, "internal/trace", "outbox/driver"), noTesting: true},
-		{pkg: "internal/lab/test", stdOnly: true}, // it runs before any module is downloaded
+		{pkg: "internal/trace/parked", clients: []string{pgx, redis, amqp}, on: []string{"..."}}, // it runs consumers
+		{pkg: "internal/lab/test", stdOnly: true},                                                // it runs before any module is downloaded
 		{pkg: "internal/lab/...", clients: heavy, on: []string{"..."}, anyModule: true},
 
 		// Transactions need Postgres: this core uses pgx and is not split.

@@ -17,6 +17,7 @@ import (
 	"github.com/holdfast-go/holdfast/inbox/internal/memqueue"
 	"github.com/holdfast-go/holdfast/internal/ids"
 	"github.com/holdfast-go/holdfast/internal/testenv"
+	"github.com/holdfast-go/holdfast/internal/trace/parked"
 )
 
 // at returns a script with one outcome, for the first call of one step.
@@ -194,3 +195,9 @@ func fixture(exclusive bool) conformance.SourceFixture {
 }
 
 func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }
+
+// The run of two consumers with ParkKeys is one of the model of parked keys.
+func TestParkKeys_runOfTheModel(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) { parked.Test(t, fixture(true), parked.InMemory(t)) })
+}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/internal/trace/lanes"
+	"github.com/holdfast-go/holdfast/internal/trace/parked"
 )
 
 func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }
@@ -103,7 +104,7 @@ var transition = regexp.MustCompile(`@([a-z]+)`)
 // TestModels_transitions: the acceptors of package trace have the transitions of their models.
 func TestModels_transitions(t *testing.T) {
 	t.Parallel()
-	accepted := map[string][]string{"lanes": lanes.Transitions}
+	accepted := map[string][]string{"lanes": lanes.Transitions, "parked": parked.Transitions}
 	for _, m := range all(t) {
 		var named []string
 		for _, found := range transition.FindAllStringSubmatch(m.text, -1) {

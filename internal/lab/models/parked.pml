@@ -33,8 +33,8 @@ inline unlock() { running--; locked = 0 }
 inline die() { alive = alive && turn != mine }
 inline operate(m) { /* a dead letter is replayed or removed; the removal waits for a copy that runs */
 	if
-	:: parked[m] = waits
-	:: entering[m] == 0 -> parked[m] = none; dropped[m] = true;
+	:: parked[m] = waits /* @replay */
+	:: entering[m] == 0 -> parked[m] = none; dropped[m] = true; /* @remove */
 #ifndef MUTANT_8
 		entered[m] = true
 #endif
@@ -43,7 +43,7 @@ inline operate(m) { /* a dead letter is replayed or removed; the removal waits f
 	due = true;
 #endif
 	turn++ }
-inline commit(m) { /* the entry and the effect */
+inline commit(m) { /* @commit: the entry and the effect */
 	assert(!entered[m] && !dropped[m] && (m == 0 && !entered[1] || m == 1 && entered[0]));
 	entered[m] = true; entering[m] = 0
 }
@@ -52,7 +52,7 @@ proctype Consumer(byte me) {
 	byte m;
 	bool known;
 end:	do
-	:: atomic { owner == me && unacked < 2 -> m = unacked }
+	:: atomic { owner == me && unacked < 2 -> m = unacked } /* @deliver */
 again:	   known = stopped; /* the snapshot of the statement that makes the entry; it waits for another copy, then */
 #ifdef MUTANT_4
 	   known = false;
@@ -62,7 +62,7 @@ again:	   known = stopped; /* the snapshot of the statement that makes the entry
 	      if
 	      :: atomic { commit(m) }
 	      :: atomic { faults > 0 -> faults--; entering[m] = 0 } /* the handler fails for the last time */
-		 atomic { if /* Stop */
+		 atomic { if /* @stop */
 		 :: !entered[m] && parked[m] == none && !stopped -> stopped = true; due = false; turn++; parked[m] = dead
 		 :: !entered[m] && parked[m] == none && stopped -> parked[m] = waits
 		 :: else
@@ -71,7 +71,7 @@ again:	   known = stopped; /* the snapshot of the statement that makes the entry
 	   :: atomic { entered[m] && (known || entering[m] == 0) } /* a duplicate */
 	   :: atomic { known && !entered[m] && parked[m] != none } /* a copy is stored */
 	   :: atomic { known && !entered[m] && parked[m] == none && stopped -> sharing++ }
-	      atomic { parked[m] = (parked[m] == none -> waits : parked[m]); sharing-- }
+	      atomic { parked[m] = (parked[m] == none -> waits : parked[m]); sharing-- } /* @wait */
 	   :: atomic { known && !entered[m] && parked[m] == none && !stopped ->
 #ifdef MUTANT_7
 		parked[m] = waits
@@ -81,7 +81,7 @@ again:	   known = stopped; /* the snapshot of the statement that makes the entry
 		}
 	   fi;
 	   if
-	   :: atomic { unacked = (owner == me && unacked == m -> m + 1 : unacked) }
+	   :: atomic { unacked = (owner == me && unacked == m -> m + 1 : unacked) } /* @ack */
 	   :: atomic { faults > 0 -> faults-- } /* killed: the message is delivered again */
 	   fi
 	od

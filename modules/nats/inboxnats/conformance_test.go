@@ -20,6 +20,7 @@ import (
 	"github.com/holdfast-go/holdfast/inbox/inboxtest/conformance"
 	"github.com/holdfast-go/holdfast/internal/partition"
 	"github.com/holdfast-go/holdfast/internal/testenv"
+	"github.com/holdfast-go/holdfast/internal/trace/parked"
 	"github.com/holdfast-go/holdfast/internal/wire"
 	"github.com/holdfast-go/holdfast/modules/nats/inboxnats"
 	"github.com/holdfast-go/holdfast/modules/nats/internal/form"
@@ -254,4 +255,10 @@ func noError(t testing.TB, errs ...error) {
 			t.Fatal(err)
 		}
 	}
+}
+
+// The run of two consumers with ParkKeys is one of the model of parked keys.
+func TestParkKeys_runOfTheModel(t *testing.T) {
+	t.Parallel()
+	parked.Test(t, newFixture(t, true, 1).source(), parked.OnPostgres(t))
 }
