@@ -114,8 +114,8 @@ func after(points []sim.Point, f sim.Fault) []sim.Point {
 	return points[slices.Index(points, f.Point)+1:]
 }
 
-// maxRuns is how often a schedule is run until it repeats.
-const maxRuns = 5
+// maxRuns is how often a schedule is run until it repeats. On a busy machine the Go scheduler may preempt a goroutine.
+const maxRuns = 20
 
 // repeated runs a schedule until it is the same, up to its last fault, as the schedule before, which has no such fault.
 func repeated(t *testing.T, before sim.Enumerated, faults []sim.Fault) (r sim.Enumerated, ok bool) {
