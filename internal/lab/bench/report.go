@@ -378,13 +378,14 @@ var reasons = []reason{
 		"idempotency",
 		[]string{"us over the bare handler, first run in memory", "allocations over the bare handler, first run in memory"},
 		"Every request has its key checked, a fingerprint of its body, a recorder for the answer, a copy of its header, a context with a lease, and a record in the store. " +
-			"About half of the time is memory. A pool would pass it to the next request while a handler's goroutine still uses it.",
+			"Two fifths of the processor time are allocation and collection. A pool would pass it to the next request while a handler's goroutine still uses it.",
 	},
 	{
 		"idempotency",
 		[]string{"of raw redis"},
-		"SET takes Redis half a microsecond (`INFO commandstats`). The scripts, of four or five commands in Lua, take 8 to 12: they compare a token, " +
-			"write a hash of eight fields and a lock, and have a reply for each state. A replay without its checks of sizes was 8 % faster.",
+		"A replay takes Redis 12.6 us of its processor, and SET NX GET 1.7; the script that claims a key takes 18.0, and SET NX 4.6 (medians of 12 runs on a busy machine). " +
+			"The scripts are of four commands in Lua: they compare a token, write a hash and a lock, and have a reply for each state. " +
+			"The checks that keep a value over 64 MiB out of a script are 4 us of a replay.",
 	},
 	{
 		"idempotency",
@@ -406,7 +407,7 @@ var reasons = []reason{
 	{
 		"shop",
 		[]string{"of bare SQL by hand"},
-		"By hand a hold is four round trips to one server. Ours also makes two to Redis for the key, one for the limits, and a NOTIFY after the commit; " +
+		"By hand a hold is four round trips to one server. Ours also makes two to Redis for the key, one for the limits, and at most one NOTIFY in 2 ms; " +
 			"its transaction is SERIALIZABLE. The whole shop relays, consumes and keeps a read model on the same two cores, too.",
 	},
 }
