@@ -101,7 +101,7 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 	defer func() { err = errors.Join(err, b.close()) }()
 	var failed error
 	for _, w := range chosen {
-		b.report.Runs = append(b.report.Runs, ran{w.name, command, commit, time.Now(), b.rounds, provenance.Machine()})
+		b.report.Runs = append(b.report.Runs, ran{w.name, command, commit, time.Now(), b.rounds, provenance.Machine() + loadAverage()})
 		if err := b.runAll(ctx, w); err != nil {
 			fmt.Fprintln(out, "\nfailed:", err)
 			failed = errors.Join(failed, err)
@@ -119,6 +119,16 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 	b.report.goals(&goals)
 	fmt.Fprint(out, goals.String())
 	return failed
+}
+
+// loadAverage returns the load of the machine in the last minute, before the workload: other work widens the ranges.
+func loadAverage() string {
+	text, err := os.ReadFile("/proc/loadavg")
+	if err != nil {
+		return ""
+	}
+	load, _, _ := strings.Cut(string(text), " ")
+	return ", load " + load
 }
 
 func (b *bench) runAll(ctx context.Context, w workload) (err error) {

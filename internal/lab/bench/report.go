@@ -238,7 +238,8 @@ func (r *report) markdown() string {
 	r.summary(&b)
 	b.WriteString("\n![Holdfast beside the fastest peer of each table](performance.svg)\n")
 	b.WriteString("\n## How it was measured\n\nContenders of a table took turns, round after round. " +
-		"A figure is the median [least .. most] of the rounds, a ratio the median of the ratios within a round.\n\n")
+		"A figure is the median [least .. most] of the rounds, a ratio the median of the ratios within a round. " +
+		"The load is the machine's average before the workload: above 2, other work had a share of it, and its figures do not compare with those of an idle machine.\n\n")
 	b.WriteString("| workload | command | commit | begun | rounds | machine |\n|---|---|---|---|---|---|\n")
 	for _, one := range r.Runs {
 		fmt.Fprintf(&b, "| %s | `%s` | %s | %s | %d | %s |\n",
