@@ -61,6 +61,14 @@ const (
 	rejected
 )
 
+func (r row) String() string { return r.key + "/" + r.id.String() }
+
+func (r round) String() string { return fmt.Sprint(r.rows, " with outcomes ", r.outcomes) }
+
+func (l lane) String() string {
+	return fmt.Sprintf("a lane held by %d, with rounds %v and rows %v", l.token, l.rounds, l.rows)
+}
+
 func (l lane) clone() lane {
 	l.rounds, l.gone = maps.Clone(l.rounds), maps.Clone(l.gone)
 	if l.rounds == nil {
