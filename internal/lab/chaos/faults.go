@@ -155,9 +155,12 @@ func (d *dealer) doubles() []fault {
 	var all []fault
 	for range 3 {
 		first := pick(d.rng, slices.Concat(d.processKills(), d.processStops(), called("half-open ", d.halfOpens()), called("cut ", d.cuts())))
-		second := pick(d.rng, slices.Concat(d.serverKills(), d.serverStops(),
-			called("memory alarm of ", d.memoryAlarms()), called("flush of ", d.flushes()), called("lost bytes of ", d.lostBytes())))
-		all = append(all, both(first, second))
+		others := slices.Concat(d.serverKills(), d.serverStops(),
+			called("memory alarm of ", d.memoryAlarms()), called("flush of ", d.flushes()))
+		if !strings.HasPrefix(first.target, "cut ") { // a cut link has no bytes to lose
+			others = append(others, called("lost bytes of ", d.lostBytes())...)
+		}
+		all = append(all, both(first, pick(d.rng, others)))
 	}
 	return all
 }
