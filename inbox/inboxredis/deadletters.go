@@ -12,6 +12,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/driver"
+	"github.com/holdfast-go/holdfast/internal/inbox/record"
 )
 
 const (
@@ -98,7 +99,9 @@ func (l *letters) Scan(ctx context.Context, class string, visit func(*inbox.Dead
 		}
 		last = end
 		for _, m := range page {
-			letter := readDead(m.Values, l.group.keys.stream, class, l.group.cfg.symfony)
+			dead := read(m.Values, l.group.cfg.symfony)
+			dead.Queue = l.group.keys.stream
+			letter := record.ReadDead(dead, class, in(m.Values))
 			body := letter.Message.Body
 			fate, err := visit(&letter)
 			switch {
@@ -136,7 +139,7 @@ func (l *letters) settle(ctx context.Context, key string, m redis.XMessage, fate
 		if fate == driver.Drop {
 			return doOnce(ctx, l.group.client, "xdel", key, m.ID)
 		}
-		return runOnce(ctx, l.group.client, returnScript, []string{key, l.group.keys.retries()}, append([]any{m.ID}, replayCopy(fields)...)...)
+		return runOnce(ctx, l.group.client, returnScript, []string{key, l.group.keys.retries()}, append([]any{m.ID}, copied(fields, record.Replayed(in(fields)))...)...)
 	})
 	if err != nil {
 		return classify(err)

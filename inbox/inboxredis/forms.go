@@ -5,10 +5,10 @@ import (
 	"encoding/json"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/driver"
+	"github.com/holdfast-go/holdfast/internal/inbox/record"
 	"github.com/holdfast-go/holdfast/internal/wire"
 )
 
@@ -42,21 +42,15 @@ const (
 	maxPackedBytes = 2 * maxEnvelopeBytes
 	// maxShortBytes bounds names, keys and content types, like headers.
 	maxShortBytes = 8 << 10
-	// maxAttempt bounds the counts read from fields.
-	maxAttempt = 1_000_000
 	// maxFields is the largest number of fields of a copy. Lua's stack has room for 8000 values.
 	maxFields = 1000
 )
 
 // message returns the message in an entry. Unreadable fields stay empty, and inbox.Message.Validate reports them.
-// A dead letter that was moved back without DeadLetters counts as a replay.
 func message(e entry, stream string, by *wire.Symfony) *inbox.Message {
 	m := read(e.fields, by)
 	m.Queue, m.Redelivered = stream, e.redelivered
-	if e.fields[wire.HeaderClass] != nil {
-		m.Replays++
-		m.Attempt, m.Recovered, m.FirstFailedAt, m.History = 1, 0, time.Time{}, nil
-	}
+	record.PutBack(m, in(e.fields))
 	return m
 }
 
@@ -80,22 +74,17 @@ func read(fields map[string]any, by *wire.Symfony) *inbox.Message {
 	}
 	media := cmp.Or(short(fields[fieldContentType]), named["Content-Type"])
 	headers, body, media, readable := by.Opened(withAttributes(named, fields), []byte(sent), media)
-	attempt := min(max(number(fields[wire.HeaderAttempt]), 1), maxAttempt)
 	m := &inbox.Message{
 		ID:              by.ID(short(fields[fieldID]), headers),
 		Name:            by.Name(short(fields[fieldName]), headers),
 		Body:            body,
 		ContentType:     media,
 		ContentEncoding: short(fields[fieldContentEncoding]), CorrelationID: short(fields[fieldCorrelationID]), ReplyTo: short(fields[fieldReplyTo]),
-		Key:           cmp.Or(short(fields[fieldKey]), wire.EventAttribute(headers, "partitionkey")),
-		Headers:       headers,
-		Attempt:       attempt,
-		Recovered:     min(max(number(fields[wire.HeaderRecovered]), 0), attempt-1),
-		Replays:       min(max(number(fields[wire.HeaderReplays]), 0), maxAttempt),
-		FirstFailedAt: moment(fields[wire.HeaderFirstFailed]),
-		History:       driver.DecodeHistory(text(fields[wire.HeaderHistory])),
+		Key:     cmp.Or(short(fields[fieldKey]), wire.EventAttribute(headers, "partitionkey")),
+		Headers: headers,
 	}
-	m.PublishedAt = wire.PublishedAt(moment(fields[fieldCreatedAt]), headers, m.ID)
+	record.Read(m, in(fields))
+	m.PublishedAt = wire.PublishedAt(record.Time(text(fields[fieldCreatedAt])), headers, m.ID)
 	if !readable { // otherwise a handler could mistake the envelope for its own JSON
 		m.Name = ""
 	}
@@ -170,22 +159,9 @@ func short(value any) string {
 	return s
 }
 
-// number returns 0 if the value is not a number.
-func number(value any) int {
-	n, err := strconv.Atoi(text(value))
-	if err != nil {
-		return 0
-	}
-	return n
-}
-
-// moment returns the zero time if the value is not a time.
-func moment(value any) time.Time {
-	t, err := time.Parse(time.RFC3339Nano, text(value))
-	if err != nil {
-		return time.Time{}
-	}
-	return t
+// in returns the header of fields.
+func in(fields map[string]any) record.Header {
+	return func(name string) string { return text(fields[name]) }
 }
 
 // packed returns fields that scripts can take.

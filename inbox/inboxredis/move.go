@@ -9,8 +9,8 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/driver"
+	"github.com/holdfast-go/holdfast/internal/inbox/record"
 	"github.com/holdfast-go/holdfast/internal/wire"
 )
 
@@ -34,12 +34,12 @@ func (g *group) order(m driver.Move, result *error) *order {
 	var fields []any
 	switch m.Target {
 	case driver.ToDead:
-		target, fields = g.keys.dead(g.cfg.DeadLetterPrefix, g.cfg.place(m.DeadLetter.Class)), deadCopy(d, m.DeadLetter)
+		target, fields = g.keys.dead(g.cfg.DeadLetterPrefix, g.cfg.place(m.DeadLetter.Class)), copied(d.fields, record.Dead(m.DeadLetter))
 	case driver.ToLater:
-		target, fields = g.keys.waiting(m.PutOff), retryCopy(d, m.Next)
+		target, fields = g.keys.waiting(m.PutOff), copied(d.fields, record.Next(d.Message(), m.Next))
 		delay = millis(m.Delay)
 	default:
-		target, fields = g.keys.waiting(m.PutOff), retryCopy(d, m.Next)
+		target, fields = g.keys.waiting(m.PutOff), copied(d.fields, record.Next(d.Message(), m.Next))
 		delay = millis(tailDelay)
 	}
 	keys := []string{g.keys.read()[d.stream], target, g.keys.owner()}
@@ -133,41 +133,6 @@ func copied(fields map[string]any, own map[string]string) []any {
 	return all
 }
 
-// retryCopy returns the fields of the next attempt.
-func retryCopy(d *delivery, next driver.Progress) []any {
-	return copied(d.fields, map[string]string{
-		wire.HeaderAttempt:     strconv.Itoa(max(next.Attempt, 1)),
-		wire.HeaderRecovered:   count(next.Recovered),
-		wire.HeaderReplays:     count(d.Message().Replays),
-		wire.HeaderFirstFailed: timeText(next.FirstFailedAt),
-		wire.HeaderHistory:     driver.EncodeHistory(next.History),
-	})
-}
-
-// deadCopy returns the fields of a dead letter.
-func deadCopy(d *delivery, letter inbox.DeadLetter) []any {
-	return copied(d.fields, map[string]string{
-		wire.HeaderAttempt:     strconv.Itoa(letter.Attempts),
-		wire.HeaderRecovered:   count(letter.Message.Recovered),
-		wire.HeaderReplays:     count(letter.Message.Replays),
-		wire.HeaderClass:       letter.Class,
-		wire.HeaderError:       letter.Error,
-		wire.HeaderErrorType:   letter.ErrorType,
-		wire.HeaderSQLState:    letter.SQLState,
-		wire.HeaderFingerprint: letter.Fingerprint,
-		wire.HeaderHistory:     driver.EncodeHistory(letter.Message.History),
-		wire.HeaderFirstFailed: timeText(letter.FirstFailedAt),
-		wire.HeaderLastFailed:  timeText(letter.FailedAt),
-		wire.HeaderConsumer:    letter.Consumer,
-	})
-}
-
-// replayCopy returns the fields of a dead letter as a message that was never tried.
-func replayCopy(fields map[string]any) []any {
-	replays := min(max(number(fields[wire.HeaderReplays]), 0), maxAttempt)
-	return copied(fields, map[string]string{wire.HeaderReplays: strconv.Itoa(replays + 1)})
-}
-
 // edited returns the fields with another body, if the body is a field of its own.
 func edited(fields map[string]any, was, is []byte) (map[string]any, error) {
 	all := maps.Clone(unpacked(fields))
@@ -177,39 +142,4 @@ func edited(fields map[string]any, was, is []byte) (map[string]any, error) {
 	}
 	all[fieldBody] = string(is)
 	return all, nil
-}
-
-// readDead parses a dead letter that deadCopy made.
-func readDead(fields map[string]any, stream, class string, by *wire.Symfony) inbox.DeadLetter {
-	m := read(fields, by)
-	m.Queue = stream
-	if named := text(fields[wire.HeaderClass]); named != "" {
-		class = named
-	}
-	return inbox.DeadLetter{
-		Message:       *m,
-		Class:         class,
-		Error:         text(fields[wire.HeaderError]),
-		ErrorType:     text(fields[wire.HeaderErrorType]),
-		SQLState:      text(fields[wire.HeaderSQLState]),
-		Fingerprint:   text(fields[wire.HeaderFingerprint]),
-		Attempts:      m.Attempt,
-		FirstFailedAt: m.FirstFailedAt,
-		FailedAt:      moment(fields[wire.HeaderLastFailed]),
-		Consumer:      text(fields[wire.HeaderConsumer]),
-	}
-}
-
-func count(n int) string {
-	if n == 0 {
-		return ""
-	}
-	return strconv.Itoa(n)
-}
-
-func timeText(t time.Time) string {
-	if t.IsZero() {
-		return ""
-	}
-	return t.UTC().Format(time.RFC3339Nano)
 }

@@ -125,7 +125,7 @@ var floors = slices.Concat(
 		{pkg: "modules/nats/internal/form", clients: []string{nats}, on: ground, noTesting: true},
 		{pkg: "modules/nats/internal/natstest", clients: []string{nats, pgx, redis, amqp}, on: []string{"internal/testenv", "internal/strict"}},
 		{pkg: "modules/nats/outboxnats", clients: []string{nats}, on: with(ground, "outbox", "outbox/driver", "internal/outbox/stored", "modules/nats/internal/form"), noTesting: true},
-		{pkg: "modules/nats/inboxnats", clients: []string{nats}, on: with(ground, "inbox", "inbox/internal/...", "inbox/driver", "inbox/engine", "internal/inbox/group", "modules/nats/internal/form"), noTesting: true},
+		{pkg: "modules/nats/inboxnats", clients: []string{nats}, on: with(ground, "inbox", "inbox/internal/...", "inbox/driver", "inbox/engine", "internal/inbox/group", "internal/inbox/record", "modules/nats/internal/form"), noTesting: true},
 
 		{pkg: "modules/kafka"}, // tests only
 		{pkg: "modules/kafka/internal/kafkatest", clients: []string{franz}},
@@ -191,8 +191,8 @@ func core(name string, adapters ...string) []floor {
 	if name == "inbox" { // the transports depend on the engine
 		all = append(all, floor{pkg: "inbox/engine", on: own, noTesting: true})
 		own = with(own, "inbox/engine")
-		all = append(all, floor{pkg: "internal/inbox/group", on: own, noTesting: true})
-		own = with(own, "internal/inbox/group")
+		all = append(all, floor{pkg: "internal/inbox/record", on: own, noTesting: true}, floor{pkg: "internal/inbox/group", on: own, noTesting: true})
+		own = with(own, "internal/inbox/record", "internal/inbox/group")
 	}
 	if name == "outbox" { // the publishers of modules/ stand on it, too
 		all = append(all, floor{pkg: "internal/outbox/stored", on: own, noTesting: true})

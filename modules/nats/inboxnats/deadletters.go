@@ -5,14 +5,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strconv"
 	"strings"
 
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/driver"
-	"github.com/holdfast-go/holdfast/internal/wire"
+	"github.com/holdfast-go/holdfast/internal/inbox/record"
 	"github.com/holdfast-go/holdfast/modules/nats/internal/form"
 )
 
@@ -89,7 +88,7 @@ func (l *letters) Scan(ctx context.Context, class string, visit func(*inbox.Dead
 		}
 		seq = found.Sequence
 		all := form.Decode(found.Header)
-		dead := readDead(all, found.Data, l.queue, class, l.symfony)
+		dead := record.ReadDead(read(all, found.Data, l.queue, l.symfony), class, in(all))
 		body := dead.Message.Body
 		outcome, err := visit(&dead)
 		switch {
@@ -125,9 +124,8 @@ func (l *letters) put(ctx context.Context, found *jetstream.RawStreamMsg, all ma
 		}
 		body = is
 	}
-	replays := min(max(number(all[wire.HeaderReplays]), 0), maxAttempt)
 	sent, err := l.send(&copied{
-		subject: l.later, body: body, all: copyHeaders(all, map[string]string{wire.HeaderReplays: strconv.Itoa(replays + 1)}),
+		subject: l.later, body: body, all: copyHeaders(all, record.Replayed(in(all))),
 		id: fmt.Sprintf("%s.%d.%d", l.dead, found.Sequence, found.Time.UnixNano()),
 	})
 	return l.classify(ctx, l.stored(ctx, sent, err))

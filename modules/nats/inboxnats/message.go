@@ -4,28 +4,22 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
-	"strconv"
 	"time"
 
 	"github.com/nats-io/nats.go"
 
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/driver"
+	"github.com/holdfast-go/holdfast/internal/inbox/record"
 	"github.com/holdfast-go/holdfast/internal/wire"
 	"github.com/holdfast-go/holdfast/modules/nats/internal/form"
 )
 
-// maxAttempt bounds counts in headers.
-const maxAttempt = 1_000_000
-
 // message returns the message of decoded headers and a body. Unreadable fields stay empty, and inbox.Message.Validate
-// reports them. A dead letter that was put back without DeadLetters counts as a replay.
+// reports them.
 func message(all map[string]string, body []byte, queue string, by *wire.Symfony) *inbox.Message {
 	m := read(all, body, queue, by)
-	if all[wire.HeaderClass] != "" {
-		m.Replays++
-		m.Attempt, m.Recovered, m.FirstFailedAt, m.History = 1, 0, time.Time{}, nil
-	}
+	record.PutBack(m, in(all))
 	return m
 }
 
@@ -40,39 +34,21 @@ func read(all map[string]string, body []byte, queue string, by *wire.Symfony) *i
 		}
 	}
 	headers, body, media, readable := by.Opened(sent, body, cmp.Or(all[form.ContentType], wire.JSON))
-	attempt := min(max(number(all[wire.HeaderAttempt]), 1), maxAttempt)
 	m := &inbox.Message{
 		ID: by.ID(all[form.ID], headers), Name: by.Name(all[form.Name], headers), Body: body, ContentType: media,
 		ContentEncoding: all[form.ContentEncoding], CorrelationID: all[form.CorrelationID], ReplyTo: all[form.ReplyTo], Key: cmp.Or(all[wire.HeaderKey], wire.EventAttribute(headers, "partitionkey")),
-		Headers: headers, Queue: queue, Attempt: attempt,
-		Recovered:     min(max(number(all[wire.HeaderRecovered]), 0), attempt-1),
-		Replays:       min(max(number(all[wire.HeaderReplays]), 0), maxAttempt),
-		FirstFailedAt: moment(all[wire.HeaderFirstFailed]), History: driver.DecodeHistory(all[wire.HeaderHistory]),
+		Headers: headers, Queue: queue,
 	}
-	m.PublishedAt = wire.PublishedAt(moment(all[form.CreatedAt]), headers, m.ID)
+	record.Read(m, in(all))
+	m.PublishedAt = wire.PublishedAt(record.Time(all[form.CreatedAt]), headers, m.ID)
 	if !readable { // no handler must mistake the envelope for its own JSON
 		m.Name = ""
 	}
 	return m
 }
 
-// number returns 0 for text that is not a number.
-func number(text string) int {
-	n, err := strconv.Atoi(text)
-	if err != nil {
-		return 0
-	}
-	return n
-}
-
-// moment returns the zero time for text that is not a time.
-func moment(text string) time.Time {
-	t, err := time.Parse(time.RFC3339Nano, text)
-	if err != nil {
-		return time.Time{}
-	}
-	return t
-}
+// in returns the header of decoded headers.
+func in(all map[string]string) record.Header { return func(name string) string { return all[name] } }
 
 // copied is a copy of a message for another subject.
 type copied struct {
@@ -115,15 +91,8 @@ func (s *source) copyOf(m driver.Move) *copied {
 		id: fmt.Sprintf("%s.%d.%d.%d.%d", d.meta.Stream, d.meta.Sequence.Stream, d.meta.Timestamp.UnixNano(), m.Target, m.Next.Attempt),
 	}
 	if m.Target == driver.ToDead {
-		letter := m.DeadLetter
-		c.subject = s.letter(s.places, letter.Class)
-		c.all = copyHeaders(d.headers(), map[string]string{
-			wire.HeaderAttempt: strconv.Itoa(letter.Attempts), wire.HeaderRecovered: count(letter.Message.Recovered),
-			wire.HeaderReplays: count(letter.Message.Replays), wire.HeaderClass: letter.Class, wire.HeaderError: letter.Error,
-			wire.HeaderErrorType: letter.ErrorType, wire.HeaderSQLState: letter.SQLState, wire.HeaderFingerprint: letter.Fingerprint,
-			wire.HeaderHistory: driver.EncodeHistory(letter.Message.History), wire.HeaderFirstFailed: timeText(letter.FirstFailedAt),
-			wire.HeaderLastFailed: timeText(letter.FailedAt), wire.HeaderConsumer: letter.Consumer,
-		})
+		c.subject = s.letter(s.places, m.DeadLetter.Class)
+		c.all = copyHeaders(d.headers(), record.Dead(m.DeadLetter))
 		return c
 	}
 	if m.PutOff {
@@ -133,11 +102,9 @@ func (s *source) copyOf(m driver.Move) *copied {
 	if m.Target == driver.ToTail {
 		delay = tailDelay
 	}
-	c.all = copyHeaders(d.headers(), map[string]string{
-		wire.HeaderAttempt: strconv.Itoa(max(m.Next.Attempt, 1)), wire.HeaderRecovered: count(m.Next.Recovered),
-		wire.HeaderReplays: count(d.Message().Replays), wire.HeaderFirstFailed: timeText(m.Next.FirstFailedAt),
-		wire.HeaderHistory: driver.EncodeHistory(m.Next.History), wire.HeaderWait: count(int((delay + time.Millisecond - 1).Milliseconds())),
-	})
+	own := record.Next(d.Message(), m.Next)
+	own[wire.HeaderWait] = record.Count(int((delay + time.Millisecond - 1).Milliseconds()))
+	c.all = copyHeaders(d.headers(), own)
 	return c
 }
 
@@ -145,33 +112,9 @@ func (s *source) copyOf(m driver.Move) *copied {
 // time and this host's clock reads it as the age of the copy. A host whose clock is late waits for the delay at most once
 // more: if the copy comes again and still has a negative age, the wait is over.
 func due(wait string, age time.Duration, again bool) time.Duration {
-	delay := time.Duration(number(wait)) * time.Millisecond
+	delay := time.Duration(record.Number(wait)) * time.Millisecond
 	if again && age < 0 {
 		return 0
 	}
 	return min(delay-age, delay)
-}
-
-// readDead decodes a dead letter.
-func readDead(all map[string]string, body []byte, queue, class string, by *wire.Symfony) inbox.DeadLetter {
-	m := read(all, body, queue, by)
-	return inbox.DeadLetter{
-		Message: *m, Class: cmp.Or(all[wire.HeaderClass], class), Error: all[wire.HeaderError], ErrorType: all[wire.HeaderErrorType],
-		SQLState: all[wire.HeaderSQLState], Fingerprint: all[wire.HeaderFingerprint], Attempts: m.Attempt,
-		FirstFailedAt: m.FirstFailedAt, FailedAt: moment(all[wire.HeaderLastFailed]), Consumer: all[wire.HeaderConsumer],
-	}
-}
-
-func count(n int) string {
-	if n <= 0 {
-		return ""
-	}
-	return strconv.Itoa(n)
-}
-
-func timeText(t time.Time) string {
-	if t.IsZero() {
-		return ""
-	}
-	return t.UTC().Format(time.RFC3339Nano)
 }
