@@ -41,6 +41,8 @@
 // acknowledgements of a single server may be lost. Use Stream.Replicas in a cluster. After a kill, acknowledgements of
 // the last moments may be undone, and those messages are redelivered: deduplicate them with inboxpgx.
 //
+// nats-server before 2.9.16 confirms and deletes messages that are published while it shuts down: stop the relays first.
+//
 // Setup creates the stream with retention interest: a message is deleted when all durable consumers have processed it. A
 // message that is published while there is no durable consumer is deleted at once. Setup may run while relays publish: a new
 // stream gets its subjects after a consumer.
