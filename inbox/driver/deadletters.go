@@ -378,7 +378,7 @@ func (l *deadLetters) each(ctx context.Context, w *walk) error {
 		switch {
 		case depth.Held && w.bounded:
 			held = inbox.ErrHeld
-		case depth.Held:
+		case depth.Held, l.waiting && depth.Messages > 0: // the count of waiting messages may be old, and a scan ends by itself
 			w.left = math.MaxInt
 		}
 		if w.over() {

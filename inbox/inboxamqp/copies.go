@@ -31,6 +31,7 @@ func duplicate(d amqp.Delivery) amqp.Publishing {
 		}
 	}
 	delete(headers, wire.HeaderDelay)
+	delete(headers, wire.HeaderDue)
 	if slot := slotOf(d.Headers); slot != "" {
 		headers[wire.HeaderRoutes] = []any{slot}
 	}
@@ -235,7 +236,7 @@ func (c *copier) outgoing(d *delivery, m driver.Move) *outgoing {
 	case driver.ToDead:
 		return &outgoing{key: c.cfg.deadLetterQueue(m.DeadLetter.Class), copied: deadCopy(d.raw, m.DeadLetter)}
 	case driver.ToLater:
-		return c.toWait(d.session.src.queue, nextCopy(d.raw, d.Message(), m.Next), m.Delay, m.PutOff)
+		return c.cfg.toWait(d.session.src.queue, nextCopy(d.raw, d.Message(), m.Next), m.Delay, m.PutOff)
 	default:
 		return &outgoing{key: d.session.src.queue, copied: nextCopy(d.raw, d.Message(), m.Next)}
 	}
@@ -391,7 +392,7 @@ func (p *passing) forward(ctx context.Context, ds []*delivery) (later bool) {
 	outs := make([]*outgoing, len(ds))
 	for i, d := range ds {
 		copied := duplicate(d.raw)
-		outs[i] = p.copies.toWait(d.session.src.queue, copied, d.wait, copied.Headers[wire.HeaderPutOff] != nil)
+		outs[i] = p.copies.cfg.toWait(d.session.src.queue, copied, d.wait, copied.Headers[wire.HeaderPutOff] != nil)
 	}
 	p.copies.publish(ctx, outs)
 	for i, out := range outs {

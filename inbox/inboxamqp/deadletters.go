@@ -92,7 +92,8 @@ func (l *letters) Scan(
 	defer release()
 	stop := context.AfterFunc(lasting, conn.Close)
 	defer stop()
-	s := scan{conn: conn, name: l.queue(class), class: class, returned: l.returned, symfony: l.symfony, copies: copies, visit: visit, failed: failed}
+	letter := letterScan{class: class, returned: l.returned, symfony: l.symfony, copies: copies, visit: visit, failed: failed}
+	s := scan{conn: conn, name: l.queue(class), look: letter.look}
 	if err := s.run(ctx); err != nil {
 		return cmp.Or(ctx.Err(), err)
 	}
@@ -117,18 +118,15 @@ func nextWindow(before, largest int) int {
 	return min(2*before, maxScan, max(scanBytes/max(largest, 1), 1))
 }
 
-// scan visits the messages of a dead-letter queue. It receives without acknowledging, so that every message
+// scan visits the messages of a dead-letter queue, or of a delay queue. It receives without acknowledging, so that every message
 // arrives once, and returns every message that it does not delete. It uses a consumer, because closing the channel
 // then returns the unacknowledged messages in order. With basic.get a quorum queue does not keep the order.
 type scan struct {
-	conn        *amqpconn.Conn
-	name, class string
-	returned    func(raw amqp.Delivery, queue string) amqpconn.Out
-	symfony     *wire.Symfony
-	copies      func() *amqpconn.Publisher
-	visit       func(*inbox.DeadLetter) (driver.Outcome, error)
-	failed      func(inbox.DeadLetter, error)
-	removed     int
+	conn *amqpconn.Conn
+	name string
+	// look visits one message, and reports whether it acknowledged the message.
+	look    func(ctx context.Context, raw amqp.Delivery) (gone bool, err error)
+	removed int
 
 	ch         *amqp.Channel
 	tag        string
@@ -173,10 +171,15 @@ func (s *scan) run(ctx context.Context) (err error) {
 			filled = n
 			return inbox.ErrHeld
 		}
-		if err := s.look(ctx, raw); err != nil {
-			if errors.Is(err, driver.ErrDone) {
-				return nil
-			}
+		gone, err := s.look(ctx, raw)
+		if gone {
+			s.removed++
+			s.window++ // the broker sends another one instead
+		}
+		if errors.Is(err, driver.ErrDone) {
+			return nil
+		}
+		if err != nil {
 			return err
 		}
 	}
@@ -221,21 +224,31 @@ func (s *scan) consume(tag string, window int) error {
 	})
 }
 
+// letterScan is a scan of the dead letters of a class.
+type letterScan struct {
+	class    string
+	returned func(raw amqp.Delivery, queue string) amqpconn.Out
+	symfony  *wire.Symfony
+	copies   func() *amqpconn.Publisher
+	visit    func(*inbox.DeadLetter) (driver.Outcome, error)
+	failed   func(inbox.DeadLetter, error)
+}
+
 // look visits one message and applies the outcome.
-func (s *scan) look(ctx context.Context, raw amqp.Delivery) error {
+func (s *letterScan) look(ctx context.Context, raw amqp.Delivery) (gone bool, err error) {
 	dead := readDead(raw, s.class, s.symfony)
 	body := dead.Message.Body
 	fate, err := s.visit(&dead)
 	if err != nil || fate == driver.Keep {
-		return err
+		return false, err
 	}
 	if fate == driver.Return {
 		if err := s.giveBack(ctx, raw, dead, body); err != nil {
 			s.failed(dead, err)
 			if unavailable(err) {
-				return err
+				return false, err
 			}
-			return nil
+			return false, nil
 		}
 	}
 	if err := raw.Ack(false); err != nil {
@@ -243,11 +256,9 @@ func (s *scan) look(ctx context.Context, raw amqp.Delivery) error {
 		if fate == driver.Drop { // for Return, the copy was published already
 			s.failed(dead, err)
 		}
-		return err
+		return false, err
 	}
-	s.removed++
-	s.window++ // the broker sends another one instead
-	return nil
+	return true, nil
 }
 
 // A quorum queue needs a while to count returned messages again. Other consumers may take them meanwhile, so the
@@ -330,7 +341,7 @@ func (s *scan) until(ctx context.Context, fit func(amqp.Queue) bool) (amqp.Queue
 }
 
 // giveBack publishes a message to its original queue. was is its body before it was edited.
-func (s *scan) giveBack(ctx context.Context, raw amqp.Delivery, dead inbox.DeadLetter, was []byte) error {
+func (s *letterScan) giveBack(ctx context.Context, raw amqp.Delivery, dead inbox.DeadLetter, was []byte) error {
 	if is := dead.Message.Body; !bytes.Equal(was, is) {
 		if !bytes.Equal(raw.Body, was) { // the body is only a part of the original payload
 			return driver.ErrNotEditable

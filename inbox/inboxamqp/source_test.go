@@ -383,7 +383,6 @@ func newSourceFixture(t *testing.T, b *amqptest.Broker, cfg config) (f conforman
 		New: func(t *testing.T) driver.Source {
 			return inboxamqp.SourceOf(newConsumer(t, dial, &recorder{}, cfg))
 		},
-		NoRetrying:  true,
 		DeadLetters: func(*testing.T) driver.DeadLetters { return inboxamqp.LettersOf(direct) },
 		Publish: func(t *testing.T, msgs ...*inbox.Message) {
 			var last *amqp.DeferredConfirmation

@@ -368,10 +368,10 @@ func bindReturn(conn *amqpconn.Conn, queue string) error {
 }
 
 // toWait returns a copy that waits for a delay and then goes to a queue.
-func (c *copier) toWait(queue string, copied amqp.Publishing, delay time.Duration, putOff bool) *outgoing {
+func (s *settings) toWait(queue string, copied amqp.Publishing, delay time.Duration, putOff bool) *outgoing {
 	step, rest := cover(delay)
 	setWait(copied, rest)
-	copied.Headers[wire.HeaderDelay] = delayValue(step)
+	copied.Headers[wire.HeaderDelay], copied.Headers[wire.HeaderDue] = delayValue(step), timeText(time.Now().Add(delay))
 	set(copied.Headers, wire.HeaderPutOff, "true", putOff)
-	return &outgoing{exchange: delayExchange, key: queue, copied: copied, note: c.cfg.noteQueue(putOff)}
+	return &outgoing{exchange: delayExchange, key: queue, copied: copied, note: s.noteQueue(putOff)}
 }

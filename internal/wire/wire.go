@@ -24,6 +24,8 @@ const (
 	HeaderWait = "holdfast-wait"
 	// HeaderDelay is the delay, in milliseconds, of the queue in which the message waited.
 	HeaderDelay = "holdfast-delay"
+	// HeaderDue is the time at which a waiting message is due, by the clock of the process that delayed it.
+	HeaderDue = "holdfast-due-at"
 	// HeaderPutOff is "true" for a message that waits but has not failed.
 	HeaderPutOff = "holdfast-put-off"
 	// HeaderClass is the failure class of a dead letter.
@@ -76,7 +78,7 @@ func OfBroker(name string) bool {
 // Own reports whether a header is one of ours. A similar name belongs to a sender.
 func Own(name string) bool {
 	switch name {
-	case HeaderAttempt, HeaderRecovered, HeaderWait, HeaderDelay, HeaderPutOff, HeaderClass, HeaderError, HeaderFirstFailed, HeaderLastFailed,
+	case HeaderAttempt, HeaderRecovered, HeaderWait, HeaderDelay, HeaderDue, HeaderPutOff, HeaderClass, HeaderError, HeaderFirstFailed, HeaderLastFailed,
 		HeaderConsumer, HeaderOrigin, HeaderOriginExchange, HeaderOriginKey, HeaderReplays,
 		HeaderErrorType, HeaderSQLState, HeaderFingerprint, HeaderHistory, HeaderKey:
 		return true
