@@ -73,7 +73,9 @@ func TestHundredThousandDeadLetters(t *testing.T) {
 			large.want(html.UnescapeString(letter[1]), "order.kind-")
 			large.want(html.UnescapeString(letter[1])+"&body=1", "{&#34;order&#34;:0,")
 			large.want("waiting", "None is waiting")
-			large.want("limits?key=ada", "<h1>Rate limits</h1>")
+			large.want("limits", "<h1>Rate limits</h1>")
+			large.want("retrying", "<h1>Retrying</h1>")
+			large.want("running", "<h1>Running</h1>")
 			large.want("log", "No actions yet")
 			if name == "outbox" {
 				large.wantAllPages(place)
