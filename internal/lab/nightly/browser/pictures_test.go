@@ -71,11 +71,24 @@ func TestOperatorPictures(t *testing.T) {
 			p.scheme("light")
 			p.run("a phone", chromedp.EmulateViewport(360, 760))
 			p.picture("modules/operator", name+"-phone")
+			if name == "backlog" {
+				p.processes(url)
+			}
 			if name == "poison" {
 				p.letter(url)
 			}
 		})
 	}
+}
+
+// processes takes the pictures of the view Running.
+func (p *tab) processes(url string) {
+	p.t.Helper()
+	p.open(url + "running")
+	p.awaitText("#live", "2 versions run at once")
+	p.picture("modules/operator", "running-phone")
+	p.run("size", chromedp.EmulateViewport(1000, 760))
+	p.both("modules/operator", "running")
 }
 
 // letter takes the picture of a dead letter.
