@@ -40,7 +40,6 @@ func TestOutageIsSeenAsItHappens(t *testing.T) {
 	p.awaitVerdict("All good", testenv.Patience)
 	p.awaitText("#history", "Done")
 	time.Sleep(20 * time.Second) // timing: for the chart
-	p.picture("modules/operator", "test-outage-before")
 
 	w.broker.Cut()
 	began := time.Now()
@@ -49,7 +48,6 @@ func TestOutageIsSeenAsItHappens(t *testing.T) {
 	p.await("the problem names the outbox", `/outbox/.test(document.getElementById("verdict").textContent)`)
 	p.await("the tab shows it", `document.title.startsWith("(") && document.querySelector('link[rel="icon"]').href.includes("bad")`)
 	time.Sleep(time.Until(began.Add(outage))) // timing: the length of the outage
-	p.picture("modules/operator", "test-outage-during")
 
 	w.broker.Heal()
 	healed := time.Now()
@@ -57,7 +55,6 @@ func TestOutageIsSeenAsItHappens(t *testing.T) {
 	t.Logf("green %v after the outage", time.Since(healed).Round(time.Millisecond))
 	p.await("the page was not reloaded", `performance.getEntriesByType("navigation").length === 1 && performance.timeOrigin < Date.now() - 120000`)
 	p.await("the chart has a minute in which nothing was done and messages waited, and others", chartShowsOutage)
-	p.picture("modules/operator", "test-outage-after")
 	stop()
 	w.awaitDone(t)
 }
@@ -90,29 +87,24 @@ func TestPoisonedDeploy(t *testing.T) {
 	v := &visitor{tab: newTab(t)}
 	v.open(w.url)
 	v.awaitText("#verdict", fmt.Sprint("billing: ", each, " dead letters"))
-	v.picture("modules/operator", "test-poison-1")
 	v.choose("#verdict li a", "Dead letters by kind")
 	v.awaitText(".cards .count", fmt.Sprint(each))
 	v.awaitText(".cards", "order.refunded")
 	v.awaitText(".cards .error", `column "fee"`)
 	v.await("one kind", `document.querySelectorAll(".cards .card").length === 1`)
-	v.picture("modules/operator", "test-poison-2")
 	v.choose(".cards a[href^='dead-letter?']", "Dead letter")
 	v.choose(`a[href*="body=1"]`, "Dead letter")
 	v.awaitText("pre", `"order":`)
-	v.picture("modules/operator", "test-poison-3")
 
 	w.deploy(works)
 	v.choose(`nav a[href="groups"]`, "Dead letters by kind")
 	v.choose(`.cards a[href*="what=retry"]`, "Preview")
 	v.awaitText(".headline", fmt.Sprint(each, " would be sent again"))
 	v.fill(`input[name="reason"]`, "column added")
-	v.picture("modules/operator", "test-poison-4")
 	v.choose(".actions button", "Change")
 	v.awaitText("#live", fmt.Sprint(each, " retried"))
 	v.choose(`nav a[href="./"]`, "Status")
 	v.awaitVerdict("All good", testenv.Patience)
-	v.picture("modules/operator", "test-poison-5")
 	if v.clicks > most {
 		t.Errorf("it took %d clicks, want at most %d", v.clicks, most)
 	}
