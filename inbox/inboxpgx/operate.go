@@ -7,9 +7,12 @@ import (
 	"sync"
 	"time"
 
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	inboxdriver "github.com/holdfast-go/holdfast/inbox/driver"
+	"github.com/holdfast-go/holdfast/inbox/inboxpgx/driver"
 	"github.com/holdfast-go/holdfast/internal/actor"
 	"github.com/holdfast-go/holdfast/internal/pgcall"
 	"github.com/holdfast-go/holdfast/internal/pgpause"
@@ -202,6 +205,13 @@ func (s *Store) Processed(ctx context.Context, d time.Duration) (int, error) {
 	return s.entries.Processed(ctx, s.consumer, d)
 }
 
+// Look returns when the consumer processed a message, and since when the message waits for its ordering key. A zero time means
+// that the store has none: the consumer has not processed the message, or its entry was pruned after Config.Retention. Look may
+// take 4 s, and 4 s more on another connection.
+func (s *Store) Look(ctx context.Context, id uuid.UUID) (driver.Known, error) {
+	return s.entries.Look(ctx, s.consumer, id)
+}
+
 // Behind returns how many messages wait behind the dead letter that stopped an ordering key: at most 100,000,
 // which means at least that many. It is 0 if keys are not parked, and with Config.Entries.
 func (s *Store) Behind(ctx context.Context, key string) (int, error) {
@@ -214,6 +224,20 @@ func (s *Store) Behind(ctx context.Context, key string) (int, error) {
 // Processed implements driver.Entries.
 func (t *table) Processed(ctx context.Context, consumer string, d time.Duration) (int, error) {
 	return t.counted(ctx, "processed", t.names.entries, `processed_at > now() - $3::interval`, consumer, d)
+}
+
+// Look implements driver.Entries.
+func (t *table) Look(ctx context.Context, consumer string, id uuid.UUID) (driver.Known, error) {
+	sql := `SELECT (SELECT processed_at FROM ` + t.names.entries + ` WHERE consumer = $1 AND message_id = $2),
+		(SELECT stored_at FROM ` + t.names.waiting + ` WHERE consumer = $1 AND message_id = $2)`
+	var processed, parked pgtype.Timestamptz
+	err := pgcall.Twice(ctx, t.pool, countTimeout, func(ctx context.Context, conn *pgxpool.Conn) error {
+		return conn.QueryRow(ctx, sql, consumer, uuidOf(id)).Scan(&processed, &parked)
+	})
+	if err != nil {
+		return driver.Known{}, fmt.Errorf("inboxpgx: look at a message: %w", t.missing.Explain(err))
+	}
+	return driver.Known{ProcessedAt: processed.Time, ParkedAt: parked.Time}, nil
 }
 
 func (t *table) counted(ctx context.Context, what, table, where, consumer string, arg any) (n int, err error) {

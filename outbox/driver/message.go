@@ -38,6 +38,18 @@ type Message struct {
 	Attempts int
 }
 
+// Known is what a store knows of one message that is not a dead letter.
+type Known struct {
+	Message
+	// DueAt is when its next attempt is due. Zero: it is ready, or waits for the previous message of its key.
+	DueAt time.Time
+	// PublishedAt is when it was published. Zero: it is not.
+	PublishedAt time.Time
+	// Class and Error describe the last failed attempt.
+	Class Class
+	Error string
+}
+
 const (
 	maxName     = 128
 	maxDedupKey = 255

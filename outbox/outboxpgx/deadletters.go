@@ -398,6 +398,7 @@ type deadStatements struct {
 
 	lock    string // precedes replay and remove; empty: nothing does
 	waiting string
+	row     string
 }
 
 func (t tables) deadStatements() deadStatements {
@@ -414,6 +415,7 @@ func (t tables) deadStatements() deadStatements {
 		list: fill(deadListSQL), count: fill(deadCountSQL), groups: fill(deadGroupsSQL), selected: fill(deadSelectedSQL),
 		returnable: fill(deadReturnableSQL), preview: fill(deadPreviewSQL), replay: fill(deadReplaySQL), remove: fill(deadRemoveSQL),
 		audit: fill(auditSQL), waiting: t.fill(waiting),
+		row: t.fill(strings.NewReplacer("{fits}", strings.ReplaceAll(fits, "{max}", "$2::bigint"), "{record}", recordWith("true")).Replace(rowSQL)),
 	}
 }
 

@@ -3,6 +3,7 @@ package outboxpgx_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"sync"
@@ -186,7 +187,13 @@ func TestLists_useCustomPlans(t *testing.T) {
 		"List":    func() error { return second(f.dead.List(t.Context(), outbox.Filter{})) },
 		"Groups":  func() error { return second(f.dead.Groups(t.Context(), outbox.Filter{})) },
 		"Waiting": func() error { return second(f.store.Waiting(t.Context(), outbox.WaitingFilter{})) },
-		"parked":  func() error { return second(f.store.Parked().List(t.Context(), outbox.Filter{})) },
+		"Look": func() error {
+			if _, err := f.store.Look(t.Context(), uuid.New()); !errors.Is(err, outbox.ErrNotFound) {
+				return fmt.Errorf("looked at an unknown message: %w", err)
+			}
+			return nil
+		},
+		"parked": func() error { return second(f.store.Parked().List(t.Context(), outbox.Filter{})) },
 	}
 	for name, list := range lists {
 		for range 10 { // five plans for these arguments, then one for any arguments

@@ -215,6 +215,34 @@ func scanWaiting(row pgx.CollectableRow) (w outbox.Waiting, err error) {
 	return w, nil
 }
 
+// Look returns what the outbox knows of one message. The row of a published message is deleted after Config.Retention. The
+// error is outbox.ErrNotFound if there is no row, also for a dead letter. Like a read of dead letters, Look may take 10 s,
+// and 10 s more on another connection.
+func (s *Store) Look(ctx context.Context, id uuid.UUID) (driver.Known, error) {
+	rows, err := collect(ctx, s.dead, "look at a message", scanKnown, s.dead.sql.row, pgtype.UUID{Bytes: id, Valid: true}, deadletter.ListBytes)
+	switch {
+	case err != nil:
+		return driver.Known{}, err
+	case len(rows) == 0:
+		return driver.Known{}, wrap("look at message "+id.String(), outbox.ErrNotFound)
+	}
+	return rows[0], nil
+}
+
+// Retention returns Config.Retention.
+func (s *Store) Retention() time.Duration { return s.cfg.Retention }
+
+func scanKnown(row pgx.CollectableRow) (k driver.Known, err error) {
+	var r record
+	var due, published pgtype.Timestamptz // another program may have stored infinity: the zero time
+	if err := row.Scan(r.dest(&k.Class, &k.Error, &due, &published)...); err != nil {
+		return k, err
+	}
+	k.Message, _ = r.message() // an unreadable one has the fields that could be decoded
+	k.DueAt, k.PublishedAt = due.Time, published.Time
+	return k, nil
+}
+
 // heldUntil is the due time of a row that is held behind a row p. It is a safety net, some time after p is due.
 // Normally the release of p also releases the row.
 const heldUntil = `CASE WHEN p.held AND p.due_at > now() + interval '30 minutes' THEN p.due_at
@@ -322,3 +350,8 @@ FROM (SELECT w.*, fits AS texts, fits AND sum(octet_length(body)) FILTER (WHERE 
            ORDER BY o.seq LIMIT $3)) a
         ORDER BY seq LIMIT $3) w) w
 ORDER BY seq`
+
+// $1 id, $2 bytes of the body.
+const rowSQL = `
+SELECT {record}, coalesce(left(error_class, 100), ''), coalesce(left(last_error, 1000), ''), CASE WHEN NOT held THEN due_at END, published_at
+FROM (SELECT o.*, {fits} AS texts, {fits} AS whole FROM {outbox} o WHERE id = $1::uuid) o`

@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/holdfast-go/holdfast/internal/ids"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/outbox"
 	"github.com/holdfast-go/holdfast/outbox/driver"
@@ -379,5 +380,23 @@ func TestOldestAgeOfWaitingMessages(t *testing.T) {
 	must(t, err)
 	if stats.Parked != 2 || stats.OldestAge < time.Hour || stats.OldestAge > time.Hour+time.Minute {
 		t.Errorf("%+v", stats)
+	}
+}
+
+// With a Retention a published message can be looked at. Without one its row is gone.
+func TestLook_published(t *testing.T) {
+	t.Parallel()
+	for retention, kept := range map[time.Duration]bool{time.Hour: true, 0: false} {
+		f := setup(t, outboxpgx.Config{Retention: retention})
+		m := outbox.Message{ID: ids.New(), Name: "sent", Body: []byte("1"), Headers: map[string]string{"h": "1"}}
+		f.write(t, m)
+		drainAll(t, f.relay(t, outboxtest.NewPublisher(), outbox.RelayConfig{}))
+		found, err := f.store.Look(t.Context(), m.ID)
+		switch {
+		case !kept && !errors.Is(err, outbox.ErrNotFound):
+			t.Errorf("found %+v, %v", found, err)
+		case kept && (err != nil || found.Headers["h"] != "1" || found.PublishedAt.Before(found.CreatedAt)):
+			t.Errorf("found %+v, %v", found, err)
+		}
 	}
 }

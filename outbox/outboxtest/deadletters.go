@@ -284,3 +284,19 @@ func (s *Store) Waiting(ctx context.Context, f outbox.WaitingFilter) ([]outbox.W
 	}
 	return found[:min(limit, len(found))], nil
 }
+
+// Look returns what the store knows of one message that is not published. The error is outbox.ErrNotFound for a message that
+// is published, a dead letter or unknown: the store keeps no row of a published message, like one without a Retention.
+func (s *Store) Look(ctx context.Context, id uuid.UUID) (driver.Known, error) {
+	if err := ctx.Err(); err != nil {
+		return driver.Known{}, wrap("look at a message", err)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, e := range s.entries {
+		if e.committed && e.ID == id {
+			return driver.Known{Message: clone(e.Message), DueAt: e.due, Class: e.class, Error: e.err}, nil
+		}
+	}
+	return driver.Known{}, wrap("look at message "+id.String(), outbox.ErrNotFound)
+}

@@ -34,11 +34,21 @@ type Entries interface {
 	// Processed returns how many ids the consumer has recorded in the last d: at most 100,000, which means at
 	// least that many.
 	Processed(ctx context.Context, consumer string, d time.Duration) (int, error)
+	// Look returns the times that are known about one message of a consumer. The zero Known means that nothing is known.
+	Look(ctx context.Context, consumer string, id uuid.UUID) (Known, error)
 	// Ledger returns the ledger of a consumer.
 	Ledger(consumer string) driver.Ledger
 	// Parking returns the stopped ordering keys of a consumer. The entry of a waiting message must be kept
 	// for as long as it waits: the message may be a copy of one that has taken effect.
 	Parking(consumer string) Parking
+}
+
+// Known are the times that a store has of one message. A zero time means that it has none.
+type Known struct {
+	// ProcessedAt is when the message took effect.
+	ProcessedAt time.Time
+	// ParkedAt is when the message was kept behind the dead letter of its ordering key, or as that dead letter.
+	ParkedAt time.Time
 }
 
 // ErrFull means that the maximum number of messages waits behind dead letters of their keys.

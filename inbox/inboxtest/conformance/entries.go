@@ -37,6 +37,7 @@ func TestEntries(t *testing.T, b EntriesBackend) {
 		"consumers":               testConsumersApart,
 		"concurrent transactions": testConcurrentRecords,
 		"stopped keys":            testStoppedKeys,
+		"look":                    testLook,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -263,4 +264,32 @@ func testStoppedKeys(t *testing.T, d entriesTester) {
 	record("a", []string{"k", "other", ""}, false, true, true)
 	record("b", []string{"k"}, true)
 	record("a", nil, true)
+}
+
+// A look returns when a message took effect or was parked, for one consumer.
+func testLook(t *testing.T, d entriesTester) {
+	processed, stops, waits := event(1), event(2), event(3)
+	d.want(t, "a", processed.ID, true)
+	place := d.entries.Parking("a")
+	noError(t, place.Stop(t.Context(), "k", driverLetter(stops, errNo)))
+	if in, err := place.Wait(t.Context(), "k", waits, false); !in || err != nil {
+		t.Fatalf("it waits: %v, %v", in, err)
+	}
+	for _, c := range []struct {
+		consumer          string
+		message           *inbox.Message
+		processed, parked bool
+	}{
+		{"a", processed, true, false},
+		{"a", stops, false, true},
+		{"a", waits, false, true},
+		{"a", event(4), false, false},
+		{"b", processed, false, false},
+		{"b", waits, false, false},
+	} {
+		known, err := d.entries.Look(t.Context(), c.consumer, c.message.ID)
+		if err != nil || known.ProcessedAt.IsZero() == c.processed || known.ParkedAt.IsZero() == c.parked {
+			t.Errorf("%s knows %+v of %s, %v; want processed %v, parked %v", c.consumer, known, c.message.Body, err, c.processed, c.parked)
+		}
+	}
 }

@@ -104,6 +104,14 @@ func (e *Entries) Processed(_ context.Context, consumer string, d time.Duration)
 	return min(n, countLimit), nil
 }
 
+// Look implements driver.Entries.
+func (e *Entries) Look(_ context.Context, consumer string, id uuid.UUID) (pgxdriver.Known, error) {
+	parked := e.parking(consumer).since(id)
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return pgxdriver.Known{ProcessedAt: e.since[entry{consumer, id}], ParkedAt: parked}, nil
+}
+
 // Ledger implements driver.Entries.
 func (e *Entries) Ledger(consumer string) driver.Ledger {
 	e.mu.Lock()
@@ -197,7 +205,8 @@ type stopped struct {
 
 // waiting is one message of a stopped key. With a class it is a dead letter.
 type waiting struct {
-	key string
+	key   string
+	since time.Time
 	inbox.DeadLetter
 	runs int
 }
@@ -232,7 +241,7 @@ func (p *Parking) Stop(ctx context.Context, key string, dead inbox.DeadLetter) e
 	} else {
 		p.keys[key] = &stopped{nextAt: never}
 	}
-	p.waiting = append(p.waiting, &waiting{key: key, DeadLetter: dead})
+	p.waiting = append(p.waiting, &waiting{key: key, since: time.Now(), DeadLetter: dead})
 	return nil
 }
 
@@ -251,7 +260,7 @@ func (p *Parking) Wait(ctx context.Context, key string, m *inbox.Message, full b
 	case full:
 		return false, pgxdriver.ErrFull
 	}
-	p.waiting = append(p.waiting, &waiting{key: key, DeadLetter: inbox.DeadLetter{Message: copyOf(*m)}})
+	p.waiting = append(p.waiting, &waiting{key: key, since: time.Now(), DeadLetter: inbox.DeadLetter{Message: copyOf(*m)}})
 	return true, nil
 }
 
@@ -279,6 +288,16 @@ func (p *Parking) has(id uuid.UUID) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.find(id) != nil
+}
+
+// since returns when a message was kept; zero: it does not wait.
+func (p *Parking) since(id uuid.UUID) time.Time {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if one := p.find(id); one != nil {
+		return one.since
+	}
+	return time.Time{}
 }
 
 // Claim implements driver.Parking.
@@ -482,7 +501,7 @@ func (p *Parking) end(dead inbox.DeadLetter, outcome driver.Outcome) {
 		m.Body = dead.Message.Body
 		m.Attempt, m.Recovered, m.FirstFailedAt, m.History = 1, 0, time.Time{}, nil
 		m.Replays++
-		*one = waiting{key: one.key, DeadLetter: inbox.DeadLetter{Message: m}}
+		*one = waiting{key: one.key, since: one.since, DeadLetter: inbox.DeadLetter{Message: m}}
 	default:
 		return
 	}

@@ -32,6 +32,7 @@ func TestDeadLetters(t *testing.T, b Backend) {
 		"a list continues after a letter":       listsDeadInPages,
 		"a list has bodies only if it is whole": listsContent,
 		"a waiting list continues in pages":     listsWaitingInPages,
+		"a look finds an unpublished message":   looksAtOne,
 	} {
 		each(t, b.Bubble, name, func(t *testing.T) { fn(t, b.Open(t)) })
 	}
@@ -299,6 +300,37 @@ func listsWaitingInPages(t *testing.T, s Store) {
 	wantPages(t, all, list)
 	if _, err := list(1, "the last one"); err == nil {
 		t.Error("an invalid list position was accepted")
+	}
+}
+
+// A look finds a message while it waits, and not once it is a dead letter.
+func looksAtOne(t *testing.T, s Store) {
+	store, ok := s.Source.(interface {
+		Look(ctx context.Context, id uuid.UUID) (driver.Known, error)
+	})
+	if !ok {
+		t.Fatal("the store does not look at one message")
+	}
+	s.write(t, message("", "0"), message("k", "1"))
+	b := s.claim(t, driver.Claim{})
+	failed, other := b.Messages[0], b.Messages[1]
+	look := func(want string) {
+		t.Helper()
+		k, err := store.Look(t.Context(), failed.ID)
+		got := fmt.Sprintf("%s %d %s %s", k.Body, k.Attempts, k.Class, k.Error)
+		if err != nil || !k.PublishedAt.IsZero() || k.CreatedAt.IsZero() || got != want || k.DueAt.IsZero() == (k.Attempts > 0) {
+			t.Errorf("found %s at %v, due at %v, published at %v, %v; want %s", got, k.CreatedAt, k.DueAt, k.PublishedAt, err, want)
+		}
+	}
+	look(string(failed.Body) + " 0  ")
+	s.settle(t, b,
+		driver.Settlement{ID: failed.ID, Verdict: driver.Failed, Delay: time.Hour, Class: driver.Retryable, Err: "no route"},
+		driver.Settlement{ID: other.ID, Verdict: driver.Dead, Class: driver.Permanent, Err: "no exchange"})
+	look(string(failed.Body) + " 1 " + string(driver.Retryable) + " no route")
+	for _, id := range []uuid.UUID{other.ID, uuid.New()} {
+		if found, err := store.Look(t.Context(), id); !errors.Is(err, outbox.ErrNotFound) {
+			t.Errorf("found %+v, %v", found, err)
+		}
 	}
 }
 
