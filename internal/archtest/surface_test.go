@@ -16,7 +16,7 @@ import (
 // Each name and each field is one more thing for users to learn.
 const (
 	maxNames, maxFields             = 253, 179
-	maxModuleNames, maxModuleFields = 70, 30
+	maxModuleNames, maxModuleFields = 70, 31
 )
 
 // surface is the public surface of one package.

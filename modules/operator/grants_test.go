@@ -291,6 +291,11 @@ func TestGrantsOperate(t *testing.T) {
 	o.wants(t, 1, []string{"status"}, "outbox  0      0       3", "holds  1")
 	o.wants(t, 0, []string{"groups"}, "no exchange")
 	o.wants(t, 0, []string{"outbox", "dead"}, "no exchange")
+	var id string
+	check(t, d.owner.QueryRow(t.Context(), `SELECT id::text FROM holdfast_outbox_dead LIMIT 1`).Scan(&id))
+	o.wants(t, 0, []string{"show", id}, "dead letter", "no exchange")
+	check(t, d.owner.QueryRow(t.Context(), `SELECT message_id::text FROM holdfast_inbox LIMIT 1`).Scan(&id))
+	o.wants(t, 0, []string{"show", id}, "billing  processed")
 	o.wants(t, 0, []string{"drop", "--from=outbox", "--name=c", "--by=ada"}, "1 dropped")
 	o.wants(t, 0, []string{"retry", "--from=outbox", "--name=a", `--patch={"mended":true}`, "--by=ada"}, "1 retried")
 	o.wants(t, 0, []string{"retry", "--from=outbox", "--all", "--by=ada"}, "1 retried")

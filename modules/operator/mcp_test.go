@@ -117,7 +117,7 @@ func TestMCPReads(t *testing.T) {
 	a.tells(t, "idempotency", map[string]any{"key": "k"}, `"found":[]`)
 	a.tells(t, "log", nil, `"found":[]`)
 	for text, wrong := range map[string]map[string]any{
-		"may not see bodies": {"id": a.ids["a"], "body": true}, "is not an id": {"id": "1"}, "there is no dead letter": {"id": "01a20bc2-2644-7363-82b4-0ab2b5714117"},
+		"may not see bodies": {"id": a.ids["a"], "body": true}, "is not an id": {"id": "1"}, "no part knows message": {"id": "01a20bc2-2644-7363-82b4-0ab2b5714117"},
 		"there is no": {"id": a.ids["a"], "from": []string{"x"}},
 	} {
 		a.refuses(t, "explain", wrong, text)

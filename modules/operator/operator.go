@@ -52,6 +52,9 @@ type Config struct {
 	// Log records actions, with their authors and reasons. Optional: without it only outboxes record
 	// their own changes.
 	Log Log
+	// TraceURL is the address of a trace, with {trace_id} in place of its id: https://tempo.example/trace/{trace_id}. Messages
+	// then have a link to the trace that wrote them. Optional.
+	TraceURL string
 	// History keeps the figures of a day, for charts and for the ages of problems. Package history fills it. Optional.
 	History History
 }

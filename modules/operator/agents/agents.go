@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"runtime/debug"
 
-	"github.com/google/uuid"
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
 	"github.com/holdfast-go/holdfast/idempotency"
@@ -108,7 +107,7 @@ func (a *agents) addReaders(s *mcp.Server) {
 		func(ctx context.Context, _ nothing) (core.Running, error) { return a.o.Running(ctx) })
 	addReader(s, "groups", "The dead letters by kind of failure, the most frequent first: their number, the time of the first, and the last one without its body.", a.groups)
 	addReader(s, "dead_letters", fmt.Sprintf("The dead letters without their bodies, at most %d of each outbox and consumer. An outbox lists the oldest first.", mostForAgents), a.deadLetters)
-	addReader(s, "explain", "Everything about one dead letter: its error, earlier attempts and trace, the number of similar failures, "+
+	addReader(s, "explain", "Everything about one message: its story and its trace; of a dead letter also its error, the number of similar failures, "+
 		"the messages that wait behind it, and the meaning of its class.", a.explain)
 	addReader(s, "waiting", "The messages of the outboxes that are ready to be published, or behind a message of their key. See dead_letters with retrying for the others.", a.waiting)
 	addReader(s, "limits", "The rate limits of one caller, and how much of each is left.", a.limits)
@@ -218,8 +217,8 @@ func (a *agents) log(ctx context.Context, in asksLog) (found[operator.Action], e
 	return found[operator.Action]{all, len(all) >= mostForAgents, core.TextOf(err)}, nil
 }
 
-// asksDeadLetter names one dead letter.
-type asksDeadLetter struct {
+// asksMessage names one message.
+type asksMessage struct {
 	ID   string   `json:"id" jsonschema:"the id of the message"`
 	From []string `json:"from,omitempty" jsonschema:"the outbox or the consumer, if several have the message"`
 	Body bool     `json:"body,omitempty" jsonschema:"also the body and the headers, if they may be seen"`
@@ -228,7 +227,6 @@ type asksDeadLetter struct {
 // explained is a dead letter with its context.
 type explained struct {
 	core.Message
-	Trace string `json:"trace_id,omitempty"`
 	// Meaning explains the class. Empty: the class is the service's own.
 	Meaning string `json:"meaning,omitempty"`
 	// Alike is the number of dead letters of the place with the same fingerprint.
@@ -240,42 +238,49 @@ type explained struct {
 	Hidden string `json:"hidden,omitempty"`
 }
 
-func (a *agents) explain(ctx context.Context, in asksDeadLetter) (found[explained], error) {
-	id, err := uuid.Parse(in.ID)
-	if err != nil {
-		return found[explained]{}, fmt.Errorf("%.40q is not an id", in.ID)
-	}
-	if in.Body && !a.cfg.Access.Bodies {
-		return found[explained]{}, errors.New("you may not see bodies")
-	}
-	places, err := a.o.Chosen(in.From, "")
-	if err != nil {
-		return found[explained]{}, err
-	}
-	all, err := core.EachPlace(ctx, places, func(ctx context.Context, p core.Place) ([]explained, error) { return a.explainAt(ctx, p, id, in.Body) })
-	if len(all) == 0 && err == nil {
-		err = fmt.Errorf("there is no dead letter %s: it was retried or dropped", id)
-	}
-	if len(all) == 0 {
-		return found[explained]{}, err
-	}
-	return found[explained]{Found: all, Failed: core.TextOf(err)}, nil
+// explanation is the story of a message, with its copies.
+type explanation struct {
+	core.Story
+	Copies []explained `json:"copies"`
 }
 
-func (a *agents) explainAt(ctx context.Context, p core.Place, id uuid.UUID, body bool) ([]explained, error) {
-	all, err := p.List(ctx, core.Filter{IDs: []uuid.UUID{id}}, true)
-	if err != nil || len(all) == 0 {
-		return nil, err
+func (a *agents) explain(ctx context.Context, in asksMessage) (explanation, error) {
+	if in.Body && !a.cfg.Access.Bodies {
+		return explanation{}, errors.New("you may not see bodies")
 	}
-	e := explained{Message: all[0], Trace: all[0].TraceID(), Meaning: meanings[all[0].Class]}
+	story, err := a.o.Story(ctx, core.Typed{From: in.From, IDs: []string{in.ID}}, nil)
+	if err != nil {
+		return explanation{}, err
+	}
+	if !story.Known() && len(story.Failed) == 0 {
+		return explanation{}, fmt.Errorf("no part knows message %s%s", story.ID, core.UnknownHint)
+	}
+	told := explanation{Story: story, Copies: []explained{}} // not null in JSON
+	for _, m := range story.Copies {
+		e, err := a.explainCopy(ctx, m, in.Body)
+		if err != nil {
+			told.Failed = append(told.Failed, m.From+": "+core.OneLine(err))
+		}
+		told.Copies = append(told.Copies, e)
+	}
+	told.Story.Copies = nil // with bodies
+	return told, nil
+}
+
+func (a *agents) explainCopy(ctx context.Context, m core.Message, body bool) (explained, error) {
+	e := explained{Message: m, Meaning: meanings[m.Class]}
 	a.cover(&e, body)
+	places, err := a.o.Chosen([]string{m.From}, "")
+	if err != nil {
+		return e, err
+	}
 	if e.Fingerprint != "" {
-		if e.Alike, err = p.Count(ctx, core.Filter{Fingerprint: e.Fingerprint}); err != nil {
-			return []explained{e}, err
+		if e.Alike, err = places[0].Count(ctx, core.Filter{Fingerprint: e.Fingerprint}); err != nil {
+			return e, err
 		}
 	}
-	e.Behind, e.Parked, err = a.o.Behind(ctx, p, e.Key)
-	return []explained{e}, err
+	e.Behind, e.Parked, err = a.o.Behind(ctx, places[0], e.Key)
+	return e, err
 }
 
 // maxBodyForAgents bounds a body that is shown, in bytes.

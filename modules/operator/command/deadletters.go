@@ -8,6 +8,7 @@ import (
 	"io"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
@@ -122,42 +123,70 @@ func printGroups(cmd *cobra.Command, groups []core.Group) error {
 	}, "FROM", "GROUP", "COUNT", "CLASS", "NAME", "FIRST", "LAST", "LAST ID", "ERROR")
 }
 
-// show prints everything about one dead letter.
+// show prints everything about one message.
 func (o *commands) show() *cobra.Command {
 	cmd := &cobra.Command{
-		Use: "show ID", Short: "Show everything about a dead letter",
+		Use: "show ID", Short: "Show everything about a message: its copies, and its story",
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) != 1 {
-				return core.Mistakef("%s: needs the id of one dead letter", cmd.CommandPath())
+				return core.Mistakef("%s: needs the id of one message", cmd.CommandPath())
 			}
 			return nil
 		},
 	}
-	var chosen core.Typed
-	o.addFrom(cmd, "", &chosen.From)
-	addRetrying(cmd, &chosen)
+	var from []string
+	o.addFrom(cmd, "", &from)
 	cmd.ValidArgsFunction = first(o.completing("", messageID))
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		chosen.IDs = args
-		places, one, err := o.Choose(chosen, "")
-		if err != nil {
-			return err
+		story, err := o.Story(cmd.Context(), core.Typed{From: from, IDs: args}, nil)
+		if err == nil {
+			err = printStory(cmd, story)
 		}
-		found, failed := core.List(cmd.Context(), places, one, true)
-		switch {
-		case len(found) == 0 && failed == nil:
-			return fmt.Errorf("there is no %s %s", chosen.Noun(), args[0])
-		case len(found) == 0:
-			return failed
-		case wantsJSON(cmd):
-			return errors.Join(printJSON(cmd, found), failed)
+		if failed := strings.Join(story.Failed, "; "); failed != "" {
+			err = errors.Join(err, errors.New(failed))
 		}
-		for _, m := range found {
-			printMessage(cmd.OutOrStdout(), m)
-		}
-		return failed
+		return err
 	}
 	return cmd
+}
+
+// printStory prints the copies, and then the events: the newest is last. It returns an error if no part knows the message.
+func printStory(cmd *cobra.Command, s core.Story) error {
+	if wantsJSON(cmd) {
+		return errors.Join(printJSON(cmd, s), unknown(s))
+	}
+	out := cmd.OutOrStdout()
+	for _, m := range s.Copies {
+		printMessage(out, m)
+		fmt.Fprintln(out)
+	}
+	now := time.Now()
+	t := newTable(out, "TIME", "AGO", "PART", "EVENT", "DETAIL")
+	for _, e := range s.Events {
+		at, ago := "now", "-"
+		if !e.At.IsZero() {
+			at, ago = core.Moment(e.At), core.Distance(now, e.At)
+		}
+		t.row(at, ago, cmp.Or(e.Part, "-"), e.What, core.Short(e.Detail, 200))
+	}
+	if err := t.flush(); err != nil {
+		return err
+	}
+	if trace := cmp.Or(s.TraceURL, s.TraceID); trace != "" {
+		fmt.Fprintln(out, "trace:", core.Plain(trace))
+	}
+	for _, why := range s.Missing {
+		fmt.Fprintln(out, core.Plain(why))
+	}
+	return unknown(s)
+}
+
+// unknown returns an error if no part knows the message.
+func unknown(s core.Story) error {
+	if s.Known() {
+		return nil
+	}
+	return fmt.Errorf("no part knows message %s%s", s.ID, core.UnknownHint)
 }
 
 func printMessage(w io.Writer, m core.Message) {

@@ -118,6 +118,7 @@ func (p *Page) mux() *http.ServeMux {
 	mux.Handle("GET /retrying", p.reader(p.showRetrying))
 	mux.Handle("GET /waiting", p.reader(p.showWaiting))
 	mux.Handle("GET /running", p.reader(p.showRunning))
+	mux.Handle("GET /message", p.reader(p.showStory))
 	mux.Handle("GET /limits", p.reader(p.showLimits))
 	mux.Handle("GET /log", p.reader(p.showLog))
 	mux.Handle("GET /job", p.reader(p.showJob))
@@ -222,7 +223,7 @@ func parseTemplates() map[string]*template.Template {
 		"table": func(found []core.Message, mark bool) messageTable { return messageTable{found, mark} },
 	}).ParseFS(pageFiles, "assets/layout.html", "assets/views.html"))
 	all := map[string]*template.Template{}
-	for _, name := range []string{"status", "groups", "dead-letters", "dead-letter", "retrying", "waiting", "running", "limits", "log", "preview", "job", "reading", "message"} {
+	for _, name := range []string{"status", "groups", "dead-letters", "dead-letter", "retrying", "waiting", "running", "limits", "log", "preview", "job", "reading", "story", "message"} {
 		view := template.Must(layout.Clone())
 		all[name] = template.Must(view.AddParseTree("content", view.Lookup(name).Tree))
 	}
@@ -255,14 +256,10 @@ func ago(now, then time.Time) template.HTML {
 
 // when formats a time by its distance from now.
 func when(at time.Time) template.HTML {
-	switch passed := time.Since(at).Seconds(); {
-	case at.IsZero():
+	if at.IsZero() {
 		return "–"
-	case passed < 0:
-		return timeElement(at, "in "+core.Lasting(-passed))
-	default:
-		return timeElement(at, core.Lasting(passed)+" ago")
 	}
+	return timeElement(at, core.Distance(time.Now(), at))
 }
 
 // timeElement returns an element that has the exact time as its title.

@@ -209,7 +209,7 @@ func (p *Page) showWaiting(v visit) {
 // oneMessage is a dead letter with its context.
 type oneMessage struct {
 	core.Message
-	Trace string
+	Story core.Story
 	// Body is the visible body; nil: it was not asked for.
 	Body     *string
 	Editable bool
@@ -237,15 +237,43 @@ func (p *Page) showDeadLetter(v visit) {
 		if len(found) == 0 {
 			return nil, false, refusal{http.StatusNotFound, "There is no such " + q.noun() + ". It was retried or dropped."}
 		}
-		one := oneMessage{Message: found[0], Trace: found[0].TraceID()}
+		one := oneMessage{Message: found[0]}
+		var failed error
+		one.Story, failed = p.o.Story(ctx, core.Typed{IDs: []string{one.ID.String()}}, found)
 		if bodies {
 			p.uncover(&one)
 		} else {
 			one.Headers = nil
 		}
 		one.Behind, one.Parked, err = p.o.Behind(ctx, at, one.Key)
-		return one, false, err
+		return one, false, errors.Join(err, failed)
 	})
+}
+
+// storyView is a message that somebody looks up.
+type storyView struct {
+	ID    string // as typed
+	Story *core.Story
+	Hint  string
+}
+
+func (p *Page) showStory(v visit) {
+	data := storyView{ID: strings.TrimSpace(v.FormValue("id")), Hint: core.UnknownHint}
+	if data.ID == "" {
+		p.render(v, "story", "Message", data, nil)
+		return
+	}
+	ctx, cancel := context.WithTimeout(v.Context(), core.ReadTimeout)
+	defer cancel()
+	story, err := p.o.Story(ctx, core.Typed{IDs: []string{data.ID}}, nil)
+	if _, mistyped := errors.AsType[*core.Mistake](err); mistyped {
+		p.fail(v.w, http.StatusBadRequest, core.OneLine(err))
+		return
+	}
+	if err == nil {
+		data.Story = &story
+	}
+	p.render(v, "story", "Message", data, err)
 }
 
 // uncover adds the body, as far as the mask shows it.

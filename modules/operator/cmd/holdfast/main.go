@@ -118,6 +118,8 @@ type file struct {
 	Idempotency []idempotencyEntry `yaml:"idempotency"`
 	Limits      []limitEntry       `yaml:"limits"`
 	Sweeps      []sweepEntry       `yaml:"sweeps"`
+	// TraceURL is the address of a trace, with {trace_id} in place of its id.
+	TraceURL string `yaml:"trace_url"`
 }
 
 type outboxEntry struct {

@@ -327,6 +327,7 @@ func TestHoldfast_mistakes(t *testing.T) {
 		"consumers: [{name: x, partitions: many}]":                   "got the text `many`, want a whole number",
 		"consumers: [{name: x, bindings: [often]}]":                  "got the text `often`, want fields",
 		"consumers: [{name: x, classes: urgent}]":                    "got the text `urgent`, want a list of texts",
+		"trace_url: /traces":                                         "want an address such as https://tempo.example/trace/{trace_id}",
 		"outboxes: {":                                                "yaml",
 		"outboxes: [{retention: 0s, exchange: a, stream: b}]":        "both set",
 		"outboxes: [{exchange: a}]":                                  "retention",

@@ -49,7 +49,7 @@ type service struct {
 
 // open makes the parts that the file lists, and the clients that they need.
 func open(f file, getenv func(string) string) (operator.Config, func(), error) {
-	s := &service{getenv: getenv, cfg: operator.Config{Program: program}}
+	s := &service{getenv: getenv, cfg: operator.Config{Program: program, TraceURL: f.TraceURL}}
 	for _, e := range f.Outboxes {
 		s.outbox(e)
 	}

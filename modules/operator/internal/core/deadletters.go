@@ -6,6 +6,7 @@ import (
 	"encoding/base64"
 	"errors"
 	"fmt"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -121,14 +122,16 @@ func (m *Message) Masked(mask func(operator.MaskedMessage) []byte) []byte {
 	return mask(operator.MaskedMessage{From: m.From, Name: m.Name, ContentType: m.ContentType, Body: slices.Clone(body)})
 }
 
-// TraceID returns the trace id of the message's W3C traceparent: https://www.w3.org/TR/trace-context/#traceparent-header.
+// traceparent matches a W3C traceparent: https://www.w3.org/TR/trace-context/#traceparent-header.
+var traceparent = regexp.MustCompile(`^[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}`)
+
+// TraceID returns the trace id of the message's traceparent; "": it has none, or no valid one.
 func (m *Message) TraceID() string {
-	const from, to = len("00-"), len("00-") + 32
-	parent := m.Headers["traceparent"]
-	if len(parent) < to {
+	found := traceparent.FindStringSubmatch(m.Headers["traceparent"])
+	if found == nil || strings.Trim(found[1], "0") == "" {
 		return ""
 	}
-	return parent[from:to]
+	return found[1]
 }
 
 // Group are dead letters of one kind.

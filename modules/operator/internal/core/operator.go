@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"net/url"
 	"regexp"
 	"strconv"
 	"strings"
@@ -26,6 +27,8 @@ type Operator struct {
 	// history and processes are the last readings of the history.
 	history   reading[History]
 	processes reading[reported]
+	// stories bounds the lookups of single messages.
+	stories pace
 }
 
 // New returns an Operator. The error names every violation in cfg. It does not connect to a server.
@@ -34,7 +37,7 @@ func New(cfg operator.Config) (*Operator, error) {
 	if err := validate(cfg); err != nil {
 		return nil, err
 	}
-	o := &Operator{Config: cfg, turns: map[string]turn{}}
+	o := &Operator{Config: cfg, turns: map[string]turn{}, stories: pace{turn: make(chan struct{}, 1)}}
 	o.claims = make([]claimsCount, len(o.counters()))
 	for _, c := range cfg.Consumers {
 		o.turns[c.Name] = make(turn, 1)
@@ -102,7 +105,19 @@ func validate(c operator.Config) error {
 			errs = append(errs, errors.New("operator: a server needs a name and a Ping"))
 		}
 	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, checkTraceURL(c.TraceURL))...)
+}
+
+// traceID stands for the id of a trace in Config.TraceURL.
+const traceID = "{trace_id}"
+
+func checkTraceURL(template string) error {
+	u, err := url.Parse(strings.ReplaceAll(template, traceID, "0"))
+	valid := err == nil && (u.Scheme == "https" || u.Scheme == "http") && u.Host != "" && strings.Contains(template, traceID)
+	if template == "" || valid {
+		return nil
+	}
+	return fmt.Errorf("operator: trace URL %.100q: want an address such as https://tempo.example/trace/%s", template, traceID)
 }
 
 // Parts returns all parts by name. The parts of one outbox or consumer follow each other.

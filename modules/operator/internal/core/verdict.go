@@ -240,6 +240,14 @@ func anchor(name string) string { return "#part-" + name }
 // seconds returns a number of seconds as a duration.
 func seconds(n float64) time.Duration { return time.Duration(n * float64(time.Second)) }
 
+// Distance formats how long ago a time is, or how far ahead.
+func Distance(now, at time.Time) string {
+	if passed := now.Sub(at).Seconds(); passed >= 0 {
+		return Lasting(passed) + " ago"
+	}
+	return "in " + Lasting(at.Sub(now).Seconds())
+}
+
 // Lasting formats a number of seconds in one unit, for people: 12 s, 5 min, 3 h, 2 days.
 func Lasting(seconds float64) string {
 	const minute, hour, day = 60, 3600, 86400
