@@ -22,7 +22,8 @@ type Log interface {
 	Begin(ctx context.Context, a Action) (int64, error)
 	// End adds the outcome. An action without an end was interrupted.
 	End(ctx context.Context, number int64, count int, failure string) error
-	// List returns the newest actions that match the filter, the newest first.
+	// List returns the newest actions that match the filter, the newest first. It leaves out those that ended without a change
+	// and without a failure, such as a retry of one id in every consumer but its own.
 	List(ctx context.Context, f LogFilter) ([]Action, error)
 }
 
@@ -56,6 +57,9 @@ var upkeep = []string{"sweep", "prune", "setup"}
 
 // IsUpkeep reports whether a service also does this by itself: sweep, prune and setup.
 func (a Action) IsUpkeep() bool { return slices.Contains(upkeep, a.What) }
+
+// changedNothing reports whether an action ended without a change and without a failure.
+func (a Action) changedNothing() bool { return a.Count != nil && *a.Count == 0 && a.Failure == "" }
 
 // logKept is how many actions a MemoryLog keeps.
 const logKept = 1000
@@ -96,7 +100,7 @@ func (l *MemoryLog) List(_ context.Context, f LogFilter) ([]Action, error) {
 	defer l.mu.Unlock()
 	var newest []Action
 	for i := len(l.kept) - 1; i >= 0 && len(newest) < f.Limit; i-- {
-		if !f.WithoutUpkeep || !l.kept[i].IsUpkeep() {
+		if a := l.kept[i]; !a.changedNothing() && (!f.WithoutUpkeep || !a.IsUpkeep()) {
 			newest = append(newest, l.kept[i])
 		}
 	}
@@ -217,7 +221,7 @@ func (l *PostgresLog) End(ctx context.Context, number int64, count int, failure 
 func (l *PostgresLog) List(ctx context.Context, f LogFilter) (actions []Action, err error) {
 	err = l.within(ctx, "list", func(ctx context.Context) error {
 		rows, err := l.pool.Query(ctx, `SELECT at, what, part, chosen, actor, reason, count, failure FROM `+logTable+`
-			WHERE NOT ($1 AND what = ANY($2)) ORDER BY id DESC LIMIT $3`, f.WithoutUpkeep, upkeep, f.Limit)
+			WHERE NOT ($1 AND what = ANY($2)) AND (count IS DISTINCT FROM 0 OR failure <> '') ORDER BY id DESC LIMIT $3`, f.WithoutUpkeep, upkeep, f.Limit)
 		if err != nil {
 			return err
 		}

@@ -146,7 +146,7 @@ func TestRetrying_consumer(t *testing.T) {
 	wantRetrying(3)
 	r.wants(t, 0, []string{"inbox", "retrying"}, "no answer from the bank for x", "1         retry")
 	r.wants(t, 0, []string{"groups", "--retrying", "--from=payments"}, "1      retry  x")
-	r.wants(t, 0, []string{"show", "--retrying", r.ids["y"].String()}, "due: ", "no answer from the bank for y")
+	r.wants(t, 0, []string{"show", r.ids["y"].String()}, "due: ", "no answer from the bank for y")
 	s := serve(t, r, page.Config{Authorize: everything})
 	s.get(t, "retrying", 200, "no answer from the bank for x", "3 in all")
 	s.get(t, "", 200, `href="retrying?from=payments"`)

@@ -423,11 +423,11 @@ func TestMemoryLogIsBounded(t *testing.T) {
 	first := must(log.Begin(t.Context(), operator.Action{What: "first"}))(t)
 	for i := range 1000 {
 		n := must(log.Begin(t.Context(), operator.Action{What: fmt.Sprint(i)}))(t)
-		check(t, log.End(t.Context(), n, i, ""))
+		check(t, log.End(t.Context(), n, i+1, ""))
 	}
 	check(t, log.End(t.Context(), first, 1, "")) // dropped long ago
 	all := must(log.List(t.Context(), operator.LogFilter{Limit: 2000}))(t)
-	if len(all) != 1000 || all[0].What != "999" || *all[0].Count != 999 || slices.ContainsFunc(all, func(a operator.Action) bool { return a.What == "first" }) {
+	if len(all) != 1000 || all[0].What != "999" || *all[0].Count != 1000 || slices.ContainsFunc(all, func(a operator.Action) bool { return a.What == "first" }) {
 		t.Errorf("%d actions, the newest %+v", len(all), all[0])
 	}
 }

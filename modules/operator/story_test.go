@@ -112,6 +112,9 @@ func TestStory(t *testing.T) {
 	if !strings.Contains(all, "by ada: currency added") {
 		t.Errorf("the story lacks the author: %s", all)
 	}
+	if log := r.wants(t, 0, []string{"log"}, "currency added"); strings.Count(log, "retry") != 1 {
+		t.Errorf("one change has several lines: %s", log)
+	}
 }
 
 // An action that chose many dead letters may have included the message. Later actions did not.

@@ -385,8 +385,7 @@ func (o *Operator) addActions(ctx context.Context, t *teller, places []Place) er
 	from, to := t.span()
 	for _, a := range actions {
 		here := slices.ContainsFunc(places, func(p Place) bool { return p.Name == a.On })
-		nothing := a.What == Pausing || a.What == Resuming || a.Count != nil && *a.Count == 0 && a.Failure == ""
-		if !here || nothing {
+		if !here || a.What == Pausing || a.What == Resuming {
 			continue
 		}
 		named := strings.Contains(a.Chosen, t.ID.String())
