@@ -20,7 +20,7 @@ var link = regexp.MustCompile(`^\[[^:]*(?:: (.*))?\]\((.*)\)$`)
 
 // reports are the reports that the table must list.
 var reports = []string{
-	"chaos/report.md", "clusters/report.md", "matrix/report.md", "models/report.md", "performance.md", "planted/report.md", "sim/pairs.md", "sim/report.md",
+	"chaos/report-nats.md", "chaos/report.md", "clusters/report.md", "matrix/report.md", "models/report.md", "performance.md", "planted/report.md", "sim/pairs.md", "sim/report.md",
 	"soak/report.md dedup", "soak/report.md shop", "soak/report.md snapshot", "soak/report.md waiting",
 }
 
