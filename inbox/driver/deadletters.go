@@ -205,7 +205,7 @@ func (l *deadLetters) Replay(ctx context.Context, filter inbox.Filter, how inbox
 	if err := check(); err != nil {
 		return inbox.Replayed{}, l.wrap("replay", err)
 	}
-	r := replay{how: how, retention: l.retention, waiting: l.waiting}
+	r := replay{how: how, retention: l.retention, waiting: l.waiting, moved: map[uuid.UUID]bool{}}
 	err := l.each(ctx, &walk{
 		filter:  filter,
 		bounded: true,
@@ -249,12 +249,16 @@ type replay struct {
 	retention time.Duration
 	waiting   bool // the messages wait for a time
 	done      inbox.Replayed
-	refused   error // the first reason for a message that was not returned
+	refused   error              // the first reason for a message that was not returned
+	moved     map[uuid.UUID]bool // the waiting messages that were moved
 }
 
 func (r *replay) visit(ctx context.Context, dead *inbox.DeadLetter) (outcome Outcome, counts bool, err error) {
+	later := r.later()
 	switch {
-	case (!r.waiting || r.how.Delay > 0) && outlived(r.how, *dead, r.retention, time.Now().Add(r.how.Delay)):
+	case r.moved[dead.Message.ID]: // it failed again meanwhile. Otherwise one call could use up its attempts
+		return Keep, false, nil
+	case (!r.waiting || later > 0) && outlived(r.how, *dead, r.retention, time.Now().Add(later)):
 		r.done.Outlived++
 		return Keep, false, nil
 	case dead.Message.Queue == "":
@@ -269,16 +273,22 @@ func (r *replay) visit(ctx context.Context, dead *inbox.DeadLetter) (outcome Out
 		r.done.Returned++
 		return Keep, true, nil
 	}
-	if between := r.how.Between(); between > 0 && r.done.Returned > 0 {
+	if r.waiting {
+		dead.DueAt, r.moved[dead.Message.ID] = time.Now().Add(later), dead.Message.ID != uuid.Nil
+	} else if between := r.how.Between(); between > 0 && r.done.Returned > 0 {
 		if err := runloop.Sleep(ctx, between); err != nil {
 			return Keep, false, err
 		}
 	}
-	if r.waiting {
-		dead.DueAt = time.Now().Add(r.how.Delay)
-	}
 	r.done.Returned++
 	return Return, true, nil
+}
+
+// later returns the time until the next waiting message is due. The due times keep Replay.PerSecond, because RabbitMQ
+// delivers no waiting message of any consumer during a scan.
+func (r *replay) later() time.Duration {
+	const most = 365 * 24 * time.Hour
+	return r.how.Delay + time.Duration(min(float64(r.done.Returned)*float64(r.how.Between()), float64(most)))
 }
 
 // outlived reports whether a dead letter is too old to be returned: the entries of processed messages are

@@ -107,6 +107,10 @@ func access(s *shelf) inbox.DeadLetters {
 	return driver.NewDeadLetters(s, driver.DefaultRetention, slog.New(slog.DiscardHandler))
 }
 
+func waiting(s *shelf) inbox.DeadLetters {
+	return driver.NewRetrying(s, driver.DefaultRetention, slog.New(slog.DiscardHandler))
+}
+
 func TestFilter(t *testing.T) {
 	t.Parallel()
 	now := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
@@ -423,6 +427,43 @@ func TestReplayPause(t *testing.T) {
 	})
 	if _, err := access(&shelf{}).Replay(t.Context(), inbox.Filter{}, inbox.Replay{By: "test", PerSecond: -1}); err == nil {
 		t.Error("a negative rate was accepted")
+	}
+}
+
+// A rate of waiting messages sets their due times. It does not prolong the scan, in which RabbitMQ delivers none.
+func TestReplay_spreadsWaiting(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var s shelf
+		for range 3 {
+			s.put(func(d *inbox.DeadLetter) { d.Class = driver.WaitingRetry })
+		}
+		var due []time.Duration
+		begun := time.Now()
+		s.onReturn = func(d inbox.DeadLetter) { due = append(due, d.DueAt.Sub(begun)) }
+		got, err := waiting(&s).Replay(t.Context(), inbox.Filter{}, inbox.Replay{By: "test", PerSecond: 2, Delay: time.Minute})
+		if got.Returned != 3 || err != nil {
+			t.Errorf("%+v, error %v", got, err)
+		}
+		want := []time.Duration{time.Minute, time.Minute + time.Second/2, time.Minute + time.Second}
+		if took := time.Since(begun); took != 0 || !slices.Equal(due, want) {
+			t.Errorf("due after %v, want %v; the scan took %v", due, want, took)
+		}
+	})
+}
+
+// A waiting message that fails again during a replay is not moved a second time. It would use up its attempts.
+func TestReplay_movesWaitingOnce(t *testing.T) {
+	t.Parallel()
+	var s shelf
+	s.put(func(d *inbox.DeadLetter) { d.Class = driver.WaitingPutOff })
+	s.put(func(d *inbox.DeadLetter) { d.Class = driver.WaitingRetry })
+	s.onReturn = func(d inbox.DeadLetter) {
+		d.Class, d.Attempts = driver.WaitingRetry, d.Attempts+1
+		s.dead = append(s.dead, d)
+	}
+	if got, err := waiting(&s).Replay(t.Context(), inbox.Filter{}, inbox.Replay{By: "test"}); got.Returned != 2 || len(s.dead) != 2 || err != nil {
+		t.Errorf("%+v, %d wait, error %v", got, len(s.dead), err)
 	}
 }
 

@@ -155,7 +155,8 @@ type Filter struct {
 type Replay[M any] struct {
 	// By and Reason are as in Removal. A DryRun needs no By.
 	By, Reason string
-	// PerSecond bounds how many return per second. Default: no bound.
+	// PerSecond bounds how many return per second. Default: no bound. Waiting messages get due times at this rate; on
+	// RabbitMQ several arrive together, because its delays have fixed steps.
 	PerSecond float64
 	// Delay makes waiting messages due that much later than now, at most 24 hours. Default: now. Dead letters have none.
 	Delay time.Duration
