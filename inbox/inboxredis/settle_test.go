@@ -174,7 +174,7 @@ func TestForeignRetry(t *testing.T) {
 }
 
 // Without memory no message is moved, and no attempt counts. Calls that free memory still work: messages are
-// acknowledged and requeued, and a consumer takes over and gets due retries.
+// acknowledged and requeued, operators make retries due, and a consumer takes over and gets due retries.
 func TestWithoutMemory(t *testing.T) {
 	t.Parallel()
 	for _, ordered := range []bool{false, true} {
@@ -187,10 +187,14 @@ func TestWithoutMemory(t *testing.T) {
 			s := open(t, source, 4)
 			ds := receive(t, s, 4)
 			later := func(d driver.Delivery) error {
-				return source.Move(t.Context(), []driver.Move{{Delivery: d, Target: driver.ToLater, Delay: 100 * time.Millisecond}})[0]
+				return source.Move(t.Context(), []driver.Move{{Delivery: d, Target: driver.ToLater, Delay: time.Hour}})[0]
 			}
 			noError(t, later(ds[0]))
 			noError(t, client.ConfigSet(t.Context(), "maxmemory", "1").Err())
+			noError(t, source.(driver.Delayer).Retrying().Scan(t.Context(), driver.WaitingRetry, func(d *inbox.DeadLetter) (driver.Outcome, error) {
+				d.DueAt = time.Now()
+				return driver.Return, nil
+			}, func(_ inbox.DeadLetter, err error) { t.Errorf("made due without memory: %v", err) }))
 			if err := later(ds[1]); !errors.Is(err, driver.ErrUnavailable) {
 				t.Errorf("move without memory: %v, want ErrUnavailable", err)
 			}

@@ -1,4 +1,5 @@
--- Changes the due time of a waiting message, or removes the message.
+#!lua flags=allow-oom
+-- Changes the due time of a waiting message, or removes the message, even if memory is full: it needs none.
 -- KEYS[1]: the waiting messages. ARGV[1]: its due time (ms); ARGV[2]: its mark, the first part of a member; ARGV[3]: the
 -- delay (ms) from now, or "" to remove it.
 -- Returns 1, or 0 if it no longer waits until that time.
