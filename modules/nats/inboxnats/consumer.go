@@ -3,7 +3,6 @@ package inboxnats
 import (
 	"cmp"
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -258,37 +257,58 @@ func (s *settings) letter(p places, class string) string {
 // existing stream matches Stream.Subject or one of its partitions, the error names the missing subjects. Setup may be
 // called any number of times, by many processes at once. Run never calls it.
 func (c *Consumer) Setup(ctx context.Context) error {
-	created := false
 	for i, cfg := range c.cfg.streams() {
 		if i == 0 {
-			cfg.Subjects, cfg.Description = c.cfg.notYet(), rand.Text() // only one process creates it
+			cfg.Subjects = c.cfg.notYet()
 		}
 		if err := c.cfg.call(ctx, "setup: stream "+cfg.Name, func(ctx context.Context) error {
 			_, err := c.cfg.js.CreateStream(ctx, cfg)
 			if errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) {
 				return nil
 			}
-			created = created || i == 0 && err == nil
 			return err
 		}); err != nil {
 			return err
 		}
 	}
-	for began := time.Now(); ; _ = runloop.Sleep(ctx, openEvery) {
+	last, since := uint64(0), time.Now()
+	for ; ; _ = runloop.Sleep(ctx, openEvery) {
 		is, err := c.parts[0].stat(ctx, c.cfg.places[0].stream)
 		if err != nil {
 			return err
 		}
-		switch {
-		case !slices.Equal(is.Config.Subjects, c.cfg.notYet()):
+		if !slices.Equal(is.Config.Subjects, c.cfg.notYet()) {
 			return c.setupConsumers(ctx, is.Config)
-		case created, time.Since(began) > c.cfg.Timeout: // or the process that created it has ended
+		}
+		if is.State.LastSeq != last { // another process opens the stream
+			last, since = is.State.LastSeq, time.Now()
+		}
+		if last > 0 && time.Since(since) < 2*c.cfg.Timeout {
+			continue
+		}
+		if mine, err := c.mayOpen(ctx, last); err != nil {
+			return err
+		} else if mine {
 			return c.open(ctx, is.Config)
 		}
 	}
 }
 
-// notYet is the subject of the new stream until Setup opens it. Nobody publishes on it.
+// mayOpen reports whether this process opens the stream: of all that have seen the number last, the one whose message
+// gets the next number. If that process has ended, the number stays, and the others try again.
+func (c *Consumer) mayOpen(ctx context.Context, last uint64) (mine bool, err error) {
+	err = c.cfg.call(ctx, "setup: open stream "+c.cfg.Stream.Name, func(ctx context.Context) error {
+		ack, err := c.cfg.js.Publish(ctx, c.cfg.notYet()[0], nil)
+		if errors.Is(err, jetstream.ErrNoStreamResponse) { // it is open
+			return nil
+		}
+		mine = err == nil && ack.Sequence == last+1
+		return err
+	})
+	return mine, err
+}
+
+// notYet is the subject of the new stream until Setup opens it. Only mayOpen publishes on it.
 func (s *settings) notYet() []string { return []string{"holdfast." + s.Stream.Name + ".setup"} }
 
 // open gives the new stream its subjects. A stream without a consumer confirms messages and deletes them, and a consumer
@@ -304,7 +324,7 @@ func (c *Consumer) open(ctx context.Context, cfg jetstream.StreamConfig) error {
 		}); err != nil {
 			return err
 		}
-		cfg.Subjects, cfg.Description = c.cfg.streams()[0].Subjects, ""
+		cfg.Subjects = c.cfg.streams()[0].Subjects
 		_, err := c.cfg.js.UpdateStream(ctx, cfg)
 		return err
 	}); err != nil {

@@ -1,6 +1,7 @@
 package inboxnats_test
 
 import (
+	"errors"
 	"fmt"
 	"log/slog"
 	"sync"
@@ -70,18 +71,35 @@ func TestSetup_besideRelays(t *testing.T) {
 	}
 }
 
-// The process that created the stream has ended before it gave the stream its subjects.
+// The process that opened the stream has ended before it gave the stream its subjects: one of the others does it.
 func TestSetup_afterInterrupted(t *testing.T) {
 	t.Parallel()
 	conn := natstest.New(t)
 	name, js := natstest.Name(t, conn), natstest.JetStream(t, conn)
 	_, err := js.CreateStream(t.Context(), jetstream.StreamConfig{
-		Name: name, Subjects: []string{"holdfast." + name + ".setup"}, Retention: jetstream.InterestPolicy, Description: "of the other process",
+		Name: name, Subjects: []string{"holdfast." + name + ".setup"}, Retention: jetstream.InterestPolicy,
 	})
 	noError(t, err)
-	c, err := inboxnats.NewConsumer(conn, inboxnats.Stream{Name: name, Timeout: time.Second}, inbox.NewMux(), inbox.ConsumerConfig{Name: billing})
+	_, err = js.Publish(t.Context(), "holdfast."+name+".setup", nil)
 	noError(t, err)
-	noError(t, c.Setup(t.Context()), c.Check(t.Context()))
+	updates, err := conn.SubscribeSync("$JS.API.STREAM.UPDATE." + name)
+	noError(t, err)
+	noError(t, conn.Flush())
+	var all sync.WaitGroup
+	for range 4 {
+		c, err := inboxnats.NewConsumer(natstest.New(t), inboxnats.Stream{Name: name, Timeout: 2 * time.Second}, inbox.NewMux(), inbox.ConsumerConfig{Name: billing})
+		noError(t, err)
+		all.Go(func() {
+			if err := errors.Join(c.Setup(t.Context()), c.Check(t.Context())); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	all.Wait()
+	noError(t, conn.Flush())
+	if n, _, err := updates.Pending(); n != 1 || err != nil {
+		t.Errorf("%d updates of the stream, want 1, error %v", n, err)
+	}
 	_, err = js.Publish(t.Context(), name+".order.placed", nil)
 	noError(t, err)
 }
