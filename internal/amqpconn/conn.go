@@ -97,6 +97,8 @@ func wrap(raw *amqp.Connection, err error, timeout time.Duration) (*Conn, error)
 	switch {
 	case isParseError(err):
 		return nil, errURL // the text quotes the URL with the password
+	case err != nil && strings.HasPrefix(err.Error(), "dial "): // as package net begins
+		return nil, err
 	case err != nil:
 		return nil, fmt.Errorf("dial: %w", err)
 	case raw == nil:

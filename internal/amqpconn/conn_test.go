@@ -30,6 +30,15 @@ func TestDialErrorHidesURL(t *testing.T) {
 	}
 }
 
+// Package net begins its errors with "dial" itself.
+func TestDialErrorIsNotDoubled(t *testing.T) {
+	t.Parallel()
+	_, err := amqpconn.Open(t.Context(), func(context.Context) (*amqp.Connection, error) { return amqp.Dial("amqp://127.0.0.1:1/") }, time.Second)
+	if err == nil || !strings.HasPrefix(err.Error(), "dial tcp ") {
+		t.Errorf("error %v", err)
+	}
+}
+
 func TestRecoveryIsRefused(t *testing.T) {
 	t.Parallel()
 	b := amqptest.New(t)

@@ -460,3 +460,15 @@ func (l slowLetters) last(ctx context.Context) error {
 	time.Sleep(100 * time.Millisecond)
 	return ctx.Err()
 }
+
+func TestPage_withoutLimits(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.cfg.Limiters = nil
+	s := serve(t, r, page.Config{Authorize: everything})
+	for _, address := range []string{"limits", "limits?key=grace"} {
+		if body := s.get(t, address, 200, "has no rate limits"); strings.Contains(body, "<input") {
+			t.Errorf("%s asks for a caller", address)
+		}
+	}
+}

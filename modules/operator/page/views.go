@@ -365,6 +365,7 @@ func (p *Page) jobOf(v visit) *job {
 
 // limitsView has the limits of one caller.
 type limitsView struct {
+	None   bool // the service has no limits
 	Key    string
 	States []core.LimitState
 	Done   bool // they were just reset
@@ -372,9 +373,12 @@ type limitsView struct {
 
 func (p *Page) showLimits(v visit) {
 	key := v.FormValue("key")
-	data := limitsView{Key: key, Done: v.FormValue("done") != ""}
+	data := limitsView{None: true, Key: key, Done: v.FormValue("done") != ""}
+	for _, l := range p.o.Config.Limiters {
+		data.None = data.None && len(l.Limits) == 0
+	}
 	var err error
-	if key != "" {
+	if key != "" && !data.None {
 		ctx, cancel := context.WithTimeout(v.Context(), core.ReadTimeout)
 		defer cancel()
 		data.States, err = p.o.LimitStates(ctx, "", key)
