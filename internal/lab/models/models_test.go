@@ -46,7 +46,8 @@ const (
 )
 
 var (
-	ifdef      = regexp.MustCompile(`(?m)^#ifn?def (MUTANT_\d+)$`)
+	condition  = regexp.MustCompile(`(?m)^#(?:ifn?def|(?:el)?if defined) ?.*$`)
+	mutantName = regexp.MustCompile(`MUTANT_\d+`)
 	sourceFile = regexp.MustCompile(`\b[a-z0-9_]+\.(?:go|sql|lua|pml)\b`)
 )
 
@@ -85,8 +86,8 @@ func TestModels_shape(t *testing.T) {
 				described = append(described, found.define)
 			}
 		}
-		for _, found := range ifdef.FindAllStringSubmatch(m.text, -1) {
-			planted = append(planted, found[1])
+		for _, line := range condition.FindAllString(m.text, -1) {
+			planted = append(planted, mutantName.FindAllString(line, -1)...)
 		}
 		slices.Sort(planted)
 		slices.Sort(described)
