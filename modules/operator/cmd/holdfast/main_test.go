@@ -252,7 +252,7 @@ func TestHoldfast_schemaPrint(t *testing.T) {
 	up, down := holdfast("schema", "print"), holdfast("schema", "print", "--down")
 	_, err := pool.Exec(t.Context(), up)
 	must(t, err)
-	const own = 6 + 1 + 5 + 5 + 2 // outbox, idempotency, the inbox that a and b share, c's inbox, log and history
+	const own = 6 + 1 + 5 + 5 + 3 // outbox, idempotency, the inbox that a and b share, c's inbox, log, history and processes
 	if n := tables(); n != own+1 {
 		t.Errorf("%d tables, want %d and the table of migrations", n, own)
 	}
