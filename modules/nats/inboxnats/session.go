@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -40,7 +41,8 @@ type session struct {
 	feeds  [2]*feed // the stream, and the retries
 	lease  *lease   // nil: the stream is not Ordered
 	wait   time.Duration
-	asking sync.Mutex // held while requests are made or withdrawn
+	asking sync.Mutex  // held while requests are made or withdrawn
+	unsure atomic.Bool // deliveries were forgotten that the server may not have requeued
 }
 
 // Start implements driver.Session.
@@ -126,7 +128,11 @@ func (s *session) Stop(ctx context.Context) error {
 	if err := s.withdraw(ctx); err != nil {
 		return s.failed("stop", err)
 	}
-	return s.giveBack(ctx, s.hand.unseen())
+	if err := s.giveBack(ctx, s.hand.unseen()); err != nil {
+		s.unsure.Store(true)
+		return err
+	}
+	return nil
 }
 
 // withdraw ends the requests at the server. Messages on their way still arrive. The caller holds the lock asking.
@@ -155,7 +161,8 @@ func (s *session) Close(ctx context.Context) error {
 	stopped := s.Stop(ctx)
 	err := s.giveBack(ctx, s.hand.drop())
 	if s.lease != nil {
-		err = errors.Join(err, s.lease.leave(ctx, stopped == nil && err == nil && !errors.Is(lost, errGap)))
+		clean := stopped == nil && err == nil && !s.unsure.Load() && !errors.Is(lost, errGap)
+		err = errors.Join(err, s.lease.leave(ctx, clean))
 	}
 	s.closed(s)
 	return cmp.Or(stopped, err)
@@ -187,6 +194,7 @@ func (s *session) GiveBack(ctx context.Context, ds []driver.Delivery) error {
 		err = s.giveBack(ctx, held)
 	}
 	if err != nil {
+		s.unsure.Store(true)
 		return s.failed("requeue messages", err)
 	}
 	return stale(len(ds) - len(held))

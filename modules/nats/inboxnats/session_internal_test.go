@@ -1,6 +1,8 @@
 package inboxnats
 
 import (
+	"context"
+	"log/slog"
 	"testing"
 	"time"
 
@@ -44,4 +46,46 @@ func TestTakeOver_waitsForRedelivery(t *testing.T) {
 		t.Errorf("waits for %d messages, from %v until %v; they come at %v", s.hand.hold, after, until, redelivered)
 	}
 	must(s.Close(t.Context()))
+}
+
+// A session could not requeue a message. The next owner waits for its redelivery, also if the connection came back before
+// the session closed.
+func TestClose_afterFailedRequeue(t *testing.T) {
+	t.Parallel()
+	conn := natstest.New(t)
+	name := natstest.Name(t, conn)
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	consumer, err := NewConsumer(conn, Stream{Name: name}, inbox.NewMux(), inbox.ConsumerConfig{
+		Name: "billing", Ordered: true, Logger: slog.New(slog.DiscardHandler),
+	})
+	must(err)
+	must(consumer.Setup(t.Context()))
+	_, err = natstest.JetStream(t, conn).Publish(t.Context(), name+".order.placed", nil)
+	must(err)
+	for _, fails := range []bool{false, true} {
+		s, err := consumer.parts[0].Open(t.Context())
+		must(err)
+		must(s.Start(t.Context(), 1))
+		ds, err := s.Receive(t.Context(), 1)
+		must(err)
+		ctx, cancel := context.WithCancel(t.Context())
+		if fails {
+			cancel()
+		}
+		if err := s.GiveBack(ctx, ds); (err != nil) != fails {
+			t.Fatalf("requeue: %v", err)
+		}
+		cancel()
+		must(s.Close(t.Context()))
+		next := &lease{source: consumer.parts[0]}
+		if taken, err := next.take(t.Context()); !taken || err != nil || next.clean == fails {
+			t.Errorf("after a requeue that fails %v: taken %v, clean %v, error %v", fails, taken, next.clean, err)
+		}
+		must(next.leave(t.Context(), true))
+	}
 }
