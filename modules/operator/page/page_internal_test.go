@@ -85,3 +85,32 @@ func TestSendEvent_keepsItsLines(t *testing.T) {
 		t.Errorf("%q, want %q", got, want)
 	}
 }
+
+// Nobody requested the results of a read for a while. The next request starts another read.
+func TestReads_afterAbandon(t *testing.T) {
+	t.Parallel()
+	for _, slow := range []bool{false, true} { // the abandoned read ends at once, or later
+		synctest.Test(t, func(t *testing.T) {
+			var r reads
+			started := 0
+			find := func(ctx context.Context, _ func(any)) (any, bool, error) {
+				if started++; started > 1 {
+					return "found", false, nil
+				}
+				<-ctx.Done()
+				if slow {
+					time.Sleep(time.Second)
+				}
+				return nil, false, ctx.Err()
+			}
+			if first := r.results(t.Context(), "view", false, find); !first.Running() {
+				t.Errorf("%+v", first)
+			}
+			time.Sleep(abandonAfter)
+			if second := r.results(t.Context(), "view", false, find); second.found != "found" || second.err != nil {
+				t.Errorf("slow %v: %+v", slow, second)
+			}
+			time.Sleep(time.Minute)
+		})
+	}
+}

@@ -33,6 +33,7 @@ type reads struct {
 
 // read is one read, and its results.
 type read struct {
+	ctx     context.Context
 	cancel  context.CancelFunc
 	abandon *time.Timer
 	done    chan struct{}
@@ -80,14 +81,14 @@ func (r results) Running() bool { return r.Ended.IsZero() }
 func (r results) slow() bool { return r.Ended.Sub(r.Began) > patience }
 
 // fresh reports whether the results of a read that has ended are still shown: for five times as long as it took. A failure
-// is shown for 10 s, so that the next request does not start another read.
+// is shown for 10 s, so that the next request does not start another read. A cancelled read has no results.
 func (r results) fresh() bool {
 	const least, most = 10 * time.Second, 5 * time.Minute
 	keep := least
 	if r.err == nil {
 		keep = min(max(5*r.Ended.Sub(r.Began), least), most)
 	}
-	return !r.Running() && r.slow() && time.Since(r.Ended) < keep
+	return !r.Running() && r.slow() && !errors.Is(r.err, context.Canceled) && time.Since(r.Ended) < keep
 }
 
 // finder finds something. While it runs, it calls soFar with the results up to then.
@@ -131,14 +132,17 @@ func (r *reads) open(key string, again bool, find finder) *read {
 		}
 	}
 	if one := r.all[key]; one != nil {
-		one.abandon.Reset(abandonAfter)
-		return one
+		if one.ctx.Err() == nil || !one.snapshot().Running() {
+			one.abandon.Reset(abandonAfter)
+			return one
+		}
+		delete(r.all, key) // it was cancelled, and has not ended yet
 	}
 	if r.closed || len(r.all) >= maxReads {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), readTime)
-	one := &read{cancel: cancel, abandon: time.AfterFunc(abandonAfter, cancel), done: make(chan struct{}), state: results{Began: time.Now()}}
+	one := &read{ctx: ctx, cancel: cancel, abandon: time.AfterFunc(abandonAfter, cancel), done: make(chan struct{}), state: results{Began: time.Now()}}
 	if r.all == nil {
 		r.all = map[string]*read{}
 	}
