@@ -320,6 +320,8 @@ func completed(rec pgxdriver.Record) driver.BeginResult {
 // A request that the middleware passes without a key (no key, or a method that needs none) is one transaction and
 // leaves no record. The middleware's MaxRequestBytes and Keep also apply: a response that would not be kept rolls the
 // transaction back.
+//
+// The transaction has the name of the request's Pattern in spans, metrics and logs, such as "POST /orders".
 func (s *Store) Handler(work func(ctx context.Context, tx pgx.Tx, r *http.Request) (idempotency.Response, error)) http.Handler {
 	return &handler{s, work}
 }
@@ -365,16 +367,17 @@ func (h *handler) answer(w http.ResponseWriter, r *http.Request) (idempotency.Re
 		fresh.Body = io.NopCloser(bytes.NewReader(body))
 		return h.work(ctx, tx, fresh)
 	}
+	opts := txretry.Options{Name: r.Pattern}
 	if !claimed {
-		return h.s.unprotected(r.Context(), passed.Keep, run)
+		return h.s.unprotected(r.Context(), opts, passed.Keep, run)
 	}
-	resp, _, err := h.s.do(r.Context(), txretry.Options{}, true, run)
+	resp, _, err := h.s.do(r.Context(), opts, true, run)
 	return resp, err
 }
 
 // unprotected runs a transaction without a key.
-func (s *Store) unprotected(ctx context.Context, keep func(status int) bool, fn func(context.Context, pgx.Tx) (idempotency.Response, error)) (resp idempotency.Response, err error) {
-	err = s.tx.Do(ctx, func(ctx context.Context, tx pgx.Tx) (err error) {
+func (s *Store) unprotected(ctx context.Context, opts txretry.Options, keep func(status int) bool, fn func(context.Context, pgx.Tx) (idempotency.Response, error)) (resp idempotency.Response, err error) {
+	err = s.tx.DoWith(ctx, opts, func(ctx context.Context, tx pgx.Tx) (err error) {
 		if resp, err = fn(ctx, tx); err != nil {
 			return err
 		}

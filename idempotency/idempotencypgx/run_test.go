@@ -25,6 +25,7 @@ import (
 	pgxdriver "github.com/holdfast-go/holdfast/idempotency/idempotencypgx/driver"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencyredis"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencytest"
+	"github.com/holdfast-go/holdfast/internal/metrictest"
 	"github.com/holdfast-go/holdfast/internal/testenv/pgtest"
 	"github.com/holdfast-go/holdfast/internal/testenv/redistest"
 	"github.com/holdfast-go/holdfast/txretry"
@@ -344,6 +345,45 @@ func TestRivalsAlone(t *testing.T) {
 
 // The middleware uses its own store if the handler belongs to another store, or if a gate or lease comes before the
 // records.
+// The metrics of a handler's transactions name its route, with and without a key.
+func TestHandler_namesItsTransaction(t *testing.T) {
+	t.Parallel()
+	var metrics metrictest.Recorder
+	manager, err := txretry.New(newPool(t), txretry.Config{MeterProvider: &metrics})
+	must(t, err)
+	store, err := idempotencypgx.New(manager, idempotencypgx.Config{})
+	must(t, err)
+	protect, err := idempotency.NewMiddleware(store, idempotency.UnsafeGlobalScope, idempotency.MiddlewareConfig{
+		Optional: true,
+	})
+	must(t, err)
+	mux := http.NewServeMux()
+	mux.Handle("POST /orders/{id}", protect(store.Handler(func(context.Context, pgx.Tx, *http.Request) (idempotency.Response, error) {
+		return idempotency.JSON(201, "done")
+	})))
+	for _, key := range []string{"", string(idempotency.NewKey())} {
+		r := httptest.NewRequest(http.MethodPost, "/orders/5", nil)
+		if key != "" {
+			r.Header.Set(idempotency.Header, key)
+		}
+		rec := httptest.NewRecorder()
+		if mux.ServeHTTP(rec, r); rec.Code != 201 {
+			t.Fatalf("%d %s", rec.Code, rec.Body)
+		}
+		var found []string
+		for name := range metrics.Take() {
+			if strings.Contains(name, "operation=POST /orders/{id}") {
+				found = append(found, name)
+			} else if strings.Contains(name, "operation=") {
+				t.Errorf("key %q: %s", key, name)
+			}
+		}
+		if len(found) == 0 {
+			t.Errorf("key %q: no metric names the route", key)
+		}
+	}
+}
+
 func TestHandlerLeavesOtherStores(t *testing.T) {
 	t.Parallel()
 	store := newAlone(t, newPool(t), idempotencypgx.Config{})
