@@ -77,7 +77,7 @@ type Counts struct {
 type Running struct {
 	// Consumer is the name of the consumer.
 	Consumer string
-	// ID, Name, Key and Attempt are those of the message. Its handler is registered under Name.
+	// The message has this ID, Name, Key and Attempt. Its handler is registered under Name.
 	ID      uuid.UUID
 	Name    string
 	Key     string
