@@ -171,7 +171,7 @@ func (p *Proxy) Heal() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.listener == nil {
-		listener, err := net.Listen("tcp", p.addr)
+		listener, err := listenAgain(p.addr)
 		if err != nil {
 			p.report(fmt.Errorf("testenv: proxy: %w", err))
 			return
@@ -186,6 +186,17 @@ func (p *Proxy) Heal() {
 	}
 	p.mode, p.silence, p.delay = forwarding, Silence{}, 0
 	p.changed.Broadcast()
+}
+
+// listenAgain listens on an address of which this process has just closed a listener. A process that was started
+// meanwhile has a copy of that listener until its program runs, and the address is in use as long.
+func listenAgain(addr string) (net.Listener, error) {
+	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) { // timing: the start of a process
+		l, err := net.Listen("tcp", addr)
+		if err == nil || !portTaken(err) || time.Now().After(deadline) {
+			return l, err
+		}
+	}
 }
 
 func (p *Proxy) accept(listener net.Listener) {

@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"os/exec"
 	"slices"
 	"testing"
 	"time"
@@ -38,6 +39,30 @@ func echo(t *testing.T) (rawURL string, lines <-chan string) {
 		}
 	}()
 	return "tcp://user:pw@" + listener.Addr().String() + "/path?x=1", seen
+}
+
+// A process that starts holds a copy of the listener for a moment. A proxy listens again all the same.
+func TestProxy_besideNewProcesses(t *testing.T) {
+	t.Parallel()
+	done, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		for {
+			select {
+			case <-done:
+				return
+			default:
+				_ = exec.Command(os.Args[0], "-test.list=^$").Run()
+			}
+		}
+	}()
+	p := testenv.NewProxy(t, "tcp://127.0.0.1:1")
+	for range 2000 {
+		p.Cut()
+		p.Heal()
+	}
+	close(done)
+	<-ended
 }
 
 type client struct {
