@@ -89,7 +89,7 @@ func (s *Sweeper) tune(t tuning) {
 // logged, and Run retries with growing pauses.
 //
 // The only error is a store that needs a fix first, for example because a table or an index is missing. Nothing has
-// been changed then. Each finding in the error has a method Mend() string.
+// been changed then. Each finding in the error has a method Fix() string.
 func (s *Sweeper) Run(ctx context.Context) error {
 	w := waiter{s: s, alarm: newAlarm(), rest: s.tuning.minPause}
 	s.begin(w.alarm)
@@ -166,7 +166,7 @@ func (s *Sweeper) Ready(context.Context) error {
 	return nil
 }
 
-// Check returns the problems that the store finds, or nil. Findings are joined; each has a method Mend() string with
+// Check returns the problems that the store finds, or nil. Findings are joined; each has a method Fix() string with
 // the fix. Any other error in it means that the store could not be read. Check changes nothing.
 func (s *Sweeper) Check(ctx context.Context) error {
 	if store, ok := s.store.(interface{ Check(context.Context) error }); ok {
@@ -182,7 +182,7 @@ func (s *Sweeper) Check(ctx context.Context) error {
 func isFinding(err error) bool {
 	var finding interface {
 		error
-		Mend() string
+		Fix() string
 	}
 	return errors.As(err, &finding)
 }

@@ -99,7 +99,7 @@ func TestPublisherFunc_conformance(t *testing.T) {
 				d := &destination{}
 				return conformance.PublisherCase{
 					Publisher: make(d), Received: d.received, Unroutable: conformance.NewMessage(t, "nobody.listens", 1),
-					Break: d.setDown(true), Mend: d.setDown(false),
+					Break: d.setDown(true), Fix: d.setDown(false),
 				}
 			}})
 		})

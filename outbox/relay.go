@@ -206,7 +206,7 @@ func prune(ctx context.Context, source driver.Source, atMost time.Duration) {
 }
 
 // Check checks the servers of the store and of every publisher. It returns nil if they meet all requirements.
-// Otherwise the error joins the findings, each with a method Mend() string that returns the fix, and the
+// Otherwise the error joins the findings, each with a method Fix() string that returns the fix, and the
 // errors of checks that failed to run.
 func (r *Relay) Check(ctx context.Context) error {
 	parts := []any{r.source}

@@ -406,7 +406,7 @@ func TestCheckJoinsTheFindings(t *testing.T) {
 			t.Errorf("found %v, want %d", single, tc.want)
 		}
 		for _, err := range single {
-			if _, ok := err.(interface{ Mend() string }); ok == errors.Is(err, away) {
+			if _, ok := err.(interface{ Fix() string }); ok == errors.Is(err, away) {
 				t.Errorf("%v: is a finding: %t", err, ok)
 			}
 		}

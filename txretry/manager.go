@@ -253,7 +253,7 @@ const (
 
 // Check looks for problems with the server and the pool. The server may be too old, read-only, or have a small table
 // of predicate locks. The pool may be larger than the server allows, or have no time limits (see [PreparePool]).
-// Check returns nil if it finds none. Otherwise the error joins the findings, each with a method Mend() string that
+// Check returns nil if it finds none. Otherwise the error joins the findings, each with a method Fix() string that
 // returns the fix. An error without this method is a failure of Check itself. For a manager that was not made by
 // [New], such as on a fake or over database/sql, Check returns nil.
 func (m *Manager) Check(ctx context.Context) error {

@@ -127,8 +127,8 @@ func wantFindings(t *testing.T, m *txretry.Manager, texts ...string) {
 	}
 	for i, text := range texts {
 		found := joined.Unwrap()[i]
-		finding, ok := found.(interface{ Mend() string })
-		if !ok || finding.Mend() == "" || !strings.HasPrefix(found.Error(), "txretry: ") || !strings.Contains(found.Error(), text) {
+		finding, ok := found.(interface{ Fix() string })
+		if !ok || finding.Fix() == "" || !strings.HasPrefix(found.Error(), "txretry: ") || !strings.Contains(found.Error(), text) {
 			t.Errorf("finding %v, want one about %s", found, text)
 		}
 	}

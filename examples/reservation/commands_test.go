@@ -136,7 +136,7 @@ func testDeadLetters(t *testing.T, flags ...string) {
 	if out := operate("show", id); !strings.Contains(out, body) || !strings.Contains(out, "validation") {
 		t.Errorf("show prints %q", out)
 	}
-	if out := operate("retry", "--class=validation", "--by=ada", "--reason=mended"); out != "outbox: 0 retried\nreservation.stats: 1 retried\n" {
+	if out := operate("retry", "--class=validation", "--by=ada", "--reason=fixed"); out != "outbox: 0 retried\nreservation.stats: 1 retried\n" {
 		t.Errorf("retry prints %q", out)
 	}
 	consumer = start(t, s.env(), asConsumer...) // it still cannot decode it
@@ -146,7 +146,7 @@ func testDeadLetters(t *testing.T, flags ...string) {
 		t.Errorf("drop prints %q", out)
 	}
 	log := operate("log")
-	if !strings.Contains(log, "mended") || strings.Count(log, "ada") != 2 || strings.Index(log, "drop") > strings.Index(log, "retry") {
+	if !strings.Contains(log, "fixed") || strings.Count(log, "ada") != 2 || strings.Index(log, "drop") > strings.Index(log, "retry") {
 		t.Errorf("log prints %s", log)
 	}
 }

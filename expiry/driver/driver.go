@@ -26,7 +26,7 @@ type Store interface {
 
 // Fit is an optional interface of a Store.
 type Fit interface {
-	// Fit returns everything to fix before rows can be swept. Each finding has a method Mend() string; several
+	// Fit returns everything to fix before rows can be swept. Each finding has a method Fix() string; several
 	// findings are joined. Any other error means that the store could not be read. The Sweeper calls Fit before its
 	// first sweep and continues only after Fit has returned nil.
 	Fit(ctx context.Context) error

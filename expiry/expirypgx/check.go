@@ -24,7 +24,7 @@ import (
 
 // Check returns all problems, or nil: those found by Fit; triggers, rules and row-level security that drop changes of
 // the table or hide rows; and notifications that do not arrive on a connection of the pool, unless PollOnly is set.
-// Findings are joined; each has a method Mend() string with the fix. Any other error in it means that the database
+// Findings are joined; each has a method Fix() string with the fix. Any other error in it means that the database
 // could not be read. Check changes nothing.
 func (s *Store) Check(ctx context.Context) error {
 	err := s.Fit(ctx)
@@ -101,7 +101,7 @@ func (s *Store) fit(ctx context.Context, conn *pgx.Conn) (findings, err error) {
 	return s.checkRows(ctx, conn)
 }
 
-func finding(problem, mend string) error { return check.New("expirypgx", problem, mend) }
+func finding(problem, fix string) error { return check.New("expirypgx", problem, fix) }
 
 func (s *Store) table() string {
 	if s.cfg.Schema == "" {

@@ -21,7 +21,7 @@ import (
 // finding is an error with a fix.
 type finding interface {
 	error
-	Mend() string
+	Fix() string
 }
 
 // findings returns the findings in the error of Check, and fails if it contains anything else.
@@ -60,7 +60,7 @@ func checked(t *testing.T, store *expirypgx.Store) error {
 func TestCheck(t *testing.T) {
 	t.Parallel()
 	const table = "CREATE TABLE holds (id text PRIMARY KEY, expires_at timestamptz, status text, seat text);"
-	for name, tc := range map[string]struct{ sql, problem, mend string }{
+	for name, tc := range map[string]struct{ sql, problem, fix string }{
 		"no table":         {"SELECT 1", "does not exist", "create it"},
 		"no column":        {"CREATE TABLE holds (id text, status text)", `no column "expires_at"`, "add it"},
 		"without zone":     {"CREATE TABLE holds (id text, expires_at timestamp, status text)", "not timestamptz", "TYPE timestamptz"},
@@ -93,8 +93,8 @@ func TestCheck(t *testing.T) {
 					}
 					continue
 				}
-				if found := findings(t, err); len(found) != 1 || !strings.Contains(found[0].Error(), tc.problem) || !strings.Contains(found[0].Mend(), tc.mend) {
-					t.Errorf("found %v, want %q and %q", err, tc.problem, tc.mend)
+				if found := findings(t, err); len(found) != 1 || !strings.Contains(found[0].Error(), tc.problem) || !strings.Contains(found[0].Fix(), tc.fix) {
+					t.Errorf("found %v, want %q and %q", err, tc.problem, tc.fix)
 				}
 			}
 		})
@@ -109,7 +109,7 @@ func TestCheck_findsTriggersThatDropChanges(t *testing.T) {
 		CREATE TRIGGER keep BEFORE UPDATE ON holds FOR EACH ROW EXECUTE FUNCTION keep()`)
 	store := b.store(t, expirypgx.Config{PollOnly: true})
 	found := findings(t, checked(t, store))
-	if len(found) != 1 || !strings.Contains(found[0].Error(), "trigger keep of table holds may drop changes") || !strings.Contains(found[0].Mend(), "DROP TRIGGER keep") {
+	if len(found) != 1 || !strings.Contains(found[0].Error(), "trigger keep of table holds may drop changes") || !strings.Contains(found[0].Fix(), "DROP TRIGGER keep") {
 		t.Errorf("found %v, want the trigger", found)
 	}
 	if err := store.Fit(t.Context()); err != nil {
@@ -226,9 +226,9 @@ func TestCheck_suggestedIndexPasses(t *testing.T) {
 	if len(found) != 1 {
 		t.Fatalf("found %v", found)
 	}
-	b.exec(t, found[0].Mend())
+	b.exec(t, found[0].Fix())
 	if err := checked(t, store); err != nil {
-		t.Errorf("found %v after mending", err)
+		t.Errorf("found %v after fixing", err)
 	}
 }
 
@@ -246,11 +246,11 @@ func TestCheck_suggestedDeadlineFixesPass(t *testing.T) {
 	if len(found) != 1 {
 		t.Fatalf("found %v", found)
 	}
-	_, mend, _ := strings.Cut(found[0].Mend(), ": ")
-	mend, _, _ = strings.Cut(mend, "; or ")
-	b.exec(t, mend)
+	_, fix, _ := strings.Cut(found[0].Fix(), ": ")
+	fix, _, _ = strings.Cut(fix, "; or ")
+	b.exec(t, fix)
 	if err := checked(t, store); err != nil {
-		t.Errorf("found %v after %q", err, mend)
+		t.Errorf("found %v after %q", err, fix)
 	}
 }
 
@@ -259,7 +259,7 @@ func TestCheckFindsAPoolerThatSwallowsNotifications(t *testing.T) {
 	t.Parallel()
 	b := backendOn(t, pgtest.NewPooled(t))
 	found := findings(t, b.store(t, expirypgx.Config{}).Check(t.Context()))
-	if len(found) != 1 || !strings.Contains(found[0].Error(), "notifications do not arrive") || !strings.Contains(found[0].Mend(), "PollOnly") {
+	if len(found) != 1 || !strings.Contains(found[0].Error(), "notifications do not arrive") || !strings.Contains(found[0].Fix(), "PollOnly") {
 		t.Errorf("found %v, want that notifications do not arrive", found)
 	}
 	if err := checked(t, b.store(t, expirypgx.Config{PollOnly: true})); err != nil {

@@ -162,7 +162,7 @@ func (s *Store) Migrate(ctx context.Context) error {
 	return migrate.Apply(ctx, s.table.asker.pool, set)
 }
 
-// Check returns the problems of the table, or nil: a joined error for each finding, with the method Mend. Another
+// Check returns the problems of the table, or nil: a joined error for each finding, with the method Fix. Another
 // error means that the table could not be read.
 func (s *Store) Check(ctx context.Context) error {
 	if s.table == nil {

@@ -67,9 +67,9 @@ func TestCheckMissingTable(t *testing.T) {
 	for range 2 {
 		finding, ok := errors.AsType[interface {
 			error
-			Mend() string
+			Fix() string
 		}](store.Check(t.Context()))
-		if !ok || !strings.Contains(finding.Mend(), "Migrate") || !strings.Contains(finding.Error(), "holdfast_idempotency") {
+		if !ok || !strings.Contains(finding.Fix(), "Migrate") || !strings.Contains(finding.Error(), "holdfast_idempotency") {
 			t.Errorf("Check = %v", finding)
 		}
 		if _, err := pool.Exec(t.Context(), `CREATE TABLE IF NOT EXISTS holdfast_idempotency (key text)`); err != nil {

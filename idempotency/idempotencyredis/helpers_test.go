@@ -73,7 +73,7 @@ func (*trips) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessP
 
 type finding interface {
 	error
-	Mend() string
+	Fix() string
 }
 
 // findingsOf returns the findings joined by Check.

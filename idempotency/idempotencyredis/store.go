@@ -305,7 +305,7 @@ func decodeResponse(field func(int) (string, bool)) driver.Response {
 }
 
 // Check looks for server settings that delete records too early, and for a client without a timeout. nil: no problem.
-// Otherwise each joined error is a finding with the method Mend, or the error that the server could not be reached,
+// Otherwise each joined error is a finding with the method Fix, or the error that the server could not be reached,
 // which takes a few seconds.
 func (s *Store) Check(ctx context.Context) error {
 	found := check.Findings{Component: "idempotencyredis"}

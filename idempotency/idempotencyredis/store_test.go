@@ -252,7 +252,7 @@ func TestCheck(t *testing.T) {
 			t.Errorf("%s: %v; want %d findings", policy, err, want)
 		}
 		for _, f := range findings {
-			if text := f.Error(); !strings.Contains(text, "idempotencyredis") || !strings.Contains(text, policy) || !strings.Contains(f.Mend(), "noeviction") {
+			if text := f.Error(); !strings.Contains(text, "idempotencyredis") || !strings.Contains(text, policy) || !strings.Contains(f.Fix(), "noeviction") {
 				t.Errorf("finding %v", f)
 			}
 		}

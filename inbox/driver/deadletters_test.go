@@ -545,14 +545,14 @@ func TestChangesAreRecorded(t *testing.T) {
 	if _, err := l.Replay(t.Context(), inbox.Filter{}, inbox.Replay{DryRun: true}); err != nil || log.String() != "" {
 		t.Fatalf("a dry run: %v, log %q", err, log.String())
 	}
-	if _, err := l.Replay(t.Context(), inbox.Filter{Limit: 1}, inbox.Replay{By: "ann", Reason: "mended"}); err != nil {
+	if _, err := l.Replay(t.Context(), inbox.Filter{Limit: 1}, inbox.Replay{By: "ann", Reason: "fixed"}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := l.Remove(t.Context(), inbox.Filter{Class: "default"}, inbox.Removal{By: "bob"}); err != nil {
 		t.Fatal(err)
 	}
 	for _, want := range []string{
-		`msg="dead letters returned" by=ann reason=mended filter.limit=1 returned=1 outlived=0 failed=0`,
+		`msg="dead letters returned" by=ann reason=fixed filter.limit=1 returned=1 outlived=0 failed=0`,
 		`msg="dead letters removed" by=bob reason="" filter.class=default removed=1`,
 	} {
 		if !strings.Contains(log.String(), want) {

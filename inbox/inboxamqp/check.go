@@ -30,7 +30,7 @@ import (
 // Check cannot see bindings and policies, because AMQP has no request for them. To compare the arguments of a
 // queue it declares the queue again. That changes nothing, but needs the permission to configure the queue.
 //
-// It returns nil if it finds nothing. Otherwise the error joins all findings, each with a method Mend() string,
+// It returns nil if it finds nothing. Otherwise the error joins all findings, each with a method Fix() string,
 // and the errors of checks that failed.
 func (c *Consumer) Check(ctx context.Context) error {
 	found := check.Findings{Component: component}

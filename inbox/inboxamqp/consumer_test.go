@@ -161,14 +161,14 @@ func TestConfig(t *testing.T) {
 	}
 }
 
-// mendable is a finding of Check.
-type mendable interface {
+// fixable is a finding of Check.
+type fixable interface {
 	error
-	Mend() string
+	Fix() string
 }
 
 // findings returns the findings of Check.
-func findings(t *testing.T, c *inboxamqp.Consumer) (all []mendable) {
+func findings(t *testing.T, c *inboxamqp.Consumer) (all []fixable) {
 	t.Helper()
 	err := c.Check(t.Context())
 	if err == nil {
@@ -179,9 +179,9 @@ func findings(t *testing.T, c *inboxamqp.Consumer) (all []mendable) {
 		t.Fatalf("Check returned %T: %v", err, err)
 	}
 	for _, one := range joined.Unwrap() {
-		found, ok := one.(mendable)
-		if !ok || found.Mend() == "" {
-			t.Fatalf("nothing to mend: %v", one)
+		found, ok := one.(fixable)
+		if !ok || found.Fix() == "" {
+			t.Fatalf("nothing to fix: %v", one)
 		}
 		all = append(all, found)
 	}

@@ -162,11 +162,11 @@ func TestCheck_comparesArguments(t *testing.T) {
 		for _, found := range findings(t, afterSetup(t, b, config{Queue: queue})) {
 			switch {
 			case strings.Contains(found.Error(), "holdfast.delay.1000"):
-			case strings.Contains(found.Error(), "x-delivery-limit") && strings.Contains(found.Mend(), "policy"),
-				strings.Contains(found.Error(), "x-overflow") && strings.Contains(found.Mend(), "accept all messages"):
+			case strings.Contains(found.Error(), "x-delivery-limit") && strings.Contains(found.Fix(), "policy"),
+				strings.Contains(found.Error(), "x-overflow") && strings.Contains(found.Fix(), "accept all messages"):
 				got = append(got, found.Error())
 			default:
-				t.Errorf("%s: finding %v, fix %s", queue, found, found.Mend())
+				t.Errorf("%s: finding %v, fix %s", queue, found, found.Fix())
 			}
 		}
 		if !slices.EqualFunc(got, want, strings.Contains) {
@@ -225,7 +225,7 @@ func TestCheck_namesMissingPermissions(t *testing.T) {
 			setUp(t, c)
 		}
 		found := findings(t, c)
-		if !slices.EqualFunc(found, tt.want, func(f mendable, want string) bool { return strings.Contains(f.Error(), want) }) {
+		if !slices.EqualFunc(found, tt.want, func(f fixable, want string) bool { return strings.Contains(f.Error(), want) }) {
 			t.Errorf("%s: findings %v, want %q", name, found, tt.want)
 		}
 	}

@@ -63,8 +63,8 @@ func ExampleConsumer_Check() {
 	err = consumer.Check(context.Background())
 	if all, ok := err.(interface{ Unwrap() []error }); ok {
 		for _, one := range all.Unwrap() {
-			if finding, ok := one.(interface{ Mend() string }); ok {
-				fmt.Println(finding.Mend())
+			if finding, ok := one.(interface{ Fix() string }); ok {
+				fmt.Println(finding.Fix())
 			}
 		}
 	}

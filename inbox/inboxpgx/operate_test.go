@@ -432,9 +432,9 @@ func TestCheck(t *testing.T) {
 		}
 		found, _ := errors.AsType[interface {
 			error
-			Mend() string
+			Fix() string
 		}](err)
-		if found == nil || found.Mend() == "" || strings.Count(err.Error(), "\n") != 0 || !strings.Contains(err.Error(), problem) {
+		if found == nil || found.Fix() == "" || strings.Count(err.Error(), "\n") != 0 || !strings.Contains(err.Error(), problem) {
 			t.Errorf("Check: %v, want one finding with %q", err, problem)
 		}
 	}

@@ -279,16 +279,16 @@ func (y *yard) stopped(key string, numbers ...int) {
 	}
 }
 
-// failsUntil makes the message with a number fail until mended is set.
-func (y *yard) failsUntil(key string, number int) (mended *atomic.Bool) {
-	mended = new(atomic.Bool)
+// failsUntil makes the message with a number fail until fixed is set.
+func (y *yard) failsUntil(key string, number int) (fixed *atomic.Bool) {
+	fixed = new(atomic.Bool)
 	y.fail = func(_ context.Context, m *inbox.Message) error {
-		if m.Key == key && y.numberOf(m) == number && !mended.Load() {
+		if m.Key == key && y.numberOf(m) == number && !fixed.Load() {
 			return inbox.Unrecoverable(errBroken)
 		}
 		return nil
 	}
-	return mended
+	return fixed
 }
 
 // A key waits behind its dead letter, and others continue. After a replay or a removal it resumes in order,
@@ -303,7 +303,7 @@ func TestParkedKey(t *testing.T) {
 						cfg.Batch = 8
 					}
 				}
-				mended := y.failsUntil("a", 2)
+				fixed := y.failsUntil("a", 2)
 				_, stop := y.run(batch)
 				y.put("a", 1, 2, 3, 4)
 				y.put("b", 1, 2, 3)
@@ -328,7 +328,7 @@ func TestParkedKey(t *testing.T) {
 				}
 				time.Sleep(time.Hour)
 				y.wantOrder("a", 1)
-				mended.Store(true)
+				fixed.Store(true)
 				if name == "remove" {
 					want = slices.Delete(want, 1, 2)
 					if n, err := y.letters().Remove(context.Background(), inbox.Filter{}, inbox.Removal{By: "test"}); n != 1 || err != nil {
@@ -675,13 +675,13 @@ func TestParkedKey_preparedAndFallback(t *testing.T) {
 			*where = append(*where, fmt.Sprint(y.number[m.ID]))
 			return m
 		}
-		var mended atomic.Bool
+		var fixed atomic.Bool
 		s := newStore(t, y.manager, "a", inboxpgx.Config{Entries: y.entries})
 		noError(t, inboxpgx.HandlePrepared(s, conformance.Name, func(ctx context.Context, _ conformance.Event) (int, error) {
 			note(&prepared, ctx)
 			return 0, nil
 		}, func(ctx context.Context, tx pgx.Tx, e conformance.Event, _ int) error {
-			if e.Number == 1 && !mended.Load() {
+			if e.Number == 1 && !fixed.Load() {
 				return inbox.Unrecoverable(errBroken)
 			}
 			return y.handle(ctx, tx, e)
@@ -705,7 +705,7 @@ func TestParkedKey_preparedAndFallback(t *testing.T) {
 			t.Errorf("prepared %v, others %v", prepared, others)
 		}
 		mu.Unlock()
-		mended.Store(true)
+		fixed.Store(true)
 		y.replay(inbox.Filter{})
 		time.Sleep(time.Minute)
 		y.wantOrder("k", 1, 2, 3)

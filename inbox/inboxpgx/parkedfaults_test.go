@@ -196,7 +196,7 @@ func TestParkedKey_throughCrashes(t *testing.T) {
 
 func (y *yard) parkedKeyThroughCrash(first *mortal) {
 	y.t.Helper()
-	mended := y.failsUntil("k", 1)
+	fixed := y.failsUntil("k", 1)
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
 	running.Go(func() {
@@ -216,7 +216,7 @@ func (y *yard) parkedKeyThroughCrash(first *mortal) {
 	}
 	y.put("k", 1, 2, 3)
 	await("three messages wait", func() bool { _, n := y.waiting(); return n == 3 })
-	mended.Store(true)
+	fixed.Store(true)
 	await("the letter is replayed", func() bool { return y.replay(inbox.Filter{}) == 1 })
 	y.put("k", 4)
 	await("all is done", func() bool { return len(y.orderOf("k")) == 4 })

@@ -84,7 +84,7 @@ const (
 //   - times in the Config that do not fit together
 //   - the findings of the processor's own Check, if it has one
 //
-// It returns nil if it finds nothing. Otherwise the error joins all findings, each with a method Mend() string,
+// It returns nil if it finds nothing. Otherwise the error joins all findings, each with a method Fix() string,
 // and the errors of checks that failed.
 func (c *Consumer) Check(ctx context.Context) error {
 	found := check.Findings{Component: component}

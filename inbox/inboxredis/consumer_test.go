@@ -118,10 +118,10 @@ func TestConsumerCheck(t *testing.T) {
 			return
 		}
 		for _, text := range texts {
-			if _, mends := errors.AsType[interface {
+			if _, fixes := errors.AsType[interface {
 				error
-				Mend() string
-			}](err); !mends || !strings.Contains(err.Error(), text) {
+				Fix() string
+			}](err); !fixes || !strings.Contains(err.Error(), text) {
 				t.Errorf("Check: %v, want a finding with %q", err, text)
 			}
 		}

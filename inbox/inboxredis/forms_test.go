@@ -255,12 +255,12 @@ func TestUnreadableEntry_keepsAllFields(t *testing.T) {
 	for range 500 {
 		publish(t, f.direct, event())
 	}
-	done, mended := make(chan *inbox.Message, 1000), make(chan struct{})
+	done, fixed := make(chan *inbox.Message, 1000), make(chan struct{})
 	mux := inbox.NewMux()
 	handle(t, mux, event().Name, func(ctx context.Context) error { return nil })
 	handle(t, mux, m.Name, func(ctx context.Context) error {
 		select {
-		case <-mended:
+		case <-fixed:
 			m, _ := inbox.FromContext(ctx)
 			done <- m
 			return nil
@@ -285,7 +285,7 @@ func TestUnreadableEntry_keepsAllFields(t *testing.T) {
 	if len(dead) != 3 || !has("temperature", fields[0]["temperature"]) || !has("message", "{") {
 		t.Errorf("dead letters of class validation: %.500q", fmt.Sprint(dead))
 	}
-	close(mended)
+	close(fixed)
 	if _, err := c.DeadLetters().Replay(t.Context(), inbox.Filter{Class: driver.ClassUnrecoverable}, inbox.Replay{By: "test"}); err != nil {
 		t.Fatal(err)
 	}

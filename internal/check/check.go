@@ -7,16 +7,16 @@ import (
 )
 
 // New returns one finding for an operator to fix. component names the package that checked, such as
-// "outboxpgx". problem describes the missing or misconfigured thing. mend is the fix: a statement, a
-// setting or a command. The error's text is one line of all three, and its method Mend() string
-// returns mend.
-func New(component, problem, mend string) error { return &finding{component, problem, mend} }
+// "outboxpgx". problem describes the missing or misconfigured thing. fix is the fix: a statement, a
+// setting or a command. The error's text is one line of all three, and its method Fix() string
+// returns fix.
+func New(component, problem, fix string) error { return &finding{component, problem, fix} }
 
-type finding struct{ component, problem, mend string }
+type finding struct{ component, problem, fix string }
 
-func (f *finding) Error() string { return f.component + ": " + f.problem + "; " + f.mend }
+func (f *finding) Error() string { return f.component + ": " + f.problem + "; " + f.fix }
 
-func (f *finding) Mend() string { return f.mend }
+func (f *finding) Fix() string { return f.fix }
 
 // Findings collects the findings of one Check.
 type Findings struct {
@@ -27,8 +27,8 @@ type Findings struct {
 }
 
 // Add adds a finding whose problem is formatted as by fmt.Sprintf.
-func (f *Findings) Add(mend, problem string, args ...any) {
-	f.all = append(f.all, New(f.Component, fmt.Sprintf(problem, args...), mend))
+func (f *Findings) Add(fix, problem string, args ...any) {
+	f.all = append(f.all, New(f.Component, fmt.Sprintf(problem, args...), fix))
 }
 
 // Join adds the result of another check: its findings, or the error that stopped it. nil adds

@@ -29,11 +29,11 @@ func TestFindings(t *testing.T) {
 	if !ok || len(joined.Unwrap()) != 2 {
 		t.Fatalf("%#v does not give its two errors singly", err)
 	}
-	for i, mend := range []string{"call Migrate", ""} {
+	for i, fix := range []string{"call Migrate", ""} {
 		single := joined.Unwrap()[i]
-		finding, ok := single.(interface{ Mend() string })
-		if ok != (mend != "") || ok && finding.Mend() != mend {
-			t.Errorf("%q: a finding is %t, want mend %q", single, ok, mend)
+		finding, ok := single.(interface{ Fix() string })
+		if ok != (fix != "") || ok && finding.Fix() != fix {
+			t.Errorf("%q: a finding is %t, want fix %q", single, ok, fix)
 		}
 	}
 }

@@ -257,7 +257,7 @@ func TestPrune_leavesRowsThatAreRefused(t *testing.T) {
 		return `CREATE FUNCTION keep() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'kept' USING ERRCODE = '` + code + `'; END $$;
 			CREATE TRIGGER keep BEFORE DELETE ON old FOR EACH ROW WHEN (OLD.` + held + `) EXECUTE FUNCTION keep()`
 	}
-	for name, c := range map[string]struct{ sql, mend, want string }{
+	for name, c := range map[string]struct{ sql, fix, want string }{
 		"foreign key":           {`CREATE TABLE kept (n int REFERENCES old); INSERT INTO kept SELECT n FROM old WHERE ` + held, `DROP TABLE kept`, "violates foreign key constraint"},
 		"class 22":              {raise("22001"), `DROP FUNCTION keep CASCADE`, "kept"},
 		"class 55":              {raise("55000"), `DROP FUNCTION keep CASCADE`, "kept"},
@@ -290,7 +290,7 @@ func TestPrune_leavesRowsThatAreRefused(t *testing.T) {
 			if strings.Count(log.String(), "\n") != 1 || !strings.Contains(log.String(), c.want) {
 				t.Errorf("log: %s", log.String())
 			}
-			exec(t, pool, c.mend+`; CREATE TABLE missing (n int)`)
+			exec(t, pool, c.fix+`; CREATE TABLE missing (n int)`)
 			wantPruned(t, p, 5)
 		})
 	}

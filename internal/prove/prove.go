@@ -225,7 +225,7 @@ func (r *runner) undisturbed() error {
 	p.attempt(r.ctx)
 	r.steps = p.line.Disarm()
 	if last, _ := p.outcome(); last.Err != nil {
-		return errors.Join(fmt.Errorf(title+"%w%s", last.Err, mendError(last.Err)), p.close())
+		return errors.Join(fmt.Errorf(title+"%w%s", last.Err, fixError(last.Err)), p.close())
 	}
 	if err := p.close(); err != nil {
 		return fmt.Errorf(title+"%w", err)
@@ -236,7 +236,7 @@ func (r *runner) undisturbed() error {
 	}
 	switch {
 	case r.clean.equal(r.before):
-		return errors.New(title + "no row of Proof.Rows has changed, so there is nothing to compare" + mendUnchanged)
+		return errors.New(title + "no row of Proof.Rows has changed, so there is nothing to compare" + fixUnchanged)
 	case len(r.steps) > maxSteps:
 		return fmt.Errorf(title+"%d statements, more than %d: prove it with smaller data", len(r.steps), maxSteps)
 	}
@@ -249,7 +249,7 @@ func (r *runner) undisturbedAgain() error {
 	return r.one(title, pgfault.None, 0, func(s *schedule) error {
 		now, err := r.read()
 		if err == nil && !now.equal(r.clean) {
-			return s.wrong(now, mendChanging(now.changing(r.clean)))
+			return s.wrong(now, fixChanging(now.changing(r.clean)))
 		}
 		return err
 	})
@@ -262,7 +262,7 @@ func (r *runner) doneTwice() error {
 		if err := s.settled(s.first); err != nil {
 			return err
 		}
-		return s.compare(mendRepeated)
+		return s.compare(fixRepeated)
 	})
 }
 
@@ -271,9 +271,9 @@ func (r *runner) failed(fault pgfault.Fault, at place) error {
 	return r.one(titles[fault]+at.String(), fault, at.n, func(s *schedule) error {
 		err := s.first.firstError()
 		if fault == pgfault.Refuse && errors.Is(err, pgx.ErrTxCommitRollback) {
-			return fmt.Errorf("%s: %w%s", s.title, err, mendSwallowed)
+			return fmt.Errorf("%s: %w%s", s.title, err, fixSwallowed)
 		}
-		return s.compare(mendFailed(fault))
+		return s.compare(fixFailed(fault))
 	})
 }
 
@@ -310,14 +310,14 @@ func (r *runner) killed(fault pgfault.Fault, at place) error {
 	}
 	return s.end(func() error {
 		if !s.strikes() { // background statements do not always come at the same time
-			return cmp.Or(s.settled(s.first), s.compare(mendRepeated))
+			return cmp.Or(s.settled(s.first), s.compare(fixRepeated))
 		}
 		now, err := r.read()
 		if err != nil {
 			return err
 		}
 		if !now.equal(r.before) && !now.equal(r.clean) {
-			return s.torn(now, r.mendKilled(fault, at))
+			return s.torn(now, r.fixKilled(fault, at))
 		}
 		if r.work.Keyed || now.equal(r.before) {
 			s.title += ", then done by another process"
@@ -325,7 +325,7 @@ func (r *runner) killed(fault pgfault.Fault, at place) error {
 				return err
 			}
 		}
-		if err := s.compare(r.mendKilled(fault, at)); err != nil || !r.work.Keyed {
+		if err := s.compare(r.fixKilled(fault, at)); err != nil || !r.work.Keyed {
 			return err
 		}
 		s.first.line.Release()
@@ -333,7 +333,7 @@ func (r *runner) killed(fault pgfault.Fault, at place) error {
 			return err
 		}
 		s.title += ", then the first one came back"
-		return s.compare(r.mendZombie())
+		return s.compare(r.fixZombie())
 	}())
 }
 
@@ -352,6 +352,6 @@ func (r *runner) twiceAtOnce(at place) error {
 		if err := s.await(); err != nil {
 			return err
 		}
-		return s.compare(r.mendTwice())
+		return s.compare(r.fixTwice())
 	}())
 }

@@ -149,30 +149,30 @@ func (a result) column(i int) (values []string) {
 // How to fix a failure, as far as the schedule shows.
 
 const (
-	mendUnchanged = "\n  Name the rows that the code writes. If the code skipped its work as done already, Reset must also delete the record of it, such as the entry in holdfast_inbox or the record in holdfast_idempotency."
+	fixUnchanged = "\n  Name the rows that the code writes. If the code skipped its work as done already, Reset must also delete the record of it, such as the entry in holdfast_inbox or the record in holdfast_idempotency."
 
-	mendRepeated = "\n  The repetition did something although the work was done. That happened outside of the transaction that records it: on another connection, in middleware or in a Prepare step."
+	fixRepeated = "\n  The repetition did something although the work was done. That happened outside of the transaction that records it: on another connection, in middleware or in a Prepare step."
 
-	mendSwallowed = "\n  A statement failed and the code returned nil: it swallowed the error. Return it."
+	fixSwallowed = "\n  A statement failed and the code returned nil: it swallowed the error. Return it."
 
-	mendGivenUp = "\n  This fault passes by itself. Mark only errors that you know as unrecoverable, and return all others unchanged."
+	fixGivenUp = "\n  This fault passes by itself. Mark only errors that you know as unrecoverable, and return all others unchanged."
 
-	mendAnswers = "\n  A repeated request gets the answer that was stored in the transaction. Put all of it into the Response that the function returns, and change nothing afterwards."
+	fixAnswers = "\n  A repeated request gets the answer that was stored in the transaction. Put all of it into the Response that the function returns, and change nothing afterwards."
 
-	mendAfter = "\n  Work after COMMIT, such as in AfterCommit, is lost with the process. Write it with tx, or write a message to an outbox with tx and do the work in the handler of that message."
+	fixAfter = "\n  Work after COMMIT, such as in AfterCommit, is lost with the process. Write it with tx, or write a message to an outbox with tx and do the work in the handler of that message."
 )
 
-func mendError(err error) string {
+func fixError(err error) string {
 	switch {
 	case errors.Is(err, txretry.ErrManaged):
 		return "\n  The code ends its transaction itself. Return nil to commit and an error to roll back."
 	case errors.Is(err, pgx.ErrTxCommitRollback):
-		return mendSwallowed
+		return fixSwallowed
 	}
 	return ""
 }
 
-func mendChanging(columns []string) string {
+func fixChanging(columns []string) string {
 	which := "Some rows"
 	if len(columns) > 0 {
 		which = "The values of " + strings.Join(columns, ", ")
@@ -180,14 +180,14 @@ func mendChanging(columns []string) string {
 	return "\n  " + which + " depend on the attempt: on time.Now, now(), a random id or a sequence. Take them from the message or the request; or, if they may differ, select the other columns in Proof.Rows. If rows are missing, Reset leaves a record that the work is done."
 }
 
-func mendEffects(more bool) string {
+func fixEffects(more bool) string {
 	if more {
 		return "\n  Effects elsewhere happen again when the code runs again; a Prepare step runs for every delivery. Send an idempotency key to the other side, and count keys; or write a message to an outbox with tx, and do the work in the handler of that message."
 	}
-	return mendAfter
+	return fixAfter
 }
 
-func mendFailed(fault pgfault.Fault) string {
+func fixFailed(fault pgfault.Fault) string {
 	switch fault {
 	case pgfault.Refuse:
 		return "\n  The code swallowed the error, in a savepoint for example, and committed without the effect of the statement. Continue only after errors that you know, and return all others."
@@ -197,29 +197,29 @@ func mendFailed(fault pgfault.Fault) string {
 	return "\n  The code ran twice in one process. Do not remember in memory that the work was done, write with tx only, and return the error of a statement."
 }
 
-// mendKilled is the fix for rows that a killed process left, before and after the work is repeated.
-func (r *runner) mendKilled(fault pgfault.Fault, at place) string {
+// fixKilled is the fix for rows that a killed process left, before and after the work is repeated.
+func (r *runner) fixKilled(fault pgfault.Fault, at place) string {
 	last := r.lastCommit()
 	if at.n > last || at.n == last && fault == pgfault.KillAfter {
-		return mendAfter
+		return fixAfter
 	}
-	return r.mendOutside()
+	return r.fixOutside()
 }
 
-// mendZombie is the fix for a process that continued after another one had done the work.
-func (r *runner) mendZombie() string {
+// fixZombie is the fix for a process that continued after another one had done the work.
+func (r *runner) fixZombie() string {
 	if len(r.outside()) > 0 {
-		return r.mendOutside()
+		return r.fixOutside()
 	}
 	return "\n  The code went on after its connection was lost, and wrote outside of its transaction. Return the error, and use tx for every statement."
 }
 
-// mendTwice is the fix for two processes that did the work at once.
-func (r *runner) mendTwice() string {
+// fixTwice is the fix for two processes that did the work at once.
+func (r *runner) fixTwice() string {
 	return "\n  Two processes did the work at once. Write with the tx that the code is given, and read in that transaction, too, before you decide." + r.ranOutside()
 }
 
-func (r *runner) mendOutside() string {
+func (r *runner) fixOutside() string {
 	return "\n  It wrote outside of its transaction. Use the tx that it is given for every statement, not a pool." + r.ranOutside()
 }
 

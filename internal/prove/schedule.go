@@ -131,7 +131,7 @@ func (s *schedule) settled(p *process) error {
 	case last.Err == nil, errors.Is(last.Err, errUnkeyed):
 		return nil
 	case last.GivenUp:
-		return fmt.Errorf("%s: it was given up for good: %w%s", s.title, last.Err, mendGivenUp)
+		return fmt.Errorf("%s: it was given up for good: %w%s", s.title, last.Err, fixGivenUp)
 	}
 	return fmt.Errorf("%s: it is not done within %v: %w", s.title, patience, last.Err)
 }
@@ -150,16 +150,16 @@ func (s *schedule) end(err error) error {
 }
 
 // compare checks that everything is as after an undisturbed run.
-func (s *schedule) compare(mend string) error {
+func (s *schedule) compare(fix string) error {
 	now, err := s.r.readSettled()
 	if err != nil {
 		return err
 	}
 	if !now.equal(s.r.clean) {
-		return s.wrong(now, mend)
+		return s.wrong(now, fix)
 	}
 	if did := s.r.count() - s.effects; did != s.r.effects {
-		return fmt.Errorf("%s: Proof.Effects counts %d, %d after an undisturbed run%s", s.title, did, s.r.effects, mendEffects(did > s.r.effects))
+		return fmt.Errorf("%s: Proof.Effects counts %d, %d after an undisturbed run%s", s.title, did, s.r.effects, fixEffects(did > s.r.effects))
 	}
 	return s.sameAnswers()
 }
@@ -190,20 +190,20 @@ func (s *schedule) sameAnswers() error {
 	}
 	for _, answer := range all {
 		if answer != all[0] {
-			return fmt.Errorf("%s: two callers got different answers\n      - %s\n      + %s%s", s.title, all[0], answer, mendAnswers)
+			return fmt.Errorf("%s: two callers got different answers\n      - %s\n      + %s%s", s.title, all[0], answer, fixAnswers)
 		}
 	}
 	return nil
 }
 
 // wrong describes how rows differ from the rows of an undisturbed run.
-func (s *schedule) wrong(now rows, mend string) error {
-	return fmt.Errorf("%s: the rows differ from those of an undisturbed run (+ too many, - missing):%s%s", s.title, now.differences(s.r.clean), mend)
+func (s *schedule) wrong(now rows, fix string) error {
+	return fmt.Errorf("%s: the rows differ from those of an undisturbed run (+ too many, - missing):%s%s", s.title, now.differences(s.r.clean), fix)
 }
 
 // torn describes a partial effect.
-func (s *schedule) torn(now rows, mend string) error {
-	return fmt.Errorf("%s: before the work is repeated, a part of its effect is there (+ against the rows before):%s%s", s.title, now.differences(s.r.before), mend)
+func (s *schedule) torn(now rows, fix string) error {
+	return fmt.Errorf("%s: before the work is repeated, a part of its effect is there (+ against the rows before):%s%s", s.title, now.differences(s.r.before), fix)
 }
 
 const (

@@ -28,7 +28,7 @@ func testRelayAndSweep(t *testing.T) {
 	r := newRig(t)
 	r.wants(t, 0, []string{"retry", "--from=outbox", "--all"})
 	r.wants(t, 1, []string{"relay", "--limit=1000", "--time-limit=0"}, "published 0")
-	r.mended = true
+	r.fixed = true
 	r.wants(t, 0, []string{"retry", "--from=outbox", "--all"})
 	began := time.Now()
 	r.wants(t, 0, []string{"relay", "--limit=1000", "--time-limit=5", "--json"}, `"published": 2`)
@@ -54,7 +54,7 @@ func TestRelayMemoryLimit(t *testing.T) {
 
 func testRelayMemoryLimit(t *testing.T) {
 	r := newRig(t)
-	r.mended = true
+	r.fixed = true
 	began := time.Now()
 	r.wants(t, 0, []string{"retry", "--from=outbox", "--all"})
 	r.wants(t, 0, []string{"relay", "--time-limit=10m", "--memory-limit=1K"}, "published 2")
@@ -190,7 +190,7 @@ func TestRetryAndDropAreNoted(t *testing.T) {
 	if out := r.wants(t, 0, []string{"log"}); out != "" {
 		t.Errorf("after a dry run the log has %q", out)
 	}
-	r.mended = true
+	r.fixed = true
 	r.wants(t, 0, []string{"retry", "--from=outbox", "--all", "--by=ada", "--reason=the exchange is back"}, "outbox: 2 retried")
 	r.wants(t, 0, []string{"relay"}, "published 2, failed 0, dead 0")
 	r.wants(t, 0, []string{"drop", "--by=bob", r.ids["d"].String()}, "billing: 1 dropped")
@@ -301,7 +301,7 @@ func TestPruneDryRun(t *testing.T) {
 func TestRelayDryRun(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	r.mended = true
+	r.fixed = true
 	r.wants(t, 0, []string{"retry", "--from=outbox", "--all"})
 	r.wants(t, 0, []string{"relay", "--dry-run"}, "outbox: 2 ready to be published\n")
 	r.wants(t, 0, []string{"relay", "--dry-run", "--json"}, `"ready": 2`)

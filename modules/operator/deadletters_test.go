@@ -192,11 +192,11 @@ func TestEdit(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	file := filepath.Join(t.TempDir(), "body")
-	check(t, os.WriteFile(file, []byte("mended"), 0o600))
+	check(t, os.WriteFile(file, []byte("fixed"), 0o600))
 	r.wants(t, 0, []string{"retry", "--from=outbox", "--body=" + file, "--dry-run", r.ids["b"].String()}, "outbox: 1 would be retried")
 	r.wants(t, 0, []string{"retry", "--from=outbox", "--body=" + file, r.ids["b"].String()}, "outbox: 1 retried")
 	r.wants(t, 0, []string{"retry", "--from=outbox", "--name=a", `--patch={"secret":null,"n":1}`, "--by=ada"}, "outbox: 1 retried")
-	if a, b := r.published(t, "a"), r.published(t, "b"); a != `{"n":1}` || b != "mended" {
+	if a, b := r.published(t, "a"), r.published(t, "b"); a != `{"n":1}` || b != "fixed" {
 		t.Errorf("published %s and %s", a, b)
 	}
 	r.wants(t, 0, []string{"log"}, "edit and retry", "ada")
@@ -220,13 +220,13 @@ func TestEditWithoutID(t *testing.T) {
 	}
 	r.take(t)
 	file := filepath.Join(t.TempDir(), "body")
-	check(t, os.WriteFile(file, []byte("mended"), 0o600))
+	check(t, os.WriteFile(file, []byte("fixed"), 0o600))
 	code, out, errs := r.run(t, "retry", "--from=billing", "--body="+file, uuid.Nil.String())
 	if code != 1 || out != "billing: 1 retried, 1 failed\n" || !strings.Contains(errs, "the same id") {
 		t.Errorf("exits with %d: %s%s", code, out, errs)
 	}
 	r.take(t)
-	if left := r.wants(t, 0, []string{"show", uuid.Nil.String()}); strings.Contains(left, "apples") == strings.Contains(left, "pears") || strings.Count(left, "mended") != 1 {
+	if left := r.wants(t, 0, []string{"show", uuid.Nil.String()}); strings.Contains(left, "apples") == strings.Contains(left, "pears") || strings.Count(left, "fixed") != 1 {
 		t.Errorf("the dead letters are %s", left)
 	}
 }
@@ -251,8 +251,8 @@ func TestPageEdits(t *testing.T) {
 	}
 	s.get(t, "log", 200, "edit and retry")
 
-	all := url.Values{"what": {"retry"}, "from": {"billing"}, "patch": {`{"secret":null,"mended":true}`}}
-	s.post(t, "preview", all, 200, "2 would be sent again", ", 1 would fail", "the service hides a part of the body", `"mended": true`)
+	all := url.Values{"what": {"retry"}, "from": {"billing"}, "patch": {`{"secret":null,"fixed":true}`}}
+	s.post(t, "preview", all, 200, "2 would be sent again", ", 1 would fail", "the service hides a part of the body", `"fixed": true`)
 	for _, wrong := range []url.Values{
 		{"what": {"drop"}, "patch": {`{"a":1}`}},
 		{"what": {"retry"}, "patch": {`[1]`}},

@@ -297,7 +297,7 @@ func TestGrantsOperate(t *testing.T) {
 	check(t, d.owner.QueryRow(t.Context(), `SELECT message_id::text FROM holdfast_inbox LIMIT 1`).Scan(&id))
 	o.wants(t, 0, []string{"show", id}, "billing  processed")
 	o.wants(t, 0, []string{"drop", "--from=outbox", "--name=c", "--by=ada"}, "1 dropped")
-	o.wants(t, 0, []string{"retry", "--from=outbox", "--name=a", `--patch={"mended":true}`, "--by=ada"}, "1 retried")
+	o.wants(t, 0, []string{"retry", "--from=outbox", "--name=a", `--patch={"fixed":true}`, "--by=ada"}, "1 retried")
 	o.wants(t, 0, []string{"retry", "--from=outbox", "--all", "--by=ada"}, "1 retried")
 	o.wants(t, 0, []string{"pause", "outbox", "billing", "--by=ada", "--reason=a test"}, "outbox is paused", "billing is paused")
 	o.wants(t, 1, []string{"status"}, "outbox is paused by ada since", "billing is paused by ada since")

@@ -185,12 +185,12 @@ func (l *PostgresLog) Check(ctx context.Context) error {
 }
 
 // missingTable is a finding of Check.
-type missingTable struct{ table, mend string }
+type missingTable struct{ table, fix string }
 
 func (m missingTable) Error() string { return "operator: the table " + m.table + " is missing" }
 
-// Mend returns the fix.
-func (m missingTable) Mend() string { return m.mend }
+// Fix returns the fix.
+func (m missingTable) Fix() string { return m.fix }
 
 // Begin implements Log.
 func (l *PostgresLog) Begin(ctx context.Context, a Action) (number int64, err error) {

@@ -369,14 +369,14 @@ type rig struct {
 	broker  *inboxtest.Broker
 	take    func(*testing.T)  // runs the consumer until the broker is idle
 	sent    map[string]string // bodies of published messages, by name
-	mended  bool
+	fixed   bool
 	write   func(name string, notBefore time.Time) // stores a message in the outbox
 }
 
 // published lets all publishes succeed, publishes the waiting messages, and returns the body of one.
 func (r *rig) published(t *testing.T, name string) string {
 	t.Helper()
-	r.mended = true
+	r.fixed = true
 	_, err := r.relay.Drain(t.Context(), outbox.Bounds{})
 	check(t, err)
 	return r.sent[name]
@@ -388,7 +388,7 @@ func newRig(t *testing.T) *rig {
 	manager := txretrytest.New(txretrytest.Config{})
 	store, publisher, broker := outboxtest.New(), outboxtest.NewPublisher(), inboxtest.NewBroker()
 	publisher.Respond(func(m driver.Message) error {
-		if r.mended {
+		if r.fixed {
 			r.sent[m.Name] = string(m.Body)
 			return nil
 		}
@@ -413,7 +413,7 @@ func newRig(t *testing.T) *rig {
 
 	mux := inbox.NewMux()
 	mux.Fallback(func(_ context.Context, m *inbox.Message) error {
-		if r.mended {
+		if r.fixed {
 			return nil
 		}
 		return inbox.Unrecoverable(errors.New("no handler for " + m.Name))

@@ -115,10 +115,10 @@ func TestPage_retrying(t *testing.T) {
 func TestRetrying_consumer(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	mended := atomic.Bool{}
+	fixed := atomic.Bool{}
 	mux := inbox.NewMux()
 	mux.Fallback(func(_ context.Context, m *inbox.Message) error {
-		if mended.Load() {
+		if fixed.Load() {
 			return nil
 		}
 		return errors.New("no answer from the bank for " + m.Name)
@@ -152,7 +152,7 @@ func TestRetrying_consumer(t *testing.T) {
 	s.get(t, "", 200, `href="retrying?from=payments"`)
 	r.wants(t, 0, []string{"postpone", "--from=payments", "--name=y", "--for=2h", "--by=ada"}, "payments: 1 postponed")
 	r.wants(t, 0, []string{"drop", "--retrying", "--from=payments", "--name=z", "--by=ada"}, "payments: 1 dropped")
-	mended.Store(true)
+	fixed.Store(true)
 	s.job(t, url.Values{"retrying": {"1"}, "what": {"retry"}, "id": {"payments/" + r.ids["x"].String()}})
 	wantRetrying(1)
 	stop()

@@ -24,12 +24,14 @@ import (
 	"github.com/holdfast-go/holdfast/idempotency/idempotencyredis"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencytest"
 	"github.com/holdfast-go/holdfast/inbox"
+	lacks "github.com/holdfast-go/holdfast/internal/check"
 	"github.com/holdfast-go/holdfast/internal/silent"
 	"github.com/holdfast-go/holdfast/internal/testenv/pgtest"
 	"github.com/holdfast-go/holdfast/internal/testenv/redistest"
 	"github.com/holdfast-go/holdfast/modules/operator"
 	"github.com/holdfast-go/holdfast/modules/operator/agents"
 	"github.com/holdfast-go/holdfast/modules/operator/command"
+	"github.com/holdfast-go/holdfast/modules/operator/internal/core"
 	"github.com/holdfast-go/holdfast/modules/operator/page"
 	outboxdriver "github.com/holdfast-go/holdfast/outbox/driver"
 	"github.com/holdfast-go/holdfast/outbox/outboxtest"
@@ -480,4 +482,64 @@ type oddLetters struct{ inbox.DeadLetters }
 
 func (oddLetters) Remove(context.Context, inbox.Filter, inbox.Removal) (int, error) {
 	return 0, errors.New("refused: \x00\xff!")
+}
+
+// The status has the findings of all parts, each once, and checks again after five minutes. Findings are no problems.
+func TestStatus_findings(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	queue := &misconfigured{}
+	r.cfg = operator.Config{Parts: []operator.Part{{Name: "audit", Part: queue}, {Name: "copy", Part: queue}}}
+	r.wants(t, 0, []string{"status"}, "All good", "Settings to fix: 2, shown by the command doctor")
+	if n := queue.checks.Load(); n != 2 {
+		t.Errorf("%d checks, want 2", n)
+	}
+	var s struct{ Findings []core.FindingState }
+	check(t, json.Unmarshal([]byte(r.wants(t, 0, []string{"status", "--json"})), &s))
+	want := []core.FindingState{{Part: "audit", Problem: "audit: queue a does not exist", Fix: "call Setup"}, {Part: "audit", Problem: "audit: queue b does not exist", Fix: "call Setup"}}
+	if !slices.Equal(s.Findings, want) {
+		t.Errorf("findings %+v, want %+v", s.Findings, want)
+	}
+	synctest.Test(t, func(t *testing.T) {
+		o, err := core.New(r.cfg)
+		check(t, err)
+		queue.checks.Store(0)
+		for range 301 { // seconds
+			if s := o.Look(t.Context()); len(s.Findings) != 2 || !s.Verdict.Good {
+				t.Fatalf("%+v", s)
+			}
+			time.Sleep(time.Second)
+		}
+		if n := queue.checks.Load(); n != 4 {
+			t.Errorf("%d checks of two parts in 300 s, want 4", n)
+		}
+	})
+}
+
+// A check that hangs does not hold up the status.
+func TestStatus_checkHangs(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		o, err := core.New(operator.Config{Parts: []operator.Part{{Name: "hangs", Part: hangs{}}, {Name: "audit", Part: &misconfigured{}}}})
+		check(t, err)
+		began := time.Now()
+		if s := o.Look(t.Context()); len(s.Findings) != 2 || time.Since(began) != 2*time.Second {
+			t.Errorf("%d findings after %v", len(s.Findings), time.Since(began))
+		}
+	})
+}
+
+// misconfigured is a part whose Check has two findings and one failure.
+type misconfigured struct{ checks atomic.Int32 }
+
+func (m *misconfigured) Check(context.Context) error {
+	m.checks.Add(1)
+	return errors.Join(lacks.New("audit", "queue a does not exist", "call Setup"), lacks.New("audit", "queue b does not exist", "call Setup"), errGone)
+}
+
+type hangs struct{}
+
+func (hangs) Check(ctx context.Context) error {
+	<-ctx.Done()
+	return ctx.Err()
 }

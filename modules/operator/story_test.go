@@ -46,7 +46,7 @@ func (r *rig) wantStory(t *testing.T, id uuid.UUID, want ...string) (all string)
 	return all
 }
 
-// newStoryRig returns a service whose outbox sends through the broker to a consumer with an inbox. The handler fails until mended
+// newStoryRig returns a service whose outbox sends through the broker to a consumer with an inbox. The handler fails until fixed
 // is set.
 func newStoryRig(t *testing.T) (r *rig, store *outboxtest.Store) {
 	t.Helper()
@@ -55,7 +55,7 @@ func newStoryRig(t *testing.T) (r *rig, store *outboxtest.Store) {
 	store, broker := outboxtest.New(), inboxtest.NewBroker()
 	books := must(inboxtest.New(manager, "ledger", inboxpgx.Config{}))(t)
 	check(t, inboxpgx.Handle(books, "order.placed", func(context.Context, pgx.Tx, *map[string]string) error {
-		if r.mended {
+		if r.fixed {
 			return nil
 		}
 		return inbox.Unrecoverable(errors.New("no such currency"))
@@ -105,7 +105,7 @@ func TestStory(t *testing.T) {
 	}
 	r.wants(t, 0, []string{"show", id.String()}, "ledger  dead letter", "1 attempt failed, unrecoverable: ", `body:`, "trace: https://tempo.example/trace/"+trace)
 
-	r.mended = true
+	r.fixed = true
 	r.wants(t, 0, []string{"retry", id.String(), "--by=ada", "--reason=currency added"}, "ledger: 1 retried")
 	r.take(t)
 	all = r.wantStory(t, id, "id made", "ledger retry", "ledger processed")
@@ -124,7 +124,7 @@ func TestStory_actionsOnMany(t *testing.T) {
 	r.write("order.placed", time.Time{})
 	id := r.ids["order.placed"]
 	r.take(t)
-	r.mended = true
+	r.fixed = true
 	r.wants(t, 0, []string{"retry", "--class=unrecoverable", "--by=ada"}, "ledger: 1 retried")
 	r.take(t)
 	if all := r.wantStory(t, id, "id made", "ledger retry", "ledger processed"); !strings.Contains(all, `(may have included it: --class=\"unrecoverable\")`) {

@@ -39,7 +39,7 @@ type Service interface {
 // Checked is an optional interface of a Source or a Publisher that can check its server.
 type Checked interface {
 	// Check returns nil if the server meets all requirements. Otherwise the error joins the findings,
-	// each with a method Mend() string that returns the fix, and the errors of checks that failed to run.
+	// each with a method Fix() string that returns the fix, and the errors of checks that failed to run.
 	Check(ctx context.Context) error
 }
 

@@ -32,7 +32,7 @@ func TestConformance(t *testing.T) {
 			Received:   receiver(t, b, "order.placed"),
 			Unroutable: message(t, "nowhere"),
 			Break:      proxy.Cut,
-			Mend:       proxy.Heal,
+			Fix:        proxy.Heal,
 		}
 	}})
 }

@@ -53,7 +53,7 @@ func declare(conn *amqpconn.Conn, name string) error {
 // choice depends on the message. Check cannot find other routing keys without a binding: AMQP reports them only by
 // returning a message, and Check publishes none. Such messages fail as driver.Unroutable.
 //
-// It returns nil if it finds nothing. Otherwise the error joins the findings, each with a method Mend() string,
+// It returns nil if it finds nothing. Otherwise the error joins the findings, each with a method Fix() string,
 // and the errors of checks that failed.
 func (p *Publisher) Check(ctx context.Context) error {
 	found := check.Findings{Component: "outboxamqp"}

@@ -69,8 +69,8 @@ func TestCheckFollowsTheRoutes(t *testing.T) {
 			t.Fatalf("found %v, want %q", found, tt.want)
 		}
 		for i, err := range found.Unwrap() {
-			finding, ok := err.(interface{ Mend() string })
-			if !ok || finding.Mend() == "" || !strings.Contains(err.Error(), tt.want[i]) {
+			finding, ok := err.(interface{ Fix() string })
+			if !ok || finding.Fix() == "" || !strings.Contains(err.Error(), tt.want[i]) {
 				t.Errorf("found %v, want %s", err, tt.want[i])
 			}
 		}

@@ -17,13 +17,13 @@ import (
 	"github.com/holdfast-go/holdfast/outbox/driver"
 )
 
-const mendMigrate = "call Migrate, or apply the files of Schema"
+const fixMigrate = "call Migrate, or apply the files of Schema"
 
 // Check compares the server with the requirements of the outbox: tables, columns, indexes, lanes and functions exist;
 // no trigger, rule or row-level security drops changes of its tables; autovacuum is on, and nothing holds it back for
 // more than 10 minutes; the clock agrees with this host's to a second; and notifications arrive, unless
 // Config.PollOnly is set. It returns nil if all requirements are met. Otherwise Unwrap() []error of the error returns
-// the findings, each with a method Mend() string that returns the fix, and the errors of checks that failed to run,
+// the findings, each with a method Fix() string that returns the fix, and the errors of checks that failed to run,
 // which have no such method.
 func (s *Store) Check(ctx context.Context) error {
 	var found check.Findings
@@ -89,7 +89,7 @@ func (s *Store) checkFunctions(ctx context.Context, conn *pgxpool.Conn, found *c
 			return err
 		}
 		if !exists {
-			found.Add(mendMigrate, "function %s does not exist", function)
+			found.Add(fixMigrate, "function %s does not exist", function)
 		}
 	}
 	return nil
@@ -105,10 +105,10 @@ func (s *Store) checkColumns(ctx context.Context, conn *pgxpool.Conn, found *che
 		}
 		if len(missing) == len(wanted[suffix]) {
 			complete = false
-			found.Add(mendMigrate, "table %s does not exist", table)
+			found.Add(fixMigrate, "table %s does not exist", table)
 		} else if len(missing) > 0 {
 			complete = false
-			found.Add(mendMigrate, "table %s lacks the columns %v", table, missing)
+			found.Add(fixMigrate, "table %s lacks the columns %v", table, missing)
 		}
 	}
 	return complete, nil

@@ -34,7 +34,7 @@ func TestCheckFindsWhatIsMissing(t *testing.T) {
 
 func TestCheckFindsTableSettings(t *testing.T) {
 	t.Parallel()
-	for name, tc := range map[string]struct{ sql, want, mend string }{
+	for name, tc := range map[string]struct{ sql, want, fix string }{
 		"reset": {
 			`ALTER TABLE holdfast_outbox RESET (autovacuum_vacuum_threshold, autovacuum_vacuum_cost_delay)`,
 			`"holdfast_outbox" lacks the storage parameters autovacuum_vacuum_threshold = 500, autovacuum_vacuum_cost_delay = 0`,
@@ -53,18 +53,18 @@ func TestCheckFindsTableSettings(t *testing.T) {
 			t.Parallel()
 			f := setup(t, outboxpgx.Config{})
 			f.exec(t, tc.sql)
-			wantFinding(t, f.store, tc.want, tc.mend)
-			if tc.mend == "" || !strings.HasPrefix(tc.mend, "ALTER") {
+			wantFinding(t, f.store, tc.want, tc.fix)
+			if tc.fix == "" || !strings.HasPrefix(tc.fix, "ALTER") {
 				return
 			}
-			f.exec(t, tc.mend)
+			f.exec(t, tc.fix)
 			wantFinding(t, f.store, "", "")
 		})
 	}
 }
 
 // wantFinding checks for one finding, or for none if problem is empty.
-func wantFinding(t *testing.T, store *outboxpgx.Store, problem, mend string) {
+func wantFinding(t *testing.T, store *outboxpgx.Store, problem, fix string) {
 	t.Helper()
 	if problem == "" { // on a busy server, notifications may be late
 		testenv.Eventually(t, func() error { return store.Check(t.Context()) })
@@ -86,9 +86,9 @@ func wantFinding(t *testing.T, store *outboxpgx.Store, problem, mend string) {
 		t.Fatalf("findings: %v, want %q", err, problem)
 	}
 	all := err.(interface{ Unwrap() []error }).Unwrap()
-	finding, ok := all[0].(interface{ Mend() string })
-	if len(all) != 1 || !ok || !strings.Contains(finding.Mend(), mend) {
-		t.Errorf("findings: %v, want one with the fix %q", err, mend)
+	finding, ok := all[0].(interface{ Fix() string })
+	if len(all) != 1 || !ok || !strings.Contains(finding.Fix(), fix) {
+		t.Errorf("findings: %v, want one with the fix %q", err, fix)
 	}
 }
 
@@ -107,7 +107,7 @@ func shadowed(t *testing.T) *pgxpool.Pool {
 
 func TestCheckFindsServerSettings(t *testing.T) {
 	t.Parallel()
-	for name, tc := range map[string]struct{ sql, want, mend string }{
+	for name, tc := range map[string]struct{ sql, want, fix string }{
 		"as it is": {`SELECT 1`, "", ""},
 		"no autovacuum": {
 			`CREATE FUNCTION current_setting(text) RETURNS text LANGUAGE sql AS $$ SELECT CASE $1 WHEN 'autovacuum' THEN 'off' ELSE 'on' END $$`,
@@ -144,7 +144,7 @@ func TestCheckFindsServerSettings(t *testing.T) {
 			t.Parallel()
 			f := setupOn(t, shadowed(t), outboxpgx.Config{})
 			f.exec(t, tc.sql)
-			wantFinding(t, f.store, tc.want, tc.mend)
+			wantFinding(t, f.store, tc.want, tc.fix)
 		})
 	}
 }

@@ -74,8 +74,8 @@ func ExampleStore_Check() {
 			return err // nil: all requirements are met
 		}
 		for _, single := range joined.Unwrap() {
-			if finding, ok := single.(interface{ Mend() string }); ok {
-				fmt.Println(finding.Mend())
+			if finding, ok := single.(interface{ Fix() string }); ok {
+				fmt.Println(finding.Fix())
 			}
 		}
 		return err

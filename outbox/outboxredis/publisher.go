@@ -198,7 +198,7 @@ func (*Publisher) System() string { return "redis" }
 
 // Check checks the streams named by Config.Stream, Config.Routes and Config.Partitions, and the eviction policy if
 // the server reports it. It returns nil if it finds nothing. Otherwise the error joins the findings, each with a
-// method Mend() string, and the errors of checks that failed.
+// method Fix() string, and the errors of checks that failed.
 func (p *Publisher) Check(ctx context.Context) error {
 	found := check.Findings{Component: "outboxredis"}
 	for _, stream := range p.streams() {

@@ -45,7 +45,7 @@ func TestConformance(t *testing.T) {
 			},
 			Unroutable: lost,
 			Break:      proxy.Cut,
-			Mend:       proxy.Heal,
+			Fix:        proxy.Heal,
 		}
 	}})
 }
@@ -156,7 +156,7 @@ func TestCheckAndReady(t *testing.T) {
 		t.Error(err)
 	}
 	must(t, client.Set(t.Context(), "s", "1", 0).Err())
-	if err := p.Check(t.Context()); mends(err) != 1 {
+	if err := p.Check(t.Context()); fixes(err) != 1 {
 		t.Error(err)
 	}
 	for name, tt := range map[string]struct {
@@ -168,7 +168,7 @@ func TestCheckAndReady(t *testing.T) {
 		"elsewhere":  {outboxredis.Config{Stream: "u", Routes: map[string]outbox.Route{"a": {Exchange: "t"}}}, 0},
 	} {
 		p := newPublisher(t, client, tt.cfg)
-		if err := p.Check(t.Context()); mends(err) != tt.want {
+		if err := p.Check(t.Context()); fixes(err) != tt.want {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -177,13 +177,13 @@ func TestCheckAndReady(t *testing.T) {
 	}
 }
 
-// mends returns the number of findings in err, or -1 if another error is among them.
-func mends(err error) (n int) {
+// fixes returns the number of findings in err, or -1 if another error is among them.
+func fixes(err error) (n int) {
 	if err == nil {
 		return 0
 	}
 	for _, one := range err.(interface{ Unwrap() []error }).Unwrap() {
-		if _, ok := one.(interface{ Mend() string }); !ok {
+		if _, ok := one.(interface{ Fix() string }); !ok {
 			return -1
 		}
 		n++
@@ -198,7 +198,7 @@ func TestCheckWithoutConfiguration(t *testing.T) {
 	if err := newPublisher(t, redistest.Configless(client, redistest.Refusal("NOPERM")), outboxredis.Config{Stream: "s"}).Check(t.Context()); err != nil {
 		t.Errorf("refused: %v", err)
 	}
-	if err := newPublisher(t, redistest.Configless(client, io.ErrUnexpectedEOF), outboxredis.Config{Stream: "s"}).Check(t.Context()); !errors.Is(err, io.ErrUnexpectedEOF) || mends(err) != -1 {
+	if err := newPublisher(t, redistest.Configless(client, io.ErrUnexpectedEOF), outboxredis.Config{Stream: "s"}).Check(t.Context()); !errors.Is(err, io.ErrUnexpectedEOF) || fixes(err) != -1 {
 		t.Errorf("without an answer: %v", err)
 	}
 }
@@ -265,7 +265,7 @@ func TestPartitionsChecked(t *testing.T) {
 	must(t, client.Set(t.Context(), "orders.3", "1", 0).Err())
 	for n, want := range map[int]int{0: 0, 3: 0, 4: 1} {
 		p := newPublisher(t, client, outboxredis.Config{Partitions: map[string]int{"orders": n}})
-		if err := p.Check(t.Context()); mends(err) != want {
+		if err := p.Check(t.Context()); fixes(err) != want {
 			t.Errorf("%d partitions: %v", n, err)
 		}
 	}

@@ -83,7 +83,7 @@ func TestPublisher(t *testing.T) {
 			Received:   func(context.Context) ([]driver.Message, error) { return p.Received(), nil },
 			Unroutable: unroutable,
 			Break:      func() { broken = true },
-			Mend:       func() { broken = false },
+			Fix:        func() { broken = false },
 		}
 	}})
 }

@@ -312,7 +312,7 @@ const checkTimeout = 5 * time.Second
 
 // Check reports whether the server decides about several limits at once and keeps the counters, and whether the
 // client has a timeout for a silent connection. It returns nil if there is no problem. Otherwise Unwrap() []error of
-// the error returns the findings: each has the method Mend() string. A failure to read the server has no such method
+// the error returns the findings: each has the method Fix() string. A failure to read the server has no such method
 // and takes at most 5 s. Check changes only the server's script cache.
 func (l *Limiter) Check(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
@@ -339,7 +339,7 @@ func (l *Limiter) look(ctx context.Context) error {
 	refused := redis.Error(nil)
 	switch err := l.rehearse(ctx); {
 	case errors.As(err, &refused):
-		found.Add(mendOf(refused), "the server rejects the script: %v", refused)
+		found.Add(fixOf(refused), "the server rejects the script: %v", refused)
 	case err != nil:
 		found.Join(fmt.Errorf("ratelimitredis: check: %w", err))
 		return found.Err()
@@ -362,7 +362,7 @@ func (l *Limiter) rehearse(ctx context.Context) error {
 	return err
 }
 
-func mendOf(refused redis.Error) string {
+func fixOf(refused redis.Error) string {
 	if strings.HasPrefix(refused.Error(), "CROSSSLOT") {
 		return "set Config.Tag: the server is part of a cluster"
 	}

@@ -272,7 +272,7 @@ func TestCheck(t *testing.T) {
 	if err := open(t, client, ratelimitredis.Config{}).Check(t.Context()); err != nil {
 		t.Error(err)
 	}
-	if err := open(t, impatient(t, "127.0.0.1:1", 0), ratelimitredis.Config{}).Check(t.Context()); err == nil || hasMend(err) {
+	if err := open(t, impatient(t, "127.0.0.1:1", 0), ratelimitredis.Config{}).Check(t.Context()); err == nil || hasFix(err) {
 		t.Errorf("without a server: %v", err)
 	}
 }
@@ -285,8 +285,8 @@ func TestCheck_findsProblemsOfDecisions(t *testing.T) {
 	}
 	testenv.Eventually(t, func() error { return open(t, client, ratelimitredis.Config{Tag: "rl"}).Check(t.Context()) })
 	err := open(t, client, ratelimitredis.Config{}).Check(t.Context())
-	if mend := findings(t, err, 1)[0].Mend(); !strings.Contains(mend, "Tag") {
-		t.Errorf("without a tag on a cluster: %v, Mend returns %q", err, mend)
+	if fix := findings(t, err, 1)[0].Fix(); !strings.Contains(fix, "Tag") {
+		t.Errorf("without a tag on a cluster: %v, Fix returns %q", err, fix)
 	}
 	if err := client.ACLSetUser(t.Context(), "weak", "on", ">secret", "~*", "+@all", "-evalsha", "-eval").Err(); err != nil {
 		t.Fatal(err)
@@ -300,8 +300,8 @@ func TestCheck_findsProblemsOfDecisions(t *testing.T) {
 		}
 	}()
 	err = open(t, weak, ratelimitredis.Config{Tag: "rl"}).Check(t.Context())
-	if mend := findings(t, err, 1)[0].Mend(); !strings.Contains(mend, "EVALSHA") {
-		t.Errorf("a user without permission for scripts: %v, Mend returns %q", err, mend)
+	if fix := findings(t, err, 1)[0].Fix(); !strings.Contains(fix, "EVALSHA") {
+		t.Errorf("a user without permission for scripts: %v, Fix returns %q", err, fix)
 	}
 	if err := client.ConfigSet(t.Context(), "maxmemory", "100mb").Err(); err != nil {
 		t.Fatal(err)
@@ -318,7 +318,7 @@ func TestCheck_findsProblemsOfDecisions(t *testing.T) {
 // finding is an error with a fix, unlike a failure to read the server.
 type finding interface {
 	error
-	Mend() string
+	Fix() string
 }
 
 // findings returns the findings of a Check, and fails unless there are count.
@@ -332,7 +332,7 @@ func findings(t *testing.T, err error, count int) (found []finding) {
 		if f, ok := each.(finding); ok {
 			found = append(found, f)
 		} else {
-			t.Errorf("%v has no Mend", each)
+			t.Errorf("%v has no Fix", each)
 		}
 	}
 	if len(found) != count {
@@ -341,7 +341,7 @@ func findings(t *testing.T, err error, count int) (found []finding) {
 	return found
 }
 
-func hasMend(err error) bool {
+func hasFix(err error) bool {
 	_, ok := errors.AsType[finding](err)
 	return ok
 }
@@ -353,7 +353,7 @@ func TestCheckWithoutConfiguration(t *testing.T) {
 	if err := open(t, redistest.Configless(client, redistest.Refusal("NOPERM")), ratelimitredis.Config{}).Check(t.Context()); err != nil {
 		t.Errorf("refused: %v", err)
 	}
-	if err := open(t, redistest.Configless(client, io.ErrUnexpectedEOF), ratelimitredis.Config{}).Check(t.Context()); !errors.Is(err, io.ErrUnexpectedEOF) || hasMend(err) {
+	if err := open(t, redistest.Configless(client, io.ErrUnexpectedEOF), ratelimitredis.Config{}).Check(t.Context()); !errors.Is(err, io.ErrUnexpectedEOF) || hasFix(err) {
 		t.Errorf("without an answer: %v", err)
 	}
 }

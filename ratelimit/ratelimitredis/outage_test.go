@@ -224,12 +224,12 @@ func TestCheckOfASilentServer(t *testing.T) {
 			if err != nil {
 				t.Error(err)
 			}
-		} else if mend := findings(t, err, 1)[0].Mend(); !strings.Contains(mend, "ReadTimeout") {
-			t.Errorf("%v, Mend returns %q", err, mend)
+		} else if fix := findings(t, err, 1)[0].Fix(); !strings.Contains(fix, "ReadTimeout") {
+			t.Errorf("%v, Fix returns %q", err, fix)
 		}
 		server.Pause()
 		start := time.Now()
-		if err := l.Check(t.Context()); err == nil || hasMend(err) {
+		if err := l.Check(t.Context()); err == nil || hasFix(err) {
 			t.Errorf("a silent server: %v", err)
 		}
 		silent.Took(t, "Check", start, 5*time.Second)

@@ -221,9 +221,9 @@ func testConsumerBatch(t *testing.T, f ConsumerFixture) {
 
 // An operator lists, counts, returns and removes dead letters.
 func testConsumerDeadLetters(t *testing.T, f ConsumerFixture) {
-	var mended atomic.Bool
+	var fixed atomic.Bool
 	r := &runs{do: func(_ context.Context, m *inbox.Message) error {
-		if mended.Load() {
+		if fixed.Load() {
 			return nil
 		}
 		return inbox.Unrecoverable(errors.New("no " + m.Name))
@@ -250,7 +250,7 @@ func testConsumerDeadLetters(t *testing.T, f ConsumerFixture) {
 	if n, err := l.Replay(t.Context(), inbox.Filter{Name: "a"}, inbox.Replay{DryRun: true}); n.Returned != 3 || err != nil {
 		t.Errorf("dry run %+v, error %v", n, err)
 	}
-	mended.Store(true)
+	fixed.Store(true)
 	if n, err := l.Replay(t.Context(), inbox.Filter{Name: "a"}, inbox.Replay{By: "suite"}); n != (inbox.Replayed{Returned: 3}) || err != nil {
 		t.Errorf("returned %+v, error %v", n, err)
 	}

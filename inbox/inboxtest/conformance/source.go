@@ -111,9 +111,9 @@ type SourceFixture struct {
 	Forgetful bool
 	// Delete deletes the queue; declare creates it again, empty. Optional.
 	Delete func(t *testing.T) (declare func())
-	// Refuse makes the dead-letter queue of a class reject messages until mend is called: it is missing, full
+	// Refuse makes the dead-letter queue of a class reject messages until fix is called: it is missing, full
 	// or forbidden. Optional.
-	Refuse func(t *testing.T, class string) (mend func())
+	Refuse func(t *testing.T, class string) (fix func())
 	// Another returns the source of another consumer that gets the same messages. Optional.
 	Another func(t *testing.T) driver.Source
 	// NoRetrying means that the transport cannot list waiting messages: its source has no Retrying.

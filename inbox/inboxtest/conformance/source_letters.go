@@ -396,7 +396,7 @@ func testMoveRefused(t *testing.T, f SourceFixture) {
 	source := running(t, f)
 	s := begin(t, source, 10)
 	ds := take(t, s, len(all))
-	mend := f.Refuse(t, OwnClass)
+	fix := f.Refuse(t, OwnClass)
 	moves := make([]driver.Move, len(ds))
 	for i, d := range ds {
 		class := []string{OwnClass, driver.ClassDefault}[i%2]
@@ -411,7 +411,7 @@ func testMoveRefused(t *testing.T, f SourceFixture) {
 	if m := take1(t, s, func(d driver.Delivery) { acked(t, s, d) }); m.ID != all[0].ID {
 		t.Errorf("%s at the tail", m.Name)
 	}
-	mend()
+	fix()
 	await(t, func() error { return move(t, source, s, moves[2])[0] })
 	noError(t, s.GiveBack(t.Context(), ds[4:5]))
 	if m := take1(t, s, func(d driver.Delivery) { acked(t, s, d) }); m.ID != all[4].ID {

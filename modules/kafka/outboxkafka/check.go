@@ -33,7 +33,7 @@ func (p *Publisher) Ready(ctx context.Context) error {
 
 // Check checks the topics that Config.Topic and Config.Routes name: each exists, its user may see it, and a confirmed
 // record is on two brokers. It returns nil if it finds nothing. Otherwise the error joins the findings, each with a
-// method Mend() string, and the errors of checks that failed. It takes at most 5 s.
+// method Fix() string, and the errors of checks that failed. It takes at most 5 s.
 func (p *Publisher) Check(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()

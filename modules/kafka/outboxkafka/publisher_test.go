@@ -41,7 +41,7 @@ func TestConformance(t *testing.T) {
 			},
 			Unroutable: driver.Message{ID: uuid.Must(uuid.NewV7()), Name: "lost", Body: []byte("1"), Exchange: topic + "-nowhere"},
 			Break:      line.Cut,
-			Mend:       line.Heal,
+			Fix:        line.Heal,
 		}
 	}})
 }

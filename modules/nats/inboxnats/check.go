@@ -17,7 +17,7 @@ import (
 // Stream.Subject and does not drop unprocessed messages, that the connection reconnects forever, and that the times in the Config fit together. Then
 // it calls the processor's Check, if it has one.
 //
-// It returns nil if it finds nothing. Otherwise the error joins the findings, each with a method Mend() string, and
+// It returns nil if it finds nothing. Otherwise the error joins the findings, each with a method Fix() string, and
 // the errors of checks that failed.
 func (c *Consumer) Check(ctx context.Context) error {
 	found := check.Findings{Component: component}
@@ -115,8 +115,8 @@ func overlap(a, b string) bool {
 
 // checkConsumer compares a durable consumer with the one that Setup creates.
 func (s *source) checkConsumer(stream string, is jetstream.ConsumerConfig, found *check.Findings) {
-	add := func(mend, format string, args ...any) {
-		found.Add(mend, "consumer %q of stream %q "+format, append([]any{s.consumer, stream}, args...)...)
+	add := func(fix, format string, args ...any) {
+		found.Add(fix, "consumer %q of stream %q "+format, append([]any{s.consumer, stream}, args...)...)
 	}
 	if is.AckPolicy != jetstream.AckExplicitPolicy {
 		add("delete it, and call Consumer.Setup", "has ack policy %s, not explicit", is.AckPolicy)

@@ -34,7 +34,7 @@ func (p *Publisher) Ready(ctx context.Context) error {
 
 // Check checks that a stream takes the subjects of Config.Topic, Config.Routes and Config.Partitions, that it drops
 // second copies, keeps messages on disk and has a consumer if it needs one, and that the connection reconnects forever. It returns nil if it finds
-// nothing. Otherwise the error joins the findings, each with a method Mend() string, and the errors of checks that
+// nothing. Otherwise the error joins the findings, each with a method Fix() string, and the errors of checks that
 // failed.
 func (p *Publisher) Check(ctx context.Context) error {
 	found := check.Findings{Component: "outboxnats"}

@@ -39,7 +39,7 @@ func TestConformance(t *testing.T) {
 			Received:   func(ctx context.Context) ([]driver.Message, error) { return received(ctx, stream) },
 			Unroutable: driver.Message{ID: uuid.Must(uuid.NewV7()), Name: "lost", Body: []byte("1"), Exchange: topic + "-nowhere"},
 			Break:      proxy.Cut,
-			Mend:       proxy.Heal,
+			Fix:        proxy.Heal,
 		}
 	}})
 }

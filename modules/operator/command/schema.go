@@ -348,12 +348,6 @@ const (
 	findingsAlike = 2
 )
 
-// finding is a problem with its fix, as the Check methods return it.
-type finding interface {
-	error
-	Mend() string
-}
-
 // doctor prints the problems that the packages find. It changes nothing.
 func (o *commands) doctor() *cobra.Command {
 	cmd := &cobra.Command{
@@ -363,12 +357,12 @@ func (o *commands) doctor() *cobra.Command {
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		ctx, cancel := context.WithTimeout(cmd.Context(), doctorTimeout)
 		defer cancel()
-		var found []finding
+		var found []core.Found
 		var failed []error
 		if err := o.reach(ctx); err != nil {
 			failed = append(failed, err) // one per server, not one per check
 		} else {
-			found, failed = o.check(ctx)
+			found, failed = o.Check(ctx)
 		}
 		if err := errors.Join(append(failed, printFindings(cmd, found, len(failed) == 0))...); err != nil {
 			return err
@@ -379,22 +373,6 @@ func (o *commands) doctor() *cobra.Command {
 		return nil
 	}
 	return cmd
-}
-
-// check runs the checks of all parts. A relay also runs its outbox's check, so duplicates are removed.
-func (o *commands) check(ctx context.Context) (found []finding, failed []error) {
-	for _, p := range o.Parts() {
-		c, ok := p.Part.(interface{ Check(context.Context) error })
-		if !ok {
-			continue
-		}
-		findings, errs := sortOut(c.Check(ctx), nil, nil)
-		found = append(found, findings...)
-		for _, err := range errs {
-			failed = append(failed, fmt.Errorf("%s: %w", p.Name, err))
-		}
-	}
-	return once(found), once(failed)
 }
 
 // reach returns an error for each server that does not answer.
@@ -414,48 +392,16 @@ func (o *commands) reach(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// sortOut appends the findings that err joins to found, and its other errors to failed.
-func sortOut(err error, found []finding, failed []error) ([]finding, []error) {
-	switch err := err.(type) {
-	case nil:
-	case finding:
-		found = append(found, err)
-	case interface{ Unwrap() []error }:
-		for _, single := range err.Unwrap() {
-			found, failed = sortOut(single, found, failed)
-		}
-	default:
-		if one, ok := errors.AsType[finding](err); ok {
-			return append(found, one), failed
-		}
-		failed = append(failed, err)
-	}
-	return found, failed
-}
-
-// once removes errors with the text of an earlier one.
-func once[E error](all []E) []E {
-	said := map[string]bool{}
-	var left []E
-	for _, e := range all {
-		if !said[e.Error()] {
-			said[e.Error()] = true
-			left = append(left, e)
-		}
-	}
-	return left
-}
-
 // printFindings prints the findings. whole reports that every check could run.
-func printFindings(cmd *cobra.Command, findings []finding, whole bool) error {
+func printFindings(cmd *cobra.Command, findings []core.Found, whole bool) error {
 	if wantsJSON(cmd) {
 		type one struct {
 			Problem string `json:"problem"`
-			Mend    string `json:"mend"`
+			Fix     string `json:"fix"`
 		}
 		all := []one{}
 		for _, f := range findings {
-			all = append(all, one{problem(f), f.Mend()})
+			all = append(all, one{f.Problem(), f.Fix()})
 		}
 		return printJSON(cmd, all)
 	}
@@ -470,21 +416,18 @@ func printFindings(cmd *cobra.Command, findings []finding, whole bool) error {
 	return nil
 }
 
-// problem returns the text of a finding without its fix.
-func problem(f finding) string { return strings.TrimSuffix(f.Error(), "; "+f.Mend()) }
-
 // printAlike prints findings with the same fix together. Of many it prints the first ones.
-func printAlike(w io.Writer, findings []finding) {
-	type kind struct{ component, mend string }
+func printAlike(w io.Writer, findings []core.Found) {
+	type kind struct{ component, fix string }
 	problems := map[kind][]string{}
 	var kinds []kind
 	for _, f := range findings {
-		component, _, _ := strings.Cut(problem(f), ":")
-		k := kind{component, f.Mend()}
+		component, _, _ := strings.Cut(f.Problem(), ":")
+		k := kind{component, f.Fix()}
 		if problems[k] == nil {
 			kinds = append(kinds, k)
 		}
-		problems[k] = append(problems[k], problem(f))
+		problems[k] = append(problems[k], f.Problem())
 	}
 	for _, k := range kinds {
 		alike := problems[k]
@@ -494,6 +437,6 @@ func printAlike(w io.Writer, findings []finding) {
 		if more := len(alike) - findingsAlike; more > 0 {
 			fmt.Fprintf(w, "%s: and %d more\n", k.component, more)
 		}
-		fmt.Fprintf(w, "\tfix: %s\n", core.Plain(k.mend))
+		fmt.Fprintf(w, "\tfix: %s\n", core.Plain(k.fix))
 	}
 }

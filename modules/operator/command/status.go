@@ -116,6 +116,9 @@ func printVerdict(w io.Writer, s core.Status) {
 	if runbooks {
 		fmt.Fprintf(w, "Runbooks: %s\n", core.Runbooks)
 	}
+	if n := len(s.Findings); n > 0 {
+		fmt.Fprintf(w, "Settings to fix: %d, shown by the command doctor\n", n)
+	}
 }
 
 func printOutboxes(w io.Writer, outboxes []core.OutboxStatus) error {

@@ -30,9 +30,9 @@ type PublisherCase struct {
 	// Received returns the messages that have arrived until now. The suite compares id, name, body, content type and
 	// the headers of Message.
 	Received func(ctx context.Context) ([]driver.Message, error)
-	// Break disconnects the broker, Mend reconnects it. Nil if that is not possible: then the cases of an outage are
+	// Break disconnects the broker, Fix reconnects it. Nil if that is not possible: then the cases of an outage are
 	// left out.
-	Break, Mend func()
+	Break, Fix func()
 	// Unroutable is a message for which the broker has no destination. Its zero value leaves the case out.
 	Unroutable driver.Message
 }
@@ -229,7 +229,7 @@ func tellsUnroutable(t *testing.T, c PublisherCase) {
 }
 
 func resumesAfterOutage(t *testing.T, c PublisherCase) {
-	if c.Break == nil || c.Mend == nil {
+	if c.Break == nil || c.Fix == nil {
 		t.Skip("this backend cannot be cut off")
 	}
 	l := newLedger()
@@ -246,7 +246,7 @@ func resumesAfterOutage(t *testing.T, c PublisherCase) {
 		t.Errorf("in the outage the answer was %v, want class unavailable", err)
 	}
 
-	c.Mend()
+	c.Fix()
 	eventually(t, func() string {
 		again := newLedger()
 		m := newMessage(t, "after")

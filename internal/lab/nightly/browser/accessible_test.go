@@ -79,7 +79,7 @@ func TestOperatorIsAccessible(t *testing.T) {
 	v.open(v.url + "/operator/preview?what=retry")
 	v.awaitText(".headline", fmt.Sprint(letters, " would be sent again"))
 	v.wantUsable("a preview of a retry")
-	v.fill(`textarea[name="patch"]`, `{"mended":true}`) // wantUsable has unfolded it
+	v.fill(`textarea[name="patch"]`, `{"fixed":true}`) // wantUsable has unfolded it
 	v.fill(`input[name="rate"]`, "0.001")
 	v.fill(`input[name="reason"]`, "a slow one")
 	v.follow(`button[formaction="preview"]`, "Preview")

@@ -100,12 +100,12 @@ func walkDeadLetters(v *visit) {
 	v.follow(`.cards a[href^="dead-letters?"]`, "Dead letters")
 	v.awaitRows(letters)
 	v.follow("tbody a", "Dead letter")
-	v.mendOne(fmt.Sprintf(`{"reservation_id":%q,"event_id":%q}`, oneID, event))
+	v.fixOne(fmt.Sprintf(`{"reservation_id":%q,"event_id":%q}`, oneID, event))
 
 	v.follow(`a[href="groups"]`, "Dead letters by kind")
 	v.awaitText(".cards .count", fmt.Sprint(letters-1))
 	v.follow(`.cards a[href*="what=retry"]`, "Preview")
-	v.mendAll(fmt.Sprintf(`{"reservation_id":%q,"event_id":%q}`, allID, event), letters-1)
+	v.fixAll(fmt.Sprintf(`{"reservation_id":%q,"event_id":%q}`, allID, event), letters-1)
 
 	v.follow(`a[href="groups"]`, "Dead letters by kind")
 	v.awaitText("main", "No dead letters")
@@ -120,8 +120,8 @@ func walkDeadLetters(v *visit) {
 	v.awaitText("#count-dead", "0")
 }
 
-// mendOne opens the body of the current letter, writes another body, and retries the letter.
-func (v *visit) mendOne(body string) {
+// fixOne opens the body of the current letter, writes another body, and retries the letter.
+func (v *visit) fixOne(body string) {
 	v.t.Helper()
 	v.awaitText("dl", "reservation.held")
 	v.awaitText("dl .error", "invalid UUID")
@@ -142,8 +142,8 @@ func (v *visit) mendOne(body string) {
 	v.wantAccessible("a change that has ended")
 }
 
-// mendAll applies a patch to the letters of the current preview, and retries them.
-func (v *visit) mendAll(patch string, count int) {
+// fixAll applies a patch to the letters of the current preview, and retries them.
+func (v *visit) fixAll(patch string, count int) {
 	v.t.Helper()
 	v.awaitText(".headline", fmt.Sprintf("%d would be sent again", count))
 	v.press("summary", kb.Enter)

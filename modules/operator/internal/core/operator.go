@@ -27,6 +27,8 @@ type Operator struct {
 	// history and processes are the last readings of the history.
 	history   reading[History]
 	processes reading[reported]
+	// checked are the findings of the last check.
+	checked reading[[]FindingState]
 	// stories bounds the lookups of single messages.
 	stories pace
 }

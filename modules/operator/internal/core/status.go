@@ -34,6 +34,8 @@ type Status struct {
 	Limits      []LimitState        `json:"limits"`
 	Claims      []claimsStatus      `json:"claims"`
 	Connections []connectionsStatus `json:"connections"`
+	// Findings are missing and wrong settings. They are at most five minutes old.
+	Findings []FindingState `json:"findings"`
 	// Failed has the errors of limits.
 	Failed []string `json:"failed,omitempty"`
 	// History has the figures of the last day; nil: the service keeps none.
@@ -118,8 +120,19 @@ type measured interface {
 	Stats(ctx context.Context) (inbox.Stats, error)
 }
 
-// Look returns the state of all parts. It asks them at the same time.
+// Look returns the state of all parts and their findings. It asks them at the same time.
 func (o *Operator) Look(ctx context.Context) Status {
+	var findings []FindingState
+	var checking sync.WaitGroup
+	checking.Go(func() { findings = o.findings(ctx) })
+	s := o.look(ctx)
+	checking.Wait()
+	s.Findings = findings
+	return s
+}
+
+// look is Look without the findings.
+func (o *Operator) look(ctx context.Context) Status {
 	s := Status{
 		At: time.Now(), Outboxes: make([]OutboxStatus, len(o.Config.Outboxes)), Consumers: make([]ConsumerStatus, len(o.Config.Consumers)),
 		Sweeps: make([]SweepStatus, len(o.Config.Sweeps)),
@@ -335,7 +348,7 @@ func (o *Operator) LookForRates(ctx context.Context) Status {
 		return s
 	}
 	outboxes := Operator{Config: operator.Config{Outboxes: o.Config.Outboxes}}
-	again := outboxes.Look(ctx)
+	again := outboxes.look(ctx)
 	again.AddRates(s)
 	s.At = again.At
 	for i, b := range again.Outboxes {
