@@ -43,9 +43,9 @@ const (
 
 // DeadLetters shows and moves the messages that relays or a consumer gave up. It is safe for concurrent use.
 //
-// The same methods show and move messages that wait for an attempt: those of the method Parked of an outbox, and of the
-// method Retrying of a consumer. Such a message has a DueAt. Replay changes it and keeps the attempts; a message that
-// is delivered meanwhile is not counted. Replay.Edit is rejected.
+// The methods Parked of an outbox and Retrying of a consumer return the same methods for messages that wait for an
+// attempt. Such a message has a DueAt. Replay changes it and keeps the attempts; a message that is delivered meanwhile
+// is not counted. Replay.Edit is rejected.
 type DeadLetters[M any] interface {
 	// List returns the dead letters that f selects. A list of an outbox starts with the oldest.
 	List(ctx context.Context, f Filter) ([]DeadLetter[M], error)

@@ -192,8 +192,8 @@ message at the broker in the order of its reservation, taken once, and in the re
 no answer but those that a request may get, no user beyond the limit, no process that ended by itself, everybody ready.
 
 A seed has each fault of the network for each server and each role that stays connected to it, and for all processes; and each
-process, server and standby killed, stopped and restarted. While a synchronous standby is away every commit waits, and clients get no answer: what is
-expected is that nobody is told anything wrong, and that all goes on when it is back.
+process, server and standby killed, stopped and restarted. While a synchronous standby is away every commit waits, and clients get no answer: no
+answer may be wrong, and all work must continue when the standby is back.
 `
 
 const limitsOfIt = `

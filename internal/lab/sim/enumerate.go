@@ -151,7 +151,7 @@ type choice struct {
 	mu       sync.Mutex
 	records  bool
 	points   []Point
-	attempts uint64 // of all transactions, those of the observer included
+	attempts uint64 // of all transactions, also of the observer
 }
 
 // record switches faults and the recording of points on or off.

@@ -209,13 +209,7 @@ func (e *enumeration) add(t *testing.T, one ended) bool {
 func (e *enumeration) run() int { return 1 + sum(e.first) + sum(e.second) }
 
 func (e *enumeration) report(t *testing.T, head string, took time.Duration) {
-	text := e.text(head, took)
-	t.Log(text)
-	if *to != "" {
-		if err := os.WriteFile(*to, []byte(text), 0o644); err != nil {
-			t.Error(err)
-		}
-	}
+	publish(t, e.text(head, took))
 	for _, bad := range e.bad {
 		t.Error(bad)
 	}

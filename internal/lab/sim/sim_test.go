@@ -184,14 +184,20 @@ func (s *summary) add(r sim.Result) bool {
 	return len(s.bad) >= *most
 }
 
-func (s *summary) report(t *testing.T, head string, took time.Duration) {
-	text := s.text(head, took)
+// publish logs a report, and writes it to the file of the flag -report.
+func publish(t *testing.T, text string) {
+	t.Helper()
 	t.Log(text)
-	if *to != "" {
-		if err := os.WriteFile(*to, []byte(text), 0o644); err != nil {
-			t.Error(err)
-		}
+	if *to == "" {
+		return
 	}
+	if err := os.WriteFile(*to, []byte(text), 0o644); err != nil {
+		t.Error(err)
+	}
+}
+
+func (s *summary) report(t *testing.T, head string, took time.Duration) {
+	publish(t, s.text(head, took))
 	for _, r := range s.bad {
 		t.Errorf("seed %d, found after %d schedules; go test ./internal/lab/sim -run=TestSeed -seed=%d -v shrinks it\n%s", r.Seed, r.after, r.Seed, list(r.Findings))
 	}

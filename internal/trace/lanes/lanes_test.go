@@ -32,7 +32,7 @@ func (s *scripted) Settle(context.Context, driver.Batch, []driver.Settlement) (d
 	return driver.Settled{Stale: s.stale}, nil
 }
 
-// holding is a publisher that confirms when it is told to.
+// holding is a publisher that confirms on request.
 type holding struct{ done []func(error) }
 
 func (h *holding) Publish(_ context.Context, _ driver.Message, done func(error)) {
