@@ -127,24 +127,29 @@ func testScanReturns(t *testing.T, f SourceFixture) {
 	ended(t, s)
 }
 
+// dropTwo drops two dead letters of a class. The third one ends the scan with an error.
+func dropTwo(t *testing.T, l driver.DeadLetters, class string, end error) {
+	t.Helper()
+	visited := 0
+	err := l.Scan(t.Context(), class, func(*inbox.DeadLetter) (driver.Outcome, error) {
+		if visited++; visited == 3 {
+			return driver.Drop, end
+		}
+		return driver.Drop, nil
+	}, never(t))
+	if errors.Is(end, errBoom) && !errors.Is(err, errBoom) || errors.Is(end, driver.ErrDone) && err != nil {
+		t.Errorf("ended by %v: %v", end, err)
+	}
+}
+
 // An error of visit ends a scan; earlier outcomes were applied.
 func testScanEnds(t *testing.T, f SourceFixture) {
 	const n = 10
 	letters(t, f, driver.ClassDefault, n)
 	l := f.DeadLetters(t)
-	boom := errors.New("boom")
 	left := n
-	for _, end := range []error{boom, driver.ErrDone} {
-		visited := 0
-		err := l.Scan(t.Context(), driver.ClassDefault, func(*inbox.DeadLetter) (driver.Outcome, error) {
-			if visited++; visited == 3 {
-				return driver.Drop, end
-			}
-			return driver.Drop, nil
-		}, never(t))
-		if errors.Is(end, boom) && !errors.Is(err, boom) || errors.Is(end, driver.ErrDone) && err != nil {
-			t.Errorf("ended by %v: %v", end, err)
-		}
+	for _, end := range []error{errBoom, driver.ErrDone} {
+		dropTwo(t, l, driver.ClassDefault, end)
 		left -= 2
 		wantDepth(t, l, driver.ClassDefault, left)
 		if found := len(scan(t, f, driver.ClassDefault)); found != left {

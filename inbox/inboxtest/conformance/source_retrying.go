@@ -182,18 +182,8 @@ func testRetryingEnds(t *testing.T, f SourceFixture) {
 	s := begin(t, source, 10)
 	delay(t, source, s, time.Hour, take(t, s, len(all))...)
 	left := len(all)
-	boom := errors.New("boom")
-	for _, end := range []error{boom, driver.ErrDone} {
-		visited := 0
-		err := r.Scan(t.Context(), driver.WaitingRetry, func(*inbox.DeadLetter) (driver.Outcome, error) {
-			if visited++; visited == 3 {
-				return driver.Drop, end
-			}
-			return driver.Drop, nil
-		}, never(t))
-		if errors.Is(end, boom) && !errors.Is(err, boom) || errors.Is(end, driver.ErrDone) && err != nil {
-			t.Errorf("ended by %v: %v", end, err)
-		}
+	for _, end := range []error{errBoom, driver.ErrDone} {
+		dropTwo(t, r, driver.WaitingRetry, end)
 		left -= 2
 		wantWaiting(t, r, driver.WaitingRetry, left)
 	}
