@@ -90,7 +90,7 @@ func TestDeadLetters_heldByAnotherSession(t *testing.T) {
 			t.Errorf("%s says %q", command, errs)
 		}
 	}
-	newPartlyRig(t).wants(t, 1, []string{"status"}, "-            0+ ")
+	newPartlyRig(t).wants(t, 1, []string{"status"}, "–            0+ ")
 	newPartlyRig(t).wants(t, 1, []string{"status", "--json"}, `"part": true`)
 	if out := newRig(t).wants(t, 1, []string{"status", "--json"}); strings.Contains(out, `"part": true`) {
 		t.Errorf("the complete status is marked as a part: %s", out)
@@ -99,7 +99,7 @@ func TestDeadLetters_heldByAnotherSession(t *testing.T) {
 		t.Errorf("an outbox has no parts: %s", out)
 	}
 	page := serve(t, newPartlyRig(t), page.Config{Authorize: everything, Mask: func(operator.MaskedMessage) []byte { return nil }})
-	page.get(t, "", 200, "Another session holds more")
+	page.get(t, "", 200, "+: another session holds more dead letters.")
 	page.get(t, "groups?from=billing", 200, "another session holds the rest", "2+")
 	page.get(t, "dead-letters?from=billing", 200, "3 visible, a part only.")
 	page.get(t, "dead-letters?from=billing&key=none", 200, "None could be seen.")

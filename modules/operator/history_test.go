@@ -198,8 +198,8 @@ func TestRecorder(t *testing.T) {
 		t.Errorf("holds: %+v", last)
 	}
 	s := serve(t, r, page.Config{})
-	s.get(t, "", 200, "Done, last hour", "0 done, 5 failed", "billing: 3 dead letters for ", `<svg class="spark"`, "Show table")
-	s.get(t, "?part=billing&span=day", 200, "Done, last day", "3 failed", `data-stream="live?part=billing&span=day"`)
+	s.get(t, "", 200, "Done, last hour", `<td class="number">0</td><td class="number">5</td>`, "billing: 3 dead letters for ", `<svg class="spark"`, "Show table")
+	s.get(t, "?part=billing&span=day", 200, "Done, last day", `<td class="number">0</td><td class="number">3</td>`, `data-stream="live?part=billing&span=day"`)
 	s.get(t, "groups?from=billing", 200, "Dead, last hour", "3 dead")
 	s.get(t, "waiting", 200, "Waiting, last hour")
 	if body := newSite(t, page.Config{}).get(t, "", 200); strings.Contains(body, "<svg") {

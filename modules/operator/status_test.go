@@ -87,6 +87,11 @@ func TestUnreachableParts(t *testing.T) {
 			t.Errorf("%q exits with %d: %q %q", args, code, out, errs)
 		}
 	}
+	body := serve(t, r, page.Config{}).get(t, "", 200, "goneConsumer", "nobody is there", "Not measured")
+	_, card, _ := strings.Cut(body, `id="part-gone"`)
+	if card, _, _ = strings.Cut(card, "</section>"); strings.Contains(card, ">0") || strings.Count(card, "<dd>–</dd>") != 4 {
+		t.Errorf("the card has numbers: %s", card)
+	}
 	if code, out, _ := r.run(t, "doctor", "--json"); code != 1 || out != "[]\n" {
 		t.Errorf("doctor --json exits with %d: %q", code, out)
 	}
@@ -129,8 +134,8 @@ func TestStatusOfLimitsClaimsAndConnections(t *testing.T) {
 		}},
 		{Name: "Standby", Ping: ping, Connections: func(context.Context) ([]operator.Connections, int, error) { return nil, 0, down }},
 	}
-	r.wants(t, 1, []string{"status"}, "grace        10   1m0s  1 ", ", nearly used up\nuser   all callers  10   1m0s  10 ", "keys    1\n", "broken  ?\n",
-		"relay  shop [2J  1 active, 2 in a transaction, 3 idle", "all              6 of 100\n", "Standby   ?      ?         ?\n", "! broken: the keys cannot be counted (HoldfastIdempotencyStoreDown): it is down", "! Standby: the server does not answer: it is down\n")
+	r.wants(t, 1, []string{"status"}, "grace        10   1m0s  1 ", ", nearly used up\nuser   all callers  10   1m0s  10 ", "keys    1\n", "broken  –\n",
+		"relay  shop [2J  1 active, 2 in a transaction, 3 idle", "all              6 of 100\n", "Standby   –      –         –\n", "! broken: the keys cannot be counted (HoldfastIdempotencyStoreDown): it is down", "! Standby: the server does not answer: it is down\n")
 	r.wants(t, 1, []string{"status", "--json"}, `"in_flight": 1`, `"waiting": 2`)
 	s := serve(t, r, page.Config{})
 	s.get(t, "", 200, "1 of 10 per 1 min nearly used", "all callers", "keys1", "relayshop [2J123", "6 of 100 in all", "Standbyit is down")
@@ -207,7 +212,7 @@ func TestStatusOfOneGoodAnswer(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	r.cfg.Outboxes[0].Store = &faltering{Store: r.cfg.Outboxes[0].Store.(*outboxtest.Store)}
-	r.wants(t, 1, []string{"status"}, "outbox  0      0       2     0s      -         -       0 held")
+	r.wants(t, 1, []string{"status"}, "outbox  0      0       2     0s      –         –       0 held")
 }
 
 func TestRedisConnections(t *testing.T) {

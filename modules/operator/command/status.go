@@ -105,8 +105,9 @@ func printVerdict(w io.Writer, s core.Status) {
 		if !p.Since.IsZero() {
 			line += ", for " + core.Lasting(s.At.Sub(p.Since).Seconds())
 		}
-		if p.Alert != "" {
-			line, runbooks = line+" ("+p.Alert+")", true
+		if alerts := p.Alerts(); len(alerts) > 0 {
+			names := core.Mapped(alerts, func(a core.Problem) string { return a.Alert })
+			line, runbooks = line+" ("+strings.Join(names, ", ")+")", true
 		}
 		if p.Reason != "" {
 			line += ": " + core.Short(p.Reason, 160)
@@ -125,7 +126,7 @@ func printOutboxes(w io.Writer, outboxes []core.OutboxStatus) error {
 	t := newTable(w, "OUTBOX", "READY", "PARKED", "DEAD", "OLDEST", "STORED/S", "LEFT/S", "LANES", "BREAKERS")
 	for _, b := range outboxes {
 		if b.Error != "" {
-			t.row(b.Name, "?", "?", "?", "?", "?", "?", "?", "?")
+			t.row(b.Name, unmeasured, unmeasured, unmeasured, unmeasured, unmeasured, unmeasured, unmeasured, unmeasured)
 			continue
 		}
 		t.row(b.Name, b.Ready, b.Parked, b.Dead, core.Age(b.OldestAge), perSecond(b.StoredRate), perSecond(b.LeftRate), lanes(b), breakers(b))
@@ -133,10 +134,13 @@ func printOutboxes(w io.Writer, outboxes []core.OutboxStatus) error {
 	return t.below(w)
 }
 
-// perSecond formats a rate for a column; "-" means unknown.
+// unmeasured stands for a figure that is unknown.
+const unmeasured = "–"
+
+// perSecond formats a rate for a column.
 func perSecond(r *float64) string {
 	if r == nil {
-		return "-"
+		return unmeasured
 	}
 	return core.Rate(r)
 }
@@ -153,7 +157,7 @@ func lanes(s core.OutboxStatus) string {
 func breakers(s core.OutboxStatus) string {
 	var all []string
 	for _, t := range s.Transports {
-		one := t.Name + " " + t.State
+		one := t.Name + " " + t.Breaker()
 		if t.Window > 0 {
 			one += ", window " + core.Percent(t.Window)
 		}
@@ -169,7 +173,7 @@ func printConsumers(w io.Writer, consumers []core.ConsumerStatus) error {
 	t := newTable(w, "CONSUMER", "WAITING", "RETRYING", "PUT OFF", "PROCESSED/S", "DEAD", "OF CLASS")
 	for _, c := range consumers {
 		if c.Error != "" {
-			t.row(c.Name, "?", "?", "?", "?", "?", "")
+			t.row(c.Name, unmeasured, unmeasured, unmeasured, unmeasured, unmeasured, "")
 			continue
 		}
 		dead, classes := 0, []string(nil)
@@ -200,7 +204,7 @@ func printWatched(w io.Writer, s core.Status) error {
 	}
 	for _, c := range s.Claims {
 		if c.Error != "" {
-			claims.row(c.Part, "?")
+			claims.row(c.Part, unmeasured)
 			continue
 		}
 		claims.row(c.Part, c.Count())
@@ -208,7 +212,7 @@ func printWatched(w io.Writer, s core.Status) error {
 	connections := newTable(w, "SERVER", "ROLE", "PROGRAM", "CONNECTIONS")
 	for _, c := range s.Connections {
 		if c.Error != "" {
-			connections.row(c.Server, "?", "?", "?")
+			connections.row(c.Server, unmeasured, unmeasured, unmeasured)
 			continue
 		}
 		for _, r := range c.Roles {
@@ -223,7 +227,7 @@ func sweepTable(w io.Writer, sweeps []core.SweepStatus) *table {
 	t := newTable(w, "SWEEP", "OVERDUE", "LAG", "NEXT", "UNDATED")
 	for _, e := range sweeps {
 		if e.Error != "" {
-			t.row(e.Name, "?", "?", "?", "?")
+			t.row(e.Name, unmeasured, unmeasured, unmeasured, unmeasured)
 			continue
 		}
 		next := "-"

@@ -39,6 +39,9 @@ type bar struct {
 	Waiting, Dead         int
 	Lag                   float64 // seconds
 	Known                 bool    // somebody has recorded
+	Partial               bool    // the step has not ended
+	measured              bool    // the numbers of a part are known
+	missing               bool    // those of another part are not
 }
 
 // figure is the number that a chart shows.
@@ -83,14 +86,33 @@ func bars(h *core.History, part string, s span, end time.Time) []bar {
 	return all
 }
 
+// Measured formats a measured number of a bar: – if it is unknown, with a + if a part is missing.
+func (b bar) Measured(n int) string {
+	switch {
+	case !b.measured:
+		return "–"
+	case b.missing:
+		return many(n) + "+"
+	}
+	return many(n)
+}
+
 // add adds one figure to a bar. gauges has the largest numbers of each part in the bar.
 func (b *bar) add(f operator.Figures, gauges map[string]bar) {
 	b.Known = true
+	g, seen := gauges[f.Part]
+	if !seen || f.Measured && !g.measured {
+		g.measured = f.Measured
+		gauges[f.Part] = g
+		b.missing = false
+		for _, g := range gauges {
+			b.measured, b.missing = b.measured || g.measured, b.missing || !g.measured
+		}
+	}
 	b.Done, b.Failed, b.Retried = b.Done+f.Done, b.Failed+f.Failed, b.Retried+f.Retried
 	if !f.Measured {
 		return
 	}
-	g := gauges[f.Part]
 	g.Waiting, g.Dead, g.Lag = max(g.Waiting, f.Waiting), max(g.Dead, f.Dead), max(g.Lag, f.Lag.Seconds())
 	gauges[f.Part] = g
 	b.Waiting, b.Dead, b.Lag = 0, 0, 0
@@ -104,14 +126,19 @@ func (b bar) Title() string {
 	if !b.Known {
 		return b.Clock() + ": nothing recorded"
 	}
-	return fmt.Sprintf("%s: %s done, %s failed, %s waiting, %s dead", b.Clock(), many(int(b.Done)), many(int(b.Failed)), many(b.Waiting), many(b.Dead))
+	return fmt.Sprintf("%s: %s done, %s failed, %s waiting, %s dead", b.Clock(), many(int(b.Done)), many(int(b.Failed)), b.Measured(b.Waiting), b.Measured(b.Dead))
 }
 
 // Clock is the time of day, in UTC.
 func (b bar) Clock() string { return b.At.UTC().Format("15:04") }
 
 // Age is the lag for a column.
-func (b bar) Age() string { return core.Lasting(b.Lag) }
+func (b bar) Age() string {
+	if !b.measured {
+		return "–"
+	}
+	return core.Lasting(b.Lag)
+}
 
 // chart is the data of one chart.
 type chart struct {
@@ -142,6 +169,7 @@ func (p *Page) newChart(s core.Status, what figure, v visit, q query) *chart {
 		c.Part = chosen
 	}
 	c.Bars = bars(s.History, c.Part, c.Span, s.At.UTC().Truncate(c.Span.step).Add(c.Span.step))
+	c.Bars[len(c.Bars)-1].Partial = true
 	return c
 }
 
@@ -153,10 +181,18 @@ func (c chart) Top() string { return many(int(c.top())) }
 
 func (c chart) top() float64 {
 	most := 1.0
-	for _, b := range c.Bars {
+	for _, b := range c.drawn() {
 		most = max(most, c.height(b))
 	}
 	return most
+}
+
+// drawn returns the bars of the picture. Counts of a step that has not ended would look like a drop.
+func (c chart) drawn() []bar {
+	if c.name == work.name {
+		return c.Bars[:len(c.Bars)-1]
+	}
+	return c.Bars
 }
 
 // height is the whole height of a bar.
@@ -173,6 +209,9 @@ func (c chart) Ticks() []string {
 	var all []string
 	for i := range parts {
 		all = append(all, c.Bars[i*len(c.Bars)/parts].Clock())
+	}
+	if c.name == work.name {
+		return append(all, c.Bars[len(c.Bars)-1].Clock())
 	}
 	return append(all, "now")
 }
@@ -210,15 +249,11 @@ const chartHeight = 100.0
 func (c chart) Picture() template.HTML {
 	var svg strings.Builder
 	fmt.Fprintf(&svg, `<svg class="chart" viewBox="0 0 %d %g" preserveAspectRatio="none" role="img" aria-label="%s, by %s. The table has the numbers.">`,
-		len(c.Bars)*10, chartHeight, c.label, c.Unit())
+		len(c.drawn())*10, chartHeight, c.label, c.Unit())
 	scale := chartHeight / c.top()
-	for i, b := range c.Bars {
+	for i, b := range c.drawn() {
 		x := i * 10
-		title, class := b.Title(), ""
-		if i == len(c.Bars)-1 {
-			title, class = title+" so far", ` class="partial"`
-		}
-		fmt.Fprintf(&svg, `<g%s><title>%s</title><rect class="under" x="%d" y="0" width="10" height="%g"/>`, class, title, x, chartHeight)
+		fmt.Fprintf(&svg, `<g><title>%s</title><rect class="under" x="%d" y="0" width="10" height="%g"/>`, b.Title(), x, chartHeight)
 		y := chartHeight
 		piece := func(class string, value float64) {
 			if value <= 0 {
@@ -253,12 +288,13 @@ func spark(h *core.History, part string, end time.Time) template.HTML {
 	}
 	most := float64(max(1, busiest))
 	var svg, line strings.Builder
-	for i, b := range all {
-		fmt.Fprintf(&line, " %d,%.1f", i*4, height-1-(height-3)*float64(b.Done)/most)
+	first := max(0, slices.IndexFunc(all, func(b bar) bool { return b.Known })) // nothing was recorded before
+	for i, b := range all[first:] {
+		fmt.Fprintf(&line, " %d,%.1f", (first+i)*4, height-1-(height-3)*float64(b.Done)/most)
 	}
 	label := fmt.Sprintf("Last hour: at most %s done a minute, %s failed", many(int(busiest)), many(int(failed)))
 	fmt.Fprintf(&svg, `<svg class="spark" viewBox="0 0 %d %g" preserveAspectRatio="none" role="img" aria-label="%s"><title>%s</title>`, (len(all)-1)*4, height, label, label)
-	fmt.Fprintf(&svg, `<polygon class="area" points="0,%g%s %d,%g"/><polyline class="line" points="%s"/>`, height, line.String(), (len(all)-1)*4, height, line.String()[1:])
+	fmt.Fprintf(&svg, `<polygon class="area" points="%d,%g%s %d,%g"/><polyline class="line" points="%s"/>`, first*4, height, line.String(), (len(all)-1)*4, height, line.String()[1:])
 	for i, b := range all {
 		if b.Failed > 0 {
 			tall := min(height, max(3, (height-3)*float64(b.Failed)/most))

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/internal/testenv"
+	"github.com/holdfast-go/holdfast/modules/operator"
 	"github.com/holdfast-go/holdfast/modules/operator/internal/core"
 )
 
@@ -71,6 +72,34 @@ func TestUncover_editableBodies(t *testing.T) {
 		if one.Editable != want {
 			t.Errorf("%.10q may be edited: %v", body, one.Editable)
 		}
+	}
+}
+
+// A chart draws no number that nobody has measured, and no step that has not ended.
+func TestBars_unknownNumbers(t *testing.T) {
+	t.Parallel()
+	end := time.Date(2026, 1, 2, 3, 5, 0, 0, time.UTC)
+	h := &core.History{Hour: []operator.Figures{
+		{At: end.Add(-110 * time.Second), Part: "outbox", Done: 9, Measured: true, Waiting: 1200},
+		{At: end.Add(-110 * time.Second), Part: "billing", Done: 9},
+		{At: end.Add(-50 * time.Second), Part: "outbox", Done: 7},
+	}}
+	all := bars(h, "", hour, end)
+	before, last := all[58], all[59]
+	if got := before.Title() + "; " + last.Title(); got != "03:03: 18 done, 0 failed, 1,200+ waiting, 0+ dead; 03:04: 7 done, 0 failed, – waiting, – dead" || last.Age() != "–" {
+		t.Error(got, last.Age())
+	}
+	if got := bars(h, "outbox", hour, end)[58].Measured(1200); got != "1,200" {
+		t.Errorf("one part is %s", got)
+	}
+	for what, want := range map[string]int{work.name: 59, waiting.name: 60} {
+		c := chart{figure: figure{name: what, of: waiting.of}, Bars: all}
+		if got := strings.Count(string(c.Picture()), "<g>"); got != want {
+			t.Errorf("%s has %d bars, want %d", what, got, want)
+		}
+	}
+	if line := string(spark(h, "outbox", end)); !strings.Contains(line, `points="232,`) {
+		t.Errorf("the line has minutes without a record: %s", line)
 	}
 }
 

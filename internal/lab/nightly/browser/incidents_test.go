@@ -61,7 +61,7 @@ func TestOutageIsSeenAsItHappens(t *testing.T) {
 
 // chartShowsOutage looks at the table of the chart: done is in the second column, waiting in the fifth.
 const chartShowsOutage = `((rows) => {
-	const number = (row, column) => Number(row.cells[column].textContent.replaceAll(",", ""));
+	const number = (row, column) => Number(row.cells[column].textContent.replace(/[,+]/g, ""));
 	return rows.some((r) => number(r, 1) === 0 && number(r, 4) > 0) && rows.some((r) => number(r, 1) > 0);
 })([...document.querySelectorAll("#history-table tbody tr")])`
 

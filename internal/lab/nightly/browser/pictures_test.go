@@ -38,11 +38,17 @@ type scene struct {
 	poison    int // dead letters of billing
 }
 
+// backlog is the number of messages of a relay that is too slow.
+const backlog = 38_410
+
+// refused is the error of every part while the broker is down.
+const refused = "dial tcp 10.0.0.7:5672: connect: connection refused"
+
 // scenes are the states in the pictures.
 func scenes() map[string]scene {
 	steady := driver.Depth{Ready: 12, Parked: 3, OldestAge: 40 * time.Millisecond, Leased: 16}
 	behind, stuck := steady, steady
-	behind.Ready, behind.OldestAge = 38_410, 11*time.Minute
+	behind.Ready, behind.OldestAge = backlog, 11*time.Minute
 	stuck.Ready, stuck.OldestAge = 97_680, 11*time.Minute
 	return map[string]scene{
 		"calm":    {depth: steady, consumers: map[string]inbox.Stats{"billing": {Waiting: 4}, "mail": {Waiting: 31, PutOff: 12}}},
@@ -62,7 +68,8 @@ func TestOperatorPictures(t *testing.T) {
 			p := newTab(t)
 			p.open(url)
 			p.awaitText("#live", "Published")
-			p.await("rates", `!document.getElementById("live").textContent.includes("–")`)
+			p.await("rates", `!document.getElementById("part-outbox").textContent.includes("–")`)
+			p.run("unfold", chromedp.Evaluate[chromedp.Void](`document.getElementById("findings")?.setAttribute("open", "")`))
 			for _, scheme := range schemes {
 				p.scheme(scheme)
 				p.run("size", chromedp.EmulateViewport(1000, 760))
@@ -143,7 +150,26 @@ func (s scene) serve(t *testing.T) (url string) {
 	check(t, err)
 	cfg.Limiters = []operator.Limiter{{Name: "requests", Limiter: limiter, Limits: []ratelimit.Limit{limit}, Keys: []string{"all", "ada"}}}
 	cfg.History = sceneHistory{s, time.Now()}
+	if s.down {
+		cfg.Servers = []operator.Server{{Name: "RabbitMQ", Ping: func(context.Context) error { return errors.New(refused) }}}
+	}
+	if s.depth.Ready == backlog { // a setting may be one reason
+		cfg.Parts = []operator.Part{{Name: "queues", Part: misset{}}}
+	}
 	return site(t, cfg)
+}
+
+// misset is a part with a wrong setting.
+type misset struct{}
+
+// finding is a missing or wrong setting.
+type finding struct{ problem, fix string }
+
+func (f finding) Error() string { return f.problem + "; " + f.fix }
+func (f finding) Fix() string   { return f.fix }
+
+func (misset) Check(context.Context) error {
+	return finding{"inboxamqp: queue billing: a prefetch of 1 leaves 15 of 16 workers idle", "set Config.Prefetch to 64 or more"}
 }
 
 // sceneHistory is a day of a scene, whose state began eleven minutes ago.
@@ -199,7 +225,7 @@ func (h sceneHistory) Read(_ context.Context, day bool) (all []operator.Figures,
 			f := operator.Figures{At: at, Part: part, Done: int64(rate * wave * seconds), Measured: true, Waiting: 12, Retrying: 3}
 			switch {
 			case on && h.down:
-				f.Done, f.Problems = 0, 1
+				f.Done, f.Problems, f.Measured = 0, 1, part == "outbox"
 				if part == "outbox" {
 					f.Waiting = int((began - ago).Seconds() * rate)
 				}
@@ -241,7 +267,7 @@ func (s scene) outbox(t *testing.T) operator.Outbox {
 	store, publisher := outboxtest.New(), outboxtest.NewPublisher()
 	publisher.Respond(func(driver.Message) error {
 		if s.down {
-			return &driver.PublishError{Class: driver.Unavailable, Err: errors.New("dial tcp 10.0.0.7:5672: connect: connection refused")}
+			return &driver.PublishError{Class: driver.Unavailable, Err: errors.New(refused)}
 		}
 		return nil
 	})
@@ -285,6 +311,9 @@ type sceneConsumer struct {
 }
 
 func (c sceneConsumer) Stats(ctx context.Context) (inbox.Stats, error) {
+	if c.down {
+		return inbox.Stats{}, errors.New("inboxamqp: stats: " + refused)
+	}
 	s, err := c.Consumer.Stats(ctx)
 	s.Waiting, s.Retrying, s.PutOff = c.stats.Waiting, c.stats.Retrying, c.stats.PutOff
 	return s, err
@@ -292,7 +321,7 @@ func (c sceneConsumer) Stats(ctx context.Context) (inbox.Stats, error) {
 
 func (c sceneConsumer) Ready(context.Context) error {
 	if c.down {
-		return errors.New("inboxamqp: no session with the broker: dial tcp 10.0.0.7:5672: connect: connection refused")
+		return errors.New("inboxamqp: no session with the broker: " + refused)
 	}
 	return nil
 }

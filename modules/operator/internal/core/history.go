@@ -45,7 +45,16 @@ func (v *Verdict) date(h *History, at time.Time) {
 		return
 	}
 	for i := range v.Problems {
-		if p := &v.Problems[i]; p.Since.IsZero() {
+		p := &v.Problems[i]
+		for j := range p.Affected {
+			if a := &p.Affected[j]; a.Since.IsZero() {
+				a.Since = a.began(h, at)
+			}
+			if began := p.Affected[j].Since; !began.IsZero() && (p.Since.IsZero() || began.Before(p.Since)) {
+				p.Since = began
+			}
+		}
+		if p.Since.IsZero() {
 			p.Since = p.began(h, at)
 		}
 	}
@@ -161,8 +170,10 @@ func (o *Operator) Measure(ctx context.Context) []operator.Figures {
 func withProblems(all []operator.Figures, s Status) []operator.Figures {
 	found := map[string]int{}
 	for _, p := range Judge(s).Problems {
-		if !p.dead { // the number of dead letters is a figure of its own
-			found[p.Part]++
+		for _, a := range p.each() {
+			if !a.dead { // the number of dead letters is a figure of its own
+				found[a.Part]++
+			}
 		}
 	}
 	for i := range all {

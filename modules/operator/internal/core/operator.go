@@ -27,8 +27,9 @@ type Operator struct {
 	// history and processes are the last readings of the history.
 	history   reading[History]
 	processes reading[reported]
-	// checked are the findings of the last check.
+	// checked are the findings of the last check, and pinged the servers that did not answer the last ping.
 	checked reading[[]FindingState]
+	pinged  reading[[]unanswered]
 	// stories bounds the lookups of single messages.
 	stories pace
 }

@@ -40,6 +40,8 @@ type Status struct {
 	Failed []string `json:"failed,omitempty"`
 	// History has the figures of the last day; nil: the service keeps none.
 	History *History `json:"-"`
+	// unanswered are servers that did not answer, besides those in Connections.
+	unanswered []unanswered
 }
 
 // OutboxStatus is the state of an outbox. Counts stop at 100,000, which means that many or more.
@@ -161,6 +163,7 @@ func (o *Operator) look(ctx context.Context) Status {
 	asking.Go(func() { s.History = o.readHistory(ctx) })
 	asking.Wait()
 	s.Claims = slices.DeleteFunc(s.Claims, func(c claimsStatus) bool { return c.hidden })
+	s.unanswered = o.ping(ctx, Judge(s).Problems)
 	s.judge()
 	return s
 }
@@ -311,6 +314,14 @@ type transportStatus struct {
 	State  string  `json:"state"` // closed, paused or probing
 	Window float64 `json:"window"`
 	Error  string  `json:"error,omitempty"`
+}
+
+// Breaker is the state in the words of a breaker, because a pause is something else: an operator pauses an outbox.
+func (t transportStatus) Breaker() string {
+	if t.State == "paused" {
+		return "open"
+	}
+	return t.State
 }
 
 // transportsOf returns the transports of a relay that has run in this process.

@@ -29,13 +29,22 @@ type Problem struct {
 	// observes it.
 	Alert   string `json:"alert,omitempty"`
 	Runbook string `json:"runbook,omitempty"`
+	// Affected are the problems that share one cause, such as a server that does not answer. The problem is then the cause, with the
+	// error of all, the earliest time and the most urgent alert. Empty: the problem stands alone.
+	Affected []Problem `json:"affected,omitempty"`
 	// Place is the address on the page that shows it.
-	Place string `json:"-"`
-	dead  bool   // it is about dead letters
+	Place  string `json:"-"`
+	dead   bool   // it is about dead letters
+	server bool   // Part is a server
 }
 
 // String returns the sentence of a problem, without the reason.
-func (p Problem) String() string { return p.Part + ": " + p.Text }
+func (p Problem) String() string {
+	if len(p.Affected) > 0 {
+		return p.Part + " " + p.Text
+	}
+	return p.Part + ": " + p.Text
+}
 
 // Headline is the verdict in two words.
 func (v Verdict) Headline() string {
@@ -90,6 +99,7 @@ func Judge(s Status) Verdict {
 			v.Problems = append(v.Problems, p)
 		}
 	}
+	v.Problems = grouped(v.Problems)
 	v.Good = len(v.Problems) == 0
 	return v
 }
@@ -100,7 +110,7 @@ func pausedTransports(s Status, _ float64) (found []Problem) {
 			if t.State == "closed" {
 				continue
 			}
-			text := "publishing is paused"
+			text := "publishing waits for the broker" // not "paused", as by an operator
 			if t.Name != "default" {
 				text += " on " + t.Name
 			}
@@ -228,8 +238,11 @@ func unreachableLimits(s Status, _ float64) (found []Problem) {
 func silentServers(s Status, _ float64) (found []Problem) {
 	for _, c := range s.Connections {
 		if c.Error != "" {
-			found = append(found, Problem{Part: c.Server, Text: "the server does not answer", Reason: c.Error, Place: "#connections"})
+			found = append(found, Problem{Part: c.Server, Text: "the server does not answer", Reason: c.Error, Place: "#connections", server: true})
 		}
+	}
+	for _, u := range s.unanswered {
+		found = append(found, Problem{Part: u.server, Text: "the server does not answer", Reason: u.reason, Place: "#verdict", server: true})
 	}
 	return found
 }

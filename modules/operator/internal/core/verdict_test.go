@@ -105,11 +105,11 @@ func TestJudge(t *testing.T) {
 				Name: "outbox", NotReady: "it is paused",
 				Transports: []transportStatus{{Name: "default", State: "paused", Error: "no route"}, {Name: "audit", State: "probing"}, {Name: "mail", State: "closed"}},
 			}}},
-			"outbox: publishing is paused (no route)|HoldfastTransportPaused|; outbox: publishing is paused on audit|HoldfastTransportPaused|",
+			"outbox: publishing waits for the broker (no route)|HoldfastTransportPaused|; outbox: publishing waits for the broker on audit|HoldfastTransportPaused|",
 		},
 		"lag behind a paused transport": {
 			Status{Outboxes: []OutboxStatus{{Name: "outbox", OldestAge: 61, Transports: []transportStatus{{Name: "default", State: "paused", Error: "refused"}}}}},
-			"outbox: publishing is paused (refused)|HoldfastTransportPaused|; outbox: the oldest message is not published|HoldfastOutboxLagHigh|03:03:04",
+			"outbox: publishing waits for the broker (refused)|HoldfastTransportPaused|; outbox: the oldest message is not published|HoldfastOutboxLagHigh|03:03:04",
 		},
 		"not ready": {
 			Status{
