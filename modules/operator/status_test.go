@@ -103,6 +103,34 @@ func TestUnreachableParts(t *testing.T) {
 
 var errGone = errors.New("nobody is there")
 
+// cutOff is a consumer whose broker refuses connections.
+type cutOff struct{ gone }
+
+var errRefused = errors.New("dial tcp 10.0.0.7:5672: connect: connection refused")
+
+func (cutOff) Stats(context.Context) (inbox.Stats, error) {
+	return inbox.Stats{}, fmt.Errorf("inboxamqp: stats: %w", errRefused)
+}
+
+// A server that is down is one problem everywhere, with the server's name.
+func TestServerDown_isOneProblem(t *testing.T) {
+	t.Parallel()
+	r := &rig{cfg: operator.Config{
+		Consumers: []operator.Consumer{{Name: "billing", Consumer: cutOff{}}, {Name: "mail", Consumer: cutOff{}}},
+		Servers:   []operator.Server{{Name: "RabbitMQ", Ping: func(context.Context) error { return errRefused }}},
+	}}
+	const sentence = "RabbitMQ does not answer: billing and mail wait"
+	out := r.wants(t, 1, []string{"status"}, "1 problem ", "! "+sentence+" (HoldfastConsumerDisconnected): dial tcp 10.0.0.7:5672: connect: connection refused\n", "billing   –        –         –        –")
+	if n := strings.Count(out, "refused"); n != 1 {
+		t.Errorf("the error is shown %d times: %s", n, out)
+	}
+	r.wants(t, 1, []string{"status", "--json"}, `"part": "RabbitMQ"`, `"text": "does not answer: billing and mail wait"`, `"affected": [`)
+	body := serve(t, r, page.Config{}).get(t, "", 200, "1 problem", sentence, "Parts: billing, mail", "Runbook: HoldfastConsumerDisconnected", `href="#part-mail"`)
+	if n := strings.Count(body, "refused"); n != 1 {
+		t.Errorf("the page shows the error %d times: %s", n, body)
+	}
+}
+
 // gone is a consumer whose broker is down.
 type gone struct{}
 

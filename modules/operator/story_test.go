@@ -97,7 +97,7 @@ func TestStory(t *testing.T) {
 	r.wantStory(t, id, "outbox written", "outbox waits for a relay")
 
 	r.take(t)
-	all := r.wantStory(t, id, "id made", "ledger sent", "ledger dead letter")
+	all := r.wantStory(t, id, "id created", "ledger sent", "ledger dead letter")
 	for _, part := range []string{"no such currency", `"trace_url": "https://tempo.example/trace/` + trace + `?q=1"`, "outbox: no row waits. It was published and deleted at once, or never written here"} {
 		if !strings.Contains(all, part) {
 			t.Errorf("the story lacks %q: %s", part, all)
@@ -108,7 +108,7 @@ func TestStory(t *testing.T) {
 	r.fixed = true
 	r.wants(t, 0, []string{"retry", id.String(), "--by=ada", "--reason=currency added"}, "ledger: 1 retried")
 	r.take(t)
-	all = r.wantStory(t, id, "id made", "ledger retry", "ledger processed")
+	all = r.wantStory(t, id, "id created", "ledger retry", "ledger processed")
 	if !strings.Contains(all, "by ada: currency added") {
 		t.Errorf("the story lacks the author: %s", all)
 	}
@@ -127,7 +127,7 @@ func TestStory_actionsOnMany(t *testing.T) {
 	r.fixed = true
 	r.wants(t, 0, []string{"retry", "--class=unrecoverable", "--by=ada"}, "ledger: 1 retried")
 	r.take(t)
-	if all := r.wantStory(t, id, "id made", "ledger retry", "ledger processed"); !strings.Contains(all, `(may have included it: --class=\"unrecoverable\")`) {
+	if all := r.wantStory(t, id, "id created", "ledger retry", "ledger processed"); !strings.Contains(all, `(may have included it: --class=\"unrecoverable\")`) {
 		t.Errorf("the story does not limit its claim: %s", all)
 	}
 }

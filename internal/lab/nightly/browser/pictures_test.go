@@ -21,6 +21,7 @@ import (
 	"github.com/holdfast-go/holdfast/inbox"
 	inboxdriver "github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/inbox/inboxtest"
+	lacks "github.com/holdfast-go/holdfast/internal/check"
 	"github.com/holdfast-go/holdfast/internal/ids"
 	"github.com/holdfast-go/holdfast/modules/operator"
 	"github.com/holdfast-go/holdfast/outbox"
@@ -153,8 +154,8 @@ func (s scene) serve(t *testing.T) (url string) {
 	if s.down {
 		cfg.Servers = []operator.Server{{Name: "RabbitMQ", Ping: func(context.Context) error { return errors.New(refused) }}}
 	}
-	if s.depth.Ready == backlog { // a setting may be one reason
-		cfg.Parts = []operator.Part{{Name: "queues", Part: misset{}}}
+	if s.depth.Ready == backlog {
+		cfg.Parts = []operator.Part{{Name: "inbox", Part: misset{}}}
 	}
 	return site(t, cfg)
 }
@@ -162,14 +163,9 @@ func (s scene) serve(t *testing.T) (url string) {
 // misset is a part with a wrong setting.
 type misset struct{}
 
-// finding is a missing or wrong setting.
-type finding struct{ problem, fix string }
-
-func (f finding) Error() string { return f.problem + "; " + f.fix }
-func (f finding) Fix() string   { return f.fix }
-
 func (misset) Check(context.Context) error {
-	return finding{"inboxamqp: queue billing: a prefetch of 1 leaves 15 of 16 workers idle", "set Config.Prefetch to 64 or more"}
+	const fix = "run the consumer without a negative PruneInterval, or call Store.Prune"
+	return lacks.New("inboxpgx", `entries of consumer "mail" are more than a day older than the retention of 192h0m0s`, fix)
 }
 
 // sceneHistory is a day of a scene, whose state began eleven minutes ago.

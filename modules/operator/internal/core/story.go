@@ -175,7 +175,7 @@ func (o *Operator) told(t *teller) Story {
 		s.TraceURL = strings.ReplaceAll(o.Config.TraceURL, traceID, s.TraceID)
 	}
 	if s.Known() && s.ID.Version() == 7 && !slices.ContainsFunc(s.Events, func(e Event) bool { return e.What == written }) {
-		s.Events = append(s.Events, Event{At: ids.Time(s.ID), What: "id made"})
+		s.Events = append(s.Events, Event{At: ids.Time(s.ID), What: "id created"})
 	}
 	now := time.Now()
 	slices.SortStableFunc(s.Events, func(a, b Event) int { return a.order(now).Compare(b.order(now)) })
