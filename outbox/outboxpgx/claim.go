@@ -406,10 +406,11 @@ func (l *lostClaims) tokens() []int64 {
 	return tokens
 }
 
-// recordColumns are the columns of a record. Texts are read if they fit, and the body if the row is whole. {content} is
-// false if neither the body nor the headers are wanted.
+// recordColumns are the columns of a record. Texts are read if they fit, and the body if the row is whole. The key is
+// always read: a row that does not fit keeps back its key like any other. {content} is false if neither the body nor the
+// headers are wanted.
 const recordColumns = `id, CASE WHEN texts THEN name ELSE left(name, 128) END, CASE WHEN texts THEN content_type ELSE '' END, CASE WHEN whole AND {content} THEN body END,
-  CASE WHEN texts AND {content} THEN headers END, CASE WHEN texts THEN ordering_key END, CASE WHEN texts THEN transport_name ELSE '' END,
+  CASE WHEN texts AND {content} THEN headers END, left(ordering_key, 255), CASE WHEN texts THEN transport_name ELSE '' END,
   CASE WHEN texts THEN exchange ELSE '' END, CASE WHEN texts THEN routing_key ELSE '' END, CASE WHEN texts AND {content} THEN route_headers END,
   created_at, attempts, octet_length(body), whole`
 
@@ -457,7 +458,7 @@ const (
     SELECT o.*, (SELECT true FROM {outbox} p WHERE {before}) IS NOT NULL AS behind, ({free}) IS NULL AS locked, {fits} AS fits FROM {share}`
 	runsSQL = `
     SELECT o.*, (SELECT true FROM {outbox} p WHERE p.seq > coalesce(o.previous, 0) AND {before}) IS NOT NULL AS behind
-    FROM (SELECT r.*, CASE WHEN lag(r.ordering_key) OVER w = r.ordering_key AND lag(r.fits) OVER w THEN lag(r.seq) OVER w END AS previous
+    FROM (SELECT r.*, CASE WHEN lag(r.ordering_key) OVER w = r.ordering_key THEN lag(r.seq) OVER w END AS previous
       FROM (SELECT o.*, ({free}) IS NULL AS locked, {fits} AS fits FROM {share}) r
       WINDOW w AS (ORDER BY r.seq)) o`
 	shareSQL = `{outbox} o

@@ -275,6 +275,30 @@ func TestReadyRowLockedElsewhere(t *testing.T) {
 	wantKey(t, publisher, "key-0", "0", "1", "2")
 }
 
+// A row that is too large to be read keeps back the later messages of its key while another session locks it. Its dead
+// letter has the key.
+func TestUnreadableRowLockedElsewhere(t *testing.T) {
+	t.Parallel()
+	f := setup(t, outboxpgx.Config{})
+	publisher := outboxtest.NewPublisher()
+	relay := f.relay(t, publisher, outbox.RelayConfig{})
+	other := sharing("key-0")
+	before := outbox.Message{Name: "other", Key: other, Body: []byte("9")} // a lane that starts with a locked row is not claimed
+	f.write(t, append([]outbox.Message{before}, keyed(1, 3)...)...)
+	f.exec(t, `UPDATE holdfast_outbox SET name = repeat('a', 129) WHERE body = '0'`)
+	unlock := f.lockRow(t, "key-0", "0")
+	drain(t, relay, 1)
+	wantKey(t, publisher, other, "9")
+	unlock()
+	drain(t, relay, 2)
+	wantKey(t, publisher, "key-0", "1", "2")
+	letters, err := f.dead.List(t.Context(), outbox.Filter{})
+	must(t, err)
+	if len(letters) != 1 || letters[0].Message.Key != "key-0" {
+		t.Errorf("dead letters %+v", letters)
+	}
+}
+
 // If a trigger or constraint of the user prevents deleting a message, the messages of its batch are marked as
 // published, so that none is published again.
 func TestPublishedRowThatCannotBeDeleted(t *testing.T) {
