@@ -78,7 +78,7 @@ func (r *Relay) Run(ctx context.Context) error {
 	d, wait, end := r.dispatch(ctx, 0)
 	defer end()
 	defer r.runPublishers(d.spans)()
-	defer r.health.saw(errEnded)
+	defer r.health.begin()()
 	defer d.handOver()
 	defer wait()
 	defer r.runBackground(d.spans)()
@@ -93,9 +93,9 @@ func (r *Relay) pauseDelay(n int) time.Duration { return r.pauses.Delay(n-1, r.c
 
 // Ready returns nil while Run works: the last store call succeeded, no transport is paused, and every
 // publisher with a connection is connected. It makes no server call. An idle relay polls at least once in
-// five times PollInterval.
+// five times PollInterval. A Drain does not make it ready.
 func (r *Relay) Ready(ctx context.Context) error {
-	errs := []error{r.health.err()}
+	errs := []error{r.health.ready()}
 	for _, t := range r.transports {
 		errs = append(errs, t.usable(ctx))
 	}
@@ -104,14 +104,39 @@ func (r *Relay) Ready(ctx context.Context) error {
 
 var (
 	errNotStarted error = runloop.NotRunning("outbox: relay has not polled its store yet")
-	errEnded      error = runloop.NotRunning("outbox: relay has stopped")
+	errNotRunning error = runloop.NotRunning("outbox: relay is not running")
 )
 
 // health is the last known state of a relay's store. Its methods are safe for concurrent use.
 type health struct {
 	mu      sync.Mutex
+	runs    int   // Runs that work
 	last    error // of the last Claim or Settle
 	looking bool  // Run works and the store is not paused
+}
+
+// begin records that a Run has begun; end records that it has ended.
+func (h *health) begin() (end func()) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.runs++; h.runs == 1 {
+		h.last = errNotStarted
+	}
+	return func() {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		h.runs--
+	}
+}
+
+// ready returns nil if a Run works and the last store call succeeded.
+func (h *health) ready() error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.runs == 0 {
+		return errNotRunning
+	}
+	return h.last
 }
 
 // saw records the result of a store call.

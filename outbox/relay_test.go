@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/internal/check"
+	"github.com/holdfast-go/holdfast/internal/runloop"
 	"github.com/holdfast-go/holdfast/outbox"
 	"github.com/holdfast-go/holdfast/outbox/driver"
 	"github.com/holdfast-go/holdfast/outbox/outboxtest"
@@ -459,10 +460,14 @@ func TestDrainOnBackground(t *testing.T) {
 	})
 }
 
-// A relay that has stopped is not ready, whatever its last poll returned.
+// A relay that has stopped is not ready, whatever its last poll returned. A Drain does not make it ready.
 func TestNotReadyAfterRun(t *testing.T) {
 	inBubble(t, outbox.RelayConfig{}, func(b *bench) {
 		for range 2 {
+			b.drain(outbox.Bounds{})
+			if _, idle := errors.AsType[runloop.NotRunning](b.relay.Ready(b.Context())); !idle {
+				b.Error("ready after a Drain")
+			}
 			stop := b.start()
 			time.Sleep(time.Minute)
 			if err := b.relay.Ready(b.Context()); err != nil {

@@ -382,6 +382,19 @@ func (r *rig) published(t *testing.T, name string) string {
 	return r.sent[name]
 }
 
+// serves runs the relay until the test ends, and waits until it is ready.
+func (r *rig) serves(t *testing.T) {
+	t.Helper()
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error)
+	go func() { ended <- r.relay.Run(ctx) }()
+	t.Cleanup(func() {
+		stop()
+		check(t, <-ended)
+	})
+	testenv.Eventually(t, func() error { return r.relay.Ready(ctx) })
+}
+
 func newRig(t *testing.T) *rig {
 	t.Helper()
 	r := &rig{ids: map[string]uuid.UUID{}, sent: map[string]string{}}

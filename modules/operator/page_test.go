@@ -98,6 +98,7 @@ func (s *site) shows(t *testing.T, r *http.Request, code int, parts ...string) s
 func TestPageShows(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, page.Config{Authorize: everything, Title: "the shop"})
+	s.serves(t)
 	s.get(t, "", 200, "the shop", "ada", "outbox", "billing", "unrecoverable 3", "holds", "0.0/s")
 	s.get(t, "running", 200, "0 held", "default closed")
 	s.get(t, "groups", 200, "no exchange a", "no handler for c", "Retry all")

@@ -216,6 +216,7 @@ func TestClaimsAreCountedSeldom(t *testing.T) {
 func TestStatusOfWork(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
+	r.serves(t)
 	r.wants(t, 1, []string{"status"}, "outbox  0      0       2     0s      0.0       0.0     0 held  default closed\n", "billing   0        0         0        0.0          3     unrecoverable 3\n")
 	r.wants(t, 1, []string{"status", "--json"}, `"stored_per_second": 0`, `"left_per_second": 0`, `"processed_per_second": 0`, `"lanes_leased": 0`, `"state": "closed"`)
 	r.cfg.Outboxes[0].Relay = nil
