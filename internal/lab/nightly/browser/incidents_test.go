@@ -47,6 +47,7 @@ func TestOutageIsSeenAsItHappens(t *testing.T) {
 	t.Logf("red after %v", time.Since(began).Round(time.Millisecond))
 	p.await("the problem names the outbox", `/outbox/.test(document.getElementById("verdict").textContent)`)
 	p.await("the tab shows it", `document.title.startsWith("(") && document.querySelector('link[rel="icon"]').href.includes("bad")`)
+	p.await("it is one problem, with the name of the server", `/1 problem\s+RabbitMQ does not answer: outbox and billing wait/.test(document.getElementById("verdict").textContent)`)
 	time.Sleep(time.Until(began.Add(outage))) // timing: the length of the outage
 
 	w.broker.Heal()
@@ -191,6 +192,13 @@ func newWarehouse(t *testing.T, handle handler) *warehouse {
 		Outboxes:  []operator.Outbox{{Store: w.store, Relay: relay}},
 		Consumers: []operator.Consumer{{Name: "billing", Consumer: consumer, Inbox: w.inbox}},
 		History:   kept,
+		Servers: []operator.Server{{Name: "RabbitMQ", Ping: func(ctx context.Context) error {
+			conn, err := dial(ctx)
+			if err != nil {
+				return err
+			}
+			return conn.Close()
+		}}},
 	}
 	recorder, err := history.New(cfg)
 	check(t, err)
