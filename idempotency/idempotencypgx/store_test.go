@@ -400,22 +400,34 @@ func TestDo(t *testing.T) {
 // The gate is on Redis, as in production.
 func TestDoBehindRedis(t *testing.T) {
 	t.Parallel()
-	client, b := redistest.New(t), databases(t)
-	tables := b.New
-	b.New = func(t *testing.T) conformance.Database {
-		db := tables(t)
-		db.Gate = func(t *testing.T) driver.Store {
-			gate, err := idempotencyredis.New(client, idempotencyredis.Config{Prefix: rand.Text()})
-			must(t, err)
-			return gate
-		}
-		return db
-	}
+	b := behindRedis(t, idempotencyredis.Config{})
 	if os.Getenv(testenv.NightlyVar) == "1" {
 		conformance.TestDo(t, b)
 		return
 	}
 	conformance.TestGate(t, b)
+}
+
+func TestModelBehindRedis(t *testing.T) {
+	t.Parallel()
+	conformance.TestModel(t, behindRedis(t, idempotencyredis.Config{Lease: time.Second}))
+}
+
+func behindRedis(t *testing.T, cfg idempotencyredis.Config) conformance.RecordsBackend {
+	t.Helper()
+	client, b := redistest.New(t), databases(t)
+	tables := b.New
+	b.New = func(t *testing.T) conformance.Database {
+		db := tables(t)
+		db.Gate = func(t *testing.T) driver.Store {
+			cfg.Prefix = rand.Text()
+			gate, err := idempotencyredis.New(client, cfg)
+			must(t, err)
+			return gate
+		}
+		return db
+	}
+	return b
 }
 
 // Look finds the record of a transaction, even while the claim of the key, which has its own row, is still held.

@@ -89,6 +89,11 @@ func TestDo(t *testing.T) {
 	conformance.TestDo(t, databases)
 }
 
+func TestModel(t *testing.T) {
+	t.Parallel()
+	conformance.TestModel(t, databases)
+}
+
 func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }
 
 var quiet = slog.New(slog.DiscardHandler)

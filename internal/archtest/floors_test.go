@@ -90,6 +90,7 @@ var floors = slices.Concat(
 		{pkg: "internal/silent", clients: []string{pgx, redis, amqp}, on: []string{"internal/testenv", "internal/strict"}},
 		{pkg: "internal/metrictest"},
 		{pkg: "internal/trace", stdOnly: true},
+		{pkg: "internal/trace/keys", clients: []string{pgx}, on: []string{"..."}, noTesting: true}, // it records transactors
 		{pkg: "internal/trace/lanes", on: with(ground, "internal/trace", "outbox/driver"), noTesting: true},
 		{pkg: "internal/trace/parked", clients: []string{pgx, redis, amqp}, on: []string{"..."}}, // it runs consumers
 		{pkg: "internal/lab/test", stdOnly: true},                                                // it runs before any module is downloaded
@@ -234,6 +235,9 @@ func core(name string, adapters ...string) []floor {
 	all = append(all, floor{pkg: fake, clients: fakeClients, on: onFake, noTesting: true})
 	if name == "outbox" { // its suite compares the calls of a store with a model
 		onFake = with(onFake, "internal/trace", "internal/trace/lanes")
+	}
+	if name == "idempotency" {
+		onFake = with(onFake, "internal/trace", "internal/trace/keys")
 	}
 	return append(all, floor{pkg: suite, clients: fakeClients, on: onFake})
 }

@@ -45,7 +45,7 @@ end1:	do
 		if :: orphan[t] -> end(t) :: else -> tx[t] = refused fi
 #endif
 		}
-	:: atomic { tx[t] == inserting -> effects++;
+	:: atomic { tx[t] == inserting -> effects++; /* @commit */
 #ifndef MUTANT_8
 		record = token[t];
 #endif
@@ -56,11 +56,11 @@ end1:	do
 
 inline leave(saved) { /* close: complete or release the claim */
 	if
-	:: saved && gate == processing && holder == tok -> gate = completed; kept = saved; holder = 0
+	:: saved && gate == processing && holder == tok -> gate = completed; kept = saved; holder = 0 /* @keep */
 #ifdef MUTANT_7
 	:: !saved && gate == processing -> gate = free; holder = 0
 #else
-	:: !saved && gate == processing && holder == tok -> gate = free; holder = 0
+	:: !saved && gate == processing && holder == tok -> gate = free; holder = 0 /* @release */
 #endif
 	:: else
 	fi
@@ -77,8 +77,8 @@ proctype Client(byte c) {
 again:	atomic { excused[c] = false; t = 2 * c; tok = 0 }
 	if
 	:: atomic { !gated -> tokens++; tok = tokens }
-	:: atomic { gated && gate == completed -> answer = kept; goto done }
-	:: atomic { gated && gate == free -> tokens++; tok = tokens; gate = processing; holder = tok; owner = c; alive = true }
+	:: atomic { gated && gate == completed -> answer = kept; goto done } /* @replay */
+	:: atomic { gated && gate == free -> tokens++; tok = tokens; gate = processing; holder = tok; owner = c; alive = true } /* @claim */
 	:: atomic { gated && faults > 0 -> faults--; excused[c] = true; tokens++; tok = tokens } /* the records decide */
 	fi;
 	atomic { tx[t] == idle || tx[t + 1] == idle -> t = (tx[t] == idle -> t : t + 1); tx[t] = open; token[t] = tok; /* BEGIN; without a gate it looks */
@@ -108,7 +108,7 @@ again:	atomic { excused[c] = false; t = 2 * c; tok = 0 }
 #ifdef MUTANT_8
 	      if :: record = tok :: atomic { faults > 0 -> die() } fi
 #endif
-	   :: atomic { tx[t] == refused -> end(t); working[c] = false; answer = record } /* Lookup */
+	   :: atomic { tx[t] == refused -> end(t); working[c] = false; answer = record } /* @look */
 	   :: atomic { faults > 0 -> die() }
 	   :: atomic { faults > 0 -> faults--; orphan[t] = true; working[c] = false } /* COMMIT is not answered */
 	      if
@@ -132,7 +132,7 @@ again:	atomic { excused[c] = false; t = 2 * c; tok = 0 }
 	:: answer == 0 -> goto again
 	:: answer != 0
 	fi;
-done:	assert(answer == record && effects == 1)
+done:	assert(answer == record && effects == 1) /* @answer */
 }
 
 active proctype Redis() {

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/holdfast-go/holdfast/internal/testenv"
+	"github.com/holdfast-go/holdfast/internal/trace/keys"
 	"github.com/holdfast-go/holdfast/internal/trace/lanes"
 	"github.com/holdfast-go/holdfast/internal/trace/parked"
 )
@@ -114,7 +115,7 @@ var transition = regexp.MustCompile(`@([a-z]+)`)
 // TestModels_transitions: the acceptors of package trace have the transitions of their models.
 func TestModels_transitions(t *testing.T) {
 	t.Parallel()
-	accepted := map[string][]string{"lanes": lanes.Transitions, "parked": parked.Transitions}
+	accepted := map[string][]string{"keys": keys.Transitions, "lanes": lanes.Transitions, "parked": parked.Transitions}
 	for _, m := range all(t) {
 		var named []string
 		for _, found := range transition.FindAllStringSubmatch(m.text, -1) {
