@@ -142,8 +142,9 @@ var (
 	ErrStale = errors.New("the session of the delivery has ended")
 	// ErrMissing is returned if the queue, stream or group does not exist.
 	ErrMissing = errors.New("the queue does not exist: call Setup")
-	// ErrGone is the error of an outcome for a waiting message that was delivered or removed since the scan read it.
-	ErrGone = errors.New("the message no longer waits")
+	// ErrGone is the error of an outcome for a message that left between the scan's read and the outcome: a waiting
+	// message was delivered, or another call has returned or removed the message.
+	ErrGone = errors.New("the message is no longer there")
 	// ErrNotEditable is the error of an edit if the dead letter's body is only a part of the sent body.
 	ErrNotEditable = errors.New("the body of the message cannot be replaced")
 	// ErrDone ends a scan of DeadLetters without an error.
@@ -222,7 +223,7 @@ type DeadLetters interface {
 	Depths(ctx context.Context) ([]Depth, error)
 	// Scan calls visit for the dead letters of a class that exist when it starts, oldest first. It applies
 	// the outcome of each before it visits the next one. Two scans at the same time return no dead letter
-	// twice. Scan ends with the first error of visit, and keeps that dead letter, or with an error of its
+	// twice: it calls failed with ErrGone for one that another call has returned or removed. Scan ends with the first error of visit, and keeps that dead letter, or with an error of its
 	// own. Visit returns ErrDone to end the scan without an error. If a Return or Drop fails for one dead
 	// letter, the dead letter is kept and failed is called. If it would fail for all, the scan ends. Visit
 	// may replace the body of a dead letter that it returns; a transport that cannot send the new body calls

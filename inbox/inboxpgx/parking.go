@@ -323,7 +323,7 @@ func (p *parking) Scan(
 // concernsOne reports whether a failure concerns one dead letter only: the server has replied and works for
 // the others.
 func concernsOne(err error) bool {
-	if errors.Is(err, ErrIgnored) {
+	if errors.Is(err, ErrIgnored) || errors.Is(err, inboxdriver.ErrGone) {
 		return true
 	}
 	answer, answered := errors.AsType[*pgconn.PgError](err)
@@ -353,7 +353,7 @@ func (p *parking) letters(ctx context.Context, class string, after, last int64) 
 func (p *parking) end(ctx context.Context, dead inbox.DeadLetter, fate inboxdriver.Outcome) error {
 	switch fate {
 	case inboxdriver.Drop:
-		return p.exec(ctx, p.remove, uuidOf(dead.Message.ID), dead.FailedAt)
+		return p.endOne(ctx, p.remove, uuidOf(dead.Message.ID), dead.FailedAt)
 	case inboxdriver.Return:
 		m := dead.Message
 		m.Attempt, m.Recovered, m.FirstFailedAt, m.History = 1, 0, time.Time{}, nil
@@ -362,9 +362,18 @@ func (p *parking) end(ctx context.Context, dead inbox.DeadLetter, fate inboxdriv
 		if err != nil {
 			return err
 		}
-		return p.exec(ctx, p.replay, uuidOf(m.ID), dead.FailedAt, envelope, bodyOf(&m))
+		return p.endOne(ctx, p.replay, uuidOf(m.ID), dead.FailedAt, envelope, bodyOf(&m))
 	}
 	return nil
+}
+
+// endOne runs replay or remove. They return a row for the dead letter that they have found.
+func (p *parking) endOne(ctx context.Context, sql string, args ...any) error {
+	found, err := p.run(ctx, sql, args...)
+	if err == nil && found == 0 {
+		return inboxdriver.ErrGone
+	}
+	return err
 }
 
 // envelopeOf returns a message, or a dead letter, without its body, as JSON.
@@ -408,10 +417,16 @@ func (p *parking) read(ctx context.Context, fn func(context.Context, *pgxpool.Co
 
 // exec runs a statement about the consumer. It is not an error if it changes nothing.
 func (p *parking) exec(ctx context.Context, sql string, args ...any) error {
+	_, err := p.run(ctx, sql, args...)
+	return err
+}
+
+// run is exec that also returns the number of rows.
+func (p *parking) run(ctx context.Context, sql string, args ...any) (rows int64, err error) {
 	ctx, cancel := context.WithTimeout(ctx, parkingTimeout)
 	defer cancel()
-	_, err := pgcall.Exec(ctx, p.pool, sql, append([]any{p.consumer}, args...)...)
-	return p.wrap(pgcall.ExplainOneRow(p.table, err))
+	rows, err = pgcall.Exec(ctx, p.pool, sql, append([]any{p.consumer}, args...)...)
+	return rows, p.wrap(pgcall.ExplainOneRow(p.table, err))
 }
 
 func (p *parking) ignored(change string) error { return p.wrap(pgcall.Ignored(p.table, change)) }

@@ -135,7 +135,7 @@ func (l *letters) settle(ctx context.Context, key string, m redis.XMessage, fate
 			return err
 		}
 	}
-	_, err := within(ctx, l.group, func(ctx context.Context) (any, error) {
+	reply, err := within(ctx, l.group, func(ctx context.Context) (any, error) {
 		if fate == driver.Drop {
 			return doOnce(ctx, l.group.client, "xdel", key, m.ID)
 		}
@@ -143,6 +143,9 @@ func (l *letters) settle(ctx context.Context, key string, m redis.XMessage, fate
 	})
 	if err != nil {
 		return classify(err)
+	}
+	if n, _ := reply.(int64); n == 0 {
+		return driver.ErrGone
 	}
 	return nil
 }

@@ -509,6 +509,23 @@ func testParkingLetters(t *testing.T, p parkingTester) {
 	if found, err := p.letters().Count(t.Context(), inbox.Filter{Class: "payment"}); found != n/3+n || err != nil {
 		t.Errorf("%d letters in the end, error %v", found, err)
 	}
+	removed := 0
+	drop := func(*inbox.DeadLetter) (driver.Outcome, error) {
+		removed++
+		return driver.Drop, nil
+	}
+	gone := func(_ inbox.DeadLetter, err error) {
+		if removed--; !errors.Is(err, driver.ErrGone) {
+			t.Error(err)
+		}
+	}
+	noError(t, p.Scan(t.Context(), "payment", func(dead *inbox.DeadLetter) (driver.Outcome, error) {
+		noError(t, p.Scan(t.Context(), "payment", drop, gone))
+		return drop(dead)
+	}, gone))
+	if removed != n/3+n {
+		t.Errorf("two scans at once removed %d, want %d", removed, n/3+n)
+	}
 	noError(t, p.Scan(t.Context(), "", func(*inbox.DeadLetter) (driver.Outcome, error) { return driver.Drop, nil }, nil))
 }
 

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -168,19 +169,26 @@ func testScanEnds(t *testing.T, f SourceFixture) {
 	wantDepth(t, l, driver.ClassDefault, left)
 }
 
-// Several scans at once return each dead letter once.
+// Several scans at once return each dead letter once, and one of them counts it.
 func testScansAtOnce(t *testing.T, f SourceFixture) {
 	const n = 60
 	letters(t, f, driver.ClassDefault, n)
 	var scans sync.WaitGroup
+	var returned atomic.Int32
 	slow := func(*inbox.DeadLetter) (driver.Outcome, error) {
 		time.Sleep(time.Millisecond)
+		returned.Add(1)
 		return driver.Return, nil
+	}
+	failed := func(_ inbox.DeadLetter, err error) {
+		if returned.Add(-1); !errors.Is(err, driver.ErrGone) {
+			t.Errorf("error %v, want ErrGone", err)
+		}
 	}
 	for range 3 {
 		l := f.DeadLetters(t)
 		scans.Go(func() {
-			if err := l.Scan(t.Context(), driver.ClassDefault, slow, never(t)); err != nil && !errors.Is(err, inbox.ErrHeld) {
+			if err := l.Scan(t.Context(), driver.ClassDefault, slow, failed); err != nil && !errors.Is(err, inbox.ErrHeld) {
 				t.Error(err)
 			}
 		})
@@ -189,7 +197,7 @@ func testScansAtOnce(t *testing.T, f SourceFixture) {
 	// A dead letter held by one scan while another one ran is left for a later scan.
 	l := f.DeadLetters(t)
 	await(t, func() error {
-		if err := l.Scan(t.Context(), driver.ClassDefault, func(*inbox.DeadLetter) (driver.Outcome, error) { return driver.Return, nil }, never(t)); err != nil {
+		if err := l.Scan(t.Context(), driver.ClassDefault, slow, failed); err != nil {
 			return err
 		}
 		depths, err := l.Depths(t.Context())
@@ -200,6 +208,9 @@ func testScansAtOnce(t *testing.T, f SourceFixture) {
 		}
 		return err
 	})
+	if got := returned.Load(); got != n {
+		t.Errorf("%d returned, want %d", got, n)
+	}
 	s := begin(t, running(t, f), n+10)
 	for seen := map[uuid.UUID]bool{}; len(seen) < n; {
 		m := take1(t, s, func(d driver.Delivery) { acked(t, s, d) })

@@ -454,7 +454,7 @@ func (p *Parking) Depths(ctx context.Context) ([]driver.Depth, error) {
 
 // Scan implements driver.DeadLetters.
 func (p *Parking) Scan(
-	ctx context.Context, class string, visit func(*inbox.DeadLetter) (driver.Outcome, error), _ func(inbox.DeadLetter, error),
+	ctx context.Context, class string, visit func(*inbox.DeadLetter) (driver.Outcome, error), failed func(inbox.DeadLetter, error),
 ) error {
 	for _, dead := range p.dead(class) {
 		outcome, err := visit(&dead)
@@ -464,7 +464,9 @@ func (p *Parking) Scan(
 		if err := errors.Join(err, ctx.Err()); err != nil {
 			return err
 		}
-		p.end(dead, outcome)
+		if err := p.end(dead, outcome); err != nil {
+			failed(dead, err)
+		}
 	}
 	return nil
 }
@@ -482,15 +484,18 @@ func (p *Parking) dead(class string) (all []inbox.DeadLetter) {
 	return all
 }
 
-// end applies an outcome to a dead letter, unless another call was faster.
-func (p *Parking) end(dead inbox.DeadLetter, outcome driver.Outcome) {
+// end applies an outcome to a dead letter. It returns ErrGone if another call was faster.
+func (p *Parking) end(dead inbox.DeadLetter, outcome driver.Outcome) error {
+	if outcome == driver.Keep {
+		return nil
+	}
 	p.entries.mu.Lock() // before the other lock, as in prune
 	defer p.entries.mu.Unlock()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	one := p.find(dead.Message.ID)
 	if one == nil || one.Class == "" || !one.FailedAt.Equal(dead.FailedAt) {
-		return
+		return driver.ErrGone
 	}
 	switch outcome {
 	case driver.Drop:
@@ -502,10 +507,9 @@ func (p *Parking) end(dead inbox.DeadLetter, outcome driver.Outcome) {
 		m.Attempt, m.Recovered, m.FirstFailedAt, m.History = 1, 0, time.Time{}, nil
 		m.Replays++
 		*one = waiting{key: one.key, since: one.since, DeadLetter: inbox.DeadLetter{Message: m}}
-	default:
-		return
 	}
 	p.keys[one.key].nextAt = time.Now()
+	return nil
 }
 
 func (p *Parking) remove(one *waiting) {

@@ -99,7 +99,7 @@ func (l *deadLetters) end(ctx context.Context, one *deadLetter, outcome driver.O
 	q.broker.mu.Lock()
 	defer q.broker.mu.Unlock()
 	if one.gone {
-		return nil
+		return driver.ErrGone
 	}
 	if outcome == driver.Return {
 		if q.missing {

@@ -136,11 +136,14 @@ func (l *letters) delete(ctx context.Context, stream jetstream.Stream, seq uint6
 	ctx, cancel := context.WithTimeout(ctx, l.Timeout)
 	defer cancel()
 	err := stream.DeleteMsg(ctx, seq)
-	if err == nil {
+	switch {
+	case err == nil:
 		return nil
+	case strings.Contains(err.Error(), "no message found"):
+		return driver.ErrGone
 	}
-	if _, gone := stream.GetMsg(ctx, seq); errors.Is(gone, jetstream.ErrMsgNotFound) || strings.Contains(err.Error(), "no message found") {
-		return nil
+	if _, gone := stream.GetMsg(ctx, seq); errors.Is(gone, jetstream.ErrMsgNotFound) {
+		return nil // the answer was lost
 	}
 	return fmt.Errorf("inboxnats: delete dead letter: %w: %w", driver.ErrUnavailable, err)
 }
