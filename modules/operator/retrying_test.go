@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/url"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -189,4 +190,38 @@ func TestMCP_retrying(t *testing.T) {
 	if a.published(t, "now") == "" {
 		t.Errorf("published: %v", a.sent)
 	}
+}
+
+// One list of waiting messages is read at a time: consumers on RabbitMQ share the queues of these messages.
+func TestRetrying_oneReaderAtATime(t *testing.T) {
+	t.Parallel()
+	var readers shared
+	cfg := operator.Config{Consumers: []operator.Consumer{{Name: "a", Consumer: &readers}, {Name: "b", Consumer: &readers}}}
+	s := serve(t, &rig{cfg: cfg}, page.Config{Authorize: everything})
+	var asking sync.WaitGroup
+	for _, name := range []string{"a", "b", "a", "b"} {
+		asking.Go(func() { s.get(t, "retrying?from="+name+"&again=1", 200) })
+	}
+	asking.Wait()
+	if readers.most.Load() != 1 || readers.all.Load() < 2 {
+		t.Errorf("%d reads, %d at once", readers.all.Load(), readers.most.Load())
+	}
+}
+
+// shared is a consumer that counts the reads of its waiting messages.
+type shared struct {
+	gone
+	noLetters
+	now, most, all atomic.Int32
+}
+
+func (s *shared) DeadLetters() inbox.DeadLetters { return s }
+func (s *shared) Retrying() inbox.DeadLetters    { return s }
+
+func (s *shared) List(context.Context, inbox.Filter) ([]inbox.DeadLetter, error) {
+	s.most.Store(max(s.most.Load(), s.now.Add(1)))
+	defer s.now.Add(-1)
+	s.all.Add(1)
+	time.Sleep(20 * time.Millisecond) // timing: others would read meanwhile
+	return nil, nil
 }

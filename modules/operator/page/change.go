@@ -327,7 +327,7 @@ const (
 var errBusy = errors.New("four changes are running: wait until one has ended")
 
 // errEnding is returned after Close.
-var errEnding = errors.New("shutting down; not accepting new jobs")
+var errEnding = errors.New("shutting down; not accepting requests")
 
 // jobs are the changes that a page has started in this process.
 type jobs struct {

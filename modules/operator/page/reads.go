@@ -100,9 +100,9 @@ var errReads = errors.New("too many views are being read: wait until one has end
 // results returns the results of the read with a key. It starts the read, or waits for the running one, for a short time.
 // again ignores kept results.
 func (r *reads) results(ctx context.Context, key string, again bool, find finder) results {
-	one := r.open(key, again, find)
-	if one == nil {
-		return results{err: errReads, Ended: time.Now()}
+	one, err := r.open(key, again, find)
+	if err != nil {
+		return results{err: err, Ended: time.Now()}
 	}
 	wait := time.NewTimer(patience)
 	defer wait.Stop()
@@ -122,8 +122,8 @@ func (r *reads) results(ctx context.Context, key string, again bool, find finder
 	return now
 }
 
-// open returns the read with a key, and starts it if there is none. It returns nil if there are too many.
-func (r *reads) open(key string, again bool, find finder) *read {
+// open returns the read with a key, and starts it if there is none.
+func (r *reads) open(key string, again bool, find finder) (*read, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for other, one := range r.all {
@@ -134,12 +134,15 @@ func (r *reads) open(key string, again bool, find finder) *read {
 	if one := r.all[key]; one != nil {
 		if one.ctx.Err() == nil || !one.snapshot().Running() {
 			one.abandon.Reset(abandonAfter)
-			return one
+			return one, nil
 		}
 		delete(r.all, key) // it was cancelled, and has not ended yet
 	}
-	if r.closed || len(r.all) >= maxReads {
-		return nil
+	switch {
+	case r.closed:
+		return nil, errEnding
+	case len(r.all) >= maxReads:
+		return nil, errReads
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), readTime)
 	one := &read{ctx: ctx, cancel: cancel, abandon: time.AfterFunc(abandonAfter, cancel), done: make(chan struct{}), state: results{Began: time.Now()}}
@@ -148,7 +151,7 @@ func (r *reads) open(key string, again bool, find finder) *read {
 	}
 	r.all[key] = one
 	go one.run(ctx, find)
-	return one
+	return one, nil
 }
 
 func (o *read) run(ctx context.Context, find finder) {

@@ -104,7 +104,7 @@ func TestReads_end(t *testing.T) {
 			t.Errorf("%d reads ended by stop, want 1", ended-1)
 		}
 		r.close()
-		if s := r.results(t.Context(), "late", false, long); !errors.Is(s.err, errReads) || s.Running() {
+		if s := r.results(t.Context(), "late", false, long); !errors.Is(s.err, errEnding) || s.Running() {
 			t.Errorf("after close: %+v", s)
 		}
 	})

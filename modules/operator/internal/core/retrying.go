@@ -37,7 +37,7 @@ func (o *Operator) retryingPlaces() []Place {
 	}
 	for _, c := range o.Config.Consumers {
 		if consumer, ok := c.Consumer.(retryingConsumer); ok {
-			all = append(all, Place{c.Name, KindInbox, true, deadLetters[inbox.Message]{c.Name, consumer.Retrying(), false, o.turns[c.Name], ofConsumer}})
+			all = append(all, Place{c.Name, KindInbox, true, deadLetters[inbox.Message]{c.Name, consumer.Retrying(), false, o.waits, ofConsumer}})
 		}
 	}
 	return all
