@@ -24,9 +24,9 @@ import (
 // Prometheus has longer and finer series, so the alerts and the dashboard use it; the page does not.
 type History interface {
 	// Add stores the report of a process: the process, and one figure of each part, which it adds to the current steps. It adds
-	// up the counts of all processes, and replaces measured numbers. It reports whether a process has measured all these parts in
-	// the current step of 10 s. It ignores a report whose Beat is not higher than the last one of its process.
-	Add(ctx context.Context, from Process, figures []Figures) (measured bool, err error)
+	// up the counts of all processes, and replaces measured numbers. It reports whether a process has asked all these parts in the
+	// current step of 10 s. It ignores a report whose Beat is not higher than the last one of its process.
+	Add(ctx context.Context, from Process, figures []Figures) (asked bool, err error)
 	// Processes returns the processes, the oldest first, at most 1,000. One that reports no more stays for 10 minutes.
 	Processes(ctx context.Context) ([]Process, error)
 	// Leave removes a process that ends.
@@ -51,6 +51,8 @@ type Figures struct {
 	Measured                bool
 	Waiting, Retrying, Dead int
 	Lag                     time.Duration
+	// Asked reports whether a process has asked the server for these numbers in the step. Read may leave it out.
+	Asked bool
 }
 
 // steps are the lengths of steps, with the time for which each is kept.
@@ -67,7 +69,7 @@ func keptOf(day bool) int {
 // add adds the figures of one process to those of a step.
 func (f *Figures) add(more Figures) {
 	f.Done, f.Failed, f.Retried = f.Done+more.Done, f.Failed+more.Failed, f.Retried+more.Retried
-	f.Problems = max(f.Problems, more.Problems)
+	f.Problems, f.Asked = max(f.Problems, more.Problems), f.Asked || more.Asked
 	if more.Measured {
 		f.Measured, f.Waiting, f.Retrying, f.Dead, f.Lag = true, more.Waiting, more.Retrying, more.Dead, more.Lag
 	}
@@ -87,13 +89,13 @@ type moment struct {
 }
 
 // Add implements History.
-func (h *MemoryHistory) Add(_ context.Context, from Process, figures []Figures) (measured bool, err error) {
+func (h *MemoryHistory) Add(_ context.Context, from Process, figures []Figures) (asked bool, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	now := time.Now()
-	measured = true
+	asked = true
 	if !h.report(from, now) {
-		return measured, nil
+		return asked, nil
 	}
 	for i, s := range steps {
 		if h.kept[i] == nil {
@@ -112,10 +114,10 @@ func (h *MemoryHistory) Add(_ context.Context, from Process, figures []Figures) 
 			} else {
 				h.kept[i][at] = &f
 			}
-			measured = measured && (i > 0 || h.kept[i][at].Measured)
+			asked = asked && (i > 0 || h.kept[i][at].Asked)
 		}
 	}
-	return measured, nil
+	return asked, nil
 }
 
 // Read implements History.
@@ -190,18 +192,19 @@ func (h *PostgresHistory) Check(ctx context.Context) error {
 const pruneEvery = time.Minute
 
 // Add implements History. The clock of the server decides about the steps.
-func (h *PostgresHistory) Add(ctx context.Context, from Process, figures []Figures) (measured bool, err error) {
+func (h *PostgresHistory) Add(ctx context.Context, from Process, figures []Figures) (asked bool, err error) {
 	columns := struct {
 		parts                   []string
 		done, failed, retried   []int64
 		problems                []int
+		asked                   []bool
 		waiting, retrying, dead []*int
 		lag                     []*float64
 	}{}
 	for _, f := range figures {
 		columns.parts = append(columns.parts, f.Part)
 		columns.done, columns.failed, columns.retried = append(columns.done, f.Done), append(columns.failed, f.Failed), append(columns.retried, f.Retried)
-		columns.problems = append(columns.problems, f.Problems)
+		columns.problems, columns.asked = append(columns.problems, f.Problems), append(columns.asked, f.Asked)
 		var waiting, retrying, dead *int
 		var lag *float64
 		if f.Measured {
@@ -228,29 +231,29 @@ func (h *PostgresHistory) Add(ctx context.Context, from Process, figures []Figur
 					in_work = excluded.in_work, slowest = excluded.slowest WHERE p.beat < excluded.beat
 				RETURNING id),
 			added AS (
-				INSERT INTO `+historyTable+` AS h (step, at, part, done, failed, retried, problems, waiting, retrying, dead, lag)
+				INSERT INTO `+historyTable+` AS h (step, at, part, done, failed, retried, problems, waiting, retrying, dead, lag, asked)
 				SELECT s.step, to_timestamp(floor(extract(epoch FROM now()) / s.step) * s.step), f.part, f.done, f.failed, f.retried, f.problems,
-					f.waiting, f.retrying, f.dead, f.lag
-				FROM unnest($1::text[], $2::bigint[], $3::bigint[], $4::bigint[], $5::int[], $6::int[], $7::int[], $8::int[], $9::float8[])
-					AS f(part, done, failed, retried, problems, waiting, retrying, dead, lag), (VALUES (10), (300)) AS s(step)
+					f.waiting, f.retrying, f.dead, f.lag, f.asked
+				FROM unnest($1::text[], $2::bigint[], $3::bigint[], $4::bigint[], $5::int[], $6::int[], $7::int[], $8::int[], $9::float8[], $19::bool[])
+					AS f(part, done, failed, retried, problems, waiting, retrying, dead, lag, asked), (VALUES (10), (300)) AS s(step)
 				WHERE EXISTS (SELECT FROM fresh)
 				ORDER BY s.step, f.part
 				ON CONFLICT (step, at, part) DO UPDATE SET done = h.done + excluded.done, failed = h.failed + excluded.failed,
 					retried = h.retried + excluded.retried, problems = greatest(h.problems, excluded.problems),
 					waiting = coalesce(excluded.waiting, h.waiting), retrying = coalesce(excluded.retrying, h.retrying),
-					dead = coalesce(excluded.dead, h.dead), lag = coalesce(excluded.lag, h.lag)
-				RETURNING step, waiting)
-			SELECT coalesce(bool_and(waiting IS NOT NULL), true) FROM added WHERE step = 10`,
+					dead = coalesce(excluded.dead, h.dead), lag = coalesce(excluded.lag, h.lag), asked = h.asked OR excluded.asked
+				RETURNING step, asked)
+			SELECT coalesce(bool_and(asked), true) FROM added WHERE step = 10`,
 			columns.parts, columns.done, columns.failed, columns.retried, columns.problems, columns.waiting, columns.retrying, columns.dead, columns.lag,
-			from.ID, from.Beat, from.Host, from.PID, from.Version, roles, max(0, now.Sub(from.Since).Seconds()), from.InWork, string(slowest)).Scan(&measured)
+			from.ID, from.Beat, from.Host, from.PID, from.Version, roles, max(0, now.Sub(from.Since).Seconds()), from.InWork, string(slowest), columns.asked).Scan(&asked)
 		if err != nil || !h.duePrune() {
 			return err
 		}
-		_, err = h.pool.Exec(ctx, "WITH gone AS (DELETE FROM "+processTable+" WHERE seen_at < now() - interval '10 minutes') "+
+		_, err = h.pool.Exec(ctx, "WITH gone AS (DELETE FROM "+processTable+" WHERE seen_at < now() - interval '1 day') "+ // a late report must not count twice
 			"DELETE FROM "+historyTable+" WHERE step = 10 AND at < now() - interval '1 hour' OR step = 300 AND at < now() - interval '1 day'")
 		return err
 	})
-	return measured, err
+	return asked, err
 }
 
 // duePrune reports whether this process should delete old figures now.

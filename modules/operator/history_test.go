@@ -39,13 +39,13 @@ func onBothHistories(t *testing.T, test func(*testing.T, operator.History)) {
 }
 
 // add stores the report of a new process.
-func add(t testing.TB, h operator.History, figures ...operator.Figures) (measured bool) {
+func add(t testing.TB, h operator.History, figures ...operator.Figures) (asked bool) {
 	t.Helper()
-	measured, err := h.Add(t.Context(), operator.Process{ID: uuid.New(), Beat: 1}, figures)
+	asked, err := h.Add(t.Context(), operator.Process{ID: uuid.New(), Beat: 1}, figures)
 	if err != nil {
 		t.Error(err)
 	}
-	return measured
+	return asked
 }
 
 // sum adds up the counts of a part, and returns its newest measured figures.
@@ -91,15 +91,16 @@ func TestHistory_addsUp(t *testing.T) {
 	})
 }
 
-// Add reports whether all its parts are measured in the current step, so that one process measures for all.
-func TestHistory_measuredOnce(t *testing.T) {
+// Add reports whether all its parts were asked in the current step, so that one process asks for all, also while a part does
+// not answer.
+func TestHistory_askedOnce(t *testing.T) {
 	onBothHistories(t, func(t *testing.T, h operator.History) {
 		testenv.Eventually(t, func() error { // a step may end in between
-			add(t, h, operator.Figures{Part: "a", Measured: true})
+			add(t, h, operator.Figures{Part: "a", Asked: true})
 			one := add(t, h, operator.Figures{Part: "a"})
 			both := add(t, h, operator.Figures{Part: "a"}, operator.Figures{Part: "b"})
 			if !one || both {
-				return fmt.Errorf("a is measured: %v; a and b are: %v", one, both)
+				return fmt.Errorf("a was asked: %v; a and b were: %v", one, both)
 			}
 			return nil
 		})
@@ -127,11 +128,11 @@ func TestPostgresHistory_prunes(t *testing.T) {
 	pool, _ := pgtest.NewSchema(t)
 	h := must(operator.NewPostgresHistory(pool))(t)
 	check(t, h.Migrate(t.Context()))
-	_, err := pool.Exec(t.Context(), `INSERT INTO holdfast_history (step, at, part, done, failed, retried, problems)
-		SELECT step, now() - make_interval(mins => age), 'a', 1, 0, 0, 0 FROM (VALUES (10, 59), (10, 61), (300, 1439), (300, 1441)) AS old(step, age)`)
+	_, err := pool.Exec(t.Context(), `INSERT INTO holdfast_history (step, at, part, done, failed, retried, problems, asked)
+		SELECT step, now() - make_interval(mins => age), 'a', 1, 0, 0, 0, false FROM (VALUES (10, 59), (10, 61), (300, 1439), (300, 1441)) AS old(step, age)`)
 	check(t, err)
 	_, err = pool.Exec(t.Context(), `INSERT INTO holdfast_process SELECT gen_random_uuid(), 1, '', age, '', '{}', now(), now() - make_interval(mins => age), 0, '[]'
-		FROM (VALUES (9), (11)) AS old(age)`)
+		FROM (VALUES (9), (11), (1439), (1441)) AS old(age)`)
 	check(t, err)
 	_, err = h.Add(t.Context(), operator.Process{PID: 1}, nil)
 	check(t, err)
@@ -143,6 +144,33 @@ func TestPostgresHistory_prunes(t *testing.T) {
 	if all := must(h.Processes(t.Context()))(t); len(all) != 2 || all[0].PID+all[1].PID != 10 {
 		t.Errorf("these processes are left: %+v", all)
 	}
+	check(t, pool.QueryRow(t.Context(), "SELECT count(*) FROM holdfast_process").Scan(&left))
+	if left != 4 { // their last reports do not count twice
+		t.Errorf("%d processes are known", left)
+	}
+}
+
+// A report that arrives again after an hour counts once. Processes that start later are shown although very many have ended.
+func TestMemoryHistory_late(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		h := &operator.MemoryHistory{}
+		from, done := operator.Process{ID: uuid.New(), Beat: 7}, []operator.Figures{{Part: "a", Done: 1}}
+		for range 2 {
+			must(h.Add(t.Context(), from, done))(t)
+			time.Sleep(time.Hour)
+		}
+		if total, _ := sum(t, h, true, "a"); total.Done != 1 {
+			t.Errorf("%d done, want 1", total.Done)
+		}
+		for n := range 1500 {
+			must(h.Add(t.Context(), operator.Process{ID: uuid.New(), Beat: 1, PID: n, Since: time.Now()}, nil))(t)
+			time.Sleep(time.Millisecond)
+		}
+		if all := must(h.Processes(t.Context()))(t); len(all) != 1000 || all[999].PID != 1499 {
+			t.Errorf("%d processes, the last is %d", len(all), all[len(all)-1].PID)
+		}
+	})
 }
 
 // failing is a history that is down for a while, or loses its answers.

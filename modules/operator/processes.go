@@ -37,6 +37,8 @@ type Process struct {
 const (
 	// forgottenAfter is how long a process is kept that reports no more.
 	forgottenAfter = 10 * time.Minute
+	// keptAfter is how long its last Beat is known, so that a report that is sent again does not count twice.
+	keptAfter = 24 * time.Hour
 
 	maxSlowest   = 10
 	maxProcesses = 1000 // listed at once
@@ -71,7 +73,7 @@ func (h *MemoryHistory) report(p Process, now time.Time) (fresh bool) {
 		h.processes = map[uuid.UUID]Process{}
 	}
 	for id, known := range h.processes {
-		if now.Sub(known.Seen) > forgottenAfter {
+		if now.Sub(known.Seen) > keptAfter {
 			delete(h.processes, id)
 		}
 	}
@@ -90,10 +92,14 @@ func (h *MemoryHistory) Processes(context.Context) ([]Process, error) {
 	defer h.mu.Unlock()
 	var all []Process
 	for _, p := range h.processes {
-		all = append(all, p)
+		if time.Since(p.Seen) <= forgottenAfter {
+			all = append(all, p)
+		}
 	}
+	slices.SortFunc(all, func(a, b Process) int { return b.Seen.Compare(a.Seen) })
+	all = all[:min(len(all), maxProcesses)]
 	slices.SortFunc(all, func(a, b Process) int { return cmp.Or(a.Since.Compare(b.Since), slices.Compare(a.ID[:], b.ID[:])) })
-	return all[:min(len(all), maxProcesses)], nil
+	return all, nil
 }
 
 // Leave implements History.
@@ -146,7 +152,9 @@ func lasting(seconds float64) time.Duration { return time.Duration(seconds * flo
 func (h *PostgresHistory) Processes(ctx context.Context) (all []Process, err error) {
 	err = h.within(ctx, "processes", func(ctx context.Context) error {
 		rows, err := h.pool.Query(ctx, `SELECT id, beat, host, pid, version, roles, extract(epoch FROM now() - since)::float8,
-			extract(epoch FROM now() - seen_at)::float8, in_work, slowest::text FROM `+processTable+` ORDER BY since, id LIMIT $1`, maxProcesses)
+			extract(epoch FROM now() - seen_at)::float8, in_work, slowest::text FROM (
+				SELECT * FROM `+processTable+` WHERE seen_at >= now() - make_interval(secs => $2) ORDER BY seen_at DESC LIMIT $1) AS p ORDER BY since, id`,
+			maxProcesses, forgottenAfter.Seconds())
 		if err != nil {
 			return err
 		}

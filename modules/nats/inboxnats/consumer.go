@@ -30,8 +30,8 @@ const component = "inboxnats"
 // their timeout.
 const maxMoves = 4 * 64 * 64
 
-// keeperTime is how long the server keeps messages for an interrupted Setup.
-const keeperTime = 10 * time.Minute
+// keeperTime is how long the server keeps messages for an interrupted Setup. The next Setup ends it.
+const keeperTime = 7 * 24 * time.Hour
 
 // openEvery is the interval in which Setup checks whether another process has opened the stream.
 const openEvery = 50 * time.Millisecond
@@ -278,7 +278,7 @@ func (c *Consumer) Setup(ctx context.Context) error {
 			return err
 		}
 		if !slices.Equal(is.Config.Subjects, c.cfg.notYet()) {
-			return c.setupConsumers(ctx, is.Config)
+			return c.complete(ctx, is.Config)
 		}
 		if is.State.LastSeq != last { // another process opens the stream
 			last, since = is.State.LastSeq, time.Now()
@@ -312,15 +312,13 @@ func (c *Consumer) mayOpen(ctx context.Context, last uint64) (mine bool, err err
 func (s *settings) notYet() []string { return []string{"holdfast." + s.Stream.Name + ".setup"} }
 
 // open gives the new stream its subjects. A stream without a consumer confirms messages and deletes them, and a consumer
-// of a subject needs the stream to have it. So a temporary consumer keeps all messages until the others exist. If Setup
-// is interrupted, the server deletes it later.
+// of a subject needs the stream to have it. So a temporary consumer keeps all messages until the others exist.
 //
 // Only one process opens a stream: nats-server may store each message twice after two updates at once.
 func (c *Consumer) open(ctx context.Context, cfg jetstream.StreamConfig) error {
-	keeper := c.cfg.ConsumerConfig.Name + "=setup"
 	if err := c.cfg.call(ctx, "setup: open stream "+cfg.Name, func(ctx context.Context) error {
 		if _, err := c.cfg.js.CreateOrUpdateConsumer(ctx, cfg.Name, jetstream.ConsumerConfig{
-			Durable: keeper, AckPolicy: jetstream.AckExplicitPolicy, InactiveThreshold: keeperTime,
+			Durable: c.cfg.keeper(), AckPolicy: jetstream.AckExplicitPolicy, InactiveThreshold: keeperTime,
 		}); err != nil {
 			return err
 		}
@@ -330,11 +328,20 @@ func (c *Consumer) open(ctx context.Context, cfg jetstream.StreamConfig) error {
 	}); err != nil {
 		return err
 	}
+	return c.complete(ctx, cfg)
+}
+
+// keeper is the name of the temporary consumer.
+func (s *settings) keeper() string { return s.ConsumerConfig.Name + "=setup" }
+
+// complete creates the missing durable consumers of an open stream. It ends the temporary consumer, also of a Setup that
+// was interrupted.
+func (c *Consumer) complete(ctx context.Context, cfg jetstream.StreamConfig) error {
 	if err := c.setupConsumers(ctx, cfg); err != nil {
 		return err
 	}
-	return c.cfg.call(ctx, "setup: delete consumer "+keeper, func(ctx context.Context) error {
-		err := c.cfg.js.DeleteConsumer(ctx, cfg.Name, keeper)
+	return c.cfg.call(ctx, "setup: delete consumer "+c.cfg.keeper(), func(ctx context.Context) error {
+		err := c.cfg.js.DeleteConsumer(ctx, cfg.Name, c.cfg.keeper())
 		if errors.Is(err, jetstream.ErrConsumerNotFound) {
 			return nil
 		}

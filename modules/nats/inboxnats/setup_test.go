@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -102,4 +103,30 @@ func TestSetup_afterInterrupted(t *testing.T) {
 	}
 	_, err = js.Publish(t.Context(), name+".order.placed", nil)
 	noError(t, err)
+}
+
+// The process that opened the stream has ended before it created the consumers: the next Setup creates them, with the
+// messages since then, and ends the temporary consumer.
+func TestSetup_endsTemporaryConsumer(t *testing.T) {
+	t.Parallel()
+	conn := natstest.New(t)
+	name, js := natstest.Name(t, conn), natstest.JetStream(t, conn)
+	_, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: name, Subjects: []string{name + ".>"}, Retention: jetstream.InterestPolicy})
+	noError(t, err)
+	_, err = js.CreateConsumer(t.Context(), name, jetstream.ConsumerConfig{Durable: billing + "=setup", AckPolicy: jetstream.AckExplicitPolicy})
+	noError(t, err)
+	_, err = js.Publish(t.Context(), name+".order.placed", nil)
+	noError(t, err)
+	c, err := inboxnats.NewConsumer(conn, inboxnats.Stream{Name: name}, inbox.NewMux(), inbox.ConsumerConfig{Name: billing})
+	noError(t, err)
+	noError(t, c.Setup(t.Context()))
+	stream, err := js.Stream(t.Context(), name)
+	noError(t, err)
+	pending := map[string]uint64{}
+	for info := range stream.ListConsumers(t.Context()).Info() {
+		pending[info.Name] = info.NumPending
+	}
+	if want := map[string]uint64{billing: 1}; !maps.Equal(pending, want) {
+		t.Errorf("consumers with messages %v, want %v", pending, want)
+	}
 }

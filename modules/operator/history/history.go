@@ -100,7 +100,7 @@ func (r *Recorder) log(ctx context.Context, err error) {
 	r.failing = err != nil
 }
 
-// record adds the counts since the last report. If measuring, it also measures unless another process has.
+// record adds the counts since the last report. If measuring, it also measures unless another process has tried it in this step.
 func (r *Recorder) record(ctx context.Context, measuring bool) error {
 	if r.unsure != nil { // the same report again: if it was stored, this one is ignored
 		if _, err := r.send(ctx); err != nil {
@@ -115,20 +115,20 @@ func (r *Recorder) record(ctx context.Context, measuring bool) error {
 		r.unsure = append(r.unsure, f)
 	}
 	r.self.Beat++
-	measured, err := r.send(ctx)
-	if err != nil || measured || !measuring {
+	asked, err := r.send(ctx)
+	if err != nil || asked || !measuring {
 		return err
 	}
 	return r.measure(ctx)
 }
 
 // send sends the report that may not be stored.
-func (r *Recorder) send(ctx context.Context) (measured bool, err error) {
-	measured, err = r.o.Config.History.Add(ctx, r.self, r.unsure)
+func (r *Recorder) send(ctx context.Context) (asked bool, err error) {
+	asked, err = r.o.Config.History.Add(ctx, r.self, r.unsure)
 	if err == nil {
 		r.unsure = nil
 	}
-	return measured, err
+	return asked, err
 }
 
 // measure asks the servers, and writes the answers unless ctx has ended meanwhile: then errors are no problems.

@@ -1,5 +1,6 @@
 -- Figures of each part, in steps of 10 s for an hour and of 300 s for a day. The first three numbers are sums over all processes.
--- problems is the largest number that a process has found. The others are null until a process has measured them.
+-- problems is the largest number that a process has found. The others are null until a process has measured them. asked is true
+-- if a process has tried that.
 CREATE TABLE IF NOT EXISTS holdfast_history (
     step     integer          NOT NULL,
     at       timestamptz      NOT NULL,
@@ -12,10 +13,11 @@ CREATE TABLE IF NOT EXISTS holdfast_history (
     retrying integer,
     dead     integer,
     lag      double precision,
+    asked    boolean          NOT NULL,
     PRIMARY KEY (step, at, part)
 ) WITH (fillfactor = 50);
 
--- One row for each process that records. It is deleted when the process ends, or 10 minutes after its last report. beat is the
+-- One row for each process that records. It is deleted when the process ends, or a day after its last report. beat is the
 -- number of that report: a report that arrives twice changes neither table. slowest has the oldest ten messages in work.
 CREATE TABLE IF NOT EXISTS holdfast_process (
     id      uuid        PRIMARY KEY,

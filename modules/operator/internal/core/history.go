@@ -28,6 +28,7 @@ func (o *Operator) readHistory(ctx context.Context) *History {
 		return nil
 	}
 	h := o.history.within(HourStep/2, func() History {
+		ctx := context.WithoutCancel(ctx) // others wait for it, too
 		hour, err := o.Config.History.Read(ctx, false)
 		var day []operator.Figures
 		if err == nil {
@@ -154,14 +155,14 @@ func (o *Operator) Measure(ctx context.Context) []operator.Figures {
 	var all []operator.Figures
 	for _, b := range s.Outboxes {
 		all = append(all, operator.Figures{
-			Part: b.Name, Measured: b.Error == "", Waiting: b.Ready, Retrying: b.Parked, Dead: b.Dead, Lag: seconds(b.OldestAge),
+			Part: b.Name, Asked: true, Measured: b.Error == "", Waiting: b.Ready, Retrying: b.Parked, Dead: b.Dead, Lag: seconds(b.OldestAge),
 		})
 	}
 	for _, c := range s.Consumers {
-		all = append(all, operator.Figures{Part: c.Name, Measured: c.Error == "", Waiting: c.Waiting, Retrying: c.Retrying + c.PutOff, Dead: c.DeadCount()})
+		all = append(all, operator.Figures{Part: c.Name, Asked: true, Measured: c.Error == "", Waiting: c.Waiting, Retrying: c.Retrying + c.PutOff, Dead: c.DeadCount()})
 	}
 	for _, w := range s.Sweeps {
-		all = append(all, operator.Figures{Part: w.Name, Measured: w.Error == "", Waiting: w.Overdue, Lag: seconds(w.Lag)})
+		all = append(all, operator.Figures{Part: w.Name, Asked: true, Measured: w.Error == "", Waiting: w.Overdue, Lag: seconds(w.Lag)})
 	}
 	return withProblems(all, s)
 }

@@ -56,7 +56,8 @@ const storyEvery = 100 * time.Millisecond
 // storyPart bounds the lookup in one part, so that a server that is down does not hold up the others.
 const storyPart = 15 * time.Second
 
-// pace admits one lookup at a time, and starts at most one in storyEvery. Others wait.
+// pace admits one lookup at a time. The next one waits as long as the lookup took, and at least storyEvery: on RabbitMQ a lookup
+// holds up retries.
 type pace struct {
 	turn chan struct{} // capacity 1
 	next time.Time     // when the next lookup may start; whoever holds the turn may use it
@@ -68,14 +69,19 @@ func (p *pace) enter(ctx context.Context) (leave func(), err error) {
 	case <-ctx.Done():
 		return nil, fmt.Errorf("other messages are being looked up: %w", ctx.Err())
 	}
-	leave = func() { <-p.turn }
+	var began time.Time
+	leave = func() {
+		now := time.Now()
+		p.next = now.Add(max(storyEvery, now.Sub(began)))
+		<-p.turn
+	}
 	select {
 	case <-time.After(time.Until(p.next)):
 	case <-ctx.Done():
-		leave()
+		<-p.turn
 		return nil, ctx.Err()
 	}
-	p.next = time.Now().Add(storyEvery)
+	began = time.Now()
 	return leave, nil
 }
 
