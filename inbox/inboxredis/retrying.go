@@ -50,104 +50,107 @@ type waitingEntry struct {
 	fields    map[string]any
 }
 
-// waitingCursor is the position of a scan: a due time, and how many visited messages of that time are still there.
+// waitingCursor is the position of a scan: a due time, and how many messages of that time to pass over.
 type waitingCursor struct {
 	due  string
-	kept int
+	pass int
 	last string // due time of the last message of the scan
 }
 
-// page returns the messages at a position.
-func (r *retrying) page(ctx context.Context, key string, at *waitingCursor) (page []waitingEntry, err error) {
-	pair, err := within(ctx, r.group, func(ctx context.Context) ([]any, error) {
-		return waitingScript.Run(ctx, r.group.client, []string{key}, at.due, at.kept, at.last, pageBytes, maxPage).Slice()
+// page returns the messages at a position, and whether there are more.
+func (r *retrying) page(ctx context.Context, key string, at *waitingCursor) (page []waitingEntry, more bool, err error) {
+	reply, err := within(ctx, r.group, func(ctx context.Context) ([]any, error) {
+		return waitingScript.Run(ctx, r.group.client, []string{key}, at.due, at.pass, at.last, pageBytes, maxPage).Slice()
 	})
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
-	if len(pair) != 2 {
-		return nil, errReply
+	if len(reply) != 3 {
+		return nil, false, errReply
 	}
-	entries, ok := pair[1].([]any)
+	entries, ok := reply[1].([]any)
 	if !ok {
-		return nil, errReply
+		return nil, false, errReply
 	}
 	for _, e := range entries {
 		parts, _ := e.([]any)
 		if len(parts) != 3 {
-			return nil, errReply
+			return nil, false, errReply
 		}
 		fields, err := parseFields(parts[2])
 		if err != nil {
-			return nil, err
+			return nil, false, err
 		}
 		page = append(page, waitingEntry{text(parts[0]), text(parts[1]), fields})
 	}
-	at.last = text(pair[0])
-	return page, nil
+	at.last = text(reply[0])
+	n, _ := reply[2].(int64)
+	return page, n == 1, nil
 }
 
-// Scan implements driver.DeadLetters.
+// Scan implements driver.DeadLetters. Others may remove messages between two pages, so a page starts with all messages of the
+// last due time again. Only if they fill a page, and none is new, the next one passes over them.
 func (r *retrying) Scan(
 	ctx context.Context, class string, visit func(*inbox.DeadLetter) (driver.Outcome, error), failed func(inbox.DeadLetter, error),
 ) error {
 	key, at := r.key(class), &waitingCursor{due: "-inf"}
 	seen := map[string]bool{} // a postponed message may come once more
-	for {
-		page, err := r.page(ctx, key, at)
-		if err != nil || len(page) == 0 {
+	for more := true; more; {
+		var page []waitingEntry
+		var err error
+		if page, more, err = r.page(ctx, key, at); err != nil {
 			return r.group.fault("read waiting messages", err)
 		}
+		fresh := false
 		for _, e := range page {
-			if e.due != at.due {
-				at.due, at.kept = e.due, 0
-			}
 			if seen[e.mark] {
-				at.kept++
 				continue
 			}
-			seen[e.mark] = true
-			stays, err := r.look(ctx, key, class, e, visit, failed)
-			switch {
-			case errors.Is(err, driver.ErrDone):
+			seen[e.mark], fresh = true, true
+			err := r.look(ctx, key, class, e, visit, failed)
+			if errors.Is(err, driver.ErrDone) {
 				return nil
-			case err != nil:
+			}
+			if err != nil {
 				return err
-			case stays:
-				at.kept++
 			}
 		}
+		switch {
+		case !more:
+		case page[len(page)-1].due != at.due:
+			at.due, at.pass = page[len(page)-1].due, 0
+		case fresh:
+			at.pass = 0
+		default:
+			at.pass += len(page)
+		}
 	}
+	return nil
 }
 
-// look visits a message and applies the outcome. It reports whether the message keeps its due time.
+// look visits a message and applies the outcome.
 func (r *retrying) look(
 	ctx context.Context, key, class string, e waitingEntry, visit func(*inbox.DeadLetter) (driver.Outcome, error), failed func(inbox.DeadLetter, error),
-) (stays bool, err error) {
+) error {
 	m := read(e.fields, r.group.cfg.symfony)
 	m.Queue = r.group.keys.stream
 	ms, _ := strconv.ParseFloat(e.due, 64) // a score is a number
 	found := driver.NewWaiting(m, class, time.UnixMilli(int64(ms)))
 	outcome, err := visit(&found)
 	if err != nil || outcome == driver.Keep {
-		return true, err
+		return err
 	}
 	delay := ""
 	if outcome == driver.Return {
 		delay = millis(time.Until(found.DueAt))
 	}
-	switch err := r.change(ctx, key, e, delay); {
-	case errors.Is(err, driver.ErrUnavailable):
+	if err = r.change(ctx, key, e, delay); err != nil {
 		failed(found, err)
-		return true, err
-	case errors.Is(err, driver.ErrGone):
-		failed(found, err)
-		return false, nil
-	case err != nil:
-		failed(found, err)
-		return true, nil
 	}
-	return false, nil
+	if errors.Is(err, driver.ErrUnavailable) {
+		return err
+	}
+	return nil
 }
 
 // change makes a message due after a delay, or removes it if the delay is "".

@@ -553,3 +553,49 @@ func TestDeadLetters_pagesHaveABoundInBytes(t *testing.T) {
 		t.Errorf("a page has %d bytes", got)
 	}
 }
+
+// A scan of waiting messages visits all that are still there, although others of the same due time are removed meanwhile,
+// and more of one due time than fit on a page.
+func TestRetrying_visitsAllOfOneDueTime(t *testing.T) {
+	t.Parallel()
+	const n, removed = 250, 30
+	f := newFixture(t, false)
+	key := "{" + stream + "}:" + groupName + ":later"
+	source, _ := f.open(t, f.direct, groupName)
+	running(t, source)
+	for range n {
+		publish(t, f.direct, event())
+	}
+	s := open(t, source, n)
+	var moves []driver.Move
+	for _, d := range receive(t, s, n) {
+		moves = append(moves, driver.Move{Delivery: d, Target: driver.ToLater, Delay: time.Hour})
+	}
+	noError(t, source.Move(t.Context(), moves)...)
+	members := f.direct.ZRange(t.Context(), key, 0, -1).Val()
+	at := float64(time.Now().Add(time.Hour).UnixMilli())
+	for i, member := range members {
+		later := float64(0)
+		if i >= n-20 {
+			later = float64(i) // the last ones are due one after the other
+		}
+		noError(t, f.direct.ZAdd(t.Context(), key, redis.Z{Score: at + later, Member: member}).Err())
+	}
+	visited := map[string]int{}
+	noError(t, source.(driver.Delayer).Retrying().Scan(t.Context(), driver.WaitingRetry, func(d *inbox.DeadLetter) (driver.Outcome, error) {
+		if visited[d.Message.ID.String()]++; len(visited) == 100 {
+			for _, member := range f.direct.ZRange(t.Context(), key, 0, removed-1).Val() { // these were visited
+				noError(t, f.direct.ZRem(t.Context(), key, member).Err())
+			}
+		}
+		return driver.Keep, nil
+	}, func(_ inbox.DeadLetter, err error) { t.Error(err) }))
+	for id, times := range visited {
+		if times != 1 {
+			t.Errorf("%s was visited %d times", id, times)
+		}
+	}
+	if len(visited) != n {
+		t.Errorf("%d visited, want %d", len(visited), n)
+	}
+}
