@@ -98,11 +98,19 @@ func (l *letters) Scan(ctx context.Context, class string, visit func(*inbox.Dead
 			return err
 		case outcome == driver.Keep:
 			continue
-		case outcome == driver.Return:
-			err = l.put(ctx, found, all, body, dead.Message.Body)
+		}
+		first := true
+		if outcome == driver.Return {
+			first, err = l.put(ctx, found, all, body, dead.Message.Body)
 		}
 		if err == nil {
 			err = l.delete(ctx, stream, found.Sequence)
+		}
+		switch { // of several calls that return a letter, the one whose copy is stored has returned it
+		case outcome == driver.Return && first && errors.Is(err, driver.ErrGone):
+			err = nil
+		case err == nil && !first:
+			err = driver.ErrGone
 		}
 		if err != nil {
 			failed(dead, err)
@@ -115,12 +123,13 @@ func (l *letters) Scan(ctx context.Context, class string, visit func(*inbox.Dead
 }
 
 // put returns a dead letter to the stream. Its Nats-Msg-Id is that of no other message, because the server would drop
-// it. It is the same in each scan, so the server drops the second copy if two scans return the letter.
-func (l *letters) put(ctx context.Context, found *jetstream.RawStreamMsg, all map[string]string, was, is []byte) error {
+// it. It is the same in each scan, so the server drops the second copy if two scans return the letter. It reports whether
+// the server has stored this copy.
+func (l *letters) put(ctx context.Context, found *jetstream.RawStreamMsg, all map[string]string, was, is []byte) (first bool, err error) {
 	body := found.Data
 	if !bytes.Equal(was, is) {
 		if !bytes.Equal(was, found.Data) { // it was unpacked
-			return driver.ErrNotEditable
+			return false, driver.ErrNotEditable
 		}
 		body = is
 	}
@@ -128,7 +137,8 @@ func (l *letters) put(ctx context.Context, found *jetstream.RawStreamMsg, all ma
 		subject: l.later, body: body, all: copyHeaders(all, record.Replayed(in(all))),
 		id: fmt.Sprintf("%s.%d.%d", l.dead, found.Sequence, found.Time.UnixNano()),
 	})
-	return l.classify(ctx, l.stored(ctx, sent, err))
+	again, err := l.stored(ctx, sent, err)
+	return err == nil && !again, l.classify(ctx, err)
 }
 
 // delete deletes a dead letter. A missing one is no error.

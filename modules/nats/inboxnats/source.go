@@ -183,12 +183,12 @@ func (s *source) Move(ctx context.Context, moves []driver.Move) []error {
 		sent[i], results[i] = s.send(s.copyOf(m))
 	}
 	for i, m := range moves {
-		results[i] = s.stored(ctx, sent[i], results[i])
+		_, results[i] = s.stored(ctx, sent[i], results[i])
 		if isTooLarge(results[i]) {
 			slim := s.copyOf(m)
 			slim.slim()
 			again, err := s.send(slim)
-			results[i] = s.stored(ctx, again, err)
+			_, results[i] = s.stored(ctx, again, err)
 		}
 		results[i] = s.classify(ctx, results[i])
 	}
@@ -204,18 +204,18 @@ func (s *source) send(c *copied) (jetstream.PubAckFuture, error) {
 	return s.js.PublishMsgAsync(c.msg())
 }
 
-// stored waits until a copy is stored.
-func (s *source) stored(ctx context.Context, sent jetstream.PubAckFuture, err error) error {
+// stored waits until a copy is stored. It reports whether the server has dropped the copy because it has one already.
+func (s *source) stored(ctx context.Context, sent jetstream.PubAckFuture, err error) (again bool, _ error) {
 	if err != nil {
-		return err
+		return false, err
 	}
 	select {
-	case <-sent.Ok():
-		return nil
+	case ack := <-sent.Ok():
+		return ack.Duplicate, nil
 	case err := <-sent.Err():
-		return err
+		return false, err
 	case <-ctx.Done():
-		return ctx.Err()
+		return false, ctx.Err()
 	}
 }
 
