@@ -89,7 +89,8 @@ func (r *retrying) page(ctx context.Context, key string, at *waitingCursor) (pag
 }
 
 // Scan implements driver.DeadLetters. Others may remove messages between two pages, so a page starts with all messages of the
-// last due time again. Only if they fill a page, and none is new, the next one passes over them.
+// last due time again. Only if they fill a page, and none is new, the next one passes over them: of more than a page of one
+// millisecond, some may be missed if others are removed meanwhile.
 func (r *retrying) Scan(
 	ctx context.Context, class string, visit func(*inbox.DeadLetter) (driver.Outcome, error), failed func(inbox.DeadLetter, error),
 ) error {

@@ -43,11 +43,16 @@ const (
 	maxSlowest   = 10
 	maxProcesses = 1000 // listed at once
 	maxStored    = 100  // characters of a text of a Process
+	maxOfProcess = 100  // roles of a Process
 )
 
 // bounded returns a copy of p without its excess.
 func (p Process) bounded() Process {
 	p.Host, p.Version = stored(p.Host), stored(p.Version)
+	p.Roles = slices.Clone(p.Roles[:min(len(p.Roles), maxOfProcess)])
+	for i := range p.Roles {
+		p.Roles[i] = stored(p.Roles[i])
+	}
 	p.Slowest = slices.Clone(p.Slowest[:min(len(p.Slowest), maxSlowest)])
 	for i := range p.Slowest {
 		r := &p.Slowest[i]
