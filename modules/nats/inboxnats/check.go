@@ -92,6 +92,10 @@ func (s *settings) checkSubjects(is jetstream.StreamConfig, found *check.Finding
 	if is.Mirror != nil || len(is.Sources) > 0 || is.SubjectTransform != nil {
 		return
 	}
+	if slices.Equal(is.Subjects, s.notYet()) {
+		found.Add("call Consumer.Setup", "stream %q has no subjects yet: a Setup runs or was interrupted", is.Name)
+		return
+	}
 	for _, p := range s.places {
 		if !slices.ContainsFunc(is.Subjects, func(subject string) bool { return overlap(subject, p.filter) }) {
 			found.Add(fmt.Sprintf("add subject %q to stream %q", p.filter, is.Name), "stream %q takes no message of subject %q", is.Name, p.filter)

@@ -187,6 +187,7 @@ func (s *session) Ack(ctx context.Context, ds []driver.Delivery, mayWait bool) e
 func (s *session) GiveBack(ctx context.Context, ds []driver.Delivery) error {
 	held := s.hand.have(ds)
 	s.asking.Lock()
+	defer s.hand.wake() // again: Receive may have found the lock held
 	defer s.asking.Unlock()
 	err := s.withdraw(ctx)
 	s.hand.forget(held...) // before the server redelivers them, perhaps to this session

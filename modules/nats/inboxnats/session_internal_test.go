@@ -9,6 +9,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/modules/nats/internal/natstest"
 )
 
@@ -88,4 +89,50 @@ func TestClose_afterFailedRequeue(t *testing.T) {
 		}
 		must(next.leave(t.Context(), true))
 	}
+}
+
+// Receive finds a lock held if it wakes during a requeue. It wakes again after the requeue, so the next request does not
+// wait for pullPause.
+func TestGiveBack_wakesReceiveAfterwards(t *testing.T) {
+	t.Parallel()
+	conn := natstest.New(t)
+	name := natstest.Name(t, conn)
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	consumer, err := NewConsumer(conn, Stream{Name: name}, inbox.NewMux(), inbox.ConsumerConfig{Name: "billing"})
+	must(err)
+	must(consumer.Setup(t.Context()))
+	_, err = natstest.JetStream(t, conn).Publish(t.Context(), name+".order.placed", nil)
+	must(err)
+	opened, err := consumer.parts[0].Open(t.Context())
+	must(err)
+	s := opened.(*session)
+	must(s.Start(t.Context(), 1))
+	ds, err := s.Receive(t.Context(), 1)
+	must(err)
+	for len(s.hand.changed) > 0 {
+		<-s.hand.changed // of the delivery
+	}
+	free := make(chan struct{})
+	go func() {
+		for range s.hand.changed {
+			if s.asking.TryLock() {
+				s.asking.Unlock()
+				close(free)
+				return
+			}
+		}
+	}()
+	must(s.GiveBack(t.Context(), ds))
+	select {
+	case <-free:
+	case <-time.After(testenv.Patience):
+		t.Error("Receive is not woken after a requeue")
+		s.hand.wake()
+	}
+	must(s.Close(t.Context()))
 }

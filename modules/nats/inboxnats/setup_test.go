@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -83,6 +84,11 @@ func TestSetup_afterInterrupted(t *testing.T) {
 	noError(t, err)
 	_, err = js.Publish(t.Context(), "holdfast."+name+".setup", nil)
 	noError(t, err)
+	c, err := inboxnats.NewConsumer(conn, inboxnats.Stream{Name: name}, inbox.NewMux(), inbox.ConsumerConfig{Name: billing})
+	noError(t, err)
+	if err := c.Check(t.Context()); err == nil || !strings.Contains(err.Error(), "has no subjects yet") || strings.Contains(err.Error(), "takes no message of subject") {
+		t.Errorf("the findings before Setup are %v", err)
+	}
 	updates, err := conn.SubscribeSync("$JS.API.STREAM.UPDATE." + name)
 	noError(t, err)
 	noError(t, conn.Flush())
