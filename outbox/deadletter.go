@@ -51,7 +51,7 @@ type (
 )
 
 // Waiting is an unpublished message in an outbox that is ready, or behind a parked message of its key. A store's method
-// Waiting lists them.
+// Waiting lists them, without their bodies.
 type Waiting struct {
 	Message
 	// CreatedAt is the time when it was stored, by the store's clock.

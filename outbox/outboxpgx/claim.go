@@ -407,16 +407,21 @@ func (l *lostClaims) tokens() []int64 {
 }
 
 // recordColumns are the columns of a record. Texts are read if they fit, and the body if the row is whole. The key is
-// always read: a row that does not fit keeps back its key like any other. {content} is false if neither the body nor the
-// headers are wanted.
-const recordColumns = `id, CASE WHEN texts THEN name ELSE left(name, 128) END, CASE WHEN texts THEN content_type ELSE '' END, CASE WHEN whole AND {content} THEN body END,
+// always read: a row that does not fit keeps back its key like any other. {body} is false if the body is not wanted,
+// {content} if the headers are not.
+const recordColumns = `id, CASE WHEN texts THEN name ELSE left(name, 128) END, CASE WHEN texts THEN content_type ELSE '' END, CASE WHEN whole AND {body} THEN body END,
   CASE WHEN texts AND {content} THEN headers END, left(ordering_key, 255), CASE WHEN texts THEN transport_name ELSE '' END,
   CASE WHEN texts THEN exchange ELSE '' END, CASE WHEN texts THEN routing_key ELSE '' END, CASE WHEN texts AND {content} THEN route_headers END,
   created_at, attempts, octet_length(body), whole`
 
-// recordWith returns recordColumns with a condition for content.
+// recordWith returns recordColumns with a condition for the body and the headers.
 func recordWith(content string) string {
-	return strings.ReplaceAll(recordColumns, "{content}", content)
+	return strings.NewReplacer("{body}", content, "{content}", content).Replace(recordColumns)
+}
+
+// recordWithoutBody returns recordColumns with the headers only.
+func recordWithoutBody() string {
+	return strings.NewReplacer("{body}", "false", "{content}", "true").Replace(recordColumns)
 }
 
 // fits limits the bytes read of a row o: its body, its texts as outbox.Prepare does, and its headers in their stored

@@ -410,7 +410,7 @@ func (t tables) deadStatements() deadStatements {
 			"{record}", recordWith("$13::boolean"))
 		return t.fill(parts.Replace(parts.Replace(sql)))
 	}
-	waiting := strings.NewReplacer("{fits}", strings.ReplaceAll(fits, "{max}", "$4::bigint"), "{record}", recordWith("true")).Replace(waitingSQL)
+	waiting := strings.NewReplacer("{fits}", strings.ReplaceAll(fits, "{max}", "$4::bigint"), "{record}", recordWithoutBody()).Replace(waitingSQL)
 	return deadStatements{
 		list: fill(deadListSQL), count: fill(deadCountSQL), groups: fill(deadGroupsSQL), selected: fill(deadSelectedSQL),
 		returnable: fill(deadReturnableSQL), preview: fill(deadPreviewSQL), replay: fill(deadReplaySQL), remove: fill(deadRemoveSQL),

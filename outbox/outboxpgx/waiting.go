@@ -191,9 +191,8 @@ func (s *Store) hold(ctx context.Context, b driver.Batch, skip []string) error {
 	return s.send(ctx, queue)
 }
 
-// Waiting returns the messages that f selects. Like a read of dead letters, it may take 10 s, and 10 s more on
-// another connection. Bodies beyond 32 MiB in total are left out, as in a list of dead letters. Messages below a
-// wrong floor are missing until a claim has corrected the floor.
+// Waiting returns the messages that f selects, without their bodies. Like a read of dead letters, it may take 10 s, and
+// 10 s more on another connection. Messages below a wrong floor are missing until a claim has corrected the floor.
 func (s *Store) Waiting(ctx context.Context, f outbox.WaitingFilter) ([]outbox.Waiting, error) {
 	limit := cmp.Or(f.Limit, deadletter.ListLimit)
 	after, err := parseCursor(f.After)
@@ -331,11 +330,11 @@ lowered AS (UPDATE {lanes} l SET floor = least(l.floor, low.seq) FROM low WHERE 
 SELECT CASE WHEN (SELECT count(*) FROM back) < (SELECT count(*) FROM wanted) THEN {ignored}({outboxName}, (SELECT count(*) FROM wanted) - (SELECT count(*) FROM back))
   WHEN (SELECT count(*) FROM lowered) < (SELECT count(*) FROM low) THEN {ignored}({lanesName}, (SELECT count(*) FROM low) - (SELECT count(*) FROM lowered)) END`
 
-// waitingSQL lists ready and held rows. $1 name, $2 key, $3 limit, $4 bytes of all bodies, $5 the seq after which the list
+// waitingSQL lists ready and held rows. $1 name, $2 key, $3 limit, $4 bytes of a readable body, $5 the seq after which the list
 // starts. Each lane is walked from its start to the limit. All held rows are read.
 const waitingSQL = `
 SELECT {record}, coalesce(left(error_class, 100), ''), coalesce(left(last_error, 1000), ''), seq
-FROM (SELECT w.*, fits AS texts, fits AND sum(octet_length(body)) FILTER (WHERE fits) OVER (ORDER BY seq) <= $4 AS whole
+FROM (SELECT w.*, fits AS texts, fits AS whole
       FROM (
         SELECT * FROM (
           SELECT r.* FROM {lanes} l CROSS JOIN LATERAL (

@@ -266,7 +266,10 @@ func TestEditedDeadLetters(t *testing.T) {
 		}
 	}
 	waiting, err := store.Waiting(t.Context(), outbox.WaitingFilter{})
-	if err != nil || len(waiting) != 1 || string(waiting[0].Body) != "2" {
-		t.Errorf("waiting %+v, %v", waiting, err)
+	if err != nil || len(waiting) != 1 {
+		t.Fatalf("waiting %+v, %v", waiting, err)
+	}
+	if found, err := store.Look(t.Context(), waiting[0].ID); err != nil || string(found.Body) != "2" {
+		t.Errorf("found %+v, %v", found, err)
 	}
 }

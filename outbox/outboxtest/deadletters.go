@@ -263,7 +263,7 @@ func (d deadLetters) drop(some []dead) {
 	d.s.dead = slices.DeleteFunc(d.s.dead, func(l dead) bool { return gone[l.ID] })
 }
 
-// Waiting returns the messages that f selects. It returns an error for an invalid f.
+// Waiting returns the messages that f selects, without their bodies. It returns an error for an invalid f.
 func (s *Store) Waiting(ctx context.Context, f outbox.WaitingFilter) ([]outbox.Waiting, error) {
 	limit := cmp.Or(f.Limit, deadletter.ListLimit)
 	after, err := parseCursor(f.After)
@@ -277,8 +277,10 @@ func (s *Store) Waiting(ctx context.Context, f outbox.WaitingFilter) ([]outbox.W
 		if !e.committed || !e.due.IsZero() || f.Name != "" && f.Name != e.Name || f.Key != "" && f.Key != e.Key || e.seq <= after {
 			continue
 		}
+		m := clone(e.Message)
+		m.Body = nil
 		found = append(found, outbox.Waiting{
-			Message: stored.Message(clone(e.Message)), CreatedAt: e.CreatedAt, Attempts: e.Attempts,
+			Message: stored.Message(m), CreatedAt: e.CreatedAt, Attempts: e.Attempts,
 			Class: string(e.class), Error: e.err, Cursor: strconv.Itoa(e.seq),
 		})
 	}

@@ -289,6 +289,9 @@ func listsWaitingInPages(t *testing.T, s Store) {
 	list := func(limit int, after string) (page []listed, err error) {
 		found, err := store.Waiting(t.Context(), outbox.WaitingFilter{Limit: limit, After: after})
 		for _, w := range found {
+			if w.Body != nil {
+				t.Errorf("message %s is listed with a body of %d bytes", w.ID, len(w.Body))
+			}
 			page = append(page, listed{w.ID, w.Cursor})
 		}
 		return page, err
