@@ -135,7 +135,7 @@ func TestBudget_countsOnlyConflicts(t *testing.T) {
 	})
 }
 
-// The budget heals without successful calls: 10 s after the last conflict it starts anew.
+// The budget heals without successful calls: 10 s after the last conflict it is full again.
 func TestBudget_healsWithTime(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -22,7 +22,7 @@ type Log interface {
 	Begin(ctx context.Context, a Action) (int64, error)
 	// End adds the outcome. An action without an end was interrupted.
 	End(ctx context.Context, number int64, count int, failure string) error
-	// List returns the newest actions that match the filter, the newest first. It leaves out those that ended without a change
+	// List returns the newest actions that match the filter, the newest first. It leaves out actions that ended without a change
 	// and without a failure, such as a retry of one id in every consumer but its own.
 	List(ctx context.Context, f LogFilter) ([]Action, error)
 }

@@ -24,7 +24,7 @@ type fault struct {
 	begin        func(ctx context.Context) error
 	// lasts is the time between begin and end.
 	lasts time.Duration
-	// end is nil if the fault is over as soon as it has begun.
+	// end is nil if the fault is over as soon as it starts.
 	end func(ctx context.Context) error
 	// forgets is how many times the fault may make Redis lose counts of rate limits, completely or in part.
 	forgets int
@@ -406,7 +406,7 @@ func (d *dealer) ofRole(role string) (name string, of []*process) {
 }
 
 // toLinks returns a network fault for each server and each role with connections to it, and for each server and all
-// processes. end is nil for a fault that is over as soon as it has begun.
+// processes. end is nil for a fault that is over as soon as it starts.
 func (d *dealer) toLinks(begin, end func(*testenv.Proxy)) []fault {
 	var all []fault
 	for _, l := range d.s.linked() {
@@ -445,7 +445,7 @@ func (d *dealer) delays() []fault {
 	return d.toLinks(func(p *testenv.Proxy) { p.Delay(late) }, func(p *testenv.Proxy) { p.Delay(0) })
 }
 
-// halfOpens are over as soon as they have begun: new connections work, the old ones are never reset.
+// halfOpens are over as soon as they start: new connections work, the old ones are never reset.
 func (d *dealer) halfOpens() []fault { return d.toLinks((*testenv.Proxy).SilenceConnections, nil) }
 
 func (d *dealer) lostBytes() []fault {

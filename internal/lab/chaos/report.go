@@ -36,7 +36,7 @@ type SeedReport struct {
 	// Answers counts the answers to clients by status; 0 is no answer. Keys is how many keys they used.
 	Answers map[int]int
 	Keys    int
-	// Messages counts committed messages, and Repeats those that the broker got again.
+	// Messages counts committed messages, and Repeats the messages that the broker received again.
 	Messages int
 	Repeats  int
 	// Limit has the answers to the user who exceeds the limit.

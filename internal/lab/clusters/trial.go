@@ -100,7 +100,7 @@ func (t *trial) close() error {
 	return err
 }
 
-// tell prints the ends of the logs.
+// tell prints the end of each log.
 func (t *trial) tell(to io.Writer) {
 	for _, p := range t.processes {
 		log := p.Log()

@@ -312,7 +312,7 @@ type Fault struct {
 	Begin        func(ctx context.Context) error
 	// Lasts is the time between Begin and End.
 	Lasts time.Duration
-	// End is nil if the fault is over as soon as it has begun.
+	// End is nil if the fault is over as soon as it starts.
 	End func(ctx context.Context) error
 	// Over is called when the fault is over, with its start time. Optional.
 	Over func(since time.Time)

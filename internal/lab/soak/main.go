@@ -87,7 +87,7 @@ func chosen(name string) (some []part) {
 	return some
 }
 
-// sized returns s, with the sizes of the part for those that s lacks.
+// sized returns s, and takes the sizes that s lacks from the part.
 func (p part) sized(s sizes) sizes {
 	s.minutes = cmp.Or(s.minutes, p.minutes)
 	s.clients = cmp.Or(s.clients, p.clients)

@@ -244,7 +244,7 @@ type view struct {
 	Tab     string // the view's name in the navigation
 	Access  operator.Access
 	Errors  []string // of parts that did not answer
-	// Verdict is that of the last look; nil: unknown.
+	// Verdict is the verdict of the last scan; nil: unknown.
 	Verdict *core.Verdict
 	Data    any
 }

@@ -34,7 +34,7 @@ func cause(reason string) (key, text string) {
 	return "", reason
 }
 
-// grouped makes one problem of all that share a cause. The order is that of the first problem of each.
+// grouped merges problems with the same cause into one. Each stands where its first problem stood.
 func grouped(all []Problem) []Problem {
 	members, keys := map[string][]Problem{}, make([]string, len(all))
 	parts := map[string]string{} // the cause of each part
