@@ -2,7 +2,6 @@ package main
 
 import (
 	"cmp"
-	"context"
 	"errors"
 	"flag"
 	"fmt"
@@ -13,13 +12,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
 	"github.com/holdfast-go/holdfast/expiry"
 	"github.com/holdfast-go/holdfast/expiry/expirytest"
-	"github.com/holdfast-go/holdfast/idempotency"
-	"github.com/holdfast-go/holdfast/outbox"
-	"github.com/holdfast-go/holdfast/txretry"
 	"github.com/holdfast-go/holdfast/txretry/txretrytest"
 )
 
@@ -56,7 +50,6 @@ type config struct {
 	globalLimit int
 	page        bool // whether the shop has a page, which this process serves or reports to
 	trials      bool // whether the page may cause faults, which this process then obeys
-	without     layers
 
 	// drain is the time between the first failing readiness probe and the end of the listeners.
 	drain time.Duration
@@ -94,7 +87,6 @@ func parseConfig(args []string, getenv func(string) string, usage io.Writer) (co
 	flags.Var(&c.limits.memory, "memory-limit", "end when the process uses more `bytes`, such as 256M (0: never)")
 	flags.BoolVar(&c.page, "page", false, "serve the shop's page to browsers at /; other roles report to it (default true with -backend=memory)")
 	flags.BoolVar(&c.trials, "trials", false, "buttons on the page that make load, bad messages and a slow consumer; consumers need the flag, too (default true with the page of -backend=memory)")
-	flags.Var(&c.without, "without", "`layers` to leave out, to measure their cost: limits, keys, messages (default none)")
 	if err := flags.Parse(args); err != nil {
 		if errors.Is(err, flag.ErrHelp) {
 			fmt.Fprintln(usage, "Usage: reservation [flags] [command]\n\nWithout a command the shop runs. Flags:")
@@ -158,9 +150,6 @@ func (c config) validate() error {
 	}
 	if c.trials && !c.page {
 		report("-trials needs -page")
-	}
-	if len(c.without) > 0 && (c.backend == backendMemory || c.page) {
-		report("-without: the shop in memory and the page need all layers")
 	}
 	if c.backend == backendMemory && c.role != roleAll {
 		report("-backend=memory runs in one process: -role must be all")
@@ -277,48 +266,3 @@ func isSet(flags *flag.FlagSet, name string) bool {
 
 // oneLine puts joined errors on one line.
 func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }
-
-// The layers that a shop on real servers can run without.
-const (
-	layerLimits   = "limits"
-	layerKeys     = "keys"
-	layerMessages = "messages"
-)
-
-// layers are left out, to measure the cost of each.
-type layers []string
-
-func (l *layers) String() string { return strings.Join(*l, ",") }
-
-// Set implements flag.Value.
-func (l *layers) Set(text string) error {
-	*l = strings.Split(text, ",")
-	for _, name := range *l {
-		if !slices.Contains([]string{layerLimits, layerKeys, layerMessages}, name) {
-			return fmt.Errorf("no layer is called %q; there are %s, %s and %s", name, layerLimits, layerKeys, layerMessages)
-		}
-	}
-	return nil
-}
-
-func (l layers) has(name string) bool { return slices.Contains(l, name) }
-
-// keyless runs transactions without storing responses.
-type keyless struct{ transactor *txretry.Manager }
-
-// DoWith implements postgres.Once.
-func (k keyless) DoWith(ctx context.Context, o txretry.Options,
-	fn func(ctx context.Context, tx pgx.Tx) (idempotency.Response, error),
-) (resp idempotency.Response, err error) {
-	err = k.transactor.DoWith(ctx, o, func(ctx context.Context, tx pgx.Tx) (err error) {
-		resp, err = fn(ctx, tx)
-		return err
-	})
-	return resp, err
-}
-
-// silent stores no messages.
-type silent struct{}
-
-// Write implements postgres.Outbox.
-func (silent) Write(context.Context, pgx.Tx, ...outbox.Message) error { return nil }

@@ -69,7 +69,6 @@ func TestUsage_mistakes(t *testing.T) {
 		"-backend=memory -role=relay", "-role=api", "-backend=memory relay", "-backend=floppy", "-backend=services -role=boss", "-broker=kafka",
 		"-drain=-1s", "-hold=x", "-hold=0s", "-hold=-1m", "-sweep=sometimes",
 		"-user-limit=0", "-global-limit=-1", "-user-limit=1000000001", "-global-limit=1000000001", "-user-limit=9223372036854775807",
-		"-without=keys", "-backend=services -without=keys,seats", "-backend=services -page -without=keys",
 		"-port=1", "nonsense", "-addr=", "-addr=8080", "-addr=127.0.0.1:99999", "-backend=services -role=api -addr=",
 		"-ops-addr=9090", "-backend=services -role=relay -ops-addr=127.0.0.1:0",
 		"relay x", "relay --limit=0", "relay --limit=x", "relay --time-limit=-1s", "relay --time-limit=99999999999", "sweep --now",

@@ -35,8 +35,7 @@ type parts struct {
 	once       *idempotencypgx.Store
 	limiter    *ratelimitredis.Limiter
 	messages   *outboxpgx.Store
-	outbox     postgres.Outbox // messages, unless they are left out
-	flow       *flow.Shared    // nil: there is no page
+	flow       *flow.Shared // nil: there is no page
 	handled    *handled
 	broker     broker
 	relay      *outbox.Relay
@@ -77,15 +76,11 @@ func newParts(cfg config, s *servers) *parts {
 	}))
 
 	p.messages = must(outboxpgx.New(s.workers, outboxpgx.Config{}))
-	p.outbox = p.messages
-	if cfg.without.has(layerMessages) {
-		p.outbox = silent{}
-	}
 	p.inbox = must(postgres.NewInbox(workers, p.flow))
 	p.broker = newBroker(cfg, s, countedInbox{p.inbox, p.handled}, p.handled)
 	p.relay = must(outbox.NewRelay(p.messages, p.broker.publisher, outbox.RelayConfig{}))
 
-	p.holds = must(expirypgx.New(workers, "reservations", expirypgx.Config{Emit: postgres.Swept(p.outbox)}))
+	p.holds = must(expirypgx.New(workers, "reservations", expirypgx.Config{Emit: postgres.Swept(p.messages)}))
 	p.log = must(operator.NewPostgresLog(s.workers))
 	p.history = must(operator.NewPostgresHistory(s.workers))
 	p.sweeper = must(expiry.NewSweeper(p.holds, expiry.SweeperConfig{Schedule: cfg.sweep}))
@@ -114,18 +109,12 @@ func openServices(ctx context.Context, cfg config) (*backend, error) {
 	operated := p.operator(cfg)
 	group.Add("history", must(history.New(operated)))
 	b := &backend{
-		shop: postgres.NewShop(s.shop, p.once, p.outbox, p.holds, p.flow), keys: p.once, limiter: p.limiter,
+		shop: postgres.NewShop(s.shop, p.once, p.messages, p.holds, p.flow), keys: p.once, limiter: p.limiter,
 		group: group, ready: group.Ready(s.checks(cfg.role)), operator: operated, handled: p.handled,
 		flow: p.flow, close: s.close,
 	}
 	if cfg.page {
 		p.show(cfg, b)
-	}
-	if cfg.without.has(layerLimits) {
-		b.limiter = nil
-	}
-	if cfg.without.has(layerKeys) {
-		b.keys, b.shop = nil, postgres.NewShop(s.shop, keyless{p.transactor}, p.outbox, p.holds, p.flow)
 	}
 	return b, nil
 }
