@@ -221,13 +221,13 @@ type Depth struct {
 type DeadLetters interface {
 	// Depths returns one Depth per class, sorted by class. A queue that does not exist counts as empty.
 	Depths(ctx context.Context) ([]Depth, error)
-	// Scan calls visit for the dead letters of a class that exist when it starts, oldest first. It applies
-	// the outcome of each before it visits the next one. Two scans at the same time return no dead letter
-	// twice: it calls failed with ErrGone for one that another call has returned or removed. Scan ends with the first error of visit, and keeps that dead letter, or with an error of its
-	// own. Visit returns ErrDone to end the scan without an error. If a Return or Drop fails for one dead
-	// letter, the dead letter is kept and failed is called. If it would fail for all, the scan ends. Visit
-	// may replace the body of a dead letter that it returns; a transport that cannot send the new body calls
-	// failed with ErrNotEditable.
+	// Scan calls visit for the dead letters of a class that exist when it starts, oldest first. It applies the outcome of
+	// each before it visits the next one. Two scans at the same time return no dead letter twice: a scan calls failed with
+	// ErrGone for a dead letter that another call has returned or removed. Scan ends with the first error of visit, and
+	// keeps that dead letter, or with an error of its own. Visit returns ErrDone to end the scan without an error. If a
+	// Return or Drop fails for one dead letter, the dead letter is kept and failed is called. If it would fail for all, the
+	// scan ends. Visit may replace the body of a dead letter that it returns; a transport that cannot send the new body
+	// calls failed with ErrNotEditable.
 	//
 	// A complete scan returns inbox.ErrHeld if another session had dead letters in flight that it did not
 	// visit. A scan that is interrupted requeues its own deliveries before it returns, as far as it can.

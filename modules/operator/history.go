@@ -29,7 +29,7 @@ type History interface {
 	Add(ctx context.Context, from Process, figures []Figures) (asked bool, err error)
 	// Processes returns the processes, the oldest first, at most 1,000. One that reports no more stays for 10 minutes.
 	Processes(ctx context.Context) ([]Process, error)
-	// Leave removes a process that ends.
+	// Leave ends the listing of a process that ends. A report of it that arrives again is still ignored.
 	Leave(ctx context.Context, id uuid.UUID) error
 	// Read returns the last hour in steps of 10 s, or the last day in steps of 5 min, the oldest first.
 	Read(ctx context.Context, day bool) ([]Figures, error)

@@ -314,6 +314,12 @@ func TestHistory_processes(t *testing.T) {
 			t.Errorf("%d done, want 3", total.Done)
 		}
 		check(t, h.Leave(t.Context(), one.ID))
+		total, _ := sum(t, h, false, "billing")
+		_, err = h.Add(t.Context(), one, []operator.Figures{{Part: "billing", Done: 1}}) // it arrives once more
+		check(t, err)
+		if again, _ := sum(t, h, false, "billing"); again.Done != total.Done {
+			t.Errorf("%d done, want %d", again.Done, total.Done)
+		}
 		if all = must(h.Processes(t.Context()))(t); len(all) != 1 || all[0].ID != other.ID {
 			t.Errorf("after the end: %+v", all)
 		}

@@ -39,6 +39,8 @@ const (
 	forgottenAfter = 10 * time.Minute
 	// keptAfter is how long its last Beat is known, so that a report that is sent again does not count twice.
 	keptAfter = 24 * time.Hour
+	// leftBefore is the age of the last report of a process that has left, so that it is not listed.
+	leftBefore = 2 * forgottenAfter
 
 	maxSlowest   = 10
 	maxProcesses = 1000 // listed at once
@@ -111,7 +113,10 @@ func (h *MemoryHistory) Processes(context.Context) ([]Process, error) {
 func (h *MemoryHistory) Leave(_ context.Context, id uuid.UUID) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	delete(h.processes, id)
+	if p, ok := h.processes[id]; ok {
+		p.Seen = time.Now().Add(-leftBefore)
+		h.processes[id] = p
+	}
 	return nil
 }
 
@@ -182,7 +187,7 @@ func (h *PostgresHistory) Processes(ctx context.Context) (all []Process, err err
 // Leave implements History.
 func (h *PostgresHistory) Leave(ctx context.Context, id uuid.UUID) error {
 	return h.within(ctx, "leave", func(ctx context.Context) error {
-		_, err := h.pool.Exec(ctx, "DELETE FROM "+processTable+" WHERE id = $1", id)
+		_, err := h.pool.Exec(ctx, "UPDATE "+processTable+" SET seen_at = now() - make_interval(secs => $2) WHERE id = $1", id, leftBefore.Seconds())
 		return err
 	})
 }

@@ -17,7 +17,7 @@ CREATE TABLE IF NOT EXISTS holdfast_history (
     PRIMARY KEY (step, at, part)
 ) WITH (fillfactor = 50);
 
--- One row for each process that records. It is deleted when the process ends, or a day after its last report. beat is the
+-- One row for each process that records. It is deleted a day after its last report. beat is the
 -- number of that report: a report that arrives twice changes neither table. slowest has the oldest ten messages in work.
 CREATE TABLE IF NOT EXISTS holdfast_process (
     id      uuid        PRIMARY KEY,
