@@ -156,6 +156,12 @@ func TestRetrying_consumer(t *testing.T) {
 	fixed.Store(true)
 	s.job(t, url.Values{"retrying": {"1"}, "what": {"retry"}, "id": {"payments/" + r.ids["x"].String()}})
 	wantRetrying(1)
+	testenv.Eventually(t, func() error { // it may wait for the consumer
+		if consumer.Counts().Done == 0 {
+			return errors.New("nothing was processed")
+		}
+		return nil
+	})
 	stop()
 	check(t, <-ended)
 	if done := consumer.Counts().Done; done != 1 {
