@@ -106,6 +106,7 @@ type row struct {
 // checkAll checks the properties side by side, one for each CPU at a time. It returns the rows in the order of the models.
 func checkAll(ctx context.Context, models []model) ([]row, error) {
 	var rows []row
+	var searches []func()
 	var errs []error
 	var mu sync.Mutex
 	var all sync.WaitGroup
@@ -140,11 +141,14 @@ func checkAll(ctx context.Context, models []model) ([]row, error) {
 		for _, p := range m.properties {
 			i := len(rows)
 			rows = append(rows, row{model: m.name, property: p.kind + ": " + p.claim, planted: len(p.mutants)})
-			all.Go(func() { search(i, m, p, nil) })
+			searches = append(searches, func() { search(i, m, p, nil) })
 			for _, planted := range p.mutants {
-				all.Go(func() { search(i, m, p, &planted) })
+				searches = append(searches, func() { search(i, m, p, &planted) })
 			}
 		}
+	}
+	for _, one := range searches { // now that rows does not grow
+		all.Go(one)
 	}
 	all.Wait()
 	return rows, errors.Join(errs...)
