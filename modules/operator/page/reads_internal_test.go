@@ -3,6 +3,7 @@ package page
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -86,22 +87,22 @@ func TestReads_end(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		var r reads
-		ended := 0
+		var ended atomic.Int32
 		long := func(ctx context.Context, _ func(any)) (any, bool, error) {
 			<-ctx.Done()
 			time.Sleep(time.Second)
-			ended++
+			ended.Add(1)
 			return nil, false, ctx.Err()
 		}
 		r.results(t.Context(), "abandoned", false, long)
 		time.Sleep(abandonAfter)
 		r.results(t.Context(), "other", false, long)
 		time.Sleep(2 * time.Second)
-		if ended != 1 {
-			t.Errorf("%d reads were abandoned, want 1", ended)
+		if ended.Load() != 1 {
+			t.Errorf("%d reads were abandoned, want 1", ended.Load())
 		}
-		if r.stop(); ended != 2 {
-			t.Errorf("%d reads ended by stop, want 1", ended-1)
+		if r.stop(); ended.Load() != 2 {
+			t.Errorf("%d reads ended by stop, want 1", ended.Load()-1)
 		}
 		r.close()
 		if s := r.results(t.Context(), "late", false, long); !errors.Is(s.err, errEnding) || s.Running() {
