@@ -111,16 +111,17 @@ var (
 type health struct {
 	mu      sync.Mutex
 	runs    int   // Runs that work
+	polled  bool  // since the first of them started
 	last    error // of the last Claim or Settle
 	looking bool  // Run works and the store is not paused
 }
 
-// begin records that a Run has begun; end records that it has ended.
+// begin records that a Run has started; end records that it has ended.
 func (h *health) begin() (end func()) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.runs++; h.runs == 1 {
-		h.last = errNotStarted
+		h.polled = false // a Drain may need last
 	}
 	return func() {
 		h.mu.Lock()
@@ -133,8 +134,11 @@ func (h *health) begin() (end func()) {
 func (h *health) ready() error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.runs == 0 {
+	switch {
+	case h.runs == 0:
 		return errNotRunning
+	case !h.polled:
+		return errNotStarted
 	}
 	return h.last
 }
@@ -143,7 +147,7 @@ func (h *health) ready() error {
 func (h *health) saw(err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.last = err
+	h.last, h.polled = err, true
 }
 
 // err returns the error of the last store call.

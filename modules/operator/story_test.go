@@ -182,7 +182,7 @@ type brokenConsumer struct{}
 
 func (brokenConsumer) DeadLetters() inbox.DeadLetters { return broken{} }
 
-// A part that fails is named, and the others are told.
+// A failed part is named, and the other parts are shown.
 func TestStory_partFails(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

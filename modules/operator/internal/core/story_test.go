@@ -16,7 +16,7 @@ func TestPace(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		p := pace{turn: make(chan struct{}, 1)}
-		begun := time.Now()
+		began := time.Now()
 		for range 11 {
 			leave, err := p.enter(t.Context())
 			if err != nil {
@@ -29,11 +29,11 @@ func TestPace(t *testing.T) {
 			cancel()
 			leave()
 		}
-		if passed := time.Since(begun); passed < 21*time.Minute {
+		if passed := time.Since(began); passed < 21*time.Minute {
 			t.Errorf("eleven lookups of a minute ended after %v", passed)
 		}
 		time.Sleep(time.Minute)
-		begun = time.Now()
+		began = time.Now()
 		for range 10 {
 			leave, err := p.enter(t.Context())
 			if err != nil {
@@ -41,7 +41,7 @@ func TestPace(t *testing.T) {
 			}
 			leave()
 		}
-		if passed := time.Since(begun); passed < 9*storyEvery {
+		if passed := time.Since(began); passed < 9*storyEvery {
 			t.Errorf("ten lookups began within %v", passed)
 		}
 	})
