@@ -27,6 +27,7 @@ type dispatcher struct {
 	claimed int // the number of messages in these rounds
 	report  Report
 	err     error         // why a round could not be settled
+	refused error         // why the store could not record outcomes, by its last answer
 	due     time.Duration // until a parked message is ready, as last returned by the store; 0: none
 	woken   bool          // nothing was claimed since the last wake-up
 	polled  bool          // the next claim is a poll, without a wake-up
@@ -135,7 +136,7 @@ func (d *dispatcher) next(ctx context.Context) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	d.due = batch.Due
+	d.due, d.refused = batch.Due, batch.Refused
 	d.alone = batch.Suspect
 	if d.polled && len(batch.Messages) > 0 {
 		d.untold = time.Now()
@@ -197,6 +198,7 @@ func (d *dispatcher) take(r round) {
 	d.report.Failed += r.failed
 	d.report.Dead += r.dead
 	d.left = d.left || r.more
+	d.refused = r.refused
 	if r.err != nil {
 		d.err = r.err
 	}

@@ -78,7 +78,7 @@ func (r *Relay) Drain(ctx context.Context, b Bounds) (Report, error) {
 	ended, err := d.drain(ctx, b)
 	wait()
 	prune(parent, r.source, r.cfg.ShutdownTimeout)
-	if err := cmp.Or(err, d.err, r.rounds.health.err()); err != nil { // the last error covers outcomes that the store refused
+	if err := cmp.Or(err, d.err, d.refused); err != nil {
 		return d.report, fmt.Errorf("outbox: drain: %w", err)
 	}
 	if err := r.transports.paused(); err != nil {

@@ -57,7 +57,7 @@ func NewRelay(store driver.Source, publisher driver.Publisher, cfg RelayConfig) 
 	}
 	r := &Relay{
 		source: store, transports: transports{}, cfg: cfg, pauses: unavailable, telemetry: instruments,
-		wake: make(bell, 1), log: newJournal(cfg.Logger), health: &health{last: errNotStarted},
+		wake: make(bell, 1), log: newJournal(cfg.Logger), health: &health{},
 	}
 	for name, p := range publishers {
 		r.transports[name] = &transport{name: name, publisher: p, breaker: breaker{delay: r.pauseDelay}, log: r.log}
@@ -111,8 +111,7 @@ var (
 type health struct {
 	mu      sync.Mutex
 	runs    int   // Runs that work
-	polled  bool  // since the first of them started
-	last    error // of the last Claim or Settle
+	last    error // of the last Claim or Settle since the first of them started
 	looking bool  // Run works and the store is not paused
 }
 
@@ -121,7 +120,7 @@ func (h *health) begin() (end func()) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.runs++; h.runs == 1 {
-		h.polled = false // a Drain may need last
+		h.last = errNotStarted
 	}
 	return func() {
 		h.mu.Lock()
@@ -134,11 +133,8 @@ func (h *health) begin() (end func()) {
 func (h *health) ready() error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	switch {
-	case h.runs == 0:
+	if h.runs == 0 {
 		return errNotRunning
-	case !h.polled:
-		return errNotStarted
 	}
 	return h.last
 }
@@ -147,14 +143,7 @@ func (h *health) ready() error {
 func (h *health) saw(err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.last, h.polled = err, true
-}
-
-// err returns the error of the last store call.
-func (h *health) err() error {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return h.last
+	h.last = err
 }
 
 // setLooking sets whether the relay polls when it is woken.

@@ -333,6 +333,63 @@ func TestCancelledDrainDoesNotPrune(t *testing.T) {
 	})
 }
 
+// joined is a Source on which a Run starts while a Drain prunes.
+type joined struct {
+	driver.Source
+	join func() // starts the Run
+	runs atomic.Bool
+	slow time.Duration // the time of a claim of the Run
+	err  error         // of a claim of the Run
+
+	refused error // of a settlement of the Drain
+}
+
+func (s *joined) PrunePass(context.Context) {
+	s.runs.Store(true)
+	s.join()
+	time.Sleep(time.Second) // timing: in a bubble
+}
+
+func (s *joined) Claim(ctx context.Context, req driver.Claim) (driver.Batch, error) {
+	if !s.runs.Load() {
+		return s.Source.Claim(ctx, req)
+	}
+	time.Sleep(s.slow) // timing: in a bubble
+	return driver.Batch{}, s.err
+}
+
+func (s *joined) Settle(ctx context.Context, b driver.Batch, settlements []driver.Settlement) (driver.Settled, error) {
+	settled, err := s.Source.Settle(ctx, b, settlements)
+	settled.Refused = s.refused
+	return settled, err
+}
+
+// The result of a Drain does not depend on a Run of the same relay.
+func TestDrain_besideRun(t *testing.T) {
+	for name, source := range map[string]*joined{
+		"that has not claimed yet": {slow: 2 * time.Second},
+		"whose claims fail":        {err: errors.New("down")},
+		"whose claims succeed":     {refused: errDiskFull},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, outbox.RelayConfig{}, func(b *bench) {
+				stop := func() {}
+				defer func() { stop() }()
+				source.Source, source.join = b.store, func() { stop = b.start() }
+				b.over(source, outbox.RelayConfig{})
+				b.write(message("k", 1))
+				report, err := b.relay.Drain(b.Context(), outbox.Bounds{Limit: 1})
+				if report.Published != 1 || !errors.Is(err, source.refused) {
+					b.Errorf("%+v, %v, want the error %v", report, err, source.refused)
+				}
+				if succeeds := source.slow == 0 && source.err == nil; (b.relay.Ready(b.Context()) == nil) != succeeds {
+					b.Errorf("ready: %v", !succeeds)
+				}
+			})
+		})
+	}
+}
+
 // A publisher that stops by itself is logged, and Run continues.
 func TestPublisherThatEnds(t *testing.T) {
 	inBubble(t, outbox.RelayConfig{}, func(b *bench) {

@@ -26,11 +26,12 @@ const (
 	wholeSettles = 3
 )
 
-// round is the result of one batch. err means that the batch could not be settled, or only in part.
+// round is the result of one batch. err means that the batch could not be settled, or only in part; refused is
+// Settled.Refused.
 type round struct {
 	claimed, published, failed, dead int
 	more                             bool // another claim may find messages because of this round
-	err                              error
+	err, refused                     error
 }
 
 // rounds claims, publishes and settles the batches of one store. It is safe for concurrent use.
@@ -100,7 +101,7 @@ func (rs *rounds) run(send context.Context, life spans, batch driver.Batch, begi
 	res := rs.report(work, batch.Messages, outcomes, failures)
 	// The store does not report messages that wait now, were released, or belong to a transport that is back.
 	res.more = settled.More || paused || len(settled.Stale) > 0 || res.published < res.claimed
-	res.err = settled.unrecorded
+	res.err, res.refused = settled.unrecorded, settled.Refused
 	return res
 }
 
