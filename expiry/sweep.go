@@ -118,6 +118,7 @@ type pass struct {
 	s      *Sweeper
 	left   *leftover
 	report Report
+	early  []string // rows that left a full quarantine early: the next pass tries them again
 }
 
 func (p *pass) sweep(ctx context.Context) error {
@@ -153,7 +154,7 @@ func (p *pass) drain(ctx context.Context) (done bool, err error) {
 		if err := ctx.Err(); err != nil {
 			return false, err
 		}
-		req := driver.Request{Limit: p.left.size, After: p.left.cursor, Skip: p.s.suspects.skip()}
+		req := driver.Request{Limit: p.left.size, After: p.left.cursor, Skip: append(p.s.suspects.skip(), p.early...)}
 		batch, err := p.batch(ctx, req)
 		switch {
 		case err == nil && batch.Claimed == req.Limit && batch.Expired > 0:
@@ -187,7 +188,11 @@ func (p *pass) passBy(ctx context.Context, err error) error {
 	case blamed == nil:
 		return err
 	case len(blamed.Rows) == 1 && !isUnsure(err):
-		return p.isolate(ctx, blamed)
+		err := p.isolate(ctx, blamed)
+		if err != nil {
+			p.left.cursor = blamed.Last // the next sweep starts behind these rows
+		}
+		return err
 	}
 	p.left.cursor = blamed.Last
 	if blamed.Doubtful && p.s.suspects.full() {
@@ -332,7 +337,7 @@ func (p *pass) isolate(ctx context.Context, e *driver.BatchError) error {
 		return fmt.Errorf("%w: %d in one sweep: %w", errQuarantineFull, p.report.Poisoned, e.Err)
 	}
 	id := e.Rows[0]
-	p.s.suspects.isolate(id, time.Now())
+	p.early = append(p.early, p.s.suspects.isolate(id, time.Now())...)
 	p.report.Poisoned++
 	p.s.cfg.Logger.ErrorContext(ctx, "expiry: row failed and was quarantined", slog.String("sweeper", p.s.cfg.Name),
 		slog.String("row", id), slog.Any("error", e.Err), slog.Duration("quarantine", p.s.cfg.Quarantine))
@@ -442,16 +447,18 @@ func (s *suspects) resting(now time.Time) bool {
 	return s.until.After(now)
 }
 
-// isolate puts a row in quarantine. If the quarantine is full, the row that has been there longest leaves it and is
-// tried again early.
-func (s *suspects) isolate(id string, now time.Time) {
+// isolate puts a row in quarantine. If the quarantine is full, the row that has been there longest leaves it early, and
+// is returned.
+func (s *suspects) isolate(id string, now time.Time) (early []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.forget([]string{id})
 	if len(s.bad) >= s.limit {
+		early = []string{s.bad[0].id}
 		s.bad = s.bad[1:]
 	}
 	s.bad = append(s.bad, badRow{id, now.Add(s.period)})
+	return early
 }
 
 // release sets rows aside whose quarantine has ended, each alone: a row that is still bad then fails alone.

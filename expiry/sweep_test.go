@@ -49,6 +49,35 @@ func TestPoisonedHeadDoesNotStarveTheTail(t *testing.T) {
 	}
 }
 
+// The same holds if each bad row is named or alone in its batch, so that nothing is set aside.
+func TestPoisonedHead_named(t *testing.T) {
+	t.Parallel()
+	for _, size := range []int{1, 8} {
+		for _, bad := range []int{16, 20, 50} {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t)
+				store := w.emitting(t, func(_ context.Context, rows []expiry.Row) error {
+					for _, row := range rows {
+						if strings.HasPrefix(row.ID, "bad") {
+							return &expiry.RowError{ID: row.ID, Err: errors.New("bad row")}
+						}
+					}
+					return nil
+				})
+				for n := range bad {
+					w.hold(t, fmt.Sprintf("bad %03d", n), -time.Hour+time.Duration(n)*time.Second)
+					w.hold(t, fmt.Sprintf("tail %03d", n), -time.Minute+time.Duration(n)*time.Millisecond)
+				}
+				defer run(t, newSweeper(t, store, expiry.SweeperConfig{BatchSize: size}).Tune(expiry.Tuning{MaxQuarantine: 15}))()
+				time.Sleep(3 * time.Minute)
+				if left := w.table.Active(); len(left) != bad {
+					t.Errorf("batches of %d: %d rows are left, want the %d bad ones: %v", size, len(left), bad, left)
+				}
+			})
+		}
+	}
+}
+
 // If the callback names the row at fault, no search is needed.
 func TestNamedRowIsNotSearchedFor(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
