@@ -361,7 +361,8 @@ func newStatements(name string, c Config) (statements, error) {
 	undated := "FROM " + table + " WHERE " + active + " AND " + deadline + " IS NULL"
 	most := strconv.Itoa(driver.MaxOverdue)
 	due := active + " AND " + deadline + " <= now()"
-	order := " ORDER BY " + deadline + ", " + id
+	// With the table's name, the order is that of the columns. A bare name would mean the selected text of the column.
+	order := " ORDER BY " + table + "." + deadline + ", " + table + "." + id
 
 	update := "UPDATE " + table + " SET " + status + " = " + value(c.Expired)
 	claim := func(condition string) string {

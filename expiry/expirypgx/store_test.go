@@ -1,6 +1,7 @@
 package expirypgx_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -63,6 +64,41 @@ func TestRowIDTypesColumnsAndEnum(t *testing.T) {
 				t.Errorf("something is due beside the row left alone: %+v, %v", o, err)
 			}
 		})
+	}
+}
+
+// Rows with one deadline are taken in the order of the key's own type, which the index and the position of the next batch
+// have: 2 before 10. Otherwise each batch sorts all due rows, and a sweep passes by rows and ends without them.
+func TestSweep_takesRowsOfOneDeadlineInOrder(t *testing.T) {
+	t.Parallel()
+	b := &backend{pool: pgtest.New(t)}
+	b.exec(t, `CREATE TABLE holds (id bigint PRIMARY KEY, status text NOT NULL, expires_at timestamptz NOT NULL)`)
+	b.exec(t, `INSERT INTO holds SELECT n, 'held', '2020-01-01' FROM generate_series(1, 3000) n`)
+	b.exec(t, `CREATE INDEX ON holds (expires_at, id) WHERE status = 'held'`)
+	b.exec(t, `ANALYZE holds`)
+	var got []string
+	store := b.store(t, expirypgx.Config{
+		Columns: []string{"id", "expires_at"},
+		Emit: func(_ context.Context, _ pgx.Tx, rows []expiry.Row) error {
+			for _, row := range rows {
+				got = append(got, row.ID)
+			}
+			return nil
+		},
+	})
+	rows, err := b.pool.Query(t.Context(), "EXPLAIN "+expirypgx.Claim(store), "{}")
+	must(t, err)
+	plan, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	must(t, err)
+	if text := strings.Join(plan, "\n"); strings.Contains(text, "Sort") {
+		t.Errorf("a batch sorts the due rows:\n%s", text)
+	}
+	report := sweep(t, store, expiry.SweeperConfig{BatchSize: 700})
+	if report.Expired != 3000 || b.count(t, "status = 'held'") != 0 {
+		t.Errorf("one sweep expired %d of 3000 rows", report.Expired)
+	}
+	if !slices.IsSortedFunc(got, func(a, b string) int { return cmp.Or(cmp.Compare(len(a), len(b)), cmp.Compare(a, b)) }) {
+		t.Errorf("the order of the rows is %v", got)
 	}
 }
 
