@@ -100,7 +100,7 @@ func (r Reader) Events(ctx context.Context, after string, limit int) ([]booking.
 	}
 	var events []booking.Event
 	err := try(ctx, func(ctx context.Context) (err error) {
-		rows, err := r.pool.Query(ctx, "select id::text, name, seats from events where id > $1 order by id limit $2", after, limit)
+		rows, err := r.pool.Query(ctx, "select id::text, name, seats from events where id > $1 order by events.id limit $2", after, limit)
 		if err == nil {
 			events, err = pgx.CollectRows(rows, pgx.RowToStructByPos[booking.Event])
 		}

@@ -140,7 +140,7 @@ func (s seats) addEvent(w http.ResponseWriter, r *http.Request) {
 
 func (s seats) showEvent(w http.ResponseWriter, r *http.Request) {
 	e := event{ID: r.PathValue("id")}
-	rows, err := s.pool.Query(r.Context(), "select number::text, state from seats where event_id = $1 order by number", e.ID)
+	rows, err := s.pool.Query(r.Context(), "select number::text, state from seats where event_id = $1 order by seats.number", e.ID)
 	if err == nil {
 		e.Map, err = pgx.CollectRows(rows, pgx.RowToStructByPos[seat])
 	}
