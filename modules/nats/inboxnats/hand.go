@@ -21,10 +21,12 @@ type hand struct {
 	out    int   // handed out since the last start and unsettled
 	lost   error // why deliveries have ended
 
-	// A new owner hands out nothing until it has all messages delivered before: hold messages up to the horizon.
-	// Deleted messages never arrive, so the wait ends at until.
+	// A new owner hands out nothing until it has all messages delivered before: hold messages up to the horizon, at
+	// the latest at until.
 	hold    int
 	horizon uint64
+	early   bool      // a newer one has arrived: they are not due yet
+	recount time.Time // when to ask the server for their number
 	until   time.Time
 }
 
@@ -75,8 +77,11 @@ func (h *hand) room(asked int) int {
 	if h.lost != nil || h.window == 0 {
 		return 0
 	}
-	if h.hold > 0 { // others may arrive before them
-		return max(min(h.hold, h.hold+2*maxWindow-len(h.spare))-asked, 0)
+	if h.hold > 0 && h.early {
+		return max(1-asked, 0)
+	}
+	if h.hold > 0 {
+		return max(h.hold-asked, 0)
 	}
 	coming := len(h.spare) + asked
 	if n := h.window - h.out - coming; n >= coming {
@@ -86,28 +91,30 @@ func (h *hand) room(asked int) int {
 }
 
 // add adds a delivery. A known message is ignored: the server has redelivered it because it heard nothing for long.
-// The caller holds the lock.
-func (h *hand) add(d *delivery) {
+// It reports whether the delivery is newer than those that a new owner waits for. The caller holds the lock.
+func (h *hand) add(d *delivery) (newer bool) {
 	if h.all[d.place] != nil {
-		return
+		return false
 	}
 	h.all[d.place] = d
 	h.spare = append(h.spare, d)
-	if h.hold > 0 && !d.retries && d.seq <= h.horizon {
-		h.hold--
-		h.sorted()
+	switch {
+	case h.hold == 0:
+		return false
+	case d.seq > h.horizon:
+		h.early = true
+		return true
 	}
+	h.hold--
+	h.sorted()
+	return false
 }
 
 // sorted sorts the deliveries once the hold has ended. The caller holds the lock.
 func (h *hand) sorted() {
 	if h.hold == 0 {
-		slices.SortStableFunc(h.spare, func(a, b *delivery) int {
-			if a.retries != b.retries {
-				return 0
-			}
-			return cmp.Compare(a.seq, b.seq)
-		})
+		slices.SortFunc(h.spare, func(a, b *delivery) int { return cmp.Compare(a.seq, b.seq) })
+		h.wake()
 	}
 }
 
@@ -117,10 +124,6 @@ func (h *hand) next(most int) ([]driver.Delivery, error) {
 	defer h.mu.Unlock()
 	if h.lost != nil {
 		return nil, h.lost
-	}
-	if h.hold > 0 && time.Now().After(h.until) {
-		h.hold = 0
-		h.sorted()
 	}
 	if h.hold > 0 {
 		return nil, nil
@@ -189,14 +192,12 @@ func (h *hand) bySubject() map[string]int {
 	return counts
 }
 
-// lose ends the deliveries. It returns the earlier reason, if they had already ended.
-func (h *hand) lose(err error) (before error) {
+// lose ends the deliveries.
+func (h *hand) lose(err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	before = h.lost
 	h.lost = cmp.Or(h.lost, err)
 	h.wake()
-	return before
 }
 
 // wake wakes Receive.

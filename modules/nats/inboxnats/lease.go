@@ -17,15 +17,16 @@ import (
 // The owner of an ordered stream or partition holds a lease. It is the last message on the subject
 // own.owner.<partition> of the stream <stream>=<consumer>=owners, and the server deletes it after 8 seconds. The
 // owner writes it again every 2 seconds, each time on condition of the previous number, so that only one process
-// succeeds. At its end the owner writes "free", which any process may replace.
+// succeeds. The message names the process: if an answer is lost, the process finds its own name and goes on. At its end the
+// owner writes "free", which any process may replace.
 //
 // The durable consumer numbers its deliveries, and the owner knows the next number. If another one arrives, messages
 // were lost on their way or went to a process that has lost the lease, and the session ends. So the lease need not be
 // exact: the numbers keep the order.
 //
 // A new owner asks for the number of delivered and unacknowledged messages and for the last of them. It hands out
-// nothing until it has all of them, sorted. If the previous owner died or lost messages, the new one first waits for
-// the ack wait, after which the server redelivers them.
+// nothing until it has all of them, sorted. The server redelivers those that the previous owner has not requeued after
+// the ack wait. Newer messages that arrive before them mean that they are not due, so the next request waits.
 
 const (
 	// leaseTime is how long a lease lasts without renewal.
@@ -34,8 +35,8 @@ const (
 	// second.
 	leaseEvery = 500 * time.Millisecond
 
-	leaseFree = "free" // the previous owner has requeued everything
-	leaseLost = "lost" // the previous owner may have lost messages
+	// leaseFree is the text of a released lease. Otherwise the text is the owner's name.
+	leaseFree = "free"
 )
 
 var errLease = errors.New("inboxnats: another process serves the stream now")
@@ -48,7 +49,6 @@ type lease struct {
 	mu    sync.Mutex
 	rev   uint64
 	until time.Time // end of the lease; zero: not taken
-	clean bool      // the previous owner has left nothing. Used by the receiving goroutine only
 }
 
 // lasts reports whether the session holds the lease.
@@ -58,49 +58,65 @@ func (l *lease) lasts() bool {
 	return time.Now().Before(l.until)
 }
 
+// ended reports whether the session had the lease and did not extend it in time, as after a pause of the process.
+func (l *lease) ended() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return !l.until.IsZero() && !time.Now().Before(l.until)
+}
+
 // take takes the lease if it has no owner, otherwise it waits a little.
 func (l *lease) take(ctx context.Context) (taken bool, err error) {
-	l.mu.Lock()
-	expired := !l.until.IsZero()
-	l.mu.Unlock()
-	if expired {
+	if l.ended() {
 		return false, errLease
 	}
 	var before jetstream.RawStreamMsg
-	if err := l.source.call(ctx, "lease", func(ctx context.Context) error {
-		stream, err := l.source.js.Stream(ctx, l.source.owners)
-		if err != nil {
-			return err
-		}
-		last, err := stream.GetLastMsgForSubject(ctx, l.source.owner)
-		if errors.Is(err, jetstream.ErrMsgNotFound) {
-			return nil
-		}
-		if err == nil {
-			before = *last
-		}
+	if err := l.source.call(ctx, "lease", func(ctx context.Context) (err error) {
+		before, err = l.last(ctx)
 		return err
 	}); err != nil {
 		return false, err
 	}
-	state := string(before.Data)
-	if before.Sequence > 0 && state != leaseFree && state != leaseLost {
+	if text := string(before.Data); before.Sequence > 0 && text != leaseFree && text != l.source.name {
 		_ = runloop.Sleep(ctx, leaseEvery) // Receive checks ctx first
 		return false, nil
 	}
-	err = l.write(ctx, before.Sequence, "held")
+	err = l.write(ctx, before.Sequence, l.source.name)
 	if isOvertaken(err) {
 		return false, nil
 	}
-	l.clean = state == leaseFree
 	return err == nil, err
 }
 
-// write replaces the lease if it still has the number rev.
-func (l *lease) write(ctx context.Context, rev uint64, state string) error {
+// last returns the lease on the server. Without one the result is zero.
+func (l *lease) last(ctx context.Context) (found jetstream.RawStreamMsg, err error) {
+	stream, err := l.source.js.Stream(ctx, l.source.owners)
+	if err != nil {
+		return found, err
+	}
+	last, err := stream.GetLastMsgForSubject(ctx, l.source.owner)
+	switch {
+	case errors.Is(err, jetstream.ErrMsgNotFound):
+		return found, nil
+	case err != nil:
+		return found, err
+	}
+	return *last, nil
+}
+
+// write replaces the lease if it still has the number rev, or another one by this process: the answer to that was lost.
+func (l *lease) write(ctx context.Context, rev uint64, text string) error {
 	began := time.Now()
 	return l.source.call(context.WithoutCancel(ctx), "lease", func(ctx context.Context) error {
-		ack, err := l.source.js.PublishMsg(ctx, &nats.Msg{Subject: l.source.owner, Data: []byte(state)}, jetstream.WithExpectLastSequencePerSubject(rev))
+		replace := func(rev uint64) (*jetstream.PubAck, error) {
+			return l.source.js.PublishMsg(ctx, &nats.Msg{Subject: l.source.owner, Data: []byte(text)}, jetstream.WithExpectLastSequencePerSubject(rev))
+		}
+		ack, err := replace(rev)
+		if isOvertaken(err) {
+			if last, failed := l.last(ctx); failed == nil && string(last.Data) == l.source.name {
+				ack, err = replace(last.Sequence)
+			}
+		}
 		if err != nil {
 			return err
 		}
@@ -127,7 +143,7 @@ func (l *lease) renew(ctx context.Context) error {
 	if !taken {
 		return nil
 	}
-	err := l.write(ctx, rev, "held")
+	err := l.write(ctx, rev, l.source.name)
 	if isOvertaken(err) || !l.lasts() {
 		return errLease
 	}
@@ -136,20 +152,16 @@ func (l *lease) renew(ctx context.Context) error {
 }
 
 // leave releases the lease.
-func (l *lease) leave(ctx context.Context, clean bool) error {
+func (l *lease) leave(ctx context.Context) error {
 	l.busy.Lock()
 	defer l.busy.Unlock()
 	if !l.lasts() {
 		return nil
 	}
-	state := leaseLost
-	if clean {
-		state = leaseFree
-	}
 	l.mu.Lock()
 	rev := l.rev
 	l.mu.Unlock()
-	err := l.write(ctx, rev, state)
+	err := l.write(ctx, rev, leaseFree)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.until = time.Time{}

@@ -2,7 +2,6 @@ package inboxnats
 
 import (
 	"context"
-	"crypto/rand"
 	"strings"
 	"time"
 
@@ -31,7 +30,7 @@ func newRunner(s *settings, parts []*source, p inbox.Processor) (runner, error) 
 	for _, part := range parts {
 		all = append(all, group.Partition{Name: part.queue, Source: part})
 	}
-	m := &members{source: parts[0], run: rand.Text()[:10]}
+	m := &members{parts[0]}
 	return group.New(p, group.Config{
 		Consumer: cfg, Whole: group.NewWhole(parts), Partitions: all, Aside: aside, Leveling: s.leveling,
 		Members: &group.Records{Every: memberEvery, Note: m.note, Leave: m.leave, Log: s.log},
@@ -39,23 +38,20 @@ func newRunner(s *settings, parts []*source, p inbox.Processor) (runner, error) 
 }
 
 // members are the processes that share the partitions. Each has a message in the stream of leases.
-type members struct {
-	source *source
-	run    string // this process
-}
+type members struct{ source *source }
 
 func (m *members) leave(ctx context.Context) error {
 	stream, err := m.source.js.Stream(ctx, m.source.owners)
 	if err != nil {
 		return err
 	}
-	return stream.Purge(ctx, jetstream.WithPurgeSubject(m.source.members+m.run))
+	return stream.Purge(ctx, jetstream.WithPurgeSubject(m.source.members+m.source.name))
 }
 
 // note records that this process takes part, and counts all that do.
 func (m *members) note(ctx context.Context) (int, error) {
 	if err := m.source.call(ctx, "note the process", func(ctx context.Context) error {
-		_, err := m.source.js.Publish(ctx, m.source.members+m.run, nil)
+		_, err := m.source.js.Publish(ctx, m.source.members+m.source.name, nil)
 		return err
 	}); err != nil {
 		return 0, err

@@ -10,7 +10,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -41,8 +40,7 @@ type session struct {
 	feeds  [2]*feed // the stream, and the retries
 	lease  *lease   // nil: the stream is not Ordered
 	wait   time.Duration
-	asking sync.Mutex  // held while requests are made or withdrawn
-	unsure atomic.Bool // deliveries were forgotten that the server may not have requeued
+	asking sync.Mutex // held while requests are made or withdrawn
 }
 
 // Start implements driver.Session.
@@ -56,6 +54,9 @@ func (s *session) Start(_ context.Context, window int) error {
 // Receive implements driver.Session.
 func (s *session) Receive(ctx context.Context, most int) ([]driver.Delivery, error) {
 	for {
+		if s.lease != nil && s.lease.ended() {
+			return nil, s.failed("receive", errLease)
+		}
 		if ds, err := s.hand.next(most); len(ds) > 0 || err != nil {
 			return ds, err
 		}
@@ -87,7 +88,7 @@ func (s *session) request(ctx context.Context) error {
 			return err
 		}
 	}
-	if s.lease != nil && s.feeds[0].unnumbered() {
+	if s.lease != nil {
 		if err := s.takeOver(ctx); err != nil {
 			return err
 		}
@@ -100,23 +101,40 @@ func (s *session) request(ctx context.Context) error {
 	return nil
 }
 
-// takeOver makes the new owner first receive the messages of the previous owner, in order.
+// takeOver makes the new owner first receive the messages of the previous owner, in order. It counts them again from time
+// to time, because acknowledged and deleted ones never arrive.
 func (s *session) takeOver(ctx context.Context) error {
+	f, h := s.feeds[0], s.hand
+	h.mu.Lock()
+	first, ours := f.next == 0, 0
+	due := first || h.hold > 0 && time.Now().After(h.recount)
+	for p := range h.all {
+		if due && !p.retries {
+			ours++
+		}
+	}
+	h.mu.Unlock()
+	if !due {
+		return nil
+	}
 	info, err := s.info(ctx, s.stream)
 	if err != nil {
 		return err
 	}
-	f, wait := s.feeds[0], info.Config.AckWait // not that of the session, which is shorter for an existing consumer
-	s.hand.mu.Lock()
-	defer s.hand.mu.Unlock()
-	f.next = info.Delivered.Consumer + 1
-	s.hand.hold = info.NumAckPending
-	s.hand.horizon = info.Delivered.Stream
-	s.hand.until = time.Now().Add(wait + pullTime)
-	if !s.lease.clean && s.hand.hold > 0 { // until the server redelivers them
-		f.after = time.Now().Add(wait)
-		s.hand.until = f.after.Add(pullTime)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if first {
+		f.next = info.Delivered.Consumer + 1
+		h.hold, h.horizon = info.NumAckPending, info.Delivered.Stream
+		// A sign of life of the previous owner may arrive late, and delays the redelivery once more.
+		h.until = time.Now().Add(2*info.Config.AckWait + pullTime)
 	}
+	h.hold = min(h.hold, max(info.NumAckPending-ours, 0))
+	if time.Now().After(h.until) {
+		h.hold = 0
+	}
+	h.recount = time.Now().Add(pullTime)
+	h.sorted()
 	return nil
 }
 
@@ -128,11 +146,7 @@ func (s *session) Stop(ctx context.Context) error {
 	if err := s.withdraw(ctx); err != nil {
 		return s.failed("stop", err)
 	}
-	if err := s.giveBack(ctx, s.hand.unseen()); err != nil {
-		s.unsure.Store(true)
-		return err
-	}
-	return nil
+	return s.giveBack(ctx, s.hand.unseen())
 }
 
 // withdraw ends the requests at the server. Messages on their way still arrive. The caller holds the lock asking.
@@ -157,12 +171,11 @@ func (s *session) withdraw(ctx context.Context) (failed error) {
 // Close implements driver.Session.
 func (s *session) Close(ctx context.Context) error {
 	ctx = context.WithoutCancel(ctx) // its end must not delay the requeue
-	lost := s.hand.lose(errClosed)
+	s.hand.lose(errClosed)
 	stopped := s.Stop(ctx)
 	err := s.giveBack(ctx, s.hand.drop())
 	if s.lease != nil {
-		clean := stopped == nil && err == nil && !s.unsure.Load() && !errors.Is(lost, errGap)
-		err = errors.Join(err, s.lease.leave(ctx, clean))
+		err = errors.Join(err, s.lease.leave(ctx))
 	}
 	s.closed(s)
 	return cmp.Or(stopped, err)
@@ -195,7 +208,6 @@ func (s *session) GiveBack(ctx context.Context, ds []driver.Delivery) error {
 		err = s.giveBack(ctx, held)
 	}
 	if err != nil {
-		s.unsure.Store(true)
 		return s.failed("requeue messages", err)
 	}
 	return stale(len(ds) - len(held))
@@ -272,13 +284,6 @@ type feed struct {
 	next  uint64    // the required number of the next delivery if order counts; 0: any
 }
 
-// unnumbered reports whether the number of the next delivery is not known yet.
-func (f *feed) unnumbered() bool {
-	f.session.hand.mu.Lock()
-	defer f.session.hand.mu.Unlock()
-	return f.next == 0
-}
-
 // drain ends the subscription, after which nothing more of its requests arrives. It reports whether the server still
 // has a request.
 func (f *feed) drain(timeout time.Duration) (asked bool, err error) {
@@ -344,6 +349,9 @@ func (f *feed) due() (n int, silent bool) {
 	if now.Before(f.after) {
 		return 0, false
 	}
+	if f.retries && h.hold > 0 {
+		return 0, false
+	}
 	if n = h.room(f.asked); n > 0 {
 		f.asked, f.until = f.asked+n, now.Add(pullTime+time.Second)
 	}
@@ -376,7 +384,9 @@ func (f *feed) arrived(msg *nats.Msg) {
 		if f.next > 0 {
 			f.next++
 		}
-		s.hand.add(d)
+		if newer := s.hand.add(d); newer {
+			f.after = time.Now().Add(pullPause)
+		}
 	}
 }
 

@@ -2,51 +2,139 @@ package inboxnats
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/modules/nats/internal/natstest"
 )
 
-// The durable consumer was there before, with a longer ack wait: its server redelivers the messages of a dead owner later.
-func TestTakeOver_waitsForRedelivery(t *testing.T) {
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// newTestConsumer returns a consumer called billing, after Setup.
+func newTestConsumer(t *testing.T, conn *nats.Conn, from Stream, cfg inbox.ConsumerConfig) *Consumer {
+	t.Helper()
+	cfg.Name, cfg.Logger = "billing", slog.New(slog.DiscardHandler)
+	consumer, err := NewConsumer(conn, from, inbox.NewMux(), cfg)
+	must(t, err)
+	must(t, consumer.Setup(t.Context()))
+	return consumer
+}
+
+// open starts a session of a source.
+func open(t *testing.T, s *source, window int) *session {
+	t.Helper()
+	opened, err := s.Open(t.Context())
+	must(t, err)
+	must(t, opened.Start(t.Context(), window))
+	t.Cleanup(func() { _ = opened.Close(context.WithoutCancel(t.Context())) })
+	return opened.(*session)
+}
+
+// publish publishes n messages. The server numbers them.
+func publish(t *testing.T, conn *nats.Conn, stream string, n int) {
+	t.Helper()
+	for range n {
+		_, err := natstest.JetStream(t, conn).Publish(t.Context(), stream+".order.placed", nil)
+		must(t, err)
+	}
+}
+
+// numbers receives n messages, and returns their numbers.
+func numbers(t *testing.T, s *session, n int) (all []uint64) {
+	t.Helper()
+	for len(all) < n {
+		ds, err := s.Receive(t.Context(), n-len(all))
+		must(t, err)
+		for _, d := range ds {
+			all = append(all, d.(*delivery).seq)
+		}
+	}
+	return all
+}
+
+// The previous owner has died, and its signs of life arrive late: the server redelivers its message after more than the ack
+// wait. The new owner hands it out first, and holds few of the many that wait.
+func TestTakeOver_lateSignsOfLife(t *testing.T) {
 	t.Parallel()
 	conn := natstest.New(t)
 	js, name := natstest.JetStream(t, conn), natstest.Name(t, conn)
-	must := func(err error) {
-		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
 	_, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: name, Subjects: []string{name + ".>"}})
-	must(err)
+	must(t, err)
 	durable, err := js.CreateConsumer(t.Context(), name, jetstream.ConsumerConfig{
-		Durable: "billing", FilterSubject: name + ".>", AckPolicy: jetstream.AckExplicitPolicy, AckWait: time.Minute, MaxAckPending: -1,
+		Durable: "billing", FilterSubject: name + ".>", AckPolicy: jetstream.AckExplicitPolicy, AckWait: 2 * time.Second, MaxAckPending: -1,
 	})
-	must(err)
-	consumer, err := NewConsumer(conn, Stream{Name: name}, inbox.NewMux(), inbox.ConsumerConfig{Name: "billing", Ordered: true})
-	must(err)
-	must(consumer.Setup(t.Context()))
-	_, err = js.Publish(t.Context(), name+".order.placed", nil)
-	must(err)
-	_, err = durable.Next() // the dead owner's
-	must(err)
-
-	opened, err := consumer.parts[0].Open(t.Context())
-	must(err)
-	s := opened.(*session)
-	redelivered := time.Now().Add(time.Minute)
-	must(s.takeOver(t.Context()))
-	if after, until := s.feeds[0].after, s.hand.until; s.hand.hold != 1 || after.Before(redelivered) || until.Before(after.Add(pullTime)) { // timing: times that takeOver computes
-		t.Errorf("waits for %d messages, from %v until %v; they come at %v", s.hand.hold, after, until, redelivered)
+	must(t, err)
+	source := newOrdered(t, conn, name, Stream{})
+	publish(t, conn, name, 100)
+	held, err := durable.Next() // of the previous owner
+	must(t, err)
+	alive, dead := context.WithTimeout(t.Context(), 3*time.Second) // more than the ack wait
+	defer dead()
+	go func() {
+		for alive.Err() == nil {
+			_ = held.InProgress()
+			time.Sleep(100 * time.Millisecond)
+		}
+	}()
+	s := open(t, source, 5)
+	received := numbers(t, s, 1)
+	s.hand.mu.Lock()
+	most := len(s.hand.all)
+	s.hand.mu.Unlock()
+	if received[0] != 1 || alive.Err() == nil {
+		t.Errorf("received %d first, before its redelivery: %v", received[0], alive.Err() == nil)
 	}
-	must(s.Close(t.Context()))
+	if most > 50 {
+		t.Errorf("the new owner holds %d messages", most)
+	}
+	if rest := numbers(t, s, 4); fmt.Sprint(rest) != "[2 3 4 5]" {
+		t.Errorf("received %v next", rest)
+	}
+}
+
+// Of three messages of the previous owner one was acknowledged late. The new owner does not wait for it.
+func TestTakeOver_countsAgain(t *testing.T) {
+	t.Parallel()
+	conn := natstest.New(t)
+	name := natstest.Name(t, conn)
+	source := newOrdered(t, conn, name, Stream{})
+	publish(t, conn, name, 3)
+	durable, err := natstest.JetStream(t, conn).Consumer(t.Context(), name, "billing")
+	must(t, err)
+	held, err := durable.Fetch(2)
+	must(t, err)
+	var all []jetstream.Msg
+	for m := range held.Messages() {
+		all = append(all, m)
+	}
+	s := open(t, source, 5)
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	if ds, err := s.Receive(ctx, 5); len(ds) > 0 || ctx.Err() == nil {
+		t.Fatalf("received %d messages before the previous owner's, error %v", len(ds), err)
+	}
+	begun := time.Now()
+	must(t, all[0].DoubleAck(t.Context()))
+	must(t, all[1].Nak())
+	if received := numbers(t, s, 2); fmt.Sprint(received) != "[3 4]" { // the first number is that of Setup
+		t.Errorf("received %v", received)
+	}
+	if took := time.Since(begun); took > ackWait { // timing: without counting again it takes more than two ack waits
+		t.Errorf("received them after %v", took)
+	}
 }
 
 // A session could not requeue a message. The next owner waits for its redelivery, also if the connection came back before
@@ -55,39 +143,20 @@ func TestClose_afterFailedRequeue(t *testing.T) {
 	t.Parallel()
 	conn := natstest.New(t)
 	name := natstest.Name(t, conn)
-	must := func(err error) {
-		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
+	source := newOrdered(t, conn, name, Stream{})
+	publish(t, conn, name, 2)
+	s := open(t, source, 1)
+	ds, err := s.Receive(t.Context(), 1)
+	must(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := s.GiveBack(ctx, ds); err == nil {
+		t.Error("a requeue without time succeeds")
 	}
-	consumer, err := NewConsumer(conn, Stream{Name: name}, inbox.NewMux(), inbox.ConsumerConfig{
-		Name: "billing", Ordered: true, Logger: slog.New(slog.DiscardHandler),
-	})
-	must(err)
-	must(consumer.Setup(t.Context()))
-	_, err = natstest.JetStream(t, conn).Publish(t.Context(), name+".order.placed", nil)
-	must(err)
-	for _, fails := range []bool{false, true} {
-		s, err := consumer.parts[0].Open(t.Context())
-		must(err)
-		must(s.Start(t.Context(), 1))
-		ds, err := s.Receive(t.Context(), 1)
-		must(err)
-		ctx, cancel := context.WithCancel(t.Context())
-		if fails {
-			cancel()
-		}
-		if err := s.GiveBack(ctx, ds); (err != nil) != fails {
-			t.Fatalf("requeue: %v", err)
-		}
-		cancel()
-		must(s.Close(t.Context()))
-		next := &lease{source: consumer.parts[0]}
-		if taken, err := next.take(t.Context()); !taken || err != nil || next.clean == fails {
-			t.Errorf("after a requeue that fails %v: taken %v, clean %v, error %v", fails, taken, next.clean, err)
-		}
-		must(next.leave(t.Context(), true))
+	must(t, s.Close(t.Context()))
+	first := ds[0].(*delivery).seq
+	if received := numbers(t, open(t, source, 2), 2); fmt.Sprint(received) != fmt.Sprint([]uint64{first, first + 1}) {
+		t.Errorf("the next owner received %v, want %d first", received, first)
 	}
 }
 
@@ -97,23 +166,11 @@ func TestGiveBack_wakesReceiveAfterwards(t *testing.T) {
 	t.Parallel()
 	conn := natstest.New(t)
 	name := natstest.Name(t, conn)
-	must := func(err error) {
-		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-	consumer, err := NewConsumer(conn, Stream{Name: name}, inbox.NewMux(), inbox.ConsumerConfig{Name: "billing"})
-	must(err)
-	must(consumer.Setup(t.Context()))
-	_, err = natstest.JetStream(t, conn).Publish(t.Context(), name+".order.placed", nil)
-	must(err)
-	opened, err := consumer.parts[0].Open(t.Context())
-	must(err)
-	s := opened.(*session)
-	must(s.Start(t.Context(), 1))
+	consumer := newTestConsumer(t, conn, Stream{Name: name}, inbox.ConsumerConfig{})
+	publish(t, conn, name, 1)
+	s := open(t, consumer.parts[0], 1)
 	ds, err := s.Receive(t.Context(), 1)
-	must(err)
+	must(t, err)
 	for len(s.hand.changed) > 0 {
 		<-s.hand.changed // of the delivery
 	}
@@ -127,12 +184,37 @@ func TestGiveBack_wakesReceiveAfterwards(t *testing.T) {
 			}
 		}
 	}()
-	must(s.GiveBack(t.Context(), ds))
+	must(t, s.GiveBack(t.Context(), ds))
 	select {
 	case <-free:
 	case <-time.After(testenv.Patience):
 		t.Error("Receive is not woken after a requeue")
 		s.hand.wake()
 	}
-	must(s.Close(t.Context()))
+}
+
+// A process was paused for longer than its lease. Another one may own the stream, so what the process has is not handed
+// out.
+func TestReceive_afterLease(t *testing.T) {
+	t.Parallel()
+	conn := natstest.New(t)
+	name := natstest.Name(t, conn)
+	source := newOrdered(t, conn, name, Stream{})
+	publish(t, conn, name, 2)
+	s := open(t, source, 2)
+	numbers(t, s, 1)
+	testenv.Eventually(t, func() error {
+		s.hand.mu.Lock()
+		defer s.hand.mu.Unlock()
+		if len(s.hand.spare) == 0 {
+			return driver.ErrUnavailable
+		}
+		return nil
+	})
+	s.lease.mu.Lock()
+	s.lease.until = time.Now()
+	s.lease.mu.Unlock()
+	if ds, err := s.Receive(t.Context(), 1); err == nil {
+		t.Errorf("received %d messages without the lease", len(ds))
+	}
 }

@@ -2,6 +2,7 @@ package inboxnats
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -33,6 +34,7 @@ var errNotRunning = fmt.Errorf("inboxnats: not running: %w", driver.ErrUnavailab
 type source struct {
 	*settings
 	places
+	name string // of this process in leases
 
 	running atomic.Bool
 
@@ -40,7 +42,9 @@ type source struct {
 	session *session // nil between sessions
 }
 
-func newSource(s *settings, p places) *source { return &source{settings: s, places: p} }
+func newSource(s *settings, p places) *source {
+	return &source{settings: s, places: p, name: rand.Text()[:10]}
+}
 
 // Traits implements driver.Source.
 func (s *source) Traits() driver.Traits {
