@@ -81,7 +81,7 @@ func TestTakeOver_lateSignsOfLife(t *testing.T) {
 	publish(t, conn, name, 100)
 	held, err := durable.Next() // of the previous owner
 	must(t, err)
-	alive, dead := context.WithTimeout(t.Context(), 3*time.Second) // more than the ack wait
+	alive, dead := context.WithTimeout(t.Context(), 3*time.Second) // timing: more than the ack wait
 	defer dead()
 	go func() {
 		for alive.Err() == nil {
@@ -121,7 +121,7 @@ func TestTakeOver_countsAgain(t *testing.T) {
 		all = append(all, m)
 	}
 	s := open(t, source, 5)
-	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond) // timing: nothing must arrive in it
 	defer cancel()
 	if ds, err := s.Receive(ctx, 5); len(ds) > 0 || ctx.Err() == nil {
 		t.Fatalf("received %d messages before the previous owner's, error %v", len(ds), err)
