@@ -50,64 +50,60 @@ type waitingEntry struct {
 	fields    map[string]any
 }
 
-// waitingCursor is the position of a scan: a due time, and how many messages of that time to pass over.
+// waitingCursor is the position of a scan: the last message of a page.
 type waitingCursor struct {
-	due  string
-	pass int
-	last string // due time of the last message of the scan
+	due       string
+	beginning string // of its member; "": there are no more messages, or it is the first page
+	last      string // due time of the last message of the scan
 }
 
-// page returns the messages at a position, and whether there are more.
-func (r *retrying) page(ctx context.Context, key string, at *waitingCursor) (page []waitingEntry, more bool, err error) {
+// page returns the messages after a position, and advances it.
+func (r *retrying) page(ctx context.Context, key string, at *waitingCursor) (page []waitingEntry, err error) {
 	reply, err := within(ctx, r.group, func(ctx context.Context) ([]any, error) {
-		return waitingScript.Run(ctx, r.group.client, []string{key}, at.due, at.pass, at.last, pageBytes, maxPage).Slice()
+		return waitingScript.Run(ctx, r.group.client, []string{key}, at.due, at.beginning, at.last, pageBytes, maxPage).Slice()
 	})
 	if err != nil {
-		return nil, false, err
+		return nil, err
 	}
 	if len(reply) != 3 {
-		return nil, false, errReply
+		return nil, errReply
 	}
 	entries, ok := reply[1].([]any)
 	if !ok {
-		return nil, false, errReply
+		return nil, errReply
 	}
 	for _, e := range entries {
 		parts, _ := e.([]any)
 		if len(parts) != 3 {
-			return nil, false, errReply
+			return nil, errReply
 		}
 		fields, err := parseFields(parts[2])
 		if err != nil {
-			return nil, false, err
+			return nil, err
 		}
-		page = append(page, waitingEntry{text(parts[0]), text(parts[1]), fields})
+		at.due = text(parts[0])
+		page = append(page, waitingEntry{at.due, text(parts[1]), fields})
 	}
-	at.last = text(reply[0])
-	n, _ := reply[2].(int64)
-	return page, n == 1, nil
+	at.last, at.beginning = text(reply[0]), text(reply[2])
+	return page, nil
 }
 
-// Scan implements driver.DeadLetters. Others may remove messages between two pages, so a page starts with all messages of the
-// last due time again. Only if they fill a page, and none is new, the next one passes over them: of more than a page of one
-// millisecond, some may be missed if others are removed meanwhile.
+// Scan implements driver.DeadLetters.
 func (r *retrying) Scan(
 	ctx context.Context, class string, visit func(*inbox.DeadLetter) (driver.Outcome, error), failed func(inbox.DeadLetter, error),
 ) error {
 	key, at := r.key(class), &waitingCursor{due: "-inf"}
 	seen := map[string]bool{} // a postponed message may come once more
-	for more := true; more; {
-		var page []waitingEntry
-		var err error
-		if page, more, err = r.page(ctx, key, at); err != nil {
+	for {
+		page, err := r.page(ctx, key, at)
+		if err != nil {
 			return r.group.fault("read waiting messages", err)
 		}
-		fresh := false
 		for _, e := range page {
 			if seen[e.mark] {
 				continue
 			}
-			seen[e.mark], fresh = true, true
+			seen[e.mark] = true
 			err := r.look(ctx, key, class, e, visit, failed)
 			if errors.Is(err, driver.ErrDone) {
 				return nil
@@ -116,17 +112,10 @@ func (r *retrying) Scan(
 				return err
 			}
 		}
-		switch {
-		case !more:
-		case page[len(page)-1].due != at.due:
-			at.due, at.pass = page[len(page)-1].due, 0
-		case fresh:
-			at.pass = 0
-		default:
-			at.pass += len(page)
+		if at.beginning == "" {
+			return nil
 		}
 	}
-	return nil
 }
 
 // look visits a message and applies the outcome.

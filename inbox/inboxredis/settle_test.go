@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -597,5 +598,66 @@ func TestRetrying_visitsAllOfOneDueTime(t *testing.T) {
 	}
 	if len(visited) != n {
 		t.Errorf("%d visited, want %d", len(visited), n)
+	}
+}
+
+// A scan visits all messages of one due time, although visited ones are removed after one of its pages.
+func TestRetrying_messagesRemovedBetweenPages(t *testing.T) {
+	t.Parallel()
+	const removed = 10
+	for _, tt := range []struct{ n, after int }{{110, 1}, {110, 2}, {250, 1}, {250, 2}} {
+		t.Run(fmt.Sprintf("of %d after page %d", tt.n, tt.after), func(t *testing.T) {
+			t.Parallel()
+			f := newFixture(t, false)
+			key := "{" + stream + "}:" + groupName + ":later"
+			due := float64(time.Now().Add(time.Hour).UnixMilli())
+			for i := range tt.n {
+				member := packed("orders 1-"+strconv.Itoa(i), "id", ids.New().String(), "name", "order.placed", "body", "{}")
+				noError(t, f.direct.ZAdd(t.Context(), key, redis.Z{Score: due, Member: member}).Err())
+			}
+			source, _ := f.open(t, f.through, groupName)
+			pages := 0
+			f.through.AddHook(afterScripts{func() {
+				if pages++; pages == tt.after { // the first members were visited
+					noError(t, f.direct.ZRemRangeByRank(t.Context(), key, 0, removed-1).Err())
+				}
+			}})
+			visited := map[string]bool{}
+			noError(t, source.(driver.Delayer).Retrying().Scan(t.Context(), driver.WaitingRetry, func(d *inbox.DeadLetter) (driver.Outcome, error) {
+				visited[d.Message.ID.String()] = true
+				return driver.Keep, nil
+			}, func(_ inbox.DeadLetter, err error) { t.Error(err) }))
+			if len(visited) != tt.n {
+				t.Errorf("%d visited, want %d", len(visited), tt.n)
+			}
+		})
+	}
+}
+
+// packed returns at most 15 short texts as an array of MessagePack.
+func packed(texts ...string) string {
+	all := []byte{0x90 | byte(len(texts))}
+	for _, text := range texts {
+		all = append(append(all, 0xd9, byte(len(text))), text...)
+	}
+	return string(all)
+}
+
+// afterScripts calls a function after each script that succeeded.
+type afterScripts struct{ call func() }
+
+func (a afterScripts) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (a afterScripts) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
+func (a afterScripts) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		err := next(ctx, cmd)
+		if err == nil && strings.HasPrefix(cmd.Name(), "eval") {
+			a.call()
+		}
+		return err
 	}
 }
