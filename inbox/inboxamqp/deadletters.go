@@ -81,19 +81,19 @@ func (l *letters) Scan(
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	copies, end := l.publisher(ctx)
+	lasting, release := runloop.Detach(ctx, giveBackPatience)
+	defer release()
+	copies, end := l.publisher(lasting)
 	defer end()
 	conn, err := amqpconn.Open(ctx, l.dial, l.timeout)
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
-	lasting, release := runloop.Detach(ctx, giveBackPatience) // after ctx ends, received messages must still be returned
-	defer release()
 	stop := context.AfterFunc(lasting, conn.Close)
 	defer stop()
 	letter := letterScan{class: class, returned: l.returned, symfony: l.symfony, copies: copies, visit: visit, failed: failed}
-	s := scan{conn: conn, name: l.queue(class), look: letter.look}
+	s := scan{conn: conn, name: l.queue(class), look: func(raw amqp.Delivery) (bool, error) { return letter.look(lasting, raw) }}
 	if err := s.run(ctx); err != nil {
 		return cmp.Or(ctx.Err(), err)
 	}
@@ -125,7 +125,7 @@ type scan struct {
 	conn *amqpconn.Conn
 	name string
 	// look visits one message, and reports whether it acknowledged the message.
-	look    func(ctx context.Context, raw amqp.Delivery) (gone bool, err error)
+	look    func(raw amqp.Delivery) (gone bool, err error)
 	removed int
 
 	ch         *amqp.Channel
@@ -171,7 +171,7 @@ func (s *scan) run(ctx context.Context) (err error) {
 			filled = n
 			return inbox.ErrHeld
 		}
-		gone, err := s.look(ctx, raw)
+		gone, err := s.look(raw)
 		if gone {
 			s.removed++
 			s.window++ // the broker sends another one instead
@@ -269,7 +269,8 @@ const (
 	returnPoll     = 5 * time.Millisecond
 	deliveryPoll   = 100 * time.Millisecond
 
-	// giveBackPatience is the time that a scan has to return messages after its context ended.
+	// giveBackPatience is the time that a scan has to return messages after its context ended. It also waits that long for
+	// the confirm of a copy: otherwise the copy would be there beside the original.
 	giveBackPatience = 2 * returnPatience
 )
 

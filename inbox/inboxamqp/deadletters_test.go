@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -12,6 +13,7 @@ import (
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/inbox/inboxamqp"
+	"github.com/holdfast-go/holdfast/internal/amqpconn"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/internal/testenv/amqptest"
 )
@@ -266,5 +268,57 @@ func TestScan_seesMessagesOfPreviousScan(t *testing.T) {
 		if found, err := c.DeadLetters().List(t.Context(), inbox.Filter{}); len(found) != count || err != nil {
 			t.Fatalf("%d of %d dead letters, error %v", len(found), count, err)
 		}
+	}
+}
+
+// A call whose caller leaves still awaits the confirm of the copy that it has sent. Otherwise the copy and the original
+// would be there.
+func TestReplay_callerLeavesBeforeConfirm(t *testing.T) {
+	t.Parallel()
+	const n, publishing = 2, 3 // the connection that publishes is the third one
+	for from, letters := range map[string]func(*inboxamqp.Consumer) inbox.DeadLetters{
+		"orders.failed.default": (*inboxamqp.Consumer).DeadLetters,
+		"holdfast.delay.960000": (*inboxamqp.Consumer).Retrying,
+	} {
+		t.Run(from, func(t *testing.T) {
+			t.Parallel()
+			b := amqptest.New(t)
+			proxy := testenv.NewProxy(t, b.URL)
+			slow := amqpconn.DialURL(proxy.URL(), amqp.Config{})
+			var dials atomic.Int32
+			c := newConsumer(t, func(ctx context.Context) (*amqp.Connection, error) {
+				if dials.Add(1) == publishing {
+					return slow(ctx)
+				}
+				return b.Dial(ctx)
+			}, &recorder{}, config{})
+			setUp(t, newConsumer(t, b.Dial, &recorder{}, config{}))
+			for range n {
+				p := order()
+				p.Headers = amqp.Table{"holdfast-origin-queue": "orders", "holdfast-delay": "960000"}
+				b.Publish(t, "", "orders.retrying", amqp.Publishing{})
+				if from == "holdfast.delay.960000" {
+					b.Publish(t, "holdfast.delay", "orders", p)
+				} else {
+					b.Publish(t, "", from, p)
+				}
+			}
+			awaitDepth(t, b, "orders.retrying", n)
+			awaitDepth(t, b, from, n)
+			ctx, leave := context.WithCancel(t.Context())
+			defer leave()
+			visited := 0
+			done, err := letters(c).Replay(ctx, inbox.Filter{}, inbox.Replay{By: "ada", Force: true, Progress: func(inbox.Replayed) {
+				if visited++; visited == n { // the connection is open
+					proxy.Delay(400 * time.Millisecond) // timing: longer than the publisher takes to notice that its caller has left
+					time.AfterFunc(50*time.Millisecond, leave)
+				}
+			}})
+			if done.Returned != n {
+				t.Errorf("%+v, error %v, want %d returned", done, err, n)
+			}
+			awaitDepth(t, b, "orders", n)
+			awaitDepth(t, b, from, 0)
+		})
 	}
 }

@@ -72,15 +72,15 @@ func (w *waits) Scan(
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	copies, end := w.letters.publisher(ctx)
+	lasting, release := runloop.Detach(ctx, giveBackPatience)
+	defer release()
+	copies, end := w.letters.publisher(lasting)
 	defer end()
 	conn, err := amqpconn.Open(ctx, w.letters.dial, w.letters.timeout)
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
-	lasting, release := runloop.Detach(ctx, giveBackPatience) // after ctx ends, received messages must still be returned
-	defer release()
 	stop := context.AfterFunc(lasting, conn.Close)
 	defer stop()
 	one := waitScan{cfg: w.cfg, conn: conn, class: class, copies: copies, visit: visit, failed: failed, postponed: map[string]bool{}}
@@ -89,7 +89,7 @@ func (w *waits) Scan(
 		if one.over {
 			break
 		}
-		s := scan{conn: conn, name: delayQueue(step), look: one.look}
+		s := scan{conn: conn, name: delayQueue(step), look: func(raw amqp.Delivery) (bool, error) { return one.look(lasting, raw) }}
 		switch err := s.run(ctx); {
 		case errors.Is(err, inbox.ErrHeld):
 			held = err
