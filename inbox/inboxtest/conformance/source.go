@@ -171,6 +171,7 @@ var sourceTests = map[string]subtest[SourceFixture]{
 	"scan and return":   {once, testScanReturns},
 	"scan ends":         {once, testScanEnds},
 	"concurrent scans":  {once, testScansAtOnce},
+	"scan in a scan":    {once, testScanInScan},
 	"scans with faults": {once, testScanFaults},
 
 	"waiting messages":                     {always, testRetrying},

@@ -229,6 +229,45 @@ func testScansAtOnce(t *testing.T, f SourceFixture) {
 	ended(t, s)
 }
 
+// Two scans have read the same dead letter before they return or delete it: one of them counts it. An older dead letter
+// of another class stays.
+func testScanInScan(t *testing.T, f SourceFixture) {
+	letters(t, f, OwnClass, 1)
+	outcomes := []driver.Outcome{driver.Drop, driver.Return}
+	all := letters(t, f, driver.ClassDefault, len(outcomes)*len(outcomes))
+	counts := map[uuid.UUID]int{}
+	apply := func(dead *inbox.DeadLetter, outcome driver.Outcome) (driver.Outcome, error) {
+		counts[dead.Message.ID]++
+		return outcome, nil
+	}
+	failed := func(dead inbox.DeadLetter, err error) {
+		if counts[dead.Message.ID]--; !errors.Is(err, driver.ErrGone) {
+			t.Errorf("error %v, want ErrGone", err)
+		}
+	}
+	if err := f.DeadLetters(t).Scan(t.Context(), driver.ClassDefault, func(dead *inbox.DeadLetter) (driver.Outcome, error) {
+		i := slices.Index(all, dead.Message.ID)
+		if err := f.DeadLetters(t).Scan(t.Context(), driver.ClassDefault, func(same *inbox.DeadLetter) (driver.Outcome, error) {
+			if same.Message.ID != dead.Message.ID {
+				return driver.Keep, nil
+			}
+			return apply(same, outcomes[i/len(outcomes)])
+		}, failed); err != nil && !errors.Is(err, inbox.ErrHeld) {
+			t.Error(err)
+		}
+		return apply(dead, outcomes[i%len(outcomes)])
+	}, failed); err != nil {
+		t.Error(err)
+	}
+	for i, id := range all {
+		if counts[id] != 1 {
+			t.Errorf("outcome %d within a scan of outcome %d: counted %d times", outcomes[i/len(outcomes)], outcomes[i%len(outcomes)], counts[id])
+		}
+	}
+	wantDepth(t, f.DeadLetters(t), driver.ClassDefault, 0)
+	wantDepth(t, f.DeadLetters(t), OwnClass, 1)
+}
+
 // A scan that loses its connection returns some dead letters, twice at worst, and loses none.
 func testScanFaults(t *testing.T, f SourceFixture) {
 	if f.Network == nil {

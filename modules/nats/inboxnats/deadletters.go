@@ -99,18 +99,11 @@ func (l *letters) Scan(ctx context.Context, class string, visit func(*inbox.Dead
 		case outcome == driver.Keep:
 			continue
 		}
-		first := true
 		if outcome == driver.Return {
-			first, err = l.put(ctx, found, all, body, dead.Message.Body)
+			err = l.put(ctx, found, all, body, dead.Message.Body)
 		}
-		if err == nil {
+		if err == nil { // of several calls for a letter, the one that deletes it counts it
 			err = l.delete(ctx, stream, found.Sequence)
-		}
-		switch { // of several calls that return a letter, the one whose copy is stored has returned it
-		case outcome == driver.Return && first && errors.Is(err, driver.ErrGone):
-			err = nil
-		case err == nil && !first:
-			err = driver.ErrGone
 		}
 		if err != nil {
 			failed(dead, err)
@@ -123,13 +116,13 @@ func (l *letters) Scan(ctx context.Context, class string, visit func(*inbox.Dead
 }
 
 // put returns a dead letter to the stream. Its Nats-Msg-Id is that of no other message, because the server would drop
-// it. It is the same in each scan, so the server drops the second copy if two scans return the letter. It reports whether
-// the server has stored this copy.
-func (l *letters) put(ctx context.Context, found *jetstream.RawStreamMsg, all map[string]string, was, is []byte) (first bool, err error) {
+// it. It is the same in each scan, so the server drops the second copy if two scans return the letter, or if the first
+// one could not delete it.
+func (l *letters) put(ctx context.Context, found *jetstream.RawStreamMsg, all map[string]string, was, is []byte) error {
 	body := found.Data
 	if !bytes.Equal(was, is) {
 		if !bytes.Equal(was, found.Data) { // it was unpacked
-			return false, driver.ErrNotEditable
+			return driver.ErrNotEditable
 		}
 		body = is
 	}
@@ -137,23 +130,27 @@ func (l *letters) put(ctx context.Context, found *jetstream.RawStreamMsg, all ma
 		subject: l.later, body: body, all: copyHeaders(all, record.Replayed(in(all))),
 		id: fmt.Sprintf("%s.%d.%d", l.dead, found.Sequence, found.Time.UnixNano()),
 	})
-	again, err := l.stored(ctx, sent, err)
-	return err == nil && !again, l.classify(ctx, err)
+	return l.classify(ctx, l.stored(ctx, sent, err))
 }
 
-// delete deletes a dead letter. A missing one is no error.
+// delete deletes a dead letter. It asks again if it got no answer: the letter may be deleted.
 func (l *letters) delete(ctx context.Context, stream jetstream.Stream, seq uint64) error {
-	ctx, cancel := context.WithTimeout(ctx, l.Timeout)
-	defer cancel()
-	err := stream.DeleteMsg(ctx, seq)
-	switch {
-	case err == nil:
-		return nil
-	case strings.Contains(err.Error(), "no message found"):
-		return driver.ErrGone
+	for again := false; ; again = true {
+		err := l.call(ctx, "delete dead letter", func(ctx context.Context) error { return stream.DeleteMsg(ctx, seq) })
+		switch {
+		case err == nil:
+			return nil
+		case !errors.Is(err, jetstream.ErrMsgDeleteUnsuccessful):
+			if again || ctx.Err() != nil {
+				return fmt.Errorf("%w: %w", driver.ErrUnavailable, err)
+			}
+		case strings.Contains(err.Error(), "err_code=10043"), strings.Contains(err.Error(), "no message found"):
+			if again {
+				return nil
+			}
+			return driver.ErrGone
+		default:
+			return err
+		}
 	}
-	if _, gone := stream.GetMsg(ctx, seq); errors.Is(gone, jetstream.ErrMsgNotFound) {
-		return nil // the answer was lost
-	}
-	return fmt.Errorf("inboxnats: delete dead letter: %w: %w", driver.ErrUnavailable, err)
 }

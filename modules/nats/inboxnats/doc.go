@@ -43,6 +43,9 @@
 //
 // nats-server before 2.9.16 confirms and deletes messages that are published while it shuts down: stop the relays first.
 //
+// A replay stores the copy of a dead letter and then deletes the dead letter. If a removal deletes it in between, the
+// removal counts it, although the message returns.
+//
 // Setup creates the stream with retention interest: a message is deleted when all durable consumers have processed it. A
 // message that is published while there is no durable consumer is deleted at once. Setup may run while relays publish: a new
 // stream gets its subjects after a consumer.

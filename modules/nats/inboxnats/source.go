@@ -187,12 +187,12 @@ func (s *source) Move(ctx context.Context, moves []driver.Move) []error {
 		sent[i], results[i] = s.send(s.copyOf(m))
 	}
 	for i, m := range moves {
-		_, results[i] = s.stored(ctx, sent[i], results[i])
+		results[i] = s.stored(ctx, sent[i], results[i])
 		if isTooLarge(results[i]) {
 			slim := s.copyOf(m)
 			slim.slim()
 			again, err := s.send(slim)
-			_, results[i] = s.stored(ctx, again, err)
+			results[i] = s.stored(ctx, again, err)
 		}
 		results[i] = s.classify(ctx, results[i])
 	}
@@ -208,18 +208,18 @@ func (s *source) send(c *copied) (jetstream.PubAckFuture, error) {
 	return s.js.PublishMsgAsync(c.msg())
 }
 
-// stored waits until a copy is stored. It reports whether the server has dropped the copy because it has one already.
-func (s *source) stored(ctx context.Context, sent jetstream.PubAckFuture, err error) (again bool, _ error) {
+// stored waits until a copy is stored.
+func (s *source) stored(ctx context.Context, sent jetstream.PubAckFuture, err error) error {
 	if err != nil {
-		return false, err
+		return err
 	}
 	select {
-	case ack := <-sent.Ok():
-		return ack.Duplicate, nil
+	case <-sent.Ok():
+		return nil
 	case err := <-sent.Err():
-		return false, err
+		return err
 	case <-ctx.Done():
-		return false, ctx.Err()
+		return ctx.Err()
 	}
 }
 
