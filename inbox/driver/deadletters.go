@@ -344,6 +344,15 @@ func (l *deadLetters) Each(ctx context.Context, filter inbox.Filter, see func(in
 	return l.wrap("read", l.look(ctx, filter, func(dead inbox.DeadLetter) { see(withoutContent(dead)) }))
 }
 
+// Exclusive reports whether a session hides the dead letters that it reads from others. Package operator then lets nobody read
+// beside a change.
+func (l *deadLetters) Exclusive() bool { return exclusive(l.kept) }
+
+func exclusive(kept DeadLetters) bool {
+	e, ok := kept.(interface{ Exclusive() bool })
+	return ok && e.Exclusive()
+}
+
 // look visits the dead letters that the filter selects, without changing them.
 func (l *deadLetters) look(ctx context.Context, filter inbox.Filter, see func(inbox.DeadLetter)) error {
 	return l.each(ctx, &walk{filter: filter, visit: func(dead *inbox.DeadLetter) (Outcome, bool, error) {
@@ -469,6 +478,9 @@ func JoinDeadLetters(parts ...DeadLetters) DeadLetters {
 }
 
 type joined []DeadLetters
+
+// Exclusive reports whether a session hides the dead letters of a part from others.
+func (j joined) Exclusive() bool { return slices.ContainsFunc(j, exclusive) }
 
 // Depths implements DeadLetters. It asks all parts at the same time.
 func (j joined) Depths(ctx context.Context) ([]Depth, error) {

@@ -71,6 +71,9 @@ func (l *letters) Depths(ctx context.Context) ([]driver.Depth, error) {
 	return depths, err
 }
 
+// Exclusive reports that RabbitMQ delivers a message to one session at a time.
+func (l *letters) Exclusive() bool { return true }
+
 func (l *letters) queue(class string) string { return driver.DeadLetterQueue(l.prefix, class) }
 
 // Scan implements driver.DeadLetters. A dead letter that returns is deleted after the broker confirmed it in its

@@ -51,6 +51,9 @@ func (c *Consumer) Retrying() inbox.DeadLetters {
 	return driver.NewRetrying(c.source.Retrying(), c.cfg.retention, c.cfg.Logger)
 }
 
+// Exclusive reports that RabbitMQ delivers a message to one session at a time.
+func (w *waits) Exclusive() bool { return true }
+
 // Depths implements driver.DeadLetters. It counts notes.
 func (w *waits) Depths(ctx context.Context) ([]driver.Depth, error) {
 	depths := []driver.Depth{{Class: driver.WaitingPutOff}, {Class: driver.WaitingRetry}}

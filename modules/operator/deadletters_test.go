@@ -3,6 +3,7 @@ package operator_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"html"
 	"net/http"
 	"net/url"
@@ -12,12 +13,14 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/google/uuid"
 
 	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/modules/operator"
 	"github.com/holdfast-go/holdfast/modules/operator/agents"
 	"github.com/holdfast-go/holdfast/modules/operator/page"
@@ -453,5 +456,67 @@ func TestPagePauses(t *testing.T) {
 	s.get(t, "log", 200, "pause", "resume", "the bank is down")
 	for _, wrong := range []url.Values{{"what": {"pause"}, "part": {"holds"}}, {"what": {"stop"}, "part": {"outbox"}}, {"what": {"pause"}, "part": {"outbox"}, "reason": {"a\nb"}}} {
 		s.post(t, "pause", wrong, 400)
+	}
+}
+
+// exclusive is a consumer whose dead letters only one session can see, as on RabbitMQ.
+type exclusive struct {
+	gone
+	noLetters
+	sessions, removed, part atomic.Int32
+}
+
+func (e *exclusive) DeadLetters() inbox.DeadLetters { return e }
+
+func (e *exclusive) Exclusive() bool { return true }
+
+// List reads until ctx ends.
+func (e *exclusive) List(ctx context.Context, _ inbox.Filter) ([]inbox.DeadLetter, error) {
+	e.sessions.Add(1)
+	defer e.sessions.Add(-1)
+	<-ctx.Done()
+	return nil, ctx.Err()
+}
+
+// Remove notes whether another session held some of the dead letters.
+func (e *exclusive) Remove(context.Context, inbox.Filter, inbox.Removal) (int, error) {
+	for range 20 {
+		if e.sessions.Load() > 0 {
+			e.part.Add(1)
+		}
+		time.Sleep(10 * time.Millisecond) // timing: readers would come meanwhile
+	}
+	e.removed.Add(1)
+	return 7, nil
+}
+
+// Browsers that reload views of a large queue neither delay a change of it nor hide dead letters from the change.
+func TestPageChanges_whileOthersRead(t *testing.T) {
+	t.Parallel()
+	var queue exclusive
+	s := serve(t, &rig{cfg: operator.Config{Consumers: []operator.Consumer{{Name: "large", Consumer: &queue}}}}, page.Config{Authorize: everything})
+	ctx, leave := context.WithCancel(t.Context())
+	var tabs sync.WaitGroup
+	for n := range 5 {
+		tabs.Go(func() {
+			for ctx.Err() == nil {
+				r := must(http.NewRequestWithContext(ctx, http.MethodGet, fmt.Sprint(s.url, "dead-letters?name=", n), nil))(t)
+				if answer, err := http.DefaultClient.Do(r); err == nil {
+					_ = answer.Body.Close()
+				}
+			}
+		})
+	}
+	testenv.Eventually(t, func() error {
+		if queue.sessions.Load() == 0 {
+			return errors.New("nobody reads")
+		}
+		return nil
+	})
+	s.job(t, url.Values{"what": {"drop"}, "from": {"large"}})
+	leave()
+	tabs.Wait()
+	if queue.removed.Load() != 1 || queue.part.Load() > 0 {
+		t.Errorf("%d changes, and readers beside them %d times", queue.removed.Load(), queue.part.Load())
 	}
 }

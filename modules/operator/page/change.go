@@ -231,7 +231,6 @@ func (p *Page) apply(v visit) {
 		state.Parts = append(state.Parts, jobPart{From: at.Name, Chosen: core.Flags(l.at(at))})
 	}
 	id, err := p.jobs.begin(state, func(ctx context.Context, j *job) {
-		p.reads.stop()
 		defer p.reads.stop() // their results are old
 		p.changeParts(ctx, j, l.What, parts, l.change)
 	})

@@ -174,8 +174,8 @@ func (o *read) snapshot() results {
 	return o.state
 }
 
-// stop ends all reads, forgets their results, and waits for a short time: a read of RabbitMQ holds the dead letters that a
-// change needs.
+// stop ends all reads, forgets their results, and waits for a short time: a read of RabbitMQ returns the dead letters that it
+// holds.
 func (r *reads) stop() {
 	r.mu.Lock()
 	var ended []*read

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 	"unicode/utf8"
 
@@ -175,16 +176,88 @@ type source interface {
 	keepsLog() bool
 }
 
-// turn is held while somebody reads the dead letters of a consumer. RabbitMQ delivers each message once: two readers at the
-// same time would each see a part, and count too few.
-type turn chan struct{}
+// turn lets one at a time read or change the dead letters of a consumer. RabbitMQ delivers each message once: of two at the same
+// time, each would see a part. A change ends the running read, and no other starts until the change has ended.
+type turn struct {
+	taken chan struct{} // capacity 1
+	mu    sync.Mutex
+	// changes is the number of changes that run or wait.
+	changes int
+	end     context.CancelCauseFunc // cancels the last read
+}
+
+func newTurn() *turn { return &turn{taken: make(chan struct{}, 1), end: func(error) {}} }
+
+// errChanged is the error of a read beside a change.
+var errChanged = errors.New("these messages are being changed: read them when the change has ended")
+
+// read calls do while nobody else reads or changes.
+func (t *turn) read(ctx context.Context, do func(context.Context) error) error {
+	if t.changing() {
+		return errChanged
+	}
+	select {
+	case t.taken <- struct{}{}:
+		defer func() { <-t.taken }()
+	case <-ctx.Done():
+		return fmt.Errorf("others are reading these messages: %w", ctx.Err())
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	if !t.begin(cancel) {
+		return errChanged
+	}
+	err := do(ctx)
+	if err != nil && errors.Is(context.Cause(ctx), errChanged) {
+		return errChanged
+	}
+	return err
+}
+
+func (t *turn) changing() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.changes > 0
+}
+
+// begin begins a read that end cancels, unless a change waits.
+func (t *turn) begin(end context.CancelCauseFunc) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.changes > 0 {
+		return false
+	}
+	t.end = end
+	return true
+}
+
+// change calls do when the running read and the changes before it have ended.
+func (t *turn) change(ctx context.Context, do func() error) error {
+	t.count(1)
+	defer t.count(-1)
+	select {
+	case t.taken <- struct{}{}:
+		defer func() { <-t.taken }()
+	case <-ctx.Done():
+		return fmt.Errorf("others are changing these messages: %w", ctx.Err())
+	}
+	return do()
+}
+
+// count adds to the number of changes, and ends the running read.
+func (t *turn) count(n int) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.changes += n
+	t.end(errChanged)
+}
 
 // deadLetters is the source of a place whose messages are of type M.
 type deadLetters[M any] struct {
 	name   string
 	kept   deadletter.DeadLetters[M]
 	audits bool
-	turn   turn // nil: any number may read at the same time
+	turn   *turn // nil: any number may read at the same time
 	// shown returns a message without headers and body, then its headers and body.
 	shown func(M) (m Message, headers map[string]string, body []byte)
 }
@@ -223,32 +296,36 @@ func (l deadLetters[M]) show(d deadletter.DeadLetter[M], whole bool) Message {
 	return m
 }
 
-// inTurn calls do while nobody else reads.
-func (l deadLetters[M]) inTurn(ctx context.Context, do func() error) error {
-	if l.turn != nil {
-		select {
-		case l.turn <- struct{}{}:
-			defer func() { <-l.turn }()
-		case <-ctx.Done():
-			return fmt.Errorf("others are reading these dead letters: %w", ctx.Err())
-		}
+// inTurn reads in turn.
+func (l deadLetters[M]) inTurn(ctx context.Context, do func(context.Context) error) error {
+	if l.turn == nil {
+		return do(ctx)
 	}
-	return do()
+	return l.turn.read(ctx, do)
 }
 
 // look is inTurn, and reports whether only a part was seen. In that case the error is ErrPart.
-func (l deadLetters[M]) look(ctx context.Context, do func() error) (part bool, err error) {
+func (l deadLetters[M]) look(ctx context.Context, do func(context.Context) error) (part bool, err error) {
 	if err = l.inTurn(ctx, do); errors.Is(err, inbox.ErrHeld) {
 		return true, ErrPart
 	}
 	return false, err
 }
 
+// changing changes in turn, if a reader would hold messages that the change needs. Elsewhere a change that is paced, and takes
+// hours, leaves the readers alone.
+func (l deadLetters[M]) changing(ctx context.Context, do func() error) error {
+	if held, ok := l.kept.(interface{ Exclusive() bool }); l.turn == nil || !ok || !held.Exclusive() {
+		return do()
+	}
+	return l.turn.change(ctx, do)
+}
+
 // List implements source.
 func (l deadLetters[M]) List(ctx context.Context, f Filter, whole bool) ([]Message, error) {
 	f.Whole = whole
 	var found []deadletter.DeadLetter[M]
-	part, err := l.look(ctx, func() (err error) {
+	part, err := l.look(ctx, func(ctx context.Context) (err error) {
 		found, err = l.kept.List(ctx, f)
 		return err
 	})
@@ -261,7 +338,7 @@ func (l deadLetters[M]) List(ctx context.Context, f Filter, whole bool) ([]Messa
 
 // Count implements source.
 func (l deadLetters[M]) Count(ctx context.Context, f Filter) (n int, err error) {
-	_, err = l.look(ctx, func() (err error) {
+	_, err = l.look(ctx, func(ctx context.Context) (err error) {
 		n, err = l.kept.Count(ctx, f)
 		return err
 	})
@@ -271,7 +348,7 @@ func (l deadLetters[M]) Count(ctx context.Context, f Filter) (n int, err error) 
 // Groups implements source.
 func (l deadLetters[M]) Groups(ctx context.Context, f Filter) ([]Group, error) {
 	var found []deadletter.Group[M]
-	part, err := l.look(ctx, func() (err error) {
+	part, err := l.look(ctx, func(ctx context.Context) (err error) {
 		found, err = l.kept.Groups(ctx, f)
 		return err
 	})
@@ -294,7 +371,7 @@ const soFarEvery = 100 * time.Millisecond
 
 // each reads dead letters one after the other. It calls soFar now and then.
 func (l deadLetters[M]) each(ctx context.Context, all reader[M], f Filter, see func(deadletter.DeadLetter[M]), soFar func()) (part bool, err error) {
-	return l.look(ctx, func() error {
+	return l.look(ctx, func(ctx context.Context) error {
 		last := time.Now()
 		return all.Each(ctx, f, func(d deadletter.DeadLetter[M]) {
 			see(d)
@@ -333,7 +410,6 @@ func (l deadLetters[M]) GroupsSoFar(ctx context.Context, f Filter, soFar func([]
 	return l.showGroups(kinds.Largest(most), part), err
 }
 
-// replay waits for its turn only if it is a dry run. Others may be paced, and take hours.
 func (l deadLetters[M]) replay(ctx context.Context, f Filter, c Change) (done Replayed, err error) {
 	r := deadletter.Replay[M]{By: c.By, Reason: c.Reason, PerSecond: c.PerSecond, Delay: c.Delay, DryRun: c.DryRun, Force: c.Force, Progress: c.Progress}
 	if c.Edit != nil {
@@ -342,22 +418,28 @@ func (l deadLetters[M]) replay(ctx context.Context, f Filter, c Change) (done Re
 			return c.Edit(operator.MaskedMessage{From: l.name, Name: shown.Name, ContentType: shown.ContentType, Body: body})
 		}
 	}
-	if !c.DryRun {
-		return l.kept.Replay(ctx, f, r)
-	}
-	err = l.inTurn(ctx, func() (err error) {
+	do := func(ctx context.Context) (err error) {
 		done, err = l.kept.Replay(ctx, f, r)
 		return err
-	})
+	}
+	if c.DryRun {
+		err = l.inTurn(ctx, do)
+	} else {
+		err = l.changing(ctx, func() error { return do(ctx) })
+	}
 	return done, err
 }
 
-func (l deadLetters[M]) remove(ctx context.Context, f Filter, c Change) (int, error) {
+func (l deadLetters[M]) remove(ctx context.Context, f Filter, c Change) (n int, err error) {
 	r := deadletter.Removal{By: c.By, Reason: c.Reason}
 	if c.Progress != nil {
 		r.Progress = func(removed int) { c.Progress(Replayed{Returned: removed}) }
 	}
-	return l.kept.Remove(ctx, f, r)
+	err = l.changing(ctx, func() (err error) {
+		n, err = l.kept.Remove(ctx, f, r)
+		return err
+	})
+	return n, err
 }
 
 // ErrPart means that RabbitMQ has delivered some of a consumer's dead letters to another session.

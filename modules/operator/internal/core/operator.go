@@ -20,10 +20,10 @@ import (
 // Operator is the operator's side of one service. Make it with New. It is safe for concurrent use.
 type Operator struct {
 	Config operator.Config
-	// turns has the turn of each consumer, by its name. waits is the turn of those who read messages that wait for an attempt:
+	// turns has the turn of each consumer, by its name. waits is the turn for messages that wait for an attempt:
 	// on RabbitMQ the consumers share the queues of these messages.
-	turns map[string]turn
-	waits turn
+	turns map[string]*turn
+	waits *turn
 	// claims are the last counts of claims, one for each part that counts them.
 	claims []claimsCount
 	// history and processes are the last readings of the history.
@@ -42,10 +42,10 @@ func New(cfg operator.Config) (*Operator, error) {
 	if err := validate(cfg); err != nil {
 		return nil, err
 	}
-	o := &Operator{Config: cfg, turns: map[string]turn{}, waits: make(turn, 1), stories: pace{turn: make(chan struct{}, 1)}}
+	o := &Operator{Config: cfg, turns: map[string]*turn{}, waits: newTurn(), stories: pace{turn: make(chan struct{}, 1)}}
 	o.claims = make([]claimsCount, len(o.counters()))
 	for _, c := range cfg.Consumers {
-		o.turns[c.Name] = make(turn, 1)
+		o.turns[c.Name] = newTurn()
 	}
 	return o, nil
 }
