@@ -19,6 +19,7 @@ import (
 	"github.com/jackc/pgx/v5/pgproto3"
 	"github.com/redis/go-redis/v9"
 
+	sweeps "github.com/holdfast-go/holdfast/expiry/driver"
 	"github.com/holdfast-go/holdfast/idempotency"
 	"github.com/holdfast-go/holdfast/idempotency/driver"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencyredis"
@@ -129,6 +130,55 @@ func TestServerDown_isOneProblem(t *testing.T) {
 	if n := strings.Count(body, "refused"); n != 1 {
 		t.Errorf("the page shows the error %d times: %s", n, body)
 	}
+}
+
+// The JSON has no numbers of parts that did not answer, and the page shows none.
+func TestStatus_unmeasured(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	down := errors.New("it is down")
+	answersOnce := &faltering{Store: r.cfg.Outboxes[0].Store.(*outboxtest.Store)}
+	must(answersOnce.Depth(t.Context()))(t)
+	r.cfg.Outboxes[0].Store = answersOnce
+	r.cfg.Consumers[0].Inbox = unprocessed{down}
+	r.cfg.Sweeps[0].Store = sweepless{r.cfg.Sweeps[0].Store, down}
+	r.cfg.Parts = []operator.Part{{Name: "keys", Part: uncounted{down}}}
+	ping := func(context.Context) error { return nil }
+	r.cfg.Servers = []operator.Server{
+		{Name: "Postgres", Ping: ping, Connections: func(context.Context) ([]operator.Connections, int, error) { return nil, 0, down }},
+		{Name: "Redis", Ping: ping, Connections: func(context.Context) ([]operator.Connections, int, error) { return nil, 0, nil }},
+	}
+	var s map[string]json.RawMessage
+	_, out, _ := r.run(t, "status", "--json")
+	check(t, json.Unmarshal([]byte(out), &s))
+	for field, want := range map[string]string{
+		"outboxes": `[{"name":"outbox","error":"it is down"}]`, "consumers": `[{"name":"billing","error":"it is down"}]`, "sweeps": `[{"name":"holds","error":"it is down"}]`,
+		"claims": `[{"part":"keys","error":"it is down"}]`, "connections": `[{"server":"Postgres","error":"it is down"}]`,
+	} {
+		var got bytes.Buffer
+		if check(t, json.Compact(&got, s[field])); got.String() != want {
+			t.Errorf("%s: %s, want %s", field, &got, want)
+		}
+	}
+	body := serve(t, r, page.Config{}).get(t, "", 200, "Not measured")
+	if strings.Contains(body, "<dd>0") || strings.Contains(body, "0.0/s") || strings.Contains(body, "0 in all") {
+		t.Errorf("the page has numbers: %s", body)
+	}
+}
+
+// unprocessed is an inbox that does not count.
+type unprocessed struct{ err error }
+
+func (u unprocessed) Processed(context.Context, time.Duration) (int, error) { return 0, u.err }
+
+// sweepless is a table that does not answer.
+type sweepless struct {
+	sweeps.Store
+	err error
+}
+
+func (s sweepless) Look(context.Context, []string) (sweeps.Outlook, error) {
+	return sweeps.Outlook{}, s.err
 }
 
 // gone is a consumer whose broker is down.

@@ -3,6 +3,7 @@ package core
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -55,8 +56,8 @@ type OutboxStatus struct {
 	Leased   int `json:"lanes_leased"`
 	Doubtful int `json:"lanes_doubtful"`
 	// Stored is how many messages were ever stored; 0: unknown.
-	Stored int64 `json:"stored"`
-	// StoredRate and LeftRate are messages per second since the last look: stored, and published or given up.
+	Stored int64 `json:"stored,omitempty"`
+	// StoredRate and LeftRate are messages per second since the status before: stored, and published or given up.
 	// Nil: unknown.
 	StoredRate *float64 `json:"stored_per_second,omitempty"`
 	LeftRate   *float64 `json:"left_per_second,omitempty"`
@@ -68,6 +69,30 @@ type OutboxStatus struct {
 	Paused   *driver.Pause `json:"paused,omitempty"`
 	Pausable bool          `json:"-"`
 	Error    string        `json:"error,omitempty"`
+}
+
+// MarshalJSON leaves out the numbers of an outbox that did not answer.
+func (s OutboxStatus) MarshalJSON() ([]byte, error) {
+	type measured OutboxStatus
+	return measuredOr(measured(s), unmeasured{Name: s.Name, Transports: s.Transports, NotReady: s.NotReady, Error: s.Error})
+}
+
+// unmeasured is the JSON of a part that did not answer.
+type unmeasured struct {
+	Name       string            `json:"name,omitempty"`
+	Part       string            `json:"part,omitempty"`   // of claims
+	Server     string            `json:"server,omitempty"` // of connections
+	Transports []transportStatus `json:"transports,omitempty"`
+	NotReady   string            `json:"not_ready,omitempty"`
+	Error      string            `json:"error"`
+}
+
+// measuredOr returns the JSON of a part.
+func measuredOr(measured any, other unmeasured) ([]byte, error) {
+	if other.Error != "" {
+		return json.Marshal(other)
+	}
+	return json.Marshal(measured)
 }
 
 // ConsumerStatus is the state of a consumer.
@@ -86,6 +111,12 @@ type ConsumerStatus struct {
 	Paused   *driver.Pause `json:"paused,omitempty"`
 	Pausable bool          `json:"-"`
 	Error    string        `json:"error,omitempty"`
+}
+
+// MarshalJSON leaves out the numbers of a consumer that did not answer.
+func (c ConsumerStatus) MarshalJSON() ([]byte, error) {
+	type measured ConsumerStatus
+	return measuredOr(measured(c), unmeasured{Name: c.Name, NotReady: c.NotReady, Error: c.Error})
 }
 
 // DeadLetters returns the classes in Dead that have any.
@@ -117,8 +148,14 @@ type SweepStatus struct {
 	Error    string `json:"error,omitempty"`
 }
 
-// measured is a consumer that can count its messages.
-type measured interface {
+// MarshalJSON leaves out the numbers of a table that did not answer.
+func (s SweepStatus) MarshalJSON() ([]byte, error) {
+	type measured SweepStatus
+	return measuredOr(measured(s), unmeasured{Name: s.Name, NotReady: s.NotReady, Error: s.Error})
+}
+
+// measurable is a consumer that can count its messages.
+type measurable interface {
 	Stats(ctx context.Context) (inbox.Stats, error)
 }
 
@@ -163,6 +200,7 @@ func (o *Operator) look(ctx context.Context) Status {
 	asking.Go(func() { s.History = o.readHistory(ctx) })
 	asking.Wait()
 	s.Claims = slices.DeleteFunc(s.Claims, func(c claimsStatus) bool { return c.hidden })
+	s.Connections = slices.DeleteFunc(s.Connections, func(c connectionsStatus) bool { return c.Open == 0 && c.Error == "" }) // no right to count them
 	s.unanswered = o.ping(ctx, Judge(s).Problems)
 	s.judge()
 	return s
@@ -195,7 +233,7 @@ func LookAtOutbox(ctx context.Context, b operator.Outbox) OutboxStatus {
 
 func lookAtConsumer(ctx context.Context, c operator.Consumer) ConsumerStatus {
 	s := ConsumerStatus{Name: c.Name}
-	consumer, ok := c.Consumer.(measured)
+	consumer, ok := c.Consumer.(measurable)
 	if !ok {
 		s.Error = "the consumer does not count its messages"
 		return s
@@ -204,9 +242,10 @@ func lookAtConsumer(ctx context.Context, c operator.Consumer) ConsumerStatus {
 	s.Waiting, s.Retrying, s.PutOff, s.Dead, s.Part = stats.Waiting, stats.Retrying, stats.PutOff, stats.Dead, stats.Held
 	if p, ok := c.Inbox.(processor); ok && err == nil {
 		var n int
-		n, err = p.Processed(ctx, rateWindow)
-		rate := float64(n) / rateWindow.Seconds()
-		s.Rate = &rate
+		if n, err = p.Processed(ctx, rateWindow); err == nil {
+			rate := float64(n) / rateWindow.Seconds()
+			s.Rate = &rate
+		}
 	}
 	s.NotReady = readiness(ctx, c.Consumer)
 	s.Paused, s.Pausable, s.Error = lookAtPause(ctx, c.Name, c.Inbox, err)
@@ -399,6 +438,12 @@ type claimsStatus struct {
 	hidden    bool   // the program has no right to count them, or its client cannot
 }
 
+// MarshalJSON leaves out the number of a part that did not answer.
+func (c claimsStatus) MarshalJSON() ([]byte, error) {
+	type measured claimsStatus
+	return measuredOr(measured(c), unmeasured{Part: c.Part, Error: c.Error})
+}
+
 // Count formats the number in flight.
 func (c claimsStatus) Count() string {
 	if c.Estimated {
@@ -410,10 +455,16 @@ func (c claimsStatus) Count() string {
 // connectionsStatus are the connections to a server.
 type connectionsStatus struct {
 	Server string                 `json:"server"`
-	Most   int                    `json:"most"` // limit of the server; 0: unknown
+	Most   int                    `json:"most,omitempty"` // limit of the server; 0: unknown
 	Open   int                    `json:"open"`
 	Roles  []operator.Connections `json:"roles"`
 	Error  string                 `json:"error,omitempty"`
+}
+
+// MarshalJSON leaves out the numbers of a server that did not answer.
+func (c connectionsStatus) MarshalJSON() ([]byte, error) {
+	type measured connectionsStatus
+	return measuredOr(measured(c), unmeasured{Server: c.Server, Error: c.Error})
 }
 
 // counting is a part that counts claims in flight. exact reports whether it has counted all of them.
