@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/jackc/pgx/v5/pgxpool"
 
@@ -205,20 +206,46 @@ func (s *Store) Processed(ctx context.Context, d time.Duration) (int, error) {
 	return s.entries.Processed(ctx, s.consumer, d)
 }
 
-// Look returns when the consumer processed a message, and since when the message waits for its ordering key. A zero time means
-// that the store has none: the consumer has not processed the message, or its entry was pruned after Config.Retention. Look may
-// take 4 s, and 4 s more on another connection.
+// Look returns when the consumer processed a message, since when the message waits for its ordering key, and the dead letter that
+// stopped the key. A zero time means that the store has none: the consumer has not processed the message, or its entry was pruned
+// after Config.Retention. Look may take 4 s, and 4 s more on another connection.
 func (s *Store) Look(ctx context.Context, id uuid.UUID) (driver.Known, error) {
 	return s.entries.Look(ctx, s.consumer, id)
 }
 
-// Behind returns how many messages wait behind the dead letter that stopped an ordering key: at most 100,000,
-// which means at least that many. It is 0 if keys are not parked, and with Config.Entries.
-func (s *Store) Behind(ctx context.Context, key string) (int, error) {
+// behindListed bounds the messages that Behind returns.
+const behindListed = 100
+
+// Behind returns the first 100 messages that wait behind a dead letter that stopped its ordering key, and the number of all: at
+// most 100,000, which means at least that many. There are none if keys are not parked, and with Config.Entries.
+func (s *Store) Behind(ctx context.Context, deadLetter uuid.UUID) (first []driver.Behind, n int, err error) {
 	if s.table == nil {
-		return 0, nil
+		return nil, 0, nil
 	}
-	return s.table.counted(ctx, "behind", s.table.names.waiting, `key = $3 AND class IS NULL`, s.consumer, key)
+	waiting := s.table.names.waiting
+	ofKey := `class IS NULL AND key = (SELECT key FROM ` + waiting + ` WHERE consumer = $1 AND message_id = $3 AND class IS NOT NULL)`
+	err = pgcall.Twice(ctx, s.table.pool, countTimeout, func(ctx context.Context, conn *pgxpool.Conn) error {
+		rows, _ := conn.Query(ctx, `SELECT envelope, stored_at FROM `+waiting+` WHERE consumer = $1 AND `+ofKey+` ORDER BY seq LIMIT $2`,
+			s.consumer, behindListed, uuidOf(deadLetter)) // CollectRows returns its error
+		first, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (b driver.Behind, err error) {
+			var envelope []byte
+			if err := row.Scan(&envelope, &b.ParkedAt); err != nil {
+				return b, err
+			}
+			dead, err := letterOf(envelope, nil)
+			b.Message = dead.Message
+			return b, err
+		})
+		return err
+	})
+	if err != nil {
+		return nil, 0, fmt.Errorf("inboxpgx: behind: %w", s.table.missing.Explain(err))
+	}
+	if len(first) < behindListed {
+		return first, len(first), nil
+	}
+	n, err = s.table.counted(ctx, "behind", waiting, ofKey, s.consumer, uuidOf(deadLetter))
+	return first, n, err
 }
 
 // Processed implements driver.Entries.
@@ -228,16 +255,18 @@ func (t *table) Processed(ctx context.Context, consumer string, d time.Duration)
 
 // Look implements driver.Entries.
 func (t *table) Look(ctx context.Context, consumer string, id uuid.UUID) (driver.Known, error) {
-	sql := `SELECT (SELECT processed_at FROM ` + t.names.entries + ` WHERE consumer = $1 AND message_id = $2),
-		(SELECT stored_at FROM ` + t.names.waiting + ` WHERE consumer = $1 AND message_id = $2)`
+	sql := `SELECT (SELECT processed_at FROM ` + t.names.entries + ` WHERE consumer = $1 AND message_id = $2), w.stored_at,
+		(SELECT l.message_id FROM ` + t.names.waiting + ` AS l WHERE l.consumer = $1 AND l.key = w.key AND l.class IS NOT NULL)
+		FROM (SELECT) AS one LEFT JOIN ` + t.names.waiting + ` AS w ON w.consumer = $1 AND w.message_id = $2`
 	var processed, parked pgtype.Timestamptz
+	var stoppedBy pgtype.UUID
 	err := pgcall.Twice(ctx, t.pool, countTimeout, func(ctx context.Context, conn *pgxpool.Conn) error {
-		return conn.QueryRow(ctx, sql, consumer, uuidOf(id)).Scan(&processed, &parked)
+		return conn.QueryRow(ctx, sql, consumer, uuidOf(id)).Scan(&processed, &parked, &stoppedBy)
 	})
 	if err != nil {
 		return driver.Known{}, fmt.Errorf("inboxpgx: look at a message: %w", t.missing.Explain(err))
 	}
-	return driver.Known{ProcessedAt: processed.Time, ParkedAt: parked.Time}, nil
+	return driver.Known{ProcessedAt: processed.Time, ParkedAt: parked.Time, StoppedBy: stoppedBy.Bytes}, nil
 }
 
 func (t *table) counted(ctx context.Context, what, table, where, consumer string, arg any) (n int, err error) {

@@ -14,6 +14,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -116,15 +117,17 @@ func noError(t testing.TB, errs ...error) {
 }
 
 // parkAt parks a dead letter and a message behind it, as if the key had been stopped for some time.
-func parkAt(t *testing.T, pool *pgxpool.Pool, consumer, key string, ago time.Duration) {
+func parkAt(t *testing.T, pool *pgxpool.Pool, consumer, key string, ago time.Duration) (deadLetter, behind uuid.UUID) {
 	t.Helper()
 	p := newStore(t, newManager(t, pool), consumer, inboxpgx.Config{}).Entries().Parking(consumer)
 	m := event()
 	m.Queue = "orders"
 	dead := driver.NewDeadLetter(m, driver.Classify(errors.New("the password is secret")), consumer, time.Now())
 	noError(t, p.Stop(t.Context(), key, dead))
-	wait(t, p, key, event())
+	next := event()
+	wait(t, p, key, next)
 	exec(t, pool, `UPDATE holdfast_inbox_stopped SET since = since - $1::interval WHERE consumer = $2 AND key = $3`, ago, consumer, key)
+	return m.ID, next.ID
 }
 
 // wait stores a message of a stopped key.
@@ -262,22 +265,29 @@ func TestRemovalOfParkedWithoutAnswer(t *testing.T) {
 	})
 }
 
-// The counts are restricted to one consumer, a time and a key.
+// The counts are restricted to one consumer, a time and a dead letter.
 func TestCounts(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t)
-	parkAt(t, pool, "a", "ada", time.Hour)
-	parkAt(t, pool, "b", "bob", time.Hour)
+	ada, next := parkAt(t, pool, "a", "ada", time.Hour) // ConsumerConfig.Key may name a key that the message does not have
+	bob, _ := parkAt(t, pool, "b", "bob", time.Hour)
 	exec(t, pool, `INSERT INTO holdfast_inbox (consumer, message_id, processed_at)
 		SELECT c, gen_random_uuid(), now() - age FROM unnest(ARRAY['a', 'a', 'a', 'b'], ARRAY['1 s', '2 s', '1 hour', '1 s']::interval[]) AS m (c, age)`)
 	s := newStore(t, newManager(t, pool), "a", inboxpgx.Config{})
 	if n, err := s.Processed(t.Context(), time.Minute); n != 2 || err != nil {
 		t.Errorf("%d processed in a minute, %v, want 2", n, err)
 	}
-	for key, want := range map[string]int{"ada": 1, "bob": 0} {
-		if n, err := s.Behind(t.Context(), key); n != want || err != nil {
-			t.Errorf("%d behind the letter of %s, %v, want %d", n, key, err, want)
+	for id, want := range map[uuid.UUID]int{ada: 1, next: 0, bob: 0} {
+		first, n, err := s.Behind(t.Context(), id)
+		if n != want || len(first) != want || err != nil || want > 0 && (first[0].Message.ID != next || time.Since(first[0].ParkedAt) > time.Minute) {
+			t.Errorf("%d behind the dead letter %s, %v, %v, want %d", n, id, first, err, want)
 		}
+	}
+	for range 100 {
+		wait(t, s.Entries().Parking("a"), "ada", event())
+	}
+	if first, n, err := s.Behind(t.Context(), ada); len(first) != 100 || n != 101 || err != nil {
+		t.Errorf("%d of %d behind a dead letter, %v, want 100 of 101", len(first), n, err)
 	}
 	fake, _ := fakeStore(t)
 	noError(t, inboxpgx.Handle(fake, conformance.Name, noEffect))
@@ -285,7 +295,7 @@ func TestCounts(t *testing.T) {
 	if n, err := fake.Processed(t.Context(), time.Minute); n != 2 || err != nil {
 		t.Errorf("in memory %d processed in a minute, %v, want 2", n, err)
 	}
-	if n, err := fake.Behind(t.Context(), "ada"); n != 0 || err != nil {
+	if _, n, err := fake.Behind(t.Context(), ada); n != 0 || err != nil {
 		t.Errorf("in memory %d behind a letter, %v", n, err)
 	}
 }

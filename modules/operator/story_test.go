@@ -195,6 +195,33 @@ func TestStory_partFails(t *testing.T) {
 	s.get(t, "message?id="+id, 200, "dead letter", "no exchange a", "mail: broker is down")
 }
 
+// A message that waits behind a dead letter of its key names the dead letter, which names the message.
+func TestStory_stoppedKey(t *testing.T) {
+	t.Parallel()
+	p := newDatabase(t).role(t, "consume")
+	check(t, inboxpgx.Handle(p.inbox, "order.paid", func(context.Context, pgx.Tx, map[string]string) error {
+		return inbox.Unrecoverable(errors.New("no such order"))
+	}))
+	letters, send, stop := p.consume(t)
+	first, second := must(uuid.NewV7())(t), must(uuid.NewV7())(t)
+	send(first, "one key")
+	send(second, "one key")
+	stop()
+	r := &rig{cfg: operator.Config{Consumers: []operator.Consumer{{Name: "billing", Consumer: fixedLetters{letters}, Inbox: p.inbox}}}}
+	s := serve(t, r, page.Config{})
+	s.get(t, "dead-letter?from=billing&id=billing/"+first.String(), 200, "1 message of its key waits behind it", "order.paid", `href="message?id=`+second.String(), "as the dead letter that stops its key")
+	s.get(t, "message?id="+second.String(), 200, "its key is stopped by the dead letter "+first.String())
+	a := newAgent(t, agents.Config{}, func(c *operator.Config) { *c = r.cfg })
+	a.tells(t, "explain", map[string]any{"id": first.String()}, `"parked_behind":1`, `"waiting_behind":[{"from":"billing","id":"`+second.String())
+	must(letters.Replay(t.Context(), inbox.Filter{}, inbox.Replay{By: "ada"}))(t)
+	r.wants(t, 0, []string{"show", second.String()}, "the messages of its key run, one after the other")
+}
+
+// fixedLetters is a consumer that only has dead letters.
+type fixedLetters struct{ letters inbox.DeadLetters }
+
+func (f fixedLetters) DeadLetters() inbox.DeadLetters { return f.letters }
+
 // The page shows a story with a link to its trace, and without a script or a right to see bodies.
 func TestPage_story(t *testing.T) {
 	t.Parallel()

@@ -47,7 +47,15 @@ type Entries interface {
 type Known struct {
 	// ProcessedAt is when the message took effect.
 	ProcessedAt time.Time
-	// ParkedAt is when the message was kept behind the dead letter of its ordering key, or as that dead letter.
+	// ParkedAt is when the message was kept behind the dead letter of its ordering key, or as that dead letter. StoppedBy is the
+	// dead letter; zero: it was replayed or removed, and the messages of the key run.
+	ParkedAt  time.Time
+	StoppedBy uuid.UUID
+}
+
+// Behind is a message that waits behind the dead letter of its ordering key, without its body.
+type Behind struct {
+	Message  inbox.Message
 	ParkedAt time.Time
 }
 

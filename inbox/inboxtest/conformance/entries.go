@@ -266,7 +266,7 @@ func testStoppedKeys(t *testing.T, d entriesTester) {
 	record("a", nil, true)
 }
 
-// A look returns when a message took effect or was parked, for one consumer.
+// A look returns when a message took effect or was parked, and the dead letter of its key, for one consumer.
 func testLook(t *testing.T, d entriesTester) {
 	processed, stops, waits := event(1), event(2), event(3)
 	d.want(t, "a", processed.ID, true)
@@ -279,17 +279,18 @@ func testLook(t *testing.T, d entriesTester) {
 		consumer          string
 		message           *inbox.Message
 		processed, parked bool
+		stoppedBy         uuid.UUID
 	}{
-		{"a", processed, true, false},
-		{"a", stops, false, true},
-		{"a", waits, false, true},
-		{"a", event(4), false, false},
-		{"b", processed, false, false},
-		{"b", waits, false, false},
+		{"a", processed, true, false, uuid.Nil},
+		{"a", stops, false, true, stops.ID},
+		{"a", waits, false, true, stops.ID},
+		{"a", event(4), false, false, uuid.Nil},
+		{"b", processed, false, false, uuid.Nil},
+		{"b", waits, false, false, uuid.Nil},
 	} {
 		known, err := d.entries.Look(t.Context(), c.consumer, c.message.ID)
-		if err != nil || known.ProcessedAt.IsZero() == c.processed || known.ParkedAt.IsZero() == c.parked {
-			t.Errorf("%s knows %+v of %s, %v; want processed %v, parked %v", c.consumer, known, c.message.Body, err, c.processed, c.parked)
+		if err != nil || known.ProcessedAt.IsZero() == c.processed || known.ParkedAt.IsZero() == c.parked || known.StoppedBy != c.stoppedBy {
+			t.Errorf("%s knows %+v of %s, %v; want processed %v, parked %v, by %s", c.consumer, known, c.message.Body, err, c.processed, c.parked, c.stoppedBy)
 		}
 	}
 }

@@ -106,10 +106,11 @@ func (e *Entries) Processed(_ context.Context, consumer string, d time.Duration)
 
 // Look implements driver.Entries.
 func (e *Entries) Look(_ context.Context, consumer string, id uuid.UUID) (pgxdriver.Known, error) {
-	parked := e.parking(consumer).since(id)
+	known := e.parking(consumer).known(id)
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return pgxdriver.Known{ProcessedAt: e.since[entry{consumer, id}], ParkedAt: parked}, nil
+	known.ProcessedAt = e.since[entry{consumer, id}]
+	return known, nil
 }
 
 // Ledger implements driver.Entries.
@@ -290,14 +291,19 @@ func (p *Parking) has(id uuid.UUID) bool {
 	return p.find(id) != nil
 }
 
-// since returns when a message was kept; zero: it does not wait.
-func (p *Parking) since(id uuid.UUID) time.Time {
+// known returns when a message was kept, and the dead letter that stopped its key; zero: it does not wait.
+func (p *Parking) known(id uuid.UUID) (k pgxdriver.Known) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if one := p.find(id); one != nil {
-		return one.since
+	one := p.find(id)
+	if one == nil {
+		return k
 	}
-	return time.Time{}
+	k.ParkedAt = one.since
+	if first := p.first(one.key); first.Class != "" {
+		k.StoppedBy = first.Message.ID
+	}
+	return k
 }
 
 // Claim implements driver.Parking.

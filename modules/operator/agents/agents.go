@@ -231,7 +231,7 @@ type explained struct {
 	Meaning string `json:"meaning,omitempty"`
 	// Alike is the number of dead letters of the place with the same fingerprint.
 	Alike int `json:"alike"`
-	// Behind are messages of the same key that wait in the outbox. Parked is the number that wait for a consumer.
+	// Behind are the first messages of the same key that wait behind it. Parked is the number of all that wait for a consumer.
 	Behind []core.Message `json:"waiting_behind,omitempty"`
 	Parked int            `json:"parked_behind,omitempty"`
 	// Hidden is the reason why the body is not shown.
@@ -279,7 +279,7 @@ func (a *agents) explainCopy(ctx context.Context, m core.Message, body bool) (ex
 			return e, err
 		}
 	}
-	e.Behind, e.Parked, err = a.o.Behind(ctx, places[0], e.Key)
+	e.Behind, e.Parked, err = a.o.Behind(ctx, places[0], e.Message)
 	return e, err
 }
 

@@ -213,7 +213,7 @@ type oneMessage struct {
 	// Body is the visible body; nil: it was not asked for.
 	Body     *string
 	Editable bool
-	// Behind are messages of the same key that wait in the outbox. Parked is the number that wait for a consumer.
+	// Behind are the first messages of the same key that wait behind it. Parked is the number of all that wait for a consumer.
 	Behind []core.Message
 	Parked int
 }
@@ -245,7 +245,7 @@ func (p *Page) showDeadLetter(v visit) {
 		} else {
 			one.Headers = nil
 		}
-		one.Behind, one.Parked, err = p.o.Behind(ctx, at, one.Key)
+		one.Behind, one.Parked, err = p.o.Behind(ctx, at, one.Message)
 		return one, false, errors.Join(err, failed)
 	})
 }

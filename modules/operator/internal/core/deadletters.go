@@ -17,6 +17,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/holdfast-go/holdfast/inbox"
+	pgxdriver "github.com/holdfast-go/holdfast/inbox/inboxpgx/driver"
 	"github.com/holdfast-go/holdfast/internal/deadletter"
 	"github.com/holdfast-go/holdfast/modules/operator"
 	"github.com/holdfast-go/holdfast/outbox"
@@ -665,24 +666,29 @@ func (o *Operator) WaitingAt(ctx context.Context, name string, f outbox.WaitingF
 	}), err
 }
 
-// parker is an inbox that counts the messages behind a dead letter.
+// parker is an inbox that keeps the messages behind a dead letter.
 type parker interface {
-	Behind(ctx context.Context, key string) (int, error)
+	Behind(ctx context.Context, deadLetter uuid.UUID) ([]pgxdriver.Behind, int, error)
 }
 
-// Behind returns the messages of a key that wait behind a dead letter: from an outbox the messages, from a consumer
-// their number.
-func (o *Operator) Behind(ctx context.Context, at Place, key string) (waiting []Message, parked int, err error) {
-	if key == "" {
-		return nil, 0, nil
+// Behind returns the first messages of its key that wait behind a message, and from a consumer the number of all. A consumer's
+// messages that are ready are only counted: RabbitMQ would take them from the running consumers to show them.
+func (o *Operator) Behind(ctx context.Context, at Place, m Message) (first []Message, n int, err error) {
+	if at.Kind == KindOutbox && m.Key != "" {
+		first, err = o.WaitingAt(ctx, at.Name, outbox.WaitingFilter{Key: m.Key})
+		return first, 0, err
 	}
 	if at.Kind == KindOutbox {
-		waiting, err = o.WaitingAt(ctx, at.Name, outbox.WaitingFilter{Key: key})
-		return waiting, 0, err
+		return nil, 0, nil
 	}
-	i := slices.IndexFunc(o.Config.Consumers, func(c operator.Consumer) bool { return c.Name == at.Name })
-	if inbox, ok := o.Config.Consumers[i].Inbox.(parker); ok {
-		parked, err = inbox.Behind(ctx, key)
+	inbox, ok := o.consumerNamed(at.Name).Inbox.(parker)
+	if !ok {
+		return nil, 0, nil
 	}
-	return nil, parked, err
+	found, n, err := inbox.Behind(ctx, m.ID)
+	return Mapped(found, func(b pgxdriver.Behind) Message {
+		shown, _, _ := ofConsumer(b.Message)
+		shown.From, shown.CreatedAt = at.Name, told(b.ParkedAt)
+		return shown
+	}), n, err
 }

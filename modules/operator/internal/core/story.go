@@ -308,7 +308,14 @@ func (t *teller) findEntry(ctx context.Context, c operator.Consumer, id uuid.UUI
 		t.add(Event{At: told(known.ProcessedAt), Part: c.Name, What: "processed"})
 		return nil
 	case !known.ParkedAt.IsZero():
-		t.add(Event{At: told(known.ParkedAt), Part: c.Name, What: "parked", Detail: "its key is stopped by a dead letter"})
+		detail := fmt.Sprintf("its key is stopped by the dead letter %s", known.StoppedBy)
+		switch known.StoppedBy {
+		case id:
+			detail = "as the dead letter that stops its key"
+		case uuid.Nil:
+			detail = "the messages of its key run, one after the other"
+		}
+		t.add(Event{At: told(known.ParkedAt), Part: c.Name, What: "parked", Detail: detail})
 	default:
 		t.lacks(c.Name, "no entry. It was not processed here"+orLonger(kept(c.Inbox)))
 	}
