@@ -28,6 +28,8 @@ type fault struct {
 	end func(ctx context.Context) error
 	// forgets is how many times the fault may make Redis lose counts of rate limits, completely or in part.
 	forgets int
+	// links are the links that the fault disturbs.
+	links []*testenv.Proxy
 	// after restores things that are not part of the recovery, such as a new standby. It runs during the recovery.
 	after func(ctx context.Context) error
 }
@@ -155,14 +157,19 @@ func (d *dealer) doubles() []fault {
 	var all []fault
 	for range 3 {
 		first := pick(d.rng, slices.Concat(d.processKills(), d.processStops(), called("half-open ", d.halfOpens()), called("cut ", d.cuts())))
-		others := slices.Concat(d.serverKills(), d.serverStops(),
-			called("memory alarm of ", d.memoryAlarms()), called("flush of ", d.flushes()))
-		if !strings.HasPrefix(first.target, "cut ") { // a cut link has no bytes to lose
-			others = append(others, called("lost bytes of ", d.lostBytes())...)
+		lost := called("lost bytes of ", d.lostBytes())
+		if strings.HasPrefix(first.target, "cut ") { // a cut link has no bytes to lose
+			lost = slices.DeleteFunc(lost, first.sharesLink)
 		}
-		all = append(all, both(first, pick(d.rng, others)))
+		all = append(all, both(first, pick(d.rng, slices.Concat(d.serverKills(), d.serverStops(),
+			called("memory alarm of ", d.memoryAlarms()), called("flush of ", d.flushes()), lost))))
 	}
 	return all
+}
+
+// sharesLink reports whether both faults disturb one link.
+func (f fault) sharesLink(other fault) bool {
+	return slices.ContainsFunc(f.links, func(l *testenv.Proxy) bool { return slices.Contains(other.links, l) })
 }
 
 // called puts the kind of fault into the targets.
@@ -182,7 +189,7 @@ func both(a, b fault) fault {
 		return f.end
 	}
 	return fault{
-		target: a.target + " + " + b.target, lasts: max(a.lasts, b.lasts), forgets: a.forgets + b.forgets,
+		target: a.target + " + " + b.target, lasts: max(a.lasts, b.lasts), forgets: a.forgets + b.forgets, links: slices.Concat(a.links, b.links),
 		begin: func(ctx context.Context) error {
 			err := a.begin(ctx)
 			if err != nil && !errors.Is(err, harness.ErrPromise) {
@@ -423,15 +430,19 @@ func (d *dealer) toLinks(begin, end func(*testenv.Proxy)) []fault {
 }
 
 func (d *dealer) toLink(server testenv.Kind, name string, of []*process, begin, end func(*testenv.Proxy)) fault {
+	f := fault{target: fmt.Sprintf("%s of %s", server, name)}
+	for _, p := range of {
+		f.links = append(f.links, p.links[server])
+	}
 	each := func(do func(*testenv.Proxy)) func(context.Context) error {
 		return func(context.Context) error {
-			for _, p := range of {
-				do(p.links[server])
+			for _, l := range f.links {
+				do(l)
 			}
 			return nil
 		}
 	}
-	f := fault{target: fmt.Sprintf("%s of %s", server, name), begin: each(begin)}
+	f.begin = each(begin)
 	if end != nil {
 		f.lasts, f.end = d.brief(), each(end)
 	}
