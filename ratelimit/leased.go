@@ -45,7 +45,7 @@ import (
 // denial is the time until the limit regains units, not until other processes refund theirs. If a process dies, its
 // units are lost until they lapse, at the latest with the next window. For each limit and key these are at most Max /
 // Share, as many again in a running call, and the charges of its calls. A lost answer or refund also loses units. The
-// gauge holdfast.ratelimit.leased shows the leased units.
+// metric holdfast.ratelimit.leased shows the leased units.
 //
 // Three events let the leased units count beyond the limit, once: a store that loses its memory or whose clock is
 // changed, a Reset, and different Max values for the same name, window and key.
@@ -75,7 +75,7 @@ type LeasedConfig struct {
 	// loses no more. For a limit with a Max below Share the store decides each time, and also for the last Share
 	// units of any limit. At least 1. Default: 100, for one in a hundred.
 	Share int64
-	// MeterProvider is for the gauge holdfast.ratelimit.leased. Default: the global one.
+	// MeterProvider is for the metric holdfast.ratelimit.leased. Default: the global one.
 	MeterProvider metric.MeterProvider
 }
 
@@ -86,7 +86,7 @@ type Leased struct {
 	store  Limiter
 	cfg    LeasedConfig
 	meter  metric.Meter
-	gauge  metric.Int64ObservableGauge
+	held   metric.Int64ObservableUpDownCounter // the sum of all Leased limiters of the process
 	leases *table.Table[lease]
 	rules  rules
 	open   atomic.Bool // while Run runs
@@ -120,22 +120,22 @@ func NewLeased(store Limiter, cfg LeasedConfig) (*Leased, error) {
 		cfg.Share = defaultShare
 	}
 	meter := telemetry.New("github.com/holdfast-go/holdfast/ratelimit", nil, cfg.MeterProvider).Meter
-	gauge, err := meter.Int64ObservableGauge("holdfast.ratelimit.leased",
+	held, err := meter.Int64ObservableUpDownCounter("holdfast.ratelimit.leased",
 		metric.WithDescription("Units by limit taken ahead and not yet spent. If the process dies, they are lost until they lapse."), metric.WithUnit("{unit}"))
 	if err != nil {
 		return nil, fmt.Errorf("ratelimit: %w", err)
 	}
-	return &Leased{store: store, cfg: cfg, meter: meter, gauge: gauge, leases: table.New[lease](math.MaxInt)}, nil
+	return &Leased{store: store, cfg: cfg, meter: meter, held: held, leases: table.New[lease](math.MaxInt)}, nil
 }
 
 // Run refunds units that were not spent in time. When ctx ends it refunds the rest, within 10 s. Units that the store
 // has not taken back by then stay charged until they lapse. While Run does not run, the store decides every call and
-// nothing is taken ahead. Run returns nil, or an error if it is already running or the meter rejects the gauge.
+// nothing is taken ahead. Run returns nil, or an error if it is already running or the meter rejects the metric.
 func (l *Leased) Run(ctx context.Context) error {
 	if !l.open.CompareAndSwap(false, true) {
 		return errors.New("ratelimit: Run of a Leased limiter is running already")
 	}
-	registered, err := l.meter.RegisterCallback(l.observe, l.gauge)
+	registered, err := l.meter.RegisterCallback(l.observe, l.held)
 	if err != nil {
 		l.open.Store(false)
 		return fmt.Errorf("ratelimit: %w", err)
@@ -196,15 +196,15 @@ func (l *Leased) Allow(ctx context.Context, charges ...Charge) (d Decision, err 
 	return l.store.Allow(ctx, slices.Clone(charges)...)
 }
 
-// observe collects the gauge.
+// observe reports the leased units.
 func (l *Leased) observe(_ context.Context, o metric.Observer) error {
-	held := map[string]int64{}
+	units := map[string]int64{}
 	l.leases.Each(func(_ string, e *lease) bool {
-		held[e.rule.Name] += e.units
+		units[e.rule.Name] += e.units
 		return true
 	})
-	for name, units := range held {
-		o.ObserveInt64(l.gauge, units, metric.WithAttributes(attribute.String("limit", name)))
+	for name, n := range units {
+		o.ObserveInt64(l.held, n, metric.WithAttributes(attribute.String("limit", name)))
 	}
 	return nil
 }

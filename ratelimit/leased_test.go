@@ -126,6 +126,26 @@ func TestLeased(t *testing.T) {
 	})
 }
 
+// The metric is the sum of all limiters of a process, not the value of one of them.
+func TestLeased_metricIsASum(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		meter := &metrictest.Recorder{}
+		for range 2 {
+			l, store, end := leasedOf(t, ratelimit.LeasedConfig{Share: 10, MeterProvider: meter})
+			defer end()
+			c := ratelimit.Charge{Limit: ratelimit.Limit{Name: "user", Max: 1000, Window: time.Hour}}
+			for range 6 {
+				_ = mustAllowAny(t, l, c)
+			}
+			mustAllow(t, l, store, 1, c) // 1+4
+		}
+		if got, err := meter.Collect(t.Context()); err != nil || got["holdfast.ratelimit.leased{limit=user}"] != 8 {
+			t.Errorf("collected %v, %v, want 4 units of each limiter", got, err)
+		}
+	})
+}
+
 // Units held longer than 200 ms are refunded, and occasional calls take nothing ahead.
 func TestLeasedGivesBackWhenIdle(t *testing.T) {
 	t.Parallel()

@@ -80,6 +80,10 @@ func (m meter) Int64ObservableGauge(name string, _ ...metric.Int64ObservableGaug
 	return observedInt{name: name}, nil
 }
 
+func (m meter) Int64ObservableUpDownCounter(name string, _ ...metric.Int64ObservableUpDownCounterOption) (metric.Int64ObservableUpDownCounter, error) {
+	return observedSum{name: name}, nil
+}
+
 func (m meter) Float64ObservableGauge(name string, _ ...metric.Float64ObservableGaugeOption) (metric.Float64ObservableGauge, error) {
 	return observedFloat{name: name}, nil
 }
@@ -113,6 +117,11 @@ type observedInt struct {
 	name string
 }
 
+type observedSum struct {
+	noop.Int64ObservableUpDownCounter
+	name string
+}
+
 type observedFloat struct {
 	noop.Float64ObservableGauge
 	name string
@@ -124,6 +133,10 @@ type observer struct {
 }
 
 func (o observer) ObserveInt64(g metric.Int64Observable, v int64, opts ...metric.ObserveOption) {
+	if sum, ok := g.(observedSum); ok {
+		o.seen[keyOf(sum.name, metric.NewObserveConfig(opts).Attributes())] += float64(v)
+		return
+	}
 	o.seen[keyOf(g.(observedInt).name, metric.NewObserveConfig(opts).Attributes())] = float64(v)
 }
 
