@@ -93,14 +93,6 @@ func (b *budget) count(conflict bool) {
 	b.update()
 }
 
-// load returns the share of recent attempts that failed on a lock or a conflict.
-func (b *budget) load() float64 {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.forget()
-	return float64(b.recent.conflicts) / float64(max(b.recent.attempts, 1))
-}
-
 // update goes over the budget only after several conflicts, because a share of few attempts means little. It stays
 // over with fewer: a probe may wait as long as LockTimeout for each of its conflicts.
 func (b *budget) update() {

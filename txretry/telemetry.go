@@ -21,7 +21,7 @@ const scope = "github.com/holdfast-go/holdfast/txretry"
 // by operation: "holdfast.txretry.duration" (s) and "holdfast.txretry.attempts" by outcome,
 // "holdfast.txretry.phase.duration" (s) by phase, and "holdfast.txretry.failures", the attempts that failed for a
 // transient reason, by phase and SQLSTATE. With a retry budget it also reports "holdfast.txretry.refused", the calls that
-// were not started, which the other metrics leave out, and the gauge "holdfast.txretry.conflict.share".
+// were not started, which the other metrics leave out.
 type telemetry struct {
 	kit      base.Kit
 	duration metric.Float64Histogram
@@ -55,25 +55,6 @@ func newTelemetry(cfg Config) (t telemetry, err error) {
 		return t, fmt.Errorf("txretry: %w", err)
 	}
 	return t, nil
-}
-
-// observe registers the gauge of a budget for as long as the meter provider lives. A Manager has no end either.
-func (t *telemetry) observe(b *budget) error {
-	if b == nil {
-		return nil
-	}
-	share, err := t.kit.Meter.Float64ObservableGauge("holdfast.txretry.conflict.share",
-		metric.WithUnit("1"), metric.WithDescription("Share of recent attempts that failed on a lock or a conflict."))
-	if err == nil {
-		_, err = t.kit.Meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
-			o.ObserveFloat64(share, b.load())
-			return nil
-		}, share)
-	}
-	if err != nil {
-		return fmt.Errorf("txretry: %w", err)
-	}
-	return nil
 }
 
 // start starts a span; it is nil if no exporter would receive it.
