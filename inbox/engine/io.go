@@ -107,7 +107,7 @@ func (r *receiver) listen(s *session, c command) error {
 		return err
 	}
 	r.post(event{kind: listening, session: s, serial: c.serial})
-	o := &opener{receiver: r, session: s, ctx: c.ctx, slots: make(chan struct{}, openedAtOnce)}
+	o := &opener{receiver: r, session: s, ctx: c.ctx, failed: make(chan struct{}), slots: make(chan struct{}, openedAtOnce)}
 	defer o.running.Wait()
 	for c.ctx.Err() == nil {
 		ds, err := s.Receive(c.ctx, c.window)
@@ -115,6 +115,7 @@ func (r *receiver) listen(s *session, c command) error {
 			r.post(event{kind: received, session: s, items: items})
 		}
 		if err != nil && c.ctx.Err() == nil {
+			close(o.failed)
 			return err
 		}
 	}
@@ -202,6 +203,7 @@ type opener struct {
 	receiver *receiver
 	session  *session
 	ctx      context.Context // of the command
+	failed   chan struct{}   // closed when the session has failed: the broker redelivers what was not decoded
 	slots    chan struct{}
 	running  sync.WaitGroup
 }
@@ -224,12 +226,19 @@ func (o *opener) open(ds []driver.Delivery) []item {
 	return items
 }
 
-// openSlow posts an item, or requeues the delivery if the command ends before its turn.
+// openSlow posts an item, or requeues the delivery if the command ends before its turn. It does nothing if the session fails
+// before that.
 func (o *opener) openSlow(d driver.Delivery) {
 	select {
 	case o.slots <- struct{}{}:
 		defer func() { <-o.slots }()
 	case <-o.ctx.Done():
+	case <-o.failed:
+	}
+	select {
+	case <-o.failed:
+		return
+	default:
 	}
 	if o.ctx.Err() != nil {
 		_ = o.session.GiveBack(o.receiver.ctx, []driver.Delivery{d}) // if it fails, the session has failed, and the broker redelivers

@@ -4,6 +4,7 @@ import (
 	"context"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/driver"
@@ -16,9 +17,11 @@ type slowSource struct {
 	*memqueue.Source
 	decode  chan struct{}
 	decoded *atomic.Int64
+	opened  *atomic.Int64
 }
 
 func (s slowSource) Open(ctx context.Context) (driver.Session, error) {
+	s.opened.Add(1)
 	session, err := s.Source.Open(ctx)
 	return slowSession{session, s}, err
 }
@@ -72,7 +75,7 @@ func (d slowDelivery) Message() *inbox.Message {
 func TestOpener_slowBodiesHoldUpNobody(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		queue := memqueue.NewBroker().Queue("orders")
-		source := slowSource{queue.Source(memqueue.Options{}), make(chan struct{}), new(atomic.Int64)}
+		source := slowSource{queue.Source(memqueue.Options{}), make(chan struct{}), new(atomic.Int64), new(atomic.Int64)}
 		got := &recorder{}
 		b := &bench{t: t, queue: queue, source: source.Source, consumer: newConsumer(t, source, got, engine.Config{ConsumerConfig: inbox.ConsumerConfig{Concurrency: 8}})}
 		b.put("large", 5)
@@ -96,6 +99,28 @@ func TestOpener_slowBodiesHoldUpNobody(t *testing.T) {
 		b = &bench{t: t, queue: queue, source: source.Source, consumer: again}
 		b.start()
 		eventually(t, "none is lost", func() bool { return len(got.messages()) == 25 })
+		b.stop()
+	})
+}
+
+// When a session fails, the next one does not wait until the bodies of the failed one are decoded.
+func TestOpener_failedSessionIsNotDecoded(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		queue := memqueue.NewBroker().Queue("orders")
+		source := slowSource{queue.Source(memqueue.Options{}), make(chan struct{}), new(atomic.Int64), new(atomic.Int64)}
+		got := &recorder{}
+		b := &bench{t: t, queue: queue, source: source.Source, consumer: newConsumer(t, source, got, engine.Config{ConsumerConfig: inbox.ConsumerConfig{Concurrency: 8}})}
+		b.put("large", 6)
+		b.start()
+		eventually(t, "some are decoded", func() bool { return source.decoded.Load() == 2 })
+		queue.Cut()
+		synctest.Wait()
+		for range 2 {
+			source.decode <- struct{}{}
+		}
+		eventually(t, "there is another session", func() bool { return source.opened.Load() == 2 })
+		close(source.decode)
+		eventually(t, "none is lost", func() bool { return len(got.messages()) >= 6 })
 		b.stop()
 	})
 }
