@@ -34,6 +34,8 @@ const (
 	// leaseEvery is the interval in which a process without the lease tries to take it. Receive returns within a
 	// second.
 	leaseEvery = 500 * time.Millisecond
+	// leaseGrace is how long a write goes on after the end of its context.
+	leaseGrace = 500 * time.Millisecond
 
 	// leaseFree is the text of a released lease. Otherwise the text is the owner's name.
 	leaseFree = "free"
@@ -44,18 +46,18 @@ var errLease = errors.New("inboxnats: another process serves the stream now")
 // lease is the lease of one session.
 type lease struct {
 	source *source
-	busy   sync.Mutex // held by renew and leave: neither overtakes the other
 
 	mu    sync.Mutex
 	rev   uint64
 	until time.Time // end of the lease; zero: not taken
+	left  bool      // it is not renewed any more
 }
 
 // lasts reports whether the session holds the lease.
 func (l *lease) lasts() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return time.Now().Before(l.until)
+	return !l.left && time.Now().Before(l.until)
 }
 
 // ended reports whether the session had the lease and did not extend it in time, as after a pause of the process.
@@ -104,10 +106,13 @@ func (l *lease) last(ctx context.Context) (found jetstream.RawStreamMsg, err err
 	return *last, nil
 }
 
-// write replaces the lease if it still has the number rev, or another one by this process: the answer to that was lost.
+// write replaces the lease if it still has the number rev, or another one by this process, whose answer was lost or is on
+// its way.
 func (l *lease) write(ctx context.Context, rev uint64, text string) error {
 	began := time.Now()
-	return l.source.call(context.WithoutCancel(ctx), "lease", func(ctx context.Context) error {
+	ctx, cancel := runloop.Detach(ctx, leaseGrace)
+	defer cancel()
+	return l.source.call(ctx, "lease", func(ctx context.Context) error {
 		replace := func(rev uint64) (*jetstream.PubAck, error) {
 			return l.source.js.PublishMsg(ctx, &nats.Msg{Subject: l.source.owner, Data: []byte(text)}, jetstream.WithExpectLastSequencePerSubject(rev))
 		}
@@ -135,12 +140,10 @@ func isOvertaken(err error) bool {
 
 // renew extends the lease. An error means that the lease has ended.
 func (l *lease) renew(ctx context.Context) error {
-	l.busy.Lock()
-	defer l.busy.Unlock()
 	l.mu.Lock()
-	rev, taken := l.rev, !l.until.IsZero()
+	rev, held := l.rev, !l.until.IsZero() && !l.left
 	l.mu.Unlock()
-	if !taken {
+	if !held {
 		return nil
 	}
 	err := l.write(ctx, rev, l.source.name)
@@ -151,22 +154,18 @@ func (l *lease) renew(ctx context.Context) error {
 	return nil
 }
 
-// leave releases the lease.
+// leave releases the lease. It does not wait for a renewal that is on its way.
 func (l *lease) leave(ctx context.Context) error {
-	l.busy.Lock()
-	defer l.busy.Unlock()
-	if !l.lasts() {
-		return nil
-	}
+	held := l.lasts()
 	l.mu.Lock()
+	l.left = true
 	rev := l.rev
 	l.mu.Unlock()
-	err := l.write(ctx, rev, leaseFree)
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.until = time.Time{}
-	if isOvertaken(err) {
+	if !held {
 		return nil
 	}
-	return err
+	if err := l.write(ctx, rev, leaseFree); !isOvertaken(err) {
+		return err
+	}
+	return nil
 }

@@ -107,16 +107,16 @@ func (s *session) takeOver(ctx context.Context) error {
 	f, h := s.feeds[0], s.hand
 	h.mu.Lock()
 	first, ours := f.next == 0, 0
-	due := first || h.hold > 0 && time.Now().After(h.recount)
+	if !first && (h.hold == 0 || time.Now().Before(h.recount)) {
+		h.mu.Unlock()
+		return nil
+	}
 	for p := range h.all {
-		if due && !p.retries {
+		if !p.retries {
 			ours++
 		}
 	}
 	h.mu.Unlock()
-	if !due {
-		return nil
-	}
 	info, err := s.info(ctx, s.stream)
 	if err != nil {
 		return err
@@ -170,15 +170,21 @@ func (s *session) withdraw(ctx context.Context) (failed error) {
 
 // Close implements driver.Session.
 func (s *session) Close(ctx context.Context) error {
-	ctx = context.WithoutCancel(ctx) // its end must not delay the requeue
+	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx)) // its end must not delay the requeue
+	defer cancel()
 	s.hand.lose(errClosed)
-	stopped := s.Stop(ctx)
-	err := s.giveBack(ctx, s.hand.drop())
+	err := s.Stop(ctx)
+	if err != nil {
+		cancel() // the rest is sent and not waited for
+	}
+	if err = cmp.Or(err, s.giveBack(ctx, s.hand.drop())); err != nil {
+		cancel()
+	}
 	if s.lease != nil {
-		err = errors.Join(err, s.lease.leave(ctx))
+		err = cmp.Or(err, s.lease.leave(ctx))
 	}
 	s.closed(s)
-	return cmp.Or(stopped, err)
+	return err
 }
 
 // Ack implements driver.Session. An answer to the flush shows that the server has read the acknowledgements. The next

@@ -218,3 +218,45 @@ func TestReceive_afterLease(t *testing.T) {
 		t.Errorf("received %d messages without the lease", len(ds))
 	}
 }
+
+// A server falls silent while an ordered session works and renews its lease. Its calls end in time.
+func TestSession_silentServer(t *testing.T) {
+	t.Parallel()
+	testenv.Nightly(t, "waits for timeouts")
+	for name, test := range map[string]struct {
+		most time.Duration
+		call func(ctx context.Context, s *session)
+	}{
+		"Run ends":     {2 * time.Second, func(ctx context.Context, s *session) { s.renew(ctx) }},
+		"Receive ends": {time.Second, func(ctx context.Context, s *session) { _ = s.lease.write(ctx, 0, s.name) }},
+		"Close": {8 * time.Second, func(ctx context.Context, s *session) {
+			renewed := make(chan struct{})
+			go func() {
+				s.renew(context.WithoutCancel(ctx))
+				close(renewed)
+			}()
+			<-ctx.Done()
+			_ = s.Close(ctx)
+			<-renewed
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			url := testenv.NATSURL(t)
+			direct, network := natstest.Connect(t, url), testenv.NewProxy(t, url)
+			name := natstest.Name(t, direct)
+			s := open(t, newOrdered(t, natstest.Connect(t, network.URL()), name, Stream{}), 1)
+			publish(t, direct, name, 1)
+			numbers(t, s, 1)
+			network.Pause()
+			defer network.Resume()
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			defer cancel()
+			began := time.Now()
+			test.call(ctx, s)
+			if took := time.Since(began) - time.Second; took > test.most {
+				t.Errorf("the call took %v longer than its context, want at most %v", took, test.most)
+			}
+		})
+	}
+}
