@@ -224,8 +224,8 @@ func TestFrom(t *testing.T) {
 	}
 }
 
-// looks are the commands that change nothing. schema print is not one of them: some of its flags write files.
-var looks = map[string]bool{
+// unchanging are the commands that change nothing. schema print is not one of them: some of its flags write files.
+var unchanging = map[string]bool{
 	"status": true, "outbox pending": true, "outbox parked": true, "outbox dead": true, "inbox dead": true, "inbox retrying": true, "groups": true, "show": true,
 	"running": true, "log": true, "page": true, "mcp": true, "limits show": true, "idempotency show": true, "expiry due": true, "expiry stuck": true, "schema grants": true, "doctor": true,
 }
@@ -248,7 +248,7 @@ func TestCommands_changesHaveDryRun(t *testing.T) {
 		}
 		path := strings.TrimPrefix(cmd.CommandPath(), "holdfast ")
 		has := cmd.Flags().Lookup("dry-run") != nil
-		if has == looks[path] {
+		if has == unchanging[path] {
 			t.Errorf("%s has the flag --dry-run: %v", path, has)
 		}
 		if why := cmd.Flags().Lookup("reason") != nil && cmd.Flags().Lookup("by") != nil; why != (has && !unnoted[path]) {

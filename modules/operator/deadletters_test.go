@@ -134,8 +134,8 @@ func TestDeadLetters_timesBeyondJSON(t *testing.T) {
 	t.Parallel()
 	a := newAgent(t, agents.Config{}, func(cfg *operator.Config) { cfg.Consumers[0].Consumer = farConsumer{cfg.Consumers[0].Consumer} })
 	a.wants(t, 0, []string{"inbox", "dead", "--json"}, a.ids["d"].String())
-	a.tells(t, "dead_letters", nil, a.ids["d"].String())
-	a.tells(t, "explain", map[string]any{"id": a.ids["d"]}, "no handler for d")
+	a.answers(t, "dead_letters", nil, a.ids["d"].String())
+	a.answers(t, "explain", map[string]any{"id": a.ids["d"]}, "no handler for d")
 }
 
 // alone has dead letters that fail the test if two goroutines read them at the same time.
@@ -278,7 +278,7 @@ func TestMaskPanics(t *testing.T) {
 	s.job(t, url.Values{"what": {"retry"}, "from": {"billing"}, "patch": {`{"a":1}`}})
 	s.get(t, "dead-letters?from=billing", 200, "3 in all")
 	a := newAgent(t, agents.Config{Access: operator.Access{Bodies: true}, Mask: mask})
-	a.tells(t, "explain", map[string]any{"id": a.ids["a"], "body": true}, "hidden by the service", "!secret")
+	a.answers(t, "explain", map[string]any{"id": a.ids["a"], "body": true}, "hidden by the service", "!secret")
 }
 
 // A user who may change messages but not see bodies edits none.
@@ -410,11 +410,11 @@ func TestPageGoesOn(t *testing.T) {
 func TestMCPGoesOn(t *testing.T) {
 	t.Parallel()
 	a := newAgent(t, agents.Config{Access: operator.Access{By: "ada", Change: true}})
-	a.tells(t, "dead_letters", map[string]any{"from": []string{"outbox"}, "after": "1"}, "no exchange b", "!no exchange a", `"cursor":"2"`)
+	a.answers(t, "dead_letters", map[string]any{"from": []string{"outbox"}, "after": "1"}, "no exchange b", "!no exchange a", `"cursor":"2"`)
 	a.refuses(t, "dead_letters", map[string]any{"after": "1"}, "from")
-	a.tells(t, "waiting", map[string]any{"from": []string{"outbox"}, "after": "x"}, "not a list cursor")
+	a.answers(t, "waiting", map[string]any{"from": []string{"outbox"}, "after": "x"}, "not a list cursor")
 	a.refuses(t, "drop", map[string]any{"all": true, "after": "1", "reason": "x"}, "after")
-	a.tells(t, "dead_letters", nil, "no exchange a", "no handler for c")
+	a.answers(t, "dead_letters", nil, "no exchange a", "no handler for c")
 }
 
 // A paused outbox publishes nothing until it is resumed. The status and the log show who paused it, and why.

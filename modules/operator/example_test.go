@@ -23,7 +23,7 @@ var (
 	store    *outboxpgx.Store
 	relay    *outbox.Relay
 	consumer *inboxamqp.Consumer
-	books    *inboxpgx.Store
+	entries  *inboxpgx.Store
 )
 
 // A service mounts the commands in its own binary.
@@ -37,7 +37,7 @@ func Example() {
 
 	service := operator.Config{
 		Outboxes:  []operator.Outbox{{Store: store, Relay: relay}},
-		Consumers: []operator.Consumer{{Name: "billing", Consumer: consumer, Inbox: books}},
+		Consumers: []operator.Consumer{{Name: "billing", Consumer: consumer, Inbox: entries}},
 		Log:       log,
 	}
 	os.Exit(command.Run(ctx, service, os.Args[1:], os.Stdout, os.Stderr))

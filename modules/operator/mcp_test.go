@@ -54,8 +54,8 @@ func tools(t *testing.T, s *mcp.ClientSession) (names []string) {
 	return names
 }
 
-// tells calls a tool. The answer must contain all parts, but no part that starts with an exclamation mark.
-func (a *agent) tells(t *testing.T, tool string, arguments map[string]any, parts ...string) {
+// answers calls a tool. The answer must contain all parts, but no part that starts with an exclamation mark.
+func (a *agent) answers(t *testing.T, tool string, arguments map[string]any, parts ...string) {
 	t.Helper()
 	answer, failed := a.call(t, tool, arguments)
 	if failed {
@@ -106,16 +106,16 @@ func TestMCPReads(t *testing.T) {
 	if told := a.InitializeResult().Instructions; !strings.Contains(told, "never instructions") {
 		t.Errorf("the instructions are %q", told)
 	}
-	a.tells(t, "status", nil, `"name":"billing"`, `"overdue":2`, `"unrecoverable":3`)
-	a.tells(t, "groups", map[string]any{"from": []string{"billing"}}, `"count":2`, "no handler for c", "!no exchange")
-	a.tells(t, "dead_letters", nil, "no exchange a", "no handler for d", "!secret", "!tenant", `!"more"`)
-	a.tells(t, "dead_letters", map[string]any{"error": "for c", "limit": 1}, "no handler for c", "!for d", `"more":true`)
-	a.tells(t, "explain", map[string]any{"id": a.ids["a"]}, "no exchange a", "the broker rejects", `"alike":1`, "!secret", "!tenant")
-	a.tells(t, "explain", map[string]any{"id": a.ids["d"], "from": []string{"inbox"}}, "no handler for d", "another attempt is of no use")
-	a.tells(t, "waiting", nil, `"found":[]`)
-	a.tells(t, "limits", map[string]any{"key": "grace"}, `"remaining":10`)
-	a.tells(t, "idempotency", map[string]any{"key": "k"}, `"found":[]`)
-	a.tells(t, "log", nil, `"found":[]`)
+	a.answers(t, "status", nil, `"name":"billing"`, `"overdue":2`, `"unrecoverable":3`)
+	a.answers(t, "groups", map[string]any{"from": []string{"billing"}}, `"count":2`, "no handler for c", "!no exchange")
+	a.answers(t, "dead_letters", nil, "no exchange a", "no handler for d", "!secret", "!tenant", `!"more"`)
+	a.answers(t, "dead_letters", map[string]any{"error": "for c", "limit": 1}, "no handler for c", "!for d", `"more":true`)
+	a.answers(t, "explain", map[string]any{"id": a.ids["a"]}, "no exchange a", "the broker rejects", `"alike":1`, "!secret", "!tenant")
+	a.answers(t, "explain", map[string]any{"id": a.ids["d"], "from": []string{"inbox"}}, "no handler for d", "another attempt is of no use")
+	a.answers(t, "waiting", nil, `"found":[]`)
+	a.answers(t, "limits", map[string]any{"key": "grace"}, `"remaining":10`)
+	a.answers(t, "idempotency", map[string]any{"key": "k"}, `"found":[]`)
+	a.answers(t, "log", nil, `"found":[]`)
 	for text, wrong := range map[string]map[string]any{
 		"may not see bodies": {"id": a.ids["a"], "body": true}, "is not an id": {"id": "1"}, "no part knows message": {"id": "01a20bc2-2644-7363-82b4-0ab2b5714117"},
 		"there is no": {"id": a.ids["a"], "from": []string{"x"}},
@@ -140,30 +140,30 @@ func TestMCPChanges(t *testing.T) {
 	if got := tools(t, a.ClientSession); !slices.Equal(got, slices.Sorted(slices.Values(append([]string{"retry!", "drop!", "pause!", "resume!"}, readers...)))) {
 		t.Errorf("the tools are %q", got)
 	}
-	a.tells(t, "explain", map[string]any{"id": a.ids["a"], "body": true}, `secret`, `"tenant":"x"`)
-	a.tells(t, "explain", map[string]any{"id": a.ids["a"]}, `!secret`, `!tenant`)
-	a.tells(t, "explain", map[string]any{"id": a.ids["d"], "body": true}, "hidden by the service", `!"body":`)
+	a.answers(t, "explain", map[string]any{"id": a.ids["a"], "body": true}, `secret`, `"tenant":"x"`)
+	a.answers(t, "explain", map[string]any{"id": a.ids["a"]}, `!secret`, `!tenant`)
+	a.answers(t, "explain", map[string]any{"id": a.ids["d"], "body": true}, "hidden by the service", `!"body":`)
 	for text, wrong := range map[string]map[string]any{
 		"choose by": {"reason": "x"}, "reason": {"all": true}, "patch is a JSON": {"all": true, "reason": "x", "patch": "["}, "rate": {"all": true, "reason": "x", "rate": -1},
 		"control characters": {"all": true, "reason": "a\nb"}, "limit": {"limit": -1, "reason": "x"},
 	} {
 		a.refuses(t, "retry", wrong, text)
 	}
-	a.tells(t, "retry", map[string]any{"from": []string{"outbox"}, "all": true, "reason": "x", "dry_run": true}, `"from":"outbox","count":2,"dry_run":true`)
-	a.tells(t, "log", nil, `"found":[]`)
-	a.tells(t, "retry", map[string]any{"ids": []any{a.ids["a"]}, "from": []string{"outbox"}, "patch": `{"secret":"z"}`, "reason": "the exchange is there"}, `"count":1`)
+	a.answers(t, "retry", map[string]any{"from": []string{"outbox"}, "all": true, "reason": "x", "dry_run": true}, `"from":"outbox","count":2,"dry_run":true`)
+	a.answers(t, "log", nil, `"found":[]`)
+	a.answers(t, "retry", map[string]any{"ids": []any{a.ids["a"]}, "from": []string{"outbox"}, "patch": `{"secret":"z"}`, "reason": "the exchange is there"}, `"count":1`)
 	if body := a.published(t, "a"); body != `{"secret":"z"}` {
 		t.Errorf("the body is %s", body)
 	}
-	a.tells(t, "retry", map[string]any{"from": []string{"billing"}, "name": "d", "patch": `{"a":1}`, "reason": "x"}, `"count":0,"failed":1`, "hides a part")
-	a.tells(t, "drop", map[string]any{"from": []string{"billing"}, "all": true, "reason": "a test"}, `"count":3`)
-	a.tells(t, "dead_letters", map[string]any{"from": []string{"billing"}}, `"found":[]`)
-	a.tells(t, "pause", map[string]any{"part": "outbox", "reason": "the broker moves"}, `"paused":true`)
-	a.tells(t, "status", nil, `"by":"agent of ada","reason":"the broker moves"`)
-	a.tells(t, "resume", map[string]any{"part": "outbox", "reason": "it has"}, `"paused":false`)
-	a.tells(t, "status", nil, "!the broker moves")
+	a.answers(t, "retry", map[string]any{"from": []string{"billing"}, "name": "d", "patch": `{"a":1}`, "reason": "x"}, `"count":0,"failed":1`, "hides a part")
+	a.answers(t, "drop", map[string]any{"from": []string{"billing"}, "all": true, "reason": "a test"}, `"count":3`)
+	a.answers(t, "dead_letters", map[string]any{"from": []string{"billing"}}, `"found":[]`)
+	a.answers(t, "pause", map[string]any{"part": "outbox", "reason": "the broker moves"}, `"paused":true`)
+	a.answers(t, "status", nil, `"by":"agent of ada","reason":"the broker moves"`)
+	a.answers(t, "resume", map[string]any{"part": "outbox", "reason": "it has"}, `"paused":false`)
+	a.answers(t, "status", nil, "!the broker moves")
 	a.refuses(t, "pause", map[string]any{"part": "holds", "reason": "x"}, "no outbox")
-	a.tells(t, "log", nil, "edit and retry", "agent of ada", "the exchange is there", `"drop"`)
+	a.answers(t, "log", nil, "edit and retry", "agent of ada", "the exchange is there", `"drop"`)
 }
 
 func TestMCPWithoutName(t *testing.T) {

@@ -10,7 +10,7 @@
 //
 //	service := operator.Config{
 //		Outboxes:  []operator.Outbox{{Store: store, Relay: relay}},
-//		Consumers: []operator.Consumer{{Name: "billing", Consumer: consumer, Inbox: books}},
+//		Consumers: []operator.Consumer{{Name: "billing", Consumer: consumer, Inbox: entries}},
 //	}
 //	handler, err := page.New(service, page.Config{})
 //	os.Exit(command.Run(ctx, service, os.Args[1:], os.Stdout, os.Stderr))

@@ -395,7 +395,7 @@ func TestPageStops(t *testing.T) {
 		return operator.Access{By: r.FormValue("as"), Change: r.FormValue("as") != ""}, nil
 	}})
 	s.post(t, "apply", url.Values{"what": {"drop"}, "from": {"billing"}, "as": {"ada"}}, 200, "started by ada")
-	<-slow.begun
+	<-slow.started
 	if body := s.get(t, "job?id=1", 200); strings.Contains(body, "Stop") {
 		t.Error("a reader sees the button to stop it")
 	}
@@ -421,8 +421,8 @@ func TestPageCloseWaits(t *testing.T) {
 	s := serve(t, r, page.Config{Authorize: everything})
 	s.post(t, "apply", url.Values{"what": {"retry"}, "from": {"billing"}}, 200, "started by ada", "billing: 0 so far")
 	s.post(t, "apply", url.Values{"what": {"drop"}, "from": {"billing"}}, 200, "started by ada", "billing: 0 so far")
-	<-slow.begun
-	<-slow.begun
+	<-slow.started
+	<-slow.started
 	s.page.Close()
 	for _, a := range must(r.cfg.Log.List(t.Context(), operator.LogFilter{Limit: 2}))(t) {
 		if a.Count == nil || *a.Count != 1 || a.Failure == "" {
@@ -435,16 +435,16 @@ func TestPageCloseWaits(t *testing.T) {
 // slowConsumer has dead letters whose changes last until they are cancelled, and a little longer.
 type slowConsumer struct {
 	operator.DeadLetterer
-	begun chan struct{}
+	started chan struct{}
 }
 
 func (c slowConsumer) DeadLetters() inbox.DeadLetters {
-	return slowLetters{c.DeadLetterer.DeadLetters(), c.begun}
+	return slowLetters{c.DeadLetterer.DeadLetters(), c.started}
 }
 
 type slowLetters struct {
 	inbox.DeadLetters
-	begun chan struct{}
+	started chan struct{}
 }
 
 func (l slowLetters) Replay(ctx context.Context, _ inbox.Filter, _ inbox.Replay) (inbox.Replayed, error) {
@@ -456,7 +456,7 @@ func (l slowLetters) Remove(ctx context.Context, _ inbox.Filter, _ inbox.Removal
 }
 
 func (l slowLetters) last(ctx context.Context) error {
-	l.begun <- struct{}{}
+	l.started <- struct{}{}
 	<-ctx.Done()
 	time.Sleep(100 * time.Millisecond)
 	return ctx.Err()

@@ -15,20 +15,20 @@ import (
 	"github.com/holdfast-go/holdfast/modules/operator/command"
 )
 
-// manyConsumer has enough dead letters for a progress bar. It counts the looks before a change, which only the bar needs.
-type manyConsumer struct{ looks *int }
+// manyConsumer has enough dead letters for a progress bar. It counts the counts before a change, which only the bar needs.
+type manyConsumer struct{ counts *int }
 
 const manyDead = 200
 
-func (c manyConsumer) DeadLetters() inbox.DeadLetters { return manyDeadLetters{looks: c.looks} }
+func (c manyConsumer) DeadLetters() inbox.DeadLetters { return manyDeadLetters{counts: c.counts} }
 
 type manyDeadLetters struct {
 	inbox.DeadLetters
-	looks *int
+	counts *int
 }
 
 func (l manyDeadLetters) Count(context.Context, inbox.Filter) (int, error) {
-	*l.looks++
+	*l.counts++
 	return manyDead, nil
 }
 
@@ -41,17 +41,17 @@ func (l manyDeadLetters) Remove(_ context.Context, _ inbox.Filter, how inbox.Rem
 	return manyDead, nil
 }
 
-// A terminal gets a progress bar. Another device, as in 2>/dev/null, gets none, and no look for one.
+// A terminal gets a progress bar. Another device, as in 2>/dev/null, gets none, and nothing is counted for one.
 func TestBarIsForTerminals(t *testing.T) {
 	t.Parallel()
 	null := must(os.OpenFile(os.DevNull, os.O_WRONLY, 0))(t)
 	defer func() { _ = null.Close() }()
-	if looks := dropMany(t, null); looks != 0 {
-		t.Errorf("for a bar on %s dead letters were counted %d times", os.DevNull, looks)
+	if counts := dropMany(t, null); counts != 0 {
+		t.Errorf("for a bar on %s dead letters were counted %d times", os.DevNull, counts)
 	}
 	screen, shown := terminal(t)
-	if looks := dropMany(t, screen); looks != 1 {
-		t.Errorf("for a bar on a terminal dead letters were counted %d times", looks)
+	if counts := dropMany(t, screen); counts != 1 {
+		t.Errorf("for a bar on a terminal dead letters were counted %d times", counts)
 	}
 	check(t, screen.Close())
 	if drawn := shown(); !bytes.Contains(drawn, fmt.Appendf(nil, "/%d", manyDead)) {
@@ -60,14 +60,14 @@ func TestBarIsForTerminals(t *testing.T) {
 }
 
 // dropMany drops all dead letters with errs as its error output. It returns how often they were counted before.
-func dropMany(t *testing.T, errs *os.File) (looks int) {
+func dropMany(t *testing.T, errs *os.File) (counts int) {
 	t.Helper()
-	service := operator.Config{Consumers: []operator.Consumer{{Name: "many", Consumer: manyConsumer{&looks}}}}
+	service := operator.Config{Consumers: []operator.Consumer{{Name: "many", Consumer: manyConsumer{&counts}}}}
 	var out bytes.Buffer
 	if code := command.Run(t.Context(), service, []string{"drop", "--all", "--by=ada"}, &out, errs); code != 0 {
 		t.Errorf("it exits with %d: %s", code, &out)
 	}
-	return looks
+	return counts
 }
 
 // terminal returns a new terminal. shown returns the text that was written to it, once it is closed.

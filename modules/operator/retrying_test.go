@@ -191,8 +191,8 @@ func TestMCP_retrying(t *testing.T) {
 	t.Parallel()
 	a := newAgent(t, agents.Config{Access: operator.Access{By: "ada", Change: true}})
 	a.write("now", time.Now().Add(time.Hour))
-	a.tells(t, "dead_letters", map[string]any{"retrying": true}, "key now", "due_at", "!no exchange")
-	a.tells(t, "retry", map[string]any{"retrying": true, "name": "now", "reason": "fixed"}, `"count":1`)
+	a.answers(t, "dead_letters", map[string]any{"retrying": true}, "key now", "due_at", "!no exchange")
+	a.answers(t, "retry", map[string]any{"retrying": true, "name": "now", "reason": "fixed"}, `"count":1`)
 	if a.published(t, "now") == "" {
 		t.Errorf("published: %v", a.sent)
 	}

@@ -110,7 +110,7 @@ func TestRunning_standsOut(t *testing.T) {
 	}
 	serve(t, r, page.Config{}).get(t, "running", 200, "2 processes, 21 messages in work", "The slowest 10 of 21.", "too long", "2 versions run at once: v1.8.2, v1.9.0",
 		"last seen 40 s ago")
-	newAgent(t, agents.Config{}, func(c *operator.Config) { c.History = r.cfg.History }).tells(t, "running", nil, `"in_work":21`, `"late":true`, `"gone":true`)
+	newAgent(t, agents.Config{}, func(c *operator.Config) { c.History = r.cfg.History }).answers(t, "running", nil, `"in_work":21`, `"late":true`, `"gone":true`)
 }
 
 // Without a history the view explains how to get one. A history that fails is reported.

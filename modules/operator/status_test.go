@@ -227,11 +227,11 @@ func (u uncounted) InFlight(context.Context) (int, bool, error) { return 0, fals
 // many has more keys than it scans.
 type many struct {
 	took  time.Duration
-	looks int
+	reads int
 }
 
 func (m *many) InFlight(context.Context) (int, bool, error) {
-	m.looks++
+	m.reads++
 	time.Sleep(m.took)
 	return 50, false, nil
 }
@@ -256,8 +256,8 @@ func TestClaimsAreCountedSeldom(t *testing.T) {
 		defer cancel()
 		var out bytes.Buffer
 		code := command.Run(ctx, service, []string{"status", "--watch"}, &out, io.Discard)
-		if shown := strings.Count(out.String(), "gate  ~50"); code != 0 || keys.looks > 6 || keys.looks < 5 || shown < 25 {
-			t.Errorf("exits with %d: %d looks for %d screens", code, keys.looks, shown)
+		if shown := strings.Count(out.String(), "gate  ~50"); code != 0 || keys.reads > 6 || keys.reads < 5 || shown < 25 {
+			t.Errorf("exits with %d: %d reads for %d screens", code, keys.reads, shown)
 		}
 	})
 }
@@ -276,17 +276,17 @@ func TestStatusOfWork(t *testing.T) {
 // faltering answers once.
 type faltering struct {
 	*outboxtest.Store
-	looks atomic.Int32
+	reads atomic.Int32
 }
 
 func (f *faltering) Depth(ctx context.Context) (outboxdriver.Depth, error) {
-	if f.looks.Add(1) > 1 {
+	if f.reads.Add(1) > 1 {
 		return outboxdriver.Depth{}, errors.New("it is down")
 	}
 	return f.Store.Depth(ctx)
 }
 
-// The first answer of an outbox is shown even if the second look, for its rates, fails.
+// The first answer of an outbox is shown even if the second read, for its rates, fails.
 func TestStatusOfOneGoodAnswer(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -540,7 +540,7 @@ func TestLogWithoutUpkeep(t *testing.T) {
 	if out := a.wants(t, 0, []string{"log", "--without-upkeep"}, "retry"); strings.Contains(out, "sweep") {
 		t.Errorf("without upkeep the log is %s", out)
 	}
-	a.tells(t, "log", map[string]any{"without_upkeep": true}, "retry", "!sweep")
+	a.answers(t, "log", map[string]any{"without_upkeep": true}, "retry", "!sweep")
 	s := serve(t, a.rig, page.Config{Authorize: everything})
 	s.get(t, "log", 200, `href="log?without-upkeep=1"`)
 	s.get(t, "log?without-upkeep=1", 200, ">retry</td>", `href="log"`)
@@ -589,7 +589,7 @@ func TestStatus_findings(t *testing.T) {
 		check(t, err)
 		queue.checks.Store(0)
 		for range 301 { // seconds
-			if s := o.Look(t.Context()); len(s.Findings) != 2 || !s.Verdict.Good {
+			if s := o.ReadStatus(t.Context()); len(s.Findings) != 2 || !s.Verdict.Good {
 				t.Fatalf("%+v", s)
 			}
 			time.Sleep(time.Second)
@@ -607,7 +607,7 @@ func TestStatus_checkHangs(t *testing.T) {
 		o, err := core.New(operator.Config{Parts: []operator.Part{{Name: "hangs", Part: hangs{}}, {Name: "audit", Part: &misconfigured{}}}})
 		check(t, err)
 		began := time.Now()
-		if s := o.Look(t.Context()); len(s.Findings) != 2 || time.Since(began) != 2*time.Second {
+		if s := o.ReadStatus(t.Context()); len(s.Findings) != 2 || time.Since(began) != 2*time.Second {
 			t.Errorf("%d findings after %v", len(s.Findings), time.Since(began))
 		}
 	})

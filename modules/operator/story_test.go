@@ -25,8 +25,8 @@ import (
 	"github.com/holdfast-go/holdfast/txretry/txretrytest"
 )
 
-// told returns the events of a message as "part what", in order.
-func (r *rig) told(t *testing.T, id uuid.UUID) (events []string, all string) {
+// events returns the events of a message as "part what", in order.
+func (r *rig) events(t *testing.T, id uuid.UUID) (events []string, all string) {
 	t.Helper()
 	all = r.wants(t, 0, []string{"show", id.String(), "--json"})
 	var story struct{ Events []struct{ Part, What string } }
@@ -39,7 +39,7 @@ func (r *rig) told(t *testing.T, id uuid.UUID) (events []string, all string) {
 
 func (r *rig) wantStory(t *testing.T, id uuid.UUID, want ...string) (all string) {
 	t.Helper()
-	got, all := r.told(t, id)
+	got, all := r.events(t, id)
 	if fmt.Sprint(got) != fmt.Sprint(want) {
 		t.Errorf("the story is %q, want %q: %s", got, want, all)
 	}
@@ -53,14 +53,14 @@ func newStoryRig(t *testing.T) (r *rig, store *outboxtest.Store) {
 	r = newRig(t)
 	manager := txretrytest.New(txretrytest.Config{})
 	store, broker := outboxtest.New(), inboxtest.NewBroker()
-	books := must(inboxtest.New(manager, "ledger", inboxpgx.Config{}))(t)
-	check(t, inboxpgx.Handle(books, "order.placed", func(context.Context, pgx.Tx, *map[string]string) error {
+	entries := must(inboxtest.New(manager, "ledger", inboxpgx.Config{}))(t)
+	check(t, inboxpgx.Handle(entries, "order.placed", func(context.Context, pgx.Tx, *map[string]string) error {
 		if r.fixed {
 			return nil
 		}
 		return inbox.Unrecoverable(errors.New("no such currency"))
 	}))
-	consumer := must(inboxtest.NewConsumer(broker, inboxtest.Queue{Name: "ledger"}, books, inbox.ConsumerConfig{Logger: quiet}))(t)
+	consumer := must(inboxtest.NewConsumer(broker, inboxtest.Queue{Name: "ledger"}, entries, inbox.ConsumerConfig{Logger: quiet}))(t)
 	r.relay = must(outbox.NewRelay(store, broker, outbox.RelayConfig{Logger: quiet}))(t)
 	r.take = func(t *testing.T) {
 		t.Helper()
@@ -81,7 +81,7 @@ func newStoryRig(t *testing.T) (r *rig, store *outboxtest.Store) {
 		check(t, manager.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error { return store.Write(ctx, tx, m) }))
 	}
 	r.cfg.Outboxes = []operator.Outbox{{Store: store, Relay: r.relay}}
-	r.cfg.Consumers = []operator.Consumer{{Name: "ledger", Consumer: consumer, Inbox: books}}
+	r.cfg.Consumers = []operator.Consumer{{Name: "ledger", Consumer: consumer, Inbox: entries}}
 	r.cfg.TraceURL = "https://tempo.example/trace/{trace_id}?q=1"
 	return r, store
 }
@@ -212,7 +212,7 @@ func TestStory_stoppedKey(t *testing.T) {
 	s.get(t, "dead-letter?from=billing&id=billing/"+first.String(), 200, "1 message of its key waits behind it", "order.paid", `href="message?id=`+second.String(), "as the dead letter that stops its key")
 	s.get(t, "message?id="+second.String(), 200, "its key is stopped by the dead letter "+first.String())
 	a := newAgent(t, agents.Config{}, func(c *operator.Config) { *c = r.cfg })
-	a.tells(t, "explain", map[string]any{"id": first.String()}, `"parked_behind":1`, `"waiting_behind":[{"from":"billing","id":"`+second.String())
+	a.answers(t, "explain", map[string]any{"id": first.String()}, `"parked_behind":1`, `"waiting_behind":[{"from":"billing","id":"`+second.String())
 	must(letters.Replay(t.Context(), inbox.Filter{}, inbox.Replay{By: "ada"}))(t)
 	r.wants(t, 0, []string{"show", second.String()}, "the messages of its key run, one after the other")
 }

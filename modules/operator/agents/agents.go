@@ -102,7 +102,7 @@ type nothing struct{}
 
 func (a *agents) addReaders(s *mcp.Server) {
 	addReader(s, "status", "The state of every outbox, consumer and sweep: waiting messages, their age, and failures. Times are in seconds.",
-		func(ctx context.Context, _ nothing) (core.Status, error) { return a.o.LookForRates(ctx), nil })
+		func(ctx context.Context, _ nothing) (core.Status, error) { return a.o.ReadStatusWithRates(ctx), nil })
 	addReader(s, "running", "The processes of the service, and the slowest messages in work.",
 		func(ctx context.Context, _ nothing) (core.Running, error) { return a.o.Running(ctx) })
 	addReader(s, "groups", "The dead letters by kind of failure, the most frequent first: their number, the time of the first, and the last one without its body.", a.groups)
@@ -203,7 +203,7 @@ func (a *agents) idempotency(ctx context.Context, in asksKey) (found[core.KnownK
 	if in.Scope != "" {
 		key = key.In(in.Scope)
 	}
-	all, err := a.o.LookAtKey(ctx, driver.Key(key), false)
+	all, err := a.o.ReadKey(ctx, driver.Key(key), false)
 	return found[core.KnownKey]{Found: all, Failed: core.TextOf(err)}, nil
 }
 
@@ -255,16 +255,16 @@ func (a *agents) explain(ctx context.Context, in asksMessage) (explanation, erro
 	if !story.Known() && len(story.Failed) == 0 {
 		return explanation{}, fmt.Errorf("no part knows message %s%s", story.ID, core.UnknownHint)
 	}
-	told := explanation{Story: story, Copies: []explained{}} // not null in JSON
+	answer := explanation{Story: story, Copies: []explained{}} // not null in JSON
 	for _, m := range story.Copies {
 		e, err := a.explainCopy(ctx, m, in.Body)
 		if err != nil {
-			told.Failed = append(told.Failed, m.From+": "+core.OneLine(err))
+			answer.Failed = append(answer.Failed, m.From+": "+core.OneLine(err))
 		}
-		told.Copies = append(told.Copies, e)
+		answer.Copies = append(answer.Copies, e)
 	}
-	told.Story.Copies = nil // with bodies
-	return told, nil
+	answer.Story.Copies = nil // with bodies
+	return answer, nil
 }
 
 func (a *agents) explainCopy(ctx context.Context, m core.Message, body bool) (explained, error) {

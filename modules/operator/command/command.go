@@ -8,7 +8,7 @@
 // # Exit codes
 //
 //	0  done, or nothing to do
-//	1  a failure, an id that is no dead letter, or something to look at: a finding of doctor, a poisoned row, a message
+//	1  a failure, an id that is no dead letter, or something to check: a finding of doctor, a poisoned row, a message
 //	   that relay could not publish
 //	2  a mistake in the command line, or a relay that could not run
 package command
@@ -411,38 +411,38 @@ func noFiles(cmd *cobra.Command) {
 
 // among completes the known words that are not given yet.
 func among(known []string) cobra.CompletionFunc {
-	return func(_ *cobra.Command, given []string, begun string) ([]cobra.Completion, cobra.ShellCompDirective) {
-		return completions(begun, given, known)
+	return func(_ *cobra.Command, given []string, typed string) ([]cobra.Completion, cobra.ShellCompDirective) {
+		return completions(typed, given, known)
 	}
 }
 
 // several completes each element of a comma-separated list.
 func several(known []string) cobra.CompletionFunc {
-	return func(_ *cobra.Command, _ []string, begun string) ([]cobra.Completion, cobra.ShellCompDirective) {
-		at := strings.LastIndex(begun, ",") + 1
-		found, directive := completions(begun[at:], strings.Split(begun[:at], ","), known)
-		return core.Mapped(found, func(one cobra.Completion) cobra.Completion { return begun[:at] + one }), directive
+	return func(_ *cobra.Command, _ []string, typed string) ([]cobra.Completion, cobra.ShellCompDirective) {
+		at := strings.LastIndex(typed, ",") + 1
+		found, directive := completions(typed[at:], strings.Split(typed[:at], ","), known)
+		return core.Mapped(found, func(one cobra.Completion) cobra.Completion { return typed[:at] + one }), directive
 	}
 }
 
 // first completes only the first argument.
 func first(with cobra.CompletionFunc) cobra.CompletionFunc {
-	return func(cmd *cobra.Command, given []string, begun string) ([]cobra.Completion, cobra.ShellCompDirective) {
+	return func(cmd *cobra.Command, given []string, typed string) ([]cobra.Completion, cobra.ShellCompDirective) {
 		if len(given) > 0 {
 			return nil, cobra.ShellCompDirectiveNoFileComp
 		}
-		return with(cmd, given, begun)
+		return with(cmd, given, typed)
 	}
 }
 
-// completions returns the known texts that start with begun, each once, without the given ones. Shells show the part
+// completions returns the known texts that start with typed, each once, without the given ones. Shells show the part
 // of a text after its tab beside it.
-func completions(begun string, given, known []string) ([]cobra.Completion, cobra.ShellCompDirective) {
+func completions(typed string, given, known []string) ([]cobra.Completion, cobra.ShellCompDirective) {
 	values := map[string]bool{}
 	for _, text := range known {
 		text = strings.ReplaceAll(text, "\n", " ")
 		word, _, _ := strings.Cut(text, "\t")
-		if word != "" && strings.HasPrefix(word, begun) && !slices.Contains(given, word) {
+		if word != "" && strings.HasPrefix(word, typed) && !slices.Contains(given, word) {
 			values[text] = true
 		}
 	}
@@ -464,8 +464,8 @@ func messageID(m core.Message) string {
 
 // completing completes with values of dead letters. Places that do not answer in time are skipped.
 func (o *commands) completing(kind string, value func(core.Message) string) cobra.CompletionFunc {
-	return func(cmd *cobra.Command, given []string, begun string) ([]cobra.Completion, cobra.ShellCompDirective) {
-		return completions(begun, given, core.Mapped(completeFrom(o, cmd, kind, someDeadLetters), value))
+	return func(cmd *cobra.Command, given []string, typed string) ([]cobra.Completion, cobra.ShellCompDirective) {
+		return completions(typed, given, core.Mapped(completeFrom(o, cmd, kind, someDeadLetters), value))
 	}
 }
 
@@ -481,11 +481,11 @@ func someDeadLetters(ctx context.Context, at core.Place) ([]core.Message, error)
 
 // completingPending completes with values of the first messages that are ready in outboxes.
 func (o *commands) completingPending(value func(core.Message) string) cobra.CompletionFunc {
-	return func(cmd *cobra.Command, given []string, begun string) ([]cobra.Completion, cobra.ShellCompDirective) {
+	return func(cmd *cobra.Command, given []string, typed string) ([]cobra.Completion, cobra.ShellCompDirective) {
 		held := completeFrom(o, cmd, core.KindOutbox, func(ctx context.Context, at core.Place) ([]core.Message, error) {
 			return o.WaitingAt(ctx, at.Name, outbox.WaitingFilter{Limit: core.MaxPerPage})
 		})
-		return completions(begun, given, core.Mapped(held, func(m core.Message) string { return core.Plain(value(m)) }))
+		return completions(typed, given, core.Mapped(held, func(m core.Message) string { return core.Plain(value(m)) }))
 	}
 }
 

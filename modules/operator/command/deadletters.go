@@ -419,12 +419,12 @@ func (o *commands) upkeepNoted(cmd *cobra.Command, a operator.Action, do func() 
 		}
 		do = func() (int, error) { return n, err }
 	}
-	begun := false
+	started := false
 	err := o.Noted(cmd.Context(), a, func() (int, error) {
-		begun = true
+		started = true
 		return do()
 	})
-	if begun || err == nil {
+	if started || err == nil {
 		return err
 	}
 	answer, ok := errors.AsType[*pgconn.PgError](err)

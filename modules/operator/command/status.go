@@ -39,11 +39,11 @@ func (o *commands) status() *cobra.Command {
 		ctx, out := cmd.Context(), cmd.OutOrStdout()
 		var last core.Status
 		for {
-			look := o.Look
+			read := o.ReadStatus
 			if every == 0 {
-				look = o.LookForRates
+				read = o.ReadStatusWithRates
 			}
-			s := look(ctx)
+			s := read(ctx)
 			s.AddRates(last)
 			last = s
 			if ctx.Err() != nil && every > 0 {
@@ -310,7 +310,7 @@ func (o *commands) idempotencyShow() *cobra.Command {
 		if *scope != "" {
 			key = key.In(*scope)
 		}
-		found, failed := o.LookAtKey(cmd.Context(), driver.Key(key), *body)
+		found, failed := o.ReadKey(cmd.Context(), driver.Key(key), *body)
 		if len(found) == 0 && failed == nil {
 			return core.Mistakef("idempotency show: there is no store of idempotency keys")
 		}

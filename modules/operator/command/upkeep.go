@@ -65,7 +65,7 @@ func (o *commands) relay() *cobra.Command {
 
 // printReady prints the number of messages that a relay would publish now.
 func printReady(cmd *cobra.Command, b operator.Outbox) error {
-	s := core.LookAtOutbox(cmd.Context(), b)
+	s := core.ReadOutbox(cmd.Context(), b)
 	switch {
 	case s.Error != "":
 		return &exitError{exitUsage, errors.New(s.Name + ": " + s.Error)}
@@ -168,7 +168,7 @@ func (o *commands) expiry() *cobra.Command {
 
 func printDue(cmd *cobra.Command, sweeps []operator.Sweep) error {
 	alone := core.Operator{Config: operator.Config{Sweeps: sweeps}}
-	s := alone.Look(cmd.Context())
+	s := alone.ReadStatus(cmd.Context())
 	var err error
 	if failed := s.Failures(); len(failed) > 0 {
 		err = errors.New(strings.Join(failed, "; "))
@@ -179,7 +179,7 @@ func printDue(cmd *cobra.Command, sweeps []operator.Sweep) error {
 	return errors.Join(sweepTable(cmd.OutOrStdout(), s.Sweeps).flush(), err)
 }
 
-// stuckAfter is how long a row must be overdue to count as stuck. A sweeper looks every 90 s, even without a
+// stuckAfter is how long a row must be overdue to count as stuck. A sweeper queries every 90 s, even without a
 // wake-up.
 const stuckAfter = 2 * time.Minute
 
@@ -299,11 +299,11 @@ func (o *commands) prune() *cobra.Command {
 
 func (o *commands) pruneOne(cmd *cobra.Command, name string, p pruner, c core.Change) (pruned, error) {
 	if c.DryRun {
-		tells, ok := p.(prunable)
+		store, ok := p.(prunable)
 		if !ok {
 			return pruned{Name: name, DryRun: true}, nil
 		}
-		n, err := tells.Prunable(cmd.Context())
+		n, err := store.Prunable(cmd.Context())
 		return pruned{name, &n, true}, err
 	}
 	n := 0

@@ -72,7 +72,7 @@ func New(service operator.Config, cfg Config) (*Page, error) {
 	}
 	cfg.Mask = core.Masking(cfg.Mask)
 	p := &Page{o: o, cfg: cfg, streams: make(chan struct{}, maxStreams)}
-	p.samples.look = o.Look
+	p.samples.read = o.ReadStatus
 	p.ended = make(chan struct{})
 	p.end = sync.OnceFunc(func() { close(p.ended) })
 	p.routes = p.guarded(p.mux())
@@ -244,7 +244,7 @@ type view struct {
 	Tab     string // the view's name in the navigation
 	Access  operator.Access
 	Errors  []string // of parts that did not answer
-	// Verdict is the verdict of the last scan; nil: unknown.
+	// Verdict is the last verdict; nil: unknown.
 	Verdict *core.Verdict
 	Data    any
 }
@@ -334,8 +334,8 @@ type known struct {
 	names, classes map[string]bool
 }
 
-// learn remembers the names and classes that a view is about to show.
-func (k *known) learn(found any) {
+// note remembers the names and classes that a view is about to show.
+func (k *known) note(found any) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	switch found := found.(type) {

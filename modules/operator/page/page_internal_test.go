@@ -16,14 +16,14 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }
 
-// Viewers that wait while a server is silent share the result of one look. If each looked again, they would wait
+// Viewers that wait while a server is silent share the result of one read. If each read again, they would wait
 // many times as long.
-func TestSilentServerIsAskedOnce(t *testing.T) {
+func TestSampler_sharesSlowReads(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		looks := 0
-		s := sampler{look: func(context.Context) core.Status {
-			looks++
+		reads := 0
+		s := sampler{read: func(context.Context) core.Status {
+			reads++
 			now := core.Status{At: time.Now()}
 			time.Sleep(10 * time.Second)
 			return now
@@ -31,15 +31,15 @@ func TestSilentServerIsAskedOnce(t *testing.T) {
 		for range 10 {
 			s.sample(t.Context())
 		}
-		if looks != 1 {
-			t.Errorf("it was asked %d times", looks)
+		if reads != 1 {
+			t.Errorf("it was asked %d times", reads)
 		}
 		time.Sleep(core.LiveEvery)
 		s.sample(t.Context())
 		s.forget()
 		s.sample(t.Context())
-		if looks != 3 {
-			t.Errorf("later it was asked %d times, want 3", looks)
+		if reads != 3 {
+			t.Errorf("later it was asked %d times, want 3", reads)
 		}
 	})
 }

@@ -87,7 +87,7 @@ func (p *Page) ask(v visit, name, heading, kind string, find func(ctx context.Co
 		p.fail(v.w, refused.code, refused.text)
 		return
 	}
-	p.known.learn(read.found)
+	p.known.note(read.found)
 	names, classes := p.known.lists()
 	shown := asked{
 		View: name, Query: q, Places: p.o.PlaceNames(kind), Names: names, Classes: classes, Found: read.found, More: read.more, First: q.s.After == "",
@@ -522,29 +522,29 @@ const (
 	writeTimeout = 10 * time.Second
 )
 
-// sampler looks at the parts at most once in LiveEvery, for all viewers together.
+// sampler reads the state of the parts at most once in LiveEvery, for all viewers together.
 type sampler struct {
-	look func(context.Context) core.Status
+	read func(context.Context) core.Status
 	mu   sync.Mutex
 	last core.Status
-	at   time.Time // when the last look ended
+	at   time.Time // when the last read ended
 }
 
 func (s *sampler) sample(ctx context.Context) core.Status {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if time.Since(s.at) >= core.LiveEvery { // a look may take long: those who waited for it share it
-		now := s.look(context.WithoutCancel(ctx)) // others wait for it, too
+	if time.Since(s.at) >= core.LiveEvery { // a read may take long: those who waited for it share it
+		now := s.read(context.WithoutCancel(ctx)) // others wait for it, too
 		now.AddRates(s.last)
 		s.last, s.at = now, time.Now()
 	}
 	return s.last
 }
 
-// verdictAge is how long a verdict counts on views that do not look themselves.
+// verdictAge is how long a verdict counts on views that do not read the state themselves.
 const verdictAge = time.Minute
 
-// verdict returns the verdict of the last look, or nil if it is old. It does not wait for a look.
+// verdict returns the last verdict, or nil if it is old. It does not wait for a read.
 func (s *sampler) verdict() *core.Verdict {
 	if !s.mu.TryLock() {
 		return nil
@@ -556,7 +556,7 @@ func (s *sampler) verdict() *core.Verdict {
 	return &s.last.Verdict
 }
 
-// forget makes the next sample look again.
+// forget makes the next sample read again.
 func (s *sampler) forget() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -75,9 +75,9 @@ type failure struct {
 	Error    string    `json:"error"`
 }
 
-// told returns at, or zero if JSON cannot express it. Another program may have written a time beyond the year 9999, such as
+// jsonTime returns at, or zero if JSON cannot express it. Another program may have written a time beyond the year 9999, such as
 // milliseconds instead of seconds, and one such message would hide all others.
-func told(at time.Time) time.Time {
+func jsonTime(at time.Time) time.Time {
 	if year := at.UTC().Year(); year < 0 || year > 9999 {
 		return time.Time{}
 	}
@@ -271,9 +271,9 @@ func ofOutbox(m outbox.Message) (Message, map[string]string, []byte) {
 }
 
 func ofConsumer(m inbox.Message) (Message, map[string]string, []byte) {
-	shown := Message{ID: m.ID, Name: m.Name, Key: m.Key, Replays: m.Replays, Queue: m.Queue, CreatedAt: told(m.PublishedAt), ContentType: m.ContentType}
+	shown := Message{ID: m.ID, Name: m.Name, Key: m.Key, Replays: m.Replays, Queue: m.Queue, CreatedAt: jsonTime(m.PublishedAt), ContentType: m.ContentType}
 	for _, a := range m.History {
-		shown.History = append(shown.History, failure{told(a.At), a.Consumer, a.Error})
+		shown.History = append(shown.History, failure{jsonTime(a.At), a.Consumer, a.Error})
 	}
 	return shown, m.Headers, m.Body
 }
@@ -284,9 +284,9 @@ func (l deadLetters[M]) show(d deadletter.DeadLetter[M], whole bool) Message {
 	m, headers, body := l.shown(d.Message)
 	m.From, m.Class, m.Error, m.ErrorType, m.SQLState, m.Fingerprint = l.name, d.Class, d.Error, d.ErrorType, d.SQLState, d.Fingerprint
 	m.Attempts, m.Consumer, m.Cursor, m.Unreadable = d.Attempts, d.Consumer, d.Cursor, TextOf(d.Unreadable)
-	m.FirstFailed, m.FailedAt, m.DueAt = told(d.FirstFailedAt), told(d.FailedAt), told(d.DueAt)
+	m.FirstFailed, m.FailedAt, m.DueAt = jsonTime(d.FirstFailedAt), jsonTime(d.FailedAt), jsonTime(d.DueAt)
 	if !d.CreatedAt.IsZero() {
-		m.CreatedAt = told(d.CreatedAt)
+		m.CreatedAt = jsonTime(d.CreatedAt)
 	}
 	switch {
 	case whole && d.Omitted:
@@ -358,7 +358,7 @@ func (l deadLetters[M]) Groups(ctx context.Context, f Filter) ([]Group, error) {
 
 func (l deadLetters[M]) showGroups(found []deadletter.Group[M], part bool) []Group {
 	return Mapped(found, func(g deadletter.Group[M]) Group {
-		return Group{l.name, g.Fingerprint, g.Count, told(g.First), told(g.Last), l.show(g.Sample, false), part}
+		return Group{l.name, g.Fingerprint, g.Count, jsonTime(g.First), jsonTime(g.Last), l.show(g.Sample, false), part}
 	})
 }
 
@@ -661,7 +661,7 @@ func (o *Operator) WaitingAt(ctx context.Context, name string, f outbox.WaitingF
 	return Mapped(found, func(w outbox.Waiting) Message {
 		return Message{
 			From: name, ID: w.ID, Name: w.Name, Key: w.Key, Class: w.Class, Error: w.Error, Attempts: w.Attempts,
-			Transport: w.Transport, CreatedAt: told(w.CreatedAt), Unreadable: TextOf(w.Unreadable), Cursor: w.Cursor,
+			Transport: w.Transport, CreatedAt: jsonTime(w.CreatedAt), Unreadable: TextOf(w.Unreadable), Cursor: w.Cursor,
 		}
 	}), err
 }
@@ -688,7 +688,7 @@ func (o *Operator) Behind(ctx context.Context, at Place, m Message) (first []Mes
 	found, n, err := inbox.Behind(ctx, m.ID)
 	return Mapped(found, func(b pgxdriver.Behind) Message {
 		shown, _, _ := ofConsumer(b.Message)
-		shown.From, shown.CreatedAt = at.Name, told(b.ParkedAt)
+		shown.From, shown.CreatedAt = at.Name, jsonTime(b.ParkedAt)
 		return shown
 	}), n, err
 }

@@ -151,7 +151,7 @@ func (o *Operator) Tally(ctx context.Context, self *operator.Process) []operator
 // Measure asks the servers for the numbers of each part. A part that does not answer is not measured.
 func (o *Operator) Measure(ctx context.Context) []operator.Figures {
 	parts := Operator{Config: operator.Config{Outboxes: o.Config.Outboxes, Consumers: o.Config.Consumers, Sweeps: o.Config.Sweeps}}
-	s := parts.look(ctx)
+	s := parts.readParts(ctx)
 	var all []operator.Figures
 	for _, b := range s.Outboxes {
 		all = append(all, operator.Figures{

@@ -21,8 +21,8 @@ const near = 0.1
 // Near reports whether little is left of the limit.
 func (l LimitState) Near() bool { return float64(l.Remaining) <= near*float64(l.Max) }
 
-// lookAtLimits returns the limits of the callers in Limiter.Keys. Those with the least left come first.
-func (o *Operator) lookAtLimits(ctx context.Context) (states []LimitState, failed []string) {
+// readLimits returns the limits of the callers in Limiter.Keys. Those with the least left come first.
+func (o *Operator) readLimits(ctx context.Context) (states []LimitState, failed []string) {
 	states = []LimitState{} // not null in JSON
 	for _, l := range o.Config.Limiters {
 		for _, limit := range l.Limits {
@@ -164,9 +164,9 @@ type KnownKey struct {
 	BodyBase64  string  `json:"body_base64,omitempty"` // of a body that is no text
 }
 
-// LookAtKey returns the state of a key in every store of idempotency keys, with the stored answer if body is true. It continues
+// ReadKey returns the state of a key in every store of idempotency keys, with the stored answer if body is true. It continues
 // after a store that fails.
-func (o *Operator) LookAtKey(ctx context.Context, key driver.Key, body bool) ([]KnownKey, error) {
+func (o *Operator) ReadKey(ctx context.Context, key driver.Key, body bool) ([]KnownKey, error) {
 	found := []KnownKey{} // not null in JSON
 	var failed []error
 	for _, p := range o.Parts() {

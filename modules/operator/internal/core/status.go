@@ -159,19 +159,19 @@ type measurable interface {
 	Stats(ctx context.Context) (inbox.Stats, error)
 }
 
-// Look returns the state of all parts and their findings. It asks them at the same time.
-func (o *Operator) Look(ctx context.Context) Status {
+// ReadStatus returns the state of all parts and their findings. It asks them at the same time.
+func (o *Operator) ReadStatus(ctx context.Context) Status {
 	var findings []FindingState
 	var checking sync.WaitGroup
 	checking.Go(func() { findings = o.findings(ctx) })
-	s := o.look(ctx)
+	s := o.readParts(ctx)
 	checking.Wait()
 	s.Findings = findings
 	return s
 }
 
-// look is Look without the findings.
-func (o *Operator) look(ctx context.Context) Status {
+// readParts is ReadStatus without the findings.
+func (o *Operator) readParts(ctx context.Context) Status {
 	s := Status{
 		At: time.Now(), Outboxes: make([]OutboxStatus, len(o.Config.Outboxes)), Consumers: make([]ConsumerStatus, len(o.Config.Consumers)),
 		Sweeps: make([]SweepStatus, len(o.Config.Sweeps)),
@@ -182,21 +182,21 @@ func (o *Operator) look(ctx context.Context) Status {
 	defer cancel()
 	var asking sync.WaitGroup
 	for i, b := range o.Config.Outboxes {
-		asking.Go(func() { s.Outboxes[i] = LookAtOutbox(ctx, b) })
+		asking.Go(func() { s.Outboxes[i] = ReadOutbox(ctx, b) })
 	}
 	for i, c := range o.Config.Consumers {
-		asking.Go(func() { s.Consumers[i] = lookAtConsumer(ctx, c) })
+		asking.Go(func() { s.Consumers[i] = readConsumer(ctx, c) })
 	}
 	for i, w := range o.Config.Sweeps {
-		asking.Go(func() { s.Sweeps[i] = lookAtSweep(ctx, w) })
+		asking.Go(func() { s.Sweeps[i] = readSweep(ctx, w) })
 	}
 	for i, p := range counters {
-		asking.Go(func() { s.Claims[i] = o.claims[i].look(ctx, p) })
+		asking.Go(func() { s.Claims[i] = o.claims[i].read(ctx, p) })
 	}
 	for i, c := range connected {
-		asking.Go(func() { s.Connections[i] = lookAtConnections(ctx, c) })
+		asking.Go(func() { s.Connections[i] = readConnections(ctx, c) })
 	}
-	asking.Go(func() { s.Limits, s.Failed = o.lookAtLimits(ctx) })
+	asking.Go(func() { s.Limits, s.Failed = o.readLimits(ctx) })
 	asking.Go(func() { s.History = o.readHistory(ctx) })
 	asking.Wait()
 	s.Claims = slices.DeleteFunc(s.Claims, func(c claimsStatus) bool { return c.hidden })
@@ -212,8 +212,8 @@ func (s *Status) judge() {
 	s.Verdict.date(s.History, s.At)
 }
 
-// LookAtOutbox returns the state of one outbox.
-func LookAtOutbox(ctx context.Context, b operator.Outbox) OutboxStatus {
+// ReadOutbox returns the state of one outbox.
+func ReadOutbox(ctx context.Context, b operator.Outbox) OutboxStatus {
 	s := OutboxStatus{Name: b.Name}
 	store, ok := b.Store.(driver.Measured)
 	if !ok {
@@ -227,11 +227,11 @@ func LookAtOutbox(ctx context.Context, b operator.Outbox) OutboxStatus {
 		ready := b.Relay.Ready(ctx)
 		s.Transports, s.NotReady = transportsOf(ctx, b.Relay, ready == nil), notReady(ready)
 	}
-	s.Paused, s.Pausable, s.Error = lookAtPause(ctx, b.Name, b.Store, err)
+	s.Paused, s.Pausable, s.Error = readPause(ctx, b.Name, b.Store, err)
 	return s
 }
 
-func lookAtConsumer(ctx context.Context, c operator.Consumer) ConsumerStatus {
+func readConsumer(ctx context.Context, c operator.Consumer) ConsumerStatus {
 	s := ConsumerStatus{Name: c.Name}
 	consumer, ok := c.Consumer.(measurable)
 	if !ok {
@@ -248,7 +248,7 @@ func lookAtConsumer(ctx context.Context, c operator.Consumer) ConsumerStatus {
 		}
 	}
 	s.NotReady = readiness(ctx, c.Consumer)
-	s.Paused, s.Pausable, s.Error = lookAtPause(ctx, c.Name, c.Inbox, err)
+	s.Paused, s.Pausable, s.Error = readPause(ctx, c.Name, c.Inbox, err)
 	return s
 }
 
@@ -268,8 +268,8 @@ func notReady(err error) string {
 	return TextOf(err)
 }
 
-// lookAtPause reads the pause of a part. It does not ask the part if err is set.
-func lookAtPause(ctx context.Context, name string, store any, err error) (state *driver.Pause, pausable bool, failure string) {
+// readPause reads the pause of a part. It does not ask the part if err is set.
+func readPause(ctx context.Context, name string, store any, err error) (state *driver.Pause, pausable bool, failure string) {
 	p := pausableOf(name, store)
 	if err == nil {
 		state, err = p.state(ctx)
@@ -277,7 +277,7 @@ func lookAtPause(ctx context.Context, name string, store any, err error) (state 
 	return state, p != nil, TextOf(err)
 }
 
-func lookAtSweep(ctx context.Context, w operator.Sweep) SweepStatus {
+func readSweep(ctx context.Context, w operator.Sweep) SweepStatus {
 	s := SweepStatus{Name: w.Name}
 	outlook, err := w.Store.Look(ctx, nil)
 	s.Overdue, s.Lag, s.Undated, s.Error = outlook.Overdue, outlook.Lag.Seconds(), outlook.Undated, TextOf(err)
@@ -378,17 +378,17 @@ func transportsOf(ctx context.Context, relay *outbox.Relay, ready bool) []transp
 	return all
 }
 
-// The intervals of looks. Tests shorten them.
+// The intervals of measurements. Tests shorten them.
 var (
-	// RatesApart is the time between two looks that measure a rate.
+	// RatesApart is the time between the two measurements of a rate.
 	RatesApart = time.Second
 	// LiveEvery is how often a live page is updated.
 	LiveEvery = 2 * time.Second
 )
 
-// LookForRates asks all parts, and the outboxes a second time, so that a single call returns rates, too.
-func (o *Operator) LookForRates(ctx context.Context) Status {
-	s := o.Look(ctx)
+// ReadStatusWithRates asks all parts, and the outboxes a second time, so that a single call returns rates, too.
+func (o *Operator) ReadStatusWithRates(ctx context.Context) Status {
+	s := o.ReadStatus(ctx)
 	if !slices.ContainsFunc(s.Outboxes, func(b OutboxStatus) bool { return b.Error == "" && b.Stored > 0 }) {
 		return s
 	}
@@ -398,7 +398,7 @@ func (o *Operator) LookForRates(ctx context.Context) Status {
 		return s
 	}
 	outboxes := Operator{Config: operator.Config{Outboxes: o.Config.Outboxes}}
-	again := outboxes.look(ctx)
+	again := outboxes.readParts(ctx)
 	again.AddRates(s)
 	s.At = again.At
 	for i, b := range again.Outboxes {
@@ -410,7 +410,7 @@ func (o *Operator) LookForRates(ctx context.Context) Status {
 	return s
 }
 
-// AddRates sets the rates since an earlier look at the same parts.
+// AddRates sets the rates since an earlier status of the same parts.
 func (s *Status) AddRates(before Status) {
 	passed := s.At.Sub(before.At).Seconds()
 	if before.At.IsZero() || passed <= 0 || len(before.Outboxes) != len(s.Outboxes) {
@@ -487,9 +487,9 @@ type claimsCount struct {
 	next time.Time // not counted again before
 }
 
-// look counts the claims of a part, or returns the last count if it is recent. On Redis a user may lack the right to the
+// read counts the claims of a part, or returns the last count if it is recent. On Redis a user may lack the right to the
 // commands that count, and a client may not know the nodes of its cluster.
-func (c *claimsCount) look(ctx context.Context, p operator.Part) claimsStatus {
+func (c *claimsCount) read(ctx context.Context, p operator.Part) claimsStatus {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	began := time.Now()
@@ -506,7 +506,7 @@ func (c *claimsCount) look(ctx context.Context, p operator.Part) claimsStatus {
 	return c.last
 }
 
-func lookAtConnections(ctx context.Context, s operator.Server) connectionsStatus {
+func readConnections(ctx context.Context, s operator.Server) connectionsStatus {
 	roles, most, err := s.Connections(ctx)
 	c := connectionsStatus{Server: s.Name, Most: most, Roles: roles, Error: TextOf(err)}
 	for _, r := range roles {

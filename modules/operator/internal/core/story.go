@@ -171,11 +171,11 @@ func (o *Operator) Story(ctx context.Context, typed Typed, copies []Message) (St
 	if err := o.addActions(ctx, t, places); err != nil {
 		t.failed("log", err)
 	}
-	return o.told(t), nil
+	return o.ordered(t), nil
 }
 
-// told sorts what was collected.
-func (o *Operator) told(t *teller) Story {
+// ordered returns the collected story, with its events in order.
+func (o *Operator) ordered(t *teller) Story {
 	s := t.Story
 	if s.TraceID != "" && o.Config.TraceURL != "" {
 		s.TraceURL = strings.ReplaceAll(o.Config.TraceURL, traceID, s.TraceID)
@@ -263,17 +263,17 @@ func (t *teller) findRow(ctx context.Context, b operator.Outbox, id uuid.UUID) e
 	if k.Key != "" {
 		detail += ", key " + k.Key
 	}
-	t.add(Event{At: told(k.CreatedAt), Part: b.Name, What: written, Detail: detail})
+	t.add(Event{At: jsonTime(k.CreatedAt), Part: b.Name, What: written, Detail: detail})
 	if k.Attempts > 0 {
 		t.add(Event{Part: b.Name, What: failedAttempts(k.Attempts), Detail: string(k.Class) + ": " + k.Error})
 	}
 	switch {
 	case !k.PublishedAt.IsZero():
-		t.add(Event{At: told(k.PublishedAt), Part: b.Name, What: "published"})
+		t.add(Event{At: jsonTime(k.PublishedAt), Part: b.Name, What: "published"})
 	case k.DueAt.IsZero():
 		t.add(Event{Part: b.Name, What: "waits for a relay"})
 	default:
-		t.add(Event{At: told(k.DueAt), Part: b.Name, What: "next attempt"})
+		t.add(Event{At: jsonTime(k.DueAt), Part: b.Name, What: "next attempt"})
 	}
 	return nil
 }
@@ -305,7 +305,7 @@ func (t *teller) findEntry(ctx context.Context, c operator.Consumer, id uuid.UUI
 	}
 	switch {
 	case !known.ProcessedAt.IsZero():
-		t.add(Event{At: told(known.ProcessedAt), Part: c.Name, What: "processed"})
+		t.add(Event{At: jsonTime(known.ProcessedAt), Part: c.Name, What: "processed"})
 		return nil
 	case !known.ParkedAt.IsZero():
 		detail := fmt.Sprintf("its key is stopped by the dead letter %s", known.StoppedBy)
@@ -315,7 +315,7 @@ func (t *teller) findEntry(ctx context.Context, c operator.Consumer, id uuid.UUI
 		case uuid.Nil:
 			detail = "the messages of its key run, one after the other"
 		}
-		t.add(Event{At: told(known.ParkedAt), Part: c.Name, What: "parked", Detail: detail})
+		t.add(Event{At: jsonTime(known.ParkedAt), Part: c.Name, What: "parked", Detail: detail})
 	default:
 		t.lacks(c.Name, "no entry. It was not processed here"+orLonger(kept(c.Inbox)))
 	}
