@@ -30,8 +30,8 @@ func TestPassingFaultIsBackedOff(t *testing.T) {
 		if err := sw.Ready(t.Context()); err == nil {
 			t.Errorf("ready while the store fails: %v", err)
 		}
-		if batches, looks := w.counts(); batches+looks > 130 {
-			t.Errorf("10 minutes of downtime cost %d batches and %d looks", batches, looks)
+		if batches, queries := w.counts(); batches+queries > 130 {
+			t.Errorf("10 minutes of downtime cost %d batches and %d queries", batches, queries)
 		}
 		w.hold(t, "row", -time.Second)
 		w.set(nil, 0)
@@ -49,7 +49,7 @@ func TestPassingFaultIsBackedOff(t *testing.T) {
 	})
 }
 
-func TestShutdownFinishesTheBatchInHand(t *testing.T) {
+func TestShutdown_finishesTheRunningBatch(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		for n := range 10 {
 			w.hold(t, fmt.Sprint(n), -time.Second)
@@ -158,7 +158,7 @@ func TestBatchesThatTakeTooLongShrink(t *testing.T) {
 type blind struct{ *world }
 
 func (blind) Look(context.Context, []string) (driver.Outlook, error) {
-	return driver.Outlook{}, errors.New("look failed")
+	return driver.Outlook{}, errors.New("query failed")
 }
 
 func TestSweeper_sweepsDespiteFailingLook(t *testing.T) {
@@ -200,8 +200,8 @@ func TestRowsThatOthersHoldCostLittle(t *testing.T) {
 			stop := run(t, newSweeper(t, taken{w, claimed}, expiry.SweeperConfig{}))
 			time.Sleep(time.Minute)
 			stop()
-			if batches, looks := w.counts(); batches > 70 || looks > 70 {
-				t.Errorf("claimed %v: a minute cost %d batches and %d looks", claimed, batches, looks)
+			if batches, queries := w.counts(); batches > 70 || queries > 70 {
+				t.Errorf("claimed %v: a minute cost %d batches and %d queries", claimed, batches, queries)
 			}
 		})
 	}
@@ -260,8 +260,8 @@ func TestUnfitStoreIsNotSwept(t *testing.T) {
 				t.Errorf("got %v, want both findings", err)
 			}
 		}
-		if batches, looks := c.counts(); batches+looks > 0 || len(c.table.Active()) != 1 {
-			t.Errorf("the store was touched: %d batches, %d looks", batches, looks)
+		if batches, queries := c.counts(); batches+queries > 0 || len(c.table.Active()) != 1 {
+			t.Errorf("the store was touched: %d batches, %d queries", batches, queries)
 		}
 
 		c.answer(errors.New("server is down"))

@@ -74,7 +74,7 @@ type world struct {
 
 	mu      sync.Mutex
 	when    map[string]time.Time
-	looks   int
+	queries int
 	batches []time.Time   // start of each batch
 	fail    error         // if set, the error of the store
 	hang    time.Duration // duration of a batch
@@ -135,7 +135,7 @@ func (w *world) SweepBatch(ctx context.Context, req driver.Request) (driver.Batc
 
 func (w *world) Look(ctx context.Context, skip []string) (driver.Outlook, error) {
 	w.mu.Lock()
-	w.looks++
+	w.queries++
 	fail := w.fail
 	w.mu.Unlock()
 	if fail != nil {
@@ -156,10 +156,10 @@ func (w *world) set(fail error, hang time.Duration) {
 	w.fail, w.hang = fail, hang
 }
 
-func (w *world) counts() (batches, looks int) {
+func (w *world) counts() (batches, queries int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return len(w.batches), w.looks
+	return len(w.batches), w.queries
 }
 
 // swept returns the start of each batch. A sweep with few or no due rows is one batch.

@@ -254,7 +254,7 @@ const anOutage = 3
 // errQuarantineFull stops a sweep that has found more bad rows than tuning.maxQuarantine.
 var errQuarantineFull = errors.New("expiry: too many rows fail")
 
-// search looks for the rows at fault among those set aside, by halving the batches that fail. A batch that takes too
+// search finds the rows at fault among those set aside, by halving the batches that fail. A batch that takes too
 // long ends the search, so that rows that fall due in the meantime do not wait.
 func (p *pass) search(ctx context.Context) error {
 	suspects := p.s.suspects

@@ -58,17 +58,17 @@ func TestIdleCostsAtMostOneQueryAMinute(t *testing.T) {
 				sw := newSweeper(t, w, expiry.SweeperConfig{Schedule: schedule})
 				stop := run(t, sw)
 				time.Sleep(37 * time.Second)
-				startBatches, startLooks := w.counts()
+				startBatches, startQueries := w.counts()
 				for range 60 {
 					time.Sleep(time.Minute)
 					w.Wake(time.Now().Add(15 * time.Minute)) // a hold with a later deadline
 				}
 				stop()
-				batches, looks := w.counts()
-				batches, looks = batches-startBatches, looks-startLooks
+				batches, queries := w.counts()
+				batches, queries = batches-startBatches, queries-startQueries
 				const perBatch = 3 // begin, claim, commit
-				if cost := looks + batches*perBatch; cost > 60 || looks == 0 {
-					t.Errorf("an idle hour cost %d statements: %d batches and %d looks", cost, batches, looks)
+				if cost := queries + batches*perBatch; cost > 60 || queries == 0 {
+					t.Errorf("an idle hour cost %d statements: %d batches and %d queries", cost, batches, queries)
 				}
 			})
 		})
@@ -83,9 +83,9 @@ func TestScheduledSweepDelaysNoRow(t *testing.T) {
 		every, made, due time.Duration
 		wake             bool
 	}{
-		"seen by the look":       {50 * time.Second, 0, 70 * time.Second, false},
-		"woken after the look":   {50 * time.Second, 10 * time.Second, 70 * time.Second, true},
-		"woken before the look":  {50 * time.Second, 10 * time.Second, 55 * time.Second, true},
+		"seen by the query":      {50 * time.Second, 0, 70 * time.Second, false},
+		"woken after the query":  {50 * time.Second, 10 * time.Second, 70 * time.Second, true},
+		"woken before the query": {50 * time.Second, 10 * time.Second, 55 * time.Second, true},
 		"unseen, long enough":    {50 * time.Second, 10 * time.Second, 72 * time.Second, false},
 		"seen, frequent sweeps":  {30 * time.Second, 0, 100 * time.Second, false},
 		"woken, frequent sweeps": {30 * time.Second, 10 * time.Second, 100 * time.Second, true},
@@ -299,7 +299,7 @@ func TestWakeDuringAScheduledSweep(t *testing.T) {
 	})
 }
 
-func TestWakeLooksOnlyForWhatComesBeforeTheNextLook(t *testing.T) {
+func TestWake_queriesForEarlierDeadlines(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		sw := newSweeper(t, w, expiry.SweeperConfig{Schedule: "@never"})
 		defer run(t, sw)()
@@ -309,8 +309,8 @@ func TestWakeLooksOnlyForWhatComesBeforeTheNextLook(t *testing.T) {
 			w.Wake(w.hold(t, "later", 15*time.Minute))
 			time.Sleep(10 * time.Millisecond)
 		}
-		if _, looks := w.counts(); looks != before {
-			t.Errorf("holds with later deadlines cost %d looks", looks-before)
+		if _, queries := w.counts(); queries != before {
+			t.Errorf("holds with later deadlines cost %d queries", queries-before)
 		}
 		first := w.hold(t, "first", 20*time.Second)
 		w.Wake(first)
@@ -319,8 +319,8 @@ func TestWakeLooksOnlyForWhatComesBeforeTheNextLook(t *testing.T) {
 			w.Wake(w.hold(t, fmt.Sprint("behind ", n), 30*time.Second))
 		}
 		time.Sleep(time.Second)
-		if _, looks := w.counts(); looks != before+1 {
-			t.Errorf("the earliest deadline and later ones cost %d looks, want one", looks-before)
+		if _, queries := w.counts(); queries != before+1 {
+			t.Errorf("the earliest deadline and later ones cost %d queries, want one", queries-before)
 		}
 		time.Sleep(40 * time.Second)
 		w.expiredWithin(t, "first", first, time.Second)
@@ -340,8 +340,8 @@ func TestWakesCoalesce(t *testing.T) {
 			time.Sleep(time.Millisecond)
 		}
 		stop()
-		if _, looks := w.counts(); looks > 12 {
-			t.Errorf("1000 wakes in a second cost %d looks", looks)
+		if _, queries := w.counts(); queries > 12 {
+			t.Errorf("1000 wakes in a second cost %d queries", queries)
 		}
 	})
 }

@@ -154,7 +154,7 @@ func (s *Store) checkColumns(types map[string]string) error {
 	return found.Err()
 }
 
-// checkRows asks the planner whether an index serves the claim, and looks for active rows that can never expire.
+// checkRows asks the planner whether an index serves the claim, and finds active rows that can never expire.
 func (s *Store) checkRows(ctx context.Context, conn *pgx.Conn) (findings, err error) {
 	found := check.Findings{Component: "expirypgx"}
 	var statusErr error
@@ -187,7 +187,7 @@ func (s *Store) checkRows(ctx context.Context, conn *pgx.Conn) (findings, err er
 	return found.Err(), nil
 }
 
-// undated looks for active rows that can never expire.
+// undated finds active rows that can never expire.
 func (s *Store) undated(ctx context.Context, tx pgx.Tx, found *check.Findings) error {
 	var rows int
 	var example string

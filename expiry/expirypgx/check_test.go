@@ -37,7 +37,7 @@ func findings(t *testing.T, err error) (all []finding) {
 	for _, err := range errs {
 		f, ok := errors.AsType[finding](err)
 		if !ok {
-			t.Fatalf("Check could not look: %v", err)
+			t.Fatalf("Check failed: %v", err)
 		}
 		all = append(all, f)
 	}
@@ -210,7 +210,7 @@ func TestCheckAcceptsHealthyTables(t *testing.T) {
 				t.Errorf("found %v, want nothing", err)
 			}
 			if o, err := store.Look(t.Context(), nil); err != nil || !o.Pending {
-				t.Errorf("looked and got %+v, %v", o, err)
+				t.Errorf("Look:  %+v, %v", o, err)
 			}
 		})
 	}
