@@ -67,16 +67,16 @@ const lookInterval = 5 * time.Second
 
 // saw records the highest number that a claim has read, and the era of its lanes. It reports whether the era is new.
 // Then the claim may not have read the first rows, so the next claim scans below the floors.
-func (h *horizon) saw(era, seq int64) (anew bool) {
+func (h *horizon) saw(era, seq int64) (changed bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if era != h.era {
-		anew = h.era != 0
+		changed = h.era != 0
 		h.reset()
 		h.era, h.looked = era, time.Time{}
 	}
 	h.seen = max(h.seen, seq)
-	return anew
+	return changed
 }
 
 // below reports whether a scan below the floors is due.

@@ -1,8 +1,8 @@
 -- The table of messages. seq is the stored order; a row is ready while published_at and due_at are null,
--- and waits for its first or next attempt until due_at. A held row waits for the one before it in its key;
+-- and waits for its first or next attempt until due_at. A held row waits for the previous row of its key;
 -- its due_at is a safety net, or the time at which it follows. Rows are short-lived, so they are vacuumed early.
--- The server reads and prepares a check anew for each INSERT, so the check has only what a relay cannot refuse: it asks
--- for the messages of 16 lanes, and a longer ordering key would not fit into an index once the message waits.
+-- The server parses and plans a check for each INSERT, so the check has only limits that a relay cannot enforce: relays
+-- read 16 lanes, and a longer ordering key would not fit into an index when the message waits.
 CREATE TABLE {{table}} (
     id             uuid        NOT NULL,
     seq            bigint      GENERATED ALWAYS AS IDENTITY,
@@ -32,12 +32,11 @@ CREATE INDEX "{{raw.table}}_parked" ON {{table}} (due_at) WHERE published_at IS 
 CREATE INDEX "{{raw.table}}_held" ON {{table}} (ordering_key, seq) WHERE published_at IS NULL AND due_at IS NOT NULL;
 CREATE INDEX "{{raw.table}}_published" ON {{table}} (published_at) WHERE published_at IS NOT NULL;
 
--- One row per lane: the fencing token of the claim that holds it, until when, and the seq below which
--- it has no ready row, so that none of the entries of rows long gone is read again. A token that outlived
--- its lease is that of a claim that was lost: the lane is under suspicion then up to a seq, and claims of
--- it have at most so many rows as batch says; alone is the seq of the last one claimed by itself, and
--- losses how many such claims were lost in a row. era is the time at which rows were found below a floor:
--- what was known of the order of sequence numbers until then is void.
+-- One row per lane: the fencing token and the end of its lease, and the seq below which the lane has no ready row, so that
+-- index entries of deleted rows are not read again. A token after the end of its lease belongs to a lost claim. The lane is
+-- then suspect up to a seq, and batch limits the rows of its claims. alone is the seq of the last row that was claimed
+-- alone, and losses is how many such claims were lost in a row. era is the time at which rows were found below a floor:
+-- the order of earlier sequence numbers is unknown.
 CREATE TABLE {{lanes}} (
     lane        smallint    NOT NULL,
     token       bigint,
@@ -53,8 +52,8 @@ CREATE TABLE {{lanes}} (
 
 INSERT INTO {{lanes}} (lane) SELECT generate_series(0, 15);
 
--- Messages that were given up. seq is the stored order that they had. The fingerprint is the same for failures of
--- one kind: what quotations and digits say is left out of the error.
+-- Messages that were given up. seq is their stored order. The fingerprint is the same for failures of one kind: it
+-- ignores quotations and digits in the error.
 CREATE TABLE {{dead}} (
     id             uuid        NOT NULL,
     seq            bigint      NOT NULL,
@@ -80,7 +79,7 @@ CREATE TABLE {{dead}} (
 
 CREATE INDEX "{{raw.dead}}_died" ON {{dead}} (died_at, seq);
 
--- Who tried dead letters again or removed them, and what chose them.
+-- The changes of dead letters: the author, the reason and the selection.
 CREATE TABLE {{audit}} (
     id          bigint      GENERATED ALWAYS AS IDENTITY,
     at          timestamptz NOT NULL DEFAULT clock_timestamp(),
@@ -114,8 +113,8 @@ CREATE TABLE {{dedup}} (
 
 CREATE INDEX "{{raw.dedup}}_expires" ON {{dedup}} (expires_at);
 
--- Fails, for a statement that has changed fewer rows than it should: a trigger, a rule or row-level security drops changes
--- without an error. A statement calls it for that case alone. It returns nothing.
+-- Fails. A statement calls it if it has changed fewer rows than it should: a trigger, a rule or row-level security drops
+-- changes without an error.
 CREATE FUNCTION {{ignored}}(name text, dropped bigint) RETURNS integer LANGUAGE plpgsql AS $ignored$
 BEGIN
     RAISE EXCEPTION 'table % ignored the change of % rows', name, dropped USING ERRCODE = 'HF001';

@@ -1,31 +1,31 @@
--- What relays ask for in each of their transactions, as functions, so that a message costs them few statements. A
--- function takes a new snapshot for each of its statements at READ COMMITTED: what comes after a lock sees what was
--- committed before it was granted.
+-- The transactions of relays as functions, so that a message costs few statements. At READ COMMITTED a function takes a new
+-- snapshot for each of its statements: a statement after a lock sees everything that was committed before the lock was
+-- granted.
 --
--- Each begins with settings that last until the end of the transaction. The table is often empty when it is analysed and
--- full a moment later, so plans must not follow the statistics. They are not made anew each time either: planning takes
--- longer than the statement. The timeout releases the locks of a relay whose host is gone, long before TCP notices.
+-- Each function first sets parameters until the end of the transaction. The table is often empty when it is analysed and
+-- full a moment later, so plans must not depend on statistics. They must be generic, too: planning takes longer than
+-- the statement. The timeout releases the locks of a relay on a dead host, long before TCP notices.
 
--- Leases lanes that nobody holds and that have something ready, those first that were leased longest ago. A lane without a
--- token is free whatever its lease_until says: the clock may have been set back. A pause leaves all lanes alone. So does a
--- session that has locked the first ready row of a lane: it could not be settled. Only a row that some session has locked at
--- some time has an xmax, so few are asked for. Waiting rows that are locked are not told of either.
+-- Leases free lanes that have a ready row. The lane with the oldest lease comes first. A lane without a token is free at any
+-- lease_until: the clock may have been set back. Nothing is leased during a pause. A lane is skipped while another session
+-- has locked its first ready row, because the row could not be settled. Only a row that was locked before has an xmax, so
+-- few locks are tested. Locked waiting rows do not count as due either.
 --
--- It commits without waiting for the disk: a claim that a crash of the database undoes is noticed when it is settled,
--- since no other claim has its token.
+-- It commits without waiting for the disk. If a crash of the database undoes a claim, the settlement finds that the token
+-- is missing.
 --
--- A lane is doubtful when its last claim was lost, or when messages of that claim are still under suspicion. Doubtful
--- lanes are leased singly, to a relay that has no other batch in hand. Each lost claim makes the batches of its lane eight
--- times smaller, until the last row that the claim can have held is settled.
+-- A lane is doubtful if its last claim was lost, or if messages of that claim are still suspect. A doubtful lane is leased
+-- alone, to a relay without another batch in flight. Each lost claim makes the batches of its lane eight times smaller,
+-- until the last possible row of the claim is settled.
 --
--- Given are the new token, the microseconds of the lease, the most lanes, the transports to skip, the most messages, whether
--- the relay has no other batch in hand, and the tokens of claims whose COMMIT may have been lost on its way: their
--- leases end. The last row has no lane. It says whether doubtful lanes were left, and the
--- microseconds until the first waiting row is due and until the first lease of another claim ends, at most a year. NULL:
--- there is none. It also has the number of lanes whose lease the table ignored.
+-- Parameters: the new token, the microseconds of the lease, the most lanes, the transports to skip, the most messages,
+-- whether the relay has no other batch in flight, and the tokens of claims without an answer to COMMIT: their leases end.
+-- The last row has no lane. It reports whether doubtful lanes were left, and the microseconds until the first waiting row is
+-- due and until the first lease of another claim ends, at most a year. NULL: there is none. It also has the number of lanes
+-- whose lease the table ignored.
 --
--- The era of a lane is told with the start of the server added: a standby that was promoted may have lost numbers, and
--- gives them again. No error need tell a relay of it, since a pool replaces idle connections without a word.
+-- The era of a lane includes the start time of the server: a standby that was promoted may have lost sequence numbers, and
+-- uses them again. A relay may see no error from a failover, because a pool replaces idle connections silently.
 CREATE FUNCTION {{claim}}(
     claim_token bigint, lease_us bigint, most_lanes integer, skip text[], most integer, by_itself boolean, lost_tokens bigint[]
 ) RETURNS TABLE (lane smallint, single boolean, doubtful boolean, era bigint, due_us bigint, ends_us bigint, dropped bigint) LANGUAGE plpgsql AS $claim$
@@ -76,12 +76,13 @@ END
 $claim$;
 
 -- Records outcomes of messages in lanes that the caller has locked. Published messages are deleted, or marked and kept
--- until they are pruned. Failed ones count an attempt and wait. Dead ones move to the dead letters: a letter with the id may be
--- there already, if the message was written again after it was given up, and the newer one replaces it.
+-- until they are pruned. Failed ones count an attempt and wait. Dead ones move to the dead letters. If a dead letter with the
+-- same id exists, because the message was written again after it was given up, the newer one replaces it.
 --
--- A message that the table does not let go without an error, as with a trigger that returns NULL, is marked as published.
--- Returned are the number of these, and the messages that are still ready: their outcome could not be recorded at all. An id
--- that is not in the table is none of both, since somebody has removed the message. Where the dead letters ignore a message, all fails.
+-- If the table ignores the deletion of a message without an error, as with a trigger that returns NULL, the message is marked
+-- as published. It returns the number of these messages, and the messages that are still ready because their outcome could
+-- not be recorded. An id that is not in the table is neither: somebody has removed the message. If the dead letters ignore
+-- a message, the call fails.
 CREATE FUNCTION {{record}}(
     ours smallint[], published uuid[], keep boolean,
     failed uuid[], delays_us bigint[], failed_classes text[], failed_errors text[],
@@ -150,18 +151,17 @@ BEGIN
 END
 $record$;
 
--- Settles a batch, and returns the lanes whose token was still that of its lease. For the messages of others nothing is
--- changed. Without its token a batch is settled once.
+-- Settles a batch, and returns the lanes that still have its token. It changes no message of another lane, so a batch is
+-- settled once.
 --
--- Outcomes are recorded together. If that fails, it is called again for one after the other: an outcome that fails then
--- does not keep the others from being recorded. Returned are also the number of messages that should be gone and are marked, the
--- ids whose outcome could not be recorded, and why, where the reason is an error; and the number of lanes whose release the table
--- ignored.
+-- Outcomes are recorded together. If that fails, the caller calls it again with singly: one failed outcome does not prevent
+-- the others. It also returns the number of messages that were marked instead of deleted, the ids whose outcome could not be
+-- recorded, the reasons if they are errors, and the number of lanes whose release the table ignored.
 --
--- Each floor rises to the first ready row, but not above the horizon, and not in another era than the horizon's, which is
--- told as above. The suspicion of a lane whose floor is past it ends, and so does a row of losses.
+-- Each floor rises to the first ready row, but not above the horizon, and only in the era of the horizon, which includes the
+-- start time of the server. A lane is no longer suspect when its floor is past the suspect row, and its losses count from 0.
 --
--- It waits 1 s at most for a message that another session has locked: that session may stay open for ever.
+-- It waits 1 s at most for a message that another session has locked: that session may stay open forever.
 CREATE FUNCTION {{settle}}(
     lanes smallint[], tokens bigint[], published uuid[], keep boolean,
     failed uuid[], delays_us bigint[], failed_classes text[], failed_errors text[],
@@ -224,8 +224,8 @@ BEGIN
 END
 $settle$;
 
--- Says whether a row of the lanes is ready. A relay asks for it when it has released them, in a transaction after that one:
--- whoever was woken for such a row before may have found the lane leased.
+-- Reports whether a row of the lanes is ready. A relay calls it in the transaction after their release: a relay that was
+-- woken for such a row earlier may have found the lane leased.
 CREATE FUNCTION {{look}}(released smallint[]) RETURNS boolean LANGUAGE plpgsql AS $look$
 BEGIN
     PERFORM set_config('idle_in_transaction_session_timeout', '5s', true), set_config('plan_cache_mode', 'force_generic_plan', true),
