@@ -27,6 +27,25 @@
 // Every 2 seconds a consumer tells the server which messages it is working on (InProgress). If a process dies, others get
 // its messages 8 seconds later, the durable consumer's AckWait. Don't set BackOff there: its first step replaces AckWait.
 //
+// # Rights
+//
+// A user with limited rights needs to subscribe to _INBOX.>, or the connection's own inbox prefix, and to publish on these
+// subjects, if it is the consumer billing of the stream shop. With Stream.Partitions its durable consumers are billing=0
+// and so on: put * for billing in the subjects of $JS. A call without a right ends with its timeout.
+//
+//	Run          holdfast.shop.billing.> $JS.API.STREAM.INFO.shop=billing=retries
+//	Run          $JS.ACK.shop.billing.> $JS.ACK.shop=billing=retries.billing.>
+//	Run          $JS.API.CONSUMER.INFO.shop.billing $JS.API.CONSUMER.INFO.shop=billing=retries.billing
+//	Run          $JS.API.CONSUMER.MSG.NEXT.shop.billing $JS.API.CONSUMER.MSG.NEXT.shop=billing=retries.billing
+//	Ordered      $JS.API.STREAM.INFO.shop=billing=owners $JS.API.STREAM.MSG.GET.shop=billing=owners
+//	Partitions   $JS.API.STREAM.PURGE.shop=billing=owners
+//	DeadLetters  holdfast.shop.billing.retry.> $JS.API.STREAM.INFO.shop=billing=dead
+//	DeadLetters  $JS.API.STREAM.MSG.GET.shop=billing=dead $JS.API.STREAM.MSG.DELETE.shop=billing=dead
+//	Check        $JS.API.STREAM.INFO.* $JS.API.CONSUMER.INFO.*.billing
+//	Setup        holdfast.shop.setup $JS.API.STREAM.INFO.shop $JS.API.STREAM.CREATE.* $JS.API.STREAM.UPDATE.shop
+//	Setup        $JS.API.CONSUMER.INFO.*.billing $JS.API.CONSUMER.CREATE.*.billing.>
+//	Setup        $JS.API.CONSUMER.CREATE.shop.billing=setup $JS.API.CONSUMER.DELETE.shop.billing=setup
+//
 // # Order
 //
 // With ConsumerConfig.Ordered one process works at a time; lease.go describes how. With Stream.Partitions several

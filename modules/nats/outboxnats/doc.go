@@ -23,4 +23,13 @@
 //
 // The connection must reconnect forever (nats.MaxReconnects(-1)). A dead peer is detected after PingInterval times
 // MaxPingsOutstanding, 4 minutes by default: set PingInterval to some seconds.
+//
+// # Rights
+//
+// A user with limited rights needs to subscribe to _INBOX.>, or the connection's own inbox prefix, and to publish on these
+// subjects, if the topic is shop:
+//
+//	Publish  shop.> $JS.API.STREAM.NAMES
+//	Ready    $JS.API.INFO
+//	Check    $JS.API.STREAM.INFO.*
 package outboxnats

@@ -168,6 +168,17 @@ func TestPublish_withoutPermission(t *testing.T) {
 	must(t, publish(t, p, conformance.NewMessage(t, "order.placed", 1)))
 }
 
+// A user with the documented rights publishes and checks.
+func TestRights(t *testing.T) {
+	t.Parallel()
+	connect := natstest.ReadRights(t).Limited(t, map[string][]string{"relay": {"Publish", "Ready", "Check"}})
+	create(t, connect("admin"), "shop")
+	p := newPublisher(t, connect("relay"), outboxnats.Config{Topic: "shop"})
+	must(t, p.Ready(t.Context()))
+	must(t, p.Check(t.Context()))
+	must(t, publish(t, p, conformance.NewMessage(t, "order.placed", 1)))
+}
+
 func TestPublish_subjectAndHeaders(t *testing.T) {
 	t.Parallel()
 	conn := natstest.New(t)
