@@ -206,8 +206,13 @@ func (m *Manager) retryAfter() time.Duration {
 // abortedTransaction is the SQLSTATE of every statement after the failed one. It does not show the reason.
 const abortedTransaction = "25P02"
 
-// isLockFailure reports whether sqlstate is serialization_failure,
-// deadlock_detected or lock_not_available.
+// isLockFailure reports whether sqlstate is serialization_failure, deadlock_detected or lock_not_available.
+//
+// Postgres may report an expired lock_timeout as 57014, "canceling statement due to user request": it grants the lock at
+// the moment of the timeout, and the statement then waits for a second lock, such as a row's after its place in the
+// queue. Starting the second wait deletes the note that it was a timeout. This is rare, about one in 100,000 timeouts
+// with many waiters of one row. A cancelled statement and statement_timeout have the same SQLSTATE and must not be
+// retried, so 57014 is never retried. The transaction is rolled back in any case.
 func isLockFailure(sqlstate string) bool {
 	return sqlstate == "40001" || sqlstate == "40P01" || sqlstate == "55P03"
 }
