@@ -101,9 +101,15 @@ type call struct {
 	settled atomic.Bool
 }
 
+// ownMark is a header that serve adds. It is never stored. The middleware removes it if it answers
+// with something else, such as the record of another run that was faster.
+const ownMark = "Holdfast-Own"
+
 // stands reports whether the middleware answers with the handler's answer. A record that the
 // handler has settled may contain a different one.
-func (c *call) stands() bool { return c.ran && (c.lost || !c.settled.Load()) }
+func (c *call) stands(head http.Header) bool {
+	return c.ran && (c.lost || !c.settled.Load() && head[ownMark] != nil)
+}
 
 // holder records whether a claim was settled.
 type holder struct {
@@ -141,7 +147,9 @@ func (g *Guard) Do(ctx context.Context, about exchange.Call, request proto.Messa
 	c := &call{run: run}
 	w := exchange.NewWriter()
 	g.handler.ServeHTTP(w, about.Request(context.WithValue(ctx, callKey{}, c)))
-	if c.stands() {
+	stands := c.stands(w.Head)
+	delete(w.Head, ownMark)
+	if stands {
 		return Answer{Message: c.got.Message, Status: c.got.Status, Header: bypassed(w.Head)}, true
 	}
 	a.Header, a.Trailer = split(w.Head)
@@ -203,6 +211,7 @@ func serve(w http.ResponseWriter, r *http.Request) {
 		_ = http.NewResponseController(w).Flush()
 		return
 	}
+	w.Header()[ownMark] = []string{}
 	for name, values := range c.got.Header {
 		w.Header()[http.CanonicalHeaderKey(name)] = values
 	}
