@@ -69,7 +69,8 @@ type Publisher struct {
 
 // item is a message in flight.
 type item struct {
-	stop func() bool // ends the watch over its context
+	ctx  context.Context // nobody waits for the message after its end
+	stop func() bool     // ends the watch over ctx
 	done func(error)
 }
 
@@ -146,7 +147,7 @@ func (p *Publisher) Publish(ctx context.Context, m driver.Message, done func(err
 		done(&driver.PublishError{Class: driver.Unavailable, Err: ctx.Err()})
 		return
 	}
-	it := &item{done: done}
+	it := &item{ctx: ctx, done: done}
 	p.mu.Lock()
 	it.stop = context.AfterFunc(ctx, func() { p.finish(msg, ctx.Err()) })
 	p.waiting[msg] = it
@@ -176,7 +177,7 @@ func (p *Publisher) finish(msg *nats.Msg, err error) {
 
 // unanswered distinguishes a subject without a stream from a stream without a leader and a server without JetStream.
 func (p *Publisher) unanswered(subject string, it *item) {
-	ctx, cancel := context.WithTimeout(context.Background(), p.cfg.Timeout)
+	ctx, cancel := context.WithTimeout(it.ctx, p.cfg.Timeout)
 	defer cancel()
 	class := driver.Unavailable
 	_, err := p.js.StreamNameBySubject(ctx, subject)

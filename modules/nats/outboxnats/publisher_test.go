@@ -168,6 +168,30 @@ func TestPublish_withoutPermission(t *testing.T) {
 	must(t, publish(t, p, conformance.NewMessage(t, "order.placed", 1)))
 }
 
+// The publisher asks which stream takes a subject, and gets no answer. The outcome comes when nobody waits for it any more.
+func TestPublish_contextEndsWhileItAsks(t *testing.T) {
+	t.Parallel()
+	server := testenv.Private(t, testenv.NATS, `authorization { users: [
+		{user: admin, password: a}
+		{user: shop, password: s, permissions: {publish: {allow: "shop.>"}}} ] }`, "no_auth_user: admin")
+	relay, asked := natstest.Connect(t, strings.Replace(server.URL(), "//", "//shop:s@", 1)), make(chan struct{})
+	relay.SetErrorHandler(func(*nats.Conn, *nats.Subscription, error) { close(asked) })
+	p := newPublisher(t, relay, outboxnats.Config{Topic: "shop", Timeout: 2 * testenv.Patience})
+	ctx, cancel := context.WithCancel(t.Context())
+	outcome := make(chan error, 1)
+	p.Publish(ctx, conformance.NewMessage(t, "order.placed", 1), func(err error) { outcome <- err })
+	<-asked
+	cancel()
+	select {
+	case err := <-outcome:
+		if driver.ClassOf(err) != driver.Unavailable {
+			t.Error(err)
+		}
+	case <-time.After(testenv.Patience):
+		t.Error("no outcome after the end of the context")
+	}
+}
+
 // A user with the documented rights publishes and checks.
 func TestRights(t *testing.T) {
 	t.Parallel()
