@@ -32,9 +32,9 @@ type PublisherFunc struct {
 	// is called again with each message alone. It must be safe for concurrent use.
 	SendBatch func(ctx context.Context, msgs []Message) []error
 	// BatchSize is the maximum number of messages per SendBatch. A batch that is not full waits 2 ms for more
-	// messages. Default: 10.
+	// messages. At most 10,000. Default: 10.
 	BatchSize int
-	// Concurrency is the maximum number of calls at once. Default: 16.
+	// Concurrency is the maximum number of calls at once, at most 10,000. Default: 16.
 	Concurrency int
 
 	start sync.Once
@@ -300,9 +300,9 @@ func (p *PublisherFunc) validate() error {
 		}
 	}
 	refuse((p.Send == nil) != (p.SendBatch == nil), "set Send or SendBatch, and not both")
-	refuse(p.BatchSize >= 0, "BatchSize is %d, want 0 or more", p.BatchSize)
+	refuse(p.BatchSize >= 0 && p.BatchSize <= maxBatch, "BatchSize is %d, want 0 to %d", p.BatchSize, maxBatch)
 	refuse(p.BatchSize == 0 || p.Send == nil, "BatchSize is for SendBatch")
-	refuse(p.Concurrency >= 0, "Concurrency is %d, want 0 or more", p.Concurrency)
+	refuse(p.Concurrency >= 0 && p.Concurrency <= maxBatch, "Concurrency is %d, want 0 to %d", p.Concurrency, maxBatch)
 	return errors.Join(errs...)
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"runtime"
 	"slices"
 	"strconv"
@@ -338,6 +339,8 @@ func TestPublisherFunc_rejectsBadFields(t *testing.T) {
 		"BatchSize is for SendBatch": {Send: send, BatchSize: 1},
 		"BatchSize is -1":            {SendBatch: (&destination{}).sendBatch, BatchSize: -1},
 		"Concurrency is -1":          {Send: send, Concurrency: -1},
+		"BatchSize is 10001":         {SendBatch: (&destination{}).sendBatch, BatchSize: 10_001},
+		"Concurrency is 9223":        {Send: send, Concurrency: math.MaxInt},
 	} {
 		_, err := outbox.NewRelay(nil, p, outbox.RelayConfig{Transports: map[string]driver.Publisher{"other": p}})
 		if err == nil || strings.Count(err.Error(), want) != 2 || p.Ready(t.Context()) == nil {
