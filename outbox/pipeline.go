@@ -107,6 +107,7 @@ func (p *pipeline) done(i int) func(error) {
 		if !called.CompareAndSwap(false, true) {
 			return
 		}
+		err = sound(err)
 		endSend(span, err)
 		r := result{index: i, err: err}
 		if err == nil {
@@ -116,6 +117,19 @@ func (p *pipeline) done(i int) func(error) {
 		}
 		p.results <- r
 	}
+}
+
+// sound returns err, or another error if the methods of err panic, like the methods of a nil pointer.
+func sound(err error) (safe error) {
+	defer func() {
+		if v := recover(); v != nil {
+			safe = fmt.Errorf("the error, a %T, is unusable: %v", err, v)
+		}
+	}()
+	if err != nil {
+		_, _, _ = err.Error(), driver.ClassOf(err), errors.Is(err, errUnconfirmed) // the relay calls the same methods
+	}
+	return err
 }
 
 // unfit returns the reason why a message cannot be published. Another program may have stored it, without our

@@ -255,6 +255,35 @@ func TestPublisherFunc_logsPanics(t *testing.T) {
 	})
 }
 
+// broken is an error whose methods panic.
+type broken struct{ cause error }
+
+func (e *broken) Error() string { return e.cause.Error() }
+func (e *broken) Unwrap() error { return e.cause }
+
+// An error whose methods panic is a failure of its message. It does not end the process.
+func TestPublisherFunc_brokenErrors(t *testing.T) {
+	const want = "nil pointer dereference"
+	for name, err := range map[string]error{
+		"nil *PublishError":         (*driver.PublishError)(nil),
+		"nil error of its own type": (*broken)(nil),
+		"nil cause":                 fmt.Errorf("send: %w", &broken{}),
+		"nil cause of a class":      &driver.PublishError{Class: driver.Permanent, Err: (*broken)(nil)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, outbox.RelayConfig{}, func(b *bench) {
+				p := &outbox.PublisherFunc{Send: func(context.Context, outbox.Message) error { return err }}
+				b.between(b.store, p, outbox.RelayConfig{Retry: outbox.RetryPolicy{MaxAttempts: 1}})
+				b.write(message("k", 1))
+				report := b.drain(outbox.Bounds{})
+				if dead := b.dead(); report.Failed != 1 || len(dead) != 1 || !strings.Contains(dead[0].Error, want) {
+					b.Errorf("%+v, dead letters %+v", report, dead)
+				}
+			})
+		})
+	}
+}
+
 // A call that ends because of its context costs no attempt, whatever it returns.
 func TestPublisherFunc_timeout(t *testing.T) {
 	for name, size := range map[string]int{"one": 0, "batch": 10} {
