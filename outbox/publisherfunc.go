@@ -169,8 +169,10 @@ func (p *PublisherFunc) run(call *funcCall) {
 	if len(sends) == 0 || p.try(sends) || len(sends) == 1 {
 		return
 	}
-	for i := range sends { // one of the messages caused the panic
-		p.try(sends[i : i+1])
+	for i, s := range sends { // one of the messages caused the panic
+		if !s.answered.Load() {
+			p.try(sends[i : i+1])
+		}
 	}
 }
 

@@ -284,6 +284,32 @@ func TestPublisherFunc_brokenErrors(t *testing.T) {
 	}
 }
 
+// After a panic, messages that nobody waits for any more are not sent.
+func TestPublisherFunc_panicsLate(t *testing.T) {
+	inBubble(t, outbox.RelayConfig{}, func(b *bench) {
+		var calls atomic.Int64
+		p := &outbox.PublisherFunc{SendBatch: func(context.Context, []outbox.Message) []error {
+			calls.Add(1)
+			time.Sleep(2 * time.Second) // timing: in a bubble
+			panic("boom")
+		}}
+		ctx, cancel := context.WithTimeout(b.Context(), time.Second)
+		defer cancel()
+		for range 3 {
+			p.Publish(ctx, driver.Message{}, func(err error) {
+				if driver.ClassOf(err) != driver.Unavailable {
+					b.Error(err)
+				}
+			})
+		}
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if calls.Load() != 1 {
+			b.Errorf("%d calls", calls.Load())
+		}
+	})
+}
+
 // A call that ends because of its context costs no attempt, whatever it returns.
 func TestPublisherFunc_timeout(t *testing.T) {
 	for name, size := range map[string]int{"one": 0, "batch": 10} {
