@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"runtime/debug"
 	"sync"
 	"sync/atomic"
@@ -44,6 +45,7 @@ type PublisherFunc struct {
 	queue []*waitingSend
 	calls map[*funcCall]struct{} // running calls
 	timer *time.Timer            // starts a batch that is not full; nil: no message waits
+	log   journal                // of a relay; nil: none
 }
 
 // gatherTime is how long a batch that is not full waits for more messages.
@@ -182,8 +184,12 @@ func (p *PublisherFunc) try(sends []*waitingSend) (returned bool) {
 	ctx, cancel := together(sends)
 	defer cancel()
 	defer func() {
-		if v := recover(); v != nil && len(sends) == 1 {
+		switch v := recover(); {
+		case v == nil:
+		case len(sends) == 1:
 			sends[0].answer(&panicError{value: v, stack: debug.Stack()})
+		default:
+			p.logPanic(ctx, v, len(sends))
 		}
 	}()
 	errs := p.call(ctx, sends)
@@ -201,6 +207,26 @@ func (p *PublisherFunc) try(sends []*waitingSend) (returned bool) {
 		s.answer(err)
 	}
 	return true
+}
+
+// logTo sets the journal for panics with several messages. The first relay's journal is kept.
+func (p *PublisherFunc) logTo(log journal) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.log == nil {
+		p.log = log
+	}
+}
+
+// logPanic logs a panic that fails no message by itself.
+func (p *PublisherFunc) logPanic(ctx context.Context, v any, messages int) {
+	p.mu.Lock()
+	log := p.log
+	p.mu.Unlock()
+	if log != nil {
+		log(ctx, slog.LevelError, "outbox: publisher panicked with several messages", "",
+			slog.Int("messages", messages), slog.Any("panic", v), slog.String("stack", string(debug.Stack())))
+	}
 }
 
 // panicError is the failure of a message whose function panicked.

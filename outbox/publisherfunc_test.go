@@ -310,6 +310,25 @@ func TestPublisherFunc_panicsLate(t *testing.T) {
 	})
 }
 
+// A panic that only a batch causes is in the log, because no message fails.
+func TestPublisherFunc_logsPanicsOfBatches(t *testing.T) {
+	inBubble(t, outbox.RelayConfig{}, func(b *bench) {
+		d := &destination{}
+		var out syncBuffer
+		b.between(b.store, &outbox.PublisherFunc{SendBatch: func(ctx context.Context, msgs []outbox.Message) []error {
+			if len(msgs) > 1 {
+				panic("boom")
+			}
+			return d.sendBatch(ctx, msgs)
+		}}, outbox.RelayConfig{Logger: slog.New(slog.NewTextHandler(&out, nil))})
+		b.write(message("", 1), message("", 2))
+		b.drain(outbox.Bounds{})
+		if text := out.String(); len(d.messages) != 2 || !strings.Contains(text, "panic=boom") || !strings.Contains(text, "publisherfunc_test.go") {
+			b.Errorf("%d messages published, log: %s", len(d.messages), text)
+		}
+	})
+}
+
 // A call that ends because of its context costs no attempt, whatever it returns.
 func TestPublisherFunc_timeout(t *testing.T) {
 	for name, size := range map[string]int{"one": 0, "batch": 10} {

@@ -46,9 +46,11 @@ func NewRelay(store driver.Source, publisher driver.Publisher, cfg RelayConfig) 
 	publishers := map[string]driver.Publisher{}
 	maps.Copy(publishers, cfg.Transports)
 	publishers[""] = publisher
+	log := newJournal(cfg.Logger)
 	for _, p := range publishers {
 		if p, ok := p.(*PublisherFunc); ok {
 			errs = append(errs, p.validate())
+			p.logTo(log)
 		}
 	}
 	instruments, err := newInstruments(cfg, publishers)
@@ -57,7 +59,7 @@ func NewRelay(store driver.Source, publisher driver.Publisher, cfg RelayConfig) 
 	}
 	r := &Relay{
 		source: store, transports: transports{}, cfg: cfg, pauses: unavailable, telemetry: instruments,
-		wake: make(bell, 1), log: newJournal(cfg.Logger), health: &health{},
+		wake: make(bell, 1), log: log, health: &health{},
 	}
 	for name, p := range publishers {
 		r.transports[name] = &transport{name: name, publisher: p, breaker: breaker{delay: r.pauseDelay}, log: r.log}
