@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"runtime/debug"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -29,8 +30,9 @@ type PublisherFunc struct {
 	// Send publishes one message. It must be safe for concurrent use.
 	Send func(ctx context.Context, m Message) error
 	// SendBatch publishes 1 to BatchSize messages and returns one error for each, in their order. A nil slice means
-	// that all are published. Messages of one key are never in the same batch. If it panics with several messages, it
-	// is called again with each message alone. It must be safe for concurrent use.
+	// that all are published. If the number of errors is wrong, all messages fail. Messages of one key are never in the
+	// same batch. If it panics with several messages, it is called again with each message alone. It must be safe for
+	// concurrent use.
 	SendBatch func(ctx context.Context, msgs []Message) []error
 	// BatchSize is the maximum number of messages per SendBatch. A batch that is not full waits 2 ms for more
 	// messages. At most 10,000. Default: 10.
@@ -192,21 +194,32 @@ func (p *PublisherFunc) try(sends []*waitingSend) (returned bool) {
 			p.logPanic(ctx, v, len(sends))
 		}
 	}()
-	errs := p.call(ctx, sends)
+	errs := onePerMessage(p.call(ctx, sends), len(sends))
 	for i, s := range sends {
-		var err error
-		switch {
-		case len(errs) == len(sends):
-			err = errs[i]
-		case len(errs) > 0:
-			err = fmt.Errorf("SendBatch returned %d errors for %d messages", len(errs), len(sends))
-		}
+		err := sound(errs[i])
 		if _, classed := errors.AsType[*driver.PublishError](err); err != nil && !classed && ctx.Err() != nil {
 			err = unanswered(ctx) // the end of the context is not a failure of the message
 		}
 		s.answer(err)
 	}
 	return true
+}
+
+// onePerMessage returns the errors of a call with n messages. If their number is wrong, they do not show which messages
+// failed, so all fail with the same error. If it reports an outage, that costs no attempt.
+func onePerMessage(errs []error, n int) []error {
+	switch len(errs) {
+	case n:
+		return errs
+	case 0:
+		return make([]error, n)
+	}
+	all := errors.Join(errs...)
+	err := fmt.Errorf("SendBatch returned %d errors for %d messages: %v", len(errs), n, all)
+	if class := driver.ClassOf(all); pauses(class) {
+		err = &driver.PublishError{Class: class, Err: err}
+	}
+	return slices.Repeat([]error{err}, n)
 }
 
 // logTo sets the journal for panics with several messages. The first relay's journal is kept.

@@ -185,7 +185,13 @@ func TestPublisherFunc_failures(t *testing.T) {
 		}, driver.Permanent, "scripted"},
 		"plain":   {func(_ context.Context, msgs []outbox.Message) []error { return failures(msgs, errors.New("no")) }, driver.Retryable, "no"},
 		"too few": {func(context.Context, []outbox.Message) []error { return []error{nil} }, driver.Retryable, "1 errors for 3 messages"},
-		"exit":    {func(context.Context, []outbox.Message) []error { runtime.Goexit(); return nil }, driver.Retryable, "exited"},
+		"one for all": {func(_ context.Context, msgs []outbox.Message) []error { return []error{errors.New("no")} },
+			driver.Retryable, "1 errors for 3 messages: no"},
+		"one outage for all": {func(context.Context, []outbox.Message) []error { return []error{failure(driver.Unavailable)} },
+			driver.Unavailable, "1 errors for 3 messages: outbox: publish: unavailable: scripted"},
+		"one rejection for all": {func(context.Context, []outbox.Message) []error { return []error{failure(driver.Permanent)} },
+			driver.Retryable, "1 errors for 3 messages"},
+		"exit": {func(context.Context, []outbox.Message) []error { runtime.Goexit(); return nil }, driver.Retryable, "exited"},
 		"panic": {func(_ context.Context, msgs []outbox.Message) []error {
 			if failures(msgs, errors.ErrUnsupported) != nil {
 				panic("boom")
@@ -213,7 +219,7 @@ func TestPublisherFunc_failures(t *testing.T) {
 				case tt.class != "" && (err == nil || driver.ClassOf(err) != tt.class || !strings.Contains(err.Error(), tt.text)):
 					b.Errorf("%v, want %s, %s", err, tt.class, tt.text)
 				}
-				innocent := name != "too few" && name != "exit"
+				innocent := !strings.Contains(tt.text, "for 3 messages") && name != "exit"
 				if err := answers["0"]; innocent && err != nil {
 					b.Errorf("another message of the batch: %v", err)
 				}
@@ -255,33 +261,23 @@ func TestPublisherFunc_logsPanics(t *testing.T) {
 	})
 }
 
-// broken is an error whose methods panic.
-type broken struct{ cause error }
-
-func (e *broken) Error() string { return e.cause.Error() }
-func (e *broken) Unwrap() error { return e.cause }
-
-// An error whose methods panic is a failure of its message. It does not end the process.
-func TestPublisherFunc_brokenErrors(t *testing.T) {
-	const want = "nil pointer dereference"
-	for name, err := range map[string]error{
-		"nil *PublishError":         (*driver.PublishError)(nil),
-		"nil error of its own type": (*broken)(nil),
-		"nil cause":                 fmt.Errorf("send: %w", &broken{}),
-		"nil cause of a class":      &driver.PublishError{Class: driver.Permanent, Err: (*broken)(nil)},
-	} {
-		t.Run(name, func(t *testing.T) {
-			inBubble(t, outbox.RelayConfig{}, func(b *bench) {
-				p := &outbox.PublisherFunc{Send: func(context.Context, outbox.Message) error { return err }}
-				b.between(b.store, p, outbox.RelayConfig{Retry: outbox.RetryPolicy{MaxAttempts: 1}})
-				b.write(message("k", 1))
-				report := b.drain(outbox.Bounds{})
-				if dead := b.dead(); report.Failed != 1 || len(dead) != 1 || !strings.Contains(dead[0].Error, want) {
-					b.Errorf("%+v, dead letters %+v", report, dead)
-				}
-			})
-		})
-	}
+// A panic that only a batch causes is in the log, because no message fails.
+func TestPublisherFunc_logsPanicsOfBatches(t *testing.T) {
+	inBubble(t, outbox.RelayConfig{}, func(b *bench) {
+		d := &destination{}
+		var out syncBuffer
+		b.between(b.store, &outbox.PublisherFunc{SendBatch: func(ctx context.Context, msgs []outbox.Message) []error {
+			if len(msgs) > 1 {
+				panic("boom")
+			}
+			return d.sendBatch(ctx, msgs)
+		}}, outbox.RelayConfig{Logger: slog.New(slog.NewTextHandler(&out, nil))})
+		b.write(message("", 1), message("", 2))
+		b.drain(outbox.Bounds{})
+		if text := out.String(); len(d.messages) != 2 || !strings.Contains(text, "panic=boom") || !strings.Contains(text, "publisherfunc_test.go") {
+			b.Errorf("%d messages published, log: %s", len(d.messages), text)
+		}
+	})
 }
 
 // After a panic, messages that nobody waits for any more are not sent.
@@ -310,23 +306,33 @@ func TestPublisherFunc_panicsLate(t *testing.T) {
 	})
 }
 
-// A panic that only a batch causes is in the log, because no message fails.
-func TestPublisherFunc_logsPanicsOfBatches(t *testing.T) {
-	inBubble(t, outbox.RelayConfig{}, func(b *bench) {
-		d := &destination{}
-		var out syncBuffer
-		b.between(b.store, &outbox.PublisherFunc{SendBatch: func(ctx context.Context, msgs []outbox.Message) []error {
-			if len(msgs) > 1 {
-				panic("boom")
-			}
-			return d.sendBatch(ctx, msgs)
-		}}, outbox.RelayConfig{Logger: slog.New(slog.NewTextHandler(&out, nil))})
-		b.write(message("", 1), message("", 2))
-		b.drain(outbox.Bounds{})
-		if text := out.String(); len(d.messages) != 2 || !strings.Contains(text, "panic=boom") || !strings.Contains(text, "publisherfunc_test.go") {
-			b.Errorf("%d messages published, log: %s", len(d.messages), text)
-		}
-	})
+// broken is an error whose methods panic.
+type broken struct{ cause error }
+
+func (e *broken) Error() string { return e.cause.Error() }
+func (e *broken) Unwrap() error { return e.cause }
+
+// An error whose methods panic is a failure of its message. It does not end the process.
+func TestPublisherFunc_brokenErrors(t *testing.T) {
+	const want = "nil pointer dereference"
+	for name, err := range map[string]error{
+		"nil *PublishError":         (*driver.PublishError)(nil),
+		"nil error of its own type": (*broken)(nil),
+		"nil cause":                 fmt.Errorf("send: %w", &broken{}),
+		"nil cause of a class":      &driver.PublishError{Class: driver.Permanent, Err: (*broken)(nil)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, outbox.RelayConfig{}, func(b *bench) {
+				p := &outbox.PublisherFunc{Send: func(context.Context, outbox.Message) error { return err }}
+				b.between(b.store, p, outbox.RelayConfig{Retry: outbox.RetryPolicy{MaxAttempts: 1}})
+				b.write(message("k", 1))
+				report := b.drain(outbox.Bounds{})
+				if dead := b.dead(); report.Failed != 1 || len(dead) != 1 || !strings.Contains(dead[0].Error, want) {
+					b.Errorf("%+v, dead letters %+v", report, dead)
+				}
+			})
+		})
+	}
 }
 
 // A call that ends because of its context costs no attempt, whatever it returns.
