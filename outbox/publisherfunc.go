@@ -149,6 +149,9 @@ func (p *PublisherFunc) begin(partial bool) {
 		p.calls[call] = struct{}{}
 		go p.run(call)
 	}
+	if len(p.queue) == 0 {
+		p.queue = nil // frees the messages of earlier calls
+	}
 }
 
 // run makes one call of the function. If the function exits its goroutine, its messages fail too.
