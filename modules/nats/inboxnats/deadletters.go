@@ -130,7 +130,7 @@ func (l *letters) put(ctx context.Context, found *jetstream.RawStreamMsg, all ma
 		subject: l.later, body: body, all: copyHeaders(all, record.Replayed(in(all))),
 		id: fmt.Sprintf("%s.%d.%d", l.dead, found.Sequence, found.Time.UnixNano()),
 	})
-	return l.classify(ctx, l.stored(ctx, sent, err))
+	return classify(l.stored(ctx, sent, err), func() bool { return l.Ready(ctx) == nil })
 }
 
 // delete deletes a dead letter. It asks again if it got no answer: the letter may be deleted.

@@ -2,6 +2,7 @@ package inboxnats
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"testing"
@@ -190,6 +191,37 @@ func TestGiveBack_wakesReceiveAfterwards(t *testing.T) {
 	case <-time.After(testenv.Patience):
 		t.Error("Receive is not woken after a requeue")
 		s.hand.wake()
+	}
+}
+
+// No stream takes the dead letters of a move. The source asks once whether the server works, because it may be silent.
+func TestMove_asksOnce(t *testing.T) {
+	t.Parallel()
+	conn := natstest.New(t)
+	name := natstest.Name(t, conn)
+	s := newTestConsumer(t, conn, Stream{Name: name}, inbox.ConsumerConfig{}).parts[0]
+	publish(t, conn, name, 3)
+	opened := open(t, s, 3)
+	var moves []driver.Move
+	for len(moves) < 3 {
+		ds, err := opened.Receive(t.Context(), 3)
+		must(t, err)
+		for _, d := range ds {
+			moves = append(moves, driver.Move{Delivery: d, Target: driver.ToDead})
+		}
+	}
+	must(t, natstest.JetStream(t, conn).DeleteStream(t.Context(), s.dead))
+	asked, err := conn.SubscribeSync("$JS.API.STREAM.INFO." + s.retries)
+	must(t, err)
+	s.running.Store(true)
+	for _, err := range s.Move(t.Context(), moves) {
+		if !errors.Is(err, driver.ErrRefused) {
+			t.Errorf("error %v, want ErrRefused", err)
+		}
+	}
+	must(t, conn.Flush())
+	if n, _, err := asked.Pending(); n != 1 || err != nil {
+		t.Errorf("it asked %d times, error %v", n, err)
 	}
 }
 

@@ -182,7 +182,7 @@ func (s *source) Move(ctx context.Context, moves []driver.Move) []error {
 		}
 		return results
 	}
-	sent := make([]jetstream.PubAckFuture, len(moves))
+	sent, ready := make([]jetstream.PubAckFuture, len(moves)), sync.OnceValue(func() bool { return s.Ready(ctx) == nil })
 	for i, m := range moves {
 		sent[i], results[i] = s.send(s.copyOf(m))
 	}
@@ -194,7 +194,7 @@ func (s *source) Move(ctx context.Context, moves []driver.Move) []error {
 			again, err := s.send(slim)
 			results[i] = s.stored(ctx, again, err)
 		}
-		results[i] = s.classify(ctx, results[i])
+		results[i] = classify(results[i], ready)
 	}
 	return results
 }
@@ -230,8 +230,8 @@ func isTooLarge(err error) bool {
 }
 
 // classify maps the error of a move to the errors of driver.Source. An error that is not an answer of JetStream is a
-// network fault.
-func (s *source) classify(ctx context.Context, err error) error {
+// network fault. Ready reports whether JetStream answers: then no stream takes the subject.
+func classify(err error, ready func() bool) error {
 	if err == nil {
 		return nil
 	}
@@ -240,7 +240,7 @@ func (s *source) classify(ctx context.Context, err error) error {
 	switch {
 	case isTooLarge(err):
 		class = driver.ErrTooLarge
-	case ok && answer.APIError() != nil && answer.APIError().Code < 500, errors.Is(err, jetstream.ErrNoStreamResponse) && s.Ready(ctx) == nil:
+	case ok && answer.APIError() != nil && answer.APIError().Code < 500, errors.Is(err, jetstream.ErrNoStreamResponse) && ready():
 		class = driver.ErrRefused
 	case ok && answer.APIError() != nil && answer.APIError().ErrorCode == 10077: // the stream is full
 		class = driver.ErrRefused
