@@ -140,6 +140,9 @@ func (s *source) checkConsumer(stream string, is jetstream.ConsumerConfig, found
 	if is.MaxAckPending > 0 && (stream == s.retries || is.MaxAckPending < s.Prefetch) {
 		add("set max_ack_pending to -1", "stops at %d unsettled messages of all processes, waiting retries among them", is.MaxAckPending)
 	}
+	if is.MaxRequestBatch > 0 && is.MaxRequestBatch < s.Prefetch || is.MaxRequestExpires > 0 && is.MaxRequestExpires < pullTime {
+		add("remove max_batch and max_expires", "rejects requests for %d messages within %v", s.Prefetch, pullTime)
+	}
 	if stream == s.stream && is.FilterSubject != s.filter {
 		add("delete it when it is empty, and call Consumer.Setup", "has filter subject %q, not %q", is.FilterSubject, s.filter)
 	}

@@ -411,8 +411,8 @@ func (f *feed) ended(msg *nats.Msg) {
 	defer h.mu.Unlock()
 	f.asked = max(f.asked-left, 0)
 	switch {
-	case why == "Consumer Deleted", status == "503":
-		h.lost = cmp.Or(h.lost, fmt.Errorf("inboxnats: consumer %s of stream %s does not answer: %s %s", f.session.consumer, f.stream, status, why))
+	case why == "Consumer Deleted", strings.HasPrefix(why, "Exceeded MaxRequest"), status == "400", status == "503": // for good
+		h.lost = cmp.Or(h.lost, fmt.Errorf("inboxnats: consumer %s of stream %s rejects requests: %s %s", f.session.consumer, f.stream, status, why))
 	case status != "404" && status != "408":
 		f.after = time.Now().Add(pullPause)
 	}

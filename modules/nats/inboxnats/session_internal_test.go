@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strings"
 	"testing"
 	"time"
 
@@ -191,6 +192,28 @@ func TestGiveBack_wakesReceiveAfterwards(t *testing.T) {
 	case <-time.After(testenv.Patience):
 		t.Error("Receive is not woken after a requeue")
 		s.hand.wake()
+	}
+}
+
+// The durable consumer was there before, and does not allow large requests: the session reports that.
+func TestReceive_rejectedRequest(t *testing.T) {
+	t.Parallel()
+	conn := natstest.New(t)
+	name, js := natstest.Name(t, conn), natstest.JetStream(t, conn)
+	_, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: name, Subjects: []string{name + ".>"}})
+	must(t, err)
+	_, err = js.CreateConsumer(t.Context(), name, jetstream.ConsumerConfig{
+		Durable: "billing", FilterSubject: name + ".>", AckPolicy: jetstream.AckExplicitPolicy, MaxRequestBatch: 5, MaxAckPending: -1,
+	})
+	must(t, err)
+	consumer := newTestConsumer(t, conn, Stream{Name: name}, inbox.ConsumerConfig{})
+	ctx, cancel := context.WithTimeout(t.Context(), testenv.Patience)
+	defer cancel()
+	if _, err := open(t, consumer.parts[0], 6).Receive(ctx, 6); err == nil || !strings.Contains(err.Error(), "MaxRequestBatch") {
+		t.Errorf("error %v", err)
+	}
+	if err := consumer.Check(t.Context()); err == nil || !strings.Contains(err.Error(), "remove max_batch") {
+		t.Errorf("Check found %v", err)
 	}
 }
 
