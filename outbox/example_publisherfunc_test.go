@@ -2,9 +2,11 @@ package outbox_test
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"slices"
@@ -26,34 +28,47 @@ type webhook struct {
 	url    string
 }
 
+// newWebhook returns a webhook that follows no redirect, because the client would repeat some of them as a GET without
+// the body, and the answer would look like a success.
+func newWebhook(url string) webhook {
+	stay := func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+	return webhook{client: &http.Client{Timeout: 4 * time.Second, CheckRedirect: stay}, url: url}
+}
+
 func (w webhook) send(ctx context.Context, m outbox.Message) error {
 	request, err := http.NewRequestWithContext(ctx, http.MethodPost, w.url, bytes.NewReader(m.Body))
 	if err != nil {
 		return err
 	}
+	for _, name := range []string{"traceparent", "tracestate"} { // other names may be invalid in HTTP
+		if value := m.Headers[name]; value != "" {
+			request.Header.Set(name, value)
+		}
+	}
 	request.Header.Set("Content-Type", m.ContentType)
 	request.Header.Set("Webhook-Id", m.ID.String()) // the receiver recognises a copy by it
 	request.Header.Set("Webhook-Name", m.Name)
-	for name, value := range m.Headers {
-		request.Header.Set(name, value)
-	}
 	response, err := w.client.Do(request)
 	if err != nil { // not reached: it costs the message no attempt, and the relay pauses
 		return &driver.PublishError{Class: driver.Unavailable, Err: err}
 	}
 	defer response.Body.Close()
+	_, _ = io.CopyN(io.Discard, response.Body, 64<<10) // so that the connection is used again
 	err = errors.New(response.Status)
-	switch code := response.StatusCode; {
-	case code < 300:
-		return nil
-	case code == http.StatusTooManyRequests || code == http.StatusServiceUnavailable:
-		return &driver.PublishError{Class: driver.Unavailable, Err: err}
-	case code == http.StatusNotFound:
-		return &driver.PublishError{Class: driver.Unroutable, Err: err}
-	case code < 500:
+	switch code := response.StatusCode; code {
+	case http.StatusBadRequest, http.StatusRequestEntityTooLarge, http.StatusUnsupportedMediaType, http.StatusUnprocessableEntity:
 		return &driver.PublishError{Class: driver.Permanent, Err: err}
+	case http.StatusNotFound, http.StatusGone:
+		return &driver.PublishError{Class: driver.Unroutable, Err: err}
+	case http.StatusUnauthorized, http.StatusForbidden, http.StatusTooManyRequests,
+		http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout: // every message would fail
+		return &driver.PublishError{Class: driver.Unavailable, Err: err}
+	default:
+		if code < 300 {
+			return nil
+		}
+		return err // another attempt later
 	}
-	return err // another attempt later
 }
 
 // An HTTP endpoint. Its answers say which messages the relay sends again.
@@ -66,7 +81,7 @@ func ExamplePublisherFunc() {
 	defer endpoint.Close()
 	store := withMessages("order.placed", "order.cancelled")
 
-	hook := webhook{client: &http.Client{Timeout: 4 * time.Second}, url: endpoint.URL}
+	hook := newWebhook(endpoint.URL)
 	relay, err := outbox.NewRelay(store, &outbox.PublisherFunc{Send: hook.send, Concurrency: 8}, outbox.RelayConfig{})
 	if err != nil {
 		fmt.Println(err)
@@ -83,10 +98,17 @@ func ExamplePublisherFunc() {
 
 // queueAPI is the part of a cloud queue's client that the outbox needs.
 type queueAPI interface {
+	// QueueURL returns errNoQueue if there is no queue of the name.
 	QueueURL(ctx context.Context, name string) (string, error)
-	// SendBatch takes at most ten entries. It returns the rejected ones by id; an error means that it took none.
+	// SendBatch takes at most ten entries of 1 MiB together. It returns the rejected ones by id; an error means that it
+	// took none. It is errTooLarge if they are too large.
 	SendBatch(ctx context.Context, queueURL string, entries []entry) (rejected map[string]rejection, err error)
 }
+
+var (
+	errNoQueue  = errors.New("no such queue")
+	errTooLarge = errors.New("request too large")
+)
 
 type entry struct {
 	ID, Body         string
@@ -109,49 +131,60 @@ func (q cloudQueue) sendBatch(ctx context.Context, msgs []outbox.Message) []erro
 	errs := make([]error, len(msgs))
 	byQueue := map[string][]int{}
 	for i, m := range msgs {
-		name := m.Route.Exchange
-		if name == "" {
-			name = q.fallback
-		}
+		name := cmp.Or(m.Route.Exchange, q.fallback)
 		byQueue[name] = append(byQueue[name], i)
 	}
 	for name, at := range byQueue {
-		rejected, err := q.sendTo(ctx, name, msgs, at)
-		for _, i := range at {
-			r, isRejected := rejected[msgs[i].ID.String()]
-			switch {
-			case err != nil: // the service was not reached: no message costs an attempt
-				errs[i] = &driver.PublishError{Class: driver.Unavailable, Err: err}
-			case isRejected && r.SenderFault:
-				errs[i] = &driver.PublishError{Class: driver.Permanent, Err: errors.New(r.Code)}
-			case isRejected:
-				errs[i] = errors.New(r.Code)
-			}
-		}
+		q.sendTo(ctx, name, msgs, at, errs)
 	}
 	return errs
 }
 
-func (q cloudQueue) sendTo(ctx context.Context, name string, msgs []outbox.Message, at []int) (map[string]rejection, error) {
-	url, err := q.client.QueueURL(ctx, name)
-	if err != nil {
-		return nil, err
-	}
+// sendTo sends the messages with the indexes at, and sets their errors.
+func (q cloudQueue) sendTo(ctx context.Context, name string, msgs []outbox.Message, at []int, errs []error) {
 	entries := make([]entry, len(at))
 	for n, i := range at {
 		m := msgs[i]
 		entries[n] = entry{
 			ID: m.ID.String(), Body: string(m.Body), Attributes: m.Headers,
-			GroupID: m.Key, DedupID: m.ID.String(), // a FIFO queue keeps the order of a group and drops copies
+			// a FIFO queue keeps the order of a group, drops copies, and wants both
+			GroupID: cmp.Or(m.Key, m.ID.String()), DedupID: m.ID.String(),
 		}
 	}
-	return q.client.SendBatch(ctx, url, entries)
+	url, err := q.client.QueueURL(ctx, name)
+	var rejected map[string]rejection
+	if err == nil {
+		rejected, err = q.client.SendBatch(ctx, url, entries)
+	}
+	if half := len(at) / 2; errors.Is(err, errTooLarge) && half > 0 {
+		q.sendTo(ctx, name, msgs, at[:half], errs)
+		q.sendTo(ctx, name, msgs, at[half:], errs)
+		return
+	}
+	class := driver.Unavailable // the service was not reached: no message costs an attempt
+	switch {
+	case errors.Is(err, errTooLarge):
+		class = driver.Permanent
+	case errors.Is(err, errNoQueue): // other queues work
+		class = driver.Unroutable
+	}
+	for _, i := range at {
+		r, isRejected := rejected[msgs[i].ID.String()]
+		switch {
+		case err != nil:
+			errs[i] = &driver.PublishError{Class: class, Err: err}
+		case isRejected && r.SenderFault:
+			errs[i] = &driver.PublishError{Class: driver.Permanent, Err: errors.New(r.Code)}
+		case isRejected:
+			errs[i] = errors.New(r.Code)
+		}
+	}
 }
 
 // A cloud queue that takes ten messages a call.
 func ExamplePublisherFunc_batches() {
 	client := &fakeQueue{}
-	store := withMessages("order.placed", "order.paid", "order.too-large")
+	store := withMessages("order.placed", "order.paid", "order.invalid")
 
 	queue := cloudQueue{client: client, fallback: "orders.fifo"}
 	relay, err := outbox.NewRelay(store, &outbox.PublisherFunc{SendBatch: queue.sendBatch, BatchSize: 10}, outbox.RelayConfig{})
@@ -197,16 +230,26 @@ type fakeQueue struct {
 }
 
 func (q *fakeQueue) QueueURL(_ context.Context, name string) (string, error) {
+	if name == "missing" {
+		return "", errNoQueue
+	}
 	return "https://queues.example/" + name, nil
 }
 
 func (q *fakeQueue) SendBatch(_ context.Context, queueURL string, entries []entry) (map[string]rejection, error) {
+	size := 0
+	for _, e := range entries {
+		size += len(e.Body)
+	}
+	if size > 1<<20 {
+		return nil, errTooLarge
+	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.url = queueURL
 	rejected := map[string]rejection{}
 	for _, e := range entries {
-		if strings.Contains(e.Body, "too-large") {
+		if strings.Contains(e.Body, "order.invalid") || e.GroupID == "" {
 			rejected[e.ID] = rejection{Code: "InvalidParameterValue", SenderFault: true}
 			continue
 		}

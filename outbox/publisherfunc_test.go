@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"log/slog"
 	"math"
+	"net/http"
+	"net/http/httptest"
 	"runtime"
 	"slices"
 	"strconv"
@@ -15,6 +17,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/google/uuid"
 
 	"github.com/holdfast-go/holdfast/outbox"
 	"github.com/holdfast-go/holdfast/outbox/driver"
@@ -332,6 +336,47 @@ func TestPublisherFunc_brokenErrors(t *testing.T) {
 				}
 			})
 		})
+	}
+}
+
+// The HTTP example loses no message to a redirect, and makes a dead letter only of what the endpoint rejects.
+func TestPublisherFunc_exampleOfHTTP(t *testing.T) {
+	t.Parallel()
+	for code, want := range map[int]driver.Class{
+		200: "", 204: "", 301: driver.Retryable, 302: driver.Retryable, 308: driver.Retryable, 400: driver.Permanent, 401: driver.Unavailable,
+		404: driver.Unroutable, 408: driver.Retryable, 422: driver.Permanent, 429: driver.Unavailable, 500: driver.Retryable, 502: driver.Unavailable,
+	} {
+		endpoint := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.Method == http.MethodPost {
+				w.Header().Set("Location", "/elsewhere")
+				w.WriteHeader(code)
+			}
+		}))
+		err := newWebhook(endpoint.URL).send(t.Context(), outbox.Message{Name: "a", Headers: map[string]string{"user/id": "1"}})
+		if (err == nil) != (want == "") || err != nil && driver.ClassOf(err) != want {
+			t.Errorf("status %d: %v, want %q", code, err, want)
+		}
+		endpoint.Close()
+	}
+}
+
+// In the example of a cloud queue, no message fails because of another one.
+func TestPublisherFunc_exampleOfQueue(t *testing.T) {
+	t.Parallel()
+	large := make([]byte, 600<<10)
+	msgs := []outbox.Message{
+		{ID: uuid.New(), Body: large},
+		{ID: uuid.New(), Body: large, Key: "k"},
+		{ID: uuid.New(), Body: make([]byte, 2<<20)},
+		{ID: uuid.New(), Route: outbox.Route{Exchange: "missing"}},
+	}
+	client := &fakeQueue{}
+	errs := cloudQueue{client: client, fallback: "orders.fifo"}.sendBatch(t.Context(), msgs)
+	if errs[0] != nil || errs[1] != nil || driver.ClassOf(errs[2]) != driver.Permanent || driver.ClassOf(errs[3]) != driver.Unroutable {
+		t.Error(errs)
+	}
+	if len(client.bodies) != 2 {
+		t.Errorf("%d messages sent", len(client.bodies))
 	}
 }
 
