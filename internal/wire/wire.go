@@ -3,7 +3,9 @@
 package wire
 
 import (
+	"cmp"
 	"fmt"
+	"maps"
 	"strconv"
 	"time"
 	"unicode/utf8"
@@ -121,6 +123,34 @@ type Form struct {
 
 // Own reports whether messages have this module's own form. Readers of that form can restore omitted parts.
 func (f Form) Own() bool { return f.Events == nil && !f.Symfony.On() }
+
+// Encode returns headers, body and content type of a message for a transport whose headers are texts. Sent reports whether
+// it takes a header of the sender. The names of an event's attributes get the prefix.
+func (f Form) Encode(e Event, body []byte, media, prefix string, sent func(name string) bool, from ...map[string]string) (all map[string]string, content []byte, mediaType string, err error) {
+	all = make(map[string]string, 8)
+	for _, headers := range from {
+		for name, value := range headers {
+			if sent(name) {
+				all[name] = value
+			}
+		}
+	}
+	media = cmp.Or(media, JSON)
+	f.Symfony.Headers(e.ID, e.Name, func(name, value string) { all[name] = value })
+	if f.Events == nil {
+		return all, body, media, nil
+	}
+	attributes := f.Events.Attributes(e, all)
+	maps.DeleteFunc(all, func(name, _ string) bool { return NamesAttribute(name) })
+	if f.Events.Structured() {
+		body, media, err = Envelope(attributes, media, body)
+		return all, body, media, err
+	}
+	for name, value := range attributes {
+		all[prefix+name] = value
+	}
+	return all, body, media, nil
+}
 
 // NewForm returns the form for a format, or every violation in the format.
 func NewForm(f format.Format) (Form, error) {

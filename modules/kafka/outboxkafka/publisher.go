@@ -233,36 +233,15 @@ func (p *Publisher) encode(m driver.Message) (*kgo.Record, error) {
 	if !validTopic(route.Exchange) {
 		return nil, fmt.Errorf("%q is not the name of a topic", route.Exchange)
 	}
-	record := &kgo.Record{Topic: route.Exchange}
+	event := wire.Event{ID: m.ID, Name: m.Name, Key: m.Key, Time: m.CreatedAt}
+	sent := func(name string) bool { return name != headerContentType && !wire.Own(name) }
+	all, body, media, err := p.form.Encode(event, m.Body, m.ContentType, wire.EventFieldPrefix, sent, m.Headers, route.Headers)
+	if err != nil {
+		return nil, err
+	}
+	record := &kgo.Record{Topic: route.Exchange, Value: append([]byte{}, body...)} // without a value it would be a tombstone
 	if m.Key != "" {
 		record.Key = []byte(m.Key)
-	}
-	all := make(map[string]string, len(m.Headers)+len(route.Headers)+4)
-	for _, headers := range []map[string]string{m.Headers, route.Headers} {
-		for name, value := range headers {
-			if name != headerContentType && !wire.Own(name) {
-				all[name] = value
-			}
-		}
-	}
-	media := cmp.Or(m.ContentType, wire.JSON)
-	p.form.Symfony.Headers(m.ID, m.Name, func(name, value string) { all[name] = value })
-	if p.form.Events != nil {
-		attributes := p.form.Events.Attributes(wire.Event{ID: m.ID, Name: m.Name, Key: m.Key, Time: m.CreatedAt}, all)
-		maps.DeleteFunc(all, func(name, _ string) bool { return wire.NamesAttribute(name) })
-		if p.form.Events.Structured() {
-			var err error
-			if record.Value, media, err = wire.Envelope(attributes, media, m.Body); err != nil {
-				return nil, err
-			}
-		} else {
-			for name, value := range attributes {
-				all[wire.EventFieldPrefix+name] = value
-			}
-		}
-	}
-	if record.Value == nil {
-		record.Value = append([]byte{}, m.Body...) // a record without a value would be a tombstone
 	}
 	all[headerID], all[headerName] = m.ID.String(), m.Name
 	if media != wire.JSON || !p.form.Own() {

@@ -233,34 +233,16 @@ func (p *Publisher) encode(m driver.Message) (*nats.Msg, error) {
 	if n := p.cfg.Partitions[topic]; n > 1 {
 		topic = partition.Name(topic, partition.Of(m.Key, id, n))
 	}
-	msg := &nats.Msg{Subject: topic + "." + route.RoutingKey, Data: m.Body}
+	msg := &nats.Msg{Subject: topic + "." + route.RoutingKey}
 	if !validSubject(msg.Subject) {
 		return nil, fmt.Errorf("%q is no subject", msg.Subject)
 	}
-	all := make(map[string]string, len(m.Headers)+len(route.Headers)+4)
-	for _, headers := range []map[string]string{m.Headers, route.Headers} {
-		for name, value := range headers {
-			if form.Sent(name) {
-				all[name] = value
-			}
-		}
+	event := wire.Event{ID: m.ID, Name: m.Name, Key: m.Key, Time: m.CreatedAt}
+	all, body, media, err := p.form.Encode(event, m.Body, m.ContentType, wire.EventPrefix, form.Sent, m.Headers, route.Headers)
+	if err != nil {
+		return nil, err
 	}
-	media := cmp.Or(m.ContentType, wire.JSON)
-	p.form.Symfony.Headers(m.ID, m.Name, func(name, value string) { all[name] = value })
-	if p.form.Events != nil {
-		attributes := p.form.Events.Attributes(wire.Event{ID: m.ID, Name: m.Name, Key: m.Key, Time: m.CreatedAt}, all)
-		maps.DeleteFunc(all, func(name, _ string) bool { return wire.NamesAttribute(name) })
-		if p.form.Events.Structured() {
-			var err error
-			if msg.Data, media, err = wire.Envelope(attributes, media, m.Body); err != nil {
-				return nil, err
-			}
-		} else {
-			for name, value := range attributes {
-				all[wire.EventPrefix+name] = value
-			}
-		}
-	}
+	msg.Data = body
 	all[form.Name] = m.Name
 	if m.Key != "" {
 		all[wire.HeaderKey] = m.Key
