@@ -138,23 +138,12 @@ func (h *hand) next(most int) ([]driver.Delivery, error) {
 	return ds, nil
 }
 
-// have returns the deliveries that the session still has.
-func (h *hand) have(ds []driver.Delivery) (all []*delivery) {
+// take removes the deliveries that the session still has, and returns them: each is settled once.
+func (h *hand) take(ds []driver.Delivery) (all []*delivery) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, one := range ds {
-		if d := one.(*delivery); h.all[d.place] == d {
-			all = append(all, d)
-		}
-	}
-	return all
-}
-
-// forget removes settled deliveries.
-func (h *hand) forget(ds ...*delivery) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	for _, d := range ds {
+		d := one.(*delivery)
 		if h.all[d.place] != d {
 			continue
 		}
@@ -162,8 +151,9 @@ func (h *hand) forget(ds ...*delivery) {
 		if d.start == h.starts {
 			h.out--
 		}
+		all = append(all, d)
 	}
-	h.wake()
+	return all
 }
 
 // held returns all deliveries, or nothing if the session is lost.

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/driver"
@@ -190,9 +191,9 @@ func (s *session) Close(ctx context.Context) error {
 // Ack implements driver.Session. An answer to the flush shows that the server has read the acknowledgements. The next
 // request does not wait for it.
 func (s *session) Ack(ctx context.Context, ds []driver.Delivery, mayWait bool) error {
-	held := s.hand.have(ds)
+	held := s.hand.take(ds)
 	err := s.send(held, "+ACK")
-	s.hand.forget(held...)
+	s.hand.wake()
 	if err == nil && len(held) > 0 && !mayWait {
 		err = s.flush(ctx)
 	}
@@ -204,12 +205,11 @@ func (s *session) Ack(ctx context.Context, ds []driver.Delivery, mayWait bool) e
 
 // GiveBack implements driver.Session.
 func (s *session) GiveBack(ctx context.Context, ds []driver.Delivery) error {
-	held := s.hand.have(ds)
+	held := s.hand.take(ds) // before the server redelivers them, perhaps to this session
 	s.asking.Lock()
-	defer s.hand.wake() // again: Receive may have found the lock held
+	defer s.hand.wake() // after the unlock, because Receive may find the lock held
 	defer s.asking.Unlock()
 	err := s.withdraw(ctx)
-	s.hand.forget(held...) // before the server redelivers them, perhaps to this session
 	if err == nil {
 		err = s.giveBack(ctx, held)
 	}
@@ -339,7 +339,7 @@ func (f *feed) ask(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return f.session.conn.PublishRequest("$JS.API.CONSUMER.MSG.NEXT."+f.stream+"."+f.session.consumer, f.inbox+"."+strconv.Itoa(n), request)
+	return f.session.conn.PublishRequest(jetstream.DefaultAPIPrefix+"CONSUMER.MSG.NEXT."+f.stream+"."+f.session.consumer, f.inbox+"."+strconv.Itoa(n), request)
 }
 
 // due returns the number of messages to request, and whether answers to requests were lost.
