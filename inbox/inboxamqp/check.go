@@ -116,14 +116,7 @@ func checkExchanges(view *amqpconn.View, bindings []Binding, found *check.Findin
 
 // checkTimes compares the times in the Config with each other and with the processor's.
 func (s *settings) checkTimes(found *check.Findings) {
-	if window := driver.Horizon(s.Retry); s.remembers && s.retention > 0 && s.retention < window {
-		found.Add("lengthen the Retention of the processor, or shorten ConsumerConfig.Retry.MaxAge",
-			"a message may be retried for %v, and is remembered for %v: after that it takes effect again", window, s.retention)
-	}
-	if s.Ordered && !s.ledger {
-		found.Add("use a processor that keeps a ledger, such as *inboxpgx.Store",
-			"a message of an ordered consumer whose session is lost starts at attempt 1 again, because the processor keeps no ledger")
-	}
+	s.memory.Check(s.ConsumerConfig, found)
 	// The last prefetched message waits for all earlier messages of its worker.
 	together := s.Concurrency * s.Batch
 	rounds := (s.Prefetch + together - 1) / together

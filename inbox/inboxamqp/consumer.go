@@ -16,6 +16,7 @@ import (
 	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/inbox/engine"
 	"github.com/holdfast-go/holdfast/internal/amqpconn"
+	"github.com/holdfast-go/holdfast/internal/inbox/group"
 	"github.com/holdfast-go/holdfast/internal/partition"
 	"github.com/holdfast-go/holdfast/internal/wire"
 	"github.com/holdfast-go/holdfast/outbox/format"
@@ -114,7 +115,7 @@ func (c *Consumer) Running() []driver.Running { return c.engine.Running() }
 // and the reason.
 func (c *Consumer) DeadLetters() inbox.DeadLetters {
 	all := driver.JoinDeadLetters(c.source.DeadLetters(), driver.ParkedBy(c.processor, c.cfg.ConsumerConfig))
-	return driver.NewDeadLetters(all, c.cfg.retention, c.cfg.Logger.With(slog.String("prefix", c.cfg.DeadLetterPrefix)))
+	return driver.NewDeadLetters(all, c.cfg.memory.Retention, c.cfg.Logger.With(slog.String("prefix", c.cfg.DeadLetterPrefix)))
 }
 
 const component = "inboxamqp"
@@ -179,9 +180,7 @@ type settings struct {
 	confirmTimeout time.Duration
 	copies         amqpconn.Dial // nil: the same as for sessions
 	leveling       time.Duration // interval of package group; 0: its default
-	remembers      bool          // the processor remembers processed messages
-	retention      time.Duration // how long
-	ledger         bool          // the processor keeps a ledger
+	memory         group.Memory  // of the processor
 }
 
 func newSettings(from Queue, p inbox.Processor, cfg inbox.ConsumerConfig, t tuning) *settings {
@@ -192,14 +191,10 @@ func newSettings(from Queue, p inbox.Processor, cfg inbox.ConsumerConfig, t tuni
 	cfg.DeadLetterPrefix = cmp.Or(cfg.DeadLetterPrefix, queue+".")
 	cfg.Logger = cfg.Logger.With(slog.String("component", component), slog.String("queue", queue))
 	form, _ := wire.NewForm(from.Format) // validate reports the error
-	s := &settings{
-		ConsumerConfig: cfg, Queue: from, queue: queue, symfony: form.Symfony, retention: driver.DefaultRetention,
+	return &settings{
+		ConsumerConfig: cfg, Queue: from, queue: queue, symfony: form.Symfony, memory: group.MemoryOf(p),
 		confirmTimeout: cmp.Or(t.confirmTimeout, confirmRounds*from.Timeout), copies: t.copies, leveling: t.leveling,
 	}
-	if d, ok := p.(driver.Deduplicator); ok {
-		s.remembers, s.retention, s.ledger = true, d.Retention(), d.Ledger() != nil
-	}
-	return s
 }
 
 // traits returns the traits of the source.
@@ -228,7 +223,7 @@ func (s *settings) validate() error {
 		fail("queue %q: the name begins with %s, or neither the queue nor the processor has one", s.queue, sharedPrefix)
 	}
 	longest := s.queues
-	if s.Partitions > partition.Max { // validatePartitions reports it
+	if s.Partitions > partition.Max { // group.CheckPartitions reports it
 		longest = sharedQueues
 	}
 	for _, spec := range longest() {
@@ -236,7 +231,9 @@ func (s *settings) validate() error {
 			fail("queue %q has more than %d bytes", spec.name, maxShort)
 		}
 	}
-	s.validatePartitions(fail)
+	for _, err := range group.CheckPartitions("Queue.Partitions", s.Partitions, s.ConsumerConfig) {
+		fail("%w", err)
+	}
 	if _, err := wire.NewForm(s.Format); err != nil {
 		fail("Queue.Format: %w", err)
 	}

@@ -268,7 +268,7 @@ func TestDefaults(t *testing.T) {
 		"confirmTimeout":  {c.confirmTimeout, 15 * time.Second},
 		"HandlerTimeout":  {c.HandlerTimeout, time.Minute},
 		"MaxCrashes":      {c.MaxCrashes, 5},
-		"retention":       {c.retention, 8 * 24 * time.Hour},
+		"retention":       {c.memory.Retention, 8 * 24 * time.Hour},
 		"Name":            {c.ConsumerConfig.Name, "orders"},
 		"ShutdownTimeout": {c.ShutdownTimeout, time.Minute},
 		"MaxAttempts":     {c.Retry.MaxAttempts, 6},

@@ -68,25 +68,6 @@ func (s *settings) partitioned() bool { return s.Partitions > 1 }
 // partition returns the name of a partition's queue.
 func (s *settings) partition(i int) string { return partition.Name(s.queue, i) }
 
-// validatePartitions reports every violation of the rules of Queue.Partitions.
-func (s *settings) validatePartitions(fail func(format string, args ...any)) {
-	if err := partition.Check(s.Partitions); err != nil {
-		fail("Queue.Partitions: %w", err)
-	}
-	if !s.partitioned() {
-		return
-	}
-	if !s.Ordered {
-		fail("Queue.Partitions needs Ordered")
-	}
-	if s.Key != nil {
-		fail("Queue.Partitions excludes ConsumerConfig.Key: the sender's key selects the partition")
-	}
-	if s.ParkKeys {
-		fail("Queue.Partitions excludes ConsumerConfig.ParkKeys: the parked keys of all partitions are kept together")
-	}
-}
-
 // newRunner returns the consumer of the source's queue, or of all partitions.
 func newRunner(whole *source, p inbox.Processor, cfg engine.Config) (runner, error) {
 	if !whole.cfg.partitioned() || whole.cfg.Partitions > partition.Max { // validate reports it

@@ -28,7 +28,7 @@ func TestPartitionsConfig(t *testing.T) {
 		ConsumerConfig inbox.ConsumerConfig
 		Bindings       []inboxamqp.Binding
 	}{
-		"needs Ordered":                {Partitions: 2},
+		"needs ConsumerConfig.Ordered": {Partitions: 2},
 		"which Setup declares":         {Partitions: 2, ConsumerConfig: inbox.ConsumerConfig{Ordered: true}, Bindings: []inboxamqp.Binding{{Exchange: "orders", Key: "#"}}},
 		"65 is not from 0 to":          {Partitions: 65, ConsumerConfig: inbox.ConsumerConfig{Ordered: true}},
 		"-1 is not from 0 to":          {Partitions: -1, ConsumerConfig: inbox.ConsumerConfig{Ordered: true}},

@@ -48,7 +48,7 @@ func (s *source) Retrying() driver.DeadLetters { return &waits{newLetters(s.dial
 // 1,000 messages at most, of all consumers together, and returns an error if there are more. Messages that become due
 // meanwhile are delivered when it ends. A call that loses its connection may leave a message there twice.
 func (c *Consumer) Retrying() inbox.DeadLetters {
-	return driver.NewRetrying(c.source.Retrying(), c.cfg.retention, c.cfg.Logger)
+	return driver.NewRetrying(c.source.Retrying(), c.cfg.memory.Retention, c.cfg.Logger)
 }
 
 // Exclusive reports that RabbitMQ delivers a message to one session at a time.

@@ -10,7 +10,6 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/internal/check"
 	"github.com/holdfast-go/holdfast/internal/partition"
 	"github.com/holdfast-go/holdfast/internal/redisconn"
@@ -88,7 +87,7 @@ const (
 // and the errors of checks that failed.
 func (c *Consumer) Check(ctx context.Context) error {
 	found := check.Findings{Component: component}
-	c.cfg.checkTimes(&found)
+	c.cfg.memory.Check(c.cfg.ConsumerConfig, &found)
 	checkClient(c.groups[0].client, &found)
 	found.Join(c.checkRedis(ctx, &found))
 	if p, ok := c.processor.(interface{ Check(context.Context) error }); ok {
@@ -129,17 +128,6 @@ func (c *Consumer) checkPartitions(ctx context.Context, found *check.Findings) e
 			"stream %q exists, but Stream.Partitions is %d", next, len(c.groups))
 	}
 	return nil
-}
-
-// checkTimes compares the times in the Config with each other and with the processor's.
-func (s *settings) checkTimes(found *check.Findings) {
-	if window := driver.Horizon(s.Retry); s.remembers && s.retention > 0 && s.retention < window {
-		found.Add("lengthen the Retention of the processor, or shorten ConsumerConfig.Retry.MaxAge",
-			"a message may be retried for %v, and is remembered for %v: after that it takes effect again", window, s.retention)
-	}
-	if s.Ordered && !s.ledger {
-		found.Add("use a processor with a ledger, such as inboxpgx", "the attempts of an ordered message are lost when the process ends")
-	}
 }
 
 // checkServer checks the server's settings, as far as it reports them.

@@ -14,6 +14,7 @@ import (
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/inbox/engine"
+	partitions "github.com/holdfast-go/holdfast/internal/inbox/group"
 	"github.com/holdfast-go/holdfast/internal/partition"
 	"github.com/holdfast-go/holdfast/internal/wire"
 	"github.com/holdfast-go/holdfast/outbox/format"
@@ -91,7 +92,7 @@ func (c *Consumer) DeadLetters() inbox.DeadLetters {
 		parts = append(parts, &letters{g})
 	}
 	parts = append(parts, driver.ParkedBy(c.processor, c.cfg.ConsumerConfig))
-	return driver.NewDeadLetters(driver.JoinDeadLetters(parts...), c.cfg.retention, c.cfg.Logger)
+	return driver.NewDeadLetters(driver.JoinDeadLetters(parts...), c.cfg.memory.Retention, c.cfg.Logger)
 }
 
 const component = "inboxredis"
@@ -128,12 +129,9 @@ type settings struct {
 	symfony      *wire.Symfony
 	partitions   []keys // only the stream itself if it is not split
 	log          *slog.Logger
-	maxBodyBytes int           // 0: the engine's default
-	leveling     time.Duration // interval of package group; 0: its default
-
-	remembers bool          // the processor remembers processed messages
-	retention time.Duration // how long
-	ledger    bool          // the processor keeps a ledger
+	maxBodyBytes int               // 0: the engine's default
+	leveling     time.Duration     // interval of package group; 0: its default
+	memory       partitions.Memory // of the processor
 }
 
 func newSettings(from Stream, p inbox.Processor, cfg inbox.ConsumerConfig) (*settings, error) {
@@ -143,7 +141,7 @@ func newSettings(from Stream, p inbox.Processor, cfg inbox.ConsumerConfig) (*set
 	from.Timeout = cmp.Or(from.Timeout, 5*time.Second)
 	cfg.Logger = cfg.Logger.With(slog.String("group", cfg.Name))
 	s := &settings{
-		ConsumerConfig: cfg, Stream: from, stream: stream, retention: driver.DefaultRetention,
+		ConsumerConfig: cfg, Stream: from, stream: stream, memory: partitions.MemoryOf(p),
 		log: cfg.Logger.With(slog.String("component", component)),
 	}
 	form, misnamed := wire.NewForm(from.Format)
@@ -151,10 +149,10 @@ func newSettings(from Stream, p inbox.Processor, cfg inbox.ConsumerConfig) (*set
 		misnamed = fmt.Errorf("inboxredis: Stream.Format: %w", misnamed)
 	}
 	s.symfony = form.Symfony
-	if d, ok := p.(driver.Deduplicator); ok {
-		s.remembers, s.retention, s.ledger = true, d.Retention(), d.Ledger() != nil
+	var problem error
+	for _, err := range partitions.CheckPartitions("Stream.Partitions", from.Partitions, cfg) {
+		problem = errors.Join(problem, fmt.Errorf("inboxredis: %w", err))
 	}
-	problem := s.checkPartitions()
 	streams := []string{stream}
 	if problem == nil {
 		streams = partition.Names(stream, from.Partitions)
@@ -168,24 +166,6 @@ func newSettings(from Stream, p inbox.Processor, cfg inbox.ConsumerConfig) (*set
 		}
 	}
 	return s, problem
-}
-
-// checkPartitions returns the violations of the rules of Partitions.
-func (s *settings) checkPartitions() error {
-	var problems []error
-	if err := partition.Check(s.Partitions); err != nil {
-		problems = append(problems, fmt.Errorf("inboxredis: Stream.Partitions: %w", err))
-	}
-	if s.Partitions > 1 && !s.Ordered {
-		problems = append(problems, errors.New("inboxredis: Stream.Partitions needs ConsumerConfig.Ordered: without Ordered, several processes can share one stream"))
-	}
-	if s.Partitions > 1 && s.Key != nil {
-		problems = append(problems, errors.New("inboxredis: Stream.Partitions excludes ConsumerConfig.Key: the sender's key selects the partition"))
-	}
-	if s.Partitions > 1 && s.ParkKeys {
-		problems = append(problems, errors.New("inboxredis: Stream.Partitions excludes ConsumerConfig.ParkKeys: the parked keys of all partitions are kept together"))
-	}
-	return errors.Join(problems...)
 }
 
 // place returns the class whose stream contains the dead letters of a class: the class itself or the default.

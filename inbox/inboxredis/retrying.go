@@ -25,7 +25,7 @@ func (c *Consumer) Retrying() inbox.DeadLetters {
 	for _, g := range c.groups {
 		parts = append(parts, &retrying{g})
 	}
-	return driver.NewRetrying(driver.JoinDeadLetters(parts...), c.cfg.retention, c.cfg.Logger)
+	return driver.NewRetrying(driver.JoinDeadLetters(parts...), c.cfg.memory.Retention, c.cfg.Logger)
 }
 
 // Depths implements driver.DeadLetters.

@@ -24,13 +24,7 @@ func (c *Consumer) Check(ctx context.Context) error {
 	if n := c.cfg.conn.Opts.MaxReconnect; n >= 0 {
 		found.Add("set nats.MaxReconnects(-1)", "the connection gives up after %d attempts to reconnect", n)
 	}
-	if window := driver.Horizon(c.cfg.Retry); c.cfg.remembers && c.cfg.retention > 0 && c.cfg.retention < window {
-		found.Add("lengthen the Retention of the processor, or shorten ConsumerConfig.Retry.MaxAge",
-			"a message may be retried for %v, and is remembered for %v: after that it takes effect again", window, c.cfg.retention)
-	}
-	if c.cfg.Ordered && !c.cfg.ledger {
-		found.Add("use a processor with a ledger, such as inboxpgx", "nothing remembers over the end of the process how often an ordered message has failed")
-	}
+	c.cfg.memory.Check(c.cfg.ConsumerConfig, &found)
 	found.Join(c.checkServer(ctx, &found))
 	if p, ok := c.processor.(interface{ Check(context.Context) error }); ok {
 		found.Join(p.Check(ctx))

@@ -18,6 +18,7 @@ import (
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/internal/check"
+	"github.com/holdfast-go/holdfast/internal/inbox/group"
 	"github.com/holdfast-go/holdfast/internal/partition"
 	"github.com/holdfast-go/holdfast/internal/runloop"
 	"github.com/holdfast-go/holdfast/internal/wire"
@@ -129,7 +130,7 @@ func (c *Consumer) DeadLetters() inbox.DeadLetters {
 		parts = append(parts, s.DeadLetters())
 	}
 	parts = append(parts, driver.ParkedBy(c.processor, c.cfg.ConsumerConfig))
-	return driver.NewDeadLetters(driver.JoinDeadLetters(parts...), c.cfg.retention, c.cfg.Logger)
+	return driver.NewDeadLetters(driver.JoinDeadLetters(parts...), c.cfg.memory.Retention, c.cfg.Logger)
 }
 
 // settings is the configuration of a consumer with its defaults. The engine checks its own part.
@@ -144,10 +145,7 @@ type settings struct {
 	log          *slog.Logger
 	maxBodyBytes int           // 0: the engine's own
 	leveling     time.Duration // passed to package group; 0: its default
-
-	remembers bool          // the processor remembers processed messages,
-	retention time.Duration // for this long
-	ledger    bool          // the processor counts attempts
+	memory       group.Memory  // of the processor
 }
 
 // validName matches names that need no escaping in subjects and are unambiguous in names of streams.
@@ -161,7 +159,7 @@ func newSettings(conn *nats.Conn, from Stream, p inbox.Processor, cfg inbox.Cons
 	from.Timeout = cmp.Or(from.Timeout, 5*time.Second)
 	from.Replicas = cmp.Or(from.Replicas, 1)
 	s := &settings{
-		ConsumerConfig: cfg, Stream: from, conn: conn, retention: driver.DefaultRetention,
+		ConsumerConfig: cfg, Stream: from, conn: conn, memory: group.MemoryOf(p),
 		log: cfg.Logger.With(slog.String("component", component)),
 	}
 	var problems []error
@@ -185,22 +183,11 @@ func newSettings(conn *nats.Conn, from Stream, p inbox.Processor, cfg inbox.Cons
 		fail("Stream.Format: %w", err)
 	}
 	s.symfony = form.Symfony
-	if d, ok := p.(driver.Deduplicator); ok {
-		s.remembers, s.retention, s.ledger = true, d.Retention(), d.Ledger() != nil
+	for _, err := range group.CheckPartitions("Stream.Partitions", from.Partitions, cfg) {
+		fail("%w", err)
 	}
-	if err := partition.Check(from.Partitions); err != nil {
-		fail("Stream.Partitions: %w", err)
-	}
-	if from.Partitions > 1 {
-		if !cfg.Ordered {
-			fail("Stream.Partitions needs ConsumerConfig.Ordered: without it any number of processes share a stream")
-		}
-		if cfg.Key != nil || cfg.ParkKeys {
-			fail("Stream.Partitions excludes ConsumerConfig.Key and ParkKeys: the sender's key says which partition a message is in")
-		}
-		if !strings.HasSuffix(from.Subject, ".>") {
-			fail("Stream.Subject %q must end with .> to be split", from.Subject)
-		}
+	if from.Partitions > 1 && !strings.HasSuffix(from.Subject, ".>") {
+		fail("Stream.Subject %q must end with .> to be split", from.Subject)
 	}
 	if err := errors.Join(problems...); err != nil {
 		return s, err
