@@ -3,7 +3,9 @@ package inboxamqp_test
 import (
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -12,6 +14,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/internal/amqpconn"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/internal/testenv/amqptest"
 )
@@ -95,4 +98,57 @@ func TestRetrying_isBounded(t *testing.T) {
 		t.Errorf("error %v", err)
 	}
 	awaitDepth(t, b, "holdfast.delay.960000", 1010)
+}
+
+// Operators of several processes postpone waiting messages while their connections are cut. No message is lost, and each cut
+// leaves at most one further copy.
+func TestRetrying_cutsLoseNothing(t *testing.T) {
+	t.Parallel()
+	const n, operators, rounds = 40, 3, 8
+	b := amqptest.New(t)
+	setUp(t, newConsumer(t, b.Dial, &recorder{}, config{}))
+	for range n {
+		p := order()
+		p.Headers = amqp.Table{"holdfast-delay": "960000", "holdfast-due-at": time.Now().Add(16 * time.Minute).UTC().Format(time.RFC3339Nano)}
+		b.Publish(t, "holdfast.delay", "orders", p)
+	}
+	b.Publish(t, "", "orders.retrying", amqp.Publishing{DeliveryMode: amqp.Persistent})
+	awaitDepth(t, b, "holdfast.delay.960000", n)
+	awaitDepth(t, b, "orders.retrying", 1)
+	var working sync.WaitGroup
+	var cuts atomic.Int32
+	for range operators {
+		proxy := testenv.NewProxy(t, b.URL)
+		c := newConsumer(t, amqpconn.DialURL(proxy.URL(), amqp.Config{}), &recorder{}, config{})
+		working.Go(func() {
+			for range rounds {
+				cut := time.AfterFunc(time.Duration(50+rand.IntN(400))*time.Millisecond, func() { // timing: at any moment of the call
+					cuts.Add(1)
+					proxy.CutConnections()
+				})
+				by := time.Duration(10+rand.IntN(50)) * time.Minute
+				_, _ = c.Retrying().Replay(t.Context(), inbox.Filter{}, inbox.Replay{By: "ada", Delay: by}) // the cut may end it
+				cut.Stop()
+			}
+		})
+	}
+	working.Wait()
+	copies, found := 0, map[string]bool{}
+	testenv.Eventually(t, func() error { // the broker returns the messages of cut connections with a delay
+		for name := range b.Queues(t) {
+			if strings.HasPrefix(name, "holdfast.delay.") {
+				for _, d := range b.Take(t, name, b.Depth(t, name), testenv.Patience) {
+					copies++
+					found[d.MessageId] = true
+				}
+			}
+		}
+		if len(found) < n {
+			return fmt.Errorf("%d of %d messages", len(found), n)
+		}
+		return nil
+	})
+	if copies > n+int(cuts.Load()) {
+		t.Errorf("%d copies of %d messages after %d cuts", copies, n, cuts.Load())
+	}
 }
