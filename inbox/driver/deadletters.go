@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math"
 	"slices"
 	"strings"
 	"sync"
@@ -205,10 +204,10 @@ func (l *deadLetters) Replay(ctx context.Context, filter inbox.Filter, how inbox
 	if err := check(); err != nil {
 		return inbox.Replayed{}, l.wrap("replay", err)
 	}
-	r := replay{how: how, retention: l.retention, waiting: l.waiting, moved: map[uuid.UUID]bool{}}
+	r := replay{how: how, retention: l.retention, waiting: l.waiting, moved: map[uuid.UUID]int{}}
 	err := l.each(ctx, &walk{
 		filter:  filter,
-		bounded: true,
+		returns: true,
 		visit: func(dead *inbox.DeadLetter) (Outcome, bool, error) {
 			defer r.progress()
 			return r.visit(ctx, dead)
@@ -249,14 +248,15 @@ type replay struct {
 	retention time.Duration
 	waiting   bool // the messages wait for a time
 	done      inbox.Replayed
-	refused   error              // the first reason for a message that was not returned
-	moved     map[uuid.UUID]bool // the waiting messages that were moved
+	refused   error             // the first reason for a message that was not returned
+	moved     map[uuid.UUID]int // the Replays of the returned messages. A message without an id may be returned once per class
 }
 
 func (r *replay) visit(ctx context.Context, dead *inbox.DeadLetter) (outcome Outcome, counts bool, err error) {
-	later := r.later()
+	later, id := r.later(), dead.Message.ID
+	before, moved := r.moved[id]
 	switch {
-	case r.moved[dead.Message.ID]: // it failed again meanwhile. Otherwise one call could use up its attempts
+	case moved && (r.waiting || dead.Message.Replays > before): // it failed again meanwhile. One call could use up its attempts
 		return Keep, false, nil
 	case (!r.waiting || later > 0) && outlived(r.how, *dead, r.retention, time.Now().Add(later)):
 		r.done.Outlived++
@@ -274,13 +274,16 @@ func (r *replay) visit(ctx context.Context, dead *inbox.DeadLetter) (outcome Out
 		return Keep, true, nil
 	}
 	if r.waiting {
-		dead.DueAt, r.moved[dead.Message.ID] = time.Now().Add(later), dead.Message.ID != uuid.Nil
+		dead.DueAt = time.Now().Add(later)
 	} else if between := r.how.Between(); between > 0 && r.done.Returned > 0 {
 		if err := runloop.Sleep(ctx, between); err != nil {
 			return Keep, false, err
 		}
 	}
 	r.done.Returned++
+	if id != uuid.Nil {
+		r.moved[id] = dead.Message.Replays
+	}
 	return Return, true, nil
 }
 
@@ -364,21 +367,18 @@ func (l *deadLetters) look(ctx context.Context, filter inbox.Filter, see func(in
 // walk is one pass over the dead letters.
 type walk struct {
 	filter inbox.Filter
-	// bounded means that the walk visits no more dead letters of a class than were counted at the start.
-	bounded bool
+	// returns means that the walk returns dead letters. It first waits for another session that has some in flight.
+	returns bool
 	// visit returns the outcome of a dead letter, and whether it counts towards the filter's limit.
 	visit func(*inbox.DeadLetter) (outcome Outcome, counts bool, err error)
 	// failed is called for a dead letter whose outcome could not be applied.
 	failed func(inbox.DeadLetter, error)
 
-	left   int                // dead letters of this class left to visit
 	taken  int                // counted towards the limit
 	unseen map[uuid.UUID]bool // the ids of filter.IDs that were not found yet
 }
 
-// each walks through the dead letters of all classes. It counts them first, because a returned message may
-// become a dead letter of a later class during the walk. Dead letters in flight in another session are not
-// counted, and may return before the scan. A bounded walk cannot distinguish them from new ones.
+// each walks through the dead letters of all classes that have some.
 func (l *deadLetters) each(ctx context.Context, w *walk) error {
 	if err := w.filter.Check(); err != nil {
 		return err
@@ -393,14 +393,10 @@ func (l *deadLetters) each(ctx context.Context, w *walk) error {
 	}
 	var held error
 	for _, depth := range depths {
-		w.left = depth.Messages
-		switch {
-		case depth.Held && w.bounded:
+		if depth.Held && w.returns {
 			held = inbox.ErrHeld
-		case depth.Held, l.waiting && depth.Messages > 0: // the count of waiting messages may be old, and a scan ends by itself
-			w.left = math.MaxInt
 		}
-		if w.over() {
+		if depth.Messages == 0 && !depth.Held || w.over() {
 			continue
 		}
 		err := l.kept.Scan(ctx, depth.Class, w.next, w.stays)
@@ -417,7 +413,7 @@ func (l *deadLetters) each(ctx context.Context, w *walk) error {
 	return held
 }
 
-// A bounded walk waits this long for another session that has dead letters in flight. Such a session is
+// A walk that returns dead letters waits this long for another session that has dead letters in flight. Such a session is
 // usually a short listing.
 const (
 	heldPatience = time.Second
@@ -429,7 +425,7 @@ func (l *deadLetters) counted(ctx context.Context, w *walk) ([]Depth, error) {
 	held := func(d Depth) bool { return d.Held }
 	for end := time.Now().Add(heldPatience); ; {
 		depths, err := l.kept.Depths(ctx)
-		if err != nil || !w.bounded || !slices.ContainsFunc(depths, held) || time.Now().After(end) {
+		if err != nil || !w.returns || !slices.ContainsFunc(depths, held) || time.Now().After(end) {
 			return depths, err
 		}
 		if err := runloop.Sleep(ctx, heldPoll); err != nil {
@@ -438,18 +434,18 @@ func (l *deadLetters) counted(ctx context.Context, w *walk) ([]Depth, error) {
 	}
 }
 
-func (w *walk) over() bool { return w.left <= 0 || w.filter.Limit > 0 && w.taken >= w.filter.Limit }
+// over reports whether the limit of the filter is reached.
+func (w *walk) over() bool { return w.filter.Limit > 0 && w.taken >= w.filter.Limit }
 
 // satisfied reports whether everything that the filter asks for was found, even if there are more.
 func (w *walk) satisfied() bool {
-	return w.filter.Limit > 0 && w.taken >= w.filter.Limit || len(w.filter.IDs) > 0 && len(w.unseen) == 0
+	return w.over() || len(w.filter.IDs) > 0 && len(w.unseen) == 0
 }
 
 func (w *walk) next(found *inbox.DeadLetter) (Outcome, error) {
 	if w.over() {
 		return Keep, ErrDone
 	}
-	w.left--
 	dead := completed(*found)
 	if !deadletter.Matches(w.filter, dead, dead.Message.ID, dead.Message.Name, dead.Message.Key) {
 		return Keep, nil

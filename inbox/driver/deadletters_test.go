@@ -80,7 +80,7 @@ func (s *shelf) end(d inbox.DeadLetter, outcome driver.Outcome) {
 	if outcome == driver.Keep {
 		return
 	}
-	s.dead = slices.DeleteFunc(s.dead, func(other inbox.DeadLetter) bool { return other.Message.ID == d.Message.ID })
+	s.dead = slices.DeleteFunc(s.dead, func(other inbox.DeadLetter) bool { return other.Message.ID == d.Message.ID && other.Class == d.Class })
 	if outcome == driver.Return {
 		s.returned = append(s.returned, d.Message.ID)
 		if s.onReturn != nil {
@@ -295,13 +295,14 @@ func TestErrHeld_notReturnedOnceAllIDsAreFound(t *testing.T) {
 	})
 }
 
-// A replay visits no more than were counted, even if another session held dead letters that were not counted.
+// A replay returns no message that failed again, even if another session held dead letters that were not counted.
 func TestReplay_boundedWhileAnotherSessionHolds(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := shelf{held: "b"}
 		s.put(func(d *inbox.DeadLetter) { d.Class = "a" })
 		s.onReturn = func(d inbox.DeadLetter) {
+			d.Message.Replays++
 			s.put(func(again *inbox.DeadLetter) { again.Message, again.Class = d.Message, "b" })
 		}
 		got, err := access(&s).Replay(t.Context(), inbox.Filter{}, inbox.Replay{By: "test"})
@@ -309,6 +310,48 @@ func TestReplay_boundedWhileAnotherSessionHolds(t *testing.T) {
 			t.Errorf("%+v, error %v", got, err)
 		}
 	})
+}
+
+// growing gets dead letters between a count and a scan.
+type growing struct{ *shelf }
+
+func (g growing) Scan(
+	ctx context.Context, class string, visit func(*inbox.DeadLetter) (driver.Outcome, error), failed func(inbox.DeadLetter, error),
+) error {
+	for range 3 {
+		g.put(func(d *inbox.DeadLetter) { d.Message.ID = ids.New() })
+	}
+	return g.shelf.Scan(ctx, class, visit, failed)
+}
+
+// Dead letters that one partition gets during a call do not hide those of the next one.
+func TestDeadLetters_arriveDuringACall(t *testing.T) {
+	t.Parallel()
+	var first, second shelf
+	first.put(same)
+	id := second.put(func(d *inbox.DeadLetter) { d.Message.ID = ids.New() })
+	l := driver.NewDeadLetters(driver.JoinDeadLetters(growing{&first}, &second), driver.DefaultRetention, slog.New(slog.DiscardHandler))
+	if d, err := l.Show(t.Context(), id); d.Message.ID != id || err != nil {
+		t.Errorf("show: %v", err)
+	}
+	one := inbox.Filter{IDs: []uuid.UUID{id}}
+	if found, err := l.List(t.Context(), one); len(found) != 1 || err != nil {
+		t.Errorf("list: %d, %v", len(found), err)
+	}
+	if got, err := l.Replay(t.Context(), one, inbox.Replay{By: "test"}); got.Returned != 1 || err != nil {
+		t.Errorf("replay: %+v, %v", got, err)
+	}
+}
+
+// A replay returns each copy of a message.
+func TestReplay_copies(t *testing.T) {
+	t.Parallel()
+	var s shelf
+	id := s.put(same)
+	s.put(func(d *inbox.DeadLetter) { d.Class, d.Message.ID = "payment", id })
+	if got, err := access(&s).Replay(t.Context(), inbox.Filter{}, inbox.Replay{By: "test"}); got.Returned != 2 || err != nil {
+		t.Errorf("%+v, %v", got, err)
+	}
 }
 
 // A replay waits for another session that is about to end.
@@ -359,6 +402,7 @@ func TestReplayIsBounded(t *testing.T) {
 	s.put(func(d *inbox.DeadLetter) { d.Class = "payment" })
 	s.onReturn = func(d inbox.DeadLetter) {
 		d.Class = "payment"
+		d.Message.Replays++
 		s.dead = append(s.dead, d)
 	}
 	if got, err := access(&s).Replay(t.Context(), inbox.Filter{}, inbox.Replay{By: "test"}); got.Returned != 3 || err != nil || len(s.dead) != 3 {
