@@ -420,8 +420,9 @@ func behindRedis(t *testing.T, cfg idempotencyredis.Config) conformance.RecordsB
 	b.New = func(t *testing.T) conformance.Database {
 		db := tables(t)
 		db.Gate = func(t *testing.T) driver.Store {
-			cfg.Prefix = rand.Text()
-			gate, err := idempotencyredis.New(client, cfg)
+			own := cfg // the tests run in parallel
+			own.Prefix = rand.Text()
+			gate, err := idempotencyredis.New(client, own)
 			must(t, err)
 			return gate
 		}
