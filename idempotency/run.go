@@ -429,12 +429,14 @@ func Do[T any](ctx context.Context, store driver.Store, key Key, request []strin
 	switch {
 	case err != nil:
 		return value, replayed, err
-	case unkept != nil:
+	case unkept != nil && resp.Unavailable():
 		return value, replayed, fmt.Errorf("%w: %w", ErrResultUnavailable, unkept)
 	case replayed:
-		err = decode(resp, &value)
+		var first T // fn may have run, too
+		err = decode(resp, &first)
+		return first, err == nil, err
 	}
-	return value, replayed && err == nil, err
+	return value, false, nil
 }
 
 func encode(value any) (driver.Response, error) {
@@ -501,7 +503,12 @@ func (r *run) execute(ctx context.Context, fn func(context.Context) (driver.Resp
 	if err != nil {
 		resp, kept = driver.Response{}, r.unkept()
 	}
-	if lost := r.close(kept); lost != nil && kept != nil { // a failed release ends with the lease
+	lost := r.close(kept)
+	if s := r.settled.Load(); s != nil && err == nil { // another run has completed the key in the meantime
+		err = refusal(s.record, r.claim.Fingerprint)
+		return s.record.Response, err == nil, err
+	}
+	if lost != nil && kept != nil { // a failed release ends with the lease
 		err = errors.Join(err, fmt.Errorf("%w: %w", ErrNotStored, lost))
 	}
 	return resp, false, err

@@ -726,3 +726,28 @@ func TestHandlerCannotAskForTheRecord(t *testing.T) {
 		}
 	}
 }
+
+// If another run of the key stores its answer first, that is the answer of both: idempotency.Do on a store without leases.
+func TestDo_answersWithTheFasterRun(t *testing.T) {
+	t.Parallel()
+	store := newAlone(t, newPool(t), idempotencypgx.Config{})
+	key := idempotency.NewKey()
+	run := func(request, value string, meanwhile func()) (string, bool, error) {
+		return idempotency.Do(t.Context(), store, key, []string{request}, func(context.Context) (string, error) {
+			meanwhile()
+			return value, nil
+		})
+	}
+	fast := func() {
+		if got, replayed, err := run("pay", "fast", func() {}); got != "fast" || replayed || err != nil {
+			t.Errorf("the faster run: %q, %v, %v", got, replayed, err)
+		}
+	}
+	if got, replayed, err := run("pay", "slow", fast); got != "fast" || !replayed || err != nil {
+		t.Errorf("the slower run: %q, %v, %v", got, replayed, err)
+	}
+	key = idempotency.NewKey()
+	if _, replayed, err := run("cancel", "slow", fast); replayed || !errors.Is(err, idempotency.ErrKeyReused) {
+		t.Errorf("the slower run of another request: %v, %v", replayed, err)
+	}
+}
