@@ -52,8 +52,8 @@ func TestHistory_price(t *testing.T) {
 		check(t, err)
 	}
 	report()
-	_, err := pool.Exec(t.Context(), `INSERT INTO holdfast_history (step, at, part, done, failed, retried, problems, waiting, retrying, dead, lag)
-		SELECT s.step, to_timestamp(floor(extract(epoch FROM now()) / s.step) * s.step) - make_interval(secs => s.step * n), part, 1000, 1, 1, 0, 1, 1, 1, 0.5
+	_, err := pool.Exec(t.Context(), `INSERT INTO holdfast_history (step, at, part, done, failed, retried, problems, waiting, retrying, dead, lag, asked)
+		SELECT s.step, to_timestamp(floor(extract(epoch FROM now()) / s.step) * s.step) - make_interval(secs => s.step * n), part, 1000, 1, 1, 0, 1, 1, 1, 0.5, false
 		FROM (VALUES (10, 360), (300, 288)) AS s(step, steps), generate_series(1, s.steps) AS n, (SELECT DISTINCT part FROM holdfast_history) AS parts`)
 	check(t, err)
 	heap, here, there := heapInUse(), ownTime(t), serverTime(t, pool)
