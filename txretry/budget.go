@@ -76,6 +76,14 @@ func (b *budget) leave() {
 	b.running--
 }
 
+// exceeded reports whether one call at a time may run.
+func (b *budget) exceeded() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.update()
+	return b.over
+}
+
 // count counts an attempt that had a connection.
 func (b *budget) count(conflict bool) {
 	if b == nil {

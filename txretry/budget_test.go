@@ -220,7 +220,22 @@ func TestBudget_metrics(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var meters metrictest.Recorder
 		b := newBudgeted(t, &meters)
+		newBudgeted(t, &meters) // has no conflicts
+		exceeded := func() float64 {
+			t.Helper()
+			seen, err := meters.Collect(t.Context())
+			if err != nil || len(seen) != 1 {
+				t.Fatalf("%v, %v", seen, err)
+			}
+			return seen["holdfast.txretry.budget.exceeded"]
+		}
+		if got := exceeded(); got != 0 {
+			t.Errorf("%v budgets are exceeded at the start", got)
+		}
 		b.calls(12, errConflict)
+		if got := exceeded(); got != 1 {
+			t.Errorf("%v budgets are exceeded, want 1", got)
+		}
 		err := b.Do(t.Context(), func(context.Context, pgx.Tx) error {
 			meters.Take()
 			err := b.DoWith(t.Context(), txretry.Options{Name: "op"}, func(context.Context, pgx.Tx) error { return nil })
@@ -240,6 +255,10 @@ func TestBudget_metrics(t *testing.T) {
 			if key == "holdfast.txretry.duration{operation=op,outcome=rolled_back}" || key == "holdfast.txretry.attempts{operation=op,outcome=rolled_back}" {
 				t.Errorf("a refused call is in %s", key)
 			}
+		}
+		time.Sleep(11 * time.Second)
+		if got := exceeded(); got != 0 {
+			t.Errorf("%v budgets are exceeded after 11 s", got)
 		}
 	})
 }

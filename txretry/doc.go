@@ -74,5 +74,5 @@
 // transaction mode needs version 1.21 for prepared statements, and does not work with DescribeExec.
 //
 // OpenTelemetry receives a span txretry.Do, and the metrics holdfast.txretry.duration, attempts,
-// phase.duration, failures and refused.
+// phase.duration, failures, refused and budget.exceeded.
 package txretry

@@ -67,7 +67,7 @@ func NewOver(source driver.Source, cfg Config) (*Manager, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Manager{
+	m := &Manager{
 		source:       source,
 		cfg:          cfg,
 		bounds:       defaultBounds,
@@ -76,7 +76,11 @@ func NewOver(source driver.Source, cfg Config) (*Manager, error) {
 		budget:       newBudget(cfg.RetryBudget),
 		telemetry:    tel,
 		marker:       running{source},
-	}, nil
+	}
+	if err := tel.observe(m.budget); err != nil {
+		return nil, err
+	}
+	return m, nil
 }
 
 // Pool returns the pool given to New, or the pool of a source that is a driver.Pooler. It is nil if there is none,

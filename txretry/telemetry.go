@@ -21,7 +21,8 @@ const scope = "github.com/holdfast-go/holdfast/txretry"
 // by operation: "holdfast.txretry.duration" (s) and "holdfast.txretry.attempts" by outcome,
 // "holdfast.txretry.phase.duration" (s) by phase, and "holdfast.txretry.failures", the attempts that failed for a
 // transient reason, by phase and SQLSTATE. With a retry budget it also reports "holdfast.txretry.refused", the calls that
-// were not started, which the other metrics leave out.
+// were not started, which the other metrics leave out, and "holdfast.txretry.budget.exceeded", the number of Managers
+// that now run one call at a time.
 type telemetry struct {
 	kit      base.Kit
 	duration metric.Float64Histogram
@@ -55,6 +56,30 @@ func newTelemetry(cfg Config) (t telemetry, err error) {
 		return t, fmt.Errorf("txretry: %w", err)
 	}
 	return t, nil
+}
+
+// observe reports a budget for as long as the meter provider lives. A Manager has no end either. An up-down counter adds
+// the Managers of a process.
+func (t *telemetry) observe(b *budget) error {
+	if b == nil {
+		return nil
+	}
+	exceeded, err := t.kit.Meter.Int64ObservableUpDownCounter("holdfast.txretry.budget.exceeded",
+		metric.WithUnit("{manager}"), metric.WithDescription("Managers that run one call at a time, because their retry budget is exceeded."))
+	if err == nil {
+		_, err = t.kit.Meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
+			n := int64(0)
+			if b.exceeded() {
+				n = 1
+			}
+			o.ObserveInt64(exceeded, n)
+			return nil
+		}, exceeded)
+	}
+	if err != nil {
+		return fmt.Errorf("txretry: %w", err)
+	}
+	return nil
 }
 
 // start starts a span; it is nil if no exporter would receive it.
