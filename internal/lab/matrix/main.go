@@ -48,9 +48,9 @@ type release struct {
 
 // releases cover, for each server, each version that Debian maintains or is about to.
 var releases = []release{
-	{"bookworm", []string{"postgresql", "pgbouncer", "redis-server", "rabbitmq-server"}},
-	{"trixie", []string{"postgresql", "pgbouncer", "redis-server", "valkey-server", "rabbitmq-server"}},
-	{"forky", []string{"postgresql", "pgbouncer", "redis-server", "valkey-server", "rabbitmq-server"}},
+	{"bookworm", []string{"postgresql", "pgbouncer", "redis-server", "rabbitmq-server", "nats-server"}},
+	{"trixie", []string{"postgresql", "pgbouncer", "redis-server", "valkey-server", "rabbitmq-server", "nats-server"}},
+	{"forky", []string{"postgresql", "pgbouncer", "redis-server", "valkey-server", "rabbitmq-server", "nats-server"}},
 }
 
 func main() {
@@ -145,7 +145,7 @@ func (m machine) runOn(ctx context.Context, r release, root string) ([]outcome, 
 	var all, more []outcome
 	var err, failed error
 	var running sync.WaitGroup
-	running.Go(func() { all, err = m.runIn(ctx, root, "", postgres, redis, rabbitmq) })
+	running.Go(func() { all, err = m.runIn(ctx, root, "", postgres, redis, rabbitmq, nats) })
 	if slices.Contains(r.packages, "valkey-server") {
 		running.Go(func() { more, failed = m.runIn(ctx, root, valkeyFirst+":", redis) })
 	}
@@ -266,6 +266,7 @@ const (
 	postgres = "postgres"
 	redis    = "redis"
 	rabbitmq = "rabbitmq"
+	nats     = "nats"
 )
 
 // suites are the packages that use a product.
@@ -276,6 +277,7 @@ var suites = map[string][]string{
 	},
 	redis:    {"outbox/outboxredis", "inbox/inboxredis", "idempotency/idempotencyredis", "ratelimit/ratelimitredis"},
 	rabbitmq: {"outbox/outboxamqp", "inbox/inboxamqp", "internal/amqpconn"},
+	nats:     {"modules/nats/outboxnats", "modules/nats/inboxnats"},
 }
 
 // outcome is the result of the suites on one server.
@@ -299,7 +301,7 @@ func (o outcome) failed() bool {
 func runInside(ctx context.Context, products []string) (int, error) {
 	env := os.Environ()
 	said := map[string][2]string{}
-	for _, kind := range []testenv.Kind{testenv.Postgres, testenv.Redis, testenv.RabbitMQ} {
+	for _, kind := range []testenv.Kind{testenv.Postgres, testenv.Redis, testenv.RabbitMQ, testenv.NATS} {
 		s, err := testenv.Launch(ctx, kind)
 		if err != nil {
 			return exitUnusable, err
@@ -335,6 +337,8 @@ func addresses(s *testenv.Server) []string {
 		return []string{testenv.PostgresVar + "=" + s.URL()}
 	case testenv.Redis:
 		return []string{testenv.RedisVar + "=" + s.URL()}
+	case testenv.NATS:
+		return []string{testenv.NATSVar + "=" + s.URL()}
 	default:
 		return []string{testenv.AMQPVar + "=" + s.URL(), testenv.AMQPAdminVar + "=" + s.AdminURL()}
 	}
@@ -398,7 +402,7 @@ func render(head string, all []outcome) string {
 	var text strings.Builder
 	text.WriteString("# Versions\n\n" + head + "\n\nThe suites of the adapters run on servers of Debian's releases. The server itself reported its version; a\n" +
 		"number is how many tests passed. Suites of PostgreSQL run behind the PgBouncer named too.\n")
-	for _, product := range []string{"PostgreSQL", "Redis", "Valkey", "RabbitMQ"} {
+	for _, product := range []string{"PostgreSQL", "Redis", "Valkey", "RabbitMQ", "NATS"} {
 		table(&text, product, all)
 	}
 	return text.String()

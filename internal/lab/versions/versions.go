@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/nats-io/nats.go"
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/redis/go-redis/v9"
 
@@ -20,6 +21,8 @@ func Ask(ctx context.Context, s *testenv.Server) (product, version string, err e
 		return askPostgres(ctx, s.URL())
 	case testenv.Redis:
 		return askRedis(ctx, s.URL())
+	case testenv.NATS:
+		return askNATS(s.URL())
 	default:
 		return askRabbitMQ(s.URL())
 	}
@@ -93,4 +96,13 @@ func askRabbitMQ(url string) (product, version string, err error) {
 	}
 	defer conn.Close()
 	return fmt.Sprint(conn.Properties["product"]), fmt.Sprint(conn.Properties["version"]), nil
+}
+
+func askNATS(url string) (product, version string, err error) {
+	conn, err := nats.Connect(url)
+	if err != nil {
+		return "", "", err
+	}
+	defer conn.Close()
+	return "NATS", conn.ConnectedServerVersion(), nil
 }
