@@ -37,7 +37,7 @@ type History interface {
 
 // Figures are the numbers of one part in one step of time.
 type Figures struct {
-	// At is the start of the step. Add ignores it.
+	// At is the start of the step, by the clock of the host that reads, to the minute. Add ignores it.
 	At time.Time
 	// Part is the name of an outbox, a consumer or a sweep.
 	Part string
@@ -272,14 +272,17 @@ func (h *PostgresHistory) Read(ctx context.Context, day bool) (figures []Figures
 	s := steps[keptOf(day)]
 	err = h.within(ctx, "read", func(ctx context.Context) error {
 		rows, err := h.pool.Query(ctx, `SELECT at, part, done, failed, retried, problems, waiting IS NOT NULL, coalesce(waiting, 0), coalesce(retrying, 0),
-			coalesce(dead, 0), coalesce(lag, 0) FROM `+historyTable+` WHERE step = $1 AND at >= now() - make_interval(secs => $2) ORDER BY at, part`,
+			coalesce(dead, 0), coalesce(lag, 0), now() FROM `+historyTable+` WHERE step = $1 AND at >= now() - make_interval(secs => $2) ORDER BY at, part`,
 			int(s.length.Seconds()), s.kept.Seconds())
 		if err != nil {
 			return err
 		}
+		now := time.Now()
 		figures, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (f Figures, err error) {
 			var lag float64
-			err = row.Scan(&f.At, &f.Part, &f.Done, &f.Failed, &f.Retried, &f.Problems, &f.Measured, &f.Waiting, &f.Retrying, &f.Dead, &lag)
+			var read time.Time
+			err = row.Scan(&f.At, &f.Part, &f.Done, &f.Failed, &f.Retried, &f.Problems, &f.Measured, &f.Waiting, &f.Retrying, &f.Dead, &lag, &read)
+			f.At = f.At.Add(now.Sub(read).Round(time.Minute)) // a step stays within its minute
 			f.Lag = time.Duration(lag * float64(time.Second))
 			return f, err
 		})

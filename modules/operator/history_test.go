@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/url"
 	"strings"
 	"sync"
 	"testing"
@@ -147,6 +148,30 @@ func TestPostgresHistory_prunes(t *testing.T) {
 	check(t, pool.QueryRow(t.Context(), "SELECT count(*) FROM holdfast_process").Scan(&left))
 	if left != 4 { // their last reports do not count twice
 		t.Errorf("%d processes are known", left)
+	}
+}
+
+// The figures of a server whose clock differs have the times of this host.
+func TestPostgresHistory_clockSkew(t *testing.T) {
+	t.Parallel()
+	for _, skew := range []time.Duration{5 * time.Minute, -5 * time.Minute} {
+		u := must(url.Parse(pgtest.URL(t)))(t)
+		query := u.Query()
+		query.Set("search_path", query.Get("search_path")+",pg_catalog")
+		u.RawQuery = query.Encode()
+		pool := pgtest.Pool(t, u.String(), 4)
+		must(pool.Exec(t.Context(), fmt.Sprintf("CREATE FUNCTION now() RETURNS timestamptz LANGUAGE sql STABLE AS $$SELECT pg_catalog.now() + interval '%d s'$$", int(skew.Seconds()))))(t)
+		h := must(operator.NewPostgresHistory(pool))(t)
+		check(t, h.Migrate(t.Context()))
+		add(t, h, operator.Figures{Part: "outbox", Done: 1})
+		for _, f := range must(h.Read(t.Context(), false))(t) {
+			if now := time.Now(); f.At.After(now.Add(time.Minute)) || f.At.Before(now.Add(-2*time.Minute)) { // timing: the skew is five minutes
+				t.Errorf("the clock of the server is off by %v: a step began at %v, now it is %v", skew, f.At, now)
+			}
+		}
+		if total, _ := sum(t, h, false, "outbox"); total.Done != 1 {
+			t.Errorf("%+v", total)
+		}
 	}
 }
 
