@@ -344,6 +344,34 @@ func (s *site) job(t *testing.T, form url.Values, parts ...string) {
 	})
 }
 
+// ahead is a consumer with one dead letter, of a host whose clock is three minutes ahead.
+type ahead struct {
+	gone
+	noLetters
+	failed time.Time
+}
+
+func (a ahead) DeadLetters() inbox.DeadLetters { return a }
+
+func (a ahead) Groups(context.Context, inbox.Filter) ([]inbox.Group, error) {
+	return []inbox.Group{{Fingerprint: "f", Count: 1, Last: a.failed}}, nil
+}
+
+func (a ahead) Replay(_ context.Context, f inbox.Filter, _ inbox.Replay) (r inbox.Replayed, err error) {
+	if f.FailedBefore.After(a.failed) {
+		r.Returned = 1
+	}
+	return r, nil
+}
+
+// A preview counts what its viewer has seen, if a clock is ahead, too.
+func TestPageChanges_clockAhead(t *testing.T) {
+	t.Parallel()
+	s := serve(t, &rig{cfg: operator.Config{Consumers: []operator.Consumer{{Name: "mail", Consumer: ahead{failed: time.Now().Add(3 * time.Minute)}}}}}, page.Config{Authorize: everything})
+	s.get(t, "groups", 200, "Retry all")
+	s.get(t, "preview?what=retry&from=mail&group=f", 200, `<span class="count">1</span>`)
+}
+
 func TestPageChanges(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, page.Config{Authorize: everything})

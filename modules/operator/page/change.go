@@ -158,7 +158,7 @@ func (p *Page) preview(v visit) {
 		p.fail(v.w, http.StatusBadRequest, core.OneLine(err))
 		return
 	}
-	l.settleTimes(time.Now())
+	l.settleTimes(p.known.until(time.Now()))
 	if v.Method == http.MethodPost { // it cannot be reloaded
 		ctx, cancel := context.WithTimeout(v.Context(), core.ReadTimeout)
 		defer cancel()

@@ -332,9 +332,10 @@ const maxKnown = 500
 type known struct {
 	mu             sync.Mutex
 	names, classes map[string]bool
+	last           time.Time // the newest failure
 }
 
-// note remembers the names and classes that a view is about to show.
+// note remembers the names, classes and times that a view is about to show.
 func (k *known) note(found any) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -342,6 +343,7 @@ func (k *known) note(found any) {
 	case []core.Group:
 		for _, g := range found {
 			k.add(g.Sample)
+			k.last = later(k.last, g.Last)
 		}
 	case []core.Message:
 		for _, l := range found {
@@ -356,6 +358,25 @@ func (k *known) add(l core.Message) {
 	}
 	remember(k.names, l.Name)
 	remember(k.classes, l.Class)
+	k.last = later(k.last, l.FailedAt)
+}
+
+func later(a, b time.Time) time.Time {
+	if b.After(a) {
+		return b
+	}
+	return a
+}
+
+// until returns a time after every failure that a viewer may have seen: now, or later if another clock is ahead.
+func (k *known) until(now time.Time) time.Time {
+	const most = time.Hour // a clock that is further ahead may show any time
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.last.Sub(now) > most {
+		return now
+	}
+	return later(now, k.last.Add(time.Microsecond))
 }
 
 func remember(values map[string]bool, value string) {
