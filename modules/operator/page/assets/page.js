@@ -35,9 +35,26 @@
     mark();
     if (at >= 0) live.querySelectorAll(all)[at]?.focus({ preventScroll: true });
   };
+  // Figures without an update for a while look old: the service may have ended.
+  let patience;
+  const age = () => {
+    live.classList.add("old");
+    document.title = `(?) ${name}`;
+  };
+  const renew = () => {
+    clearTimeout(patience);
+    if (live.classList.contains("old")) document.title = name;
+    live.classList.remove("old");
+    patience = setTimeout(age, 30000);
+  };
+  renew();
   const source = new EventSource(live.dataset.stream);
   source.onopen = () => say("Live.");
-  source.onmessage = (event) => show(event.data);
-  source.addEventListener("end", (event) => { source.close(); show(event.data); });
-  source.onerror = () => say(source.readyState === EventSource.CLOSED ? "Not live. Reload the page." : "Connecting …");
+  source.onmessage = (event) => { renew(); show(event.data); };
+  source.addEventListener("end", (event) => { source.close(); renew(); clearTimeout(patience); show(event.data); });
+  source.onerror = () => {
+    const ended = source.readyState === EventSource.CLOSED;
+    say(ended ? "Not live. Reload the page." : "Connecting …");
+    if (ended) age();
+  };
 })();
