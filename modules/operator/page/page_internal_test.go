@@ -103,6 +103,33 @@ func TestBars_unknownNumbers(t *testing.T) {
 	}
 }
 
+// Of very many processes the page shows the ones with the oldest messages, and gone ones only if there is room.
+func TestRunningView_shown(t *testing.T) {
+	t.Parallel()
+	now := time.Now()
+	var r runningView
+	for n := range 1000 {
+		one := core.Process{PID: n}
+		switch {
+		case n == 990:
+			one.Oldest = now.Add(-time.Hour)
+		case n%20 == 0:
+			one.Oldest = now.Add(-time.Duration(n) * time.Second)
+		case n%20 == 1:
+			one.Gone, one.Oldest = true, now.Add(-2*time.Hour)
+		}
+		r.Processes = append(r.Processes, one)
+	}
+	shown := r.Shown()
+	if len(shown) != processesShown || shown[0].PID != 990 || shown[1].PID != 980 || shown[51].PID != 1 || shown[52].PID != 2 {
+		t.Errorf("%d are shown: %v", len(shown), shown)
+	}
+	r.Processes = r.Processes[:processesShown]
+	if shown := r.Shown(); len(shown) != processesShown || shown[1].PID != 1 {
+		t.Errorf("of few %d are shown: %v", len(shown), shown)
+	}
+}
+
 // No text in a page ends its event early or starts another.
 func TestSendEvent_keepsItsLines(t *testing.T) {
 	t.Parallel()

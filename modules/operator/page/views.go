@@ -370,6 +370,20 @@ type runningView struct {
 	Outboxes []core.OutboxStatus
 }
 
+// processesShown bounds the processes on the page, which every viewer receives every 2 s.
+const processesShown = 100
+
+// Shown are all processes, or the ones with the oldest messages in work, the oldest first.
+func (r runningView) Shown() []core.Process {
+	if len(r.Processes) <= processesShown {
+		return r.Processes
+	}
+	busy := slices.DeleteFunc(slices.Clone(r.Processes), func(p core.Process) bool { return p.Gone || p.Oldest.IsZero() })
+	slices.SortStableFunc(busy, func(a, b core.Process) int { return a.Oldest.Compare(b.Oldest) })
+	others := slices.DeleteFunc(slices.Clone(r.Processes), func(p core.Process) bool { return !p.Gone && !p.Oldest.IsZero() })
+	return append(busy, others...)[:processesShown]
+}
+
 func (p *Page) runningNow(v visit) (runningView, error) {
 	running, err := p.o.Running(v.Context())
 	shown := runningView{Running: running, Kept: true, Outboxes: p.samples.sample(v.Context()).Outboxes}
