@@ -28,11 +28,16 @@ type webhook struct {
 	url    string
 }
 
+// maxCalls is the number of calls of the webhook at once.
+const maxCalls = 8
+
 // newWebhook returns a webhook that follows no redirect, because the client would repeat some of them as a GET without
 // the body, and the answer would look like a success.
 func newWebhook(url string) webhook {
 	stay := func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
-	return webhook{client: &http.Client{Timeout: 4 * time.Second, CheckRedirect: stay}, url: url}
+	transport := http.DefaultTransport.(*http.Transport).Clone()
+	transport.MaxIdleConnsPerHost = maxCalls // the default is 2, and closes the others after each call
+	return webhook{client: &http.Client{Timeout: 4 * time.Second, Transport: transport, CheckRedirect: stay}, url: url}
 }
 
 func (w webhook) send(ctx context.Context, m outbox.Message) error {
@@ -82,7 +87,7 @@ func ExamplePublisherFunc() {
 	store := withMessages("order.placed", "order.cancelled")
 
 	hook := newWebhook(endpoint.URL)
-	relay, err := outbox.NewRelay(store, &outbox.PublisherFunc{Send: hook.send, Concurrency: 8}, outbox.RelayConfig{})
+	relay, err := outbox.NewRelay(store, &outbox.PublisherFunc{Send: hook.send, Concurrency: maxCalls}, outbox.RelayConfig{})
 	if err != nil {
 		fmt.Println(err)
 		return

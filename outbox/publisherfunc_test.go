@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"runtime"
@@ -476,5 +477,36 @@ func TestPublisherFunc_rejectsBadFields(t *testing.T) {
 				t.Errorf("published with %q: %v", want, err)
 			}
 		})
+	}
+}
+
+// The webhook of the example opens as many connections as it makes calls at once.
+func TestExamplePublisherFunc_keepsConnections(t *testing.T) {
+	t.Parallel()
+	var opened atomic.Int64
+	endpoint := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		fmt.Fprintln(w, `{"status": "accepted"}`)
+	}))
+	endpoint.Config.ConnState = func(_ net.Conn, state http.ConnState) {
+		if state == http.StateNew {
+			opened.Add(1)
+		}
+	}
+	endpoint.Start()
+	t.Cleanup(endpoint.Close)
+	hook := newWebhook(endpoint.URL)
+	for range 20 {
+		var calls sync.WaitGroup
+		for range maxCalls {
+			calls.Go(func() {
+				if err := hook.send(t.Context(), outbox.Message{Name: "order.placed", ContentType: "application/json"}); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		calls.Wait()
+	}
+	if n := opened.Load(); n > 2*maxCalls { // a dial goes on when another connection has become free
+		t.Errorf("opened %d connections for %d calls at once", n, maxCalls)
 	}
 }
