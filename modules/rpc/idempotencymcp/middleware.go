@@ -78,6 +78,9 @@ func do(ctx context.Context, guard *once.Guard, req *mcp.CallToolRequest, run fu
 	case a.Status != nil && fresh && a.Status.GetCode() == int32(codes.Unknown):
 		return own, failure // as it is: it has no code
 	case a.Status != nil:
+		if !fresh && a.Header.Get(idempotency.ReplayedHeader) == "" { // refused by the middleware for HTTP
+			a.Status.Message = strings.Replace(a.Status.GetMessage(), "header "+idempotency.Header, "argument "+argument, 1)
+		}
 		return mark(failed(a.Status), a.Header), nil
 	case fresh && a.Message == nil:
 		return failed(&spb.Status{Code: int32(codes.Internal), Message: "The tool has run, but its result cannot be encoded."}), nil

@@ -72,8 +72,8 @@ func TestMiddleware_findsTheKey(t *testing.T) {
 	}
 	tl.wantText(`{"a":2,"idempotency_key":"k1"}`, nil, true, "IDEMPOTENCY_KEY_REUSED: ")
 	tl.wantText(`{"a":2,"idempotency_key":"k2"}`, mcp.Meta{keyEntry: "k3"}, true, "IDEMPOTENCY_KEY_INVALID: ")
-	tl.wantText(`{"a":2,"idempotency_key":{"x":[]}}`, nil, true, "IDEMPOTENCY_KEY_INVALID: ")
-	tl.wantText(`{"a":2}`, nil, true, "IDEMPOTENCY_KEY_REQUIRED: ")
+	tl.wantText(`{"a":2,"idempotency_key":{"x":[]}}`, nil, true, "IDEMPOTENCY_KEY_INVALID: The argument idempotency_key must be sent exactly once")
+	tl.wantText(`{"a":2}`, nil, true, "IDEMPOTENCY_KEY_REQUIRED: This request needs the argument idempotency_key")
 	tl.wantText(``, nil, true, "IDEMPOTENCY_KEY_REQUIRED: ")
 	tl.wantText(``, mcp.Meta{keyEntry: "k4"}, false, "done")
 	tl.wantText(`{"idempotency_key":"k4"}`, nil, false, "done")
