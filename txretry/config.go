@@ -59,7 +59,7 @@ type Config struct {
 	//
 	// A call that has started keeps its attempts. A refused caller may try again: see LockTimeoutError.RetryAfter. All
 	// calls of the Manager share the budget, and no others. 0.5 means two attempts per call on average. Default: 0, no
-	// call is refused.
+	// call is refused. The metric holdfast.txretry.refused counts the refused calls.
 	RetryBudget float64
 
 	// XactStatus finds the outcome of a COMMIT whose reply was lost, with the server's pg_xact_status: committed is

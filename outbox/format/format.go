@@ -65,8 +65,9 @@ type Symfony struct {
 	// entry becomes the name. Optional.
 	Classes map[string]string
 	// IDStamp is the class of the stamp with the message's id, in its property messageId, or id for
-	// Symfony\Component\Messenger\Stamp\MessageIdStamp of Symfony 8.2. Empty: the stamp is not sent. On RabbitMQ the property message_id has the id too, and Symfony's own retries keep it. On Redis, PHP gets
-	// the id only from this stamp, and only this stamp keeps it through PHP's retries.
+	// Symfony\Component\Messenger\Stamp\MessageIdStamp of Symfony 8.2. Empty: the stamp is not sent. On RabbitMQ the
+	// property message_id has the id too, and Symfony's own retries keep it. On Redis, PHP gets the id only from this
+	// stamp, and only this stamp keeps it through PHP's retries.
 	IDStamp string
 	// NameStamp is the class of the stamp with the message's name, in its property messageName. Empty: the stamp is
 	// not sent.
