@@ -81,6 +81,10 @@ var ignoring = []struct {
 	{"replay", "holdfast_outbox_audit", "INSERT", withDead, replay},
 	{"remove", "holdfast_outbox_dead", "DELETE", withDead, remove},
 	{"remove", "holdfast_outbox_audit", "INSERT", withDead, remove},
+	{"retry waiting", "holdfast_outbox", "UPDATE", waiting, retryWaiting},
+	{"retry waiting", "holdfast_outbox_audit", "INSERT", waiting, retryWaiting},
+	{"remove waiting", "holdfast_outbox", "DELETE", waiting, removeWaiting},
+	{"remove waiting", "holdfast_outbox_audit", "INSERT", waiting, removeWaiting},
 	{"pause", "holdfast_outbox_pause", "INSERT", nil, func(ctx context.Context, f *fixture) error { return f.store.Pause(ctx, "ada", "") }},
 	{"resume", "holdfast_outbox_pause", "DELETE", func(t *testing.T, f *fixture) { must(t, f.store.Pause(t.Context(), "ada", "")) },
 		func(ctx context.Context, f *fixture) error { return f.store.Resume(ctx) }},
@@ -99,6 +103,18 @@ func withDead(t *testing.T, f *fixture) {
 	drainAll(t, f.givingUp(t, func(driver.Message) error {
 		return &driver.PublishError{Class: driver.Permanent, Err: errors.New("no")}
 	}))
+}
+
+func waiting(t *testing.T, f *fixture) {
+	f.write(t, outbox.Message{Name: "a", Body: []byte("1"), NotBefore: time.Now().Add(time.Hour)})
+}
+
+func retryWaiting(ctx context.Context, f *fixture) error {
+	return second(f.store.Parked().Replay(ctx, outbox.Filter{}, byAda))
+}
+
+func removeWaiting(ctx context.Context, f *fixture) error {
+	return second(f.store.Parked().Remove(ctx, outbox.Filter{}, outbox.Removal{By: "ada"}))
 }
 
 func replay(ctx context.Context, f *fixture) error {
