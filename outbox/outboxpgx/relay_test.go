@@ -6,12 +6,15 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	ossignal "os/signal"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -177,6 +180,81 @@ func TestNetworkFaults(t *testing.T) {
 	f.untilEmpty(t, testenv.Patience)
 	stop()
 	t.Logf("%d duplicates", checkLedger(t, publisher.Received(), keys, n))
+}
+
+// erratic is a destination whose calls fail in every way at random. A call may also publish and then fail, or publish
+// long after its context has ended.
+type erratic struct {
+	mu       sync.Mutex
+	received []driver.Message
+	calm     atomic.Bool
+}
+
+func (e *erratic) send(ctx context.Context, msgs []outbox.Message) []error {
+	errs := make([]error, len(msgs))
+	for i, m := range msgs {
+		switch n := rand.IntN(400); {
+		case e.calm.Load():
+		case n < 4:
+			panic("on purpose")
+		case n < 8:
+			runtime.Goexit()
+		case n < 40:
+			errs[i] = errOnPurpose
+			continue
+		case n < 60:
+			errs[i] = errOnPurpose // after it was published
+		case n < 62:
+			return []error{&driver.PublishError{Class: driver.Unavailable, Err: errOnPurpose}}
+		case n < 65:
+			<-ctx.Done()
+			time.Sleep(50 * time.Millisecond) // timing: the relay publishes it again meanwhile
+		}
+		e.mu.Lock()
+		e.received = append(e.received, driver.Message{Key: m.Key, Body: m.Body})
+		e.mu.Unlock()
+	}
+	return errs
+}
+
+// Relays run, and drain in small portions, beside each other and on one destination that fails at random. Nothing is
+// lost, and each key is in order.
+func TestRunBesideDrain(t *testing.T) {
+	t.Parallel()
+	const keys, n = 12, 25
+	f := setup(t, outboxpgx.Config{})
+	var e erratic
+	publisher := &outbox.PublisherFunc{SendBatch: e.send, BatchSize: 5, Concurrency: 8}
+	relay := func() *outbox.Relay {
+		return f.relay(t, publisher, outbox.RelayConfig{
+			BatchSize: 20, PollInterval: 50 * time.Millisecond, LeaseTTL: time.Second, PublishTimeout: 300 * time.Millisecond,
+			ShutdownTimeout: 3 * time.Second, Retry: outbox.RetryPolicy{MaxAttempts: 1000, BaseDelay: 5 * time.Millisecond, MaxDelay: 20 * time.Millisecond},
+		})
+	}
+	first, second := relay(), relay()
+	defer run(t, first, second)()
+	ctx, cancel := context.WithCancel(t.Context())
+	var draining sync.WaitGroup
+	for _, r := range []*outbox.Relay{first, relay()} {
+		draining.Go(func() {
+			for ctx.Err() == nil {
+				if _, err := r.Drain(ctx, outbox.Bounds{Limit: 7}); err != nil && driver.ClassOf(err) != driver.Unavailable {
+					t.Errorf("Drain: %v", err)
+				}
+			}
+		})
+	}
+	for msgs := range slices.Chunk(keyed(keys, n), keys) {
+		f.write(t, msgs...)
+	}
+	time.AfterFunc(5*time.Second, func() { e.calm.Store(true) })
+	f.untilEmpty(t, testenv.Patience)
+	cancel()
+	draining.Wait()
+	until(t, "the relays are not ready", func() bool { return first.Ready(t.Context()) == nil && second.Ready(t.Context()) == nil })
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	t.Logf("%d duplicates", checkLedger(t, e.received, keys, n))
 }
 
 // progress waits until n more messages are received, or all.
