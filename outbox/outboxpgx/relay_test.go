@@ -247,7 +247,7 @@ func TestRunBesideDrain(t *testing.T) {
 	for msgs := range slices.Chunk(keyed(keys, n), keys) {
 		f.write(t, msgs...)
 	}
-	time.AfterFunc(5*time.Second, func() { e.calm.Store(true) })
+	time.AfterFunc(5*time.Second, func() { e.calm.Store(true) }) // timing: if the faults last, the outbox is not empty in time
 	f.untilEmpty(t, testenv.Patience)
 	cancel()
 	draining.Wait()
