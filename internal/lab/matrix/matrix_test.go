@@ -21,7 +21,7 @@ func TestNamedVersionsAreTested(t *testing.T) {
 	}
 	_, section, _ := strings.Cut(content(t, "../../../README.md"), "\nTested with ")
 	var named []string
-	for _, names := range regexp.MustCompile(`(PostgreSQL|Redis|Valkey|RabbitMQ) [0-9.]+((, | and )[0-9.]+)*`).FindAllString(section, -1) {
+	for _, names := range regexp.MustCompile(`(PostgreSQL|Redis|Valkey|RabbitMQ|NATS) [0-9.]+((, | and )[0-9.]+)*`).FindAllString(section, -1) {
 		named = append(named, strings.TrimRight(names, "."))
 	}
 	if want := tested(report); !slices.Equal(named, want) {
