@@ -27,6 +27,7 @@ import (
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/inbox/engine"
+	"github.com/holdfast-go/holdfast/internal/partition"
 	"github.com/holdfast-go/holdfast/internal/runloop"
 )
 
@@ -72,6 +73,23 @@ type Config struct {
 	Leveling time.Duration
 	// Aside is how long a partition that was given up is not asked for. Default: 0.
 	Aside time.Duration
+}
+
+// CheckPartitions returns the violated rules of a number of partitions. Their texts begin with the name of its field.
+func CheckPartitions(field string, n int, cfg inbox.ConsumerConfig) (problems []error) {
+	if err := partition.Check(n); err != nil {
+		problems = append(problems, fmt.Errorf("%s: %w", field, err))
+	}
+	if n > 1 && !cfg.Ordered {
+		problems = append(problems, errors.New(field+" needs ConsumerConfig.Ordered: without it several processes share one stream"))
+	}
+	if n > 1 && cfg.Key != nil {
+		problems = append(problems, errors.New(field+" excludes ConsumerConfig.Key: the sender's key selects the partition"))
+	}
+	if n > 1 && cfg.ParkKeys {
+		problems = append(problems, errors.New(field+" excludes ConsumerConfig.ParkKeys: the parked keys of all partitions are kept together"))
+	}
+	return problems
 }
 
 // Group is the set of consumers of all partitions. Its methods may be called from any goroutine.

@@ -7,6 +7,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/driver"
+	"github.com/holdfast-go/holdfast/internal/check"
 )
 
 // shared wraps the processor for the consumer of each partition. It counts messages for MessageLimit and
@@ -122,4 +123,30 @@ func (s *shared) Limit(name string) int {
 		return l.Limit(name)
 	}
 	return 0
+}
+
+// Memory has the properties of a processor that remembers messages.
+type Memory struct {
+	Remembers bool          // processed messages
+	Retention time.Duration // of processed messages
+	Ledger    bool          // it counts attempts
+}
+
+// MemoryOf returns the memory of a processor.
+func MemoryOf(p inbox.Processor) Memory {
+	if d, ok := p.(driver.Deduplicator); ok {
+		return Memory{Remembers: true, Retention: d.Retention(), Ledger: d.Ledger() != nil}
+	}
+	return Memory{Retention: driver.DefaultRetention}
+}
+
+// Check adds the findings of a consumer whose processor remembers too little.
+func (m Memory) Check(cfg inbox.ConsumerConfig, found *check.Findings) {
+	if window := driver.Horizon(cfg.Retry); m.Remembers && m.Retention > 0 && m.Retention < window {
+		found.Add("lengthen the Retention of the processor, or shorten ConsumerConfig.Retry.MaxAge",
+			"a message may be retried for %v, and is remembered for %v: after that it takes effect again", window, m.Retention)
+	}
+	if cfg.Ordered && !m.Ledger {
+		found.Add("use a processor with a ledger, such as inboxpgx", "the attempts of an ordered message are lost when the process ends: the processor keeps no ledger")
+	}
 }
