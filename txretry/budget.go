@@ -31,7 +31,7 @@ type budget struct {
 	start time.Time
 
 	mu      sync.Mutex
-	running int  // calls that may have a transaction now
+	running int  // started calls, also while they wait between two attempts
 	over    bool // one call at a time
 	recent  tally
 	seconds [budgetSeconds]tally

@@ -57,9 +57,11 @@ type Config struct {
 	// Manager runs one call at a time. Do returns *LockTimeoutError for the others at once, and has sent nothing for
 	// them. This ends when the share is met again, or 10 s after the last such failure.
 	//
-	// A call that has started keeps its attempts. A refused caller may try again: see LockTimeoutError.RetryAfter. All
-	// calls of the Manager share the budget, and no others. 0.5 means two attempts per call on average. Default: 0, no
-	// call is refused. The metric holdfast.txretry.refused counts the refused calls.
+	// A call that has started keeps its attempts, and counts as running while it waits between two. So one hot row has
+	// fewer commits than with Options.SerialKey. A refused caller may try again: see LockTimeoutError.RetryAfter.
+	//
+	// All calls of the Manager share the budget, and no others. 0.5 means two attempts per call on average. Default: 0,
+	// no call is refused. The metric holdfast.txretry.refused counts the refused calls.
 	RetryBudget float64
 
 	// XactStatus finds the outcome of a COMMIT whose reply was lost, with the server's pg_xact_status: committed is
