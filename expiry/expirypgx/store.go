@@ -361,7 +361,7 @@ func newStatements(name string, c Config) (statements, error) {
 	undated := "FROM " + table + " WHERE " + active + " AND " + deadline + " IS NULL"
 	most := strconv.Itoa(driver.MaxOverdue)
 	due := active + " AND " + deadline + " <= now()"
-	// With the table's name, the order is that of the columns. A bare name would mean the selected text of the column.
+	// ORDER BY id would sort by the selected id::text, because a bare name is first a name of the result.
 	order := " ORDER BY " + table + "." + deadline + ", " + table + "." + id
 
 	update := "UPDATE " + table + " SET " + status + " = " + value(c.Expired)
