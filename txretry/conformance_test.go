@@ -366,21 +366,35 @@ type losses struct {
 
 func (l *losses) dial(ctx context.Context, network, address string) (net.Conn, error) {
 	conn, err := new(net.Dialer).DialContext(ctx, network, address)
-	return &lossyConn{Conn: conn, l: l}, err
+	return &lossyConn{Conn: conn, l: l, replied: make(chan struct{}, 1)}, err
 }
 
 type lossyConn struct {
 	net.Conn
-	l    *losses
-	lost atomic.Bool // the reply is lost
+	l       *losses
+	lost    atomic.Bool   // the reply is lost
+	replied chan struct{} // it has arrived
 }
 
-// Read implements net.Conn. During a slow Write the client reads in the background, and must not get the lost reply.
+// Read implements net.Conn. During a slow Write the client reads in the background, and must not get the lost reply, also
+// if it began before the reply was lost.
 func (c *lossyConn) Read(p []byte) (int, error) {
 	if c.lost.Load() {
 		return 0, io.ErrClosedPipe
 	}
-	return c.Conn.Read(p)
+	n, err := c.Conn.Read(p)
+	if c.lost.Load() {
+		c.reply()
+		return 0, io.ErrClosedPipe
+	}
+	return n, err
+}
+
+func (c *lossyConn) reply() {
+	select {
+	case c.replied <- struct{}{}:
+	default:
+	}
 }
 
 func (c *lossyConn) Write(p []byte) (int, error) {
@@ -410,7 +424,11 @@ func (c *lossyConn) commit(p []byte, fault txretrytest.Point) (n int, err error)
 	case txretrytest.ReplyLostApplied:
 		c.lost.Store(true)
 		if n, err = c.Conn.Write(p); err == nil {
-			_, err = c.Conn.Read(make([]byte, 1<<16)) // discards the reply
+			go func() {
+				_, _ = c.Conn.Read(make([]byte, 1<<16)) // discards the reply
+				c.reply()
+			}()
+			<-c.replied
 		}
 		_ = c.Conn.Close()
 		return n, err
