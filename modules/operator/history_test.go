@@ -112,9 +112,10 @@ func TestHistory_askedOnce(t *testing.T) {
 func TestMemoryHistory_isBounded(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		h := &operator.MemoryHistory{}
+		h, self := &operator.MemoryHistory{}, operator.Process{ID: uuid.New()}
 		for range 30 * 60 * 6 {
-			add(t, h, operator.Figures{Part: "a", Done: 1})
+			self.Beat++
+			must(h.Add(t.Context(), self, []operator.Figures{{Part: "a", Done: 1}}))(t)
 			time.Sleep(10 * time.Second)
 		}
 		hour, day := len(must(h.Read(t.Context(), false))(t)), len(must(h.Read(t.Context(), true))(t))
