@@ -127,7 +127,7 @@ func recovering(next mcp.MethodHandler) mcp.MethodHandler {
 func connect(t *testing.T, server *mcp.Server) *mcp.ClientSession {
 	t.Helper()
 	web := httptest.NewServer(mcp.NewStreamableHTTPHandler(func(*http.Request) *mcp.Server { return server }, nil))
-	transport := &http.Transport{}
+	transport := &http.Transport{MaxIdleConnsPerHost: 32} // the calls of a stampede
 	session, err := mcp.NewClient(&mcp.Implementation{Name: "test"}, nil).Connect(t.Context(), &mcp.StreamableClientTransport{
 		Endpoint: web.URL, HTTPClient: &http.Client{Transport: headers{transport}}, DisableStandaloneSSE: true,
 	}, nil)
