@@ -188,14 +188,15 @@ func (s *session) Close(ctx context.Context) error {
 	return err
 }
 
-// Ack implements driver.Session. An answer to the flush shows that the server has read the acknowledgements. The next
-// request does not wait for it.
-func (s *session) Ack(ctx context.Context, ds []driver.Delivery, mayWait bool) error {
+// Ack implements driver.Session. Acknowledgements may be lost with the connection. They are sent again, because the server
+// ignores a second one.
+func (s *session) Ack(ctx context.Context, ds []driver.Delivery, _ bool) error {
 	held := s.hand.take(ds)
-	err := s.send(held, "+ACK")
-	s.hand.wake()
-	if err == nil && len(held) > 0 && !mayWait {
-		err = s.flush(ctx)
+	ctx, cancel := context.WithTimeout(ctx, s.Timeout)
+	defer cancel()
+	err := s.settle(ctx, held, "+ACK")
+	for errors.Is(err, nats.ErrConnectionClosed) && !s.conn.IsClosed() {
+		err = s.settle(ctx, held, "+ACK")
 	}
 	if err != nil {
 		return s.failed("acknowledge", err)
@@ -224,27 +225,26 @@ func (s *session) giveBack(ctx context.Context, ds []*delivery) error {
 	return s.settle(ctx, ds, "-NAK")
 }
 
-// settle sends one kind of acknowledgement for all deliveries, and waits until the server has read them.
+// settle sends one kind of acknowledgement for all deliveries, and waits until the server has read them. The error is
+// nats.ErrConnectionClosed if the connection was lost, even if there is a new one.
 func (s *session) settle(ctx context.Context, ds []*delivery, what string) error {
-	if err := s.send(ds, what); err != nil || len(ds) == 0 {
-		return err
+	if len(ds) == 0 {
+		return nil
 	}
-	return s.flush(ctx)
-}
-
-func (s *session) send(ds []*delivery, what string) error {
+	before := s.conn.Stats().Reconnects
 	for _, d := range ds {
 		if err := s.conn.Publish(d.msg.Reply, []byte(what)); err != nil {
 			return err
 		}
 	}
-	return nil
-}
-
-func (s *session) flush(ctx context.Context) error {
+	s.hand.wake() // the next request does not wait for the answer
 	ctx, cancel := context.WithTimeout(ctx, s.Timeout)
 	defer cancel()
-	return s.conn.FlushWithContext(ctx)
+	err := s.conn.FlushWithContext(ctx)
+	if err == nil && s.conn.Stats().Reconnects != before { // a flush does not report what was lost before it
+		return nats.ErrConnectionClosed
+	}
+	return err
 }
 
 // renew reports the messages in flight to the server, and extends the lease.
