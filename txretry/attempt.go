@@ -549,7 +549,10 @@ func (c *call) pause(ctx context.Context) error {
 		return c.giveUp(context.DeadlineExceeded)
 	}
 	c.announce(ctx, delay)
-	if sleep(ctx, delay) != nil {
+	c.m.budget.leave()
+	failed := sleep(ctx, delay)
+	c.m.budget.rejoin()
+	if failed != nil {
 		return c.interrupted(ctx)
 	}
 	return nil

@@ -14,8 +14,9 @@ import (
 // already worked for it, and with fewer rivals it commits. A new call has cost nothing yet, and its refusal costs the
 // server nothing. It has sent nothing, so no outcome is ever lost by a refusal.
 //
-// Over the budget, one call may run at a time. It is the probe that shows when the trouble is over, as often as the
-// server can answer. If the Manager has one caller, which makes one call after the other, it is therefore never refused.
+// Over the budget, a call starts only while no other is in an attempt. It is the probe that shows when the trouble is
+// over, as often as the server can answer. Waits between two attempts do not count: otherwise the calls that wait keep
+// the database idle. If the Manager has one caller, which makes one call after the other, it is never refused.
 
 const (
 	budgetSeconds = 11 // at least 10 whole seconds and the current one
@@ -31,8 +32,8 @@ type budget struct {
 	start time.Time
 
 	mu      sync.Mutex
-	running int  // started calls, also while they wait between two attempts
-	over    bool // one call at a time
+	running int  // calls that have started and do not wait for their next attempt
+	over    bool // a call starts only if none is running
 	recent  tally
 	seconds [budgetSeconds]tally
 	second  int64 // the newest one, since start
@@ -52,7 +53,7 @@ func newBudget(share float64) *budget {
 	return &budget{share: share, start: time.Now()}
 }
 
-// enter reports whether a call may start. The caller must leave at its end.
+// enter reports whether a call may start. The caller must leave at its end, and while it waits between two attempts.
 func (b *budget) enter() bool {
 	if b == nil {
 		return true
@@ -74,6 +75,16 @@ func (b *budget) leave() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.running--
+}
+
+// rejoin lets a call that has left make another attempt. A started call keeps its attempts.
+func (b *budget) rejoin() {
+	if b == nil {
+		return
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.running++
 }
 
 // exceeded reports whether one call at a time may run.

@@ -175,30 +175,34 @@ func TestBudget_staysExceededWithSlowProbes(t *testing.T) {
 	})
 }
 
-// A call that runs when the budget is exceeded keeps its attempts, and commits.
+// A call that has started keeps its attempts over the budget, and commits. Another call may start only while it waits
+// between two attempts.
 func TestBudget_keepsStartedCalls(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := newBudgeted(t, nil)
-		done := make(chan error)
+		last, release, done := make(chan bool), make(chan bool), make(chan error)
 		attempts := 0
 		go func() {
 			done <- b.DoWith(t.Context(), txretry.Options{MaxAttempts: 6}, func(context.Context, pgx.Tx) error {
 				if attempts++; attempts < 6 {
 					return errConflict
 				}
+				last <- true
+				<-release
 				return nil
 			})
 		}()
 		synctest.Wait() // it waits before its second attempt
-		for range 9 {
-			_ = b.Do(t.Context(), func(context.Context, pgx.Tx) error { return errConflict })
-		}
+		b.calls(9, errConflict)
+		b.wantRefuses(true, "after 10 conflicts")
+		<-last
 		refused := b.Do(t.Context(), func(context.Context, pgx.Tx) error { return nil })
-		wantRefused(t, refused)
+		close(release)
 		if err := <-done; err != nil || attempts != 6 {
 			t.Errorf("the started call: %d attempts, %v", attempts, err)
 		}
+		wantRefused(t, refused)
 	})
 }
 

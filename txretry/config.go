@@ -57,8 +57,8 @@ type Config struct {
 	// Manager runs one call at a time. Do returns *LockTimeoutError for the others at once, and has sent nothing for
 	// them. This ends when the share is met again, or 10 s after the last such failure.
 	//
-	// A call that has started keeps its attempts, and counts as running while it waits between two. So one hot row has
-	// fewer commits than with Options.SerialKey. A refused caller may try again: see LockTimeoutError.RetryAfter.
+	// A call that has started keeps its attempts, and does not count as running while it waits between two. One hot row
+	// has more commits with Options.SerialKey. A refused caller may try again: see LockTimeoutError.RetryAfter.
 	//
 	// All calls of the Manager share the budget, and no others. 0.5 means two attempts per call on average. Default: 0,
 	// no call is refused. The metric holdfast.txretry.refused counts the refused calls.
