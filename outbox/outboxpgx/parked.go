@@ -19,7 +19,7 @@ import (
 //
 // A change locks the lanes of its rows first and reads the rows after that, like all changes of waiting rows. A row that
 // a release has made ready meanwhile stays as it is and is not counted. A row that is locked by another session is left
-// out as well, because waiting for it would stop its lane.
+// out as well, because waiting for it would stop its lane. So is a row to remove if the next one of its key is locked.
 //
 // A message that becomes due now keeps a due time, so that a release makes it ready together with the rows held behind
 // it. If a message of a key is removed, the next one takes its place in the key: it is due now.
@@ -196,19 +196,21 @@ SELECT n, (TABLE note) FROM changed
 WHERE (CASE WHEN n < (SELECT count(*) FROM chosen) THEN {ignored}({outboxName}, (SELECT count(*) FROM chosen) - n)
   WHEN n > 0 AND (TABLE note) = 0 THEN {ignored}({auditName}, 1) END) IS NULL`
 
-// The row that follows a removed one in its key is due now, if it was held. A row that another session has locked keeps
-// the due time that is its safety net.
+// The row that follows a removed one in its key is due now, if it was held. If another session has locked it, the first
+// row stays: without it nothing would release the row before the time that is its safety net.
 const parkedRemoveSQL = parkedChosenSQL + `
-     next AS MATERIALIZED (
-       SELECT DISTINCT n.id FROM chosen c CROSS JOIN LATERAL (
+     follows AS MATERIALIZED (
+       SELECT c.id AS first, n.id, n.free FROM chosen c CROSS JOIN LATERAL (
          SELECT o.id, o.held, {free} AS free FROM {outbox} o
          WHERE o.ordering_key = c.ordering_key AND o.seq > c.seq AND {waiting} AND o.id <> ALL (ARRAY(SELECT id FROM chosen))
          ORDER BY o.seq LIMIT 1) n
-       WHERE c.ordering_key <> '' AND n.held AND n.free),
-     gone AS (DELETE FROM {outbox} WHERE id = ANY(ARRAY(SELECT id FROM chosen)) RETURNING 1),
+       WHERE c.ordering_key <> '' AND n.held),
+     going AS MATERIALIZED (SELECT id FROM chosen WHERE id NOT IN (SELECT first FROM follows WHERE free IS NULL)),
+     next AS MATERIALIZED (SELECT DISTINCT id FROM follows WHERE free),
+     gone AS (DELETE FROM {outbox} WHERE id = ANY(ARRAY(SELECT id FROM going)) RETURNING 1),
      freed AS (UPDATE {outbox} u SET held = false, due_at = now() FROM next n WHERE u.id = ANY (ARRAY[n.id]) RETURNING 1),
      changed AS (SELECT count(*) AS n FROM gone),{removeNoted}
 SELECT n, (TABLE note) FROM changed
-WHERE (CASE WHEN n < (SELECT count(*) FROM chosen) THEN {ignored}({outboxName}, (SELECT count(*) FROM chosen) - n)
+WHERE (CASE WHEN n < (SELECT count(*) FROM going) THEN {ignored}({outboxName}, (SELECT count(*) FROM going) - n)
   WHEN (SELECT count(*) FROM freed) < (SELECT count(*) FROM next) THEN {ignored}({outboxName}, (SELECT count(*) FROM next) - (SELECT count(*) FROM freed))
   WHEN n > 0 AND (TABLE note) = 0 THEN {ignored}({auditName}, 1) END) IS NULL`

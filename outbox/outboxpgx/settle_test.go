@@ -206,6 +206,54 @@ func TestWaitingRowLockedElsewhere(t *testing.T) {
 	}
 }
 
+// A session has locked the message behind a waiting one. The waiting one is not removed, because only its release makes the
+// other ready soon.
+func TestRemove_lockedBehind(t *testing.T) {
+	t.Parallel()
+	f := setup(t, outboxpgx.Config{})
+	publisher, relay := f.failingOnce(t, time.Hour)
+	f.write(t, keyed(2, 3)...)
+	drain(t, relay, 3) // the first one of a key fails, and two are held behind it
+	var key string
+	f.scan(t, `SELECT ordering_key FROM holdfast_outbox WHERE due_at IS NOT NULL AND NOT held`, &key)
+	remove := func(want int) {
+		t.Helper()
+		n, err := f.store.Parked().Remove(t.Context(), outbox.Filter{}, outbox.Removal{By: "ada"})
+		if err != nil || n != want {
+			t.Fatalf("removed %d, error %v, want %d", n, err, want)
+		}
+	}
+	unlock := f.lockRow(t, key, "1")
+	remove(0)
+	unlock()
+	remove(1)
+	drain(t, relay, 2)
+	wantKey(t, publisher, key, "1", "2")
+}
+
+// A claim does not lock messages that are not due, because an operator's change would leave them out.
+func TestRemove_besideClaim(t *testing.T) {
+	t.Parallel()
+	f := setup(t, outboxpgx.Config{})
+	_, relay := f.failingOnce(t, time.Hour)
+	f.write(t, keyed(1, 2)...)
+	drainAll(t, relay)
+	inTx := func(sql string, then func()) {
+		tx, err := f.pool.Begin(t.Context())
+		must(t, err)
+		_, err = tx.Exec(t.Context(), sql)
+		then()
+		must(t, errors.Join(err, tx.Rollback(t.Context())))
+	}
+	inTx(`SELECT FROM holdfast_outbox FOR UPDATE`, func() {}) // a claim tests only rows that were locked before
+	inTx(`SELECT FROM holdfast_outbox_claim(1, 1000000, 16, '{}', 10, true, '{}')`, func() {
+		n, err := f.store.Parked().Remove(t.Context(), outbox.Filter{}, outbox.Removal{By: "ada"})
+		if err != nil || n != 1 {
+			t.Errorf("removed %d, error %v", n, err)
+		}
+	})
+}
+
 // If the row of a message behind a waiting one of its key is locked, the other messages of the key are still held.
 func TestReadyRowLockedBehindAWaitingOne(t *testing.T) {
 	t.Parallel()

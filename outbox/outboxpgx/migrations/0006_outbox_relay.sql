@@ -9,7 +9,8 @@
 -- Leases free lanes that have a ready row. The lane with the oldest lease comes first. A lane without a token is free at any
 -- lease_until: the clock may have been set back. Nothing is leased during a pause. A lane is skipped while another session
 -- has locked its first ready row, because the row could not be settled. Only a row that was locked before has an xmax, so
--- few locks are tested. Locked waiting rows do not count as due either.
+-- few locks are tested. Locked due rows do not count either. Rows that are not due are not tested, because the test locks them
+-- until the claim has ended: an operator's change would leave them out.
 --
 -- It commits without waiting for the disk. If a crash of the database undoes a claim, the settlement finds that the token
 -- is missing.
@@ -67,7 +68,7 @@ BEGIN
     SELECT NULL, false, EXISTS (SELECT FROM able a WHERE a.doubtful) AND NOT coalesce((SELECT k.doubtful FROM kind k), false), 0,
         (SELECT CASE WHEN o.due_at > now() THEN ceil(extract(epoch FROM least(o.due_at, now() + interval '1 year') - now()) * 1000000)::bigint ELSE 0 END
          FROM {{table}} o WHERE o.published_at IS NULL AND o.due_at IS NOT NULL
-             AND CASE WHEN o.xmax = 0 THEN true ELSE (SELECT true FROM {{table}} x WHERE x.id = o.id FOR UPDATE SKIP LOCKED) END
+             AND CASE WHEN o.xmax = 0 OR o.due_at > now() THEN true ELSE (SELECT true FROM {{table}} x WHERE x.id = o.id FOR UPDATE SKIP LOCKED) END
          ORDER BY o.due_at LIMIT 1),
         (SELECT ceil(extract(epoch FROM min(least(l.lease_until, now() + interval '1 year')) - now()) * 1000000)::bigint
          FROM {{lanes}} l WHERE l.token IS NOT NULL AND l.lease_until > now()),
