@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -13,7 +14,8 @@ import (
 func TestTurn_changesFirst(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		one, reads, rejected := newTurn(), 0, 0
+		one, reads := newTurn(), 0
+		var rejected atomic.Int32
 		readFor := func(d time.Duration) {
 			err := one.read(t.Context(), func(ctx context.Context) error {
 				reads++
@@ -26,7 +28,7 @@ func TestTurn_changesFirst(t *testing.T) {
 				}
 			})
 			if errors.Is(err, errChanged) {
-				rejected++
+				rejected.Add(1)
 			} else if err != nil {
 				t.Error(err)
 			}
@@ -52,8 +54,8 @@ func TestTurn_changesFirst(t *testing.T) {
 		both.Go(change)
 		both.Wait()
 		synctest.Wait()
-		if took := time.Since(began); took != time.Second+2*time.Minute || reads != 1 || rejected != 22 || changes != 2 {
-			t.Errorf("after %v: %d reads, %d were rejected, %d changes", took, reads, rejected, changes)
+		if took := time.Since(began); took != time.Second+2*time.Minute || reads != 1 || rejected.Load() != 22 || changes != 2 {
+			t.Errorf("after %v: %d reads, %d were rejected, %d changes", took, reads, rejected.Load(), changes)
 		}
 		if readFor(time.Second); reads != 2 {
 			t.Errorf("%d reads after the changes, want 2", reads)
