@@ -133,9 +133,10 @@ const whileHeld = ` WHERE key = $1 AND token = $2 AND lease_until > clock_timest
 
 // Extend implements driver.Store.
 func (c *claims) Extend(ctx context.Context, claim driver.Claim) error {
-	rows, err := c.table.asker.renew(ctx, `UPDATE `+c.table.name+` SET lease_until = clock_timestamp() + $3::interval`+whileHeld,
-		rowOf(claim), claim.Token, c.lease)
-	return c.changed(ctx, "extend", claim, rows, err)
+	return c.change(ctx, "extend", claim, func() (int64, error) {
+		return c.table.asker.renew(ctx, `UPDATE `+c.table.name+` SET lease_until = clock_timestamp() + $3::interval`+whileHeld,
+			rowOf(claim), claim.Token, c.lease)
+	})
 }
 
 // Complete implements driver.Store. If the work took less than a lease, retention counts from the claim: a row with
@@ -145,12 +146,14 @@ func (c *claims) Complete(ctx context.Context, claim driver.Claim, resp driver.R
 	if err != nil {
 		return fmt.Errorf("idempotencypgx: complete: %w", err)
 	}
-	rows, err := c.table.asker.exec(ctx, false, `UPDATE `+c.table.name+` SET status = 'completed', lease_until = NULL,
+	err = c.change(ctx, "complete", claim, func() (int64, error) {
+		return c.table.asker.exec(ctx, false, `UPDATE `+c.table.name+` SET status = 'completed', lease_until = NULL,
 			fingerprint_version = $3, fingerprint = $4, code = $5, headers = $6, body = $7,
 			expires_at = greatest(expires_at, clock_timestamp() + $8::interval)`+whileHeld,
-		rowOf(claim), claim.Token, claim.Fingerprint.Version, claim.Fingerprint.Sum,
-		resp.Status, header, resp.Body, c.table.retention-c.lease)
-	if err = c.changed(ctx, "complete", claim, rows, err); !errors.Is(err, driver.ErrLeaseLost) {
+			rowOf(claim), claim.Token, claim.Fingerprint.Version, claim.Fingerprint.Sum,
+			resp.Status, header, resp.Body, c.table.retention-c.lease)
+	})
+	if !errors.Is(err, driver.ErrLeaseLost) {
 		c.written()
 	}
 	return err
@@ -158,30 +161,35 @@ func (c *claims) Complete(ctx context.Context, claim driver.Claim, resp driver.R
 
 // Release implements driver.Store.
 func (c *claims) Release(ctx context.Context, claim driver.Claim) error {
-	rows, err := c.table.asker.exec(ctx, false, `DELETE FROM `+c.table.name+whileHeld, rowOf(claim), claim.Token)
-	return c.changed(ctx, "release", claim, rows, err)
+	return c.change(ctx, "release", claim, func() (int64, error) {
+		return c.table.asker.exec(ctx, false, `DELETE FROM `+c.table.name+whileHeld, rowOf(claim), claim.Token)
+	})
 }
 
-// changed returns the error of a statement that changed no row: the lease is lost, or the table has ignored the
-// change. A repeated Complete whose response is already stored returns nil.
-func (c *claims) changed(ctx context.Context, step string, claim driver.Claim, rows int64, err error) error {
-	if err == nil && rows > 0 {
-		return nil
-	}
-	var held, completed bool
-	if err == nil {
+// change runs a statement that changes the claim's row. If it changes none, the lease is lost, or the table has ignored
+// the change. A repeated Complete whose response is already stored returns nil.
+func (c *claims) change(ctx context.Context, step string, claim driver.Claim, statement func() (int64, error)) error {
+	var lost, completed bool
+	ignored, err := pgcall.Changes(statement, func() (held bool, err error) {
 		err = c.table.asker.ask(ctx, false, func(ctx context.Context, conn *pgxpool.Conn) error {
 			return conn.QueryRow(ctx, `SELECT coalesce(lease_until > clock_timestamp(), false), status = 'completed' AND expires_at > clock_timestamp()
 				FROM `+c.table.name+` WHERE key = $1 AND token = $2`, rowOf(claim), claim.Token).Scan(&held, &completed)
 		})
-	}
+		if errors.Is(err, pgx.ErrNoRows) {
+			err = nil
+		}
+		lost = err == nil && !held
+		return held, err
+	})
 	switch {
 	case completed && step == "complete":
 		return nil
-	case held:
+	case ignored:
 		err = pgcall.Ignored(c.table.name, "a change of a claim")
-	case err == nil, errors.Is(err, pgx.ErrNoRows):
+	case lost:
 		err = driver.ErrLeaseLost
+	case err == nil:
+		return nil
 	}
 	return fmt.Errorf("idempotencypgx: %s: %w", step, err)
 }

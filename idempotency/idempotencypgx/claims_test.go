@@ -183,6 +183,34 @@ func TestIgnoredClaim(t *testing.T) {
 	}
 }
 
+// A late Begin of the same run stores the claim just after a statement that did not find it. The table has ignored nothing.
+func TestClaim_storedMeanwhile(t *testing.T) {
+	t.Parallel()
+	for name, call := range map[string]func(*idempotencypgx.Store, driver.Claim) error{
+		"extend": func(s *idempotencypgx.Store, c driver.Claim) error { return s.Extend(t.Context(), c) },
+		"complete": func(s *idempotencypgx.Store, c driver.Claim) error {
+			return s.Complete(t.Context(), c, driver.Response{Status: 201})
+		},
+		"release": func(s *idempotencypgx.Store, c driver.Claim) error { return s.Release(t.Context(), c) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			direct, c := newPool(t), newClaim()
+			pool, late := traced(t, direct)
+			var once sync.Once
+			late.text, late.before = "SELECT coalesce(lease_until >", func() {
+				once.Do(func() {
+					_, err := newStore(t, direct, idempotencypgx.Config{}).Begin(t.Context(), c)
+					must(t, err)
+				})
+			}
+			if err := call(newStore(t, pool, idempotencypgx.Config{}), c); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
 // Slow requests that hold every connection of the pool keep their leases.
 func TestLease_renewedBesideAFullPool(t *testing.T) {
 	t.Parallel()

@@ -221,15 +221,7 @@ func (l *ledger) Start(ctx context.Context, m *inbox.Message) error {
 
 // End implements driver.Ledger.
 func (l *ledger) End(ctx context.Context, m *inbox.Message) error {
-	n, err := l.exec(ctx, l.end, m.ID)
-	if err != nil || n > 0 {
-		return err
-	}
-	left, err := l.Look(ctx, m.ID)
-	if err == nil && left.Open > 0 {
-		err = l.ignored(m.ID)
-	}
-	return err
+	return l.change(ctx, l.end, m.ID, func(left inboxdriver.LedgerEntry) bool { return left.Open > 0 })
 }
 
 // Pass implements driver.Ledger.
@@ -239,13 +231,17 @@ func (l *ledger) Pass(ctx context.Context, m *inbox.Message, after time.Duration
 
 // Forget implements driver.Ledger.
 func (l *ledger) Forget(ctx context.Context, id uuid.UUID) error {
-	n, err := l.exec(ctx, l.forget, id)
-	if err != nil || n > 0 {
-		return err
-	}
-	left, err := l.Look(ctx, id)
-	if err == nil && left != (inboxdriver.LedgerEntry{}) {
-		err = l.ignored(id)
+	return l.change(ctx, l.forget, id, func(left inboxdriver.LedgerEntry) bool { return left != inboxdriver.LedgerEntry{} })
+}
+
+// change runs a statement that changes the row of a message, if there is one to change.
+func (l *ledger) change(ctx context.Context, sql string, id uuid.UUID, there func(inboxdriver.LedgerEntry) bool) error {
+	ignored, err := pgcall.Changes(func() (int64, error) { return l.exec(ctx, sql, id) }, func() (bool, error) {
+		left, err := l.Look(ctx, id)
+		return there(left), err
+	})
+	if ignored {
+		return l.ignored(id)
 	}
 	return err
 }

@@ -140,27 +140,33 @@ func (p *parking) Stop(ctx context.Context, key string, dead inbox.DeadLetter) e
 
 // Wait implements driver.Parking.
 func (p *parking) Wait(ctx context.Context, key string, m *inbox.Message, full bool) (waits bool, err error) {
-	if !full {
-		envelope, err := envelopeOf(inbox.DeadLetter{Message: *m})
-		if err != nil {
-			return false, err
-		}
-		n, err := pgcall.Exec(ctx, p.pool, p.wait, p.consumer, uuidOf(m.ID), key, envelope, bodyOf(m))
-		if err != nil || n > 0 {
-			return err == nil, p.wrap(err)
-		}
+	look := func() (missing bool, err error) {
+		var stopped bool
+		err = p.read(ctx, func(ctx context.Context, conn *pgxpool.Conn) error {
+			return conn.QueryRow(ctx, p.there, p.consumer, uuidOf(m.ID), key).Scan(&waits, &stopped)
+		})
+		return stopped && !waits, err
 	}
-	var stopped bool
-	err = p.read(ctx, func(ctx context.Context, conn *pgxpool.Conn) error {
-		return conn.QueryRow(ctx, p.there, p.consumer, uuidOf(m.ID), key).Scan(&waits, &stopped)
-	})
-	switch {
-	case err != nil || waits || !stopped:
+	if full {
+		missing, err := look()
+		if err == nil && missing {
+			err = driver.ErrFull
+		}
 		return waits, err
-	case full:
-		return false, driver.ErrFull
 	}
-	return false, p.ignored(fmt.Sprint("message ", m.ID))
+	envelope, err := envelopeOf(inbox.DeadLetter{Message: *m})
+	if err != nil {
+		return false, err
+	}
+	ignored, err := pgcall.Changes(func() (int64, error) {
+		n, err := pgcall.Exec(ctx, p.pool, p.wait, p.consumer, uuidOf(m.ID), key, envelope, bodyOf(m))
+		waits = n > 0
+		return n, p.wrap(err)
+	}, look)
+	if ignored {
+		err = p.ignored(fmt.Sprint("message ", m.ID))
+	}
+	return waits, err
 }
 
 // Claim implements driver.Parking.

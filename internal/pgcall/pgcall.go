@@ -329,6 +329,23 @@ func Ignored(table, change string) error {
 	return fmt.Errorf("table %s ignored %s: %w", table, change, ErrIgnored)
 }
 
+// changeTries is how many times Changes runs a statement that changes nothing.
+const changeTries = 5
+
+// Changes runs a statement whose row count decides. If it changes no row although there is one to change, it runs again,
+// because another session may have written the row since. In the end the table has ignored the change.
+func Changes(statement func() (rows int64, err error), there func() (bool, error)) (ignored bool, err error) {
+	for range changeTries {
+		if rows, err := statement(); err != nil || rows > 0 {
+			return false, err
+		}
+		if left, err := there(); err != nil || !left {
+			return false, err
+		}
+	}
+	return true, nil
+}
+
 // noRow is the server's error message when a statement of OneRow or Changed fails.
 const noRow = "holdfast: no row was stored"
 

@@ -41,13 +41,15 @@ func (s Switch) Set(ctx context.Context, by, reason string) error {
 
 // Clear ends the pause, if there is one.
 func (s Switch) Clear(ctx context.Context) error {
-	n, err := pgcall.Exec(ctx, s.Pool, `DELETE FROM `+s.Table+` WHERE part = $1`, s.Part)
-	if err != nil || n > 0 {
-		return s.Missing.Explain(err)
-	}
-	left, err := s.Get(ctx)
-	if err == nil && left != (actor.Pause{}) {
-		err = s.ignored()
+	ignored, err := pgcall.Changes(func() (int64, error) {
+		n, err := pgcall.Exec(ctx, s.Pool, `DELETE FROM `+s.Table+` WHERE part = $1`, s.Part)
+		return n, s.Missing.Explain(err)
+	}, func() (bool, error) {
+		left, err := s.Get(ctx)
+		return left != (actor.Pause{}), err
+	})
+	if ignored {
+		return s.ignored()
 	}
 	return err
 }
