@@ -11,8 +11,9 @@ import (
 
 // ConsumerConfig configures a consumer of any transport. The zero value works.
 type ConsumerConfig struct {
-	// Name identifies the consumer in dead letters and on the broker. Default: the name of the processor,
-	// such as that of an inboxpgx.Store; if it has none, the name of the queue.
+	// Name identifies the consumer in dead letters and on the broker, and is the attribute consumer of its metrics. The
+	// metrics of an inboxpgx.Store have the Store's name. Default: the name of the processor, such as that of an
+	// inboxpgx.Store; if it has none, the name of the queue.
 	Name string
 	// Concurrency is how many messages, or batches, are processed at the same time. Default: 8.
 	Concurrency int

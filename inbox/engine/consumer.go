@@ -11,6 +11,9 @@ import (
 	"sync/atomic"
 	"time"
 
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/metric"
+
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/internal/runloop"
@@ -375,6 +378,12 @@ func (s *settings) destination(o order, class string) string {
 // metric returns the name of a metric of the transport.
 func (s *settings) metric(name string) string {
 	return "holdfast.inbox." + strings.TrimPrefix(s.Package, "inbox") + "." + name
+}
+
+// attributes returns attributes of a measurement with the consumer's name and queue. A queue may have several consumers.
+func (s *settings) attributes(more ...attribute.KeyValue) metric.MeasurementOption {
+	of := []attribute.KeyValue{attribute.String("consumer", s.Name), attribute.String("queue", s.Queue)}
+	return metric.WithAttributeSet(attribute.NewSet(append(of, more...)...))
 }
 
 // errorf returns an error with the prefix of the transport.

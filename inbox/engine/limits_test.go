@@ -134,7 +134,7 @@ func TestPostpone_waitsInFlight(t *testing.T) {
 
 // settledAs is how many deliveries were settled with an outcome.
 func settledAs(meter *metrictest.Recorder, outcome string) (n float64) {
-	for _, of := range []string{"outcome=" + outcome, "class=default,outcome=" + outcome} {
+	for _, of := range []string{"consumer=orders,outcome=" + outcome, "class=default,consumer=orders,outcome=" + outcome} {
 		for _, sum := range meter.Values("holdfast.inbox.test.settled{" + of + ",queue=orders}") {
 			n += sum
 		}

@@ -72,23 +72,73 @@ func TestMetrics(t *testing.T) {
 		b.start()
 		time.Sleep(time.Minute)
 		seen, err := meter.Collect(t.Context())
-		if err != nil || seen["holdfast.inbox.test.in_hand{queue=orders}"] != 1 || seen["holdfast.inbox.test.held{queue=orders}"] != 0 {
+		if err != nil || seen["holdfast.inbox.test.in_hand{consumer=orders,queue=orders}"] != 1 || seen["holdfast.inbox.test.held{consumer=orders,queue=orders}"] != 0 {
 			t.Errorf("gauges %v, %v", seen, err)
 		}
 		close(release)
 		b.idle()
 		synctest.Wait()
-		for what, n := range map[string]float64{"outcome=acked": 8, "class=default,outcome=retried": 2, "class=payment,outcome=dead": 1} {
+		for what, n := range map[string]float64{"consumer=orders,outcome=acked": 8, "class=default,consumer=orders,outcome=retried": 2, "class=payment,consumer=orders,outcome=dead": 1} {
 			key := "holdfast.inbox.test.settled{" + what + ",queue=orders}"
 			if values := meter.Values(key); len(values) != 1 || values[0] != n {
 				t.Errorf("%s is %v, want %v", key, values, n)
 			}
 		}
-		took := meter.Values("holdfast.inbox.test.process.duration{queue=orders}")
+		took := meter.Values("holdfast.inbox.test.process.duration{consumer=orders,queue=orders}")
 		if len(took) != 11 || slices.Max(took) != 60 || slices.Min(took) != 0 {
 			t.Errorf("attempts took %v, want 11, all but the slow one no time", took)
 		}
 		b.stop()
+	})
+}
+
+// Several consumers of one queue report on their own, and consumers with one name add up. The broker counts the dead letters
+// and the backlog of all consumers with one name, so they are not added.
+func TestMetrics_consumersOfOneQueue(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		meter := &metrictest.Recorder{}
+		release := make(chan struct{})
+		for i, name := range []string{"billing", "mail", "mail"} {
+			p := &recorder{fail: func(_ context.Context, m *inbox.Message) error {
+				if m.Name == "dead" {
+					return inbox.Unrecoverable(errBroken)
+				}
+				<-release
+				return nil
+			}}
+			cfg := engine.Config{ConsumerConfig: inbox.ConsumerConfig{Name: name, MeterProvider: meter}}
+			b := newBench(t, p, cfg, memqueue.Options{})
+			b.consumer = newConsumer(t, counting{b.source, &atomic.Int64{}}, p, cfg)
+			b.put("dead", len(name))
+			b.put("slow", i+1)
+			b.start()
+			defer b.stop()
+		}
+		defer close(release)
+		var seen map[string]float64
+		for range 2 { // a reading starts the count of dead letters
+			time.Sleep(time.Minute)
+			var err error
+			seen, err = meter.Collect(t.Context())
+			noError(t, err)
+		}
+		for name, inHand := range map[string]float64{"billing": 1, "mail": 2 + 3} {
+			dead := float64(len(name))
+			for key, want := range map[string]float64{
+				"in_hand{consumer=" + name + ",queue=orders}":                          inHand,
+				"held{consumer=" + name + ",queue=orders}":                             0,
+				"dead_letters{class=unrecoverable,consumer=" + name + ",queue=orders}": dead,
+				"backlog{consumer=" + name + ",queue=orders,state=waiting}":            5,
+			} {
+				if got, ok := seen["holdfast.inbox.test."+key]; !ok || got != want {
+					t.Errorf("%s is %v, want %v; all: %v", key, got, want, seen)
+				}
+			}
+			settled := meter.Values("holdfast.inbox.test.settled{class=unrecoverable,consumer=" + name + ",outcome=dead,queue=orders}")
+			if want := map[string]float64{"billing": dead, "mail": 2 * dead}[name]; !slices.Equal(settled, []float64{want}) {
+				t.Errorf("%s: %v settled as dead, want %v", name, settled, want)
+			}
+		}
 	})
 }
 
@@ -138,7 +188,7 @@ func TestDepthGauge(t *testing.T) {
 		if counted.Load() != 0 {
 			t.Errorf("counted %d times although the gauge was not read", counted.Load())
 		}
-		const payment, other = "holdfast.inbox.test.dead_letters{class=payment,queue=orders}", "holdfast.inbox.test.dead_letters{class=default,queue=orders}"
+		const payment, other = "holdfast.inbox.test.dead_letters{class=payment,consumer=orders,queue=orders}", "holdfast.inbox.test.dead_letters{class=default,consumer=orders,queue=orders}"
 		look := func() map[string]float64 {
 			seen, err := meter.Collect(t.Context())
 			noError(t, err)
@@ -149,11 +199,11 @@ func TestDepthGauge(t *testing.T) {
 		if seen := look(); seen[payment] != 3 || seen[other] != 1 {
 			t.Errorf("depths %v, want 3 and 1", seen)
 		}
-		const backlog = "holdfast.inbox.test.backlog{queue=orders,state="
+		const backlog = "holdfast.inbox.test.backlog{consumer=orders,queue=orders,state="
 		if seen := look(); seen[backlog+"waiting}"] != 5 || seen[backlog+"retrying}"] != 2 || seen[backlog+"put_off}"] != 1 {
 			t.Errorf("backlog %v, want 5, 2 and 1", seen)
 		}
-		if got := meter.Values("holdfast.inbox.test.settled{class=payment,outcome=dead,queue=orders}"); !slices.Equal(got, []float64{3}) {
+		if got := meter.Values("holdfast.inbox.test.settled{class=payment,consumer=orders,outcome=dead,queue=orders}"); !slices.Equal(got, []float64{3}) {
 			t.Errorf("counted as dead of class payment %v, want 3", got)
 		}
 		before := counted.Load()

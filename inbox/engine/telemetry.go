@@ -40,13 +40,13 @@ const maxLabels = 100
 type instruments struct {
 	cfg      *settings
 	kit      telemetry.Kit
-	queue    metric.MeasurementOption
+	consumer metric.MeasurementOption
 	settled  metric.Int64Counter
 	sessions metric.Int64Counter
 	hanging  metric.Int64Counter
 	duration metric.Float64Histogram
-	inFlight metric.Int64ObservableGauge
-	held     metric.Int64ObservableGauge
+	inFlight metric.Int64ObservableUpDownCounter // the sum of all consumers with one name and queue, like held
+	held     metric.Int64ObservableUpDownCounter
 	depths   *depths
 
 	nowInFlight, nowWaiting atomic.Int64
@@ -69,9 +69,9 @@ func newInstruments(cfg *settings, source driver.Source) (*instruments, error) {
 		metric.WithDescription("Sessions with the broker that failed or could not be opened"))
 	hanging, err3 := kit.Meter.Int64Counter(cfg.metric("stuck"),
 		metric.WithDescription("Handlers that did not return in time"))
-	inFlight, err4 := kit.Meter.Int64ObservableGauge(cfg.metric("in_hand"),
+	inFlight, err4 := kit.Meter.Int64ObservableUpDownCounter(cfg.metric("in_hand"),
 		metric.WithDescription("Messages that were received and are not settled"))
-	held, err5 := kit.Meter.Int64ObservableGauge(cfg.metric("held"),
+	held, err5 := kit.Meter.Int64ObservableUpDownCounter(cfg.metric("held"),
 		metric.WithDescription("Messages in flight that wait for a retry, for a limit or to be moved"))
 	depths, err6 := newDepths(cfg, source, kit.Meter)
 	duration, err7 := kit.Meter.Float64Histogram(cfg.metric("process.duration"),
@@ -79,8 +79,8 @@ func newInstruments(cfg *settings, source driver.Source) (*instruments, error) {
 	s := &instruments{
 		cfg: cfg, kit: kit, settled: settled, sessions: sessions, hanging: hanging, duration: duration,
 		inFlight: inFlight, held: held, depths: depths,
-		queue:  metric.WithAttributes(attribute.String("queue", cfg.Queue)),
-		labels: map[label]metric.MeasurementOption{},
+		consumer: cfg.attributes(),
+		labels:   map[label]metric.MeasurementOption{},
 	}
 	return s, errors.Join(err1, err2, err3, err4, err5, err6, err7)
 }
@@ -88,8 +88,8 @@ func newInstruments(cfg *settings, source driver.Source) (*instruments, error) {
 // observe reports the gauges until the returned function is called.
 func (s *instruments) observe() (stop func()) {
 	registration, err := s.kit.Meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
-		o.ObserveInt64(s.inFlight, s.nowInFlight.Load(), s.queue)
-		o.ObserveInt64(s.held, s.nowWaiting.Load(), s.queue)
+		o.ObserveInt64(s.inFlight, s.nowInFlight.Load(), s.consumer)
+		o.ObserveInt64(s.held, s.nowWaiting.Load(), s.consumer)
 		return nil
 	}, s.inFlight, s.held)
 	if err != nil {
@@ -123,19 +123,19 @@ func (s *instruments) label(as settledAs, class string) metric.MeasurementOption
 	}
 	known := s.labels[label{as, class}]
 	if known == nil {
-		attrs := []attribute.KeyValue{attribute.String("queue", s.cfg.Queue), attribute.String("outcome", string(as))}
+		attrs := []attribute.KeyValue{attribute.String("outcome", string(as))}
 		if class != "" {
 			attrs = append(attrs, attribute.String("class", class))
 		}
-		known = metric.WithAttributeSet(attribute.NewSet(attrs...))
+		known = s.cfg.attributes(attrs...)
 		s.labels[label{as, class}] = known
 	}
 	return known
 }
 
-func (s *instruments) stuck() { s.hanging.Add(context.Background(), 1, s.queue) }
+func (s *instruments) stuck() { s.hanging.Add(context.Background(), 1, s.consumer) }
 
-func (s *instruments) lost() { s.sessions.Add(context.Background(), 1, s.queue) }
+func (s *instruments) lost() { s.sessions.Add(context.Background(), 1, s.consumer) }
 
 // clock measures an attempt until the returned function is called.
 func (s *instruments) clock(ctx context.Context) (stop func()) {
@@ -143,7 +143,7 @@ func (s *instruments) clock(ctx context.Context) (stop func()) {
 		return func() {}
 	}
 	begin := time.Now()
-	return func() { s.duration.Record(ctx, time.Since(begin).Seconds(), s.queue) }
+	return func() { s.duration.Record(ctx, time.Since(begin).Seconds(), s.consumer) }
 }
 
 // span starts a span for processing messages; the returned function ends it. It is linked to the senders'
@@ -231,13 +231,12 @@ func (d *depths) observe(_ context.Context, o metric.Observer) error {
 	d.read.Store(true)
 	if counts := d.counts.Load(); counts != nil {
 		for _, depth := range *counts {
-			o.ObserveInt64(d.dead, int64(depth.Messages),
-				metric.WithAttributes(attribute.String("queue", d.cfg.Queue), attribute.String("class", depth.Class)))
+			o.ObserveInt64(d.dead, int64(depth.Messages), d.cfg.attributes(attribute.String("class", depth.Class)))
 		}
 	}
 	if b := d.waiting.Load(); b != nil {
 		for state, n := range map[string]int{"waiting": b.Waiting, "retrying": b.Retrying, "put_off": b.PutOff} {
-			o.ObserveInt64(d.backlog, int64(n), metric.WithAttributes(attribute.String("queue", d.cfg.Queue), attribute.String("state", state)))
+			o.ObserveInt64(d.backlog, int64(n), d.cfg.attributes(attribute.String("state", state)))
 		}
 	}
 	return nil
