@@ -57,27 +57,33 @@ func exercise(t *testing.T) exported {
 	t.Helper()
 	known := exported{}
 	synctest.Test(t, func(t *testing.T) {
-		registry := prometheus.NewRegistry()
-		registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-		exporter, err := otelprometheus.New(otelprometheus.WithRegisterer(registry))
-		if err != nil {
-			t.Fatal(err)
-		}
-		provider := sdk.NewMeterProvider(sdk.WithReader(exporter))
-		defer func() {
-			if err := provider.Shutdown(context.Background()); err != nil {
-				t.Error(err)
-			}
-		}()
-		p := parts{t: t, registry: registry, meters: zeroed{provider}, log: slog.New(slog.DiscardHandler)}
+		p := newParts(t)
 		for _, run := range []func(known exported){
 			p.transactions, p.relay, p.consumer, p.orderedConsumer, p.brokers, p.requests, p.limits, p.leases, p.sweeps, p.upkeep,
 		} {
 			run(known)
-			known.gather(t, registry)
+			known.gather(t, p.registry)
 		}
 	})
 	return known
+}
+
+// newParts exports metrics to a registry until the test ends.
+func newParts(t *testing.T) parts {
+	t.Helper()
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	exporter, err := otelprometheus.New(otelprometheus.WithRegisterer(registry))
+	if err != nil {
+		t.Fatal(err)
+	}
+	provider := sdk.NewMeterProvider(sdk.WithReader(exporter))
+	t.Cleanup(func() {
+		if err := provider.Shutdown(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
+	return parts{t: t, registry: registry, meters: zeroed{provider}, log: slog.New(slog.DiscardHandler)}
 }
 
 // gather adds the contents of the registry.

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"net/url"
 	"os"
@@ -12,6 +13,7 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/uuid"
@@ -273,6 +275,72 @@ func (p parts) consume(known exported, queue inboxtest.Queue, cfg inbox.Consumer
 		known.gather(p.t, p.registry)
 	}
 	stop()
+}
+
+// Consumers of one queue report on their own. The messages in flight of consumers with one name are added.
+func TestConsumers_ofOneQueue(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		p := newParts(t)
+		var stops []func()
+		for i, name := range []string{"billing", "mail", "mail"} {
+			cfg := p.consumerConfig()
+			cfg.Name, cfg.HandlerTimeout = name, time.Hour
+			broker := inboxtest.NewBroker()
+			mux := inbox.NewMux()
+			err := mux.Register("slow", func(ctx context.Context, _ *inbox.Message) error { <-ctx.Done(); return ctx.Err() })
+			if err != nil {
+				t.Fatal(err)
+			}
+			consumer, err := inboxtest.NewConsumer(broker, inboxtest.Queue{Name: "orders"}, mux, cfg)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for range i + 1 {
+				err := broker.Send(t.Context(), &inbox.Message{ID: uuid.Must(uuid.NewV7()), Name: "slow", Body: []byte("1")})
+				if err != nil {
+					t.Fatal(err)
+				}
+			}
+			stops = append(stops, p.background(consumer.Run))
+		}
+		time.Sleep(time.Second)
+		check := func(want map[string]float64) {
+			t.Helper()
+			if got := p.gauge("holdfast_inbox_test_in_hand", "consumer"); !maps.Equal(got, want) {
+				t.Errorf("%v in flight, want %v", got, want)
+			}
+		}
+		check(map[string]float64{"billing": 1, "mail": 5})
+		stops[2]()
+		check(map[string]float64{"billing": 1, "mail": 2})
+		stops[1]()
+		check(map[string]float64{"billing": 1})
+		stops[0]()
+	})
+}
+
+// gauge returns the values of a gauge of Prometheus by one of its labels.
+func (p parts) gauge(name, label string) map[string]float64 {
+	p.t.Helper()
+	families, err := p.registry.Gather()
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	values := map[string]float64{}
+	for _, family := range families {
+		if family.GetName() != name {
+			continue
+		}
+		for _, m := range family.GetMetric() {
+			for _, l := range m.GetLabel() {
+				if l.GetName() == label {
+					values[l.GetValue()] += m.GetGauge().GetValue()
+				}
+			}
+		}
+	}
+	return values
 }
 
 func (p parts) amqpConsumer() func(context.Context) error {
