@@ -97,7 +97,7 @@ func newServers(cfg config) (*servers, error) {
 // moment for the first one.
 func newNATS(addresses, name string) (*nats.Conn, error) {
 	return nats.Connect(addresses, nats.Name(name), nats.RetryOnFailedConnect(true), nats.MaxReconnects(-1), nats.ReconnectWait(natsWait),
-		nats.PingInterval(natsPing), nats.MaxPingsOutstanding(2),
+		nats.PingInterval(natsPing), nats.MaxPingsOutstanding(2), nats.FlusherTimeout(2*natsPing),
 		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) {
 			if err != nil { // not closed by this process
 				slog.Warn("nats: connection lost", slog.Any("error", err))

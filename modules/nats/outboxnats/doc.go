@@ -22,7 +22,8 @@
 // a kill, and a power failure only with replicas, or with sync_interval: always (2.10).
 //
 // The connection must reconnect forever (nats.MaxReconnects(-1)). A dead peer is detected after PingInterval times
-// MaxPingsOutstanding, 4 minutes by default: set PingInterval to some seconds.
+// MaxPingsOutstanding, 4 minutes by default, and a peer that reads nothing holds up all calls for FlusherTimeout, a minute
+// by default: set PingInterval and FlusherTimeout to some seconds.
 //
 // # Rights
 //
