@@ -232,9 +232,10 @@ func (s *session) settle(ctx context.Context, ds []*delivery, what string) error
 		return nil
 	}
 	before := s.conn.Stats().Reconnects
+	var failed error
 	for _, d := range ds {
-		if err := s.conn.Publish(d.msg.Reply, []byte(what)); err != nil {
-			return err
+		if failed = s.conn.Publish(d.msg.Reply, []byte(what)); failed != nil {
+			break // the client may not know yet that the connection is lost: the flush finds out
 		}
 	}
 	s.hand.wake() // the next request does not wait for the answer
@@ -244,7 +245,7 @@ func (s *session) settle(ctx context.Context, ds []*delivery, what string) error
 	if err == nil && s.conn.Stats().Reconnects != before { // a flush does not report what was lost before it
 		return nats.ErrConnectionClosed
 	}
-	return err
+	return cmp.Or(err, failed)
 }
 
 // renew reports the messages in flight to the server, and extends the lease.

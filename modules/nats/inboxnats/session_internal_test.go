@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -332,39 +333,45 @@ func TestSession_silentServer(t *testing.T) {
 }
 
 // Connections are lost while messages are acknowledged. The server has read each acknowledgement that Ack reports, and
-// redelivers none of those messages.
+// redelivers none of those messages. With a small buffer the client writes to the lost connection while it publishes.
 func TestAck_lostConnections(t *testing.T) {
 	t.Parallel()
 	url := testenv.NATSURL(t)
-	direct, network := natstest.Connect(t, url), testenv.NewProxy(t, url)
-	name := natstest.Name(t, direct)
-	conn, err := nats.Connect(network.URL(), nats.MaxReconnects(-1), nats.ReconnectWait(time.Millisecond), nats.ReconnectJitter(0, 0))
-	must(t, err)
-	t.Cleanup(conn.Close)
-	const n = 100 // some are sent before the connection is lost, and some after it
-	s := open(t, newTestConsumer(t, conn, Stream{Name: name}, inbox.ConsumerConfig{}).parts[0], n)
-	for round := range 12 {
-		publish(t, direct, name, n)
-		var ds []driver.Delivery
-		for len(ds) < n {
-			more, err := s.Receive(t.Context(), n)
+	for _, buffer := range []int{nats.DefaultWriteBufSize, 128} {
+		t.Run(strconv.Itoa(buffer), func(t *testing.T) {
+			t.Parallel()
+			direct, network := natstest.Connect(t, url), testenv.NewProxy(t, url)
+			name := natstest.Name(t, direct)
+			conn, err := nats.Connect(network.URL(), nats.MaxReconnects(-1), nats.ReconnectWait(time.Millisecond), nats.ReconnectJitter(0, 0),
+				nats.WriteBufferSize(buffer))
 			must(t, err)
-			ds = append(ds, more...)
-		}
-		network.Delay(time.Millisecond)
-		cut := make(chan struct{})
-		go func() {
-			defer close(cut)
-			time.Sleep(time.Duration(round) * 50 * time.Microsecond) // timing: the cut comes at various points of the call
-			network.CutConnections()
-		}()
-		must(t, s.Ack(t.Context(), ds, round%2 == 0))
-		<-cut
-		network.Delay(0)
-		c, err := natstest.JetStream(t, direct).Consumer(t.Context(), name, s.consumer)
-		must(t, err)
-		if n := c.CachedInfo().NumAckPending; n != 0 {
-			t.Fatalf("round %d: %d acknowledged messages will be redelivered", round, n)
-		}
+			t.Cleanup(conn.Close)
+			const n = 100 // some are sent before the connection is lost, and some after it
+			s := open(t, newTestConsumer(t, conn, Stream{Name: name}, inbox.ConsumerConfig{}).parts[0], n)
+			for round := range 12 {
+				publish(t, direct, name, n)
+				var ds []driver.Delivery
+				for len(ds) < n {
+					more, err := s.Receive(t.Context(), n)
+					must(t, err)
+					ds = append(ds, more...)
+				}
+				network.Delay(time.Millisecond)
+				cut := make(chan struct{})
+				go func() {
+					defer close(cut)
+					time.Sleep(time.Duration(round) * 50 * time.Microsecond) // timing: the cut comes at various points of the call
+					network.CutConnections()
+				}()
+				must(t, s.Ack(t.Context(), ds, round%2 == 0))
+				<-cut
+				network.Delay(0)
+				c, err := natstest.JetStream(t, direct).Consumer(t.Context(), name, s.consumer)
+				must(t, err)
+				if n := c.CachedInfo().NumAckPending; n != 0 {
+					t.Fatalf("round %d: %d acknowledged messages will be redelivered", round, n)
+				}
+			}
+		})
 	}
 }
