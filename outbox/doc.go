@@ -52,7 +52,7 @@
 //
 // # Metrics
 //
-// Attributes are the transport, a class or a state. [Relay.Stats] has the same figures.
+// Attributes are the outbox ([driver.Named]), the transport, a class or a state. [Relay.Stats] has the same figures.
 //
 //	holdfast.outbox.lag                   from storing a message to its confirm
 //	holdfast.outbox.confirm.duration      from sending it to its confirm
@@ -64,7 +64,7 @@
 //	holdfast.outbox.window.fill           of publishers that report it
 //
 // The last four are gauges of a running relay. It reads the store for them at most every 5 s.
-// Relays of several stores in one process need separate MeterProviders.
+// Relays in one process whose outboxes have the same name need separate MeterProviders.
 //
 // # Limits
 //

@@ -53,7 +53,7 @@ func NewRelay(store driver.Source, publisher driver.Publisher, cfg RelayConfig) 
 			p.logTo(log)
 		}
 	}
-	instruments, err := newInstruments(cfg, publishers)
+	instruments, err := newInstruments(store, publishers, cfg)
 	if err := errors.Join(append(errs, err)...); err != nil {
 		return nil, err
 	}

@@ -138,7 +138,7 @@ func (r *Relay) observe(ctx context.Context) (stop func()) {
 }
 
 func (g *gauges) collect(ctx context.Context, o metric.Observer) error {
-	set := g.relay.telemetry.gauges
+	set, attributes := g.relay.telemetry.gauges, g.relay.telemetry.attributes
 	for name, t := range g.relay.transports.stats() {
 		transport := attribute.String("transport", name)
 		for _, state := range []string{stateClosed, statePaused, stateProbing} {
@@ -146,10 +146,10 @@ func (g *gauges) collect(ctx context.Context, o metric.Observer) error {
 			if t.State == state {
 				is = 1
 			}
-			o.ObserveInt64(set.state, is, metric.WithAttributes(transport, attribute.String("state", state)))
+			o.ObserveInt64(set.state, is, attributes(transport, attribute.String("state", state)))
 		}
 		if _, ok := g.relay.transports[name].publisher.(driver.Windowed); ok {
-			o.ObserveFloat64(set.window, t.Window, metric.WithAttributes(transport))
+			o.ObserveFloat64(set.window, t.Window, attributes(transport))
 		}
 	}
 	store, err := g.stored(ctx)
@@ -157,9 +157,9 @@ func (g *gauges) collect(ctx context.Context, o metric.Observer) error {
 		return err
 	}
 	for state, n := range map[string]int{"ready": store.Ready, "parked": store.Parked, "dead": store.Dead} {
-		o.ObserveInt64(set.depth, int64(n), metric.WithAttributes(attribute.String("state", state)))
+		o.ObserveInt64(set.depth, int64(n), attributes(attribute.String("state", state)))
 	}
-	o.ObserveFloat64(set.oldest, store.OldestAge.Seconds())
+	o.ObserveFloat64(set.oldest, store.OldestAge.Seconds(), attributes())
 	return nil
 }
 
@@ -207,11 +207,13 @@ type instruments struct {
 
 	gauges gaugeSet
 	counts *counts
+	name   string                              // of the outbox
+	outbox metric.MeasurementOption            // attributes without a transport
 	by     map[string]metric.MeasurementOption // by transport
 	spans  map[string]trace.SpanStartOption    // attributes of each send span, by transport
 }
 
-func newInstruments(cfg RelayConfig, publishers map[string]driver.Publisher) (instruments, error) {
+func newInstruments(source driver.Source, publishers map[string]driver.Publisher, cfg RelayConfig) (instruments, error) {
 	kit := telemetry.New(scope, cfg.TracerProvider, cfg.MeterProvider)
 	published, err1 := kit.Meter.Int64Counter("holdfast.outbox.published",
 		metric.WithDescription("Messages confirmed by their transport."), metric.WithUnit("{message}"))
@@ -229,15 +231,25 @@ func newInstruments(cfg RelayConfig, publishers map[string]driver.Publisher) (in
 		metric.WithDescription("Time from passing a message to its transport to its confirm, including the wait for the window."),
 		metric.WithUnit("s"), telemetry.Seconds)
 	gauges, err8 := newGaugeSet(kit.Meter)
-	by, spans := map[string]metric.MeasurementOption{}, map[string]trace.SpanStartOption{}
-	for name, publisher := range publishers {
-		by[name] = metric.WithAttributeSet(attribute.NewSet(attribute.String("transport", name)))
-		spans[name] = trace.WithAttributes(ofTransport(name, publisher)...)
-	}
-	return instruments{
+	t := instruments{
 		kit: kit, published: published, failed: failed, givenBack: givenBack, stale: stale,
-		duration: duration, lag: lag, confirm: confirm, gauges: gauges, counts: &counts{}, by: by, spans: spans,
-	}, errors.Join(err1, err2, err3, err4, err5, err6, err7, err8)
+		duration: duration, lag: lag, confirm: confirm, gauges: gauges, counts: &counts{},
+		by: map[string]metric.MeasurementOption{}, spans: map[string]trace.SpanStartOption{},
+	}
+	if named, ok := source.(driver.Named); ok {
+		t.name = named.Name()
+	}
+	t.outbox = t.attributes()
+	for name, publisher := range publishers {
+		t.by[name] = t.attributes(attribute.String("transport", name))
+		t.spans[name] = trace.WithAttributes(ofTransport(name, publisher)...)
+	}
+	return t, errors.Join(err1, err2, err3, err4, err5, err6, err7, err8)
+}
+
+// attributes returns attributes of a measurement with the name of the outbox. A process may relay several outboxes.
+func (t instruments) attributes(more ...attribute.KeyValue) metric.MeasurementOption {
+	return metric.WithAttributeSet(attribute.NewSet(append(more, attribute.String("outbox", t.name))...))
 }
 
 // ofTransport returns the attributes of the send spans of a transport.
@@ -261,7 +273,7 @@ func (t instruments) confirmed(ctx context.Context, m driver.Message, begin time
 // startRound starts the span of one batch, linked to the spans that wrote its messages.
 func (t instruments) startRound(ctx context.Context, b driver.Batch) (context.Context, func()) {
 	begin := time.Now()
-	took := func() { t.duration.Record(ctx, time.Since(begin).Seconds()) }
+	took := func() { t.duration.Record(ctx, time.Since(begin).Seconds(), t.outbox) }
 	if t.kit.Silent() {
 		return ctx, took
 	}
@@ -332,7 +344,7 @@ func messageID(m driver.Message) attribute.KeyValue {
 }
 
 func (t instruments) countPublished(ctx context.Context, n int) {
-	t.published.Add(ctx, int64(n))
+	t.published.Add(ctx, int64(n), t.outbox)
 	t.counts.done.Add(int64(n))
 }
 
@@ -341,5 +353,5 @@ func (t instruments) countFailure(ctx context.Context, f failure) {
 	if !f.dead {
 		t.counts.retried.Add(1)
 	}
-	t.failed.Add(ctx, 1, metric.WithAttributes(attribute.String("class", string(f.class)), attribute.Bool("dead", f.dead)))
+	t.failed.Add(ctx, 1, t.attributes(attribute.String("class", string(f.class)), attribute.Bool("dead", f.dead)))
 }

@@ -78,12 +78,12 @@ func TestGaugesFollowTheRelay(t *testing.T) {
 		stop := b.start()
 		time.Sleep(10 * time.Second)
 		wantGauges(b.T, r, map[string]float64{
-			"holdfast.outbox.depth{state=ready}": 0, "holdfast.outbox.depth{state=parked}": 1, "holdfast.outbox.depth{state=dead}": 1,
-			"holdfast.outbox.oldest.age":                                10,
-			"holdfast.outbox.transport.state{state=closed,transport=}":  1,
-			"holdfast.outbox.transport.state{state=paused,transport=}":  0,
-			"holdfast.outbox.transport.state{state=closed,transport=w}": 1,
-			"holdfast.outbox.window.fill{transport=w}":                  0.5,
+			"holdfast.outbox.depth{outbox=,state=ready}": 0, "holdfast.outbox.depth{outbox=,state=parked}": 1, "holdfast.outbox.depth{outbox=,state=dead}": 1,
+			"holdfast.outbox.oldest.age{outbox=}":                               10,
+			"holdfast.outbox.transport.state{outbox=,state=closed,transport=}":  1,
+			"holdfast.outbox.transport.state{outbox=,state=paused,transport=}":  0,
+			"holdfast.outbox.transport.state{outbox=,state=closed,transport=w}": 1,
+			"holdfast.outbox.window.fill{outbox=,transport=w}":                  0.5,
 		})
 		stop()
 		if got, _ := r.Collect(b.Context()); len(got) != 0 {
@@ -108,7 +108,7 @@ func TestBreakerStates(t *testing.T) {
 			if s := stats.Transports["w"]; s.State != "closed" || s.Window != 0.5 {
 				b.Errorf("%s: the other transport is %+v", when, s)
 			}
-			wantGauges(b.T, r, map[string]float64{"holdfast.outbox.transport.state{state=" + string(state) + ",transport=}": 1})
+			wantGauges(b.T, r, map[string]float64{"holdfast.outbox.transport.state{outbox=,state=" + string(state) + ",transport=}": 1})
 		}
 		time.Sleep(time.Second)
 		wants("down", "paused", 1)
@@ -127,16 +127,16 @@ func TestLagAndConfirmLatency(t *testing.T) {
 		b.write(message("a", 1), message("", 2))
 		time.Sleep(2 * time.Second)
 		b.drain(outbox.Bounds{})
-		if got := r.Values("holdfast.outbox.lag{transport=}"); !slices.Equal(got, []float64{2.25, 2.25}) {
+		if got := r.Values("holdfast.outbox.lag{outbox=,transport=}"); !slices.Equal(got, []float64{2.25, 2.25}) {
 			b.Errorf("lag %v", got)
 		}
-		if got := r.Values("holdfast.outbox.confirm.duration{transport=}"); !slices.Equal(got, []float64{0.25, 0.25}) {
+		if got := r.Values("holdfast.outbox.confirm.duration{outbox=,transport=}"); !slices.Equal(got, []float64{0.25, 0.25}) {
 			b.Errorf("confirm %v", got)
 		}
 		b.publisher.Respond(func(driver.Message) error { return failure(driver.Retryable) })
 		b.write(message("a", 3))
 		b.drain(outbox.Bounds{})
-		if got := r.Values("holdfast.outbox.lag{transport=}"); len(got) != 2 {
+		if got := r.Values("holdfast.outbox.lag{outbox=,transport=}"); len(got) != 2 {
 			b.Errorf("a failure has a lag: %v", got)
 		}
 	})
@@ -195,10 +195,10 @@ func TestGauges_readStoreSeldomAndDoNotHang(t *testing.T) {
 		if took := time.Since(begin); err == nil || took != 2*time.Second {
 			b.Errorf("with a hanging store: %v after %v", err, took)
 		}
-		if _, ok := got["holdfast.outbox.transport.state{state=closed,transport=}"]; !ok {
+		if _, ok := got["holdfast.outbox.transport.state{outbox=,state=closed,transport=}"]; !ok {
 			b.Errorf("without the other gauges: %v", got)
 		}
-		if _, ok := got["holdfast.outbox.depth{state=ready}"]; ok {
+		if _, ok := got["holdfast.outbox.depth{outbox=,state=ready}"]; ok {
 			b.Errorf("with an old depth: %v", got)
 		}
 		if _, err := b.relay.Stats(b.Context()); !errors.Is(err, context.DeadlineExceeded) {
@@ -228,8 +228,63 @@ func TestStatsWithoutAMeasuredSource(t *testing.T) {
 			b.Errorf("%+v, %v", stats, err)
 		}
 		got, err := r.Collect(b.Context())
-		if _, ok := got["holdfast.outbox.oldest.age"]; err != nil || ok || len(got) != 7 {
+		if _, ok := got["holdfast.outbox.oldest.age{outbox=}"]; err != nil || ok || len(got) != 7 {
 			b.Errorf("%v, %v", got, err)
+		}
+	})
+}
+
+// named is a Source whose outbox has a name.
+type named struct {
+	*outboxtest.Store
+	name string
+}
+
+func (n named) Name() string { return n.name }
+
+// The relays of two outboxes in one process report on their own.
+func TestMetrics_twoOutboxes(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := &metrictest.Recorder{}
+		for i, name := range []string{"billing", "mail"} {
+			b := &bench{T: t, manager: newManager(), store: outboxtest.New(), publisher: outboxtest.NewPublisher()}
+			var err error
+			b.relay, err = outbox.NewRelay(named{b.store, name}, halfFull{b.publisher},
+				outbox.RelayConfig{Logger: slog.New(slog.DiscardHandler), MeterProvider: r, PollInterval: time.Hour})
+			must(t, err)
+			b.publisher.Respond(func(m driver.Message) error {
+				if m.Key == "bad" {
+					return failure(driver.Permanent)
+				}
+				return nil
+			})
+			b.write(message("", 1))
+			for n := range i + 1 {
+				b.write(message("bad", n))
+			}
+			defer b.start()()
+		}
+		time.Sleep(10 * time.Second)
+		wantGauges(t, r, map[string]float64{
+			"holdfast.outbox.depth{outbox=billing,state=dead}":                        1,
+			"holdfast.outbox.depth{outbox=mail,state=dead}":                           2,
+			"holdfast.outbox.oldest.age{outbox=billing}":                              0,
+			"holdfast.outbox.oldest.age{outbox=mail}":                                 0,
+			"holdfast.outbox.transport.state{outbox=billing,state=closed,transport=}": 1,
+			"holdfast.outbox.transport.state{outbox=mail,state=closed,transport=}":    1,
+			"holdfast.outbox.window.fill{outbox=billing,transport=}":                  0.5,
+			"holdfast.outbox.window.fill{outbox=mail,transport=}":                     0.5,
+		})
+		for _, name := range []string{"billing", "mail"} {
+			for _, metric := range []string{
+				"published{outbox=" + name + "}", "failed{class=permanent,dead=true,outbox=" + name + "}", "given_back{outbox=" + name + "}",
+				"batch.duration{outbox=" + name + "}", "lag{outbox=" + name + ",transport=}", "confirm.duration{outbox=" + name + ",transport=}",
+			} {
+				if len(r.Values("holdfast.outbox."+metric)) == 0 {
+					t.Errorf("no %s; all: %v", metric, r.Take())
+				}
+			}
 		}
 	})
 }

@@ -65,6 +65,12 @@ type Waking interface {
 	Wake()
 }
 
+// Named is an optional interface of a Source whose outbox has a name.
+type Named interface {
+	// Name returns the name of the outbox. It is the attribute outbox of the relay's metrics, and empty without Named.
+	Name() string
+}
+
 // Measured is an optional interface of a Source that reports its backlog.
 type Measured interface {
 	// Depth reads the backlog. Its cost is limited however many messages the store has.

@@ -87,6 +87,18 @@ func TestCaseOfNames(t *testing.T) {
 	}
 }
 
+// A Store is named after its table, as configured.
+func TestName(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.New(t)
+	for want, cfg := range map[string]outboxpgx.Config{"holdfast_outbox": {}, "events": {Table: "events"}, "shop.events": {Schema: "shop", Table: "events"}} {
+		var source driver.Named = fixtureOn(t, pool, cfg).store
+		if got := source.Name(); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}
+
 func TestBadConfigIsRefused(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)

@@ -171,6 +171,14 @@ func (s *Store) send(ctx context.Context, queue *pgx.Batch) error {
 	return s.use(ctx, func(ctx context.Context, conn *pgxpool.Conn) error { return conn.SendBatch(ctx, queue).Close() })
 }
 
+// Name implements driver.Named. It returns Config.Table, with Config.Schema and a dot in front if that is set.
+func (s *Store) Name() string {
+	if s.cfg.Schema == "" {
+		return s.cfg.Table
+	}
+	return s.cfg.Schema + "." + s.cfg.Table
+}
+
 // Depth implements driver.Measured. The oldest age comes from the first stored message of each lane and from the
 // counted waiting messages. Messages below a wrong floor are missing until a claim has corrected the floor. Stored is
 // set only for roles that may read the table's sequence. With 100,000 messages or more of a kind, the query takes
