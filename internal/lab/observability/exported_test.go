@@ -185,7 +185,16 @@ type windowed struct{ *outboxtest.Publisher }
 
 func (windowed) Window() (used, size int) { return 1, 10 }
 
-// relay publishes a message, dead-letters one, and loses its broker.
+// losing is a store that settles, and reports that the leases were lost before.
+type losing struct{ *outboxtest.Store }
+
+func (l losing) Settle(ctx context.Context, b outboxdriver.Batch, settlements []outboxdriver.Settlement) (outboxdriver.Settled, error) {
+	settled, err := l.Store.Settle(ctx, b, settlements)
+	settled.Stale = b.Leases
+	return settled, err
+}
+
+// relay publishes a message, dead-letters one, and loses its broker and its leases.
 func (p parts) relay(known exported) {
 	store, publisher := outboxtest.New(), outboxtest.NewPublisher()
 	publisher.Respond(func(m outboxdriver.Message) error {
@@ -197,7 +206,7 @@ func (p parts) relay(known exported) {
 		}
 		return nil
 	})
-	relay, err := outbox.NewRelay(store, windowed{publisher}, outbox.RelayConfig{MeterProvider: p.meters, Logger: p.log})
+	relay, err := outbox.NewRelay(losing{store}, windowed{publisher}, outbox.RelayConfig{MeterProvider: p.meters, Logger: p.log})
 	if err != nil {
 		p.t.Fatal(err)
 	}
