@@ -90,7 +90,7 @@ func (rs *rounds) run(send context.Context, life spans, batch driver.Batch, begi
 		return round{claimed: len(batch.Messages), more: true, err: err}
 	}
 	if n := len(settled.Stale); n > 0 {
-		rs.telemetry.stale.Add(work, int64(n), rs.telemetry.outbox)
+		rs.telemetry.stale.Add(work, int64(n), rs.telemetry.adds...)
 		rs.log(work, slog.LevelWarn, "outbox: leases expired before settling", "", slog.Int("lanes", n))
 	}
 	if settled.unrecorded != nil {
@@ -239,7 +239,7 @@ func (rs *rounds) report(ctx context.Context, messages []driver.Message, outcome
 		}
 	}
 	rs.telemetry.countPublished(ctx, res.published)
-	rs.telemetry.givenBack.Add(ctx, int64(res.claimed-res.published-res.failed), rs.telemetry.outbox)
+	rs.telemetry.givenBack.Add(ctx, int64(res.claimed-res.published-res.failed), rs.telemetry.adds...)
 	return res
 }
 

@@ -207,10 +207,13 @@ type instruments struct {
 
 	gauges gaugeSet
 	counts *counts
-	name   string                              // of the outbox
-	outbox metric.MeasurementOption            // attributes without a transport
-	by     map[string]metric.MeasurementOption // by transport
-	spans  map[string]trace.SpanStartOption    // attributes of each send span, by transport
+	name   string // of the outbox
+
+	// The attributes are slices, because an argument list of options is allocated for each call.
+	adds    []metric.AddOption
+	records []metric.RecordOption
+	by      map[string][]metric.RecordOption // by transport
+	spans   map[string]trace.SpanStartOption // attributes of each send span, by transport
 }
 
 func newInstruments(source driver.Source, publishers map[string]driver.Publisher, cfg RelayConfig) (instruments, error) {
@@ -234,14 +237,14 @@ func newInstruments(source driver.Source, publishers map[string]driver.Publisher
 	t := instruments{
 		kit: kit, published: published, failed: failed, givenBack: givenBack, stale: stale,
 		duration: duration, lag: lag, confirm: confirm, gauges: gauges, counts: &counts{},
-		by: map[string]metric.MeasurementOption{}, spans: map[string]trace.SpanStartOption{},
+		by: map[string][]metric.RecordOption{}, spans: map[string]trace.SpanStartOption{},
 	}
 	if named, ok := source.(driver.Named); ok {
 		t.name = named.Name()
 	}
-	t.outbox = t.attributes()
+	t.adds, t.records = []metric.AddOption{t.attributes()}, []metric.RecordOption{t.attributes()}
 	for name, publisher := range publishers {
-		t.by[name] = t.attributes(attribute.String("transport", name))
+		t.by[name] = []metric.RecordOption{t.attributes(attribute.String("transport", name))}
 		t.spans[name] = trace.WithAttributes(ofTransport(name, publisher)...)
 	}
 	return t, errors.Join(err1, err2, err3, err4, err5, err6, err7, err8)
@@ -264,16 +267,16 @@ func ofTransport(name string, publisher driver.Publisher) []attribute.KeyValue {
 // confirmed measures a message that was passed to its transport at begin.
 func (t instruments) confirmed(ctx context.Context, m driver.Message, begin time.Time) {
 	now, transport := time.Now(), t.by[m.Transport]
-	t.confirm.Record(ctx, now.Sub(begin).Seconds(), transport)
+	t.confirm.Record(ctx, now.Sub(begin).Seconds(), transport...)
 	if !m.CreatedAt.IsZero() {
-		t.lag.Record(ctx, max(0, now.Sub(m.CreatedAt).Seconds()), transport)
+		t.lag.Record(ctx, max(0, now.Sub(m.CreatedAt).Seconds()), transport...)
 	}
 }
 
 // startRound starts the span of one batch, linked to the spans that wrote its messages.
 func (t instruments) startRound(ctx context.Context, b driver.Batch) (context.Context, func()) {
 	begin := time.Now()
-	took := func() { t.duration.Record(ctx, time.Since(begin).Seconds(), t.outbox) }
+	took := func() { t.duration.Record(ctx, time.Since(begin).Seconds(), t.records...) }
 	if t.kit.Silent() {
 		return ctx, took
 	}
@@ -344,7 +347,7 @@ func messageID(m driver.Message) attribute.KeyValue {
 }
 
 func (t instruments) countPublished(ctx context.Context, n int) {
-	t.published.Add(ctx, int64(n), t.outbox)
+	t.published.Add(ctx, int64(n), t.adds...)
 	t.counts.done.Add(int64(n))
 }
 
