@@ -87,7 +87,7 @@ func (b *budget) rejoin() {
 	b.running++
 }
 
-// exceeded reports whether one call at a time may run.
+// exceeded reports whether a call starts only while no other runs.
 func (b *budget) exceeded() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -54,8 +54,8 @@ type Config struct {
 
 	// RetryBudget is the largest share of attempts that may fail on a lock or a conflict (40001, 40P01, 55P03), from 0 to
 	// less than 1. If at least 10 attempts of the last 10 s failed so, and they are more than this share of all, the
-	// Manager runs one call at a time. Do returns *LockTimeoutError for the others at once, and has sent nothing for
-	// them. This ends when the share is met again, or 10 s after the last such failure.
+	// Manager starts a call only while no other runs. Do returns *LockTimeoutError for the others at once, and has sent
+	// nothing for them. This ends when the share is met again, or 10 s after the last such failure.
 	//
 	// A call that has started keeps its attempts, and does not count as running while it waits between two. One hot row
 	// has more commits with Options.SerialKey. A refused caller may try again: see LockTimeoutError.RetryAfter.

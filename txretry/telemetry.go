@@ -22,7 +22,7 @@ const scope = "github.com/holdfast-go/holdfast/txretry"
 // "holdfast.txretry.phase.duration" (s) by phase, and "holdfast.txretry.failures", the attempts that failed for a
 // transient reason, by phase and SQLSTATE. With a retry budget it also reports "holdfast.txretry.refused", the calls that
 // were not started, which the other metrics leave out, and "holdfast.txretry.budget.exceeded", the number of Managers
-// that now run one call at a time.
+// that now start a call only while no other runs.
 type telemetry struct {
 	kit      base.Kit
 	duration metric.Float64Histogram
@@ -65,7 +65,7 @@ func (t *telemetry) observe(b *budget) error {
 		return nil
 	}
 	exceeded, err := t.kit.Meter.Int64ObservableUpDownCounter("holdfast.txretry.budget.exceeded",
-		metric.WithUnit("{manager}"), metric.WithDescription("Managers that run one call at a time, because their retry budget is exceeded."))
+		metric.WithUnit("{manager}"), metric.WithDescription("Managers that start a call only while no other runs, because their retry budget is exceeded."))
 	if err == nil {
 		_, err = t.kit.Meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
 			n := int64(0)
