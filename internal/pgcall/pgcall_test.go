@@ -309,3 +309,38 @@ func TestReserve_preparesItsConnection(t *testing.T) {
 		})
 	}
 }
+
+// Another session may write the row after a statement that missed it. Only a row that stays unchanged was ignored.
+func TestChanges(t *testing.T) {
+	t.Parallel()
+	failed := errors.New("failed")
+	for name, c := range map[string]struct {
+		rows    []int64 // of the statement, one run after the other; then 0
+		there   []bool  // then true
+		fails   error
+		ignored bool
+		runs    int
+	}{
+		"changed":           {rows: []int64{1}, runs: 1},
+		"nothing to change": {there: []bool{false}, runs: 1},
+		"written meanwhile": {rows: []int64{0, 1}, runs: 2},
+		"gone meanwhile":    {there: []bool{true, false}, runs: 2},
+		"ignored":           {ignored: true, runs: 5},
+		"failed":            {fails: failed, runs: 1},
+	} {
+		runs, looks := 0, 0
+		ignored, err := pgcall.Changes(func() (rows int64, err error) {
+			if runs < len(c.rows) {
+				rows = c.rows[runs]
+			}
+			runs++
+			return rows, c.fails
+		}, func() (bool, error) {
+			looks++
+			return looks > len(c.there) || c.there[looks-1], nil
+		})
+		if ignored != c.ignored || !errors.Is(err, c.fails) || (err == nil) != (c.fails == nil) || runs != c.runs {
+			t.Errorf("%s: ignored %t, error %v, %d runs", name, ignored, err, runs)
+		}
+	}
+}
