@@ -32,7 +32,8 @@ type parked struct {
 
 // Parked returns the messages that wait for their first or next attempt, ordered by due time. Their methods have the
 // time limits of DeadLetters, and the same audit. Replay makes messages due now or after Replay.Delay; it keeps their
-// attempts. The later messages of a key wait as long as the first one. Remove lets them go on without it.
+// attempts. The later messages of a key wait as long as the first one. Remove lets them go on without it. A message that
+// another session has locked is left out and not counted; so is one to remove if the next one of its key is locked.
 //
 // A message without a failed attempt has no Class, Error or Fingerprint. FailedAt is zero, and Filter.FailedAfter and
 // FailedBefore are rejected, because an outbox stores the time of the last failure for dead letters only. The times of a
